@@ -1,0 +1,3 @@
+module github.com/cuvmm/cuvmm
+
+go 1.26

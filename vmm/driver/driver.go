@@ -1,0 +1,133 @@
+package driver
+
+import "time"
+
+// Driver is addresses and physical memory. Its calls need no context and make
+// none. Sizes and addresses are bytes; every size, address and offset is a
+// multiple of the granularity, else ErrInvalid. Safe for concurrent use.
+//
+// Once a device is lost every call that names it answers ErrDeviceLost on
+// entry, except Unmap, Release, Free and a SetAccess that only takes access
+// away: memory can still be given back.
+type Driver interface {
+	// Name is the part of a device name before the colon: "cuda", "host".
+	Name() string
+
+	// Devices lists what this process can see, in ordinal order.
+	Devices() ([]Info, error)
+
+	// Supports answers nil, ErrNotSupported, or an error that settles nothing
+	// and must not be cached. It tries rather than reads attributes.
+	Supports(dev int, f Feature) error
+
+	// CanAccessPeer says whether device from can reach memory of device to.
+	CanAccessPeer(from, to int) (bool, error)
+
+	// Granularity is the unit of sizes and addresses for memory of this kind.
+	Granularity(Prop) (uint64, error)
+
+	// Reserve takes an address range aligned to align (0: the granularity).
+	// No memory stands behind it. Exhausted: ErrAddressSpace, never
+	// ErrOutOfMemory, though CUDA uses one code for both.
+	Reserve(size, align uint64) (Ptr, error)
+
+	// Free gives back a whole range, as reserved. Something still mapped in it
+	// is ErrInvalid.
+	Free(p Ptr, size uint64) error
+
+	// Create takes physical memory. It reads zero.
+	Create(size uint64, p Prop) (Handle, error)
+
+	// Release drops the caller's reference. The memory goes back when it is
+	// also unmapped everywhere and no file descriptor is left.
+	Release(Handle) error
+
+	// Map puts the whole of h at p. Size must be h's own size. The mapping
+	// starts without access for anyone.
+	Map(p Ptr, size uint64, h Handle) error
+
+	// Unmap takes away whole mappings, one or several side by side; part of
+	// one, or a hole, is ErrInvalid. It waits for nothing: work still queued
+	// on the memory loses its device.
+	Unmap(p Ptr, size uint64) error
+
+	// SetAccess sets what each of who may do with [p, p+size), which may span
+	// many mappings but no hole. Others keep what they had.
+	SetAccess(p Ptr, size uint64, who []Grant) error
+
+	// Access says what who may do at p.
+	Access(p Ptr, who Location) (Access, error)
+
+	// Export gives a new, close-on-exec file descriptor that keeps the memory
+	// alive. The caller must close it. ErrInvalid unless created with ShareFD.
+	Export(Handle) (fd int, err error)
+
+	// Import makes a handle of an exported fd. It checks what kind of file fd
+	// is and does not take it; close it when Import returns. A wrong size may
+	// only show at Map, as ErrInvalid.
+	Import(fd int, size uint64, p Prop) (Handle, error)
+
+	// SyncIfActive waits for all work of dev's primary context if that context
+	// is active, whoever made it so, and never makes one. While a stream of it
+	// is being captured it answers ErrCapturing, and the capture is destroyed.
+	SyncIfActive(dev int) error
+
+	// Open retains dev's primary context. The caller must Close the Device.
+	Open(dev int) (Device, error)
+}
+
+// Device is what needs a context. Each call pushes the context, works and pops
+// inside one C function, so goroutines may change threads between calls. Safe
+// for concurrent use. Every call of a lost device answers ErrDeviceLost on
+// entry, except FreeStream, FreeEvent and Close.
+//
+// Copies and fills check both ends when they are queued: an address that is
+// not mapped, or that this device may not read or write, is ErrInvalid and
+// harmless. Memory that is unmapped or taken away after that, before the work
+// has run, loses the device.
+type Device interface {
+	MemInfo() (free, total uint64, err error)
+
+	// CopyIn copies ordinary memory to the device on the library's own
+	// non-blocking stream, and has finished when it returns.
+	CopyIn(dst Ptr, src []byte) error
+	// CopyOut is CopyIn the other way.
+	CopyOut(dst []byte, src Ptr) error
+	// Copy queues a copy on s. Either side is device, peer or pinned host memory.
+	Copy(dst, src Ptr, n uint64, s Stream) error
+	// Fill queues n elements of width 1, 2 or 4 bytes, each set to pattern.
+	Fill(dst Ptr, pattern uint32, width int, n uint64, s Stream) error
+
+	// NewStream makes a non-blocking stream.
+	NewStream() (Stream, error)
+	// FreeStream lets queued work finish by itself.
+	FreeStream(Stream) error
+	// SyncStream waits for the stream. On one that is being captured it
+	// answers ErrCapturing, and the capture is destroyed.
+	SyncStream(Stream) error
+	// Own is the library's copy stream, one for each Device.
+	Own() Stream
+	// Capturing says whether the stream is being captured, also when the
+	// capture is already destroyed but not ended. Ask before any wait.
+	Capturing(Stream) (bool, error)
+
+	NewEvent(EventFlags) (Event, error)
+	FreeEvent(Event) error
+	// SyncEvent waits for the last Record, without spinning if the event is
+	// EventBlocking. It destroys no capture of another stream.
+	SyncEvent(Event) error
+	Record(Event, Stream) error
+	// Wait makes later work of the stream wait for the event's last Record.
+	Wait(Stream, Event) error
+	// Done says whether the last Record has been reached; true if there was none.
+	Done(Event) (bool, error)
+	// Elapsed is the device's own time between two events with EventTiming.
+	Elapsed(from, to Event) (time.Duration, error)
+
+	// Sync waits for all work of the context, like Driver.SyncIfActive.
+	Sync() error
+	// Do runs f on a locked thread with the context current.
+	Do(f func() error) error
+	// Close releases the context. Twice is fine.
+	Close() error
+}

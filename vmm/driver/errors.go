@@ -1,0 +1,52 @@
+package driver
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// sentinel is an error that errors.Is knows by identity and, where std is set,
+// also by the standard library's own word for it.
+type sentinel struct {
+	text string
+	std  error
+}
+
+func (s *sentinel) Error() string        { return s.text }
+func (s *sentinel) Is(target error) bool { return s.std != nil && target == s.std }
+
+// What a driver answers with, always inside a *CallError. Compare with errors.Is.
+var (
+	ErrOutOfMemory  error = &sentinel{text: "out of device memory"}                          // Create, Map, SetAccess, AllocPlain, AllocHost
+	ErrAddressSpace error = &sentinel{text: "out of address space"}                          // Reserve; never ErrOutOfMemory
+	ErrNotSupported error = &sentinel{text: "not supported", std: errors.ErrUnsupported}     // the device cannot do this
+	ErrInvalid      error = &sentinel{text: "invalid argument", std: os.ErrInvalid}          // a rule was broken; nothing changed
+	ErrPermission   error = &sentinel{text: "permission denied", std: fs.ErrPermission}      // the system says no
+	ErrClosed       error = &sentinel{text: "already closed", std: os.ErrClosed}             // used after Close
+	ErrNoDriver     error = &sentinel{text: "no driver"}                                     // not installed; the text says what was looked for
+	ErrNoDevice     error = &sentinel{text: "no such device"}                                // installed, but this device is not there
+	ErrDeviceLost   error = &sentinel{text: "device lost"}                                   // sticky until the process ends
+	ErrCapturing    error = &sentinel{text: "a stream is being captured"}                    // the wait would destroy the capture
+	ErrLimit        error = &sentinel{text: "out of file descriptors or of memory mappings"} // nofile, vm.max_map_count
+)
+
+// CallError is a driver call that failed.
+type CallError struct {
+	Call string // "cuMemMap", "mmap", or the seam's verb where a rule of it was broken
+	Kind error  // a sentinel of this package: what Is answers for
+	Err  error  // the driver's own word (a cuda.Result, an errno, a sentence): what Unwrap gives
+}
+
+func (e *CallError) Error() string {
+	if e.Err == nil {
+		return e.Call + ": " + e.Kind.Error()
+	}
+	return e.Call + ": " + e.Kind.Error() + ": " + e.Err.Error()
+}
+
+// Is reports whether target is this error's Kind.
+func (e *CallError) Is(target error) bool { return errors.Is(e.Kind, target) }
+
+// Unwrap gives the driver's own word.
+func (e *CallError) Unwrap() error { return e.Err }

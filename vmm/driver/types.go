@@ -1,0 +1,159 @@
+package driver
+
+import "fmt"
+
+// Ptr is a device address. It is an integer so that neither the garbage
+// collector nor checkptr ever takes it for a Go pointer.
+type Ptr uint64
+
+// String is the address in hexadecimal.
+func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
+
+// Handle names one piece of physical memory, the unit of map, unmap and share.
+type Handle uint64
+
+// Stream names a queue of work on one device. 0 is CUDA's legacy default stream.
+type Stream uint64
+
+// Event names a point in a stream.
+type Event uint64
+
+// Kind says what a Location is.
+type Kind uint8
+
+// Kinds of location. Here stands for the device that is asked: package vmm
+// resolves it, and at the seam it is ErrInvalid.
+const (
+	Here     Kind = iota
+	OnDevice      // ID is a device ordinal
+	OnHost        // ID is a NUMA node
+)
+
+// Location is where memory lives or who may touch it.
+type Location struct {
+	Kind Kind
+	ID   int
+}
+
+func (l Location) String() string {
+	switch l.Kind {
+	case Here:
+		return "here"
+	case OnDevice:
+		return fmt.Sprintf("device %d", l.ID)
+	case OnHost:
+		return fmt.Sprintf("host node %d", l.ID)
+	}
+	return fmt.Sprintf("location(%d,%d)", l.Kind, l.ID)
+}
+
+// Access is what a location may do with mapped memory.
+type Access uint8
+
+// Access levels, in rising order.
+const (
+	None Access = iota
+	Read
+	ReadWrite
+)
+
+func (a Access) String() string {
+	switch a {
+	case None:
+		return "none"
+	case Read:
+		return "read"
+	case ReadWrite:
+		return "read-write"
+	}
+	return fmt.Sprintf("access(%d)", uint8(a))
+}
+
+// Grant gives a location access to mapped memory.
+type Grant struct {
+	To     Location
+	Access Access
+}
+
+// Share is a set of ways in which a chunk can leave the process. It is fixed
+// when the chunk is created; nothing upgrades it later.
+type Share uint8
+
+// Ways to share. ShareReadOnly only narrows ShareFD.
+const (
+	ShareFD       Share = 1 << iota // a file descriptor
+	ShareFabric                     // a 64-byte fabric handle
+	ShareReadOnly                   // importers cannot write, where the driver can enforce it
+)
+
+// Prop describes physical memory. It is comparable.
+type Prop struct {
+	Home     Location // where the memory lives
+	Share    Share    // 0: private to this process
+	RDMA     bool     // usable by GPUDirect RDMA
+	Compress bool     // generic compression
+}
+
+// Info describes a device. Reading it needs no context.
+type Info struct {
+	Ordinal int
+	Open    string // what vmm.Open takes, "cuda:0"
+	Name    string
+	Arch    string // "sm_90"; empty where it has no meaning
+	PCI     string // "0000:3b:00.0"; empty where it has no meaning
+	MIG     string // the MIG instance's UUID; empty if it is none
+	Driver  string // the driver's version
+	UUID    [16]byte
+	Memory  uint64 // bytes in all
+	Compute string // compute mode; empty where it has no meaning
+}
+
+// Feature is something a device may be able to do; see Driver.Supports.
+type Feature uint8
+
+// Features.
+const (
+	VMM          Feature = iota // reserve, create, map, set access
+	SharesFD                    // export and import as file descriptors
+	SharesFabric                // export and import as fabric handles
+	DMABuf                      // export of address spans as dma-buf
+	RDMA                        // Prop.RDMA
+	HostNUMA                    // Prop.Home on a host NUMA node
+	Pools                       // stream-ordered pools
+	LegacyIPC                   // cuIpc handles of plain memory
+	ValueWait                   // ValueWaiter
+	Kernels                     // load and launch
+	ReadOnlyMap                 // Access Read is enforced
+	features
+)
+
+var featureNames = [features]string{
+	"vmm", "share-fd", "share-fabric", "dma-buf", "rdma", "host-numa",
+	"pools", "legacy-ipc", "value-wait", "kernels", "read-only-map",
+}
+
+func (f Feature) String() string {
+	if f < features {
+		return featureNames[f]
+	}
+	return fmt.Sprintf("feature(%d)", uint8(f))
+}
+
+// Features lists every Feature there is.
+func Features() []Feature {
+	all := make([]Feature, features)
+	for i := range all {
+		all[i] = Feature(i)
+	}
+	return all
+}
+
+// EventFlags say what an event is for.
+type EventFlags uint8
+
+// Event flags.
+const (
+	EventTiming       EventFlags = 1 << iota // Elapsed works on it
+	EventBlocking                            // SyncEvent sleeps instead of spinning
+	EventInterprocess                        // other processes may open it; excludes EventTiming
+)
