@@ -68,21 +68,26 @@ func under(pkg, root string) bool {
 	return pkg == root || strings.HasPrefix(pkg, root+"/")
 }
 
-// goList runs go list at the root of the module. Its answers do not count for
-// the test cache; that TestSources opens every source file does.
 func goList(t *testing.T, env []string, args ...string) []string {
+	t.Helper()
+	return strings.Fields(goOutput(t, env, append([]string{"list"}, args...)...))
+}
+
+// goOutput runs the go command at the root of the module. What that command
+// reads is unknown to the test cache, but TestSources reads every source file.
+func goOutput(t *testing.T, env []string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("needs the go command")
 	}
-	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = root(t)
 	cmd.Env = append(os.Environ(), env...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	require.NoError(t, err, stderr.String())
-	return strings.Fields(string(out))
+	return string(out)
 }
 
 // root is the module's folder: a test runs in its package's.
