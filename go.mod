@@ -1,10 +1,7 @@
 module github.com/cuvmm/cuvmm
 
-go 1.26.0
+go 1.26
 
-require golang.org/x/sys v0.49.0
+require github.com/stretchr/testify v1.12.1
 
-require (
-	github.com/stretchr/testify v1.12.1
-	go.yaml.in/yaml/v3 v3.0.5 // indirect
-)
+require go.yaml.in/yaml/v3 v3.0.5 // indirect
