@@ -135,14 +135,21 @@ func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
 	return e
 }
 
+// as is the device's optional interface I. The wrapper has them all; whether
+// the driver behind it has, its first call says.
+func as[I any](c *check, d driver.Device) I {
+	c.Helper()
+	i, ok := d.(I)
+	if !ok {
+		c.Fatalf("%T is not the injecting wrapper", d)
+	}
+	return i
+}
+
 // pin takes page-locked host memory, and skips the case where there is none.
 func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 	c.Helper()
-	i, ok := d.(driver.Pinner)
-	if !ok {
-		c.skip("no Pinner")
-	}
-	p, b, err := i.AllocHost(n)
+	p, b, err := as[driver.Pinner](c, d).AllocHost(n)
 	c.optional(err, "Pinner")
 	c.held.pinned = append(c.held.pinned, owned[driver.Ptr]{d, p})
 	return p, b
@@ -175,7 +182,7 @@ func (c *check) giveBack() {
 	}
 	for _, p := range c.held.pinned {
 		if !c.rule.lost {
-			ok(p.dev.(driver.Pinner).FreeHost(p.it), "free pinned memory at %v", p.it)
+			ok(as[driver.Pinner](c, p.dev).FreeHost(p.it), "free pinned memory at %v", p.it)
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {
@@ -205,14 +212,10 @@ type gate struct {
 // is open. The case is skipped where streams cannot wait for a word.
 func (c *check) hold(d driver.Device, s driver.Stream) *gate {
 	c.Helper()
-	w, ok := d.(driver.ValueWaiter)
-	if !ok {
-		c.skip("no ValueWaiter")
-	}
 	p, word := c.pin(d, 4)
 	storeWord(word, 0)
 	g := &gate{word: word}
-	c.optional(w.WaitValue(s, p, 1, 4), "ValueWaiter")
+	c.optional(as[driver.ValueWaiter](c, d).WaitValue(s, p, 1, 4), "ValueWaiter")
 	c.held.gates = append(c.held.gates, g)
 	return g
 }

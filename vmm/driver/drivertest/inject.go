@@ -76,15 +76,23 @@ func (d *Injected) call(name string, dev int, size uint64, f func() error) error
 	return err
 }
 
+// get is call for what also answers with a value.
+func get[T any](d *Injected, name string, dev int, size uint64, f func() (T, error)) (T, error) {
+	var v T
+	err := d.call(name, dev, size, func() (err error) { v, err = f(); return err })
+	return v, err
+}
+
 // refusal is what a driver would have answered for the hook's error.
 func refusal(name string, err error) error {
 	for _, kind := range sentinels() {
-		if err == kind { // the bare sentinel has nothing to add to itself
+		if !errors.Is(err, kind) {
+			continue
+		}
+		if err.Error() == kind.Error() { // it would only say the same twice
 			return &driver.CallError{Call: name, Kind: kind}
 		}
-		if errors.Is(err, kind) {
-			return &driver.CallError{Call: name, Kind: kind, Err: err}
-		}
+		return &driver.CallError{Call: name, Kind: kind, Err: err}
 	}
 	return &driver.CallError{Call: name, Kind: err, Err: err}
 }
@@ -115,9 +123,8 @@ func ordinal(l driver.Location) int {
 func (d *Injected) Name() string { return d.inner.Name() }
 
 // Devices implements driver.Driver.
-func (d *Injected) Devices() (all []driver.Info, err error) {
-	err = d.call("Devices", -1, 0, func() (err error) { all, err = d.inner.Devices(); return })
-	return all, err
+func (d *Injected) Devices() ([]driver.Info, error) {
+	return get(d, "Devices", -1, 0, d.inner.Devices)
 }
 
 // Supports implements driver.Driver.
@@ -126,21 +133,18 @@ func (d *Injected) Supports(dev int, f driver.Feature) error {
 }
 
 // CanAccessPeer implements driver.Driver. Call.Dev is from.
-func (d *Injected) CanAccessPeer(from, to int) (can bool, err error) {
-	err = d.call("CanAccessPeer", from, 0, func() (err error) { can, err = d.inner.CanAccessPeer(from, to); return })
-	return can, err
+func (d *Injected) CanAccessPeer(from, to int) (bool, error) {
+	return get(d, "CanAccessPeer", from, 0, func() (bool, error) { return d.inner.CanAccessPeer(from, to) })
 }
 
 // Granularity implements driver.Driver.
-func (d *Injected) Granularity(p driver.Prop) (size uint64, err error) {
-	err = d.call("Granularity", ordinal(p.Home), 0, func() (err error) { size, err = d.inner.Granularity(p); return })
-	return size, err
+func (d *Injected) Granularity(p driver.Prop) (uint64, error) {
+	return get(d, "Granularity", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.Granularity(p) })
 }
 
 // Reserve implements driver.Driver.
-func (d *Injected) Reserve(size, align uint64) (p driver.Ptr, err error) {
-	err = d.call("Reserve", -1, size, func() (err error) { p, err = d.inner.Reserve(size, align); return })
-	return p, err
+func (d *Injected) Reserve(size, align uint64) (driver.Ptr, error) {
+	return get(d, "Reserve", -1, size, func() (driver.Ptr, error) { return d.inner.Reserve(size, align) })
 }
 
 // Free implements driver.Driver.
@@ -149,9 +153,8 @@ func (d *Injected) Free(p driver.Ptr, size uint64) error {
 }
 
 // Create implements driver.Driver.
-func (d *Injected) Create(size uint64, p driver.Prop) (h driver.Handle, err error) {
-	err = d.call("Create", ordinal(p.Home), size, func() (err error) { h, err = d.inner.Create(size, p); return })
-	return h, err
+func (d *Injected) Create(size uint64, p driver.Prop) (driver.Handle, error) {
+	return get(d, "Create", ordinal(p.Home), size, func() (driver.Handle, error) { return d.inner.Create(size, p) })
 }
 
 // Release implements driver.Driver.
@@ -179,22 +182,20 @@ func (d *Injected) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) erro
 }
 
 // Access implements driver.Driver.
-func (d *Injected) Access(p driver.Ptr, who driver.Location) (a driver.Access, err error) {
-	err = d.call("Access", ordinal(who), 0, func() (err error) { a, err = d.inner.Access(p, who); return })
-	return a, err
+func (d *Injected) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
+	return get(d, "Access", ordinal(who), 0, func() (driver.Access, error) { return d.inner.Access(p, who) })
 }
 
 // Export implements driver.Driver.
-func (d *Injected) Export(h driver.Handle) (fd int, err error) {
-	fd = -1
-	err = d.call("Export", -1, 0, func() (err error) { fd, err = d.inner.Export(h); return })
+func (d *Injected) Export(h driver.Handle) (int, error) {
+	fd := -1 // never 0, which is somebody's
+	err := d.call("Export", -1, 0, func() (err error) { fd, err = d.inner.Export(h); return err })
 	return fd, err
 }
 
 // Import implements driver.Driver.
-func (d *Injected) Import(fd int, size uint64, p driver.Prop) (h driver.Handle, err error) {
-	err = d.call("Import", ordinal(p.Home), size, func() (err error) { h, err = d.inner.Import(fd, size, p); return })
-	return h, err
+func (d *Injected) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	return get(d, "Import", ordinal(p.Home), size, func() (driver.Handle, error) { return d.inner.Import(fd, size, p) })
 }
 
 // SyncIfActive implements driver.Driver.
@@ -204,8 +205,7 @@ func (d *Injected) SyncIfActive(dev int) error {
 
 // Open implements driver.Driver. The Device is wrapped as well.
 func (d *Injected) Open(dev int) (driver.Device, error) {
-	var inner driver.Device
-	err := d.call("Open", dev, 0, func() (err error) { inner, err = d.inner.Open(dev); return })
+	inner, err := get(d, "Open", dev, 0, func() (driver.Device, error) { return d.inner.Open(dev) })
 	if err != nil {
 		return nil, err
 	}
@@ -213,14 +213,12 @@ func (d *Injected) Open(dev int) (driver.Device, error) {
 }
 
 // HostBytes implements driver.HostViewer.
-func (d *Injected) HostBytes(p driver.Ptr, n uint64) (b []byte, err error) {
-	err = d.call("HostBytes", -1, n, func() (err error) {
+func (d *Injected) HostBytes(p driver.Ptr, n uint64) ([]byte, error) {
+	return get(d, "HostBytes", -1, n, func() ([]byte, error) {
 		v, ok := d.inner.(driver.HostViewer)
 		if !ok {
-			return absent("HostBytes")
+			return nil, absent("HostBytes")
 		}
-		b, err = v.HostBytes(p, n)
-		return err
+		return v.HostBytes(p, n)
 	})
-	return b, err
 }

@@ -118,23 +118,31 @@ func TestFailNth(t *testing.T) {
 	}
 }
 
+// as is the device's optional interface I.
+func as[I any](t *testing.T, d driver.Device) I {
+	t.Helper()
+	i, ok := d.(I)
+	require.True(t, ok)
+	return i
+}
+
 func TestInjectAnswersForAbsentInterfaces(t *testing.T) {
 	d := drivertest.Inject(&bare{}, nil)
 	dev, err := d.Open(0)
 	require.NoError(t, err)
 	absent := map[string]error{}
 	_, absent["HostBytes"] = d.HostBytes(64, 1)
-	_, absent["AllocPlain"] = dev.(driver.Plain).AllocPlain(1)
-	absent["FreePlain"] = dev.(driver.Plain).FreePlain(1)
-	_, absent["AllocAsync"] = dev.(driver.Plain).AllocAsync(1, 1)
-	absent["FreeAsync"] = dev.(driver.Plain).FreeAsync(1, 1)
-	absent["SetPoolThreshold"] = dev.(driver.Plain).SetPoolThreshold(1)
-	_, _, absent["AllocHost"] = dev.(driver.Pinner).AllocHost(1)
-	absent["FreeHost"] = dev.(driver.Pinner).FreeHost(1)
-	absent["BeginCapture"] = dev.(driver.Capturer).BeginCapture(1, driver.CaptureGlobal)
-	absent["EndCapture"] = dev.(driver.Capturer).EndCapture(1)
-	absent["WriteValue"] = dev.(driver.ValueWaiter).WriteValue(1, 64, 1, 4)
-	absent["WaitValue"] = dev.(driver.ValueWaiter).WaitValue(1, 64, 1, 4)
+	_, absent["AllocPlain"] = as[driver.Plain](t, dev).AllocPlain(1)
+	absent["FreePlain"] = as[driver.Plain](t, dev).FreePlain(1)
+	_, absent["AllocAsync"] = as[driver.Plain](t, dev).AllocAsync(1, 1)
+	absent["FreeAsync"] = as[driver.Plain](t, dev).FreeAsync(1, 1)
+	absent["SetPoolThreshold"] = as[driver.Plain](t, dev).SetPoolThreshold(1)
+	_, _, absent["AllocHost"] = as[driver.Pinner](t, dev).AllocHost(1)
+	absent["FreeHost"] = as[driver.Pinner](t, dev).FreeHost(1)
+	absent["BeginCapture"] = as[driver.Capturer](t, dev).BeginCapture(1, driver.CaptureGlobal)
+	absent["EndCapture"] = as[driver.Capturer](t, dev).EndCapture(1)
+	absent["WriteValue"] = as[driver.ValueWaiter](t, dev).WriteValue(1, 64, 1, 4)
+	absent["WaitValue"] = as[driver.ValueWaiter](t, dev).WaitValue(1, 64, 1, 4)
 	for name, err := range absent {
 		require.ErrorIs(t, err, driver.ErrNotSupported, name)
 		require.Equal(t, drivertest.Count{Failed: 1}, d.Counts()[name], name)

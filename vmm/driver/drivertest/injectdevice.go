@@ -41,7 +41,7 @@ func ask[I any](v *device, name string, size uint64, f func(I) error) error {
 }
 
 func (v *device) MemInfo() (free, total uint64, err error) {
-	err = v.call("MemInfo", 0, func() (err error) { free, total, err = v.inner.MemInfo(); return })
+	err = v.call("MemInfo", 0, func() (err error) { free, total, err = v.inner.MemInfo(); return err })
 	return free, total, err
 }
 
@@ -62,7 +62,7 @@ func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 }
 
 func (v *device) NewStream() (s driver.Stream, err error) {
-	err = v.call("NewStream", 0, func() (err error) { s, err = v.inner.NewStream(); return })
+	err = v.call("NewStream", 0, func() (err error) { s, err = v.inner.NewStream(); return err })
 	return s, err
 }
 
@@ -78,12 +78,12 @@ func (v *device) SyncStream(s driver.Stream) error {
 func (v *device) Own() driver.Stream { return v.inner.Own() }
 
 func (v *device) Capturing(s driver.Stream) (yes bool, err error) {
-	err = v.call("Capturing", 0, func() (err error) { yes, err = v.inner.Capturing(s); return })
+	err = v.call("Capturing", 0, func() (err error) { yes, err = v.inner.Capturing(s); return err })
 	return yes, err
 }
 
 func (v *device) NewEvent(f driver.EventFlags) (e driver.Event, err error) {
-	err = v.call("NewEvent", 0, func() (err error) { e, err = v.inner.NewEvent(f); return })
+	err = v.call("NewEvent", 0, func() (err error) { e, err = v.inner.NewEvent(f); return err })
 	return e, err
 }
 
@@ -104,12 +104,12 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 }
 
 func (v *device) Done(e driver.Event) (yes bool, err error) {
-	err = v.call("Done", 0, func() (err error) { yes, err = v.inner.Done(e); return })
+	err = v.call("Done", 0, func() (err error) { yes, err = v.inner.Done(e); return err })
 	return yes, err
 }
 
 func (v *device) Elapsed(from, to driver.Event) (t time.Duration, err error) {
-	err = v.call("Elapsed", 0, func() (err error) { t, err = v.inner.Elapsed(from, to); return })
+	err = v.call("Elapsed", 0, func() (err error) { t, err = v.inner.Elapsed(from, to); return err })
 	return t, err
 }
 
@@ -133,7 +133,7 @@ func (v *device) Close() error {
 }
 
 func (v *device) AllocPlain(n uint64) (p driver.Ptr, err error) {
-	err = ask(v, "AllocPlain", n, func(i driver.Plain) (err error) { p, err = i.AllocPlain(n); return })
+	err = ask(v, "AllocPlain", n, func(i driver.Plain) (err error) { p, err = i.AllocPlain(n); return err })
 	return p, err
 }
 
@@ -142,7 +142,7 @@ func (v *device) FreePlain(p driver.Ptr) error {
 }
 
 func (v *device) AllocAsync(n uint64, s driver.Stream) (p driver.Ptr, err error) {
-	err = ask(v, "AllocAsync", n, func(i driver.Plain) (err error) { p, err = i.AllocAsync(n, s); return })
+	err = ask(v, "AllocAsync", n, func(i driver.Plain) (err error) { p, err = i.AllocAsync(n, s); return err })
 	return p, err
 }
 
@@ -155,7 +155,7 @@ func (v *device) SetPoolThreshold(n uint64) error {
 }
 
 func (v *device) AllocHost(n uint64) (p driver.Ptr, b []byte, err error) {
-	err = ask(v, "AllocHost", n, func(i driver.Pinner) (err error) { p, b, err = i.AllocHost(n); return })
+	err = ask(v, "AllocHost", n, func(i driver.Pinner) (err error) { p, b, err = i.AllocHost(n); return err })
 	return p, b, err
 }
 

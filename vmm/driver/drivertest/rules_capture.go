@@ -23,7 +23,7 @@ func (c *check) capture(d driver.Device, m driver.CaptureMode) driver.Stream {
 	runtime.LockOSThread()
 	c.Cleanup(runtime.UnlockOSThread)
 	s := c.stream(d)
-	c.optional(d.(driver.Capturer).BeginCapture(s, m), "Capturer")
+	c.optional(as[driver.Capturer](c, d).BeginCapture(s, m), "Capturer")
 	c.capturing(d, s, true)
 	return s
 }
@@ -40,7 +40,7 @@ func (c *check) capturing(d driver.Device, s driver.Stream, want bool) {
 // survives ends a capture, which must still be whole.
 func (c *check) survives(d driver.Device, s driver.Stream) {
 	c.Helper()
-	c.must(d.(driver.Capturer).EndCapture(s), "end the capture")
+	c.must(as[driver.Capturer](c, d).EndCapture(s), "end the capture")
 	c.capturing(d, s, false)
 }
 
@@ -78,7 +78,7 @@ func captureSync(c *check) {
 			s := c.capture(d, m)
 			c.want(wait.f(s), wait.doing, driver.ErrCapturing)
 			c.capturing(d, s, true)
-			c.want(d.(driver.Capturer).EndCapture(s), "end the destroyed capture", driver.ErrInvalid)
+			c.want(as[driver.Capturer](c, d).EndCapture(s), "end the destroyed capture", driver.ErrInvalid)
 			c.capturing(d, s, false)
 			c.must(d.SyncStream(s), "sync the stream afterwards")
 			c.must(d.Sync(), "sync the device afterwards")
@@ -120,7 +120,7 @@ func captureOnly(c *check) {
 
 func capturePairs(c *check) {
 	d := c.dev(0)
-	i := d.(driver.Capturer)
+	i := as[driver.Capturer](c, d)
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.want(i.BeginCapture(s, driver.CaptureRelaxed), "begin again", driver.ErrInvalid)
 	c.survives(d, s)

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -185,9 +186,9 @@ func deviceClose(c *check) {
 
 func deviceDo(c *check) {
 	runs := 0
-	want := fmt.Errorf("the function's own")
+	want := errors.New("the function's own")
 	err := c.dev(0).Do(func() error { runs++; return want })
-	if err != want || runs != 1 {
+	if !errors.Is(err, want) || runs != 1 {
 		c.Errorf("Do returned %v after %d runs", err, runs)
 	}
 	c.must(c.dev(0).Do(func() error { return nil }), "do")

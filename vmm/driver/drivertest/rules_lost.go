@@ -58,9 +58,9 @@ func lostEntry(c *check) {
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(d, c.chunk(p, 1), s, e)
 	maps.Copy(calls, map[string]func() error{
-		"AllocHost":  func() error { _, _, err := d.(driver.Pinner).AllocHost(4096); return err },
-		"WaitValue":  func() error { return d.(driver.ValueWaiter).WaitValue(s, c.chunk(p, 1), 0, 4) },
-		"WriteValue": func() error { return d.(driver.ValueWaiter).WriteValue(s, c.chunk(p, 1), 0, 4) },
+		"AllocHost":  func() error { _, _, err := as[driver.Pinner](c, d).AllocHost(4096); return err },
+		"WaitValue":  func() error { return as[driver.ValueWaiter](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },
+		"WriteValue": func() error { return as[driver.ValueWaiter](c, d).WriteValue(s, c.chunk(p, 1), 0, 4) },
 		"Open": func() error {
 			_, err := c.d.Open(0)
 			return err

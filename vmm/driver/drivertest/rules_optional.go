@@ -88,7 +88,7 @@ func pinnedBounds(c *check) {
 	d := c.dev(0)
 	host, _ := c.pin(d, 4096)
 	p, _ := c.chunks(1)
-	pinner := d.(driver.Pinner)
+	pinner := as[driver.Pinner](c, d)
 	_, _, err := pinner.AllocHost(0)
 	c.want(err, "pin nothing", driver.ErrInvalid)
 	_, _, err = pinner.AllocHost(1 << 62)
@@ -105,7 +105,7 @@ func pinnedBounds(c *check) {
 
 func plain(c *check) {
 	d := c.dev(0)
-	i := d.(driver.Plain)
+	i := as[driver.Plain](c, d)
 	p, err := i.AllocPlain(c.gran + 3)
 	c.optional(err, "Plain")
 	c.write(d, p, c.gran+3, 1)
@@ -125,7 +125,7 @@ func plain(c *check) {
 
 func plainAsync(c *check) {
 	d := c.dev(0)
-	i := d.(driver.Plain)
+	i := as[driver.Plain](c, d)
 	s := c.stream(d)
 	err := i.SetPoolThreshold(1 << 20)
 	c.optional(err, "pool")
@@ -142,7 +142,7 @@ func plainAsync(c *check) {
 
 func valueWait(c *check) {
 	d := c.dev(0)
-	w := d.(driver.ValueWaiter)
+	w := as[driver.ValueWaiter](c, d)
 	s := c.stream(d)
 	p, _ := c.chunks(1)
 	c.optional(w.WriteValue(s, p, 0x11223344, 4), "ValueWaiter")

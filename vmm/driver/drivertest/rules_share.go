@@ -53,7 +53,12 @@ func (c *check) export(h driver.Handle) *os.File {
 	if f == nil {
 		c.Fatalf("exported descriptor is %d", fd)
 	}
-	c.Cleanup(func() { f.Close() })
+	return c.later(f)
+}
+
+// later closes a file at the end of the case, if the case has not.
+func (c *check) later(f *os.File) *os.File {
+	c.Cleanup(func() { _ = f.Close() })
 	return f
 }
 
@@ -179,37 +184,31 @@ func importTwice(c *check) {
 
 func importForeign(c *check) {
 	d := c.dev(0)
-	file := func(path string) *os.File {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		c.must(err, "make a file")
-		c.Cleanup(func() { f.Close() })
-		return f
-	}
 	foreign := map[string]*os.File{}
 	for _, path := range []string{"/dev/null", "/dev/zero", "/dev/nvidiactl"} {
 		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
-			c.Cleanup(func() { f.Close() })
-			foreign[path] = f
+			foreign[path] = c.later(f)
 		}
 	}
-	foreign["an empty file"] = file(filepath.Join(c.TempDir(), "empty"))
-	full := file(filepath.Join(c.TempDir(), "full"))
+	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
+	c.must(err, "make a file")
+	foreign["an empty file"] = c.later(empty)
+	full, err := os.Create(filepath.Join(c.TempDir(), "full"))
+	c.must(err, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
-	foreign["a file of the right size"] = full
+	foreign["a file of the right size"] = c.later(full)
 	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil { // like a memfd, but for its seals
-		c.Cleanup(func() { f.Close(); os.Remove(f.Name()) })
+		c.Cleanup(func() { _ = os.Remove(f.Name()) })
 		c.must(f.Truncate(int64(c.gran)), "size a file")
-		foreign["a shared memory file of the right size"] = f
+		foreign["a shared memory file of the right size"] = c.later(f)
 	}
 	dir, err := os.Open(c.TempDir())
 	c.must(err, "open a directory")
-	c.Cleanup(func() { dir.Close() })
-	foreign["a directory"] = dir
+	foreign["a directory"] = c.later(dir)
 	r, w, err := os.Pipe()
 	c.must(err, "make a pipe")
-	c.Cleanup(func() { r.Close(); w.Close() })
-	foreign["the reading end of a pipe"] = r
-	foreign["the writing end of a pipe"] = w
+	foreign["the reading end of a pipe"] = c.later(r)
+	foreign["the writing end of a pipe"] = c.later(w)
 
 	for what, f := range foreign {
 		_, err := c.d.Import(int(f.Fd()), c.gran, shared())

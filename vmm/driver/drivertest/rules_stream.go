@@ -120,7 +120,7 @@ func syncAll(c *check) {
 	c.waits("sync by ordinal", d, func(driver.Stream, driver.Event) error { return c.d.SyncIfActive(0) })
 	other, err := c.d.Open(0)
 	c.must(err, "open a second time")
-	c.Cleanup(func() { other.Close() })
+	defer func() { c.must(other.Close(), "close it") }()
 	c.waits("sync through another Device", d, func(driver.Stream, driver.Event) error { return other.Sync() })
 }
 
