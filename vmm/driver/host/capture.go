@@ -1,0 +1,85 @@
+//go:build linux
+
+package host
+
+import "github.com/cuvmm/cuvmm/vmm/driver"
+
+// capture is a stream capture. What is captured is checked and thrown away:
+// what counts here is what a capture forbids.
+type capture struct {
+	mode      driver.CaptureMode
+	destroyed bool // by a wait
+	ended     bool
+}
+
+// destroy is what a wait does to a capture.
+func (c *capture) destroy(verb string) error {
+	c.destroyed = true
+	return rule(verb, driver.ErrCapturing, "a wait destroys the capture")
+}
+
+// add takes captured work, which is none once the capture is destroyed.
+func (c *capture) add(verb string) error {
+	if c.destroyed {
+		return rule(verb, driver.ErrCapturing, "the stream's capture was destroyed and not ended")
+	}
+	return nil
+}
+
+// BeginCapture starts a capture. Work that is queued already is not part of it.
+func (v *device) BeginCapture(s driver.Stream, mode driver.CaptureMode) error {
+	const verb = "BeginCapture"
+	return v.onStream(verb, s, func(x *stream) error {
+		switch {
+		case mode > driver.CaptureRelaxed:
+			return rule(verb, driver.ErrInvalid, "capture mode %d", mode)
+		case x == v.context.legacy:
+			return rule(verb, driver.ErrInvalid, "stream 0 cannot be captured")
+		case x.capture != nil:
+			return rule(verb, driver.ErrInvalid, "stream %d is being captured", s)
+		}
+		x.capture = &capture{mode: mode}
+		return nil
+	})
+}
+
+// EndCapture ends the capture, also one that was destroyed.
+func (v *device) EndCapture(s driver.Stream) error {
+	const verb = "EndCapture"
+	return v.onStream(verb, s, func(x *stream) error {
+		c := x.capture
+		if c == nil {
+			return rule(verb, driver.ErrInvalid, "stream %d is not being captured", s)
+		}
+		c.ended = true
+		x.capture = nil
+		if c.destroyed {
+			return rule(verb, driver.ErrInvalid, "a wait destroyed the capture of stream %d", s)
+		}
+		return nil
+	})
+}
+
+// Capturing says whether the stream is being captured.
+func (v *device) Capturing(s driver.Stream) (bool, error) {
+	var yes bool
+	err := v.onStream("Capturing", s, func(x *stream) error {
+		yes = x.capture != nil
+		return nil
+	})
+	return yes, err
+}
+
+// onStream calls f with a stream of the device and work held.
+func (v *device) onStream(verb string, s driver.Stream, f func(*stream) error) error {
+	if err := v.enter(verb); err != nil {
+		return err
+	}
+	v.context.d.work.Lock()
+	defer v.context.d.work.Unlock()
+	x, err := v.context.stream(verb, s)
+	if err != nil {
+		return err
+	}
+	return f(x)
+}

@@ -1,0 +1,192 @@
+//go:build linux
+
+package host
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Driver is host memory as a driver.Driver. It holds no thread and no
+// goroutine while nothing is queued. Safe for concurrent use.
+type Driver struct {
+	granularity uint64
+	noPeer      map[[2]int]bool
+	units       []*unit
+
+	// mem guards addresses, memory and access. Those who queue work hold it
+	// shared while they check and queue; those who take memory away hold it
+	// whole, so they see all work that passed the check.
+	mem          sync.RWMutex
+	regions      []*region // by base
+	reserved     uint64    // bytes in reservations
+	mappings     int       // kernel mappings held, never less than the kernel counts
+	mappingLimit int       // 0: not yet asked for
+	handles      map[driver.Handle]*handle
+	created      map[inode]*memory // made here; imports of it find it again
+	orphans      []*memory         // released, but an exported descriptor may be open
+	lastHandle   driver.Handle
+
+	// work guards streams, events and captures. It is taken after mem.
+	work   sync.Mutex
+	lastID uint64 // of streams and events
+	events map[driver.Event]*event
+}
+
+// unit is what belongs to one device ordinal whether or not it is open.
+type unit struct {
+	ordinal int
+	memory  uint64
+	used    uint64 // bytes charged; guarded by Driver.mem
+	lost    atomic.Bool
+	context *context // nil while nobody has it open; guarded by Driver.work
+}
+
+var (
+	_ driver.Driver     = (*Driver)(nil)
+	_ driver.HostViewer = (*Driver)(nil)
+)
+
+// New makes a driver with devices, capacity and handles of its own. Nothing
+// needs closing: it holds what its caller reserved, created and opened.
+func New(c Config) *Driver {
+	d := &Driver{
+		granularity:  2 << 20,
+		noPeer:       make(map[[2]int]bool),
+		mappingLimit: max(0, c.Mappings),
+		handles:      make(map[driver.Handle]*handle),
+		created:      make(map[inode]*memory),
+		events:       make(map[driver.Event]*event),
+	}
+	if c.PageGranularity {
+		d.granularity = uint64(os.Getpagesize())
+	}
+	if c.Memory == 0 {
+		c.Memory = machineMemory()
+	}
+	for i := range max(1, c.Devices) {
+		d.units = append(d.units, &unit{ordinal: i, memory: c.Memory})
+	}
+	for _, p := range c.NoPeer {
+		d.noPeer[p] = true
+		d.noPeer[[2]int{p[1], p[0]}] = true
+	}
+	return d
+}
+
+// Default is the driver that the names "host" and "host:0" to "host:15" mean.
+// It is made at the first call and is the same for the whole process. Its
+// sixteen devices share the machine's memory and each is as large as it.
+func Default() *Driver { return defaultDriver() }
+
+var defaultDriver = sync.OnceValue(func() *Driver { return New(Config{Devices: defaultDevices}) })
+
+// Name is "host".
+func (d *Driver) Name() string { return "host" }
+
+// unit finds a device. Every call that names one comes through here, so this
+// is where a lost device is answered.
+func (d *Driver) unit(verb string, dev int) (*unit, error) {
+	if dev < 0 || dev >= len(d.units) {
+		return nil, rule(verb, driver.ErrNoDevice, "host:%d; there are %d", dev, len(d.units))
+	}
+	u := d.units[dev]
+	if u.lost.Load() {
+		return nil, u.isLost(verb)
+	}
+	return u, nil
+}
+
+func (u *unit) isLost(verb string) error {
+	return rule(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work", u.ordinal)
+}
+
+// Supports tries what a feature needs of the system.
+func (d *Driver) Supports(dev int, f driver.Feature) error {
+	const verb = "Supports"
+	if _, err := d.unit(verb, dev); err != nil {
+		return err
+	}
+	switch f {
+	case driver.VMM, driver.ReadOnlyMap, driver.ValueWait, driver.SharesFD:
+		return d.probe(f == driver.SharesFD)
+	}
+	return rule(verb, driver.ErrNotSupported, "%v", f)
+}
+
+// CanAccessPeer is true but for the pairs of Config.NoPeer.
+func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
+	const verb = "CanAccessPeer"
+	for _, dev := range []int{from, to} {
+		if _, err := d.unit(verb, dev); err != nil {
+			return false, err
+		}
+	}
+	return d.reaches(from, to), nil
+}
+
+func (d *Driver) reaches(from, to int) bool {
+	return from == to || !d.noPeer[[2]int{from, to}]
+}
+
+// Granularity is 2 MiB, as the card's, or the page size.
+func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
+	if _, err := d.home("Granularity", p); err != nil {
+		return 0, err
+	}
+	return d.granularity, nil
+}
+
+// home finds the device of p after checking the rest of it.
+func (d *Driver) home(verb string, p driver.Prop) (*unit, error) {
+	switch p.Home.Kind {
+	case driver.OnDevice:
+	case driver.OnHost:
+		return nil, rule(verb, driver.ErrNotSupported, "memory on %v", p.Home)
+	default:
+		return nil, rule(verb, driver.ErrInvalid, "memory on %v", p.Home)
+	}
+	known := driver.ShareFD | driver.ShareFabric | driver.ShareReadOnly
+	switch {
+	case p.Share&^known != 0:
+		return nil, rule(verb, driver.ErrInvalid, "share %#x", uint8(p.Share))
+	case p.Share&driver.ShareFabric != 0:
+		return nil, rule(verb, driver.ErrNotSupported, "fabric handles")
+	case p.Share == driver.ShareReadOnly:
+		return nil, rule(verb, driver.ErrInvalid, "share read-only without a way to share")
+	case p.RDMA:
+		return nil, rule(verb, driver.ErrNotSupported, "RDMA")
+	case p.Compress:
+		return nil, rule(verb, driver.ErrNotSupported, "compression")
+	}
+	return d.unit(verb, p.Home.ID)
+}
+
+// whole checks that a size, and an address where there is one, are multiples
+// of the granularity and that their sum exists.
+func (d *Driver) whole(verb string, p driver.Ptr, size uint64) error {
+	switch {
+	case size == 0:
+		return rule(verb, driver.ErrInvalid, "size 0")
+	case size%d.granularity != 0:
+		return rule(verb, driver.ErrInvalid, "size %d is no multiple of %d", size, d.granularity)
+	case uint64(p)%d.granularity != 0:
+		return rule(verb, driver.ErrInvalid, "address %v is no multiple of %d", p, d.granularity)
+	case uint64(p)+size < size:
+		return rule(verb, driver.ErrInvalid, "%d bytes at %v pass the end of addresses", size, p)
+	}
+	return nil
+}
+
+// SyncIfActive waits for all work of dev if somebody has it open.
+func (d *Driver) SyncIfActive(dev int) error {
+	const verb = "SyncIfActive"
+	u, err := d.unit(verb, dev)
+	if err != nil {
+		return err
+	}
+	return d.sync(verb, u)
+}

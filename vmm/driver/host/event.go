@@ -1,0 +1,207 @@
+//go:build linux
+
+package host
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// event names the last point that was recorded in it.
+type event struct {
+	context *context
+	flags   driver.EventFlags
+	last    *record
+	capture *capture // it was last recorded in one
+}
+
+// record is a point in a stream.
+type record struct {
+	op
+	at time.Time
+}
+
+// NewEvent makes an event. Nothing spins here, so EventBlocking is always so.
+func (v *device) NewEvent(flags driver.EventFlags) (driver.Event, error) {
+	const verb = "NewEvent"
+	if err := v.enter(verb); err != nil {
+		return 0, err
+	}
+	known := driver.EventTiming | driver.EventBlocking | driver.EventInterprocess
+	both := driver.EventTiming | driver.EventInterprocess
+	if flags&^known != 0 || flags&both == both {
+		return 0, rule(verb, driver.ErrInvalid, "event flags %#x", uint8(flags))
+	}
+	d := v.context.d
+	d.work.Lock()
+	defer d.work.Unlock()
+	if v.context.stopped() {
+		return 0, v.context.gone(verb)
+	}
+	d.lastID++
+	e := driver.Event(d.lastID)
+	d.events[e] = &event{context: v.context, flags: flags}
+	return e, nil
+}
+
+// FreeEvent forgets an event. Those who wait for its record still do.
+func (v *device) FreeEvent(e driver.Event) error {
+	const verb = "FreeEvent"
+	if v.closed.Load() {
+		return v.isClosed(verb)
+	}
+	d := v.context.d
+	d.work.Lock()
+	defer d.work.Unlock()
+	if _, err := d.event(verb, e); err != nil {
+		return err
+	}
+	delete(d.events, e)
+	return nil
+}
+
+// event finds an event of any device. The caller holds work.
+func (d *Driver) event(verb string, e driver.Event) (*event, error) {
+	x := d.events[e]
+	if x == nil {
+		return nil, rule(verb, driver.ErrInvalid, "no event %d", e)
+	}
+	return x, nil
+}
+
+// Record puts the event at the end of the stream.
+func (v *device) Record(e driver.Event, s driver.Stream) error {
+	const verb = "Record"
+	return v.onStream(verb, s, func(x *stream) error {
+		ev, err := v.context.d.event(verb, e)
+		if err != nil {
+			return err
+		}
+		if ev.context != v.context {
+			return rule(verb, driver.ErrInvalid, "event %d is of another device than stream %d", e, s)
+		}
+		if x.capture != nil {
+			if err := x.capture.add(verb); err != nil {
+				return err
+			}
+			ev.last, ev.capture = nil, x.capture
+			return nil
+		}
+		r := &record{}
+		r.run = func(*context) bool {
+			r.at = time.Now()
+			return true
+		}
+		ev.last, ev.capture = r, nil
+		if len(x.last()) == 0 {
+			r.run(v.context)
+			r.end()
+			return nil
+		}
+		x.push(&r.op)
+		return nil
+	})
+}
+
+// Wait makes the stream wait for the event's record of now. An event that was
+// recorded in a capture is good only inside that one: a capture spreads to no
+// other stream here.
+func (v *device) Wait(s driver.Stream, e driver.Event) error {
+	const verb = "Wait"
+	return v.onStream(verb, s, func(x *stream) error {
+		ev, err := v.context.d.event(verb, e)
+		if err != nil {
+			return err
+		}
+		if x.capture != nil {
+			if err := x.capture.add(verb); err != nil {
+				return err
+			}
+		}
+		if ev.capture != nil || x.capture != nil && ev.last != nil {
+			if ev.capture != x.capture {
+				return rule(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
+			}
+			return nil
+		}
+		if ev.last == nil || ev.last.ended {
+			return nil
+		}
+		reached := ev.last.pending()
+		x.push(&op{run: func(c *context) bool {
+			select {
+			case <-reached:
+				return true
+			case <-c.over:
+				return false
+			}
+		}})
+		return nil
+	})
+}
+
+// SyncEvent waits for the event's record of now.
+func (v *device) SyncEvent(e driver.Event) error {
+	const verb = "SyncEvent"
+	return v.onEvent(verb, e, func(ev *event) error {
+		if ev.last == nil {
+			return nil
+		}
+		return ev.context.wait(verb, []*op{&ev.last.op})
+	})
+}
+
+// Done says whether the event's last record has been reached.
+func (v *device) Done(e driver.Event) (bool, error) {
+	var yes bool
+	err := v.onEvent("Done", e, func(ev *event) error {
+		yes = ev.last == nil || ev.last.ended
+		return nil
+	})
+	return yes, err
+}
+
+// Elapsed is the time between two records that have been reached.
+func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
+	const verb = "Elapsed"
+	var at [2]time.Time
+	for i, e := range []driver.Event{from, to} {
+		err := v.onEvent(verb, e, func(ev *event) error {
+			switch {
+			case ev.flags&driver.EventTiming == 0:
+				return rule(verb, driver.ErrInvalid, "event %d was made without timing", e)
+			case ev.last == nil || !ev.last.ended || ev.last.dropped:
+				return rule(verb, driver.ErrInvalid, "event %d has not been reached", e)
+			}
+			at[i] = ev.last.at
+			return nil
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return at[1].Sub(at[0]), nil
+}
+
+// onEvent calls f with an event that can be asked, and work held.
+func (v *device) onEvent(verb string, e driver.Event, f func(*event) error) error {
+	if err := v.enter(verb); err != nil {
+		return err
+	}
+	d := v.context.d
+	d.work.Lock()
+	defer d.work.Unlock()
+	ev, err := d.event(verb, e)
+	switch {
+	case err != nil:
+		return err
+	case ev.context.u.lost.Load():
+		return ev.context.u.isLost(verb)
+	case ev.capture != nil && !ev.capture.ended:
+		return rule(verb, driver.ErrCapturing, "event %d was recorded in a capture", e)
+	case ev.capture != nil:
+		return rule(verb, driver.ErrInvalid, "event %d was recorded in a capture and never since", e)
+	}
+	return f(ev)
+}

@@ -1,0 +1,80 @@
+//go:build linux
+
+package host
+
+import "golang.org/x/sys/unix"
+
+// writeFrom is the size from which a copy into untouched memory is written to
+// the file instead of through the mapping. The kernel then neither takes a
+// fault for each page nor clears it first, which is half the cost of growth.
+const writeFrom = 64 << 10
+
+// extent is a stretch of a copy's destination inside one piece of memory.
+type extent struct {
+	memory *memory
+	at     uint64 // address
+	off    uint64 // in the memory
+	n      uint64
+}
+
+// extents takes [p, p+n) apart, nil if it is all touched or is no memory of a
+// handle. The caller holds mem and has found the span mapped.
+func (d *Driver) extents(p, n uint64) []extent {
+	r := d.region(p)
+	if r.block != nil {
+		return nil
+	}
+	var all []extent
+	fresh := false
+	for _, m := range r.over(p, n) {
+		from, to := max(p, m.base), min(p+n, m.end())
+		all = append(all, extent{m.memory, from, from - m.base, to - from})
+		fresh = fresh || m.memory.touched.Load() < to-m.base
+	}
+	if !fresh {
+		return nil
+	}
+	return all
+}
+
+// write copies src into extents: what is untouched through the file, the rest
+// through the mapping. Which way a byte goes changes nothing but the time.
+func (c *context) write(all []extent, src []byte) bool {
+	for _, x := range all {
+		part := src[:x.n]
+		src = src[x.n:]
+		known := x.n
+		if touched := x.memory.touched.Load(); touched < x.off+x.n {
+			known = max(touched, x.off) - x.off
+		}
+		if !c.move(bytesAt(x.at, known), part[:known]) {
+			return false
+		}
+		for at := known; at < x.n; {
+			if c.stopped() {
+				return false
+			}
+			n, err := unix.Pwrite(x.memory.fd, part[at:min(at+piece, x.n)], int64(x.off+at))
+			if err != nil || n == 0 {
+				// Sealed by now: only the mapping may still write.
+				if !c.move(bytesAt(x.at+at, x.n-at), part[at:]) {
+					return false
+				}
+				break
+			}
+			at += uint64(n)
+		}
+		x.memory.touch(x.off + x.n)
+	}
+	return true
+}
+
+// touch raises the mark to n.
+func (m *memory) touch(n uint64) {
+	for {
+		old := m.touched.Load()
+		if old >= n || m.touched.CompareAndSwap(old, n) {
+			return
+		}
+	}
+}

@@ -1,0 +1,196 @@
+//go:build linux
+
+package host
+
+import (
+	"os"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
+)
+
+// block is plain or pinned memory: an anonymous mapping that every device may
+// use. It belongs to a context and ends with it.
+type block struct {
+	context *context
+	n       uint64 // bytes asked for
+	pinned  bool   // for the host, so not counted on the device
+}
+
+// AllocPlain maps memory of the device.
+func (v *device) AllocPlain(n uint64) (driver.Ptr, error) {
+	return v.alloc("AllocPlain", n, false)
+}
+
+// AllocHost maps memory of the host. Nothing here reads it behind the kernel's
+// back, so it is not locked into memory.
+func (v *device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
+	p, err := v.alloc("AllocHost", n, true)
+	if err != nil {
+		return 0, nil, err
+	}
+	return p, bytesAt(uint64(p), n), nil
+}
+
+func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
+	if err := v.enter(verb); err != nil {
+		return 0, err
+	}
+	if n == 0 {
+		return 0, rule(verb, driver.ErrInvalid, "size 0")
+	}
+	u, d := v.context.u, v.context.d
+	if n > addressLimit {
+		return 0, rule(verb, driver.ErrOutOfMemory, "%d bytes", n)
+	}
+	page := uint64(os.Getpagesize())
+	size := (n + page - 1) / page * page
+
+	d.mem.Lock()
+	defer d.mem.Unlock()
+	if v.context.stopped() {
+		return 0, v.context.gone(verb)
+	}
+	if !pinned {
+		if err := d.charge(verb, u, size); err != nil {
+			return 0, err
+		}
+	}
+	r := &region{size: size, block: &block{context: v.context, n: n, pinned: pinned}}
+	err := d.take(verb, 1)
+	if err == nil {
+		r.base, err = mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+		if err != nil {
+			d.mappings--
+			err = d.fail("mmap", driver.ErrOutOfMemory, err)
+		}
+	}
+	if err != nil {
+		if !pinned {
+			u.used -= size
+		}
+		return 0, err
+	}
+	d.insert(r)
+	return driver.Ptr(r.base), nil
+}
+
+// FreePlain waits for the device, then unmaps the block.
+func (v *device) FreePlain(p driver.Ptr) error { return v.free("FreePlain", p, false) }
+
+// FreeHost waits for the device, then unmaps the block.
+func (v *device) FreeHost(p driver.Ptr) error { return v.free("FreeHost", p, true) }
+
+// free waits for all work of the device and for what other devices have queued
+// on the block. As on the card that is no call for a time of capture, unless
+// the capture is a relaxed one.
+func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
+	if err := v.enter(verb); err != nil {
+		return err
+	}
+	d := v.context.d
+	d.mem.Lock()
+	r := d.region(uint64(p))
+	if r == nil || r.block == nil || r.base != uint64(p) || r.block.context != v.context || r.block.pinned != pinned {
+		d.mem.Unlock()
+		return rule(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
+	}
+	d.work.Lock()
+	if err := v.context.capturing(verb); err != nil {
+		d.work.Unlock()
+		d.mem.Unlock()
+		return err
+	}
+	// Out of the books no new work can find it, and the wait needs no lock.
+	d.remove(r)
+	d.mem.Unlock()
+	ops := append(v.context.work(), d.using(r.base, r.end())...)
+	_ = v.context.wait(verb, ops)
+	d.work.Unlock()
+
+	d.mem.Lock()
+	defer d.mem.Unlock()
+	return d.unmapBlock(r)
+}
+
+// capturing destroys the captures that a wait for the whole device destroys,
+// and says whether there were any.
+func (c *context) capturing(verb string) error {
+	var err error
+	for _, s := range c.streams {
+		if s.capture != nil && s.capture.mode != driver.CaptureRelaxed {
+			err = s.capture.destroy(verb)
+		}
+	}
+	return err
+}
+
+// using is the ops of any device that use [from, to). The caller holds work.
+func (d *Driver) using(from, to uint64) []*op {
+	var ops []*op
+	for _, u := range d.units {
+		if u.context == nil {
+			continue
+		}
+		for s := range u.context.busy {
+			s.all(func(o *op) {
+				for _, sp := range o.spans {
+					if sp.from < to && from < sp.to {
+						ops = append(ops, o)
+						return
+					}
+				}
+			})
+		}
+	}
+	return ops
+}
+
+// unmapBlock gives the memory of a block back, which is out of the books.
+func (d *Driver) unmapBlock(r *region) error {
+	if err := munmap(r.base, r.size); err != nil {
+		d.insert(r)
+		return d.fail("munmap", driver.ErrOutOfMemory, err)
+	}
+	d.mappings--
+	if !r.block.pinned {
+		r.block.context.u.used -= r.size
+	}
+	return nil
+}
+
+// freeBlocks takes the blocks of a context away. Other devices that still have
+// work on them are lost, as after an unmap.
+func (d *Driver) freeBlocks(c *context) error {
+	var first error
+	for i := len(d.regions) - 1; i >= 0; i-- {
+		r := d.regions[i]
+		if r.block == nil || r.block.context != c {
+			continue
+		}
+		d.poison(func(_ *unit, s span) bool { return s.from < r.end() && r.base < s.to })
+		d.remove(r)
+		if err := d.unmapBlock(r); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// AllocAsync is not supported: there is no pool.
+func (v *device) AllocAsync(uint64, driver.Stream) (driver.Ptr, error) {
+	return 0, v.noPool("AllocAsync")
+}
+
+// FreeAsync is not supported: there is no pool.
+func (v *device) FreeAsync(driver.Ptr, driver.Stream) error { return v.noPool("FreeAsync") }
+
+// SetPoolThreshold is not supported: there is no pool.
+func (v *device) SetPoolThreshold(uint64) error { return v.noPool("SetPoolThreshold") }
+
+func (v *device) noPool(verb string) error {
+	if err := v.enter(verb); err != nil {
+		return err
+	}
+	return rule(verb, driver.ErrNotSupported, "stream-ordered allocation")
+}

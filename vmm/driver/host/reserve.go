@@ -1,0 +1,143 @@
+//go:build linux
+
+package host
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
+)
+
+// region is a span of addresses that the driver owns: a reservation, or a
+// block of plain or pinned memory.
+type region struct {
+	base, size uint64
+	maps       []*mapping // what is mapped in a reservation, by base
+	block      *block     // nil for a reservation
+}
+
+func (r *region) end() uint64 { return r.base + r.size }
+
+// Reserve maps addresses that nobody may touch.
+func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
+	const verb = "Reserve"
+	if err := d.whole(verb, 0, size); err != nil {
+		return 0, err
+	}
+	if align != 0 && bits.OnesCount64(align) != 1 {
+		return 0, rule(verb, driver.ErrInvalid, "alignment %d is no power of two", align)
+	}
+	align = max(align, d.granularity)
+
+	d.mem.Lock()
+	defer d.mem.Unlock()
+	if align > addressLimit || size > addressLimit-d.reserved {
+		return 0, rule(verb, driver.ErrAddressSpace, "%d bytes aligned to %d beside %d that are reserved", size, align, d.reserved)
+	}
+	if err := d.take(verb, 1); err != nil {
+		return 0, err
+	}
+	base, err := reserve(size, align)
+	if err != nil {
+		d.mappings--
+		return 0, d.fail("mmap", driver.ErrAddressSpace, err)
+	}
+	d.insert(&region{base: base, size: size})
+	d.reserved += size
+	return driver.Ptr(base), nil
+}
+
+// nothing is how addresses without memory are mapped.
+const nothing = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+
+// reserve maps size bytes of nothing at a multiple of align.
+func reserve(size, align uint64) (uint64, error) {
+	base, err := mmap(0, size, unix.PROT_NONE, nothing, -1)
+	if err != nil || base%align == 0 {
+		return base, err
+	}
+	if err := munmap(base, size); err != nil {
+		return 0, err
+	}
+	// Take more and cut off what is too much on either side.
+	base, err = mmap(0, size+align, unix.PROT_NONE, nothing, -1)
+	if err != nil {
+		return 0, err
+	}
+	at := (base + align - 1) / align * align
+	if at > base {
+		if err := munmap(base, at-base); err != nil {
+			_ = munmap(base, size+align)
+			return 0, err
+		}
+	}
+	if err := munmap(at+size, base+align-at); err != nil {
+		_ = munmap(at, base+size+align-at)
+		return 0, err
+	}
+	return at, nil
+}
+
+// Free gives a reservation back.
+func (d *Driver) Free(p driver.Ptr, size uint64) error {
+	const verb = "Free"
+	if err := d.whole(verb, p, size); err != nil {
+		return err
+	}
+	d.mem.Lock()
+	defer d.mem.Unlock()
+	r := d.region(uint64(p))
+	if r == nil || r.block != nil || r.base != uint64(p) || r.size != size {
+		return rule(verb, driver.ErrInvalid, "%d bytes at %v were not reserved so", size, p)
+	}
+	if n := len(r.maps); n > 0 {
+		return rule(verb, driver.ErrInvalid, "%d mappings are left at %v", n, p)
+	}
+	if err := munmap(r.base, r.size); err != nil {
+		return d.fail("munmap", driver.ErrOutOfMemory, err)
+	}
+	d.remove(r)
+	d.reserved -= size
+	d.mappings--
+	return nil
+}
+
+// region is the one that p lies in, nil if none. The caller holds mem.
+func (d *Driver) region(p uint64) *region {
+	i, exact := slices.BinarySearchFunc(d.regions, p, func(r *region, p uint64) int { return cmp.Compare(r.base, p) })
+	if !exact {
+		i--
+	}
+	if i < 0 || p >= d.regions[i].end() {
+		return nil
+	}
+	return d.regions[i]
+}
+
+func (d *Driver) insert(r *region) {
+	i, _ := slices.BinarySearchFunc(d.regions, r.base, func(r *region, p uint64) int { return cmp.Compare(r.base, p) })
+	d.regions = slices.Insert(d.regions, i, r)
+}
+
+func (d *Driver) remove(r *region) {
+	i := slices.Index(d.regions, r)
+	d.regions = slices.Delete(d.regions, i, i+1)
+}
+
+// HostBytes is mapped memory as a slice.
+func (d *Driver) HostBytes(p driver.Ptr, n uint64) ([]byte, error) {
+	const verb = "HostBytes"
+	d.mem.RLock()
+	defer d.mem.RUnlock()
+	r := d.region(uint64(p))
+	if r == nil || n > r.end()-uint64(p) {
+		return nil, rule(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", n, p)
+	}
+	if r.block == nil && r.over(uint64(p), n) == nil {
+		return nil, rule(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", n, p)
+	}
+	return bytesAt(uint64(p), n), nil
+}

@@ -1,0 +1,143 @@
+//go:build linux
+
+package host
+
+import (
+	"slices"
+	"strconv"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
+)
+
+// Export opens the memory once more. A read-only share is opened for reading,
+// and sealed at the first export so that the descriptor cannot be reopened for
+// writing; only mappings that exist by then keep the right to write.
+func (d *Driver) Export(h driver.Handle) (int, error) {
+	const verb = "Export"
+	d.mem.Lock()
+	defer d.mem.Unlock()
+	x, err := d.handle(verb, h)
+	if err != nil {
+		return -1, err
+	}
+	m := x.memory
+	if _, err := d.unit(verb, m.home.ordinal); err != nil {
+		return -1, err
+	}
+	if x.share&driver.ShareFD == 0 {
+		return -1, rule(verb, driver.ErrInvalid, "created without a way to share")
+	}
+	readOnly := x.share&driver.ShareReadOnly != 0
+	if readOnly && x.writable && !m.sealed && m.mapped == 0 {
+		return -1, rule(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or nobody could ever write it")
+	}
+	mode := unix.O_RDWR
+	if readOnly || !x.writable {
+		mode = unix.O_RDONLY
+	}
+	fd, err := reopen(m.fd, mode)
+	if err != nil {
+		return -1, d.fail("open", driver.ErrOutOfMemory, err)
+	}
+	if readOnly && x.writable && !m.sealed {
+		if _, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL); err != nil {
+			_ = unix.Close(fd)
+			return -1, d.fail("fcntl(F_ADD_SEALS)", driver.ErrOutOfMemory, err)
+		}
+		m.sealed = true
+	}
+	m.exported = true
+	return fd, nil
+}
+
+// reopen makes a descriptor with a description of its own, so that it can have
+// other rights than fd and be told apart from it.
+func reopen(fd, mode int) (int, error) {
+	return unix.Open("/proc/self/fd/"+strconv.Itoa(fd), mode|unix.O_CLOEXEC, 0)
+}
+
+// Import makes a handle of a sealed memory file. What was created here is
+// found again and not counted twice; what another process created is counted
+// there.
+func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	const verb = "Import"
+	u, err := d.home(verb, p)
+	if err != nil {
+		return 0, err
+	}
+	if err := d.whole(verb, 0, size); err != nil {
+		return 0, err
+	}
+	st, writable, err := d.inspect(verb, fd)
+	if err != nil {
+		return 0, err
+	}
+	d.mem.Lock()
+	defer d.mem.Unlock()
+	if m := d.created[inode{uint64(st.Dev), st.Ino}]; m != nil {
+		d.adopt(m)
+		return d.newHandle(m, size, p.Share, writable), nil
+	}
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return 0, d.fail("fcntl(F_DUPFD_CLOEXEC)", driver.ErrOutOfMemory, err)
+	}
+	m := &memory{fd: own, size: uint64(st.Size), home: u}
+	m.touched.Store(m.size)
+	return d.newHandle(m, size, p.Share, writable), nil
+}
+
+// inspect refuses what could shrink below a mapping, which would end the
+// process with SIGBUS, and what is no memory at all.
+func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, err error) {
+	if err := unix.Fstat(fd, &st); err != nil {
+		return st, false, d.fail("fstat", driver.ErrInvalid, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return st, false, rule(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o)", fd, st.Mode)
+	}
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)
+	}
+	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW; seals&need != need {
+		return st, false, rule(verb, driver.ErrInvalid, "fd %d is not sealed against shrinking and growing (seals %#x)", fd, seals)
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return st, false, d.fail("fcntl(F_GETFL)", driver.ErrInvalid, err)
+	}
+	mode := flags & unix.O_ACCMODE
+	if mode == unix.O_WRONLY {
+		return st, false, rule(verb, driver.ErrInvalid, "fd %d cannot be read", fd)
+	}
+	return st, mode == unix.O_RDWR && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) == 0, nil
+}
+
+// adopt takes m off the orphans if it is one.
+func (d *Driver) adopt(m *memory) {
+	d.orphans = slices.DeleteFunc(d.orphans, func(o *memory) bool { return o == m })
+}
+
+// shared says whether an exported descriptor, or a mapping of one, is alive
+// anywhere. A lease for writing is granted only on a file that nobody else has
+// open; asking for one is how the kernel can be made to tell.
+func (m *memory) shared() bool {
+	_, err := unix.FcntlInt(uintptr(m.fd), unix.F_SETLEASE, unix.F_WRLCK)
+	if err != nil {
+		return err == unix.EAGAIN
+	}
+	_, _ = unix.FcntlInt(uintptr(m.fd), unix.F_SETLEASE, unix.F_UNLCK)
+	return false
+}
+
+// probe tries what memory files need of the system, and what sharing does.
+func (d *Driver) probe(sharing bool) error {
+	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, sharing)
+	if err != nil {
+		return err
+	}
+	_ = unix.Close(fd)
+	return nil
+}

@@ -1,0 +1,53 @@
+//go:build linux
+
+package host
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// A stream that waits for a value looks again after a pause that doubles, so a
+// closed gate costs next to nothing and an opened one is soon seen.
+const (
+	firstPause = time.Microsecond
+	lastPause  = 200 * time.Microsecond
+)
+
+// WriteValue queues one atomic store.
+func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
+	return v.value("WriteValue", s, p, width, driver.ReadWrite, func(*context) bool {
+		store(uint64(p), val, width)
+		return true
+	})
+}
+
+// WaitValue holds the stream until an atomic load finds the value.
+func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
+	return v.value("WaitValue", s, p, width, driver.Read, func(c *context) bool {
+		for pause := firstPause; ; pause = min(2*pause, lastPause) {
+			if c.stopped() {
+				return false
+			}
+			diff := load(uint64(p), width) - val
+			if width == 4 && int32(diff) >= 0 || width == 8 && int64(diff) >= 0 {
+				return true
+			}
+			time.Sleep(pause)
+		}
+	})
+}
+
+func (v *device) value(verb string, s driver.Stream, p driver.Ptr, width int, need driver.Access, run func(*context) bool) error {
+	if width != 4 && width != 8 || uint64(p)%uint64(width) != 0 {
+		if err := v.enter(verb); err != nil {
+			return err
+		}
+		return rule(verb, driver.ErrInvalid, "a word of %d bytes at %v", width, p)
+	}
+	return v.queue(verb, s, &op{
+		spans: [2]span{{uint64(p), uint64(p) + uint64(width), need}},
+		run:   run,
+	})
+}
