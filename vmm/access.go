@@ -162,7 +162,7 @@ func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
 		if r.granted(d) != None {
 			continue
 		}
-		if err := d.track(grantKey{r, d}, "grant of memory of "+r.dev.name); err != nil {
+		if err := d.track(grantKey{r, d}, "grant"); err != nil {
 			for _, d := range lent {
 				d.untrack(grantKey{r, d})
 			}

@@ -206,6 +206,8 @@ func (o opened) describe(thing any) string {
 		return fmt.Sprintf("%s at %v of %s", o.kind, t.ptr, sizeText(t.size))
 	case *Chunk:
 		return fmt.Sprintf("%s of %s", o.kind, sizeText(t.mem.size))
+	case grantKey:
+		return fmt.Sprintf("%s of memory of %v at %v", o.kind, t.r.dev, t.r.ptr)
 	}
 	return o.kind
 }

@@ -24,6 +24,8 @@ func (d *Device) Report() Report {
 			o.Addr, o.Size, o.Chunks = t.ptr, t.size, t.pieces()
 		case *Chunk:
 			o.Size = t.mem.size
+		case grantKey:
+			o.Addr, o.Size = t.r.ptr, t.r.size
 		}
 		rep.Open = append(rep.Open, o)
 	}
