@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -131,7 +132,7 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 }
 
 func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host string, n uint64) group {
-	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n))}
+	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n)), samples: math.MaxInt}
 	shared := &bwShared{dev: dev, raw: raw, direction: direction, host: host, size: n}
 	if g.setup = shared.setup; shared.gateable() && canGate(dev, raw) {
 		g.maxLoops = gatedLoops
@@ -175,8 +176,11 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host strin
 	return g
 }
 
-// whole stands where memory is one piece.
-const whole = "whole"
+// Values of the chunk axis that are no size.
+const (
+	whole  = "whole"  // the memory is one piece
+	ladder = "ladder" // the range chooses
+)
 
 // chunkLabel is the value of the chunk axis.
 func chunkLabel(kind string, chunk uint64) string {
@@ -184,14 +188,14 @@ func chunkLabel(kind string, chunk uint64) string {
 	case kind != memVMM:
 		return whole
 	case chunk == 0:
-		return "ladder"
+		return ladder
 	}
 	return size.Format(chunk)
 }
 
 // taskLabel is memory and chunk in one word.
 func taskLabel(mem, chunk string) string {
-	if chunk == whole {
+	if chunk == whole || chunk == ladder {
 		return mem
 	}
 	return mem + "-" + chunk

@@ -32,7 +32,8 @@ type group struct {
 	name     string
 	tasks    []task
 	pairs    []pair
-	maxLoops int
+	samples  int                                   // of each at most
+	maxLoops int                                   // repetitions in a sample at most; 0 is no bound
 	setup    func() (undo func() error, err error) // what the contenders share; may be nil
 }
 

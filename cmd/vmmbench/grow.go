@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -29,13 +30,14 @@ type growPlan struct {
 	targets, chunks size.List
 	step            size.One
 	mems            choices
+	samples         int // at most, whatever the flags say
 }
 
 func newGrowPlan() *growPlan {
 	all := []string{growVMM, growPlain, growDouble, growAsync, growAppend}
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
-		mems: choices{of: all, values: all},
+		mems: choices{of: all, values: all}, samples: math.MaxInt,
 	}
 }
 
@@ -77,7 +79,7 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 }
 
 func (p *growPlan) group(dev *vmm.Device, raw driver.Device, target uint64) group {
-	g := group{name: "grow/" + size.Format(target), maxLoops: 1}
+	g := group{name: "grow/" + size.Format(target), samples: p.samples, maxLoops: 1}
 	var grows, others []int
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}

@@ -97,7 +97,7 @@ func (g *inPlace) buffer() *buffer {
 type copying struct {
 	raw   driver.Device
 	alloc func(uint64) (driver.Ptr, error)
-	free  func(driver.Ptr) error         // in the order of the library's stream
+	free  func(driver.Ptr) error        // in the order of the library's stream
 	room  func(cap, need uint64) uint64 // the next capacity
 	ptr   driver.Ptr
 	len   uint64

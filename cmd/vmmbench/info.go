@@ -23,51 +23,33 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 	})
 	o.add(c.Flags())
 	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
-	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		start := time.Now()
-		outputs, closeOutputs, err := a.outputs(&o)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, closeOutputs()) }()
-		r := report.New(a.runInfo(c.Name(), start), hostInfo())
-		names, err := deviceNames(*device)
-		if err == nil {
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.session(c.Name(), &o, func(s *session) error {
+			names, err := deviceNames(*device)
+			if err != nil {
+				return err
+			}
 			for _, name := range names {
-				d, openErr := openAndDescribe(name)
-				if openErr != nil {
-					err = errors.Join(err, openErr)
-					continue
+				err := a.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
+					s.report.Devices = append(s.report.Devices, describeDevice(dev))
+					return nil
+				})
+				if err := s.unlessAbsent(a.stderr, name, err); err != nil {
+					return err
 				}
-				r.Devices = append(r.Devices, d)
 			}
-		}
-		if errors.Is(err, vmm.ErrInvalid) {
-			return usageError{err}
-		}
-		if err != nil {
-			// The report is written all the same: it says what there is.
-			a.code = report.ExitFailed
-			s := session{report: r}
-			s.flags = &measureFlags{device: *device}
-			if err := s.without(a, err); err != nil {
-				return err
+			for _, out := range s.outputs {
+				if err := out.Started(s.report); err != nil {
+					return err
+				}
 			}
-			if len(r.Devices) == 0 {
-				a.code = r.Exit()
-			}
-		}
-		r.Run.Seconds = time.Since(start).Seconds()
-		for _, out := range outputs {
-			if err := errors.Join(out.Started(r), out.Finished(r)); err != nil {
-				return err
-			}
-		}
-		return nil
+			return nil
+		})
 	}
 	return c
 }
 
+// deviceNames is what --device of info stands for.
 func deviceNames(which string) ([]string, error) {
 	if which != "all" {
 		return []string{which}, nil
@@ -78,15 +60,6 @@ func deviceNames(which string) ([]string, error) {
 		names[i] = d.Open
 	}
 	return names, err
-}
-
-func openAndDescribe(name string) (d report.Device, err error) {
-	dev, err := vmm.Open(name)
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
-	return describeDevice(dev), nil
 }
 
 // describeDevice asks a device everything. What it does not answer is null,

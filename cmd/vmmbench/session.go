@@ -4,308 +4,146 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"runtime/debug"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// session is one run of a command that measures.
+// session is one report in the making.
 type session struct {
-	flags    *measureFlags
-	report   *report.Report
-	outputs  []report.Output
-	progress *progress
+	flags   *measureFlags // nil if nothing is measured
+	report  *report.Report
+	outputs []report.Output
 }
 
 // planner says what to measure on a device.
 type planner func(dev *vmm.Device, raw driver.Device) ([]group, error)
 
 // measure is a measuring command from its flags to its exit code.
-func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planner) (err error) {
+func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planner) error {
 	if err := m.check(); err != nil {
 		return err
 	}
+	if m.dryRun {
+		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error { return a.list(dev, raw, plan) })
+	}
+	return a.session(name, &m.outputFlags, func(s *session) error {
+		s.flags = m
+		s.report.Run.Measure = m.describe()
+		err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
+			return s.run(ctx, a.stderr, dev, raw, plan)
+		})
+		return s.unlessAbsent(a.stderr, m.device, err)
+	})
+}
+
+// session writes the report that fill makes, and leaves its exit code.
+func (a *app) session(name string, o *outputFlags, fill func(*session) error) (err error) {
 	start := time.Now()
-	outputs, closeOutputs, err := a.outputs(&m.outputFlags)
+	outputs, closeOutputs, err := a.outputs(o)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeOutputs()) }()
-
-	s := &session{flags: m, outputs: outputs, report: report.New(a.runInfo(name, start), hostInfo())}
-	s.report.Run.Measure = m.describe()
-	if err := s.on(ctx, a, plan); err != nil {
+	s := &session{outputs: outputs, report: report.New(a.runInfo(name, start), hostInfo())}
+	if err := fill(s); err != nil {
 		return err
 	}
 	s.report.Run.Seconds = time.Since(start).Seconds()
 	s.report.Run.Interrupted = s.report.Count()[report.Interrupted] > 0
 	a.code = s.report.Exit()
-	if m.dryRun {
-		return nil
-	}
-	for _, o := range s.outputs {
-		err = errors.Join(err, o.Finished(s.report))
+	for _, out := range outputs {
+		err = errors.Join(err, out.Finished(s.report))
 	}
 	return err
 }
 
-// on opens the device and measures there what is planned for it.
-func (s *session) on(ctx context.Context, a *app, plan planner) (err error) {
-	dev, err := vmm.Open(s.flags.device)
-	if errors.Is(err, vmm.ErrInvalid) {
-		return usageError{err}
+// absentError says that there is no such device here.
+type absentError struct{ err error }
+
+func (e absentError) Error() string { return e.err.Error() }
+func (e absentError) Unwrap() error { return e.err }
+
+// open opens a device. A name that is none is a usageError, a device that is
+// not there an absentError.
+func open(name string) (*vmm.Device, error) {
+	dev, err := vmm.Open(name)
+	switch {
+	case errors.Is(err, vmm.ErrInvalid):
+		err = usageError{err}
+	case absent(err):
+		err = absentError{err}
 	}
+	return dev, err
+}
+
+// onDevice calls f with an open device.
+func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (err error) {
+	dev, err := open(name)
 	if err != nil {
-		return s.without(a, err)
+		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	raw, err := dev.Raw()
 	if err != nil {
 		return err
 	}
+	return f(dev, raw)
+}
+
+// unlessAbsent turns an absentError into a waived case, and lets others pass.
+func (s *session) unlessAbsent(stderr io.Writer, device string, err error) error {
+	var gone absentError
+	if !errors.As(err, &gone) {
+		return err
+	}
+	fmt.Fprintln(stderr, "vmmbench:", err)
+	c := report.Case{ID: "open/" + device, Axes: report.Axes{{Name: "device", Value: device}}}
+	settle(&c, err)
+	return s.emit([]report.Case{c}, nil)
+}
+
+// list prints the names of the cases.
+func (a *app) list(dev *vmm.Device, raw driver.Device, plan planner) error {
 	groups, err := plan(dev, raw)
 	if err != nil {
 		return err
 	}
-	if s.flags.dryRun {
-		for _, g := range groups {
-			for _, t := range g.tasks {
-				if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
-					return err
-				}
+	for _, g := range groups {
+		for _, t := range g.tasks {
+			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
+				return err
 			}
 		}
-		return nil
 	}
+	return nil
+}
 
+// run measures on a device what is planned for it.
+func (s *session) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planner) error {
+	groups, err := plan(dev, raw)
+	if err != nil {
+		return err
+	}
 	s.report.Devices = append(s.report.Devices, describeDevice(dev))
 	for _, o := range s.outputs {
 		if err := o.Started(s.report); err != nil {
 			return err
 		}
 	}
-	s.progress = newProgress(a.stderr, s.flags.progress.value, len(groups))
-	defer s.progress.close()
+	p := newProgress(stderr, s.flags.progress.value, len(groups))
+	defer p.close()
 	for _, g := range groups {
-		s.progress.begin(g.name)
+		p.begin(g.name)
 		if err := s.group(ctx, g); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// without reports that there is no device to measure on.
-func (s *session) without(a *app, err error) error {
-	fmt.Fprintln(a.stderr, "vmmbench:", err)
-	c := report.Case{ID: "open/" + s.flags.device, Axes: report.Axes{{Name: "device", Value: s.flags.device}}}
-	settle(&c, err)
-	return s.emit([]report.Case{c}, nil)
-}
-
-// group measures one group and reports it.
-func (s *session) group(ctx context.Context, g group) error {
-	cases := make([]report.Case, len(g.tasks))
-	for i, t := range g.tasks {
-		cases[i] = t.c
-	}
-	err := s.contend(ctx, g, cases)
-	for i := range cases {
-		if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
-			settle(&cases[i], err)
-		}
-	}
-	return s.emit(cases, s.compare(g, cases))
-}
-
-// contend fills in the cases. An error of its own is one that concerns all.
-func (s *session) contend(ctx context.Context, g group, cases []report.Case) (err error) {
-	// Each group begins with the memory of the last one given back.
-	defer debug.FreeOSMemory()
-	if ctx.Err() != nil {
-		for i := range cases {
-			interrupted(&cases[i], "not started")
-		}
-		return nil
-	}
-	if g.setup != nil {
-		undo, err := g.setup()
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, undo()) }()
-	}
-
-	var which []int
-	var open []contender
-	var work []measure.Func
-	defer func() {
-		for k, c := range open {
-			if err := c.close(); err != nil {
-				settle(&cases[which[k]], fmt.Errorf("close: %w", err))
-			}
-		}
-	}()
-	for i, t := range g.tasks {
-		c, err := t.open()
-		if err != nil {
-			settle(&cases[i], err)
-			continue
-		}
-		which, open, work = append(which, i), append(open, c), append(work, c.measure)
-	}
-	outcomes := measure.Run(ctx, measure.Config{
-		Samples: s.flags.samples, MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
-		Fixed: s.flags.order.value == "fixed", Seed: measure.Seed(s.flags.seed, g.name), Now: time.Now,
-	}, work)
-	for k, i := range which {
-		s.conclude(ctx, &cases[i], open[k], outcomes[k])
-	}
-	return nil
-}
-
-// conclude turns what a contender did into its case.
-func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
-	c.Samples = o.Times()
-	if o.Err != nil {
-		settle(c, o.Err)
-		return
-	}
-	if len(c.Samples) > 0 {
-		s.summarize(c, o)
-		by.describe(c, o.Samples)
-	}
-	if ctx.Err() != nil {
-		interrupted(c, fmt.Sprintf("after %d samples, not verified", len(c.Samples)))
-		return
-	}
-	result, err := by.verify(s.flags.verify, s.flags.corrupt)
-	if err != nil {
-		settle(c, fmt.Errorf("verify: %w", err))
-		return
-	}
-	c.Verify, c.Status = &result, report.Passed
-	if bad := result.FirstBad; bad != nil {
-		c.Status, c.Reason = report.Failed, report.Text(bad.String())
-	}
-}
-
-// summarize adds the statistics.
-func (s *session) summarize(c *report.Case, o measure.Outcome) {
-	seed := measure.Seed(s.flags.seed, c.ID)
-	sum := stat.Summarize(c.Samples, seed)
-	c.Stats = &report.Stats{
-		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
-		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
-		Low: sum.Of.Low, High: sum.Of.High,
-		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Of.Low), ValueHigh: inUnit(c, sum.Of.High),
-	}
-	if v := c.Stats; v.ValueLow > v.ValueHigh {
-		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the least bandwidth
-	}
-	if sum.CV > 0.05 {
-		c.Flags = append(c.Flags, "noisy")
-	}
-	if stat.Drifts(c.Samples, float64(s.flags.margin), seed) {
-		c.Flags = append(c.Flags, "drift")
-	}
-}
-
-// Units of a case.
-const (
-	unitGBs = "GB/s"
-	unitMs  = "ms"
-)
-
-// inUnit is a time as the value of a case. One byte a nanosecond is 1 GB/s.
-func inUnit(c *report.Case, ns float64) float64 {
-	if c.Unit == unitMs {
-		return ns / 1e6
-	}
-	return bandwidth(c.Bytes, ns)
-}
-
-// bandwidth is in GB/s, 1e9 bytes a second. A clock too coarse to see the work
-// gives 0, which is as little as infinity would be and is a number.
-func bandwidth(bytes uint64, ns float64) float64 {
-	if ns <= 0 {
-		return 0
-	}
-	return float64(bytes) / ns
-}
-
-// compare makes the comparisons of a group.
-func (s *session) compare(g group, cases []report.Case) []report.Comparison {
-	list := make([]report.Comparison, len(g.pairs))
-	for i, p := range g.pairs {
-		a, b := cases[p.a], cases[p.b]
-		c := report.Comparison{
-			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
-			A:  a.ID, B: b.ID, Margin: float64(s.flags.margin), Verdict: stat.Unclear,
-		}
-		for _, side := range []report.Case{a, b} {
-			if side.Status != report.Passed && c.Reason == "" {
-				c.Reason = report.Text(fmt.Sprintf("%s: %s", side.ID, side.Status))
-			}
-		}
-		if c.Reason == "" {
-			ratio, of, ok := stat.Ratio(a.Samples, b.Samples, measure.Seed(s.flags.seed, c.ID))
-			if ok {
-				c.Ratio, c.Low, c.High, c.Verdict = &ratio, &of.Low, &of.High, stat.Judge(of, c.Margin)
-			} else {
-				c.Reason = "a sample took no time at all"
-			}
-		}
-		list[i] = c
-	}
-	return list
-}
-
-// emit adds to the report and tells the outputs.
-func (s *session) emit(cases []report.Case, comparisons []report.Comparison) error {
-	for _, c := range cases {
-		if c.Samples == nil {
-			c.Samples = []float64{}
-		}
-		if c.Flags == nil {
-			c.Flags = []string{}
-		}
-		s.report.Cases = append(s.report.Cases, c)
-		for _, o := range s.outputs {
-			if err := o.Case(c); err != nil {
-				return err
-			}
-		}
-	}
-	for _, c := range comparisons {
-		s.report.Comparisons = append(s.report.Comparisons, c)
-		for _, o := range s.outputs {
-			if err := o.Comparison(c); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// settle ends a case with an error. What this machine cannot do is waived.
-func settle(c *report.Case, err error) {
-	c.Status, c.Reason = report.Error, report.Text(err.Error())
-	for _, absent := range []error{vmm.ErrNotSupported, vmm.ErrNoDriver, vmm.ErrNoDevice} {
-		if errors.Is(err, absent) {
-			c.Status = report.Waived
-		}
-	}
-}
-
-func interrupted(c *report.Case, when string) {
-	c.Status, c.Reason = report.Interrupted, report.Text("interrupted: "+when)
 }
 
 // outputs opens where the report goes, so that a path that cannot be written is

@@ -70,7 +70,7 @@ func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *time
 		return t, nil
 	}
 	pinner := raw.(driver.Pinner)
-	g := &gate{waiter: raw.(driver.ValueWaiter)}
+	g := &gate{waiter: raw.(driver.ValueWaiter), timeout: gateTimeout}
 	if g.ptr, g.word, err = pinner.AllocHost(8); err != nil {
 		return t, err
 	}
@@ -188,6 +188,8 @@ type gate struct {
 	ptr    driver.Ptr
 	word   []byte // pinned
 	n      uint64 // how often it was shut
+
+	timeout time.Duration
 }
 
 // shut makes the stream wait. open lets it go on, and says whether it was still
@@ -201,7 +203,7 @@ func (g *gate) shut(s driver.Stream) (open func() (inTime bool), err error) {
 	// No Go code reads the word, so a plain store will do.
 	var once sync.Once
 	store := func() { once.Do(func() { binary.LittleEndian.PutUint32(g.word, uint32(n)) }) }
-	late := time.AfterFunc(gateTimeout, store)
+	late := time.AfterFunc(g.timeout, store)
 	return func() bool {
 		inTime := late.Stop()
 		store()

@@ -10,6 +10,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// tourGrowths keeps the tour short: to grow by allocating and copying takes a
+// thousand times as long as a copy does.
+const tourGrowths = 7
+
 // tour is the command without a subcommand.
 func (a *app) tour() *cobra.Command {
 	var m measureFlags
@@ -27,16 +31,17 @@ Exit status: 0 all passed, 1 a case could not be run, 2 usage, 3 data were wrong
   vmmbench --device host --format json -o tour.txt`,
 	})
 	f := c.Flags()
-	m.add(f, 11, 2*time.Second)
+	m.add(f, 31, 12*time.Second)
 	m.addMinTime(f)
-	f.Var(&sizes, "size", "bytes of one copy; growing goes to four times the largest")
+	f.Var(&sizes, "size", "bytes of one copy; growing goes to twice the largest")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device) ([]group, error) {
 			copies, growths := newBWPlan(), newGrowPlan()
 			copies.article()
 			copies.sizes = sizes
 			largest := slices.Max(sizes)
-			growths.targets = size.List{4 * largest}
+			growths.targets = size.List{2 * largest}
+			growths.samples = tourGrowths
 			growths.step = size.One((largest/4 + 7) &^ 7)
 			list, err := copies.groups(dev, raw)
 			if err != nil {

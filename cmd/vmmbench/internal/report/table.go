@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/jedib0t/go-pretty/v6/table"
 )
@@ -63,29 +64,60 @@ func machine(r *Report) table.Writer {
 
 func devices(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "arch", "pci", "uuid", "peers"})
+	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "arch", "pci", "uuid", "mode", "peers"})
 	for _, d := range r.Devices {
+		unit := "-"
+		if d.Granularity != nil {
+			unit = size.Format(*d.Granularity)
+		}
 		t.AppendRow(table.Row{
-			d.Open, d.Name, dash(d.Driver), size.Format(d.Memory), bytesOf(d.Free), bytesOf(d.Granularity),
-			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(Text(strings.Join(d.Peers, " "))),
+			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), unit,
+			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
 		})
 	}
 	return t
 }
 
+// features has a column for each device, and one for all that answer alike and
+// stand side by side, as the host's do.
 func features(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "feature", "supported", "reason"})
-	for _, d := range r.Devices {
-		for _, f := range d.Features {
-			answer := "?"
-			if f.Supported != nil {
-				answer = map[bool]string{true: "yes", false: "no"}[*f.Supported]
-			}
-			t.AppendRow(table.Row{d.Open, f.Name, answer, f.Reason})
+	header := table.Row{"feature"}
+	var columns [][]string
+	for i, d := range r.Devices {
+		column := answers(d)
+		if n := len(columns); n > 0 && slices.Equal(columns[n-1], column) {
+			first, _, _ := strings.Cut(header[n].(string), " to ")
+			header[n] = first + " to " + r.Devices[i].Open
+			continue
 		}
+		header, columns = append(header, d.Open), append(columns, column)
+	}
+	t.AppendHeader(header)
+	for i := 0; len(columns) > 0 && i < len(r.Devices[0].Features); i++ {
+		row := table.Row{r.Devices[0].Features[i].Name}
+		for _, column := range columns {
+			row = append(row, column[i])
+		}
+		t.AppendRow(row)
 	}
 	return t
+}
+
+// answers is what the probes of a device found: yes, no, or why it is open.
+func answers(d Device) []string {
+	list := make([]string, len(d.Features))
+	for i, f := range d.Features {
+		switch {
+		case f.Supported == nil:
+			list[i] = "open: " + string(f.Reason)
+		case *f.Supported:
+			list[i] = "yes"
+		default:
+			list[i] = "no"
+		}
+	}
+	return list
 }
 
 func limits(r *Report) table.Writer {
@@ -159,9 +191,13 @@ func timing(c Case) table.Row {
 	if s == nil {
 		return table.Row{"-", "-", 0}
 	}
+	interval := "-"
+	if stat.Enough(s.N) {
+		interval = fmt.Sprintf("%.4g to %.4g", s.ValueLow, s.ValueHigh)
+	}
 	return table.Row{
 		fmt.Sprintf("%.4g %s", s.Value, c.Unit),
-		fmt.Sprintf("%.4g to %.4g", s.ValueLow, s.ValueHigh), s.N,
+		interval, s.N,
 	}
 }
 
@@ -170,7 +206,7 @@ func growth(s *Stats) table.Row {
 		return table.Row{"-", "-", "-", "-", "-", "-"}
 	}
 	g := s.Growth
-	return table.Row{span(g.StepP50), span(g.StepP99), span(g.StepMax), size.Format(g.Copied), size.Format(g.Peak), g.Moves}
+	return table.Row{span(g.StepP50), span(g.StepP99), span(g.StepMax), size.Approx(g.Copied), size.Approx(g.Peak), g.Moves}
 }
 
 func verified(c Case) string {
@@ -271,5 +307,5 @@ func bytesOf(n *uint64) string {
 	if n == nil {
 		return "-"
 	}
-	return size.Format(*n)
+	return size.Approx(*n)
 }

@@ -113,3 +113,6 @@ func Format(n uint64) string {
 	}
 	return strconv.FormatUint(n, 10) + units[u]
 }
+
+// Approx prints n rounded to a few digits, for people: 24 GiB.
+func Approx(n uint64) string { return humanize.IBytes(n) }

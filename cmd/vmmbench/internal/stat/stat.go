@@ -3,6 +3,8 @@
 package stat
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -45,33 +47,40 @@ func Summarize(samples []float64, seed uint64) Summary {
 // Quantile is the q-quantile of samples, of which there must be at least one.
 func Quantile(samples []float64, q float64) float64 { return stats.Quantiles(samples, q)[0] }
 
+// fewest is the least number of samples that has a 95 % interval: that all of
+// five lie on one side of the true median happens once in 16 times.
+const fewest = 6
+
+// Enough says whether n samples are enough for an interval.
+func Enough(n int) bool { return n >= fewest }
+
 // Ratio is the median of b over the median of a, with its interval. Sample i of
 // a and of b were taken in the same block, so blocks are what is resampled:
-// what slowed both down cancels. Samples without a partner are left out. ok is
-// false where there is no ratio: no pairs, or a median of zero.
-func Ratio(a, b []float64, seed uint64) (ratio float64, of Interval, ok bool) {
+// what slowed both down cancels. Samples without a partner are left out. It is
+// an error if there are too few pairs, or if a sample of a took no time.
+func Ratio(a, b []float64, seed uint64) (ratio float64, of Interval, err error) {
 	n := min(len(a), len(b))
-	if n == 0 {
-		return 0, Interval{}, false
+	if !Enough(n) {
+		return 0, Interval{}, fmt.Errorf("%d pairs of samples, an interval needs %d", n, fewest)
 	}
 	a, b = a[:n], b[:n]
 	if slices.Min(a) <= 0 {
-		return 0, Interval{}, false // every resampled median must be positive
+		return 0, Interval{}, errors.New("a sample took no time at all") // every resampled median must be positive
 	}
 	of = bootstrap(n, seed, func(draw []int) float64 { return medianOf(b, draw) / medianOf(a, draw) })
-	return stats.Median(b) / stats.Median(a), of, true
+	return stats.Median(b) / stats.Median(a), of, nil
 }
 
 // Drifts says whether the second half of samples differs from the first by more
 // than margin.
 func Drifts(samples []float64, margin float64, seed uint64) bool {
 	half := len(samples) / 2
-	if half < 4 {
-		return false // an interval over fewer is no evidence
+	_, of, err := Ratio(samples[:half], samples[len(samples)-half:], seed)
+	if err != nil {
+		return false
 	}
-	_, of, ok := Ratio(samples[:half], samples[len(samples)-half:], seed)
 	v := Judge(of, margin)
-	return ok && (v == Slower || v == Faster)
+	return v == Slower || v == Faster
 }
 
 // bootstrap draws n indices with replacement, again and again, and gives the

@@ -24,15 +24,16 @@ func TestSummarize(t *testing.T) {
 }
 
 func TestRatio(t *testing.T) {
-	ratio, of, ok := Ratio([]float64{1, 2, 3}, []float64{2, 4, 6, 100}, 1)
-	require.True(t, ok)
+	a := []float64{1, 2, 3, 4, 5, 6}
+	ratio, of, err := Ratio(a, []float64{2, 4, 6, 8, 10, 12, 100}, 1)
+	require.NoError(t, err)
 	require.Equal(t, 2.0, ratio)
 	require.Equal(t, Interval{2, 2}, of, "pairs are kept together, so what changes both alike cancels")
 
-	_, _, ok = Ratio(nil, []float64{1}, 1)
-	require.False(t, ok)
-	_, _, ok = Ratio([]float64{0, 1}, []float64{1, 1}, 1)
-	require.False(t, ok, "a ratio to zero is none")
+	_, _, err = Ratio(a[:5], a[:5], 1)
+	require.ErrorContains(t, err, "needs 6", "five samples have no 95 % interval")
+	_, _, err = Ratio([]float64{0, 1, 1, 1, 1, 1}, a, 1)
+	require.Error(t, err, "a ratio to zero is none")
 }
 
 func TestJudge(t *testing.T) {
@@ -68,8 +69,8 @@ func TestVerdictPower(t *testing.T) {
 				a[i] = 1e6 * (1 + 0.01*r.NormFloat64())
 				b[i] = 1e6 * (1 + c.slowdown) * (1 + 0.01*r.NormFloat64())
 			}
-			_, of, ok := Ratio(a, b, seed)
-			require.True(t, ok)
+			_, of, err := Ratio(a, b, seed)
+			require.NoError(t, err)
 			if Judge(of, 0.02) == c.want {
 				right++
 			}
