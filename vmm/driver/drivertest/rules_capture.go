@@ -10,7 +10,7 @@ func captureRules() []Rule {
 	return []Rule{
 		{Name: "capture-grow", Says: "create, map, set access and unmap are fine during a capture, in every mode", Source: measured, run: captureGrow},
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
-		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: measured, run: captureSpared},
+		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
 		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
 		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
 	}

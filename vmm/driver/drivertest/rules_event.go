@@ -71,9 +71,12 @@ func (c *check) behind(a, b int) {
 	c.must(second.Wait(s2, e), "wait")
 	c.must(second.Copy(c.chunk(p, 1), p, c.gran, s2), "queue a copy")
 	c.must(second.Record(last, s2), "record")
+	returned := make(chan error, 1)
+	go func() { returned <- second.SyncStream(s2) }()
+	c.stays(returned, "sync a stream that waits for an event")
 	c.done(second, last, false)
 	g.open()
-	c.sync(second, s2)
+	c.must(c.returns("sync", func() error { return <-returned }), "sync the stream that waits")
 	c.done(first, e, true)
 	c.reads(first, c.chunk(p, 1), c.gran, 1)
 }

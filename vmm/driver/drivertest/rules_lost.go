@@ -65,10 +65,12 @@ func lostEntry(c *check) {
 			_, err := c.d.Open(0)
 			return err
 		},
-		"SyncIfActive": func() error { return c.d.SyncIfActive(0) },
-		"Supports":     func() error { return c.d.Supports(0, driver.VMM) },
-		"Granularity":  func() error { _, err := c.d.Granularity(private(0)); return err },
-		"Create":       func() error { _, err := c.d.Create(c.gran, private(0)); return err },
+		"SyncIfActive":  func() error { return c.d.SyncIfActive(0) },
+		"Supports":      func() error { return c.d.Supports(0, driver.VMM) },
+		"Granularity":   func() error { _, err := c.d.Granularity(private(0)); return err },
+		"CanAccessPeer": func() error { _, err := c.d.CanAccessPeer(0, 0); return err },
+		"Access":        func() error { _, err := c.d.Access(c.chunk(p, 1), at(0)); return err },
+		"Create":        func() error { _, err := c.d.Create(c.gran, private(0)); return err },
 		"SetAccess": func() error {
 			return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
 		},

@@ -5,7 +5,7 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 func orderRules() []Rule {
 	gated := []driver.Feature{driver.ValueWait}
 	return []Rule{
-		{Name: "unmap-after-sync", Says: "unmapping after the work was waited for does no harm", Source: measured, run: unmapAfterSync},
+		{Name: "unmap-after-sync", Says: "unmapping after the work was waited for does no harm", Source: contract(4), run: unmapAfterSync},
 		{Name: "unmap-after-event", Says: "waiting for the streams that use the memory is enough", Source: contract(4), needs: gated, run: unmapAfterEvent},
 		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks beside running work does no harm and waits for nothing", Source: measured, needs: gated, run: unmapBeside},
 		{Name: "unmap-alias", Says: "unmapping one address of a handle harms no work at its other address", Source: guide, needs: gated, run: unmapAlias},

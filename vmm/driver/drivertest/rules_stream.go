@@ -19,7 +19,7 @@ func streamRules() []Rule {
 		{Name: "stream-own", Says: "Own is one stream that works like any other", Source: seam, run: streamOwn},
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
-		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: measured, needs: gated, run: syncAll},
+		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
 		{Name: "sync-one-device", Says: "a wait for one device does not wait for another", Source: measured, devices: 2, needs: gated, run: syncOneDevice},
 	}
 }

@@ -79,15 +79,14 @@ func runSuite(t *testing.T, suite string, open func(testing.TB) driver.Driver) [
 		}
 		t.Run(r.Name, func(t *testing.T) {
 			c := &check{TB: t, rule: r}
-			defer func() {
+			t.Cleanup(func() { // the last of them, so it knows what the others found
 				results = append(results, Result{Rule: r, Driver: c.name, Outcome: c.outcome()})
-			}()
+			})
+			c.open(open)
 			if r.lost && !isChild(t) {
-				c.open(open)
 				runChild(c, t)
 				return
 			}
-			c.open(open)
 			t.Cleanup(c.giveBack)
 			r.run(c)
 		})
