@@ -134,7 +134,8 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host string, n uint64) group {
 	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n)), samples: math.MaxInt}
 	shared := &bwShared{dev: dev, raw: raw, direction: direction, host: host, size: n}
-	if g.setup = shared.setup; shared.gateable() && canGate(dev, raw) {
+	g.setup = shared.setup
+	if _, _, ok := gateParts(dev, raw); ok && shared.gateable() {
 		g.maxLoops = gatedLoops
 	}
 	payload := n

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -203,7 +204,8 @@ func (s *session) emit(cases []report.Case, comparisons []report.Comparison) err
 
 // settle ends a case with an error. What this machine cannot do is waived.
 func settle(c *report.Case, err error) {
-	c.Status, c.Reason = report.Error, report.Text(err.Error())
+	// Errors that were joined stand on lines of their own, and a reason is one.
+	c.Status, c.Reason = report.Error, report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
 	if absent(err) {
 		c.Status = report.Waived
 	}

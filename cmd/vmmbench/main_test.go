@@ -95,7 +95,7 @@ func TestTour(t *testing.T) {
 }
 
 func TestGrowInPlace(t *testing.T) {
-	code, out, _ := bench(t, "grow", "--device", "host", "--size", "8M", "--step", "1M", "--chunk", "0,2M",
+	code, out, _ := bench(t, "grow", "--device", "host", "--size", "4M", "--step", "512K", "--chunk", "0,2M",
 		"--samples", "2", "--format", "json", "--progress", "off")
 	require.Equal(t, report.ExitPassed, code)
 	for _, c := range parse(t, out).Cases {

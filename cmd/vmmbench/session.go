@@ -37,7 +37,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 		err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
 			return s.run(ctx, a.stderr, dev, raw, plan)
 		})
-		return s.unlessAbsent(a.stderr, m.device, err)
+		return a.unlessAbsent(s, m.device, err)
 	})
 }
 
@@ -96,12 +96,12 @@ func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (e
 }
 
 // unlessAbsent turns an absentError into a waived case, and lets others pass.
-func (s *session) unlessAbsent(stderr io.Writer, device string, err error) error {
+func (a *app) unlessAbsent(s *session, device string, err error) error {
 	var gone absentError
 	if !errors.As(err, &gone) {
 		return err
 	}
-	fmt.Fprintln(stderr, "vmmbench:", err)
+	a.complain(err)
 	c := report.Case{ID: "open/" + device, Axes: report.Axes{{Name: "device", Value: device}}}
 	settle(&c, err)
 	return s.emit([]report.Case{c}, nil)

@@ -27,8 +27,8 @@ It takes less than a minute and checks every byte it moved.
 
 Exit status: 0 all passed, 1 a case could not be run, 2 usage, 3 data were wrong,
 77 this machine can do none of it, 130 interrupted (partial results are written).`,
-		Example: `  vmmbench
-  vmmbench --device host --format json -o tour.txt`,
+		Example: `  vmmbench --device host
+  vmmbench --format json -o tour.txt`,
 	})
 	f := c.Flags()
 	m.add(f, 31, 12*time.Second)
