@@ -121,8 +121,8 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 		}
 		for _, host := range hosts {
 			for _, n := range p.sizes {
-				if n == 0 {
-					return nil, usageError{errors.New("--size 0: there is nothing to copy")}
+				if err := checkSize(n); err != nil {
+					return nil, err
 				}
 				list = append(list, p.group(dev, raw, direction, host, n))
 			}
@@ -142,7 +142,6 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host strin
 	if direction == both {
 		payload *= 2
 	}
-	var grows, others []int
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
 		if kind == memVMM {
@@ -150,13 +149,9 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host strin
 		}
 		for _, chunk := range chunks {
 			name, label := memName(dev, kind), chunkLabel(kind, chunk)
-			if i := len(g.tasks); kind == memVMM {
-				grows = append(grows, i)
-			} else {
-				others = append(others, i)
-			}
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
+				grows: kind == memVMM,
 				c: report.Case{
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitGBs, Bytes: payload,
 					Axes: report.Axes{
@@ -169,10 +164,15 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host strin
 			})
 		}
 	}
-	for _, a := range others {
-		for _, b := range grows {
-			g.pairs = append(g.pairs, pair{a, b})
+	if direction != d2d {
+		g.memory = payload
+	}
+	if dev.Driver().Name() == "host" {
+		ends := uint64(1) // of a copy that are on the device
+		if direction == d2d || direction == both {
+			ends = 2
 		}
+		g.memory += ends * n * uint64(len(g.tasks))
 	}
 	return g
 }

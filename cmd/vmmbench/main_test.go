@@ -220,7 +220,7 @@ func TestNoCUDAExitsWith77(t *testing.T) {
 
 func TestUsageExitsWith2(t *testing.T) {
 	for _, args := range [][]string{
-		{"nosuchcommand"}, {"--nosuchflag"}, {"bw", "extra"}, {"bw", "--size", "lots"}, {"bw", "--size", "0"},
+		{"nosuchcommand"}, {"--nosuchflag"}, {"bw", "extra"}, {"bw", "--size", "lots"}, {"bw", "--size", "0"}, {"bw", "--size", "65T"}, {"--size", "0"},
 		{"grow", "--size", "0"}, {"grow", "--step", "0"}, {"grow", "--step", "7"}, {"grow", "--min-time", "1ms"},
 		{"--samples", "0"}, {"--max-time", "0s"}, {"--min-time", "-1s"}, {"--margin", "200%"}, {"--order", "sideways"},
 		{"--format", "xml"}, {"-o", "out.xml"}, {"--verify", "some"}, {"bw", "--mem", "vmm,none"},
@@ -240,6 +240,17 @@ func TestNoSuchHostDeviceIsWaived(t *testing.T) {
 	code, _, stderr := bench(t, "bw", "--device", "host:99")
 	require.Equal(t, report.ExitWaived, code)
 	require.Contains(t, stderr, "host:99")
+}
+
+func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
+	for _, command := range []string{"bw", "grow"} {
+		code, out, _ := bench(t, command, "--device", "host", "--size", "64T", "--format", "json")
+		require.Equal(t, report.ExitFailed, code)
+		for _, c := range parse(t, out).Cases {
+			require.Equal(t, report.Error, c.Status)
+			require.Contains(t, string(c.Reason), "bytes of host memory")
+		}
+	}
 }
 
 func TestOutputThatCannotBeWritten(t *testing.T) {
