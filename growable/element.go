@@ -37,9 +37,9 @@ func plain(t reflect.Type, path string) error {
 		reflect.Float32, reflect.Float64, reflect.Complex64, reflect.Complex128:
 		return nil
 	case reflect.Int:
-		return fmt.Errorf("%w: %s (%v): use int32 (CUDA's int) or int64", ErrElement, path, t)
+		return fmt.Errorf("%w: %s: use int32 (CUDA's int) or int64", ErrElement, at(path, t))
 	case reflect.Uint, reflect.Uintptr:
-		return fmt.Errorf("%w: %s (%v): use uint32 or uint64", ErrElement, path, t)
+		return fmt.Errorf("%w: %s: use uint32 or uint64", ErrElement, at(path, t))
 	case reflect.Array:
 		if t.Len() == 0 {
 			return nil
@@ -54,7 +54,15 @@ func plain(t reflect.Type, path string) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: %s (%v)", ErrElement, path, t)
+	return fmt.Errorf("%w: %s", ErrElement, at(path, t))
+}
+
+// at is the path to a field and its type, once where they are the same.
+func at(path string, t reflect.Type) string {
+	if path == t.String() {
+		return path
+	}
+	return fmt.Sprintf("%s (%v)", path, t)
 }
 
 // typeName is the type's name, a struct without one in short.

@@ -52,8 +52,22 @@ func (m *memory) drop() error {
 	if m.refs.Add(-1) > 0 {
 		return nil
 	}
+	err := m.release()
+	if err != nil {
+		m.dev.meter.stuck.add(m.size)
+		m.dev.strand(func() error {
+			err := m.release()
+			if err == nil {
+				m.dev.meter.stuck.sub(m.size)
+			}
+			return err
+		})
+	}
+	return err
+}
+
+func (m *memory) release() error {
 	if err := m.dev.drv().Release(m.h); err != nil {
-		m.dev.strand(m)
 		return err
 	}
 	m.dev.meter.committed.sub(m.size)

@@ -23,9 +23,9 @@ type Device struct {
 	mu         sync.Mutex
 	closed     bool
 	open       map[any]opened
-	stranded   []*memory  // released in vain; tried again by Close
-	background int        // closes that their callers stopped waiting for
-	joined     *sync.Cond // on mu: background fell
+	stranded   []func() error // what the driver would not take back; Close tries again
+	background int            // closes that their callers stopped waiting for
+	joined     *sync.Cond     // on mu: background fell
 }
 
 // opened says what the user has open and where it was made.
@@ -227,26 +227,26 @@ func (o opened) where() string {
 	}
 }
 
-// strand keeps memory that the driver would not take back.
-func (d *Device) strand(m *memory) {
+// strand keeps a way to give back what the driver would not take.
+func (d *Device) strand(again func() error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stranded = append(d.stranded, m)
-	d.meter.stuck.add(m.size)
+	d.stranded = append(d.stranded, again)
 }
 
-// unstrand tries once more to release what was stranded. d.mu is held.
+// unstrand tries once more.
 func (d *Device) unstrand() error {
+	d.mu.Lock()
+	all := d.stranded
+	d.stranded = nil
+	d.mu.Unlock()
 	var failed error
-	d.stranded = slices.DeleteFunc(d.stranded, func(m *memory) bool {
-		if err := d.drv().Release(m.h); err != nil {
+	for _, again := range all {
+		if err := again(); err != nil {
 			failed = also(failed, "and", err)
-			return false
+			d.strand(again)
 		}
-		d.meter.stuck.sub(m.size)
-		d.meter.committed.sub(m.size)
-		return true
-	})
+	}
 	return failed
 }
 
@@ -279,22 +279,32 @@ func (d *Device) Close() error {
 }
 
 func (d *Device) close() error {
+	d.join()
+	if err := d.unstrand(); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.background > 0 {
-		d.joined.Wait()
-	}
 	if d.closed {
 		return nil
 	}
 	if len(d.open) > 0 {
 		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.names(), "; "))
 	}
-	if err := d.unstrand(); err != nil {
+	if err := d.port.leave(); err != nil {
 		return err
 	}
 	d.closed = true
-	return d.port.leave()
+	return nil
+}
+
+// join waits for the closes that their callers stopped waiting for.
+func (d *Device) join() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.background > 0 {
+		d.joined.Wait()
+	}
 }
 
 // names says what is open and where it was made, in a stable order, the first

@@ -3,8 +3,6 @@ package vmm
 import (
 	"fmt"
 	"slices"
-
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Use names the streams that work on this memory. It is a promise: from the
@@ -97,9 +95,9 @@ func waitStreams(ports []*port, streams []*Stream) error {
 	}
 	for _, p := range ports {
 		if raw := p.raw.Load(); raw != nil {
-			e, err := mark(raw, raw.Own())
+			e, err := p.mark(raw, raw.Own())
 			if err == nil {
-				err = settle(raw, e)
+				err = p.settle(raw, e)
 			}
 			if err != nil {
 				return fmt.Errorf("wait for the copy stream of device %d: %w", p.n, err)
@@ -107,23 +105,6 @@ func waitStreams(ports []*port, streams []*Stream) error {
 		}
 	}
 	return nil
-}
-
-// mark records a new event at the stream's end of now.
-func mark(dev driver.Device, s driver.Stream) (driver.Event, error) {
-	e, err := dev.NewEvent(EventBlocking)
-	if err != nil {
-		return 0, err
-	}
-	if err := dev.Record(e, s); err != nil {
-		return 0, also(err, "and freeing the event", dev.FreeEvent(e))
-	}
-	return e, nil
-}
-
-// settle waits for the event, asleep, and frees it.
-func settle(dev driver.Device, e driver.Event) error {
-	return also(dev.SyncEvent(e), "and freeing the event", dev.FreeEvent(e))
 }
 
 // notCapturing is ErrCapturing if a stream that is known here is being captured.

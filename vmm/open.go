@@ -113,8 +113,9 @@ func openDriver(drv driver.Driver, n int) (*Device, error) {
 	return nil, fmt.Errorf("%w: driver %s has %d, this is number %d", ErrNoDevice, drv.Name(), len(all), n)
 }
 
-// Devices lists what Open can open: CUDA's devices, then the host's. That there
-// is no CUDA driver is no error; that there is one and it fails is.
+// Devices lists CUDA's devices, then the host's first; "host:1" and on, which
+// share its memory, are opened on demand. That there is no CUDA driver is no
+// error; that there is one and it fails is.
 func Devices() ([]Info, error) {
 	var all []Info
 	drv, err := cuda.Driver()
@@ -128,5 +129,5 @@ func Devices() ([]Info, error) {
 	if err != nil {
 		return nil, &OpError{Op: "list devices", Err: err}
 	}
-	return append(all, here...), nil
+	return append(all, here[:1]...), nil
 }

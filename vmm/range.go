@@ -121,7 +121,11 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 		err = g.setLen(size)
 	}
 	if err != nil {
-		return nil, also(err, "and giving it back", g.Close())
+		if undo := g.close(); undo != nil {
+			err = also(err, "and giving it back", undo)
+			d.strand(g.close)
+		}
+		return nil, err
 	}
 	return g, nil
 }

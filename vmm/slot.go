@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -40,7 +39,7 @@ func (r *Reservation) slotAt(off uint64) int {
 		if s.end() <= off {
 			return -1
 		}
-		return cmp.Or(cmp.Compare(s.off, off), 1)
+		return 1
 	})
 	return i
 }

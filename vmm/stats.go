@@ -42,9 +42,9 @@ func (d *Device) Stats() Stats {
 	if d == nil {
 		return Stats{}
 	}
-	process.mu.Lock()
+	process.addresses.Lock()
 	limit := process.limit
-	process.mu.Unlock()
+	process.addresses.Unlock()
 	m := &d.meter
 	return Stats{
 		Reserved:      m.reserved.now.Load(),

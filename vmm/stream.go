@@ -125,13 +125,14 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 func (s *Stream) Record() (*Event, error) {
 	var e *Event
 	err := s.with(func(dev driver.Device) error {
-		raw, err := mark(dev, s.raw)
+		raw, err := s.dev.port.mark(dev, s.raw)
 		if err != nil {
 			return err
 		}
 		made := &Event{dev: s.dev, raw: raw}
 		if err := s.dev.track(made, "event"); err != nil {
-			return also(err, "and freeing the event", dev.FreeEvent(raw))
+			s.dev.port.recycle(raw)
+			return err
 		}
 		e = made
 		return nil
@@ -240,13 +241,13 @@ func (s *Stream) await() error {
 	dev, err := s.dev.raw()
 	var e driver.Event
 	if err == nil {
-		e, err = mark(dev, s.raw)
+		e, err = s.dev.port.mark(dev, s.raw)
 	}
 	s.mu.RUnlock()
 	if err != nil {
 		return err
 	}
-	return settle(dev, e)
+	return s.dev.port.settle(dev, e)
 }
 
 // notCapturing is ErrCapturing while the stream is being captured.
@@ -363,13 +364,7 @@ func (e *Event) Close() error {
 	if e.closed {
 		return nil
 	}
-	dev, err := e.dev.raw()
-	if err == nil {
-		err = dev.FreeEvent(e.raw)
-	}
-	if err != nil {
-		return e.fail("close event", err)
-	}
+	e.dev.port.recycle(e.raw)
 	e.closed = true
 	e.dev.untrack(e)
 	return nil

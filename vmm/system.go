@@ -14,10 +14,12 @@ import (
 // address budget must hold for the process, and devices of one driver must find
 // each other.
 var process = struct {
-	mu       sync.Mutex
-	limit    uint64
-	reserved uint64
-	systems  map[driver.Driver]*system
+	mu      sync.Mutex // before any other lock of a system or port
+	systems map[driver.Driver]*system
+
+	addresses sync.Mutex
+	limit     uint64
+	reserved  uint64
 }{limit: 1 << 46, systems: map[driver.Driver]*system{}}
 
 // SetAddressLimit changes how many bytes of addresses all reservations of this
@@ -26,16 +28,16 @@ var process = struct {
 // own heap cannot grow and the process dies. A limit below what is reserved
 // already only stops new reservations.
 func SetAddressLimit(bytes uint64) (old uint64) {
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	process.addresses.Lock()
+	defer process.addresses.Unlock()
 	old, process.limit = process.limit, bytes
 	return old
 }
 
 // takeAddresses counts size against the process's limit.
 func takeAddresses(size uint64) error {
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	process.addresses.Lock()
+	defer process.addresses.Unlock()
 	if left := process.limit - min(process.limit, process.reserved); size > left {
 		return fmt.Errorf("%w: %s are left of this process's limit of %s; ask for a smaller Max or see SetAddressLimit",
 			ErrAddressSpace, sizeText(left), sizeText(process.limit))
@@ -46,8 +48,8 @@ func takeAddresses(size uint64) error {
 
 // giveAddresses undoes takeAddresses.
 func giveAddresses(size uint64) {
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	process.addresses.Lock()
+	defer process.addresses.Unlock()
 	process.reserved -= size
 }
 
@@ -73,6 +75,7 @@ type port struct {
 	mu      sync.Mutex
 	users   int
 	streams map[*Stream]struct{}
+	events  []driver.Event // made and free to use; there is no undo to fail
 }
 
 // rawDevice boxes the interface so that it can be loaded atomically.
@@ -101,26 +104,76 @@ func join(drv driver.Driver, n int) *port {
 	return p
 }
 
-// leave undoes join; the last one closes the context.
+// leave undoes join; the last one frees the events and closes the context.
+// Where that fails nobody has left.
 func (p *port) leave() error {
-	p.mu.Lock()
-	p.users--
-	var raw *rawDevice
-	if p.users == 0 {
-		raw = p.raw.Swap(nil)
-	}
-	p.mu.Unlock()
-
 	process.mu.Lock()
+	defer process.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == 1 {
+		if err := p.shut(); err != nil {
+			return err
+		}
+	}
+	p.users--
 	p.sys.users--
 	if p.sys.users == 0 {
 		delete(process.systems, p.sys.drv)
 	}
-	process.mu.Unlock()
+	return nil
+}
+
+// shut gives back what the port has of the driver. It needs p.mu.
+func (p *port) shut() error {
+	raw := p.raw.Load()
 	if raw == nil {
 		return nil
 	}
-	return raw.Close()
+	for len(p.events) > 0 {
+		last := len(p.events) - 1
+		if err := raw.FreeEvent(p.events[last]); err != nil {
+			return err
+		}
+		p.events = p.events[:last]
+	}
+	if err := raw.Close(); err != nil {
+		return err
+	}
+	p.raw.Store(nil)
+	return nil
+}
+
+// mark records an event at the stream's end of now. The caller gives it to recycle.
+func (p *port) mark(dev driver.Device, s driver.Stream) (e driver.Event, err error) {
+	p.mu.Lock()
+	if last := len(p.events) - 1; last >= 0 {
+		e, p.events = p.events[last], p.events[:last]
+	}
+	p.mu.Unlock()
+	if e == 0 {
+		if e, err = dev.NewEvent(EventBlocking); err != nil {
+			return 0, err
+		}
+	}
+	if err := dev.Record(e, s); err != nil {
+		p.recycle(e)
+		return 0, err
+	}
+	return e, nil
+}
+
+// recycle takes an event back that nobody waits for any more.
+func (p *port) recycle(e driver.Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.events = append(p.events, e)
+}
+
+// settle waits for the event, asleep.
+func (p *port) settle(dev driver.Device, e driver.Event) error {
+	defer p.recycle(e)
+	return dev.SyncEvent(e)
 }
 
 // device opens the driver's device at the first call that needs one.

@@ -21,7 +21,8 @@ func runChild(c *check, t *testing.T) {
 		t.Fatalf("find the test binary: %v", err)
 	}
 	cmd := exec.CommandContext(t.Context(), self, "-test.run="+exactly(t.Name()), "-test.v", "-test.timeout=2m")
-	cmd.Env = append(os.Environ(), childEnv+"="+t.Name())
+	// A process under the race detector sleeps a second at its end unless told.
+	cmd.Env = append(os.Environ(), childEnv+"="+t.Name(), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	out, err := cmd.CombinedOutput()
 	switch {
 	case err != nil:

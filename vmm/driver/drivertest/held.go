@@ -77,7 +77,7 @@ func (c *check) mapAt(p driver.Ptr, size uint64, h driver.Handle) {
 
 func (c *check) unmap(p driver.Ptr, size uint64) {
 	c.Helper()
-	c.must(c.d.Unmap(p, size), "unmap %d bytes at %v", size, p)
+	c.must(c.returns("unmap", func() error { return c.d.Unmap(p, size) }), "unmap %d bytes at %v", size, p)
 	for q := range c.held.mapped {
 		if q >= p && q < p+driver.Ptr(size) {
 			delete(c.held.mapped, q)

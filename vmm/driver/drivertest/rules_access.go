@@ -21,15 +21,18 @@ func accessRules() []Rule {
 }
 
 func accessAnswers(c *check) {
-	p, _ := c.chunks(2)
+	p := c.reserve(3 * c.gran)
+	c.mapAt(p, c.gran, c.create(c.gran))
+	c.mapAt(c.chunk(p, 1), 2*c.gran, c.create(2*c.gran))
+	c.access(p, 3*c.gran, grant(0, driver.ReadWrite))
 	levels := []driver.Access{driver.ReadWrite, driver.None, driver.ReadWrite}
 	if c.d.Supports(0, driver.ReadOnlyMap) == nil {
 		levels = append(levels, driver.Read, driver.None, driver.Read)
 	}
 	for _, a := range levels {
-		c.access(c.chunk(p, 1), c.gran, grant(0, a))
+		c.access(c.chunk(p, 1), 2*c.gran, grant(0, a))
 		c.has(c.chunk(p, 1), 0, a)
-		c.has(c.chunk(p, 2)-1, 0, a)
+		c.has(c.chunk(p, 2), 0, a)
 		c.has(p, 0, driver.ReadWrite)
 	}
 }

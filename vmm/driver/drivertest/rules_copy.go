@@ -66,33 +66,31 @@ func copyEmpty(c *check) {
 
 func copyBounds(c *check) {
 	d := c.dev(0)
-	p, _ := c.chunks(3)
+	p, _ := c.chunks(4)
+	c.write(d, p, 4*c.gran, 1)
 	c.unmap(c.chunk(p, 1), c.gran)
-	c.write(d, p, c.gran, 1)
-	c.write(d, c.chunk(p, 2), c.gran, 1)
+	good := c.chunk(p, 2) // two granules
 	gone := c.reserve(c.gran)
 	c.free(gone)
-	buf := bytes.Repeat([]byte{2}, 64)
-	long := bytes.Repeat([]byte{2}, int(2*c.gran))
 	for _, bad := range []struct {
 		p    driver.Ptr
-		b    []byte
+		n    uint64
 		what string
 	}{
-		{c.chunk(p, 1), buf, "in a hole"}, {c.chunk(p, 1) - 1, buf, "into a hole"}, {c.chunk(p, 2) - 63, buf, "out of a hole"},
-		{p, long, "into a hole by a granule"}, {c.chunk(p, 3) - 1, buf, "past the reservation"},
-		{gone, buf, "in a freed range"}, {0, buf, "at 0"}, {1<<64 - 32, buf, "past the top of the address space"},
+		{c.chunk(p, 1), 64, "in a hole"}, {c.chunk(p, 1) - 1, 64, "into a hole"}, {good - 63, 64, "out of a hole"},
+		{p, 2 * c.gran, "into a hole by a granule"}, {c.chunk(p, 4) - 1, 64, "past the reservation"},
+		{gone, 64, "in a freed range"}, {0, 64, "at 0"}, {1<<64 - 32, 64, "past the top of the address space"},
 	} {
-		c.want(d.CopyIn(bad.p, bad.b), "write "+bad.what, driver.ErrInvalid)
-		c.want(d.CopyOut(slices.Clone(bad.b), bad.p), "read "+bad.what, driver.ErrInvalid)
-		n := uint64(len(bad.b))
-		c.want(d.Copy(bad.p, p, min(n, c.gran), d.Own()), "copy to "+bad.what, driver.ErrInvalid)
-		c.want(d.Copy(c.chunk(p, 2), bad.p, min(n, c.gran), d.Own()), "copy from "+bad.what, driver.ErrInvalid)
+		buf := bytes.Repeat([]byte{2}, int(bad.n))
+		c.want(d.CopyIn(bad.p, buf), "write "+bad.what, driver.ErrInvalid)
+		c.want(d.CopyOut(buf, bad.p), "read "+bad.what, driver.ErrInvalid)
+		c.want(d.Copy(bad.p, good, bad.n, d.Own()), "copy to memory "+bad.what, driver.ErrInvalid)
+		c.want(d.Copy(good, bad.p, bad.n, d.Own()), "copy from memory "+bad.what, driver.ErrInvalid)
 	}
-	c.want(d.Copy(p, c.chunk(p, 2), -c.gran, d.Own()), "copy an overflowing size", driver.ErrInvalid)
+	c.want(d.Copy(p, good, -c.gran, d.Own()), "copy an overflowing size", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 	c.reads(d, p, c.gran, 1)
-	c.reads(d, c.chunk(p, 2), c.gran, 1)
+	c.reads(d, good, 2*c.gran, 1)
 }
 
 func copyInDone(c *check) {

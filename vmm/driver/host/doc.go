@@ -1,3 +1,41 @@
-// Package host is host memory as a driver: growable, shareable memory with the
-// rules of a card, on any Linux machine.
+// Package host is host memory as a driver: growable, shareable arrays in
+// ordinary memory, under the rules of a card. It is no mock. Programs without
+// a GPU run on it, and what breaks a rule here would break it on the card.
+//
+// It is pure Go on Linux; elsewhere every call answers driver.ErrNotSupported.
+// All devices of a [Driver] share the process's one page table, so what a
+// device may do is kept in a ledger, and the page table allows what any of
+// them may:
+//
+//	on the card              here
+//	address range            anonymous mapping without access
+//	physical memory          memfd, sealed against shrinking and growing
+//	map                      MAP_FIXED|MAP_SHARED over the range, without access
+//	set access               the ledger; mprotect with the union of it
+//	copies, fills            checked against the ledger when they are queued
+//	capacity of a device     a count, charged at Create and AllocPlain
+//	stream                   a queue and, while it is not empty, a goroutine
+//	illegal address          the device is lost, by bookkeeping: no fault happens
+//	exported descriptor      the memfd opened again, for reading only if shared so
+//	primary context          what the open Devices of an ordinal share
+//	capture                  checked and thrown away; a wait destroys it
+//	plain and pinned memory  anonymous mappings, open to every device
+//
+// Where the card's answer is a matter of luck the strict one is given: work is
+// always late, and memory taken from under it always loses the device.
+//
+// Different from the card: memory is taken from the system when it is first
+// touched, not at Create, so all devices together can promise more than the
+// machine has. Memory that another process created is counted there alone. An
+// event recorded in a capture draws no other stream into it. A fault that a
+// program's own Go pointer meets, through HostBytes, is the program's end.
+//
+// The kernel limits the mappings of a process (vm.max_map_count). Each chunk
+// takes one and each gap between chunks one, so they are counted, and refused
+// with driver.ErrLimit before the kernel would: at its limit no undo works.
+//
+// Lock order: Driver.mem (addresses, handles, access), then Driver.work
+// (streams, events, captures). Neither is held while bytes move. Work is
+// checked and queued under mem held shared, and memory is taken away under mem
+// held whole, so whoever takes it away sees all the work that passed a check.
 package host

@@ -67,33 +67,33 @@ func chunk(t testing.TB, d *Driver, size uint64) driver.Ptr {
 	return p
 }
 
-// gate holds a stream back until open is called; the test's end calls it too.
+// gate holds a stream back until open is called, or the context ends.
 func gate(t testing.TB, v *device, s driver.Stream) (open func()) {
 	t.Helper()
 	p, word, err := v.AllocHost(8)
 	require.NoError(t, err)
 	require.NoError(t, v.WaitValue(s, p, 1, 4))
-	open = func() { binary.NativeEndian.PutUint32(word, 1) }
-	t.Cleanup(open)
-	return open
+	return func() { binary.NativeEndian.PutUint32(word, 1) }
 }
 
-// held is what the process holds of the system.
-type held struct{ fds, mappings int }
+// held is what the process holds of the system, by what it is.
+type held map[string]int
 
 func holds(t testing.TB) held {
 	t.Helper()
+	all := held{}
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
-	maps, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
-	n := 0
-	for line := range strings.Lines(string(maps)) {
-		if strings.Contains(line, "memfd:cuvmm") {
-			n++
+	for _, fd := range fds {
+		// The runtime's own come when they are first needed.
+		if name, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && !strings.HasPrefix(name, "anon_inode:") {
+			all["fd "+name]++
 		}
 	}
-	return held{len(fds), n}
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	all["mappings"] = strings.Count(string(maps), "memfd:cuvmm")
+	return all
 }
 
 func pattern(n int) []byte {

@@ -1,0 +1,112 @@
+//go:build linux
+
+package host
+
+import (
+	"runtime/debug"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// BenchmarkCopyIn is the price of one synchronous copy.
+func BenchmarkCopyIn(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		n    int
+	}{{"size=4", 4}, {"size=64KiB", 64 << 10}, {"size=16MiB", 16 * mib}} {
+		b.Run(c.name, func(b *testing.B) {
+			d := New(Config{})
+			v := open(b, d, 0)
+			p := chunk(b, d, 16*mib)
+			src := pattern(c.n)
+			b.SetBytes(int64(c.n))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := v.CopyIn(p, src); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkCopyInParallel shows what concurrent copies wait for.
+func BenchmarkCopyInParallel(b *testing.B) {
+	d := New(Config{})
+	v := open(b, d, 0)
+	p := chunk(b, d, 16*mib)
+	b.SetBytes(64 << 10)
+	b.RunParallel(func(pb *testing.PB) {
+		src := pattern(64 << 10)
+		for pb.Next() {
+			if err := v.CopyIn(p, src); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
+
+// BenchmarkGrow writes 1 GiB in steps of 16 MiB: in place, into one memory file
+// of the final size, and with append. Each starts from memory that the process
+// does not have yet, which is what growth is about.
+func BenchmarkGrow(b *testing.B) {
+	const size, step = 1 << 30, 16 * mib
+	src := pattern(step)
+	b.Run("by=host", func(b *testing.B) {
+		d := New(Config{})
+		v := open(b, d, 0)
+		b.SetBytes(size)
+		for b.Loop() {
+			p := reserved(b, d, size)
+			var all []driver.Handle
+			for at := driver.Ptr(0); at < size; at += step {
+				h := create(b, d, step, home)
+				all = append(all, h)
+				require.NoError(b, d.Map(p+at, step, h))
+				require.NoError(b, d.SetAccess(p+at, step, grant(0, driver.ReadWrite)))
+				require.NoError(b, v.CopyIn(p+at, src))
+			}
+			b.StopTimer()
+			require.NoError(b, d.Unmap(p, size))
+			for _, h := range all {
+				require.NoError(b, d.Release(h))
+			}
+			require.NoError(b, d.Free(p, size))
+			b.StartTimer()
+		}
+	})
+	b.Run("by=memfd", func(b *testing.B) {
+		d := New(Config{})
+		b.SetBytes(size)
+		for b.Loop() {
+			fd, _, err := d.memfd(size, 0, false)
+			require.NoError(b, err)
+			p, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, fd)
+			require.NoError(b, err)
+			for at := uint64(0); at < size; at += step {
+				copy(bytesAt(p+at, step), src)
+			}
+			b.StopTimer()
+			require.NoError(b, munmap(p, size))
+			require.NoError(b, unix.Close(fd))
+			b.StartTimer()
+		}
+	})
+	b.Run("by=append", func(b *testing.B) {
+		b.SetBytes(size)
+		for b.Loop() {
+			var all []byte
+			for range size / step {
+				all = append(all, src...)
+			}
+			b.StopTimer()
+			all = nil
+			debug.FreeOSMemory()
+			b.StartTimer()
+		}
+	})
+}

@@ -1,0 +1,209 @@
+//go:build linux
+
+package host
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// inChild runs a test again in a process of its own, for what would harm the
+// others: it is true there.
+func inChild(t *testing.T) bool {
+	t.Helper()
+	const name = "CUVMM_HOST_CHILD"
+	if os.Getenv(name) == t.Name() {
+		return true
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.count=1")
+	cmd.Env = append(os.Environ(), name+"="+t.Name())
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return false
+}
+
+func TestMappingsAreCounted(t *testing.T) {
+	const size, chunks = 2 * mib, 8
+	d := New(Config{Memory: 64 * mib, Mappings: chunks})
+	p := reserved(t, d, 2*chunks*size)
+	h := create(t, d, size, home)
+
+	// Every other place: each mapping makes a gap too.
+	var err error
+	n := 0
+	for ; n < chunks; n++ {
+		if err = d.Map(p+driver.Ptr(2*n*size), size, h); err != nil {
+			break
+		}
+	}
+	require.ErrorIs(t, err, driver.ErrLimit)
+	require.ErrorContains(t, err, "vm.max_map_count")
+	require.Equal(t, chunks/2, n)
+	_, err = d.Reserve(size, 0)
+	require.ErrorIs(t, err, driver.ErrLimit)
+
+	// What fills a gap takes no more, and everything can be undone.
+	require.NoError(t, d.Map(p+size, size, h))
+	require.NoError(t, d.Unmap(p, 3*size))
+	for n--; n > 1; n-- {
+		require.NoError(t, d.Unmap(p+driver.Ptr(2*n*size), size))
+	}
+	require.Equal(t, 1, d.mappings)
+	require.NoError(t, d.Free(p, 2*chunks*size))
+	require.Zero(t, d.mappings)
+	require.NoError(t, d.Release(h))
+}
+
+// TestMappingCountIsTheKernels compares the count with /proc in every state
+// that a few chunks in one reservation can be in.
+func TestMappingCountIsTheKernels(t *testing.T) {
+	const size, places = 2 * mib, 4
+	d := New(Config{Memory: 64 * mib})
+	h := create(t, d, size, home)
+	p := reserved(t, d, places*size)
+	is := 0 // bit i: mapped at place i
+	for step := range 1 << (2 * places) {
+		i := step * 7 % places * (1 + step%3) % places
+		at := p + driver.Ptr(i*size)
+		if is&(1<<i) == 0 {
+			require.NoError(t, d.Map(at, size, h))
+		} else {
+			require.NoError(t, d.Unmap(at, size))
+		}
+		is ^= 1 << i
+		require.Equal(t, inside(t, p, places*size), d.mappings)
+	}
+	for i := range places {
+		if is&(1<<i) != 0 {
+			require.NoError(t, d.Unmap(p+driver.Ptr(i*size), size))
+		}
+	}
+	require.NoError(t, d.Free(p, places*size))
+	require.NoError(t, d.Release(h))
+}
+
+// inside is how many mappings the kernel has in a span. A gap at its edge may
+// be one with the neighbour's.
+func inside(t *testing.T, p driver.Ptr, size uint64) int {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	n := 0
+	for line := range bytes.Lines(maps) {
+		from, to := bounds(t, line)
+		if from < uint64(p)+size && uint64(p) < to {
+			n++
+		}
+	}
+	return n
+}
+
+func bounds(t *testing.T, line []byte) (from, to uint64) {
+	t.Helper()
+	span, _, _ := bytes.Cut(line, []byte{' '})
+	a, b, _ := bytes.Cut(span, []byte{'-'})
+	from, err := strconv.ParseUint(string(a), 16, 64)
+	require.NoError(t, err)
+	to, err = strconv.ParseUint(string(b), 16, 64)
+	require.NoError(t, err)
+	return from, to
+}
+
+func TestOutOfDescriptors(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	d := New(Config{Memory: 1 << 30})
+	before := holds(t)
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}))
+	var all []driver.Handle
+	var err error
+	for len(all) < 64 {
+		var h driver.Handle
+		if h, err = d.Create(2*mib, shared); err != nil {
+			break
+		}
+		all = append(all, h)
+	}
+	require.ErrorIs(t, err, driver.ErrLimit)
+	require.ErrorIs(t, err, unix.EMFILE)
+	require.Equal(t, uint64(len(all)*2*mib), d.units[0].used, "a failed Create is not counted")
+
+	// Creating a share needs two for a moment, so one may be left.
+	if h, err := d.Create(2*mib, home); err == nil {
+		all = append(all, h)
+	}
+	_, err = d.Export(all[0])
+	require.ErrorIs(t, err, driver.ErrLimit)
+	require.ErrorIs(t, d.Supports(0, driver.SharesFD), driver.ErrLimit)
+	for _, h := range all {
+		require.NoError(t, d.Release(h))
+	}
+	require.Equal(t, before, holds(t))
+	require.NoError(t, d.Supports(0, driver.SharesFD))
+}
+
+func TestOutOfAddresses(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	d := New(Config{Memory: 64 * mib})
+	for _, size := range []uint64{1 << 47, 1 << 62, 1<<63 - 2*mib, 1 << 63, ^uint64(0) - 2*mib + 1} {
+		_, err := d.Reserve(size, 0)
+		require.ErrorIs(t, err, driver.ErrAddressSpace, "%d", size)
+		require.NotErrorIs(t, err, driver.ErrOutOfMemory)
+	}
+	_, err := d.Reserve(2*mib, 1<<63)
+	require.ErrorIs(t, err, driver.ErrAddressSpace)
+
+	var all []driver.Ptr
+	const step = 1 << 40
+	for {
+		p, err := d.Reserve(step, 0)
+		if err != nil {
+			require.ErrorIs(t, err, driver.ErrAddressSpace)
+			break
+		}
+		all = append(all, p)
+	}
+	t.Logf("%d reservations of 1 TiB", len(all))
+	require.GreaterOrEqual(t, len(all), 64)
+	// Go's own heap still finds addresses.
+	big := make([]byte, 256*mib)
+	big[len(big)-1] = 1
+	for _, p := range all {
+		require.NoError(t, d.Free(p, step))
+	}
+	require.Zero(t, d.reserved)
+
+	// The kernel's refusal is told apart from memory too.
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: 1 << 40, Max: unix.RLIM_INFINITY}))
+	_, err = d.Reserve(2<<40, 0)
+	require.ErrorIs(t, err, driver.ErrAddressSpace)
+	require.ErrorIs(t, err, unix.ENOMEM)
+	require.Zero(t, d.mappings)
+}
+
+func TestAlignment(t *testing.T) {
+	for _, c := range []Config{{}, {PageGranularity: true}} {
+		d := New(c)
+		for _, align := range []uint64{0, 1, 4096, 2 * mib, 64 * mib, 1 << 35} {
+			before, err := os.ReadFile("/proc/self/maps")
+			require.NoError(t, err)
+			p, err := d.Reserve(6*mib, align)
+			require.NoError(t, err)
+			require.Zero(t, uint64(p)%max(align, d.granularity))
+			require.NoError(t, d.Free(p, 6*mib))
+			after, err := os.ReadFile("/proc/self/maps")
+			require.NoError(t, err)
+			require.InDelta(t, bytes.Count(before, []byte{'\n'}), bytes.Count(after, []byte{'\n'}), 2)
+		}
+	}
+}

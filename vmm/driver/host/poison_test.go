@@ -1,0 +1,226 @@
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// TestStormOfCopiesAndUnmaps takes memory away from copies in every state. A
+// single page touched too late would end the process with SIGSEGV.
+func TestStormOfCopiesAndUnmaps(t *testing.T) {
+	const size, copiers = 4 * mib, 3
+	lost := 0
+	for round := range 40 {
+		d := New(Config{Devices: 2, Memory: 64 * mib})
+		p := chunk(t, d, size)
+		require.NoError(t, d.SetAccess(p, size, grant(1, driver.ReadWrite)))
+		stop := make(chan struct{})
+		var started, ended sync.WaitGroup
+		for i := range copiers {
+			v := open(t, d, i%2)
+			s, err := v.NewStream()
+			require.NoError(t, err)
+			started.Add(1)
+			ended.Go(func() {
+				buf := make([]byte, size)
+				for n := 0; ; n++ {
+					var err error
+					switch (n + i) % 4 {
+					case 0:
+						err = v.CopyIn(p, buf)
+					case 1:
+						err = v.CopyOut(buf, p)
+					case 2:
+						err = v.Fill(p, uint32(n), 4, size/4, s)
+					case 3:
+						err = v.Copy(p+size/2, p, size/2, s)
+					}
+					if n == 0 {
+						started.Done()
+					}
+					if err != nil && !errors.Is(err, driver.ErrDeviceLost) && !errors.Is(err, driver.ErrInvalid) {
+						t.Error(err)
+					}
+					select {
+					case <-stop:
+						return
+					default:
+					}
+				}
+			})
+		}
+		started.Wait()
+		switch round % 3 {
+		case 0:
+			require.NoError(t, d.Unmap(p, size))
+		case 1:
+			require.NoError(t, d.SetAccess(p, size, []driver.Grant{{To: on(0)}, {To: on(1)}}))
+		case 2:
+			require.NoError(t, d.SetAccess(p, size, []driver.Grant{{To: on(0), Access: driver.Read}, {To: on(1)}}))
+		}
+		close(stop)
+		ended.Wait()
+		for _, u := range d.units {
+			if u.lost.Load() {
+				lost++
+			}
+		}
+	}
+	require.NotZero(t, lost, "no unmap met running work: this test tests nothing")
+}
+
+// TestLostDeviceGivesBack holds that memory can be given back, that nothing of
+// the system is kept, and that no goroutine stays behind a closed gate.
+func TestLostDeviceGivesBack(t *testing.T) {
+	before := holds(t)
+	d := New(Config{Devices: 2, Memory: 64 * mib})
+	v, err := d.Open(0)
+	require.NoError(t, err)
+	other := open(t, d, 1)
+	p := reserved(t, d, 8*mib)
+	h := create(t, d, 4*mib, home)
+	for i := range driver.Ptr(2) {
+		require.NoError(t, d.Map(p+i*4*mib, 4*mib, h))
+	}
+	both := []driver.Grant{{To: on(0), Access: driver.ReadWrite}, {To: on(1), Access: driver.Read}}
+	require.NoError(t, d.SetAccess(p, 8*mib, both))
+	s, err := v.NewStream()
+	require.NoError(t, err)
+	gate(t, v.(*device), s)
+	require.NoError(t, v.Fill(p, 1, 4, mib, s))
+	e, err := v.NewEvent(0)
+	require.NoError(t, err)
+	require.NoError(t, v.Record(e, s))
+	require.NoError(t, other.Wait(0, e))
+
+	require.NoError(t, d.SetAccess(p, 8*mib, grant(0, driver.Read)), "nothing is queued that may not read")
+	require.ErrorIs(t, v.SyncStream(s), driver.ErrDeviceLost)
+	require.NoError(t, other.Sync(), "a wait for lost work ends")
+	require.NoError(t, other.CopyOut(make([]byte, 4*mib), p))
+	require.ErrorIs(t, other.SyncEvent(e), driver.ErrDeviceLost)
+
+	for name, err := range map[string]error{
+		"SetAccess":    d.SetAccess(p, 4*mib, grant(0, driver.Read)),
+		"Map":          d.Map(p, 4*mib, h),
+		"SyncIfActive": d.SyncIfActive(0),
+		"Supports":     d.Supports(0, driver.VMM),
+		"CopyOut":      v.CopyOut(make([]byte, 1), p),
+		"Sync":         v.Sync(),
+	} {
+		require.ErrorIs(t, err, driver.ErrDeviceLost, name)
+	}
+	_, err = d.Open(0)
+	require.ErrorIs(t, err, driver.ErrDeviceLost)
+
+	require.NoError(t, d.SetAccess(p, 4*mib, []driver.Grant{{To: on(0)}}))
+	require.NoError(t, d.Unmap(p, 8*mib))
+	require.NoError(t, d.Release(h))
+	require.NoError(t, d.Free(p, 8*mib))
+	require.NoError(t, v.FreeEvent(e))
+	require.NoError(t, v.FreeStream(s))
+	require.NoError(t, v.Close())
+	require.NoError(t, v.Close())
+	require.Zero(t, d.units[0].used)
+	require.Equal(t, before, holds(t))
+	require.Zero(t, d.mappings, "the gate went with its context")
+}
+
+// TestCloseEndsQueuedWork closes the last Device behind a closed gate.
+func TestCloseEndsQueuedWork(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	a, err := d.Open(0)
+	require.NoError(t, err)
+	b, err := d.Open(0)
+	require.NoError(t, err)
+	require.NotEqual(t, a.Own(), b.Own())
+	p := chunk(t, d, 4*mib)
+	gate(t, a.(*device), b.Own())
+	require.NoError(t, b.Fill(p, 1, 1, 4*mib, b.Own()))
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, a.Sync(), driver.ErrClosed)
+	require.NoError(t, b.Close())
+	require.NoError(t, d.SyncIfActive(0), "nobody has it open")
+	require.Equal(t, 1, d.mappings, "the chunk is left, the gate's block is not")
+	require.NoError(t, d.Unmap(p, 4*mib))
+	require.False(t, d.units[0].lost.Load())
+}
+
+// TestFreeWaits holds that pinned memory stays until queued work, another
+// device's too, has left it.
+func TestFreeWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New(Config{Devices: 2, Memory: 64 * mib})
+		v, other := open(t, d, 0), open(t, d, 1)
+		p := chunk(t, d, 4*mib)
+		require.NoError(t, d.SetAccess(p, 4*mib, grant(1, driver.ReadWrite)))
+		host, buf, err := v.AllocHost(4 * mib)
+		require.NoError(t, err)
+		copy(buf, pattern(4*mib))
+		s, err := other.NewStream()
+		require.NoError(t, err)
+		pass := gate(t, other, s)
+		require.NoError(t, other.Copy(p, host, 4*mib, s))
+
+		freed := make(chan error, 1)
+		go func() { freed <- v.FreeHost(host) }()
+		synctest.Wait()
+		require.Empty(t, freed, "freed under queued work")
+		pass()
+		require.NoError(t, <-freed)
+		require.NoError(t, other.SyncStream(s))
+		got := make([]byte, 4*mib)
+		require.NoError(t, v.CopyOut(got, p))
+		require.Equal(t, pattern(4*mib), got)
+		require.ErrorIs(t, v.FreeHost(host), driver.ErrInvalid)
+	})
+}
+
+// TestNothingDrifts runs whole cycles and compares what the process holds.
+func TestNothingDrifts(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	cycle := func() {
+		v, err := d.Open(0)
+		require.NoError(t, err)
+		p := reserved(t, d, 16*mib)
+		h := create(t, d, 2*mib, shared)
+		require.NoError(t, d.Map(p, 2*mib, h))
+		require.NoError(t, d.Map(p+4*mib, 2*mib, h))
+		require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.ReadWrite)))
+		require.NoError(t, v.CopyIn(p, pattern(2*mib)))
+		fd, err := d.Export(h)
+		require.NoError(t, err)
+		i, err := d.Import(fd, 2*mib, shared)
+		require.NoError(t, err)
+		require.NoError(t, unix.Close(fd))
+		plain, err := v.(*device).AllocPlain(mib + 1)
+		require.NoError(t, err)
+		require.NoError(t, v.Copy(plain, p, mib, v.Own()))
+		require.NoError(t, v.(*device).FreePlain(plain))
+		require.NoError(t, d.Unmap(p, 2*mib))
+		require.NoError(t, d.Unmap(p+4*mib, 2*mib))
+		require.NoError(t, d.Release(h))
+		require.NoError(t, d.Release(i))
+		require.NoError(t, d.Free(p, 16*mib))
+		require.NoError(t, v.Close())
+	}
+	cycle()
+	before := holds(t)
+	for range 200 {
+		cycle()
+	}
+	require.Equal(t, before, holds(t))
+	require.Zero(t, d.mappings)
+	require.Zero(t, d.reserved)
+	require.Zero(t, d.units[0].used)
+	require.Empty(t, d.created)
+	require.Empty(t, d.orphans)
+	require.Empty(t, d.events)
+}
