@@ -112,7 +112,7 @@ and writes every byte: its traffic is twice that, and is printed beside it.`,
 }
 
 // groups plans one group for each direction, host memory and size.
-func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
+func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
 	var list []group
 	for _, direction := range p.directions.values {
 		hosts := p.hosts.values
@@ -124,16 +124,18 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 				if err := checkSize(n); err != nil {
 					return nil, err
 				}
-				list = append(list, p.group(dev, raw, direction, host, n))
+				list = append(list, p.group(dev, raw, seed, direction, host, n))
 			}
 		}
 	}
 	return list, nil
 }
 
-func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host string, n uint64) group {
+func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, direction, host string, n uint64) group {
 	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n)), samples: math.MaxInt}
 	shared := &bwShared{dev: dev, raw: raw, direction: direction, host: host, size: n}
+	// Data left over from one group cannot pass in another.
+	shared.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = shared.setup
 	if _, _, ok := gateParts(dev, raw); ok && shared.gateable() {
 		g.maxLoops = gatedLoops
@@ -209,6 +211,7 @@ type bwShared struct {
 	raw             driver.Device
 	direction, host string
 	size            uint64
+	pattern         verify.Pattern
 	up, down        *buffer // host memory that is read, that is written; nil if unused
 }
 
@@ -229,7 +232,7 @@ func (s *bwShared) setup() (func() error, error) {
 		if s.up, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
 			return nil, err
 		}
-		if err := s.up.fill(s.pattern()); err != nil {
+		if err := s.up.fill(s.pattern); err != nil {
 			return nil, errors.Join(err, undo())
 		}
 	}
@@ -241,14 +244,8 @@ func (s *bwShared) setup() (func() error, error) {
 	return undo, nil
 }
 
-// pattern differs from group to group, so that data left over from one cannot
-// pass in another.
-func (s *bwShared) pattern() verify.Pattern {
-	return verify.Pattern{Seed: measure.Seed(s.size, s.direction+s.host)}
-}
-
 func (s *bwShared) contender(kind string, chunk uint64) (_ contender, err error) {
-	c := &copier{pattern: s.pattern(), direction: s.direction}
+	c := &copier{pattern: s.pattern, direction: s.direction}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())

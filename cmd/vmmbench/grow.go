@@ -64,7 +64,7 @@ first step includes making the container; giving the memory back is not timed.`,
 	return c
 }
 
-func (p *growPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
+func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
 	if p.step == 0 || p.step%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step)}
 	}
@@ -73,12 +73,12 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 		if err := checkSize(target); err != nil {
 			return nil, err
 		}
-		list = append(list, p.group(dev, raw, target))
+		list = append(list, p.group(dev, raw, seed, target))
 	}
 	return list, nil
 }
 
-func (p *growPlan) group(dev *vmm.Device, raw driver.Device, target uint64) group {
+func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64) group {
 	g := group{name: "grow/" + size.Format(target), samples: p.samples, maxLoops: 1}
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
@@ -104,7 +104,7 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, target uint64) grou
 					}
 					return &growth{
 						start: start, undo: undo, target: target, step: make([]byte, min(uint64(p.step), target)),
-						pattern: verify.Pattern{Seed: target},
+						pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
 					}, nil
 				},
 			})

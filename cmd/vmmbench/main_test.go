@@ -163,6 +163,23 @@ func TestCorruptByteExitsWith3(t *testing.T) {
 	}
 }
 
+func TestSeedDecidesTheData(t *testing.T) {
+	expected := func(command, seed string) (bytes []byte) {
+		_, out, _ := bench(t, command, "--device", "host", "--size", "64K", "--samples", "1", "--seed", seed,
+			"--corrupt", "0", "--progress", "off", "--format", "json")
+		for _, c := range parse(t, out).Cases {
+			if c.Verify != nil {
+				bytes = append(bytes, c.Verify.FirstBad.Expected)
+			}
+		}
+		return bytes
+	}
+	for _, command := range []string{"bw", "grow"} {
+		require.Equal(t, expected(command, "1"), expected(command, "1"))
+		require.NotEqual(t, expected(command, "1"), expected(command, "2"))
+	}
+}
+
 // interrupter cancels at the n-th line of progress.
 type interrupter struct {
 	n      int
