@@ -147,8 +147,9 @@ func (b *buffer) fill(p verify.Pattern) error {
 // poison overwrites everything with verify.Poison.
 func (b *buffer) poison() error {
 	if b.host != nil {
-		for i := range b.host {
-			b.host[i] = verify.Poison
+		b.host[0] = verify.Poison
+		for n := 1; n < len(b.host); n *= 2 {
+			copy(b.host[n:], b.host[:n])
 		}
 		return nil
 	}

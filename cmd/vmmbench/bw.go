@@ -112,7 +112,7 @@ and writes every byte: its traffic is twice that, and is printed beside it.`,
 }
 
 // groups plans one group for each direction, host memory and size.
-func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
+func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
 	var list []group
 	for _, direction := range p.directions.values {
 		hosts := p.hosts.values
@@ -121,27 +121,29 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
 		}
 		for _, host := range hosts {
 			for _, n := range p.sizes {
-				if n == 0 {
-					return nil, usageError{errors.New("--size 0: there is nothing to copy")}
+				if err := checkSize(n); err != nil {
+					return nil, err
 				}
-				list = append(list, p.group(dev, raw, direction, host, n))
+				list = append(list, p.group(dev, raw, seed, direction, host, n))
 			}
 		}
 	}
 	return list, nil
 }
 
-func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host string, n uint64) group {
+func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, direction, host string, n uint64) group {
 	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n)), samples: math.MaxInt}
 	shared := &bwShared{dev: dev, raw: raw, direction: direction, host: host, size: n}
-	if g.setup = shared.setup; shared.gateable() && canGate(dev, raw) {
+	// Data left over from one group cannot pass in another.
+	shared.pattern.Seed = measure.Seed(seed, g.name)
+	g.setup = shared.setup
+	if _, _, ok := gateParts(dev, raw); ok && shared.gateable() {
 		g.maxLoops = gatedLoops
 	}
 	payload := n
 	if direction == both {
 		payload *= 2
 	}
-	var grows, others []int
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
 		if kind == memVMM {
@@ -149,13 +151,9 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host strin
 		}
 		for _, chunk := range chunks {
 			name, label := memName(dev, kind), chunkLabel(kind, chunk)
-			if i := len(g.tasks); kind == memVMM {
-				grows = append(grows, i)
-			} else {
-				others = append(others, i)
-			}
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
+				grows: kind == memVMM,
 				c: report.Case{
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitGBs, Bytes: payload,
 					Axes: report.Axes{
@@ -168,10 +166,15 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host strin
 			})
 		}
 	}
-	for _, a := range others {
-		for _, b := range grows {
-			g.pairs = append(g.pairs, pair{a, b})
+	if direction != d2d {
+		g.memory = payload
+	}
+	if dev.Driver().Name() == "host" {
+		ends := uint64(1) // of a copy that are on the device
+		if direction == d2d || direction == both {
+			ends = 2
 		}
+		g.memory += ends * n * uint64(len(g.tasks))
 	}
 	return g
 }
@@ -208,6 +211,7 @@ type bwShared struct {
 	raw             driver.Device
 	direction, host string
 	size            uint64
+	pattern         verify.Pattern
 	up, down        *buffer // host memory that is read, that is written; nil if unused
 }
 
@@ -228,7 +232,7 @@ func (s *bwShared) setup() (func() error, error) {
 		if s.up, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
 			return nil, err
 		}
-		if err := s.up.fill(s.pattern()); err != nil {
+		if err := s.up.fill(s.pattern); err != nil {
 			return nil, errors.Join(err, undo())
 		}
 	}
@@ -240,14 +244,8 @@ func (s *bwShared) setup() (func() error, error) {
 	return undo, nil
 }
 
-// pattern differs from group to group, so that data left over from one cannot
-// pass in another.
-func (s *bwShared) pattern() verify.Pattern {
-	return verify.Pattern{Seed: measure.Seed(s.size, s.direction+s.host)}
-}
-
 func (s *bwShared) contender(kind string, chunk uint64) (_ contender, err error) {
-	c := &copier{pattern: s.pattern(), direction: s.direction}
+	c := &copier{pattern: s.pattern, direction: s.direction}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())

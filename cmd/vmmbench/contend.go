@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -37,6 +38,9 @@ func (s *session) contend(ctx context.Context, g group, cases []report.Case) (er
 			interrupted(&cases[i], "not started")
 		}
 		return nil
+	}
+	if free, ok := meminfo("MemAvailable"); ok && g.memory > free {
+		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {
 		undo, err := g.setup()
@@ -149,8 +153,8 @@ func bandwidth(bytes uint64, ns float64) float64 {
 
 // compare makes the comparisons of a group.
 func (s *session) compare(g group, cases []report.Case) []report.Comparison {
-	list := make([]report.Comparison, len(g.pairs))
-	for i, p := range g.pairs {
+	var list []report.Comparison
+	for _, p := range g.pairs() {
 		a, b := cases[p.a], cases[p.b]
 		c := report.Comparison{
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
@@ -169,7 +173,7 @@ func (s *session) compare(g group, cases []report.Case) []report.Comparison {
 				c.Ratio, c.Low, c.High, c.Verdict = &ratio, &of.Low, &of.High, stat.Judge(of, c.Margin)
 			}
 		}
-		list[i] = c
+		list = append(list, c)
 	}
 	return list
 }
@@ -203,7 +207,8 @@ func (s *session) emit(cases []report.Case, comparisons []report.Comparison) err
 
 // settle ends a case with an error. What this machine cannot do is waived.
 func settle(c *report.Case, err error) {
-	c.Status, c.Reason = report.Error, report.Text(err.Error())
+	// Errors that were joined stand on lines of their own, and a reason is one.
+	c.Status, c.Reason = report.Error, report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
 	if absent(err) {
 		c.Status = report.Waived
 	}

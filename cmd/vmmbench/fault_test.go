@@ -81,7 +81,7 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 // by itself, and the sample says that it was not gated.
 func TestGateThatTimesOut(t *testing.T) {
 	dev, raw := device(t, func(drivertest.Call) error { return nil })
-	if !canGate(dev, raw) {
+	if _, _, ok := gateParts(dev, raw); !ok {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
 	timer, err := newTimer(dev, raw, 1, true)

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
@@ -22,19 +24,45 @@ type contender interface {
 // task is a case to be.
 type task struct {
 	label string      // its name within the group
+	grows bool        // on memory of this project, which the others are compared with
 	c     report.Case // ID, Axes, Unit and Bytes are set
 	open  func() (contender, error)
 }
 
-// group is what is measured against each other. Each pair becomes a comparison
-// of task b with task a.
+// group is what is measured against each other.
 type group struct {
 	name     string
 	tasks    []task
-	pairs    []pair
 	samples  int                                   // of each at most
 	maxLoops int                                   // repetitions in a sample at most; 0 is no bound
+	memory   uint64                                // bytes of the host that it needs at once, about
 	setup    func() (undo func() error, err error) // what the contenders share; may be nil
 }
 
+// pairs are the comparisons to make: each task that grows, b, with each that
+// does not, a.
+func (g group) pairs() []pair {
+	var list []pair
+	for a := range g.tasks {
+		for b := range g.tasks {
+			if g.tasks[b].grows && !g.tasks[a].grows {
+				list = append(list, pair{a, b})
+			}
+		}
+	}
+	return list
+}
+
 type pair struct{ a, b int }
+
+// largest is the largest size that is measured, 64 TiB: no machine has more,
+// and sums of it do not overflow.
+const largest = 1 << 46
+
+// checkSize refuses a size that makes no sense.
+func checkSize(n uint64) error {
+	if n == 0 || n > largest {
+		return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(largest))}
+	}
+	return nil
+}

@@ -97,8 +97,8 @@ func (g *inPlace) buffer() *buffer {
 type copying struct {
 	raw   driver.Device
 	alloc func(uint64) (driver.Ptr, error)
-	free  func(driver.Ptr) error        // in the order of the library's stream
-	room  func(cap, need uint64) uint64 // the next capacity
+	free  func(driver.Ptr) error         // in the order of the library's stream
+	room  func(have, need uint64) uint64 // the next capacity
 	ptr   driver.Ptr
 	len   uint64
 	cap   uint64
@@ -106,8 +106,8 @@ type copying struct {
 	copied, peak uint64
 }
 
-func exactly(_, need uint64) uint64    { return need }
-func doubling(cap, need uint64) uint64 { return max(2*cap, need) }
+func exactly(_, need uint64) uint64     { return need }
+func doubling(have, need uint64) uint64 { return max(2*have, need) }
 
 func (g *copying) append(p []byte) error {
 	if need := g.len + uint64(len(p)); need > g.cap {

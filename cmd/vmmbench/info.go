@@ -34,7 +34,7 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 					s.report.Devices = append(s.report.Devices, describeDevice(dev))
 					return nil
 				})
-				if err := s.unlessAbsent(a.stderr, name, err); err != nil {
+				if err := a.unlessAbsent(s, name, err); err != nil {
 					return err
 				}
 			}

@@ -95,7 +95,7 @@ func TestTour(t *testing.T) {
 }
 
 func TestGrowInPlace(t *testing.T) {
-	code, out, _ := bench(t, "grow", "--device", "host", "--size", "8M", "--step", "1M", "--chunk", "0,2M",
+	code, out, _ := bench(t, "grow", "--device", "host", "--size", "4M", "--step", "512K", "--chunk", "0,2M",
 		"--samples", "2", "--format", "json", "--progress", "off")
 	require.Equal(t, report.ExitPassed, code)
 	for _, c := range parse(t, out).Cases {
@@ -163,6 +163,23 @@ func TestCorruptByteExitsWith3(t *testing.T) {
 	}
 }
 
+func TestSeedDecidesTheData(t *testing.T) {
+	expected := func(command, seed string) (bytes []byte) {
+		_, out, _ := bench(t, command, "--device", "host", "--size", "64K", "--samples", "1", "--seed", seed,
+			"--corrupt", "0", "--progress", "off", "--format", "json")
+		for _, c := range parse(t, out).Cases {
+			if c.Verify != nil {
+				bytes = append(bytes, c.Verify.FirstBad.Expected)
+			}
+		}
+		return bytes
+	}
+	for _, command := range []string{"bw", "grow"} {
+		require.Equal(t, expected(command, "1"), expected(command, "1"))
+		require.NotEqual(t, expected(command, "1"), expected(command, "2"))
+	}
+}
+
 // interrupter cancels at the n-th line of progress.
 type interrupter struct {
 	n      int
@@ -220,7 +237,7 @@ func TestNoCUDAExitsWith77(t *testing.T) {
 
 func TestUsageExitsWith2(t *testing.T) {
 	for _, args := range [][]string{
-		{"nosuchcommand"}, {"--nosuchflag"}, {"bw", "extra"}, {"bw", "--size", "lots"}, {"bw", "--size", "0"},
+		{"nosuchcommand"}, {"--nosuchflag"}, {"bw", "extra"}, {"bw", "--size", "lots"}, {"bw", "--size", "0"}, {"bw", "--size", "65T"}, {"--size", "0"},
 		{"grow", "--size", "0"}, {"grow", "--step", "0"}, {"grow", "--step", "7"}, {"grow", "--min-time", "1ms"},
 		{"--samples", "0"}, {"--max-time", "0s"}, {"--min-time", "-1s"}, {"--margin", "200%"}, {"--order", "sideways"},
 		{"--format", "xml"}, {"-o", "out.xml"}, {"--verify", "some"}, {"bw", "--mem", "vmm,none"},
@@ -240,6 +257,17 @@ func TestNoSuchHostDeviceIsWaived(t *testing.T) {
 	code, _, stderr := bench(t, "bw", "--device", "host:99")
 	require.Equal(t, report.ExitWaived, code)
 	require.Contains(t, stderr, "host:99")
+}
+
+func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
+	for _, command := range []string{"bw", "grow"} {
+		code, out, _ := bench(t, command, "--device", "host", "--size", "64T", "--format", "json")
+		require.Equal(t, report.ExitFailed, code)
+		for _, c := range parse(t, out).Cases {
+			require.Equal(t, report.Error, c.Status)
+			require.Contains(t, string(c.Reason), "bytes of host memory")
+		}
+	}
 }
 
 func TestOutputThatCannotBeWritten(t *testing.T) {

@@ -44,7 +44,7 @@ func isTerminal(f *os.File) bool {
 func (p *progress) begin(name string) {
 	p.n++
 	if p.bar == nil {
-		fmt.Fprintf(p.w, "[%d/%d] %s\n", p.n, p.of, name)
+		_, _ = fmt.Fprintf(p.w, "[%d/%d] %s\n", p.n, p.of, name)
 		return
 	}
 	if p.started {

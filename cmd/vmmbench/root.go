@@ -35,13 +35,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return a.code
 	}
-	fmt.Fprintln(stderr, "vmmbench:", err)
+	a.complain(err)
 	var usage usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintln(stderr, "See vmmbench --help.")
+		a.complain(errors.New("see vmmbench --help"))
 		return report.ExitUsage
 	}
 	return report.ExitFailed
+}
+
+// complain tells people of an error. If even that fails there is nobody to tell.
+func (a *app) complain(err error) {
+	_, _ = fmt.Fprintln(a.stderr, "vmmbench:", err)
 }
 
 // command completes c: it takes no arguments, and what is wrong with them or

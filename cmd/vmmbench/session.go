@@ -20,8 +20,8 @@ type session struct {
 	outputs []report.Output
 }
 
-// planner says what to measure on a device.
-type planner func(dev *vmm.Device, raw driver.Device) ([]group, error)
+// planner says what to measure on a device, with data made from a seed.
+type planner func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error)
 
 // measure is a measuring command from its flags to its exit code.
 func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planner) error {
@@ -29,7 +29,13 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 		return err
 	}
 	if m.dryRun {
-		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error { return a.list(dev, raw, plan) })
+		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
+			groups, err := plan(dev, raw, m.seed)
+			if err != nil {
+				return err
+			}
+			return a.list(groups)
+		})
 	}
 	return a.session(name, &m.outputFlags, func(s *session) error {
 		s.flags = m
@@ -37,7 +43,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 		err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
 			return s.run(ctx, a.stderr, dev, raw, plan)
 		})
-		return s.unlessAbsent(a.stderr, m.device, err)
+		return a.unlessAbsent(s, m.device, err)
 	})
 }
 
@@ -96,23 +102,19 @@ func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (e
 }
 
 // unlessAbsent turns an absentError into a waived case, and lets others pass.
-func (s *session) unlessAbsent(stderr io.Writer, device string, err error) error {
+func (a *app) unlessAbsent(s *session, device string, err error) error {
 	var gone absentError
 	if !errors.As(err, &gone) {
 		return err
 	}
-	fmt.Fprintln(stderr, "vmmbench:", err)
+	a.complain(err)
 	c := report.Case{ID: "open/" + device, Axes: report.Axes{{Name: "device", Value: device}}}
 	settle(&c, err)
 	return s.emit([]report.Case{c}, nil)
 }
 
 // list prints the names of the cases.
-func (a *app) list(dev *vmm.Device, raw driver.Device, plan planner) error {
-	groups, err := plan(dev, raw)
-	if err != nil {
-		return err
-	}
+func (a *app) list(groups []group) error {
 	for _, g := range groups {
 		for _, t := range g.tasks {
 			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
@@ -125,7 +127,7 @@ func (a *app) list(dev *vmm.Device, raw driver.Device, plan planner) error {
 
 // run measures on a device what is planned for it.
 func (s *session) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planner) error {
-	groups, err := plan(dev, raw)
+	groups, err := plan(dev, raw, s.flags.seed)
 	if err != nil {
 		return err
 	}

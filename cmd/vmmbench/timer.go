@@ -66,11 +66,11 @@ func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *time
 	if n > 1 {
 		t.flag = "ungated"
 	}
-	if !gateable || !canGate(dev, raw) {
+	waiter, pinner, ok := gateParts(dev, raw)
+	if !gateable || !ok {
 		return t, nil
 	}
-	pinner := raw.(driver.Pinner)
-	g := &gate{waiter: raw.(driver.ValueWaiter), timeout: gateTimeout}
+	g := &gate{waiter: waiter, timeout: gateTimeout}
 	if g.ptr, g.word, err = pinner.AllocHost(8); err != nil {
 		return t, err
 	}
@@ -175,11 +175,12 @@ func (t *timer) close() error {
 	return err
 }
 
-// canGate says whether the device's streams can be held back.
-func canGate(dev *vmm.Device, raw driver.Device) bool {
-	_, waits := raw.(driver.ValueWaiter)
-	_, pins := raw.(driver.Pinner)
-	return waits && pins && dev.Supports(driver.ValueWait) == nil
+// gateParts is what a gate is made of; ok is false where streams cannot be held
+// back.
+func gateParts(dev *vmm.Device, raw driver.Device) (waiter driver.ValueWaiter, pinner driver.Pinner, ok bool) {
+	waiter, waits := raw.(driver.ValueWaiter)
+	pinner, pins := raw.(driver.Pinner)
+	return waiter, pinner, waits && pins && dev.Supports(driver.ValueWait) == nil
 }
 
 // gate holds a stream back until the host writes a word.

@@ -27,15 +27,15 @@ It takes less than a minute and checks every byte it moved.
 
 Exit status: 0 all passed, 1 a case could not be run, 2 usage, 3 data were wrong,
 77 this machine can do none of it, 130 interrupted (partial results are written).`,
-		Example: `  vmmbench
-  vmmbench --device host --format json -o tour.txt`,
+		Example: `  vmmbench --device host
+  vmmbench --format json -o tour.txt`,
 	})
 	f := c.Flags()
 	m.add(f, 31, 12*time.Second)
 	m.addMinTime(f)
 	f.Var(&sizes, "size", "bytes of one copy; growing goes to twice the largest")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device) ([]group, error) {
+		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
 			copies, growths := newBWPlan(), newGrowPlan()
 			copies.article()
 			copies.sizes = sizes
@@ -43,11 +43,11 @@ Exit status: 0 all passed, 1 a case could not be run, 2 usage, 3 data were wrong
 			growths.targets = size.List{2 * largest}
 			growths.samples = tourGrowths
 			growths.step = size.One((largest/4 + 7) &^ 7)
-			list, err := copies.groups(dev, raw)
+			list, err := copies.groups(dev, raw, seed)
 			if err != nil {
 				return nil, err
 			}
-			more, err := growths.groups(dev, raw)
+			more, err := growths.groups(dev, raw, seed)
 			return append(list, more...), err
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -31,7 +32,11 @@ func config(c *clock) Config {
 
 // The whole way from the clock to the verdict, with slowdowns put in.
 func TestVerdictsOfAScriptedClock(t *testing.T) {
-	const seeds, spread = 100, 0.003
+	const spread = 0.003
+	seeds := 40
+	if os.Getenv("VMM_SOAK") != "" {
+		seeds = 1000
+	}
 	for _, c := range []struct {
 		slowdown float64
 		want     stat.Verdict

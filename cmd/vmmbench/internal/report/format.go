@@ -62,16 +62,14 @@ func (o Output) Started(r *Report) error {
 	if o.Format != NDJSON {
 		return nil
 	}
-	head := *r
-	head.Cases, head.Comparisons = nil, nil
-	if err := o.line("run", head.Run, "schema", r.Schema); err != nil {
+	if err := o.line(map[string]any{"schema": r.Schema, "run": r.Run}); err != nil {
 		return err
 	}
-	if err := o.line("host", head.Host); err != nil {
+	if err := o.line(map[string]any{"host": r.Host}); err != nil {
 		return err
 	}
 	for _, d := range r.Devices {
-		if err := o.line("device", d); err != nil {
+		if err := o.line(map[string]any{"device": d}); err != nil {
 			return err
 		}
 	}
@@ -83,7 +81,7 @@ func (o Output) Case(c Case) error {
 	if o.Format != NDJSON {
 		return nil
 	}
-	return o.line("case", c)
+	return o.line(map[string]any{"case": c})
 }
 
 // Comparison writes a comparison that has been made.
@@ -91,7 +89,7 @@ func (o Output) Comparison(c Comparison) error {
 	if o.Format != NDJSON {
 		return nil
 	}
-	return o.line("comparison", c)
+	return o.line(map[string]any{"comparison": c})
 }
 
 // Finished writes the rest.
@@ -102,21 +100,16 @@ func (o Output) Finished(r *Report) error {
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	case NDJSON:
-		return o.line("end", r.Run)
+		return o.line(map[string]any{"end": r.Run})
 	case GoBench:
 		return goBench(o.W, r)
 	}
 	return tables(o.W, r, o.Format == Markdown)
 }
 
-// line writes one object with the given keys and values, in one Write so that a
-// kill leaves whole lines.
-func (o Output) line(pairs ...any) error {
-	var axes Axes
-	for i := 0; i < len(pairs); i += 2 {
-		axes = append(axes, Axis{Name: pairs[i].(string), Value: pairs[i+1]})
-	}
-	b, err := json.Marshal(axes)
+// line writes one object, in one Write so that a kill leaves whole lines.
+func (o Output) line(object map[string]any) error {
+	b, err := json.Marshal(object)
 	if err != nil {
 		return err
 	}
@@ -131,7 +124,7 @@ func goBench(w io.Writer, r *Report) error {
 		command, _, _ := strings.Cut(c.ID, "/")
 		name.WriteString("Benchmark" + strings.ToUpper(command[:1]) + command[1:])
 		for _, a := range c.Axes {
-			fmt.Fprintf(&name, "/%s=%s", a.Name, text(a))
+			fmt.Fprintf(&name, "/%s=%s", a.Name, text(a.Value))
 		}
 		for _, ns := range c.Samples {
 			if _, err := fmt.Fprintf(w, "%s 1 %.3f ns/op %.3f MB/s\n", name.String(), ns, float64(c.Bytes)/ns*1e3); err != nil {

@@ -84,13 +84,14 @@ func features(r *Report) table.Writer {
 	t := table.NewWriter()
 	header := table.Row{"feature"}
 	var columns [][]string
-	for i, d := range r.Devices {
+	first := ""
+	for _, d := range r.Devices {
 		column := answers(d)
 		if n := len(columns); n > 0 && slices.Equal(columns[n-1], column) {
-			first, _, _ := strings.Cut(header[n].(string), " to ")
-			header[n] = first + " to " + r.Devices[i].Open
+			header[n] = first + " to " + d.Open
 			continue
 		}
+		first = d.Open
 		header, columns = append(header, d.Open), append(columns, column)
 	}
 	t.AppendHeader(header)
@@ -175,7 +176,7 @@ func cases(r *Report, command string) table.Writer {
 		}
 		row := table.Row{}
 		for _, name := range axes {
-			row = append(row, text(Axis{Name: name, Value: c.Axes.Of(name)}))
+			row = append(row, text(c.Axes.Of(name)))
 		}
 		row = append(row, timing(c)...)
 		if grow {
@@ -271,9 +272,10 @@ func summary(r *Report) string {
 	return s
 }
 
-// text is an axis as a word: sizes in binary units, everything else as it is.
-func text(a Axis) string {
-	switch v := a.Value.(type) {
+// text is the value of an axis as a word: sizes in binary units, everything
+// else as it is.
+func text(value any) string {
+	switch v := value.(type) {
 	case nil:
 		return "-"
 	case uint64:

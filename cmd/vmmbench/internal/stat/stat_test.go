@@ -2,6 +2,7 @@ package stat
 
 import (
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -56,7 +57,10 @@ func TestJudge(t *testing.T) {
 // With a spread of 1 %, 20 samples and a margin of 2 %, what is equal is found
 // equal and a slowdown of 5 % is found, each for at least 95 of 100 seeds.
 func TestVerdictPower(t *testing.T) {
-	const seeds = 200
+	seeds := 100
+	if os.Getenv("VMM_SOAK") != "" {
+		seeds = 1000
+	}
 	for _, c := range []struct {
 		slowdown float64
 		want     Verdict
