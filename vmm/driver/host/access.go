@@ -25,7 +25,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		}
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	r, i, j, err := d.run(verb, p, size)
 	if err != nil {
 		return err

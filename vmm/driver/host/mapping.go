@@ -30,7 +30,7 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 		return err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	x, err := d.handle(verb, h)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 		return err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	r, i, j, err := d.run(verb, p, size)
 	if err != nil {
 		return err

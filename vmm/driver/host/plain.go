@@ -47,7 +47,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 	size := (n + page - 1) / page * page
 
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	if v.context.stopped() {
 		return 0, v.context.gone(verb)
 	}
@@ -109,7 +109,7 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	d.work.Unlock()
 
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	return d.unmapBlock(r)
 }
 

@@ -18,7 +18,7 @@ import (
 func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	const size, copiers = 4 * mib, 3
 	lost := 0
-	for round := range 40 {
+	for round := range 24 {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
 		p := chunk(t, d, size)
 		require.NoError(t, d.SetAccess(p, size, grant(1, driver.ReadWrite)))
