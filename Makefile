@@ -1,0 +1,49 @@
+FUZZTIME  ?= 10s
+BENCHTIME ?= 1s
+COUNT     ?= 1
+
+.PHONY: help build test soak race bench fuzz cover lint abi-check gpu-bundle gpu-test
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' Makefile
+
+build: ## compile everything, and the commands into bin/
+	go build ./...
+	go build -o bin/ ./cmd/...
+
+test: ## vet and test
+	go vet ./...
+	go test ./...
+
+soak: ## the same tests, longer (VMM_SOAK=1)
+	VMM_SOAK=1 go test -tags invariants -count=1 -timeout 60m ./...
+
+race: ## test under the race detector, with internal/invariants on
+	go test -race -tags invariants ./...
+
+bench: ## Go benchmarks; compare two outputs with tools/bin/benchstat
+	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -count $(COUNT) ./...
+
+fuzz: ## each fuzz target for FUZZTIME
+	tools/fuzz $(FUZZTIME)
+
+cover: ## coverage of all packages by all tests, into cover.out
+	go test -coverpkg ./... -coverprofile cover.out ./...
+	go tool cover -func cover.out | tail -n 1
+
+# The second run sees what is built where there is neither Linux nor cgo.
+lint: tools/bin/golangci-lint ## golangci-lint, with the walls between packages
+	tools/bin/golangci-lint run ./...
+	GOOS=darwin CGO_ENABLED=0 tools/bin/golangci-lint run ./...
+
+tools/bin/%: tools/go.mod tools/go.sum
+	go build -C tools -o bin/ tool
+
+abi-check: ## our CUDA header against NVIDIA's; fails: there is no header yet
+	@echo "abi-check: there is no CUDA binding, and so no header of ours, to check" >&2; false
+
+gpu-bundle: ## compile tests and vmmbench into .gpu/, for a GPU machine
+	tools/gpu-bundle
+
+gpu-test: ## run .gpu/ on a GPU machine; needs no Go
+	tools/gpu-test

@@ -1,0 +1,379 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/spf13/cobra"
+)
+
+// Directions of a copy, seen from the host.
+const (
+	h2d  = "h2d"
+	d2h  = "d2h"
+	d2d  = "d2d"
+	both = "both"
+)
+
+// Kinds of host memory.
+const (
+	pageable = "pageable"
+	pinned   = "pinned"
+	noHost   = "none" // a copy within the device
+)
+
+// bwPlan is what bw measures: every combination of these.
+type bwPlan struct {
+	directions, hosts, mems choices
+	sizes, chunks           size.List
+}
+
+func newBWPlan() *bwPlan {
+	return &bwPlan{
+		directions: choices{of: []string{h2d, d2h, d2d, both}},
+		hosts:      choices{of: []string{pageable, pinned}},
+		mems:       choices{of: []string{memVMM, memPlain, memAsync}},
+	}
+}
+
+// article is the table that is asked for most: one way at a time, memory that
+// grows against ordinary memory.
+func (p *bwPlan) article() {
+	p.directions.values = []string{h2d, d2h, d2d}
+	p.hosts.values = []string{pageable, pinned}
+	p.mems.values = []string{memVMM, memPlain}
+	p.sizes = size.List{16 << 20, 64 << 20, 256 << 20}
+	p.chunks = size.List{0}
+}
+
+// full is everything this command can do, from small copies on.
+func (p *bwPlan) full() {
+	p.directions.values = p.directions.of
+	p.hosts.values = p.hosts.of
+	p.mems.values = p.mems.of
+	p.sizes = size.List{64 << 10, 1 << 20, 16 << 20, 256 << 20}
+	p.chunks = size.List{0, 2 << 20, 64 << 20}
+}
+
+func (a *app) bw() *cobra.Command {
+	var m measureFlags
+	p := newBWPlan()
+	p.article()
+	preset := choice{value: "article", of: []string{"article", "full"}}
+	c := command(&cobra.Command{
+		Use:   "bw",
+		Short: "Measure copies: host to device, device to host, within the device",
+		Long: `Measure copies between host and device and within the device, with memory that
+grows (vmm) against memory that does not. Every pair with the same axes is
+compared; the ratio is of times, so above 1 vmm takes longer.
+
+Bandwidth is payload in GB/s, 1e9 bytes a second. A copy within the device reads
+and writes every byte: its traffic is twice that, and is printed beside it.`,
+		Example: `  vmmbench bw
+  vmmbench bw --direction h2d,both --host pinned --size 64K:256M:x4
+  vmmbench bw --preset full --format json -o full.txt`,
+	})
+	f := c.Flags()
+	m.add(f, 15, 4*time.Second)
+	m.addMinTime(f)
+	f.Var(&preset, "preset", "what to measure, unless the flags below say otherwise")
+	f.Var(&p.directions, "direction", "directions; both is up and down at once")
+	f.Var(&p.hosts, "host", "kinds of host memory")
+	f.Var(&p.mems, "mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host")
+	f.Var(&p.sizes, "size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2")
+	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if preset.value == "full" {
+			given := *p
+			p.full()
+			for name, restore := range map[string]func(){
+				"direction": func() { p.directions = given.directions },
+				"host":      func() { p.hosts = given.hosts },
+				"mem":       func() { p.mems = given.mems },
+				"size":      func() { p.sizes = given.sizes },
+				"chunk":     func() { p.chunks = given.chunks },
+			} {
+				if f.Changed(name) {
+					restore()
+				}
+			}
+		}
+		return a.measure(c.Context(), c.Name(), &m, p.groups)
+	}
+	return c
+}
+
+// groups plans one group for each direction, host memory and size.
+func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
+	var list []group
+	for _, direction := range p.directions.values {
+		hosts := p.hosts.values
+		if direction == d2d {
+			hosts = []string{noHost}
+		}
+		for _, host := range hosts {
+			for _, n := range p.sizes {
+				if n == 0 {
+					return nil, usageError{errors.New("--size 0: there is nothing to copy")}
+				}
+				list = append(list, p.group(dev, raw, direction, host, n))
+			}
+		}
+	}
+	return list, nil
+}
+
+func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, direction, host string, n uint64) group {
+	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n)), samples: math.MaxInt}
+	shared := &bwShared{dev: dev, raw: raw, direction: direction, host: host, size: n}
+	if g.setup = shared.setup; shared.gateable() && canGate(dev, raw) {
+		g.maxLoops = gatedLoops
+	}
+	payload := n
+	if direction == both {
+		payload *= 2
+	}
+	var grows, others []int
+	for _, kind := range p.mems.values {
+		chunks := size.List{0}
+		if kind == memVMM {
+			chunks = p.chunks
+		}
+		for _, chunk := range chunks {
+			name, label := memName(dev, kind), chunkLabel(kind, chunk)
+			if i := len(g.tasks); kind == memVMM {
+				grows = append(grows, i)
+			} else {
+				others = append(others, i)
+			}
+			g.tasks = append(g.tasks, task{
+				label: taskLabel(name, label),
+				c: report.Case{
+					ID: g.name + "/" + taskLabel(name, label), Unit: unitGBs, Bytes: payload,
+					Axes: report.Axes{
+						{Name: "device", Value: dev.String()}, {Name: "direction", Value: direction},
+						{Name: "host", Value: host}, {Name: "size", Value: n},
+						{Name: "mem", Value: name}, {Name: "chunk", Value: label},
+					},
+				},
+				open: func() (contender, error) { return shared.contender(kind, chunk) },
+			})
+		}
+	}
+	for _, a := range others {
+		for _, b := range grows {
+			g.pairs = append(g.pairs, pair{a, b})
+		}
+	}
+	return g
+}
+
+// Values of the chunk axis that are no size.
+const (
+	whole  = "whole"  // the memory is one piece
+	ladder = "ladder" // the range chooses
+)
+
+// chunkLabel is the value of the chunk axis.
+func chunkLabel(kind string, chunk uint64) string {
+	switch {
+	case kind != memVMM:
+		return whole
+	case chunk == 0:
+		return ladder
+	}
+	return size.Format(chunk)
+}
+
+// taskLabel is memory and chunk in one word.
+func taskLabel(mem, chunk string) string {
+	if chunk == whole || chunk == ladder {
+		return mem
+	}
+	return mem + "-" + chunk
+}
+
+// bwShared is what the contenders of a group have in common. They copy from
+// and to the same host memory, so that its place in memory is no difference.
+type bwShared struct {
+	dev             *vmm.Device
+	raw             driver.Device
+	direction, host string
+	size            uint64
+	up, down        *buffer // host memory that is read, that is written; nil if unused
+}
+
+// gateable says whether the copies can be queued behind a gate.
+func (s *bwShared) gateable() bool { return s.host != pageable }
+
+func (s *bwShared) setup() (func() error, error) {
+	if s.direction == both && s.host == pageable {
+		return nil, fmt.Errorf("pageable copies share one stream and cannot run both ways at once: %w", driver.ErrNotSupported)
+	}
+	undo := func() error {
+		err := freeAll(s.up, s.down)
+		s.up, s.down = nil, nil
+		return err
+	}
+	var err error
+	if s.direction == h2d || s.direction == both {
+		if s.up, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
+			return nil, err
+		}
+		if err := s.up.fill(s.pattern()); err != nil {
+			return nil, errors.Join(err, undo())
+		}
+	}
+	if s.direction == d2h || s.direction == both {
+		if s.down, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
+			return nil, errors.Join(err, undo())
+		}
+	}
+	return undo, nil
+}
+
+// pattern differs from group to group, so that data left over from one cannot
+// pass in another.
+func (s *bwShared) pattern() verify.Pattern {
+	return verify.Pattern{Seed: measure.Seed(s.size, s.direction+s.host)}
+}
+
+func (s *bwShared) contender(kind string, chunk uint64) (_ contender, err error) {
+	c := &copier{pattern: s.pattern(), direction: s.direction}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	// device makes the device's end of a leg.
+	device := func(filled bool) (*buffer, error) {
+		b, err := deviceBuffer(s.dev, s.raw, kind, s.size, chunk)
+		if err != nil {
+			return nil, err
+		}
+		c.own = append(c.own, b)
+		if filled {
+			return b, b.fill(c.pattern)
+		}
+		return b, b.poison()
+	}
+	if s.direction == d2d {
+		src, err := device(true)
+		if err != nil {
+			return nil, err
+		}
+		dst, err := device(false)
+		if err != nil {
+			return nil, err
+		}
+		c.legs = append(c.legs, leg{src, dst})
+	}
+	if s.up != nil {
+		dst, err := device(false)
+		if err != nil {
+			return nil, err
+		}
+		c.legs = append(c.legs, leg{s.up, dst})
+	}
+	if s.down != nil {
+		src, err := device(true)
+		if err != nil {
+			return nil, err
+		}
+		c.legs = append(c.legs, leg{src, s.down})
+	}
+	for _, l := range c.legs {
+		c.queues = append(c.queues, l.src.copyTo(l.dst))
+	}
+	c.timer, err = newTimer(s.dev, s.raw, len(c.legs), s.gateable())
+	return c, err
+}
+
+// leg is one copy, of a buffer that holds the pattern to one that does not.
+type leg struct{ src, dst *buffer }
+
+// copier is a contender that copies.
+type copier struct {
+	pattern   verify.Pattern
+	direction string
+	legs      []leg
+	queues    []queue
+	timer     *timer
+	own       []*buffer
+}
+
+func (c *copier) measure(loops int) (measure.Sample, error) {
+	return c.timer.time(loops, c.queues...)
+}
+
+func (c *copier) verify(mode verify.Mode, corrupt int64) (verify.Result, error) {
+	result := verify.Result{Mode: mode}
+	if mode == verify.Off {
+		return result, nil
+	}
+	for _, l := range c.legs {
+		if err := l.dst.poison(); err != nil {
+			return result, err
+		}
+		if l.dst.host != nil { // the device buffer is the one that is read
+			if err := l.src.flip(corrupt); err != nil {
+				return result, err
+			}
+		}
+	}
+	if _, err := c.timer.time(1, c.queues...); err != nil {
+		return result, err
+	}
+	for _, l := range c.legs {
+		chunks := l.dst.chunks
+		if l.dst.host == nil {
+			if err := l.dst.flip(corrupt); err != nil {
+				return result, err
+			}
+		} else {
+			chunks = l.src.chunks
+		}
+		r, err := c.pattern.Check(mode, l.dst.size, chunks, l.dst.view())
+		if err != nil {
+			return result, err
+		}
+		result.Add(r)
+	}
+	return result, nil
+}
+
+func (c *copier) describe(rc *report.Case, samples []measure.Sample) {
+	rc.Flags = append(rc.Flags, c.timer.flag)
+	switch c.direction {
+	case d2d:
+		traffic := 2 * rc.Stats.Value
+		rc.Stats.Traffic = &traffic
+	case both:
+		var ways [2][]float64
+		for _, s := range samples {
+			for i := range ways {
+				ways[i] = append(ways[i], s.Parts[i])
+			}
+		}
+		rc.Stats.Both = &report.Both{
+			Forward: bandwidth(c.legs[0].src.size, median(ways[0])),
+			Reverse: bandwidth(c.legs[1].src.size, median(ways[1])),
+		}
+	}
+}
+
+func (c *copier) close() error {
+	var err error
+	if c.timer != nil {
+		err = c.timer.close()
+	}
+	return errors.Join(err, freeAll(c.own...))
+}

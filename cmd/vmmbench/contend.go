@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// group measures one group and reports it.
+func (s *session) group(ctx context.Context, g group) error {
+	cases := make([]report.Case, len(g.tasks))
+	for i, t := range g.tasks {
+		cases[i] = t.c
+	}
+	err := s.contend(ctx, g, cases)
+	for i := range cases {
+		if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
+			settle(&cases[i], err)
+		}
+	}
+	return s.emit(cases, s.compare(g, cases))
+}
+
+// contend fills in the cases. An error of its own is one that concerns all.
+func (s *session) contend(ctx context.Context, g group, cases []report.Case) (err error) {
+	// Each group begins with the memory of the last one given back.
+	defer debug.FreeOSMemory()
+	if ctx.Err() != nil {
+		for i := range cases {
+			interrupted(&cases[i], "not started")
+		}
+		return nil
+	}
+	if g.setup != nil {
+		undo, err := g.setup()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+	}
+
+	var which []int
+	var open []contender
+	var work []measure.Func
+	defer func() {
+		for k, c := range open {
+			if err := c.close(); err != nil {
+				settle(&cases[which[k]], fmt.Errorf("close: %w", err))
+			}
+		}
+	}()
+	for i, t := range g.tasks {
+		c, err := t.open()
+		if err != nil {
+			settle(&cases[i], err)
+			continue
+		}
+		which, open, work = append(which, i), append(open, c), append(work, c.measure)
+	}
+	outcomes := measure.Run(ctx, measure.Config{
+		Samples: min(s.flags.samples, g.samples), MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
+		Fixed: s.flags.order.value == "fixed", Seed: measure.Seed(s.flags.seed, g.name), Now: time.Now,
+	}, work)
+	for k, i := range which {
+		s.conclude(ctx, &cases[i], open[k], outcomes[k])
+	}
+	return nil
+}
+
+// conclude turns what a contender did into its case.
+func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
+	c.Samples = o.Times()
+	if o.Err != nil {
+		settle(c, o.Err)
+		return
+	}
+	if len(c.Samples) > 0 {
+		s.summarize(c, o)
+		by.describe(c, o.Samples)
+	}
+	if ctx.Err() != nil {
+		interrupted(c, fmt.Sprintf("after %d samples, not verified", len(c.Samples)))
+		return
+	}
+	result, err := by.verify(s.flags.verify, s.flags.corrupt)
+	if err != nil {
+		settle(c, fmt.Errorf("verify: %w", err))
+		return
+	}
+	c.Verify, c.Status = &result, report.Passed
+	if bad := result.FirstBad; bad != nil {
+		c.Status, c.Reason = report.Failed, report.Text(bad.String())
+	}
+}
+
+// summarize adds the statistics.
+func (s *session) summarize(c *report.Case, o measure.Outcome) {
+	seed := measure.Seed(s.flags.seed, c.ID)
+	sum := stat.Summarize(c.Samples, seed)
+	c.Stats = &report.Stats{
+		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
+		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
+		Low: sum.Of.Low, High: sum.Of.High,
+		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Of.Low), ValueHigh: inUnit(c, sum.Of.High),
+	}
+	if v := c.Stats; v.ValueLow > v.ValueHigh {
+		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the least bandwidth
+	}
+	if !stat.Enough(sum.N) {
+		c.Flags = append(c.Flags, "few-samples")
+	}
+	if sum.CV > 0.05 {
+		c.Flags = append(c.Flags, "noisy")
+	}
+	if stat.Drifts(c.Samples, float64(s.flags.margin), seed) {
+		c.Flags = append(c.Flags, "drift")
+	}
+}
+
+// Units of a case.
+const (
+	unitGBs = "GB/s"
+	unitMs  = "ms"
+)
+
+// inUnit is a time as the value of a case. One byte a nanosecond is 1 GB/s.
+func inUnit(c *report.Case, ns float64) float64 {
+	if c.Unit == unitMs {
+		return ns / 1e6
+	}
+	return bandwidth(c.Bytes, ns)
+}
+
+// bandwidth is in GB/s, 1e9 bytes a second. A clock too coarse to see the work
+// gives 0, which is as little as infinity would be and is a number.
+func bandwidth(bytes uint64, ns float64) float64 {
+	if ns <= 0 {
+		return 0
+	}
+	return float64(bytes) / ns
+}
+
+// compare makes the comparisons of a group.
+func (s *session) compare(g group, cases []report.Case) []report.Comparison {
+	list := make([]report.Comparison, len(g.pairs))
+	for i, p := range g.pairs {
+		a, b := cases[p.a], cases[p.b]
+		c := report.Comparison{
+			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
+			A:  a.ID, B: b.ID, Margin: float64(s.flags.margin), Verdict: stat.Unclear,
+		}
+		for _, side := range []report.Case{a, b} {
+			if side.Status != report.Passed && c.Reason == "" {
+				c.Reason = report.Text(fmt.Sprintf("%s: %s", side.ID, side.Status))
+			}
+		}
+		if c.Reason == "" {
+			ratio, of, err := stat.Ratio(a.Samples, b.Samples, measure.Seed(s.flags.seed, c.ID))
+			if err != nil {
+				c.Reason = report.Text(err.Error())
+			} else {
+				c.Ratio, c.Low, c.High, c.Verdict = &ratio, &of.Low, &of.High, stat.Judge(of, c.Margin)
+			}
+		}
+		list[i] = c
+	}
+	return list
+}
+
+// emit adds to the report and tells the outputs.
+func (s *session) emit(cases []report.Case, comparisons []report.Comparison) error {
+	for _, c := range cases {
+		if c.Samples == nil {
+			c.Samples = []float64{}
+		}
+		if c.Flags == nil {
+			c.Flags = []string{}
+		}
+		s.report.Cases = append(s.report.Cases, c)
+		for _, o := range s.outputs {
+			if err := o.Case(c); err != nil {
+				return err
+			}
+		}
+	}
+	for _, c := range comparisons {
+		s.report.Comparisons = append(s.report.Comparisons, c)
+		for _, o := range s.outputs {
+			if err := o.Comparison(c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settle ends a case with an error. What this machine cannot do is waived.
+func settle(c *report.Case, err error) {
+	c.Status, c.Reason = report.Error, report.Text(err.Error())
+	if absent(err) {
+		c.Status = report.Waived
+	}
+}
+
+// absent says whether err is about something that this machine does not have.
+func absent(err error) bool {
+	return errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrNoDriver) || errors.Is(err, vmm.ErrNoDevice)
+}
+
+func interrupted(c *report.Case, when string) {
+	c.Status, c.Reason = report.Interrupted, report.Text("interrupted: "+when)
+}

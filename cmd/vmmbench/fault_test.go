@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/stretchr/testify/require"
+)
+
+// device is a small host device with a hook before each of its calls.
+func device(t *testing.T, hook func(drivertest.Call) error) (*vmm.Device, driver.Device) {
+	t.Helper()
+	drv := host.New(host.Config{Devices: 1, Memory: 1 << 30})
+	dev, err := vmm.OpenDriver(drivertest.Inject(drv, hook), 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close(), "nothing may be left open") })
+	raw, err := dev.Raw()
+	require.NoError(t, err)
+	return dev, raw
+}
+
+func newSession() *session {
+	return &session{
+		flags: &measureFlags{
+			samples: 2, maxTime: time.Minute, verify: verify.Full, margin: 0.02, corrupt: -1,
+			progress: choice{value: "off"},
+		},
+		report: report.New(report.Run{}, report.Host{}),
+	}
+}
+
+// One contender that cannot be made or breaks down leaves the others alone,
+// and gives back what it had.
+func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
+	plan := newBWPlan()
+	plan.article()
+	plan.sizes = []uint64{2 << 20}
+	plan.directions.values = []string{d2d}
+	for _, call := range []string{"Create", "AllocPlain", "NewStream", "NewEvent"} {
+		for n := 1; n <= 2; n++ {
+			// What the device makes for itself when it is opened comes first.
+			var hook func(drivertest.Call) error
+			dev, raw := device(t, func(c drivertest.Call) error {
+				if hook == nil {
+					return nil
+				}
+				return hook(c)
+			})
+			hook = drivertest.FailNth(call, n, vmm.ErrOutOfMemory)
+			s := newSession()
+			require.NoError(t, s.run(t.Context(), &bytes.Buffer{}, dev, raw, plan.groups))
+			count := s.report.Count()
+			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
+			require.Equal(t, report.ExitFailed, s.report.Exit())
+			require.Nil(t, s.report.Comparisons[0].Ratio)
+			require.NotEmpty(t, s.report.Comparisons[0].Reason)
+		}
+	}
+}
+
+func TestGrowthThatBreaksOff(t *testing.T) {
+	plan := newGrowPlan()
+	plan.targets, plan.step = []uint64{8 << 20}, 2<<20
+	plan.mems.values = []string{growVMM, growPlain}
+	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
+		dev, raw := device(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
+		s := newSession()
+		require.NoError(t, s.run(t.Context(), &bytes.Buffer{}, dev, raw, plan.groups))
+		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)
+	}
+}
+
+// A queue that is full blocks the caller until the gate opens. The gate opens
+// by itself, and the sample says that it was not gated.
+func TestGateThatTimesOut(t *testing.T) {
+	dev, raw := device(t, func(drivertest.Call) error { return nil })
+	if !canGate(dev, raw) {
+		t.Skip("needs a device whose streams can wait for a value")
+	}
+	timer, err := newTimer(dev, raw, 1, true)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, timer.close()) })
+	require.Equal(t, "gated", timer.flag)
+	s, err := timer.time(1, func(driver.Stream) error { return nil })
+	require.NoError(t, err)
+	require.Equal(t, "gated", timer.flag)
+	require.Less(t, s.NS, float64(time.Second))
+
+	timer.gate.timeout = time.Millisecond
+	_, err = timer.time(1, raw.SyncStream)
+	require.NoError(t, err)
+	require.Equal(t, "gate-timeout", timer.flag)
+	require.Nil(t, timer.gate, "it is not tried again")
+	_, err = timer.time(1, raw.SyncStream)
+	require.NoError(t, err)
+}

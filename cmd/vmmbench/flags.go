@@ -1,0 +1,155 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/spf13/pflag"
+)
+
+// outputFlags say where the report goes.
+type outputFlags struct {
+	format report.Format
+	files  []string
+}
+
+func (o *outputFlags) add(f *pflag.FlagSet) {
+	o.format = report.Table
+	f.Var(&o.format, "format", "what stdout gets")
+	f.StringArrayVarP(&o.files, "output", "o", nil,
+		"also write to this file, in the format of its suffix: .txt, .json, .ndjson, .md, .bench (repeatable)")
+}
+
+// measureFlags say how to measure.
+type measureFlags struct {
+	outputFlags
+	device           string
+	samples          int
+	minTime, maxTime time.Duration
+	seed             uint64
+	order            choice
+	verify           verify.Mode
+	margin           percent
+	progress         choice
+	dryRun           bool
+	corrupt          int64
+}
+
+func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration) {
+	m.outputFlags.add(f)
+	m.verify = verify.Full
+	m.margin = 0.02
+	m.order = choice{value: "random", of: []string{"random", "fixed"}}
+	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
+	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
+	f.IntVar(&m.samples, "samples", samples, "samples of each case")
+	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
+	f.Uint64Var(&m.seed, "seed", 1, "seed of the order, the data and the resampling")
+	f.Var(&m.order, "order", "order of the contenders in a block")
+	f.Var(&m.verify, "verify", "how much of the data is checked")
+	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
+	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
+	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
+	f.Int64Var(&m.corrupt, "corrupt", -1, "flip the byte at this offset of the device buffer before it is verified")
+	if err := f.MarkHidden("corrupt"); err != nil {
+		panic(err) // the flag was added the line before
+	}
+}
+
+// addMinTime is for work that can be repeated within a sample.
+func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
+	f.DurationVar(&m.minTime, "min-time", time.Millisecond, "repeat a copy within a sample until it takes this long")
+}
+
+func (m *measureFlags) check() error {
+	switch {
+	case m.samples < 1:
+		return usageError{fmt.Errorf("--samples %d: want at least 1", m.samples)}
+	case m.minTime < 0:
+		return usageError{fmt.Errorf("--min-time %v: negative", m.minTime)}
+	case m.maxTime <= 0:
+		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
+	}
+	return nil
+}
+
+// describe is the flags as the report has them.
+func (m *measureFlags) describe() *report.Measure {
+	return &report.Measure{
+		Seed: m.seed, Samples: m.samples, MinTime: float64(m.minTime), MaxTime: float64(m.maxTime),
+		Order: m.order.value, Verify: m.verify, Margin: float64(m.margin),
+	}
+}
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	value string
+	of    []string
+}
+
+// Set implements pflag.Value.
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.of, s) {
+		return fmt.Errorf("want one of %s", strings.Join(c.of, ", "))
+	}
+	c.value = s
+	return nil
+}
+
+func (c *choice) String() string { return c.value }
+
+// Type implements pflag.Value.
+func (c *choice) Type() string { return strings.Join(c.of, "|") }
+
+// choices is a flag that takes a list of words.
+type choices struct {
+	values, of []string
+}
+
+// Set implements pflag.Value. It replaces the default.
+func (c *choices) Set(s string) error {
+	var values []string
+	for v := range strings.SplitSeq(s, ",") {
+		if !slices.Contains(c.of, v) {
+			return fmt.Errorf("%q: want a list of %s", v, strings.Join(c.of, ", "))
+		}
+		if !slices.Contains(values, v) {
+			values = append(values, v)
+		}
+	}
+	c.values = values
+	return nil
+}
+
+func (c *choices) String() string { return strings.Join(c.values, ",") }
+
+// Type implements pflag.Value.
+func (c *choices) Type() string { return strings.Join(c.of, ",") }
+
+// percent is a flag that takes 2% or 0.02.
+type percent float64
+
+// Set implements pflag.Value.
+func (p *percent) Set(s string) error {
+	number, cut := strings.CutSuffix(strings.TrimSpace(s), "%")
+	v, err := strconv.ParseFloat(number, 64)
+	if cut {
+		v /= 100
+	}
+	if err != nil || math.IsNaN(v) || v < 0 || v >= 1 {
+		return fmt.Errorf("%q: want a share from 0%% to below 100%%, such as 2%% or 0.02", s)
+	}
+	*p = percent(v)
+	return nil
+}
+
+func (p *percent) String() string { return strconv.FormatFloat(float64(*p)*100, 'g', -1, 64) + "%" }
+
+// Type implements pflag.Value.
+func (p *percent) Type() string { return "PERCENT" }

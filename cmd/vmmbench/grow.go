@@ -1,0 +1,230 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/spf13/cobra"
+)
+
+// Ways to grow, as --mem takes them.
+const (
+	growVMM    = memVMM
+	growPlain  = memPlain
+	growDouble = "double" // plain, doubling its capacity
+	growAsync  = memAsync
+	growAppend = "append" // Go's own, on the host
+)
+
+// growPlan is what grow measures.
+type growPlan struct {
+	targets, chunks size.List
+	step            size.One
+	mems            choices
+	samples         int // at most, whatever the flags say
+}
+
+func newGrowPlan() *growPlan {
+	all := []string{growVMM, growPlain, growDouble, growAsync, growAppend}
+	return &growPlan{
+		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
+		mems: choices{of: all, values: all}, samples: math.MaxInt,
+	}
+}
+
+func (a *app) grow() *cobra.Command {
+	var m measureFlags
+	p := newGrowPlan()
+	c := command(&cobra.Command{
+		Use:   "grow",
+		Short: "Measure growing: in place against allocate and copy",
+		Long: `Append to a target, step by step, writing every byte: in place (vmm), into a new
+allocation that the old one is copied to (plain, each step; double, when it is
+full; async, from the device's pool), and with Go's append on the host. The
+first step includes making the container; giving the memory back is not timed.`,
+		Example: `  vmmbench grow
+  vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M`,
+	})
+	f := c.Flags()
+	m.add(f, 7, 15*time.Second)
+	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
+	f.Var(&p.step, "step", "bytes appended at a time")
+	f.Var(&p.mems, "mem", "ways to grow")
+	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
+	c.RunE = func(c *cobra.Command, _ []string) error { return a.measure(c.Context(), c.Name(), &m, p.groups) }
+	return c
+}
+
+func (p *growPlan) groups(dev *vmm.Device, raw driver.Device) ([]group, error) {
+	if p.step == 0 || p.step%8 != 0 {
+		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step)}
+	}
+	var list []group
+	for _, target := range p.targets {
+		if target == 0 {
+			return nil, usageError{errors.New("--size 0: there is nothing to grow to")}
+		}
+		list = append(list, p.group(dev, raw, target))
+	}
+	return list, nil
+}
+
+func (p *growPlan) group(dev *vmm.Device, raw driver.Device, target uint64) group {
+	g := group{name: "grow/" + size.Format(target), samples: p.samples, maxLoops: 1}
+	var grows, others []int
+	for _, kind := range p.mems.values {
+		chunks := size.List{0}
+		if kind == growVMM {
+			chunks = p.chunks
+		}
+		for _, chunk := range chunks {
+			name, label := growName(dev, kind), chunkLabel(kind, chunk)
+			if i := len(g.tasks); kind == growVMM {
+				grows = append(grows, i)
+			} else {
+				others = append(others, i)
+			}
+			g.tasks = append(g.tasks, task{
+				label: taskLabel(name, label),
+				c: report.Case{
+					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
+					Axes: report.Axes{
+						{Name: "device", Value: dev.String()}, {Name: "size", Value: target},
+						{Name: "step", Value: uint64(p.step)}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
+					},
+				},
+				open: func() (contender, error) {
+					start, undo, err := starter(dev, raw, kind, target, chunk)
+					if err != nil {
+						return nil, err
+					}
+					return &growth{
+						start: start, undo: undo, target: target, step: make([]byte, min(uint64(p.step), target)),
+						pattern: verify.Pattern{Seed: target},
+					}, nil
+				},
+			})
+		}
+	}
+	for _, a := range others {
+		for _, b := range grows {
+			g.pairs = append(g.pairs, pair{a, b})
+		}
+	}
+	return g
+}
+
+func growName(dev *vmm.Device, kind string) string {
+	switch kind {
+	case growVMM:
+		return kind
+	case growAppend:
+		return "go-append"
+	case growDouble:
+		return memName(dev, memPlain) + "-double"
+	}
+	return memName(dev, kind) + "-copy"
+}
+
+// growth is a contender that grows from nothing to a target.
+type growth struct {
+	start   func() (grower, error)
+	undo    func() error
+	target  uint64
+	step    []byte // what is appended, made anew for each step
+	pattern verify.Pattern
+	last    usage // of the last growth
+}
+
+// usage is what a growth took.
+type usage struct {
+	copied, peak uint64
+	moves        int
+}
+
+func (g *growth) measure(int) (s measure.Sample, err error) {
+	err = g.run(&s, func(grower) error { return nil })
+	return s, err
+}
+
+// run grows once, calls then on what has grown, and gives it back.
+func (g *growth) run(s *measure.Sample, then func(grower) error) (err error) {
+	var x grower
+	defer func() {
+		if x != nil {
+			err = errors.Join(err, x.close())
+		}
+	}()
+	g.last = usage{}
+	var at any
+	for off := uint64(0); off < g.target; off += uint64(len(g.step)) {
+		part := g.step[:min(uint64(len(g.step)), g.target-off)]
+		g.pattern.Fill(part, off)
+
+		began := time.Now()
+		if x == nil {
+			if x, err = g.start(); err != nil {
+				return err
+			}
+		}
+		err := x.append(part)
+		took := float64(time.Since(began))
+		if err != nil {
+			return fmt.Errorf("append %d bytes to %d: %w", len(part), off, err)
+		}
+		s.Parts = append(s.Parts, took)
+		s.NS += took
+		if now := x.address(); now != at {
+			if at != nil {
+				g.last.moves++
+			}
+			at = now
+		}
+	}
+	g.last.copied, g.last.peak = x.cost()
+	return then(x)
+}
+
+func (g *growth) verify(mode verify.Mode, corrupt int64) (verify.Result, error) {
+	result := verify.Result{Mode: mode}
+	if mode == verify.Off {
+		return result, nil
+	}
+	var s measure.Sample
+	err := g.run(&s, func(x grower) (err error) {
+		b := x.buffer()
+		b.size = g.target
+		if err := b.flip(corrupt); err != nil {
+			return err
+		}
+		result, err = g.pattern.Check(mode, g.target, b.chunks, b.view())
+		return err
+	})
+	return result, err
+}
+
+func (g *growth) describe(c *report.Case, samples []measure.Sample) {
+	var steps []float64
+	d := &report.Growth{Copied: g.last.copied, Peak: g.last.peak, Moves: g.last.moves}
+	for _, s := range samples {
+		steps = append(steps, s.Parts...)
+		d.Samples = append(d.Samples, s.Parts)
+		d.Steps = len(s.Parts)
+	}
+	d.StepP50, d.StepP99, d.StepMax = median(steps), stat.Quantile(steps, 0.99), stat.Quantile(steps, 1)
+	c.Stats.Growth = d
+	c.Flags = append(c.Flags, "wall-clock")
+}
+
+func (g *growth) close() error { return g.undo() }
+
+func median(x []float64) float64 { return stat.Quantile(x, 0.5) }

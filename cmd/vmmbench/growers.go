@@ -1,0 +1,185 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"runtime/debug"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// grower is something that grows.
+type grower interface {
+	append(p []byte) error
+	address() any // comparable: another value means that it moved
+	// cost is how many bytes growing has copied, beside those appended, and
+	// the most it held at once.
+	cost() (copied, peak uint64)
+	buffer() *buffer
+	close() error
+}
+
+// starter gives a function that makes growers of a kind, and what to call when
+// no more are needed.
+func starter(dev *vmm.Device, raw driver.Device, kind string, target, chunk uint64) (func() (grower, error), func() error, error) {
+	nothing := func() error { return nil }
+	switch kind {
+	case growVMM:
+		return func() (grower, error) {
+			r, err := dev.NewRange(vmm.RangeOptions{Max: target, Chunk: chunk})
+			if err != nil {
+				return nil, err
+			}
+			return &inPlace{Range: r, raw: raw}, nil
+		}, nothing, nil
+	case growAppend:
+		if _, ok := dev.Driver().(driver.HostViewer); !ok || dev.Driver().Name() != "host" {
+			return nil, nil, missing(dev, "memory that a Go slice can be made of")
+		}
+		return func() (grower, error) { return &goSlice{}, nil }, nothing, nil
+	}
+
+	plain, ok := raw.(driver.Plain)
+	if !ok {
+		return nil, nil, missing(dev, memName(dev, memPlain))
+	}
+	own := raw.Own()
+	switch kind {
+	case growAsync:
+		// A pool that gives back what is freed at each synchronise is no pool.
+		if err := plain.SetPoolThreshold(math.MaxUint64); err != nil {
+			return nil, nil, err
+		}
+		return func() (grower, error) {
+			return &copying{
+				raw: raw, room: exactly,
+				alloc: func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) },
+				free:  func(p driver.Ptr) error { return plain.FreeAsync(p, own) },
+			}, nil
+		}, func() error { return plain.SetPoolThreshold(0) }, nil
+	case growPlain, growDouble:
+		room := exactly
+		if kind == growDouble {
+			room = doubling
+		}
+		return func() (grower, error) {
+			return &copying{
+				raw: raw, room: room, alloc: plain.AllocPlain,
+				free: func(p driver.Ptr) error {
+					if err := raw.SyncStream(own); err != nil {
+						return err
+					}
+					return plain.FreePlain(p)
+				},
+			}, nil
+		}, nothing, nil
+	}
+	return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
+}
+
+// inPlace is a range of this project.
+type inPlace struct {
+	*vmm.Range
+	raw driver.Device
+}
+
+func (g *inPlace) append(p []byte) error       { return g.Append(p) }
+func (g *inPlace) address() any                { return g.Ptr() }
+func (g *inPlace) cost() (copied, peak uint64) { return 0, g.Cap() }
+func (g *inPlace) close() error                { return g.Close() }
+func (g *inPlace) buffer() *buffer {
+	return &buffer{raw: g.raw, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}
+}
+
+// copying allocates anew when it is full, and copies.
+type copying struct {
+	raw   driver.Device
+	alloc func(uint64) (driver.Ptr, error)
+	free  func(driver.Ptr) error        // in the order of the library's stream
+	room  func(cap, need uint64) uint64 // the next capacity
+	ptr   driver.Ptr
+	len   uint64
+	cap   uint64
+
+	copied, peak uint64
+}
+
+func exactly(_, need uint64) uint64    { return need }
+func doubling(cap, need uint64) uint64 { return max(2*cap, need) }
+
+func (g *copying) append(p []byte) error {
+	if need := g.len + uint64(len(p)); need > g.cap {
+		if err := g.move(g.room(g.cap, need)); err != nil {
+			return err
+		}
+	}
+	if err := g.raw.CopyIn(g.ptr+driver.Ptr(g.len), p); err != nil {
+		return err
+	}
+	g.len += uint64(len(p))
+	return nil
+}
+
+func (g *copying) move(room uint64) error {
+	next, err := g.alloc(room)
+	if err != nil {
+		return err
+	}
+	old, oldCap := g.ptr, g.cap
+	g.ptr, g.cap = next, room
+	g.peak = max(g.peak, oldCap+room)
+	if oldCap == 0 {
+		return nil
+	}
+	if g.len > 0 {
+		err = g.raw.Copy(next, old, g.len, g.raw.Own())
+		g.copied += g.len
+	}
+	return errors.Join(err, g.free(old))
+}
+
+func (g *copying) address() any                { return g.ptr }
+func (g *copying) cost() (copied, peak uint64) { return g.copied, g.peak }
+func (g *copying) buffer() *buffer {
+	return &buffer{raw: g.raw, ptr: g.ptr, size: g.len, chunks: []uint64{0}}
+}
+
+func (g *copying) close() error {
+	if g.cap == 0 {
+		return nil
+	}
+	g.cap = 0
+	return g.free(g.ptr)
+}
+
+// goSlice is a Go slice and append.
+type goSlice struct {
+	b            []byte
+	copied, peak uint64
+}
+
+func (g *goSlice) append(p []byte) error {
+	was := g.b
+	g.b = append(g.b, p...)
+	if cap(g.b) != cap(was) {
+		g.copied += uint64(len(was))
+		g.peak = max(g.peak, uint64(cap(was)+cap(g.b)))
+	}
+	return nil
+}
+
+func (g *goSlice) address() any                { return &g.b[0] }
+func (g *goSlice) cost() (copied, peak uint64) { return g.copied, g.peak }
+func (g *goSlice) buffer() *buffer {
+	return &buffer{host: g.b, size: uint64(len(g.b)), chunks: []uint64{0}}
+}
+
+// close gives the memory back to the system, so that the next growth pays for
+// its pages as the others do.
+func (g *goSlice) close() error {
+	g.b = nil
+	debug.FreeOSMemory()
+	return nil
+}

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// hostInfo describes the machine, as far as it can be read.
+func hostInfo() report.Host {
+	h := report.Host{
+		OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(),
+		Kernel: kernel(), CPU: report.Text(field("/proc/cpuinfo", "model name")),
+		Limits: append(limits(), mapCount()),
+	}
+	if n, ok := meminfo("MemTotal"); ok {
+		h.Memory = &n
+	}
+	return h
+}
+
+// field is the value of the first line "name : value" in a file of /proc, empty
+// if there is none.
+func field(file, name string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// meminfo is a line of /proc/meminfo in bytes.
+func meminfo(name string) (uint64, bool) {
+	n, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/meminfo", name), " kB"), 10, 64)
+	return n * 1024, err == nil
+}
+
+func mapCount() report.Limit {
+	l := report.Limit{Name: "vm.max_map_count"}
+	b, err := os.ReadFile("/proc/sys/vm/max_map_count")
+	if err == nil {
+		var n uint64
+		if n, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
+			l.Value = &n
+			return l
+		}
+	}
+	l.Reason = report.Text(err.Error())
+	return l
+}

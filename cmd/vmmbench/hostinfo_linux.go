@@ -1,0 +1,33 @@
+package main
+
+import (
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"golang.org/x/sys/unix"
+)
+
+func limits() []report.Limit {
+	return []report.Limit{limit("nofile", unix.RLIMIT_NOFILE), limit("memlock", unix.RLIMIT_MEMLOCK)}
+}
+
+// limit is what this process may use without asking for more.
+func limit(name string, which int) report.Limit {
+	l := report.Limit{Name: name}
+	var r unix.Rlimit
+	switch err := unix.Getrlimit(which, &r); {
+	case err != nil:
+		l.Reason = report.Text(err.Error())
+	case r.Cur == unix.RLIM_INFINITY:
+		l.Reason = "unlimited"
+	default:
+		l.Value = &r.Cur
+	}
+	return l
+}
+
+func kernel() report.Text {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return report.Text(unix.ByteSliceToString(u.Release[:]))
+}

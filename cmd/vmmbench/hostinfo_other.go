@@ -1,0 +1,9 @@
+//go:build !linux
+
+package main
+
+import "github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+
+func limits() []report.Limit { return nil }
+
+func kernel() report.Text { return "" }

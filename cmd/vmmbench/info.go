@@ -1,0 +1,157 @@
+package main
+
+import (
+	"encoding/hex"
+	"errors"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/spf13/cobra"
+)
+
+func (a *app) info() *cobra.Command {
+	var o outputFlags
+	c := command(&cobra.Command{
+		Use:   "info",
+		Short: "Show the machine, its devices, and what they can do",
+		Long: `Show the machine, its devices and its limits. What a device can do is found by
+trying it, not by asking; where a trial settles nothing the answer is open.`,
+	})
+	o.add(c.Flags())
+	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.session(c.Name(), &o, func(s *session) error {
+			names, err := deviceNames(*device)
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				err := a.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
+					s.report.Devices = append(s.report.Devices, describeDevice(dev))
+					return nil
+				})
+				if err := s.unlessAbsent(a.stderr, name, err); err != nil {
+					return err
+				}
+			}
+			for _, out := range s.outputs {
+				if err := out.Started(s.report); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return c
+}
+
+// deviceNames is what --device of info stands for.
+func deviceNames(which string) ([]string, error) {
+	if which != "all" {
+		return []string{which}, nil
+	}
+	list, err := vmm.Devices()
+	names := make([]string, len(list))
+	for i, d := range list {
+		names[i] = d.Open
+	}
+	return names, err
+}
+
+// describeDevice asks a device everything. What it does not answer is null,
+// and its reasons are kept.
+func describeDevice(dev *vmm.Device) report.Device {
+	info := dev.Info()
+	d := report.Device{
+		Open: info.Open, Name: info.Name, Driver: report.Text(info.Driver), UUID: uuid(info.UUID),
+		PCI: report.Text(info.PCI), MIG: report.Text(info.MIG), Arch: report.Text(info.Arch),
+		Compute: report.Text(info.Compute), Memory: info.Memory, Peers: []string{},
+	}
+	var reasons []string
+	if free, _, err := dev.MemInfo(); err == nil {
+		d.Free = &free
+	} else {
+		reasons = append(reasons, err.Error())
+	}
+	drv := dev.Driver()
+	prop := driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: info.Ordinal}}
+	if unit, err := drv.Granularity(prop); err == nil {
+		d.Granularity = &unit
+	} else {
+		reasons = append(reasons, err.Error())
+	}
+	all, err := drv.Devices()
+	if err != nil {
+		reasons = append(reasons, err.Error())
+	}
+	for _, other := range all {
+		if other.Ordinal == info.Ordinal {
+			continue
+		}
+		switch can, err := drv.CanAccessPeer(info.Ordinal, other.Ordinal); {
+		case err != nil:
+			reasons = append(reasons, err.Error())
+		case can:
+			d.Peers = append(d.Peers, other.Open)
+		}
+	}
+	for _, f := range driver.Features() {
+		d.Features = append(d.Features, probe(dev, f))
+	}
+	d.Reason = report.Text(strings.Join(reasons, "; "))
+	return d
+}
+
+func probe(dev *vmm.Device, f driver.Feature) report.Feature {
+	err := dev.Supports(f)
+	answer := report.Feature{Name: f.String()}
+	switch yes, no := true, false; {
+	case err == nil:
+		answer.Supported = &yes
+	case errors.Is(err, driver.ErrNotSupported):
+		answer.Supported, answer.Reason = &no, report.Text(err.Error())
+	default:
+		answer.Reason = report.Text(err.Error())
+	}
+	return answer
+}
+
+// uuid is as NVIDIA's tools print it; empty if there is none.
+func uuid(u [16]byte) report.Text {
+	if u == [16]byte{} {
+		return ""
+	}
+	h := hex.EncodeToString(u[:])
+	return report.Text(strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-"))
+}
+
+// runInfo says what was run.
+func (a *app) runInfo(command string, start time.Time) report.Run {
+	args := a.args
+	if args == nil {
+		args = []string{}
+	}
+	return report.Run{Command: command, Args: args, Version: version(), Started: start.UTC().Format(time.RFC3339)}
+}
+
+// version is the module's, and the commit's where the build knows it.
+func version() report.Text {
+	b, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	v := b.Main.Version
+	for _, s := range b.Settings {
+		if s.Key == "vcs.revision" {
+			v += " " + s.Value
+		}
+		if s.Key == "vcs.modified" && s.Value == "true" {
+			v += " modified"
+		}
+	}
+	return report.Text(v)
+}

@@ -1,0 +1,152 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/stretchr/testify/require"
+)
+
+// clock is a clock that only work moves.
+type clock struct{ at time.Time }
+
+func (c *clock) now() time.Time { return c.at }
+
+// work takes ns of the clock for each repetition, more or less.
+func (c *clock) work(ns, spread float64, r *rand.Rand) Func {
+	return func(loops int) (Sample, error) {
+		took := ns * (1 + spread*r.NormFloat64()) * float64(loops)
+		c.at = c.at.Add(time.Duration(took))
+		return Sample{NS: took}, nil
+	}
+}
+
+func config(c *clock) Config {
+	return Config{Samples: 20, MinTime: time.Millisecond, MaxTime: time.Minute, Now: c.now}
+}
+
+// The whole way from the clock to the verdict, with slowdowns put in.
+func TestVerdictsOfAScriptedClock(t *testing.T) {
+	const seeds, spread = 100, 0.003
+	for _, c := range []struct {
+		slowdown float64
+		want     stat.Verdict
+	}{{0, stat.Equal}, {0.01, stat.Equal}, {0.03, stat.Slower}, {0.10, stat.Slower}, {-0.10, stat.Faster}} {
+		right := 0
+		for seed := range uint64(seeds) {
+			var clk clock
+			r := rand.New(rand.NewPCG(seed, 2))
+			cfg := config(&clk)
+			cfg.Seed = seed
+			out := Run(t.Context(), cfg, []Func{clk.work(2e6, spread, r), clk.work(2e6*(1+c.slowdown), spread, r)})
+			_, of, err := stat.Ratio(out[0].Times(), out[1].Times(), seed)
+			require.NoError(t, err)
+			if stat.Judge(of, 0.02) == c.want {
+				right++
+			}
+		}
+		require.GreaterOrEqual(t, right, seeds*95/100, "slowdown %g", c.slowdown)
+	}
+}
+
+// A machine that slows down during the run slows both sides, and blocks hide it.
+func TestBlocksCancelDrift(t *testing.T) {
+	var clk clock
+	slow := 1.0
+	work := func(loops int) (Sample, error) {
+		slow *= 1.002
+		took := 2e6 * slow * float64(loops)
+		clk.at = clk.at.Add(time.Duration(took))
+		return Sample{NS: took}, nil
+	}
+	out := Run(t.Context(), config(&clk), []Func{work, work})
+	_, of, err := stat.Ratio(out[0].Times(), out[1].Times(), 1)
+	require.NoError(t, err)
+	require.Equal(t, stat.Equal, stat.Judge(of, 0.02))
+	require.True(t, stat.Drifts(out[0].Times(), 0.02, 1))
+}
+
+func TestLoopsUntilASampleIsLongEnough(t *testing.T) {
+	var clk clock
+	r := rand.New(rand.NewPCG(1, 1))
+	out := Run(t.Context(), config(&clk), []Func{clk.work(100, 0, r)})
+	require.GreaterOrEqual(t, out[0].Loops, 10_000)
+	require.Less(t, out[0].Loops, 20_000)
+	require.InDelta(t, 100, out[0].Samples[0].NS, 1e-6, "samples are per repetition")
+
+	cfg := config(&clk)
+	cfg.MaxLoops = 64
+	require.Equal(t, 64, Run(t.Context(), cfg, []Func{clk.work(100, 0, r)})[0].Loops)
+}
+
+func TestOrderIsDrawnFromTheSeed(t *testing.T) {
+	order := func(seed uint64, fixed bool) (seen []int) {
+		var clk clock
+		note := func(i int) Func {
+			return func(int) (Sample, error) {
+				seen = append(seen, i)
+				return Sample{NS: 2e6}, nil
+			}
+		}
+		cfg := config(&clk)
+		cfg.Seed, cfg.Fixed = seed, fixed
+		Run(t.Context(), cfg, []Func{note(0), note(1), note(2)})
+		return seen
+	}
+	require.Equal(t, order(1, false), order(1, false))
+	require.NotEqual(t, order(1, false), order(2, false))
+	require.Equal(t, []int{0, 1, 2, 0, 1, 2}, order(1, true)[:6])
+	count := map[int]int{}
+	for _, i := range order(1, false) {
+		count[i]++
+	}
+	require.Equal(t, map[int]int{0: 21, 1: 21, 2: 21}, count, "each once a block and once to warm up")
+}
+
+func TestStopReasons(t *testing.T) {
+	var clk clock
+	r := rand.New(rand.NewPCG(1, 1))
+	cfg := config(&clk)
+	require.Equal(t, Enough, Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})[0].Stop)
+
+	cfg.MaxTime = time.Nanosecond
+	out := Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})
+	require.Equal(t, OutOfTime, out[0].Stop)
+	require.Len(t, out[0].Samples, 1, "one block is always measured")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cfg = config(&clk)
+	calls := 0
+	out = Run(ctx, cfg, []Func{func(int) (Sample, error) {
+		if calls++; calls == 4 {
+			cancel()
+		}
+		return Sample{NS: 2e6}, nil
+	}})
+	require.Equal(t, Interrupted, out[0].Stop)
+	require.Len(t, out[0].Samples, 3, "three after the warm-up, and all are kept")
+}
+
+func TestOneFailureLeavesTheOther(t *testing.T) {
+	var clk clock
+	r := rand.New(rand.NewPCG(1, 1))
+	broken, calls := errors.New("broken"), 0
+	out := Run(t.Context(), config(&clk), []Func{
+		func(int) (Sample, error) {
+			if calls++; calls > 3 {
+				return Sample{}, broken
+			}
+			return Sample{NS: 2e6}, nil
+		},
+		clk.work(2e6, 0, r),
+	})
+	require.ErrorIs(t, out[0].Err, broken)
+	require.Equal(t, Failed, out[0].Stop)
+	require.Len(t, out[0].Samples, 2)
+	require.NoError(t, out[1].Err)
+	require.Len(t, out[1].Samples, 20)
+}

@@ -1,0 +1,276 @@
+// Package report is what vmmbench says: one object, and the forms it is written
+// in. Numbers are numbers. What is missing is null, and a reason stands beside
+// it.
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+)
+
+// Schema names the shape of a Report. A field may be added under the same name;
+// one that changes its meaning takes a new one.
+const Schema = "vmmbench/1"
+
+// Report is a whole run.
+type Report struct {
+	Schema      string       `json:"schema"`
+	Run         Run          `json:"run"`
+	Host        Host         `json:"host"`
+	Devices     []Device     `json:"devices"`
+	Cases       []Case       `json:"cases"`
+	Comparisons []Comparison `json:"comparisons"`
+}
+
+// New is a Report in which nothing has happened yet.
+func New(run Run, host Host) *Report {
+	return &Report{
+		Schema: Schema, Run: run, Host: host,
+		Devices: []Device{}, Cases: []Case{}, Comparisons: []Comparison{},
+	}
+}
+
+// Text is a string that is null where it is empty.
+type Text string
+
+// MarshalJSON implements json.Marshaler.
+func (t Text) MarshalJSON() ([]byte, error) {
+	if t == "" {
+		return []byte("null"), nil
+	}
+	return json.Marshal(string(t))
+}
+
+// Run says how the numbers were made. Measure is nil where none were.
+type Run struct {
+	Command     string   `json:"command"`
+	Args        []string `json:"args"`
+	Version     Text     `json:"version"` // of vmmbench, with the commit where it is known
+	Started     string   `json:"started"` // RFC 3339
+	Seconds     float64  `json:"seconds"`
+	Interrupted bool     `json:"interrupted"`
+	Measure     *Measure `json:"measure"`
+}
+
+// Measure is the part of Run that has to do with timing.
+type Measure struct {
+	Seed    uint64      `json:"seed"`
+	Samples int         `json:"samples"`
+	MinTime float64     `json:"min_time_ns"`
+	MaxTime float64     `json:"max_time_ns"`
+	Order   string      `json:"order"`
+	Verify  verify.Mode `json:"verify"`
+	Margin  float64     `json:"margin"`
+}
+
+// Host is the machine. Memory is in bytes.
+type Host struct {
+	OS     string  `json:"os"`
+	Kernel Text    `json:"kernel"`
+	Arch   string  `json:"arch"`
+	CPU    Text    `json:"cpu"`
+	CPUs   int     `json:"cpus"`
+	Memory *uint64 `json:"memory"`
+	Go     string  `json:"go"`
+	Limits []Limit `json:"limits"`
+}
+
+// Limit is what the system allows this process. Value is nil where there is no
+// limit or it cannot be read; Reason says which.
+type Limit struct {
+	Name   string  `json:"name"`
+	Value  *uint64 `json:"value"`
+	Reason Text    `json:"reason"`
+}
+
+// Device is one device and what it can do.
+type Device struct {
+	Open        string    `json:"open"`
+	Name        string    `json:"name"`
+	Driver      Text      `json:"driver"`
+	UUID        Text      `json:"uuid"`
+	PCI         Text      `json:"pci"`
+	MIG         Text      `json:"mig"`
+	Arch        Text      `json:"arch"`
+	Compute     Text      `json:"compute_mode"`
+	Memory      uint64    `json:"memory"`
+	Free        *uint64   `json:"free"`
+	Granularity *uint64   `json:"granularity"`
+	Peers       []string  `json:"peers"`
+	Features    []Feature `json:"features"`
+	Reason      Text      `json:"reason"` // why something above is null
+}
+
+// Feature is the answer of a probe: true, false, or null with a reason where
+// the probe settled nothing.
+type Feature struct {
+	Name      string `json:"name"`
+	Supported *bool  `json:"supported"`
+	Reason    Text   `json:"reason"`
+}
+
+// Status is how a case ended.
+type Status string
+
+// Ends of a case. Failed means that the data were wrong, Error that the work
+// could not be done, Waived that this machine cannot do it.
+const (
+	Passed      Status = "passed"
+	Failed      Status = "failed"
+	Waived      Status = "waived"
+	Error       Status = "error"
+	Interrupted Status = "interrupted"
+)
+
+// Axis is one thing in which cases differ. Value is a string or a number.
+type Axis struct {
+	Name  string
+	Value any
+}
+
+// Axes are a JSON object whose order is kept.
+type Axes []Axis
+
+// MarshalJSON implements json.Marshaler.
+func (a Axes) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, x := range a {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		name, err := json.Marshal(x.Name)
+		if err != nil {
+			return nil, err
+		}
+		value, err := json.Marshal(x.Value)
+		if err != nil {
+			return nil, err
+		}
+		b.Write(name)
+		b.WriteByte(':')
+		b.Write(value)
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// Of is the value of the axis called name, nil if there is none.
+func (a Axes) Of(name string) any {
+	for _, x := range a {
+		if x.Name == name {
+			return x.Value
+		}
+	}
+	return nil
+}
+
+// Case is one thing measured. Bytes is the payload of one repetition; every
+// sample is nanoseconds for one repetition.
+type Case struct {
+	ID      string         `json:"id"`
+	Axes    Axes           `json:"axes"`
+	Unit    string         `json:"unit"`
+	Bytes   uint64         `json:"bytes"`
+	Status  Status         `json:"status"`
+	Reason  Text           `json:"reason"`
+	Samples []float64      `json:"samples_ns"`
+	Stats   *Stats         `json:"stats"`
+	Verify  *verify.Result `json:"verify"`
+	Flags   []string       `json:"flags"`
+}
+
+// Stats describes the samples of a case. Low and High are the 95 % bootstrap
+// interval of the median. Value is the median in the case's unit.
+type Stats struct {
+	N         int     `json:"n"`
+	Loops     int     `json:"loops"` // repetitions in one sample
+	Stop      string  `json:"stop"`
+	Median    float64 `json:"median_ns"`
+	MAD       float64 `json:"mad_ns"`
+	Min       float64 `json:"min_ns"`
+	Max       float64 `json:"max_ns"`
+	P5        float64 `json:"p5_ns"`
+	P95       float64 `json:"p95_ns"`
+	Low       float64 `json:"low_ns"`
+	High      float64 `json:"high_ns"`
+	Value     float64 `json:"value"`
+	ValueLow  float64 `json:"value_low"`
+	ValueHigh float64 `json:"value_high"`
+
+	Traffic *float64 `json:"traffic,omitempty"` // device to device: read and written, twice the payload
+	*Both
+	*Growth
+}
+
+// Both is what a copy in both directions at once adds to Stats. Value is the
+// two together.
+type Both struct {
+	Forward float64 `json:"forward"`
+	Reverse float64 `json:"reverse"`
+}
+
+// Growth is what growing adds to Stats. Peak counts what the contender held at
+// once, as it knows it: an old block beside the new one.
+type Growth struct {
+	Steps   int         `json:"steps"`
+	StepP50 float64     `json:"step_p50_ns"`
+	StepP99 float64     `json:"step_p99_ns"`
+	StepMax float64     `json:"step_max_ns"`
+	Copied  uint64      `json:"bytes_copied"` // moved by growing, beside what was appended
+	Peak    uint64      `json:"peak_bytes"`
+	Moves   int         `json:"moves"` // how often the address changed
+	Samples [][]float64 `json:"step_samples_ns"`
+}
+
+// Comparison says how the time of case B relates to that of case A. Above 1, B
+// takes longer.
+type Comparison struct {
+	ID      string       `json:"id"`
+	A       string       `json:"a"`
+	B       string       `json:"b"`
+	Ratio   *float64     `json:"ratio"`
+	Low     *float64     `json:"low"`
+	High    *float64     `json:"high"`
+	Margin  float64      `json:"margin"`
+	Verdict stat.Verdict `json:"verdict"`
+	Reason  Text         `json:"reason"`
+}
+
+// Exit codes of the command.
+const (
+	ExitPassed      = 0
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitMismatch    = 3
+	ExitWaived      = 77
+	ExitInterrupted = 130
+)
+
+// Exit is the command's exit code: the worst of the cases.
+func (r *Report) Exit() int {
+	count := r.Count()
+	switch {
+	case r.Run.Interrupted:
+		return ExitInterrupted
+	case count[Failed] > 0:
+		return ExitMismatch
+	case count[Error] > 0:
+		return ExitFailed
+	case count[Waived] > 0 && count[Waived] == len(r.Cases):
+		return ExitWaived
+	}
+	return ExitPassed
+}
+
+// Count is how many cases ended in which way.
+func (r *Report) Count() map[Status]int {
+	count := map[Status]int{}
+	for _, c := range r.Cases {
+		count[c.Status]++
+	}
+	return count
+}

@@ -1,0 +1,181 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/stretchr/testify/require"
+)
+
+func of[T any](x T) *T { return &x }
+
+// sample is a report with one of everything.
+func sample() *Report {
+	r := New(
+		Run{
+			Command: "tour", Args: []string{"--seed", "7"}, Version: "v1", Started: "2026-11-20T10:00:00Z", Seconds: 1.5,
+			Measure: &Measure{Seed: 7, Samples: 3, MinTime: 1e6, MaxTime: 2e9, Order: "random", Verify: verify.Full, Margin: 0.02},
+		},
+		Host{
+			OS: "linux", Arch: "amd64", CPUs: 2, Memory: of(uint64(4 << 30)), Go: "go1.26",
+			Limits: []Limit{{Name: "nofile", Value: of(uint64(1024))}, {Name: "memlock", Reason: "unlimited"}},
+		},
+	)
+	r.Devices = []Device{{
+		Open: "host:0", Name: "host memory", Memory: 1 << 30, Peers: []string{"host:1"},
+		Features: []Feature{
+			{Name: "vmm", Supported: of(true)}, {Name: "rdma", Supported: of(false), Reason: "not supported"},
+			{Name: "pools", Reason: "busy"},
+		},
+		Reason: "memory info: device lost",
+	}}
+	axes := Axes{{"device", "host:0"}, {"direction", "d2d"}, {"size", uint64(2 << 20)}, {"mem", "vmm"}}
+	stats := Stats{
+		N: 3, Loops: 1, Stop: "samples", Median: 2e6, MAD: 1e5, Min: 1e6, Max: 3e6, P5: 1.1e6, P95: 2.9e6,
+		Low: 1e6, High: 3e6, Value: 1.048576, ValueLow: 0.7, ValueHigh: 2.1,
+	}
+	copied, both, grown := stats, stats, stats
+	copied.Traffic = of(2.097152)
+	both.Both = &Both{Forward: 0.5, Reverse: 0.6}
+	grown.Growth = &Growth{Steps: 2, StepP50: 1e3, StepP99: 2e6, StepMax: 3e9, Copied: 4, Peak: 8, Moves: 1, Samples: [][]float64{{1, 2}}}
+	r.Cases = []Case{
+		{
+			ID: "bw/d2d/vmm", Axes: axes, Unit: "GB/s", Bytes: 2 << 20, Status: Passed, Samples: []float64{1e6, 2e6, 3e6},
+			Stats: &copied, Verify: &verify.Result{Mode: verify.Full, Bytes: 2 << 20}, Flags: []string{"gated"},
+		},
+		{
+			ID: "bw/both/vmm", Axes: axes, Unit: "GB/s", Bytes: 4 << 20, Status: Failed, Reason: "offset 5 (chunk 0)", Samples: []float64{2e6},
+			Stats: &both, Flags: []string{},
+			Verify: &verify.Result{Mode: verify.Edges, Bytes: 8192, Errors: 1, FirstBad: &verify.Bad{Offset: 5, Expected: 1, Got: 2, Holds: of(uint64(8))}},
+		},
+		{
+			ID: "grow/2MiB/vmm", Axes: axes, Unit: "ms", Bytes: 2 << 20, Status: Passed, Samples: []float64{2e6},
+			Stats: &grown, Verify: &verify.Result{Mode: verify.Off}, Flags: []string{},
+		},
+		{ID: "grow/2MiB/async", Axes: axes, Unit: "ms", Bytes: 2 << 20, Status: Waived, Reason: "no pool", Samples: []float64{}, Flags: []string{}},
+	}
+	r.Comparisons = []Comparison{
+		{ID: "x", A: "a", B: "b", Ratio: of(1.001), Low: of(0.99), High: of(1.01), Margin: 0.02, Verdict: stat.Equal},
+		{ID: "y", A: "a", B: "c", Margin: 0.02, Verdict: stat.Unclear, Reason: "c: waived"},
+	}
+	return r
+}
+
+// The golden files are the shape that others read. UPDATE_GOLDEN=1 writes them.
+func TestGolden(t *testing.T) {
+	for _, format := range formats {
+		var b bytes.Buffer
+		o, r := Output{W: &b, Format: format}, sample()
+		require.NoError(t, o.Started(r))
+		for _, c := range r.Cases {
+			require.NoError(t, o.Case(c))
+		}
+		for _, c := range r.Comparisons {
+			require.NoError(t, o.Comparison(c))
+		}
+		require.NoError(t, o.Finished(r))
+
+		file := "testdata/report." + string(format)
+		if os.Getenv("UPDATE_GOLDEN") != "" {
+			require.NoError(t, os.WriteFile(file, b.Bytes(), 0o644))
+		}
+		want, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, string(want), b.String())
+	}
+}
+
+func TestInfoHasFeaturesAndLimits(t *testing.T) {
+	r := sample()
+	r.Run.Measure, r.Cases, r.Comparisons = nil, nil, nil
+	r.Devices = append(r.Devices, r.Devices[0])
+	r.Devices[1].Open = "host:1"
+	var b bytes.Buffer
+	require.NoError(t, Output{W: &b, Format: Table}.Finished(r))
+	require.Contains(t, b.String(), "host:0 to host:1", "devices that answer alike share a column")
+	require.Contains(t, b.String(), "open: busy")
+	require.Contains(t, b.String(), "unlimited")
+}
+
+// Numbers are numbers, and what is missing is null.
+func TestJSONHasNoNumbersInStrings(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, Output{W: &b, Format: JSON}.Finished(sample()))
+	require.NotContains(t, b.String(), "NaN")
+	require.NotContains(t, b.String(), "N/A")
+	var r struct {
+		Cases []struct {
+			Samples []float64 `json:"samples_ns"`
+			Reason  *string   `json:"reason"`
+			Stats   *struct {
+				Median float64 `json:"median_ns"`
+			} `json:"stats"`
+		} `json:"cases"`
+	}
+	require.NoError(t, json.Unmarshal(b.Bytes(), &r))
+	for _, c := range r.Cases {
+		require.NotNil(t, c.Samples, "there is always an array")
+	}
+	require.Nil(t, r.Cases[0].Reason)
+	require.Nil(t, r.Cases[3].Stats)
+	require.Equal(t, "no pool", *r.Cases[3].Reason)
+}
+
+func TestExit(t *testing.T) {
+	for _, c := range []struct {
+		ends        []Status
+		interrupted bool
+		want        int
+	}{
+		{nil, false, ExitPassed},
+		{[]Status{Passed, Waived}, false, ExitPassed},
+		{[]Status{Waived, Waived}, false, ExitWaived},
+		{[]Status{Passed, Error}, false, ExitFailed},
+		{[]Status{Error, Failed}, false, ExitMismatch},
+		{[]Status{Failed, Interrupted}, true, ExitInterrupted},
+	} {
+		r := New(Run{Interrupted: c.interrupted}, Host{})
+		for _, s := range c.ends {
+			r.Cases = append(r.Cases, Case{Status: s})
+		}
+		require.Equal(t, c.want, r.Exit(), "%v", c.ends)
+	}
+}
+
+func TestFormatOf(t *testing.T) {
+	for name, want := range map[string]Format{
+		"a.txt": Table, "b/c.json": JSON, "d.ndjson": NDJSON, "e.md": Markdown, "f.bench": GoBench,
+	} {
+		got, err := FormatOf(name)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	for _, name := range []string{"a", "a.table", "a.xml", "json"} {
+		_, err := FormatOf(name)
+		require.Error(t, err, name)
+	}
+}
+
+func TestAxesKeepTheirOrder(t *testing.T) {
+	b, err := json.Marshal(Axes{{"z", "1"}, {"a", uint64(2)}})
+	require.NoError(t, err)
+	require.Equal(t, `{"z":"1","a":2}`, string(b))
+	b, err = json.Marshal(Axes{})
+	require.NoError(t, err)
+	require.Equal(t, `{}`, string(b))
+	require.Equal(t, uint64(2), Axes{{"a", uint64(2)}}.Of("a"))
+	require.Nil(t, Axes{}.Of("a"))
+}
+
+func TestGoBenchNamesAreBenchmarks(t *testing.T) {
+	var b bytes.Buffer
+	require.NoError(t, goBench(&b, sample()))
+	for line := range strings.Lines(b.String()) {
+		require.Regexp(t, `^Benchmark[A-Z][a-z]*(/[a-z]+=\S+)+ 1 [0-9.]+ ns/op [0-9.]+ MB/s\n$`, line)
+	}
+}

@@ -1,0 +1,311 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/jedib0t/go-pretty/v6/table"
+)
+
+// tables writes the report for people.
+func tables(w io.Writer, r *Report, markdown bool) error {
+	var parts []string
+	add := func(heading string, t table.Writer) {
+		if t.Length() == 0 {
+			return
+		}
+		if markdown {
+			parts = append(parts, "## "+heading+"\n\n"+t.RenderMarkdown())
+			return
+		}
+		t.SetStyle(style())
+		parts = append(parts, heading+"\n"+t.Render())
+	}
+
+	add("Machine", machine(r))
+	add("Devices", devices(r))
+	if r.Run.Measure == nil {
+		add("Features", features(r))
+		add("Limits", limits(r))
+	}
+	for _, command := range commands(r) {
+		add(strings.ToUpper(command), cases(r, command))
+	}
+	add("Comparisons: time of B over time of A, above 1 means B takes longer", comparisons(r))
+	if r.Run.Measure != nil {
+		parts = append(parts, summary(r))
+	}
+	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
+	return err
+}
+
+func style() table.Style {
+	s := table.StyleLight
+	s.Options = table.OptionsNoBordersAndSeparators
+	s.Options.SeparateHeader = true
+	s.Format.Header = 0
+	return s
+}
+
+func machine(r *Report) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"os", "cpu", "cpus", "memory", "go"})
+	t.AppendRow(table.Row{
+		strings.TrimSpace(r.Host.OS + "/" + r.Host.Arch + " " + string(r.Host.Kernel)),
+		dash(r.Host.CPU), r.Host.CPUs, bytesOf(r.Host.Memory), r.Host.Go,
+	})
+	return t
+}
+
+func devices(r *Report) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "arch", "pci", "uuid", "mode", "peers"})
+	for _, d := range r.Devices {
+		unit := "-"
+		if d.Granularity != nil {
+			unit = size.Format(*d.Granularity)
+		}
+		t.AppendRow(table.Row{
+			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), unit,
+			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
+		})
+	}
+	return t
+}
+
+// features has a column for each device, and one for all that answer alike and
+// stand side by side, as the host's do.
+func features(r *Report) table.Writer {
+	t := table.NewWriter()
+	header := table.Row{"feature"}
+	var columns [][]string
+	for i, d := range r.Devices {
+		column := answers(d)
+		if n := len(columns); n > 0 && slices.Equal(columns[n-1], column) {
+			first, _, _ := strings.Cut(header[n].(string), " to ")
+			header[n] = first + " to " + r.Devices[i].Open
+			continue
+		}
+		header, columns = append(header, d.Open), append(columns, column)
+	}
+	t.AppendHeader(header)
+	for i := 0; len(columns) > 0 && i < len(r.Devices[0].Features); i++ {
+		row := table.Row{r.Devices[0].Features[i].Name}
+		for _, column := range columns {
+			row = append(row, column[i])
+		}
+		t.AppendRow(row)
+	}
+	return t
+}
+
+// answers is what the probes of a device found: yes, no, or why it is open.
+func answers(d Device) []string {
+	list := make([]string, len(d.Features))
+	for i, f := range d.Features {
+		switch {
+		case f.Supported == nil:
+			list[i] = "open: " + string(f.Reason)
+		case *f.Supported:
+			list[i] = "yes"
+		default:
+			list[i] = "no"
+		}
+	}
+	return list
+}
+
+func limits(r *Report) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"limit", "value"})
+	for _, l := range r.Host.Limits {
+		value := string(l.Reason)
+		if l.Value != nil {
+			value = fmt.Sprint(*l.Value)
+		}
+		t.AppendRow(table.Row{l.Name, value})
+	}
+	return t
+}
+
+// commands are the first words of the cases' names, in order.
+func commands(r *Report) []string {
+	var list []string
+	for _, c := range r.Cases {
+		if command, _, _ := strings.Cut(c.ID, "/"); !slices.Contains(list, command) {
+			list = append(list, command)
+		}
+	}
+	return list
+}
+
+func cases(r *Report, command string) table.Writer {
+	t := table.NewWriter()
+	var axes []string
+	grow := false
+	for _, c := range r.Cases {
+		if !strings.HasPrefix(c.ID, command+"/") {
+			continue
+		}
+		if axes == nil {
+			for _, a := range c.Axes {
+				axes = append(axes, a.Name)
+			}
+		}
+		grow = grow || c.Stats != nil && c.Stats.Growth != nil
+	}
+	header := table.Row{}
+	for _, a := range axes {
+		header = append(header, a)
+	}
+	header = append(header, "median", "95 %", "n")
+	if grow {
+		header = append(header, "step p50", "p99", "max", "copied", "peak", "moves")
+	}
+	t.AppendHeader(append(header, "verified", "status", "notes"))
+
+	for _, c := range r.Cases {
+		if !strings.HasPrefix(c.ID, command+"/") {
+			continue
+		}
+		row := table.Row{}
+		for _, name := range axes {
+			row = append(row, text(Axis{Name: name, Value: c.Axes.Of(name)}))
+		}
+		row = append(row, timing(c)...)
+		if grow {
+			row = append(row, growth(c.Stats)...)
+		}
+		t.AppendRow(append(row, verified(c), c.Status, notes(c)))
+	}
+	return t
+}
+
+func timing(c Case) table.Row {
+	s := c.Stats
+	if s == nil {
+		return table.Row{"-", "-", 0}
+	}
+	interval := "-"
+	if stat.Enough(s.N) {
+		interval = fmt.Sprintf("%.4g to %.4g", s.ValueLow, s.ValueHigh)
+	}
+	return table.Row{
+		fmt.Sprintf("%.4g %s", s.Value, c.Unit),
+		interval, s.N,
+	}
+}
+
+func growth(s *Stats) table.Row {
+	if s == nil || s.Growth == nil {
+		return table.Row{"-", "-", "-", "-", "-", "-"}
+	}
+	g := s.Growth
+	return table.Row{span(g.StepP50), span(g.StepP99), span(g.StepMax), size.Approx(g.Copied), size.Approx(g.Peak), g.Moves}
+}
+
+func verified(c Case) string {
+	if c.Verify == nil || c.Verify.Mode == verify.Off {
+		return "no"
+	}
+	return size.Format(c.Verify.Bytes)
+}
+
+// notes are the flags, what some measurements add, and the reason.
+func notes(c Case) string {
+	list := slices.Clone(c.Flags)
+	if s := c.Stats; s != nil {
+		if s.Traffic != nil {
+			list = append(list, fmt.Sprintf("traffic %.4g %s", *s.Traffic, c.Unit))
+		}
+		if s.Both != nil {
+			list = append(list, fmt.Sprintf("forward %.4g, reverse %.4g %s", s.Forward, s.Reverse, c.Unit))
+		}
+	}
+	if c.Reason != "" {
+		list = append(list, string(c.Reason))
+	}
+	return strings.Join(list, "; ")
+}
+
+func comparisons(r *Report) table.Writer {
+	t := table.NewWriter()
+	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "verdict", "notes"})
+	for _, c := range r.Comparisons {
+		ratio, of := "-", "-"
+		if c.Ratio != nil {
+			ratio = fmt.Sprintf("%.3f", *c.Ratio)
+		}
+		if c.Low != nil && c.High != nil {
+			of = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
+		}
+		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, c.Reason})
+	}
+	return t
+}
+
+func summary(r *Report) string {
+	var checked, wrong uint64
+	for _, c := range r.Cases {
+		if c.Verify != nil {
+			checked += c.Verify.Bytes
+			wrong += c.Verify.Errors
+		}
+	}
+	count := r.Count()
+	s := fmt.Sprintf("%d cases: %d passed", len(r.Cases), count[Passed])
+	for _, status := range []Status{Failed, Error, Waived, Interrupted} {
+		if count[status] > 0 {
+			s += fmt.Sprintf(", %d %s", count[status], status)
+		}
+	}
+	s += fmt.Sprintf("; %d comparisons; %d bytes verified, %d wrong; %.1f s", len(r.Comparisons), checked, wrong, r.Run.Seconds)
+	if r.Run.Interrupted {
+		s += "; interrupted, so this is not all"
+	}
+	return s
+}
+
+// text is an axis as a word: sizes in binary units, everything else as it is.
+func text(a Axis) string {
+	switch v := a.Value.(type) {
+	case nil:
+		return "-"
+	case uint64:
+		return size.Format(v)
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// span is nanoseconds in the unit that fits them.
+func span(ns float64) string {
+	switch {
+	case ns < 1e3:
+		return fmt.Sprintf("%.3g ns", ns)
+	case ns < 1e6:
+		return fmt.Sprintf("%.4g us", ns/1e3)
+	case ns < 1e9:
+		return fmt.Sprintf("%.4g ms", ns/1e6)
+	}
+	return fmt.Sprintf("%.4g s", ns/1e9)
+}
+
+func dash(t Text) string {
+	if t == "" {
+		return "-"
+	}
+	return string(t)
+}
+
+func bytesOf(n *uint64) string {
+	if n == nil {
+		return "-"
+	}
+	return size.Approx(*n)
+}

@@ -1,0 +1,39 @@
+package size
+
+import "strings"
+
+// One is a flag that takes one size.
+type One uint64
+
+// Set implements pflag.Value.
+func (o *One) Set(s string) error {
+	n, err := Parse(s)
+	*o = One(n)
+	return err
+}
+
+func (o *One) String() string { return Format(uint64(*o)) }
+
+// Type implements pflag.Value.
+func (o *One) Type() string { return "SIZE" }
+
+// List is a flag that takes a list or range of sizes.
+type List []uint64
+
+// Set implements pflag.Value. It replaces the default.
+func (l *List) Set(s string) error {
+	list, err := ParseList(s)
+	*l = list
+	return err
+}
+
+func (l *List) String() string {
+	text := make([]string, len(*l))
+	for i, n := range *l {
+		text[i] = Format(n)
+	}
+	return strings.Join(text, ",")
+}
+
+// Type implements pflag.Value.
+func (l *List) Type() string { return "SIZES" }

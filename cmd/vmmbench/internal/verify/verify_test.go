@@ -1,0 +1,125 @@
+package verify
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const chunk = 2 << 20
+
+var (
+	pattern = Pattern{Seed: 42}
+	starts  = []uint64{0, chunk, 2 * chunk}
+)
+
+func filled() []byte {
+	b := make([]byte, 3*chunk)
+	pattern.Fill(b, 0)
+	return b
+}
+
+func check(t *testing.T, mode Mode, b []byte) Result {
+	t.Helper()
+	r, err := pattern.Check(mode, uint64(len(b)), starts, Bytes(b))
+	require.NoError(t, err)
+	return r
+}
+
+func TestIndexUndoesWord(t *testing.T) {
+	for _, i := range []uint64{0, 1, 7, 1 << 20, 1 << 40, 1<<61 - 1, 1<<64 - 1} {
+		require.Equal(t, i, pattern.index(pattern.word(i)))
+	}
+}
+
+func TestFillInPiecesIsFillAtOnce(t *testing.T) {
+	whole, pieces := make([]byte, 1003), make([]byte, 1003)
+	pattern.Fill(whole, 0)
+	for off := 0; off < len(pieces); off += 40 {
+		pattern.Fill(pieces[off:min(off+40, len(pieces))], uint64(off))
+	}
+	require.Equal(t, whole, pieces)
+	for off, b := range whole {
+		require.Equal(t, b, pattern.at(uint64(off)))
+	}
+}
+
+func TestCheckPasses(t *testing.T) {
+	r := check(t, Full, filled())
+	require.Equal(t, Result{Mode: Full, Bytes: 3 * chunk}, r)
+	require.Equal(t, Result{Mode: Edges, Bytes: 6 * edge}, check(t, Edges, filled()))
+	require.Equal(t, Result{Mode: Off}, check(t, Off, filled()))
+
+	odd := filled()[:chunk+13]
+	require.Equal(t, Result{Mode: Full, Bytes: chunk + 13}, check(t, Full, odd))
+	odd[chunk+12] ^= 1
+	require.Equal(t, uint64(chunk+12), check(t, Full, odd).FirstBad.Offset)
+}
+
+func TestOneByteIsFound(t *testing.T) {
+	for _, off := range []uint64{0, 5, chunk - 1, chunk, 2*chunk + 4095, 3*chunk - 1} {
+		b := filled()
+		want := b[off]
+		b[off] ^= 0x10
+		for _, mode := range []Mode{Full, Edges} {
+			r := check(t, mode, b)
+			require.Equal(t, uint64(1), r.Errors)
+			require.Equal(t, &Bad{Offset: off, Chunk: int(off / chunk), Expected: want, Got: want ^ 0x10}, r.FirstBad)
+		}
+	}
+}
+
+// The pattern of other tools repeats every 2 MiB, and there this passes.
+func TestSwappedChunksAreFound(t *testing.T) {
+	for _, mode := range []Mode{Full, Edges} {
+		b := filled()
+		held := bytes.Clone(b[:chunk])
+		copy(b[:chunk], b[2*chunk:])
+		copy(b[2*chunk:], held)
+		r := check(t, mode, b)
+		require.NotNil(t, r.FirstBad)
+		require.Less(t, r.FirstBad.Offset, uint64(8), "in the first word: its first byte may be the same by chance")
+		require.Equal(t, uint64(2*chunk), *r.FirstBad.Holds, "it says where the data belong")
+	}
+}
+
+func TestStaleDestinationIsFound(t *testing.T) {
+	b := filled()
+	for i := range b[chunk : 2*chunk] {
+		b[chunk+i] = Poison
+	}
+	r := check(t, Full, b)
+	require.Equal(t, uint64(chunk), r.FirstBad.Offset)
+	require.Equal(t, 1, r.FirstBad.Chunk)
+	require.Equal(t, byte(Poison), r.FirstBad.Got)
+	require.Nil(t, r.FirstBad.Holds)
+
+	old := make([]byte, 3*chunk)
+	Pattern{Seed: 41}.Fill(old, 0)
+	require.NotZero(t, check(t, Full, old).Errors, "another run's data are no match")
+}
+
+func TestReadErrorIsReturned(t *testing.T) {
+	broken := errors.New("broken")
+	_, err := pattern.Check(Full, chunk, starts, func(uint64, uint64) ([]byte, error) { return nil, broken })
+	require.ErrorIs(t, err, broken)
+}
+
+func TestMode(t *testing.T) {
+	var m Mode
+	require.NoError(t, m.Set("edges"))
+	require.Equal(t, Edges, m)
+	require.Error(t, m.Set("some"))
+	require.Equal(t, Edges, m)
+}
+
+func BenchmarkCheck(b *testing.B) {
+	buf := make([]byte, 64<<20)
+	pattern.Fill(buf, 0)
+	b.SetBytes(int64(len(buf)))
+	for b.Loop() {
+		pattern.Check(Full, uint64(len(buf)), starts[:1], Bytes(buf))
+	}
+}

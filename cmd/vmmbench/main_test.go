@@ -1,0 +1,288 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// bench runs the command and gives what it wrote.
+func bench(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = run(t.Context(), args, &out, &err)
+	return code, out.String(), err.String()
+}
+
+// parsed is a report as a reader of the JSON gets it. Axes of any shape do.
+type parsed struct {
+	report.Report
+	Cases []struct {
+		report.Case
+		Axes map[string]any `json:"axes"`
+	} `json:"cases"`
+}
+
+func parse(t *testing.T, text string) parsed {
+	t.Helper()
+	var r parsed
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	require.NoError(t, d.Decode(&r))
+	require.False(t, d.More(), "stdout is one object and nothing else")
+	return r
+}
+
+func TestTour(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "tour.ndjson")
+	code, out, progress := bench(t, "--device", "host", "--size", "256K,1M", "--samples", "7",
+		"--min-time", "100us", "--format", "json", "-o", file)
+	require.Equal(t, report.ExitPassed, code, progress)
+	require.Contains(t, progress, "[1/11] bw/h2d/pageable/256KiB")
+
+	r := parse(t, out)
+	require.Equal(t, report.Schema, r.Schema)
+	require.Equal(t, "host:0", r.Devices[0].Open)
+	passed := 0
+	for _, c := range r.Cases {
+		if c.Status == report.Waived {
+			require.NotEmpty(t, c.Reason)
+			continue
+		}
+		passed++
+		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
+		require.Equal(t, c.Bytes, c.Verify.Bytes, c.ID)
+		require.Zero(t, c.Verify.Errors, c.ID)
+		require.Len(t, c.Samples, 7, c.ID)
+		require.Equal(t, "samples", c.Stats.Stop)
+		require.Positive(t, c.Stats.Value)
+		require.LessOrEqual(t, c.Stats.ValueLow, c.Stats.ValueHigh)
+	}
+	require.GreaterOrEqual(t, passed, 12)
+	require.GreaterOrEqual(t, len(r.Comparisons), 6)
+	for _, c := range r.Comparisons {
+		if c.Ratio == nil {
+			require.NotEmpty(t, c.Reason, c.ID)
+			continue
+		}
+		require.LessOrEqual(t, *c.Low, *c.High)
+		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Verdict))
+	}
+
+	lines, err := os.ReadFile(file)
+	require.NoError(t, err)
+	count := map[string]int{}
+	for line := range strings.Lines(string(lines)) {
+		var one map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(line), &one))
+		for key := range one {
+			count[key]++
+		}
+	}
+	require.Equal(t, len(r.Cases), count["case"])
+	require.Equal(t, len(r.Comparisons), count["comparison"])
+	require.Equal(t, 1, count["run"])
+	require.Equal(t, 1, count["end"])
+}
+
+func TestGrowInPlace(t *testing.T) {
+	code, out, _ := bench(t, "grow", "--device", "host", "--size", "8M", "--step", "1M", "--chunk", "0,2M",
+		"--samples", "2", "--format", "json", "--progress", "off")
+	require.Equal(t, report.ExitPassed, code)
+	for _, c := range parse(t, out).Cases {
+		if c.Status == report.Waived {
+			require.Equal(t, "mallocAsync-copy", c.Axes["mem"])
+			continue
+		}
+		require.Equal(t, 8, c.Stats.Steps, c.ID)
+		require.Len(t, c.Stats.Growth.Samples, 2)
+		require.GreaterOrEqual(t, c.Stats.Peak, c.Bytes)
+		if c.Axes["mem"] == "vmm" {
+			require.Zero(t, c.Stats.Moves, "the pointer never moves")
+			require.Zero(t, c.Stats.Copied)
+			require.Equal(t, c.Bytes, c.Stats.Peak)
+			continue
+		}
+		require.Positive(t, c.Stats.Moves, c.ID)
+		require.Positive(t, c.Stats.Copied, c.ID)
+	}
+}
+
+func TestBothWays(t *testing.T) {
+	code, out, _ := bench(t, "bw", "--device", "host", "--direction", "both", "--size", "1M", "--samples", "2",
+		"--format", "json", "--progress", "off")
+	require.Equal(t, report.ExitPassed, code)
+	r := parse(t, out)
+	for _, c := range r.Cases {
+		if c.Axes["host"] == "pageable" {
+			require.Equal(t, report.Waived, c.Status)
+			continue
+		}
+		require.Equal(t, report.Passed, c.Status)
+		require.Equal(t, uint64(2<<20), c.Verify.Bytes, "both ways are verified")
+		require.Positive(t, c.Stats.Forward)
+		require.Positive(t, c.Stats.Reverse)
+	}
+}
+
+func TestCorruptByteExitsWith3(t *testing.T) {
+	for _, args := range [][]string{
+		{"bw", "--size", "4M", "--direction", "h2d,d2h,d2d", "--chunk", "2M"},
+		{"bw", "--size", "4M", "--direction", "both", "--host", "pinned", "--verify", "edges", "--chunk", "2M"},
+		{"grow", "--size", "4M", "--step", "1M", "--mem", "vmm,plain,double,append", "--chunk", "2M"},
+	} {
+		args = append(args, "--device", "host", "--samples", "1", "--progress", "off", "--format", "json")
+		code, _, _ := bench(t, args...)
+		require.Equal(t, report.ExitPassed, code, args)
+
+		const at = 2<<20 + 1 // the second byte of the second chunk
+		code, out, _ := bench(t, append(args, "--corrupt", "2097153")...)
+		require.Equal(t, report.ExitMismatch, code, args)
+		for _, c := range parse(t, out).Cases {
+			if c.Axes["chunk"] == "whole" && c.Verify.Mode == "edges" {
+				continue // one piece has no edge there
+			}
+			require.Equal(t, report.Failed, c.Status, c.ID)
+			require.NotZero(t, c.Verify.Errors, c.ID)
+			require.Equal(t, uint64(at), c.Verify.FirstBad.Offset, c.ID)
+			require.Equal(t, c.Verify.FirstBad.Expected^0xff, c.Verify.FirstBad.Got)
+			require.Contains(t, string(c.Reason), "offset 2097153")
+			if c.Axes["chunk"] == "2MiB" {
+				require.Equal(t, 1, c.Verify.FirstBad.Chunk)
+			}
+		}
+	}
+}
+
+// interrupter cancels at the n-th line of progress.
+type interrupter struct {
+	n      int
+	cancel func()
+}
+
+func (i *interrupter) Write(b []byte) (int, error) {
+	if i.n--; i.n == 0 {
+		i.cancel()
+	}
+	return len(b), nil
+}
+
+func TestInterruptLeavesValidResults(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	file := filepath.Join(t.TempDir(), "partial.json")
+	var out bytes.Buffer
+	code := run(ctx, []string{"--device", "host", "--size", "64K,256K", "--samples", "3", "--min-time", "0", "-o", file, "--progress", "plain"},
+		&out, &interrupter{n: 3, cancel: cancel})
+	require.Equal(t, report.ExitInterrupted, code)
+	require.Contains(t, out.String(), "interrupted, so this is not all")
+
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	r := parse(t, string(text))
+	require.True(t, r.Run.Interrupted)
+	for i, c := range r.Cases {
+		if i < 4 {
+			require.Equal(t, report.Passed, c.Status, c.ID)
+			continue
+		}
+		require.Equal(t, report.Interrupted, c.Status, c.ID)
+		require.NotNil(t, c.Samples)
+		require.NotEmpty(t, c.Reason)
+	}
+	require.Len(t, r.Cases, 25, "what was not started is there, and says so")
+}
+
+func TestNoCUDAExitsWith77(t *testing.T) {
+	if dev, err := vmm.Open("cuda:0"); err == nil {
+		require.NoError(t, dev.Close())
+		t.Skip("needs a machine without a CUDA device")
+	}
+	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"info"}} {
+		args = append(args, "--device", "cuda:0", "--format", "json")
+		code, out, stderr := bench(t, args...)
+		require.Equal(t, report.ExitWaived, code, args)
+		require.Contains(t, stderr, "libcuda.so.1", "it says what was looked for")
+		r := parse(t, out)
+		require.Len(t, r.Cases, 1)
+		require.Equal(t, report.Waived, r.Cases[0].Status)
+		require.Contains(t, string(r.Cases[0].Reason), "libcuda.so.1")
+	}
+}
+
+func TestUsageExitsWith2(t *testing.T) {
+	for _, args := range [][]string{
+		{"nosuchcommand"}, {"--nosuchflag"}, {"bw", "extra"}, {"bw", "--size", "lots"}, {"bw", "--size", "0"},
+		{"grow", "--size", "0"}, {"grow", "--step", "0"}, {"grow", "--step", "7"}, {"grow", "--min-time", "1ms"},
+		{"--samples", "0"}, {"--max-time", "0s"}, {"--min-time", "-1s"}, {"--margin", "200%"}, {"--order", "sideways"},
+		{"--format", "xml"}, {"-o", "out.xml"}, {"--verify", "some"}, {"bw", "--mem", "vmm,none"},
+		{"--device", "gpu"}, {"info", "--device", "gpu"}, {"info", "--samples", "3"},
+	} {
+		if !slices.Contains(args, "--device") {
+			args = append(args, "--device", "host")
+		}
+		code, out, stderr := bench(t, args...)
+		require.Equal(t, report.ExitUsage, code, args)
+		require.Empty(t, out, args)
+		require.Contains(t, stderr, "vmmbench:", args)
+	}
+}
+
+func TestNoSuchHostDeviceIsWaived(t *testing.T) {
+	code, _, stderr := bench(t, "bw", "--device", "host:99")
+	require.Equal(t, report.ExitWaived, code)
+	require.Contains(t, stderr, "host:99")
+}
+
+func TestOutputThatCannotBeWritten(t *testing.T) {
+	code, out, _ := bench(t, "bw", "--device", "host", "-o", filepath.Join(t.TempDir(), "no", "such", "dir.json"))
+	require.Equal(t, report.ExitFailed, code)
+	require.Empty(t, out, "and it is known before anything is measured")
+}
+
+func TestDryRunMeasuresNothing(t *testing.T) {
+	code, out, stderr := bench(t, "--device", "host", "--dry-run")
+	require.Equal(t, report.ExitPassed, code)
+	require.Empty(t, stderr)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	require.Len(t, lines, 25)
+	require.Equal(t, "bw/h2d/pageable/16MiB/vmm", lines[0])
+}
+
+func TestPresetGivesWayToFlags(t *testing.T) {
+	_, out, _ := bench(t, "bw", "--device", "host", "--preset", "full", "--size", "64K", "--mem", "vmm", "--dry-run")
+	require.Equal(t, []string{
+		"bw/h2d/pageable/64KiB/vmm", "bw/h2d/pageable/64KiB/vmm-2MiB", "bw/h2d/pageable/64KiB/vmm-64MiB",
+	}, strings.Split(out, "\n")[:3])
+	require.Contains(t, out, "bw/both/pinned/64KiB/vmm")
+	require.NotContains(t, out, "mmap")
+}
+
+func TestInfo(t *testing.T) {
+	code, out, _ := bench(t, "info", "--device", "host", "--format", "json")
+	require.Equal(t, report.ExitPassed, code)
+	r := parse(t, out)
+	require.Len(t, r.Devices, 1)
+	d := r.Devices[0]
+	require.Equal(t, "host:0", d.Open)
+	require.NotNil(t, d.Granularity)
+	require.NotEmpty(t, d.Features)
+	for _, f := range d.Features {
+		require.True(t, f.Supported != nil || f.Reason != "", f.Name)
+	}
+	require.Nil(t, r.Run.Measure)
+	require.Empty(t, r.Cases)
+
+	code, out, _ = bench(t, "info")
+	require.Equal(t, report.ExitPassed, code)
+	require.Contains(t, out, "vm.max_map_count")
+	require.Contains(t, out, "read-only-map")
+}

@@ -1,0 +1,274 @@
+package vmm
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// grant is what one device may do with all of a reservation, now and later.
+type grant struct {
+	dev    *Device
+	access Access
+}
+
+// grantKey lists a grant among what the granted device has open.
+type grantKey struct {
+	r   *Reservation
+	dev *Device
+}
+
+// Grant gives devices access to all that is mapped and all that will be. Peers
+// have no other way to reach mapped memory: enabling peer access between
+// contexts does nothing for it. Devices of the same driver only; a pair without
+// a path is ErrNotSupported and named. Giving less than before takes access
+// away, and so waits as Unmap does. It completes or changes nothing. While a
+// grant stands, the device granted answers ErrBusy to Close.
+func (r *Reservation) Grant(a Access, devs ...*Device) error {
+	if r == nil || a != Read && a != ReadWrite {
+		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
+	}
+	return r.fail("grant "+a.String(), 0, r.size, r.allow(a, devs))
+}
+
+// Revoke takes access away from devices, now and for what will be mapped, after
+// waiting as Unmap does. Revoking what was not granted does nothing; the owner
+// cannot be revoked. It completes or changes nothing.
+func (r *Reservation) Revoke(devs ...*Device) error {
+	if r == nil {
+		return r.fail("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))
+	}
+	return r.fail("revoke", 0, r.size, r.allow(None, devs))
+}
+
+// allow sets the access of devs to a.
+func (r *Reservation) allow(a Access, devs []*Device) error {
+	if err := r.eligible(a, devs); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		if err := r.live(); err != nil {
+			return err
+		}
+		if !r.narrows(a, devs) {
+			break
+		}
+		// Work may be queued under a grant that comes while we wait.
+		seen := r.widened
+		r.mu.Unlock()
+		err := r.fence()
+		r.mu.Lock()
+		if err != nil {
+			return err
+		}
+		if r.widened == seen && r.live() == nil {
+			break
+		}
+	}
+	return r.regrant(a, devs)
+}
+
+// eligible checks devs before anything is changed or asked of the driver twice.
+func (r *Reservation) eligible(a Access, devs []*Device) error {
+	if a == ReadWrite && r.readOnly {
+		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
+	}
+	if len(devs) == 0 {
+		return fmt.Errorf("%w: no device", ErrInvalid)
+	}
+	for i, d := range devs {
+		if err := d.live(); err != nil {
+			return err
+		}
+		switch {
+		case d.port.sys != r.dev.port.sys:
+			return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, r.dev)
+		case slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.port == d.port }):
+			return fmt.Errorf("%w: %v is named twice", ErrInvalid, d)
+		case d.port == r.dev.port && a == None:
+			return fmt.Errorf("%w: %v owns the memory and cannot be revoked", ErrInvalid, d)
+		}
+		if a == None || d.port == r.dev.port {
+			continue
+		}
+		ok, err := r.dev.drv().CanAccessPeer(d.port.n, r.dev.port.n)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return fmt.Errorf("%w: %v cannot reach memory of %v", ErrNotSupported, d, r.dev)
+		}
+	}
+	return nil
+}
+
+// granted gives what the device may do now. It needs r.mu.
+func (r *Reservation) granted(d *Device) Access {
+	for _, g := range r.grants {
+		if g.dev.port == d.port {
+			return g.access
+		}
+	}
+	return None
+}
+
+// narrows says whether setting devs to a takes access away. It needs r.mu.
+func (r *Reservation) narrows(a Access, devs []*Device) bool {
+	return slices.ContainsFunc(devs, func(d *Device) bool { return a < r.granted(d) })
+}
+
+// regrant tells the driver, then the books. It needs r.mu.
+func (r *Reservation) regrant(a Access, devs []*Device) error {
+	var after, before []driver.Grant
+	for _, d := range devs {
+		if now := r.granted(d); now != a {
+			after = append(after, driver.Grant{To: d.home(), Access: a})
+			before = append(before, driver.Grant{To: d.home(), Access: now})
+		}
+	}
+	if len(after) == 0 {
+		return nil
+	}
+	lent, err := r.lend(devs)
+	if err != nil {
+		return err
+	}
+	drv := r.dev.drv()
+	tried := 0
+	err = r.runs(func(_, j int, off, size uint64) error {
+		tried = j
+		return drv.SetAccess(r.ptr+Ptr(off), size, after)
+	})
+	if err != nil {
+		for _, d := range lent {
+			d.untrack(grantKey{r, d})
+		}
+		return r.restore(tried, before, devs, err)
+	}
+	if a > None {
+		r.widened++
+	}
+	r.record(a, devs)
+	return nil
+}
+
+// lend lists the grant with each device that has none yet, so that it stays
+// open as long as the grant stands.
+func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
+	for _, d := range devs {
+		if r.granted(d) != None {
+			continue
+		}
+		if err := d.track(grantKey{r, d}, "grant of memory of "+r.dev.name); err != nil {
+			for _, d := range lent {
+				d.untrack(grantKey{r, d})
+			}
+			return nil, err
+		}
+		lent = append(lent, d)
+	}
+	return lent, nil
+}
+
+// restore undoes SetAccess on the first n slots, the failed run included, which
+// may be half done. Where that fails too the slots are quarantined, and devs
+// are waited for as if they still had access.
+func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why error) error {
+	drv := r.dev.drv()
+	_ = r.runs(func(i, j int, off, size uint64) error {
+		if i >= n {
+			return nil
+		}
+		if err := drv.SetAccess(r.ptr+Ptr(off), size, before); err != nil {
+			why = also(why, "and setting access back", err)
+			for k := i; k < j; k++ {
+				r.stick(&r.slots[k], why)
+			}
+			for _, d := range devs {
+				r.strays = append(r.strays, d.port)
+			}
+		}
+		return nil
+	})
+	return why
+}
+
+// record enters devs with access a into the books.
+func (r *Reservation) record(a Access, devs []*Device) {
+	grants := slices.Clone(r.grants)
+	for _, d := range devs {
+		i := slices.IndexFunc(grants, func(g grant) bool { return g.dev.port == d.port })
+		switch {
+		case i < 0 && a != None:
+			grants = append(grants, grant{dev: d, access: a})
+		case i > 0 && a == None:
+			grants[i].dev.untrack(grantKey{r, grants[i].dev})
+			grants = slices.Delete(grants, i, i+1)
+		case i >= 0:
+			grants[i].access = a
+		}
+	}
+	r.setWho(grants)
+}
+
+// setWho keeps the grants also in the driver's form, so that a Map allocates nothing.
+func (r *Reservation) setWho(grants []grant) {
+	who := make([]driver.Grant, len(grants))
+	for i, g := range grants {
+		who[i] = driver.Grant{To: g.dev.home(), Access: g.access}
+	}
+	r.grants, r.who = grants, who
+}
+
+// EnablePeers grants a to every device on every range that it does not own, all
+// or nothing: what a device could do before comes back if one of them fails.
+func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
+	var done []func() error
+	for _, g := range ranges {
+		back, err := g.enable(a, devs)
+		if err != nil {
+			for _, back := range slices.Backward(done) {
+				err = also(err, "and setting access back", back())
+			}
+			return err
+		}
+		done = append(done, back)
+	}
+	return nil
+}
+
+// enable grants a to the devices that are not the owner; back undoes it.
+func (g *Range) enable(a Access, devs []*Device) (back func() error, err error) {
+	if g == nil {
+		return nil, (*Reservation)(nil).Grant(a)
+	}
+	r := g.r
+	var peers []*Device
+	var before []Access
+	r.mu.Lock()
+	for _, d := range devs {
+		if d == nil || d.port != r.dev.port {
+			peers = append(peers, d)
+		}
+		if d != nil && d.port != r.dev.port {
+			before = append(before, r.granted(d))
+		}
+	}
+	r.mu.Unlock()
+	if len(peers) == 0 {
+		return func() error { return nil }, nil
+	}
+	if err := g.Grant(a, peers...); err != nil {
+		return nil, err
+	}
+	return func() error {
+		var failed error
+		for i, d := range peers {
+			failed = also(failed, "and", r.allow(before[i], []*Device{d}))
+		}
+		return failed
+	}, nil
+}

@@ -1,0 +1,182 @@
+package vmm
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// memory is one piece of physical memory and the number of those who hold on to
+// it: Chunks and mappings. The last one to drop it releases it.
+type memory struct {
+	dev  *Device
+	h    driver.Handle
+	size uint64
+	prop Prop
+	refs atomic.Int64
+}
+
+// create makes memory with one reference. The property is resolved already.
+func (d *Device) create(size uint64, p Prop) (*memory, error) {
+	h, err := d.drv().Create(size, p)
+	if err != nil {
+		return nil, err
+	}
+	return d.own(h, size, p), nil
+}
+
+func (d *Device) own(h driver.Handle, size uint64, p Prop) *memory {
+	m := &memory{dev: d, h: h, size: size, prop: p}
+	m.refs.Store(1)
+	d.meter.committed.add(size)
+	return m
+}
+
+// hold adds a reference; false if the memory is gone already.
+func (m *memory) hold() bool {
+	for {
+		n := m.refs.Load()
+		if n == 0 {
+			return false
+		}
+		if m.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// drop takes a reference away. Memory that the driver will not take back is the
+// device's from then on: counted as stuck and offered again by Device.Close.
+func (m *memory) drop() error {
+	if m.refs.Add(-1) > 0 {
+		return nil
+	}
+	err := m.release()
+	if err != nil {
+		m.dev.meter.stuck.add(m.size)
+		m.dev.strand(func() error {
+			err := m.release()
+			if err == nil {
+				m.dev.meter.stuck.sub(m.size)
+			}
+			return err
+		})
+	}
+	return err
+}
+
+func (m *memory) release() error {
+	if err := m.dev.drv().Release(m.h); err != nil {
+		return err
+	}
+	m.dev.meter.committed.sub(m.size)
+	return nil
+}
+
+// Chunk is one piece of physical memory: what is mapped, unmapped and shared as
+// a whole. A mapping holds the memory by itself, so a Chunk may be closed as
+// soon as it is mapped. Safe for concurrent use. The caller must Close it.
+type Chunk struct {
+	mem    *memory
+	dev    *Device // who lists it as open
+	closed atomic.Bool
+}
+
+// Create takes size bytes of physical memory, a multiple of the granularity.
+// Prop.Home's zero value is this device. The caller must Close the Chunk.
+func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
+	if err := d.live(); err != nil {
+		return nil, d.fail("create chunk", 0, size, err)
+	}
+	m, err := d.create(size, d.resolve(p))
+	if err != nil {
+		return nil, d.fail("create chunk", 0, size, err)
+	}
+	c, err := d.chunk(m)
+	return c, d.fail("create chunk", 0, size, err)
+}
+
+// chunk makes a Chunk of a reference to m, which it takes over.
+func (d *Device) chunk(m *memory) (*Chunk, error) {
+	c := &Chunk{mem: m, dev: d}
+	if err := d.track(c, "chunk"); err != nil {
+		return nil, also(err, "and giving the memory back", m.drop())
+	}
+	return c, nil
+}
+
+// Import makes a Chunk of a file descriptor that another process, or this one,
+// exported. Import does not take fd; close it when Import returns. The size is
+// the exporter's word: a wrong one may only show when the Chunk is mapped, as
+// ErrInvalid. The caller must Close the Chunk.
+func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
+	if err := d.live(); err != nil {
+		return nil, d.fail("import chunk", 0, size, err)
+	}
+	p = d.resolve(p)
+	h, err := d.drv().Import(fd, size, p)
+	if err != nil {
+		return nil, d.fail("import chunk", 0, size, err)
+	}
+	c, err := d.chunk(d.own(h, size, p))
+	return c, d.fail("import chunk", 0, size, err)
+}
+
+// Size is the chunk's size in bytes.
+func (c *Chunk) Size() uint64 {
+	if c == nil {
+		return 0
+	}
+	return c.mem.size
+}
+
+// Home is where the memory lives.
+func (c *Chunk) Home() Location {
+	if c == nil {
+		return Location{}
+	}
+	return c.mem.prop.Home
+}
+
+// Export gives a new file descriptor of the memory, which keeps the memory
+// alive. It is ErrInvalid for a chunk that was not created with ShareFD. The
+// caller must close it.
+func (c *Chunk) Export() (fd int, err error) {
+	if c == nil {
+		return -1, &OpError{Op: "export chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
+	}
+	m, err := c.hold()
+	if err != nil {
+		return -1, c.dev.fail("export chunk", 0, c.mem.size, err)
+	}
+	defer m.drop() //nolint:errcheck // memory that will not go back is counted as stuck
+	fd, err = m.dev.drv().Export(m.h)
+	if err != nil {
+		return -1, c.dev.fail("export chunk", 0, m.size, err)
+	}
+	return fd, nil
+}
+
+// hold gives the memory with a reference that the caller must drop. It keeps
+// the driver from handing the same handle out again meanwhile.
+func (c *Chunk) hold() (*memory, error) {
+	if c == nil {
+		return nil, fmt.Errorf("%w: no chunk", ErrInvalid)
+	}
+	if c.closed.Load() || !c.mem.hold() {
+		return nil, fmt.Errorf("%w: chunk", ErrClosed)
+	}
+	return c.mem, nil
+}
+
+// Close gives up this reference. The memory goes back when nothing maps it and
+// no exported file descriptor is left. Twice is fine, and so is a nil Chunk.
+func (c *Chunk) Close() error {
+	if c == nil || c.closed.Swap(true) {
+		return nil
+	}
+	err := c.mem.drop()
+	c.dev.untrack(c)
+	return c.dev.fail("close chunk", 0, c.mem.size, err)
+}

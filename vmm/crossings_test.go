@@ -1,0 +1,297 @@
+package vmm_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// TestCrossings runs the table of crossings in docs/architecture.md: every row
+// has a scene here, every scene a row, and the outcome is the one written down.
+func TestCrossings(t *testing.T) {
+	rows := crossings(t)
+	scenes := crossingScenes()
+	for what := range scenes {
+		require.Contains(t, rows, what, "not in the table")
+	}
+	for what, outcome := range rows {
+		t.Run(what, func(t *testing.T) {
+			scene := scenes[what]
+			require.NotNil(t, scene, "no scene for this row")
+			w := newWorld(t, 2)
+			require.Equal(t, outcome, outcomeOf(scene(t, w)))
+			w.end()
+		})
+	}
+}
+
+// crossings reads the table: operation, state, outcome.
+func crossings(t *testing.T) map[string]string {
+	t.Helper()
+	f, err := os.Open("../docs/architecture.md")
+	require.NoError(t, err)
+	defer f.Close()
+	rows := map[string]string{}
+	inside := false
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Text()
+		if strings.HasPrefix(line, "#") {
+			inside = strings.Contains(line, "Crossings")
+		}
+		cells := strings.Split(line, "|")
+		if !inside || len(cells) < 5 || strings.Contains(line, "---") || strings.Contains(line, "operation") {
+			continue
+		}
+		rows[strings.TrimSpace(cells[1])+" x "+strings.TrimSpace(cells[2])] = strings.TrimSpace(cells[3])
+	}
+	return rows
+}
+
+func outcomeOf(err error) string {
+	for name, kind := range map[string]error{
+		"ErrBusy": vmm.ErrBusy, "ErrCapturing": vmm.ErrCapturing, "ErrClosed": vmm.ErrClosed,
+		"ErrBounds": vmm.ErrBounds, "given up": context.Canceled,
+	} {
+		if errors.Is(err, kind) {
+			return name
+		}
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return "works"
+}
+
+// captured begins a capture on a stream that is known, and ends it at cleanup,
+// holding that it was not destroyed.
+func captured(t *testing.T, w *world, s *vmm.Stream) (end func()) {
+	t.Helper()
+	c := raw(t, w.devs[0]).(driver.Capturer)
+	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureGlobal))
+	return func() { require.NoError(t, c.EndCapture(s.Raw()), "the capture was destroyed") }
+}
+
+func crossingScenes() map[string]func(t *testing.T, w *world) error {
+	// duringCapture runs f on a range while a stream that it has not named is captured.
+	duringCapture := func(f func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
+		return func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			end := captured(t, w, s)
+			before := w.picture(g)
+			err = f(w, g)
+			if err != nil {
+				require.Equal(t, before, w.picture(g), "nothing changed")
+			}
+			end()
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+			return err
+		}
+	}
+	// whileHeld runs f on a range whose first page and a half are held.
+	whileHeld := func(f func(g *vmm.Range) error) func(*testing.T, *world) error {
+		return func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			release, err := g.Hold(page + page/2)
+			require.NoError(t, err)
+			err = f(g)
+			release()
+			require.NoError(t, g.Close())
+			return err
+		}
+	}
+	// whileClipping runs f on a range whose Clip waits for a closed gate.
+	whileClipping := func(f func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
+		return func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(4*page))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			require.NoError(t, g.Use(s))
+			open := work(t, w.devs[0], s.Raw(), g.Ptr()+vmm.Ptr(g.Cap()-page))
+			clipped := make(chan error, 1)
+			go func() { clipped <- g.Clip() }()
+			for g.Stats().Pending == 0 {
+				runtime.Gosched()
+			}
+			err = f(w, g)
+			open()
+			require.NoError(t, <-clipped)
+			require.NoError(t, w.devs[0].Sync())
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+			return err
+		}
+	}
+	return map[string]func(t *testing.T, w *world) error{
+		"SetLen below x held": whileHeld(func(g *vmm.Range) error { return g.SetLen(page) }),
+		"SetLen above x held": whileHeld(func(g *vmm.Range) error { return g.SetLen(page + page/2) }),
+		"Clip x held":         whileHeld((*vmm.Range).Clip),
+		"Grow x held":         whileHeld(func(g *vmm.Range) error { return g.Grow(9 * page) }),
+		"Close x held":        whileHeld((*vmm.Range).Close),
+		"Grow x captured":     duringCapture(func(_ *world, g *vmm.Range) error { return g.Grow(9 * page) }),
+		"Append x captured":   duringCapture(func(_ *world, g *vmm.Range) error { return g.Append([]byte{1}) }),
+		"WriteAt x captured":  duringCapture(func(_ *world, g *vmm.Range) error { _, err := g.WriteAt(pattern(2, 7)[:1], 0); return err }),
+		"ReadAt x captured":   duringCapture(func(_ *world, g *vmm.Range) error { _, err := g.ReadAt(make([]byte, 1), 0); return err }),
+		"Clip x captured":     duringCapture(func(_ *world, g *vmm.Range) error { return g.Clip() }),
+		"Close x captured":    duringCapture(func(_ *world, g *vmm.Range) error { return g.Close() }),
+		"Grant x captured":    duringCapture(func(w *world, g *vmm.Range) error { return g.Grant(vmm.ReadWrite, w.devs[1]) }),
+		"Grant less x captured": duringCapture(func(w *world, g *vmm.Range) error {
+			return g.Grant(vmm.Read, w.devs[1])
+		}),
+		"Revoke x captured":      duringCapture(func(w *world, g *vmm.Range) error { return g.Revoke(w.devs[1]) }),
+		"Device.Sync x captured": duringCapture(func(w *world, _ *vmm.Range) error { return w.devs[0].Sync() }),
+		"Clip x another stream captured": func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			named, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			require.NoError(t, g.Use(named))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			end := captured(t, w, s)
+			result := g.Clip()
+			end()
+			require.NoError(t, s.Close())
+			require.NoError(t, named.Close())
+			require.NoError(t, g.Close())
+			return result
+		},
+		"Clip x named stream captured": func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			require.NoError(t, g.Use(s))
+			end := captured(t, w, s)
+			capacity := g.Cap()
+			result := g.Clip()
+			require.Equal(t, capacity, g.Cap())
+			end()
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+			return result
+		},
+		"Stream.Close x captured": func(t *testing.T, w *world) error {
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			end := captured(t, w, s)
+			result := s.Close()
+			end()
+			require.NoError(t, s.Close())
+			return result
+		},
+		"Stream.Sync x captured": func(t *testing.T, w *world) error {
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			end := captured(t, w, s)
+			result := s.Sync()
+			end()
+			require.NoError(t, s.Close())
+			return result
+		},
+		"Grow x Clip waits": whileClipping(func(_ *world, g *vmm.Range) error {
+			capacity := g.Cap()
+			err := g.Grow(page)
+			if g.Cap() == capacity || g.Stats().Readopted == 0 {
+				return errors.New("not taken back")
+			}
+			return err
+		}),
+		"Grant x Clip waits": whileClipping(func(w *world, g *vmm.Range) error { return g.Grant(vmm.Read, w.devs[1]) }),
+		"CopyIn behind Cap x Clip waits": whileClipping(func(w *world, g *vmm.Range) error {
+			return w.devs[0].CopyIn(g.Ptr()+vmm.Ptr(g.Cap()), []byte{1})
+		}),
+		"CloseContext x queued work": func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			open := work(t, w.devs[0], s.Raw(), g.Ptr())
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			result := g.CloseContext(ctx)
+			closed := make(chan error, 1)
+			go func() { closed <- w.devs[0].Close() }()
+			open()
+			require.ErrorIs(t, <-closed, vmm.ErrBusy, "it joined the close; the stream is still open")
+			require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrClosed)
+			require.NoError(t, s.Close())
+			return result
+		},
+		"Device.Close x open range": func(t *testing.T, w *world) error {
+			g := ranged(t, w, page)
+			err := w.devs[0].Close()
+			require.ErrorContains(t, err, "fault_test.go", "it says where the range was made")
+			require.NoError(t, g.Append([]byte{1}), "and closed nothing")
+			require.NoError(t, g.Close())
+			return err
+		},
+		"Device.Close x granted": func(t *testing.T, w *world) error {
+			g := ranged(t, w, page)
+			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			err := w.devs[1].Close()
+			require.ErrorContains(t, err, "grant of memory of host:0")
+			require.NoError(t, g.Close())
+			return err
+		},
+		"Grow x granted": func(t *testing.T, w *world) error {
+			g := ranged(t, w, page)
+			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Append(pattern(3*page, 1)))
+			for _, s := range g.Segments() {
+				require.NoError(t, w.devs[1].CopyOut(make([]byte, s.Size), s.Addr))
+				require.ErrorIs(t, w.devs[1].CopyIn(s.Addr, []byte{1}), vmm.ErrInvalid)
+			}
+			return g.Close()
+		},
+		"Chunk.Close x mapped": func(t *testing.T, w *world) error {
+			r := holed(t, w) // closes its chunks
+			require.NoError(t, w.devs[0].CopyIn(r.Ptr(), pattern(page, 3)))
+			return r.Close()
+		},
+		"Close x Close": func(t *testing.T, w *world) error {
+			g := ranged(t, w, page)
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			open := work(t, w.devs[0], s.Raw(), g.Ptr())
+			results := make(chan error, 2)
+			for range 2 {
+				go func() { results <- g.Close() }()
+			}
+			open()
+			require.NoError(t, <-results)
+			require.NoError(t, s.Close())
+			return <-results
+		},
+		"Stream.Close x Use": func(t *testing.T, w *world) error {
+			g := ranged(t, w, page)
+			require.NoError(t, g.Grow(2*page))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			require.NoError(t, g.Use(s))
+			open := work(t, w.devs[0], s.Raw(), g.Ptr()+page)
+			closed := make(chan error, 1)
+			go func() { closed <- s.Close() }()
+			open()
+			result := <-closed
+			require.NoError(t, g.Clip(), "nothing named is left, and nothing queued")
+			require.NoError(t, w.devs[0].Sync())
+			require.NoError(t, g.Close())
+			return result
+		},
+	}
+}

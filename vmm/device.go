@@ -1,0 +1,323 @@
+package vmm
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Device is one GPU, or a share of host memory that stands in for one. It makes
+// reservations, chunks, ranges and streams, knows which of them are open and
+// where they were made, and closes only when none is. Opening a device twice
+// gives two Devices that share one context. Safe for concurrent use.
+type Device struct {
+	port  *port
+	name  string
+	info  Info
+	meter meter
+
+	mu         sync.Mutex
+	closed     bool
+	open       map[any]opened
+	stranded   []func() error // what the driver would not take back; Close tries again
+	background int            // closes that their callers stopped waiting for
+	joined     *sync.Cond     // on mu: background fell
+}
+
+// opened says what the user has open and where it was made.
+type opened struct {
+	kind string
+	made [8]uintptr
+}
+
+func newDevice(drv driver.Driver, info Info) *Device {
+	d := &Device{
+		port: join(drv, info.Ordinal),
+		name: fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
+		info: info,
+		open: map[any]opened{},
+	}
+	d.joined = sync.NewCond(&d.mu)
+	return d
+}
+
+// String is the device's name, "cuda:0".
+func (d *Device) String() string {
+	if d == nil {
+		return ""
+	}
+	return d.name
+}
+
+// Info describes the device. It costs no driver call.
+func (d *Device) Info() Info {
+	if d == nil {
+		return Info{}
+	}
+	return d.info
+}
+
+// Driver is the driver below, for packages beside this one; nil for a nil Device.
+func (d *Device) Driver() driver.Driver {
+	if d == nil {
+		return nil
+	}
+	return d.drv()
+}
+
+func (d *Device) drv() driver.Driver { return d.port.sys.drv }
+
+// live is nil while the device is open.
+func (d *Device) live() error {
+	if d == nil {
+		return fmt.Errorf("%w: no device", ErrInvalid)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
+	}
+	return nil
+}
+
+// raw is the driver's device, opened at the first call that needs it.
+func (d *Device) raw() (driver.Device, error) {
+	if err := d.live(); err != nil {
+		return nil, err
+	}
+	return d.port.device()
+}
+
+// Raw is the driver's device, for packages beside this one. It makes the
+// context if there is none yet. Closing it is the Device's business.
+func (d *Device) Raw() (driver.Device, error) {
+	raw, err := d.raw()
+	return raw, d.fail("open context", 0, 0, err)
+}
+
+// home is where memory of this device lives.
+func (d *Device) home() Location { return Location{Kind: OnDevice, ID: d.port.n} }
+
+// resolve replaces Here by this device.
+func (d *Device) resolve(p Prop) Prop {
+	if p.Home.Kind == Here {
+		p.Home = d.home()
+	}
+	return p
+}
+
+// granularity also answers ErrDeviceLost, so no state of that kind is kept here.
+func (d *Device) granularity(p Prop) (uint64, error) {
+	if err := d.live(); err != nil {
+		return 0, err
+	}
+	return d.drv().Granularity(p)
+}
+
+// Supports answers nil, ErrNotSupported, or an error that settles nothing. It
+// tries rather than reads attributes.
+func (d *Device) Supports(f Feature) error {
+	if err := d.live(); err != nil {
+		return d.fail("probe "+f.String(), 0, 0, err)
+	}
+	return d.fail("probe "+f.String(), 0, 0, d.drv().Supports(d.port.n, f))
+}
+
+// MemInfo is the device's free and total memory in bytes, by the driver's count.
+func (d *Device) MemInfo() (free, total uint64, err error) {
+	raw, err := d.raw()
+	if err == nil {
+		free, total, err = raw.MemInfo()
+	}
+	return free, total, d.fail("read memory info", 0, 0, err)
+}
+
+// Sync waits for all work of the device's context. While a stream of it is
+// being captured it answers ErrCapturing and leaves the capture alone.
+func (d *Device) Sync() error {
+	raw, err := d.raw()
+	if err == nil {
+		err = d.port.notCapturing()
+	}
+	if err == nil {
+		err = raw.Sync()
+	}
+	return d.fail("synchronise", 0, 0, err)
+}
+
+// Do runs f on a locked thread with the device's context current, for the
+// caller's own calls into CUDA.
+func (d *Device) Do(f func() error) error {
+	raw, err := d.raw()
+	if err != nil {
+		return d.fail("run in context", 0, 0, err)
+	}
+	if f == nil {
+		return d.fail("run in context", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
+	}
+	return raw.Do(f)
+}
+
+// Lookup says whose address p is: the reservation it lies in, on any device of
+// the same driver, and the offset in it. The reservation inside a Range answers
+// ErrBusy to Map, Unmap and Close.
+func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
+	if d == nil {
+		return nil, 0, false
+	}
+	r = d.port.sys.find(p)
+	if r == nil {
+		return nil, 0, false
+	}
+	return r, uint64(p - r.ptr), true
+}
+
+// track notes that thing is open, or about to be; Close names it.
+func (d *Device) track(thing any, kind string) error {
+	if d == nil {
+		return fmt.Errorf("%w: no device", ErrInvalid)
+	}
+	o := opened{kind: kind}
+	runtime.Callers(2, o.made[:])
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
+	}
+	d.open[thing] = o
+	return nil
+}
+
+// untrack undoes track.
+func (d *Device) untrack(thing any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.open, thing)
+}
+
+// describe is the kind, with an address and a size for what has them.
+func (o opened) describe(thing any) string {
+	switch t := thing.(type) {
+	case *Reservation:
+		return fmt.Sprintf("%s at %v of %s", o.kind, t.ptr, sizeText(t.size))
+	case *Chunk:
+		return fmt.Sprintf("%s of %s", o.kind, sizeText(t.mem.size))
+	}
+	return o.kind
+}
+
+// where is the first line outside this module's own packages, the caller's.
+func (o opened) where() string {
+	n := slices.Index(o.made[:], 0)
+	if n < 0 {
+		n = len(o.made)
+	}
+	frames := runtime.CallersFrames(o.made[:n])
+	for {
+		f, more := frames.Next()
+		ours := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/vmm.") ||
+			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.")
+		if !ours || strings.HasSuffix(f.File, "_test.go") || !more {
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+	}
+}
+
+// strand keeps a way to give back what the driver would not take.
+func (d *Device) strand(again func() error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stranded = append(d.stranded, again)
+}
+
+// unstrand tries once more.
+func (d *Device) unstrand() error {
+	d.mu.Lock()
+	all := d.stranded
+	d.stranded = nil
+	d.mu.Unlock()
+	var failed error
+	for _, again := range all {
+		if err := again(); err != nil {
+			failed = also(failed, "and", err)
+			d.strand(again)
+		}
+	}
+	return failed
+}
+
+// goOn runs f in the background; Close waits for it.
+func (d *Device) goOn(f func()) {
+	d.mu.Lock()
+	d.background++
+	d.mu.Unlock()
+	go func() {
+		defer func() {
+			d.mu.Lock()
+			d.background--
+			d.joined.Broadcast()
+			d.mu.Unlock()
+		}()
+		f()
+	}()
+}
+
+// Close closes the device, after joining closes that were given up on. While
+// something is open it answers ErrBusy, names it, and closes nothing. Memory
+// that the driver would not take back is offered once more; if it still will
+// not, Close answers its error and can be called again. Twice is fine, and so
+// is a nil Device.
+func (d *Device) Close() error {
+	if d == nil {
+		return nil
+	}
+	return d.fail("close device", 0, 0, d.close())
+}
+
+func (d *Device) close() error {
+	d.join()
+	if err := d.unstrand(); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	if len(d.open) > 0 {
+		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.names(), "; "))
+	}
+	if err := d.port.leave(); err != nil {
+		return err
+	}
+	d.closed = true
+	return nil
+}
+
+// join waits for the closes that their callers stopped waiting for.
+func (d *Device) join() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.background > 0 {
+		d.joined.Wait()
+	}
+}
+
+// names says what is open and where it was made, in a stable order, the first
+// few if there are many. d.mu is held.
+func (d *Device) names() []string {
+	const most = 8
+	var all []string
+	for thing, o := range d.open {
+		all = append(all, fmt.Sprintf("%s made at %s", o.describe(thing), o.where()))
+	}
+	slices.Sort(all)
+	if n := len(all); n > most {
+		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return all
+}

@@ -1,0 +1,44 @@
+// Package vmm is growable memory on a GPU, or on the host where there is none:
+// address ranges reserved once, physical memory mapped into them as they grow,
+// at an address that never moves.
+//
+// # Which type to take
+//
+//	growable.Vector  elements of one type: append, read, grow (package growable)
+//	Range            bytes: a prefix that grows, what []byte is to Go memory
+//	Reservation      an address range; you say which Chunk lies where
+//	Chunk            one piece of physical memory
+//
+// Range is the policy and Reservation the mechanism: a Range is a Reservation
+// plus the rule that chunks fill it from the front. Everything is made by a
+// [Device] and must be closed before it; nothing is freed by the garbage
+// collector.
+//
+// # States of a byte of address space
+//
+//	Reserved -> Mapped -> Accessible -> Retiring -> Reserved
+//
+// Retiring memory has been given up while work that may still use it runs; a
+// Range that grows meanwhile takes it back without a driver call. Mapped is
+// only ever seen when an undo failed: see [Stats], Stuck.
+//
+// # Waiting
+//
+// Unmapping under running work loses the device for good, so Unmap, Clip,
+// Revoke, a narrowing Grant and Close wait first: for every device with access,
+// or, after [Reservation.Use], for the streams that were named. Not covered are
+// other contexts (unless their streams are named), graphs launched later, and
+// other processes. While a stream that this package knows is being captured
+// into a graph, such a wait would destroy the capture: the answer is
+// [ErrCapturing] and nothing has changed. A capture on a stream it does not
+// know it cannot see.
+//
+// # Lock order
+//
+//	Range.write (Len) -> Range.grow (Cap) -> Reservation.use (copies share it,
+//	retiring is exclusive; two of them in address order) -> Reservation.mu ->
+//	Device, port, system, Stream
+//
+// Only Range.write is held across a wait for the device, and no lock is held
+// across a callback.
+package vmm

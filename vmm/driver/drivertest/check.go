@@ -1,0 +1,190 @@
+package drivertest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"testing"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// patience is how long a call that must return may take before the case fails.
+const patience = time.Minute
+
+// check is one running case: the driver under test, what the case has taken
+// from it, and how to complain. Its methods that take something stop the case
+// on an error; what is still held at the end is given back in giveBack.
+type check struct {
+	testing.TB
+	rule Rule
+	why  string // it was skipped
+
+	d    *Injected
+	name string
+	info []driver.Info
+	gran uint64
+	held held
+}
+
+// open opens the driver, and skips the case where it lacks what the rule needs.
+func (c *check) open(open func(testing.TB) driver.Driver) {
+	c.Helper()
+	inner := open(c.TB)
+	c.name = inner.Name()
+	c.d = Inject(inner, nil)
+	c.held = newHeld()
+	var err error
+	c.info, err = c.d.Devices()
+	c.must(err, "list devices")
+	want := max(c.rule.devices, 1)
+	if len(c.info) < want {
+		c.skip("%d devices needed, %d here", want, len(c.info))
+	}
+	for dev := range want {
+		for _, f := range append(c.rule.needs, driver.VMM) {
+			if err := c.d.Supports(dev, f); errors.Is(err, driver.ErrNotSupported) {
+				c.skip("%s:%d does not support %v", c.name, dev, f)
+			} else if err != nil {
+				c.Fatalf("ask %s:%d for %v: %v", c.name, dev, f, err)
+			}
+		}
+		if can, err := c.d.CanAccessPeer(0, dev); dev > 0 && (err != nil || !can) {
+			c.skip("%s:0 cannot reach %s:%d (%v)", c.name, c.name, dev, err)
+		}
+	}
+	c.gran, err = c.d.Granularity(private(0))
+	c.must(err, "ask for the granularity")
+}
+
+func (c *check) skip(format string, args ...any) {
+	c.Helper()
+	c.why = fmt.Sprintf(format, args...)
+	c.Skip(c.why)
+}
+
+// optional skips the case when err says that an optional interface is absent.
+func (c *check) optional(err error, what string) {
+	c.Helper()
+	if errors.Is(err, driver.ErrNotSupported) {
+		c.skip("no %s", what)
+	}
+	c.must(err, "%s", what)
+}
+
+func (c *check) outcome() string {
+	switch {
+	case c.Failed():
+		return "fail"
+	case c.Skipped():
+		return "skipped: " + c.why
+	}
+	return "pass"
+}
+
+func (c *check) must(err error, doing string, args ...any) {
+	c.Helper()
+	if err != nil {
+		c.Fatalf("%s: %v", fmt.Sprintf(doing, args...), err)
+	}
+}
+
+// want holds err to be a *driver.CallError of one of these kinds and of no
+// other kind.
+func (c *check) want(err error, doing string, kinds ...error) {
+	c.Helper()
+	if err == nil {
+		c.Errorf("%s: no error, want %v", doing, kinds)
+		return
+	}
+	var call *driver.CallError
+	if !errors.As(err, &call) {
+		c.Errorf("%s: %v (%T), want a *driver.CallError", doing, err, err)
+	} else if call.Call == "" {
+		c.Errorf("%s: %v does not name its call", doing, err)
+	}
+	matched := false
+	for _, kind := range kinds {
+		matched = matched || errors.Is(err, kind)
+	}
+	if !matched {
+		c.Errorf("%s: %v, want %v", doing, err, kinds)
+		return
+	}
+	n := 0
+	for _, kind := range sentinels() {
+		if errors.Is(err, kind) {
+			n++
+		}
+	}
+	if n != 1 {
+		c.Errorf("%s: %v is of %d kinds at once", doing, err, n)
+	}
+}
+
+// returns runs f, which may wait for the device, and gives its error. A wait
+// that never ends fails the case instead of the whole run.
+func (c *check) returns(doing string, f func() error) error {
+	c.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(patience):
+		c.Fatalf("%s: still waiting after %v", doing, patience)
+		return nil
+	}
+}
+
+// stays checks that a call made on another goroutine has not returned yet. It
+// can only miss a fault, never invent one: a slow machine makes it weaker.
+func (c *check) stays(done <-chan error, doing string) {
+	c.Helper()
+	for range 2000 {
+		select {
+		case err := <-done:
+			c.Fatalf("%s: returned %v before the work could have run", doing, err)
+		default:
+			runtime.Gosched()
+		}
+	}
+}
+
+// write puts n bytes of b at p through a device.
+func (c *check) write(d driver.Device, p driver.Ptr, n uint64, b byte) {
+	c.Helper()
+	c.must(d.CopyIn(p, bytes.Repeat([]byte{b}, int(n))), "write %d bytes at %v", n, p)
+}
+
+// reads checks that the n bytes at p, seen through a device, are all b.
+func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
+	c.Helper()
+	got := make([]byte, n)
+	c.must(d.CopyOut(got, p), "read %d bytes at %v", n, p)
+	for i, x := range got {
+		if x != b {
+			c.Fatalf("byte %d at %v is %#x, want %#x", i, p, x, b)
+		}
+	}
+}
+
+// has checks what a device may do at p.
+func (c *check) has(p driver.Ptr, dev int, want driver.Access) {
+	c.Helper()
+	got, err := c.d.Access(p, at(dev))
+	c.must(err, "ask for device %d's access at %v", dev, p)
+	if got != want {
+		c.Errorf("device %d has %v access at %v, want %v", dev, got, p, want)
+	}
+}
+
+func at(dev int) driver.Location { return driver.Location{Kind: driver.OnDevice, ID: dev} }
+
+// private is memory of a device that stays in this process.
+func private(dev int) driver.Prop { return driver.Prop{Home: at(dev)} }
+
+func grant(dev int, a driver.Access) driver.Grant { return driver.Grant{To: at(dev), Access: a} }

@@ -1,0 +1,44 @@
+package drivertest
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// childEnv names the one subtest that a child process is there to run.
+const childEnv = "CUVMM_DRIVERTEST_CHILD"
+
+func isChild(t *testing.T) bool { return os.Getenv(childEnv) == t.Name() }
+
+// runChild runs this same subtest, and nothing else, in a process of its own.
+func runChild(c *check, t *testing.T) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatalf("find the test binary: %v", err)
+	}
+	cmd := exec.CommandContext(t.Context(), self, "-test.run="+exactly(t.Name()), "-test.v", "-test.timeout=2m")
+	// A process under the race detector sleeps a second at its end unless told.
+	cmd.Env = append(os.Environ(), childEnv+"="+t.Name(), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err != nil:
+		t.Fatalf("in a child process: %v\n%s", err, out)
+	case strings.Contains(string(out), "--- SKIP: "+t.Name()):
+		c.skip("in a child process, which says\n%s", out)
+	case !strings.Contains(string(out), "--- PASS: "+t.Name()):
+		t.Fatalf("the child process did not run the case:\n%s", out)
+	}
+}
+
+// exactly is the -test.run pattern of one subtest.
+func exactly(name string) string {
+	parts := strings.Split(name, "/")
+	for i, p := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
+	}
+	return strings.Join(parts, "/")
+}

@@ -1,0 +1,57 @@
+package drivertest_test
+
+import (
+	"flag"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+var update = flag.Bool("update", false, "write docs/conformance.md")
+
+const docPath = "../../../docs/conformance.md"
+
+const docHead = `# Conformance
+
+What every driver below package vmm must do, and whether the host driver with two devices does it.
+Each row is a subtest of ` + "`vmm/driver/drivertest`" + `; the last column is what became of it there. The
+table is written by
+
+    go test ./vmm/driver/drivertest -run TestConformance -update
+
+and a test holds it to the rules. Sources: "measured" is what the CUDA driver was seen to do, "CUDA
+driver API" and "CUDA programming guide" are NVIDIA's documents, "package driver" is the seam's own
+documentation, and contracts are those of architecture.md.
+
+`
+
+func openHost(testing.TB) driver.Driver {
+	return host.New(host.Config{Devices: 2, Memory: 1 << 30})
+}
+
+func TestConformance(t *testing.T) {
+	var results []drivertest.Result
+	t.Run("Memory", func(t *testing.T) { results = append(results, drivertest.Memory(t, openHost)...) })
+	t.Run("Async", func(t *testing.T) { results = append(results, drivertest.Async(t, openHost)...) })
+	t.Run("Doc", func(t *testing.T) {
+		switch {
+		case runtime.GOOS != "linux":
+			t.Skip("the document's table is of Linux")
+		case len(results) != len(drivertest.Rules()):
+			t.Skip("not every rule ran")
+		}
+		want := docHead + drivertest.Table(results)
+		if *update {
+			require.NoError(t, os.WriteFile(docPath, []byte(want), 0o644))
+		}
+		got, err := os.ReadFile(docPath)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), "run this test with -update")
+	})
+}

@@ -1,0 +1,225 @@
+package drivertest
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// held is what a case has taken and not yet given back.
+type held struct {
+	reserved map[driver.Ptr]uint64
+	mapped   map[driver.Ptr]uint64
+	handles  map[driver.Handle]bool
+	devices  map[int]driver.Device
+	streams  []owned[driver.Stream]
+	events   []owned[driver.Event]
+	pinned   []owned[driver.Ptr]
+	gates    []*gate
+}
+
+// owned is a thing of one device.
+type owned[T any] struct {
+	dev driver.Device
+	it  T
+}
+
+func newHeld() held {
+	return held{
+		reserved: make(map[driver.Ptr]uint64),
+		mapped:   make(map[driver.Ptr]uint64),
+		handles:  make(map[driver.Handle]bool),
+		devices:  make(map[int]driver.Device),
+	}
+}
+
+func (c *check) reserve(size uint64) driver.Ptr {
+	c.Helper()
+	p, err := c.d.Reserve(size, 0)
+	c.must(err, "reserve %d bytes", size)
+	c.held.reserved[p] = size
+	return p
+}
+
+func (c *check) free(p driver.Ptr) {
+	c.Helper()
+	c.must(c.d.Free(p, c.held.reserved[p]), "free %v", p)
+	delete(c.held.reserved, p)
+}
+
+// create takes private memory of device 0.
+func (c *check) create(size uint64) driver.Handle {
+	c.Helper()
+	return c.createAs(size, private(0))
+}
+
+func (c *check) createAs(size uint64, p driver.Prop) driver.Handle {
+	c.Helper()
+	h, err := c.d.Create(size, p)
+	c.must(err, "create %d bytes of %+v", size, p)
+	c.held.handles[h] = true
+	return h
+}
+
+func (c *check) release(h driver.Handle) {
+	c.Helper()
+	c.must(c.d.Release(h), "release handle %d", h)
+	delete(c.held.handles, h)
+}
+
+func (c *check) mapAt(p driver.Ptr, size uint64, h driver.Handle) {
+	c.Helper()
+	c.must(c.d.Map(p, size, h), "map handle %d at %v", h, p)
+	c.held.mapped[p] = size
+}
+
+func (c *check) unmap(p driver.Ptr, size uint64) {
+	c.Helper()
+	c.must(c.returns("unmap", func() error { return c.d.Unmap(p, size) }), "unmap %d bytes at %v", size, p)
+	for q := range c.held.mapped {
+		if q >= p && q < p+driver.Ptr(size) {
+			delete(c.held.mapped, q)
+		}
+	}
+}
+
+func (c *check) access(p driver.Ptr, size uint64, who ...driver.Grant) {
+	c.Helper()
+	c.must(c.d.SetAccess(p, size, who), "set access %v at %v", who, p)
+}
+
+// chunks reserves addresses for n chunks of one granule each, maps them all,
+// and lets device 0 read and write.
+func (c *check) chunks(n int) (driver.Ptr, []driver.Handle) {
+	c.Helper()
+	p := c.reserve(uint64(n) * c.gran)
+	hs := make([]driver.Handle, n)
+	for i := range hs {
+		hs[i] = c.create(c.gran)
+		c.mapAt(c.chunk(p, i), c.gran, hs[i])
+	}
+	c.access(p, uint64(n)*c.gran, grant(0, driver.ReadWrite))
+	return p, hs
+}
+
+// chunk is the address of the i-th granule after p.
+func (c *check) chunk(p driver.Ptr, i int) driver.Ptr { return p + driver.Ptr(uint64(i)*c.gran) }
+
+// dev opens a device, once for each case.
+func (c *check) dev(n int) driver.Device {
+	c.Helper()
+	if d, ok := c.held.devices[n]; ok {
+		return d
+	}
+	d, err := c.d.Open(n)
+	c.must(err, "open device %d", n)
+	c.held.devices[n] = d
+	return d
+}
+
+func (c *check) stream(d driver.Device) driver.Stream {
+	c.Helper()
+	s, err := d.NewStream()
+	c.must(err, "make a stream")
+	c.held.streams = append(c.held.streams, owned[driver.Stream]{d, s})
+	return s
+}
+
+func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
+	c.Helper()
+	e, err := d.NewEvent(f)
+	c.must(err, "make an event")
+	c.held.events = append(c.held.events, owned[driver.Event]{d, e})
+	return e
+}
+
+// as is the device's optional interface I. The wrapper has them all; whether
+// the driver behind it has, its first call says.
+func as[I any](c *check, d driver.Device) I {
+	c.Helper()
+	i, ok := d.(I)
+	if !ok {
+		c.Fatalf("%T is not the injecting wrapper", d)
+	}
+	return i
+}
+
+// pin takes page-locked host memory, and skips the case where there is none.
+func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
+	c.Helper()
+	p, b, err := as[driver.Pinner](c, d).AllocHost(n)
+	c.optional(err, "Pinner")
+	c.held.pinned = append(c.held.pinned, owned[driver.Ptr]{d, p})
+	return p, b
+}
+
+// giveBack gives back what the case still holds, in the order that a program
+// would, and checks that nothing is left. On a lost device the memory must
+// still come back; the rest of it is the device's own.
+func (c *check) giveBack() {
+	c.Helper()
+	ok := func(err error, doing string, args ...any) {
+		c.Helper()
+		if err != nil && !c.Failed() {
+			c.Errorf("at the end, "+doing+": %v", append(args, err)...)
+		}
+	}
+	for _, g := range c.held.gates {
+		g.open()
+	}
+	for n, d := range c.held.devices {
+		if !c.rule.lost {
+			ok(c.returns("sync", d.Sync), "sync device %d", n)
+		}
+	}
+	for _, s := range c.held.streams {
+		ok(s.dev.FreeStream(s.it), "free stream %d", s.it)
+	}
+	for _, e := range c.held.events {
+		ok(e.dev.FreeEvent(e.it), "free event %d", e.it)
+	}
+	for _, p := range c.held.pinned {
+		if !c.rule.lost {
+			ok(as[driver.Pinner](c, p.dev).FreeHost(p.it), "free pinned memory at %v", p.it)
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {
+		ok(c.d.Unmap(p, c.held.mapped[p]), "unmap %v", p)
+	}
+	for h := range c.held.handles {
+		ok(c.d.Release(h), "release handle %d", h)
+	}
+	for p, size := range c.held.reserved {
+		ok(c.d.Free(p, size), "free %v", p)
+	}
+	for n, d := range c.held.devices {
+		ok(d.Close(), "close device %d", n)
+	}
+	if !c.rule.lost {
+		ok(c.d.Balanced(), "count")
+	}
+}
+
+// gate holds a stream back until it is opened.
+type gate struct {
+	once sync.Once
+	word []byte
+}
+
+// hold closes a gate in a stream: what is queued after it runs once the gate
+// is open. The case is skipped where streams cannot wait for a word.
+func (c *check) hold(d driver.Device, s driver.Stream) *gate {
+	c.Helper()
+	p, word := c.pin(d, 4)
+	storeWord(word, 0)
+	g := &gate{word: word}
+	c.optional(as[driver.ValueWaiter](c, d).WaitValue(s, p, 1, 4), "ValueWaiter")
+	c.held.gates = append(c.held.gates, g)
+	return g
+}
+
+// open lets the stream go on. It touches the word once only, because the
+// memory may be freed afterwards.
+func (g *gate) open() { g.once.Do(func() { storeWord(g.word, 1) }) }

@@ -1,0 +1,180 @@
+package drivertest
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// device is a Device of an Injected driver.
+type device struct {
+	d     *Injected
+	n     int
+	inner driver.Device
+
+	closing sync.Mutex
+	closed  bool // a second Close is allowed, and must not count
+}
+
+var (
+	_ driver.Device      = (*device)(nil)
+	_ driver.Plain       = (*device)(nil)
+	_ driver.Pinner      = (*device)(nil)
+	_ driver.Capturer    = (*device)(nil)
+	_ driver.ValueWaiter = (*device)(nil)
+)
+
+func (v *device) call(name string, size uint64, f func() error) error {
+	return v.d.call(name, v.n, size, f)
+}
+
+// ask makes a call of the optional interface I.
+func ask[I any](v *device, name string, size uint64, f func(I) error) error {
+	return v.call(name, size, func() error {
+		i, ok := v.inner.(I)
+		if !ok {
+			return absent(name)
+		}
+		return f(i)
+	})
+}
+
+func (v *device) MemInfo() (free, total uint64, err error) {
+	err = v.call("MemInfo", 0, func() (err error) { free, total, err = v.inner.MemInfo(); return err })
+	return free, total, err
+}
+
+func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
+	return v.call("CopyIn", uint64(len(src)), func() error { return v.inner.CopyIn(dst, src) })
+}
+
+func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
+	return v.call("CopyOut", uint64(len(dst)), func() error { return v.inner.CopyOut(dst, src) })
+}
+
+func (v *device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
+	return v.call("Copy", n, func() error { return v.inner.Copy(dst, src, n, s) })
+}
+
+func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
+	return v.call("Fill", uint64(width)*n, func() error { return v.inner.Fill(dst, pattern, width, n, s) })
+}
+
+func (v *device) NewStream() (s driver.Stream, err error) {
+	err = v.call("NewStream", 0, func() (err error) { s, err = v.inner.NewStream(); return err })
+	return s, err
+}
+
+func (v *device) FreeStream(s driver.Stream) error {
+	return v.call("FreeStream", 0, func() error { return v.inner.FreeStream(s) })
+}
+
+func (v *device) SyncStream(s driver.Stream) error {
+	return v.call("SyncStream", 0, func() error { return v.inner.SyncStream(s) })
+}
+
+// Own cannot fail, so the hook does not see it.
+func (v *device) Own() driver.Stream { return v.inner.Own() }
+
+func (v *device) Capturing(s driver.Stream) (yes bool, err error) {
+	err = v.call("Capturing", 0, func() (err error) { yes, err = v.inner.Capturing(s); return err })
+	return yes, err
+}
+
+func (v *device) NewEvent(f driver.EventFlags) (e driver.Event, err error) {
+	err = v.call("NewEvent", 0, func() (err error) { e, err = v.inner.NewEvent(f); return err })
+	return e, err
+}
+
+func (v *device) FreeEvent(e driver.Event) error {
+	return v.call("FreeEvent", 0, func() error { return v.inner.FreeEvent(e) })
+}
+
+func (v *device) SyncEvent(e driver.Event) error {
+	return v.call("SyncEvent", 0, func() error { return v.inner.SyncEvent(e) })
+}
+
+func (v *device) Record(e driver.Event, s driver.Stream) error {
+	return v.call("Record", 0, func() error { return v.inner.Record(e, s) })
+}
+
+func (v *device) Wait(s driver.Stream, e driver.Event) error {
+	return v.call("Wait", 0, func() error { return v.inner.Wait(s, e) })
+}
+
+func (v *device) Done(e driver.Event) (yes bool, err error) {
+	err = v.call("Done", 0, func() (err error) { yes, err = v.inner.Done(e); return err })
+	return yes, err
+}
+
+func (v *device) Elapsed(from, to driver.Event) (t time.Duration, err error) {
+	err = v.call("Elapsed", 0, func() (err error) { t, err = v.inner.Elapsed(from, to); return err })
+	return t, err
+}
+
+func (v *device) Sync() error {
+	return v.call("Sync", 0, v.inner.Sync)
+}
+
+func (v *device) Do(f func() error) error {
+	return v.call("Do", 0, func() error { return v.inner.Do(f) })
+}
+
+func (v *device) Close() error {
+	v.closing.Lock()
+	defer v.closing.Unlock()
+	if v.closed {
+		return v.inner.Close()
+	}
+	err := v.call("Close", 0, v.inner.Close)
+	v.closed = err == nil
+	return err
+}
+
+func (v *device) AllocPlain(n uint64) (p driver.Ptr, err error) {
+	err = ask(v, "AllocPlain", n, func(i driver.Plain) (err error) { p, err = i.AllocPlain(n); return err })
+	return p, err
+}
+
+func (v *device) FreePlain(p driver.Ptr) error {
+	return ask(v, "FreePlain", 0, func(i driver.Plain) error { return i.FreePlain(p) })
+}
+
+func (v *device) AllocAsync(n uint64, s driver.Stream) (p driver.Ptr, err error) {
+	err = ask(v, "AllocAsync", n, func(i driver.Plain) (err error) { p, err = i.AllocAsync(n, s); return err })
+	return p, err
+}
+
+func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
+	return ask(v, "FreeAsync", 0, func(i driver.Plain) error { return i.FreeAsync(p, s) })
+}
+
+func (v *device) SetPoolThreshold(n uint64) error {
+	return ask(v, "SetPoolThreshold", n, func(i driver.Plain) error { return i.SetPoolThreshold(n) })
+}
+
+func (v *device) AllocHost(n uint64) (p driver.Ptr, b []byte, err error) {
+	err = ask(v, "AllocHost", n, func(i driver.Pinner) (err error) { p, b, err = i.AllocHost(n); return err })
+	return p, b, err
+}
+
+func (v *device) FreeHost(p driver.Ptr) error {
+	return ask(v, "FreeHost", 0, func(i driver.Pinner) error { return i.FreeHost(p) })
+}
+
+func (v *device) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
+	return ask(v, "BeginCapture", 0, func(i driver.Capturer) error { return i.BeginCapture(s, m) })
+}
+
+func (v *device) EndCapture(s driver.Stream) error {
+	return ask(v, "EndCapture", 0, func(i driver.Capturer) error { return i.EndCapture(s) })
+}
+
+func (v *device) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
+	return ask(v, "WriteValue", uint64(width), func(i driver.ValueWaiter) error { return i.WriteValue(s, p, x, width) })
+}
+
+func (v *device) WaitValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
+	return ask(v, "WaitValue", uint64(width), func(i driver.ValueWaiter) error { return i.WaitValue(s, p, x, width) })
+}

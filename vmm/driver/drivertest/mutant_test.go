@@ -1,0 +1,296 @@
+package drivertest_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+const mutantEnv = "CUVMM_DRIVERTEST_MUTANT"
+
+// TestMutants is the suites' own negative control: a host driver with one fault
+// must fail the rule that forbids it. The suite that fails runs in a child.
+func TestMutants(t *testing.T) {
+	if name, child := os.LookupEnv(mutantEnv); child {
+		open := func(testing.TB) driver.Driver {
+			return mutants()[name].of(host.New(host.Config{Devices: 2, Memory: 1 << 30}))
+		}
+		drivertest.Memory(t, open)
+		drivertest.Async(t, open)
+		return
+	}
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for name, m := range mutants() {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestMutants$/^"+m.rule+"$", "-test.v", "-test.timeout=1m")
+			cmd.Env = append(os.Environ(), mutantEnv+"="+name, "GORACE=atexit_sleep_ms=0")
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err, "rule %s let it pass:\n%s", m.rule, out)
+			require.Contains(t, string(out), "--- FAIL: TestMutants/"+m.rule, "%s", out)
+			require.NotContains(t, string(out), "panic:", "%s", out)
+		})
+	}
+}
+
+type mutant struct {
+	rule string
+	of   func(*host.Driver) driver.Driver
+}
+
+func mutants() map[string]mutant {
+	device := func(rule string, wrap func(full) driver.Device) mutant {
+		return mutant{rule, func(d *host.Driver) driver.Driver { return &otherDevice{d, wrap} }}
+	}
+	return map[string]mutant{
+		"one code for both kinds of exhaustion": {"reserve-exhausted", func(d *host.Driver) driver.Driver { return &oneCode{d} }},
+		"errors without their call":             {"reserve-size", func(d *host.Driver) driver.Driver { return &bareErrors{d} }},
+		"free takes any size":                   {"free-exact", func(d *host.Driver) driver.Driver { return &freeAny{d} }},
+		"release forgets the memory":            {"memory-back", func(d *host.Driver) driver.Driver { return &releaseNothing{d} }},
+		"map takes any size":                    {"map-whole", func(d *host.Driver) driver.Driver { return &mapAny{d} }},
+		"a mapping starts with access":          {"map-no-access", func(d *host.Driver) driver.Driver { return &mapOpen{d} }},
+		"unmap skips holes":                     {"unmap-hole", func(d *host.Driver) driver.Driver { return &unmapAny{d} }},
+		"unmap of a part does nothing":          {"unmap-part", func(d *host.Driver) driver.Driver { return &unmapAny{d} }},
+		"reading is writing":                    {"read-only", func(d *host.Driver) driver.Driver { return &readWrites{d} }},
+		"a grant is for everyone":               {"peer-others-keep", func(d *host.Driver) driver.Driver { return &grantAll{d} }},
+		"revoke is forgotten":                   {"access-none", func(d *host.Driver) driver.Driver { return &revokeNothing{d} }},
+		"a descriptor is inherited":             {"export-cloexec", func(d *host.Driver) driver.Driver { return &inheritable{d} }},
+		"import takes the descriptor":           {"import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }},
+		"import takes anything":                 {"import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }},
+		"a lost device still creates":           {"lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }},
+		"a lost device keeps its memory":        {"lost-give-back", func(d *host.Driver) driver.Driver { return &unmapLost{d} }},
+
+		"copies stop at a chunk":         device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
+		"a second close is an error":     device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
+		"events are always done":         device("stream-late", func(f full) driver.Device { return &alwaysDone{f} }),
+		"a stream is not waited for":     device("stream-sync", func(f full) driver.Device { return &noSyncStream{f} }),
+		"the device is not waited for":   device("sync-all", func(f full) driver.Device { return &noSync{f} }),
+		"an event is not waited for":     device("event-sync", func(f full) driver.Device { return &noSyncEvent{f} }),
+		"a stream waits for no event":    device("event-wait", func(f full) driver.Device { return &noWait{f} }),
+		"a capture survives a wait":      device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
+		"a copy destroys a capture":      device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
+		"the loss of a device is silent": device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
+	}
+}
+
+// full is the host's Device with its optional interfaces.
+type full interface {
+	driver.Device
+	driver.Plain
+	driver.Pinner
+	driver.Capturer
+	driver.ValueWaiter
+}
+
+type otherDevice struct {
+	*host.Driver
+	wrap func(full) driver.Device
+}
+
+func (d *otherDevice) Open(n int) (driver.Device, error) {
+	dev, err := d.Driver.Open(n)
+	if err != nil {
+		return nil, err
+	}
+	return d.wrap(dev.(full)), nil
+}
+
+type oneCode struct{ *host.Driver }
+
+func (d *oneCode) Reserve(size, align uint64) (driver.Ptr, error) {
+	p, err := d.Driver.Reserve(size, align)
+	if errors.Is(err, driver.ErrAddressSpace) {
+		err = &driver.CallError{Call: "reserve", Kind: driver.ErrOutOfMemory}
+	}
+	return p, err
+}
+
+type bareErrors struct{ *host.Driver }
+
+func (d *bareErrors) Reserve(size, align uint64) (driver.Ptr, error) {
+	p, err := d.Driver.Reserve(size, align)
+	if err != nil {
+		err = driver.ErrInvalid
+	}
+	return p, err
+}
+
+// pass is err, unless it is of that kind.
+func pass(err, kind error) error {
+	if errors.Is(err, kind) {
+		return nil
+	}
+	return err
+}
+
+type freeAny struct{ *host.Driver }
+
+func (d *freeAny) Free(p driver.Ptr, size uint64) error {
+	return pass(d.Driver.Free(p, size), driver.ErrInvalid)
+}
+
+type releaseNothing struct{ *host.Driver }
+
+func (d *releaseNothing) Release(driver.Handle) error { return nil }
+
+type mapAny struct{ *host.Driver }
+
+func (d *mapAny) Map(p driver.Ptr, size uint64, h driver.Handle) error {
+	return pass(d.Driver.Map(p, size, h), driver.ErrInvalid)
+}
+
+type mapOpen struct{ *host.Driver }
+
+func (d *mapOpen) Map(p driver.Ptr, size uint64, h driver.Handle) error {
+	if err := d.Driver.Map(p, size, h); err != nil {
+		return err
+	}
+	return d.SetAccess(p, size, []driver.Grant{{To: onDevice(0), Access: driver.ReadWrite}})
+}
+
+type unmapAny struct{ *host.Driver }
+
+func (d *unmapAny) Unmap(p driver.Ptr, size uint64) error {
+	return pass(d.Driver.Unmap(p, size), driver.ErrInvalid)
+}
+
+type readWrites struct{ *host.Driver }
+
+func (d *readWrites) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+	for i := range who {
+		if who[i].Access == driver.Read {
+			who[i].Access = driver.ReadWrite
+		}
+	}
+	return d.Driver.SetAccess(p, size, who)
+}
+
+type grantAll struct{ *host.Driver }
+
+func (d *grantAll) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+	return d.Driver.SetAccess(p, size, []driver.Grant{
+		{To: onDevice(0), Access: who[0].Access}, {To: onDevice(1), Access: who[0].Access},
+	})
+}
+
+type revokeNothing struct{ *host.Driver }
+
+func (d *revokeNothing) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+	if who[0].Access == driver.None {
+		return nil
+	}
+	return d.Driver.SetAccess(p, size, who)
+}
+
+type inheritable struct{ *host.Driver }
+
+func (d *inheritable) Export(h driver.Handle) (int, error) {
+	fd, err := d.Driver.Export(h)
+	if err != nil {
+		return fd, err
+	}
+	defer func() { _ = syscall.Close(fd) }()
+	return syscall.Dup(fd)
+}
+
+type importCloses struct{ *host.Driver }
+
+func (d *importCloses) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	h, err := d.Driver.Import(fd, size, p)
+	_ = syscall.Close(fd)
+	return h, err
+}
+
+type importAny struct{ *host.Driver }
+
+func (d *importAny) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	h, err := d.Driver.Import(fd, size, p)
+	if err != nil {
+		return d.Create(size, p)
+	}
+	return h, err
+}
+
+type createLost struct{ *host.Driver }
+
+func (d *createLost) Create(size uint64, p driver.Prop) (driver.Handle, error) {
+	h, err := d.Driver.Create(size, p)
+	return h, pass(err, driver.ErrDeviceLost)
+}
+
+type unmapLost struct{ *host.Driver }
+
+func (d *unmapLost) Unmap(p driver.Ptr, size uint64) error {
+	if errors.Is(d.Supports(0, driver.VMM), driver.ErrDeviceLost) {
+		return &driver.CallError{Call: "unmap", Kind: driver.ErrDeviceLost}
+	}
+	return d.Driver.Unmap(p, size)
+}
+
+type shortCopy struct{ full }
+
+func (d *shortCopy) CopyIn(dst driver.Ptr, src []byte) error {
+	return d.full.CopyIn(dst, src[:min(len(src), 2<<20)])
+}
+
+type closeOnce struct {
+	full
+	closed bool
+}
+
+func (d *closeOnce) Close() error {
+	if d.closed {
+		return &driver.CallError{Call: "close", Kind: driver.ErrClosed}
+	}
+	d.closed = true
+	return d.full.Close()
+}
+
+type alwaysDone struct{ full }
+
+func (d *alwaysDone) Done(driver.Event) (bool, error) { return true, nil }
+
+type noSyncStream struct{ full }
+
+func (d *noSyncStream) SyncStream(driver.Stream) error { return nil }
+
+type noSync struct{ full }
+
+func (d *noSync) Sync() error { return nil }
+
+type noSyncEvent struct{ full }
+
+func (d *noSyncEvent) SyncEvent(driver.Event) error { return nil }
+
+type noWait struct{ full }
+
+func (d *noWait) Wait(driver.Stream, driver.Event) error { return nil }
+
+type endAny struct{ full }
+
+func (d *endAny) EndCapture(s driver.Stream) error {
+	return pass(d.full.EndCapture(s), driver.ErrInvalid)
+}
+
+type syncCopy struct{ full }
+
+func (d *syncCopy) CopyOut(dst []byte, src driver.Ptr) error {
+	if err := d.Sync(); err != nil {
+		return err
+	}
+	return d.full.CopyOut(dst, src)
+}
+
+type silentLoss struct{ full }
+
+func (d *silentLoss) SyncStream(s driver.Stream) error {
+	return pass(d.full.SyncStream(s), driver.ErrDeviceLost)
+}

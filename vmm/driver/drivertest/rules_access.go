@@ -1,0 +1,148 @@
+package drivertest
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func accessRules() []Rule {
+	readOnly := []driver.Feature{driver.ReadOnlyMap}
+	return []Rule{
+		{Name: "access-answers", Says: "Access answers what SetAccess set last, throughout the span", Source: manual, run: accessAnswers},
+		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: accessSeveral},
+		{Name: "access-hole", Says: "access on what is not mapped, or across a hole, is ErrInvalid and changes nothing", Source: measured, run: accessHole},
+		{Name: "access-who", Says: "a grant to Here, to a device that is not there, or of no known level is refused whole", Source: seam, run: accessWho},
+		{Name: "access-host", Says: "a host node cannot be given access to device memory", Source: measured, run: accessHost},
+		{Name: "access-none", Says: "access taken away refuses copies and fills, harmlessly, and can be given again", Source: seam, run: accessNone},
+		{Name: "read-only", Says: "memory mapped to read refuses copies and fills into it as ErrInvalid, harmlessly", Source: measured, needs: readOnly, run: readOnlyMapping},
+		{Name: "read-only-alias", Says: "one handle can be read-write at one address and read-only at another", Source: measured, needs: readOnly, run: readOnlyAlias},
+	}
+}
+
+func accessAnswers(c *check) {
+	p := c.reserve(3 * c.gran)
+	c.mapAt(p, c.gran, c.create(c.gran))
+	c.mapAt(c.chunk(p, 1), 2*c.gran, c.create(2*c.gran))
+	c.access(p, 3*c.gran, grant(0, driver.ReadWrite))
+	levels := []driver.Access{driver.ReadWrite, driver.None, driver.ReadWrite}
+	if c.d.Supports(0, driver.ReadOnlyMap) == nil {
+		levels = append(levels, driver.Read, driver.None, driver.Read)
+	}
+	for _, a := range levels {
+		c.access(c.chunk(p, 1), 2*c.gran, grant(0, a))
+		c.has(c.chunk(p, 1), 0, a)
+		c.has(c.chunk(p, 2), 0, a)
+		c.has(p, 0, driver.ReadWrite)
+	}
+}
+
+func accessSeveral(c *check) {
+	d := c.dev(0)
+	p := c.reserve(5 * c.gran)
+	for _, m := range []struct{ at, n int }{{0, 2}, {2, 1}, {3, 2}} {
+		size := uint64(m.n) * c.gran
+		c.mapAt(c.chunk(p, m.at), size, c.create(size))
+	}
+	c.access(p, 5*c.gran, grant(0, driver.ReadWrite))
+	for i := range 5 {
+		c.has(c.chunk(p, i), 0, driver.ReadWrite)
+	}
+	c.write(d, p, 5*c.gran, 1)
+	c.reads(d, p, 5*c.gran, 1)
+}
+
+func accessHole(c *check) {
+	p := c.reserve(4 * c.gran)
+	for _, i := range []int{0, 2} {
+		c.mapAt(c.chunk(p, i), c.gran, c.create(c.gran))
+	}
+	give := []driver.Grant{grant(0, driver.ReadWrite)}
+	for _, span := range []struct{ from, n int }{{1, 1}, {0, 2}, {0, 3}, {1, 2}, {2, 2}, {2, 3}} {
+		err := c.d.SetAccess(c.chunk(p, span.from), uint64(span.n)*c.gran, give)
+		c.want(err, fmt.Sprintf("access for %d chunks from %d, where 1 and 3 are holes", span.n, span.from), driver.ErrInvalid)
+	}
+	c.want(c.d.SetAccess(p, 0, give), "access for nothing", driver.ErrInvalid)
+	c.want(c.d.SetAccess(p, -c.gran, give), "access for an overflowing span", driver.ErrInvalid)
+	c.want(c.d.SetAccess(0, c.gran, give), "access at 0", driver.ErrInvalid)
+	c.has(p, 0, driver.None)
+	c.has(c.chunk(p, 2), 0, driver.None)
+	_, err := c.d.Access(c.chunk(p, 1), at(0))
+	c.want(err, "ask for access in a hole", driver.ErrInvalid)
+	_, err = c.d.Access(0, at(0))
+	c.want(err, "ask for access at 0", driver.ErrInvalid)
+}
+
+func accessWho(c *check) {
+	p := c.reserve(c.gran)
+	c.mapAt(p, c.gran, c.create(c.gran))
+	good := grant(0, driver.ReadWrite)
+	for _, bad := range []struct {
+		grant driver.Grant
+		kind  error
+	}{
+		{driver.Grant{Access: driver.ReadWrite}, driver.ErrInvalid},
+		{driver.Grant{To: driver.Location{Kind: 99}, Access: driver.ReadWrite}, driver.ErrInvalid},
+		{grant(0, 99), driver.ErrInvalid},
+		{grant(-1, driver.ReadWrite), driver.ErrNoDevice},
+		{grant(len(c.info), driver.ReadWrite), driver.ErrNoDevice},
+	} {
+		c.want(c.d.SetAccess(p, c.gran, []driver.Grant{bad.grant}), fmt.Sprintf("grant %+v", bad.grant), bad.kind)
+		c.want(c.d.SetAccess(p, c.gran, []driver.Grant{good, bad.grant}), fmt.Sprintf("grant %+v after a good one", bad.grant), bad.kind)
+		c.has(p, 0, driver.None)
+	}
+}
+
+func accessHost(c *check) {
+	p := c.reserve(c.gran)
+	c.mapAt(p, c.gran, c.create(c.gran))
+	host := driver.Grant{To: driver.Location{Kind: driver.OnHost}, Access: driver.ReadWrite}
+	c.want(c.d.SetAccess(p, c.gran, []driver.Grant{host}), "grant to a host node", driver.ErrNotSupported)
+}
+
+func accessNone(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(2)
+	c.write(d, p, 2*c.gran, 1)
+	c.access(p, c.gran, grant(0, driver.None))
+	c.noAccess(d, p)
+	c.reads(d, c.chunk(p, 1), c.gran, 1)
+	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.reads(d, p, 2*c.gran, 1)
+}
+
+func readOnlyMapping(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(2)
+	c.write(d, p, 2*c.gran, 1)
+	c.access(p, c.gran, grant(0, driver.Read))
+	c.refusesWrites(d, p)
+	c.reads(d, p, c.gran, 1)
+	c.must(d.Copy(c.chunk(p, 1), p, c.gran, d.Own()), "copy out of it")
+	c.must(d.Sync(), "sync")
+	c.want(d.Copy(p, c.chunk(p, 1), c.gran, d.Own()), "copy into it", driver.ErrInvalid)
+	buf := make([]byte, 64)
+	c.want(d.CopyIn(c.chunk(p, 1)-32, buf), "write that starts in it", driver.ErrInvalid)
+	c.reads(d, p, 2*c.gran, 1)
+}
+
+// refusesWrites checks that a device is told so harmlessly when it writes at p.
+func (c *check) refusesWrites(d driver.Device, p driver.Ptr) {
+	c.Helper()
+	c.want(d.CopyIn(p, make([]byte, 64)), "write without the right to", driver.ErrInvalid)
+	c.want(d.Fill(p, 1, 4, 16, d.Own()), "fill without the right to", driver.ErrInvalid)
+	c.must(d.Sync(), "sync afterwards")
+}
+
+func readOnlyAlias(c *check) {
+	d := c.dev(0)
+	p, hs := c.chunks(1)
+	q := c.reserve(c.gran)
+	c.mapAt(q, c.gran, hs[0])
+	c.access(q, c.gran, grant(0, driver.Read))
+	c.write(d, p, c.gran, 1)
+	c.reads(d, q, c.gran, 1)
+	c.refusesWrites(d, q)
+	c.write(d, p, c.gran, 2)
+	c.reads(d, q, c.gran, 2)
+}

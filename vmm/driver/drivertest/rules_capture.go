@@ -1,0 +1,135 @@
+package drivertest
+
+import (
+	"runtime"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func captureRules() []Rule {
+	return []Rule{
+		{Name: "capture-grow", Says: "create, map, set access and unmap are fine during a capture, in every mode", Source: measured, run: captureGrow},
+		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
+		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: measured, run: captureSpared},
+		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
+		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
+	}
+}
+
+// capture begins a capture on a new stream. CUDA wants a capture to end on the
+// thread that began it, so the case stays on one thread.
+func (c *check) capture(d driver.Device, m driver.CaptureMode) driver.Stream {
+	c.Helper()
+	runtime.LockOSThread()
+	c.Cleanup(runtime.UnlockOSThread)
+	s := c.stream(d)
+	c.optional(as[driver.Capturer](c, d).BeginCapture(s, m), "Capturer")
+	c.capturing(d, s, true)
+	return s
+}
+
+func (c *check) capturing(d driver.Device, s driver.Stream, want bool) {
+	c.Helper()
+	got, err := d.Capturing(s)
+	c.must(err, "ask whether the stream is captured")
+	if got != want {
+		c.Errorf("stream is captured: %v, want %v", got, want)
+	}
+}
+
+// survives ends a capture, which must still be whole.
+func (c *check) survives(d driver.Device, s driver.Stream) {
+	c.Helper()
+	c.must(as[driver.Capturer](c, d).EndCapture(s), "end the capture")
+	c.capturing(d, s, false)
+}
+
+func modes() []driver.CaptureMode {
+	return []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal, driver.CaptureRelaxed}
+}
+
+func captureGrow(c *check) {
+	d := c.dev(0)
+	p := c.reserve(2 * c.gran)
+	for _, m := range modes() {
+		s := c.capture(d, m)
+		for i := range 2 {
+			h := c.create(c.gran)
+			c.mapAt(c.chunk(p, i), c.gran, h)
+			c.access(c.chunk(p, i), c.gran, grant(0, driver.ReadWrite))
+			c.release(h)
+		}
+		c.unmap(p, 2*c.gran)
+		c.survives(d, s)
+	}
+}
+
+func captureSync(c *check) {
+	d := c.dev(0)
+	for _, m := range modes() {
+		for _, wait := range []struct {
+			doing string
+			f     func(driver.Stream) error
+		}{
+			{"sync the device", func(driver.Stream) error { return d.Sync() }},
+			{"sync by ordinal", func(driver.Stream) error { return c.d.SyncIfActive(0) }},
+			{"sync the capturing stream", d.SyncStream},
+		} {
+			s := c.capture(d, m)
+			c.want(wait.f(s), wait.doing, driver.ErrCapturing)
+			c.capturing(d, s, true)
+			c.want(as[driver.Capturer](c, d).EndCapture(s), "end the destroyed capture", driver.ErrInvalid)
+			c.capturing(d, s, false)
+			c.must(d.SyncStream(s), "sync the stream afterwards")
+			c.must(d.Sync(), "sync the device afterwards")
+		}
+	}
+}
+
+func captureSpared(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(1)
+	other := c.stream(d)
+	e := c.event(d, driver.EventBlocking)
+	for i, m := range modes() {
+		s := c.capture(d, m)
+		c.fillAll(d, p, byte(i+1), other)
+		c.must(d.Record(e, other), "record on another stream")
+		c.must(d.SyncEvent(e), "sync an event of another stream")
+		c.must(d.SyncStream(other), "sync another stream")
+		c.done(d, e, true)
+		c.reads(d, p, c.gran, byte(i+1))
+		c.write(d, p, c.gran, 0)
+		c.capturing(d, other, false)
+		c.survives(d, s)
+	}
+}
+
+func captureOnly(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(1)
+	s := c.capture(d, driver.CaptureRelaxed)
+	c.fillAll(d, p, 1, s)
+	c.survives(d, s)
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 0)
+	c.fillAll(d, p, 2, s)
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 2)
+}
+
+func capturePairs(c *check) {
+	d := c.dev(0)
+	i := as[driver.Capturer](c, d)
+	s := c.capture(d, driver.CaptureRelaxed)
+	c.want(i.BeginCapture(s, driver.CaptureRelaxed), "begin again", driver.ErrInvalid)
+	c.survives(d, s)
+	c.want(i.EndCapture(s), "end again", driver.ErrInvalid)
+	c.want(i.BeginCapture(s, 99), "begin in an unknown mode", driver.ErrInvalid)
+	gone, err := d.NewStream()
+	c.must(err, "make a stream")
+	c.must(d.FreeStream(gone), "free it")
+	c.want(i.BeginCapture(gone, driver.CaptureRelaxed), "capture a freed stream", driver.ErrInvalid)
+	c.want(i.EndCapture(gone), "end a freed stream's capture", driver.ErrInvalid)
+	c.sync(d, s)
+}

@@ -1,0 +1,189 @@
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func createRules() []Rule {
+	return []Rule{
+		{Name: "create-size", Says: "creating nothing, or no multiple of the granularity, is ErrInvalid", Source: measured, run: createSize},
+		{Name: "create-too-much", Says: "more memory than the device has is ErrOutOfMemory", Source: measured, run: createTooMuch},
+		{Name: "create-until-full", Says: "a full device answers ErrOutOfMemory, and again has room after a release", Source: measured, run: createUntilFull},
+		{Name: "create-home", Says: "Here and kinds of place that do not exist are ErrInvalid", Source: seam, run: createHome},
+		{Name: "create-share", Says: "ways to share that do not exist are ErrInvalid", Source: seam, run: createShare},
+		{Name: "create-fabric", Says: "fabric memory where the fabric is not set up is refused, whatever attributes say", Source: measured, run: createFabric},
+		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.HostNUMA}, run: hostNUMA},
+		{Name: "no-host-numa", Says: "memory of a host node is ErrNotSupported where the feature is", Source: seam, run: noHostNUMA},
+		{Name: "fresh-zero", Says: "fresh memory reads zero, also after others held data", Source: measured, run: freshZero},
+		{Name: "release-once", Says: "releasing twice, or what was never created, is ErrInvalid", Source: manual, run: releaseOnce},
+		{Name: "release-mapped", Says: "a mapping outlives the release of its handle", Source: guide, run: releaseMapped},
+		{Name: "memory-back", Says: "memory comes back exactly when it is released and unmapped, in either order", Source: contract(3), run: memoryBack},
+	}
+}
+
+func createSize(c *check) {
+	for _, size := range []uint64{0, 1, c.gran - 1, c.gran + 1, c.gran + c.gran/2} {
+		_, err := c.d.Create(size, private(0))
+		c.want(err, fmt.Sprintf("create %d bytes", size), driver.ErrInvalid)
+	}
+}
+
+func createTooMuch(c *check) {
+	for _, size := range []uint64{1 << 40, 1 << 50, (c.info[0].Memory/c.gran + 1) * c.gran} {
+		if size <= c.info[0].Memory {
+			continue
+		}
+		_, err := c.d.Create(size, private(0))
+		c.want(err, fmt.Sprintf("create %d bytes", size), driver.ErrOutOfMemory)
+	}
+	for _, size := range []uint64{1 << 63, -c.gran} {
+		_, err := c.d.Create(size, private(0))
+		c.want(err, fmt.Sprintf("create %d bytes", size), driver.ErrOutOfMemory, driver.ErrInvalid)
+	}
+	c.create(c.gran)
+}
+
+func createUntilFull(c *check) {
+	piece := c.info[0].Memory / 8 / c.gran * c.gran
+	var hs []driver.Handle
+	for len(hs) <= 8 {
+		h, err := c.d.Create(piece, private(0))
+		if err != nil {
+			c.want(err, "create on a full device", driver.ErrOutOfMemory)
+			break
+		}
+		c.held.handles[h] = true
+		hs = append(hs, h)
+	}
+	if len(hs) > 8 {
+		c.Fatalf("%d pieces of %d bytes fit into %d", len(hs), piece, c.info[0].Memory)
+	}
+	if len(hs) == 0 {
+		c.skip("an eighth of the device's memory is not free")
+	}
+	c.release(hs[0])
+	c.create(piece)
+}
+
+func createHome(c *check) {
+	for _, home := range []driver.Location{{}, {Kind: driver.Here, ID: 3}, {Kind: 99}} {
+		_, err := c.d.Create(c.gran, driver.Prop{Home: home})
+		c.want(err, fmt.Sprintf("create on %v", home), driver.ErrInvalid)
+	}
+}
+
+func createShare(c *check) {
+	_, err := c.d.Create(c.gran, driver.Prop{Home: at(0), Share: 1 << 7})
+	c.want(err, "create with an unknown way to share", driver.ErrInvalid)
+}
+
+func createFabric(c *check) {
+	if c.d.Supports(0, driver.SharesFabric) == nil {
+		c.skip("the fabric is set up")
+	}
+	_, err := c.d.Create(c.gran, driver.Prop{Home: at(0), Share: driver.ShareFabric})
+	c.want(err, "create fabric memory", driver.ErrNotSupported, driver.ErrPermission)
+}
+
+func hostNUMA(c *check) {
+	node := driver.Location{Kind: driver.OnHost}
+	gran, err := c.d.Granularity(driver.Prop{Home: node})
+	c.must(err, "granularity of %v", node)
+	p := c.reserve(gran)
+	h := c.createAs(gran, driver.Prop{Home: node})
+	c.mapAt(p, gran, h)
+	c.access(p, gran, grant(0, driver.ReadWrite), driver.Grant{To: node, Access: driver.ReadWrite})
+	c.reads(c.dev(0), p, gran, 0)
+	c.write(c.dev(0), p, gran, 7)
+	c.reads(c.dev(0), p, gran, 7)
+	_, err = c.d.Create(gran, driver.Prop{Home: driver.Location{Kind: driver.OnHost, ID: 1 << 20}})
+	c.want(err, "create on a node that is not there", driver.ErrInvalid, driver.ErrNoDevice)
+}
+
+func noHostNUMA(c *check) {
+	if c.d.Supports(0, driver.HostNUMA) == nil {
+		c.skip("host nodes are supported")
+	}
+	_, err := c.d.Create(c.gran, driver.Prop{Home: driver.Location{Kind: driver.OnHost}})
+	c.want(err, "create on a host node", driver.ErrNotSupported)
+}
+
+func freshZero(c *check) {
+	d := c.dev(0)
+	for range 4 {
+		p, hs := c.chunks(2)
+		c.reads(d, p, 2*c.gran, 0)
+		c.write(d, p, 2*c.gran, 0xa5)
+		c.unmap(p, 2*c.gran)
+		c.release(hs[0])
+		c.release(hs[1])
+		c.free(p)
+	}
+}
+
+func releaseOnce(c *check) {
+	h := c.create(c.gran)
+	c.release(h)
+	c.want(c.d.Release(h), "release again", driver.ErrInvalid)
+	c.want(c.d.Release(0), "release handle 0", driver.ErrInvalid)
+	p := c.reserve(c.gran)
+	c.want(c.d.Map(p, c.gran, h), "map a released handle", driver.ErrInvalid)
+}
+
+func releaseMapped(c *check) {
+	d := c.dev(0)
+	p, hs := c.chunks(1)
+	c.write(d, p, c.gran, 3)
+	c.release(hs[0])
+	c.reads(d, p, c.gran, 3)
+	c.write(d, p, c.gran, 4)
+	c.reads(d, p, c.gran, 4)
+	c.want(c.d.Release(hs[0]), "release again while mapped", driver.ErrInvalid)
+}
+
+func memoryBack(c *check) {
+	d := c.dev(0)
+	size := 16 * c.gran
+	p := c.reserve(size)
+	before := c.freeMemory(d)
+	for _, releaseFirst := range []bool{false, true} {
+		h := c.create(size)
+		c.mapAt(p, size, h)
+		if now := c.freeMemory(d); now+size > before {
+			c.Errorf("%d bytes free with %d taken of %d", now, size, before)
+		}
+		if releaseFirst {
+			c.release(h)
+			if now := c.freeMemory(d); now+size > before {
+				c.Errorf("released while mapped: %d bytes free, %d before", now, before)
+			}
+		}
+		c.unmap(p, size)
+		if !releaseFirst {
+			c.release(h)
+		}
+		if now := c.freeMemory(d); now != before {
+			c.Errorf("%d bytes free after all was given back, %d before", now, before)
+		}
+	}
+	_, err := c.d.Create(size+1, private(0))
+	if err == nil || errors.Is(err, driver.ErrOutOfMemory) {
+		c.Errorf("create of an odd size: %v", err)
+	}
+	if now := c.freeMemory(d); now != before {
+		c.Errorf("a refused create cost %d bytes", before-now)
+	}
+}
+
+func (c *check) freeMemory(d driver.Device) uint64 {
+	c.Helper()
+	free, total, err := d.MemInfo()
+	c.must(err, "ask for free memory")
+	if free > total || total == 0 {
+		c.Fatalf("%d bytes free of %d", free, total)
+	}
+	return free
+}

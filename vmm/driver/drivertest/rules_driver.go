@@ -1,0 +1,118 @@
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func driverRules() []Rule {
+	return []Rule{
+		{Name: "devices", Says: "Devices lists ordinals from 0 with the names that open them", Source: seam, run: devicesListed},
+		{Name: "no-such-device", Says: "a device that is not there is ErrNoDevice in every call that names it", Source: seam, run: noSuchDevice},
+		{Name: "supports", Says: "Supports answers nil or ErrNotSupported for every feature, also for one it never heard of", Source: seam, run: supports},
+		{Name: "granularity", Says: "granularity is a power of two of at least a page, and has no meaning for Here", Source: seam, run: granularity},
+		{Name: "no-context", Says: "addresses, memory, mappings and access work with no device opened", Source: measured, run: noContext},
+		{Name: "concurrent", Says: "reserve, create, map, unmap, release and free are safe on many goroutines at once", Source: contract(9), run: concurrentMemory},
+	}
+}
+
+func devicesListed(c *check) {
+	if strings.Contains(c.d.Name(), ":") || c.d.Name() == "" {
+		c.Errorf("name is %q", c.d.Name())
+	}
+	for i, info := range c.info {
+		if info.Ordinal != i {
+			c.Errorf("device %d has ordinal %d", i, info.Ordinal)
+		}
+		if want := fmt.Sprintf("%s:%d", c.d.Name(), i); info.Open != want {
+			c.Errorf("device %d is opened as %q, want %q", i, info.Open, want)
+		}
+		if info.Name == "" || info.Memory == 0 {
+			c.Errorf("device %d has name %q and %d bytes", i, info.Name, info.Memory)
+		}
+	}
+}
+
+func noSuchDevice(c *check) {
+	for _, n := range []int{-1, len(c.info), 1 << 20} {
+		_, err := c.d.Open(n)
+		c.want(err, fmt.Sprintf("open device %d", n), driver.ErrNoDevice)
+		c.want(c.d.SyncIfActive(n), fmt.Sprintf("sync device %d", n), driver.ErrNoDevice)
+		c.want(c.d.Supports(n, driver.VMM), fmt.Sprintf("ask device %d for a feature", n), driver.ErrNoDevice)
+		_, err = c.d.CanAccessPeer(0, n)
+		c.want(err, fmt.Sprintf("ask for access from 0 to %d", n), driver.ErrNoDevice)
+		_, err = c.d.CanAccessPeer(n, 0)
+		c.want(err, fmt.Sprintf("ask for access from %d to 0", n), driver.ErrNoDevice)
+		_, err = c.d.Granularity(private(n))
+		c.want(err, fmt.Sprintf("ask for device %d's granularity", n), driver.ErrNoDevice)
+		_, err = c.d.Create(c.gran, private(n))
+		c.want(err, fmt.Sprintf("create on device %d", n), driver.ErrNoDevice)
+	}
+}
+
+func supports(c *check) {
+	for dev := range c.info {
+		for _, f := range append(driver.Features(), 250) {
+			if err := c.d.Supports(dev, f); err != nil {
+				c.want(err, fmt.Sprintf("ask device %d for %v", dev, f), driver.ErrNotSupported)
+			}
+		}
+		c.want(c.d.Supports(dev, 250), "ask for feature 250", driver.ErrNotSupported)
+	}
+}
+
+func granularity(c *check) {
+	if c.gran < 4096 || c.gran&(c.gran-1) != 0 {
+		c.Errorf("granularity is %d", c.gran)
+	}
+	_, err := c.d.Granularity(driver.Prop{})
+	c.want(err, "granularity for Here", driver.ErrInvalid)
+}
+
+func noContext(c *check) {
+	p, hs := c.chunks(3)
+	c.has(p, 0, driver.ReadWrite)
+	c.must(c.d.SyncIfActive(0), "sync a device nobody opened")
+	c.unmap(p, 3*c.gran)
+	for _, h := range hs {
+		c.release(h)
+	}
+	c.free(p)
+}
+
+func concurrentMemory(c *check) {
+	const goroutines, rounds = 8, 20
+	life := func() (err error) {
+		p, err := c.d.Reserve(2*c.gran, 0)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.d.Free(p, 2*c.gran)) }()
+		h, err := c.d.Create(c.gran, private(0))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.d.Release(h)) }()
+		if err := c.d.Map(c.chunk(p, 1), c.gran, h); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.d.Unmap(c.chunk(p, 1), c.gran)) }()
+		return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
+	}
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for range rounds {
+				if err := life(); err != nil {
+					c.Errorf("one life of a chunk: %v", err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,171 @@
+package drivertest
+
+import "github.com/cuvmm/cuvmm/vmm/driver"
+
+func eventRules() []Rule {
+	gated := []driver.Feature{driver.ValueWait}
+	return []Rule{
+		{Name: "event-fresh", Says: "an event never recorded is done, and waiting for it is no wait", Source: manual, run: eventFresh},
+		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, spinning or not", Source: manual, needs: gated, run: eventSync},
+		{Name: "event-last", Says: "an event stands for its last record", Source: manual, needs: gated, run: eventLast},
+		{Name: "event-wait", Says: "a stream that waits for an event runs after the work before it", Source: manual, needs: gated, run: eventWait},
+		{Name: "event-wait-then", Says: "a wait is for the record made before it, not for a later one", Source: manual, needs: gated, run: eventWaitThen},
+		{Name: "event-across", Says: "a stream of one device can wait for an event of another", Source: manual, devices: 2, needs: gated, run: eventAcross},
+		{Name: "event-elapsed", Says: "the time between two timed events is theirs; without timing or not yet reached it is ErrInvalid", Source: manual, needs: gated, run: eventElapsed},
+		{Name: "event-flags", Says: "timing between processes and unknown flags are ErrInvalid", Source: manual, run: eventFlags},
+		{Name: "event-unknown", Says: "an event that was freed or never made is ErrInvalid", Source: seam, run: eventUnknown},
+		{Name: "event-free", Says: "freeing an event that is recorded but not reached is fine", Source: manual, needs: gated, run: eventFree},
+	}
+}
+
+func eventFresh(c *check) {
+	d := c.dev(0)
+	e := c.event(d, 0)
+	s := c.stream(d)
+	c.done(d, e, true)
+	c.must(c.returns("sync the event", func() error { return d.SyncEvent(e) }), "sync the event")
+	c.must(d.Wait(s, e), "wait")
+	c.sync(d, s)
+}
+
+func eventSync(c *check) {
+	d := c.dev(0)
+	c.waits("sync an event", d, func(_ driver.Stream, e driver.Event) error { return d.SyncEvent(e) })
+	blocking := c.event(d, driver.EventBlocking)
+	c.waits("sync a blocking event", d, func(s driver.Stream, _ driver.Event) error {
+		if err := d.Record(blocking, s); err != nil {
+			return err
+		}
+		return d.SyncEvent(blocking)
+	})
+}
+
+func eventLast(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	e := c.event(d, 0)
+	c.must(d.Record(e, s), "record")
+	c.sync(d, s)
+	c.done(d, e, true)
+	g := c.hold(d, s)
+	c.must(d.Record(e, s), "record again")
+	c.done(d, e, false)
+	g.open()
+	c.must(c.returns("sync the event", func() error { return d.SyncEvent(e) }), "sync the event")
+	c.done(d, e, true)
+}
+
+// behind makes a stream of device b wait for an event that is behind a gate in
+// a stream of device a, and checks that b's work comes after it.
+func (c *check) behind(a, b int) {
+	c.Helper()
+	first, second := c.dev(a), c.dev(b)
+	s1, s2 := c.stream(first), c.stream(second)
+	e, last := c.event(first, 0), c.event(second, 0)
+	p, _ := c.chunks(2)
+	c.access(p, 2*c.gran, grant(a, driver.ReadWrite))
+	c.access(p, 2*c.gran, grant(b, driver.ReadWrite))
+	g := c.hold(first, s1)
+	c.fillAll(first, p, 1, s1)
+	c.must(first.Record(e, s1), "record")
+	c.must(second.Wait(s2, e), "wait")
+	c.must(second.Copy(c.chunk(p, 1), p, c.gran, s2), "queue a copy")
+	c.must(second.Record(last, s2), "record")
+	c.done(second, last, false)
+	g.open()
+	c.sync(second, s2)
+	c.done(first, e, true)
+	c.reads(first, c.chunk(p, 1), c.gran, 1)
+}
+
+func eventWait(c *check) { c.behind(0, 0) }
+
+func eventAcross(c *check) {
+	c.behind(0, 1)
+	c.behind(1, 0)
+}
+
+func eventWaitThen(c *check) {
+	d := c.dev(0)
+	s1, s2 := c.stream(d), c.stream(d)
+	e := c.event(d, 0)
+	c.must(d.Record(e, s1), "record")
+	c.must(d.Wait(s2, e), "wait")
+	c.hold(d, s1)
+	c.must(d.Record(e, s1), "record behind a gate")
+	c.sync(d, s2)
+	c.done(d, e, false)
+}
+
+func eventElapsed(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p, _ := c.chunks(1)
+	from, to := c.event(d, driver.EventTiming), c.event(d, driver.EventTiming)
+	untimed := c.event(d, 0)
+	_, err := d.Elapsed(from, to)
+	c.want(err, "time between events never recorded", driver.ErrInvalid)
+	c.must(d.Record(from, s), "record")
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	c.must(d.Record(to, s), "record")
+	c.must(d.Record(untimed, s), "record")
+	_, err = d.Elapsed(from, to)
+	c.want(err, "time to an event not yet reached", driver.ErrInvalid)
+	g.open()
+	c.sync(d, s)
+	t, err := d.Elapsed(from, to)
+	c.must(err, "time between events")
+	if t <= 0 {
+		c.Errorf("a fill of %d bytes behind a gate took %v", c.gran, t)
+	}
+	if same, err := d.Elapsed(from, from); err != nil || same != 0 {
+		c.Errorf("time from an event to itself is %v (%v)", same, err)
+	}
+	_, err = d.Elapsed(from, untimed)
+	c.want(err, "time to an event without timing", driver.ErrInvalid)
+}
+
+func eventFlags(c *check) {
+	d := c.dev(0)
+	for _, f := range []driver.EventFlags{driver.EventInterprocess | driver.EventTiming, 1 << 7} {
+		_, err := d.NewEvent(f)
+		c.want(err, "make an event", driver.ErrInvalid)
+	}
+	c.event(d, driver.EventTiming|driver.EventBlocking)
+}
+
+func eventUnknown(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	freed, err := d.NewEvent(0)
+	c.must(err, "make an event")
+	c.must(d.FreeEvent(freed), "free it")
+	for _, e := range []driver.Event{freed, 0} {
+		c.want(d.FreeEvent(e), "free an unknown event", driver.ErrInvalid)
+		c.want(d.SyncEvent(e), "sync it", driver.ErrInvalid)
+		c.want(d.Record(e, s), "record it", driver.ErrInvalid)
+		c.want(d.Wait(s, e), "wait for it", driver.ErrInvalid)
+		_, err := d.Done(e)
+		c.want(err, "ask for it", driver.ErrInvalid)
+		_, err = d.Elapsed(e, e)
+		c.want(err, "time it", driver.ErrInvalid)
+	}
+}
+
+func eventFree(c *check) {
+	d := c.dev(0)
+	s1, s2 := c.stream(d), c.stream(d)
+	p, _ := c.chunks(2)
+	e, err := d.NewEvent(0)
+	c.must(err, "make an event")
+	g := c.hold(d, s1)
+	c.fillAll(d, p, 1, s1)
+	c.must(d.Record(e, s1), "record")
+	c.must(d.Wait(s2, e), "wait")
+	c.must(d.Copy(c.chunk(p, 1), p, c.gran, s2), "queue a copy")
+	c.must(d.FreeEvent(e), "free the event")
+	g.open()
+	c.sync(d, s2)
+	c.reads(d, c.chunk(p, 1), c.gran, 1)
+}

@@ -1,0 +1,140 @@
+package drivertest
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// A lost device is what the library's fences are there to prevent. These rules
+// show that each fence is needed, and what is left when one was not there.
+func lostRules() []Rule {
+	rules := []Rule{
+		{Name: "lost-unmap", Says: "unmap waits for nothing: work still queued on the memory loses the device", Source: measured, run: lostUnmap},
+		{Name: "lost-entry", Says: "every call that names a lost device answers ErrDeviceLost at once", Source: contract(7), run: lostEntry},
+		{Name: "lost-give-back", Says: "memory of a lost device can still be given back", Source: measured, run: lostGiveBack},
+		{Name: "lost-narrow", Says: "taking away access that queued work uses loses the device", Source: contract(4), run: lostNarrow},
+		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.ReadOnlyMap}, run: lostReadOnly},
+		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses the peer", Source: measured, devices: 2, run: lostPeerUnmap},
+		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses the peer", Source: contract(4), devices: 2, run: lostPeerNarrow},
+	}
+	for i := range rules {
+		rules[i].lost = true
+		rules[i].needs = append(rules[i].needs, driver.ValueWait)
+	}
+	return rules
+}
+
+// lose queues a fill behind a gate, takes the memory away with f, opens the
+// gate, and checks that the device is lost.
+func (c *check) lose(d driver.Device, p driver.Ptr, f func()) driver.Stream {
+	c.Helper()
+	s := c.stream(d)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	f()
+	g.open()
+	err := c.returns("sync the stream", func() error { return d.SyncStream(s) })
+	c.want(err, "sync the stream whose memory is gone", driver.ErrDeviceLost)
+	c.want(d.Sync(), "sync the device afterwards", driver.ErrDeviceLost)
+	return s
+}
+
+func lostUnmap(c *check) {
+	p, _ := c.chunks(1)
+	c.lose(c.dev(0), p, func() { c.unmap(p, c.gran) })
+}
+
+func lostEntry(c *check) {
+	d := c.dev(0)
+	p, hs := c.chunks(2)
+	q := c.reserve(c.gran)
+	f := -1
+	if c.d.Supports(0, driver.SharesFD) == nil {
+		f = int(c.export(c.createAs(c.gran, shared())).Fd())
+	}
+	e := c.event(d, 0)
+	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
+	calls := deviceCalls(d, c.chunk(p, 1), s, e)
+	maps.Copy(calls, map[string]func() error{
+		"AllocHost":  func() error { _, _, err := as[driver.Pinner](c, d).AllocHost(4096); return err },
+		"WaitValue":  func() error { return as[driver.ValueWaiter](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },
+		"WriteValue": func() error { return as[driver.ValueWaiter](c, d).WriteValue(s, c.chunk(p, 1), 0, 4) },
+		"Open": func() error {
+			_, err := c.d.Open(0)
+			return err
+		},
+		"SyncIfActive": func() error { return c.d.SyncIfActive(0) },
+		"Supports":     func() error { return c.d.Supports(0, driver.VMM) },
+		"Granularity":  func() error { _, err := c.d.Granularity(private(0)); return err },
+		"Create":       func() error { _, err := c.d.Create(c.gran, private(0)); return err },
+		"SetAccess": func() error {
+			return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
+		},
+	})
+	if f >= 0 {
+		calls["Import"] = func() error { _, err := c.d.Import(f, c.gran, shared()); return err }
+	}
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		c.want(c.returns(name, calls[name]), name+" on a lost device", driver.ErrDeviceLost)
+	}
+	c.unmap(c.chunk(p, 1), c.gran)
+	for _, h := range hs {
+		c.release(h)
+	}
+	c.free(p)
+	c.free(q)
+}
+
+func lostGiveBack(c *check) {
+	d := c.dev(0)
+	p, hs := c.chunks(4)
+	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
+	c.access(c.chunk(p, 1), c.gran, grant(0, driver.None))
+	c.unmap(c.chunk(p, 1), 3*c.gran)
+	for _, h := range hs {
+		c.release(h)
+	}
+	c.free(p)
+	for _, what := range []struct {
+		doing string
+		err   error
+	}{
+		{"unmap again", c.d.Unmap(p, c.gran)}, {"release again", c.d.Release(hs[0])}, {"free again", c.d.Free(p, 4*c.gran)},
+	} {
+		c.want(what.err, what.doing, driver.ErrInvalid)
+	}
+	c.must(d.FreeStream(s), "free the stream")
+	c.held.streams = nil
+	c.must(d.Close(), "close the device")
+	c.must(d.Close(), "close it again")
+	delete(c.held.devices, 0)
+	_, err := c.d.Open(0)
+	c.want(err, "open it again", driver.ErrDeviceLost)
+}
+
+func lostNarrow(c *check) {
+	p, _ := c.chunks(1)
+	c.lose(c.dev(0), p, func() { c.access(p, c.gran, grant(0, driver.None)) })
+}
+
+func lostReadOnly(c *check) {
+	p, _ := c.chunks(1)
+	c.lose(c.dev(0), p, func() { c.access(p, c.gran, grant(0, driver.Read)) })
+}
+
+func lostPeerUnmap(c *check) {
+	p, _ := c.chunks(1)
+	c.access(p, c.gran, grant(1, driver.ReadWrite))
+	c.lose(c.dev(1), p, func() {
+		c.must(c.dev(0).Sync(), "wait for the owner alone")
+		c.unmap(p, c.gran)
+	})
+}
+
+func lostPeerNarrow(c *check) {
+	p, _ := c.chunks(1)
+	c.access(p, c.gran, grant(1, driver.ReadWrite))
+	c.lose(c.dev(1), p, func() { c.access(p, c.gran, grant(1, driver.None)) })
+}

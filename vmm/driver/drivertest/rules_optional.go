@@ -1,0 +1,167 @@
+package drivertest
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func optionalRules() []Rule {
+	return []Rule{
+		{Name: "host-bytes", Says: "HostBytes shows what a device copies, over several mappings, and refuses what is not mapped", Source: seam, run: hostBytes},
+		{Name: "pinned", Says: "pinned memory is one thing as a slice and as an address, from every device", Source: manual, run: pinned},
+		{Name: "pinned-bounds", Says: "pinned memory of no size is ErrInvalid, as is a copy past it and a second free", Source: manual, run: pinnedBounds},
+		{Name: "plain", Says: "plain memory is written, read and freed once", Source: manual, run: plain},
+		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: plainAsync},
+		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and a word that is there already does not hold them", Source: manual, needs: []driver.Feature{driver.ValueWait}, run: valueWait},
+	}
+}
+
+func hostBytes(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(3)
+	b, err := c.d.HostBytes(p, 3*c.gran)
+	c.optional(err, "HostViewer")
+	if uint64(len(b)) != 3*c.gran {
+		c.Fatalf("%d bytes seen of %d", len(b), 3*c.gran)
+	}
+	want := pattern(3*c.gran, 1)
+	c.must(d.CopyIn(p, want), "write through the device")
+	if !bytes.Equal(b, want) {
+		c.Error("the host does not see what the device was given")
+	}
+	for i := range b {
+		b[i] ^= 0xff
+		want[i] ^= 0xff
+	}
+	got := make([]byte, len(want))
+	c.must(d.CopyOut(got, p), "read through the device")
+	if !bytes.Equal(got, want) {
+		c.Error("the device does not see what the host wrote")
+	}
+	if tail, err := c.d.HostBytes(c.chunk(p, 3)-5, 5); err != nil || !bytes.Equal(tail, want[len(want)-5:]) {
+		c.Errorf("the last five bytes are %v (%v)", tail, err)
+	}
+	c.unmap(c.chunk(p, 1), c.gran)
+	for _, bad := range []struct {
+		p driver.Ptr
+		n uint64
+	}{
+		{c.chunk(p, 1), 1}, {p, c.gran + 1}, {p, 3 * c.gran}, {c.chunk(p, 2), c.gran + 1},
+		{p, 1 << 63}, {p, 1<<64 - 1}, {0, 1}, {1<<64 - 1, 2},
+	} {
+		_, err := c.d.HostBytes(bad.p, bad.n)
+		c.want(err, fmt.Sprintf("see %d bytes at %v", bad.n, bad.p), driver.ErrInvalid)
+	}
+}
+
+func pinned(c *check) {
+	d := c.dev(0)
+	host, b := c.pin(d, 2*4096+10)
+	if len(b) != 2*4096+10 {
+		c.Fatalf("%d bytes pinned of %d", len(b), 2*4096+10)
+	}
+	n := uint64(len(b))
+	p, _ := c.chunks(1)
+	want := pattern(n, 3)
+	copy(b, want)
+	c.must(d.Copy(p, host, n, d.Own()), "copy from pinned memory")
+	c.must(d.SyncStream(d.Own()), "sync")
+	clear(b)
+	c.must(d.Copy(host, p, n, d.Own()), "copy to pinned memory")
+	c.must(d.SyncStream(d.Own()), "sync")
+	if !bytes.Equal(b, want) {
+		c.Error("pinned memory came back different")
+	}
+	for i := range c.info[1:] {
+		q := c.reserve(c.gran)
+		other := c.dev(i + 1)
+		c.mapAt(q, c.gran, c.createAs(c.gran, private(i+1)))
+		c.access(q, c.gran, grant(i+1, driver.ReadWrite))
+		c.must(other.Copy(q, host, n, other.Own()), "copy on device %d from memory pinned by device 0", i+1)
+		c.must(other.Sync(), "sync")
+	}
+}
+
+func pinnedBounds(c *check) {
+	d := c.dev(0)
+	host, _ := c.pin(d, 4096)
+	p, _ := c.chunks(1)
+	pinner := as[driver.Pinner](c, d)
+	_, _, err := pinner.AllocHost(0)
+	c.want(err, "pin nothing", driver.ErrInvalid)
+	_, _, err = pinner.AllocHost(1 << 62)
+	c.want(err, "pin 2^62 bytes", driver.ErrOutOfMemory, driver.ErrInvalid)
+	c.want(d.Copy(p, host-1, 16, d.Own()), "copy from before pinned memory", driver.ErrInvalid)
+
+	again, _, err := pinner.AllocHost(4096)
+	c.must(err, "pin")
+	c.want(pinner.FreeHost(again+1), "free inside", driver.ErrInvalid)
+	c.must(pinner.FreeHost(again), "free")
+	c.want(pinner.FreeHost(again), "free again", driver.ErrInvalid)
+	c.want(pinner.FreeHost(p), "free what is not pinned", driver.ErrInvalid)
+}
+
+func plain(c *check) {
+	d := c.dev(0)
+	i := as[driver.Plain](c, d)
+	p, err := i.AllocPlain(c.gran + 3)
+	c.optional(err, "Plain")
+	c.write(d, p, c.gran+3, 1)
+	c.reads(d, p, c.gran+3, 1)
+	q, _ := c.chunks(1)
+	c.must(d.Copy(q, p, c.gran, d.Own()), "copy to mapped memory")
+	c.must(d.Sync(), "sync")
+	c.reads(d, q, c.gran, 1)
+	c.want(i.FreePlain(q), "free what is not plain", driver.ErrInvalid)
+	c.must(i.FreePlain(p), "free")
+	c.want(i.FreePlain(p), "free again", driver.ErrInvalid)
+	_, err = i.AllocPlain(0)
+	c.want(err, "allocate nothing", driver.ErrInvalid)
+	_, err = i.AllocPlain(1 << 50)
+	c.want(err, "allocate 2^50 bytes", driver.ErrOutOfMemory)
+}
+
+func plainAsync(c *check) {
+	d := c.dev(0)
+	i := as[driver.Plain](c, d)
+	s := c.stream(d)
+	p, err := i.AllocAsync(4096, s)
+	c.optional(err, "AllocAsync")
+	if err := i.SetPoolThreshold(1 << 20); err != nil {
+		c.want(err, "set how much the pool keeps", driver.ErrNotSupported)
+	}
+	c.must(d.Fill(p, 5, 1, 4096, s), "fill it in its stream")
+	q, _ := c.chunks(1)
+	c.must(d.Copy(q, p, 4096, s), "copy it in its stream")
+	c.must(i.FreeAsync(p, s), "free it in its stream")
+	c.must(d.SyncStream(s), "sync")
+	c.reads(d, q, 4096, 5)
+	c.want(i.FreeAsync(p, s), "free again", driver.ErrInvalid)
+}
+
+func valueWait(c *check) {
+	d := c.dev(0)
+	w := as[driver.ValueWaiter](c, d)
+	s := c.stream(d)
+	p, _ := c.chunks(1)
+	c.optional(w.WriteValue(s, p, 0x11223344, 4), "ValueWaiter")
+	c.must(w.WaitValue(s, p, 0x11223344, 4), "wait for what is written")
+	c.must(w.WaitValue(s, p, 0x11223340, 4), "wait for less than is written")
+	c.must(w.WriteValue(s, p+8, 1<<40, 8), "write 8 bytes")
+	c.must(w.WaitValue(s, p+8, 1<<40, 8), "wait for 8 bytes")
+	c.must(w.WriteValue(s, p+16, 1<<31, 4), "write a word past the sign")
+	c.must(w.WaitValue(s, p+16, 1<<31-5, 4), "wait across the sign")
+	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")
+	got := make([]byte, 4)
+	c.must(d.CopyOut(got, p), "read")
+	if !bytes.Equal(got, []byte{0x44, 0x33, 0x22, 0x11}) {
+		c.Errorf("the word is % x", got)
+	}
+	c.want(w.WriteValue(s, p, 1, 2), "write a word of 2 bytes", driver.ErrInvalid)
+	c.want(w.WriteValue(s, p+2, 1, 4), "write at an odd address", driver.ErrInvalid)
+	c.want(w.WaitValue(s, p+12, 1, 8), "wait at an odd address", driver.ErrInvalid)
+	c.want(w.WaitValue(s, 0, 1, 4), "wait for a word that is not mapped", driver.ErrInvalid)
+	c.must(d.SyncStream(s), "sync afterwards")
+}

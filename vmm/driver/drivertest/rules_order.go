@@ -1,0 +1,105 @@
+package drivertest
+
+import "github.com/cuvmm/cuvmm/vmm/driver"
+
+func orderRules() []Rule {
+	gated := []driver.Feature{driver.ValueWait}
+	return []Rule{
+		{Name: "unmap-after-sync", Says: "unmapping after the work was waited for does no harm", Source: measured, run: unmapAfterSync},
+		{Name: "unmap-after-event", Says: "waiting for the streams that use the memory is enough", Source: contract(4), needs: gated, run: unmapAfterEvent},
+		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks beside running work does no harm and waits for nothing", Source: measured, needs: gated, run: unmapBeside},
+		{Name: "unmap-alias", Says: "unmapping one address of a handle harms no work at its other address", Source: guide, needs: gated, run: unmapAlias},
+		{Name: "release-under-work", Says: "releasing a mapped handle harms no work", Source: guide, needs: gated, run: releaseUnderWork},
+		{Name: "widen-under-work", Says: "giving access, or taking away what the work does not use, does it no harm", Source: contract(4), devices: 2, needs: gated, run: widenUnderWork},
+	}
+}
+
+func unmapAfterSync(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	for range 10 {
+		p, _ := c.chunks(2)
+		c.fillAll(d, p, 1, s)
+		c.must(d.Copy(c.chunk(p, 1), p, c.gran, s), "queue a copy")
+		c.must(d.Sync(), "sync")
+		c.unmap(p, 2*c.gran)
+		c.must(d.Sync(), "sync afterwards")
+	}
+}
+
+func unmapAfterEvent(c *check) {
+	d := c.dev(0)
+	busy, s := c.stream(d), c.stream(d)
+	e := c.event(d, driver.EventBlocking)
+	g := c.hold(d, busy)
+	p, _ := c.chunks(1)
+	c.fillAll(d, p, 1, s)
+	c.must(d.Record(e, s), "record")
+	c.must(c.returns("sync the event", func() error { return d.SyncEvent(e) }), "sync the event")
+	c.unmap(p, c.gran)
+	g.open()
+	c.must(d.Sync(), "sync afterwards")
+}
+
+func unmapBeside(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p := c.reserve(3 * c.gran)
+	hs := []driver.Handle{c.create(c.gran), c.create(c.gran)}
+	for i, h := range hs {
+		c.mapAt(c.chunk(p, i), c.gran, h)
+	}
+	c.access(p, 2*c.gran, grant(0, driver.ReadWrite))
+	e := c.event(d, 0)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	c.must(d.Record(e, s), "record")
+	c.mapAt(c.chunk(p, 2), c.gran, c.create(c.gran))
+	c.access(c.chunk(p, 2), c.gran, grant(0, driver.ReadWrite))
+	c.unmap(c.chunk(p, 1), c.gran)
+	c.release(hs[1])
+	c.done(d, e, false)
+	g.open()
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 1)
+}
+
+func unmapAlias(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p, hs := c.chunks(1)
+	q := c.reserve(c.gran)
+	c.mapAt(q, c.gran, hs[0])
+	c.access(q, c.gran, grant(0, driver.ReadWrite))
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	c.unmap(q, c.gran)
+	g.open()
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 1)
+}
+
+func releaseUnderWork(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p, hs := c.chunks(1)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	c.release(hs[0])
+	g.open()
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 1)
+}
+
+func widenUnderWork(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p, _ := c.chunks(1)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	c.access(p, c.gran, grant(1, driver.ReadWrite))
+	c.access(p, c.gran, grant(0, driver.ReadWrite), grant(1, driver.None))
+	g.open()
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 1)
+}

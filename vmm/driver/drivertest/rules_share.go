@@ -1,0 +1,280 @@
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func shareRules() []Rule {
+	rules := []Rule{
+		{Name: "export-private", Says: "memory created without a way to share cannot be exported", Source: measured, run: exportPrivate},
+		{Name: "export-cloexec", Says: "an exported descriptor does not pass to programs that this one starts", Source: measured, run: exportCloexec},
+		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; closed, the memory comes back exactly", Source: measured, run: exportKeeps},
+		{Name: "import-same", Says: "an imported handle shows the exporter's bytes, starts without access, and outlives the exporter's handle", Source: measured, run: importSame},
+		{Name: "import-leaves-fd", Says: "import does not take the descriptor, and closing it harms no handle", Source: measured, run: importLeavesFD},
+		{Name: "import-twice", Says: "one descriptor imported twice gives two handles, both mappable", Source: measured, run: importTwice},
+		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
+		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
+		{Name: "import-home", Says: "import onto Here is ErrInvalid, onto a device that is not there ErrNoDevice", Source: seam, run: importHome},
+		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
+	}
+	for i := range rules {
+		rules[i].needs = []driver.Feature{driver.SharesFD}
+	}
+	return rules
+}
+
+func shared() driver.Prop { return driver.Prop{Home: at(0), Share: driver.ShareFD} }
+
+// sharedChunk is one mapped, shareable granule of device 0, filled with b.
+func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
+	c.Helper()
+	p := c.reserve(c.gran)
+	h := c.createAs(c.gran, shared())
+	c.mapAt(p, c.gran, h)
+	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.write(c.dev(0), p, c.gran, b)
+	return p, h
+}
+
+// export gives a descriptor as a file, closed at the end of the case.
+func (c *check) export(h driver.Handle) *os.File {
+	c.Helper()
+	fd, err := c.d.Export(h)
+	c.must(err, "export handle %d", h)
+	f := os.NewFile(uintptr(fd), "exported")
+	if f == nil {
+		c.Fatalf("exported descriptor is %d", fd)
+	}
+	return c.later(f)
+}
+
+// later closes a file at the end of the case, if the case has not.
+func (c *check) later(f *os.File) *os.File {
+	c.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+func (c *check) importAs(f *os.File, size uint64, p driver.Prop) driver.Handle {
+	c.Helper()
+	h, err := c.d.Import(int(f.Fd()), size, p)
+	c.must(err, "import")
+	c.held.handles[h] = true
+	return h
+}
+
+// mapped maps a handle of one granule somewhere, with that access for device 0.
+func (c *check) mapped(h driver.Handle, a driver.Access) driver.Ptr {
+	c.Helper()
+	p := c.reserve(c.gran)
+	c.mapAt(p, c.gran, h)
+	c.access(p, c.gran, grant(0, a))
+	return p
+}
+
+func (c *check) close(f *os.File) {
+	c.Helper()
+	c.must(f.Close(), "close the descriptor")
+}
+
+func exportPrivate(c *check) {
+	_, err := c.d.Export(c.create(c.gran))
+	c.want(err, "export private memory", driver.ErrInvalid)
+	_, err = c.d.Export(0)
+	c.want(err, "export handle 0", driver.ErrInvalid)
+	h := c.createAs(c.gran, shared())
+	c.release(h)
+	_, err = c.d.Export(h)
+	c.want(err, "export a released handle", driver.ErrInvalid)
+}
+
+func exportCloexec(c *check) {
+	_, h := c.sharedChunk(1)
+	f := c.export(h)
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
+	if errors.Is(err, os.ErrNotExist) {
+		c.skip("no /proc/self/fdinfo")
+	}
+	c.must(err, "read the descriptor's flags")
+	_, flags, _ := strings.Cut(string(info), "flags:")
+	flags, _, _ = strings.Cut(flags, "\n")
+	bits, err := strconv.ParseUint(strings.TrimSpace(flags), 8, 64)
+	c.must(err, "parse the descriptor's flags")
+	const cloexec = 0o2000000 // in /proc, whatever the architecture's O_CLOEXEC
+	if bits&cloexec == 0 {
+		c.Errorf("exported descriptor has flags %#o, without close-on-exec", bits)
+	}
+}
+
+func exportKeeps(c *check) {
+	d := c.dev(0)
+	before := c.freeMemory(d)
+	p, h := c.sharedChunk(5)
+	f := c.export(h)
+	c.unmap(p, c.gran)
+	c.release(h)
+	if now := c.freeMemory(d); now+c.gran > before {
+		c.Errorf("%d bytes free with a descriptor open, %d before", now, before)
+	}
+	again := c.importAs(f, c.gran, shared())
+	q := c.mapped(again, driver.ReadWrite)
+	c.reads(d, q, c.gran, 5)
+	c.unmap(q, c.gran)
+	c.release(again)
+	if now := c.freeMemory(d); now+c.gran > before {
+		c.Errorf("%d bytes free after the importer went, %d before", now, before)
+	}
+	c.close(f)
+	if now := c.freeMemory(d); now != before {
+		c.Errorf("%d bytes free with the descriptor closed, %d before", now, before)
+	}
+}
+
+func importSame(c *check) {
+	d := c.dev(0)
+	p, h := c.sharedChunk(1)
+	f := c.export(h)
+	imported := c.importAs(f, c.gran, shared())
+	q := c.reserve(c.gran)
+	c.mapAt(q, c.gran, imported)
+	c.noAccess(d, q)
+	c.access(q, c.gran, grant(0, driver.ReadWrite))
+	c.reads(d, q, c.gran, 1)
+	c.write(d, q, c.gran, 2)
+	c.reads(d, p, c.gran, 2)
+	c.close(f)
+	c.unmap(p, c.gran)
+	c.release(h)
+	c.reads(d, q, c.gran, 2)
+}
+
+func importLeavesFD(c *check) {
+	_, h := c.sharedChunk(3)
+	f := c.export(h)
+	imported := c.importAs(f, c.gran, shared())
+	if _, err := f.Stat(); err != nil {
+		c.Errorf("the descriptor after import: %v", err)
+	}
+	c.close(f)
+	c.reads(c.dev(0), c.mapped(imported, driver.ReadWrite), c.gran, 3)
+}
+
+func importTwice(c *check) {
+	d := c.dev(0)
+	_, h := c.sharedChunk(4)
+	f := c.export(h)
+	first, second := c.importAs(f, c.gran, shared()), c.importAs(f, c.gran, shared())
+	if first == second {
+		c.Fatalf("both imports are handle %d", first)
+	}
+	p, q := c.mapped(first, driver.ReadWrite), c.mapped(second, driver.ReadWrite)
+	c.reads(d, p, c.gran, 4)
+	c.unmap(p, c.gran)
+	c.release(first)
+	c.reads(d, q, c.gran, 4)
+	c.export(second) // what was imported as shareable can be passed on
+}
+
+func importForeign(c *check) {
+	d := c.dev(0)
+	foreign := map[string]*os.File{}
+	for _, path := range []string{"/dev/null", "/dev/zero", "/dev/nvidiactl"} {
+		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
+			foreign[path] = c.later(f)
+		}
+	}
+	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
+	c.must(err, "make a file")
+	foreign["an empty file"] = c.later(empty)
+	full, err := os.Create(filepath.Join(c.TempDir(), "full"))
+	c.must(err, "make a file")
+	c.must(full.Truncate(int64(c.gran)), "size a file")
+	foreign["a file of the right size"] = c.later(full)
+	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil { // like a memfd, but for its seals
+		c.Cleanup(func() { _ = os.Remove(f.Name()) })
+		c.must(f.Truncate(int64(c.gran)), "size a file")
+		foreign["a shared memory file of the right size"] = c.later(f)
+	}
+	dir, err := os.Open(c.TempDir())
+	c.must(err, "open a directory")
+	foreign["a directory"] = c.later(dir)
+	r, w, err := os.Pipe()
+	c.must(err, "make a pipe")
+	foreign["the reading end of a pipe"] = c.later(r)
+	foreign["the writing end of a pipe"] = c.later(w)
+
+	for what, f := range foreign {
+		_, err := c.d.Import(int(f.Fd()), c.gran, shared())
+		c.want(err, "import "+what, driver.ErrInvalid)
+		if _, err := f.Stat(); err != nil {
+			c.Errorf("%s after the refused import: %v", what, err)
+		}
+	}
+	for _, fd := range []int{-1, math.MaxInt32, math.MinInt} {
+		_, err := c.d.Import(fd, c.gran, shared())
+		c.want(err, fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
+	}
+	p, _ := c.chunks(1)
+	c.write(d, p, c.gran, 1)
+	c.must(d.Sync(), "sync afterwards")
+}
+
+func importSize(c *check) {
+	prop := shared()
+	h := c.createAs(2*c.gran, prop)
+	f := c.export(h)
+	p := c.reserve(4 * c.gran)
+	for _, size := range []uint64{0, 1, c.gran, c.gran + 1, 3 * c.gran, 4 * c.gran, 1 << 63, -c.gran} {
+		doing := fmt.Sprintf("import %d bytes of %d", size, 2*c.gran)
+		got, err := c.d.Import(int(f.Fd()), size, prop)
+		if err == nil {
+			c.held.handles[got] = true
+			err = c.d.Map(p, size, got)
+		}
+		c.want(err, doing, driver.ErrInvalid)
+	}
+	c.mapAt(p, 2*c.gran, c.importAs(f, 2*c.gran, prop))
+}
+
+func importHome(c *check) {
+	_, h := c.sharedChunk(1)
+	f := c.export(h)
+	_, err := c.d.Import(int(f.Fd()), c.gran, driver.Prop{Share: driver.ShareFD})
+	c.want(err, "import onto Here", driver.ErrInvalid)
+	_, err = c.d.Import(int(f.Fd()), c.gran, driver.Prop{Home: at(len(c.info)), Share: driver.ShareFD})
+	c.want(err, "import onto a device that is not there", driver.ErrNoDevice)
+}
+
+func shareReadOnly(c *check) {
+	d := c.dev(0)
+	prop := driver.Prop{Home: at(0), Share: driver.ShareFD | driver.ShareReadOnly}
+	h, err := c.d.Create(c.gran, prop)
+	c.optional(err, "memory that is shared read-only")
+	c.held.handles[h] = true
+	p := c.mapped(h, driver.ReadWrite)
+	c.write(d, p, c.gran, 1)
+	f := c.export(h)
+	imported := c.importAs(f, c.gran, prop)
+	q := c.mapped(imported, driver.Read)
+	c.reads(d, q, c.gran, 1)
+	c.write(d, p, c.gran, 2)
+	c.reads(d, q, c.gran, 2)
+	c.want(c.d.SetAccess(q, c.gran, []driver.Grant{grant(0, driver.ReadWrite)}), "ask to write what is shared read-only", driver.ErrPermission)
+	c.refusesWrites(d, q)
+
+	upgraded, err := c.d.Import(int(f.Fd()), c.gran, shared())
+	if err == nil {
+		c.held.handles[upgraded] = true
+		r := c.reserve(c.gran)
+		c.mapAt(r, c.gran, upgraded)
+		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
+	}
+	c.want(err, "import it as writable", driver.ErrPermission)
+}

@@ -1,0 +1,236 @@
+package drivertest
+
+import (
+	"bytes"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func streamRules() []Rule {
+	gated := []driver.Feature{driver.ValueWait}
+	return []Rule{
+		{Name: "stream-order", Says: "work of one stream runs in the order in which it was queued", Source: guide, run: streamOrder},
+		{Name: "stream-late", Says: "queued work runs later: behind a closed gate nothing has happened", Source: guide, needs: gated, run: streamLate},
+		{Name: "stream-apart", Says: "a stream that is held back holds up no other, nor the library's own", Source: guide, needs: gated, run: streamApart},
+		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
+		{Name: "stream-free", Says: "freeing a stream lets its queued work finish", Source: manual, needs: gated, run: streamFree},
+		{Name: "stream-unknown", Says: "a stream that was freed or never made is ErrInvalid", Source: seam, run: streamUnknown},
+		{Name: "stream-own", Says: "Own is one stream that works like any other", Source: seam, run: streamOwn},
+		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
+		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
+		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: measured, needs: gated, run: syncAll},
+		{Name: "sync-one-device", Says: "a wait for one device does not wait for another", Source: measured, devices: 2, needs: gated, run: syncOneDevice},
+	}
+}
+
+// fillAll queues a fill of one whole granule.
+func (c *check) fillAll(d driver.Device, p driver.Ptr, b byte, s driver.Stream) {
+	c.Helper()
+	c.must(d.Fill(p, uint32(b), 1, c.gran, s), "queue a fill")
+}
+
+// sync waits for a stream.
+func (c *check) sync(d driver.Device, s driver.Stream) {
+	c.Helper()
+	c.must(c.returns("sync a stream", func() error { return d.SyncStream(s) }), "sync a stream")
+}
+
+// done checks whether an event has been reached.
+func (c *check) done(d driver.Device, e driver.Event, want bool) {
+	c.Helper()
+	got, err := d.Done(e)
+	c.must(err, "ask for an event")
+	if got != want {
+		c.Errorf("event done: %v, want %v", got, want)
+	}
+}
+
+func streamOrder(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p, _ := c.chunks(3)
+	for i := range 20 {
+		c.fillAll(d, p, byte(i), s)
+		c.must(d.Copy(c.chunk(p, 1), p, c.gran, s), "queue a copy")
+		c.fillAll(d, p, 0xff, s)
+		c.must(d.Copy(c.chunk(p, 2), c.chunk(p, 1), c.gran, s), "queue a copy")
+		c.sync(d, s)
+		c.reads(d, c.chunk(p, 2), c.gran, byte(i))
+	}
+}
+
+func streamLate(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p, _ := c.chunks(1)
+	e := c.event(d, 0)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	c.must(d.Record(e, s), "record")
+	c.done(d, e, false)
+	c.reads(d, p, c.gran, 0)
+	c.done(d, e, false)
+	g.open()
+	c.sync(d, s)
+	c.done(d, e, true)
+	c.reads(d, p, c.gran, 1)
+}
+
+func streamApart(c *check) {
+	d := c.dev(0)
+	slow, fast := c.stream(d), c.stream(d)
+	p, _ := c.chunks(2)
+	c.hold(d, slow)
+	c.fillAll(d, p, 1, slow)
+	c.fillAll(d, c.chunk(p, 1), 2, fast)
+	c.sync(d, fast)
+	c.sync(d, d.Own())
+	c.reads(d, c.chunk(p, 1), c.gran, 2)
+	c.write(d, c.chunk(p, 1), c.gran, 3)
+	c.reads(d, p, c.gran, 0)
+}
+
+// waits checks that wait returns only when a stream has done its work.
+func (c *check) waits(doing string, d driver.Device, wait func(driver.Stream, driver.Event) error) {
+	c.Helper()
+	s := c.stream(d)
+	e := c.event(d, 0)
+	p, _ := c.chunks(1)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 9, s)
+	c.must(d.Record(e, s), "record")
+	returned := make(chan error, 1)
+	go func() { returned <- wait(s, e) }()
+	c.stays(returned, doing)
+	g.open()
+	c.must(c.returns(doing, func() error { return <-returned }), "%s", doing)
+	c.done(d, e, true)
+	c.reads(d, p, c.gran, 9)
+}
+
+func streamSync(c *check) {
+	d := c.dev(0)
+	c.waits("sync a stream", d, func(s driver.Stream, _ driver.Event) error { return d.SyncStream(s) })
+}
+
+func syncAll(c *check) {
+	d := c.dev(0)
+	c.waits("sync the device", d, func(driver.Stream, driver.Event) error { return d.Sync() })
+	c.waits("sync by ordinal", d, func(driver.Stream, driver.Event) error { return c.d.SyncIfActive(0) })
+	other, err := c.d.Open(0)
+	c.must(err, "open a second time")
+	defer func() { c.must(other.Close(), "close it") }()
+	c.waits("sync through another Device", d, func(driver.Stream, driver.Event) error { return other.Sync() })
+}
+
+func syncOneDevice(c *check) {
+	mine, theirs := c.dev(0), c.dev(1)
+	s := c.stream(theirs)
+	e := c.event(theirs, 0)
+	c.hold(theirs, s)
+	c.must(theirs.Record(e, s), "record")
+	c.must(c.returns("sync device 0", mine.Sync), "sync device 0")
+	c.must(c.returns("sync device 0", func() error { return c.d.SyncIfActive(0) }), "sync device 0 by ordinal")
+	c.done(theirs, e, false)
+}
+
+func streamFree(c *check) {
+	d := c.dev(0)
+	s, err := d.NewStream()
+	c.must(err, "make a stream")
+	e := c.event(d, 0)
+	p, _ := c.chunks(1)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 4, s)
+	c.must(d.Record(e, s), "record")
+	c.must(d.FreeStream(s), "free the stream")
+	c.done(d, e, false)
+	g.open()
+	c.must(c.returns("sync the event", func() error { return d.SyncEvent(e) }), "sync the event")
+	c.reads(d, p, c.gran, 4)
+}
+
+func streamUnknown(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(1)
+	e := c.event(d, 0)
+	s, err := d.NewStream()
+	c.must(err, "make a stream")
+	c.must(d.FreeStream(s), "free it")
+	c.want(d.FreeStream(s), "free it again", driver.ErrInvalid)
+	c.want(d.SyncStream(s), "sync it", driver.ErrInvalid)
+	c.want(d.Fill(p, 1, 1, 1, s), "fill on it", driver.ErrInvalid)
+	c.want(d.Copy(p, p+64, 1, s), "copy on it", driver.ErrInvalid)
+	c.want(d.Record(e, s), "record on it", driver.ErrInvalid)
+	c.want(d.Wait(s, e), "make it wait", driver.ErrInvalid)
+	_, err = d.Capturing(s)
+	c.want(err, "ask whether it is captured", driver.ErrInvalid)
+	c.want(d.FreeStream(0), "free the legacy default stream", driver.ErrInvalid)
+}
+
+func streamOwn(c *check) {
+	d := c.dev(0)
+	own := d.Own()
+	if own == 0 || own != d.Own() {
+		c.Fatalf("own stream is %d, then %d", own, d.Own())
+	}
+	if s := c.stream(d); s == own {
+		c.Errorf("a new stream is the library's own, %d", s)
+	}
+	p, _ := c.chunks(1)
+	c.fillAll(d, p, 1, own)
+	c.sync(d, own)
+	c.reads(d, p, c.gran, 1)
+}
+
+func streamLegacy(c *check) {
+	d := c.dev(0)
+	p, _ := c.chunks(1)
+	c.fillAll(d, p, 1, 0)
+	c.sync(d, 0)
+	c.reads(d, p, c.gran, 1)
+}
+
+func streamConcurrent(c *check) {
+	const goroutines, rounds = 6, 10
+	d := c.dev(0)
+	p, _ := c.chunks(2 * goroutines)
+	streams := make([]driver.Stream, goroutines)
+	for i := range streams {
+		streams[i] = c.stream(d)
+	}
+	work := func(i, round int) error {
+		a, b := c.chunk(p, 2*i), c.chunk(p, 2*i+1)
+		want := pattern(c.gran, byte(i*rounds+round))
+		if err := d.CopyIn(a, want); err != nil {
+			return err
+		}
+		if err := d.Copy(b, a, c.gran, streams[i]); err != nil {
+			return err
+		}
+		if err := d.SyncStream(streams[i]); err != nil {
+			return err
+		}
+		got := make([]byte, c.gran)
+		if err := d.CopyOut(got, b); err != nil {
+			return err
+		}
+		if !bytes.Equal(got, want) {
+			c.Errorf("goroutine %d round %d read other bytes than it wrote", i, round)
+		}
+		return nil
+	}
+	var wg sync.WaitGroup
+	for i := range goroutines {
+		wg.Go(func() {
+			for round := range rounds {
+				if err := work(i, round); err != nil {
+					c.Errorf("goroutine %d round %d: %v", i, round, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

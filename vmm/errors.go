@@ -1,0 +1,102 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// What the driver below answers with; see package driver.
+var (
+	ErrOutOfMemory  = driver.ErrOutOfMemory
+	ErrAddressSpace = driver.ErrAddressSpace
+	ErrNotSupported = driver.ErrNotSupported
+	ErrInvalid      = driver.ErrInvalid
+	ErrPermission   = driver.ErrPermission
+	ErrClosed       = driver.ErrClosed
+	ErrNoDriver     = driver.ErrNoDriver
+	ErrNoDevice     = driver.ErrNoDevice
+	ErrDeviceLost   = driver.ErrDeviceLost
+	ErrCapturing    = driver.ErrCapturing
+	ErrLimit        = driver.ErrLimit
+)
+
+// What this package adds.
+var (
+	ErrFull   = errors.New("beyond the range's maximum")
+	ErrBusy   = errors.New("in use")
+	ErrBounds = errors.New("out of bounds")
+)
+
+// OpError is an operation of this package that failed, as net.OpError is one
+// of package net. Err is what errors.Is and errors.As look into; a failed
+// driver call is a *driver.CallError in there.
+type OpError struct {
+	Op     string // "map", "grow", "append"
+	Device string // "cuda:0"
+	Addr   Ptr    // 0 where there is none
+	Size   uint64 // bytes asked for; 0 where there is none
+	Err    error
+}
+
+func (e *OpError) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Op)
+	if e.Size != 0 {
+		b.WriteByte(' ')
+		b.WriteString(sizeText(e.Size))
+	}
+	if e.Addr != 0 {
+		b.WriteString(" at ")
+		b.WriteString(e.Addr.String())
+	}
+	if e.Device != "" {
+		b.WriteString(" on ")
+		b.WriteString(e.Device)
+	}
+	b.WriteString(": ")
+	b.WriteString(e.Err.Error())
+	return b.String()
+}
+
+// Unwrap gives Err.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// fail wraps err for op, once: an error that already names its operation stays
+// as it is.
+func (d *Device) fail(op string, p Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	var done *OpError
+	if errors.As(err, &done) {
+		return err
+	}
+	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
+}
+
+// also joins a second failure to the first in one line; either may be nil.
+func also(first error, doing string, second error) error {
+	switch {
+	case second == nil:
+		return first
+	case first == nil:
+		return second
+	}
+	return fmt.Errorf("%w; %s: %w", first, doing, second)
+}
+
+// sizeText is "2 MiB (2097152 bytes)": round sizes read well, odd ones stay exact.
+func sizeText(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1<<10 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	v, u := float64(n)/(1<<10), 0
+	for v >= 1<<10 && u < len(units)-1 {
+		v, u = v/(1<<10), u+1
+	}
+	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
+}

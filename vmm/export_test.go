@@ -1,0 +1,11 @@
+package vmm
+
+// SetNoFence turns every fence of the device's driver off: the negative control
+// of the tests that prove fences.
+func SetNoFence(d *Device, off bool) { d.port.sys.noFence = off }
+
+// Ladder is ladder.
+var Ladder = ladder
+
+// SizeText is sizeText.
+var SizeText = sizeText

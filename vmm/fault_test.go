@@ -1,0 +1,357 @@
+package vmm_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// picture is all of a range or reservation that contract 2 speaks of.
+type picture struct {
+	Len, Cap uint64
+	Segments [][2]uint64
+	Access   [][]vmm.Access // per segment, per device
+	Contents [32]byte       // their sum
+	Gen      uint64
+}
+
+// watched is what can be pictured.
+type watched interface {
+	Segments() []vmm.Segment
+	Generation() uint64
+}
+
+func (w *world) picture(o watched) picture {
+	w.t.Helper()
+	p := picture{Gen: o.Generation()}
+	for _, s := range o.Segments() {
+		p.Segments = append(p.Segments, [2]uint64{uint64(s.Addr), s.Size})
+		var who []vmm.Access
+		for i := range w.devs {
+			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.OnDevice, ID: i})
+			require.NoError(w.t, err)
+			who = append(who, a)
+		}
+		p.Access = append(p.Access, who)
+	}
+	if g, ok := o.(*vmm.Range); ok {
+		p.Len, p.Cap, p.Contents = g.Len(), g.Cap(), w.contents(g)
+	}
+	return p
+}
+
+// contents sums a range without its own means.
+func (w *world) contents(g *vmm.Range) [32]byte {
+	w.t.Helper()
+	b := make([]byte, g.Len())
+	require.NoError(w.t, w.devs[0].CopyOut(b, g.Ptr()))
+	return sha256.Sum256(b)
+}
+
+// scene is a world in the state before the operation under test.
+type scene struct {
+	do    func() error
+	obj   watched // nil where there is nothing to compare
+	close func() error
+}
+
+// operation is one public operation that makes several driver calls.
+type operation struct {
+	name  string
+	kind  kind
+	scene func(t testing.TB, w *world) scene
+}
+
+// kind is what a failed operation may leave behind.
+type kind int
+
+const (
+	exact   kind = iota // nothing
+	roomy               // capacity that was gained
+	granted             // after a second fault, a grant that the books know of
+	ending              // something that only Close works on
+)
+
+func ranged(t testing.TB, w *world, n int) *vmm.Range {
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 256 * page, Chunk: page})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(pattern(n, 7)))
+	return g
+}
+
+// holed is a reservation with two runs of two chunks each.
+func holed(t testing.TB, w *world) *vmm.Reservation {
+	r, err := w.devs[0].Reserve(64*page, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	for _, off := range []uint64{0, 8 * page} {
+		a, b := chunk(t, w, page), chunk(t, w, 2*page)
+		require.NoError(t, r.Map(off, a, b))
+		require.NoError(t, a.Close())
+		require.NoError(t, b.Close())
+	}
+	return r
+}
+
+func chunk(t testing.TB, w *world, size uint64) *vmm.Chunk {
+	c, err := w.devs[0].Create(size, vmm.Prop{})
+	require.NoError(t, err)
+	return c
+}
+
+func operations() []operation {
+	onRange := func(f func(g *vmm.Range) error) func(testing.TB, *world) scene {
+		return func(t testing.TB, w *world) scene {
+			g := ranged(t, w, 3*page)
+			return scene{do: func() error { return f(g) }, obj: g, close: g.Close}
+		}
+	}
+	onHoles := func(f func(w *world, r *vmm.Reservation) error) func(testing.TB, *world) scene {
+		return func(t testing.TB, w *world) scene {
+			r := holed(t, w)
+			return scene{do: func() error { return f(w, r) }, obj: r, close: r.Close}
+		}
+	}
+	return []operation{
+		{"Range.Grow", exact, onRange(func(g *vmm.Range) error { return g.Grow(3 * page) })},
+		{"Range.Append", roomy, onRange(func(g *vmm.Range) error { return g.Append(pattern(2*page, 9)) })},
+		{"Range.ReadFrom", roomy, onRange(func(g *vmm.Range) error {
+			_, err := g.ReadFrom(bytes.NewReader(pattern(2*page, 9)))
+			return err
+		})},
+		{"Range.WriteTo", exact, onRange(func(g *vmm.Range) error {
+			_, err := g.WriteTo(new(bytes.Buffer))
+			return err
+		})},
+		{"Range.ReadAt", exact, onRange(func(g *vmm.Range) error {
+			_, err := g.ReadAt(make([]byte, page), 5)
+			return err
+		})},
+		{"Range.Clip", exact, func(t testing.TB, w *world) scene {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			return scene{do: g.Clip, obj: g, close: g.Close}
+		}},
+		{"Range.Clip with named streams", exact, func(t testing.TB, w *world) scene {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			require.NoError(t, g.Use(s))
+			return scene{do: g.Clip, obj: g, close: func() error {
+				require.NoError(t, s.Close())
+				return g.Close()
+			}}
+		}},
+		{"Range.Clip of granted memory", exact, func(t testing.TB, w *world) scene {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grow(3*page))
+			return scene{do: g.Clip, obj: g, close: g.Close}
+		}},
+		{"Range.Close", ending, onRange(func(g *vmm.Range) error { return g.Close() })},
+		{"Reservation.Map", exact, func(t testing.TB, w *world) scene {
+			r := holed(t, w)
+			a, b := chunk(t, w, page), chunk(t, w, page)
+			return scene{do: func() error { return r.Map(3*page, a, b, a) }, obj: r, close: func() error {
+				require.NoError(t, a.Close())
+				require.NoError(t, b.Close())
+				return r.Close()
+			}}
+		}},
+		{"Reservation.Unmap", exact, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Unmap(8*page, 3*page) })},
+		{"Reservation.Grant", exact, onHoles(func(w *world, r *vmm.Reservation) error {
+			return r.Grant(vmm.ReadWrite, w.devs[1], w.devs[2])
+		})},
+		{"Reservation.Grant of less", exact, func(t testing.TB, w *world) scene {
+			r := holed(t, w)
+			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1]))
+			return scene{do: func() error { return r.Grant(vmm.Read, w.devs[1], w.devs[2]) }, obj: r, close: r.Close}
+		}},
+		{"Reservation.Revoke", exact, func(t testing.TB, w *world) scene {
+			r := holed(t, w)
+			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1], w.devs[2]))
+			return scene{do: func() error { return r.Revoke(w.devs[1], w.devs[2]) }, obj: r, close: r.Close}
+		}},
+		{"Reservation.Close", ending, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Close() })},
+		{"EnablePeers", granted, func(t testing.TB, w *world) scene {
+			g, h := ranged(t, w, 2*page), ranged(t, w, page)
+			return scene{do: func() error { return vmm.EnablePeers(vmm.Read, w.devs, g, h) }, obj: g, close: func() error {
+				require.NoError(t, h.Close())
+				return g.Close()
+			}}
+		}},
+		{"Device.NewRange", exact, func(t testing.TB, w *world) scene {
+			var g *vmm.Range
+			return scene{do: func() (err error) {
+				g, err = w.devs[0].NewRange(vmm.RangeOptions{Max: page, Share: vmm.ShareFD})
+				return err
+			}, close: func() error { return g.Close() }}
+		}},
+		{"Device.Alloc", exact, func(t testing.TB, w *world) scene {
+			var g *vmm.Range
+			return scene{do: func() (err error) { g, err = w.devs[0].Alloc(5 * page); return err },
+				close: func() error { return g.Close() }}
+		}},
+		{"Device.Reserve", exact, func(t testing.TB, w *world) scene {
+			var r *vmm.Reservation
+			return scene{do: func() (err error) { r, err = w.devs[0].Reserve(page, vmm.ReserveOptions{}); return err },
+				close: func() error { return r.Close() }}
+		}},
+		{"Stream.Record", exact, func(t testing.TB, w *world) scene {
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			var e *vmm.Event
+			return scene{do: func() (err error) { e, err = s.Record(); return err }, close: func() error {
+				require.NoError(t, e.Close())
+				return s.Close()
+			}}
+		}},
+		{"Device.Close", ending, func(t testing.TB, w *world) scene {
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			e, err := s.Record()
+			require.NoError(t, err)
+			require.NoError(t, e.Close())
+			require.NoError(t, s.Close())
+			return scene{do: w.devs[0].Close, close: w.devs[0].Close}
+		}},
+		{"Stream.Close", ending, func(t testing.TB, w *world) scene {
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			return scene{do: s.Close, close: s.Close}
+		}},
+	}
+}
+
+// TestFaultAtEveryCall fails call i of every operation, and then call i together
+// with each call after it: contract 2 as it is written.
+func TestFaultAtEveryCall(t *testing.T) {
+	for _, op := range operations() {
+		t.Run(op.name, func(t *testing.T) {
+			calls := undisturbed(t, op)
+			require.Greater(t, len(calls), 1, "an operation of several calls: %v", calls)
+			for i := 1; i <= len(calls); i++ {
+				after := failOnce(t, op, i)
+				for j := 1; j <= after; j++ {
+					failTwice(t, op, i, i+j)
+				}
+			}
+		})
+	}
+}
+
+// undisturbed gives the calls that the operation makes.
+func undisturbed(t *testing.T, op operation) []string {
+	t.Helper()
+	w := newWorld(t, 3)
+	sc := op.scene(t, w)
+	w.arm()
+	require.NoError(t, sc.do())
+	calls := w.disarm()
+	require.NoError(t, sc.close())
+	w.end()
+	return calls
+}
+
+// failOnce fails call i alone: everything is as before and the operation works
+// at the next try. It gives how many calls came after call i.
+func failOnce(t *testing.T, op operation, i int) (after int) {
+	t.Helper()
+	w := newWorld(t, 3)
+	sc := op.scene(t, w)
+	var before picture
+	if sc.obj != nil {
+		before = w.picture(sc.obj)
+	}
+	free, _, err := w.devs[0].MemInfo()
+	require.NoError(t, err)
+
+	w.arm(i)
+	err = sc.do()
+	calls := w.disarm()
+	note := fmt.Sprintf("call %d of %v: %v", i, calls, err)
+	if err != nil {
+		isInjected(t, err)
+		if op.kind != ending && sc.obj != nil {
+			w.same(before, sc.obj, op.kind, note)
+		}
+		if op.kind == exact || op.kind == granted {
+			now, _, err := w.devs[0].MemInfo()
+			require.NoError(t, err)
+			require.Equal(t, free, now, note)
+			require.Zero(t, w.devs[0].Stats().Stuck, note)
+		}
+		require.NoError(t, sc.do(), note)
+	}
+	require.NoError(t, sc.close(), note)
+	w.end()
+	return len(calls) - i
+}
+
+// failTwice fails call i and call k, which undoes it or comes after it: length
+// and contents are as before, what could not be undone is quarantined and
+// counted, and Close gives everything back.
+func failTwice(t *testing.T, op operation, i, k int) {
+	t.Helper()
+	w := newWorld(t, 3)
+	sc := op.scene(t, w)
+	var before picture
+	if sc.obj != nil {
+		before = w.picture(sc.obj)
+	}
+	w.arm(i, k)
+	err := sc.do()
+	calls := w.disarm()
+	note := fmt.Sprintf("calls %d and %d of %v: %v", i, k, calls, err)
+	stuck := w.devs[0].Stats().Stuck
+	if err != nil {
+		isInjected(t, err)
+		if g, ok := sc.obj.(*vmm.Range); ok && op.kind != ending {
+			require.Equal(t, before.Len, g.Len(), note)
+			require.Equal(t, before.Contents, w.contents(g), note)
+			require.GreaterOrEqual(t, g.Cap(), before.Cap, note)
+			if g.Stats().Stuck > 0 {
+				require.ErrorIs(t, g.Grow(g.Cap()-g.Len()+1), errInjected, "growth past it: "+note)
+			}
+		}
+		if stuck == 0 {
+			if op.kind == exact && sc.obj != nil {
+				w.same(before, sc.obj, op.kind, note)
+			}
+			require.NoError(t, sc.do(), note)
+		}
+	}
+	require.NoError(t, sc.close(), note)
+	w.end()
+}
+
+// isInjected holds that the error is typed and says operation and device.
+func isInjected(t *testing.T, err error) {
+	t.Helper()
+	require.ErrorIs(t, err, errInjected)
+	var op *vmm.OpError
+	require.ErrorAs(t, err, &op)
+	require.Equal(t, "host:0", op.Device)
+	require.NotEmpty(t, op.Op)
+	var call *driver.CallError
+	require.ErrorAs(t, err, &call)
+}
+
+// same holds that the object is as it was, gained capacity apart.
+func (w *world) same(before picture, obj watched, k kind, note string) {
+	w.t.Helper()
+	now := w.picture(obj)
+	if k == roomy {
+		require.GreaterOrEqual(w.t, now.Cap, before.Cap, note)
+		now.Cap = before.Cap
+		now.Segments = now.Segments[:len(before.Segments)]
+		now.Access = now.Access[:len(before.Access)]
+	}
+	require.Equal(w.t, before, now, note)
+}

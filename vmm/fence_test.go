@@ -1,0 +1,233 @@
+package vmm_test
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// danger is an operation that takes memory away from work that is queued on it.
+// Contract 4: with the fence it waits, without it the device is lost.
+type danger struct {
+	name string
+	// queue closes a gate on some stream, queues work behind it that uses the
+	// memory, and gives the device whose work it is, how to open the gate, and
+	// the operation.
+	queue func(t *testing.T, w *world) (worker *vmm.Device, open func(), take func() error)
+}
+
+// grown is a range with two pages beyond its Len, and their address.
+func grown(t *testing.T, w *world) (*vmm.Range, vmm.Ptr) {
+	t.Helper()
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(2*page))
+	t.Cleanup(func() { _ = g.Close() })
+	return g, g.Ptr() + vmm.Ptr(g.Cap()-page)
+}
+
+// work closes a gate on s and queues a fill of a page at p behind it.
+func work(t *testing.T, d *vmm.Device, s driver.Stream, p vmm.Ptr) (open func()) {
+	t.Helper()
+	open = gate(t, d, s)
+	require.NoError(t, raw(t, d).Fill(p, 0xab, 1, page, s))
+	return open
+}
+
+func stream(t *testing.T, d *vmm.Device) *vmm.Stream {
+	t.Helper()
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func dangers() []danger {
+	return []danger{
+		{name: "clip under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			return w.devs[0], work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p), g.Clip
+		}},
+		{name: "clip under a named stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			s := stream(t, w.devs[0])
+			require.NoError(t, g.Use(s))
+			return w.devs[0], work(t, w.devs[0], s.Raw(), p), g.Clip
+		}},
+		{name: "clip under another library's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			s, err := raw(t, w.devs[0]).NewStream()
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = raw(t, w.devs[0]).FreeStream(s) })
+			return w.devs[0], work(t, w.devs[0], s, p), g.Clip
+		}},
+		{name: "clip under another library's named stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			s, err := raw(t, w.devs[0]).NewStream()
+			require.NoError(t, err)
+			wrapped := w.devs[0].WrapStream(uintptr(s))
+			t.Cleanup(func() {
+				_ = wrapped.Close()
+				_ = raw(t, w.devs[0]).FreeStream(s)
+			})
+			require.NoError(t, g.Use(wrapped))
+			return w.devs[0], work(t, w.devs[0], s, p), g.Clip
+		}},
+		{name: "clip under the null stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			return w.devs[0], work(t, w.devs[0], 0, p), g.Clip
+		}},
+		{name: "clip while a peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p), g.Clip
+		}},
+		{name: "clip while a peer's named stream works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			s := stream(t, w.devs[1])
+			require.NoError(t, g.Use(s))
+			return w.devs[1], work(t, w.devs[1], s.Raw(), p), g.Clip
+		}},
+		{name: "unmap under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			r := holed(t, w)
+			t.Cleanup(func() { _ = r.Close() })
+			return w.devs[0], work(t, w.devs[0], stream(t, w.devs[0]).Raw(), r.Ptr()+8*page),
+				func() error { return r.Unmap(8*page, 3*page) }
+		}},
+		{name: "revoke while the peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
+				func() error { return g.Revoke(w.devs[1]) }
+		}},
+		{name: "narrow while the peer writes", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
+				func() error { return g.Grant(vmm.Read, w.devs[1]) }
+		}},
+		{name: "close under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			return w.devs[0], work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p), g.Close
+		}},
+		{name: "close while a peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p), g.Close
+		}},
+	}
+}
+
+// times is how often each danger is braved: with the fence never, without it
+// every time, is the device lost.
+const times = 5
+
+func TestFenceWaitsForQueuedWork(t *testing.T) {
+	for _, d := range dangers() {
+		t.Run(d.name, func(t *testing.T) {
+			for range times {
+				w := newWorld(t, 2)
+				worker, open, take := d.queue(t, w)
+				w.arm()
+				result := make(chan error, 1)
+				go func() { result <- take() }()
+				for !w.waiting(worker.Info().Ordinal) {
+					runtime.Gosched()
+				}
+				select {
+				case err := <-result:
+					t.Fatalf("did not wait: %v", err)
+				default:
+				}
+				open()
+				require.NoError(t, <-result)
+				require.NoError(t, worker.Sync())
+			}
+		})
+	}
+}
+
+// TestNoFenceLosesTheDevice is the negative control of the test above.
+func TestNoFenceLosesTheDevice(t *testing.T) {
+	for _, d := range dangers() {
+		t.Run(d.name, func(t *testing.T) {
+			for range times {
+				w := newWorld(t, 2)
+				worker, open, take := d.queue(t, w)
+				vmm.SetNoFence(worker, true)
+				require.NoError(t, take())
+				open()
+				require.ErrorIs(t, worker.Sync(), vmm.ErrDeviceLost)
+			}
+		})
+	}
+}
+
+// TestLostDevice: everything that names a lost device says so at once, and
+// what was open can still be given back.
+func TestLostDevice(t *testing.T) {
+	w := newWorld(t, 2)
+	d := w.devs[0]
+	other := ranged(t, w, 2*page)
+	r, err := d.Reserve(8*page, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	c := chunk(t, w, page)
+	g, p := grown(t, w)
+	s := stream(t, d)
+	open := work(t, d, s.Raw(), p)
+	vmm.SetNoFence(d, true)
+	require.NoError(t, g.Clip())
+	vmm.SetNoFence(d, false)
+	open()
+
+	for name, op := range map[string]func() error{
+		"append":  func() error { return other.Append(pattern(page, 1)) },
+		"grow":    func() error { return other.Grow(9 * page) },
+		"read":    func() error { _, err := other.ReadAt(make([]byte, 1), 0); return err },
+		"write":   func() error { _, err := other.WriteAt([]byte{1}, 0); return err },
+		"range":   func() error { _, err := d.NewRange(vmm.RangeOptions{Max: page}); return err },
+		"reserve": func() error { _, err := d.Reserve(page, vmm.ReserveOptions{}); return err },
+		"create":  func() error { _, err := d.Create(page, vmm.Prop{}); return err },
+		"alloc":   func() error { _, err := d.Alloc(page); return err },
+		"map":     func() error { return r.Map(0, c) },
+		"stream":  func() error { _, err := d.NewStream(); return err },
+		"sync":    d.Sync,
+		"memory":  func() error { _, _, err := d.MemInfo(); return err },
+		"copy":    func() error { return d.CopyIn(other.Ptr(), []byte{1}) },
+		"grant":   func() error { return other.Grant(vmm.Read, w.devs[1]) },
+	} {
+		require.ErrorIs(t, op(), vmm.ErrDeviceLost, name)
+	}
+
+	require.ErrorIs(t, other.Close(), vmm.ErrDeviceLost, "it says so, and closes all the same")
+	require.NoError(t, other.Close())
+	require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
+	require.ErrorIs(t, r.Close(), vmm.ErrDeviceLost)
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
+	require.NoError(t, d.Close())
+	require.NoError(t, w.devs[1].Close())
+	require.Zero(t, d.Stats().Committed)
+	require.Zero(t, d.Stats().Reserved)
+}
+
+// TestClipLeavesWhatALostDeviceHas: on an operation that is not Close nothing
+// changes when the wait fails.
+func TestClipLeavesWhatALostDeviceHas(t *testing.T) {
+	w := newWorld(t, 1)
+	g, p := grown(t, w)
+	h, _ := grown(t, w)
+	capacity := h.Cap()
+	open := work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p)
+	vmm.SetNoFence(w.devs[0], true)
+	require.NoError(t, g.Clip())
+	vmm.SetNoFence(w.devs[0], false)
+	open()
+	require.ErrorIs(t, h.Clip(), vmm.ErrDeviceLost)
+	require.Equal(t, capacity, h.Cap())
+	require.Zero(t, h.Stats().Pending)
+}

@@ -1,0 +1,227 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// block is how much ReadFrom and WriteTo move at once.
+const block = 1 << 20
+
+// Append writes p behind the last byte and moves Len. It has finished when it
+// returns: p may be reused, and later readers see the data. A failed Append
+// leaves Len and contents as they were; capacity gained is kept. Beyond Max it
+// answers ErrFull.
+func (g *Range) Append(p []byte) error {
+	if g == nil {
+		return g.fail("append", 0, uint64(len(p)), g.live())
+	}
+	g.write.Lock()
+	defer g.write.Unlock()
+	return g.fail("append", g.len.Load(), uint64(len(p)), g.append(p))
+}
+
+func (g *Range) append(p []byte) error {
+	if err := g.live(); err != nil {
+		return err
+	}
+	at := g.len.Load()
+	end, err := g.sum(at, uint64(len(p)))
+	if err != nil || len(p) == 0 {
+		return err
+	}
+	if err := g.room(end); err != nil {
+		return err
+	}
+	raw, err := g.r.dev.raw()
+	if err != nil {
+		return err
+	}
+	// The write lock keeps Clip and Close away, so there is nothing to pin.
+	if err := raw.CopyIn(g.r.ptr+Ptr(at), p); err != nil {
+		return err
+	}
+	g.r.mu.Lock()
+	g.show(end)
+	g.r.mu.Unlock()
+	return nil
+}
+
+// Write is Append, for io.Writer.
+func (g *Range) Write(p []byte) (int, error) {
+	if err := g.Append(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// ReadFrom appends what r gives until io.EOF.
+func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
+	if err := g.live(); err != nil {
+		return 0, g.fail("read from", 0, 0, err)
+	}
+	buf := make([]byte, block)
+	for {
+		m, err := r.Read(buf)
+		if m < 0 || m > len(buf) {
+			return n, g.fail("read from", 0, 0, fmt.Errorf("%w: the reader answered %d bytes of %d", ErrInvalid, m, len(buf)))
+		}
+		if werr := g.Append(buf[:m]); werr != nil {
+			return n, werr
+		}
+		n += int64(m)
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
+// ReadAt copies bytes from off on to p. It waits first for work that may write
+// them, as Unmap does, and so answers ErrCapturing during a capture. Past Len
+// it answers io.EOF.
+func (g *Range) ReadAt(p []byte, off int64) (int, error) {
+	n, err := g.readAt(p, off)
+	if errors.Is(err, io.EOF) {
+		return n, io.EOF
+	}
+	return n, g.fail("read", uint64(max(off, 0)), uint64(len(p)), err)
+}
+
+func (g *Range) readAt(p []byte, off int64) (int, error) {
+	if err := g.live(); err != nil {
+		return 0, err
+	}
+	if off < 0 {
+		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
+	}
+	if err := g.r.fence(); err != nil {
+		return 0, err
+	}
+	raw, err := g.begin()
+	if err != nil {
+		return 0, err
+	}
+	defer g.r.use.RUnlock()
+	have := g.len.Load()
+	if uint64(off) >= have {
+		if len(p) == 0 {
+			return 0, nil
+		}
+		return 0, io.EOF
+	}
+	n := min(uint64(len(p)), have-uint64(off))
+	if err := raw.CopyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+		return 0, err
+	}
+	if n < uint64(len(p)) {
+		return int(n), io.EOF
+	}
+	return int(n), nil
+}
+
+// begin takes the memory in shared use; the caller gives up g.r.use.
+func (g *Range) begin() (driver.Device, error) {
+	raw, err := g.r.dev.raw()
+	if err != nil {
+		return nil, err
+	}
+	g.r.use.RLock()
+	if err := g.live(); err != nil {
+		g.r.use.RUnlock()
+		return nil, err
+	}
+	return raw, nil
+}
+
+// WriteAt replaces bytes from off on. All of them must lie below Len, else it
+// answers ErrBounds and writes nothing. It has finished when it returns and
+// waits for nothing that other streams have queued.
+func (g *Range) WriteAt(p []byte, off int64) (int, error) {
+	n, err := g.writeAt(p, off)
+	return n, g.fail("write", uint64(max(off, 0)), uint64(len(p)), err)
+}
+
+func (g *Range) writeAt(p []byte, off int64) (int, error) {
+	if err := g.live(); err != nil {
+		return 0, err
+	}
+	raw, err := g.begin()
+	if err != nil {
+		return 0, err
+	}
+	defer g.r.use.RUnlock()
+	have := g.len.Load()
+	if off < 0 || uint64(off) > have || uint64(len(p)) > have-uint64(off) {
+		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, len(p), off, have)
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if err := raw.CopyIn(g.r.ptr+Ptr(off), p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// WriteTo writes the bytes below Len, as it stands at the start, to w.
+func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
+	if err := g.live(); err != nil {
+		return 0, g.fail("write to", 0, 0, err)
+	}
+	end := int64(g.len.Load())
+	buf := make([]byte, min(block, end))
+	for n < end {
+		m, err := g.ReadAt(buf[:min(int64(len(buf)), end-n)], n)
+		if err != nil {
+			return n, err
+		}
+		m, err = w.Write(buf[:m])
+		n += int64(m)
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// Host is the first Len bytes as a slice, where the CPU can address the memory;
+// ErrNotSupported on CUDA. It stays valid while the range grows, up to a Clip
+// or SetLen below it, or Close: touching it after that ends the process. It
+// waits for nothing.
+func (g *Range) Host() ([]byte, error) {
+	b, err := g.host()
+	return b, g.fail("view from the host", 0, 0, err)
+}
+
+func (g *Range) host() ([]byte, error) {
+	if err := g.live(); err != nil {
+		return nil, err
+	}
+	v, ok := g.r.dev.drv().(driver.HostViewer)
+	if !ok {
+		return nil, fmt.Errorf("%w: the CPU cannot address this memory", ErrNotSupported)
+	}
+	n := g.len.Load()
+	if n == 0 {
+		return []byte{}, nil
+	}
+	b, err := v.HostBytes(g.r.ptr, n)
+	if err != nil {
+		return nil, err
+	}
+	return b[:n:n], nil
+}
+
+var (
+	_ io.Writer     = (*Range)(nil)
+	_ io.ReaderAt   = (*Range)(nil)
+	_ io.WriterAt   = (*Range)(nil)
+	_ io.ReaderFrom = (*Range)(nil)
+	_ io.WriterTo   = (*Range)(nil)
+)

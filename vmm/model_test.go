@@ -1,0 +1,404 @@
+package vmm_test
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// TestModel runs random operations on a Range and on a Reservation and on plain
+// Go slices beside them, and wants the same answers: 100,000 in all, VMM_SOAK
+// ten times as many. Whatever it took goes back.
+func TestModel(t *testing.T) {
+	steps := 1000
+	if os.Getenv("VMM_SOAK") != "" {
+		steps *= 10
+	}
+	var done atomic.Int64
+	rapid.Check(t, func(rt *rapid.T) {
+		m := newModel(t, rt)
+		actions := m.actions()
+		names := make([]string, 0, len(actions))
+		for name := range actions {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for range steps {
+			actions[rapid.SampledFrom(names).Draw(rt, "action")]()
+			done.Add(1)
+		}
+		m.finish()
+	})
+	if !t.Failed() {
+		require.GreaterOrEqual(t, done.Load(), int64(100_000))
+	}
+}
+
+const (
+	modelMax   = 64 * page
+	modelPages = 32
+)
+
+// model is a Range with the bytes it should hold, and a Reservation with the
+// chunks that should be mapped in it.
+type model struct {
+	*rapid.T
+	w *world
+
+	g       *vmm.Range
+	want    []byte
+	ptr     vmm.Ptr
+	holds   map[uint64][]func()
+	granted vmm.Access
+
+	r      *vmm.Reservation
+	chunks []*piece
+	placed []placement
+	peer   vmm.Access
+}
+
+// piece is a kept chunk and what was last written to it, wherever it was mapped.
+type piece struct {
+	c    *vmm.Chunk
+	data []byte
+}
+
+type placement struct {
+	off uint64
+	p   *piece
+}
+
+func newModel(t *testing.T, rt *rapid.T) *model {
+	m := &model{T: rt, w: newWorld(t, 2)}
+	m.open()
+	r, err := m.w.devs[0].Reserve(modelPages*page, vmm.ReserveOptions{})
+	require.NoError(rt, err)
+	m.r = r
+	return m
+}
+
+func (m *model) open() {
+	o := vmm.RangeOptions{Max: modelMax}
+	if rapid.Bool().Draw(m.T, "fixed") {
+		o.Chunk = 2 * page
+	}
+	g, err := m.w.devs[0].NewRange(o)
+	require.NoError(m, err)
+	m.g, m.want, m.ptr, m.holds, m.granted = g, nil, g.Ptr(), map[uint64][]func(){}, vmm.None
+}
+
+func (m *model) held() (n uint64) {
+	for h := range m.holds {
+		n = max(n, h)
+	}
+	return n
+}
+
+// check holds the cheap facts after every action on the range.
+func (m *model) check() {
+	require.Equal(m, m.ptr, m.g.Ptr())
+	require.EqualValues(m, len(m.want), m.g.Len())
+	require.LessOrEqual(m, m.g.Len(), m.g.Cap())
+	require.LessOrEqual(m, m.g.Cap(), m.g.Max())
+	var sum uint64
+	for _, s := range m.g.Segments() {
+		require.Equal(m, m.ptr+vmm.Ptr(sum), s.Addr, "one after the other")
+		sum += s.Size
+	}
+	require.Equal(m, m.g.Cap(), sum)
+}
+
+func (m *model) actions() map[string]func() {
+	return map[string]func(){
+		"append": m.append, "grow": m.grow, "set length": m.setLen, "clip": m.clip,
+		"read": m.read, "write": m.write, "all": m.all, "hold": m.hold, "release": m.release,
+		"grant": m.grant, "revoke": m.revoke, "peer": m.touch, "close": m.close,
+		"chunk": m.chunk, "map": m.mapAnywhere, "unmap": m.unmap, "scribble": m.scribble,
+	}
+}
+
+func (m *model) append() {
+	p := rapid.SliceOfN(rapid.Byte(), 0, 3*page).Draw(m.T, "bytes")
+	err := m.g.Append(p)
+	if len(m.want)+len(p) > modelMax {
+		require.ErrorIs(m, err, vmm.ErrFull)
+	} else {
+		require.NoError(m, err)
+		m.want = append(m.want, p...)
+	}
+	m.check()
+}
+
+func (m *model) grow() {
+	n := rapid.Uint64Range(0, modelMax+page).Draw(m.T, "more")
+	before := m.g.Cap()
+	err := m.g.Grow(n)
+	if uint64(len(m.want))+n > modelMax {
+		require.ErrorIs(m, err, vmm.ErrFull)
+		require.Equal(m, before, m.g.Cap())
+	} else {
+		require.NoError(m, err)
+		require.GreaterOrEqual(m, m.g.Cap(), uint64(len(m.want))+n)
+	}
+	m.check()
+}
+
+// setLen moves down or, as a kernel's user would, up over bytes it wrote.
+func (m *model) setLen() {
+	n := rapid.Uint64Range(0, m.g.Cap()+1).Draw(m.T, "length")
+	have := uint64(len(m.want))
+	if n > have && n <= m.g.Cap() {
+		fill := pattern(int(n-have), byte(n))
+		require.NoError(m, m.w.devs[0].CopyIn(m.ptr+vmm.Ptr(have), fill))
+		m.want = append(m.want, fill...)
+	}
+	switch err := m.g.SetLen(n); {
+	case n > m.g.Cap():
+		require.ErrorIs(m, err, vmm.ErrBounds)
+	case n < m.held():
+		require.ErrorIs(m, err, vmm.ErrBusy)
+	default:
+		require.NoError(m, err)
+		m.want = m.want[:n]
+	}
+	m.check()
+}
+
+func (m *model) clip() {
+	require.NoError(m, m.g.Clip())
+	segs := m.g.Segments()
+	if n := len(segs); n > 0 {
+		require.Less(m, uint64(segs[n-1].Addr-m.ptr), m.g.Len(), "the last chunk holds data")
+	} else {
+		require.Zero(m, m.g.Len())
+	}
+	m.check()
+}
+
+func (m *model) read() {
+	off := rapid.IntRange(0, len(m.want)+10).Draw(m.T, "off")
+	p := make([]byte, rapid.IntRange(0, 2*page).Draw(m.T, "n"))
+	n, err := m.g.ReadAt(p, int64(off))
+	want := m.want[min(off, len(m.want)):]
+	want = want[:min(len(p), len(want))]
+	require.Equal(m, len(want), n)
+	require.True(m, bytes.Equal(want, p[:n]))
+	if n < len(p) {
+		require.Equal(m, io.EOF, err)
+	} else {
+		require.NoError(m, err)
+	}
+}
+
+func (m *model) write() {
+	off := rapid.IntRange(0, len(m.want)+10).Draw(m.T, "off")
+	p := rapid.SliceOfN(rapid.Byte(), 0, page).Draw(m.T, "bytes")
+	n, err := m.g.WriteAt(p, int64(off))
+	if off+len(p) > len(m.want) {
+		require.ErrorIs(m, err, vmm.ErrBounds)
+		require.Zero(m, n)
+	} else {
+		require.NoError(m, err)
+		require.Equal(m, len(p), n)
+		copy(m.want[off:], p)
+	}
+	m.check()
+}
+
+func (m *model) all() {
+	var b bytes.Buffer
+	_, err := m.g.WriteTo(&b)
+	require.NoError(m, err)
+	require.True(m, bytes.Equal(m.want, b.Bytes()))
+	h, err := m.g.Host()
+	require.NoError(m, err)
+	require.True(m, bytes.Equal(m.want, h))
+}
+
+func (m *model) hold() {
+	n := rapid.Uint64Range(0, uint64(len(m.want))+1).Draw(m.T, "below")
+	release, err := m.g.Hold(n)
+	if n > uint64(len(m.want)) {
+		require.ErrorIs(m, err, vmm.ErrBounds)
+		return
+	}
+	require.NoError(m, err)
+	m.holds[n] = append(m.holds[n], release)
+}
+
+func (m *model) release() {
+	for n, fs := range m.holds {
+		fs[0]()
+		fs[0]()
+		if m.holds[n] = fs[1:]; len(fs) == 1 {
+			delete(m.holds, n)
+		}
+		return
+	}
+}
+
+func (m *model) grant() {
+	a := rapid.SampledFrom([]vmm.Access{vmm.Read, vmm.ReadWrite}).Draw(m.T, "access")
+	if rapid.Bool().Draw(m.T, "range") {
+		require.NoError(m, m.g.Grant(a, m.w.devs[1]))
+		m.granted = a
+	} else {
+		require.NoError(m, m.r.Grant(a, m.w.devs[1]))
+		m.peer = a
+	}
+}
+
+func (m *model) revoke() {
+	if rapid.Bool().Draw(m.T, "range") {
+		require.NoError(m, m.g.Revoke(m.w.devs[1]))
+		m.granted = vmm.None
+	} else {
+		require.NoError(m, m.r.Revoke(m.w.devs[1]))
+		m.peer = vmm.None
+	}
+}
+
+// touch: the peer can do just what it was granted, on every chunk.
+func (m *model) touch() {
+	peer := m.w.devs[1]
+	try := func(p vmm.Ptr, a vmm.Access) {
+		b := make([]byte, 1)
+		if err := peer.CopyOut(b, p); a >= vmm.Read {
+			require.NoError(m, err)
+		} else {
+			require.ErrorIs(m, err, vmm.ErrInvalid)
+		}
+		if err := peer.CopyIn(p, b); a >= vmm.ReadWrite {
+			require.NoError(m, err)
+		} else {
+			require.ErrorIs(m, err, vmm.ErrInvalid)
+		}
+	}
+	for _, s := range m.g.Segments() {
+		try(s.Addr, m.granted)
+	}
+	for _, s := range m.r.Segments() {
+		try(s.Addr, m.peer)
+	}
+}
+
+func (m *model) close() {
+	if len(m.holds) > 0 {
+		require.ErrorIs(m, m.g.Close(), vmm.ErrBusy)
+		m.check()
+		return
+	}
+	if rapid.IntRange(0, 9).Draw(m.T, "really") > 0 {
+		return
+	}
+	require.NoError(m, m.g.Close())
+	require.NoError(m, m.g.Close())
+	require.ErrorIs(m, m.g.Append([]byte{1}), vmm.ErrClosed)
+	m.open()
+}
+
+func (m *model) chunk() {
+	if len(m.chunks) == 6 {
+		p := m.chunks[0]
+		require.NoError(m, p.c.Close())
+		m.chunks = m.chunks[1:]
+		return
+	}
+	size := page * rapid.Uint64Range(1, 4).Draw(m.T, "pages")
+	c, err := m.w.devs[0].Create(size, vmm.Prop{})
+	require.NoError(m, err)
+	m.chunks = append(m.chunks, &piece{c: c, data: make([]byte, size)})
+}
+
+// mapAnywhere maps a kept chunk, old contents included, perhaps a second time.
+func (m *model) mapAnywhere() {
+	if len(m.chunks) == 0 {
+		return
+	}
+	p := rapid.SampledFrom(m.chunks).Draw(m.T, "chunk")
+	off := page * rapid.Uint64Range(0, modelPages).Draw(m.T, "page")
+	size := p.c.Size()
+	err := m.r.Map(off, p.c)
+	if off+size > modelPages*page {
+		require.ErrorIs(m, err, vmm.ErrBounds)
+		return
+	}
+	for _, q := range m.placed {
+		if off < q.off+q.p.c.Size() && q.off < off+size {
+			require.ErrorIs(m, err, vmm.ErrInvalid)
+			return
+		}
+	}
+	require.NoError(m, err)
+	m.placed = append(m.placed, placement{off, p})
+	m.compare()
+}
+
+func (m *model) unmap() {
+	off := page * rapid.Uint64Range(0, modelPages).Draw(m.T, "page")
+	size := page * rapid.Uint64Range(0, 6).Draw(m.T, "pages")
+	var covered uint64
+	whole := true
+	for _, q := range m.placed {
+		end := q.off + q.p.c.Size()
+		if off < end && q.off < off+size {
+			whole = whole && q.off >= off && end <= off+size
+			covered += end - q.off
+		}
+	}
+	gen := m.r.Generation()
+	err := m.r.Unmap(off, size)
+	switch {
+	case size == 0 || off+size > modelPages*page:
+		require.ErrorIs(m, err, vmm.ErrBounds)
+	case !whole || covered != size:
+		require.ErrorIs(m, err, vmm.ErrInvalid)
+	default:
+		require.NoError(m, err)
+		require.Equal(m, gen+1, m.r.Generation())
+		m.placed = slices.DeleteFunc(m.placed, func(q placement) bool { return q.off >= off && q.off < off+size })
+	}
+	m.compare()
+}
+
+func (m *model) scribble() {
+	if len(m.placed) == 0 {
+		return
+	}
+	q := rapid.SampledFrom(m.placed).Draw(m.T, "placed")
+	p := pattern(page, rapid.Byte().Draw(m.T, "seed"))
+	require.NoError(m, m.w.devs[0].CopyIn(m.r.Ptr()+vmm.Ptr(q.off), p))
+	copy(q.p.data, p)
+	m.compare()
+}
+
+// compare reads every placement: aliases and kept chunks show the same bytes.
+func (m *model) compare() {
+	require.Len(m, m.r.Segments(), len(m.placed))
+	for _, q := range m.placed {
+		b := make([]byte, q.p.c.Size())
+		require.NoError(m, m.w.devs[0].CopyOut(b, m.r.Ptr()+vmm.Ptr(q.off)))
+		require.True(m, bytes.Equal(q.p.data, b))
+	}
+}
+
+func (m *model) finish() {
+	m.all()
+	for len(m.holds) > 0 {
+		m.release()
+	}
+	require.NoError(m, m.g.Close())
+	require.NoError(m, m.r.Close())
+	for _, p := range m.chunks {
+		require.NoError(m, p.c.Close())
+	}
+	m.w.end()
+}

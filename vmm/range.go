@@ -1,0 +1,462 @@
+package vmm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+)
+
+// Range is a span of device memory that grows at an address that never moves:
+// what []byte is to Go memory. It reserves Max bytes of addresses once, commits
+// memory chunk by chunk up to Cap, and shows the first Len bytes. All sizes are
+// bytes. Safe for concurrent use; Append is atomic, while Grow and SetLen used
+// together want one producer at a time. The caller must Close it.
+type Range struct {
+	r    *Reservation
+	opts RangeOptions
+
+	write    sync.Mutex // orders changes of Len
+	grow     sync.Mutex // orders changes of Cap
+	len, cap atomic.Uint64
+}
+
+// RangeOptions is how a Range is made; its zero value is the default.
+type RangeOptions struct {
+	// Max is how many bytes of addresses to reserve, rounded up to the
+	// granularity. 0 is the device's memory.
+	Max uint64
+	// Chunk is the size of every chunk, a multiple of the granularity. 0 is the
+	// ladder: powers of two that grow with the range, up to MaxChunk.
+	Chunk uint64
+	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
+	MaxChunk uint64
+	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
+	Share Share
+	// RDMA and Compress are as in Prop.
+	RDMA, Compress bool
+	// Align is the alignment of the first address, a power of two. 0 is the granularity.
+	Align uint64
+}
+
+// defaultMaxChunk keeps the number of driver calls of a large growth small.
+const defaultMaxChunk = 2 << 30
+
+// NewRange reserves a range. It commits no memory yet. The caller must Close it.
+func (d *Device) NewRange(o RangeOptions) (*Range, error) {
+	g, err := d.newRange(o)
+	return g, d.fail("make range", 0, o.Max, err)
+}
+
+func (d *Device) newRange(o RangeOptions) (*Range, error) {
+	if err := d.live(); err != nil {
+		return nil, err
+	}
+	gran, err := d.granularity(prop(d, o))
+	if err != nil {
+		return nil, err
+	}
+	if o, err = d.settle(o, gran); err != nil {
+		return nil, err
+	}
+	r, err := d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, "range")
+	if err != nil {
+		return nil, err
+	}
+	return &Range{r: r, opts: o}, nil
+}
+
+// prop is what the chunks of a range are made of.
+func prop(d *Device, o RangeOptions) Prop {
+	return Prop{Home: d.home(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
+}
+
+// settle checks the options and fills in what was left out.
+func (d *Device) settle(o RangeOptions, gran uint64) (RangeOptions, error) {
+	if o.Max == 0 {
+		o.Max = d.info.Memory
+	}
+	if o.MaxChunk == 0 {
+		o.MaxChunk = max(defaultMaxChunk, gran)
+	}
+	if bits.OnesCount64(o.MaxChunk) != 1 || o.MaxChunk < gran {
+		return o, fmt.Errorf("%w: a largest chunk of %d bytes, which is no power of two from the granularity %d on", ErrInvalid, o.MaxChunk, gran)
+	}
+	if o.Chunk%gran != 0 {
+		return o, fmt.Errorf("%w: chunks of %d bytes, which is no multiple of the granularity %d", ErrInvalid, o.Chunk, gran)
+	}
+	var ok bool
+	if o.Max, ok = roundUp(o.Max, max(gran, o.Chunk)); !ok {
+		return o, fmt.Errorf("%w: a maximum of %d bytes", ErrInvalid, o.Max)
+	}
+	if o.Align == 0 {
+		o.Align = gran
+	}
+	return o, nil
+}
+
+// Alloc makes a Range of size bytes at once, zero-filled, with Len = size and
+// room for no more than its last chunk holds. Its memory is never one that was
+// kept from before. Whatever step fails, everything is given back. The caller
+// must Close it.
+func (d *Device) Alloc(size uint64) (*Range, error) {
+	g, err := d.alloc(size)
+	return g, d.fail("allocate", 0, size, err)
+}
+
+func (d *Device) alloc(size uint64) (*Range, error) {
+	if size == 0 {
+		return nil, fmt.Errorf("%w: a size of 0", ErrInvalid)
+	}
+	g, err := d.newRange(RangeOptions{Max: size})
+	if err != nil {
+		return nil, err
+	}
+	if err = g.room(size); err == nil {
+		err = g.zero(size)
+	}
+	if err == nil {
+		err = g.setLen(size)
+	}
+	if err != nil {
+		if undo := g.close(); undo != nil {
+			err = also(err, "and giving it back", undo)
+			d.strand(g.close)
+		}
+		return nil, err
+	}
+	return g, nil
+}
+
+// zero fills the first n bytes, without a promise by the driver that fresh
+// memory reads zero.
+func (g *Range) zero(n uint64) error {
+	raw, err := g.r.dev.raw()
+	if err != nil {
+		return err
+	}
+	s := raw.Own()
+	if err := raw.Fill(g.r.ptr, 0, 1, n, s); err != nil {
+		return err
+	}
+	return raw.SyncStream(s)
+}
+
+// Ptr is the first address. It stays the same until Close.
+func (g *Range) Ptr() Ptr { return g.res().Ptr() }
+
+// Max is how many bytes the range can grow to.
+func (g *Range) Max() uint64 { return g.res().Size() }
+
+// Device is the device that made the range, its owner.
+func (g *Range) Device() *Device { return g.res().Device() }
+
+// res is the reservation, nil for a nil Range, whose methods answer for it.
+func (g *Range) res() *Reservation {
+	if g == nil {
+		return nil
+	}
+	return g.r
+}
+
+// Len is how many bytes have been written.
+func (g *Range) Len() uint64 {
+	if g == nil {
+		return 0
+	}
+	return g.len.Load()
+}
+
+// Cap is how many bytes have memory behind them.
+func (g *Range) Cap() uint64 {
+	if g == nil {
+		return 0
+	}
+	return g.cap.Load()
+}
+
+// Options gives the options with everything filled in.
+func (g *Range) Options() RangeOptions {
+	if g == nil {
+		return RangeOptions{}
+	}
+	return g.opts
+}
+
+// String is the range's device, addresses and sizes.
+func (g *Range) String() string {
+	if g == nil {
+		return "no range"
+	}
+	return fmt.Sprintf("range on %v [%v, %v): %d of %d bytes", g.r.dev, g.r.ptr, g.r.ptr+Ptr(g.r.size), g.Len(), g.Cap())
+}
+
+// fail wraps err for op at offset off.
+func (g *Range) fail(op string, off, size uint64, err error) error {
+	return g.res().fail(op, off, size, err)
+}
+
+// live is nil while the range is open.
+func (g *Range) live() error {
+	if g == nil {
+		return fmt.Errorf("%w: no range", ErrInvalid)
+	}
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	return g.r.live()
+}
+
+// Grow makes room for n more bytes beyond Len. It completes or changes nothing;
+// beyond Max it answers ErrFull. A kernel may then write between Len and Cap,
+// and SetLen shows what it wrote.
+func (g *Range) Grow(n uint64) error {
+	if err := g.live(); err != nil {
+		return g.fail("grow", 0, n, err)
+	}
+	need, err := g.sum(g.len.Load(), n)
+	if err == nil {
+		err = g.room(need)
+	}
+	return g.fail("grow", 0, n, err)
+}
+
+// sum is a+n if that is within Max.
+func (g *Range) sum(a, n uint64) (uint64, error) {
+	if end := a + n; end >= a && end <= g.r.size {
+		return end, nil
+	}
+	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.r.size)
+}
+
+// room brings Cap to at least need.
+func (g *Range) room(need uint64) error {
+	if need <= g.cap.Load() {
+		return nil
+	}
+	g.grow.Lock()
+	defer g.grow.Unlock()
+	have := g.r.readopt(g.cap.Load(), need)
+	g.cap.Store(have)
+	if need <= have {
+		return nil
+	}
+	if err := g.r.stuckBelow(have); err != nil {
+		return err
+	}
+	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
+	more, err := g.extend(have, need-have, have)
+	if errors.Is(err, ErrOutOfMemory) && g.opts.Chunk == 0 && have/4 > need-have {
+		// What is left may still do for the need alone.
+		more, err = g.extend(have, need-have, 0)
+	}
+	if err != nil {
+		return err
+	}
+	g.cap.Store(have + more)
+	return nil
+}
+
+// unit is what Cap is a multiple of.
+func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
+
+// extend maps new chunks of at least need bytes at off, sized for a range of
+// committed bytes, and gives how many bytes they are. What could not be mapped
+// goes back.
+func (g *Range) extend(off, need, committed uint64) (more uint64, err error) {
+	var sizeBuf [64]uint64
+	var memBuf [64]*memory
+	ms := memBuf[:0]
+	defer func() {
+		for _, m := range ms {
+			m.drop() //nolint:errcheck // mapped by now, or stuck and counted so
+		}
+	}()
+	p := prop(g.r.dev, g.opts)
+	for _, size := range ladder(sizeBuf[:0], need, committed, g.r.size-off, g.r.gran, g.opts.MaxChunk, g.opts.Chunk) {
+		m, err := g.r.dev.create(size, p)
+		if err != nil {
+			return 0, err
+		}
+		ms = append(ms, m)
+		more += size
+	}
+	return more, g.r.mapAt(off, ms)
+}
+
+// SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
+// ErrBusy below a Hold. Moved up it shows bytes that a kernel wrote, or that
+// nobody did; moved down it drops bytes and keeps the memory (see Clip).
+func (g *Range) SetLen(n uint64) error {
+	if g == nil {
+		return g.fail("set length", 0, n, g.live())
+	}
+	g.write.Lock()
+	defer g.write.Unlock()
+	return g.fail("set length", 0, n, g.setLen(n))
+}
+
+// setLen is SetLen with g.write held.
+func (g *Range) setLen(n uint64) error {
+	r := g.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.live(); err != nil {
+		return err
+	}
+	if c := g.cap.Load(); n > c {
+		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
+	}
+	if h := r.held(); n < h {
+		return fmt.Errorf("%w: bytes below %d are held", ErrBusy, h)
+	}
+	g.show(n)
+	return nil
+}
+
+// show publishes a new Len. It needs g.write and r.mu.
+func (g *Range) show(n uint64) {
+	old := g.len.Swap(n)
+	if old == n {
+		return
+	}
+	g.r.dev.meter.used.sub(old)
+	g.r.dev.meter.used.add(n)
+	g.r.notify()
+}
+
+// Clip gives back the chunks that lie wholly beyond Len, after waiting as Unmap
+// does. It completes or changes nothing. A growth that needs them while the
+// wait goes on takes them back.
+func (g *Range) Clip() error {
+	if err := g.live(); err != nil {
+		return g.fail("clip", 0, 0, err)
+	}
+	g.write.Lock()
+	defer g.write.Unlock()
+	return g.fail("clip", g.len.Load(), 0, g.clip())
+}
+
+func (g *Range) clip() error {
+	turn, off, size, err := g.give()
+	if err != nil || size == 0 {
+		return err
+	}
+	err = g.r.sweep(turn, off, size, g.r.fence())
+	g.grow.Lock()
+	g.recount()
+	g.grow.Unlock()
+	return err
+}
+
+// give retires the chunks beyond Len and takes them off Cap.
+func (g *Range) give() (turn, off, size uint64, err error) {
+	g.grow.Lock()
+	defer g.grow.Unlock()
+	g.r.mu.Lock()
+	off = g.cap.Load()
+	for i := len(g.r.slots) - 1; i >= 0 && g.r.slots[i].off >= g.len.Load(); i-- {
+		off = min(off, g.r.slots[i].off)
+	}
+	g.r.mu.Unlock()
+	if size = g.cap.Load() - off; size == 0 {
+		return 0, 0, 0, g.live()
+	}
+	if turn, err = g.r.retire(off, size); err == nil {
+		g.cap.Store(off)
+	}
+	return turn, off, size, err
+}
+
+// recount sets Cap to what is accessible. It needs g.grow.
+func (g *Range) recount() {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	if g.r.phase == isOpen {
+		g.cap.Store(g.r.prefix())
+	}
+}
+
+// Hold makes the bytes below n, which must be within Len, stay: until release
+// is called, SetLen below n and Close answer ErrBusy. Calling release again
+// does nothing.
+func (g *Range) Hold(n uint64) (release func(), err error) {
+	if g == nil {
+		return nil, g.fail("hold", 0, n, g.live())
+	}
+	g.write.Lock()
+	defer g.write.Unlock()
+	if l := g.len.Load(); n > l {
+		return nil, g.fail("hold", 0, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
+	}
+	return g.r.Hold(n)
+}
+
+// Grant is Reservation.Grant.
+func (g *Range) Grant(a Access, devs ...*Device) error { return g.res().Grant(a, devs...) }
+
+// Revoke is Reservation.Revoke.
+func (g *Range) Revoke(devs ...*Device) error { return g.res().Revoke(devs...) }
+
+// Use is Reservation.Use.
+func (g *Range) Use(streams ...*Stream) error { return g.res().Use(streams...) }
+
+// Segments is Reservation.Segments.
+func (g *Range) Segments() []Segment { return g.res().Segments() }
+
+// Changed is Reservation.Changed.
+func (g *Range) Changed() <-chan struct{} { return g.res().Changed() }
+
+// Generation is Reservation.Generation.
+func (g *Range) Generation() uint64 { return g.res().Generation() }
+
+// Stats reads the range's books, as one consistent picture.
+func (g *Range) Stats() RangeStats {
+	if g == nil {
+		return RangeStats{}
+	}
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	st := RangeStats{Used: g.len.Load(), Readopted: g.r.readopted.Load(), Chunks: len(g.r.slots)}
+	if g.r.phase != isClosed {
+		st.Reserved = g.r.size
+	}
+	for i := range g.r.slots {
+		s := &g.r.slots[i]
+		st.Committed += s.size()
+		if s.state == retiring {
+			st.Pending += s.size()
+		}
+		if s.stuck != nil {
+			st.Stuck += s.size()
+		}
+	}
+	return st
+}
+
+// Close is Reservation.Close.
+func (g *Range) Close() error { return g.CloseContext(context.Background()) }
+
+// CloseContext is Reservation.CloseContext.
+func (g *Range) CloseContext(ctx context.Context) error {
+	if g == nil {
+		return nil
+	}
+	return g.fail("close", 0, g.r.size, g.r.dev.until(ctx, g.close))
+}
+
+func (g *Range) close() error {
+	g.write.Lock()
+	defer g.write.Unlock()
+	err := g.r.close()
+	g.grow.Lock()
+	defer g.grow.Unlock()
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	if g.r.phase == isClosed {
+		g.show(0)
+		g.cap.Store(0)
+	}
+	return err
+}

@@ -1,0 +1,437 @@
+package vmm
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Reservation is a range of device addresses with whole chunks mapped wherever
+// its user puts them: the mechanism below [Range], and what pools and rings are
+// built from. Its address never moves. Safe for concurrent use. The caller must
+// Close it.
+type Reservation struct {
+	dev      *Device
+	ptr      Ptr
+	size     uint64
+	gran     uint64
+	readOnly bool
+	inner    bool // belongs to a Range, which alone maps and unmaps
+
+	// use is shared by synchronous copies and taken whole to retire memory, so
+	// no copy of ours is under way when a wait begins.
+	use sync.RWMutex
+
+	mu       sync.Mutex
+	phase    phase
+	closing  chan struct{} // set while a Close is at work
+	slots    []slot
+	grants   []grant        // the owner first
+	who      []driver.Grant // the same, as the driver wants it
+	widened  uint64         // counts grants, so that a revoke sees one that came between
+	turns    uint64         // counts retirements
+	strays   []*port        // may still have access: taking it away failed
+	promised bool           // Use was called
+	named    map[*Stream]struct{}
+	holds    []uint64
+	changed  chan struct{}
+
+	generation atomic.Uint64
+	readopted  atomic.Uint64
+}
+
+// phase is how far a reservation is on its way out.
+type phase uint8
+
+const (
+	isOpen    phase = iota
+	isClosing       // nothing but Close works any more
+	isClosed
+)
+
+// ReserveOptions is how to reserve; its zero value is the default.
+type ReserveOptions struct {
+	Align    uint64 // a power of two; 0: the granularity
+	ReadOnly bool   // nobody gets more than Read, the owner included
+}
+
+// Reserve takes a range of addresses of at least size bytes, rounded up to the
+// granularity. No memory stands behind it until Map. Where addresses run out,
+// or this process has its fill of them (SetAddressLimit), it answers
+// ErrAddressSpace. The caller must Close the Reservation.
+func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
+	if err := d.live(); err != nil {
+		return nil, d.fail("reserve", 0, size, err)
+	}
+	gran, err := d.granularity(Prop{Home: d.home()})
+	if err != nil {
+		return nil, d.fail("reserve", 0, size, err)
+	}
+	r, err := d.reserve(size, gran, o, "reservation")
+	return r, d.fail("reserve", 0, size, err)
+}
+
+// reserve makes a reservation whose chunks are multiples of gran.
+func (d *Device) reserve(size, gran uint64, o ReserveOptions, kind string) (*Reservation, error) {
+	rounded, ok := roundUp(size, gran)
+	if !ok || size == 0 {
+		return nil, fmt.Errorf("%w: a size of %d bytes", ErrInvalid, size)
+	}
+	if o.Align != 0 && bits.OnesCount64(o.Align) != 1 {
+		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
+	}
+	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inner: kind == "range"}
+	own := ReadWrite
+	if o.ReadOnly {
+		own = Read
+	}
+	r.setWho([]grant{{dev: d, access: own}})
+	if err := takeAddresses(rounded); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.ptr, err = d.drv().Reserve(rounded, max(o.Align, gran)); err != nil {
+		giveAddresses(rounded)
+		return nil, err
+	}
+	if err := d.track(r, kind); err != nil {
+		err = also(err, "and freeing the addresses", d.drv().Free(r.ptr, rounded))
+		giveAddresses(rounded)
+		return nil, err
+	}
+	d.port.sys.add(r)
+	d.meter.reserved.add(rounded)
+	return r, nil
+}
+
+// roundUp rounds n up to a multiple of unit; false if that overflows.
+func roundUp(n, unit uint64) (uint64, bool) {
+	if rest := n % unit; rest != 0 {
+		up := n + (unit - rest)
+		return up, up > n
+	}
+	return n, true
+}
+
+// Ptr is the first address. It stays the same until Close.
+func (r *Reservation) Ptr() Ptr {
+	if r == nil {
+		return 0
+	}
+	return r.ptr
+}
+
+// Size is how many bytes of addresses are reserved.
+func (r *Reservation) Size() uint64 {
+	if r == nil {
+		return 0
+	}
+	return r.size
+}
+
+// Device is the device that made the reservation, its owner.
+func (r *Reservation) Device() *Device {
+	if r == nil {
+		return nil
+	}
+	return r.dev
+}
+
+// fail wraps err for op at offset off.
+func (r *Reservation) fail(op string, off, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	if r == nil {
+		return &OpError{Op: op, Size: size, Err: err}
+	}
+	return r.dev.fail(op, r.ptr+Ptr(off), size, err)
+}
+
+// live is nil while the reservation is open. It needs r.mu.
+func (r *Reservation) live() error {
+	if r.phase != isOpen {
+		return fmt.Errorf("%w: reservation", ErrClosed)
+	}
+	return nil
+}
+
+// outside refuses callers that may not touch the reservation inside a Range.
+func (r *Reservation) outside() error {
+	if r == nil {
+		return fmt.Errorf("%w: no reservation", ErrInvalid)
+	}
+	if r.inner {
+		return fmt.Errorf("%w: the reservation belongs to a range", ErrBusy)
+	}
+	return nil
+}
+
+// Map maps whole chunks side by side from off on and gives access to all that
+// were granted it. It completes or changes nothing. The mapping holds the
+// memory: the chunks may be closed afterwards. One chunk may be mapped several
+// times. Addresses that are in use are ErrInvalid, ones that are retiring
+// ErrBusy.
+func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
+	if err := r.outside(); err != nil {
+		return r.fail("map", off, 0, err)
+	}
+	var buf [16]*memory
+	held := buf[:0]
+	defer func() {
+		for _, m := range held {
+			m.drop() //nolint:errcheck // the mapping, or the chunk, holds it too
+		}
+	}()
+	var size uint64
+	for _, c := range chunks {
+		m, err := c.hold()
+		if err != nil {
+			return r.fail("map", off, size, err)
+		}
+		held = append(held, m)
+		size += m.size
+	}
+	return r.fail("map", off, size, r.mapAt(off, held))
+}
+
+// mapAt maps ms from off on. Each mapping takes a reference of its own.
+func (r *Reservation) mapAt(off uint64, ms []*memory) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i, size, err := r.vacant(off, ms)
+	if err != nil {
+		return err
+	}
+	drv := r.dev.drv()
+	at := off
+	for n, m := range ms {
+		if err := drv.Map(r.ptr+Ptr(at), m.size, m.h); err != nil {
+			return r.unmapAgain(i, off, ms[:n], err)
+		}
+		at += m.size
+	}
+	if err := drv.SetAccess(r.ptr+Ptr(off), size, r.who); err != nil {
+		return r.unmapAgain(i, off, ms, err)
+	}
+	r.insert(i, off, ms, accessible, nil)
+	r.notify()
+	r.check()
+	return nil
+}
+
+// vacant checks that ms fit at off, and gives the index where their slots go
+// and their size together.
+func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err error) {
+	if err := r.live(); err != nil {
+		return 0, 0, err
+	}
+	for _, m := range ms {
+		if m.dev.port.sys != r.dev.port.sys {
+			return 0, 0, fmt.Errorf("%w: the chunk is of another driver", ErrInvalid)
+		}
+		sum, carry := bits.Add64(size, m.size, 0)
+		if carry != 0 {
+			return 0, 0, fmt.Errorf("%w: the sizes overflow", ErrInvalid)
+		}
+		size = sum
+	}
+	switch end := off + size; {
+	case len(ms) == 0:
+		return 0, 0, fmt.Errorf("%w: no chunks", ErrInvalid)
+	case off%r.gran != 0:
+		return 0, 0, fmt.Errorf("%w: offset %#x is no multiple of the granularity %d", ErrInvalid, off, r.gran)
+	case end < off || end > r.size:
+		return 0, 0, fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
+	}
+	i = r.slotAt(off)
+	if i < len(r.slots) && r.slots[i].off < off+size {
+		s := &r.slots[i]
+		switch {
+		case s.stuck != nil:
+			return 0, 0, fmt.Errorf("quarantined: %w", s.stuck)
+		case s.state == retiring:
+			return 0, 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
+		}
+		return 0, 0, fmt.Errorf("%w: %v is mapped", ErrInvalid, r.ptr+Ptr(s.off))
+	}
+	return i, size, nil
+}
+
+// insert adds slots for ms at index i, each with a reference of its own.
+func (r *Reservation) insert(i int, off uint64, ms []*memory, st state, stuck error) {
+	r.slots = slices.Grow(r.slots, len(ms))
+	for n, m := range ms {
+		m.refs.Add(1) // the caller holds it, so it is not 0
+		r.slots = slices.Insert(r.slots, i+n, slot{off: off, mem: m, state: st})
+		off += m.size
+		if stuck != nil {
+			r.stick(&r.slots[i+n], stuck)
+		}
+	}
+}
+
+// unmapAgain undoes the mapping of ms at off. Where that fails too the slots
+// stay, quarantined, until Close tries again.
+func (r *Reservation) unmapAgain(i int, off uint64, ms []*memory, why error) error {
+	var size uint64
+	for _, m := range ms {
+		size += m.size
+	}
+	if size == 0 {
+		return why
+	}
+	if err := r.dev.drv().Unmap(r.ptr+Ptr(off), size); err != nil {
+		why = also(why, "and unmapping again", err)
+		r.insert(i, off, ms, mapped, why)
+	}
+	r.check()
+	return why
+}
+
+// Unmap takes away the whole chunks that fill [off, off+size), after waiting
+// for work that may use them (see the package comment). It completes or changes
+// nothing. A part of a chunk, or a hole, is ErrInvalid; bytes below a Hold are
+// ErrBusy.
+func (r *Reservation) Unmap(off, size uint64) error {
+	if err := r.outside(); err != nil {
+		return r.fail("unmap", off, size, err)
+	}
+	turn, err := r.retire(off, size)
+	if err == nil {
+		err = r.sweep(turn, off, size, r.fence())
+	}
+	return r.fail("unmap", off, size, err)
+}
+
+// retire gives up the whole slots that fill [off, off+size) and names the turn.
+// No copy of ours is using them when it returns, and none begins.
+func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
+	r.use.Lock()
+	defer r.use.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.live(); err != nil {
+		return 0, err
+	}
+	i, j, err := r.whole(off, size)
+	if err != nil {
+		return 0, err
+	}
+	if n := r.held(); off < n {
+		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, n)
+	}
+	for k := i; k < j; k++ {
+		if r.slots[k].state == retiring {
+			return 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(r.slots[k].off))
+		}
+	}
+	r.turns++
+	for k := i; k < j; k++ {
+		r.retireSlot(&r.slots[k])
+	}
+	return r.turns, nil
+}
+
+// retireSlot and reviveSlot move a slot between accessible and retiring. A
+// quarantined slot without access stays mapped.
+func (r *Reservation) retireSlot(s *slot) {
+	if s.state == accessible {
+		s.state, s.turn = retiring, r.turns
+		r.dev.meter.pending.add(s.size())
+	}
+}
+
+func (r *Reservation) reviveSlot(s *slot) {
+	if s.state == retiring {
+		s.state = accessible
+		r.dev.meter.pending.sub(s.size())
+	}
+}
+
+// sweep unmaps what retired in turn and has not been taken back since, all of
+// it in [off, off+size). Where the wait failed, or the driver says no, it makes
+// that accessible again.
+func (r *Reservation) sweep(turn, off, size uint64, waited error) error {
+	r.mu.Lock()
+	ours := func(i int) bool {
+		return i < len(r.slots) && r.slots[i].off < off+size && r.slots[i].turn == turn && r.slots[i].state != accessible
+	}
+	i := r.slotAt(off)
+	for i < len(r.slots) && r.slots[i].off < off+size && !ours(i) {
+		i++
+	}
+	j := i
+	var n uint64
+	for ; ours(j); j++ {
+		n += r.slots[j].size()
+	}
+	if n > 0 && waited == nil {
+		waited = r.dev.drv().Unmap(r.ptr+Ptr(r.slots[i].off), n)
+	}
+	if n == 0 || waited != nil {
+		for k := i; k < j; k++ {
+			r.reviveSlot(&r.slots[k])
+		}
+		r.mu.Unlock()
+		return waited
+	}
+	gone := r.cut(i, j, nil)
+	r.generation.Add(1)
+	r.notify()
+	r.check()
+	r.mu.Unlock()
+	for _, m := range gone {
+		m.drop() //nolint:errcheck // the addresses are free; memory that will not go back is counted as stuck
+	}
+	return nil
+}
+
+// cut takes the slots [i, j) out and appends their memory, references included.
+func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
+	for k := i; k < j; k++ {
+		s := &r.slots[k]
+		r.reviveSlot(s)
+		r.unstick(s)
+		gone = append(gone, s.mem)
+	}
+	r.slots = slices.Delete(r.slots, i, j)
+	return gone
+}
+
+// stick quarantines a slot: why is what growth past it answers from now on.
+func (r *Reservation) stick(s *slot, why error) {
+	if s.stuck == nil {
+		r.dev.meter.stuck.add(s.size())
+	}
+	s.stuck = why
+}
+
+func (r *Reservation) unstick(s *slot) {
+	if s.stuck != nil {
+		r.dev.meter.stuck.sub(s.size())
+	}
+	s.stuck = nil
+}
+
+// readopt makes retiring slots at off accessible again, front to back, until
+// need is reached, and gives how far the accessible part goes then.
+func (r *Reservation) readopt(off, need uint64) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := r.slotAt(off); i < len(r.slots) && off < need; i++ {
+		s := &r.slots[i]
+		if s.off != off || s.state != retiring {
+			break
+		}
+		r.reviveSlot(s)
+		r.dev.meter.readopted.Add(s.size())
+		r.readopted.Add(s.size())
+		off = s.end()
+	}
+	return off
+}

@@ -1,0 +1,371 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Stream is a queue of work on one device. Safe for concurrent use. The caller
+// must Close it.
+type Stream struct {
+	dev     *Device
+	raw     driver.Stream
+	wrapped bool
+
+	mu      sync.RWMutex // shared by calls that need raw to stay valid
+	closing bool         // no new work
+	gone    bool         // its work was waited for
+	uses    map[*Reservation]struct{}
+}
+
+// NewStream makes a non-blocking stream. The caller must Close it.
+func (d *Device) NewStream() (*Stream, error) {
+	dev, err := d.raw()
+	if err != nil {
+		return nil, d.fail("make stream", 0, 0, err)
+	}
+	raw, err := dev.NewStream()
+	if err != nil {
+		return nil, d.fail("make stream", 0, 0, err)
+	}
+	s := &Stream{dev: d, raw: raw}
+	if err := d.track(s, "stream"); err != nil {
+		return nil, d.fail("make stream", 0, 0, also(err, "and freeing it", dev.FreeStream(raw)))
+	}
+	d.port.learn(s)
+	return s, nil
+}
+
+// WrapStream makes another library's stream known here (cuBLAS, NCCL, PyTorch):
+// its handle as a number. Close leaves the stream itself alone, and has to be
+// called before its owner destroys it. On a closed or nil device the Stream
+// answers ErrClosed to everything. The caller must Close it.
+func (d *Device) WrapStream(raw uintptr) *Stream {
+	s := &Stream{dev: d, raw: driver.Stream(raw), wrapped: true}
+	if err := d.track(s, "wrapped stream"); err != nil {
+		s.closing, s.gone = true, true
+		return s
+	}
+	d.port.learn(s)
+	return s
+}
+
+// learn makes s one of the streams that are asked before a wait.
+func (p *port) learn(s *Stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.streams[s] = struct{}{}
+}
+
+// unlearn undoes learn.
+func (p *port) unlearn(s *Stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.streams, s)
+}
+
+// with runs f with the stream kept from being freed.
+func (s *Stream) with(f func(dev driver.Device) error) error {
+	if s == nil {
+		return fmt.Errorf("%w: no stream", ErrInvalid)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closing {
+		return fmt.Errorf("%w: stream", ErrClosed)
+	}
+	dev, err := s.dev.raw()
+	if err != nil {
+		return err
+	}
+	return f(dev)
+}
+
+func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
+	if s == nil {
+		return (*Device)(nil).fail(op, p, n, err)
+	}
+	return s.dev.fail(op, p, n, err)
+}
+
+// Copy queues a copy of n bytes. Either side is device memory, a peer's, or
+// pinned host memory. An address that is not mapped, or that the device may not
+// use, is refused at once.
+func (s *Stream) Copy(dst, src Ptr, n uint64) error {
+	return s.fail("copy", dst, n, s.with(func(dev driver.Device) error {
+		p, err := s.dev.pin(dst, n, src, n)
+		if err != nil {
+			return err
+		}
+		defer p.unpin()
+		return dev.Copy(dst, src, n, s.raw)
+	}))
+}
+
+// Fill queues n elements of width bytes (1, 2 or 4), each set to pattern.
+func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
+	size := n * uint64(width)
+	return s.fail("fill", dst, size, s.with(func(dev driver.Device) error {
+		if width < 1 || size/uint64(width) != n {
+			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
+		}
+		p, err := s.dev.pin(dst, size, 0, 0)
+		if err != nil {
+			return err
+		}
+		defer p.unpin()
+		return dev.Fill(dst, pattern, width, n, s.raw)
+	}))
+}
+
+// Record marks the stream's end of now. The caller must Close the Event.
+func (s *Stream) Record() (*Event, error) {
+	var e *Event
+	err := s.with(func(dev driver.Device) error {
+		raw, err := s.dev.port.mark(dev, s.raw)
+		if err != nil {
+			return err
+		}
+		made := &Event{dev: s.dev, raw: raw}
+		if err := s.dev.track(made, "event"); err != nil {
+			s.dev.port.recycle(raw)
+			return err
+		}
+		e = made
+		return nil
+	})
+	return e, s.fail("record event", 0, 0, err)
+}
+
+// Wait makes later work of the stream wait for the event.
+func (s *Stream) Wait(e *Event) error {
+	return s.fail("wait for event", 0, 0, s.with(func(dev driver.Device) error {
+		return e.with(func(driver.Device) error { return dev.Wait(s.raw, e.raw) })
+	}))
+}
+
+// Sync waits for the stream. While it is being captured it answers ErrCapturing
+// and leaves the capture alone.
+func (s *Stream) Sync() error {
+	if err := s.notCapturing(); err != nil {
+		return s.fail("synchronise stream", 0, 0, err)
+	}
+	return s.fail("synchronise stream", 0, 0, s.with(func(dev driver.Device) error {
+		return dev.SyncStream(s.raw)
+	}))
+}
+
+// Raw is the driver's handle, a CUstream on CUDA.
+func (s *Stream) Raw() driver.Stream {
+	if s == nil {
+		return 0
+	}
+	return s.raw
+}
+
+// Close waits for the stream's work, takes the stream off every Use and frees
+// it, a wrapped one excepted. While the stream is being captured it answers
+// ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
+func (s *Stream) Close() error {
+	if s == nil {
+		return nil
+	}
+	return s.fail("close stream", 0, 0, s.close())
+}
+
+func (s *Stream) close() error {
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closing = true
+	s.mu.Unlock()
+
+	lost := s.drain()
+	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
+		s.mu.Lock()
+		s.closing = false
+		s.mu.Unlock()
+		return lost
+	}
+	s.mu.Lock()
+	if !s.wrapped {
+		dev, err := s.dev.raw()
+		if err == nil {
+			err = dev.FreeStream(s.raw)
+		}
+		if err != nil {
+			s.closing = false
+			s.mu.Unlock()
+			return err
+		}
+	}
+	s.gone = true
+	users := s.uses
+	s.uses = nil
+	s.mu.Unlock()
+
+	for r := range users {
+		r.mu.Lock()
+		delete(r.named, s)
+		r.mu.Unlock()
+	}
+	s.dev.port.unlearn(s)
+	s.dev.untrack(s)
+	return lost
+}
+
+// drain waits for the stream's work, unless that would destroy a capture.
+func (s *Stream) drain() error {
+	dev, err := s.dev.raw()
+	if err != nil {
+		return err
+	}
+	if err := s.notCapturing(); err != nil {
+		return err
+	}
+	return dev.SyncStream(s.raw)
+}
+
+// await waits for what is queued on the stream now.
+func (s *Stream) await() error {
+	s.mu.RLock()
+	if s.gone {
+		s.mu.RUnlock()
+		return nil
+	}
+	dev, err := s.dev.raw()
+	var e driver.Event
+	if err == nil {
+		e, err = s.dev.port.mark(dev, s.raw)
+	}
+	s.mu.RUnlock()
+	if err != nil {
+		return err
+	}
+	return s.dev.port.settle(dev, e)
+}
+
+// notCapturing is ErrCapturing while the stream is being captured.
+func (s *Stream) notCapturing() error {
+	if s == nil {
+		return fmt.Errorf("%w: no stream", ErrInvalid)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.gone {
+		return nil
+	}
+	dev, err := s.dev.raw()
+	if err != nil {
+		return err
+	}
+	capturing, err := dev.Capturing(s.raw)
+	if err == nil && capturing {
+		err = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
+	}
+	return err
+}
+
+// usable is nil if r may name the stream.
+func (s *Stream) usable(sys *system) error {
+	if s == nil {
+		return fmt.Errorf("%w: no stream", ErrInvalid)
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closing {
+		return fmt.Errorf("%w: stream", ErrClosed)
+	}
+	if s.dev.port.sys != sys {
+		return fmt.Errorf("%w: the stream is of another driver", ErrInvalid)
+	}
+	return nil
+}
+
+// remember notes that r names the stream; false if it is closed.
+func (s *Stream) remember(r *Reservation) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return false
+	}
+	if s.uses == nil {
+		s.uses = map[*Reservation]struct{}{}
+	}
+	s.uses[r] = struct{}{}
+	return true
+}
+
+// forget undoes remember.
+func (s *Stream) forget(r *Reservation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.uses, r)
+}
+
+// Event is a point in a stream. Safe for concurrent use. The caller must Close it.
+type Event struct {
+	dev *Device
+	raw driver.Event
+
+	mu     sync.RWMutex
+	closed bool
+}
+
+func (e *Event) with(f func(dev driver.Device) error) error {
+	if e == nil {
+		return fmt.Errorf("%w: no event", ErrInvalid)
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if e.closed {
+		return fmt.Errorf("%w: event", ErrClosed)
+	}
+	dev, err := e.dev.raw()
+	if err != nil {
+		return err
+	}
+	return f(dev)
+}
+
+func (e *Event) fail(op string, err error) error {
+	if e == nil {
+		return (*Device)(nil).fail(op, 0, 0, err)
+	}
+	return e.dev.fail(op, 0, 0, err)
+}
+
+// Done says whether the work before the event has finished.
+func (e *Event) Done() (done bool, err error) {
+	err = e.with(func(dev driver.Device) (err error) {
+		done, err = dev.Done(e.raw)
+		return err
+	})
+	return done, e.fail("query event", err)
+}
+
+// Sync waits, asleep, until the work before the event has finished.
+func (e *Event) Sync() error {
+	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.raw) }))
+}
+
+// Close frees the event. Twice is fine, and so is a nil Event.
+func (e *Event) Close() error {
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil
+	}
+	e.dev.port.recycle(e.raw)
+	e.closed = true
+	e.dev.untrack(e)
+	return nil
+}

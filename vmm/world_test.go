@@ -1,0 +1,157 @@
+package vmm_test
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+const (
+	page = 4096
+	kib  = 1 << 10
+	mib  = 1 << 20
+)
+
+// errInjected is what an armed fault answers.
+var errInjected = errors.New("injected")
+
+// fault fails chosen calls, counted from the moment it is armed.
+type fault struct {
+	mu    sync.Mutex
+	armed bool
+	seen  []string
+	waits map[int]bool // devices that a wait was begun for
+	at    []int
+	err   error
+}
+
+func (f *fault) hook(c drivertest.Call) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.armed {
+		return nil
+	}
+	f.seen = append(f.seen, c.Name)
+	if c.Name == "SyncIfActive" || c.Name == "SyncEvent" {
+		f.waits[c.Dev] = true
+	}
+	if slices.Contains(f.at, len(f.seen)) {
+		return f.err
+	}
+	return nil
+}
+
+// arm fails the calls numbered at, from 1.
+func (f *fault) arm(at ...int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.armed, f.seen, f.at, f.err, f.waits = true, nil, at, errInjected, map[int]bool{}
+}
+
+// waiting says whether a wait for the device was begun since arm.
+func (f *fault) waiting(dev int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.waits[dev]
+}
+
+// disarm gives the names of the calls seen since arm.
+func (f *fault) disarm() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.armed = false
+	return f.seen
+}
+
+// world is a fresh host driver with faults to inject and devices opened on it.
+// Its cleanup closes the devices and holds the driver's counts to zero drift.
+type world struct {
+	t    testing.TB
+	drv  *drivertest.Injected
+	devs []*vmm.Device
+	fault
+}
+
+// newWorld has n devices of 1 GiB with small pages, so that chunks are cheap.
+func newWorld(t testing.TB, n int) *world {
+	t.Helper()
+	return worldOn(t, n, host.Config{Devices: n, Memory: 1 << 30, PageGranularity: true})
+}
+
+func worldOn(t testing.TB, n int, c host.Config) *world {
+	t.Helper()
+	w := &world{t: t}
+	w.drv = drivertest.Inject(host.New(c), w.hook)
+	for i := range n {
+		d, err := vmm.OpenDriver(w.drv, i)
+		require.NoError(t, err)
+		w.devs = append(w.devs, d)
+	}
+	return w
+}
+
+// end closes the devices; nothing may be left open or unbalanced.
+func (w *world) end() {
+	w.t.Helper()
+	w.disarm()
+	for _, d := range w.devs {
+		require.NoError(w.t, d.Close())
+		st := d.Stats()
+		require.Zero(w.t, st.Reserved)
+		require.Zero(w.t, st.Committed)
+		require.Zero(w.t, st.Used)
+		require.Zero(w.t, st.Pending)
+		require.Zero(w.t, st.Stuck)
+	}
+	require.NoError(w.t, w.drv.Balanced())
+}
+
+// raw is the driver's device.
+func raw(t testing.TB, d *vmm.Device) driver.Device {
+	t.Helper()
+	r, err := d.Raw()
+	require.NoError(t, err)
+	return r
+}
+
+// gate makes later work of s wait until open is called.
+func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
+	t.Helper()
+	dev := raw(t, d)
+	word, _, err := dev.(driver.Pinner).AllocHost(page)
+	require.NoError(t, err)
+	values := dev.(driver.ValueWaiter)
+	require.NoError(t, values.WaitValue(s, word, 1, 4))
+	other, err := dev.NewStream()
+	require.NoError(t, err)
+	free := func() {
+		require.NoError(t, dev.FreeStream(other))
+		require.NoError(t, dev.(driver.Pinner).FreeHost(word))
+	}
+	return sync.OnceFunc(func() {
+		if err := values.WriteValue(other, word, 1, 4); err != nil {
+			require.ErrorIs(t, err, driver.ErrDeviceLost)
+			return
+		}
+		require.NoError(t, dev.SyncStream(other))
+		require.NoError(t, dev.SyncStream(s))
+		free()
+	})
+}
+
+// pattern is n bytes that differ by place.
+func pattern(n int, seed byte) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i) ^ byte(i>>8)*31 ^ seed
+	}
+	return b
+}
