@@ -82,7 +82,7 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 		return err
 	}
 	from, to := uint64(p), uint64(p)+size
-	d.poison(func(_ *unit, s span) bool { return s.from < to && from < s.to })
+	d.poison(within(from, to))
 	if _, err := mmap(from, size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1); err != nil {
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
