@@ -25,7 +25,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		}
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	r, i, j, err := d.run(verb, p, size)
 	if err != nil {
 		return err
@@ -45,9 +45,9 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		}
 	}
 
-	from, to := uint64(p), uint64(p)+size
+	here := within(uint64(p), uint64(p)+size)
 	d.poison(func(u *unit, s span) bool {
-		if s.to <= from || to <= s.from {
+		if !here(u, s) {
 			return false
 		}
 		for _, g := range slices.Backward(who) { // the last one for a device counts

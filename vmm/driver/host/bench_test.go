@@ -3,6 +3,7 @@
 package host
 
 import (
+	"runtime"
 	"runtime/debug"
 	"testing"
 
@@ -104,6 +105,7 @@ func BenchmarkGrow(b *testing.B) {
 				all = append(all, src...)
 			}
 			b.StopTimer()
+			runtime.KeepAlive(all)
 			all = nil
 			debug.FreeOSMemory()
 			b.StartTimer()

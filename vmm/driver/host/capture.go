@@ -18,6 +18,18 @@ func (c *capture) destroy(verb string) error {
 	return rule(verb, driver.ErrCapturing, "a wait destroys the capture")
 }
 
+// destroyCaptures is what a wait for the whole device does to the captures of
+// its streams. Freeing memory spares the relaxed ones.
+func (c *context) destroyCaptures(verb string, relaxed bool) error {
+	var err error
+	for _, s := range c.streams {
+		if s.capture != nil && (relaxed || s.capture.mode != driver.CaptureRelaxed) {
+			err = s.capture.destroy(verb)
+		}
+	}
+	return err
+}
+
 // add takes captured work, which is none once the capture is destroyed.
 func (c *capture) add(verb string) error {
 	if c.destroyed {

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"encoding/binary"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -182,8 +183,13 @@ func (c *context) fill(dst []byte, pattern uint32, width int) bool {
 			return false
 		}
 		b := dst[:min(piece, len(dst))]
-		for i := range width {
-			b[i] = byte(pattern >> (8 * i)) // both architectures are little-endian
+		switch width {
+		case 1:
+			b[0] = byte(pattern)
+		case 2:
+			binary.NativeEndian.PutUint16(b, uint16(pattern))
+		case 4:
+			binary.NativeEndian.PutUint32(b, pattern)
 		}
 		for n := width; n < len(b); n *= 2 {
 			copy(b[n:], b[:n])

@@ -68,7 +68,7 @@ func (v *device) Close() error {
 	c := v.context
 	d := c.d
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	d.work.Lock()
 	c.forget(v.own)
 	c.refs--
@@ -95,7 +95,7 @@ func (v *device) MemInfo() (free, total uint64, err error) {
 	}
 	u, d := v.context.u, v.context.d
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	d.collect()
 	return u.memory - u.used, u.memory, nil
 }

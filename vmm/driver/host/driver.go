@@ -28,6 +28,7 @@ type Driver struct {
 	handles      map[driver.Handle]*handle
 	created      map[inode]*memory // made here; imports of it find it again
 	orphans      []*memory         // released, but an exported descriptor may be open
+	closing      []int             // descriptors to close once mem is free
 	lastHandle   driver.Handle
 
 	// work guards streams, events and captures. It is taken after mem.

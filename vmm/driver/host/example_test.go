@@ -2,7 +2,6 @@ package host_test
 
 import (
 	"fmt"
-	"log"
 	"runtime"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -42,6 +41,6 @@ func Example() {
 
 func check(err error) {
 	if err != nil {
-		log.Fatal(err)
+		panic(err)
 	}
 }

@@ -5,6 +5,7 @@ package host
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -90,10 +91,44 @@ func holds(t testing.TB) held {
 			all["fd "+name]++
 		}
 	}
+	for _, m := range mappings(t) {
+		if strings.Contains(m.line, "memfd:cuvmm") {
+			all["mappings"]++
+		}
+	}
+	return all
+}
+
+// kernelMapping is a line of /proc/self/maps.
+type kernelMapping struct {
+	from, to uint64
+	rights   string
+	line     string
+}
+
+func mappings(t testing.TB) []kernelMapping {
+	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
-	all["mappings"] = strings.Count(string(maps), "memfd:cuvmm")
+	var all []kernelMapping
+	for line := range strings.Lines(string(maps)) {
+		m := kernelMapping{line: line}
+		_, err := fmt.Sscanf(line, "%x-%x %s", &m.from, &m.to, &m.rights)
+		require.NoError(t, err, line)
+		all = append(all, m)
+	}
 	return all
+}
+
+// rights is what the page table allows at p.
+func rights(t testing.TB, p driver.Ptr) string {
+	t.Helper()
+	for _, m := range mappings(t) {
+		if m.from <= uint64(p) && uint64(p) < m.to {
+			return m.rights
+		}
+	}
+	return ""
 }
 
 func pattern(n int) []byte {

@@ -30,7 +30,7 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 		return err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	x, err := d.handle(verb, h)
 	if err != nil {
 		return err
@@ -76,13 +76,13 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 		return err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	r, i, j, err := d.run(verb, p, size)
 	if err != nil {
 		return err
 	}
 	from, to := uint64(p), uint64(p)+size
-	d.poison(func(_ *unit, s span) bool { return s.from < to && from < s.to })
+	d.poison(within(from, to))
 	if _, err := mmap(from, size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1); err != nil {
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
 	}

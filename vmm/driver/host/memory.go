@@ -48,7 +48,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 		return 0, err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	if err := d.charge(verb, u, size); err != nil {
 		return 0, err
 	}
@@ -70,7 +70,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 // Release drops the caller's reference.
 func (d *Driver) Release(h driver.Handle) error {
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	x, err := d.handle("Release", h)
 	if err != nil {
 		return err
@@ -120,10 +120,21 @@ func (d *Driver) settle(m *memory) {
 }
 
 func (d *Driver) giveBack(m *memory) {
-	_ = unix.Close(m.fd)
+	d.closing = append(d.closing, m.fd)
 	if m.charged {
 		m.home.used -= m.size
 		delete(d.created, m.id)
+	}
+}
+
+// unlock lets go of mem and then closes what was given back: the kernel takes
+// its time to free the pages, and copies need not wait for that.
+func (d *Driver) unlock() {
+	fds := d.closing
+	d.closing = nil
+	d.mem.Unlock()
+	for _, fd := range fds {
+		_ = unix.Close(fd)
 	}
 }
 

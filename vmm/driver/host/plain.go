@@ -10,7 +10,8 @@ import (
 )
 
 // block is plain or pinned memory: an anonymous mapping that every device may
-// use. It belongs to a context and ends with it.
+// use. It belongs to a context and ends with it: on a lost device that is the
+// only way to get it back.
 type block struct {
 	context *context
 	n       uint64 // bytes asked for
@@ -47,7 +48,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 	size := (n + page - 1) / page * page
 
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	if v.context.stopped() {
 		return 0, v.context.gone(verb)
 	}
@@ -96,7 +97,7 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 		return rule(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
 	}
 	d.work.Lock()
-	if err := v.context.capturing(verb); err != nil {
+	if err := v.context.destroyCaptures(verb, false); err != nil {
 		d.work.Unlock()
 		d.mem.Unlock()
 		return err
@@ -104,46 +105,14 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	// Out of the books no new work can find it, and the wait needs no lock.
 	d.remove(r)
 	d.mem.Unlock()
-	ops := append(v.context.work(), d.using(r.base, r.end())...)
+	ops := v.context.work()
+	d.working(within(r.base, r.end()), func(_ *unit, o *op) { ops = append(ops, o) })
 	_ = v.context.wait(verb, ops)
 	d.work.Unlock()
 
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	return d.unmapBlock(r)
-}
-
-// capturing destroys the captures that a wait for the whole device destroys,
-// and says whether there were any.
-func (c *context) capturing(verb string) error {
-	var err error
-	for _, s := range c.streams {
-		if s.capture != nil && s.capture.mode != driver.CaptureRelaxed {
-			err = s.capture.destroy(verb)
-		}
-	}
-	return err
-}
-
-// using is the ops of any device that use [from, to). The caller holds work.
-func (d *Driver) using(from, to uint64) []*op {
-	var ops []*op
-	for _, u := range d.units {
-		if u.context == nil {
-			continue
-		}
-		for s := range u.context.busy {
-			s.all(func(o *op) {
-				for _, sp := range o.spans {
-					if sp.from < to && from < sp.to {
-						ops = append(ops, o)
-						return
-					}
-				}
-			})
-		}
-	}
-	return ops
 }
 
 // unmapBlock gives the memory of a block back, which is out of the books.
@@ -168,7 +137,7 @@ func (d *Driver) freeBlocks(c *context) error {
 		if r.block == nil || r.block.context != c {
 			continue
 		}
-		d.poison(func(_ *unit, s span) bool { return s.from < r.end() && r.base < s.to })
+		d.poison(within(r.base, r.end()))
 		d.remove(r)
 		if err := d.unmapBlock(r); err != nil && first == nil {
 			first = err

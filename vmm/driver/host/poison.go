@@ -2,6 +2,12 @@
 
 package host
 
+import (
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
 // poison loses every device that has work, queued or running, on memory that
 // is being taken away. It returns when none of that work runs any more, so
 // that nobody touches the pages afterwards: on the card this would be an
@@ -12,30 +18,36 @@ func (d *Driver) poison(hit func(*unit, span) bool) {
 	d.work.Lock()
 	defer d.work.Unlock()
 	var running []*op
+	d.working(hit, func(u *unit, o *op) {
+		u.lost.Store(true)
+		u.context.stop()
+		if o.started {
+			running = append(running, o)
+		}
+	})
+	for _, o := range running {
+		o.wait(d)
+	}
+}
+
+// working visits the ops, queued and running, that use memory which hit names.
+// The caller holds work.
+func (d *Driver) working(hit func(*unit, span) bool, visit func(*unit, *op)) {
 	for _, u := range d.units {
 		if u.context == nil {
 			continue
 		}
-		lost := false
 		for s := range u.context.busy {
-			s.all(func(o *op) {
-				for _, sp := range o.spans {
-					if sp.to > sp.from && hit(u, sp) {
-						lost = true
-						if o.started {
-							running = append(running, o)
-						}
-						break
-					}
+			for _, o := range slices.Concat(s.inline, s.queue) {
+				if slices.ContainsFunc(o.spans[:], func(x span) bool { return x.need != driver.None && hit(u, x) }) {
+					visit(u, o)
 				}
-			})
-		}
-		if lost {
-			u.lost.Store(true)
-			u.context.stop()
+			}
 		}
 	}
-	for _, o := range running {
-		o.wait(d)
-	}
+}
+
+// within says whether an op's span has bytes in [from, to), on any device.
+func within(from, to uint64) func(*unit, span) bool {
+	return func(_ *unit, s span) bool { return s.from < to && from < s.to }
 }

@@ -18,7 +18,7 @@ import (
 func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	const size, copiers = 4 * mib, 3
 	lost := 0
-	for round := range 40 {
+	for round := range 24 {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
 		p := chunk(t, d, size)
 		require.NoError(t, d.SetAccess(p, size, grant(1, driver.ReadWrite)))
@@ -133,24 +133,33 @@ func TestLostDeviceGivesBack(t *testing.T) {
 	require.Zero(t, d.mappings, "the gate went with its context")
 }
 
-// TestCloseEndsQueuedWork closes the last Device behind a closed gate.
+// TestCloseEndsQueuedWork closes the last Device behind a closed gate, while
+// somebody waits for what is queued.
 func TestCloseEndsQueuedWork(t *testing.T) {
-	d := New(Config{Memory: 64 * mib})
-	a, err := d.Open(0)
-	require.NoError(t, err)
-	b, err := d.Open(0)
-	require.NoError(t, err)
-	require.NotEqual(t, a.Own(), b.Own())
-	p := chunk(t, d, 4*mib)
-	gate(t, a.(*device), b.Own())
-	require.NoError(t, b.Fill(p, 1, 1, 4*mib, b.Own()))
-	require.NoError(t, a.Close())
-	require.ErrorIs(t, a.Sync(), driver.ErrClosed)
-	require.NoError(t, b.Close())
-	require.NoError(t, d.SyncIfActive(0), "nobody has it open")
-	require.Equal(t, 1, d.mappings, "the chunk is left, the gate's block is not")
-	require.NoError(t, d.Unmap(p, 4*mib))
-	require.False(t, d.units[0].lost.Load())
+	synctest.Test(t, func(t *testing.T) {
+		d := New(Config{Memory: 64 * mib})
+		a, err := d.Open(0)
+		require.NoError(t, err)
+		b, err := d.Open(0)
+		require.NoError(t, err)
+		require.NotEqual(t, a.Own(), b.Own())
+		p := chunk(t, d, 4*mib)
+		gate(t, a.(*device), b.Own())
+		require.NoError(t, b.Fill(p, 1, 1, 4*mib, b.Own()))
+		synced := make(chan error, 1)
+		go func() { synced <- b.SyncStream(b.Own()) }()
+
+		require.NoError(t, a.Close())
+		require.ErrorIs(t, a.Sync(), driver.ErrClosed)
+		synctest.Wait()
+		require.Empty(t, synced, "a Device is still open")
+		require.NoError(t, b.Close())
+		require.ErrorIs(t, <-synced, driver.ErrClosed)
+		require.NoError(t, d.SyncIfActive(0), "nobody has it open")
+		require.Equal(t, 1, d.mappings, "the chunk is left, the gate's block is not")
+		require.NoError(t, d.Unmap(p, 4*mib))
+		require.False(t, d.units[0].lost.Load())
+	})
 }
 
 // TestFreeWaits holds that pinned memory stays until queued work, another
@@ -213,7 +222,7 @@ func TestNothingDrifts(t *testing.T) {
 	}
 	cycle()
 	before := holds(t)
-	for range 200 {
+	for range 50 {
 		cycle()
 	}
 	require.Equal(t, before, holds(t))

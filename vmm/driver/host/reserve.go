@@ -33,7 +33,7 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 	align = max(align, d.granularity)
 
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	if align > addressLimit || size > addressLimit-d.reserved {
 		return 0, rule(verb, driver.ErrAddressSpace, "%d bytes aligned to %d beside %d that are reserved", size, align, d.reserved)
 	}
@@ -88,7 +88,7 @@ func (d *Driver) Free(p driver.Ptr, size uint64) error {
 		return err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	r := d.region(uint64(p))
 	if r == nil || r.block != nil || r.base != uint64(p) || r.size != size {
 		return rule(verb, driver.ErrInvalid, "%d bytes at %v were not reserved so", size, p)

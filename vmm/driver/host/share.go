@@ -16,7 +16,7 @@ import (
 func (d *Driver) Export(h driver.Handle) (int, error) {
 	const verb = "Export"
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	x, err := d.handle(verb, h)
 	if err != nil {
 		return -1, err
@@ -74,7 +74,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 		return 0, err
 	}
 	d.mem.Lock()
-	defer d.mem.Unlock()
+	defer d.unlock()
 	if m := d.created[inode{uint64(st.Dev), st.Ino}]; m != nil {
 		d.adopt(m)
 		return d.newHandle(m, size, p.Share, writable), nil
@@ -88,14 +88,19 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	return d.newHandle(m, size, p.Share, writable), nil
 }
 
-// inspect refuses what could shrink below a mapping, which would end the
-// process with SIGBUS, and what is no memory at all.
+// inspect refuses what is no memory, and what would end the process with
+// SIGBUS: a file that can shrink below its mapping, and huge pages, which may
+// turn out not to be there when they are touched.
 func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, err error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return st, false, d.fail("fstat", driver.ErrInvalid, err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return st, false, rule(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o)", fd, st.Mode)
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return st, false, d.fail("fstatfs", driver.ErrInvalid, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type != unix.TMPFS_MAGIC {
+		return st, false, rule(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o, file system %#x)", fd, st.Mode, fs.Type)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {

@@ -164,7 +164,17 @@ func TestImportRefusesOtherFiles(t *testing.T) {
 	h := create(t, d, 2*mib, shared)
 	good := export(t, d, h)
 	require.NoError(t, d.Release(h))
+	huge, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB)
+	if err != nil {
+		huge = -1 // a kernel without huge pages has nothing to refuse
+	} else {
+		t.Cleanup(func() { _ = unix.Close(huge) })
+		require.NoError(t, unix.Ftruncate(huge, 2*mib))
+		_, err = unix.FcntlInt(uintptr(huge), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+		require.NoError(t, err)
+	}
 	for name, fd := range map[string]int{
+		"huge pages": huge,
 		"none":       -1,
 		"closed":     1 << 20,
 		"pipe":       pipe[0],

@@ -30,7 +30,7 @@ type stream struct {
 	capture *capture
 }
 
-// op is one piece of work. All but run and spans is guarded by Driver.work.
+// op is one piece of work. What changes in it is guarded by Driver.work.
 type op struct {
 	spans   [2]span
 	run     func(*context) bool // false: it was cut short
@@ -182,16 +182,6 @@ func (o *op) wait(d *Driver) {
 	}
 }
 
-// all visits the ops of s that have not ended.
-func (s *stream) all(visit func(*op)) {
-	for _, o := range s.inline {
-		visit(o)
-	}
-	for _, o := range s.queue {
-		visit(o)
-	}
-}
-
 // last is the ops whose end is the end of all that s has now.
 func (s *stream) last() []*op {
 	if n := len(s.queue); n > 0 {
@@ -266,13 +256,16 @@ func (v *device) SyncStream(s driver.Stream) error {
 	return c.wait(verb, x.last())
 }
 
-// wait waits for ops of c, letting go of work, and says if c was lost by then.
+// wait waits for ops, letting go of work, and says if c was lost by then or
+// ended before they ran.
 func (c *context) wait(verb string, ops []*op) error {
+	dropped := false
 	for _, o := range slices.Clone(ops) {
 		o.wait(c.d)
+		dropped = dropped || o.dropped
 	}
-	if c.u.lost.Load() {
-		return c.u.isLost(verb)
+	if dropped || c.u.lost.Load() {
+		return c.gone(verb)
 	}
 	return nil
 }
@@ -285,14 +278,8 @@ func (d *Driver) sync(verb string, u *unit) error {
 	if c == nil {
 		return nil
 	}
-	capturing := error(nil)
-	for _, s := range c.streams {
-		if s.capture != nil {
-			capturing = s.capture.destroy(verb)
-		}
-	}
-	if capturing != nil {
-		return capturing
+	if err := c.destroyCaptures(verb, true); err != nil {
+		return err
 	}
 	return c.wait(verb, c.work())
 }

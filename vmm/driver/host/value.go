@@ -26,15 +26,19 @@ func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int
 // WaitValue holds the stream until an atomic load finds the value.
 func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
 	return v.value("WaitValue", s, p, width, driver.Read, func(c *context) bool {
+		timer := time.NewTimer(0)
+		defer timer.Stop()
 		for pause := firstPause; ; pause = min(2*pause, lastPause) {
-			if c.stopped() {
+			select {
+			case <-c.over:
 				return false
+			case <-timer.C:
 			}
 			diff := load(uint64(p), width) - val
 			if width == 4 && int32(diff) >= 0 || width == 8 && int64(diff) >= 0 {
 				return true
 			}
-			time.Sleep(pause)
+			timer.Reset(pause)
 		}
 	})
 }

@@ -1,0 +1,78 @@
+//go:build linux
+
+package host
+
+import (
+	"os"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/stretchr/testify/require"
+)
+
+func TestDefault(t *testing.T) {
+	d := Default()
+	require.Same(t, d, Default())
+	all, err := d.Devices()
+	require.NoError(t, err)
+	require.Len(t, all, 16)
+	again, err := New(Config{}).Devices()
+	require.NoError(t, err)
+	require.Len(t, again, 1)
+	require.Equal(t, all[0], again[0], "the same device in every driver and process")
+	require.NotEqual(t, all[0].UUID, all[1].UUID)
+	require.Equal(t, "host:15", all[15].Open)
+	require.NotZero(t, all[0].Memory)
+	open(t, d, 15)
+	_, err = d.Open(16)
+	require.ErrorIs(t, err, driver.ErrNoDevice)
+}
+
+func TestNoPeer(t *testing.T) {
+	d := New(Config{Devices: 3, Memory: 64 * mib, NoPeer: [][2]int{{0, 2}, {7, 9}}})
+	for _, c := range []struct {
+		from, to int
+		yes      bool
+	}{{0, 1, true}, {1, 2, true}, {0, 0, true}, {0, 2, false}, {2, 0, false}} {
+		yes, err := d.CanAccessPeer(c.from, c.to)
+		require.NoError(t, err)
+		require.Equal(t, c.yes, yes, "%v", c)
+	}
+	p := chunk(t, d, 2*mib)
+	require.ErrorIs(t, d.SetAccess(p, 2*mib, []driver.Grant{{To: on(1), Access: driver.Read}, {To: on(2), Access: driver.Read}}), driver.ErrInvalid)
+	a, err := d.Access(p, on(1))
+	require.NoError(t, err)
+	require.Equal(t, driver.None, a, "nothing changed")
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(2, driver.None)))
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(1, driver.Read)))
+}
+
+func TestPageGranularity(t *testing.T) {
+	page := uint64(os.Getpagesize())
+	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	g, err := d.Granularity(home)
+	require.NoError(t, err)
+	require.Equal(t, page, g)
+	v := open(t, d, 0)
+	p := chunk(t, d, 3*page)
+	require.NoError(t, v.CopyIn(p+driver.Ptr(3*page-1), []byte{7}))
+	require.ErrorIs(t, v.CopyIn(p+driver.Ptr(3*page-1), []byte{7, 7}), driver.ErrInvalid)
+}
+
+// TestUnionIsWhatThePageTableAllows reads the kernel's own word for it.
+func TestUnionIsWhatThePageTableAllows(t *testing.T) {
+	d := New(Config{Devices: 2, Memory: 64 * mib})
+	p := chunk(t, d, 2*mib)
+	for _, c := range []struct {
+		zero, one driver.Access
+		want      string
+	}{
+		{driver.None, driver.None, "---s"},
+		{driver.Read, driver.None, "r--s"},
+		{driver.Read, driver.ReadWrite, "rw-s"},
+		{driver.None, driver.Read, "r--s"},
+	} {
+		require.NoError(t, d.SetAccess(p, 2*mib, []driver.Grant{{To: on(0), Access: c.zero}, {To: on(1), Access: c.one}}))
+		require.Equal(t, c.want, rights(t, p), "%v", c)
+	}
+}
