@@ -284,8 +284,8 @@ func TestNilVector(t *testing.T) {
 	require.Zero(t, v.Len()+v.Cap()+v.MaxLen())
 	require.Zero(t, v.Ptr())
 	require.Nil(t, v.Range())
-	for range v.Blocks(nil) {
-		t.Fatal("a block of nothing")
+	for b, err := range v.Blocks(nil) {
+		t.Fatal("a block of nothing", b, err)
 	}
 	require.NoError(t, v.Close())
 	require.NoError(t, v.CloseContext(t.Context()))

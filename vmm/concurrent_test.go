@@ -52,7 +52,7 @@ func TestConcurrentUse(t *testing.T) {
 	busy(func() error { return g.Revoke(w.devs[1]) })
 	busy(func() error {
 		b := make([]byte, 3*record)
-		if _, err := g.ReadAt(b, 0); err != nil && err != io.EOF {
+		if _, err := g.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
 		return nil

@@ -127,6 +127,7 @@ func (r *Reservation) check() {
 	for i := range r.slots {
 		s := &r.slots[i]
 		if s.off < end || s.end() > r.size || s.off%r.gran != 0 || s.mem.refs.Load() < 1 {
+			//nolint:forbidigo // only in builds of our own tests
 			panic(fmt.Sprintf("vmm: slot %d of %v at %#x, after %#x", i, r.ptr, s.off, end))
 		}
 		end = s.end()

@@ -19,10 +19,12 @@ import (
 // Ways to grow, as --mem takes them.
 const (
 	growVMM    = memVMM
+	growWhole  = "whole" // one chunk of the final size, mapped once
 	growPlain  = memPlain
 	growDouble = "double" // plain, doubling its capacity
 	growAsync  = memAsync
-	growAppend = "append" // Go's own, on the host
+	growAppend = "append" // Go's own, on the host, from memory the system has
+	growWarm   = "warm"   // the same in a heap that keeps its pages
 )
 
 // growPlan is what grow measures.
@@ -34,10 +36,10 @@ type growPlan struct {
 }
 
 func newGrowPlan() *growPlan {
-	all := []string{growVMM, growPlain, growDouble, growAsync, growAppend}
+	all := []string{growVMM, growWhole, growPlain, growDouble, growAsync, growAppend}
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
-		mems: choices{of: all, values: all}, samples: math.MaxInt,
+		mems: choices{of: append(all, growWarm), values: all}, samples: math.MaxInt,
 	}
 }
 
@@ -49,8 +51,10 @@ func (a *app) grow() *cobra.Command {
 		Short: "Measure growing: in place against allocate and copy",
 		Long: `Append to a target, step by step, writing every byte: in place (vmm), into a new
 allocation that the old one is copied to (plain, each step; double, when it is
-full; async, from the device's pool), and with Go's append on the host. The
-first step includes making the container; giving the memory back is not timed.`,
+full; async, from the device's pool), and with Go's append on the host (append,
+which gets its pages from the system as the others do; warm, in a heap that has
+kept them, which append in the same run would take away). whole does not grow: it writes the same bytes into one chunk of the
+final size. The first step includes making the container; giving the memory back is not timed.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M`,
 	})
@@ -122,8 +126,12 @@ func growName(dev *vmm.Device, kind string) string {
 	switch kind {
 	case growVMM:
 		return kind
+	case growWhole:
+		return "vmm-whole"
 	case growAppend:
 		return "go-append"
+	case growWarm:
+		return "go-append-warm"
 	case growDouble:
 		return memName(dev, memPlain) + "-double"
 	}

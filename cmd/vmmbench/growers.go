@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -34,11 +35,13 @@ func starter(dev *vmm.Device, raw driver.Device, kind string, target, chunk uint
 			}
 			return &inPlace{Range: r, raw: raw}, nil
 		}, nothing, nil
-	case growAppend:
+	case growWhole:
+		return func() (grower, error) { return newReadyMade(dev, raw, target) }, nothing, nil
+	case growAppend, growWarm:
 		if _, ok := dev.Driver().(driver.HostViewer); !ok || dev.Driver().Name() != "host" {
 			return nil, nil, missing(dev, "memory that a Go slice can be made of")
 		}
-		return func() (grower, error) { return &goSlice{}, nil }, nothing, nil
+		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, nothing, nil
 	}
 
 	plain, ok := raw.(driver.Plain)
@@ -91,6 +94,47 @@ func (g *inPlace) cost() (copied, peak uint64) { return 0, g.Cap() }
 func (g *inPlace) close() error                { return g.Close() }
 func (g *inPlace) buffer() *buffer {
 	return &buffer{raw: g.raw, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}
+}
+
+// readyMade is a range that has all its memory, in one chunk, before the first byte
+// is written: through the mapping where the CPU reaches it.
+type readyMade struct {
+	inPlace
+	view []byte
+	len  uint64
+}
+
+func newReadyMade(dev *vmm.Device, raw driver.Device, target uint64) (grower, error) {
+	gran, err := dev.Driver().Granularity(driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: dev.Info().Ordinal}})
+	if err != nil {
+		return nil, err
+	}
+	r, err := dev.NewRange(vmm.RangeOptions{Max: target, Chunk: (target + gran - 1) / gran * gran})
+	if err != nil {
+		return nil, err
+	}
+	g := &readyMade{inPlace: inPlace{Range: r, raw: raw}}
+	err = errors.Join(r.Grow(target), r.SetLen(target))
+	if err == nil {
+		g.view, err = r.Host()
+	}
+	if errors.Is(err, driver.ErrNotSupported) {
+		err = nil
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return g, nil
+}
+
+func (g *readyMade) append(p []byte) error {
+	at := g.len
+	g.len += uint64(len(p))
+	if g.view != nil {
+		copy(g.view[at:], p)
+		return nil
+	}
+	return g.raw.CopyIn(g.Ptr()+driver.Ptr(at), p)
 }
 
 // copying allocates anew when it is full, and copies.
@@ -157,6 +201,7 @@ func (g *copying) close() error {
 // goSlice is a Go slice and append.
 type goSlice struct {
 	b            []byte
+	warm         bool
 	copied, peak uint64
 }
 
@@ -177,9 +222,13 @@ func (g *goSlice) buffer() *buffer {
 }
 
 // close gives the memory back to the system, so that the next growth pays for
-// its pages as the others do.
+// its pages as the others do. A warm heap only collects it.
 func (g *goSlice) close() error {
 	g.b = nil
+	if g.warm {
+		runtime.GC()
+		return nil
+	}
 	debug.FreeOSMemory()
 	return nil
 }
