@@ -9,6 +9,3 @@ type Config struct {
 	Mappings        int      // kernel mappings it may hold; 0: vm.max_map_count less what the process has and a margin
 	NoPeer          [][2]int // pairs of devices that cannot reach each other's memory
 }
-
-// defaultDevices is how many devices Default has.
-const defaultDevices = 16

@@ -83,6 +83,9 @@ func New(c Config) *Driver {
 // sixteen devices share the machine's memory and each is as large as it.
 func Default() *Driver { return defaultDriver() }
 
+// defaultDevices is how many devices Default has.
+const defaultDevices = 16
+
 var defaultDriver = sync.OnceValue(func() *Driver { return New(Config{Devices: defaultDevices}) })
 
 // Name is "host".
