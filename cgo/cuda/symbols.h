@@ -1,0 +1,78 @@
+// Every symbol of libcuda that this package calls: whether it can do without,
+// our name for it, the exported symbol with its version, and its parameters.
+// The version is spelled out because the plain name of a symbol that has been
+// revised is the oldest revision.
+//
+// Optional symbols came later than the oldest driver that works (11.2): what
+// needs one answers CUDA_ERROR_NOT_SUPPORTED where it is not there.
+#ifndef CUVMM_SYMBOLS_H
+#define CUVMM_SYMBOLS_H
+
+#define CUVMM_SYMBOLS(REQUIRED, OPTIONAL) \
+	REQUIRED(init, "cuInit", (unsigned int flags)) \
+	REQUIRED(driver_version, "cuDriverGetVersion", (int *version)) \
+	REQUIRED(error_name, "cuGetErrorName", (CUresult error, const char **text)) \
+	REQUIRED(error_string, "cuGetErrorString", (CUresult error, const char **text)) \
+	REQUIRED(device_count, "cuDeviceGetCount", (int *count)) \
+	REQUIRED(device_get, "cuDeviceGet", (CUdevice *dev, int ordinal)) \
+	REQUIRED(device_name, "cuDeviceGetName", (char *name, int len, CUdevice dev)) \
+	REQUIRED(device_uuid, "cuDeviceGetUuid", (CUuuid *uuid, CUdevice dev)) \
+	OPTIONAL(device_uuid_mig, "cuDeviceGetUuid_v2", (CUuuid *uuid, CUdevice dev)) \
+	REQUIRED(device_memory, "cuDeviceTotalMem_v2", (size_t *bytes, CUdevice dev)) \
+	REQUIRED(device_attribute, "cuDeviceGetAttribute", (int *value, CUdevice_attribute attribute, CUdevice dev)) \
+	REQUIRED(device_pci, "cuDeviceGetPCIBusId", (char *id, int len, CUdevice dev)) \
+	REQUIRED(device_can_access_peer, "cuDeviceCanAccessPeer", (int *can, CUdevice from, CUdevice to)) \
+	REQUIRED(primary_state, "cuDevicePrimaryCtxGetState", (CUdevice dev, unsigned int *flags, int *active)) \
+	REQUIRED(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext *ctx, CUdevice dev)) \
+	REQUIRED(primary_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice dev)) \
+	REQUIRED(ctx_push, "cuCtxPushCurrent_v2", (CUcontext ctx)) \
+	REQUIRED(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *ctx)) \
+	REQUIRED(ctx_sync, "cuCtxSynchronize", (void)) \
+	REQUIRED(mem_info, "cuMemGetInfo_v2", (size_t *free, size_t *total)) \
+	REQUIRED(mem_granularity, "cuMemGetAllocationGranularity", (size_t *bytes, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)) \
+	REQUIRED(mem_reserve, "cuMemAddressReserve", (CUdeviceptr *p, size_t size, size_t align, CUdeviceptr addr, unsigned long long flags)) \
+	REQUIRED(mem_address_free, "cuMemAddressFree", (CUdeviceptr p, size_t size)) \
+	REQUIRED(mem_create, "cuMemCreate", (CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)) \
+	REQUIRED(mem_release, "cuMemRelease", (CUmemGenericAllocationHandle handle)) \
+	REQUIRED(mem_map, "cuMemMap", (CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
+	REQUIRED(mem_unmap, "cuMemUnmap", (CUdeviceptr p, size_t size)) \
+	REQUIRED(mem_set_access, "cuMemSetAccess", (CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t count)) \
+	REQUIRED(mem_get_access, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)) \
+	REQUIRED(mem_export, "cuMemExportToShareableHandle", (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags)) \
+	REQUIRED(mem_import, "cuMemImportFromShareableHandle", (CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type)) \
+	REQUIRED(pointer_attribute, "cuPointerGetAttribute", (void *value, CUpointer_attribute attribute, CUdeviceptr p)) \
+	REQUIRED(copy_in, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t n, CUstream stream)) \
+	REQUIRED(copy_out, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t n, CUstream stream)) \
+	REQUIRED(copy, "cuMemcpyAsync", (CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream)) \
+	REQUIRED(fill8, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char pattern, size_t n, CUstream stream)) \
+	REQUIRED(fill16, "cuMemsetD16Async", (CUdeviceptr dst, unsigned short pattern, size_t n, CUstream stream)) \
+	REQUIRED(fill32, "cuMemsetD32Async", (CUdeviceptr dst, unsigned int pattern, size_t n, CUstream stream)) \
+	REQUIRED(stream_create, "cuStreamCreate", (CUstream *stream, unsigned int flags)) \
+	REQUIRED(stream_destroy, "cuStreamDestroy_v2", (CUstream stream)) \
+	REQUIRED(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
+	REQUIRED(stream_is_capturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus *status)) \
+	REQUIRED(stream_begin_capture, "cuStreamBeginCapture_v2", (CUstream stream, CUstreamCaptureMode mode)) \
+	REQUIRED(stream_end_capture, "cuStreamEndCapture", (CUstream stream, CUgraph *graph)) \
+	REQUIRED(graph_destroy, "cuGraphDestroy", (CUgraph graph)) \
+	REQUIRED(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode *mode)) \
+	REQUIRED(stream_wait_event, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned int flags)) \
+	REQUIRED(event_create, "cuEventCreate", (CUevent *event, unsigned int flags)) \
+	REQUIRED(event_destroy, "cuEventDestroy_v2", (CUevent event)) \
+	REQUIRED(event_record, "cuEventRecord", (CUevent event, CUstream stream)) \
+	REQUIRED(event_sync, "cuEventSynchronize", (CUevent event)) \
+	REQUIRED(event_query, "cuEventQuery", (CUevent event)) \
+	REQUIRED(event_elapsed, "cuEventElapsedTime", (float *ms, CUevent from, CUevent to)) \
+	REQUIRED(plain_alloc, "cuMemAlloc_v2", (CUdeviceptr *p, size_t n)) \
+	REQUIRED(plain_free, "cuMemFree_v2", (CUdeviceptr p)) \
+	OPTIONAL(pool_alloc, "cuMemAllocAsync", (CUdeviceptr *p, size_t n, CUstream stream)) \
+	OPTIONAL(pool_free, "cuMemFreeAsync", (CUdeviceptr p, CUstream stream)) \
+	OPTIONAL(pool_default, "cuDeviceGetDefaultMemPool", (CUmemoryPool *pool, CUdevice dev)) \
+	OPTIONAL(pool_set, "cuMemPoolSetAttribute", (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) \
+	REQUIRED(host_alloc, "cuMemHostAlloc", (void **p, size_t n, unsigned int flags)) \
+	REQUIRED(host_free, "cuMemFreeHost", (void *p)) \
+	OPTIONAL(wait_value32, "cuStreamWaitValue32_v2", (CUstream stream, CUdeviceptr p, cuuint32_t value, unsigned int flags)) \
+	OPTIONAL(wait_value64, "cuStreamWaitValue64_v2", (CUstream stream, CUdeviceptr p, cuuint64_t value, unsigned int flags)) \
+	OPTIONAL(write_value32, "cuStreamWriteValue32_v2", (CUstream stream, CUdeviceptr p, cuuint32_t value, unsigned int flags)) \
+	OPTIONAL(write_value64, "cuStreamWriteValue64_v2", (CUstream stream, CUdeviceptr p, cuuint64_t value, unsigned int flags))
+
+#endif
