@@ -59,7 +59,7 @@ func driverNamed(kind string) (driver.Driver, error) {
 	case "host":
 		return host.Default(), nil
 	case "cuda":
-		return cuda.Driver()
+		return cuda.Default()
 	}
 	return nil, fmt.Errorf("%w: a device is \"auto\", \"cuda:N\", \"cuda:UUID\" or \"host:N\"", ErrInvalid)
 }
@@ -118,7 +118,7 @@ func openDriver(drv driver.Driver, n int) (*Device, error) {
 // error; that there is one and it fails is.
 func Devices() ([]Info, error) {
 	var all []Info
-	drv, err := cuda.Driver()
+	drv, err := cuda.Default()
 	if err == nil {
 		all, err = drv.Devices()
 	}

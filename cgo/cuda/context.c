@@ -1,0 +1,333 @@
+// Calls that need a context: push, work, pop.
+#include "internal.h"
+
+#include <stdint.h>
+#include <string.h>
+
+static CUresult enter(cuvmm_lib api, CUcontext ctx) {
+	CUVMM_ALIVE(CUVMM_DEAD);
+	return api->ctx_push(ctx);
+}
+
+// leave pops, and gives the first of the two errors.
+static CUresult leave(cuvmm_lib api, CUresult r) {
+	CUcontext old;
+	CUresult popped = api->ctx_pop(&old);
+	return r != CUDA_SUCCESS ? r : popped;
+}
+
+// relax makes calls of this thread that would destroy another stream's capture
+// harmless to it; restore undoes it.
+static CUstreamCaptureMode relax(cuvmm_lib api) {
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	api->exchange_capture_mode(&mode);
+	return mode;
+}
+
+static void restore(cuvmm_lib api, CUstreamCaptureMode mode) { api->exchange_capture_mode(&mode); }
+
+// known is INVALID_VALUE for an address that CUDA has not heard of, which it
+// would take for pageable host memory.
+static CUresult known(cuvmm_lib api, CUdeviceptr p) {
+	unsigned int type = 0;
+	return api->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p);
+}
+
+CUresult cuvmm_push(cuvmm_lib api, CUcontext ctx) { return enter(api, ctx); }
+
+CUresult cuvmm_pop(cuvmm_lib api) { return leave(api, CUDA_SUCCESS); }
+
+CUresult cuvmm_sync(cuvmm_lib api, CUcontext ctx) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	return leave(api, api->ctx_sync());
+}
+
+CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev) {
+	unsigned int flags = 0;
+	int active = 0;
+	CUcontext ctx;
+	CUVMM_ALIVE(CUVMM_DEAD);
+	CUresult r = api->primary_state(dev, &flags, &active);
+	if (r != CUDA_SUCCESS || !active)
+		return r;
+	r = api->primary_retain(&ctx, dev);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = cuvmm_sync(api, ctx);
+	CUresult released = api->primary_release(dev);
+	return r != CUDA_SUCCESS ? r : released;
+}
+
+cuvmm_context cuvmm_open(cuvmm_lib api, int dev) {
+	cuvmm_context c = {.r = CUVMM_DEAD};
+	CUVMM_ALIVE(c);
+	c.r = api->primary_retain(&c.ctx, dev);
+	if (c.r != CUDA_SUCCESS)
+		return c;
+	c.r = enter(api, c.ctx);
+	if (c.r == CUDA_SUCCESS)
+		c.r = leave(api, api->stream_create(&c.own, CU_STREAM_NON_BLOCKING));
+	if (c.r != CUDA_SUCCESS)
+		api->primary_release(dev);
+	return c;
+}
+
+CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev) {
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->stream_destroy(own));
+	CUresult released = api->primary_release(dev);
+	return r != CUDA_SUCCESS ? r : released;
+}
+
+cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx) {
+	size_t free = 0, total = 0;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->mem_info(&free, &total));
+	return (cuvmm_memory){r, free, total};
+}
+
+// A copy of pageable memory may still be under way when the driver returns, so
+// both of these end with a synchronise of their stream.
+
+CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const void *src, size_t n, CUstream own) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	CUstreamCaptureMode mode = relax(api);
+	r = known(api, dst);
+	if (r == CUDA_SUCCESS)
+		r = api->copy_in(dst, src, n, own);
+	if (r == CUDA_SUCCESS)
+		r = api->stream_sync(own);
+	restore(api, mode);
+	return leave(api, r);
+}
+
+CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, void *dst, CUdeviceptr src, size_t n, CUstream own) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	CUstreamCaptureMode mode = relax(api);
+	r = known(api, src);
+	if (r == CUDA_SUCCESS)
+		r = api->copy_out(dst, src, n, own);
+	if (r == CUDA_SUCCESS)
+		r = api->stream_sync(own);
+	restore(api, mode);
+	return leave(api, r);
+}
+
+CUresult cuvmm_copy(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = known(api, dst);
+	if (r == CUDA_SUCCESS)
+		r = known(api, src);
+	if (r == CUDA_SUCCESS)
+		r = api->copy(dst, src, n, s);
+	return leave(api, r);
+}
+
+CUresult cuvmm_fill(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	switch (width) {
+	case 1:
+		r = api->fill8(dst, (unsigned char)pattern, n, s);
+		break;
+	case 2:
+		r = api->fill16(dst, (unsigned short)pattern, n, s);
+		break;
+	case 4:
+		r = api->fill32(dst, pattern, n, s);
+		break;
+	default:
+		r = CUDA_ERROR_INVALID_VALUE;
+	}
+	return leave(api, r);
+}
+
+cuvmm_value cuvmm_stream_create(cuvmm_lib api, CUcontext ctx) {
+	CUstream s = NULL;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->stream_create(&s, CU_STREAM_NON_BLOCKING));
+	return (cuvmm_value){r, (uintptr_t)s};
+}
+
+CUresult cuvmm_stream_destroy(cuvmm_lib api, CUcontext ctx, CUstream s) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->stream_destroy(s));
+}
+
+CUresult cuvmm_stream_sync(cuvmm_lib api, CUcontext ctx, CUstream s) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	CUstreamCaptureMode mode = relax(api);
+	r = api->stream_sync(s);
+	restore(api, mode);
+	return leave(api, r);
+}
+
+cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, CUcontext ctx, CUstream s) {
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->stream_is_capturing(s, &status));
+	return (cuvmm_value){r, status != CU_STREAM_CAPTURE_STATUS_NONE};
+}
+
+CUresult cuvmm_begin_capture(cuvmm_lib api, CUcontext ctx, CUstream s, int mode) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->stream_begin_capture(s, (CUstreamCaptureMode)mode));
+}
+
+CUresult cuvmm_end_capture(cuvmm_lib api, CUcontext ctx, CUstream s) {
+	CUgraph graph = NULL;
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = api->stream_end_capture(s, &graph);
+	if (graph != NULL)
+		api->graph_destroy(graph);
+	return leave(api, r);
+}
+
+cuvmm_value cuvmm_event_create(cuvmm_lib api, CUcontext ctx, unsigned int flags) {
+	CUevent e = NULL;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->event_create(&e, flags));
+	return (cuvmm_value){r, (uintptr_t)e};
+}
+
+CUresult cuvmm_event_destroy(cuvmm_lib api, CUcontext ctx, CUevent e) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->event_destroy(e));
+}
+
+CUresult cuvmm_event_record(cuvmm_lib api, CUcontext ctx, CUevent e, CUstream s) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->event_record(e, s));
+}
+
+CUresult cuvmm_event_wait(cuvmm_lib api, CUcontext ctx, CUstream s, CUevent e) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->stream_wait_event(s, e, 0));
+}
+
+CUresult cuvmm_event_sync(cuvmm_lib api, CUcontext ctx, CUevent e) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	CUstreamCaptureMode mode = relax(api);
+	r = api->event_sync(e);
+	restore(api, mode);
+	return leave(api, r);
+}
+
+CUresult cuvmm_event_query(cuvmm_lib api, CUcontext ctx, CUevent e) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	CUstreamCaptureMode mode = relax(api);
+	r = api->event_query(e);
+	restore(api, mode);
+	return leave(api, r);
+}
+
+cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, CUcontext ctx, CUevent from, CUevent to) {
+	float ms = 0;
+	uint32_t bits;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->event_elapsed(&ms, from, to));
+	memcpy(&bits, &ms, sizeof bits);
+	return (cuvmm_value){r, bits};
+}
+
+cuvmm_value cuvmm_plain_alloc(cuvmm_lib api, CUcontext ctx, size_t n) {
+	CUdeviceptr p = 0;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->plain_alloc(&p, n));
+	return (cuvmm_value){r, p};
+}
+
+CUresult cuvmm_plain_free(cuvmm_lib api, CUcontext ctx, CUdeviceptr p) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->plain_free(p));
+}
+
+cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, CUcontext ctx, size_t n, CUstream s) {
+	CUdeviceptr p = 0;
+	if (api->pool_alloc == NULL)
+		return (cuvmm_value){.r = CUDA_ERROR_NOT_SUPPORTED};
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->pool_alloc(&p, n, s));
+	return (cuvmm_value){r, p};
+}
+
+CUresult cuvmm_pool_free(cuvmm_lib api, CUcontext ctx, CUdeviceptr p, CUstream s) {
+	if (api->pool_free == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->pool_free(p, s));
+}
+
+CUresult cuvmm_pool_threshold(cuvmm_lib api, int dev, unsigned long long n) {
+	CUmemoryPool pool;
+	cuuint64_t value = n;
+	if (api->pool_default == NULL || api->pool_set == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUVMM_ALIVE(CUVMM_DEAD);
+	CUresult r = api->pool_default(&pool, dev);
+	return r != CUDA_SUCCESS ? r : api->pool_set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value);
+}
+
+cuvmm_value cuvmm_host_alloc(cuvmm_lib api, CUcontext ctx, size_t n) {
+	void *p = NULL;
+	CUresult r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->host_alloc(&p, n, CU_MEMHOSTALLOC_PORTABLE));
+	return (cuvmm_value){r, (uintptr_t)p};
+}
+
+CUresult cuvmm_host_free(cuvmm_lib api, CUcontext ctx, void *p) {
+	CUresult r = enter(api, ctx);
+	return r != CUDA_SUCCESS ? r : leave(api, api->host_free(p));
+}
+
+CUresult cuvmm_wait_value(cuvmm_lib api, CUcontext ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width) {
+	if (api->wait_value32 == NULL || api->wait_value64 == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	if (width == 4)
+		r = api->wait_value32(s, p, (cuuint32_t)v, CU_STREAM_WAIT_VALUE_GEQ);
+	else
+		r = api->wait_value64(s, p, v, CU_STREAM_WAIT_VALUE_GEQ);
+	return leave(api, r);
+}
+
+CUresult cuvmm_write_value(cuvmm_lib api, CUcontext ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width) {
+	if (api->write_value32 == NULL || api->write_value64 == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	if (width == 4)
+		r = api->write_value32(s, p, (cuuint32_t)v, CU_STREAM_WRITE_VALUE_DEFAULT);
+	else
+		r = api->write_value64(s, p, v, CU_STREAM_WRITE_VALUE_DEFAULT);
+	return leave(api, r);
+}

@@ -1,0 +1,341 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "shims.h"
+import "C"
+
+import (
+	"math"
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Device is a retained primary context with a copy stream of its own. Safe for
+// concurrent use; calls under way when it closes finish first.
+type Device struct {
+	d   *Driver
+	n   int
+	ctx C.CUcontext
+	own C.CUstream
+
+	// users counts calls under way; closedBit says that no more may begin.
+	users atomic.Int64
+}
+
+const closedBit = 1 << 62
+
+var _ driver.Device = (*Device)(nil)
+
+// Open retains the primary context of a device.
+func (d *Driver) Open(dev int) (driver.Device, error) {
+	const call = "cuDevicePrimaryCtxRetain"
+	if err := d.on(call, dev); err != nil {
+		return nil, err
+	}
+	c := C.cuvmm_open(d.api, C.int(dev))
+	if c.r != 0 {
+		return nil, d.check(call, dev, c.r)
+	}
+	return &Device{d: d, n: dev, ctx: c.ctx, own: c.own}, nil
+}
+
+// enter begins a call; the caller calls exit unless there is an error.
+func (v *Device) enter(call string) error {
+	if err := v.stay(call); err != nil {
+		return err
+	}
+	if err := v.d.on(call, v.n); err != nil {
+		v.exit()
+		return err
+	}
+	return nil
+}
+
+// stay is enter for calls that a lost device still answers.
+func (v *Device) stay(call string) error {
+	if v.users.Add(1)&closedBit != 0 {
+		v.exit()
+		return rule(call, driver.ErrClosed, "cuda:%d", v.n)
+	}
+	return nil
+}
+
+// exit ends a call. The last one out of a closed device releases the context.
+func (v *Device) exit() {
+	if v.users.Add(-1) == closedBit {
+		v.release() //nolint:errcheck // nobody is left to tell
+	}
+}
+
+// release gives the context back, once: the count does not come by here again.
+func (v *Device) release() error {
+	if !v.users.CompareAndSwap(closedBit, closedBit|closedBit>>1) {
+		return nil
+	}
+	r := Result(C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n)))
+	if r.sticky() {
+		return nil // nothing of the context is left to give back
+	}
+	return v.d.fail("cuDevicePrimaryCtxRelease", r)
+}
+
+// Close releases the context.
+func (v *Device) Close() error {
+	for {
+		n := v.users.Load()
+		if n&closedBit != 0 {
+			return nil
+		}
+		if v.users.CompareAndSwap(n, n|closedBit) {
+			if n == 0 {
+				return v.release()
+			}
+			return nil
+		}
+	}
+}
+
+func (v *Device) check(call string, r C.CUresult) error { return v.d.check(call, v.n, r) }
+
+// back is check for calls that give something back: on a lost device the
+// context has taken it along.
+func (v *Device) back(call string, r C.CUresult) error {
+	err := v.check(call, r)
+	if v.d.units[v.n].lost.Load() {
+		return nil
+	}
+	return err
+}
+
+// MemInfo is the device's free and total memory.
+func (v *Device) MemInfo() (free, total uint64, err error) {
+	const call = "cuMemGetInfo"
+	if err := v.enter(call); err != nil {
+		return 0, 0, err
+	}
+	defer v.exit()
+	m := C.cuvmm_mem_info(v.d.api, v.ctx)
+	return uint64(m.free), uint64(m.total), v.check(call, m.r)
+}
+
+// CopyIn copies ordinary memory to the device.
+func (v *Device) CopyIn(dst driver.Ptr, src []byte) error {
+	const call = "cuMemcpyHtoDAsync"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	if len(src) == 0 {
+		return nil
+	}
+	return v.check(call, C.cuvmm_copy_in(v.d.api, v.ctx, C.CUdeviceptr(dst),
+		unsafe.Pointer(unsafe.SliceData(src)), C.size_t(len(src)), v.own))
+}
+
+// CopyOut copies device memory to ordinary memory.
+func (v *Device) CopyOut(dst []byte, src driver.Ptr) error {
+	const call = "cuMemcpyDtoHAsync"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	if len(dst) == 0 {
+		return nil
+	}
+	return v.check(call, C.cuvmm_copy_out(v.d.api, v.ctx, unsafe.Pointer(unsafe.SliceData(dst)),
+		C.CUdeviceptr(src), C.size_t(len(dst)), v.own))
+}
+
+// Copy queues a copy.
+func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
+	const call = "cuMemcpyAsync"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_copy(v.d.api, v.ctx, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), stream(s)))
+}
+
+// Fill queues a fill.
+func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
+	const call = "cuMemsetAsync"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_fill(v.d.api, v.ctx, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n), stream(s)))
+}
+
+// Own is the library's copy stream.
+func (v *Device) Own() driver.Stream { return driver.Stream(uintptr(unsafe.Pointer(v.own))) }
+
+// NewStream makes a non-blocking stream.
+func (v *Device) NewStream() (driver.Stream, error) {
+	const call = "cuStreamCreate"
+	if err := v.enter(call); err != nil {
+		return 0, err
+	}
+	defer v.exit()
+	c := C.cuvmm_stream_create(v.d.api, v.ctx)
+	return driver.Stream(c.v), v.check(call, c.r)
+}
+
+// FreeStream lets queued work finish by itself.
+func (v *Device) FreeStream(s driver.Stream) error {
+	const call = "cuStreamDestroy"
+	if err := v.stay(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.back(call, C.cuvmm_stream_destroy(v.d.api, v.ctx, stream(s)))
+}
+
+// SyncStream waits for a stream.
+func (v *Device) SyncStream(s driver.Stream) error {
+	const call = "cuStreamSynchronize"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_stream_sync(v.d.api, v.ctx, stream(s)))
+}
+
+// Capturing says whether a stream is being captured.
+func (v *Device) Capturing(s driver.Stream) (bool, error) {
+	const call = "cuStreamIsCapturing"
+	if err := v.enter(call); err != nil {
+		return false, err
+	}
+	defer v.exit()
+	c := C.cuvmm_stream_capturing(v.d.api, v.ctx, stream(s))
+	return c.v != 0, v.check(call, c.r)
+}
+
+// NewEvent makes an event.
+func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
+	const call = "cuEventCreate"
+	if err := v.enter(call); err != nil {
+		return 0, err
+	}
+	defer v.exit()
+	if f&driver.EventTiming != 0 && f&driver.EventInterprocess != 0 {
+		return 0, rule(call, driver.ErrInvalid, "an event for other processes cannot have a time")
+	}
+	flags := C.uint(C.CU_EVENT_DISABLE_TIMING)
+	if f&driver.EventTiming != 0 {
+		flags = 0
+	}
+	if f&driver.EventBlocking != 0 {
+		flags |= C.CU_EVENT_BLOCKING_SYNC
+	}
+	if f&driver.EventInterprocess != 0 {
+		flags |= C.CU_EVENT_INTERPROCESS
+	}
+	c := C.cuvmm_event_create(v.d.api, v.ctx, flags)
+	return driver.Event(c.v), v.check(call, c.r)
+}
+
+// FreeEvent frees an event.
+func (v *Device) FreeEvent(e driver.Event) error {
+	const call = "cuEventDestroy"
+	if err := v.stay(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.back(call, C.cuvmm_event_destroy(v.d.api, v.ctx, event(e)))
+}
+
+// SyncEvent waits for an event.
+func (v *Device) SyncEvent(e driver.Event) error {
+	const call = "cuEventSynchronize"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_event_sync(v.d.api, v.ctx, event(e)))
+}
+
+// Record marks the stream's end of now.
+func (v *Device) Record(e driver.Event, s driver.Stream) error {
+	const call = "cuEventRecord"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s)))
+}
+
+// Wait makes later work of the stream wait for the event.
+func (v *Device) Wait(s driver.Stream, e driver.Event) error {
+	const call = "cuStreamWaitEvent"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e)))
+}
+
+// Done says whether the event has been reached.
+func (v *Device) Done(e driver.Event) (bool, error) {
+	const call = "cuEventQuery"
+	if err := v.enter(call); err != nil {
+		return false, err
+	}
+	defer v.exit()
+	r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
+	if Result(r) == notReady {
+		return false, nil
+	}
+	return r == 0, v.check(call, r)
+}
+
+// Elapsed is the device's time between two events.
+func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
+	const call = "cuEventElapsedTime"
+	if err := v.enter(call); err != nil {
+		return 0, err
+	}
+	defer v.exit()
+	c := C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
+	ms := float64(math.Float32frombits(uint32(c.v)))
+	return time.Duration(ms * float64(time.Millisecond)), v.check(call, c.r)
+}
+
+// Sync waits for the context.
+func (v *Device) Sync() error {
+	const call = "cuCtxSynchronize"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	return v.check(call, C.cuvmm_sync(v.d.api, v.ctx))
+}
+
+// Do runs f on a locked thread with the context current.
+func (v *Device) Do(f func() error) error {
+	const call = "cuCtxPushCurrent"
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := v.check(call, C.cuvmm_push(v.d.api, v.ctx)); err != nil {
+		return err
+	}
+	defer C.cuvmm_pop(v.d.api)
+	return f()
+}
+
+// stream and event are handles as C wants them. They point into the driver's
+// memory, never into Go's.
+func stream(s driver.Stream) C.CUstream { return C.CUstream(opaque(uint64(s))) }
+func event(e driver.Event) C.CUevent    { return C.CUevent(opaque(uint64(e))) }
+
+// opaque is a number as the pointer it stands for.
+func opaque(n uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }

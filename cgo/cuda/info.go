@@ -1,0 +1,123 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "shims.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// info is what is known of a device without a context.
+func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
+	i := driver.Info{
+		Ordinal: ordinal,
+		Open:    fmt.Sprintf("cuda:%d", ordinal),
+		Name:    C.GoString(&c.name[0]),
+		Arch:    fmt.Sprintf("sm_%d%d", c.major, c.minor),
+		PCI:     strings.ToLower(C.GoString(&c.pci[0])),
+		Driver:  fmt.Sprintf("CUDA %d.%d", version/1000, version%1000/10),
+		UUID:    *(*[16]byte)(unsafe.Pointer(&c.uuid)),
+		Memory:  uint64(c.memory),
+	}
+	if strings.Contains(i.Name, " MIG ") {
+		u := i.UUID
+		i.MIG = fmt.Sprintf("MIG-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
+	}
+	switch c.mode {
+	case 0:
+		i.Compute = "default"
+	case 2:
+		i.Compute = "prohibited"
+	case 3:
+		i.Compute = "exclusive process"
+	}
+	return i
+}
+
+// probe answers for one feature. Where a call can tell it makes the call:
+// an attribute that says "supported" is no proof.
+func (d *Driver) probe(dev int, f driver.Feature) error {
+	const call = "Supports"
+	home := driver.Location{Kind: driver.OnDevice, ID: dev}
+	absent := rule(call, driver.ErrNotSupported, "%v on cuda:%d", f, dev)
+	switch f {
+	case driver.VMM, driver.ReadOnlyMap:
+		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, absent); err != nil {
+			return err
+		}
+		return d.creates(driver.Prop{Home: home})
+	case driver.SharesFD:
+		return d.creates(driver.Prop{Home: home, Share: driver.ShareFD})
+	case driver.SharesFabric:
+		return d.creates(driver.Prop{Home: home, Share: driver.ShareFabric})
+	case driver.RDMA:
+		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, absent); err != nil {
+			return err
+		}
+		return d.creates(driver.Prop{Home: home, RDMA: true})
+	case driver.HostNUMA:
+		return d.creates(driver.Prop{Home: driver.Location{Kind: driver.OnHost}})
+	case driver.DMABuf:
+		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, absent)
+	case driver.Pools:
+		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
+	case driver.LegacyIPC:
+		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, absent)
+	case driver.ValueWait:
+		if d.api.wait_value32 == nil || d.api.write_value64 == nil {
+			return absent
+		}
+		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, absent)
+	}
+	return absent
+}
+
+func (d *Driver) attribute(dev int, a C.CUdevice_attribute, absent error) error {
+	v := C.cuvmm_attribute(d.api, C.int(a), C.int(dev))
+	if v.r != 0 && Result(v.r) != invalidValue { // an attribute that the driver does not know yet
+		return d.fail("cuDeviceGetAttribute", Result(v.r))
+	}
+	if v.v == 0 {
+		return absent
+	}
+	return nil
+}
+
+// creates makes one granule of memory and gives it back. That it may not be had
+// is the same as that it is not supported; that there is none left settles nothing.
+func (d *Driver) creates(p driver.Prop) error {
+	n, err := d.Granularity(p)
+	var h driver.Handle
+	if err == nil {
+		h, err = d.Create(n, p)
+	}
+	if err == nil {
+		return d.Release(h)
+	}
+	var r Result
+	if errors.As(err, &r) && (r == notPermitted || r == invalidValue || r == notSupported || r == invalidDevice) {
+		return &driver.CallError{Call: "Supports", Kind: driver.ErrNotSupported, Err: err}
+	}
+	return err
+}
+
+// looksExported refuses what cannot be exported memory before the driver sees
+// it: that is a character device.
+func looksExported(fd int) error {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFCHR {
+		return fmt.Errorf("descriptor %d is no device's (mode %#o)", fd, st.Mode)
+	}
+	return nil
+}

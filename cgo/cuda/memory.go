@@ -1,0 +1,256 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "shims.h"
+import "C"
+
+import (
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// prop is p as CUDA wants it, on a device that is there and not lost.
+func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err error) {
+	switch p.Home.Kind {
+	case driver.OnDevice:
+		if err := d.on(call, p.Home.ID); err != nil {
+			return c, err
+		}
+		c.location._type = C.CU_MEM_LOCATION_TYPE_DEVICE
+	case driver.OnHost:
+		c.location._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
+	default:
+		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Home)
+	}
+	c.location.id = C.int(p.Home.ID)
+	c._type = C.CU_MEM_ALLOCATION_TYPE_PINNED
+	switch {
+	case p.Share&^(driver.ShareFD|driver.ShareFabric|driver.ShareReadOnly) != 0,
+		p.Share == driver.ShareReadOnly:
+		return c, rule(call, driver.ErrInvalid, "share %#x", uint8(p.Share))
+	}
+	var types C.CUmemAllocationHandleType
+	if p.Share&driver.ShareFD != 0 {
+		types |= C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+	}
+	if p.Share&driver.ShareFabric != 0 {
+		types |= C.CU_MEM_HANDLE_TYPE_FABRIC
+	}
+	c.requestedHandleTypes = types
+	if p.RDMA {
+		c.allocFlags.gpuDirectRDMACapable = 1
+	}
+	if p.Compress {
+		c.allocFlags.compressionType = C.CU_MEM_ALLOCATION_COMP_GENERIC
+	}
+	return c, nil
+}
+
+// Granularity is the unit of sizes and addresses for memory of this kind.
+func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
+	const call = "cuMemGetAllocationGranularity"
+	c, err := d.prop(call, p)
+	if err != nil {
+		return 0, err
+	}
+	v := C.cuvmm_granularity(d.api, c)
+	return uint64(v.v), d.fail(call, Result(v.r))
+}
+
+// Reserve takes addresses.
+func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
+	const call = "cuMemAddressReserve"
+	v := C.cuvmm_reserve(d.api, C.size_t(size), C.size_t(align))
+	return driver.Ptr(v.v), d.fail(call, Result(v.r))
+}
+
+// Free gives addresses back.
+func (d *Driver) Free(p driver.Ptr, size uint64) error {
+	return d.fail("cuMemAddressFree", Result(C.cuvmm_address_free(d.api, C.CUdeviceptr(p), C.size_t(size))))
+}
+
+// Create takes physical memory.
+func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
+	const call = "cuMemCreate"
+	c, err := d.prop(call, p)
+	if err != nil {
+		return 0, err
+	}
+	v := C.cuvmm_create(d.api, C.size_t(size), c)
+	if v.r != 0 {
+		return 0, d.fail(call, Result(v.r))
+	}
+	return d.keep(driver.Handle(v.v), p), nil
+}
+
+// keep enters a handle into the books.
+func (d *Driver) keep(h driver.Handle, p driver.Prop) driver.Handle {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	home := p.Home.ID
+	if p.Home.Kind != driver.OnDevice {
+		home = -1
+	}
+	d.handles[h] = handle{home: home, shared: p.Share != 0, refs: d.handles[h].refs + 1}
+	return h
+}
+
+// known finds a handle whose device is not lost.
+func (d *Driver) known(call string, h driver.Handle) (handle, error) {
+	d.mu.Lock()
+	k, ok := d.handles[h]
+	d.mu.Unlock()
+	if !ok {
+		return k, rule(call, driver.ErrInvalid, "no handle %#x", uint64(h))
+	}
+	if k.home < 0 {
+		return k, nil
+	}
+	return k, d.on(call, k.home)
+}
+
+// Release drops a reference. It works on a lost device.
+func (d *Driver) Release(h driver.Handle) error {
+	const call = "cuMemRelease"
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	k, ok := d.handles[h]
+	if !ok {
+		return rule(call, driver.ErrInvalid, "no handle %#x", uint64(h))
+	}
+	if err := d.fail(call, Result(C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)))); err != nil {
+		return err
+	}
+	if k.refs--; k.refs > 0 {
+		d.handles[h] = k
+	} else {
+		delete(d.handles, h)
+	}
+	return nil
+}
+
+// Map puts the whole of h at p.
+func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
+	const call = "cuMemMap"
+	if _, err := d.known(call, h); err != nil {
+		return err
+	}
+	return d.fail(call, Result(C.cuvmm_map(d.api, C.CUdeviceptr(p), C.size_t(size), C.CUmemGenericAllocationHandle(h))))
+}
+
+// Unmap takes away whole mappings and waits for nothing.
+func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
+	return d.fail("cuMemUnmap", Result(C.cuvmm_unmap(d.api, C.CUdeviceptr(p), C.size_t(size))))
+}
+
+// SetAccess sets what each of who may do with [p, p+size).
+func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+	const call = "cuMemSetAccess"
+	if len(who) == 0 {
+		return rule(call, driver.ErrInvalid, "nobody to set access for")
+	}
+	var buf [16]C.CUmemAccessDesc
+	list := buf[:0]
+	for _, g := range who {
+		where, err := d.location(call, g.To, g.Access == driver.None)
+		if err != nil {
+			return err
+		}
+		flags, ok := protection(g.Access)
+		if !ok {
+			return rule(call, driver.ErrInvalid, "access %v", g.Access)
+		}
+		list = append(list, C.CUmemAccessDesc{location: where, flags: flags})
+	}
+	return d.fail(call, Result(C.cuvmm_set_access(d.api, C.CUdeviceptr(p), C.size_t(size), &list[0], C.size_t(len(list)))))
+}
+
+// location is who may touch memory, as CUDA wants it.
+func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
+	switch l.Kind {
+	case driver.OnDevice:
+		if err := d.on(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < len(d.units)) {
+			return c, err
+		}
+		c._type = C.CU_MEM_LOCATION_TYPE_DEVICE
+	case driver.OnHost:
+		c._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
+	default:
+		return c, rule(call, driver.ErrInvalid, "access for %v", l)
+	}
+	c.id = C.int(l.ID)
+	return c, nil
+}
+
+func protection(a driver.Access) (C.CUmemAccess_flags, bool) {
+	switch a {
+	case driver.None:
+		return C.CU_MEM_ACCESS_FLAGS_PROT_NONE, true
+	case driver.Read:
+		return C.CU_MEM_ACCESS_FLAGS_PROT_READ, true
+	case driver.ReadWrite:
+		return C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, true
+	}
+	return 0, false
+}
+
+// Access says what who may do at p.
+func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
+	const call = "cuMemGetAccess"
+	where, err := d.location(call, who, false)
+	if err != nil {
+		return driver.None, err
+	}
+	v := C.cuvmm_get_access(d.api, C.CUdeviceptr(p), where)
+	switch {
+	case v.r != 0:
+		return driver.None, d.fail(call, Result(v.r))
+	case v.v == C.CU_MEM_ACCESS_FLAGS_PROT_READ:
+		return driver.Read, nil
+	case v.v == C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
+		return driver.ReadWrite, nil
+	}
+	return driver.None, nil
+}
+
+// Export gives a new file descriptor, which the driver makes close-on-exec.
+func (d *Driver) Export(h driver.Handle) (int, error) {
+	const call = "cuMemExportToShareableHandle"
+	k, err := d.known(call, h)
+	if err != nil {
+		return -1, err
+	}
+	if !k.shared {
+		return -1, rule(call, driver.ErrInvalid, "memory that was not created to be shared")
+	}
+	v := C.cuvmm_export(d.api, C.CUmemGenericAllocationHandle(h))
+	if v.r != 0 {
+		return -1, d.fail(call, Result(v.r))
+	}
+	return int(v.v), nil
+}
+
+// Import makes a handle of an exported descriptor. What the descriptor is of,
+// the driver finds out; its size, only Map.
+func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	const call = "cuMemImportFromShareableHandle"
+	c, err := d.prop(call, p)
+	if err != nil {
+		return 0, err
+	}
+	g := C.cuvmm_granularity(d.api, c)
+	if g.r != 0 {
+		return 0, d.fail(call, Result(g.r))
+	}
+	if size == 0 || size%uint64(g.v) != 0 {
+		return 0, rule(call, driver.ErrInvalid, "%d bytes", size)
+	}
+	if err := looksExported(fd); err != nil {
+		return 0, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: err}
+	}
+	v := C.cuvmm_import(d.api, C.int(fd))
+	if v.r != 0 {
+		return 0, d.fail(call, Result(v.r))
+	}
+	return d.keep(driver.Handle(v.v), p), nil
+}

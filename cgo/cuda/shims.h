@@ -1,0 +1,112 @@
+// One C function for each call of the driver. Those that need a context push
+// it, work and pop within the one function, so that goroutines may change
+// threads between calls. Nothing here undoes anything: undo is in Go.
+#ifndef CUVMM_SHIMS_H
+#define CUVMM_SHIMS_H
+
+#include "abi.h"
+#include "symbols.h"
+
+// cuvmm_api is one loaded libcuda. An optional symbol that is not there is NULL.
+struct cuvmm_api {
+#define CUVMM_FIELD(field, symbol, params) CUresult(*field) params;
+	CUVMM_SYMBOLS(CUVMM_FIELD, CUVMM_FIELD)
+#undef CUVMM_FIELD
+};
+
+// CUVMM_FORKED is what every call answers in a forked child: the driver's state
+// does not survive a fork.
+#define CUVMM_FORKED (-1)
+
+// cuvmm_value is a result and what the call gave.
+typedef struct {
+	CUresult r;
+	unsigned long long v;
+} cuvmm_value;
+
+typedef struct {
+	CUresult r;
+	unsigned long long free, total;
+} cuvmm_memory;
+
+typedef struct {
+	CUresult r;
+	char name[128];
+	char pci[32];
+	unsigned char uuid[16];
+	unsigned long long memory;
+	int major, minor, mode;
+} cuvmm_device;
+
+typedef struct {
+	CUresult r;
+	CUcontext ctx;
+	CUstream own;
+} cuvmm_context;
+
+typedef const struct cuvmm_api *cuvmm_lib;
+
+// Loading. Symbol i is the i-th of CUVMM_SYMBOLS.
+int cuvmm_symbol_count(void);
+const char *cuvmm_symbol_name(int i);
+int cuvmm_symbol_required(int i);
+void cuvmm_bind(struct cuvmm_api *api, int i, void *address);
+int cuvmm_watch_fork(void);
+
+// Without a context.
+CUresult cuvmm_init(cuvmm_lib api);
+cuvmm_value cuvmm_version(cuvmm_lib api);
+const char *cuvmm_error_name(cuvmm_lib api, CUresult r);
+const char *cuvmm_error_text(cuvmm_lib api, CUresult r);
+cuvmm_value cuvmm_device_count(cuvmm_lib api);
+cuvmm_device cuvmm_device_info(cuvmm_lib api, int dev);
+cuvmm_value cuvmm_attribute(cuvmm_lib api, int attribute, int dev);
+cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to);
+cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop);
+cuvmm_value cuvmm_reserve(cuvmm_lib api, size_t size, size_t align);
+CUresult cuvmm_address_free(cuvmm_lib api, CUdeviceptr p, size_t size);
+cuvmm_value cuvmm_create(cuvmm_lib api, size_t size, CUmemAllocationProp prop);
+CUresult cuvmm_release(cuvmm_lib api, CUmemGenericAllocationHandle h);
+CUresult cuvmm_map(cuvmm_lib api, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
+CUresult cuvmm_unmap(cuvmm_lib api, CUdeviceptr p, size_t size);
+CUresult cuvmm_set_access(cuvmm_lib api, CUdeviceptr p, size_t size, const CUmemAccessDesc *who, size_t n);
+cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who);
+cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
+cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
+CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev);
+cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
+
+// With a context.
+CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev);
+CUresult cuvmm_push(cuvmm_lib api, CUcontext ctx);
+CUresult cuvmm_pop(cuvmm_lib api);
+CUresult cuvmm_sync(cuvmm_lib api, CUcontext ctx);
+cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx);
+CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const void *src, size_t n, CUstream own);
+CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, void *dst, CUdeviceptr src, size_t n, CUstream own);
+CUresult cuvmm_copy(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
+CUresult cuvmm_fill(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s);
+cuvmm_value cuvmm_stream_create(cuvmm_lib api, CUcontext ctx);
+CUresult cuvmm_stream_destroy(cuvmm_lib api, CUcontext ctx, CUstream s);
+CUresult cuvmm_stream_sync(cuvmm_lib api, CUcontext ctx, CUstream s);
+cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, CUcontext ctx, CUstream s);
+CUresult cuvmm_begin_capture(cuvmm_lib api, CUcontext ctx, CUstream s, int mode);
+CUresult cuvmm_end_capture(cuvmm_lib api, CUcontext ctx, CUstream s);
+cuvmm_value cuvmm_event_create(cuvmm_lib api, CUcontext ctx, unsigned int flags);
+CUresult cuvmm_event_destroy(cuvmm_lib api, CUcontext ctx, CUevent e);
+CUresult cuvmm_event_record(cuvmm_lib api, CUcontext ctx, CUevent e, CUstream s);
+CUresult cuvmm_event_wait(cuvmm_lib api, CUcontext ctx, CUstream s, CUevent e);
+CUresult cuvmm_event_sync(cuvmm_lib api, CUcontext ctx, CUevent e);
+CUresult cuvmm_event_query(cuvmm_lib api, CUcontext ctx, CUevent e);
+cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, CUcontext ctx, CUevent from, CUevent to); // v: bits of a float
+cuvmm_value cuvmm_plain_alloc(cuvmm_lib api, CUcontext ctx, size_t n);
+CUresult cuvmm_plain_free(cuvmm_lib api, CUcontext ctx, CUdeviceptr p);
+cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, CUcontext ctx, size_t n, CUstream s);
+CUresult cuvmm_pool_free(cuvmm_lib api, CUcontext ctx, CUdeviceptr p, CUstream s);
+CUresult cuvmm_pool_threshold(cuvmm_lib api, int dev, unsigned long long n);
+cuvmm_value cuvmm_host_alloc(cuvmm_lib api, CUcontext ctx, size_t n);
+CUresult cuvmm_host_free(cuvmm_lib api, CUcontext ctx, void *p);
+CUresult cuvmm_wait_value(cuvmm_lib api, CUcontext ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
+CUresult cuvmm_write_value(cuvmm_lib api, CUcontext ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
+
+#endif
