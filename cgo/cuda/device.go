@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"math"
+	"math/bits"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -158,6 +159,9 @@ func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 		return err
 	}
 	defer v.exit()
+	if err := inside(call, max(dst, src), n); err != nil {
+		return err
+	}
 	return v.check(call, C.cuvmm_copy(v.d.api, v.ctx, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), stream(s)))
 }
 
@@ -168,6 +172,13 @@ func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 		return err
 	}
 	defer v.exit()
+	over, size := bits.Mul64(n, uint64(max(width, 0)))
+	if over != 0 {
+		return rule(call, driver.ErrInvalid, "%d elements of %d bytes", n, width)
+	}
+	if err := inside(call, dst, size); err != nil {
+		return err
+	}
 	return v.check(call, C.cuvmm_fill(v.d.api, v.ctx, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n), stream(s)))
 }
 

@@ -104,7 +104,7 @@ func (d *Driver) creates(p driver.Prop) error {
 	}
 	var r Result
 	if errors.As(err, &r) && (r == notPermitted || r == invalidValue || r == notSupported || r == invalidDevice) {
-		return &driver.CallError{Call: "Supports", Kind: driver.ErrNotSupported, Err: err}
+		return &driver.CallError{Call: "Supports", Kind: driver.ErrNotSupported, Err: d.text(r)}
 	}
 	return err
 }

@@ -24,9 +24,10 @@ func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err 
 	}
 	c.location.id = C.int(p.Home.ID)
 	c._type = C.CU_MEM_ALLOCATION_TYPE_PINNED
-	switch {
-	case p.Share&^(driver.ShareFD|driver.ShareFabric|driver.ShareReadOnly) != 0,
-		p.Share == driver.ShareReadOnly:
+	if p.Share&driver.ShareReadOnly != 0 {
+		return c, rule(call, driver.ErrNotSupported, "a descriptor carries no rights: whoever imports it may write")
+	}
+	if p.Share&^(driver.ShareFD|driver.ShareFabric) != 0 {
 		return c, rule(call, driver.ErrInvalid, "share %#x", uint8(p.Share))
 	}
 	var types C.CUmemAllocationHandleType
@@ -80,18 +81,18 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	if v.r != 0 {
 		return 0, d.fail(call, Result(v.r))
 	}
-	return d.keep(driver.Handle(v.v), p), nil
+	return d.keep(driver.Handle(v.v), p.Home, p.Share != 0), nil
 }
 
 // keep enters a handle into the books.
-func (d *Driver) keep(h driver.Handle, p driver.Prop) driver.Handle {
+func (d *Driver) keep(h driver.Handle, home driver.Location, shared bool) driver.Handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	home := p.Home.ID
-	if p.Home.Kind != driver.OnDevice {
-		home = -1
+	k := handle{home: home.ID, shared: shared, refs: d.handles[h].refs + 1}
+	if home.Kind != driver.OnDevice {
+		k.home = -1
 	}
-	d.handles[h] = handle{home: home, shared: p.Share != 0, refs: d.handles[h].refs + 1}
+	d.handles[h] = k
 	return h
 }
 
@@ -140,12 +141,18 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 
 // Unmap takes away whole mappings and waits for nothing.
 func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
+	if err := inside("cuMemUnmap", p, size); err != nil {
+		return err
+	}
 	return d.fail("cuMemUnmap", Result(C.cuvmm_unmap(d.api, C.CUdeviceptr(p), C.size_t(size))))
 }
 
 // SetAccess sets what each of who may do with [p, p+size).
 func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
 	const call = "cuMemSetAccess"
+	if err := inside(call, p, size); err != nil {
+		return err
+	}
 	if len(who) == 0 {
 		return rule(call, driver.ErrInvalid, "nobody to set access for")
 	}
@@ -163,6 +170,15 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		list = append(list, C.CUmemAccessDesc{location: where, flags: flags})
 	}
 	return d.fail(call, Result(C.cuvmm_set_access(d.api, C.CUdeviceptr(p), C.size_t(size), &list[0], C.size_t(len(list)))))
+}
+
+// inside refuses a span that runs over the end of all addresses, which CUDA
+// takes for a success.
+func inside(call string, p driver.Ptr, n uint64) error {
+	if p+driver.Ptr(n) < p {
+		return rule(call, driver.ErrInvalid, "%d bytes at %v", n, p)
+	}
+	return nil
 }
 
 // location is who may touch memory, as CUDA wants it.
@@ -221,7 +237,7 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 		return -1, err
 	}
 	if !k.shared {
-		return -1, rule(call, driver.ErrInvalid, "memory that was not created to be shared")
+		return -1, rule(call, driver.ErrInvalid, "imported, or created without a way to share")
 	}
 	v := C.cuvmm_export(d.api, C.CUmemGenericAllocationHandle(h))
 	if v.r != 0 {
@@ -252,5 +268,5 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if v.r != 0 {
 		return 0, d.fail(call, Result(v.r))
 	}
-	return d.keep(driver.Handle(v.v), p), nil
+	return d.keep(driver.Handle(v.v), p.Home, false), nil
 }

@@ -91,9 +91,8 @@ func (r Result) kind(call string) error {
 		}
 		return driver.ErrOutOfMemory
 	case notSupported:
-		switch call {
-		case "cuMemMap", "cuMemUnmap", "cuMemSetAccess":
-			return driver.ErrInvalid // a rule about offset or size was broken
+		if call == "cuMemMap" {
+			return driver.ErrInvalid // the size is not the handle's
 		}
 		return driver.ErrNotSupported
 	case unknown:

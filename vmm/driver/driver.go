@@ -43,23 +43,27 @@ type Driver interface {
 	Release(Handle) error
 
 	// Map puts the whole of h at p. Size must be h's own size. The mapping
-	// starts without access for anyone.
+	// starts without access for anyone. To keep within one reservation is the
+	// caller's business: CUDA has let a mapping run over the end of one.
 	Map(p Ptr, size uint64, h Handle) error
 
 	// Unmap takes away whole mappings, one or several side by side; part of
-	// one, or a hole, is ErrInvalid. It waits for nothing: work still queued
-	// on the memory loses its device.
+	// one is ErrInvalid. A hole among them is the caller's mistake, which the
+	// host refuses and CUDA passes over. It waits for nothing: work still
+	// queued on the memory loses its device.
 	Unmap(p Ptr, size uint64) error
 
 	// SetAccess sets what each of who may do with [p, p+size), which may span
-	// many mappings but no hole. Others keep what they had.
+	// many mappings. A hole at either end is ErrInvalid, one between them the
+	// caller's mistake. Others keep what they had.
 	SetAccess(p Ptr, size uint64, who []Grant) error
 
 	// Access says what who may do at p.
 	Access(p Ptr, who Location) (Access, error)
 
 	// Export gives a new, close-on-exec file descriptor that keeps the memory
-	// alive. The caller must close it. ErrInvalid unless created with ShareFD.
+	// alive. The caller must close it. ErrInvalid unless created with ShareFD;
+	// what was imported cannot be exported again.
 	Export(Handle) (fd int, err error)
 
 	// Import makes a handle of an exported fd. It checks what kind of file fd

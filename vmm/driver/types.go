@@ -83,7 +83,7 @@ type Share uint8
 const (
 	ShareFD       Share = 1 << iota // a file descriptor
 	ShareFabric                     // a 64-byte fabric handle
-	ShareReadOnly                   // importers cannot write, where the driver can enforce it
+	ShareReadOnly                   // importers cannot write; ErrNotSupported where that cannot be enforced, as on CUDA
 )
 
 // Prop describes physical memory. It is comparable.

@@ -26,7 +26,7 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 		return -1, err
 	}
 	if x.share&driver.ShareFD == 0 {
-		return -1, rule(verb, driver.ErrInvalid, "created without a way to share")
+		return -1, rule(verb, driver.ErrInvalid, "imported, or created without a way to share")
 	}
 	readOnly := x.share&driver.ShareReadOnly != 0
 	if readOnly && x.writable && !m.sealed && m.mapped == 0 {
@@ -57,9 +57,9 @@ func reopen(fd, mode int) (int, error) {
 	return unix.Open("/proc/self/fd/"+strconv.Itoa(fd), mode|unix.O_CLOEXEC, 0)
 }
 
-// Import makes a handle of a sealed memory file. What was created here is
-// found again and not counted twice; what another process created is counted
-// there.
+// Import makes a handle of a sealed memory file, one that cannot be exported
+// again, as on the card. What was created here is found again and not counted
+// twice; what another process created is counted there.
 func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
 	const verb = "Import"
 	u, err := d.home(verb, p)
@@ -77,7 +77,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	defer d.unlock()
 	if m := d.created[inode{uint64(st.Dev), st.Ino}]; m != nil {
 		d.adopt(m)
-		return d.newHandle(m, size, p.Share, writable), nil
+		return d.newHandle(m, size, 0, writable), nil
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -85,7 +85,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	}
 	m := &memory{fd: own, size: uint64(st.Size), home: u}
 	m.touched.Store(m.size)
-	return d.newHandle(m, size, p.Share, writable), nil
+	return d.newHandle(m, size, 0, writable), nil
 }
 
 // inspect refuses what is no memory, and what would end the process with
