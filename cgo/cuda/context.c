@@ -137,6 +137,9 @@ CUresult cuvmm_fill(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, unsigned int 
 	CUresult r = enter(api, ctx);
 	if (r != CUDA_SUCCESS)
 		return r;
+	r = known(api, dst);
+	if (r != CUDA_SUCCESS)
+		return leave(api, r);
 	switch (width) {
 	case 1:
 		r = api->fill8(dst, (unsigned char)pattern, n, s);

@@ -193,7 +193,11 @@ func (v *Device) NewStream() (driver.Stream, error) {
 	}
 	defer v.exit()
 	c := C.cuvmm_stream_create(v.d.api, v.ctx)
-	return driver.Stream(c.v), v.check(call, c.r)
+	if err := v.check(call, c.r); err != nil {
+		return 0, err
+	}
+	made(v.unit(), v.unit().streams, driver.Stream(c.v))
+	return driver.Stream(c.v), nil
 }
 
 // FreeStream lets queued work finish by itself.
@@ -203,7 +207,9 @@ func (v *Device) FreeStream(s driver.Stream) error {
 		return err
 	}
 	defer v.exit()
-	return v.back(call, C.cuvmm_stream_destroy(v.d.api, v.ctx, stream(s)))
+	return freed(v.unit(), v.unit().streams, s, call, func() error {
+		return v.back(call, C.cuvmm_stream_destroy(v.d.api, v.ctx, stream(s)))
+	})
 }
 
 // SyncStream waits for a stream.
@@ -248,7 +254,11 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 		flags |= C.CU_EVENT_INTERPROCESS
 	}
 	c := C.cuvmm_event_create(v.d.api, v.ctx, flags)
-	return driver.Event(c.v), v.check(call, c.r)
+	if err := v.check(call, c.r); err != nil {
+		return 0, err
+	}
+	made(v.unit(), v.unit().events, driver.Event(c.v))
+	return driver.Event(c.v), nil
 }
 
 // FreeEvent frees an event.
@@ -258,7 +268,9 @@ func (v *Device) FreeEvent(e driver.Event) error {
 		return err
 	}
 	defer v.exit()
-	return v.back(call, C.cuvmm_event_destroy(v.d.api, v.ctx, event(e)))
+	return freed(v.unit(), v.unit().events, e, call, func() error {
+		return v.back(call, C.cuvmm_event_destroy(v.d.api, v.ctx, event(e)))
+	})
 }
 
 // SyncEvent waits for an event.
@@ -268,6 +280,9 @@ func (v *Device) SyncEvent(e driver.Event) error {
 		return err
 	}
 	defer v.exit()
+	if err := v.has(call, e); err != nil {
+		return err
+	}
 	return v.check(call, C.cuvmm_event_sync(v.d.api, v.ctx, event(e)))
 }
 
@@ -278,6 +293,9 @@ func (v *Device) Record(e driver.Event, s driver.Stream) error {
 		return err
 	}
 	defer v.exit()
+	if err := v.has(call, e); err != nil {
+		return err
+	}
 	return v.check(call, C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s)))
 }
 
@@ -288,6 +306,9 @@ func (v *Device) Wait(s driver.Stream, e driver.Event) error {
 		return err
 	}
 	defer v.exit()
+	if err := v.has(call, e); err != nil {
+		return err
+	}
 	return v.check(call, C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e)))
 }
 
@@ -298,6 +319,9 @@ func (v *Device) Done(e driver.Event) (bool, error) {
 		return false, err
 	}
 	defer v.exit()
+	if err := v.has(call, e); err != nil {
+		return false, err
+	}
 	r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
 	if Result(r) == notReady {
 		return false, nil
@@ -312,6 +336,9 @@ func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer v.exit()
+	if err := v.has(call, from, to); err != nil {
+		return 0, err
+	}
 	c := C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
 	ms := float64(math.Float32frombits(uint32(c.v)))
 	return time.Duration(ms * float64(time.Millisecond)), v.check(call, c.r)
@@ -341,6 +368,42 @@ func (v *Device) Do(f func() error) error {
 	}
 	defer C.cuvmm_pop(v.d.api)
 	return f()
+}
+
+func (v *Device) unit() *unit { return &v.d.units[v.n] }
+
+// has checks that the events were made here and not freed.
+func (v *Device) has(call string, events ...driver.Event) error {
+	u := v.unit()
+	u.mu.RLock()
+	defer u.mu.RUnlock()
+	for _, e := range events {
+		if _, ok := u.events[e]; !ok {
+			return rule(call, driver.ErrInvalid, "no event %#x", uint64(e))
+		}
+	}
+	return nil
+}
+
+// made notes that x exists.
+func made[T comparable](u *unit, all map[T]struct{}, x T) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	all[x] = struct{}{}
+}
+
+// freed frees x if it exists, and notes that it does not any more.
+func freed[T comparable](u *unit, all map[T]struct{}, x T, call string, free func() error) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, ok := all[x]; !ok {
+		return rule(call, driver.ErrInvalid, "no %T %v", x, x)
+	}
+	if err := free(); err != nil {
+		return err
+	}
+	delete(all, x)
+	return nil
 }
 
 // stream and event are handles as C wants them. They point into the driver's

@@ -24,7 +24,14 @@ type Driver struct {
 }
 
 // unit is one device, open or not.
-type unit struct{ lost atomic.Bool }
+type unit struct {
+	lost atomic.Bool
+
+	// What was made and not freed: the driver crashes on what it does not know.
+	mu      sync.RWMutex
+	streams map[driver.Stream]struct{}
+	events  map[driver.Event]struct{}
+}
 
 // handle is what is known of physical memory: CUDA does not say where a handle's
 // memory lives, and may crash on one that it does not know.

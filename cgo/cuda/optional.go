@@ -80,6 +80,9 @@ func (v *Device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
 		return 0, nil, err
 	}
 	defer v.exit()
+	if n == 0 {
+		return 0, nil, rule(call, driver.ErrInvalid, "0 bytes")
+	}
 	c := C.cuvmm_host_alloc(v.d.api, v.ctx, C.size_t(n))
 	if c.r != 0 {
 		return 0, nil, v.check(call, c.r)

@@ -104,7 +104,9 @@ type Device interface {
 
 	// NewStream makes a non-blocking stream.
 	NewStream() (Stream, error)
-	// FreeStream lets queued work finish by itself.
+	// FreeStream lets queued work finish by itself. Only what NewStream made
+	// can be freed. A stream that is gone must not be used: streams of other
+	// libraries are welcome, so a driver cannot know which handles are good.
 	FreeStream(Stream) error
 	// SyncStream waits for the stream. On one that is being captured it
 	// answers ErrCapturing, and the capture is destroyed.

@@ -31,6 +31,8 @@ type check struct {
 	info []driver.Info
 	gran uint64
 	held held
+
+	holes bool // unmapped, so more bytes went back than were taken
 }
 
 // open opens the driver, and skips the case where it lacks what the rule needs.

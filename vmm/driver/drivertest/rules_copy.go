@@ -147,7 +147,8 @@ func fill(c *check) {
 
 func fillBounds(c *check) {
 	d := c.dev(0)
-	p, _ := c.chunks(1)
+	p, _ := c.chunks(2)
+	c.unmap(c.chunk(p, 1), c.gran)
 	for _, f := range []struct {
 		off   uint64
 		width int

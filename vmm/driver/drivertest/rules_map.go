@@ -195,6 +195,8 @@ func unmapHole(c *check) {
 		err := c.d.Unmap(c.chunk(p, span.from), uint64(span.n)*c.gran)
 		if err != nil {
 			c.want(err, "unmap "+what, driver.ErrInvalid)
+		} else {
+			c.holes = true
 		}
 		for i := range 4 {
 			switch gone := err == nil && i >= span.first && i < span.last; {
