@@ -412,4 +412,7 @@ func stream(s driver.Stream) C.CUstream { return C.CUstream(opaque(uint64(s))) }
 func event(e driver.Event) C.CUevent    { return C.CUevent(opaque(uint64(e))) }
 
 // opaque is a number as the pointer it stands for.
+// Safety: it comes from the driver and points outside Go's heap. Go memory
+// crosses in CopyIn and CopyOut alone, whose shims are done with it when they
+// return.
 func opaque(n uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }

@@ -16,6 +16,7 @@ import (
 )
 
 // info is what is known of a device without a context.
+// Safety: c.uuid is an array of 16 bytes.
 func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 	i := driver.Info{
 		Ordinal: ordinal,

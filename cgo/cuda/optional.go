@@ -74,6 +74,7 @@ func (v *Device) SetPoolThreshold(n uint64) error {
 }
 
 // AllocHost gives page-locked memory that every device can use.
+// Safety: the driver gave n bytes, which stay until FreeHost.
 func (v *Device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
 	const call = "cuMemHostAlloc"
 	if err := v.enter(call); err != nil {

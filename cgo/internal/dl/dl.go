@@ -17,6 +17,7 @@ import (
 )
 
 // Library is an open shared library.
+// Safety: handle is the loader's and is only ever handed back to it.
 type Library struct{ handle unsafe.Pointer }
 
 // Open loads a library and all it needs. The error is in the loader's own words.
