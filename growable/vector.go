@@ -162,7 +162,7 @@ func (v *Vector[T]) At(i int) (x T, err error) {
 	if i >= 0 {
 		_, err = v.ReadAt(one, i)
 	}
-	if i < 0 || errors.Is(err, io.EOF) {
+	if i < 0 || errors.Is(err, io.EOF) || errors.Is(err, vmm.ErrBounds) {
 		index(i, v.Len())
 	}
 	return one[0], err
@@ -225,11 +225,13 @@ func (v *Vector[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
 		}
 		for i := 0; i < end; {
 			n, err := v.ReadAt(buf[:min(len(buf), end-i)], i)
-			if err != nil {
+			if errors.Is(err, io.EOF) {
+				end = i + n // Len has moved down meanwhile
+			} else if err != nil {
 				yield(nil, err)
 				return
 			}
-			if !yield(buf[:n], nil) {
+			if n > 0 && !yield(buf[:n], nil) {
 				return
 			}
 			i += n

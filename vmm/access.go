@@ -47,6 +47,8 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 	if err := r.eligible(a, devs); err != nil {
 		return err
 	}
+	marked := r.leave(a, devs)
+	defer r.stay(marked)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
@@ -69,6 +71,39 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 		}
 	}
 	return r.regrant(a, devs)
+}
+
+// leaver is a device that keeps no more than left of its access.
+type leaver struct {
+	*port
+	left Access
+}
+
+// leave marks devices that are about to lose access: none of their copies is
+// under way when it returns, and none that needs more begins before stay.
+func (r *Reservation) leave(a Access, devs []*Device) (marked []*leaver) {
+	r.mu.Lock()
+	narrows := r.narrows(a, devs)
+	r.mu.Unlock()
+	if !narrows {
+		return nil
+	}
+	for _, d := range devs {
+		marked = append(marked, &leaver{d.port, a})
+	}
+	r.use.Lock()
+	defer r.use.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaving = append(r.leaving, marked...)
+	return marked
+}
+
+// stay undoes leave.
+func (r *Reservation) stay(marked []*leaver) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaving = slices.DeleteFunc(r.leaving, func(l *leaver) bool { return slices.Contains(marked, l) })
 }
 
 // eligible checks devs before anything is changed or asked of the driver twice.
@@ -122,13 +157,7 @@ func (r *Reservation) narrows(a Access, devs []*Device) bool {
 
 // regrant tells the driver, then the books. It needs r.mu.
 func (r *Reservation) regrant(a Access, devs []*Device) error {
-	var after, before []driver.Grant
-	for _, d := range devs {
-		if now := r.granted(d); now != a {
-			after = append(after, driver.Grant{To: d.home(), Access: a})
-			before = append(before, driver.Grant{To: d.home(), Access: now})
-		}
-	}
+	after, before := r.changes(a, devs)
 	if len(after) == 0 {
 		return nil
 	}
@@ -152,7 +181,44 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 		r.widened++
 	}
 	r.record(a, devs)
+	r.straightened()
 	return nil
+}
+
+// changes is what to tell the driver so that devs have access a, and what to
+// tell it to undo that. Where an earlier undo failed the driver may have
+// anything, so it is told everything.
+func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.Grant) {
+	crooked := r.crooked()
+	if crooked {
+		for _, p := range r.strays {
+			out := driver.Grant{To: Location{Kind: OnDevice, ID: p.n}, Access: None}
+			after, before = append(after, out), append(before, out)
+		}
+		after, before = append(after, r.who...), append(before, r.who...)
+	}
+	for _, d := range devs {
+		if now := r.granted(d); now != a || crooked {
+			after = append(after, driver.Grant{To: d.home(), Access: a}) // the last one for a device counts
+			before = append(before, driver.Grant{To: d.home(), Access: now})
+		}
+	}
+	return after, before
+}
+
+// crooked says whether the driver may have other access than the books.
+func (r *Reservation) crooked() bool {
+	return len(r.strays) > 0 || slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
+}
+
+// straightened notes that the driver has what the books have again.
+func (r *Reservation) straightened() {
+	r.strays = nil
+	for i := range r.slots {
+		if r.slots[i].state != mapped {
+			r.unstick(&r.slots[i])
+		}
+	}
 }
 
 // lend lists the grant with each device that has none yet, so that it stays
@@ -188,7 +254,9 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 				r.stick(&r.slots[k], why)
 			}
 			for _, d := range devs {
-				r.strays = append(r.strays, d.port)
+				if !slices.Contains(r.strays, d.port) {
+					r.strays = append(r.strays, d.port)
+				}
 			}
 		}
 		return nil
@@ -225,7 +293,13 @@ func (r *Reservation) setWho(grants []grant) {
 
 // EnablePeers grants a to every device on every range that it does not own, all
 // or nothing: what a device could do before comes back if one of them fails.
+// That is done without a wait, since nobody has been told of the grant.
 func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
+	for _, g := range ranges {
+		if err := g.couldEnable(a, devs); err != nil {
+			return err
+		}
+	}
 	var done []func() error
 	for _, g := range ranges {
 		back, err := g.enable(a, devs)
@@ -240,34 +314,45 @@ func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
 	return nil
 }
 
+// couldEnable checks what can be checked before anything changes.
+func (g *Range) couldEnable(a Access, devs []*Device) error {
+	err := g.live()
+	if err == nil && a != Read && a != ReadWrite {
+		err = fmt.Errorf("%w: neither read nor read-write", ErrInvalid)
+	}
+	if err == nil && len(g.peers(devs)) > 0 {
+		err = g.r.eligible(a, g.peers(devs))
+	}
+	return g.fail("enable peers", 0, 0, err)
+}
+
+// peers is devs without the owner.
+func (g *Range) peers(devs []*Device) []*Device {
+	return slices.DeleteFunc(slices.Clone(devs), func(d *Device) bool { return d != nil && d.port == g.r.dev.port })
+}
+
 // enable grants a to the devices that are not the owner; back undoes it.
 func (g *Range) enable(a Access, devs []*Device) (back func() error, err error) {
-	if g == nil {
-		return nil, (*Reservation)(nil).Grant(a)
-	}
-	r := g.r
-	var peers []*Device
-	var before []Access
-	r.mu.Lock()
-	for _, d := range devs {
-		if d == nil || d.port != r.dev.port {
-			peers = append(peers, d)
-		}
-		if d != nil && d.port != r.dev.port {
-			before = append(before, r.granted(d))
-		}
-	}
-	r.mu.Unlock()
+	r, peers := g.r, g.peers(devs)
 	if len(peers) == 0 {
 		return func() error { return nil }, nil
 	}
+	r.mu.Lock()
+	before := make([]Access, len(peers))
+	for i, d := range peers {
+		before[i] = r.granted(d)
+	}
+	r.mu.Unlock()
 	if err := g.Grant(a, peers...); err != nil {
 		return nil, err
 	}
-	return func() error {
-		var failed error
+	return func() (failed error) {
+		r.use.Lock() // a copy of ours may have found the grant
+		defer r.use.Unlock()
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		for i, d := range peers {
-			failed = also(failed, "and", r.allow(before[i], []*Device{d}))
+			failed = also(failed, "and", r.regrant(before[i], []*Device{d}))
 		}
 		return failed
 	}, nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 )
 
 // Close waits for work that may use the memory, unmaps it and frees the
@@ -23,11 +25,14 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	if err := r.outside(); err != nil {
 		return r.fail("close", 0, r.size, err)
 	}
-	return r.fail("close", 0, r.size, r.dev.until(ctx, r.close))
+	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error { return r.close(new(sync.Mutex)) }))
 }
 
 // until runs f to its end, but returns when ctx is done.
 func (d *Device) until(ctx context.Context, f func() error) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", ErrInvalid)
+	}
 	if ctx.Done() == nil {
 		return f()
 	}
@@ -46,57 +51,57 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 	}
 }
 
-// close is Close for whoever the reservation belongs to.
-func (r *Reservation) close() error {
+// close is Close for whoever the reservation belongs to; with is what keeps
+// others from adding to it while it is being closed to them.
+func (r *Reservation) close(with sync.Locker) error {
+	r.closer.Lock()
+	defer r.closer.Unlock()
+	with.Lock()
 	turn, err := r.beginClose()
+	with.Unlock()
 	if err != nil || turn == 0 {
 		return err
 	}
-	err = r.fence()
+	err = r.lastFence()
 	switch {
 	case errors.Is(err, ErrCapturing):
 		r.reopen(turn)
 	case err == nil || errors.Is(err, ErrDeviceLost):
 		err = also(err, "and giving it back", r.teardown())
 	}
-	r.mu.Lock()
-	close(r.closing)
-	r.closing = nil
-	r.mu.Unlock()
 	return err
 }
 
-// beginClose waits for another Close to end, then retires everything. The turn
-// is 0 if there is nothing left to do.
+// beginClose lets nobody in any more and retires everything. The turn is 0 if
+// there is nothing left to do.
 func (r *Reservation) beginClose() (turn uint64, err error) {
-	r.mu.Lock()
-	for r.closing != nil {
-		other := r.closing
-		r.mu.Unlock()
-		<-other
-		r.mu.Lock()
-	}
-	if r.phase == isClosed {
-		r.mu.Unlock()
-		return 0, nil
-	}
-	if len(r.holds) > 0 {
-		r.mu.Unlock()
-		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
-	}
-	r.phase = isClosing
-	r.closing = make(chan struct{})
-	r.mu.Unlock()
-
 	r.use.Lock()
 	defer r.use.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.phase == isClosed {
+		return 0, nil
+	}
+	if len(r.holds) > 0 {
+		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
+	}
+	r.phase = isClosing
 	r.turns++
 	for i := range r.slots {
 		r.retireSlot(&r.slots[i])
 	}
 	return r.turns, nil
+}
+
+// lastFence is fence where there is something that work could be using.
+func (r *Reservation) lastFence() error {
+	r.mu.Lock()
+	used := slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped })
+	r.mu.Unlock()
+	if !used {
+		return nil
+	}
+	return r.fence()
 }
 
 // reopen undoes beginClose.
@@ -114,53 +119,66 @@ func (r *Reservation) reopen(turn uint64) {
 // teardown gives back whatever the driver will take. What it will not stays
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
+	gone, failed := r.unmapAll()
+	for _, m := range gone {
+		failed = also(failed, "and", m.drop())
+	}
 	r.mu.Lock()
-	drv := r.dev.drv()
-	var gone []*memory
-	var failed error
+	left := len(r.slots)
+	r.mu.Unlock()
+	if left == 0 {
+		failed = also(failed, "and", r.free())
+	}
+	return failed
+}
+
+// unmapAll unmaps stretch by stretch and gives the memory that was there.
+func (r *Reservation) unmapAll() (gone []*memory, failed error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for j := len(r.slots); j > 0; {
 		i := j - 1
 		for i > 0 && r.slots[i-1].end() == r.slots[i].off {
 			i--
 		}
 		off := r.slots[i].off
-		if err := drv.Unmap(r.ptr+Ptr(off), r.slots[j-1].end()-off); err != nil {
+		if err := r.dev.drv().Unmap(r.ptr+Ptr(off), r.slots[j-1].end()-off); err != nil {
 			failed = also(failed, "and", err)
 			for k := i; k < j; k++ {
 				r.stick(&r.slots[k], err)
 			}
 		} else {
 			gone = r.cut(i, j, gone)
+			r.generation.Add(1)
 		}
 		j = i
 	}
-	if len(r.slots) == 0 {
-		failed = also(failed, "and", r.free())
-	}
-	r.mu.Unlock()
-	for _, m := range gone {
-		failed = also(failed, "and", m.drop())
-	}
-	return failed
+	r.notify()
+	return gone, failed
 }
 
-// free gives the addresses back; with them the reservation is closed. It needs r.mu.
+// free gives the addresses back; with them the reservation is closed.
 func (r *Reservation) free() error {
-	r.dev.port.sys.remove(r)
+	sys := r.dev.port.sys
+	sys.remove(r)
 	if err := r.dev.drv().Free(r.ptr, r.size); err != nil {
-		r.dev.port.sys.add(r)
+		sys.add(r)
 		return err
 	}
-	r.phase = isClosed
-	r.notify()
 	giveAddresses(r.size)
 	r.dev.meter.reserved.sub(r.size)
-	r.dev.untrack(r)
-	for _, g := range r.grants[1:] {
+	r.mu.Lock()
+	r.phase = isClosed
+	r.notify()
+	grants, named := r.grants[1:], r.named
+	r.named = nil
+	r.mu.Unlock()
+	for _, g := range grants {
 		g.dev.untrack(grantKey{r, g.dev})
 	}
-	for s := range r.named {
+	for s := range named {
 		s.forget(r)
 	}
+	r.dev.untrack(r)
 	return nil
 }

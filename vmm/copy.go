@@ -10,19 +10,27 @@ import (
 // them cannot retire before the copy has been queued, or has ended.
 type pinned [2]*Reservation
 
-// pin takes the reservations that [a, a+an) and [b, b+bn) lie in, the lower
-// address first, and checks that they are mapped there. Memory that no
-// reservation knows (plain, pinned) is the driver's to judge.
-func (d *Device) pin(a Ptr, an uint64, b Ptr, bn uint64) (p pinned, err error) {
-	if b < a {
-		a, an, b, bn = b, bn, a, an
+// span is memory that a copy reads or writes.
+type span struct {
+	p    Ptr
+	n    uint64
+	need Access
+}
+
+// pin takes the reservations that two spans lie in, the lower address first,
+// and checks that they are mapped there and that this device is not losing its
+// access. Memory that no reservation knows (plain, pinned) is the driver's to
+// judge.
+func (d *Device) pin(a, b span) (p pinned, err error) {
+	if b.p < a.p {
+		a, b = b, a
 	}
 	sys := d.port.sys
-	if an > 0 {
-		p[0] = sys.find(a)
+	if a.n > 0 {
+		p[0] = sys.find(a.p)
 	}
-	if bn > 0 {
-		p[1] = sys.find(b)
+	if b.n > 0 {
+		p[1] = sys.find(b.p)
 	}
 	if p[0] != nil {
 		p[0].use.RLock()
@@ -30,9 +38,9 @@ func (d *Device) pin(a Ptr, an uint64, b Ptr, bn uint64) (p pinned, err error) {
 	if p[1] != nil && p[1] != p[0] {
 		p[1].use.RLock()
 	}
-	err = p[0].covers(a, an)
+	err = p[0].covers(a, d.port)
 	if err == nil {
-		err = p[1].covers(b, bn)
+		err = p[1].covers(b, d.port)
 	}
 	if err != nil {
 		p.unpin()
@@ -50,8 +58,8 @@ func (p pinned) unpin() {
 	}
 }
 
-// covers is nil if [p, p+n) can be copied from and to, as far as r knows.
-func (r *Reservation) covers(p Ptr, n uint64) error {
+// covers is nil if the device may use the span, as far as r knows.
+func (r *Reservation) covers(s span, by *port) error {
 	if r == nil {
 		return nil
 	}
@@ -60,14 +68,19 @@ func (r *Reservation) covers(p Ptr, n uint64) error {
 	if err := r.live(); err != nil {
 		return err
 	}
-	return r.readable(uint64(p-r.ptr), n)
+	for _, l := range r.leaving {
+		if l.port == by && s.need > l.left {
+			return fmt.Errorf("%w: access of device %d is being taken away", ErrBusy, by.n)
+		}
+	}
+	return r.readable(uint64(s.p-r.ptr), s.n)
 }
 
 // CopyIn copies src to the device and has finished when it returns. It waits
 // for nothing that other streams have queued.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	pins, raw, err := d.pinned(dst, n)
+	pins, raw, err := d.pinned(span{dst, n, ReadWrite})
 	if err == nil && n > 0 {
 		err = raw.CopyIn(dst, src)
 		pins.unpin()
@@ -79,7 +92,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	pins, raw, err := d.pinned(src, n)
+	pins, raw, err := d.pinned(span{src, n, Read})
 	if err == nil && n > 0 {
 		err = raw.CopyOut(dst, src)
 		pins.unpin()
@@ -87,14 +100,14 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	return d.fail("copy out", src, n, err)
 }
 
-// pinned pins [p, p+n) for a copy on the library's own stream.
-func (d *Device) pinned(p Ptr, n uint64) (pins pinned, raw driver.Device, err error) {
+// pinned pins s for a copy on the library's own stream.
+func (d *Device) pinned(s span) (pins pinned, raw driver.Device, err error) {
 	if raw, err = d.raw(); err != nil {
 		return pins, nil, err
 	}
-	if p+Ptr(n) < p {
+	if s.p+Ptr(s.n) < s.p {
 		return pins, nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
-	pins, err = d.pin(p, n, 0, 0)
+	pins, err = d.pin(s, span{})
 	return pins, raw, err
 }

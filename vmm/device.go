@@ -159,7 +159,15 @@ func (d *Device) Do(f func() error) error {
 	if f == nil {
 		return d.fail("run in context", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
-	return raw.Do(f)
+	var own error
+	err = raw.Do(func() error {
+		own = f()
+		return own
+	})
+	if err == nil || own != nil {
+		return own
+	}
+	return d.fail("run in context", 0, 0, err)
 }
 
 // Lookup says whose address p is: the reservation it lies in, on any device of
@@ -292,6 +300,9 @@ func (d *Device) close() error {
 	}
 	if len(d.open) > 0 {
 		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.names(), "; "))
+	}
+	if n := d.meter.committed.now.Load(); n > 0 {
+		return fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices", ErrBusy, sizeText(n))
 	}
 	if err := d.port.leave(); err != nil {
 		return err

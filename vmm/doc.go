@@ -35,10 +35,10 @@
 //
 // # Lock order
 //
-//	Range.write (Len) -> Range.grow (Cap) -> Reservation.use (copies share it,
-//	retiring is exclusive; two of them in address order) -> Reservation.mu ->
-//	Device, port, system, Stream
+//	closer (Close alone) -> Range.write (Len) -> Range.grow (Cap) -> Stream.mu
+//	-> Reservation.use (copies share it; retiring takes it whole; two of them
+//	in address order) -> Reservation.mu -> Device, port, system, Stream.usesMu
 //
-// Only Range.write is held across a wait for the device, and no lock is held
-// across a callback.
+// Of these only closer and Range.write are held across a wait for the device,
+// and none across a callback.
 package vmm

@@ -1,6 +1,8 @@
 package vmm
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 )
@@ -17,22 +19,23 @@ func (r *Reservation) promise(streams []*Stream) error {
 	if r == nil || len(streams) == 0 {
 		return fmt.Errorf("%w: no reservation, or no stream", ErrInvalid)
 	}
+	var unusable error
+	for _, s := range streams {
+		if err := s.usable(r.dev.port.sys); err != nil && unusable == nil {
+			unusable = err
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := cmp.Or(r.live(), unusable); err != nil {
 		return err
-	}
-	for _, s := range streams {
-		if err := s.usable(r.dev.port.sys); err != nil {
-			return err
-		}
 	}
 	r.promised = true
 	if r.named == nil {
 		r.named = map[*Stream]struct{}{}
 	}
 	for _, s := range streams {
-		if s.remember(r) {
+		if s.remember(r) { // else its work has been waited for
 			r.named[s] = struct{}{}
 		}
 	}
@@ -61,37 +64,35 @@ func (r *Reservation) fence() error {
 	}
 	r.mu.Unlock()
 	if promised {
-		return waitStreams(ports, streams)
+		return r.dev.port.waitStreams(ports, streams)
 	}
-	return waitDevices(ports)
+	return r.dev.port.waitDevices(ports)
 }
 
 // waitDevices waits for the whole context of each port, ours or anyone's.
-func waitDevices(ports []*port) error {
+func (owner *port) waitDevices(ports []*port) error {
 	for _, p := range ports {
 		if err := p.notCapturing(); err != nil {
 			return err
 		}
 	}
+	var w waited
 	for _, p := range ports {
-		if err := p.sys.drv.SyncIfActive(p.n); err != nil {
-			return fmt.Errorf("wait for device %d: %w", p.n, err)
-		}
+		w.note(owner, p, p.sys.drv.SyncIfActive(p.n))
 	}
-	return nil
+	return w.err
 }
 
 // waitStreams waits for the streams and for each port's own.
-func waitStreams(ports []*port, streams []*Stream) error {
+func (owner *port) waitStreams(ports []*port, streams []*Stream) error {
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return err
 		}
 	}
+	var w waited
 	for _, s := range streams {
-		if err := s.await(); err != nil {
-			return fmt.Errorf("wait for a stream of %v: %w", s.dev, err)
-		}
+		w.note(owner, s.dev.port, s.await())
 	}
 	for _, p := range ports {
 		if raw := p.raw.Load(); raw != nil {
@@ -99,12 +100,24 @@ func waitStreams(ports []*port, streams []*Stream) error {
 			if err == nil {
 				err = p.settle(raw, e)
 			}
-			if err != nil {
-				return fmt.Errorf("wait for the copy stream of device %d: %w", p.n, err)
-			}
+			w.note(owner, p, err)
 		}
 	}
-	return nil
+	return w.err
+}
+
+// waited is what came of several waits. All of them are begun, whatever the
+// others answer: a device that is not waited for would be lost by the unmap.
+// A peer that is lost runs nothing any more, so it counts as waited for; that
+// the owner is lost is told last.
+type waited struct{ err error }
+
+func (w *waited) note(owner, p *port, err error) {
+	switch {
+	case err == nil, p != owner && errors.Is(err, ErrDeviceLost):
+	case w.err == nil, errors.Is(w.err, ErrDeviceLost):
+		w.err = fmt.Errorf("wait for device %d: %w", p.n, err)
+	}
 }
 
 // notCapturing is ErrCapturing if a stream that is known here is being captured.

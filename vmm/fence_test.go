@@ -206,7 +206,7 @@ func TestLostDevice(t *testing.T) {
 	require.ErrorIs(t, other.Close(), vmm.ErrDeviceLost, "it says so, and closes all the same")
 	require.NoError(t, other.Close())
 	require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
-	require.ErrorIs(t, r.Close(), vmm.ErrDeviceLost)
+	require.NoError(t, r.Close(), "nothing was mapped in it, so there is nothing to wait for")
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
 	require.NoError(t, d.Close())

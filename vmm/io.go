@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,8 @@ import (
 
 // block is how much ReadFrom and WriteTo move at once.
 const block = 1 << 20
+
+var errNoStream = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
 // Append writes p behind the last byte and moves Len. It has finished when it
 // returns: p may be reused, and later readers see the data. A failed Append
@@ -60,8 +63,8 @@ func (g *Range) Write(p []byte) (int, error) {
 
 // ReadFrom appends what r gives until io.EOF.
 func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
-	if err := g.live(); err != nil {
-		return 0, g.fail("read from", 0, 0, err)
+	if err := g.live(); err != nil || r == nil {
+		return 0, g.fail("read from", 0, 0, cmp.Or(err, errNoStream))
 	}
 	buf := make([]byte, block)
 	for {
@@ -171,14 +174,16 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 
 // WriteTo writes the bytes below Len, as it stands at the start, to w.
 func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
-	if err := g.live(); err != nil {
-		return 0, g.fail("write to", 0, 0, err)
+	if err := g.live(); err != nil || w == nil {
+		return 0, g.fail("write to", 0, 0, cmp.Or(err, errNoStream))
 	}
 	end := int64(g.len.Load())
 	buf := make([]byte, min(block, end))
 	for n < end {
 		m, err := g.ReadAt(buf[:min(int64(len(buf)), end-n)], n)
-		if err != nil {
+		if errors.Is(err, io.EOF) {
+			end = n + int64(m) // Len has moved down meanwhile
+		} else if err != nil {
 			return n, err
 		}
 		m, err = w.Write(buf[:m])

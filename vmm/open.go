@@ -98,7 +98,7 @@ func OpenDriver(drv driver.Driver, n int) (*Device, error) {
 }
 
 func openDriver(drv driver.Driver, n int) (*Device, error) {
-	if drv == nil || !reflect.TypeOf(drv).Comparable() {
+	if drv == nil || !reflect.ValueOf(drv).Comparable() {
 		return nil, fmt.Errorf("%w: no driver, or one whose type cannot be compared", ErrInvalid)
 	}
 	all, err := drv.Devices()

@@ -265,7 +265,6 @@ func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
 // committed bytes, and gives how many bytes they are. What could not be mapped
 // goes back.
 func (g *Range) extend(off, need, committed uint64) (more uint64, err error) {
-	var sizeBuf [64]uint64
 	var memBuf [64]*memory
 	ms := memBuf[:0]
 	defer func() {
@@ -274,7 +273,7 @@ func (g *Range) extend(off, need, committed uint64) (more uint64, err error) {
 		}
 	}()
 	p := prop(g.r.dev, g.opts)
-	for _, size := range ladder(sizeBuf[:0], need, committed, g.r.size-off, g.r.gran, g.opts.MaxChunk, g.opts.Chunk) {
+	for size := range ladder(need, committed, g.r.size-off, g.r.gran, g.opts.MaxChunk, g.opts.Chunk) {
 		m, err := g.r.dev.create(size, p)
 		if err != nil {
 			return 0, err
@@ -321,8 +320,11 @@ func (g *Range) show(n uint64) {
 	if old == n {
 		return
 	}
-	g.r.dev.meter.used.sub(old)
-	g.r.dev.meter.used.add(n)
+	if n > old {
+		g.r.dev.meter.used.add(n - old)
+	} else {
+		g.r.dev.meter.used.sub(old - n)
+	}
 	g.r.notify()
 }
 
@@ -390,7 +392,8 @@ func (g *Range) Hold(n uint64) (release func(), err error) {
 	if l := g.len.Load(); n > l {
 		return nil, g.fail("hold", 0, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
 	}
-	return g.r.Hold(n)
+	release, err = g.r.hold(n)
+	return release, g.fail("hold", 0, n, err)
 }
 
 // Grant is Reservation.Grant.
@@ -447,9 +450,7 @@ func (g *Range) CloseContext(ctx context.Context) error {
 }
 
 func (g *Range) close() error {
-	g.write.Lock()
-	defer g.write.Unlock()
-	err := g.r.close()
+	err := g.r.close(&g.write)
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	g.r.mu.Lock()

@@ -26,15 +26,18 @@ type Reservation struct {
 	// no copy of ours is under way when a wait begins.
 	use sync.RWMutex
 
+	// closer is taken by Close alone, before any other lock.
+	closer sync.Mutex
+
 	mu       sync.Mutex
 	phase    phase
-	closing  chan struct{} // set while a Close is at work
 	slots    []slot
 	grants   []grant        // the owner first
 	who      []driver.Grant // the same, as the driver wants it
 	widened  uint64         // counts grants, so that a revoke sees one that came between
 	turns    uint64         // counts retirements
 	strays   []*port        // may still have access: taking it away failed
+	leaving  []*leaver      // are losing access; their copies are refused
 	promised bool           // Use was called
 	named    map[*Stream]struct{}
 	holds    []uint64
@@ -264,10 +267,11 @@ func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err 
 
 // insert adds slots for ms at index i, each with a reference of its own.
 func (r *Reservation) insert(i int, off uint64, ms []*memory, st state, stuck error) {
-	r.slots = slices.Grow(r.slots, len(ms))
+	r.slots = append(r.slots, make([]slot, len(ms))...)
+	copy(r.slots[i+len(ms):], r.slots[i:])
 	for n, m := range ms {
 		m.refs.Add(1) // the caller holds it, so it is not 0
-		r.slots = slices.Insert(r.slots, i+n, slot{off: off, mem: m, state: st})
+		r.slots[i+n] = slot{off: off, mem: m, state: st}
 		off += m.size
 		if stuck != nil {
 			r.stick(&r.slots[i+n], stuck)
@@ -326,8 +330,11 @@ func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
 		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, n)
 	}
 	for k := i; k < j; k++ {
-		if r.slots[k].state == retiring {
-			return 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(r.slots[k].off))
+		switch s := &r.slots[k]; s.state {
+		case retiring:
+			return 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
+		case mapped:
+			return 0, fmt.Errorf("quarantined: %w", s.stuck)
 		}
 	}
 	r.turns++
@@ -338,7 +345,7 @@ func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
 }
 
 // retireSlot and reviveSlot move a slot between accessible and retiring. A
-// quarantined slot without access stays mapped.
+// quarantined slot without access stays mapped: only Close tries it again.
 func (r *Reservation) retireSlot(s *slot) {
 	if s.state == accessible {
 		s.state, s.turn = retiring, r.turns
@@ -359,7 +366,7 @@ func (r *Reservation) reviveSlot(s *slot) {
 func (r *Reservation) sweep(turn, off, size uint64, waited error) error {
 	r.mu.Lock()
 	ours := func(i int) bool {
-		return i < len(r.slots) && r.slots[i].off < off+size && r.slots[i].turn == turn && r.slots[i].state != accessible
+		return i < len(r.slots) && r.slots[i].off < off+size && r.slots[i].turn == turn && r.slots[i].state == retiring
 	}
 	i := r.slotAt(off)
 	for i < len(r.slots) && r.slots[i].off < off+size && !ours(i) {

@@ -15,10 +15,15 @@ type Stream struct {
 	raw     driver.Stream
 	wrapped bool
 
-	mu      sync.RWMutex // shared by calls that need raw to stay valid
+	closer sync.Mutex // Close alone takes it
+
+	mu      sync.RWMutex // shared by calls that need raw to stay valid; never across a wait
 	closing bool         // no new work
 	gone    bool         // its work was waited for
-	uses    map[*Reservation]struct{}
+
+	usesMu sync.Mutex // a leaf
+	uses   map[*Reservation]struct{}
+	unused bool // taken off every Use for good
 }
 
 // NewStream makes a non-blocking stream. The caller must Close it.
@@ -75,7 +80,7 @@ func (s *Stream) with(f func(dev driver.Device) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closing {
-		return fmt.Errorf("%w: stream", ErrClosed)
+		return errStreamClosed
 	}
 	dev, err := s.dev.raw()
 	if err != nil {
@@ -83,6 +88,8 @@ func (s *Stream) with(f func(dev driver.Device) error) error {
 	}
 	return f(dev)
 }
+
+var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 	if s == nil {
@@ -96,7 +103,7 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 	return s.fail("copy", dst, n, s.with(func(dev driver.Device) error {
-		p, err := s.dev.pin(dst, n, src, n)
+		p, err := s.dev.pin(span{dst, n, ReadWrite}, span{src, n, Read})
 		if err != nil {
 			return err
 		}
@@ -112,7 +119,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
-		p, err := s.dev.pin(dst, size, 0, 0)
+		p, err := s.dev.pin(span{dst, size, ReadWrite}, span{})
 		if err != nil {
 			return err
 		}
@@ -150,12 +157,14 @@ func (s *Stream) Wait(e *Event) error {
 // Sync waits for the stream. While it is being captured it answers ErrCapturing
 // and leaves the capture alone.
 func (s *Stream) Sync() error {
-	if err := s.notCapturing(); err != nil {
-		return s.fail("synchronise stream", 0, 0, err)
+	err := s.with(func(driver.Device) error { return nil })
+	if err == nil {
+		err = s.notCapturing()
 	}
-	return s.fail("synchronise stream", 0, 0, s.with(func(dev driver.Device) error {
-		return dev.SyncStream(s.raw)
-	}))
+	if err == nil {
+		err = s.await()
+	}
+	return s.fail("synchronise stream", 0, 0, err)
 }
 
 // Raw is the driver's handle, a CUstream on CUDA.
@@ -177,38 +186,24 @@ func (s *Stream) Close() error {
 }
 
 func (s *Stream) close() error {
-	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
+	s.closer.Lock()
+	defer s.closer.Unlock()
+	if !s.setClosing(true) {
 		return nil
 	}
-	s.closing = true
-	s.mu.Unlock()
-
 	lost := s.drain()
 	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
-		s.mu.Lock()
-		s.closing = false
-		s.mu.Unlock()
+		s.setClosing(false)
 		return lost
 	}
-	s.mu.Lock()
-	if !s.wrapped {
-		dev, err := s.dev.raw()
-		if err == nil {
-			err = dev.FreeStream(s.raw)
-		}
-		if err != nil {
-			s.closing = false
-			s.mu.Unlock()
-			return err
-		}
+	if err := s.free(); err != nil {
+		s.setClosing(false)
+		return err
 	}
-	s.gone = true
+	s.usesMu.Lock()
 	users := s.uses
-	s.uses = nil
-	s.mu.Unlock()
-
+	s.uses, s.unused = nil, true
+	s.usesMu.Unlock()
 	for r := range users {
 		r.mu.Lock()
 		delete(r.named, s)
@@ -217,6 +212,34 @@ func (s *Stream) close() error {
 	s.dev.port.unlearn(s)
 	s.dev.untrack(s)
 	return lost
+}
+
+// setClosing lets no new work in, or lets it in again; false if it was so.
+func (s *Stream) setClosing(to bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing == to {
+		return false
+	}
+	s.closing = to
+	return true
+}
+
+// free gives the stream back, one of another library's excepted.
+func (s *Stream) free() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.wrapped {
+		dev, err := s.dev.raw()
+		if err == nil {
+			err = dev.FreeStream(s.raw)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	s.gone = true
+	return nil
 }
 
 // drain waits for the stream's work, unless that would destroy a capture.
@@ -244,10 +267,14 @@ func (s *Stream) await() error {
 		e, err = s.dev.port.mark(dev, s.raw)
 	}
 	s.mu.RUnlock()
-	if err != nil {
-		return err
+	switch {
+	case err == nil:
+		return s.dev.port.settle(dev, e)
+	case s.wrapped && dev != nil && errors.Is(err, ErrInvalid):
+		// A stream of another context takes no event of this one.
+		return dev.SyncStream(s.raw)
 	}
-	return s.dev.port.settle(dev, e)
+	return err
 }
 
 // notCapturing is ErrCapturing while the stream is being captured.
@@ -265,6 +292,9 @@ func (s *Stream) notCapturing() error {
 		return err
 	}
 	capturing, err := dev.Capturing(s.raw)
+	if errors.Is(err, ErrDeviceLost) {
+		return nil // its captures are lost with it
+	}
 	if err == nil && capturing {
 		err = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
 	}
@@ -279,7 +309,7 @@ func (s *Stream) usable(sys *system) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closing {
-		return fmt.Errorf("%w: stream", ErrClosed)
+		return errStreamClosed
 	}
 	if s.dev.port.sys != sys {
 		return fmt.Errorf("%w: the stream is of another driver", ErrInvalid)
@@ -289,9 +319,9 @@ func (s *Stream) usable(sys *system) error {
 
 // remember notes that r names the stream; false if it is closed.
 func (s *Stream) remember(r *Reservation) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.gone {
+	s.usesMu.Lock()
+	defer s.usesMu.Unlock()
+	if s.unused {
 		return false
 	}
 	if s.uses == nil {
@@ -303,69 +333,7 @@ func (s *Stream) remember(r *Reservation) bool {
 
 // forget undoes remember.
 func (s *Stream) forget(r *Reservation) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.usesMu.Lock()
+	defer s.usesMu.Unlock()
 	delete(s.uses, r)
-}
-
-// Event is a point in a stream. Safe for concurrent use. The caller must Close it.
-type Event struct {
-	dev *Device
-	raw driver.Event
-
-	mu     sync.RWMutex
-	closed bool
-}
-
-func (e *Event) with(f func(dev driver.Device) error) error {
-	if e == nil {
-		return fmt.Errorf("%w: no event", ErrInvalid)
-	}
-	e.mu.RLock()
-	defer e.mu.RUnlock()
-	if e.closed {
-		return fmt.Errorf("%w: event", ErrClosed)
-	}
-	dev, err := e.dev.raw()
-	if err != nil {
-		return err
-	}
-	return f(dev)
-}
-
-func (e *Event) fail(op string, err error) error {
-	if e == nil {
-		return (*Device)(nil).fail(op, 0, 0, err)
-	}
-	return e.dev.fail(op, 0, 0, err)
-}
-
-// Done says whether the work before the event has finished.
-func (e *Event) Done() (done bool, err error) {
-	err = e.with(func(dev driver.Device) (err error) {
-		done, err = dev.Done(e.raw)
-		return err
-	})
-	return done, e.fail("query event", err)
-}
-
-// Sync waits, asleep, until the work before the event has finished.
-func (e *Event) Sync() error {
-	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.raw) }))
-}
-
-// Close frees the event. Twice is fine, and so is a nil Event.
-func (e *Event) Close() error {
-	if e == nil {
-		return nil
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return nil
-	}
-	e.dev.port.recycle(e.raw)
-	e.closed = true
-	e.dev.untrack(e)
-	return nil
 }

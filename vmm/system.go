@@ -186,6 +186,9 @@ func (p *port) device() (driver.Device, error) {
 	if raw := p.raw.Load(); raw != nil {
 		return raw.Device, nil
 	}
+	if p.users == 0 {
+		return nil, fmt.Errorf("%w: device %d", ErrClosed, p.n)
+	}
 	dev, err := p.sys.drv.Open(p.n)
 	if err != nil {
 		return nil, err

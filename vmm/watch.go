@@ -50,20 +50,24 @@ func (r *Reservation) notify() {
 // Hold makes the bytes below n stay: until release is called, unmapping any of
 // them and Close answer ErrBusy. Calling release again does nothing.
 func (r *Reservation) Hold(n uint64) (release func(), err error) {
-	if r == nil {
-		return nil, r.fail("hold", 0, n, fmt.Errorf("%w: no reservation", ErrInvalid))
+	if err = r.outside(); err == nil {
+		release, err = r.hold(n)
 	}
+	return release, r.fail("hold", 0, n, err)
+}
+
+func (r *Reservation) hold(n uint64) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
-		return nil, r.fail("hold", 0, n, err)
+		return nil, err
 	}
 	if n > r.size {
-		return nil, r.fail("hold", 0, n, fmt.Errorf("%w: %s are reserved", ErrBounds, sizeText(r.size)))
+		return nil, fmt.Errorf("%w: %s are reserved", ErrBounds, sizeText(r.size))
 	}
 	for i := range r.slots {
 		if s := &r.slots[i]; s.off < n && s.state == retiring {
-			return nil, r.fail("hold", 0, n, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off)))
+			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}
 	}
 	r.holds = append(r.holds, n)
