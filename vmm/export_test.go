@@ -9,3 +9,10 @@ var Ladder = ladder
 
 // SizeText is sizeText.
 var SizeText = sizeText
+
+// Named is how many streams the range's Use has named.
+func Named(g *Range) int {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	return len(g.r.named)
+}

@@ -74,7 +74,7 @@ type kind int
 const (
 	exact   kind = iota // nothing
 	roomy               // capacity that was gained
-	granted             // after a second fault, a grant that the books know of
+	granted             // after a second fault, grants that the books know of
 	ending              // something that only Close works on
 )
 
@@ -251,6 +251,8 @@ func undisturbed(t *testing.T, op operation) []string {
 	t.Helper()
 	w := newWorld(t, 3)
 	sc := op.scene(t, w)
+	_, _, err := w.devs[0].MemInfo() // makes the context, as below
+	require.NoError(t, err)
 	w.arm()
 	require.NoError(t, sc.do())
 	calls := w.disarm()
@@ -276,7 +278,12 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	err = sc.do()
 	calls := w.disarm()
 	note := fmt.Sprintf("call %d of %v: %v", i, calls, err)
-	if err != nil {
+	if err == nil {
+		// Only memory that will not go back may fail without a word: the
+		// operation is complete, and the memory counted.
+		require.Equal(t, "Release", calls[i-1], note)
+		require.NotZero(t, w.devs[0].Stats().Stuck, note)
+	} else {
 		isInjected(t, err)
 		if op.kind != ending && sc.obj != nil {
 			w.same(before, sc.obj, op.kind, note)
@@ -294,9 +301,10 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	return len(calls) - i
 }
 
-// failTwice fails call i and call k, which undoes it or comes after it: length
-// and contents are as before, what could not be undone is quarantined and
-// counted, and Close gives everything back.
+// failTwice fails call i and call k, which undoes it or comes after it. Length
+// and contents are as before. What could not be undone is quarantined and
+// counted, and the rest as before; trying again heals it or answers with the
+// error, and Close gives everything back.
 func failTwice(t *testing.T, op operation, i, k int) {
 	t.Helper()
 	w := newWorld(t, 3)
@@ -305,8 +313,10 @@ func failTwice(t *testing.T, op operation, i, k int) {
 	if sc.obj != nil {
 		before = w.picture(sc.obj)
 	}
+	_, _, err := w.devs[0].MemInfo()
+	require.NoError(t, err)
 	w.arm(i, k)
-	err := sc.do()
+	err = sc.do()
 	calls := w.disarm()
 	note := fmt.Sprintf("calls %d and %d of %v: %v", i, k, calls, err)
 	stuck := w.devs[0].Stats().Stuck
@@ -320,12 +330,20 @@ func failTwice(t *testing.T, op operation, i, k int) {
 				require.ErrorIs(t, g.Grow(g.Cap()-g.Len()+1), errInjected, "growth past it: "+note)
 			}
 		}
-		if stuck == 0 {
-			if op.kind == exact && sc.obj != nil {
-				w.same(before, sc.obj, op.kind, note)
-			}
-			require.NoError(t, sc.do(), note)
+		if op.kind == granted {
+			require.NoError(t, sc.obj.(*vmm.Range).Revoke(w.devs[1:]...), note)
 		}
+		if op.kind != ending && sc.obj != nil {
+			w.sameButStuck(before, sc.obj, op.kind, stuck, note)
+		}
+		if err := sc.do(); err != nil {
+			require.NotZero(t, stuck, note)
+			require.ErrorIs(t, err, errInjected, "what is quarantined says why: "+note)
+		} else if _, mapped := sc.obj.(*vmm.Reservation); mapped && op.kind == exact {
+			require.Zero(t, w.devs[0].Stats().Stuck, "healed: "+note)
+		}
+	} else {
+		require.Contains(t, []string{calls[i-1], calls[k-1]}, "Release", note)
 	}
 	require.NoError(t, sc.close(), note)
 	w.end()
@@ -341,6 +359,33 @@ func isInjected(t *testing.T, err error) {
 	require.NotEmpty(t, op.Op)
 	var call *driver.CallError
 	require.ErrorAs(t, err, &call)
+}
+
+// sameButStuck is same, apart from the access of what is quarantined.
+func (w *world) sameButStuck(before picture, obj watched, k kind, stuck uint64, note string) {
+	w.t.Helper()
+	now := w.picture(obj)
+	if stuck == 0 {
+		w.same(before, obj, k, note)
+		return
+	}
+	if k == exact {
+		require.Equal(w.t, before.Segments, now.Segments, note)
+	}
+	require.Equal(w.t, before.Gen, now.Gen, note)
+	crooked := map[uint64]bool{}
+	for _, o := range w.devs[0].Report().Open {
+		for _, c := range o.Chunks {
+			if c.Stuck != "" {
+				crooked[uint64(o.Addr)+c.Off] = true
+			}
+		}
+	}
+	for i, s := range before.Segments {
+		if !crooked[s[0]] {
+			require.Equal(w.t, before.Access[i], now.Access[i], note)
+		}
+	}
 }
 
 // same holds that the object is as it was, gained capacity apart.

@@ -1,0 +1,399 @@
+package vmm_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+// What is tested here is one operation in the middle of another. A hook stops
+// the driver call that matters, or acts inside it.
+
+// stopped is a world whose calls of one name stop until they are let go.
+type stopped struct {
+	*world
+	reached chan struct{} // closed when the first one is there
+	let     func()
+}
+
+func stopAt(t *testing.T, devices int, name string, dev int) *stopped {
+	t.Helper()
+	s := &stopped{world: &world{t: t}, reached: make(chan struct{})}
+	gone := make(chan struct{})
+	s.let = sync.OnceFunc(func() { close(gone) })
+	once := sync.OnceFunc(func() { close(s.reached) })
+	s.drv = drivertest.Inject(host.New(host.Config{Devices: devices, Memory: 1 << 30, PageGranularity: true}), func(c drivertest.Call) error {
+		if c.Name == name && c.Dev == dev {
+			once()
+			<-gone
+		}
+		return s.hook(c)
+	})
+	for i := range devices {
+		d, err := vmm.OpenDriver(s.drv, i)
+		require.NoError(t, err)
+		s.devs = append(s.devs, d)
+	}
+	t.Cleanup(s.let)
+	return s
+}
+
+// during holds that take does not make the call named never before the stopped
+// call has ended.
+func (s *stopped) during(t *testing.T, work, take func() error, never string) {
+	t.Helper()
+	worked, taken := make(chan error, 1), make(chan error, 1)
+	go func() { worked <- work() }()
+	<-s.reached
+	s.arm()
+	go func() { taken <- take() }()
+	for range 1000 {
+		runtime.Gosched()
+	}
+	s.fault.mu.Lock()
+	calls := slices.Clone(s.seen)
+	s.fault.mu.Unlock()
+	require.NotContains(t, calls, never, "while a copy is under way")
+	s.let()
+	require.NoError(t, <-worked)
+	require.NoError(t, <-taken)
+	require.Contains(t, s.disarm(), never)
+}
+
+func TestClipWaitsForACopyUnderWay(t *testing.T) {
+	s := stopAt(t, 1, "CopyOut", 0)
+	g := ranged(t, s.world, page)
+	require.NoError(t, g.Grow(3*page))
+	s.during(t, func() error { return s.devs[0].CopyOut(make([]byte, 1), g.Ptr()) }, g.Clip, "Unmap")
+	require.NoError(t, g.Close())
+	s.end()
+}
+
+func TestCloseWaitsForACopyUnderWay(t *testing.T) {
+	s := stopAt(t, 1, "CopyOut", 0)
+	g := ranged(t, s.world, page)
+	s.during(t, func() error { return s.devs[0].CopyOut(make([]byte, 1), g.Ptr()) }, g.Close, "Unmap")
+	s.end()
+}
+
+func TestRevokeWaitsForAPeersCopyUnderWay(t *testing.T) {
+	s := stopAt(t, 2, "CopyOut", 1)
+	g := ranged(t, s.world, page)
+	require.NoError(t, g.Grant(vmm.Read, s.devs[1]))
+	s.during(t, func() error { return s.devs[1].CopyOut(make([]byte, 1), g.Ptr()) },
+		func() error { return g.Revoke(s.devs[1]) }, "SetAccess")
+	require.NoError(t, g.Close())
+	s.end()
+}
+
+// TestNoCopyBeginsWhileAccessLeaves: from the moment Revoke waits, the peer's
+// copies are refused, and the owner's are not.
+func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
+	s := stopAt(t, 2, "SyncIfActive", 1)
+	g := ranged(t, s.world, page)
+	require.NoError(t, g.Grant(vmm.ReadWrite, s.devs[1]))
+	revoked := make(chan error, 1)
+	go func() { revoked <- g.Grant(vmm.Read, s.devs[1]) }()
+	<-s.reached
+	require.ErrorIs(t, s.devs[1].CopyIn(g.Ptr(), []byte{1}), vmm.ErrBusy)
+	require.NoError(t, s.devs[1].CopyOut(make([]byte, 1), g.Ptr()), "reading stays")
+	require.NoError(t, s.devs[0].CopyIn(g.Ptr(), []byte{1}))
+	s.let()
+	require.NoError(t, <-revoked)
+	require.ErrorIs(t, s.devs[1].CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid)
+	require.NoError(t, g.Close())
+	s.end()
+}
+
+// TestRevokeWaitsAgainAfterAGrant: a grant that comes while Revoke waits lets
+// new work in, which the wait has not covered.
+func TestRevokeWaitsAgainAfterAGrant(t *testing.T) {
+	w := &world{t: t}
+	var g *vmm.Range
+	var waits int
+	granted := false
+	w.drv = drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 30, PageGranularity: true}), func(c drivertest.Call) error {
+		if c.Name == "SyncIfActive" && c.Dev == 1 {
+			waits++
+			if !granted {
+				granted = true
+				require.NoError(t, g.Revoke(w.devs[1]))
+				require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+				waits = 0
+			}
+		}
+		return nil
+	})
+	for i := range 2 {
+		d, err := vmm.OpenDriver(w.drv, i)
+		require.NoError(t, err)
+		w.devs = append(w.devs, d)
+	}
+	g = ranged(t, w, page)
+	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, g.Revoke(w.devs[1]))
+	require.Equal(t, 1, waits, "one more wait after the grant")
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestStrayIsWaitedFor: a device that kept access because an undo failed is
+// waited for, though the books do not grant it anything.
+func TestStrayIsWaitedFor(t *testing.T) {
+	w := newWorld(t, 2)
+	r := holed(t, w)
+	w.arm(3, 4) // the second run's SetAccess, and setting the first one back
+	require.ErrorIs(t, r.Grant(vmm.ReadWrite, w.devs[1]), errInjected)
+	w.disarm()
+	a, err := w.drv.Access(r.Ptr(), vmm.Location{Kind: vmm.OnDevice, ID: 1})
+	require.NoError(t, err)
+	require.Equal(t, vmm.ReadWrite, a, "it has access that nobody granted")
+
+	s := stream(t, w.devs[1])
+	open := work(t, w.devs[1], s.Raw(), r.Ptr())
+	w.arm()
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close() }()
+	for !w.waiting(1) {
+		runtime.Gosched()
+	}
+	open()
+	require.NoError(t, <-closed)
+	require.NoError(t, w.devs[1].Sync())
+}
+
+// TestEveryDeviceIsWaitedFor: that one device is lost is no reason to unmap
+// under another.
+func TestEveryDeviceIsWaitedFor(t *testing.T) {
+	w := newWorld(t, 2)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	lose(t, w, w.devs[0])
+	s := stream(t, w.devs[1])
+	open := work(t, w.devs[1], s.Raw(), g.Ptr())
+	w.arm()
+	closed := make(chan error, 1)
+	go func() { closed <- g.Close() }()
+	for !w.waiting(1) {
+		runtime.Gosched()
+	}
+	open()
+	require.ErrorIs(t, <-closed, vmm.ErrDeviceLost)
+	require.NoError(t, w.devs[1].Sync(), "the peer is well")
+}
+
+// lose makes a device lost, by work of its own.
+func lose(t *testing.T, w *world, d *vmm.Device) {
+	t.Helper()
+	g, err := d.NewRange(vmm.RangeOptions{Max: page})
+	require.NoError(t, err)
+	require.NoError(t, g.Append([]byte{1}))
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	open := work(t, d, s.Raw(), g.Ptr())
+	vmm.SetNoFence(d, true)
+	require.NoError(t, g.Close())
+	vmm.SetNoFence(d, false)
+	open()
+	require.ErrorIs(t, d.Sync(), vmm.ErrDeviceLost)
+	require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
+}
+
+// TestOwnerOutlivesALostPeer: the owner's memory stays usable, growth says who
+// is lost, and after Revoke it goes on.
+func TestOwnerOutlivesALostPeer(t *testing.T) {
+	w := newWorld(t, 2)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	lose(t, w, w.devs[1])
+	_, err := g.ReadAt(make([]byte, page), 0)
+	require.NoError(t, err)
+	require.ErrorIs(t, g.Grow(2*page), vmm.ErrDeviceLost)
+	require.NoError(t, g.Revoke(w.devs[1]))
+	require.NoError(t, g.Grow(2*page))
+	require.NoError(t, g.Clip())
+	require.NoError(t, g.Close())
+	require.NoError(t, w.devs[0].Close())
+	require.NoError(t, w.devs[1].Close())
+}
+
+// TestStreamsAndReservationsDoNotDeadlock: queueing, naming, closing and
+// synchronising take their locks in one order.
+func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
+	for range 30 {
+		w := newWorld(t, 1)
+		g := ranged(t, w, page)
+		s := stream(t, w.devs[0])
+		require.NoError(t, g.Use(s))
+		var wg sync.WaitGroup
+		loop := func(f func() error) {
+			wg.Go(func() {
+				for range 50 {
+					if err := f(); err != nil {
+						if !errors.Is(err, vmm.ErrClosed) && !errors.Is(err, vmm.ErrInvalid) {
+							t.Error(err) // else the range is closed, its addresses nobody's
+						}
+						return
+					}
+				}
+			})
+		}
+		loop(func() error { return s.Fill(g.Ptr(), 1, 1, page) })
+		loop(func() error { return s.Copy(g.Ptr(), g.Ptr()+100, 50) })
+		loop(func() error { return g.Use(s) })
+		loop(s.Sync)
+		loop(g.Clip)
+		wg.Go(func() {
+			if err := g.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		require.NoError(t, s.Close())
+		w.end()
+	}
+}
+
+// TestUseDoesNotWaitForTheStream: naming a stream that is being waited for
+// holds nobody up.
+func TestUseDoesNotWaitForTheStream(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	s := stream(t, w.devs[0])
+	open := gate(t, w.devs[0], s.Raw())
+	w.arm()
+	synced := make(chan error, 1)
+	go func() { synced <- s.Sync() }()
+	for !w.waiting(0) {
+		runtime.Gosched()
+	}
+	require.NoError(t, g.Use(s))
+	require.NoError(t, g.Append([]byte{1}))
+	open()
+	require.NoError(t, <-synced)
+	require.NoError(t, g.Close())
+}
+
+// TestHoldDuringUnmap: bytes that are being given up cannot be held.
+func TestHoldDuringUnmap(t *testing.T) {
+	w := newWorld(t, 1)
+	r := holed(t, w)
+	s := stream(t, w.devs[0])
+	open := work(t, w.devs[0], s.Raw(), r.Ptr())
+	unmapped := make(chan error, 1)
+	go func() { unmapped <- r.Unmap(0, 3*page) }()
+	for w.devs[0].Stats().Pending == 0 {
+		runtime.Gosched()
+	}
+	_, err := r.Hold(page)
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	require.ErrorIs(t, r.Unmap(0, 3*page), vmm.ErrBusy)
+	open()
+	require.NoError(t, <-unmapped)
+	require.NoError(t, r.Close())
+}
+
+// TestCaptureIsAskedForFirst: nothing is recorded on a stream that is captured.
+func TestCaptureIsAskedForFirst(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(3*page))
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	end := captured(t, w, s)
+	w.arm()
+	require.ErrorIs(t, g.Clip(), vmm.ErrCapturing)
+	require.Equal(t, []string{"Capturing"}, w.disarm())
+	end()
+	require.NoError(t, g.Close())
+}
+
+// TestDeviceCloseJoins: a close that its caller gave up on is waited for.
+func TestDeviceCloseJoins(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	own, err := raw(t, w.devs[0]).NewStream() // one the device does not list
+	require.NoError(t, err)
+	open := work(t, w.devs[0], own, g.Ptr())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
+	for name, late := range map[string]func() error{
+		"append": func() error { return g.Append([]byte{1}) },
+		"grow":   func() error { return g.Grow(page) },
+		"length": func() error { return g.SetLen(0) },
+		"hold":   func() error { _, err := g.Hold(0); return err },
+	} {
+		for err := late(); !errors.Is(err, vmm.ErrClosed); err = late() {
+			require.NoError(t, err, name) // the close has not begun yet
+			runtime.Gosched()
+		}
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- w.devs[0].Close() }()
+	open()
+	require.NoError(t, <-closed)
+	require.Zero(t, w.devs[0].Stats().Reserved)
+}
+
+// TestStreamCloseLeavesUse: a closed stream is on no list any more.
+func TestStreamCloseLeavesUse(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	require.Equal(t, 1, vmm.Named(g))
+	require.NoError(t, s.Close())
+	require.Zero(t, vmm.Named(g))
+	require.ErrorIs(t, g.Use(s), vmm.ErrClosed)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestMemoryMappedElsewhereKeepsItsDevice open.
+func TestMemoryMappedElsewhereKeepsItsDevice(t *testing.T) {
+	w := newWorld(t, 2)
+	c, err := w.devs[1].Create(page, vmm.Prop{})
+	require.NoError(t, err)
+	r, err := w.devs[0].Reserve(page, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	require.NoError(t, r.Map(0, c))
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, w.devs[1].Close(), vmm.ErrBusy)
+	require.NoError(t, r.Close())
+	w.end()
+}
+
+// TestFailedAllocWaitsForNobody: there is nothing that work could be using.
+func TestFailedAllocWaitsForNobody(t *testing.T) {
+	w := newWorld(t, 1)
+	s := stream(t, w.devs[0])
+	open := gate(t, w.devs[0], s.Raw())
+	_, err := w.devs[0].Alloc(1 << 40)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Zero(t, w.devs[0].Stats().Reserved)
+	open()
+}
+
+// TestGrowthOfManyChunksAllocatesNoList: the sizes are made as they are needed.
+func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
+	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: true})
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1 << 40, Chunk: page})
+	require.NoError(t, err)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	require.ErrorIs(t, g.Grow(1<<40), vmm.ErrOutOfMemory)
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(mib))
+	require.NoError(t, g.Close())
+	w.end()
+}
