@@ -327,17 +327,14 @@ func TestDeviceCloseJoins(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
-	for name, late := range map[string]func() error{
-		"append": func() error { return g.Append([]byte{1}) },
-		"grow":   func() error { return g.Grow(page) },
-		"length": func() error { return g.SetLen(0) },
-		"hold":   func() error { _, err := g.Hold(0); return err },
-	} {
-		for err := late(); !errors.Is(err, vmm.ErrClosed); err = late() {
-			require.NoError(t, err, name) // the close has not begun yet
-			runtime.Gosched()
-		}
+	for w.devs[0].Stats().Pending == 0 { // the close has not begun yet
+		runtime.Gosched()
 	}
+	_, err = g.Hold(0)
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrClosed)
+	require.ErrorIs(t, g.Grow(page), vmm.ErrClosed)
+	require.ErrorIs(t, g.SetLen(0), vmm.ErrClosed)
 	closed := make(chan error, 1)
 	go func() { closed <- w.devs[0].Close() }()
 	open()
