@@ -321,9 +321,10 @@ func TestCaptureIsAskedForFirst(t *testing.T) {
 func TestDeviceCloseJoins(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
-	own, err := raw(t, w.devs[0]).NewStream() // one the device does not list
+	other, err := vmm.OpenDriver(w.drv, 0) // whose work it is, and who stays
 	require.NoError(t, err)
-	open := work(t, w.devs[0], own, g.Ptr())
+	s := stream(t, other)
+	open := work(t, other, s.Raw(), g.Ptr())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
@@ -340,6 +341,9 @@ func TestDeviceCloseJoins(t *testing.T) {
 	open()
 	require.NoError(t, <-closed)
 	require.Zero(t, w.devs[0].Stats().Reserved)
+	require.NoError(t, s.Close())
+	require.NoError(t, other.Close())
+	w.end()
 }
 
 // TestStreamCloseLeavesUse: a closed stream is on no list any more.
