@@ -41,6 +41,9 @@ func TestRequire(t *testing.T) {
 		{"", lacking, "skip: needs cuda: no libcuda.so.1"},
 		{"p2p", lacking, "skip: needs cuda: no libcuda.so.1"},
 		{"p2p,cuda", lacking, "fatal: VMM_TEST_REQUIRE asks for cuda: no libcuda.so.1"},
+		{" p2p , cuda ,", lacking, "fatal: VMM_TEST_REQUIRE asks for cuda: no libcuda.so.1"},
+		{"p2p,CUDA", lacking, `fatal: VMM_TEST_REQUIRE asks for "CUDA"; there are cuda and p2p`},
+		{"gpu", nil, `fatal: VMM_TEST_REQUIRE asks for "gpu"; there are cuda and p2p`},
 	} {
 		t.Setenv("VMM_TEST_REQUIRE", tc.env)
 		r := &recorder{TB: t}

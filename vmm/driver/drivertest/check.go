@@ -11,7 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// patience is how long a call that must return may take before the case fails.
+// patience is how long a call that must return may take before the case fails,
+// less where the whole run has not that much time left.
 const patience = time.Minute
 
 // grace is how long a call that must not return is watched. A driver that is
@@ -32,7 +33,17 @@ type check struct {
 	gran uint64
 	held held
 
-	holes bool // unmapped, so more bytes went back than were taken
+	holes    bool // unmapped, so more bytes went back than were taken
+	patience time.Duration
+}
+
+// waitsFor is the patience of a case of t: long before the deadline of the run
+// ends everything, what was found included.
+func waitsFor(t *testing.T) time.Duration {
+	if deadline, ok := t.Deadline(); ok {
+		return min(patience, time.Until(deadline)/4)
+	}
+	return patience
 }
 
 // open opens the driver, and skips the case where it lacks what the rule needs.
@@ -139,10 +150,23 @@ func (c *check) returns(doing string, f func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(patience):
-		c.Fatalf("%s: still waiting after %v", doing, patience)
+	case <-time.After(c.patience):
+		c.Fatalf("%s: still waiting after %v", doing, c.patience)
 		return nil
 	}
+}
+
+// prompt is returns for a call that does not wait for queued work. It only
+// could while a gate is closed; else the call stays on the case's own thread,
+// as captures want.
+func (c *check) prompt(doing string, f func() error) error {
+	c.Helper()
+	for _, g := range c.held.gates {
+		if !g.opened {
+			return c.returns(doing, f)
+		}
+	}
+	return f()
 }
 
 // stays checks that a call made on another goroutine has not returned yet. It
@@ -162,14 +186,15 @@ func (c *check) stays(done <-chan error, doing string) {
 // write puts n bytes of b at p through a device.
 func (c *check) write(d driver.Device, p driver.Ptr, n uint64, b byte) {
 	c.Helper()
-	c.must(d.CopyIn(p, bytes.Repeat([]byte{b}, int(n))), "write %d bytes at %v", n, p)
+	err := c.prompt("write", func() error { return d.CopyIn(p, bytes.Repeat([]byte{b}, int(n))) })
+	c.must(err, "write %d bytes at %v", n, p)
 }
 
 // reads checks that the n bytes at p, seen through a device, are all b.
 func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
 	c.Helper()
 	got := make([]byte, n)
-	c.must(d.CopyOut(got, p), "read %d bytes at %v", n, p)
+	c.must(c.prompt("read", func() error { return d.CopyOut(got, p) }), "read %d bytes at %v", n, p)
 	for i, x := range got {
 		if x != b {
 			c.Fatalf("byte %d at %v is %#x, want %#x", i, p, x, b)

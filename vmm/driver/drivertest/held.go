@@ -1,9 +1,9 @@
 package drivertest
 
 import (
+	"fmt"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -37,7 +37,8 @@ func newHeld() held {
 
 func (c *check) reserve(size uint64) driver.Ptr {
 	c.Helper()
-	p, err := c.d.Reserve(size, 0)
+	var p driver.Ptr
+	err := c.prompt("reserve", func() (err error) { p, err = c.d.Reserve(size, 0); return err })
 	c.must(err, "reserve %d bytes", size)
 	c.held.reserved[p] = size
 	return p
@@ -45,7 +46,7 @@ func (c *check) reserve(size uint64) driver.Ptr {
 
 func (c *check) free(p driver.Ptr) {
 	c.Helper()
-	c.must(c.d.Free(p, c.held.reserved[p]), "free %v", p)
+	c.must(c.prompt("free", func() error { return c.d.Free(p, c.held.reserved[p]) }), "free %v", p)
 	delete(c.held.reserved, p)
 }
 
@@ -57,7 +58,8 @@ func (c *check) create(size uint64) driver.Handle {
 
 func (c *check) createAs(size uint64, p driver.Prop) driver.Handle {
 	c.Helper()
-	h, err := c.d.Create(size, p)
+	var h driver.Handle
+	err := c.prompt("create", func() (err error) { h, err = c.d.Create(size, p); return err })
 	c.must(err, "create %d bytes of %+v", size, p)
 	c.held.handles[h] = true
 	return h
@@ -65,19 +67,19 @@ func (c *check) createAs(size uint64, p driver.Prop) driver.Handle {
 
 func (c *check) release(h driver.Handle) {
 	c.Helper()
-	c.must(c.d.Release(h), "release handle %d", h)
+	c.must(c.prompt("release", func() error { return c.d.Release(h) }), "release handle %d", h)
 	delete(c.held.handles, h)
 }
 
 func (c *check) mapAt(p driver.Ptr, size uint64, h driver.Handle) {
 	c.Helper()
-	c.must(c.d.Map(p, size, h), "map handle %d at %v", h, p)
+	c.must(c.prompt("map", func() error { return c.d.Map(p, size, h) }), "map handle %d at %v", h, p)
 	c.held.mapped[p] = size
 }
 
 func (c *check) unmap(p driver.Ptr, size uint64) {
 	c.Helper()
-	c.must(c.returns("unmap", func() error { return c.d.Unmap(p, size) }), "unmap %d bytes at %v", size, p)
+	c.must(c.prompt("unmap", func() error { return c.d.Unmap(p, size) }), "unmap %d bytes at %v", size, p)
 	for q := range c.held.mapped {
 		if q >= p && q < p+driver.Ptr(size) {
 			delete(c.held.mapped, q)
@@ -87,7 +89,7 @@ func (c *check) unmap(p driver.Ptr, size uint64) {
 
 func (c *check) access(p driver.Ptr, size uint64, who ...driver.Grant) {
 	c.Helper()
-	c.must(c.d.SetAccess(p, size, who), "set access %v at %v", who, p)
+	c.must(c.prompt("set access", func() error { return c.d.SetAccess(p, size, who) }), "set access %v at %v", who, p)
 }
 
 // chunks reserves addresses for n chunks of one granule each, maps them all,
@@ -121,7 +123,8 @@ func (c *check) dev(n int) driver.Device {
 
 func (c *check) stream(d driver.Device) driver.Stream {
 	c.Helper()
-	s, err := d.NewStream()
+	var s driver.Stream
+	err := c.prompt("make a stream", func() (err error) { s, err = d.NewStream(); return err })
 	c.must(err, "make a stream")
 	c.held.streams = append(c.held.streams, owned[driver.Stream]{d, s})
 	return s
@@ -129,7 +132,8 @@ func (c *check) stream(d driver.Device) driver.Stream {
 
 func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
 	c.Helper()
-	e, err := d.NewEvent(f)
+	var e driver.Event
+	err := c.prompt("make an event", func() (err error) { e, err = d.NewEvent(f); return err })
 	c.must(err, "make an event")
 	c.held.events = append(c.held.events, owned[driver.Event]{d, e})
 	return e
@@ -149,7 +153,9 @@ func as[I any](c *check, d driver.Device) I {
 // pin takes page-locked host memory, and skips the case where there is none.
 func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 	c.Helper()
-	p, b, err := as[driver.Pinner](c, d).AllocHost(n)
+	var p driver.Ptr
+	var b []byte
+	err := c.prompt("pin memory", func() (err error) { p, b, err = as[driver.Pinner](c, d).AllocHost(n); return err })
 	c.optional(err, "Pinner")
 	c.held.pinned = append(c.held.pinned, owned[driver.Ptr]{d, p})
 	return p, b
@@ -160,10 +166,10 @@ func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 // still come back; the rest of it is the device's own.
 func (c *check) giveBack() {
 	c.Helper()
-	ok := func(err error, doing string, args ...any) {
+	give := func(doing string, f func() error) {
 		c.Helper()
-		if err != nil && !c.Failed() {
-			c.Errorf("at the end, "+doing+": %v", append(args, err)...)
+		if err := c.returns("at the end, "+doing, f); err != nil && !c.Failed() {
+			c.Errorf("at the end, %s: %v", doing, err)
 		}
 	}
 	for _, g := range c.held.gates {
@@ -171,41 +177,41 @@ func (c *check) giveBack() {
 	}
 	for n, d := range c.held.devices {
 		if !c.rule.lost {
-			ok(c.returns("sync", d.Sync), "sync device %d", n)
+			give(fmt.Sprintf("sync device %d", n), d.Sync)
 		}
 	}
 	for _, s := range c.held.streams {
-		ok(s.dev.FreeStream(s.it), "free stream %d", s.it)
+		give(fmt.Sprintf("free stream %d", s.it), func() error { return s.dev.FreeStream(s.it) })
 	}
 	for _, e := range c.held.events {
-		ok(e.dev.FreeEvent(e.it), "free event %d", e.it)
+		give(fmt.Sprintf("free event %d", e.it), func() error { return e.dev.FreeEvent(e.it) })
 	}
 	for _, p := range c.held.pinned {
 		if !c.rule.lost {
-			ok(as[driver.Pinner](c, p.dev).FreeHost(p.it), "free pinned memory at %v", p.it)
+			give(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.Pinner](c, p.dev).FreeHost(p.it) })
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {
-		ok(c.d.Unmap(p, c.held.mapped[p]), "unmap %v", p)
+		give(fmt.Sprintf("unmap %v", p), func() error { return c.d.Unmap(p, c.held.mapped[p]) })
 	}
 	for h := range c.held.handles {
-		ok(c.d.Release(h), "release handle %d", h)
+		give(fmt.Sprintf("release handle %d", h), func() error { return c.d.Release(h) })
 	}
 	for p, size := range c.held.reserved {
-		ok(c.d.Free(p, size), "free %v", p)
+		give(fmt.Sprintf("free %v", p), func() error { return c.d.Free(p, size) })
 	}
 	for n, d := range c.held.devices {
-		ok(d.Close(), "close device %d", n)
+		give(fmt.Sprintf("close device %d", n), d.Close)
 	}
 	if !c.rule.lost && !c.holes {
-		ok(c.d.Balanced(), "count")
+		give("count", c.d.Balanced)
 	}
 }
 
 // gate holds a stream back until it is opened.
 type gate struct {
-	once sync.Once
-	word []byte
+	word   []byte
+	opened bool
 }
 
 // hold closes a gate in a stream: what is queued after it runs once the gate
@@ -215,11 +221,17 @@ func (c *check) hold(d driver.Device, s driver.Stream) *gate {
 	p, word := c.pin(d, 4)
 	storeWord(word, 0)
 	g := &gate{word: word}
-	c.optional(as[driver.ValueWaiter](c, d).WaitValue(s, p, 1, 4), "ValueWaiter")
 	c.held.gates = append(c.held.gates, g)
+	err := c.prompt("close a gate", func() error { return as[driver.ValueWaiter](c, d).WaitValue(s, p, 1, 4) })
+	c.optional(err, "ValueWaiter")
 	return g
 }
 
 // open lets the stream go on. It touches the word once only, because the
 // memory may be freed afterwards.
-func (g *gate) open() { g.once.Do(func() { storeWord(g.word, 1) }) }
+func (g *gate) open() {
+	if !g.opened {
+		g.opened = true
+		storeWord(g.word, 1)
+	}
+}

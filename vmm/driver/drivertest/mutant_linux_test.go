@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -31,7 +33,12 @@ func TestMutants(t *testing.T) {
 	require.NoError(t, err)
 	for name, m := range mutants() {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestMutants$/^"+m.rule+"$", "-test.v", "-test.timeout=1m")
+			timeout := "1m"
+			if m.hangs { // a case waits for a quarter of it
+				t.Parallel()
+				timeout = "8s"
+			}
+			cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestMutants$/^"+m.rule+"$", "-test.v", "-test.timeout="+timeout)
 			cmd.Env = append(os.Environ(), mutantEnv+"="+name, "GORACE=atexit_sleep_ms=0")
 			out, err := cmd.CombinedOutput()
 			require.Error(t, err, "rule %s let it pass:\n%s", m.rule, out)
@@ -42,31 +49,41 @@ func TestMutants(t *testing.T) {
 }
 
 type mutant struct {
-	rule string
-	of   func(*host.Driver) driver.Driver
+	rule  string
+	of    func(*host.Driver) driver.Driver
+	hangs bool // until the case gives up
 }
 
 func mutants() map[string]mutant {
 	device := func(rule string, wrap func(full) driver.Device) mutant {
-		return mutant{rule, func(d *host.Driver) driver.Driver { return &otherDevice{d, wrap} }}
+		return mutant{rule: rule, of: func(d *host.Driver) driver.Driver { return &otherDevice{d, wrap} }}
 	}
+	hangs := func(rule, call string) mutant {
+		m := device(rule, func(f full) driver.Device { return &waitsIn{f, call} })
+		m.hangs = true
+		return m
+	}
+	memory := func(rule string, of func(*host.Driver) driver.Driver) mutant { return mutant{rule: rule, of: of} }
 	return map[string]mutant{
-		"one code for both kinds of exhaustion": {"reserve-exhausted", func(d *host.Driver) driver.Driver { return &oneCode{d} }},
-		"errors without their call":             {"reserve-size", func(d *host.Driver) driver.Driver { return &bareErrors{d} }},
-		"free takes any size":                   {"free-exact", func(d *host.Driver) driver.Driver { return &freeAny{d} }},
-		"release forgets the memory":            {"memory-back", func(d *host.Driver) driver.Driver { return &releaseNothing{d} }},
-		"map takes any size":                    {"map-whole", func(d *host.Driver) driver.Driver { return &mapAny{d} }},
-		"a mapping starts with access":          {"map-no-access", func(d *host.Driver) driver.Driver { return &mapOpen{d} }},
-		"unmap skips holes":                     {"unmap-hole", func(d *host.Driver) driver.Driver { return &unmapAny{d} }},
-		"unmap of a part does nothing":          {"unmap-part", func(d *host.Driver) driver.Driver { return &unmapAny{d} }},
-		"reading is writing":                    {"read-only", func(d *host.Driver) driver.Driver { return &readWrites{d} }},
-		"a grant is for everyone":               {"peer-others-keep", func(d *host.Driver) driver.Driver { return &grantAll{d} }},
-		"revoke is forgotten":                   {"access-none", func(d *host.Driver) driver.Driver { return &revokeNothing{d} }},
-		"a descriptor is inherited":             {"export-cloexec", func(d *host.Driver) driver.Driver { return &inheritable{d} }},
-		"import takes the descriptor":           {"import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }},
-		"import takes anything":                 {"import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }},
-		"a lost device still creates":           {"lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }},
-		"a lost device keeps its memory":        {"lost-give-back", func(d *host.Driver) driver.Driver { return &unmapLost{d} }},
+		"one code for both kinds of exhaustion": memory("reserve-exhausted", func(d *host.Driver) driver.Driver { return &oneCode{d} }),
+		"errors without their call":             memory("reserve-size", func(d *host.Driver) driver.Driver { return &bareErrors{d} }),
+		"free takes any size":                   memory("free-exact", func(d *host.Driver) driver.Driver { return &freeAny{d} }),
+		"release forgets the memory":            memory("memory-back", func(d *host.Driver) driver.Driver { return &releaseNothing{d} }),
+		"map takes any size":                    memory("map-whole", func(d *host.Driver) driver.Driver { return &mapAny{d} }),
+		"a mapping starts with access":          memory("map-no-access", func(d *host.Driver) driver.Driver { return &mapOpen{d} }),
+		"unmap skips holes":                     memory("unmap-hole", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
+		"unmap of a part does nothing":          memory("unmap-part", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
+		"reading is writing":                    memory("read-only", func(d *host.Driver) driver.Driver { return &readWrites{d} }),
+		"a grant is for everyone":               memory("peer-others-keep", func(d *host.Driver) driver.Driver { return &grantAll{d} }),
+		"revoke is forgotten":                   memory("access-none", func(d *host.Driver) driver.Driver { return &revokeNothing{d} }),
+		"a descriptor is inherited":             memory("export-cloexec", func(d *host.Driver) driver.Driver { return &inheritable{d} }),
+		"import takes the descriptor":           memory("import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }),
+		"import takes anything":                 memory("import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }),
+		"a lost device still creates":           memory("lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }),
+		"a lost device keeps its memory":        memory("lost-give-back", func(d *host.Driver) driver.Driver { return &unmapLost{d} }),
+		"one call at a time":                    memory("concurrent", func(d *host.Driver) driver.Driver { return &oneAtATime{Driver: d} }),
+		"unmap destroys a capture":              memory("capture-grow", func(d *host.Driver) driver.Driver { return &syncUnmap{d} }),
+		"a closed context cannot be waited for": memory("sync-closing", func(d *host.Driver) driver.Driver { return &syncClosed{d} }),
 
 		"copies stop at a chunk":         device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
 		"a second close is an error":     device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
@@ -78,6 +95,15 @@ func mutants() map[string]mutant {
 		"a capture survives a wait":      device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
 		"a copy destroys a capture":      device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
 		"the loss of a device is silent": device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
+
+		"filling waits":             hangs("stream-late", "Fill"),
+		"recording waits":           hangs("stream-late", "Record"),
+		"copying out waits for all": hangs("stream-late", "CopyOut"),
+		"copying in waits for all":  hangs("stream-apart", "CopyIn"),
+		"copying waits":             hangs("event-wait", "Copy"),
+		"waiting waits here":        hangs("event-wait", "Wait"),
+		"freeing a stream waits":    hangs("stream-free", "FreeStream"),
+		"freeing an event waits":    hangs("event-free", "FreeEvent"),
 	}
 }
 
@@ -293,4 +319,87 @@ type silentLoss struct{ full }
 
 func (d *silentLoss) SyncStream(s driver.Stream) error {
 	return pass(d.full.SyncStream(s), driver.ErrDeviceLost)
+}
+
+type oneAtATime struct {
+	*host.Driver
+	mu sync.Mutex
+}
+
+func (d *oneAtATime) Create(size uint64, p driver.Prop) (driver.Handle, error) {
+	if !d.mu.TryLock() {
+		return 0, &driver.CallError{Call: "create", Kind: driver.ErrLimit}
+	}
+	defer d.mu.Unlock()
+	for range 100 { // time for another to come
+		runtime.Gosched()
+	}
+	return d.Driver.Create(size, p)
+}
+
+type syncUnmap struct{ *host.Driver }
+
+func (d *syncUnmap) Unmap(p driver.Ptr, size uint64) error {
+	_ = d.SyncIfActive(0)
+	return d.Driver.Unmap(p, size)
+}
+
+type syncClosed struct{ *host.Driver }
+
+func (d *syncClosed) SyncIfActive(n int) error {
+	dev, err := d.Driver.Open(n)
+	if err != nil {
+		return err
+	}
+	_ = dev.Close()
+	return dev.Sync()
+}
+
+// waitsIn is a Device of which one call, that should wait for nothing, waits
+// for queued work.
+type waitsIn struct {
+	full
+	call string
+}
+
+func (d *waitsIn) wait(call string, f func() error) error {
+	if d.call != call {
+		return nil
+	}
+	return f()
+}
+
+func (d *waitsIn) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
+	err := d.full.Fill(dst, pattern, width, n, s)
+	return errors.Join(err, d.wait("Fill", func() error { return d.SyncStream(s) }))
+}
+
+func (d *waitsIn) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
+	err := d.full.Copy(dst, src, n, s)
+	return errors.Join(err, d.wait("Copy", func() error { return d.SyncStream(s) }))
+}
+
+func (d *waitsIn) CopyIn(dst driver.Ptr, src []byte) error {
+	return errors.Join(d.wait("CopyIn", d.Sync), d.full.CopyIn(dst, src))
+}
+
+func (d *waitsIn) CopyOut(dst []byte, src driver.Ptr) error {
+	return errors.Join(d.wait("CopyOut", d.Sync), d.full.CopyOut(dst, src))
+}
+
+func (d *waitsIn) Record(e driver.Event, s driver.Stream) error {
+	err := d.full.Record(e, s)
+	return errors.Join(err, d.wait("Record", func() error { return d.SyncStream(s) }))
+}
+
+func (d *waitsIn) Wait(s driver.Stream, e driver.Event) error {
+	return errors.Join(d.wait("Wait", func() error { return d.SyncEvent(e) }), d.full.Wait(s, e))
+}
+
+func (d *waitsIn) FreeStream(s driver.Stream) error {
+	return errors.Join(d.wait("FreeStream", func() error { return d.SyncStream(s) }), d.full.FreeStream(s))
+}
+
+func (d *waitsIn) FreeEvent(e driver.Event) error {
+	return errors.Join(d.wait("FreeEvent", func() error { return d.SyncEvent(e) }), d.full.FreeEvent(e))
 }

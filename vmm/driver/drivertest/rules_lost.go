@@ -37,7 +37,7 @@ func (c *check) lose(d driver.Device, p driver.Ptr, f func()) driver.Stream {
 	g.open()
 	err := c.returns("sync the stream", func() error { return d.SyncStream(s) })
 	c.want(err, "sync the stream whose memory is gone", driver.ErrDeviceLost)
-	c.want(d.Sync(), "sync the device afterwards", driver.ErrDeviceLost)
+	c.want(c.returns("sync", d.Sync), "sync the device afterwards", driver.ErrDeviceLost)
 	return s
 }
 
@@ -130,7 +130,7 @@ func lostPeerUnmap(c *check) {
 	p, _ := c.chunks(1)
 	c.access(p, c.gran, grant(1, driver.ReadWrite))
 	c.lose(c.dev(1), p, func() {
-		c.must(c.dev(0).Sync(), "wait for the owner alone")
+		c.must(c.returns("sync", c.dev(0).Sync), "wait for the owner alone")
 		c.unmap(p, c.gran)
 	})
 }

@@ -20,7 +20,7 @@ func unmapAfterSync(c *check) {
 	for range 10 {
 		p, _ := c.chunks(2)
 		c.fillAll(d, p, 1, s)
-		c.must(d.Copy(c.chunk(p, 1), p, c.gran, s), "queue a copy")
+		c.copyAll(d, c.chunk(p, 1), p, s)
 		c.must(d.Sync(), "sync")
 		c.unmap(p, 2*c.gran)
 		c.must(d.Sync(), "sync afterwards")
@@ -34,11 +34,11 @@ func unmapAfterEvent(c *check) {
 	g := c.hold(d, busy)
 	p, _ := c.chunks(1)
 	c.fillAll(d, p, 1, s)
-	c.must(d.Record(e, s), "record")
+	c.record(d, e, s)
 	c.must(c.returns("sync the event", func() error { return d.SyncEvent(e) }), "sync the event")
 	c.unmap(p, c.gran)
 	g.open()
-	c.must(d.Sync(), "sync afterwards")
+	c.must(c.returns("sync", d.Sync), "sync afterwards")
 }
 
 func unmapBeside(c *check) {
@@ -53,7 +53,7 @@ func unmapBeside(c *check) {
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
-	c.must(d.Record(e, s), "record")
+	c.record(d, e, s)
 	c.mapAt(c.chunk(p, 2), c.gran, c.create(c.gran))
 	c.access(c.chunk(p, 2), c.gran, grant(0, driver.ReadWrite))
 	c.unmap(c.chunk(p, 1), c.gran)

@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"bytes"
+	"runtime"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -20,6 +21,7 @@ func streamRules() []Rule {
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
 		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
+		{Name: "sync-closing", Says: "SyncIfActive is no error when the last Device closes meanwhile: a context that has ended is not active", Source: seam, run: syncClosing},
 		{Name: "sync-one-device", Says: "a wait for one device does not wait for another", Source: measured, devices: 2, needs: gated, run: syncOneDevice},
 	}
 }
@@ -27,7 +29,24 @@ func streamRules() []Rule {
 // fillAll queues a fill of one whole granule.
 func (c *check) fillAll(d driver.Device, p driver.Ptr, b byte, s driver.Stream) {
 	c.Helper()
-	c.must(d.Fill(p, uint32(b), 1, c.gran, s), "queue a fill")
+	c.must(c.prompt("queue a fill", func() error { return d.Fill(p, uint32(b), 1, c.gran, s) }), "queue a fill")
+}
+
+// copyAll queues a copy of one whole granule.
+func (c *check) copyAll(d driver.Device, dst, src driver.Ptr, s driver.Stream) {
+	c.Helper()
+	c.must(c.prompt("queue a copy", func() error { return d.Copy(dst, src, c.gran, s) }), "queue a copy")
+}
+
+func (c *check) record(d driver.Device, e driver.Event, s driver.Stream) {
+	c.Helper()
+	c.must(c.prompt("record", func() error { return d.Record(e, s) }), "record")
+}
+
+// waitFor makes a stream wait for an event.
+func (c *check) waitFor(d driver.Device, s driver.Stream, e driver.Event) {
+	c.Helper()
+	c.must(c.prompt("make a stream wait", func() error { return d.Wait(s, e) }), "make a stream wait")
 }
 
 // sync waits for a stream.
@@ -39,8 +58,8 @@ func (c *check) sync(d driver.Device, s driver.Stream) {
 // done checks whether an event has been reached.
 func (c *check) done(d driver.Device, e driver.Event, want bool) {
 	c.Helper()
-	got, err := d.Done(e)
-	c.must(err, "ask for an event")
+	var got bool
+	c.must(c.prompt("ask for an event", func() (err error) { got, err = d.Done(e); return err }), "ask for an event")
 	if got != want {
 		c.Errorf("event done: %v, want %v", got, want)
 	}
@@ -52,9 +71,9 @@ func streamOrder(c *check) {
 	p, _ := c.chunks(3)
 	for i := range 20 {
 		c.fillAll(d, p, byte(i), s)
-		c.must(d.Copy(c.chunk(p, 1), p, c.gran, s), "queue a copy")
+		c.copyAll(d, c.chunk(p, 1), p, s)
 		c.fillAll(d, p, 0xff, s)
-		c.must(d.Copy(c.chunk(p, 2), c.chunk(p, 1), c.gran, s), "queue a copy")
+		c.copyAll(d, c.chunk(p, 2), c.chunk(p, 1), s)
 		c.sync(d, s)
 		c.reads(d, c.chunk(p, 2), c.gran, byte(i))
 	}
@@ -67,7 +86,7 @@ func streamLate(c *check) {
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
-	c.must(d.Record(e, s), "record")
+	c.record(d, e, s)
 	c.done(d, e, false)
 	c.reads(d, p, c.gran, 0)
 	c.done(d, e, false)
@@ -99,7 +118,7 @@ func (c *check) waits(doing string, d driver.Device, wait func(driver.Stream, dr
 	p, _ := c.chunks(1)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 9, s)
-	c.must(d.Record(e, s), "record")
+	c.record(d, e, s)
 	returned := make(chan error, 1)
 	go func() { returned <- wait(s, e) }()
 	c.stays(returned, doing)
@@ -124,12 +143,31 @@ func syncAll(c *check) {
 	c.waits("sync through another Device", d, func(driver.Stream, driver.Event) error { return other.Sync() })
 }
 
+// syncClosing cannot order the two: a gate's word goes with the last Device.
+// Enough work and enough rounds make them meet.
+func syncClosing(c *check) {
+	const rounds, fills = 20, 20
+	p, _ := c.chunks(1)
+	for range rounds {
+		d, err := c.d.Open(0)
+		c.must(err, "open")
+		for range fills {
+			c.fillAll(d, p, 1, d.Own())
+		}
+		synced := make(chan error, 1)
+		go func() { synced <- c.d.SyncIfActive(0) }()
+		runtime.Gosched()
+		c.must(c.returns("close", d.Close), "close")
+		c.must(c.returns("sync", func() error { return <-synced }), "sync a device that closes")
+	}
+}
+
 func syncOneDevice(c *check) {
 	mine, theirs := c.dev(0), c.dev(1)
 	s := c.stream(theirs)
 	e := c.event(theirs, 0)
 	c.hold(theirs, s)
-	c.must(theirs.Record(e, s), "record")
+	c.record(theirs, e, s)
 	c.must(c.returns("sync device 0", mine.Sync), "sync device 0")
 	c.must(c.returns("sync device 0", func() error { return c.d.SyncIfActive(0) }), "sync device 0 by ordinal")
 	c.done(theirs, e, false)
@@ -143,8 +181,8 @@ func streamFree(c *check) {
 	p, _ := c.chunks(1)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 4, s)
-	c.must(d.Record(e, s), "record")
-	c.must(d.FreeStream(s), "free the stream")
+	c.record(d, e, s)
+	c.must(c.prompt("free the stream", func() error { return d.FreeStream(s) }), "free the stream")
 	c.done(d, e, false)
 	g.open()
 	c.must(c.returns("sync the event", func() error { return d.SyncEvent(e) }), "sync the event")

@@ -30,21 +30,24 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 	if err != nil {
 		return err
 	}
-	next := make([]mapping, j-i) // as they will be
+	next := d.rows(j - i)
 	for k, m := range r.maps[i:j] {
-		next[k] = *m
-		next[k].access = slices.Clone(m.access)
+		row := next.row(k)
+		copy(row, m.access)
 		for _, g := range who {
 			if g.Access != driver.None && !d.reaches(g.To.ID, m.memory.home.ordinal) {
 				return rule(verb, driver.ErrInvalid, "host:%d cannot reach memory of host:%d", g.To.ID, m.memory.home.ordinal)
 			}
-			next[k].access[g.To.ID] = g.Access
+			row[g.To.ID] = g.Access
 		}
-		if next[k].union() == driver.ReadWrite && !m.writable {
+		if union(row) == driver.ReadWrite && !m.writable {
 			return rule(verb, driver.ErrPermission, "the memory at %#x was shared read-only", m.base)
 		}
 	}
 
+	// Before the page table changes, or what runs would meet the change and
+	// end the process. Should the kernel then refuse, the access is as before,
+	// but who had work on the memory has lost the device all the same.
 	here := within(uint64(p), uint64(p)+size)
 	d.poison(func(u *unit, s span) bool {
 		if !here(u, s) {
@@ -61,7 +64,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		return d.fail("mprotect", driver.ErrOutOfMemory, err)
 	}
 	for k, m := range r.maps[i:j] {
-		m.access = next[k].access
+		copy(m.access, next.row(k))
 	}
 	return nil
 }
@@ -83,18 +86,34 @@ func (d *Driver) checkGrant(verb string, g driver.Grant) error {
 	return err
 }
 
+// rows is what each device may do with each of some mappings, in one piece.
+type rows struct {
+	access  []driver.Access
+	devices int
+}
+
+func (d *Driver) rows(mappings int) rows {
+	return rows{make([]driver.Access, mappings*len(d.units)), len(d.units)}
+}
+
+func (r rows) row(i int) []driver.Access { return r.access[i*r.devices:][:r.devices] }
+
+// union is what any device may do: what the one page table has to allow.
+func union(row []driver.Access) driver.Access { return slices.Max(row) }
+
 // protect brings the page table from now to next, in one call for each run of
 // equals, or changes nothing.
-func protect(now []*mapping, next []mapping) error {
+func protect(now []*mapping, next rows) error {
 	for i := 0; i < len(now); {
+		was, will := union(now[i].access), union(next.row(i))
 		j := i + 1
-		for j < len(now) && next[j].union() == next[i].union() && now[j].union() == now[i].union() {
+		for j < len(now) && union(next.row(j)) == will && union(now[j].access) == was {
 			j++
 		}
-		if next[i].union() != now[i].union() {
-			if err := mprotect(now[i].base, now[j-1].end()-now[i].base, prot(next[i].union())); err != nil {
+		if will != was {
+			if err := mprotect(now[i].base, now[j-1].end()-now[i].base, prot(will)); err != nil {
 				for k := range j {
-					_ = mprotect(now[k].base, now[k].size, prot(now[k].union()))
+					_ = mprotect(now[k].base, now[k].size, prot(union(now[k].access)))
 				}
 				return err
 			}

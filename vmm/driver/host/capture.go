@@ -8,18 +8,18 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 // what counts here is what a capture forbids.
 type capture struct {
 	mode      driver.CaptureMode
-	destroyed bool // by a wait
+	destroyed bool // by a call that it forbids
 	ended     bool
 }
 
-// destroy is what a wait does to a capture.
+// destroy is what a call that a capture forbids does to it.
 func (c *capture) destroy(verb string) error {
 	c.destroyed = true
-	return rule(verb, driver.ErrCapturing, "a wait destroys the capture")
+	return rule(verb, driver.ErrCapturing, "the call destroys the capture")
 }
 
 // destroyCaptures is what a wait for the whole device does to the captures of
-// its streams. Freeing memory spares the relaxed ones.
+// its streams. Allocating and freeing memory spares the relaxed ones.
 func (c *context) destroyCaptures(verb string, relaxed bool) error {
 	var err error
 	for _, s := range c.streams {
@@ -66,7 +66,7 @@ func (v *device) EndCapture(s driver.Stream) error {
 		c.ended = true
 		x.capture = nil
 		if c.destroyed {
-			return rule(verb, driver.ErrInvalid, "a wait destroyed the capture of stream %d", s)
+			return rule(verb, driver.ErrInvalid, "the capture of stream %d was destroyed", s)
 		}
 		return nil
 	})

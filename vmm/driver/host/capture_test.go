@@ -39,9 +39,9 @@ func TestCaptureSpreadsToNoOtherStream(t *testing.T) {
 	require.ErrorIs(t, v.BeginCapture(0, driver.CaptureRelaxed), driver.ErrInvalid)
 }
 
-// TestFreeDuringCapture holds that memory that waits for the device is not
-// freed while a capture forbids waits.
-func TestFreeDuringCapture(t *testing.T) {
+// TestAllocDuringCapture holds that memory is not allocated while a capture
+// forbids it, nor freed, which waits for the device.
+func TestAllocDuringCapture(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
 	v := open(t, d, 0)
 	s, err := v.NewStream()
@@ -49,10 +49,39 @@ func TestFreeDuringCapture(t *testing.T) {
 	p, err := v.AllocPlain(mib)
 	require.NoError(t, err)
 
-	require.NoError(t, v.BeginCapture(s, driver.CaptureGlobal))
-	require.ErrorIs(t, v.FreePlain(p), driver.ErrCapturing)
-	require.ErrorIs(t, v.EndCapture(s), driver.ErrInvalid)
+	calls := map[string]func() error{
+		"AllocPlain": func() error { _, err := v.AllocPlain(mib); return err },
+		"AllocHost":  func() error { _, _, err := v.AllocHost(mib); return err },
+		"FreePlain":  func() error { return v.FreePlain(p) },
+	}
+	used := d.units[0].used
+	for name, call := range calls {
+		for _, mode := range []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal} {
+			require.NoError(t, v.BeginCapture(s, mode))
+			require.ErrorIs(t, call(), driver.ErrCapturing, name)
+			require.ErrorIs(t, v.EndCapture(s), driver.ErrInvalid, name)
+		}
+	}
+	require.Equal(t, used, d.units[0].used)
 	require.NoError(t, v.BeginCapture(s, driver.CaptureRelaxed))
-	require.NoError(t, v.FreePlain(p))
+	for name, call := range calls {
+		require.NoError(t, call(), name)
+	}
 	require.NoError(t, v.EndCapture(s))
+}
+
+// TestElapsedIsOfOneDevice holds that the clocks of two devices are not
+// compared.
+func TestElapsedIsOfOneDevice(t *testing.T) {
+	d := New(Config{Devices: 2, Memory: 64 * mib})
+	var events [2]driver.Event
+	for i := range events {
+		v := open(t, d, i)
+		e, err := v.NewEvent(driver.EventTiming)
+		require.NoError(t, err)
+		require.NoError(t, v.Record(e, 0))
+		events[i] = e
+	}
+	_, err := open(t, d, 0).Elapsed(events[0], events[1])
+	require.ErrorIs(t, err, driver.ErrInvalid)
 }

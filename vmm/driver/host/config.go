@@ -6,6 +6,6 @@ type Config struct {
 	Devices         int      // how many devices; 0: one
 	Memory          uint64   // bytes of each device; 0: the machine's memory, or the control group's limit if that is less
 	PageGranularity bool     // sizes and addresses in pages instead of 2 MiB
-	Mappings        int      // kernel mappings it may hold; 0: vm.max_map_count less what the process has and a margin
+	Mappings        int      // kernel mappings it may hold; 0: as many as the process, whose limit is vm.max_map_count less a margin
 	NoPeer          [][2]int // pairs of devices that cannot reach each other's memory
 }

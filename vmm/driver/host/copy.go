@@ -17,19 +17,17 @@ const piece = 1 << 20
 func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	const verb = "CopyIn"
 	n := uint64(len(src))
-	var fresh []extent
-	o := &op{
-		spans: [2]span{{uint64(dst), uint64(dst) + n, driver.ReadWrite}},
-		run: func(c *context) bool {
-			if fresh != nil {
-				return c.write(fresh, src)
-			}
-			return c.move(bytesAt(uint64(dst), n), src)
-		},
-	}
+	o := &op{spans: [2]span{{uint64(dst), uint64(dst) + n, driver.ReadWrite}}}
 	return v.now(verb, n, o, func() {
-		if n >= writeFrom {
-			fresh = v.context.d.extents(uint64(dst), n)
+		o.run = func(c *context) bool { return c.move(bytesAt(uint64(dst), n), src) }
+		if n < writeFrom {
+			return
+		}
+		if fresh := v.context.d.extents(uint64(dst), n); fresh != nil {
+			o.run = func(c *context) (whole bool) {
+				whole, o.err = c.write(fresh, src)
+				return whole
+			}
 		}
 	})
 }
@@ -37,13 +35,10 @@ func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 // CopyOut is CopyIn the other way.
 func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	n := uint64(len(dst))
-	o := &op{
-		spans: [2]span{{uint64(src), uint64(src) + n, driver.Read}},
-		run: func(c *context) bool {
-			return c.move(dst, bytesAt(uint64(src), n))
-		},
-	}
-	return v.now("CopyOut", n, o, func() {})
+	o := &op{spans: [2]span{{uint64(src), uint64(src) + n, driver.Read}}}
+	return v.now("CopyOut", n, o, func() {
+		o.run = func(c *context) bool { return c.move(dst, bytesAt(uint64(src), n)) }
+	})
 }
 
 // Copy queues a copy. Overlapping spans are copied from the front.
@@ -112,8 +107,8 @@ func (v *device) check(verb string, o *op) error {
 	return nil
 }
 
-// now runs an op on the Own stream and returns when it has ended. prepare is
-// called once the op has passed its check.
+// now runs an op on the Own stream and returns when it has ended. prepare,
+// which says what there is to run, is called once the op has passed its check.
 func (v *device) now(verb string, n uint64, o *op, prepare func()) error {
 	if err := v.enter(verb); err != nil {
 		return err
@@ -161,7 +156,7 @@ func (v *device) now(verb string, n uint64, o *op, prepare func()) error {
 	if o.dropped {
 		return c.gone(verb)
 	}
-	return nil
+	return o.err
 }
 
 // move copies in pieces until the context is over.

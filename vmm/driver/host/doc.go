@@ -31,11 +31,27 @@
 // program's own Go pointer meets, through HostBytes, is the program's end.
 //
 // The kernel limits the mappings of a process (vm.max_map_count). Each chunk
-// takes one and each gap between chunks one, so they are counted, and refused
-// with driver.ErrLimit before the kernel would: at its limit no undo works.
+// takes one and each gap between chunks one, so they are counted, for all
+// Drivers together and beside what else the process has mapped, and refused
+// with driver.ErrLimit before the kernel would: at its limit no undo works. All
+// Drivers together reserve at most 96 TiB, which leaves Go's heap its share.
+//
+// Where the system has promised more memory than it has, touching a page that
+// is not there ends the process with SIGBUS. Large copies into untouched memory
+// answer driver.ErrOutOfMemory instead; small ones, fills, copies on streams,
+// and stores through HostBytes cannot.
+//
+// Exported memory counts as used until the last descriptor and mapping of it is
+// gone. The kernel tells by granting a lease (fcntl F_SETLEASE), so sharing is
+// not supported where fs.leases-enable is 0. A process that changes its user
+// may no longer ask about what it created before: that memory counts as used
+// until it has its old user again. Whoever opens the file while it is asked
+// about makes the kernel send this process a SIGURG, which does nothing unless
+// it is handled.
 //
 // Lock order: Driver.mem (addresses, handles, access), then Driver.work
-// (streams, events, captures). Neither is held while bytes move. Work is
+// (streams, events, captures), then the process's ledger of mappings and
+// addresses. None is held while bytes move. Work is
 // checked and queued under mem held shared, and memory is taken away under mem
 // held whole, so whoever takes it away sees all the work that passed a check.
 package host

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -22,9 +23,8 @@ type Driver struct {
 	// whole, so they see all work that passed the check.
 	mem          sync.RWMutex
 	regions      []*region // by base
-	reserved     uint64    // bytes in reservations
 	mappings     int       // kernel mappings held, never less than the kernel counts
-	mappingLimit int       // 0: not yet asked for
+	mappingLimit int       // Config.Mappings; 0: only the process's
 	handles      map[driver.Handle]*handle
 	created      map[inode]*memory // made here; imports of it find it again
 	orphans      []*memory         // released, but an exported descriptor may be open
@@ -192,5 +192,8 @@ func (d *Driver) SyncIfActive(dev int) error {
 	if err != nil {
 		return err
 	}
-	return d.sync(verb, u)
+	if err := d.sync(verb, u); !errors.Is(err, driver.ErrClosed) {
+		return err
+	}
+	return nil // it ended meanwhile, and its work with it
 }

@@ -23,6 +23,9 @@ func (d *Driver) fail(call string, noMemory, err error) error {
 	switch err {
 	case unix.EMFILE, unix.ENFILE:
 		kind = driver.ErrLimit
+	case unix.EFBIG:
+		kind = driver.ErrLimit
+		err = fmt.Errorf("memory is a file here, and RLIMIT_FSIZE allows none so large: %w", err)
 	case unix.EPERM, unix.EACCES:
 		kind = driver.ErrPermission
 	case unix.ENOSPC, unix.EDQUOT:
@@ -31,7 +34,7 @@ func (d *Driver) fail(call string, noMemory, err error) error {
 		kind = driver.ErrNotSupported
 	case unix.ENOMEM:
 		kind = noMemory
-		if mapped() >= maxMapCount()-1 {
+		if all, _ := mapped(); all >= maxMapCount()-1 {
 			kind = driver.ErrLimit
 			err = fmt.Errorf("vm.max_map_count is reached: %w", err)
 		}

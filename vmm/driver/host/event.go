@@ -162,10 +162,12 @@ func (v *device) Done(e driver.Event) (bool, error) {
 	return yes, err
 }
 
-// Elapsed is the time between two records that have been reached.
+// Elapsed is the time between two records that have been reached. On the card
+// each device has a clock of its own, so both must be of one device.
 func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
 	const verb = "Elapsed"
 	var at [2]time.Time
+	var of [2]*context
 	for i, e := range []driver.Event{from, to} {
 		err := v.onEvent(verb, e, func(ev *event) error {
 			switch {
@@ -174,12 +176,15 @@ func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
 			case ev.last == nil || !ev.last.ended || ev.last.dropped:
 				return rule(verb, driver.ErrInvalid, "event %d has not been reached", e)
 			}
-			at[i] = ev.last.at
+			at[i], of[i] = ev.last.at, ev.context
 			return nil
 		})
 		if err != nil {
 			return 0, err
 		}
+	}
+	if of[0] != of[1] {
+		return 0, rule(verb, driver.ErrInvalid, "events %d and %d are of different devices", from, to)
 	}
 	return at[1].Sub(at[0]), nil
 }

@@ -2,7 +2,10 @@
 
 package host
 
-import "golang.org/x/sys/unix"
+import (
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
+)
 
 // writeFrom is the size from which a copy into untouched memory is written to
 // the file instead of through the mapping. The kernel then neither takes a
@@ -38,8 +41,10 @@ func (d *Driver) extents(p, n uint64) []extent {
 }
 
 // write copies src into extents: what is untouched through the file, the rest
-// through the mapping. Which way a byte goes changes nothing but the time.
-func (c *context) write(all []extent, src []byte) bool {
+// through the mapping. Which way a byte goes changes nothing but the time, and
+// what happens when the system has no page left: through the file that is an
+// error, through a mapping SIGBUS.
+func (c *context) write(all []extent, src []byte) (whole bool, err error) {
 	for _, x := range all {
 		part := src[:x.n]
 		src = src[x.n:]
@@ -48,25 +53,27 @@ func (c *context) write(all []extent, src []byte) bool {
 			known = max(touched, x.off) - x.off
 		}
 		if !c.move(bytesAt(x.at, known), part[:known]) {
-			return false
+			return false, nil
 		}
 		for at := known; at < x.n; {
 			if c.stopped() {
-				return false
+				return false, nil
 			}
 			n, err := unix.Pwrite(x.memory.fd, part[at:min(at+piece, x.n)], int64(x.off+at))
-			if err != nil || n == 0 {
-				// Sealed by now: only the mapping may still write.
+			if err == unix.EPERM { // sealed by now: only the mapping may still write
 				if !c.move(bytesAt(x.at+at, x.n-at), part[at:]) {
-					return false
+					return false, nil
 				}
 				break
+			}
+			if err != nil {
+				return true, c.d.fail("pwrite", driver.ErrOutOfMemory, err)
 			}
 			at += uint64(n)
 		}
 		x.memory.touch(x.off + x.n)
 	}
-	return true
+	return true, nil
 }
 
 // touch raises the mark to n.

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bytes"
 	"os"
 	"path"
 	"strconv"
@@ -14,28 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// spareMappings stay free for the Go runtime, thread stacks and libraries.
-	spareMappings = 1024
-
-	// addressLimit is how much a Driver reserves at most: three quarters of
-	// what a process can address, because Go dies when its heap finds no
-	// addresses to grow into.
-	addressLimit = 3 << 45
-)
-
 // take counts n more kernel mappings, or answers ErrLimit. At the kernel's own
 // limit even the undo of a call fails, so the refusal comes earlier.
 // The caller holds mem.
 func (d *Driver) take(verb string, n int) error {
-	if d.mappingLimit == 0 {
-		d.mappingLimit = max(1, maxMapCount()-mapped()-spareMappings)
+	if d.mappingLimit > 0 && d.mappings+n > d.mappingLimit {
+		return rule(verb, driver.ErrLimit, "%d of the driver's %d mappings are in use (Config.Mappings)", d.mappings, d.mappingLimit)
 	}
-	if d.mappings+n > d.mappingLimit {
-		return rule(verb, driver.ErrLimit, "%d of %d mappings are in use (vm.max_map_count, less a margin)", d.mappings, d.mappingLimit)
+	if !process.take(n) {
+		return rule(verb, driver.ErrLimit, "the process has no mappings left (vm.max_map_count is %d, %d of them stay spare)", maxMapCount(), spareMappings)
 	}
 	d.mappings += n
 	return nil
+}
+
+// give counts n kernel mappings less. The caller holds mem.
+func (d *Driver) give(n int) {
+	d.mappings -= n
+	process.give(n)
 }
 
 // maxMapCount is the kernel's limit of mappings in one process.
@@ -45,15 +40,6 @@ var maxMapCount = sync.OnceValue(func() int {
 	}
 	return 65530
 })
-
-// mapped is how many mappings the process has now; 0 where /proc is missing.
-func mapped() int {
-	b, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		return 0
-	}
-	return bytes.Count(b, []byte{'\n'})
-}
 
 // machineMemory is the memory this process can have: the machine's, or the
 // least limit of its control groups.

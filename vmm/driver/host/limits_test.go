@@ -42,7 +42,7 @@ func TestMappingsAreCounted(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, err, driver.ErrLimit)
-	require.ErrorContains(t, err, "vm.max_map_count")
+	require.ErrorContains(t, err, "Config.Mappings")
 	require.Equal(t, chunks/2, n)
 	_, err = d.Reserve(size, 0)
 	require.ErrorIs(t, err, driver.ErrLimit)
@@ -165,7 +165,7 @@ func TestOutOfAddresses(t *testing.T) {
 	for _, p := range all {
 		require.NoError(t, d.Free(p, step))
 	}
-	require.Zero(t, d.reserved)
+	require.Zero(t, process.reserved)
 
 	// The kernel's refusal is told apart from memory too.
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: 1 << 40, Max: unix.RLIM_INFINITY}))
@@ -187,4 +187,18 @@ func TestAlignment(t *testing.T) {
 			require.InDelta(t, before, len(mappings(t)), 2, "what was cut off is given back")
 		}
 	}
+}
+
+// TestFileSizeLimit holds that a limit of the process is told apart from a
+// wrong argument: memory is a file here.
+func TestFileSizeLimit(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: mib, Max: mib}))
+	d := New(Config{Memory: 64 * mib})
+	_, err := d.Create(4*mib, home)
+	require.ErrorIs(t, err, driver.ErrLimit)
+	require.ErrorContains(t, err, "RLIMIT_FSIZE")
+	require.Zero(t, d.units[0].used)
 }

@@ -20,9 +20,6 @@ type mapping struct {
 
 func (m *mapping) end() uint64 { return m.base + m.size }
 
-// union is what any device may do: what the one page table has to allow.
-func (m *mapping) union() driver.Access { return slices.Max(m.access) }
-
 // Map puts the whole of h at p.
 func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	const verb = "Map"
@@ -59,7 +56,7 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 		return err
 	}
 	if _, err := mmap(m.base, m.size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED, x.memory.fd); err != nil {
-		d.mappings -= extra
+		d.give(extra)
 		// The kernel may have taken the old mapping away before it failed.
 		_, _ = mmap(m.base, m.size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1)
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
@@ -82,13 +79,16 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 		return err
 	}
 	from, to := uint64(p), uint64(p)+size
+	// Before the pages go, or what runs would meet the hole and end the
+	// process. Should the kernel then refuse, the memory stays, but who had
+	// work on it has lost the device all the same.
 	d.poison(within(from, to))
 	if _, err := mmap(from, size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1); err != nil {
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
 	gone := slices.Clone(r.maps[i:j])
 	r.maps = slices.Delete(r.maps, i, j)
-	d.mappings -= len(gone) - 1 + r.gaps(i, from, to)
+	d.give(len(gone) - 1 + r.gaps(i, from, to))
 	for _, m := range gone {
 		m.memory.mapped--
 		d.settle(m.memory)

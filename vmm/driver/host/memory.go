@@ -150,14 +150,16 @@ func (d *Driver) collect() {
 	})
 }
 
-// memfd makes a file of size bytes that lives in memory, with seals. The kernel
-// does not count the descriptor that memfd_create gives among those that have
-// the file open; for sharing a counted one takes its place, see shared.
+// memfdName is what /proc/self/maps calls the memory.
+const memfdName = "cuvmm"
+
+// memfd makes a file of size bytes that lives in memory, with seals. For sharing
+// it gives a countable descriptor, and ErrNotSupported where there can be none.
 func (d *Driver) memfd(size uint64, seals int, sharing bool) (int, inode, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate("cuvmm", flags|unix.MFD_NOEXEC_SEAL)
+	fd, err := unix.MemfdCreate(memfdName, flags|unix.MFD_NOEXEC_SEAL)
 	if err == unix.EINVAL { // before Linux 6.3
-		fd, err = unix.MemfdCreate("cuvmm", flags)
+		fd, err = unix.MemfdCreate(memfdName, flags)
 	}
 	if err != nil {
 		return 0, inode{}, d.fail("memfd_create", driver.ErrOutOfMemory, err)
@@ -171,17 +173,17 @@ func (d *Driver) memfd(size uint64, seals int, sharing bool) (int, inode, error)
 	if err == nil {
 		call, err = "fstat", unix.Fstat(fd, &st)
 	}
-	counted := fd
-	if err == nil && sharing {
-		call = "open"
-		counted, err = reopen(fd, unix.O_RDWR)
-	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return 0, inode{}, d.fail(call, driver.ErrOutOfMemory, err)
 	}
-	if counted != fd {
+	if sharing {
+		counted, err := d.countable(fd)
 		_ = unix.Close(fd)
+		if err != nil {
+			return 0, inode{}, err
+		}
+		fd = counted
 	}
-	return counted, inode{uint64(st.Dev), st.Ino}, nil
+	return fd, inode{uint64(st.Dev), st.Ino}, nil
 }

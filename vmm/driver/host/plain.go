@@ -49,31 +49,54 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 
 	d.mem.Lock()
 	defer d.unlock()
-	if v.context.stopped() {
-		return 0, v.context.gone(verb)
+	if err := v.mayAlloc(verb); err != nil {
+		return 0, err
 	}
 	if !pinned {
 		if err := d.charge(verb, u, size); err != nil {
 			return 0, err
 		}
 	}
-	r := &region{size: size, block: &block{context: v.context, n: n, pinned: pinned}}
-	err := d.take(verb, 1)
-	if err == nil {
-		r.base, err = mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
-		if err != nil {
-			d.mappings--
-			err = d.fail("mmap", driver.ErrOutOfMemory, err)
-		}
-	}
+	base, err := d.mapBlock(verb, size)
 	if err != nil {
 		if !pinned {
 			u.used -= size
 		}
 		return 0, err
 	}
-	d.insert(r)
-	return driver.Ptr(r.base), nil
+	d.insert(&region{base: base, size: size, block: &block{context: v.context, n: n, pinned: pinned}})
+	return driver.Ptr(base), nil
+}
+
+// mayAlloc says whether the context is there and no capture forbids to
+// allocate: as on the card one that is not relaxed does, and does not survive.
+func (v *device) mayAlloc(verb string) error {
+	d := v.context.d
+	d.work.Lock()
+	defer d.work.Unlock()
+	if v.context.stopped() {
+		return v.context.gone(verb)
+	}
+	return v.context.destroyCaptures(verb, false)
+}
+
+// mapBlock maps size bytes anywhere.
+func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
+	if !process.reserve(size) {
+		return 0, rule(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
+	}
+	err := d.take(verb, 1)
+	if err != nil {
+		process.free(size)
+		return 0, err
+	}
+	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	if err != nil {
+		d.give(1)
+		process.free(size)
+		return 0, d.fail("mmap", driver.ErrOutOfMemory, err)
+	}
+	return base, nil
 }
 
 // FreePlain waits for the device, then unmaps the block.
@@ -121,7 +144,8 @@ func (d *Driver) unmapBlock(r *region) error {
 		d.insert(r)
 		return d.fail("munmap", driver.ErrOutOfMemory, err)
 	}
-	d.mappings--
+	d.give(1)
+	process.free(r.size)
 	if !r.block.pinned {
 		r.block.context.u.used -= r.size
 	}

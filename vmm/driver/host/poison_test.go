@@ -162,6 +162,24 @@ func TestCloseEndsQueuedWork(t *testing.T) {
 	})
 }
 
+// TestCloseEndsSyncIfActive closes the last Device while somebody waits for
+// the context, which is then not active.
+func TestCloseEndsSyncIfActive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New(Config{Memory: 64 * mib})
+		v, err := d.Open(0)
+		require.NoError(t, err)
+		p := chunk(t, d, 4*mib)
+		gate(t, v.(*device), v.Own())
+		require.NoError(t, v.Fill(p, 1, 1, 4*mib, v.Own()))
+		synced := make(chan error, 1)
+		go func() { synced <- d.SyncIfActive(0) }()
+		synctest.Wait()
+		require.NoError(t, v.Close())
+		require.NoError(t, <-synced)
+	})
+}
+
 // TestFreeWaits holds that pinned memory stays until queued work, another
 // device's too, has left it.
 func TestFreeWaits(t *testing.T) {
@@ -221,13 +239,14 @@ func TestNothingDrifts(t *testing.T) {
 		require.NoError(t, v.Close())
 	}
 	cycle()
-	before := holds(t)
+	before, reservedBefore, mappingsBefore := holds(t), process.reserved, process.mappings
 	for range 50 {
 		cycle()
 	}
 	require.Equal(t, before, holds(t))
 	require.Zero(t, d.mappings)
-	require.Zero(t, d.reserved)
+	require.Equal(t, reservedBefore, process.reserved)
+	require.Equal(t, mappingsBefore, process.mappings)
 	require.Zero(t, d.units[0].used)
 	require.Empty(t, d.created)
 	require.Empty(t, d.orphans)

@@ -34,19 +34,20 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 
 	d.mem.Lock()
 	defer d.unlock()
-	if align > addressLimit || size > addressLimit-d.reserved {
-		return 0, rule(verb, driver.ErrAddressSpace, "%d bytes aligned to %d beside %d that are reserved", size, align, d.reserved)
+	if align > addressLimit || !process.reserve(size) {
+		return 0, rule(verb, driver.ErrAddressSpace, "%d bytes aligned to %d; all reservations of the process may have %d", size, align, uint64(addressLimit))
 	}
 	if err := d.take(verb, 1); err != nil {
+		process.free(size)
 		return 0, err
 	}
 	base, err := reserve(size, align)
 	if err != nil {
-		d.mappings--
+		d.give(1)
+		process.free(size)
 		return 0, d.fail("mmap", driver.ErrAddressSpace, err)
 	}
 	d.insert(&region{base: base, size: size})
-	d.reserved += size
 	return driver.Ptr(base), nil
 }
 
@@ -100,8 +101,8 @@ func (d *Driver) Free(p driver.Ptr, size uint64) error {
 		return d.fail("munmap", driver.ErrOutOfMemory, err)
 	}
 	d.remove(r)
-	d.reserved -= size
-	d.mappings--
+	d.give(1)
+	process.free(size)
 	return nil
 }
 

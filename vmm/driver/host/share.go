@@ -3,6 +3,7 @@
 package host
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 
@@ -125,16 +126,48 @@ func (d *Driver) adopt(m *memory) {
 	d.orphans = slices.DeleteFunc(d.orphans, func(o *memory) bool { return o == m })
 }
 
-// shared says whether an exported descriptor, or a mapping of one, is alive
-// anywhere. A lease for writing is granted only on a file that nobody else has
-// open; asking for one is how the kernel can be made to tell.
-func (m *memory) shared() bool {
-	_, err := unix.FcntlInt(uintptr(m.fd), unix.F_SETLEASE, unix.F_WRLCK)
-	if err != nil {
-		return err == unix.EAGAIN
+// shared says whether an exported descriptor, or a mapping of one, may be alive
+// anywhere: no answer is a yes, because memory that is still in use must not
+// count as free.
+func (m *memory) shared() bool { return lease(m.fd) != nil }
+
+// lease takes a lease for writing and gives it back. It is granted only on a
+// file that nobody else has open, else it is EAGAIN; asking for one is how the
+// kernel can be made to tell. Any other error says that it does not tell: that
+// leases are switched off, or the process is no longer the file's owner.
+func lease(fd int) error {
+	if err := takeLease(fd); err != nil {
+		return err
 	}
-	_, _ = unix.FcntlInt(uintptr(m.fd), unix.F_SETLEASE, unix.F_UNLCK)
-	return false
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
+	return err
+}
+
+// takeLease chooses what the kernel sends if somebody opens the file during the
+// lease: SIGIO ends a process that does not handle it, SIGURG does nothing. The
+// end of a lease forgets the choice.
+func takeLease(fd int) error {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETSIG, int(unix.SIGURG)); err != nil {
+		return err
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
+	return err
+}
+
+// countable opens a memory file once more, as one that the kernel counts among
+// those that have it open and grants leases on. What memfd_create gives is
+// neither.
+func (d *Driver) countable(fd int) (int, error) {
+	counted, err := reopen(fd, unix.O_RDWR)
+	if err != nil {
+		return -1, d.fail("open", driver.ErrOutOfMemory, err)
+	}
+	if err := lease(counted); err == unix.EINVAL || err == unix.EACCES {
+		_ = unix.Close(counted)
+		err = fmt.Errorf("without leases nobody can tell when shared memory is free: %w", err)
+		return -1, &driver.CallError{Call: "fcntl(F_SETLEASE)", Kind: driver.ErrNotSupported, Err: err}
+	}
+	return counted, nil
 }
 
 // probe tries what memory files need of the system, and what sharing does.

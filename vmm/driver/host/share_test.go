@@ -4,8 +4,10 @@ package host
 
 import (
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -247,4 +249,59 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 		require.Equal(t, uint64(4*mib), free(t, v))
 		require.Equal(t, before, holds(t))
 	}
+}
+
+// TestNoLeaseIsNoAnswer holds that memory of which the kernel no longer tells
+// who has it open counts as used.
+func TestNoLeaseIsNoAnswer(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	d := New(Config{Memory: 4 * mib})
+	v := open(t, d, 0)
+	h := create(t, d, 4*mib, shared)
+	fd := export(t, d, h)
+	require.NoError(t, syscall.Seteuid(65534)) // of all threads, where unix.Seteuid is of one
+	require.NoError(t, d.Release(h))
+	require.Zero(t, free(t, v), "a descriptor is open")
+	require.NoError(t, unix.Close(fd))
+	require.Zero(t, free(t, v), "nobody can tell")
+	require.NoError(t, syscall.Seteuid(0))
+	require.Equal(t, uint64(4*mib), free(t, v))
+}
+
+// TestSharingNeedsLeases holds that what cannot be counted is refused from the
+// start. A pipe stands for a file on which leases cannot be had.
+func TestSharingNeedsLeases(t *testing.T) {
+	var pipe [2]int
+	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	before := holds(t)
+	d := New(Config{Memory: 64 * mib})
+	_, err := d.countable(pipe[1])
+	require.ErrorIs(t, err, driver.ErrNotSupported)
+	require.ErrorIs(t, err, unix.EINVAL)
+	require.Equal(t, before, holds(t))
+	require.True(t, (&memory{fd: pipe[0]}).shared())
+	_, _ = unix.Close(pipe[0]), unix.Close(pipe[1])
+}
+
+// TestLeaseSignal holds that a process that handles no SIGIO is safe from it.
+func TestLeaseSignal(t *testing.T) {
+	sent := make(chan os.Signal, 1)
+	signal.Notify(sent, syscall.SIGIO, syscall.SIGPWR)
+	t.Cleanup(func() { signal.Stop(sent) })
+	d := New(Config{Memory: 64 * mib})
+	h := create(t, d, 2*mib, shared)
+	fd := d.handles[h].memory.fd
+	require.NoError(t, takeLease(fd))
+	_, err := reopen(fd, unix.O_RDONLY|unix.O_NONBLOCK)
+	require.ErrorIs(t, err, unix.EWOULDBLOCK, "it waits for the end of the lease")
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGPWR))
+	require.Equal(t, syscall.SIGPWR, <-sent, "SIGIO would have come first, if not always")
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
+	require.NoError(t, err)
+	require.NoError(t, d.Release(h))
 }

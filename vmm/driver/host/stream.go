@@ -37,6 +37,7 @@ type op struct {
 	started bool
 	ended   bool
 	dropped bool          // it did not run to its end
+	err     error         // why a synchronous copy failed, for its caller
 	done    chan struct{} // closed when it ends; made for the first who waits
 }
 
