@@ -31,6 +31,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)
 	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		command(c).RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // else it forgives any argument
 		for _, shell := range c.Commands() {
 			command(shell)
 		}

@@ -33,7 +33,7 @@ func csvColumns(r *Report) []csvColumn {
 			if c.Stats == nil {
 				return ""
 			}
-			return strconv.FormatFloat(of(c.Stats), 'g', -1, 64)
+			return strconv.FormatFloat(of(c.Stats), 'f', -1, 64)
 		}}
 	}
 	checked := func(name string, of func(Case) string) csvColumn {
