@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +34,8 @@ func (o *outputFlags) check() error {
 		if _, err := report.FormatOf(name); err != nil {
 			return usageError{err}
 		}
-		if slices.Contains(o.files[:i], name) {
+		same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(name) }
+		if slices.ContainsFunc(o.files[:i], same) {
 			return usageError{fmt.Errorf("output file %q: given twice", name)}
 		}
 	}

@@ -98,7 +98,6 @@ func TestInterruptDoesNotHideWrongData(t *testing.T) {
 // keeper is memory that an earlier growth left, and that a later one only
 // pretends to write.
 type keeper struct {
-	grower
 	b    *[]byte
 	full bool
 }

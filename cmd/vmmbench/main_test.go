@@ -243,7 +243,7 @@ func TestUsageExitsWith2(t *testing.T) {
 		{"--format", "xml"}, {"-o", "out.xml"}, {"--verify", "some"}, {"bw", "--mem", "vmm,none"},
 		{"--device", "gpu"}, {"info", "--device", "gpu"}, {"info", "--samples", "3"},
 		{"info", "--format", "gobench"}, {"info", "--format", "csv"}, {"info", "-o", "out.bench"}, {"info", "-o", "out.xml"},
-		{"--dry-run", "--format", "json"}, {"--dry-run", "-o", "out.json"}, {"-o", "a.json", "-o", "a.json"},
+		{"--dry-run", "--format", "json"}, {"--dry-run", "-o", "out.json"}, {"-o", "a.json", "-o", "./a.json"},
 		{"help", "nosuch"}, {"help", "bw", "nosuch"}, {"completion", "nosuch"}, {"completion", "bash", "nosuch"},
 		{"bw", "--exportable", "maybe"},
 	} {

@@ -51,8 +51,8 @@ func openFile(name string) (*output, error) {
 	if err != nil {
 		return nil, err
 	}
-	if real, err := filepath.EvalSymlinks(name); err == nil {
-		name = real // a link stays a link
+	if file, err := filepath.EvalSymlinks(name); err == nil {
+		name = file // a link stays a link
 	}
 	out := &output{Output: report.Output{Format: format}}
 	st, err := os.Stat(name)
