@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
 
@@ -9,8 +11,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// bounce is how much is filled or read back at a time.
-const bounce = 1 << 20
+const (
+	bounce = 1 << 20  // filled or read back through the host at a time
+	swath  = 64 << 20 // filled on the device at a time
+)
 
 // buffer is memory at one end of a copy.
 type buffer struct {
@@ -52,11 +56,15 @@ func missing(dev *vmm.Device, what string) error {
 }
 
 // deviceBuffer makes device memory of a kind. chunk is the size of the chunks
-// of a vmm range, 0 for its own choice.
-func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, size, chunk uint64) (*buffer, error) {
+// of a vmm range, 0 for its own choice; they can be exported if it says so.
+func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, size, chunk uint64, exportable bool) (*buffer, error) {
 	b := &buffer{raw: raw, size: size, chunks: []uint64{0}}
 	if kind == memVMM {
-		r, err := dev.NewRange(vmm.RangeOptions{Max: size, Chunk: chunk})
+		o := vmm.RangeOptions{Max: size, Chunk: chunk}
+		if exportable {
+			o.Share = vmm.ShareFD
+		}
+		r, err := dev.NewRange(o)
 		if err != nil {
 			return nil, err
 		}
@@ -127,48 +135,63 @@ func (b *buffer) copyTo(dst *buffer) func(driver.Stream) error {
 	return func(s driver.Stream) error { return b.raw.Copy(dst.ptr, b.ptr, b.size, s) }
 }
 
-// fill writes the pattern.
-func (b *buffer) fill(p verify.Pattern) error {
-	if b.host != nil {
-		p.Fill(b.host, 0)
-		return nil
-	}
-	block := make([]byte, min(bounce, b.size))
-	for off := uint64(0); off < b.size; off += bounce {
-		part := block[:min(bounce, b.size-off)]
-		p.Fill(part, off)
-		if err := b.raw.CopyIn(b.ptr+driver.Ptr(off), part); err != nil {
+// pieces calls f for one piece of the buffer after the other, until ctx is done.
+func (b *buffer) pieces(ctx context.Context, piece uint64, f func(off, n uint64) error) error {
+	for off := uint64(0); off < b.size; off += piece {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := f(off, min(piece, b.size-off)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// poison overwrites everything with verify.Poison.
-func (b *buffer) poison() error {
+// fill writes the pattern.
+func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 	if b.host != nil {
-		b.host[0] = verify.Poison
-		for n := 1; n < len(b.host); n *= 2 {
-			copy(b.host[n:], b.host[:n])
-		}
-		return nil
-	}
-	own := b.raw.Own()
-	if err := b.raw.Fill(b.ptr, verify.Poison, 1, b.size, own); err != nil {
-		return err
-	}
-	return b.raw.SyncStream(own)
-}
-
-// view reads the buffer back.
-func (b *buffer) view() verify.View {
-	if b.host != nil {
-		return verify.Bytes(b.host)
+		return b.pieces(ctx, bounce, func(off, n uint64) error {
+			p.Fill(b.host[off:off+n], off)
+			return nil
+		})
 	}
 	block := make([]byte, min(bounce, b.size))
+	return b.pieces(ctx, bounce, func(off, n uint64) error {
+		p.Fill(block[:n], off)
+		return b.raw.CopyIn(b.ptr+driver.Ptr(off), block[:n])
+	})
+}
+
+// poison overwrites everything with verify.Poison.
+func (b *buffer) poison(ctx context.Context) error {
+	if b.host != nil {
+		block := bytes.Repeat([]byte{verify.Poison}, int(min(bounce, b.size)))
+		return b.pieces(ctx, bounce, func(off, n uint64) error {
+			copy(b.host[off:], block[:n])
+			return nil
+		})
+	}
+	own := b.raw.Own()
+	return b.pieces(ctx, swath, func(off, n uint64) error {
+		if err := b.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
+			return err
+		}
+		return b.raw.SyncStream(own) // what is queued cannot be called back
+	})
+}
+
+// view reads the buffer back, until ctx is done.
+func (b *buffer) view(ctx context.Context) verify.View {
+	block := make([]byte, min(bounce, b.size))
 	return func(off, n uint64) ([]byte, error) {
-		part := block[:n]
-		return part, b.raw.CopyOut(part, b.ptr+driver.Ptr(off))
+		switch err := ctx.Err(); {
+		case err != nil:
+			return nil, err
+		case b.host != nil:
+			return b.host[off : off+n], nil
+		}
+		return block[:n], b.raw.CopyOut(block[:n], b.ptr+driver.Ptr(off))
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -34,6 +35,7 @@ const (
 type bwPlan struct {
 	directions, hosts, mems choices
 	sizes, chunks           size.List
+	exportable              choices
 }
 
 func newBWPlan() *bwPlan {
@@ -41,8 +43,15 @@ func newBWPlan() *bwPlan {
 		directions: choices{of: []string{h2d, d2h, d2d, both}},
 		hosts:      choices{of: []string{pageable, pinned}},
 		mems:       choices{of: []string{memVMM, memPlain, memAsync}},
+		exportable: choices{of: []string{private, exportable}, values: []string{private}},
 	}
 }
+
+// Values of --exportable.
+const (
+	private    = "no"
+	exportable = "yes"
+)
 
 // article is the table that is asked for most: one way at a time, memory that
 // grows against ordinary memory.
@@ -90,6 +99,7 @@ and writes every byte: its traffic is twice that, and is printed beside it.`,
 	f.Var(&p.mems, "mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host")
 	f.Var(&p.sizes, "size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
+	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if preset.value == "full" {
 			given := *p
@@ -145,25 +155,33 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, directio
 		payload *= 2
 	}
 	for _, kind := range p.mems.values {
-		chunks := size.List{0}
+		chunks, shares := size.List{0}, []string{private}
 		if kind == memVMM {
-			chunks = p.chunks
+			chunks, shares = p.chunks, p.exportable.values
 		}
 		for _, chunk := range chunks {
-			name, label := memName(dev, kind), chunkLabel(kind, chunk)
-			g.tasks = append(g.tasks, task{
-				label: taskLabel(name, label),
-				grows: kind == memVMM,
-				c: report.Case{
-					ID: g.name + "/" + taskLabel(name, label), Unit: unitGBs, Bytes: payload,
-					Axes: report.Axes{
-						{Name: "device", Value: dev.String()}, {Name: "direction", Value: direction},
-						{Name: "host", Value: host}, {Name: "size", Value: n},
-						{Name: "mem", Value: name}, {Name: "chunk", Value: label},
+			for _, share := range shares {
+				name, chunkName := memName(dev, kind), chunkLabel(kind, chunk)
+				label := taskLabel(name, chunkName)
+				if share == exportable {
+					label += "-exportable"
+				}
+				g.tasks = append(g.tasks, task{
+					label: label,
+					grows: kind == memVMM,
+					c: report.Case{
+						ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
+						Axes: report.Axes{
+							{Name: "device", Value: dev.String()}, {Name: "direction", Value: direction},
+							{Name: "host", Value: host}, {Name: "size", Value: n},
+							{Name: "mem", Value: name}, {Name: "chunk", Value: chunkName}, {Name: "exportable", Value: share},
+						},
 					},
-				},
-				open: func() (contender, error) { return shared.contender(kind, chunk) },
-			})
+					open: func(ctx context.Context) (contender, error) {
+						return shared.contender(ctx, kind, chunk, share == exportable)
+					},
+				})
+			}
 		}
 	}
 	if direction != d2d {
@@ -218,7 +236,7 @@ type bwShared struct {
 // gateable says whether the copies can be queued behind a gate.
 func (s *bwShared) gateable() bool { return s.host != pageable }
 
-func (s *bwShared) setup() (func() error, error) {
+func (s *bwShared) setup(ctx context.Context) (func() error, error) {
 	if s.direction == both && s.host == pageable {
 		return nil, fmt.Errorf("pageable copies share one stream and cannot run both ways at once: %w", driver.ErrNotSupported)
 	}
@@ -232,7 +250,7 @@ func (s *bwShared) setup() (func() error, error) {
 		if s.up, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
 			return nil, err
 		}
-		if err := s.up.fill(s.pattern); err != nil {
+		if err := s.up.fill(ctx, s.pattern); err != nil {
 			return nil, errors.Join(err, undo())
 		}
 	}
@@ -244,7 +262,7 @@ func (s *bwShared) setup() (func() error, error) {
 	return undo, nil
 }
 
-func (s *bwShared) contender(kind string, chunk uint64) (_ contender, err error) {
+func (s *bwShared) contender(ctx context.Context, kind string, chunk uint64, exportable bool) (_ contender, err error) {
 	c := &copier{pattern: s.pattern, direction: s.direction}
 	defer func() {
 		if err != nil {
@@ -253,15 +271,15 @@ func (s *bwShared) contender(kind string, chunk uint64) (_ contender, err error)
 	}()
 	// device makes the device's end of a leg.
 	device := func(filled bool) (*buffer, error) {
-		b, err := deviceBuffer(s.dev, s.raw, kind, s.size, chunk)
+		b, err := deviceBuffer(s.dev, s.raw, kind, s.size, chunk, exportable)
 		if err != nil {
 			return nil, err
 		}
 		c.own = append(c.own, b)
 		if filled {
-			return b, b.fill(c.pattern)
+			return b, b.fill(ctx, c.pattern)
 		}
-		return b, b.poison()
+		return b, b.poison(ctx)
 	}
 	if s.direction == d2d {
 		src, err := device(true)
@@ -308,17 +326,17 @@ type copier struct {
 	own       []*buffer
 }
 
-func (c *copier) measure(loops int) (measure.Sample, error) {
-	return c.timer.time(loops, c.queues...)
+func (c *copier) measure(ctx context.Context, loops int) (measure.Sample, error) {
+	return c.timer.time(ctx, loops, c.queues...)
 }
 
-func (c *copier) verify(mode verify.Mode, corrupt int64) (verify.Result, error) {
+func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
 	result := verify.Result{Mode: mode}
 	if mode == verify.Off {
 		return result, nil
 	}
 	for _, l := range c.legs {
-		if err := l.dst.poison(); err != nil {
+		if err := l.dst.poison(ctx); err != nil {
 			return result, err
 		}
 		if l.dst.host != nil { // the device buffer is the one that is read
@@ -327,7 +345,7 @@ func (c *copier) verify(mode verify.Mode, corrupt int64) (verify.Result, error) 
 			}
 		}
 	}
-	if _, err := c.timer.time(1, c.queues...); err != nil {
+	if _, err := c.timer.time(ctx, 1, c.queues...); err != nil {
 		return result, err
 	}
 	for _, l := range c.legs {
@@ -339,11 +357,11 @@ func (c *copier) verify(mode verify.Mode, corrupt int64) (verify.Result, error) 
 		} else {
 			chunks = l.src.chunks
 		}
-		r, err := c.pattern.Check(mode, l.dst.size, chunks, l.dst.view())
+		r, err := c.pattern.Check(mode, l.dst.size, chunks, l.dst.view(ctx))
+		result.Add(r)
 		if err != nil {
 			return result, err
 		}
-		result.Add(r)
 	}
 	return result, nil
 }

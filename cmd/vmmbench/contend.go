@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 )
 
 // group measures one group and reports it.
-func (s *session) group(ctx context.Context, g group) error {
+func (s *session) group(ctx context.Context, g group) {
 	cases := make([]report.Case, len(g.tasks))
 	for i, t := range g.tasks {
 		cases[i] = t.c
@@ -26,24 +27,21 @@ func (s *session) group(ctx context.Context, g group) error {
 			settle(&cases[i], err)
 		}
 	}
-	return s.emit(cases, s.compare(g, cases))
+	s.emit(cases, s.compare(g, cases))
 }
 
 // contend fills in the cases. An error of its own is one that concerns all.
 func (s *session) contend(ctx context.Context, g group, cases []report.Case) (err error) {
 	// Each group begins with the memory of the last one given back.
 	defer debug.FreeOSMemory()
-	if ctx.Err() != nil {
-		for i := range cases {
-			interrupted(&cases[i], "not started")
-		}
-		return nil
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("not started: %w", err)
 	}
-	if free, ok := meminfo("MemAvailable"); ok && g.memory > free {
+	if free, ok := freeMemory("/"); ok && g.memory > free {
 		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {
-		undo, err := g.setup()
+		undo, err := g.setup(ctx)
 		if err != nil {
 			return err
 		}
@@ -61,7 +59,7 @@ func (s *session) contend(ctx context.Context, g group, cases []report.Case) (er
 		}
 	}()
 	for i, t := range g.tasks {
-		c, err := t.open()
+		c, err := t.open(ctx)
 		if err != nil {
 			settle(&cases[i], err)
 			continue
@@ -69,7 +67,7 @@ func (s *session) contend(ctx context.Context, g group, cases []report.Case) (er
 		which, open, work = append(which, i), append(open, c), append(work, c.measure)
 	}
 	outcomes := measure.Run(ctx, measure.Config{
-		Samples: min(s.flags.samples, g.samples), MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
+		Samples: min(s.flags.samples, g.samples), Fewest: g.fewest, MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
 		Fixed: s.flags.order.value == "fixed", Seed: measure.Seed(s.flags.seed, g.name), Now: time.Now,
 	}, work)
 	for k, i := range which {
@@ -81,7 +79,7 @@ func (s *session) contend(ctx context.Context, g group, cases []report.Case) (er
 // conclude turns what a contender did into its case.
 func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
 	c.Samples = o.Times()
-	if o.Err != nil {
+	if o.Stop == measure.Failed {
 		settle(c, o.Err)
 		return
 	}
@@ -89,18 +87,18 @@ func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o 
 		s.summarize(c, o)
 		by.describe(c, o.Samples)
 	}
-	if ctx.Err() != nil {
-		interrupted(c, fmt.Sprintf("after %d samples, not verified", len(c.Samples)))
+	if err := cmp.Or(o.Err, ctx.Err()); err != nil {
+		settle(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
 		return
 	}
-	result, err := by.verify(s.flags.verify, s.flags.corrupt)
-	if err != nil {
+	result, err := by.verify(ctx, s.flags.verify, s.flags.corrupt)
+	switch bad := result.FirstBad; {
+	case bad != nil: // which stands, even if the check got no further
+		c.Verify, c.Status, c.Reason = &result, report.Failed, report.Text(bad.String())
+	case err != nil:
 		settle(c, fmt.Errorf("verify: %w", err))
-		return
-	}
-	c.Verify, c.Status = &result, report.Passed
-	if bad := result.FirstBad; bad != nil {
-		c.Status, c.Reason = report.Failed, report.Text(bad.String())
+	default:
+		c.Verify, c.Status = &result, report.Passed
 	}
 }
 
@@ -179,7 +177,7 @@ func (s *session) compare(g group, cases []report.Case) []report.Comparison {
 }
 
 // emit adds to the report and tells the outputs.
-func (s *session) emit(cases []report.Case, comparisons []report.Comparison) error {
+func (s *session) emit(cases []report.Case, comparisons []report.Comparison) {
 	for _, c := range cases {
 		if c.Samples == nil {
 			c.Samples = []float64{}
@@ -188,37 +186,34 @@ func (s *session) emit(cases []report.Case, comparisons []report.Comparison) err
 			c.Flags = []string{}
 		}
 		s.report.Cases = append(s.report.Cases, c)
-		for _, o := range s.outputs {
-			if err := o.Case(c); err != nil {
-				return err
-			}
-		}
+		s.each(func(o *output) error { return o.Case(c) })
 	}
 	for _, c := range comparisons {
 		s.report.Comparisons = append(s.report.Comparisons, c)
-		for _, o := range s.outputs {
-			if err := o.Comparison(c); err != nil {
-				return err
-			}
-		}
+		s.each(func(o *output) error { return o.Comparison(c) })
 	}
-	return nil
 }
 
 // settle ends a case with an error. What this machine cannot do is waived.
+// Nothing is done under another context than that of the signals, so an error
+// that says canceled is an interruption.
 func settle(c *report.Case, err error) {
-	// Errors that were joined stand on lines of their own, and a reason is one.
-	c.Status, c.Reason = report.Error, report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
-	if absent(err) {
+	c.Status, c.Reason = report.Error, oneLine(err)
+	switch {
+	case absent(err):
 		c.Status = report.Waived
+	case errors.Is(err, context.Canceled):
+		c.Status, c.Reason = report.Interrupted, "interrupted: "+c.Reason
 	}
+}
+
+// oneLine is an error as a reason. Errors that were joined stand on lines of
+// their own.
+func oneLine(err error) report.Text {
+	return report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
 // absent says whether err is about something that this machine does not have.
 func absent(err error) bool {
 	return errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrNoDriver) || errors.Is(err, vmm.ErrNoDevice)
-}
-
-func interrupted(c *report.Case, when string) {
-	c.Status, c.Reason = report.Interrupted, report.Text("interrupted: "+when)
 }

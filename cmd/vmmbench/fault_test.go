@@ -1,7 +1,7 @@
 package main
 
 import (
-	"bytes"
+	"io"
 	"testing"
 	"time"
 
@@ -28,6 +28,7 @@ func device(t *testing.T, hook func(drivertest.Call) error) (*vmm.Device, driver
 
 func newSession() *session {
 	return &session{
+		app: &app{stdout: io.Discard, stderr: io.Discard}, to: &outputFlags{format: report.JSON},
 		flags: &measureFlags{
 			samples: 2, maxTime: time.Minute, verify: verify.Full, margin: 0.02, corrupt: -1,
 			progress: choice{value: "off"},
@@ -55,7 +56,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 			})
 			hook = drivertest.FailNth(call, n, vmm.ErrOutOfMemory)
 			s := newSession()
-			require.NoError(t, s.run(t.Context(), &bytes.Buffer{}, dev, raw, plan.groups))
+			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
 			count := s.report.Count()
 			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
 			require.Equal(t, report.ExitFailed, s.report.Exit())
@@ -72,7 +73,7 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
 		dev, raw := device(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
 		s := newSession()
-		require.NoError(t, s.run(t.Context(), &bytes.Buffer{}, dev, raw, plan.groups))
+		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
 		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)
 	}
 }
@@ -88,16 +89,16 @@ func TestGateThatTimesOut(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, timer.close()) })
 	require.Equal(t, "gated", timer.flag)
-	s, err := timer.time(1, func(driver.Stream) error { return nil })
+	s, err := timer.time(t.Context(), 1, func(driver.Stream) error { return nil })
 	require.NoError(t, err)
 	require.Equal(t, "gated", timer.flag)
 	require.Less(t, s.NS, float64(time.Second))
 
 	timer.gate.timeout = time.Millisecond
-	_, err = timer.time(1, raw.SyncStream)
+	_, err = timer.time(t.Context(), 1, raw.SyncStream)
 	require.NoError(t, err)
 	require.Equal(t, "gate-timeout", timer.flag)
 	require.Nil(t, timer.gate, "it is not tried again")
-	_, err = timer.time(1, raw.SyncStream)
+	_, err = timer.time(t.Context(), 1, raw.SyncStream)
 	require.NoError(t, err)
 }

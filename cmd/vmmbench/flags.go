@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,7 +25,37 @@ func (o *outputFlags) add(f *pflag.FlagSet) {
 	o.format = report.Table
 	f.Var(&o.format, "format", "what stdout gets")
 	f.StringArrayVarP(&o.files, "output", "o", nil,
-		"also write to this file, in the format of its suffix: .txt, .json, .ndjson, .md, .bench (repeatable)")
+		"also write to this file, in the format of its suffix: .txt, .json, .ndjson, .csv, .md, .bench (repeatable)")
+}
+
+// check refuses files that no format belongs to, before anything is done.
+func (o *outputFlags) check() error {
+	for i, name := range o.files {
+		if _, err := report.FormatOf(name); err != nil {
+			return usageError{err}
+		}
+		same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(name) }
+		if slices.ContainsFunc(o.files[:i], same) {
+			return usageError{fmt.Errorf("output file %q: given twice", name)}
+		}
+	}
+	return nil
+}
+
+// refuse refuses formats that the command has nothing for.
+func (o *outputFlags) refuse(why string, formats ...report.Format) error {
+	asked := []report.Format{o.format}
+	for _, name := range o.files {
+		if f, err := report.FormatOf(name); err == nil {
+			asked = append(asked, f)
+		}
+	}
+	for _, f := range asked {
+		if slices.Contains(formats, f) {
+			return usageError{fmt.Errorf("format %s: %s", f, why)}
+		}
+	}
+	return nil
 }
 
 // measureFlags say how to measure.
@@ -73,8 +105,10 @@ func (m *measureFlags) check() error {
 		return usageError{fmt.Errorf("--min-time %v: negative", m.minTime)}
 	case m.maxTime <= 0:
 		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
+	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
+		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}
-	return nil
+	return m.outputFlags.check()
 }
 
 // describe is the flags as the report has them.

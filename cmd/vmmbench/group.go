@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -9,13 +10,14 @@ import (
 )
 
 // contender does the same work as the others of its group, on its own memory.
+// Whatever may take long breaks off with the error of ctx.
 type contender interface {
 	// measure does the work loops times and times it.
-	measure(loops int) (measure.Sample, error)
-	// verify does the work once more, into poisoned memory, and checks what
-	// arrived. The byte of the device buffer at corrupt is flipped before, if
-	// there is one.
-	verify(mode verify.Mode, corrupt int64) (verify.Result, error)
+	measure(ctx context.Context, loops int) (measure.Sample, error)
+	// verify does the work once more, where other data stood before, and
+	// checks what arrived. The byte of the device buffer at corrupt is flipped
+	// before, if there is one.
+	verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error)
 	// describe adds to a case what only the contender knows.
 	describe(c *report.Case, samples []measure.Sample)
 	close() error
@@ -26,17 +28,19 @@ type task struct {
 	label string      // its name within the group
 	grows bool        // on memory of this project, which the others are compared with
 	c     report.Case // ID, Axes, Unit and Bytes are set
-	open  func() (contender, error)
+	open  func(context.Context) (contender, error)
 }
 
 // group is what is measured against each other.
 type group struct {
 	name     string
 	tasks    []task
-	samples  int                                   // of each at most
-	maxLoops int                                   // repetitions in a sample at most; 0 is no bound
-	memory   uint64                                // bytes of the host that it needs at once, about
-	setup    func() (undo func() error, err error) // what the contenders share; may be nil
+	samples  int    // of each at most
+	fewest   int    // of each, however long they take
+	maxLoops int    // repetitions in a sample at most; 0 is no bound
+	memory   uint64 // bytes of the host that it needs at once, about
+	// setup makes what the contenders share. It may be nil.
+	setup func(context.Context) (undo func() error, err error)
 }
 
 // pairs are the comparisons to make: each task that grows, b, with each that

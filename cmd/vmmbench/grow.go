@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -101,7 +102,7 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 						{Name: "step", Value: uint64(p.step)}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
 					},
 				},
-				open: func() (contender, error) {
+				open: func(context.Context) (contender, error) {
 					start, undo, err := starter(dev, raw, kind, target, chunk)
 					if err != nil {
 						return nil, err
@@ -154,13 +155,14 @@ type usage struct {
 	moves        int
 }
 
-func (g *growth) measure(int) (s measure.Sample, err error) {
-	err = g.run(&s, func(grower) error { return nil })
+func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
+	err = g.run(ctx, g.pattern, &s, func(grower) error { return nil })
 	return s, err
 }
 
-// run grows once, calls then on what has grown, and gives it back.
-func (g *growth) run(s *measure.Sample, then func(grower) error) (err error) {
+// run grows once, calls then on what has grown, and gives it back. Between two
+// steps it breaks off when ctx is done.
+func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sample, then func(grower) error) (err error) {
 	var x grower
 	defer func() {
 		if x != nil {
@@ -170,8 +172,11 @@ func (g *growth) run(s *measure.Sample, then func(grower) error) (err error) {
 	g.last = usage{}
 	var at any
 	for off := uint64(0); off < g.target; off += uint64(len(g.step)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		part := g.step[:min(uint64(len(g.step)), g.target-off)]
-		g.pattern.Fill(part, off)
+		pattern.Fill(part, off)
 
 		began := time.Now()
 		if x == nil {
@@ -197,19 +202,22 @@ func (g *growth) run(s *measure.Sample, then func(grower) error) (err error) {
 	return then(x)
 }
 
-func (g *growth) verify(mode verify.Mode, corrupt int64) (verify.Result, error) {
+// verify grows with data that no sample wrote: the memory may be what an earlier
+// growth gave back, and what that one left must not pass for this one's work.
+func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
 	result := verify.Result{Mode: mode}
 	if mode == verify.Off {
 		return result, nil
 	}
+	fresh := verify.Pattern{Seed: ^g.pattern.Seed}
 	var s measure.Sample
-	err := g.run(&s, func(x grower) (err error) {
+	err := g.run(ctx, fresh, &s, func(x grower) (err error) {
 		b := x.buffer()
 		b.size = g.target
 		if err := b.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = g.pattern.Check(mode, g.target, b.chunks, b.view())
+		result, err = fresh.Check(mode, g.target, b.chunks, b.view(ctx))
 		return err
 	})
 	return result, err

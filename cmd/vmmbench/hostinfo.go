@@ -16,7 +16,7 @@ func hostInfo() report.Host {
 		Kernel: kernel(), CPU: report.Text(field("/proc/cpuinfo", "model name")),
 		Limits: append(limits(), mapCount()),
 	}
-	if n, ok := meminfo("MemTotal"); ok {
+	if n, ok := meminfo("/", "MemTotal"); ok {
 		h.Memory = &n
 	}
 	return h
@@ -35,12 +35,6 @@ func field(file, name string) string {
 		}
 	}
 	return ""
-}
-
-// meminfo is a line of /proc/meminfo in bytes.
-func meminfo(name string) (uint64, bool) {
-	n, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/meminfo", name), " kB"), 10, 64)
-	return n * 1024, err == nil
 }
 
 func mapCount() report.Limit {

@@ -24,25 +24,35 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 	o.add(c.Flags())
 	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if err := o.check(); err != nil {
+			return err
+		}
+		if err := o.refuse("info measures nothing", report.GoBench, report.CSV); err != nil {
+			return err
+		}
 		return a.session(c.Name(), &o, func(s *session) error {
 			names, err := deviceNames(*device)
 			if err != nil {
 				return err
 			}
+			var cases []report.Case
 			for _, name := range names {
 				err := a.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
 					s.report.Devices = append(s.report.Devices, describeDevice(dev))
 					return nil
 				})
-				if err := a.unlessAbsent(s, name, err); err != nil {
+				c, err := a.unlessAbsent(name, err)
+				if err != nil {
 					return err
 				}
-			}
-			for _, out := range s.outputs {
-				if err := out.Started(s.report); err != nil {
-					return err
+				if c != nil {
+					cases = append(cases, *c)
 				}
 			}
+			if err := s.start(); err != nil {
+				return err
+			}
+			s.emit(cases, nil)
 			return nil
 		})
 	}

@@ -242,8 +242,12 @@ func TestUsageExitsWith2(t *testing.T) {
 		{"--samples", "0"}, {"--max-time", "0s"}, {"--min-time", "-1s"}, {"--margin", "200%"}, {"--order", "sideways"},
 		{"--format", "xml"}, {"-o", "out.xml"}, {"--verify", "some"}, {"bw", "--mem", "vmm,none"},
 		{"--device", "gpu"}, {"info", "--device", "gpu"}, {"info", "--samples", "3"},
+		{"info", "--format", "gobench"}, {"info", "--format", "csv"}, {"info", "-o", "out.bench"}, {"info", "-o", "out.xml"},
+		{"--dry-run", "--format", "json"}, {"--dry-run", "-o", "out.json"}, {"-o", "a.json", "-o", "./a.json"},
+		{"help", "nosuch"}, {"help", "bw", "nosuch"}, {"completion", "nosuch"}, {"completion", "bash", "nosuch"},
+		{"bw", "--exportable", "maybe"},
 	} {
-		if !slices.Contains(args, "--device") {
+		if !slices.Contains(args, "--device") && args[0] != "help" && args[0] != "completion" {
 			args = append(args, "--device", "host")
 		}
 		code, out, stderr := bench(t, args...)
@@ -274,6 +278,67 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	code, out, _ := bench(t, "bw", "--device", "host", "-o", filepath.Join(t.TempDir(), "no", "such", "dir.json"))
 	require.Equal(t, report.ExitFailed, code)
 	require.Empty(t, out, "and it is known before anything is measured")
+}
+
+// Six samples of each, though the time was over after the first: a ratio with
+// fewer has no interval.
+func TestTourTakesWhatARatioNeeds(t *testing.T) {
+	code, out, _ := bench(t, "--device", "host", "--size", "64K", "--max-time", "1ns", "--min-time", "0",
+		"--progress", "off", "--format", "json")
+	require.Equal(t, report.ExitPassed, code)
+	ratios := 0
+	for _, c := range parse(t, out).Comparisons {
+		if c.Ratio != nil {
+			ratios++
+			continue
+		}
+		require.Contains(t, string(c.Reason), "waived", c.ID)
+	}
+	require.GreaterOrEqual(t, ratios, 6)
+}
+
+func TestTourGrowsAsOftenAsItIsTold(t *testing.T) {
+	samples := func(args ...string) int {
+		args = append(args, "--device", "host", "--size", "64K", "--min-time", "0", "--verify", "off", "--progress", "off", "--format", "json")
+		_, out, _ := bench(t, args...)
+		for _, c := range parse(t, out).Cases {
+			if strings.HasPrefix(c.ID, "grow/") {
+				return len(c.Samples)
+			}
+		}
+		return 0
+	}
+	require.Equal(t, tourGrowths, samples())
+	require.Equal(t, 9, samples("--samples", "9"))
+}
+
+func TestExportableMemoryIsACase(t *testing.T) {
+	code, out, _ := bench(t, "bw", "--device", "host", "--size", "64K", "--direction", "d2d", "--exportable", "no,yes",
+		"--samples", "1", "--progress", "off", "--format", "json")
+	require.Equal(t, report.ExitPassed, code)
+	r := parse(t, out)
+	require.Len(t, r.Cases, 3)
+	require.Equal(t, "bw/d2d/none/64KiB/vmm-exportable", r.Cases[1].ID)
+	require.Equal(t, "yes", r.Cases[1].Axes["exportable"])
+	require.Equal(t, report.Passed, r.Cases[1].Status)
+	require.Len(t, r.Comparisons, 2)
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{{"help"}, {"help", "bw"}, {"help", "completion", "bash"}, {"--help"}} {
+		code, out, _ := bench(t, args...)
+		require.Equal(t, report.ExitPassed, code, args)
+		require.Contains(t, out, "Usage:", args)
+	}
+}
+
+func TestDryRunEndsAsTheRunWould(t *testing.T) {
+	code, out, stderr := bench(t, "--dry-run", "--device", "host:99")
+	require.Equal(t, report.ExitWaived, code)
+	require.Empty(t, out)
+	require.Contains(t, stderr, "host:99")
+	code, _, _ = bench(t, "grow", "--dry-run", "--device", "host", "--step", "7")
+	require.Equal(t, report.ExitUsage, code)
 }
 
 func TestDryRunMeasuresNothing(t *testing.T) {

@@ -28,25 +28,59 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
 	root := a.tour()
 	root.AddCommand(a.info(), a.bw(), a.grow())
+	root.SetHelpCommand(help())
+	root.InitDefaultCompletionCmd(args...)
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		command(c).RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // else it forgives any argument
+		for _, shell := range c.Commands() {
+			command(shell)
+		}
+	}
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	return a.exit(root.ExecuteContext(ctx))
+}
+
+// exit tells people of the error that a command ended with, and gives the exit
+// code. An error outdoes only what is no bad news: wrong data stay wrong data.
+func (a *app) exit(err error) int {
 	if err == nil {
 		return a.code
 	}
 	a.complain(err)
 	var usage usageError
-	if errors.As(err, &usage) {
+	switch {
+	case errors.As(err, &usage):
 		a.complain(errors.New("see vmmbench --help"))
 		return report.ExitUsage
+	case a.code == report.ExitPassed || a.code == report.ExitWaived:
+		return report.ExitFailed
 	}
-	return report.ExitFailed
+	return a.code
 }
 
 // complain tells people of an error. If even that fails there is nobody to tell.
 func (a *app) complain(err error) {
 	_, _ = fmt.Fprintln(a.stderr, "vmmbench:", err)
+}
+
+// help is cobra's command of that name, which forgives topics that are none.
+func help() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Help about any command",
+		RunE: func(c *cobra.Command, args []string) error {
+			topic, rest, err := c.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return usageError{fmt.Errorf("no help on %q", args)}
+			}
+			return topic.Help()
+		},
+	}
 }
 
 // command completes c: it takes no arguments, and what is wrong with them or

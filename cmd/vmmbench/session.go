@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -15,9 +15,13 @@ import (
 
 // session is one report in the making.
 type session struct {
+	app     *app
+	to      *outputFlags
 	flags   *measureFlags // nil if nothing is measured
 	report  *report.Report
-	outputs []report.Output
+	outputs []*output
+	started bool
+	lost    error // of outputs that were dropped
 }
 
 // planner says what to measure on a device, with data made from a seed.
@@ -29,13 +33,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 		return err
 	}
 	if m.dryRun {
-		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
-			groups, err := plan(dev, raw, m.seed)
-			if err != nil {
-				return err
-			}
-			return a.list(groups)
-		})
+		return a.dryRun(m, plan)
 	}
 	return a.session(name, &m.outputFlags, func(s *session) error {
 		s.flags = m
@@ -43,29 +41,76 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 		err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
 			return s.run(ctx, a.stderr, dev, raw, plan)
 		})
-		return a.unlessAbsent(s, m.device, err)
+		c, err := a.unlessAbsent(m.device, err)
+		if c == nil {
+			return err
+		}
+		if err := s.start(); err != nil {
+			return err
+		}
+		s.emit([]report.Case{*c}, nil)
+		return nil
 	})
 }
 
-// session writes the report that fill makes, and leaves its exit code.
-func (a *app) session(name string, o *outputFlags, fill func(*session) error) (err error) {
-	start := time.Now()
-	outputs, closeOutputs, err := a.outputs(o)
+// dryRun prints the names of the cases. It ends as the run would, as far as
+// that is known without measuring.
+func (a *app) dryRun(m *measureFlags, plan planner) error {
+	err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
+		groups, err := plan(dev, raw, m.seed)
+		if err != nil {
+			return err
+		}
+		return a.list(groups)
+	})
+	c, err := a.unlessAbsent(m.device, err)
+	if c != nil {
+		a.code = report.ExitWaived
+	}
+	return err
+}
+
+// session writes the report that fill makes, and leaves its exit code. Once
+// fill has called start, what it gathered is written even if it fails.
+func (a *app) session(name string, o *outputFlags, fill func(*session) error) error {
+	begun := time.Now()
+	s := &session{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
+	err := fill(s)
+	if !s.started {
+		return err
+	}
+	run := &s.report.Run
+	run.Seconds = time.Since(begun).Seconds()
+	run.Interrupted = s.report.Count()[report.Interrupted] > 0
+	if err != nil {
+		run.Error = oneLine(err)
+	}
+	s.each(func(o *output) error { return o.finish(s.report) })
+	a.code = s.report.Exit()
+	return errors.Join(err, s.lost)
+}
+
+// start opens the outputs. Nothing has been written before: a run that cannot
+// start leaves the files of the last one alone.
+func (s *session) start() error {
+	outputs, err := s.app.openOutputs(s.to)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeOutputs()) }()
-	s := &session{outputs: outputs, report: report.New(a.runInfo(name, start), hostInfo())}
-	if err := fill(s); err != nil {
-		return err
-	}
-	s.report.Run.Seconds = time.Since(start).Seconds()
-	s.report.Run.Interrupted = s.report.Count()[report.Interrupted] > 0
-	a.code = s.report.Exit()
-	for _, out := range outputs {
-		err = errors.Join(err, out.Finished(s.report))
-	}
-	return err
+	s.outputs, s.started = outputs, true
+	s.each(func(o *output) error { return o.Started(s.report) })
+	return nil
+}
+
+// each calls f for each output. One that fails is dropped, and the others go on.
+func (s *session) each(f func(*output) error) {
+	s.outputs = slices.DeleteFunc(s.outputs, func(o *output) bool {
+		err := f(o)
+		if err != nil {
+			s.lost = errors.Join(s.lost, err, o.drop())
+		}
+		return err != nil
+	})
 }
 
 // absentError says that there is no such device here.
@@ -102,15 +147,15 @@ func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (e
 }
 
 // unlessAbsent turns an absentError into a waived case, and lets others pass.
-func (a *app) unlessAbsent(s *session, device string, err error) error {
+func (a *app) unlessAbsent(device string, err error) (*report.Case, error) {
 	var gone absentError
 	if !errors.As(err, &gone) {
-		return err
+		return nil, err
 	}
 	a.complain(err)
 	c := report.Case{ID: "open/" + device, Axes: report.Axes{{Name: "device", Value: device}}}
 	settle(&c, err)
-	return s.emit([]report.Case{c}, nil)
+	return &c, nil
 }
 
 // list prints the names of the cases.
@@ -132,45 +177,14 @@ func (s *session) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, ra
 		return err
 	}
 	s.report.Devices = append(s.report.Devices, describeDevice(dev))
-	for _, o := range s.outputs {
-		if err := o.Started(s.report); err != nil {
-			return err
-		}
+	if err := s.start(); err != nil {
+		return err
 	}
 	p := newProgress(stderr, s.flags.progress.value, len(groups))
 	defer p.close()
 	for _, g := range groups {
 		p.begin(g.name)
-		if err := s.group(ctx, g); err != nil {
-			return err
-		}
+		s.group(ctx, g)
 	}
 	return nil
-}
-
-// outputs opens where the report goes, so that a path that cannot be written is
-// known before anything is measured.
-func (a *app) outputs(o *outputFlags) (list []report.Output, done func() error, err error) {
-	list = []report.Output{{W: a.stdout, Format: o.format}}
-	var files []*os.File
-	done = func() error {
-		var err error
-		for _, f := range files {
-			err = errors.Join(err, f.Close())
-		}
-		return err
-	}
-	for _, name := range o.files {
-		format, err := report.FormatOf(name)
-		if err != nil {
-			return nil, nil, errors.Join(usageError{err}, done())
-		}
-		f, err := os.Create(name)
-		if err != nil {
-			return nil, nil, errors.Join(err, done())
-		}
-		files = append(files, f)
-		list = append(list, report.Output{W: f, Format: format})
-	}
-	return list, done, nil
 }

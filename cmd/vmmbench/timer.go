@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"sync"
@@ -89,10 +90,11 @@ func (t *timer) event() (driver.Event, error) {
 }
 
 // time does every queue loops times and gives the time of all together, and the
-// time of each as the parts if there are several.
-func (t *timer) time(loops int, queues ...queue) (measure.Sample, error) {
+// time of each as the parts if there are several. Between two repetitions it
+// breaks off when ctx is done.
+func (t *timer) time(ctx context.Context, loops int, queues ...queue) (measure.Sample, error) {
 	if t.gate == nil && len(queues) == 1 {
-		return t.wall(loops, queues[0])
+		return t.wall(ctx, loops, queues[0])
 	}
 	var open func() (inTime bool)
 	if t.gate != nil {
@@ -102,7 +104,7 @@ func (t *timer) time(loops int, queues ...queue) (measure.Sample, error) {
 		}
 		defer open()
 	}
-	if err := t.queue(loops, queues); err != nil {
+	if err := t.queue(ctx, loops, queues); err != nil {
 		return measure.Sample{}, err
 	}
 	if open != nil && !open() {
@@ -128,7 +130,7 @@ func (t *timer) time(loops int, queues ...queue) (measure.Sample, error) {
 }
 
 // queue records the start, puts everything behind it, and records the ends.
-func (t *timer) queue(loops int, queues []queue) error {
+func (t *timer) queue(ctx context.Context, loops int, queues []queue) error {
 	if err := t.raw.Record(t.start, t.streams[0]); err != nil {
 		return err
 	}
@@ -138,6 +140,9 @@ func (t *timer) queue(loops int, queues []queue) error {
 		}
 	}
 	for range loops {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		for i, q := range queues {
 			if err := q(t.streams[i]); err != nil {
 				return err
@@ -152,9 +157,12 @@ func (t *timer) queue(loops int, queues []queue) error {
 	return nil
 }
 
-func (t *timer) wall(loops int, q queue) (measure.Sample, error) {
+func (t *timer) wall(ctx context.Context, loops int, q queue) (measure.Sample, error) {
 	start := time.Now()
 	for range loops {
+		if err := ctx.Err(); err != nil {
+			return measure.Sample{}, err
+		}
 		if err := q(t.streams[0]); err != nil {
 			return measure.Sample{}, err
 		}

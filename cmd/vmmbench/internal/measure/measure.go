@@ -5,6 +5,7 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
@@ -19,8 +20,9 @@ type Sample struct {
 }
 
 // Func does the work loops times and gives the time of all of them together.
-// What it must set up or check it does outside of that time.
-type Func func(loops int) (Sample, error)
+// What it must set up or check it does outside of that time. It may break off
+// with the error of ctx.
+type Func func(ctx context.Context, loops int) (Sample, error)
 
 // Stop says why a measurement ended.
 type Stop string
@@ -37,7 +39,8 @@ const (
 type Config struct {
 	Samples  int           // of each contender
 	MinTime  time.Duration // a sample repeats the work until it takes this long
-	MaxTime  time.Duration // of the whole comparison; one block is always measured
+	MaxTime  time.Duration // of the whole comparison
+	Fewest   int           // blocks that are measured whatever MaxTime says; at least one is
 	MaxLoops int           // repetitions in a sample at most; 0 means no limit
 	Fixed    bool          // keep the order as given, instead of drawing it
 	Seed     uint64
@@ -62,7 +65,8 @@ func (o Outcome) Times() []float64 {
 }
 
 // Run measures contenders against each other. One that fails drops out; its
-// samples so far are kept. When ctx is done Run returns what there is.
+// samples so far are kept. When ctx is done Run returns what there is; a sample
+// that was broken off is none.
 func Run(ctx context.Context, c Config, contenders []Func) []Outcome {
 	start := c.Now()
 	out := make([]Outcome, len(contenders))
@@ -77,7 +81,7 @@ func Run(ctx context.Context, c Config, contenders []Func) []Outcome {
 	stop := Enough
 blocks:
 	for block := range c.Samples {
-		if block > 0 && c.Now().Sub(start) >= c.MaxTime {
+		if block >= max(1, c.Fewest) && c.Now().Sub(start) >= c.MaxTime {
 			stop = OutOfTime
 			break
 		}
@@ -92,7 +96,7 @@ blocks:
 				stop = Interrupted
 				break blocks
 			}
-			s, err := contenders[i](loops)
+			s, err := contenders[i](ctx, loops)
 			if err != nil {
 				out[i].Err = err
 				continue
@@ -101,7 +105,12 @@ blocks:
 		}
 	}
 	for i := range out {
-		if out[i].Stop = stop; out[i].Err != nil {
+		switch err := out[i].Err; {
+		case err == nil:
+			out[i].Stop = stop
+		case errors.Is(err, ctx.Err()):
+			out[i].Stop = Interrupted
+		default:
 			out[i].Stop = Failed
 		}
 	}
@@ -121,10 +130,10 @@ func warmUp(ctx context.Context, c Config, contenders []Func, out []Outcome) int
 		if ctx.Err() != nil {
 			return loops
 		}
-		s, err := f(1)
+		s, err := f(ctx, 1)
 		for err == nil && s.NS < float64(c.MinTime) && loops < most && ctx.Err() == nil {
 			loops = more(loops, most, s.NS, float64(c.MinTime))
-			s, err = f(loops)
+			s, err = f(ctx, loops)
 		}
 		out[i].Err = err
 	}

@@ -19,7 +19,7 @@ func (c *clock) now() time.Time { return c.at }
 
 // work takes ns of the clock for each repetition, more or less.
 func (c *clock) work(ns, spread float64, r *rand.Rand) Func {
-	return func(loops int) (Sample, error) {
+	return func(_ context.Context, loops int) (Sample, error) {
 		took := ns * (1 + spread*r.NormFloat64()) * float64(loops)
 		c.at = c.at.Add(time.Duration(took))
 		return Sample{NS: took}, nil
@@ -62,7 +62,7 @@ func TestVerdictsOfAScriptedClock(t *testing.T) {
 func TestBlocksCancelDrift(t *testing.T) {
 	var clk clock
 	slow := 1.0
-	work := func(loops int) (Sample, error) {
+	work := func(_ context.Context, loops int) (Sample, error) {
 		slow *= 1.002
 		took := 2e6 * slow * float64(loops)
 		clk.at = clk.at.Add(time.Duration(took))
@@ -92,7 +92,7 @@ func TestOrderIsDrawnFromTheSeed(t *testing.T) {
 	order := func(seed uint64, fixed bool) (seen []int) {
 		var clk clock
 		note := func(i int) Func {
-			return func(int) (Sample, error) {
+			return func(context.Context, int) (Sample, error) {
 				seen = append(seen, i)
 				return Sample{NS: 2e6}, nil
 			}
@@ -123,10 +123,15 @@ func TestStopReasons(t *testing.T) {
 	require.Equal(t, OutOfTime, out[0].Stop)
 	require.Len(t, out[0].Samples, 1, "one block is always measured")
 
+	cfg.Fewest = 6
+	out = Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})
+	require.Equal(t, OutOfTime, out[0].Stop)
+	require.Len(t, out[0].Samples, 6, "and as many as are needed")
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cfg = config(&clk)
 	calls := 0
-	out = Run(ctx, cfg, []Func{func(int) (Sample, error) {
+	out = Run(ctx, cfg, []Func{func(context.Context, int) (Sample, error) {
 		if calls++; calls == 4 {
 			cancel()
 		}
@@ -136,12 +141,42 @@ func TestStopReasons(t *testing.T) {
 	require.Len(t, out[0].Samples, 3, "three after the warm-up, and all are kept")
 }
 
+// A contender that breaks off within a sample has not failed, and another error
+// at that moment is one.
+func TestBrokenOffSampleIsNone(t *testing.T) {
+	for _, at := range []int{1, 4} { // in the warm-up, in the third sample
+		for _, broken := range []error{nil, errors.New("broken")} {
+			var clk clock
+			ctx, cancel := context.WithCancel(t.Context())
+			calls := 0
+			out := Run(ctx, config(&clk), []Func{func(ctx context.Context, _ int) (Sample, error) {
+				if calls++; calls < at {
+					return Sample{NS: 2e6}, nil
+				}
+				cancel()
+				if broken != nil {
+					return Sample{}, broken
+				}
+				return Sample{}, ctx.Err()
+			}})
+			require.Equal(t, at, calls, "nothing is begun afterwards")
+			require.Len(t, out[0].Samples, max(0, at-2))
+			if broken == nil {
+				require.Equal(t, Interrupted, out[0].Stop)
+				continue
+			}
+			require.Equal(t, Failed, out[0].Stop)
+			require.ErrorIs(t, out[0].Err, broken)
+		}
+	}
+}
+
 func TestOneFailureLeavesTheOther(t *testing.T) {
 	var clk clock
 	r := rand.New(rand.NewPCG(1, 1))
 	broken, calls := errors.New("broken"), 0
 	out := Run(t.Context(), config(&clk), []Func{
-		func(int) (Sample, error) {
+		func(context.Context, int) (Sample, error) {
 			if calls++; calls > 3 {
 				return Sample{}, broken
 			}

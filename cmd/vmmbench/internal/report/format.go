@@ -17,11 +17,12 @@ const (
 	Table    Format = "table"
 	JSON     Format = "json"
 	NDJSON   Format = "ndjson"
+	CSV      Format = "csv"
 	Markdown Format = "md"
 	GoBench  Format = "gobench"
 )
 
-var formats = []Format{Table, JSON, NDJSON, Markdown, GoBench}
+var formats = []Format{Table, JSON, NDJSON, CSV, Markdown, GoBench}
 
 // Set implements pflag.Value.
 func (f *Format) Set(s string) error {
@@ -35,7 +36,7 @@ func (f *Format) Set(s string) error {
 func (f *Format) String() string { return string(*f) }
 
 // Type implements pflag.Value.
-func (f *Format) Type() string { return "table|json|ndjson|md|gobench" }
+func (f *Format) Type() string { return "table|json|ndjson|csv|md|gobench" }
 
 // FormatOf is the format that a file's name asks for.
 func FormatOf(name string) (Format, error) {
@@ -44,10 +45,10 @@ func FormatOf(name string) (Format, error) {
 		return Table, nil
 	case "bench":
 		return GoBench, nil
-	case "json", "ndjson", "md":
+	case "json", "ndjson", "csv", "md":
 		return Format(suffix), nil
 	}
-	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .md or .bench", name)
+	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv, .md or .bench", name)
 }
 
 // Output is one place a Report goes to. Most forms are written at the end;
@@ -101,6 +102,8 @@ func (o Output) Finished(r *Report) error {
 		return e.Encode(r)
 	case NDJSON:
 		return o.line(map[string]any{"end": r.Run})
+	case CSV:
+		return writeCSV(o.W, r)
 	case GoBench:
 		return goBench(o.W, r)
 	}

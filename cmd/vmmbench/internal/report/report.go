@@ -52,6 +52,7 @@ type Run struct {
 	Started     string   `json:"started"` // RFC 3339
 	Seconds     float64  `json:"seconds"`
 	Interrupted bool     `json:"interrupted"`
+	Error       Text     `json:"error"` // what went wrong beside the cases
 	Measure     *Measure `json:"measure"`
 }
 
@@ -250,14 +251,15 @@ const (
 	ExitInterrupted = 130
 )
 
-// Exit is the command's exit code: the worst of the cases.
+// Exit is the exit code that the cases ask for: that of the worst. Wrong data
+// are worse than an interruption, which only leaves something open.
 func (r *Report) Exit() int {
 	count := r.Count()
 	switch {
-	case r.Run.Interrupted:
-		return ExitInterrupted
 	case count[Failed] > 0:
 		return ExitMismatch
+	case r.Run.Interrupted:
+		return ExitInterrupted
 	case count[Error] > 0:
 		return ExitFailed
 	case count[Waived] > 0 && count[Waived] == len(r.Cases):

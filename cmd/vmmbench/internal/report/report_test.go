@@ -2,8 +2,10 @@ package report
 
 import (
 	"bytes"
+	"encoding/csv"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,7 +139,9 @@ func TestExit(t *testing.T) {
 		{[]Status{Waived, Waived}, false, ExitWaived},
 		{[]Status{Passed, Error}, false, ExitFailed},
 		{[]Status{Error, Failed}, false, ExitMismatch},
-		{[]Status{Failed, Interrupted}, true, ExitInterrupted},
+		{[]Status{Passed, Interrupted}, true, ExitInterrupted},
+		{[]Status{Error, Interrupted}, true, ExitInterrupted},
+		{[]Status{Failed, Interrupted}, true, ExitMismatch},
 	} {
 		r := New(Run{Interrupted: c.interrupted}, Host{})
 		for _, s := range c.ends {
@@ -170,6 +174,21 @@ func TestAxesKeepTheirOrder(t *testing.T) {
 	require.Equal(t, `{}`, string(b))
 	require.Equal(t, uint64(2), Axes{{"a", uint64(2)}}.Of("a"))
 	require.Nil(t, Axes{}.Of("a"))
+}
+
+func TestCSVQuotesByRFC4180(t *testing.T) {
+	r := sample()
+	r.Cases[0].Reason = "one, \"two\"\nthree"
+	var b bytes.Buffer
+	require.NoError(t, Output{W: &b, Format: CSV}.Finished(r))
+	require.Contains(t, b.String(), `"one, ""two""`)
+	lines, err := csv.NewReader(&b).ReadAll()
+	require.NoError(t, err)
+	require.Len(t, lines, 1+len(r.Cases))
+	column := slices.Index(lines[0], "reason")
+	require.Equal(t, string(r.Cases[0].Reason), lines[1][column])
+	require.Equal(t, "2097152", lines[1][slices.Index(lines[0], "size")], "sizes are numbers")
+	require.Empty(t, lines[4][slices.Index(lines[0], "median_ns")], "what is missing is empty")
 }
 
 func TestGoBenchNamesAreBenchmarks(t *testing.T) {

@@ -269,6 +269,9 @@ func summary(r *Report) string {
 	if r.Run.Interrupted {
 		s += "; interrupted, so this is not all"
 	}
+	if r.Run.Error != "" {
+		s += "; " + string(r.Run.Error)
+	}
 	return s
 }
 

@@ -4,6 +4,7 @@ package size
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,6 +29,12 @@ func Parse(s string) (uint64, error) {
 	}
 	if strings.HasPrefix(t, "-") {
 		return 0, fmt.Errorf("size %q: negative", s)
+	}
+	number := strings.TrimRight(t, "KMGTPEiB")
+	if n, err := strconv.ParseUint(strings.TrimSpace(number), 10, 64); err == nil {
+		if u := slices.Index(units, t[len(number):]); u >= 0 && n<<(10*u)>>(10*u) == n {
+			return n << (10 * u), nil // exact, where a float has 53 bits
+		}
 	}
 	n, err := humanize.ParseBytes(t)
 	if err != nil {

@@ -48,12 +48,12 @@ func Summarize(samples []float64, seed uint64) Summary {
 // Quantile is the q-quantile of samples, of which there must be at least one.
 func Quantile(samples []float64, q float64) float64 { return stats.Quantiles(samples, q)[0] }
 
-// fewest is the least number of samples that has a 95 % interval: that all of
+// Fewest is the least number of samples that has a 95 % interval: that all of
 // five lie on one side of the true median happens once in 16 times.
-const fewest = 6
+const Fewest = 6
 
 // Enough says whether n samples are enough for an interval.
-func Enough(n int) bool { return n >= fewest }
+func Enough(n int) bool { return n >= Fewest }
 
 // Ratio is the median of b over the median of a, with its interval. Sample i of
 // a and of b were taken in the same block, so blocks are what is resampled:
@@ -62,7 +62,7 @@ func Enough(n int) bool { return n >= fewest }
 func Ratio(a, b []float64, seed uint64) (ratio float64, of Interval, err error) {
 	n := min(len(a), len(b))
 	if !Enough(n) {
-		return 0, Interval{}, fmt.Errorf("%d pairs of samples, an interval needs %d", n, fewest)
+		return 0, Interval{}, fmt.Errorf("%d pairs of samples, an interval needs %d", n, Fewest)
 	}
 	a, b = a[:n], b[:n]
 	if slices.Min(a) <= 0 {

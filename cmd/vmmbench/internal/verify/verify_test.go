@@ -34,6 +34,39 @@ func TestIndexUndoesWord(t *testing.T) {
 	}
 }
 
+// Whatever stands in memory, its index is the one whose word it is.
+func FuzzIndexUndoesWord(f *testing.F) {
+	f.Add(uint64(0), uint64(0))
+	f.Add(uint64(42), uint64(1<<61-1))
+	f.Add(^uint64(0), ^uint64(0))
+	f.Fuzz(func(t *testing.T, seed, x uint64) {
+		p := Pattern{Seed: seed}
+		require.Equal(t, x, p.index(p.word(x)))
+		require.Equal(t, x, p.word(p.index(x)))
+	})
+}
+
+// One byte that is changed, wherever it is, is the one that is found.
+func FuzzOneByteIsFound(f *testing.F) {
+	f.Add(uint64(1), uint16(1000), uint16(999), byte(1))
+	f.Add(uint64(2), uint16(8), uint16(0), byte(0x80))
+	f.Fuzz(func(t *testing.T, seed uint64, size, at uint16, change byte) {
+		if at >= size || change == 0 {
+			t.Skip("changes nothing")
+		}
+		p := Pattern{Seed: seed}
+		b := make([]byte, size)
+		p.Fill(b, 0)
+		b[at] ^= change
+		r, err := p.Check(Full, uint64(size), []uint64{0}, Bytes(b))
+		require.NoError(t, err)
+		require.Equal(t, uint64(1), r.Errors)
+		require.Equal(t, uint64(at), r.FirstBad.Offset)
+		require.Equal(t, b[at]^change, r.FirstBad.Expected)
+		require.Equal(t, b[at], r.FirstBad.Got)
+	})
+}
+
 func TestFillInPiecesIsFillAtOnce(t *testing.T) {
 	whole, pieces := make([]byte, 1003), make([]byte, 1003)
 	pattern.Fill(whole, 0)

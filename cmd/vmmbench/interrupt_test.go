@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"io"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/stretchr/testify/require"
+)
+
+// A signal that comes during the n-th call of the device lets that call end,
+// and no other of its kind is made.
+func TestInterruptWithinASample(t *testing.T) {
+	growths := newGrowPlan()
+	growths.targets, growths.step = []uint64{32 << 20}, 1<<20
+	growths.mems.values = []string{growPlain}
+	copies := newBWPlan()
+	copies.article()
+	copies.sizes = []uint64{8 << 20}
+	copies.mems.values = []string{memPlain}
+	copies.directions.values = []string{d2h}
+	copies.hosts.values = []string{pageable}
+	upward := *copies
+	upward.directions.values = []string{h2d}
+
+	for _, c := range []struct {
+		name, call string
+		n          int
+		plan       planner
+		samples    int
+	}{
+		{"in the warm-up of a growth", "AllocPlain", 3, growths.groups, 0},
+		{"in the first sample of a growth", "AllocPlain", 32 + 3, growths.groups, 0},
+		{"in the second sample of a growth", "AllocPlain", 64 + 3, growths.groups, 1},
+		{"while a growth is verified", "AllocPlain", 96 + 3, growths.groups, 2},
+		{"while a growth is read back", "CopyOut", 3, growths.groups, 2},
+		{"while a buffer is filled", "CopyIn", 3, copies.groups, 0},
+		{"in the warm-up of a copy", "CopyOut", 1, copies.groups, 0},
+		{"while a copy is verified", "CopyOut", 4, copies.groups, 2},
+		{"while a copy is read back", "CopyOut", 3, upward.groups, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			calls := 0
+			dev, raw := device(t, func(call drivertest.Call) error {
+				if call.Name == c.call {
+					if calls++; calls == c.n {
+						cancel()
+					}
+				}
+				return nil
+			})
+			s := newSession()
+			require.NoError(t, s.run(ctx, io.Discard, dev, raw, c.plan))
+			require.Equal(t, c.n, calls)
+			require.Len(t, s.report.Cases, 1)
+			got := s.report.Cases[0]
+			require.Equal(t, report.Interrupted, got.Status, got.Reason)
+			require.Contains(t, string(got.Reason), "interrupted: ")
+			require.Len(t, got.Samples, c.samples)
+		})
+	}
+}
+
+// What is done in host memory calls no device, and sees the signal all the same.
+func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := &buffer{host: make([]byte, 2*bounce), size: 2 * bounce}
+	require.ErrorIs(t, b.fill(ctx, verify.Pattern{Seed: 1}), context.Canceled)
+	require.ErrorIs(t, b.poison(ctx), context.Canceled)
+	require.Equal(t, make([]byte, len(b.host)), b.host)
+	_, err := b.view(ctx)(0, 8)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// brokenOff is a contender whose check found a wrong byte before the signal.
+type brokenOff struct{ contender }
+
+func (brokenOff) verify(context.Context, verify.Mode, int64) (verify.Result, error) {
+	return verify.Result{Mode: verify.Full, Bytes: 8, Errors: 1, FirstBad: &verify.Bad{Offset: 5}}, context.Canceled
+}
+
+func TestInterruptDoesNotHideWrongData(t *testing.T) {
+	s, c := newSession(), report.Case{}
+	s.conclude(t.Context(), &c, brokenOff{}, measure.Outcome{})
+	require.Equal(t, report.Failed, c.Status)
+	require.Equal(t, uint64(1), c.Verify.Errors)
+	s.report.Cases = append(s.report.Cases, c, report.Case{Status: report.Interrupted})
+	s.report.Run.Interrupted = true
+	require.Equal(t, report.ExitMismatch, s.report.Exit())
+}
+
+// keeper is memory that an earlier growth left, and that a later one only
+// pretends to write.
+type keeper struct {
+	b    *[]byte
+	full bool
+}
+
+func (k *keeper) append(p []byte) error {
+	if !k.full {
+		*k.b = append(*k.b, p...)
+	}
+	return nil
+}
+
+func (k *keeper) address() any           { return k.b }
+func (k *keeper) cost() (uint64, uint64) { return 0, 0 }
+func (k *keeper) close() error           { return nil }
+func (k *keeper) buffer() *buffer {
+	return &buffer{host: *k.b, size: uint64(len(*k.b)), chunks: []uint64{0}}
+}
+
+func TestStaleGrowthIsFound(t *testing.T) {
+	var left []byte
+	g := &growth{
+		start:  func() (grower, error) { return &keeper{b: &left, full: len(left) > 0}, nil },
+		target: 1 << 10, step: make([]byte, 64), pattern: verify.Pattern{Seed: 1},
+	}
+	_, err := g.measure(t.Context(), 1)
+	require.NoError(t, err)
+	require.Len(t, left, 1<<10)
+	r, err := g.verify(t.Context(), verify.Full, -1)
+	require.NoError(t, err)
+	require.NotZero(t, r.Errors, "what the sample wrote is not what verify asked for")
+}

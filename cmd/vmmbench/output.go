@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// output is one place that the report goes to.
+type output struct {
+	report.Output
+	file   *os.File // nil for stdout
+	target string   // the name that file takes when it is complete; empty if it has its own
+}
+
+// openOutputs opens stdout and the files, so that a path that cannot be written
+// is known before anything is measured.
+func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
+	list := []*output{{Output: report.Output{W: a.stdout, Format: o.format}}}
+	// ndjson is written in place and is opened last, when the others are open.
+	ndjson := func(name string) bool { return filepath.Ext(name) == ".ndjson" }
+	names := slices.DeleteFunc(slices.Clone(o.files), ndjson)
+	for _, name := range o.files {
+		if ndjson(name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		out, err := openFile(name)
+		if err != nil {
+			for _, opened := range list {
+				err = errors.Join(err, opened.drop())
+			}
+			return nil, err
+		}
+		list = append(list, out)
+	}
+	return list, nil
+}
+
+// openFile opens a file for the report. What stands there stays until the new
+// report is complete: that is written beside it and renamed. Two are written in
+// place: ndjson, so that a kill leaves what there was, and what is no regular
+// file.
+func openFile(name string) (*output, error) {
+	format, err := report.FormatOf(name)
+	if err != nil {
+		return nil, err
+	}
+	if file, err := filepath.EvalSymlinks(name); err == nil {
+		name = file // a link stays a link
+	}
+	out := &output{Output: report.Output{Format: format}}
+	st, err := os.Stat(name)
+	if inPlace := err == nil && !st.Mode().IsRegular(); inPlace || format == report.NDJSON {
+		out.file, err = os.Create(name)
+	} else {
+		out.target = name
+		out.file, err = os.OpenFile(fmt.Sprintf("%s.%d.tmp", name, os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	}
+	out.W = out.file
+	return out, err
+}
+
+// finish writes the rest of the report and gives the file its name. If that
+// fails the output is to be dropped.
+func (o *output) finish(r *report.Report) error {
+	if err := o.Finished(r); err != nil || o.file == nil {
+		return err
+	}
+	if o.target != "" {
+		if err := os.Rename(o.file.Name(), o.target); err != nil {
+			return err
+		}
+		o.target = ""
+	}
+	return o.drop()
+}
+
+// drop closes the file. One that has not got its name yet is removed, and what
+// stood under that name stays.
+func (o *output) drop() error {
+	if o.file == nil {
+		return nil
+	}
+	err := o.file.Close()
+	if o.target != "" {
+		err = errors.Join(err, os.Remove(o.file.Name()))
+	}
+	return err
+}

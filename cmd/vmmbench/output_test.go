@@ -1,0 +1,105 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/stretchr/testify/require"
+)
+
+// A run that fails at its very end, as when the device will not close, has
+// measured all the same.
+func TestErrorAtTheEndKeepsTheReport(t *testing.T) {
+	for _, c := range []struct {
+		status report.Status
+		code   int
+	}{
+		{report.Passed, report.ExitFailed},
+		{report.Waived, report.ExitFailed},
+		{report.Failed, report.ExitMismatch},
+		{report.Interrupted, report.ExitInterrupted},
+	} {
+		var out, complaints bytes.Buffer
+		a := &app{stdout: &out, stderr: &complaints}
+		err := a.session("bw", &outputFlags{format: report.JSON}, func(s *session) error {
+			require.NoError(t, s.start())
+			s.emit([]report.Case{{ID: "x", Status: c.status, Samples: []float64{1, 2, 3}}}, nil)
+			return errors.New("device lost")
+		})
+		require.EqualError(t, err, "device lost")
+		require.Equal(t, c.code, a.exit(err))
+		require.Contains(t, complaints.String(), "device lost")
+		r := parse(t, out.String())
+		require.Equal(t, []float64{1, 2, 3}, r.Cases[0].Samples)
+		require.Equal(t, report.Text("device lost"), r.Run.Error)
+	}
+}
+
+func TestFullDiskLosesNoOtherOutput(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("needs /dev/full")
+	}
+	dir := t.TempDir()
+	good := filepath.Join(dir, "good.json")
+	args := []string{"grow", "--device", "host", "--size", "64K", "--mem", "vmm", "--samples", "1", "--progress", "off", "--format", "json", "-o", good}
+	for _, name := range []string{"full.json", "full.ndjson"} { // at the end, at the first line
+		full := filepath.Join(dir, name)
+		require.NoError(t, os.Symlink("/dev/full", full))
+		args = append(args, "-o", full)
+	}
+	code, out, stderr := bench(t, args...)
+	require.Equal(t, report.ExitFailed, code)
+	require.Contains(t, stderr, "no space left on device")
+	require.Equal(t, report.Passed, parse(t, out).Cases[0].Status)
+	text, err := os.ReadFile(good)
+	require.NoError(t, err)
+	require.Equal(t, report.Passed, parse(t, string(text)).Cases[0].Status)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 3, "nothing else is left behind")
+}
+
+// The report of the last run stays until that of this one is complete.
+func TestRunThatCannotStartLeavesTheLastReport(t *testing.T) {
+	dir := t.TempDir()
+	files := []string{filepath.Join(dir, "last.json"), filepath.Join(dir, "last.ndjson")}
+	for _, file := range files {
+		require.NoError(t, os.WriteFile(file, []byte("last"), 0o600))
+	}
+	for _, args := range [][]string{
+		{"--device", "gpu"}, {"--samples", "0", "--device", "host"}, {"grow", "--step", "7", "--device", "host"},
+		{"bw", "--size", "0", "--device", "host"}, {"info", "--device", "gpu"},
+		{"bw", "--device", "host", "-o", filepath.Join(dir, "no", "such", "dir.json")},
+		{"bw", "--device", "host", "-o", "out.xml"},
+	} {
+		for _, file := range files {
+			args = append(args, "-o", file)
+		}
+		code, out, _ := bench(t, args...)
+		require.Contains(t, []int{report.ExitUsage, report.ExitFailed}, code, args)
+		require.Empty(t, out, args)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, "last", string(text), args)
+		}
+	}
+
+	link := filepath.Join(dir, "link.json")
+	require.NoError(t, os.Symlink(files[0], link))
+	code, _, _ := bench(t, "info", "--device", "host", "-o", link, "-o", files[1])
+	require.Equal(t, report.ExitPassed, code)
+	text, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	require.Equal(t, "info", parse(t, string(text)).Run.Command)
+	text, err = os.ReadFile(files[1])
+	require.NoError(t, err)
+	require.Equal(t, byte('{'), text[0])
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 3, "nothing is left beside them")
+}
