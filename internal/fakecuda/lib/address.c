@@ -112,9 +112,10 @@ CUresult cu_mem_map(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAlloc
 		violate("flags are %llu", flags);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	struct chunk *c = chunk_of(handle);
-	if (c == NULL || p % GRANULE != 0 || size == 0 || size % GRANULE != 0)
+	struct handle *h = handle_of(handle);
+	if (h == NULL || p % GRANULE != 0 || size == 0 || size % GRANULE != 0)
 		return CUDA_ERROR_INVALID_VALUE;
+	struct chunk *c = h->chunk;
 	if (offset != 0 || size != c->size)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	struct reservation *r = reservation_of(p, size);

@@ -2,7 +2,7 @@
 #ifndef FAKE_H
 #define FAKE_H
 
-#define _GNU_SOURCE // memfd_create
+#define _GNU_SOURCE
 
 #include "abi.h"
 #include "control.h"
@@ -12,7 +12,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #ifndef FAKE_INIT
 #define FAKE_INIT CUDA_SUCCESS // what cuInit answers
@@ -90,12 +89,15 @@ struct chunk {
 	struct chunk *next;
 	size_t size;
 	CUmemLocation home;
-	bool shareable, exported, foreign; // foreign: another process created it
-	int fd;                            // -1: private
-	dev_t dev;
-	ino_t ino;
+	bool shareable;
+	int fd, terminal; // of an exported one: our descriptor, and what it is of
 	int refs;
 	unsigned char *bytes;
+};
+
+struct handle {
+	struct chunk *chunk; // NULL: a free number
+	bool imported;
 };
 
 struct reservation {
@@ -136,7 +138,7 @@ struct state {
 	int devices;
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
-	struct chunk **handles; // by number; NULL is free
+	struct handle *handles; // by number
 	size_t handle_room;
 	struct reservation *reservations;
 	struct span *spans; // by address
@@ -188,7 +190,9 @@ CUresult known_device(CUdevice dev);
 // Charge takes device memory into account.
 CUresult charge(int device, unsigned long long bytes);
 void uncharge(int device, unsigned long long bytes);
-void sweep(void); // finds descriptors of exported memory closed since
+
+// sweep forgets exported memory whose last descriptor has been closed.
+void sweep(void);
 
 // Spans.
 struct span *span_at(CUdeviceptr p); // that holds the byte at p
@@ -198,7 +202,7 @@ size_t span_index(CUdeviceptr p); // of the first that does not end at or before
 struct reservation *reservation_of(CUdeviceptr p, size_t size);
 
 // Chunks.
-struct chunk *chunk_of(CUmemGenericAllocationHandle handle); // NULL: no such handle
+struct handle *handle_of(CUmemGenericAllocationHandle handle); // NULL: no such handle
 void chunk_ref(struct chunk *c);
 void chunk_unref(struct chunk *c);
 

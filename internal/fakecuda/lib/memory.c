@@ -1,18 +1,18 @@
 // Physical memory: create, release, export, import.
 #include "fake.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define FILE_NAME "fake-cuda-memory" // by which an import knows an export
-#define HANDLES 0x7f0000000000ull    // handles are nobody's address and not small
+#define HANDLES 0x7f0000000000ull // handles are nobody's address and not small
 #define HANDLE_STEP 0x40
 
 unsigned char *host_pages(size_t n) {
@@ -31,43 +31,52 @@ CUresult charge(int device, unsigned long long bytes) {
 
 void uncharge(int device, unsigned long long bytes) { fake.device[device].used -= bytes; }
 
-static bool charged(const struct chunk *c) { return !c->foreign && c->home.type == CU_MEM_LOCATION_TYPE_DEVICE; }
+static bool charged(const struct chunk *c) { return c->home.type == CU_MEM_LOCATION_TYPE_DEVICE; }
 
 static void forget_chunk(struct chunk *c) {
 	struct chunk **at = &fake.chunks;
 	while (*at != c)
 		at = &(*at)->next;
 	*at = c->next;
+	munmap(c->bytes, c->size);
 	if (charged(c))
 		uncharge(c->home.id, c->size);
 	free(c);
 }
 
+void chunk_ref(struct chunk *c) { c->refs++; }
+
 // chunk_unref leaves exported memory lingering: whoever has the descriptor has it.
 void chunk_unref(struct chunk *c) {
 	if (--c->refs > 0)
 		return;
-	munmap(c->bytes, c->size);
 	if (c->fd >= 0)
 		close(c->fd);
-	if (!c->exported || c->foreign)
+	c->fd = -1;
+	if (c->terminal < 0)
 		forget_chunk(c);
 }
 
-static bool same_file(const struct chunk *c, const struct stat *st) {
-	return c->shareable && c->dev == st->st_dev && c->ino == st->st_ino;
+// terminal_of is the number of the pseudo-terminal that a descriptor leads, -1
+// if it is of something else. An exported descriptor is of a character device,
+// as NVIDIA's is, and this is the kind that any process can make and tell apart.
+static int terminal_of(int fd) {
+	struct stat st;
+	int n;
+	if (fstat(fd, &st) != 0 || !S_ISCHR(st.st_mode) || st.st_rdev != makedev(5, 2))
+		return -1;
+	return ioctl(fd, TIOCGPTN, &n) == 0 ? n : -1;
 }
 
 // open_here says whether this process has a descriptor of a lingering chunk.
-// What other processes have is not seen.
+// What other processes have is not seen, and they cannot import it.
 static bool open_here(const struct chunk *c) {
 	bool found = false;
-	struct stat st;
 	DIR *dir = opendir("/proc/self/fd");
 	if (dir == NULL)
 		return true;
 	for (struct dirent *e; !found && (e = readdir(dir)) != NULL;)
-		found = fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && same_file(c, &st);
+		found = e->d_name[0] != '.' && terminal_of(atoi(e->d_name)) == c->terminal;
 	closedir(dir);
 	return found;
 }
@@ -81,61 +90,32 @@ void sweep(void) {
 	}
 }
 
-// back gives a chunk its bytes, from its file if it has one.
-static CUresult back(struct chunk *c) {
-	int flags = c->fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
-	c->bytes = mmap(NULL, c->size, PROT_READ | PROT_WRITE, flags, c->fd, 0);
-	return c->bytes == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-}
-
-static CUresult make_file(struct chunk *c) {
-	struct stat st;
-	c->fd = memfd_create(FILE_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (c->fd < 0)
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	if (ftruncate(c->fd, (off_t)c->size) != 0 || fstat(c->fd, &st) != 0 ||
-	    fcntl(c->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-		close(c->fd);
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	}
-	c->dev = st.st_dev;
-	c->ino = st.st_ino;
-	return CUDA_SUCCESS;
-}
-
 // new_handle takes a reference. Numbers are used again, as the driver does.
-static CUresult new_handle(struct chunk *c, CUmemGenericAllocationHandle *handle) {
+static CUresult new_handle(struct chunk *c, bool imported, CUmemGenericAllocationHandle *handle) {
 	size_t i = 0;
-	while (i < fake.handle_room && fake.handles[i] != NULL)
+	while (i < fake.handle_room && fake.handles[i].chunk != NULL)
 		i++;
 	if (i == fake.handle_room) {
 		size_t room = fake.handle_room * 2 + 64;
-		struct chunk **grown = realloc(fake.handles, room * sizeof *grown);
+		struct handle *grown = realloc(fake.handles, room * sizeof *grown);
 		if (grown == NULL)
 			return CUDA_ERROR_OUT_OF_MEMORY;
 		memset(grown + i, 0, (room - i) * sizeof *grown);
 		fake.handles = grown;
 		fake.handle_room = room;
 	}
-	fake.handles[i] = c;
-	c->refs++;
+	fake.handles[i] = (struct handle){c, imported};
+	chunk_ref(c);
 	*handle = HANDLES + i * HANDLE_STEP;
 	return CUDA_SUCCESS;
 }
 
-static struct chunk **slot_of(CUmemGenericAllocationHandle handle) {
+struct handle *handle_of(CUmemGenericAllocationHandle handle) {
 	unsigned long long i = (handle - HANDLES) / HANDLE_STEP;
-	if (handle < HANDLES || handle % HANDLE_STEP != 0 || i >= fake.handle_room || fake.handles[i] == NULL)
+	if (handle < HANDLES || handle % HANDLE_STEP != 0 || i >= fake.handle_room || fake.handles[i].chunk == NULL)
 		return NULL;
 	return &fake.handles[i];
 }
-
-struct chunk *chunk_of(CUmemGenericAllocationHandle handle) {
-	struct chunk **slot = slot_of(handle);
-	return slot ? *slot : NULL;
-}
-
-void chunk_ref(struct chunk *c) { c->refs++; }
 
 static void describe(char *text, size_t n, const CUmemAllocationProp *p) {
 	if (p == NULL)
@@ -203,46 +183,47 @@ CUresult cu_mem_create(CUmemGenericAllocationHandle *handle, size_t size, const 
 		return CUDA_ERROR_INVALID_VALUE;
 	if (share & CU_MEM_HANDLE_TYPE_FABRIC)
 		return CUDA_ERROR_NOT_PERMITTED;
-	sweep();
 	if (size >= ADDRESSES)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		TRY(charge(prop->location.id, size));
+	sweep();
 	struct chunk *c = malloc(sizeof *c);
-	CUresult r = c ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-	if (c != NULL)
-		*c = (struct chunk){.size = size, .home = prop->location, .shareable = share != 0, .fd = -1};
-	if (r == CUDA_SUCCESS && c->shareable)
-		r = make_file(c);
+	if (c == NULL)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*c = (struct chunk){
+		.next = fake.chunks,
+		.size = size,
+		.home = prop->location,
+		.shareable = share != 0,
+		.fd = -1,
+		.terminal = -1,
+	};
+	CUresult r = charged(c) ? charge(c->home.id, size) : CUDA_SUCCESS;
 	if (r != CUDA_SUCCESS)
+		goto drop;
+	r = CUDA_ERROR_OUT_OF_MEMORY;
+	if ((c->bytes = host_pages(size)) == NULL)
 		goto uncharge;
-	if ((r = back(c)) != CUDA_SUCCESS)
-		goto close;
-	if ((r = new_handle(c, handle)) != CUDA_SUCCESS)
+	if ((r = new_handle(c, false, handle)) != CUDA_SUCCESS)
 		goto unmap;
-	c->next = fake.chunks;
 	fake.chunks = c;
 	return CUDA_SUCCESS;
 unmap:
-	munmap(c->bytes, c->size);
-close:
-	if (c->fd >= 0)
-		close(c->fd);
+	munmap(c->bytes, size);
 uncharge:
+	if (charged(c))
+		uncharge(c->home.id, size);
+drop:
 	free(c);
-	if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-		uncharge(prop->location.id, size);
 	return r;
 }
 
 CUresult cu_mem_release(CUmemGenericAllocationHandle handle) {
 	ENTER(mem_release, "handle=%#llx", handle);
-	struct chunk **slot = slot_of(handle);
-	if (slot == NULL)
+	struct handle *h = handle_of(handle);
+	if (h == NULL)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct chunk *c = *slot;
-	*slot = NULL;
-	chunk_unref(c);
+	chunk_unref(h->chunk);
+	h->chunk = NULL;
 	return CUDA_SUCCESS;
 }
 
@@ -253,73 +234,40 @@ CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 		violate("type is %d, flags are %llu", type, flags);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	struct chunk *c = chunk_of(handle);
-	if (c == NULL || !c->shareable)
+	struct handle *h = handle_of(handle);
+	if (h == NULL || !h->chunk->shareable || h->imported)
 		return CUDA_ERROR_INVALID_VALUE;
+	struct chunk *c = h->chunk;
+	sweep(); // or a terminal of the same number may still be in the books
+	if (c->fd < 0) {
+		c->fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+		c->terminal = terminal_of(c->fd);
+	}
 	int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	c->exported = true;
 	*(int *)shareable = fd;
 	return CUDA_SUCCESS;
-}
-
-// exported_file says whether fd is memory that a fake driver exported, this
-// process's or another's.
-static bool exported_file(int fd, struct stat *st) {
-	const char want[] = "/memfd:" FILE_NAME;
-	char link[64], name[64];
-	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-	ssize_t n = readlink(link, name, sizeof name);
-	return n >= (ssize_t)sizeof want - 1 && memcmp(name, want, sizeof want - 1) == 0 && fstat(fd, st) == 0;
-}
-
-// adopt makes a chunk of a file that is not one of a live chunk.
-static CUresult adopt(struct chunk *c, int fd) {
-	c->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (c->fd < 0)
-		return CUDA_ERROR_OPERATING_SYSTEM;
-	CUresult r = back(c);
-	if (r != CUDA_SUCCESS)
-		close(c->fd);
-	return r;
 }
 
 CUresult cu_mem_import(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
 	int fd = (int)(intptr_t)shareable;
 	ENTER(mem_import, "fd=%d type=%d", fd, type);
-	struct stat st;
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
 		violate("type is %d", type);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	if (!exported_file(fd, &st))
-		return CUDA_ERROR_UNKNOWN;
+	sweep();
+	int terminal = terminal_of(fd);
 	struct chunk *c = fake.chunks;
-	while (c != NULL && !same_file(c, &st))
+	while (c != NULL && c->terminal != terminal)
 		c = c->next;
-	if (c == NULL) {
-		if ((c = malloc(sizeof *c)) == NULL)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-		*c = (struct chunk){
-			.next = fake.chunks,
-			.size = (size_t)st.st_size,
-			.home = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
-			.shareable = true,
-			.foreign = true,
-			.dev = st.st_dev,
-			.ino = st.st_ino,
-		};
-		fake.chunks = c;
-	}
-	CUresult r = c->refs == 0 ? adopt(c, fd) : CUDA_SUCCESS;
-	if (r != CUDA_SUCCESS) {
-		if (c->foreign)
-			forget_chunk(c);
-		return r;
-	}
-	c->refs++; // so that a handle that cannot be made leaves as it came
-	r = new_handle(c, handle);
+	if (terminal < 0 || c == NULL)
+		return CUDA_ERROR_UNKNOWN;
+	if (c->fd < 0 && (c->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	chunk_ref(c); // so that a handle that cannot be made leaves all as it was
+	CUresult r = new_handle(c, true, handle);
 	chunk_unref(c);
 	return r;
 }
@@ -331,8 +279,8 @@ void reset_memory(void) {
 			span_remove(i, 1);
 		}
 	for (size_t i = 0; i < fake.handle_room; i++)
-		if (fake.handles[i] != NULL)
-			chunk_unref(fake.handles[i]);
+		if (fake.handles[i].chunk != NULL)
+			chunk_unref(fake.handles[i].chunk);
 	free(fake.handles);
 	fake.handles = NULL;
 	fake.handle_room = 0;

@@ -230,7 +230,7 @@ void fake_live(struct fake_count *out) {
 	struct fake_count c = {0};
 	pthread_mutex_lock(&lock);
 	for (size_t i = 0; i < fake.handle_room; i++)
-		c.handles += fake.handles[i] != NULL;
+		c.handles += fake.handles[i].chunk != NULL;
 	for (struct reservation *r = fake.reservations; r != NULL; r = r->next)
 		c.reservations++;
 	for (size_t i = 0; i < fake.span_count; i++) {
