@@ -3,6 +3,8 @@
 #ifndef FAKE_CONTROL_H
 #define FAKE_CONTROL_H
 
+#pragma GCC visibility push(default)
+
 // fake_count is what is alive. Streams, events and plain or pinned memory that
 // outlive their context are still counted, because they were never given back.
 struct fake_count {
@@ -42,5 +44,7 @@ void fake_live(struct fake_count *out);
 // fake_lose makes what needs the device's context answer an illegal address.
 // Memory can still be given back.
 void fake_lose(int device);
+
+#pragma GCC visibility pop
 
 #endif

@@ -210,7 +210,8 @@ CUresult cu_pool_default(CUmemoryPool *pool, CUdevice dev) {
 }
 
 CUresult cu_pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
-	ENTER(pool_set, "pool=%p attribute=%d value=%llu", (void *)pool, attribute, *(cuuint64_t *)value);
+	ENTER(pool_set, "pool=%p attribute=%d value=%llu", (void *)pool, attribute,
+	      (unsigned long long)*(cuuint64_t *)value);
 	if (attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
 		violate("attribute %d is not known here", attribute);
 		return CUDA_ERROR_INVALID_VALUE;

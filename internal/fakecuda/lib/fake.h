@@ -72,6 +72,9 @@ enum {
 #define DECLARE(field, symbol, params) CUresult cu_##field params __asm__(PREFIX(field) symbol);
 CUVMM_SYMBOLS(DECLARE, DECLARE)
 #undef DECLARE
+#define DECLARE_OLD(field, symbol) CUresult cu_##field(void) __asm__(symbol);
+OLD_SYMBOLS(DECLARE_OLD)
+#undef DECLARE_OLD
 #pragma GCC visibility pop
 
 struct device {

@@ -117,9 +117,6 @@ static CUresult wrong_version(int symbol) {
 	return CUDA_ERROR_UNKNOWN;
 }
 
-#pragma GCC visibility push(default)
-#define DECLARE_OLD(field, symbol) CUresult cu_##field(void) __asm__(symbol);
-OLD_SYMBOLS(DECLARE_OLD)
 #define DEFINE_OLD(field, symbol) \
 	CUresult cu_##field(void) { return wrong_version(SYM_##field); }
 OLD_SYMBOLS(DEFINE_OLD)
@@ -252,4 +249,3 @@ void fake_lose(int device) {
 		fake.device[device].lost = true;
 	pthread_mutex_unlock(&lock);
 }
-#pragma GCC visibility pop

@@ -389,7 +389,7 @@ CUresult cu_wait_value32(CUstream stream, CUdeviceptr p, cuuint32_t value, unsig
 }
 
 CUresult cu_wait_value64(CUstream stream, CUdeviceptr p, cuuint64_t value, unsigned int flags) {
-	ENTER(wait_value64, "stream=%p p=%#llx value=%#llx flags=%u", (void *)stream, p, value, flags);
+	ENTER(wait_value64, "stream=%p p=%#llx value=%#llx flags=%u", (void *)stream, p, (unsigned long long)value, flags);
 	unsigned char *at;
 	cuuint64_t now;
 	TRY(word(stream, p, sizeof now, CU_MEM_ACCESS_FLAGS_PROT_READ, &at));
@@ -415,7 +415,7 @@ CUresult cu_write_value32(CUstream stream, CUdeviceptr p, cuuint32_t value, unsi
 }
 
 CUresult cu_write_value64(CUstream stream, CUdeviceptr p, cuuint64_t value, unsigned int flags) {
-	ENTER(write_value64, "stream=%p p=%#llx value=%#llx flags=%u", (void *)stream, p, value, flags);
+	ENTER(write_value64, "stream=%p p=%#llx value=%#llx flags=%u", (void *)stream, p, (unsigned long long)value, flags);
 	return write_word(stream, p, &value, sizeof value, flags);
 }
 
