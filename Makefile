@@ -39,8 +39,8 @@ lint: tools/bin/golangci-lint ## golangci-lint, with the walls between packages
 tools/bin/%: tools/go.mod tools/go.sum
 	go build -C tools -o bin/ tool
 
-abi-check: ## our CUDA header against NVIDIA's; fails: there is no header yet
-	@echo "abi-check: there is no CUDA binding, and so no header of ours, to check" >&2; false
+abi-check: ## our CUDA header against NVIDIA's: CUDA_H=path, OUT=file writes what it says
+	tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)"
 
 gpu-bundle: ## compile tests and vmmbench into .gpu/, for a GPU machine
 	tools/gpu-bundle

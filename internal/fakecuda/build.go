@@ -1,0 +1,73 @@
+package fakecuda
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// compiler is the C compiler, as cgo finds it.
+func compiler(tb testing.TB) string {
+	tb.Helper()
+	cc := os.Getenv("CC")
+	if cc == "" {
+		cc = "cc"
+	}
+	path, err := exec.LookPath(cc)
+	if err != nil {
+		tb.Skipf("needs a C compiler: %v", err)
+	}
+	return path
+}
+
+// root is the module's folder. A test runs in its package's folder.
+func root(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "internal", "fakecuda", "lib")); err == nil {
+			return dir
+		}
+	}
+	tb.Skip("needs the module's sources")
+	return ""
+}
+
+// compile gives the bytes of the shared library.
+func compile(cc, root string, flags []string) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "fakecuda")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a leftover in the folder for leftovers
+	include := []string{filepath.Join(root, "internal", "fakecuda", "lib"), filepath.Join(root, "cgo", "cuda")}
+	sources, err := filepath.Glob(filepath.Join(include[0], "*.c"))
+	if err != nil {
+		return nil, err
+	}
+	// The test cache knows of what this process looks at, not of what the
+	// compiler reads.
+	for _, folder := range include {
+		files, err := filepath.Glob(filepath.Join(folder, "*.[ch]"))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			if _, err := os.Stat(file); err != nil {
+				return nil, err
+			}
+		}
+	}
+	out := filepath.Join(dir, "libcuda.so.1")
+	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-fPIC", "-shared",
+		"-fvisibility=hidden", "-pthread", "-I", include[0], "-I", include[1], "-o", out}, flags...)
+	if text, err := exec.Command(cc, append(args, sources...)...).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, text)
+	}
+	return os.ReadFile(out)
+}

@@ -1,0 +1,50 @@
+// What a test can ask of the fake driver and do to it. These symbols stand
+// beside the driver's own and are found with dlsym.
+#ifndef FAKE_CONTROL_H
+#define FAKE_CONTROL_H
+
+#pragma GCC visibility push(default)
+
+// fake_count is what is alive. Streams, events and plain or pinned memory that
+// outlive their context are still counted, because they were never given back.
+struct fake_count {
+	long long handles, reservations, mappings;
+	long long contexts; // references to primary contexts
+	long long streams, events, graphs;
+	long long plain, pinned; // pieces of memory
+	long long pushed;        // contexts on the stacks of all threads
+};
+
+// fake_reset forgets all but that cuInit was called. It also takes the pushed
+// contexts off every thread.
+void fake_reset(void);
+
+// fake_configure resets, and sets how many devices there are, of what size.
+void fake_configure(int devices, unsigned long long bytes);
+
+// fake_fail makes the k-th call from now of a symbol, or of any symbol if the
+// name is empty, answer code and do nothing else. -1: no such symbol, or k < 1.
+int fake_fail(const char *symbol, int k, int code);
+
+// fake_calls counts the calls of a symbol, or of all if the name is empty.
+// -1: no such symbol.
+long long fake_calls(const char *symbol);
+
+// fake_last is the symbol's last call as text: "cuMemUnmap p=0x1000 size=4096", a call
+// without arguments as its name and a space.
+// Free it. NULL: no such symbol, or no call yet.
+char *fake_last(const char *symbol);
+
+// fake_violations is what a correct program would not have done, one line each.
+// Free it.
+char *fake_violations(void);
+
+void fake_live(struct fake_count *out);
+
+// fake_lose makes what needs the device's context answer an illegal address.
+// Memory can still be given back.
+void fake_lose(int device);
+
+#pragma GCC visibility pop
+
+#endif

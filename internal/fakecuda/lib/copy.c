@@ -1,0 +1,254 @@
+// Copies and fills, done before the call returns, and memory that is neither
+// reserved nor mapped: plain, of the pool, pinned.
+#include "fake.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+// bytes_at is where the byte at p is kept, and how many follow it there. The
+// address has been checked.
+static unsigned char *bytes_at(CUdeviceptr p, size_t *room) {
+	struct span *s = span_at(p);
+	*room = s->size - (p - s->p);
+	return s->bytes + (p - s->p);
+}
+
+CUresult cu_copy_in(CUdeviceptr dst, const void *src, size_t n, CUstream stream) {
+	ENTER(copy_in, "dst=%#llx src=%p n=%zu stream=%p", dst, src, n, (void *)stream);
+	struct device *dev;
+	bool run;
+	TRY(context(&dev));
+	TRY(queue(dev, stream, &run));
+	TRY(reach(dev, dst, n, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, false));
+	if (n > 0 && src == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t done = 0, room; run && done < n; done += room) {
+		unsigned char *to = bytes_at(dst + done, &room);
+		room = least(room, n - done);
+		memcpy(to, (const char *)src + done, room);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cu_copy_out(void *dst, CUdeviceptr src, size_t n, CUstream stream) {
+	ENTER(copy_out, "dst=%p src=%#llx n=%zu stream=%p", dst, src, n, (void *)stream);
+	struct device *dev;
+	bool run;
+	TRY(context(&dev));
+	TRY(queue(dev, stream, &run));
+	TRY(reach(dev, src, n, CU_MEM_ACCESS_FLAGS_PROT_READ, false));
+	if (n > 0 && dst == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t done = 0, room; run && done < n; done += room) {
+		unsigned char *from = bytes_at(src + done, &room);
+		room = least(room, n - done);
+		memcpy((char *)dst + done, from, room);
+	}
+	return CUDA_SUCCESS;
+}
+
+// side is one end of a copy between unified addresses. The driver takes what it
+// does not know for pageable memory of the host, and would follow it there.
+static CUresult side(struct device *dev, CUdeviceptr p, size_t n, int need) {
+	if (n > 0 && span_at(p) == NULL) {
+		violate("%#llx is unknown: it would be taken for memory of the host", p);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return reach(dev, p, n, need, false);
+}
+
+CUresult cu_copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream) {
+	ENTER(copy, "dst=%#llx src=%#llx n=%zu stream=%p", dst, src, n, (void *)stream);
+	struct device *dev;
+	bool run;
+	TRY(context(&dev));
+	TRY(queue(dev, stream, &run));
+	TRY(side(dev, dst, n, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+	TRY(side(dev, src, n, CU_MEM_ACCESS_FLAGS_PROT_READ));
+	for (size_t done = 0, step; run && done < n; done += step) {
+		size_t to_room, from_room;
+		unsigned char *to = bytes_at(dst + done, &to_room);
+		unsigned char *from = bytes_at(src + done, &from_room);
+		step = least(least(to_room, from_room), n - done);
+		memmove(to, from, step);
+	}
+	return CUDA_SUCCESS;
+}
+
+static CUresult fill(CUdeviceptr dst, const void *pattern, size_t width, size_t n, CUstream stream) {
+	struct device *dev;
+	bool run;
+	TRY(context(&dev));
+	TRY(queue(dev, stream, &run));
+	if (dst % width != 0 || n > SIZE_MAX / width)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(reach(dev, dst, n * width, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, true));
+	for (size_t done = 0, room; run && done < n * width; done += room) {
+		unsigned char *to = bytes_at(dst + done, &room);
+		room = least(room, n * width - done);
+		for (size_t i = 0; i < room; i += width)
+			memcpy(to + i, pattern, width);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cu_fill8(CUdeviceptr dst, unsigned char pattern, size_t n, CUstream stream) {
+	ENTER(fill8, "dst=%#llx pattern=%#x n=%zu stream=%p", dst, pattern, n, (void *)stream);
+	return fill(dst, &pattern, sizeof pattern, n, stream);
+}
+
+CUresult cu_fill16(CUdeviceptr dst, unsigned short pattern, size_t n, CUstream stream) {
+	ENTER(fill16, "dst=%#llx pattern=%#x n=%zu stream=%p", dst, pattern, n, (void *)stream);
+	return fill(dst, &pattern, sizeof pattern, n, stream);
+}
+
+CUresult cu_fill32(CUdeviceptr dst, unsigned int pattern, size_t n, CUstream stream) {
+	ENTER(fill32, "dst=%#llx pattern=%#x n=%zu stream=%p", dst, pattern, n, (void *)stream);
+	return fill(dst, &pattern, sizeof pattern, n, stream);
+}
+
+// taken is how many addresses a plain piece takes: a granule more than it has
+// bytes, so that no two pieces touch.
+static size_t taken(size_t n) { return n + GRANULE; }
+
+static CUresult plain(struct device *dev, size_t n, CUdeviceptr *p) {
+	int device = (int)(dev - fake.device);
+	if (n == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (n >= ADDRESSES)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	sweep();
+	TRY(charge(device, n));
+	struct span s = {.kind = PLAIN, .p = no_access(taken(n)), .size = n, .bytes = host_pages(n), .device = device};
+	if (s.p != 0 && s.bytes != NULL && span_add(s) != NULL) {
+		*p = s.p;
+		return CUDA_SUCCESS;
+	}
+	if (s.p != 0)
+		munmap((void *)s.p, taken(n));
+	if (s.bytes != NULL)
+		munmap(s.bytes, n);
+	uncharge(device, n);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult give_back(CUdeviceptr p, enum kind kind) {
+	struct span *s = span_at(p);
+	if (s == NULL || s->kind != kind || s->p != p)
+		return CUDA_ERROR_INVALID_VALUE;
+	munmap(s->bytes, s->size);
+	if (kind == PLAIN) {
+		munmap((void *)p, taken(s->size));
+		uncharge(s->device, s->size);
+	}
+	span_remove((size_t)(s - fake.spans), 1);
+	return CUDA_SUCCESS;
+}
+
+void reset_plain(void) {
+	for (size_t i = fake.span_count; i-- > 0;)
+		if (fake.spans[i].kind != MAPPED)
+			give_back(fake.spans[i].p, fake.spans[i].kind);
+}
+
+// free_in gives memory back also where the context is lost, and says so.
+static CUresult free_in(CUdeviceptr p, enum kind kind) {
+	struct device *dev;
+	CUresult lost = context(&dev);
+	if (lost != CUDA_SUCCESS && lost != CUDA_ERROR_ILLEGAL_ADDRESS)
+		return lost;
+	TRY(unsafe_in_capture());
+	TRY(give_back(p, kind));
+	return lost;
+}
+
+CUresult cu_plain_alloc(CUdeviceptr *p, size_t n) {
+	ENTER(plain_alloc, "n=%zu", n);
+	struct device *dev;
+	TRY(context(&dev));
+	TRY(unsafe_in_capture());
+	return plain(dev, n, p);
+}
+
+CUresult cu_plain_free(CUdeviceptr p) {
+	ENTER(plain_free, "p=%#llx", p);
+	return free_in(p, PLAIN);
+}
+
+// in_stream is for memory of the pool during a capture, which is a node of the
+// graph and not modelled.
+static CUresult in_stream(struct device **dev, CUstream stream) {
+	bool run;
+	TRY(context(dev));
+	TRY(queue(*dev, stream, &run));
+	if (!run)
+		violate("memory of the pool is not modelled in a capture");
+	return run ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
+CUresult cu_pool_alloc(CUdeviceptr *p, size_t n, CUstream stream) {
+	ENTER(pool_alloc, "n=%zu stream=%p", n, (void *)stream);
+	struct device *dev;
+	TRY(in_stream(&dev, stream));
+	return plain(dev, n, p);
+}
+
+CUresult cu_pool_free(CUdeviceptr p, CUstream stream) {
+	ENTER(pool_free, "p=%#llx stream=%p", p, (void *)stream);
+	struct device *dev;
+	TRY(in_stream(&dev, stream));
+	return give_back(p, PLAIN);
+}
+
+CUresult cu_pool_default(CUmemoryPool *pool, CUdevice dev) {
+	ENTER(pool_default, "dev=%d", dev);
+	TRY(known_device(dev));
+	*pool = (CUmemoryPool)&fake.device[dev].threshold;
+	return CUDA_SUCCESS;
+}
+
+CUresult cu_pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+	ENTER(pool_set, "pool=%p attribute=%d value=%llu", (void *)pool, attribute,
+	      (unsigned long long)*(cuuint64_t *)value);
+	if (attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+		violate("attribute %d is not known here", attribute);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	for (int i = 0; i < fake.devices; i++)
+		if (pool == (CUmemoryPool)&fake.device[i].threshold) {
+			fake.device[i].threshold = *(cuuint64_t *)value;
+			return CUDA_SUCCESS;
+		}
+	violate("%p is no pool", (void *)pool);
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cu_host_alloc(void **p, size_t n, unsigned int flags) {
+	ENTER(host_alloc, "n=%zu flags=%u", n, flags);
+	struct device *dev;
+	TRY(context(&dev));
+	TRY(unsafe_in_capture());
+	if (flags & ~(unsigned int)CU_MEMHOSTALLOC_PORTABLE) {
+		violate("flags are %u", flags);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	if (n == 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	unsigned char *bytes = host_pages(n);
+	if (bytes == NULL)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	struct span s = {.kind = PINNED, .p = (CUdeviceptr)bytes, .size = n, .bytes = bytes, .device = (int)(dev - fake.device)};
+	if (span_add(s) == NULL) {
+		munmap(bytes, n);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*p = bytes;
+	return CUDA_SUCCESS;
+}
+
+CUresult cu_host_free(void *p) {
+	ENTER(host_free, "p=%p", p);
+	return free_in((CUdeviceptr)p, PINNED);
+}

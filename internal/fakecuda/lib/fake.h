@@ -1,0 +1,237 @@
+// What the parts of the fake driver share.
+#ifndef FAKE_H
+#define FAKE_H
+
+#define _GNU_SOURCE
+
+#include "abi.h"
+#include "control.h"
+#include "symbols.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef FAKE_INIT
+#define FAKE_INIT CUDA_SUCCESS // what cuInit answers
+#endif
+#ifndef FAKE_DEVICES
+#define FAKE_DEVICES 2
+#endif
+#ifndef FAKE_BYTES
+#define FAKE_BYTES (1ull << 30) // of each device
+#endif
+
+#define GRANULE (2ull << 20)
+#define ADDRESSES (1ull << 47) // no reservation is as large as this
+#define MAX_DEVICES 16
+
+// The oldest revision of what has been revised. dlsym finds these names too,
+// and a binding that calls one has the wrong version.
+#define OLD_SYMBOLS(OLD) \
+	OLD(old_device_memory, "cuDeviceTotalMem") \
+	OLD(old_primary_release, "cuDevicePrimaryCtxRelease") \
+	OLD(old_ctx_push, "cuCtxPushCurrent") \
+	OLD(old_ctx_pop, "cuCtxPopCurrent") \
+	OLD(old_mem_info, "cuMemGetInfo") \
+	OLD(old_copy_in, "cuMemcpyHtoDAsync") \
+	OLD(old_copy_out, "cuMemcpyDtoHAsync") \
+	OLD(old_stream_destroy, "cuStreamDestroy") \
+	OLD(old_begin_capture, "cuStreamBeginCapture") \
+	OLD(old_event_destroy, "cuEventDestroy") \
+	OLD(old_plain_alloc, "cuMemAlloc") \
+	OLD(old_plain_free, "cuMemFree") \
+	OLD(old_wait_value32, "cuStreamWaitValue32") \
+	OLD(old_wait_value64, "cuStreamWaitValue64") \
+	OLD(old_write_value32, "cuStreamWriteValue32") \
+	OLD(old_write_value64, "cuStreamWriteValue64")
+
+// -DFAKE_MISSING_mem_map leaves cuMemMap out: CAT makes HIDDEN_1 where it is
+// defined and a word that means nothing where it is not, and SECOND picks.
+#define CAT(a, b) CAT_(a, b)
+#define CAT_(a, b) a##b
+#define SECOND(...) SECOND_(__VA_ARGS__)
+#define SECOND_(first, second, ...) second
+#define HIDDEN_1 0, "fake_no_"
+#define PREFIX(field) SECOND(CAT(HIDDEN_, FAKE_MISSING_##field), "", 0)
+
+#define INDEX(field, symbol, params) SYM_##field,
+#define INDEX_OLD(field, symbol) SYM_##field,
+enum {
+	CUVMM_SYMBOLS(INDEX, INDEX)
+	OLD_SYMBOLS(INDEX_OLD)
+	SYM_COUNT
+};
+#undef INDEX
+#undef INDEX_OLD
+
+// The driver's functions. The compiler holds each to its entry in symbols.h,
+// and the label gives it the exported name that stands there.
+#pragma GCC visibility push(default)
+#define DECLARE(field, symbol, params) CUresult cu_##field params __asm__(PREFIX(field) symbol);
+CUVMM_SYMBOLS(DECLARE, DECLARE)
+#undef DECLARE
+#define DECLARE_OLD(field, symbol) CUresult cu_##field(void) __asm__(symbol);
+OLD_SYMBOLS(DECLARE_OLD)
+#undef DECLARE_OLD
+#pragma GCC visibility pop
+
+struct device {
+	unsigned long long total, used;
+	unsigned int retained; // of the primary context, which the device stands for
+	unsigned int epoch;    // how many primary contexts it has had
+	int pushed;
+	bool lost;
+	unsigned long long threshold;
+};
+
+// chunk is one piece of physical memory. It lives while handles or mappings
+// refer to it, and as lingering while a file descriptor does.
+struct chunk {
+	struct chunk *next;
+	size_t size;
+	CUmemLocation home;
+	bool shareable;
+	int fd, terminal; // of an exported one: our descriptor, and what it is of
+	int refs;
+	unsigned char *bytes;
+};
+
+struct handle {
+	struct chunk *chunk; // NULL: a free number
+	bool imported;
+};
+
+struct reservation {
+	struct reservation *next;
+	CUdeviceptr p;
+	size_t size;
+};
+
+enum kind { MAPPED, PLAIN, PINNED };
+
+// span is memory at an address. The address of device memory itself is never
+// accessible: the host meets a fault there, as it would with a GPU.
+struct span {
+	enum kind kind;
+	CUdeviceptr p;
+	size_t size;
+	unsigned char *bytes;
+	int device; // where it lives; of PINNED, where it was made
+
+	// MAPPED only.
+	struct chunk *chunk;
+	struct reservation *within;
+	unsigned char access[MAX_DEVICES];
+	unsigned char host_access;
+};
+
+struct stream {
+	struct stream *next;
+	struct device *device;
+	unsigned int epoch;
+	CUstreamCaptureStatus capture;
+	CUstreamCaptureMode mode;
+	pthread_t thread; // that began the capture
+};
+
+// state is all that fake_reset forgets.
+struct state {
+	int devices;
+	struct device device[MAX_DEVICES];
+	struct chunk *chunks;
+	struct handle *handles; // by number
+	size_t handle_room;
+	struct reservation *reservations;
+	struct span *spans; // by address
+	size_t span_count, span_room;
+	struct stream *streams;
+	struct event *events;
+	struct CUgraph_st *graphs;
+};
+
+extern struct state fake;
+
+// A call begins with ENTER, which takes the lock until the function returns,
+// writes the call down, and answers for it where it is to fail.
+struct call {
+	bool refused;
+	CUresult code;
+};
+
+struct call enter(int symbol, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void leave(struct call *);
+
+#define ENTER(field, ...) \
+	__attribute__((cleanup(leave))) struct call call = enter(SYM_##field, __VA_ARGS__); \
+	if (call.refused) \
+	return call.code
+
+// TRY leaves the function with r unless it is CUDA_SUCCESS.
+#define TRY(r) \
+	do { \
+		CUresult try_ = (r); \
+		if (try_ != CUDA_SUCCESS) \
+			return try_; \
+	} while (0)
+
+// violate writes down, under the name of the running call, what a correct
+// program would not have done.
+void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// context is the device whose context is current; an error where there is none,
+// or where it is lost.
+CUresult context(struct device **out);
+
+// fresh_thread takes off this thread what it has from before the last reset.
+void fresh_thread(unsigned int generation);
+
+// known_device is INVALID_DEVICE unless dev is one.
+CUresult known_device(CUdevice dev);
+
+// Charge takes device memory into account.
+CUresult charge(int device, unsigned long long bytes);
+void uncharge(int device, unsigned long long bytes);
+
+// sweep forgets exported memory whose last descriptor has been closed.
+void sweep(void);
+
+// Spans.
+struct span *span_at(CUdeviceptr p); // that holds the byte at p
+struct span *span_add(struct span s); // NULL: no room for it
+void span_remove(size_t first, size_t n);
+size_t span_index(CUdeviceptr p); // of the first that does not end at or before p
+struct reservation *reservation_of(CUdeviceptr p, size_t size);
+
+// Chunks.
+struct handle *handle_of(CUmemGenericAllocationHandle handle); // NULL: no such handle
+void chunk_ref(struct chunk *c);
+void chunk_unref(struct chunk *c);
+
+// reach is INVALID_VALUE unless the device may do with all of [p, p+n) what
+// need says, a CUmemAccess_flags. Plain memory of another device can be copied
+// and not filled.
+CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill);
+
+// Streams. queue says whether work put on a stream runs; captured work does not.
+CUresult queue(struct device *dev, CUstream s, bool *run);
+
+// unsafe_in_capture is for a call that might wait: an error, and the end of the
+// captures that forbid it, where there are such.
+CUresult unsafe_in_capture(void);
+
+// restore_mode gives the thread its first capture mode, and says whether it had
+// another.
+bool restore_mode(void);
+
+// host_pages is zeroed memory, or NULL. no_access is addresses without memory.
+unsigned char *host_pages(size_t n);
+CUdeviceptr no_access(size_t n);
+
+void reset_memory(void);
+void reset_plain(void);
+void reset_streams(void);
+void count_streams(struct fake_count *out);
+
+#endif

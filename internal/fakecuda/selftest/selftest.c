@@ -1,0 +1,243 @@
+// Calls the fake driver as no binding should, and checks that it notices.
+#include "fake.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+			exit(1); \
+		} \
+	} while (0)
+#define OK(call) CHECK((call) == CUDA_SUCCESS)
+
+static const CUmemAllocationProp shared = {
+	.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+	.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
+};
+
+static CUcontext push(int dev) {
+	CUcontext ctx;
+	OK(cu_primary_retain(&ctx, dev));
+	OK(cu_ctx_push(ctx));
+	return ctx;
+}
+
+// mapped is a granule of device 0 that it may read and write.
+static CUdeviceptr mapped(void) {
+	CUmemGenericAllocationHandle h;
+	CUdeviceptr p;
+	CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	OK(cu_mem_reserve(&p, GRANULE, 0, 0, 0));
+	OK(cu_mem_create(&h, GRANULE, &shared, 0));
+	OK(cu_mem_map(p, GRANULE, 0, h, 0));
+	OK(cu_mem_set_access(p, GRANULE, &desc, 1));
+	OK(cu_mem_release(h));
+	return p;
+}
+
+// said checks that this was found wrong and nothing else, and resets.
+static void said(const char *what) {
+	char *text = fake_violations();
+	if (strstr(text, what) == NULL || strchr(text, '\n') != text + strlen(text) - 1) {
+		fprintf(stderr, "violations are\n%swhere \"%s\" was to be\n", text, what);
+		exit(1);
+	}
+	free(text);
+	fake_reset();
+}
+
+static void wrong(void) {
+	size_t n;
+	CUdeviceptr p;
+	CUcontext ctx;
+	CUstream s;
+	CUmemGenericAllocationHandle h;
+	CUmemAllocationProp prop = shared;
+
+	CHECK(cu_mem_info(&n, &n) == CUDA_ERROR_INVALID_CONTEXT);
+	said("cuMemGetInfo_v2: no context is current");
+	CHECK(cu_ctx_pop(&ctx) == CUDA_ERROR_INVALID_CONTEXT);
+	said("cuCtxPopCurrent_v2: no context is current");
+	CHECK(cu_primary_release(0) == CUDA_ERROR_INVALID_CONTEXT);
+	said("not retained");
+	push(0);
+	said("1 contexts are left pushed");
+	push(0);
+	CHECK(cu_mem_map(0, GRANULE, 0, 0, 1) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("cuMemMap: flags are 1");
+	CHECK(cu_old_plain_alloc() == CUDA_ERROR_UNKNOWN);
+	said("cuMemAlloc: wrong version called");
+	prop.allocFlags.reserved[3] = 1;
+	CHECK(cu_mem_create(&h, GRANULE, &prop, 0) == CUDA_ERROR_INVALID_VALUE);
+	said("a reserved field is not zero");
+
+	push(0);
+	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
+	OK(cu_stream_destroy(s));
+	CHECK(cu_stream_sync(s) == CUDA_ERROR_INVALID_HANDLE);
+	OK(cu_ctx_pop(NULL));
+	said("does not exist");
+	push(0);
+	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
+	OK(cu_ctx_pop(NULL));
+	push(1);
+	CHECK(cu_stream_sync(s) == CUDA_ERROR_INVALID_HANDLE);
+	OK(cu_ctx_pop(NULL));
+	said("is of another context");
+	push(0);
+	p = mapped();
+	CHECK(cu_wait_value32(NULL, p, 1, 0) == CUDA_ERROR_UNKNOWN);
+	OK(cu_ctx_pop(NULL));
+	said("for ever");
+	push(0);
+	p = mapped();
+	CHECK(cu_copy(p, (CUdeviceptr)&p, 1, NULL) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("it would be taken for memory of the host");
+	push(0);
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	OK(cu_exchange_capture_mode(&mode));
+	OK(cu_ctx_pop(NULL));
+	said("capture mode was not restored");
+}
+
+static void faults(void) {
+	CUdeviceptr p;
+	CHECK(fake_fail("cuMemNap", 1, 2) < 0);
+	CHECK(fake_fail("cuMemAddressReserve", 0, 2) < 0);
+	OK(fake_fail("cuMemAddressReserve", 2, CUDA_ERROR_OUT_OF_MEMORY));
+	OK(cu_mem_reserve(&p, GRANULE, 0, 0, 0));
+	CHECK(cu_mem_reserve(&p, GRANULE, 0, 0, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+	OK(cu_mem_reserve(&p, GRANULE, 0, 0, 0));
+	OK(fake_fail("", 1, CUDA_ERROR_UNKNOWN));
+	CHECK(cu_mem_address_free(p, GRANULE) == CUDA_ERROR_UNKNOWN);
+	OK(cu_mem_address_free(p, GRANULE));
+	CHECK(fake_calls("cuMemAddressReserve") == 3);
+	CHECK(fake_calls("") == 5);
+	CHECK(fake_calls("cuMemNap") == -1);
+	char want[64], *last = fake_last("cuMemAddressFree");
+	snprintf(want, sizeof want, "cuMemAddressFree p=%#llx size=2097152", p);
+	CHECK(strcmp(last, want) == 0);
+	free(last);
+	CHECK(fake_last("cuMemMap") == NULL);
+	fake_reset();
+	CHECK(fake_calls("") == 0);
+}
+
+// A lost device gives nothing but its memory back.
+static void lost(void) {
+	size_t n;
+	CUstream s;
+	push(0);
+	CUdeviceptr p = mapped();
+	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
+	fake_lose(0);
+	CHECK(cu_ctx_sync() == CUDA_ERROR_ILLEGAL_ADDRESS);
+	CHECK(cu_mem_info(&n, &n) == CUDA_ERROR_ILLEGAL_ADDRESS);
+	CHECK(cu_stream_destroy(s) == CUDA_ERROR_ILLEGAL_ADDRESS);
+	OK(cu_mem_unmap(p, GRANULE));
+	OK(cu_mem_address_free(p, GRANULE));
+	OK(cu_ctx_pop(NULL));
+	OK(cu_primary_release(0));
+	struct fake_count none = {0}, now;
+	fake_live(&now);
+	CHECK(memcmp(&none, &now, sizeof now) == 0);
+	fake_reset();
+}
+
+// Exported memory stays as long as its descriptor, and is then given back.
+static void exported(void) {
+	CUmemGenericAllocationHandle h, again;
+	size_t total, before, after;
+	int fd;
+	push(0);
+	OK(cu_mem_info(&before, &total));
+	OK(cu_mem_create(&h, GRANULE, &shared, 0));
+	OK(cu_mem_export(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	OK(cu_mem_release(h));
+	OK(cu_mem_info(&after, &total));
+	CHECK(after == before - GRANULE);
+	OK(cu_mem_import(&again, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	close(fd);
+	OK(cu_mem_release(again));
+	OK(cu_mem_info(&after, &total));
+	CHECK(after == before);
+	CHECK(cu_mem_import(&again, (void *)(intptr_t)0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_ERROR_UNKNOWN);
+	fake_reset();
+}
+
+// gone says whether nothing is mapped at p any more.
+static bool gone(const void *p) { return msync((void *)((uintptr_t)p & ~(uintptr_t)4095), 1, MS_ASYNC) != 0; }
+
+// lowest_fd is what the next descriptor will be.
+static int lowest_fd(void) {
+	int fd = dup(0);
+	close(fd);
+	return fd;
+}
+
+// leak leaves one of everything to fake_reset.
+static void leak(void) {
+	CUmemGenericAllocationHandle h;
+	CUdeviceptr p;
+	CUstream s;
+	CUevent e;
+	CUgraph g;
+	void *host;
+	int fd, before = lowest_fd();
+	push(0);
+	mapped();
+	OK(cu_mem_create(&h, GRANULE, &shared, 0));
+	OK(cu_mem_export(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	close(fd);
+	OK(cu_plain_alloc(&p, 1));
+	OK(cu_host_alloc(&host, 1, CU_MEMHOSTALLOC_PORTABLE));
+	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
+	OK(cu_event_create(&e, CU_EVENT_DISABLE_TIMING));
+	OK(cu_stream_begin_capture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cu_stream_end_capture(s, &g));
+	OK(fake_fail("cuMemMap", 9, 1));
+	struct fake_count all = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, now;
+	fake_live(&now);
+	CHECK(memcmp(&all, &now, sizeof now) == 0);
+	const void *places[2 * 3];
+	CHECK(fake.span_count == 3);
+	for (size_t i = 0; i < fake.span_count; i++) {
+		places[2 * i] = (void *)fake.spans[i].p;
+		places[2 * i + 1] = fake.spans[i].bytes;
+		CHECK(!gone(places[2 * i]) && !gone(places[2 * i + 1]));
+	}
+	fake_reset();
+	for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
+		CHECK(gone(places[i]));
+	CHECK(lowest_fd() == before);
+	struct fake_count none = {0};
+	fake_live(&now);
+	CHECK(memcmp(&none, &now, sizeof now) == 0);
+}
+
+int main(void) {
+	CUdeviceptr p;
+	CHECK(cu_mem_reserve(&p, GRANULE, 0, 0, 0) == CUDA_ERROR_NOT_INITIALIZED);
+	said("called before cuInit");
+	OK(cu_init(0));
+	wrong();
+	faults();
+	lost();
+	exported();
+	leak();
+	int n;
+	fake_configure(3, 1 << 20);
+	OK(cu_device_count(&n));
+	CHECK(n == 3);
+	return 0;
+}
