@@ -190,7 +190,7 @@ func TestOutOfMappings(t *testing.T) {
 		err = g.Append(pattern(page, 1))
 	}
 	require.ErrorIs(t, err, vmm.ErrLimit)
-	require.ErrorContains(t, err, "max_map_count")
+	require.ErrorContains(t, err, "mappings")
 	n := g.Len()
 	require.Positive(t, n)
 	require.Equal(t, n, g.Cap())

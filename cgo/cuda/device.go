@@ -240,6 +240,9 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 		return 0, err
 	}
 	defer v.exit()
+	if f&^(driver.EventTiming|driver.EventBlocking|driver.EventInterprocess) != 0 {
+		return 0, rule(call, driver.ErrInvalid, "event flags %#x", uint8(f))
+	}
 	if f&driver.EventTiming != 0 && f&driver.EventInterprocess != 0 {
 		return 0, rule(call, driver.ErrInvalid, "an event for other processes cannot have a time")
 	}
