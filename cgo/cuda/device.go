@@ -196,7 +196,7 @@ func (v *Device) NewStream() (driver.Stream, error) {
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	made(v.unit(), v.unit().streams, driver.Stream(c.v))
+	v.d.streams.add(uint64(c.v))
 	return driver.Stream(c.v), nil
 }
 
@@ -207,7 +207,7 @@ func (v *Device) FreeStream(s driver.Stream) error {
 		return err
 	}
 	defer v.exit()
-	return freed(v.unit(), v.unit().streams, s, call, func() error {
+	return v.d.streams.remove(call, uint64(s), func() error {
 		return v.back(call, C.cuvmm_stream_destroy(v.d.api, v.ctx, stream(s)))
 	})
 }
@@ -260,7 +260,7 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	made(v.unit(), v.unit().events, driver.Event(c.v))
+	v.d.events.add(uint64(c.v))
 	return driver.Event(c.v), nil
 }
 
@@ -271,7 +271,7 @@ func (v *Device) FreeEvent(e driver.Event) error {
 		return err
 	}
 	defer v.exit()
-	return freed(v.unit(), v.unit().events, e, call, func() error {
+	return v.d.events.remove(call, uint64(e), func() error {
 		return v.back(call, C.cuvmm_event_destroy(v.d.api, v.ctx, event(e)))
 	})
 }
@@ -283,7 +283,7 @@ func (v *Device) SyncEvent(e driver.Event) error {
 		return err
 	}
 	defer v.exit()
-	if err := v.has(call, e); err != nil {
+	if err := v.d.events.has(call, e); err != nil {
 		return err
 	}
 	return v.check(call, C.cuvmm_event_sync(v.d.api, v.ctx, event(e)))
@@ -296,7 +296,7 @@ func (v *Device) Record(e driver.Event, s driver.Stream) error {
 		return err
 	}
 	defer v.exit()
-	if err := v.has(call, e); err != nil {
+	if err := v.d.events.has(call, e); err != nil {
 		return err
 	}
 	return v.check(call, C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s)))
@@ -309,7 +309,7 @@ func (v *Device) Wait(s driver.Stream, e driver.Event) error {
 		return err
 	}
 	defer v.exit()
-	if err := v.has(call, e); err != nil {
+	if err := v.d.events.has(call, e); err != nil {
 		return err
 	}
 	return v.check(call, C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e)))
@@ -322,7 +322,7 @@ func (v *Device) Done(e driver.Event) (bool, error) {
 		return false, err
 	}
 	defer v.exit()
-	if err := v.has(call, e); err != nil {
+	if err := v.d.events.has(call, e); err != nil {
 		return false, err
 	}
 	r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
@@ -339,7 +339,7 @@ func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer v.exit()
-	if err := v.has(call, from, to); err != nil {
+	if err := v.d.events.has(call, from, to); err != nil {
 		return 0, err
 	}
 	c := C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
@@ -371,42 +371,6 @@ func (v *Device) Do(f func() error) error {
 	}
 	defer C.cuvmm_pop(v.d.api)
 	return f()
-}
-
-func (v *Device) unit() *unit { return &v.d.units[v.n] }
-
-// has checks that the events were made here and not freed.
-func (v *Device) has(call string, events ...driver.Event) error {
-	u := v.unit()
-	u.mu.RLock()
-	defer u.mu.RUnlock()
-	for _, e := range events {
-		if _, ok := u.events[e]; !ok {
-			return rule(call, driver.ErrInvalid, "no event %#x", uint64(e))
-		}
-	}
-	return nil
-}
-
-// made notes that x exists.
-func made[T comparable](u *unit, all map[T]struct{}, x T) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	all[x] = struct{}{}
-}
-
-// freed frees x if it exists, and notes that it does not any more.
-func freed[T comparable](u *unit, all map[T]struct{}, x T, call string, free func() error) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if _, ok := all[x]; !ok {
-		return rule(call, driver.ErrInvalid, "no %T %v", x, x)
-	}
-	if err := free(); err != nil {
-		return err
-	}
-	delete(all, x)
-	return nil
 }
 
 // stream and event are handles as C wants them. They point into the driver's

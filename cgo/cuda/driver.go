@@ -21,17 +21,15 @@ type Driver struct {
 
 	mu      sync.Mutex
 	handles map[driver.Handle]handle
+
+	// What was made and not freed: libcuda crashes on what it does not know.
+	// Events are the driver's and not a device's, since one device's streams
+	// may wait for another's events.
+	streams, events made
 }
 
 // unit is one device, open or not.
-type unit struct {
-	lost atomic.Bool
-
-	// What was made and not freed: the driver crashes on what it does not know.
-	mu      sync.RWMutex
-	streams map[driver.Stream]struct{}
-	events  map[driver.Event]struct{}
-}
+type unit struct{ lost atomic.Bool }
 
 // handle is what is known of physical memory: CUDA does not say where a handle's
 // memory lives, and may crash on one that it does not know.

@@ -83,9 +83,5 @@ func Load(path string) (*Driver, error) {
 		return nil, d.fail("cuDeviceGetCount", Result(n.r))
 	}
 	d.units = make([]unit, int(n.v))
-	for i := range d.units {
-		d.units[i].streams = map[driver.Stream]struct{}{}
-		d.units[i].events = map[driver.Event]struct{}{}
-	}
 	return d, nil
 }

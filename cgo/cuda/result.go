@@ -25,6 +25,7 @@ const (
 	eccUncorrectable   Result = 214
 	operatingSystem    Result = 304
 	invalidHandle      Result = 400
+	illegalState       Result = 401
 	notFound           Result = 500
 	notReady           Result = 600
 	illegalAddress     Result = 700
@@ -99,7 +100,7 @@ func (r Result) kind(call string) error {
 		if call == "cuMemImportFromShareableHandle" {
 			return driver.ErrInvalid // the descriptor is of something else
 		}
-	case invalidValue, invalidHandle, invalidContext, notFound, notReady:
+	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady:
 		return driver.ErrInvalid
 	case notPermitted:
 		return driver.ErrPermission
