@@ -112,3 +112,24 @@ func BenchmarkGrow(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkMap is the price of the smallest growth of one mapping and access,
+// and of its undo.
+func BenchmarkMap(b *testing.B) {
+	d := New(Config{})
+	p := reserved(b, d, 2*mib)
+	h := create(b, d, 2*mib, home)
+	who := grant(0, driver.ReadWrite)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := d.Map(p, 2*mib, h); err != nil {
+			b.Fatal(err)
+		}
+		if err := d.SetAccess(p, 2*mib, who); err != nil {
+			b.Fatal(err)
+		}
+		if err := d.Unmap(p, 2*mib); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

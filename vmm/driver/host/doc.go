@@ -18,7 +18,8 @@
 //	illegal address          the device is lost, by bookkeeping: no fault happens
 //	exported descriptor      the memfd opened again, for reading only if shared so
 //	primary context          what the open Devices of an ordinal share
-//	capture                  checked and thrown away; a wait destroys it
+//	capture                  checked and thrown away; a wait destroys it, and
+//	                         plain or pinned memory does unless it is relaxed
 //	plain and pinned memory  anonymous mappings, open to every device
 //
 // Where the card's answer is a matter of luck the strict one is given: work is
@@ -27,7 +28,8 @@
 // Different from the card: memory is taken from the system when it is first
 // touched, not at Create, so all devices together can promise more than the
 // machine has. Memory that another process created is counted there alone. An
-// event recorded in a capture draws no other stream into it. A fault that a
+// event recorded in a capture draws no other stream into it. What a thread-local
+// capture forbids its thread is forbidden to all, since a goroutine has no thread. A fault that a
 // program's own Go pointer meets, through HostBytes, is the program's end.
 //
 // The kernel limits the mappings of a process (vm.max_map_count). Each chunk

@@ -18,7 +18,7 @@ import (
 // The caller holds mem.
 func (d *Driver) take(verb string, n int) error {
 	if d.mappingLimit > 0 && d.mappings+n > d.mappingLimit {
-		return rule(verb, driver.ErrLimit, "%d of the driver's %d mappings are in use (Config.Mappings)", d.mappings, d.mappingLimit)
+		return rule(verb, driver.ErrLimit, "%d of the driver's %d mappings are in use (Config.Mappings, below vm.max_map_count)", d.mappings, d.mappingLimit)
 	}
 	if !process.take(n) {
 		return rule(verb, driver.ErrLimit, "the process has no mappings left (vm.max_map_count is %d, %d of them stay spare)", maxMapCount(), spareMappings)

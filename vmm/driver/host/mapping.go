@@ -86,13 +86,12 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 	if _, err := mmap(from, size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1); err != nil {
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
-	gone := slices.Clone(r.maps[i:j])
-	r.maps = slices.Delete(r.maps, i, j)
-	d.give(len(gone) - 1 + r.gaps(i, from, to))
-	for _, m := range gone {
+	for _, m := range r.maps[i:j] {
 		m.memory.mapped--
 		d.settle(m.memory)
 	}
+	r.maps = slices.Delete(r.maps, i, j)
+	d.give(j - i - 1 + r.gaps(i, from, to))
 	return nil
 }
 

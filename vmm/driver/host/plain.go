@@ -68,8 +68,8 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 	return driver.Ptr(base), nil
 }
 
-// mayAlloc says whether the context is there and no capture forbids to
-// allocate: as on the card one that is not relaxed does, and does not survive.
+// mayAlloc says whether the context is there and no capture forbids allocating.
+// One that is not relaxed does, and does not survive the attempt.
 func (v *device) mayAlloc(verb string) error {
 	d := v.context.d
 	d.work.Lock()
@@ -85,8 +85,7 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 	if !process.reserve(size) {
 		return 0, rule(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
 	}
-	err := d.take(verb, 1)
-	if err != nil {
+	if err := d.take(verb, 1); err != nil {
 		process.free(size)
 		return 0, err
 	}
