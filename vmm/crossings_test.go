@@ -59,7 +59,7 @@ func crossings(t *testing.T) map[string]string {
 func outcomeOf(err error) string {
 	for name, kind := range map[string]error{
 		"ErrBusy": vmm.ErrBusy, "ErrCapturing": vmm.ErrCapturing, "ErrClosed": vmm.ErrClosed,
-		"ErrBounds": vmm.ErrBounds, "given up": context.Canceled,
+		"ErrBounds": vmm.ErrBounds, "ErrDeviceLost": vmm.ErrDeviceLost, "the error that caused it": errInjected, "given up": context.Canceled,
 	} {
 		if errors.Is(err, kind) {
 			return name
@@ -230,6 +230,62 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.ErrorIs(t, <-closed, vmm.ErrBusy, "it joined the close; the stream is still open")
 			require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrClosed)
 			require.NoError(t, s.Close())
+			return result
+		},
+		"Append x Close given up": func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			open := work(t, w.devs[0], s.Raw(), g.Ptr())
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
+			for w.devs[0].Stats().Pending == 0 { // the close has not begun yet
+				runtime.Gosched()
+			}
+			result := g.Append([]byte{1})
+			open()
+			require.NoError(t, g.Close())
+			require.NoError(t, s.Close())
+			return result
+		},
+		"Hold x Unmap waits": func(t *testing.T, w *world) error {
+			r := holed(t, w)
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			open := work(t, w.devs[0], s.Raw(), r.Ptr())
+			unmapped := make(chan error, 1)
+			go func() { unmapped <- r.Unmap(0, 3*page) }()
+			for w.devs[0].Stats().Pending == 0 {
+				runtime.Gosched()
+			}
+			_, result := r.Hold(page)
+			open()
+			require.NoError(t, <-unmapped)
+			require.NoError(t, s.Close())
+			require.NoError(t, r.Close())
+			return result
+		},
+		"Unmap x quarantined": func(t *testing.T, w *world) error {
+			r := holed(t, w)
+			c := chunk(t, w, page)
+			w.arm(2, 3) // SetAccess, and unmapping again
+			require.ErrorIs(t, r.Map(3*page, c), errInjected)
+			w.disarm()
+			result := r.Unmap(3*page, page)
+			require.NoError(t, c.Close())
+			require.NoError(t, r.Close())
+			return result
+		},
+		"Grant x quarantined": func(t *testing.T, w *world) error {
+			r := holed(t, w)
+			w.arm(3, 4) // the second stretch, and setting the first one back
+			require.ErrorIs(t, r.Grant(vmm.Read, w.devs[1]), errInjected)
+			w.disarm()
+			require.NotZero(t, w.devs[0].Stats().Stuck)
+			result := r.Grant(vmm.Read, w.devs[1])
+			require.Zero(t, w.devs[0].Stats().Stuck, "healed")
+			require.NoError(t, r.Close())
 			return result
 		},
 		"Device.Close x open range": func(t *testing.T, w *world) error {

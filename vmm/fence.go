@@ -64,13 +64,13 @@ func (r *Reservation) fence() error {
 	}
 	r.mu.Unlock()
 	if promised {
-		return r.dev.port.waitStreams(ports, streams)
+		return waitStreams(r.dev.port, ports, streams)
 	}
-	return r.dev.port.waitDevices(ports)
+	return waitDevices(r.dev.port, ports)
 }
 
 // waitDevices waits for the whole context of each port, ours or anyone's.
-func (owner *port) waitDevices(ports []*port) error {
+func waitDevices(owner *port, ports []*port) error {
 	for _, p := range ports {
 		if err := p.notCapturing(); err != nil {
 			return err
@@ -84,7 +84,7 @@ func (owner *port) waitDevices(ports []*port) error {
 }
 
 // waitStreams waits for the streams and for each port's own.
-func (owner *port) waitStreams(ports []*port, streams []*Stream) error {
+func waitStreams(owner *port, ports []*port, streams []*Stream) error {
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return err
