@@ -1,0 +1,98 @@
+//go:build cgo && linux
+
+package cuda
+
+import "github.com/cuvmm/cuvmm/vmm/driver"
+
+// Results that decide what kind of error a call answers with.
+const (
+	success            Result = 0
+	invalidValue       Result = 1
+	outOfMemory        Result = 2
+	stubLibrary        Result = 34
+	noDevice           Result = 100
+	invalidDevice      Result = 101
+	invalidContext     Result = 201
+	eccUncorrectable   Result = 214
+	operatingSystem    Result = 304
+	invalidHandle      Result = 400
+	illegalState       Result = 401
+	notFound           Result = 500
+	notReady           Result = 600
+	illegalAddress     Result = 700
+	launchTimeout      Result = 702
+	contextDestroyed   Result = 709
+	assert             Result = 710
+	stackError         Result = 714
+	illegalInstruction Result = 715
+	misaligned         Result = 716
+	invalidSpace       Result = 717
+	invalidPC          Result = 718
+	launchFailed       Result = 719
+	notPermitted       Result = 800
+	notSupported       Result = 801
+	captureFirst       Result = 900
+	captureLast        Result = 908
+	unknown            Result = 999
+)
+
+// named is a Result with CUDA's words for it.
+type named struct {
+	Result
+	text string
+}
+
+func (n named) Error() string { return n.text }
+
+// Unwrap lets errors.As find the Result.
+func (n named) Unwrap() error { return n.Result }
+
+// sticky says whether the context is gone for good.
+func (r Result) sticky() bool {
+	switch r {
+	case eccUncorrectable, illegalAddress, launchTimeout, contextDestroyed, assert, stackError,
+		illegalInstruction, misaligned, invalidSpace, invalidPC, launchFailed:
+		return true
+	}
+	return false
+}
+
+// kind is what a result means for a call. CUDA uses one code for several
+// things, so the call decides.
+func (r Result) kind(call string) error {
+	switch {
+	case r.sticky():
+		return driver.ErrDeviceLost
+	case r >= captureFirst && r <= captureLast:
+		return driver.ErrCapturing
+	}
+	switch r {
+	case outOfMemory:
+		if call == "cuMemAddressReserve" {
+			return driver.ErrAddressSpace
+		}
+		return driver.ErrOutOfMemory
+	case notSupported:
+		if call == "cuMemMap" {
+			return driver.ErrInvalid // the size is not the handle's
+		}
+		return driver.ErrNotSupported
+	case unknown:
+		if call == "cuMemImportFromShareableHandle" {
+			return driver.ErrInvalid // the descriptor is of something else
+		}
+	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady:
+		return driver.ErrInvalid
+	case notPermitted:
+		return driver.ErrPermission
+	case noDevice, invalidDevice:
+		return driver.ErrNoDevice
+	case stubLibrary:
+		return driver.ErrNoDriver
+	case operatingSystem:
+		return driver.ErrLimit // as seen where no descriptor is left
+	case forked:
+		return driver.ErrInvalid
+	}
+	return r
+}
