@@ -111,7 +111,7 @@ func TestBadInput(t *testing.T) {
 			require.ErrorIs(t, err, c.want)
 			var op *vmm.OpError
 			require.ErrorAs(t, err, &op)
-			require.Equal(t, "host:0", op.Device, err)
+			require.Equal(t, d.String(), op.Device, err)
 			require.NotEmpty(t, op.Op)
 			require.NotContains(t, err.Error(), "\n")
 		})

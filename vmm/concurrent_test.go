@@ -215,7 +215,7 @@ func TestReport(t *testing.T) {
 	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
 	c := chunk(t, w, page)
 	rep := w.devs[0].Report()
-	require.Equal(t, "host:0", rep.Device)
+	require.Equal(t, w.devs[0].String(), rep.Device)
 	require.Len(t, rep.Open, 2)
 	require.Equal(t, "chunk", rep.Open[0].Kind)
 	require.Equal(t, "range", rep.Open[1].Kind)

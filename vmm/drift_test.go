@@ -184,7 +184,7 @@ func TestTheDriversOwnAddressesRunOut(t *testing.T) {
 
 func TestOutOfMappings(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 1 << 30, PageGranularity: true, Mappings: 64})
-	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1 << 24, Chunk: page})
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4096 * page, Chunk: page})
 	require.NoError(t, err)
 	for err == nil {
 		err = g.Append(pattern(page, 1))

@@ -121,7 +121,7 @@ func operations() []operation {
 		{"Range.Grow", exact, onRange(func(g *vmm.Range) error { return g.Grow(3 * page) })},
 		{"Range.Append", roomy, onRange(func(g *vmm.Range) error { return g.Append(pattern(2*page, 9)) })},
 		{"Range.ReadFrom", roomy, onRange(func(g *vmm.Range) error {
-			_, err := g.ReadFrom(bytes.NewReader(pattern(2*page, 9)))
+			_, err := g.ReadFrom(bytes.NewReader(pattern(4096, 9))) // in one piece
 			return err
 		})},
 		{"Range.WriteTo", exact, onRange(func(g *vmm.Range) error {
@@ -166,17 +166,17 @@ func operations() []operation {
 		}},
 		{"Reservation.Unmap", exact, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Unmap(8*page, 3*page) })},
 		{"Reservation.Grant", exact, onHoles(func(w *world, r *vmm.Reservation) error {
-			return r.Grant(vmm.ReadWrite, w.devs[1], w.devs[2])
+			return r.Grant(vmm.ReadWrite, w.devs[1:]...)
 		})},
 		{"Reservation.Grant of less", exact, func(t testing.TB, w *world) scene {
 			r := holed(t, w)
 			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1]))
-			return scene{do: func() error { return r.Grant(vmm.Read, w.devs[1], w.devs[2]) }, obj: r, close: r.Close}
+			return scene{do: func() error { return r.Grant(vmm.Read, w.devs[1:]...) }, obj: r, close: r.Close}
 		}},
 		{"Reservation.Revoke", exact, func(t testing.TB, w *world) scene {
 			r := holed(t, w)
-			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1], w.devs[2]))
-			return scene{do: func() error { return r.Revoke(w.devs[1], w.devs[2]) }, obj: r, close: r.Close}
+			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1:]...))
+			return scene{do: func() error { return r.Revoke(w.devs[1:]...) }, obj: r, close: r.Close}
 		}},
 		{"Reservation.Close", ending, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Close() })},
 		{"EnablePeers", granted, func(t testing.TB, w *world) scene {
@@ -249,7 +249,7 @@ func TestFaultAtEveryCall(t *testing.T) {
 // undisturbed gives the calls that the operation makes.
 func undisturbed(t *testing.T, op operation) []string {
 	t.Helper()
-	w := newWorld(t, 3)
+	w := newWorld(t, peers())
 	sc := op.scene(t, w)
 	_, _, err := w.devs[0].MemInfo() // makes the context, as below
 	require.NoError(t, err)
@@ -265,7 +265,7 @@ func undisturbed(t *testing.T, op operation) []string {
 // at the next try. It gives how many calls came after call i.
 func failOnce(t *testing.T, op operation, i int) (after int) {
 	t.Helper()
-	w := newWorld(t, 3)
+	w := newWorld(t, peers())
 	sc := op.scene(t, w)
 	var before picture
 	if sc.obj != nil {
@@ -284,7 +284,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 		require.Equal(t, "Release", calls[i-1], note)
 		require.NotZero(t, w.devs[0].Stats().Stuck, note)
 	} else {
-		isInjected(t, err)
+		isInjected(w, err)
 		if op.kind != ending && sc.obj != nil {
 			w.same(before, sc.obj, op.kind, note)
 		}
@@ -307,7 +307,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 // error, and Close gives everything back.
 func failTwice(t *testing.T, op operation, i, k int) {
 	t.Helper()
-	w := newWorld(t, 3)
+	w := newWorld(t, peers())
 	sc := op.scene(t, w)
 	var before picture
 	if sc.obj != nil {
@@ -321,7 +321,7 @@ func failTwice(t *testing.T, op operation, i, k int) {
 	note := fmt.Sprintf("calls %d and %d of %v: %v", i, k, calls, err)
 	stuck := w.devs[0].Stats().Stuck
 	if err != nil {
-		isInjected(t, err)
+		isInjected(w, err)
 		if g, ok := sc.obj.(*vmm.Range); ok && op.kind != ending {
 			require.Equal(t, before.Len, g.Len(), note)
 			require.Equal(t, before.Contents, w.contents(g), note)
@@ -350,15 +350,15 @@ func failTwice(t *testing.T, op operation, i, k int) {
 }
 
 // isInjected holds that the error is typed and says operation and device.
-func isInjected(t *testing.T, err error) {
-	t.Helper()
-	require.ErrorIs(t, err, errInjected)
+func isInjected(w *world, err error) {
+	w.t.Helper()
+	require.ErrorIs(w.t, err, errInjected)
 	var op *vmm.OpError
-	require.ErrorAs(t, err, &op)
-	require.Equal(t, "host:0", op.Device)
-	require.NotEmpty(t, op.Op)
+	require.ErrorAs(w.t, err, &op)
+	require.Equal(w.t, w.devs[0].String(), op.Device)
+	require.NotEmpty(w.t, op.Op)
 	var call *driver.CallError
-	require.ErrorAs(t, err, &call)
+	require.ErrorAs(w.t, err, &call)
 }
 
 // sameButStuck is same, apart from the access of what is quarantined.

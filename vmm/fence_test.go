@@ -153,6 +153,7 @@ func TestFenceWaitsForQueuedWork(t *testing.T) {
 
 // TestNoFenceLosesTheDevice is the negative control of the test above.
 func TestNoFenceLosesTheDevice(t *testing.T) {
+	mayLose(t)
 	for _, d := range dangers() {
 		t.Run(d.name, func(t *testing.T) {
 			for range times {
@@ -170,6 +171,7 @@ func TestNoFenceLosesTheDevice(t *testing.T) {
 // TestLostDevice: everything that names a lost device says so at once, and
 // what was open can still be given back.
 func TestLostDevice(t *testing.T) {
+	mayLose(t)
 	w := newWorld(t, 2)
 	d := w.devs[0]
 	other := ranged(t, w, 2*page)
@@ -218,6 +220,7 @@ func TestLostDevice(t *testing.T) {
 // TestClipLeavesWhatALostDeviceHas: on an operation that is not Close nothing
 // changes when the wait fails.
 func TestClipLeavesWhatALostDeviceHas(t *testing.T) {
+	mayLose(t)
 	w := newWorld(t, 1)
 	g, p := grown(t, w)
 	h, _ := grown(t, w)

@@ -27,22 +27,16 @@ type stopped struct {
 
 func stopAt(t *testing.T, devices int, name string, dev int) *stopped {
 	t.Helper()
-	s := &stopped{world: &world{t: t}, reached: make(chan struct{})}
+	s := &stopped{reached: make(chan struct{})}
 	gone := make(chan struct{})
 	s.let = sync.OnceFunc(func() { close(gone) })
 	once := sync.OnceFunc(func() { close(s.reached) })
-	s.drv = drivertest.Inject(host.New(host.Config{Devices: devices, Memory: 1 << 30, PageGranularity: true}), func(c drivertest.Call) error {
+	s.world = worldWith(t, devices, func(c drivertest.Call) {
 		if c.Name == name && c.Dev == dev {
 			once()
 			<-gone
 		}
-		return s.hook(c)
 	})
-	for i := range devices {
-		d, err := vmm.OpenDriver(s.drv, i)
-		require.NoError(t, err)
-		s.devs = append(s.devs, d)
-	}
 	t.Cleanup(s.let)
 	return s
 }
@@ -117,27 +111,22 @@ func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
 // TestRevokeWaitsAgainAfterAGrant: a grant that comes while Revoke waits lets
 // new work in, which the wait has not covered.
 func TestRevokeWaitsAgainAfterAGrant(t *testing.T) {
-	w := &world{t: t}
+	var w *world
 	var g *vmm.Range
 	var waits int
 	granted := false
-	w.drv = drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 30, PageGranularity: true}), func(c drivertest.Call) error {
-		if c.Name == "SyncIfActive" && c.Dev == 1 {
-			waits++
-			if !granted {
-				granted = true
-				require.NoError(t, g.Revoke(w.devs[1]))
-				require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
-				waits = 0
-			}
+	w = worldWith(t, 2, func(c drivertest.Call) {
+		if c.Name != "SyncIfActive" || c.Dev != 1 {
+			return
 		}
-		return nil
+		waits++
+		if !granted {
+			granted = true
+			require.NoError(t, g.Revoke(w.devs[1]))
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			waits = 0
+		}
 	})
-	for i := range 2 {
-		d, err := vmm.OpenDriver(w.drv, i)
-		require.NoError(t, err)
-		w.devs = append(w.devs, d)
-	}
 	g = ranged(t, w, page)
 	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
 	require.NoError(t, g.Revoke(w.devs[1]))
@@ -174,6 +163,7 @@ func TestStrayIsWaitedFor(t *testing.T) {
 // TestEveryDeviceIsWaitedFor: that one device is lost is no reason to unmap
 // under another.
 func TestEveryDeviceIsWaitedFor(t *testing.T) {
+	mayLose(t)
 	w := newWorld(t, 2)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
@@ -211,6 +201,7 @@ func lose(t *testing.T, w *world, d *vmm.Device) {
 // TestOwnerOutlivesALostPeer: the owner's memory stays usable, growth says who
 // is lost, and after Revoke it goes on.
 func TestOwnerOutlivesALostPeer(t *testing.T) {
+	mayLose(t)
 	w := newWorld(t, 2)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))

@@ -88,6 +88,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, kind string) (*Res
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inner: kind == "range"}
+	r.slots = make([]slot, 0, 4) // so that the first growth allocates its chunk and nothing else
 	own := ReadWrite
 	if o.ReadOnly {
 		own = Read

@@ -2,23 +2,34 @@ package vmm_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-const (
-	page = 4096
-	kib  = 1 << 10
-	mib  = 1 << 20
-)
+const mib = 1 << 20
+
+// onCUDA says whether these tests run on the machine's GPUs, as VMM_TEST_DRIVER
+// asks, instead of on host drivers of their own.
+var onCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
+
+// peers is how many devices tests of peers take: what the usual machine has.
+func peers() int {
+	if onCUDA {
+		return 2
+	}
+	return 3
+}
 
 // errInjected is what an armed fault answers.
 var errInjected = errors.New("injected")
@@ -80,16 +91,60 @@ type world struct {
 	fault
 }
 
-// newWorld has n devices of 1 GiB with small pages, so that chunks are cheap.
+// newWorld has n devices whose granularity is page.
 func newWorld(t testing.TB, n int) *world {
 	t.Helper()
-	return worldOn(t, n, host.Config{Devices: n, Memory: 1 << 30, PageGranularity: true})
+	return worldWith(t, n, nil)
 }
 
+// worldWith is newWorld with a hook that sees each call before the faults do.
+func worldWith(t testing.TB, n int, before func(drivertest.Call)) *world {
+	t.Helper()
+	if onCUDA {
+		return worldOf(t, n, cudaDriver(t, n), before)
+	}
+	return worldOf(t, n, host.New(host.Config{Devices: n, Memory: 512 * 512 * page, PageGranularity: page == 4096}), before)
+}
+
+// cudaDriver is the machine's, if it has n devices.
+func cudaDriver(t testing.TB, n int) driver.Driver {
+	t.Helper()
+	d, err := vmm.Open("cuda:0")
+	testgate.Require(t, "cuda", err)
+	drv := d.Driver()
+	require.NoError(t, d.Close())
+	all, err := drv.Devices()
+	require.NoError(t, err)
+	if len(all) < n {
+		testgate.Require(t, "p2p", fmt.Errorf("%d devices wanted, %d here", n, len(all)))
+	}
+	return drv
+}
+
+// mayLose skips where a lost device does not come back. The rules of drivertest
+// lose devices in processes of their own.
+func mayLose(t testing.TB) {
+	t.Helper()
+	if onCUDA {
+		t.Skip("a GPU that is lost does not come back in this process")
+	}
+}
+
+// worldOn has host devices of the test's choice, wherever it runs.
 func worldOn(t testing.TB, n int, c host.Config) *world {
 	t.Helper()
+	return worldOf(t, n, host.New(c), nil)
+}
+
+func worldOf(t testing.TB, n int, drv driver.Driver, before func(drivertest.Call)) *world {
+	t.Helper()
 	w := &world{t: t}
-	w.drv = drivertest.Inject(host.New(c), w.hook)
+	w.drv = drivertest.Inject(drv, func(c drivertest.Call) error {
+		if before != nil {
+			before(c)
+		}
+		return w.hook(c)
+	})
 	for i := range n {
 		d, err := vmm.OpenDriver(w.drv, i)
 		require.NoError(t, err)
