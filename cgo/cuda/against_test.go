@@ -1,0 +1,258 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/cgo/internal/cloop"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+const mib = 1 << 20
+
+// rivals are a device as this module has it, and the same one as C has it.
+type rivals struct {
+	testing.TB
+	dev  *vmm.Device
+	loop *cloop.Loop
+	gran uint64
+}
+
+// newRivals opens device 0 of a driver twice, the second time from the library
+// at path.
+func newRivals(tb testing.TB, drv driver.Driver, path string) *rivals {
+	tb.Helper()
+	dev, err := vmm.OpenDriver(drv, 0)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, dev.Close()) })
+	loop, err := cloop.Open(path, 0)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, loop.Close()) })
+	gran, err := drv.Granularity(driver.Prop{Home: driver.Location{Kind: driver.OnDevice}})
+	require.NoError(tb, err)
+	return &rivals{TB: tb, dev: dev, loop: loop, gran: gran}
+}
+
+// rivalsOnFake are of a fake driver that must be left clean.
+func rivalsOnFake(tb testing.TB) (*rivals, *fakecuda.Library) {
+	tb.Helper()
+	path := fakecuda.Build(tb)
+	fake := fakecuda.Open(tb, path)
+	fake.Configure(1, 256*mib)
+	drv, err := cuda.Load(path)
+	require.NoError(tb, err)
+	tb.Cleanup(fake.Clean)
+	return newRivals(tb, drv, path), fake
+}
+
+// job is one thing to do in several ways; the first two are ours and C's.
+type job struct {
+	name    string
+	against []string // what the ways from the second on are called
+	ways    []func() time.Duration
+	prepare func()
+	undo    func()
+}
+
+// timed is how long f took; what it answers is looked at afterwards.
+func (v *rivals) timed(f func() error) time.Duration {
+	v.Helper()
+	start := time.Now()
+	err := f()
+	took := time.Since(start)
+	require.NoError(v, err)
+	return took
+}
+
+// took is C's own measurement.
+func (v *rivals) took(d time.Duration, err error) time.Duration {
+	v.Helper()
+	require.NoError(v, err)
+	return d
+}
+
+// mapping maps a chunk that is kept: the smallest growth.
+func (v *rivals) mapping() job {
+	const size = 2 * mib
+	r, err := v.dev.Reserve(size, vmm.ReserveOptions{})
+	require.NoError(v, err)
+	v.Cleanup(func() { require.NoError(v, r.Close()) })
+	chunk, err := v.dev.Create(size, vmm.Prop{})
+	require.NoError(v, err)
+	v.Cleanup(func() { require.NoError(v, chunk.Close()) })
+	p, err := v.loop.Reserve(size, v.gran)
+	require.NoError(v, err)
+	v.Cleanup(func() { require.NoError(v, v.loop.Free(p, size)) })
+	h, err := v.loop.Create(size)
+	require.NoError(v, err)
+	v.Cleanup(func() { require.NoError(v, v.loop.Release(h)) })
+	return job{
+		name:    "map a kept chunk of 2 MiB",
+		against: []string{"C"},
+		ways: []func() time.Duration{
+			func() time.Duration { return v.timed(func() error { return r.Map(0, chunk) }) },
+			func() time.Duration { return v.took(v.loop.Map(p, size, h)) },
+		},
+		prepare: func() {},
+		undo: func() {
+			require.NoError(v, r.Unmap(0, size))
+			require.NoError(v, v.loop.Unmap(p, size))
+		},
+	}
+}
+
+// growth is the same growth twice: of a fresh Range to each of sizes in turn,
+// and of addresses of C's by the chunks that the Range has for it.
+type growth struct {
+	*rivals
+	sizes   []uint64
+	steps   [][]uint64
+	total   uint64
+	g       *vmm.Range
+	p       uint64
+	handles []uint64
+}
+
+func (v *rivals) growth(sizes ...uint64) *growth {
+	w := &growth{rivals: v, sizes: sizes}
+	g := v.fresh(sizes[len(sizes)-1])
+	for _, size := range sizes {
+		seen := len(g.Segments())
+		require.NoError(v, g.Grow(size))
+		var step []uint64
+		for _, s := range g.Segments()[seen:] {
+			step = append(step, s.Size)
+		}
+		w.steps = append(w.steps, step)
+	}
+	w.total = g.Cap()
+	require.NoError(v, g.Close())
+	return w
+}
+
+// fresh is an empty Range.
+func (v *rivals) fresh(size uint64) *vmm.Range {
+	v.Helper()
+	g, err := v.dev.NewRange(vmm.RangeOptions{Max: size})
+	require.NoError(v, err)
+	return g
+}
+
+func (w *growth) prepare() {
+	var err error
+	w.g = w.fresh(w.sizes[len(w.sizes)-1])
+	w.p, err = w.loop.Reserve(w.total, w.gran)
+	require.NoError(w, err)
+}
+
+func (w *growth) ours() time.Duration {
+	return w.timed(func() error {
+		for _, size := range w.sizes {
+			if err := w.g.Grow(size); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (w *growth) c() (took time.Duration) {
+	var err error
+	w.handles, took, err = w.loop.Grow(w.p, w.steps)
+	require.NoError(w, err)
+	return took
+}
+
+func (w *growth) undo() {
+	require.Equal(w, w.total, w.g.Cap())
+	require.NoError(w, w.g.Close())
+	require.NoError(w, w.loop.Unmap(w.p, w.total))
+	for _, h := range w.handles {
+		require.NoError(w, w.loop.Release(h))
+	}
+	require.NoError(w, w.loop.Free(w.p, w.total))
+}
+
+// cold grows a fresh Range by memory that is taken anew.
+func (v *rivals) cold() job {
+	w := v.growth(64 * mib)
+	require.Equal(v, [][]uint64{{64 * mib}}, w.steps)
+	return job{
+		name:    "cold grow by 64 MiB",
+		against: []string{"C"},
+		ways:    []func() time.Duration{w.ours, w.c},
+		prepare: w.prepare,
+		undo:    w.undo,
+	}
+}
+
+// doubling grows from 2 MiB to 16 GiB, or what a smaller device has room for
+// six times: in place twice, and moved, half of it copied, twice.
+func (v *rivals) doubling() job {
+	free, _, err := v.dev.MemInfo()
+	require.NoError(v, err)
+	var sizes []uint64
+	for size := uint64(2 * mib); size <= min(free/6, 16<<10*mib); size *= 2 {
+		sizes = append(sizes, size)
+	}
+	w := v.growth(sizes...)
+	require.NoError(v, v.loop.SetPoolThreshold(math.MaxUint64))
+	v.Cleanup(func() { require.NoError(v, v.loop.SetPoolThreshold(0)) })
+	return job{
+		name:    "double from 2 MiB to " + mibs(sizes[len(sizes)-1]),
+		against: []string{"C", "cuMemAlloc + copy + free", "warm pool + copy"},
+		ways: []func() time.Duration{
+			w.ours,
+			w.c,
+			func() time.Duration { return v.took(v.loop.Realloc(sizes, false)) },
+			func() time.Duration { return v.took(v.loop.Realloc(sizes, true)) },
+		},
+		prepare: w.prepare,
+		undo:    w.undo,
+	}
+}
+
+// TestAgainstC measures what this module adds to the driver's own calls. A
+// missed target is said in the table and fails nothing: only a wrong result does.
+func TestAgainstC(t *testing.T) {
+	v := newRivals(t, device(t), "libcuda.so.1")
+	t.Log("\n" + table(v.compete(2000, v.mapping()), v.compete(2000, v.cold()), v.compete(20, v.doubling())))
+}
+
+// What the fake driver's calls take says nothing; that both sides can be
+// measured and leave nothing behind does.
+func TestAgainstCOnFake(t *testing.T) {
+	v, _ := rivalsOnFake(t)
+	t.Log("\n" + table(v.compete(20, v.mapping()), v.compete(20, v.cold()), v.compete(8, v.doubling())))
+}
+
+// A comparison is fair if both sides make the same calls.
+func TestSameCallsAsC(t *testing.T) {
+	v, fake := rivalsOnFake(t)
+	counted := func(way func() time.Duration) map[string]int {
+		calls := map[string]int{}
+		for _, symbol := range []string{"", "cuMemCreate", "cuMemMap", "cuMemSetAccess"} {
+			calls[symbol] = -fake.Calls(symbol)
+		}
+		way()
+		for symbol := range calls {
+			calls[symbol] += fake.Calls(symbol)
+		}
+		return calls
+	}
+	for _, j := range []job{v.mapping(), v.cold(), v.doubling()} {
+		j.prepare()
+		ours, c := counted(j.ways[0]), counted(j.ways[1])
+		require.Equal(t, c, ours, j.name)
+		require.Positive(t, c["cuMemMap"], j.name)
+		j.undo()
+	}
+}

@@ -1,0 +1,108 @@
+//go:build cgo && linux && !race && !asan
+
+// Built for the sanitizers, a program allocates more.
+
+package cuda_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func TestAllocations(t *testing.T) {
+	allocations(t, device(t))
+}
+
+func TestAllocationsOnFake(t *testing.T) {
+	v, _ := rivalsOnFake(t)
+	allocations(t, v.dev.Driver())
+}
+
+// allocations holds what a growth takes of Go's memory where the books have
+// room: nothing for a chunk that is kept, at most one thing for each new one.
+// A fresh Range has no room yet; what its first growth takes is said.
+func allocations(t *testing.T, drv driver.Driver) {
+	dev, err := vmm.OpenDriver(drv, 0)
+	require.NoError(t, err)
+	defer dev.Close()
+	require.Zero(t, mapAllocations(t, dev), "map a kept chunk")
+	require.LessOrEqual(t, growAllocations(t, dev), 1.0, "grow by a new chunk")
+	verdict := "met"
+	n := freshAllocations(t, dev)
+	if n > 1 {
+		verdict = "not met"
+	}
+	t.Logf("first growth of a Range, by one chunk: %v Go allocations, at most 1: %s", n, verdict)
+}
+
+const allocationRuns = 100
+
+// mapAllocations is for one Map. The books have room for it: every chunk has
+// been mapped before.
+func mapAllocations(t *testing.T, dev *vmm.Device) float64 {
+	const size = 2 * mib
+	chunk, err := dev.Create(size, vmm.Prop{})
+	require.NoError(t, err)
+	defer chunk.Close()
+	r, err := dev.Reserve((allocationRuns+1)*size, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	defer r.Close()
+	var at uint64
+	one := func() {
+		err = errors.Join(err, r.Map(at, chunk))
+		at += size
+	}
+	for range allocationRuns + 1 {
+		one()
+	}
+	require.NoError(t, err)
+	require.NoError(t, r.Unmap(0, at))
+	at = 0
+	n := testing.AllocsPerRun(allocationRuns, one)
+	require.NoError(t, err)
+	require.Equal(t, r.Size(), at)
+	return n
+}
+
+// growAllocations is for one new chunk of a Range that had as many before.
+func growAllocations(t *testing.T, dev *vmm.Device) float64 {
+	const size = 2 * mib
+	g, err := dev.NewRange(vmm.RangeOptions{Max: (allocationRuns + 1) * size, Chunk: size})
+	require.NoError(t, err)
+	defer g.Close()
+	require.NoError(t, g.Grow(g.Max()))
+	require.NoError(t, g.Clip())
+	require.Zero(t, g.Cap())
+	n := testing.AllocsPerRun(allocationRuns, func() { err = errors.Join(err, g.Grow(g.Cap()+size)) })
+	require.NoError(t, err)
+	require.Equal(t, g.Max(), g.Cap())
+	return n
+}
+
+// freshAllocations is for the first growth of a Range, by one chunk.
+func freshAllocations(t *testing.T, dev *vmm.Device) float64 {
+	const size = 2 * mib
+	var ranges []*vmm.Range
+	for range allocationRuns + 1 {
+		g, err := dev.NewRange(vmm.RangeOptions{Max: size})
+		require.NoError(t, err)
+		ranges = append(ranges, g)
+	}
+	left := ranges
+	var err error
+	n := testing.AllocsPerRun(allocationRuns, func() {
+		err = errors.Join(err, left[0].Grow(size))
+		left = left[1:]
+	})
+	require.NoError(t, err)
+	require.Empty(t, left)
+	for _, g := range ranges {
+		require.NoError(t, g.Close())
+	}
+	return n
+}

@@ -1,0 +1,106 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/exp/stats"
+)
+
+// What ours may cost, as a multiple of C.
+const (
+	mostMedian = 1.05 // the upper end of the interval of the ratio of medians
+	mostTail   = 1.3  // the ratio of the 99th percentiles
+)
+
+const seed = 3
+
+// result is a job and, for each way, how many microseconds each round took.
+type result struct {
+	job
+	took [][]float64
+}
+
+// compete goes through n rounds of a job, after a few that do not count. In
+// each round the ways come in an order of its own, and what they did is undone
+// when all are through, so that no way is the one that always comes after
+// another's giving back.
+func (v *rivals) compete(n int, j job) result {
+	v.Helper()
+	random := rand.New(rand.NewPCG(seed, uint64(n)))
+	warm := 1 + n/20
+	took := make([][]float64, len(j.ways))
+	for round := range warm + n {
+		j.prepare()
+		for _, i := range random.Perm(len(j.ways)) {
+			d := j.ways[i]()
+			if round >= warm {
+				took[i] = append(took[i], float64(d)/float64(time.Microsecond))
+			}
+		}
+		j.undo()
+	}
+	return result{j, took}
+}
+
+// table says what came out, one line for each rival. The target of the tail is
+// for jobs with a hundred rounds or more, which have one.
+func table(results ...result) string {
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "job\tagainst\tn\tours p50 us\tp99\ttheirs p50 us\tp99\tp50 ratio\t95 %\tp99 ratio\ttarget")
+	for _, r := range results {
+		ours := r.took[0]
+		for i, theirs := range r.took[1:] {
+			low, high := interval(ours, theirs)
+			a, b := stats.Quantiles(ours, 0.5, 0.99), stats.Quantiles(theirs, 0.5, 0.99)
+			median, tail := a[0]/b[0], a[1]/b[1]
+			verdict := "-"
+			if r.against[i] == "C" {
+				verdict = "met"
+				if high > mostMedian || len(ours) >= 100 && tail > mostTail {
+					verdict = "not met"
+				}
+			}
+			fmt.Fprintf(w, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.3f\t[%.3f, %.3f]\t%.3f\t%s\n",
+				r.name, r.against[i], len(ours), a[0], a[1], b[0], b[1], median, low, high, tail, verdict)
+		}
+	}
+	w.Flush() //nolint:errcheck // a strings.Builder takes everything
+	return text.String()
+}
+
+// interval is the 95 % confidence interval of the ratio of two medians, by
+// drawing rounds anew: what slowed a round down slowed both of its samples.
+func interval(ours, theirs []float64) (low, high float64) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	a, b := make([]float64, len(ours)), make([]float64, len(ours))
+	ratios := make([]float64, 1000)
+	for i := range ratios {
+		for j := range a {
+			k := random.IntN(len(ours))
+			a[j], b[j] = ours[k], theirs[k]
+		}
+		slices.Sort(a)
+		slices.Sort(b)
+		ratios[i] = middle(a) / middle(b)
+	}
+	q := stats.Quantiles(ratios, 0.025, 0.975)
+	return q[0], q[1]
+}
+
+// middle is the median of what is sorted.
+func middle(s []float64) float64 { return (s[(len(s)-1)/2] + s[len(s)/2]) / 2 }
+
+func mibs(n uint64) string {
+	if n >= 1<<10*mib {
+		return fmt.Sprintf("%d GiB", n/(1<<10*mib))
+	}
+	return fmt.Sprintf("%d MiB", n/mib)
+}

@@ -1,0 +1,195 @@
+#include "cloop.h"
+
+#include "shims.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct cloop {
+	struct cuvmm_api api;
+	void *lib;
+	int dev;
+	CUcontext ctx;
+	CUstream stream;
+	CUmemAllocationProp prop;
+	CUmemAccessDesc access;
+};
+
+// TRY leaves the function with the failure of a call.
+#define TRY(l, field, ...) \
+	do { \
+		CUresult r_ = (l)->api.field(__VA_ARGS__); \
+		if (r_ != CUDA_SUCCESS) \
+			return (cloop_took){.call = #field, .r = (int)r_}; \
+	} while (0)
+
+static long long now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+// bind_all finds every symbol and gives the name of a required one that is not
+// there. An optional one stays NULL.
+static const char *bind_all(struct cloop *l) {
+	void *at;
+#define MAY(field, symbol, params) \
+	at = dlsym(l->lib, symbol); \
+	memcpy(&l->api.field, &at, sizeof at);
+#define NEED(field, symbol, params) \
+	MAY(field, symbol, params) \
+	if (at == NULL) \
+		return symbol;
+	CUVMM_SYMBOLS(NEED, MAY)
+	return NULL;
+}
+
+static cloop_took start(struct cloop *l) {
+	TRY(l, init, 0);
+	TRY(l, primary_retain, &l->ctx, l->dev);
+	TRY(l, ctx_push, l->ctx);
+	TRY(l, stream_create, &l->stream, CU_STREAM_NON_BLOCKING);
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_open(struct cloop **out, const char *path, int dev) {
+	struct cloop *l = calloc(1, sizeof *l);
+	if (l == NULL)
+		return (cloop_took){.call = "calloc", .r = -1};
+	*l = (struct cloop){
+		.lib = dlopen(path, RTLD_NOW | RTLD_LOCAL),
+		.dev = dev,
+		.prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, dev}},
+		.access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, dev}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+	};
+	cloop_took t = {.call = "dlopen", .r = -1};
+	if (l->lib != NULL && (t.call = bind_all(l)) == NULL)
+		t = start(l);
+	if (t.call != NULL) {
+		if (l->lib != NULL)
+			dlclose(l->lib);
+		free(l);
+		return t;
+	}
+	*out = l;
+	return t;
+}
+
+cloop_took cloop_close(struct cloop *l) {
+	TRY(l, ctx_push, l->ctx);
+	TRY(l, stream_destroy, l->stream);
+	TRY(l, ctx_pop, &l->ctx);
+	TRY(l, primary_release, l->dev);
+	dlclose(l->lib);
+	free(l);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_reserve(struct cloop *l, size_t size, size_t align) {
+	CUdeviceptr p;
+	TRY(l, mem_reserve, &p, size, align, 0, 0);
+	return (cloop_took){.v = p};
+}
+
+cloop_took cloop_address_free(struct cloop *l, CUdeviceptr p, size_t size) {
+	TRY(l, mem_address_free, p, size);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_create(struct cloop *l, size_t size) {
+	CUmemGenericAllocationHandle h;
+	TRY(l, mem_create, &h, size, &l->prop, 0);
+	return (cloop_took){.v = h};
+}
+
+cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h) {
+	TRY(l, mem_release, h);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_unmap(struct cloop *l, CUdeviceptr p, size_t size) {
+	TRY(l, mem_unmap, p, size);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_threshold(struct cloop *l, unsigned long long n) {
+	CUmemoryPool pool;
+	cuuint64_t value = n;
+	if (l->api.pool_alloc == NULL || l->api.pool_free == NULL || l->api.pool_default == NULL || l->api.pool_set == NULL)
+		return (cloop_took){.call = "pool_default", .r = CUDA_ERROR_NOT_SUPPORTED};
+	TRY(l, pool_default, &pool, l->dev);
+	TRY(l, pool_set, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value);
+	TRY(l, ctx_push, l->ctx);
+	TRY(l, ctx_sync); // what is above the threshold goes back at the next wait
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_map(struct cloop *l, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h) {
+	long long from = now();
+	TRY(l, mem_map, p, size, 0, h, 0);
+	TRY(l, mem_set_access, p, size, &l->access, 1);
+	return (cloop_took){.ns = now() - from};
+}
+
+cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, const int *counts, int steps,
+                      CUmemGenericAllocationHandle *made) {
+	long long from = now();
+	for (int i = 0; i < steps; i++) {
+		CUdeviceptr end = p;
+		for (int j = 0; j < counts[i]; j++)
+			TRY(l, mem_create, &made[j], sizes[j], &l->prop, 0);
+		for (int j = 0; j < counts[i]; j++) {
+			TRY(l, mem_map, end, sizes[j], 0, made[j], 0);
+			end += sizes[j];
+		}
+		TRY(l, mem_set_access, p, end - p, &l->access, 1);
+		p = end;
+		sizes += counts[i];
+		made += counts[i];
+	}
+	return (cloop_took){.ns = now() - from};
+}
+
+// move makes room for size bytes, the first old of them those at *p, and frees
+// those. It waits, so that any stream may use the room: mapped memory is ready
+// for all of them too.
+static cloop_took move(struct cloop *l, CUdeviceptr *p, size_t old, size_t size, int pool) {
+	CUdeviceptr from = *p;
+	if (pool)
+		TRY(l, pool_alloc, p, size, l->stream);
+	else
+		TRY(l, plain_alloc, p, size);
+	if (old > 0)
+		TRY(l, copy, *p, from, old, l->stream);
+	if (old > 0 && pool)
+		TRY(l, pool_free, from, l->stream);
+	TRY(l, stream_sync, l->stream);
+	if (old > 0 && !pool)
+		TRY(l, plain_free, from);
+	return (cloop_took){0};
+}
+
+cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool) {
+	CUdeviceptr p = 0;
+	size_t old = 0;
+	TRY(l, ctx_push, l->ctx);
+	long long from = now();
+	for (int i = 0; i < steps; i++) {
+		cloop_took t = move(l, &p, old, sizes[i], pool);
+		if (t.call != NULL)
+			return t;
+		old = sizes[i];
+	}
+	long long ns = now() - from;
+	if (pool)
+		TRY(l, pool_free, p, l->stream);
+	else
+		TRY(l, plain_free, p);
+	TRY(l, stream_sync, l->stream);
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){.ns = ns};
+}

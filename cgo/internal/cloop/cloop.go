@@ -1,0 +1,128 @@
+//go:build cgo && linux
+
+// Package cloop makes the driver's calls as a C program would, with nothing of
+// cgo/cuda between, and times them there. It is for tests: what it measures is
+// what the binding and the library above are held to. A failed call leaves
+// everything as it is, to be found by the test that fails.
+package cloop
+
+/*
+#cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror -I${SRCDIR}/../../cuda
+#cgo LDFLAGS: -ldl
+#include <stdlib.h>
+#include "cloop.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"time"
+	"unsafe"
+)
+
+// Loop is libcuda and one of its devices.
+type Loop struct{ c *C.struct_cloop }
+
+// Open opens the libcuda at path. One that is loaded already is the same one.
+// The caller must Close it.
+//
+// Safety: the path is copied for C and freed here; C keeps nothing of it.
+func Open(path string, dev int) (*Loop, error) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	l := &Loop{}
+	_, err := result(C.cloop_open(&l.c, name, C.int(dev)))
+	return l, err
+}
+
+// result takes an answer apart.
+func result(t C.cloop_took) (uint64, error) {
+	if t.call != nil {
+		return 0, fmt.Errorf("%s, called from C: CUDA error %d", C.GoString(t.call), int(t.r))
+	}
+	return uint64(t.v), nil
+}
+
+// timed is result for a function that times its calls.
+func timed(t C.cloop_took) (time.Duration, error) {
+	_, err := result(t)
+	return time.Duration(t.ns), err
+}
+
+// Close gives the context back.
+func (l *Loop) Close() error {
+	_, err := result(C.cloop_close(l.c))
+	return err
+}
+
+// Reserve takes addresses.
+func (l *Loop) Reserve(size, align uint64) (uint64, error) {
+	return result(C.cloop_reserve(l.c, C.size_t(size), C.size_t(align)))
+}
+
+// Free gives addresses back.
+func (l *Loop) Free(p, size uint64) error {
+	_, err := result(C.cloop_address_free(l.c, C.CUdeviceptr(p), C.size_t(size)))
+	return err
+}
+
+// Create takes physical memory.
+func (l *Loop) Create(size uint64) (uint64, error) {
+	return result(C.cloop_create(l.c, C.size_t(size)))
+}
+
+// Release gives physical memory back.
+func (l *Loop) Release(h uint64) error {
+	_, err := result(C.cloop_release(l.c, C.CUmemGenericAllocationHandle(h)))
+	return err
+}
+
+// Unmap takes whole mappings away and waits for nothing.
+func (l *Loop) Unmap(p, size uint64) error {
+	_, err := result(C.cloop_unmap(l.c, C.CUdeviceptr(p), C.size_t(size)))
+	return err
+}
+
+// SetPoolThreshold is how much the device's default pool keeps.
+func (l *Loop) SetPoolThreshold(n uint64) error {
+	_, err := result(C.cloop_threshold(l.c, C.ulonglong(n)))
+	return err
+}
+
+// Map maps h at p and gives the device access: what is timed is cuMemMap and
+// cuMemSetAccess.
+func (l *Loop) Map(p, size, h uint64) (time.Duration, error) {
+	return timed(C.cloop_map(l.c, C.CUdeviceptr(p), C.size_t(size), C.CUmemGenericAllocationHandle(h)))
+}
+
+// Grow puts new memory at p, in steps of the given chunks: what is timed is
+// cuMemCreate and cuMemMap for each chunk and one cuMemSetAccess for each step.
+//
+// Safety: the slices are as long as the counts say, hold no pointers, and C
+// keeps none of them.
+func (l *Loop) Grow(p uint64, steps [][]uint64) (handles []uint64, took time.Duration, err error) {
+	var sizes []uint64
+	counts := make([]C.int, len(steps))
+	for i, chunks := range steps {
+		sizes = append(sizes, chunks...)
+		counts[i] = C.int(len(chunks))
+	}
+	handles = make([]uint64, len(sizes))
+	took, err = timed(C.cloop_grow(l.c, C.CUdeviceptr(p), numbers(sizes), unsafe.SliceData(counts), C.int(len(counts)), numbers(handles)))
+	return handles, took, err
+}
+
+// Realloc grows memory the usual way: for each size it allocates anew, copies
+// what the last step had and frees that. All of it is timed but the last free,
+// with cuMemAlloc and cuMemFree or with the device's default pool.
+func (l *Loop) Realloc(sizes []uint64, pool bool) (time.Duration, error) {
+	var kind C.int
+	if pool {
+		kind = 1
+	}
+	return timed(C.cloop_realloc(l.c, numbers(sizes), C.int(len(sizes)), kind))
+}
+
+// numbers is a slice as C wants it.
+// Safety: both are 64 bits without a sign.
+func numbers(s []uint64) *C.ulonglong { return (*C.ulonglong)(unsafe.Pointer(unsafe.SliceData(s))) }

@@ -1,0 +1,35 @@
+// The driver's calls as a C program makes them.
+#ifndef CLOOP_H
+#define CLOOP_H
+
+#include "abi.h"
+
+struct cloop;
+
+// cloop_took is how a function went: what it gave, how long the calls that it
+// times took, and for a failure the call and its result. Result -1 is the
+// loader's.
+typedef struct {
+	unsigned long long v;
+	long long ns;
+	const char *call; // NULL: all went well
+	int r;
+} cloop_took;
+
+cloop_took cloop_open(struct cloop **out, const char *path, int dev);
+cloop_took cloop_close(struct cloop *l);
+
+cloop_took cloop_reserve(struct cloop *l, size_t size, size_t align);
+cloop_took cloop_address_free(struct cloop *l, CUdeviceptr p, size_t size);
+cloop_took cloop_create(struct cloop *l, size_t size);
+cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h);
+cloop_took cloop_unmap(struct cloop *l, CUdeviceptr p, size_t size);
+cloop_took cloop_threshold(struct cloop *l, unsigned long long n);
+
+// Timed.
+cloop_took cloop_map(struct cloop *l, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
+cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, const int *counts, int steps,
+                      CUmemGenericAllocationHandle *made);
+cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool);
+
+#endif
