@@ -234,7 +234,7 @@ func TestReport(t *testing.T) {
 }
 
 func TestEnablePeers(t *testing.T) {
-	w := newWorld(t, 3)
+	w := newWorld(t, peers())
 	g, h := ranged(t, w, page), ranged(t, w, page)
 	require.NoError(t, vmm.EnablePeers(vmm.ReadWrite, w.devs, g, h))
 	for _, r := range []*vmm.Range{g, h} {

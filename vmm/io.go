@@ -213,10 +213,10 @@ func (g *Range) host() ([]byte, error) {
 		return nil, fmt.Errorf("%w: the CPU cannot address this memory", ErrNotSupported)
 	}
 	n := g.len.Load()
-	if n == 0 {
-		return []byte{}, nil
-	}
 	b, err := v.HostBytes(g.r.ptr, n)
+	if n == 0 && !errors.Is(err, ErrNotSupported) {
+		return []byte{}, nil // nothing may be mapped yet
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -60,6 +60,7 @@ type job struct {
 	ways    []func() time.Duration
 	prepare func()
 	undo    func()
+	apart   bool // undone after each way, not after all
 }
 
 // timed is how long f took; what it answers is looked at afterwards.
@@ -172,12 +173,15 @@ func (w *growth) c() (took time.Duration) {
 }
 
 func (w *growth) undo() {
-	require.Equal(w, w.total, w.g.Cap())
+	require.Contains(w, []uint64{0, w.total}, w.g.Cap())
 	require.NoError(w, w.g.Close())
-	require.NoError(w, w.loop.Unmap(w.p, w.total))
+	if len(w.handles) > 0 {
+		require.NoError(w, w.loop.Unmap(w.p, w.total))
+	}
 	for _, h := range w.handles {
 		require.NoError(w, w.loop.Release(h))
 	}
+	w.handles = nil
 	require.NoError(w, w.loop.Free(w.p, w.total))
 }
 
@@ -191,6 +195,8 @@ func (v *rivals) cold() job {
 		ways:    []func() time.Duration{w.ours, w.c},
 		prepare: w.prepare,
 		undo:    w.undo,
+		// With both alive at once each create takes 50 or 250 us, by turns.
+		apart: true,
 	}
 }
 

@@ -28,23 +28,28 @@ type result struct {
 }
 
 // compete goes through n rounds of a job, after a few that do not count. In
-// each round the ways come in an order of its own, and what they did is undone
-// when all are through, so that no way is the one that always comes after
-// another's giving back.
+// each round the ways come in an order of its own. What they did is undone when
+// all are through, so that no way is the one that always comes after another's
+// giving back; or, for a job that says apart, after each of them, so that all
+// of them find the device with the same memory to give.
 func (v *rivals) compete(n int, j job) result {
 	v.Helper()
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
 	warm := 1 + n/20
 	took := make([][]float64, len(j.ways))
 	for round := range warm + n {
-		j.prepare()
-		for _, i := range random.Perm(len(j.ways)) {
+		for k, i := range random.Perm(len(j.ways)) {
+			if k == 0 || j.apart {
+				j.prepare()
+			}
 			d := j.ways[i]()
 			if round >= warm {
 				took[i] = append(took[i], float64(d)/float64(time.Microsecond))
 			}
+			if k == len(j.ways)-1 || j.apart {
+				j.undo()
+			}
 		}
-		j.undo()
 	}
 	return result{j, took}
 }
