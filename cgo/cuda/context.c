@@ -75,6 +75,7 @@ cuvmm_context cuvmm_open(cuvmm_lib api, int dev) {
 }
 
 CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev) {
+	CUVMM_ALIVE(CUVMM_DEAD);
 	CUresult r = enter(api, ctx);
 	if (r == CUDA_SUCCESS)
 		r = leave(api, api->stream_destroy(own));
