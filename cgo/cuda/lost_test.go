@@ -21,6 +21,7 @@ type things struct {
 	d      *cuda.Driver
 	v      *cuda.Device
 	p      driver.Ptr // two granules, the first mapped and accessible
+	spare  driver.Ptr // two more, with nothing mapped
 	h      driver.Handle
 	fd     int // of h
 	s      driver.Stream
@@ -42,6 +43,8 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 	require.NoError(t, err)
 	x.v = v.(*cuda.Device)
 	x.p, err = d.Reserve(2*granule, 0)
+	require.NoError(t, err)
+	x.spare, err = d.Reserve(2*granule, 0)
 	require.NoError(t, err)
 	x.h, err = d.Create(granule, x.prop())
 	require.NoError(t, err)
@@ -113,6 +116,7 @@ func (x *things) giveBack(t *testing.T) {
 	require.NoError(t, x.d.Unmap(x.p, granule))
 	require.NoError(t, x.d.Release(x.h))
 	require.NoError(t, x.d.Free(x.p, 2*granule))
+	require.NoError(t, x.d.Free(x.spare, 2*granule))
 	require.NoError(t, x.v.FreeStream(x.s))
 	require.NoError(t, x.v.FreeEvent(x.e))
 	require.NoError(t, x.v.Close())
