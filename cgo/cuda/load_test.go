@@ -26,7 +26,7 @@ func isOnly(t *testing.T, err, kind error, what ...any) {
 	t.Helper()
 	require.Error(t, err, what...)
 	for _, s := range sentinels {
-		require.Equal(t, s == kind, errors.Is(err, s), "%v: is it %q? %v", err, s, what)
+		require.Equal(t, errors.Is(kind, s), errors.Is(err, s), "%v: is it %q? %v", err, s, what)
 	}
 	var call *driver.CallError
 	require.ErrorAs(t, err, &call, what...)
