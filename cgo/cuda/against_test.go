@@ -223,6 +223,7 @@ func (v *rivals) doubling() job {
 		},
 		prepare: w.prepare,
 		undo:    w.undo,
+		apart:   true,
 	}
 }
 
@@ -230,7 +231,7 @@ func (v *rivals) doubling() job {
 // missed target is said in the table and fails nothing: only a wrong result does.
 func TestAgainstC(t *testing.T) {
 	v := newRivals(t, device(t), "libcuda.so.1")
-	t.Log("\n" + table(v.compete(2000, v.mapping()), v.compete(2000, v.cold()), v.compete(20, v.doubling())))
+	t.Log("\n" + table(v.compete(2000, v.mapping()), v.compete(2000, v.cold()), v.compete(60, v.doubling())))
 }
 
 // What the fake driver's calls take says nothing; that both sides can be
