@@ -16,15 +16,21 @@ static CUresult leave(cuvmm_lib api, CUresult r) {
 	return r != CUDA_SUCCESS ? r : popped;
 }
 
-// relax makes calls of this thread that would destroy another stream's capture
-// harmless to it; restore undoes it.
-static CUstreamCaptureMode relax(cuvmm_lib api) {
-	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-	api->exchange_capture_mode(&mode);
-	return mode;
+// enter_relaxed is enter, and makes calls of this thread that would destroy
+// another stream's capture harmless to it; leave_relaxed undoes both.
+static CUresult enter_relaxed(cuvmm_lib api, CUcontext ctx, CUstreamCaptureMode *mode) {
+	CUresult r = enter(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	*mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	r = api->exchange_capture_mode(mode);
+	return r == CUDA_SUCCESS ? r : leave(api, r);
 }
 
-static void restore(cuvmm_lib api, CUstreamCaptureMode mode) { api->exchange_capture_mode(&mode); }
+static CUresult leave_relaxed(cuvmm_lib api, CUresult r, CUstreamCaptureMode mode) {
+	api->exchange_capture_mode(&mode);
+	return leave(api, r);
+}
 
 // known is INVALID_VALUE for an address that CUDA has not heard of, which it
 // would take for pageable host memory.
@@ -75,6 +81,7 @@ cuvmm_context cuvmm_open(cuvmm_lib api, int dev) {
 }
 
 CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev) {
+	CUVMM_ALIVE(CUVMM_DEAD);
 	CUresult r = enter(api, ctx);
 	if (r == CUDA_SUCCESS)
 		r = leave(api, api->stream_destroy(own));
@@ -94,31 +101,29 @@ cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx) {
 // both of these end with a synchronise of their stream.
 
 CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const void *src, size_t n, CUstream own) {
-	CUresult r = enter(api, ctx);
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	CUstreamCaptureMode mode = relax(api);
 	r = known(api, dst);
 	if (r == CUDA_SUCCESS)
 		r = api->copy_in(dst, src, n, own);
 	if (r == CUDA_SUCCESS)
 		r = api->stream_sync(own);
-	restore(api, mode);
-	return leave(api, r);
+	return leave_relaxed(api, r, mode);
 }
 
 CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, void *dst, CUdeviceptr src, size_t n, CUstream own) {
-	CUresult r = enter(api, ctx);
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	CUstreamCaptureMode mode = relax(api);
 	r = known(api, src);
 	if (r == CUDA_SUCCESS)
 		r = api->copy_out(dst, src, n, own);
 	if (r == CUDA_SUCCESS)
 		r = api->stream_sync(own);
-	restore(api, mode);
-	return leave(api, r);
+	return leave_relaxed(api, r, mode);
 }
 
 CUresult cuvmm_copy(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
@@ -170,13 +175,12 @@ CUresult cuvmm_stream_destroy(cuvmm_lib api, CUcontext ctx, CUstream s) {
 }
 
 CUresult cuvmm_stream_sync(cuvmm_lib api, CUcontext ctx, CUstream s) {
-	CUresult r = enter(api, ctx);
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	CUstreamCaptureMode mode = relax(api);
 	r = api->stream_sync(s);
-	restore(api, mode);
-	return leave(api, r);
+	return leave_relaxed(api, r, mode);
 }
 
 cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, CUcontext ctx, CUstream s) {
@@ -227,23 +231,21 @@ CUresult cuvmm_event_wait(cuvmm_lib api, CUcontext ctx, CUstream s, CUevent e) {
 }
 
 CUresult cuvmm_event_sync(cuvmm_lib api, CUcontext ctx, CUevent e) {
-	CUresult r = enter(api, ctx);
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	CUstreamCaptureMode mode = relax(api);
 	r = api->event_sync(e);
-	restore(api, mode);
-	return leave(api, r);
+	return leave_relaxed(api, r, mode);
 }
 
 CUresult cuvmm_event_query(cuvmm_lib api, CUcontext ctx, CUevent e) {
-	CUresult r = enter(api, ctx);
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	CUstreamCaptureMode mode = relax(api);
 	r = api->event_query(e);
-	restore(api, mode);
-	return leave(api, r);
+	return leave_relaxed(api, r, mode);
 }
 
 cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, CUcontext ctx, CUevent from, CUevent to) {

@@ -9,8 +9,9 @@ const library = "libcuda.so.1"
 // *driver.CallError of every failed call, with errors.As.
 type Result int
 
-// forked is ours: the call was made in a forked child.
-const forked Result = -1
+// forked is ours, and the number no result of CUDA: the call was made in a
+// forked child.
+const forked Result = 0x7fffffff // CUVMM_FORKED
 
 // Error is CUDA's number, for want of its name; see Driver.text.
 func (r Result) Error() string {

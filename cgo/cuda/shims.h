@@ -15,8 +15,9 @@ struct cuvmm_api {
 };
 
 // CUVMM_FORKED is what every call answers in a forked child: the driver's state
-// does not survive a fork.
-#define CUVMM_FORKED (-1)
+// does not survive a fork. CUDA has no such result; nor can it be negative, since
+// the compiler may take a CUresult for unsigned.
+#define CUVMM_FORKED 0x7fffffff
 
 // cuvmm_value is a result and what the call gave.
 typedef struct {

@@ -41,5 +41,8 @@ func (*Control) Violations() string { return "" }
 // Live counts nothing.
 func (*Control) Live() Live { return Live{} }
 
+// Fork says that this build cannot fork.
+func Fork(func() int) (int, error) { return 0, errors.ErrUnsupported }
+
 // Lose does nothing.
 func (*Control) Lose(int) {}

@@ -1,0 +1,277 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// call is one of the seam's calls, and one symbol that it must call: in that
+// version and with those arguments. A leading * stands for what is the driver's.
+type call struct {
+	name, symbol, args string
+	do                 func() error
+	quiet              bool // the call does not fail when the symbol does
+}
+
+// calls is every call of the seam on x. Numbers are CUDA's own, written out so
+// that they do not come from the code under test.
+func (x *things) calls() []call {
+	d, v, p, s, e := x.d, x.v, x.p, x.s, x.e
+	in, out := make([]byte, 3), make([]byte, 5)
+	own, q, word := v.Own(), p+granule, p+8
+	f := fmt.Sprintf
+	devices := func() error { _, err := d.Devices(); return err }
+	granularity := func(p driver.Prop) func() error {
+		return func() error { _, err := d.Granularity(p); return err }
+	}
+	event := func(flags driver.EventFlags) func() error {
+		return func() error { _, err := v.NewEvent(flags); return err }
+	}
+	capture := func() error {
+		if err := v.BeginCapture(s, driver.CaptureRelaxed); err != nil {
+			return err
+		}
+		return v.EndCapture(s)
+	}
+	const plain = "type=1 share=0 location=1:1 compression=0 rdma=0 usage=0"
+	return []call{
+		{"Devices", "cuDriverGetVersion", "", devices, false},
+		{"Devices", "cuDeviceGet", "ordinal=1", devices, false},
+		{"Devices", "cuDeviceGetName", "len=128 dev=1", devices, false},
+		{"Devices", "cuDeviceGetPCIBusId", "len=32 dev=1", devices, false},
+		{"Devices", "cuDeviceTotalMem_v2", "dev=1", devices, false},
+		{"Devices", "cuDeviceGetUuid_v2", "dev=1", devices, false},
+		{"Devices", "cuDeviceGetAttribute", "attribute=20 dev=1", devices, false},
+		{"CanAccessPeer", "cuDeviceCanAccessPeer", "from=1 to=0", func() error { _, err := d.CanAccessPeer(1, 0); return err }, false},
+		{"Granularity", "cuMemGetAllocationGranularity", plain + " option=0", granularity(driver.Prop{Home: onDevice(1)}), false},
+		{"Granularity of shared", "cuMemGetAllocationGranularity", "type=1 share=9 location=1:0 compression=0 rdma=0 usage=0 option=0",
+			granularity(driver.Prop{Home: onDevice(0), Share: driver.ShareFD | driver.ShareFabric}), false},
+		{"Granularity with flags", "cuMemGetAllocationGranularity", "type=1 share=0 location=1:0 compression=1 rdma=1 usage=0 option=0",
+			granularity(driver.Prop{Home: onDevice(0), RDMA: true, Compress: true}), false},
+		{"Granularity of a host node", "cuMemGetAllocationGranularity", "type=1 share=0 location=3:0 compression=0 rdma=0 usage=0 option=0",
+			granularity(driver.Prop{Home: driver.Location{Kind: driver.OnHost}}), false},
+		{"Reserve", "cuMemAddressReserve", "size=6291456 align=4194304 addr=0 flags=0",
+			func() error { _, err := d.Reserve(3*granule, 2*granule); return err }, false},
+		{"Free", "cuMemAddressFree", f("p=%#x size=4194304", uint64(x.spare)), func() error { return d.Free(x.spare, 2*granule) }, false},
+		{"Create", "cuMemCreate", "size=4194304 " + plain + " flags=0",
+			func() error { _, err := d.Create(2*granule, driver.Prop{Home: onDevice(1)}); return err }, false},
+		{"Release", "cuMemRelease", f("handle=%#x", uint64(x.h)), func() error { return d.Release(x.h) }, false},
+		{"Map", "cuMemMap", f("p=%#x size=2097152 offset=0 handle=%#x flags=0", uint64(q), uint64(x.h)),
+			func() error { return d.Map(q, granule, x.h) }, false},
+		{"Unmap", "cuMemUnmap", f("p=%#x size=2097152", uint64(p)), func() error { return d.Unmap(p, granule) }, false},
+		{"SetAccess", "cuMemSetAccess", f("p=%#x size=2097152 count=3 1:0=1 1:1=3 1:0=0", uint64(p)), func() error {
+			return d.SetAccess(p, granule, []driver.Grant{{To: onDevice(0), Access: driver.Read},
+				{To: onDevice(1), Access: driver.ReadWrite}, {To: onDevice(0), Access: driver.None}})
+		}, false},
+		{"Access", "cuMemGetAccess", f("location=1:1 p=%#x", uint64(word)), func() error { _, err := d.Access(word, onDevice(1)); return err }, false},
+		{"Export", "cuMemExportToShareableHandle", f("handle=%#x type=1 flags=0", uint64(x.h)), func() error {
+			fd, err := d.Export(x.h)
+			if err != nil {
+				return err
+			}
+			return os.NewFile(uintptr(fd), "exported").Close()
+		}, false},
+		{"Import", "cuMemImportFromShareableHandle", f("fd=%d type=1", x.fd),
+			func() error { _, err := d.Import(x.fd, granule, x.prop()); return err }, false},
+		{"SyncIfActive", "cuDevicePrimaryCtxGetState", "dev=0", func() error { return d.SyncIfActive(0) }, false},
+		{"SyncIfActive", "cuCtxSynchronize", "", func() error { return d.SyncIfActive(0) }, false},
+		{"Open", "cuDevicePrimaryCtxRetain", "dev=1", func() error { _, err := d.Open(1); return err }, false},
+		{"Open", "cuStreamCreate", "flags=1", func() error { _, err := d.Open(1); return err }, false},
+		{"Close", "cuDevicePrimaryCtxRelease_v2", "dev=0", v.Close, false},
+		{"Close", "cuStreamDestroy_v2", f("stream=%#x", uint64(own)), v.Close, false},
+
+		{"MemInfo", "cuMemGetInfo_v2", "", func() error { _, _, err := v.MemInfo(); return err }, false},
+		{"CopyIn", "cuMemcpyHtoDAsync_v2", f("dst=%#x src=%p n=3 stream=%#x", uint64(word), &in[0], uint64(own)),
+			func() error { return v.CopyIn(word, in) }, false},
+		{"CopyIn", "cuStreamSynchronize", f("stream=%#x", uint64(own)), func() error { return v.CopyIn(word, in) }, false},
+		{"CopyOut", "cuMemcpyDtoHAsync_v2", f("dst=%p src=%#x n=5 stream=%#x", &out[0], uint64(word), uint64(own)),
+			func() error { return v.CopyOut(out, word) }, false},
+		{"CopyOut", "cuStreamSynchronize", f("stream=%#x", uint64(own)), func() error { return v.CopyOut(out, word) }, false},
+		{"Copy", "cuMemcpyAsync", f("dst=%#x src=%#x n=6 stream=%#x", uint64(word), uint64(p), uint64(s)),
+			func() error { return v.Copy(word, p, 6, s) }, false},
+		{"Copy", "cuPointerGetAttribute", f("attribute=2 p=%#x", uint64(p)), func() error { return v.Copy(word, p, 6, s) }, false},
+		{"Fill of 1", "cuMemsetD8Async", f("dst=%#x pattern=0x78 n=5 stream=%#x", uint64(p), uint64(s)),
+			func() error { return v.Fill(p, 0x12345678, 1, 5, s) }, false},
+		{"Fill of 2", "cuMemsetD16Async", f("dst=%#x pattern=0x5678 n=5 stream=%#x", uint64(p), uint64(s)),
+			func() error { return v.Fill(p, 0x12345678, 2, 5, s) }, false},
+		{"Fill of 4", "cuMemsetD32Async", f("dst=%#x pattern=0x12345678 n=5 stream=(nil)", uint64(p)),
+			func() error { return v.Fill(p, 0x12345678, 4, 5, 0) }, false},
+		{"NewStream", "cuStreamCreate", "flags=1", func() error { _, err := v.NewStream(); return err }, false},
+		{"FreeStream", "cuStreamDestroy_v2", f("stream=%#x", uint64(s)), func() error { return v.FreeStream(s) }, false},
+		{"SyncStream", "cuStreamSynchronize", f("stream=%#x", uint64(s)), func() error { return v.SyncStream(s) }, false},
+		{"Capturing", "cuStreamIsCapturing", f("stream=%#x", uint64(s)), func() error { _, err := v.Capturing(s); return err }, false},
+		{"NewEvent", "cuEventCreate", "flags=2", event(0), false},
+		{"NewEvent with a time, that blocks", "cuEventCreate", "flags=1", event(driver.EventTiming | driver.EventBlocking), false},
+		{"NewEvent for others", "cuEventCreate", "flags=6", event(driver.EventInterprocess), false},
+		{"FreeEvent", "cuEventDestroy_v2", f("event=%#x", uint64(e)), func() error { return v.FreeEvent(e) }, false},
+		{"SyncEvent", "cuEventSynchronize", f("event=%#x", uint64(e)), func() error { return v.SyncEvent(e) }, false},
+		{"SyncEvent", "cuThreadExchangeStreamCaptureMode", "mode=0", func() error { return v.SyncEvent(e) }, false},
+		{"Record", "cuEventRecord", f("event=%#x stream=%#x", uint64(e), uint64(s)), func() error { return v.Record(e, s) }, false},
+		{"Wait", "cuStreamWaitEvent", f("stream=%#x event=%#x flags=0", uint64(s), uint64(e)), func() error { return v.Wait(s, e) }, false},
+		{"Done", "cuEventQuery", f("event=%#x", uint64(e)), func() error { _, err := v.Done(e); return err }, false},
+		{"Elapsed", "cuEventElapsedTime", f("from=%#x to=%#x", uint64(e), uint64(e)),
+			func() error { _, err := v.Elapsed(e, e); return err }, false},
+		{"Sync", "cuCtxSynchronize", "", v.Sync, false},
+		{"Do", "cuCtxPushCurrent_v2", "*", func() error { return v.Do(func() error { return nil }) }, false},
+		{"Do", "cuCtxPopCurrent_v2", "", func() error { return v.Do(func() error { return nil }) }, true},
+
+		{"AllocPlain", "cuMemAlloc_v2", "n=7", func() error { _, err := v.AllocPlain(7); return err }, false},
+		{"FreePlain", "cuMemFree_v2", f("p=%#x", uint64(x.plain)), func() error { return v.FreePlain(x.plain) }, false},
+		{"AllocAsync", "cuMemAllocAsync", f("n=7 stream=%#x", uint64(s)), func() error { _, err := v.AllocAsync(7, s); return err }, false},
+		{"FreeAsync", "cuMemFreeAsync", f("p=%#x stream=%#x", uint64(x.plain), uint64(s)), func() error { return v.FreeAsync(x.plain, s) }, false},
+		{"SetPoolThreshold", "cuDeviceGetDefaultMemPool", "dev=0", func() error { return v.SetPoolThreshold(1 << 40) }, false},
+		{"SetPoolThreshold", "cuMemPoolSetAttribute", "* attribute=4 value=1099511627776", func() error { return v.SetPoolThreshold(1 << 40) }, false},
+		{"AllocHost", "cuMemHostAlloc", "n=7 flags=1", func() error { _, _, err := v.AllocHost(7); return err }, false},
+		{"FreeHost", "cuMemFreeHost", f("p=%#x", uint64(x.pinned)), func() error { return v.FreeHost(x.pinned) }, false},
+		{"BeginCapture", "cuStreamBeginCapture_v2", f("stream=%#x mode=1", uint64(s)),
+			func() error { return v.BeginCapture(s, driver.CaptureThreadLocal) }, false},
+		{"EndCapture", "cuStreamEndCapture", f("stream=%#x", uint64(s)), capture, false},
+		{"EndCapture", "cuGraphDestroy", "*", capture, true},
+		{"WriteValue of 4", "cuStreamWriteValue32_v2", f("stream=%#x p=%#x value=0x9abcdef0 flags=0", uint64(s), uint64(word)),
+			func() error { return v.WriteValue(s, word, 0x123456789abcdef0, 4) }, false},
+		{"WriteValue of 8", "cuStreamWriteValue64_v2", f("stream=%#x p=%#x value=0x123456789abcdef0 flags=0", uint64(s), uint64(word)),
+			func() error { return v.WriteValue(s, word, 0x123456789abcdef0, 8) }, false},
+		{"WaitValue of 4", "cuStreamWaitValue32_v2", f("stream=%#x p=%#x value=0 flags=0", uint64(s), uint64(word)),
+			func() error { return v.WaitValue(s, word, 0, 4) }, false},
+		{"WaitValue of 8", "cuStreamWaitValue64_v2", f("stream=%#x p=%#x value=0 flags=0", uint64(s), uint64(word)),
+			func() error { return v.WaitValue(s, word, 0, 8) }, false},
+	}
+}
+
+// onCall runs f for call i, on things of its own; false when there is no call i.
+func onCall(t *testing.T, path string, fake *fakecuda.Library, i int, f func(*testing.T, *things, call)) bool {
+	t.Helper()
+	fake.Reset()
+	d, err := cuda.Load(path)
+	require.NoError(t, err)
+	more := true
+	t.Run(fmt.Sprint(i), func(t *testing.T) {
+		x := makeThings(t, d)
+		all := x.calls()
+		if more = i < len(all); more {
+			c := all[i]
+			f(t, x, c)
+			require.Empty(t, fake.Violations(), c.name)
+		}
+	})
+	return more
+}
+
+func TestArguments(t *testing.T) {
+	path := fakecuda.Build(t)
+	fake := fakecuda.Open(t, path)
+	called := map[string]bool{}
+	for i := 0; onCall(t, path, fake, i, func(t *testing.T, _ *things, c call) {
+		before := fake.Calls(c.symbol)
+		require.NoError(t, c.do(), c.name)
+		require.Greater(t, fake.Calls(c.symbol), before, "%s calls %s", c.name, c.symbol)
+		got := strings.TrimPrefix(fake.Last(c.symbol), c.symbol+" ")
+		if end, some := strings.CutPrefix(c.args, "*"); some {
+			require.True(t, strings.HasSuffix(got, end), "%s: %s", c.name, got)
+		} else {
+			require.Equal(t, c.args, got, c.name)
+		}
+		called[c.symbol] = true
+	}); i++ {
+	}
+
+	text, err := os.ReadFile("symbols.h")
+	require.NoError(t, err)
+	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString"} // see load_test.go
+	for _, m := range regexp.MustCompile(`(?:REQUIRED|OPTIONAL)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+		if !called[m[1]] {
+			require.Contains(t, elsewhere, m[1], "no call here shows its arguments")
+		}
+	}
+}
+
+// meanings is what a result means, nil where it is of no kind.
+var meanings = map[int]error{
+	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
+	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 304: driver.ErrLimit, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
+	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost, 709: driver.ErrDeviceLost, 719: driver.ErrDeviceLost,
+	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
+	803: nil, 999: nil,
+}
+
+// meaning is what a result of a call means, and whether it is an error at all.
+func meaning(c call, code int) (kind error, is bool) {
+	kind = meanings[code]
+	lost := errors.Is(kind, driver.ErrDeviceLost)
+	switch {
+	case c.quiet, c.symbol == "cuEventQuery" && code == 600: // not yet
+		return nil, false
+	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "Close"): // the context has taken it along
+		return nil, false
+	case c.symbol == "cuMemAddressReserve" && code == 2:
+		return driver.ErrAddressSpace, true
+	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999:
+		return driver.ErrInvalid, true
+	case c.symbol == "cuStreamEndCapture" && code >= 900 && code <= 908: // the capture was destroyed
+		return driver.ErrInvalid, true
+	}
+	return kind, true
+}
+
+// Each result of each symbol is one kind of error, with the number inside, and
+// whatever fails leaves no context pushed.
+func TestResults(t *testing.T) {
+	path := fakecuda.Build(t)
+	fake := fakecuda.Open(t, path)
+	for code := range meanings {
+		for i := 0; onCall(t, path, fake, i, func(t *testing.T, _ *things, c call) {
+			if c.symbol == "cuCtxPopCurrent_v2" {
+				return // what is not popped stays pushed
+			}
+			what := fmt.Sprintf("%s when %s answers %d", c.name, c.symbol, code)
+			fake.Fail(c.symbol, 1, code)
+			err := c.do()
+			kind, is := meaning(c, code)
+			require.Zero(t, fake.Live().Pushed, what)
+			if !is {
+				require.NoError(t, err, what)
+				return
+			}
+			isOnly(t, err, kind, what)
+			var r cuda.Result
+			require.ErrorAs(t, err, &r, what)
+			require.Equal(t, cuda.Result(code), r, what)
+		}); i++ {
+		}
+	}
+}
+
+// A call whose context cannot be pushed does nothing else.
+func TestNoContext(t *testing.T) {
+	path := fakecuda.Build(t)
+	fake := fakecuda.Open(t, path)
+	for i := 0; onCall(t, path, fake, i, func(t *testing.T, _ *things, c call) {
+		const push = "cuCtxPushCurrent_v2"
+		before, pushes := fake.Calls(c.symbol), fake.Calls(push)
+		fake.Fail(push, 1, 201)
+		err := c.do()
+		if fake.Calls(push) == pushes {
+			return // it needs none
+		}
+		isOnly(t, err, driver.ErrInvalid, c.name)
+		switch c.symbol {
+		case push, "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2":
+		default:
+			require.Equal(t, before, fake.Calls(c.symbol), "%s came to %s", c.name, c.symbol)
+		}
+		require.Zero(t, fake.Live().Pushed, c.name)
+	}); i++ {
+	}
+}

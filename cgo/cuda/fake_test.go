@@ -1,0 +1,59 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+const granule = 2 << 20 // of the fake driver
+
+// onFake is the binding on a fake driver of its own, which the test must leave
+// with every rule kept and nothing alive.
+func onFake(tb testing.TB, flags ...string) (*cuda.Driver, *fakecuda.Library) {
+	tb.Helper()
+	path := fakecuda.Build(tb, flags...)
+	fake := fakecuda.Open(tb, path)
+	d, err := cuda.Load(path)
+	require.NoError(tb, err)
+	tb.Cleanup(fake.Clean)
+	return d, fake
+}
+
+// opened is onFake with device 0 open until the test ends.
+func opened(tb testing.TB) (*cuda.Driver, *cuda.Device, *fakecuda.Library) {
+	tb.Helper()
+	d, fake := onFake(tb)
+	v, err := d.Open(0)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, v.Close()) })
+	return d, v.(*cuda.Device), fake
+}
+
+func onDevice(n int) driver.Location { return driver.Location{Kind: driver.OnDevice, ID: n} }
+
+// Streams of the fake driver have done their work when a call returns, and it
+// loses no device by itself. Without a symbol of the value waits every rule
+// that holds work back, or loses a device that way, says so and is skipped;
+// those rules are for the host driver and the card.
+func TestConformanceOnFake(t *testing.T) {
+	t.Run("Memory", func(t *testing.T) {
+		drivertest.Memory(t, func(tb testing.TB) driver.Driver {
+			d, _ := onFake(tb)
+			return d
+		})
+	})
+	t.Run("Async", func(t *testing.T) {
+		drivertest.Async(t, func(tb testing.TB) driver.Driver {
+			d, _ := onFake(tb, fakecuda.Missing("wait_value32"))
+			return d
+		})
+	})
+}

@@ -1,0 +1,134 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// sentinels are the kinds of error that a caller can ask for.
+var sentinels = []error{
+	driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid, driver.ErrPermission,
+	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrLimit,
+}
+
+// isOnly holds that err is of that one kind; nil is none of them.
+func isOnly(t *testing.T, err, kind error, what ...any) {
+	t.Helper()
+	require.Error(t, err, what...)
+	for _, s := range sentinels {
+		require.Equal(t, errors.Is(kind, s), errors.Is(err, s), "%v: is it %q? %v", err, s, what)
+	}
+	var call *driver.CallError
+	require.ErrorAs(t, err, &call, what...)
+}
+
+func TestLoadNothing(t *testing.T) {
+	for _, path := range []string{"libcuda-not-here.so.1", filepath.Join(t.TempDir(), "libcuda.so.1")} {
+		_, err := cuda.Load(path)
+		isOnly(t, err, driver.ErrNoDriver)
+		require.ErrorContains(t, err, path, "what was looked for")
+	}
+}
+
+// A file that is there and no library is not the same as no driver.
+func TestLoadRubbish(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "libcuda.so.1")
+	require.NoError(t, os.WriteFile(path, []byte("no library"), 0o600))
+	_, err := cuda.Load(path)
+	isOnly(t, err, driver.ErrNotSupported)
+	require.ErrorContains(t, err, path)
+}
+
+func TestLoadFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		flag   string
+		kind   error
+		result cuda.Result
+	}{
+		"a stub library":            {fakecuda.Stub, driver.ErrNoDriver, 34},
+		"a driver that fails":       {fakecuda.Broken, nil, 999},
+		"no devices":                {fakecuda.NoDevices, driver.ErrNoDevice, 100},
+		"a driver and card at odds": {"-DFAKE_INIT=803", nil, 803},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := cuda.Load(fakecuda.Build(t, c.flag))
+			isOnly(t, err, c.kind)
+			var r cuda.Result
+			require.ErrorAs(t, err, &r)
+			require.Equal(t, c.result, r)
+			require.ErrorContains(t, err, "cuInit")
+		})
+	}
+}
+
+func TestLoadTooOld(t *testing.T) {
+	for field, symbol := range map[string]string{"mem_map": "cuMemMap", "ctx_push": "cuCtxPushCurrent_v2", "init": "cuInit"} {
+		_, err := cuda.Load(fakecuda.Build(t, fakecuda.Missing(field)))
+		isOnly(t, err, driver.ErrNotSupported)
+		require.ErrorContains(t, err, symbol)
+		require.ErrorContains(t, err, "too old")
+	}
+}
+
+// What came after the oldest driver that works is missed where it is asked for.
+func TestLoadOld(t *testing.T) {
+	d, fake := onFake(t, fakecuda.Missing("device_uuid_mig"), fakecuda.Missing("pool_alloc"), fakecuda.Missing("pool_free"),
+		fakecuda.Missing("pool_set"), fakecuda.Missing("wait_value32"), fakecuda.Missing("write_value64"))
+	all, err := d.Devices()
+	require.NoError(t, err)
+	require.Equal(t, "fake-cuda-uuid-\x01", string(all[1].UUID[:]))
+	require.Equal(t, "cuDeviceGetUuid dev=1", fake.Last("cuDeviceGetUuid"))
+
+	open, err := d.Open(0)
+	require.NoError(t, err)
+	v := open.(*cuda.Device)
+	_, err = v.AllocAsync(1, v.Own())
+	isOnly(t, err, driver.ErrNotSupported)
+	isOnly(t, v.FreeAsync(1, v.Own()), driver.ErrNotSupported)
+	isOnly(t, v.SetPoolThreshold(1), driver.ErrNotSupported)
+	isOnly(t, v.WaitValue(v.Own(), 8, 1, 4), driver.ErrNotSupported)
+	isOnly(t, v.WriteValue(v.Own(), 8, 1, 8), driver.ErrNotSupported)
+	isOnly(t, d.Supports(0, driver.ValueWait), driver.ErrNotSupported)
+	require.NoError(t, v.Close())
+}
+
+// A count that fails after cuInit did not is CUDA's error too.
+func TestLoadCount(t *testing.T) {
+	path := fakecuda.Build(t)
+	fake := fakecuda.Open(t, path)
+	fake.Fail("cuDeviceGetCount", 1, 999)
+	_, err := cuda.Load(path)
+	isOnly(t, err, nil)
+	require.ErrorContains(t, err, "cuDeviceGetCount")
+}
+
+func TestNoSuchDevice(t *testing.T) {
+	d, fake := onFake(t)
+	before := fake.Calls("")
+	for _, n := range []int{-1, 2, 7} {
+		_, err := d.Open(n)
+		isOnly(t, err, driver.ErrNoDevice)
+		isOnly(t, d.Supports(n, driver.VMM), driver.ErrNoDevice)
+		isOnly(t, d.SyncIfActive(n), driver.ErrNoDevice)
+		_, err = d.CanAccessPeer(0, n)
+		isOnly(t, err, driver.ErrNoDevice)
+		_, err = d.Create(granule, driver.Prop{Home: onDevice(n)})
+		isOnly(t, err, driver.ErrNoDevice)
+		isOnly(t, d.SetAccess(1<<21, granule, []driver.Grant{{To: onDevice(n), Access: driver.Read}}), driver.ErrNoDevice)
+		_, err = d.Access(1<<21, onDevice(n))
+		isOnly(t, err, driver.ErrNoDevice)
+	}
+	_, err := d.Open(7)
+	require.ErrorContains(t, err, "cuda:7; there are 2")
+	require.Equal(t, before, fake.Calls(""), "libcuda was asked")
+}

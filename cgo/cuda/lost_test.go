@@ -1,0 +1,251 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/cgo/fakectl"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// things is one of everything on device 0.
+type things struct {
+	d      *cuda.Driver
+	v      *cuda.Device
+	p      driver.Ptr // two granules, the first mapped and accessible
+	spare  driver.Ptr // two more, with nothing mapped
+	h      driver.Handle
+	fd     int // of h
+	s      driver.Stream
+	e      driver.Event
+	plain  driver.Ptr
+	pinned driver.Ptr
+}
+
+func (x *things) prop() driver.Prop { return driver.Prop{Home: onDevice(0), Share: driver.ShareFD} }
+
+func (x *things) grant(a driver.Access) []driver.Grant {
+	return []driver.Grant{{To: onDevice(0), Access: a}}
+}
+
+func makeThings(t *testing.T, d *cuda.Driver) *things {
+	t.Helper()
+	x := &things{d: d}
+	v, err := d.Open(0)
+	require.NoError(t, err)
+	x.v = v.(*cuda.Device)
+	x.p, err = d.Reserve(2*granule, 0)
+	require.NoError(t, err)
+	x.spare, err = d.Reserve(2*granule, 0)
+	require.NoError(t, err)
+	x.h, err = d.Create(granule, x.prop())
+	require.NoError(t, err)
+	require.NoError(t, d.Map(x.p, granule, x.h))
+	require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.ReadWrite)))
+	x.fd, err = d.Export(x.h)
+	require.NoError(t, err)
+	exported := os.NewFile(uintptr(x.fd), "exported")
+	t.Cleanup(func() { require.NoError(t, exported.Close()) })
+	x.s, err = x.v.NewStream()
+	require.NoError(t, err)
+	x.e, err = x.v.NewEvent(driver.EventTiming)
+	require.NoError(t, err)
+	require.NoError(t, x.v.Record(x.e, x.s))
+	x.plain, err = x.v.AllocPlain(1)
+	require.NoError(t, err)
+	x.pinned, _, err = x.v.AllocHost(1)
+	require.NoError(t, err)
+	return x
+}
+
+// uses are the calls that ask something of device 0.
+func (x *things) uses() map[string]func() error {
+	d, v, p, s := x.d, x.v, x.p, x.s
+	return map[string]func() error{
+		"Supports":         func() error { return d.Supports(0, driver.VMM) },
+		"CanAccessPeer":    func() error { _, err := d.CanAccessPeer(1, 0); return err },
+		"Granularity":      func() error { _, err := d.Granularity(x.prop()); return err },
+		"Create":           func() error { _, err := d.Create(granule, x.prop()); return err },
+		"Map":              func() error { return d.Map(p+granule, granule, x.h) },
+		"SetAccess":        func() error { return d.SetAccess(p, granule, x.grant(driver.Read)) },
+		"Access":           func() error { _, err := d.Access(p, onDevice(0)); return err },
+		"Export":           func() error { _, err := d.Export(x.h); return err },
+		"Import":           func() error { _, err := d.Import(x.fd, granule, x.prop()); return err },
+		"SyncIfActive":     func() error { return d.SyncIfActive(0) },
+		"Open":             func() error { _, err := d.Open(0); return err },
+		"MemInfo":          func() error { _, _, err := v.MemInfo(); return err },
+		"CopyIn":           func() error { return v.CopyIn(p, []byte{1}) },
+		"CopyOut":          func() error { return v.CopyOut([]byte{1}, p) },
+		"Copy":             func() error { return v.Copy(p, p+8, 4, s) },
+		"Fill":             func() error { return v.Fill(p, 1, 4, 1, s) },
+		"NewStream":        func() error { _, err := v.NewStream(); return err },
+		"SyncStream":       func() error { return v.SyncStream(s) },
+		"Capturing":        func() error { _, err := v.Capturing(s); return err },
+		"NewEvent":         func() error { _, err := v.NewEvent(0); return err },
+		"SyncEvent":        func() error { return v.SyncEvent(x.e) },
+		"Record":           func() error { return v.Record(x.e, s) },
+		"Wait":             func() error { return v.Wait(s, x.e) },
+		"Done":             func() error { _, err := v.Done(x.e); return err },
+		"Elapsed":          func() error { _, err := v.Elapsed(x.e, x.e); return err },
+		"Sync":             v.Sync,
+		"Do":               func() error { return v.Do(func() error { return errors.New("f has run") }) },
+		"AllocPlain":       func() error { _, err := v.AllocPlain(1); return err },
+		"AllocAsync":       func() error { _, err := v.AllocAsync(1, s); return err },
+		"FreeAsync":        func() error { return v.FreeAsync(x.plain, s) },
+		"SetPoolThreshold": func() error { return v.SetPoolThreshold(1) },
+		"AllocHost":        func() error { _, _, err := v.AllocHost(1); return err },
+		"BeginCapture":     func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
+		"EndCapture":       func() error { return v.EndCapture(s) },
+		"WriteValue":       func() error { return v.WriteValue(s, p, 1, 8) },
+		"WaitValue":        func() error { return v.WaitValue(s, p, 0, 4) },
+	}
+}
+
+// giveBack gives back what a lost device must take.
+func (x *things) giveBack(t *testing.T) {
+	t.Helper()
+	require.NoError(t, x.d.SetAccess(x.p, granule, x.grant(driver.None)))
+	require.NoError(t, x.d.Unmap(x.p, granule))
+	require.NoError(t, x.d.Release(x.h))
+	require.NoError(t, x.d.Free(x.p, 2*granule))
+	require.NoError(t, x.d.Free(x.spare, 2*granule))
+	require.NoError(t, x.v.FreeStream(x.s))
+	require.NoError(t, x.v.FreeEvent(x.e))
+	require.NoError(t, x.v.Close())
+}
+
+func TestLost(t *testing.T) {
+	d, fake := onFake(t)
+	x := makeThings(t, d)
+	require.NoError(t, x.v.FreePlain(x.plain))
+	require.NoError(t, x.v.FreeHost(x.pinned))
+	fake.Lose(0)
+	isOnly(t, x.v.Sync(), driver.ErrDeviceLost) // this call meets the loss
+	before := fake.Calls("")
+	for name, call := range x.uses() {
+		isOnly(t, call(), driver.ErrDeviceLost, name)
+	}
+	require.Equal(t, before, fake.Calls(""), "libcuda was asked of a lost device")
+
+	other, err := d.Open(1)
+	require.NoError(t, err, "the other device is well")
+	require.NoError(t, other.Close())
+	x.giveBack(t)
+}
+
+// Every sticky result loses the device, and no other does.
+func TestSticky(t *testing.T) {
+	sticky := []int{214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
+	for _, code := range append(sticky, 1, 2, 100, 201, 304, 400, 401, 600, 800, 801, 900, 999) {
+		d, v, fake := opened(t)
+		fake.Fail("cuCtxSynchronize", 1, code)
+		require.Error(t, v.Sync())
+		_, _, err := v.MemInfo()
+		if slices.Contains(sticky, code) {
+			isOnly(t, err, driver.ErrDeviceLost, code)
+			_, err = d.Open(0)
+			isOnly(t, err, driver.ErrDeviceLost, code)
+		} else {
+			require.NoError(t, err, "after result %d", code)
+		}
+		require.NoError(t, v.Close())
+	}
+}
+
+// The driver does not survive a fork, and says so instead of crashing there.
+func TestForked(t *testing.T) {
+	d, fake := onFake(t)
+	x := makeThings(t, d)
+	calls := x.uses()
+	maps.Copy(calls, map[string]func() error{
+		"Devices":    func() error { _, err := d.Devices(); return err },
+		"Reserve":    func() error { _, err := d.Reserve(granule, 0); return err },
+		"Unmap":      func() error { return d.Unmap(x.p, granule) },
+		"Release":    func() error { return d.Release(x.h) },
+		"Free":       func() error { return d.Free(x.p, 2*granule) },
+		"FreeStream": func() error { return x.v.FreeStream(x.s) },
+		"FreeEvent":  func() error { return x.v.FreeEvent(x.e) },
+		"FreePlain":  func() error { return x.v.FreePlain(x.plain) },
+		"FreeHost":   func() error { return x.v.FreeHost(x.pinned) },
+	})
+	names := append(slices.Sorted(maps.Keys(calls)), "Close")
+	calls["Close"] = x.v.Close
+	before := fake.Calls("")
+	const asked = 255
+	status, err := fakectl.Fork(func() int {
+		for i, name := range names {
+			err := calls[name]()
+			var r cuda.Result
+			if !errors.Is(err, driver.ErrInvalid) || !errors.As(err, &r) ||
+				r.Error() != "the driver does not survive a fork: this is a child of the process that opened it" {
+				return i + 1
+			}
+		}
+		if fake.Calls("") != before {
+			return asked
+		}
+		return 0
+	})
+	require.NoError(t, err)
+	require.NotEqual(t, asked, status, "the child came as far as libcuda")
+	require.LessOrEqual(t, status, len(names))
+	if status > 0 {
+		t.Errorf("in a forked child %s does not say so", names[status-1])
+	}
+	require.NoError(t, x.v.FreePlain(x.plain), "in the parent all is as before")
+	require.NoError(t, x.v.FreeHost(x.pinned))
+	x.giveBack(t)
+}
+
+func TestImportForeign(t *testing.T) {
+	d, fake := onFake(t)
+	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFD}
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer w.Close()
+	regular, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	require.NoError(t, regular.Truncate(granule))
+	null, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	for _, f := range []*os.File{r, regular, null} {
+		_, err := d.Import(int(f.Fd()), granule, prop)
+		isOnly(t, err, driver.ErrInvalid, f.Name())
+		require.NoError(t, f.Close(), "import does not take the descriptor")
+	}
+	require.Equal(t, 1, fake.Calls("cuMemImportFromShareableHandle"), "only a device's descriptor comes that far")
+	_, err = d.Import(int(null.Fd()), granule, prop)
+	isOnly(t, err, driver.ErrInvalid, "a closed file")
+}
+
+// CUDA cannot tell a wrong size at import.
+func TestImportSize(t *testing.T) {
+	d, _ := onFake(t)
+	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFD}
+	h, err := d.Create(2*granule, prop)
+	require.NoError(t, err)
+	fd, err := d.Export(h)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "exported")
+	p, err := d.Reserve(4*granule, 0)
+	require.NoError(t, err)
+	for _, size := range []uint64{granule, 4 * granule} {
+		wrong, err := d.Import(fd, size, prop)
+		require.NoError(t, err)
+		isOnly(t, d.Map(p, size, wrong), driver.ErrInvalid)
+		require.NoError(t, d.Release(wrong))
+	}
+	_, err = d.Import(fd, granule+1, prop)
+	isOnly(t, err, driver.ErrInvalid)
+	require.NoError(t, f.Close())
+	require.NoError(t, d.Free(p, 4*granule))
+	require.NoError(t, d.Release(h))
+}
