@@ -1,0 +1,4 @@
+//go:build !cgo || !linux
+
+// Package second is another library in the same process; not in this build.
+package second

@@ -1,0 +1,137 @@
+#include "second.h"
+
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SYMBOLS(X) \
+	X(init, "cuInit", (unsigned int flags)) \
+	X(ctx_create, "cuCtxCreate_v2", (CUcontext *ctx, unsigned int flags, CUdevice dev)) \
+	X(ctx_destroy, "cuCtxDestroy_v2", (CUcontext ctx)) \
+	X(ctx_push, "cuCtxPushCurrent_v2", (CUcontext ctx)) \
+	X(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *ctx)) \
+	X(stream_create, "cuStreamCreate", (CUstream *stream, unsigned int flags)) \
+	X(stream_destroy, "cuStreamDestroy_v2", (CUstream stream)) \
+	X(stream_query, "cuStreamQuery", (CUstream stream)) \
+	X(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
+	X(wait_value, "cuStreamWaitValue32_v2", (CUstream stream, CUdeviceptr p, cuuint32_t value, unsigned int flags)) \
+	X(fill, "cuMemsetD8Async", (CUdeviceptr p, unsigned char pattern, size_t n, CUstream stream)) \
+	X(primary_reset, "cuDevicePrimaryCtxReset_v2", (CUdevice dev))
+
+struct api {
+#define FIELD(field, symbol, params) CUresult(*field) params;
+	SYMBOLS(FIELD)
+};
+
+struct second {
+	struct api api;
+	void *lib;
+	CUcontext ctx;
+	CUstream stream;
+};
+
+// INSIDE makes a call with the context current and leaves the function with how
+// it went. The pop comes in any case.
+#define INSIDE(s, field, ...) \
+	do { \
+		CUcontext old_; \
+		CUresult r_ = (s)->api.ctx_push((s)->ctx); \
+		if (r_ != CUDA_SUCCESS) \
+			return took("ctx_push", r_); \
+		r_ = (s)->api.field(__VA_ARGS__); \
+		CUresult popped_ = (s)->api.ctx_pop(&old_); \
+		return r_ != CUDA_SUCCESS ? took(#field, r_) : took("ctx_pop", popped_); \
+	} while (0)
+
+static second_took took(const char *call, CUresult r) {
+	return r == CUDA_SUCCESS ? (second_took){0} : (second_took){call, (int)r};
+}
+
+// load opens the library and finds every symbol. The caller closes the library,
+// which is NULL if it cannot be opened.
+static second_took load(struct second *s, const char *path) {
+	void *at;
+	s->lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (s->lib == NULL)
+		return (second_took){"dlopen", -1};
+#define NEED(field, symbol, params) \
+	at = dlsym(s->lib, symbol); \
+	if (at == NULL) \
+		return (second_took){symbol, -1}; \
+	memcpy(&s->api.field, &at, sizeof at);
+	SYMBOLS(NEED)
+	return took("init", s->api.init(0));
+}
+
+static void unload(struct second *s) {
+	if (s->lib != NULL)
+		dlclose(s->lib);
+	free(s);
+}
+
+// make makes the context, which is then current, its stream, and pops it.
+static second_took make(struct second *s, int dev) {
+	CUcontext old;
+	CUresult r = s->api.ctx_create(&s->ctx, 0, dev);
+	if (r != CUDA_SUCCESS)
+		return took("ctx_create", r);
+	second_took t = took("stream_create", s->api.stream_create(&s->stream, CU_STREAM_NON_BLOCKING));
+	r = s->api.ctx_pop(&old);
+	if (t.call == NULL)
+		t = took("ctx_pop", r);
+	if (t.call != NULL)
+		s->api.ctx_destroy(s->ctx);
+	return t;
+}
+
+second_took second_open(struct second **out, const char *path, int dev) {
+	struct second *s = calloc(1, sizeof *s);
+	if (s == NULL)
+		return (second_took){"calloc", -1};
+	second_took t = load(s, path);
+	if (t.call == NULL)
+		t = make(s, dev);
+	if (t.call != NULL) {
+		unload(s);
+		return t;
+	}
+	*out = s;
+	return t;
+}
+
+static second_took free_stream(struct second *s) { INSIDE(s, stream_destroy, s->stream); }
+
+second_took second_close(struct second *s) {
+	second_took t = free_stream(s);
+	CUresult r = s->api.ctx_destroy(s->ctx);
+	if (t.call == NULL)
+		t = took("ctx_destroy", r);
+	unload(s);
+	return t;
+}
+
+unsigned long long second_stream(const struct second *s) { return (uintptr_t)s->stream; }
+
+second_took second_wait(struct second *s, CUdeviceptr word, unsigned int value) {
+	INSIDE(s, wait_value, s->stream, word, value, CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+second_took second_fill(struct second *s, CUdeviceptr p, unsigned char pattern, size_t n) {
+	INSIDE(s, fill, p, pattern, n, s->stream);
+}
+
+second_took second_query(struct second *s) { INSIDE(s, stream_query, s->stream); }
+
+second_took second_sync(struct second *s) { INSIDE(s, stream_sync, s->stream); }
+
+second_took second_reset_primary(const char *path, int dev) {
+	struct second *s = calloc(1, sizeof *s);
+	if (s == NULL)
+		return (second_took){"calloc", -1};
+	second_took t = load(s, path);
+	if (t.call == NULL)
+		t = took("primary_reset", s->api.primary_reset(dev));
+	unload(s);
+	return t;
+}
