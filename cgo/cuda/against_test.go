@@ -61,6 +61,7 @@ type job struct {
 	prepare func()
 	undo    func()
 	apart   bool // undone after each way, not after all
+	rest    time.Duration
 }
 
 // timed is how long f took; what it answers is looked at afterwards.
@@ -211,6 +212,7 @@ func (v *rivals) doubling() job {
 		prepare: w.prepare,
 		undo:    w.undo,
 		apart:   true,
+		rest:    100 * time.Millisecond, // clearing 16 GiB takes the driver about 30
 	}
 }
 

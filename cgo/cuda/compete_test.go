@@ -48,6 +48,7 @@ func (v *rivals) compete(n int, j job) result {
 			}
 			if k == len(j.ways)-1 || j.apart {
 				j.undo()
+				time.Sleep(j.rest) //nolint:forbidigo // what is given back is cleared behind our back
 			}
 		}
 	}
