@@ -212,7 +212,7 @@ func (v *rivals) doubling() job {
 		prepare: w.prepare,
 		undo:    w.undo,
 		apart:   true,
-		rest:    50 * time.Millisecond, // clearing 16 GiB takes the driver about 30
+		rest:    40 * time.Millisecond, // clearing 16 GiB takes the driver about 30
 	}
 }
 
@@ -251,7 +251,7 @@ func (v *rivals) moving() job {
 // missed target is said in the table and fails nothing: only a wrong result does.
 func TestAgainstC(t *testing.T) {
 	v := newRivals(t, device(t), "libcuda.so.1")
-	t.Log("\n" + table(v.compete(2000, v.mapping()), v.compete(2000, v.cold()), v.compete(400, v.doubling()), v.compete(10, v.moving())))
+	t.Log("\n" + table(v.compete(2000, v.mapping()), v.compete(2000, v.cold()), v.compete(1000, v.doubling()), v.compete(10, v.moving())))
 }
 
 // What the fake driver's calls take says nothing; that both sides can be
