@@ -79,14 +79,11 @@ type leaver struct {
 	left Access
 }
 
-// leave marks devices that are about to lose access: none of their copies is
+// leave marks devices that may be about to lose access: none of their copies is
 // under way when it returns, and none that needs more begins before stay.
 func (r *Reservation) leave(a Access, devs []*Device) (marked []*leaver) {
-	r.mu.Lock()
-	narrows := r.narrows(a, devs)
-	r.mu.Unlock()
-	if !narrows {
-		return nil
+	if a == ReadWrite {
+		return nil // nobody loses any
 	}
 	for _, d := range devs {
 		marked = append(marked, &leaver{d.port, a})
