@@ -200,7 +200,7 @@ func TestArguments(t *testing.T) {
 // meanings is what a result means, nil where it is of no kind.
 var meanings = map[int]error{
 	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
-	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 304: driver.ErrLimit, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
+	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 220: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
 	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost, 709: driver.ErrDeviceLost, 719: driver.ErrDeviceLost,
 	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
 	803: nil, 999: nil,
@@ -219,6 +219,8 @@ func meaning(c call, code int) (kind error, is bool) {
 		return driver.ErrAddressSpace, true
 	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999:
 		return driver.ErrInvalid, true
+	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle"):
+		return driver.ErrLimit, true // no descriptor is left
 	case c.symbol == "cuStreamEndCapture" && code >= 900 && code <= 908: // the capture was destroyed
 		return driver.ErrInvalid, true
 	}

@@ -100,7 +100,7 @@ cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx) {
 // A copy of pageable memory may still be under way when the driver returns, so
 // both of these end with a synchronise of their stream.
 
-CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const void *src, size_t n, CUstream own) {
+CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream own) {
 	CUstreamCaptureMode mode;
 	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
@@ -113,7 +113,7 @@ CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const void
 	return leave_relaxed(api, r, mode);
 }
 
-CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, void *dst, CUdeviceptr src, size_t n, CUstream own) {
+CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream own) {
 	CUstreamCaptureMode mode;
 	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)

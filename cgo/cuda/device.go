@@ -78,11 +78,14 @@ func (v *Device) release() error {
 	if !v.users.CompareAndSwap(closedBit, closedBit|closedBit>>1) {
 		return nil
 	}
-	r := Result(C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n)))
-	if r.sticky() {
+	v.d.streams.forget(v)
+	v.d.events.forget(v)
+	r := C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n))
+	err := v.check("cuDevicePrimaryCtxRelease", r)
+	if Result(r).sticky() {
 		return nil // nothing of the context is left to give back
 	}
-	return v.d.fail("cuDevicePrimaryCtxRelease", r)
+	return err
 }
 
 // Close releases the context.
@@ -135,7 +138,7 @@ func (v *Device) CopyIn(dst driver.Ptr, src []byte) error {
 		return nil
 	}
 	return v.check(call, C.cuvmm_copy_in(v.d.api, v.ctx, C.CUdeviceptr(dst),
-		unsafe.Pointer(unsafe.SliceData(src)), C.size_t(len(src)), v.own))
+		bytes(src), C.size_t(len(src)), v.own))
 }
 
 // CopyOut copies device memory to ordinary memory.
@@ -148,7 +151,7 @@ func (v *Device) CopyOut(dst []byte, src driver.Ptr) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	return v.check(call, C.cuvmm_copy_out(v.d.api, v.ctx, unsafe.Pointer(unsafe.SliceData(dst)),
+	return v.check(call, C.cuvmm_copy_out(v.d.api, v.ctx, bytes(dst),
 		C.CUdeviceptr(src), C.size_t(len(dst)), v.own))
 }
 
@@ -196,7 +199,7 @@ func (v *Device) NewStream() (driver.Stream, error) {
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.streams.add(uint64(c.v))
+	v.d.streams.add(uint64(c.v), v)
 	return driver.Stream(c.v), nil
 }
 
@@ -260,7 +263,7 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.events.add(uint64(c.v))
+	v.d.events.add(uint64(c.v), v)
 	return driver.Event(c.v), nil
 }
 
@@ -372,6 +375,10 @@ func (v *Device) Do(f func() error) error {
 	defer C.cuvmm_pop(v.d.api)
 	return f()
 }
+
+// bytes is where a slice lies. Its type keeps cgo from looking for pointers in
+// what lies around the slice, which C does not touch.
+func bytes(b []byte) *C.uchar { return (*C.uchar)(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // stream and event are handles as C wants them. They point into the driver's
 // memory, never into Go's.

@@ -6,34 +6,38 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 
 // Results that decide what kind of error a call answers with.
 const (
-	success            Result = 0
-	invalidValue       Result = 1
-	outOfMemory        Result = 2
-	stubLibrary        Result = 34
-	noDevice           Result = 100
-	invalidDevice      Result = 101
-	invalidContext     Result = 201
-	eccUncorrectable   Result = 214
-	operatingSystem    Result = 304
-	invalidHandle      Result = 400
-	illegalState       Result = 401
-	notFound           Result = 500
-	notReady           Result = 600
-	illegalAddress     Result = 700
-	launchTimeout      Result = 702
-	contextDestroyed   Result = 709
-	assert             Result = 710
-	stackError         Result = 714
-	illegalInstruction Result = 715
-	misaligned         Result = 716
-	invalidSpace       Result = 717
-	invalidPC          Result = 718
-	launchFailed       Result = 719
-	notPermitted       Result = 800
-	notSupported       Result = 801
-	captureFirst       Result = 900
-	captureLast        Result = 908
-	unknown            Result = 999
+	success             Result = 0
+	invalidValue        Result = 1
+	outOfMemory         Result = 2
+	stubLibrary         Result = 34
+	noDevice            Result = 100
+	invalidDevice       Result = 101
+	invalidContext      Result = 201
+	eccUncorrectable    Result = 214
+	nvlinkUncorrectable Result = 220
+	contained           Result = 226
+	operatingSystem     Result = 304
+	invalidHandle       Result = 400
+	illegalState        Result = 401
+	notFound            Result = 500
+	notReady            Result = 600
+	illegalAddress      Result = 700
+	launchTimeout       Result = 702
+	contextDestroyed    Result = 709
+	assert              Result = 710
+	stackError          Result = 714
+	illegalInstruction  Result = 715
+	misaligned          Result = 716
+	invalidSpace        Result = 717
+	invalidPC           Result = 718
+	launchFailed        Result = 719
+	tensorLeak          Result = 721
+	notPermitted        Result = 800
+	notSupported        Result = 801
+	mpsTerminated       Result = 810
+	captureFirst        Result = 900
+	captureLast         Result = 908
+	unknown             Result = 999
 )
 
 // named is a Result with CUDA's words for it.
@@ -50,7 +54,7 @@ func (n named) Unwrap() error { return n.Result }
 // sticky says whether the context is gone for good.
 func (r Result) sticky() bool {
 	switch r {
-	case eccUncorrectable, illegalAddress, launchTimeout, contextDestroyed, assert, stackError,
+	case eccUncorrectable, nvlinkUncorrectable, contained, tensorLeak, mpsTerminated, illegalAddress, launchTimeout, contextDestroyed, assert, stackError,
 		illegalInstruction, misaligned, invalidSpace, invalidPC, launchFailed:
 		return true
 	}
@@ -90,7 +94,9 @@ func (r Result) kind(call string) error {
 	case stubLibrary:
 		return driver.ErrNoDriver
 	case operatingSystem:
-		return driver.ErrLimit // as seen where no descriptor is left
+		if call == "cuMemExportToShareableHandle" || call == "cuMemImportFromShareableHandle" {
+			return driver.ErrLimit // no descriptor is left
+		}
 	case forked:
 		return driver.ErrInvalid
 	}

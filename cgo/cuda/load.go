@@ -57,12 +57,15 @@ func Load(path string) (*Driver, error) {
 	lib, err := dl.Open(path)
 	if err != nil {
 		kind := driver.ErrNotSupported // there, but not to be loaded
-		if strings.HasPrefix(err.Error(), path+": cannot open shared object file") {
+		if strings.Contains(err.Error(), path) && strings.Contains(err.Error(), "No such file") {
 			kind = driver.ErrNoDriver
 		}
 		return nil, &driver.CallError{Call: "open " + path, Kind: kind, Err: err}
 	}
 	d := &Driver{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), handles: map[driver.Handle]handle{}}
+	if d.api == nil {
+		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrOutOfMemory}
+	}
 	for i := range C.cuvmm_symbol_count() {
 		name := C.GoString(C.cuvmm_symbol_name(i))
 		p, err := lib.Sym(name)

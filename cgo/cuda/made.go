@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -11,16 +12,23 @@ import (
 // made is the handles of one kind that exist. Its zero value is empty.
 type made struct {
 	mu  sync.RWMutex
-	all map[uint64]struct{}
+	all map[uint64]*Device // and who made it
 }
 
-func (m *made) add(x uint64) {
+func (m *made) add(x uint64, by *Device) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all == nil {
-		m.all = map[uint64]struct{}{}
+		m.all = map[uint64]*Device{}
 	}
-	m.all[x] = struct{}{}
+	m.all[x] = by
+}
+
+// forget drops what a device made that is closing: its context may go.
+func (m *made) forget(by *Device) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.all, func(_ uint64, d *Device) bool { return d == by })
 }
 
 // has refuses events that are not there.

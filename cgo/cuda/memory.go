@@ -6,6 +6,8 @@ package cuda
 import "C"
 
 import (
+	"math"
+
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -20,6 +22,9 @@ func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err 
 	case driver.OnHost:
 		c.location._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
 	default:
+		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Home)
+	}
+	if p.Home.ID < 0 || p.Home.ID > math.MaxInt32 {
 		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Home)
 	}
 	c.location.id = C.int(p.Home.ID)
@@ -79,7 +84,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	v := C.cuvmm_create(d.api, C.size_t(size), c)
 	if v.r != 0 {
-		return 0, d.fail(call, Result(v.r))
+		return 0, d.checkAt(call, p.Home, v.r)
 	}
 	return d.keep(driver.Handle(v.v), p.Home, p.Share != 0), nil
 }
@@ -88,10 +93,14 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 func (d *Driver) keep(h driver.Handle, home driver.Location, shared bool) driver.Handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	k := handle{home: home.ID, shared: shared, refs: d.handles[h].refs + 1}
-	if home.Kind != driver.OnDevice {
-		k.home = -1
+	k, again := d.handles[h]
+	if !again {
+		k = handle{home: home.ID, shared: shared}
+		if home.Kind != driver.OnDevice {
+			k.home = -1
+		}
 	}
+	k.refs++
 	d.handles[h] = k
 	return h
 }
@@ -113,21 +122,44 @@ func (d *Driver) known(call string, h driver.Handle) (handle, error) {
 // Release drops a reference. It works on a lost device.
 func (d *Driver) Release(h driver.Handle) error {
 	const call = "cuMemRelease"
+	k, ok := d.drop(h)
+	if !ok {
+		return rule(call, driver.ErrInvalid, "no handle %#x", uint64(h))
+	}
+	// Not under the lock: giving back much memory takes long. The number may
+	// come back from Create before this returns.
+	err := d.fail(call, Result(C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h))))
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		k.refs = d.handles[h].refs + 1
+		d.handles[h] = k
+	}
+	return err
+}
+
+// drop takes a reference off the books.
+func (d *Driver) drop(h driver.Handle) (handle, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k, ok := d.handles[h]
 	if !ok {
-		return rule(call, driver.ErrInvalid, "no handle %#x", uint64(h))
-	}
-	if err := d.fail(call, Result(C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)))); err != nil {
-		return err
+		return k, false
 	}
 	if k.refs--; k.refs > 0 {
 		d.handles[h] = k
 	} else {
 		delete(d.handles, h)
 	}
-	return nil
+	return k, true
+}
+
+// checkAt is check for memory that lives somewhere.
+func (d *Driver) checkAt(call string, home driver.Location, r C.CUresult) error {
+	if home.Kind == driver.OnDevice {
+		return d.check(call, home.ID, r)
+	}
+	return d.fail(call, Result(r))
 }
 
 // Map puts the whole of h at p.
@@ -192,6 +224,9 @@ func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CU
 	case driver.OnHost:
 		c._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
 	default:
+		return c, rule(call, driver.ErrInvalid, "access for %v", l)
+	}
+	if l.ID < 0 || l.ID > math.MaxInt32 {
 		return c, rule(call, driver.ErrInvalid, "access for %v", l)
 	}
 	c.id = C.int(l.ID)
