@@ -33,6 +33,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cgo/internal/dl"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -53,6 +54,7 @@ func Default() (driver.Driver, error) {
 var standard = sync.OnceValues(func() (*Driver, error) { return Load(library) })
 
 // Load opens any library as libcuda, for tests. It stays loaded.
+// Safety: what is freed came from calloc, and nobody else has it yet.
 func Load(path string) (*Driver, error) {
 	lib, err := dl.Open(path)
 	if err != nil {
@@ -70,6 +72,8 @@ func Load(path string) (*Driver, error) {
 		name := C.GoString(C.cuvmm_symbol_name(i))
 		p, err := lib.Sym(name)
 		if err != nil && C.cuvmm_symbol_required(i) != 0 {
+			C.free(unsafe.Pointer(d.api))
+			_ = lib.Close() // nothing of it has been called yet
 			return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported,
 				Err: fmt.Errorf("the driver is too old: it has no %s", name)}
 		}
