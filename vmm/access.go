@@ -49,10 +49,10 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 	}
 	marked := r.leave(a, devs)
 	defer r.stay(marked)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.layout.Lock()
+	defer r.layout.Unlock()
 	for {
-		if err := r.live(); err != nil {
+		if err := r.usable(); err != nil {
 			return err
 		}
 		if !r.narrows(a, devs) {
@@ -60,13 +60,13 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 		}
 		// Work may be queued under a grant that comes while we wait.
 		seen := r.widened
-		r.mu.Unlock()
+		r.layout.Unlock()
 		err := r.fence()
-		r.mu.Lock()
+		r.layout.Lock()
 		if err != nil {
 			return err
 		}
-		if r.widened == seen && r.live() == nil {
+		if r.widened == seen && r.usable() == nil {
 			break
 		}
 	}
@@ -137,7 +137,7 @@ func (r *Reservation) eligible(a Access, devs []*Device) error {
 	return nil
 }
 
-// granted gives what the device may do now. It needs r.mu.
+// granted gives what the device may do now. It needs r.layout or r.mu.
 func (r *Reservation) granted(d *Device) Access {
 	for _, g := range r.grants {
 		if g.dev.port == d.port {
@@ -147,12 +147,12 @@ func (r *Reservation) granted(d *Device) Access {
 	return None
 }
 
-// narrows says whether setting devs to a takes access away. It needs r.mu.
+// narrows says whether setting devs to a takes access away. It needs r.layout or r.mu.
 func (r *Reservation) narrows(a Access, devs []*Device) bool {
 	return slices.ContainsFunc(devs, func(d *Device) bool { return a < r.granted(d) })
 }
 
-// regrant tells the driver, then the books. It needs r.mu.
+// regrant tells the driver, then the books. It needs r.layout.
 func (r *Reservation) regrant(a Access, devs []*Device) error {
 	after, before := r.changes(a, devs)
 	if len(after) == 0 {
@@ -177,6 +177,8 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 	if a > None {
 		r.widened++
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.record(a, devs)
 	r.straightened()
 	return nil
@@ -205,10 +207,12 @@ func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.
 
 // crooked says whether the driver may have other access than the books.
 func (r *Reservation) crooked() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return len(r.strays) > 0 || slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
 }
 
-// straightened notes that the driver has what the books have again.
+// straightened notes that the driver has what the books have again. It needs r.mu.
 func (r *Reservation) straightened() {
 	r.strays = nil
 	for i := range r.slots {
@@ -247,6 +251,8 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 		}
 		if err := drv.SetAccess(r.ptr+Ptr(off), size, before); err != nil {
 			why = also(why, "and setting access back", err)
+			r.mu.Lock()
+			defer r.mu.Unlock()
 			for k := i; k < j; k++ {
 				r.stick(&r.slots[k], why)
 			}
@@ -261,7 +267,7 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 	return why
 }
 
-// record enters devs with access a into the books.
+// record enters devs with access a into the books. It needs r.layout and r.mu.
 func (r *Reservation) record(a Access, devs []*Device) {
 	grants := slices.Clone(r.grants)
 	for _, d := range devs {
@@ -346,8 +352,8 @@ func (g *Range) enable(a Access, devs []*Device) (back func() error, err error) 
 	return func() (failed error) {
 		r.use.Lock() // a copy of ours may have found the grant
 		defer r.use.Unlock()
-		r.mu.Lock()
-		defer r.mu.Unlock()
+		r.layout.Lock()
+		defer r.layout.Unlock()
 		for i, d := range peers {
 			failed = also(failed, "and", r.regrant(before[i], []*Device{d}))
 		}

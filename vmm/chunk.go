@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -10,20 +11,39 @@ import (
 // memory is one piece of physical memory and the number of those who hold on to
 // it: Chunks and mappings. The last one to drop it releases it.
 type memory struct {
-	dev  *Device
-	h    driver.Handle
-	size uint64
-	prop Prop
-	refs atomic.Int64
+	dev     *Device
+	h       driver.Handle
+	size    uint64
+	prop    Prop
+	private bool // made here, and nothing outside this process can have it
+	created bool // counts against the limit
+	refs    atomic.Int64
 }
 
 // create makes memory with one reference. The property is resolved already.
+// Where memory has run out, what is kept goes and it tries again.
 func (d *Device) create(size uint64, p Prop) (*memory, error) {
-	h, err := d.drv().Create(size, p)
-	if err != nil {
+	m, err := d.createOnce(size, p)
+	if errors.Is(err, ErrOutOfMemory) && d.port.relieve() {
+		m, err = d.createOnce(size, p)
+	}
+	return m, err
+}
+
+func (d *Device) createOnce(size uint64, p Prop) (*memory, error) {
+	if err := d.port.charge(size); err != nil {
 		return nil, err
 	}
-	return d.own(h, size, p), nil
+	h, err := d.drv().Create(size, p)
+	if err != nil {
+		d.port.discharge(size)
+		return nil, err
+	}
+	m := d.own(h, size, p)
+	// A network card may go on reading memory that it was shown.
+	m.created, m.private = true, p.Share == 0 && !p.RDMA
+	d.meter.count(&d.meter.counts.Creates, 1)
+	return m, nil
 }
 
 func (d *Device) own(h driver.Handle, size uint64, p Prop) *memory {
@@ -46,12 +66,27 @@ func (m *memory) hold() bool {
 	}
 }
 
-// drop takes a reference away. Memory that the driver will not take back is the
-// device's from then on: counted as stuck and offered again by Device.Close.
+// drop takes a reference away. The last one gives the memory to the cache, or
+// back to the driver.
 func (m *memory) drop() error {
+	if m.refs.Add(-1) > 0 || m.dev.keep(m) {
+		return nil
+	}
+	return m.giveBack()
+}
+
+// dropForGood is drop that never leaves the memory in the cache.
+func (m *memory) dropForGood() error {
 	if m.refs.Add(-1) > 0 {
 		return nil
 	}
+	return m.giveBack()
+}
+
+// giveBack releases memory that nobody uses. What the driver will not take back
+// is the device's from then on: counted as stuck and offered again by
+// Device.Close.
+func (m *memory) giveBack() error {
 	err := m.release()
 	if err != nil {
 		m.dev.meter.stuck.add(m.size)
@@ -70,7 +105,13 @@ func (m *memory) release() error {
 	if err := m.dev.drv().Release(m.h); err != nil {
 		return err
 	}
-	m.dev.meter.committed.sub(m.size)
+	d := m.dev
+	d.meter.committed.sub(m.size)
+	d.meter.count(&d.meter.counts.Releases, 1)
+	d.meter.released.Add(m.size)
+	if m.created {
+		d.port.discharge(m.size)
+	}
 	return nil
 }
 

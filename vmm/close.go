@@ -57,7 +57,7 @@ func (r *Reservation) close(with sync.Locker) error {
 	r.closer.Lock()
 	defer r.closer.Unlock()
 	with.Lock()
-	turn, err := r.beginClose()
+	turn, was, err := r.beginClose()
 	with.Unlock()
 	if err != nil || turn == 0 {
 		return err
@@ -65,7 +65,7 @@ func (r *Reservation) close(with sync.Locker) error {
 	err = r.lastFence()
 	switch {
 	case errors.Is(err, ErrCapturing):
-		r.reopen(turn)
+		r.reopen(turn, was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
 		err = also(err, "and giving it back", r.teardown())
 	}
@@ -74,23 +74,25 @@ func (r *Reservation) close(with sync.Locker) error {
 
 // beginClose lets nobody in any more and retires everything. The turn is 0 if
 // there is nothing left to do.
-func (r *Reservation) beginClose() (turn uint64, err error) {
+func (r *Reservation) beginClose() (turn uint64, was phase, err error) {
 	r.use.Lock()
 	defer r.use.Unlock()
+	r.layout.Lock() // a growth that is under way ends first
+	defer r.layout.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.phase == isClosed {
-		return 0, nil
+		return 0, 0, nil
 	}
 	if len(r.holds) > 0 {
-		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
+		return 0, 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
 	}
-	r.phase = isClosing
+	was, r.phase = r.phase, isClosing
 	r.turns++
 	for i := range r.slots {
 		r.retireSlot(&r.slots[i])
 	}
-	return r.turns, nil
+	return r.turns, was, nil
 }
 
 // lastFence is fence where there is something that work could be using.
@@ -105,15 +107,11 @@ func (r *Reservation) lastFence() error {
 }
 
 // reopen undoes beginClose.
-func (r *Reservation) reopen(turn uint64) {
+func (r *Reservation) reopen(turn uint64, to phase) {
+	r.revive(turn)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range r.slots {
-		if r.slots[i].turn == turn {
-			r.reviveSlot(&r.slots[i])
-		}
-	}
-	r.phase = isOpen
+	r.phase = to
 }
 
 // teardown gives back whatever the driver will take. What it will not stays
@@ -134,15 +132,17 @@ func (r *Reservation) teardown() error {
 
 // unmapAll unmaps stretch by stretch and gives the memory that was there.
 func (r *Reservation) unmapAll() (gone []*memory, failed error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.layout.Lock()
+	defer r.layout.Unlock()
 	for j := len(r.slots); j > 0; {
 		i := j - 1
 		for i > 0 && r.slots[i-1].end() == r.slots[i].off {
 			i--
 		}
 		off := r.slots[i].off
-		if err := r.dev.drv().Unmap(r.ptr+Ptr(off), r.slots[j-1].end()-off); err != nil {
+		err := r.dev.drv().Unmap(r.ptr+Ptr(off), r.slots[j-1].end()-off)
+		r.mu.Lock()
+		if err != nil {
 			failed = also(failed, "and", err)
 			for k := i; k < j; k++ {
 				r.stick(&r.slots[k], err)
@@ -151,14 +151,18 @@ func (r *Reservation) unmapAll() (gone []*memory, failed error) {
 			gone = r.cut(i, j, gone)
 			r.generation.Add(1)
 		}
+		r.mu.Unlock()
 		j = i
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.notify()
 	return gone, failed
 }
 
 // free gives the addresses back; with them the reservation is closed.
 func (r *Reservation) free() error {
+	r.dev.forget(r)
 	sys := r.dev.port.sys
 	sys.remove(r)
 	if err := r.dev.drv().Free(r.ptr, r.size); err != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -25,7 +26,19 @@ type Device struct {
 	open       map[any]opened
 	stranded   []func() error // what the driver would not take back; Close tries again
 	background int            // closes that their callers stopped waiting for
-	joined     *sync.Cond     // on mu: background fell
+	joined     *sync.Cond     // on mu: background fell, or the goroutine ended
+	worker     worker
+	still      bool // tests only: no goroutine is started
+	worked     atomic.Int64
+
+	draining sync.Mutex // held while retirements come to their end
+	pending  sync.Mutex // a leaf
+	retired  []*retirement
+
+	cache cache
+
+	lodgeMu sync.Mutex
+	host    *Device // where the contents of sleeping ranges wait; nil before that
 }
 
 // opened says what the user has open and where it was made.
@@ -36,12 +49,14 @@ type opened struct {
 
 func newDevice(drv driver.Driver, info Info) *Device {
 	d := &Device{
-		port: join(drv, info.Ordinal),
 		name: fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
 		info: info,
 		open: map[any]opened{},
 	}
 	d.joined = sync.NewCond(&d.mu)
+	d.worker.kick = make(chan struct{}, 1)
+	d.meter.init()
+	d.port = join(drv, info.Ordinal, d)
 	return d
 }
 
@@ -290,7 +305,13 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.join()
-	if err := d.unstrand(); err != nil {
+	err := d.unstrand()
+	if err := d.quiet(); err != nil {
+		return err
+	}
+	_, failed := d.trim(0)
+	err = also(err, "and", failed)
+	if err = also(err, "and", d.unlodge()); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -298,16 +319,24 @@ func (d *Device) close() error {
 	if d.closed {
 		return nil
 	}
-	if len(d.open) > 0 {
-		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.names(), "; "))
+	if err := d.unused(); err != nil {
+		return err
 	}
-	if n := d.meter.committed.now.Load(); n > 0 {
+	if n := d.Stats().Committed; n > 0 {
 		return fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices", ErrBusy, sizeText(n))
 	}
-	if err := d.port.leave(); err != nil {
+	if err := d.port.leave(d); err != nil {
 		return err
 	}
 	d.closed = true
+	return nil
+}
+
+// unused is nil if nothing is open. It needs d.mu.
+func (d *Device) unused() error {
+	if len(d.open) > 0 {
+		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.names(), "; "))
+	}
 	return nil
 }
 
@@ -318,6 +347,21 @@ func (d *Device) join() {
 	for d.background > 0 {
 		d.joined.Wait()
 	}
+}
+
+// quiet waits for the device's goroutine, which has nothing to do once nothing
+// is open.
+func (d *Device) quiet() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.unused(); err != nil {
+		return err
+	}
+	for d.worker.running {
+		d.worker.wake()
+		d.joined.Wait()
+	}
+	return nil
 }
 
 // names says what is open and where it was made, in a stable order, the first

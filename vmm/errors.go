@@ -28,7 +28,11 @@ var (
 	ErrFull   = errors.New("beyond the range's maximum")
 	ErrBusy   = errors.New("in use")
 	ErrBounds = errors.New("out of bounds")
+	ErrAsleep = errors.New("asleep, see Wake")
 )
+
+// lost says whether the device is gone, and with it all its work.
+func lost(err error) bool { return errors.Is(err, ErrDeviceLost) }
 
 // OpError is an operation of this package that failed, as net.OpError is one
 // of package net. Err is what errors.Is and errors.As look into; a failed

@@ -1,11 +1,25 @@
 package vmm
 
+import "iter"
+
 // SetNoFence turns every fence of the device's driver off: the negative control
 // of the tests that prove fences.
 func SetNoFence(d *Device, off bool) { d.port.sys.noFence = off }
 
-// Ladder is ladder.
-var Ladder = ladder
+// Ladder is wish and ladder.
+func Ladder(need, committed, room, gran, most, fixed uint64) iter.Seq[uint64] {
+	return ladder(wish(need, committed, room, gran, fixed), most, fixed)
+}
+
+// SetStill keeps the device's goroutine from starting; Drain does what it would
+// do for what retires, if its time has come.
+func SetStill(d *Device, still bool) { d.still = still }
+
+// Drain unmaps what retired and waits no longer.
+func Drain(d *Device) error {
+	_, err := d.drainNow()
+	return err
+}
 
 // SizeText is sizeText.
 var SizeText = sizeText

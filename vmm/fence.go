@@ -42,6 +42,23 @@ func (r *Reservation) promise(streams []*Stream) error {
 	return nil
 }
 
+// users is who may be using the memory: the ports with access and, after Use,
+// the named streams, which then stand for all work but the library's own.
+func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ports = append(ports, r.strays...)
+	for _, g := range r.grants {
+		if !slices.Contains(ports, g.dev.port) {
+			ports = append(ports, g.dev.port)
+		}
+	}
+	for s := range r.named {
+		streams = append(streams, s)
+	}
+	return ports, streams, r.promised
+}
+
 // fence waits for all work that may use the memory: of every device with
 // access, or, after Use, of the named streams and the library's own. It begins
 // no wait that would destroy a capture it can see.
@@ -51,22 +68,57 @@ func (r *Reservation) fence() error {
 	}
 	var portBuf [8]*port
 	var streamBuf [16]*Stream
-	r.mu.Lock()
-	ports := append(portBuf[:0], r.strays...)
-	for _, g := range r.grants {
-		if !slices.Contains(ports, g.dev.port) {
-			ports = append(ports, g.dev.port)
-		}
-	}
-	streams, promised := streamBuf[:0], r.promised
-	for s := range r.named {
-		streams = append(streams, s)
-	}
-	r.mu.Unlock()
+	ports, streams, promised := r.users(portBuf[:0], streamBuf[:0])
 	if promised {
 		return waitStreams(r.dev.port, ports, streams)
 	}
 	return waitDevices(r.dev.port, ports)
+}
+
+// behind records an event behind all work that may use the memory. It answers
+// ok only where events are enough to know when that has ended: after Use, and
+// not for streams of other contexts, which take none of ours.
+func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
+	var portBuf [8]*port
+	var streamBuf [16]*Stream
+	ports, streams, promised := r.users(portBuf[:0], streamBuf[:0])
+	if !promised || r.dev.port.sys.noFence {
+		return nil, promised, nil
+	}
+	for _, s := range streams {
+		if err := s.notCapturing(); err != nil {
+			return nil, false, err
+		}
+	}
+	note := func(p *port, m mark, err error) {
+		switch {
+		case err == nil && m.e != 0:
+			marks = append(marks, m)
+		case err != nil && !(lost(err) && p != r.dev.port):
+			failed = cmp.Or(failed, fmt.Errorf("wait for device %d: %w", p.n, err))
+		}
+	}
+	ok = true
+	for _, s := range streams {
+		m, err := s.mark()
+		if s.foreign(err) {
+			ok = false
+			continue
+		}
+		note(s.dev.port, m, err)
+	}
+	for _, p := range ports {
+		if raw := p.raw.Load(); raw != nil {
+			e, err := p.mark(raw, raw.Own())
+			note(p, mark{p, raw, e}, err)
+		}
+	}
+	if failed != nil || !ok {
+		t := retirement{marks: marks}
+		t.recycle()
+		return nil, false, failed
+	}
+	return marks, true, nil
 }
 
 // waitDevices waits for the whole context of each port, ours or anyone's.

@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"cmp"
 	"runtime"
 	"testing"
 
@@ -37,6 +38,17 @@ func work(t *testing.T, d *vmm.Device, s driver.Stream, p vmm.Ptr) (open func())
 	return open
 }
 
+// clipped clips and comes back when what was given up is gone.
+func clipped(g *vmm.Range) func() error {
+	return func() error {
+		err := g.Clip()
+		for g.Stats().Pending > 0 {
+			err = cmp.Or(err, vmm.Drain(g.Device()))
+		}
+		return err
+	}
+}
+
 func stream(t *testing.T, d *vmm.Device) *vmm.Stream {
 	t.Helper()
 	s, err := d.NewStream()
@@ -55,7 +67,7 @@ func dangers() []danger {
 			g, p := grown(t, w)
 			s := stream(t, w.devs[0])
 			require.NoError(t, g.Use(s))
-			return w.devs[0], work(t, w.devs[0], s.Raw(), p), g.Clip
+			return w.devs[0], work(t, w.devs[0], s.Raw(), p), clipped(g)
 		}},
 		{name: "clip under another library's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
@@ -74,7 +86,7 @@ func dangers() []danger {
 				_ = raw(t, w.devs[0]).FreeStream(s)
 			})
 			require.NoError(t, g.Use(wrapped))
-			return w.devs[0], work(t, w.devs[0], s, p), g.Clip
+			return w.devs[0], work(t, w.devs[0], s, p), clipped(g)
 		}},
 		{name: "clip under the null stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
@@ -90,7 +102,7 @@ func dangers() []danger {
 			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
 			s := stream(t, w.devs[1])
 			require.NoError(t, g.Use(s))
-			return w.devs[1], work(t, w.devs[1], s.Raw(), p), g.Clip
+			return w.devs[1], work(t, w.devs[1], s.Raw(), p), clipped(g)
 		}},
 		{name: "unmap under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			r := holed(t, w)

@@ -50,6 +50,7 @@ func (g *Range) append(p []byte) error {
 	g.r.mu.Lock()
 	g.show(end)
 	g.r.mu.Unlock()
+	g.lookAhead()
 	return nil
 }
 

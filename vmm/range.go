@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Range is a span of device memory that grows at an address that never moves:
@@ -21,6 +22,14 @@ type Range struct {
 	write    sync.Mutex // orders changes of Len
 	grow     sync.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
+
+	fresh  bool                      // takes no kept memory
+	wanted atomic.Bool               // the device's goroutine has it on its list
+	pause  atomic.Pointer[time.Time] // no look-ahead before this
+
+	bed   *Range   // host memory for what sleeps, see Sleep; guarded by write
+	sizes []uint64 // of the chunks that come back; guarded by write
+	slept bool     // guarded by r.mu
 }
 
 // RangeOptions is how a Range is made; its zero value is the default.
@@ -33,6 +42,10 @@ type RangeOptions struct {
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
+	// Ahead is how many bytes of memory the device's goroutine keeps ready beyond
+	// Len, so that growth finds them; never past Max or the device's limit. It
+	// acts when half of them are used up. Clip gives them back. 0 is none.
+	Ahead uint64
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
 	// RDMA and Compress are as in Prop.
@@ -65,7 +78,9 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Range{r: r, opts: o}, nil
+	g := &Range{r: r, opts: o}
+	g.lookAhead()
+	return g, nil
 }
 
 // prop is what the chunks of a range are made of.
@@ -114,6 +129,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if err != nil {
 		return nil, err
 	}
+	g.fresh = true
 	if err = g.room(size); err == nil {
 		err = g.zero(size)
 	}
@@ -203,9 +219,7 @@ func (g *Range) live() error {
 	if g == nil {
 		return fmt.Errorf("%w: no range", ErrInvalid)
 	}
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	return g.r.live()
+	return g.r.usable()
 }
 
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing;
@@ -219,6 +233,7 @@ func (g *Range) Grow(n uint64) error {
 	if err == nil {
 		err = g.room(need)
 	}
+	g.lookAhead()
 	return g.fail("grow", 0, n, err)
 }
 
@@ -237,6 +252,18 @@ func (g *Range) room(need uint64) error {
 	}
 	g.grow.Lock()
 	defer g.grow.Unlock()
+	if need <= g.cap.Load() {
+		return nil // the device's goroutine was faster
+	}
+	m := &g.r.dev.meter
+	m.count(&m.counts.Growths, 1)
+	g.r.note(&g.r.books.Growths, 1)
+	return g.bring(need)
+}
+
+// bring is what room and the device's goroutine do to bring Cap to need. It
+// needs g.grow.
+func (g *Range) bring(need uint64) error {
 	have := g.r.readopt(g.cap.Load(), need)
 	g.cap.Store(have)
 	if need <= have {
@@ -246,42 +273,98 @@ func (g *Range) room(need uint64) error {
 		return err
 	}
 	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
-	more, err := g.extend(have, need-have, have)
-	if errors.Is(err, ErrOutOfMemory) && g.opts.Chunk == 0 && have/4 > need-have {
+	want := wish(need-have, have, g.r.size-have, g.r.gran, g.opts.Chunk)
+	err := g.extend(have, want)
+	if errors.Is(err, ErrOutOfMemory) && want > need-have {
 		// What is left may still do for the need alone.
-		more, err = g.extend(have, need-have, 0)
+		want = need - have
+		err = g.extend(have, want)
 	}
 	if err != nil {
 		return err
 	}
-	g.cap.Store(have + more)
+	g.cap.Store(have + want)
 	return nil
 }
 
 // unit is what Cap is a multiple of.
 func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
 
-// extend maps new chunks of at least need bytes at off, sized for a range of
-// committed bytes, and gives how many bytes they are. What could not be mapped
-// goes back.
-func (g *Range) extend(off, need, committed uint64) (more uint64, err error) {
+// extend maps want bytes of memory at off: kept chunks first, new ones for the
+// rest. What could not be mapped goes back.
+func (g *Range) extend(off, want uint64) error {
 	var memBuf [64]*memory
 	ms := memBuf[:0]
 	defer func() {
 		for _, m := range ms {
-			m.drop() //nolint:errcheck // mapped by now, or stuck and counted so
+			m.drop() //nolint:errcheck // mapped by now, or kept, or stuck and counted so
 		}
 	}()
-	p := prop(g.r.dev, g.opts)
-	for size := range ladder(need, committed, g.r.size-off, g.r.gran, g.opts.MaxChunk, g.opts.Chunk) {
-		m, err := g.r.dev.create(size, p)
-		if err != nil {
-			return 0, err
+	d, p := g.r.dev, prop(g.r.dev, g.opts)
+	left := want
+	for left > 0 && !g.fresh {
+		m := d.take(p, worthwhile(left, g.opts.Chunk), min(left, max(g.opts.Chunk, g.opts.MaxChunk)))
+		if m == nil {
+			break
 		}
 		ms = append(ms, m)
-		more += size
+		left -= m.size
 	}
-	return more, g.r.mapAt(off, ms)
+	hits := uint64(len(ms))
+	for size := range ladder(left, g.opts.MaxChunk, g.opts.Chunk) {
+		m, err := d.create(size, p)
+		if err != nil {
+			return err
+		}
+		ms = append(ms, m)
+	}
+	if err := g.r.mapAt(off, ms); err != nil {
+		return err
+	}
+	d.meter.count(&d.meter.counts.Hits, hits)
+	g.r.note(&g.r.books.Hits, hits)
+	return nil
+}
+
+// lookAhead puts the range on the list of the device's goroutine if half of
+// what it is to have ready is used up.
+func (g *Range) lookAhead() {
+	ready := g.cap.Load() - min(g.len.Load(), g.cap.Load())
+	if ready > g.opts.Ahead/2 || g.opts.Ahead == 0 || g.cap.Load() == g.r.size {
+		return
+	}
+	if t := g.pause.Load(); t != nil && time.Now().Before(*t) {
+		return
+	}
+	if !g.wanted.Swap(true) {
+		g.r.dev.want(g)
+	}
+}
+
+// afterFailure is how long look-ahead rests that found no memory: who needs it
+// tries for itself.
+const afterFailure = 100 * time.Millisecond
+
+// growAhead is what the device's goroutine does for a range on its list.
+func (g *Range) growAhead() {
+	g.wanted.Store(false) // before looking, so that no change goes unseen
+	g.grow.Lock()
+	defer g.grow.Unlock()
+	end := g.len.Load()
+	goal := end + min(g.opts.Ahead, g.r.size-end)
+	if goal <= g.cap.Load() || g.r.usable() != nil {
+		return
+	}
+	m := &g.r.dev.meter
+	if err := g.bring(goal); err != nil {
+		again := time.Now().Add(afterFailure)
+		g.pause.Store(&again)
+		m.count(&m.counts.AheadFailures, 1)
+		g.r.note(&g.r.books.AheadFailures, 1)
+		return
+	}
+	m.count(&m.counts.Aheads, 1)
+	g.r.note(&g.r.books.Aheads, 1)
 }
 
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
@@ -311,6 +394,7 @@ func (g *Range) setLen(n uint64) error {
 		return fmt.Errorf("%w: bytes below %d are held", ErrBusy, h)
 	}
 	g.show(n)
+	g.lookAhead()
 	return nil
 }
 
@@ -325,12 +409,15 @@ func (g *Range) show(n uint64) {
 	} else {
 		g.r.dev.meter.used.sub(old - n)
 	}
+	g.r.books.PeakUsed = max(g.r.books.PeakUsed, n)
 	g.r.notify()
 }
 
-// Clip gives back the chunks that lie wholly beyond Len, after waiting as Unmap
-// does. It completes or changes nothing. A growth that needs them while the
-// wait goes on takes them back.
+// Clip gives back the chunks that lie wholly beyond Len. It completes or changes
+// nothing. After Use it does not wait: what is given up retires until the named
+// streams have done what they were told so far, and goes back then (see
+// Stats.Pending). Else it waits as Unmap does. A growth that needs the memory
+// before it has gone back takes it without a driver call.
 func (g *Range) Clip() error {
 	if err := g.live(); err != nil {
 		return g.fail("clip", 0, 0, err)
@@ -341,11 +428,25 @@ func (g *Range) Clip() error {
 }
 
 func (g *Range) clip() error {
+	err := g.giveUp()
+	return also(err, "and giving host memory back", g.stripBed())
+}
+
+func (g *Range) giveUp() error {
 	turn, off, size, err := g.give()
 	if err != nil || size == 0 {
 		return err
 	}
-	err = g.r.sweep(turn, off, size, g.r.fence())
+	marks, ok, err := g.r.behind()
+	if err == nil && ok {
+		g.r.dev.await(&retirement{g.r, turn, off, size, marks})
+		return nil
+	}
+	if err == nil {
+		err = g.r.retreat(turn, off, size)
+	} else {
+		g.r.revive(turn)
+	}
 	g.grow.Lock()
 	g.recount()
 	g.grow.Unlock()
@@ -414,30 +515,6 @@ func (g *Range) Changed() <-chan struct{} { return g.res().Changed() }
 // Generation is Reservation.Generation.
 func (g *Range) Generation() uint64 { return g.res().Generation() }
 
-// Stats reads the range's books, as one consistent picture.
-func (g *Range) Stats() RangeStats {
-	if g == nil {
-		return RangeStats{}
-	}
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	st := RangeStats{Used: g.len.Load(), Readopted: g.r.readopted.Load(), Chunks: len(g.r.slots)}
-	if g.r.phase != isClosed {
-		st.Reserved = g.r.size
-	}
-	for i := range g.r.slots {
-		s := &g.r.slots[i]
-		st.Committed += s.size()
-		if s.state == retiring {
-			st.Pending += s.size()
-		}
-		if s.stuck != nil {
-			st.Stuck += s.size()
-		}
-	}
-	return st
-}
-
 // Close is Reservation.Close.
 func (g *Range) Close() error { return g.CloseContext(context.Background()) }
 
@@ -451,13 +528,19 @@ func (g *Range) CloseContext(ctx context.Context) error {
 
 func (g *Range) close() error {
 	err := g.r.close(&g.write)
+	g.write.Lock()
+	defer g.write.Unlock()
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	if g.r.phase == isClosed {
-		g.show(0)
-		g.cap.Store(0)
+	if g.r.phase != isClosed {
+		return err
 	}
-	return err
+	if g.slept {
+		g.woken()
+	}
+	g.show(0)
+	g.cap.Store(0)
+	return also(err, "and giving host memory back", g.stripBed())
 }

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -29,12 +30,17 @@ type Reservation struct {
 	// closer is taken by Close alone, before any other lock.
 	closer sync.Mutex
 
-	mu       sync.Mutex
+	// layout is held across the driver calls that change what is mapped, or who
+	// may access it. Which slots there are, and the grants, change only with
+	// layout and mu held, so one of the two is enough to read them.
+	layout  sync.Mutex
+	widened uint64 // counts grants, so that a revoke sees one that came between
+
+	mu       sync.Mutex // never held across a driver call
 	phase    phase
 	slots    []slot
 	grants   []grant        // the owner first
 	who      []driver.Grant // the same, as the driver wants it
-	widened  uint64         // counts grants, so that a revoke sees one that came between
 	turns    uint64         // counts retirements
 	strays   []*port        // may still have access: taking it away failed
 	leaving  []*leaver      // are losing access; their copies are refused
@@ -42,9 +48,9 @@ type Reservation struct {
 	named    map[*Stream]struct{}
 	holds    []uint64
 	changed  chan struct{}
+	books    books
 
 	generation atomic.Uint64
-	readopted  atomic.Uint64
 }
 
 // phase is how far a reservation is on its way out.
@@ -52,6 +58,7 @@ type phase uint8
 
 const (
 	isOpen    phase = iota
+	isAsleep        // no memory: only Wake and Close work
 	isClosing       // nothing but Close works any more
 	isClosed
 )
@@ -158,10 +165,22 @@ func (r *Reservation) fail(op string, off, size uint64, err error) error {
 
 // live is nil while the reservation is open. It needs r.mu.
 func (r *Reservation) live() error {
-	if r.phase != isOpen {
-		return fmt.Errorf("%w: reservation", ErrClosed)
+	switch r.phase {
+	case isOpen:
+		return nil
+	case isAsleep:
+		return ErrAsleep
 	}
-	return nil
+	return errReservationClosed
+}
+
+var errReservationClosed = fmt.Errorf("%w: reservation", ErrClosed)
+
+// usable is live for those who do not hold r.mu.
+func (r *Reservation) usable() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.live()
 }
 
 // outside refuses callers that may not touch the reservation inside a Range.
@@ -203,14 +222,37 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	return r.fail("map", off, size, r.mapAt(off, held))
 }
 
-// mapAt maps ms from off on. Each mapping takes a reference of its own.
+// mapAt maps ms from off on. Each mapping takes a reference of its own. Where
+// memory for the mapping itself runs out, kept memory goes and it tries again.
 func (r *Reservation) mapAt(off uint64, ms []*memory) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	err := r.mapOnce(off, ms)
+	if errors.Is(err, ErrOutOfMemory) && r.dev.port.relieve() {
+		err = r.mapOnce(off, ms)
+	}
+	return err
+}
+
+func (r *Reservation) mapOnce(off uint64, ms []*memory) error {
+	r.layout.Lock()
+	defer r.layout.Unlock()
 	i, size, err := r.vacant(off, ms)
 	if err != nil {
 		return err
 	}
+	if err := r.place(i, off, size, ms); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.insert(i, off, ms, accessible, nil)
+	r.notify()
+	r.check()
+	return nil
+}
+
+// place maps ms at off and sets access, all or nothing. It needs r.layout. What
+// cannot be undone becomes quarantined slots from index i on.
+func (r *Reservation) place(i int, off, size uint64, ms []*memory) error {
 	drv := r.dev.drv()
 	at := off
 	for n, m := range ms {
@@ -222,15 +264,14 @@ func (r *Reservation) mapAt(off uint64, ms []*memory) error {
 	if err := drv.SetAccess(r.ptr+Ptr(off), size, r.who); err != nil {
 		return r.unmapAgain(i, off, ms, err)
 	}
-	r.insert(i, off, ms, accessible, nil)
-	r.notify()
-	r.check()
 	return nil
 }
 
 // vacant checks that ms fit at off, and gives the index where their slots go
 // and their size together.
 func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return 0, 0, err
 	}
@@ -258,7 +299,7 @@ func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err 
 		switch {
 		case s.stuck != nil:
 			return 0, 0, fmt.Errorf("quarantined: %w", s.stuck)
-		case s.state == retiring:
+		case s.state >= retiring:
 			return 0, 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}
 		return 0, 0, fmt.Errorf("%w: %v is mapped", ErrInvalid, r.ptr+Ptr(s.off))
@@ -266,7 +307,8 @@ func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err 
 	return i, size, nil
 }
 
-// insert adds slots for ms at index i, each with a reference of its own.
+// insert adds slots for ms at index i, each with a reference of its own. Like
+// the rest of what changes slots it needs r.layout and r.mu.
 func (r *Reservation) insert(i int, off uint64, ms []*memory, st state, stuck error) {
 	r.slots = append(r.slots, make([]slot, len(ms))...)
 	copy(r.slots[i+len(ms):], r.slots[i:])
@@ -274,6 +316,7 @@ func (r *Reservation) insert(i int, off uint64, ms []*memory, st state, stuck er
 		m.refs.Add(1) // the caller holds it, so it is not 0
 		r.slots[i+n] = slot{off: off, mem: m, state: st}
 		off += m.size
+		r.books.commit(m.size)
 		if stuck != nil {
 			r.stick(&r.slots[i+n], stuck)
 		}
@@ -292,9 +335,11 @@ func (r *Reservation) unmapAgain(i int, off uint64, ms []*memory, why error) err
 	}
 	if err := r.dev.drv().Unmap(r.ptr+Ptr(off), size); err != nil {
 		why = also(why, "and unmapping again", err)
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.insert(i, off, ms, mapped, why)
+		r.check()
 	}
-	r.check()
 	return why
 }
 
@@ -308,95 +353,9 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	}
 	turn, err := r.retire(off, size)
 	if err == nil {
-		err = r.sweep(turn, off, size, r.fence())
+		err = r.retreat(turn, off, size)
 	}
 	return r.fail("unmap", off, size, err)
-}
-
-// retire gives up the whole slots that fill [off, off+size) and names the turn.
-// No copy of ours is using them when it returns, and none begins.
-func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
-	r.use.Lock()
-	defer r.use.Unlock()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
-		return 0, err
-	}
-	i, j, err := r.whole(off, size)
-	if err != nil {
-		return 0, err
-	}
-	if n := r.held(); off < n {
-		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, n)
-	}
-	for k := i; k < j; k++ {
-		switch s := &r.slots[k]; s.state {
-		case retiring:
-			return 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
-		case mapped:
-			return 0, fmt.Errorf("quarantined: %w", s.stuck)
-		}
-	}
-	r.turns++
-	for k := i; k < j; k++ {
-		r.retireSlot(&r.slots[k])
-	}
-	return r.turns, nil
-}
-
-// retireSlot and reviveSlot move a slot between accessible and retiring. A
-// quarantined slot without access stays mapped: only Close tries it again.
-func (r *Reservation) retireSlot(s *slot) {
-	if s.state == accessible {
-		s.state, s.turn = retiring, r.turns
-		r.dev.meter.pending.add(s.size())
-	}
-}
-
-func (r *Reservation) reviveSlot(s *slot) {
-	if s.state == retiring {
-		s.state = accessible
-		r.dev.meter.pending.sub(s.size())
-	}
-}
-
-// sweep unmaps what retired in turn and has not been taken back since, all of
-// it in [off, off+size). Where the wait failed, or the driver says no, it makes
-// that accessible again.
-func (r *Reservation) sweep(turn, off, size uint64, waited error) error {
-	r.mu.Lock()
-	ours := func(i int) bool {
-		return i < len(r.slots) && r.slots[i].off < off+size && r.slots[i].turn == turn && r.slots[i].state == retiring
-	}
-	i := r.slotAt(off)
-	for i < len(r.slots) && r.slots[i].off < off+size && !ours(i) {
-		i++
-	}
-	j := i
-	var n uint64
-	for ; ours(j); j++ {
-		n += r.slots[j].size()
-	}
-	if n > 0 && waited == nil {
-		waited = r.dev.drv().Unmap(r.ptr+Ptr(r.slots[i].off), n)
-	}
-	if n == 0 || waited != nil {
-		for k := i; k < j; k++ {
-			r.reviveSlot(&r.slots[k])
-		}
-		r.mu.Unlock()
-		return waited
-	}
-	gone := r.cut(i, j, nil)
-	r.generation.Add(1)
-	r.notify()
-	r.check()
-	r.mu.Unlock()
-	for _, m := range gone {
-		m.drop() //nolint:errcheck // the addresses are free; memory that will not go back is counted as stuck
-	}
-	return nil
 }
 
 // cut takes the slots [i, j) out and appends their memory, references included.
@@ -405,6 +364,7 @@ func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
 		s := &r.slots[k]
 		r.reviveSlot(s)
 		r.unstick(s)
+		r.books.uncommit(s.size())
 		gone = append(gone, s.mem)
 	}
 	r.slots = slices.Delete(r.slots, i, j)
@@ -424,22 +384,4 @@ func (r *Reservation) unstick(s *slot) {
 		r.dev.meter.stuck.sub(s.size())
 	}
 	s.stuck = nil
-}
-
-// readopt makes retiring slots at off accessible again, front to back, until
-// need is reached, and gives how far the accessible part goes then.
-func (r *Reservation) readopt(off, need uint64) uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i := r.slotAt(off); i < len(r.slots) && off < need; i++ {
-		s := &r.slots[i]
-		if s.off != off || s.state != retiring {
-			break
-		}
-		r.reviveSlot(s)
-		r.dev.meter.readopted.Add(s.size())
-		r.readopted.Add(s.size())
-		off = s.end()
-	}
-	return off
 }

@@ -14,9 +14,12 @@ const (
 	mapped     state = iota // no access: only where an undo failed
 	accessible              // every grant holds
 	retiring                // given up; its wait is not over
+	unmapping               // the driver has been asked to unmap it
 )
 
-func (s state) String() string { return [...]string{"mapped", "accessible", "retiring"}[s] }
+func (s state) String() string {
+	return [...]string{"mapped", "accessible", "retiring", "unmapping"}[s]
+}
 
 // slot is one whole mapping in a reservation. It holds its memory.
 type slot struct {

@@ -1,39 +1,99 @@
 package vmm
 
-import "sync/atomic"
+import (
+	"encoding/json"
+	"log/slog"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+)
 
-// gauge is a number of bytes now and the most it has been.
-type gauge struct{ now, peak atomic.Uint64 }
+// gauge is a number of bytes now and the most it has been. The lock is its
+// meter's.
+type gauge struct {
+	mu        *sync.Mutex
+	now, peak uint64
+}
 
 func (g *gauge) add(n uint64) {
-	v := g.now.Add(n)
-	for p := g.peak.Load(); v > p && !g.peak.CompareAndSwap(p, v); p = g.peak.Load() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.now += n
+	g.peak = max(g.peak, g.now)
+}
+
+func (g *gauge) sub(n uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.now -= n
+}
+
+// meter is the books behind Stats. Its lock is a leaf.
+type meter struct {
+	mu sync.Mutex
+
+	reserved, committed, used, cached, pending, stuck, asleep gauge
+	counts                                                    Counts
+
+	released atomic.Uint64 // bytes, ever
+}
+
+func (m *meter) gauges() []*gauge {
+	return []*gauge{&m.reserved, &m.committed, &m.used, &m.cached, &m.pending, &m.stuck, &m.asleep}
+}
+
+func (m *meter) init() {
+	for _, g := range m.gauges() {
+		g.mu = &m.mu
 	}
 }
 
-func (g *gauge) sub(n uint64) { g.now.Add(-n) }
-
-// meter is the books behind Stats.
-type meter struct {
-	reserved, committed, used, pending, stuck gauge
-	readopted                                 atomic.Uint64
+func (m *meter) count(c *uint64, n uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	*c += n
 }
 
-// Stats is what a device has, in bytes. Each number is exact at the moment it
-// is read; reading makes no driver call.
+// Counts is how often things were done, from the start on.
+type Counts struct {
+	Creates       uint64 `json:"creates"`        // pieces of memory taken from the driver
+	Releases      uint64 `json:"releases"`       // pieces given back to it
+	Maps          uint64 `json:"maps"`           // pieces mapped
+	Unmaps        uint64 `json:"unmaps"`         // pieces unmapped
+	Hits          uint64 `json:"hits"`           // pieces that growth found kept
+	Growths       uint64 `json:"growths"`        // growths that somebody waited for
+	Aheads        uint64 `json:"aheads"`         // growths ahead of need
+	AheadFailures uint64 `json:"ahead_failures"` // growths ahead of need that were dropped
+	Readopted     uint64 `json:"readopted"`      // bytes taken back while retiring
+}
+
+// Stats is what a device has, in bytes. All numbers are of one moment; reading
+// them makes no driver call. It is an slog.LogValuer, and String is its JSON, as
+// package expvar wants it. The JSON names stay.
 type Stats struct {
 	Reserved  uint64 `json:"reserved"`  // addresses
-	Committed uint64 `json:"committed"` // physical memory, created or imported
-	Used      uint64 `json:"used"`      // below Len of a Range
+	Committed uint64 `json:"committed"` // physical memory, created or imported, kept and retiring included
+	Used      uint64 `json:"used"`      // below Len of a Range that is awake
+	Cached    uint64 `json:"cached"`    // kept for growth, see SetThreshold
 	Pending   uint64 `json:"pending"`   // retiring: given up, its wait not over
 	Stuck     uint64 `json:"stuck"`     // an undo failed here; Close tries again
-	Readopted uint64 `json:"readopted"` // taken back while retiring, so far
+	Asleep    uint64 `json:"asleep"`    // below Len of a Range that sleeps
+	Pinned    uint64 `json:"pinned"`    // host memory for staging, of all Devices on this one
 
 	PeakReserved  uint64 `json:"peak_reserved"`
 	PeakCommitted uint64 `json:"peak_committed"`
 	PeakUsed      uint64 `json:"peak_used"`
+	PeakCached    uint64 `json:"peak_cached"`
 	PeakPending   uint64 `json:"peak_pending"`
 
+	Counts
+
+	// WorkTime is how long the device's goroutine has been at work.
+	WorkTime time.Duration `json:"work_ns"`
+
+	Limit        uint64 `json:"limit"`         // see SetLimit
+	Threshold    uint64 `json:"threshold"`     // see SetThreshold
 	AddressLimit uint64 `json:"address_limit"` // see SetAddressLimit
 }
 
@@ -43,33 +103,153 @@ func (d *Device) Stats() Stats {
 		return Stats{}
 	}
 	process.addresses.Lock()
-	limit := process.limit
+	addresses := process.limit
 	process.addresses.Unlock()
+	d.port.mu.Lock()
+	limit, pinned := d.port.limit, d.port.pinned
+	d.port.mu.Unlock()
+	d.cache.mu.Lock()
+	threshold := d.cache.threshold
+	d.cache.mu.Unlock()
 	m := &d.meter
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	return Stats{
-		Reserved:      m.reserved.now.Load(),
-		Committed:     m.committed.now.Load(),
-		Used:          m.used.now.Load(),
-		Pending:       m.pending.now.Load(),
-		Stuck:         m.stuck.now.Load(),
-		Readopted:     m.readopted.Load(),
-		PeakReserved:  m.reserved.peak.Load(),
-		PeakCommitted: m.committed.peak.Load(),
-		PeakUsed:      m.used.peak.Load(),
-		PeakPending:   m.pending.peak.Load(),
-		AddressLimit:  limit,
+		Reserved:      m.reserved.now,
+		Committed:     m.committed.now,
+		Used:          m.used.now,
+		Cached:        m.cached.now,
+		Pending:       m.pending.now,
+		Stuck:         m.stuck.now,
+		Asleep:        m.asleep.now,
+		Pinned:        pinned,
+		PeakReserved:  m.reserved.peak,
+		PeakCommitted: m.committed.peak,
+		PeakUsed:      m.used.peak,
+		PeakCached:    m.cached.peak,
+		PeakPending:   m.pending.peak,
+		Counts:        m.counts,
+		WorkTime:      time.Duration(d.worked.Load()),
+		Limit:         limit,
+		Threshold:     threshold,
+		AddressLimit:  addresses,
 	}
 }
 
-// RangeStats is what one Range has, in bytes.
+// ResetPeaks makes the high-water marks what there is now.
+func (d *Device) ResetPeaks() {
+	if d == nil {
+		return
+	}
+	d.meter.mu.Lock()
+	defer d.meter.mu.Unlock()
+	for _, g := range d.meter.gauges() {
+		g.peak = g.now
+	}
+}
+
+// String is the statistics as JSON, which makes them an expvar.Var.
+func (s Stats) String() string { return text(s) }
+
+// LogValue is the statistics as a group of numbers.
+func (s Stats) LogValue() slog.Value { return group(s) }
+
+// RangeStats is what one Range has, in bytes. All numbers are of one moment.
 type RangeStats struct {
 	Reserved  uint64 `json:"reserved"`
 	Committed uint64 `json:"committed"` // all that is mapped, retiring included
 	Used      uint64 `json:"used"`      // Len
 	Pending   uint64 `json:"pending"`
 	Stuck     uint64 `json:"stuck"`
-	Readopted uint64 `json:"readopted"`
 	Chunks    int    `json:"chunks"`
+
+	PeakCommitted uint64 `json:"peak_committed"`
+	PeakUsed      uint64 `json:"peak_used"`
+
+	Hits          uint64 `json:"hits"` // as in Counts, and so are the following
+	Growths       uint64 `json:"growths"`
+	Aheads        uint64 `json:"aheads"`
+	AheadFailures uint64 `json:"ahead_failures"`
+	Readopted     uint64 `json:"readopted"`
+
+	Asleep bool `json:"asleep"`
+}
+
+// books is what a reservation counts for its Range. It is guarded by r.mu.
+type books struct{ RangeStats }
+
+func (b *books) commit(n uint64) {
+	b.Committed += n
+	b.PeakCommitted = max(b.PeakCommitted, b.Committed)
+}
+
+func (b *books) uncommit(n uint64) { b.Committed -= n }
+
+// note counts for the Range.
+func (r *Reservation) note(c *uint64, n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*c += n
+}
+
+// Stats reads the range's books.
+func (g *Range) Stats() RangeStats {
+	if g == nil {
+		return RangeStats{}
+	}
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	st := g.r.books.RangeStats
+	st.Used, st.Chunks, st.Asleep = g.len.Load(), len(g.r.slots), g.r.phase == isAsleep
+	if g.r.phase != isClosed {
+		st.Reserved = g.r.size
+	}
+	for i := range g.r.slots {
+		s := &g.r.slots[i]
+		if s.state >= retiring {
+			st.Pending += s.size()
+		}
+		if s.stuck != nil {
+			st.Stuck += s.size()
+		}
+	}
+	return st
+}
+
+// ResetPeaks makes the high-water marks what there is now.
+func (g *Range) ResetPeaks() {
+	if g == nil {
+		return
+	}
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	g.r.books.PeakCommitted, g.r.books.PeakUsed = g.r.books.Committed, g.len.Load()
+}
+
+// String is the statistics as JSON, which makes them an expvar.Var.
+func (s RangeStats) String() string { return text(s) }
+
+// LogValue is the statistics as a group of numbers.
+func (s RangeStats) LogValue() slog.Value { return group(s) }
+
+// text is JSON of numbers, which cannot fail.
+func text(stats any) string {
+	b, _ := json.Marshal(stats) //nolint:errchkjson // see above
+	return string(b)
+}
+
+// group is numbers for slog under their JSON names.
+func group(stats any) slog.Value { return slog.GroupValue(attrs(reflect.ValueOf(stats))...) }
+
+func attrs(v reflect.Value) (all []slog.Attr) {
+	for f, x := range v.Fields() {
+		if f.Anonymous {
+			all = append(all, attrs(x)...)
+			continue
+		}
+		all = append(all, slog.Any(f.Tag.Get("json"), x.Interface()))
+	}
+	return all
 }
 
 // Report is a device's books with what is open in it.
@@ -92,6 +272,6 @@ type Opened struct {
 type Piece struct {
 	Off   uint64 `json:"off"`
 	Size  uint64 `json:"size"`
-	State string `json:"state"` // "mapped", "accessible", "retiring"
+	State string `json:"state"` // "mapped", "accessible", "retiring", "unmapping"
 	Stuck string `json:"stuck,omitempty"`
 }

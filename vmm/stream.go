@@ -254,28 +254,38 @@ func (s *Stream) drain() error {
 	return dev.SyncStream(s.raw)
 }
 
+// mark records an event at the stream's end of now; none if the stream is gone.
+func (s *Stream) mark() (mark, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.gone {
+		return mark{}, nil
+	}
+	dev, err := s.dev.port.device()
+	if err != nil {
+		return mark{}, err
+	}
+	e, err := s.dev.port.mark(dev, s.raw)
+	return mark{s.dev.port, dev, e}, err
+}
+
 // await waits for what is queued on the stream now.
 func (s *Stream) await() error {
-	s.mu.RLock()
-	if s.gone {
-		s.mu.RUnlock()
-		return nil
-	}
-	dev, err := s.dev.raw()
-	var e driver.Event
-	if err == nil {
-		e, err = s.dev.port.mark(dev, s.raw)
-	}
-	s.mu.RUnlock()
+	m, err := s.mark()
 	switch {
+	case err == nil && m.e == 0:
+		return nil
 	case err == nil:
-		return s.dev.port.settle(dev, e)
-	case s.wrapped && dev != nil && errors.Is(err, ErrInvalid):
-		// A stream of another context takes no event of this one.
-		return dev.SyncStream(s.raw)
+		return m.p.settle(m.dev, m.e)
+	case s.foreign(err):
+		return m.dev.SyncStream(s.raw)
 	}
 	return err
 }
+
+// foreign says whether err is what a stream of another context answers to an
+// event of this one.
+func (s *Stream) foreign(err error) bool { return s.wrapped && errors.Is(err, ErrInvalid) }
 
 // notCapturing is ErrCapturing while the stream is being captured.
 func (s *Stream) notCapturing() error {

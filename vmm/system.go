@@ -73,16 +73,19 @@ type port struct {
 	raw atomic.Pointer[rawDevice]
 
 	mu      sync.Mutex
-	users   int
+	devices []*Device
 	streams map[*Stream]struct{}
 	events  []driver.Event // made and free to use; there is no undo to fail
+	limit   uint64         // of what this process creates; 0: none
+	created uint64
+	pinned  uint64 // bytes of host memory for staging
 }
 
 // rawDevice boxes the interface so that it can be loaded atomically.
 type rawDevice struct{ driver.Device }
 
-// join gives the port of device n, counting its new user.
-func join(drv driver.Driver, n int) *port {
+// join makes d a user of the port of device n.
+func join(drv driver.Driver, n int, d *Device) *port {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	sys := process.systems[drv]
@@ -100,23 +103,23 @@ func join(drv driver.Driver, n int) *port {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.users++
+	p.devices = append(p.devices, d)
 	return p
 }
 
 // leave undoes join; the last one frees the events and closes the context.
 // Where that fails nobody has left.
-func (p *port) leave() error {
+func (p *port) leave(d *Device) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.users == 1 {
+	if len(p.devices) == 1 {
 		if err := p.shut(); err != nil {
 			return err
 		}
 	}
-	p.users--
+	p.devices = slices.DeleteFunc(p.devices, func(e *Device) bool { return e == d })
 	p.sys.users--
 	if p.sys.users == 0 {
 		delete(process.systems, p.sys.drv)
@@ -186,7 +189,7 @@ func (p *port) device() (driver.Device, error) {
 	if raw := p.raw.Load(); raw != nil {
 		return raw.Device, nil
 	}
-	if p.users == 0 {
+	if len(p.devices) == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, p.n)
 	}
 	dev, err := p.sys.drv.Open(p.n)

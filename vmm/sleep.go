@@ -1,0 +1,451 @@
+package vmm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Keep says what becomes of the bytes of a range that sleeps.
+type Keep uint8
+
+// What Sleep does with contents.
+const (
+	DropContents Keep = iota // Len becomes 0
+	KeepContents             // they wait in host memory
+)
+
+// Sleep gives the memory of ranges back to the device and keeps their addresses.
+// Their contents wait in host memory, or are dropped. It waits first as Unmap
+// does; all of them fall asleep or none. A sleeping range answers ErrAsleep to
+// all but Wake and Close; its Cap is 0. One that is held answers ErrBusy.
+//
+// A range that has slept keeps the host memory for the next time, until Clip or
+// Close.
+func Sleep(k Keep, ranges ...*Range) error {
+	unlock, err := lockWrites(ranges)
+	if err != nil {
+		return failed("sleep", ranges, err)
+	}
+	defer unlock()
+	return failed("sleep", ranges, sleep(k, ranges))
+}
+
+// Wake gives sleeping ranges memory again, at the same addresses, in chunks of
+// the same sizes, with the same grants, and brings back their contents: all of
+// them or none. A range that is awake is left alone.
+func Wake(ranges ...*Range) error {
+	unlock, err := lockWrites(ranges)
+	if err != nil {
+		return failed("wake", ranges, err)
+	}
+	defer unlock()
+	return failed("wake", ranges, wake(ranges))
+}
+
+func failed(op string, ranges []*Range, err error) error {
+	if len(ranges) == 0 {
+		return (*Device)(nil).fail(op, 0, 0, err)
+	}
+	return ranges[0].fail(op, 0, 0, err)
+}
+
+// lockWrites keeps others from writing to the ranges, the lowest address first.
+func lockWrites(ranges []*Range) (unlock func(), err error) {
+	if len(ranges) == 0 || slices.Contains(ranges, nil) {
+		return nil, fmt.Errorf("%w: no range", ErrInvalid)
+	}
+	sorted := slices.Clone(ranges)
+	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.ptr, b.r.ptr) })
+	if len(slices.Compact(slices.Clone(sorted))) < len(sorted) {
+		return nil, fmt.Errorf("%w: a range is named twice", ErrInvalid)
+	}
+	for _, g := range sorted {
+		g.write.Lock()
+	}
+	return func() {
+		for _, g := range sorted {
+			g.write.Unlock()
+		}
+	}, nil
+}
+
+// sleeper is a range on its way to sleep or back, and what it has of memory.
+type sleeper struct {
+	*Range
+	turn uint64
+	cap  uint64
+	mem  []*memory
+}
+
+func sleep(k Keep, ranges []*Range) error {
+	if k > KeepContents {
+		return fmt.Errorf("%w: contents %d", ErrInvalid, k)
+	}
+	var all []*sleeper
+	err := func() error {
+		for _, g := range ranges {
+			s, err := g.doze()
+			if err != nil {
+				return err
+			}
+			all = append(all, s)
+		}
+		for _, s := range all {
+			if err := s.r.fence(); err != nil {
+				return err
+			}
+		}
+		for _, s := range all {
+			if k == DropContents {
+				break
+			}
+			if err := s.save(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	if err != nil {
+		for _, s := range all {
+			s.stayUp()
+		}
+		return err
+	}
+	for i, s := range all {
+		if err := s.depart(); err != nil {
+			for _, s := range all[:i] {
+				if again := s.comeBack(); again != nil {
+					err = also(err, "and mapping another range again, which now sleeps", again)
+					s.lie(k)
+				}
+			}
+			for _, s := range all[i:] {
+				s.stayUp()
+			}
+			return err
+		}
+	}
+	for _, s := range all {
+		s.lie(k)
+	}
+	return nil
+}
+
+// doze lets nobody use the range any more and retires all of it.
+func (g *Range) doze() (*sleeper, error) {
+	r := g.r
+	g.grow.Lock()
+	defer g.grow.Unlock()
+	r.use.Lock()
+	defer r.use.Unlock()
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.live(); err != nil {
+		return nil, err
+	}
+	if len(r.holds) > 0 {
+		return nil, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
+	}
+	for i := range r.slots {
+		if err := r.slots[i].stuck; err != nil {
+			return nil, fmt.Errorf("quarantined: %w", err)
+		}
+	}
+	r.phase = isAsleep
+	r.turns++
+	for i := range r.slots {
+		r.retireSlot(&r.slots[i])
+	}
+	s := &sleeper{Range: g, turn: r.turns, cap: g.cap.Load()}
+	g.cap.Store(0)
+	return s, nil
+}
+
+// stayUp undoes doze.
+func (s *sleeper) stayUp() {
+	s.r.revive(s.turn)
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	s.r.phase = isOpen
+	s.Range.cap.Store(s.cap)
+}
+
+// save copies the contents to host memory. Nothing is using the range.
+func (s *sleeper) save() error {
+	n := s.len.Load()
+	if n == 0 {
+		return nil
+	}
+	raw, err := s.r.dev.raw()
+	if err != nil {
+		return err
+	}
+	b, err := s.makeBed(n)
+	if err != nil {
+		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
+	}
+	return s.r.dev.port.copyOut(raw, b, s.r.ptr)
+}
+
+// makeBed gives n bytes of host memory.
+func (g *Range) makeBed(n uint64) ([]byte, error) {
+	if g.bed == nil {
+		d, err := g.r.dev.lodge()
+		if err != nil {
+			return nil, err
+		}
+		if g.bed, err = d.NewRange(RangeOptions{Max: g.r.size}); err != nil {
+			return nil, err
+		}
+	}
+	if err := g.bed.room(n); err != nil {
+		return nil, err
+	}
+	if err := g.bed.SetLen(n); err != nil {
+		return nil, err
+	}
+	return g.bed.Host()
+}
+
+// stripBed gives the host memory back.
+func (g *Range) stripBed() error {
+	err := g.bed.Close()
+	if err == nil {
+		g.bed = nil
+	}
+	return err
+}
+
+// depart unmaps all of the range and keeps what was below its capacity for now.
+func (s *sleeper) depart() error {
+	gone, err := s.unmap()
+	for _, m := range gone {
+		if s.size() < s.cap {
+			s.mem = append(s.mem, m)
+		} else {
+			m.drop() //nolint:errcheck // it was retiring; counted as stuck
+		}
+	}
+	return err
+}
+
+// unmap gives the memory that was mapped.
+func (s *sleeper) unmap() ([]*memory, error) {
+	r := s.r
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	n := len(r.slots)
+	if n == 0 {
+		return nil, nil
+	}
+	// It is one stretch: what retires lies right behind the capacity.
+	if err := r.dev.drv().Unmap(r.ptr, r.slots[n-1].end()); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.generation.Add(1)
+	return r.cut(0, n, nil), nil
+}
+
+// size is how much memory the sleeper has with it.
+func (s *sleeper) size() (n uint64) {
+	for _, m := range s.mem {
+		n += m.size
+	}
+	return n
+}
+
+// comeBack undoes depart and doze; what was retiring behind the capacity is gone.
+func (s *sleeper) comeBack() error {
+	r := s.r
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	if len(s.mem) > 0 {
+		if err := r.place(0, 0, s.size(), s.mem); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.settle()
+	return nil
+}
+
+// settle enters mapped memory into the books; the range is awake. It needs
+// r.layout and r.mu.
+func (s *sleeper) settle() {
+	r := s.r
+	r.insert(0, 0, s.mem, accessible, nil)
+	s.let((*memory).drop)
+	r.phase = isOpen
+	s.Range.cap.Store(s.cap)
+	r.notify()
+	r.check()
+}
+
+// let gives up the sleeper's references.
+func (s *sleeper) let(drop func(*memory) error) {
+	for _, m := range s.mem {
+		drop(m) //nolint:errcheck // mapped, or counted as stuck
+	}
+	s.mem = nil
+}
+
+// lie releases the memory; the range is asleep.
+func (s *sleeper) lie(k Keep) {
+	s.sizes = nil
+	for _, m := range s.mem {
+		s.sizes = append(s.sizes, m.size)
+	}
+	s.let((*memory).dropForGood)
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	if k == DropContents {
+		s.show(0)
+	}
+	s.r.dev.meter.used.sub(s.len.Load())
+	s.r.dev.meter.asleep.add(s.len.Load())
+	s.slept = true
+	s.r.notify()
+}
+
+// woken undoes lie's books. It needs r.mu.
+func (g *Range) woken() {
+	g.r.dev.meter.asleep.sub(g.len.Load())
+	g.r.dev.meter.used.add(g.len.Load())
+	g.slept = false
+}
+
+func wake(ranges []*Range) error {
+	var all []*sleeper
+	for _, g := range ranges {
+		err := g.live()
+		if err == nil {
+			continue
+		}
+		s := &sleeper{Range: g}
+		if errors.Is(err, ErrAsleep) {
+			err = s.rise()
+		}
+		if err != nil {
+			for _, s := range all {
+				err = also(err, "and", s.lieDown())
+			}
+			return err
+		}
+		all = append(all, s)
+	}
+	for _, s := range all {
+		r := s.r
+		r.layout.Lock()
+		r.mu.Lock()
+		s.woken()
+		s.settle()
+		r.mu.Unlock()
+		r.layout.Unlock()
+		s.lookAhead()
+	}
+	return nil
+}
+
+// rise gives a sleeping range memory and contents. Where it fails the range has
+// none, and sleeps on.
+func (s *sleeper) rise() error {
+	d, p := s.r.dev, prop(s.r.dev, s.opts)
+	if err := s.r.stuckBelow(0); err != nil {
+		return err
+	}
+	for _, size := range s.sizes {
+		m := d.take(p, size, size)
+		if m == nil {
+			var err error
+			if m, err = d.create(size, p); err != nil {
+				s.let((*memory).drop)
+				return err
+			}
+		}
+		s.mem = append(s.mem, m)
+		s.cap += size
+	}
+	if len(s.mem) == 0 {
+		return nil
+	}
+	s.r.layout.Lock()
+	err := s.r.place(0, 0, s.cap, s.mem)
+	s.r.layout.Unlock()
+	if err != nil {
+		s.let((*memory).drop)
+		return err
+	}
+	if err := s.load(); err != nil {
+		return also(err, "and", s.lieDown())
+	}
+	return nil
+}
+
+// load copies the contents back.
+func (s *sleeper) load() error {
+	if s.len.Load() == 0 {
+		return nil
+	}
+	raw, err := s.r.dev.raw()
+	if err != nil {
+		return err
+	}
+	b, err := s.bed.Host()
+	if err != nil {
+		return err
+	}
+	return s.r.dev.port.copyIn(raw, s.r.ptr, b)
+}
+
+// lieDown undoes rise. What cannot be unmapped is quarantined.
+func (s *sleeper) lieDown() error {
+	r := s.r
+	err := r.fence() // a copy that failed may be under way
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	if err == nil || lost(err) {
+		err = nil
+		if len(s.mem) > 0 {
+			err = r.dev.drv().Unmap(r.ptr, s.cap)
+		}
+	}
+	if err != nil {
+		r.mu.Lock()
+		r.insert(0, 0, s.mem, mapped, err)
+		r.mu.Unlock()
+	}
+	s.let((*memory).drop)
+	return err
+}
+
+// lodge is where the contents of sleeping ranges wait: host memory.
+func (d *Device) lodge() (*Device, error) {
+	d.lodgeMu.Lock()
+	defer d.lodgeMu.Unlock()
+	if d.host == nil {
+		h, err := Open("host")
+		if err != nil {
+			return nil, err
+		}
+		d.host = h
+	}
+	return d.host, nil
+}
+
+// unlodge undoes lodge.
+func (d *Device) unlodge() error {
+	d.lodgeMu.Lock()
+	defer d.lodgeMu.Unlock()
+	err := d.host.Close()
+	if err == nil {
+		d.host = nil
+	}
+	return err
+}
