@@ -24,7 +24,7 @@ type Range struct {
 	len, cap atomic.Uint64
 
 	fresh  bool                      // takes no kept memory
-	wanted atomic.Bool               // the device's goroutine has it on its list
+	wanted atomic.Int32              // of the device's goroutine
 	pause  atomic.Pointer[time.Time] // no look-ahead before this
 
 	bed   *Range   // host memory for what sleeps, see Sleep; guarded by write
@@ -326,19 +326,40 @@ func (g *Range) extend(off, want uint64) error {
 	return nil
 }
 
+// What a range wants of the device's goroutine.
+const (
+	nothing  int32 = iota
+	somewhen       // memory, when it looks
+	urgently       // memory, at once
+)
+
 // lookAhead puts the range on the list of the device's goroutine if half of
-// what it is to have ready is used up.
+// what it is to have ready is used up, and wakes that at three quarters.
 func (g *Range) lookAhead() {
-	ready := g.cap.Load() - min(g.len.Load(), g.cap.Load())
-	if ready > g.opts.Ahead/2 || g.opts.Ahead == 0 || g.cap.Load() == g.r.size {
+	have := g.cap.Load()
+	ready := have - min(g.len.Load(), have)
+	if ready > g.opts.Ahead/2 || g.opts.Ahead == 0 || have == g.r.size {
 		return
 	}
-	if t := g.pause.Load(); t != nil && time.Now().Before(*t) {
+	need := somewhen
+	if ready <= g.opts.Ahead/4 {
+		need = urgently
+	}
+	was := g.wanted.Load()
+	if was >= need || g.pausing() || !g.wanted.CompareAndSwap(was, need) {
 		return
 	}
-	if !g.wanted.Swap(true) {
+	if was == nothing {
 		g.r.dev.want(g)
 	}
+	if need == urgently {
+		g.r.dev.worker.wake()
+	}
+}
+
+func (g *Range) pausing() bool {
+	t := g.pause.Load()
+	return t != nil && time.Now().Before(*t)
 }
 
 // afterFailure is how long look-ahead rests that found no memory: who needs it
@@ -347,7 +368,7 @@ const afterFailure = 100 * time.Millisecond
 
 // growAhead is what the device's goroutine does for a range on its list.
 func (g *Range) growAhead() {
-	g.wanted.Store(false) // before looking, so that no change goes unseen
+	g.wanted.Store(nothing) // before looking, so that no change goes unseen
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	end := g.len.Load()

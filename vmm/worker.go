@@ -12,12 +12,21 @@ type worker struct {
 	kick    chan struct{} // ends its rest
 }
 
-// How long the goroutine rests before it asks again whether what retired can be
-// unmapped: longer and longer while nothing happens. A growth that comes
-// meanwhile takes retiring memory back for nothing.
+// What retired is looked at every few milliseconds: a growth that comes before
+// takes it back for nothing, and releasing memory as fast as it is given up
+// slows down running copies, since what is released is cleared.
 const (
-	firstRest = 500 * time.Microsecond
-	lastRest  = 16 * time.Millisecond
+	firstRest = 4 * time.Millisecond
+	lastRest  = 32 * time.Millisecond
+)
+
+// Ranges put themselves on the list without waking the goroutine, unless they
+// are in a hurry: that costs more than all the rest of an append. So it looks
+// for itself, less and less often, and lingers a little.
+const (
+	firstLook = 250 * time.Microsecond
+	lastLook  = 4 * time.Millisecond
+	linger    = 20 * time.Millisecond
 )
 
 // rouse makes sure that the goroutine is there for what retired.
@@ -27,26 +36,20 @@ func (d *Device) rouse() {
 	d.start()
 }
 
-// want has the goroutine grow g.
+// want has the goroutine grow g when it looks next.
 func (d *Device) want(g *Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.worker.wanted = append(d.worker.wanted, g)
-	if d.start() {
-		return
-	}
-	d.worker.wake()
+	d.start()
 }
 
-// start needs d.mu; false if the goroutine is there already.
-func (d *Device) start() bool {
-	w := &d.worker
-	if w.running || d.still {
-		return false
+// start needs d.mu.
+func (d *Device) start() {
+	if w := &d.worker; !w.running && !d.still {
+		w.running = true
+		go d.work()
 	}
-	w.running = true
-	go d.work()
-	return true
 }
 
 // wake ends the goroutine's rest.
@@ -59,29 +62,31 @@ func (w *worker) wake() {
 
 // work runs until nothing is left to do.
 func (d *Device) work() {
-	rest := firstRest
-	due := time.Now().Add(rest)
+	rest, look := firstRest, firstLook
+	began := time.Now()
+	due, busy := began.Add(rest), began
 	for {
-		began := time.Now()
 		for g := d.nextWanted(); g != nil; g = d.nextWanted() {
 			g.growAhead()
+			look, busy = firstLook, time.Now()
 		}
 		if !began.Before(due) {
+			rest = min(2*rest, lastRest)
 			if progress, _ := d.drainNow(); progress { // what fails is tried again
-				rest = firstRest
-			} else {
-				rest = min(2*rest, lastRest)
+				rest, busy = firstRest, time.Now()
 			}
 			due = time.Now().Add(rest)
 		}
 		d.worked.Add(int64(time.Since(began)))
-		if d.stop() {
+		if d.stop(time.Since(busy) >= linger) {
 			return
 		}
 		select {
 		case <-d.worker.kick:
-		case <-time.After(time.Until(due)):
+		case <-time.After(min(look, max(0, time.Until(due)))):
+			look = min(2*look, lastLook)
 		}
+		began = time.Now()
 	}
 }
 
@@ -98,11 +103,11 @@ func (d *Device) nextWanted() *Range {
 	return g
 }
 
-// stop ends the goroutine if nothing is left to do.
-func (d *Device) stop() bool {
+// stop ends the goroutine if nothing is left to do and nobody is likely to come.
+func (d *Device) stop(idle bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.worker.wanted) > 0 || d.waiting() > 0 {
+	if len(d.worker.wanted) > 0 || d.waiting() > 0 || !idle && len(d.open) > 0 {
 		return false
 	}
 	d.worker.running = false
