@@ -41,9 +41,9 @@ func (s *session) contend(ctx context.Context, g group, cases []report.Case) (er
 		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {
-		undo, err := g.setup(ctx)
-		if err != nil {
-			return err
+		undo, failed := g.setup(ctx)
+		if failed != nil {
+			return failed
 		}
 		defer func() { err = errors.Join(err, undo()) }()
 	}
