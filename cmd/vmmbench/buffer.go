@@ -22,8 +22,17 @@ type buffer struct {
 	ptr    driver.Ptr // 0 if only the CPU has its address
 	host   []byte     // nil if only the device has its address
 	size   uint64
-	chunks []uint64 // offsets at which its chunks begin
+	chunks []uint64    // offsets at which its chunks begin
+	stager *vmm.Device // copies it, instead of the driver; nil: the driver
 	free   func() error
+}
+
+// shape is how device memory is laid out: all but the size is for vmm memory.
+type shape struct {
+	size  uint64
+	chunk uint64 // size of its chunks; 0: the range's choice
+	step  uint64 // what it grows by; 0: all at once
+	share bool   // its chunks can be exported
 }
 
 // Kinds of device memory, as --mem takes them.
@@ -55,21 +64,13 @@ func missing(dev *vmm.Device, what string) error {
 	return fmt.Errorf("%s has no %s: %w", dev, what, driver.ErrNotSupported)
 }
 
-// deviceBuffer makes device memory of a kind. chunk is the size of the chunks
-// of a vmm range, 0 for its own choice; they can be exported if it says so.
-func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, size, chunk uint64, exportable bool) (*buffer, error) {
-	b := &buffer{raw: raw, size: size, chunks: []uint64{0}}
+// deviceBuffer makes device memory of a kind.
+func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*buffer, error) {
+	b := &buffer{raw: raw, size: s.size, chunks: []uint64{0}}
 	if kind == memVMM {
-		o := vmm.RangeOptions{Max: size, Chunk: chunk}
-		if exportable {
-			o.Share = vmm.ShareFD
-		}
-		r, err := dev.NewRange(o)
+		r, err := grownRange(dev, s)
 		if err != nil {
 			return nil, err
-		}
-		if err := r.Grow(size); err != nil {
-			return nil, errors.Join(err, r.Close())
 		}
 		b.ptr, b.free, b.chunks = r.Ptr(), r.Close, chunkStarts(r)
 		return b, nil
@@ -80,16 +81,40 @@ func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, size, chunk u
 	}
 	var err error
 	if kind == memAsync {
-		b.ptr, err = plain.AllocAsync(size, raw.Own())
+		b.ptr, err = plain.AllocAsync(s.size, raw.Own())
 		b.free = func() error { return plain.FreeAsync(b.ptr, raw.Own()) }
 	} else {
-		b.ptr, err = plain.AllocPlain(size)
+		b.ptr, err = plain.AllocPlain(s.size)
 		b.free = func() error { return plain.FreePlain(b.ptr) }
 	}
 	if err != nil {
-		return nil, fmt.Errorf("allocate %d bytes: %w", size, err)
+		return nil, fmt.Errorf("allocate %d bytes: %w", s.size, err)
 	}
 	return b, nil
+}
+
+// grownRange makes a range that has grown to its size, by steps as appends would.
+func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
+	o := vmm.RangeOptions{Max: s.size, Chunk: s.chunk}
+	if s.share {
+		o.Share = vmm.ShareFD
+	}
+	r, err := dev.NewRange(o)
+	if err != nil {
+		return nil, err
+	}
+	step := s.step
+	if step == 0 {
+		step = s.size
+	}
+	for at := uint64(0); at < s.size && err == nil; {
+		at += min(step, s.size-at)
+		err = r.Grow(at) // beyond Len, which is 0
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
 }
 
 // chunkStarts is where the chunks of a range begin.
@@ -101,11 +126,15 @@ func chunkStarts(r *vmm.Range) []uint64 {
 	return starts
 }
 
-// hostBuffer makes host memory: pinned, or a Go slice.
-func hostBuffer(dev *vmm.Device, raw driver.Device, pinned bool, size uint64) (*buffer, error) {
+// hostBuffer makes host memory of a kind: pinned, or a Go slice, which the
+// driver copies or this project's staging.
+func hostBuffer(dev *vmm.Device, raw driver.Device, kind string, size uint64) (*buffer, error) {
 	b := &buffer{raw: raw, size: size, chunks: []uint64{0}, free: func() error { return nil }}
-	if !pinned {
+	if kind != pinned {
 		b.host = make([]byte, size)
+		if kind == staging {
+			b.stager = dev
+		}
 		return b, nil
 	}
 	pinner, ok := raw.(driver.Pinner)
@@ -127,6 +156,10 @@ func (b *buffer) pageable() bool { return b.ptr == 0 }
 // copyTo is one copy of the whole of b to dst. It queues it where it can.
 func (b *buffer) copyTo(dst *buffer) func(driver.Stream) error {
 	switch {
+	case b.stager != nil:
+		return func(driver.Stream) error { return b.stager.CopyIn(dst.ptr, b.host) }
+	case dst.stager != nil:
+		return func(driver.Stream) error { return dst.stager.CopyOut(dst.host, b.ptr) }
 	case b.pageable():
 		return func(driver.Stream) error { return b.raw.CopyIn(dst.ptr, b.host) }
 	case dst.pageable():

@@ -28,22 +28,24 @@ const (
 const (
 	pageable = "pageable"
 	pinned   = "pinned"
-	noHost   = "none" // a copy within the device
+	staging  = "staging" // pageable, through this project's own pinned blocks
+	noHost   = "none"    // a copy within the device
 )
 
 // bwPlan is what bw measures: every combination of these.
 type bwPlan struct {
 	directions, hosts, mems choices
-	sizes, chunks           size.List
+	sizes, chunks, steps    size.List
 	exportable              choices
 }
 
 func newBWPlan() *bwPlan {
 	return &bwPlan{
 		directions: choices{of: []string{h2d, d2h, d2d, both}},
-		hosts:      choices{of: []string{pageable, pinned}},
+		hosts:      choices{of: []string{pageable, pinned, staging}},
 		mems:       choices{of: []string{memVMM, memPlain, memAsync}},
 		exportable: choices{of: []string{private, exportable}, values: []string{private}},
+		steps:      size.List{0},
 	}
 }
 
@@ -85,13 +87,18 @@ grows (vmm) against memory that does not. Every pair with the same axes is
 compared; the ratio is of times, so above 1 vmm takes longer.
 
 Bandwidth is payload in GB/s, 1e9 bytes a second. A copy within the device reads
-and writes every byte: its traffic is twice that, and is printed beside it.`,
+and writes every byte: its traffic is twice that, and is printed beside it.
+Pageable memory is copied by the driver, staging is the same memory copied by
+this project through pinned blocks of its own. With --step, vmm memory grows to its
+size by appends of that many bytes, which is what decides its chunks.`,
 		Example: `  vmmbench bw
   vmmbench bw --direction h2d,both --host pinned --size 64K:256M:x4
+  vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
   vmmbench bw --preset full --format json -o full.txt`,
 	})
 	f := c.Flags()
 	m.add(f, 15, 4*time.Second)
+	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&preset, "preset", "what to measure, unless the flags below say otherwise")
 	f.Var(&p.directions, "direction", "directions; both is up and down at once")
@@ -99,6 +106,7 @@ and writes every byte: its traffic is twice that, and is printed beside it.`,
 	f.Var(&p.mems, "mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host")
 	f.Var(&p.sizes, "size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
+	f.Var(&p.steps, "step", "bytes by which vmm memory grows to its size; 0 is all at once")
 	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if preset.value == "full" {
@@ -155,33 +163,20 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, directio
 		payload *= 2
 	}
 	for _, kind := range p.mems.values {
-		chunks, shares := size.List{0}, []string{private}
-		if kind == memVMM {
-			chunks, shares = p.chunks, p.exportable.values
-		}
-		for _, chunk := range chunks {
-			for _, share := range shares {
-				name, chunkName := memName(dev, kind), chunkLabel(kind, chunk)
-				label := taskLabel(name, chunkName)
-				if share == exportable {
-					label += "-exportable"
-				}
-				g.tasks = append(g.tasks, task{
-					label: label,
-					grows: kind == memVMM,
-					c: report.Case{
-						ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
-						Axes: report.Axes{
-							{Name: "device", Value: dev.String()}, {Name: "direction", Value: direction},
-							{Name: "host", Value: host}, {Name: "size", Value: n},
-							{Name: "mem", Value: name}, {Name: "chunk", Value: chunkName}, {Name: "exportable", Value: share},
-						},
-					},
-					open: func(ctx context.Context) (contender, error) {
-						return shared.contender(ctx, kind, chunk, share == exportable)
-					},
-				})
-			}
+		for _, s := range p.shapes(kind, n) {
+			label, axes := s.describe(memName(dev, kind), kind)
+			g.tasks = append(g.tasks, task{
+				label: label,
+				grows: kind == memVMM,
+				c: report.Case{
+					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
+					Axes: append(report.Axes{
+						{Name: "device", Value: dev.String()}, {Name: "direction", Value: direction},
+						{Name: "host", Value: host}, {Name: "size", Value: n},
+					}, axes...),
+				},
+				open: func(ctx context.Context) (contender, error) { return shared.contender(ctx, kind, s) },
+			})
 		}
 	}
 	if direction != d2d {
@@ -197,9 +192,43 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, directio
 	return g
 }
 
-// Values of the chunk axis that are no size.
+// shapes are the layouts in which memory of a kind is measured.
+func (p *bwPlan) shapes(kind string, n uint64) []shape {
+	if kind != memVMM {
+		return []shape{{size: n}}
+	}
+	var list []shape
+	for _, chunk := range p.chunks {
+		for _, step := range p.steps {
+			for _, share := range p.exportable.values {
+				list = append(list, shape{size: n, chunk: chunk, step: step, share: share == exportable})
+			}
+		}
+	}
+	return list
+}
+
+// describe is the label and the axes of memory with this name and kind.
+func (s shape) describe(name, kind string) (string, report.Axes) {
+	chunk, step, share := chunkLabel(kind, s.chunk), whole, private
+	label := taskLabel(name, chunk)
+	if s.step > 0 {
+		step = size.Format(s.step)
+		label += "-by-" + step
+	}
+	if s.share {
+		share = exportable
+		label += "-exportable"
+	}
+	return label, report.Axes{
+		{Name: "mem", Value: name}, {Name: "chunk", Value: chunk},
+		{Name: "step", Value: step}, {Name: "exportable", Value: share},
+	}
+}
+
+// Values of the chunk axis, and of the step axis, that are no size.
 const (
-	whole  = "whole"  // the memory is one piece
+	whole  = "whole"  // the memory is one piece, or grew by one step
 	ladder = "ladder" // the range chooses
 )
 
@@ -234,11 +263,14 @@ type bwShared struct {
 }
 
 // gateable says whether the copies can be queued behind a gate.
-func (s *bwShared) gateable() bool { return s.host != pageable }
+func (s *bwShared) gateable() bool { return s.host == pinned || s.host == noHost }
 
 func (s *bwShared) setup(ctx context.Context) (func() error, error) {
-	if s.direction == both && s.host == pageable {
-		return nil, fmt.Errorf("pageable copies share one stream and cannot run both ways at once: %w", driver.ErrNotSupported)
+	if s.direction == both && !s.gateable() {
+		return nil, fmt.Errorf("%s copies are done when they return and cannot run both ways at once: %w", s.host, driver.ErrNotSupported)
+	}
+	if s.host == staging && addressable(s.dev) {
+		return nil, fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", s.dev, driver.ErrNotSupported)
 	}
 	undo := func() error {
 		err := freeAll(s.up, s.down)
@@ -247,7 +279,7 @@ func (s *bwShared) setup(ctx context.Context) (func() error, error) {
 	}
 	var err error
 	if s.direction == h2d || s.direction == both {
-		if s.up, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
+		if s.up, err = hostBuffer(s.dev, s.raw, s.host, s.size); err != nil {
 			return nil, err
 		}
 		if err := s.up.fill(ctx, s.pattern); err != nil {
@@ -255,14 +287,14 @@ func (s *bwShared) setup(ctx context.Context) (func() error, error) {
 		}
 	}
 	if s.direction == d2h || s.direction == both {
-		if s.down, err = hostBuffer(s.dev, s.raw, s.host == pinned, s.size); err != nil {
+		if s.down, err = hostBuffer(s.dev, s.raw, s.host, s.size); err != nil {
 			return nil, errors.Join(err, undo())
 		}
 	}
 	return undo, nil
 }
 
-func (s *bwShared) contender(ctx context.Context, kind string, chunk uint64, exportable bool) (_ contender, err error) {
+func (s *bwShared) contender(ctx context.Context, kind string, layout shape) (_ contender, err error) {
 	c := &copier{pattern: s.pattern, direction: s.direction}
 	defer func() {
 		if err != nil {
@@ -271,7 +303,7 @@ func (s *bwShared) contender(ctx context.Context, kind string, chunk uint64, exp
 	}()
 	// device makes the device's end of a leg.
 	device := func(filled bool) (*buffer, error) {
-		b, err := deviceBuffer(s.dev, s.raw, kind, s.size, chunk, exportable)
+		b, err := deviceBuffer(s.dev, s.raw, kind, layout)
 		if err != nil {
 			return nil, err
 		}

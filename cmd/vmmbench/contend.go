@@ -130,12 +130,16 @@ func (s *session) summarize(c *report.Case, o measure.Outcome) {
 const (
 	unitGBs = "GB/s"
 	unitMs  = "ms"
+	unitUs  = "us"
 )
 
 // inUnit is a time as the value of a case. One byte a nanosecond is 1 GB/s.
 func inUnit(c *report.Case, ns float64) float64 {
-	if c.Unit == unitMs {
+	switch c.Unit {
+	case unitMs:
 		return ns / 1e6
+	case unitUs:
+		return ns / 1e3
 	}
 	return bandwidth(c.Bytes, ns)
 }

@@ -75,7 +75,7 @@ type measureFlags struct {
 
 func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration) {
 	m.outputFlags.add(f)
-	m.verify = verify.Full
+	m.verify, m.corrupt = verify.Off, -1
 	m.margin = 0.02
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
 	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
@@ -84,10 +84,15 @@ func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration)
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order, the data and the resampling")
 	f.Var(&m.order, "order", "order of the contenders in a block")
-	f.Var(&m.verify, "verify", "how much of the data is checked")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
+}
+
+// addVerify is for work that leaves data behind.
+func (m *measureFlags) addVerify(f *pflag.FlagSet) {
+	m.verify = verify.Full
+	f.Var(&m.verify, "verify", "how much of the data is checked")
 	f.Int64Var(&m.corrupt, "corrupt", -1, "flip the byte at this offset of the device buffer before it is verified")
 	f.Lookup("corrupt").Hidden = true // for the tests of vmmbench itself
 }
@@ -163,6 +168,35 @@ func (c *choices) String() string { return strings.Join(c.values, ",") }
 
 // Type implements pflag.Value.
 func (c *choices) Type() string { return strings.Join(c.of, ",") }
+
+// mostStreams is how many busy streams may be asked for.
+const mostStreams = 64
+
+// counts is a flag that takes a list of numbers of streams.
+type counts []int
+
+// Set implements pflag.Value. It replaces the default.
+func (c *counts) Set(s string) error {
+	var list counts
+	for v := range strings.SplitSeq(s, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(v))
+		if err != nil || n < 0 || n > mostStreams {
+			return fmt.Errorf("%q: want a list of numbers from 0 to %d", v, mostStreams)
+		}
+		if !slices.Contains(list, n) {
+			list = append(list, n)
+		}
+	}
+	*c = list
+	return nil
+}
+
+func (c *counts) String() string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint([]int(*c)), " ", ","), "[]")
+}
+
+// Type implements pflag.Value.
+func (c *counts) Type() string { return "COUNTS" }
 
 // percent is a flag that takes 2% or 0.02.
 type percent float64

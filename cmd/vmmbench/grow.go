@@ -20,6 +20,8 @@ import (
 // Ways to grow, as --mem takes them.
 const (
 	growVMM    = memVMM
+	growAhead  = "ahead" // vmm, with memory that is mapped before it is needed
+	growKept   = "kept"  // vmm, from chunks that an earlier growth left
 	growWhole  = "whole" // one chunk of the final size, mapped once
 	growPlain  = memPlain
 	growDouble = "double" // plain, doubling its capacity
@@ -31,16 +33,17 @@ const (
 // growPlan is what grow measures.
 type growPlan struct {
 	targets, chunks size.List
-	step            size.One
+	step, ahead     size.One
 	mems            choices
+	busy            counts
 	samples         int // at most, whatever the flags say
 }
 
 func newGrowPlan() *growPlan {
-	all := []string{growVMM, growWhole, growPlain, growDouble, growAsync, growAppend}
+	all := []string{growVMM, growAhead, growKept, growWhole, growPlain, growDouble, growAsync, growAppend}
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
-		mems: choices{of: append(all, growWarm), values: all}, samples: math.MaxInt,
+		mems: choices{of: append(all, growWarm), values: all}, busy: counts{0}, samples: math.MaxInt,
 	}
 }
 
@@ -50,21 +53,26 @@ func (a *app) grow() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "grow",
 		Short: "Measure growing: in place against allocate and copy",
-		Long: `Append to a target, step by step, writing every byte: in place (vmm), into a new
+		Long: `Append to a target, step by step, writing every byte: in place (vmm), the same with
+look-ahead (ahead) or from chunks that an earlier growth left (kept), into a new
 allocation that the old one is copied to (plain, each step; double, when it is
 full; async, from the device's pool), and with Go's append on the host (append,
 which gets its pages from the system as the others do; warm, in a heap that has
 kept them, which append in the same run would take away). whole does not grow: it writes the same bytes into one chunk of the
-final size. The first step includes making the container; giving the memory back is not timed.`,
+final size. With --busy, streams copy all the time meanwhile. The first step includes making the container; giving the memory back is not timed.`,
 		Example: `  vmmbench grow
-  vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M`,
+  vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
+  vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
 	})
 	f := c.Flags()
 	m.add(f, 7, 15*time.Second)
+	m.addVerify(f)
 	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
 	f.Var(&p.step, "step", "bytes appended at a time")
 	f.Var(&p.mems, "mem", "ways to grow")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
+	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond what it has; 0 is four steps, 64 MiB at least")
+	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
 	c.RunE = func(c *cobra.Command, _ []string) error { return a.measure(c.Context(), c.Name(), &m, p.groups) }
 	return c
 }
@@ -78,37 +86,62 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]gr
 		if err := checkSize(target); err != nil {
 			return nil, err
 		}
-		list = append(list, p.group(dev, raw, seed, target))
+		for _, streams := range p.busy {
+			list = append(list, p.group(dev, raw, seed, target, streams))
+		}
 	}
 	return list, nil
 }
 
-func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64) group {
-	g := group{name: "grow/" + size.Format(target), samples: p.samples, maxLoops: 1}
+// options is how a range that grows in place is made.
+func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
+	o := vmm.RangeOptions{Max: target, Chunk: chunk}
+	if kind == growAhead {
+		o.Ahead = uint64(p.ahead)
+		if o.Ahead == 0 {
+			o.Ahead = max(leastAhead, 4*uint64(p.step))
+		}
+	}
+	return o
+}
+
+// leastAhead is what ahead has mapped beyond what it has, whatever the step.
+const leastAhead = 64 << 20
+
+// ours says whether a way to grow is this project's.
+func ours(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
+
+func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64, streams int) group {
+	l := &load{dev: dev, raw: raw, n: streams}
+	g := group{
+		name: busyName("grow/"+size.Format(target), streams), samples: p.samples, maxLoops: 1,
+		setup: l.setup,
+	}
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
-		if kind == growVMM {
+		if ours(kind) {
 			chunks = p.chunks
 		}
 		for _, chunk := range chunks {
-			name, label := growName(dev, kind), chunkLabel(kind, chunk)
+			name, label := growName(dev, kind), growChunk(kind, chunk)
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
-				grows: kind == growVMM,
+				grows: ours(kind),
 				c: report.Case{
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
 					Axes: report.Axes{
 						{Name: "device", Value: dev.String()}, {Name: "size", Value: target},
 						{Name: "step", Value: uint64(p.step)}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
+						{Name: "busy", Value: streams},
 					},
 				},
 				open: func(context.Context) (contender, error) {
-					start, undo, err := starter(dev, raw, kind, target, chunk)
+					start, undo, err := starter(dev, raw, kind, target, p.options(kind, target, chunk))
 					if err != nil {
 						return nil, err
 					}
 					return &growth{
-						start: start, undo: undo, target: target, step: make([]byte, min(uint64(p.step), target)),
+						start: start, undo: undo, ready: l.ready, target: target, step: make([]byte, min(uint64(p.step), target)),
 						pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
 					}, nil
 				},
@@ -116,19 +149,27 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 		}
 	}
 	if dev.Driver().Name() == "host" {
-		// An old block beside one twice its size, and as much that Go has not
-		// collected yet.
-		g.memory = 4 * target
+		// An old block beside one twice its size, as much that Go has not
+		// collected yet, and what is kept.
+		g.memory = 5 * target
 	}
 	return g
+}
+
+// growChunk is the value of the chunk axis.
+func growChunk(kind string, chunk uint64) string {
+	if ours(kind) {
+		return chunkLabel(memVMM, chunk)
+	}
+	return whole
 }
 
 func growName(dev *vmm.Device, kind string) string {
 	switch kind {
 	case growVMM:
 		return kind
-	case growWhole:
-		return "vmm-whole"
+	case growAhead, growKept, growWhole:
+		return growVMM + "-" + kind
 	case growAppend:
 		return "go-append"
 	case growWarm:
@@ -143,6 +184,7 @@ func growName(dev *vmm.Device, kind string) string {
 type growth struct {
 	start   func() (grower, error)
 	undo    func() error
+	ready   func() // called before each sample
 	target  uint64
 	step    []byte // what is appended, made anew for each step
 	pattern verify.Pattern
@@ -156,6 +198,7 @@ type usage struct {
 }
 
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
+	g.ready()
 	err = g.run(ctx, g.pattern, &s, func(grower) error { return nil })
 	return s, err
 }

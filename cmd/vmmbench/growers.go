@@ -23,22 +23,18 @@ type grower interface {
 }
 
 // starter gives a function that makes growers of a kind, and what to call when
-// no more are needed.
-func starter(dev *vmm.Device, raw driver.Device, kind string, target, chunk uint64) (func() (grower, error), func() error, error) {
+// no more are needed. o is how ranges that grow in place are made.
+func starter(dev *vmm.Device, raw driver.Device, kind string, target uint64, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
 	nothing := func() error { return nil }
 	switch kind {
-	case growVMM:
-		return func() (grower, error) {
-			r, err := dev.NewRange(vmm.RangeOptions{Max: target, Chunk: chunk})
-			if err != nil {
-				return nil, err
-			}
-			return &inPlace{Range: r, raw: raw}, nil
-		}, nothing, nil
+	case growVMM, growAhead:
+		return func() (grower, error) { return newInPlace(dev, raw, o) }, nothing, nil
+	case growKept:
+		return keptStarter(dev, raw, o)
 	case growWhole:
 		return func() (grower, error) { return newReadyMade(dev, raw, target) }, nothing, nil
 	case growAppend, growWarm:
-		if _, ok := dev.Driver().(driver.HostViewer); !ok || dev.Driver().Name() != "host" {
+		if !addressable(dev) {
 			return nil, nil, missing(dev, "memory that a Go slice can be made of")
 		}
 		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, nothing, nil
@@ -82,15 +78,48 @@ func starter(dev *vmm.Device, raw driver.Device, kind string, target, chunk uint
 	return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
 }
 
+// addressable says whether the CPU has the addresses of the device's memory.
+func addressable(dev *vmm.Device) bool {
+	_, ok := dev.Driver().(driver.HostViewer)
+	return ok && dev.Driver().Name() == "host"
+}
+
 // inPlace is a range of this project.
 type inPlace struct {
 	*vmm.Range
 	raw driver.Device
 }
 
-func (g *inPlace) append(p []byte) error       { return g.Append(p) }
-func (g *inPlace) address() any                { return g.Ptr() }
-func (g *inPlace) cost() (copied, peak uint64) { return 0, g.Cap() }
+func newInPlace(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (grower, error) {
+	r, err := dev.NewRange(o)
+	if err != nil {
+		return nil, err
+	}
+	return &inPlace{Range: r, raw: raw}, nil
+}
+
+// keptStarter is starter for ranges that take the chunks which the last one
+// left. The warm-up, which does not count, makes them. They are kept by a Device
+// of their own, out of reach of the others, who start with nothing.
+func keptStarter(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
+	own, err := vmm.OpenDriver(dev.Driver(), dev.Info().Ordinal)
+	if err != nil {
+		return nil, nil, err
+	}
+	old := own.SetThreshold(math.MaxUint64)
+	undo := func() error {
+		_, err := own.Trim(0)
+		own.SetThreshold(old)
+		return errors.Join(err, own.Close())
+	}
+	return func() (grower, error) { return newInPlace(own, raw, o) }, undo, nil
+}
+
+func (g *inPlace) append(p []byte) error { return g.Append(p) }
+func (g *inPlace) address() any          { return g.Ptr() }
+
+// cost counts look-ahead too, which may be committed and not yet be capacity.
+func (g *inPlace) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
 func (g *inPlace) close() error                { return g.Close() }
 func (g *inPlace) buffer() *buffer {
 	return &buffer{raw: g.raw, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}

@@ -36,6 +36,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 	})
 	f := c.Flags()
 	m.add(f, 31, 12*time.Second)
+	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest")
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -73,6 +73,8 @@ func csvAxis(value any) string {
 		return v
 	case uint64:
 		return strconv.FormatUint(v, 10)
+	case int:
+		return strconv.Itoa(v)
 	}
 	return ""
 }
