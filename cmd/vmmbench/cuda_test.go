@@ -1,0 +1,48 @@
+//go:build cgo && linux
+
+package main
+
+import (
+	"io"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// What the host does not have, the fake CUDA driver has: a pool, and memory that
+// the CPU cannot address.
+func TestOnFakeCUDA(t *testing.T) {
+	path := fakecuda.Build(t, fakecuda.Missing("wait_value32")) // its streams cannot be held back
+	fake := fakecuda.Open(t, path)
+	fake.Configure(1, 512<<20)
+	drv, err := cuda.Load(path)
+	require.NoError(t, err)
+	t.Cleanup(fake.Clean)
+	dev, err := vmm.OpenDriver(drv, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	raw, err := dev.Raw()
+	require.NoError(t, err)
+
+	ops := newOpsPlan()
+	ops.busy = counts{0, 1}
+	copies := newBWPlan()
+	copies.article()
+	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{16 << 20}, size.List{0, 1 << 20}
+	growths := newGrowPlan()
+	growths.targets, growths.step, growths.busy = size.List{16 << 20}, 2<<20, counts{0, 1}
+	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
+	for name, plan := range map[string]planner{"ops": ops.groups, "bw": copies.groups, "grow": growths.groups} {
+		s := newSession()
+		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan))
+		require.NotEmpty(t, s.report.Cases)
+		for _, c := range s.report.Cases {
+			require.Equal(t, report.Passed, c.Status, "%s: %s: %s", name, c.ID, c.Reason)
+		}
+	}
+}
