@@ -16,7 +16,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-const mib = 1 << 20
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
 
 // rivals are a device as this module has it, and the same one as C has it.
 type rivals struct {
@@ -115,6 +118,7 @@ func (v *rivals) mapping() job {
 // and of addresses of C's by the chunks that the Range has for it.
 type growth struct {
 	*rivals
+	opts    vmm.RangeOptions
 	sizes   []uint64
 	steps   [][]uint64
 	total   uint64
@@ -123,9 +127,22 @@ type growth struct {
 	handles []uint64
 }
 
-func (v *rivals) growth(sizes ...uint64) *growth {
-	w := &growth{rivals: v, sizes: sizes}
-	g := v.fresh(sizes[len(sizes)-1])
+func (v *rivals) growth(o vmm.RangeOptions, sizes ...uint64) *growth {
+	if o.Max == 0 {
+		o.Max = sizes[len(sizes)-1]
+	}
+	w := &growth{rivals: v, opts: o, sizes: sizes}
+	g := w.fresh()
+	w.steps = v.recorded(g, sizes)
+	w.total = g.Cap()
+	require.NoError(v, g.Close())
+	return w
+}
+
+// recorded grows g to each of sizes in turn, and gives the chunks that each growth
+// took. Sizes that it had room for are left out.
+func (v *rivals) recorded(g *vmm.Range, sizes []uint64) (steps [][]uint64) {
+	v.Helper()
 	for _, size := range sizes {
 		seen := len(g.Segments())
 		require.NoError(v, g.Grow(size))
@@ -133,24 +150,24 @@ func (v *rivals) growth(sizes ...uint64) *growth {
 		for _, s := range g.Segments()[seen:] {
 			step = append(step, s.Size)
 		}
-		w.steps = append(w.steps, step)
+		if len(step) > 0 {
+			steps = append(steps, step)
+		}
 	}
-	w.total = g.Cap()
-	require.NoError(v, g.Close())
-	return w
+	return steps
 }
 
 // fresh is an empty Range.
-func (v *rivals) fresh(size uint64) *vmm.Range {
-	v.Helper()
-	g, err := v.dev.NewRange(vmm.RangeOptions{Max: size})
-	require.NoError(v, err)
+func (w *growth) fresh() *vmm.Range {
+	w.Helper()
+	g, err := w.dev.NewRange(w.opts)
+	require.NoError(w, err)
 	return g
 }
 
 func (w *growth) prepare() {
 	var err error
-	w.g = w.fresh(w.sizes[len(w.sizes)-1])
+	w.g = w.fresh()
 	w.p, err = w.loop.Reserve(w.total, w.gran)
 	require.NoError(w, err)
 }
@@ -188,7 +205,7 @@ func (w *growth) undo() {
 
 // cold grows a fresh Range by memory that is taken anew.
 func (v *rivals) cold() job {
-	w := v.growth(64 * mib)
+	w := v.growth(vmm.RangeOptions{}, 64*mib)
 	require.Equal(v, [][]uint64{{64 * mib}}, w.steps)
 	return job{
 		name:    "cold grow by 64 MiB",
@@ -218,13 +235,23 @@ func (v *rivals) doubling() job {
 
 // doubled is the growth of doubling, and its sizes.
 func (v *rivals) doubled() (*growth, []uint64) {
-	free, _, err := v.dev.MemInfo()
-	require.NoError(v, err)
-	var sizes []uint64
-	for size := uint64(2 * mib); size <= min(free/6, 16<<10*mib); size *= 2 {
+	sizes := v.doublings()
+	return v.growth(vmm.RangeOptions{}, sizes...), sizes
+}
+
+func (v *rivals) doublings() (sizes []uint64) {
+	for size := uint64(2 * mib); size <= min(v.free()/6, 16*gib); size *= 2 {
 		sizes = append(sizes, size)
 	}
-	return v.growth(sizes...), sizes
+	return sizes
+}
+
+// free is how much memory the device has left.
+func (v *rivals) free() uint64 {
+	v.Helper()
+	free, _, err := v.dev.MemInfo()
+	require.NoError(v, err)
+	return free
 }
 
 // moving is doubling beside what moves: allocate, copy and free. It has rounds
@@ -263,7 +290,15 @@ func TestAgainstCOnFake(t *testing.T) {
 
 // A comparison is fair if both sides make the same calls.
 func TestSameCallsAsC(t *testing.T) {
+	calls := sameCalls(t, func(v *rivals) []job { return []job{v.mapping(), v.cold(), v.doubling()} })
+	require.Positive(t, calls["cuMemCreate"])
+}
+
+// sameCalls holds that the first two ways of jobs on the fake driver make the
+// same calls, and gives how many those were.
+func sameCalls(t *testing.T, jobs func(*rivals) []job) map[string]int {
 	v, fake := rivalsOnFake(t)
+	total := map[string]int{}
 	counted := func(way func() time.Duration) map[string]int {
 		calls := map[string]int{}
 		for _, symbol := range []string{"", "cuMemCreate", "cuMemMap", "cuMemSetAccess"} {
@@ -275,11 +310,23 @@ func TestSameCallsAsC(t *testing.T) {
 		}
 		return calls
 	}
-	for _, j := range []job{v.mapping(), v.cold(), v.doubling()} {
-		j.prepare()
-		ours, c := counted(j.ways[0]), counted(j.ways[1])
+	for _, j := range jobs(v) {
+		var calls [2]map[string]int
+		for i := range calls {
+			if i == 0 || j.apart {
+				j.prepare()
+			}
+			calls[i] = counted(j.ways[i])
+			if i == len(calls)-1 || j.apart {
+				j.undo()
+			}
+		}
+		ours, c := calls[0], calls[1]
 		require.Equal(t, c, ours, j.name)
 		require.Positive(t, c["cuMemMap"], j.name)
-		j.undo()
+		for symbol, n := range ours {
+			total[symbol] += n
+		}
 	}
+	return total
 }

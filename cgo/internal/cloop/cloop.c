@@ -136,11 +136,11 @@ cloop_took cloop_map(struct cloop *l, CUdeviceptr p, size_t size, CUmemGenericAl
 }
 
 cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, const int *counts, int steps,
-                      CUmemGenericAllocationHandle *made) {
+                      CUmemGenericAllocationHandle *made, int kept) {
 	long long from = now();
 	for (int i = 0; i < steps; i++) {
 		CUdeviceptr end = p;
-		for (int j = 0; j < counts[i]; j++)
+		for (int j = 0; j < counts[i] && !kept; j++)
 			TRY(l, mem_create, &made[j], sizes[j], &l->prop, 0);
 		for (int j = 0; j < counts[i]; j++) {
 			TRY(l, mem_map, end, sizes[j], 0, made[j], 0);

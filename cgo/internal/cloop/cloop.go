@@ -97,19 +97,35 @@ func (l *Loop) Map(p, size, h uint64) (time.Duration, error) {
 
 // Grow puts new memory at p, in steps of the given chunks: what is timed is
 // cuMemCreate and cuMemMap for each chunk and one cuMemSetAccess for each step.
+func (l *Loop) Grow(p uint64, steps [][]uint64) (handles []uint64, took time.Duration, err error) {
+	for _, chunks := range steps {
+		handles = append(handles, make([]uint64, len(chunks))...)
+	}
+	took, err = l.grow(p, steps, handles, 0)
+	return handles, took, err
+}
+
+// Regrow is Grow with the memory of handles, one for each chunk, which is not
+// mapped: what is timed is cuMemMap and cuMemSetAccess.
+func (l *Loop) Regrow(p uint64, steps [][]uint64, handles []uint64) (time.Duration, error) {
+	return l.grow(p, steps, handles, 1)
+}
+
+// grow is Grow into handles, or Regrow from them.
 //
 // Safety: the slices are as long as the counts say, hold no pointers, and C
 // keeps none of them.
-func (l *Loop) Grow(p uint64, steps [][]uint64) (handles []uint64, took time.Duration, err error) {
+func (l *Loop) grow(p uint64, steps [][]uint64, handles []uint64, kept C.int) (time.Duration, error) {
 	var sizes []uint64
 	counts := make([]C.int, len(steps))
 	for i, chunks := range steps {
 		sizes = append(sizes, chunks...)
 		counts[i] = C.int(len(chunks))
 	}
-	handles = make([]uint64, len(sizes))
-	took, err = timed(C.cloop_grow(l.c, C.CUdeviceptr(p), numbers(sizes), unsafe.SliceData(counts), C.int(len(counts)), numbers(handles)))
-	return handles, took, err
+	if len(handles) != len(sizes) {
+		return 0, fmt.Errorf("%d handles for %d chunks", len(handles), len(sizes))
+	}
+	return timed(C.cloop_grow(l.c, C.CUdeviceptr(p), numbers(sizes), unsafe.SliceData(counts), C.int(len(counts)), numbers(handles), kept))
 }
 
 // Realloc grows memory the usual way: for each size it allocates anew, copies

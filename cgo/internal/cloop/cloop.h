@@ -26,10 +26,10 @@ cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h);
 cloop_took cloop_unmap(struct cloop *l, CUdeviceptr p, size_t size);
 cloop_took cloop_threshold(struct cloop *l, unsigned long long n);
 
-// Timed.
+// Timed. With kept, cloop_grow finds the memory in made instead of making it.
 cloop_took cloop_map(struct cloop *l, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
 cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, const int *counts, int steps,
-                      CUmemGenericAllocationHandle *made);
+                      CUmemGenericAllocationHandle *made, int kept);
 cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool);
 
 #endif
