@@ -153,19 +153,35 @@ func hostBuffer(dev *vmm.Device, raw driver.Device, kind string, size uint64) (*
 // synchronous.
 func (b *buffer) pageable() bool { return b.ptr == 0 }
 
-// copyTo is one copy of the whole of b to dst. It queues it where it can.
-func (b *buffer) copyTo(dst *buffer) func(driver.Stream) error {
+// copyTo is one copy of n bytes of b at off to the same place in dst. It queues
+// it where it can.
+func (b *buffer) copyTo(dst *buffer, off, n uint64) queue {
+	to, from := dst.ptr+driver.Ptr(off), b.ptr+driver.Ptr(off)
 	switch {
+	case n == 0:
+		return func(driver.Stream) error { return nil }
 	case b.stager != nil:
-		return func(driver.Stream) error { return b.stager.CopyIn(dst.ptr, b.host) }
+		return func(driver.Stream) error { return b.stager.CopyIn(to, b.host[off:off+n]) }
 	case dst.stager != nil:
-		return func(driver.Stream) error { return dst.stager.CopyOut(dst.host, b.ptr) }
+		return func(driver.Stream) error { return dst.stager.CopyOut(dst.host[off:off+n], from) }
 	case b.pageable():
-		return func(driver.Stream) error { return b.raw.CopyIn(dst.ptr, b.host) }
+		return func(driver.Stream) error { return b.raw.CopyIn(to, b.host[off:off+n]) }
 	case dst.pageable():
-		return func(driver.Stream) error { return b.raw.CopyOut(dst.host, b.ptr) }
+		return func(driver.Stream) error { return b.raw.CopyOut(dst.host[off:off+n], from) }
 	}
-	return func(s driver.Stream) error { return b.raw.Copy(dst.ptr, b.ptr, b.size, s) }
+	return func(s driver.Stream) error { return b.raw.Copy(to, from, n, s) }
+}
+
+// parts splits the copy of the whole of b to dst into one for each of n streams.
+func (b *buffer) parts(dst *buffer, n int) []queue {
+	const unit = 4096 // where parts begin; what is smaller is for the first streams
+	part := ((b.size+uint64(n)-1)/uint64(n) + unit - 1) / unit * unit
+	list := make([]queue, n)
+	for i := range list {
+		off := min(uint64(i)*part, b.size)
+		list[i] = b.copyTo(dst, off, min(part, b.size-off))
+	}
+	return list
 }
 
 // pieces calls f for one piece of the buffer after the other, until ctx is done.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -36,7 +37,8 @@ const (
 type bwPlan struct {
 	directions, hosts, mems choices
 	sizes, chunks, steps    size.List
-	exportable              choices
+	exportable, calls       choices
+	streams                 counts
 }
 
 func newBWPlan() *bwPlan {
@@ -46,8 +48,16 @@ func newBWPlan() *bwPlan {
 		mems:       choices{of: []string{memVMM, memPlain, memAsync}},
 		exportable: choices{of: []string{private, exportable}, values: []string{private}},
 		steps:      size.List{0},
+		calls:      choices{of: []string{callAsync, callSync}, values: []string{callAsync}},
+		streams:    counts{1},
 	}
 }
+
+// Values of --call.
+const (
+	callAsync = "async" // copies are queued, and waited for together
+	callSync  = "sync"  // each copy is waited for
+)
 
 // Values of --exportable.
 const (
@@ -107,6 +117,8 @@ size by appends of that many bytes, which is what decides its chunks.`,
 	f.Var(&p.sizes, "size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
 	f.Var(&p.steps, "step", "bytes by which vmm memory grows to its size; 0 is all at once")
+	f.Var(&p.calls, "call", "whether copies are queued, or each is waited for")
+	f.Var(&p.streams, "streams", "how many streams share a copy")
 	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if preset.value == "full" {
@@ -129,37 +141,96 @@ size by appends of that many bytes, which is what decides its chunks.`,
 	return c
 }
 
-// groups plans one group for each direction, host memory and size.
-func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
-	var list []group
+// way is how bytes are copied.
+type way struct {
+	direction, host, call string
+	streams               int
+}
+
+// name is the way as a part of a group's name, which says what is out of the common.
+func (w way) name() string {
+	name := w.direction + "/" + w.host
+	if w.call != callAsync {
+		name += "/" + w.call
+	}
+	if w.streams != 1 {
+		name += fmt.Sprintf("/streams-%d", w.streams)
+	}
+	return name
+}
+
+// ready says whether copies are done when they return, whatever they are asked.
+func (w way) ready() bool { return w.host == pageable || w.host == staging }
+
+// gateable says whether the copies can be queued behind a gate.
+func (w way) gateable() bool { return !w.ready() && w.call == callAsync }
+
+// refuse says what makes no sense on a device.
+func (w way) refuse(dev *vmm.Device) error {
+	switch {
+	case w.host == staging && addressable(dev):
+		return fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", dev, driver.ErrNotSupported)
+	case w.direction == both && (w.ready() || w.call == callSync):
+		return fmt.Errorf("%s copies are done when they return and cannot run both ways at once: %w", w.host, driver.ErrNotSupported)
+	case w.streams > 1 && (w.ready() || w.call == callSync):
+		return fmt.Errorf("%s copies are done when they return and cannot share streams: %w", w.host, driver.ErrNotSupported)
+	case w.ready() && w.call == callSync:
+		return fmt.Errorf("%s copies are done when they return, queued or not: %w", w.host, driver.ErrNotSupported)
+	}
+	return nil
+}
+
+// ways are all that were asked for.
+func (p *bwPlan) ways() ([]way, error) {
+	var list []way
 	for _, direction := range p.directions.values {
 		hosts := p.hosts.values
 		if direction == d2d {
 			hosts = []string{noHost}
 		}
 		for _, host := range hosts {
-			for _, n := range p.sizes {
-				if err := checkSize(n); err != nil {
-					return nil, err
+			for _, call := range p.calls.values {
+				for _, streams := range p.streams {
+					if streams == 0 {
+						return nil, usageError{errors.New("--streams 0: want 1 or more")}
+					}
+					list = append(list, way{direction, host, call, streams})
 				}
-				list = append(list, p.group(dev, raw, seed, direction, host, n))
 			}
 		}
 	}
 	return list, nil
 }
 
-func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, direction, host string, n uint64) group {
-	g := group{name: fmt.Sprintf("bw/%s/%s/%s", direction, host, size.Format(n)), samples: math.MaxInt}
-	shared := &bwShared{dev: dev, raw: raw, direction: direction, host: host, size: n}
+// groups plans one group for each way to copy and each size.
+func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
+	ways, err := p.ways()
+	if err != nil {
+		return nil, err
+	}
+	var list []group
+	for _, w := range ways {
+		for _, n := range p.sizes {
+			if err := checkSize(n); err != nil {
+				return nil, err
+			}
+			list = append(list, p.group(dev, raw, seed, w, n))
+		}
+	}
+	return list, nil
+}
+
+func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, w way, n uint64) group {
+	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt}
+	shared := &bwShared{dev: dev, raw: raw, way: w, size: n}
 	// Data left over from one group cannot pass in another.
 	shared.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = shared.setup
 	if _, _, ok := gateParts(dev, raw); ok && shared.gateable() {
-		g.maxLoops = gatedLoops
+		g.maxLoops = max(gatedLoops/w.streams, 1)
 	}
 	payload := n
-	if direction == both {
+	if w.direction == both {
 		payload *= 2
 	}
 	for _, kind := range p.mems.values {
@@ -171,20 +242,21 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, directio
 				c: report.Case{
 					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
 					Axes: append(report.Axes{
-						{Name: "device", Value: dev.String()}, {Name: "direction", Value: direction},
-						{Name: "host", Value: host}, {Name: "size", Value: n},
+						{Name: "device", Value: dev.String()}, {Name: "direction", Value: w.direction},
+						{Name: "host", Value: w.host}, {Name: "call", Value: w.call}, {Name: "streams", Value: w.streams},
+						{Name: "size", Value: n},
 					}, axes...),
 				},
 				open: func(ctx context.Context) (contender, error) { return shared.contender(ctx, kind, s) },
 			})
 		}
 	}
-	if direction != d2d {
+	if w.direction != d2d {
 		g.memory = payload
 	}
 	if dev.Driver().Name() == "host" {
 		ends := uint64(1) // of a copy that are on the device
-		if direction == d2d || direction == both {
+		if w.direction == d2d || w.direction == both {
 			ends = 2
 		}
 		g.memory += ends * n * uint64(len(g.tasks))
@@ -254,23 +326,17 @@ func taskLabel(mem, chunk string) string {
 // bwShared is what the contenders of a group have in common. They copy from
 // and to the same host memory, so that its place in memory is no difference.
 type bwShared struct {
-	dev             *vmm.Device
-	raw             driver.Device
-	direction, host string
-	size            uint64
-	pattern         verify.Pattern
-	up, down        *buffer // host memory that is read, that is written; nil if unused
+	way
+	dev      *vmm.Device
+	raw      driver.Device
+	size     uint64
+	pattern  verify.Pattern
+	up, down *buffer // host memory that is read, that is written; nil if unused
 }
 
-// gateable says whether the copies can be queued behind a gate.
-func (s *bwShared) gateable() bool { return s.host == pinned || s.host == noHost }
-
 func (s *bwShared) setup(ctx context.Context) (func() error, error) {
-	if s.direction == both && !s.gateable() {
-		return nil, fmt.Errorf("%s copies are done when they return and cannot run both ways at once: %w", s.host, driver.ErrNotSupported)
-	}
-	if s.host == staging && addressable(s.dev) {
-		return nil, fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", s.dev, driver.ErrNotSupported)
+	if err := s.refuse(s.dev); err != nil {
+		return nil, err
 	}
 	undo := func() error {
 		err := freeAll(s.up, s.down)
@@ -295,7 +361,7 @@ func (s *bwShared) setup(ctx context.Context) (func() error, error) {
 }
 
 func (s *bwShared) contender(ctx context.Context, kind string, layout shape) (_ contender, err error) {
-	c := &copier{pattern: s.pattern, direction: s.direction}
+	c := &copier{way: s.way, pattern: s.pattern}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())
@@ -339,9 +405,14 @@ func (s *bwShared) contender(ctx context.Context, kind string, layout shape) (_ 
 		c.legs = append(c.legs, leg{src, s.down})
 	}
 	for _, l := range c.legs {
-		c.queues = append(c.queues, l.src.copyTo(l.dst))
+		c.queues = append(c.queues, l.src.parts(l.dst, s.streams)...)
 	}
-	c.timer, err = newTimer(s.dev, s.raw, len(c.legs), s.gateable())
+	if s.call == callSync {
+		for i, q := range c.queues {
+			c.queues[i] = q.waited(s.raw)
+		}
+	}
+	c.timer, err = newTimer(s.dev, s.raw, len(c.queues), s.gateable())
 	return c, err
 }
 
@@ -350,12 +421,12 @@ type leg struct{ src, dst *buffer }
 
 // copier is a contender that copies.
 type copier struct {
-	pattern   verify.Pattern
-	direction string
-	legs      []leg
-	queues    []queue
-	timer     *timer
-	own       []*buffer
+	way
+	pattern verify.Pattern
+	legs    []leg
+	queues  []queue // for each leg as many as there are streams
+	timer   *timer
+	own     []*buffer
 }
 
 func (c *copier) measure(ctx context.Context, loops int) (measure.Sample, error) {
@@ -408,7 +479,7 @@ func (c *copier) describe(rc *report.Case, samples []measure.Sample) {
 		var ways [2][]float64
 		for _, s := range samples {
 			for i := range ways {
-				ways[i] = append(ways[i], s.Parts[i])
+				ways[i] = append(ways[i], slices.Max(s.Parts[i*c.streams:(i+1)*c.streams]))
 			}
 		}
 		rc.Stats.Both = &report.Both{

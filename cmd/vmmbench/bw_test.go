@@ -50,3 +50,55 @@ func TestStagingIsForDevicesWithMemoryOfTheirOwn(t *testing.T) {
 		require.Contains(t, string(c.Reason), "copies without staging")
 	}
 }
+
+func TestCopiesByCallAndStreams(t *testing.T) {
+	args := []string{"bw", "--device", "host", "--size", "1M", "--direction", "h2d,d2d,both", "--host", "pageable,pinned",
+		"--call", "async,sync", "--streams", "1,3", "--mem", "vmm", "--samples", "2", "--progress", "off", "--format", "json"}
+	code, out, _ := bench(t, args...)
+	require.Equal(t, report.ExitPassed, code)
+	passed := map[string]bool{}
+	for _, c := range parse(t, out).Cases {
+		if c.Status == report.Waived {
+			require.Contains(t, string(c.Reason), "done when they return", c.ID)
+			continue
+		}
+		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
+		require.Equal(t, c.Bytes, c.Verify.Bytes, "every part is checked")
+		passed[strings.TrimSuffix(strings.TrimPrefix(c.ID, "bw/"), "/1MiB/vmm")] = true
+	}
+	require.Equal(t, map[string]bool{
+		"h2d/pageable": true, "h2d/pinned": true, "h2d/pinned/streams-3": true, "h2d/pinned/sync": true,
+		"d2d/none": true, "d2d/none/streams-3": true, "d2d/none/sync": true,
+		"both/pinned": true, "both/pinned/streams-3": true,
+	}, passed)
+
+	// A byte of the last part.
+	code, out, _ = bench(t, append(args, "--corrupt", "1048575", "--direction", "d2d")...)
+	require.Equal(t, report.ExitMismatch, code)
+	for _, c := range parse(t, out).Cases {
+		require.NotEqual(t, report.Passed, c.Status, c.ID)
+	}
+}
+
+func TestPartsOfACopyCoverIt(t *testing.T) {
+	dev, raw := device(t, nil)
+	for _, n := range []uint64{1, 4096, 10000, 1 << 20} {
+		src, err := hostBuffer(dev, raw, pinned, n)
+		require.NoError(t, err)
+		dst, err := hostBuffer(dev, raw, pinned, n)
+		require.NoError(t, err)
+		for i := range src.host {
+			src.host[i] = byte(i%251) + 1
+		}
+		for _, streams := range []int{1, 3, 64} {
+			clear(dst.host)
+			parts := src.parts(dst, streams)
+			require.Len(t, parts, streams)
+			for _, q := range parts {
+				require.NoError(t, q.waited(raw)(raw.Own()))
+			}
+			require.Equal(t, src.host, dst.host)
+		}
+		require.NoError(t, freeAll(src, dst))
+	}
+}

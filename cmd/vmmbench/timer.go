@@ -23,6 +23,16 @@ const (
 // queue puts one copy on a stream, or has it done when it returns.
 type queue func(driver.Stream) error
 
+// waited is q with a wait after it.
+func (q queue) waited(raw driver.Device) queue {
+	return func(s driver.Stream) error {
+		if err := q(s); err != nil {
+			return err
+		}
+		return raw.SyncStream(s)
+	}
+}
+
 // timer times copies, each queue on a stream of its own. Where it can it shuts
 // a gate, queues everything behind it, and takes the device's own time between
 // two events, so that queueing is not timed. Otherwise one queue is timed by
