@@ -147,6 +147,7 @@ func (c *choice) Type() string { return strings.Join(c.of, "|") }
 // choices is a flag that takes a list of words.
 type choices struct {
 	values, of []string
+	what       string // stands for the words in the help, where they are many
 }
 
 // Set implements pflag.Value. It replaces the default.
@@ -167,7 +168,12 @@ func (c *choices) Set(s string) error {
 func (c *choices) String() string { return strings.Join(c.values, ",") }
 
 // Type implements pflag.Value.
-func (c *choices) Type() string { return strings.Join(c.of, ",") }
+func (c *choices) Type() string {
+	if c.what != "" {
+		return c.what
+	}
+	return strings.Join(c.of, ",")
+}
 
 // mostStreams is how many busy streams may be asked for.
 const mostStreams = 64

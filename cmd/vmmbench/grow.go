@@ -58,8 +58,10 @@ look-ahead (ahead) or from chunks that an earlier growth left (kept), into a new
 allocation that the old one is copied to (plain, each step; double, when it is
 full; async, from the device's pool), and with Go's append on the host (append,
 which gets its pages from the system as the others do; warm, in a heap that has
-kept them, which append in the same run would take away). whole does not grow: it writes the same bytes into one chunk of the
-final size. With --busy, streams copy all the time meanwhile. The first step includes making the container; giving the memory back is not timed.`,
+kept them, which append in the same run would take away). whole does not grow: it
+writes the same bytes into one chunk of the final size. With --busy, streams copy
+all the time meanwhile. The first step includes making the container; giving the
+memory back is not timed.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,

@@ -51,7 +51,7 @@ func newOpsPlan() *opsPlan {
 		opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree, opGrow, opRegrow,
 	}
 	return &opsPlan{
-		ops: choices{of: all, values: all}, sizes: size.List{2 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30},
+		ops: choices{of: all, values: all, what: "OPS"}, sizes: size.List{2 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30},
 		busy: counts{0, 1}, total: 1 << 30,
 	}
 }
@@ -64,8 +64,9 @@ func (a *app) ops() *cobra.Command {
 		Short: "Measure the driver's calls, by the size of the chunk",
 		Long: `Time each call that growing is made of, on one chunk: reserve and free (addresses),
 create and release (memory), map and unmap, setaccess, export and import (of a
-chunk made for it), beside cuMemAlloc and cuMemFree and the device's pool, which
-is kept warm; with the device idle, and while streams copy.
+chunk made for it), beside cuMemAlloc and cuMemFree (plain-alloc and plain-free;
+mmap on the host) and the device's pool, which is kept warm (async-alloc and
+async-free); with the device idle, and while streams copy.
 grow is what to choose a chunk size by: --total bytes by chunks of this size,
 create and map for each and one setaccess for all. regrow is the same from chunks
 that were kept: map and setaccess. Where --total is no multiple of the chunk it
@@ -77,7 +78,7 @@ nothing is verified.`,
 	})
 	f := c.Flags()
 	m.add(f, 100, 5*time.Second)
-	f.Var(&p.ops, "op", "operations; plain is cuMemAlloc on CUDA and mmap on the host, async the pool")
+	f.Var(&p.ops, "op", "operations")
 	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range; those of the default list as far as the memory goes")
 	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
 	f.Var(&p.total, "total", "bytes to grow to, an eighth of the free memory at most")
