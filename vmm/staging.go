@@ -346,21 +346,50 @@ func (st *staging) more(raw driver.Device) *lane {
 	st.mu.Unlock()
 
 	var l *lane
-	err := st.port.notCapturing()
-	if err == nil {
-		l, err = makeLane(raw, st.size())
-	}
-	if err == nil {
-		return l
+	var err error
+	calm := st.port.calm()
+	if calm {
+		if l, err = makeLane(raw, st.size()); err == nil {
+			return l
+		}
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.out--
-	if l != nil && !errors.Is(err, ErrClosed) {
+	if calm && !errors.Is(err, ErrClosed) {
 		st.scrap = append(st.scrap, l)
 		st.full, st.why = true, err
 	}
 	return nil
+}
+
+// calm says that no stream known here is being captured. The caller may hold
+// locks that come after Stream.mu, so it does not wait for that: a stream that
+// is about to close is none to be sure of.
+func (p *port) calm() bool {
+	var buf [16]*Stream
+	for _, s := range p.known(buf[:0]) {
+		if !s.calm() {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *Stream) calm() bool {
+	if !s.mu.TryRLock() {
+		return false
+	}
+	defer s.mu.RUnlock()
+	if s.gone {
+		return true
+	}
+	dev, err := s.dev.raw()
+	if err != nil {
+		return false
+	}
+	capturing, err := dev.Capturing(s.raw)
+	return err == nil && !capturing
 }
 
 // makeLane gives with an error what has been made so far.

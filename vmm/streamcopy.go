@@ -141,11 +141,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	if !loose {
 		return err
 	}
-	raw, again := s.dev.raw()
-	if again == nil {
-		again = raw.SyncStream(s.raw)
-	}
-	if again != nil {
+	if again := s.await(); again != nil {
 		l.lost = true
 		return also(err, "and waiting for its stream", again)
 	}
