@@ -45,3 +45,12 @@ func Lanes(d *Device) (all, scrap int) {
 	defer st.mu.Unlock()
 	return len(st.idle) + len(st.scrap) + st.out, len(st.scrap)
 }
+
+// Closing says whether a Close of the stream is waiting for calls under way.
+func Closing(s *Stream) bool {
+	if s.mu.TryRLock() {
+		defer s.mu.RUnlock()
+		return s.closing
+	}
+	return true
+}

@@ -453,3 +453,54 @@ func TestStagingOnALostDevice(t *testing.T) {
 	require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
 	require.NoError(t, w.devs[0].Close())
 }
+
+// TestStagingWaitsForNoStream: a copy that makes lanes asks the streams whether
+// they are captured, while it keeps its memory from being unmapped. It must not
+// wait there for a stream that waits to close, behind a copy that may be
+// waiting for that memory.
+func TestStagingWaitsForNoStream(t *testing.T) {
+	stopped := stopAt(t, 1, "Fill", 0)
+	d := stopped.devs[0]
+	g, _ := noisy(t, stopped.world, 9*edge)
+	vmm.SetStaging(d, &vmm.Staging{Block: edge, Lanes: 2})
+	s := stream(t, d)
+	filled, closed := make(chan error, 1), make(chan error, 1)
+	go func() { filled <- s.Fill(g.Ptr(), 1, 1, 1) }()
+	<-stopped.reached
+	go func() { closed <- s.Close() }()
+	for !vmm.Closing(s) {
+		runtime.Gosched()
+	}
+	require.NoError(t, g.Append(noise(9*edge, 1)))
+	stopped.let()
+	require.NoError(t, <-filled)
+	require.NoError(t, <-closed)
+	require.NoError(t, g.Append(noise(9*edge, 1)))
+	all, _ := vmm.Lanes(d)
+	require.Equal(t, 2, all, "made now")
+	require.NoError(t, g.Close())
+	stopped.end()
+}
+
+// TestStagedCopyEndsWithItsWaits: whatever its pieces answer, each block is
+// waited for before the caller has its memory back.
+func TestStagedCopyEndsWithItsWaits(t *testing.T) {
+	for _, failing := range []bool{false, true} {
+		w := staged(t, 1)
+		g, _ := noisy(t, w, 9*edge)
+		if w.arm(); failing {
+			w.arm(7) // in the third piece
+		}
+		_, err := g.WriteAt(noise(9*edge, 2), 0)
+		calls := w.disarm()
+		note := fmt.Sprint(calls, err)
+		require.Equal(t, failing, err != nil, note)
+		last := len(calls) - 1
+		require.Equal(t, "SyncEvent", calls[last], note)
+		if !failing {
+			require.Equal(t, "SyncEvent", calls[last-1], note)
+		}
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
