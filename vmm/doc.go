@@ -5,6 +5,7 @@
 // # Which type to take
 //
 //	growable.Vector  elements of one type: append, read, grow (package growable)
+//	growable.Rows    rows of one width, known at run time (package growable)
 //	Range            bytes: a prefix that grows, what []byte is to Go memory
 //	Reservation      an address range; you say which Chunk lies where
 //	Chunk            one piece of physical memory
