@@ -206,12 +206,8 @@ func (l *lane) mark(raw driver.Device, b *block, s driver.Stream) error {
 // ready waits until the block is free.
 func (st *staging) ready(raw driver.Device, b *block) error {
 	if b.busy && !st.careless {
-		if done, err := raw.Done(b.event); err != nil {
+		if err := raw.SyncEvent(b.event); err != nil {
 			return err
-		} else if !done {
-			if err := raw.SyncEvent(b.event); err != nil {
-				return err
-			}
 		}
 	}
 	b.busy, b.used = false, 0

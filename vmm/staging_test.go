@@ -492,7 +492,7 @@ func TestStagedCopyEndsWithItsWaits(t *testing.T) {
 		w := staged(t, 1)
 		g, _ := noisy(t, w, 9*edge)
 		if w.arm(); failing {
-			w.arm(7) // in the third piece
+			w.arm(6) // the third Copy
 		}
 		_, err := g.WriteAt(noise(9*edge, 2), 0)
 		calls := w.disarm()
