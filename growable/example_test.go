@@ -31,3 +31,60 @@ func Example() {
 	fmt.Println(x.Len(), last, err, x.Ptr() == first)
 	// Output: 2000 499.5 <nil> true
 }
+
+func ExampleWriter() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+
+	x, err := growable.New[int32](dev, growable.Options{MaxLen: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+
+	w := growable.NewWriter(x, 0)
+	for i := range int32(1000) {
+		if err := w.Append(i * i); err != nil {
+			log.Fatal(err)
+		}
+	}
+	fmt.Println(x.Len(), w.Buffered())
+	if err := w.Flush(); err != nil {
+		log.Fatal(err)
+	}
+	last, err := x.At(x.Len() - 1)
+	fmt.Println(x.Len(), last, err)
+	// Output:
+	// 0 1000
+	// 1000 998001 <nil>
+}
+
+func ExampleRows() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+
+	// Three numbers a row, and each row at a multiple of 16 bytes.
+	x, err := growable.NewRows[float32](dev, 3, growable.RowsOptions{Pitch: 16, MaxRows: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+
+	if err := x.Append(1, 2, 3, 4, 5, 6, 7, 8, 9); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(x.Len(), "rows,", x.PtrAt(1)-x.Ptr(), "apart")
+	for b, err := range x.Blocks(make([]float32, 6)) {
+		fmt.Println(b, err)
+	}
+	// Output:
+	// 3 rows, 0x10 apart
+	// [1 2 3 4 5 6] <nil>
+	// [7 8 9] <nil>
+}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"math/bits"
 	"reflect"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -15,10 +14,7 @@ import (
 // Vector is a slice of T in device memory that grows in place. Counts and
 // indices are elements. Safe for concurrent use: Append is atomic, while Grow
 // and SetLen used together want one producer at a time. The caller must Close it.
-type Vector[T any] struct {
-	r    *vmm.Range
-	size uint64 // of an element
-}
+type Vector[T any] struct{ c counted }
 
 // Options is how a Vector is made; its zero value is the default.
 type Options struct {
@@ -36,22 +32,15 @@ func New[T any](d *vmm.Device, o Options) (*Vector[T], error) {
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make vector: %w", err)
 	}
-	if o.MaxLen < 0 {
-		return nil, fmt.Errorf("make vector: %w: at most %d elements", vmm.ErrInvalid, o.MaxLen)
-	}
-	if o.MaxLen > 0 {
-		over, most := bits.Mul64(uint64(o.MaxLen), uint64(t.Size()))
-		if over != 0 || o.Range.Max != 0 && o.Range.Max != most {
-			return nil, fmt.Errorf("make vector: %w: %d elements of %d bytes in at most %d bytes",
-				vmm.ErrInvalid, o.MaxLen, t.Size(), o.Range.Max)
-		}
-		o.Range.Max = most
+	var err error
+	if o.Range.Max, err = atMost(o.MaxLen, uint64(t.Size()), "elements", o.Range.Max); err != nil {
+		return nil, fmt.Errorf("make vector: %w", err)
 	}
 	r, err := d.NewRange(o.Range)
 	if err != nil {
 		return nil, fmt.Errorf("make vector of %v: %w", t, err)
 	}
-	return &Vector[T]{r: r, size: uint64(t.Size())}, nil
+	return &Vector[T]{counted{r, uint64(t.Size()), "elements"}}, nil
 }
 
 // On makes a Vector of the bytes in r, whose length must be a whole number of
@@ -64,92 +53,54 @@ func On[T any](r *vmm.Range) (*Vector[T], error) {
 	if r == nil || r.Len()%uint64(t.Size()) != 0 {
 		return nil, fmt.Errorf("make vector of %v: %w: %v is no whole number of %d-byte elements", t, vmm.ErrInvalid, r, t.Size())
 	}
-	return &Vector[T]{r: r, size: uint64(t.Size())}, nil
+	return &Vector[T]{counted{r, uint64(t.Size()), "elements"}}, nil
+}
+
+// base is what the Vector counts, nothing for a nil one.
+func (v *Vector[T]) base() counted {
+	if v == nil {
+		return counted{}
+	}
+	return v.c
 }
 
 // Range is the memory below: bytes, peers, streams, segments, sharing. Whoever
 // writes through it keeps to whole elements.
-func (v *Vector[T]) Range() *vmm.Range {
-	if v == nil {
-		return nil
-	}
-	return v.r
-}
-
-// count is how many whole elements n bytes are.
-func (v *Vector[T]) count(n uint64) int {
-	if v == nil {
-		return 0
-	}
-	return int(n / v.size)
-}
+func (v *Vector[T]) Range() *vmm.Range { return v.base().r }
 
 // Len is how many elements have been written.
-func (v *Vector[T]) Len() int { return v.count(v.Range().Len()) }
+func (v *Vector[T]) Len() int { return v.base().length() }
 
 // Cap is how many elements have memory behind them.
-func (v *Vector[T]) Cap() int { return v.count(v.Range().Cap()) }
+func (v *Vector[T]) Cap() int { return v.base().count(v.Range().Cap()) }
 
 // MaxLen is how many elements the Vector can grow to.
-func (v *Vector[T]) MaxLen() int { return v.count(v.Range().Max()) }
+func (v *Vector[T]) MaxLen() int { return v.base().count(v.Range().Max()) }
 
 // Ptr is the first element's address. It stays the same until Close.
 func (v *Vector[T]) Ptr() vmm.Ptr { return v.Range().Ptr() }
 
 // PtrAt is element i's address, for i from 0 to Cap. Outside it panics as an
 // index does.
-func (v *Vector[T]) PtrAt(i int) vmm.Ptr {
-	index(i, v.Cap()+1)
-	if v == nil {
-		return 0
-	}
-	return v.Ptr() + vmm.Ptr(uint64(i)*v.size)
-}
-
-// index panics as a slice of that length would.
-func index(i, length int) { _ = make([]struct{}, length)[i] }
-
-// bytes is n elements in bytes; negative counts are refused.
-func (v *Vector[T]) bytes(what string, n int) (uint64, error) {
-	if v == nil || n < 0 {
-		return 0, fmt.Errorf("%s %d elements: %w: no vector, or a negative count", what, n, vmm.ErrInvalid)
-	}
-	over, size := bits.Mul64(uint64(n), v.size)
-	if over != 0 {
-		return 0, fmt.Errorf("%s %d elements of %d bytes: %w", what, n, v.size, vmm.ErrFull)
-	}
-	return size, nil
-}
+func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(i) }
 
 // Append writes s behind the last element. It has finished when it returns: s
 // may be reused, and later readers see the data. A failed Append leaves length
 // and contents as they were. Beyond MaxLen it answers vmm.ErrFull.
 func (v *Vector[T]) Append(s ...T) error {
-	if v != nil && v.r.Len()%v.size != 0 {
-		return fmt.Errorf("append %d elements: %w: the range below holds part of an element", len(s), vmm.ErrInvalid)
+	if err := v.base().whole("append", len(s)); err != nil {
+		return err
 	}
 	return v.Range().Append(bytesOf(s))
 }
 
 // Grow makes room for n more elements beyond Len. It completes or changes
 // nothing. A kernel may then write from PtrAt(Len()) on, and SetLen shows it.
-func (v *Vector[T]) Grow(n int) error {
-	size, err := v.bytes("grow by", n)
-	if err != nil {
-		return err
-	}
-	return v.r.Grow(size)
-}
+func (v *Vector[T]) Grow(n int) error { return v.base().grow(n) }
 
 // SetLen moves Len to n, which must lie within Cap. Moved down it drops
 // elements and keeps the memory; see Clip.
-func (v *Vector[T]) SetLen(n int) error {
-	size, err := v.bytes("set length to", n)
-	if err != nil {
-		return err
-	}
-	return v.r.SetLen(size)
-}
+func (v *Vector[T]) SetLen(n int) error { return v.base().setLen(n) }
 
 // Clip gives back the chunks that lie wholly beyond Len, after waiting for work
 // that may use them.
@@ -183,72 +134,36 @@ func (v *Vector[T]) Set(i int, x T) (err error) {
 // ReadAt copies elements from i on to dst, after waiting for work that may
 // write them, and gives how many. Past Len it answers io.EOF.
 func (v *Vector[T]) ReadAt(dst []T, i int) (int, error) {
-	off, err := v.offset("read", i)
+	off, err := v.base().offset("read", i)
 	if err != nil {
 		return 0, err
 	}
-	n, err := v.r.ReadAt(bytesOf(dst), off)
-	return v.count(uint64(n)), err
+	n, err := v.Range().ReadAt(bytesOf(dst), off)
+	return v.base().count(uint64(n)), err
 }
 
 // WriteAt replaces elements from i on. All of them must lie below Len, else it
 // answers vmm.ErrBounds and writes nothing.
 func (v *Vector[T]) WriteAt(src []T, i int) (int, error) {
-	off, err := v.offset("write", i)
+	off, err := v.base().offset("write", i)
 	if err != nil {
 		return 0, err
 	}
-	n, err := v.r.WriteAt(bytesOf(src), off)
-	return v.count(uint64(n)), err
-}
-
-// offset is element i in bytes.
-func (v *Vector[T]) offset(what string, i int) (int64, error) {
-	if v == nil {
-		return 0, fmt.Errorf("%s element %d: %w: no vector", what, i, vmm.ErrInvalid)
-	}
-	over, off := bits.Mul64(uint64(i), v.size)
-	if i < 0 || over != 0 || int64(off) < 0 {
-		return 0, fmt.Errorf("%s element %d: %w", what, i, vmm.ErrBounds)
-	}
-	return int64(off), nil
+	n, err := v.Range().WriteAt(bytesOf(src), off)
+	return v.base().count(uint64(n)), err
 }
 
 // Blocks reads all elements below Len, as it stands at the start, in pieces of
 // at most len(buf); a nil buf is about 1 MiB. Each piece is valid until the
 // next. A failed copy is the last pair's error.
 func (v *Vector[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
-	return func(yield func([]T, error) bool) {
-		end := v.Len()
-		if len(buf) == 0 && v != nil {
-			buf = make([]T, max(1, 1<<20/v.size))
-		}
-		for i := 0; i < end; {
-			n, err := v.ReadAt(buf[:min(len(buf), end-i)], i)
-			if errors.Is(err, io.EOF) {
-				end = i + n // Len has moved down meanwhile
-			} else if err != nil {
-				yield(nil, err)
-				return
-			}
-			if n > 0 && !yield(buf[:n], nil) {
-				return
-			}
-			i += n
-		}
-	}
+	return blocks(v.base(), 1, buf, v.ReadAt)
 }
 
 // Host is the elements below Len as a slice, where the CPU can address the
 // memory; vmm.ErrNotSupported on CUDA. It stays valid while the Vector grows,
 // up to a Clip or SetLen below it, or Close.
-func (v *Vector[T]) Host() ([]T, error) {
-	b, err := v.Range().Host()
-	if err != nil {
-		return nil, err
-	}
-	return elements[T](b), nil
-}
+func (v *Vector[T]) Host() ([]T, error) { return host[T](v.Range()) }
 
 // Close waits for work that may use the memory and gives it back, with the
 // addresses; see vmm.Reservation.Close. Twice is fine, and so is a nil Vector.

@@ -77,12 +77,14 @@ func (r *Reservation) covers(s span, by *port) error {
 }
 
 // CopyIn copies src to the device and has finished when it returns. It waits
-// for nothing that other streams have queued.
+// for nothing that other streams have queued. Where the CPU cannot address the
+// memory, large copies go through pinned memory of the library's own, as do
+// those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
 	pins, raw, err := d.pinned(span{dst, n, ReadWrite})
 	if err == nil && n > 0 {
-		err = raw.CopyIn(dst, src)
+		err = d.port.copyIn(raw, dst, src)
 		pins.unpin()
 	}
 	return d.fail("copy in", dst, n, err)
@@ -94,7 +96,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
 	pins, raw, err := d.pinned(span{src, n, Read})
 	if err == nil && n > 0 {
-		err = raw.CopyOut(dst, src)
+		err = d.port.copyOut(raw, dst, src)
 		pins.unpin()
 	}
 	return d.fail("copy out", src, n, err)

@@ -5,6 +5,7 @@
 // # Which type to take
 //
 //	growable.Vector  elements of one type: append, read, grow (package growable)
+//	growable.Rows    rows of one width, known at run time (package growable)
 //	Range            bytes: a prefix that grows, what []byte is to Go memory
 //	Reservation      an address range; you say which Chunk lies where
 //	Chunk            one piece of physical memory
@@ -33,11 +34,21 @@
 // [ErrCapturing] and nothing has changed. A capture on a stream it does not
 // know it cannot see.
 //
+// # Copies of ordinary memory
+//
+// A copy of 2 MiB or more to or from a device whose memory the CPU cannot
+// address goes through pinned memory of the library's own, on several
+// processors at once: [Range.Append], [Device.CopyIn] and their kin. At most 64
+// MiB are pinned for a device, from the first such copy to the last Close.
+// Nothing waits for another copy's share of it; the driver's own way remains.
+// [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order.
+//
 // # Lock order
 //
 //	closer (Close alone) -> Range.write (Len) -> Range.grow (Cap) -> Stream.mu
 //	-> Reservation.use (copies share it; retiring takes it whole; two of them
 //	in address order) -> Reservation.mu -> Device, port, system, Stream.usesMu
+//	-> staging
 //
 // Of these only closer and Range.write are held across a wait for the device,
 // and none across a callback.

@@ -30,3 +30,41 @@ func Named(g *Range) int {
 	defer g.r.mu.Unlock()
 	return len(g.r.named)
 }
+
+// Staging is how a test has copies staged; its zero value is off.
+type Staging struct {
+	Block    int  // bytes of a block; 0 is the library's own
+	Lanes    int  // 0 is as many as there are processors
+	Careless bool // the negative control: blocks are used again before they are free
+}
+
+// SetStaging has all copies of the device's port go through pinned memory, also
+// where the CPU can address the device's; nil has none go there. It comes
+// before the first copy.
+func SetStaging(d *Device, to *Staging) {
+	st := &d.port.stage
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.off = to == nil
+	if to != nil {
+		st.forced, st.block, st.lanes, st.careless = true, uint64(to.Block), to.Lanes, to.Careless
+	}
+}
+
+// Lanes is how many lanes the device's port has, and how many of them it does
+// not use any more.
+func Lanes(d *Device) (all, scrap int) {
+	st := &d.port.stage
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return len(st.idle) + len(st.scrap) + st.out, len(st.scrap)
+}
+
+// Closing says whether a Close of the stream is waiting for calls under way.
+func Closing(s *Stream) bool {
+	if s.mu.TryRLock() {
+		defer s.mu.RUnlock()
+		return s.closing
+	}
+	return true
+}

@@ -249,7 +249,7 @@ func TestFaultAtEveryCall(t *testing.T) {
 // undisturbed gives the calls that the operation makes.
 func undisturbed(t *testing.T, op operation) []string {
 	t.Helper()
-	w := newWorld(t, peers())
+	w := unstaged(t)
 	sc := op.scene(t, w)
 	_, _, err := w.devs[0].MemInfo() // makes the context, as below
 	require.NoError(t, err)
@@ -265,7 +265,7 @@ func undisturbed(t *testing.T, op operation) []string {
 // at the next try. It gives how many calls came after call i.
 func failOnce(t *testing.T, op operation, i int) (after int) {
 	t.Helper()
-	w := newWorld(t, peers())
+	w := unstaged(t)
 	sc := op.scene(t, w)
 	var before picture
 	if sc.obj != nil {
@@ -307,7 +307,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 // error, and Close gives everything back.
 func failTwice(t *testing.T, op operation, i, k int) {
 	t.Helper()
-	w := newWorld(t, peers())
+	w := unstaged(t)
 	sc := op.scene(t, w)
 	var before picture
 	if sc.obj != nil {

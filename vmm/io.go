@@ -9,8 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// block is how much ReadFrom and WriteTo move at once.
-const block = 1 << 20
+// ReadFrom and WriteTo move this much at once, ReadFrom as much only from a
+// reader that fills what it is given: enough for all copiers of a large copy.
+const firstMove, mostMove = 1 << 20, 16 << 20
 
 var errNoStream = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
@@ -39,18 +40,95 @@ func (g *Range) append(p []byte) error {
 	if err := g.room(end); err != nil {
 		return err
 	}
-	raw, err := g.r.dev.raw()
+	if err := g.fill(at, p); err != nil {
+		return err
+	}
+	g.publish(end)
+	return nil
+}
+
+// fill copies p to at, which is within Cap. The write lock keeps Clip and Close
+// away, shared use a Grant of less: its fence does not know staging's streams.
+func (g *Range) fill(at uint64, p []byte) error {
+	raw, err := g.begin()
 	if err != nil {
 		return err
 	}
-	// The write lock keeps Clip and Close away, so there is nothing to pin.
-	if err := raw.CopyIn(g.r.ptr+Ptr(at), p); err != nil {
+	defer g.r.use.RUnlock()
+	return g.copyIn(raw, at, p)
+}
+
+// copyIn copies p to at, with the memory in shared use.
+func (g *Range) copyIn(raw driver.Device, at uint64, p []byte) error {
+	dst := g.r.ptr + Ptr(at)
+	if err := g.r.covers(span{dst, uint64(len(p)), ReadWrite}, g.r.dev.port); err != nil {
+		return err
+	}
+	return g.r.dev.port.copyIn(raw, dst, p)
+}
+
+// publish moves Len to end. It needs g.write.
+func (g *Range) publish(end uint64) {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	g.show(end)
+	g.lookAhead()
+}
+
+// AppendOn is Append in the order of a stream: p may be reused when it returns,
+// the bytes arrive behind what the stream has queued, and work that it queues
+// later sees them. Len moves at once, so whoever else reads waits as for bytes
+// that a kernel writes; ReadAt does. If Use has named streams, s has to be one
+// of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
+func (g *Range) AppendOn(s *Stream, p []byte) error {
+	if g == nil {
+		return g.fail("append", 0, uint64(len(p)), g.live())
+	}
+	g.write.Lock()
+	defer g.write.Unlock()
+	return g.fail("append", g.len.Load(), uint64(len(p)), g.appendOn(s, p))
+}
+
+func (g *Range) appendOn(s *Stream, p []byte) error {
+	if err := g.live(); err != nil {
+		return err
+	}
+	if err := g.orders(s); err != nil {
+		return err
+	}
+	at := g.len.Load()
+	end, err := g.sum(at, uint64(len(p)))
+	if err != nil {
+		return err
+	}
+	if err := g.room(end); err != nil {
+		return err
+	}
+	queued, err := s.copyIn(g.r.ptr+Ptr(at), p)
+	if err != nil {
+		if queued { // or it would run over what the next Append writes there
+			err = also(err, "and waiting for its stream", s.await())
+		}
+		return err
+	}
+	g.publish(end)
+	return nil
+}
+
+// orders is nil if the range's fence waits for the stream, which is open and
+// not being captured.
+func (g *Range) orders(s *Stream) error {
+	if err := s.usable(g.r.dev.port.sys); err != nil {
+		return err
+	}
+	if err := s.notCapturing(); err != nil {
 		return err
 	}
 	g.r.mu.Lock()
-	g.show(end)
-	g.r.mu.Unlock()
-	g.lookAhead()
+	defer g.r.mu.Unlock()
+	if _, named := g.r.named[s]; g.r.promised && !named {
+		return fmt.Errorf("%w: Use has named other streams", ErrInvalid)
+	}
 	return nil
 }
 
@@ -67,7 +145,7 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 	if err := g.live(); err != nil || r == nil {
 		return 0, g.fail("read from", 0, 0, cmp.Or(err, errNoStream))
 	}
-	buf := make([]byte, block)
+	buf := make([]byte, firstMove)
 	for {
 		m, err := r.Read(buf)
 		if m < 0 || m > len(buf) {
@@ -82,6 +160,9 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 		}
 		if err != nil {
 			return n, err
+		}
+		if m == len(buf) && m < mostMove {
+			buf = make([]byte, 2*m)
 		}
 	}
 }
@@ -120,7 +201,7 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	n := min(uint64(len(p)), have-uint64(off))
-	if err := raw.CopyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+	if err := g.r.dev.port.copyOut(raw, p[:n], g.r.ptr+Ptr(off)); err != nil {
 		return 0, err
 	}
 	if n < uint64(len(p)) {
@@ -167,7 +248,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	if err := raw.CopyIn(g.r.ptr+Ptr(off), p); err != nil {
+	if err := g.copyIn(raw, uint64(off), p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -179,7 +260,7 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 		return 0, g.fail("write to", 0, 0, cmp.Or(err, errNoStream))
 	}
 	end := int64(g.len.Load())
-	buf := make([]byte, min(block, end))
+	buf := make([]byte, min(mostMove, end))
 	for n < end {
 		m, err := g.ReadAt(buf[:min(int64(len(buf)), end-n)], n)
 		if errors.Is(err, io.EOF) {

@@ -106,7 +106,7 @@ func (d *Device) Stats() Stats {
 	addresses := process.limit
 	process.addresses.Unlock()
 	d.port.mu.Lock()
-	limit, pinned := d.port.limit, d.port.pinned
+	limit := d.port.limit
 	d.port.mu.Unlock()
 	d.cache.mu.Lock()
 	threshold := d.cache.threshold
@@ -122,7 +122,7 @@ func (d *Device) Stats() Stats {
 		Pending:       m.pending.now,
 		Stuck:         m.stuck.now,
 		Asleep:        m.asleep.now,
-		Pinned:        pinned,
+		Pinned:        d.port.stage.pinned(),
 		PeakReserved:  m.reserved.peak,
 		PeakCommitted: m.committed.peak,
 		PeakUsed:      m.used.peak,

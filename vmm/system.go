@@ -66,7 +66,8 @@ type system struct {
 }
 
 // port is one device of a driver, shared by all Devices opened on it: one
-// context, one copy stream, and every stream this package knows.
+// context, one copy stream, pinned memory for copies, and every stream this
+// package knows.
 type port struct {
 	sys *system
 	n   int
@@ -78,7 +79,8 @@ type port struct {
 	events  []driver.Event // made and free to use; there is no undo to fail
 	limit   uint64         // of what this process creates; 0: none
 	created uint64
-	pinned  uint64 // bytes of host memory for staging
+
+	stage staging
 }
 
 // rawDevice boxes the interface so that it can be loaded atomically.
@@ -99,6 +101,7 @@ func join(drv driver.Driver, n int, d *Device) *port {
 	p := sys.ports[n]
 	if p == nil {
 		p = &port{sys: sys, n: n, streams: map[*Stream]struct{}{}}
+		p.stage.port = p
 		sys.ports[n] = p
 	}
 	p.mu.Lock()
@@ -132,6 +135,9 @@ func (p *port) shut() error {
 	raw := p.raw.Load()
 	if raw == nil {
 		return nil
+	}
+	if err := p.stage.shut(raw.Device); err != nil {
+		return err
 	}
 	for len(p.events) > 0 {
 		last := len(p.events) - 1

@@ -89,6 +89,7 @@ type world struct {
 	drv  *drivertest.Injected
 	devs []*vmm.Device
 	fault
+	before func(drivertest.Call) error // asked first; set while no call is under way
 }
 
 // newWorld has n devices whose granularity is page.
@@ -142,6 +143,11 @@ func worldOf(t testing.TB, n int, drv driver.Driver, before func(drivertest.Call
 	w.drv = drivertest.Inject(drv, func(c drivertest.Call) error {
 		if before != nil {
 			before(c)
+		}
+		if w.before != nil {
+			if err := w.before(c); err != nil {
+				return err
+			}
 		}
 		return w.hook(c)
 	})

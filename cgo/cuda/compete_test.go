@@ -5,12 +5,13 @@ package cuda_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"golang.org/x/exp/stats"
+
+	"github.com/cuvmm/cuvmm/internal/versus"
 )
 
 // What ours may cost, as a multiple of C.
@@ -64,7 +65,7 @@ func table(results ...result) string {
 	for _, r := range results {
 		ours := r.took[0]
 		for i, theirs := range r.took[1:] {
-			low, high := interval(ours, theirs)
+			low, high := versus.Interval(ours, theirs)
 			a, b := stats.Quantiles(ours, 0.5, 0.99), stats.Quantiles(theirs, 0.5, 0.99)
 			median, tail := a[0]/b[0], a[1]/b[1]
 			verdict := "-"
@@ -81,28 +82,6 @@ func table(results ...result) string {
 	w.Flush() //nolint:errcheck // a strings.Builder takes everything
 	return text.String()
 }
-
-// interval is the 95 % confidence interval of the ratio of two medians, by
-// drawing rounds anew: what slowed a round down slowed both of its samples.
-func interval(ours, theirs []float64) (low, high float64) {
-	random := rand.New(rand.NewPCG(seed, 0))
-	a, b := make([]float64, len(ours)), make([]float64, len(ours))
-	ratios := make([]float64, 1000)
-	for i := range ratios {
-		for j := range a {
-			k := random.IntN(len(ours))
-			a[j], b[j] = ours[k], theirs[k]
-		}
-		slices.Sort(a)
-		slices.Sort(b)
-		ratios[i] = middle(a) / middle(b)
-	}
-	q := stats.Quantiles(ratios, 0.025, 0.975)
-	return q[0], q[1]
-}
-
-// middle is the median of what is sorted.
-func middle(s []float64) float64 { return (s[(len(s)-1)/2] + s[len(s)/2]) / 2 }
 
 func mibs(n uint64) string {
 	if n >= 1<<10*mib {

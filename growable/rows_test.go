@@ -1,0 +1,249 @@
+package growable_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+func rows[T any](t testing.TB, d *vmm.Device, width int, o growable.RowsOptions) *growable.Rows[T] {
+	t.Helper()
+	r, err := growable.NewRows[T](d, width, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	return r
+}
+
+// TestRowsOfEveryPitch goes through appends, writes and reads of rows of many
+// widths and pitches beside a plain slice.
+func TestRowsOfEveryPitch(t *testing.T) {
+	d := vmmtest.Device(t)
+	for _, width := range []int{1, 2, 3, 16, 100, 768} {
+		for _, pad := range []int{0, 2, 4, 6, 64, 510, 5000, 1 << 20} {
+			random := rand.New(rand.NewPCG(uint64(width), uint64(pad)))
+			pitch := 2*width + pad
+			r := rows[uint16](t, d, width, growable.RowsOptions{Pitch: pitch, MaxRows: 40})
+			note := fmt.Sprintf("width %d, pitch %d", width, pitch)
+			require.Equal(t, pitch, r.Pitch(), note)
+			require.Equal(t, width, r.Width(), note)
+			fresh := func(n int) []uint16 {
+				s := make([]uint16, n*width)
+				for i := range s {
+					s[i] = uint16(random.Uint32() | 1) // never what padding is
+				}
+				return s
+			}
+			var want []uint16
+			for i := range 6 {
+				s := fresh(i)
+				require.NoError(t, r.Append(s...), note)
+				want = append(want, s...)
+				require.Equal(t, len(want)/width, r.Len(), note)
+			}
+			s := fresh(3)
+			n, err := r.WriteAt(s, 4)
+			require.NoError(t, err, note)
+			require.Equal(t, 3, n, note)
+			copy(want[4*width:], s)
+
+			for at := range 16 {
+				dst := make([]uint16, 5*width)
+				n, err := r.ReadAt(dst, at)
+				if have := min(5, 15-at); have < 5 {
+					require.ErrorIs(t, err, io.EOF, note)
+					require.Equal(t, have, n, note)
+				} else {
+					require.NoError(t, err, note)
+				}
+				require.Equal(t, want[at*width:][:n*width], dst[:n*width], note)
+			}
+			for _, buf := range [][]uint16{nil, make([]uint16, width), make([]uint16, 4*width+width/2)} {
+				var got []uint16
+				for b, err := range r.Blocks(buf) {
+					require.NoError(t, err, note)
+					require.Zero(t, len(b)%width, note)
+					got = append(got, b...)
+				}
+				require.Equal(t, want, got, note)
+			}
+
+			raw, err := r.Range().Host()
+			require.NoError(t, err)
+			require.Len(t, raw, 15*pitch, note)
+			for i := range 15 {
+				require.True(t, bytes.Equal(make([]byte, pad), raw[i*pitch+2*width:(i+1)*pitch]), note)
+			}
+			if h, err := r.Host(); pad == 0 {
+				require.NoError(t, err)
+				require.Equal(t, want, h)
+			} else {
+				require.ErrorIs(t, err, vmm.ErrNotSupported)
+			}
+			require.Equal(t, r.Ptr()+vmm.Ptr(3*pitch), r.PtrAt(3))
+		}
+	}
+}
+
+func TestRowsPaddingIsWrittenAnew(t *testing.T) {
+	d := vmmtest.Device(t)
+	r := rows[uint8](t, d, 3, growable.RowsOptions{Pitch: 8, MaxRows: 10})
+	require.NoError(t, r.Grow(2))
+	require.NoError(t, d.CopyIn(r.Ptr(), []byte("################")))
+	require.NoError(t, r.Append([]byte("abc")...))
+	require.NoError(t, r.SetLen(2)) // as after a kernel, padding and all
+	_, err := r.WriteAt([]byte("def"), 1)
+	require.NoError(t, err)
+	raw, err := r.Range().Host()
+	require.NoError(t, err)
+	require.Equal(t, "abc\x00\x00\x00\x00\x00def\x00\x00\x00\x00\x00", string(raw))
+}
+
+func TestRowsAppendIsAtomic(t *testing.T) {
+	d := vmmtest.Device(t, drivertest.FailNth("CopyIn", 2, vmm.ErrOutOfMemory))
+	r := rows[float32](t, d, 4, growable.RowsOptions{Pitch: 32, MaxRows: 100})
+	require.NoError(t, r.Append(1, 2, 3, 4))
+	require.ErrorIs(t, r.Append(make([]float32, 80)...), vmm.ErrOutOfMemory)
+	require.Equal(t, 1, r.Len())
+	require.NoError(t, r.Append(5, 6, 7, 8))
+	got := make([]float32, 8)
+	_, err := r.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 7, 8}, got)
+}
+
+func TestRowsKernelsFillRoom(t *testing.T) {
+	d := vmmtest.Device(t)
+	r := rows[int32](t, d, 2, growable.RowsOptions{Pitch: 16, MaxRows: 1000})
+	require.NoError(t, r.Append(1, 2))
+	require.NoError(t, r.Grow(3))
+	require.GreaterOrEqual(t, r.Cap(), 4)
+	require.Equal(t, 1, r.Len())
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, s.Fill(r.PtrAt(1), 7, 4, 12)) // stands for a kernel
+	require.NoError(t, s.Close())
+	require.NoError(t, r.SetLen(4))
+	got := make([]int32, 8)
+	_, err = r.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, []int32{1, 2, 7, 7, 7, 7, 7, 7}, got)
+	require.NoError(t, r.SetLen(1))
+	require.NoError(t, r.Clip())
+	require.NoError(t, r.Range().Append([]byte{1}))
+	require.ErrorIs(t, r.Append(1, 2), vmm.ErrInvalid, "it would lie across rows")
+}
+
+func TestRowsBadInput(t *testing.T) {
+	d := vmmtest.Device(t)
+	try := func(width int, o growable.RowsOptions) func() error {
+		return func() error {
+			r, err := growable.NewRows[int64](d, width, o)
+			if err == nil {
+				err = r.Close()
+			}
+			return err
+		}
+	}
+	r := rows[int64](t, d, 3, growable.RowsOptions{Pitch: 40, MaxRows: 100})
+	require.NoError(t, r.Append(1, 2, 3, 4, 5, 6))
+	huge := rows[byte](t, d, 1, growable.RowsOptions{Pitch: math.MaxInt})
+	read := func(n, row int) func() error {
+		return func() error { _, err := r.ReadAt(make([]int64, n), row); return err }
+	}
+	write := func(n, row int) func() error {
+		return func() error { _, err := r.WriteAt(make([]int64, n), row); return err }
+	}
+	for name, c := range map[string]struct {
+		want error
+		do   func() error
+	}{
+		"no width":                     {vmm.ErrInvalid, try(0, growable.RowsOptions{})},
+		"a negative width":             {vmm.ErrInvalid, try(-1, growable.RowsOptions{})},
+		"a width that overflows":       {vmm.ErrInvalid, try(math.MaxInt/4, growable.RowsOptions{})},
+		"a width of too many bytes":    {vmm.ErrInvalid, try(math.MaxInt/8+1, growable.RowsOptions{})},
+		"a pitch below a row":          {vmm.ErrInvalid, try(3, growable.RowsOptions{Pitch: 16})},
+		"a pitch out of line":          {vmm.ErrInvalid, try(3, growable.RowsOptions{Pitch: 28})},
+		"a negative pitch":             {vmm.ErrInvalid, try(3, growable.RowsOptions{Pitch: -24})},
+		"a negative maximum":           {vmm.ErrInvalid, try(3, growable.RowsOptions{MaxRows: -1})},
+		"a maximum that overflows":     {vmm.ErrInvalid, try(3, growable.RowsOptions{MaxRows: math.MaxInt})},
+		"two maxima that do not agree": {vmm.ErrInvalid, try(3, growable.RowsOptions{MaxRows: 2, Range: vmm.RangeOptions{Max: 8}})},
+		"two maxima that agree":        {nil, try(3, growable.RowsOptions{MaxRows: 2, Range: vmm.RangeOptions{Max: 48}})},
+		"no device": {vmm.ErrInvalid, func() error {
+			_, err := growable.NewRows[int64](nil, 3, growable.RowsOptions{})
+			return err
+		}},
+		"no plain data": {growable.ErrElement, func() error {
+			_, err := growable.NewRows[string](d, 3, growable.RowsOptions{})
+			return err
+		}},
+		"append part of a row":      {vmm.ErrInvalid, func() error { return r.Append(1, 2) }},
+		"append beyond the maximum": {vmm.ErrFull, func() error { return r.Append(make([]int64, 3*(r.MaxLen()+1))...) }},
+		"append to a huge pitch":    {vmm.ErrFull, func() error { return huge.Append(1) }},
+		"read of a huge pitch":      {io.EOF, func() error { _, err := huge.ReadAt(make([]byte, 1), 0); return err }},
+		"write to a huge pitch":     {vmm.ErrBounds, func() error { _, err := huge.WriteAt([]byte{1}, 0); return err }},
+		"read part of a row":        {vmm.ErrInvalid, read(4, 0)},
+		"read before the start":     {vmm.ErrBounds, read(3, -1)},
+		"read beyond all":           {vmm.ErrBounds, read(3, math.MaxInt)},
+		"read past the end":         {io.EOF, read(6, 1)},
+		"write part of a row":       {vmm.ErrInvalid, write(1, 0)},
+		"write past the end":        {vmm.ErrBounds, write(6, 1)},
+		"write more than there can be": {vmm.ErrBounds, func() error {
+			_, err := r.WriteAt(make([]int64, 3*(r.MaxLen()+1)), 0)
+			return err
+		}},
+		"grow by a negative count": {vmm.ErrInvalid, func() error { return r.Grow(-1) }},
+		"grow beyond the maximum":  {vmm.ErrFull, func() error { return r.Grow(r.MaxLen()) }},
+		"a negative length":        {vmm.ErrInvalid, func() error { return r.SetLen(-1) }},
+		"a length beyond all":      {vmm.ErrFull, func() error { return r.SetLen(math.MaxInt) }},
+		"blocks smaller than a row": {vmm.ErrInvalid, func() (failed error) {
+			for _, err := range r.Blocks(make([]int64, 2)) {
+				failed = err
+			}
+			return failed
+		}},
+	} {
+		require.ErrorIs(t, c.do(), c.want, name)
+	}
+	require.Equal(t, 2, r.Len())
+	require.Panics(t, func() { r.PtrAt(r.Cap() + 1) })
+	require.Panics(t, func() { r.PtrAt(-1) })
+	require.NotPanics(t, func() { r.PtrAt(r.Cap()) })
+}
+
+func TestNilAndClosedRows(t *testing.T) {
+	closed := rows[int32](t, vmmtest.Device(t), 2, growable.RowsOptions{MaxRows: 10})
+	require.NoError(t, closed.Close())
+	for want, r := range map[error]*growable.Rows[int32]{vmm.ErrInvalid: nil, vmm.ErrClosed: closed} {
+		require.ErrorIs(t, r.Append(1, 2), want)
+		require.ErrorIs(t, r.Append(), want)
+		require.ErrorIs(t, r.Grow(1), want)
+		require.ErrorIs(t, r.SetLen(1), want)
+		require.ErrorIs(t, r.Clip(), want)
+		_, err := r.ReadAt(make([]int32, 2), 0)
+		require.ErrorIs(t, err, want)
+		_, err = r.WriteAt(make([]int32, 2), 0)
+		require.ErrorIs(t, err, want)
+		_, err = r.Host()
+		require.ErrorIs(t, err, want)
+		require.Zero(t, r.Len()+r.Cap())
+		for b, err := range r.Blocks(nil) {
+			t.Fatal("a block of nothing", b, err)
+		}
+		require.NoError(t, r.Close())
+		require.NoError(t, r.CloseContext(t.Context()))
+	}
+	var none *growable.Rows[int32]
+	require.Zero(t, none.Width()+none.Pitch()+none.MaxLen())
+	require.Zero(t, none.Ptr())
+	require.Nil(t, none.Range())
+}

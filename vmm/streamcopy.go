@@ -1,0 +1,243 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// CopyIn copies ordinary memory to the device in the stream's order: work queued
+// later sees it. It returns as soon as src may be reused, which is before the
+// copy has run, and waits for no other stream. On a stream that is being
+// captured it answers ErrCapturing, since a graph would copy whatever lies in
+// the library's buffer by then. After an error dst may hold part of src.
+func (s *Stream) CopyIn(dst Ptr, src []byte) error {
+	_, err := s.copyIn(dst, src)
+	return s.fail("copy in", dst, uint64(len(src)), err)
+}
+
+// CopyOut copies device memory to dst after what the stream has queued, and
+// returns when dst is filled. On a stream that is being captured it answers
+// ErrCapturing.
+func (s *Stream) CopyOut(dst []byte, src Ptr) error {
+	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
+}
+
+// begin checks a copy between the device and ordinary memory.
+func (s *Stream) begin(p Ptr, n uint64) (raw driver.Device, err error) {
+	err = s.with(func(dev driver.Device) error {
+		raw = dev
+		if p+Ptr(n) < p {
+			return fmt.Errorf("%w: the addresses overflow", ErrBounds)
+		}
+		return nil
+	})
+	if err == nil {
+		err = s.notCapturing()
+	}
+	return raw, err
+}
+
+// copyIn is CopyIn, and says whether something may be queued though it failed.
+func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
+	raw, err := s.begin(dst, uint64(len(src)))
+	if err != nil || len(src) == 0 {
+		return false, err
+	}
+	st := &s.dev.port.stage
+	l, err := st.borrow(raw, s.raw)
+	if err != nil {
+		return false, err
+	}
+	if l == nil {
+		return false, s.copyInAlone(dst, src)
+	}
+	defer st.give(l)
+	for k := l.roomy(s.raw); len(src) > 0; k ^= 1 {
+		b := &l.blocks[k]
+		if b.full(s.raw) {
+			if err := st.ready(raw, b); err != nil {
+				return queued, err
+			}
+		}
+		at := b.used
+		n := uint64(copy(b.mem[at:], src))
+		b.used, queued = at+n, true
+		if err := s.move(l, b, dst, b.p+Ptr(at), span{dst, n, ReadWrite}); err != nil {
+			return queued, err
+		}
+		dst, src = dst+Ptr(n), src[n:]
+	}
+	return queued, nil
+}
+
+// copyInAlone is copyIn without a block: the stream comes to rest, and then
+// the copy is made at once.
+func (s *Stream) copyInAlone(dst Ptr, src []byte) error {
+	if err := s.await(); err != nil {
+		return err
+	}
+	return s.dev.CopyIn(dst, src)
+}
+
+func (s *Stream) copyOut(dst []byte, src Ptr) error {
+	raw, err := s.begin(src, uint64(len(dst)))
+	if err != nil || len(dst) == 0 {
+		return err
+	}
+	st := &s.dev.port.stage
+	l, err := st.borrow(raw, s.raw)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		if err := s.await(); err != nil {
+			return err
+		}
+		return s.dev.CopyOut(dst, src)
+	}
+	defer st.give(l)
+	var last []byte // where the bytes in the other block go
+	for k := l.roomy(s.raw); ; k ^= 1 {
+		b, other := &l.blocks[k], &l.blocks[k^1]
+		n := min(uint64(len(dst)), st.size())
+		if n > 0 {
+			if err := s.move(l, b, b.p, src, span{src, n, Read}); err != nil {
+				return err
+			}
+		}
+		if last != nil {
+			if err := st.ready(raw, other); err != nil {
+				return err
+			}
+			copy(last, other.mem)
+		}
+		if n == 0 {
+			return nil
+		}
+		last, dst, src = dst[:n], dst[n:], src+Ptr(n)
+	}
+}
+
+// move queues the copy between a block and the device, whose side is given
+// again as a span, and has the block busy until it has run. A stream of another
+// context takes no event of this one and is waited for instead.
+func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
+	var loose bool
+	err := s.with(func(raw driver.Device) error {
+		p, err := s.dev.pin(dev, span{})
+		if err != nil {
+			return err
+		}
+		defer p.unpin()
+		if err := raw.Copy(dst, src, dev.n, s.raw); err != nil {
+			return err
+		}
+		err = l.mark(raw, b, s.raw)
+		loose = err != nil
+		return err
+	})
+	if !loose {
+		return err
+	}
+	if again := s.await(); again != nil {
+		l.lost = true
+		return also(err, "and waiting for its stream", again)
+	}
+	l.loose = false
+	b.busy, b.used = false, 0
+	if s.wrapped && errors.Is(err, ErrInvalid) {
+		return nil
+	}
+	return err
+}
+
+// borrow gives a lane with a block for a copy on the stream, or with one that
+// such a copy can wait for without waiting for another stream; nil if there is
+// none. It is an error where there is no pinned memory at all.
+func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
+	l, best := st.pick(raw, s)
+	if best < roomNow {
+		if made := st.more(raw); made != nil {
+			if l != nil {
+				st.give(l)
+			}
+			return made, nil
+		}
+	}
+	if l != nil {
+		return l, nil
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if errors.Is(st.why, ErrNotSupported) && len(st.idle)+st.out == 0 {
+		return nil, st.why
+	}
+	return nil, nil
+}
+
+// fit is how well a lane serves a stream.
+type fit int
+
+const (
+	useless fit = iota
+	roomLater
+	roomNow
+	roomBeside // what is in the block is the stream's own
+)
+
+// pick takes the idle lane that serves the stream best.
+func (st *staging) pick(raw driver.Device, s driver.Stream) (l *lane, best fit) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	at := -1
+	for i := range st.idle {
+		if f := st.fits(raw, st.idle[i], s); f > best {
+			at, best = i, f
+		}
+	}
+	if at < 0 {
+		return nil, useless
+	}
+	l = st.idle[at]
+	st.idle = append(st.idle[:at], st.idle[at+1:]...)
+	st.out++
+	return l, best
+}
+
+// fits says how well. A lane that is busy on another stream does not, since the
+// copy would come to wait for it. It needs st.mu.
+func (st *staging) fits(raw driver.Device, l *lane, s driver.Stream) (best fit) {
+	for i := range l.blocks {
+		b := &l.blocks[i]
+		f := roomNow
+		if !st.over(raw, b) {
+			switch {
+			case b.on != s:
+				return useless
+			case b.full(s):
+				f = roomLater
+			default:
+				f = roomBeside
+			}
+		}
+		best = max(best, f)
+	}
+	return best
+}
+
+// full says whether a copy on the stream has to wait for the block.
+func (b *block) full(s driver.Stream) bool {
+	return b.busy && (b.on != s || b.used == uint64(len(b.mem)))
+}
+
+// roomy is the block to begin with: the one that has room, of two the one
+// that is in use already.
+func (l *lane) roomy(s driver.Stream) int {
+	first, second := &l.blocks[0], &l.blocks[1]
+	if first.full(s) && !second.full(s) || !first.busy && second.busy && !second.full(s) {
+		return 1
+	}
+	return 0
+}
