@@ -11,7 +11,7 @@ import (
 
 // ReadFrom and WriteTo move this much at once, ReadFrom as much only from a
 // reader that fills what it is given: enough for all copiers of a large copy.
-const firstMove, mostMove = 1 << 20, 16 << 20
+const firstMove, mostMove = 1 << 20, stageFrom
 
 var errNoStream = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 

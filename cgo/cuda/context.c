@@ -300,9 +300,10 @@ CUresult cuvmm_pool_threshold(cuvmm_lib api, int dev, unsigned long long n) {
 
 cuvmm_value cuvmm_host_alloc(cuvmm_lib api, CUcontext ctx, size_t n) {
 	void *p = NULL;
-	CUresult r = enter(api, ctx);
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
 	if (r == CUDA_SUCCESS)
-		r = leave(api, api->host_alloc(&p, n, CU_MEMHOSTALLOC_PORTABLE));
+		r = leave_relaxed(api, api->host_alloc(&p, n, CU_MEMHOSTALLOC_PORTABLE), mode);
 	return (cuvmm_value){r, (uintptr_t)p};
 }
 

@@ -80,9 +80,7 @@ func operations() []operation {
 	grown := func(t *testing.T, dev *vmm.Device) *vmm.Range {
 		g, err := dev.NewRange(vmm.RangeOptions{Max: 64 * granule, Chunk: granule})
 		require.NoError(t, err)
-		// As much as all copiers of a large copy can use: what they need is made
-		// here, where nothing fails.
-		require.NoError(t, g.Append(bytes.Repeat([]byte("cuvmm"), granule/2)))
+		require.NoError(t, g.Append(bytes.Repeat([]byte("cuvmm"), granule/4)))
 		return g
 	}
 	onRange := func(f func(*vmm.Range) error) func(*testing.T, [2]*vmm.Device) scene {
