@@ -20,23 +20,32 @@
 //	Reserved -> Mapped -> Accessible -> Retiring -> Reserved
 //
 // Retiring memory has been given up while work that may still use it runs; a
-// Range that grows meanwhile takes it back without a driver call. Mapped is
-// only ever seen when an undo failed: see [Stats], Stuck.
+// Range that grows meanwhile takes it back without a driver call, up to the
+// moment when the driver is asked to unmap it. Mapped is only ever seen when an
+// undo failed: see [Stats], Stuck. A range that sleeps has nothing but Reserved.
 //
 // # Waiting
 //
 // Unmapping under running work loses the device for good, so Unmap, Clip,
-// Revoke, a narrowing Grant and Close wait first: for every device with access,
-// or, after [Reservation.Use], for the streams that were named. Not covered are
+// Revoke, a narrowing Grant, Sleep and Close wait first: for every device with
+// access, or, after [Reservation.Use], for the streams that were named. Clip
+// then leaves the wait to the device's goroutine. Not covered are
 // other contexts (unless their streams are named), graphs launched later, and
 // other processes. While a stream that this package knows is being captured
 // into a graph, such a wait would destroy the capture: the answer is
 // [ErrCapturing] and nothing has changed. A capture on a stream it does not
 // know it cannot see.
 //
+// # Growth that does not wait
+//
+// RangeOptions.Ahead has the device's goroutine map memory before it is needed;
+// [Device.SetThreshold] keeps memory that was given up for growth to come;
+// [Device.SetLimit] bounds what this process takes. The goroutine is there
+// while there is something to do, and Device.Close waits for it.
+//
 // # Copies of ordinary memory
 //
-// A copy of 2 MiB or more to or from a device whose memory the CPU cannot
+// A copy of 32 MiB or more to or from a device whose memory the CPU cannot
 // address goes through pinned memory of the library's own, on several
 // processors at once: [Range.Append], [Device.CopyIn] and their kin. At most 64
 // MiB are pinned for a device, from the first such copy to the last Close.
@@ -47,9 +56,12 @@
 //
 //	closer (Close alone) -> Range.write (Len) -> Range.grow (Cap) -> Stream.mu
 //	-> Reservation.use (copies share it; retiring takes it whole; two of them
-//	in address order) -> Reservation.mu -> Device, port, system, Stream.usesMu
-//	-> staging
+//	in address order) -> Device.draining -> Reservation.layout
+//	-> Reservation.mu -> Device, cache, port, system, Stream.usesMu
+//	-> staging, meters
 //
-// Of these only closer and Range.write are held across a wait for the device,
-// and none across a callback.
+// Of these only closer and Range.write are held across a wait for the device
+// (Sleep and Wake hold Range.write of all their ranges, in address order), and
+// none across a callback. Reservation.mu and what comes after it are not held
+// across a driver call.
 package vmm
