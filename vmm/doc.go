@@ -62,6 +62,6 @@
 //
 // Of these only closer and Range.write are held across a wait for the device
 // (Sleep and Wake hold Range.write of all their ranges, in address order), and
-// none across a callback. Reservation.mu and what comes after it are not held
-// across a driver call.
+// none across a callback. Reservation.mu is not held even across a driver
+// call.
 package vmm
