@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -303,7 +304,7 @@ func (g *Range) extend(off, want uint64) error {
 	d, p := g.r.dev, prop(g.r.dev, g.opts)
 	left := want
 	for left > 0 && !g.fresh {
-		m := d.take(p, worthwhile(left, g.opts.Chunk), min(left, max(g.opts.Chunk, g.opts.MaxChunk)))
+		m := d.take(p, worthwhile(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
 		if m == nil {
 			break
 		}
