@@ -30,3 +30,15 @@ func Named(g *Range) int {
 	defer g.r.mu.Unlock()
 	return len(g.r.named)
 }
+
+// Working says whether the device's goroutine is there, and how many ranges are
+// on its list.
+func Working(d *Device) (running bool, wanted int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.worker.running, len(d.worker.wanted)
+}
+
+// PretendPrivate makes the memory of a segment one that may be kept: the
+// negative control of contract 6.
+func PretendPrivate(s Segment) { s.mem.private = true }
