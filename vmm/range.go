@@ -265,11 +265,22 @@ func (g *Range) room(need uint64) error {
 // bring is what room and the device's goroutine do to bring Cap to need. It
 // needs g.grow.
 func (g *Range) bring(need uint64) error {
-	have := g.r.readopt(g.cap.Load(), need)
-	g.cap.Store(have)
-	if need <= have {
-		return nil
+	for {
+		have := g.r.readopt(g.cap.Load(), need)
+		g.cap.Store(have)
+		if need <= have {
+			return nil
+		}
+		err := g.add(have, need)
+		// What was being unmapped is retiring again if the driver said no.
+		if !errors.Is(err, ErrBusy) || g.r.readopt(have, need) == have {
+			return err
+		}
 	}
+}
+
+// add is the part of bring that needs memory.
+func (g *Range) add(have, need uint64) error {
 	if err := g.r.stuckBelow(have); err != nil {
 		return err
 	}
