@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -59,6 +60,9 @@ func (r *Reservation) reviveSlot(s *slot) {
 // Where either fails it makes it accessible again.
 func (r *Reservation) retreat(turn, off, size uint64) error {
 	err := r.fence()
+	if err == nil {
+		err = r.dev.finish(r)
+	}
 	if err == nil {
 		err = r.sweep(turn, off, size)
 	}
@@ -226,6 +230,26 @@ func (d *Device) forget(r *Reservation) {
 	}
 	clear(d.retired[len(kept):])
 	d.retired = kept
+}
+
+// finish unmaps what r retired earlier and left to the device, after a wait that
+// covers it: it lies behind what is given up now, so it goes first.
+func (d *Device) finish(r *Reservation) error {
+	d.draining.Lock()
+	defer d.draining.Unlock()
+	d.pending.Lock()
+	all := slices.Clone(d.retired)
+	d.pending.Unlock()
+	for _, t := range all {
+		if t.r != r {
+			continue
+		}
+		t.recycle()
+		if _, err := t.finish(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // waiting is how many retirements have not come to their end.
