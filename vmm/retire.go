@@ -183,6 +183,16 @@ func (m mark) reached() (bool, error) {
 	return done, err
 }
 
+// settle waits for the work, by itself or with its device, and gives the event
+// back.
+func (m mark) settle() error {
+	if err := m.dev.SyncEvent(m.e); err != nil && !lost(err) {
+		return err
+	}
+	m.p.recycle(m.e)
+	return nil
+}
+
 // recycle gives the events back.
 func (t *retirement) recycle() {
 	for _, m := range t.marks {
@@ -247,6 +257,27 @@ func (d *Device) finish(r *Reservation) error {
 		t.recycle()
 		if _, err := t.finish(); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// unmark takes the events of a port off what retires: its work has ended, and
+// its context is about to.
+func (d *Device) unmark(p *port) error {
+	d.draining.Lock()
+	defer d.draining.Unlock()
+	d.pending.Lock()
+	all := slices.Clone(d.retired)
+	d.pending.Unlock()
+	for _, t := range all {
+		for i := len(t.marks) - 1; i >= 0; i-- {
+			if m := t.marks[i]; m.p == p {
+				if err := m.settle(); err != nil {
+					return err
+				}
+				t.marks = slices.Delete(t.marks, i, i+1)
+			}
 		}
 	}
 	return nil
