@@ -42,3 +42,6 @@ func Working(d *Device) (running bool, wanted int) {
 // PretendPrivate makes the memory of a segment one that may be kept: the
 // negative control of contract 6.
 func PretendPrivate(s Segment) { s.mem.private = true }
+
+// SetForeign makes the stream one that may be of another context.
+func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
