@@ -441,7 +441,10 @@ func (g *Range) Clip() error {
 
 func (g *Range) clip() error {
 	err := g.giveUp()
-	return also(err, "and giving host memory back", g.stripBed())
+	if err == nil {
+		_ = g.stripBed() // what will not go now does so with the next Clip, or Close
+	}
+	return err
 }
 
 func (g *Range) giveUp() error {
@@ -542,17 +545,26 @@ func (g *Range) close() error {
 	err := g.r.close(&g.write)
 	g.write.Lock()
 	defer g.write.Unlock()
+	if g.over() {
+		err = also(err, "and giving host memory back", g.stripBed())
+	}
+	return err
+}
+
+// over takes a range that is closed out of the books; false if it is not. It
+// needs g.write.
+func (g *Range) over() bool {
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.phase != isClosed {
-		return err
+		return false
 	}
 	if g.slept {
 		g.woken()
 	}
 	g.show(0)
 	g.cap.Store(0)
-	return also(err, "and giving host memory back", g.stripBed())
+	return true
 }

@@ -193,7 +193,10 @@ func (s *sleeper) save() error {
 
 // makeBed gives n bytes of host memory.
 func (g *Range) makeBed(n uint64) ([]byte, error) {
-	if g.bed == nil {
+	if g.bed.live() != nil { // there is none, or one that could not be closed
+		if err := g.stripBed(); err != nil {
+			return nil, err
+		}
 		d, err := g.r.dev.lodge()
 		if err != nil {
 			return nil, err
@@ -201,6 +204,8 @@ func (g *Range) makeBed(n uint64) ([]byte, error) {
 		if g.bed, err = d.NewRange(RangeOptions{Max: g.r.size}); err != nil {
 			return nil, err
 		}
+		// Nobody else works on it, so it waits for no stranger's streams.
+		g.bed.r.promised = true
 	}
 	if err := g.bed.room(n); err != nil {
 		return nil, err
