@@ -339,7 +339,7 @@ func wake(ranges []*Range) error {
 		}
 		if err != nil {
 			for _, s := range all {
-				err = also(err, "and", s.lieDown())
+				err = also(err, "and", s.lieDown(nil)) // its copy has ended
 			}
 			return err
 		}
@@ -388,7 +388,7 @@ func (s *sleeper) rise() error {
 		return err
 	}
 	if err := s.load(); err != nil {
-		return also(err, "and", s.lieDown())
+		return also(err, "and", s.lieDown(s.r.fence())) // it may be under way
 	}
 	return nil
 }
@@ -409,10 +409,10 @@ func (s *sleeper) load() error {
 	return s.r.dev.port.copyIn(raw, s.r.ptr, b)
 }
 
-// lieDown undoes rise. What cannot be unmapped is quarantined.
-func (s *sleeper) lieDown() error {
+// lieDown undoes rise, after a wait that answered err. What cannot be unmapped
+// is quarantined.
+func (s *sleeper) lieDown(err error) error {
 	r := s.r
-	err := r.fence() // a copy that failed may be under way
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	if err == nil || lost(err) {
