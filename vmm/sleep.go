@@ -362,7 +362,7 @@ func wake(ranges []*Range) error {
 // none, and sleeps on.
 func (s *sleeper) rise() error {
 	d, p := s.r.dev, prop(s.r.dev, s.opts)
-	if err := s.r.stuckBelow(0); err != nil {
+	if err := s.heal(); err != nil {
 		return err
 	}
 	for _, size := range s.sizes {
@@ -391,6 +391,22 @@ func (s *sleeper) rise() error {
 		return also(err, "and", s.lieDown(s.r.fence())) // it may be under way
 	}
 	return nil
+}
+
+// heal unmaps what an earlier undo could not.
+func (s *sleeper) heal() error {
+	why := s.r.stuckBelow(s.r.size)
+	if why == nil {
+		return nil
+	}
+	if err := s.r.fence(); err != nil && !lost(err) {
+		return also(why, "and waiting to unmap it", err)
+	}
+	gone, err := s.r.unmapAll()
+	for _, m := range gone {
+		m.drop() //nolint:errcheck // counted as stuck
+	}
+	return err
 }
 
 // load copies the contents back.
