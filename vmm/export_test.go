@@ -45,3 +45,10 @@ func PretendPrivate(s Segment) { s.mem.private = true }
 
 // SetForeign makes the stream one that may be of another context.
 func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
+
+// Lodge is the host memory where the contents of the device's ranges sleep.
+func Lodge(d *Device) *Device {
+	d.lodgeMu.Lock()
+	defer d.lodgeMu.Unlock()
+	return d.host
+}
