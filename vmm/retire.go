@@ -107,7 +107,6 @@ func (r *Reservation) sweep(turn, off, size uint64) error {
 	r.notify()
 	r.check()
 	r.mu.Unlock()
-	r.dev.meter.count(&r.dev.meter.counts.Unmaps, uint64(len(gone)))
 	for _, m := range gone {
 		m.drop() //nolint:errcheck // the addresses are free; memory that will not go back is counted as stuck
 	}
