@@ -216,7 +216,7 @@ func TestStatsAreOfOneMoment(t *testing.T) {
 				}
 			}
 			for n := range 80 {
-				for _, err := range []error{g.Append(pattern((n%7)*page, 1)), g.SetLen(uint64(n%3) * min(page, g.Len())/3), g.Clip()} {
+				for _, err := range []error{g.Append(pattern((n%7)*page, 1)), g.SetLen(uint64(n%3) * min(page, g.Len()) / 3), g.Clip()} {
 					if err != nil {
 						t.Error(err)
 					}
