@@ -177,6 +177,10 @@ func TestThreshold(t *testing.T) {
 	keepChunks(t, w, 1)
 	require.Zero(t, d.Stats().Cached)
 	require.EqualValues(t, 5*page, d.Stats().PeakCached)
+	d.ResetPeaks()
+	d.SetThreshold(4 * page)
+	keepChunks(t, w, 2, 2, 3, 4)
+	require.EqualValues(t, 4*page, d.Stats().PeakCached, "never more, not for a moment")
 	w.end()
 
 	_, err := d.Trim(0)

@@ -187,11 +187,11 @@ func (m *model) sleep() {
 }
 
 func (m *model) wake() {
-	if err := vmm.Wake(m.g); m.asleep && m.scarce(err) {
+	err := vmm.Wake(m.g)
+	if m.asleep && m.scarce(err) {
 		return
-	} else {
-		require.NoError(m, err)
 	}
+	require.NoError(m, err)
 	m.asleep = false
 	m.check()
 }
