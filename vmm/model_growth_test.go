@@ -92,7 +92,6 @@ func (m *model) budget() {
 	st := m.w.devs[0].Stats()
 	if m.limit > 0 {
 		require.LessOrEqual(m, st.Committed, m.most)
-		m.most = max(m.limit, st.Committed)
 	}
 	require.LessOrEqual(m, st.Cached, st.Threshold)
 	require.Zero(m, st.Stuck)
@@ -128,6 +127,9 @@ func (m *model) setLimit(n uint64) {
 	require.Equal(m, m.limit, m.w.devs[0].SetLimit(n))
 	m.limit = n
 	m.most = max(n, m.w.devs[0].Stats().Committed)
+	if m.ahead {
+		m.most += m.g.Max() // the goroutine may be creating some
+	}
 }
 
 func (m *model) use() {
