@@ -40,8 +40,9 @@ func (d *Device) SetThreshold(bytes uint64) (old uint64) {
 	}
 	d.cache.mu.Lock()
 	old, d.cache.threshold = d.cache.threshold, bytes
+	out := d.evict(bytes)
 	d.cache.mu.Unlock()
-	d.discard(d.over(bytes)) //nolint:errcheck // counted as stuck
+	d.discard(out) //nolint:errcheck // counted as stuck
 	return old
 }
 
@@ -99,11 +100,11 @@ func (d *Device) keep(m *memory) bool {
 		c.mu.Unlock()
 		return false
 	}
+	out := d.evict(c.threshold - m.size)
 	c.put(m)
 	d.meter.cached.add(m.size)
-	most := c.threshold
 	c.mu.Unlock()
-	d.discard(d.over(most)) //nolint:errcheck // counted as stuck
+	d.discard(out) //nolint:errcheck // counted as stuck
 	return true
 }
 
@@ -152,9 +153,14 @@ func (d *Device) memory(s spare, p driver.Prop) *memory {
 
 // over takes the oldest out of the cache until no more than keep bytes are left.
 func (d *Device) over(keep uint64) (out []*memory) {
+	d.cache.mu.Lock()
+	defer d.cache.mu.Unlock()
+	return d.evict(keep)
+}
+
+// evict is over with the cache's lock held.
+func (d *Device) evict(keep uint64) (out []*memory) {
 	c := &d.cache
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	for c.bytes > keep {
 		p, i := c.oldest(keep == 0)
 		s := c.kept[p][i]

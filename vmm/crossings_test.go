@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"runtime"
 	"strings"
@@ -20,6 +21,7 @@ import (
 func TestCrossings(t *testing.T) {
 	rows := crossings(t)
 	scenes := crossingScenes()
+	maps.Copy(scenes, growthScenes())
 	for what := range scenes {
 		require.Contains(t, rows, what, "not in the table")
 	}
@@ -59,7 +61,7 @@ func crossings(t *testing.T) map[string]string {
 func outcomeOf(err error) string {
 	for name, kind := range map[string]error{
 		"ErrBusy": vmm.ErrBusy, "ErrCapturing": vmm.ErrCapturing, "ErrClosed": vmm.ErrClosed,
-		"ErrBounds": vmm.ErrBounds, "ErrDeviceLost": vmm.ErrDeviceLost, "the error that caused it": errInjected, "given up": context.Canceled,
+		"ErrAsleep": vmm.ErrAsleep, "ErrOutOfMemory": vmm.ErrOutOfMemory, "ErrBounds": vmm.ErrBounds, "ErrDeviceLost": vmm.ErrDeviceLost, "the error that caused it": errInjected, "given up": context.Canceled,
 	} {
 		if errors.Is(err, kind) {
 			return name

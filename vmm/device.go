@@ -311,6 +311,7 @@ func (d *Device) close() error {
 	}
 	_, failed := d.trim(0)
 	err = also(err, "and", failed)
+	err = also(err, "and", d.port.unmark(d))
 	if err = also(err, "and", d.unlodge()); err != nil {
 		return err
 	}

@@ -63,10 +63,39 @@ func cycle(t testing.TB, w *world) {
 	a, err := d.Alloc(3 * page)
 	require.NoError(t, err)
 	require.NoError(t, a.Close())
+	growth(t, d, peer, s)
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	require.NoError(t, d.Close())
 	require.NoError(t, peer.Close())
+}
+
+// growth is the part of a cycle that keeps memory, looks ahead, clips without
+// waiting, and sleeps.
+func growth(t testing.TB, d, peer *vmm.Device, s *vmm.Stream) {
+	d.SetThreshold(8 * page)
+	d.SetLimit(64 * page)
+	h := newRange(t, d, vmm.RangeOptions{Max: 32 * page, Ahead: 4 * page})
+	require.NoError(t, h.Grant(vmm.Read, peer))
+	require.NoError(t, h.Use(s))
+	open := gate(t, d, s.Raw())
+	for n := range 4 {
+		require.NoError(t, h.Append(pattern(3*page, 1)))
+		require.NoError(t, h.SetLen(page))
+		require.NoError(t, h.Clip(), "it does not wait")
+		if n == 2 {
+			open()
+		}
+	}
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, h))
+	require.NoError(t, vmm.Wake(h))
+	require.NoError(t, vmm.Sleep(vmm.DropContents, h))
+	require.NoError(t, vmm.Wake(h))
+	require.NoError(t, h.Append(pattern(page, 2)))
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, h))
+	_, err := d.Trim(2 * page)
+	require.NoError(t, err)
+	require.NoError(t, h.Close())
 }
 
 func TestNothingDrifts(t *testing.T) {
@@ -85,6 +114,8 @@ func TestNothingDrifts(t *testing.T) {
 	now, _, err := w.devs[0].MemInfo()
 	require.NoError(t, err)
 	require.Equal(t, free, now, "device memory")
+	w.devs[0].SetLimit(0)
+	require.Zero(t, w.devs[0].Stats().Committed)
 	w.end()
 }
 

@@ -68,3 +68,25 @@ func Closing(s *Stream) bool {
 	}
 	return true
 }
+
+// Working says whether the device's goroutine is there, and how many ranges are
+// on its list.
+func Working(d *Device) (running bool, wanted int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.worker.running, len(d.worker.wanted)
+}
+
+// PretendPrivate makes the memory of a segment one that may be kept: the
+// negative control of contract 6.
+func PretendPrivate(s Segment) { s.mem.private = true }
+
+// SetForeign makes the stream one that may be of another context.
+func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
+
+// Lodge is the host memory where the contents of the device's ranges sleep.
+func Lodge(d *Device) *Device {
+	d.lodgeMu.Lock()
+	defer d.lodgeMu.Unlock()
+	return d.host
+}

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -264,11 +265,22 @@ func (g *Range) room(need uint64) error {
 // bring is what room and the device's goroutine do to bring Cap to need. It
 // needs g.grow.
 func (g *Range) bring(need uint64) error {
-	have := g.r.readopt(g.cap.Load(), need)
-	g.cap.Store(have)
-	if need <= have {
-		return nil
+	for {
+		have := g.r.readopt(g.cap.Load(), need)
+		g.cap.Store(have)
+		if need <= have {
+			return nil
+		}
+		err := g.add(have, need)
+		// What was being unmapped is retiring again if the driver said no.
+		if !errors.Is(err, ErrBusy) || g.r.readopt(have, need) == have {
+			return err
+		}
 	}
+}
+
+// add is the part of bring that needs memory.
+func (g *Range) add(have, need uint64) error {
 	if err := g.r.stuckBelow(have); err != nil {
 		return err
 	}
@@ -303,7 +315,7 @@ func (g *Range) extend(off, want uint64) error {
 	d, p := g.r.dev, prop(g.r.dev, g.opts)
 	left := want
 	for left > 0 && !g.fresh {
-		m := d.take(p, worthwhile(left, g.opts.Chunk), min(left, max(g.opts.Chunk, g.opts.MaxChunk)))
+		m := d.take(p, worthwhile(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
 		if m == nil {
 			break
 		}
@@ -450,7 +462,10 @@ func (g *Range) Clip() error {
 
 func (g *Range) clip() error {
 	err := g.giveUp()
-	return also(err, "and giving host memory back", g.stripBed())
+	if err == nil {
+		_ = g.stripBed() // what will not go now does so with the next Clip, or Close
+	}
+	return err
 }
 
 func (g *Range) giveUp() error {
@@ -551,17 +566,26 @@ func (g *Range) close() error {
 	err := g.r.close(&g.write)
 	g.write.Lock()
 	defer g.write.Unlock()
+	if g.over() {
+		err = also(err, "and giving host memory back", g.stripBed())
+	}
+	return err
+}
+
+// over takes a range that is closed out of the books; false if it is not. It
+// needs g.write.
+func (g *Range) over() bool {
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.phase != isClosed {
-		return err
+		return false
 	}
 	if g.slept {
 		g.woken()
 	}
 	g.show(0)
 	g.cap.Store(0)
-	return also(err, "and giving host memory back", g.stripBed())
+	return true
 }

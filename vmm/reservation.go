@@ -310,6 +310,7 @@ func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err 
 // insert adds slots for ms at index i, each with a reference of its own. Like
 // the rest of what changes slots it needs r.layout and r.mu.
 func (r *Reservation) insert(i int, off uint64, ms []*memory, st state, stuck error) {
+	r.dev.meter.count(&r.dev.meter.counts.Maps, uint64(len(ms)))
 	r.slots = append(r.slots, make([]slot, len(ms))...)
 	copy(r.slots[i+len(ms):], r.slots[i:])
 	for n, m := range ms {
@@ -360,6 +361,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 
 // cut takes the slots [i, j) out and appends their memory, references included.
 func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
+	r.dev.meter.count(&r.dev.meter.counts.Unmaps, uint64(j-i))
 	for k := i; k < j; k++ {
 		s := &r.slots[k]
 		r.reviveSlot(s)

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -60,6 +61,9 @@ func (r *Reservation) reviveSlot(s *slot) {
 func (r *Reservation) retreat(turn, off, size uint64) error {
 	err := r.fence()
 	if err == nil {
+		err = r.dev.finish(r)
+	}
+	if err == nil {
 		err = r.sweep(turn, off, size)
 	}
 	if err != nil {
@@ -103,7 +107,6 @@ func (r *Reservation) sweep(turn, off, size uint64) error {
 	r.notify()
 	r.check()
 	r.mu.Unlock()
-	r.dev.meter.count(&r.dev.meter.counts.Unmaps, uint64(len(gone)))
 	for _, m := range gone {
 		m.drop() //nolint:errcheck // the addresses are free; memory that will not go back is counted as stuck
 	}
@@ -179,6 +182,16 @@ func (m mark) reached() (bool, error) {
 	return done, err
 }
 
+// settle waits for the work, by itself or with its device, and gives the event
+// back.
+func (m mark) settle() error {
+	if err := m.dev.SyncEvent(m.e); err != nil && !lost(err) {
+		return err
+	}
+	m.p.recycle(m.e)
+	return nil
+}
+
 // recycle gives the events back.
 func (t *retirement) recycle() {
 	for _, m := range t.marks {
@@ -226,6 +239,47 @@ func (d *Device) forget(r *Reservation) {
 	}
 	clear(d.retired[len(kept):])
 	d.retired = kept
+}
+
+// finish unmaps what r retired earlier and left to the device, after a wait that
+// covers it: it lies behind what is given up now, so it goes first.
+func (d *Device) finish(r *Reservation) error {
+	d.draining.Lock()
+	defer d.draining.Unlock()
+	d.pending.Lock()
+	all := slices.Clone(d.retired)
+	d.pending.Unlock()
+	for _, t := range all {
+		if t.r != r {
+			continue
+		}
+		t.recycle()
+		if _, err := t.finish(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmark takes the events of a port off what retires: its work has ended, and
+// its context is about to.
+func (d *Device) unmark(p *port) error {
+	d.draining.Lock()
+	defer d.draining.Unlock()
+	d.pending.Lock()
+	all := slices.Clone(d.retired)
+	d.pending.Unlock()
+	for _, t := range all {
+		for i := len(t.marks) - 1; i >= 0; i-- {
+			if m := t.marks[i]; m.p == p {
+				if err := m.settle(); err != nil {
+					return err
+				}
+				t.marks = slices.Delete(t.marks, i, i+1)
+			}
+		}
+	}
+	return nil
 }
 
 // waiting is how many retirements have not come to their end.

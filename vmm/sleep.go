@@ -193,7 +193,10 @@ func (s *sleeper) save() error {
 
 // makeBed gives n bytes of host memory.
 func (g *Range) makeBed(n uint64) ([]byte, error) {
-	if g.bed == nil {
+	if g.bed.live() != nil { // there is none, or one that could not be closed
+		if err := g.stripBed(); err != nil {
+			return nil, err
+		}
 		d, err := g.r.dev.lodge()
 		if err != nil {
 			return nil, err
@@ -201,6 +204,8 @@ func (g *Range) makeBed(n uint64) ([]byte, error) {
 		if g.bed, err = d.NewRange(RangeOptions{Max: g.r.size}); err != nil {
 			return nil, err
 		}
+		// Nobody else works on it, so it waits for no stranger's streams.
+		g.bed.r.promised = true
 	}
 	if err := g.bed.room(n); err != nil {
 		return nil, err
@@ -334,7 +339,7 @@ func wake(ranges []*Range) error {
 		}
 		if err != nil {
 			for _, s := range all {
-				err = also(err, "and", s.lieDown())
+				err = also(err, "and", s.lieDown(nil)) // its copy has ended
 			}
 			return err
 		}
@@ -357,7 +362,7 @@ func wake(ranges []*Range) error {
 // none, and sleeps on.
 func (s *sleeper) rise() error {
 	d, p := s.r.dev, prop(s.r.dev, s.opts)
-	if err := s.r.stuckBelow(0); err != nil {
+	if err := s.heal(); err != nil {
 		return err
 	}
 	for _, size := range s.sizes {
@@ -383,9 +388,25 @@ func (s *sleeper) rise() error {
 		return err
 	}
 	if err := s.load(); err != nil {
-		return also(err, "and", s.lieDown())
+		return also(err, "and", s.lieDown(s.r.fence())) // it may be under way
 	}
 	return nil
+}
+
+// heal unmaps what an earlier undo could not.
+func (s *sleeper) heal() error {
+	why := s.r.stuckBelow(s.r.size)
+	if why == nil {
+		return nil
+	}
+	if err := s.r.fence(); err != nil && !lost(err) {
+		return also(why, "and waiting to unmap it", err)
+	}
+	gone, err := s.r.unmapAll()
+	for _, m := range gone {
+		m.drop() //nolint:errcheck // counted as stuck
+	}
+	return err
 }
 
 // load copies the contents back.
@@ -404,10 +425,10 @@ func (s *sleeper) load() error {
 	return s.r.dev.port.copyIn(raw, s.r.ptr, b)
 }
 
-// lieDown undoes rise. What cannot be unmapped is quarantined.
-func (s *sleeper) lieDown() error {
+// lieDown undoes rise, after a wait that answered err. What cannot be unmapped
+// is quarantined.
+func (s *sleeper) lieDown(err error) error {
 	r := s.r
-	err := r.fence() // a copy that failed may be under way
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	if err == nil || lost(err) {

@@ -130,6 +130,31 @@ func (p *port) leave(d *Device) error {
 	return nil
 }
 
+// unmark takes the port's events off what retires on other Devices, if last is
+// the port's last one and its context is about to close.
+func (p *port) unmark(last *Device) error {
+	p.mu.Lock()
+	alone := len(p.devices) == 1 && p.devices[0] == last
+	p.mu.Unlock()
+	if !alone {
+		return nil
+	}
+	var all []*Device
+	p.sys.mu.RLock()
+	for _, q := range p.sys.ports {
+		q.mu.Lock()
+		all = append(all, q.devices...)
+		q.mu.Unlock()
+	}
+	p.sys.mu.RUnlock()
+	for _, d := range all {
+		if err := d.unmark(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // shut gives back what the port has of the driver. It needs p.mu.
 func (p *port) shut() error {
 	raw := p.raw.Load()

@@ -42,11 +42,33 @@ type fault struct {
 	waits map[int]bool // devices that a wait was begun for
 	at    []int
 	err   error
+
+	refused map[string]refusal
+}
+
+// refusal is how many calls of a name are refused, and with what.
+type refusal struct {
+	left int
+	err  error
+}
+
+// refuse fails the next n calls of a name, armed or not.
+func (f *fault) refuse(name string, n int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refused == nil {
+		f.refused = map[string]refusal{}
+	}
+	f.refused[name] = refusal{n, err}
 }
 
 func (f *fault) hook(c drivertest.Call) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if r := f.refused[c.Name]; r.left > 0 {
+		f.refused[c.Name] = refusal{r.left - 1, r.err}
+		return r.err
+	}
 	if !f.armed {
 		return nil
 	}

@@ -1,0 +1,615 @@
+package vmm_test
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+// small is n host devices of so many pages each.
+func small(t testing.TB, n int, pages uint64) *world {
+	t.Helper()
+	return worldOn(t, n, host.Config{Devices: n, Memory: pages * page, PageGranularity: page == 4096})
+}
+
+// made is how many calls of a name succeeded.
+func (w *world) made(name string) int { return w.drv.Counts()[name].Made }
+
+func newRange(t testing.TB, d *vmm.Device, o vmm.RangeOptions) *vmm.Range {
+	t.Helper()
+	g, err := d.NewRange(o)
+	require.NoError(t, err)
+	return g
+}
+
+// keepChunks leaves memory of these many pages each in the cache, in this order.
+func keepChunks(t testing.TB, w *world, pages ...uint64) {
+	t.Helper()
+	var all []*vmm.Chunk
+	for _, n := range pages {
+		all = append(all, chunk(t, w, n*page))
+	}
+	for _, c := range all {
+		require.NoError(t, c.Close())
+	}
+}
+
+// TestRegrowthOfKeptMemory: a range that shrinks and grows again neither
+// releases nor creates.
+func TestRegrowthOfKeptMemory(t *testing.T) {
+	for name, o := range map[string]vmm.RangeOptions{"ladder": {Max: 256 * page}, "fixed": {Max: 256 * page, Chunk: 2 * page}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			d := w.devs[0]
+			require.Zero(t, d.SetThreshold(256*page))
+			g := newRange(t, d, o)
+			for n := 1; n <= 64; n *= 2 {
+				require.NoError(t, g.Append(pattern(n*page, byte(n))))
+			}
+			top := g.Cap()
+			chunks := g.Stats().Chunks
+			creates := w.made("Create")
+			for range 3 {
+				require.NoError(t, g.SetLen(0))
+				require.NoError(t, g.Clip())
+				require.EqualValues(t, top, d.Stats().Cached)
+				require.EqualValues(t, top, d.Stats().Committed, "kept, and counted")
+				require.NoError(t, g.Append(pattern(int(top), 5)))
+			}
+			require.Equal(t, creates, w.made("Create"))
+			require.Zero(t, w.made("Release"))
+			require.EqualValues(t, g.Stats().Hits, d.Stats().Hits)
+			require.GreaterOrEqual(t, d.Stats().Hits, uint64(chunks))
+			require.Equal(t, top, g.Cap())
+			b := make([]byte, top)
+			_, err := g.ReadAt(b, 0)
+			require.NoError(t, err)
+			require.Equal(t, pattern(int(top), 5), b)
+			require.NoError(t, g.Close())
+			require.EqualValues(t, top, d.Stats().Cached)
+			w.end()
+		})
+	}
+}
+
+// TestGrowthTakesWhatFits: chunks of the range's own size, or of the ladder's
+// reach; never larger than what is wanted, and none that is hardly worth it.
+func TestGrowthTakesWhatFits(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		o    vmm.RangeOptions
+		kept []uint64
+		grow uint64
+		hits uint64
+		left uint64 // pages
+	}{
+		{"the largest that fits", vmm.RangeOptions{}, []uint64{1, 2, 4, 16}, 8, 3, 16},
+		{"exactly", vmm.RangeOptions{}, []uint64{8}, 8, 1, 0},
+		{"none is large enough to be worth it", vmm.RangeOptions{}, []uint64{1, 1, 1, 1}, 64, 0, 4},
+		{"an eighth is", vmm.RangeOptions{}, []uint64{8, 1}, 64, 1, 1},
+		{"above the largest chunk", vmm.RangeOptions{MaxChunk: 2 * page}, []uint64{4, 2}, 8, 1, 4},
+		{"fixed, and larger ones are kept", vmm.RangeOptions{Chunk: 2 * page}, []uint64{4, 3, 2, 1}, 6, 1, 8},
+		{"fixed, and only an odd one is kept", vmm.RangeOptions{Chunk: 2 * page}, []uint64{3}, 6, 0, 3},
+		{"fixed, smaller ones are kept", vmm.RangeOptions{Chunk: 4 * page}, []uint64{2, 2}, 4, 0, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			d := w.devs[0]
+			d.SetThreshold(256 * page)
+			keepChunks(t, w, c.kept...)
+			c.o.Max = 128 * page
+			g := newRange(t, d, c.o)
+			require.NoError(t, g.Grow(c.grow*page))
+			require.EqualValues(t, c.grow*page, g.Cap())
+			require.Equal(t, c.hits, d.Stats().Hits)
+			require.Equal(t, c.left*page, d.Stats().Cached)
+			var sum uint64
+			for _, s := range g.Segments() {
+				sum += s.Size
+				if c.o.Chunk != 0 {
+					require.Equal(t, c.o.Chunk, s.Size)
+				}
+			}
+			require.Equal(t, g.Cap(), sum)
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
+}
+
+func TestTheOldestGoFirst(t *testing.T) {
+	for _, c := range []struct {
+		kept  []uint64
+		keep  uint64
+		freed uint64
+	}{
+		{[]uint64{1, 2, 4}, 7, 0},
+		{[]uint64{1, 2, 4}, 6, 1},
+		{[]uint64{1, 2, 4}, 5, 3},
+		{[]uint64{4, 1, 2}, 6, 4},
+		{[]uint64{4, 1, 2}, 2, 5},
+		{[]uint64{2, 4, 1}, 6, 2},
+		{[]uint64{2, 4, 1}, 0, 7},
+	} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		d.SetThreshold(100 * page)
+		keepChunks(t, w, c.kept...)
+		freed, err := d.Trim(c.keep * page)
+		require.NoError(t, err)
+		require.Equal(t, c.freed*page, freed, "%v", c)
+		require.Equal(t, (7-c.freed)*page, d.Stats().Cached)
+		require.Equal(t, (7-c.freed)*page, d.Stats().Committed)
+		w.end()
+	}
+}
+
+func TestThreshold(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	keepChunks(t, w, 1)
+	require.Zero(t, d.Stats().Cached, "nothing is kept unless asked for")
+	require.Equal(t, 1, w.made("Release"))
+
+	require.EqualValues(t, 0, d.SetThreshold(4*page))
+	require.EqualValues(t, 4*page, d.Stats().Threshold)
+	keepChunks(t, w, 5)
+	require.Zero(t, d.Stats().Cached, "larger than all that is to be kept")
+	keepChunks(t, w, 2, 2)
+	require.EqualValues(t, 4*page, d.Stats().Cached)
+	keepChunks(t, w, 1)
+	require.EqualValues(t, 3*page, d.Stats().Cached, "the oldest made room")
+
+	require.EqualValues(t, 4*page, d.SetThreshold(2*page))
+	require.EqualValues(t, page, d.Stats().Cached, "a lower threshold holds at once")
+	require.EqualValues(t, 2*page, d.SetThreshold(8*page))
+	keepChunks(t, w, 4)
+	require.EqualValues(t, 5*page, d.Stats().Cached)
+	require.EqualValues(t, 8*page, d.SetThreshold(0))
+	require.Zero(t, d.Stats().Cached)
+	require.Zero(t, d.Stats().Committed)
+	keepChunks(t, w, 1)
+	require.Zero(t, d.Stats().Cached)
+	require.EqualValues(t, 5*page, d.Stats().PeakCached)
+	d.ResetPeaks()
+	d.SetThreshold(4 * page)
+	keepChunks(t, w, 2, 2, 3, 4)
+	require.EqualValues(t, 4*page, d.Stats().PeakCached, "never more, not for a moment")
+	w.end()
+
+	_, err := d.Trim(0)
+	require.ErrorIs(t, err, vmm.ErrClosed)
+}
+
+// TestKeptMemoryGoesWithTheDevice: Close gives it back, and where the driver
+// will not take it, keeps it in the books and can be called again.
+func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(8 * page)
+	keepChunks(t, w, 1, 2)
+	w.arm(1)
+	require.ErrorIs(t, d.Close(), errInjected)
+	w.disarm()
+	st := d.Stats()
+	require.Zero(t, st.Cached)
+	require.Equal(t, st.Stuck, st.Committed)
+	require.NotZero(t, st.Stuck)
+	require.NoError(t, d.Close())
+	w.end()
+}
+
+// TestTrimCountsWhatWentBack, and says what would not.
+func TestTrimCountsWhatWentBack(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(8 * page)
+	keepChunks(t, w, 2, 2, 2)
+	w.arm(2)
+	freed, err := d.Trim(0)
+	w.disarm()
+	require.ErrorIs(t, err, errInjected)
+	require.EqualValues(t, 4*page, freed)
+	require.EqualValues(t, 2*page, d.Stats().Stuck)
+	w.end()
+}
+
+// TestKeptMemoryGoesWhereMemoryRunsOut: whoever of the process's Devices on the
+// ordinal needs it, for whatever; the call is made once more and no more.
+func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
+	needs := map[string]func(t *testing.T, d *vmm.Device) (end func() error){
+		"a range grows": func(t *testing.T, d *vmm.Device) func() error {
+			g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
+			require.NoError(t, g.Append(pattern(14*page, 3)))
+			return g.Close
+		},
+		"a chunk": func(t *testing.T, d *vmm.Device) func() error {
+			c, err := d.Create(16*page, vmm.Prop{Share: vmm.ShareFD})
+			require.NoError(t, err)
+			return c.Close
+		},
+		"an allocation": func(t *testing.T, d *vmm.Device) func() error {
+			g, err := d.Alloc(16 * page)
+			require.NoError(t, err)
+			return g.Close
+		},
+	}
+	for name, need := range needs {
+		for who := range 2 {
+			t.Run(name, func(t *testing.T) {
+				w := small(t, 1, 16)
+				d := w.devs[0]
+				other, err := vmm.OpenDriver(w.drv, 0)
+				require.NoError(t, err)
+				d.SetThreshold(100 * page)
+				keepChunks(t, w, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
+				require.EqualValues(t, 16*page, d.Stats().Cached)
+				failed := w.drv.Counts()["Create"].Failed
+				end := need(t, []*vmm.Device{d, other}[who])
+				require.Equal(t, failed+1, w.drv.Counts()["Create"].Failed)
+				require.Zero(t, d.Stats().Cached)
+				require.NoError(t, end())
+				require.NoError(t, other.Close())
+				w.end()
+			})
+		}
+	}
+}
+
+// TestMemoryThatRunsOutInMap is given a second chance as well.
+func TestMemoryThatRunsOutInMap(t *testing.T) {
+	for _, name := range []string{"Map", "SetAccess"} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		d.SetThreshold(100 * page)
+		keepChunks(t, w, 4, 4)
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
+		w.refuse(name, 1, vmm.ErrOutOfMemory)
+		require.NoError(t, g.Grow(2*page))
+		require.Zero(t, d.Stats().Cached, "what was kept went for it")
+		require.EqualValues(t, 2*page, g.Cap())
+
+		// With nothing kept there is no second try.
+		w.refuse(name, 1, vmm.ErrOutOfMemory)
+		before := w.made(name)
+		require.ErrorIs(t, g.Grow(4*page), vmm.ErrOutOfMemory)
+		require.LessOrEqual(t, w.made(name), before+1, "mapped before the refusal, if at all")
+		require.EqualValues(t, 2*page, g.Cap())
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
+// TestAFailedGrowthPutsBackWhatItTook from the cache.
+func TestAFailedGrowthPutsBackWhatItTook(t *testing.T) {
+	for _, name := range []string{"Create", "Map", "SetAccess"} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		d.SetThreshold(100 * page)
+		keepChunks(t, w, 4)
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
+		w.refuse(name, 1, errInjected)
+		require.ErrorIs(t, g.Grow(6*page), errInjected)
+		require.GreaterOrEqual(t, d.Stats().Cached, uint64(4*page))
+		require.Zero(t, d.Stats().Hits, "nothing came of it")
+		require.Zero(t, g.Cap())
+		require.Zero(t, w.made("Release"))
+		require.NoError(t, g.Grow(6*page))
+		require.EqualValues(t, 6*page, d.Stats().Committed)
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
+// TestNobodyElseGetsKeptMemory: Create and Alloc take new memory, and so does a
+// range that is shared, compressed or of a network card.
+func TestNobodyElseGetsKeptMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	keepChunks(t, w, 1, 2)
+	require.EqualValues(t, 3*page, d.Stats().Cached)
+	c := chunk(t, w, page)
+	a, err := d.Alloc(2 * page)
+	require.NoError(t, err)
+	b := make([]byte, 2*page)
+	_, err = a.ReadAt(b, 0)
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 2*page), b)
+	g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Share: vmm.ShareFD})
+	require.NoError(t, g.Grow(2*page))
+	require.EqualValues(t, 3*page, d.Stats().Cached)
+	require.Zero(t, d.Stats().Hits)
+	require.NoError(t, a.Grow(0))
+	require.NoError(t, a.Close())
+	require.NoError(t, g.Close())
+	require.NoError(t, c.Close())
+	w.end()
+}
+
+// peek says whether one who was given a range's memory sees what another range
+// writes after the first has given the memory up. With pretend the memory
+// passes for private.
+func peek(t *testing.T, pretend bool) (seen bool) {
+	t.Helper()
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	o := vmm.RangeOptions{Max: 8 * page, Chunk: page, Share: vmm.ShareFD}
+	g := newRange(t, d, o)
+	require.NoError(t, g.Append(pattern(page, 1)))
+	if pretend {
+		vmm.PretendPrivate(g.Segments()[0])
+	}
+	c, err := g.Segments()[0].Chunk()
+	require.NoError(t, err)
+	fd, err := c.Export()
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	f := os.NewFile(uintptr(fd), "chunk")
+	in, err := d.Import(fd, page, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	r, err := d.Reserve(page, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	require.NoError(t, r.Map(0, in))
+	require.NoError(t, in.Close())
+
+	require.NoError(t, g.SetLen(0))
+	require.NoError(t, g.Clip())
+	h := newRange(t, d, o)
+	secret := pattern(page, 99)
+	require.NoError(t, h.Append(secret))
+	b := make([]byte, page)
+	require.NoError(t, d.CopyOut(b, r.Ptr()))
+	seen = string(b) == string(secret)
+	if !pretend {
+		require.Zero(t, d.Stats().PeakCached)
+	}
+	require.NoError(t, r.Close())
+	require.NoError(t, h.Close())
+	require.NoError(t, g.Close())
+	w.end()
+	return seen
+}
+
+// TestSharedMemoryIsNeverKept: contract 6.
+func TestSharedMemoryIsNeverKept(t *testing.T) {
+	require.False(t, peek(t, false))
+}
+
+// TestSharedMemoryThatWereKeptWouldShow is the negative control.
+func TestSharedMemoryThatWereKeptWouldShow(t *testing.T) {
+	require.True(t, peek(t, true), "else the test above proves nothing")
+}
+
+func TestWhatIsNeverKept(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	for _, p := range []vmm.Prop{{Share: vmm.ShareFD}, {Share: vmm.ShareFD | vmm.ShareReadOnly}, {RDMA: true}} {
+		c, err := d.Create(page, p)
+		if errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrInvalid) {
+			continue
+		}
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		require.Zero(t, d.Stats().Cached, "%+v", p)
+	}
+	c, err := d.Create(page, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	fd, err := c.Export()
+	require.NoError(t, err)
+	for _, p := range []vmm.Prop{{Share: vmm.ShareFD}, {}} {
+		in, err := d.Import(fd, page, p)
+		if p.Share == 0 && err != nil {
+			continue // a driver may want to be told
+		}
+		require.NoError(t, err)
+		require.NoError(t, in.Close())
+		require.Zero(t, d.Stats().Cached, "imported")
+	}
+	require.NoError(t, os.NewFile(uintptr(fd), "chunk").Close())
+	require.NoError(t, c.Close())
+	require.Zero(t, d.Stats().PeakCached)
+	w.end()
+}
+
+// TestAStaleSegmentIsNoWayIn: a segment of what was clipped, kept and taken by
+// another range.
+func TestAStaleSegmentIsNoWayIn(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	g := ranged(t, w, page)
+	old := g.Segments()[0]
+	c, err := old.Chunk()
+	require.NoError(t, err)
+	require.NoError(t, g.SetLen(0))
+	require.NoError(t, g.Clip())
+	require.Zero(t, d.Stats().Cached, "the chunk still has it")
+	again, err := old.Chunk()
+	require.NoError(t, err)
+	require.NoError(t, again.Close())
+	require.NoError(t, c.Close())
+	require.EqualValues(t, page, d.Stats().Cached)
+	_, err = old.Chunk()
+	require.ErrorIs(t, err, vmm.ErrClosed, "kept")
+	h := ranged(t, w, page)
+	require.EqualValues(t, 1, d.Stats().Hits)
+	_, err = old.Chunk()
+	require.ErrorIs(t, err, vmm.ErrClosed, "somebody else's")
+	require.NoError(t, h.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestLimit bounds all Devices of the process on an ordinal together, exactly.
+func TestLimit(t *testing.T) {
+	w := newWorld(t, 2)
+	d := w.devs[0]
+	again, err := vmm.OpenDriver(w.drv, 0)
+	require.NoError(t, err)
+	require.Zero(t, d.SetLimit(10*page))
+	require.EqualValues(t, 10*page, again.Stats().Limit)
+	require.Zero(t, w.devs[1].Stats().Limit, "each ordinal has its own")
+
+	a, err := d.Create(6*page, vmm.Prop{})
+	require.NoError(t, err)
+	calls := w.made("Create")
+	_, err = again.Create(5*page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.ErrorContains(t, err, "limit")
+	require.Equal(t, calls, w.made("Create"), "the driver was not asked")
+	b, err := again.Create(4*page, vmm.Prop{})
+	require.NoError(t, err)
+	other, err := w.devs[1].Create(20*page, vmm.Prop{})
+	require.NoError(t, err)
+
+	// What the driver refuses is not charged.
+	require.NoError(t, b.Close())
+	for range 3 {
+		w.refuse("Create", 1, errInjected)
+		_, err = again.Create(4*page, vmm.Prop{})
+		require.ErrorIs(t, err, errInjected)
+	}
+	b, err = again.Create(4*page, vmm.Prop{})
+	require.NoError(t, err)
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+
+	require.EqualValues(t, 10*page, again.SetLimit(5*page), "below what there is")
+	require.NoError(t, b.Close())
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.NoError(t, a.Close())
+	a, err = d.Create(5*page, vmm.Prop{})
+	require.NoError(t, err)
+	require.EqualValues(t, 5*page, d.SetLimit(0))
+	b, err = d.Create(50*page, vmm.Prop{})
+	require.NoError(t, err)
+	for _, c := range []*vmm.Chunk{a, b, other} {
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, again.Close())
+	w.end()
+}
+
+// TestLimitMakesKeptMemoryGo, and a growth that cannot have its quarter on top
+// takes what it needs.
+func TestLimitMakesKeptMemoryGo(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	again, err := vmm.OpenDriver(w.drv, 0)
+	require.NoError(t, err)
+	d.SetLimit(16 * page)
+	d.SetThreshold(100 * page)
+	keepChunks(t, w, 8, 8)
+	g := newRange(t, again, vmm.RangeOptions{Max: 64 * page})
+	require.NoError(t, g.Append(pattern(15*page, 1)))
+	require.Zero(t, d.Stats().Cached)
+	require.NoError(t, g.Append(pattern(page, 2)), "the last page, with no quarter on top")
+	require.EqualValues(t, 16*page, g.Cap())
+	err = g.Append([]byte{1})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.EqualValues(t, 16*page, g.Len())
+
+	// What is imported does not count, and what sleeps has none.
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	c, err := d.Create(16*page, vmm.Prop{})
+	require.NoError(t, err)
+	require.ErrorIs(t, vmm.Wake(g), vmm.ErrOutOfMemory)
+	require.NoError(t, c.Close())
+	require.EqualValues(t, 16*page, d.Stats().Cached)
+	require.NoError(t, vmm.Wake(g))
+	require.Zero(t, d.Stats().Cached)
+	require.NoError(t, g.Close())
+	require.NoError(t, again.Close())
+	w.end()
+}
+
+func TestImportedMemoryIsNotLimited(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetLimit(2 * page)
+	c, err := d.Create(2*page, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	fd, err := c.Export()
+	require.NoError(t, err)
+	in, err := d.Import(fd, 2*page, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	require.NoError(t, os.NewFile(uintptr(fd), "chunk").Close())
+	require.NoError(t, in.Close())
+	require.NoError(t, c.Close())
+	c, err = d.Create(2*page, vmm.Prop{})
+	require.NoError(t, err, "neither charged nor given back")
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.NoError(t, c.Close())
+	w.end()
+}
+
+// TestCacheUnderRace: everybody grows and shrinks, keeps and gives back, within
+// a limit that is not enough for all.
+func TestCacheUnderRace(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	again, err := vmm.OpenDriver(w.drv, 0)
+	require.NoError(t, err)
+	const limit = 48 * page
+	d.SetLimit(limit)
+	d.SetThreshold(limit)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		own := []*vmm.Device{d, again}[i%2]
+		wg.Go(func() {
+			g := newRange(t, own, vmm.RangeOptions{Max: 64 * page, Chunk: uint64(i/2) * page})
+			for n := range 60 {
+				want := pattern((n%11+1)*page/2, byte(n))
+				if err := g.Append(want); err != nil {
+					if !errors.Is(err, vmm.ErrOutOfMemory) {
+						t.Error(err)
+					}
+					continue
+				}
+				got := make([]byte, len(want))
+				if err := own.CopyOut(got, g.Ptr()); err != nil || string(got) != string(want) {
+					t.Errorf("%v, or another range's bytes", err)
+				}
+				if err := errors.Join(g.SetLen(0), g.Clip()); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := g.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Go(func() {
+		for n := range 200 {
+			again.SetThreshold(uint64(n%40) * page)
+			if _, err := d.Trim(uint64(n%20) * page); err != nil {
+				t.Error(err)
+			}
+			a, b := d.Stats(), again.Stats()
+			if a.Cached > a.Committed || b.Cached > b.Committed || a.Committed > limit || b.Committed > limit {
+				t.Error(a, b)
+			}
+		}
+	})
+	wg.Wait()
+	require.NoError(t, again.Close())
+	_, err = d.Trim(0)
+	require.NoError(t, err)
+	require.Zero(t, d.Stats().Committed)
+	c, err := d.Create(limit, vmm.Prop{})
+	require.NoError(t, err, "the limit's books are exact")
+	require.NoError(t, c.Close())
+	w.end()
+}

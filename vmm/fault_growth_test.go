@@ -1,0 +1,268 @@
+package vmm_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// faults runs try with no fault, then with each call of it failing, then with
+// each two of them. Try answers what calls it made.
+func faults(t *testing.T, try func(t *testing.T, at ...int) (calls []string)) {
+	t.Helper()
+	n := len(try(t))
+	require.Greater(t, n, 1)
+	for i := 1; i <= n; i++ {
+		after := len(try(t, i))
+		for j := i + 1; j <= after; j++ {
+			try(t, i, j)
+		}
+	}
+}
+
+// forgiven is whether only memory that will not go back can have failed.
+func forgiven(calls []string, at []int) bool {
+	for _, i := range at {
+		if i <= len(calls) && calls[i-1] == "Release" {
+			return true
+		}
+	}
+	return len(at) == 0
+}
+
+// TestFaultsInADeferredClip: the clip completes or changes nothing; what it gave
+// up is retiring until it is unmapped, counted, and can be taken back.
+func TestFaultsInADeferredClip(t *testing.T) {
+	for _, kept := range []uint64{0, 64 * page} {
+		faults(t, func(t *testing.T, at ...int) []string {
+			w := newWorld(t, 2)
+			d := w.devs[0]
+			vmm.SetStill(d, true)
+			d.SetThreshold(kept)
+			g := ranged(t, w, 5*page)
+			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			raw(t, w.devs[1]) // its own stream is one more to wait for
+			s := stream(t, d)
+			require.NoError(t, g.Use(s))
+			require.NoError(t, g.SetLen(2*page))
+			before := w.picture(g)
+
+			w.arm(at...)
+			clip := g.Clip()
+			_, trim := d.Trim(kept)
+			calls := w.disarm()
+			note := fmt.Sprintf("calls %v of %v: %v, %v", at, calls, clip, trim)
+			if clip != nil {
+				isInjected(w, clip)
+				w.same(before, g, exact, note)
+				require.Zero(t, g.Stats().Pending, note)
+				require.NoError(t, g.Clip(), note)
+			} else {
+				require.EqualValues(t, 2*page, g.Cap(), note)
+				require.Equal(t, before.Contents, w.contents(g), note)
+				if trim != nil {
+					isInjected(w, trim)
+					require.NotZero(t, g.Stats().Pending+d.Stats().Stuck, note)
+				} else if !forgiven(calls, at) {
+					t.Fatal("nobody said so: " + note)
+				}
+			}
+			if pending := g.Stats().Pending; pending > 0 {
+				require.NoError(t, g.Grow(page), note)
+				require.Equal(t, pending-page, g.Stats().Pending, note)
+				require.NoError(t, g.Clip(), note)
+			}
+			require.NoError(t, vmm.Drain(d), note)
+			require.Zero(t, g.Stats().Pending, note)
+			require.NoError(t, g.Append(pattern(3*page, 1)), note)
+			vmm.SetStill(d, false)
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close(), note)
+			w.end()
+			return calls
+		})
+	}
+}
+
+// TestFaultsInLookAhead: whatever two calls of it fail, the range is as it was;
+// what could not be undone is counted, growth past it says why, and Close gives
+// everything back.
+func TestFaultsInLookAhead(t *testing.T) {
+	for _, kept := range []int{0, 1} {
+		faults(t, func(t *testing.T, at ...int) (calls []string) {
+			bubble(t, 1, func(t *testing.T, w *paced) {
+				d := w.devs[0]
+				d.SetThreshold(64 * page)
+				g := ahead(t, d)
+				keepChunks(t, w.world, slices.Repeat([]uint64{1}, kept)...)
+				require.NoError(t, g.Append(pattern(page, 1)))
+				synctest.Wait()
+				before := w.picture(g)
+				w.arm(at...)
+				require.NoError(t, g.SetLen(3*page))
+				synctest.Wait()
+				calls = w.disarm()
+				note := fmt.Sprintf("calls %v of %v", at, calls)
+				before.Len, before.Contents = 3*page, w.contents(g)
+				if len(at) == 0 {
+					require.NoError(t, g.Close())
+					return
+				}
+				st := g.Stats()
+				require.EqualValues(t, 1, st.AheadFailures, note)
+				if st.Stuck == 0 {
+					require.Equal(t, before, w.picture(g), note)
+				} else {
+					require.EqualValues(t, 4*page, g.Cap(), note)
+				}
+				if err := g.Append(pattern(2*page, 2)); st.Stuck == 0 {
+					require.NoError(t, err, note)
+				} else {
+					require.ErrorIs(t, err, errInjected, note)
+					require.EqualValues(t, 3*page, g.Len(), note)
+					require.NoError(t, g.Append(pattern(page, 2)), note)
+				}
+				require.NoError(t, g.Close(), note)
+			})
+			return calls
+		})
+	}
+}
+
+// sleepers is two ranges, one granted to a peer, and how they look awake.
+type sleepers struct {
+	*world
+	all  []*vmm.Range
+	seen []picture
+}
+
+func newSleepers(t *testing.T) *sleepers {
+	t.Helper()
+	w := newWorld(t, 2)
+	a, b := ranged(t, w, 2*page), ranged(t, w, 3*page)
+	require.NoError(t, a.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, b.Grow(page))
+	s := &sleepers{world: w, all: []*vmm.Range{a, b}}
+	for _, g := range s.all {
+		s.seen = append(s.seen, s.look(g))
+	}
+	return s
+}
+
+// look is a picture without how often the memory was replaced.
+func (s *sleepers) look(g *vmm.Range) picture {
+	p := s.picture(g)
+	p.Gen = 0
+	return p
+}
+
+// asleep holds that each range is wholly asleep or wholly awake, as it was, and
+// says which. What sleeps has no memory but what is stuck.
+func (s *sleepers) asleep(t *testing.T, k vmm.Keep, note string) (which []bool) {
+	t.Helper()
+	var committed, held uint64
+	for i, g := range s.all {
+		st := g.Stats()
+		if !st.Asleep {
+			require.Equal(t, s.seen[i], s.look(g), note)
+			committed += g.Cap()
+		} else {
+			require.Zero(t, g.Cap(), note)
+			require.Equal(t, st.Stuck, st.Committed, note)
+			require.ErrorIs(t, g.Grow(1), vmm.ErrAsleep, note)
+			if k == vmm.KeepContents {
+				require.Equal(t, s.seen[i].Len, g.Len(), note)
+				held += g.Len()
+			}
+		}
+		which = append(which, st.Asleep)
+	}
+	st := s.devs[0].Stats()
+	require.Equal(t, committed, st.Committed-st.Stuck, note)
+	require.Equal(t, held, st.Asleep, note)
+	return which
+}
+
+// recover wakes all and holds that nothing is lost.
+func (s *sleepers) recover(t *testing.T, which []bool, k vmm.Keep, note string) {
+	t.Helper()
+	require.NoError(t, vmm.Wake(s.all...), note)
+	for i, g := range s.all {
+		now := s.look(g)
+		if which[i] && k == vmm.DropContents {
+			require.Zero(t, g.Len(), note)
+			now.Len, now.Contents = s.seen[i].Len, s.seen[i].Contents
+		}
+		require.Equal(t, s.seen[i], now, note)
+		require.NoError(t, g.Append(pattern(3*page, 1)), note)
+		require.NoError(t, g.Close(), note)
+	}
+	s.end()
+}
+
+func TestFaultsInSleep(t *testing.T) {
+	for _, k := range []vmm.Keep{vmm.DropContents, vmm.KeepContents} {
+		faults(t, func(t *testing.T, at ...int) []string {
+			s := newSleepers(t)
+			s.arm(at...)
+			err := vmm.Sleep(k, s.all...)
+			calls := s.disarm()
+			note := fmt.Sprintf("keep %d, calls %v of %v: %v", k, at, calls, err)
+			which := s.asleep(t, k, note)
+			if err != nil {
+				isInjected(s.world, err)
+				if len(at) == 1 {
+					require.Equal(t, []bool{false, false}, which, note)
+					require.Zero(t, s.devs[0].Stats().Stuck, note)
+				}
+			} else {
+				require.Equal(t, []bool{true, true}, which, note)
+				require.True(t, forgiven(calls, at), note)
+			}
+			s.recover(t, which, k, note)
+			return calls
+		})
+	}
+}
+
+func TestFaultsInWake(t *testing.T) {
+	for _, k := range []vmm.Keep{vmm.DropContents, vmm.KeepContents} {
+		faults(t, func(t *testing.T, at ...int) []string {
+			s := newSleepers(t)
+			require.NoError(t, vmm.Sleep(k, s.all...))
+			s.arm(at...)
+			err := vmm.Wake(s.all...)
+			calls := s.disarm()
+			note := fmt.Sprintf("keep %d, calls %v of %v: %v", k, at, calls, err)
+			if err != nil {
+				isInjected(s.world, err)
+				require.Equal(t, []bool{true, true}, s.asleep(t, k, note))
+				if len(at) == 1 {
+					require.Zero(t, s.devs[0].Stats().Stuck, note)
+				}
+			} else {
+				require.Empty(t, at, note)
+			}
+			s.recover(t, []bool{true, true}, k, note)
+			return calls
+		})
+	}
+}
+
+// TestSleepWithoutHostMemory: all stay awake, and so it works again when there
+// is some.
+func TestSleepWithoutHostMemory(t *testing.T) {
+	s := newSleepers(t)
+	old := vmm.SetAddressLimit(1)
+	err := vmm.Sleep(vmm.KeepContents, s.all...)
+	vmm.SetAddressLimit(old)
+	require.ErrorIs(t, err, vmm.ErrAddressSpace)
+	require.Equal(t, []bool{false, false}, s.asleep(t, vmm.KeepContents, ""))
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, s.all...))
+	s.recover(t, s.asleep(t, vmm.KeepContents, ""), vmm.KeepContents, "")
+}

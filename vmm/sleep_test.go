@@ -1,0 +1,546 @@
+package vmm_test
+
+import (
+	"errors"
+	"io"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// bedded is how much host memory the contents of the device's ranges have.
+func bedded(d *vmm.Device) uint64 { return vmm.Lodge(d).Stats().Committed }
+
+// TestSleepAndWake: the memory goes, all that is known of it comes back.
+func TestSleepAndWake(t *testing.T) {
+	for name, o := range map[string]vmm.RangeOptions{
+		"ladder": {Max: 256 * page},
+		"fixed":  {Max: 256 * page, Chunk: 2 * page},
+		"shared": {Max: 256 * page, Share: vmm.ShareFD},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			d := w.devs[0]
+			g := newRange(t, d, o)
+			want := pattern(11*page+7, 3)
+			for n := 0; n < len(want); n += page {
+				require.NoError(t, g.Append(want[n:min(n+page, len(want))]))
+			}
+			require.NoError(t, g.Grow(5*page))
+			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			ptr, before := g.Ptr(), w.picture(g)
+			free, _, err := d.MemInfo()
+			require.NoError(t, err)
+
+			require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+			require.Equal(t, ptr, g.Ptr())
+			require.EqualValues(t, len(want), g.Len())
+			require.Zero(t, g.Cap())
+			require.Empty(t, g.Segments())
+			st := d.Stats()
+			require.Zero(t, st.Committed)
+			require.Zero(t, st.Used)
+			require.Zero(t, st.Pending)
+			require.EqualValues(t, len(want), st.Asleep)
+			require.True(t, g.Stats().Asleep)
+			now, _, err := d.MemInfo()
+			require.NoError(t, err)
+			require.Equal(t, free+before.Cap, now, "others may have it")
+
+			changed := g.Changed()
+			require.NoError(t, vmm.Wake(g))
+			<-changed
+			before.Gen++
+			require.Equal(t, before, w.picture(g), "addresses, sizes, grants and every byte")
+			st = d.Stats()
+			require.Zero(t, st.Asleep)
+			require.EqualValues(t, len(want), st.Used)
+			require.EqualValues(t, g.Cap(), st.Committed)
+			require.False(t, g.Stats().Asleep)
+			b := make([]byte, len(want))
+			require.NoError(t, w.devs[1].CopyOut(b, ptr), "the peer's grant")
+			require.Equal(t, want, b)
+			require.NoError(t, g.Append(pattern(20*page, 4)))
+			require.NoError(t, vmm.Wake(g), "awake already")
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
+}
+
+func TestSleepDropsContents(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, 3*page)
+	require.NoError(t, vmm.Sleep(vmm.DropContents, g))
+	require.Zero(t, g.Len())
+	require.Zero(t, d.Stats().Asleep)
+	require.Zero(t, d.Stats().Committed)
+	require.Nil(t, vmm.Lodge(d), "no host memory was needed")
+	require.NoError(t, vmm.Wake(g))
+	require.Zero(t, g.Len())
+	require.EqualValues(t, 3*page, g.Cap())
+	require.NoError(t, g.Append(pattern(page, 1)))
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestSleepReleases although the device keeps memory: that is what it is for.
+// Waking may take what was kept.
+func TestSleepReleases(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	g := ranged(t, w, 3*page)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.Zero(t, d.Stats().Cached)
+	require.Equal(t, 3, w.made("Release"))
+	keepChunks(t, w, 1, 1, 1)
+	creates := w.made("Create")
+	require.NoError(t, vmm.Wake(g))
+	require.Equal(t, creates, w.made("Create"))
+	require.Zero(t, d.Stats().Cached)
+	b := make([]byte, 3*page)
+	_, err := g.ReadAt(b, 0)
+	require.NoError(t, err)
+	require.Equal(t, pattern(3*page, 7), b)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestASleepingRange answers ErrAsleep to all but Wake and Close.
+func TestASleepingRange(t *testing.T) {
+	w := newWorld(t, 2)
+	d := w.devs[0]
+	g := ranged(t, w, 2*page)
+	other := ranged(t, w, page)
+	s := stream(t, d)
+	ws := stream(t, d)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	b := make([]byte, 1)
+	calls := map[string]func() error{
+		"Append":         func() error { return g.Append(b) },
+		"Append nothing": func() error { return g.Append(nil) },
+		"Write":          func() error { return second(g.Write(b)) },
+		"Grow":           func() error { return g.Grow(1) },
+		"Grow nothing":   func() error { return g.Grow(0) },
+		"SetLen":         func() error { return g.SetLen(1) },
+		"SetLen same":    func() error { return g.SetLen(g.Len()) },
+		"Clip":           g.Clip,
+		"ReadAt":         func() error { return second(g.ReadAt(b, 0)) },
+		"ReadAt past":    func() error { return second(g.ReadAt(b, 1<<40)) },
+		"WriteAt":        func() error { return second(g.WriteAt(b, 0)) },
+		"ReadFrom":       func() error { return second(g.ReadFrom(io.LimitReader(zeros{}, 1))) },
+		"WriteTo":        func() error { return second(g.WriteTo(io.Discard)) },
+		"Host":           func() error { return second(g.Host()) },
+		"Hold":           func() error { return second(g.Hold(1)) },
+		"Use":            func() error { return g.Use(s) },
+		"Grant":          func() error { return g.Grant(vmm.Read, w.devs[1]) },
+		"Revoke":         func() error { return g.Revoke(w.devs[1]) },
+		"EnablePeers":    func() error { return vmm.EnablePeers(vmm.Read, w.devs, other, g) },
+		"Sleep":          func() error { return vmm.Sleep(vmm.DropContents, g) },
+		"Sleep of a set": func() error { return vmm.Sleep(vmm.DropContents, other, g) },
+		"Device.CopyIn":  func() error { return d.CopyIn(g.Ptr(), b) },
+		"Device.CopyOut": func() error { return d.CopyOut(b, g.Ptr()) },
+		"Stream.Copy to": func() error { return s.Copy(g.Ptr(), other.Ptr(), 1) },
+		"Stream.Copy from": func() error {
+			return s.Copy(other.Ptr(), g.Ptr(), 1)
+		},
+		"Stream.Fill": func() error { return ws.Fill(g.Ptr(), 1, 1, 1) },
+	}
+	for name, call := range calls {
+		w.arm()
+		require.ErrorIs(t, call(), vmm.ErrAsleep, name)
+		for _, made := range w.disarm() {
+			require.Contains(t, []string{"CanAccessPeer", "Capturing", "SyncIfActive"}, made, "%s asks the driver at most", name)
+		}
+	}
+	require.NoError(t, other.Append(b), "the other one of the set is awake")
+	require.Contains(t, g.String(), "0 bytes", "and it can be printed")
+	r, off, ok := d.Lookup(g.Ptr() + 5)
+	require.True(t, ok)
+	require.EqualValues(t, 5, off)
+	require.Equal(t, g.Ptr(), r.Ptr())
+	require.NoError(t, s.Close())
+	require.NoError(t, ws.Close())
+	require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+	require.NoError(t, g.Close(), "without waking")
+	require.NoError(t, g.Close())
+	require.ErrorIs(t, vmm.Wake(g), vmm.ErrClosed)
+	require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, g), vmm.ErrClosed)
+	require.Zero(t, d.Stats().Asleep)
+	require.NoError(t, other.Close())
+	w.end()
+}
+
+// zeros reads zeros for ever.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+func TestBadSleep(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	for name, err := range map[string]error{
+		"no range":       vmm.Sleep(vmm.KeepContents),
+		"a nil range":    vmm.Sleep(vmm.KeepContents, nil),
+		"nil and more":   vmm.Sleep(vmm.KeepContents, g, nil),
+		"twice":          vmm.Sleep(vmm.KeepContents, g, g),
+		"other contents": vmm.Sleep(vmm.KeepContents+1, g),
+		"wake nothing":   vmm.Wake(),
+		"wake nil":       vmm.Wake(nil, g),
+		"wake twice":     vmm.Wake(g, g),
+	} {
+		require.ErrorIs(t, err, vmm.ErrInvalid, name)
+		var op *vmm.OpError
+		require.ErrorAs(t, err, &op, name)
+	}
+	require.NoError(t, g.Append([]byte{1}))
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestASetSleepsTogether: ranges of several devices, empty ones and ones that
+// were never used among them; one that is held keeps all awake.
+func TestASetSleepsTogether(t *testing.T) {
+	w := newWorld(t, 2)
+	d, peer := w.devs[0], w.devs[1]
+	a := ranged(t, w, 3*page)
+	b := newRange(t, peer, vmm.RangeOptions{Max: 64 * page})
+	require.NoError(t, b.Append(pattern(5*page, 2)))
+	require.NoError(t, b.Grant(vmm.ReadWrite, d))
+	empty := newRange(t, d, vmm.RangeOptions{Max: 8 * page})
+	roomy := newRange(t, d, vmm.RangeOptions{Max: 8 * page})
+	require.NoError(t, roomy.Grow(2*page))
+	all := []*vmm.Range{a, empty, b, roomy}
+	pictures := func() (ps []picture) {
+		for _, g := range all {
+			p := w.picture(g)
+			p.Gen = 0
+			ps = append(ps, p)
+		}
+		return ps
+	}
+	before := pictures()
+	release, err := roomy.Hold(0)
+	require.NoError(t, err)
+	for range 2 {
+		require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, all...), vmm.ErrBusy)
+		require.Equal(t, before, pictures())
+	}
+	release()
+	for range 3 {
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, all...))
+		require.Zero(t, d.Stats().Committed)
+		require.Zero(t, peer.Stats().Committed)
+		require.EqualValues(t, 3*page, d.Stats().Asleep)
+		require.EqualValues(t, 5*page, peer.Stats().Asleep)
+		for _, g := range all {
+			require.ErrorIs(t, g.Grow(1), vmm.ErrAsleep)
+		}
+		require.NoError(t, vmm.Wake(all...))
+		require.Equal(t, before, pictures())
+	}
+	// Those that are awake are left alone.
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, b))
+	gen := a.Generation()
+	require.NoError(t, vmm.Wake(all...))
+	require.Equal(t, gen, a.Generation())
+	require.Equal(t, before, pictures())
+	for _, g := range all {
+		require.NoError(t, g.Close())
+	}
+	w.end()
+}
+
+// TestWakeThatFindsNoMemory leaves all of them asleep, and they wake later.
+func TestWakeThatFindsNoMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	a, b := ranged(t, w, 3*page), ranged(t, w, 4*page)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, a, b))
+	d.SetLimit(5 * page)
+	for range 3 {
+		require.ErrorIs(t, vmm.Wake(a, b), vmm.ErrOutOfMemory)
+		require.Zero(t, d.Stats().Committed)
+		require.EqualValues(t, 7*page, d.Stats().Asleep)
+		require.ErrorIs(t, a.Append([]byte{1}), vmm.ErrAsleep)
+	}
+	require.NoError(t, vmm.Wake(b), "alone it fits")
+	d.SetLimit(0)
+	require.NoError(t, vmm.Wake(a, b))
+	for _, g := range []*vmm.Range{a, b} {
+		got := make([]byte, g.Len())
+		_, err := g.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, pattern(len(got), 7), got)
+		require.NoError(t, g.Close())
+	}
+	w.end()
+}
+
+// TestWakeThatFailsDuringACapture waits for nothing that would destroy it: only
+// our own copies can be under way in memory that nobody had yet.
+func TestWakeThatFailsDuringACapture(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	a, b := ranged(t, w, 3*page), ranged(t, w, 4*page)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, a, b))
+	d.SetLimit(5 * page)
+	s := stream(t, d)
+	end := captured(t, w, s)
+	require.ErrorIs(t, vmm.Wake(a, b), vmm.ErrOutOfMemory)
+	require.Zero(t, d.Stats().Stuck)
+	require.Zero(t, d.Stats().Committed)
+	d.SetLimit(0)
+	require.NoError(t, vmm.Wake(a, b))
+	require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, a, b), vmm.ErrCapturing)
+	require.NoError(t, a.Append([]byte{1}), "nothing has changed")
+	end()
+	require.NoError(t, s.Close())
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	w.end()
+}
+
+// TestWakeHealsWhatWasQuarantined: the contents are still there.
+func TestWakeHealsWhatWasQuarantined(t *testing.T) {
+	for _, name := range []string{"SetAccess", "CopyIn"} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		g := ranged(t, w, 3*page)
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		w.refuse(name, 1, errInjected)
+		w.refuse("Unmap", 2, errInjected)
+		require.ErrorIs(t, vmm.Wake(g), errInjected)
+		require.EqualValues(t, 3*page, d.Stats().Stuck)
+		require.ErrorIs(t, vmm.Wake(g), errInjected, "it says why")
+		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrAsleep)
+		require.NoError(t, vmm.Wake(g))
+		require.Zero(t, d.Stats().Stuck)
+		require.EqualValues(t, 3*page, d.Stats().Committed)
+		got := make([]byte, 3*page)
+		_, err := g.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, pattern(3*page, 7), got)
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
+// TestHostMemoryOfSleepers is used again, and goes with Clip and Close.
+func TestHostMemoryOfSleepers(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, 5*page)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	have := bedded(d)
+	require.NotZero(t, have)
+	creates := vmm.Lodge(d).Stats().Creates
+	for n := range 3 {
+		require.NoError(t, vmm.Wake(g))
+		require.Equal(t, have, bedded(d), "kept for the next time")
+		if n == 1 {
+			require.NoError(t, g.SetLen(2*page))
+		}
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.Equal(t, have, bedded(d))
+	}
+	require.Equal(t, creates, vmm.Lodge(d).Stats().Creates)
+	require.NoError(t, vmm.Wake(g))
+	got := make([]byte, 2*page)
+	_, err := g.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, pattern(5*page, 7)[:2*page], got)
+	require.NoError(t, g.Clip())
+	require.Zero(t, bedded(d))
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NotZero(t, bedded(d))
+	require.NoError(t, g.Close())
+	require.Zero(t, bedded(d))
+	require.Zero(t, vmm.Lodge(d).Stats().Reserved)
+	w.end()
+	require.Nil(t, vmm.Lodge(d))
+}
+
+// TestHostMemoryOfSleepersIsNobodysBusiness: strangers' work and captures on the
+// host device neither hold up nor fail a Clip.
+func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
+	w := newWorld(t, 1)
+	h, err := vmm.Open("host")
+	require.NoError(t, err)
+	s, err := h.NewStream()
+	require.NoError(t, err)
+	open := gate(t, h, s.Raw())
+	captive, err := h.NewStream()
+	require.NoError(t, err)
+	end := captured(t, &world{devs: []*vmm.Device{h}}, captive)
+	for _, give := range []func(*vmm.Range) error{(*vmm.Range).Clip, (*vmm.Range).Close} {
+		g := ranged(t, w, 2*page)
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Wake(g))
+		require.NoError(t, give(g))
+		require.Zero(t, bedded(w.devs[0]))
+		require.NoError(t, g.Close())
+	}
+	end()
+	open()
+	require.NoError(t, captive.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, h.Close())
+	w.end()
+}
+
+// TestSleepWaits for queued work, as Unmap does, and for what retires.
+func TestSleepWaits(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, 3*page)
+	s := stream(t, d)
+	open := work(t, d, s.Raw(), g.Ptr())
+	slept := make(chan error, 1)
+	go func() { slept <- vmm.Sleep(vmm.KeepContents, g) }()
+	for d.Stats().Pending == 0 {
+		runtime.Gosched()
+	}
+	require.ErrorIs(t, g.Grow(1), vmm.ErrAsleep)
+	require.ErrorIs(t, second(g.ReadAt(make([]byte, 1), 0)), vmm.ErrAsleep)
+	require.Empty(t, slept)
+	require.Zero(t, w.made("Unmap"))
+	open()
+	require.NoError(t, <-slept)
+	require.NoError(t, vmm.Wake(g))
+	got := make([]byte, page)
+	_, err := g.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, byte(0xab), got[page-1], "what the work wrote is there")
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+func TestSleepWithRetirements(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	g, s, open := deferred(t, w)
+	slept := make(chan error, 1)
+	go func() { slept <- vmm.Sleep(vmm.KeepContents, g) }()
+	for !g.Stats().Asleep {
+		runtime.Gosched()
+	}
+	open()
+	require.NoError(t, <-slept)
+	require.Zero(t, d.Stats().Pending)
+	_, err := d.Trim(0)
+	require.NoError(t, err)
+	require.Zero(t, d.Stats().Committed)
+	require.NoError(t, vmm.Wake(g))
+	require.EqualValues(t, page, g.Cap(), "what had retired is gone")
+	require.NoError(t, g.Append(pattern(2*page, 7)))
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestSleepInTheMiddle: everybody uses ranges that fall asleep and wake.
+func TestSleepInTheMiddle(t *testing.T) {
+	w := newWorld(t, 2)
+	d := w.devs[0]
+	d.SetThreshold(16 * page)
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 2 * page})
+	h := newRange(t, w.devs[1], vmm.RangeOptions{Max: 64 * page})
+	s := stream(t, d)
+	require.NoError(t, h.Append(pattern(2*page, 8)))
+	fine := func(err error) {
+		if err != nil && !errors.Is(err, vmm.ErrAsleep) && !errors.Is(err, vmm.ErrBounds) && !errors.Is(err, vmm.ErrBusy) {
+			t.Error(err)
+		}
+	}
+	const rounds = 60
+	var wg sync.WaitGroup
+	var want []byte
+	wg.Go(func() {
+		for n := 0; n < rounds; {
+			p := pattern(page/3, byte(n))
+			err := g.Append(p)
+			fine(err)
+			if err == nil {
+				want = append(want, p...)
+				n++
+			}
+			runtime.Gosched()
+		}
+	})
+	for _, f := range []func(n int) error{
+		func(n int) error { return g.Grow(uint64(n%3) * page) },
+		func(int) error { return g.Clip() },
+		func(int) error {
+			b := make([]byte, 2*page)
+			n, err := h.ReadAt(b, 0)
+			if err == nil && string(b[:n]) != string(pattern(2*page, 8)) {
+				t.Error("other bytes")
+			}
+			return err
+		},
+		func(int) error { return g.Grant(vmm.Read, w.devs[1]) },
+		func(int) error { return g.Revoke(w.devs[1]) },
+		func(int) error { return g.Use(s) },
+		func(int) error { return s.Fill(g.Ptr()+60*page, 1, 1, 1) },
+		func(int) error { d.Stats(); g.Stats(); d.Report(); return nil },
+		func(int) error { return vmm.Wake(h, g) },
+	} {
+		wg.Go(func() {
+			for n := range rounds {
+				fine(f(n))
+			}
+		})
+	}
+	for range rounds / 2 {
+		fine(vmm.Sleep(vmm.KeepContents, g, h))
+		runtime.Gosched()
+		if err := vmm.Wake(g, h); err != nil {
+			t.Error(err)
+		}
+	}
+	wg.Wait()
+	require.NoError(t, vmm.Wake(g, h))
+	got := make([]byte, len(want))
+	_, err := g.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.EqualValues(t, len(want), g.Len())
+	require.EqualValues(t, len(want), d.Stats().Used)
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	require.NoError(t, h.Close())
+	w.end()
+}
+
+// TestCloseMeetsWake: whoever comes second finds a range that is closed.
+func TestCloseMeetsWake(t *testing.T) {
+	w := newWorld(t, 1)
+	for range 20 {
+		g := ranged(t, w, 2*page)
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := vmm.Wake(g); err != nil && !errors.Is(err, vmm.ErrClosed) {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if err := g.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		require.Zero(t, w.devs[0].Stats().Asleep)
+		require.Zero(t, w.devs[0].Stats().Committed)
+	}
+	w.end()
+}

@@ -1,0 +1,726 @@
+package vmm_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+// What is tested here is the order of the device's goroutine and those who call.
+// Time is synctest's: it stands still while anybody has something to do.
+
+// bubble runs f with a world inside a synctest bubble. Before it ends no
+// goroutine may be left.
+func bubble(t *testing.T, devices int, f func(t *testing.T, w *paced)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		p := &paced{}
+		p.world = worldWith(t, devices, p.pace)
+		f(t, p)
+		p.end()
+		synctest.Wait()
+		for _, d := range p.devs {
+			running, wanted := vmm.Working(d)
+			require.False(t, running)
+			require.Zero(t, wanted)
+		}
+	})
+}
+
+// paced is a world that stops a call, or notes when calls are made.
+type paced struct {
+	*world
+	mu    sync.Mutex
+	stop  string // the next call of this name stops
+	let   chan struct{}
+	note  string // calls of this name are noted
+	times []time.Time
+}
+
+func (p *paced) pace(c drivertest.Call) {
+	p.mu.Lock()
+	if c.Name == p.note {
+		p.times = append(p.times, time.Now())
+	}
+	stop := c.Name == p.stop
+	let := p.let
+	if stop {
+		p.stop = ""
+	}
+	p.mu.Unlock()
+	if stop {
+		<-let
+	}
+}
+
+// stopNext stops the next call of a name until let is called.
+func (p *paced) stopNext(name string) (let func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stop, p.let = name, make(chan struct{})
+	return sync.OnceFunc(func() { close(p.let) })
+}
+
+// noting forgets the times so far and notes those of calls of a name.
+func (p *paced) noting(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.note, p.times = name, nil
+}
+
+// gaps is the time between the start and the first noted call, and between them.
+func (p *paced) gaps(start time.Time) (all []time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, at := range p.times {
+		all = append(all, at.Sub(start))
+		start = at
+	}
+	return all
+}
+
+// pass lets time go by.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// looked gives the device's goroutine the time to look for work, and to do it.
+func looked() { pass(4 * time.Millisecond) }
+
+// begun runs f and gives it time to get as far as it can, locks included.
+func begun(f func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	for range 200 {
+		runtime.Gosched()
+	}
+	return done
+}
+
+// ahead is a range that keeps four pages ready, and does already.
+func ahead(t *testing.T, d *vmm.Device) *vmm.Range {
+	t.Helper()
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+	looked()
+	require.EqualValues(t, 4*page, g.Cap())
+	return g
+}
+
+func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g := ahead(t, d)
+		require.EqualValues(t, 1, d.Stats().Aheads)
+		for n := range 20 {
+			require.NoError(t, g.Append(pattern(page, byte(n))))
+			looked()
+			require.GreaterOrEqual(t, g.Cap()-g.Len(), uint64(2*page), "half of it at least")
+			require.LessOrEqual(t, g.Cap()-g.Len(), uint64(4*page))
+		}
+		st := g.Stats()
+		require.Zero(t, st.Growths, "nobody waited for one")
+		require.LessOrEqual(t, st.Aheads, uint64(11), "sparse: half of it at once")
+		require.EqualValues(t, g.Cap(), d.Stats().Committed)
+		require.EqualValues(t, st.Aheads, d.Stats().Aheads)
+		pass(50 * time.Millisecond)
+		running, _ := vmm.Working(d)
+		require.False(t, running, "gone when idle")
+		for n := range 20 {
+			b := make([]byte, page)
+			_, err := g.ReadAt(b, int64(n*page))
+			require.NoError(t, err)
+			require.Equal(t, pattern(page, byte(n)), b)
+		}
+		require.NoError(t, g.Clip())
+		require.Equal(t, g.Len(), g.Cap(), "Clip gives it back")
+		looked()
+		require.Equal(t, g.Len(), g.Cap(), "and it stays so until the range is used")
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestLookAheadOfTheLadder(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 256 * page, Ahead: 8 * page})
+		looked()
+		for range 60 {
+			require.NoError(t, g.Append(pattern(2*page, 1)))
+			looked()
+			require.GreaterOrEqual(t, g.Cap(), min(g.Max(), g.Len()+4*page))
+		}
+		require.Zero(t, g.Stats().Growths)
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestTheForegroundCatchesUp with a look-ahead that is under way in each of its
+// calls: it waits for what is coming, and nothing is lost or made twice.
+func TestTheForegroundCatchesUp(t *testing.T) {
+	for _, name := range []string{"Create", "Map", "SetAccess"} {
+		for _, pages := range []int{3, 6} {
+			t.Run(fmt.Sprint(name, pages), func(t *testing.T) {
+				bubble(t, 1, func(t *testing.T, w *paced) {
+					d := w.devs[0]
+					let := w.stopNext(name)
+					g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+					looked()
+					want := pattern(pages*page, 3)
+					done := begun(func() error { return g.Append(want) })
+					let()
+					require.NoError(t, <-done)
+					looked()
+					require.EqualValues(t, g.Cap(), w.made("Create")*page)
+					require.EqualValues(t, g.Cap(), d.Stats().Committed)
+					require.GreaterOrEqual(t, g.Cap()-g.Len(), uint64(2*page))
+					require.Zero(t, d.Stats().AheadFailures)
+					b := make([]byte, len(want))
+					_, err := g.ReadAt(b, 0)
+					require.NoError(t, err)
+					require.Equal(t, want, b)
+					require.NoError(t, g.Close())
+				})
+			})
+		}
+	}
+}
+
+// TestOthersDuringLookAhead: what ends or shrinks the range waits for the
+// look-ahead, or turns it away; neither leaves anything behind.
+func TestOthersDuringLookAhead(t *testing.T) {
+	cancelled := func(t *testing.T) context.Context {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		return ctx
+	}
+	ops := []struct {
+		name string
+		do   func(t *testing.T, g *vmm.Range) error
+		want error
+		cap  uint64 // pages, afterwards; the look-ahead may come after the operation
+	}{
+		{"Close", func(_ *testing.T, g *vmm.Range) error { return g.Close() }, nil, 0},
+		{"CloseContext", func(t *testing.T, g *vmm.Range) error { return g.CloseContext(cancelled(t)) }, context.Canceled, 0},
+		{"Clip", func(_ *testing.T, g *vmm.Range) error { return g.Clip() }, nil, 4},
+		{"Sleep", func(_ *testing.T, g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }, nil, 0},
+		{"Device.Close", func(_ *testing.T, g *vmm.Range) error { return g.Device().Close() }, vmm.ErrBusy, 4},
+		{"SetLen", func(_ *testing.T, g *vmm.Range) error { return g.SetLen(0) }, nil, 4},
+	}
+	for _, op := range ops {
+		for _, name := range []string{"Create", "Map", "SetAccess"} {
+			t.Run(op.name+" in "+name, func(t *testing.T) {
+				bubble(t, 1, func(t *testing.T, w *paced) {
+					let := w.stopNext(name)
+					g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+					looked()
+					done := begun(func() error { return op.do(t, g) })
+					let()
+					require.ErrorIs(t, <-done, op.want)
+					looked()
+					require.LessOrEqual(t, g.Cap(), op.cap*page)
+					require.EqualValues(t, g.Cap(), w.devs[0].Stats().Committed)
+					if op.name == "Sleep" {
+						require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrAsleep)
+						require.NoError(t, vmm.Wake(g))
+					}
+					require.NoError(t, g.Close())
+				})
+			})
+		}
+	}
+}
+
+// TestTheDeviceClosesDuringLookAhead of a range whose Close was given up on.
+func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		let := w.stopNext("Create")
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+		looked()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
+		done := begun(w.devs[0].Close)
+		let()
+		require.NoError(t, <-done, "it joins the close and the goroutine")
+		require.NoError(t, w.drv.Balanced())
+	})
+}
+
+// TestLookAheadFailsAtEachCall: it is dropped and counted, the range is as it
+// was, the growth that needs the memory tries itself, and after a while
+// look-ahead works again.
+func TestLookAheadFailsAtEachCall(t *testing.T) {
+	for call := 1; ; call++ {
+		calls := 0
+		bubble(t, 1, func(t *testing.T, w *paced) {
+			d := w.devs[0]
+			g := ahead(t, d)
+			require.NoError(t, g.Append(pattern(page, 1)))
+			looked()
+			before := w.picture(g)
+			w.arm(call)
+			require.NoError(t, g.SetLen(3*page))
+			looked()
+			seen := w.disarm()
+			calls = len(seen)
+			if call > calls {
+				require.NoError(t, g.Close())
+				return
+			}
+			note := fmt.Sprintf("call %d of %v", call, seen)
+			before.Len, before.Contents = 3*page, w.contents(g)
+			require.Equal(t, before, w.picture(g), note)
+			st := d.Stats()
+			require.EqualValues(t, 1, st.AheadFailures, note)
+			require.EqualValues(t, 1, g.Stats().AheadFailures, note)
+			require.EqualValues(t, g.Cap(), st.Committed, note)
+			require.Zero(t, st.Stuck, note)
+
+			w.arm()
+			require.NoError(t, g.SetLen(4*page))
+			looked()
+			require.Empty(t, w.disarm(), "it rests: "+note)
+			require.NoError(t, g.Append(pattern(2*page, 7)), note)
+			require.EqualValues(t, 6*page, g.Cap(), note)
+			require.EqualValues(t, 1, g.Stats().Growths, note)
+
+			pass(100 * time.Millisecond)
+			require.NoError(t, g.Append([]byte{1}), note)
+			looked()
+			require.GreaterOrEqual(t, g.Cap(), g.Len()+2*page, "it works again: "+note)
+			require.EqualValues(t, 1, d.Stats().AheadFailures, note)
+			require.NoError(t, g.Close())
+		})
+		if t.Failed() || call > calls {
+			require.Greater(t, calls, 6, "creates, maps and one call for access")
+			return
+		}
+	}
+}
+
+// TestLookAheadThatCannotBeUndone is quarantined like any growth.
+func TestLookAheadThatCannotBeUndone(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		g := ahead(t, w.devs[0])
+		w.refuse("SetAccess", 1, errInjected)
+		w.refuse("Unmap", 1, errInjected)
+		require.NoError(t, g.SetLen(3*page))
+		looked()
+		require.NotZero(t, g.Stats().Stuck)
+		require.EqualValues(t, 4*page, g.Cap())
+		require.NoError(t, g.Append(pattern(page, 1)), "what is there works")
+		require.ErrorIs(t, g.Append([]byte{1}), errInjected)
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestLookAheadKeepsWithinTheMaximum(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 7 * page, Ahead: 4 * page})
+		for range 7 {
+			require.NoError(t, g.Append(pattern(page, 1)))
+			looked()
+		}
+		require.EqualValues(t, 7*page, g.Cap())
+		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrFull)
+		require.Zero(t, w.devs[0].Stats().AheadFailures)
+		w.arm()
+		require.NoError(t, g.SetLen(7*page))
+		looked()
+		require.Empty(t, w.disarm())
+		require.NoError(t, g.Close())
+
+		// More than the addresses there are.
+		g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 3 * page, Ahead: 1 << 63})
+		looked()
+		require.EqualValues(t, 3*page, g.Cap())
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestLookAheadKeepsWithinTheLimit(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		d.SetLimit(6 * page)
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 4 * page})
+		for range 6 {
+			require.NoError(t, g.Append(pattern(page, 1)), "what is needed is had")
+			looked()
+			require.LessOrEqual(t, d.Stats().Committed, uint64(6*page))
+		}
+		require.EqualValues(t, 6*page, g.Cap())
+		require.NotZero(t, d.Stats().AheadFailures)
+		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrOutOfMemory)
+		d.SetLimit(0)
+		pass(100 * time.Millisecond)
+		require.NoError(t, g.Append([]byte{1}))
+		looked()
+		require.GreaterOrEqual(t, g.Cap(), uint64(8*page))
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestARangeIsOnTheListOnce(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, h := ahead(t, d), ahead(t, d)
+		let := w.stopNext("Create")
+		require.NoError(t, g.SetLen(3*page))
+		looked() // the goroutine grows g
+		for n := range uint64(3) {
+			require.NoError(t, h.SetLen(4*page-n))
+			require.NoError(t, h.SetLen(3*page))
+		}
+		running, wanted := vmm.Working(d)
+		require.True(t, running)
+		require.Equal(t, 1, wanted)
+		require.EqualValues(t, 2, d.Stats().Aheads)
+		let()
+		looked()
+		require.EqualValues(t, 4, d.Stats().Aheads)
+		require.EqualValues(t, 7*page, g.Cap())
+		require.EqualValues(t, 7*page, h.Cap())
+		require.NoError(t, g.Close())
+		require.NoError(t, h.Close())
+	})
+}
+
+// deferred is a range of three pages, the last two retiring behind a gate of a
+// stream that it named.
+func deferred(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
+	t.Helper()
+	g = ranged(t, w, 3*page)
+	s = stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	open = work(t, w.devs[0], s.Raw(), g.Ptr()+2*page)
+	require.NoError(t, g.SetLen(page))
+	require.NoError(t, g.Clip(), "it does not wait")
+	require.EqualValues(t, page, g.Cap())
+	require.EqualValues(t, 2*page, g.Stats().Pending)
+	require.EqualValues(t, 2*page, w.devs[0].Stats().Pending)
+	require.EqualValues(t, 3*page, w.devs[0].Stats().Committed)
+	return g, s, open
+}
+
+func TestDeferredClip(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		gen := g.Generation()
+		pass(time.Second)
+		require.EqualValues(t, 2*page, d.Stats().Pending, "the work still runs")
+		require.Zero(t, w.made("Unmap"))
+		open()
+		pass(32 * time.Millisecond)
+		require.Zero(t, d.Stats().Pending)
+		require.EqualValues(t, page, d.Stats().Committed)
+		require.Equal(t, 1, w.made("Unmap"), "all of it at once")
+		require.Equal(t, gen+1, g.Generation())
+		pass(50 * time.Millisecond)
+		running, _ := vmm.Working(d)
+		require.False(t, running)
+		require.NoError(t, d.Sync(), "the device is well")
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestTheGoroutineRestsLonger and longer while nothing happens.
+func TestTheGoroutineRestsLonger(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		w.noting("Done")
+		start := time.Now()
+		g, s, open := deferred(t, w.world)
+		pass(100 * time.Millisecond)
+		gaps := w.gaps(start)
+		const ms = time.Millisecond
+		require.Equal(t, []time.Duration{4 * ms, 8 * ms, 16 * ms, 32 * ms, 32 * ms}, gaps)
+		open()
+		pass(32 * ms)
+		require.Zero(t, g.Stats().Pending)
+		require.Less(t, w.devs[0].Stats().WorkTime, ms, "it rests most of the time")
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestGrowthTakesBackWhatRetires without a driver call, as far as it needs; the
+// rest goes its way.
+func TestGrowthTakesBackWhatRetires(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		w.arm()
+		require.NoError(t, g.Grow(page))
+		require.Empty(t, w.disarm())
+		require.EqualValues(t, 2*page, g.Cap())
+		require.EqualValues(t, page, d.Stats().Readopted)
+		require.EqualValues(t, page, g.Stats().Readopted)
+		require.EqualValues(t, page, g.Stats().Pending)
+		require.NoError(t, g.Clip(), "and is given up again")
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		require.NoError(t, g.Grow(page))
+		open()
+		pass(100 * time.Millisecond)
+		require.EqualValues(t, 2*page, g.Cap(), "what was taken back stays")
+		require.Zero(t, g.Stats().Pending)
+		require.EqualValues(t, 2*page, d.Stats().Committed)
+		require.NoError(t, g.Append(pattern(2*page, 1)))
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestGrowthBesideTheUnmap: what is being unmapped cannot be taken back, and the
+// growth maps anew behind it. Where the unmap fails it is taken back after all.
+func TestGrowthBesideTheUnmap(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprint(fails), func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, w *paced) {
+				d := w.devs[0]
+				g, s, open := deferred(t, w.world)
+				open()
+				let := w.stopNext("Unmap")
+				if fails {
+					w.refuse("Unmap", 1, errInjected)
+				}
+				pass(32 * time.Millisecond)
+				done := begun(func() error { return g.Grow(4 * page) })
+				let()
+				require.NoError(t, <-done)
+				pass(32 * time.Millisecond)
+				require.EqualValues(t, 5*page, g.Cap())
+				require.EqualValues(t, 5*page, d.Stats().Committed)
+				require.Zero(t, d.Stats().Pending)
+				require.NoError(t, g.Append(pattern(4*page, 1)))
+				require.NoError(t, s.Close())
+				require.NoError(t, g.Close())
+			})
+		})
+	}
+}
+
+// TestRetirementsEndInOrder: the later one lies in front of the earlier.
+func TestRetirementsEndInOrder(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		vmm.SetStill(d, true)
+		g := ranged(t, w.world, 6*page)
+		s := stream(t, d)
+		require.NoError(t, g.Use(s))
+		for _, n := range []uint64{4, 2, 1} {
+			require.NoError(t, g.SetLen(n*page))
+			require.NoError(t, g.Clip())
+		}
+		require.EqualValues(t, 5*page, g.Stats().Pending)
+		for range 3 {
+			w.refuse("Unmap", 1, errInjected)
+			require.ErrorIs(t, vmm.Drain(d), errInjected)
+			require.EqualValues(t, 5*page, g.Stats().Pending, "what lies in front waits")
+		}
+		w.refuse("Unmap", 0, nil)
+		w.arm(0)
+		require.NoError(t, vmm.Drain(d))
+		require.Zero(t, g.Stats().Pending)
+		require.Len(t, slices.DeleteFunc(w.disarm(), func(s string) bool { return s != "Unmap" }), 3)
+		require.NoError(t, g.Append(pattern(5*page, 1)))
+		vmm.SetStill(d, false)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestAFailedUnmapIsTriedAgain by the goroutine, and so is a failed question.
+func TestAFailedUnmapIsTriedAgain(t *testing.T) {
+	for _, name := range []string{"Done", "Unmap"} {
+		bubble(t, 1, func(t *testing.T, w *paced) {
+			g, s, open := deferred(t, w.world)
+			open()
+			w.refuse(name, 3, errInjected)
+			pass(3 * time.Millisecond)
+			require.EqualValues(t, 2*page, g.Stats().Pending)
+			pass(100 * time.Millisecond)
+			require.Zero(t, g.Stats().Pending)
+			require.Zero(t, w.devs[0].Stats().Stuck)
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+		})
+	}
+}
+
+// TestTrimUnmapsWhatWaitsNoLonger at once, and leaves what does.
+func TestTrimUnmapsWhatWaitsNoLonger(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		freed, err := d.Trim(0)
+		require.NoError(t, err)
+		require.Zero(t, freed)
+		require.EqualValues(t, 2*page, d.Stats().Pending)
+		open()
+		now := time.Now()
+		freed, err = d.Trim(0)
+		require.NoError(t, err)
+		require.EqualValues(t, 2*page, freed)
+		require.Zero(t, d.Stats().Pending)
+		require.Equal(t, now, time.Now())
+
+		d.SetThreshold(8 * page)
+		require.NoError(t, g.Grow(page))
+		require.NoError(t, g.Clip())
+		freed, err = d.Trim(8 * page)
+		require.NoError(t, err)
+		require.Zero(t, freed, "it is kept now")
+		require.EqualValues(t, page, d.Stats().Cached)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestMemoryThatRetiresGoesWhereMemoryRunsOut, if its wait is over.
+func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		again, err := vmm.OpenDriver(w.drv, 0)
+		require.NoError(t, err)
+		d.SetLimit(3 * page)
+		g, s, open := deferred(t, w.world)
+		_, err = again.Create(page, vmm.Prop{})
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory, "work still uses it")
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		open()
+		c, err := again.Create(2*page, vmm.Prop{})
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		require.NoError(t, again.Close())
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestCloseWaitsForWhatRetires; CloseContext may give up, and Device.Close joins.
+func TestCloseWaitsForWhatRetires(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+		ctx, cancel := context.WithCancel(t.Context())
+		gaveUp := begun(func() error { return g.CloseContext(ctx) })
+		pass(time.Second)
+		require.Empty(t, gaveUp)
+		require.Zero(t, w.made("Unmap"))
+		cancel()
+		require.ErrorIs(t, <-gaveUp, context.Canceled)
+		closed := begun(d.Close)
+		pass(time.Second)
+		require.Empty(t, closed, "it joins")
+		open()
+		require.ErrorIs(t, <-closed, vmm.ErrBusy, "the stream is open still")
+		require.Zero(t, d.Stats().Committed)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestTwoDevicesOnOneOrdinal(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		again, err := vmm.OpenDriver(w.drv, 0)
+		require.NoError(t, err)
+		g, s, open := deferred(t, w.world)
+		h := ahead(t, again)
+		require.NoError(t, h.Use(s)) // a stream of the other Device, of the same context
+		require.NoError(t, h.SetLen(page))
+		require.NoError(t, h.Clip())
+		pass(time.Second)
+		require.EqualValues(t, 2*page, d.Stats().Pending)
+		require.EqualValues(t, 3*page, again.Stats().Pending, "the named stream's gate is closed")
+		open()
+		pass(32 * time.Millisecond)
+		require.Zero(t, d.Stats().Pending)
+		require.Zero(t, again.Stats().Pending)
+		require.NoError(t, h.Close())
+		require.NoError(t, again.Close())
+		require.NoError(t, g.Append([]byte{1}))
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestAPeerClosesBeforeWhatRetires has come to its end: the events on the
+// peer's streams are reached, and go back before its context does.
+func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, w *paced) {
+		d, peer := w.devs[0], w.devs[1]
+		vmm.SetStill(d, true)
+		g := ranged(t, w.world, 3*page)
+		require.NoError(t, g.Grant(vmm.Read, peer))
+		require.NoError(t, peer.CopyOut(make([]byte, page), g.Ptr()))
+		s := stream(t, peer)
+		require.NoError(t, g.Use(s))
+		require.NoError(t, g.SetLen(page))
+		require.NoError(t, g.Clip())
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Revoke(peer))
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		require.NoError(t, peer.Close())
+		require.NoError(t, vmm.Drain(d))
+		require.Zero(t, g.Stats().Pending)
+		vmm.SetStill(d, false)
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestAnotherContextsStreamComesAfterADeferredClip: events do not do for it, so
+// that clip waits, and with it what retired before.
+func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		vmm.SetStill(d, true)
+		g := ranged(t, w.world, 4*page)
+		s := stream(t, d)
+		require.NoError(t, g.Use(s))
+		require.NoError(t, g.SetLen(2*page))
+		require.NoError(t, g.Clip())
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		vmm.SetForeign(s, true)
+		require.NoError(t, g.SetLen(page))
+		w.refuse("Record", 1, vmm.ErrInvalid)
+		require.NoError(t, g.Clip())
+		vmm.SetForeign(s, false)
+		require.NoError(t, g.Grow(3*page), "there is no hole in front of what retires")
+		require.NoError(t, g.Append(pattern(3*page, 1)))
+		vmm.SetStill(d, false)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestClipDuringACapture of a named stream: nothing has changed.
+func TestClipDuringACapture(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(3*page))
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	before := w.picture(g)
+	end := captured(t, w, s)
+	require.ErrorIs(t, g.Clip(), vmm.ErrCapturing)
+	end()
+	require.Equal(t, before, w.picture(g))
+	require.Zero(t, w.devs[0].Stats().Pending)
+	require.NoError(t, g.Clip())
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
