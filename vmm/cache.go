@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -186,38 +185,4 @@ func (c *cache) oldest(anything bool) (kind driver.Prop, at int) {
 		}
 	}
 	return kind, at
-}
-
-// SetLimit bounds how many bytes of memory this process creates on the device,
-// whatever the number of Devices opened on it; 0, the default, is no bound. It
-// gives the old limit. What would go beyond it is ErrOutOfMemory, after kept
-// memory has been given back. A limit below what there is already only stops
-// growth. Imported memory does not count.
-func (d *Device) SetLimit(bytes uint64) (old uint64) {
-	if d == nil {
-		return 0
-	}
-	p := d.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	old, p.limit = p.limit, bytes
-	return old
-}
-
-// charge counts memory that is about to be created against the limit.
-func (p *port) charge(size uint64) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if left := p.limit - min(p.limit, p.created); p.limit > 0 && size > left {
-		return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(p.limit))
-	}
-	p.created += size
-	return nil
-}
-
-// discharge undoes charge.
-func (p *port) discharge(size uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.created -= size
 }
