@@ -252,6 +252,25 @@ func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
 	})
 }
 
+// TestTheDeviceIsUsedAgainWhileItCloses: then it does not wait for what has come
+// since, and says what is open.
+func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		let := w.stopNext("Create")
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+		synctest.Wait()
+		ended := begun(g.Close)
+		closed := begun(d.Close)
+		require.Empty(t, closed, "the goroutine is at work")
+		h := newRange(t, d, vmm.RangeOptions{Max: page})
+		require.ErrorIs(t, <-closed, vmm.ErrBusy)
+		let()
+		require.NoError(t, <-ended)
+		require.NoError(t, h.Close())
+	})
+}
+
 // TestLookAheadFailsAtEachCall: it is dropped and counted, the range is as it
 // was, the growth that needs the memory tries itself, and after a while
 // look-ahead works again.
