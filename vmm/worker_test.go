@@ -67,8 +67,11 @@ func (p *paced) pace(c drivertest.Call) {
 func (p *paced) stopNext(name string) (let func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.stop, p.let = name, make(chan struct{})
-	return sync.OnceFunc(func() { close(p.let) })
+	gone := make(chan struct{})
+	p.stop, p.let = name, gone
+	let = sync.OnceFunc(func() { close(gone) })
+	p.t.Cleanup(let)
+	return let
 }
 
 // noting forgets the times so far and notes those of calls of a name.
@@ -261,6 +264,9 @@ func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
 		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
 		synctest.Wait()
 		ended := begun(g.Close)
+		for len(d.Report().Open) > 0 {
+			runtime.Gosched()
+		}
 		closed := begun(d.Close)
 		require.Empty(t, closed, "the goroutine is at work")
 		h := newRange(t, d, vmm.RangeOptions{Max: page})
