@@ -1,0 +1,347 @@
+package vmm_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// deferred is a range of three pages, the last two retiring behind a gate of a
+// stream that it named.
+func deferred(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
+	t.Helper()
+	g = ranged(t, w, 3*page)
+	s = stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	open = work(t, w.devs[0], s.Raw(), g.Ptr()+2*page)
+	t.Cleanup(func() {
+		if t.Failed() { // else the stream's cleanup waits for ever
+			open()
+		}
+	})
+	require.NoError(t, g.SetLen(page))
+	require.NoError(t, g.Clip(), "it does not wait")
+	require.EqualValues(t, page, g.Cap())
+	require.EqualValues(t, 2*page, g.Stats().Pending)
+	require.EqualValues(t, 2*page, w.devs[0].Stats().Pending)
+	require.EqualValues(t, 3*page, g.Stats().Committed)
+	return g, s, open
+}
+
+func TestDeferredClip(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		gen := g.Generation()
+		pass(time.Second)
+		require.EqualValues(t, 2*page, d.Stats().Pending, "the work still runs")
+		require.Zero(t, w.made("Unmap"))
+		open()
+		pass(16 * time.Millisecond)
+		require.Zero(t, d.Stats().Pending)
+		require.EqualValues(t, page, d.Stats().Committed)
+		require.Equal(t, 1, w.made("Unmap"), "all of it at once")
+		require.Equal(t, gen+1, g.Generation())
+		running, _ := vmm.Working(d)
+		require.False(t, running)
+		require.NoError(t, d.Sync(), "the device is well")
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestTheGoroutineRestsLonger and longer while nothing happens.
+func TestTheGoroutineRestsLonger(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		w.noting("Done")
+		start := time.Now()
+		g, s, open := deferred(t, w.world)
+		pass(100 * time.Millisecond)
+		gaps := w.gaps(start)
+		const ms = time.Millisecond
+		require.Equal(t, []time.Duration{ms / 2, ms, 2 * ms, 4 * ms, 8 * ms, 16 * ms, 16 * ms, 16 * ms, 16 * ms, 16 * ms}, gaps)
+		open()
+		pass(16 * ms)
+		require.Zero(t, g.Stats().Pending)
+		require.Less(t, w.devs[0].Stats().WorkTime, ms, "it rests most of the time")
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestGrowthTakesBackWhatRetires without a driver call, as far as it needs; the
+// rest goes its way.
+func TestGrowthTakesBackWhatRetires(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		w.arm()
+		require.NoError(t, g.Grow(page))
+		require.Empty(t, w.disarm())
+		require.EqualValues(t, 2*page, g.Cap())
+		require.EqualValues(t, page, d.Stats().Readopted)
+		require.EqualValues(t, page, g.Stats().Readopted)
+		require.EqualValues(t, page, g.Stats().Pending)
+		require.NoError(t, g.Clip(), "and is given up again")
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		require.NoError(t, g.Grow(page))
+		open()
+		pass(100 * time.Millisecond)
+		require.EqualValues(t, 2*page, g.Cap(), "what was taken back stays")
+		require.Zero(t, g.Stats().Pending)
+		require.EqualValues(t, 2*page, d.Stats().Committed)
+		require.NoError(t, g.Append(pattern(2*page, 1)))
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestGrowthBesideTheUnmap: what is being unmapped cannot be taken back, and the
+// growth maps anew behind it. Where the unmap fails it is taken back after all.
+func TestGrowthBesideTheUnmap(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprint(fails), func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, w *paced) {
+				d := w.devs[0]
+				g, s, open := deferred(t, w.world)
+				open()
+				let := w.stopNext("Unmap")
+				if fails {
+					w.refuse("Unmap", 1, errInjected)
+				}
+				pass(16 * time.Millisecond)
+				done := begun(func() error { return g.Grow(4 * page) })
+				let()
+				require.NoError(t, <-done)
+				pass(16 * time.Millisecond)
+				require.EqualValues(t, 5*page, g.Cap())
+				require.EqualValues(t, 5*page, d.Stats().Committed)
+				require.Zero(t, d.Stats().Pending)
+				require.NoError(t, g.Append(pattern(4*page, 1)))
+				require.NoError(t, s.Close())
+				require.NoError(t, g.Close())
+			})
+		})
+	}
+}
+
+// TestRetirementsEndInOrder: the later one lies in front of the earlier.
+func TestRetirementsEndInOrder(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		vmm.SetStill(d, true)
+		g := ranged(t, w.world, 6*page)
+		s := stream(t, d)
+		require.NoError(t, g.Use(s))
+		for _, n := range []uint64{4, 2, 1} {
+			require.NoError(t, g.SetLen(n*page))
+			require.NoError(t, g.Clip())
+		}
+		require.EqualValues(t, 5*page, g.Stats().Pending)
+		for range 3 {
+			w.refuse("Unmap", 1, errInjected)
+			require.ErrorIs(t, vmm.Drain(d), errInjected)
+			require.EqualValues(t, 5*page, g.Stats().Pending, "what lies in front waits")
+		}
+		w.refuse("Unmap", 0, nil)
+		w.arm(0)
+		require.NoError(t, vmm.Drain(d))
+		require.Zero(t, g.Stats().Pending)
+		require.Len(t, slices.DeleteFunc(w.disarm(), func(s string) bool { return s != "Unmap" }), 3)
+		require.NoError(t, g.Append(pattern(5*page, 1)))
+		vmm.SetStill(d, false)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestAFailedUnmapIsTriedAgain by the goroutine, and so is a failed question.
+func TestAFailedUnmapIsTriedAgain(t *testing.T) {
+	for _, name := range []string{"Done", "Unmap"} {
+		bubble(t, 1, func(t *testing.T, w *paced) {
+			g, s, open := deferred(t, w.world)
+			open()
+			w.refuse(name, 3, errInjected)
+			pass(3 * time.Millisecond)
+			require.EqualValues(t, 2*page, g.Stats().Pending)
+			pass(100 * time.Millisecond)
+			require.Zero(t, g.Stats().Pending)
+			require.Zero(t, w.devs[0].Stats().Stuck)
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+		})
+	}
+}
+
+// TestTrimUnmapsWhatWaitsNoLonger at once, and leaves what does.
+func TestTrimUnmapsWhatWaitsNoLonger(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		freed, err := d.Trim(0)
+		require.NoError(t, err)
+		require.Zero(t, freed)
+		require.EqualValues(t, 2*page, d.Stats().Pending)
+		open()
+		now := time.Now()
+		freed, err = d.Trim(0)
+		require.NoError(t, err)
+		require.EqualValues(t, 2*page, freed)
+		require.Zero(t, d.Stats().Pending)
+		require.Equal(t, now, time.Now())
+
+		d.SetThreshold(8 * page)
+		require.NoError(t, g.Grow(page))
+		require.NoError(t, g.Clip())
+		freed, err = d.Trim(8 * page)
+		require.NoError(t, err)
+		require.Zero(t, freed, "it is kept now")
+		require.EqualValues(t, page, d.Stats().Cached)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestMemoryThatRetiresGoesWhereMemoryRunsOut, if its wait is over.
+func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		again, err := vmm.OpenDriver(w.drv, 0)
+		require.NoError(t, err)
+		d.SetLimit(3 * page)
+		g, s, open := deferred(t, w.world)
+		_, err = again.Create(page, vmm.Prop{})
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory, "work still uses it")
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		open()
+		c, err := again.Create(2*page, vmm.Prop{})
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		require.NoError(t, again.Close())
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestCloseWaitsForWhatRetires; CloseContext may give up, and Device.Close joins.
+func TestCloseWaitsForWhatRetires(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, s, open := deferred(t, w.world)
+		require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+		ctx, cancel := context.WithCancel(t.Context())
+		gaveUp := begun(func() error { return g.CloseContext(ctx) })
+		pass(time.Second)
+		require.Empty(t, gaveUp)
+		require.Zero(t, w.made("Unmap"))
+		cancel()
+		require.ErrorIs(t, <-gaveUp, context.Canceled)
+		closed := begun(d.Close)
+		pass(time.Second)
+		require.Empty(t, closed, "it joins")
+		open()
+		require.ErrorIs(t, <-closed, vmm.ErrBusy, "the stream is open still")
+		require.Zero(t, d.Stats().Committed)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+func TestTwoDevicesOnOneOrdinal(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		again, err := vmm.OpenDriver(w.drv, 0)
+		require.NoError(t, err)
+		g, s, open := deferred(t, w.world)
+		h := ahead(t, again)
+		require.NoError(t, h.Use(s)) // a stream of the other Device, of the same context
+		require.NoError(t, h.SetLen(page))
+		require.NoError(t, h.Clip())
+		pass(time.Second)
+		require.EqualValues(t, 2*page, d.Stats().Pending)
+		require.EqualValues(t, 3*page, again.Stats().Pending, "the named stream's gate is closed")
+		open()
+		pass(16 * time.Millisecond)
+		require.Zero(t, d.Stats().Pending)
+		require.Zero(t, again.Stats().Pending)
+		require.NoError(t, h.Close())
+		require.NoError(t, again.Close())
+		require.NoError(t, g.Append([]byte{1}))
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestAPeerClosesBeforeWhatRetires has come to its end: the events on the
+// peer's streams are reached, and go back before its context does.
+func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
+	bubble(t, 2, func(t *testing.T, w *paced) {
+		d, peer := w.devs[0], w.devs[1]
+		vmm.SetStill(d, true)
+		g := ranged(t, w.world, 3*page)
+		require.NoError(t, g.Grant(vmm.Read, peer))
+		require.NoError(t, peer.CopyOut(make([]byte, page), g.Ptr()))
+		s := stream(t, peer)
+		require.NoError(t, g.Use(s))
+		require.NoError(t, g.SetLen(page))
+		require.NoError(t, g.Clip())
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Revoke(peer))
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		require.NoError(t, peer.Close())
+		require.NoError(t, vmm.Drain(d))
+		require.Zero(t, g.Stats().Pending)
+		vmm.SetStill(d, false)
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestAnotherContextsStreamComesAfterADeferredClip: events do not do for it, so
+// that clip waits, and with it what retired before.
+func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		vmm.SetStill(d, true)
+		g := ranged(t, w.world, 4*page)
+		s := stream(t, d)
+		require.NoError(t, g.Use(s))
+		require.NoError(t, g.SetLen(2*page))
+		require.NoError(t, g.Clip())
+		require.EqualValues(t, 2*page, g.Stats().Pending)
+		vmm.SetForeign(s, true)
+		require.NoError(t, g.SetLen(page))
+		w.refuse("Record", 1, vmm.ErrInvalid)
+		require.NoError(t, g.Clip())
+		vmm.SetForeign(s, false)
+		require.NoError(t, g.Grow(3*page), "there is no hole in front of what retires")
+		require.NoError(t, g.Append(pattern(3*page, 1)))
+		vmm.SetStill(d, false)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+	})
+}
+
+// TestClipDuringACapture of a named stream: nothing has changed.
+func TestClipDuringACapture(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(3*page))
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	before := w.picture(g)
+	end := captured(t, w, s)
+	require.ErrorIs(t, g.Clip(), vmm.ErrCapturing)
+	end()
+	require.Equal(t, before, w.picture(g))
+	require.Zero(t, w.devs[0].Stats().Pending)
+	require.NoError(t, g.Clip())
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
