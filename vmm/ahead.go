@@ -53,7 +53,7 @@ func (g *Range) growAhead() {
 		return
 	}
 	m := &g.r.dev.meter
-	if err := g.bring(goal); err != nil {
+	if err := g.bring(goal, false); err != nil {
 		again := time.Now().Add(afterFailure)
 		g.pause.Store(&again)
 		m.count(&m.counts.AheadFailures, 1)

@@ -21,10 +21,11 @@ type memory struct {
 }
 
 // create makes memory with one reference. The property is resolved already.
-// Where memory has run out, what is kept goes and it tries again.
-func (d *Device) create(size uint64, p Prop) (*memory, error) {
+// Where memory has run out and somebody waits for it, what is kept goes and it
+// tries again.
+func (d *Device) create(size uint64, p Prop, awaited bool) (*memory, error) {
 	m, err := d.createOnce(size, p)
-	if errors.Is(err, ErrOutOfMemory) && d.port.relieve() {
+	if awaited && errors.Is(err, ErrOutOfMemory) && d.port.relieve() {
 		m, err = d.createOnce(size, p)
 	}
 	return m, err
@@ -130,7 +131,7 @@ func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("create chunk", 0, size, err)
 	}
-	m, err := d.create(size, d.resolve(p))
+	m, err := d.create(size, d.resolve(p), true)
 	if err != nil {
 		return nil, d.fail("create chunk", 0, size, err)
 	}

@@ -122,6 +122,26 @@ func dangers() []danger {
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
 				func() error { return g.Grant(vmm.Read, w.devs[1]) }
 		}},
+		{name: "sleep under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			return w.devs[0], work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p),
+				func() error { return vmm.Sleep(vmm.DropContents, g) }
+		}},
+		{name: "sleep under a named stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			s := stream(t, w.devs[0])
+			require.NoError(t, g.Use(s))
+			return w.devs[0], work(t, w.devs[0], s.Raw(), p),
+				func() error { return vmm.Sleep(vmm.DropContents, g) }
+		}},
+		{name: "sleep while a peer works, in a set", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			h := ranged(t, w, page)
+			t.Cleanup(func() { _ = h.Close() })
+			g, p := grown(t, w)
+			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
+				func() error { return vmm.Sleep(vmm.KeepContents, h, g) }
+		}},
 		{name: "close under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
 			return w.devs[0], work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p), g.Close

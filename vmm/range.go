@@ -259,19 +259,20 @@ func (g *Range) room(need uint64) error {
 	m := &g.r.dev.meter
 	m.count(&m.counts.Growths, 1)
 	g.r.note(&g.r.books.Growths, 1)
-	return g.bring(need)
+	return g.bring(need, true)
 }
 
-// bring is what room and the device's goroutine do to bring Cap to need. It
-// needs g.grow.
-func (g *Range) bring(need uint64) error {
+// bring is what room and the device's goroutine do to bring Cap to need. Only
+// for somebody who waits does kept memory go where memory runs out. It needs
+// g.grow.
+func (g *Range) bring(need uint64, awaited bool) error {
 	for {
 		have := g.r.readopt(g.cap.Load(), need)
 		g.cap.Store(have)
 		if need <= have {
 			return nil
 		}
-		err := g.add(have, need)
+		err := g.add(have, need, awaited)
 		// What was being unmapped is retiring again if the driver said no.
 		if !errors.Is(err, ErrBusy) || g.r.readopt(have, need) == have {
 			return err
@@ -280,17 +281,17 @@ func (g *Range) bring(need uint64) error {
 }
 
 // add is the part of bring that needs memory.
-func (g *Range) add(have, need uint64) error {
+func (g *Range) add(have, need uint64, awaited bool) error {
 	if err := g.r.stuckBelow(have); err != nil {
 		return err
 	}
 	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
 	want := wish(need-have, have, g.r.size-have, g.r.gran, g.opts.Chunk)
-	err := g.extend(have, want)
+	err := g.extend(have, want, awaited)
 	if errors.Is(err, ErrOutOfMemory) && want > need-have {
 		// What is left may still do for the need alone.
 		want = need - have
-		err = g.extend(have, want)
+		err = g.extend(have, want, awaited)
 	}
 	if err != nil {
 		return err
@@ -304,7 +305,7 @@ func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
 
 // extend maps want bytes of memory at off: kept chunks first, new ones for the
 // rest. What could not be mapped goes back.
-func (g *Range) extend(off, want uint64) error {
+func (g *Range) extend(off, want uint64, awaited bool) error {
 	var memBuf [64]*memory
 	ms := memBuf[:0]
 	defer func() {
@@ -324,13 +325,13 @@ func (g *Range) extend(off, want uint64) error {
 	}
 	hits := uint64(len(ms))
 	for size := range ladder(left, g.opts.MaxChunk, g.opts.Chunk) {
-		m, err := d.create(size, p)
+		m, err := d.create(size, p, awaited)
 		if err != nil {
 			return err
 		}
 		ms = append(ms, m)
 	}
-	if err := g.r.mapAt(off, ms); err != nil {
+	if err := g.r.mapAt(off, ms, awaited); err != nil {
 		return err
 	}
 	d.meter.count(&d.meter.counts.Hits, hits)

@@ -219,14 +219,15 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	return r.fail("map", off, size, r.mapAt(off, held))
+	return r.fail("map", off, size, r.mapAt(off, held, true))
 }
 
 // mapAt maps ms from off on. Each mapping takes a reference of its own. Where
-// memory for the mapping itself runs out, kept memory goes and it tries again.
-func (r *Reservation) mapAt(off uint64, ms []*memory) error {
+// memory for the mapping itself runs out and somebody waits for it, kept memory
+// goes and it tries again.
+func (r *Reservation) mapAt(off uint64, ms []*memory, awaited bool) error {
 	err := r.mapOnce(off, ms)
-	if errors.Is(err, ErrOutOfMemory) && r.dev.port.relieve() {
+	if awaited && errors.Is(err, ErrOutOfMemory) && r.dev.port.relieve() {
 		err = r.mapOnce(off, ms)
 	}
 	return err

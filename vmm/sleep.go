@@ -369,7 +369,7 @@ func (s *sleeper) rise() error {
 		m := d.take(p, size, size)
 		if m == nil {
 			var err error
-			if m, err = d.create(size, p); err != nil {
+			if m, err = d.create(size, p, true); err != nil {
 				s.let((*memory).drop)
 				return err
 			}

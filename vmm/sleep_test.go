@@ -570,3 +570,31 @@ func TestCloseMeetsWake(t *testing.T) {
 	}
 	w.end()
 }
+
+// TestSleepOfALostDevice: nothing falls asleep or wakes there, and all that
+// there is goes back.
+func TestSleepOfALostDevice(t *testing.T) {
+	mayLose(t)
+	w := newWorld(t, 2)
+	d := w.devs[0]
+	asleep, up := ranged(t, w, page), ranged(t, w, page)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, asleep))
+	g, s, open := deferred(t, w)
+	lose(t, w, d)
+	open()
+	require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, up), vmm.ErrDeviceLost)
+	require.EqualValues(t, page, up.Cap(), "awake, for what it is worth")
+	require.ErrorIs(t, vmm.Wake(asleep), vmm.ErrDeviceLost)
+	require.True(t, asleep.Stats().Asleep)
+	require.Zero(t, d.Stats().Stuck)
+	for d.Stats().Pending > 0 { // lost work has ended, too
+		_, err := d.Trim(0)
+		require.NoError(t, err)
+	}
+	require.NoError(t, asleep.Close())
+	require.ErrorIs(t, up.Close(), vmm.ErrDeviceLost)
+	require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
+	_ = s.Close()
+	require.Zero(t, d.Stats().Committed)
+	require.Zero(t, d.Stats().Asleep)
+}

@@ -123,6 +123,9 @@ func (p *port) leave(d *Device) error {
 		}
 	}
 	p.devices = slices.DeleteFunc(p.devices, func(e *Device) bool { return e == d })
+	if len(p.devices) == 0 {
+		p.limit = 0
+	}
 	p.sys.users--
 	if p.sys.users == 0 {
 		delete(process.systems, p.sys.drv)
