@@ -211,10 +211,11 @@ func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
 	dev := raw(t, d)
 	word, _, err := dev.(driver.Pinner).AllocHost(page)
 	require.NoError(t, err)
-	values := dev.(driver.ValueWaiter)
-	require.NoError(t, values.WaitValue(s, word, 1, 4))
+	// Made first: cuStreamCreate has waited for a device whose stream waits.
 	other, err := dev.NewStream()
 	require.NoError(t, err)
+	values := dev.(driver.ValueWaiter)
+	require.NoError(t, values.WaitValue(s, word, 1, 4))
 	free := func() {
 		require.NoError(t, dev.FreeStream(other))
 		require.NoError(t, dev.(driver.Pinner).FreeHost(word))
