@@ -106,6 +106,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 			if err := s.move(l, b, b.p, src, span{src, n, Read}); err != nil {
 				return err
 			}
+			b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
 		}
 		if last != nil {
 			if err := st.ready(raw, other); err != nil {
