@@ -224,6 +224,9 @@ func TestNilReceivers(t *testing.T) {
 		"Device.Supports":   d.Supports(vmm.VMM),
 		"Device.CopyIn":     d.CopyIn(1, []byte{1}),
 		"Device.CopyOut":    d.CopyOut([]byte{1}, 1),
+		"Device.Trim":       second(d.Trim(0)),
+		"Sleep":             vmm.Sleep(vmm.KeepContents, g),
+		"Wake":              vmm.Wake(g),
 		"Reservation.Map":   r.Map(0, nil),
 		"Reservation.Unmap": r.Unmap(0, 1),
 		"Reservation.Grant": r.Grant(vmm.Read, nil),
@@ -263,6 +266,9 @@ func TestNilReceivers(t *testing.T) {
 		require.NoError(t, err, name)
 	}
 	require.Zero(t, d.Stats())
+	require.Zero(t, d.SetThreshold(1)+d.SetLimit(1))
+	d.ResetPeaks()
+	g.ResetPeaks()
 	require.Zero(t, d.Info())
 	require.Zero(t, d.Report())
 	require.Nil(t, d.Driver())

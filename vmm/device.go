@@ -26,7 +26,7 @@ type Device struct {
 	open       map[any]opened
 	stranded   []func() error // what the driver would not take back; Close tries again
 	background int            // closes that their callers stopped waiting for
-	joined     *sync.Cond     // on mu: background fell, or the goroutine ended
+	joined     *sync.Cond     // on mu: background fell, the goroutine ended, or something was opened
 	worker     worker
 	still      bool // tests only: no goroutine is started
 	worked     atomic.Int64
@@ -212,6 +212,7 @@ func (d *Device) track(thing any, kind string) error {
 		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
 	}
 	d.open[thing] = o
+	d.joined.Broadcast() // a Close that waits need not
 	return nil
 }
 
@@ -355,14 +356,16 @@ func (d *Device) join() {
 func (d *Device) quiet() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.unused(); err != nil {
-		return err
-	}
-	for d.worker.running {
+	for {
+		if err := d.unused(); err != nil {
+			return err
+		}
+		if !d.worker.running {
+			return nil
+		}
 		d.worker.wake()
 		d.joined.Wait()
 	}
-	return nil
 }
 
 // names says what is open and where it was made, in a stable order, the first

@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"errors"
 	"fmt"
 	"log"
 
@@ -61,4 +62,77 @@ func ExampleReservation_ring() {
 	err = dev.CopyOut(b, r.Ptr())
 	fmt.Println(string(b), err)
 	// Output: pped <nil>
+}
+
+// Growth that does not wait: memory is mapped ahead, and what a Clip gives up is
+// taken back by the next growth.
+func ExampleRange_growth() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	dev.SetThreshold(64 << 20) // keep up to this much of what is given up
+
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30, Ahead: 8 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+	s, err := dev.NewStream()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	if err := g.Use(s); err != nil { // from now on Clip waits for nobody
+		log.Fatal(err)
+	}
+
+	first := g.Ptr()
+	if err := g.Append(make([]byte, 32<<20)); err != nil {
+		log.Fatal(err)
+	}
+	if err := g.SetLen(1 << 20); err != nil {
+		log.Fatal(err)
+	}
+	if err := g.Clip(); err != nil {
+		log.Fatal(err)
+	}
+	if err := g.Append(make([]byte, 31<<20)); err != nil { // takes it back
+		log.Fatal(err)
+	}
+	fmt.Println(g.Len()>>20, "MiB", g.Ptr() == first)
+	// Output: 32 MiB true
+}
+
+// A range that sleeps has no memory and keeps its address and contents.
+func ExampleSleep() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+	fmt.Fprint(g, "weights")
+	first := g.Ptr()
+
+	if err := vmm.Sleep(vmm.KeepContents, g); err != nil {
+		log.Fatal(err)
+	}
+	_, err = g.Write([]byte("more"))
+	fmt.Println(dev.Stats().Committed, errors.Is(err, vmm.ErrAsleep))
+
+	if err := vmm.Wake(g); err != nil {
+		log.Fatal(err)
+	}
+	b := make([]byte, g.Len())
+	_, err = g.ReadAt(b, 0)
+	fmt.Println(string(b), g.Ptr() == first, err)
+	// Output:
+	// 0 true
+	// weights true <nil>
 }

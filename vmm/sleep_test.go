@@ -521,6 +521,32 @@ func TestSleepInTheMiddle(t *testing.T) {
 	w.end()
 }
 
+// TestSetsThatOverlap fall asleep and wake in any order of their names, without
+// a deadlock; each call is all or none.
+func TestSetsThatOverlap(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b, c := ranged(t, w, page), ranged(t, w, 2*page), ranged(t, w, 3*page)
+	var wg sync.WaitGroup
+	for _, set := range [][]*vmm.Range{{a, b}, {b, a}, {c, b}, {b, c, a}} {
+		wg.Go(func() {
+			for range 20 {
+				if err := vmm.Sleep(vmm.KeepContents, set...); err != nil && !errors.Is(err, vmm.ErrAsleep) {
+					t.Error(err)
+				}
+				if err := vmm.Wake(set...); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for _, g := range []*vmm.Range{a, b, c} {
+		awake(t, g)
+		require.NoError(t, g.Close())
+	}
+	w.end()
+}
+
 // TestCloseMeetsWake: whoever comes second finds a range that is closed.
 func TestCloseMeetsWake(t *testing.T) {
 	w := newWorld(t, 1)

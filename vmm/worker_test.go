@@ -66,8 +66,11 @@ func (p *paced) pace(c drivertest.Call) {
 func (p *paced) stopNext(name string) (let func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.stop, p.let = name, make(chan struct{})
-	return sync.OnceFunc(func() { close(p.let) })
+	gone := make(chan struct{})
+	p.stop, p.let = name, gone
+	let = sync.OnceFunc(func() { close(gone) })
+	p.t.Cleanup(let)
+	return let
 }
 
 // noting forgets the times so far and notes those of calls of a name.
@@ -252,6 +255,28 @@ func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
 		let()
 		require.NoError(t, <-done, "it joins the close and the goroutine")
 		require.NoError(t, w.drv.Balanced())
+	})
+}
+
+// TestTheDeviceIsUsedAgainWhileItCloses: then it does not wait for what has come
+// since, and says what is open.
+func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		let := w.stopNext("Create")
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+		synctest.Wait()
+		ended := begun(g.Close)
+		for len(d.Report().Open) > 0 {
+			runtime.Gosched()
+		}
+		closed := begun(d.Close)
+		require.Empty(t, closed, "the goroutine is at work")
+		h := newRange(t, d, vmm.RangeOptions{Max: page})
+		require.ErrorIs(t, <-closed, vmm.ErrBusy)
+		let()
+		require.NoError(t, <-ended)
+		require.NoError(t, h.Close())
 	})
 }
 
