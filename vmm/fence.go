@@ -155,7 +155,7 @@ func waitStreams(owner *port, ports []*port, streams []*Stream) error {
 				err = p.settle(raw, e)
 			}
 			w.note(owner, p, err)
-			w.note(owner, p, p.stage.settle(raw))
+			w.note(owner, p, p.stage.awaitAdrift(raw))
 		}
 	}
 	return w.err

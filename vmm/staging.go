@@ -111,7 +111,7 @@ func (st *staging) limit() int {
 // copyIn copies ordinary memory to the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
 func (p *port) copyIn(raw driver.Device, dst Ptr, src []byte) error {
-	if err := p.stage.settle(raw); err != nil {
+	if err := p.stage.awaitAdrift(raw); err != nil {
 		return err
 	}
 	lanes, piece := p.stage.take(raw, dst, uint64(len(src)), fewestUp)
@@ -140,7 +140,7 @@ func (p *port) copyIn(raw driver.Device, dst Ptr, src []byte) error {
 // copyOut is copyIn the other way. Each copier queues its next piece before it
 // copies the last one out of its block.
 func (p *port) copyOut(raw driver.Device, dst []byte, src Ptr) error {
-	if err := p.stage.settle(raw); err != nil {
+	if err := p.stage.awaitAdrift(raw); err != nil {
 		return err
 	}
 	lanes, piece := p.stage.take(raw, src, uint64(len(dst)), fewestDown)
@@ -445,9 +445,9 @@ func (st *staging) give(lanes ...*lane) {
 	}
 }
 
-// settle waits for what lanes that were given up may still be copying, of which
+// awaitAdrift waits for what lanes that were given up may still be copying, of which
 // no copy and no fence must be ignorant.
-func (st *staging) settle(raw driver.Device) error {
+func (st *staging) awaitAdrift(raw driver.Device) error {
 	if st.adrift.Load() == 0 {
 		return nil
 	}

@@ -158,7 +158,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 // such a copy can wait for without waiting for another stream; nil if there is
 // none. It is an error where there is no pinned memory at all.
 func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
-	if err := st.settle(raw); err != nil {
+	if err := st.awaitAdrift(raw); err != nil {
 		return nil, err
 	}
 	l, best := st.pick(raw, s)
