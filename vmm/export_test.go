@@ -1,6 +1,10 @@
 package vmm
 
-import "iter"
+import (
+	"iter"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
 
 // SetNoFence turns every fence of the device's driver off: the negative control
 // of the tests that prove fences.
@@ -58,6 +62,14 @@ func Lanes(d *Device) (all, scrap int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return len(st.idle) + len(st.scrap) + st.out, len(st.scrap)
+}
+
+// IdleLane is the own stream of one of the port's lanes.
+func IdleLane(d *Device) driver.Stream {
+	st := &d.port.stage
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.idle[0].s
 }
 
 // Closing says whether a Close of the stream is waiting for calls under way.

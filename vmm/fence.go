@@ -77,7 +77,8 @@ func (r *Reservation) fence() error {
 
 // behind records an event behind all work that may use the memory. It answers
 // ok only where events are enough to know when that has ended: after Use, and
-// not for streams of other contexts, which take none of ours.
+// not for streams of other contexts, which take none of ours, nor for copies of
+// our own that could not be waited for.
 func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
 	var portBuf [8]*port
 	var streamBuf [16]*Stream
@@ -111,6 +112,7 @@ func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
 		if raw := p.raw.Load(); raw != nil {
 			e, err := p.mark(raw, raw.Own())
 			note(p, mark{p, raw, e}, err)
+			ok = ok && p.stage.adrift.Load() == 0
 		}
 	}
 	if failed != nil || !ok {
@@ -153,6 +155,7 @@ func waitStreams(owner *port, ports []*port, streams []*Stream) error {
 				err = p.settle(raw, e)
 			}
 			w.note(owner, p, err)
+			w.note(owner, p, p.stage.awaitAdrift(raw))
 		}
 	}
 	return w.err

@@ -389,7 +389,9 @@ func (g *Range) show(n uint64) {
 // nothing. After Use it does not wait: what is given up retires until the named
 // streams have done what they were told so far, and goes back then (see
 // Stats.Pending). Else it waits as Unmap does. A growth that needs the memory
-// before it has gone back takes it without a driver call.
+// before it has gone back takes it without a driver call and without a wait:
+// what those streams were told to write there is then still to come, and comes
+// over what is appended meanwhile, just as after a SetLen alone.
 func (g *Range) Clip() error {
 	if err := g.live(); err != nil {
 		return g.fail("clip", 0, 0, err)

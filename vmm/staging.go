@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -36,13 +37,14 @@ const (
 type staging struct {
 	port *port
 
-	mu    sync.Mutex
-	idle  []*lane
-	scrap []*lane // half made, or what is on them is not known to have ended
-	out   int     // lanes in use or being made
-	full  bool    // no more lanes can be had
-	why   error   // what kept the first one from being made
-	reach reach
+	mu     sync.Mutex
+	idle   []*lane
+	scrap  []*lane      // half made, or what is on them is not known to have ended
+	out    int          // lanes in use or being made
+	adrift atomic.Int32 // lanes on the scrap whose own streams may still copy
+	full   bool         // no more lanes can be had
+	why    error        // what kept the first one from being made
+	reach  reach
 
 	// Tests only.
 	off      bool
@@ -109,6 +111,9 @@ func (st *staging) limit() int {
 // copyIn copies ordinary memory to the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
 func (p *port) copyIn(raw driver.Device, dst Ptr, src []byte) error {
+	if err := p.stage.awaitAdrift(raw); err != nil {
+		return err
+	}
 	lanes, piece := p.stage.take(raw, dst, uint64(len(src)), fewestUp)
 	if len(lanes) == 0 {
 		return raw.CopyIn(dst, src)
@@ -135,6 +140,9 @@ func (p *port) copyIn(raw driver.Device, dst Ptr, src []byte) error {
 // copyOut is copyIn the other way. Each copier queues its next piece before it
 // copies the last one out of its block.
 func (p *port) copyOut(raw driver.Device, dst []byte, src Ptr) error {
+	if err := p.stage.awaitAdrift(raw); err != nil {
+		return err
+	}
 	lanes, piece := p.stage.take(raw, src, uint64(len(dst)), fewestDown)
 	if len(lanes) == 0 {
 		return raw.CopyOut(dst, src)
@@ -430,10 +438,37 @@ func (st *staging) give(lanes ...*lane) {
 	for _, l := range lanes {
 		if l.lost {
 			st.scrap = append(st.scrap, l)
+			st.adrift.Add(1)
 		} else {
 			st.idle = append(st.idle, l)
 		}
 	}
+}
+
+// awaitAdrift waits for what lanes that were given up may still be copying, of which
+// no copy and no fence must be ignorant.
+func (st *staging) awaitAdrift(raw driver.Device) error {
+	if st.adrift.Load() == 0 {
+		return nil
+	}
+	st.mu.Lock()
+	scrap := slices.Clone(st.scrap)
+	st.mu.Unlock()
+	for _, l := range scrap {
+		if l.s == 0 { // never made
+			continue
+		}
+		if err := raw.SyncStream(l.s); err != nil {
+			return err
+		}
+		st.mu.Lock()
+		if l.lost {
+			l.lost = false
+			st.adrift.Add(-1)
+		}
+		st.mu.Unlock()
+	}
+	return nil
 }
 
 // shut gives everything back to the driver. Freeing pinned memory waits for the
@@ -454,6 +489,7 @@ func (st *staging) shut(raw driver.Device) error {
 		}
 		st.scrap = st.scrap[:last]
 	}
+	st.adrift.Store(0)
 	st.full, st.why = false, nil
 	return nil
 }

@@ -2,11 +2,13 @@ package vmm_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -503,6 +505,52 @@ func TestStagedCopyEndsWithItsWaits(t *testing.T) {
 		if !failing {
 			require.Equal(t, "SyncEvent", calls[last-1], note)
 		}
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
+// TestCopiesAdriftAreWaitedFor: where a piece could neither be ended nor be
+// waited for, the next copy and whoever unmaps the memory wait for it instead.
+func TestCopiesAdriftAreWaitedFor(t *testing.T) {
+	for _, closing := range []bool{false, true} {
+		w := staged(t, 1)
+		g, _ := noisy(t, w, 2*edge)
+		s := stream(t, w.devs[0])
+		require.NoError(t, g.Use(s))
+		open := gate(t, w.devs[0], vmm.IdleLane(w.devs[0]))
+		w.refuse("SyncEvent", 2, errInjected)
+		w.refuse("SyncStream", 1, errInjected)
+		_, err := g.WriteAt(noise(2*edge, 2), 0)
+		require.ErrorIs(t, err, errInjected)
+		w.refuse("SyncEvent", 0, nil)
+		_, scrap := vmm.Lanes(w.devs[0])
+		require.Equal(t, 1, scrap)
+		if closing {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			require.ErrorIs(t, g.CloseContext(ctx), context.DeadlineExceeded, "it waits")
+			cancel()
+			open()
+		} else {
+			want := noise(2*edge, 3)
+			written := make(chan error, 1)
+			go func() {
+				_, err := g.WriteAt(want, 0)
+				written <- err
+			}()
+			select {
+			case err := <-written:
+				t.Fatal("what is adrift comes later", err)
+			case <-time.After(20 * time.Millisecond):
+			}
+			open()
+			require.NoError(t, <-written)
+			got := make([]byte, len(want))
+			_, err := g.ReadAt(got, 0)
+			require.NoError(t, err)
+			require.True(t, bytes.Equal(want, got))
+		}
+		require.NoError(t, s.Close())
 		require.NoError(t, g.Close())
 		w.end()
 	}

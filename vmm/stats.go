@@ -111,6 +111,7 @@ func (d *Device) Stats() Stats {
 	d.cache.mu.Lock()
 	threshold := d.cache.threshold
 	d.cache.mu.Unlock()
+	pinned := d.port.stage.pinned()
 	m := &d.meter
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,7 +123,7 @@ func (d *Device) Stats() Stats {
 		Pending:       m.pending.now,
 		Stuck:         m.stuck.now,
 		Asleep:        m.asleep.now,
-		Pinned:        d.port.stage.pinned(),
+		Pinned:        pinned,
 		PeakReserved:  m.reserved.peak,
 		PeakCommitted: m.committed.peak,
 		PeakUsed:      m.used.peak,

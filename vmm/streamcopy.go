@@ -106,6 +106,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 			if err := s.move(l, b, b.p, src, span{src, n, Read}); err != nil {
 				return err
 			}
+			b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
 		}
 		if last != nil {
 			if err := st.ready(raw, other); err != nil {
@@ -157,6 +158,9 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 // such a copy can wait for without waiting for another stream; nil if there is
 // none. It is an error where there is no pinned memory at all.
 func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
+	if err := st.awaitAdrift(raw); err != nil {
+		return nil, err
+	}
 	l, best := st.pick(raw, s)
 	if best < roomNow {
 		if made := st.more(raw); made != nil {

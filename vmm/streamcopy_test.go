@@ -205,3 +205,32 @@ func TestStreamOfAnotherContext(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestCopyInBehindAFailedCopyOut: what a copy out has still to write into a
+// block must not run over what the stream's next copy in puts there.
+func TestCopyInBehindAFailedCopyOut(t *testing.T) {
+	w := staged(t, 1)
+	g, _ := noisy(t, w, edge)
+	s := stream(t, w.devs[0])
+	open := gate(t, w.devs[0], s.Raw())
+	copies := 0
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "Copy" {
+			if copies++; copies == 2 {
+				return errInjected
+			}
+		}
+		return nil
+	}
+	require.ErrorIs(t, s.CopyOut(make([]byte, edge+1), g.Ptr()), errInjected)
+	want := noise(edge/2, 5)
+	require.NoError(t, s.CopyIn(g.Ptr(), want))
+	open()
+	got := make([]byte, len(want))
+	_, err := g.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got))
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}

@@ -39,6 +39,9 @@ type load struct {
 // setup is the group's.
 func (l *load) setup(context.Context) (undo func() error, err error) {
 	undo = func() error {
+		for _, b := range l.all {
+			close(b.quit) // all first, or each would wait for its turn among the others
+		}
 		var err error
 		for _, b := range l.all {
 			err = errors.Join(err, b.close())
@@ -56,13 +59,21 @@ func (l *load) setup(context.Context) (undo func() error, err error) {
 	return undo, nil
 }
 
-// ready waits until every stream has work, before a sample. Whoever calls the
-// driver without a pause may keep the goroutines that queue it from doing so.
-func (l *load) ready() {
+// ready waits until every stream was given work since, before a sample, or until
+// ctx is done. Whoever calls the driver without a pause may keep the goroutines
+// that queue it from doing so.
+func (l *load) ready(ctx context.Context) {
+	for _, b := range l.all {
+		select {
+		case <-b.turn: // an old one
+		default:
+		}
+	}
 	for _, b := range l.all {
 		select {
 		case <-b.turn:
 		case <-b.ended:
+		case <-ctx.Done():
 		}
 	}
 }
@@ -74,14 +85,15 @@ type busy struct {
 	stream driver.Stream
 	ends   []driver.Event // of the copies that are queued, in turn
 	quit   chan struct{}
-	turn   chan struct{} // offered after each copy that is queued
+	turn   chan struct{} // holds one once a copy has been queued
 	ended  chan struct{} // closed when no more will be
 	err    error         // why, once ended is closed
 }
 
-// newBusy starts one; its stream has work by then. The caller must close it.
+// newBusy starts one; its stream has work by then. The caller must close its quit
+// and then it.
 func newBusy(dev *vmm.Device, raw driver.Device) (_ *busy, err error) {
-	b := &busy{raw: raw, quit: make(chan struct{}), turn: make(chan struct{}), ended: make(chan struct{})}
+	b := &busy{raw: raw, quit: make(chan struct{}), turn: make(chan struct{}, 1), ended: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.free())
@@ -145,9 +157,9 @@ func (b *busy) run() error {
 	}
 }
 
-// close stops the copies and says what went wrong with them.
+// close waits for the copies, which quit has stopped, and says what went wrong
+// with them.
 func (b *busy) close() error {
-	close(b.quit)
 	<-b.ended
 	err := b.err
 	if err != nil {

@@ -186,7 +186,7 @@ func growName(dev *vmm.Device, kind string) string {
 type growth struct {
 	start   func() (grower, error)
 	undo    func() error
-	ready   func() // called before each sample
+	ready   func(context.Context) // called before each sample
 	target  uint64
 	step    []byte // what is appended, made anew for each step
 	pattern verify.Pattern
@@ -200,7 +200,7 @@ type usage struct {
 }
 
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
-	g.ready()
+	g.ready(ctx)
 	err = g.run(ctx, g.pattern, &s, func(grower) error { return nil })
 	return s, err
 }

@@ -120,7 +120,7 @@ func TestStaleGrowthIsFound(t *testing.T) {
 	var left []byte
 	g := &growth{
 		start:  func() (grower, error) { return &keeper{b: &left, full: len(left) > 0}, nil },
-		ready:  func() {},
+		ready:  func(context.Context) {},
 		target: 1 << 10, step: make([]byte, 64), pattern: verify.Pattern{Seed: 1},
 	}
 	_, err := g.measure(t.Context(), 1)

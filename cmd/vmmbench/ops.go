@@ -199,13 +199,13 @@ func (w *stopwatch) call(name string, f func() error) error {
 // operation is a contender that does everything one call needs, and times it.
 type operation struct {
 	name  string
-	ready func()
+	ready func(context.Context)
 	do    func(*stopwatch) error
 	undo  func() error
 }
 
 // contender makes the contender of an operation. ready is called before each sample.
-func (s *seam) contender(dev *vmm.Device, op string, ready func()) (contender, error) {
+func (s *seam) contender(dev *vmm.Device, op string, ready func(context.Context)) (contender, error) {
 	o := &operation{name: op, ready: ready, undo: func() error { return nil }}
 	switch op {
 	case opExport, opImport:
@@ -373,8 +373,8 @@ func (s *seam) release(handles []driver.Handle) error {
 	return err
 }
 
-func (o *operation) measure(context.Context, int) (measure.Sample, error) {
-	o.ready()
+func (o *operation) measure(ctx context.Context, _ int) (measure.Sample, error) {
+	o.ready(ctx)
 	w := stopwatch{name: o.name}
 	err := o.do(&w)
 	return measure.Sample{NS: float64(w.took)}, err

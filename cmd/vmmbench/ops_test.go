@@ -132,12 +132,12 @@ func TestBusyStreams(t *testing.T) {
 	undo, err := l.setup(t.Context())
 	require.NoError(t, err)
 	for range 10 {
-		l.ready()
+		l.ready(t.Context())
 	}
 	require.Len(t, l.all, 2)
 	require.NoError(t, undo())
 	require.Empty(t, l.all)
-	l.ready() // nothing to wait for
+	l.ready(t.Context()) // nothing to wait for
 }
 
 func TestBusyStreamThatFails(t *testing.T) {
