@@ -389,3 +389,19 @@ func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestNothingIsHeldWhileItIsUnmapped by the driver.
+func TestNothingIsHeldWhileItIsUnmapped(t *testing.T) {
+	s := stopAt(t, 1, "Unmap", -1)
+	r := holed(t, s.world)
+	end := r.Segments()[0].Size
+	done := make(chan error, 1)
+	go func() { done <- r.Unmap(0, end) }()
+	<-s.reached
+	_, err := r.Hold(end)
+	s.let()
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	require.NoError(t, <-done)
+	require.NoError(t, r.Close())
+	s.end()
+}
