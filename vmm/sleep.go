@@ -366,7 +366,10 @@ func (s *sleeper) rise() error {
 		return err
 	}
 	for _, size := range s.sizes {
-		m := d.take(p, size, size)
+		var m *memory
+		if !s.fresh {
+			m = d.take(p, size, size)
+		}
 		if m == nil {
 			var err error
 			if m, err = d.create(size, p); err != nil {

@@ -112,6 +112,21 @@ func TestSleepReleases(t *testing.T) {
 	w.end()
 }
 
+// TestAllocWakesInNewMemory: it is promised none that was kept.
+func TestAllocWakesInNewMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, err := d.Alloc(page)
+	require.NoError(t, err)
+	require.NoError(t, vmm.Sleep(vmm.DropContents, g))
+	d.SetThreshold(100 * page)
+	keepChunks(t, w, 1)
+	require.NoError(t, vmm.Wake(g))
+	require.EqualValues(t, page, d.Stats().Cached)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
 // TestASleepingRange answers ErrAsleep to all but Wake and Close.
 func TestASleepingRange(t *testing.T) {
 	w := newWorld(t, 2)
