@@ -429,7 +429,7 @@ func (s *sleeper) load() error {
 }
 
 // lieDown undoes rise, after a wait that answered err. What cannot be unmapped
-// is quarantined.
+// is quarantined, accessible: Close waits for the copy that may be under way.
 func (s *sleeper) lieDown(err error) error {
 	r := s.r
 	r.layout.Lock()
@@ -442,7 +442,7 @@ func (s *sleeper) lieDown(err error) error {
 	}
 	if err != nil {
 		r.mu.Lock()
-		r.insert(0, 0, s.mem, mapped, err)
+		r.insert(0, 0, s.mem, accessible, err)
 		r.mu.Unlock()
 	}
 	s.let((*memory).drop)

@@ -347,6 +347,23 @@ func TestWakeHealsWhatWasQuarantined(t *testing.T) {
 	}
 }
 
+// TestCloseWaitsForACopyOfWake that nobody could wait for when Wake failed.
+func TestCloseWaitsForACopyOfWake(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, 3*page)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	w.refuse("CopyIn", 1, errInjected)
+	w.refuse("SyncIfActive", 1, errInjected)
+	require.ErrorIs(t, vmm.Wake(g), errInjected)
+	require.EqualValues(t, 3*page, d.Stats().Stuck)
+	w.arm()
+	require.NoError(t, g.Close())
+	require.True(t, w.waiting(0))
+	require.Zero(t, d.Stats().Stuck)
+	w.end()
+}
+
 // TestHostMemoryOfSleepers is used again, and goes with Clip and Close.
 func TestHostMemoryOfSleepers(t *testing.T) {
 	w := newWorld(t, 1)
