@@ -6,8 +6,10 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -386,6 +388,38 @@ func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	require.ErrorIs(t, g.Grow(1<<40), vmm.ErrOutOfMemory)
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(mib))
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestGrowthMeetsSleep that fails, or that Wake ends: the capacity is whole again.
+func TestGrowthMeetsSleep(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 3*page)
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	var over atomic.Bool
+	var growers sync.WaitGroup
+	for range 3 {
+		growers.Go(func() {
+			for !over.Load() {
+				if err := g.Grow(page); !errors.Is(err, vmm.ErrAsleep) {
+					assert.NoError(t, err)
+				}
+			}
+		})
+	}
+	for range 500 {
+		w.refuse("SyncEvent", 1, errInjected)
+		assert.ErrorIs(t, vmm.Sleep(vmm.KeepContents, g), errInjected)
+		assert.GreaterOrEqual(t, g.Cap(), g.Len())
+		assert.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		assert.NoError(t, vmm.Wake(g))
+		assert.GreaterOrEqual(t, g.Cap(), g.Len())
+	}
+	over.Store(true)
+	growers.Wait()
+	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	w.end()
 }

@@ -167,6 +167,8 @@ func (g *Range) doze() (*sleeper, error) {
 
 // stayUp undoes doze.
 func (s *sleeper) stayUp() {
+	s.grow.Lock() // a growth that found it asleep ends first
+	defer s.grow.Unlock()
 	s.r.revive(s.turn)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
@@ -268,6 +270,8 @@ func (s *sleeper) size() (n uint64) {
 // comeBack undoes depart and doze; what was retiring behind the capacity is gone.
 func (s *sleeper) comeBack() error {
 	r := s.r
+	s.grow.Lock()
+	defer s.grow.Unlock()
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	if len(s.mem) > 0 {
@@ -282,7 +286,7 @@ func (s *sleeper) comeBack() error {
 }
 
 // settle enters mapped memory into the books; the range is awake. It needs
-// r.layout and r.mu.
+// s.grow, r.layout and r.mu.
 func (s *sleeper) settle() {
 	r := s.r
 	r.insert(0, 0, s.mem, accessible, nil)
@@ -347,12 +351,14 @@ func wake(ranges []*Range) error {
 	}
 	for _, s := range all {
 		r := s.r
+		s.grow.Lock()
 		r.layout.Lock()
 		r.mu.Lock()
 		s.woken()
 		s.settle()
 		r.mu.Unlock()
 		r.layout.Unlock()
+		s.grow.Unlock()
 		s.lookAhead()
 	}
 	return nil
