@@ -424,6 +424,27 @@ func TestGrowthMeetsSleep(t *testing.T) {
 	w.end()
 }
 
+// TestNoGoroutineAfterClose: a Grow that Close overtook does not start it.
+func TestNoGoroutineAfterClose(t *testing.T) {
+	for range 500 {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 8 * page})
+		var growers sync.WaitGroup
+		for range 3 {
+			growers.Go(func() {
+				for g.Grow(page) == nil {
+				}
+			})
+		}
+		require.NoError(t, g.Close())
+		w.end()
+		growers.Wait()
+		running, _ := vmm.Working(d)
+		require.False(t, running)
+	}
+}
+
 // TestNothingIsHeldWhileItIsUnmapped by the driver.
 func TestNothingIsHeldWhileItIsUnmapped(t *testing.T) {
 	s := stopAt(t, 1, "Unmap", -1)

@@ -256,6 +256,9 @@ func (g *Range) room(need uint64) error {
 	if need <= g.cap.Load() {
 		return nil // the device's goroutine was faster
 	}
+	if err := g.live(); err != nil {
+		return err // so that it takes no memory behind Close's back
+	}
 	m := &g.r.dev.meter
 	m.count(&m.counts.Growths, 1)
 	g.r.note(&g.r.books.Growths, 1)
