@@ -389,9 +389,10 @@ func (s *sleeper) rise() error {
 	if len(s.mem) == 0 {
 		return nil
 	}
-	s.r.layout.Lock()
-	err := s.r.place(0, 0, s.cap, s.mem)
-	s.r.layout.Unlock()
+	err := s.putBack()
+	if errors.Is(err, ErrOutOfMemory) && s.r.stuckBelow(s.r.size) == nil && d.port.relieve() {
+		err = s.putBack()
+	}
 	if err != nil {
 		s.let((*memory).drop)
 		return err
@@ -400,6 +401,13 @@ func (s *sleeper) rise() error {
 		return also(err, "and", s.lieDown(s.r.fence())) // it may be under way
 	}
 	return nil
+}
+
+// putBack maps the sleeper's memory, all or nothing.
+func (s *sleeper) putBack() error {
+	s.r.layout.Lock()
+	defer s.r.layout.Unlock()
+	return s.r.place(0, 0, s.cap, s.mem)
 }
 
 // heal unmaps what an earlier undo could not.

@@ -112,6 +112,23 @@ func TestSleepReleases(t *testing.T) {
 	w.end()
 }
 
+// TestWakeThatRunsOutInMap has a second chance, as a growth has.
+func TestWakeThatRunsOutInMap(t *testing.T) {
+	for _, name := range []string{"Map", "SetAccess"} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		d.SetThreshold(100 * page)
+		g := ranged(t, w, 3*page)
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		keepChunks(t, w, 4)
+		w.refuse(name, 1, vmm.ErrOutOfMemory)
+		require.NoError(t, vmm.Wake(g))
+		require.Zero(t, d.Stats().Cached, "what was kept went for it")
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
 // TestAllocWakesInNewMemory: it is promised none that was kept.
 func TestAllocWakesInNewMemory(t *testing.T) {
 	w := newWorld(t, 1)
