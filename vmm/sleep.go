@@ -56,6 +56,11 @@ func lockWrites(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
+	for _, g := range ranges { // one that is closed may share its address with another
+		if err := g.live(); err != nil && !errors.Is(err, ErrAsleep) {
+			return nil, err
+		}
+	}
 	sorted := slices.Clone(ranges)
 	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.ptr, b.r.ptr) })
 	if len(slices.Compact(slices.Clone(sorted))) < len(sorted) {

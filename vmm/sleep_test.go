@@ -236,6 +236,18 @@ func TestBadSleep(t *testing.T) {
 	w.end()
 }
 
+// TestASetWithAClosedRange: its address may be another's by now.
+func TestASetWithAClosedRange(t *testing.T) {
+	w := newWorld(t, 1)
+	a := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page})
+	require.NoError(t, a.Close())
+	b := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page}) // often where a was
+	require.ErrorIs(t, vmm.Wake(a, b, a), vmm.ErrClosed)
+	require.ErrorIs(t, vmm.Sleep(vmm.DropContents, b, a, b), vmm.ErrClosed)
+	require.NoError(t, b.Close())
+	w.end()
+}
+
 // TestASetSleepsTogether: ranges of several devices, empty ones and ones that
 // were never used among them; one that is held keeps all awake.
 func TestASetSleepsTogether(t *testing.T) {
