@@ -223,9 +223,10 @@ func (g *Range) live() error {
 	return g.r.usable()
 }
 
-// Grow makes room for n more bytes beyond Len. It completes or changes nothing;
-// beyond Max it answers ErrFull. A kernel may then write between Len and Cap,
-// and SetLen shows what it wrote.
+// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
+// except that what was retiring may be back in Cap; beyond Max it answers
+// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
+// wrote.
 func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
