@@ -90,7 +90,7 @@ func (d *Device) discard(all []*memory) (failed error) {
 
 // keep takes memory that nobody uses any more; false if it is to go back.
 func (d *Device) keep(m *memory) bool {
-	if !m.private {
+	if !m.private || m.prop.Home != d.home() { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache

@@ -421,6 +421,18 @@ func TestWhatIsNeverKept(t *testing.T) {
 	w.end()
 }
 
+// TestMemoryOfAnotherDeviceIsNotKept: no range of this one could grow with it.
+func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
+	w := newWorld(t, 2)
+	d := w.devs[0]
+	d.SetThreshold(100 * page)
+	c, err := d.Create(page, vmm.Prop{Home: vmm.Location{Kind: vmm.OnDevice, ID: 1}})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.Zero(t, d.Stats().Cached)
+	w.end()
+}
+
 // TestAStaleSegmentIsNoWayIn: a segment of what was clipped, kept and taken by
 // another range.
 func TestAStaleSegmentIsNoWayIn(t *testing.T) {

@@ -312,8 +312,10 @@ func (d *Device) close() error {
 	}
 	_, failed := d.trim(0)
 	err = also(err, "and", failed)
-	err = also(err, "and", d.port.unmark(d))
-	if err = also(err, "and", d.unlodge()); err != nil {
+	err = also(err, "and", d.unlodge())
+	d.port.closer.Lock()
+	defer d.port.closer.Unlock()
+	if err = also(err, "and", d.port.unmark(d)); err != nil {
 		return err
 	}
 	d.mu.Lock()

@@ -6,8 +6,8 @@ import "fmt"
 // whatever the number of Devices opened on it; 0, the default, is no bound. It
 // gives the old limit. What would go beyond it is ErrOutOfMemory, after kept
 // memory has been given back. A limit below what there is already only stops
-// growth. Imported memory does not count. The limit lasts until the
-// last Device on it closes.
+// growth. Imported memory does not count; memory created here to live elsewhere
+// does. The limit lasts until the last Device on it closes.
 func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	if d == nil {
 		return 0

@@ -6,8 +6,10 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -388,4 +390,73 @@ func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(mib))
 	require.NoError(t, g.Close())
 	w.end()
+}
+
+// TestGrowthMeetsSleep that fails, or that Wake ends: the capacity is whole again.
+func TestGrowthMeetsSleep(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 3*page)
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	var over atomic.Bool
+	var growers sync.WaitGroup
+	for range 3 {
+		growers.Go(func() {
+			for !over.Load() {
+				if err := g.Grow(page); !errors.Is(err, vmm.ErrAsleep) {
+					assert.NoError(t, err)
+				}
+			}
+		})
+	}
+	for range 500 {
+		w.refuse("SyncEvent", 1, errInjected)
+		assert.ErrorIs(t, vmm.Sleep(vmm.KeepContents, g), errInjected)
+		assert.GreaterOrEqual(t, g.Cap(), g.Len())
+		assert.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		assert.NoError(t, vmm.Wake(g))
+		assert.GreaterOrEqual(t, g.Cap(), g.Len())
+	}
+	over.Store(true)
+	growers.Wait()
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestNoGoroutineAfterClose: a Grow that Close overtook does not start it.
+func TestNoGoroutineAfterClose(t *testing.T) {
+	for range 500 {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 8 * page})
+		var growers sync.WaitGroup
+		for range 3 {
+			growers.Go(func() {
+				for g.Grow(page) == nil {
+				}
+			})
+		}
+		require.NoError(t, g.Close())
+		w.end()
+		growers.Wait()
+		running, _ := vmm.Working(d)
+		require.False(t, running)
+	}
+}
+
+// TestNothingIsHeldWhileItIsUnmapped by the driver.
+func TestNothingIsHeldWhileItIsUnmapped(t *testing.T) {
+	s := stopAt(t, 1, "Unmap", -1)
+	r := holed(t, s.world)
+	end := r.Segments()[0].Size
+	done := make(chan error, 1)
+	go func() { done <- r.Unmap(0, end) }()
+	<-s.reached
+	_, err := r.Hold(end)
+	s.let()
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	require.NoError(t, <-done)
+	require.NoError(t, r.Close())
+	s.end()
 }

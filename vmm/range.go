@@ -223,9 +223,10 @@ func (g *Range) live() error {
 	return g.r.usable()
 }
 
-// Grow makes room for n more bytes beyond Len. It completes or changes nothing;
-// beyond Max it answers ErrFull. A kernel may then write between Len and Cap,
-// and SetLen shows what it wrote.
+// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
+// except that what was retiring may be back in Cap; beyond Max it answers
+// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
+// wrote.
 func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
@@ -255,6 +256,9 @@ func (g *Range) room(need uint64) error {
 	defer g.grow.Unlock()
 	if need <= g.cap.Load() {
 		return nil // the device's goroutine was faster
+	}
+	if err := g.live(); err != nil {
+		return err // so that it takes no memory behind Close's back
 	}
 	m := &g.r.dev.meter
 	m.count(&m.counts.Growths, 1)
@@ -416,7 +420,7 @@ func (g *Range) giveUp() error {
 	}
 	marks, ok, err := g.r.behind()
 	if err == nil && ok {
-		g.r.dev.await(&retirement{g.r, turn, off, size, marks})
+		g.r.dev.postpone(&retirement{g.r, turn, off, size, marks})
 		return nil
 	}
 	if err == nil {
@@ -507,15 +511,15 @@ func (g *Range) close() error {
 	err := g.r.close(&g.write)
 	g.write.Lock()
 	defer g.write.Unlock()
-	if g.over() {
+	if g.strike() {
 		err = also(err, "and giving host memory back", g.stripBed())
 	}
 	return err
 }
 
-// over takes a range that is closed out of the books; false if it is not. It
+// strike takes a range that is closed out of the books; false if it is not. It
 // needs g.write.
-func (g *Range) over() bool {
+func (g *Range) strike() bool {
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	g.r.mu.Lock()

@@ -61,7 +61,7 @@ func (r *Reservation) reviveSlot(s *slot) {
 func (r *Reservation) retreat(turn, off, size uint64) error {
 	err := r.fence()
 	if err == nil {
-		err = r.dev.finish(r)
+		err = r.dev.endEarlier(r)
 	}
 	if err == nil {
 		err = r.sweep(turn, off, size)
@@ -182,9 +182,9 @@ func (m mark) reached() (bool, error) {
 	return done, err
 }
 
-// settle waits for the work, by itself or with its device, and gives the event
+// wait waits for the work, by itself or with its device, and gives the event
 // back.
-func (m mark) settle() error {
+func (m mark) wait() error {
 	if err := m.dev.SyncEvent(m.e); err != nil && !lost(err) {
 		return err
 	}
@@ -214,9 +214,9 @@ func (t *retirement) over() (bool, error) {
 	return true, nil
 }
 
-// await leaves a retirement to the device: its goroutine unmaps the memory once
+// postpone leaves a retirement to the device: its goroutine unmaps the memory once
 // the events say so.
-func (d *Device) await(t *retirement) {
+func (d *Device) postpone(t *retirement) {
 	d.pending.Lock()
 	d.retired = append(d.retired, t)
 	d.pending.Unlock()
@@ -241,9 +241,9 @@ func (d *Device) forget(r *Reservation) {
 	d.retired = kept
 }
 
-// finish unmaps what r retired earlier and left to the device, after a wait that
+// endEarlier unmaps what r retired earlier and left to the device, after a wait that
 // covers it: it lies behind what is given up now, so it goes first.
-func (d *Device) finish(r *Reservation) error {
+func (d *Device) endEarlier(r *Reservation) error {
 	d.draining.Lock()
 	defer d.draining.Unlock()
 	d.pending.Lock()
@@ -272,7 +272,7 @@ func (d *Device) unmark(p *port) error {
 	for _, t := range all {
 		for i := len(t.marks) - 1; i >= 0; i-- {
 			if m := t.marks[i]; m.p == p {
-				if err := m.settle(); err != nil {
+				if err := m.wait(); err != nil {
 					return err
 				}
 				t.marks = slices.Delete(t.marks, i, i+1)

@@ -303,6 +303,33 @@ func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
 	})
 }
 
+// TestTwoPeersCloseAtOnce, the last of their context: one of them sees to the
+// events, whichever is last.
+func TestTwoPeersCloseAtOnce(t *testing.T) {
+	for range 100 {
+		w := newWorld(t, 2)
+		d, peer := w.devs[0], w.devs[1]
+		again, err := vmm.OpenDriver(w.drv, 1)
+		require.NoError(t, err)
+		vmm.SetStill(d, true)
+		g := ranged(t, w, 3*page)
+		s := stream(t, peer)
+		require.NoError(t, g.Use(s))
+		require.NoError(t, g.SetLen(page))
+		require.NoError(t, g.Clip())
+		require.NoError(t, s.Close())
+		done := make(chan error, 2)
+		for _, d := range []*vmm.Device{peer, again} {
+			go func() { done <- d.Close() }()
+		}
+		require.NoError(t, <-done)
+		require.NoError(t, <-done)
+		require.NoError(t, vmm.Drain(d))
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
 // TestAnotherContextsStreamComesAfterADeferredClip: events do not do for it, so
 // that clip waits, and with it what retired before.
 func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {

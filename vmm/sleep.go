@@ -56,6 +56,11 @@ func lockWrites(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
+	for _, g := range ranges { // one that is closed may share its address with another
+		if err := g.live(); err != nil && !errors.Is(err, ErrAsleep) {
+			return nil, err
+		}
+	}
 	sorted := slices.Clone(ranges)
 	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.ptr, b.r.ptr) })
 	if len(slices.Compact(slices.Clone(sorted))) < len(sorted) {
@@ -72,10 +77,19 @@ func lockWrites(ranges []*Range) (unlock func(), err error) {
 }
 
 // sleeper is a range on its way to sleep or back, and what it has of memory.
+// What it goes through, and what undoes it:
+//
+//	doze    stayUp    nobody else gets in; everything retires
+//	save              its contents are copied to host memory
+//	depart  comeBack  it is unmapped; the memory is still ours
+//	commit            the memory is released, and it sleeps
+//
+//	rise    fall      it has memory, mappings and contents
+//	enter             that stands in the books, and it is awake
 type sleeper struct {
 	*Range
 	turn uint64
-	cap  uint64
+	room uint64 // its capacity when it is awake
 	mem  []*memory
 }
 
@@ -118,7 +132,7 @@ func sleep(k Keep, ranges []*Range) error {
 			for _, s := range all[:i] {
 				if again := s.comeBack(); again != nil {
 					err = also(err, "and mapping another range again, which now sleeps", again)
-					s.lie(k)
+					s.commit(k)
 				}
 			}
 			for _, s := range all[i:] {
@@ -128,7 +142,7 @@ func sleep(k Keep, ranges []*Range) error {
 		}
 	}
 	for _, s := range all {
-		s.lie(k)
+		s.commit(k)
 	}
 	return nil
 }
@@ -160,18 +174,20 @@ func (g *Range) doze() (*sleeper, error) {
 	for i := range r.slots {
 		r.retireSlot(&r.slots[i])
 	}
-	s := &sleeper{Range: g, turn: r.turns, cap: g.cap.Load()}
+	s := &sleeper{Range: g, turn: r.turns, room: g.cap.Load()}
 	g.cap.Store(0)
 	return s, nil
 }
 
 // stayUp undoes doze.
 func (s *sleeper) stayUp() {
+	s.grow.Lock() // a growth that found it asleep ends first
+	defer s.grow.Unlock()
 	s.r.revive(s.turn)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	s.r.phase = isOpen
-	s.Range.cap.Store(s.cap)
+	s.cap.Store(s.room)
 }
 
 // save copies the contents to host memory. Nothing is using the range.
@@ -229,7 +245,7 @@ func (g *Range) stripBed() error {
 func (s *sleeper) depart() error {
 	gone, err := s.unmap()
 	for _, m := range gone {
-		if s.size() < s.cap {
+		if s.size() < s.room {
 			s.mem = append(s.mem, m)
 		} else {
 			m.drop() //nolint:errcheck // it was retiring; counted as stuck
@@ -268,6 +284,8 @@ func (s *sleeper) size() (n uint64) {
 // comeBack undoes depart and doze; what was retiring behind the capacity is gone.
 func (s *sleeper) comeBack() error {
 	r := s.r
+	s.grow.Lock()
+	defer s.grow.Unlock()
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	if len(s.mem) > 0 {
@@ -277,37 +295,37 @@ func (s *sleeper) comeBack() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.settle()
+	s.enter()
 	return nil
 }
 
-// settle enters mapped memory into the books; the range is awake. It needs
-// r.layout and r.mu.
-func (s *sleeper) settle() {
+// enter puts mapped memory into the books; the range is awake. It needs
+// s.grow, r.layout and r.mu.
+func (s *sleeper) enter() {
 	r := s.r
 	r.insert(0, 0, s.mem, accessible, nil)
-	s.let((*memory).drop)
+	s.dropAll((*memory).drop)
 	r.phase = isOpen
-	s.Range.cap.Store(s.cap)
+	s.cap.Store(s.room)
 	r.notify()
 	r.check()
 }
 
-// let gives up the sleeper's references.
-func (s *sleeper) let(drop func(*memory) error) {
+// dropAll gives up the sleeper's references.
+func (s *sleeper) dropAll(drop func(*memory) error) {
 	for _, m := range s.mem {
 		drop(m) //nolint:errcheck // mapped, or counted as stuck
 	}
 	s.mem = nil
 }
 
-// lie releases the memory; the range is asleep.
-func (s *sleeper) lie(k Keep) {
+// commit releases the memory; the range is asleep.
+func (s *sleeper) commit(k Keep) {
 	s.sizes = nil
 	for _, m := range s.mem {
 		s.sizes = append(s.sizes, m.size)
 	}
-	s.let((*memory).dropForGood)
+	s.dropAll((*memory).dropForGood)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	if k == DropContents {
@@ -319,7 +337,7 @@ func (s *sleeper) lie(k Keep) {
 	s.r.notify()
 }
 
-// woken undoes lie's books. It needs r.mu.
+// woken undoes commit's books. It needs r.mu.
 func (g *Range) woken() {
 	g.r.dev.meter.asleep.sub(g.len.Load())
 	g.r.dev.meter.used.add(g.len.Load())
@@ -339,7 +357,7 @@ func wake(ranges []*Range) error {
 		}
 		if err != nil {
 			for _, s := range all {
-				err = also(err, "and", s.lieDown(nil)) // its copy has ended
+				err = also(err, "and", s.fall(nil)) // its copy has ended
 			}
 			return err
 		}
@@ -347,12 +365,14 @@ func wake(ranges []*Range) error {
 	}
 	for _, s := range all {
 		r := s.r
+		s.grow.Lock()
 		r.layout.Lock()
 		r.mu.Lock()
 		s.woken()
-		s.settle()
+		s.enter()
 		r.mu.Unlock()
 		r.layout.Unlock()
+		s.grow.Unlock()
 		s.lookAhead()
 	}
 	return nil
@@ -366,31 +386,42 @@ func (s *sleeper) rise() error {
 		return err
 	}
 	for _, size := range s.sizes {
-		m := d.take(p, size, size)
+		var m *memory
+		if !s.fresh {
+			m = d.take(p, size, size)
+		}
 		if m == nil {
 			var err error
 			if m, err = d.create(size, p, true); err != nil {
-				s.let((*memory).drop)
+				s.dropAll((*memory).drop)
 				return err
 			}
 		}
 		s.mem = append(s.mem, m)
-		s.cap += size
+		s.room += size
 	}
 	if len(s.mem) == 0 {
 		return nil
 	}
-	s.r.layout.Lock()
-	err := s.r.place(0, 0, s.cap, s.mem)
-	s.r.layout.Unlock()
+	err := s.putBack()
+	if errors.Is(err, ErrOutOfMemory) && s.r.stuckBelow(s.r.size) == nil && d.port.relieve() {
+		err = s.putBack()
+	}
 	if err != nil {
-		s.let((*memory).drop)
+		s.dropAll((*memory).drop)
 		return err
 	}
 	if err := s.load(); err != nil {
-		return also(err, "and", s.lieDown(s.r.fence())) // it may be under way
+		return also(err, "and", s.fall(s.r.fence())) // it may be under way
 	}
 	return nil
+}
+
+// putBack maps the sleeper's memory, all or nothing.
+func (s *sleeper) putBack() error {
+	s.r.layout.Lock()
+	defer s.r.layout.Unlock()
+	return s.r.place(0, 0, s.room, s.mem)
 }
 
 // heal unmaps what an earlier undo could not.
@@ -425,24 +456,24 @@ func (s *sleeper) load() error {
 	return s.r.dev.port.copyIn(raw, s.r.ptr, b)
 }
 
-// lieDown undoes rise, after a wait that answered err. What cannot be unmapped
-// is quarantined.
-func (s *sleeper) lieDown(err error) error {
+// fall undoes rise, after a wait that answered err. What cannot be unmapped
+// is quarantined, accessible: Close waits for the copy that may be under way.
+func (s *sleeper) fall(err error) error {
 	r := s.r
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	if err == nil || lost(err) {
 		err = nil
 		if len(s.mem) > 0 {
-			err = r.dev.drv().Unmap(r.ptr, s.cap)
+			err = r.dev.drv().Unmap(r.ptr, s.room)
 		}
 	}
 	if err != nil {
 		r.mu.Lock()
-		r.insert(0, 0, s.mem, mapped, err)
+		r.insert(0, 0, s.mem, accessible, err)
 		r.mu.Unlock()
 	}
-	s.let((*memory).drop)
+	s.dropAll((*memory).drop)
 	return err
 }
 

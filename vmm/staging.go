@@ -73,6 +73,10 @@ type lane struct {
 }
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
+// While it is busy, its first used bytes belong to copies queued on the stream
+// on; only a copy that is queued behind them there may have the rest. A copy
+// that no event stands behind makes its lane loose, and a loose lane that could
+// not be waited for is lost: nobody gets it again, and fences wait for it.
 type block struct {
 	p     Ptr
 	mem   []byte

@@ -73,6 +73,9 @@ type port struct {
 	n   int
 	raw atomic.Pointer[rawDevice]
 
+	// closer is held while a Device leaves: if it is the last it stays that.
+	closer sync.Mutex
+
 	mu      sync.Mutex
 	devices []*Device
 	streams map[*Stream]struct{}

@@ -66,7 +66,7 @@ func (r *Reservation) hold(n uint64) (release func(), err error) {
 		return nil, fmt.Errorf("%w: %s are reserved", ErrBounds, sizeText(r.size))
 	}
 	for i := range r.slots {
-		if s := &r.slots[i]; s.off < n && s.state == retiring {
+		if s := &r.slots[i]; s.off < n && s.state >= retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}
 	}

@@ -40,6 +40,9 @@ func (d *Device) rouse() {
 func (d *Device) want(g *Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if _, open := d.open[g.r]; !open {
+		return // a Grow that Close overtook: nobody might join the goroutine
+	}
 	d.worker.wanted = append(d.worker.wanted, g)
 	d.start()
 }
