@@ -232,6 +232,9 @@ func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
 
 // TestCloseWaitsForWhatRetires; CloseContext may give up, and Device.Close joins.
 func TestCloseWaitsForWhatRetires(t *testing.T) {
+	if onCUDA {
+		t.Skip("the bubble's clock stands still while a call into the driver waits")
+	}
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		g, s, open := deferred(t, w.world)
