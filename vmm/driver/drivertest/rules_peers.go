@@ -182,12 +182,11 @@ func (c *check) plainOn(dev int, n uint64) (p driver.Ptr, free func()) {
 
 func peerPlain(c *check) {
 	n := c.gran + 3
-	var p [2]driver.Ptr
-	for dev := range p {
-		var free func()
-		p[dev], free = c.plainOn(dev, n)
-		defer free()
-	}
+	first, freeFirst := c.plainOn(0, n)
+	defer freeFirst()
+	second, freeSecond := c.plainOn(1, n)
+	defer freeSecond()
+	p := [2]driver.Ptr{first, second}
 	seed := byte(0)
 	copies := func(when string) {
 		c.Helper()
