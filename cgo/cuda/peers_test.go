@@ -238,6 +238,19 @@ func TestPeerLostBesides(t *testing.T) {
 		require.NoError(t, v.Sync())
 		fake.Reset()
 	}
+
+	path := fakecuda.Build(t)
+	fake := fakecuda.Open(t, path)
+	d, err := cuda.Load(path)
+	require.NoError(t, err)
+	v, peer := openOn(t, d, 0), openOn(t, d, 1)
+	require.NoError(t, v.EnablePeer(1))
+	fake.Lose(1)
+	isOnly(t, peer.Sync(), driver.ErrDeviceLost)
+	fake.Fail("cuCtxDisablePeerAccess", 1, 700)
+	require.NoError(t, v.DisablePeer(1), "with a peer that is known to be lost")
+	require.Equal(t, 2, fake.Live().Contexts)
+	require.NoError(t, v.Sync())
 }
 
 func TestPeerConcurrent(t *testing.T) {
