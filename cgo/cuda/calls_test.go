@@ -45,6 +45,17 @@ func (x *things) calls() []call {
 		}
 		return v.EndCapture(s)
 	}
+	peering := func() error { _, err := d.Peering(1, 0); return err }
+	enable := func() error { return v.EnablePeer(1) }
+	disable := func() error {
+		if _, err := d.Open(1); err != nil { // so that the peer's context stays
+			return err
+		}
+		if err := v.EnablePeer(1); err != nil {
+			return err
+		}
+		return v.DisablePeer(1)
+	}
 	const plain = "type=1 share=0 location=1:1 compression=0 rdma=0 usage=0"
 	return []call{
 		{"Devices", "cuDriverGetVersion", "", devices, false},
@@ -55,6 +66,8 @@ func (x *things) calls() []call {
 		{"Devices", "cuDeviceGetUuid_v2", "dev=1", devices, false},
 		{"Devices", "cuDeviceGetAttribute", "attribute=20 dev=1", devices, false},
 		{"CanAccessPeer", "cuDeviceCanAccessPeer", "from=1 to=0", func() error { _, err := d.CanAccessPeer(1, 0); return err }, false},
+		{"Peering", "cuDeviceCanAccessPeer", "from=1 to=0", peering, false},
+		{"Peering", "cuDeviceGetP2PAttribute", "attribute=3 from=1 to=0", peering, false},
 		{"Granularity", "cuMemGetAllocationGranularity", plain + " option=0", granularity(driver.Prop{Home: onDevice(1)}), false},
 		{"Granularity of shared", "cuMemGetAllocationGranularity", "type=1 share=9 location=1:0 compression=0 rdma=0 usage=0 option=0",
 			granularity(driver.Prop{Home: onDevice(0), Share: driver.ShareFD | driver.ShareFabric}), false},
@@ -92,6 +105,11 @@ func (x *things) calls() []call {
 		{"Close", "cuDevicePrimaryCtxRelease_v2", "dev=0", v.Close, false},
 		{"Close", "cuStreamDestroy_v2", f("stream=%#x", uint64(own)), v.Close, false},
 
+		{"EnablePeer", "cuDevicePrimaryCtxRetain", "dev=1", enable, false},
+		{"EnablePeer", "cuCtxEnablePeerAccess", "* flags=0", enable, false},
+		{"EnablePeer", "cuThreadExchangeStreamCaptureMode", "mode=0", enable, false},
+		{"DisablePeer", "cuCtxDisablePeerAccess", "*", disable, false},
+		{"DisablePeer", "cuDevicePrimaryCtxRelease_v2", "dev=1", disable, false},
 		{"MemInfo", "cuMemGetInfo_v2", "", func() error { _, _, err := v.MemInfo(); return err }, false},
 		{"CopyIn", "cuMemcpyHtoDAsync_v2", f("dst=%#x src=%p n=3 stream=%#x", uint64(word), &in[0], uint64(own)),
 			func() error { return v.CopyIn(word, in) }, false},
@@ -200,8 +218,9 @@ func TestArguments(t *testing.T) {
 // meanings is what a result means, nil where it is of no kind.
 var meanings = map[int]error{
 	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
-	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 220: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
-	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost, 709: driver.ErrDeviceLost, 719: driver.ErrDeviceLost,
+	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
+	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost,
+	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrDeviceLost, 711: driver.ErrLimit, 719: driver.ErrDeviceLost,
 	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
 	803: nil, 999: nil,
 }
@@ -213,7 +232,7 @@ func meaning(c call, code int) (kind error, is bool) {
 	switch {
 	case c.quiet, c.symbol == "cuEventQuery" && code == 600: // not yet
 		return nil, false
-	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "Close"): // the context has taken it along
+	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // the context has taken it along
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true

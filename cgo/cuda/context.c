@@ -89,6 +89,52 @@ CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev) {
 	return r != CUDA_SUCCESS ? r : released;
 }
 
+cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, CUcontext ctx, int to) {
+	cuvmm_peer p = {.r = CUVMM_DEAD};
+	CUstreamCaptureMode mode;
+	CUVMM_ALIVE(p);
+	p.r = api->primary_retain(&p.ctx, to);
+	p.theirs = p.r != CUDA_SUCCESS;
+	if (p.theirs) {
+		p.ctx = NULL;
+		return p;
+	}
+	p.r = enter_relaxed(api, ctx, &mode);
+	if (p.r == CUDA_SUCCESS) {
+		CUresult enabled = api->ctx_enable_peer(p.ctx, 0);
+		p.r = leave_relaxed(api, enabled, mode);
+		if (enabled == CUDA_SUCCESS && p.r != CUDA_SUCCESS) // not popped, so it can be undone here
+			api->ctx_disable_peer(p.ctx);
+	}
+	if (p.r != CUDA_SUCCESS) {
+		api->primary_release(to);
+		p.ctx = NULL;
+	}
+	return p;
+}
+
+cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, CUcontext ctx, CUcontext peer, int to) {
+	cuvmm_peer p = {.r = CUVMM_DEAD, .ctx = peer};
+	CUstreamCaptureMode mode;
+	CUVMM_ALIVE(p);
+	p.r = enter_relaxed(api, ctx, &mode);
+	if (p.r != CUDA_SUCCESS)
+		return p;
+	p.r = api->ctx_disable_peer(peer);
+	if (p.r == CUDA_SUCCESS || p.r == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED) {
+		CUresult released = api->primary_release(to);
+		if (released == CUDA_SUCCESS) {
+			p.ctx = NULL;
+		} else if (p.r == CUDA_SUCCESS) {
+			p.r = released;
+			p.theirs = 1;
+			api->ctx_enable_peer(peer, 0);
+		}
+	}
+	p.r = leave_relaxed(api, p.r, mode);
+	return p;
+}
+
 cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx) {
 	size_t free = 0, total = 0;
 	CUresult r = enter(api, ctx);

@@ -6,6 +6,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"runtime"
@@ -23,6 +24,8 @@ type Device struct {
 	n   int
 	ctx C.CUcontext
 	own C.CUstream
+
+	peers peers
 
 	// users counts calls under way; closedBit says that no more may begin.
 	users atomic.Int64
@@ -80,12 +83,13 @@ func (v *Device) release() error {
 	}
 	v.d.streams.forget(v)
 	v.d.events.forget(v)
+	left := v.leavePeers()
 	r := C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n))
 	err := v.check("cuDevicePrimaryCtxRelease", r)
 	if Result(r).sticky() {
-		return nil // nothing of the context is left to give back
+		return left // nothing of the context itself is left to give back
 	}
-	return err
+	return cmp.Or(err, left)
 }
 
 // Close releases the context.

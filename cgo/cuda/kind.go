@@ -14,6 +14,7 @@ const (
 	invalidDevice       Result = 101
 	invalidContext      Result = 201
 	eccUncorrectable    Result = 214
+	peerUnsupported     Result = 217
 	nvlinkUncorrectable Result = 220
 	contained           Result = 226
 	operatingSystem     Result = 304
@@ -23,8 +24,11 @@ const (
 	notReady            Result = 600
 	illegalAddress      Result = 700
 	launchTimeout       Result = 702
+	peerEnabled         Result = 704
+	peerNotEnabled      Result = 705
 	contextDestroyed    Result = 709
 	assert              Result = 710
+	tooManyPeers        Result = 711
 	stackError          Result = 714
 	illegalInstruction  Result = 715
 	misaligned          Result = 716
@@ -85,8 +89,14 @@ func (r Result) kind(call string) error {
 		if call == "cuMemImportFromShareableHandle" {
 			return driver.ErrInvalid // the descriptor is of something else
 		}
-	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady:
+	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled:
 		return driver.ErrInvalid
+	case peerUnsupported:
+		return driver.ErrNotSupported
+	case peerEnabled:
+		return driver.ErrPeerEnabled
+	case tooManyPeers:
+		return driver.ErrLimit
 	case notPermitted:
 		return driver.ErrPermission
 	case noDevice, invalidDevice:

@@ -83,11 +83,22 @@ func TestLoadTooOld(t *testing.T) {
 // What came after the oldest driver that works is missed where it is asked for.
 func TestLoadOld(t *testing.T) {
 	d, fake := onFake(t, fakecuda.Missing("device_uuid_mig"), fakecuda.Missing("pool_alloc"), fakecuda.Missing("pool_free"),
-		fakecuda.Missing("pool_set"), fakecuda.Missing("wait_value32"), fakecuda.Missing("write_value64"))
+		fakecuda.Missing("pool_set"), fakecuda.Missing("wait_value32"), fakecuda.Missing("write_value64"), fakecuda.Missing("device_p2p"))
 	all, err := d.Devices()
 	require.NoError(t, err)
 	require.Equal(t, "fake-cuda-uuid-\x01", string(all[1].UUID[:]))
 	require.Equal(t, "cuDeviceGetUuid dev=1", fake.Last("cuDeviceGetUuid"))
+
+	fake.Link(1, 0, fakecuda.NoPath)
+	for pair, want := range map[[2]int]driver.Peering{
+		{0, 1}: {Access: true, Rank: -1},
+		{1, 0}: {Link: "none", Rank: -1},
+		{1, 1}: {Access: true, Link: "self", Atomics: true},
+	} {
+		got, err := d.Peering(pair[0], pair[1])
+		require.NoError(t, err)
+		require.Equal(t, want, got, "%v", pair)
+	}
 
 	open, err := d.Open(0)
 	require.NoError(t, err)
@@ -121,6 +132,10 @@ func TestNoSuchDevice(t *testing.T) {
 		isOnly(t, d.Supports(n, driver.VMM), driver.ErrNoDevice)
 		isOnly(t, d.SyncIfActive(n), driver.ErrNoDevice)
 		_, err = d.CanAccessPeer(0, n)
+		isOnly(t, err, driver.ErrNoDevice)
+		_, err = d.Peering(0, n)
+		isOnly(t, err, driver.ErrNoDevice)
+		_, err = d.Peering(n, 0)
 		isOnly(t, err, driver.ErrNoDevice)
 		_, err = d.Create(granule, driver.Prop{Home: onDevice(n)})
 		isOnly(t, err, driver.ErrNoDevice)

@@ -72,6 +72,8 @@ func (x *things) uses() map[string]func() error {
 	return map[string]func() error{
 		"Supports":         func() error { return d.Supports(0, driver.VMM) },
 		"CanAccessPeer":    func() error { _, err := d.CanAccessPeer(1, 0); return err },
+		"Peering":          func() error { _, err := d.Peering(1, 0); return err },
+		"EnablePeer":       func() error { return v.EnablePeer(1) },
 		"Granularity":      func() error { _, err := d.Granularity(x.prop()); return err },
 		"Create":           func() error { _, err := d.Create(granule, x.prop()); return err },
 		"Map":              func() error { return d.Map(p+granule, granule, x.h) },
@@ -164,6 +166,10 @@ func TestSticky(t *testing.T) {
 func TestForked(t *testing.T) {
 	d, fake := onFake(t)
 	x := makeThings(t, d)
+	peer, err := d.Open(1)
+	require.NoError(t, err)
+	w := peer.(*cuda.Device)
+	require.NoError(t, w.EnablePeer(0))
 	calls := x.uses()
 	maps.Copy(calls, map[string]func() error{
 		"Devices":    func() error { _, err := d.Devices(); return err },
@@ -175,9 +181,11 @@ func TestForked(t *testing.T) {
 		"FreeEvent":  func() error { return x.v.FreeEvent(x.e) },
 		"FreePlain":  func() error { return x.v.FreePlain(x.plain) },
 		"FreeHost":   func() error { return x.v.FreeHost(x.pinned) },
+
+		"DisablePeer": func() error { return w.DisablePeer(0) },
 	})
-	names := append(slices.Sorted(maps.Keys(calls)), "Close")
-	calls["Close"] = x.v.Close
+	names := append(slices.Sorted(maps.Keys(calls)), "Close", "Close with a peer")
+	calls["Close"], calls["Close with a peer"] = x.v.Close, w.Close
 	before := fake.Calls("")
 	const asked = 255
 	status, err := fakectl.Fork(func() int {
@@ -202,6 +210,8 @@ func TestForked(t *testing.T) {
 	}
 	require.NoError(t, x.v.FreePlain(x.plain), "in the parent all is as before")
 	require.NoError(t, x.v.FreeHost(x.pinned))
+	require.NoError(t, w.DisablePeer(0))
+	require.NoError(t, w.Close())
 	x.giveBack(t)
 }
 

@@ -75,6 +75,24 @@ cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to) {
 	return (cuvmm_value){r, (unsigned long long)can};
 }
 
+cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to) {
+	cuvmm_link l = {.r = CUVMM_DEAD};
+	CUVMM_ALIVE(l);
+	l.r = CUDA_SUCCESS;
+	if (api->device_p2p == NULL)
+		return l;
+	l.told = 1;
+	l.r = api->device_p2p(&l.rank, CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, from, to);
+	if (l.r == CUDA_SUCCESS)
+		l.r = api->device_p2p(&l.atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, from, to);
+	return l;
+}
+
+CUresult cuvmm_primary_release(cuvmm_lib api, int dev) {
+	CUVMM_ALIVE(CUVMM_DEAD);
+	return api->primary_release(dev);
+}
+
 cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop) {
 	size_t n = 0;
 	CUVMM_ALIVE(CUVMM_DEAD_VALUE);

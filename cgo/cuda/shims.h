@@ -1,6 +1,7 @@
 // One C function for each call of the driver. Those that need a context push
 // it, work and pop within the one function, so that goroutines may change
-// threads between calls. Nothing here undoes anything: undo is in Go.
+// threads between calls. What takes two steps undoes the first when the second
+// fails; any other undo is in Go.
 #ifndef CUVMM_SHIMS_H
 #define CUVMM_SHIMS_H
 
@@ -45,6 +46,22 @@ typedef struct {
 	CUstream own;
 } cuvmm_context;
 
+// cuvmm_link is what the driver says of the way between two devices; told is 0
+// where it has no such call.
+typedef struct {
+	CUresult r;
+	int told, rank, atomics;
+} cuvmm_link;
+
+// cuvmm_peer is what became of access to a peer: ctx is the peer's primary
+// context where it is retained, and theirs says that r is of that context and
+// not of the one that was current.
+typedef struct {
+	CUresult r;
+	CUcontext ctx;
+	int theirs;
+} cuvmm_peer;
+
 typedef const struct cuvmm_api *cuvmm_lib;
 
 // Loading. Symbol i is the i-th of CUVMM_SYMBOLS.
@@ -63,6 +80,8 @@ cuvmm_value cuvmm_device_count(cuvmm_lib api);
 cuvmm_device cuvmm_device_info(cuvmm_lib api, int dev);
 cuvmm_value cuvmm_attribute(cuvmm_lib api, int attribute, int dev);
 cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to);
+cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to);
+CUresult cuvmm_primary_release(cuvmm_lib api, int dev);
 cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop);
 cuvmm_value cuvmm_reserve(cuvmm_lib api, size_t size, size_t align);
 CUresult cuvmm_address_free(cuvmm_lib api, CUdeviceptr p, size_t size);
@@ -82,6 +101,8 @@ CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev);
 CUresult cuvmm_push(cuvmm_lib api, CUcontext ctx);
 CUresult cuvmm_pop(cuvmm_lib api);
 CUresult cuvmm_sync(cuvmm_lib api, CUcontext ctx);
+cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, CUcontext ctx, int to);
+cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, CUcontext ctx, CUcontext peer, int to);
 cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx);
 CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream own);
 CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream own);

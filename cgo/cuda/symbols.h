@@ -22,12 +22,15 @@
 	REQUIRED(device_attribute, "cuDeviceGetAttribute", (int *value, CUdevice_attribute attribute, CUdevice dev)) \
 	REQUIRED(device_pci, "cuDeviceGetPCIBusId", (char *id, int len, CUdevice dev)) \
 	REQUIRED(device_can_access_peer, "cuDeviceCanAccessPeer", (int *can, CUdevice from, CUdevice to)) \
+	OPTIONAL(device_p2p, "cuDeviceGetP2PAttribute", (int *value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to)) \
 	REQUIRED(primary_state, "cuDevicePrimaryCtxGetState", (CUdevice dev, unsigned int *flags, int *active)) \
 	REQUIRED(primary_retain, "cuDevicePrimaryCtxRetain", (CUcontext *ctx, CUdevice dev)) \
 	REQUIRED(primary_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice dev)) \
 	REQUIRED(ctx_push, "cuCtxPushCurrent_v2", (CUcontext ctx)) \
 	REQUIRED(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *ctx)) \
 	REQUIRED(ctx_sync, "cuCtxSynchronize", (void)) \
+	REQUIRED(ctx_enable_peer, "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags)) \
+	REQUIRED(ctx_disable_peer, "cuCtxDisablePeerAccess", (CUcontext peer)) \
 	REQUIRED(mem_info, "cuMemGetInfo_v2", (size_t *free, size_t *total)) \
 	REQUIRED(mem_granularity, "cuMemGetAllocationGranularity", (size_t *bytes, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)) \
 	REQUIRED(mem_reserve, "cuMemAddressReserve", (CUdeviceptr *p, size_t size, size_t align, CUdeviceptr addr, unsigned long long flags)) \

@@ -23,6 +23,7 @@ static char *call_last(void *f, const char *symbol) { return ((char *(*)(const c
 static char *call_violations(void *f) { return ((char *(*)(void))f)(); }
 static void call_live(void *f, struct fake_count *out) { ((void (*)(struct fake_count *))f)(out); }
 static void call_lose(void *f, int device) { ((void (*)(int))f)(device); }
+static void call_link(void *f, int from, int to, int kind) { ((void (*)(int, int, int))f)(from, to, kind); }
 */
 import "C"
 
@@ -36,8 +37,8 @@ import (
 
 // Control reaches one loaded fake driver.
 type Control struct {
-	lib                                                             *dl.Library
-	reset, configure, fail, calls, last, violations, living, losing unsafe.Pointer
+	lib                                                                      *dl.Library
+	reset, configure, fail, calls, last, violations, living, losing, linking unsafe.Pointer
 }
 
 // Open finds the control functions of the library at path. Opening a library
@@ -51,6 +52,7 @@ func Open(path string) (*Control, error) {
 	for name, at := range map[string]*unsafe.Pointer{
 		"fake_reset": &c.reset, "fake_configure": &c.configure, "fake_fail": &c.fail, "fake_calls": &c.calls,
 		"fake_last": &c.last, "fake_violations": &c.violations, "fake_live": &c.living, "fake_lose": &c.losing,
+		"fake_link": &c.linking,
 	} {
 		if *at, err = lib.Sym(name); err != nil {
 			return nil, errors.Join(err, lib.Close())
@@ -105,13 +107,18 @@ func (c *Control) Live() Live {
 	C.call_live(c.living, &n)
 	return Live{
 		Handles: int(n.handles), Reservations: int(n.reservations), Mappings: int(n.mappings),
-		Contexts: int(n.contexts), Streams: int(n.streams), Events: int(n.events), Graphs: int(n.graphs),
+		Contexts: int(n.contexts), Peers: int(n.peers), Streams: int(n.streams), Events: int(n.events), Graphs: int(n.graphs),
 		Plain: int(n.plain), Pinned: int(n.pinned), Pushed: int(n.pushed),
 	}
 }
 
 // Lose makes what needs the device's context answer an illegal address.
 func (c *Control) Lose(device int) { C.call_lose(c.losing, C.int(device)) }
+
+// Link sets what is between two devices, in one direction.
+func (c *Control) Link(from, to int, kind Link) {
+	C.call_link(c.linking, C.int(from), C.int(to), C.int(kind))
+}
 
 // take copies a text of the library's and frees it.
 //

@@ -46,3 +46,6 @@ func Fork(func() int) (int, error) { return 0, errors.ErrUnsupported }
 
 // Lose does nothing.
 func (*Control) Lose(int) {}
+
+// Link does nothing.
+func (*Control) Link(_, _ int, _ Link) {}

@@ -28,6 +28,13 @@ import (
 // Live counts what is alive in a Library.
 type Live = fakectl.Live
 
+// Links between two devices of a Library.
+const (
+	NVLink = fakectl.NVLink
+	PCIe   = fakectl.PCIe
+	NoPath = fakectl.NoPath
+)
+
 // Library is a loaded fake driver.
 type Library struct {
 	*fakectl.Control

@@ -28,6 +28,7 @@ var (
 	ErrNoDevice     error = &sentinel{text: "no such device"}                                // installed, but this device is not there
 	ErrDeviceLost   error = &sentinel{text: "device lost"}                                   // sticky until the process ends
 	ErrCapturing    error = &sentinel{text: "a stream is being captured"}                    // the wait would destroy the capture
+	ErrPeerEnabled  error = &sentinel{text: "peer access is enabled already"}                // LegacyPeers.EnablePeer; perhaps by another library
 	ErrLimit        error = &sentinel{text: "out of file descriptors or of memory mappings"} // nofile, vm.max_map_count
 )
 

@@ -224,7 +224,7 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (s->kind == MAPPED && (s->access[ordinal] & need) != need)
 			return CUDA_ERROR_INVALID_VALUE;
-		if (s->kind == PLAIN && fill && s->device != ordinal)
+		if (s->kind == PLAIN && fill && s->device != ordinal && !(dev->peers & (1u << s->device)))
 			return CUDA_ERROR_INVALID_VALUE;
 		size_t room = s->size - (p - s->p);
 		if (n <= room)

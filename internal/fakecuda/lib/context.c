@@ -87,11 +87,15 @@ static const struct {
 	ERROR(ERROR_NO_DEVICE, "no device"),
 	ERROR(ERROR_INVALID_DEVICE, "invalid device"),
 	ERROR(ERROR_INVALID_CONTEXT, "invalid context"),
+	ERROR(ERROR_PEER_ACCESS_UNSUPPORTED, "peer access is not supported"),
 	ERROR(ERROR_OPERATING_SYSTEM, "operating system call failed"),
 	ERROR(ERROR_INVALID_HANDLE, "invalid handle"),
 	ERROR(ERROR_NOT_READY, "not ready"),
 	ERROR(ERROR_ILLEGAL_ADDRESS, "illegal memory access"),
+	ERROR(ERROR_PEER_ACCESS_ALREADY_ENABLED, "peer access is already enabled"),
+	ERROR(ERROR_PEER_ACCESS_NOT_ENABLED, "peer access is not enabled"),
 	ERROR(ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),
+	ERROR(ERROR_TOO_MANY_PEERS, "too many peers"),
 	ERROR(ERROR_LAUNCH_FAILED, "launch failed"),
 	ERROR(ERROR_NOT_PERMITTED, "not permitted"),
 	ERROR(ERROR_NOT_SUPPORTED, "not supported"),
@@ -197,14 +201,6 @@ CUresult cu_device_pci(char *id, int len, CUdevice dev) {
 	return CUDA_SUCCESS;
 }
 
-CUresult cu_device_can_access_peer(int *can, CUdevice from, CUdevice to) {
-	ENTER(device_can_access_peer, "from=%d to=%d", from, to);
-	TRY(known_device(from));
-	TRY(known_device(to));
-	*can = from != to; // CUDA does not count a device among its own peers
-	return CUDA_SUCCESS;
-}
-
 CUresult cu_primary_state(CUdevice dev, unsigned int *flags, int *active) {
 	ENTER(primary_state, "dev=%d", dev);
 	TRY(known_device(dev));
@@ -233,6 +229,7 @@ CUresult cu_primary_release(CUdevice dev) {
 	}
 	if (--d->retained == 0) {
 		d->epoch++;
+		peers_gone(dev);
 		if (d->pushed > 0)
 			violate("device %d's context is destroyed while a thread has it pushed", dev);
 	}

@@ -10,6 +10,7 @@
 struct fake_count {
 	long long handles, reservations, mappings;
 	long long contexts; // references to primary contexts
+	long long peers;    // contexts whose plain memory a context was let into
 	long long streams, events, graphs;
 	long long plain, pinned; // pieces of memory
 	long long pushed;        // contexts on the stacks of all threads
@@ -44,6 +45,11 @@ void fake_live(struct fake_count *out);
 // fake_lose makes what needs the device's context answer an illegal address.
 // Memory can still be given back.
 void fake_lose(int device);
+
+// fake_link sets what is between two devices, in one direction. It is NVLink
+// until told otherwise.
+enum { FAKE_NVLINK, FAKE_PCIE, FAKE_NO_PATH };
+void fake_link(int from, int to, int kind);
 
 #pragma GCC visibility pop
 

@@ -84,6 +84,9 @@ struct device {
 	int pushed;
 	bool lost;
 	unsigned long long threshold;
+	unsigned char link[MAX_DEVICES]; // to each other device: FAKE_NVLINK and so on
+	unsigned int peers;              // the devices whose plain memory its context reaches, a bit each
+	int outlived;                    // peers that were enabled when the context was destroyed
 };
 
 // chunk is one piece of physical memory. It lives while handles or mappings
@@ -210,8 +213,8 @@ void chunk_ref(struct chunk *c);
 void chunk_unref(struct chunk *c);
 
 // reach is INVALID_VALUE unless the device may do with all of [p, p+n) what
-// need says, a CUmemAccess_flags. Plain memory of another device can be copied
-// and not filled.
+// need says, a CUmemAccess_flags. Plain memory of another device can be copied,
+// and filled where access to that device is enabled; mapped memory is granted.
 CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill);
 
 // Streams. queue says whether work put on a stream runs; captured work does not.
@@ -228,6 +231,12 @@ bool restore_mode(void);
 // host_pages is zeroed memory, or NULL. no_access is addresses without memory.
 unsigned char *host_pages(size_t n);
 CUdeviceptr no_access(size_t n);
+
+// peers_gone is for a device whose context is destroyed.
+void peers_gone(int dev);
+
+// count_peers counts bits of device.peers, over all devices.
+void count_peers(struct fake_count *out);
 
 void reset_memory(void);
 void reset_plain(void);

@@ -238,6 +238,7 @@ void fake_live(struct fake_count *out) {
 	for (int i = 0; i < MAX_DEVICES; i++)
 		c.contexts += fake.device[i].retained;
 	count_streams(&c);
+	count_peers(&c);
 	c.pushed = pushed();
 	pthread_mutex_unlock(&lock);
 	*out = c;
@@ -247,5 +248,12 @@ void fake_lose(int device) {
 	pthread_mutex_lock(&lock);
 	if (known_device(device) == CUDA_SUCCESS)
 		fake.device[device].lost = true;
+	pthread_mutex_unlock(&lock);
+}
+
+void fake_link(int from, int to, int kind) {
+	pthread_mutex_lock(&lock);
+	if (known_device(from) == CUDA_SUCCESS && known_device(to) == CUDA_SUCCESS)
+		fake.device[from].link[to] = (unsigned char)kind;
 	pthread_mutex_unlock(&lock);
 }

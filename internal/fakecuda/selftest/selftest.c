@@ -108,6 +108,23 @@ static void wrong(void) {
 	OK(cu_exchange_capture_mode(&mode));
 	OK(cu_ctx_pop(NULL));
 	said("capture mode was not restored");
+	CHECK(cu_ctx_enable_peer(NULL, 0) == CUDA_ERROR_INVALID_CONTEXT);
+	said("cuCtxEnablePeerAccess: no context is current");
+	push(0);
+	CHECK(cu_ctx_enable_peer((CUcontext)&fake.device[1], 0) == CUDA_ERROR_INVALID_CONTEXT);
+	OK(cu_ctx_pop(NULL));
+	said("is no context that is alive");
+	push(0);
+	OK(cu_primary_retain(&ctx, 1));
+	CHECK(cu_ctx_enable_peer(ctx, 1) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("cuCtxEnablePeerAccess: flags are 1");
+	push(0);
+	OK(cu_primary_retain(&ctx, 1));
+	OK(cu_ctx_enable_peer(ctx, 0));
+	OK(cu_primary_release(1));
+	OK(cu_ctx_pop(NULL));
+	said("device 1's context is destroyed while device 0 has access to its memory");
 }
 
 static void faults(void) {
@@ -152,6 +169,33 @@ static void lost(void) {
 	fake_live(&now);
 	CHECK(memcmp(&none, &now, sizeof now) == 0);
 	fake_reset();
+}
+
+// Access to a peer is of one direction, once, and counted until it is taken away.
+static void peers(void) {
+	int n;
+	CUcontext zero = push(0), one = push(1);
+	struct fake_count now;
+	OK(cu_ctx_enable_peer(zero, 0));
+	CHECK(cu_ctx_enable_peer(zero, 0) == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+	CHECK(cu_ctx_enable_peer(one, 0) == CUDA_ERROR_INVALID_CONTEXT);
+	OK(cu_ctx_pop(NULL));
+	CHECK(cu_ctx_disable_peer(one) == CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
+	fake_link(0, 1, FAKE_NO_PATH);
+	OK(cu_device_can_access_peer(&n, 0, 1));
+	CHECK(n == 0);
+	CHECK(cu_ctx_enable_peer(one, 0) == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+	OK(cu_ctx_pop(NULL));
+	fake_live(&now);
+	CHECK(now.peers == 1);
+	OK(cu_primary_release(1));
+	fake_live(&now);
+	CHECK(now.peers == 1); // it was never taken away
+	fake_reset();
+	fake_live(&now);
+	CHECK(now.peers == 0);
+	OK(cu_device_can_access_peer(&n, 0, 1));
+	CHECK(n == 1);
 }
 
 // Exported memory stays as long as its descriptor, and is then given back.
@@ -206,7 +250,10 @@ static void leak(void) {
 	OK(cu_stream_begin_capture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
 	OK(cu_stream_end_capture(s, &g));
 	OK(fake_fail("cuMemMap", 9, 1));
-	struct fake_count all = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, now;
+	CUcontext peer;
+	OK(cu_primary_retain(&peer, 1));
+	OK(cu_ctx_enable_peer(peer, 0));
+	struct fake_count all = {1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1}, now;
 	fake_live(&now);
 	CHECK(memcmp(&all, &now, sizeof now) == 0);
 	const void *places[2 * 3];
@@ -233,6 +280,7 @@ int main(void) {
 	wrong();
 	faults();
 	lost();
+	peers();
 	exported();
 	leak();
 	int n;

@@ -28,10 +28,18 @@ func runChild(c *check, t *testing.T) {
 	case err != nil:
 		t.Fatalf("in a child process: %v\n%s", err, out)
 	case strings.Contains(string(out), "--- SKIP: "+t.Name()):
-		c.skip("in a child process, which says\n%s", out)
+		c.skip("%s", whySkipped(string(out)))
 	case !strings.Contains(string(out), "--- PASS: "+t.Name()):
 		t.Fatalf("the child process did not run the case:\n%s", out)
 	}
+}
+
+// whySkipped is the reason in the table that the child process logs.
+func whySkipped(out string) string {
+	if m := regexp.MustCompile(`\| skipped: (.*) \|`).FindStringSubmatch(out); m != nil {
+		return m[1]
+	}
+	return "in a child process, which says\n" + out
 }
 
 // exactly is the -test.run pattern of one subtest.

@@ -50,6 +50,7 @@ func pairs() []pair {
 		{take: []string{"Open"}, give: []string{"Close"}},
 		{take: []string{"NewStream"}, give: []string{"FreeStream"}},
 		{take: []string{"NewEvent"}, give: []string{"FreeEvent"}},
+		{take: []string{"EnablePeer"}, give: []string{"DisablePeer"}},
 		{take: []string{"AllocHost"}, give: []string{"FreeHost"}},
 		{take: []string{"AllocPlain", "AllocAsync"}, give: []string{"FreePlain", "FreeAsync"}},
 	}
@@ -57,8 +58,9 @@ func pairs() []pair {
 
 // Balanced is nil when everything taken through the wrapper was given back:
 // reservations freed, handles released, mapped bytes unmapped, devices closed,
-// streams, events and pinned and plain memory freed. Else it names each pair
-// that is not even. File descriptors are their owner's and not counted.
+// streams, events and pinned and plain memory freed, access to peers disabled.
+// Else it names each pair that is not even; what closing a device undoes by
+// itself is one. File descriptors are their owner's and not counted.
 func (d *Injected) Balanced() error {
 	counts := d.Counts()
 	sum := func(names []string, bytes bool) (n uint64) {

@@ -19,7 +19,8 @@ const docPath = "../../../docs/conformance.md"
 
 const docHead = `# Conformance
 
-What every driver below package vmm must do, and whether the host driver with two devices does it.
+What every driver below package vmm must do, and whether the host driver does it, with three devices
+of which two cannot reach each other.
 Each row is a subtest of ` + "`vmm/driver/drivertest`" + `; the last column is what became of it there. The
 table is written by
 
@@ -32,7 +33,7 @@ documentation, and contracts are those of architecture.md.
 `
 
 func openHost(testing.TB) driver.Driver {
-	return host.New(host.Config{Devices: 2, Memory: 1 << 30})
+	return host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{1, 2}}})
 }
 
 func TestConformance(t *testing.T) {

@@ -46,6 +46,7 @@ type Injected struct {
 var (
 	_ driver.Driver     = (*Injected)(nil)
 	_ driver.HostViewer = (*Injected)(nil)
+	_ driver.PeerInfo   = (*Injected)(nil)
 )
 
 // Inject wraps d and the devices it opens. The hook runs before each call; an
@@ -107,7 +108,8 @@ func sentinels() []error {
 	return []error{
 		driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid,
 		driver.ErrPermission, driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice,
-		driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrLimit,
+		driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrPeerEnabled,
+		driver.ErrLimit,
 	}
 }
 
@@ -220,5 +222,16 @@ func (d *Injected) HostBytes(p driver.Ptr, n uint64) ([]byte, error) {
 			return nil, absent("HostBytes")
 		}
 		return v.HostBytes(p, n)
+	})
+}
+
+// Peering implements driver.PeerInfo. Call.Dev is from.
+func (d *Injected) Peering(from, to int) (driver.Peering, error) {
+	return get(d, "Peering", from, 0, func() (driver.Peering, error) {
+		i, ok := d.inner.(driver.PeerInfo)
+		if !ok {
+			return driver.Peering{}, absent("Peering")
+		}
+		return i.Peering(from, to)
 	})
 }

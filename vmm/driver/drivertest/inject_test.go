@@ -143,6 +143,9 @@ func TestInjectAnswersForAbsentInterfaces(t *testing.T) {
 	absent["EndCapture"] = as[driver.Capturer](t, dev).EndCapture(1)
 	absent["WriteValue"] = as[driver.ValueWaiter](t, dev).WriteValue(1, 64, 1, 4)
 	absent["WaitValue"] = as[driver.ValueWaiter](t, dev).WaitValue(1, 64, 1, 4)
+	_, absent["Peering"] = d.Peering(0, 1)
+	absent["EnablePeer"] = as[driver.LegacyPeers](t, dev).EnablePeer(1)
+	absent["DisablePeer"] = as[driver.LegacyPeers](t, dev).DisablePeer(1)
 	for name, err := range absent {
 		require.ErrorIs(t, err, driver.ErrNotSupported, name)
 		require.Equal(t, drivertest.Count{Failed: 1}, d.Counts()[name], name)
@@ -167,6 +170,49 @@ func TestInjectBalance(t *testing.T) {
 	require.NoError(t, dev.Close())
 	require.NoError(t, dev.Close(), "twice is fine, and counts once")
 	require.NoError(t, d.Balanced())
+}
+
+// peered is a bare driver that knows of peers.
+type peered struct{ bare }
+
+func (p *peered) Peering(from, to int) (driver.Peering, error) {
+	return driver.Peering{Access: true, Rank: 10*from + to}, p.hit()
+}
+
+func (p *peered) Open(int) (driver.Device, error) {
+	return &peeredDevice{bareDevice{b: &p.bare}}, p.hit()
+}
+
+type peeredDevice struct{ bareDevice }
+
+func (d *peeredDevice) EnablePeer(int) error  { return d.b.hit() }
+func (d *peeredDevice) DisablePeer(int) error { return d.b.hit() }
+
+func TestInjectPeers(t *testing.T) {
+	var seen []drivertest.Call
+	refuse := drivertest.FailNth("EnablePeer", 2, driver.ErrPeerEnabled)
+	d := drivertest.Inject(&peered{}, func(c drivertest.Call) error { seen = append(seen, c); return refuse(c) })
+	got, err := d.Peering(3, 1)
+	require.NoError(t, err)
+	require.Equal(t, driver.Peering{Access: true, Rank: 31}, got)
+	dev, err := d.Open(2)
+	require.NoError(t, err)
+	i := as[driver.LegacyPeers](t, dev)
+	require.NoError(t, i.EnablePeer(1))
+	require.ErrorIs(t, i.EnablePeer(1), driver.ErrPeerEnabled)
+	require.EqualError(t, d.Balanced(), "not given back: Open 1 calls, Close 0; EnablePeer 1 calls, DisablePeer 0")
+	require.NoError(t, i.DisablePeer(1))
+	require.NoError(t, dev.Close())
+	require.NoError(t, d.Balanced())
+	require.Equal(t, []drivertest.Call{
+		{N: 1, Name: "Peering", Dev: 3},
+		{N: 2, Name: "Open", Dev: 2},
+		{N: 3, Name: "EnablePeer", Dev: 2},
+		{N: 4, Name: "EnablePeer", Dev: 2},
+		{N: 5, Name: "DisablePeer", Dev: 2},
+		{N: 6, Name: "Close", Dev: 2},
+	}, seen)
+	require.Equal(t, drivertest.Count{Made: 1, Failed: 1}, d.Counts()["EnablePeer"])
 }
 
 func TestInjectIsSafeForConcurrentUse(t *testing.T) {

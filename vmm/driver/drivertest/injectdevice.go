@@ -23,6 +23,7 @@ var (
 	_ driver.Pinner      = (*device)(nil)
 	_ driver.Capturer    = (*device)(nil)
 	_ driver.ValueWaiter = (*device)(nil)
+	_ driver.LegacyPeers = (*device)(nil)
 )
 
 func (v *device) call(name string, size uint64, f func() error) error {
@@ -177,4 +178,12 @@ func (v *device) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int) 
 
 func (v *device) WaitValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
 	return ask(v, "WaitValue", uint64(width), func(i driver.ValueWaiter) error { return i.WaitValue(s, p, x, width) })
+}
+
+func (v *device) EnablePeer(to int) error {
+	return ask(v, "EnablePeer", 0, func(i driver.LegacyPeers) error { return i.EnablePeer(to) })
+}
+
+func (v *device) DisablePeer(to int) error {
+	return ask(v, "DisablePeer", 0, func(i driver.LegacyPeers) error { return i.DisablePeer(to) })
 }

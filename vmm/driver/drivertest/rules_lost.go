@@ -17,6 +17,7 @@ func lostRules() []Rule {
 		{Name: "lost-narrow", Says: "taking away access that queued work uses loses the device", Source: contract(4), run: lostNarrow},
 		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.ReadOnlyMap}, run: lostReadOnly},
 		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses the peer", Source: measured, devices: 2, run: lostPeerUnmap},
+		{Name: "lost-peer-disable", Says: "access to plain memory of a lost device, or by one, can be given back and not taken", Source: contract(7), devices: 2, run: lostPeerDisable},
 		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses the peer", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
