@@ -60,6 +60,8 @@ type system struct {
 
 	users int // devices; guarded by process.mu
 
+	legacy legacyPairs
+
 	mu    sync.RWMutex
 	ports map[int]*port
 	spans []*Reservation // by address
