@@ -152,7 +152,7 @@ func (l *Links) Link(from, to int) *Link {
 }
 
 // MarshalJSON writes devices by name, and pairs.
-func (l *Links) MarshalJSON() ([]byte, error) {
+func (l Links) MarshalJSON() ([]byte, error) {
 	type device struct {
 		Ordinal int    `json:"ordinal"`
 		Open    string `json:"open"`
@@ -166,7 +166,7 @@ func (l *Links) MarshalJSON() ([]byte, error) {
 		Pairs   []Link   `json:"pairs"`
 	}{[]device{}, append([]Link{}, l.Pairs...)}
 	for _, i := range l.Devices {
-		out.Devices = append(out.Devices, device{i.Ordinal, i.Open, i.Name, i.PCI, i.MIG, uuidText(i.UUID)})
+		out.Devices = append(out.Devices, device{i.Ordinal, i.Open, i.Name, i.PCI, i.MIG, strings.TrimPrefix(uuidText(i.UUID), "GPU-")})
 	}
 	return json.Marshal(out)
 }
