@@ -221,13 +221,16 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 	if len(after) == 0 {
 		return nil
 	}
-	lent, err := r.lend(devs)
-	if err != nil {
-		return err
+	var lent []*Device
+	if a != None {
+		var err error
+		if lent, err = r.lend(devs); err != nil {
+			return err
+		}
 	}
 	drv := r.dev.drv()
 	tried := 0
-	err = r.runs(func(_, j int, off, size uint64) error {
+	err := r.runs(func(_, j int, off, size uint64) error {
 		tried = j
 		return drv.SetAccess(r.ptr+Ptr(off), size, after)
 	})
