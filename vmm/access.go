@@ -23,10 +23,10 @@ type grantKey struct {
 // Grant gives devices access to all that is mapped and all that will be. Peers
 // have no other way to reach mapped memory: enabling peer access between
 // contexts does nothing for it. Devices of the same driver only; a pair without
-// a path is ErrNotSupported. What is refused for one device names the pair, as a
-// *PairError. Giving less than before takes access
-// away, and so waits as Unmap does. It completes or changes nothing. While a
-// grant stands, the device granted answers ErrBusy to Close.
+// a path is ErrNotSupported, and what is refused for one device names the pair,
+// as a *PairError. Giving less than before takes access away, and so waits as
+// Unmap does. It completes or changes nothing. While a grant stands, the device
+// granted answers ErrBusy to Close.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || a != Read && a != ReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
@@ -104,7 +104,7 @@ func (r *Reservation) decide(a Access, devs []*Device) (done decision, err error
 
 // undecide gives the devices back what they could do before, without a wait:
 // nobody has been told. A device about which somebody has been told something
-// since keeps what it has now.
+// since keeps what it has now, and one that is closed by now has nothing.
 func (r *Reservation) undecide(done decision) (failed error) {
 	r.use.Lock() // a copy of ours may have found the grant
 	defer r.use.Unlock()
@@ -116,7 +116,7 @@ func (r *Reservation) undecide(done decision) (failed error) {
 	for _, a := range []Access{None, Read, ReadWrite} {
 		var devs []*Device
 		for i, d := range done.devs {
-			if done.before[i] == a && r.told[d.port] == done.turn {
+			if done.before[i] == a && r.told[d.port] == done.turn && d.live() == nil {
 				devs = append(devs, d)
 			}
 		}

@@ -74,10 +74,8 @@ func (l *legacy) enable(devs []*Device) error {
 				return pairFail(d, e, err)
 			}
 		}
-		if err := d.live(); err != nil && len(devs) > 1 {
+		if err := d.live(); err != nil {
 			return pairFail(d, devs[(i+1)%len(devs)], err)
-		} else if err != nil {
-			return err
 		}
 	}
 	l.sys = devs[0].port.sys
@@ -91,6 +89,11 @@ func (l *legacy) enable(devs []*Device) error {
 				return pairFail(from, to, err)
 			}
 			all = append(all, legacyKey{l, from, to})
+		}
+	}
+	for i, d := range devs { // both contexts of a pair have to be there
+		if _, err := d.peer(); err != nil {
+			return pairFail(d, devs[(i+1)%len(devs)], err)
 		}
 	}
 	l.sys.legacy.mu.Lock()

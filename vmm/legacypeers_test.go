@@ -230,7 +230,7 @@ func TestLegacyPeersBadInput(t *testing.T) {
 		"nobody":          {nil, vmm.ErrInvalid, ""},
 		"nil":             {[]*vmm.Device{d[0], nil}, vmm.ErrInvalid, ""},
 		"closed":          {[]*vmm.Device{d[0], closed}, vmm.ErrClosed, "host:1 host:0"},
-		"closed alone":    {[]*vmm.Device{closed}, vmm.ErrClosed, ""},
+		"closed alone":    {[]*vmm.Device{closed}, vmm.ErrClosed, "host:1 host:1"},
 		"twice":           {[]*vmm.Device{d[0], d[1], twin}, vmm.ErrInvalid, "host:0 host:0"},
 		"no path":         {d, vmm.ErrNotSupported, "host:1 host:2"},
 		"another driver":  {[]*vmm.Device{d[0], other.devs[0]}, vmm.ErrInvalid, "host:0 host:0"},
@@ -422,4 +422,35 @@ func TestLegacyPeersLeftOver(t *testing.T) {
 	require.ErrorIs(t, failed[2], errInjected)
 	require.NoError(t, w.devs[2].Close(), "and again")
 	w.end()
+}
+
+// TestLegacyPeersReachPlainMemory is about the driver itself, without faults.
+func TestLegacyPeersReachPlainMemory(t *testing.T) {
+	var drv driver.Driver = host.New(host.Config{Devices: 2, Memory: 64 * mib})
+	if onCUDA {
+		drv = cudaDriver(t, 2)
+	}
+	devs := opened(t, drv, 2)
+	mem := raw(t, devs[0]).(driver.Plain)
+	p, err := mem.AllocPlain(mib)
+	require.NoError(t, err)
+	own, err := raw(t, devs[1]).(driver.Plain).AllocPlain(mib)
+	require.NoError(t, err)
+	want := pattern(mib, 3)
+	require.NoError(t, devs[0].CopyIn(p, want))
+	for range 2 {
+		disable, err := vmm.EnableLegacyPeers(devs...)
+		require.NoError(t, err)
+		s, err := devs[1].NewStream()
+		require.NoError(t, err)
+		require.NoError(t, s.Copy(own, p, mib))
+		require.NoError(t, s.Sync())
+		got := make([]byte, mib)
+		require.NoError(t, devs[1].CopyOut(got, own))
+		require.Equal(t, want, got)
+		require.NoError(t, s.Close())
+		require.NoError(t, disable())
+	}
+	require.NoError(t, mem.FreePlain(p))
+	require.NoError(t, raw(t, devs[1]).(driver.Plain).FreePlain(own))
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
 // follower is a peer that copies all of a range, as far as it is shown, to
@@ -208,4 +210,37 @@ func TestPeersGrantedWhileItGrows(t *testing.T) {
 	require.NoError(t, <-done)
 	require.NoError(t, g.Close())
 	w.end()
+}
+
+// forgetful is a driver that gives new chunks to their owner alone.
+type forgetful struct {
+	driver.Driver
+	on bool
+}
+
+func (d *forgetful) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+	if d.on {
+		who = who[:1]
+	}
+	return d.Driver.SetAccess(p, size, who)
+}
+
+// TestPeerMissesAGrant is the negative control of the tests above: a chunk
+// without the grant does not go unnoticed.
+func TestPeerMissesAGrant(t *testing.T) {
+	drv := &forgetful{Driver: host.New(host.Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})}
+	devs := opened(t, drv, 2)
+	g, err := devs[0].NewRange(vmm.RangeOptions{Max: 64 * 4096, Chunk: 4096})
+	require.NoError(t, err)
+	require.NoError(t, vmm.EnablePeers(vmm.Read, devs, g))
+	f := newFollower(t, devs[1], 64*4096)
+	require.NoError(t, g.Append(pattern(4096, 1)))
+	_, err = f.copy(g, 0, g.Len())
+	require.NoError(t, err)
+	drv.on = true
+	require.NoError(t, g.Append(pattern(4096, 1)))
+	_, err = f.copy(g, 0, g.Len())
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	f.end()
+	require.NoError(t, g.Close())
 }

@@ -15,7 +15,8 @@ import (
 )
 
 // Links is what is known of the ways between devices. It makes no context and
-// holds nothing open. Its JSON names stay.
+// holds nothing open. Its JSON names stay. Measure changes it and so wants it
+// for itself; else it is safe for concurrent use.
 type Links struct {
 	Devices []Info
 	Pairs   []Link // every device to every other, by ordinals
