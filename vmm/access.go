@@ -116,7 +116,8 @@ func (r *Reservation) undecide(done decision) (failed error) {
 	for _, a := range []Access{None, Read, ReadWrite} {
 		var devs []*Device
 		for i, d := range done.devs {
-			if done.before[i] == a && r.told[d.port] == done.turn && d.live() == nil {
+			ours := r.told[d.port] == done.turn || r.dev.port.sys.noTold
+			if done.before[i] == a && ours && d.live() == nil {
 				devs = append(devs, d)
 			}
 		}

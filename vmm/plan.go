@@ -62,7 +62,9 @@ func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
 	return p.apply()
 }
 
-const planning = "plan peers"
+const planning, enablingPeers = "plan peers", "enable peers"
+
+var errNoPlan = &OpError{Op: enablingPeers, Err: fmt.Errorf("%w: no plan", ErrInvalid)}
 
 // sensible refuses what nobody can have meant.
 func sensible(a Access, devs []*Device, ranges []*Range) error {
@@ -165,6 +167,9 @@ func (rp *RangePlan) peers() (devs []*Device) {
 
 // Err is all that cannot be done, nil if everything can.
 func (p *Plan) Err() error {
+	if p == nil {
+		return errNoPlan
+	}
 	var first *Range
 	var all error
 	for i := range p.Ranges {
@@ -181,7 +186,7 @@ func (p *Plan) Err() error {
 	if first == nil {
 		return nil
 	}
-	return first.fail("enable peers", 0, 0, all)
+	return first.fail(enablingPeers, 0, 0, all)
 }
 
 // Apply does what was planned, all or nothing. It looks again first, since the
@@ -193,7 +198,7 @@ func (p *Plan) Err() error {
 // a plan twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
-		return (*Device)(nil).fail("enable peers", 0, 0, fmt.Errorf("%w: no plan", ErrInvalid))
+		return errNoPlan
 	}
 	return plan(p.Access, p.devs, p.ranges).apply()
 }
@@ -214,7 +219,7 @@ func (p *Plan) apply() error {
 			for _, back := range slices.Backward(undo) {
 				err = also(err, "and setting access back", back())
 			}
-			return r.fail("enable peers", 0, r.size, err)
+			return r.fail(enablingPeers, 0, r.size, err)
 		}
 		undo = append(undo, func() error { return r.undecide(done) })
 	}

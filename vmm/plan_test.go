@@ -27,8 +27,8 @@ func rangeOn(t *testing.T, w *world, n, chunks int) *vmm.Range {
 	return g
 }
 
-// holds that each device has access a to all that is mapped, by the driver, and
-// that the next chunk has it too.
+// allows holds that each device has the access wanted to all that is mapped, by
+// the driver's word.
 func (w *world) allows(g *vmm.Range, want map[int]vmm.Access) {
 	w.t.Helper()
 	for _, s := range g.Segments() {
@@ -248,6 +248,7 @@ func TestPlanBadInput(t *testing.T) {
 	}
 
 	require.Equal(t, "no plan", (*vmm.Plan)(nil).String())
+	require.ErrorIs(t, (*vmm.Plan)(nil).Err(), vmm.ErrInvalid)
 	p, err := vmm.PlanPeers(vmm.Read, nil)
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(), "nothing to do")
@@ -380,6 +381,28 @@ func TestUndoLeavesWhatOthersWereTold(t *testing.T) {
 			w.end()
 		})
 	}
+}
+
+// TestUndoTakesWhatOthersWereTold is the negative control of the test above.
+func TestUndoTakesWhatOthersWereTold(t *testing.T) {
+	w := hostWorld(t, 2)
+	vmm.SetNoTold(w.devs[0], true)
+	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
+	calls := 0
+	w.before = func(call drivertest.Call) error {
+		if call.Name != "SetAccess" {
+			return nil
+		}
+		if calls++; calls != 2 {
+			return nil
+		}
+		return errors.Join(errInjected, g.Grant(vmm.Read, w.devs[1]))
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h), errInjected)
+	w.before = nil
+	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+	closeAll(t, g, h)
+	w.end()
 }
 
 // TestUndoOfAClosedRange: what closes between the steps is left alone.
