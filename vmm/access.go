@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -22,9 +23,10 @@ type grantKey struct {
 // Grant gives devices access to all that is mapped and all that will be. Peers
 // have no other way to reach mapped memory: enabling peer access between
 // contexts does nothing for it. Devices of the same driver only; a pair without
-// a path is ErrNotSupported and named. Giving less than before takes access
-// away, and so waits as Unmap does. It completes or changes nothing. While a
-// grant stands, the device granted answers ErrBusy to Close.
+// a path is ErrNotSupported, and what is refused for one device names the pair,
+// as a *PairError. Giving less than before takes access away, and so waits as
+// Unmap does. It completes or changes nothing. While a grant stands, the device
+// granted answers ErrBusy to Close.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || a != Read && a != ReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
@@ -47,13 +49,26 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 	if err := r.eligible(a, devs); err != nil {
 		return err
 	}
+	_, err := r.decide(a, devs)
+	return err
+}
+
+// decision is access that was set, and what there was before.
+type decision struct {
+	turn   uint64
+	devs   []*Device
+	before []Access
+}
+
+// decide sets the access of devs, which are eligible, to a.
+func (r *Reservation) decide(a Access, devs []*Device) (done decision, err error) {
 	marked := r.leave(a, devs)
 	defer r.stay(marked)
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	for {
 		if err := r.usable(); err != nil {
-			return err
+			return done, err
 		}
 		if !r.narrows(a, devs) {
 			break
@@ -64,13 +79,53 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 		err := r.fence()
 		r.layout.Lock()
 		if err != nil {
-			return err
+			return done, err
 		}
 		if r.widened == seen && r.usable() == nil {
 			break
 		}
 	}
-	return r.regrant(a, devs)
+	for _, d := range devs {
+		done.devs, done.before = append(done.devs, d), append(done.before, r.granted(d))
+	}
+	if err := r.regrant(a, devs); err != nil {
+		return done, err
+	}
+	if r.told == nil {
+		r.told = map[*port]uint64{}
+	}
+	r.decisions++
+	done.turn = r.decisions
+	for _, d := range devs {
+		r.told[d.port] = done.turn
+	}
+	return done, nil
+}
+
+// undecide gives the devices back what they could do before, without a wait:
+// nobody has been told. A device about which somebody has been told something
+// since keeps what it has now, and one that is closed by now has nothing.
+func (r *Reservation) undecide(done decision) (failed error) {
+	r.use.Lock() // a copy of ours may have found the grant
+	defer r.use.Unlock()
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	if errors.Is(r.usable(), ErrClosed) {
+		return nil
+	}
+	for _, a := range []Access{None, Read, ReadWrite} {
+		var devs []*Device
+		for i, d := range done.devs {
+			ours := r.told[d.port] == done.turn || r.dev.port.sys.noTold
+			if done.before[i] == a && ours && d.live() == nil {
+				devs = append(devs, d)
+			}
+		}
+		if len(devs) > 0 {
+			failed = also(failed, "and", r.regrant(a, devs))
+		}
+	}
+	return failed
 }
 
 // leaver is a device that keeps no more than left of its access.
@@ -112,29 +167,38 @@ func (r *Reservation) eligible(a Access, devs []*Device) error {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
 	for i, d := range devs {
-		if err := d.live(); err != nil {
+		if err := r.barred(a, d, reaches); err != nil {
 			return err
 		}
-		switch {
-		case d.port.sys != r.dev.port.sys:
-			return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, r.dev)
-		case slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.port == d.port }):
-			return fmt.Errorf("%w: %v is named twice", ErrInvalid, d)
-		case d.port == r.dev.port && a == None:
-			return fmt.Errorf("%w: %v owns the memory and cannot be revoked", ErrInvalid, d)
-		}
-		if a == None || d.port == r.dev.port {
-			continue
-		}
-		ok, err := r.dev.drv().CanAccessPeer(d.port.n, r.dev.port.n)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return fmt.Errorf("%w: %v cannot reach memory of %v", ErrNotSupported, d, r.dev)
+		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.port == d.port }) {
+			return pairFail(d, r.dev, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
 		}
 	}
 	return nil
+}
+
+// barred says why d cannot have access a; reach is how to find out about a path.
+func (r *Reservation) barred(a Access, d *Device, reach func(from, to *Device) error) error {
+	err := d.live()
+	switch {
+	case err != nil:
+	case d.port.sys != r.dev.port.sys:
+		err = fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, r.dev)
+	case d.port == r.dev.port && a == None:
+		err = fmt.Errorf("%w: %v owns the memory and cannot be revoked", ErrInvalid, d)
+	case d.port != r.dev.port && a != None:
+		err = reach(d, r.dev)
+	}
+	return pairFail(d, r.dev, err)
+}
+
+// reaches is nil if there is a path from one device to the other's memory.
+func reaches(from, to *Device) error {
+	ok, err := from.drv().CanAccessPeer(from.port.n, to.port.n)
+	if err == nil && !ok {
+		err = fmt.Errorf("%w: no path between them", ErrNotSupported)
+	}
+	return err
 }
 
 // granted gives what the device may do now. It needs r.layout or r.mu.
@@ -158,13 +222,16 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 	if len(after) == 0 {
 		return nil
 	}
-	lent, err := r.lend(devs)
-	if err != nil {
-		return err
+	var lent []*Device
+	if a != None {
+		var err error
+		if lent, err = r.lend(devs); err != nil {
+			return err
+		}
 	}
 	drv := r.dev.drv()
 	tried := 0
-	err = r.runs(func(_, j int, off, size uint64) error {
+	err := r.runs(func(_, j int, off, size uint64) error {
 		tried = j
 		return drv.SetAccess(r.ptr+Ptr(off), size, after)
 	})
@@ -292,71 +359,4 @@ func (r *Reservation) setWho(grants []grant) {
 		who[i] = driver.Grant{To: g.dev.home(), Access: g.access}
 	}
 	r.grants, r.who = grants, who
-}
-
-// EnablePeers grants a to every device on every range that it does not own, all
-// or nothing: what a device could do before comes back if one of them fails.
-// That is done without a wait, since nobody has been told of the grant.
-func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
-	for _, g := range ranges {
-		if err := g.couldEnable(a, devs); err != nil {
-			return err
-		}
-	}
-	var done []func() error
-	for _, g := range ranges {
-		back, err := g.enable(a, devs)
-		if err != nil {
-			for _, back := range slices.Backward(done) {
-				err = also(err, "and setting access back", back())
-			}
-			return err
-		}
-		done = append(done, back)
-	}
-	return nil
-}
-
-// couldEnable checks what can be checked before anything changes.
-func (g *Range) couldEnable(a Access, devs []*Device) error {
-	err := g.live()
-	if err == nil && a != Read && a != ReadWrite {
-		err = fmt.Errorf("%w: neither read nor read-write", ErrInvalid)
-	}
-	if err == nil && len(g.peers(devs)) > 0 {
-		err = g.r.eligible(a, g.peers(devs))
-	}
-	return g.fail("enable peers", 0, 0, err)
-}
-
-// peers is devs without the owner.
-func (g *Range) peers(devs []*Device) []*Device {
-	return slices.DeleteFunc(slices.Clone(devs), func(d *Device) bool { return d != nil && d.port == g.r.dev.port })
-}
-
-// enable grants a to the devices that are not the owner; back undoes it.
-func (g *Range) enable(a Access, devs []*Device) (back func() error, err error) {
-	r, peers := g.r, g.peers(devs)
-	if len(peers) == 0 {
-		return func() error { return nil }, nil
-	}
-	r.mu.Lock()
-	before := make([]Access, len(peers))
-	for i, d := range peers {
-		before[i] = r.granted(d)
-	}
-	r.mu.Unlock()
-	if err := g.Grant(a, peers...); err != nil {
-		return nil, err
-	}
-	return func() (failed error) {
-		r.use.Lock() // a copy of ours may have found the grant
-		defer r.use.Unlock()
-		r.layout.Lock()
-		defer r.layout.Unlock()
-		for i, d := range peers {
-			failed = also(failed, "and", r.regrant(before[i], []*Device{d}))
-		}
-		return failed
-	}, nil
 }

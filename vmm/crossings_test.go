@@ -22,6 +22,7 @@ func TestCrossings(t *testing.T) {
 	rows := crossings(t)
 	scenes := crossingScenes()
 	maps.Copy(scenes, growthScenes())
+	maps.Copy(scenes, peerScenes())
 	for what := range scenes {
 		require.Contains(t, rows, what, "not in the table")
 	}

@@ -232,6 +232,8 @@ func (o opened) describe(thing any) string {
 		return fmt.Sprintf("%s of %s", o.kind, sizeText(t.mem.size))
 	case grantKey:
 		return fmt.Sprintf("%s of memory of %v at %v", o.kind, t.r.dev, t.r.ptr)
+	case legacyKey:
+		return fmt.Sprintf("%s of %v to memory of %v", o.kind, t.from, t.to)
 	}
 	return o.kind
 }

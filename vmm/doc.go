@@ -43,6 +43,12 @@
 // [Device.SetLimit] bounds what this process takes. The goroutine is there
 // while there is something to do, and Device.Close waits for it.
 //
+// # Peers
+//
+// [Topology] says which devices reach each other's memory; [PlanPeers] what
+// giving them access would do, and [EnablePeers] does it. A grant holds for what
+// is mapped later too. [EnableLegacyPeers] is for memory that others allocated.
+//
 // # Copies of ordinary memory
 //
 // A copy of 32 MiB or more to or from a device whose memory the CPU cannot
@@ -63,5 +69,7 @@
 // Of these only closer and Range.write are held across a wait for the device
 // (Sleep and Wake hold Range.write of all their ranges, in address order), and
 // none across a callback. Reservation.mu is not held even across a driver
-// call.
+// call. What enables and disables legacy peers takes two locks of its own, one
+// for what is disabled, across the wait, then one for the pairs, across the
+// driver's calls, and after them only those from Device on.
 package vmm

@@ -20,6 +20,7 @@ var (
 	ErrNoDevice     = driver.ErrNoDevice
 	ErrDeviceLost   = driver.ErrDeviceLost
 	ErrCapturing    = driver.ErrCapturing
+	ErrPeerEnabled  = driver.ErrPeerEnabled
 	ErrLimit        = driver.ErrLimit
 )
 
@@ -67,6 +68,28 @@ func (e *OpError) Error() string {
 
 // Unwrap gives Err.
 func (e *OpError) Unwrap() error { return e.Err }
+
+// PairError is what device From cannot do with memory of device To. It lies
+// within an OpError.
+type PairError struct {
+	From, To string // "cuda:1", "cuda:0"
+	Err      error
+}
+
+func (e *PairError) Error() string {
+	return fmt.Sprintf("%s to memory of %s: %v", e.From, e.To, e.Err)
+}
+
+// Unwrap gives Err.
+func (e *PairError) Unwrap() error { return e.Err }
+
+// pairFail names the pair of an error, once.
+func pairFail(from, to *Device, err error) error {
+	if err == nil || from == nil || to == nil {
+		return err
+	}
+	return &PairError{From: from.name, To: to.name, Err: err}
+}
 
 // fail wraps err for op, once: an error that already names its operation stays
 // as it is.

@@ -10,6 +10,10 @@ import (
 // of the tests that prove fences.
 func SetNoFence(d *Device, off bool) { d.port.sys.noFence = off }
 
+// SetNoTold has an undo of EnablePeers take back what others were granted
+// meanwhile: the negative control of what keeps it from that.
+func SetNoTold(d *Device, off bool) { d.port.sys.noTold = off }
+
 // Ladder is wish and ladder.
 func Ladder(need, committed, room, gran, most, fixed uint64) iter.Seq[uint64] {
 	return ladder(wish(need, committed, room, gran, fixed), most, fixed)

@@ -50,7 +50,7 @@ func (w *world) picture(o watched) picture {
 func (w *world) contents(g *vmm.Range) [32]byte {
 	w.t.Helper()
 	b := make([]byte, g.Len())
-	require.NoError(w.t, w.devs[0].CopyOut(b, g.Ptr()))
+	require.NoError(w.t, g.Device().CopyOut(b, g.Ptr()))
 	return sha256.Sum256(b)
 }
 

@@ -116,6 +116,13 @@ func dangers() []danger {
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
 				func() error { return g.Revoke(w.devs[1]) }
 		}},
+		{name: "plan and apply a revoke while the peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
+			g, p := grown(t, w)
+			require.NoError(t, vmm.EnablePeers(vmm.ReadWrite, w.devs, g))
+			plan, err := vmm.PlanPeers(vmm.None, w.devs[1:], g)
+			require.NoError(t, err)
+			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p), plan.Apply
+		}},
 		{name: "narrow while the peer writes", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
 			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))

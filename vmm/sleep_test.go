@@ -186,7 +186,7 @@ func TestASleepingRange(t *testing.T) {
 		w.arm()
 		require.ErrorIs(t, call(), vmm.ErrAsleep, name)
 		for _, made := range w.disarm() {
-			require.Contains(t, []string{"CanAccessPeer", "Capturing", "SyncIfActive"}, made, "%s asks the driver at most", name)
+			require.Contains(t, []string{"CanAccessPeer", "Supports", "Capturing", "SyncIfActive"}, made, "%s asks the driver at most", name)
 		}
 	}
 	require.NoError(t, other.Append(b), "the other one of the set is awake")

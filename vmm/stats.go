@@ -262,7 +262,7 @@ type Report struct {
 
 // Opened is one thing that is open.
 type Opened struct {
-	Kind   string  `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant"
+	Kind   string  `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
 	Made   string  `json:"made"` // file:line
 	Addr   Ptr     `json:"addr,omitempty"`
 	Size   uint64  `json:"size,omitempty"`

@@ -57,8 +57,11 @@ func giveAddresses(size uint64) {
 type system struct {
 	drv     driver.Driver
 	noFence bool // tests only: the negative control of every fence
+	noTold  bool // tests only: an undo does not look who was told since
 
 	users int // devices; guarded by process.mu
+
+	legacy legacyPairs
 
 	mu    sync.RWMutex
 	ports map[int]*port

@@ -21,6 +21,7 @@
 //	capture                  checked and thrown away; a wait destroys it, and
 //	                         plain or pinned memory does unless it is relaxed
 //	plain and pinned memory  anonymous mappings, open to every device
+//	peer access to it        written down, and needed by nobody
 //
 // Where the card's answer is a matter of luck the strict one is given: work is
 // always late, and memory taken from under it always loses the device.

@@ -10,6 +10,7 @@ type Driver struct{}
 var (
 	_ driver.Driver     = (*Driver)(nil)
 	_ driver.HostViewer = (*Driver)(nil)
+	_ driver.PeerInfo   = (*Driver)(nil)
 )
 
 // New makes a driver without devices.
@@ -33,6 +34,9 @@ func (*Driver) Supports(int, driver.Feature) error { return no("Supports") }
 
 // CanAccessPeer is not supported.
 func (*Driver) CanAccessPeer(_, _ int) (bool, error) { return false, no("CanAccessPeer") }
+
+// Peering is not supported.
+func (*Driver) Peering(_, _ int) (driver.Peering, error) { return driver.Peering{}, no("Peering") }
 
 // Granularity is not supported.
 func (*Driver) Granularity(driver.Prop) (uint64, error) { return 0, no("Granularity") }

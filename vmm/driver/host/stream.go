@@ -17,6 +17,7 @@ type context struct {
 	streams map[driver.Stream]*stream
 	busy    map[*stream]struct{} // streams with work, freed ones too
 	legacy  *stream              // stream 0
+	peers   map[int]bool         // enabled for plain memory; see EnablePeer
 	over    chan struct{}        // closed when nothing more may run: lost or ended
 }
 
@@ -52,6 +53,7 @@ func newContext(d *Driver, u *unit) *context {
 		d: d, u: u,
 		streams: make(map[driver.Stream]*stream),
 		busy:    make(map[*stream]struct{}),
+		peers:   make(map[int]bool),
 		over:    make(chan struct{}),
 	}
 	c.legacy = &stream{context: c}

@@ -1,0 +1,429 @@
+package vmm_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+// hostWorld is host devices with small pages, wherever the test runs.
+func hostWorld(t *testing.T, n int, noPeer ...[2]int) *world {
+	t.Helper()
+	return worldOn(t, n, host.Config{Devices: n, Memory: 64 * mib, PageGranularity: true, NoPeer: noPeer})
+}
+
+// rangeOn is a range of device n with chunks of 4 KiB.
+func rangeOn(t *testing.T, w *world, n, chunks int) *vmm.Range {
+	t.Helper()
+	g, err := w.devs[n].NewRange(vmm.RangeOptions{Max: 1024 * 4096, Chunk: 4096})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(pattern(chunks*4096, byte(n))))
+	return g
+}
+
+// allows holds that each device has the access wanted to all that is mapped, by
+// the driver's word.
+func (w *world) allows(g *vmm.Range, want map[int]vmm.Access) {
+	w.t.Helper()
+	for _, s := range g.Segments() {
+		for i := range w.devs {
+			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.OnDevice, ID: i})
+			require.NoError(w.t, err)
+			require.Equal(w.t, want[i], a, "device %d at %v", i, s.Addr)
+		}
+	}
+}
+
+func TestPlanWithoutAPath(t *testing.T) {
+	w := hostWorld(t, 3, [2]int{0, 2})
+	g, h, empty := rangeOn(t, w, 0, 3), rangeOn(t, w, 1, 1), rangeOn(t, w, 1, 0)
+	require.NoError(t, h.Grant(vmm.ReadWrite, w.devs[2]))
+	p, err := vmm.PlanPeers(vmm.ReadWrite, w.devs, g, h, empty)
+	require.NoError(t, err)
+	golden(t, "plan_no_path.txt", p.String())
+
+	require.Equal(t, 3, p.Ranges[0].Chunks)
+	require.EqualValues(t, 3*4096, p.Ranges[0].Bytes)
+	require.Equal(t, 1, p.Ranges[0].Calls)
+	require.Same(t, g, p.Ranges[0].Range)
+	before := []picture{w.picture(g), w.picture(h)}
+	for _, do := range []func() error{p.Err, p.Apply, func() error { return vmm.EnablePeers(vmm.ReadWrite, w.devs, g, h, empty) }} {
+		w.arm()
+		err := do()
+		require.NotContains(t, w.disarm(), "SetAccess")
+		require.ErrorIs(t, err, vmm.ErrNotSupported)
+		var pair *vmm.PairError
+		require.ErrorAs(t, err, &pair)
+		require.Equal(t, "host:2 to memory of host:0", pair.From+" to memory of "+pair.To)
+		var op *vmm.OpError
+		require.ErrorAs(t, err, &op)
+		require.Equal(t, "host:0", op.Device)
+		require.Equal(t, before, []picture{w.picture(g), w.picture(h)})
+	}
+
+	// What can be done can be planned without the rest.
+	p, err = vmm.PlanPeers(vmm.ReadWrite, w.devs[:2], g, h, empty)
+	require.NoError(t, err)
+	require.NoError(t, p.Err())
+	require.NoError(t, p.Apply())
+	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.ReadWrite})
+	require.NoError(t, p.Apply(), "twice is fine")
+	closeAll(t, g, h, empty)
+	w.end()
+}
+
+func closeAll(t *testing.T, ranges ...*vmm.Range) {
+	t.Helper()
+	for _, g := range ranges {
+		require.NoError(t, g.Close())
+	}
+}
+
+// TestNoPeersAtAll is a machine whose IOMMU or ACS keeps devices apart.
+func TestNoPeersAtAll(t *testing.T) {
+	w := hostWorld(t, 3, [2]int{0, 1}, [2]int{0, 2}, [2]int{1, 2})
+	g := rangeOn(t, w, 0, 2)
+	before := w.picture(g)
+	for name, do := range map[string]func() error{
+		"enable": func() error { return vmm.EnablePeers(vmm.Read, w.devs, g) },
+		"grant":  func() error { return g.Grant(vmm.Read, w.devs[1]) },
+		"legacy": func() error { _, err := vmm.EnableLegacyPeers(w.devs...); return err },
+	} {
+		err := do()
+		require.ErrorIs(t, err, vmm.ErrNotSupported, name)
+		var pair *vmm.PairError
+		require.ErrorAs(t, err, &pair, name)
+		require.Contains(t, err.Error(), pair.From+" to memory of "+pair.To, name)
+		require.Equal(t, before, w.picture(g))
+	}
+	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[:1], g), "the owner alone needs no path")
+	closeAll(t, g)
+	w.end()
+}
+
+// TestPeersLater: read-only, then one more, then more access, then none.
+func TestPeersLater(t *testing.T) {
+	w := hostWorld(t, 4)
+	g, h := rangeOn(t, w, 0, 3), rangeOn(t, w, 1, 2)
+	both := func(a vmm.Access, devs ...*vmm.Device) {
+		t.Helper()
+		require.NoError(t, vmm.EnablePeers(a, devs, g, h))
+	}
+	const r, rw = vmm.Read, vmm.ReadWrite
+	both(r, w.devs[2])
+	w.allows(g, map[int]vmm.Access{0: rw, 2: r})
+	require.ErrorIs(t, w.devs[2].CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid, "it may not write")
+	require.NoError(t, w.devs[2].CopyOut(make([]byte, 4096), g.Ptr()))
+	both(rw, w.devs[2], w.devs[3])
+	w.allows(g, map[int]vmm.Access{0: rw, 2: rw, 3: rw})
+	w.allows(h, map[int]vmm.Access{1: rw, 2: rw, 3: rw})
+
+	p, err := vmm.PlanPeers(r, w.devs[2:], g, h)
+	require.NoError(t, err)
+	require.True(t, p.Ranges[0].Waits, "less than before")
+	require.Contains(t, p.String(), "host:3: read-write -> read")
+	require.Contains(t, p.String(), "after a wait")
+	require.NoError(t, p.Apply())
+	both(vmm.None, w.devs[2])
+	w.allows(g, map[int]vmm.Access{0: rw, 3: r})
+	for _, x := range []*vmm.Range{g, h} { // also for what comes now
+		require.NoError(t, x.Append(pattern(2*4096, 1)))
+	}
+	w.allows(g, map[int]vmm.Access{0: rw, 3: r})
+	w.allows(h, map[int]vmm.Access{1: rw, 3: r})
+	both(vmm.None, w.devs[2:]...)
+	w.allows(g, map[int]vmm.Access{0: rw})
+
+	p, err = vmm.PlanPeers(vmm.None, w.devs[2:], g)
+	require.NoError(t, err)
+	require.Zero(t, p.Ranges[0].Calls)
+	require.Contains(t, p.String(), "none, as it is")
+	closeAll(t, g, h)
+	w.end()
+}
+
+// TestRevokeOfWhatWasNotGranted: beside one that was, it leaves nothing behind.
+func TestRevokeOfWhatWasNotGranted(t *testing.T) {
+	w := hostWorld(t, 3)
+	g := rangeOn(t, w, 0, 1)
+	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	require.NoError(t, g.Revoke(w.devs[1:]...))
+	for _, d := range w.devs[1:] {
+		require.Empty(t, d.Report().Open)
+	}
+	closeAll(t, g)
+	w.end()
+}
+
+// TestAfterARevoke: a copy by the peer is a typed error, and both contexts are
+// healthy. TestNoFenceLosesTheDevice is the negative control.
+func TestAfterARevoke(t *testing.T) {
+	w := newWorld(t, 2)
+	g := ranged(t, w, 2*page)
+	require.NoError(t, vmm.EnablePeers(vmm.ReadWrite, w.devs, g))
+	s, err := w.devs[1].NewStream()
+	require.NoError(t, err)
+	open := work(t, w.devs[1], s.Raw(), g.Ptr())
+	w.arm()
+	revoked := make(chan error, 1)
+	go func() { revoked <- vmm.EnablePeers(vmm.None, w.devs[1:], g) }()
+	for !w.waiting(1) {
+		select {
+		case err := <-revoked:
+			t.Fatalf("did not wait: %v", err)
+		default:
+		}
+	}
+	open()
+	require.NoError(t, <-revoked)
+	require.ErrorIs(t, w.devs[1].CopyOut(make([]byte, page), g.Ptr()), vmm.ErrInvalid)
+	require.ErrorIs(t, s.Fill(g.Ptr(), 1, 1, page), vmm.ErrInvalid)
+	for i, d := range w.devs {
+		require.NoError(t, d.Sync(), "device %d is healthy", i)
+	}
+	require.NoError(t, g.Append([]byte{1}))
+	require.NoError(t, s.Close())
+	closeAll(t, g)
+	w.end()
+}
+
+func TestPlanBadInput(t *testing.T) {
+	w := hostWorld(t, 3)
+	other := hostWorld(t, 1)
+	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 1, 1)
+	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	gone := rangeOn(t, w, 0, 1)
+	require.NoError(t, gone.Close())
+	asleep := rangeOn(t, w, 0, 1)
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, asleep))
+	closed, err := vmm.OpenDriver(w.drv, 2)
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	d := w.devs
+	before := []picture{w.picture(g), w.picture(h)}
+
+	for _, c := range []struct {
+		name   string
+		want   error
+		pair   string
+		a      vmm.Access
+		devs   []*vmm.Device
+		ranges []*vmm.Range
+	}{
+		{"a device named twice", vmm.ErrInvalid, "host:2 host:0", vmm.Read, []*vmm.Device{d[2], d[1], d[2]}, []*vmm.Range{g, h}},
+		{"the owner revoked", vmm.ErrInvalid, "host:0 host:0", vmm.None, []*vmm.Device{d[1], d[0]}, []*vmm.Range{g}},
+		{"the second owner revoked", vmm.ErrInvalid, "host:1 host:1", vmm.None, []*vmm.Device{d[1]}, []*vmm.Range{g, h}},
+		{"another driver", vmm.ErrInvalid, "host:0 host:0", vmm.Read, []*vmm.Device{other.devs[0]}, []*vmm.Range{g}},
+		{"a closed device", vmm.ErrClosed, "host:2 host:0", vmm.Read, []*vmm.Device{closed}, []*vmm.Range{g}},
+		{"a closed range", vmm.ErrClosed, "", vmm.Read, d, []*vmm.Range{g, gone}},
+		{"a range that sleeps", vmm.ErrAsleep, "", vmm.Read, d, []*vmm.Range{g, asleep}},
+		{"no device", vmm.ErrInvalid, "", vmm.Read, []*vmm.Device{nil}, []*vmm.Range{g}},
+		{"no range", vmm.ErrInvalid, "", vmm.Read, d, []*vmm.Range{g, nil}},
+		{"a range named twice", vmm.ErrInvalid, "", vmm.Read, d, []*vmm.Range{g, h, g}},
+		{"no such access", vmm.ErrInvalid, "", 9, d, []*vmm.Range{g}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := vmm.PlanPeers(c.a, c.devs, c.ranges...)
+			for _, err := range []error{errors.Join(err, p.Apply()), vmm.EnablePeers(c.a, c.devs, c.ranges...)} {
+				require.ErrorIs(t, err, c.want)
+				var op *vmm.OpError
+				require.ErrorAs(t, err, &op)
+				require.NotEmpty(t, op.Op)
+				var pair *vmm.PairError
+				if c.pair == "" {
+					require.False(t, errors.As(err, &pair), err)
+				} else {
+					require.ErrorAs(t, err, &pair)
+					require.Equal(t, c.pair, pair.From+" "+pair.To)
+				}
+			}
+			require.Equal(t, before, []picture{w.picture(g), w.picture(h)})
+		})
+	}
+
+	require.Equal(t, "no plan", (*vmm.Plan)(nil).String())
+	require.ErrorIs(t, (*vmm.Plan)(nil).Err(), vmm.ErrInvalid)
+	p, err := vmm.PlanPeers(vmm.Read, nil)
+	require.NoError(t, err)
+	require.NoError(t, p.Apply(), "nothing to do")
+	require.NoError(t, vmm.Wake(asleep))
+	closeAll(t, g, h, asleep)
+	w.end()
+}
+
+// TestPlanAsksForMapping: a device whose driver cannot map memory is refused; that
+// memory is short just now settles nothing.
+func TestPlanAsksForMapping(t *testing.T) {
+	for _, c := range []struct{ answer, want error }{
+		{vmm.ErrNotSupported, vmm.ErrNotSupported},
+		{vmm.ErrDeviceLost, vmm.ErrDeviceLost},
+		{vmm.ErrOutOfMemory, nil},
+	} {
+		w := hostWorld(t, 2)
+		g := rangeOn(t, w, 0, 1)
+		w.before = func(call drivertest.Call) error {
+			if call.Name == "Supports" && call.Dev == 1 {
+				return c.answer
+			}
+			return nil
+		}
+		err := vmm.EnablePeers(vmm.Read, w.devs, g)
+		require.ErrorIs(t, err, c.want)
+		w.before = nil
+		if err == nil {
+			w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
+		} else {
+			w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+		}
+		closeAll(t, g)
+		w.end()
+	}
+}
+
+// TestPlanAsksOnce: a path is asked for once, however many ranges there are.
+func TestPlanAsksOnce(t *testing.T) {
+	w := hostWorld(t, 3)
+	ranges := []*vmm.Range{rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)}
+	w.arm()
+	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, ranges...))
+	require.Equal(t, []string{"Supports", "CanAccessPeer", "Supports", "CanAccessPeer", "SetAccess", "SetAccess", "SetAccess"}, w.disarm())
+	closeAll(t, ranges...)
+	w.end()
+}
+
+// TestStalePlan: a plan is made anew when it is applied.
+func TestStalePlan(t *testing.T) {
+	t.Run("growth and grants since are taken as they are", func(t *testing.T) {
+		w := hostWorld(t, 3)
+		g := rangeOn(t, w, 0, 1)
+		p, err := vmm.PlanPeers(vmm.Read, w.devs, g)
+		require.NoError(t, err)
+		text := p.String()
+		require.NoError(t, g.Append(pattern(5*4096, 1)))
+		require.NoError(t, g.Grant(vmm.Read, w.devs[2]))
+		require.NoError(t, p.Apply())
+		w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read, 2: vmm.Read})
+		require.Equal(t, text, p.String(), "the picture stays")
+		closeAll(t, g)
+		w.end()
+	})
+	for name, c := range map[string]struct {
+		spoil func(w *world, g *vmm.Range) error
+		want  error
+	}{
+		"closed range": {func(_ *world, g *vmm.Range) error { return g.Close() }, vmm.ErrClosed},
+		"asleep":       {func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }, vmm.ErrAsleep},
+		"closed device": {func(w *world, _ *vmm.Range) error {
+			return w.devs[1].Close()
+		}, vmm.ErrClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := hostWorld(t, 3)
+			g, h := rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)
+			p, err := vmm.PlanPeers(vmm.Read, w.devs, h, g)
+			require.NoError(t, err)
+			require.NoError(t, c.spoil(w, g))
+			require.ErrorIs(t, p.Apply(), c.want)
+			w.allows(h, map[int]vmm.Access{0: vmm.ReadWrite})
+			closeAll(t, g, h)
+			w.end()
+		})
+	}
+}
+
+// TestUndoLeavesWhatOthersWereTold: between the first range and the failure of
+// the second somebody else is told that the grant stands. It does.
+func TestUndoLeavesWhatOthersWereTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		first, then, want vmm.Access
+		set               vmm.Access
+	}{
+		"granted as well":     {vmm.None, vmm.ReadWrite, vmm.ReadWrite, vmm.ReadWrite},
+		"granted less":        {vmm.None, vmm.Read, vmm.Read, vmm.ReadWrite},
+		"revoked as well":     {vmm.ReadWrite, vmm.None, vmm.None, vmm.None},
+		"given back by other": {vmm.Read, vmm.ReadWrite, vmm.ReadWrite, vmm.None},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := hostWorld(t, 3)
+			g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
+			set := func(a vmm.Access) error {
+				if a == vmm.None {
+					return g.Revoke(w.devs[1])
+				}
+				return g.Grant(a, w.devs[1])
+			}
+			require.NoError(t, set(c.first))
+			require.NoError(t, h.Grant(vmm.Read, w.devs[1]))
+			calls := 0
+			w.before = func(call drivertest.Call) error {
+				if call.Name != "SetAccess" {
+					return nil
+				}
+				if calls++; calls != 2 {
+					return nil
+				}
+				if err := set(c.then); err != nil {
+					return err
+				}
+				return errInjected
+			}
+			require.ErrorIs(t, vmm.EnablePeers(c.set, w.devs[1:], g, h), errInjected)
+			w.before = nil
+			w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: c.want})
+			w.allows(h, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
+			closeAll(t, g, h)
+			w.end()
+		})
+	}
+}
+
+// TestUndoTakesWhatOthersWereTold is the negative control of the test above.
+func TestUndoTakesWhatOthersWereTold(t *testing.T) {
+	w := hostWorld(t, 2)
+	vmm.SetNoTold(w.devs[0], true)
+	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
+	calls := 0
+	w.before = func(call drivertest.Call) error {
+		if call.Name != "SetAccess" {
+			return nil
+		}
+		if calls++; calls != 2 {
+			return nil
+		}
+		return errors.Join(errInjected, g.Grant(vmm.Read, w.devs[1]))
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h), errInjected)
+	w.before = nil
+	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+	closeAll(t, g, h)
+	w.end()
+}
+
+// TestUndoOfAClosedRange: what closes between the steps is left alone.
+func TestUndoOfAClosedRange(t *testing.T) {
+	w := hostWorld(t, 2)
+	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
+	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, g, h))
+	calls := 0
+	w.before = func(call drivertest.Call) error {
+		if call.Name != "SetAccess" {
+			return nil
+		}
+		if calls++; calls != 2 {
+			return nil
+		}
+		return errors.Join(errInjected, g.Close())
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.None, w.devs[1:], g, h), errInjected)
+	w.before = nil
+	closeAll(t, g, h)
+	w.end()
+}
+
+var _ driver.LegacyPeers = (*pairDevice)(nil)

@@ -1,0 +1,302 @@
+package vmm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+// Links is what is known of the ways between devices. It makes no context and
+// holds nothing open. Its JSON names stay. Measure changes it and so wants it
+// for itself; else it is safe for concurrent use.
+type Links struct {
+	Devices []Info
+	Pairs   []Link // every device to every other, by ordinals
+
+	drv driver.Driver
+}
+
+// Link is the way from one device to the memory of another.
+type Link struct {
+	From    int    `json:"from"` // ordinals
+	To      int    `json:"to"`
+	Access  bool   `json:"access"`  // From can be granted memory of To
+	Kind    string `json:"kind"`    // "nvlink", "pcie", "host"; "none" without a path, "" where the driver cannot tell
+	Rank    int    `json:"rank"`    // relative performance, 0 the best; -1 where the driver cannot tell
+	Atomics bool   `json:"atomics"` // native atomic operations over the link
+
+	// Bytes per second of copies, 0 before Measure. One way From writes memory
+	// of To; Both is that and the other way at once, added up.
+	OneWay float64 `json:"one_way"`
+	Both   float64 `json:"both"`
+}
+
+// Topology tells what is known of the ways between devices: between those given,
+// which have to be of one driver, or else between all CUDA devices, or those of
+// the host where there is no CUDA. A pair of which the driver knows nothing more
+// has whether there is access, and no rank.
+func Topology(devs ...*Device) (*Links, error) {
+	if len(devs) == 0 {
+		l, err := topology()
+		if err != nil {
+			return nil, &OpError{Op: askingTopology, Err: err}
+		}
+		return l, nil
+	}
+	for i, d := range devs {
+		err := d.live()
+		for _, e := range devs[:i] {
+			if err == nil {
+				err = pairFail(d, e, unlike(e, d))
+			}
+		}
+		if err != nil {
+			return nil, d.fail(askingTopology, 0, 0, err)
+		}
+	}
+	only := func(i Info) bool {
+		return slices.ContainsFunc(devs, func(d *Device) bool { return d.port.n == i.Ordinal })
+	}
+	l, err := linksOf(devs[0].drv(), only)
+	return l, devs[0].fail(askingTopology, 0, 0, err)
+}
+
+// Topology is that of all devices of the device's driver.
+func (d *Device) Topology() (*Links, error) {
+	if err := d.live(); err != nil {
+		return nil, d.fail(askingTopology, 0, 0, err)
+	}
+	l, err := linksOf(d.drv(), func(Info) bool { return true })
+	return l, d.fail(askingTopology, 0, 0, err)
+}
+
+const askingTopology, measuring = "ask for topology", "measure links"
+
+// topology is that of the first driver with devices.
+func topology() (*Links, error) {
+	all := func(Info) bool { return true }
+	drv, err := cuda.Default()
+	if err == nil {
+		var l *Links
+		if l, err = linksOf(drv, all); err == nil && len(l.Devices) > 0 {
+			return l, nil
+		}
+	}
+	if err != nil && !errors.Is(err, ErrNoDriver) && !errors.Is(err, ErrNoDevice) {
+		return nil, err
+	}
+	return linksOf(host.Default(), all)
+}
+
+// linksOf asks the driver about the devices that are wanted.
+func linksOf(drv driver.Driver, wanted func(Info) bool) (*Links, error) {
+	all, err := drv.Devices()
+	if err != nil {
+		return nil, err
+	}
+	l := &Links{Devices: []Info{}, Pairs: []Link{}, drv: drv}
+	for _, i := range all {
+		if wanted(i) {
+			l.Devices = append(l.Devices, i)
+		}
+	}
+	for _, from := range l.Devices {
+		for _, to := range l.Devices {
+			if from.Ordinal == to.Ordinal {
+				continue
+			}
+			p, err := peering(drv, from.Ordinal, to.Ordinal)
+			if err != nil {
+				return nil, &PairError{from.Open, to.Open, err}
+			}
+			l.Pairs = append(l.Pairs, Link{From: from.Ordinal, To: to.Ordinal, Access: p.Access, Kind: p.Link, Rank: p.Rank, Atomics: p.Atomics})
+		}
+	}
+	return l, nil
+}
+
+// peering is what the driver knows, or only whether there is access.
+func peering(drv driver.Driver, from, to int) (driver.Peering, error) {
+	if i, ok := drv.(driver.PeerInfo); ok {
+		p, err := i.Peering(from, to)
+		if !errors.Is(err, ErrNotSupported) {
+			return p, err
+		}
+	}
+	p := driver.Peering{Rank: -1}
+	var err error
+	if p.Access, err = drv.CanAccessPeer(from, to); err == nil && !p.Access {
+		p.Link = "none"
+	}
+	return p, err
+}
+
+// Link finds a pair by its ordinals; nil if there is none.
+func (l *Links) Link(from, to int) *Link {
+	if l == nil {
+		return nil
+	}
+	for i := range l.Pairs {
+		if p := &l.Pairs[i]; p.From == from && p.To == to {
+			return p
+		}
+	}
+	return nil
+}
+
+// MarshalJSON writes devices by name, and pairs.
+func (l Links) MarshalJSON() ([]byte, error) {
+	type device struct {
+		Ordinal int    `json:"ordinal"`
+		Open    string `json:"open"`
+		Name    string `json:"name"`
+		PCI     string `json:"pci,omitempty"`
+		MIG     string `json:"mig,omitempty"`
+		UUID    string `json:"uuid"`
+	}
+	out := struct {
+		Devices []device `json:"devices"`
+		Pairs   []Link   `json:"pairs"`
+	}{[]device{}, append([]Link{}, l.Pairs...)}
+	for _, i := range l.Devices {
+		out.Devices = append(out.Devices, device{i.Ordinal, i.Open, i.Name, i.PCI, i.MIG, strings.TrimPrefix(uuidText(i.UUID), "GPU-")})
+	}
+	return json.Marshal(out)
+}
+
+// String is a table of the pairs, from row to column: the link, its rank, and a
+// + for native atomics. Once Measure has been there, tables of GB/s follow.
+func (l *Links) String() string {
+	if l == nil {
+		return "no links"
+	}
+	var b strings.Builder
+	l.table(&b, "link, rank (0 the best), + native atomics", (*Link).text)
+	if slices.ContainsFunc(l.Pairs, func(p Link) bool { return p.OneWay > 0 }) {
+		l.table(&b, "GB/s one way, row to column", func(p *Link) string { return rate(p.OneWay) })
+		l.table(&b, "GB/s both ways at once, added up", func(p *Link) string { return rate(p.Both) })
+	}
+	return b.String()
+}
+
+// table writes a row and a column for each device.
+func (l *Links) table(b *strings.Builder, title string, cell func(*Link) string) {
+	fmt.Fprintf(b, "%s\n", title)
+	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	for _, to := range l.Devices {
+		fmt.Fprintf(w, "\t%s", to.Open)
+	}
+	fmt.Fprintln(w)
+	for _, from := range l.Devices {
+		fmt.Fprint(w, from.Open)
+		for _, to := range l.Devices {
+			text := "self"
+			if p := l.Link(from.Ordinal, to.Ordinal); p != nil {
+				text = cell(p)
+			}
+			fmt.Fprintf(w, "\t%s", text)
+		}
+		fmt.Fprintln(w)
+	}
+	_ = w.Flush() // into memory
+}
+
+func (p *Link) text() string {
+	if !p.Access {
+		return "none"
+	}
+	text := p.Kind
+	if text == "" {
+		text = "access"
+	}
+	if p.Rank >= 0 {
+		text += fmt.Sprintf(" %d", p.Rank)
+	}
+	if p.Atomics {
+		text += " +"
+	}
+	return text
+}
+
+func rate(bytes float64) string {
+	if bytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.3g", bytes/1e9)
+}
+
+// Measure times copies of size bytes between all pairs with access, each way
+// and both ways at once, and fills in the rates. It opens the devices, takes
+// twice size on each of them and keeps nothing. Beside other work it measures
+// what that leaves. It fills in all pairs or none, and stops between two copies
+// when ctx is done.
+func (l *Links) Measure(ctx context.Context, size uint64) error {
+	if l == nil || l.drv == nil || ctx == nil || size == 0 {
+		return &OpError{Op: measuring, Size: size, Err: fmt.Errorf("%w: no topology, no context or no size", ErrInvalid)}
+	}
+	pairs := slices.Clone(l.Pairs)
+	if err := l.measure(ctx, size, pairs); err != nil {
+		var done *OpError
+		if errors.As(err, &done) {
+			return err
+		}
+		return &OpError{Op: measuring, Size: size, Err: err}
+	}
+	l.Pairs = pairs
+	return nil
+}
+
+func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err error) {
+	ends := map[int]*end{}
+	defer func() {
+		for _, e := range ends {
+			err = also(err, "and", e.ranges())
+		}
+		for _, e := range ends {
+			err = also(err, "and", e.close())
+		}
+	}()
+	for _, i := range l.Devices {
+		e := &end{}
+		ends[i.Ordinal] = e
+		if err := e.open(l.drv, i.Ordinal, size); err != nil {
+			return err
+		}
+	}
+	for i := range pairs {
+		p := &pairs[i]
+		if !p.Access {
+			continue
+		}
+		from, to := ends[p.From], ends[p.To]
+		if err := to.g.Grant(ReadWrite, from.d); err != nil {
+			return err
+		}
+		if p.OneWay, err = fastest(ctx, size, way{from, to}); err != nil {
+			return pairFail(from.d, to.d, err)
+		}
+	}
+	for i := range pairs {
+		p := &pairs[i]
+		from, to := ends[p.From], ends[p.To]
+		back := slices.IndexFunc(pairs, func(q Link) bool { return q.From == p.To && q.To == p.From })
+		switch {
+		case !p.Access || !pairs[back].Access:
+		case back < i:
+			p.Both = pairs[back].Both
+		default:
+			if p.Both, err = fastest(ctx, size, way{from, to}, way{to, from}); err != nil {
+				return pairFail(from.d, to.d, err)
+			}
+		}
+	}
+	return nil
+}

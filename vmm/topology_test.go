@@ -1,0 +1,220 @@
+package vmm_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+// golden holds text to a file of testdata.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		require.NoError(t, os.WriteFile("testdata/"+file, []byte(got), 0o600))
+	}
+	want, err := os.ReadFile("testdata/" + file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got, "%s: run this test with -update", file)
+}
+
+// opened opens n devices of a driver until the test ends.
+func opened(t *testing.T, drv driver.Driver, n int) (devs []*vmm.Device) {
+	t.Helper()
+	for i := range n {
+		d, err := vmm.OpenDriver(drv, i)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, d.Close()) })
+		devs = append(devs, d)
+	}
+	return devs
+}
+
+func TestTopology(t *testing.T) {
+	devs := opened(t, host.New(host.Config{Devices: 4, Memory: 64 * mib, NoPeer: [][2]int{{0, 2}}}), 3)
+	l, err := devs[0].Topology()
+	require.NoError(t, err)
+	require.Len(t, l.Devices, 4, "all of the driver")
+	require.Len(t, l.Pairs, 4*3)
+
+	l, err = vmm.Topology(devs[2], devs[0], devs[1])
+	require.NoError(t, err)
+	require.Len(t, l.Devices, 3)
+	require.Len(t, l.Pairs, 3*2)
+	require.Equal(t, &vmm.Link{From: 0, To: 1, Access: true, Kind: "host", Atomics: true}, l.Link(0, 1))
+	require.Equal(t, &vmm.Link{From: 2, To: 0, Kind: "none", Rank: -1}, l.Link(2, 0))
+	require.Nil(t, l.Link(0, 0))
+	require.Nil(t, l.Link(0, 3))
+	golden(t, "topology.txt", l.String())
+}
+
+func TestTopologyOfTheMachine(t *testing.T) {
+	l, err := vmm.Topology()
+	require.NoError(t, err)
+	require.NotEmpty(t, l.Devices)
+	require.Len(t, l.Pairs, len(l.Devices)*(len(l.Devices)-1))
+	for _, p := range l.Pairs {
+		require.NotEqual(t, p.From, p.To)
+		if !p.Access {
+			require.Equal(t, "none", p.Kind)
+		}
+	}
+}
+
+// plainDriver is a driver without optional interfaces.
+type plainDriver struct{ driver.Driver }
+
+// refuser is one whose optional interface is there and not supported.
+type refuser struct{ driver.Driver }
+
+func (refuser) Peering(int, int) (driver.Peering, error) {
+	return driver.Peering{}, &driver.CallError{Call: "Peering", Kind: driver.ErrNotSupported}
+}
+
+func TestTopologyWithoutPeerInfo(t *testing.T) {
+	inner := host.New(host.Config{Devices: 2, Memory: 64 * mib, NoPeer: [][2]int{{0, 1}}})
+	free := host.New(host.Config{Devices: 2, Memory: 64 * mib})
+	for _, c := range []struct {
+		drv  driver.Driver
+		want vmm.Link
+	}{
+		{&plainDriver{inner}, vmm.Link{From: 1, To: 0, Kind: "none", Rank: -1}},
+		{&refuser{inner}, vmm.Link{From: 1, To: 0, Kind: "none", Rank: -1}},
+		{&plainDriver{free}, vmm.Link{From: 1, To: 0, Access: true, Rank: -1}},
+		{&refuser{free}, vmm.Link{From: 1, To: 0, Access: true, Rank: -1}},
+	} {
+		l, err := opened(t, c.drv, 1)[0].Topology()
+		require.NoError(t, err)
+		require.Equal(t, &c.want, l.Link(1, 0))
+		if c.want.Access {
+			require.Contains(t, l.String(), "access")
+		}
+	}
+}
+
+func TestTopologyJSON(t *testing.T) {
+	l := vmm.Links{
+		Devices: []vmm.Info{
+			{Ordinal: 0, Open: "cuda:0", Name: "NVIDIA H200", PCI: "0000:3b:00.0", UUID: [16]byte{1, 2, 3}},
+			{Ordinal: 1, Open: "cuda:1", Name: "NVIDIA H200", MIG: "MIG-1", UUID: [16]byte{4}},
+		},
+		Pairs: []vmm.Link{
+			{From: 0, To: 1, Access: true, Kind: "nvlink", Atomics: true, OneWay: 396e9, Both: 783e9},
+			{From: 1, To: 0, Kind: "none", Rank: -1},
+		},
+	}
+	for _, v := range []any{l, &l} {
+		b, err := json.MarshalIndent(v, "", "  ")
+		require.NoError(t, err)
+		golden(t, "topology.json", string(b)+"\n")
+	}
+	require.Contains(t, l.String(), "nvlink 0 +")
+	require.Contains(t, l.String(), "396")
+	b, err := json.Marshal(vmm.Links{})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"devices":[],"pairs":[]}`, string(b))
+}
+
+func TestMeasureLinks(t *testing.T) {
+	devs := opened(t, host.New(host.Config{Devices: 3, Memory: 64 * mib, NoPeer: [][2]int{{0, 2}}}), 3)
+	l, err := vmm.Topology(devs...)
+	require.NoError(t, err)
+	require.NoError(t, l.Measure(t.Context(), mib))
+	for _, p := range l.Pairs {
+		if p.Access {
+			require.Positive(t, p.OneWay, "%+v", p)
+			require.Positive(t, p.Both, "%+v", p)
+		} else {
+			require.Zero(t, p.OneWay+p.Both)
+		}
+	}
+	require.Equal(t, l.Link(0, 1).Both, l.Link(1, 0).Both)
+	require.Equal(t, 3, strings.Count(l.String(), "row to column")+strings.Count(l.String(), "rank (0")+strings.Count(l.String(), "both ways"))
+	for _, d := range devs {
+		free, total, err := d.MemInfo()
+		require.NoError(t, err)
+		require.Equal(t, total, free, "nothing is kept")
+	}
+
+	before := l.String()
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, l.Measure(over, mib), context.Canceled)
+	require.ErrorIs(t, l.Measure(t.Context(), 0), vmm.ErrInvalid)
+	require.ErrorIs(t, l.Measure(nil, mib), vmm.ErrInvalid) //nolint:staticcheck // nil is what is tested
+	require.ErrorIs(t, l.Measure(t.Context(), 48*mib), vmm.ErrOutOfMemory)
+	require.Equal(t, before, l.String(), "nothing changed")
+	var none *vmm.Links
+	require.ErrorIs(t, none.Measure(t.Context(), 1), vmm.ErrInvalid)
+	require.Nil(t, none.Link(0, 1))
+	require.Equal(t, "no links", none.String())
+}
+
+// TestMeasureLinksFault fails every call: an error that is typed, nothing of the
+// topology changed and nothing left behind.
+func TestMeasureLinksFault(t *testing.T) {
+	w := worldOn(t, 2, host.Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})
+	l, err := vmm.Topology(w.devs...)
+	require.NoError(t, err)
+	before := l.String()
+	w.arm()
+	require.NoError(t, l.Measure(t.Context(), 8192))
+	calls := w.disarm()
+	l, err = vmm.Topology(w.devs...)
+	require.NoError(t, err)
+	for i := range calls {
+		switch calls[i] {
+		case "FreeStream", "FreeEvent", "Close", "Free", "Unmap":
+			continue // giving back: what the driver will not take stays
+		}
+		w.arm(i + 1)
+		err := l.Measure(t.Context(), 8192)
+		w.disarm()
+		if err == nil {
+			require.Equal(t, "Release", calls[i])
+			continue
+		}
+		require.ErrorIs(t, err, errInjected, calls[i])
+		var op *vmm.OpError
+		require.ErrorAs(t, err, &op)
+		require.Equal(t, before, l.String())
+	}
+}
+
+func TestTopologyBadInput(t *testing.T) {
+	drv := host.New(host.Config{Devices: 2, Memory: 64 * mib})
+	devs := opened(t, drv, 2)
+	twice, err := vmm.OpenDriver(drv, 1)
+	require.NoError(t, err)
+	other := opened(t, host.New(host.Config{Memory: 64 * mib}), 1)[0]
+	for name, c := range map[string]struct {
+		devs []*vmm.Device
+		pair bool
+	}{
+		"nil":            {[]*vmm.Device{devs[0], nil}, false},
+		"twice":          {[]*vmm.Device{devs[0], devs[1], twice}, true},
+		"another driver": {[]*vmm.Device{devs[0], other}, true},
+	} {
+		_, err := vmm.Topology(c.devs...)
+		require.ErrorIs(t, err, vmm.ErrInvalid, name)
+		var op *vmm.OpError
+		require.ErrorAs(t, err, &op, name)
+		var pair *vmm.PairError
+		require.Equal(t, c.pair, errors.As(err, &pair), name)
+	}
+	require.NoError(t, twice.Close())
+	_, err = vmm.Topology(devs[0], twice)
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	_, err = twice.Topology()
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	_, err = (*vmm.Device)(nil).Topology()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+}
