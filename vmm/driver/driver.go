@@ -83,7 +83,7 @@ type Driver interface {
 // Device is what needs a context. Each call pushes the context, works and pops
 // inside one C function, so goroutines may change threads between calls. Safe
 // for concurrent use. Every call of a lost device answers ErrDeviceLost on
-// entry, except FreeStream, FreeEvent and Close.
+// entry, except FreeStream, FreeEvent, DisablePeer and Close.
 //
 // Copies and fills check both ends when they are queued: an address that is
 // not mapped, or that this device may not read or write, is ErrInvalid and

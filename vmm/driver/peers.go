@@ -22,6 +22,6 @@ type LegacyPeers interface {
 	// ErrNotSupported.
 	EnablePeer(to int) error
 	// DisablePeer undoes it. Not enabled is ErrInvalid. Work that uses the
-	// memory must have ended.
+	// memory must have ended. A lost device lets go of its peers all the same.
 	DisablePeer(to int) error
 }

@@ -23,7 +23,7 @@ const mutantEnv = "CUVMM_DRIVERTEST_MUTANT"
 func TestMutants(t *testing.T) {
 	if name, child := os.LookupEnv(mutantEnv); child {
 		open := func(testing.TB) driver.Driver {
-			return mutants()[name].of(host.New(host.Config{Devices: 2, Memory: 1 << 30}))
+			return mutants()[name].of(host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{1, 2}}}))
 		}
 		drivertest.Memory(t, open)
 		drivertest.Async(t, open)
@@ -85,6 +85,18 @@ func mutants() map[string]mutant {
 		"unmap destroys a capture":              memory("capture-grow", func(d *host.Driver) driver.Driver { return &syncUnmap{d} }),
 		"a closed context cannot be waited for": memory("sync-closing", func(d *host.Driver) driver.Driver { return &syncClosed{d} }),
 
+		"every pair has a path":               memory("peering", func(d *host.Driver) driver.Driver { return &allPairs{d} }),
+		"a device is no pair with itself":     memory("peering-self", func(d *host.Driver) driver.Driver { return &noSelf{d} }),
+		"a pair that is not there is unknown": memory("peering-unknown", func(d *host.Driver) driver.Driver { return &anyPair{d} }),
+		"enabling twice is fine":              device("peer-enable", func(f full) driver.Device { return &enableTwice{f} }),
+		"disabling twice is fine":             device("peer-enable", func(f full) driver.Device { return &disableTwice{f} }),
+		"a device is its own peer":            device("peer-enable-who", func(f full) driver.Device { return &selfPeer{f} }),
+		"close leaves peers enabled":          device("peer-enable-close", func(f full) driver.Device { return &closeKeeps{f} }),
+		"enabling needs no path":              device("peer-no-path", func(f full) driver.Device { return &noPath{f} }),
+		"copies need access":                  device("peer-plain", func(f full) driver.Device { return &copyNeeds{full: f} }),
+		"enabling grants":                     memory("peer-plain-only", func(d *host.Driver) driver.Driver { return &enableGrants{Driver: d} }),
+		"a lost device keeps peers":           device("lost-peer-disable", func(f full) driver.Device { return &keepLost{f} }),
+
 		"copies stop at a chunk":         device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
 		"a second close is an error":     device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
 		"events are always done":         device("stream-late", func(f full) driver.Device { return &alwaysDone{f} }),
@@ -114,6 +126,7 @@ type full interface {
 	driver.Pinner
 	driver.Capturer
 	driver.ValueWaiter
+	driver.LegacyPeers
 }
 
 type otherDevice struct {
@@ -402,4 +415,116 @@ func (d *waitsIn) FreeStream(s driver.Stream) error {
 
 func (d *waitsIn) FreeEvent(e driver.Event) error {
 	return errors.Join(d.wait("FreeEvent", func() error { return d.SyncEvent(e) }), d.full.FreeEvent(e))
+}
+
+type allPairs struct{ *host.Driver }
+
+func (d *allPairs) Peering(from, to int) (driver.Peering, error) {
+	p, err := d.Driver.Peering(from, to)
+	if err == nil && p.Link == "none" {
+		p = driver.Peering{Access: true, Link: "host"}
+	}
+	return p, err
+}
+
+type noSelf struct{ *host.Driver }
+
+func (d *noSelf) Peering(from, to int) (driver.Peering, error) {
+	p, err := d.Driver.Peering(from, to)
+	if from == to {
+		p.Link = "host"
+	}
+	return p, err
+}
+
+type anyPair struct{ *host.Driver }
+
+func (d *anyPair) Peering(from, to int) (driver.Peering, error) {
+	p, err := d.Driver.Peering(from, to)
+	return p, pass(err, driver.ErrNoDevice)
+}
+
+type enableTwice struct{ full }
+
+func (d *enableTwice) EnablePeer(to int) error {
+	return pass(d.full.EnablePeer(to), driver.ErrPeerEnabled)
+}
+
+type disableTwice struct{ full }
+
+func (d *disableTwice) DisablePeer(to int) error {
+	return pass(d.full.DisablePeer(to), driver.ErrInvalid)
+}
+
+type selfPeer struct{ full }
+
+func (d *selfPeer) EnablePeer(to int) error { return pass(d.full.EnablePeer(to), driver.ErrInvalid) }
+
+type closeKeeps struct{ full }
+
+func (d *closeKeeps) Close() error { return nil }
+
+type noPath struct{ full }
+
+func (d *noPath) EnablePeer(to int) error { return pass(d.full.EnablePeer(to), driver.ErrNotSupported) }
+
+type copyNeeds struct {
+	full
+	on bool
+}
+
+func (d *copyNeeds) EnablePeer(to int) error {
+	err := d.full.EnablePeer(to)
+	d.on = d.on || err == nil
+	return err
+}
+
+func (d *copyNeeds) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
+	if !d.on {
+		return nil
+	}
+	return d.full.Copy(dst, src, n, s)
+}
+
+type enableGrants struct {
+	*host.Driver
+	p    driver.Ptr
+	size uint64
+}
+
+func (d *enableGrants) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+	if who[0].To == onDevice(0) {
+		d.p, d.size = p, size
+	}
+	return d.Driver.SetAccess(p, size, who)
+}
+
+func (d *enableGrants) Open(n int) (driver.Device, error) {
+	dev, err := d.Driver.Open(n)
+	if err != nil {
+		return nil, err
+	}
+	return &granting{dev.(full), d, n}, nil
+}
+
+type granting struct {
+	full
+	d *enableGrants
+	n int
+}
+
+func (g *granting) EnablePeer(to int) error {
+	if err := g.full.EnablePeer(to); err != nil {
+		return err
+	}
+	return g.d.Driver.SetAccess(g.d.p, g.d.size, []driver.Grant{{To: onDevice(g.n), Access: driver.ReadWrite}})
+}
+
+type keepLost struct{ full }
+
+func (d *keepLost) DisablePeer(to int) error {
+	if err := d.full.Sync(); err != nil {
+		return err
+	}
+	return d.full.DisablePeer(to)
 }

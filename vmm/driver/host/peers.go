@@ -48,12 +48,15 @@ func (v *device) EnablePeer(to int) error {
 	return nil
 }
 
-// DisablePeer strikes it out.
+// DisablePeer strikes it out, on a lost device and for one, too.
 func (v *device) DisablePeer(to int) error {
 	const verb = "DisablePeer"
-	c, err := v.pair(verb, to)
-	if err != nil {
-		return err
+	if v.closed.Load() {
+		return v.isClosed(verb)
+	}
+	c := v.context
+	if to < 0 || to >= len(c.d.units) {
+		return rule(verb, driver.ErrNoDevice, "host:%d", to)
 	}
 	c.d.work.Lock()
 	defer c.d.work.Unlock()
