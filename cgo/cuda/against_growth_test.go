@@ -220,7 +220,7 @@ func (v *rivals) keptDoubling() (job, remark) {
 // wholeDevice fills 120 GiB, or what the device has, by 256 MiB: in chunks of
 // that size, or as the ladder has it.
 func (v *rivals) wholeDevice(fixed bool) (job, remark) {
-	sizes := v.stepped(256*mib, min(v.free()/100*85, 120*gib))
+	sizes := v.stepped(256*mib, min(v.free()/100*90, 120*gib))
 	o, name := vmm.RangeOptions{}, "by the ladder"
 	if fixed {
 		o.Chunk, name = sizes[0], "one chunk each"
