@@ -281,7 +281,7 @@ func (p *pairOf) contender(ctx context.Context, kind string) (_ contender, err e
 		}
 	}()
 	if kind != legacyPeer {
-		if err := p.off(); err != nil {
+		if err := c.prove(); err != nil {
 			return nil, err
 		}
 	}
@@ -328,30 +328,32 @@ func (p *pairOf) contender(ctx context.Context, kind string) (_ contender, err e
 	return c, err
 }
 
-// off makes sure that peer access is off, by switching it on and off again.
-// Where it cannot be on there is nothing to do.
-func (p *pairOf) off() error {
-	peer, ok := p.fromRaw.(driver.LegacyPeers)
-	if !ok {
-		return nil
-	}
-	switch err := peer.EnablePeer(p.to.Info().Ordinal); {
-	case errors.Is(err, driver.ErrNotSupported):
-		return nil
-	case errors.Is(err, driver.ErrPeerEnabled):
-		return fmt.Errorf("peer access of %s to %s was switched on by somebody else: %w", p.from, p.to, err)
-	case err != nil:
-		return err
-	}
-	return peer.DisablePeer(p.to.Info().Ordinal)
-}
-
 // peerCopier is a copier whose copies reach another device's memory.
 type peerCopier struct {
 	copier
 	pair    *pairOf
 	kind    string
 	disable func() error // peer access that is on; nil: none
+}
+
+// prove makes sure that peer access is off, by switching it on and off again.
+// Where it cannot be on there is nothing to do.
+func (c *peerCopier) prove() error {
+	peer, ok := c.pair.fromRaw.(driver.LegacyPeers)
+	if !ok {
+		return nil
+	}
+	from, to := c.pair.from, c.pair.to
+	switch err := peer.EnablePeer(to.Info().Ordinal); {
+	case errors.Is(err, driver.ErrNotSupported):
+		return nil
+	case errors.Is(err, driver.ErrPeerEnabled):
+		return fmt.Errorf("peer access of %s to %s was switched on by somebody else: %w", from, to, err)
+	case err != nil:
+		return err
+	}
+	c.disable = func() error { return peer.DisablePeer(to.Info().Ordinal) }
+	return c.off()
 }
 
 // reaching calls f while peer access is on, if this kind of memory wants it.
