@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
@@ -218,4 +219,40 @@ func TestP2PThatFailsGivesBack(t *testing.T) {
 			require.NoError(t, drv.Balanced(), "%s %d", call, n)
 		}
 	}
+}
+
+// Copies that wait for the gate are not gated again, of whichever pair.
+func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
+	drv := host.New(host.Config{Devices: 2, Memory: 1 << 30})
+	var devs []*vmm.Device
+	for n := range 2 {
+		dev, err := vmm.OpenDriver(drv, n)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, dev.Close()) })
+		devs = append(devs, dev)
+	}
+	pair := &pairOf{from: devs[0], to: devs[1], direction: toPeer, size: 4096, blocks: map[string]bool{}}
+	_, err := newP2PPlan().group(pair, 1)
+	require.NoError(t, err)
+	if !pair.gateable {
+		t.Skip("needs a device whose streams can wait for a value")
+	}
+	contender := func() *peerCopier {
+		c, err := pair.contender(t.Context(), noPeer)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.close()) })
+		return c.(*peerCopier)
+	}
+	c := contender()
+	require.Equal(t, peerGateTimeout, c.timer.gate.timeout)
+	_, err = c.measure(t.Context(), 1)
+	require.NoError(t, err)
+	require.Empty(t, pair.blocks)
+
+	c.timer.gate.timeout = time.Millisecond
+	c.queues = []queue{pair.fromRaw.SyncStream}
+	_, err = c.measure(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, map[string]bool{noPeer: true}, pair.blocks)
+	require.Nil(t, contender().timer.gate)
 }
