@@ -30,9 +30,10 @@ type buffer struct {
 // shape is how device memory is laid out: all but the size is for vmm memory.
 type shape struct {
 	size  uint64
-	chunk uint64 // size of its chunks; 0: the range's choice
-	step  uint64 // what it grows by; 0: all at once
-	share bool   // its chunks can be exported
+	chunk uint64      // size of its chunks; 0: the range's choice
+	step  uint64      // what it grows by; 0: all at once
+	share bool        // its chunks can be exported
+	peer  *vmm.Device // is granted access; nil: nobody
 }
 
 // Kinds of device memory, as --mem takes them.
@@ -110,6 +111,9 @@ func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
 	for at := uint64(0); at < s.size && err == nil; {
 		at += min(step, s.size-at)
 		err = r.Grow(at) // beyond Len, which is 0
+	}
+	if s.peer != nil && err == nil {
+		err = r.Grant(vmm.ReadWrite, s.peer)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.Close())

@@ -46,3 +46,20 @@ func TestOnFakeCUDA(t *testing.T) {
 		}
 	}
 }
+
+// The fake driver tells plain memory with peer access from that without, and
+// mapped memory from both.
+func TestP2POnFakeCUDA(t *testing.T) {
+	path := fakecuda.Build(t, fakecuda.Missing("wait_value32"))
+	fake := fakecuda.Open(t, path)
+	fake.Configure(2, 512<<20)
+	drv, err := cuda.Load(path)
+	require.NoError(t, err)
+	t.Cleanup(fake.Clean)
+	s := p2pOn(t, drv, noPeer, legacyPeer, memVMM)
+	require.NotEmpty(t, s.report.Cases)
+	for _, c := range s.report.Cases {
+		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
+	}
+	require.Zero(t, fake.Live().Peers, "peer access is never left on")
+}

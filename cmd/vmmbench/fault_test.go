@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"testing"
 	"time"
@@ -24,6 +25,15 @@ func device(t *testing.T, hook func(drivertest.Call) error) (*vmm.Device, driver
 	raw, err := dev.Raw()
 	require.NoError(t, err)
 	return dev, raw
+}
+
+// run measures on a device what is planned for it.
+func (s *session) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planner) error {
+	groups, err := plan(dev, raw, s.flags.seed)
+	if err != nil {
+		return err
+	}
+	return s.work(ctx, stderr, []*vmm.Device{dev}, groups)
 }
 
 func newSession() *session {

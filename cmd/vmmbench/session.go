@@ -27,19 +27,36 @@ type session struct {
 // planner says what to measure on a device, with data made from a seed.
 type planner func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error)
 
-// measure is a measuring command from its flags to its exit code.
+// stage opens devices, plans what to measure on them, and calls use while they
+// are open.
+type stage func(use func(devs []*vmm.Device, groups []group) error) error
+
+// measure is a command that measures one device, from its flags to its exit code.
 func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planner) error {
+	return a.measureOn(ctx, name, m, func(use func([]*vmm.Device, []group) error) error {
+		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
+			groups, err := plan(dev, raw, m.seed)
+			if err != nil {
+				return err
+			}
+			return use([]*vmm.Device{dev}, groups)
+		})
+	})
+}
+
+// measureOn is a measuring command on the devices that on opens.
+func (a *app) measureOn(ctx context.Context, name string, m *measureFlags, on stage) error {
 	if err := m.check(); err != nil {
 		return err
 	}
 	if m.dryRun {
-		return a.dryRun(m, plan)
+		return a.dryRun(m, on)
 	}
 	return a.session(name, &m.outputFlags, func(s *session) error {
 		s.flags = m
 		s.report.Run.Measure = m.describe()
-		err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
-			return s.run(ctx, a.stderr, dev, raw, plan)
+		err := on(func(devs []*vmm.Device, groups []group) error {
+			return s.work(ctx, a.stderr, devs, groups)
 		})
 		c, err := a.unlessAbsent(m.device, err)
 		if c == nil {
@@ -55,14 +72,8 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 
 // dryRun prints the names of the cases. It ends as the run would, as far as
 // that is known without measuring.
-func (a *app) dryRun(m *measureFlags, plan planner) error {
-	err := a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
-		groups, err := plan(dev, raw, m.seed)
-		if err != nil {
-			return err
-		}
-		return a.list(groups)
-	})
+func (a *app) dryRun(m *measureFlags, on stage) error {
+	err := on(func(_ []*vmm.Device, groups []group) error { return a.list(groups) })
 	c, err := a.unlessAbsent(m.device, err)
 	if c != nil {
 		a.code = report.ExitWaived
@@ -170,13 +181,11 @@ func (a *app) list(groups []group) error {
 	return nil
 }
 
-// run measures on a device what is planned for it.
-func (s *session) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planner) error {
-	groups, err := plan(dev, raw, s.flags.seed)
-	if err != nil {
-		return err
+// work measures groups on devices that are open.
+func (s *session) work(ctx context.Context, stderr io.Writer, devs []*vmm.Device, groups []group) error {
+	for _, dev := range devs {
+		s.report.Devices = append(s.report.Devices, describeDevice(dev))
 	}
-	s.report.Devices = append(s.report.Devices, describeDevice(dev))
 	if err := s.start(); err != nil {
 		return err
 	}

@@ -18,6 +18,8 @@ const (
 	gateTimeout = 2 * time.Second
 	// gatedLoops bounds what is queued behind a gate.
 	gatedLoops = 128
+	// gateTimedOut is the flag of a case whose gate opened by itself.
+	gateTimedOut = "gate-timeout"
 )
 
 // queue puts one copy on a stream, or has it done when it returns.
@@ -118,7 +120,7 @@ func (t *timer) time(ctx context.Context, loops int, queues ...queue) (measure.S
 		return measure.Sample{}, err
 	}
 	if open != nil && !open() {
-		t.gate, t.flag = nil, "gate-timeout"
+		t.gate, t.flag = nil, gateTimedOut
 	}
 
 	var s measure.Sample

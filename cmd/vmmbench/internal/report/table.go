@@ -36,6 +36,11 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	for _, command := range commands(r) {
 		add(strings.ToUpper(command), cases(r, command))
 	}
+	pairs := matrices(r)
+	top := most(pairs)
+	for _, m := range pairs {
+		add(m.name+", "+m.unit, m.render(top[m.scale]))
+	}
 	add("Comparisons: time of B over time of A, above 1 means B takes longer", comparisons(r))
 	if r.Run.Measure != nil {
 		parts = append(parts, summary(r))

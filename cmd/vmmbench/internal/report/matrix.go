@@ -1,0 +1,112 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+)
+
+// Axes of cases that are about a pair of devices: the one that copies, and the
+// one whose memory it reaches.
+const axisFrom, axisTo = "from", "to"
+
+// matrix is the cases that differ in the pair only.
+type matrix struct {
+	name, unit string
+	scale      string   // what it has in common with those that share its shades
+	devs       []string // rows and columns
+	cells      map[[2]string]Case
+}
+
+// matrices gathers the cases about pairs by their other axes, in order.
+func matrices(r *Report) []*matrix {
+	var list []*matrix
+	byName := map[string]*matrix{}
+	for _, c := range r.Cases {
+		from, to := c.Axes.Of(axisFrom), c.Axes.Of(axisTo)
+		if from == nil || to == nil {
+			continue
+		}
+		var rest, scale []string
+		for _, a := range c.Axes {
+			if a.Name == axisFrom || a.Name == axisTo {
+				continue
+			}
+			rest = append(rest, text(a.Value))
+			if a.Name != "mem" {
+				scale = append(scale, text(a.Value))
+			}
+		}
+		name := strings.Join(rest, " ")
+		if name == "" {
+			continue // a pair and nothing else is no matrix
+		}
+		m := byName[name]
+		if m == nil {
+			m = &matrix{name: name, unit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}}
+			byName[name] = m
+			list = append(list, m)
+		}
+		at := [2]string{text(from), text(to)}
+		m.cells[at] = c
+		for _, dev := range at {
+			if !slices.Contains(m.devs, dev) {
+				m.devs = append(m.devs, dev)
+			}
+		}
+	}
+	return list
+}
+
+// shades are the heat of a cell, from little to much of the greatest value that
+// any kind of memory reached.
+var shades = []string{"░", "▒", "▓", "█"}
+
+// heat is the shade of a value.
+func heat(value, most float64) string {
+	if most <= 0 {
+		return shades[0]
+	}
+	return shades[min(int(value/most*float64(len(shades))), len(shades)-1)]
+}
+
+// render is the matrix as a table; most is the greatest value of its scale.
+func (m *matrix) render(most float64) table.Writer {
+	t := table.NewWriter()
+	header := table.Row{"from \\ to"}
+	for _, to := range m.devs {
+		header = append(header, to)
+	}
+	t.AppendHeader(header)
+	for _, from := range m.devs {
+		row := table.Row{from}
+		for _, to := range m.devs {
+			c, ok := m.cells[[2]string{from, to}]
+			switch {
+			case !ok:
+				row = append(row, "-")
+			case c.Stats == nil || c.Status != Passed:
+				row = append(row, string(c.Status))
+			default:
+				row = append(row, fmt.Sprintf("%s %.4g", heat(c.Stats.Value, most), c.Stats.Value))
+			}
+		}
+		t.AppendRow(row)
+	}
+	return t
+}
+
+// most is the greatest value on each scale.
+func most(list []*matrix) map[string]float64 {
+	top := map[string]float64{}
+	for _, m := range list {
+		for _, c := range m.cells {
+			if c.Stats != nil && c.Status == Passed {
+				top[m.scale] = max(top[m.scale], c.Stats.Value)
+			}
+		}
+	}
+	return top
+}
