@@ -192,14 +192,18 @@ func (k legacyKey) shut(undo bool) error {
 	return pairFail(k.from, k.to, err)
 }
 
-// disable takes away what was enabled here.
+// disable takes away what was enabled here, unless another library has done so
+// by now, which the driver calls invalid.
 func (p *legacyPair) disable(k legacyKey, at [2]int) error {
 	if p.theirs {
 		return nil
 	}
 	dev, err := k.from.peer()
-	if err == nil {
-		err = dev.DisablePeer(at[1])
+	if err != nil {
+		return err
+	}
+	if err = dev.DisablePeer(at[1]); errors.Is(err, ErrInvalid) {
+		return nil
 	}
 	return err
 }

@@ -167,6 +167,17 @@ func TestLegacyPeersOfOthers(t *testing.T) {
 	w.end()
 }
 
+// TestLegacyPeersDisabledByOthers: a pair that another library has turned off is
+// off, and no reason to keep its devices open for ever.
+func TestLegacyPeersDisabledByOthers(t *testing.T) {
+	w := newLegacyWorld(t, 2)
+	disable, err := vmm.EnableLegacyPeers(w.devs...)
+	require.NoError(t, err)
+	require.NoError(t, raw(t, w.devs[0]).(driver.LegacyPeers).DisablePeer(1))
+	require.NoError(t, disable())
+	w.end()
+}
+
 // TestLegacyPeersByTwoDevices: pairs are counted for the process, whatever Device
 // asks.
 func TestLegacyPeersByTwoDevices(t *testing.T) {

@@ -236,7 +236,8 @@ func rate(bytes float64) string {
 // Measure times copies of size bytes between all pairs with access, each way
 // and both ways at once, and fills in the rates. It opens the devices, takes
 // twice size on each of them and keeps nothing. Beside other work it measures
-// what that leaves. It fills in all pairs or none, and stops between two copies
+// what that leaves. Pairs may be taken out of Pairs before: what has no way back
+// there has no rate both ways. It fills in all pairs or none, and stops between two copies
 // when ctx is done.
 func (l *Links) Measure(ctx context.Context, size uint64) error {
 	if l == nil || l.drv == nil || ctx == nil || size == 0 {
@@ -256,17 +257,21 @@ func (l *Links) Measure(ctx context.Context, size uint64) error {
 
 func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err error) {
 	ends := map[int]*end{}
+	var all []*end
 	defer func() {
-		for _, e := range ends {
+		for _, e := range all {
 			err = also(err, "and", e.ranges())
 		}
-		for _, e := range ends {
+		for _, e := range all {
 			err = also(err, "and", e.close())
 		}
 	}()
 	for _, i := range l.Devices {
+		if ends[i.Ordinal] != nil {
+			continue
+		}
 		e := &end{}
-		ends[i.Ordinal] = e
+		ends[i.Ordinal], all = e, append(all, e)
 		if err := e.open(l.drv, i.Ordinal, size); err != nil {
 			return err
 		}
@@ -277,7 +282,10 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 			continue
 		}
 		from, to := ends[p.From], ends[p.To]
-		if err := to.g.Grant(ReadWrite, from.d); err != nil {
+		if from == nil || to == nil {
+			return fmt.Errorf("%w: a pair of devices %d and %d, which are not in the topology", ErrInvalid, p.From, p.To)
+		}
+		if err := to.admit(from); err != nil {
 			return err
 		}
 		if p.OneWay, err = fastest(ctx, size, way{from, to}); err != nil {
@@ -289,7 +297,7 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 		from, to := ends[p.From], ends[p.To]
 		back := slices.IndexFunc(pairs, func(q Link) bool { return q.From == p.To && q.To == p.From })
 		switch {
-		case !p.Access || !pairs[back].Access:
+		case !p.Access || back < 0 || !pairs[back].Access:
 		case back < i:
 			p.Both = pairs[back].Both
 		default:

@@ -158,6 +158,38 @@ func TestMeasureLinks(t *testing.T) {
 	require.Equal(t, "no links", none.String())
 }
 
+// TestMeasureLinksCaptured: that somebody captures a stream meanwhile keeps
+// nothing from being given back.
+func TestMeasureLinksCaptured(t *testing.T) {
+	devs := opened(t, host.New(host.Config{Devices: 2, Memory: 64 * mib}), 2)
+	l, err := vmm.Topology(devs...)
+	require.NoError(t, err)
+	s, err := devs[0].NewStream()
+	require.NoError(t, err)
+	c := raw(t, devs[0]).(driver.Capturer)
+	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureRelaxed))
+	require.NoError(t, l.Measure(t.Context(), mib))
+	require.NoError(t, c.EndCapture(s.Raw()), "the capture was not destroyed")
+	require.NoError(t, s.Close())
+	for _, d := range devs {
+		free, total, err := d.MemInfo()
+		require.NoError(t, err)
+		require.Equal(t, total, free, "nothing is kept")
+	}
+}
+
+// TestMeasureSomeLinks: Pairs belongs to the caller, who may want some of them.
+func TestMeasureSomeLinks(t *testing.T) {
+	l, err := vmm.Topology(opened(t, host.New(host.Config{Devices: 2, Memory: 64 * mib}), 2)...)
+	require.NoError(t, err)
+	l.Pairs = l.Pairs[:1]
+	require.NoError(t, l.Measure(t.Context(), mib))
+	require.Positive(t, l.Pairs[0].OneWay)
+	require.Zero(t, l.Pairs[0].Both)
+	l.Devices = l.Devices[:1]
+	require.ErrorIs(t, l.Measure(t.Context(), mib), vmm.ErrInvalid)
+}
+
 // TestMeasureLinksFault fails every call: an error that is typed, nothing of the
 // topology changed and nothing left behind.
 func TestMeasureLinksFault(t *testing.T) {
@@ -165,6 +197,7 @@ func TestMeasureLinksFault(t *testing.T) {
 	l, err := vmm.Topology(w.devs...)
 	require.NoError(t, err)
 	before := l.String()
+	require.NoError(t, l.Measure(t.Context(), 8192)) // makes what the next ones find made
 	w.arm()
 	require.NoError(t, l.Measure(t.Context(), 8192))
 	calls := w.disarm()
