@@ -193,9 +193,9 @@ func (p *Plan) Err() error {
 // plan may be old: what was granted or grew since is as good as done, and if
 // anything cannot be done any more nothing is, and the answer is what Err of a
 // new plan would be. If a step fails, what a device could do before comes back.
-// That is done without a wait, since nobody has been told of the grant; where
-// somebody else has settled a device's access meanwhile, that stands. Applying
-// a plan twice is fine.
+// That is done without a wait for work, since nobody has been told of the grant;
+// where somebody else has settled a device's access meanwhile, that stands.
+// Applying a plan twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
 		return errNoPlan
@@ -208,20 +208,25 @@ func (p *Plan) apply() error {
 		return err
 	}
 	var undo []func() error
+	var keep []func()
 	for i := range p.Ranges {
 		peers := p.Ranges[i].peers()
 		if len(peers) == 0 {
 			continue
 		}
-		r := p.Ranges[i].Range.r
-		done, err := r.decide(p.Access, peers)
+		g := p.Ranges[i].Range
+		done, err := g.r.decide(p.Access, peers)
 		if err != nil {
 			for _, back := range slices.Backward(undo) {
 				err = also(err, "and setting access back", back())
 			}
-			return r.fail(enablingPeers, 0, r.size, err)
+			return g.fail(enablingPeers, 0, g.Max(), err)
 		}
-		undo = append(undo, func() error { return r.undecide(done) })
+		undo = append(undo, func() error { return g.undecide(done) })
+		keep = append(keep, func() { g.r.settle(done) })
+	}
+	for _, f := range keep {
+		f()
 	}
 	return nil
 }

@@ -36,10 +36,7 @@ type Reservation struct {
 	layout  sync.Mutex
 	widened uint64 // counts grants, so that a revoke sees one that came between
 
-	// Guarded by layout: how many times access was settled, and which of them
-	// was a device's last.
-	decisions uint64
-	told      map[*port]uint64
+	told map[*port]*verdict // a device's last; guarded by layout, as they are
 
 	mu       sync.Mutex // never held across a driver call
 	phase    phase
