@@ -59,6 +59,7 @@ type verdict struct {
 	dev    *Device
 	before Access
 	last   *verdict // the device's one before, while this one may be undone
+	mark   *leaver  // keeps copies of ours from what may be undone
 }
 
 // decide sets the access of devs, which are eligible, to a. What it answers
@@ -88,9 +89,12 @@ func (r *Reservation) decide(a Access, devs []*Device) (done []*verdict, err err
 		}
 	}
 	for _, d := range devs {
-		done = append(done, &verdict{d, r.granted(d), r.told[d.port]})
+		before := r.granted(d)
+		done = append(done, &verdict{d, before, r.told[d.port], &leaver{d.port, before}})
 	}
+	r.withhold(done)
 	if err := r.regrant(a, devs); err != nil {
+		r.release(done...)
 		return nil, err
 	}
 	if r.told == nil {
@@ -107,8 +111,29 @@ func (r *Reservation) settle(done []*verdict) {
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	for _, v := range done {
+		for e := v; e != nil; e = e.last {
+			r.release(e)
+		}
 		v.last = nil
 	}
+}
+
+// withhold keeps copies of ours from access that may be undone without a wait.
+func (r *Reservation) withhold(done []*verdict) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, v := range done {
+		r.leaving = append(r.leaving, v.mark)
+	}
+}
+
+// release undoes withhold.
+func (r *Reservation) release(done ...*verdict) {
+	var marks []*leaver
+	for _, v := range done {
+		marks = append(marks, v.mark)
+	}
+	r.stay(marks)
 }
 
 // undecide gives the devices back what they could do before, without waiting
@@ -133,6 +158,7 @@ func (g *Range) undecide(done []*verdict) (failed error) {
 	}
 	defer r.use.Unlock()
 	defer r.layout.Unlock()
+	defer r.release(done...)
 	if errors.Is(r.usable(), ErrClosed) {
 		return nil
 	}
@@ -166,7 +192,8 @@ func (r *Reservation) recall(v *verdict) bool {
 	return false
 }
 
-// leaver is a device that keeps no more than left of its access.
+// leaver is a device that keeps no more than left of its access, or has no more
+// for certain.
 type leaver struct {
 	*port
 	left Access

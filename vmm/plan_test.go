@@ -507,6 +507,38 @@ func TestUndoOfABusyRange(t *testing.T) {
 	}
 }
 
+// TestUndoUnderACopy: a copy that a peer queues under a grant which is then undone
+// would lose its device, so it is refused until the grant stands.
+func TestUndoUnderACopy(t *testing.T) {
+	w := hostWorld(t, 2)
+	g, h, own := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1), rangeOn(t, w, 1, 1)
+	s, err := w.devs[1].NewStream()
+	require.NoError(t, err)
+	open := gate(t, w.devs[1], s.Raw())
+	calls := 0
+	w.before = func(call drivertest.Call) error {
+		if call.Name != "SetAccess" {
+			return nil
+		}
+		if calls++; calls != 2 {
+			return nil
+		}
+		if err := s.Copy(own.Ptr(), g.Ptr(), 4096); !errors.Is(err, vmm.ErrBusy) {
+			t.Error(err)
+		}
+		return errInjected
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h), errInjected)
+	w.before = nil
+	require.ErrorIs(t, s.Copy(own.Ptr(), g.Ptr(), 4096), vmm.ErrInvalid)
+	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h))
+	require.NoError(t, s.Copy(own.Ptr(), g.Ptr(), 4096))
+	open()
+	require.NoError(t, s.Close(), "the device is well")
+	closeAll(t, g, h, own)
+	w.end()
+}
+
 // TestUndoOfAClosedRange: what closes between the steps is left alone.
 func TestUndoOfAClosedRange(t *testing.T) {
 	w := hostWorld(t, 2)

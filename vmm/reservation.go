@@ -45,7 +45,7 @@ type Reservation struct {
 	who      []driver.Grant // the same, as the driver wants it
 	turns    uint64         // counts retirements
 	strays   []*port        // may still have access: taking it away failed
-	leaving  []*leaver      // are losing access; their copies are refused
+	leaving  []*leaver      // may be losing access; their copies are refused
 	promised bool           // Use was called
 	named    map[*Stream]struct{}
 	holds    []uint64
