@@ -365,7 +365,7 @@ func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
 			for _, d := range lent {
 				d.untrack(grantKey{r, d})
 			}
-			return nil, err
+			return nil, pairFail(d, r.dev, err)
 		}
 		lent = append(lent, d)
 	}

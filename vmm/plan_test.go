@@ -340,6 +340,28 @@ func TestStalePlan(t *testing.T) {
 	}
 }
 
+// TestDeviceClosesMeanwhile: a device that closes after it was looked at is
+// refused by its pair as well, and nothing has changed.
+func TestDeviceClosesMeanwhile(t *testing.T) {
+	w := hostWorld(t, 3)
+	g := rangeOn(t, w, 0, 2)
+	w.before = func(call drivertest.Call) error {
+		if call.Name == "CanAccessPeer" && call.Dev == 2 {
+			return w.devs[2].Close()
+		}
+		return nil
+	}
+	err := vmm.EnablePeers(vmm.Read, w.devs, g)
+	w.before = nil
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	var pair *vmm.PairError
+	require.ErrorAs(t, err, &pair)
+	require.Equal(t, "host:2 host:0", pair.From+" "+pair.To)
+	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+	closeAll(t, g)
+	w.end()
+}
+
 // TestUndoLeavesWhatOthersWereTold: between the first range and the failure of
 // the second somebody else is told that the grant stands. It does.
 func TestUndoLeavesWhatOthersWereTold(t *testing.T) {
