@@ -43,8 +43,8 @@ type DevicePlan struct {
 // by, None to take it away. Nothing is changed. What cannot be done stands in
 // the plan, with the reason: a pair without a path, a device without the calls
 // that map memory, a device or a range that is closed, a range that sleeps, an
-// owner that would be revoked. An error is a plan that makes no sense: no range,
-// a range or a device that is nil or named twice, no such access.
+// owner that would be revoked. An error is a plan that makes no sense: a range or a
+// device that is nil or named twice, no such access.
 func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
 	if err := sensible(a, devs, ranges); err != nil {
 		return nil, err
@@ -254,8 +254,11 @@ func (p *Plan) String() string {
 			fmt.Fprintf(&b, "  %v: %s\n", d.Device, d.text())
 		}
 	}
-	if refused > 0 {
+	switch {
+	case refused > 0:
 		fmt.Fprintf(&b, "nothing will be done, since %d of %d cannot be\n", refused, all)
+	case p.Err() != nil: // of a range without a device to be told of
+		b.WriteString("nothing will be done\n")
 	}
 	return b.String()
 }
