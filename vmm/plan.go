@@ -53,7 +53,8 @@ func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
 }
 
 // EnablePeers is PlanPeers and Apply: it gives every device access a to every
-// range that it does not own, all or nothing.
+// range that it does not own, all or nothing. Until it answers, copies of this
+// package that need access which is new may be refused with ErrBusy.
 func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
 	p, err := PlanPeers(a, devs, ranges...)
 	if err != nil {
