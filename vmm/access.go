@@ -49,26 +49,29 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 	if err := r.eligible(a, devs); err != nil {
 		return err
 	}
-	_, err := r.decide(a, devs)
+	done, err := r.decide(a, devs)
+	r.settle(done)
 	return err
 }
 
-// decision is access that was set, and what there was before.
-type decision struct {
-	turn   uint64
-	devs   []*Device
-	before []Access
+// verdict is that the access of one device was set, and what undoes that.
+type verdict struct {
+	dev    *Device
+	before Access
+	last   *verdict // the device's one before, while this one may be undone
+	mark   *leaver  // keeps copies of ours from what may be undone
 }
 
-// decide sets the access of devs, which are eligible, to a.
-func (r *Reservation) decide(a Access, devs []*Device) (done decision, err error) {
+// decide sets the access of devs, which are eligible, to a. What it answers
+// goes to settle or to Range.undecide.
+func (r *Reservation) decide(a Access, devs []*Device) (done []*verdict, err error) {
 	marked := r.leave(a, devs)
 	defer r.stay(marked)
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	for {
 		if err := r.usable(); err != nil {
-			return done, err
+			return nil, err
 		}
 		if !r.narrows(a, devs) {
 			break
@@ -79,56 +82,118 @@ func (r *Reservation) decide(a Access, devs []*Device) (done decision, err error
 		err := r.fence()
 		r.layout.Lock()
 		if err != nil {
-			return done, err
+			return nil, err
 		}
 		if r.widened == seen && r.usable() == nil {
 			break
 		}
 	}
 	for _, d := range devs {
-		done.devs, done.before = append(done.devs, d), append(done.before, r.granted(d))
+		before := r.granted(d)
+		done = append(done, &verdict{d, before, r.told[d.port], &leaver{d.port, before}})
 	}
+	r.withhold(done)
 	if err := r.regrant(a, devs); err != nil {
-		return done, err
+		r.release(done...)
+		return nil, err
 	}
 	if r.told == nil {
-		r.told = map[*port]uint64{}
+		r.told = map[*port]*verdict{}
 	}
-	r.decisions++
-	done.turn = r.decisions
-	for _, d := range devs {
-		r.told[d.port] = done.turn
+	for _, v := range done {
+		r.told[v.dev.port] = v
 	}
 	return done, nil
 }
 
-// undecide gives the devices back what they could do before, without a wait:
-// nobody has been told. A device about which somebody has been told something
-// since keeps what it has now, and one that is closed by now has nothing.
-func (r *Reservation) undecide(done decision) (failed error) {
-	r.use.Lock() // a copy of ours may have found the grant
-	defer r.use.Unlock()
+// settle notes that verdicts stand: nobody undoes them any more.
+func (r *Reservation) settle(done []*verdict) {
 	r.layout.Lock()
 	defer r.layout.Unlock()
+	for _, v := range done {
+		for e := v; e != nil; e = e.last {
+			r.release(e)
+		}
+		v.last = nil
+	}
+}
+
+// withhold keeps copies of ours from access that may be undone without a wait.
+func (r *Reservation) withhold(done []*verdict) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, v := range done {
+		r.leaving = append(r.leaving, v.mark)
+	}
+}
+
+// release undoes withhold.
+func (r *Reservation) release(done ...*verdict) {
+	var marks []*leaver
+	for _, v := range done {
+		marks = append(marks, v.mark)
+	}
+	r.stay(marks)
+}
+
+// undecide gives the devices back what they could do before, without waiting
+// for their work: nobody has been told. A device about which somebody has been
+// told something since keeps what it has now, and one that is closed by now has
+// nothing.
+func (g *Range) undecide(done []*verdict) (failed error) {
+	r := g.r
+	r.use.Lock() // a copy of ours may have found the grant
+	r.layout.Lock()
+	if r.usable() != nil {
+		// A Close, Sleep or Wake that is under way has mapped what the books do
+		// not show, or may yet fail. It comes to its end first.
+		r.layout.Unlock()
+		r.use.Unlock()
+		r.closer.Lock()
+		defer r.closer.Unlock()
+		g.write.Lock()
+		defer g.write.Unlock()
+		r.use.Lock()
+		r.layout.Lock()
+	}
+	defer r.use.Unlock()
+	defer r.layout.Unlock()
+	defer r.release(done...)
 	if errors.Is(r.usable(), ErrClosed) {
 		return nil
 	}
-	for _, a := range []Access{None, Read, ReadWrite} {
-		var devs []*Device
-		for i, d := range done.devs {
-			ours := r.told[d.port] == done.turn || r.dev.port.sys.noTold
-			if done.before[i] == a && ours && d.live() == nil {
-				devs = append(devs, d)
-			}
+	var back [ReadWrite + 1][]*Device
+	for _, v := range done {
+		if r.recall(v) && (r.granted(v.dev) != None || v.dev.live() == nil) {
+			back[v.before] = append(back[v.before], v.dev)
 		}
+	}
+	for a, devs := range back {
 		if len(devs) > 0 {
-			failed = also(failed, "and", r.regrant(a, devs))
+			failed = also(failed, "and", r.regrant(Access(a), devs))
 		}
 	}
 	return failed
 }
 
-// leaver is a device that keeps no more than left of its access.
+// recall takes a verdict back, false if the device has a later one: whoever
+// undoes that goes back to before this one. It needs r.layout.
+func (r *Reservation) recall(v *verdict) bool {
+	p := v.dev.port
+	if r.told[p] == v || p.sys.noTold {
+		r.told[p] = v.last
+		return true
+	}
+	for later := r.told[p]; later != nil; later = later.last {
+		if later.last == v {
+			later.before, later.last = v.before, v.last
+		}
+	}
+	return false
+}
+
+// leaver is a device that keeps no more than left of its access, or has no more
+// for certain.
 type leaver struct {
 	*port
 	left Access
@@ -300,7 +365,7 @@ func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
 			for _, d := range lent {
 				d.untrack(grantKey{r, d})
 			}
-			return nil, err
+			return nil, pairFail(d, r.dev, err)
 		}
 		lent = append(lent, d)
 	}

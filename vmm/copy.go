@@ -18,8 +18,8 @@ type span struct {
 }
 
 // pin takes the reservations that two spans lie in, the lower address first,
-// and checks that they are mapped there and that this device is not losing its
-// access. Memory that no reservation knows (plain, pinned) is the driver's to
+// and checks that they are mapped there and that this device's access is not
+// about to go. Memory that no reservation knows (plain, pinned) is the driver's to
 // judge.
 func (d *Device) pin(a, b span) (p pinned, err error) {
 	if b.p < a.p {
@@ -70,7 +70,7 @@ func (r *Reservation) covers(s span, by *port) error {
 	}
 	for _, l := range r.leaving {
 		if l.port == by && s.need > l.left {
-			return fmt.Errorf("%w: access of device %d is being taken away", ErrBusy, by.n)
+			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}
 	}
 	return r.readable(uint64(s.p-r.ptr), s.n)

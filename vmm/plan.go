@@ -43,8 +43,8 @@ type DevicePlan struct {
 // by, None to take it away. Nothing is changed. What cannot be done stands in
 // the plan, with the reason: a pair without a path, a device without the calls
 // that map memory, a device or a range that is closed, a range that sleeps, an
-// owner that would be revoked. An error is a plan that makes no sense: no range,
-// a range or a device that is nil or named twice, no such access.
+// owner that would be revoked. An error is a plan that makes no sense: a range or a
+// device that is nil or named twice, no such access.
 func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
 	if err := sensible(a, devs, ranges); err != nil {
 		return nil, err
@@ -53,7 +53,8 @@ func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
 }
 
 // EnablePeers is PlanPeers and Apply: it gives every device access a to every
-// range that it does not own, all or nothing.
+// range that it does not own, all or nothing. Until it answers, copies of this
+// package that need access which is new may be refused with ErrBusy.
 func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
 	p, err := PlanPeers(a, devs, ranges...)
 	if err != nil {
@@ -193,9 +194,9 @@ func (p *Plan) Err() error {
 // plan may be old: what was granted or grew since is as good as done, and if
 // anything cannot be done any more nothing is, and the answer is what Err of a
 // new plan would be. If a step fails, what a device could do before comes back.
-// That is done without a wait, since nobody has been told of the grant; where
-// somebody else has settled a device's access meanwhile, that stands. Applying
-// a plan twice is fine.
+// That is done without a wait for work, since nobody has been told of the grant;
+// where somebody else has settled a device's access meanwhile, that stands.
+// Applying a plan twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
 		return errNoPlan
@@ -208,20 +209,25 @@ func (p *Plan) apply() error {
 		return err
 	}
 	var undo []func() error
+	var keep []func()
 	for i := range p.Ranges {
 		peers := p.Ranges[i].peers()
 		if len(peers) == 0 {
 			continue
 		}
-		r := p.Ranges[i].Range.r
-		done, err := r.decide(p.Access, peers)
+		g := p.Ranges[i].Range
+		done, err := g.r.decide(p.Access, peers)
 		if err != nil {
 			for _, back := range slices.Backward(undo) {
 				err = also(err, "and setting access back", back())
 			}
-			return r.fail(enablingPeers, 0, r.size, err)
+			return g.fail(enablingPeers, 0, g.Max(), err)
 		}
-		undo = append(undo, func() error { return r.undecide(done) })
+		undo = append(undo, func() error { return g.undecide(done) })
+		keep = append(keep, func() { g.r.settle(done) })
+	}
+	for _, f := range keep {
+		f()
 	}
 	return nil
 }
@@ -249,8 +255,11 @@ func (p *Plan) String() string {
 			fmt.Fprintf(&b, "  %v: %s\n", d.Device, d.text())
 		}
 	}
-	if refused > 0 {
+	switch {
+	case refused > 0:
 		fmt.Fprintf(&b, "nothing will be done, since %d of %d cannot be\n", refused, all)
+	case p.Err() != nil: // of a range without a device to be told of
+		b.WriteString("nothing will be done\n")
 	}
 	return b.String()
 }

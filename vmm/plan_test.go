@@ -2,7 +2,10 @@ package vmm_test
 
 import (
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -252,6 +255,10 @@ func TestPlanBadInput(t *testing.T) {
 	p, err := vmm.PlanPeers(vmm.Read, nil)
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(), "nothing to do")
+	p, err = vmm.PlanPeers(vmm.Read, d[:1], gone)
+	require.NoError(t, err)
+	require.ErrorIs(t, p.Err(), vmm.ErrClosed)
+	require.Contains(t, p.String(), "nothing will be done\n", "though no device is refused")
 	require.NoError(t, vmm.Wake(asleep))
 	closeAll(t, g, h, asleep)
 	w.end()
@@ -337,6 +344,28 @@ func TestStalePlan(t *testing.T) {
 	}
 }
 
+// TestDeviceClosesMeanwhile: a device that closes after it was looked at is
+// refused by its pair as well, and nothing has changed.
+func TestDeviceClosesMeanwhile(t *testing.T) {
+	w := hostWorld(t, 3)
+	g := rangeOn(t, w, 0, 2)
+	w.before = func(call drivertest.Call) error {
+		if call.Name == "CanAccessPeer" && call.Dev == 2 {
+			return w.devs[2].Close()
+		}
+		return nil
+	}
+	err := vmm.EnablePeers(vmm.Read, w.devs, g)
+	w.before = nil
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	var pair *vmm.PairError
+	require.ErrorAs(t, err, &pair)
+	require.Equal(t, "host:2 host:0", pair.From+" "+pair.To)
+	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+	closeAll(t, g)
+	w.end()
+}
+
 // TestUndoLeavesWhatOthersWereTold: between the first range and the failure of
 // the second somebody else is told that the grant stands. It does.
 func TestUndoLeavesWhatOthersWereTold(t *testing.T) {
@@ -402,6 +431,137 @@ func TestUndoTakesWhatOthersWereTold(t *testing.T) {
 	w.before = nil
 	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
 	closeAll(t, g, h)
+	w.end()
+}
+
+// TestUndoOfTwo: two that overlap fail, in either order; nothing of them is left.
+func TestUndoOfTwo(t *testing.T) {
+	for _, lastFirst := range []bool{true, false} {
+		t.Run(fmt.Sprintf("last first=%v", lastFirst), func(t *testing.T) {
+			w := hostWorld(t, 2)
+			g, h, k := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)
+			reached := make(chan struct{})
+			calls, goOn := 0, [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+			w.before = func(call drivertest.Call) error {
+				if call.Name != "SetAccess" {
+					return nil
+				}
+				calls++
+				if calls != 2 && calls != 4 { // of h and of k
+					return nil
+				}
+				wait := goOn[calls/2-1]
+				reached <- struct{}{}
+				<-wait
+				return errInjected
+			}
+			var done [2]chan error
+			for i, other := range []*vmm.Range{h, k} {
+				done[i] = make(chan error, 1)
+				go func() { done[i] <- vmm.EnablePeers(vmm.Access(i+1), w.devs, g, other) }()
+				<-reached
+			}
+			order := []int{0, 1}
+			if lastFirst {
+				order = []int{1, 0}
+			}
+			for _, i := range order {
+				close(goOn[i])
+				require.ErrorIs(t, <-done[i], errInjected)
+			}
+			w.before = nil
+			for _, r := range []*vmm.Range{g, h, k} {
+				w.allows(r, map[int]vmm.Access{0: vmm.ReadWrite})
+			}
+			require.NoError(t, w.devs[1].Close(), "no grant is left")
+			closeAll(t, g, h, k)
+			w.end()
+		})
+	}
+}
+
+// TestUndoOfABusyRange: a range that wakes, or whose close will fail, during the
+// undo ends up with what its grants say, at the driver too.
+func TestUndoOfABusyRange(t *testing.T) {
+	for name, c := range map[string]struct {
+		begin func(g *vmm.Range) error // before the undo
+		busy  func(g *vmm.Range) error // during the undo
+		at    string                   // the call in which busy waits for it
+		fails error
+	}{
+		"wakes":         {func(g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }, func(g *vmm.Range) error { return vmm.Wake(g) }, "CopyIn", nil},
+		"close refused": {func(*vmm.Range) error { return nil }, (*vmm.Range).Close, "SyncIfActive", vmm.ErrCapturing},
+	} {
+		for _, set := range []vmm.Access{vmm.ReadWrite, vmm.None} {
+			t.Run(fmt.Sprintf("%s/%v", name, set), func(t *testing.T) {
+				w := hostWorld(t, 2)
+				g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
+				require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, g, h))
+				calls := 0
+				var armed atomic.Bool
+				at, undone, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+				w.before = func(call drivertest.Call) error {
+					switch {
+					case call.Name == c.at && armed.CompareAndSwap(true, false):
+						close(at)
+						select {
+						case <-undone:
+						case <-time.After(20 * time.Millisecond): // it waits for us
+						}
+						return c.fails
+					case call.Name != "SetAccess":
+						return nil
+					}
+					if calls++; calls != 2 {
+						return nil
+					}
+					err := c.begin(g)
+					armed.Store(true)
+					go func() { ended <- c.busy(g) }()
+					<-at
+					return errors.Join(errInjected, err)
+				}
+				require.ErrorIs(t, vmm.EnablePeers(set, w.devs[1:], g, h), errInjected)
+				close(undone)
+				require.ErrorIs(t, <-ended, c.fails)
+				w.before = nil
+				w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
+				closeAll(t, g, h)
+				w.end()
+			})
+		}
+	}
+}
+
+// TestUndoUnderACopy: a copy that a peer queues under a grant which is then undone
+// would lose its device, so it is refused until the grant stands.
+func TestUndoUnderACopy(t *testing.T) {
+	w := hostWorld(t, 2)
+	g, h, own := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1), rangeOn(t, w, 1, 1)
+	s, err := w.devs[1].NewStream()
+	require.NoError(t, err)
+	open := gate(t, w.devs[1], s.Raw())
+	calls := 0
+	w.before = func(call drivertest.Call) error {
+		if call.Name != "SetAccess" {
+			return nil
+		}
+		if calls++; calls != 2 {
+			return nil
+		}
+		if err := s.Copy(own.Ptr(), g.Ptr(), 4096); !errors.Is(err, vmm.ErrBusy) {
+			t.Error(err)
+		}
+		return errInjected
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h), errInjected)
+	w.before = nil
+	require.ErrorIs(t, s.Copy(own.Ptr(), g.Ptr(), 4096), vmm.ErrInvalid)
+	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h))
+	require.NoError(t, s.Copy(own.Ptr(), g.Ptr(), 4096))
+	open()
+	require.NoError(t, s.Close(), "the device is well")
+	closeAll(t, g, h, own)
 	w.end()
 }
 

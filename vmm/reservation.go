@@ -36,10 +36,7 @@ type Reservation struct {
 	layout  sync.Mutex
 	widened uint64 // counts grants, so that a revoke sees one that came between
 
-	// Guarded by layout: how many times access was settled, and which of them
-	// was a device's last.
-	decisions uint64
-	told      map[*port]uint64
+	told map[*port]*verdict // a device's last; guarded by layout, as they are
 
 	mu       sync.Mutex // never held across a driver call
 	phase    phase
@@ -48,7 +45,7 @@ type Reservation struct {
 	who      []driver.Grant // the same, as the driver wants it
 	turns    uint64         // counts retirements
 	strays   []*port        // may still have access: taking it away failed
-	leaving  []*leaver      // are losing access; their copies are refused
+	leaving  []*leaver      // may be losing access; their copies are refused
 	promised bool           // Use was called
 	named    map[*Stream]struct{}
 	holds    []uint64

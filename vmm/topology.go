@@ -230,6 +230,9 @@ func rate(bytes float64) string {
 	if bytes == 0 {
 		return "-"
 	}
+	if bytes >= 100e9 {
+		return fmt.Sprintf("%.0f", bytes/1e9) // %g would write an exponent
+	}
 	return fmt.Sprintf("%.3g", bytes/1e9)
 }
 

@@ -118,6 +118,9 @@ func TestTopologyJSON(t *testing.T) {
 	}
 	require.Contains(t, l.String(), "nvlink 0 +")
 	require.Contains(t, l.String(), "396")
+	l.Pairs[0].OneWay, l.Pairs[0].Both = 999.7e9, 1783e9 // an exponent is no figure for a table
+	require.Contains(t, l.String(), " 1783\n")
+	require.NotContains(t, l.String(), "e+")
 	b, err := json.Marshal(vmm.Links{})
 	require.NoError(t, err)
 	require.JSONEq(t, `{"devices":[],"pairs":[]}`, string(b))
