@@ -60,8 +60,8 @@ func (a *app) p2p() *cobra.Command {
 		Short: "Measure copies between devices, and what granting access takes",
 		Long: `Measure copies between every two of the devices, in both orders: the device in the
 row, from, copies between memory of its own and memory of the device in the
-column, to. write goes to the other's memory, read comes from it, both is the two
-at once, and their sum. The memory is
+column, to. write goes to the other's memory, read comes from it, both is either
+device writing to the other's at once, and the sum. The memory is
   none    plain memory, peer access off: the driver goes through the host
   enable  plain memory, peer access on, as cudaDeviceEnablePeerAccess has it
   vmm     a range that grants access by SetAccess, peer access off
@@ -84,7 +84,7 @@ the wait that revoking makes, by chunks of 2 MiB and by how many others get it.`
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
 	f.Var(&p.mems, "mem", "ways to reach the other's memory")
-	f.Var(&p.directions, "direction", "directions; both is write and read at once")
+	f.Var(&p.directions, "direction", "directions; both is each writing to the other's memory at once")
 	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
 	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -290,21 +290,18 @@ func (p *pairOf) contender(ctx context.Context, kind string) (_ contender, err e
 			return nil, err
 		}
 	}
-	// memory makes the end of a leg, one that the copying device has or one
-	// that it reaches.
-	memory := func(reached, filled bool) (*buffer, error) {
+	// memory makes the end of a leg: memory of one device that the other reaches
+	// too, or that it has for itself.
+	memory := func(owner, reachedBy *vmm.Device, filled bool) (*buffer, error) {
 		mem, layout := memPlain, shape{size: p.size}
 		if kind == memVMM {
-			mem = memVMM
+			mem, layout.peer = memVMM, reachedBy
 		}
-		dev, raw := p.from, p.fromRaw
-		if reached {
-			dev, raw = p.to, p.toRaw
-			if kind == memVMM {
-				layout.peer = p.from
-			}
+		raw := p.fromRaw
+		if owner == p.to {
+			raw = p.toRaw
 		}
-		b, err := deviceBuffer(dev, raw, mem, layout)
+		b, err := deviceBuffer(owner, raw, mem, layout)
 		if err != nil {
 			return nil, err
 		}
@@ -314,26 +311,93 @@ func (p *pairOf) contender(ctx context.Context, kind string) (_ contender, err e
 		}
 		return b, b.poison(ctx)
 	}
-	for _, writes := range []bool{true, false} {
-		if writes && p.direction == fromPeer || !writes && p.direction == toPeer {
-			continue
+	// between copies from the memory of one device to that of another.
+	between := func(src, dst, by *vmm.Device) (l leg, err error) {
+		reach := func(owner *vmm.Device) *vmm.Device {
+			if owner == by {
+				return nil
+			}
+			return by
 		}
-		src, err := memory(!writes, true)
-		if err != nil {
-			return nil, err
+		if l.src, err = memory(src, reach(src), true); err != nil {
+			return l, err
 		}
-		dst, err := memory(writes, false)
-		if err != nil {
-			return nil, err
-		}
-		c.legs = append(c.legs, leg{src, dst})
-		c.queues = append(c.queues, func(s driver.Stream) error { return p.fromRaw.Copy(dst.ptr, src.ptr, p.size, s) })
+		l.dst, err = memory(dst, reach(dst), false)
+		return l, err
 	}
-	c.timer, err = newTimer(p.from, p.fromRaw, len(c.queues), p.gateable && !p.blocks[kind])
+	here := func(l leg) queue {
+		return func(s driver.Stream) error { return p.fromRaw.Copy(l.dst.ptr, l.src.ptr, p.size, s) }
+	}
+	if p.direction == toPeer || p.direction == both {
+		l, err := between(p.from, p.to, p.from)
+		if err != nil {
+			return nil, err
+		}
+		c.legs, c.queues = append(c.legs, l), append(c.queues, here(l))
+	}
+	if p.direction == fromPeer {
+		l, err := between(p.to, p.from, p.from)
+		if err != nil {
+			return nil, err
+		}
+		c.legs, c.queues = append(c.legs, l), append(c.queues, here(l))
+	}
+	if p.direction == both {
+		l, err := between(p.to, p.from, p.to)
+		if err != nil {
+			return nil, err
+		}
+		there, err := c.elsewhere(l)
+		if err != nil {
+			return nil, err
+		}
+		c.legs, c.queues = append(c.legs, l), append(c.queues, there)
+	}
+	// What goes by way of the host does not run behind a gate.
+	gateable := p.gateable && !p.blocks[kind] && kind != noPeer
+	c.timer, err = newTimer(p.from, p.fromRaw, len(c.queues), gateable)
 	if c.timer.gate != nil {
 		c.timer.gate.timeout = peerGateTimeout
+	} else {
+		c.timer.flag, c.timer.byDevice = ungated, true
 	}
 	return c, err
+}
+
+// elsewhere has the other device copy, between two points of a stream of this
+// one's, which keeps the time.
+func (c *peerCopier) elsewhere(l leg) (queue, error) {
+	from, to := c.pair.fromRaw, c.pair.toRaw
+	s, err := to.NewStream()
+	if err != nil {
+		return nil, err
+	}
+	c.undo = append(c.undo, func() error { return errors.Join(to.SyncStream(s), to.FreeStream(s)) })
+	var begun, ended driver.Event
+	for _, e := range []struct {
+		raw driver.Device
+		at  *driver.Event
+	}{{from, &begun}, {to, &ended}} {
+		if *e.at, err = e.raw.NewEvent(0); err != nil {
+			return nil, err
+		}
+		c.undo = append(c.undo, func() error { return e.raw.FreeEvent(*e.at) })
+	}
+	return func(clock driver.Stream) error {
+		if err := from.Record(begun, clock); err != nil {
+			return err
+		}
+		if err := to.Wait(s, begun); err != nil {
+			return err
+		}
+		if err := to.Copy(l.dst.ptr, l.src.ptr, c.pair.size, s); err != nil {
+			return err
+		}
+		if err := to.Record(ended, s); err != nil {
+			return err
+		}
+		return from.Wait(clock, ended)
+	}, nil
 }
 
 // peerCopier is a copier whose copies reach another device's memory.
@@ -342,6 +406,7 @@ type peerCopier struct {
 	pair    *pairOf
 	kind    string
 	disable func() error // peer access that is on; nil: none
+	undo    []func() error
 }
 
 // prove makes sure that peer access is off, by switching it on and off again.
@@ -412,6 +477,10 @@ func (c *peerCopier) verify(ctx context.Context, mode verify.Mode, corrupt int64
 
 func (c *peerCopier) close() error {
 	err := c.off()
+	for i := len(c.undo) - 1; i >= 0; i-- {
+		err = errors.Join(err, c.undo[i]())
+	}
+	c.undo = nil
 	return errors.Join(err, c.copier.close())
 }
 

@@ -238,7 +238,7 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
 	contender := func() *peerCopier {
-		c, err := pair.contender(t.Context(), noPeer)
+		c, err := pair.contender(t.Context(), legacyPeer)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, c.close()) })
 		return c.(*peerCopier)
@@ -253,6 +253,6 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	c.queues = []queue{pair.fromRaw.SyncStream}
 	_, err = c.measure(t.Context(), 1)
 	require.NoError(t, err)
-	require.Equal(t, map[string]bool{noPeer: true}, pair.blocks)
+	require.Equal(t, map[string]bool{legacyPeer: true}, pair.blocks)
 	require.Nil(t, contender().timer.gate)
 }

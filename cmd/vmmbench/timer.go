@@ -20,6 +20,8 @@ const (
 	gatedLoops = 128
 	// gateTimedOut is the flag of a case whose gate opened by itself.
 	gateTimedOut = "gate-timeout"
+	// ungated is the flag of a case that the device times, without a gate.
+	ungated = "ungated"
 )
 
 // queue puts one copy on a stream, or has it done when it returns.
@@ -46,8 +48,10 @@ type timer struct {
 	start   driver.Event
 	ends    []driver.Event
 	gate    *gate // nil: none, or not any more
-	flag    string
-	undo    []func() error
+
+	byDevice bool // without a gate, too
+	flag     string
+	undo     []func() error
 }
 
 // newTimer makes a timer for n queues. Queues that copy ordinary Go memory
@@ -77,7 +81,7 @@ func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *time
 		return t, err
 	}
 	if n > 1 {
-		t.flag = "ungated"
+		t.flag = ungated
 	}
 	waiter, pinner, ok := gateParts(dev, raw)
 	if !gateable || !ok {
@@ -105,7 +109,7 @@ func (t *timer) event() (driver.Event, error) {
 // time of each as the parts if there are several. Between two repetitions it
 // breaks off when ctx is done.
 func (t *timer) time(ctx context.Context, loops int, queues ...queue) (measure.Sample, error) {
-	if t.gate == nil && len(queues) == 1 {
+	if t.gate == nil && len(queues) == 1 && !t.byDevice {
 		return t.wall(ctx, loops, queues[0])
 	}
 	var open func() (inTime bool)

@@ -262,5 +262,5 @@ func lostPeerDisable(c *check) {
 	c.want(i.DisablePeer(1), "disable on it again", driver.ErrInvalid)
 	c.must(back.DisablePeer(0), "disable access to a lost device")
 	c.want(back.DisablePeer(0), "disable it again", driver.ErrInvalid)
-	c.must(c.dev(1).Sync(), "sync the device that is well")
+	// Whether device 1 is well is the driver's business: CUDA loses both.
 }

@@ -10,7 +10,7 @@
 // from copies, on a stream of its own, between its memory and that of to. none is
 // plain memory without peer access, enable is plain memory with it, vmm is mapped
 // memory with access set for both. write goes to the other's memory, read comes
-// from it, both is the two at once and their sum. Each figure is the median of
+// from it, both is either device writing to the other's at once, and the sum. Each figure is the median of
 // the rounds by the device's clock, after three to warm up; every byte of one
 // more copy, into memory that held something else, is compared first.
 #include <cuda.h>
@@ -144,11 +144,16 @@ struct Host {
 	}
 };
 
-// run does the copies at once, each on a stream of from's, and gives the
-// milliseconds that all of them took.
+// Runner does up to two copies at once, the first on a stream of from's and the
+// second on one of to's, and gives the milliseconds that both took by from's clock.
 class Runner {
 public:
-	explicit Runner(const Device &from) : from_(from) {
+	Runner(const Device &from, const Device &to) : from_(from), to_(to) {
+		{
+			Current c(to_);
+			CU(cuStreamCreate(&theirs_, CU_STREAM_NON_BLOCKING));
+			CU(cuEventCreate(&done_, CU_EVENT_DISABLE_TIMING));
+		}
 		Current c(from_);
 		for (int i = 0; i < 2; i++) {
 			CU(cuStreamCreate(&stream_[i], CU_STREAM_NON_BLOCKING));
@@ -157,27 +162,46 @@ public:
 		CU(cuEventCreate(&start_, CU_EVENT_DEFAULT));
 	}
 	~Runner() {
-		Current c(from_);
-		for (int i = 0; i < 2; i++) {
-			CU(cuEventDestroy(end_[i]));
-			CU(cuStreamDestroy(stream_[i]));
+		{
+			Current c(from_);
+			for (int i = 0; i < 2; i++) {
+				CU(cuEventDestroy(end_[i]));
+				CU(cuStreamDestroy(stream_[i]));
+			}
+			CU(cuEventDestroy(start_));
 		}
-		CU(cuEventDestroy(start_));
+		Current c(to_);
+		CU(cuEventDestroy(done_));
+		CU(cuStreamDestroy(theirs_));
 	}
 	Runner(const Runner &) = delete;
 	Runner &operator=(const Runner &) = delete;
 
 	double run(const std::vector<Copy> &copies, size_t n, int times) const {
+		const bool two = copies.size() > 1;
 		Current c(from_);
 		CU(cuEventRecord(start_, stream_[0]));
-		if (copies.size() > 1)
-			CU(cuStreamWaitEvent(stream_[1], start_, 0));
-		for (int k = 0; k < times; k++)
-			for (size_t i = 0; i < copies.size(); i++)
-				CU(cuMemcpyAsync(copies[i].dst->ptr, copies[i].src->ptr, n, stream_[i]));
+		if (two) {
+			Current other(to_);
+			CU(cuStreamWaitEvent(theirs_, start_, 0));
+		}
+		for (int k = 0; k < times; k++) {
+			CU(cuMemcpyAsync(copies[0].dst->ptr, copies[0].src->ptr, n, stream_[0]));
+			if (two) {
+				Current other(to_);
+				CU(cuMemcpyAsync(copies[1].dst->ptr, copies[1].src->ptr, n, theirs_));
+			}
+		}
+		CU(cuEventRecord(end_[0], stream_[0]));
+		if (two) {
+			{
+				Current other(to_);
+				CU(cuEventRecord(done_, theirs_));
+			}
+			CU(cuStreamWaitEvent(stream_[1], done_, 0));
+			CU(cuEventRecord(end_[1], stream_[1]));
+		}
 		double took = 0;
-		for (size_t i = 0; i < copies.size(); i++)
-			CU(cuEventRecord(end_[i], stream_[i]));
 		for (size_t i = 0; i < copies.size(); i++) {
 			CU(cuEventSynchronize(end_[i]));
 			float ms = 0;
@@ -188,9 +212,9 @@ public:
 	}
 
 private:
-	Device from_;
-	CUstream stream_[2];
-	CUevent start_, end_[2];
+	Device from_, to_;
+	CUstream stream_[2], theirs_;
+	CUevent start_, end_[2], done_;
 };
 
 void verify(const Runner &runner, const std::vector<Copy> &copies, const Host &host, const std::string &what) {
@@ -217,11 +241,11 @@ double median(std::vector<double> v) {
 }
 
 // directions measures write, read and both with memory that is there.
-void directions(const Device &from, const std::string &pair, const char *kind, const Memory &mine, const Memory &room,
+void directions(const Device &from, const Device &to, const std::string &pair, const char *kind, const Memory &mine, const Memory &room,
 	const Memory &theirs, const Memory &there, const Host &host, int rounds) {
 	mine.fill(host.data, host.size);
 	theirs.fill(host.data, host.size);
-	Runner runner(from);
+	Runner runner(from, to);
 	const Copy write{&there, &mine}, read{&room, &theirs};
 	const std::vector<std::pair<const char *, std::vector<Copy>>> all{{"write", {write}}, {"read", {read}}, {"both", {write, read}}};
 	for (const auto &[direction, copies] : all) {
@@ -245,13 +269,21 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 	CU(cuDeviceCanAccessPeer(&can, from.id, to.id));
 	{
 		const Memory mine(from, n), room(from, n), theirs(to, n), there(to, n);
-		directions(from, pair, "none", mine, room, theirs, there, host, rounds);
+		directions(from, to, pair, "none", mine, room, theirs, there, host, rounds);
 		if (can) {
 			{
 				Current c(from);
 				CU(cuCtxEnablePeerAccess(to.ctx, 0));
 			}
-			directions(from, pair, "enable", mine, room, theirs, there, host, rounds);
+			{
+				Current c(to);
+				CU(cuCtxEnablePeerAccess(from.ctx, 0));
+			}
+			directions(from, to, pair, "enable", mine, room, theirs, there, host, rounds);
+			{
+				Current c(to);
+				CU(cuCtxDisablePeerAccess(from.ctx));
+			}
 			Current c(from);
 			CU(cuCtxDisablePeerAccess(to.ctx));
 		}
@@ -260,8 +292,8 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 		std::fprintf(stderr, "p2p: %s: no path\n", pair.c_str());
 		return;
 	}
-	const Memory mine(from, n, {from}), room(from, n, {from}), theirs(to, n, {to, from}), there(to, n, {to, from});
-	directions(from, pair, "vmm", mine, room, theirs, there, host, rounds);
+	const Memory mine(from, n, {from}), room(from, n, {from, to}), theirs(to, n, {to, from}), there(to, n, {to, from});
+	directions(from, to, pair, "vmm", mine, room, theirs, there, host, rounds);
 }
 
 // number is an argument, or exit 2.
