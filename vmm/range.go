@@ -447,8 +447,10 @@ func (g *Range) give() (turn, off, size uint64, err error) {
 	if size = g.cap.Load() - off; size == 0 {
 		return 0, 0, 0, g.live()
 	}
-	if turn, err = g.r.retire(off, size); err == nil {
-		g.cap.Store(off)
+	// Cap first: a Grow that finds room then finds it for good, or waits here.
+	was := g.cap.Swap(off)
+	if turn, err = g.r.retire(off, size); err != nil {
+		g.cap.Store(was)
 	}
 	return turn, off, size, err
 }
