@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,7 +30,7 @@ type Link struct {
 	From    int    `json:"from"` // ordinals
 	To      int    `json:"to"`
 	Access  bool   `json:"access"`  // From can be granted memory of To
-	Kind    string `json:"kind"`    // "nvlink", "pcie", "host"; "none" without a path, "" where the driver cannot tell
+	Kind    string `json:"kind"`    // "nvlink", "pcie", "host"; "none" without a path, "lost" with a device that is, "" where the driver cannot tell
 	Rank    int    `json:"rank"`    // relative performance, 0 the best; -1 where the driver cannot tell
 	Atomics bool   `json:"atomics"` // native atomic operations over the link
 
@@ -114,6 +115,9 @@ func linksOf(drv driver.Driver, wanted func(Info) bool) (*Links, error) {
 				continue
 			}
 			p, err := peering(drv, from.Ordinal, to.Ordinal)
+			if lost(err) { // the rest of the machine is worth a look all the more
+				p, err = driver.Peering{Link: "lost", Rank: -1}, nil
+			}
 			if err != nil {
 				return nil, &PairError{from.Open, to.Open, err}
 			}
@@ -211,7 +215,7 @@ func (l *Links) table(b *strings.Builder, title string, cell func(*Link) string)
 
 func (p *Link) text() string {
 	if !p.Access {
-		return "none"
+		return cmp.Or(p.Kind, "none")
 	}
 	text := p.Kind
 	if text == "" {

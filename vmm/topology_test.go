@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
@@ -253,4 +254,24 @@ func TestTopologyBadInput(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	_, err = (*vmm.Device)(nil).Topology()
 	require.ErrorIs(t, err, vmm.ErrInvalid)
+}
+
+// A device that is lost does not hide the others.
+func TestTopologyWithALostDevice(t *testing.T) {
+	drv := drivertest.Inject(host.New(host.Config{Devices: 3, Memory: 1 << 30}), func(c drivertest.Call) error {
+		if c.Name == "Peering" && c.Dev == 1 {
+			return driver.ErrDeviceLost
+		}
+		return nil
+	})
+	d, err := vmm.OpenDriver(drv, 0)
+	require.NoError(t, err)
+	l, err := d.Topology()
+	require.NoError(t, err)
+	require.Equal(t, "lost", l.Link(1, 0).Kind)
+	require.False(t, l.Link(1, 2).Access)
+	require.Equal(t, "host", l.Link(0, 2).Kind)
+	require.True(t, l.Link(2, 0).Access)
+	require.Contains(t, l.String(), "lost")
+	require.NoError(t, d.Close())
 }
