@@ -58,7 +58,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 
 func (d *Device) trim(keep uint64) (freed uint64, err error) {
 	before := d.meter.released.Load()
-	_, err = d.drainNow()
+	_, err = d.drain()
 	if d.waiting() > 0 {
 		d.rouse() // the goroutine may have looked while we had them
 	}

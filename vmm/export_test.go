@@ -25,7 +25,7 @@ func SetStill(d *Device, still bool) { d.still = still }
 
 // Drain unmaps what retired and waits no longer.
 func Drain(d *Device) error {
-	_, err := d.drainNow()
+	_, err := d.drain()
 	return err
 }
 

@@ -5,6 +5,30 @@ import (
 	"slices"
 )
 
+// Report is a device's books with what is open in it.
+type Report struct {
+	Device string   `json:"device"`
+	Stats  Stats    `json:"stats"`
+	Open   []Opened `json:"open"`
+}
+
+// Opened is one thing that is open.
+type Opened struct {
+	Kind   string  `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
+	Made   string  `json:"made"` // file:line
+	Addr   Ptr     `json:"addr,omitempty"`
+	Size   uint64  `json:"size,omitempty"`
+	Chunks []Piece `json:"chunks,omitempty"` // of a range or a reservation
+}
+
+// Piece is one chunk where it is mapped.
+type Piece struct {
+	Off   uint64 `json:"off"`
+	Size  uint64 `json:"size"`
+	State string `json:"state"` // "mapped", "accessible", "retiring", "unmapping"
+	Stuck string `json:"stuck,omitempty"`
+}
+
 // Report lists what is open, where it was made, and what is mapped in it. It
 // makes no driver call.
 func (d *Device) Report() Report {

@@ -214,8 +214,8 @@ func (t *retirement) over() (bool, error) {
 	return true, nil
 }
 
-// postpone leaves a retirement to the device: its goroutine unmaps the memory once
-// the events say so.
+// postpone leaves a retirement to the device: its goroutine unmaps the memory
+// once the events say so.
 func (d *Device) postpone(t *retirement) {
 	d.pending.Lock()
 	d.retired = append(d.retired, t)
@@ -241,8 +241,8 @@ func (d *Device) forget(r *Reservation) {
 	d.retired = kept
 }
 
-// endEarlier unmaps what r retired earlier and left to the device, after a wait that
-// covers it: it lies behind what is given up now, so it goes first.
+// endEarlier unmaps what r retired earlier and left to the device, after a wait
+// that covers it: it lies behind what is given up now, so it goes first.
 func (d *Device) endEarlier(r *Reservation) error {
 	d.draining.Lock()
 	defer d.draining.Unlock()
@@ -289,17 +289,12 @@ func (d *Device) waiting() int {
 	return len(d.retired)
 }
 
-// drainNow is drain for those who do not hold d.draining.
-func (d *Device) drainNow() (progress bool, failed error) {
-	d.draining.Lock()
-	defer d.draining.Unlock()
-	return d.drain()
-}
-
 // drain unmaps what waits no longer. Retirements of one reservation come to
 // their end in order: then there is never a hole between its capacity and the
-// end of what retires. It says whether any did. The caller holds d.draining.
+// end of what retires. It says whether any did.
 func (d *Device) drain() (progress bool, failed error) {
+	d.draining.Lock()
+	defer d.draining.Unlock()
 	d.pending.Lock()
 	todo := d.retired
 	d.retired = nil

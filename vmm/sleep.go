@@ -331,16 +331,14 @@ func (s *sleeper) commit(k Keep) {
 	if k == DropContents {
 		s.show(0)
 	}
-	s.r.dev.meter.used.sub(s.len.Load())
-	s.r.dev.meter.asleep.add(s.len.Load())
+	s.r.dev.meter.used.move(&s.r.dev.meter.asleep, s.len.Load())
 	s.slept = true
 	s.r.notify()
 }
 
 // woken undoes commit's books. It needs r.mu.
 func (g *Range) woken() {
-	g.r.dev.meter.asleep.sub(g.len.Load())
-	g.r.dev.meter.used.add(g.len.Load())
+	g.r.dev.meter.asleep.move(&g.r.dev.meter.used, g.len.Load())
 	g.slept = false
 }
 

@@ -29,6 +29,15 @@ func (g *gauge) sub(n uint64) {
 	g.now -= n
 }
 
+// move counts n bytes under another gauge of the same meter, in one step.
+func (g *gauge) move(to *gauge, n uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.now -= n
+	to.now += n
+	to.peak = max(to.peak, to.now)
+}
+
 // meter is the books behind Stats. Its lock is a leaf.
 type meter struct {
 	mu sync.Mutex
@@ -251,28 +260,4 @@ func attrs(v reflect.Value) (all []slog.Attr) {
 		all = append(all, slog.Any(f.Tag.Get("json"), x.Interface()))
 	}
 	return all
-}
-
-// Report is a device's books with what is open in it.
-type Report struct {
-	Device string   `json:"device"`
-	Stats  Stats    `json:"stats"`
-	Open   []Opened `json:"open"`
-}
-
-// Opened is one thing that is open.
-type Opened struct {
-	Kind   string  `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
-	Made   string  `json:"made"` // file:line
-	Addr   Ptr     `json:"addr,omitempty"`
-	Size   uint64  `json:"size,omitempty"`
-	Chunks []Piece `json:"chunks,omitempty"` // of a range or a reservation
-}
-
-// Piece is one chunk where it is mapped.
-type Piece struct {
-	Off   uint64 `json:"off"`
-	Size  uint64 `json:"size"`
-	State string `json:"state"` // "mapped", "accessible", "retiring", "unmapping"
-	Stuck string `json:"stuck,omitempty"`
 }

@@ -75,7 +75,7 @@ func (d *Device) work() {
 		}
 		if !began.Before(due) {
 			rest = min(2*rest, lastRest)
-			if progress, _ := d.drainNow(); progress { // what fails is tried again
+			if progress, _ := d.drain(); progress { // what fails is tried again
 				rest, busy = firstRest, time.Now()
 			}
 			due = time.Now().Add(rest)
