@@ -11,24 +11,22 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// On an H200 a block of 4 MiB takes 75 us on the bus and ten times a call's
-// overhead is far below that; with more than 8 copiers the bus is full (50.9
-// GB/s with 8, 51.0 with 12).
+// Eight copiers with blocks of 4 MiB reach 0.87 to 0.91 of a pinned copy's speed
+// on an H200 (docs/benchmarks.md), so more have little to gain.
 const (
 	laneBlock = 4 << 20 // bytes of a block; a lane has two
 	mostLanes = 8       // so at most 64 MiB are pinned for a device
 )
 
 const (
-	// stageFrom is where staging begins. Waking a copier that waits takes up to
-	// 100 us, and the driver copies what is still in the processor's cache at 18
-	// GB/s: at 16 MiB it was half as fast again, at 32 MiB a little slower, at
-	// 64 MiB 30 against 19 GB/s.
+	// stageFrom is where staging begins. Below it the driver was faster on an
+	// H200 (BenchmarkCopyIn, staging forced): at 16 MiB 18 against 11 GB/s up, at
+	// 32 MiB 18 against 19, at 64 MiB 19 against 31.
 	stageFrom = 32 << 20
 	// leastPiece keeps the calls for a piece small beside its copy.
 	leastPiece = 1 << 20
-	// The driver's own pageable copy is as fast as one of our copiers up, and
-	// as two of them down (10.4 and 19.5 GB/s against 10).
+	// Two copiers up reach 21 GB/s on an H200, and the driver's own pageable copy
+	// 10 up and 19 down (docs/benchmarks.md).
 	fewestUp, fewestDown = 2, 3
 )
 

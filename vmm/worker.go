@@ -4,8 +4,8 @@ import "time"
 
 // The device's one goroutine grows ranges before they need it and unmaps what
 // retired once nothing uses it. It is there while there is something to do, and
-// sparse: unbroken mapping in the background costs running copies a tenth of
-// their speed. What has to be done at all it does in few, large steps.
+// sparse: what has to be done at all it does in few, large steps, since mapping
+// without a pause takes bandwidth from running copies.
 type worker struct {
 	running bool          // under Device.mu
 	wanted  []*Range      // to grow ahead of need, each once; under Device.mu
@@ -21,7 +21,7 @@ const (
 )
 
 // Ranges put themselves on the list without waking the goroutine, unless they
-// are in a hurry: that costs more than all the rest of an append. So it looks
+// are in a hurry: that is a system call in the middle of an append. So it looks
 // for itself, less and less often, and lingers a little.
 const (
 	firstLook = 250 * time.Microsecond
