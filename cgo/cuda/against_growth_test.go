@@ -145,8 +145,8 @@ func trials() []trial {
 		{"clip and regrow", 1000, (*rivals).clipAndRegrow},
 		{"cold steps", 100, (*rivals).coldSteps},
 		{"cold steps against moving", 5, (*rivals).movingSteps},
-		{"whole device by fixed chunks", 15, func(v *rivals) (job, remark) { return v.wholeDevice(true) }},
-		{"whole device by the ladder", 15, func(v *rivals) (job, remark) { return v.wholeDevice(false) }},
+		{"whole device by fixed chunks", 40, func(v *rivals) (job, remark) { return v.wholeDevice(true) }},
+		{"whole device by the ladder", 40, func(v *rivals) (job, remark) { return v.wholeDevice(false) }},
 	}
 }
 
