@@ -135,7 +135,7 @@ func (p *plain) length() uint64 {
 func (p *plain) until(n uint64) []byte {
 	p.t.Helper()
 	for p.length() < n {
-		if p.tracker.End() >= n {
+		if p.tracker.End() >= n && word(p.page, offGeneration).Load() == p.tracker.Generation() {
 			time.Sleep(time.Millisecond)
 			continue
 		}
