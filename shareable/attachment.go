@@ -32,10 +32,11 @@ type attachment struct {
 	applied  uint64 // generation, as the reader says
 	capacity uint64 // from which on the reader is to unmap
 
-	length uint64 // published to it
-	sealed bool   // told
-	gone   bool
-	since  time.Time // of the oldest thing that it owes; zero: nothing
+	stalled bool   // until the next generation: a chunk to be sent is gone
+	length  uint64 // published to it
+	sealed  bool   // told
+	gone    bool
+	since   time.Time // of the oldest thing that it owes; zero: nothing
 }
 
 // begin joins the publication and gives what the reader has to know first, with
@@ -69,6 +70,7 @@ func (a *attachment) open() {
 func (a *attachment) retire(capacity uint64, i int) {
 	a.next = min(a.next, i)
 	a.capacity = min(a.capacity, capacity)
+	a.stalled = false
 }
 
 // frame is what is to be sent next.
@@ -114,7 +116,7 @@ func (a *attachment) derive() (f frame, ok bool) {
 		a.flight = nil
 		a.owe()
 		return f, true
-	case a.next < len(p.chunks) && len(a.flight) < window:
+	case a.next < len(p.chunks) && len(a.flight) < window && !a.stalled:
 		return a.deriveChunks(), true
 	case a.wants && a.length != p.done:
 		a.length = p.done
@@ -154,8 +156,7 @@ func (a *attachment) owe() {
 	}
 }
 
-// sendChunks sends chunks with their descriptors. A chunk that was retired
-// meanwhile cannot be had any more: then the reader is told so first.
+// sendChunks sends chunks with their descriptors.
 func (a *attachment) sendChunks(f frame) error {
 	p := a.pub
 	var size uint64
@@ -190,17 +191,19 @@ func (a *attachment) sendChunks(f frame) error {
 	return nil
 }
 
-// unsent takes back what derive took as sent, if the reason is a chunk that is
-// not published any more; any other error is one.
+// unsent takes back what derive took as sent, if the reason is a chunk that the
+// range has given up; the publication will see that and retire it. Any other
+// reason is an error.
 func (a *attachment) unsent(f frame, cause error) error {
+	if !errors.Is(cause, vmm.ErrClosed) {
+		return cause
+	}
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state != wire.StateClosed && a.told == p.generation || !errors.Is(cause, vmm.ErrClosed) && !errors.Is(cause, vmm.ErrInvalid) {
-		return cause
-	}
 	a.next = min(a.next, p.index(f.pieces[0].ID))
 	a.flight = a.flight[:max(len(a.flight)-1, 0)]
+	a.stalled = a.told == p.generation && p.state != wire.StateClosed
 	return nil
 }
 

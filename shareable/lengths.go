@@ -133,11 +133,7 @@ func (p *Publication) withdraw(ctx context.Context, n uint64) error {
 		p.mu.Unlock()
 		return fmt.Errorf("%w: queued work is to follow", vmm.ErrBusy)
 	}
-	i := len(p.chunks)
-	for i > 0 && p.chunks[i-1].Offset >= n {
-		i--
-	}
-	p.retire(i)
+	p.retire(p.cover(n))
 	p.done = n
 	p.page.done.Store(n)
 	p.page.queued.Store(n)
@@ -163,6 +159,15 @@ func (p *Publication) withdraw(ctx context.Context, n uint64) error {
 	p.release()
 	p.release, p.held = release, n
 	return p.r.SetLen(n)
+}
+
+// cover is how many chunks hold a byte below n. It needs p.mu.
+func (p *Publication) cover(n uint64) int {
+	i := len(p.chunks)
+	for i > 0 && p.chunks[i-1].Offset >= n {
+		i--
+	}
+	return i
 }
 
 // SealOptions is how to seal; its zero value is the default.
@@ -212,6 +217,9 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) error {
 	defer p.mu.Unlock()
 	if p.state != wire.StateLive {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
+	}
+	if i := p.cover(p.done); i < len(p.chunks) {
+		p.retire(i) // nothing looks after what lies beyond from now on
 	}
 	p.state, p.digest = wire.StateSealed, digest
 	p.page.state.Store(uint64(wire.StateSealed))

@@ -3,6 +3,7 @@ package shareable
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -158,6 +159,9 @@ func pattern(from, n int) []byte {
 func stage(t *testing.T, o Options, po PublishOptions) (*Server, *Publication, *vmm.Range) {
 	t.Helper()
 	dev := vmmtest.Device(t)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
 	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 64 << 20, Chunk: 2 << 20})
 	require.NoError(t, err)
 	s, err := Listen(dev, filepath.Join(t.TempDir(), "s"), o)

@@ -94,7 +94,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	switch {
 	case r == nil:
 		return nil, fmt.Errorf("%w: no range", vmm.ErrInvalid)
-		case r.Device().Driver() != s.dev.Driver():
+	case r.Device().Driver() != s.dev.Driver():
 		return nil, fmt.Errorf("%w: %v is of another driver than the server's %v", vmm.ErrInvalid, r.Device(), s.dev)
 	case len(o.Meta) > wire.MaxMeta:
 		return nil, fmt.Errorf("%w: %d bytes of metadata, and there are at most %d", vmm.ErrInvalid, len(o.Meta), wire.MaxMeta)

@@ -73,6 +73,9 @@ func (p *Publication) finish(ctx context.Context) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if i := p.cover(p.done); i < len(p.chunks) {
+		p.retire(i)
+	}
 	p.state = wire.StateSealed
 	p.page.state.Store(uint64(wire.StateSealed))
 	return nil
