@@ -159,17 +159,10 @@ func (a *attachment) owe() {
 // sendChunks sends chunks with their descriptors.
 func (a *attachment) sendChunks(f frame) error {
 	p := a.pub
-	var size uint64
-	for _, c := range f.pieces {
-		size += c.Size
-	}
-	if err := p.srv.charge(a.ses.cred.UID, size); err != nil {
+	if err := a.charge(f.pieces[len(f.pieces)-1]); err != nil {
 		a.ses.refuse(0, wire.CodeLimit, err.Error())
 		return err
 	}
-	p.mu.Lock()
-	a.charged += size
-	p.mu.Unlock()
 	held := make([]*descriptor, 0, len(f.pieces))
 	fds := make([]int, 0, len(f.pieces))
 	defer func() {
@@ -189,6 +182,21 @@ func (a *attachment) sendChunks(f frame) error {
 	}
 	p.srv.counts.frames.Add(1)
 	return nil
+}
+
+// charge counts the memory up to the end of the last chunk sent for the user.
+func (a *attachment) charge(last piece) error {
+	a.pub.mu.Lock()
+	defer a.pub.mu.Unlock()
+	end := last.Offset + last.Size
+	if end <= a.charged || a.gone {
+		return nil
+	}
+	err := a.pub.srv.charge(a.ses.cred.UID, end-a.charged)
+	if err == nil {
+		a.charged = end
+	}
+	return err
 }
 
 // unsent takes back what derive took as sent, if the reason is a chunk that the
