@@ -125,8 +125,8 @@ func (p *plain) ack() {
 
 // length is what the reader may look at.
 func (p *plain) length() uint64 {
-	done := word(p.page, offDone).Load()
-	if word(p.page, offGeneration).Load() != p.tracker.Generation() {
+	done := word(p.page, atDone).Load()
+	if word(p.page, atGeneration).Load() != p.tracker.Generation() {
 		return 0
 	}
 	return min(done, p.tracker.End())
@@ -136,7 +136,7 @@ func (p *plain) length() uint64 {
 func (p *plain) until(n uint64) []byte {
 	p.t.Helper()
 	for p.length() < n {
-		if p.tracker.End() >= n && word(p.page, offGeneration).Load() == p.tracker.Generation() {
+		if p.tracker.End() >= n && word(p.page, atGeneration).Load() == p.tracker.Generation() {
 			time.Sleep(time.Millisecond)
 			continue
 		}

@@ -23,12 +23,12 @@ func word32(mem []byte, off int) *atomic.Uint32 {
 
 // lay writes what stays and finds the words that move.
 func (p *page) lay(instance [16]byte, id uint64) {
-	binary.LittleEndian.PutUint32(p.mem[offMagic:], pageMagic)
-	binary.LittleEndian.PutUint32(p.mem[offVersion:], pageVersion)
-	copy(p.mem[offInstance:], instance[:])
-	binary.LittleEndian.PutUint64(p.mem[offObject:], id)
-	p.queued, p.done = word(p.mem, offQueued), word(p.mem, offDone)
-	p.generation, p.state = word(p.mem, offGeneration), word(p.mem, offState)
-	p.heartbeat, p.wake = word(p.mem, offHeartbeat), word32(p.mem, offWake)
+	binary.LittleEndian.PutUint32(p.mem[atMagic:], pageMagic)
+	binary.LittleEndian.PutUint32(p.mem[atVersion:], pageVersion)
+	copy(p.mem[atInstance:], instance[:])
+	binary.LittleEndian.PutUint64(p.mem[atObject:], id)
+	p.queued, p.done = word(p.mem, atQueued), word(p.mem, atDone)
+	p.generation, p.state = word(p.mem, atGeneration), word(p.mem, atState)
+	p.heartbeat, p.wake = word(p.mem, atHeartbeat), word32(p.mem, atWake)
 	p.state.Store(uint64(wire.StateLive))
 }
