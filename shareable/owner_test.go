@@ -270,7 +270,7 @@ func TestSendNeedsAContext(t *testing.T) {
 	_, _, g := stage(t, Options{}, PublishOptions{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
 	require.NoError(t, err)
 	var ends [2]*net.UnixConn
 	for i, fd := range fds {

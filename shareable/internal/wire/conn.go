@@ -91,8 +91,8 @@ func (c *Conn) Read() (Frame, error) {
 func (c *Conn) next() (Frame, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
 	// A packet can bring fds where Go sees the end of the stream.
-	fds, bad := receive(c.control[:oobn], flags, closeFD)
-	f, err := c.frame(c.in[:n], flags, fds, bad, err)
+	fds, bad := receive(c.control[:max(oobn, 0)], flags, closeFD)
+	f, err := c.frame(c.in[:max(n, 0)], flags, fds, bad, err)
 	if err != nil {
 		closeAll(fds, closeFD)
 		return f, err
