@@ -61,6 +61,9 @@ type Conn struct {
 // NewConn takes over c, unless it answers an error: ErrNotPacket if c is not a
 // SOCK_SEQPACKET socket. The caller must Close it.
 func NewConn(c *net.UnixConn) (*Conn, error) {
+	if c == nil {
+		return nil, ErrNotPacket
+	}
 	packets, err := keepsPackets(c)
 	if err != nil {
 		return nil, err
@@ -91,8 +94,8 @@ func (c *Conn) Read() (Frame, error) {
 func (c *Conn) next() (Frame, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
 	// A packet can bring fds where Go sees the end of the stream.
-	fds, bad := receive(c.control[:oobn], flags, closeFD)
-	f, err := c.frame(c.in[:n], flags, fds, bad, err)
+	fds, bad := receive(c.control[:max(oobn, 0)], flags, closeFD)
+	f, err := c.frame(c.in[:max(n, 0)], flags, fds, bad, err)
 	if err != nil {
 		closeAll(fds, closeFD)
 		return f, err
