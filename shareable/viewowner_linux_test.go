@@ -279,3 +279,9 @@ func pageDevice(t *testing.T, hooks ...func(drivertest.Call) error) *vmm.Device 
 	})
 	return dev
 }
+
+func contextIn(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	return ctx, cancel
+}
