@@ -59,7 +59,8 @@ type View struct {
 	changed    chan struct{}
 	waiting    int // calls of Wait
 	watching   bool
-	pending    []*slot // streams that wait
+	looks      atomic.Uint64 // at the page, by whoever watches it
+	pending    []*slot       // streams that wait
 
 	pins pins
 
