@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -348,6 +349,43 @@ func TestAttachCancelled(t *testing.T) {
 	}()
 	cancel()
 	require.ErrorIs(t, <-got, context.Canceled)
+}
+
+func TestAttachByPath(t *testing.T) {
+	s, _ := script(t, 2)
+	path := t.TempDir() + "/owner.sock"
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	dev := pageDevice(t)
+	got := make(chan error, 1)
+	var v *View
+	go func() {
+		var err error
+		v, err = Attach(context.Background(), path, scriptName, dev, AttachOptions{Token: make([]byte, tokenBytes)})
+		got <- err
+	}()
+	c, err := l.AcceptUnix()
+	require.NoError(t, err)
+	s.c, err = wire.NewConn(c)
+	require.NoError(t, err)
+	s.accept()
+	require.NoError(t, <-got)
+	s.grow(1)
+	s.done(10)
+	s.chunks(0, 1)
+	s.ack()
+	s.write(wire.TypePublish, 0, wire.Publish{Object: 7, Length: 10, Generation: 1}.Append(nil))
+	s.write(wire.TypeDeleted, 0, wire.Deleted{Object: 7}.Append(nil)) // the name alone
+	require.NoError(t, v.Wait(t.Context(), 10))
+	stream, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, v.Use(stream))
+	require.NoError(t, stream.Close())
+	require.NoError(t, v.Err())
+	require.NoError(t, v.Close())
+	s.gone()
+	require.NoError(t, s.c.Close())
 }
 
 func TestAttachNobody(t *testing.T) {

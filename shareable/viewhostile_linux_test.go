@@ -200,16 +200,7 @@ func TestViewStepsFail(t *testing.T) {
 				}
 				s, far := script(t, 6)
 				dev := pageDevice(t, drivertest.FailNth(step, nth, vmm.ErrOutOfMemory))
-				got := make(chan *View, 1)
-				go func() {
-					v, err := AttachConn(context.Background(), far, scriptName, dev, AttachOptions{})
-					if err != nil {
-						t.Error(err)
-					}
-					got <- v
-				}()
-				s.accept()
-				v := <-got
+				v := attachedTo(t, s, far, AttachOptions{}, dev)
 				s.grow(4)
 				s.chunks(0, 2)
 				s.ack()
@@ -219,7 +210,6 @@ func TestViewStepsFail(t *testing.T) {
 				require.ErrorIs(t, ended(t, v), vmm.ErrOutOfMemory)
 				require.Len(t, v.Segments(), 2)
 				require.Equal(t, before-1, openFDs(t))
-				require.NoError(t, v.Close())
 			})
 		}
 	}
@@ -292,6 +282,41 @@ func room(t *testing.T, n int) (restore func()) {
 	}
 }
 
+// resends sends the chunks of c as the reader asks for them until all are mapped.
+func (s *scripted) resends(v *View, c wire.Chunks, fds []int, each func(wire.Frame)) (batches []uint32) {
+	s.t.Helper()
+	n := len(fds)
+	next, batch := 1, wire.MaxFDs
+	for v.Cap() < uint64(n)*s.gran {
+		f, err := s.c.Read()
+		require.NoError(s.t, err)
+		each(f)
+		switch f.Type {
+		case wire.TypeAck:
+			a, err := wire.DecodeAck(f.Payload)
+			require.NoError(s.t, err)
+			next = int(a.Chunk) + 1
+		case wire.TypeResync:
+			r, err := wire.DecodeResync(f.Payload)
+			require.NoError(s.t, err)
+			batches = append(batches, r.Batch)
+			batch, next = int(r.Batch), max(int(r.Next), 1)
+		default:
+			s.t.Fatal(f.Type)
+		}
+		if next <= n {
+			s.part(c, fds, next-1, min(next-1+batch, n))
+		}
+	}
+	return batches
+}
+
+func (s *scripted) part(c wire.Chunks, fds []int, from, to int) {
+	s.t.Helper()
+	c.Records = c.Records[from:to]
+	s.write(wire.TypeChunks, 0, c.Append(nil), fds[from:to]...)
+}
+
 // TestViewFewDescriptors: frames become smaller until they fit.
 func TestViewFewDescriptors(t *testing.T) {
 	const n = 8
@@ -302,78 +327,89 @@ func TestViewFewDescriptors(t *testing.T) {
 	before := openFDs(t)
 	c, fds := s.records(0, n)
 	restore := room(t, n+2) // what is mapped keeps a descriptor each
-	send := func(from, to int) {
-		part := c
-		part.Records = c.Records[from:to]
-		s.write(wire.TypeChunks, 0, part.Append(nil), fds[from:to]...)
-	}
-	blocked, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
-	require.NoError(t, err)
-	more := []int{blocked}
-	for range n - 2 { // room for four
+	var more []int
+	for range n - 1 {
 		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
 		require.NoError(t, err)
 		more = append(more, fd)
 	}
-	send(0, 4)
-	send(4, 8) // sent before the owner hears
-	batch := uint32(wire.MaxFDs)
-	next := uint64(1)
-	for v.Cap() < n*s.gran {
-		f, err := s.c.Read()
-		require.NoError(t, err)
-		switch f.Type {
-		case wire.TypeAck:
-			a, err := wire.DecodeAck(f.Payload)
-			require.NoError(t, err)
-			next = a.Chunk + 1
+	s.part(c, fds, 0, 6) // there is room for three
+	s.part(c, fds, 6, 8) // sent before the owner hears
+	batches := s.resends(v, c, fds, func(f wire.Frame) {
+		if f.Type == wire.TypeAck {
 			for _, fd := range more { // somebody has let go of some
 				require.NoError(t, unix.Close(fd))
 			}
 			more = nil
-		case wire.TypeResync:
-			r, err := wire.DecodeResync(f.Payload)
-			require.NoError(t, err)
-			require.Equal(t, batch/2, r.Batch)
-			batch = r.Batch
-			if r.Next > 0 {
-				next = r.Next
-			}
-		default:
-			t.Fatal(f.Type)
 		}
-		if int(next) <= n {
-			send(int(next)-1, min(int(next)-1+int(batch), n))
-		}
-	}
+	})
 	restore()
 	for _, fd := range fds {
 		require.NoError(t, unix.Close(fd))
 	}
+	require.Equal(t, uint32(3), batches[0])
 	require.NoError(t, v.Wait(t.Context(), n*s.gran))
 	require.NoError(t, v.Err())
 	require.Equal(t, before+n, openFDs(t))
+}
+
+// TestViewImportNeedsDescriptors: the frame arrives, and importing fails.
+func TestViewImportNeedsDescriptors(t *testing.T) {
+	const n = 8
+	s, far := script(t, n)
+	v := attachedTo(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	s.grow(n)
+	c, fds := s.records(0, n)
+	before := openFDs(t) - n
+	s.part(c, fds, 0, 4)
+	s.part(c, fds, 4, 8)
+	batches := s.resends(v, c, fds, func(wire.Frame) {})
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	require.Equal(t, []uint32{2}, batches)
+	require.Len(t, v.Segments(), n)
+	require.NoError(t, v.Err())
+	require.Equal(t, before+n, openFDs(t))
+}
+
+// TestViewResyncIgnored: an owner that sends on and on is let go of.
+func TestViewResyncIgnored(t *testing.T) {
+	const n = 8
+	s, far := script(t, n)
+	v := attachedTo(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	s.grow(n)
+	c, fds := s.records(0, n)
+	s.part(c, fds, 0, 4)
+	for range staleMost + 1 {
+		s.part(c, fds, 4, 8)
+	}
+	s.gone()
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	require.ErrorIs(t, ended(t, v), ErrProtocol)
 }
 
 // TestViewNoDescriptors: it says which limit it is and leaves nothing open.
 func TestViewNoDescriptors(t *testing.T) {
 	s, far := script(t, 2)
 	v := attached(t, s, far, AttachOptions{})
-	s.grow(1)
+	s.grow(2)
 	before := openFDs(t)
-	c, fds := s.records(0, 1)
+	c, fds := s.records(0, 2)
 	restore := room(t, 0)
-	s.write(wire.TypeChunks, 0, c.Append(nil), fds...)
-	for batch := uint32(wire.MaxFDs / 2); batch > 0; batch /= 2 {
-		r, err := wire.DecodeResync(s.expect(wire.TypeResync).Payload)
-		require.NoError(t, err)
-		require.Equal(t, batch, r.Batch)
-		s.write(wire.TypeChunks, 0, c.Append(nil), fds...)
-	}
+	s.part(c, fds, 0, 2)
+	r, err := wire.DecodeResync(s.expect(wire.TypeResync).Payload)
+	require.NoError(t, err)
+	require.Equal(t, wire.Resync{Object: 7, Batch: 1}, r)
+	s.part(c, fds, 0, 1)
 	s.gone()
 	restore()
-	require.NoError(t, unix.Close(fds[0]))
-	err := ended(t, v)
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	err = ended(t, v)
 	require.ErrorIs(t, err, vmm.ErrLimit)
 	require.ErrorContains(t, err, "RLIMIT_NOFILE")
 	require.Equal(t, before-1, openFDs(t))

@@ -224,10 +224,14 @@ func (s *scripted) gone() {
 // attached is a view that the owner has accepted, with nothing mapped yet.
 func attached(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions) *View {
 	t.Helper()
+	return attachedTo(t, s, far, o, pageDevice(t))
+}
+
+func attachedTo(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
+	t.Helper()
 	if o.Timeout == 0 {
 		o.Timeout = scriptWait
 	}
-	dev := pageDevice(t)
 	type answer struct {
 		v   *View
 		err error
