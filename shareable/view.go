@@ -37,7 +37,8 @@ type View struct {
 	conn      *wire.Conn // nil where none is kept
 	track     *wire.Tracker
 	batch     uint32 // most fds in a frame, as the owner was told
-	resyncing bool   // frames that leave a gap are from before
+	resyncing bool   // it was told so and may not have heard yet
+	stale     int    // frames from before it heard
 
 	seen  atomic.Uint64 // the last length found in this generation
 	stop  chan struct{} // closed by shut
@@ -59,7 +60,8 @@ type View struct {
 	changed    chan struct{}
 	waiting    int // calls of Wait
 	watching   bool
-	pending    []*slot // streams that wait
+	looks      atomic.Uint64 // at the page, by whoever watches it
+	pending    []*slot       // streams that wait
 
 	pins pins
 
@@ -107,7 +109,10 @@ func (v *View) visible() uint64 {
 	}
 	for {
 		old := v.seen.Load()
-		if n <= old || v.seen.CompareAndSwap(old, n) {
+		if n <= old { // a length that goes back in one generation is a lie
+			return old
+		}
+		if v.seen.CompareAndSwap(old, n) {
 			return n
 		}
 	}
