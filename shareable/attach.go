@@ -1,0 +1,355 @@
+package shareable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// AttachOptions is how to attach; its zero value is the default.
+type AttachOptions struct {
+	// Write asks for memory that can be written; vmm.ErrPermission if the owner
+	// does not give it. On CUDA it only keeps an honest reader from writing.
+	Write bool
+	// Token is what the owner may ask for, 32 bytes.
+	Token []byte
+	// UIDs is who may be the owner; nil: the user of this process, and root.
+	UIDs []uint32
+	// MaxBytes is how many bytes to map at most: an owner that sends more is let
+	// go of, with vmm.ErrLimit. 0 is the device's memory.
+	MaxBytes uint64
+	// Timeout is how long the other side may take for an answer, and work here
+	// to leave memory that the owner takes back. 0 is 5 s.
+	Timeout time.Duration
+	// Align is the alignment of the first address, a power of two. 0 is the
+	// granularity.
+	Align uint64
+}
+
+const (
+	defaultTimeout = 5 * time.Second
+	tokenBytes     = 32
+	attachRequest  = 1 // the number of the one request of a connection
+)
+
+// resolve fills in the defaults.
+func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
+	switch {
+	case dev == nil:
+		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	case len(o.Token) != 0 && len(o.Token) != tokenBytes:
+		return o, fmt.Errorf("%w: a token of %d bytes, not %d", vmm.ErrInvalid, len(o.Token), tokenBytes)
+	case o.Timeout < 0:
+		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+	}
+	if o.UIDs == nil {
+		o.UIDs = []uint32{uint32(os.Getuid()), 0}
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = dev.Info().Memory
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	return o, nil
+}
+
+// Attach makes a view of an object that the owner who listens at path has
+// published under name; path "" is the default. It returns when the addresses
+// are reserved and the bytes are on their way: wait for them with Wait.
+//
+// ErrOwnerGone says that nobody listens, ErrNotFound that there is no such
+// object, vmm.ErrPermission that the other side is not who it should be or
+// turns this one away; os.ErrDeadlineExceeded that it did not answer in time.
+// The caller must Close the View.
+func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+	if ctx == nil {
+		return nil, attachFail(name, fmt.Errorf("%w: no context", vmm.ErrInvalid))
+	}
+	o, err := o.resolve(dev)
+	if err != nil {
+		return nil, attachFail(name, err)
+	}
+	path, err = socketPath(path)
+	if err != nil {
+		return nil, attachFail(name, err)
+	}
+	c, err := (&net.Dialer{Timeout: o.Timeout}).DialContext(ctx, "unixpacket", path)
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w: nobody listens: %w", ErrOwnerGone, err)
+	}
+	if err != nil {
+		return nil, attachFail(name, err)
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, attachFail(name, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c))
+	}
+	return AttachConn(ctx, conn, name, dev, o)
+}
+
+// AttachConn is Attach over a connection that is there already, of the kind
+// "unixpacket". It takes conn over and closes it, also where it fails.
+func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+	if conn == nil {
+		return nil, attachFail(name, fmt.Errorf("%w: no connection", vmm.ErrInvalid))
+	}
+	v, err := attach(ctx, conn, name, dev, o)
+	if err != nil {
+		_ = conn.Close()
+		return nil, attachFail(name, err)
+	}
+	v.tasks.Add(1)
+	go v.follow()
+	return v, nil
+}
+
+func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
+
+func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+	o, err := o.resolve(dev)
+	if err != nil {
+		return nil, err
+	}
+	if err := wire.CheckName(name); err != nil {
+		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	}
+	j := joining{o: o, dev: dev}
+	if err := j.open(ctx, conn); err != nil {
+		return nil, err
+	}
+	v, err := j.attach(ctx, name)
+	if done := j.settle(ctx); done != nil {
+		_ = v.Close() // nothing uses it
+		return nil, done
+	}
+	return v, err
+}
+
+// joining is a connection on its way to a view.
+type joining struct {
+	o    AttachOptions
+	dev  *vmm.Device
+	c    *wire.Conn
+	gran uint64
+	peer wire.Hello
+	calm func() bool // stops what ctx would do; false if it has begun
+}
+
+// open checks who is at the other end before anything of it is read, and has
+// ctx end whatever waits for it.
+func (j *joining) open(ctx context.Context, conn *net.UnixConn) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
+	c, err := wire.NewConn(conn)
+	if err != nil {
+		return fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	}
+	cred, err := c.Cred()
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(j.o.UIDs, cred.UID) {
+		return fmt.Errorf("%w: the other side is user %d", vmm.ErrPermission, cred.UID)
+	}
+	j.c = c
+	past := time.Unix(1, 0)
+	j.calm = context.AfterFunc(ctx, func() {
+		_ = c.SetReadDeadline(past)
+		_ = c.SetWriteDeadline(past)
+	})
+	return nil
+}
+
+// hurry gives the other side its time from now on. ctx is asked last: what its
+// end did to the deadlines may just have been undone.
+func (j *joining) hurry(ctx context.Context) error {
+	until := time.Now().Add(j.o.Timeout)
+	if err := j.c.SetReadDeadline(until); err != nil {
+		return err
+	}
+	if err := j.c.SetWriteDeadline(until); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// settle takes the deadlines off, or answers that ctx is done.
+func (j *joining) settle(ctx context.Context) error {
+	if !j.calm() {
+		return ctx.Err()
+	}
+	if err := j.c.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	return j.c.SetWriteDeadline(time.Time{})
+}
+
+// attach asks for the object and makes a view of the answer.
+func (j *joining) attach(ctx context.Context, name string) (*View, error) {
+	if err := j.greet(ctx); err != nil {
+		return nil, err
+	}
+	ask := wire.Attach{Access: wire.AccessRead, Name: name}
+	if j.o.Write {
+		ask.Access = wire.AccessReadWrite
+	}
+	if err := j.c.Write(wire.TypeAttach, attachRequest, 0, ask.Append(nil)); err != nil {
+		return nil, j.why(err)
+	}
+	obj, fds, err := j.object(ctx, attachRequest)
+	if err != nil {
+		return nil, err
+	}
+	defer fds.Close() //nolint:errcheck // the page is mapped or refused
+	switch {
+	case obj.Name != name:
+		return nil, fmt.Errorf("%w: the answer is about %q", ErrProtocol, obj.Name)
+	case obj.State == wire.StateClosed:
+		return nil, fmt.Errorf("%w: it is closed", ErrNotFound)
+	case len(fds.FDs) != 1:
+		return nil, fmt.Errorf("%w: no control page", ErrProtocol)
+	}
+	page, err := openPage(fds.FDs[0].Int(), obj.Instance, obj.ID)
+	if err != nil {
+		return nil, err
+	}
+	v, err := j.view(obj, page)
+	if err != nil {
+		return nil, closing(err, page)
+	}
+	return v, nil
+}
+
+// why gives what came of a call on the connection its kind.
+func (j *joining) why(err error) error {
+	if gone(err) {
+		return fmt.Errorf("%w: %w", ErrOwnerGone, err)
+	}
+	return wireError(err)
+}
+
+// gone says whether err is the end of the other side.
+func gone(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, net.ErrClosed)
+}
+
+// greet exchanges HELLOs.
+func (j *joining) greet(ctx context.Context) error {
+	if err := j.hurry(ctx); err != nil {
+		return err
+	}
+	d := j.dev.Info()
+	drv := j.dev.Driver()
+	backend := wire.BackendHost
+	if drv.Name() == "cuda" {
+		backend = wire.BackendCUDA
+	}
+	home := driver.Location{Kind: driver.OnDevice, ID: d.Ordinal}
+	var err error
+	if j.gran, err = drv.Granularity(driver.Prop{Home: home}); err != nil {
+		return err
+	}
+	hello := wire.Hello{UUID: d.UUID, Backend: backend, PID: uint32(os.Getpid()), Granularity: j.gran}
+	hello.HasToken = copy(hello.Token[:], j.o.Token) > 0
+	if err := j.c.Write(wire.TypeHello, 0, 0, hello.Append(nil)); err != nil {
+		// A peer that turned us away has said so before it closed.
+		if !gone(err) {
+			return j.why(err)
+		}
+	}
+	f, err := j.next(ctx, wire.TypeHello, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close() //nolint:errcheck // a HELLO has no fds
+	if j.peer, err = wire.DecodeHello(f.Payload); err != nil {
+		return wireError(err)
+	}
+	if j.peer.Backend != backend {
+		return fmt.Errorf("%w: its memory is of another kind of device", vmm.ErrNotSupported)
+	}
+	return nil
+}
+
+// next reads the frame that has to come now.
+func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.Frame, error) {
+	if err := j.hurry(ctx); err != nil {
+		return wire.Frame{}, err
+	}
+	f, err := j.c.Read()
+	if err != nil {
+		if errors.Is(err, wire.ErrVersion) {
+			_ = j.c.Write(wire.TypeError, 0, 0, wire.Error{Code: wire.CodeVersion, Text: err.Error()}.Append(nil))
+		}
+		return wire.Frame{}, j.why(err)
+	}
+	if f.Type == t && f.Request == request {
+		return f, nil
+	}
+	defer f.Close() //nolint:errcheck // it is refused
+	switch f.Type {
+	case wire.TypeError:
+		e, err := wire.DecodeError(f.Payload)
+		if err != nil {
+			return wire.Frame{}, wireError(err)
+		}
+		return wire.Frame{}, refusal(e)
+	case wire.TypeClosing:
+		return wire.Frame{}, fmt.Errorf("%w: it is closing", ErrOwnerGone)
+	}
+	return wire.Frame{}, fmt.Errorf("%w: %v (request %d) instead of %v (%d)", ErrProtocol, f.Type, f.Request, t, request)
+}
+
+// object reads an OBJECT. The caller closes the frame.
+func (j *joining) object(ctx context.Context, request uint32) (wire.Object, wire.Frame, error) {
+	f, err := j.next(ctx, wire.TypeObject, request)
+	if err != nil {
+		return wire.Object{}, f, err
+	}
+	obj, err := wire.DecodeObject(f.Payload)
+	switch {
+	case err != nil:
+		err = wireError(err)
+	case obj.Instance != j.peer.Instance:
+		err = fmt.Errorf("%w: an object of instance %x from %x", ErrProtocol, obj.Instance, j.peer.Instance)
+	case j.o.Write && obj.Access != wire.AccessReadWrite:
+		err = fmt.Errorf("%w: the owner lets nobody write", vmm.ErrPermission)
+	}
+	if err != nil {
+		_ = f.Close()
+		return wire.Object{}, wire.Frame{}, err
+	}
+	return obj, f, nil
+}
+
+// view reserves the addresses of an object.
+func (j *joining) view(obj wire.Object, page *pageView) (*View, error) {
+	track, err := wire.NewTracker(obj, wire.Limits{Granularity: j.gran, Quota: j.o.MaxBytes})
+	if err != nil {
+		return nil, wireError(err)
+	}
+	res, err := j.dev.Reserve(obj.Max, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
+	if err != nil {
+		return nil, err
+	}
+	return &View{
+		dev: j.dev, res: res, obj: obj, o: j.o,
+		conn: j.c, track: track, batch: wire.MaxFDs,
+		stop: make(chan struct{}), page: page, generation: obj.Generation,
+		sealed: obj.State == wire.StateSealed, last: obj.Length,
+	}, nil
+}

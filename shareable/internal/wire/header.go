@@ -1,0 +1,230 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// The version spoken here. A peer of another major version is turned away.
+const (
+	Major = 1
+	Minor = 0
+)
+
+// Limits of a frame, the same for everyone who speaks this version.
+const (
+	HeaderSize = 32       // bytes
+	MaxFrame   = 64 << 10 // bytes, the header included
+	MaxPayload = MaxFrame - HeaderSize
+	MaxFDs     = 64       // that travel with a frame
+	MaxName    = 256      // bytes
+	MaxText    = 1024     // bytes of an ERROR or a CLOSING
+	MaxMeta    = 32 << 10 // bytes of metadata in an OBJECT
+	MaxDims    = 4        // of a row
+	MaxChunks  = 65536    // of an object
+	MaxEntries = 230      // entries in a LISTED that fit whatever their names
+)
+
+// FlagOptional marks a frame that a peer skips when it does not know the type.
+const FlagOptional uint32 = 1
+
+const magic = 0x4D565543 // "CUVM"
+
+// ErrVersion is in the error of a frame from a peer of another major version.
+var ErrVersion = errors.New("another protocol version")
+
+// ProtocolError is what a peer may not send. The connection is of no more use.
+type ProtocolError struct {
+	What string // what was wrong, with the numbers
+
+	version bool
+}
+
+// Error says what was wrong.
+func (e *ProtocolError) Error() string { return "protocol: " + e.What }
+
+// Is tells a peer of another version from one that breaks this one's rules.
+func (e *ProtocolError) Is(target error) bool { return e.version && target == ErrVersion }
+
+func protocolf(format string, args ...any) *ProtocolError {
+	return &ProtocolError{What: fmt.Sprintf(format, args...)}
+}
+
+// Type is what a frame says.
+type Type uint16
+
+// Requests are below 64. Those from RELEASE to WAIT are kept for a store.
+const (
+	TypeHello   Type = 1
+	TypeList    Type = 2
+	TypeStat    Type = 3
+	TypeAttach  Type = 4
+	TypeResync  Type = 5
+	TypeDetach  Type = 6
+	TypeAck     Type = 7
+	TypeRelease Type = 8
+	TypeCreate  Type = 9
+	TypeSeal    Type = 10
+	TypeDelete  Type = 11
+	TypeWait    Type = 12
+)
+
+// Answers and events are from 64 on.
+const (
+	TypeChunks  Type = 64
+	TypePublish Type = 65
+	TypeRetire  Type = 66
+	TypeSealed  Type = 67
+	TypeDeleted Type = 68
+	TypeClosing Type = 69
+	TypeError   Type = 70
+	TypeListed  Type = 71
+	TypeObject  Type = 72
+	TypeDone    Type = 73
+)
+
+// String is the name of the type in capitals.
+func (t Type) String() string {
+	if name := t.name(); name != "" {
+		return name
+	}
+	return fmt.Sprintf("type %d", uint16(t))
+}
+
+func (t Type) name() string {
+	switch t {
+	case TypeHello:
+		return "HELLO"
+	case TypeList:
+		return "LIST"
+	case TypeStat:
+		return "STAT"
+	case TypeAttach:
+		return "ATTACH"
+	case TypeResync:
+		return "RESYNC"
+	case TypeDetach:
+		return "DETACH"
+	case TypeAck:
+		return "ACK"
+	case TypeRelease:
+		return "RELEASE"
+	case TypeCreate:
+		return "CREATE"
+	case TypeSeal:
+		return "SEAL"
+	case TypeDelete:
+		return "DELETE"
+	case TypeWait:
+		return "WAIT"
+	case TypeChunks:
+		return "CHUNKS"
+	case TypePublish:
+		return "PUBLISH"
+	case TypeRetire:
+		return "RETIRE"
+	case TypeSealed:
+		return "SEALED"
+	case TypeDeleted:
+		return "DELETED"
+	case TypeClosing:
+		return "CLOSING"
+	case TypeError:
+		return "ERROR"
+	case TypeListed:
+		return "LISTED"
+	case TypeObject:
+		return "OBJECT"
+	case TypeDone:
+		return "DONE"
+	}
+	return ""
+}
+
+// Header is what a frame begins with.
+type Header struct {
+	Major, Minor uint8
+	Type         Type
+	Flags        uint32 // FlagOptional
+	FDs          uint16 // that travel with the frame
+	Len          uint32 // bytes of payload
+	Request      uint32 // the number of a request and of its answers; 0 in an event
+	Sequence     uint64 // from 1 up, one more in each frame
+}
+
+// Append appends the header's bytes to b.
+func (h Header) Append(b []byte) []byte {
+	b = append32(b, magic)
+	b = append(b, h.Major, h.Minor)
+	b = binary.LittleEndian.AppendUint16(b, uint16(h.Type))
+	b = append32(b, h.Flags)
+	b = binary.LittleEndian.AppendUint16(b, h.FDs)
+	b = binary.LittleEndian.AppendUint16(b, 0)
+	b = append32(b, h.Len)
+	b = append32(b, h.Request)
+	return append64(b, h.Sequence)
+}
+
+// DecodeHeader reads the header at the start of packet, which is one whole
+// frame. With an ErrVersion it answers the version too, and only that.
+func DecodeHeader(packet []byte) (Header, error) {
+	if len(packet) < HeaderSize {
+		return Header{}, protocolf("frame of %d bytes, shorter than a header", len(packet))
+	}
+	le := binary.LittleEndian
+	if m := le.Uint32(packet); m != magic {
+		return Header{}, protocolf("frame begins with %#x instead of %#x", m, uint32(magic))
+	}
+	h := Header{Major: packet[4], Minor: packet[5]}
+	if h.Major != Major {
+		err := protocolf("peer speaks version %d.%d, not %d.%d", h.Major, h.Minor, Major, Minor)
+		err.version = true
+		return h, err
+	}
+	h.Type = Type(le.Uint16(packet[6:]))
+	h.Flags = le.Uint32(packet[8:])
+	h.FDs = le.Uint16(packet[12:])
+	h.Len = le.Uint32(packet[16:])
+	h.Request = le.Uint32(packet[20:])
+	h.Sequence = le.Uint64(packet[24:])
+	if zero := le.Uint16(packet[14:]); zero != 0 {
+		return Header{}, protocolf("%v with %#x in a reserved field", h.Type, zero)
+	}
+	if err := h.check(len(packet)); err != nil {
+		return Header{}, err
+	}
+	return h, nil
+}
+
+func (h Header) check(packet int) error {
+	switch {
+	case h.Flags&^FlagOptional != 0:
+		return protocolf("%v with unknown flags %#x", h.Type, h.Flags)
+	case packet > MaxFrame:
+		return protocolf("%v of %d bytes, over %d", h.Type, packet, MaxFrame)
+	case uint64(h.Len) != uint64(packet-HeaderSize):
+		return protocolf("%v says %d bytes of payload and has %d", h.Type, h.Len, packet-HeaderSize)
+	case h.Type.name() == "" && h.Flags&FlagOptional == 0:
+		return protocolf("frame of the unknown %v", h.Type)
+	case h.Type == TypeDone && h.Len != 0:
+		return protocolf("%v with %d bytes of payload", h.Type, h.Len)
+	case h.Type == TypeChunks && h.FDs == 0:
+		return protocolf("%v without fds", h.Type)
+	case h.FDs > h.Type.maxFDs():
+		return protocolf("%v with %d fds, over %d", h.Type, h.FDs, h.Type.maxFDs())
+	case h.Type == TypeChunks && h.Len != chunksFixed+chunkSize*uint32(h.FDs):
+		return protocolf("%v with %d fds and %d bytes of payload", h.Type, h.FDs, h.Len)
+	}
+	return nil
+}
+
+func (t Type) maxFDs() uint16 {
+	switch {
+	case t == TypeChunks || t.name() == "":
+		return MaxFDs
+	case t == TypeObject:
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,127 @@
+package wire
+
+import "math/bits"
+
+// Kinds of an element.
+const (
+	KindOpaque  uint32 = 0
+	KindInt     uint32 = 1
+	KindUint    uint32 = 2
+	KindFloat   uint32 = 3
+	KindComplex uint32 = 4
+	KindBool    uint32 = 5
+)
+
+// Elem is what an object is made of.
+type Elem struct {
+	Kind uint32
+	Bits uint32
+	Size uint64   // bytes
+	Hash [32]byte // of its layout
+}
+
+// Object says what an object is and how far it has come. As the answer to an
+// ATTACH it travels with the control page, else without an fd.
+type Object struct {
+	ID         uint64
+	Max        uint64 // bytes of addresses to reserve
+	Generation uint64
+	Length     uint64 // bytes done
+	Queued     uint64 // bytes
+	Capacity   uint64 // bytes
+	State      uint32
+	Access     uint32
+	Elem       Elem
+	Shape      []uint64 // of a row, MaxDims at most
+	Pitch      uint64   // bytes from row to row
+	Instance   [16]byte
+	Name       string
+	Meta       []byte
+}
+
+// Append appends the payload to b. Of Shape it takes MaxDims dimensions.
+func (o Object) Append(b []byte) []byte {
+	for _, v := range []uint64{o.ID, o.Max, o.Generation, o.Length, o.Queued, o.Capacity} {
+		b = append64(b, v)
+	}
+	b = append32(append32(b, o.State), o.Access)
+	b = append32(append32(b, o.Elem.Kind), o.Elem.Bits)
+	b = append64(b, o.Elem.Size)
+	b = append(b, o.Elem.Hash[:]...)
+	var dims [MaxDims]uint64
+	b = append32(append32(b, uint32(copy(dims[:], o.Shape))), 0)
+	for _, dim := range dims {
+		b = append64(b, dim)
+	}
+	b = append64(b, o.Pitch)
+	b = append(b, o.Instance[:]...)
+	b = appendString(b, o.Name)
+	b = append32(b, uint32(len(o.Meta)))
+	return append(b, o.Meta...)
+}
+
+// DecodeObject is the reverse of Object.Append. Besides the form it checks that
+// a row of elements is countable and no longer than the pitch, if there is one.
+func DecodeObject(payload []byte) (Object, error) {
+	d := decoder{of: TypeObject, b: payload}
+	o := Object{
+		ID:         d.u64("id"),
+		Max:        d.u64("max"),
+		Generation: d.u64("generation"),
+		Length:     d.u64("length"),
+		Queued:     d.u64("queued"),
+		Capacity:   d.u64("capacity"),
+		State:      d.state(),
+		Access:     d.access(),
+		Elem: Elem{
+			Kind: d.within("element kind", KindOpaque, KindBool),
+			Bits: d.u32("element bits"),
+			Size: d.u64("element size"),
+			Hash: d.hash("layout hash"),
+		},
+	}
+	o.Shape = d.shape()
+	o.Pitch = d.u64("pitch")
+	if row, ok := product(o.Elem.Size, o.Shape); !ok || o.Pitch != 0 && row > o.Pitch {
+		d.failf("rows of %v elements of %d bytes, %d bytes apart", o.Shape, o.Elem.Size, o.Pitch)
+	}
+	o.Instance = d.id("instance")
+	o.Name = d.name()
+	o.Meta = d.blob("metadata", MaxMeta)
+	return done(&d, o)
+}
+
+func (d *decoder) state() uint32  { return d.within("state", StateLive, StateClosed) }
+func (d *decoder) access() uint32 { return d.within("access", AccessRead, AccessReadWrite) }
+
+func (d *decoder) shape() []uint64 {
+	n := int(d.within("number of dimensions", 0, MaxDims))
+	d.zero()
+	var shape []uint64
+	for i := range MaxDims {
+		dim := d.u64("dimension")
+		switch {
+		case d.err != nil:
+			return nil
+		case i < n && dim == 0:
+			d.failf("dimension %d of %d is 0", i, n)
+		case i < n:
+			shape = append(shape, dim)
+		case dim != 0:
+			d.failf("%d as dimension %d of %d", dim, i, n)
+		}
+	}
+	return shape
+}
+
+// product is size times each of dims, false where that is over 64 bits.
+func product(size uint64, dims []uint64) (uint64, bool) {
+	for _, dim := range dims {
+		over, low := bits.Mul64(size, dim)
+		if over != 0 {
+			return 0, false
+		}
+		size = low
+	}
+	return size, true
+}

@@ -1,0 +1,270 @@
+package wire
+
+// Backends of a HELLO.
+const (
+	BackendHost uint32 = 1
+	BackendCUDA uint32 = 2
+)
+
+// Access of an ATTACH and of an OBJECT.
+const (
+	AccessRead      uint32 = 1
+	AccessReadWrite uint32 = 2
+)
+
+// AttachPublish is the flag of an ATTACH that asks for PUBLISH frames.
+const AttachPublish uint32 = 1
+
+// States of an object.
+const (
+	StateLive   uint32 = 1
+	StateSealed uint32 = 2
+	StateClosed uint32 = 3
+)
+
+// Codes of an ERROR.
+const (
+	CodeProtocol     uint32 = 1
+	CodeVersion      uint32 = 2
+	CodePermission   uint32 = 3
+	CodeNotFound     uint32 = 4
+	CodeLimit        uint32 = 5
+	CodeBusy         uint32 = 6
+	CodeNotSupported uint32 = 7
+	CodeInternal     uint32 = 8
+	CodeClosed       uint32 = 9
+)
+
+// Hello is what each side says first.
+type Hello struct {
+	Features    uint64
+	Instance    [16]byte // another at each start of the process
+	UUID        [16]byte // of the device
+	Backend     uint32
+	PID         uint32
+	Granularity uint64 // bytes
+	HasToken    bool
+	Token       [32]byte
+}
+
+// Append appends the payload to b.
+func (h Hello) Append(b []byte) []byte {
+	b = append64(b, h.Features)
+	b = append(b, h.Instance[:]...)
+	b = append(b, h.UUID[:]...)
+	b = append32(b, h.Backend)
+	b = append32(b, h.PID)
+	b = append64(b, h.Granularity)
+	b = append32(appendBool(b, h.HasToken), 0)
+	return appendIf(b, h.HasToken, h.Token)
+}
+
+// DecodeHello is the reverse of Hello.Append.
+func DecodeHello(payload []byte) (Hello, error) {
+	d := decoder{of: TypeHello, b: payload}
+	h := Hello{
+		Features:    d.u64("features"),
+		Instance:    d.id("instance"),
+		UUID:        d.id("UUID"),
+		Backend:     d.within("backend", BackendHost, BackendCUDA),
+		PID:         d.u32("pid"),
+		Granularity: d.u64("granularity"),
+		HasToken:    d.bool("token"),
+	}
+	d.zero()
+	h.Token = d.hashIf("token", h.HasToken)
+	return done(&d, h)
+}
+
+// List asks for the objects whose ids are above After.
+type List struct {
+	After uint64
+}
+
+// Append appends the payload to b.
+func (l List) Append(b []byte) []byte { return append64(b, l.After) }
+
+// DecodeList is the reverse of List.Append.
+func DecodeList(payload []byte) (List, error) {
+	d := decoder{of: TypeList, b: payload}
+	return done(&d, List{After: d.u64("id")})
+}
+
+// Entry is an object in a LISTED.
+type Entry struct {
+	ID     uint64
+	State  uint32
+	Length uint64 // bytes
+	Name   string
+}
+
+const entryLeast = 8 + 4 + 4 + 8 + 4 + 1
+
+// Listed answers a LIST, with ids that rise. MaxEntries always fit.
+type Listed struct {
+	More    bool // above the last entry's id
+	Entries []Entry
+}
+
+// Append appends the payload to b.
+func (l Listed) Append(b []byte) []byte {
+	b = append32(appendBool(b, l.More), uint32(len(l.Entries)))
+	for _, e := range l.Entries {
+		b = append64(b, e.ID)
+		b = append32(append32(b, e.State), 0)
+		b = append64(b, e.Length)
+		b = appendString(b, e.Name)
+	}
+	return b
+}
+
+// DecodeListed is the reverse of Listed.Append.
+func DecodeListed(payload []byte) (Listed, error) {
+	d := decoder{of: TypeListed, b: payload}
+	l := Listed{More: d.bool("more")}
+	n := d.u32("count")
+	if uint64(n)*entryLeast > uint64(len(d.b)) {
+		d.failf("%d bytes left for %d entries", len(d.b), n)
+	}
+	if l.More && n == 0 {
+		d.failf("more, after no entry")
+	}
+	if d.err == nil && n > 0 {
+		l.Entries = make([]Entry, 0, n)
+	}
+	for i := range n {
+		e := Entry{ID: d.u64("id"), State: d.state()}
+		d.zero()
+		e.Length = d.u64("length")
+		e.Name = d.name()
+		if i > 0 && e.ID <= l.Entries[i-1].ID {
+			d.failf("id %d after %d", e.ID, l.Entries[i-1].ID)
+		}
+		if d.err != nil {
+			break
+		}
+		l.Entries = append(l.Entries, e)
+	}
+	return done(&d, l)
+}
+
+// Stat asks for what an object is.
+type Stat struct {
+	Name string
+}
+
+// Append appends the payload to b.
+func (s Stat) Append(b []byte) []byte { return appendString(b, s.Name) }
+
+// DecodeStat is the reverse of Stat.Append.
+func DecodeStat(payload []byte) (Stat, error) {
+	d := decoder{of: TypeStat, b: payload}
+	return done(&d, Stat{Name: d.name()})
+}
+
+// Attach asks for an object and what it will grow by.
+type Attach struct {
+	Access uint32
+	Flags  uint32 // AttachPublish
+	Name   string
+}
+
+// Append appends the payload to b.
+func (a Attach) Append(b []byte) []byte {
+	return appendString(append32(append32(b, a.Access), a.Flags), a.Name)
+}
+
+// DecodeAttach is the reverse of Attach.Append.
+func DecodeAttach(payload []byte) (Attach, error) {
+	d := decoder{of: TypeAttach, b: payload}
+	return done(&d, Attach{
+		Access: d.access(),
+		Flags:  d.within("flags", 0, AttachPublish),
+		Name:   d.name(),
+	})
+}
+
+// Resync asks for the chunks from the id Next on, once more.
+type Resync struct {
+	Object uint64
+	Next   uint64 // 0: all of them
+	Batch  uint32 // most fds in one frame from now on, 1 to MaxFDs
+}
+
+// Append appends the payload to b.
+func (r Resync) Append(b []byte) []byte {
+	return append32(append32(append64(append64(b, r.Object), r.Next), r.Batch), 0)
+}
+
+// DecodeResync is the reverse of Resync.Append.
+func DecodeResync(payload []byte) (Resync, error) {
+	d := decoder{of: TypeResync, b: payload}
+	r := Resync{
+		Object: d.u64("object"),
+		Next:   d.u64("next id"),
+		Batch:  d.within("batch", 1, MaxFDs),
+	}
+	d.zero()
+	return done(&d, r)
+}
+
+// Detach ends what an ATTACH began. DONE answers it.
+type Detach struct {
+	Object uint64
+}
+
+// Append appends the payload to b.
+func (d Detach) Append(b []byte) []byte { return append64(b, d.Object) }
+
+// DecodeDetach is the reverse of Detach.Append.
+func DecodeDetach(payload []byte) (Detach, error) {
+	d := decoder{of: TypeDetach, b: payload}
+	return done(&d, Detach{Object: d.u64("object")})
+}
+
+// Ack says how far a reader is. Nothing answers it.
+type Ack struct {
+	Object     uint64
+	Chunk      uint64 // the highest id mapped
+	Generation uint64 // the one applied
+}
+
+// Append appends the payload to b.
+func (a Ack) Append(b []byte) []byte {
+	return append64(append64(append64(b, a.Object), a.Chunk), a.Generation)
+}
+
+// DecodeAck is the reverse of Ack.Append.
+func DecodeAck(payload []byte) (Ack, error) {
+	d := decoder{of: TypeAck, b: payload}
+	return done(&d, Ack{Object: d.u64("object"), Chunk: d.u64("chunk"), Generation: d.u64("generation")})
+}
+
+// Error answers a request that fails, or says why the connection ends.
+type Error struct {
+	Code uint32
+	Text string // for people; Append keeps the first MaxText bytes
+}
+
+// Append appends the payload to b.
+func (e Error) Append(b []byte) []byte {
+	return appendString(append32(append32(b, e.Code), 0), clip(e.Text))
+}
+
+// DecodeError is the reverse of Error.Append.
+func DecodeError(payload []byte) (Error, error) {
+	d := decoder{of: TypeError, b: payload}
+	e := Error{Code: d.within("code", CodeProtocol, CodeClosed)}
+	d.zero()
+	e.Text = d.string("text", MaxText)
+	return done(&d, e)
+}
+
+// done answers v if the whole payload was as it should be.
+func done[T any](d *decoder, v T) (T, error) {
+	if err := d.end(); err != nil {
+		var none T
+		return none, err
+	}
+	return v, nil
+}

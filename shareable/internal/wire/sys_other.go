@@ -1,0 +1,19 @@
+//go:build !linux
+
+package wire
+
+import (
+	"errors"
+	"net"
+)
+
+// There is no connection here: NewConn answers errors.ErrUnsupported.
+const controlSize = 0
+
+func receive([]byte, int, func(int) error) ([]int, error) { return nil, errors.ErrUnsupported }
+func cut(int) bool                                        { return false }
+func rights([]int) []byte                                 { return nil }
+func closeFD(int) error                                   { return errors.ErrUnsupported }
+func keepsPackets(*net.UnixConn) (bool, error)            { return false, errors.ErrUnsupported }
+func peerCred(*net.UnixConn) (Cred, error)                { return Cred{}, errors.ErrUnsupported }
+func queued(*net.UnixConn) (int, error)                   { return 0, errors.ErrUnsupported }

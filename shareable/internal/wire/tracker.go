@@ -1,0 +1,177 @@
+package wire
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// ErrLimit answers what an owner may send and a reader does not want to hold.
+var ErrLimit = errors.New("over the reader's limit")
+
+// Limits is what a reader takes of an object.
+type Limits struct {
+	Granularity uint64 // bytes; every chunk and the object's Max are multiples
+	Quota       uint64 // bytes mapped at most; 0: the object's Max
+	MaxChunks   int    // 0: the MaxChunks that everyone keeps
+}
+
+// Tracker is what a reader knows of an object, and what it holds the owner to:
+// chunks follow on each other without a gap from offset 0, within Max, with ids
+// that rise for ever, and go away from the end, at a border, in a newer
+// generation. It maps nothing itself. It is not safe for concurrent use.
+//
+//	known chunks   [0, mapped)  mapped by the reader
+//	               [mapped, n)  announced; mapping failed, or is under way
+type Tracker struct {
+	object     uint64
+	max        uint64
+	generation uint64
+	limits     Limits
+
+	chunks []Chunk
+	mapped int
+	used   uint64 // the highest id announced, 0 before the first
+	last   uint64 // the highest id mapped
+
+	base, fresh int // of the last Chunks: chunks[base:base+fresh] were not mapped
+}
+
+// NewTracker begins where an ATTACH was answered with o, with nothing mapped.
+func NewTracker(o Object, l Limits) (*Tracker, error) {
+	if l.Granularity == 0 || l.MaxChunks < 0 {
+		return nil, fmt.Errorf("granularity %d and at most %d chunks as limits", l.Granularity, l.MaxChunks)
+	}
+	if o.Max == 0 || o.Max%l.Granularity != 0 {
+		return nil, protocolf("max of %d bytes, not a multiple of %d", o.Max, l.Granularity)
+	}
+	if o.Length > o.Max || o.Capacity > o.Max {
+		return nil, protocolf("length %d and capacity %d with a max of %d", o.Length, o.Capacity, o.Max)
+	}
+	if l.Quota == 0 {
+		l.Quota = o.Max
+	}
+	if l.MaxChunks == 0 {
+		l.MaxChunks = MaxChunks
+	}
+	return &Tracker{object: o.ID, max: o.Max, generation: o.Generation, limits: l}, nil
+}
+
+// Chunks takes a CHUNKS frame. The first skip records are of chunks mapped
+// already, which a RESYNC brings; fresh are the others, c.Records[skip:], to be
+// mapped in that order. An error changes nothing: ErrLimit or a ProtocolError.
+func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
+	if c.Object != t.object || c.Generation != t.generation {
+		return nil, 0, protocolf("chunks of object %d in generation %d instead of %d in %d",
+			c.Object, c.Generation, t.object, t.generation)
+	}
+	if len(c.Records) == 0 {
+		return nil, 0, protocolf("no chunks")
+	}
+	first := t.place(c.Records[0].ID)
+	if first > t.mapped {
+		return nil, 0, protocolf("chunk %d leaves a gap after %d", c.Records[0].ID, t.End())
+	}
+	known := min(len(t.chunks)-first, len(c.Records))
+	for i, r := range c.Records[:known] {
+		if k := t.chunks[first+i]; r != k {
+			return nil, 0, protocolf("chunk %v where %v is known", r, k)
+		}
+	}
+	if err := t.check(c.Records[known:]); err != nil {
+		return nil, 0, err
+	}
+	t.chunks = append(t.chunks, c.Records[known:]...)
+	if known < len(c.Records) {
+		t.used = c.Records[len(c.Records)-1].ID
+	}
+	skip = min(t.mapped-first, len(c.Records))
+	t.base, t.fresh = t.mapped, len(c.Records)-skip
+	return c.Records[skip:], skip, nil
+}
+
+// place is the place of the first known chunk whose id is not below id.
+func (t *Tracker) place(id uint64) int {
+	i, _ := slices.BinarySearchFunc(t.chunks, id, func(k Chunk, id uint64) int { return cmp.Compare(k.ID, id) })
+	return i
+}
+
+// check says whether records may follow what is known.
+func (t *Tracker) check(records []Chunk) error {
+	used, end := t.used, ends(t.chunks)
+	for _, r := range records {
+		switch {
+		case r.ID <= used:
+			return protocolf("chunk %v after id %d", r, used)
+		case r.Size == 0 || r.Size%t.limits.Granularity != 0:
+			return protocolf("chunk %v, not of a multiple of %d bytes", r, t.limits.Granularity)
+		case r.Offset != end:
+			return protocolf("chunk %v where %d is the end", r, end)
+		case r.Size > t.max-end:
+			return protocolf("chunk %v over a max of %d bytes", r, t.max)
+		case r.Offset > t.limits.Quota || r.Size > t.limits.Quota-r.Offset:
+			return fmt.Errorf("%w: %v with a quota of %d bytes", ErrLimit, r, t.limits.Quota)
+		}
+		used, end = r.ID, r.end()
+	}
+	if n := len(t.chunks) + len(records); n > t.limits.MaxChunks {
+		return fmt.Errorf("%w: %d chunks, over %d", ErrLimit, n, t.limits.MaxChunks)
+	}
+	return nil
+}
+
+// Mapped says that of the last Chunks the first n fresh records are mapped now.
+// The others may come again.
+func (t *Tracker) Mapped(n int) {
+	t.mapped = max(t.mapped, t.base+min(max(n, 0), t.fresh))
+	if t.mapped > 0 {
+		t.last = max(t.last, t.chunks[t.mapped-1].ID)
+	}
+}
+
+// Retire takes a RETIRE frame. The mapped chunks from keep on are to be
+// unmapped; they began at the offset from, which is End from now on. Their ids
+// stay used up. An error, a ProtocolError, changes nothing.
+func (t *Tracker) Retire(r Retire) (keep int, from uint64, err error) {
+	if r.Object != t.object || r.Generation <= t.generation {
+		return 0, 0, protocolf("retire of object %d for generation %d instead of %d after %d",
+			r.Object, r.Generation, t.object, t.generation)
+	}
+	if r.Capacity > t.max {
+		return 0, 0, protocolf("retire down to %d with a max of %d", r.Capacity, t.max)
+	}
+	n, _ := slices.BinarySearchFunc(t.chunks, r.Capacity, func(k Chunk, capacity uint64) int {
+		if k.end() <= capacity {
+			return -1
+		}
+		return 1
+	})
+	if n < t.mapped && ends(t.chunks[:n]) != r.Capacity {
+		return 0, 0, protocolf("retire down to %d, inside %v", r.Capacity, t.chunks[n])
+	}
+	t.generation = r.Generation
+	t.chunks = t.chunks[:n]
+	t.mapped = min(t.mapped, n)
+	t.base, t.fresh = t.mapped, 0
+	return t.mapped, t.End(), nil
+}
+
+// End is where the mapped chunks end, in bytes.
+func (t *Tracker) End() uint64 { return ends(t.chunks[:t.mapped]) }
+
+// LastID is the highest id that was ever mapped, 0 if none was.
+func (t *Tracker) LastID() uint64 { return t.last }
+
+// Generation is the one applied.
+func (t *Tracker) Generation() uint64 { return t.generation }
+
+// Known is a copy of the chunks that are mapped.
+func (t *Tracker) Known() []Chunk { return slices.Clone(t.chunks[:t.mapped]) }
+
+func ends(chunks []Chunk) uint64 {
+	if len(chunks) == 0 {
+		return 0
+	}
+	return chunks[len(chunks)-1].end()
+}

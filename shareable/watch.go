@@ -1,0 +1,80 @@
+package shareable
+
+import "time"
+
+const (
+	watchMost  = 100 * time.Millisecond // a wait on the page, should a wake be missed
+	watchIdle  = 32                     // wakes in a row that brought nothing
+	watchPause = time.Millisecond       // before the next look after as many
+)
+
+// watch has the page watched while somebody waits. It needs v.mu whole.
+func (v *View) watch() {
+	if v.watching || v.ended || v.closed || v.page == nil {
+		return
+	}
+	v.watching = true
+	v.tasks.Add(1)
+	go v.watchPage(v.page)
+}
+
+// watchPage sleeps on the page's wake word and tells those who wait. An owner
+// that wakes without end makes it look once in a while and no more.
+func (v *View) watchPage(page *pageView) {
+	defer v.tasks.Done()
+	for idle := 0; ; idle++ {
+		v.looks.Add(1)
+		wake := page.rawWake() // before the look, so that no change is missed
+		moved, on := v.glance()
+		if !on {
+			return
+		}
+		if moved {
+			idle = 0
+		}
+		if idle >= watchIdle {
+			select {
+			case <-v.stop:
+			case <-time.After(watchPause):
+			}
+		}
+		begun := time.Now()
+		page.wait(wake, watchMost)
+		if time.Since(begun) >= watchPause {
+			idle = 0
+		}
+	}
+}
+
+// glance looks at the page and says whether to go on.
+func (v *View) glance() (moved, on bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	moved = v.look()
+	on = !v.ended && !v.closed && (v.waiting > 0 || len(v.pending) > 0)
+	v.watching = on
+	return moved, on
+}
+
+// join waits for the view's goroutines, waking the one that sleeps on the page.
+func (v *View) join() {
+	done := make(chan struct{})
+	go func() {
+		v.tasks.Wait()
+		close(done)
+	}()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for {
+		v.mu.RLock()
+		if v.page != nil && v.watching {
+			v.page.rouse()
+		}
+		v.mu.RUnlock()
+		select {
+		case <-done:
+			return
+		case <-again.C: // it may not have been asleep yet
+		}
+	}
+}
