@@ -430,7 +430,7 @@ func TestViewLeavesNothing(t *testing.T) {
 			got := make(chan error, 1)
 			go func() { got <- v.Wait(context.Background(), 1) }()
 			require.NoError(t, v.Close())
-			<-got
+			require.ErrorIs(t, <-got, vmm.ErrClosed)
 		})
 		if i == 0 {
 			fds, goroutines = openFDs(t), runtime.NumGoroutine()
