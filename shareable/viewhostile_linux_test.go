@@ -134,15 +134,17 @@ func TestViewRefusesChunks(t *testing.T) {
 		"a request": {func(_ *testing.T, s *scripted) {
 			s.write(wire.TypeList, 1, wire.List{}.Append(nil))
 		}, ErrProtocol},
-		"a retire of now":        {retiring(1, 0), ErrProtocol},
-		"a retire of half":       {retiring(2, 10), ErrProtocol},
-		"a retire beyond max":    {retiring(2, 1<<40), ErrProtocol},
-		"a seal beyond max":      {sealing(1 << 40), ErrProtocol},
-		"noise":                  {func(_ *testing.T, s *scripted) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
-		"an error of its own":    {refusing(wire.CodeLimit), vmm.ErrLimit},
-		"closed by it":           {refusing(wire.CodeClosed), ErrOwnerGone},
-		"closing, it says so":    {closed, ErrOwnerGone},
-		"an object without name": {func(_ *testing.T, s *scripted) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"a retire of now":     {retiring(1, 0), ErrProtocol},
+		"a retire of half":    {retiring(2, 10), ErrProtocol},
+		"a retire beyond max": {retiring(2, 1<<40), ErrProtocol},
+		"a seal beyond max":   {sealing(1 << 40), ErrProtocol},
+		"noise":               {func(_ *testing.T, s *scripted) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
+		"an error of its own": {refusing(wire.CodeLimit), vmm.ErrLimit},
+		"closed by it":        {refusing(wire.CodeClosed), ErrOwnerGone},
+		"closing, it says so": {closed, ErrOwnerGone},
+		"half a frame":        {func(_ *testing.T, s *scripted) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"deleted":             {deleting(7), ErrOwnerGone},
+		"another is deleted":  {deleting(8), ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, far := script(t, 6)
@@ -179,6 +181,12 @@ func sealing(n uint64) func(*testing.T, *scripted) {
 func refusing(code uint32) func(*testing.T, *scripted) {
 	return func(_ *testing.T, s *scripted) {
 		s.write(wire.TypeError, 0, wire.Error{Code: code, Text: "why"}.Append(nil))
+	}
+}
+
+func deleting(object uint64) func(*testing.T, *scripted) {
+	return func(_ *testing.T, s *scripted) {
+		s.write(wire.TypeDeleted, 0, wire.Deleted{Object: object}.Append(nil))
 	}
 }
 
