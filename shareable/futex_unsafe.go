@@ -31,9 +31,12 @@ func (p *pageView) wait(was uint32, most time.Duration) {
 
 // rouse wakes whoever waits on the page: it is how a wait of our own ends. Those
 // of other processes look again and go on waiting.
+func (p *pageView) rouse() { wakeAll(p.b) }
+
+// wakeAll wakes whoever waits on a page, in any process.
 //
-// Safety: as wait.
-func (p *pageView) rouse() {
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.b[atWake])), futexWake,
+// Safety: the word lies in the page, which is mapped; the kernel only looks it up.
+func wakeAll(page []byte) {
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&page[atWake])), futexWake,
 		math.MaxInt32, 0, 0, 0)
 }

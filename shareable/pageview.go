@@ -5,23 +5,6 @@ import (
 	"fmt"
 )
 
-// The control page: one word for each thing that changes, each on a cache line
-// of its own, all little-endian.
-const (
-	pageViewBytes   = 4096
-	pageViewMagic   = 0x50565543 // "CUVP"
-	pageViewVersion = 1
-
-	atMagic      = 0
-	atVersion    = 4
-	atInstance   = 8
-	atObject     = 24
-	atQueued     = 64
-	atDone       = 128
-	atGeneration = 192
-	atWake       = 384
-)
-
 // pageView is another process's control page, mapped for reading. Whatever is
 // loaded from it is that process's word: it is only ever compared, or bounded
 // by what is mapped here.
@@ -41,10 +24,10 @@ func (p *pageView) check(instance [16]byte, object uint64) error {
 	binary.LittleEndian.PutUint64(b[8:], p.load64(atInstance+8))
 	magic, version, id := p.load32(atMagic), p.load32(atVersion), p.load64(atObject)
 	switch {
-	case magic != pageViewMagic:
-		return fmt.Errorf("it begins with %#x instead of %#x", magic, uint32(pageViewMagic))
-	case version != pageViewVersion:
-		return fmt.Errorf("it has version %d, not %d", version, pageViewVersion)
+	case magic != pageMagic:
+		return fmt.Errorf("it begins with %#x instead of %#x", magic, uint32(pageMagic))
+	case version != pageVersion:
+		return fmt.Errorf("it has version %d, not %d", version, pageVersion)
 	case b != instance || id != object:
 		return fmt.Errorf("it is that of object %d of %x, not of object %d of %x", id, b, object, instance)
 	}

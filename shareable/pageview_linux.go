@@ -17,7 +17,7 @@ func openPage(fd int, instance [16]byte, object uint64) (*pageView, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("control page: fstat: %w", err)
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != pageViewBytes {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != pageBytes {
 		return nil, fmt.Errorf("%w: control page is a file of mode %#o and %d bytes", ErrProtocol, st.Mode, st.Size)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
@@ -27,7 +27,7 @@ func openPage(fd int, instance [16]byte, object uint64) (*pageView, error) {
 	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE; seals&need != need {
 		return nil, fmt.Errorf("%w: control page has seals %#x and needs %#x", ErrProtocol, seals, need)
 	}
-	b, err := unix.Mmap(fd, 0, pageViewBytes, unix.PROT_READ, unix.MAP_SHARED)
+	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
 	switch {
 	case errors.Is(err, unix.ENOMEM):
 		return nil, fmt.Errorf("%w: control page: mmap: %w", vmm.ErrLimit, err)

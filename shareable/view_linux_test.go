@@ -17,14 +17,14 @@ import (
 
 func TestViewGrows(t *testing.T) {
 	s, far := script(t, 8)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	at := v.Ptr()
 	require.Zero(t, v.Len())
 	require.Equal(t, s.obj.Max, v.Max())
 	require.Equal(t, scriptName, v.Name())
 	require.Equal(t, s.obj.Instance, v.Instance())
 	require.Equal(t, []byte("meta"), v.Meta())
-	require.Equal(t, uint64(1), v.layout().Elem.Size)
+	require.Equal(t, uint64(1), v.Layout().Size)
 
 	s.grow(3)
 	s.done(3 * s.gran) // published before it is mapped here: not visible yet
@@ -49,7 +49,7 @@ func TestViewGrows(t *testing.T) {
 
 func TestViewReadAt(t *testing.T) {
 	s, far := script(t, 2)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -67,7 +67,7 @@ func TestViewReadAt(t *testing.T) {
 
 func TestViewWaitWakesByTheWord(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -89,7 +89,7 @@ func TestViewWaitWakesByTheWord(t *testing.T) {
 
 func TestViewOwnerGone(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -110,7 +110,7 @@ func TestViewOwnerGone(t *testing.T) {
 func TestViewSeal(t *testing.T) {
 	for _, hasDigest := range []bool{false, true} {
 		s, far := script(t, 4)
-		v := attached(t, s, far, AttachOptions{})
+		v := viewed(t, s, far, AttachOptions{})
 		s.grow(2)
 		s.chunks(0, 2)
 		s.ack()
@@ -139,7 +139,7 @@ func TestViewSeal(t *testing.T) {
 
 func TestViewRetire(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(3)
 	s.chunks(0, 3)
 	s.ack()
@@ -171,7 +171,7 @@ func TestViewRetire(t *testing.T) {
 
 func TestViewRetireBelowHost(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -188,7 +188,7 @@ func TestViewRetireBelowHost(t *testing.T) {
 
 func TestViewLengthGoesBack(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -206,7 +206,7 @@ func TestViewLengthGoesBack(t *testing.T) {
 
 func TestViewQueued(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	storeWord(s.page, atQueued, 100)
 	require.Equal(t, uint64(100), v.Queued())
 	storeWord(s.page, atQueued, 1<<63)
@@ -215,7 +215,7 @@ func TestViewQueued(t *testing.T) {
 
 func TestViewClose(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
 	s.ack()
@@ -261,7 +261,7 @@ func TestViewWrite(t *testing.T) {
 func TestViewWriteOnReadOnlyMemory(t *testing.T) {
 	s, far := script(t, 4)
 	s.obj.Access = wire.AccessReadWrite
-	v := attached(t, s, far, AttachOptions{Write: true})
+	v := viewed(t, s, far, AttachOptions{Write: true})
 	s.grow(1)
 	s.chunks(0, 1)
 	s.gone()
@@ -270,7 +270,7 @@ func TestViewWriteOnReadOnlyMemory(t *testing.T) {
 
 func TestViewQuota(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{MaxBytes: s.gran})
+	v := viewed(t, s, far, AttachOptions{MaxBytes: s.gran})
 	s.grow(2)
 	s.chunks(0, 1)
 	s.ack()

@@ -18,7 +18,7 @@ func TestViewOnDrivers(t *testing.T) {
 			const gran = 2 << 20
 			dev := d.Device(t)
 			s, far := scriptOn(t, dev, 4, gran, vmm.ShareFD)
-			v := attachedTo(t, s, far, AttachOptions{}, dev)
+			v := viewedOn(t, s, far, AttachOptions{}, dev)
 			stream, err := dev.NewStream()
 			require.NoError(t, err)
 			out, err := dev.Alloc(1)
@@ -31,7 +31,7 @@ func TestViewOnDrivers(t *testing.T) {
 				require.NoError(t, stream.Copy(out.Ptr(), v.Ptr()+vmm.Ptr((n-1)*gran), 1))
 				s.done(n * gran)
 				require.NoError(t, stream.Sync())
-				require.Equal(t, byte(n), read(t, out))
+				require.Equal(t, byte(n), firstByte(t, out))
 			}
 			p := make([]byte, 2*gran)
 			_, err = v.ReadAt(p, 0)
@@ -59,7 +59,7 @@ func TestViewOnDrivers(t *testing.T) {
 	}
 }
 
-func read(t *testing.T, g *vmm.Range) byte {
+func firstByte(t *testing.T, g *vmm.Range) byte {
 	t.Helper()
 	var b [1]byte
 	_, err := g.ReadAt(b[:], 0)

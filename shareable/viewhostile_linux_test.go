@@ -20,9 +20,9 @@ import (
 
 func TestAttachRefusesPages(t *testing.T) {
 	good := func(fd int) { // a page with the right words
-		b := make([]byte, pageViewBytes)
-		binary.LittleEndian.PutUint32(b[atMagic:], pageViewMagic)
-		binary.LittleEndian.PutUint32(b[atVersion:], pageViewVersion)
+		b := make([]byte, pageBytes)
+		binary.LittleEndian.PutUint32(b[atMagic:], pageMagic)
+		binary.LittleEndian.PutUint32(b[atVersion:], pageVersion)
 		copy(b[atInstance:], []byte{1, 2, 3})
 		binary.LittleEndian.PutUint64(b[atObject:], 7)
 		_, err := unix.Pwrite(fd, b, 0)
@@ -53,21 +53,21 @@ func TestAttachRefusesPages(t *testing.T) {
 		},
 		"a file": func() int {
 			name := t.TempDir() + "/page"
-			require.NoError(t, os.WriteFile(name, make([]byte, pageViewBytes), 0o600))
+			require.NoError(t, os.WriteFile(name, make([]byte, pageBytes), 0o600))
 			fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			require.NoError(t, err)
 			return fd
 		},
-		"unsealed":        sealed(pageViewBytes, 0, good),
-		"may be written":  sealed(pageViewBytes, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, good),
-		"may shrink":      sealed(pageViewBytes, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_GROW, good),
-		"too small":       sealed(pageViewBytes/2, allSeals, func(int) {}),
-		"too large":       sealed(2*pageViewBytes, allSeals, good),
-		"empty":           sealed(pageViewBytes, allSeals, func(int) {}),
-		"other version":   sealed(pageViewBytes, allSeals, word(atVersion, 2)),
-		"other object":    sealed(pageViewBytes, allSeals, word(atObject, 8)),
-		"other instance":  sealed(pageViewBytes, allSeals, word(atInstance+9, 1)),
-		"one more of all": sealed(pageViewBytes, allSeals, word(atMagic, 1)),
+		"unsealed":        sealed(pageBytes, 0, good),
+		"may be written":  sealed(pageBytes, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, good),
+		"may shrink":      sealed(pageBytes, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_GROW, good),
+		"too small":       sealed(pageBytes/2, allSeals, func(int) {}),
+		"too large":       sealed(2*pageBytes, allSeals, good),
+		"empty":           sealed(pageBytes, allSeals, func(int) {}),
+		"other version":   sealed(pageBytes, allSeals, word(atVersion, 2)),
+		"other object":    sealed(pageBytes, allSeals, word(atObject, 8)),
+		"other instance":  sealed(pageBytes, allSeals, word(atInstance+9, 1)),
+		"one more of all": sealed(pageBytes, allSeals, word(atMagic, 1)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, far := script(t, 2)
@@ -148,7 +148,7 @@ func TestViewRefusesChunks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, far := script(t, 6)
-			v := attached(t, s, far, AttachOptions{})
+			v := viewed(t, s, far, AttachOptions{})
 			s.grow(4)
 			s.chunks(0, 2)
 			s.ack()
@@ -208,7 +208,7 @@ func TestViewStepsFail(t *testing.T) {
 				}
 				s, far := script(t, 6)
 				dev := pageDevice(t, drivertest.FailNth(step, nth, vmm.ErrOutOfMemory))
-				v := attachedTo(t, s, far, AttachOptions{}, dev)
+				v := viewedOn(t, s, far, AttachOptions{}, dev)
 				s.grow(4)
 				s.chunks(0, 2)
 				s.ack()
@@ -225,7 +225,7 @@ func TestViewStepsFail(t *testing.T) {
 
 func TestViewPageLies(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
 	s.ack()
@@ -242,7 +242,7 @@ func TestViewPageLies(t *testing.T) {
 // TestViewDoesNotSpin: an owner that wakes without end costs little time.
 func TestViewDoesNotSpin(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan error, 1)
 	go func() { got <- v.Wait(ctx, 1) }()
@@ -329,7 +329,7 @@ func (s *scripted) part(c wire.Chunks, fds []int, from, to int) {
 func TestViewFewDescriptors(t *testing.T) {
 	const n = 8
 	s, far := script(t, n)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(n)
 	s.done(n * s.gran)
 	before := openFDs(t)
@@ -365,7 +365,7 @@ func TestViewFewDescriptors(t *testing.T) {
 func TestViewImportNeedsDescriptors(t *testing.T) {
 	const n = 8
 	s, far := script(t, n)
-	v := attachedTo(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
 	s.grow(n)
 	c, fds := s.records(0, n)
 	before := openFDs(t) - n
@@ -385,7 +385,7 @@ func TestViewImportNeedsDescriptors(t *testing.T) {
 func TestViewResyncIgnored(t *testing.T) {
 	const n = 8
 	s, far := script(t, n)
-	v := attachedTo(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
 	s.grow(n)
 	c, fds := s.records(0, n)
 	s.part(c, fds, 0, 4)
@@ -402,7 +402,7 @@ func TestViewResyncIgnored(t *testing.T) {
 // TestViewNoDescriptors: it says which limit it is and leaves nothing open.
 func TestViewNoDescriptors(t *testing.T) {
 	s, far := script(t, 2)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	before := openFDs(t)
 	c, fds := s.records(0, 2)
@@ -429,7 +429,7 @@ func TestViewLeavesNothing(t *testing.T) {
 	for i := range 30 {
 		t.Run("round", func(t *testing.T) {
 			s, far := script(t, 4)
-			v := attached(t, s, far, AttachOptions{})
+			v := viewed(t, s, far, AttachOptions{})
 			s.grow(2)
 			s.chunks(0, 2)
 			if i%2 == 0 {

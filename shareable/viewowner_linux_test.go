@@ -88,8 +88,8 @@ func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Shar
 		ID: 7, Max: rng.Max(), Generation: 1, State: wire.StateLive, Access: wire.AccessRead,
 		Elem: wire.Elem{Size: 1}, Instance: [16]byte{1, 2, 3}, Name: scriptName, Meta: []byte("meta"),
 	}
-	fd := memfd(t, pageViewBytes, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
-	s.page, err = unix.Mmap(fd, 0, pageViewBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	fd := memfd(t, pageBytes, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	s.page, err = unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
 	require.NoError(t, err)
@@ -102,8 +102,8 @@ func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Shar
 			require.NoError(t, unix.Close(s.pages))
 		}
 	})
-	binary.LittleEndian.PutUint32(s.page[atMagic:], pageViewMagic)
-	binary.LittleEndian.PutUint32(s.page[atVersion:], pageViewVersion)
+	binary.LittleEndian.PutUint32(s.page[atMagic:], pageMagic)
+	binary.LittleEndian.PutUint32(s.page[atVersion:], pageVersion)
 	copy(s.page[atInstance:], s.obj.Instance[:])
 	binary.LittleEndian.PutUint64(s.page[atObject:], s.obj.ID)
 	s.generation(1)
@@ -227,13 +227,13 @@ func (s *scripted) gone() {
 	}
 }
 
-// attached is a view that the owner has accepted, with nothing mapped yet.
-func attached(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions) *View {
+// viewed is a view that the owner has accepted, with nothing mapped yet.
+func viewed(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions) *View {
 	t.Helper()
-	return attachedTo(t, s, far, o, pageDevice(t))
+	return viewedOn(t, s, far, o, pageDevice(t))
 }
 
-func attachedTo(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
+func viewedOn(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
 	t.Helper()
 	if o.Timeout == 0 {
 		o.Timeout = scriptWait

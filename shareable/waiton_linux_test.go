@@ -11,9 +11,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// queued is a stream of the view's device with a copy behind a WaitOn for n: the
+// copyBehind is a stream of the view's device with a copy behind a WaitOn for n: the
 // first byte of chunk from, as it is when the stream comes to it.
-func queued(t *testing.T, v *View, n, from uint64) (s *vmm.Stream, out *vmm.Range) {
+func copyBehind(t *testing.T, v *View, n, from uint64) (s *vmm.Stream, out *vmm.Range) {
 	t.Helper()
 	s, err := v.Device().NewStream()
 	require.NoError(t, err)
@@ -45,12 +45,12 @@ func first(t *testing.T, g *vmm.Range) byte {
 
 func TestWaitOn(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
-	near, a := queued(t, v, s.gran, 0)
-	late, b := queued(t, v, 2*s.gran, s.gran)
+	near, a := copyBehind(t, v, s.gran, 0)
+	late, b := copyBehind(t, v, 2*s.gran, s.gran)
 	s.done(s.gran)
 	require.NoError(t, near.Sync())
 	require.Equal(t, byte(1), first(t, a))
@@ -66,7 +66,7 @@ func TestWaitOn(t *testing.T) {
 
 func TestWaitOnUsesItsWordsAgain(t *testing.T) {
 	s, far := script(t, 1)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
 	s.ack()
@@ -83,7 +83,7 @@ func TestWaitOnUsesItsWordsAgain(t *testing.T) {
 
 func TestWaitOnOwnerGone(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
 	require.NoError(t, v.WaitOn(stream, 1))
@@ -97,7 +97,7 @@ func TestWaitOnOwnerGone(t *testing.T) {
 
 func TestWaitOnSealed(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
 	require.NoError(t, v.WaitOn(stream, 1))
@@ -111,7 +111,7 @@ func TestWaitOnSealed(t *testing.T) {
 
 func TestWaitOnClose(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
 	require.NoError(t, v.WaitOn(stream, 1))
@@ -126,7 +126,7 @@ func TestWaitOnClose(t *testing.T) {
 // come only after the unmapping.
 func TestWaitOnRetire(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{Timeout: time.Minute})
+	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -143,7 +143,7 @@ func TestWaitOnRetire(t *testing.T) {
 // TestWaitOnRetireBehind: what the stream waits for stays, so it may still come.
 func TestWaitOnRetireBehind(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{Timeout: time.Minute})
+	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -163,7 +163,7 @@ func TestWaitOnRetireBehind(t *testing.T) {
 // TestViewRetireUnderWork: work that does not end costs the owner, not this side.
 func TestViewRetireUnderWork(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{Timeout: 50 * time.Millisecond})
+	v := viewed(t, s, far, AttachOptions{Timeout: 50 * time.Millisecond})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -179,7 +179,7 @@ func TestViewRetireUnderWork(t *testing.T) {
 // TestViewRetireInCapture: it is unmapped when the capture is over.
 func TestViewRetireInCapture(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{Timeout: time.Minute})
+	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -218,7 +218,7 @@ func gate(t *testing.T, dev *vmm.Device) (s *vmm.Stream, open func()) {
 
 func TestViewCloseContext(t *testing.T) {
 	s, far := script(t, 4)
-	v := attached(t, s, far, AttachOptions{})
+	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
 	s.ack()

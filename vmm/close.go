@@ -174,13 +174,16 @@ func (r *Reservation) free() error {
 	r.mu.Lock()
 	r.phase = isClosed
 	r.notify()
-	grants, named := r.grants[1:], r.named
-	r.named = nil
+	grants, named, owed := r.grants[1:], r.named, r.owed
+	r.named, r.owed = nil, nil
 	r.mu.Unlock()
 	for _, g := range grants {
 		g.dev.untrack(grantKey{r, g.dev})
 	}
 	for s := range named {
+		s.forget(r)
+	}
+	for s := range owed {
 		s.forget(r)
 	}
 	r.dev.untrack(r)

@@ -25,7 +25,7 @@ type Device struct {
 	closed     bool
 	open       map[any]opened
 	stranded   []func() error // what the driver would not take back; Close tries again
-	background int            // closes that their callers stopped waiting for
+	background int            // what Close waits for: mostly closes that their callers gave up on
 	joined     *sync.Cond     // on mu: background fell, the goroutine ended, or something was opened
 	worker     worker
 	still      bool // tests only: no goroutine is started
@@ -280,18 +280,25 @@ func (d *Device) unstrand() error {
 
 // goOn runs f in the background; Close waits for it.
 func (d *Device) goOn(f func()) {
-	d.mu.Lock()
-	d.background++
-	d.mu.Unlock()
+	d.enter()
 	go func() {
-		defer func() {
-			d.mu.Lock()
-			d.background--
-			d.joined.Broadcast()
-			d.mu.Unlock()
-		}()
+		defer d.exit()
 		f()
 	}()
+}
+
+// enter has Close wait until exit.
+func (d *Device) enter() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.background++
+}
+
+func (d *Device) exit() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.background--
+	d.joined.Broadcast()
 }
 
 // Close closes the device, after joining closes that were given up on. While

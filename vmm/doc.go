@@ -68,8 +68,9 @@
 //
 // Of these only closer and Range.write are held across a wait for the device
 // (Sleep and Wake hold Range.write of all their ranges, in address order), and
-// none across a callback. Reservation.mu is not held even across a driver
-// call. What enables and disables legacy peers takes two locks of its own, one
-// for what is disabled, across the wait, then one for the pairs, across the
-// driver's calls, and after them only those from Device on.
+// none across a callback. Written takes a turn of its own before all of them.
+// Reservation.mu is not held even across a driver call. What enables and
+// disables legacy peers takes two locks of its own, one for what is disabled,
+// across the wait, then one for the pairs, across the driver's calls, and after
+// them only those from Device on.
 package vmm

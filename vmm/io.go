@@ -78,7 +78,8 @@ func (g *Range) publish(end uint64) {
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
 // the bytes arrive behind what the stream has queued, and work that it queues
 // later sees them. Len moves at once, so whoever else reads waits as for bytes
-// that a kernel writes; ReadAt does. If Use has named streams, s has to be one
+// that a kernel writes; ReadAt does, and Written is the length up to which the
+// bytes have arrived. If Use has named streams, s has to be one
 // of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {
@@ -111,7 +112,13 @@ func (g *Range) appendOn(s *Stream, p []byte) error {
 		}
 		return err
 	}
-	g.publish(end)
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	if len(p) > 0 {
+		g.r.owe(s)
+	}
+	g.show(end)
+	g.lookAhead()
 	return nil
 }
 

@@ -26,6 +26,7 @@ type Range struct {
 
 	fresh  bool                      // takes no kept memory
 	wanted atomic.Int32              // of the device's goroutine
+	await  chan struct{}             // taken by the one Written that waits
 	pause  atomic.Pointer[time.Time] // no look-ahead before this
 
 	bed   *Range   // host memory for what sleeps, see Sleep; guarded by write
@@ -79,7 +80,7 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Range{r: r, opts: o}
+	g := &Range{r: r, opts: o, await: make(chan struct{}, 1)}
 	g.lookAhead()
 	return g, nil
 }

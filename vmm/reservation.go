@@ -48,6 +48,8 @@ type Reservation struct {
 	leaving  []*leaver      // may be losing access; their copies are refused
 	promised bool           // Use was called
 	named    map[*Stream]struct{}
+	owed     map[*Stream]owed // of AppendOn; see Written
+	appends  uint64           // counts AppendOns
 	holds    []uint64
 	changed  chan struct{}
 	books    books

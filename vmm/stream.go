@@ -20,6 +20,7 @@ type Stream struct {
 	mu      sync.RWMutex // shared by calls that need raw to stay valid; never across a wait
 	closing bool         // no new work
 	gone    bool         // its work was waited for
+	lost    error        // or lost, and this is why
 
 	usesMu sync.Mutex // a leaf
 	uses   map[*Reservation]struct{}
@@ -196,7 +197,7 @@ func (s *Stream) close() error {
 		s.setClosing(false)
 		return lost
 	}
-	if err := s.free(); err != nil {
+	if err := s.free(lost); err != nil {
 		s.setClosing(false)
 		return err
 	}
@@ -207,6 +208,9 @@ func (s *Stream) close() error {
 	for r := range users {
 		r.mu.Lock()
 		delete(r.named, s)
+		if lost == nil {
+			delete(r.owed, s)
+		}
 		r.mu.Unlock()
 	}
 	s.dev.port.unlearn(s)
@@ -226,7 +230,7 @@ func (s *Stream) setClosing(to bool) bool {
 }
 
 // free gives the stream back, one of another library's excepted.
-func (s *Stream) free() error {
+func (s *Stream) free(lost error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.wrapped {
@@ -238,7 +242,7 @@ func (s *Stream) free() error {
 			return err
 		}
 	}
-	s.gone = true
+	s.gone, s.lost = true, lost
 	return nil
 }
 
@@ -269,9 +273,25 @@ func (s *Stream) mark() (mark, error) {
 	return mark{s.dev.port, dev, e}, err
 }
 
+// end is mark, and the error if the stream's work was lost.
+func (s *Stream) end() (mark, error) {
+	m, err := s.mark()
+	if err == nil && m.e == 0 {
+		s.mu.RLock()
+		defer s.mu.RUnlock()
+		err = s.lost
+	}
+	return m, err
+}
+
 // await waits for what is queued on the stream now.
 func (s *Stream) await() error {
 	m, err := s.mark()
+	return s.reach(m, err)
+}
+
+// reach waits for what was queued on the stream when mark gave m and err.
+func (s *Stream) reach(m mark, err error) error {
 	switch {
 	case err == nil && m.e == 0:
 		return nil

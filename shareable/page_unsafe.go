@@ -1,0 +1,34 @@
+package shareable
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+)
+
+// word is the 64-bit word at off.
+// Safety: mem is a page of its own, aligned to 4096 bytes and never moved by the
+// garbage collector, and off is one of the page's offsets, multiples of 64.
+func word(mem []byte, off int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&mem[off]))
+}
+
+// word32 is word for the futex.
+// Safety: as for word.
+func word32(mem []byte, off int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&mem[off]))
+}
+
+// lay writes what stays and finds the words that move.
+func (p *page) lay(instance [16]byte, id uint64) {
+	binary.LittleEndian.PutUint32(p.mem[atMagic:], pageMagic)
+	binary.LittleEndian.PutUint32(p.mem[atVersion:], pageVersion)
+	copy(p.mem[atInstance:], instance[:])
+	binary.LittleEndian.PutUint64(p.mem[atObject:], id)
+	p.queued, p.done = word(p.mem, atQueued), word(p.mem, atDone)
+	p.generation, p.state = word(p.mem, atGeneration), word(p.mem, atState)
+	p.heartbeat, p.wake = word(p.mem, atHeartbeat), word32(p.mem, atWake)
+	p.state.Store(uint64(wire.StateLive))
+}

@@ -1,0 +1,473 @@
+package shareable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Publication is a range that other processes follow while it grows. Whatever
+// Len shows is published as soon as its bytes are there: those of Append at
+// once, those of AppendOn when their copy has run, and those that kernels write
+// behind Grow when SetLen, or Queued, says so. Safe for concurrent use. The
+// caller must Close it before the range.
+//
+// While it lasts the bytes below the published length stay: SetLen, Clip and
+// Sleep below it, and the range's Close, answer ErrBusy. Room above it can be
+// clipped; its memory goes back when the readers have unmapped it too.
+type Publication struct {
+	srv  *Server
+	id   uint64
+	name string
+	r    *vmm.Range
+	opts PublishOptions
+	page *page
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+	fresh  chan struct{} // there are chunks to export
+
+	step    sync.Mutex // one change of what is published at a time
+	release func()     // of what is held; guarded by step
+	held    uint64     // guarded by step
+
+	mu         sync.Mutex // after step; never across a driver call
+	state      uint32
+	chunks     []piece
+	ids        uint64 // of chunks, given out so far
+	generation uint64
+	done       uint64
+	digest     *[32]byte
+	attached   map[*attachment]struct{}
+	moved      chan struct{} // closed when an attachment acknowledges or ends
+	queue      []queued
+	draining   bool
+	failed     error
+}
+
+// piece is a chunk as readers know it.
+type piece struct {
+	wire.Chunk
+	seg vmm.Segment
+}
+
+// queued is a length whose bytes are there when the event has passed.
+type queued struct {
+	n    uint64
+	when *vmm.Event
+}
+
+// Publish shows a range to readers under a name of up to 256 letters, digits and
+// ._:@/- without "..". The range has to be made with vmm.ShareFD, else
+// ErrInvalid; a name that is taken is ErrBusy. The caller must Close the
+// Publication.
+func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+	p, err := s.publish(name, r, o)
+	if err != nil {
+		return nil, fmt.Errorf("publish %q: %w", name, err)
+	}
+	return p, nil
+}
+
+func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+	p, err := s.newPublication(name, r, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.enlist(p); err != nil {
+		p.dispose()
+		return nil, err
+	}
+	p.tasks.Go(p.follow)
+	p.tasks.Go(p.exportAhead)
+	return p, nil
+}
+
+// newPublication holds the range and makes the page, without showing anything.
+func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+	switch {
+	case r == nil:
+		return nil, fmt.Errorf("%w: no range", vmm.ErrInvalid)
+	case r.Device().Driver() != s.dev.Driver():
+		return nil, fmt.Errorf("%w: %v is of another driver than the server's %v", vmm.ErrInvalid, r.Device(), s.dev)
+	case len(o.Meta) > wire.MaxMeta:
+		return nil, fmt.Errorf("%w: %d bytes of metadata, and there are at most %d", vmm.ErrInvalid, len(o.Meta), wire.MaxMeta)
+	case r.Options().Share&vmm.ShareFD == 0:
+		return nil, fmt.Errorf("%w: the range is private; RangeOptions.Share makes it one that can be shared", vmm.ErrInvalid)
+	case o.Write && r.Options().Share&vmm.ShareReadOnly != 0:
+		return nil, fmt.Errorf("%w: the range is shared for reading only", vmm.ErrInvalid)
+	}
+	if err := wire.CheckName(name); err != nil {
+		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	}
+	if !o.Layout.Equal(vmm.Layout{}) {
+		if err := o.Layout.Validate(); err != nil {
+			return nil, err
+		}
+	}
+	o.Layout.Shape, o.Meta = slices.Clone(o.Layout.Shape), slices.Clone(o.Meta)
+	release, err := r.Hold(0)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.nextID++
+	id := s.nextID
+	s.mu.Unlock()
+	pg, err := newPage(s.instance, id)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	p := &Publication{
+		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
+		fresh: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p, nil
+}
+
+func (s *Server) enlist(p *Publication) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return fmt.Errorf("%w: server", vmm.ErrClosed)
+	case s.names[p.name] != nil:
+		return fmt.Errorf("%w: the name is taken", vmm.ErrBusy)
+	case len(s.names) >= s.opts.Objects:
+		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
+	}
+	s.names[p.name] = p
+	return nil
+}
+
+// again is how long to wait where the range cannot be looked at just now and
+// nothing says when it can.
+const again = 2 * time.Millisecond
+
+// follow publishes what the range shows until Close.
+func (p *Publication) follow() {
+	for {
+		changed := p.r.Changed()
+		err := p.Flush(p.ctx)
+		var timer <-chan time.Time
+		switch {
+		case err == nil:
+		case errors.Is(err, vmm.ErrCapturing):
+			timer = time.After(again)
+		case errors.Is(err, vmm.ErrAsleep):
+		case p.ctx.Err() != nil || errors.Is(err, ErrSealed):
+			return
+		default:
+			p.fail(err)
+			return
+		}
+		select {
+		case <-changed:
+		case <-timer:
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// fail ends what cannot be followed any more: readers keep what they have.
+func (p *Publication) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		p.failed = err
+	}
+}
+
+// Err says why the publication does not follow its range any more; nil while it
+// does, and after Close.
+func (p *Publication) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failed
+}
+
+// Flush returns when what Len showed as it was called is published. Nobody has
+// to call it: publications follow their range by themselves.
+func (p *Publication) Flush(ctx context.Context) error {
+	p.step.Lock()
+	defer p.step.Unlock()
+	return p.advance(ctx)
+}
+
+// advance publishes what the range shows. It needs p.step. First the length is
+// held, then the chunks are looked at: so all below it is what will stay.
+func (p *Publication) advance(ctx context.Context) error {
+	if err := p.live(); err != nil {
+		return err
+	}
+	n, err := p.r.Written(ctx)
+	if err == nil {
+		n, err = p.keep(n)
+	}
+	if err != nil {
+		return err
+	}
+	p.align(p.r.Segments(), n)
+	return p.show(n)
+}
+
+// live is nil while what is published can grow.
+func (p *Publication) live() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch p.state {
+	case wire.StateSealed:
+		return ErrSealed
+	case wire.StateClosed:
+		return fmt.Errorf("%w: publication", vmm.ErrClosed)
+	}
+	return p.failed
+}
+
+// keep holds the first n bytes, or fewer if Len went back before they were held.
+func (p *Publication) keep(n uint64) (uint64, error) {
+	for n > p.held {
+		release, err := p.r.Hold(n)
+		now := p.r.Len()
+		if err == nil && now >= n {
+			p.release()
+			p.release, p.held = release, n
+			return n, nil
+		}
+		if err == nil {
+			release()
+		} else if now >= n {
+			return 0, err
+		}
+		n = now
+	}
+	return n, nil
+}
+
+// align makes the list of chunks that of the range: what is not there any more
+// is retired, what is new gets the next ids.
+func (p *Publication) align(segs []vmm.Segment, n uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	same := 0
+	for same < len(p.chunks) && same < len(segs) && p.chunks[same].seg == segs[same] {
+		same++
+	}
+	if same < len(p.chunks) {
+		p.retire(same)
+	}
+	end := p.end()
+	grown := false
+	for _, seg := range segs[same:] {
+		if uint64(seg.Addr-p.r.Ptr()) != end || len(p.chunks) >= wire.MaxChunks {
+			break
+		}
+		p.ids++
+		p.chunks = append(p.chunks, piece{wire.Chunk{ID: p.ids, Offset: end, Size: seg.Size}, seg})
+		end, grown = end+seg.Size, true
+	}
+	if n > end && len(p.chunks) >= wire.MaxChunks && p.failed == nil {
+		p.failed = fmt.Errorf("%w: readers take %d chunks of one object", vmm.ErrLimit, wire.MaxChunks)
+	}
+	if grown {
+		p.rouse()
+		select {
+		case p.fresh <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// retire takes the chunks from index i on away from readers. It needs p.mu.
+// The generation moves before any length that what replaces them makes possible.
+func (p *Publication) retire(i int) {
+	for _, c := range p.chunks[i:] {
+		p.srv.fds.drop(c.seg)
+	}
+	p.chunks = p.chunks[:i]
+	p.generation++
+	p.page.generation.Store(p.generation)
+	for a := range p.attached {
+		a.retire(p.end(), i)
+	}
+	p.page.ring()
+	p.rouse()
+}
+
+// end is where the chunks end. It needs p.mu.
+func (p *Publication) end() uint64 {
+	if len(p.chunks) == 0 {
+		return 0
+	}
+	last := p.chunks[len(p.chunks)-1]
+	return last.Offset + last.Size
+}
+
+// show publishes the length n.
+func (p *Publication) show(n uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed != nil {
+		return p.failed
+	}
+	if n <= p.done {
+		return nil
+	}
+	p.done = n
+	if n > p.page.queued.Load() {
+		p.page.queued.Store(n)
+	}
+	p.page.done.Store(n)
+	p.page.ring()
+	for a := range p.attached {
+		if a.wants {
+			a.ses.rouse()
+		}
+	}
+	return nil
+}
+
+// rouse has the sessions look what there is to send. It needs p.mu.
+func (p *Publication) rouse() {
+	for a := range p.attached {
+		a.ses.rouse()
+	}
+}
+
+// exportAhead has the descriptors of new chunks ready before a reader waits for
+// them: asking the driver for one takes 0.6 ms. It is no matter if it fails;
+// whoever sends the chunk asks again.
+func (p *Publication) exportAhead() {
+	var seen uint64
+	for {
+		select {
+		case <-p.fresh:
+		case <-p.ctx.Done():
+			return
+		}
+		for p.srv.opts.KeepFDs > 0 && p.ctx.Err() == nil {
+			c, ok := p.after(seen)
+			if !ok {
+				break
+			}
+			seen = c.ID
+			if d, err := p.srv.fds.take(c.seg); err == nil {
+				p.srv.fds.give(d)
+			}
+			p.mu.Lock()
+			if !p.has(c) {
+				p.srv.fds.drop(c.seg) // retired meanwhile
+			}
+			p.mu.Unlock()
+		}
+	}
+}
+
+// after is the first chunk with a higher id.
+func (p *Publication) after(id uint64) (piece, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := p.index(id + 1)
+	if i == len(p.chunks) {
+		return piece{}, false
+	}
+	return p.chunks[i], true
+}
+
+// index is where the chunk with this id or the next higher one is. It needs p.mu.
+func (p *Publication) index(id uint64) int {
+	lo, hi := 0, len(p.chunks)
+	for lo < hi {
+		if mid := (lo + hi) / 2; p.chunks[mid].ID < id {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// has says whether the chunk is still published. It needs p.mu.
+func (p *Publication) has(c piece) bool {
+	i := p.index(c.ID)
+	return i < len(p.chunks) && p.chunks[i].ID == c.ID
+}
+
+// Name is what readers ask for.
+func (p *Publication) Name() string { return p.name }
+
+// Len is how many bytes are published.
+func (p *Publication) Len() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.done
+}
+
+// Generation counts how often memory was taken away from readers, or replaced.
+// Within one, Len never goes back.
+func (p *Publication) Generation() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.generation
+}
+
+// Readers is how many are attached.
+func (p *Publication) Readers() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.attached)
+}
+
+// Close takes the object back: no reader can attach any more, and those that
+// are get to know. What they have mapped stays theirs until they close it. It
+// waits for Queued work that still runs. Twice is fine, and so is a nil
+// Publication.
+func (p *Publication) Close() error {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	first := p.state != wire.StateClosed
+	p.state = wire.StateClosed
+	p.mu.Unlock()
+	p.cancel()
+	p.tasks.Wait()
+	if first {
+		p.srv.mu.Lock()
+		if p.srv.names[p.name] == p {
+			delete(p.srv.names, p.name)
+		}
+		p.srv.mu.Unlock()
+		p.dispose()
+	}
+	return nil
+}
+
+// dispose ends what newPublication began.
+func (p *Publication) dispose() {
+	p.cancel()
+	p.step.Lock()
+	defer p.step.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = wire.StateClosed
+	p.page.state.Store(uint64(wire.StateClosed))
+	p.page.ring()
+	p.rouse()
+	for _, c := range p.chunks {
+		p.srv.fds.drop(c.seg)
+	}
+	p.chunks = nil
+	p.page.close()
+	p.release()
+}

@@ -1,0 +1,447 @@
+package shareable
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// errTooSlow ends the connection of a reader that does not do in time what it
+// has to.
+var errTooSlow = errors.New("the peer takes too long")
+
+// session is one connection on the owner's side. One goroutine answers what the
+// reader asks; another sends what there is to send. Nothing is queued: what
+// comes next is worked out from what the reader has, so that one that stands
+// still costs no memory.
+type session struct {
+	srv  *Server
+	conn *wire.Conn
+	cred wire.Cred
+
+	wake chan struct{} // there may be something to send
+	done chan struct{} // closed when the first of the two goroutines ends
+	end  sync.Once
+	err  error // of the one that ended first
+
+	mu       sync.Mutex // a leaf
+	attached map[uint64]*attachment
+
+	tokens float64 // requests that may still come, as of the time since
+	since  time.Time
+}
+
+func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
+	return &session{
+		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		attached: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), since: time.Now(),
+	}
+}
+
+// run serves the connection until it ends.
+func (ses *session) run() error {
+	defer ses.detachAll()
+	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
+		return err
+	}
+	if err := ses.greet(); err != nil {
+		return err
+	}
+	var writer sync.WaitGroup
+	writer.Go(func() { ses.finish(ses.sendAll()) })
+	ses.finish(ses.answerAll())
+	writer.Wait()
+	if errors.Is(ses.err, io.EOF) {
+		return nil
+	}
+	return ses.err
+}
+
+// sendBuffer is half of what the system then allows: the bytes that can wait
+// for one reader.
+const sendBuffer = 32 << 10
+
+// finish ends both goroutines.
+func (ses *session) finish(err error) {
+	ses.end.Do(func() {
+		ses.err = err
+		close(ses.done)
+		_ = ses.conn.Close()
+	})
+}
+
+// rouse has the session look what there is to send. It takes no lock.
+func (ses *session) rouse() {
+	select {
+	case ses.wake <- struct{}{}:
+	default:
+	}
+}
+
+// bye tells the reader that the connection ends, as far as it takes words.
+func (ses *session) bye(why string) {
+	ses.srv.tasks.Go(func() {
+		_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: why}.Append(nil))
+		ses.finish(io.EOF)
+	})
+}
+
+// write sends a frame within the time that a reader has to take it.
+func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {
+	if err := ses.conn.SetWriteDeadline(time.Now().Add(ses.srv.opts.Request)); err != nil {
+		return err
+	}
+	err := ses.conn.Write(t, request, 0, payload, fds...)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%w to take a frame", errTooSlow)
+	}
+	return err
+}
+
+// greet exchanges who is who.
+func (ses *session) greet() error {
+	deadline := time.Now().Add(ses.srv.opts.Handshake)
+	if err := ses.conn.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	if err := ses.write(wire.TypeHello, 0, ses.srv.hello.Append(nil)); err != nil {
+		return err
+	}
+	f, err := ses.conn.Read()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("%w to say who it is", errTooSlow)
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if f.Type != wire.TypeHello || len(f.FDs) > 0 {
+		return &wire.ProtocolError{What: fmt.Sprintf("the first frame has type %d and %d descriptors", f.Type, len(f.FDs))}
+	}
+	peer, err := wire.DecodeHello(f.Payload)
+	if err != nil {
+		return err
+	}
+	if want := ses.srv.opts.Token; want != nil {
+		var token [tokenSize]byte
+		copy(token[:], want)
+		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
+			ses.refuse(0, wire.CodePermission, "the token")
+			return fmt.Errorf("%w: the token", vmm.ErrPermission)
+		}
+	}
+	return nil
+}
+
+// refuse answers a request with an error. The connection goes on if the caller
+// lets it.
+func (ses *session) refuse(request uint32, code uint32, text string) {
+	_ = ses.write(wire.TypeError, request, wire.Error{Code: code, Text: text}.Append(nil))
+}
+
+// answerAll answers requests until the connection ends.
+func (ses *session) answerAll() error {
+	for {
+		var deadline time.Time // none, while it has something: then it owes acknowledgements
+		if !ses.hasAny() {
+			deadline = time.Now().Add(ses.srv.opts.Request)
+		}
+		if err := ses.conn.SetReadDeadline(deadline); err != nil {
+			return err
+		}
+		f, err := ses.conn.Read()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = fmt.Errorf("%w to ask for something", errTooSlow)
+		}
+		if err == nil {
+			err = ses.answer(f)
+			_ = f.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (ses *session) hasAny() bool {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	return len(ses.attached) > 0
+}
+
+// afford is false when more requests come than may.
+func (ses *session) afford() bool {
+	now := time.Now()
+	rate := float64(ses.srv.opts.Rate)
+	ses.tokens = min(ses.tokens+now.Sub(ses.since).Seconds()*rate, rate)
+	ses.since = now
+	ses.tokens--
+	return ses.tokens >= 0
+}
+
+// answer does what one frame asks. An error ends the connection.
+func (ses *session) answer(f wire.Frame) error {
+	if len(f.FDs) > 0 {
+		return &wire.ProtocolError{What: fmt.Sprintf("%d descriptors on a request", len(f.FDs))}
+	}
+	if f.Type == wire.TypeAck { // owed, and so not counted
+		ack, err := wire.DecodeAck(f.Payload)
+		if err != nil {
+			return err
+		}
+		return ses.acknowledge(ack)
+	}
+	if !ses.afford() {
+		ses.refuse(f.Request, wire.CodeLimit, "too many requests")
+		return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
+	}
+	switch f.Type {
+	case wire.TypeList:
+		return ses.list(f)
+	case wire.TypeStat:
+		return ses.stat(f)
+	case wire.TypeAttach:
+		return ses.attach(f)
+	case wire.TypeResync:
+		return ses.resync(f)
+	case wire.TypeDetach:
+		return ses.detach(f)
+	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
+		ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
+		return nil
+	}
+	if f.Flags&wire.FlagOptional != 0 {
+		return nil
+	}
+	return &wire.ProtocolError{What: fmt.Sprintf("a frame of type %d", f.Type)}
+}
+
+// list answers with as many objects as one frame takes.
+func (ses *session) list(f wire.Frame) error {
+	q, err := wire.DecodeList(f.Payload)
+	if err != nil {
+		return err
+	}
+	const room = 16 << 10 // far from what a reader with a small buffer takes
+	var answer wire.Listed
+	size := 0
+	for _, p := range ses.srv.list() {
+		if p.id <= q.After {
+			continue
+		}
+		if size += 32 + len(p.name); size > room {
+			answer.More = true
+			break
+		}
+		p.mu.Lock()
+		answer.Entries = append(answer.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.done, Name: p.name})
+		p.mu.Unlock()
+	}
+	return ses.write(wire.TypeListed, f.Request, answer.Append(nil))
+}
+
+func (ses *session) stat(f wire.Frame) error {
+	q, err := wire.DecodeStat(f.Payload)
+	if err != nil {
+		return err
+	}
+	p := ses.srv.find(q.Name)
+	if p == nil {
+		ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
+		return nil
+	}
+	p.mu.Lock()
+	o := p.describe(wire.AccessRead)
+	p.mu.Unlock()
+	return ses.write(wire.TypeObject, f.Request, o.Append(nil))
+}
+
+// describe is the object as it is now. It needs p.mu.
+func (p *Publication) describe(access uint32) wire.Object {
+	l := p.opts.Layout
+	o := wire.Object{
+		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: max(p.done, p.page.queued.Load()),
+		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.instance, Name: p.name, Meta: p.opts.Meta,
+		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
+	}
+	for _, n := range l.Shape {
+		o.Shape = append(o.Shape, uint64(n))
+	}
+	return o
+}
+
+func (ses *session) attach(f wire.Frame) error {
+	q, err := wire.DecodeAttach(f.Payload)
+	if err != nil {
+		return err
+	}
+	p := ses.srv.find(q.Name)
+	switch {
+	case p == nil:
+		ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
+		return nil
+	case q.Access == wire.AccessReadWrite && !p.opts.Write:
+		ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
+		return nil
+	}
+	return ses.push(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
+}
+
+// push gives the reader an object: first what it is, then, from the other
+// goroutine, its chunks.
+func (ses *session) push(p *Publication, request, access uint32, wants bool) error {
+	a := &attachment{pub: p, ses: ses, wants: wants, batch: wire.MaxFDs}
+	ses.mu.Lock()
+	taken := ses.attached[p.id] != nil
+	if !taken {
+		ses.attached[p.id] = a
+	}
+	ses.mu.Unlock()
+	if taken {
+		ses.refuse(request, wire.CodeBusy, "this connection has the object already")
+		return nil
+	}
+	o, fd, err := a.begin(access)
+	if err != nil {
+		ses.forget(a)
+		ses.refuse(request, codeOf(err), err.Error())
+		return nil
+	}
+	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
+	_ = syscall.Close(fd)
+	if err != nil {
+		return err
+	}
+	a.open()
+	return nil
+}
+
+// codeOf is what an error of ours is on the wire.
+func codeOf(err error) uint32 {
+	switch {
+	case errors.Is(err, vmm.ErrLimit), errors.Is(err, vmm.ErrOutOfMemory):
+		return wire.CodeLimit
+	case errors.Is(err, vmm.ErrClosed):
+		return wire.CodeNotFound
+	case errors.Is(err, vmm.ErrPermission):
+		return wire.CodePermission
+	}
+	return wire.CodeInternal
+}
+
+func (ses *session) find(object uint64) *attachment {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	return ses.attached[object]
+}
+
+// forget takes an attachment off the list.
+func (ses *session) forget(a *attachment) {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	delete(ses.attached, a.pub.id)
+}
+
+func (ses *session) resync(f wire.Frame) error {
+	q, err := wire.DecodeResync(f.Payload)
+	if err != nil {
+		return err
+	}
+	a := ses.find(q.Object)
+	if a == nil {
+		ses.refuse(f.Request, wire.CodeNotFound, "not attached")
+		return nil
+	}
+	ses.srv.counts.resyncs.Add(1)
+	a.resync(q)
+	ses.rouse()
+	return nil
+}
+
+func (ses *session) detach(f wire.Frame) error {
+	q, err := wire.DecodeDetach(f.Payload)
+	if err != nil {
+		return err
+	}
+	a := ses.find(q.Object)
+	if a == nil {
+		ses.refuse(f.Request, wire.CodeNotFound, "not attached")
+		return nil
+	}
+	a.leave()
+	return ses.write(wire.TypeDone, f.Request, nil)
+}
+
+// acknowledge takes note of what a reader has mapped. One that comes for an
+// object that has just been taken back is no mistake.
+func (ses *session) acknowledge(ack wire.Ack) error {
+	a := ses.find(ack.Object)
+	if a == nil {
+		return nil
+	}
+	if err := a.acknowledge(ack); err != nil {
+		return err
+	}
+	ses.rouse()
+	return nil
+}
+
+func (ses *session) detachAll() {
+	for _, a := range ses.all() {
+		a.leave()
+	}
+}
+
+func (ses *session) all() []*attachment {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	list := make([]*attachment, 0, len(ses.attached))
+	for _, a := range ses.attached {
+		list = append(list, a)
+	}
+	return list
+}
+
+// sendAll sends what there is to send until the connection ends.
+func (ses *session) sendAll() error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		var due time.Time
+		sent := false
+		for _, a := range ses.all() {
+			more, err := a.sendNext()
+			if err != nil {
+				return err
+			}
+			sent = sent || more
+			if d := a.due(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
+				due = d
+			}
+		}
+		if sent {
+			continue
+		}
+		wait := time.Hour
+		if !due.IsZero() {
+			if wait = time.Until(due); wait <= 0 {
+				return fmt.Errorf("%w to map or unmap what it was told of", errTooSlow)
+			}
+		}
+		timer.Reset(wait)
+		select {
+		case <-ses.wake:
+		case <-timer.C:
+		case <-ses.done:
+			return nil
+		}
+	}
+}

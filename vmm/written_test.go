@@ -1,0 +1,368 @@
+package vmm_test
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+type writtenResult struct {
+	n   uint64
+	err error
+}
+
+// written runs Written beside the test, and comes back when it waits.
+func written(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan writtenResult { //nolint:revive // t first
+	t.Helper()
+	done := make(chan writtenResult, 1)
+	w.arm()
+	go func() {
+		n, err := g.Written(ctx)
+		done <- writtenResult{n, err}
+	}()
+	for !w.waiting(0) {
+		runtime.Gosched()
+	}
+	return done
+}
+
+// there is what lies in the range, whatever is queued for it.
+func there(t *testing.T, g *vmm.Range, s *vmm.Stream, n uint64) []byte {
+	t.Helper()
+	b := make([]byte, n)
+	require.NoError(t, s.CopyOut(b, g.Ptr()))
+	return b
+}
+
+func TestWrittenWaitsForAppendOn(t *testing.T) {
+	w := newWorld(t, 1)
+	g, first := noisy(t, w, 10)
+	s, side := stream(t, w.devs[0]), stream(t, w.devs[0])
+	w.arm()
+	n, err := g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 10, n)
+	require.Empty(t, w.disarm(), "nothing is queued, so nothing is asked")
+
+	open := gate(t, w.devs[0], s.Raw())
+	second := noise(edge, 2)
+	require.NoError(t, g.AppendOn(s, second))
+	want := append(first, second...)
+	done := written(t, t.Context(), w, g)
+	require.NoError(t, g.Append([]byte{1}), "it holds nobody up")
+	require.NotEqual(t, want, there(t, g, side, 10+edge), "the bytes have not arrived, and it has not said so")
+	select {
+	case r := <-done:
+		t.Fatal("it did not wait", r)
+	default:
+	}
+	open()
+	require.Equal(t, writtenResult{n: 10 + edge}, <-done, "the length when it was asked")
+	require.Equal(t, want, there(t, g, side, 10+edge))
+
+	w.arm()
+	n, err = g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 11+edge, n)
+	require.Empty(t, w.disarm(), "that stream has been waited for")
+	require.NoError(t, s.Close())
+	require.NoError(t, side.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestWrittenKeepsWhatCameLater: an AppendOn that comes while it waits is the
+// next one's to wait for.
+func TestWrittenKeepsWhatCameLater(t *testing.T) {
+	w := newWorld(t, 1)
+	g, _ := noisy(t, w, 10)
+	s, side := stream(t, w.devs[0]), stream(t, w.devs[0])
+	open := gate(t, w.devs[0], s.Raw())
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	done := written(t, t.Context(), w, g)
+	later := gate(t, w.devs[0], s.Raw())
+	require.NoError(t, g.AppendOn(s, noise(10, 3)))
+	require.NoError(t, g.AppendOn(side, noise(10, 4)))
+	var opened sync.WaitGroup
+	opened.Go(open) // which comes back when the second gate is open too
+	require.Equal(t, writtenResult{n: 20}, <-done)
+
+	done = written(t, context.Background(), w, g)
+	select {
+	case r := <-done:
+		t.Fatal("it did not wait", r)
+	default:
+	}
+	later()
+	opened.Wait()
+	require.Equal(t, writtenResult{n: 40}, <-done)
+	require.NoError(t, s.Close())
+	require.NoError(t, side.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+func TestWrittenGivesUp(t *testing.T) {
+	w := newWorld(t, 1)
+	g, _ := noisy(t, w, 10)
+	s := stream(t, w.devs[0])
+	open := gate(t, w.devs[0], s.Raw())
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := written(t, ctx, w, g)
+	cancel()
+	require.ErrorIs(t, (<-done).err, context.Canceled)
+	w.arm()
+	for range 100 { // they all leave the wait to the first
+		_, err := g.Written(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.Empty(t, w.disarm())
+	open()
+	n, err := g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 20, n)
+
+	open = gate(t, w.devs[0], s.Raw())
+	require.NoError(t, g.AppendOn(s, noise(10, 3)))
+	ctx, cancel = context.WithCancel(t.Context())
+	done = written(t, ctx, w, g)
+	cancel()
+	require.ErrorIs(t, (<-done).err, context.Canceled)
+	open()
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end() // it joins the wait
+}
+
+// TestWrittenOfAPeersStream: the peer's context stays while it is waited for.
+func TestWrittenOfAPeersStream(t *testing.T) {
+	w := newWorld(t, 2)
+	g, _ := noisy(t, w, 10)
+	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	s := stream(t, w.devs[1])
+	open := gate(t, w.devs[1], s.Raw())
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	w.arm()
+	go func() {
+		_, err := g.Written(ctx)
+		done <- err
+	}()
+	for !w.waiting(1) {
+		runtime.Gosched()
+	}
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	open()
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Revoke(w.devs[1]))
+	require.NoError(t, w.devs[1].Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+func TestWrittenDuringACapture(t *testing.T) {
+	w := newWorld(t, 1)
+	g, _ := noisy(t, w, 10)
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	c := raw(t, w.devs[0]).(driver.Capturer)
+	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureRelaxed))
+	_, err := g.Written(t.Context())
+	require.ErrorIs(t, err, vmm.ErrCapturing)
+	require.NoError(t, c.EndCapture(s.Raw()), "it is well")
+	n, err := g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 20, n)
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestWrittenOfClosedThings: a closed stream has been waited for.
+func TestWrittenOfClosedThings(t *testing.T) {
+	w := newWorld(t, 1)
+	g, _ := noisy(t, w, 10)
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	require.NoError(t, g.AppendOn(s, nil))
+	require.NoError(t, s.Close())
+	w.arm()
+	n, err := g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 20, n)
+	require.Empty(t, w.disarm())
+
+	s = stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	_, err = g.Written(nil) //nolint:staticcheck // what it answers is the point
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	_, err = g.Written(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, vmm.Named(g), "Use still names it")
+	require.NoError(t, s.Close())
+	require.Zero(t, vmm.Named(g))
+	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	_, err = g.Written(t.Context())
+	require.ErrorIs(t, err, vmm.ErrAsleep)
+	require.NoError(t, g.Close())
+	_, err = g.Written(t.Context())
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	var none *vmm.Range
+	_, err = none.Written(t.Context())
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	w.end()
+}
+
+// TestWrittenOfALostDevice: what was lost has not been written, closed or not.
+func TestWrittenOfALostDevice(t *testing.T) {
+	mayLose(t)
+	for _, closed := range []bool{false, true} {
+		w := newWorld(t, 1)
+		g, _ := noisy(t, w, 10)
+		s := stream(t, w.devs[0])
+		require.NoError(t, g.AppendOn(s, noise(10, 2)))
+		lose(t, w, w.devs[0])
+		if closed {
+			require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
+		}
+		for range 2 {
+			_, err := g.Written(t.Context())
+			require.ErrorIs(t, err, vmm.ErrDeviceLost)
+		}
+		require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
+	}
+}
+
+// TestWrittenWhateverFails: a failed wait forgets nothing and keeps no event.
+func TestWrittenWhateverFails(t *testing.T) {
+	for k := 1; ; k++ {
+		w := newWorld(t, 1)
+		g, _ := noisy(t, w, 10)
+		s, other := stream(t, w.devs[0]), stream(t, w.devs[0])
+		require.NoError(t, g.AppendOn(s, noise(10, 2)))
+		require.NoError(t, g.AppendOn(other, noise(10, 3)))
+		w.arm(k)
+		_, err := g.Written(t.Context())
+		calls := len(w.disarm())
+		if calls >= k {
+			require.ErrorIs(t, err, errInjected)
+		}
+		w.arm()
+		n, err := g.Written(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 30, n)
+		require.Equal(t, calls >= k, len(w.disarm()) > 0)
+		require.NoError(t, s.Close())
+		require.NoError(t, other.Close())
+		require.NoError(t, g.Close())
+		w.end()
+		if calls < k {
+			require.Greater(t, k, 6, "two streams are asked, marked and waited for")
+			return
+		}
+	}
+}
+
+// TestWrittenOfAnotherContext: its streams take no event of ours.
+func TestWrittenOfAnotherContext(t *testing.T) {
+	w := newWorld(t, 1)
+	foreign, err := raw(t, w.devs[0]).NewStream()
+	require.NoError(t, err)
+	g, _ := noisy(t, w, 10)
+	s := w.devs[0].WrapStream(uintptr(foreign))
+	require.NoError(t, g.AppendOn(s, noise(10, 2)))
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "Record" {
+			return vmm.ErrInvalid
+		}
+		return nil
+	}
+	w.arm()
+	n, err := g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 20, n)
+	require.Contains(t, w.disarm(), "SyncStream")
+	require.NoError(t, s.Close())
+	require.NoError(t, raw(t, w.devs[0]).FreeStream(foreign))
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestWrittenIsTrue: whatever others append meanwhile, and whoever gives up, the
+// bytes below what Written answers have arrived.
+func TestWrittenIsTrue(t *testing.T) {
+	w := newWorld(t, 1)
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 512 * page})
+	require.NoError(t, err)
+	row := bytes.Repeat([]byte{0xa5}, 100)
+	streams := make([]*vmm.Stream, 3)
+	for i := range streams {
+		streams[i] = stream(t, w.devs[0])
+	}
+	var appends, asks sync.WaitGroup
+	for _, s := range streams {
+		appends.Go(func() {
+			for range 200 {
+				if err := g.AppendOn(s, row); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	stop := make(chan struct{})
+	for i := range 3 {
+		side := stream(t, w.devs[0])
+		asks.Go(func() {
+			var last uint64
+			for {
+				ctx, cancel := context.WithCancel(t.Context())
+				if i == 2 {
+					go cancel()
+				}
+				n, err := g.Written(ctx)
+				cancel()
+				if i < 2 && err != nil || n < last && err == nil {
+					t.Error(n, last, err)
+				}
+				if err == nil {
+					b := make([]byte, n)
+					if err := side.CopyOut(b, g.Ptr()); err != nil {
+						t.Error(err)
+					}
+					if bytes.Count(b, []byte{0xa5}) != len(b) {
+						t.Error("bytes below it had not arrived")
+					}
+					last = n
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		})
+	}
+	appends.Wait()
+	close(stop)
+	asks.Wait()
+	n, err := g.Written(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 60000, n)
+	for _, s := range streams {
+		require.NoError(t, s.Close())
+	}
+	require.NoError(t, g.Close())
+}
