@@ -73,9 +73,12 @@ func (v *View) take(f wire.Frame) error {
 		defer v.mu.Unlock()
 		v.look()
 		return nil
-	case wire.TypeDeleted: // the name is gone, the memory is not
-		_, err := wire.DecodeDeleted(f.Payload)
-		return wireError(err)
+	case wire.TypeDeleted:
+		d, err := wire.DecodeDeleted(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.deleted(d)
 	case wire.TypeClosing:
 		c, err := wire.DecodeClosing(f.Payload)
 		if err != nil {
@@ -221,6 +224,20 @@ func (v *View) seal(s wire.Sealed) error {
 	v.told = v.visible()
 	v.tell()
 	return nil
+}
+
+// deleted notes that the object is published no more: what is sealed stays what
+// it is, and anything else will not grow.
+func (v *View) deleted(d wire.Deleted) error {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	switch {
+	case d.Object != v.obj.ID:
+		return fmt.Errorf("%w: object %d is deleted, and this is %d", ErrProtocol, d.Object, v.obj.ID)
+	case v.sealed && v.mapped >= v.last:
+		return nil
+	}
+	return fmt.Errorf("%w: it publishes this no longer", ErrOwnerGone)
 }
 
 // retire unmaps what the owner takes back, once nothing here uses it.

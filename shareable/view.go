@@ -23,8 +23,9 @@ import (
 // still, and Err says so. Nothing that an owner does makes a call here wait
 // without bound, but work that uses the memory can: Close waits for it.
 //
-// On CUDA the owner can write to the memory whenever it likes, and so can a
-// reader: trust it, or copy. On the host a reader without Write cannot.
+// A reader that asked for no more than reading cannot write by mistake. On the
+// host it cannot at all, unless the owner lets it. On CUDA any process that has
+// the memory can write to it if it wants to: trust it, or copy.
 //
 // Safe for concurrent use. The caller must Close it.
 type View struct {

@@ -128,6 +128,7 @@ func TestViewSeal(t *testing.T) {
 		require.True(t, v.Sealed())
 		_, ok := v.Digest()
 		require.Equal(t, hasDigest, ok)
+		s.write(wire.TypeDeleted, 0, wire.Deleted{Object: 7}.Append(nil))
 		require.NoError(t, s.c.Close())
 		require.NoError(t, v.Wait(t.Context(), 2*s.gran))
 		require.ErrorIs(t, ended(t, v), ErrSealed)
@@ -376,7 +377,6 @@ func TestAttachByPath(t *testing.T) {
 	s.chunks(0, 1)
 	s.ack()
 	s.write(wire.TypePublish, 0, wire.Publish{Object: 7, Length: 10, Generation: 1}.Append(nil))
-	s.write(wire.TypeDeleted, 0, wire.Deleted{Object: 7}.Append(nil)) // the name alone
 	require.NoError(t, v.Wait(t.Context(), 10))
 	stream, err := dev.NewStream()
 	require.NoError(t, err)

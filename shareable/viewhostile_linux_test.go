@@ -134,15 +134,17 @@ func TestViewRefusesChunks(t *testing.T) {
 		"a request": {func(_ *testing.T, s *scripted) {
 			s.write(wire.TypeList, 1, wire.List{}.Append(nil))
 		}, ErrProtocol},
-		"a retire of now":        {retiring(1, 0), ErrProtocol},
-		"a retire of half":       {retiring(2, 10), ErrProtocol},
-		"a retire beyond max":    {retiring(2, 1<<40), ErrProtocol},
-		"a seal beyond max":      {sealing(1 << 40), ErrProtocol},
-		"noise":                  {func(_ *testing.T, s *scripted) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
-		"an error of its own":    {refusing(wire.CodeLimit), vmm.ErrLimit},
-		"closed by it":           {refusing(wire.CodeClosed), ErrOwnerGone},
-		"closing, it says so":    {closed, ErrOwnerGone},
-		"an object without name": {func(_ *testing.T, s *scripted) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"a retire of now":     {retiring(1, 0), ErrProtocol},
+		"a retire of half":    {retiring(2, 10), ErrProtocol},
+		"a retire beyond max": {retiring(2, 1<<40), ErrProtocol},
+		"a seal beyond max":   {sealing(1 << 40), ErrProtocol},
+		"noise":               {func(_ *testing.T, s *scripted) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
+		"an error of its own": {refusing(wire.CodeLimit), vmm.ErrLimit},
+		"closed by it":        {refusing(wire.CodeClosed), ErrOwnerGone},
+		"closing, it says so": {closed, ErrOwnerGone},
+		"half a frame":        {func(_ *testing.T, s *scripted) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"deleted":             {deleting(7), ErrOwnerGone},
+		"another is deleted":  {deleting(8), ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, far := script(t, 6)
@@ -182,6 +184,12 @@ func refusing(code uint32) func(*testing.T, *scripted) {
 	}
 }
 
+func deleting(object uint64) func(*testing.T, *scripted) {
+	return func(_ *testing.T, s *scripted) {
+		s.write(wire.TypeDeleted, 0, wire.Deleted{Object: object}.Append(nil))
+	}
+}
+
 func closed(_ *testing.T, s *scripted) {
 	s.write(wire.TypeClosing, 0, wire.Closing{Reason: "bye"}.Append(nil))
 }
@@ -200,7 +208,7 @@ func TestViewStepsFail(t *testing.T) {
 				}
 				s, far := script(t, 6)
 				dev := pageDevice(t, drivertest.FailNth(step, nth, vmm.ErrOutOfMemory))
-				v := attachedTo(t, s, far, AttachOptions{}, dev)
+				v := viewedOn(t, s, far, AttachOptions{}, dev)
 				s.grow(4)
 				s.chunks(0, 2)
 				s.ack()
@@ -357,7 +365,7 @@ func TestViewFewDescriptors(t *testing.T) {
 func TestViewImportNeedsDescriptors(t *testing.T) {
 	const n = 8
 	s, far := script(t, n)
-	v := attachedTo(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
 	s.grow(n)
 	c, fds := s.records(0, n)
 	before := openFDs(t) - n
@@ -377,7 +385,7 @@ func TestViewImportNeedsDescriptors(t *testing.T) {
 func TestViewResyncIgnored(t *testing.T) {
 	const n = 8
 	s, far := script(t, n)
-	v := attachedTo(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
 	s.grow(n)
 	c, fds := s.records(0, n)
 	s.part(c, fds, 0, 4)
@@ -430,7 +438,7 @@ func TestViewLeavesNothing(t *testing.T) {
 			got := make(chan error, 1)
 			go func() { got <- v.Wait(context.Background(), 1) }()
 			require.NoError(t, v.Close())
-			<-got
+			require.ErrorIs(t, <-got, vmm.ErrClosed)
 		})
 		if i == 0 {
 			fds, goroutines = openFDs(t), runtime.NumGoroutine()

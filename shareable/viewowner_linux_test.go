@@ -36,7 +36,6 @@ type scripted struct {
 	page  []byte
 	pages int // the page's fd
 	ids   uint64
-	sent  uint64 // bytes of chunks sent
 }
 
 // pair is two ends of a connection that keeps packets apart.
@@ -72,13 +71,16 @@ const allSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRIT
 // script makes an owner with a range of max chunks, and the reader's end.
 func script(t *testing.T, chunks uint64) (*scripted, *net.UnixConn) {
 	t.Helper()
+	return scriptOn(t, pageDevice(t), chunks, uint64(os.Getpagesize()), vmm.ShareFD|vmm.ShareReadOnly)
+}
+
+func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Share) (*scripted, *net.UnixConn) {
+	t.Helper()
 	near, far := pair(t)
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
-	dev := pageDevice(t)
-	gran := uint64(os.Getpagesize())
-	rng, err := dev.NewRange(vmm.RangeOptions{Max: chunks * gran, Chunk: gran, Share: vmm.ShareFD | vmm.ShareReadOnly})
+	rng, err := dev.NewRange(vmm.RangeOptions{Max: chunks * gran, Chunk: gran, Share: share})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rng.Close()) })
 	s := &scripted{t: t, dev: dev, rng: rng, gran: gran, c: c, raw: near}
@@ -139,8 +141,12 @@ func (s *scripted) expect(t wire.Type) wire.Frame {
 
 func (s *scripted) hello() {
 	s.t.Helper()
+	backend := wire.BackendHost
+	if s.dev.Driver().Name() == "cuda" {
+		backend = wire.BackendCUDA
+	}
 	s.write(wire.TypeHello, 0, wire.Hello{
-		Instance: s.obj.Instance, Backend: wire.BackendHost, PID: 1, Granularity: s.gran,
+		Instance: s.obj.Instance, Backend: backend, PID: 1, Granularity: s.gran,
 	}.Append(nil))
 	f := s.expect(wire.TypeHello)
 	_, err := wire.DecodeHello(f.Payload)
@@ -224,10 +230,10 @@ func (s *scripted) gone() {
 // viewed is a view that the owner has accepted, with nothing mapped yet.
 func viewed(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions) *View {
 	t.Helper()
-	return attachedTo(t, s, far, o, pageDevice(t))
+	return viewedOn(t, s, far, o, pageDevice(t))
 }
 
-func attachedTo(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
+func viewedOn(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
 	t.Helper()
 	if o.Timeout == 0 {
 		o.Timeout = scriptWait

@@ -152,9 +152,7 @@ func TestWaitOnRetireBehind(t *testing.T) {
 	require.NoError(t, v.WaitOn(stream, s.gran))
 	s.generation(2)
 	s.write(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 2, Capacity: s.gran}.Append(nil))
-	for v.Cap() != s.gran {
-		time.Sleep(time.Millisecond)
-	}
+	require.Eventually(t, func() bool { return v.Cap() == s.gran }, scriptWait, time.Millisecond)
 	s.done(s.gran)
 	require.Equal(t, uint64(2), s.ack().Generation)
 	require.NoError(t, stream.Sync())
@@ -194,9 +192,7 @@ func TestViewRetireInCapture(t *testing.T) {
 	require.ErrorIs(t, v.WaitOn(stream, 1), vmm.ErrCapturing)
 	s.generation(2)
 	s.write(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 2, Capacity: s.gran}.Append(nil))
-	for v.Generation() != 2 {
-		time.Sleep(time.Millisecond)
-	}
+	require.Eventually(t, func() bool { return v.Generation() == 2 }, scriptWait, time.Millisecond)
 	require.NoError(t, capturer.EndCapture(stream.Raw()))
 	require.Equal(t, uint64(2), s.ack().Generation)
 	require.NoError(t, stream.Close())
