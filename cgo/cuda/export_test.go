@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -129,4 +130,30 @@ func TestFabricArguments(t *testing.T) {
 	require.NoError(t, d.Release(h))
 	require.NoError(t, d.Release(imported))
 	require.NoError(t, v.Close())
+}
+
+// TestExportDMABufOfAGrowingRange is package vmm on the binding: what is exported
+// is what the range has, and growth leaves it alone.
+func TestExportDMABufOfAGrowingRange(t *testing.T) {
+	d, fake := onFake(t)
+	dev, err := vmm.OpenDriver(d, 0)
+	require.NoError(t, err)
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 16 * granule, Chunk: granule, RDMA: true})
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(3*granule))
+	fd, err := g.ExportDMABuf(granule/2, 2*granule)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "dma-buf")
+	info, err := f.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, 2*granule, info.Size())
+	before := g.Generation()
+	require.NoError(t, g.Grow(5*granule))
+	require.Equal(t, before, g.Generation(), "the registration is still right")
+	_, err = g.ExportDMABuf(1, 4096)
+	require.ErrorIs(t, err, vmm.ErrInvalid, "no whole pages")
+	require.NoError(t, g.Close())
+	require.NoError(t, f.Close())
+	require.NoError(t, dev.Close())
+	require.Zero(t, fake.Live().Contexts)
 }
