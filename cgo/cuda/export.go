@@ -82,10 +82,10 @@ func ofFabric(err error) error {
 	if !errors.As(err, &c) {
 		return err
 	}
-	switch c.Kind {
-	case driver.ErrPermission:
+	switch {
+	case errors.Is(err, driver.ErrPermission):
 		return &driver.CallError{Call: c.Call, Kind: c.Kind, Err: fmt.Errorf("fabric handle: %w; no fabric here, or no IMEX channel for this process", c.Err)}
-	case driver.ErrNotSupported, driver.ErrInvalid:
+	case errors.Is(err, driver.ErrNotSupported), errors.Is(err, driver.ErrInvalid):
 		return &driver.CallError{Call: c.Call, Kind: c.Kind, Err: fmt.Errorf("fabric handle: %w", c.Err)}
 	}
 	return err
