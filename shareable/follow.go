@@ -35,7 +35,7 @@ func (v *View) serve() error {
 			reset = true // it left words of ours unread; its own are still to come
 			continue
 		case errors.Is(err, wire.ErrTruncated):
-			if err := v.fewer(wireError(err)); err != nil {
+			if err := v.fewer(f, wireError(err)); err != nil {
 				return err
 			}
 			continue
@@ -60,7 +60,7 @@ func (v *View) take(f wire.Frame) error {
 		if err != nil {
 			return wireError(err)
 		}
-		return v.chunks(c, f.FDs)
+		return v.chunks(f, c)
 	case wire.TypeRetire:
 		r, err := wire.DecodeRetire(f.Payload)
 		if err != nil {
@@ -78,9 +78,12 @@ func (v *View) take(f wire.Frame) error {
 		defer v.mu.Unlock()
 		v.look()
 		return nil
-	case wire.TypeDeleted: // the name is gone, the memory is not
-		_, err := wire.DecodeDeleted(f.Payload)
-		return wireError(err)
+	case wire.TypeDeleted:
+		d, err := wire.DecodeDeleted(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.deleted(d)
 	case wire.TypeClosing:
 		c, err := wire.DecodeClosing(f.Payload)
 		if err != nil {
@@ -122,9 +125,9 @@ func (v *View) ack() error {
 }
 
 // chunks maps what a frame brings: all of it or nothing.
-func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
+func (v *View) chunks(f wire.Frame, c wire.Chunks) error {
 	if v.resyncing && len(c.Records) > 0 && c.Records[0].Offset > v.track.End() {
-		return nil // sent before the owner knew; it comes again
+		return v.old() // what lies before it was lost
 	}
 	v.resyncing = false
 	fresh, skip, err := v.track.Chunks(c)
@@ -135,7 +138,7 @@ func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
 		return wireError(err)
 	}
 	if len(fresh) > 0 {
-		chunks, err := v.importAll(fresh, fds[skip:])
+		chunks, err := v.importAll(fresh, f.FDs[skip:])
 		if err == nil {
 			err = v.res.Map(fresh[0].Offset, chunks...)
 		}
@@ -145,13 +148,14 @@ func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
 			}
 		}
 		if errors.Is(err, errNoFDs) {
-			return v.fewer(err)
+			return v.fewer(f, err)
 		}
 		if err != nil {
 			return fmt.Errorf("map what the owner sent: %w", err)
 		}
 	}
 	v.track.Mapped(len(fresh))
+	v.stale = 0
 	v.mu.Lock()
 	v.mapped = v.track.End()
 	v.look()
@@ -181,12 +185,30 @@ func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Ch
 	return chunks, nil
 }
 
-// fewer asks for what was not mapped once more, in frames of half the fds.
-func (v *View) fewer(why error) error {
-	if v.batch == 1 {
-		return fmt.Errorf("one at a time: %w", why)
+// staleMost is how many frames may come that were sent before the owner heard of
+// a RESYNC, which are two at most, with a margin.
+const staleMost = 8
+
+// old lets a frame go that comes again.
+func (v *View) old() error {
+	if v.stale++; v.stale > staleMost {
+		return fmt.Errorf("%w: a RESYNC is ignored", ErrProtocol)
 	}
-	v.batch, v.resyncing = v.batch/2, true
+	return nil
+}
+
+// fewer asks for what was not mapped once more, in frames of half the fds of f.
+func (v *View) fewer(f wire.Frame, why error) error {
+	had := uint32(f.Header.FDs)
+	switch {
+	case f.Type != wire.TypeChunks:
+		return nil // nothing that is missed
+	case v.resyncing && had > v.batch:
+		return v.old()
+	case had <= 1:
+		return fmt.Errorf("one fd at a time: %w", why)
+	}
+	v.batch, v.resyncing = max(min(v.batch, had)/2, 1), true
 	r := wire.Resync{Object: v.obj.ID, Batch: v.batch}
 	if last := v.track.LastID(); last > 0 {
 		r.Next = last + 1
@@ -212,6 +234,20 @@ func (v *View) seal(s wire.Sealed) error {
 	v.told = v.visible()
 	v.tell()
 	return nil
+}
+
+// deleted notes that the object is published no more: what is sealed stays what
+// it is, and anything else will not grow.
+func (v *View) deleted(d wire.Deleted) error {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	switch {
+	case d.Object != v.obj.ID:
+		return fmt.Errorf("%w: object %d is deleted, and this is %d", ErrProtocol, d.Object, v.obj.ID)
+	case v.sealed && v.mapped >= v.last:
+		return nil
+	}
+	return fmt.Errorf("%w: it publishes this no longer", ErrOwnerGone)
 }
 
 // retire unmaps what the owner takes back, once nothing here uses it.

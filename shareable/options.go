@@ -91,6 +91,8 @@ type PublishOptions struct {
 	// descriptor carries no rights, so there it is an agreement among processes
 	// that trust each other.
 	Write bool
+	// Layout is what readers are told of the bytes; the zero Layout says nothing.
+	Layout vmm.Layout
 	// Meta is what readers get to know beside the memory, up to 32 KiB.
 	Meta []byte
 }

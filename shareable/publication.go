@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -106,6 +107,12 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
 	}
+	if !o.Layout.Equal(vmm.Layout{}) {
+		if err := o.Layout.Validate(); err != nil {
+			return nil, err
+		}
+	}
+	o.Layout.Shape, o.Meta = slices.Clone(o.Layout.Shape), slices.Clone(o.Meta)
 	release, err := r.Hold(0)
 	if err != nil {
 		return nil, err

@@ -163,7 +163,7 @@ func (ses *session) answerAll() error {
 		}
 		if err == nil {
 			err = ses.answer(f)
-			f.Close()
+			_ = f.Close()
 		}
 		if err != nil {
 			return err
@@ -266,10 +266,16 @@ func (ses *session) stat(f wire.Frame) error {
 
 // describe is the object as it is now. It needs p.mu.
 func (p *Publication) describe(access uint32) wire.Object {
-	return wire.Object{
+	l := p.opts.Layout
+	o := wire.Object{
 		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: max(p.done, p.page.queued.Load()),
 		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.instance, Name: p.name, Meta: p.opts.Meta,
+		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
+	for _, n := range l.Shape {
+		o.Shape = append(o.Shape, uint64(n))
+	}
+	return o
 }
 
 func (ses *session) attach(f wire.Frame) error {

@@ -1,0 +1,99 @@
+package growable
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// maxDims is how many dimensions a row has at most; see vmm.Layout.
+const maxDims = 4
+
+var kinds = map[reflect.Kind]vmm.ElemKind{
+	reflect.Bool: vmm.Bool,
+	reflect.Int8: vmm.Int, reflect.Int16: vmm.Int, reflect.Int32: vmm.Int, reflect.Int64: vmm.Int,
+	reflect.Uint8: vmm.Uint, reflect.Uint16: vmm.Uint, reflect.Uint32: vmm.Uint, reflect.Uint64: vmm.Uint,
+	reflect.Float32: vmm.Float, reflect.Float64: vmm.Float,
+	reflect.Complex64: vmm.Complex, reflect.Complex128: vmm.Complex,
+}
+
+// layoutOf is the layout of rows of the given shape of t, the zero Layout if t
+// cannot be an element. Arrays become dimensions, so that a Vector of
+// [3]float32 and Rows of three float32 are the same; structs, and arrays of too
+// many dimensions, are opaque.
+func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
+	if check(t) != nil {
+		return vmm.Layout{}
+	}
+	elem, dims := t, shape
+	for elem.Kind() == reflect.Array {
+		elem, dims = elem.Elem(), append(dims, elem.Len())
+	}
+	if len(dims) > maxDims {
+		elem, dims = t, shape
+	}
+	l := vmm.Layout{Kind: vmm.Opaque, Bits: 8, Size: uint64(elem.Size()), Shape: dims, Pitch: pitch}
+	if k, ok := kinds[elem.Kind()]; ok {
+		l.Kind, l.Bits = k, 8*int(elem.Size())
+	}
+	var b strings.Builder
+	b.WriteString("layout 1: ")
+	describe(&b, elem)
+	l.Hash = sha256.Sum256([]byte(b.String()))
+	return l
+}
+
+// describe writes what a type is made of: "struct 16 {X 0 float32; N 8 [2]int32}"
+// has the sizes of structs, and the names and offsets of fields. The names of
+// types are left out, so that two programs need not share a package.
+func describe(b *strings.Builder, t reflect.Type) {
+	switch t.Kind() {
+	case reflect.Array:
+		fmt.Fprintf(b, "[%d]", t.Len())
+		describe(b, t.Elem())
+	case reflect.Struct:
+		fmt.Fprintf(b, "struct %d {", t.Size())
+		for i := range t.NumField() {
+			if i > 0 {
+				b.WriteString("; ")
+			}
+			f := t.Field(i)
+			fmt.Fprintf(b, "%s %d ", f.Name, f.Offset)
+			describe(b, f.Type)
+		}
+		b.WriteByte('}')
+	default:
+		b.WriteString(t.Kind().String())
+	}
+}
+
+// Layout says what the Vector's bytes are: what a reader in another process has
+// to agree on. Arrays become dimensions; structs are opaque, with a hash of
+// their fields' names, types and offsets.
+func (v *Vector[T]) Layout() vmm.Layout {
+	t := reflect.TypeFor[T]()
+	return layoutOf(t, uint64(t.Size()))
+}
+
+// Tensor describes the elements below Len in DLPack's terms.
+func (v *Vector[T]) Tensor() (vmm.Tensor, error) { return v.base().tensor(v.Layout()) }
+
+// Layout says what the rows' bytes are, as Vector.Layout does; the zero Layout
+// for nil Rows.
+func (r *Rows[T]) Layout() vmm.Layout {
+	if r == nil {
+		return vmm.Layout{}
+	}
+	return layoutOf(reflect.TypeFor[T](), r.c.unit, r.width)
+}
+
+// Tensor describes the rows below Len in DLPack's terms. A pitch that is no
+// whole number of elements is vmm.ErrNotSupported.
+func (r *Rows[T]) Tensor() (vmm.Tensor, error) { return r.base().tensor(r.Layout()) }
+
+func (c counted) tensor(l vmm.Layout) (vmm.Tensor, error) {
+	return l.Tensor(c.r.Device(), c.r.Ptr(), uint64(c.length())*c.unit)
+}

@@ -1,0 +1,113 @@
+package growable_test
+
+import (
+	"encoding/hex"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+type (
+	halves  struct{ A, B uint16 }
+	swapped struct{ B, A uint16 }
+	event   struct {
+		When  int64
+		Where [3]float32
+		halves
+		Good bool
+		_    uint8
+	}
+)
+
+func layoutOf[T any](t *testing.T) vmm.Layout {
+	t.Helper()
+	v, err := growable.New[T](vmmtest.Device(t), growable.Options{MaxLen: 1 << 10})
+	require.NoError(t, err)
+	defer v.Close()
+	l := v.Layout()
+	require.NoError(t, l.Validate())
+	return l
+}
+
+// TestLayoutsAreStable: processes of different versions compare the hashes.
+func TestLayoutsAreStable(t *testing.T) {
+	for _, c := range []struct {
+		got  vmm.Layout
+		want string
+		hash string
+	}{
+		{layoutOf[bool](t), "bool", ""},
+		{layoutOf[int8](t), "int8", ""},
+		{layoutOf[int16](t), "int16", ""},
+		{layoutOf[int32](t), "int32", ""},
+		{layoutOf[int64](t), "int64", ""},
+		{layoutOf[uint8](t), "uint8", ""},
+		{layoutOf[uint16](t), "uint16", ""},
+		{layoutOf[uint32](t), "uint32", ""},
+		{layoutOf[uint64](t), "uint64", ""},
+		{layoutOf[float32](t), "float32", "bd2616c5d04d29163b60779c0459f8f763aeafd9cd32ea1d6a5e7d6cc0fd5664"},
+		{layoutOf[float64](t), "float64", ""},
+		{layoutOf[complex64](t), "complex64", ""},
+		{layoutOf[complex128](t), "complex128", ""},
+		{layoutOf[[2][3]float32](t), "rows of 2x3 float32", "bd2616c5d04d29163b60779c0459f8f763aeafd9cd32ea1d6a5e7d6cc0fd5664"},
+		{layoutOf[[2][2][2][2][2]int8](t), "opaque of 32 bytes (8a067381)", "8a067381f9647ea462b5419ac33027aad4cf49693607f24b84c6f5f02c6cf594"},
+		{layoutOf[halves](t), "opaque of 4 bytes (d69bd34d)", "d69bd34d58dbbe0aa179e3180bc5aac578a78d6694bee31e7a3675ff9a3ca77d"},
+		{layoutOf[event](t), "opaque of 32 bytes (79ed056f)", "79ed056f5f3e8e93a264ed1ad7d0a950b400a49d45f130b29948b44cd7fc5174"},
+	} {
+		require.Equal(t, c.want, c.got.String())
+		if c.hash != "" {
+			require.Equal(t, c.hash, hex.EncodeToString(c.got.Hash[:]), c.want)
+		}
+	}
+	require.False(t, layoutOf[halves](t).Equal(layoutOf[swapped](t)), "the fields differ")
+	require.True(t, layoutOf[halves](t).Equal(layoutOf[struct{ A, B uint16 }](t)), "a type's name says nothing")
+	require.False(t, layoutOf[int32](t).Equal(layoutOf[uint32](t)))
+}
+
+func TestLayoutOfRows(t *testing.T) {
+	d := vmmtest.Device(t)
+	r, err := growable.NewRows[float32](d, 3, growable.RowsOptions{Pitch: 16, MaxRows: 1 << 10})
+	require.NoError(t, err)
+	defer r.Close()
+	require.Equal(t, "rows of 3 float32, 16 bytes apart", r.Layout().String())
+	require.NoError(t, r.Append(1, 2, 3, 4, 5, 6))
+	got, err := r.Tensor()
+	require.NoError(t, err)
+	require.Equal(t, vmm.Tensor{Device: "host", Ptr: r.Ptr(), Kind: vmm.Float, Bits: 32, Shape: []int64{2, 3}, Strides: []int64{4, 1}}, got)
+
+	packed, err := growable.NewRows[float32](d, 3, growable.RowsOptions{MaxRows: 1 << 10})
+	require.NoError(t, err)
+	defer packed.Close()
+	require.True(t, packed.Layout().Equal(layoutOf[[3]float32](t)), "the bytes are the same")
+
+	odd, err := growable.NewRows[complex128](d, 1, growable.RowsOptions{Pitch: 24, MaxRows: 1 << 10})
+	require.NoError(t, err)
+	defer odd.Close()
+	_, err = odd.Tensor()
+	require.ErrorIs(t, err, vmm.ErrNotSupported)
+
+	v, err := growable.New[int16](d, growable.Options{MaxLen: 1 << 10})
+	require.NoError(t, err)
+	defer v.Close()
+	require.NoError(t, v.Append(1, 2, 3))
+	got, err = v.Tensor()
+	require.NoError(t, err)
+	require.Equal(t, vmm.Tensor{Device: "host", Ptr: v.Ptr(), Kind: vmm.Int, Bits: 16, Shape: []int64{3}, Strides: []int64{1}}, got)
+}
+
+func TestLayoutOfNothing(t *testing.T) {
+	var v *growable.Vector[int16]
+	require.Equal(t, "int16", v.Layout().String())
+	_, err := v.Tensor()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	var r *growable.Rows[int16]
+	require.Equal(t, vmm.Layout{}, r.Layout())
+	_, err = r.Tensor()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	var s *growable.Vector[string]
+	require.Equal(t, vmm.Layout{}, s.Layout())
+}
