@@ -32,7 +32,7 @@ func newPage(instance [16]byte, id uint64) (*page, error) {
 	if err != nil {
 		return nil, systemError("memfd_create", err)
 	}
-	defer unix.Close(fd)
+	defer unix.Close(fd) //nolint:errcheck // the mapping holds the memory
 	if err := unix.Ftruncate(fd, pageBytes); err != nil {
 		return nil, systemError("ftruncate", err)
 	}

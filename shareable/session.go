@@ -163,7 +163,7 @@ func (ses *session) answerAll() error {
 		}
 		if err == nil {
 			err = ses.answer(f)
-			f.Close()
+			_ = f.Close()
 		}
 		if err != nil {
 			return err

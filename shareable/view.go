@@ -181,15 +181,20 @@ func (v *View) Meta() []byte {
 	return slices.Clone(v.obj.Meta)
 }
 
-// layout is what the owner says that the bytes are.
-type layout struct {
-	Elem  wire.Elem
-	Shape []uint64 // of a row
-	Pitch uint64   // bytes from row to row
-}
-
-func (v *View) layout() layout {
-	return layout{Elem: v.obj.Elem, Shape: slices.Clone(v.obj.Shape), Pitch: v.obj.Pitch}
+// Layout is what the owner says that the bytes are: opaque ones where it says
+// nothing.
+func (v *View) Layout() vmm.Layout {
+	if v == nil {
+		return vmm.Layout{}
+	}
+	l := vmm.Layout{
+		Kind: vmm.ElemKind(v.obj.Elem.Kind), Bits: int(v.obj.Elem.Bits), Size: v.obj.Elem.Size,
+		Pitch: v.obj.Pitch, Hash: v.obj.Elem.Hash,
+	}
+	for _, n := range v.obj.Shape {
+		l.Shape = append(l.Shape, int(n))
+	}
+	return l
 }
 
 // Generation goes up whenever the owner has taken bytes back, or replaced them.

@@ -61,6 +61,9 @@ type Conn struct {
 // NewConn takes over c, unless it answers an error: ErrNotPacket if c is not a
 // SOCK_SEQPACKET socket. The caller must Close it.
 func NewConn(c *net.UnixConn) (*Conn, error) {
+	if c == nil {
+		return nil, ErrNotPacket
+	}
 	packets, err := keepsPackets(c)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,208 @@
+package shareable
+
+import (
+	"context"
+	"crypto/sha256"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// pair is two ends of a packet socket.
+func pair(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
+	require.NoError(t, err)
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, err := net.FileConn(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		end, ok := c.(*net.UnixConn)
+		require.True(t, ok)
+		ends[i] = end
+		t.Cleanup(func() { _ = end.Close() })
+	}
+	return ends[0], ends[1]
+}
+
+func read(t *testing.T, v *View, n int) []byte {
+	t.Helper()
+	b := make([]byte, n)
+	_, err := v.ReadAt(b, 0)
+	require.NoError(t, err)
+	return b
+}
+
+// wait waits for n bytes, but not for ever.
+func wait(t *testing.T, v *View, n uint64) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	require.NoError(t, v.Wait(ctx, n))
+}
+
+// attached is a view of "x" by a device of its own.
+func attached(t *testing.T, s *Server, o AttachOptions) *View {
+	t.Helper()
+	dev := vmmtest.Device(t)
+	v, err := Attach(t.Context(), s.Path(), "x", dev, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, v.Close()) })
+	return v
+}
+
+func TestViewFollows(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{Meta: []byte("rows")})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	v := attached(t, s, AttachOptions{})
+	wait(t, v, 100)
+	at := v.Ptr()
+	require.Equal(t, pattern(0, 100), read(t, v, 100))
+	require.Equal(t, []byte("rows"), v.Meta())
+	for n := 100; n < 30<<20; n += 5 << 20 {
+		require.NoError(t, g.Append(pattern(n, 5<<20)))
+		wait(t, v, uint64(n+5<<20))
+		require.Equal(t, pattern(0, n+5<<20), read(t, v, n+5<<20))
+	}
+	require.Equal(t, at, v.Ptr())
+	old := v.Snapshot()
+	require.True(t, v.Current(old))
+
+	require.NoError(t, p.Retire(t.Context(), 3<<20))
+	require.Equal(t, uint64(3<<20), v.Len())
+	require.False(t, v.Current(old))
+	require.NoError(t, g.Clip())
+	require.NoError(t, g.Append(pattern(9, 4<<20)))
+	wait(t, v, 7<<20)
+	require.Equal(t, append(pattern(0, 3<<20), pattern(9, 4<<20)...), read(t, v, 7<<20))
+
+	require.NoError(t, p.Seal(t.Context(), SealOptions{Digest: true}))
+	require.Eventually(t, v.Sealed, 5*time.Second, time.Millisecond)
+	sum, ok := v.Digest()
+	require.True(t, ok)
+	require.Equal(t, sha256.Sum256(read(t, v, 7<<20)), sum)
+	require.ErrorIs(t, v.Wait(t.Context(), 7<<20+1), ErrSealed)
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+	require.Eventually(t, func() bool { return v.Len() == 7<<20 && v.Err() == nil }, time.Second, time.Millisecond)
+}
+
+func TestViewOutlivesItsOwner(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 5<<20)))
+	v := attached(t, s, AttachOptions{})
+	wait(t, v, 5<<20)
+	require.NoError(t, s.Close())
+	require.NoError(t, p.Close())
+	require.NoError(t, g.Close())
+	require.ErrorIs(t, v.Wait(t.Context(), 6<<20), ErrOwnerGone)
+	require.ErrorIs(t, v.Err(), ErrOwnerGone)
+	require.Equal(t, pattern(0, 5<<20), read(t, v, 5<<20))
+}
+
+func TestWaitOn(t *testing.T) {
+	s, _, g := stage(t, Options{}, PublishOptions{})
+	v := attached(t, s, AttachOptions{})
+	st, err := v.Device().NewStream()
+	require.NoError(t, err)
+	dst, err := v.Device().Alloc(2 << 20)
+	require.NoError(t, err)
+	require.NoError(t, v.WaitOn(st, 1<<20))
+	e, err := st.Record()
+	require.NoError(t, err)
+	done, err := e.Done()
+	require.NoError(t, err)
+	require.False(t, done)
+	require.NoError(t, g.Append(pattern(0, 1<<20)))
+	require.NoError(t, e.Sync())
+	require.Equal(t, uint64(1<<20), v.Len())
+	require.NoError(t, e.Close())
+	// What never comes lets the stream go too.
+	require.NoError(t, v.WaitOn(st, 2<<20))
+	require.NoError(t, s.Close())
+	require.NoError(t, st.Sync())
+	require.ErrorIs(t, v.Err(), ErrOwnerGone)
+	require.NoError(t, st.Close())
+	require.NoError(t, dst.Close())
+}
+
+func TestSendAndReceive(t *testing.T) {
+	_, _, g := stage(t, Options{}, PublishOptions{})
+	want := pattern(0, 23<<20)
+	require.NoError(t, g.Append(want))
+	a, b := pair(t)
+	other := vmmtest.Device(t)
+	for range 2 { // the connection can be used again
+		sent := make(chan error, 1)
+		go func() { sent <- Send(t.Context(), a, g) }()
+		v, err := Receive(t.Context(), b, other, AttachOptions{})
+		require.NoError(t, err)
+		require.NoError(t, <-sent)
+		require.Equal(t, uint64(len(want)), v.Len())
+		require.Equal(t, want, read(t, v, len(want)))
+		require.NoError(t, v.Err())
+		require.NoError(t, v.Close())
+	}
+}
+
+func TestManyReaders(t *testing.T) {
+	s, _, g := stage(t, Options{}, PublishOptions{})
+	views := make([]*View, 8)
+	for i := range views {
+		views[i] = attached(t, s, AttachOptions{})
+	}
+	const step = 777_777
+	n := 0
+	for range 40 {
+		require.NoError(t, g.Append(pattern(n, step)))
+		n += step
+	}
+	for _, v := range views {
+		wait(t, v, uint64(n))
+		require.Equal(t, pattern(0, n), read(t, v, n))
+	}
+}
+
+func TestPublishBadInput(t *testing.T) {
+	s, _, g := stage(t, Options{Objects: 2}, PublishOptions{})
+	for _, name := range []string{"", "a b", "..", "x/../y", string(make([]byte, 300))} {
+		_, err := s.Publish(name, g, PublishOptions{})
+		require.ErrorIs(t, err, vmm.ErrInvalid, "%q", name)
+	}
+	_, err := s.Publish("x", g, PublishOptions{})
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	_, err = s.Publish("y", nil, PublishOptions{})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	private, err := g.Device().NewRange(vmm.RangeOptions{Max: 4 << 20})
+	require.NoError(t, err)
+	_, err = s.Publish("y", private, PublishOptions{})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.NoError(t, private.Close())
+	p, err := s.Publish("y", g, PublishOptions{})
+	require.NoError(t, err)
+	_, err = s.Publish("z", g, PublishOptions{})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.NoError(t, p.Close())
+	require.NoError(t, p.Close())
+	require.ErrorIs(t, p.Flush(t.Context()), vmm.ErrClosed)
+	require.ErrorIs(t, p.Retire(t.Context(), 0), vmm.ErrClosed)
+	require.ErrorIs(t, p.Seal(t.Context(), SealOptions{}), vmm.ErrClosed)
+
+	_, err = Attach(t.Context(), s.Path(), "nobody", g.Device(), AttachOptions{})
+	require.ErrorIs(t, err, ErrNotFound)
+	_, err = Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Write: true})
+	require.ErrorIs(t, err, vmm.ErrPermission)
+	_, err = Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{UIDs: []uint32{12345}})
+	require.ErrorIs(t, err, vmm.ErrPermission)
+	_, err = Listen(g.Device(), s.Path(), Options{})
+	require.ErrorIs(t, err, vmm.ErrBusy)
+}
