@@ -19,7 +19,7 @@ import (
 // AttachOptions is how to attach; its zero value is the default.
 type AttachOptions struct {
 	// Write asks for memory that can be written; vmm.ErrPermission if the owner
-	// does not give it. On CUDA it only keeps an honest reader from writing.
+	// does not give it.
 	Write bool
 	// Token is what the owner may ask for, 32 bytes.
 	Token []byte

@@ -3,36 +3,14 @@ package shareable
 import (
 	"context"
 	"crypto/sha256"
-	"net"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
-
-// pair is two ends of a packet socket.
-func pair(t *testing.T) (a, b *net.UnixConn) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
-	require.NoError(t, err)
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		c, err := net.FileConn(f)
-		require.NoError(t, err)
-		require.NoError(t, f.Close())
-		end, ok := c.(*net.UnixConn)
-		require.True(t, ok)
-		ends[i] = end
-		t.Cleanup(func() { _ = end.Close() })
-	}
-	return ends[0], ends[1]
-}
 
 func read(t *testing.T, v *View, n int) []byte {
 	t.Helper()
@@ -109,7 +87,7 @@ func TestViewOutlivesItsOwner(t *testing.T) {
 	require.Equal(t, pattern(0, 5<<20), read(t, v, 5<<20))
 }
 
-func TestWaitOn(t *testing.T) {
+func TestWaitOnAnOwner(t *testing.T) {
 	s, _, g := stage(t, Options{}, PublishOptions{})
 	v := attached(t, s, AttachOptions{})
 	st, err := v.Device().NewStream()

@@ -3,6 +3,9 @@ package shareable
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -30,7 +33,7 @@ func (v *View) serve() error {
 		f, err := v.conn.Read()
 		switch {
 		case errors.Is(err, wire.ErrTruncated):
-			if err := v.fewer(wireError(err)); err != nil {
+			if err := v.fewer(f, wireError(err)); err != nil {
 				return err
 			}
 			continue
@@ -55,7 +58,7 @@ func (v *View) take(f wire.Frame) error {
 		if err != nil {
 			return wireError(err)
 		}
-		return v.chunks(c, f.FDs)
+		return v.chunks(f, c)
 	case wire.TypeRetire:
 		r, err := wire.DecodeRetire(f.Payload)
 		if err != nil {
@@ -73,9 +76,12 @@ func (v *View) take(f wire.Frame) error {
 		defer v.mu.Unlock()
 		v.look()
 		return nil
-	case wire.TypeDeleted: // the name is gone, the memory is not
-		_, err := wire.DecodeDeleted(f.Payload)
-		return wireError(err)
+	case wire.TypeDeleted:
+		d, err := wire.DecodeDeleted(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.deleted(d)
 	case wire.TypeClosing:
 		c, err := wire.DecodeClosing(f.Payload)
 		if err != nil {
@@ -112,9 +118,9 @@ func (v *View) ack() error {
 }
 
 // chunks maps what a frame brings: all of it or nothing.
-func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
+func (v *View) chunks(f wire.Frame, c wire.Chunks) error {
 	if v.resyncing && len(c.Records) > 0 && c.Records[0].Offset > v.track.End() {
-		return nil // sent before the owner knew; it comes again
+		return v.old() // what lies before it was lost
 	}
 	v.resyncing = false
 	fresh, skip, err := v.track.Chunks(c)
@@ -125,7 +131,7 @@ func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
 		return wireError(err)
 	}
 	if len(fresh) > 0 {
-		chunks, err := v.importAll(fresh, fds[skip:])
+		chunks, err := v.importAll(fresh, f.FDs[skip:])
 		if err == nil {
 			err = v.res.Map(fresh[0].Offset, chunks...)
 		}
@@ -135,13 +141,14 @@ func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
 			}
 		}
 		if errors.Is(err, errNoFDs) {
-			return v.fewer(err)
+			return v.fewer(f, err)
 		}
 		if err != nil {
 			return fmt.Errorf("map what the owner sent: %w", err)
 		}
 	}
 	v.track.Mapped(len(fresh))
+	v.stale = 0
 	v.mu.Lock()
 	v.mapped = v.track.End()
 	v.look()
@@ -152,31 +159,70 @@ func (v *View) chunks(c wire.Chunks, fds []*wire.FD) error {
 // errNoFDs tells a limit on fds from others.
 var errNoFDs = errors.New("too few file descriptors for a frame")
 
+// importers is how many descriptors of a frame are imported at a time: more
+// gain nothing, since the driver does part of it one by one.
+var importers = 4
+
 // importAll imports the memory of records and closes its fds. The caller closes
 // the chunks, whatever the error.
-func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
-	for i, r := range records {
-		c, err := v.dev.Import(fds[i].Int(), r.Size, vmm.Prop{})
-		if errors.Is(err, vmm.ErrLimit) {
-			err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
-		}
-		if err != nil {
-			return chunks, err
-		}
-		chunks = append(chunks, c)
-		if err := fds[i].Close(); err != nil {
-			return chunks, err
-		}
+func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) ([]*vmm.Chunk, error) {
+	chunks := make([]*vmm.Chunk, len(records))
+	errs := make([]error, len(records))
+	var next atomic.Int64
+	var failed atomic.Bool
+	var tasks sync.WaitGroup
+	for range min(importers, len(records)) {
+		tasks.Go(func() {
+			for i := next.Add(1) - 1; int(i) < len(records) && !failed.Load(); i = next.Add(1) - 1 {
+				if chunks[i], errs[i] = v.importOne(records[i], fds[i]); errs[i] != nil {
+					failed.Store(true)
+				}
+			}
+		})
+	}
+	tasks.Wait()
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		chunks = slices.DeleteFunc(chunks, func(c *vmm.Chunk) bool { return c == nil })
+		return chunks, errs[i]
 	}
 	return chunks, nil
 }
 
-// fewer asks for what was not mapped once more, in frames of half the fds.
-func (v *View) fewer(why error) error {
-	if v.batch == 1 {
-		return fmt.Errorf("one at a time: %w", why)
+func (v *View) importOne(r wire.Chunk, fd *wire.FD) (*vmm.Chunk, error) {
+	c, err := v.dev.Import(fd.Int(), r.Size, vmm.Prop{})
+	if errors.Is(err, vmm.ErrLimit) {
+		err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
 	}
-	v.batch, v.resyncing = v.batch/2, true
+	if err != nil {
+		return nil, err
+	}
+	return c, fd.Close()
+}
+
+// staleMost is how many frames may come that were sent before the owner heard of
+// a RESYNC, which are two at most, with a margin.
+const staleMost = 8
+
+// old lets a frame go that comes again.
+func (v *View) old() error {
+	if v.stale++; v.stale > staleMost {
+		return fmt.Errorf("%w: a RESYNC is ignored", ErrProtocol)
+	}
+	return nil
+}
+
+// fewer asks for what was not mapped once more, in frames of half the fds of f.
+func (v *View) fewer(f wire.Frame, why error) error {
+	had := uint32(f.Header.FDs)
+	switch {
+	case f.Type != wire.TypeChunks:
+		return nil // nothing that is missed
+	case v.resyncing && had > v.batch:
+		return v.old()
+	case had <= 1:
+		return fmt.Errorf("one fd at a time: %w", why)
+	}
+	v.batch, v.resyncing = max(min(v.batch, had)/2, 1), true
 	r := wire.Resync{Object: v.obj.ID, Batch: v.batch}
 	if last := v.track.LastID(); last > 0 {
 		r.Next = last + 1
@@ -202,6 +248,20 @@ func (v *View) seal(s wire.Sealed) error {
 	v.told = v.visible()
 	v.tell()
 	return nil
+}
+
+// deleted notes that the object is published no more: what is sealed stays what
+// it is, and anything else will not grow.
+func (v *View) deleted(d wire.Deleted) error {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	switch {
+	case d.Object != v.obj.ID:
+		return fmt.Errorf("%w: object %d is deleted, and this is %d", ErrProtocol, d.Object, v.obj.ID)
+	case v.sealed && v.mapped >= v.last:
+		return nil
+	}
+	return fmt.Errorf("%w: it publishes this no longer", ErrOwnerGone)
 }
 
 // retire unmaps what the owner takes back, once nothing here uses it.

@@ -271,16 +271,6 @@ func TestSendNeedsAContext(t *testing.T) {
 	_, _, g := stage(t, Options{}, PublishOptions{})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET, 0)
-	require.NoError(t, err)
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		c, err := net.FileConn(f)
-		require.NoError(t, err)
-		require.NoError(t, f.Close())
-		ends[i] = c.(*net.UnixConn)
-		t.Cleanup(func() { require.NoError(t, c.Close()) })
-	}
-	require.ErrorIs(t, Send(ctx, ends[0], g), context.Canceled)
+	near, _ := pair(t)
+	require.ErrorIs(t, Send(ctx, near, g), context.Canceled)
 }

@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,7 @@ func openPage(fd int, instance [16]byte, object uint64) (*pageView, error) {
 	}
 	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
 	switch {
-	case err == unix.ENOMEM:
+	case errors.Is(err, unix.ENOMEM):
 		return nil, fmt.Errorf("%w: control page: mmap: %w", vmm.ErrLimit, err)
 	case err != nil:
 		return nil, fmt.Errorf("control page: mmap: %w", err)

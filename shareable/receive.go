@@ -78,7 +78,7 @@ func (v *View) serveUntilDone(ctx context.Context, j *joining) error {
 		}
 		f, err := v.conn.Read()
 		if errors.Is(err, wire.ErrTruncated) {
-			if err := v.fewer(wireError(err)); err != nil {
+			if err := v.fewer(f, wireError(err)); err != nil {
 				return err
 			}
 			continue

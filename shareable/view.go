@@ -23,8 +23,9 @@ import (
 // still, and Err says so. Nothing that an owner does makes a call here wait
 // without bound, but work that uses the memory can: Close waits for it.
 //
-// On CUDA the owner can write to the memory whenever it likes, and so can a
-// reader: trust it, or copy. On the host a reader without Write cannot.
+// A reader that asked for no more than reading cannot write by mistake. On the
+// host it cannot at all, unless the owner lets it. On CUDA any process that has
+// the memory can write to it if it wants to: trust it, or copy.
 //
 // Safe for concurrent use. The caller must Close it.
 type View struct {
@@ -37,7 +38,8 @@ type View struct {
 	conn      *wire.Conn // nil where none is kept
 	track     *wire.Tracker
 	batch     uint32 // most fds in a frame, as the owner was told
-	resyncing bool   // frames that leave a gap are from before
+	resyncing bool   // it was told so and may not have heard yet
+	stale     int    // frames from before it heard
 
 	seen  atomic.Uint64 // the last length found in this generation
 	stop  chan struct{} // closed by shut
@@ -59,7 +61,8 @@ type View struct {
 	changed    chan struct{}
 	waiting    int // calls of Wait
 	watching   bool
-	pending    []*slot // streams that wait
+	looks      atomic.Uint64 // at the page, by whoever watches it
+	pending    []*slot       // streams that wait
 
 	pins pins
 
@@ -107,7 +110,10 @@ func (v *View) visible() uint64 {
 	}
 	for {
 		old := v.seen.Load()
-		if n <= old || v.seen.CompareAndSwap(old, n) {
+		if n <= old { // a length that goes back in one generation is a lie
+			return old
+		}
+		if v.seen.CompareAndSwap(old, n) {
 			return n
 		}
 	}

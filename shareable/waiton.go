@@ -48,7 +48,8 @@ func (s *slot) passed() bool { return s.free || loadWord(s.b, s.off+8) == 1 }
 // WaitOn makes work that is queued on s from now on wait until Len is n, or
 // until it never will be, which Err then gives the reason for, or Sealed; where
 // that is known already it answers as Wait does and queues nothing. It waits
-// for nothing itself. The stream must be one of the view's device, and stay open
+// for nothing itself. The first one pins memory, which a capture elsewhere on the
+// device that is not relaxed does not survive. The stream must be one of the view's device, and stay open
 // until WaitOn returns. If it is being captured the answer is vmm.ErrCapturing;
 // where streams cannot wait for memory, vmm.ErrNotSupported.
 //

@@ -23,6 +23,7 @@ func (v *View) watch() {
 func (v *View) watchPage(page *pageView) {
 	defer v.tasks.Done()
 	for idle := 0; ; idle++ {
+		v.looks.Add(1)
 		wake := page.rawWake() // before the look, so that no change is missed
 		moved, on := v.glance()
 		if !on {

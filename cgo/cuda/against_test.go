@@ -65,6 +65,7 @@ type job struct {
 	undo    func()
 	apart   bool // undone after each way, not after all
 	rest    time.Duration
+	most    float64 // the target of the ratio of medians, where it is not mostMedian
 }
 
 // timed is how long f took; what it answers is looked at afterwards.

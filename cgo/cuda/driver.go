@@ -26,6 +26,8 @@ type Driver struct {
 	// Events are the driver's and not a device's, since one device's streams
 	// may wait for another's events.
 	streams, events made
+
+	granularities sync.Map // driver.Prop to uint64
 }
 
 // unit is one device, open or not.

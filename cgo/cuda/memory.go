@@ -59,7 +59,18 @@ func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	return d.granularity(call, p, c)
+}
+
+// granularity asks once for each kind of memory: it does not change.
+func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp) (uint64, error) {
+	if known, ok := d.granularities.Load(p); ok {
+		return known.(uint64), nil //nolint:forcetypeassert // nothing else is stored
+	}
 	v := C.cuvmm_granularity(d.api, c)
+	if v.r == 0 {
+		d.granularities.Store(p, uint64(v.v))
+	}
 	return uint64(v.v), d.fail(call, Result(v.r))
 }
 
@@ -289,11 +300,11 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if err != nil {
 		return 0, err
 	}
-	g := C.cuvmm_granularity(d.api, c)
-	if g.r != 0 {
-		return 0, d.fail(call, Result(g.r))
+	gran, err := d.granularity(call, p, c)
+	if err != nil {
+		return 0, err
 	}
-	if size == 0 || size%uint64(g.v) != 0 {
+	if size == 0 || size%gran != 0 {
 		return 0, rule(call, driver.ErrInvalid, "%d bytes", size)
 	}
 	if err := looksExported(fd); err != nil {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 struct cloop {
 	struct cuvmm_api api;
@@ -105,6 +106,20 @@ cloop_took cloop_create(struct cloop *l, size_t size) {
 	return (cloop_took){.v = h};
 }
 
+cloop_took cloop_create_shared(struct cloop *l, size_t size) {
+	CUmemAllocationProp prop = l->prop;
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	CUmemGenericAllocationHandle h;
+	TRY(l, mem_create, &h, size, &prop, 0);
+	return (cloop_took){.v = h};
+}
+
+cloop_took cloop_export(struct cloop *l, CUmemGenericAllocationHandle h) {
+	int fd;
+	TRY(l, mem_export, &fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	return (cloop_took){.v = (unsigned long long)fd};
+}
+
 cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h) {
 	TRY(l, mem_release, h);
 	return (cloop_took){0};
@@ -151,6 +166,25 @@ cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *
 		sizes += counts[i];
 		made += counts[i];
 	}
+	return (cloop_took){.ns = now() - from};
+}
+
+cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, int n, const int *fds,
+                        const CUmemGenericAllocationHandle *shared, CUmemGenericAllocationHandle *made) {
+	const CUmemAllocationHandleType type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	long long from = now();
+	CUdeviceptr end = p;
+	for (int i = 0; i < n; i++) {
+		int fd = shared ? -1 : fds[i];
+		if (shared)
+			TRY(l, mem_export, &fd, shared[i], type, 0);
+		TRY(l, mem_import, &made[i], (void *)(intptr_t)fd, type);
+		if (shared)
+			close(fd);
+		TRY(l, mem_map, end, sizes[i], 0, made[i], 0);
+		end += sizes[i];
+	}
+	TRY(l, mem_set_access, p, end - p, &l->access, 1);
 	return (cloop_took){.ns = now() - from};
 }
 

@@ -71,6 +71,17 @@ func (l *Loop) Create(size uint64) (uint64, error) {
 	return result(C.cloop_create(l.c, C.size_t(size)))
 }
 
+// CreateShared is Create of memory that can be exported.
+func (l *Loop) CreateShared(size uint64) (uint64, error) {
+	return result(C.cloop_create_shared(l.c, C.size_t(size)))
+}
+
+// Export gives a descriptor of memory, which the caller must close.
+func (l *Loop) Export(h uint64) (fd int, err error) {
+	v, err := result(C.cloop_export(l.c, C.CUmemGenericAllocationHandle(h)))
+	return int(v), err
+}
+
 // Release gives physical memory back.
 func (l *Loop) Release(h uint64) error {
 	_, err := result(C.cloop_release(l.c, C.CUmemGenericAllocationHandle(h)))
@@ -126,6 +137,35 @@ func (l *Loop) grow(p uint64, steps [][]uint64, handles []uint64, kept C.int) (t
 		return 0, fmt.Errorf("%d handles for %d chunks", len(handles), len(sizes))
 	}
 	return timed(C.cloop_grow(l.c, C.CUdeviceptr(p), numbers(sizes), unsafe.SliceData(counts), C.int(len(counts)), numbers(handles), kept))
+}
+
+// Attach maps at p the memory that descriptors are of: what is timed is
+// cuMemImportFromShareableHandle and cuMemMap for each and one cuMemSetAccess.
+func (l *Loop) Attach(p uint64, sizes []uint64, fds []int) (handles []uint64, took time.Duration, err error) {
+	numbers := make([]C.int, len(fds))
+	for i, fd := range fds {
+		numbers[i] = C.int(fd)
+	}
+	return l.attach(p, sizes, numbers, nil)
+}
+
+// ExportAndAttach is Attach that exports the memory of handles first, timed with
+// closing the descriptors.
+func (l *Loop) ExportAndAttach(p uint64, sizes, shared []uint64) (handles []uint64, took time.Duration, err error) {
+	return l.attach(p, sizes, nil, shared)
+}
+
+// attach is Attach to fds, or ExportAndAttach to what is shared.
+//
+// Safety: the slices have an entry for each size, hold no pointers, and C keeps
+// none of them.
+func (l *Loop) attach(p uint64, sizes []uint64, fds []C.int, shared []uint64) (handles []uint64, took time.Duration, err error) {
+	if max(len(fds), len(shared)) != len(sizes) {
+		return nil, 0, fmt.Errorf("%d descriptors or %d handles for %d chunks", len(fds), len(shared), len(sizes))
+	}
+	handles = make([]uint64, len(sizes))
+	took, err = timed(C.cloop_attach(l.c, C.CUdeviceptr(p), numbers(sizes), C.int(len(sizes)), unsafe.SliceData(fds), numbers(shared), numbers(handles)))
+	return handles, took, err
 }
 
 // Realloc grows memory the usual way: for each size it allocates anew, copies

@@ -22,6 +22,8 @@ cloop_took cloop_close(struct cloop *l);
 cloop_took cloop_reserve(struct cloop *l, size_t size, size_t align);
 cloop_took cloop_address_free(struct cloop *l, CUdeviceptr p, size_t size);
 cloop_took cloop_create(struct cloop *l, size_t size);
+cloop_took cloop_create_shared(struct cloop *l, size_t size);
+cloop_took cloop_export(struct cloop *l, CUmemGenericAllocationHandle h); // v: the descriptor
 cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h);
 cloop_took cloop_unmap(struct cloop *l, CUdeviceptr p, size_t size);
 cloop_took cloop_threshold(struct cloop *l, unsigned long long n);
@@ -30,6 +32,10 @@ cloop_took cloop_threshold(struct cloop *l, unsigned long long n);
 cloop_took cloop_map(struct cloop *l, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
 cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, const int *counts, int steps,
                       CUmemGenericAllocationHandle *made, int kept);
+// cloop_attach maps what n descriptors are of. With shared, it exports that first,
+// and closes the descriptors again.
+cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, int n, const int *fds,
+                        const CUmemGenericAllocationHandle *shared, CUmemGenericAllocationHandle *made);
 cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool);
 
 #endif

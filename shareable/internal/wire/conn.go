@@ -83,7 +83,7 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 func (c *Conn) Read() (Frame, error) {
 	for {
 		f, err := c.next()
-		if err == nil && f.Type.name() == "" {
+		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
 			_ = f.Close()
 			continue
 		}

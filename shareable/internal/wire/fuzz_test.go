@@ -19,7 +19,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add(kind{of: TypeWait}.frame(nil))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, packet []byte) {
-		payload := packet
+		var payload []byte
 		if h, err := DecodeHeader(packet); err == nil {
 			payload = packet[HeaderSize:]
 			require.Equal(t, packet[:HeaderSize], h.Append(nil))

@@ -17,6 +17,8 @@ func TestPublishLayout(t *testing.T) {
 	require.Equal(t, wire.Elem{Kind: wire.KindFloat, Bits: 32, Size: 4, Hash: [32]byte{7}}, r.o.Elem)
 	require.Equal(t, []uint64{3, 5}, r.o.Shape)
 	require.Equal(t, uint64(64), r.o.Pitch)
+	rows.Shape[0] = 3
+	require.True(t, rows.Equal(attached(t, s, AttachOptions{}).Layout()))
 	require.NoError(t, p.Close())
 
 	_, err := s.Publish("y", g, PublishOptions{Layout: vmm.Layout{Kind: vmm.Float, Bits: 31, Size: 4, Pitch: 4}})

@@ -1,0 +1,449 @@
+package shareable
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+func TestAttachRefusesPages(t *testing.T) {
+	good := func(fd int) { // a page with the right words
+		b := make([]byte, pageBytes)
+		binary.LittleEndian.PutUint32(b[atMagic:], pageMagic)
+		binary.LittleEndian.PutUint32(b[atVersion:], pageVersion)
+		copy(b[atInstance:], []byte{1, 2, 3})
+		binary.LittleEndian.PutUint64(b[atObject:], 7)
+		_, err := unix.Pwrite(fd, b, 0)
+		require.NoError(t, err)
+	}
+	word := func(off int, v byte) func(int) {
+		return func(fd int) {
+			good(fd)
+			_, err := unix.Pwrite(fd, []byte{v}, int64(off))
+			require.NoError(t, err)
+		}
+	}
+	sealed := func(n int64, seals int, fill func(int)) func() int {
+		return func() int {
+			fd := memfd(t, n, 0)
+			fill(fd)
+			_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+			require.NoError(t, err)
+			return fd
+		}
+	}
+	for name, page := range map[string]func() int{
+		"none": nil,
+		"/dev/zero": func() int {
+			fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			require.NoError(t, err)
+			return fd
+		},
+		"a file": func() int {
+			name := t.TempDir() + "/page"
+			require.NoError(t, os.WriteFile(name, make([]byte, pageBytes), 0o600))
+			fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			require.NoError(t, err)
+			return fd
+		},
+		"unsealed":        sealed(pageBytes, 0, good),
+		"may be written":  sealed(pageBytes, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, good),
+		"may shrink":      sealed(pageBytes, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_GROW, good),
+		"too small":       sealed(pageBytes/2, allSeals, func(int) {}),
+		"too large":       sealed(2*pageBytes, allSeals, good),
+		"empty":           sealed(pageBytes, allSeals, func(int) {}),
+		"other version":   sealed(pageBytes, allSeals, word(atVersion, 2)),
+		"other object":    sealed(pageBytes, allSeals, word(atObject, 8)),
+		"other instance":  sealed(pageBytes, allSeals, word(atInstance+9, 1)),
+		"one more of all": sealed(pageBytes, allSeals, word(atMagic, 1)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, far := script(t, 2)
+			require.NoError(t, unix.Close(s.pages))
+			s.pages = -1
+			before := openFDs(t)
+			dev := pageDevice(t)
+			got := make(chan error, 1)
+			go func() {
+				_, err := AttachConn(context.Background(), far, scriptName, dev, AttachOptions{Timeout: scriptWait})
+				got <- err
+			}()
+			s.hello()
+			f := s.expect(wire.TypeAttach)
+			if page == nil {
+				s.write(wire.TypeObject, f.Request, s.obj.Append(nil))
+			} else {
+				fd := page()
+				s.write(wire.TypeObject, f.Request, s.obj.Append(nil), fd)
+				require.NoError(t, unix.Close(fd))
+			}
+			require.ErrorIs(t, <-got, ErrProtocol)
+			require.Equal(t, before-1, openFDs(t), "the reader's end is closed, and nothing else open")
+		})
+	}
+}
+
+func TestViewRefusesChunks(t *testing.T) {
+	other := func(t *testing.T, s *scripted, fd int) {
+		c := wire.Chunks{Object: 7, Generation: 1, Records: []wire.Chunk{{ID: 3, Offset: 2 * s.gran, Size: s.gran}}}
+		s.send(c, []int{fd})
+	}
+	change := func(f func(*scripted, *wire.Chunks)) func(*testing.T, *scripted) {
+		return func(_ *testing.T, s *scripted) {
+			c, fds := s.records(2, 2)
+			f(s, &c)
+			s.send(c, fds)
+		}
+	}
+	for name, test := range map[string]struct {
+		do   func(*testing.T, *scripted)
+		want error
+	}{
+		"another object":     {change(func(_ *scripted, c *wire.Chunks) { c.Object++ }), ErrProtocol},
+		"another generation": {change(func(_ *scripted, c *wire.Chunks) { c.Generation++ }), ErrProtocol},
+		"a gap":              {change(func(s *scripted, c *wire.Chunks) { c.Records[1].Offset += s.gran }), ErrProtocol},
+		"an overlap":         {change(func(s *scripted, c *wire.Chunks) { c.Records[0].Offset -= s.gran }), ErrProtocol},
+		"an id again":        {change(func(_ *scripted, c *wire.Chunks) { c.Records[1].ID = c.Records[0].ID }), ErrProtocol},
+		"an endless size":    {change(func(_ *scripted, c *wire.Chunks) { c.Records[1].Size = 1 << 63 }), ErrProtocol},
+		"no size":            {change(func(_ *scripted, c *wire.Chunks) { c.Records[1].Size = 0 }), ErrProtocol},
+		"half a page":        {change(func(s *scripted, c *wire.Chunks) { c.Records[1].Size = s.gran / 2 }), ErrProtocol},
+		"more than there is": {change(func(s *scripted, c *wire.Chunks) { c.Records[1].Size *= 2 }), vmm.ErrInvalid},
+		"/dev/zero": {func(t *testing.T, s *scripted) {
+			fd, err := unix.Open("/dev/zero", unix.O_RDWR|unix.O_CLOEXEC, 0)
+			require.NoError(t, err)
+			other(t, s, fd)
+		}, vmm.ErrInvalid},
+		"unsealed": {func(t *testing.T, s *scripted) { other(t, s, memfd(t, int64(s.gran), 0)) }, vmm.ErrInvalid},
+		"may shrink": {func(t *testing.T, s *scripted) {
+			other(t, s, memfd(t, int64(s.gran), unix.F_SEAL_GROW))
+		}, vmm.ErrInvalid},
+		"smaller than it says": {func(t *testing.T, s *scripted) { other(t, s, memfd(t, int64(s.gran)/2, allSeals)) }, vmm.ErrInvalid},
+		"larger than it says":  {func(t *testing.T, s *scripted) { other(t, s, memfd(t, int64(s.gran)*2, allSeals)) }, vmm.ErrInvalid},
+		"a request": {func(_ *testing.T, s *scripted) {
+			s.write(wire.TypeList, 1, wire.List{}.Append(nil))
+		}, ErrProtocol},
+		"a retire of now":     {retiring(1, 0), ErrProtocol},
+		"a retire of half":    {retiring(2, 10), ErrProtocol},
+		"a retire beyond max": {retiring(2, 1<<40), ErrProtocol},
+		"a seal beyond max":   {sealing(1 << 40), ErrProtocol},
+		"noise":               {func(_ *testing.T, s *scripted) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
+		"an error of its own": {refusing(wire.CodeLimit), vmm.ErrLimit},
+		"closed by it":        {refusing(wire.CodeClosed), ErrOwnerGone},
+		"closing, it says so": {closed, ErrOwnerGone},
+		"half a frame":        {func(_ *testing.T, s *scripted) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"deleted":             {deleting(7), ErrOwnerGone},
+		"another is deleted":  {deleting(8), ErrProtocol},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, far := script(t, 6)
+			v := viewed(t, s, far, AttachOptions{})
+			s.grow(4)
+			s.chunks(0, 2)
+			s.ack()
+			s.done(s.gran)
+			before := openFDs(t)
+			test.do(t, s)
+			s.gone()
+			require.ErrorIs(t, ended(t, v), test.want)
+			require.ErrorIs(t, v.Err(), test.want)
+			require.Equal(t, s.gran, v.Len())
+			require.Len(t, v.Segments(), 2)
+			require.Equal(t, before-1, openFDs(t), "the reader's end is closed, and nothing else open")
+		})
+	}
+}
+
+func retiring(generation, capacity uint64) func(*testing.T, *scripted) {
+	return func(_ *testing.T, s *scripted) {
+		r := wire.Retire{Object: 7, Generation: generation, Capacity: capacity}
+		s.write(wire.TypeRetire, 0, r.Append(nil))
+	}
+}
+
+func sealing(n uint64) func(*testing.T, *scripted) {
+	return func(_ *testing.T, s *scripted) {
+		s.write(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: n}.Append(nil))
+	}
+}
+
+func refusing(code uint32) func(*testing.T, *scripted) {
+	return func(_ *testing.T, s *scripted) {
+		s.write(wire.TypeError, 0, wire.Error{Code: code, Text: "why"}.Append(nil))
+	}
+}
+
+func deleting(object uint64) func(*testing.T, *scripted) {
+	return func(_ *testing.T, s *scripted) {
+		s.write(wire.TypeDeleted, 0, wire.Deleted{Object: object}.Append(nil))
+	}
+}
+
+func closed(_ *testing.T, s *scripted) {
+	s.write(wire.TypeClosing, 0, wire.Closing{Reason: "bye"}.Append(nil))
+}
+
+// TestViewStepsFail: whichever step of a frame fails, nothing of it stays.
+func TestViewStepsFail(t *testing.T) {
+	for _, step := range []string{"Import", "Map", "SetAccess"} {
+		for n := 3; n <= 4; n++ { // the first frame has two chunks and passes
+			if step == "SetAccess" && n == 4 {
+				continue
+			}
+			t.Run(step+strconv.Itoa(n), func(t *testing.T) {
+				nth := n
+				if step == "SetAccess" {
+					nth = 2
+				}
+				s, far := script(t, 6)
+				dev := pageDevice(t, drivertest.FailNth(step, nth, vmm.ErrOutOfMemory))
+				v := viewedOn(t, s, far, AttachOptions{}, dev)
+				s.grow(4)
+				s.chunks(0, 2)
+				s.ack()
+				before := openFDs(t)
+				s.chunks(2, 2)
+				s.gone()
+				require.ErrorIs(t, ended(t, v), vmm.ErrOutOfMemory)
+				require.Len(t, v.Segments(), 2)
+				require.Equal(t, before-1, openFDs(t))
+			})
+		}
+	}
+}
+
+func TestViewPageLies(t *testing.T) {
+	s, far := script(t, 4)
+	v := viewed(t, s, far, AttachOptions{})
+	s.grow(1)
+	s.chunks(0, 1)
+	s.ack()
+	s.done(1 << 63)
+	require.Equal(t, s.gran, v.Len())
+	s.generation(1 << 63)
+	s.done(5)
+	require.Equal(t, s.gran, v.Len())
+	b, err := v.Host()
+	require.NoError(t, err)
+	require.Len(t, b, int(s.gran))
+}
+
+// TestViewDoesNotSpin: an owner that wakes without end costs little time.
+func TestViewDoesNotSpin(t *testing.T) {
+	s, far := script(t, 4)
+	v := viewed(t, s, far, AttachOptions{})
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan error, 1)
+	go func() { got <- v.Wait(ctx, 1) }()
+	looks := v.looks.Load()
+	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); {
+		s.bump()
+	}
+	require.Less(t, v.looks.Load()-looks, uint64(2*watchIdle+400))
+	cancel()
+	require.ErrorIs(t, <-got, context.Canceled)
+}
+
+// room lowers the limit on descriptors until n more can be opened.
+func room(t *testing.T, n int) (restore func()) {
+	t.Helper()
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	var used []int
+	for _, e := range all {
+		fd, err := strconv.Atoi(e.Name())
+		require.NoError(t, err)
+		used = append(used, fd)
+	}
+	top := slices.Max(used)
+	var fill []int // so that the numbers have no holes
+	for {
+		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+		require.NoError(t, err)
+		fill = append(fill, fd)
+		if fd > top {
+			break
+		}
+	}
+	last := fill[len(fill)-1]
+	require.NoError(t, unix.Close(last))
+	fill = fill[:len(fill)-1]
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(last + n), Max: old.Max}))
+	return func() {
+		require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+		for _, fd := range fill {
+			require.NoError(t, unix.Close(fd))
+		}
+	}
+}
+
+// resends sends the chunks of c as the reader asks for them until all are mapped.
+func (s *scripted) resends(v *View, c wire.Chunks, fds []int, each func(wire.Frame)) (batches []uint32) {
+	s.t.Helper()
+	n := len(fds)
+	next, batch := 1, wire.MaxFDs
+	for v.Cap() < uint64(n)*s.gran {
+		f, err := s.c.Read()
+		require.NoError(s.t, err)
+		each(f)
+		switch f.Type {
+		case wire.TypeAck:
+			a, err := wire.DecodeAck(f.Payload)
+			require.NoError(s.t, err)
+			next = int(a.Chunk) + 1
+		case wire.TypeResync:
+			r, err := wire.DecodeResync(f.Payload)
+			require.NoError(s.t, err)
+			batches = append(batches, r.Batch)
+			batch, next = int(r.Batch), max(int(r.Next), 1)
+		default:
+			s.t.Fatal(f.Type)
+		}
+		if next <= n {
+			s.part(c, fds, next-1, min(next-1+batch, n))
+		}
+	}
+	return batches
+}
+
+func (s *scripted) part(c wire.Chunks, fds []int, from, to int) {
+	s.t.Helper()
+	c.Records = c.Records[from:to]
+	s.write(wire.TypeChunks, 0, c.Append(nil), fds[from:to]...)
+}
+
+// TestViewFewDescriptors: frames become smaller until they fit.
+func TestViewFewDescriptors(t *testing.T) {
+	const n = 8
+	s, far := script(t, n)
+	v := viewed(t, s, far, AttachOptions{})
+	s.grow(n)
+	s.done(n * s.gran)
+	before := openFDs(t)
+	c, fds := s.records(0, n)
+	restore := room(t, n+2) // what is mapped keeps a descriptor each
+	var more []int
+	for range n - 1 {
+		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+		require.NoError(t, err)
+		more = append(more, fd)
+	}
+	s.part(c, fds, 0, 6) // there is room for three
+	s.part(c, fds, 6, 8) // sent before the owner hears
+	batches := s.resends(v, c, fds, func(f wire.Frame) {
+		if f.Type == wire.TypeAck {
+			for _, fd := range more { // somebody has let go of some
+				require.NoError(t, unix.Close(fd))
+			}
+			more = nil
+		}
+	})
+	restore()
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	require.Equal(t, uint32(3), batches[0])
+	require.NoError(t, v.Wait(t.Context(), n*s.gran))
+	require.NoError(t, v.Err())
+	require.Equal(t, before+n, openFDs(t))
+}
+
+// TestViewImportNeedsDescriptors: the frame arrives, and importing fails.
+func TestViewImportNeedsDescriptors(t *testing.T) {
+	const n = 8
+	s, far := script(t, n)
+	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	s.grow(n)
+	c, fds := s.records(0, n)
+	before := openFDs(t) - n
+	s.part(c, fds, 0, 4)
+	s.part(c, fds, 4, 8)
+	batches := s.resends(v, c, fds, func(wire.Frame) {})
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	require.Equal(t, []uint32{2}, batches)
+	require.Len(t, v.Segments(), n)
+	require.NoError(t, v.Err())
+	require.Equal(t, before+n, openFDs(t))
+}
+
+// TestViewResyncIgnored: an owner that sends on and on is let go of.
+func TestViewResyncIgnored(t *testing.T) {
+	const n = 8
+	s, far := script(t, n)
+	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
+	s.grow(n)
+	c, fds := s.records(0, n)
+	s.part(c, fds, 0, 4)
+	for range staleMost + 1 {
+		s.part(c, fds, 4, 8)
+	}
+	s.gone()
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	require.ErrorIs(t, ended(t, v), ErrProtocol)
+}
+
+// TestViewNoDescriptors: it says which limit it is and leaves nothing open.
+func TestViewNoDescriptors(t *testing.T) {
+	s, far := script(t, 2)
+	v := viewed(t, s, far, AttachOptions{})
+	s.grow(2)
+	before := openFDs(t)
+	c, fds := s.records(0, 2)
+	restore := room(t, 0)
+	s.part(c, fds, 0, 2)
+	r, err := wire.DecodeResync(s.expect(wire.TypeResync).Payload)
+	require.NoError(t, err)
+	require.Equal(t, wire.Resync{Object: 7, Batch: 1}, r)
+	s.part(c, fds, 0, 1)
+	s.gone()
+	restore()
+	for _, fd := range fds {
+		require.NoError(t, unix.Close(fd))
+	}
+	err = ended(t, v)
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.ErrorContains(t, err, "RLIMIT_NOFILE")
+	require.Equal(t, before-1, openFDs(t))
+}
+
+// TestViewLeavesNothing: as many descriptors and goroutines after as before.
+func TestViewLeavesNothing(t *testing.T) {
+	var fds, goroutines int
+	for i := range 30 {
+		t.Run("round", func(t *testing.T) {
+			s, far := script(t, 4)
+			v := viewed(t, s, far, AttachOptions{})
+			s.grow(2)
+			s.chunks(0, 2)
+			if i%2 == 0 {
+				s.ack()
+			}
+			got := make(chan error, 1)
+			go func() { got <- v.Wait(context.Background(), 1) }()
+			require.NoError(t, v.Close())
+			require.ErrorIs(t, <-got, vmm.ErrClosed)
+		})
+		if i == 0 {
+			fds, goroutines = openFDs(t), runtime.NumGoroutine()
+		}
+	}
+	require.Equal(t, fds, openFDs(t))
+	require.LessOrEqual(t, runtime.NumGoroutine(), goroutines+1)
+}
