@@ -32,19 +32,19 @@ func python(t *testing.T, modules string) {
 	}
 }
 
-// follower is a run of examples/python/follow.py.
-type follower struct {
+// program is a run of examples/python/follow.py.
+type program struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	lines *bufio.Scanner
 }
 
-// follow starts one by a line for the shell, in which "$@" are its arguments.
-func follow(t *testing.T, shell string, args ...string) *follower {
+// startPython starts one by a line for the shell, in which "$@" are its arguments.
+func startPython(t *testing.T, shell string, args ...string) *program {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	args = append([]string{"-c", shell, "sh", "python3", "-B", "../examples/python/follow.py"}, args...)
-	f := &follower{t: t, cmd: exec.CommandContext(ctx, "sh", args...)}
+	f := &program{t: t, cmd: exec.CommandContext(ctx, "sh", args...)}
 	out, err := f.cmd.StdoutPipe()
 	require.NoError(t, err)
 	f.cmd.Stderr = t.Output()
@@ -57,13 +57,13 @@ func follow(t *testing.T, shell string, args ...string) *follower {
 	return f
 }
 
-func (f *follower) says(line string) {
+func (f *program) says(line string) {
 	f.t.Helper()
 	require.True(f.t, f.lines.Scan(), "the end instead of %q", line)
 	require.Equal(f.t, line, f.lines.Text())
 }
 
-func (f *follower) exits(code int) {
+func (f *program) exits(code int) {
 	f.t.Helper()
 	require.False(f.t, f.lines.Scan(), "%q instead of the end", f.lines.Text())
 	_ = f.cmd.Wait()
@@ -97,7 +97,7 @@ func newTable(t *testing.T, dev *vmm.Device, layout vmm.Layout) *table {
 	return &table{t: t, s: s, p: p, r: r}
 }
 
-// grow appends rows and says what the follower should say of it.
+// grow appends rows and says what the program should say of it.
 func (b *table) grow(n int) string {
 	b.t.Helper()
 	data := make([]byte, 0, n*32)
@@ -135,7 +135,7 @@ func TestPythonFollows(t *testing.T) {
 
 func pythonFollows(t *testing.T, b *table, args []string) {
 	first := b.grow(1000)
-	f := follow(t, `exec "$@"`, append(args, b.s.Path(), "rows")...)
+	f := startPython(t, `exec "$@"`, append(args, b.s.Path(), "rows")...)
 	f.says(first)
 	kept := b.sum
 	f.says(b.grow(200_000)) // over chunks
@@ -160,7 +160,7 @@ func TestPythonPaddedRows(t *testing.T) {
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Pitch: 32})
 	b.grow(5) // the first of each row: 0, 3, 1, 4, 2
-	f := follow(t, `exec "$@"`, "--count", "1", b.s.Path(), "rows")
+	f := startPython(t, `exec "$@"`, "--count", "1", b.s.Path(), "rows")
 	f.says("length 5 sum 10.0")
 	f.exits(0)
 }
@@ -169,7 +169,7 @@ func TestPythonTellsBytes(t *testing.T) {
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{})
 	require.NoError(t, b.r.Append([]byte{1, 2, 250}))
-	f := follow(t, `exec "$@"`, b.s.Path(), "rows")
+	f := startPython(t, `exec "$@"`, b.s.Path(), "rows")
 	f.says("length 3 sum 253")
 	require.NoError(t, b.p.Close())
 	f.says("deleted at 3")
@@ -185,7 +185,7 @@ func TestPythonWithFewDescriptors(t *testing.T) {
 		data[i*pitch+1] = 1
 	}
 	require.NoError(t, b.r.Append(data))
-	f := follow(t, `ulimit -n 20; exec "$@"`, b.s.Path(), "rows")
+	f := startPython(t, `ulimit -n 20; exec "$@"`, b.s.Path(), "rows")
 	for said, last := "", fmt.Sprintf("length %d sum %d", rows, rows*256); said != last; said = f.lines.Text() {
 		require.True(t, f.lines.Scan()) // a line for a frame
 	}
@@ -203,7 +203,7 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	require.NoError(t, err)
 	defer l.Close() //nolint:errcheck // in a test
-	f := follow(t, `exec "$@"`, path, "rows")
+	f := startPython(t, `exec "$@"`, path, "rows")
 	raw, err := l.AcceptUnix()
 	require.NoError(t, err)
 	c, err := wire.NewConn(raw)
