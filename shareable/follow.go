@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -29,9 +30,13 @@ func (v *View) complain(err error) {
 }
 
 func (v *View) serve() error {
+	reset := false
 	for {
 		f, err := v.conn.Read()
 		switch {
+		case errors.Is(err, syscall.ECONNRESET) && !reset:
+			reset = true // it left words of ours unread; its own are still to come
+			continue
 		case errors.Is(err, wire.ErrTruncated):
 			if err := v.fewer(f, wireError(err)); err != nil {
 				return err
@@ -110,11 +115,16 @@ func (v *View) send(t wire.Type, payload []byte) error {
 	return err
 }
 
-// ack says how far this side is.
+// ack says how far this side is. An owner that is gone may have left frames that
+// are still to be read, whose end says the same.
 func (v *View) ack() error {
-	return v.send(wire.TypeAck, wire.Ack{
+	err := v.send(wire.TypeAck, wire.Ack{
 		Object: v.obj.ID, Chunk: v.track.LastID(), Generation: v.track.Generation(),
 	}.Append(nil))
+	if errors.Is(err, ErrOwnerGone) {
+		return nil
+	}
+	return err
 }
 
 // chunks maps what a frame brings: all of it or nothing.

@@ -20,7 +20,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVar); role != "" {
+		play(role) // a process of a test's own
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // plain is a reader made of nothing but frames and mmap, as one in another
 // language would be.

@@ -1,0 +1,621 @@
+package shareable
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+const mib = 1 << 20
+
+// The lines of the protocol's crash matrix, each with real processes that are
+// killed or stopped, on the host, and on a GPU where VMM_TEST_DRIVER says cuda.
+// A writer killed before it seals is the store's line and not here; a daemon
+// that is killed is an owner that is killed.
+func TestCrashMatrix(t *testing.T) {
+	for _, row := range []struct {
+		event string
+		run   func(*testing.T)
+	}{
+		{"reader killed", readerKilled},
+		{"owner killed while live", ownerKilled},
+		{"owner killed with frames unread", ownerKilledUnread},
+		{"owner killed anywhere", ownerKilledAnywhere},
+		{"owner killed with writes queued", ownerKilledQueued},
+		{"reader stopped", readerStopped},
+		{"reader stopped too long", readerStoppedTooLong},
+		{"owner restarts", ownerRestarts},
+		{"owner frees while a reader copies", ownerFrees},
+		{"fd limit at the reader", fdLimit},
+	} {
+		t.Run(row.event, row.run)
+	}
+}
+
+// owning is a server of this process with one range published as "x".
+func owning(t *testing.T, o Options) (*Server, *Publication, *vmm.Range) {
+	t.Helper()
+	dev := crashDevice(t)
+	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: crashMax, Chunk: crashChunk})
+	require.NoError(t, err)
+	s, err := Listen(dev, socketAt(t), o)
+	require.NoError(t, err)
+	p, err := s.Publish("x", g, PublishOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, s.Close())
+		require.NoError(t, p.Close())
+		require.NoError(t, g.Close())
+	})
+	return s, p, g
+}
+
+// reader is a child that has attached to s.
+func reader(t *testing.T, s *Server) *child {
+	t.Helper()
+	c := spawn(t, "reader", s.Path())
+	c.hear("ready")
+	c.tell("attach")
+	require.Equal(t, "ok", c.hear("attached"))
+	return c
+}
+
+// reads has a reader wait for n bytes and look at all of them.
+func reads(t *testing.T, c *child, n uint64) {
+	t.Helper()
+	c.tell("wait", n)
+	require.Equal(t, "ok", c.hear("there"))
+	c.tell("verify")
+	require.Equal(t, n, c.count("sound"))
+}
+
+// grownBy has the owner append n bytes and gives the length then.
+func grownBy(t *testing.T, owner *child, n uint64) uint64 {
+	t.Helper()
+	owner.tell("append", n)
+	return owner.count("published")
+}
+
+func readerKilled(t *testing.T) {
+	s, p, g := owning(t, Options{})
+	require.NoError(t, appendWave(g, 0, 5*mib))
+	stays := reader(t, s)
+	reads(t, stays, 5*mib)
+	before, err := processFDs()
+	require.NoError(t, err)
+	kept, total := s.Stats().KeptFDs, uint64(5*mib)
+	for i := range 4 {
+		dies := reader(t, s)
+		require.Equal(t, 2, p.Readers())
+		if i%2 == 0 { // in the middle of something
+			dies.tell("wait", total+1)
+		} else {
+			reads(t, dies, total)
+		}
+		killed := make(chan struct{})
+		go func() {
+			dies.kill()
+			close(killed)
+		}()
+		require.NoError(t, appendWave(g, 0, 3*mib))
+		total += 3 * mib
+		<-killed
+		soon(t, "its lease is gone", func() bool { return p.Readers() == 1 && s.Stats().Conns == 1 })
+		reads(t, stays, total)
+	}
+	require.NoError(t, p.Flush(t.Context()))
+	grown := int(4 * 3 * mib / crashChunk)
+	soon(t, "no descriptor is left open", func() bool {
+		after, err := processFDs()
+		extra := s.Stats().KeptFDs - kept
+		if !withCUDA {
+			extra += grown // the host driver's own
+		}
+		return err == nil && after <= before+extra+1
+	})
+	require.Zero(t, s.Stats().Violations)
+}
+
+func ownerKilled(t *testing.T) {
+	path := socketAt(t)
+	owner := spawn(t, "owner", path)
+	owner.hear("ready")
+	n := grownBy(t, owner, 7*mib)
+	dev := crashDevice(t)
+	v := joined(t, path, dev, AttachOptions{})
+	other := spawn(t, "reader", path)
+	other.hear("ready")
+	other.tell("attach")
+	require.Equal(t, "ok", other.hear("attached"))
+	require.NoError(t, waitFor(v, n))
+	reads(t, other, n)
+	waits := make(chan error, 1)
+	go func() { waits <- waitFor(v, n+1) }()
+	other.tell("wait", n+1)
+
+	owner.kill()
+	require.ErrorIs(t, <-waits, ErrOwnerGone)
+	require.Equal(t, ErrOwnerGone.Error(), other.hear("there"))
+	orphaned(t, v)
+	require.Equal(t, n, v.Len())
+	require.Equal(t, n, v.Queued())
+	require.Equal(t, n, whole(t, v))
+	require.True(t, v.Current(v.Snapshot()))
+	other.tell("verify")
+	require.Equal(t, n, other.count("sound"))
+	st, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, v.WaitOn(st, n))
+	require.ErrorIs(t, v.WaitOn(st, n+1), ErrOwnerGone)
+	require.NoError(t, st.Close())
+	_, err = Attach(t.Context(), path, "x", dev, AttachOptions{})
+	require.ErrorIs(t, err, ErrOwnerGone)
+}
+
+// What the owner has sent before its end counts, read or not.
+func ownerKilledUnread(t *testing.T) {
+	path := socketAt(t)
+	owner := spawn(t, "owner", path)
+	owner.hear("ready")
+	n := grownBy(t, owner, 2*mib)
+	slow := spawn(t, "reader", path)
+	slow.hear("ready")
+	slow.tell("attach")
+	require.Equal(t, "ok", slow.hear("attached"))
+	reads(t, slow, n)
+	slow.stop()
+	for frames := 2; frames <= 3; frames++ {
+		n = grownBy(t, owner, crashChunk)
+		owner.tell("sent", frames)
+		owner.hear("sent")
+	}
+	owner.kill()
+	slow.cont()
+	slow.tell("orphaned")
+	require.Equal(t, ErrOwnerGone.Error(), slow.hear("orphaned"))
+	slow.tell("verify")
+	require.Equal(t, n, slow.count("sound"))
+}
+
+// The same where the owner has left words of the reader's unread, for which the
+// system resets the connection.
+func TestResetWithFramesUnread(t *testing.T) {
+	dev := crashDevice(t)
+	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: crashMax, Chunk: crashChunk})
+	require.NoError(t, err)
+	require.NoError(t, appendWave(g, 0, 3*crashChunk))
+	near, far := pair(t)
+	c, err := wire.NewConn(near)
+	require.NoError(t, err)
+	o := wire.Object{ID: 1, Max: crashMax, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{7}, Name: "x"}
+	h, err := hello(dev, o.Instance)
+	require.NoError(t, err)
+	pg, err := newPage(o.Instance, o.ID)
+	require.NoError(t, err)
+	defer pg.close()
+	pg.done.Store(3 * crashChunk)
+	require.NoError(t, c.Write(wire.TypeHello, 0, 0, h.Append(nil)))
+	require.NoError(t, c.Write(wire.TypeObject, attachRequest, 0, o.Append(nil), pg.fd))
+	v, err := AttachConn(t.Context(), far, "x", dev, AttachOptions{})
+	require.NoError(t, err)
+	var fds []int
+	for _, seg := range g.Segments() {
+		fd, err := export(seg)
+		require.NoError(t, err)
+		defer unix.Close(fd) //nolint:errcheck // in a test
+		fds = append(fds, fd)
+	}
+	chunk := func(i uint64) {
+		m := wire.Chunks{Object: 1, Records: []wire.Chunk{{ID: 1 + i, Offset: i * crashChunk, Size: crashChunk}}}
+		require.NoError(t, c.Write(wire.TypeChunks, 0, 0, m.Append(nil), fds[i]))
+	}
+	for range 2 { // HELLO and ATTACH, but no acknowledgement
+		_, err := c.Read()
+		require.NoError(t, err)
+	}
+	chunk(0)
+	soon(t, "an acknowledgement lies unread", func() bool {
+		raw, err := near.SyscallConn()
+		require.NoError(t, err)
+		n := 0
+		require.NoError(t, raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }))
+		return err == nil && n > 0
+	})
+	v.mu.RLock() // the view cannot go on meanwhile, and then reads before it writes
+	require.NoError(t, c.Write(wire.TypePublish, 0, 0, wire.Publish{Object: 1, Length: crashChunk}.Append(nil)))
+	chunk(1)
+	chunk(2)
+	require.NoError(t, c.Close())
+	v.mu.RUnlock()
+	orphaned(t, v)
+	require.Equal(t, uint64(3*crashChunk), whole(t, v))
+	require.NoError(t, v.Close())
+	require.NoError(t, g.Close())
+}
+
+// The owner appends, grows, publishes and takes back without end and is killed
+// somewhere in there.
+func ownerKilledAnywhere(t *testing.T) {
+	kills := 30
+	if soaking {
+		kills = 1000
+	}
+	dev := crashDevice(t)
+	at := socketAt(t)
+	path := func(i int) string { return at + strconv.Itoa(i) }
+	next := spawn(t, "owner", path(0))
+	r := rand.New(rand.NewPCG(11, 12))
+	var bytes, attached uint64
+	var last []*View
+	for i := range kills {
+		owner := next
+		owner.hear("ready")
+		if i+1 < kills {
+			next = spawn(t, "owner", path(i+1)) // which starts meanwhile
+		}
+		owner.tell("loop", i)
+		owner.hear("looping")
+		follows := drained(t, path(i))
+		moment := time.After(time.Duration(r.Int64N(int64(20 * time.Millisecond))))
+		killed := make(chan struct{})
+		go func() {
+			<-moment
+			owner.kill()
+			close(killed)
+		}()
+		v, err := Attach(t.Context(), path(i), "x", dev, AttachOptions{})
+		if err == nil {
+			require.ErrorIs(t, waitFor(v, v.Max()), ErrOwnerGone)
+			orphaned(t, v)
+			n := v.Len()
+			require.Equal(t, n, whole(t, v))
+			require.Equal(t, n, v.Len())
+			bytes += n
+			attached++
+			if last = append(last, v); len(last) > 20 {
+				require.NoError(t, last[0].Close())
+				last = last[1:]
+			}
+		} else {
+			require.ErrorIs(t, err, ErrOwnerGone)
+		}
+		<-killed
+		require.NoError(t, <-follows)
+	}
+	// All of these still have a dead owner's memory. None of them may be busy.
+	const span = 300 * time.Millisecond
+	before := cpuTime(t)
+	<-time.After(span)
+	used := cpuTime(t) - before
+	t.Logf("%d kills, %d views, %d bytes verified; %d orphans used %v of CPU in %v", kills, attached, bytes, len(last), used, span)
+	require.Less(t, used, span/3)
+	for _, v := range last {
+		require.NoError(t, v.Close())
+	}
+}
+
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// drained is a reader that takes PUBLISH frames too, and holds every frame to
+// the protocol until the owner is gone.
+func drained(t *testing.T, path string) <-chan error {
+	c := greeted(t, path)
+	a := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachPublish, Name: "x"}
+	require.NoError(t, c.Write(wire.TypeAttach, 1, 0, a.Append(nil)))
+	ended := make(chan error, 1)
+	go func() { ended <- keepUp(c) }()
+	return ended
+}
+
+func keepUp(c *wire.Conn) error {
+	var track *wire.Tracker
+	var object, length, generation uint64
+	for {
+		f, err := c.Read()
+		if errors.Is(err, unix.ECONNRESET) {
+			continue // what was sent before is still to be read
+		}
+		if gone(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch f.Type {
+		case wire.TypeObject:
+			var o wire.Object
+			if o, err = wire.DecodeObject(f.Payload); err == nil {
+				object, generation = o.ID, o.Generation
+				track, err = wire.NewTracker(o, wire.Limits{Granularity: crashChunk})
+			}
+		case wire.TypeChunks:
+			var m wire.Chunks
+			var fresh []wire.Chunk
+			if m, err = wire.DecodeChunks(f.Payload); err == nil {
+				fresh, _, err = track.Chunks(m)
+				track.Mapped(len(fresh))
+			}
+		case wire.TypeRetire:
+			var m wire.Retire
+			if m, err = wire.DecodeRetire(f.Payload); err == nil {
+				_, _, err = track.Retire(m)
+			}
+		case wire.TypePublish:
+			var m wire.Publish
+			m, err = wire.DecodePublish(f.Payload)
+			if err == nil && m.Generation == generation && m.Length < length {
+				err = fmt.Errorf("%d bytes after %d in generation %d", m.Length, length, generation)
+			}
+			length, generation = m.Length, m.Generation
+		default:
+			err = fmt.Errorf("unexpected %v", f.Type)
+		}
+		_ = f.Close()
+		if err == nil && (f.Type == wire.TypeChunks || f.Type == wire.TypeRetire) {
+			err = c.Write(wire.TypeAck, 0, 0, wire.Ack{Object: object, Chunk: track.LastID(), Generation: track.Generation()}.Append(nil))
+		}
+		if err != nil && !gone(err) {
+			return err
+		}
+	}
+}
+
+func ownerKilledQueued(t *testing.T) {
+	path := socketAt(t)
+	owner := spawn(t, "owner", path)
+	owner.hear("ready")
+	n := grownBy(t, owner, 3*mib)
+	v := joined(t, path, crashDevice(t), AttachOptions{})
+	require.NoError(t, waitFor(v, n))
+	owner.tell("hold", 9*mib)
+	owner.hear("held")
+	require.Equal(t, n+9*mib, v.Queued())
+	soon(t, "room for it is mapped", func() bool { return v.Cap() >= n+9*mib })
+	require.Equal(t, n, v.Len())
+	owner.kill()
+	orphaned(t, v)
+	require.Equal(t, n, v.Len())
+	require.Equal(t, n, v.Queued())
+	require.Equal(t, n, whole(t, v))
+}
+
+func readerStopped(t *testing.T) {
+	s, p, g := owning(t, Options{})
+	still, moves := reader(t, s), reader(t, s)
+	require.NoError(t, appendWave(g, 0, mib))
+	reads(t, still, mib)
+	still.stop()
+	n, worst := uint64(mib), time.Duration(0)
+	for range 20 {
+		begun := time.Now()
+		require.NoError(t, appendWave(g, 0, 2*mib))
+		require.NoError(t, p.Flush(t.Context()))
+		worst = max(worst, time.Since(begun))
+		n += 2 * mib
+		require.Equal(t, n, p.Len())
+	}
+	reads(t, moves, n)
+	t.Logf("the slowest of 20 times 2 MiB took %v", worst)
+	require.Less(t, worst, 3*time.Second, "not even one deadline of the server's")
+	for _, q := range queuedBytes(t, s) {
+		require.LessOrEqual(t, q, 64<<10)
+	}
+	require.Equal(t, 2, p.Readers())
+	still.cont()
+	reads(t, still, n)
+	require.Zero(t, s.Stats().Cut)
+}
+
+// queuedBytes is what the system holds for each connection.
+func queuedBytes(t *testing.T, s *Server) []int {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []int
+	for ses := range s.sessions {
+		n, err := ses.conn.Queued()
+		require.NoError(t, err)
+		all = append(all, n)
+	}
+	return all
+}
+
+func readerStoppedTooLong(t *testing.T) {
+	s, p, g := owning(t, Options{Ack: 300 * time.Millisecond})
+	still, moves := reader(t, s), reader(t, s)
+	require.NoError(t, appendWave(g, 0, 9*mib))
+	reads(t, still, 9*mib)
+	reads(t, moves, 9*mib)
+	still.stop()
+	require.NoError(t, p.Retire(t.Context(), 3*mib), "without its word")
+	soon(t, "it is cut off", func() bool { return s.Stats().Cut == 1 })
+	require.NoError(t, g.Clip())
+	require.NoError(t, appendWave(g, 0, 4*mib))
+	reads(t, moves, 7*mib)
+	require.Equal(t, 1, p.Readers())
+	still.cont()
+	still.tell("orphaned")
+	require.Contains(t, still.hear("orphaned"), ErrOwnerGone.Error())
+	still.tell("verify") // what it keeps is still what it was
+	require.LessOrEqual(t, still.count("sound"), uint64(9*mib))
+	reads(t, moves, 7*mib)
+}
+
+func ownerRestarts(t *testing.T) {
+	path := socketAt(t)
+	dev := crashDevice(t)
+	seen := map[string]bool{}
+	var views []*View
+	for i := range uint64(3) {
+		owner := spawn(t, "owner", path)
+		instance := owner.hear("ready")
+		require.False(t, seen[instance])
+		seen[instance] = true
+		n := grownBy(t, owner, (1+i)*mib)
+		v := joined(t, path, dev, AttachOptions{})
+		require.Equal(t, instance, fmt.Sprintf("%x", v.Instance()))
+		require.NoError(t, waitFor(v, n))
+		for old, w := range views {
+			require.ErrorIs(t, w.Err(), ErrOwnerGone)
+			require.ErrorIs(t, waitFor(w, w.Len()+1), ErrOwnerGone)
+			require.Equal(t, uint64(1+old)*mib, whole(t, w))
+		}
+		require.Equal(t, n, whole(t, v))
+		views = append(views, v)
+		owner.kill()
+		orphaned(t, v)
+	}
+}
+
+func ownerFrees(t *testing.T) {
+	path := socketAt(t)
+	owner := spawn(t, "owner", path)
+	owner.hear("ready")
+	const stays, times = 3 * mib, 20
+	n := grownBy(t, owner, 12*mib)
+	dev := crashDevice(t)
+	v := joined(t, path, dev, AttachOptions{})
+	require.NoError(t, waitFor(v, n))
+
+	var old []byte // as the reader that holds a slice keeps it
+	var lent *View
+	if !withCUDA {
+		lent = joined(t, path, dev, AttachOptions{})
+		require.NoError(t, waitFor(lent, n))
+		var err error
+		old, err = lent.Host()
+		require.NoError(t, err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var good atomic.Int64
+	done := make(chan error, 1)
+	go func() { done <- copyAll(ctx, v, stays, times, &good) }()
+	for i := range uint64(times) {
+		before := good.Load()
+		owner.tell("retire", stays)
+		owner.hear("retired")
+		owner.tell("seed", i+1)
+		n = grownBy(t, owner, 9*mib)
+		require.NoError(t, waitFor(v, n))
+		soon(t, "a copy of it is good", func() bool { return good.Load() > before || len(done) > 0 })
+	}
+	cancel()
+	require.NoError(t, <-done)
+	t.Logf("%d copies were good while the owner freed the memory %d times", good.Load(), times)
+	if lent != nil {
+		require.ErrorIs(t, lent.Err(), ErrRetired)
+		require.Equal(t, waveAll(0, stays, 0), old[:stays])
+		for off := uint64(4 * mib); off < uint64(len(old)); { // 3 to 4 MiB share a chunk with what stays
+			want := wave(0, off, uint64(len(old))-off)
+			require.True(t, bytes.Equal(want, old[off:off+uint64(len(want))]))
+			off += uint64(len(want))
+		}
+	}
+}
+
+// waveAll is stays bytes by the first seed and what follows up to n by another.
+func waveAll(seed, stays, n uint64) []byte {
+	var b []byte
+	for uint64(len(b)) < stays {
+		b = append(b, wave(0, uint64(len(b)), stays-uint64(len(b)))...)
+	}
+	for uint64(len(b)) < n {
+		b = append(b, wave(seed, uint64(len(b)), n-uint64(len(b)))...)
+	}
+	return b
+}
+
+// copyAll copies what the view shows, over and over. What was current
+// throughout is of one time: from stays on by one of the seeds.
+func copyAll(ctx context.Context, v *View, stays, seeds uint64, good *atomic.Int64) error {
+	b := make([]byte, 12*mib)
+	for ctx.Err() == nil {
+		snap := v.Snapshot()
+		if snap.Len < stays {
+			continue
+		}
+		if _, err := v.ReadAt(b[:snap.Len], 0); err != nil {
+			if v.Current(snap) {
+				return err
+			}
+			continue // it is gone, and said so
+		}
+		if !v.Current(snap) {
+			continue
+		}
+		ok := false
+		for seed := range seeds + 1 {
+			ok = ok || bytes.Equal(b[:snap.Len], waveAll(seed, stays, snap.Len))
+		}
+		if !ok {
+			return fmt.Errorf("%d bytes of generation %d are of no one time", snap.Len, snap.Generation)
+		}
+		good.Add(1)
+	}
+	return nil
+}
+
+func fdLimit(t *testing.T) {
+	s, p, g := owning(t, Options{})
+	require.NoError(t, appendWave(g, 0, 40*mib))
+
+	// Room for a few at a time: in smaller frames all of it comes.
+	c := spawn(t, "reader", s.Path(), "raise")
+	c.hear("ready")
+	c.tell("few", 3)
+	require.Equal(t, "ok", c.hear("few"))
+	c.tell("attach")
+	require.Equal(t, "ok", c.hear("attached"))
+	reads(t, c, 40*mib)
+	require.Positive(t, s.Stats().Resyncs)
+	t.Logf("%d frames, %d times asked again", s.Stats().Frames, s.Stats().Resyncs)
+	c.tell("enough")
+	require.Equal(t, "ok", c.hear("enough"))
+	c.tell("close")
+	require.Equal(t, "ok", c.hear("closed"))
+
+	// Room for none: an error, and all that came is closed.
+	none := spawn(t, "reader", s.Path())
+	none.hear("ready")
+	none.tell("fds")
+	before := none.count("fds")
+	require.NoError(t, p.Retire(t.Context(), 0))
+	require.NoError(t, g.Clip())
+	require.NoError(t, p.Flush(t.Context()))
+	none.tell("attach")
+	require.Equal(t, "ok", none.hear("attached"))
+	none.tell("few", 0)
+	require.Equal(t, "ok", none.hear("few"))
+	require.NoError(t, appendWave(g, 0, 9*mib))
+	none.tell("wait", 1)
+	require.Contains(t, none.hear("there"), vmm.ErrLimit.Error())
+	none.tell("enough")
+	require.Equal(t, "ok", none.hear("enough"))
+	none.tell("close")
+	require.Equal(t, "ok", none.hear("closed"))
+	none.tell("fds")
+	require.Equal(t, before, none.count("fds"))
+	none.tell("attach")
+	require.Equal(t, "ok", none.hear("attached"))
+	reads(t, none, 9*mib)
+}
