@@ -192,12 +192,10 @@ func (ses *session) answer(f wire.Frame) error {
 	if len(f.FDs) > 0 {
 		return &wire.ProtocolError{What: fmt.Sprintf("%d descriptors on a request", len(f.FDs))}
 	}
-	if f.Type == wire.TypeAck { // owed, and so not counted
-		ack, err := wire.DecodeAck(f.Payload)
-		if err != nil {
+	if f.Type == wire.TypeAck {
+		if news, err := ses.acknowledge(f); news || err != nil { // news is owed, and so not counted
 			return err
 		}
-		return ses.acknowledge(ack)
 	}
 	if !ses.afford() {
 		ses.refuse(f.Request, wire.CodeLimit, "too many requests")
@@ -214,6 +212,8 @@ func (ses *session) answer(f wire.Frame) error {
 		return ses.resync(f)
 	case wire.TypeDetach:
 		return ses.detach(f)
+	case wire.TypeAck:
+		return nil
 	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
 		ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
 		return nil
@@ -374,18 +374,21 @@ func (ses *session) detach(f wire.Frame) error {
 	return ses.write(wire.TypeDone, f.Request, nil)
 }
 
-// acknowledge takes note of what a reader has mapped. One that comes for an
-// object that has just been taken back is no mistake.
-func (ses *session) acknowledge(ack wire.Ack) error {
+// acknowledge takes note of what a reader has mapped, and says whether that is
+// news. One that comes for an object that has just been taken back is no mistake.
+func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
+	ack, err := wire.DecodeAck(f.Payload)
+	if err != nil {
+		return false, err
+	}
 	a := ses.find(ack.Object)
 	if a == nil {
-		return nil
+		return false, nil
 	}
-	if err := a.acknowledge(ack); err != nil {
-		return err
+	if news, err = a.acknowledge(ack); news {
+		ses.rouse()
 	}
-	ses.rouse()
-	return nil
+	return news, err
 }
 
 func (ses *session) detachAll() {
@@ -421,14 +424,14 @@ func (ses *session) sendAll() error {
 				due = d
 			}
 		}
-		if sent {
-			continue
-		}
 		wait := time.Hour
 		if !due.IsZero() {
 			if wait = time.Until(due); wait <= 0 {
 				return fmt.Errorf("%w to map or unmap what it was told of", errTooSlow)
 			}
+		}
+		if sent {
+			continue
 		}
 		timer.Reset(wait)
 		select {
