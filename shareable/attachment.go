@@ -171,7 +171,7 @@ func restartClock(since *time.Time, more bool) {
 func (a *attachment) sendChunks(f frame) error {
 	p := a.pub
 	if err := a.charge(f.pieces[len(f.pieces)-1]); err != nil {
-		a.ses.refuse(0, wire.CodeLimit, err.Error())
+		_ = a.ses.refuse(0, wire.CodeLimit, err.Error())
 		return err
 	}
 	held := make([]*descriptor, 0, len(f.pieces))

@@ -134,17 +134,17 @@ func (ses *session) greet() error {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
-			ses.refuse(0, wire.CodePermission, "the token")
+			_ = ses.refuse(0, wire.CodePermission, "the token")
 			return fmt.Errorf("%w: the token", vmm.ErrPermission)
 		}
 	}
 	return nil
 }
 
-// refuse answers a request with an error. The connection goes on if the caller
-// lets it.
-func (ses *session) refuse(request uint32, code uint32, text string) {
-	_ = ses.write(wire.TypeError, request, wire.Error{Code: code, Text: text}.Append(nil))
+// refuse answers a request with an error. The connection goes on if the reader
+// takes that and the caller lets it.
+func (ses *session) refuse(request uint32, code uint32, text string) error {
+	return ses.write(wire.TypeError, request, wire.Error{Code: code, Text: text}.Append(nil))
 }
 
 // answerAll answers requests until the connection ends.
@@ -198,7 +198,7 @@ func (ses *session) answer(f wire.Frame) error {
 		}
 	}
 	if !ses.afford() {
-		ses.refuse(f.Request, wire.CodeLimit, "too many requests")
+		_ = ses.refuse(f.Request, wire.CodeLimit, "too many requests")
 		return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
 	}
 	switch f.Type {
@@ -215,8 +215,7 @@ func (ses *session) answer(f wire.Frame) error {
 	case wire.TypeAck:
 		return nil
 	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
-		ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
 	}
 	if f.Flags&wire.FlagOptional != 0 {
 		return nil
@@ -255,8 +254,7 @@ func (ses *session) stat(f wire.Frame) error {
 	}
 	p := ses.srv.find(q.Name)
 	if p == nil {
-		ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
 	p.mu.Lock()
 	o := p.describe(wire.AccessRead)
@@ -280,11 +278,9 @@ func (ses *session) attach(f wire.Frame) error {
 	p := ses.srv.find(q.Name)
 	switch {
 	case p == nil:
-		ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	case q.Access == wire.AccessReadWrite && !p.opts.Write:
-		ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
-		return nil
+		return ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
 	}
 	return ses.push(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
 }
@@ -300,14 +296,12 @@ func (ses *session) push(p *Publication, request, access uint32, wants bool) err
 	}
 	ses.mu.Unlock()
 	if taken {
-		ses.refuse(request, wire.CodeBusy, "this connection has the object already")
-		return nil
+		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
 	o, fd, err := a.begin(access)
 	if err != nil {
 		ses.forget(a)
-		ses.refuse(request, codeOf(err), err.Error())
-		return nil
+		return ses.refuse(request, codeOf(err), err.Error())
 	}
 	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
 	_ = syscall.Close(fd)
@@ -351,8 +345,7 @@ func (ses *session) resync(f wire.Frame) error {
 	}
 	a := ses.find(q.Object)
 	if a == nil {
-		ses.refuse(f.Request, wire.CodeNotFound, "not attached")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
 	ses.srv.counts.resyncs.Add(1)
 	a.resync(q)
@@ -367,8 +360,7 @@ func (ses *session) detach(f wire.Frame) error {
 	}
 	a := ses.find(q.Object)
 	if a == nil {
-		ses.refuse(f.Request, wire.CodeNotFound, "not attached")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
 	a.leave()
 	return ses.write(wire.TypeDone, f.Request, nil)
