@@ -119,6 +119,9 @@ func (ses *session) greet() error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w to say who it is", errTooSlow)
 	}
+	if errors.Is(err, wire.ErrVersion) {
+		_ = ses.refuse(0, wire.CodeVersion, err.Error())
+	}
 	if err != nil {
 		return err
 	}
