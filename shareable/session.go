@@ -59,7 +59,7 @@ func (ses *session) run() error {
 	writer.Go(func() { ses.finish(ses.sendAll()) })
 	ses.finish(ses.answerAll())
 	writer.Wait()
-	if errors.Is(ses.err, io.EOF) {
+	if gone(ses.err) {
 		return nil
 	}
 	return ses.err
