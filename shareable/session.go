@@ -267,8 +267,12 @@ func (ses *session) stat(f wire.Frame) error {
 
 // describe is the object as it is now. It needs p.mu.
 func (p *Publication) describe(access uint32) wire.Object {
+	queued := p.done
+	if p.state != wire.StateClosed { // else the page may be unmapped
+		queued = max(queued, p.page.queued.Load())
+	}
 	return wire.Object{
-		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: max(p.done, p.page.queued.Load()),
+		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: queued,
 		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.instance, Name: p.name, Meta: p.opts.Meta,
 	}
 }
