@@ -180,6 +180,7 @@ func (a *attachment) sendChunks(f frame) error {
 		for _, d := range held {
 			p.srv.fds.give(d)
 		}
+		p.dropGone(f.pieces)
 	}()
 	for _, c := range f.pieces {
 		d, err := p.srv.fds.take(c.seg)

@@ -357,11 +357,19 @@ func (p *Publication) exportAhead() {
 			if d, err := p.srv.fds.take(c.seg); err == nil {
 				p.srv.fds.give(d)
 			}
-			p.mu.Lock()
-			if !p.has(c) {
-				p.srv.fds.drop(c.seg) // retired meanwhile
-			}
-			p.mu.Unlock()
+			p.dropGone([]piece{c})
+		}
+	}
+}
+
+// dropGone forgets the descriptors of those pieces that were retired while they
+// were taken: retire came too early to drop them, and they would keep memory.
+func (p *Publication) dropGone(pieces []piece) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range pieces {
+		if !p.has(c) {
+			p.srv.fds.drop(c.seg)
 		}
 	}
 }
