@@ -32,6 +32,7 @@ type Publication struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	fresh  chan struct{} // there are chunks to export
+	hidden chan struct{} // less is published than the range shows
 
 	step    sync.Mutex // one change of what is published at a time
 	release func()     // of what is held; guarded by step
@@ -121,7 +122,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		fresh: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		fresh: make(chan struct{}, 1), hidden: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
@@ -165,6 +166,7 @@ func (p *Publication) follow() {
 		}
 		select {
 		case <-changed:
+		case <-p.hidden:
 		case <-timer:
 		case <-p.ctx.Done():
 			return
