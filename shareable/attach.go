@@ -215,7 +215,7 @@ func (j *joining) attach(ctx context.Context, name string) (*View, error) {
 	if j.o.Write {
 		ask.Access = wire.AccessReadWrite
 	}
-	if err := j.c.Write(wire.TypeAttach, attachRequest, 0, ask.Append(nil)); err != nil {
+	if err := j.c.Write(wire.TypeAttach, attachRequest, 0, ask.Append(nil)); err != nil && !gone(err) { // as for HELLO
 		return nil, j.why(err)
 	}
 	obj, fds, err := j.object(ctx, attachRequest)
