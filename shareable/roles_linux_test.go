@@ -33,6 +33,7 @@ func playOwner(p *part) {
 	p.must(err)
 	x, err := s.Publish("x", g, PublishOptions{Write: true})
 	p.must(err)
+	waveTable()
 	p.say("ready", fmt.Sprintf("%x", s.Instance()))
 	seed := uint64(0)
 	for {
