@@ -141,7 +141,7 @@ func follow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err e
 	defer func() { err = errors.Join(err, view.Close()) }()
 	layout := view.Layout()
 	pitch := max(layout.Pitch, 1)
-	fmt.Fprintf(w, "%q is %v at %#x\n", view.Name(), layout, view.Ptr())
+	fmt.Fprintf(w, "%q is %v at %v\n", view.Name(), layout, view.Ptr())
 	var sum checksum
 	for {
 		generation, n := view.Generation(), view.Len()
