@@ -225,6 +225,7 @@ func playStorm(p *part) {
 	var kept []any // nothing is closed before its time
 	var all sync.WaitGroup
 	p.say("ready")
+	p.next()
 	for range n {
 		switch stage := r.IntN(6); stage {
 		case 5: // views that map, in their own time
