@@ -52,22 +52,23 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
-	if err := ses.greet(); err != nil {
-		return err
+	err := ses.greet()
+	if err == nil {
+		var writer sync.WaitGroup
+		writer.Go(func() { ses.finish(ses.sendAll()) })
+		ses.finish(ses.answerAll())
+		writer.Wait()
+		err = ses.err
 	}
-	var writer sync.WaitGroup
-	writer.Go(func() { ses.finish(ses.sendAll()) })
-	ses.finish(ses.answerAll())
-	writer.Wait()
-	if gone(ses.err) {
+	if gone(err) {
 		return nil
 	}
-	return ses.err
+	return err
 }
 
-// sendBuffer is half of what the system then allows: the bytes that can wait
-// for one reader.
-const sendBuffer = 32 << 10
+// sendBuffer is half of what the system then lets wait for one reader before the
+// last frame, which still goes in: so 64 KiB with it, whatever answers a LIST.
+const sendBuffer = 24 << 10
 
 // finish ends both goroutines.
 func (ses *session) finish(err error) {
