@@ -194,6 +194,8 @@ func (v *View) seal(s wire.Sealed) error {
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.last:
 		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.last)
+	case s.Length < v.visible():
+		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.visible())
 	}
 	v.sealed, v.last = true, s.Length
 	if s.HasDigest {
