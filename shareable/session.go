@@ -52,6 +52,7 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
+	ses.conn.OnSkip(func() error { return ses.afford(0) })
 	err := ses.greet()
 	if err == nil {
 		var writer sync.WaitGroup
@@ -181,14 +182,17 @@ func (ses *session) hasAny() bool {
 	return len(ses.attached) > 0
 }
 
-// afford is false when more requests come than may.
-func (ses *session) afford() bool {
+// afford ends the connection when more requests come than may.
+func (ses *session) afford(request uint32) error {
 	now := time.Now()
 	rate := float64(ses.srv.opts.Rate)
 	ses.tokens = min(ses.tokens+now.Sub(ses.since).Seconds()*rate, rate)
 	ses.since = now
-	ses.tokens--
-	return ses.tokens >= 0
+	if ses.tokens--; ses.tokens >= 0 {
+		return nil
+	}
+	_ = ses.refuse(request, wire.CodeLimit, "too many requests")
+	return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
 }
 
 // answer does what one frame asks. An error ends the connection.
@@ -201,9 +205,8 @@ func (ses *session) answer(f wire.Frame) error {
 			return err
 		}
 	}
-	if !ses.afford() {
-		_ = ses.refuse(f.Request, wire.CodeLimit, "too many requests")
-		return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
+	if err := ses.afford(f.Request); err != nil {
+		return err
 	}
 	switch f.Type {
 	case wire.TypeList:

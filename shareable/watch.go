@@ -1,6 +1,9 @@
 package shareable
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
 const (
 	watchMost  = 100 * time.Millisecond // a wait on the page, should a wake be missed
@@ -31,6 +34,7 @@ func (v *View) watchPage(page *pageView) {
 		}
 		if moved {
 			idle = 0
+			runtime.Gosched() // to whom was told: on this thread, without waking another
 		}
 		if idle >= watchIdle {
 			select {

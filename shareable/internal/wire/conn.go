@@ -51,6 +51,7 @@ type Conn struct {
 	in, control []byte
 	received    uint64
 	reset       bool
+	skip        func() error
 
 	writing sync.Mutex // guards what follows
 	out     []byte
@@ -87,11 +88,21 @@ func (c *Conn) Read() (Frame, error) {
 		f, err := c.next()
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
 			_ = f.Close()
+			if c.skip != nil {
+				err = c.skip()
+			}
+			if err != nil {
+				return Frame{}, err
+			}
 			continue
 		}
 		return f, err
 	}
 }
+
+// OnSkip has Read call f for each frame of an unknown type, and answer its error.
+// It is to be called before Read is.
+func (c *Conn) OnSkip(f func() error) { c.skip = f }
 
 func (c *Conn) next() (Frame, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
