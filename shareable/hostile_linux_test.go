@@ -16,8 +16,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// soon is how long anything here may take.
-const soon = 15 * time.Second
+// patience is how long anything here may take.
+const patience = 15 * time.Second
 
 // books is what this process has, without what Go's runtime maps for itself.
 type books struct {
@@ -41,7 +41,7 @@ func count(t *testing.T, dev *vmm.Device) (b books) {
 func balanced(t *testing.T, dev *vmm.Device, before books) {
 	t.Helper()
 	var now books
-	for end := time.Now().Add(soon); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if now = count(t, dev); now == before {
 			return
 		}
@@ -62,7 +62,7 @@ func connect(t *testing.T, path string) *enemy {
 	require.NoError(t, err)
 	e := &enemy{t: t, fd: fd}
 	t.Cleanup(e.close)
-	limit := unix.NsecToTimeval(int64(soon))
+	limit := unix.NsecToTimeval(int64(patience))
 	require.NoError(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	require.NoError(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 	require.NoError(t, unix.Connect(fd, &unix.SockaddrUnix{Name: path}))
@@ -411,7 +411,7 @@ func TestHostileClients(t *testing.T) {
 	p.mu.Lock()
 	chunks, x := len(p.chunks), p.describe(wire.AccessRead)
 	p.mu.Unlock()
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, patience, time.Millisecond)
 	before := count(t, g.Device())
 	for _, a := range attacks(x) {
 		t.Run(a.name, func(t *testing.T) {
@@ -432,7 +432,7 @@ func TestHostileClients(t *testing.T) {
 				now := s.Stats()
 				return now.Conns == 0 && now.Accepted == was.Accepted+1 && p.Readers() == 0 &&
 					(a.want != violates || now.Violations > was.Violations)
-			}, soon, time.Millisecond)
+			}, patience, time.Millisecond)
 			now := s.Stats()
 			if a.want != violates {
 				require.Equal(t, was.Violations, now.Violations)

@@ -20,7 +20,7 @@ import (
 // bounded is a context for what must not hang.
 func bounded(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -89,7 +89,7 @@ func TestSlowClients(t *testing.T) {
 					return a.sent == last
 				}
 				return false
-			}, soon, time.Millisecond)
+			}, patience, time.Millisecond)
 			ended := e.chatter(short/5, wire.TypeAck, wire.Ack{Object: o.ID, Chunk: last}.Append(nil))
 			require.NoError(t, p.Retire(bounded(t), 1<<20))
 			e.last()
@@ -123,7 +123,7 @@ func TestSlowClients(t *testing.T) {
 			require.Eventually(t, func() bool {
 				now := s.Stats()
 				return now.Cut == 1 && now.Conns == 0 && p.Readers() == 0
-			}, soon, time.Millisecond)
+			}, patience, time.Millisecond)
 			require.Zero(t, s.Stats().Violations)
 			e.close()
 			require.NoError(t, s.Close())
@@ -141,7 +141,7 @@ func TestAbruptEnds(t *testing.T) {
 	p.mu.Lock()
 	chunks := len(p.chunks)
 	p.mu.Unlock()
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, patience, time.Millisecond)
 	before := count(t, g.Device())
 	ask := wire.Attach{Access: 1, Flags: wire.AttachPublish, Name: "x"}.Append(nil)
 	stages := []func(*enemy){
@@ -174,10 +174,10 @@ func TestAbruptEnds(t *testing.T) {
 		stages[i%len(stages)](e)
 		e.close()
 		if i%7 == 0 {
-			require.Eventually(t, func() bool { return s.Stats().Conns == 0 && s.Stats().Accepted > was }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return s.Stats().Conns == 0 && s.Stats().Accepted > was }, patience, time.Millisecond)
 		}
 	}
-	require.Eventually(t, func() bool { return s.Stats().Conns == 0 && p.Readers() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == 0 && p.Readers() == 0 }, patience, time.Millisecond)
 	require.Zero(t, s.Stats().Violations+s.Stats().Cut)
 
 	// One that vanishes owes no acknowledgement.
@@ -191,7 +191,7 @@ func TestAbruptEnds(t *testing.T) {
 	e.close()
 	require.NoError(t, <-done)
 	honest(t, s.Path(), dev, want, AttachOptions{})
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, patience, time.Millisecond)
 	balanced(t, g.Device(), before)
 }
 
@@ -248,12 +248,12 @@ func full(t *testing.T, s *Server, g *vmm.Range, n int) {
 	for range n {
 		silent = append(silent, connect(t, s.Path()))
 	}
-	require.Eventually(t, func() bool { return s.Stats().Conns == n }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == n }, patience, time.Millisecond)
 	_, err := Attach(t.Context(), s.Path(), "x", dev, AttachOptions{})
 	require.ErrorIs(t, err, vmm.ErrLimit)
 	require.Equal(t, wire.CodeLimit, connect(t, s.Path()).last())
 	silent[0].close()
-	require.Eventually(t, func() bool { return s.Stats().Conns == n-1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == n-1 }, patience, time.Millisecond)
 	honest(t, s.Path(), dev, pattern(0, 100), AttachOptions{})
 }
 
@@ -278,7 +278,7 @@ func TestBytesPerUID(t *testing.T) {
 	e.works()
 	e.close()
 	other.close()
-	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, patience, time.Millisecond)
 	honest(t, s.Path(), vmmtest.Device(t), want, AttachOptions{})
 }
 
@@ -333,7 +333,7 @@ func TestRetireGivenUp(t *testing.T) {
 	}
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
-	require.Eventually(t, func() bool { return p.Len() == uint64(len(want)) }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Len() == uint64(len(want)) }, patience, time.Millisecond)
 	honest(t, s.Path(), vmmtest.Device(t), want, AttachOptions{})
 }
 
