@@ -16,8 +16,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// patience is how long anything here may take.
-const patience = 15 * time.Second
+// inTime is how long anything here may take.
+const inTime = 15 * time.Second
 
 // books is what this process has, without what Go's runtime maps for itself.
 type books struct {
@@ -41,7 +41,7 @@ func count(t *testing.T, dev *vmm.Device) (b books) {
 func balanced(t *testing.T, dev *vmm.Device, before books) {
 	t.Helper()
 	var now books
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(inTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if now = count(t, dev); now == before {
 			return
 		}
@@ -56,13 +56,13 @@ type enemy struct {
 	n  uint64 // frames sent
 }
 
-func connect(t *testing.T, path string) *enemy {
+func rawConn(t *testing.T, path string) *enemy {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	e := &enemy{t: t, fd: fd}
 	t.Cleanup(e.close)
-	limit := unix.NsecToTimeval(int64(patience))
+	limit := unix.NsecToTimeval(int64(inTime))
 	require.NoError(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	require.NoError(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 	require.NoError(t, unix.Connect(fd, &unix.SockaddrUnix{Name: path}))
@@ -411,12 +411,12 @@ func TestHostileClients(t *testing.T) {
 	p.mu.Lock()
 	chunks, x := len(p.chunks), p.describe(wire.AccessRead)
 	p.mu.Unlock()
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
 	before := count(t, g.Device())
 	for _, a := range attacks(x) {
 		t.Run(a.name, func(t *testing.T) {
 			was := s.Stats()
-			e := connect(t, s.Path())
+			e := rawConn(t, s.Path())
 			if !a.early {
 				e.hello()
 			}
@@ -432,7 +432,7 @@ func TestHostileClients(t *testing.T) {
 				now := s.Stats()
 				return now.Conns == 0 && now.Accepted == was.Accepted+1 && p.Readers() == 0 &&
 					(a.want != violates || now.Violations > was.Violations)
-			}, patience, time.Millisecond)
+			}, inTime, time.Millisecond)
 			now := s.Stats()
 			if a.want != violates {
 				require.Equal(t, was.Violations, now.Violations)
@@ -452,7 +452,7 @@ func TestHostileClients(t *testing.T) {
 // turned away.
 func TestVersionIsAnswered(t *testing.T) {
 	s, _, _ := stage(t, Options{}, PublishOptions{})
-	e := connect(t, s.Path())
+	e := rawConn(t, s.Path())
 	b := wire.Hello{Backend: wire.BackendHost}.Append(nil)
 	require.NoError(t, e.packet(put(raw(e.header(wire.TypeHello, b), b), 4, 2)))
 	require.Equal(t, wire.CodeVersion, e.last())

@@ -1,7 +1,6 @@
 package shareable
 
 import (
-	"context"
 	"encoding/binary"
 	"io"
 	"net"
@@ -41,7 +40,7 @@ func newKnave(t *testing.T) (*knave, *net.UnixConn) {
 	near, far := pair(t)
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(inTime)))
 	k := &knave{t: t, c: c, raw: near}
 	k.o = wire.Object{ID: 7, Max: 32 * piecesize, Generation: 3, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{1, 2}, Name: "x"}
 	k.fd = memory(t, pageBytes, 0)
@@ -187,7 +186,7 @@ func victim(t *testing.T, k *knave, far *net.UnixConn, dev *vmm.Device, o Attach
 func over(t *testing.T, v *View) error {
 	t.Helper()
 	_ = v.Wait(bounded(t), v.Max())
-	require.Eventually(t, func() bool { return v.Err() != nil }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return v.Err() != nil }, inTime, time.Millisecond)
 	return v.Err()
 }
 

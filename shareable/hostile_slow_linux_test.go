@@ -20,7 +20,7 @@ import (
 // bounded is a context for what must not hang.
 func bounded(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), inTime)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -89,7 +89,7 @@ func TestSlowClients(t *testing.T) {
 					return a.sent == last
 				}
 				return false
-			}, patience, time.Millisecond)
+			}, inTime, time.Millisecond)
 			ended := e.chatter(short/5, wire.TypeAck, wire.Ack{Object: o.ID, Chunk: last}.Append(nil))
 			require.NoError(t, p.Retire(bounded(t), 1<<20))
 			e.last()
@@ -118,12 +118,12 @@ func TestSlowClients(t *testing.T) {
 			s, p, g := stage(t, o, PublishOptions{})
 			require.NoError(t, g.Append(pattern(0, 5<<20)))
 			require.NoError(t, p.Flush(t.Context()))
-			e := connect(t, s.Path())
+			e := rawConn(t, s.Path())
 			c.do(t, e, p)
 			require.Eventually(t, func() bool {
 				now := s.Stats()
 				return now.Cut == 1 && now.Conns == 0 && p.Readers() == 0
-			}, patience, time.Millisecond)
+			}, inTime, time.Millisecond)
 			require.Zero(t, s.Stats().Violations)
 			e.close()
 			require.NoError(t, s.Close())
@@ -141,7 +141,7 @@ func TestAbruptEnds(t *testing.T) {
 	p.mu.Lock()
 	chunks := len(p.chunks)
 	p.mu.Unlock()
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
 	before := count(t, g.Device())
 	ask := wire.Attach{Access: 1, Flags: wire.AttachPublish, Name: "x"}.Append(nil)
 	stages := []func(*enemy){
@@ -170,18 +170,18 @@ func TestAbruptEnds(t *testing.T) {
 	}
 	for i := range 60 * len(stages) {
 		was := s.Stats().Accepted
-		e := connect(t, s.Path())
+		e := rawConn(t, s.Path())
 		stages[i%len(stages)](e)
 		e.close()
 		if i%7 == 0 {
-			require.Eventually(t, func() bool { return s.Stats().Conns == 0 && s.Stats().Accepted > was }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return s.Stats().Conns == 0 && s.Stats().Accepted > was }, inTime, time.Millisecond)
 		}
 	}
-	require.Eventually(t, func() bool { return s.Stats().Conns == 0 && p.Readers() == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == 0 && p.Readers() == 0 }, inTime, time.Millisecond)
 	require.Zero(t, s.Stats().Violations+s.Stats().Cut)
 
 	// One that vanishes owes no acknowledgement.
-	e := connect(t, s.Path())
+	e := rawConn(t, s.Path())
 	e.hello()
 	e.attach("x")
 	done := make(chan error, 1)
@@ -191,7 +191,7 @@ func TestAbruptEnds(t *testing.T) {
 	e.close()
 	require.NoError(t, <-done)
 	honest(t, s.Path(), dev, want, AttachOptions{})
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
 	balanced(t, g.Device(), before)
 }
 
@@ -200,7 +200,7 @@ func TestAbruptEnds(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	t.Run("another user", func(t *testing.T) {
 		s, _, _ := stage(t, Options{UIDs: []uint32{uint32(os.Getuid()) + 1}}, PublishOptions{})
-		e := connect(t, s.Path())
+		e := rawConn(t, s.Path())
 		require.Equal(t, wire.CodePermission, e.last())
 		require.Equal(t, uint64(1), s.Stats().Refused)
 		require.Zero(t, s.Stats().Accepted)
@@ -210,7 +210,7 @@ func TestAdmission(t *testing.T) {
 
 		// Where the list has this user, the same client comes in.
 		other, _, _ := stage(t, Options{UIDs: []uint32{uint32(os.Getuid()) + 1, uint32(os.Getuid())}}, PublishOptions{})
-		connect(t, other.Path()).hello()
+		rawConn(t, other.Path()).hello()
 	})
 	t.Run("connections", func(t *testing.T) {
 		s, _, g := stage(t, Options{Conns: 5, Handshake: time.Minute}, PublishOptions{})
@@ -231,7 +231,7 @@ func TestAdmission(t *testing.T) {
 			_, err := Attach(t.Context(), s.Path(), "x", dev, AttachOptions{Token: other})
 			require.ErrorIs(t, err, vmm.ErrPermission)
 		}
-		e := connect(t, s.Path())
+		e := rawConn(t, s.Path())
 		h := wire.Hello{Backend: 1, HasToken: true}
 		copy(h.Token[:], token[:31])
 		require.NoError(t, e.send(wire.TypeHello, h.Append(nil)))
@@ -246,14 +246,14 @@ func full(t *testing.T, s *Server, g *vmm.Range, n int) {
 	dev := vmmtest.Device(t)
 	var silent []*enemy
 	for range n {
-		silent = append(silent, connect(t, s.Path()))
+		silent = append(silent, rawConn(t, s.Path()))
 	}
-	require.Eventually(t, func() bool { return s.Stats().Conns == n }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == n }, inTime, time.Millisecond)
 	_, err := Attach(t.Context(), s.Path(), "x", dev, AttachOptions{})
 	require.ErrorIs(t, err, vmm.ErrLimit)
-	require.Equal(t, wire.CodeLimit, connect(t, s.Path()).last())
+	require.Equal(t, wire.CodeLimit, rawConn(t, s.Path()).last())
 	silent[0].close()
-	require.Eventually(t, func() bool { return s.Stats().Conns == n-1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == n-1 }, inTime, time.Millisecond)
 	honest(t, s.Path(), dev, pattern(0, 100), AttachOptions{})
 }
 
@@ -263,14 +263,14 @@ func TestBytesPerUID(t *testing.T) {
 	s, _, g := stage(t, Options{BytesPerUID: 10 << 20}, PublishOptions{})
 	want := pattern(0, 8<<20)
 	require.NoError(t, g.Append(want))
-	e := connect(t, s.Path())
+	e := rawConn(t, s.Path())
 	e.hello()
 	o := e.attach("x")
 	f, ok := e.read()
 	require.True(t, ok)
 	require.Equal(t, wire.TypeChunks, f.Type)
 	e.works()
-	other := connect(t, s.Path())
+	other := rawConn(t, s.Path())
 	other.hello()
 	other.attach("x")
 	require.Equal(t, wire.CodeLimit, other.last())
@@ -278,7 +278,7 @@ func TestBytesPerUID(t *testing.T) {
 	e.works()
 	e.close()
 	other.close()
-	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, inTime, time.Millisecond)
 	honest(t, s.Path(), vmmtest.Device(t), want, AttachOptions{})
 }
 
@@ -323,7 +323,7 @@ func TestRetireGivenUp(t *testing.T) {
 	want := pattern(0, 5<<20)
 	require.NoError(t, g.Append(want))
 	require.NoError(t, p.Flush(t.Context()))
-	e := connect(t, s.Path()) // never acknowledges
+	e := rawConn(t, s.Path()) // never acknowledges
 	e.hello()
 	e.attach("x")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -333,7 +333,7 @@ func TestRetireGivenUp(t *testing.T) {
 	}
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
-	require.Eventually(t, func() bool { return p.Len() == uint64(len(want)) }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Len() == uint64(len(want)) }, inTime, time.Millisecond)
 	honest(t, s.Path(), vmmtest.Device(t), want, AttachOptions{})
 }
 
