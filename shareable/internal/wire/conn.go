@@ -89,10 +89,9 @@ func (c *Conn) Read() (Frame, error) {
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
 			_ = f.Close()
 			if c.skip != nil {
-				err = c.skip()
-			}
-			if err != nil {
-				return Frame{}, err
+				if err := c.skip(); err != nil {
+					return Frame{}, err
+				}
 			}
 			continue
 		}
