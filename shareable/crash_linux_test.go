@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -42,6 +41,32 @@ func TestCrashMatrix(t *testing.T) {
 	} {
 		t.Run(row.event, row.run)
 	}
+}
+
+// Negative controls: what the rows rely on sees what they look for.
+func TestCrashMatrixSees(t *testing.T) {
+	s, _, g := owning(t, Options{})
+	require.NoError(t, appendWave(g, 0, 3*mib))
+	v := joined(t, s.Path(), crashDevice(t), AttachOptions{})
+	require.NoError(t, waitFor(v, 3*mib))
+	whole(t, v)
+	for _, at := range []int64{0, 2*mib - 1, 2 * mib, 3*mib - 1} {
+		_, err := g.WriteAt([]byte{^wave(0, uint64(at), 1)[0]}, at)
+		require.NoError(t, err)
+		_, err = sound(v, 0)
+		require.ErrorContains(t, err, fmt.Sprintf("byte %d ", at))
+		_, err = g.WriteAt(wave(0, uint64(at), 1), at)
+		require.NoError(t, err)
+	}
+	for chunk := range uint64(crashMax / crashChunk) {
+		require.NotEqual(t, wave(0, 0, 64), wave(0, (1+chunk)*crashChunk, 64), "a chunk in the place of the first")
+	}
+	const span = 100 * time.Millisecond
+	before := cpuTime(t)
+	for end := time.Now().Add(span); time.Now().Before(end); {
+		_ = wave(0, 1, 1)
+	}
+	require.Greater(t, cpuTime(t)-before, span/5, "of one goroutine that spins")
 }
 
 // owning is a server of this process with one range published as "x".
@@ -116,7 +141,19 @@ func readerKilled(t *testing.T) {
 		soon(t, "its lease is gone", func() bool { return p.Readers() == 1 && s.Stats().Conns == 1 })
 		reads(t, stays, total)
 	}
-	require.NoError(t, p.Flush(t.Context()))
+	// One that owes a word: nobody waits for it once it is dead.
+	owes := reader(t, s)
+	reads(t, owes, total)
+	owes.stop()
+	retired := make(chan error, 1)
+	go func() { retired <- p.Retire(t.Context(), total-mib) }()
+	soon(t, "it is told", func() bool { return p.Generation() > 0 })
+	require.Empty(t, retired)
+	begun := time.Now()
+	owes.kill()
+	require.NoError(t, <-retired)
+	require.Less(t, time.Since(begun), 5*time.Second, "long before Options.Ack")
+	reads(t, stays, total-mib)
 	grown := int(4 * 3 * mib / crashChunk)
 	soon(t, "no descriptor is left open", func() bool {
 		after, err := processFDs()
@@ -188,62 +225,6 @@ func ownerKilledUnread(t *testing.T) {
 	require.Equal(t, ErrOwnerGone.Error(), slow.hear("orphaned"))
 	slow.tell("verify")
 	require.Equal(t, n, slow.count("sound"))
-}
-
-// The same where the owner has left words of the reader's unread, for which the
-// system resets the connection.
-func TestResetWithFramesUnread(t *testing.T) {
-	dev := crashDevice(t)
-	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: crashMax, Chunk: crashChunk})
-	require.NoError(t, err)
-	require.NoError(t, appendWave(g, 0, 3*crashChunk))
-	near, far := pair(t)
-	c, err := wire.NewConn(near)
-	require.NoError(t, err)
-	o := wire.Object{ID: 1, Max: crashMax, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{7}, Name: "x"}
-	h, err := hello(dev, o.Instance)
-	require.NoError(t, err)
-	pg, err := newPage(o.Instance, o.ID)
-	require.NoError(t, err)
-	defer pg.close()
-	pg.done.Store(3 * crashChunk)
-	require.NoError(t, c.Write(wire.TypeHello, 0, 0, h.Append(nil)))
-	require.NoError(t, c.Write(wire.TypeObject, attachRequest, 0, o.Append(nil), pg.fd))
-	v, err := AttachConn(t.Context(), far, "x", dev, AttachOptions{})
-	require.NoError(t, err)
-	var fds []int
-	for _, seg := range g.Segments() {
-		fd, err := export(seg)
-		require.NoError(t, err)
-		defer unix.Close(fd) //nolint:errcheck // in a test
-		fds = append(fds, fd)
-	}
-	chunk := func(i uint64) {
-		m := wire.Chunks{Object: 1, Records: []wire.Chunk{{ID: 1 + i, Offset: i * crashChunk, Size: crashChunk}}}
-		require.NoError(t, c.Write(wire.TypeChunks, 0, 0, m.Append(nil), fds[i]))
-	}
-	for range 2 { // HELLO and ATTACH, but no acknowledgement
-		_, err := c.Read()
-		require.NoError(t, err)
-	}
-	chunk(0)
-	soon(t, "an acknowledgement lies unread", func() bool {
-		raw, err := near.SyscallConn()
-		require.NoError(t, err)
-		n := 0
-		require.NoError(t, raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }))
-		return err == nil && n > 0
-	})
-	v.mu.RLock() // the view cannot go on meanwhile, and then reads before it writes
-	require.NoError(t, c.Write(wire.TypePublish, 0, 0, wire.Publish{Object: 1, Length: crashChunk}.Append(nil)))
-	chunk(1)
-	chunk(2)
-	require.NoError(t, c.Close())
-	v.mu.RUnlock()
-	orphaned(t, v)
-	require.Equal(t, uint64(3*crashChunk), whole(t, v))
-	require.NoError(t, v.Close())
-	require.NoError(t, g.Close())
 }
 
 // The owner appends, grows, publishes and takes back without end and is killed
@@ -533,17 +514,24 @@ func fdLimit(t *testing.T) {
 	require.Equal(t, "ok", c.hear("few"))
 	c.tell("attach")
 	require.Equal(t, "ok", c.hear("attached"))
-	reads(t, c, 40*mib)
+	c.tell("wait", 40*mib)
+	require.Equal(t, "ok", c.hear("there"))
 	require.Positive(t, s.Stats().Resyncs)
 	t.Logf("%d frames, %d times asked again", s.Stats().Frames, s.Stats().Resyncs)
 	c.tell("enough")
 	require.Equal(t, "ok", c.hear("enough"))
+	reads(t, c, 40*mib) // for which a GPU's driver opens what it needs
 	c.tell("close")
 	require.Equal(t, "ok", c.hear("closed"))
 
 	// Room for none: an error, and all that came is closed.
 	none := spawn(t, "reader", s.Path())
 	none.hear("ready")
+	none.tell("attach") // once, for what the driver opens and keeps
+	require.Equal(t, "ok", none.hear("attached"))
+	reads(t, none, 40*mib)
+	none.tell("close")
+	require.Equal(t, "ok", none.hear("closed"))
 	none.tell("fds")
 	before := none.count("fds")
 	require.NoError(t, p.Retire(t.Context(), 0))

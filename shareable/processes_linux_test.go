@@ -307,3 +307,59 @@ func TestConnectAndKill(t *testing.T) {
 	require.NoError(t, waitFor(v, 9*mib))
 	require.Equal(t, uint64(9*mib), whole(t, v))
 }
+
+// What an owner sent before its end counts, also where it has left words of the
+// reader's unread, for which the system resets the connection.
+func TestResetWithFramesUnread(t *testing.T) {
+	dev := crashDevice(t)
+	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: crashMax, Chunk: crashChunk})
+	require.NoError(t, err)
+	require.NoError(t, appendWave(g, 0, 3*crashChunk))
+	near, far := pair(t)
+	c, err := wire.NewConn(near)
+	require.NoError(t, err)
+	o := wire.Object{ID: 1, Max: crashMax, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{7}, Name: "x"}
+	h, err := hello(dev, o.Instance)
+	require.NoError(t, err)
+	pg, err := newPage(o.Instance, o.ID)
+	require.NoError(t, err)
+	defer pg.close()
+	pg.done.Store(3 * crashChunk)
+	require.NoError(t, c.Write(wire.TypeHello, 0, 0, h.Append(nil)))
+	require.NoError(t, c.Write(wire.TypeObject, attachRequest, 0, o.Append(nil), pg.fd))
+	v, err := AttachConn(t.Context(), far, "x", dev, AttachOptions{})
+	require.NoError(t, err)
+	var fds []int
+	for _, seg := range g.Segments() {
+		fd, err := export(seg)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
+		fds = append(fds, fd)
+	}
+	chunk := func(i uint64) {
+		m := wire.Chunks{Object: 1, Records: []wire.Chunk{{ID: 1 + i, Offset: i * crashChunk, Size: crashChunk}}}
+		require.NoError(t, c.Write(wire.TypeChunks, 0, 0, m.Append(nil), fds[i]))
+	}
+	for range 2 { // HELLO and ATTACH, but no acknowledgement
+		_, err := c.Read()
+		require.NoError(t, err)
+	}
+	chunk(0)
+	soon(t, "an acknowledgement lies unread", func() bool {
+		raw, err := near.SyscallConn()
+		require.NoError(t, err)
+		n := 0
+		require.NoError(t, raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }))
+		return err == nil && n > 0
+	})
+	v.mu.RLock() // the view cannot go on meanwhile, and then reads before it writes
+	require.NoError(t, c.Write(wire.TypePublish, 0, 0, wire.Publish{Object: 1, Length: crashChunk}.Append(nil)))
+	chunk(1)
+	chunk(2)
+	require.NoError(t, c.Close())
+	v.mu.RUnlock()
+	orphaned(t, v)
+	require.Equal(t, uint64(3*crashChunk), whole(t, v))
+	require.NoError(t, v.Close())
+	require.NoError(t, g.Close())
+}
