@@ -9,10 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// window is how many frames of chunks a reader may have that it has not
-// acknowledged: their descriptors are in flight, and keep memory.
-const window = 2
-
 // attachment is what one reader has of one publication. Its fields are guarded
 // by the publication's mu.
 type attachment struct {
@@ -119,7 +115,7 @@ func (a *attachment) derive() (f frame, ok bool) {
 		a.flight, a.owes = nil, time.Time{}
 		startClock(&a.behind)
 		return f, true
-	case a.next < len(p.chunks) && len(a.flight) < window && !a.stalled:
+	case a.next < len(p.chunks) && len(a.flight) < a.window() && !a.stalled:
 		return a.deriveChunks(), true
 	case a.wants && a.length != p.done:
 		a.length = p.done
@@ -134,6 +130,17 @@ func (a *attachment) derive() (f frame, ok bool) {
 		return frame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
 	}
 	return f, false
+}
+
+// window is how many frames of chunks a reader may have that it has not
+// acknowledged: their descriptors are in flight, and keep memory. What has to be
+// exported first waits for the reader to have imported the last: the driver takes
+// longer for both at a time than for one after the other. It needs p.mu.
+func (a *attachment) window() int {
+	if a.pub.srv.fds.has(a.pub.chunks[a.next].seg) {
+		return 2
+	}
+	return 1
 }
 
 // deriveChunks takes the next chunks as sent. It needs p.mu.
