@@ -107,7 +107,10 @@ func (v *View) visible() uint64 {
 	}
 	for {
 		old := v.seen.Load()
-		if n <= old || v.seen.CompareAndSwap(old, n) {
+		if n <= old { // a length that goes back in one generation is a lie
+			return old
+		}
+		if v.seen.CompareAndSwap(old, n) {
 			return n
 		}
 	}
