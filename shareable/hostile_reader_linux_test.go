@@ -137,9 +137,6 @@ func (k *knave) chunks(i, n int) {
 		fds[j] = memory(k.t, piecesize, firm)
 	}
 	k.send(wire.TypeChunks, 0, k.records(i, n).Append(nil), fds...)
-	for _, fd := range fds {
-		require.NoError(k.t, unix.Close(fd))
-	}
 }
 
 // done publishes n bytes.
