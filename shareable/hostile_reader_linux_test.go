@@ -32,7 +32,6 @@ type knave struct {
 	o    wire.Object
 	page []byte // to write to
 	fd   int    // of the page, to send
-	n    uint64 // frames that packet sent instead of c
 }
 
 func newKnave(t *testing.T) (*knave, *net.UnixConn) {

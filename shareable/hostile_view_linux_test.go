@@ -413,16 +413,19 @@ func TestOwnerNeverReads(t *testing.T) {
 		require.Equal(t, uint64(piecesize), v.Len())
 		shut(t, v)
 
-		k, far = newKnave(t)
-		v = victim(t, k, far, dev, AttachOptions{Timeout: time.Hour})
+		floods, far := newKnave(t)
+		v = victim(t, floods, far, dev, AttachOptions{Timeout: time.Hour})
+		ended := make(chan struct{})
 		go func() {
-			for k.c.Write(wire.TypeChunks, 0, 0, k.records(0, 2).Append(nil), fds...) == nil {
+			defer close(ended)
+			for floods.c.Write(wire.TypeChunks, 0, 0, floods.records(0, 2).Append(nil), fds...) == nil {
 			}
 		}()
 		waiting := make(chan error, 1)
 		go func() { waiting <- v.Wait(t.Context(), v.Max()) }()
 		shut(t, v)
 		require.ErrorIs(t, <-waiting, vmm.ErrClosed)
+		<-ended
 		k, far = newKnave(t)
 		v = victim(t, k, far, dev, AttachOptions{Timeout: time.Hour})
 		shut(t, v)
