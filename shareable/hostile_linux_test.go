@@ -41,7 +41,9 @@ func count(t *testing.T, dev *vmm.Device) (b books) {
 func balanced(t *testing.T, dev *vmm.Device, before books) {
 	t.Helper()
 	var now books
-	for end := time.Now().Add(inTime); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for end := time.Now().Add(inTime); time.Now().Before(end); <-look.C {
 		if now = count(t, dev); now == before {
 			return
 		}

@@ -32,7 +32,6 @@ type knave struct {
 	o    wire.Object
 	page []byte // to write to
 	fd   int    // of the page, to send
-	n    uint64 // frames that packet sent instead of c
 }
 
 func newKnave(t *testing.T) (*knave, *net.UnixConn) {
@@ -137,9 +136,6 @@ func (k *knave) chunks(i, n int) {
 		fds[j] = memory(k.t, piecesize, firm)
 	}
 	k.send(wire.TypeChunks, 0, k.records(i, n).Append(nil), fds...)
-	for _, fd := range fds {
-		require.NoError(k.t, unix.Close(fd))
-	}
 }
 
 // done publishes n bytes.

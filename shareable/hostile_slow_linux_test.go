@@ -30,8 +30,10 @@ func (e *enemy) chatter(every time.Duration, of wire.Type, body []byte) (ended <
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		tick := time.NewTicker(every)
+		defer tick.Stop()
 		for e.send(of, body) == nil {
-			time.Sleep(every)
+			<-tick.C
 		}
 	}()
 	return done
@@ -49,19 +51,16 @@ func TestSlowClients(t *testing.T) {
 		{"says nothing", func(*testing.T, *enemy, *Publication) {}},
 		{"says HELLO and nothing more", func(_ *testing.T, e *enemy, _ *Publication) { e.hello() }},
 		{"skipped frames before HELLO", func(t *testing.T, e *enemy, _ *Publication) {
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				for {
-					h := e.header(999, nil)
-					h.Flags = wire.FlagOptional
-					if e.packet(h.Append(nil)) != nil {
-						return
-					}
-					time.Sleep(short / 50)
+			tick := time.NewTicker(short / 50)
+			defer tick.Stop()
+			for {
+				h := e.header(999, nil)
+				h.Flags = wire.FlagOptional
+				if e.packet(h.Append(nil)) != nil {
+					return
 				}
-			}()
-			<-done
+				<-tick.C
+			}
 		}},
 		{"never acknowledges", func(_ *testing.T, e *enemy, _ *Publication) { e.hello(); e.attach("x") }},
 		{"acknowledges nothing, often", func(_ *testing.T, e *enemy, _ *Publication) {
