@@ -266,9 +266,12 @@ func (ses *session) stat(f wire.Frame) error {
 
 // describe is the object as it is now. It needs p.mu.
 func (p *Publication) describe(access uint32) wire.Object {
-	l := p.opts.Layout
+	l, begun := p.opts.Layout, p.done
+	if p.state != wire.StateClosed { // then the page is gone
+		begun = max(begun, p.page.queued.Load())
+	}
 	o := wire.Object{
-		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: max(p.done, p.page.queued.Load()),
+		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: begun,
 		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.instance, Name: p.name, Meta: p.opts.Meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
