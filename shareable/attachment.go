@@ -166,8 +166,8 @@ func (a *attachment) sendChunks(f frame) error {
 	held := make([]*descriptor, 0, len(f.pieces))
 	fds := make([]int, 0, len(f.pieces))
 	defer func() {
-		for _, d := range held {
-			p.srv.fds.give(d)
+		for i, d := range held {
+			p.give(f.pieces[i], d)
 		}
 	}()
 	for _, c := range f.pieces {

@@ -362,14 +362,20 @@ func (p *Publication) exportAhead() {
 			}
 			seen = c.ID
 			if d, err := p.srv.fds.take(c.seg); err == nil {
-				p.srv.fds.give(d)
+				p.give(c, d)
 			}
-			p.mu.Lock()
-			if !p.has(c) {
-				p.srv.fds.drop(c.seg) // retired meanwhile
-			}
-			p.mu.Unlock()
 		}
+	}
+}
+
+// give gives a descriptor of a chunk back, and drops it if the chunk was retired
+// meanwhile: who retired it may have done so before it was taken.
+func (p *Publication) give(c piece, d *descriptor) {
+	p.srv.fds.give(d)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.has(c) {
+		p.srv.fds.drop(c.seg)
 	}
 }
 
