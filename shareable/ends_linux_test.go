@@ -1,12 +1,16 @@
 package shareable
 
 import (
+	"context"
 	"runtime/debug"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // served is a session of s that nothing runs, and the reader's end of it.
@@ -54,4 +58,69 @@ func TestSendsAfterClose(t *testing.T) {
 	require.NoError(t, a.sendChunks(f))
 	require.Zero(t, s.Stats().KeptFDs)
 	a.leave()
+}
+
+// stuck is a stream that goes on when the function is called.
+func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
+	t.Helper()
+	raw, err := dev.Raw()
+	require.NoError(t, err)
+	pin := raw.(driver.Pinner)
+	at, b, err := pin.AllocHost(4096)
+	require.NoError(t, err)
+	clear(b)
+	st, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, raw.(driver.ValueWaiter).WaitValue(st.Raw(), at, 1, 8))
+	open := func() { storeWord(b, 0, 1) }
+	t.Cleanup(func() {
+		open()
+		require.NoError(t, st.Sync())
+		require.NoError(t, st.Close())
+		require.NoError(t, pin.FreeHost(at))
+	})
+	return st, open
+}
+
+// TestStuckStream: what waits for a stream gives up with its context, and with
+// Close.
+func TestStuckStream(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	st, _ := stuck(t, g.Device())
+	require.NoError(t, g.AppendOn(st, pattern(100, 100)))
+	flushed := make(chan error, 1)
+	go func() { flushed <- p.Flush(context.Background()) }()
+	<-time.After(20 * time.Millisecond) // one of them waits for the stream now
+
+	for what, call := range map[string]func(ctx context.Context) error{
+		"flush":  p.Flush,
+		"retire": func(ctx context.Context) error { return p.Retire(ctx, 50) },
+		"seal":   func(ctx context.Context) error { return p.Seal(ctx, SealOptions{}) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		done := make(chan error, 1)
+		go func() { done <- call(ctx) }()
+		select {
+		case err := <-done:
+			require.ErrorIs(t, err, context.DeadlineExceeded, what)
+		case <-time.After(time.Second):
+			t.Errorf("%s does not give up", what)
+		}
+		cancel()
+	}
+
+	require.ErrorIs(t, p.Flush(nil), vmm.ErrInvalid)               //nolint:staticcheck // that is the test
+	require.ErrorIs(t, p.Retire(nil, 0), vmm.ErrInvalid)           //nolint:staticcheck // and this
+	require.ErrorIs(t, p.Seal(nil, SealOptions{}), vmm.ErrInvalid) //nolint:staticcheck // and this
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+		require.ErrorIs(t, <-flushed, vmm.ErrClosed)
+	case <-time.After(time.Second):
+		t.Error("Close waits for the stream")
+	}
 }

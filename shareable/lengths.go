@@ -87,6 +87,9 @@ func (p *Publication) signal() {
 
 // until waits for something to be so. The function needs p.mu.
 func (p *Publication) until(ctx context.Context, so func() bool) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
 	for {
 		p.mu.Lock()
 		if so() {
@@ -112,9 +115,7 @@ func (p *Publication) until(ctx context.Context, so func() bool) error {
 // ctx ends first, or the range refuses the length, what Len shows is published
 // again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
-	p.step.Lock()
-	defer p.step.Unlock()
-	if err := p.withdraw(ctx, n); err != nil {
+	if err := p.change(ctx, func(ctx context.Context) error { return p.withdraw(ctx, n) }); err != nil {
 		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
 	}
 	return nil
@@ -186,9 +187,7 @@ type SealOptions struct {
 func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
 	err := p.until(ctx, func() bool { return len(p.queue) == 0 && !p.draining })
 	if err == nil {
-		p.step.Lock()
-		defer p.step.Unlock()
-		err = p.seal(ctx, o)
+		err = p.change(ctx, func(ctx context.Context) error { return p.seal(ctx, o) })
 	}
 	if err != nil {
 		return fmt.Errorf("seal %q: %w", p.name, err)

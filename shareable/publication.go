@@ -34,9 +34,9 @@ type Publication struct {
 	tasks  sync.WaitGroup
 	fresh  chan struct{} // there are chunks to export
 
-	step    sync.Mutex // one change of what is published at a time
-	release func()     // of what is held; guarded by step
-	held    uint64     // guarded by step
+	step    chan struct{} // full during a change of what is published; see change
+	release func()        // of what is held; guarded by step
+	held    uint64        // guarded by step
 
 	mu         sync.Mutex // after step; never across a driver call
 	state      uint32
@@ -128,7 +128,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		fresh: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		step: make(chan struct{}, 1), fresh: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
@@ -198,10 +198,31 @@ func (p *Publication) Err() error {
 
 // Flush returns when what Len showed as it was called is published. Nobody has
 // to call it: publications follow their range by themselves.
-func (p *Publication) Flush(ctx context.Context) error {
-	p.step.Lock()
-	defer p.step.Unlock()
-	return p.advance(ctx)
+func (p *Publication) Flush(ctx context.Context) error { return p.change(ctx, p.advance) }
+
+// change makes one change of what is published at a time. Waiting for its turn,
+// and the context that it gets, end with ctx and with Close.
+func (p *Publication) change(ctx context.Context, what func(context.Context) error) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
+	closed := fmt.Errorf("%w: publication", vmm.ErrClosed)
+	select {
+	case p.step <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-p.ctx.Done():
+		return closed
+	}
+	defer func() { <-p.step }()
+	sub, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+	err := what(sub)
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		return closed
+	}
+	return err
 }
 
 // advance publishes what the range shows. It needs p.step. First the length is
@@ -462,8 +483,8 @@ func (p *Publication) Close() error {
 // dispose ends what newPublication began.
 func (p *Publication) dispose() {
 	p.cancel()
-	p.step.Lock()
-	defer p.step.Unlock()
+	p.step <- struct{}{}
+	defer func() { <-p.step }()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state = wire.StateClosed
