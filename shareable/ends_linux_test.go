@@ -124,3 +124,29 @@ func TestStuckStream(t *testing.T) {
 		t.Error("Close waits for the stream")
 	}
 }
+
+// TestRetireGivenUp: a reader that does not acknowledge in time.
+func TestRetireGivenUp(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 5<<20)))
+	r := attachPlain(t, s.Path(), "x")
+	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, p.Retire(ctx, 1<<20), context.DeadlineExceeded)
+	require.Equal(t, uint64(5<<20), g.Len())
+	require.Eventually(t, func() bool { return p.Len() == 5<<20 }, time.Second, time.Millisecond)
+	for r.step() != wire.TypeRetire {
+	}
+	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
+	// Somebody else needs more than is to stay.
+	release, err := g.Hold(4 << 20)
+	require.NoError(t, err)
+	retired := make(chan error, 1)
+	go func() { retired <- p.Retire(t.Context(), 1<<20) }()
+	for r.step() != wire.TypeRetire {
+	}
+	require.ErrorIs(t, <-retired, vmm.ErrBusy)
+	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
+	release()
+}

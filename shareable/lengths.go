@@ -116,6 +116,10 @@ func (p *Publication) until(ctx context.Context, so func() bool) error {
 // again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	if err := p.change(ctx, func(ctx context.Context) error { return p.withdraw(ctx, n) }); err != nil {
+		select {
+		case p.undone <- struct{}{}:
+		default:
+		}
 		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
 	}
 	return nil

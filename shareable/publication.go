@@ -33,6 +33,7 @@ type Publication struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	fresh  chan struct{} // there are chunks to export
+	undone chan struct{} // what the range shows is no longer what is published
 
 	step    chan struct{} // full during a change of what is published; see change
 	release func()        // of what is held; guarded by step
@@ -128,7 +129,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		step: make(chan struct{}, 1), fresh: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		step: make(chan struct{}, 1), fresh: make(chan struct{}, 1), undone: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
@@ -172,6 +173,7 @@ func (p *Publication) follow() {
 		}
 		select {
 		case <-changed:
+		case <-p.undone:
 		case <-timer:
 		case <-p.ctx.Done():
 			return
