@@ -1,7 +1,9 @@
 package shareable
 
 import (
+	"bytes"
 	"context"
+	"runtime"
 	"runtime/debug"
 	"testing"
 	"time"
@@ -149,4 +151,35 @@ func TestRetireGivenUp(t *testing.T) {
 	require.ErrorIs(t, <-retired, vmm.ErrBusy)
 	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
 	release()
+}
+
+// TestLengthBackAndForth: a length that was written once, went back, and came
+// again with bytes that are still to come.
+func TestLengthBackAndForth(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Grow(4<<20))
+	old, fresh := bytes.Repeat([]byte{1}, 64<<10), bytes.Repeat([]byte{2}, 64<<10)
+	for i := range 300 {
+		require.NoError(t, p.Flush(t.Context()))
+		from := g.Len()
+		if from+uint64(len(old)) > 4<<20 {
+			require.NoError(t, p.Retire(t.Context(), 0))
+			from = 0
+		}
+		func() {
+			st, open := stuck(t, g.Device())
+			defer open()
+			require.NoError(t, g.Append(old))
+			for range i % 7 {
+				runtime.Gosched()
+			}
+			if g.SetLen(from) != nil {
+				return // published already
+			}
+			require.NoError(t, g.AppendOn(st, fresh))
+			for end := time.Now().Add(300 * time.Microsecond); time.Now().Before(end); {
+				require.Equal(t, from, p.Len(), "published before it is written, in round %d", i)
+			}
+		}()
+	}
 }

@@ -18,8 +18,9 @@ import (
 // behind Grow when SetLen, or Queued, says so. Safe for concurrent use. The
 // caller must Close it before the range.
 //
-// While it lasts the bytes below the published length stay: SetLen, Clip and
-// Sleep below it, and the range's Close, answer ErrBusy. Room above it can be
+// While it lasts the bytes below the published length, or one that is about to
+// be, stay: SetLen, Clip and Sleep below it, and the range's Close, answer
+// ErrBusy. Room above it can be
 // clipped; its memory goes back when the readers have unmapped it too.
 type Publication struct {
 	srv  *Server
@@ -228,14 +229,15 @@ func (p *Publication) change(ctx context.Context, what func(context.Context) err
 }
 
 // advance publishes what the range shows. It needs p.step. First the length is
-// held, then the chunks are looked at: so all below it is what will stay.
+// held, so that it cannot go back and come again with bytes that are still to be
+// written; then these are waited for, and the chunks looked at.
 func (p *Publication) advance(ctx context.Context) error {
 	if err := p.live(); err != nil {
 		return err
 	}
-	n, err := p.r.Written(ctx)
+	n, err := p.keep()
 	if err == nil {
-		n, err = p.keep(n)
+		_, err = p.r.Written(ctx)
 	}
 	if err != nil {
 		return err
@@ -257,24 +259,23 @@ func (p *Publication) live() error {
 	return p.failed
 }
 
-// keep holds the first n bytes, or fewer if Len went back before they were held.
-func (p *Publication) keep(n uint64) (uint64, error) {
-	for n > p.held {
+// keep holds what Len shows. It needs p.step.
+func (p *Publication) keep() (uint64, error) {
+	for {
+		n := p.r.Len()
+		if n <= p.held {
+			return n, nil
+		}
 		release, err := p.r.Hold(n)
-		now := p.r.Len()
-		if err == nil && now >= n {
+		if err == nil {
 			p.release()
 			p.release, p.held = release, n
 			return n, nil
 		}
-		if err == nil {
-			release()
-		} else if now >= n {
+		if p.r.Len() >= n { // else it went back meanwhile
 			return 0, err
 		}
-		n = now
 	}
-	return n, nil
 }
 
 // align makes the list of chunks that of the range: what is not there any more
