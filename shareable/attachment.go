@@ -107,7 +107,7 @@ func (a *attachment) derive() (f frame, ok bool) {
 	switch {
 	case !a.ready || a.gone:
 		return f, false
-	case p.state == wire.StateClosed:
+	case p.state == wire.StateClosed && p.sealed == a.sealed:
 		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
 	case a.told != p.generation:
 		a.told = p.generation
@@ -122,7 +122,7 @@ func (a *attachment) derive() (f frame, ok bool) {
 		a.length = p.done
 		f := wire.Publish{Object: p.id, Length: p.done, Generation: p.generation, Timeline: p.done}
 		return frame{kind: wire.TypePublish, payload: f.Append(nil)}, true
-	case p.state == wire.StateSealed && !a.sealed:
+	case p.sealed && !a.sealed:
 		a.sealed = true
 		f := wire.Sealed{Object: p.id, Length: p.done}
 		if p.digest != nil {

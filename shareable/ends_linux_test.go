@@ -183,3 +183,49 @@ func TestLengthBackAndForth(t *testing.T) {
 		}()
 	}
 }
+
+// TestSealThenClose: what was sealed is known to be, however soon the object is
+// taken back.
+func TestSealThenClose(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	ses, far := served(t, s)
+	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	a := ses.find(p.id)
+	sent, err := a.sendNext()
+	require.NoError(t, err)
+	require.True(t, sent)
+	require.NoError(t, p.Seal(t.Context(), SealOptions{Digest: true}))
+	require.NoError(t, p.Close())
+	for sent, err = true, nil; sent; {
+		sent, err = a.sendNext()
+		require.NoError(t, err)
+	}
+	for _, kind := range []wire.Type{wire.TypeObject, wire.TypeChunks, wire.TypeSealed, wire.TypeDeleted} {
+		f, err := far.Read()
+		require.NoError(t, err)
+		require.Equal(t, kind, f.Type)
+		if kind == wire.TypeSealed {
+			m, err := wire.DecodeSealed(f.Payload)
+			require.NoError(t, err)
+			require.Equal(t, uint64(100), m.Length)
+			require.True(t, m.HasDigest)
+		}
+		require.NoError(t, f.Close())
+	}
+}
+
+// TestSealThenServerClose is the same where the connection ends too.
+func TestSealThenServerClose(t *testing.T) {
+	for range 50 {
+		s, p, g := stage(t, Options{}, PublishOptions{})
+		require.NoError(t, g.Append(pattern(0, 100)))
+		v := attached(t, s, AttachOptions{})
+		wait(t, v, 100)
+		require.NoError(t, p.Seal(t.Context(), SealOptions{}))
+		require.NoError(t, s.Close())
+		require.Eventually(t, func() bool { return v.Sealed() || v.Err() != nil }, time.Second, time.Millisecond)
+		require.NoError(t, v.Err())
+	}
+}

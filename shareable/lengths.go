@@ -224,7 +224,7 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) error {
 	if i := p.cover(p.done); i < len(p.chunks) {
 		p.retire(i) // nothing looks after what lies beyond from now on
 	}
-	p.state, p.digest = wire.StateSealed, digest
+	p.state, p.sealed, p.digest = wire.StateSealed, true, digest
 	p.page.state.Store(uint64(wire.StateSealed))
 	p.page.ring()
 	p.rouse()

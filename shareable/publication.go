@@ -20,8 +20,8 @@ import (
 //
 // While it lasts the bytes below the published length, or one that is about to
 // be, stay: SetLen, Clip and Sleep below it, and the range's Close, answer
-// ErrBusy. Room above it can be
-// clipped; its memory goes back when the readers have unmapped it too.
+// ErrBusy. Room above it can be clipped; its memory goes back when the readers
+// have unmapped it too.
 type Publication struct {
 	srv  *Server
 	id   uint64
@@ -46,6 +46,7 @@ type Publication struct {
 	ids        uint64 // of chunks, given out so far
 	generation uint64
 	done       uint64
+	sealed     bool // also after Close
 	digest     *[32]byte
 	attached   map[*attachment]struct{}
 	moved      chan struct{} // closed when an attachment acknowledges or ends

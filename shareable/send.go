@@ -75,7 +75,7 @@ func (p *Publication) finish(ctx context.Context) error {
 	if i := p.cover(p.done); i < len(p.chunks) {
 		p.retire(i)
 	}
-	p.state = wire.StateSealed
+	p.state, p.sealed = wire.StateSealed, true
 	p.page.state.Store(uint64(wire.StateSealed))
 	return nil
 }

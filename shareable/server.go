@@ -291,7 +291,7 @@ func (s *Server) Close() error {
 	}
 	s.mu.Lock()
 	for ses := range s.sessions {
-		ses.bye("the server closes")
+		ses.bye()
 	}
 	s.mu.Unlock()
 	close(s.stop)

@@ -29,10 +29,12 @@ type session struct {
 
 	wake chan struct{} // there may be something to send
 	done chan struct{} // closed when the first of the two goroutines ends
+	quit chan struct{} // closed by bye
 	end  sync.Once
 	err  error // of the one that ended first
 
 	mu       sync.Mutex // a leaf
+	greeted  bool
 	attached map[uint64]*attachment
 
 	tokens float64 // requests that may still come, as of the time since
@@ -41,7 +43,7 @@ type session struct {
 
 func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 	return &session{
-		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), quit: make(chan struct{}),
 		attached: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), since: time.Now(),
 	}
 }
@@ -52,7 +54,14 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
-	if err := ses.greet(); err != nil {
+	err := ses.greet()
+	ses.mu.Lock()
+	ses.greeted = err == nil
+	ses.mu.Unlock()
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	var writer sync.WaitGroup
@@ -86,12 +95,15 @@ func (ses *session) rouse() {
 	}
 }
 
-// bye tells the reader that the connection ends, as far as it takes words.
-func (ses *session) bye(why string) {
-	ses.srv.tasks.Go(func() {
-		_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: why}.Append(nil))
-		ses.finish(io.EOF)
-	})
+// bye ends the session once the reader was told all that there is to tell it.
+// It is called once.
+func (ses *session) bye() {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	close(ses.quit)
+	if !ses.greeted {
+		_ = ses.conn.Close()
+	}
 }
 
 // write sends a frame within the time that a reader has to take it.
@@ -433,6 +445,12 @@ func (ses *session) sendAll() error {
 		if sent {
 			continue
 		}
+		select {
+		case <-ses.quit:
+			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
+			return io.EOF
+		default:
+		}
 		wait := time.Hour
 		if !due.IsZero() {
 			if wait = time.Until(due); wait <= 0 {
@@ -442,6 +460,7 @@ func (ses *session) sendAll() error {
 		timer.Reset(wait)
 		select {
 		case <-ses.wake:
+		case <-ses.quit:
 		case <-timer.C:
 		case <-ses.done:
 			return nil
