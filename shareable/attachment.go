@@ -156,6 +156,9 @@ func (a *attachment) owe() {
 	}
 }
 
+// owes says whether the reader has something to acknowledge. It needs p.mu.
+func (a *attachment) owes() bool { return len(a.flight) > 0 || a.applied < a.told }
+
 // sendChunks sends chunks with their descriptors.
 func (a *attachment) sendChunks(f frame) error {
 	p := a.pub
@@ -212,6 +215,9 @@ func (a *attachment) unsent(f frame, cause error) error {
 	a.next = min(a.next, p.index(f.pieces[0].ID))
 	a.flight = a.flight[:max(len(a.flight)-1, 0)]
 	a.stalled = a.told == p.generation && p.state != wire.StateClosed
+	if !a.owes() {
+		a.since = time.Time{}
+	}
 	return nil
 }
 
@@ -229,7 +235,7 @@ func (a *attachment) acknowledge(ack wire.Ack) error {
 		a.flight = a.flight[1:]
 	}
 	a.since = time.Time{}
-	if len(a.flight) > 0 || a.applied < a.told {
+	if a.owes() {
 		a.since = time.Now()
 	}
 	p.signal()
@@ -251,10 +257,10 @@ func (a *attachment) resync(q wire.Resync) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a.next = min(a.next, p.index(q.Next))
-	a.flight = nil
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
-	a.owe()
+	if i := p.index(q.Next); i < a.next {
+		a.next, a.flight = i, nil // since stays: asking again takes no time off
+	}
 }
 
 // leave ends the attachment. Twice is fine.

@@ -229,3 +229,33 @@ func TestSealThenServerClose(t *testing.T) {
 		require.NoError(t, v.Err())
 	}
 }
+
+// TestResyncOwesNothing: a reader that has everything says how many descriptors
+// it takes in a frame, and is not cut off for it.
+func TestResyncOwesNothing(t *testing.T) {
+	s, _, g := stage(t, Options{Ack: 30 * time.Millisecond}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	r := attachPlain(t, s.Path(), "x")
+	require.Equal(t, pattern(0, 100), r.until(100))
+	m := wire.Resync{Object: r.o.ID, Next: r.tracker.LastID() + 1, Batch: 1}
+	require.NoError(t, r.c.Write(wire.TypeResync, 0, 0, m.Append(nil)))
+	<-time.After(100 * time.Millisecond)
+	require.NoError(t, g.Append(pattern(100, 9<<20)))
+	require.Equal(t, pattern(0, 100+9<<20), r.until(100+9<<20))
+}
+
+// TestUnsentOwesNothing: a chunk goes before it is sent; until the publication
+// has seen it the reader has nothing to acknowledge.
+func TestUnsentOwesNothing(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	ses, _ := served(t, s)
+	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	a := ses.find(p.id)
+	f, ok := a.derive()
+	require.True(t, ok)
+	require.NoError(t, a.unsent(f, vmm.ErrClosed))
+	require.Zero(t, a.due())
+	a.leave()
+}
