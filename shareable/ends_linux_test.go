@@ -259,3 +259,21 @@ func TestUnsentOwesNothing(t *testing.T) {
 	require.Zero(t, a.due())
 	a.leave()
 }
+
+// TestCloseTwiceAtOnce: both return when it is closed.
+func TestCloseTwiceAtOnce(t *testing.T) {
+	_, p, _ := stage(t, Options{}, PublishOptions{})
+	p.step <- struct{}{}
+	closed := make(chan error, 2)
+	for range 2 {
+		go func() { closed <- p.Close() }()
+	}
+	select {
+	case <-closed:
+		t.Error("one has not waited")
+	case <-time.After(50 * time.Millisecond):
+		defer func() { require.NoError(t, <-closed) }()
+	}
+	<-p.step
+	require.NoError(t, <-closed)
+}

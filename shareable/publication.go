@@ -33,6 +33,7 @@ type Publication struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+	closer sync.Once
 	fresh  chan struct{} // there are chunks to export
 	undone chan struct{} // what the range shows is no longer what is published
 
@@ -88,8 +89,6 @@ func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publicat
 		p.dispose()
 		return nil, err
 	}
-	p.tasks.Go(p.follow)
-	p.tasks.Go(p.exportAhead)
 	return p, nil
 }
 
@@ -137,6 +136,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	return p, nil
 }
 
+// enlist shows the publication and sets it going.
 func (s *Server) enlist(p *Publication) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,6 +149,8 @@ func (s *Server) enlist(p *Publication) error {
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
 	s.names[p.name] = p
+	p.tasks.Go(p.follow)
+	p.tasks.Go(p.exportAhead)
 	return nil
 }
 
@@ -467,20 +469,17 @@ func (p *Publication) Close() error {
 	if p == nil {
 		return nil
 	}
-	p.mu.Lock()
-	first := p.state != wire.StateClosed
-	p.state = wire.StateClosed
-	p.mu.Unlock()
-	p.cancel()
-	p.tasks.Wait()
-	if first {
+	p.closer.Do(func() {
+		p.mu.Lock()
+		p.state = wire.StateClosed
+		p.mu.Unlock()
+		p.cancel()
+		p.tasks.Wait()
 		p.srv.mu.Lock()
-		if p.srv.names[p.name] == p {
-			delete(p.srv.names, p.name)
-		}
+		delete(p.srv.names, p.name)
 		p.srv.mu.Unlock()
 		p.dispose()
-	}
+	})
 	return nil
 }
 
