@@ -277,3 +277,25 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	<-p.step
 	require.NoError(t, <-closed)
 }
+
+// TestQueuedAfterAFailure: what was queued behind work that failed does not
+// become readable.
+func TestQueuedAfterAFailure(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Grow(4<<20))
+	st, open := stuck(t, g.Device())
+	for n := uint64(1); n <= 2; n++ {
+		e, err := st.Record()
+		require.NoError(t, err)
+		require.NoError(t, p.Queued(n<<20, e))
+	}
+	p.fail(vmm.ErrDeviceLost)
+	open()
+	require.Eventually(t, func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !p.draining
+	}, time.Second, time.Millisecond)
+	require.Zero(t, g.Len())
+	require.ErrorIs(t, p.Err(), vmm.ErrDeviceLost)
+}

@@ -17,7 +17,7 @@ import (
 // that it is published; several are taken in the order of their calls. n may
 // not lie beyond Cap (ErrBounds), nor below what was queued before (ErrInvalid).
 // The event belongs to the Publication from then on, which closes it, also if
-// Queued fails. What fails later shows in Err.
+// Queued fails. What fails later shows in Err, and Len stays from then on.
 func (p *Publication) Queued(n uint64, when *vmm.Event) error {
 	if err := p.enqueue(n, when); err != nil {
 		_ = when.Close()
@@ -69,7 +69,7 @@ func (p *Publication) drain() {
 		p.mu.Unlock()
 		err := q.when.Sync()
 		_ = q.when.Close()
-		if err == nil && q.n > p.r.Len() {
+		if err == nil && p.Err() == nil && q.n > p.r.Len() {
 			err = p.r.SetLen(q.n)
 		}
 		if err != nil {
