@@ -299,3 +299,24 @@ func TestQueuedAfterAFailure(t *testing.T) {
 	require.Zero(t, g.Len())
 	require.ErrorIs(t, p.Err(), vmm.ErrDeviceLost)
 }
+
+func TestNoPublication(t *testing.T) {
+	var p *Publication
+	var s *Server
+	require.ErrorIs(t, p.Queued(1, nil), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Flush(t.Context()), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Retire(t.Context(), 0), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Seal(t.Context(), SealOptions{}), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Err(), vmm.ErrInvalid)
+	require.Zero(t, p.Len()+p.Generation()+uint64(p.Readers()))
+	require.Empty(t, p.Name())
+	require.NoError(t, p.Close())
+	_, err := s.Publish("x", nil, PublishOptions{})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	near, _ := pair(t)
+	require.ErrorIs(t, s.ServeConn(near), vmm.ErrInvalid)
+	require.Zero(t, s.Stats())
+	require.Zero(t, s.Instance())
+	require.Empty(t, s.Path())
+	require.NoError(t, s.Close())
+}

@@ -3,6 +3,7 @@ package shareable
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -19,6 +20,9 @@ import (
 // The event belongs to the Publication from then on, which closes it, also if
 // Queued fails. What fails later shows in Err, and Len stays from then on.
 func (p *Publication) Queued(n uint64, when *vmm.Event) error {
+	if p == nil {
+		return errors.Join(errNoPublication, when.Close())
+	}
 	if err := p.enqueue(n, when); err != nil {
 		_ = when.Close()
 		return fmt.Errorf("queue %d bytes of %q: %w", n, p.name, err)
@@ -115,6 +119,9 @@ func (p *Publication) until(ctx context.Context, so func() bool) error {
 // ctx ends first, or the range refuses the length, what Len shows is published
 // again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
+	if p == nil {
+		return errNoPublication
+	}
 	if err := p.change(ctx, func(ctx context.Context) error { return p.withdraw(ctx, n) }); err != nil {
 		select {
 		case p.undone <- struct{}{}:
@@ -189,6 +196,9 @@ type SealOptions struct {
 // range that is made with vmm.ShareReadOnly is sealed by the system against
 // readers that would write; elsewhere they are trusted.
 func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
+	if p == nil {
+		return errNoPublication
+	}
 	err := p.until(ctx, func() bool { return len(p.queue) == 0 && !p.draining })
 	if err == nil {
 		err = p.change(ctx, func(ctx context.Context) error { return p.seal(ctx, o) })

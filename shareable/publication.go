@@ -73,6 +73,9 @@ type queued struct {
 // ErrInvalid; a name that is taken is ErrBusy. The caller must Close the
 // Publication.
 func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+	if s == nil {
+		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+	}
 	p, err := s.publish(name, r, o)
 	if err != nil {
 		return nil, fmt.Errorf("publish %q: %w", name, err)
@@ -197,6 +200,9 @@ func (p *Publication) fail(err error) {
 // Err says why the publication does not follow its range any more; nil while it
 // does, and after Close.
 func (p *Publication) Err() error {
+	if p == nil {
+		return errNoPublication
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failed
@@ -206,10 +212,15 @@ func (p *Publication) Err() error {
 // to call it: publications follow their range by themselves.
 func (p *Publication) Flush(ctx context.Context) error { return p.change(ctx, p.advance) }
 
+var errNoPublication = fmt.Errorf("%w: no publication", vmm.ErrInvalid)
+
 // change makes one change of what is published at a time. Waiting for its turn,
 // and the context that it gets, end with ctx and with Close.
 func (p *Publication) change(ctx context.Context, what func(context.Context) error) error {
-	if ctx == nil {
+	switch {
+	case p == nil:
+		return errNoPublication
+	case ctx == nil:
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
 	closed := fmt.Errorf("%w: publication", vmm.ErrClosed)
@@ -437,10 +448,18 @@ func (p *Publication) has(c piece) bool {
 }
 
 // Name is what readers ask for.
-func (p *Publication) Name() string { return p.name }
+func (p *Publication) Name() string {
+	if p == nil {
+		return ""
+	}
+	return p.name
+}
 
 // Len is how many bytes are published.
 func (p *Publication) Len() uint64 {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.done
@@ -449,6 +468,9 @@ func (p *Publication) Len() uint64 {
 // Generation counts how often memory was taken away from readers, or replaced.
 // Within one, Len never goes back.
 func (p *Publication) Generation() uint64 {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.generation
@@ -456,6 +478,9 @@ func (p *Publication) Generation() uint64 {
 
 // Readers is how many are attached.
 func (p *Publication) Readers() int {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attached)
