@@ -320,3 +320,13 @@ func TestNoPublication(t *testing.T) {
 	require.Empty(t, s.Path())
 	require.NoError(t, s.Close())
 }
+
+// TestToken: both sides take what the other's documentation says.
+func TestToken(t *testing.T) {
+	for _, token := range [][]byte{nil, {}, []byte("short"), make([]byte, tokenSize)} {
+		s, _, g := stage(t, Options{Token: token}, PublishOptions{})
+		v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: token})
+		require.NoError(t, err, "%q", token)
+		require.NoError(t, v.Close())
+	}
+}

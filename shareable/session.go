@@ -142,7 +142,7 @@ func (ses *session) greet() error {
 	if err != nil {
 		return err
 	}
-	if want := ses.srv.opts.Token; want != nil {
+	if want := ses.srv.opts.Token; len(want) > 0 {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
