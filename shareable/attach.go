@@ -13,7 +13,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // AttachOptions is how to attach; its zero value is the default.
@@ -21,7 +20,7 @@ type AttachOptions struct {
 	// Write asks for memory that can be written; vmm.ErrPermission if the owner
 	// does not give it.
 	Write bool
-	// Token is what the owner may ask for, 32 bytes.
+	// Token is what the owner may ask for, up to 32 bytes; nil is nothing.
 	Token []byte
 	// UIDs is who may be the owner; nil: the user of this process, and root.
 	UIDs []uint32
@@ -38,7 +37,6 @@ type AttachOptions struct {
 
 const (
 	defaultTimeout = 5 * time.Second
-	tokenBytes     = 32
 	attachRequest  = 1 // the number of the one request of a connection
 )
 
@@ -47,8 +45,8 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	switch {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
-	case len(o.Token) != 0 && len(o.Token) != tokenBytes:
-		return o, fmt.Errorf("%w: a token of %d bytes, not %d", vmm.ErrInvalid, len(o.Token), tokenBytes)
+	case len(o.Token) > tokenSize:
+		return o, errToken(o.Token)
 	case o.Timeout < 0:
 		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
 	}
@@ -261,18 +259,11 @@ func (j *joining) greet(ctx context.Context) error {
 	if err := j.hurry(ctx); err != nil {
 		return err
 	}
-	d := j.dev.Info()
-	drv := j.dev.Driver()
-	backend := wire.BackendHost
-	if drv.Name() == "cuda" {
-		backend = wire.BackendCUDA
-	}
-	home := driver.Location{Kind: driver.OnDevice, ID: d.Ordinal}
-	var err error
-	if j.gran, err = drv.Granularity(driver.Prop{Home: home}); err != nil {
+	hello, err := hello(j.dev, [16]byte{})
+	if err != nil {
 		return err
 	}
-	hello := wire.Hello{UUID: d.UUID, Backend: backend, PID: uint32(os.Getpid()), Granularity: j.gran}
+	j.gran = hello.Granularity
 	hello.HasToken = copy(hello.Token[:], j.o.Token) > 0
 	if err := j.c.Write(wire.TypeHello, 0, 0, hello.Append(nil)); err != nil {
 		// A peer that turned us away has said so before it closed.
@@ -288,7 +279,7 @@ func (j *joining) greet(ctx context.Context) error {
 	if j.peer, err = wire.DecodeHello(f.Payload); err != nil {
 		return wireError(err)
 	}
-	if j.peer.Backend != backend {
+	if j.peer.Backend != hello.Backend {
 		return fmt.Errorf("%w: its memory is of another kind of device", vmm.ErrNotSupported)
 	}
 	return nil

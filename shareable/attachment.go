@@ -106,7 +106,7 @@ func (a *attachment) derive() (f frame, ok bool) {
 	switch {
 	case !a.ready || a.gone:
 		return f, false
-	case p.state == wire.StateClosed:
+	case p.state == wire.StateClosed && p.sealed == a.sealed:
 		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
 	case a.told != p.generation:
 		a.told = p.generation
@@ -121,7 +121,7 @@ func (a *attachment) derive() (f frame, ok bool) {
 		a.length = p.done
 		f := wire.Publish{Object: p.id, Length: p.done, Generation: p.generation, Timeline: p.done}
 		return frame{kind: wire.TypePublish, payload: f.Append(nil)}, true
-	case p.state == wire.StateSealed && !a.sealed:
+	case p.sealed && !a.sealed:
 		a.sealed = true
 		f := wire.Sealed{Object: p.id, Length: p.done}
 		if p.digest != nil {
@@ -184,10 +184,9 @@ func (a *attachment) sendChunks(f frame) error {
 	held := make([]*descriptor, 0, len(f.pieces))
 	fds := make([]int, 0, len(f.pieces))
 	defer func() {
-		for _, d := range held {
-			p.srv.fds.give(d)
+		for i, d := range held {
+			p.give(f.pieces[i], d)
 		}
-		p.dropGone(f.pieces)
 	}()
 	for _, c := range f.pieces {
 		d, err := p.srv.fds.take(c.seg)
@@ -287,11 +286,9 @@ func (a *attachment) resync(q wire.Resync) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a.next = min(a.next, p.index(q.Next))
-	a.flight = nil
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
-	if a.next == len(p.chunks) {
-		a.owes = time.Time{} // nothing comes
+	if i := p.index(q.Next); i < a.next {
+		a.next, a.flight = i, nil // the clock goes on: asking again takes no time off
 	}
 }
 

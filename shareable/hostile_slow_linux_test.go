@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"strconv"
 	"testing"
 	"time"
@@ -281,17 +280,6 @@ func TestBytesPerUID(t *testing.T) {
 	honest(t, s.Path(), vmmtest.Device(t), want, AttachOptions{})
 }
 
-// TestDescribeAfterClose: a question about an object that has just been closed
-// does not look at its control page, which is unmapped.
-func TestDescribeAfterClose(t *testing.T) {
-	_, p, _ := stage(t, Options{}, PublishOptions{})
-	require.NoError(t, p.Close())
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	require.NotPanics(t, func() { require.Equal(t, wire.StateClosed, p.describe(wire.AccessRead).State) })
-}
-
 // TestSendAfterClose: chunks that were about to be sent as their object was
 // closed leave no descriptor behind, which would keep their memory.
 func TestSendAfterClose(t *testing.T) {
@@ -314,26 +302,6 @@ func TestSendAfterClose(t *testing.T) {
 	_ = a.sendChunks(f)
 	require.Zero(t, s.Stats().KeptFDs)
 	a.leave()
-}
-
-// TestRetireGivenUp: a Retire whose context ends shows again what it hid.
-func TestRetireGivenUp(t *testing.T) {
-	s, p, g := stage(t, Options{}, PublishOptions{})
-	want := pattern(0, 5<<20)
-	require.NoError(t, g.Append(want))
-	require.NoError(t, p.Flush(t.Context()))
-	e := rawConn(t, s.Path()) // never acknowledges
-	e.hello()
-	e.attach("x")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- p.Retire(ctx, 1<<20) }()
-	for f, ok := e.read(); ok && f.Type != wire.TypeRetire; f, ok = e.read() {
-	}
-	cancel()
-	require.ErrorIs(t, <-done, context.Canceled)
-	require.Eventually(t, func() bool { return p.Len() == uint64(len(want)) }, inTime, time.Millisecond)
-	honest(t, s.Path(), vmmtest.Device(t), want, AttachOptions{})
 }
 
 // TestReadersCannotWrite: a descriptor of memory that is shared for reading

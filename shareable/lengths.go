@@ -3,6 +3,7 @@ package shareable
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -17,8 +18,11 @@ import (
 // that it is published; several are taken in the order of their calls. n may
 // not lie beyond Cap (ErrBounds), nor below what was queued before (ErrInvalid).
 // The event belongs to the Publication from then on, which closes it, also if
-// Queued fails. What fails later shows in Err.
+// Queued fails. What fails later shows in Err, and Len stays from then on.
 func (p *Publication) Queued(n uint64, when *vmm.Event) error {
+	if p == nil {
+		return errors.Join(errNoPublication, when.Close())
+	}
 	if err := p.enqueue(n, when); err != nil {
 		_ = when.Close()
 		return fmt.Errorf("queue %d bytes of %q: %w", n, p.name, err)
@@ -69,7 +73,7 @@ func (p *Publication) drain() {
 		p.mu.Unlock()
 		err := q.when.Sync()
 		_ = q.when.Close()
-		if err == nil && q.n > p.r.Len() {
+		if err == nil && p.Err() == nil && q.n > p.r.Len() {
 			err = p.r.SetLen(q.n)
 		}
 		if err != nil {
@@ -87,6 +91,9 @@ func (p *Publication) signal() {
 
 // until waits for something to be so. The function needs p.mu.
 func (p *Publication) until(ctx context.Context, so func() bool) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
 	for {
 		p.mu.Lock()
 		if so() {
@@ -112,11 +119,12 @@ func (p *Publication) until(ctx context.Context, so func() bool) error {
 // ctx ends first, or the range refuses the length, what Len shows is published
 // again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
-	p.step.Lock()
-	defer p.step.Unlock()
-	if err := p.withdraw(ctx, n); err != nil {
-		select { // nothing of the range has changed that would have follow look
-		case p.hidden <- struct{}{}:
+	if p == nil {
+		return errNoPublication
+	}
+	if err := p.change(ctx, func(ctx context.Context) error { return p.withdraw(ctx, n) }); err != nil {
+		select {
+		case p.undone <- struct{}{}:
 		default:
 		}
 		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
@@ -188,11 +196,12 @@ type SealOptions struct {
 // range that is made with vmm.ShareReadOnly is sealed by the system against
 // readers that would write; elsewhere they are trusted.
 func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
+	if p == nil {
+		return errNoPublication
+	}
 	err := p.until(ctx, func() bool { return len(p.queue) == 0 && !p.draining })
 	if err == nil {
-		p.step.Lock()
-		defer p.step.Unlock()
-		err = p.seal(ctx, o)
+		err = p.change(ctx, func(ctx context.Context) error { return p.seal(ctx, o) })
 	}
 	if err != nil {
 		return fmt.Errorf("seal %q: %w", p.name, err)
@@ -225,7 +234,7 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) error {
 	if i := p.cover(p.done); i < len(p.chunks) {
 		p.retire(i) // nothing looks after what lies beyond from now on
 	}
-	p.state, p.digest = wire.StateSealed, digest
+	p.state, p.sealed, p.digest = wire.StateSealed, true, digest
 	p.page.state.Store(uint64(wire.StateSealed))
 	p.page.ring()
 	p.rouse()

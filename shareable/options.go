@@ -45,9 +45,13 @@ type Options struct {
 // tokenSize is what HELLO has room for.
 const tokenSize = 32
 
+func errToken(token []byte) error {
+	return fmt.Errorf("%w: a token of %d bytes, and it has at most %d", vmm.ErrInvalid, len(token), tokenSize)
+}
+
 func (o Options) settle() (Options, error) {
 	if len(o.Token) > tokenSize {
-		return o, fmt.Errorf("%w: a token of %d bytes, and it has at most %d", vmm.ErrInvalid, len(o.Token), tokenSize)
+		return o, errToken(o.Token)
 	}
 	if o.UIDs == nil {
 		o.UIDs = []uint32{uint32(os.Getuid())}

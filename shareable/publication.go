@@ -18,9 +18,10 @@ import (
 // behind Grow when SetLen, or Queued, says so. Safe for concurrent use. The
 // caller must Close it before the range.
 //
-// While it lasts the bytes below the published length stay: SetLen, Clip and
-// Sleep below it, and the range's Close, answer ErrBusy. Room above it can be
-// clipped; its memory goes back when the readers have unmapped it too.
+// While it lasts the bytes below the published length, or one that is about to
+// be, stay: SetLen, Clip and Sleep below it, and the range's Close, answer
+// ErrBusy. Room above it can be clipped; its memory goes back when the readers
+// have unmapped it too.
 type Publication struct {
 	srv  *Server
 	id   uint64
@@ -32,12 +33,13 @@ type Publication struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+	closer sync.Once
 	fresh  chan struct{} // there are chunks to export
-	hidden chan struct{} // less is published than the range shows
+	undone chan struct{} // what the range shows is no longer what is published
 
-	step    sync.Mutex // one change of what is published at a time
-	release func()     // of what is held; guarded by step
-	held    uint64     // guarded by step
+	step    chan struct{} // full during a change of what is published; see change
+	release func()        // of what is held; guarded by step
+	held    uint64        // guarded by step
 
 	mu         sync.Mutex // after step; never across a driver call
 	state      uint32
@@ -45,6 +47,7 @@ type Publication struct {
 	ids        uint64 // of chunks, given out so far
 	generation uint64
 	done       uint64
+	sealed     bool // also after Close
 	digest     *[32]byte
 	attached   map[*attachment]struct{}
 	moved      chan struct{} // closed when an attachment acknowledges or ends
@@ -70,6 +73,9 @@ type queued struct {
 // ErrInvalid; a name that is taken is ErrBusy. The caller must Close the
 // Publication.
 func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+	if s == nil {
+		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+	}
 	p, err := s.publish(name, r, o)
 	if err != nil {
 		return nil, fmt.Errorf("publish %q: %w", name, err)
@@ -86,8 +92,6 @@ func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publicat
 		p.dispose()
 		return nil, err
 	}
-	p.tasks.Go(p.follow)
-	p.tasks.Go(p.exportAhead)
 	return p, nil
 }
 
@@ -129,12 +133,13 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		fresh: make(chan struct{}, 1), hidden: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		step: make(chan struct{}, 1), fresh: make(chan struct{}, 1), undone: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
 
+// enlist shows the publication and sets it going.
 func (s *Server) enlist(p *Publication) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,6 +152,8 @@ func (s *Server) enlist(p *Publication) error {
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
 	s.names[p.name] = p
+	p.tasks.Go(p.follow)
+	p.tasks.Go(p.exportAhead)
 	return nil
 }
 
@@ -173,7 +180,7 @@ func (p *Publication) follow() {
 		}
 		select {
 		case <-changed:
-		case <-p.hidden:
+		case <-p.undone:
 		case <-timer:
 		case <-p.ctx.Done():
 			return
@@ -193,6 +200,9 @@ func (p *Publication) fail(err error) {
 // Err says why the publication does not follow its range any more; nil while it
 // does, and after Close.
 func (p *Publication) Err() error {
+	if p == nil {
+		return errNoPublication
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failed
@@ -200,21 +210,48 @@ func (p *Publication) Err() error {
 
 // Flush returns when what Len showed as it was called is published. Nobody has
 // to call it: publications follow their range by themselves.
-func (p *Publication) Flush(ctx context.Context) error {
-	p.step.Lock()
-	defer p.step.Unlock()
-	return p.advance(ctx)
+func (p *Publication) Flush(ctx context.Context) error { return p.change(ctx, p.advance) }
+
+var errNoPublication = fmt.Errorf("%w: no publication", vmm.ErrInvalid)
+
+// change makes one change of what is published at a time. Waiting for its turn,
+// and the context that it gets, end with ctx and with Close.
+func (p *Publication) change(ctx context.Context, what func(context.Context) error) error {
+	switch {
+	case p == nil:
+		return errNoPublication
+	case ctx == nil:
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
+	closed := fmt.Errorf("%w: publication", vmm.ErrClosed)
+	select {
+	case p.step <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-p.ctx.Done():
+		return closed
+	}
+	defer func() { <-p.step }()
+	sub, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+	err := what(sub)
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		return closed
+	}
+	return err
 }
 
 // advance publishes what the range shows. It needs p.step. First the length is
-// held, then the chunks are looked at: so all below it is what will stay.
+// held, so that it cannot go back and come again with bytes that are still to be
+// written; then these are waited for, and the chunks looked at.
 func (p *Publication) advance(ctx context.Context) error {
 	if err := p.live(); err != nil {
 		return err
 	}
-	n, err := p.r.Written(ctx)
+	n, err := p.keep()
 	if err == nil {
-		n, err = p.keep(n)
+		_, err = p.r.Written(ctx)
 	}
 	if err != nil {
 		return err
@@ -236,24 +273,23 @@ func (p *Publication) live() error {
 	return p.failed
 }
 
-// keep holds the first n bytes, or fewer if Len went back before they were held.
-func (p *Publication) keep(n uint64) (uint64, error) {
-	for n > p.held {
+// keep holds what Len shows. It needs p.step.
+func (p *Publication) keep() (uint64, error) {
+	for {
+		n := p.r.Len()
+		if n <= p.held {
+			return n, nil
+		}
 		release, err := p.r.Hold(n)
-		now := p.r.Len()
-		if err == nil && now >= n {
+		if err == nil {
 			p.release()
 			p.release, p.held = release, n
 			return n, nil
 		}
-		if err == nil {
-			release()
-		} else if now >= n {
+		if p.r.Len() >= n { // else it went back meanwhile
 			return 0, err
 		}
-		n = now
 	}
-	return n, nil
 }
 
 // align makes the list of chunks that of the range: what is not there any more
@@ -364,22 +400,20 @@ func (p *Publication) exportAhead() {
 			}
 			seen = c.ID
 			if d, err := p.srv.fds.take(c.seg); err == nil {
-				p.srv.fds.give(d)
+				p.give(c, d)
 			}
-			p.dropGone([]piece{c})
 		}
 	}
 }
 
-// dropGone forgets the descriptors of those pieces that were retired while they
-// were taken: retire came too early to drop them, and they would keep memory.
-func (p *Publication) dropGone(pieces []piece) {
+// give gives a descriptor of a chunk back, and drops it if the chunk was retired
+// meanwhile: who retired it may have done so before it was taken.
+func (p *Publication) give(c piece, d *descriptor) {
+	p.srv.fds.give(d)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, c := range pieces {
-		if !p.has(c) {
-			p.srv.fds.drop(c.seg)
-		}
+	if !p.has(c) {
+		p.srv.fds.drop(c.seg)
 	}
 }
 
@@ -414,10 +448,18 @@ func (p *Publication) has(c piece) bool {
 }
 
 // Name is what readers ask for.
-func (p *Publication) Name() string { return p.name }
+func (p *Publication) Name() string {
+	if p == nil {
+		return ""
+	}
+	return p.name
+}
 
 // Len is how many bytes are published.
 func (p *Publication) Len() uint64 {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.done
@@ -426,6 +468,9 @@ func (p *Publication) Len() uint64 {
 // Generation counts how often memory was taken away from readers, or replaced.
 // Within one, Len never goes back.
 func (p *Publication) Generation() uint64 {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.generation
@@ -433,6 +478,9 @@ func (p *Publication) Generation() uint64 {
 
 // Readers is how many are attached.
 func (p *Publication) Readers() int {
+	if p == nil {
+		return 0
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attached)
@@ -446,28 +494,25 @@ func (p *Publication) Close() error {
 	if p == nil {
 		return nil
 	}
-	p.mu.Lock()
-	first := p.state != wire.StateClosed
-	p.state = wire.StateClosed
-	p.mu.Unlock()
-	p.cancel()
-	p.tasks.Wait()
-	if first {
+	p.closer.Do(func() {
+		p.mu.Lock()
+		p.state = wire.StateClosed
+		p.mu.Unlock()
+		p.cancel()
+		p.tasks.Wait()
 		p.srv.mu.Lock()
-		if p.srv.names[p.name] == p {
-			delete(p.srv.names, p.name)
-		}
+		delete(p.srv.names, p.name)
 		p.srv.mu.Unlock()
 		p.dispose()
-	}
+	})
 	return nil
 }
 
 // dispose ends what newPublication began.
 func (p *Publication) dispose() {
 	p.cancel()
-	p.step.Lock()
-	defer p.step.Unlock()
+	p.step <- struct{}{}
+	defer func() { <-p.step }()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state = wire.StateClosed

@@ -42,7 +42,7 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 		return err
 	}
 	defer p.dispose()
-	if err := p.finish(ctx); err != nil {
+	if err := p.change(ctx, p.finish); err != nil {
 		return err
 	}
 	c, err := wire.NewConn(conn)
@@ -64,10 +64,9 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	return conn.SetDeadline(time.Time{})
 }
 
-// finish makes a publication of what the range shows now, and no more.
+// finish makes a publication of what the range shows now, and no more. It needs
+// p.step.
 func (p *Publication) finish(ctx context.Context) error {
-	p.step.Lock()
-	defer p.step.Unlock()
 	if err := p.advance(ctx); err != nil {
 		return err
 	}
@@ -76,7 +75,7 @@ func (p *Publication) finish(ctx context.Context) error {
 	if i := p.cover(p.done); i < len(p.chunks) {
 		p.retire(i)
 	}
-	p.state = wire.StateSealed
+	p.state, p.sealed = wire.StateSealed, true
 	p.page.state.Store(uint64(wire.StateSealed))
 	return nil
 }

@@ -99,10 +99,22 @@ func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 }
 
 // Path is where the server listens; empty without a socket.
-func (s *Server) Path() string { return s.path }
+func (s *Server) Path() string {
+	if s == nil {
+		return ""
+	}
+	return s.path
+}
 
 // Instance tells this server from all others, and from itself before a restart.
-func (s *Server) Instance() [16]byte { return s.instance }
+func (s *Server) Instance() [16]byte {
+	if s == nil {
+		return [16]byte{}
+	}
+	return s.instance
+}
+
+var errNoServer = fmt.Errorf("%w: no server", vmm.ErrInvalid)
 
 // beat moves the heartbeat of every page on, so that a reader can tell an owner
 // that stands still from one that has nothing to say.
@@ -149,6 +161,9 @@ func (s *Server) accept() {
 func (s *Server) ServeConn(c *net.UnixConn) error {
 	if c == nil {
 		return fmt.Errorf("serve: %w: no connection", vmm.ErrInvalid)
+	}
+	if s == nil {
+		return errors.Join(errNoServer, c.Close())
 	}
 	return s.serve(c)
 }
@@ -272,6 +287,9 @@ func (s *Server) list() []*Publication {
 
 // Stats is what the server has done so far.
 func (s *Server) Stats() Stats {
+	if s == nil {
+		return Stats{}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Stats{
@@ -306,7 +324,7 @@ func (s *Server) Close() error {
 	}
 	s.mu.Lock()
 	for ses := range s.sessions {
-		ses.bye("the server closes")
+		ses.bye()
 	}
 	s.mu.Unlock()
 	close(s.stop)

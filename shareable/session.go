@@ -29,10 +29,12 @@ type session struct {
 
 	wake chan struct{} // there may be something to send
 	done chan struct{} // closed when the first of the two goroutines ends
+	quit chan struct{} // closed by bye
 	end  sync.Once
 	err  error // of the one that ended first
 
 	mu       sync.Mutex // a leaf
+	greeted  bool
 	attached map[uint64]*attachment
 
 	tokens float64 // requests that may still come, as of the time since
@@ -41,7 +43,7 @@ type session struct {
 
 func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 	return &session{
-		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}),
+		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), quit: make(chan struct{}),
 		attached: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), since: time.Now(),
 	}
 }
@@ -54,6 +56,9 @@ func (ses *session) run() error {
 	}
 	ses.conn.OnSkip(func() error { return ses.afford(0) })
 	err := ses.greet()
+	ses.mu.Lock()
+	ses.greeted = err == nil
+	ses.mu.Unlock()
 	if err == nil {
 		var writer sync.WaitGroup
 		writer.Go(func() { ses.finish(ses.sendAll()) })
@@ -88,12 +93,15 @@ func (ses *session) rouse() {
 	}
 }
 
-// bye tells the reader that the connection ends, as far as it takes words.
-func (ses *session) bye(why string) {
-	ses.srv.tasks.Go(func() {
-		_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: why}.Append(nil))
-		ses.finish(io.EOF)
-	})
+// bye ends the session once the reader was told all that there is to tell it.
+// It is called once.
+func (ses *session) bye() {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	close(ses.quit)
+	if !ses.greeted {
+		_ = ses.conn.Close()
+	}
 }
 
 // write sends a frame within the time that a reader has to take it.
@@ -135,7 +143,7 @@ func (ses *session) greet() error {
 	if err != nil {
 		return err
 	}
-	if want := ses.srv.opts.Token; want != nil {
+	if want := ses.srv.opts.Token; len(want) > 0 {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
@@ -271,13 +279,12 @@ func (ses *session) stat(f wire.Frame) error {
 
 // describe is the object as it is now. It needs p.mu.
 func (p *Publication) describe(access uint32) wire.Object {
-	l := p.opts.Layout
-	queued := p.done
-	if p.state != wire.StateClosed { // else the page may be unmapped
-		queued = max(queued, p.page.queued.Load())
+	l, begun := p.opts.Layout, p.done
+	if p.state != wire.StateClosed { // then the page is gone
+		begun = max(begun, p.page.queued.Load())
 	}
 	o := wire.Object{
-		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: queued,
+		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: begun,
 		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.instance, Name: p.name, Meta: p.opts.Meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
@@ -442,9 +449,16 @@ func (ses *session) sendAll() error {
 		if sent {
 			continue
 		}
+		select {
+		case <-ses.quit:
+			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
+			return io.EOF
+		default:
+		}
 		timer.Reset(wait)
 		select {
 		case <-ses.wake:
+		case <-ses.quit:
 		case <-timer.C:
 		case <-ses.done:
 			return nil

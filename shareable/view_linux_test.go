@@ -322,7 +322,7 @@ func TestAttachRefused(t *testing.T) {
 		{"other object", func(s *scripted) { s.obj.Name = "another"; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"uneven max", func(s *scripted) { s.obj.Max++; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"endless max", func(s *scripted) { s.obj.Max = 1 << 62; s.accept() }, AttachOptions{}, vmm.ErrAddressSpace},
-		{"bad token", func(*scripted) {}, AttachOptions{Token: []byte("short")}, vmm.ErrInvalid},
+		{"bad token", func(*scripted) {}, AttachOptions{Token: make([]byte, tokenSize+1)}, vmm.ErrInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s, far := script(t, 2)
@@ -363,7 +363,7 @@ func TestAttachByPath(t *testing.T) {
 	var v *View
 	go func() {
 		var err error
-		v, err = Attach(context.Background(), path, scriptName, dev, AttachOptions{Token: make([]byte, tokenBytes)})
+		v, err = Attach(context.Background(), path, scriptName, dev, AttachOptions{Token: make([]byte, tokenSize)})
 		got <- err
 	}()
 	c, err := l.AcceptUnix()

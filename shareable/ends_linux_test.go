@@ -1,0 +1,332 @@
+package shareable
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// served is a session of s that nothing runs, and the reader's end of it.
+func served(t *testing.T, s *Server) (*session, *wire.Conn) {
+	t.Helper()
+	near, far := pair(t)
+	a, err := wire.NewConn(near)
+	require.NoError(t, err)
+	b, err := wire.NewConn(far)
+	require.NoError(t, err)
+	cred, err := a.Cred()
+	require.NoError(t, err)
+	return newSession(s, a, cred), b
+}
+
+// TestDescribeAfterClose: a STAT has found the object, and then it is closed.
+func TestDescribeAfterClose(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	require.NoError(t, p.Close())
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	require.NotPanics(t, func() {
+		o := p.describe(wire.AccessRead)
+		require.Equal(t, wire.StateClosed, o.State)
+		require.Equal(t, uint64(100), o.Length)
+	})
+}
+
+// TestSendsAfterClose: chunks are about to be sent, and then the object is closed.
+func TestSendsAfterClose(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	ses, _ := served(t, s)
+	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	a := ses.find(p.id)
+	f, ok := a.derive()
+	require.True(t, ok)
+	require.Len(t, f.pieces, 1)
+	require.NoError(t, p.Close())
+	require.Zero(t, s.Stats().KeptFDs)
+	require.NoError(t, a.sendChunks(f))
+	require.Zero(t, s.Stats().KeptFDs)
+	a.leave()
+}
+
+// stuck is a stream that goes on when the function is called.
+func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
+	t.Helper()
+	raw, err := dev.Raw()
+	require.NoError(t, err)
+	pin := raw.(driver.Pinner)
+	at, b, err := pin.AllocHost(4096)
+	require.NoError(t, err)
+	clear(b)
+	st, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, raw.(driver.ValueWaiter).WaitValue(st.Raw(), at, 1, 8))
+	open := func() { storeWord(b, 0, 1) }
+	t.Cleanup(func() {
+		open()
+		require.NoError(t, st.Sync())
+		require.NoError(t, st.Close())
+		require.NoError(t, pin.FreeHost(at))
+	})
+	return st, open
+}
+
+// TestStuckStream: what waits for a stream gives up with its context, and with
+// Close.
+func TestStuckStream(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	st, _ := stuck(t, g.Device())
+	require.NoError(t, g.AppendOn(st, pattern(100, 100)))
+	flushed := make(chan error, 1)
+	go func() { flushed <- p.Flush(context.Background()) }()
+	<-time.After(20 * time.Millisecond) // one of them waits for the stream now
+
+	for what, call := range map[string]func(ctx context.Context) error{
+		"flush":  p.Flush,
+		"retire": func(ctx context.Context) error { return p.Retire(ctx, 50) },
+		"seal":   func(ctx context.Context) error { return p.Seal(ctx, SealOptions{}) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		done := make(chan error, 1)
+		go func() { done <- call(ctx) }()
+		select {
+		case err := <-done:
+			require.ErrorIs(t, err, context.DeadlineExceeded, what)
+		case <-time.After(time.Second):
+			t.Errorf("%s does not give up", what)
+		}
+		cancel()
+	}
+
+	require.ErrorIs(t, p.Flush(nil), vmm.ErrInvalid)               //nolint:staticcheck // that is the test
+	require.ErrorIs(t, p.Retire(nil, 0), vmm.ErrInvalid)           //nolint:staticcheck // and this
+	require.ErrorIs(t, p.Seal(nil, SealOptions{}), vmm.ErrInvalid) //nolint:staticcheck // and this
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+		require.ErrorIs(t, <-flushed, vmm.ErrClosed)
+	case <-time.After(time.Second):
+		t.Error("Close waits for the stream")
+	}
+}
+
+// TestRetireGivenUp: a reader that does not acknowledge in time.
+func TestRetireGivenUp(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 5<<20)))
+	r := attachPlain(t, s.Path(), "x")
+	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, p.Retire(ctx, 1<<20), context.DeadlineExceeded)
+	require.Equal(t, uint64(5<<20), g.Len())
+	require.Eventually(t, func() bool { return p.Len() == 5<<20 }, time.Second, time.Millisecond)
+	for r.step() != wire.TypeRetire {
+	}
+	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
+	// Somebody else needs more than is to stay.
+	release, err := g.Hold(4 << 20)
+	require.NoError(t, err)
+	retired := make(chan error, 1)
+	go func() { retired <- p.Retire(t.Context(), 1<<20) }()
+	for r.step() != wire.TypeRetire {
+	}
+	require.ErrorIs(t, <-retired, vmm.ErrBusy)
+	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
+	release()
+}
+
+// TestLengthBackAndForth: a length that was written once, went back, and came
+// again with bytes that are still to come.
+func TestLengthBackAndForth(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Grow(4<<20))
+	old, fresh := bytes.Repeat([]byte{1}, 64<<10), bytes.Repeat([]byte{2}, 64<<10)
+	for i := range 300 {
+		require.NoError(t, p.Flush(t.Context()))
+		from := g.Len()
+		if from+uint64(len(old)) > 4<<20 {
+			require.NoError(t, p.Retire(t.Context(), 0))
+			from = 0
+		}
+		func() {
+			st, open := stuck(t, g.Device())
+			defer open()
+			require.NoError(t, g.Append(old))
+			for range i % 7 {
+				runtime.Gosched()
+			}
+			if g.SetLen(from) != nil {
+				return // published already
+			}
+			require.NoError(t, g.AppendOn(st, fresh))
+			for end := time.Now().Add(300 * time.Microsecond); time.Now().Before(end); {
+				require.Equal(t, from, p.Len(), "published before it is written, in round %d", i)
+			}
+		}()
+	}
+}
+
+// TestSealThenClose: what was sealed is known to be, however soon the object is
+// taken back.
+func TestSealThenClose(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	ses, far := served(t, s)
+	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	a := ses.find(p.id)
+	sent, err := a.sendNext()
+	require.NoError(t, err)
+	require.True(t, sent)
+	require.NoError(t, p.Seal(t.Context(), SealOptions{Digest: true}))
+	require.NoError(t, p.Close())
+	for sent, err = true, nil; sent; {
+		sent, err = a.sendNext()
+		require.NoError(t, err)
+	}
+	for _, kind := range []wire.Type{wire.TypeObject, wire.TypeChunks, wire.TypeSealed, wire.TypeDeleted} {
+		f, err := far.Read()
+		require.NoError(t, err)
+		require.Equal(t, kind, f.Type)
+		if kind == wire.TypeSealed {
+			m, err := wire.DecodeSealed(f.Payload)
+			require.NoError(t, err)
+			require.Equal(t, uint64(100), m.Length)
+			require.True(t, m.HasDigest)
+		}
+		require.NoError(t, f.Close())
+	}
+}
+
+// TestSealThenServerClose is the same where the connection ends too.
+func TestSealThenServerClose(t *testing.T) {
+	for range 50 {
+		s, p, g := stage(t, Options{}, PublishOptions{})
+		require.NoError(t, g.Append(pattern(0, 100)))
+		v := attached(t, s, AttachOptions{})
+		wait(t, v, 100)
+		require.NoError(t, p.Seal(t.Context(), SealOptions{}))
+		require.NoError(t, s.Close())
+		require.Eventually(t, func() bool { return v.Sealed() || v.Err() != nil }, time.Second, time.Millisecond)
+		require.NoError(t, v.Err())
+	}
+}
+
+// TestResyncOwesNothing: a reader that has everything says how many descriptors
+// it takes in a frame, and is not cut off for it.
+func TestResyncOwesNothing(t *testing.T) {
+	s, _, g := stage(t, Options{Ack: 30 * time.Millisecond}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	r := attachPlain(t, s.Path(), "x")
+	require.Equal(t, pattern(0, 100), r.until(100))
+	m := wire.Resync{Object: r.o.ID, Next: r.tracker.LastID() + 1, Batch: 1}
+	require.NoError(t, r.c.Write(wire.TypeResync, 0, 0, m.Append(nil)))
+	<-time.After(100 * time.Millisecond)
+	require.NoError(t, g.Append(pattern(100, 9<<20)))
+	require.Equal(t, pattern(0, 100+9<<20), r.until(100+9<<20))
+}
+
+// TestUnsentOwesNothing: a chunk goes before it is sent; until the publication
+// has seen it the reader has nothing to acknowledge.
+func TestUnsentOwesNothing(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+	ses, _ := served(t, s)
+	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	a := ses.find(p.id)
+	f, ok := a.derive()
+	require.True(t, ok)
+	require.NoError(t, a.unsent(f, vmm.ErrClosed))
+	require.Zero(t, a.due())
+	a.leave()
+}
+
+// TestCloseTwiceAtOnce: both return when it is closed.
+func TestCloseTwiceAtOnce(t *testing.T) {
+	_, p, _ := stage(t, Options{}, PublishOptions{})
+	p.step <- struct{}{}
+	closed := make(chan error, 2)
+	for range 2 {
+		go func() { closed <- p.Close() }()
+	}
+	select {
+	case <-closed:
+		t.Error("one has not waited")
+	case <-time.After(50 * time.Millisecond):
+		defer func() { require.NoError(t, <-closed) }()
+	}
+	<-p.step
+	require.NoError(t, <-closed)
+}
+
+// TestQueuedAfterAFailure: what was queued behind work that failed does not
+// become readable.
+func TestQueuedAfterAFailure(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Grow(4<<20))
+	st, open := stuck(t, g.Device())
+	for n := uint64(1); n <= 2; n++ {
+		e, err := st.Record()
+		require.NoError(t, err)
+		require.NoError(t, p.Queued(n<<20, e))
+	}
+	p.fail(vmm.ErrDeviceLost)
+	open()
+	require.Eventually(t, func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !p.draining
+	}, time.Second, time.Millisecond)
+	require.Zero(t, g.Len())
+	require.ErrorIs(t, p.Err(), vmm.ErrDeviceLost)
+}
+
+func TestNoPublication(t *testing.T) {
+	var p *Publication
+	var s *Server
+	require.ErrorIs(t, p.Queued(1, nil), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Flush(t.Context()), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Retire(t.Context(), 0), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Seal(t.Context(), SealOptions{}), vmm.ErrInvalid)
+	require.ErrorIs(t, p.Err(), vmm.ErrInvalid)
+	require.Zero(t, p.Len()+p.Generation()+uint64(p.Readers()))
+	require.Empty(t, p.Name())
+	require.NoError(t, p.Close())
+	_, err := s.Publish("x", nil, PublishOptions{})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	near, _ := pair(t)
+	require.ErrorIs(t, s.ServeConn(near), vmm.ErrInvalid)
+	require.Zero(t, s.Stats())
+	require.Zero(t, s.Instance())
+	require.Empty(t, s.Path())
+	require.NoError(t, s.Close())
+}
+
+// TestToken: both sides take what the other's documentation says.
+func TestToken(t *testing.T) {
+	for _, token := range [][]byte{nil, {}, []byte("short"), make([]byte, tokenSize)} {
+		s, _, g := stage(t, Options{Token: token}, PublishOptions{})
+		v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: token})
+		require.NoError(t, err, "%q", token)
+		require.NoError(t, v.Close())
+	}
+}
