@@ -80,23 +80,32 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
-	path, err = socketPath(path)
+	conn, err := connect(ctx, path, o)
 	if err != nil {
 		return nil, attachFail(name, err)
+	}
+	return AttachConn(ctx, conn, name, dev, o)
+}
+
+// connect finds the owner who listens at path.
+func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, error) {
+	path, err := socketPath(path)
+	if err != nil {
+		return nil, err
 	}
 	c, err := (&net.Dialer{Timeout: o.Timeout}).DialContext(ctx, "unixpacket", path)
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
 		err = fmt.Errorf("%w: nobody listens: %w", ErrOwnerGone, err)
 	}
 	if err != nil {
-		return nil, attachFail(name, err)
+		return nil, err
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
 		_ = c.Close()
-		return nil, attachFail(name, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c))
+		return nil, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c)
 	}
-	return AttachConn(ctx, conn, name, dev, o)
+	return conn, nil
 }
 
 // AttachConn is Attach over a connection that is there already, of the kind
@@ -206,7 +215,7 @@ func (j *joining) attach(ctx context.Context, name string) (*View, error) {
 	if j.o.Write {
 		ask.Access = wire.AccessReadWrite
 	}
-	if err := j.c.Write(wire.TypeAttach, attachRequest, 0, ask.Append(nil)); err != nil {
+	if err := j.c.Write(wire.TypeAttach, attachRequest, 0, ask.Append(nil)); err != nil && !gone(err) { // as for HELLO
 		return nil, j.why(err)
 	}
 	obj, fds, err := j.object(ctx, attachRequest)

@@ -166,8 +166,8 @@ func (v *View) chunks(f wire.Frame, c wire.Chunks) error {
 // errNoFDs tells a limit on fds from others.
 var errNoFDs = errors.New("too few file descriptors for a frame")
 
-// importAll imports the memory of records and closes its fds. The caller closes
-// the chunks, whatever the error.
+// importAll imports the memory of records, one by one: the driver takes longer
+// for several at a time. The caller closes the chunks, whatever the error.
 func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
 	for i, r := range records {
 		c, err := v.dev.Import(fds[i].Int(), r.Size, vmm.Prop{})
@@ -226,6 +226,8 @@ func (v *View) seal(s wire.Sealed) error {
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.last:
 		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.last)
+	case s.Length < v.visible():
+		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.visible())
 	}
 	v.sealed, v.last = true, s.Length
 	if s.HasDigest {

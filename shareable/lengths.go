@@ -115,6 +115,10 @@ func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	p.step.Lock()
 	defer p.step.Unlock()
 	if err := p.withdraw(ctx, n); err != nil {
+		select { // nothing of the range has changed that would have follow look
+		case p.hidden <- struct{}{}:
+		default:
+		}
 		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
 	}
 	return nil

@@ -242,7 +242,7 @@ type ends struct {
 	committed, charged          uint64
 }
 
-func count(t *testing.T, s *Server, dev *vmm.Device) ends {
+func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 	t.Helper()
 	runtime.GC()
 	fds, err := processFDs()
@@ -289,7 +289,7 @@ func TestConnectAndKill(t *testing.T) {
 	for seed := range 2 { // what is made once is there then
 		batch(seed, storm(seed))
 	}
-	before := count(t, s, g.Device())
+	before := tally(t, s, g.Device())
 	start := s.Stats()
 	killed := 0
 	for next := storm(2); s.Stats().Accepted-start.Accepted < cycles; killed++ {
@@ -302,7 +302,7 @@ func TestConnectAndKill(t *testing.T) {
 	}
 	var after ends
 	soon(t, "all is as before", func() bool {
-		after = count(t, s, g.Device())
+		after = tally(t, s, g.Device())
 		return after.fds == before.fds && after.goroutines <= before.goroutines && after.maps <= before.maps+16 &&
 			after.kept == before.kept && after.committed == before.committed && after.charged == 0
 	})

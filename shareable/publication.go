@@ -33,6 +33,7 @@ type Publication struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	fresh  chan struct{} // there are chunks to export
+	hidden chan struct{} // less is published than the range shows
 
 	step    sync.Mutex // one change of what is published at a time
 	release func()     // of what is held; guarded by step
@@ -128,7 +129,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		fresh: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		fresh: make(chan struct{}, 1), hidden: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
@@ -172,6 +173,7 @@ func (p *Publication) follow() {
 		}
 		select {
 		case <-changed:
+		case <-p.hidden:
 		case <-timer:
 		case <-p.ctx.Done():
 			return
@@ -364,11 +366,19 @@ func (p *Publication) exportAhead() {
 			if d, err := p.srv.fds.take(c.seg); err == nil {
 				p.srv.fds.give(d)
 			}
-			p.mu.Lock()
-			if !p.has(c) {
-				p.srv.fds.drop(c.seg) // retired meanwhile
-			}
-			p.mu.Unlock()
+			p.dropGone([]piece{c})
+		}
+	}
+}
+
+// dropGone forgets the descriptors of those pieces that were retired while they
+// were taken: retire came too early to drop them, and they would keep memory.
+func (p *Publication) dropGone(pieces []piece) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range pieces {
+		if !p.has(c) {
+			p.srv.fds.drop(c.seg)
 		}
 	}
 }

@@ -114,6 +114,10 @@ enum {
 };
 
 typedef enum {
+	CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD = 1,
+} CUmemRangeHandleType;
+
+typedef enum {
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
 } CUpointer_attribute;
@@ -143,6 +147,10 @@ enum {
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
 	CU_MEMHOSTALLOC_PORTABLE = 1,
 };
+
+typedef struct CUmemFabricHandle_st {
+	unsigned char data[64];
+} CUmemFabricHandle;
 
 typedef struct {
 	CUmemLocationType type;

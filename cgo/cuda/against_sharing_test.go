@@ -3,10 +3,15 @@
 package cuda_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"math"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -21,7 +26,7 @@ import (
 // as many chunks of C's by their descriptors.
 type sharing struct {
 	*rivals
-	server  *shareable.Server
+	path    string // of the owner
 	view    *shareable.View
 	size    uint64
 	sizes   []uint64
@@ -31,34 +36,98 @@ type sharing struct {
 	handles []uint64
 }
 
-// attaching attaches to 16 GiB, or a sixth of what is free, in chunks of 64 MiB
-// or more. With keep, the descriptors are there on both sides.
-func (v *rivals) attaching(keep bool, least uint64) job {
-	v.Helper()
-	size := min(16*gib, v.free()/6)
-	g, err := v.dev.NewRange(vmm.RangeOptions{Max: size, Share: vmm.ShareFD, Chunk: max(least, v.gran)})
-	require.NoError(v, err)
-	v.Cleanup(func() { require.NoError(v, g.Close()) })
-	size = g.Max() / max(least, v.gran) * max(least, v.gran)
-	require.NoError(v, g.Grow(size))
-	require.NoError(v, g.SetLen(size))
+// published publishes size bytes in chunks of each as "x", and gives the path.
+// With keep, the descriptors are all there when it returns.
+func published(tb testing.TB, dev *vmm.Device, size, each uint64, keep bool) string {
+	tb.Helper()
+	g, err := dev.NewRange(vmm.RangeOptions{Max: size, Share: vmm.ShareFD, Chunk: each})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, g.Close()) })
+	require.NoError(tb, g.Grow(size))
+	require.NoError(tb, g.SetLen(size))
+	o := shareable.Options{KeepFDs: -1}
+	if keep {
+		o.KeepFDs = math.MaxInt32
+	}
+	server, err := shareable.Listen(dev, filepath.Join(tb.TempDir(), "s"), o)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, server.Close()) })
+	_, err = server.Publish("x", g, shareable.PublishOptions{})
+	require.NoError(tb, err)
+	if keep {
+		require.Eventually(tb, func() bool { return server.Stats().KeptFDs == int(size/each) }, time.Minute, time.Millisecond)
+	}
+	return server.Path()
+}
 
+// ownerEnv says what a process is there to publish.
+const ownerEnv = "CUVMM_SHARING_OWNER"
+
+// TestSharingOwner is the owner's process of TestAgainstCSharing, and nothing in
+// any other.
+func TestSharingOwner(t *testing.T) {
+	var size, each uint64
+	var keep bool
+	if _, err := fmt.Sscan(os.Getenv(ownerEnv), &size, &each, &keep); err != nil {
+		t.Skip("is run by another test")
+	}
+	dev, err := vmm.Open("cuda:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	t.Run("publish", func(t *testing.T) {
+		fmt.Fprintln(os.Stdout, "path:", published(t, dev, size, each, keep))
+		_, err := io.Copy(io.Discard, os.Stdin) // until the other process closes it
+		require.NoError(t, err)
+	})
+}
+
+// elsewhere is published by a process of its own.
+func (v *rivals) elsewhere(size, each uint64, keep bool) string {
+	v.Helper()
+	self, err := os.Executable()
+	require.NoError(v, err)
+	cmd := exec.CommandContext(context.Background(), self, "-test.run=^TestSharingOwner$", "-test.timeout=5m")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %t", ownerEnv, size, each, keep))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(v, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(v, err)
+	require.NoError(v, cmd.Start())
+	v.Cleanup(func() {
+		_ = in.Close()
+		require.NoError(v, cmd.Wait())
+	})
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if path, ok := strings.CutPrefix(lines.Text(), "path: "); ok {
+			return path
+		}
+	}
+	v.Fatal("the owner's process did not publish")
+	return ""
+}
+
+// attaching attaches to 16 GiB, or a sixth of what is free, in chunks of each
+// bytes. With keep, the descriptors are there on both sides. Without elsewhere
+// the owner is this process.
+func (v *rivals) attaching(keep, elsewhere bool, each uint64) job {
+	v.Helper()
+	size := min(16*gib, v.free()/6) / each * each
 	w := &sharing{rivals: v, size: size}
-	o, name := shareable.Options{KeepFDs: -1}, "attach with export to "
+	name := "attach with export to "
 	if keep {
-		o.KeepFDs, name = math.MaxInt32, "attach with kept descriptors to "
+		name = "attach with kept descriptors to "
 	}
-	w.server, err = shareable.Listen(v.dev, filepath.Join(v.TempDir(), "s"), o)
-	require.NoError(v, err)
-	v.Cleanup(func() { require.NoError(v, w.server.Close()) })
-	_, err = w.server.Publish("x", g, shareable.PublishOptions{})
-	require.NoError(v, err)
-	for _, s := range g.Segments() {
-		w.sizes = append(w.sizes, s.Size)
-		w.share(s.Size, keep)
+	if elsewhere {
+		w.path = v.elsewhere(size, each, keep)
+		name += "another process's "
+	} else {
+		w.path = published(v, v.dev, size, each, keep)
 	}
-	if keep {
-		require.Eventually(v, func() bool { return w.server.Stats().KeptFDs == len(w.sizes) }, time.Minute, time.Millisecond)
+	for range size / each {
+		w.sizes = append(w.sizes, each)
+		w.share(each, keep)
 	}
 	return job{
 		name:    fmt.Sprintf("%s%s in %d chunks", name, mibs(size), len(w.sizes)),
@@ -94,7 +163,7 @@ func (w *sharing) ours() time.Duration {
 	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 	defer cancel()
 	return w.timed(func() (err error) {
-		if w.view, err = shareable.Attach(ctx, w.server.Path(), "x", w.dev, shareable.AttachOptions{Write: false}); err != nil {
+		if w.view, err = shareable.Attach(ctx, w.path, "x", w.dev, shareable.AttachOptions{}); err != nil {
 			return err
 		}
 		return w.view.Wait(ctx, w.size)
@@ -132,10 +201,11 @@ func (w *sharing) undo() {
 // fails nothing.
 func TestAgainstCSharing(t *testing.T) {
 	v := newRivals(t, device(t), "libcuda.so.1")
-	t.Log("\n" + table(v.compete(20, v.attaching(true, 64*mib)), v.compete(20, v.attaching(false, 64*mib))))
+	t.Log("\n" + table(v.compete(100, v.attaching(true, true, 64*mib)), v.compete(100, v.attaching(false, true, 64*mib)),
+		v.compete(40, v.attaching(true, false, 64*mib))))
 }
 
 func TestAgainstCSharingOnFake(t *testing.T) {
 	v, _ := rivalsOnFake(t)
-	t.Log("\n" + table(v.compete(6, v.attaching(true, 2*mib)), v.compete(6, v.attaching(false, 2*mib))))
+	t.Log("\n" + table(v.compete(6, v.attaching(true, false, 2*mib)), v.compete(6, v.attaching(false, false, 2*mib))))
 }

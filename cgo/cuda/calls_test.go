@@ -45,6 +45,13 @@ func (x *things) calls() []call {
 		}
 		return v.EndCapture(s)
 	}
+	export := func() error {
+		fd, err := d.ExportRange(p, 8192)
+		if err != nil {
+			return err
+		}
+		return os.NewFile(uintptr(fd), "dma-buf").Close()
+	}
 	peering := func() error { _, err := d.Peering(1, 0); return err }
 	enable := func() error { return v.EnablePeer(1) }
 	disable := func() error {
@@ -98,6 +105,10 @@ func (x *things) calls() []call {
 		}, false},
 		{"Import", "cuMemImportFromShareableHandle", f("fd=%d type=1", x.fd),
 			func() error { _, err := d.Import(x.fd, granule, x.prop()); return err }, false},
+		{"ExportRange", "cuPointerGetAttribute", f("attribute=9 p=%#x", uint64(p)), export, false},
+		{"ExportRange", "cuDevicePrimaryCtxRetain", "dev=0", export, false},
+		{"ExportRange", "cuMemGetHandleForAddressRange", f("p=%#x size=8192 type=1 flags=0", uint64(p)), export, false},
+		{"ExportRange", "cuDevicePrimaryCtxRelease_v2", "dev=0", export, false},
 		{"SyncIfActive", "cuDevicePrimaryCtxGetState", "dev=0", func() error { return d.SyncIfActive(0) }, false},
 		{"SyncIfActive", "cuCtxSynchronize", "", func() error { return d.SyncIfActive(0) }, false},
 		{"Open", "cuDevicePrimaryCtxRetain", "dev=1", func() error { _, err := d.Open(1); return err }, false},
@@ -238,7 +249,7 @@ func meaning(c call, code int) (kind error, is bool) {
 		return driver.ErrAddressSpace, true
 	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999:
 		return driver.ErrInvalid, true
-	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle"):
+	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange"):
 		return driver.ErrLimit, true // no descriptor is left
 	case c.symbol == "cuStreamEndCapture" && code >= 900 && code <= 908: // the capture was destroyed
 		return driver.ErrInvalid, true
@@ -287,8 +298,9 @@ func TestNoContext(t *testing.T) {
 			return // it needs none
 		}
 		isOnly(t, err, driver.ErrInvalid, c.name)
-		switch c.symbol {
-		case push, "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2":
+		switch {
+		case c.symbol == push, strings.HasPrefix(c.symbol, "cuDevicePrimaryCtx"):
+		case c.name == "ExportRange" && c.symbol == "cuPointerGetAttribute": // to know whose context
 		default:
 			require.Equal(t, before, fake.Calls(c.symbol), "%s came to %s", c.name, c.symbol)
 		}

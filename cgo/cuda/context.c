@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 static CUresult enter(cuvmm_lib api, CUcontext ctx) {
 	CUVMM_ALIVE(CUVMM_DEAD);
@@ -64,6 +65,28 @@ CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev) {
 	r = cuvmm_sync(api, ctx);
 	CUresult released = api->primary_release(dev);
 	return r != CUDA_SUCCESS ? r : released;
+}
+
+// cuvmm_export_range takes the device's primary context for the call: the driver
+// wants one to be current, though not for anything else that maps or shares.
+cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size) {
+	int fd = -1;
+	CUcontext ctx;
+	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
+	if (api->mem_range_handle == NULL)
+		return (cuvmm_value){.r = CUDA_ERROR_NOT_SUPPORTED};
+	CUresult r = api->primary_retain(&ctx, dev);
+	if (r != CUDA_SUCCESS)
+		return (cuvmm_value){.r = r};
+	r = enter(api, ctx);
+	if (r == CUDA_SUCCESS)
+		r = leave(api, api->mem_range_handle(&fd, p, size, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	CUresult released = api->primary_release(dev);
+	if (r == CUDA_SUCCESS)
+		r = released;
+	if (r != CUDA_SUCCESS && fd >= 0)
+		close(fd);
+	return (cuvmm_value){r, (unsigned long long)fd};
 }
 
 cuvmm_context cuvmm_open(cuvmm_lib api, int dev) {

@@ -26,6 +26,8 @@ type Driver struct {
 	// Events are the driver's and not a device's, since one device's streams
 	// may wait for another's events.
 	streams, events made
+
+	granularities sync.Map // driver.Prop to uint64
 }
 
 // unit is one device, open or not.
@@ -34,9 +36,9 @@ type unit struct{ lost atomic.Bool }
 // handle is what is known of physical memory: CUDA does not say where a handle's
 // memory lives, and may crash on one that it does not know.
 type handle struct {
-	home   int
-	shared bool // has a handle type to export it by
-	refs   int  // CUDA may give one handle twice
+	home  int
+	share driver.Share // the ways to export it
+	refs  int          // CUDA may give one handle twice
 }
 
 var _ driver.Driver = (*Driver)(nil)

@@ -47,7 +47,7 @@ func onDevice(n int) driver.Location { return driver.Location{Kind: driver.OnDev
 func TestConformanceOnFake(t *testing.T) {
 	t.Run("Memory", func(t *testing.T) {
 		drivertest.Memory(t, func(tb testing.TB) driver.Driver {
-			path := fakecuda.Build(tb)
+			path := fakecuda.Build(tb, fakecuda.Fabric)
 			fake := fakecuda.Open(tb, path)
 			fake.Configure(3, gib)
 			fake.Link(1, 2, fakecuda.NoPath)

@@ -58,7 +58,10 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 	case driver.SharesFD:
 		return d.creates(driver.Prop{Home: home, Share: driver.ShareFD})
 	case driver.SharesFabric:
-		return d.creates(driver.Prop{Home: home, Share: driver.ShareFabric})
+		return d.tries(driver.Prop{Home: home, Share: driver.ShareFabric}, func(h driver.Handle, _ uint64) error {
+			_, err := d.ExportFabric(h)
+			return err
+		})
 	case driver.RDMA:
 		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, absent); err != nil {
 			return err
@@ -67,7 +70,17 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 	case driver.HostNUMA:
 		return d.creates(driver.Prop{Home: driver.Location{Kind: driver.OnHost}})
 	case driver.DMABuf:
-		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, absent)
+		if d.api.mem_range_handle == nil {
+			return absent
+		}
+		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, absent); err != nil {
+			return err
+		}
+		// The call needs a context, and no question is worth making one.
+		if v := C.cuvmm_active(d.api, C.int(dev)); v.r != 0 || v.v == 0 {
+			return d.fail("cuDevicePrimaryCtxGetState", Result(v.r))
+		}
+		return d.tries(driver.Prop{Home: home}, d.exportsRange)
 	case driver.Pools:
 		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
 	case driver.LegacyIPC:
@@ -92,20 +105,54 @@ func (d *Driver) attribute(dev int, a C.CUdevice_attribute, absent error) error 
 	return nil
 }
 
-// creates makes one granule of memory and gives it back. That it may not be had
-// is the same as that it is not supported; that there is none left settles nothing.
+// creates makes one granule of memory and gives it back.
 func (d *Driver) creates(p driver.Prop) error {
+	return d.tries(p, func(driver.Handle, uint64) error { return nil })
+}
+
+// tries makes one granule of memory, does something with it and gives it back.
+// That it may not be had is the same as that it is not supported; that there is
+// none left settles nothing.
+func (d *Driver) tries(p driver.Prop, do func(h driver.Handle, n uint64) error) error {
 	n, err := d.Granularity(p)
 	var h driver.Handle
 	if err == nil {
 		h, err = d.Create(n, p)
 	}
 	if err == nil {
-		return d.Release(h)
+		err = do(h, n)
+		if undo := d.Release(h); err == nil {
+			err = undo
+		}
+	}
+	if err == nil {
+		return nil
 	}
 	var r Result
 	if errors.As(err, &r) && (r == notPermitted || r == invalidValue || r == notSupported || r == invalidDevice) {
 		return &driver.CallError{Call: "Supports", Kind: driver.ErrNotSupported, Err: d.text(r)}
+	}
+	return err
+}
+
+// exportsRange maps h, of n bytes, and exports where it is.
+func (d *Driver) exportsRange(h driver.Handle, n uint64) error {
+	p, err := d.Reserve(n, 0)
+	if err != nil {
+		return err
+	}
+	fd := -1
+	if err = d.Map(p, n, h); err == nil {
+		fd, err = d.ExportRange(p, n)
+		if undo := d.Unmap(p, n); err == nil {
+			err = undo
+		}
+	}
+	if fd >= 0 {
+		_ = syscall.Close(fd)
+	}
+	if undo := d.Free(p, n); err == nil {
+		err = undo
 	}
 	return err
 }

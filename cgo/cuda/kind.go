@@ -104,7 +104,8 @@ func (r Result) kind(call string) error {
 	case stubLibrary:
 		return driver.ErrNoDriver
 	case operatingSystem:
-		if call == "cuMemExportToShareableHandle" || call == "cuMemImportFromShareableHandle" {
+		switch call {
+		case "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemGetHandleForAddressRange":
 			return driver.ErrLimit // no descriptor is left
 		}
 	case forked:

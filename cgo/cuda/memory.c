@@ -159,3 +159,32 @@ cuvmm_value cuvmm_import(cuvmm_lib api, int fd) {
 	CUresult r = api->mem_import(&h, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	return (cuvmm_value){r, h};
 }
+
+cuvmm_fabric cuvmm_export_fabric(cuvmm_lib api, CUmemGenericAllocationHandle h) {
+	cuvmm_fabric f = {.r = CUVMM_DEAD};
+	CUVMM_ALIVE(f);
+	f.r = api->mem_export(&f.name, h, CU_MEM_HANDLE_TYPE_FABRIC, 0);
+	return f;
+}
+
+cuvmm_value cuvmm_import_fabric(cuvmm_lib api, CUmemFabricHandle name) {
+	CUmemGenericAllocationHandle h = 0;
+	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
+	CUresult r = api->mem_import(&h, &name, CU_MEM_HANDLE_TYPE_FABRIC);
+	return (cuvmm_value){r, h};
+}
+
+cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p) {
+	int dev = -1;
+	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
+	CUresult r = api->pointer_attribute(&dev, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p);
+	return (cuvmm_value){r, (unsigned long long)dev};
+}
+
+cuvmm_value cuvmm_active(cuvmm_lib api, int dev) {
+	unsigned int flags = 0;
+	int active = 0;
+	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
+	CUresult r = api->primary_state(dev, &flags, &active);
+	return (cuvmm_value){r, (unsigned long long)active};
+}

@@ -59,7 +59,18 @@ func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
+	return d.granularity(call, p, c)
+}
+
+// granularity asks once for each kind of memory: it does not change.
+func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp) (uint64, error) {
+	if known, ok := d.granularities.Load(p); ok {
+		return known.(uint64), nil //nolint:forcetypeassert // nothing else is stored
+	}
 	v := C.cuvmm_granularity(d.api, c)
+	if v.r == 0 {
+		d.granularities.Store(p, uint64(v.v))
+	}
 	return uint64(v.v), d.fail(call, Result(v.r))
 }
 
@@ -84,18 +95,22 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	v := C.cuvmm_create(d.api, C.size_t(size), c)
 	if v.r != 0 {
-		return 0, d.checkAt(call, p.Home, v.r)
+		err := d.checkAt(call, p.Home, v.r)
+		if p.Share&driver.ShareFabric != 0 {
+			err = ofFabric(err)
+		}
+		return 0, err
 	}
-	return d.keep(driver.Handle(v.v), p.Home, p.Share != 0), nil
+	return d.keep(driver.Handle(v.v), p.Home, p.Share), nil
 }
 
 // keep enters a handle into the books.
-func (d *Driver) keep(h driver.Handle, home driver.Location, shared bool) driver.Handle {
+func (d *Driver) keep(h driver.Handle, home driver.Location, share driver.Share) driver.Handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k, again := d.handles[h]
 	if !again {
-		k = handle{home: home.ID, shared: shared}
+		k = handle{home: home.ID, share: share}
 		if home.Kind != driver.OnDevice {
 			k.home = -1
 		}
@@ -271,7 +286,7 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if !k.shared {
+	if k.share&driver.ShareFD == 0 {
 		return -1, rule(call, driver.ErrInvalid, "imported, or created without a way to share")
 	}
 	v := C.cuvmm_export(d.api, C.CUmemGenericAllocationHandle(h))
@@ -281,20 +296,28 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 	return int(v.v), nil
 }
 
+// importable checks the size and kind of memory that is to be imported.
+func (d *Driver) importable(call string, size uint64, p driver.Prop) error {
+	c, err := d.prop(call, p)
+	if err != nil {
+		return err
+	}
+	gran, err := d.granularity(call, p, c)
+	if err != nil {
+		return err
+	}
+	if size == 0 || size%gran != 0 {
+		return rule(call, driver.ErrInvalid, "%d bytes", size)
+	}
+	return nil
+}
+
 // Import makes a handle of an exported descriptor. What the descriptor is of,
 // the driver finds out; its size, only Map.
 func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
 	const call = "cuMemImportFromShareableHandle"
-	c, err := d.prop(call, p)
-	if err != nil {
+	if err := d.importable(call, size, p); err != nil {
 		return 0, err
-	}
-	g := C.cuvmm_granularity(d.api, c)
-	if g.r != 0 {
-		return 0, d.fail(call, Result(g.r))
-	}
-	if size == 0 || size%uint64(g.v) != 0 {
-		return 0, rule(call, driver.ErrInvalid, "%d bytes", size)
 	}
 	if err := looksExported(fd); err != nil {
 		return 0, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: err}
@@ -303,5 +326,5 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if v.r != 0 {
 		return 0, d.fail(call, Result(v.r))
 	}
-	return d.keep(driver.Handle(v.v), p.Home, false), nil
+	return d.keep(driver.Handle(v.v), p.Home, 0), nil
 }

@@ -46,6 +46,12 @@ typedef struct {
 	CUstream own;
 } cuvmm_context;
 
+// cuvmm_fabric is a result and a name in the fabric.
+typedef struct {
+	CUresult r;
+	CUmemFabricHandle name;
+} cuvmm_fabric;
+
 // cuvmm_link is what the driver says of the way between two devices; told is 0
 // where it has no such call.
 typedef struct {
@@ -93,6 +99,10 @@ CUresult cuvmm_set_access(cuvmm_lib api, CUdeviceptr p, size_t size, const CUmem
 cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who);
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
+cuvmm_fabric cuvmm_export_fabric(cuvmm_lib api, CUmemGenericAllocationHandle h);
+cuvmm_value cuvmm_import_fabric(cuvmm_lib api, CUmemFabricHandle name);
+cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
+cuvmm_value cuvmm_active(cuvmm_lib api, int dev);
 CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev);
 cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
 
@@ -101,6 +111,7 @@ CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev);
 CUresult cuvmm_push(cuvmm_lib api, CUcontext ctx);
 CUresult cuvmm_pop(cuvmm_lib api);
 CUresult cuvmm_sync(cuvmm_lib api, CUcontext ctx);
+cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size);
 cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, CUcontext ctx, int to);
 cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, CUcontext ctx, CUcontext peer, int to);
 cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx);

@@ -43,6 +43,7 @@
 	REQUIRED(mem_get_access, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)) \
 	REQUIRED(mem_export, "cuMemExportToShareableHandle", (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags)) \
 	REQUIRED(mem_import, "cuMemImportFromShareableHandle", (CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type)) \
+	OPTIONAL(mem_range_handle, "cuMemGetHandleForAddressRange", (void *handle, CUdeviceptr p, size_t size, CUmemRangeHandleType type, unsigned long long flags)) \
 	REQUIRED(pointer_attribute, "cuPointerGetAttribute", (void *value, CUpointer_attribute attribute, CUdeviceptr p)) \
 	REQUIRED(copy_in, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t n, CUstream stream)) \
 	REQUIRED(copy_out, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t n, CUstream stream)) \

@@ -46,6 +46,7 @@ const (
 	Stub      = "-DFAKE_INIT=34"   // cuInit says that this is a stub library
 	Broken    = "-DFAKE_INIT=999"  // cuInit fails
 	NoDevices = "-DFAKE_DEVICES=0" // cuInit finds nothing
+	Fabric    = "-DFAKE_FABRIC=1"  // memory can be shared by fabric handles
 )
 
 // Missing is the flag of Build that leaves a symbol out. The symbol goes by its

@@ -36,12 +36,15 @@ int main(void) {
 	SIZE(CUmemLocationType);
 	SIZE(CUmemAccess_flags);
 	SIZE(CUmemAllocationGranularity_flags);
+	SIZE(CUmemRangeHandleType);
 	SIZE(CUpointer_attribute);
 	SIZE(CUmemPool_attribute);
 	SIZE(CUstreamCaptureMode);
 	SIZE(CUstreamCaptureStatus);
 	SIZE(CUuuid);
 	FIELD(CUuuid, bytes);
+	SIZE(CUmemFabricHandle);
+	FIELD(CUmemFabricHandle, data);
 	SIZE(CUmemLocation);
 	FIELD(CUmemLocation, type);
 	FIELD(CUmemLocation, id);
@@ -122,6 +125,7 @@ int main(void) {
 	VALUE(CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 	VALUE(CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	VALUE(CU_MEM_ALLOCATION_COMP_GENERIC);
+	VALUE(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
 	VALUE(CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 	VALUE(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 	VALUE(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);

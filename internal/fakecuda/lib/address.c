@@ -240,8 +240,10 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 CUresult cu_pointer_attribute(void *value, CUpointer_attribute attribute, CUdeviceptr p) {
 	enum { HOST = 1, DEVICE = 2 }; // CUmemorytype
 	ENTER(pointer_attribute, "attribute=%d p=%#llx", attribute, p);
-	struct device *dev;
-	TRY(context(&dev));
+	if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) { // which was seen to need no context
+		struct device *dev;
+		TRY(context(&dev));
+	}
 	struct span *s = span_at(p);
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_VALUE;

@@ -23,6 +23,10 @@
 #define FAKE_BYTES (1ull << 30) // of each device
 #endif
 
+#ifndef FAKE_FABRIC
+#define FAKE_FABRIC 0 // whether there are fabric handles
+#endif
+
 #define GRANULE (2ull << 20)
 #define ADDRESSES (1ull << 47) // no reservation is as large as this
 #define MAX_DEVICES 16
@@ -95,7 +99,8 @@ struct chunk {
 	struct chunk *next;
 	size_t size;
 	CUmemLocation home;
-	bool shareable;
+	int share;                 // the handle types to export it by
+	unsigned long long serial; // what a fabric handle names
 	int fd, terminal; // of an exported one: our descriptor, and what it is of
 	int refs;
 	unsigned char *bytes;
@@ -104,6 +109,15 @@ struct chunk {
 struct handle {
 	struct chunk *chunk; // NULL: a free number
 	bool imported;
+};
+
+// dmabuf is a span that was exported. It keeps the memory while this process
+// has a descriptor of that file; what others have is not seen.
+struct dmabuf {
+	struct dmabuf *next;
+	unsigned long long dev, inode;
+	size_t count;
+	struct chunk *chunks[];
 };
 
 struct reservation {
@@ -144,6 +158,8 @@ struct state {
 	int devices;
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
+	unsigned long long serial; // of the last chunk
+	struct dmabuf *dmabufs;
 	struct handle *handles; // by number
 	size_t handle_room;
 	struct reservation *reservations;
@@ -237,6 +253,9 @@ void peers_gone(int dev);
 
 // count_peers counts bits of device.peers, over all devices.
 void count_peers(struct fake_count *out);
+
+// sweep_dmabufs lets go of what no descriptor keeps any more.
+void sweep_dmabufs(bool all);
 
 void reset_memory(void);
 void reset_plain(void);

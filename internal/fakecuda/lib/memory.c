@@ -82,6 +82,7 @@ static bool open_here(const struct chunk *c) {
 }
 
 void sweep(void) {
+	sweep_dmabufs(false);
 	for (struct chunk *c = fake.chunks; c != NULL;) {
 		struct chunk *next = c->next;
 		if (c->refs == 0 && !open_here(c))
@@ -181,7 +182,7 @@ CUresult cu_mem_create(CUmemGenericAllocationHandle *handle, size_t size, const 
 	}
 	if (size == 0 || size % GRANULE != 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (share & CU_MEM_HANDLE_TYPE_FABRIC)
+	if ((share & CU_MEM_HANDLE_TYPE_FABRIC) && !FAKE_FABRIC)
 		return CUDA_ERROR_NOT_PERMITTED;
 	if (size >= ADDRESSES)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -193,7 +194,8 @@ CUresult cu_mem_create(CUmemGenericAllocationHandle *handle, size_t size, const 
 		.next = fake.chunks,
 		.size = size,
 		.home = prop->location,
-		.shareable = share != 0,
+		.share = share,
+		.serial = ++fake.serial,
 		.fd = -1,
 		.terminal = -1,
 	};
@@ -227,17 +229,40 @@ CUresult cu_mem_release(CUmemGenericAllocationHandle handle) {
 	return CUDA_SUCCESS;
 }
 
+// fabric_name is what names a chunk in the fabric, of this process alone.
+static void fabric_name(CUmemFabricHandle *name, const struct chunk *c) {
+	memset(name, 0xfa, sizeof *name);
+	memcpy(name->data, &c->serial, sizeof c->serial);
+}
+
+// import_fabric finds the chunk of a name.
+static CUresult import_fabric(CUmemGenericAllocationHandle *handle, const CUmemFabricHandle *name) {
+	if (!FAKE_FABRIC)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	for (struct chunk *c = fake.chunks; c != NULL; c = c->next) {
+		CUmemFabricHandle own;
+		fabric_name(&own, c);
+		if (c->refs > 0 && memcmp(&own, name, sizeof own) == 0)
+			return new_handle(c, true, handle);
+	}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                        unsigned long long flags) {
 	ENTER(mem_export, "handle=%#llx type=%d flags=%llu", handle, type, flags);
-	if (flags != 0 || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+	if (flags != 0 || (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC)) {
 		violate("type is %d, flags are %llu", type, flags);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	struct handle *h = handle_of(handle);
-	if (h == NULL || !h->chunk->shareable || h->imported)
+	if (h == NULL || !(h->chunk->share & (int)type) || h->imported)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct chunk *c = h->chunk;
+	if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+		fabric_name(shareable, c);
+		return CUDA_SUCCESS;
+	}
 	sweep(); // or a terminal of the same number may still be in the books
 	if (c->fd < 0) {
 		c->fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -251,8 +276,11 @@ CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 }
 
 CUresult cu_mem_import(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type) {
-	int fd = (int)(intptr_t)shareable;
+	bool fabric = type == CU_MEM_HANDLE_TYPE_FABRIC;
+	int fd = fabric ? -1 : (int)(intptr_t)shareable;
 	ENTER(mem_import, "fd=%d type=%d", fd, type);
+	if (fabric)
+		return import_fabric(handle, shareable);
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
 		violate("type is %d", type);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -284,6 +312,7 @@ void reset_memory(void) {
 	free(fake.handles);
 	fake.handles = NULL;
 	fake.handle_room = 0;
+	sweep_dmabufs(true);
 	while (fake.chunks != NULL)
 		forget_chunk(fake.chunks);
 	for (struct reservation *r = fake.reservations; r != NULL;) {

@@ -45,7 +45,7 @@ func pairs() []pair {
 	return []pair{
 		{take: []string{"Reserve"}, give: []string{"Free"}},
 		{take: []string{"Reserve"}, give: []string{"Free"}, bytes: true},
-		{take: []string{"Create", "Import"}, give: []string{"Release"}},
+		{take: []string{"Create", "Import", "ImportFabric"}, give: []string{"Release"}},
 		{take: []string{"Map"}, give: []string{"Unmap"}, bytes: true},
 		{take: []string{"Open"}, give: []string{"Close"}},
 		{take: []string{"NewStream"}, give: []string{"FreeStream"}},

@@ -44,9 +44,11 @@ type Injected struct {
 }
 
 var (
-	_ driver.Driver     = (*Injected)(nil)
-	_ driver.HostViewer = (*Injected)(nil)
-	_ driver.PeerInfo   = (*Injected)(nil)
+	_ driver.Driver        = (*Injected)(nil)
+	_ driver.HostViewer    = (*Injected)(nil)
+	_ driver.PeerInfo      = (*Injected)(nil)
+	_ driver.RangeExporter = (*Injected)(nil)
+	_ driver.FabricSharer  = (*Injected)(nil)
 )
 
 // Inject wraps d and the devices it opens. The hook runs before each call; an
@@ -233,5 +235,41 @@ func (d *Injected) Peering(from, to int) (driver.Peering, error) {
 			return driver.Peering{}, absent("Peering")
 		}
 		return i.Peering(from, to)
+	})
+}
+
+// ExportRange implements driver.RangeExporter.
+func (d *Injected) ExportRange(p driver.Ptr, size uint64) (int, error) {
+	fd := -1
+	err := d.call("ExportRange", -1, size, func() (err error) {
+		r, ok := d.inner.(driver.RangeExporter)
+		if !ok {
+			return absent("ExportRange")
+		}
+		fd, err = r.ExportRange(p, size)
+		return err
+	})
+	return fd, err
+}
+
+// ExportFabric implements driver.FabricSharer.
+func (d *Injected) ExportFabric(h driver.Handle) ([64]byte, error) {
+	return get(d, "ExportFabric", -1, 0, func() ([64]byte, error) {
+		s, ok := d.inner.(driver.FabricSharer)
+		if !ok {
+			return [64]byte{}, absent("ExportFabric")
+		}
+		return s.ExportFabric(h)
+	})
+}
+
+// ImportFabric implements driver.FabricSharer.
+func (d *Injected) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver.Handle, error) {
+	return get(d, "ImportFabric", ordinal(p.Home), size, func() (driver.Handle, error) {
+		s, ok := d.inner.(driver.FabricSharer)
+		if !ok {
+			return 0, absent("ImportFabric")
+		}
+		return s.ImportFabric(name, size, p)
 	})
 }

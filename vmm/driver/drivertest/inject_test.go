@@ -144,6 +144,11 @@ func TestInjectAnswersForAbsentInterfaces(t *testing.T) {
 	absent["WriteValue"] = as[driver.ValueWaiter](t, dev).WriteValue(1, 64, 1, 4)
 	absent["WaitValue"] = as[driver.ValueWaiter](t, dev).WaitValue(1, 64, 1, 4)
 	_, absent["Peering"] = d.Peering(0, 1)
+	fd, err := d.ExportRange(64, 1)
+	absent["ExportRange"] = err
+	require.Equal(t, -1, fd)
+	_, absent["ExportFabric"] = d.ExportFabric(7)
+	_, absent["ImportFabric"] = d.ImportFabric([64]byte{}, 1, driver.Prop{})
 	absent["EnablePeer"] = as[driver.LegacyPeers](t, dev).EnablePeer(1)
 	absent["DisablePeer"] = as[driver.LegacyPeers](t, dev).DisablePeer(1)
 	for name, err := range absent {

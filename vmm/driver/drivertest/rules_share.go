@@ -97,7 +97,12 @@ func exportPrivate(c *check) {
 
 func exportCloexec(c *check) {
 	_, h := c.sharedChunk(1)
-	f := c.export(h)
+	c.cloexec(c.export(h))
+}
+
+// cloexec holds a descriptor to being close-on-exec.
+func (c *check) cloexec(f *os.File) {
+	c.Helper()
 	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
 	if errors.Is(err, os.ErrNotExist) {
 		c.skip("no /proc/self/fdinfo")

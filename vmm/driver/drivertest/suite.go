@@ -51,7 +51,7 @@ func Rules() []Rule {
 	}
 	return slices.Concat(
 		suite("Memory", driverRules(), addressRules(), createRules(), mapRules(), accessRules(),
-			peerRules(), legacyPeerRules(), shareRules(), copyRules(), optionalRules()),
+			peerRules(), legacyPeerRules(), shareRules(), rangeRules(), fabricRules(), copyRules(), optionalRules()),
 		suite("Async", streamRules(), eventRules(), captureRules(), orderRules(), lostRules()),
 	)
 }

@@ -1,0 +1,159 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// mapOne maps a granule of device 1 and gives its address, without a context.
+func mapOne(t *testing.T, d driver.Driver) driver.Ptr {
+	t.Helper()
+	p, err := d.Reserve(granule, 0)
+	require.NoError(t, err)
+	h, err := d.Create(granule, driver.Prop{Home: onDevice(1)})
+	require.NoError(t, err)
+	require.NoError(t, d.Map(p, granule, h))
+	require.NoError(t, d.Release(h))
+	t.Cleanup(func() {
+		require.NoError(t, d.Unmap(p, granule))
+		require.NoError(t, d.Free(p, granule))
+	})
+	return p
+}
+
+// TestExportRangeHasAContext: of the memory's device, for the call alone.
+func TestExportRangeHasAContext(t *testing.T) {
+	d, fake := onFake(t)
+	p := mapOne(t, d)
+	fd, err := d.ExportRange(p, granule)
+	require.NoError(t, err)
+	require.NoError(t, os.NewFile(uintptr(fd), "dma-buf").Close())
+	require.Equal(t, "cuDevicePrimaryCtxRetain dev=1", fake.Last("cuDevicePrimaryCtxRetain"))
+	require.Zero(t, fake.Live().Contexts)
+}
+
+// TestExportRangeUndoes whatever fails: no context stays, no descriptor is left.
+func TestExportRangeUndoes(t *testing.T) {
+	d, fake := onFake(t)
+	p := mapOne(t, d)
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(all)
+	}
+	before := descriptors()
+	for _, symbol := range []string{
+		"cuPointerGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuMemGetHandleForAddressRange",
+	} {
+		fake.Fail(symbol, 1, 2)
+		fd, err := d.ExportRange(p, granule)
+		isOnly(t, err, driver.ErrOutOfMemory, symbol)
+		require.Equal(t, -1, fd)
+		require.Zero(t, fake.Live().Contexts, symbol)
+	}
+	fake.Fail("cuMemGetHandleForAddressRange", 1, 304)
+	_, err := d.ExportRange(p, granule)
+	isOnly(t, err, driver.ErrLimit, "no descriptor is left")
+	require.Equal(t, before, descriptors())
+}
+
+func TestSupportsDMABuf(t *testing.T) {
+	d, fake := onFake(t)
+	require.NoError(t, d.Supports(0, driver.DMABuf))
+	require.Zero(t, fake.Calls("cuDevicePrimaryCtxRetain"), "a context was made to ask")
+	v, err := d.Open(0)
+	require.NoError(t, err)
+	require.NoError(t, d.Supports(0, driver.DMABuf))
+	require.Equal(t, 1, fake.Calls("cuMemGetHandleForAddressRange"), "an attribute is no proof")
+	fake.Fail("cuMemGetHandleForAddressRange", 1, 801)
+	isOnly(t, d.Supports(0, driver.DMABuf), driver.ErrNotSupported)
+	fake.Fail("cuMemMap", 1, 2)
+	isOnly(t, d.Supports(0, driver.DMABuf), driver.ErrOutOfMemory, "which settles nothing")
+	require.NoError(t, v.Close())
+
+	old, _ := onFake(t, fakecuda.Missing("mem_range_handle"))
+	isOnly(t, old.Supports(0, driver.DMABuf), driver.ErrNotSupported)
+	_, err = old.ExportRange(mapOne(t, old), granule)
+	isOnly(t, err, driver.ErrNotSupported)
+}
+
+// TestNoFabric is what every single machine without an NVLink fabric answers.
+func TestNoFabric(t *testing.T) {
+	d, _ := onFake(t)
+	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFabric}
+	_, err := d.Create(granule, prop)
+	isOnly(t, err, driver.ErrPermission)
+	require.ErrorContains(t, err, "fabric handle: CUDA_ERROR_NOT_PERMITTED")
+	require.ErrorContains(t, err, "IMEX")
+	isOnly(t, d.Supports(0, driver.SharesFabric), driver.ErrNotSupported)
+	_, err = d.ImportFabric([64]byte{}, granule, prop)
+	isOnly(t, err, driver.ErrNotSupported)
+	require.ErrorContains(t, err, "fabric handle")
+}
+
+func TestFabricArguments(t *testing.T) {
+	d, fake := onFake(t, fakecuda.Fabric)
+	require.NoError(t, d.Supports(0, driver.SharesFabric))
+	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFabric}
+	h, err := d.Create(granule, prop)
+	require.NoError(t, err)
+	name, err := d.ExportFabric(h)
+	require.NoError(t, err)
+	require.Regexp(t, " type=8 flags=0$", fake.Last("cuMemExportToShareableHandle"))
+	require.Equal(t, byte(0xfa), name[63])
+	imported, err := d.ImportFabric(name, granule, prop)
+	require.NoError(t, err)
+	require.Regexp(t, " type=8$", fake.Last("cuMemImportFromShareableHandle"))
+	_, err = d.ExportFabric(imported)
+	isOnly(t, err, driver.ErrInvalid)
+	fake.Fail("cuMemExportToShareableHandle", 1, 2)
+	_, err = d.ExportFabric(h)
+	isOnly(t, err, driver.ErrOutOfMemory)
+	fake.Fail("cuMemCreate", 1, 2)
+	_, err = d.Create(granule, prop)
+	isOnly(t, err, driver.ErrOutOfMemory)
+	require.NotContains(t, err.Error(), "fabric", "any memory may run out")
+	v, err := d.Open(0)
+	require.NoError(t, err)
+	fake.Lose(0)
+	isOnly(t, v.Sync(), driver.ErrDeviceLost)
+	_, err = d.ExportFabric(h)
+	isOnly(t, err, driver.ErrDeviceLost)
+	require.NoError(t, d.Release(h))
+	require.NoError(t, d.Release(imported))
+	require.NoError(t, v.Close())
+}
+
+// TestExportDMABufOfAGrowingRange is package vmm on the binding: what is exported
+// is what the range has, and growth leaves it alone.
+func TestExportDMABufOfAGrowingRange(t *testing.T) {
+	d, fake := onFake(t)
+	dev, err := vmm.OpenDriver(d, 0)
+	require.NoError(t, err)
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 16 * granule, Chunk: granule, RDMA: true})
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(3*granule))
+	fd, err := g.ExportDMABuf(granule/2, 2*granule)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "dma-buf")
+	info, err := f.Stat()
+	require.NoError(t, err)
+	require.EqualValues(t, 2*granule, info.Size())
+	before := g.Generation()
+	require.NoError(t, g.Grow(5*granule))
+	require.Equal(t, before, g.Generation(), "the registration is still right")
+	_, err = g.ExportDMABuf(1, 4096)
+	require.ErrorIs(t, err, vmm.ErrInvalid, "no whole pages")
+	require.NoError(t, g.Close())
+	require.NoError(t, f.Close())
+	require.NoError(t, dev.Close())
+	require.Zero(t, fake.Live().Contexts)
+}

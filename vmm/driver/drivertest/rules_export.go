@@ -1,0 +1,174 @@
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Address spans as dma-buf.
+func rangeRules() []Rule {
+	return []Rule{
+		{Name: "range-export", Says: "a span of pages, of one chunk or several, is a descriptor of that size that is close-on-exec, where the device supports dma-buf", Source: measured, run: rangeExport},
+		{Name: "range-refused", Says: "a span that is empty, no whole pages, or not all mapped is ErrInvalid", Source: measured, run: rangeRefused},
+		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; closed, the memory comes back exactly", Source: measured, run: rangeKeeps},
+	}
+}
+
+// Memory shared by 64-byte handles.
+func fabricRules() []Rule {
+	return []Rule{
+		{Name: "fabric-create", Says: "memory for fabric handles is made where they are supported; elsewhere it is ErrNotSupported or ErrPermission, and the text says fabric", Source: measured, run: fabricCreate},
+		{Name: "fabric-private", Says: "memory created without a fabric handle has none", Source: measured, run: fabricPrivate},
+		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.SharesFabric}, run: fabricSame},
+		{Name: "fabric-foreign", Says: "a name of nothing is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
+	}
+}
+
+// exportRange gives a dma-buf as a file, closed at the end of the case.
+func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
+	c.Helper()
+	fd, err := c.d.ExportRange(p, n)
+	if errors.Is(err, driver.ErrNotSupported) && c.d.Supports(0, driver.DMABuf) == nil {
+		c.Errorf("export %d bytes: %v, and Supports says that it is there", n, err)
+	}
+	c.optional(err, "RangeExporter")
+	f := os.NewFile(uintptr(fd), "dma-buf")
+	if f == nil {
+		c.Fatalf("exported descriptor is %d", fd)
+	}
+	return c.later(f)
+}
+
+func rangeExport(c *check) {
+	c.dev(0)
+	p, _ := c.chunks(3)
+	for _, s := range []struct{ off, n uint64 }{
+		{0, c.gran}, {0, 3 * c.gran}, {c.gran, 2 * c.gran}, {pageSize, pageSize}, {c.gran - pageSize, 2 * pageSize},
+	} {
+		f := c.exportRange(p+driver.Ptr(s.off), s.n)
+		c.cloexec(f)
+		info, err := f.Stat()
+		c.must(err, "stat")
+		if info.Size() != int64(s.n) {
+			c.Errorf("%d bytes at %#x are a descriptor of %d", s.n, s.off, info.Size())
+		}
+	}
+	c.must(c.d.Supports(0, driver.DMABuf), "ask for what was just done")
+}
+
+// pageSize is that of the hosts that GPUs are used on.
+const pageSize = 4096
+
+func rangeRefused(c *check) {
+	c.dev(0)
+	p, _ := c.chunks(3)
+	c.close(c.exportRange(p, 3*c.gran))
+	c.unmap(c.chunk(p, 1), c.gran)
+	for _, bad := range []struct {
+		p driver.Ptr
+		n uint64
+	}{
+		{p, 0}, {p + 1, pageSize}, {p, pageSize + 1}, {p, 2 * c.gran}, {p, 3 * c.gran}, {c.chunk(p, 1), c.gran},
+		{c.chunk(p, 2), 2 * c.gran}, {p, 1 << 62}, {p, math.MaxUint64 - pageSize + 1}, {0, pageSize},
+	} {
+		fd, err := c.d.ExportRange(bad.p, bad.n)
+		c.want(err, fmt.Sprintf("export %d bytes at %v", bad.n, bad.p), driver.ErrInvalid)
+		if fd != -1 {
+			c.Errorf("a refused export gave descriptor %d", fd)
+		}
+	}
+	c.close(c.exportRange(p, c.gran))
+}
+
+func rangeKeeps(c *check) {
+	d := c.dev(0)
+	before := c.freeMemory(d)
+	p := c.reserve(c.gran)
+	h := c.create(c.gran)
+	c.mapAt(p, c.gran, h)
+	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	f := c.exportRange(p, c.gran)
+	c.unmap(p, c.gran)
+	c.release(h)
+	if now := c.freeMemory(d); now+c.gran > before {
+		c.Errorf("%d bytes free with a dma-buf open, %d before", now, before)
+	}
+	c.close(f)
+	if now := c.freeMemory(d); now != before {
+		c.Errorf("%d bytes free after the dma-buf was closed, %d before", now, before)
+	}
+}
+
+func inFabric() driver.Prop { return driver.Prop{Home: at(0), Share: driver.ShareFabric} }
+
+func fabricCreate(c *check) {
+	supported := c.d.Supports(0, driver.SharesFabric)
+	h, err := c.d.Create(c.gran, inFabric())
+	if err == nil {
+		c.held.handles[h] = true
+		c.must(supported, "ask for what was just done")
+		return
+	}
+	c.want(supported, "ask for fabric handles", driver.ErrNotSupported)
+	c.want(err, "create memory for fabric handles", driver.ErrNotSupported, driver.ErrPermission)
+	if !strings.Contains(err.Error(), "fabric") {
+		c.Errorf("%v does not say what there is none of", err)
+	}
+}
+
+func fabricPrivate(c *check) {
+	for _, h := range []driver.Handle{c.create(c.gran), c.createAs(c.gran, shared())} {
+		_, err := c.d.ExportFabric(h)
+		if errors.Is(err, driver.ErrNotSupported) {
+			c.skip("no FabricSharer")
+		}
+		c.want(err, "export memory without a fabric handle", driver.ErrInvalid)
+	}
+	_, err := c.d.ExportFabric(0)
+	c.want(err, "export handle 0", driver.ErrInvalid)
+}
+
+func fabricSame(c *check) {
+	d := c.dev(0)
+	h := c.createAs(c.gran, inFabric())
+	p := c.mapped(h, driver.ReadWrite)
+	c.write(d, p, c.gran, 3)
+	_, err := c.d.Export(h)
+	c.want(err, "export it as a descriptor", driver.ErrInvalid)
+	name, err := c.d.ExportFabric(h)
+	c.must(err, "export")
+	for _, size := range []uint64{0, c.gran + 1} {
+		_, err := c.d.ImportFabric(name, size, inFabric())
+		c.want(err, fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
+	}
+	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
+	c.must(err, "import")
+	c.held.handles[imported] = true
+	q := c.mapped(imported, driver.ReadWrite)
+	c.reads(d, q, c.gran, 3)
+	c.write(d, q, c.gran, 4)
+	c.reads(d, p, c.gran, 4)
+	_, err = c.d.ExportFabric(imported)
+	c.want(err, "export what was imported", driver.ErrInvalid)
+}
+
+func fabricForeign(c *check) {
+	var junk [64]byte
+	for i := range junk {
+		junk[i] = byte(i) + 1
+	}
+	kind := driver.ErrInvalid
+	prop := inFabric()
+	if c.d.Supports(0, driver.SharesFabric) != nil {
+		kind, prop = driver.ErrNotSupported, shared()
+	}
+	for _, name := range [][64]byte{{}, junk} {
+		_, err := c.d.ImportFabric(name, c.gran, prop)
+		c.want(err, "import a name of nothing", kind)
+	}
+}
