@@ -239,7 +239,7 @@ func TestStoppedReader(t *testing.T) {
 // ends is what there is to be left behind.
 type ends struct {
 	fds, goroutines, maps, kept int
-	committed                   uint64
+	committed, charged          uint64
 }
 
 func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
@@ -255,7 +255,13 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 			n++
 		}
 	}
-	return ends{fds, runtime.NumGoroutine(), n, s.Stats().KeptFDs, dev.Stats().Committed}
+	charged := uint64(0)
+	s.mu.Lock()
+	for _, n := range s.bytes {
+		charged += n
+	}
+	s.mu.Unlock()
+	return ends{fds, runtime.NumGoroutine(), n, s.Stats().KeptFDs, dev.Stats().Committed, charged}
 }
 
 // Connections are made and their processes killed, at whatever stage they are.
@@ -298,7 +304,7 @@ func TestConnectAndKill(t *testing.T) {
 	soon(t, "all is as before", func() bool {
 		after = tally(t, s, g.Device())
 		return after.fds == before.fds && after.goroutines <= before.goroutines && after.maps <= before.maps+16 &&
-			after.kept == before.kept && after.committed == before.committed
+			after.kept == before.kept && after.committed == before.committed && after.charged == 0
 	})
 	end := s.Stats()
 	t.Logf("%d connections of %d killed processes, %d violations, %d cut off: before %+v, after %+v",
