@@ -3,6 +3,7 @@ package shareable
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -328,5 +329,14 @@ func TestToken(t *testing.T) {
 		v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: token})
 		require.NoError(t, err, "%q", token)
 		require.NoError(t, v.Close())
+	}
+}
+
+// TestTurnedAway: the owner closes while this side still asks.
+func TestTurnedAway(t *testing.T) {
+	s, _, g := stage(t, Options{Token: make([]byte, tokenSize), Logger: slog.New(slog.DiscardHandler)}, PublishOptions{})
+	for i := range 300 {
+		_, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{})
+		require.ErrorIs(t, err, vmm.ErrPermission, "try %d", i)
 	}
 }
