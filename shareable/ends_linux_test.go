@@ -340,3 +340,21 @@ func TestTurnedAway(t *testing.T) {
 		require.ErrorIs(t, err, vmm.ErrPermission, "try %d", i)
 	}
 }
+
+// TestHearGivesUp: the context has ended just before the deadline is set anew.
+func TestHearGivesUp(t *testing.T) {
+	s, _, _ := stage(t, Options{}, PublishOptions{})
+	ses, _ := served(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan error, 1)
+	go func() { done <- ses.hear(ctx) }()
+	select {
+	case err := <-done:
+		require.ErrorIs(t, err, context.Canceled)
+	case <-time.After(time.Second):
+		t.Error("it waits for the reader")
+		require.NoError(t, ses.conn.Close())
+		<-done
+	}
+}

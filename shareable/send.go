@@ -108,7 +108,7 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		if a.complete() {
 			return ses.write(wire.TypeDone, 0, nil)
 		}
-		if err := ses.hear(); err != nil {
+		if err := ses.hear(ctx); err != nil {
 			return err
 		}
 	}
@@ -116,8 +116,11 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 }
 
 // hear waits for what the reader acknowledges, or asks again.
-func (ses *session) hear() error {
+func (ses *session) hear(ctx context.Context) error {
 	if err := ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.Ack)); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil { // what its end did to the deadline is undone
 		return err
 	}
 	f, err := ses.conn.Read()
