@@ -213,8 +213,8 @@ func (j *joining) attach(ctx context.Context, name string) (*View, error) {
 	if j.o.Write {
 		ask.Access = wire.AccessReadWrite
 	}
-	if err := j.c.Write(wire.TypeAttach, attachRequest, 0, ask.Append(nil)); err != nil && !gone(err) { // as for HELLO
-		return nil, j.why(err)
+	if err := j.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
+		return nil, err
 	}
 	obj, fds, err := j.object(ctx, attachRequest)
 	if err != nil {
@@ -265,11 +265,8 @@ func (j *joining) greet(ctx context.Context) error {
 	}
 	j.gran = hello.Granularity
 	hello.HasToken = copy(hello.Token[:], j.o.Token) > 0
-	if err := j.c.Write(wire.TypeHello, 0, 0, hello.Append(nil)); err != nil {
-		// A peer that turned us away has said so before it closed.
-		if !gone(err) {
-			return j.why(err)
-		}
+	if err := j.write(wire.TypeHello, 0, hello.Append(nil)); err != nil {
+		return err
 	}
 	f, err := j.next(ctx, wire.TypeHello, 0)
 	if err != nil {
@@ -285,12 +282,24 @@ func (j *joining) greet(ctx context.Context) error {
 	return nil
 }
 
+// write sends a frame. That the peer is gone is left for next to find: one that
+// turned us away has said so before it closed.
+func (j *joining) write(t wire.Type, request uint32, payload []byte) error {
+	if err := j.c.Write(t, request, 0, payload); err != nil && !gone(err) {
+		return j.why(err)
+	}
+	return nil
+}
+
 // next reads the frame that has to come now.
 func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.Frame, error) {
 	if err := j.hurry(ctx); err != nil {
 		return wire.Frame{}, err
 	}
 	f, err := j.c.Read()
+	if errors.Is(err, syscall.ECONNRESET) { // it left words of ours unread; its own are still to come
+		f, err = j.c.Read()
+	}
 	if err != nil {
 		if errors.Is(err, wire.ErrVersion) {
 			_ = j.c.Write(wire.TypeError, 0, 0, wire.Error{Code: wire.CodeVersion, Text: err.Error()}.Append(nil))

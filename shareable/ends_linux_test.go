@@ -3,6 +3,7 @@ package shareable
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -328,5 +329,32 @@ func TestToken(t *testing.T) {
 		v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: token})
 		require.NoError(t, err, "%q", token)
 		require.NoError(t, v.Close())
+	}
+}
+
+// TestTurnedAway: the owner closes while this side still asks.
+func TestTurnedAway(t *testing.T) {
+	s, _, g := stage(t, Options{Token: make([]byte, tokenSize), Logger: slog.New(slog.DiscardHandler)}, PublishOptions{})
+	for i := range 300 {
+		_, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{})
+		require.ErrorIs(t, err, vmm.ErrPermission, "try %d", i)
+	}
+}
+
+// TestHearGivesUp: the context has ended just before the deadline is set anew.
+func TestHearGivesUp(t *testing.T) {
+	s, _, _ := stage(t, Options{}, PublishOptions{})
+	ses, _ := served(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan error, 1)
+	go func() { done <- ses.hear(ctx) }()
+	select {
+	case err := <-done:
+		require.ErrorIs(t, err, context.Canceled)
+	case <-time.After(time.Second):
+		t.Error("it waits for the reader")
+		require.NoError(t, ses.conn.Close())
+		<-done
 	}
 }
