@@ -348,7 +348,7 @@ func TestHearGivesUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	done := make(chan error, 1)
-	go func() { done <- ses.hear(ctx) }()
+	go func() { done <- ses.hear(ctx, time.Time{}) }()
 	select {
 	case err := <-done:
 		require.ErrorIs(t, err, context.Canceled)
