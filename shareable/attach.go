@@ -24,7 +24,7 @@ type AttachOptions struct {
 	Token []byte
 	// UIDs is who may be the owner; nil: the user of this process, and root.
 	UIDs []uint32
-	// MaxBytes is how many bytes to map at most: an owner that sends more is let
+	// MaxBytes is how many bytes to map, and addresses to reserve, at most: an owner that sends more is let
 	// go of, with vmm.ErrLimit. 0 is the device's memory.
 	MaxBytes uint64
 	// Timeout is how long the other side may take for an answer, and work here
@@ -351,7 +351,13 @@ func (j *joining) view(obj wire.Object, page *pageView) (*View, error) {
 	if err != nil {
 		return nil, wireError(err)
 	}
-	res, err := j.dev.Reserve(obj.Max, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
+	// More than MaxBytes is never mapped, and an owner can name any maximum: the
+	// addresses of all reservations of a process together are limited.
+	size := obj.Max
+	if most := j.o.MaxBytes; most < size {
+		size = min(size, max(most/j.gran*j.gran, j.gran))
+	}
+	res, err := j.dev.Reserve(size, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
 	if err != nil {
 		return nil, err
 	}
