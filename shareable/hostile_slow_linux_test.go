@@ -344,7 +344,7 @@ func writable(t *testing.T, fd int) (can bool) {
 	t.Helper()
 	again, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err == nil {
-		defer unix.Close(again)
+		defer unix.Close(again) //nolint:errcheck // in a test
 	}
 	for _, fd := range []int{fd, again} {
 		if b, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
