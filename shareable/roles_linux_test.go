@@ -167,7 +167,8 @@ func playCrowd(p *part) {
 		nums[i] = n
 	}
 	readers, last := nums[0], nums[1]
-	dev := p.device(host.Config{PageGranularity: true})
+	dev, err := vmm.OpenDriver(host.New(host.Config{PageGranularity: true}), 0)
+	p.must(err)
 	var all sync.WaitGroup
 	looks := make([]uint64, readers)
 	for i := range looks {
