@@ -234,13 +234,13 @@ func TestSealThenServerClose(t *testing.T) {
 // TestResyncOwesNothing: a reader that has everything says how many descriptors
 // it takes in a frame, and is not cut off for it.
 func TestResyncOwesNothing(t *testing.T) {
-	s, _, g := stage(t, Options{Ack: 30 * time.Millisecond}, PublishOptions{})
+	s, _, g := stage(t, Options{Ack: 400 * time.Millisecond}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	r := attachPlain(t, s.Path(), "x")
 	require.Equal(t, pattern(0, 100), r.until(100))
 	m := wire.Resync{Object: r.o.ID, Next: r.tracker.LastID() + 1, Batch: 1}
 	require.NoError(t, r.c.Write(wire.TypeResync, 0, 0, m.Append(nil)))
-	<-time.After(100 * time.Millisecond)
+	<-time.After(600 * time.Millisecond)
 	require.NoError(t, g.Append(pattern(100, 9<<20)))
 	require.Equal(t, pattern(0, 100+9<<20), r.until(100+9<<20))
 }
