@@ -24,7 +24,7 @@ type AttachOptions struct {
 	Token []byte
 	// UIDs is who may be the owner; nil: the user of this process, and root.
 	UIDs []uint32
-	// MaxBytes is how many bytes to map at most: an owner that sends more is let
+	// MaxBytes is how many bytes to map, and addresses to reserve, at most: an owner that sends more is let
 	// go of, with vmm.ErrLimit. 0 is the device's memory.
 	MaxBytes uint64
 	// Timeout is how long the other side may take for an answer, and work here
@@ -78,23 +78,32 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
-	path, err = socketPath(path)
+	conn, err := connect(ctx, path, o)
 	if err != nil {
 		return nil, attachFail(name, err)
+	}
+	return AttachConn(ctx, conn, name, dev, o)
+}
+
+// connect finds the owner who listens at path.
+func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, error) {
+	path, err := socketPath(path)
+	if err != nil {
+		return nil, err
 	}
 	c, err := (&net.Dialer{Timeout: o.Timeout}).DialContext(ctx, "unixpacket", path)
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
 		err = fmt.Errorf("%w: nobody listens: %w", ErrOwnerGone, err)
 	}
 	if err != nil {
-		return nil, attachFail(name, err)
+		return nil, err
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
 		_ = c.Close()
-		return nil, attachFail(name, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c))
+		return nil, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c)
 	}
-	return AttachConn(ctx, conn, name, dev, o)
+	return conn, nil
 }
 
 // AttachConn is Attach over a connection that is there already, of the kind
@@ -342,7 +351,13 @@ func (j *joining) view(obj wire.Object, page *pageView) (*View, error) {
 	if err != nil {
 		return nil, wireError(err)
 	}
-	res, err := j.dev.Reserve(obj.Max, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
+	// More than MaxBytes is never mapped, and an owner can name any maximum: the
+	// addresses of all reservations of a process together are limited.
+	size := obj.Max
+	if most := j.o.MaxBytes; most < size {
+		size = min(size, max(most/j.gran*j.gran, j.gran))
+	}
+	res, err := j.dev.Reserve(size, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
 	if err != nil {
 		return nil, err
 	}

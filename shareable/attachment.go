@@ -9,10 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// window is how many frames of chunks a reader may have that it has not
-// acknowledged: their descriptors are in flight, and keep memory.
-const window = 2
-
 // attachment is what one reader has of one publication. Its fields are guarded
 // by the publication's mu.
 type attachment struct {
@@ -36,7 +32,10 @@ type attachment struct {
 	length  uint64 // published to it
 	sealed  bool   // told
 	gone    bool
-	since   time.Time // of the oldest thing that it owes; zero: nothing
+
+	// Since when it owes what it does: to map chunks, to apply a generation.
+	// Zero: it does not.
+	owes, behind time.Time
 }
 
 // begin joins the publication and gives what the reader has to know first, with
@@ -113,10 +112,10 @@ func (a *attachment) derive() (f frame, ok bool) {
 		a.told = p.generation
 		f = frame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.told, Capacity: a.capacity}.Append(nil)}
 		a.capacity = p.end()
-		a.flight = nil
-		a.owe()
+		a.flight, a.owes = nil, time.Time{}
+		startClock(&a.behind)
 		return f, true
-	case a.next < len(p.chunks) && len(a.flight) < window && !a.stalled:
+	case a.next < len(p.chunks) && len(a.flight) < a.window() && !a.stalled:
 		return a.deriveChunks(), true
 	case a.wants && a.length != p.done:
 		a.length = p.done
@@ -133,6 +132,17 @@ func (a *attachment) derive() (f frame, ok bool) {
 	return f, false
 }
 
+// window is how many frames of chunks a reader may have that it has not
+// acknowledged: their descriptors are in flight, and keep memory. What has to be
+// exported first waits for the reader to have imported the last: the driver takes
+// longer for both at a time than for one after the other. It needs p.mu.
+func (a *attachment) window() int {
+	if a.pub.srv.fds.has(a.pub.chunks[a.next].seg) {
+		return 2
+	}
+	return 1
+}
+
 // deriveChunks takes the next chunks as sent. It needs p.mu.
 func (a *attachment) deriveChunks() frame {
 	p := a.pub
@@ -145,25 +155,30 @@ func (a *attachment) deriveChunks() frame {
 	a.sent = max(a.sent, pieces[len(pieces)-1].ID)
 	a.flight = append(a.flight, pieces[len(pieces)-1].ID)
 	a.capacity = max(a.capacity, p.end())
-	a.owe()
+	startClock(&a.owes)
 	return frame{kind: wire.TypeChunks, payload: msg.Append(nil), pieces: pieces}
 }
 
-// owe starts the time in which the reader has to acknowledge. It needs p.mu.
-func (a *attachment) owe() {
-	if a.since.IsZero() {
-		a.since = time.Now()
+// startClock starts the time in which the reader has to do something, unless it runs.
+func startClock(since *time.Time) {
+	if since.IsZero() {
+		*since = time.Now()
 	}
 }
 
-// owes says whether the reader has something to acknowledge. It needs p.mu.
-func (a *attachment) owes() bool { return len(a.flight) > 0 || a.applied < a.told }
+// restartClock starts it once more if there is more to do.
+func restartClock(since *time.Time, more bool) {
+	*since = time.Time{}
+	if more {
+		startClock(since)
+	}
+}
 
 // sendChunks sends chunks with their descriptors.
 func (a *attachment) sendChunks(f frame) error {
 	p := a.pub
 	if err := a.charge(f.pieces[len(f.pieces)-1]); err != nil {
-		a.ses.refuse(0, wire.CodeLimit, err.Error())
+		_ = a.ses.refuse(0, wire.CodeLimit, err.Error())
 		return err
 	}
 	held := make([]*descriptor, 0, len(f.pieces))
@@ -214,42 +229,56 @@ func (a *attachment) unsent(f frame, cause error) error {
 	defer p.mu.Unlock()
 	a.next = min(a.next, p.index(f.pieces[0].ID))
 	a.flight = a.flight[:max(len(a.flight)-1, 0)]
-	a.stalled = a.told == p.generation && p.state != wire.StateClosed
-	if !a.owes() {
-		a.since = time.Time{}
+	if len(a.flight) == 0 {
+		a.owes = time.Time{}
 	}
+	a.stalled = a.told == p.generation && p.state != wire.StateClosed
 	return nil
 }
 
-// acknowledge takes note of what the reader has. One that has more than it was
-// sent is no reader of this protocol.
-func (a *attachment) acknowledge(ack wire.Ack) error {
+// acknowledge takes note of what the reader has, and says whether that is news:
+// its time goes on for one that says the same again and again. One that has more
+// than it was sent is no reader of this protocol.
+func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ack.Chunk > a.sent || ack.Generation > a.told {
-		return &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sent, a.told)}
+		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sent, a.told)}
 	}
-	a.acked, a.applied = max(a.acked, ack.Chunk), max(a.applied, ack.Generation)
+	if ack.Generation > a.applied {
+		a.applied, news = ack.Generation, true
+		restartClock(&a.behind, a.applied < a.told)
+	}
+	if ack.Chunk > a.acked {
+		a.acked, news = ack.Chunk, true
+	}
+	before := len(a.flight)
 	for len(a.flight) > 0 && a.flight[0] <= a.acked {
 		a.flight = a.flight[1:]
 	}
-	a.since = time.Time{}
-	if a.owes() {
-		a.since = time.Now()
+	if len(a.flight) < before {
+		restartClock(&a.owes, len(a.flight) > 0)
+		news = true
 	}
-	p.signal()
-	return nil
+	if news {
+		p.signal()
+	}
+	return news, nil
 }
 
 // due is when the reader has had time enough; zero if it owes nothing.
 func (a *attachment) due() time.Time {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	if a.since.IsZero() || a.gone {
+	first := a.owes
+	if first.IsZero() || !a.behind.IsZero() && a.behind.Before(first) {
+		first = a.behind
+	}
+	if first.IsZero() || a.gone {
 		return time.Time{}
 	}
-	return a.since.Add(a.pub.srv.opts.Ack)
+	return first.Add(a.pub.srv.opts.Ack)
 }
 
 // resync sends again what the reader says it lacks.
@@ -259,7 +288,7 @@ func (a *attachment) resync(q wire.Resync) {
 	defer p.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
 	if i := p.index(q.Next); i < a.next {
-		a.next, a.flight = i, nil // since stays: asking again takes no time off
+		a.next, a.flight = i, nil // the clock goes on: asking again takes no time off
 	}
 }
 

@@ -3,6 +3,8 @@ package shareable
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,4 +185,42 @@ func TestPublishBadInput(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrPermission)
 	_, err = Listen(g.Device(), s.Path(), Options{})
 	require.ErrorIs(t, err, vmm.ErrBusy)
+}
+
+func TestList(t *testing.T) {
+	s, _, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 77)))
+	want := []Listing{{Name: "x", Len: 77}}
+	for i := range 900 { // more than a frame holds
+		name := fmt.Sprintf("%s/%03d", strings.Repeat("n", 40), i)
+		p, err := s.Publish(name, g, PublishOptions{})
+		require.NoError(t, err)
+		require.NoError(t, p.Flush(t.Context()))
+		want = append(want, Listing{Name: name, Len: 77})
+	}
+	p := s.find("x")
+	require.NoError(t, p.Seal(t.Context(), SealOptions{}))
+	want[0].Sealed = true
+	got, err := List(t.Context(), s.Path(), g.Device(), AttachOptions{})
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = List(ctx, s.Path(), g.Device(), AttachOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = List(t.Context(), s.Path()+"x", g.Device(), AttachOptions{})
+	require.ErrorIs(t, err, ErrOwnerGone)
+}
+
+func TestViewAsTensor(t *testing.T) {
+	s, _, g := stage(t, Options{}, PublishOptions{Layout: vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{5}, Pitch: 20}})
+	require.NoError(t, g.Append(pattern(0, 3*20+7))) // a row is on its way
+	v := attached(t, s, AttachOptions{})
+	wait(t, v, 67)
+	got, err := v.Tensor()
+	require.NoError(t, err)
+	require.Equal(t, v.Ptr(), got.Ptr)
+	require.Equal(t, []int64{3, 5}, got.Shape)
+	require.Equal(t, []int64{5, 1}, got.Strides)
 }

@@ -199,7 +199,7 @@ func TestSealThenClose(t *testing.T) {
 	require.True(t, sent)
 	require.NoError(t, p.Seal(t.Context(), SealOptions{Digest: true}))
 	require.NoError(t, p.Close())
-	for sent, err = true, nil; sent; {
+	for sent = true; sent; {
 		sent, err = a.sendNext()
 		require.NoError(t, err)
 	}
@@ -234,13 +234,13 @@ func TestSealThenServerClose(t *testing.T) {
 // TestResyncOwesNothing: a reader that has everything says how many descriptors
 // it takes in a frame, and is not cut off for it.
 func TestResyncOwesNothing(t *testing.T) {
-	s, _, g := stage(t, Options{Ack: 400 * time.Millisecond}, PublishOptions{})
+	s, _, g := stage(t, Options{Ack: 300 * time.Millisecond}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	r := attachPlain(t, s.Path(), "x")
 	require.Equal(t, pattern(0, 100), r.until(100))
 	m := wire.Resync{Object: r.o.ID, Next: r.tracker.LastID() + 1, Batch: 1}
 	require.NoError(t, r.c.Write(wire.TypeResync, 0, 0, m.Append(nil)))
-	<-time.After(600 * time.Millisecond)
+	<-time.After(500 * time.Millisecond)
 	require.NoError(t, g.Append(pattern(100, 9<<20)))
 	require.Equal(t, pattern(0, 100+9<<20), r.until(100+9<<20))
 }
@@ -270,8 +270,8 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 		go func() { closed <- p.Close() }()
 	}
 	select {
-	case <-closed:
-		t.Error("one has not waited")
+	case err := <-closed:
+		t.Error("one has not waited", err)
 	case <-time.After(50 * time.Millisecond):
 		defer func() { require.NoError(t, <-closed) }()
 	}
@@ -348,7 +348,7 @@ func TestHearGivesUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	done := make(chan error, 1)
-	go func() { done <- ses.hear(ctx) }()
+	go func() { done <- ses.hear(ctx, time.Time{}) }()
 	select {
 	case err := <-done:
 		require.ErrorIs(t, err, context.Canceled)

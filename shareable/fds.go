@@ -121,6 +121,13 @@ func (k *keeper) remove(d *descriptor) {
 	d.close()
 }
 
+// has says whether the chunk's descriptor is kept, or being got.
+func (k *keeper) has(seg vmm.Segment) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.kept[seg] != nil
+}
+
 // len is how many are kept.
 func (k *keeper) len() int {
 	k.mu.Lock()

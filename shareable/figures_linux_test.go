@@ -295,31 +295,3 @@ func TestReaderOnAnotherDevice(t *testing.T) {
 	}
 	require.Positive(t, f.number("copy %d %d", 18<<20, 2))
 }
-
-// TestImporters measures attaching by how many descriptors are imported at a time.
-func TestImporters(t *testing.T) {
-	size, chunk := gpu(16<<30, 64<<20), gpu(64<<20, 2<<20)
-	s, _, g := published(t, vmm.RangeOptions{Max: size, Chunk: chunk})
-	require.NoError(t, g.Grow(size))
-	require.NoError(t, g.SetLen(size))
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == int(size/chunk) }, time.Minute, time.Millisecond)
-	before := importers
-	t.Cleanup(func() { importers = before })
-	widths := []int{1, 2, 4, 8, 16}
-	var ways []func() time.Duration
-	for _, n := range widths {
-		ways = append(ways, func() time.Duration {
-			importers = n
-			begun := time.Now()
-			v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{})
-			require.NoError(t, err)
-			wait(t, v, size)
-			took := time.Since(begun)
-			require.NoError(t, v.Close())
-			return took
-		})
-	}
-	for i, took := range versus.Rounds(int(gpu(20, 3)), ways...) {
-		t.Logf("attach to %d MiB in %d chunks, %d imported at a time: median %.2f ms", size>>20, size/chunk, widths[i], versus.Median(took)/1e6)
-	}
-}

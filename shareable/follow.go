@@ -3,9 +3,6 @@ package shareable
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -169,44 +166,23 @@ func (v *View) chunks(f wire.Frame, c wire.Chunks) error {
 // errNoFDs tells a limit on fds from others.
 var errNoFDs = errors.New("too few file descriptors for a frame")
 
-// importers is how many descriptors of a frame are imported at a time: more
-// gain nothing, since the driver does part of it one by one.
-var importers = 4
-
-// importAll imports the memory of records and closes its fds. The caller closes
-// the chunks, whatever the error.
-func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) ([]*vmm.Chunk, error) {
-	chunks := make([]*vmm.Chunk, len(records))
-	errs := make([]error, len(records))
-	var next atomic.Int64
-	var failed atomic.Bool
-	var tasks sync.WaitGroup
-	for range min(importers, len(records)) {
-		tasks.Go(func() {
-			for i := next.Add(1) - 1; int(i) < len(records) && !failed.Load(); i = next.Add(1) - 1 {
-				if chunks[i], errs[i] = v.importOne(records[i], fds[i]); errs[i] != nil {
-					failed.Store(true)
-				}
-			}
-		})
-	}
-	tasks.Wait()
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		chunks = slices.DeleteFunc(chunks, func(c *vmm.Chunk) bool { return c == nil })
-		return chunks, errs[i]
+// importAll imports the memory of records, one by one: the driver takes longer
+// for several at a time. The caller closes the chunks, whatever the error.
+func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
+	for i, r := range records {
+		c, err := v.dev.Import(fds[i].Int(), r.Size, vmm.Prop{})
+		if errors.Is(err, vmm.ErrLimit) {
+			err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
+		}
+		if err != nil {
+			return chunks, err
+		}
+		chunks = append(chunks, c)
+		if err := fds[i].Close(); err != nil {
+			return chunks, err
+		}
 	}
 	return chunks, nil
-}
-
-func (v *View) importOne(r wire.Chunk, fd *wire.FD) (*vmm.Chunk, error) {
-	c, err := v.dev.Import(fd.Int(), r.Size, vmm.Prop{})
-	if errors.Is(err, vmm.ErrLimit) {
-		err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return c, fd.Close()
 }
 
 // staleMost is how many frames may come that were sent before the owner heard of
@@ -250,6 +226,8 @@ func (v *View) seal(s wire.Sealed) error {
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.last:
 		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.last)
+	case s.Length < v.visible():
+		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.visible())
 	}
 	v.sealed, v.last = true, s.Length
 	if s.HasDigest {

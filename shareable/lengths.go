@@ -187,7 +187,9 @@ type SealOptions struct {
 	// Digest publishes the SHA-256 of the bytes.
 	Digest bool
 	// KeepWriting leaves the owner's right to write as it is. By default it is
-	// taken away, which waits as vmm.Range.Grant does.
+	// taken away, which waits as vmm.Range.Grant does: in a process that has a
+	// View of its own object, and a stream that waits on it for more than there
+	// will be, for ever.
 	KeepWriting bool
 }
 

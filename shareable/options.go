@@ -91,9 +91,11 @@ func (o Options) settle() (Options, error) {
 
 // PublishOptions is how a range is published; its zero value is the default.
 type PublishOptions struct {
-	// Write lets readers ask for memory that they can write. On CUDA a
-	// descriptor carries no rights, so there it is an agreement among processes
-	// that trust each other.
+	// Write lets readers ask for memory that they can write. Without it only a
+	// range of the host that is made with vmm.ShareReadOnly is safe from a reader
+	// that does not ask. A descriptor of any other range lets whoever has it
+	// write, and on CUDA none carries rights, so there it is an agreement among
+	// processes that trust each other.
 	Write bool
 	// Layout is what readers are told of the bytes; the zero Layout says nothing.
 	Layout vmm.Layout

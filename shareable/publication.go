@@ -234,7 +234,8 @@ func (p *Publication) change(ctx context.Context, what func(context.Context) err
 	defer func() { <-p.step }()
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(p.ctx, cancel)()
+	stop := context.AfterFunc(p.ctx, cancel)
+	defer stop()
 	err := what(sub)
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		return closed

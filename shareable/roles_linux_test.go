@@ -3,12 +3,17 @@ package shareable
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -33,6 +38,7 @@ func playOwner(p *part) {
 	p.must(err)
 	x, err := s.Publish("x", g, PublishOptions{Write: true})
 	p.must(err)
+	waveTable()
 	p.say("ready", fmt.Sprintf("%x", s.Instance()))
 	seed := uint64(0)
 	for {
@@ -224,6 +230,7 @@ func playStorm(p *part) {
 	var kept []any // nothing is closed before its time
 	var all sync.WaitGroup
 	p.say("ready")
+	p.next()
 	for range n {
 		switch stage := r.IntN(6); stage {
 		case 5: // views that map, in their own time
@@ -275,4 +282,68 @@ func (p *part) stage(so int) (*wire.Conn, error) {
 		}
 	}
 	return c, nil
+}
+
+// drained is a reader that takes PUBLISH frames too, and holds every frame to
+// the protocol until the owner is gone.
+func drained(t *testing.T, path string) <-chan error {
+	c := greeted(t, path)
+	a := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachPublish, Name: "x"}
+	require.NoError(t, c.Write(wire.TypeAttach, 1, 0, a.Append(nil)))
+	ended := make(chan error, 1)
+	go func() { ended <- keepUp(c) }()
+	return ended
+}
+
+func keepUp(c *wire.Conn) error {
+	var track *wire.Tracker
+	var object, length, generation uint64
+	for {
+		f, err := c.Read()
+		if errors.Is(err, unix.ECONNRESET) {
+			continue // what was sent before is still to be read
+		}
+		if gone(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch f.Type {
+		case wire.TypeObject:
+			var o wire.Object
+			if o, err = wire.DecodeObject(f.Payload); err == nil {
+				object, generation = o.ID, o.Generation
+				track, err = wire.NewTracker(o, wire.Limits{Granularity: crashChunk})
+			}
+		case wire.TypeChunks:
+			var m wire.Chunks
+			var fresh []wire.Chunk
+			if m, err = wire.DecodeChunks(f.Payload); err == nil {
+				fresh, _, err = track.Chunks(m)
+				track.Mapped(len(fresh))
+			}
+		case wire.TypeRetire:
+			var m wire.Retire
+			if m, err = wire.DecodeRetire(f.Payload); err == nil {
+				_, _, err = track.Retire(m)
+			}
+		case wire.TypePublish:
+			var m wire.Publish
+			m, err = wire.DecodePublish(f.Payload)
+			if err == nil && m.Generation == generation && m.Length < length {
+				err = fmt.Errorf("%d bytes after %d in generation %d", m.Length, length, generation)
+			}
+			length, generation = m.Length, m.Generation
+		default:
+			err = fmt.Errorf("unexpected %v", f.Type)
+		}
+		_ = f.Close()
+		if err == nil && (f.Type == wire.TypeChunks || f.Type == wire.TypeRetire) {
+			err = c.Write(wire.TypeAck, 0, 0, wire.Ack{Object: object, Chunk: track.LastID(), Generation: track.Generation()}.Append(nil))
+		}
+		if err != nil && !gone(err) {
+			return err
+		}
+	}
 }

@@ -108,16 +108,20 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		if a.complete() {
 			return ses.write(wire.TypeDone, 0, nil)
 		}
-		if err := ses.hear(ctx); err != nil {
+		if err := ses.hear(ctx, a.due()); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// hear waits for what the reader acknowledges, or asks again.
-func (ses *session) hear(ctx context.Context) error {
-	if err := ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.Ack)); err != nil {
+// hear waits for what the reader acknowledges, or asks again. What it says in
+// between gives it no more time.
+func (ses *session) hear(ctx context.Context, due time.Time) error {
+	if due.IsZero() {
+		due = time.Now().Add(ses.srv.opts.Ack)
+	}
+	if err := ses.conn.SetReadDeadline(due); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil { // what its end did to the deadline is undone

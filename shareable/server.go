@@ -179,6 +179,7 @@ func (s *Server) serve(raw *net.UnixConn) error {
 	ses, err := s.admit(c)
 	if err != nil {
 		s.counts.refused.Add(1)
+		s.turnAway(c, err)
 		s.opts.Logger.Warn("connection refused", "error", err)
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -225,6 +226,20 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	}
 	s.sessions[ses] = struct{}{}
 	return ses, nil
+}
+
+// turnAway says why. A fresh connection takes that at once.
+func (s *Server) turnAway(c *wire.Conn, err error) {
+	e := wire.Error{Code: codeOf(err), Text: "too many connections"}
+	switch {
+	case errors.Is(err, vmm.ErrClosed):
+		e = wire.Error{Code: wire.CodeClosed, Text: "the server closes"}
+	case errors.Is(err, vmm.ErrPermission):
+		e.Text = "this user may not connect"
+	}
+	if c.SetWriteDeadline(time.Now().Add(s.opts.Handshake)) == nil {
+		_ = c.Write(wire.TypeError, 0, 0, e.Append(nil))
+	}
 }
 
 func (s *Server) dismiss(ses *session) {

@@ -54,29 +54,27 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
+	ses.conn.OnSkip(func() error { return ses.afford(0) })
 	err := ses.greet()
 	ses.mu.Lock()
 	ses.greeted = err == nil
 	ses.mu.Unlock()
+	if err == nil {
+		var writer sync.WaitGroup
+		writer.Go(func() { ses.finish(ses.sendAll()) })
+		ses.finish(ses.answerAll())
+		writer.Wait()
+		err = ses.err
+	}
 	if gone(err) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	var writer sync.WaitGroup
-	writer.Go(func() { ses.finish(ses.sendAll()) })
-	ses.finish(ses.answerAll())
-	writer.Wait()
-	if gone(ses.err) {
-		return nil
-	}
-	return ses.err
+	return err
 }
 
-// sendBuffer is half of what the system then allows: the bytes that can wait
-// for one reader.
-const sendBuffer = 32 << 10
+// sendBuffer is half of what the system then lets wait for one reader before the
+// last frame, which still goes in: so 64 KiB with it, whatever answers a LIST.
+const sendBuffer = 24 << 10
 
 // finish ends both goroutines.
 func (ses *session) finish(err error) {
@@ -131,6 +129,9 @@ func (ses *session) greet() error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w to say who it is", errTooSlow)
 	}
+	if errors.Is(err, wire.ErrVersion) {
+		_ = ses.refuse(0, wire.CodeVersion, err.Error())
+	}
 	if err != nil {
 		return err
 	}
@@ -146,17 +147,17 @@ func (ses *session) greet() error {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
-			ses.refuse(0, wire.CodePermission, "the token")
+			_ = ses.refuse(0, wire.CodePermission, "the token")
 			return fmt.Errorf("%w: the token", vmm.ErrPermission)
 		}
 	}
 	return nil
 }
 
-// refuse answers a request with an error. The connection goes on if the caller
-// lets it.
-func (ses *session) refuse(request uint32, code uint32, text string) {
-	_ = ses.write(wire.TypeError, request, wire.Error{Code: code, Text: text}.Append(nil))
+// refuse answers a request with an error. The connection goes on if the reader
+// takes that and the caller lets it.
+func (ses *session) refuse(request uint32, code uint32, text string) error {
+	return ses.write(wire.TypeError, request, wire.Error{Code: code, Text: text}.Append(nil))
 }
 
 // answerAll answers requests until the connection ends.
@@ -189,14 +190,17 @@ func (ses *session) hasAny() bool {
 	return len(ses.attached) > 0
 }
 
-// afford is false when more requests come than may.
-func (ses *session) afford() bool {
+// afford ends the connection when more requests come than may.
+func (ses *session) afford(request uint32) error {
 	now := time.Now()
 	rate := float64(ses.srv.opts.Rate)
 	ses.tokens = min(ses.tokens+now.Sub(ses.since).Seconds()*rate, rate)
 	ses.since = now
-	ses.tokens--
-	return ses.tokens >= 0
+	if ses.tokens--; ses.tokens >= 0 {
+		return nil
+	}
+	_ = ses.refuse(request, wire.CodeLimit, "too many requests")
+	return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
 }
 
 // answer does what one frame asks. An error ends the connection.
@@ -204,16 +208,13 @@ func (ses *session) answer(f wire.Frame) error {
 	if len(f.FDs) > 0 {
 		return &wire.ProtocolError{What: fmt.Sprintf("%d descriptors on a request", len(f.FDs))}
 	}
-	if f.Type == wire.TypeAck { // owed, and so not counted
-		ack, err := wire.DecodeAck(f.Payload)
-		if err != nil {
+	if f.Type == wire.TypeAck {
+		if news, err := ses.acknowledge(f); news || err != nil { // news is owed, and so not counted
 			return err
 		}
-		return ses.acknowledge(ack)
 	}
-	if !ses.afford() {
-		ses.refuse(f.Request, wire.CodeLimit, "too many requests")
-		return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
+	if err := ses.afford(f.Request); err != nil {
+		return err
 	}
 	switch f.Type {
 	case wire.TypeList:
@@ -226,9 +227,10 @@ func (ses *session) answer(f wire.Frame) error {
 		return ses.resync(f)
 	case wire.TypeDetach:
 		return ses.detach(f)
-	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
-		ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
+	case wire.TypeAck:
 		return nil
+	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
+		return ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
 	}
 	if f.Flags&wire.FlagOptional != 0 {
 		return nil
@@ -267,8 +269,7 @@ func (ses *session) stat(f wire.Frame) error {
 	}
 	p := ses.srv.find(q.Name)
 	if p == nil {
-		ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
 	p.mu.Lock()
 	o := p.describe(wire.AccessRead)
@@ -301,11 +302,9 @@ func (ses *session) attach(f wire.Frame) error {
 	p := ses.srv.find(q.Name)
 	switch {
 	case p == nil:
-		ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	case q.Access == wire.AccessReadWrite && !p.opts.Write:
-		ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
-		return nil
+		return ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
 	}
 	return ses.push(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
 }
@@ -321,14 +320,12 @@ func (ses *session) push(p *Publication, request, access uint32, wants bool) err
 	}
 	ses.mu.Unlock()
 	if taken {
-		ses.refuse(request, wire.CodeBusy, "this connection has the object already")
-		return nil
+		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
 	o, fd, err := a.begin(access)
 	if err != nil {
 		ses.forget(a)
-		ses.refuse(request, codeOf(err), err.Error())
-		return nil
+		return ses.refuse(request, codeOf(err), err.Error())
 	}
 	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
 	_ = syscall.Close(fd)
@@ -372,8 +369,7 @@ func (ses *session) resync(f wire.Frame) error {
 	}
 	a := ses.find(q.Object)
 	if a == nil {
-		ses.refuse(f.Request, wire.CodeNotFound, "not attached")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
 	ses.srv.counts.resyncs.Add(1)
 	a.resync(q)
@@ -388,25 +384,27 @@ func (ses *session) detach(f wire.Frame) error {
 	}
 	a := ses.find(q.Object)
 	if a == nil {
-		ses.refuse(f.Request, wire.CodeNotFound, "not attached")
-		return nil
+		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
 	a.leave()
 	return ses.write(wire.TypeDone, f.Request, nil)
 }
 
-// acknowledge takes note of what a reader has mapped. One that comes for an
-// object that has just been taken back is no mistake.
-func (ses *session) acknowledge(ack wire.Ack) error {
+// acknowledge takes note of what a reader has mapped, and says whether that is
+// news. One that comes for an object that has just been taken back is no mistake.
+func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
+	ack, err := wire.DecodeAck(f.Payload)
+	if err != nil {
+		return false, err
+	}
 	a := ses.find(ack.Object)
 	if a == nil {
-		return nil
+		return false, nil
 	}
-	if err := a.acknowledge(ack); err != nil {
-		return err
+	if news, err = a.acknowledge(ack); news {
+		ses.rouse()
 	}
-	ses.rouse()
-	return nil
+	return news, err
 }
 
 func (ses *session) detachAll() {
@@ -442,6 +440,12 @@ func (ses *session) sendAll() error {
 				due = d
 			}
 		}
+		wait := time.Hour
+		if !due.IsZero() {
+			if wait = time.Until(due); wait <= 0 {
+				return fmt.Errorf("%w to map or unmap what it was told of", errTooSlow)
+			}
+		}
 		if sent {
 			continue
 		}
@@ -450,12 +454,6 @@ func (ses *session) sendAll() error {
 			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
 			return io.EOF
 		default:
-		}
-		wait := time.Hour
-		if !due.IsZero() {
-			if wait = time.Until(due); wait <= 0 {
-				return fmt.Errorf("%w to map or unmap what it was told of", errTooSlow)
-			}
 		}
 		timer.Reset(wait)
 		select {

@@ -203,6 +203,20 @@ func (v *View) Layout() vmm.Layout {
 	return l
 }
 
+// Tensor describes the whole rows that can be read now, for libraries that take
+// a pointer, a shape and strides. Where the owner says nothing of its bytes the
+// answer is vmm.ErrInvalid.
+func (v *View) Tensor() (vmm.Tensor, error) {
+	if v == nil {
+		return vmm.Tensor{}, errNoView
+	}
+	l, s := v.Layout(), v.Snapshot()
+	if l.Pitch == 0 {
+		return vmm.Tensor{}, fmt.Errorf("describe %q: %w: its owner does not say what the bytes are", v.obj.Name, vmm.ErrInvalid)
+	}
+	return l.Tensor(v.dev, v.res.Ptr(), s.Len-s.Len%l.Pitch)
+}
+
 // Generation goes up whenever the owner has taken bytes back, or replaced them.
 func (v *View) Generation() uint64 {
 	if v == nil {

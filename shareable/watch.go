@@ -1,10 +1,14 @@
 package shareable
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
 const (
 	watchMost  = 100 * time.Millisecond // a wait on the page, should a wake be missed
 	watchIdle  = 32                     // wakes in a row that brought nothing
+	watchBurst = 32                     // wakes, whatever they brought, that may come within watchPause
 	watchPause = time.Millisecond       // before the next look after as many
 )
 
@@ -19,10 +23,12 @@ func (v *View) watch() {
 }
 
 // watchPage sleeps on the page's wake word and tells those who wait. An owner
-// that wakes without end makes it look once in a while and no more.
+// that wakes without end makes it look once in a while and no more, even if each
+// wake brings a byte.
 func (v *View) watchPage(page *pageView) {
 	defer v.tasks.Done()
-	for idle := 0; ; idle++ {
+	since := time.Now()
+	for idle, burst := 0, 0; ; idle, burst = idle+1, burst+1 {
 		v.looks.Add(1)
 		wake := page.rawWake() // before the look, so that no change is missed
 		moved, on := v.glance()
@@ -31,8 +37,14 @@ func (v *View) watchPage(page *pageView) {
 		}
 		if moved {
 			idle = 0
+			runtime.Gosched() // to whom was told: on this thread, without waking another
 		}
-		if idle >= watchIdle {
+		hurried := false
+		if burst == watchBurst {
+			hurried = time.Since(since) < watchPause
+			burst, since = 0, time.Now()
+		}
+		if idle >= watchIdle || hurried {
 			select {
 			case <-v.stop:
 			case <-time.After(watchPause):

@@ -145,8 +145,8 @@ func trials() []trial {
 		{"clip and regrow", 1000, (*rivals).clipAndRegrow},
 		{"cold steps", 100, (*rivals).coldSteps},
 		{"cold steps against moving", 5, (*rivals).movingSteps},
-		{"whole device by fixed chunks", 40, func(v *rivals) (job, remark) { return v.wholeDevice(true) }},
-		{"whole device by the ladder", 40, func(v *rivals) (job, remark) { return v.wholeDevice(false) }},
+		{"whole device by fixed chunks", 20, func(v *rivals) (job, remark) { return v.wholeDevice(true) }},
+		{"whole device by the ladder", 20, func(v *rivals) (job, remark) { return v.wholeDevice(false) }},
 	}
 }
 
@@ -248,7 +248,7 @@ func (v *rivals) wholeDevice(fixed bool) (job, remark) {
 		prepare: w.prepare,
 		undo:    w.undo,
 		apart:   true,
-		rest:    clearing(w.total),
+		rest:    3 * clearing(w.total), // there is no other memory to take meanwhile
 	}
 	if !fixed {
 		return j, nil // chunks of many sizes, and of as many costs

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -49,6 +50,8 @@ type Conn struct {
 
 	in, control []byte
 	received    uint64
+	reset       bool
+	skip        func() error
 
 	writing sync.Mutex // guards what follows
 	out     []byte
@@ -85,14 +88,29 @@ func (c *Conn) Read() (Frame, error) {
 		f, err := c.next()
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
 			_ = f.Close()
+			if c.skip != nil {
+				if err := c.skip(); err != nil {
+					return Frame{}, err
+				}
+			}
 			continue
 		}
 		return f, err
 	}
 }
 
+// OnSkip has Read call f for each frame of an unknown type, and answer its error.
+// It is to be called before Read is.
+func (c *Conn) OnSkip(f func() error) { c.skip = f }
+
 func (c *Conn) next() (Frame, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
+	if errors.Is(err, syscall.ECONNRESET) && !c.reset {
+		// A peer closed before it had read everything. The system tells that
+		// first, and only then what it had sent.
+		c.reset = true
+		n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
+	}
 	// A packet can bring fds where Go sees the end of the stream.
 	fds, bad := receive(c.control[:max(oobn, 0)], flags, closeFD)
 	f, err := c.frame(c.in[:max(n, 0)], flags, fds, bad, err)

@@ -1,0 +1,661 @@
+"""Reader follows an object that a process shares with cuvmm while it grows.
+
+    with Reader("/run/user/1000/cuvmm/default.sock", "embeddings") as r:
+        while r.wait(r.length() + 1, timeout=10):
+            rows = r.array()        # NumPy, or memoryviews: nothing is copied
+
+It speaks the protocol of docs/protocol.md and needs the standard library alone;
+objects in the memory of a GPU also need cuda-bindings. The first address,
+Reader.address, never moves. A Reader is for one thread.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import math
+import mmap
+import os
+import select
+import socket
+import stat
+import struct
+import time
+import warnings
+
+MAJOR, MINOR = 1, 0
+MAGIC, PAGE_MAGIC, PAGE_VERSION = 0x4D565543, 0x50565543, 1
+HEADER = struct.Struct("<IBBHIHHIIQ")
+MAX_FRAME, MAX_FDS, MAX_CHUNKS = 64 << 10, 64, 65536
+KERNEL_FDS = 253  # that one message can bring
+OPTIONAL = 1  # flag of frames that may be skipped
+
+HELLO, ATTACH, RESYNC, ACK = 1, 4, 5, 7
+CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT = 64, 65, 66, 67, 68, 69, 70, 72
+KNOWN = set(range(1, 13)) | set(range(64, 74))
+HOST, CUDA = 1, 2  # backends
+
+PAGE_BYTES, AT_DONE, AT_GENERATION = 4096, 128, 192
+
+SEAL_SHRINK, SEAL_GROW, SEAL_FUTURE_WRITE = 2, 4, 16
+GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
+
+KINDS = ("opaque", "int", "uint", "float", "complex", "bool")
+ATTACH_REQUEST = 1
+
+PAUSE = 0.001  # between two looks at the page, in seconds
+
+
+class OwnerGone(Exception):
+    """The owner has ended. What is mapped stays, and no more comes."""
+
+
+class ProtocolError(Exception):
+    """The owner broke the protocol, and nothing it says counts any more."""
+
+
+class Refused(Exception):
+    """The owner answered with an ERROR frame."""
+
+    def __init__(self, code, text):
+        super().__init__(f"the owner says {text!r} (code {code})")
+        self.code = code
+
+
+def expect(so, what):
+    if not so:
+        raise ProtocolError(what)
+
+
+# Pages.
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+PROT_NONE, MAP_FIXED, MAP_NORESERVE = 0, 0x10, 0x4000
+NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+
+
+def map_pages(address, size, prot, flags, fd=-1):
+    got = libc.mmap(address, size, prot, flags, fd, 0)
+    if got in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise OSError(code, f"mmap of {size} bytes: {os.strerror(code)}")
+    return got
+
+
+def check_memory_file(fd, size, seals):
+    """Without the seals the owner could take pages away, which is SIGBUS here."""
+    st = os.fstat(fd)
+    expect(stat.S_ISREG(st.st_mode) and st.st_size == size, f"a file of {st.st_size} bytes instead of memory of {size}")
+    try:
+        have = fcntl.fcntl(fd, GET_SEALS)
+    except OSError as e:
+        raise ProtocolError(f"a file without seals: {e}") from e
+    expect(have & seals == seals, f"memory with seals {have:#x}, not {seals:#x}")
+
+
+class HostMemory:
+    """One span of addresses with files mapped over its front."""
+
+    granularity = mmap.PAGESIZE
+    uuid = bytes(16)
+
+    def __init__(self, owner_uuid):
+        self.address = self.size = 0
+
+    def reserve(self, size):
+        self.address, self.size = map_pages(None, size, PROT_NONE, NOTHING), size
+
+    def map(self, offset, size, fd):
+        check_memory_file(fd, size, SEAL_SHRINK | SEAL_GROW)
+        map_pages(self.address + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, fd)
+
+    def unmap(self, offset, sizes):
+        if sizes:  # the addresses stay ours
+            map_pages(self.address + offset, sum(sizes), PROT_NONE, NOTHING | MAP_FIXED)
+
+    def synchronize(self):
+        pass
+
+    def close(self):
+        if self.address:
+            libc.munmap(self.address, self.size)
+            self.address = 0
+
+
+class CudaMemory:
+    """The same on a GPU."""
+
+    def __init__(self, owner_uuid):
+        from cuda.bindings import driver
+
+        self.cu, self.address, self.size, self.context = driver, 0, 0, None
+        self.call("cuInit", 0)
+        # The owner's device, if it is visible here; by access it could be any.
+        self.device = self.uuid = None
+        for n in range(self.call("cuDeviceGetCount")):
+            device = self.call("cuDeviceGet", n)
+            uuid = bytes(self.call("cuDeviceGetUuid", device).bytes)
+            if self.device is None or uuid == owner_uuid:
+                self.device, self.handle, self.uuid = n, device, uuid
+        if self.device is None:
+            raise RuntimeError("the object is in a GPU's memory, and there is no GPU here")
+        prop = driver.CUmemAllocationProp()
+        prop.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        prop.location = self.location()
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self.granularity = self.call("cuMemGetAllocationGranularity", prop, least)
+
+    def call(self, name, *args):
+        err, *rest = getattr(self.cu, name)(*args)
+        if err != self.cu.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{name}: {err.name}")
+        return rest[0] if rest else None
+
+    def location(self):
+        where = self.cu.CUmemLocation()
+        where.type = self.cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        where.id = self.device
+        return where
+
+    def reserve(self, size):
+        # The primary context is the one that PyTorch and CuPy use.
+        self.context = self.call("cuDevicePrimaryCtxRetain", self.handle)
+        self.address, self.size = int(self.call("cuMemAddressReserve", size, 0, 0, 0)), size
+
+    def map(self, offset, size, fd):
+        # The driver answers CUDA_ERROR_UNKNOWN to any other file.
+        expect(stat.S_ISCHR(os.fstat(fd).st_mode), "a file that is no device instead of GPU memory")
+        posix = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        handle = self.call("cuMemImportFromShareableHandle", fd, posix)
+        at = self.address + offset
+        try:
+            self.call("cuMemMap", at, size, 0, handle, 0)
+        finally:
+            self.call("cuMemRelease", handle)  # the mapping keeps the memory
+        access = self.cu.CUmemAccessDesc()
+        access.location = self.location()
+        access.flags = self.cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        try:
+            self.call("cuMemSetAccess", at, size, [access], 1)
+        except RuntimeError:
+            self.call("cuMemUnmap", at, size)
+            raise
+
+    def unmap(self, offset, sizes):
+        for size in sizes:
+            self.call("cuMemUnmap", self.address + offset, size)
+            offset += size
+
+    def synchronize(self):
+        self.call("cuCtxSetCurrent", self.context)
+        self.call("cuCtxSynchronize")
+
+    def close(self):
+        if self.address:
+            self.call("cuMemAddressFree", self.address, self.size)
+            self.address = 0
+        if self.context is not None:
+            self.call("cuDevicePrimaryCtxRelease", self.handle)
+            self.context = None
+
+
+class Frame:
+    """One packet; closing it closes the descriptors that came with it."""
+
+    def __init__(self, fds):
+        self.fds, self.type, self.request, self.payload, self.truncated = fds, 0, 0, b"", False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class Payload:
+    """What a payload's fields are, one after the other."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def take(self, n):
+        expect(self.at + n <= len(self.data), "a payload that is too short")
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def unpack(self, form):
+        got = struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+        return got if len(got) > 1 else got[0]
+
+    def string(self, most):
+        n = self.unpack("I")
+        expect(n <= most, f"a string of {n} bytes, over {most}")
+        return self.take(n)
+
+    def end(self):
+        expect(self.at == len(self.data), f"{len(self.data) - self.at} bytes too many")
+
+
+class Reader:
+    """One object of another process, mapped for reading.
+
+    Attributes: address, the first one; max, the bytes it can grow to; backend,
+    HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an element,
+    shape of a row and pitch from row to row in bytes; metadata; generation,
+    which goes up when the owner takes bytes back; sealed and deleted.
+
+    on_retire, if set, is called with the length that is left before memory is
+    taken away. Arrays made before must not be touched after it.
+    """
+
+    def __init__(self, path, name, token=b"", timeout=5.0, max_bytes=None):
+        if len(token) > 32:
+            raise ValueError(f"a token of {len(token)} bytes, and it has at most 32")
+        self.name, self.max_bytes = name, max_bytes
+        self.on_retire = None
+        self.sealed = self.deleted = self.digest = None
+        self.gone = None  # why no more comes
+        self.generation = self.seen = self.end = self.last_id = 0
+        self.chunks = []  # (id, offset, size) of those mapped
+        self.batch, self.resyncing = MAX_FDS, False
+        self.sent = self.received = 0
+        self.memory = self.page = None
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.sock.settimeout(timeout)
+            self._attach(path, token)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Unmaps everything. Arrays must not be touched any more. Twice is fine."""
+        self.sock.close()
+        if self.page:
+            libc.munmap(self.page, PAGE_BYTES)
+            self.page = None
+        if self.memory:
+            if self.chunks:
+                self.memory.synchronize()
+                self.memory.unmap(0, [size for _, _, size in self.chunks])
+            self.memory.close()
+            self.memory = None
+        self.chunks, self.end, self.seen = [], 0, 0
+        self.gone = self.gone or ValueError("the reader is closed")
+
+    # Frames.
+
+    def _send(self, kind, payload, request=0):
+        self.sent += 1
+        head = HEADER.pack(MAGIC, MAJOR, MINOR, kind, 0, 0, 0, len(payload), request, self.sent)
+        try:
+            self.sock.send(head + payload)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # what the owner said before it went is still to be read
+
+    def _receive(self):
+        """One frame, to be closed. It waits up to the timeout."""
+        room = socket.CMSG_SPACE(KERNEL_FDS * 4)
+        try:
+            data, control, flags, _ = self.sock.recvmsg(MAX_FRAME, room, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError as e:
+            raise OwnerGone("the owner is gone") from e
+        frame = Frame([])
+        try:
+            for level, kind, body in control:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    n = len(body) // 4
+                    frame.fds += struct.unpack(f"{n}i", body[: 4 * n])
+            self._check(frame, data, flags)
+        except BaseException:
+            frame.__exit__()
+            raise
+        return frame
+
+    def _check(self, frame, data, flags):
+        if not data and not frame.fds:
+            raise OwnerGone("the owner is gone")
+        expect(len(data) >= HEADER.size and not flags & socket.MSG_TRUNC, f"a packet of {len(data)} bytes")
+        magic, major, _, kind, bits, nfds, zero, size, request, sequence = HEADER.unpack_from(data)
+        expect(magic == MAGIC, f"a frame that begins with {magic:#x}")
+        expect(major == MAJOR, f"the owner speaks version {major}")
+        expect(bits & ~OPTIONAL == 0 and zero == 0, "unknown flags or a reserved field")
+        expect(size == len(data) - HEADER.size, "a length that is not the packet's")
+        expect(sequence == self.received + 1, f"frame {sequence} after {self.received}")
+        self.received = sequence
+        frame.truncated = bool(flags & socket.MSG_CTRUNC)
+        expect(frame.truncated or nfds == len(frame.fds), f"{len(frame.fds)} descriptors instead of {nfds}")
+        expect(kind in KNOWN or bits & OPTIONAL, f"a frame of type {kind}")
+        expect(nfds <= (MAX_FDS if kind == CHUNKS or kind not in KNOWN else kind == OBJECT), f"{nfds} descriptors")
+        frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
+
+    def _answer(self, kind, request):
+        """The frame that has to come now, to be closed."""
+        while True:
+            frame = self._receive()
+            if frame.type in KNOWN:
+                break
+            frame.__exit__()  # an optional one that this version does not know
+        if frame.type != kind or frame.request != request:
+            with frame:
+                self._farewell(frame)
+                raise ProtocolError(f"type {frame.type} instead of {kind}")
+        return frame
+
+    def _farewell(self, frame):
+        p = Payload(frame.payload)
+        if frame.type == ERROR:
+            code, zero = p.unpack("II")
+            text = p.string(1024).decode(errors="replace")
+            p.end()
+            expect(zero == 0, "a reserved field")
+            raise Refused(code, text)
+        if frame.type == CLOSING:
+            text = p.string(1024).decode(errors="replace")
+            p.end()
+            raise OwnerGone(f"the owner is gone: it said {text!r}")
+
+    # Attaching.
+
+    def _attach(self, path, token):
+        try:
+            self.sock.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError) as e:
+            raise OwnerGone(f"nobody listens at {path}") from e
+        creds = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        uid = struct.unpack("3i", creds)[1]
+        if uid not in (os.getuid(), 0):
+            raise PermissionError(f"{path} is served by user {uid}")
+        # The owner's HELLO comes unasked. This side takes memory of either kind.
+        with self._answer(HELLO, 0) as frame:
+            expect(len(frame.payload) == 96, f"HELLO of {len(frame.payload)} bytes")
+            _, instance, uuid, self.backend, _, granularity = struct.unpack_from("<Q16s16sIIQ", frame.payload)
+        expect(self.backend in (HOST, CUDA) and granularity > 0, f"backend {self.backend}, granularity {granularity}")
+        self._send(HELLO, struct.pack(
+            "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, bool(token), 0, token
+        ))  # fmt: skip
+        name = self.name.encode()
+        self._send(ATTACH, struct.pack("<III", 1, 0, len(name)) + name, ATTACH_REQUEST)
+        with self._answer(OBJECT, ATTACH_REQUEST) as frame:
+            self._object(Payload(frame.payload), instance, name)
+            if frame.truncated:
+                raise OSError("no room for one more open file")
+            expect(len(frame.fds) == 1, "no control page")
+            self._open_page(frame.fds[0], instance)
+        # Only now, since CUDA takes its time to start and an owner does not wait.
+        self.memory = HostMemory(uuid) if self.backend == HOST else CudaMemory(uuid)
+        self.device = getattr(self.memory, "device", None)
+        self.granularity = math.lcm(granularity, self.memory.granularity)
+        expect(self.max % self.granularity == 0, f"a maximum of {self.max} bytes, no multiple of {self.granularity}")
+        self.memory.reserve(self.max)
+        self.address = self.memory.address
+
+    def _object(self, p, instance, name):
+        self.id, self.max, self.generation, length, _, capacity = p.unpack("6Q")
+        state, access, kind, self.bits, self.size, self.hash = p.unpack("4IQ32s")
+        ndim, zero, *dims = p.unpack("2I4Q")
+        self.pitch = p.unpack("Q")
+        same = p.take(16) == instance and p.string(256) == name
+        self.metadata = p.string(32 << 10)
+        p.end()
+        expect(same, "an object that was not asked for")
+        expect(self.max > 0 and length <= self.max and capacity <= self.max, "more bytes than the maximum")
+        expect(kind < len(KINDS) and state in (1, 2, 3) and access in (1, 2), "an unknown kind of object")
+        expect(zero == 0 and ndim <= 4 and all(dims[:ndim]) and not any(dims[ndim:]), f"{ndim} dimensions {dims}")
+        self.kind, self.shape = KINDS[kind], tuple(dims[:ndim])
+        if self.size == 0:  # the owner does not say
+            self.kind, self.bits, self.size, self.shape, self.pitch = "opaque", 8, 1, (), 1
+        row = self.size * math.prod(self.shape)
+        self.pitch = self.pitch or row
+        expect(self.pitch >= row, f"rows of {row} bytes, {self.pitch} apart")
+
+    def _open_page(self, fd, instance):
+        check_memory_file(fd, PAGE_BYTES, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
+        self.page = map_pages(None, PAGE_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, fd)
+        head = struct.unpack("<II16sQ", ctypes.string_at(self.page, 32))
+        expect(head == (PAGE_MAGIC, PAGE_VERSION, instance, self.id), "the control page of something else")
+
+    # Following.
+
+    def _word(self, offset):
+        """One load of 8 bytes; struct would read it byte by byte. Loads stay in
+        order on x86-64; where they do not, a reader needs acquire loads."""
+        return ctypes.c_uint64.from_address(self.page + offset).value
+
+    def length(self):
+        """How many bytes can be read now. It makes no system call."""
+        if self.gone is None and self.page:
+            if self.sealed is not None:
+                self.seen = min(self.sealed, self.end)
+            else:
+                done = self._word(AT_DONE)
+                if self._word(AT_GENERATION) == self.generation:
+                    self.seen = max(self.seen, min(done, self.end))
+        return self.seen
+
+    def rows(self):
+        """How many whole rows that is."""
+        return self.length() // self.pitch
+
+    def wait(self, n, timeout=None):
+        """Waits until length() is n at least; False if time is over, or if it
+        is sealed or deleted before. Raises OwnerGone when the owner is gone."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.length() < n:
+            if self.deleted or self.sealed is not None and n > self.sealed:
+                return False
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.step(left)
+        return True
+
+    def step(self, timeout=None):
+        """Waits until there is news: a frame was taken, or the length moved.
+        It is what keeps the owner content; call it often."""
+        if self.gone is not None:
+            raise self.gone
+        deadline = None if timeout is None else time.monotonic() + timeout
+        before = self.seen
+        watch = select.poll()
+        watch.register(self.sock, select.POLLIN)
+        while True:
+            if watch.poll(PAUSE * 1000):
+                return self._take()
+            if self.length() != before or deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def _take(self):
+        try:
+            with self._receive() as frame:
+                self._do(frame)
+        except Exception as e:
+            self.length()  # what the page says last is final
+            self.gone = e
+            self.sock.close()  # the owner then counts this reader out
+            raise
+
+    def _do(self, frame):
+        if frame.type not in KNOWN:
+            return
+        if frame.truncated:
+            return self._fewer()
+        p = Payload(frame.payload)
+        if frame.type == CHUNKS:
+            return self._map(p, frame)
+        if frame.type == RETIRE:
+            return self._retire(p)
+        if frame.type == SEALED:
+            object_id, length, has, zero, digest = p.unpack("QQII32s")
+            p.end()
+            expect(object_id == self.id and length <= self.max and zero == 0, "sealed is something else")
+            self.sealed, self.digest = length, digest if has else None
+            return None
+        if frame.type == DELETED:
+            expect(p.unpack("Q") == self.id, "deleted is something else")
+            p.end()
+            self.length()
+            self.deleted = True
+            return None
+        if frame.type == PUBLISH:  # not asked for, and the page says it
+            return None
+        self._farewell(frame)
+        raise ProtocolError(f"type {frame.type} to a reader")
+
+    def _ack(self):
+        self._send(ACK, struct.pack("<QQQ", self.id, self.last_id, self.generation))
+
+    def _map(self, p, frame):
+        object_id, generation, count, zero = p.unpack("QQII")
+        expect((object_id, generation, zero) == (self.id, self.generation, 0), "chunks of something else")
+        expect(0 < count == len(frame.fds), f"{count} chunks and {len(frame.fds)} descriptors")
+        records = [p.unpack("QQQ") for _ in range(count)]
+        p.end()
+        if self.resyncing and records[0][1] > self.end:
+            return  # sent before the owner knew; it comes again
+        self.resyncing = False
+        known, at, last = set(self.chunks), self.end, self.last_id
+        fresh = []
+        for fd, (chunk, offset, size) in zip(frame.fds, records):
+            if not fresh and (chunk, offset, size) in known:
+                continue
+            expect(chunk > last, f"chunk {chunk} after {last}")
+            expect(size > 0 and size % self.granularity == 0, f"a chunk of {size} bytes")
+            expect(offset == at and size <= self.max - at, f"a chunk at {offset} of {size} bytes where {at} is the end")
+            fresh.append((fd, chunk, offset, size))
+            at, last = at + size, chunk
+        expect(len(self.chunks) + len(fresh) <= MAX_CHUNKS, "too many chunks")
+        if self.max_bytes is not None and at > self.max_bytes:
+            raise MemoryError(f"{at} bytes, and at most {self.max_bytes} are to be mapped")
+        for fd, chunk, offset, size in fresh:
+            self.memory.map(offset, size, fd)
+            self.chunks.append((chunk, offset, size))
+            self.end, self.last_id = offset + size, chunk
+        self._ack()
+
+    def _fewer(self):
+        """Descriptors were lost for want of room: the same again, in smaller frames."""
+        if self.batch == 1:
+            raise OSError("no room for one more open file")
+        self.batch, self.resyncing = self.batch // 2, True
+        self._send(RESYNC, struct.pack("<QQII", self.id, self.last_id + 1 if self.last_id else 0, self.batch, 0))
+
+    def _retire(self, p):
+        object_id, generation, capacity = p.unpack("QQQ")
+        p.end()
+        expect(object_id == self.id and generation > self.generation, "something else is retired")
+        keep = len(self.chunks)
+        while keep and self.chunks[keep - 1][1] >= capacity:
+            keep -= 1
+        gone = self.chunks[keep:]
+        end = gone[0][1] if gone else self.end
+        expect(capacity <= self.max and (end == capacity or not gone and capacity > end), "retired is half a chunk")
+        self.seen = min(self.seen, capacity)
+        if gone:
+            if self.on_retire:
+                self.on_retire(capacity)
+            self.memory.synchronize()
+            self.memory.unmap(end, [size for _, _, size in gone])
+        del self.chunks[keep:]
+        self.end, self.generation = end, generation
+        if self._word(AT_GENERATION) == generation:
+            # The owner may have taken the length back inside a chunk that stays.
+            self.seen = min(self.seen, self._word(AT_DONE))
+        self._ack()
+
+    # Arrays. None of them is a copy.
+
+    def bytes(self):
+        """The first length() bytes as a memoryview; host memory alone."""
+        if self.backend != HOST:
+            raise TypeError("the CPU cannot read the memory of a GPU")
+        n = self.length()
+        if n == 0:
+            return memoryview(b"")
+        return memoryview((ctypes.c_char * n).from_address(self.address)).cast("B").toreadonly()
+
+    def typestr(self):
+        """The element's type as NumPy spells it."""
+        if self.kind == "opaque":
+            return "|u1"
+        letter = {"int": "i", "uint": "u", "float": "f", "complex": "c", "bool": "b"}[self.kind]
+        return ("|" if self.size == 1 else "<") + letter + str(self.size)
+
+    def layout(self):
+        """Shape and strides, in bytes, of all rows as one array. Elements that
+        are opaque become bytes, with a dimension for those of one element."""
+        dims, unit = list(self.shape), self.size
+        if self.kind == "opaque":
+            unit = 1
+            if self.size > 1:
+                dims.append(self.size)
+        strides, step = [], unit
+        for n in reversed(dims):
+            strides.insert(0, step)
+            step *= n
+        return (self.rows(), *dims), (self.pitch, *strides)
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.backend != CUDA:
+            raise AttributeError("the object is in host memory")
+        shape, strides = self.layout()
+        # PyTorch takes no memory that says it is for reading. Writes fault.
+        return {
+            "shape": shape, "typestr": self.typestr(), "strides": strides,
+            "data": (self.address if shape[0] else 0, False), "version": 3,
+        }  # fmt: skip
+
+    def array(self):
+        """All rows as one NumPy array; without NumPy, a memoryview of each row."""
+        try:
+            import numpy
+        except ImportError:
+            return self._plain()
+        shape, strides = self.layout()
+        return numpy.ndarray(shape, self.typestr(), self.bytes(), strides=strides)
+
+    def _plain(self):
+        form = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
+                "f4": "f", "f8": "d", "b1": "?"}.get(self.typestr()[1:])  # fmt: skip
+        if form is None:
+            raise TypeError(f"{self.kind} of {self.bits} bits needs NumPy")
+        data, row = self.bytes(), self.size * math.prod(self.shape)
+        return [data[at : at + row].cast(form) for at in range(0, self.rows() * self.pitch, self.pitch)]
+
+    def torch(self):
+        """All rows as one tensor."""
+        import torch
+
+        if self.backend == CUDA:
+            return torch.as_tensor(self, device=f"cuda:{self.device}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the array is for reading alone
+            return torch.from_numpy(self.array())
+
+    def cupy(self):
+        """All rows as one CuPy array; a GPU's memory alone."""
+        import cupy
+
+        if self.backend != CUDA:
+            raise TypeError("CuPy has no arrays of host memory")
+        shape, strides = self.layout()
+        with cupy.cuda.Device(self.device):
+            memory = cupy.cuda.UnownedMemory(self.address, self.length(), self, self.device)
+            return cupy.ndarray(shape, self.typestr(), cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+
+    def verify(self):
+        """Whether the sealed bytes have the digest that came with the seal."""
+        if self.digest is None:
+            raise ValueError("there is no digest")
+        return hashlib.sha256(self.bytes()).digest() == self.digest

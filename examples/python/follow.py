@@ -1,0 +1,85 @@
+"""Follows an object of another process: python3 follow.py PATH NAME
+
+After each growth, and where the owner took rows back, it prints "length N sum S":
+how many rows there are, and the sum of all their elements as one array. It ends
+when the object is sealed or deleted, or after --count such lines, with status 0;
+with 3 when the owner is gone.
+"""
+
+import argparse
+import importlib
+import sys
+
+from cuvmm_reader import CUDA, OwnerGone, Reader
+
+
+def total(reader, library):
+    """The sum of what can be read, computed where the memory is."""
+    if library == "torch":
+        import torch
+
+        t = reader.torch()
+        if t.data_ptr() != reader.address:
+            raise RuntimeError("PyTorch made a copy")
+        return t.sum(dtype=torch.float64 if t.is_floating_point() else None).item()
+    if library == "cupy":
+        a = reader.cupy()
+        return a.sum(dtype="f8" if a.dtype.kind == "f" else None).item()
+    a = reader.array()
+    if isinstance(a, list):
+        return sum(sum(row) for row in a)
+    return a.sum(dtype="f8" if a.dtype.kind == "f" else None).item()
+
+
+def follow(reader, library, count):
+    def say(text):
+        print(text, flush=True)
+
+    reader.on_retire = lambda left: say(f"retire to {left // reader.pitch}")
+    if reader.backend == CUDA and not library:
+        raise SystemExit("the object is in a GPU's memory: say --torch or --cupy")
+    shown = 0
+    while True:
+        rows = reader.rows()
+        if rows != shown:
+            shown = rows
+            say(f"length {rows} sum {total(reader, library) if rows else 0}")
+            count -= 1
+            if count == 0:
+                return
+        if reader.sealed is not None and reader.length() == reader.sealed and reader.rows() == shown:
+            say(f"sealed at {shown}")
+            return
+        if reader.deleted:
+            say(f"deleted at {reader.rows()}")
+            return
+        reader.step(1)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("path", help="the owner's socket")
+    p.add_argument("name", help="the object")
+    p.add_argument("--count", type=int, default=0, help="lines after which to end; 0 is never")
+    p.add_argument("--token", default="", help="what the owner asks for")
+    which = p.add_mutually_exclusive_group()
+    for library in ("torch", "cupy"):
+        which.add_argument("--" + library, dest="library", action="store_const", const=library)
+    args = p.parse_args()
+    if args.library:  # it takes seconds, and an owner does not wait that long
+        importlib.import_module(args.library)
+    try:
+        with Reader(args.path, args.name, token=args.token.encode()) as reader:
+            try:
+                follow(reader, args.library, args.count)
+            except OwnerGone as e:
+                print(f"{e}; length {reader.rows()} stays", flush=True)
+                return 3
+    except OwnerGone as e:
+        print(e, flush=True)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

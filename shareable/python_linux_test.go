@@ -1,0 +1,274 @@
+package shareable
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// python skips the test where there is no python3 that has the modules.
+func python(t *testing.T, modules string) {
+	t.Helper()
+	const least = "import sys; sys.exit(sys.version_info < (3, 9));"
+	if out, err := exec.CommandContext(t.Context(), "python3", "-c", least+modules).CombinedOutput(); err != nil {
+		t.Skipf("needs python3, 3.9 at least, that runs %q: %v\n%s", modules, err, out)
+	}
+}
+
+// program is a run of examples/python/follow.py.
+type program struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	lines *bufio.Scanner
+}
+
+// startPython starts one by a line for the shell, in which "$@" are its arguments.
+func startPython(t *testing.T, shell string, args ...string) *program {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	args = append([]string{"-c", shell, "sh", "python3", "-B", "../examples/python/follow.py"}, args...)
+	f := &program{t: t, cmd: exec.CommandContext(ctx, "sh", args...)}
+	out, err := f.cmd.StdoutPipe()
+	require.NoError(t, err)
+	f.cmd.Stderr = t.Output()
+	f.lines = bufio.NewScanner(out)
+	require.NoError(t, f.cmd.Start())
+	t.Cleanup(func() {
+		cancel()
+		_ = f.cmd.Wait() // again, where it has ended
+	})
+	return f
+}
+
+// says reads up to a line. Before it there may be lengths at which the memory
+// that was mapped by then ended.
+func (f *program) says(line string) {
+	f.t.Helper()
+	for {
+		require.True(f.t, f.lines.Scan(), "the end instead of %q", line)
+		if f.lines.Text() == line {
+			return
+		}
+		require.True(f.t, strings.HasPrefix(f.lines.Text(), "length "), "%q instead of %q", f.lines.Text(), line)
+	}
+}
+
+func (f *program) exits(code int) {
+	f.t.Helper()
+	require.False(f.t, f.lines.Scan(), "%q instead of the end", f.lines.Text())
+	_ = f.cmd.Wait()
+	require.Equal(f.t, code, f.cmd.ProcessState.ExitCode())
+}
+
+// table is rows of 8 float32 that a program in Python follows.
+type table struct {
+	t      *testing.T
+	s      *Server
+	p      *Publication
+	r      *vmm.Range
+	n, sum int
+}
+
+var tableRow = vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{8}, Pitch: 32}
+
+func newTable(t *testing.T, dev *vmm.Device, layout vmm.Layout) *table {
+	t.Helper()
+	r, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 128 << 20, Chunk: 2 << 20})
+	require.NoError(t, err)
+	s, err := Listen(dev, filepath.Join(t.TempDir(), "s"), Options{Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	require.NoError(t, err)
+	p, err := s.Publish("rows", r, PublishOptions{Layout: layout})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, s.Close())
+		require.NoError(t, p.Close())
+		require.NoError(t, r.Close())
+	})
+	return &table{t: t, s: s, p: p, r: r}
+}
+
+// grow appends rows and says what the program should say of it.
+func (b *table) grow(n int) string {
+	b.t.Helper()
+	data := make([]byte, 0, n*32)
+	for range n * 8 {
+		v := len(data) / 4 % 5
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(v)))
+		b.sum += v
+	}
+	b.n += n
+	require.NoError(b.t, b.r.Append(data))
+	return fmt.Sprintf("length %d sum %d.0", b.n, b.sum)
+}
+
+func TestPythonFollows(t *testing.T) {
+	for _, d := range vmmtest.Drivers() {
+		libraries := []string{""}
+		if d.Name == "cuda" {
+			libraries = []string{"torch", "cupy"}
+		}
+		for _, library := range libraries {
+			t.Run(d.Name+library, func(t *testing.T) {
+				dev := d.Device(t)
+				args := []string{}
+				if library == "" {
+					python(t, "")
+				} else {
+					python(t, "import cuda.bindings.driver, "+library)
+					args = append(args, "--"+library)
+				}
+				pythonFollows(t, newTable(t, dev, tableRow), args)
+			})
+		}
+	}
+}
+
+func pythonFollows(t *testing.T, b *table, args []string) {
+	first := b.grow(1000)
+	f := startPython(t, `exec "$@"`, append(args, b.s.Path(), "rows")...)
+	f.says(first)
+	kept := b.sum
+	f.says(b.grow(200_000)) // over chunks
+	f.says(b.grow(1_000_000))
+
+	require.NoError(t, b.p.Retire(t.Context(), 1000*32))
+	b.n, b.sum = 1000, kept
+	f.says("retire to 65536") // one chunk
+	f.says(first)
+	f.says(b.grow(100_000))
+
+	require.NoError(t, b.p.Seal(t.Context(), SealOptions{}))
+	f.says("retire to 131072") // what is beyond the end goes
+	f.says(fmt.Sprintf("sealed at %d", b.n))
+	f.exits(0)
+	require.Eventually(t, func() bool { return b.p.Readers() == 0 }, 5*time.Second, time.Millisecond)
+	require.Zero(t, b.s.Stats().Violations)
+}
+
+// Every eighth byte of a row is data, the rest padding.
+func TestPythonPaddedRows(t *testing.T) {
+	python(t, "")
+	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Pitch: 32})
+	b.grow(5) // the first of each row: 0, 3, 1, 4, 2
+	f := startPython(t, `exec "$@"`, "--count", "1", b.s.Path(), "rows")
+	f.says("length 5 sum 10.0")
+	f.exits(0)
+}
+
+func TestPythonTellsBytes(t *testing.T) {
+	python(t, "")
+	b := newTable(t, vmmtest.Device(t), vmm.Layout{})
+	require.NoError(t, b.r.Append([]byte{1, 2, 250}))
+	f := startPython(t, `exec "$@"`, b.s.Path(), "rows")
+	f.says("length 3 sum 253")
+	require.NoError(t, b.p.Close())
+	f.says("deleted at 3")
+	f.exits(0)
+}
+
+func TestPythonWithFewDescriptors(t *testing.T) {
+	python(t, "")
+	const rows, pitch = 50, 2 << 20 // one number in each chunk
+	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.Uint, Bits: 16, Size: 2, Pitch: pitch})
+	data := make([]byte, rows*pitch)
+	for i := range rows {
+		data[i*pitch+1] = 1
+	}
+	require.NoError(t, b.r.Append(data))
+	f := startPython(t, `ulimit -n 20; exec "$@"`, b.s.Path(), "rows")
+	f.says(fmt.Sprintf("length %d sum %d", rows, rows*256))
+	require.NoError(t, b.p.Close())
+	f.says(fmt.Sprintf("deleted at %d", rows))
+	f.exits(0)
+	require.Positive(t, b.s.Stats().Resyncs)
+	require.Zero(t, b.s.Stats().Violations)
+}
+
+// An owner that ends says nothing.
+func TestPythonSeesTheOwnerGo(t *testing.T) {
+	python(t, "")
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // in a test
+	f := startPython(t, `exec "$@"`, path, "rows")
+	raw, err := l.AcceptUnix()
+	require.NoError(t, err)
+	c, err := wire.NewConn(raw)
+	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // closed below
+
+	id := [16]byte{1}
+	require.NoError(t, c.Write(wire.TypeHello, 0, 0, wire.Hello{Instance: id, Backend: wire.BackendHost, Granularity: 4096}.Append(nil)))
+	for _, want := range []wire.Type{wire.TypeHello, wire.TypeAttach} {
+		m, err := c.Read()
+		require.NoError(t, err)
+		require.Equal(t, want, m.Type)
+	}
+	page, err := newPage(id, 9)
+	require.NoError(t, err)
+	defer page.close()
+	o := wire.Object{ID: 9, Max: 1 << 20, State: wire.StateLive, Access: wire.AccessRead, Instance: id, Name: "rows"}
+	require.NoError(t, c.Write(wire.TypeObject, 1, 0, o.Append(nil), page.fd))
+	fd, err := unix.MemfdCreate("rows", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	require.NoError(t, err)
+	defer syscall.Close(fd) //nolint:errcheck // in a test
+	require.NoError(t, unix.Ftruncate(fd, 4096))
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	require.NoError(t, err)
+	_, err = unix.Pwrite(fd, []byte{7, 7}, 0)
+	require.NoError(t, err)
+	page.done.Store(2)
+	chunks := wire.Chunks{Object: 9, Records: []wire.Chunk{{ID: 4, Size: 4096}}}
+	require.NoError(t, c.Write(wire.TypeChunks, 0, 0, chunks.Append(nil), fd))
+	f.says("length 2 sum 14")
+	m, err := c.Read()
+	require.NoError(t, err)
+	require.Equal(t, wire.TypeAck, m.Type)
+
+	page.done.Store(5000) // more than is mapped
+	require.NoError(t, c.Close())
+	last := ""
+	for f.lines.Scan() {
+		last = f.lines.Text()
+	}
+	require.Equal(t, "the owner is gone; length 4096 stays", last)
+	f.exits(3)
+}
+
+func TestPythonRefusesWhatIsNoMemory(t *testing.T) {
+	python(t, "")
+	var out strings.Builder
+	const check = `
+import os, sys
+sys.path.insert(0, "../examples/python")
+import cuvmm_reader as r
+for fd, size in (os.memfd_create("m"), 4096), (os.open("/dev/zero", os.O_RDONLY), 0):
+    try:
+        r.check_memory_file(fd, size, r.SEAL_SHRINK)
+        print("taken")
+    except r.ProtocolError:
+        pass
+`
+	cmd := exec.CommandContext(t.Context(), "python3", "-B", "-c", check)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(t, cmd.Run(), out.String())
+	require.Empty(t, out.String())
+}
