@@ -358,3 +358,15 @@ func TestHearGivesUp(t *testing.T) {
 		<-done
 	}
 }
+
+// TestSealGivenUp: what could not be sealed can be written as before.
+func TestSealGivenUp(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 60<<20)))
+	require.NoError(t, p.Flush(t.Context()))
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, p.Seal(ctx, SealOptions{Digest: true}), context.DeadlineExceeded)
+	require.NoError(t, g.Append(pattern(0, 100)))
+	require.NoError(t, p.Flush(t.Context()))
+}

@@ -211,7 +211,7 @@ func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
 	return nil
 }
 
-func (p *Publication) seal(ctx context.Context, o SealOptions) error {
+func (p *Publication) seal(ctx context.Context, o SealOptions) (err error) {
 	if err := p.advance(ctx); err != nil {
 		return err
 	}
@@ -219,6 +219,11 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) error {
 		if err := p.r.Grant(vmm.Read, p.r.Device()); err != nil {
 			return err
 		}
+		defer func() {
+			if err != nil { // nothing was sealed
+				err = errors.Join(err, p.r.Grant(vmm.ReadWrite, p.r.Device()))
+			}
+		}()
 	}
 	var digest *[32]byte
 	if o.Digest {

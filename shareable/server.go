@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -281,7 +282,7 @@ func (s *Server) list() []*Publication {
 	for _, p := range s.names {
 		all = append(all, p)
 	}
-	slices.SortFunc(all, func(a, b *Publication) int { return int(int64(a.id - b.id)) })
+	slices.SortFunc(all, func(a, b *Publication) int { return cmp.Compare(a.id, b.id) })
 	return all
 }
 

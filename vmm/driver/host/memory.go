@@ -49,6 +49,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	d.mem.Lock()
 	defer d.unlock()
+	d.collectSome()
 	if err := d.charge(verb, u, size); err != nil {
 		return 0, err
 	}
@@ -148,6 +149,21 @@ func (d *Driver) collect() {
 		d.giveBack(m)
 		return true
 	})
+}
+
+// collectSome is collect for the two orphans that were looked at longest ago:
+// each keeps a descriptor and its pages, and there may be room for more memory
+// long after there is none for more descriptors.
+func (d *Driver) collectSome() {
+	for range min(2, len(d.orphans)) {
+		m := d.orphans[0]
+		d.orphans = d.orphans[1:]
+		if m.shared() {
+			d.orphans = append(d.orphans, m)
+		} else {
+			d.giveBack(m)
+		}
+	}
 }
 
 // memfdName is what /proc/self/maps calls the memory.
