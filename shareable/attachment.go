@@ -128,6 +128,8 @@ func (a *attachment) derive() (f frame, ok bool) {
 			f.HasDigest, f.Digest = true, *p.digest
 		}
 		return frame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
+	case p.failed != nil && p.state == wire.StateLive:
+		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
 	}
 	return f, false
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // served is a session of s that nothing runs, and the reader's end of it.
@@ -369,4 +371,59 @@ func TestSealGivenUp(t *testing.T) {
 	require.ErrorIs(t, p.Seal(ctx, SealOptions{Digest: true}), context.DeadlineExceeded)
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
+}
+
+// TestPublicationThatFails: a publication that cannot go on says so to its
+// readers, after what they lack.
+func TestPublicationThatFails(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	v := attached(t, s, AttachOptions{})
+	require.NoError(t, g.Append(pattern(0, 5<<20)))
+	require.NoError(t, p.Flush(t.Context()))
+	require.WithinDuration(t, time.Now(), v.Heartbeat(), time.Minute)
+	p.fail(vmm.ErrDeviceLost)
+	require.ErrorIs(t, v.Wait(t.Context(), 6<<20), ErrOwnerGone)
+	require.Equal(t, pattern(0, 5<<20), read(t, v, 5<<20))
+	require.ErrorIs(t, p.Err(), vmm.ErrDeviceLost)
+}
+
+// TestIdleAfterDetach: who has nothing any more has to ask for something.
+func TestIdleAfterDetach(t *testing.T) {
+	s, p, _ := stage(t, Options{Request: 100 * time.Millisecond}, PublishOptions{})
+	attachPlain(t, s.Path(), "x")
+	require.Equal(t, 1, s.Stats().Conns)
+	require.NoError(t, p.Close())
+	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, 5*time.Second, time.Millisecond)
+}
+
+// TestKeptDescriptorsMakeRoom: those that are kept for later go before a chunk
+// cannot be sent.
+func TestKeptDescriptorsMakeRoom(t *testing.T) {
+	few := false
+	dev := vmmtest.Device(t, func(c drivertest.Call) error {
+		if c.Name == "Export" && few {
+			few = false
+			return vmm.ErrLimit
+		}
+		return nil
+	})
+	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 8 << 20, Chunk: 2 << 20})
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(8<<20))
+	k := newKeeper(8)
+	segs := g.Segments()
+	for _, seg := range segs[:3] {
+		d, err := k.take(seg)
+		require.NoError(t, err)
+		k.give(d)
+	}
+	few = true
+	d, err := k.take(segs[3])
+	require.NoError(t, err)
+	require.Equal(t, 1, k.len())
+	k.give(d)
+	for _, seg := range segs {
+		k.drop(seg)
+	}
+	require.NoError(t, g.Close())
 }

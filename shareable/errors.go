@@ -19,7 +19,6 @@ var (
 	ErrNotFound  = errors.New("no object of this name")                                // not published, or no longer
 	ErrVersion   = errors.New("the other side speaks another version of the protocol") // of the library, usually
 	ErrProtocol  = errors.New("the other side broke the protocol")                     // nothing it says counts any more
-	ErrAborted   = errors.New("given up before it was complete")                       // by whoever was writing it
 )
 
 // wireError gives an error of the connection its kind.

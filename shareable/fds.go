@@ -2,6 +2,7 @@ package shareable
 
 import (
 	"container/list"
+	"errors"
 	"sync"
 	"syscall"
 
@@ -49,6 +50,9 @@ func (k *keeper) take(seg vmm.Segment) (*descriptor, error) {
 		k.kept[seg] = d
 		k.mu.Unlock()
 		d.fd, d.err = export(seg)
+		if errors.Is(d.err, vmm.ErrLimit) && k.shrink() {
+			d.fd, d.err = export(seg)
+		}
 		close(d.ready)
 	}
 	if d.err != nil {
@@ -119,6 +123,21 @@ func (k *keeper) remove(d *descriptor) {
 	d.place = nil
 	delete(k.kept, d.seg)
 	d.close()
+}
+
+// shrink closes everything that is not in use, and says whether there was any.
+func (k *keeper) shrink() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	before := len(k.kept)
+	for e := k.order.Back(); e != nil; {
+		next := e.Prev()
+		if d, ok := e.Value.(*descriptor); ok && d.users == 0 {
+			k.remove(d)
+		}
+		e = next
+	}
+	return len(k.kept) < before
 }
 
 // has says whether the chunk's descriptor is kept, or being got.

@@ -3,6 +3,7 @@ package shareable
 import (
 	"encoding/binary"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -31,4 +32,5 @@ func (p *page) lay(instance [16]byte, id uint64) {
 	p.generation, p.state = word(p.mem, atGeneration), word(p.mem, atState)
 	p.heartbeat, p.wake = word(p.mem, atHeartbeat), word32(p.mem, atWake)
 	p.state.Store(uint64(wire.StateLive))
+	p.heartbeat.Store(uint64(time.Now().UnixNano()))
 }

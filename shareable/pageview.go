@@ -14,6 +14,8 @@ func (p *pageView) queued() uint64     { return p.load64(atQueued) }
 func (p *pageView) done() uint64       { return p.load64(atDone) }
 func (p *pageView) generation() uint64 { return p.load64(atGeneration) }
 
+func (p *pageView) heartbeat() uint64 { return p.load64(atHeartbeat) }
+
 // rawWake is the wake word as the kernel compares it.
 func (p *pageView) rawWake() uint32 { return p.raw32(atWake) }
 

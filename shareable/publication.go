@@ -174,9 +174,11 @@ func (p *Publication) follow() {
 		case errors.Is(err, vmm.ErrAsleep):
 		case p.ctx.Err() != nil || errors.Is(err, ErrSealed):
 			return
-		default:
+		case errors.Is(err, vmm.ErrClosed), errors.Is(err, vmm.ErrDeviceLost), p.Err() != nil:
 			p.fail(err)
 			return
+		default: // memory for an event has run out, say
+			timer = time.After(again)
 		}
 		select {
 		case <-changed:
@@ -188,13 +190,15 @@ func (p *Publication) follow() {
 	}
 }
 
-// fail ends what cannot be followed any more: readers keep what they have.
+// fail ends what cannot be followed any more: readers keep what they have, and are
+// told that no more comes.
 func (p *Publication) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed == nil {
 		p.failed = err
 	}
+	p.rouse()
 }
 
 // Err says why the publication does not follow its range any more; nil while it

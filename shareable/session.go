@@ -106,10 +106,20 @@ func (ses *session) bye() {
 
 // write sends a frame within the time that a reader has to take it.
 func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {
-	if err := ses.conn.SetWriteDeadline(time.Now().Add(ses.srv.opts.Request)); err != nil {
+	end := time.Now().Add(ses.srv.opts.Request)
+	if err := ses.conn.SetWriteDeadline(end); err != nil {
 		return err
 	}
 	err := ses.conn.Write(t, request, 0, payload, fds...)
+	for errors.Is(err, syscall.ETOOMANYREFS) && time.Now().Before(end) {
+		// Descriptors on their way count for the user, those to other readers too.
+		select {
+		case <-time.After(again):
+		case <-ses.done:
+			return err
+		}
+		err = ses.conn.Write(t, request, 0, payload, fds...)
+	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w to take a frame", errTooSlow)
 	}
@@ -360,6 +370,9 @@ func (ses *session) forget(a *attachment) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	delete(ses.attached, a.pub.id)
+	if len(ses.attached) == 0 { // it owes nothing any more, and so has to ask for something
+		_ = ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.Request))
+	}
 }
 
 func (ses *session) resync(f wire.Frame) error {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -145,6 +146,21 @@ func (v *View) Queued() uint64 {
 		return n
 	}
 	return max(n, min(v.page.queued(), v.obj.Max))
+}
+
+// Heartbeat is when the owner last showed that it runs, by its own clock: once a
+// second while it does. One that stands still shows so here, and nowhere else. Zero
+// where there is no word of it.
+func (v *View) Heartbeat() time.Time {
+	if v == nil {
+		return time.Time{}
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if v.page == nil || v.page.heartbeat() == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(v.page.heartbeat()))
 }
 
 // Max is how many bytes the view can grow to.
