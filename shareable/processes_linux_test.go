@@ -54,7 +54,7 @@ func busy(t *testing.T, st *vmm.Stream) bool {
 // The owner dies while a stream here waits for what it would have published.
 func TestNoStreamWaitsForAnotherProcess(t *testing.T) {
 	times := 100
-	if testing.Short() || withCUDA {
+	if testing.Short() || withCUDA && !soaking {
 		times = 20
 	}
 	dev := crashDevice(t)
