@@ -357,7 +357,7 @@ func TestHearGivesUp(t *testing.T) {
 	case <-time.After(time.Second):
 		t.Error("it waits for the reader")
 		require.NoError(t, ses.conn.Close())
-		<-done
+		require.Error(t, <-done)
 	}
 }
 
