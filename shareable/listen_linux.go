@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -20,6 +21,33 @@ func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
 		return 0, false
 	}
 	return st.Uid, true
+}
+
+// makeDirectory makes the user's own directory if path lies in it, and refuses
+// one that somebody else could put in the way.
+func makeDirectory(path string) error {
+	dir := filepath.Dir(path)
+	own := dir == ownDirectory()
+	if own {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%w: %s is no directory, or a link to one", vmm.ErrPermission, dir)
+	}
+	uid, known := ownerOf(info)
+	switch {
+	case known && uid != uint32(os.Getuid()) && (own || uid != 0):
+		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, uid)
+	case own && info.Mode().Perm()&0o077 != 0:
+		return fmt.Errorf("%w: %s is open to others (mode %#o)", vmm.ErrPermission, dir, info.Mode().Perm())
+	}
+	return nil
 }
 
 // socket is a listening socket and the name it has in the file system.

@@ -4,7 +4,6 @@ package shareable
 
 import (
 	"fmt"
-	"io/fs"
 	"net"
 	"sync/atomic"
 
@@ -17,19 +16,15 @@ type socket struct{ *net.UnixListener }
 
 func listen(string) (*socket, error) { return nil, errLinux }
 
-func ownerOf(fs.FileInfo) (uid uint32, known bool) { return 0, false }
-
 func fileLimit() int { return 0 }
 
 func dup(int) (int, error) { return -1, errLinux }
 
 // page is never there.
 type page struct {
-	mem []byte
-	fd  int
+	fd int
 
 	queued, done, generation, state, heartbeat *atomic.Uint64
-	wake                                       *atomic.Uint32
 }
 
 func newPage([16]byte, uint64) (*page, error) { return nil, errLinux }

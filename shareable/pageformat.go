@@ -1,3 +1,5 @@
+//go:build linux
+
 package shareable
 
 // The control page: one word for each thing that changes, each on a cache line

@@ -1,3 +1,5 @@
+//go:build linux
+
 package shareable
 
 import (
@@ -38,19 +40,4 @@ func (p *pageView) load32(off int) uint32 {
 // Safety: as load64.
 func (p *pageView) raw32(off int) uint32 {
 	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.b[off])))
-}
-
-// storeWord writes the pinned word at off in one piece.
-//
-// Safety: b is page-locked memory of the driver's, on a page boundary, off a
-// multiple of 8 within it, and it is freed only by who calls this.
-func storeWord(b []byte, off int, v uint64) {
-	atomic.StoreUint64((*uint64)(unsafe.Pointer(&b[off])), v)
-}
-
-// loadWord reads the pinned word at off in one piece.
-//
-// Safety: as storeWord.
-func loadWord(b []byte, off int) uint64 {
-	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&b[off])))
 }

@@ -41,30 +41,3 @@ func ownDirectory() string {
 	}
 	return filepath.Join(os.TempDir(), "cuvmm-"+strconv.Itoa(os.Getuid()))
 }
-
-// makeDirectory makes the user's own directory if path lies in it, and refuses
-// one that somebody else could put in the way.
-func makeDirectory(path string) error {
-	dir := filepath.Dir(path)
-	own := dir == ownDirectory()
-	if own {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
-	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() {
-		return fmt.Errorf("%w: %s is no directory, or a link to one", vmm.ErrPermission, dir)
-	}
-	uid, known := ownerOf(info)
-	switch {
-	case known && uid != uint32(os.Getuid()) && (own || uid != 0):
-		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, uid)
-	case own && info.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%w: %s is open to others (mode %#o)", vmm.ErrPermission, dir, info.Mode().Perm())
-	}
-	return nil
-}
