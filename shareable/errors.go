@@ -14,7 +14,7 @@ import (
 // Compare with errors.Is.
 var (
 	ErrOwnerGone = errors.New("the owner is gone")                                     // what is mapped stays, and no more comes
-	ErrSealed    = errors.New("sealed, and shorter than that")                         // it has its last length
+	ErrSealed    = errors.New("sealed: it grows no more")                              // it has its last length
 	ErrRetired   = errors.New("the owner took back memory that is in use here")        // the view has let go of the owner instead
 	ErrNotFound  = errors.New("no object of this name")                                // not published, or no longer
 	ErrVersion   = errors.New("the other side speaks another version of the protocol") // of the library, usually

@@ -12,21 +12,18 @@ import (
 // by what is mapped here.
 type pageView struct{ b []byte }
 
-func (p *pageView) queued() uint64     { return p.load64(atQueued) }
-func (p *pageView) done() uint64       { return p.load64(atDone) }
-func (p *pageView) generation() uint64 { return p.load64(atGeneration) }
-
-func (p *pageView) heartbeat() uint64 { return p.load64(atHeartbeat) }
-
-// rawWake is the wake word as the kernel compares it.
-func (p *pageView) rawWake() uint32 { return p.raw32(atWake) }
+func (p *pageView) queued() uint64     { return word(p.b, atQueued).Load() }
+func (p *pageView) done() uint64       { return word(p.b, atDone).Load() }
+func (p *pageView) generation() uint64 { return word(p.b, atGeneration).Load() }
+func (p *pageView) heartbeat() uint64  { return word(p.b, atHeartbeat).Load() }
+func (p *pageView) wake() uint32       { return word32(p.b, atWake).Load() }
 
 // check compares what never changes in a page.
 func (p *pageView) check(instance [16]byte, object uint64) error {
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:8], p.load64(atInstance))
-	binary.LittleEndian.PutUint64(b[8:], p.load64(atInstance+8))
-	magic, version, id := p.load32(atMagic), p.load32(atVersion), p.load64(atObject)
+	head := p.b[:atObject+8] // which does not change
+	magic, version := binary.LittleEndian.Uint32(head[atMagic:]), binary.LittleEndian.Uint32(head[atVersion:])
+	id := binary.LittleEndian.Uint64(head[atObject:])
+	b := [16]byte(head[atInstance:])
 	switch {
 	case magic != pageMagic:
 		return fmt.Errorf("it begins with %#x instead of %#x", magic, uint32(pageMagic))

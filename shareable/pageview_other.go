@@ -22,7 +22,7 @@ func (p *pageView) queued() uint64             { return 0 }
 func (p *pageView) done() uint64               { return 0 }
 func (p *pageView) generation() uint64         { return 0 }
 func (p *pageView) heartbeat() uint64          { return 0 }
-func (p *pageView) rawWake() uint32            { return 0 }
+func (p *pageView) wake() uint32               { return 0 }
 func (p *pageView) wait(uint32, time.Duration) {}
 func (p *pageView) rouse()                     {}
 func (p *pageView) close() error               { return nil }

@@ -30,7 +30,7 @@ func (v *View) watchPage(page *pageView) {
 	since := time.Now()
 	for idle, burst := 0, 0; ; idle, burst = idle+1, burst+1 {
 		v.looks.Add(1)
-		wake := page.rawWake() // before the look, so that no change is missed
+		wake := page.wake() // before the look, so that no change is missed
 		moved, on := v.glance()
 		if !on {
 			return
