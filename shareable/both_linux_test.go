@@ -224,3 +224,51 @@ func TestViewAsTensor(t *testing.T) {
 	require.Equal(t, []int64{3, 5}, got.Shape)
 	require.Equal(t, []int64{5, 1}, got.Strides)
 }
+
+// registrar is a library that registers memory chunk by chunk, as NCCL and
+// network cards do. It looks at Generation to know what is stale.
+type registrar struct {
+	v          *View
+	generation uint64
+	known      map[vmm.Ptr]uint64
+}
+
+// cover registers what is new, and all of it after memory was replaced; it gives
+// how many bytes from the front are registered then.
+func (r *registrar) cover() uint64 {
+	if now := r.v.Generation(); r.known == nil || now != r.generation {
+		r.generation, r.known = now, map[vmm.Ptr]uint64{}
+	}
+	end := r.v.Ptr()
+	for _, s := range r.v.Segments() {
+		r.known[s.Addr] = s.Size
+		if s.Addr == end {
+			end += vmm.Ptr(s.Size)
+		}
+	}
+	return uint64(end - r.v.Ptr())
+}
+
+// TestRegistrations: every chunk that can be read is among Segments, never the
+// first alone, and Generation says when what was registered is of no use.
+func TestRegistrations(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	v := attached(t, s, AttachOptions{})
+	r := &registrar{v: v}
+	for n := uint64(0); n < 20<<20; n += 3 << 20 {
+		require.NoError(t, g.Append(pattern(int(n), 3<<20)))
+		wait(t, v, n+3<<20)
+		require.GreaterOrEqual(t, r.cover(), v.Len())
+	}
+	many := len(r.known)
+	require.Greater(t, many, 5)
+	require.Zero(t, r.generation)
+	require.NoError(t, p.Retire(t.Context(), 3<<20))
+	require.NoError(t, g.Clip())
+	require.GreaterOrEqual(t, r.cover(), v.Len())
+	require.Positive(t, r.generation)
+	require.Less(t, len(r.known), many)
+	require.NoError(t, g.Append(pattern(1, 9<<20)))
+	wait(t, v, 12<<20)
+	require.GreaterOrEqual(t, r.cover(), v.Len())
+}
