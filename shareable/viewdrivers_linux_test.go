@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -65,4 +66,50 @@ func firstByte(t *testing.T, g *vmm.Range) byte {
 	_, err := g.ReadAt(b[:], 0)
 	require.NoError(t, err)
 	return b[0]
+}
+
+// TestFalseChunksOnDrivers: what is not memory that was exported is refused by a
+// typed error, leaves the device well and no descriptor open. Opening a device's
+// node gives what an exported chunk looks like, and is none.
+func TestFalseChunksOnDrivers(t *testing.T) {
+	for _, d := range vmmtest.Drivers() {
+		t.Run(d.Name, func(t *testing.T) {
+			const gran = 2 << 20
+			dev := d.Device(t)
+			_, _, err := dev.MemInfo() // so that what a context keeps open is open
+			require.NoError(t, err)
+			for _, path := range []string{"/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/null", "/dev/zero", "unsealed", "empty"} {
+				t.Run(path, func(t *testing.T) {
+					before := openFDs(t)
+					var fd int
+					switch path {
+					case "unsealed":
+						fd = memfd(t, gran, 0)
+					case "empty":
+						fd = memfd(t, 0, allSeals)
+					default:
+						var err error
+						if fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+							t.Skipf("there is no %s to open: %v", path, err)
+						}
+					}
+					s, far := scriptOn(t, dev, 4, gran, vmm.ShareFD)
+					v := viewedOn(t, s, far, AttachOptions{}, dev)
+					s.send(wire.Chunks{Object: s.obj.ID, Generation: 1, Records: []wire.Chunk{{ID: 1, Size: gran}}}, []int{fd})
+					s.done(gran)
+					require.ErrorIs(t, ended(t, v), vmm.ErrInvalid)
+					require.Zero(t, v.Cap())
+					require.NoError(t, v.Close())
+					require.NoError(t, s.c.Close())
+					require.NoError(t, unix.Close(s.pages))
+					s.pages = -1
+					require.Equal(t, before, openFDs(t))
+					sound, err := dev.Alloc(gran)
+					require.NoError(t, err)
+					require.Zero(t, firstByte(t, sound))
+					require.NoError(t, sound.Close())
+				})
+			}
+		})
+	}
 }
