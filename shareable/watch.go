@@ -39,16 +39,15 @@ func (v *View) watchPage(page *pageView) {
 			idle = 0
 			runtime.Gosched() // to whom was told: on this thread, without waking another
 		}
-		hurried := false
-		if burst == watchBurst {
-			hurried = time.Since(since) < watchPause
-			burst, since = 0, time.Now()
-		}
+		hurried := burst == watchBurst && time.Since(since) < watchPause
 		if idle >= watchIdle || hurried {
 			select {
 			case <-v.stop:
 			case <-time.After(watchPause):
 			}
+		}
+		if burst == watchBurst {
+			burst, since = 0, time.Now()
 		}
 		begun := time.Now()
 		page.wait(wake, watchMost)
