@@ -272,3 +272,27 @@ func TestRegistrations(t *testing.T) {
 	wait(t, v, 12<<20)
 	require.GreaterOrEqual(t, r.cover(), v.Len())
 }
+
+// TestReaderThatWrites: where both sides have said so, a reader's bytes are the
+// owner's, in every chunk, also after growth.
+func TestReaderThatWrites(t *testing.T) {
+	s, _, g := stage(t, Options{}, PublishOptions{Write: true})
+	v := attached(t, s, AttachOptions{Write: true})
+	reads := attached(t, s, AttachOptions{})
+	for n := uint64(3 << 20); n <= 9<<20; n += 3 << 20 {
+		require.NoError(t, g.Append(make([]byte, 3<<20)))
+		wait(t, v, n)
+		wait(t, reads, n)
+		for off := uint64(0); off < n; off += 1 << 20 {
+			require.NoError(t, v.Device().CopyIn(v.Ptr()+vmm.Ptr(off), pattern(int(off+n), 100)))
+			got := make([]byte, 100)
+			_, err := g.ReadAt(got, int64(off))
+			require.NoError(t, err)
+			require.Equal(t, pattern(int(off+n), 100), got)
+			_, err = reads.ReadAt(got, int64(off))
+			require.NoError(t, err)
+			require.Equal(t, pattern(int(off+n), 100), got)
+		}
+	}
+	require.Error(t, reads.Device().CopyIn(reads.Ptr(), []byte{1}), "it asked for reading")
+}
