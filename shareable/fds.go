@@ -82,10 +82,16 @@ func (k *keeper) give(d *descriptor) {
 	defer k.mu.Unlock()
 	d.users--
 	d.close()
-	for e := k.order.Back(); e != nil && len(k.kept) > k.max; {
+	k.evict(k.max)
+}
+
+// evict forgets what was used longest ago and is not in use, until most are
+// left. It needs k.mu.
+func (k *keeper) evict(most int) {
+	for e := k.order.Back(); e != nil && len(k.kept) > most; {
 		before := e.Prev()
-		if old, ok := e.Value.(*descriptor); ok && old.users == 0 {
-			k.remove(old)
+		if d, ok := e.Value.(*descriptor); ok && d.users == 0 {
+			k.remove(d)
 		}
 		e = before
 	}
@@ -130,13 +136,7 @@ func (k *keeper) shrink() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	before := len(k.kept)
-	for e := k.order.Back(); e != nil; {
-		next := e.Prev()
-		if d, ok := e.Value.(*descriptor); ok && d.users == 0 {
-			k.remove(d)
-		}
-		e = next
-	}
+	k.evict(0)
 	return len(k.kept) < before
 }
 
