@@ -24,8 +24,9 @@ type AttachOptions struct {
 	Token []byte
 	// UIDs is who may be the owner; nil: the user of this process, and root.
 	UIDs []uint32
-	// MaxBytes is how many bytes to map, and addresses to reserve, at most: an owner that sends more is let
-	// go of, with vmm.ErrLimit. 0 is the device's memory.
+	// MaxBytes is how many bytes to map, and addresses to reserve, at most: an
+	// owner that sends more is let go of, with vmm.ErrLimit. 0 is the device's
+	// memory.
 	MaxBytes uint64
 	// Timeout is how long the other side may take for an answer, and work here
 	// to leave memory that the owner takes back. 0 is 5 s.
@@ -40,8 +41,8 @@ const (
 	attachRequest  = 1 // the number of the one request of a connection
 )
 
-// resolve fills in the defaults.
-func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
+// settle checks the options and fills in the defaults.
+func (o AttachOptions) settle(dev *vmm.Device) (AttachOptions, error) {
 	switch {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
@@ -74,7 +75,7 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	if ctx == nil {
 		return nil, attachFail(name, fmt.Errorf("%w: no context", vmm.ErrInvalid))
 	}
-	o, err := o.resolve(dev)
+	o, err := o.settle(dev)
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
@@ -125,7 +126,7 @@ func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.D
 func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
 
 func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	o, err := o.resolve(dev)
+	o, err := o.settle(dev)
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +260,7 @@ func (j *joining) greet(ctx context.Context) error {
 	if err := j.hurry(ctx); err != nil {
 		return err
 	}
-	hello, err := hello(j.dev, [16]byte{})
+	hello, err := hello(j.dev)
 	if err != nil {
 		return err
 	}

@@ -73,8 +73,14 @@ func TestCrashMatrixSees(t *testing.T) {
 func owning(t *testing.T, o Options) (*Server, *Publication, *vmm.Range) {
 	t.Helper()
 	dev := crashDevice(t)
+	return ownerOn(t, dev, o, crashChunk, crashMax)
+}
+
+// ownerOn is a server of dev's with a range in chunks, published as "x".
+func ownerOn(t *testing.T, dev *vmm.Device, o Options, chunk, size uint64) (*Server, *Publication, *vmm.Range) {
+	t.Helper()
 	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: crashMax, Chunk: crashChunk})
+	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: size, Chunk: chunk})
 	require.NoError(t, err)
 	s, err := Listen(dev, socketAt(t), o)
 	require.NoError(t, err)

@@ -3,7 +3,6 @@ package shareable
 import (
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -27,13 +26,9 @@ func (v *View) complain(err error) {
 }
 
 func (v *View) serve() error {
-	reset := false
 	for {
 		f, err := v.conn.Read()
 		switch {
-		case errors.Is(err, syscall.ECONNRESET) && !reset:
-			reset = true // it left words of ours unread; its own are still to come
-			continue
 		case errors.Is(err, wire.ErrTruncated):
 			if err := v.fewer(f, wireError(err)); err != nil {
 				return err

@@ -30,7 +30,7 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 	if ctx == nil {
 		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	o, err := o.resolve(dev)
+	o, err := o.settle(dev)
 	if err != nil {
 		return nil, err
 	}

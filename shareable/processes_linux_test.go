@@ -2,7 +2,6 @@ package shareable
 
 import (
 	"bytes"
-	"log/slog"
 	"os"
 	"runtime"
 	"slices"
@@ -125,19 +124,7 @@ func smallOwner(t *testing.T, o Options, chunk, size uint64) (*Server, *Publicat
 	dev, err := vmm.OpenDriver(host.New(host.Config{PageGranularity: true}), 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
-	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: size, Chunk: chunk})
-	require.NoError(t, err)
-	s, err := Listen(dev, socketAt(t), o)
-	require.NoError(t, err)
-	p, err := s.Publish("x", g, PublishOptions{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, s.Close())
-		require.NoError(t, p.Close())
-		require.NoError(t, g.Close())
-	})
-	return s, p, g
+	return ownerOn(t, dev, o, chunk, size)
 }
 
 // Four processes with 25 readers each see nothing but prefixes of what the
@@ -321,8 +308,9 @@ func TestResetWithFramesUnread(t *testing.T) {
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	o := wire.Object{ID: 1, Max: crashMax, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{7}, Name: "x"}
-	h, err := hello(dev, o.Instance)
+	h, err := hello(dev)
 	require.NoError(t, err)
+	h.Instance = o.Instance
 	pg, err := newPage(o.Instance, o.ID)
 	require.NoError(t, err)
 	defer pg.close()

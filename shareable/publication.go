@@ -126,7 +126,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	s.nextID++
 	id := s.nextID
 	s.mu.Unlock()
-	pg, err := newPage(s.instance, id)
+	pg, err := newPage(s.hello.Instance, id)
 	if err != nil {
 		release()
 		return nil, err

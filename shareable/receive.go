@@ -20,7 +20,7 @@ func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachO
 	if conn == nil {
 		return nil, receiveFail(fmt.Errorf("%w: no connection", vmm.ErrInvalid))
 	}
-	o, err := o.resolve(dev)
+	o, err := o.settle(dev)
 	if err != nil {
 		return nil, receiveFail(err)
 	}

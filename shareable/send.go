@@ -10,7 +10,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Send gives the process at the other end of conn, which calls Receive, all
@@ -150,18 +149,4 @@ func (a *attachment) complete() bool {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
 	return a.sealed && a.next == len(a.pub.chunks) && len(a.flight) == 0
-}
-
-// hello is how a process that has memory of dev's driver says who it is.
-func hello(dev *vmm.Device, instance [16]byte) (wire.Hello, error) {
-	if dev == nil {
-		return wire.Hello{}, fmt.Errorf("%w: no device", vmm.ErrInvalid)
-	}
-	info := dev.Info()
-	gran, err := dev.Driver().Granularity(driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: info.Ordinal}})
-	h := wire.Hello{Instance: instance, UUID: info.UUID, PID: uint32(os.Getpid()), Granularity: gran, Backend: wire.BackendCUDA}
-	if dev.Driver().Name() == "host" {
-		h.Backend = wire.BackendHost
-	}
-	return h, err
 }

@@ -18,13 +18,12 @@ import (
 // Server publishes ranges to other processes. Safe for concurrent use. The
 // caller must Close it.
 type Server struct {
-	dev      *vmm.Device
-	opts     Options
-	instance [16]byte
-	hello    wire.Hello
-	fds      *keeper
-	path     string
-	socket   *socket // nil: connections come by ServeConn alone
+	dev    *vmm.Device
+	opts   Options
+	hello  wire.Hello
+	fds    *keeper
+	path   string
+	socket *socket // nil: connections come by ServeConn alone
 
 	stop  chan struct{} // closed by Close
 	tasks sync.WaitGroup
@@ -68,10 +67,10 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 		dev: dev, opts: o, fds: newKeeper(o.KeepFDs), stop: make(chan struct{}),
 		names: map[string]*Publication{}, sessions: map[*session]struct{}{}, bytes: map[uint32]uint64{},
 	}
-	if _, err := rand.Read(s.instance[:]); err != nil {
+	if s.hello, err = hello(dev); err != nil {
 		return nil, err
 	}
-	s.hello, err = hello(dev, s.instance)
+	_, err = rand.Read(s.hello.Instance[:])
 	return s, err
 }
 
@@ -112,7 +111,7 @@ func (s *Server) Instance() [16]byte {
 	if s == nil {
 		return [16]byte{}
 	}
-	return s.instance
+	return s.hello.Instance
 }
 
 var errNoServer = fmt.Errorf("%w: no server", vmm.ErrInvalid)

@@ -295,7 +295,7 @@ func (p *Publication) describe(access uint32) wire.Object {
 	}
 	o := wire.Object{
 		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: begun,
-		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.instance, Name: p.name, Meta: p.opts.Meta,
+		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
 	for _, n := range l.Shape {
