@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"slices"
 	"sync"
@@ -37,9 +38,14 @@ func (d *Device) SetThreshold(bytes uint64) (old uint64) {
 	if d == nil {
 		return 0
 	}
+	live := d.live() == nil
 	d.cache.mu.Lock()
-	old, d.cache.threshold = d.cache.threshold, bytes
-	out := d.evict(bytes)
+	old = d.cache.threshold
+	var out []*memory
+	if live {
+		d.cache.threshold = bytes
+		out = d.evict(bytes)
+	}
 	d.cache.mu.Unlock()
 	d.discard(out) //nolint:errcheck // counted as stuck
 	return old
@@ -62,22 +68,130 @@ func (d *Device) trim(keep uint64) (freed uint64, err error) {
 	if d.waiting() > 0 {
 		d.rouse() // the goroutine may have looked while we had them
 	}
+	err = also(err, "and", d.heal())
+	err = also(err, "and", d.releaseAgain())
 	err = also(err, "and", d.discard(d.over(keep)))
 	return d.meter.released.Load() - before, err
 }
 
-// relieve empties the caches of all Devices on the port and says whether that
-// gave memory back.
-func (p *port) relieve() bool {
+// relieved calls f, and again after memory was given back, as long as it answers
+// ErrOutOfMemory and somebody waits for it. That memory was given back since f
+// was last called is enough, whoever did it.
+func (p *port) relieved(awaited bool, f func() error) error {
+	for {
+		seen := p.released.Load()
+		err := f()
+		if !awaited || !errors.Is(err, ErrOutOfMemory) || !p.relieve(seen) {
+			return err
+		}
+	}
+}
+
+// relieve has all Devices on the port give back what they can do without, and
+// says whether any memory was given back since seen was read.
+func (p *port) relieve(seen uint64) bool {
+	p.relieving.Lock() // what somebody else is about to give back counts
+	defer p.relieving.Unlock()
 	p.mu.Lock()
 	devs := slices.Clone(p.devices)
 	p.mu.Unlock()
-	var freed uint64
 	for _, d := range devs {
-		n, _ := d.trim(0) // what will not go back is counted as stuck
-		freed += n
+		if p.released.Load() == seen {
+			d.trim(0) //nolint:errcheck // what will not go back is counted as stuck
+		}
 	}
-	return freed > 0
+	for _, d := range devs {
+		if p.released.Load() == seen {
+			d.giveAhead()
+		}
+	}
+	return p.released.Load() != seen
+}
+
+// giveAhead has ranges give back what look-ahead alone has brought.
+func (d *Device) giveAhead() {
+	for _, r := range d.reservations() {
+		if r.of != nil && r.of.opts.Ahead > 0 {
+			r.of.giveAhead()
+		}
+	}
+}
+
+// reservations lists those that are open.
+func (d *Device) reservations() (all []*Reservation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for thing := range d.open {
+		if r, ok := thing.(*Reservation); ok {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// heal has reservations mend what an undo could not.
+func (d *Device) heal() (failed error) {
+	if d.meter.stuckNow() == 0 {
+		return nil
+	}
+	for _, r := range d.reservations() {
+		failed = also(failed, "and", r.heal())
+	}
+	return failed
+}
+
+// heal unmaps what was mapped and never accessible, and sets access where the
+// driver may have other than the books. It waits for no work: nobody could use
+// the former, and nobody loses any of the latter.
+func (r *Reservation) heal() error {
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	r.mu.Lock()
+	bad := r.live() == nil && r.books.Stuck > 0
+	r.mu.Unlock()
+	if !bad {
+		return nil
+	}
+	var failed error
+	for i := len(r.slots) - 1; i >= 0; i-- { // cutting leaves those before it alone
+		if r.slots[i].state == mapped {
+			failed = also(failed, "and", r.unmapSlot(i))
+		}
+	}
+	if r.accessUnsure() {
+		failed = also(failed, "and", r.setBooked())
+	}
+	return failed
+}
+
+// unmapSlot unmaps one slot. It needs r.layout.
+func (r *Reservation) unmapSlot(i int) error {
+	s := r.slots[i]
+	if err := r.dev.drv().Unmap(r.ptr+Ptr(s.off), s.size()); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	gone := r.cut(i, i+1, nil)
+	r.generation.Add(1)
+	r.mu.Unlock()
+	for _, m := range gone {
+		m.drop() //nolint:errcheck // counted as stuck
+	}
+	return nil
+}
+
+// setBooked gives the driver the access that stands in the books. It needs r.layout.
+func (r *Reservation) setBooked() error {
+	all, _ := r.changes(None, nil)
+	err := r.runs(func(_, _ int, off, size uint64) error {
+		return r.dev.drv().SetAccess(r.ptr+Ptr(off), size, all)
+	})
+	if err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.accessHealed()
+	}
+	return err
 }
 
 // discard gives memory that was kept back to the driver.

@@ -10,6 +10,7 @@ import (
 // Event is a point in a stream. Safe for concurrent use. The caller must Close it.
 type Event struct {
 	dev *Device
+	on  *openDevice
 	raw driver.Event
 
 	mu     sync.Mutex
@@ -22,15 +23,11 @@ func (e *Event) with(f func(dev driver.Device) error) error {
 	if e == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
-	dev, err := e.dev.raw()
-	if err != nil {
-		return err
-	}
 	if err := e.enter(); err != nil {
 		return err
 	}
 	defer e.exit()
-	return f(dev)
+	return f(e.on)
 }
 
 func (e *Event) enter() error {
@@ -53,7 +50,7 @@ func (e *Event) exit() {
 // recycle lets the event go once it is closed and nobody waits for it. It needs e.mu.
 func (e *Event) recycle() {
 	if e.closed && e.users == 0 {
-		e.dev.port.recycle(e.raw)
+		e.on.recycle(e.raw)
 		e.dev.untrack(e)
 	}
 }
