@@ -1,31 +1,22 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
-	"math"
 	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/spare"
 )
 
 // cache is memory of a device that nobody uses and that the next growth of a
-// Range may have: releasing memory is the dear half of shrinking. Only private
-// memory comes here, what was created here and could never leave the process.
+// Range may have: releasing memory is the expensive part of shrinking. Only
+// private memory comes here, what was created here and could never leave the
+// process.
 type cache struct {
 	mu        sync.Mutex
 	threshold uint64
-	bytes     uint64
-	clock     uint64
-	kept      map[driver.Prop][]spare // the smallest first, of one size the newest last
-}
-
-// spare is one kept piece of memory.
-type spare struct {
-	h    driver.Handle
-	size uint64
-	at   uint64 // when it came, by the cache's clock
+	pieces    spare.Pieces[driver.Prop, driver.Handle]
 }
 
 // SetThreshold is how many bytes of memory that nobody uses any more the device
@@ -214,26 +205,12 @@ func (d *Device) keep(m *memory) bool {
 		return false
 	}
 	out := d.evict(c.threshold - m.size)
-	c.put(m)
+	c.pieces.Put(m.prop, m.size, m.h)
 	d.meter.cached.add(m.size)
 	c.mu.Unlock()
 	d.discard(out) //nolint:errcheck // counted as stuck
 	return true
 }
-
-// put needs c.mu.
-func (c *cache) put(m *memory) {
-	if c.kept == nil {
-		c.kept = map[driver.Prop][]spare{}
-	}
-	c.clock++
-	all := c.kept[m.prop]
-	i, _ := slices.BinarySearchFunc(all, m.size+1, spare.bySize)
-	c.kept[m.prop] = slices.Insert(all, i, spare{m.h, m.size, c.clock})
-	c.bytes += m.size
-}
-
-func (s spare) bySize(size uint64) int { return cmp.Compare(s.size, size) }
 
 // take gives the largest kept memory of the kind from least to most bytes, with
 // one reference; nil if there is none.
@@ -241,25 +218,13 @@ func (d *Device) take(p driver.Prop, least, most uint64) *memory {
 	c := &d.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := c.kept[p]
-	end := len(all)
-	if most < math.MaxUint64 {
-		end, _ = slices.BinarySearchFunc(all, most+1, spare.bySize)
-	}
-	if end == 0 || all[end-1].size < least {
+	x := c.pieces.Take(p, least, most)
+	if x == nil {
 		return nil
 	}
-	s := all[end-1]
-	c.kept[p] = slices.Delete(all, end-1, end)
-	c.bytes -= s.size
-	d.meter.cached.sub(s.size)
-	return d.memory(s, p)
-}
-
-// memory is kept memory that is in use again. It is a new object: whoever still
-// has a Segment of the old one has no claim to it.
-func (d *Device) memory(s spare, p driver.Prop) *memory {
-	m := &memory{dev: d, h: s.h, size: s.size, prop: p, private: true, created: true}
+	d.meter.cached.sub(x.Size)
+	// A new object: whoever still has a Segment of the old one has no claim to it.
+	m := &memory{dev: d, h: x.Value, size: x.Size, prop: p, private: true, created: true}
 	m.refs.Store(1)
 	return m
 }
@@ -274,29 +239,10 @@ func (d *Device) over(keep uint64) (out []*memory) {
 // evict is over with the cache's lock held.
 func (d *Device) evict(keep uint64) (out []*memory) {
 	c := &d.cache
-	for c.bytes > keep {
-		p, i := c.oldest(keep == 0)
-		s := c.kept[p][i]
-		c.kept[p] = slices.Delete(c.kept[p], i, i+1)
-		c.bytes -= s.size
-		d.meter.cached.sub(s.size)
-		out = append(out, &memory{dev: d, h: s.h, size: s.size, prop: p, created: true})
+	for c.pieces.Bytes() > keep {
+		x := c.pieces.Oldest()
+		d.meter.cached.sub(x.Size)
+		out = append(out, &memory{dev: d, h: x.Value, size: x.Size, prop: x.Kind, created: true})
 	}
 	return out
-}
-
-// oldest finds what came first, or anything. It needs c.mu and something kept.
-func (c *cache) oldest(anything bool) (kind driver.Prop, at int) {
-	first := uint64(math.MaxUint64)
-	for p, all := range c.kept {
-		if anything && len(all) > 0 {
-			return p, len(all) - 1
-		}
-		for i, s := range all {
-			if s.at < first {
-				kind, at, first = p, i, s.at
-			}
-		}
-	}
-	return kind, at
 }

@@ -193,22 +193,3 @@ func (w *waited) note(owner, p *port, err error) {
 		w.err = fmt.Errorf("wait for device %d: %w", p.n, err)
 	}
 }
-
-// notCapturing is ErrCapturing if a stream that is known here is being captured,
-// or one that the driver knows to wait for the legacy stream.
-func (p *port) notCapturing() error {
-	if o := p.open.Load(); o != nil && o.hold() {
-		err := o.notCapturing(0)
-		o.letGo()
-		if err != nil {
-			return err
-		}
-	}
-	var buf [64]*Stream
-	for _, s := range p.known(buf[:0]) {
-		if err := s.notCapturing(); err != nil {
-			return err
-		}
-	}
-	return nil
-}

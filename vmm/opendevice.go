@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -15,31 +16,30 @@ type openDevice struct {
 	port  *port
 	stage staging
 
-	mu      sync.Mutex
-	events  []driver.Event // made, and free to use
-	holds   int
-	closing bool // by Device.Close: there are no new holds
+	holds atomic.Int64 // and closingBit, once Device.Close lets in no more
+
+	mu     sync.Mutex
+	events []driver.Event // made, and free to use
 }
+
+const closingBit = 1 << 62
 
 // hold keeps the driver's device open until letGo; false if it is closing, and
 // all that was queued on it by this package has ended.
 func (o *openDevice) hold() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closing {
-		return false
+	if o.holds.Add(1)&closingBit == 0 {
+		return true
 	}
-	o.holds++
-	return true
+	o.letGo()
+	return false
 }
 
 // letGo undoes hold.
 func (o *openDevice) letGo() {
-	o.mu.Lock()
-	o.holds--
-	last := o.closing && o.holds == 0
-	o.mu.Unlock()
-	if last && o.finish() != nil {
+	if o.holds.Add(-1) != closingBit || !o.holds.CompareAndSwap(closingBit, closingBit|finishing) {
+		return
+	}
+	if o.finish() != nil {
 		sys := o.port.sys
 		sys.lateMu.Lock()
 		defer sys.lateMu.Unlock()
@@ -47,27 +47,27 @@ func (o *openDevice) letGo() {
 	}
 }
 
+// finishing keeps what is over from being finished twice, by a hold that was
+// refused.
+const finishing = closingBit >> 1
+
 // close gives everything back to the driver, or leaves the last of it to whoever
 // holds o. Where it fails o is open as before, and close can be called again.
 func (o *openDevice) close() error {
-	o.mu.Lock()
-	o.closing = true
-	o.holds++ // so that nobody finishes meanwhile
-	o.mu.Unlock()
+	o.holds.Add(closingBit + 1) // with a hold, so that nobody finishes meanwhile
 	err := o.stage.shut()
-	o.mu.Lock()
-	o.holds--
-	last := o.holds == 0
-	o.closing = err == nil
-	o.mu.Unlock()
-	if err == nil && last {
-		if err = o.finish(); err != nil {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.closing = false
+	if err == nil && o.holds.CompareAndSwap(closingBit+1, closingBit|finishing) {
+		if err = o.finish(); err == nil {
+			return nil
 		}
+		o.holds.Add(1 - finishing)
 	}
-	return err
+	if err != nil {
+		o.holds.Add(-closingBit - 1)
+		return err
+	}
+	o.letGo()
+	return nil
 }
 
 // finish frees the events and closes the driver's device. Nobody holds o, and

@@ -268,9 +268,13 @@ func (l *lane) rest(raw driver.Device) (err error) {
 // take gives lanes for a copy of n bytes and how much each should copy at once,
 // or none where the driver's own way is no slower. It waits for nobody's lane.
 func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
-	size := st.size()
 	from, least := uint64(stageFrom), uint64(leastPiece)
-	if st.options().forced {
+	forced := st.options().forced
+	if n < from && !forced {
+		return nil, 0
+	}
+	size := st.size()
+	if forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
 	if n < from || st.limit() < fewest || !st.wanted(at) {
@@ -375,7 +379,7 @@ func (st *staging) more(raw driver.Device) *lane {
 
 	var l *lane
 	var err error
-	calm := st.on.port.calm()
+	calm := st.on.port.notCapturing() == nil
 	if calm {
 		if l, err = makeLane(raw, st.size()); err == nil {
 			return l
@@ -389,35 +393,6 @@ func (st *staging) more(raw driver.Device) *lane {
 		st.full, st.why = true, err
 	}
 	return nil
-}
-
-// calm says that no stream known here is being captured. The caller may hold
-// locks that come after Stream.mu, so it does not wait for that: a stream that
-// is about to close is none to be sure of.
-func (p *port) calm() bool {
-	var buf [64]*Stream
-	for _, s := range p.known(buf[:0]) {
-		if !s.calm() {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *Stream) calm() bool {
-	if !s.mu.TryRLock() {
-		return false
-	}
-	defer s.mu.RUnlock()
-	if s.gone {
-		return true
-	}
-	o, err := s.dev.port.device()
-	if err != nil {
-		return false
-	}
-	capturing, err := o.Capturing(s.raw)
-	return err == nil && !capturing
 }
 
 // makeLane gives with an error what has been made so far.

@@ -225,7 +225,6 @@ func (s *Stream) close() error {
 		}
 		r.mu.Unlock()
 	}
-	s.dev.port.unlearn(s)
 	s.dev.untrack(s)
 	return lost
 }
@@ -245,12 +244,14 @@ func (s *Stream) setClosing(to bool) bool {
 func (s *Stream) free(lost error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dev.port.unlearn(s)
 	if !s.wrapped {
-		dev, err := s.dev.raw()
+		o, err := s.dev.port.device()
 		if err == nil {
-			err = dev.FreeStream(s.raw)
+			err = o.FreeStream(s.raw)
 		}
 		if err != nil {
+			s.dev.port.learn(s)
 			return err
 		}
 	}
@@ -260,14 +261,14 @@ func (s *Stream) free(lost error) error {
 
 // drain waits for the stream's work, unless that would destroy a capture.
 func (s *Stream) drain() error {
-	dev, err := s.dev.raw()
-	if err != nil {
-		return err
-	}
 	if err := s.notCapturing(); err != nil {
 		return err
 	}
-	return dev.SyncStream(s.raw)
+	o, err := s.dev.port.device()
+	if err != nil {
+		return err
+	}
+	return o.SyncStream(s.raw)
 }
 
 // mark records an event at the stream's end of now; the zero mark if the stream

@@ -83,9 +83,11 @@ type port struct {
 
 	mu      sync.Mutex
 	devices []*Device
-	streams []*Stream // each knows its index
-	limit   uint64    // of what this process creates; 0: none
+	limit   uint64 // of what this process creates; 0: none
 	created uint64
+
+	streamsMu sync.RWMutex // shared while they are asked, so that none is freed
+	streams   []*Stream    // that this package knows; each knows its index
 
 	relieving sync.Mutex    // one at a time looks for memory to give back
 	released  atomic.Uint64 // bytes of memory that went back, ever
@@ -175,25 +177,18 @@ func (p *port) device() (*openDevice, error) {
 	return o, nil
 }
 
-// known copies the streams this package knows on the port.
-func (p *port) known(buf []*Stream) []*Stream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return append(buf, p.streams...)
-}
-
 // learn makes s one of the streams that are asked before a wait.
 func (p *port) learn(s *Stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.streamsMu.Lock()
+	defer p.streamsMu.Unlock()
 	s.index = len(p.streams)
 	p.streams = append(p.streams, s)
 }
 
 // unlearn undoes learn.
 func (p *port) unlearn(s *Stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.streamsMu.Lock()
+	defer p.streamsMu.Unlock()
 	last := len(p.streams) - 1
 	if s.index > last || p.streams[s.index] != s {
 		return
@@ -202,6 +197,33 @@ func (p *port) unlearn(s *Stream) {
 	p.streams[s.index].index = s.index
 	p.streams[last] = nil
 	p.streams = p.streams[:last]
+}
+
+// notCapturing is ErrCapturing if a stream that is known here is being captured,
+// or one that the driver knows to wait for the legacy stream.
+func (p *port) notCapturing() error {
+	p.streamsMu.RLock()
+	defer p.streamsMu.RUnlock()
+	o := p.open.Load()
+	if o == nil && len(p.streams) > 0 { // of another library
+		var err error
+		if o, err = p.device(); err != nil {
+			return err
+		}
+	}
+	if o == nil || !o.hold() {
+		return nil
+	}
+	defer o.letGo()
+	if err := o.notCapturing(0); err != nil {
+		return err
+	}
+	for _, s := range p.streams {
+		if err := o.notCapturing(s.raw); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func byAddress(r *Reservation, p Ptr) int { return cmp.Compare(r.ptr, p) }
