@@ -33,6 +33,7 @@ func (r *Reservation) promise(streams []*Stream) error {
 		return err
 	}
 	r.promised = true
+	r.setWaitsFor()
 	if r.named == nil {
 		r.named = map[*Stream]struct{}{}
 	}
@@ -44,10 +45,35 @@ func (r *Reservation) promise(streams []*Stream) error {
 	return nil
 }
 
-// users is who may be using the memory: the ports with access and, after Use,
-// the streams that were named and those on which an AppendOn may not have run
-// yet. They then stand for all work but the library's own.
-func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream, bool) {
+// usesNone is Use with no stream: only the library's own are waited for.
+func (r *Reservation) usesNone() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.promised = true
+	r.setWaitsFor()
+}
+
+// setWaitsFor keeps the devices that a fence waits for, so that it takes no lock
+// to find them: none after Use. It needs r.mu, and comes after each change of what
+// it looks at.
+func (r *Reservation) setWaitsFor() {
+	if r.promised {
+		r.waitsFor.Store(nil)
+		return
+	}
+	ports := slices.Clone(r.strays)
+	for _, g := range r.grants {
+		if !slices.Contains(ports, g.dev.port) {
+			ports = append(ports, g.dev.port)
+		}
+	}
+	r.waitsFor.Store(&ports)
+}
+
+// users is who may be using the memory after Use: the library's own streams on
+// the devices with access, and the streams that were named or on which an AppendOn
+// may not have run yet, which stand for all other work.
+func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ports = append(ports, r.strays...)
@@ -55,9 +81,6 @@ func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Strea
 		if !slices.Contains(ports, g.dev.port) {
 			ports = append(ports, g.dev.port)
 		}
-	}
-	if !r.promised {
-		return ports, streams, false
 	}
 	for s := range r.named {
 		streams = append(streams, s)
@@ -67,7 +90,7 @@ func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Strea
 			streams = append(streams, s)
 		}
 	}
-	return ports, streams, true
+	return ports, streams
 }
 
 // fence waits for all work that may use the memory: of every device with
@@ -78,13 +101,13 @@ func (r *Reservation) fence() error {
 	if r.dev.port.sys.noFence {
 		return nil
 	}
+	if ports := r.waitsFor.Load(); ports != nil {
+		return waitDevices(r.dev.port, *ports)
+	}
 	var portBuf [8]*port
 	var streamBuf [16]*Stream
-	ports, streams, promised := r.users(portBuf[:0], streamBuf[:0])
-	if promised {
-		return waitStreams(r.dev.port, ports, streams)
-	}
-	return waitDevices(r.dev.port, ports)
+	ports, streams := r.users(portBuf[:0], streamBuf[:0])
+	return waitStreams(r.dev.port, ports, streams)
 }
 
 // behind records an event behind all work that may use the memory. It answers
@@ -92,12 +115,12 @@ func (r *Reservation) fence() error {
 // not for streams that take none of ours, as those of other contexts, nor for
 // copies of our own that could not be waited for.
 func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
-	var portBuf [8]*port
-	var streamBuf [16]*Stream
-	ports, streams, promised := r.users(portBuf[:0], streamBuf[:0])
-	if !promised || r.dev.port.sys.noFence {
+	if promised := r.waitsFor.Load() == nil; !promised || r.dev.port.sys.noFence {
 		return nil, promised, nil
 	}
+	var portBuf [8]*port
+	var streamBuf [16]*Stream
+	ports, streams := r.users(portBuf[:0], streamBuf[:0])
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return nil, false, err

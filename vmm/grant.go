@@ -308,6 +308,7 @@ func (r *Reservation) accessUnsure() bool {
 // accessHealed notes that the driver has what the books have again. It needs r.mu.
 func (r *Reservation) accessHealed() {
 	r.strays = nil
+	r.setWaitsFor()
 	for i := 0; r.books.Stuck > 0 && i < len(r.slots); i++ {
 		if r.slots[i].state != mapped {
 			r.unstick(&r.slots[i])
@@ -354,6 +355,7 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 					r.strays = append(r.strays, d.port)
 				}
 			}
+			r.setWaitsFor()
 		}
 		return nil
 	})
@@ -384,6 +386,7 @@ func (r *Reservation) setWho(grants []grant) {
 		who[i] = driver.Grant{To: g.dev.home(), Access: g.access}
 	}
 	r.grants, r.who = grants, who
+	r.setWaitsFor()
 }
 
 // lockGrants holds the grants of several ranges as they are, in the order of

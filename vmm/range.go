@@ -23,7 +23,7 @@ type Range struct {
 	write    sync.Mutex // orders changes of Len
 	grow     sync.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
-	peak     atomic.Uint64 // the most that len has been; changes with write held
+	peak     atomic.Uint64 // the most that len has been before it fell
 	knownTo  atomic.Uint64 // memory beyond it has only look-ahead brought, and nobody knows of it
 
 	fresh  bool                      // takes no kept memory
@@ -403,8 +403,8 @@ func (g *Range) show(n uint64) {
 		g.r.dev.meter.used.add(n - old)
 	} else {
 		g.r.dev.meter.used.sub(old - n)
+		g.peak.Store(max(g.peak.Load(), old))
 	}
-	g.peak.Store(max(g.peak.Load(), n))
 	g.r.notify()
 }
 

@@ -38,6 +38,8 @@ type Reservation struct {
 	phase   atomic.Uint32 // changes with mu held
 	blocked atomic.Int32  // how many entries copyBlocks has
 
+	waitsFor atomic.Pointer[[]*port] // see setWaitsFor
+
 	mu         sync.Mutex // never held across a driver call
 	slots      []slot
 	grants     []grant        // the owner first

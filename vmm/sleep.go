@@ -238,7 +238,7 @@ func (g *Range) makeBed(n uint64) ([]byte, error) {
 			return nil, err
 		}
 		// Nobody else works on it, so it waits for no stranger's streams.
-		g.bed.r.promised = true
+		g.bed.r.usesNone()
 	}
 	if err := g.bed.room(n); err != nil {
 		return nil, err

@@ -118,6 +118,9 @@ func (st *staging) limit() int {
 // The caller keeps the memory from being unmapped.
 func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 	st, raw := &o.stage, o.Device
+	if st.useless(uint64(len(src))) {
+		return raw.CopyIn(dst, src)
+	}
 	if err := st.awaitAdrift(); err != nil {
 		return err
 	}
@@ -148,6 +151,9 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 // copies the last one out of its block.
 func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	st, raw := &o.stage, o.Device
+	if st.useless(uint64(len(dst))) {
+		return raw.CopyOut(dst, src)
+	}
 	if err := st.awaitAdrift(); err != nil {
 		return err
 	}
@@ -178,6 +184,11 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 			last = dst[off : off+n]
 		}
 	})
+}
+
+// useless says that a copy of n bytes goes the driver's way at once.
+func (st *staging) useless(n uint64) bool {
+	return n < stageFrom && st.adrift.Load() == 0 && !st.options().forced
 }
 
 // share has each lane work through pieces of n bytes until none is left or one
@@ -269,12 +280,8 @@ func (l *lane) rest(raw driver.Device) (err error) {
 // or none where the driver's own way is no slower. It waits for nobody's lane.
 func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
 	from, least := uint64(stageFrom), uint64(leastPiece)
-	forced := st.options().forced
-	if n < from && !forced {
-		return nil, 0
-	}
 	size := st.size()
-	if forced {
+	if st.options().forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
 	if n < from || st.limit() < fewest || !st.wanted(at) {

@@ -227,7 +227,7 @@ func (g *Range) Stats() RangeStats {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	st := g.r.books.RangeStats
-	st.PeakUsed = g.peak.Load()
+	st.PeakUsed = max(g.peak.Load(), g.len.Load())
 	st.Used, st.Chunks, st.Asleep = g.len.Load(), len(g.r.slots), g.r.phase.Load() == isAsleep
 	if g.r.phase.Load() != isClosed {
 		st.Reserved = g.r.size
@@ -243,7 +243,7 @@ func (g *Range) ResetPeaks() {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	g.r.books.PeakCommitted = g.r.books.Committed
-	g.peak.Store(g.len.Load())
+	g.peak.Store(0)
 }
 
 // String is the statistics as JSON, which makes them an expvar.Var.
