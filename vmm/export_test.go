@@ -108,3 +108,10 @@ func Lodge(d *Device) *Device {
 	defer d.lodgeMu.Unlock()
 	return d.host
 }
+
+// Retirements is how many clips of the range have not come to their end.
+func Retirements(g *Range) int {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	return len(g.r.retired)
+}
