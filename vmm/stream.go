@@ -139,7 +139,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 func (s *Stream) Record() (*Event, error) {
 	var e *Event
 	err := s.with(func(o *openDevice) error {
-		e = &Event{dev: s.dev, on: o}
+		e = &Event{dev: s.dev, on: o, pooled: true}
 		err := s.dev.track(e, "event") // first, so that the device stays open
 		if err != nil {
 			return err
