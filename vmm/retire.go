@@ -224,15 +224,16 @@ func (r *Reservation) postpone(t *retirement) {
 			t.left++
 		}
 	}
-	if t.left > 0 {
+	late := t.left == 0 // a growth was faster
+	if !late {
 		r.retired = append(r.retired, t)
 		r.dev.pending.Lock()
 		r.dev.retiring[r] = struct{}{}
 		r.dev.pending.Unlock()
 	}
 	r.mu.Unlock()
-	if t.left == 0 {
-		freeAll(t.marks) // a growth was faster
+	if late {
+		freeAll(t.marks)
 		return
 	}
 	r.dev.rouse()
