@@ -127,7 +127,7 @@ func (r *Rows[T]) Append(s ...T) error {
 
 // rows is how many rows n elements are.
 func (r *Rows[T]) rows(doing string, n int) (int, error) {
-	if r == nil || n%r.width != 0 {
+	if width := r.Width(); width == 0 || n%width != 0 {
 		return 0, fmt.Errorf("%s %d elements: %w: rows have %d", doing, n, vmm.ErrInvalid, r.Width())
 	}
 	return n / r.width, nil

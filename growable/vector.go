@@ -87,6 +87,10 @@ func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(i) }
 // Append writes s behind the last element. It has finished when it returns: s
 // may be reused, and later readers see the data. A failed Append leaves length
 // and contents as they were. Beyond MaxLen it answers vmm.ErrFull.
+//
+// Values that are listed one by one cost an allocation, because a driver may
+// hand them to another thread; a slice of the caller's costs none, and a Writer
+// gathers single values.
 func (v *Vector[T]) Append(s ...T) error {
 	if err := v.base().whole("append", len(s)); err != nil {
 		return err

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Writer gathers elements and appends them to a Vector many at a time: what
@@ -38,6 +40,9 @@ func NewWriter[T any](v *Vector[T], n int) *Writer[T] {
 // what is gathered has that flushed first. It costs a few nanoseconds and no
 // memory for each call; for slices as large as the buffer take AppendSlice.
 func (w *Writer[T]) Append(x ...T) error {
+	if w == nil {
+		return noWriter("append", len(x))
+	}
 	if len(x) == 1 && w.n < len(w.buf) {
 		w.buf[w.n] = x[0]
 		w.n++
@@ -60,6 +65,9 @@ func (w *Writer[T]) Append(x ...T) error {
 // AppendSlice is Append for large slices: what would fill the whole buffer goes
 // to the Vector as it is.
 func (w *Writer[T]) AppendSlice(s []T) error {
+	if w == nil {
+		return noWriter("append", len(s))
+	}
 	if len(s) < len(w.buf) {
 		return w.Append(s...)
 	}
@@ -72,7 +80,7 @@ func (w *Writer[T]) AppendSlice(s []T) error {
 // Flush appends what is gathered to the Vector. If that fails all of it stays
 // gathered.
 func (w *Writer[T]) Flush() error {
-	if w.n == 0 {
+	if w.Buffered() == 0 {
 		return nil
 	}
 	if err := w.v.Append(w.buf[:w.n]...); err != nil {
@@ -83,13 +91,31 @@ func (w *Writer[T]) Flush() error {
 }
 
 // Reset drops what is gathered and goes on with v.
-func (w *Writer[T]) Reset(v *Vector[T]) { w.v, w.n = v, 0 }
+func (w *Writer[T]) Reset(v *Vector[T]) {
+	if w != nil {
+		w.v, w.n = v, 0
+	}
+}
 
 // Size is how many elements the Writer can gather.
-func (w *Writer[T]) Size() int { return len(w.buf) }
+func (w *Writer[T]) Size() int {
+	if w == nil {
+		return 0
+	}
+	return len(w.buf)
+}
 
 // Buffered is how many elements are gathered.
-func (w *Writer[T]) Buffered() int { return w.n }
+func (w *Writer[T]) Buffered() int {
+	if w == nil {
+		return 0
+	}
+	return w.n
+}
 
 // Available is how many more elements fit before a flush.
-func (w *Writer[T]) Available() int { return len(w.buf) - w.n }
+func (w *Writer[T]) Available() int { return w.Size() - w.Buffered() }
+
+func noWriter(doing string, n int) error {
+	return fmt.Errorf("%s %d elements: %w: no writer", doing, n, vmm.ErrInvalid)
+}

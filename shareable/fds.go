@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"errors"
 	"sync"
-	"syscall"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -70,7 +69,7 @@ func export(seg vmm.Segment) (int, error) {
 	}
 	fd, err := c.Export()
 	if closed := c.Close(); err == nil && closed != nil {
-		_ = syscall.Close(fd)
+		_ = closeFD(fd)
 		return -1, closed
 	}
 	return fd, err
@@ -100,7 +99,7 @@ func (k *keeper) evict(most int) {
 // close closes a descriptor that is neither kept nor used. It needs k.mu.
 func (d *descriptor) close() {
 	if d.place == nil && d.users == 0 && d.fd >= 0 {
-		_ = syscall.Close(d.fd)
+		_ = closeFD(d.fd)
 		d.fd = -1
 	}
 }

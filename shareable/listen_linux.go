@@ -2,6 +2,7 @@ package shareable
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -128,3 +129,9 @@ func fileLimit() int {
 	}
 	return int(l.Cur)
 }
+
+func closeFD(fd int) error { return unix.Close(fd) }
+
+// tooManyRefs says that the user has too many descriptors on their way, those
+// to other processes too.
+func tooManyRefs(err error) bool { return errors.Is(err, unix.ETOOMANYREFS) }

@@ -20,6 +20,10 @@ func fileLimit() int { return 0 }
 
 func dup(int) (int, error) { return -1, errLinux }
 
+func closeFD(int) error { return errLinux }
+
+func tooManyRefs(error) bool { return false }
+
 // page is never there.
 type page struct {
 	fd int

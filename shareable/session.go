@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -111,8 +110,7 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 		return err
 	}
 	err := ses.conn.Write(t, request, 0, payload, fds...)
-	for errors.Is(err, syscall.ETOOMANYREFS) && time.Now().Before(end) {
-		// Descriptors on their way count for the user, those to other readers too.
+	for tooManyRefs(err) && time.Now().Before(end) {
 		select {
 		case <-time.After(again):
 		case <-ses.done:
@@ -338,7 +336,7 @@ func (ses *session) push(p *Publication, request, access uint32, wants bool) err
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
 	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
-	_ = syscall.Close(fd)
+	_ = closeFD(fd)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"strconv"
 	"strings"
@@ -20,8 +21,9 @@ import (
 //	"cuda:GPU-..."     by UUID, "cuda:MIG-..." a MIG instance
 //	"host", "host:1"   host memory
 //
-// A CUDA driver that is there and fails is an error for "auto" too. No context
-// is made until a call needs one. The caller must Close it.
+// A CUDA driver that is there and fails is an error for "auto" too, and so is
+// one that this program cannot use: it was built without cgo, or finds no
+// libcuda. No context is made until a call needs one. The caller must Close it.
 func Open(name string) (*Device, error) {
 	d, err := open(name)
 	if err != nil {
@@ -30,9 +32,18 @@ func Open(name string) (*Device, error) {
 	return d, nil
 }
 
+// nvidiaDevice is there where the kernel has NVIDIA's driver. Tests change it.
+var nvidiaDevice = "/dev/nvidiactl"
+
 func open(name string) (*Device, error) {
 	if name == "auto" {
 		d, err := open("cuda:0")
+		if errors.Is(err, ErrNoDriver) {
+			if _, found := os.Stat(nvidiaDevice); found == nil {
+				return nil, fmt.Errorf("%w; but %s is there: build with CGO_ENABLED=1 and a C compiler, "+
+					"have libcuda.so.1 where the loader looks, or take Open(\"host\")", err, nvidiaDevice)
+			}
+		}
 		if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
 			return open("host")
 		}

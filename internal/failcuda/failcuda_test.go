@@ -1,0 +1,155 @@
+//go:build cgo && linux
+
+package failcuda_test
+
+import (
+	"debug/elf"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/failcuda"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+const (
+	granule = 2 << 20 // of the fake driver
+
+	operatingSystem cuda.Result = 304 // what a call that fails answers
+	outOfMemory     cuda.Result = 2   // or that, where it takes memory
+)
+
+func onDevice(n int) driver.Prop {
+	return driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: n}}
+}
+
+func TestFailsWhatItIsTold(t *testing.T) {
+	real := fakecuda.Build(t)
+	fake := fakecuda.Open(t, real)
+	fail := failcuda.New(t, failcuda.Options{Real: real, Kinds: []string{"cuMemCreate", "cuMemAddressReserve"}})
+	d, err := cuda.Load(fail.Path)
+	require.NoError(t, err)
+	use := func() (reserve, create error) {
+		p, reserve := d.Reserve(granule, 0)
+		if reserve == nil {
+			require.NoError(t, d.Free(p, granule))
+		}
+		h, create := d.Create(granule, onDevice(0))
+		if create == nil {
+			require.NoError(t, d.Release(h))
+		}
+		return reserve, create
+	}
+	reserve, create := use()
+	require.NoError(t, reserve)
+	require.NoError(t, create)
+	all, failed := fail.Calls()
+	require.EqualValues(t, 2, all)
+	require.Zero(t, failed)
+
+	fail.SetRate(10_000)
+	made := fake.Calls("cuMemCreate")
+	scarce, other := 0, 0
+	for range 100 {
+		reserve, create := use()
+		require.Error(t, reserve)
+		require.Error(t, create)
+		var r cuda.Result
+		require.True(t, errors.As(create, &r))
+		switch r {
+		case outOfMemory:
+			require.ErrorIs(t, create, driver.ErrOutOfMemory)
+			scarce++
+		case operatingSystem:
+			other++
+		default:
+			t.Fatal(create)
+		}
+	}
+	require.NotZero(t, scarce)
+	require.NotZero(t, other)
+	require.Equal(t, made, fake.Calls("cuMemCreate"), "what fails is not made")
+	_, failed = fail.Calls()
+	require.EqualValues(t, 200, failed)
+
+	fail.SetRate(1000)
+	before := failed
+	for range 1000 {
+		_, _ = use()
+	}
+	_, failed = fail.Calls()
+	require.InDelta(t, 200, float64(failed-before), 60)
+
+	fail.SetRate(0)
+	reserve, create = use()
+	require.NoError(t, reserve)
+	require.NoError(t, create)
+	fake.Clean()
+}
+
+// TestHasEverySymbol: what the binding does not find here it believes the
+// driver too old for.
+func TestHasEverySymbol(t *testing.T) {
+	fail := failcuda.New(t, failcuda.Options{})
+	file, err := elf.Open(fail.Path)
+	require.NoError(t, err)
+	defer file.Close()
+	symbols, err := file.DynamicSymbols()
+	require.NoError(t, err)
+	here := map[string]bool{}
+	for _, s := range symbols {
+		here[s.Name] = s.Section != elf.SHN_UNDEF
+	}
+	text, err := os.ReadFile("../../cgo/cuda/symbols.h")
+	require.NoError(t, err)
+	listed := regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1)
+	require.NotEmpty(t, listed)
+	for _, m := range listed {
+		require.True(t, here[m[1]], m[1])
+	}
+	require.True(t, here["cuGetProcAddress_v2"])
+}
+
+// TestWithoutARealOne: a program is told, and gets an error from cuInit.
+func TestWithoutARealOne(t *testing.T) {
+	fail := failcuda.New(t, failcuda.Options{Real: "/nowhere/libcuda.so.1"})
+	_, err := cuda.Load(fail.Path)
+	require.Error(t, err)
+	require.ErrorContains(t, err, "cuInit")
+}
+
+// TestByTheEnvironment: as a program meets it that knows nothing of it.
+func TestByTheEnvironment(t *testing.T) {
+	real := fakecuda.Build(t)
+	fail := failcuda.New(t, failcuda.Options{Real: real})
+	program := filepath.Join(t.TempDir(), "create")
+	source := filepath.Join(t.TempDir(), "create.c")
+	require.NoError(t, os.WriteFile(source, []byte(`
+#include <stddef.h>
+int cuInit(unsigned int);
+int cuDeviceCanAccessPeer(int *can, int from, int to);
+int main(void) {
+	int can, failed = cuInit(0) != 0 ? 1000 : 0;
+	for (int i = 0; i < 100; i++)
+		failed += cuDeviceCanAccessPeer(&can, 0, 1) != 0;
+	return failed > 30 && failed < 70 ? 0 : 1;
+}
+`), 0o600))
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	text, err := exec.CommandContext(t.Context(), cc, "-o", program, source, fail.Path).CombinedOutput()
+	require.NoError(t, err, string(text))
+	run := exec.CommandContext(t.Context(), program)
+	run.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(fail.Path), "FAILCUDA_RATE=5000", "FAILCUDA_CONTROL=")
+	text, err = run.CombinedOutput()
+	require.NoError(t, err, string(text))
+}

@@ -1,0 +1,281 @@
+//go:build cgo && linux
+
+package failcuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// refused says whether an operation failed. It may for a driver call that was
+// made to fail, and for the reasons named; what else there is fails the test.
+func (r *trial) refused(doing string, err error, also ...error) bool {
+	if err == nil {
+		return false
+	}
+	if r.rate > 0 {
+		also = append(also, vmm.ErrOutOfMemory, vmm.ErrAddressSpace)
+	}
+	var code cuda.Result
+	injected := r.rate > 0 && errors.As(err, &code) && code == operatingSystem
+	if !injected && !slices.ContainsFunc(also, func(kind error) bool { return errors.Is(err, kind) }) {
+		r.wrong("%s: %v", doing, err)
+	}
+	return true
+}
+
+// until makes a call again until it works.
+func (r *trial) until(doing string, call func() error) {
+	for range 10_000 {
+		if !r.refused(doing, call()) {
+			return
+		}
+	}
+	r.wrong("%s does not work", doing)
+}
+
+// owner has a range to itself, and a slice that says what is in it.
+type owner struct {
+	*trial
+	random *rand.Rand
+	d      *vmm.Device
+	peer   *vmm.Device // nil where there is one device
+	s      *vmm.Stream
+	uses   bool // the range is told of s
+	g      *vmm.Range
+	p      vmm.Ptr
+	want   []byte
+	noise  []byte // what is written is cut out of
+	broken int    // failed growths one behind the other
+}
+
+func newOwner(r *trial, i int) *owner {
+	r.t.Helper()
+	o := &owner{trial: r, random: rand.New(rand.NewPCG(r.seed, uint64(i))), d: r.devs[i%len(r.devs)], uses: i%2 == 1}
+	if len(r.devs) > 1 {
+		o.peer = r.devs[(i+1)%len(r.devs)]
+	}
+	o.noise = make([]byte, 3*granule)
+	_, err := rand.NewChaCha8([32]byte{byte(i), byte(r.seed)}).Read(o.noise)
+	require.NoError(r.t, err)
+	o.s, err = o.d.NewStream()
+	require.NoError(r.t, err)
+	o.open()
+	return o
+}
+
+// open makes the range.
+func (o *owner) open() {
+	options := vmm.RangeOptions{Max: 16 * granule}
+	if o.random.IntN(2) == 0 {
+		options.Chunk = granule
+	}
+	if o.random.IntN(2) == 0 {
+		options.Ahead = 2 * granule
+	}
+	o.until("make a range", func() (err error) {
+		o.g, err = o.d.NewRange(options)
+		return err
+	})
+	o.p, o.want, o.broken = o.g.Ptr(), nil, 0
+	if o.uses {
+		o.until("use a stream", func() error { return o.g.Use(o.s) })
+	}
+}
+
+// close gives all up. The rate is 0.
+func (o *owner) close() {
+	o.t.Helper()
+	require.NoError(o.t, o.g.Close())
+	require.NoError(o.t, o.s.Close())
+}
+
+func (o *owner) work() {
+	for !o.stop.Load() {
+		o.ops.Add(1)
+		o.step()
+		if n := o.g.Len(); n != uint64(len(o.want)) {
+			o.wrong("the length is %d and was %d", n, len(o.want))
+		}
+		if o.g.Ptr() != o.p {
+			o.wrong("the range has moved from %v to %v", o.p, o.g.Ptr())
+		}
+		if o.broken > 20 || o.g.Stats().Stuck > 0 && o.random.IntN(10) == 0 || o.random.IntN(1000) == 0 {
+			o.check()
+			o.until("close", o.g.Close)
+			o.open()
+		}
+	}
+}
+
+// some is new bytes, mostly few.
+func (o *owner) some(most int) []byte {
+	n := o.random.IntN(5000) + 1
+	if o.random.IntN(4) == 0 {
+		n = o.random.IntN(granule*3/2) + 1
+	}
+	at := o.random.IntN(granule)
+	return o.noise[at : at+min(n, most)]
+}
+
+// rest waits for the stream: what overwrites bytes is not ordered behind it.
+func (o *owner) rest() { o.until("sync", o.s.Sync) }
+
+func (o *owner) step() {
+	switch o.random.IntN(13) {
+	case 0, 1, 2:
+		o.appended(func(b []byte) error { return o.g.Append(b) })
+	case 3, 4:
+		o.appended(func(b []byte) error {
+			err := o.g.AppendOn(o.s, b)
+			if err != nil {
+				o.rest() // its own wait may have failed
+			}
+			return err
+		})
+	case 5:
+		o.cut(o.random.IntN(len(o.want) + 1))
+	case 6:
+		o.overwrite()
+	case 7:
+		o.check()
+	case 8:
+		o.refused("clip", o.g.Clip())
+	case 9:
+		o.sleep()
+	case 10:
+		o.grant()
+	case 11:
+		o.hold()
+	case 12:
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		n, err := o.g.Written(ctx)
+		cancel()
+		if !o.refused("written", err) && n != uint64(len(o.want)) {
+			o.wrong("%d bytes are written of %d", n, len(o.want))
+		}
+		o.refused("grow", o.g.Grow(uint64(o.random.IntN(2*granule))), vmm.ErrFull)
+	}
+}
+
+func (o *owner) appended(how func([]byte) error) {
+	b := o.some(len(o.noise))
+	err := how(b)
+	switch {
+	case err == nil:
+		o.want, o.broken = append(o.want, b...), 0
+	case errors.Is(err, vmm.ErrFull):
+		o.cut(len(o.want) / 4)
+	default:
+		o.refused("append", err)
+		o.broken++
+	}
+}
+
+func (o *owner) cut(n int) {
+	o.rest()
+	if !o.refused("set length", o.g.SetLen(uint64(n))) {
+		o.want = o.want[:n]
+	}
+}
+
+func (o *owner) overwrite() {
+	if len(o.want) == 0 {
+		return
+	}
+	o.rest()
+	at := o.random.IntN(len(o.want))
+	b := o.some(len(o.want) - at)
+	o.until("write", func() error { // what fails may have written a part
+		_, err := o.g.WriteAt(b, int64(at))
+		return err
+	})
+	copy(o.want[at:], b)
+}
+
+// check reads everything.
+func (o *owner) check() {
+	got := make([]byte, len(o.want))
+	n, err := o.g.ReadAt(got, 0)
+	if !o.refused("read", err) {
+		o.compare("the range", got[:n])
+	}
+}
+
+func (o *owner) compare(what string, got []byte) {
+	if bytes.Equal(got, o.want) {
+		return
+	}
+	at := 0
+	for at < min(len(got), len(o.want)) && got[at] == o.want[at] {
+		at++
+	}
+	o.wrong("%s has %d bytes and not %d, and others from %d on", what, len(got), len(o.want), at)
+}
+
+func (o *owner) sleep() {
+	mode := vmm.KeepContents
+	if o.random.IntN(3) == 0 {
+		mode = vmm.DropContents
+	}
+	if o.refused("sleep", vmm.Sleep(mode, o.g)) {
+		o.check()
+		return
+	}
+	if mode == vmm.DropContents {
+		o.want = o.want[:0]
+	}
+	if err := o.g.Append([]byte{1}); !errors.Is(err, vmm.ErrAsleep) {
+		o.wrong("append to a range that sleeps: %v", err)
+	}
+	o.until("wake", func() error { return vmm.Wake(o.g) })
+	o.check()
+}
+
+// grant lets a peer read, which then reads.
+func (o *owner) grant() {
+	if o.peer == nil {
+		return
+	}
+	if o.random.IntN(2) == 0 {
+		o.refused("revoke", o.g.Revoke(o.peer))
+		return
+	}
+	access := vmm.Read
+	if o.random.IntN(2) == 0 {
+		access = vmm.ReadWrite
+	}
+	if o.refused("grant", o.g.Grant(access, o.peer)) || o.uses {
+		return // or it is only for the stream that was named
+	}
+	o.rest()
+	got := make([]byte, len(o.want))
+	if !o.refused("read from a peer", o.peer.CopyOut(got, o.p)) {
+		o.compare("the peer", got)
+	}
+}
+
+func (o *owner) hold() {
+	release, err := o.g.Hold(uint64(len(o.want)))
+	if o.refused("hold", err) {
+		return
+	}
+	if len(o.want) > 0 {
+		if err := o.g.SetLen(uint64(len(o.want) - 1)); !errors.Is(err, vmm.ErrBusy) {
+			o.wrong("set length of what is held: %v", err)
+		}
+	}
+	if err := o.g.Close(); !errors.Is(err, vmm.ErrBusy) {
+		o.wrong("close what is held: %v", err)
+	}
+	release()
+}
