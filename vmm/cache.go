@@ -42,15 +42,18 @@ func (d *Device) SetThreshold(bytes uint64) (old uint64) {
 	return old
 }
 
-// Trim unmaps what retired and waits no longer, and gives back kept memory, the
-// oldest first, until no more than keep bytes of it are left. Freed is how many
-// bytes of the device's memory the driver got back meanwhile.
+// Trim unmaps what retired and waits no longer, offers the driver once more what it
+// would not take back (see Stats.Stuck), and gives back kept memory, the oldest
+// first, until no more than keep bytes of it are left. Freed is how many bytes of the
+// device's memory the driver got back meanwhile.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)
 	}
-	freed, err = d.trim(keep)
-	return freed, d.fail("trim", 0, keep, err)
+	before := d.meter.released.Load()
+	err = d.unstrand() // which may wait, and so is not for trim
+	_, failed := d.trim(keep)
+	return d.meter.released.Load() - before, d.fail("trim", 0, keep, also(err, "and", failed))
 }
 
 func (d *Device) trim(keep uint64) (freed uint64, err error) {

@@ -195,7 +195,7 @@ func (r *trial) reopen() (free []uint64) {
 
 // trimTakesAll says that Trim offers the driver once more what it would not take
 // back. Where it does not, Device.Close does.
-const trimTakesAll = false
+const trimTakesAll = true
 
 // trim holds the books to nothing.
 func (r *trial) trim() {
