@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -53,6 +54,9 @@ func TestEverythingAtOnce(t *testing.T) {
 			}
 			var on atomic.Bool
 			injected := drivertest.Inject(drv, func(c drivertest.Call) error {
+				if rand.IntN(4) == 0 { // so that others come between two calls
+					runtime.Gosched()
+				}
 				if on.Load() && failing[c.Name] && rand.IntN(100) < percent {
 					return errInjected
 				}

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -268,7 +269,7 @@ func (r *run) guest(n int, all []*owner, random *rand.Rand) {
 		}
 		o := all[random.IntN(len(all))]
 		if g := o.shown.Load(); o.uses {
-			r.guestStream(d, g)
+			r.guestStream(d, g, random)
 		} else {
 			r.guestReads(d, g, random)
 		}
@@ -276,15 +277,14 @@ func (r *run) guest(n int, all []*owner, random *rand.Rand) {
 	}
 }
 
-func (r *run) guestStream(d *vmm.Device, g *vmm.Range) {
+func (r *run) guestStream(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	s, err := d.NewStream()
 	if r.refused("make a guest's stream", err) {
 		return
 	}
 	r.refused("use a guest's stream", g.Use(s), vmm.ErrClosed, vmm.ErrAsleep)
-	e, err := s.Record()
-	if !r.refused("record on a guest's stream", err) {
-		r.until("close a guest's event", e.Close)
+	for range random.IntN(50) {
+		runtime.Gosched()
 	}
 	r.until("close a guest's stream", s.Close)
 }
@@ -320,7 +320,10 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 		if h != g {
 			both = append(both, h)
 		}
-		switch random.IntN(10) {
+		switch random.IntN(12) {
+		case 10, 11:
+			_, err := g.ReadAt(make([]byte, 1), 0)
+			r.refused("read another's", err, append(others, io.EOF)...)
 		case 0:
 			r.refused("grow another's", g.Grow(uint64(random.IntN(4*r.Granule))), others...)
 		case 1, 2:
