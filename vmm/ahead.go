@@ -1,6 +1,9 @@
 package vmm
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // What a range wants of the device's goroutine.
 const (
@@ -38,8 +41,8 @@ func (g *Range) pausing() bool {
 	return t != nil && time.Now().Before(*t)
 }
 
-// afterFailure is how long look-ahead rests that found no memory: who needs it
-// tries for itself.
+// afterFailure is how long look-ahead rests that found no memory, or less than
+// it wanted: who needs it tries for itself.
 const afterFailure = 100 * time.Millisecond
 
 // growAhead is what the device's goroutine does for a range on its list.
@@ -47,13 +50,18 @@ func (g *Range) growAhead() {
 	g.wanted.Store(nothing) // before looking, so that no change goes unseen
 	g.grow.Lock()
 	defer g.grow.Unlock()
-	end := g.len.Load()
+	end, have := g.len.Load(), g.cap.Load()
 	goal := end + min(g.opts.Ahead, g.r.size-end)
-	if goal <= g.cap.Load() || g.r.usable() != nil {
+	if goal <= have || g.r.live() != nil {
 		return
 	}
 	m := &g.r.dev.meter
-	if err := g.bring(goal, false); err != nil {
+	within := g.affordable(have, goal)
+	err := error(nil)
+	if within > have {
+		err = g.bring(within, false)
+	}
+	if err != nil || within < goal {
 		again := time.Now().Add(afterFailure)
 		g.pause.Store(&again)
 		m.count(&m.counts.AheadFailures, 1)
@@ -62,4 +70,66 @@ func (g *Range) growAhead() {
 	}
 	m.count(&m.counts.Aheads, 1)
 	g.r.note(&g.r.books.Aheads, 1)
+}
+
+// aheadLeaves is which part of the device's memory, and of the limit, look-ahead
+// leaves to those who cannot wait.
+const aheadLeaves = 16
+
+// affordable is how far towards goal look-ahead may bring Cap, given what is free
+// now. It asks the driver only where a context is open; it makes none.
+func (g *Range) affordable(have, goal uint64) uint64 {
+	p := g.r.dev.port
+	spare := p.underLimit(aheadLeaves)
+	if o := p.open.Load(); o != nil && o.hold() {
+		free, total, err := o.MemInfo()
+		o.letGo()
+		if err == nil {
+			spare = min(spare, free-min(free, total/aheadLeaves))
+		}
+	}
+	// What retires here, and what is kept, takes no new memory.
+	g.r.mu.Lock()
+	ours := g.r.books.Pending
+	g.r.mu.Unlock()
+	m := &g.r.dev.meter
+	m.mu.Lock()
+	ours += m.cached.now
+	m.mu.Unlock()
+	unit := g.unit()
+	if left := goal - have; left > ours && left-ours > spare {
+		return have + (ours+spare)/unit*unit
+	}
+	return goal
+}
+
+// giveAhead gives back what look-ahead has brought and nobody knows of, to
+// somebody who has run out of memory. It waits for no lock, since the caller
+// holds some of another range, and for no work: there is none on memory that
+// nobody was told of.
+func (g *Range) giveAhead() {
+	for _, l := range []*sync.Mutex{&g.r.closer, &g.write, &g.grow} {
+		if !l.TryLock() {
+			return
+		}
+		defer l.Unlock()
+	}
+	// Grow notes what it was asked for and then looks at Cap, so Cap falls first.
+	was, least := g.cap.Load(), g.knownTo.Load()
+	turn, off, size, err := g.giveLocked(least)
+	if err != nil || size == 0 {
+		return
+	}
+	if g.knownTo.Load() > off {
+		g.r.revive(turn, off, size)
+		g.cap.Store(was)
+		return
+	}
+	again := time.Now().Add(afterFailure)
+	g.pause.Store(&again)
+	g.r.copies.wait()
+	if g.r.endEarlier() != nil || g.r.sweep(turn, off, size) != nil {
+		g.r.revive(turn, off, size)
+		g.cap.Store(was)
+	}
 }

@@ -1,30 +1,22 @@
 package vmm
 
 import (
-	"cmp"
-	"math"
+	"errors"
 	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/spare"
 )
 
 // cache is memory of a device that nobody uses and that the next growth of a
-// Range may have: releasing memory is the dear half of shrinking. Only private
-// memory comes here, what was created here and could never leave the process.
+// Range may have: releasing memory is the expensive part of shrinking. Only
+// private memory comes here, what was created here and could never leave the
+// process.
 type cache struct {
 	mu        sync.Mutex
 	threshold uint64
-	bytes     uint64
-	clock     uint64
-	kept      map[driver.Prop][]spare // the smallest first, of one size the newest last
-}
-
-// spare is one kept piece of memory.
-type spare struct {
-	h    driver.Handle
-	size uint64
-	at   uint64 // when it came, by the cache's clock
+	pieces    spare.Pieces[driver.Prop, driver.Handle]
 }
 
 // SetThreshold is how many bytes of memory that nobody uses any more the device
@@ -37,23 +29,31 @@ func (d *Device) SetThreshold(bytes uint64) (old uint64) {
 	if d == nil {
 		return 0
 	}
+	live := d.live() == nil
 	d.cache.mu.Lock()
-	old, d.cache.threshold = d.cache.threshold, bytes
-	out := d.evict(bytes)
+	old = d.cache.threshold
+	var out []*memory
+	if live {
+		d.cache.threshold = bytes
+		out = d.evict(bytes)
+	}
 	d.cache.mu.Unlock()
 	d.discard(out) //nolint:errcheck // counted as stuck
 	return old
 }
 
-// Trim unmaps what retired and waits no longer, and gives back kept memory, the
-// oldest first, until no more than keep bytes of it are left. Freed is how many
-// bytes of the device's memory the driver got back meanwhile.
+// Trim unmaps what retired and waits no longer, offers the driver once more what it
+// would not take back (see Stats.Stuck), and gives back kept memory, the oldest
+// first, until no more than keep bytes of it are left. Freed is how many bytes of the
+// device's memory the driver got back meanwhile.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)
 	}
-	freed, err = d.trim(keep)
-	return freed, d.fail("trim", 0, keep, err)
+	before := d.meter.released.Load()
+	err = d.unstrand() // which may wait, and so is not for trim
+	_, failed := d.trim(keep)
+	return d.meter.released.Load() - before, d.fail("trim", 0, keep, also(err, "and", failed))
 }
 
 func (d *Device) trim(keep uint64) (freed uint64, err error) {
@@ -62,22 +62,130 @@ func (d *Device) trim(keep uint64) (freed uint64, err error) {
 	if d.waiting() > 0 {
 		d.rouse() // the goroutine may have looked while we had them
 	}
+	err = also(err, "and", d.heal())
+	err = also(err, "and", d.releaseAgain())
 	err = also(err, "and", d.discard(d.over(keep)))
 	return d.meter.released.Load() - before, err
 }
 
-// relieve empties the caches of all Devices on the port and says whether that
-// gave memory back.
-func (p *port) relieve() bool {
+// relieved calls f, and again after memory was given back, as long as it answers
+// ErrOutOfMemory and somebody waits for it. That memory was given back since f
+// was last called is enough, whoever did it.
+func (p *port) relieved(awaited bool, f func() error) error {
+	for {
+		seen := p.released.Load()
+		err := f()
+		if !awaited || !errors.Is(err, ErrOutOfMemory) || !p.relieve(seen) {
+			return err
+		}
+	}
+}
+
+// relieve has all Devices on the port give back what they can do without, and
+// says whether any memory was given back since seen was read.
+func (p *port) relieve(seen uint64) bool {
+	p.relieving.Lock() // what somebody else is about to give back counts
+	defer p.relieving.Unlock()
 	p.mu.Lock()
 	devs := slices.Clone(p.devices)
 	p.mu.Unlock()
-	var freed uint64
 	for _, d := range devs {
-		n, _ := d.trim(0) // what will not go back is counted as stuck
-		freed += n
+		if p.released.Load() == seen {
+			d.trim(0) //nolint:errcheck // what will not go back is counted as stuck
+		}
 	}
-	return freed > 0
+	for _, d := range devs {
+		if p.released.Load() == seen {
+			d.giveAhead()
+		}
+	}
+	return p.released.Load() != seen
+}
+
+// giveAhead has ranges give back what look-ahead alone has brought.
+func (d *Device) giveAhead() {
+	for _, r := range d.reservations() {
+		if r.of != nil && r.of.opts.Ahead > 0 {
+			r.of.giveAhead()
+		}
+	}
+}
+
+// reservations lists those that are open.
+func (d *Device) reservations() (all []*Reservation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for thing := range d.open {
+		if r, ok := thing.(*Reservation); ok {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// heal has reservations mend what an undo could not.
+func (d *Device) heal() (failed error) {
+	if d.meter.stuckNow() == 0 {
+		return nil
+	}
+	for _, r := range d.reservations() {
+		failed = also(failed, "and", r.heal())
+	}
+	return failed
+}
+
+// heal unmaps what was mapped and never accessible, and sets access where the
+// driver may have other than the books. It waits for no work: nobody could use
+// the former, and nobody loses any of the latter.
+func (r *Reservation) heal() error {
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	r.mu.Lock()
+	bad := r.live() == nil && r.books.Stuck > 0
+	r.mu.Unlock()
+	if !bad {
+		return nil
+	}
+	var failed error
+	for i := len(r.slots) - 1; i >= 0; i-- { // cutting leaves those before it alone
+		if r.slots[i].state == mapped {
+			failed = also(failed, "and", r.unmapSlot(i))
+		}
+	}
+	if r.accessUnsure() {
+		failed = also(failed, "and", r.setBooked())
+	}
+	return failed
+}
+
+// unmapSlot unmaps one slot. It needs r.layout.
+func (r *Reservation) unmapSlot(i int) error {
+	s := r.slots[i]
+	if err := r.dev.drv().Unmap(r.ptr+Ptr(s.off), s.size()); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	gone := r.cut(i, i+1, nil)
+	r.generation.Add(1)
+	r.mu.Unlock()
+	for _, m := range gone {
+		m.drop() //nolint:errcheck // counted as stuck
+	}
+	return nil
+}
+
+// setBooked gives the driver the access that stands in the books. It needs r.layout.
+func (r *Reservation) setBooked() error {
+	all, _ := r.changes(None, nil)
+	err := r.runs(func(_, _ int, off, size uint64) error {
+		return r.dev.drv().SetAccess(r.ptr+Ptr(off), size, all)
+	})
+	if err == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.accessHealed()
+	}
+	return err
 }
 
 // discard gives memory that was kept back to the driver.
@@ -100,26 +208,12 @@ func (d *Device) keep(m *memory) bool {
 		return false
 	}
 	out := d.evict(c.threshold - m.size)
-	c.put(m)
+	c.pieces.Put(m.prop, m.size, m.h)
 	d.meter.cached.add(m.size)
 	c.mu.Unlock()
 	d.discard(out) //nolint:errcheck // counted as stuck
 	return true
 }
-
-// put needs c.mu.
-func (c *cache) put(m *memory) {
-	if c.kept == nil {
-		c.kept = map[driver.Prop][]spare{}
-	}
-	c.clock++
-	all := c.kept[m.prop]
-	i, _ := slices.BinarySearchFunc(all, m.size+1, spare.bySize)
-	c.kept[m.prop] = slices.Insert(all, i, spare{m.h, m.size, c.clock})
-	c.bytes += m.size
-}
-
-func (s spare) bySize(size uint64) int { return cmp.Compare(s.size, size) }
 
 // take gives the largest kept memory of the kind from least to most bytes, with
 // one reference; nil if there is none.
@@ -127,25 +221,13 @@ func (d *Device) take(p driver.Prop, least, most uint64) *memory {
 	c := &d.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := c.kept[p]
-	end := len(all)
-	if most < math.MaxUint64 {
-		end, _ = slices.BinarySearchFunc(all, most+1, spare.bySize)
-	}
-	if end == 0 || all[end-1].size < least {
+	x := c.pieces.Take(p, least, most)
+	if x == nil {
 		return nil
 	}
-	s := all[end-1]
-	c.kept[p] = slices.Delete(all, end-1, end)
-	c.bytes -= s.size
-	d.meter.cached.sub(s.size)
-	return d.memory(s, p)
-}
-
-// memory is kept memory that is in use again. It is a new object: whoever still
-// has a Segment of the old one has no claim to it.
-func (d *Device) memory(s spare, p driver.Prop) *memory {
-	m := &memory{dev: d, h: s.h, size: s.size, prop: p, private: true, created: true}
+	d.meter.cached.sub(x.Size)
+	// A new object: whoever still has a Segment of the old one has no claim to it.
+	m := &memory{dev: d, h: x.Value, size: x.Size, prop: p, private: true, created: true}
 	m.refs.Store(1)
 	return m
 }
@@ -160,29 +242,10 @@ func (d *Device) over(keep uint64) (out []*memory) {
 // evict is over with the cache's lock held.
 func (d *Device) evict(keep uint64) (out []*memory) {
 	c := &d.cache
-	for c.bytes > keep {
-		p, i := c.oldest(keep == 0)
-		s := c.kept[p][i]
-		c.kept[p] = slices.Delete(c.kept[p], i, i+1)
-		c.bytes -= s.size
-		d.meter.cached.sub(s.size)
-		out = append(out, &memory{dev: d, h: s.h, size: s.size, prop: p, created: true})
+	for c.pieces.Bytes() > keep {
+		x := c.pieces.Oldest()
+		d.meter.cached.sub(x.Size)
+		out = append(out, &memory{dev: d, h: x.Value, size: x.Size, prop: x.Kind, created: true})
 	}
 	return out
-}
-
-// oldest finds what came first, or anything. It needs c.mu and something kept.
-func (c *cache) oldest(anything bool) (kind driver.Prop, at int) {
-	first := uint64(math.MaxUint64)
-	for p, all := range c.kept {
-		if anything && len(all) > 0 {
-			return p, len(all) - 1
-		}
-		for i, s := range all {
-			if s.at < first {
-				kind, at, first = p, i, s.at
-			}
-		}
-	}
-	return kind, at
 }

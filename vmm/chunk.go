@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -23,11 +22,11 @@ type memory struct {
 // create makes memory with one reference. The property is resolved already.
 // Where memory has run out and somebody waits for it, what is kept goes and it
 // tries again.
-func (d *Device) create(size uint64, p Prop, awaited bool) (*memory, error) {
-	m, err := d.createOnce(size, p)
-	if awaited && errors.Is(err, ErrOutOfMemory) && d.port.relieve() {
+func (d *Device) create(size uint64, p Prop, awaited bool) (m *memory, err error) {
+	err = d.port.relieved(awaited, func() (err error) {
 		m, err = d.createOnce(size, p)
-	}
+		return err
+	})
 	return m, err
 }
 
@@ -85,21 +84,31 @@ func (m *memory) dropForGood() error {
 }
 
 // giveBack releases memory that nobody uses. What the driver will not take back
-// is the device's from then on: counted as stuck and offered again by
-// Device.Close.
+// is the device's from then on: counted as stuck and offered again by Trim, by
+// growth that runs out of memory, and by Device.Close.
 func (m *memory) giveBack() error {
 	err := m.release()
 	if err != nil {
-		m.dev.meter.stuck.add(m.size)
-		m.dev.strand(func() error {
-			err := m.release()
-			if err == nil {
-				m.dev.meter.stuck.sub(m.size)
-			}
-			return err
-		})
+		d := m.dev
+		d.meter.stuck.add(m.size)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.unreleased = append(d.unreleased, m)
 	}
 	return err
+}
+
+// releaseAgain offers the driver again what it would not take back.
+func (d *Device) releaseAgain() (failed error) {
+	d.mu.Lock()
+	all := d.unreleased
+	d.unreleased = nil
+	d.mu.Unlock()
+	for _, m := range all {
+		d.meter.stuck.sub(m.size)
+		failed = also(failed, "and", m.giveBack())
+	}
+	return failed
 }
 
 func (m *memory) release() error {
@@ -113,6 +122,7 @@ func (m *memory) release() error {
 	if m.created {
 		d.port.discharge(m.size)
 	}
+	d.port.released.Add(m.size)
 	return nil
 }
 

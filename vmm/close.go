@@ -56,6 +56,8 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 func (r *Reservation) close(with sync.Locker) error {
 	r.closer.Lock()
 	defer r.closer.Unlock()
+	r.grantMu.Lock()
+	defer r.grantMu.Unlock()
 	with.Lock()
 	turn, was, err := r.beginClose()
 	with.Unlock()
@@ -72,22 +74,29 @@ func (r *Reservation) close(with sync.Locker) error {
 	return err
 }
 
-// beginClose lets nobody in any more and retires everything. The turn is 0 if
-// there is nothing left to do.
-func (r *Reservation) beginClose() (turn uint64, was phase, err error) {
-	r.use.Lock()
-	defer r.use.Unlock()
+// beginClose lets nobody in any more and retires everything; no copy of ours is
+// under way when it returns. The turn is 0 if there is nothing left to do.
+func (r *Reservation) beginClose() (turn uint64, was uint32, err error) {
+	turn, was, err = r.markClosing()
+	if err == nil && turn > 0 {
+		r.copies.wait()
+	}
+	return turn, was, err
+}
+
+func (r *Reservation) markClosing() (turn uint64, was uint32, err error) {
 	r.layout.Lock() // a growth that is under way ends first
 	defer r.layout.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.phase == isClosed {
+	was = r.phase.Load()
+	if was == isClosed {
 		return 0, 0, nil
 	}
 	if len(r.holds) > 0 {
 		return 0, 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
 	}
-	was, r.phase = r.phase, isClosing
+	r.phase.Store(isClosing)
 	r.turns++
 	for i := range r.slots {
 		r.retireSlot(&r.slots[i])
@@ -107,11 +116,11 @@ func (r *Reservation) lastFence() error {
 }
 
 // reopen undoes beginClose.
-func (r *Reservation) reopen(turn uint64, to phase) {
-	r.revive(turn)
+func (r *Reservation) reopen(turn uint64, to uint32) {
+	r.revive(turn, 0, r.size)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.phase = to
+	r.phase.Store(to)
 }
 
 // teardown gives back whatever the driver will take. What it will not stays
@@ -162,7 +171,7 @@ func (r *Reservation) unmapAll() (gone []*memory, failed error) {
 
 // free gives the addresses back; with them the reservation is closed.
 func (r *Reservation) free() error {
-	r.dev.forget(r)
+	r.forgetRetired()
 	sys := r.dev.port.sys
 	sys.remove(r)
 	if err := r.dev.drv().Free(r.ptr, r.size); err != nil {
@@ -172,7 +181,7 @@ func (r *Reservation) free() error {
 	giveAddresses(r.size)
 	r.dev.meter.reserved.sub(r.size)
 	r.mu.Lock()
-	r.phase = isClosed
+	r.phase.Store(isClosed)
 	r.notify()
 	grants, named, owed := r.grants[1:], r.named, r.owed
 	r.named, r.owed = nil, nil

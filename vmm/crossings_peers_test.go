@@ -1,8 +1,8 @@
 package vmm_test
 
 import (
-	"errors"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -122,17 +122,17 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 		},
 		"Undo of EnablePeers x Grant of another": func(t *testing.T, w *world) error {
 			g, h := ranged(t, w, page), ranged(t, w, page)
-			calls := 0
+			var calls atomic.Int32
+			granted := make(chan error, 1)
 			w.before = func(c drivertest.Call) error {
-				if c.Name != "SetAccess" {
+				if c.Name != "SetAccess" || calls.Add(1) != 2 {
 					return nil
 				}
-				if calls++; calls != 2 {
-					return nil
-				}
-				return errors.Join(errInjected, g.Grant(vmm.Read, w.devs[1]))
+				go func() { granted <- g.Grant(vmm.Read, w.devs[1]) }()
+				return errInjected
 			}
 			require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs, g, h), errInjected)
+			require.NoError(t, <-granted)
 			w.before = nil
 			result := w.devs[1].CopyOut(make([]byte, page), g.Ptr())
 			closeAll(t, g, h)

@@ -24,16 +24,18 @@ type Device struct {
 	mu         sync.Mutex
 	closed     bool
 	open       map[any]opened
+	closing    bool           // Close is giving back what is open of the driver's device
 	stranded   []func() error // what the driver would not take back; Close tries again
+	unreleased []*memory      // nor this; Trim, and growth out of memory, try too
 	background int            // what Close waits for: mostly closes that their callers gave up on
 	joined     *sync.Cond     // on mu: background fell, the goroutine ended, or something was opened
 	worker     worker
 	still      bool // tests only: no goroutine is started
 	worked     atomic.Int64
 
-	draining sync.Mutex // held while retirements come to their end
-	pending  sync.Mutex // a leaf
-	retired  []*retirement
+	draining sync.Mutex                // held while retirements come to their end
+	pending  sync.Mutex                // a leaf
+	retiring map[*Reservation]struct{} // have retirements that the goroutine ends
 
 	cache cache
 
@@ -52,6 +54,8 @@ func newDevice(drv driver.Driver, info Info) *Device {
 		name: fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
 		info: info,
 		open: map[any]opened{},
+
+		retiring: map[*Reservation]struct{}{},
 	}
 	d.joined = sync.NewCond(&d.mu)
 	d.worker.kick = make(chan struct{}, 1)
@@ -93,14 +97,19 @@ func (d *Device) live() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	return d.liveLocked()
+}
+
+// liveLocked is live for those who hold d.mu.
+func (d *Device) liveLocked() error {
+	if d.closed || d.closing {
 		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
 	}
 	return nil
 }
 
 // raw is the driver's device, opened at the first call that needs it.
-func (d *Device) raw() (driver.Device, error) {
+func (d *Device) raw() (*openDevice, error) {
 	if err := d.live(); err != nil {
 		return nil, err
 	}
@@ -110,8 +119,11 @@ func (d *Device) raw() (driver.Device, error) {
 // Raw is the driver's device, for packages beside this one. It makes the
 // context if there is none yet. Closing it is the Device's business.
 func (d *Device) Raw() (driver.Device, error) {
-	raw, err := d.raw()
-	return raw, d.fail("open context", 0, 0, err)
+	o, err := d.raw()
+	if err != nil {
+		return nil, d.fail("open context", 0, 0, err)
+	}
+	return o.Device, nil
 }
 
 // home is where memory of this device lives.
@@ -208,12 +220,22 @@ func (d *Device) track(thing any, kind string) error {
 	runtime.Callers(2, o.made[:])
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
-		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
+	if err := d.liveLocked(); err != nil {
+		return err
 	}
 	d.open[thing] = o
 	d.joined.Broadcast() // a Close that waits need not
 	return nil
+}
+
+// rename says what a thing is that is no longer what it was opened as.
+func (d *Device) rename(thing any, kind string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o, ok := d.open[thing]; ok {
+		o.kind = kind
+		d.open[thing] = o
+	}
 }
 
 // untrack undoes track.
@@ -280,25 +302,16 @@ func (d *Device) unstrand() error {
 
 // goOn runs f in the background; Close waits for it.
 func (d *Device) goOn(f func()) {
-	d.enter()
-	go func() {
-		defer d.exit()
-		f()
-	}()
-}
-
-// enter has Close wait until exit.
-func (d *Device) enter() {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.background++
-}
-
-func (d *Device) exit() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.background--
-	d.joined.Broadcast()
+	d.mu.Unlock()
+	go func() {
+		f()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.background--
+		d.joined.Broadcast()
+	}()
 }
 
 // Close closes the device, after joining closes that were given up on. While
@@ -315,34 +328,50 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.join()
-	err := d.unstrand()
+	kept := d.unstrand()
 	if err := d.quiet(); err != nil {
+		return also(kept, "and", err) // why it is still open, where that is known
+	}
+	_, err := d.trim(0)
+	err = also(kept, "and", err)
+	err = also(err, "and", d.unlodge())
+	err = also(err, "and", d.port.sys.finishLate())
+	if err != nil {
 		return err
 	}
-	_, failed := d.trim(0)
-	err = also(err, "and", failed)
-	err = also(err, "and", d.unlodge())
 	d.port.closer.Lock()
 	defer d.port.closer.Unlock()
-	if err = also(err, "and", d.port.unmark(d)); err != nil {
+	again, err := d.beginClose()
+	if err != nil || again {
 		return err
 	}
+	err = d.port.shut(d)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closing = false
+	if err == nil {
+		d.closed = true
+		d.port.leave(d)
+	}
+	return err
+}
+
+// beginClose lets nobody open anything any more; again is that the device is
+// closed.
+func (d *Device) beginClose() (again bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
-		return nil
+		return true, nil
 	}
 	if err := d.unused(); err != nil {
-		return err
+		return false, err
 	}
-	if n := d.Stats().Committed; n > 0 {
-		return fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices", ErrBusy, sizeText(n))
+	if n := d.meter.committedNow(); n > 0 {
+		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices", ErrBusy, sizeText(n))
 	}
-	if err := d.port.leave(d); err != nil {
-		return err
-	}
-	d.closed = true
-	return nil
+	d.closing = true
+	return false, nil
 }
 
 // unused is nil if nothing is open. It needs d.mu.

@@ -26,7 +26,8 @@
 //
 // # Waiting
 //
-// Unmapping under running work loses the device for good, so Unmap, Clip,
+// Unmapping under running work loses the device for good, and with it all devices
+// of the process: only a new process helps. So Unmap, Clip,
 // Revoke, a narrowing Grant, Sleep and Close wait first: for every device with
 // access, or, after [Reservation.Use], for the streams that were named. Clip
 // then leaves the wait to the device's goroutine. Not covered are
@@ -34,7 +35,12 @@
 // other processes. While a stream that this package knows is being captured
 // into a graph, such a wait would destroy the capture: the answer is
 // [ErrCapturing] and nothing has changed. A capture on a stream it does not
-// know it cannot see.
+// know it cannot see, but for those that wait for the legacy stream.
+//
+// Somebody else's cuDevicePrimaryCtxReset is another matter: it ends the streams
+// and events of the Devices that are open on that GPU, and calls answer
+// [ErrContextReset], which is an [ErrDeviceLost], too; mapped memory stays. Close
+// what is open and open the device anew.
 //
 // # Growth that does not wait
 //
@@ -60,17 +66,29 @@
 //
 // # Lock order
 //
-//	closer (Close alone) -> Range.write (Len) -> Range.grow (Cap) -> Stream.mu
-//	-> Reservation.use (copies share it; retiring takes it whole; two of them
-//	in address order) -> Device.draining -> Reservation.layout
-//	-> Reservation.mu -> Device, cache, port, system, Stream.usesMu
-//	-> staging, meters
+//	port.closer (Device.Close alone)
+//	Reservation.closer (Close, Clip, Sleep and Wake)
+//	  Reservation.grantMu (Close, Sleep and Wake; Grant, Revoke and EnablePeers)
+//	    Range.write (Len)
+//	      Range.grow (Cap)
+//	        port.relieving (somebody looks for memory)
+//	          Device.draining
+//	            Reservation.layout
+//	              Reservation.mu
+//	                Device, cache, port, system, openDevice
+//	                  staging, meters
+//	        Stream.mu
+//	          port.streamsMu
+//	          Reservation.mu
 //
-// Of these only closer and Range.write are held across a wait for the device
-// (Sleep and Wake hold Range.write of all their ranges, in address order), and
-// none across a callback. Written takes a turn of its own before all of them.
-// Reservation.mu is not held even across a driver call. What enables and
-// disables legacy peers takes two locks of its own, one for what is disabled,
-// across the wait, then one for the pairs, across the driver's calls, and after
-// them only those from Device on.
+// Of several ranges each kind is taken in the order in which the ranges were made.
+// Of these only closer, grantMu and, by Sleep and Wake, Range.write are held across
+// a wait for the device, and none across a callback. Reservation.mu is not held even
+// across a driver call. Written takes a turn of its own before all of them. What
+// enables and disables legacy peers takes two locks of its own, one for what is
+// disabled, across the wait, then one for the pairs, across the driver's calls, and
+// after them only those from Device on.
+//
+// Copies of ours take no lock: they are counted (inFlight), and whoever takes memory
+// away marks it first and then waits for those that began before.
 package vmm

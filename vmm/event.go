@@ -3,18 +3,50 @@ package vmm
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Event is a point in a stream. Safe for concurrent use. The caller must Close it.
 type Event struct {
-	dev *Device
-	raw driver.Event
+	dev    *Device
+	on     *openDevice
+	raw    driver.Event
+	pooled bool // goes back to the device's free events
 
 	mu     sync.Mutex
 	users  int // calls under way; the event is not used again before they end
 	closed bool
+}
+
+// NewEvent makes an event that no stream has been recorded in yet: it counts as
+// reached. The flags are as in CUDA: EventTiming for Elapsed, EventBlocking for
+// a Sync that sleeps, EventInterprocess. What Stream.Record gives is EventBlocking
+// alone. The caller must Close it.
+func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
+	e := &Event{dev: d}
+	err := d.track(e, "event") // first, so that the device stays open
+	if err == nil {
+		if e.on, err = d.raw(); err == nil {
+			e.raw, err = e.on.NewEvent(flags)
+		}
+		if err != nil {
+			d.untrack(e)
+		}
+	}
+	if err != nil {
+		return nil, d.fail("make event", 0, 0, err)
+	}
+	return e, nil
+}
+
+// Record moves the event to the stream's end of now; calls that wait for where it
+// was go on waiting for that. The stream has to be of the event's device.
+func (e *Event) Record(s *Stream) error {
+	return e.fail("record event", e.with(func(driver.Device) error {
+		return s.with(func(o *openDevice) error { return o.Record(e.raw, s.raw) })
+	}))
 }
 
 // with runs f, which may wait, with the event kept from being used again.
@@ -22,15 +54,11 @@ func (e *Event) with(f func(dev driver.Device) error) error {
 	if e == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
-	dev, err := e.dev.raw()
-	if err != nil {
-		return err
-	}
 	if err := e.enter(); err != nil {
 		return err
 	}
 	defer e.exit()
-	return f(dev)
+	return f(e.on)
 }
 
 func (e *Event) enter() error {
@@ -45,17 +73,23 @@ func (e *Event) enter() error {
 
 func (e *Event) exit() {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	e.users--
-	e.recycle()
+	last := e.closed && e.users == 0
+	e.mu.Unlock()
+	if last && e.free() != nil {
+		e.dev.strand(e.free)
+	}
 }
 
-// recycle lets the event go once it is closed and nobody waits for it. It needs e.mu.
-func (e *Event) recycle() {
-	if e.closed && e.users == 0 {
-		e.dev.port.recycle(e.raw)
-		e.dev.untrack(e)
+// free gives up an event that is closed and nobody waits for.
+func (e *Event) free() error {
+	if e.pooled {
+		e.on.recycle(e.raw)
+	} else if err := e.on.FreeEvent(e.raw); err != nil {
+		return err
 	}
+	e.dev.untrack(e)
+	return nil
 }
 
 func (e *Event) fail(op string, err error) error {
@@ -74,23 +108,45 @@ func (e *Event) Done() (done bool, err error) {
 	return done, e.fail("query event", err)
 }
 
-// Sync waits, asleep, until the work before the event has finished.
+// Sync waits until the work before the event has finished.
 func (e *Event) Sync() error {
 	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.raw) }))
 }
 
+// Elapsed is the device's own time from one event to this one. Both need
+// EventTiming and have to be reached, else it answers ErrInvalid.
+func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
+	err = e.with(func(dev driver.Device) error {
+		return from.with(func(driver.Device) (err error) {
+			took, err = dev.Elapsed(from.raw, e.raw)
+			return err
+		})
+	})
+	return took, e.fail("read event", err)
+}
+
 // Close gives the event up; calls under way go on. Twice is fine, and so is a
-// nil Event.
+// nil Event. Where it answers an error it can be called again.
 func (e *Event) Close() error {
 	if e == nil {
 		return nil
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.closed {
+		e.mu.Unlock()
 		return nil
 	}
 	e.closed = true
-	e.recycle()
-	return nil
+	now := e.users == 0
+	e.mu.Unlock()
+	if !now {
+		return nil
+	}
+	err := e.free()
+	if err != nil {
+		e.mu.Lock()
+		e.closed = false
+		e.mu.Unlock()
+	}
+	return e.fail("close event", err)
 }

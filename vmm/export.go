@@ -26,8 +26,8 @@ func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
 	if r == nil {
 		return -1, fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
-	r.use.RLock() // nothing of it retires meanwhile
-	defer r.use.RUnlock()
+	epoch := r.copies.begin() // nothing of it is unmapped meanwhile
+	defer r.copies.end(epoch)
 	if err := r.exportable(off, size); err != nil {
 		return -1, err
 	}

@@ -10,9 +10,9 @@ import (
 // of the tests that prove fences.
 func SetNoFence(d *Device, off bool) { d.port.sys.noFence = off }
 
-// SetNoTold has an undo of EnablePeers take back what others were granted
-// meanwhile: the negative control of what keeps it from that.
-func SetNoTold(d *Device, off bool) { d.port.sys.noTold = off }
+// SetNoGrantLock has EnablePeers not lock the grants of its ranges: the negative
+// control of what keeps others from changing them meanwhile.
+func SetNoGrantLock(d *Device, off bool) { d.port.sys.noGrantLock = off }
 
 // Ladder is wish and ladder.
 func Ladder(need, committed, room, gran, most, fixed uint64) iter.Seq[uint64] {
@@ -50,27 +50,29 @@ type Staging struct {
 // where the CPU can address the device's; nil has none go there. It comes
 // before the first copy.
 func SetStaging(d *Device, to *Staging) {
-	st := &d.port.stage
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.off = to == nil
+	o := &d.port.staging
+	o.off = to == nil
 	if to != nil {
-		st.forced, st.block, st.lanes, st.careless = true, uint64(to.Block), to.Lanes, to.Careless
+		o.forced, o.block, o.lanes, o.careless = true, uint64(to.Block), to.Lanes, to.Careless
 	}
 }
 
-// Lanes is how many lanes the device's port has, and how many of them it does
-// not use any more.
+// Lanes is how many lanes the device has, and how many of them it does not use
+// any more.
 func Lanes(d *Device) (all, scrap int) {
-	st := &d.port.stage
+	o := d.port.open.Load()
+	if o == nil {
+		return 0, 0
+	}
+	st := &o.stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return len(st.idle) + len(st.scrap) + st.out, len(st.scrap)
 }
 
-// IdleLane is the own stream of one of the port's lanes.
+// IdleLane is the own stream of one of the device's lanes.
 func IdleLane(d *Device) driver.Stream {
-	st := &d.port.stage
+	st := &d.port.open.Load().stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return st.idle[0].s
@@ -105,4 +107,11 @@ func Lodge(d *Device) *Device {
 	d.lodgeMu.Lock()
 	defer d.lodgeMu.Unlock()
 	return d.host
+}
+
+// Retirements is how many clips of the range have not come to their end.
+func Retirements(g *Range) int {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	return len(g.r.retired)
 }

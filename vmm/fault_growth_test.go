@@ -25,14 +25,37 @@ func faults(t *testing.T, try func(t *testing.T, at ...int) (calls []string)) {
 	}
 }
 
-// forgiven is whether only memory that will not go back can have failed.
+// forgiven is whether one of the calls that failed is one that the library makes
+// up for: memory that will not go back is kept and counted, and where events fail
+// a stream is waited for.
 func forgiven(calls []string, at []int) bool {
 	for _, i := range at {
-		if i <= len(calls) && calls[i-1] == "Release" {
+		if i <= len(calls) && slices.Contains([]string{"Release", "NewEvent", "Record", "SyncEvent", "Done"}, calls[i-1]) {
 			return true
 		}
 	}
 	return len(at) == 0
+}
+
+// only says whether no call but those of that name failed.
+func only(name string, calls []string, at []int) bool {
+	for _, i := range at {
+		if i <= len(calls) && calls[i-1] != name {
+			return false
+		}
+	}
+	return true
+}
+
+// extended holds that a range is as it was, but for memory behind it.
+func (w *world) extended(before picture, g *vmm.Range, note string) {
+	w.t.Helper()
+	now := w.picture(g)
+	require.GreaterOrEqual(w.t, len(now.Segments), len(before.Segments), note)
+	require.GreaterOrEqual(w.t, now.Cap, before.Cap, note)
+	now.Segments, now.Access = now.Segments[:len(before.Segments)], now.Access[:len(before.Access)]
+	now.Cap = before.Cap
+	require.Equal(w.t, before, now, note)
 }
 
 // TestFaultsInADeferredClip: the clip completes or changes nothing; what it gave
@@ -89,8 +112,8 @@ func TestFaultsInADeferredClip(t *testing.T) {
 	}
 }
 
-// TestFaultsInLookAhead: whatever two calls of it fail, the range is as it was;
-// what could not be undone is counted, growth past it says why, and Close gives
+// TestFaultsInLookAhead: whatever two calls of it fail, the range is as it was, but
+// for memory that look-ahead had before; what could not be undone is counted, growth past it says why, and Close gives
 // everything back.
 func TestFaultsInLookAhead(t *testing.T) {
 	for _, kept := range []int{0, 1} {
@@ -109,14 +132,14 @@ func TestFaultsInLookAhead(t *testing.T) {
 				calls = w.disarm()
 				note := fmt.Sprintf("calls %v of %v", at, calls)
 				before.Len, before.Contents = 3*page, w.contents(g)
-				if len(at) == 0 {
+				if only("MemInfo", calls, at) { // it need not know
 					require.NoError(t, g.Close())
 					return
 				}
 				st := g.Stats()
 				require.EqualValues(t, 1, st.AheadFailures, note)
 				if st.Stuck == 0 {
-					require.Equal(t, before, w.picture(g), note)
+					w.extended(before, g, note)
 				} else {
 					require.EqualValues(t, 4*page, g.Cap(), note)
 				}

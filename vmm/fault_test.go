@@ -284,10 +284,9 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	calls := w.disarm()
 	note := fmt.Sprintf("call %d of %v: %v", i, calls, err)
 	if err == nil {
-		// Only memory that will not go back may fail without a word: the
-		// operation is complete, and the memory counted.
-		require.Equal(t, "Release", calls[i-1], note)
-		require.NotZero(t, w.devs[0].Stats().Stuck, note)
+		// Few calls may fail without a word; memory that will not go back is counted.
+		require.True(t, forgiven(calls, []int{i}), note)
+		require.Equal(t, calls[i-1] == "Release", w.devs[0].Stats().Stuck > 0, note)
 	} else {
 		isInjected(w, err)
 		if op.kind != ending && sc.obj != nil {
@@ -355,7 +354,7 @@ func failTwice(t *testing.T, op operation, i, k int) {
 			require.Zero(t, w.devs[0].Stats().Stuck, "healed: "+note)
 		}
 	} else {
-		require.Contains(t, []string{calls[i-1], calls[k-1]}, "Release", note)
+		require.True(t, forgiven(calls, []int{i, k}), note)
 	}
 	require.NoError(t, sc.close(), note)
 	w.end()

@@ -11,6 +11,8 @@ import (
 // first call on, unmapping waits for these streams and the library's own only,
 // instead of for whole devices. Streams of other contexts and other libraries
 // count too; see Device.WrapStream. Closing a stream takes it off the list.
+// From then on this package's own calls on a stream that is not on it, Stream.Copy
+// for one, answer ErrInvalid where they would touch the memory.
 func (r *Reservation) Use(streams ...*Stream) error {
 	return r.fail("use streams", 0, 0, r.promise(streams))
 }
@@ -31,6 +33,7 @@ func (r *Reservation) promise(streams []*Stream) error {
 		return err
 	}
 	r.promised = true
+	r.setWaitsFor()
 	if r.named == nil {
 		r.named = map[*Stream]struct{}{}
 	}
@@ -42,9 +45,35 @@ func (r *Reservation) promise(streams []*Stream) error {
 	return nil
 }
 
-// users is who may be using the memory: the ports with access and, after Use,
-// the named streams, which then stand for all work but the library's own.
-func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream, bool) {
+// usesNone is Use with no stream: only the library's own are waited for.
+func (r *Reservation) usesNone() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.promised = true
+	r.setWaitsFor()
+}
+
+// setWaitsFor keeps the devices that a fence waits for, so that it takes no lock
+// to find them: none after Use. It needs r.mu, and comes after each change of what
+// it looks at.
+func (r *Reservation) setWaitsFor() {
+	if r.promised {
+		r.waitsFor.Store(nil)
+		return
+	}
+	ports := slices.Clone(r.strays)
+	for _, g := range r.grants {
+		if !slices.Contains(ports, g.dev.port) {
+			ports = append(ports, g.dev.port)
+		}
+	}
+	r.waitsFor.Store(&ports)
+}
+
+// users is who may be using the memory after Use: the library's own streams on
+// the devices with access, and the streams that were named or on which an AppendOn
+// may not have run yet, which stand for all other work.
+func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ports = append(ports, r.strays...)
@@ -56,69 +85,70 @@ func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Strea
 	for s := range r.named {
 		streams = append(streams, s)
 	}
-	return ports, streams, r.promised
+	for s := range r.owed {
+		if _, named := r.named[s]; !named {
+			streams = append(streams, s)
+		}
+	}
+	return ports, streams
 }
 
 // fence waits for all work that may use the memory: of every device with
 // access, or, after Use, of the named streams and the library's own. It begins
-// no wait that would destroy a capture it can see.
+// no wait that would destroy a capture it can see. A device that closes
+// meanwhile has waited for its work itself.
 func (r *Reservation) fence() error {
 	if r.dev.port.sys.noFence {
 		return nil
 	}
+	if ports := r.waitsFor.Load(); ports != nil {
+		return waitDevices(r.dev.port, *ports)
+	}
 	var portBuf [8]*port
 	var streamBuf [16]*Stream
-	ports, streams, promised := r.users(portBuf[:0], streamBuf[:0])
-	if promised {
-		return waitStreams(r.dev.port, ports, streams)
-	}
-	return waitDevices(r.dev.port, ports)
+	ports, streams := r.users(portBuf[:0], streamBuf[:0])
+	return waitStreams(r.dev.port, ports, streams)
 }
 
 // behind records an event behind all work that may use the memory. It answers
 // ok only where events are enough to know when that has ended: after Use, and
-// not for streams of other contexts, which take none of ours, nor for copies of
-// our own that could not be waited for.
+// not for streams that take none of ours, as those of other contexts, nor for
+// copies of our own that could not be waited for.
 func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
-	var portBuf [8]*port
-	var streamBuf [16]*Stream
-	ports, streams, promised := r.users(portBuf[:0], streamBuf[:0])
-	if !promised || r.dev.port.sys.noFence {
+	if promised := r.waitsFor.Load() == nil; !promised || r.dev.port.sys.noFence {
 		return nil, promised, nil
 	}
+	var portBuf [8]*port
+	var streamBuf [16]*Stream
+	ports, streams := r.users(portBuf[:0], streamBuf[:0])
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return nil, false, err
 		}
 	}
+	ok = true
 	note := func(p *port, m mark, err error) {
 		switch {
-		case err == nil && m.e != 0:
+		case err == nil && m.on != nil:
 			marks = append(marks, m)
 		case err != nil && !(lost(err) && p != r.dev.port):
-			failed = cmp.Or(failed, fmt.Errorf("wait for device %d: %w", p.n, err))
+			ok = false
 		}
 	}
-	ok = true
 	for _, s := range streams {
 		m, err := s.mark()
-		if s.foreign(err) {
-			ok = false
-			continue
-		}
 		note(s.dev.port, m, err)
 	}
 	for _, p := range ports {
-		if raw := p.raw.Load(); raw != nil {
-			e, err := p.mark(raw, raw.Own())
-			note(p, mark{p, raw, e}, err)
-			ok = ok && p.stage.adrift.Load() == 0
+		if o := p.open.Load(); o != nil {
+			m, err := o.mark(o.Own())
+			note(p, m, err)
+			ok = ok && o.stage.adrift.Load() == 0
 		}
 	}
-	if failed != nil || !ok {
-		t := retirement{marks: marks}
-		t.recycle()
-		return nil, false, failed
+	if !ok {
+		freeAll(marks)
+		return nil, false, nil
 	}
 	return marks, true, nil
 }
@@ -149,22 +179,34 @@ func waitStreams(owner *port, ports []*port, streams []*Stream) error {
 		w.note(owner, s.dev.port, s.await())
 	}
 	for _, p := range ports {
-		if raw := p.raw.Load(); raw != nil {
-			e, err := p.mark(raw, raw.Own())
-			if err == nil {
-				err = p.settle(raw, e)
-			}
-			w.note(owner, p, err)
-			w.note(owner, p, p.stage.awaitAdrift(raw))
+		if o := p.open.Load(); o != nil {
+			w.note(owner, p, o.awaitOwn())
 		}
 	}
 	return w.err
 }
 
+// awaitOwn waits for the library's own streams on the device.
+func (o *openDevice) awaitOwn() error {
+	m, err := o.mark(o.Own())
+	if err == nil {
+		err = m.wait()
+	}
+	if err != nil && !lost(err) && o.hold() { // nor can an event tell
+		err = o.SyncStream(o.Own())
+		o.letGo()
+	}
+	if err == nil && o.hold() {
+		err = o.stage.awaitAdrift()
+		o.letGo()
+	}
+	return err
+}
+
 // waited is what came of several waits. All of them are begun, whatever the
 // others answer: a device that is not waited for would be lost by the unmap.
-// A peer that is lost runs nothing any more, so it counts as waited for; that
-// the owner is lost is told last.
+// A peer that is lost runs nothing any more, so it counts as waited for. The
+// owner's ErrDeviceLost is reported only if nothing else failed.
 type waited struct{ err error }
 
 func (w *waited) note(owner, p *port, err error) {
@@ -173,15 +215,4 @@ func (w *waited) note(owner, p *port, err error) {
 	case w.err == nil, errors.Is(w.err, ErrDeviceLost):
 		w.err = fmt.Errorf("wait for device %d: %w", p.n, err)
 	}
-}
-
-// notCapturing is ErrCapturing if a stream that is known here is being captured.
-func (p *port) notCapturing() error {
-	var buf [16]*Stream
-	for _, s := range p.known(buf[:0]) {
-		if err := s.notCapturing(); err != nil {
-			return err
-		}
-	}
-	return nil
 }

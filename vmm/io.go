@@ -29,11 +29,11 @@ func (g *Range) Append(p []byte) error {
 }
 
 func (g *Range) append(p []byte) error {
-	if err := g.live(); err != nil {
-		return err
-	}
 	at := g.len.Load()
 	end, err := g.sum(at, uint64(len(p)))
+	if err == nil {
+		err = g.live()
+	}
 	if err != nil || len(p) == 0 {
 		return err
 	}
@@ -47,30 +47,35 @@ func (g *Range) append(p []byte) error {
 	return nil
 }
 
-// fill copies p to at, which is within Cap. The write lock keeps Clip and Close
-// away, shared use a Grant of less: its fence does not know staging's streams.
+// fill copies p to at and returns when it is there. The caller holds g.write.
 func (g *Range) fill(at uint64, p []byte) error {
-	raw, err := g.begin()
+	raw, err := g.r.dev.port.device()
 	if err != nil {
 		return err
 	}
-	defer g.r.use.RUnlock()
-	return g.copyIn(raw, at, p)
-}
-
-// copyIn copies p to at, with the memory in shared use.
-func (g *Range) copyIn(raw driver.Device, at uint64, p []byte) error {
-	dst := g.r.ptr + Ptr(at)
-	if err := g.r.covers(span{dst, uint64(len(p)), ReadWrite}, g.r.dev.port); err != nil {
+	epoch := g.r.copies.begin()
+	defer g.r.copies.end(epoch)
+	if err := g.writable(at, uint64(len(p))); err != nil {
 		return err
 	}
-	return g.r.dev.port.copyIn(raw, dst, p)
+	return raw.copyIn(g.r.ptr+Ptr(at), p)
 }
 
-// publish moves Len to end. It needs g.write.
+// writable is nil if [at, at+n) can be written, and keeps it so until the copy
+// that the caller has begun ends: whoever takes memory of a range away lowers
+// Cap, or closes the range, before it waits for copies.
+func (g *Range) writable(at, n uint64) error {
+	if err := g.r.live(); err != nil {
+		return err
+	}
+	if g.r.blocked.Load() == 0 && at+n <= g.cap.Load() {
+		return nil
+	}
+	return g.r.covers(span{g.r.ptr + Ptr(at), n, ReadWrite}, g.r.dev.port, nil)
+}
+
+// publish moves Len to end. The caller holds g.write.
 func (g *Range) publish(end uint64) {
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
 	g.show(end)
 	g.lookAhead()
 }
@@ -108,7 +113,12 @@ func (g *Range) appendOn(s *Stream, p []byte) error {
 	queued, err := s.copyIn(g.r.ptr+Ptr(at), p)
 	if err != nil {
 		if queued { // or it would run over what the next Append writes there
-			err = also(err, "and waiting for its stream", s.await())
+			if again := s.await(); again != nil {
+				err = also(err, "and waiting for its stream", again)
+				g.r.mu.Lock()
+				g.r.owe(s) // then fences do
+				g.r.mu.Unlock()
+			}
 		}
 		return err
 	}
@@ -133,10 +143,7 @@ func (g *Range) orders(s *Stream) error {
 	}
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	if _, named := g.r.named[s]; g.r.promised && !named {
-		return fmt.Errorf("%w: Use has named other streams", ErrInvalid)
-	}
-	return nil
+	return g.r.serves(s)
 }
 
 // Write is Append, for io.Writer.
@@ -195,11 +202,15 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if err := g.r.fence(); err != nil {
 		return 0, err
 	}
-	raw, err := g.begin()
+	raw, err := g.r.dev.port.device()
 	if err != nil {
 		return 0, err
 	}
-	defer g.r.use.RUnlock()
+	epoch := g.r.copies.begin()
+	defer g.r.copies.end(epoch)
+	if err := g.live(); err != nil {
+		return 0, err
+	}
 	have := g.len.Load()
 	if uint64(off) >= have {
 		if len(p) == 0 {
@@ -208,27 +219,13 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	n := min(uint64(len(p)), have-uint64(off))
-	if err := g.r.dev.port.copyOut(raw, p[:n], g.r.ptr+Ptr(off)); err != nil {
+	if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
 		return 0, err
 	}
 	if n < uint64(len(p)) {
 		return int(n), io.EOF
 	}
 	return int(n), nil
-}
-
-// begin takes the memory in shared use; the caller gives up g.r.use.
-func (g *Range) begin() (driver.Device, error) {
-	raw, err := g.r.dev.raw()
-	if err != nil {
-		return nil, err
-	}
-	g.r.use.RLock()
-	if err := g.live(); err != nil {
-		g.r.use.RUnlock()
-		return nil, err
-	}
-	return raw, nil
 }
 
 // WriteAt replaces bytes from off on. All of them must lie below Len, else it
@@ -243,11 +240,12 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	raw, err := g.begin()
+	raw, err := g.r.dev.port.device()
 	if err != nil {
 		return 0, err
 	}
-	defer g.r.use.RUnlock()
+	epoch := g.r.copies.begin()
+	defer g.r.copies.end(epoch)
 	have := g.len.Load()
 	if off < 0 || uint64(off) > have || uint64(len(p)) > have-uint64(off) {
 		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, len(p), off, have)
@@ -255,7 +253,10 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	if err := g.copyIn(raw, uint64(off), p); err != nil {
+	if err := g.writable(uint64(off), uint64(len(p))); err != nil {
+		return 0, err
+	}
+	if err := raw.copyIn(g.r.ptr+Ptr(off), p); err != nil {
 		return 0, err
 	}
 	return len(p), nil

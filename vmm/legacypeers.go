@@ -130,7 +130,7 @@ func (d *Device) peer() (driver.LegacyPeers, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, ok := raw.(driver.LegacyPeers)
+	p, ok := raw.Device.(driver.LegacyPeers)
 	if !ok {
 		return nil, fmt.Errorf("%w: the driver has no peer access to plain memory", ErrNotSupported)
 	}

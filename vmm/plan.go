@@ -193,10 +193,10 @@ func (p *Plan) Err() error {
 // Apply does what was planned, all or nothing. It looks again first, since the
 // plan may be old: what was granted or grew since is as good as done, and if
 // anything cannot be done any more nothing is, and the answer is what Err of a
-// new plan would be. If a step fails, what a device could do before comes back.
-// That is done without a wait for work, since nobody has been told of the grant;
-// where somebody else has settled a device's access meanwhile, that stands.
-// Applying a plan twice is fine.
+// new plan would be. If a step fails, what a device could do before comes back,
+// without a wait for work, since nobody has been told of the grant. Whoever else
+// changes the access of one of the ranges waits until Apply returns. Applying a
+// plan twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
 		return errNoPlan
@@ -208,26 +208,26 @@ func (p *Plan) apply() error {
 	if err := p.Err(); err != nil {
 		return err
 	}
-	var undo []func() error
-	var keep []func()
+	unlock := lockGrants(p.ranges)
+	defer unlock()
+	var done []*accessChange
 	for i := range p.Ranges {
 		peers := p.Ranges[i].peers()
 		if len(peers) == 0 {
 			continue
 		}
 		g := p.Ranges[i].Range
-		done, err := g.r.decide(p.Access, peers)
+		c, err := g.r.changeAccess(p.Access, peers)
 		if err != nil {
-			for _, back := range slices.Backward(undo) {
-				err = also(err, "and setting access back", back())
+			for _, c := range slices.Backward(done) {
+				err = also(err, "and setting access back", c.undo())
 			}
 			return g.fail(enablingPeers, 0, g.Max(), err)
 		}
-		undo = append(undo, func() error { return g.undecide(done) })
-		keep = append(keep, func() { g.r.settle(done) })
+		done = append(done, c)
 	}
-	for _, f := range keep {
-		f()
+	for _, c := range done {
+		c.commit()
 	}
 	return nil
 }

@@ -1,11 +1,12 @@
 package vmm_test
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -366,171 +367,116 @@ func TestDeviceClosesMeanwhile(t *testing.T) {
 	w.end()
 }
 
-// TestUndoLeavesWhatOthersWereTold: between the first range and the failure of
-// the second somebody else is told that the grant stands. It does.
-func TestUndoLeavesWhatOthersWereTold(t *testing.T) {
-	for name, c := range map[string]struct {
-		first, then, want vmm.Access
-		set               vmm.Access
-	}{
-		"granted as well":     {vmm.None, vmm.ReadWrite, vmm.ReadWrite, vmm.ReadWrite},
-		"granted less":        {vmm.None, vmm.Read, vmm.Read, vmm.ReadWrite},
-		"revoked as well":     {vmm.ReadWrite, vmm.None, vmm.None, vmm.None},
-		"given back by other": {vmm.Read, vmm.ReadWrite, vmm.ReadWrite, vmm.None},
-	} {
+// others is what somebody else does to a range while EnablePeers is about to fail.
+type others struct {
+	do   func(g *vmm.Range, peer *vmm.Device) error
+	want map[int]vmm.Access // afterwards
+}
+
+func othersDo() map[string]others {
+	owner, reads, writes := map[int]vmm.Access{0: vmm.ReadWrite}, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read}, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.ReadWrite}
+	return map[string]others{
+		"grants as well": {func(g *vmm.Range, d *vmm.Device) error { return g.Grant(vmm.ReadWrite, d) }, writes},
+		"grants less":    {func(g *vmm.Range, d *vmm.Device) error { return g.Grant(vmm.Read, d) }, reads},
+		"revokes":        {func(g *vmm.Range, d *vmm.Device) error { return g.Revoke(d) }, owner},
+		"sleeps and wakes": {func(g *vmm.Range, _ *vmm.Device) error {
+			return cmp.Or(vmm.Sleep(vmm.KeepContents, g), vmm.Wake(g))
+		}, reads},
+		"clips":  {func(g *vmm.Range, _ *vmm.Device) error { return g.Clip() }, reads},
+		"closes": {func(g *vmm.Range, _ *vmm.Device) error { return g.Close() }, nil},
+	}
+}
+
+// undoBeside has EnablePeers fail at its second range, while another goroutine
+// does something to the first, and gives what the first allows then.
+func undoBeside(t *testing.T, w *world, o others) (g *vmm.Range) {
+	t.Helper()
+	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
+	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	var calls atomic.Int32
+	done := make(chan error, 1)
+	w.before = func(call drivertest.Call) error {
+		if call.Name != "SetAccess" || calls.Add(1) != 2 {
+			return nil
+		}
+		go func() { done <- o.do(g, w.devs[1]) }()
+		for range 1000 {
+			runtime.Gosched()
+		}
+		return errInjected
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.ReadWrite, w.devs[1:], g, h), errInjected)
+	require.NoError(t, <-done)
+	w.before = nil
+	w.allows(h, map[int]vmm.Access{0: vmm.ReadWrite})
+	closeAll(t, h)
+	return g
+}
+
+// TestUndoBesideOthers: whoever else changes the access of a range, or unmaps it,
+// while EnablePeers may still be undone, waits; what they set stands.
+func TestUndoBesideOthers(t *testing.T) {
+	for name, o := range othersDo() {
 		t.Run(name, func(t *testing.T) {
-			w := hostWorld(t, 3)
-			g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
-			set := func(a vmm.Access) error {
-				if a == vmm.None {
-					return g.Revoke(w.devs[1])
-				}
-				return g.Grant(a, w.devs[1])
+			w := hostWorld(t, 2)
+			g := undoBeside(t, w, o)
+			if o.want != nil {
+				w.allows(g, o.want)
 			}
-			require.NoError(t, set(c.first))
-			require.NoError(t, h.Grant(vmm.Read, w.devs[1]))
-			calls := 0
-			w.before = func(call drivertest.Call) error {
-				if call.Name != "SetAccess" {
-					return nil
-				}
-				if calls++; calls != 2 {
-					return nil
-				}
-				if err := set(c.then); err != nil {
-					return err
-				}
-				return errInjected
-			}
-			require.ErrorIs(t, vmm.EnablePeers(c.set, w.devs[1:], g, h), errInjected)
-			w.before = nil
-			w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: c.want})
-			w.allows(h, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
-			closeAll(t, g, h)
+			require.NoError(t, g.Close())
+			require.NoError(t, w.devs[1].Close(), "no grant is left")
 			w.end()
 		})
 	}
 }
 
-// TestUndoTakesWhatOthersWereTold is the negative control of the test above.
-func TestUndoTakesWhatOthersWereTold(t *testing.T) {
+// TestUndoWithoutTheLock is the negative control of the test above.
+func TestUndoWithoutTheLock(t *testing.T) {
 	w := hostWorld(t, 2)
-	vmm.SetNoTold(w.devs[0], true)
-	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
-	calls := 0
-	w.before = func(call drivertest.Call) error {
-		if call.Name != "SetAccess" {
-			return nil
-		}
-		if calls++; calls != 2 {
-			return nil
-		}
-		return errors.Join(errInjected, g.Grant(vmm.Read, w.devs[1]))
-	}
-	require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h), errInjected)
-	w.before = nil
-	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
-	closeAll(t, g, h)
+	vmm.SetNoGrantLock(w.devs[0], true)
+	g := undoBeside(t, w, othersDo()["grants as well"])
+	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
+	require.NoError(t, g.Close())
 	w.end()
 }
 
-// TestUndoOfTwo: two that overlap fail, in either order; nothing of them is left.
-func TestUndoOfTwo(t *testing.T) {
-	for _, lastFirst := range []bool{true, false} {
-		t.Run(fmt.Sprintf("last first=%v", lastFirst), func(t *testing.T) {
-			w := hostWorld(t, 2)
-			g, h, k := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)
-			reached := make(chan struct{})
-			calls, goOn := 0, [2]chan struct{}{make(chan struct{}), make(chan struct{})}
-			w.before = func(call drivertest.Call) error {
-				if call.Name != "SetAccess" {
-					return nil
+// TestEnablePeersTogether: many at once, over ranges that overlap, some failing;
+// in the end the driver has what the books have.
+func TestEnablePeersTogether(t *testing.T) {
+	w := hostWorld(t, 3)
+	var ranges []*vmm.Range
+	for range 3 {
+		ranges = append(ranges, rangeOn(t, w, 0, 2))
+	}
+	var n atomic.Int32
+	w.before = func(call drivertest.Call) error {
+		if (call.Name == "SetAccess" || call.Name == "SyncIfActive") && n.Add(1)%7 == 0 {
+			return errInjected
+		}
+		return nil
+	}
+	var all sync.WaitGroup
+	for k := range 4 {
+		all.Go(func() {
+			for i := range 100 {
+				err := vmm.EnablePeers(vmm.Access((i+k)%3), w.devs[1:2+i%2], ranges[(i+k)%3], ranges[(i+k+1)%3])
+				if err != nil && !errors.Is(err, errInjected) {
+					t.Error(err)
 				}
-				calls++
-				if calls != 2 && calls != 4 { // of h and of k
-					return nil
-				}
-				wait := goOn[calls/2-1]
-				reached <- struct{}{}
-				<-wait
-				return errInjected
 			}
-			var done [2]chan error
-			for i, other := range []*vmm.Range{h, k} {
-				done[i] = make(chan error, 1)
-				go func() { done[i] <- vmm.EnablePeers(vmm.Access(i+1), w.devs, g, other) }()
-				<-reached
-			}
-			order := []int{0, 1}
-			if lastFirst {
-				order = []int{1, 0}
-			}
-			for _, i := range order {
-				close(goOn[i])
-				require.ErrorIs(t, <-done[i], errInjected)
-			}
-			w.before = nil
-			for _, r := range []*vmm.Range{g, h, k} {
-				w.allows(r, map[int]vmm.Access{0: vmm.ReadWrite})
-			}
-			require.NoError(t, w.devs[1].Close(), "no grant is left")
-			closeAll(t, g, h, k)
-			w.end()
 		})
 	}
-}
-
-// TestUndoOfABusyRange: a range that wakes, or whose close will fail, during the
-// undo ends up with what its grants say, at the driver too.
-func TestUndoOfABusyRange(t *testing.T) {
-	for name, c := range map[string]struct {
-		begin func(g *vmm.Range) error // before the undo
-		busy  func(g *vmm.Range) error // during the undo
-		at    string                   // the call in which busy waits for it
-		fails error
-	}{
-		"wakes":         {func(g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }, func(g *vmm.Range) error { return vmm.Wake(g) }, "CopyIn", nil},
-		"close refused": {func(*vmm.Range) error { return nil }, (*vmm.Range).Close, "SyncIfActive", vmm.ErrCapturing},
-	} {
-		for _, set := range []vmm.Access{vmm.ReadWrite, vmm.None} {
-			t.Run(fmt.Sprintf("%s/%v", name, set), func(t *testing.T) {
-				w := hostWorld(t, 2)
-				g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
-				require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, g, h))
-				calls := 0
-				var armed atomic.Bool
-				at, undone, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-				w.before = func(call drivertest.Call) error {
-					switch {
-					case call.Name == c.at && armed.CompareAndSwap(true, false):
-						close(at)
-						select {
-						case <-undone:
-						case <-time.After(20 * time.Millisecond): // it waits for us
-						}
-						return c.fails
-					case call.Name != "SetAccess":
-						return nil
-					}
-					if calls++; calls != 2 {
-						return nil
-					}
-					err := c.begin(g)
-					armed.Store(true)
-					go func() { ended <- c.busy(g) }()
-					<-at
-					return errors.Join(errInjected, err)
-				}
-				require.ErrorIs(t, vmm.EnablePeers(set, w.devs[1:], g, h), errInjected)
-				close(undone)
-				require.ErrorIs(t, <-ended, c.fails)
-				w.before = nil
-				w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
-				closeAll(t, g, h)
-				w.end()
-			})
+	all.Wait()
+	w.before = nil
+	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[1:], ranges...))
+	for _, g := range ranges {
+		w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read, 2: vmm.Read})
+		for i, a := range []vmm.Access{vmm.ReadWrite, vmm.Read, vmm.Read} {
+			require.Equal(t, a, g.Access(w.devs[i]))
 		}
 	}
+	closeAll(t, ranges...)
+	w.end()
 }
 
 // TestUndoUnderACopy: a copy that a peer queues under a grant which is then undone
@@ -562,27 +508,6 @@ func TestUndoUnderACopy(t *testing.T) {
 	open()
 	require.NoError(t, s.Close(), "the device is well")
 	closeAll(t, g, h, own)
-	w.end()
-}
-
-// TestUndoOfAClosedRange: what closes between the steps is left alone.
-func TestUndoOfAClosedRange(t *testing.T) {
-	w := hostWorld(t, 2)
-	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
-	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, g, h))
-	calls := 0
-	w.before = func(call drivertest.Call) error {
-		if call.Name != "SetAccess" {
-			return nil
-		}
-		if calls++; calls != 2 {
-			return nil
-		}
-		return errors.Join(errInjected, g.Close())
-	}
-	require.ErrorIs(t, vmm.EnablePeers(vmm.None, w.devs[1:], g, h), errInjected)
-	w.before = nil
-	closeAll(t, g, h)
 	w.end()
 }
 

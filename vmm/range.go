@@ -23,6 +23,8 @@ type Range struct {
 	write    sync.Mutex // orders changes of Len
 	grow     sync.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
+	peak     atomic.Uint64 // the most that len has been before it fell
+	knownTo  atomic.Uint64 // memory beyond it has only look-ahead brought, and nobody knows of it
 
 	fresh  bool                      // takes no kept memory
 	wanted atomic.Int32              // of the device's goroutine
@@ -76,11 +78,10 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	if o, err = d.settle(o, gran); err != nil {
 		return nil, err
 	}
-	r, err := d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, "range")
-	if err != nil {
+	g := &Range{opts: o, await: make(chan struct{}, 1)}
+	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, g); err != nil {
 		return nil, err
 	}
-	g := &Range{r: r, opts: o, await: make(chan struct{}, 1)}
 	g.lookAhead()
 	return g, nil
 }
@@ -141,6 +142,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if err != nil {
 		if undo := g.close(); undo != nil {
 			err = also(err, "and giving it back", undo)
+			d.rename(g.r, "what a failed Alloc could not give back")
 			d.strand(g.close)
 		}
 		return nil, err
@@ -151,7 +153,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 // zero fills the first n bytes, without a promise by the driver that fresh
 // memory reads zero.
 func (g *Range) zero(n uint64) error {
-	raw, err := g.r.dev.raw()
+	raw, err := g.r.dev.port.device()
 	if err != nil {
 		return err
 	}
@@ -192,7 +194,9 @@ func (g *Range) Cap() uint64 {
 	if g == nil {
 		return 0
 	}
-	return g.cap.Load()
+	c := g.cap.Load()
+	g.known(c)
+	return c
 }
 
 // Options gives the options with everything filled in.
@@ -221,7 +225,7 @@ func (g *Range) live() error {
 	if g == nil {
 		return fmt.Errorf("%w: no range", ErrInvalid)
 	}
-	return g.r.usable()
+	return g.r.live()
 }
 
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,
@@ -248,8 +252,19 @@ func (g *Range) sum(a, n uint64) (uint64, error) {
 	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.r.size)
 }
 
+// known notes that memory up to end is somebody's to use: giveAhead leaves it
+// alone.
+func (g *Range) known(end uint64) {
+	for old := g.knownTo.Load(); end > old && g.opts.Ahead > 0; old = g.knownTo.Load() {
+		if g.knownTo.CompareAndSwap(old, end) {
+			return
+		}
+	}
+}
+
 // room brings Cap to at least need.
 func (g *Range) room(need uint64) error {
+	g.known(need) // before the look at Cap, so that who takes memory away sees it
 	if need <= g.cap.Load() {
 		return nil
 	}
@@ -267,19 +282,20 @@ func (g *Range) room(need uint64) error {
 	return g.bring(need, true)
 }
 
-// bring is what room and the device's goroutine do to bring Cap to need. Only
-// for somebody who waits does kept memory go where memory runs out. It needs
+// bring is what room and the device's goroutine do to bring Cap to need. What is
+// retiring comes back first; kept and new memory is added behind it. Only for
+// somebody who waits does kept memory go where memory runs out. The caller holds
 // g.grow.
 func (g *Range) bring(need uint64, awaited bool) error {
 	for {
-		have := g.r.readopt(g.cap.Load(), need)
+		have := g.r.reclaim(g.cap.Load(), need)
 		g.cap.Store(have)
 		if need <= have {
 			return nil
 		}
 		err := g.add(have, need, awaited)
 		// What was being unmapped is retiring again if the driver said no.
-		if !errors.Is(err, ErrBusy) || g.r.readopt(have, need) == have {
+		if !errors.Is(err, ErrBusy) || g.r.reclaim(have, need) == have {
 			return err
 		}
 	}
@@ -292,25 +308,22 @@ func (g *Range) add(have, need uint64, awaited bool) error {
 	}
 	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
 	want := wish(need-have, have, g.r.size-have, g.r.gran, g.opts.Chunk)
-	err := g.extend(have, want, awaited)
-	if errors.Is(err, ErrOutOfMemory) && want > need-have {
+	got, err := g.extend(have, want, awaited)
+	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > need-have {
 		// What is left may still do for the need alone.
-		want = need - have
-		err = g.extend(have, want, awaited)
+		got, err = g.extend(have, need-have, awaited)
 	}
-	if err != nil {
-		return err
-	}
-	g.cap.Store(have + want)
-	return nil
+	g.cap.Store(have + got)
+	return err
 }
 
 // unit is what Cap is a multiple of.
 func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
 
 // extend maps want bytes of memory at off: kept chunks first, new ones for the
-// rest. What could not be mapped goes back.
-func (g *Range) extend(off, want uint64, awaited bool) error {
+// rest. It is all or nothing if somebody waits for it; look-ahead keeps what it
+// got. What could not be mapped goes back.
+func (g *Range) extend(off, want uint64, awaited bool) (got uint64, err error) {
 	var memBuf [64]*memory
 	ms := memBuf[:0]
 	defer func() {
@@ -329,19 +342,24 @@ func (g *Range) extend(off, want uint64, awaited bool) error {
 		left -= m.size
 	}
 	hits := uint64(len(ms))
+	var short error
 	for size := range ladder(left, g.opts.MaxChunk, g.opts.Chunk) {
-		m, err := d.create(size, p, awaited)
-		if err != nil {
-			return err
+		var m *memory
+		if m, short = d.create(size, p, awaited); short != nil {
+			break
 		}
 		ms = append(ms, m)
+		left -= min(left, size)
+	}
+	if short != nil && (awaited || len(ms) == 0) {
+		return 0, short
 	}
 	if err := g.r.mapAt(off, ms, awaited); err != nil {
-		return err
+		return 0, err
 	}
 	d.meter.count(&d.meter.counts.Hits, hits)
 	g.r.note(&g.r.books.Hits, hits)
-	return nil
+	return want - left, short
 }
 
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
@@ -375,7 +393,7 @@ func (g *Range) setLen(n uint64) error {
 	return nil
 }
 
-// show publishes a new Len. It needs g.write and r.mu.
+// show publishes a new Len. The caller holds g.write.
 func (g *Range) show(n uint64) {
 	old := g.len.Swap(n)
 	if old == n {
@@ -385,8 +403,8 @@ func (g *Range) show(n uint64) {
 		g.r.dev.meter.used.add(n - old)
 	} else {
 		g.r.dev.meter.used.sub(old - n)
+		g.peak.Store(max(g.peak.Load(), old))
 	}
-	g.r.books.PeakUsed = max(g.r.books.PeakUsed, n)
 	g.r.notify()
 }
 
@@ -401,66 +419,88 @@ func (g *Range) Clip() error {
 	if err := g.live(); err != nil {
 		return g.fail("clip", 0, 0, err)
 	}
-	g.write.Lock()
-	defer g.write.Unlock()
+	g.r.closer.Lock() // not g.write: nobody who appends waits for a Clip
+	defer g.r.closer.Unlock()
 	return g.fail("clip", g.len.Load(), 0, g.clip())
 }
 
 func (g *Range) clip() error {
 	err := g.giveUp()
 	if err == nil {
-		_ = g.stripBed() // what will not go now does so with the next Clip, or Close
+		g.write.Lock()
+		defer g.write.Unlock()
+		if g.live() == nil {
+			_ = g.stripBed() // what will not go now does so with the next Clip, or Close
+		}
 	}
 	return err
 }
 
+// giveUp is Clip with g.r.closer held.
 func (g *Range) giveUp() error {
-	turn, off, size, err := g.give()
+	g.write.Lock()
+	turn, off, size, err := g.give(0)
+	g.write.Unlock()
 	if err != nil || size == 0 {
 		return err
 	}
+	g.r.copies.wait()
 	marks, ok, err := g.r.behind()
 	if err == nil && ok {
-		g.r.dev.postpone(&retirement{g.r, turn, off, size, marks})
+		g.r.postpone(&retirement{turn: turn, off: off, size: size, marks: marks})
 		return nil
 	}
 	if err == nil {
 		err = g.r.retreat(turn, off, size)
 	} else {
-		g.r.revive(turn)
+		g.r.revive(turn, off, size)
 	}
-	g.grow.Lock()
-	g.recount()
-	g.grow.Unlock()
+	if err != nil {
+		g.recount()
+	}
 	return err
 }
 
-// give retires the chunks beyond Len and takes them off Cap.
-func (g *Range) give() (turn, off, size uint64, err error) {
+// give marks the chunks beyond Len as retiring, as far as they lie beyond least,
+// and takes them off Cap. The caller holds g.write and then waits for copies.
+func (g *Range) give(least uint64) (turn, off, size uint64, err error) {
 	g.grow.Lock()
 	defer g.grow.Unlock()
+	return g.giveLocked(least)
+}
+
+// giveLocked is give with g.grow held.
+func (g *Range) giveLocked(least uint64) (turn, off, size uint64, err error) {
+	was := g.cap.Load()
+	least = max(least, g.len.Load())
 	g.r.mu.Lock()
-	off = g.cap.Load()
-	for i := len(g.r.slots) - 1; i >= 0 && g.r.slots[i].off >= g.len.Load(); i-- {
+	off = was
+	for i := len(g.r.slots) - 1; i >= 0 && g.r.slots[i].off >= least; i-- {
 		off = min(off, g.r.slots[i].off)
 	}
 	g.r.mu.Unlock()
-	if size = g.cap.Load() - off; size == 0 {
+	if size = was - off; size == 0 {
 		return 0, 0, 0, g.live()
 	}
 	// Cap first: a Grow that finds room then finds it for good, or waits here.
-	was := g.cap.Swap(off)
-	if turn, err = g.r.retire(off, size); err != nil {
+	g.cap.Store(off)
+	if turn, err = g.r.markRetiring(off, size); err != nil {
 		g.cap.Store(was)
+		return 0, 0, 0, err
 	}
-	return turn, off, size, err
+	if g.opts.Ahead > 0 {
+		g.knownTo.Store(min(g.knownTo.Load(), off))
+	}
+	return turn, off, size, nil
 }
 
-// recount sets Cap to what is accessible. It needs g.grow.
+// recount sets Cap to what is accessible.
 func (g *Range) recount() {
+	g.grow.Lock()
+	defer g.grow.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	if g.r.phase == isOpen {
+	if g.r.live() == nil {
 		g.cap.Store(g.r.prefix())
 	}
 }
@@ -490,8 +530,14 @@ func (g *Range) Revoke(devs ...*Device) error { return g.res().Revoke(devs...) }
 // Use is Reservation.Use.
 func (g *Range) Use(streams ...*Stream) error { return g.res().Use(streams...) }
 
+// Access is Reservation.Access.
+func (g *Range) Access(d *Device) Access { return g.res().Access(d) }
+
 // Segments is Reservation.Segments.
-func (g *Range) Segments() []Segment { return g.res().Segments() }
+func (g *Range) Segments() []Segment {
+	g.Cap() // whoever has the segments may use them
+	return g.res().Segments()
+}
 
 // Changed is Reservation.Changed.
 func (g *Range) Changed() <-chan struct{} { return g.res().Changed() }
@@ -527,7 +573,7 @@ func (g *Range) strike() bool {
 	defer g.grow.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	if g.r.phase != isClosed {
+	if g.r.phase.Load() != isClosed {
 		return false
 	}
 	if g.slept {

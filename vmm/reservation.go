@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -21,49 +20,53 @@ type Reservation struct {
 	size     uint64
 	gran     uint64
 	readOnly bool
-	inner    bool // belongs to a Range, which alone maps and unmaps
+	of       *Range // whose it is, which alone maps and unmaps; nil for its own
+	id       uint64 // by which several are locked in order
 
-	// use is shared by synchronous copies and taken whole to retire memory, so
-	// no copy of ours is under way when a wait begins.
-	use sync.RWMutex
+	copies inFlight // of ours
 
-	// closer is taken by Close alone, before any other lock.
-	closer sync.Mutex
+	// closer is held by Close, Clip and Sleep to their end, waits included. Then
+	// grantMu, by all that changes who may access the memory, or unmaps all of it.
+	closer  sync.Mutex
+	grantMu sync.Mutex
 
 	// layout is held across the driver calls that change what is mapped, or who
 	// may access it. Which slots there are, and the grants, change only with
 	// layout and mu held, so one of the two is enough to read them.
-	layout  sync.Mutex
-	widened uint64 // counts grants, so that a revoke sees one that came between
+	layout sync.Mutex
 
-	told map[*port]*verdict // a device's last; guarded by layout, as they are
+	phase   atomic.Uint32 // changes with mu held
+	blocked atomic.Int32  // how many entries copyBlocks has
 
-	mu       sync.Mutex // never held across a driver call
-	phase    phase
-	slots    []slot
-	grants   []grant        // the owner first
-	who      []driver.Grant // the same, as the driver wants it
-	turns    uint64         // counts retirements
-	strays   []*port        // may still have access: taking it away failed
-	leaving  []*leaver      // may be losing access; their copies are refused
-	promised bool           // Use was called
-	named    map[*Stream]struct{}
-	owed     map[*Stream]owed // of AppendOn; see Written
-	appends  uint64           // counts AppendOns
-	holds    []uint64
-	changed  chan struct{}
-	books    books
+	waitsFor atomic.Pointer[[]*port] // see setWaitsFor
 
+	mu         sync.Mutex // never held across a driver call
+	slots      []slot
+	grants     []grant        // the owner first
+	who        []driver.Grant // the same, as the driver wants it
+	turns      uint64         // counts retirements
+	retired    []*retirement  // by turn, left to the device's goroutine
+	strays     []*port        // may still have access: taking it away failed
+	copyBlocks []*copyBlock   // devices whose access is being changed
+	promised   bool           // Use was called
+	named      map[*Stream]struct{}
+	owed       map[*Stream]owed // of AppendOn; see Written
+	appends    uint64           // counts AppendOns
+	holds      []uint64
+	books      books
+
+	changed    atomic.Pointer[chan struct{}] // closed at the next change; nil if nobody waits
 	generation atomic.Uint64
 }
 
-// phase is how far a reservation is on its way out.
-type phase uint8
+// reservations counts them, for their ids.
+var reservations atomic.Uint64
 
+// The phases of a reservation on its way out.
 const (
-	isOpen    phase = iota
-	isAsleep        // no memory: only Wake and Close work
-	isClosing       // nothing but Close works any more
+	isOpen    uint32 = iota
+	isAsleep         // no memory: only Wake and Close work
+	isClosing        // nothing but Close works any more
 	isClosed
 )
 
@@ -85,12 +88,13 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	r, err := d.reserve(size, gran, o, "reservation")
+	r, err := d.reserve(size, gran, o, nil)
 	return r, d.fail("reserve", 0, size, err)
 }
 
-// reserve makes a reservation whose chunks are multiples of gran.
-func (d *Device) reserve(size, gran uint64, o ReserveOptions, kind string) (*Reservation, error) {
+// reserve makes a reservation whose chunks are multiples of gran, for a range or,
+// without one, for the user.
+func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
 	if !ok || size == 0 {
 		return nil, fmt.Errorf("%w: a size of %d bytes", ErrInvalid, size)
@@ -98,7 +102,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, kind string) (*Res
 	if o.Align != 0 && bits.OnesCount64(o.Align) != 1 {
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
-	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inner: kind == "range"}
+	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, of: of, id: reservations.Add(1)}
 	r.slots = make([]slot, 0, 4) // so that the first growth allocates its chunk and nothing else
 	own := ReadWrite
 	if o.ReadOnly {
@@ -112,6 +116,10 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, kind string) (*Res
 	if r.ptr, err = d.drv().Reserve(rounded, max(o.Align, gran)); err != nil {
 		giveAddresses(rounded)
 		return nil, err
+	}
+	kind := "reservation"
+	if of != nil {
+		kind = "range"
 	}
 	if err := d.track(r, kind); err != nil {
 		err = also(err, "and freeing the addresses", d.drv().Free(r.ptr, rounded))
@@ -167,9 +175,10 @@ func (r *Reservation) fail(op string, off, size uint64, err error) error {
 	return r.dev.fail(op, r.ptr+Ptr(off), size, err)
 }
 
-// live is nil while the reservation is open. It needs r.mu.
+// live is nil while the reservation is open. Without r.mu it may end meanwhile;
+// who copies asks after copies.begin, and then it does not.
 func (r *Reservation) live() error {
-	switch r.phase {
+	switch r.phase.Load() {
 	case isOpen:
 		return nil
 	case isAsleep:
@@ -180,19 +189,12 @@ func (r *Reservation) live() error {
 
 var errReservationClosed = fmt.Errorf("%w: reservation", ErrClosed)
 
-// usable is live for those who do not hold r.mu.
-func (r *Reservation) usable() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.live()
-}
-
 // outside refuses callers that may not touch the reservation inside a Range.
 func (r *Reservation) outside() error {
 	if r == nil {
 		return fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
-	if r.inner {
+	if r.of != nil {
 		return fmt.Errorf("%w: the reservation belongs to a range", ErrBusy)
 	}
 	return nil
@@ -230,11 +232,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 // memory for the mapping itself runs out and somebody waits for it, kept memory
 // goes and it tries again.
 func (r *Reservation) mapAt(off uint64, ms []*memory, awaited bool) error {
-	err := r.mapOnce(off, ms)
-	if awaited && errors.Is(err, ErrOutOfMemory) && r.dev.port.relieve() {
-		err = r.mapOnce(off, ms)
-	}
-	return err
+	return r.dev.port.relieved(awaited, func() error { return r.mapOnce(off, ms) })
 }
 
 func (r *Reservation) mapOnce(off uint64, ms []*memory) error {
@@ -381,6 +379,7 @@ func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
 // stick quarantines a slot: why is what growth past it answers from now on.
 func (r *Reservation) stick(s *slot, why error) {
 	if s.stuck == nil {
+		r.books.Stuck += s.size()
 		r.dev.meter.stuck.add(s.size())
 	}
 	s.stuck = why
@@ -388,6 +387,7 @@ func (r *Reservation) stick(s *slot, why error) {
 
 func (r *Reservation) unstick(s *slot) {
 	if s.stuck != nil {
+		r.books.Stuck -= s.size()
 		r.dev.meter.stuck.sub(s.size())
 	}
 	s.stuck = nil

@@ -1,17 +1,22 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
-
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // retire gives up the whole slots that fill [off, off+size) and names the turn.
 // No copy of ours is using them when it returns, and none begins.
 func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
-	r.use.Lock()
-	defer r.use.Unlock()
+	turn, err = r.markRetiring(off, size)
+	if err == nil {
+		r.copies.wait()
+	}
+	return turn, err
+}
+
+func (r *Reservation) markRetiring(off, size uint64) (turn uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
@@ -40,11 +45,12 @@ func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
 }
 
 // retireSlot and reviveSlot move a slot out of accessible and back. A
-// quarantined slot without access stays mapped: only Close tries it again. They
-// need r.mu.
+// quarantined slot without access stays mapped: only Close and Trim try it
+// again. They need r.mu.
 func (r *Reservation) retireSlot(s *slot) {
 	if s.state == accessible {
 		s.state, s.turn = retiring, r.turns
+		r.books.Pending += s.size()
 		r.dev.meter.pending.add(s.size())
 	}
 }
@@ -52,6 +58,7 @@ func (r *Reservation) retireSlot(s *slot) {
 func (r *Reservation) reviveSlot(s *slot) {
 	if s.state >= retiring {
 		s.state = accessible
+		r.books.Pending -= s.size()
 		r.dev.meter.pending.sub(s.size())
 	}
 }
@@ -61,22 +68,22 @@ func (r *Reservation) reviveSlot(s *slot) {
 func (r *Reservation) retreat(turn, off, size uint64) error {
 	err := r.fence()
 	if err == nil {
-		err = r.dev.endEarlier(r)
+		err = r.endEarlier()
 	}
 	if err == nil {
 		err = r.sweep(turn, off, size)
 	}
 	if err != nil {
-		r.revive(turn)
+		r.revive(turn, off, size)
 	}
 	return err
 }
 
-// revive makes accessible again what retired in turn.
-func (r *Reservation) revive(turn uint64) {
+// revive makes accessible again what retired in turn, all of it in [off, off+size).
+func (r *Reservation) revive(turn, off, size uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range r.slots {
+	for i := r.slotAt(off); i < len(r.slots) && r.slots[i].off < off+size; i++ {
 		if s := &r.slots[i]; s.turn == turn && s.state == retiring {
 			r.reviveSlot(s)
 		}
@@ -132,13 +139,20 @@ func (r *Reservation) claim(turn, off, size uint64) (i, j int, n uint64) {
 	return i, j, n
 }
 
-// readopt makes retiring slots at off accessible again, front to back, until
-// need is reached, and gives how far the accessible part goes then.
-func (r *Reservation) readopt(off, need uint64) uint64 {
+// reclaim makes retiring slots at off accessible again, front to back, until
+// need is reached, and gives how far the accessible part goes then. A
+// retirement of which nothing is left is forgotten, its events free.
+func (r *Reservation) reclaim(off, need uint64) uint64 {
+	off, marks := r.reclaimSlots(off, need)
+	freeAll(marks)
+	return off
+}
+
+func (r *Reservation) reclaimSlots(off, need uint64) (end uint64, marks []mark) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.live() != nil {
-		return off
+	if r.live() != nil || off >= need {
+		return off, nil
 	}
 	var taken uint64
 	for i := r.slotAt(off); i < len(r.slots) && off < need; i++ {
@@ -149,66 +163,53 @@ func (r *Reservation) readopt(off, need uint64) uint64 {
 		}
 		if s.state == retiring {
 			taken += s.size()
+			r.reviveSlot(s)
+			marks = r.takenBack(s.turn, marks)
 		}
-		r.reviveSlot(s)
 		off = s.end()
 	}
-	r.dev.meter.count(&r.dev.meter.counts.Readopted, taken)
-	r.books.Readopted += taken
-	return off
+	if taken > 0 {
+		r.dev.meter.count(&r.dev.meter.counts.Readopted, taken)
+		r.books.Readopted += taken
+	}
+	return off, marks
+}
+
+// takenBack counts one slot of a retirement as taken back, and appends the
+// marks of one that has no other. It needs r.mu.
+func (r *Reservation) takenBack(turn uint64, marks []mark) []mark {
+	i, ok := slices.BinarySearchFunc(r.retired, turn, (*retirement).byTurn)
+	if !ok {
+		return marks
+	}
+	t := r.retired[i]
+	if t.left--; t.left > 0 || t.asked {
+		return marks
+	}
+	r.retired = slices.Delete(r.retired, i, i+1)
+	return append(marks, t.marks...)
 }
 
 // retirement is memory that a Clip gave up without waiting, and the events
-// behind which nothing uses it any more.
+// behind which nothing uses it any more. Guarded by r.mu, but for the marks
+// while it is asked.
 type retirement struct {
-	r               *Reservation
 	turn, off, size uint64
+	left            int // slots that nobody has taken back
 	marks           []mark
+	asked           bool // somebody is at it
 }
 
-// mark is an event that was recorded behind work that may use some memory.
-type mark struct {
-	p   *port
-	dev driver.Device
-	e   driver.Event
-}
-
-// reached says whether the work has ended, by itself or with its device.
-func (m mark) reached() (bool, error) {
-	done, err := m.dev.Done(m.e)
-	if lost(err) {
-		return true, nil
-	}
-	return done, err
-}
-
-// wait waits for the work, by itself or with its device, and gives the event
-// back.
-func (m mark) wait() error {
-	if err := m.dev.SyncEvent(m.e); err != nil && !lost(err) {
-		return err
-	}
-	m.p.recycle(m.e)
-	return nil
-}
-
-// recycle gives the events back.
-func (t *retirement) recycle() {
-	for _, m := range t.marks {
-		m.p.recycle(m.e)
-	}
-	t.marks = nil
-}
+func (t *retirement) byTurn(turn uint64) int { return cmp.Compare(t.turn, turn) }
 
 // over says whether nothing uses the memory any more.
 func (t *retirement) over() (bool, error) {
 	for len(t.marks) > 0 {
-		m := t.marks[0]
-		done, err := m.reached()
-		if err != nil || !done {
+		passed, err := t.marks[0].passed()
+		if err != nil || !passed {
 			return false, err
 		}
-		m.p.recycle(m.e)
+		t.marks[0].free()
 		t.marks = t.marks[1:]
 	}
 	return true, nil
@@ -216,114 +217,133 @@ func (t *retirement) over() (bool, error) {
 
 // postpone leaves a retirement to the device: its goroutine unmaps the memory
 // once the events say so.
-func (d *Device) postpone(t *retirement) {
-	d.pending.Lock()
-	d.retired = append(d.retired, t)
-	d.pending.Unlock()
-	d.rouse()
-}
-
-// forget drops what is left to be done for r, which has waited for all of it.
-func (d *Device) forget(r *Reservation) {
-	d.draining.Lock()
-	defer d.draining.Unlock()
-	d.pending.Lock()
-	defer d.pending.Unlock()
-	kept := d.retired[:0]
-	for _, t := range d.retired {
-		if t.r == r {
-			t.recycle()
-		} else {
-			kept = append(kept, t)
+func (r *Reservation) postpone(t *retirement) {
+	r.mu.Lock()
+	for i := r.slotAt(t.off); i < len(r.slots) && r.slots[i].off < t.off+t.size; i++ {
+		if s := &r.slots[i]; s.turn == t.turn && s.state == retiring {
+			t.left++
 		}
 	}
-	clear(d.retired[len(kept):])
-	d.retired = kept
+	late := t.left == 0 // a growth was faster
+	if !late {
+		r.retired = append(r.retired, t)
+		r.dev.pending.Lock()
+		r.dev.retiring[r] = struct{}{}
+		r.dev.pending.Unlock()
+	}
+	r.mu.Unlock()
+	if late {
+		freeAll(t.marks)
+		return
+	}
+	r.dev.rouse()
+}
+
+// ask takes the first retirement to work on; nil if there is none, and then the
+// device need not look any more. The caller holds d.draining.
+func (r *Reservation) ask() *retirement {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.retired) == 0 {
+		r.dev.pending.Lock()
+		defer r.dev.pending.Unlock()
+		delete(r.dev.retiring, r)
+		return nil
+	}
+	t := r.retired[0]
+	t.asked = true
+	return t
+}
+
+// asked undoes ask; a retirement that is over, or of which nothing is left, goes.
+func (r *Reservation) asked(t *retirement, over bool) {
+	r.mu.Lock()
+	t.asked = false
+	gone := over || t.left == 0
+	if gone {
+		r.retired = slices.Delete(r.retired, 0, 1)
+	}
+	r.mu.Unlock()
+	if gone {
+		freeAll(t.marks)
+	}
+}
+
+// endRetired unmaps what waits no longer, in order: then there is never a hole
+// between a range's capacity and the end of what retires. waited is that the
+// caller has waited for all of it. What fails is still retiring: growth can
+// take it back, and Close gives it back. The caller holds d.draining.
+func (r *Reservation) endRetired(waited bool) (progress bool, err error) {
+	for {
+		t := r.ask()
+		if t == nil {
+			return progress, nil
+		}
+		if waited {
+			freeAll(t.marks)
+			t.marks = nil
+		}
+		over, err := t.over()
+		if over && err == nil {
+			err = r.sweep(t.turn, t.off, t.size)
+		}
+		over = over && err == nil
+		r.asked(t, over)
+		if !over {
+			return progress, err
+		}
+		progress = true
+	}
 }
 
 // endEarlier unmaps what r retired earlier and left to the device, after a wait
 // that covers it: it lies behind what is given up now, so it goes first.
-func (d *Device) endEarlier(r *Reservation) error {
-	d.draining.Lock()
-	defer d.draining.Unlock()
-	d.pending.Lock()
-	all := slices.Clone(d.retired)
-	d.pending.Unlock()
-	for _, t := range all {
-		if t.r != r {
-			continue
-		}
-		t.recycle()
-		if _, err := t.finish(); err != nil {
-			return err
-		}
-	}
-	return nil
+func (r *Reservation) endEarlier() error {
+	r.dev.draining.Lock()
+	defer r.dev.draining.Unlock()
+	_, err := r.endRetired(true)
+	return err
 }
 
-// unmark takes the events of a port off what retires: its work has ended, and
-// its context is about to.
-func (d *Device) unmark(p *port) error {
-	d.draining.Lock()
-	defer d.draining.Unlock()
-	d.pending.Lock()
-	all := slices.Clone(d.retired)
-	d.pending.Unlock()
+// forgetRetired drops what is left to be done; r has waited for all of it and
+// has nothing mapped.
+func (r *Reservation) forgetRetired() {
+	r.dev.draining.Lock()
+	defer r.dev.draining.Unlock()
+	r.mu.Lock()
+	all := r.retired
+	r.retired = nil
+	r.dev.pending.Lock()
+	delete(r.dev.retiring, r)
+	r.dev.pending.Unlock()
+	r.mu.Unlock()
 	for _, t := range all {
-		for i := len(t.marks) - 1; i >= 0; i-- {
-			if m := t.marks[i]; m.p == p {
-				if err := m.wait(); err != nil {
-					return err
-				}
-				t.marks = slices.Delete(t.marks, i, i+1)
-			}
-		}
+		freeAll(t.marks)
 	}
-	return nil
 }
 
-// waiting is how many retirements have not come to their end.
+// waiting is how many reservations have retirements that have not come to their
+// end.
 func (d *Device) waiting() int {
 	d.pending.Lock()
 	defer d.pending.Unlock()
-	return len(d.retired)
+	return len(d.retiring)
 }
 
-// drain unmaps what waits no longer. Retirements of one reservation come to
-// their end in order: then there is never a hole between its capacity and the
-// end of what retires. It says whether any did.
+// drain unmaps what waits no longer, and says whether there was any.
 func (d *Device) drain() (progress bool, failed error) {
 	d.draining.Lock()
 	defer d.draining.Unlock()
 	d.pending.Lock()
-	todo := d.retired
-	d.retired = nil
+	all := make([]*Reservation, 0, len(d.retiring))
+	for r := range d.retiring {
+		all = append(all, r)
+	}
 	d.pending.Unlock()
-	var rest []*retirement
-	blocked := map[*Reservation]bool{}
-	for _, t := range todo {
-		over, err := false, error(nil)
-		if !blocked[t.r] {
-			over, err = t.finish()
-		}
-		if !over {
-			blocked[t.r] = true
-			rest = append(rest, t)
-		}
+	for _, r := range all {
+		some, err := r.endRetired(false)
+		progress = progress || some
 		failed = also(failed, "and", err)
 	}
-	d.pending.Lock()
-	defer d.pending.Unlock()
-	d.retired = append(rest, d.retired...)
-	return len(rest) < len(todo), failed
-}
-
-// finish unmaps the memory if its wait is over; false to try again later. What
-// fails is still retiring: growth can take it back, and Close gives it back.
-func (t *retirement) finish() (bool, error) {
-	over, err := t.over()
-	if err == nil && over {
-		err = t.r.sweep(t.turn, t.off, t.size)
-	}
-	return over && err == nil, err
+	return progress, failed
 }

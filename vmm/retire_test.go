@@ -380,3 +380,25 @@ func TestClipDuringACapture(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestWhatGrowthTookBackLeavesNothing: a clip that a growth undoes behind a busy
+// stream leaves no retirement and makes no event of its own.
+func TestWhatGrowthTookBackLeavesNothing(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.Use(s))
+	open := gate(t, w.devs[0], s.Raw())
+	before := w.made("NewEvent")
+	for range 5000 {
+		require.NoError(t, g.Append(pattern(page, 1)))
+		require.NoError(t, g.SetLen(page))
+		require.NoError(t, g.Clip())
+	}
+	require.LessOrEqual(t, w.made("NewEvent")-before, 4)
+	require.LessOrEqual(t, vmm.Retirements(g), 1)
+	open()
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}

@@ -1,10 +1,10 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 )
 
 // Keep says what becomes of the bytes of a range that sleeps.
@@ -24,7 +24,7 @@ const (
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
 func Sleep(k Keep, ranges ...*Range) error {
-	unlock, err := lockWrites(ranges)
+	unlock, err := lockAll(ranges)
 	if err != nil {
 		return failed("sleep", ranges, err)
 	}
@@ -36,7 +36,7 @@ func Sleep(k Keep, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	unlock, err := lockWrites(ranges)
+	unlock, err := lockAll(ranges)
 	if err != nil {
 		return failed("wake", ranges, err)
 	}
@@ -51,27 +51,37 @@ func failed(op string, ranges []*Range, err error) error {
 	return ranges[0].fail(op, 0, 0, err)
 }
 
-// lockWrites keeps others from writing to the ranges, the lowest address first.
-func lockWrites(ranges []*Range) (unlock func(), err error) {
+// lockAll keeps others from clipping the ranges, from changing who may access
+// them, and from writing to them: each kind of lock in the order of the ranges.
+func lockAll(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
-	for _, g := range ranges { // one that is closed may share its address with another
+	for _, g := range ranges { // without waiting for the Close that is under way
 		if err := g.live(); err != nil && !errors.Is(err, ErrAsleep) {
 			return nil, err
 		}
 	}
-	sorted := slices.Clone(ranges)
-	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.ptr, b.r.ptr) })
+	sorted := inOrder(ranges)
 	if len(slices.Compact(slices.Clone(sorted))) < len(sorted) {
 		return nil, fmt.Errorf("%w: a range is named twice", ErrInvalid)
 	}
+	var held []*sync.Mutex
 	for _, g := range sorted {
-		g.write.Lock()
+		held = append(held, &g.r.closer)
+	}
+	for _, g := range sorted {
+		held = append(held, &g.r.grantMu)
+	}
+	for _, g := range sorted {
+		held = append(held, &g.write)
+	}
+	for _, l := range held {
+		l.Lock()
 	}
 	return func() {
-		for _, g := range sorted {
-			g.write.Unlock()
+		for _, l := range slices.Backward(held) {
+			l.Unlock()
 		}
 	}, nil
 }
@@ -147,13 +157,20 @@ func sleep(k Keep, ranges []*Range) error {
 	return nil
 }
 
-// doze lets nobody use the range any more and retires all of it.
+// doze lets nobody use the range any more and retires all of it; no copy of ours
+// is under way when it returns.
 func (g *Range) doze() (*sleeper, error) {
+	s, err := g.markAsleep()
+	if err == nil {
+		g.r.copies.wait()
+	}
+	return s, err
+}
+
+func (g *Range) markAsleep() (*sleeper, error) {
 	r := g.r
 	g.grow.Lock()
 	defer g.grow.Unlock()
-	r.use.Lock()
-	defer r.use.Unlock()
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	r.mu.Lock()
@@ -164,12 +181,12 @@ func (g *Range) doze() (*sleeper, error) {
 	if len(r.holds) > 0 {
 		return nil, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
 	}
-	for i := range r.slots {
+	for i := 0; r.books.Stuck > 0 && i < len(r.slots); i++ {
 		if err := r.slots[i].stuck; err != nil {
 			return nil, fmt.Errorf("quarantined: %w", err)
 		}
 	}
-	r.phase = isAsleep
+	r.phase.Store(isAsleep)
 	r.turns++
 	for i := range r.slots {
 		r.retireSlot(&r.slots[i])
@@ -183,10 +200,10 @@ func (g *Range) doze() (*sleeper, error) {
 func (s *sleeper) stayUp() {
 	s.grow.Lock() // a growth that found it asleep ends first
 	defer s.grow.Unlock()
-	s.r.revive(s.turn)
+	s.r.revive(s.turn, 0, s.r.size)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.r.phase = isOpen
+	s.r.phase.Store(isOpen)
 	s.cap.Store(s.room)
 }
 
@@ -204,7 +221,7 @@ func (s *sleeper) save() error {
 	if err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return s.r.dev.port.copyOut(raw, b, s.r.ptr)
+	return raw.copyOut(b, s.r.ptr)
 }
 
 // makeBed gives n bytes of host memory.
@@ -221,7 +238,7 @@ func (g *Range) makeBed(n uint64) ([]byte, error) {
 			return nil, err
 		}
 		// Nobody else works on it, so it waits for no stranger's streams.
-		g.bed.r.promised = true
+		g.bed.r.usesNone()
 	}
 	if err := g.bed.room(n); err != nil {
 		return nil, err
@@ -244,9 +261,11 @@ func (g *Range) stripBed() error {
 // depart unmaps all of the range and keeps what was below its capacity for now.
 func (s *sleeper) depart() error {
 	gone, err := s.unmap()
+	var have uint64
 	for _, m := range gone {
-		if s.size() < s.room {
+		if have < s.room {
 			s.mem = append(s.mem, m)
+			have += m.size
 		} else {
 			m.drop() //nolint:errcheck // it was retiring; counted as stuck
 		}
@@ -305,7 +324,7 @@ func (s *sleeper) enter() {
 	r := s.r
 	r.insert(0, 0, s.mem, accessible, nil)
 	s.dropAll((*memory).drop)
-	r.phase = isOpen
+	r.phase.Store(isOpen)
 	s.cap.Store(s.room)
 	r.notify()
 	r.check()
@@ -401,10 +420,12 @@ func (s *sleeper) rise() error {
 	if len(s.mem) == 0 {
 		return nil
 	}
-	err := s.putBack()
-	if errors.Is(err, ErrOutOfMemory) && s.r.stuckBelow(s.r.size) == nil && d.port.relieve() {
-		err = s.putBack()
-	}
+	err := d.port.relieved(true, func() error {
+		if why := s.r.stuckBelow(s.r.size); why != nil {
+			return fmt.Errorf("quarantined: %v", why) // it failed before, and could not be undone
+		}
+		return s.putBack()
+	})
 	if err != nil {
 		s.dropAll((*memory).drop)
 		return err
@@ -451,7 +472,7 @@ func (s *sleeper) load() error {
 	if err != nil {
 		return err
 	}
-	return s.r.dev.port.copyIn(raw, s.r.ptr, b)
+	return raw.copyIn(s.r.ptr, b)
 }
 
 // fall undoes rise, after a wait that answered err. What cannot be unmapped

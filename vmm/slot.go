@@ -113,6 +113,9 @@ func (r *Reservation) prefix() uint64 {
 func (r *Reservation) stuckBelow(off uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.books.Stuck == 0 {
+		return nil
+	}
 	for i := range r.slots {
 		if s := &r.slots[i]; s.off <= off && s.stuck != nil {
 			return fmt.Errorf("quarantined: %w", s.stuck)

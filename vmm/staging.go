@@ -30,10 +30,10 @@ const (
 	fewestUp, fewestDown = 2, 3
 )
 
-// staging is the pinned memory through which a port copies ordinary memory
-// faster than its driver does.
+// staging is the pinned memory through which ordinary memory is copied to and
+// from a device faster than its driver does.
 type staging struct {
-	port *port
+	on *openDevice
 
 	mu     sync.Mutex
 	idle   []*lane
@@ -43,14 +43,18 @@ type staging struct {
 	full   bool         // no more lanes can be had
 	why    error        // what kept the first one from being made
 	reach  reach
+}
 
-	// Tests only.
+// stagingOptions are for tests only, and set before the first copy.
+type stagingOptions struct {
 	off      bool
 	forced   bool   // also where the CPU can address the memory
 	block    uint64 // bytes of a block; 0 is laneBlock
 	lanes    int    // 0 is as many as there are processors
 	careless bool   // blocks are used again before they are free
 }
+
+func (st *staging) options() *stagingOptions { return &st.on.port.staging }
 
 // reach is whether the CPU can address a driver's memory, which makes its own
 // copy the fastest.
@@ -96,39 +100,43 @@ func (st *staging) pinned() (n uint64) {
 
 // size is how many bytes a block has.
 func (st *staging) size() uint64 {
-	if st.block > 0 {
-		return st.block
+	if n := st.options().block; n > 0 {
+		return n
 	}
 	return laneBlock
 }
 
 // limit is how many lanes there may be.
 func (st *staging) limit() int {
-	if st.lanes > 0 {
-		return st.lanes
+	if n := st.options().lanes; n > 0 {
+		return n
 	}
 	return min(runtime.GOMAXPROCS(0), mostLanes)
 }
 
 // copyIn copies ordinary memory to the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
-func (p *port) copyIn(raw driver.Device, dst Ptr, src []byte) error {
-	if err := p.stage.awaitAdrift(raw); err != nil {
+func (o *openDevice) copyIn(dst Ptr, src []byte) error {
+	st, raw := &o.stage, o.Device
+	if st.useless(uint64(len(src))) {
+		return raw.CopyIn(dst, src)
+	}
+	if err := st.awaitAdrift(); err != nil {
 		return err
 	}
-	lanes, piece := p.stage.take(raw, dst, uint64(len(src)), fewestUp)
+	lanes, piece := st.take(raw, dst, uint64(len(src)), fewestUp)
 	if len(lanes) == 0 {
 		return raw.CopyIn(dst, src)
 	}
-	defer p.stage.give(lanes...)
-	return p.stage.share(raw, lanes, uint64(len(src)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
+	defer st.give(lanes...)
+	return st.share(raw, lanes, uint64(len(src)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
 			if !ok {
 				return nil
 			}
 			b := &l.blocks[k]
-			if err := p.stage.ready(raw, b); err != nil {
+			if err := st.ready(raw, b); err != nil {
 				return err
 			}
 			copy(b.mem, src[off:off+n])
@@ -141,16 +149,20 @@ func (p *port) copyIn(raw driver.Device, dst Ptr, src []byte) error {
 
 // copyOut is copyIn the other way. Each copier queues its next piece before it
 // copies the last one out of its block.
-func (p *port) copyOut(raw driver.Device, dst []byte, src Ptr) error {
-	if err := p.stage.awaitAdrift(raw); err != nil {
+func (o *openDevice) copyOut(dst []byte, src Ptr) error {
+	st, raw := &o.stage, o.Device
+	if st.useless(uint64(len(dst))) {
+		return raw.CopyOut(dst, src)
+	}
+	if err := st.awaitAdrift(); err != nil {
 		return err
 	}
-	lanes, piece := p.stage.take(raw, src, uint64(len(dst)), fewestDown)
+	lanes, piece := st.take(raw, src, uint64(len(dst)), fewestDown)
 	if len(lanes) == 0 {
 		return raw.CopyOut(dst, src)
 	}
-	defer p.stage.give(lanes...)
-	return p.stage.share(raw, lanes, uint64(len(dst)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
+	defer st.give(lanes...)
+	return st.share(raw, lanes, uint64(len(dst)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
 		var last []byte // where the bytes in the other block go
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
@@ -161,7 +173,7 @@ func (p *port) copyOut(raw driver.Device, dst []byte, src Ptr) error {
 				}
 			}
 			if b := &l.blocks[k^1]; last != nil {
-				if err := p.stage.ready(raw, b); err != nil {
+				if err := st.ready(raw, b); err != nil {
 					return err
 				}
 				copy(last, b.mem)
@@ -172,6 +184,11 @@ func (p *port) copyOut(raw driver.Device, dst []byte, src Ptr) error {
 			last = dst[off : off+n]
 		}
 	})
+}
+
+// useless says that a copy of n bytes goes the driver's way at once.
+func (st *staging) useless(n uint64) bool {
+	return n < stageFrom && st.adrift.Load() == 0 && !st.options().forced
 }
 
 // share has each lane work through pieces of n bytes until none is left or one
@@ -227,7 +244,7 @@ func (l *lane) mark(raw driver.Device, b *block, s driver.Stream) error {
 
 // ready waits until the block is free.
 func (st *staging) ready(raw driver.Device, b *block) error {
-	if b.busy && !st.careless {
+	if b.busy && !st.options().careless {
 		if err := raw.SyncEvent(b.event); err != nil {
 			return err
 		}
@@ -262,9 +279,9 @@ func (l *lane) rest(raw driver.Device) (err error) {
 // take gives lanes for a copy of n bytes and how much each should copy at once,
 // or none where the driver's own way is no slower. It waits for nobody's lane.
 func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
-	size := st.size()
 	from, least := uint64(stageFrom), uint64(leastPiece)
-	if st.forced {
+	size := st.size()
+	if st.options().forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
 	if n < from || st.limit() < fewest || !st.wanted(at) {
@@ -298,7 +315,7 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 	// pages keep the bus at its best.
 	const whole = 4096
 	piece = n / uint64(4*len(lanes))
-	if !st.forced {
+	if !st.options().forced {
 		piece = (piece + whole - 1) &^ (whole - 1)
 	}
 	return lanes, min(max(piece, least), size)
@@ -317,7 +334,7 @@ func (st *staging) free(raw driver.Device, l *lane) bool {
 // over says whether the block is free, without waiting. It needs st.mu, or a
 // lane of one's own.
 func (st *staging) over(raw driver.Device, b *block) bool {
-	if b.busy && !st.careless {
+	if b.busy && !st.options().careless {
 		if done, err := raw.Done(b.event); err != nil || !done {
 			return false
 		}
@@ -331,13 +348,13 @@ func (st *staging) over(raw driver.Device, b *block) bool {
 // asked for again.
 func (st *staging) wanted(at Ptr) bool {
 	st.mu.Lock()
-	known, off, forced := st.reach, st.off, st.forced
+	known, off, forced := st.reach, st.options().off, st.options().forced
 	st.mu.Unlock()
 	if off || forced || known != unasked {
 		return !off && (forced || known == far)
 	}
 	known = far
-	if v, ok := st.port.sys.drv.(driver.HostViewer); ok {
+	if v, ok := st.on.port.sys.drv.(driver.HostViewer); ok {
 		_, err := v.HostBytes(at, 1)
 		switch {
 		case err == nil:
@@ -355,6 +372,10 @@ func (st *staging) wanted(at Ptr) bool {
 // more makes one more lane, or gives nil. What keeps it from being made will
 // keep the next one too, a capture excepted: allocating would destroy it.
 func (st *staging) more(raw driver.Device) *lane {
+	if !st.on.hold() {
+		return nil // nobody would give the lane back
+	}
+	defer st.on.letGo()
 	st.mu.Lock()
 	if st.full || len(st.idle)+len(st.scrap)+st.out >= st.limit() {
 		st.mu.Unlock()
@@ -365,7 +386,7 @@ func (st *staging) more(raw driver.Device) *lane {
 
 	var l *lane
 	var err error
-	calm := st.port.calm()
+	calm := st.on.port.notCapturing() == nil
 	if calm {
 		if l, err = makeLane(raw, st.size()); err == nil {
 			return l
@@ -379,35 +400,6 @@ func (st *staging) more(raw driver.Device) *lane {
 		st.full, st.why = true, err
 	}
 	return nil
-}
-
-// calm says that no stream known here is being captured. The caller may hold
-// locks that come after Stream.mu, so it does not wait for that: a stream that
-// is about to close is none to be sure of.
-func (p *port) calm() bool {
-	var buf [16]*Stream
-	for _, s := range p.known(buf[:0]) {
-		if !s.calm() {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *Stream) calm() bool {
-	if !s.mu.TryRLock() {
-		return false
-	}
-	defer s.mu.RUnlock()
-	if s.gone {
-		return true
-	}
-	dev, err := s.dev.raw()
-	if err != nil {
-		return false
-	}
-	capturing, err := dev.Capturing(s.raw)
-	return err == nil && !capturing
 }
 
 // makeLane gives with an error what has been made so far.
@@ -449,7 +441,8 @@ func (st *staging) give(lanes ...*lane) {
 
 // awaitAdrift waits for what lanes that were given up may still be copying, of which
 // no copy and no fence must be ignorant.
-func (st *staging) awaitAdrift(raw driver.Device) error {
+func (st *staging) awaitAdrift() error {
+	raw := st.on.Device
 	if st.adrift.Load() == 0 {
 		return nil
 	}
@@ -476,24 +469,31 @@ func (st *staging) awaitAdrift(raw driver.Device) error {
 // shut gives everything back to the driver. Freeing pinned memory waits for the
 // whole device, so it is done here only. What a lost device does not take back
 // goes with its context.
-func (st *staging) shut(raw driver.Device) error {
+func (st *staging) shut() error {
 	st.mu.Lock()
-	defer st.mu.Unlock()
 	if st.out > 0 {
+		st.mu.Unlock()
 		return fmt.Errorf("%w: a copy is under way", ErrBusy)
 	}
-	st.scrap = append(st.scrap, st.idle...)
-	st.idle = nil
-	for len(st.scrap) > 0 {
-		last := len(st.scrap) - 1
-		if err := st.scrap[last].free(raw); err != nil {
-			return err
+	lanes := append(st.scrap, st.idle...)
+	st.idle, st.scrap = nil, nil
+	st.mu.Unlock()
+	// Without the lock, since it waits for the device.
+	var err error
+	for len(lanes) > 0 && err == nil {
+		last := len(lanes) - 1
+		if err = lanes[last].free(st.on.Device); err == nil {
+			lanes = lanes[:last]
 		}
-		st.scrap = st.scrap[:last]
 	}
-	st.adrift.Store(0)
-	st.full, st.why = false, nil
-	return nil
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.scrap = append(st.scrap, lanes...)
+	if err == nil {
+		st.adrift.Store(0)
+		st.full, st.why = false, nil
+	}
+	return err
 }
 
 // free gives back what the lane still has, and can be called again.

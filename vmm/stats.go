@@ -58,6 +58,20 @@ func (m *meter) init() {
 	}
 }
 
+// committedNow is the committed bytes of this moment.
+func (m *meter) committedNow() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.committed.now
+}
+
+// stuckNow is the stuck bytes of this moment.
+func (m *meter) stuckNow() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stuck.now
+}
+
 func (m *meter) count(c *uint64, n uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,7 +134,10 @@ func (d *Device) Stats() Stats {
 	d.cache.mu.Lock()
 	threshold := d.cache.threshold
 	d.cache.mu.Unlock()
-	pinned := d.port.stage.pinned()
+	var pinned uint64
+	if o := d.port.open.Load(); o != nil {
+		pinned = o.stage.pinned()
+	}
 	m := &d.meter
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -210,18 +227,10 @@ func (g *Range) Stats() RangeStats {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	st := g.r.books.RangeStats
-	st.Used, st.Chunks, st.Asleep = g.len.Load(), len(g.r.slots), g.r.phase == isAsleep
-	if g.r.phase != isClosed {
+	st.PeakUsed = max(g.peak.Load(), g.len.Load())
+	st.Used, st.Chunks, st.Asleep = g.len.Load(), len(g.r.slots), g.r.phase.Load() == isAsleep
+	if g.r.phase.Load() != isClosed {
 		st.Reserved = g.r.size
-	}
-	for i := range g.r.slots {
-		s := &g.r.slots[i]
-		if s.state >= retiring {
-			st.Pending += s.size()
-		}
-		if s.stuck != nil {
-			st.Stuck += s.size()
-		}
 	}
 	return st
 }
@@ -233,7 +242,8 @@ func (g *Range) ResetPeaks() {
 	}
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	g.r.books.PeakCommitted, g.r.books.PeakUsed = g.r.books.Committed, g.len.Load()
+	g.r.books.PeakCommitted = g.r.books.Committed
+	g.peak.Store(0)
 }
 
 // String is the statistics as JSON, which makes them an expvar.Var.

@@ -12,8 +12,10 @@ import (
 // must Close it.
 type Stream struct {
 	dev     *Device
-	raw     driver.Stream
+	raw     driver.Stream // where work is queued; see WrapStream
+	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
+	index   int // among the port's streams
 
 	closer sync.Mutex // Close alone takes it
 
@@ -29,28 +31,43 @@ type Stream struct {
 
 // NewStream makes a non-blocking stream. The caller must Close it.
 func (d *Device) NewStream() (*Stream, error) {
-	dev, err := d.raw()
+	s := &Stream{dev: d}
+	err := d.track(s, "stream") // first, so that the device does not close meanwhile
+	if err == nil {
+		err = s.make()
+		if err != nil {
+			d.untrack(s)
+		}
+	}
 	if err != nil {
 		return nil, d.fail("make stream", 0, 0, err)
-	}
-	raw, err := dev.NewStream()
-	if err != nil {
-		return nil, d.fail("make stream", 0, 0, err)
-	}
-	s := &Stream{dev: d, raw: raw}
-	if err := d.track(s, "stream"); err != nil {
-		return nil, d.fail("make stream", 0, 0, also(err, "and freeing it", dev.FreeStream(raw)))
 	}
 	d.port.learn(s)
 	return s, nil
+}
+
+func (s *Stream) make() error {
+	o, err := s.dev.raw()
+	if err == nil {
+		s.raw, err = o.NewStream()
+		s.handle = s.raw
+	}
+	return err
 }
 
 // WrapStream makes another library's stream known here (cuBLAS, NCCL, PyTorch):
 // its handle as a number. Close leaves the stream itself alone, and has to be
 // called before its owner destroys it. On a closed or nil device the Stream
 // answers ErrClosed to everything. The caller must Close it.
+//
+// The default streams are 0 and 1, the legacy one, and 2, a thread's own.
+// Goroutines change threads, so all of them are treated as the legacy stream,
+// which work of every thread's own waits for and is waited for by.
 func (d *Device) WrapStream(raw uintptr) *Stream {
-	s := &Stream{dev: d, raw: driver.Stream(raw), wrapped: true}
+	s := &Stream{dev: d, raw: driver.Stream(raw), handle: driver.Stream(raw), wrapped: true}
+	if raw <= perThread {
+		s.raw = 0
+	}
 	if err := d.track(s, "wrapped stream"); err != nil {
 		s.closing, s.gone = true, true
 		return s
@@ -59,22 +76,11 @@ func (d *Device) WrapStream(raw uintptr) *Stream {
 	return s
 }
 
-// learn makes s one of the streams that are asked before a wait.
-func (p *port) learn(s *Stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.streams[s] = struct{}{}
-}
-
-// unlearn undoes learn.
-func (p *port) unlearn(s *Stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.streams, s)
-}
+// perThread is CU_STREAM_PER_THREAD, the last of CUDA's special handles.
+const perThread = 2
 
 // with runs f with the stream kept from being freed.
-func (s *Stream) with(f func(dev driver.Device) error) error {
+func (s *Stream) with(f func(o *openDevice) error) error {
 	if s == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
@@ -103,8 +109,8 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // pinned host memory. An address that is not mapped, or that the device may not
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
-	return s.fail("copy", dst, n, s.with(func(dev driver.Device) error {
-		p, err := s.dev.pin(span{dst, n, ReadWrite}, span{src, n, Read})
+	return s.fail("copy", dst, n, s.with(func(dev *openDevice) error {
+		p, err := s.dev.pin(s, span{dst, n, ReadWrite}, span{src, n, Read})
 		if err != nil {
 			return err
 		}
@@ -116,11 +122,11 @@ func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 // Fill queues n elements of width bytes (1, 2 or 4), each set to pattern.
 func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 	size := n * uint64(width)
-	return s.fail("fill", dst, size, s.with(func(dev driver.Device) error {
+	return s.fail("fill", dst, size, s.with(func(dev *openDevice) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
-		p, err := s.dev.pin(span{dst, size, ReadWrite}, span{})
+		p, err := s.dev.pin(s, span{dst, size, ReadWrite})
 		if err != nil {
 			return err
 		}
@@ -132,33 +138,39 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 // Record marks the stream's end of now. The caller must Close the Event.
 func (s *Stream) Record() (*Event, error) {
 	var e *Event
-	err := s.with(func(dev driver.Device) error {
-		raw, err := s.dev.port.mark(dev, s.raw)
+	err := s.with(func(o *openDevice) error {
+		e = &Event{dev: s.dev, on: o, pooled: true}
+		err := s.dev.track(e, "event") // first, so that the device stays open
 		if err != nil {
 			return err
 		}
-		made := &Event{dev: s.dev, raw: raw}
-		if err := s.dev.track(made, "event"); err != nil {
-			s.dev.port.recycle(raw)
-			return err
+		if e.raw, err = o.event(); err == nil {
+			if err = o.Record(e.raw, s.raw); err != nil {
+				o.recycle(e.raw)
+			}
 		}
-		e = made
-		return nil
+		if err != nil {
+			s.dev.untrack(e)
+		}
+		return err
 	})
-	return e, s.fail("record event", 0, 0, err)
+	if err != nil {
+		return nil, s.fail("record event", 0, 0, err)
+	}
+	return e, nil
 }
 
 // Wait makes later work of the stream wait for the event.
 func (s *Stream) Wait(e *Event) error {
-	return s.fail("wait for event", 0, 0, s.with(func(dev driver.Device) error {
-		return e.with(func(driver.Device) error { return dev.Wait(s.raw, e.raw) })
+	return s.fail("wait for event", 0, 0, s.with(func(o *openDevice) error {
+		return e.with(func(driver.Device) error { return o.Wait(s.raw, e.raw) })
 	}))
 }
 
 // Sync waits for the stream. While it is being captured it answers ErrCapturing
 // and leaves the capture alone.
 func (s *Stream) Sync() error {
-	err := s.with(func(driver.Device) error { return nil })
+	err := s.with(func(*openDevice) error { return nil })
 	if err == nil {
 		err = s.notCapturing()
 	}
@@ -173,7 +185,7 @@ func (s *Stream) Raw() driver.Stream {
 	if s == nil {
 		return 0
 	}
-	return s.raw
+	return s.handle
 }
 
 // Close waits for the stream's work, takes the stream off every Use and frees
@@ -213,7 +225,6 @@ func (s *Stream) close() error {
 		}
 		r.mu.Unlock()
 	}
-	s.dev.port.unlearn(s)
 	s.dev.untrack(s)
 	return lost
 }
@@ -233,12 +244,14 @@ func (s *Stream) setClosing(to bool) bool {
 func (s *Stream) free(lost error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dev.port.unlearn(s)
 	if !s.wrapped {
-		dev, err := s.dev.raw()
+		o, err := s.dev.port.device()
 		if err == nil {
-			err = dev.FreeStream(s.raw)
+			err = o.FreeStream(s.raw)
 		}
 		if err != nil {
+			s.dev.port.learn(s)
 			return err
 		}
 	}
@@ -248,35 +261,35 @@ func (s *Stream) free(lost error) error {
 
 // drain waits for the stream's work, unless that would destroy a capture.
 func (s *Stream) drain() error {
-	dev, err := s.dev.raw()
-	if err != nil {
-		return err
-	}
 	if err := s.notCapturing(); err != nil {
 		return err
 	}
-	return dev.SyncStream(s.raw)
+	o, err := s.dev.port.device()
+	if err != nil {
+		return err
+	}
+	return o.SyncStream(s.raw)
 }
 
-// mark records an event at the stream's end of now; none if the stream is gone.
+// mark records an event at the stream's end of now; the zero mark if the stream
+// is gone, its work waited for.
 func (s *Stream) mark() (mark, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.gone {
 		return mark{}, nil
 	}
-	dev, err := s.dev.port.device()
+	o, err := s.dev.port.device()
 	if err != nil {
 		return mark{}, err
 	}
-	e, err := s.dev.port.mark(dev, s.raw)
-	return mark{s.dev.port, dev, e}, err
+	return o.mark(s.raw)
 }
 
 // end is mark, and the error if the stream's work was lost.
 func (s *Stream) end() (mark, error) {
 	m, err := s.mark()
-	if err == nil && m.e == 0 {
+	if err == nil && m.on == nil {
 		s.mu.RLock()
 		defer s.mu.RUnlock()
 		err = s.lost
@@ -290,22 +303,31 @@ func (s *Stream) await() error {
 	return s.reach(m, err)
 }
 
-// reach waits for what was queued on the stream when mark gave m and err.
+// reach waits for what was queued on the stream when mark gave m and err. Where
+// no event could be recorded, as for a stream of another context, it waits for
+// the stream itself. The caller has asked whether it is being captured.
 func (s *Stream) reach(m mark, err error) error {
-	switch {
-	case err == nil && m.e == 0:
-		return nil
-	case err == nil:
-		return m.p.settle(m.dev, m.e)
-	case s.foreign(err):
-		return m.dev.SyncStream(s.raw)
+	if err == nil {
+		if err = m.wait(); err == nil || lost(err) {
+			return err
+		}
+	} else if lost(err) {
+		return err
 	}
-	return err
+	s.mu.RLock() // a wait, but one that Close would begin too
+	defer s.mu.RUnlock()
+	if s.gone {
+		return s.lost
+	}
+	o, again := s.dev.port.device()
+	if again == nil {
+		again = o.SyncStream(s.raw)
+	}
+	if again != nil {
+		return also(err, "and waiting for the stream itself", again)
+	}
+	return nil
 }
-
-// foreign says whether err is what a stream of another context answers to an
-// event of this one.
-func (s *Stream) foreign(err error) bool { return s.wrapped && errors.Is(err, ErrInvalid) }
 
 // notCapturing is ErrCapturing while the stream is being captured.
 func (s *Stream) notCapturing() error {
@@ -317,19 +339,26 @@ func (s *Stream) notCapturing() error {
 	if s.gone {
 		return nil
 	}
-	dev, err := s.dev.raw()
+	o, err := s.dev.port.device()
 	if err != nil {
 		return err
 	}
-	capturing, err := dev.Capturing(s.raw)
-	if errors.Is(err, ErrDeviceLost) {
+	return o.notCapturing(s.raw)
+}
+
+// notCapturing is ErrCapturing while the driver's stream is being captured.
+func (o *openDevice) notCapturing(s driver.Stream) error {
+	capturing, err := o.Capturing(s)
+	switch {
+	case lost(err):
 		return nil // its captures are lost with it
-	}
-	if err == nil && capturing {
-		err = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
+	case err == nil && capturing:
+		return errCapturing
 	}
 	return err
 }
+
+var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
 
 // usable is nil if r may name the stream.
 func (s *Stream) usable(sys *system) error {

@@ -25,8 +25,8 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 }
 
 // begin checks a copy between the device and ordinary memory.
-func (s *Stream) begin(p Ptr, n uint64) (raw driver.Device, err error) {
-	err = s.with(func(dev driver.Device) error {
+func (s *Stream) begin(p Ptr, n uint64) (raw *openDevice, err error) {
+	err = s.with(func(dev *openDevice) error {
 		raw = dev
 		if p+Ptr(n) < p {
 			return fmt.Errorf("%w: the addresses overflow", ErrBounds)
@@ -45,8 +45,8 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	if err != nil || len(src) == 0 {
 		return false, err
 	}
-	st := &s.dev.port.stage
-	l, err := st.borrow(raw, s.raw)
+	st := &raw.stage
+	l, err := st.borrow(raw.Device, s.raw)
 	if err != nil {
 		return false, err
 	}
@@ -86,8 +86,8 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 	if err != nil || len(dst) == 0 {
 		return err
 	}
-	st := &s.dev.port.stage
-	l, err := st.borrow(raw, s.raw)
+	st := &raw.stage
+	l, err := st.borrow(raw.Device, s.raw)
 	if err != nil {
 		return err
 	}
@@ -126,8 +126,8 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 // context takes no event of this one and is waited for instead.
 func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	var loose bool
-	err := s.with(func(raw driver.Device) error {
-		p, err := s.dev.pin(dev, span{})
+	err := s.with(func(raw *openDevice) error {
+		p, err := s.dev.pin(s, dev)
 		if err != nil {
 			return err
 		}
@@ -158,7 +158,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 // such a copy can wait for without waiting for another stream; nil if there is
 // none. It is an error where there is no pinned memory at all.
 func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
-	if err := st.awaitAdrift(raw); err != nil {
+	if err := st.awaitAdrift(); err != nil {
 		return nil, err
 	}
 	l, best := st.pick(raw, s)

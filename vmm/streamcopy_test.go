@@ -234,3 +234,100 @@ func TestCopyInBehindAFailedCopyOut(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestFencesCoverAppendsUnderWay: an AppendOn before Use named other streams is
+// waited for like theirs.
+func TestFencesCoverAppendsUnderWay(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, page)
+	a, b := stream(t, d), stream(t, d)
+	open := gate(t, d, a.Raw())
+	want := pattern(page, 42)
+	require.NoError(t, g.AppendOn(a, want))
+	require.NoError(t, g.Use(b))
+	got := make([]byte, page)
+	read := begun(func() error { _, err := g.ReadAt(got, page); return err })
+	select {
+	case <-read:
+		t.Fatal("ReadAt did not wait for an append under way")
+	default:
+	}
+	open()
+	require.NoError(t, <-read)
+	require.Equal(t, want, got)
+
+	again := gate(t, d, b.Raw())
+	closed := begun(g.Close)
+	again()
+	require.NoError(t, <-closed)
+	require.NoError(t, d.Sync(), "the device is well")
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	w.end()
+}
+
+// TestAFailedAppendOnHasWaited, also where no event can be had: else its copy came
+// over what is appended later.
+func TestAFailedAppendOnHasWaited(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, page)
+	s := stream(t, d)
+	require.NoError(t, g.AppendOn(s, pattern(page, 1))) // the lane is there
+	require.NoError(t, s.Sync())
+	open := gate(t, d, s.Raw())
+	refused := func(c drivertest.Call) error {
+		if c.Name == "Record" {
+			return errInjected
+		}
+		return nil
+	}
+	w.before = refused
+	failed := begun(func() error { return g.AppendOn(s, bytes.Repeat([]byte{0xaa}, 100)) })
+	select {
+	case <-failed:
+		t.Fatal("a failed AppendOn did not wait for its copy")
+	default:
+	}
+	open()
+	require.ErrorIs(t, <-failed, errInjected)
+	w.before = nil
+	want, at := bytes.Repeat([]byte{0x55}, 100), g.Len()
+	require.NoError(t, g.Append(want))
+	require.NoError(t, s.Sync())
+	got := make([]byte, 100)
+	_, err := g.ReadAt(got, int64(at))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestUnnamedStreamsAreRefused by all that would queue work which no fence waits
+// for.
+func TestUnnamedStreamsAreRefused(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, other := ranged(t, w, page), ranged(t, w, page)
+	a, b := stream(t, d), stream(t, d)
+	require.NoError(t, g.Use(a))
+	for name, do := range map[string]func(s *vmm.Stream) error{
+		"AppendOn":  func(s *vmm.Stream) error { return g.AppendOn(s, []byte{1}) },
+		"CopyIn":    func(s *vmm.Stream) error { return s.CopyIn(g.Ptr(), []byte{1}) },
+		"CopyOut":   func(s *vmm.Stream) error { return s.CopyOut([]byte{1}, g.Ptr()) },
+		"Fill":      func(s *vmm.Stream) error { return s.Fill(g.Ptr(), 1, 1, 1) },
+		"Copy to":   func(s *vmm.Stream) error { return s.Copy(g.Ptr(), other.Ptr(), 1) },
+		"Copy from": func(s *vmm.Stream) error { return s.Copy(other.Ptr(), g.Ptr(), 1) },
+	} {
+		require.ErrorIs(t, do(b), vmm.ErrInvalid, name)
+		require.NoError(t, do(a), name)
+	}
+	require.NoError(t, b.Fill(other.Ptr(), 1, 1, 1), "it has named none")
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	require.NoError(t, g.Close())
+	require.NoError(t, other.Close())
+	w.end()
+}

@@ -57,7 +57,8 @@ func giveAddresses(size uint64) {
 type system struct {
 	drv     driver.Driver
 	noFence bool // tests only: the negative control of every fence
-	noTold  bool // tests only: an undo does not look who was told since
+
+	noGrantLock bool // tests only: the negative control of lockGrants
 
 	users int // devices; guarded by process.mu
 
@@ -66,31 +67,33 @@ type system struct {
 	mu    sync.RWMutex
 	ports map[int]*port
 	spans []*Reservation // by address
+
+	lateMu sync.Mutex
+	late   []*openDevice // could not be closed when its last user let go of it
 }
 
-// port is one device of a driver, shared by all Devices opened on it: one
-// context, one copy stream, pinned memory for copies, and every stream this
-// package knows.
+// port is one device of a driver, shared by all Devices opened on it: what of
+// it is open, and every stream this package knows.
 type port struct {
-	sys *system
-	n   int
-	raw atomic.Pointer[rawDevice]
+	sys  *system
+	n    int
+	open atomic.Pointer[openDevice] // nil before the first need
 
-	// closer is held while a Device leaves: if it is the last it stays that.
-	closer sync.Mutex
+	closer sync.Mutex // Device.Close alone takes it, and holds it across waits
 
 	mu      sync.Mutex
 	devices []*Device
-	streams map[*Stream]struct{}
-	events  []driver.Event // made and free to use; there is no undo to fail
-	limit   uint64         // of what this process creates; 0: none
+	limit   uint64 // of what this process creates; 0: none
 	created uint64
 
-	stage staging
-}
+	streamsMu sync.RWMutex // shared while they are asked, so that none is freed
+	streams   []*Stream    // that this package knows; each knows its index
 
-// rawDevice boxes the interface so that it can be loaded atomically.
-type rawDevice struct{ driver.Device }
+	relieving sync.Mutex    // one at a time looks for memory to give back
+	released  atomic.Uint64 // bytes of memory that went back, ever
+
+	staging stagingOptions
+}
 
 // join makes d a user of the port of device n.
 func join(drv driver.Driver, n int, d *Device) *port {
@@ -106,8 +109,7 @@ func join(drv driver.Driver, n int, d *Device) *port {
 	defer sys.mu.Unlock()
 	p := sys.ports[n]
 	if p == nil {
-		p = &port{sys: sys, n: n, streams: map[*Stream]struct{}{}}
-		p.stage.port = p
+		p = &port{sys: sys, n: n}
 		sys.ports[n] = p
 	}
 	p.mu.Lock()
@@ -116,18 +118,12 @@ func join(drv driver.Driver, n int, d *Device) *port {
 	return p
 }
 
-// leave undoes join; the last one frees the events and closes the context.
-// Where that fails nobody has left.
-func (p *port) leave(d *Device) error {
+// leave undoes join.
+func (p *port) leave(d *Device) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.devices) == 1 {
-		if err := p.shut(); err != nil {
-			return err
-		}
-	}
 	p.devices = slices.DeleteFunc(p.devices, func(e *Device) bool { return e == d })
 	if len(p.devices) == 0 {
 		p.limit = 0
@@ -136,98 +132,37 @@ func (p *port) leave(d *Device) error {
 	if p.sys.users == 0 {
 		delete(process.systems, p.sys.drv)
 	}
-	return nil
 }
 
-// unmark takes the port's events off what retires on other Devices, if last is
-// the port's last one and its context is about to close.
-func (p *port) unmark(last *Device) error {
+// shut closes what is open of the driver's device if d is the only Device left
+// on it. It holds no lock but port.closer, since it waits for the device; a
+// Device that is opened meanwhile opens the driver's device anew.
+func (p *port) shut(d *Device) error {
 	p.mu.Lock()
-	alone := len(p.devices) == 1 && p.devices[0] == last
-	p.mu.Unlock()
-	if !alone {
-		return nil
-	}
-	var all []*Device
-	p.sys.mu.RLock()
-	for _, q := range p.sys.ports {
-		q.mu.Lock()
-		all = append(all, q.devices...)
-		q.mu.Unlock()
-	}
-	p.sys.mu.RUnlock()
-	for _, d := range all {
-		if err := d.unmark(p); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// shut gives back what the port has of the driver. It needs p.mu.
-func (p *port) shut() error {
-	raw := p.raw.Load()
-	if raw == nil {
-		return nil
-	}
-	if err := p.stage.shut(raw.Device); err != nil {
-		return err
-	}
-	for len(p.events) > 0 {
-		last := len(p.events) - 1
-		if err := raw.FreeEvent(p.events[last]); err != nil {
-			return err
-		}
-		p.events = p.events[:last]
-	}
-	if err := raw.Close(); err != nil {
-		return err
-	}
-	p.raw.Store(nil)
-	return nil
-}
-
-// mark records an event at the stream's end of now. The caller gives it to recycle.
-func (p *port) mark(dev driver.Device, s driver.Stream) (e driver.Event, err error) {
-	p.mu.Lock()
-	if last := len(p.events) - 1; last >= 0 {
-		e, p.events = p.events[last], p.events[:last]
+	var o *openDevice
+	if len(p.devices) == 1 && p.devices[0] == d {
+		o = p.open.Swap(nil)
 	}
 	p.mu.Unlock()
-	if e == 0 {
-		if e, err = dev.NewEvent(EventBlocking); err != nil {
-			return 0, err
-		}
+	if o == nil {
+		return nil
 	}
-	if err := dev.Record(e, s); err != nil {
-		p.recycle(e)
-		return 0, err
+	err := o.close()
+	if err != nil && !p.open.CompareAndSwap(nil, o) {
+		d.strand(o.close) // another one is in its place
 	}
-	return e, nil
-}
-
-// recycle takes an event back that nobody waits for any more.
-func (p *port) recycle(e driver.Event) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.events = append(p.events, e)
-}
-
-// settle waits for the event, asleep.
-func (p *port) settle(dev driver.Device, e driver.Event) error {
-	defer p.recycle(e)
-	return dev.SyncEvent(e)
+	return err
 }
 
 // device opens the driver's device at the first call that needs one.
-func (p *port) device() (driver.Device, error) {
-	if raw := p.raw.Load(); raw != nil {
-		return raw.Device, nil
+func (p *port) device() (*openDevice, error) {
+	if o := p.open.Load(); o != nil {
+		return o, nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if raw := p.raw.Load(); raw != nil {
-		return raw.Device, nil
+	if o := p.open.Load(); o != nil {
+		return o, nil
 	}
 	if len(p.devices) == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, p.n)
@@ -236,18 +171,59 @@ func (p *port) device() (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.raw.Store(&rawDevice{dev})
-	return dev, nil
+	o := &openDevice{Device: dev, port: p}
+	o.stage.on = o
+	p.open.Store(o)
+	return o, nil
 }
 
-// known copies the streams this package knows on the port.
-func (p *port) known(buf []*Stream) []*Stream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for s := range p.streams {
-		buf = append(buf, s)
+// learn makes s one of the streams that are asked before a wait.
+func (p *port) learn(s *Stream) {
+	p.streamsMu.Lock()
+	defer p.streamsMu.Unlock()
+	s.index = len(p.streams)
+	p.streams = append(p.streams, s)
+}
+
+// unlearn undoes learn.
+func (p *port) unlearn(s *Stream) {
+	p.streamsMu.Lock()
+	defer p.streamsMu.Unlock()
+	last := len(p.streams) - 1
+	if s.index > last || p.streams[s.index] != s {
+		return
 	}
-	return buf
+	p.streams[s.index] = p.streams[last]
+	p.streams[s.index].index = s.index
+	p.streams[last] = nil
+	p.streams = p.streams[:last]
+}
+
+// notCapturing is ErrCapturing if a stream that is known here is being captured,
+// or one that the driver knows to wait for the legacy stream.
+func (p *port) notCapturing() error {
+	p.streamsMu.RLock()
+	defer p.streamsMu.RUnlock()
+	o := p.open.Load()
+	if o == nil && len(p.streams) > 0 { // of another library
+		var err error
+		if o, err = p.device(); err != nil {
+			return err
+		}
+	}
+	if o == nil || !o.hold() {
+		return nil
+	}
+	defer o.letGo()
+	if err := o.notCapturing(0); err != nil {
+		return err
+	}
+	for _, s := range p.streams {
+		if err := o.notCapturing(s.raw); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func byAddress(r *Reservation, p Ptr) int { return cmp.Compare(r.ptr, p) }

@@ -24,13 +24,16 @@ func (r *Reservation) Changed() <-chan struct{} {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.phase == isClosed {
+	if r.phase.Load() == isClosed {
 		return closedChan
 	}
-	if r.changed == nil {
-		r.changed = make(chan struct{})
+	c := r.changed.Load()
+	if c == nil {
+		made := make(chan struct{})
+		c = &made
+		r.changed.Store(c)
 	}
-	return r.changed
+	return *c
 }
 
 var closedChan = func() chan struct{} {
@@ -39,11 +42,14 @@ var closedChan = func() chan struct{} {
 	return c
 }()
 
-// notify wakes those who wait on Changed. It needs r.mu.
+// notify wakes those who wait on Changed. What has changed stands in the books
+// already.
 func (r *Reservation) notify() {
-	if r.changed != nil {
-		close(r.changed)
-		r.changed = nil
+	if r.changed.Load() == nil {
+		return
+	}
+	if c := r.changed.Swap(nil); c != nil {
+		close(*c)
 	}
 }
 
@@ -65,7 +71,7 @@ func (r *Reservation) hold(n uint64) (release func(), err error) {
 	if n > r.size {
 		return nil, fmt.Errorf("%w: %s are reserved", ErrBounds, sizeText(r.size))
 	}
-	for i := range r.slots {
+	for i := 0; r.books.Pending > 0 && i < len(r.slots); i++ {
 		if s := &r.slots[i]; s.off < n && s.state >= retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}

@@ -280,9 +280,9 @@ func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
 	})
 }
 
-// TestLookAheadFailsAtEachCall: it is dropped and counted, the range is as it
-// was, the growth that needs the memory tries itself, and after a while
-// look-ahead works again.
+// TestLookAheadFailsAtEachCall: it is counted, what it had before is kept, the
+// growth that needs the memory tries itself, and after a while look-ahead works
+// again.
 func TestLookAheadFailsAtEachCall(t *testing.T) {
 	for call := 1; ; call++ {
 		calls := 0
@@ -303,7 +303,11 @@ func TestLookAheadFailsAtEachCall(t *testing.T) {
 			}
 			note := fmt.Sprintf("call %d of %v", call, seen)
 			before.Len, before.Contents = 3*page, w.contents(g)
-			require.Equal(t, before, w.picture(g), note)
+			w.extended(before, g, note)
+			if seen[call-1] == "MemInfo" { // it need not know
+				require.NoError(t, g.Close())
+				return
+			}
 			st := d.Stats()
 			require.EqualValues(t, 1, st.AheadFailures, note)
 			require.EqualValues(t, 1, g.Stats().AheadFailures, note)
@@ -316,7 +320,6 @@ func TestLookAheadFailsAtEachCall(t *testing.T) {
 			require.Empty(t, w.disarm(), "it rests: "+note)
 			require.NoError(t, g.Append(pattern(2*page, 7)), note)
 			require.EqualValues(t, 6*page, g.Cap(), note)
-			require.EqualValues(t, 1, g.Stats().Growths, note)
 
 			pass(100 * time.Millisecond)
 			require.NoError(t, g.Append([]byte{1}), note)

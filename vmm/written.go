@@ -119,13 +119,11 @@ func (r *Reservation) collect(turn uint64) error {
 	}
 	for i := range tails {
 		t := &tails[i]
-		t.s.dev.enter() // its context stays until the event has come back
 		t.m, t.err = t.s.end()
 	}
 	var failed error
 	for _, t := range tails {
 		err := t.s.reach(t.m, t.err)
-		t.s.dev.exit()
 		if err == nil {
 			r.settled(t.s, t.upTo)
 		} else if failed == nil {

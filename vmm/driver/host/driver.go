@@ -55,6 +55,7 @@ var (
 // needs closing: it holds what its caller reserved, created and opened.
 func New(c Config) *Driver {
 	d := &Driver{
+		lastID:       2, // 0, 1 and 2 are default streams
 		granularity:  2 << 20,
 		noPeer:       make(map[[2]int]bool),
 		mappingLimit: max(0, c.Mappings),

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -43,45 +44,37 @@ func (r *Reservation) Revoke(devs ...*Device) error {
 	return r.fail("revoke", 0, r.size, r.allow(None, devs))
 }
 
+// Access is what d may do with the memory, as granted: None for a device that
+// was granted nothing, and once the reservation is closed. It asks the books,
+// not the driver.
+func (r *Reservation) Access(d *Device) Access {
+	if r == nil || d == nil {
+		return None
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.phase.Load() == isClosed {
+		return None
+	}
+	return r.granted(d)
+}
+
 // allow sets the access of devs to a.
 func (r *Reservation) allow(a Access, devs []*Device) error {
 	if err := r.eligible(a, devs); err != nil {
 		return err
 	}
-	done, err := r.decide(a, devs)
-	r.settle(done)
-	return err
-}
-
-// leaver is a device that keeps no more than left of its access, or has no more
-// for certain.
-type leaver struct {
-	*port
-	left Access
-}
-
-// leave marks devices that may be about to lose access: none of their copies is
-// under way when it returns, and none that needs more begins before stay.
-func (r *Reservation) leave(a Access, devs []*Device) (marked []*leaver) {
-	if a == ReadWrite {
-		return nil // nobody loses any
+	if err := r.live(); err != nil {
+		return err // without waiting for the Close or Sleep that is under way
 	}
-	for _, d := range devs {
-		marked = append(marked, &leaver{d.port, a})
+	r.grantMu.Lock()
+	defer r.grantMu.Unlock()
+	change, err := r.changeAccess(a, devs)
+	if err != nil {
+		return err
 	}
-	r.use.Lock()
-	defer r.use.Unlock()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.leaving = append(r.leaving, marked...)
-	return marked
-}
-
-// stay undoes leave.
-func (r *Reservation) stay(marked []*leaver) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.leaving = slices.DeleteFunc(r.leaving, func(l *leaver) bool { return slices.Contains(marked, l) })
+	change.commit()
+	return nil
 }
 
 // eligible checks devs before anything is changed or asked of the driver twice.
@@ -127,7 +120,7 @@ func reaches(from, to *Device) error {
 	return err
 }
 
-// granted gives what the device may do now. It needs r.layout or r.mu.
+// granted gives what the device may do now. It needs r.grantMu, r.layout or r.mu.
 func (r *Reservation) granted(d *Device) Access {
 	for _, g := range r.grants {
 		if g.dev.port == d.port {
@@ -137,13 +130,123 @@ func (r *Reservation) granted(d *Device) Access {
 	return None
 }
 
-// narrows says whether setting devs to a takes access away. It needs r.layout or r.mu.
+// holder is the Device that has the grant of d's port, and d where there is none.
+// It needs what granted needs.
+func (r *Reservation) holder(d *Device) *Device {
+	for _, g := range r.grants {
+		if g.dev.port == d.port {
+			return g.dev
+		}
+	}
+	return d
+}
+
+// narrows says whether setting devs to a takes access away. It needs what granted
+// needs.
 func (r *Reservation) narrows(a Access, devs []*Device) bool {
 	return slices.ContainsFunc(devs, func(d *Device) bool { return a < r.granted(d) })
 }
 
-// regrant tells the driver, then the books. It needs r.layout.
+// copyBlock refuses new copies of this package by a device that need more than
+// left of its access.
+type copyBlock struct {
+	*port
+	left Access
+}
+
+// blockCopies refuses copies by devices that need more than left. Those that
+// began before may still be under way.
+func (r *Reservation) blockCopies(left Access, devs ...*Device) (blocks []*copyBlock) {
+	for _, d := range devs {
+		blocks = append(blocks, &copyBlock{d.port, left})
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.copyBlocks = append(r.copyBlocks, blocks...)
+	r.blocked.Store(int32(len(r.copyBlocks)))
+	return blocks
+}
+
+// unblockCopies undoes blockCopies.
+func (r *Reservation) unblockCopies(blocks []*copyBlock) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.copyBlocks = slices.DeleteFunc(r.copyBlocks, func(b *copyBlock) bool { return slices.Contains(blocks, b) })
+	r.blocked.Store(int32(len(r.copyBlocks)))
+}
+
+// accessChange is access that was set and may still be undone, exactly: whoever
+// made it holds r.grantMu until commit or undo, so nobody has set any since.
+type accessChange struct {
+	r      *Reservation
+	before []grant      // of the devices that it is about
+	blocks []*copyBlock // keep copies of ours from access that may go again
+}
+
+// changeAccess sets the access of devs, which are eligible, to a: first it waits
+// for the work of those that lose some. The caller holds r.grantMu.
+func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, error) {
+	if err := r.live(); err != nil {
+		return nil, err
+	}
+	c := &accessChange{r: r}
+	var losing []*Device
+	for _, d := range devs {
+		now := r.granted(d)
+		c.before = append(c.before, grant{r.holder(d), now})
+		if a < now {
+			losing = append(losing, d)
+		} else if a > now {
+			c.blocks = append(c.blocks, r.blockCopies(now, d)...)
+		}
+	}
+	var err error
+	if len(losing) > 0 {
+		blocks := r.blockCopies(a, losing...)
+		defer r.unblockCopies(blocks)
+		r.copies.wait()
+		err = r.fence()
+	}
+	if err == nil {
+		err = r.regrant(a, devs)
+	}
+	if err != nil {
+		r.unblockCopies(c.blocks)
+		return nil, err
+	}
+	return c, nil
+}
+
+// commit makes a change final: devices that have no access left may close.
+func (c *accessChange) commit() {
+	for _, g := range c.before {
+		if c.r.granted(g.dev) == None {
+			g.dev.untrack(grantKey{c.r, g.dev})
+		}
+	}
+	c.r.unblockCopies(c.blocks)
+}
+
+// undo sets the access back, without a wait for work: nobody has been told of
+// what was given, and no copy of ours has used it.
+func (c *accessChange) undo() (failed error) {
+	var back [ReadWrite + 1][]*Device
+	for _, g := range c.before {
+		back[g.access] = append(back[g.access], g.dev)
+	}
+	for a, devs := range back {
+		if len(devs) > 0 {
+			failed = also(failed, "and", c.r.regrant(Access(a), devs))
+		}
+	}
+	c.commit()
+	return failed
+}
+
+// regrant tells the driver, then the books. The caller holds r.grantMu.
 func (r *Reservation) regrant(a Access, devs []*Device) error {
+	r.layout.Lock()
+	defer r.layout.Unlock()
 	after, before := r.changes(a, devs)
 	if len(after) == 0 {
 		return nil
@@ -167,22 +270,19 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 		}
 		return r.restore(tried, before, devs, err)
 	}
-	if a > None {
-		r.widened++
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record(a, devs)
-	r.straightened()
+	r.accessHealed()
 	return nil
 }
 
 // changes is what to tell the driver so that devs have access a, and what to
 // tell it to undo that. Where an earlier undo failed the driver may have
-// anything, so it is told everything.
+// anything, so it is told everything. It needs r.layout.
 func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.Grant) {
-	crooked := r.crooked()
-	if crooked {
+	unsure := r.accessUnsure()
+	if unsure {
 		for _, p := range r.strays {
 			out := driver.Grant{To: Location{Kind: OnDevice, ID: p.n}, Access: None}
 			after, before = append(after, out), append(before, out)
@@ -190,7 +290,7 @@ func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.
 		after, before = append(after, r.who...), append(before, r.who...)
 	}
 	for _, d := range devs {
-		if now := r.granted(d); now != a || crooked {
+		if now := r.granted(d); now != a || unsure {
 			after = append(after, driver.Grant{To: d.home(), Access: a}) // the last one for a device counts
 			before = append(before, driver.Grant{To: d.home(), Access: now})
 		}
@@ -198,17 +298,18 @@ func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.
 	return after, before
 }
 
-// crooked says whether the driver may have other access than the books.
-func (r *Reservation) crooked() bool {
+// accessUnsure says whether the driver may have other access than the books.
+func (r *Reservation) accessUnsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.strays) > 0 || slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
+	return len(r.strays) > 0 || r.books.Stuck > 0 && slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
 }
 
-// straightened notes that the driver has what the books have again. It needs r.mu.
-func (r *Reservation) straightened() {
+// accessHealed notes that the driver has what the books have again. It needs r.mu.
+func (r *Reservation) accessHealed() {
 	r.strays = nil
-	for i := range r.slots {
+	r.setWaitsFor()
+	for i := 0; r.books.Stuck > 0 && i < len(r.slots); i++ {
 		if r.slots[i].state != mapped {
 			r.unstick(&r.slots[i])
 		}
@@ -235,7 +336,7 @@ func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
 
 // restore undoes SetAccess on the first n slots, the failed run included, which
 // may be half done. Where that fails too the slots are quarantined, and devs
-// are waited for as if they still had access.
+// are waited for as if they still had access. It needs r.layout.
 func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why error) error {
 	drv := r.dev.drv()
 	_ = r.runs(func(i, j int, off, size uint64) error {
@@ -254,6 +355,7 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 					r.strays = append(r.strays, d.port)
 				}
 			}
+			r.setWaitsFor()
 		}
 		return nil
 	})
@@ -269,7 +371,6 @@ func (r *Reservation) record(a Access, devs []*Device) {
 		case i < 0 && a != None:
 			grants = append(grants, grant{dev: d, access: a})
 		case i > 0 && a == None:
-			grants[i].dev.untrack(grantKey{r, grants[i].dev})
 			grants = slices.Delete(grants, i, i+1)
 		case i >= 0:
 			grants[i].access = a
@@ -285,4 +386,29 @@ func (r *Reservation) setWho(grants []grant) {
 		who[i] = driver.Grant{To: g.dev.home(), Access: g.access}
 	}
 	r.grants, r.who = grants, who
+	r.setWaitsFor()
+}
+
+// lockGrants holds the grants of several ranges as they are, in the order of
+// their ids.
+func lockGrants(ranges []*Range) (unlock func()) {
+	if len(ranges) > 0 && ranges[0].r.dev.port.sys.noGrantLock {
+		return func() {}
+	}
+	sorted := inOrder(ranges)
+	for _, g := range sorted {
+		g.r.grantMu.Lock()
+	}
+	return func() {
+		for _, g := range sorted {
+			g.r.grantMu.Unlock()
+		}
+	}
+}
+
+// inOrder is the order in which several ranges are locked.
+func inOrder(ranges []*Range) []*Range {
+	sorted := slices.Clone(ranges)
+	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
+	return sorted
 }

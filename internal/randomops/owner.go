@@ -1,102 +1,73 @@
-//go:build cgo && linux
-
-package failcuda_test
+package randomops
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
+	"sync/atomic"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// refused says whether an operation failed. It may for a driver call that was
-// made to fail, and for the reasons named; what else there is fails the test.
-func (r *trial) refused(doing string, err error, also ...error) bool {
-	if err == nil {
-		return false
-	}
-	if r.rate > 0 {
-		also = append(also, vmm.ErrOutOfMemory, vmm.ErrAddressSpace)
-	}
-	var code cuda.Result
-	injected := r.rate > 0 && errors.As(err, &code) && code == operatingSystem
-	if !injected && !slices.ContainsFunc(also, func(kind error) bool { return errors.Is(err, kind) }) {
-		r.wrong("%s: %v", doing, err)
-	}
-	return true
-}
-
-// until makes a call again until it works.
-func (r *trial) until(doing string, call func() error) {
-	for range 10_000 {
-		if !r.refused(doing, call()) {
-			return
-		}
-	}
-	r.wrong("%s does not work", doing)
-}
-
 // owner has a range to itself, and a slice that says what is in it.
 type owner struct {
-	*trial
+	*run
 	random *rand.Rand
 	d      *vmm.Device
 	peer   *vmm.Device // nil where there is one device
 	s      *vmm.Stream
 	uses   bool // the range is told of s
 	g      *vmm.Range
+	shown  atomic.Pointer[vmm.Range] // g, for guests
 	p      vmm.Ptr
 	want   []byte
 	noise  []byte // what is written is cut out of
 	broken int    // failed growths one behind the other
 }
 
-func newOwner(r *trial, i int) *owner {
-	r.t.Helper()
-	o := &owner{trial: r, random: rand.New(rand.NewPCG(r.seed, uint64(i))), d: r.devs[i%len(r.devs)], uses: i%2 == 1}
+func (r *run) newOwner(i int) *owner {
+	o := &owner{run: r, random: rand.New(rand.NewPCG(r.Seed, uint64(i))), d: r.devs[i%len(r.devs)], uses: i%2 == 1}
 	if len(r.devs) > 1 {
 		o.peer = r.devs[(i+1)%len(r.devs)]
 	}
-	o.noise = make([]byte, 3*granule)
-	_, err := rand.NewChaCha8([32]byte{byte(i), byte(r.seed)}).Read(o.noise)
-	require.NoError(r.t, err)
-	o.s, err = o.d.NewStream()
-	require.NoError(r.t, err)
+	o.noise = make([]byte, 3*r.Granule)
+	for i := range o.noise {
+		o.noise[i] = byte(o.random.Uint32())
+	}
+	o.until("make a stream", func() (err error) {
+		o.s, err = o.d.NewStream()
+		return err
+	})
 	o.open()
 	return o
 }
 
 // open makes the range.
 func (o *owner) open() {
-	options := vmm.RangeOptions{Max: 16 * granule}
+	options := vmm.RangeOptions{Max: uint64(16 * o.Granule)}
 	if o.random.IntN(2) == 0 {
-		options.Chunk = granule
+		options.Chunk = uint64(o.Granule)
 	}
 	if o.random.IntN(2) == 0 {
-		options.Ahead = 2 * granule
+		options.Ahead = uint64(2 * o.Granule)
 	}
 	o.until("make a range", func() (err error) {
 		o.g, err = o.d.NewRange(options)
 		return err
 	})
 	o.p, o.want, o.broken = o.g.Ptr(), nil, 0
+	o.shown.Store(o.g)
 	if o.uses {
 		o.until("use a stream", func() error { return o.g.Use(o.s) })
 	}
 }
 
-// close gives all up. The rate is 0.
+// close gives all up.
 func (o *owner) close() {
-	o.t.Helper()
-	require.NoError(o.t, o.g.Close())
-	require.NoError(o.t, o.s.Close())
+	o.until("close", o.g.Close)
+	o.until("close a stream", o.s.Close)
 }
 
 func (o *owner) work() {
@@ -121,9 +92,9 @@ func (o *owner) work() {
 func (o *owner) some(most int) []byte {
 	n := o.random.IntN(5000) + 1
 	if o.random.IntN(4) == 0 {
-		n = o.random.IntN(granule*3/2) + 1
+		n = o.random.IntN(o.Granule*3/2) + 1
 	}
-	at := o.random.IntN(granule)
+	at := o.random.IntN(o.Granule)
 	return o.noise[at : at+min(n, most)]
 }
 
@@ -163,7 +134,7 @@ func (o *owner) step() {
 		if !o.refused("written", err) && n != uint64(len(o.want)) {
 			o.wrong("%d bytes are written of %d", n, len(o.want))
 		}
-		o.refused("grow", o.g.Grow(uint64(o.random.IntN(2*granule))), vmm.ErrFull)
+		o.refused("grow", o.g.Grow(uint64(o.random.IntN(2*o.Granule))), vmm.ErrFull)
 	}
 }
 

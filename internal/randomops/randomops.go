@@ -1,0 +1,303 @@
+// Package randomops is a random program on a driver: owners that hold a range each
+// to a slice of their own, visitors that do what concerns a device, and guests,
+// devices that are opened and closed while all of them work. Driver calls may fail
+// at random meanwhile. Whatever fails, nobody's bytes, lengths or addresses change,
+// and in the end everything goes back.
+package randomops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Options is how to run the program.
+type Options struct {
+	Driver  driver.Driver
+	Devices []int // ordinals of those that are open throughout, two at least for grants
+	Guests  []int // ordinals of those that come and go
+	Granule int   // the unit of memory sizes
+	Seed    uint64
+	For     time.Duration
+
+	// Injected says whether an error is one that was made on purpose; nil if none
+	// is. Fail turns failing calls on and off.
+	Injected func(error) bool
+	Fail     func(on bool)
+}
+
+// owners is how many ranges there are.
+const owners = 6
+
+// run is one run of the program.
+type run struct {
+	Options
+	t    testing.TB
+	devs []*vmm.Device
+	stop atomic.Bool
+	ops  atomic.Uint64
+
+	mu    sync.Mutex
+	found string
+}
+
+// Run runs the program, closes everything and returns what was wrong, or nothing,
+// and how many operations there were. The devices' free memory has to be the same
+// afterwards, by at most slack bytes.
+func Run(t testing.TB, o Options, slack uint64) (wrong string, operations uint64) {
+	t.Helper()
+	if o.Fail == nil {
+		o.Fail = func(bool) {}
+	}
+	r := &run{Options: o, t: t}
+	r.open()
+	r.phase(200*time.Millisecond, false) // what a driver takes once and keeps is taken here
+	before := r.free()
+	r.phase(o.For, true)
+	for i, now := range r.free() {
+		if now+slack < before[i] || before[i]+slack < now {
+			r.wrong("%v: %d bytes of memory are free and were %d", r.devs[i], now, before[i])
+		}
+	}
+	for _, d := range r.devs {
+		if err := d.Close(); err != nil {
+			r.wrong("close %v: %v", d, err)
+		}
+	}
+	return r.found, r.ops.Load()
+}
+
+// wrong notes what is wrong first, and ends the run.
+func (r *run) wrong(format string, args ...any) {
+	r.stop.Store(true)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.found == "" {
+		r.found = fmt.Sprintf(format, args...)
+	}
+}
+
+// refused says whether an operation failed. It may for a driver call that was
+// made to fail, and for the reasons named; what else there is is wrong.
+func (r *run) refused(doing string, err error, also ...error) bool {
+	if err == nil {
+		return false
+	}
+	if r.Injected != nil {
+		also = append(also, vmm.ErrOutOfMemory, vmm.ErrAddressSpace)
+	}
+	injected := r.Injected != nil && r.Injected(err)
+	if !injected && !slices.ContainsFunc(also, func(kind error) bool { return errors.Is(err, kind) }) {
+		r.wrong("%s: %v", doing, err)
+	}
+	return true
+}
+
+// until makes a call again until it works.
+func (r *run) until(doing string, call func() error, also ...error) {
+	var last error
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
+		if last = call(); !r.refused(doing, last, also...) {
+			return
+		}
+	}
+	r.wrong("%s does not work: %v", doing, last)
+}
+
+// open opens the devices.
+func (r *run) open() {
+	r.t.Helper()
+	r.devs = nil
+	for _, n := range r.Devices {
+		d, err := vmm.OpenDriver(r.Driver, n)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.devs = append(r.devs, d)
+	}
+}
+
+// free holds the devices' books to nothing, closes them, opens them again, and
+// returns how much of their memory is free.
+func (r *run) free() (free []uint64) {
+	r.t.Helper()
+	for _, d := range r.devs {
+		if _, err := d.Trim(0); err != nil {
+			r.wrong("trim %v: %v", d, err)
+		}
+		s := d.Stats()
+		if s.Used+s.Cached+s.Asleep+s.Stuck+s.Reserved+s.Committed+s.Pending > 0 {
+			r.wrong("left on %v: %v", d, s)
+		}
+		if err := d.Close(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	r.open()
+	for _, d := range r.devs {
+		n, _, err := d.MemInfo()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		free = append(free, n)
+	}
+	return free
+}
+
+// phase has everybody at work for a while, and then everything closed.
+func (r *run) phase(d time.Duration, failing bool) {
+	r.t.Helper()
+	if r.found != "" {
+		return
+	}
+	r.stop.Store(false)
+	var all []*owner
+	for i := range owners {
+		all = append(all, r.newOwner(i))
+	}
+	r.Fail(failing)
+	var work sync.WaitGroup
+	for _, o := range all {
+		work.Go(o.work)
+	}
+	for i, d := range r.devs {
+		work.Go(func() { r.visit(d, rand.New(rand.NewPCG(r.Seed, uint64(1000+i)))) })
+	}
+	for i, n := range r.Guests {
+		work.Go(func() { r.guest(n, all, rand.New(rand.NewPCG(r.Seed, uint64(2000+i)))) })
+	}
+	done := make(chan struct{})
+	go func() { work.Wait(); close(done) }()
+	end := time.NewTimer(d)
+	defer end.Stop()
+	select {
+	case <-done:
+	case <-end.C:
+	}
+	r.stop.Store(true)
+	// What is waited for below may be waiting for success.
+	slow := time.AfterFunc(20*time.Second, func() { r.Fail(false) })
+	defer slow.Stop()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		text := make([]byte, 1<<20)
+		r.t.Fatalf("somebody is stuck\n%s", text[:runtime.Stack(text, true)])
+	}
+	r.Fail(false)
+	for _, o := range all {
+		o.close()
+	}
+}
+
+// visit does what concerns a device and no owner's range.
+func (r *run) visit(d *vmm.Device, random *rand.Rand) {
+	defer d.SetThreshold(0)
+	for !r.stop.Load() {
+		r.ops.Add(1)
+		switch random.IntN(5) {
+		case 0:
+			_, err := d.Trim(uint64(random.IntN(8) * r.Granule))
+			r.refused("trim", err)
+		case 1:
+			d.SetThreshold(uint64(random.IntN(16) * r.Granule))
+		case 2:
+			r.visitAlloc(d, random)
+		case 3:
+			r.visitStream(d)
+		case 4:
+			d.Stats()
+			d.Report()
+		}
+	}
+}
+
+func (r *run) visitAlloc(d *vmm.Device, random *rand.Rand) {
+	g, err := d.Alloc(uint64(random.IntN(r.Granule) + 1))
+	if r.refused("alloc", err) {
+		return
+	}
+	b := make([]byte, g.Len())
+	if _, err := g.ReadAt(b, 0); !r.refused("read what is new", err) {
+		if i := slices.IndexFunc(b, func(x byte) bool { return x != 0 }); i >= 0 {
+			r.wrong("byte %d of what Alloc gave is %d", i, b[i])
+		}
+	}
+	r.until("close what Alloc gave", g.Close)
+}
+
+func (r *run) visitStream(d *vmm.Device) {
+	s, err := d.NewStream()
+	if r.refused("make a stream", err) {
+		return
+	}
+	e, err := s.Record()
+	if !r.refused("record", err) {
+		_, err := e.Done()
+		r.refused("ask an event", err)
+		r.until("close an event", e.Close)
+	}
+	r.until("close a stream", s.Close)
+}
+
+// guest opens a device, has its streams named and reads by it what owners have, and
+// closes it, again and again.
+func (r *run) guest(n int, all []*owner, random *rand.Rand) {
+	for !r.stop.Load() {
+		r.ops.Add(1)
+		d, err := vmm.OpenDriver(r.Driver, n)
+		if r.refused("open a guest", err) {
+			continue
+		}
+		o := all[random.IntN(len(all))]
+		if g := o.shown.Load(); o.uses {
+			r.guestStream(d, g)
+		} else {
+			r.guestReads(d, g, random)
+		}
+		r.until("close a guest", d.Close, vmm.ErrBusy) // a range with its grant may be closing
+	}
+}
+
+func (r *run) guestStream(d *vmm.Device, g *vmm.Range) {
+	s, err := d.NewStream()
+	if r.refused("make a guest's stream", err) {
+		return
+	}
+	r.refused("use a guest's stream", g.Use(s), vmm.ErrClosed, vmm.ErrAsleep)
+	e, err := s.Record()
+	if !r.refused("record on a guest's stream", err) {
+		r.until("close a guest's event", e.Close)
+	}
+	r.until("close a guest's stream", s.Close)
+}
+
+func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
+	if r.refused("grant a guest", g.Grant(vmm.Read, d), vmm.ErrClosed, vmm.ErrAsleep) {
+		return
+	}
+	// Shrinking, sleeping and closing are the owner's right.
+	err := d.CopyOut(make([]byte, 1+random.IntN(100)), g.Ptr())
+	r.refused("a guest's read", err, vmm.ErrBounds, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrInvalid)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for ctx.Err() == nil { // while it sleeps it keeps its grants
+		err := g.Revoke(d)
+		if err == nil || errors.Is(err, vmm.ErrClosed) {
+			return
+		}
+		r.refused("revoke a guest", err, vmm.ErrAsleep)
+		runtime.Gosched()
+	}
+	r.wrong("a guest's grant cannot be revoked")
+}

@@ -1,0 +1,451 @@
+package vmm_test
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+)
+
+// What is tested here is one object that outlives another which it still needs.
+
+// halt stops the first call that match names, from arm on, until let.
+type halt struct {
+	armed   atomic.Bool
+	reached chan struct{}
+	let     func()
+}
+
+func haltAt(w *world, match func(drivertest.Call) bool) *halt {
+	gone := make(chan struct{})
+	h := &halt{reached: make(chan struct{}), let: sync.OnceFunc(func() { close(gone) })}
+	w.before = func(c drivertest.Call) error {
+		if h.armed.Load() && match(c) && h.armed.CompareAndSwap(true, false) {
+			close(h.reached)
+			<-gone
+		}
+		return nil
+	}
+	return h
+}
+
+// TestFenceOutlivesADevice: a fence waits for an event of a device that closes
+// meanwhile. A device that closed counts as waited for, and no event of it is
+// used again.
+func TestFenceOutlivesADevice(t *testing.T) {
+	for name, begin := range map[string]func(t *testing.T, w *world, g *vmm.Range) (s *vmm.Stream, leave func() error){
+		"its stream was named": func(t *testing.T, w *world, g *vmm.Range) (*vmm.Stream, func() error) {
+			s := stream(t, w.devs[1])
+			return s, s.Close
+		},
+		"it had access": func(t *testing.T, w *world, g *vmm.Range) (*vmm.Stream, func() error) {
+			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			raw(t, w.devs[1])
+			return stream(t, w.devs[0]), func() error { return g.Revoke(w.devs[1]) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			g := ranged(t, w, 2*page)
+			used, leave := begin(t, w, g)
+			require.NoError(t, g.Use(used))
+			h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "SyncEvent" && c.Dev == 1 })
+			h.armed.Store(true)
+			read := make(chan error, 1)
+			go func() { _, err := g.ReadAt(make([]byte, 1), 0); read <- err }()
+			<-h.reached
+			require.NoError(t, leave())
+			require.NoError(t, w.devs[1].Close())
+			h.let()
+			require.NoError(t, <-read)
+
+			again, err := vmm.OpenDriver(w.drv, 1)
+			require.NoError(t, err)
+			s := stream(t, again)
+			require.NoError(t, g.Use(s))
+			for range 3 {
+				_, err := g.ReadAt(make([]byte, 1), 0)
+				require.NoError(t, err)
+			}
+			require.NoError(t, g.Close())
+			require.NoError(t, s.Close())
+			require.NoError(t, again.Close())
+			require.NoError(t, used.Close())
+			w.end()
+		})
+	}
+}
+
+// TestDeferredClipOutlivesADevice: what Clip gave up waits for an event of a device
+// that closes before the wait is noted. The memory goes back all the same.
+func TestDeferredClipOutlivesADevice(t *testing.T) {
+	w := newWorld(t, 2)
+	vmm.SetStill(w.devs[0], true)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(4*page))
+	s := stream(t, w.devs[1])
+	require.NoError(t, g.Use(s))
+	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Record" && c.Dev == 0 })
+	h.armed.Store(true)
+	clip := make(chan error, 1)
+	go func() { clip <- g.Clip() }()
+	<-h.reached
+	require.NoError(t, s.Close())
+	require.NoError(t, w.devs[1].Close())
+	h.let()
+	require.NoError(t, <-clip)
+	require.NoError(t, vmm.Drain(w.devs[0]))
+	require.Zero(t, g.Stats().Pending)
+	require.NoError(t, g.Close())
+	vmm.SetStill(w.devs[0], false)
+	w.end()
+}
+
+// TestWhatClosesLate is tried again by the next Device.Close.
+func TestWhatClosesLate(t *testing.T) {
+	w := newWorld(t, 2)
+	vmm.SetStill(w.devs[0], true)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(4*page))
+	s := stream(t, w.devs[1])
+	require.NoError(t, g.Use(s))
+	require.NoError(t, g.Clip())
+	require.NoError(t, s.Close())
+	require.NoError(t, w.devs[1].Close(), "what retires holds its event")
+	w.refuse("FreeEvent", 1, errInjected)
+	require.NoError(t, vmm.Drain(w.devs[0]))
+	require.NoError(t, g.Close())
+	vmm.SetStill(w.devs[0], false)
+	w.end()
+}
+
+// TestStreamsMadeWhileADeviceCloses are given back, or never made.
+func TestStreamsMadeWhileADeviceCloses(t *testing.T) {
+	rounds := 200
+	if testing.Short() {
+		rounds = 20
+	}
+	for range rounds {
+		drv := drivertest.Inject(host.New(host.Config{PageGranularity: true}), nil)
+		d, err := vmm.OpenDriver(drv, 0)
+		require.NoError(t, err)
+		raw(t, d)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				s, err := d.NewStream()
+				if err == nil {
+					e, err := s.Record()
+					if err == nil {
+						_ = e.Close()
+					}
+					_ = s.Close()
+				} else if !errors.Is(err, vmm.ErrClosed) {
+					t.Error(err)
+				}
+			})
+			all.Go(func() { _ = d.Close() })
+		}
+		all.Wait()
+		require.NoError(t, d.Close())
+		require.NoError(t, drv.Balanced())
+	}
+}
+
+// TestOthersWhileADeviceCloses: no lock that others need is held while the driver
+// waits for the device.
+func TestOthersWhileADeviceCloses(t *testing.T) {
+	for _, at := range []string{"SyncStream", "FreeHost", "Close"} {
+		w := newWorld(t, 1)
+		vmm.SetStaging(w.devs[0], &vmm.Staging{Block: page})
+		g := ranged(t, w, page)
+		require.NoError(t, g.Close())
+		h := haltAt(w, func(c drivertest.Call) bool { return c.Name == at })
+		h.armed.Store(true)
+		closed := make(chan error, 1)
+		go func() { closed <- w.devs[0].Close() }()
+		<-h.reached
+		others := make(chan error, 1)
+		go func() {
+			w.devs[0].Stats()
+			w.devs[0].Report()
+			w.devs[0].SetLimit(0)
+			d, err := vmm.OpenDriver(host.New(host.Config{}), 0)
+			others <- errors.Join(err, d.Close())
+		}()
+		select {
+		case err := <-others:
+			require.NoError(t, err)
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s: others wait for the Close of a device", at)
+		}
+		again, err := vmm.OpenDriver(w.drv, 0) // it does not get what is closing
+		require.NoError(t, err)
+		_, _, err = again.MemInfo()
+		require.NoError(t, err)
+		h.let()
+		require.NoError(t, <-closed)
+		_, _, err = again.MemInfo()
+		require.NoError(t, err)
+		require.NoError(t, again.Close())
+		w.end()
+	}
+}
+
+// TestAFailedAllocNamesItsReason: what keeps a device open is what the driver would
+// not take back, not a range that the caller never had.
+func TestAFailedAllocNamesItsReason(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	w.refuse("Fill", 1, driver.ErrInvalid)
+	w.refuse("Unmap", 2, errInjected)
+	_, err := d.Alloc(page)
+	require.ErrorIs(t, err, driver.ErrInvalid)
+	require.ErrorIs(t, err, errInjected)
+	err = d.Close()
+	require.ErrorIs(t, err, errInjected)
+	require.ErrorContains(t, err, "what a failed Alloc could not give back")
+	require.NoError(t, d.Close())
+	w.end()
+}
+
+// TestAClosedDeviceChangesNothing of the one that is opened after it.
+func TestAClosedDeviceChangesNothing(t *testing.T) {
+	w := newWorld(t, 2)
+	d := w.devs[1]
+	require.NoError(t, d.Close())
+	d.SetLimit(1)
+	d.SetThreshold(1)
+	again, err := vmm.OpenDriver(w.drv, 1)
+	require.NoError(t, err)
+	require.Zero(t, again.Stats().Limit)
+	c, err := again.Create(page, vmm.Prop{})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	require.NoError(t, again.Close())
+	w.end()
+}
+
+// TestTrimOffersAgain what the driver would not take back: memory, mappings that
+// were never accessible, and access that may not be what the books say.
+func TestTrimOffersAgain(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, w *world, g *vmm.Range){
+		"memory": func(t *testing.T, w *world, g *vmm.Range) {
+			require.NoError(t, g.SetLen(page))
+			w.refuse("Release", 1, errInjected)
+			require.NoError(t, g.Clip())
+		},
+		"a mapping": func(t *testing.T, w *world, g *vmm.Range) {
+			w.refuse("SetAccess", 1, errInjected)
+			w.refuse("Unmap", 1, errInjected)
+			require.ErrorIs(t, g.Grow(g.Cap()), errInjected)
+			require.ErrorIs(t, g.Grow(g.Cap()), errInjected, "growth past it")
+		},
+		"access": func(t *testing.T, w *world, g *vmm.Range) {
+			w.refuse("SetAccess", 2, errInjected)
+			require.ErrorIs(t, g.Grant(vmm.Read, w.devs[1]), errInjected)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			g := ranged(t, w, 2*page)
+			spoil(t, w, g)
+			require.NotZero(t, w.devs[0].Stats().Stuck)
+			_, err := w.devs[0].Trim(0)
+			require.NoError(t, err)
+			require.Zero(t, w.devs[0].Stats().Stuck)
+			require.NoError(t, g.Grow(g.Cap()))
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
+}
+
+// TestGrowthOffersAgain what the driver would not take back, where memory runs out.
+func TestGrowthOffersAgain(t *testing.T) {
+	w := worldOn(t, 1, host.Config{Memory: 4 * page, PageGranularity: page == 4096})
+	g, h := ranged(t, w, 3*page), ranged(t, w, page)
+	require.NoError(t, g.SetLen(0))
+	w.refuse("Release", 3, errInjected)
+	require.NoError(t, g.Clip())
+	require.NotZero(t, w.devs[0].Stats().Stuck)
+	require.NoError(t, h.Append(pattern(3*page, 1)))
+	require.Zero(t, w.devs[0].Stats().Stuck)
+	require.NoError(t, g.Close())
+	require.NoError(t, h.Close())
+	w.end()
+}
+
+// TestGrowthUsesWhatOthersGiveBack: of two growths out of memory one empties the
+// caches; the other finds nothing kept any more, but enough that is free.
+func TestGrowthUsesWhatOthersGiveBack(t *testing.T) {
+	drv := &afterCreate{Driver: host.New(host.Config{Memory: 8 * page, PageGranularity: page == 4096})}
+	d, err := vmm.OpenDriver(drv, 0)
+	require.NoError(t, err)
+	d.SetThreshold(8 * page)
+	old := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: page})
+	require.NoError(t, old.Grow(8*page))
+	require.NoError(t, old.Close())
+	x := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: 2 * page})
+	y := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: 2 * page})
+	reached, gone := make(chan struct{}), make(chan struct{})
+	first := sync.OnceFunc(func() { close(reached); <-gone })
+	drv.set(func(err error) {
+		if errors.Is(err, vmm.ErrOutOfMemory) {
+			drv.set(nil)
+			first()
+		}
+	})
+	grown := make(chan error, 1)
+	go func() { grown <- y.Grow(page) }()
+	<-reached
+	require.NoError(t, x.Grow(page))
+	close(gone)
+	require.NoError(t, <-grown)
+	require.NoError(t, x.Close())
+	require.NoError(t, y.Close())
+	require.NoError(t, d.Close())
+}
+
+// TestGrowthsOutOfMemoryTogether all find what was kept.
+func TestGrowthsOutOfMemoryTogether(t *testing.T) {
+	for range 100 {
+		w := worldOn(t, 1, host.Config{Memory: 64 * page, PageGranularity: page == 4096})
+		d := w.devs[0]
+		d.SetThreshold(64 * page)
+		old := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page})
+		require.NoError(t, old.Grow(64*page))
+		require.NoError(t, old.Close())
+		var all sync.WaitGroup
+		for range 4 {
+			g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: 2 * page})
+			all.Go(func() {
+				if err := g.Grow(page); err != nil {
+					t.Error(err)
+				}
+				_ = g.Close()
+			})
+		}
+		all.Wait()
+		w.end()
+	}
+}
+
+// afterCreate calls a function with what each Create answered.
+type afterCreate struct {
+	*host.Driver
+	after atomic.Pointer[func(error)]
+}
+
+func (d *afterCreate) set(f func(error)) {
+	if f == nil {
+		d.after.Store(nil)
+		return
+	}
+	d.after.Store(&f)
+}
+
+func (d *afterCreate) Create(size uint64, p driver.Prop) (driver.Handle, error) {
+	h, err := d.Driver.Create(size, p)
+	if f := d.after.Load(); f != nil {
+		(*f)(err)
+	}
+	return h, err
+}
+
+// TestNobodyWaitsBehindAClip that waits for a device: contract 9.
+func TestNobodyWaitsBehindAClip(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(4*page))
+	s := stream(t, d)
+	open := gate(t, d, s.Raw())
+	clip := make(chan error, 1)
+	go func() { clip <- g.Clip() }()
+	for g.Stats().Pending == 0 {
+		runtime.Gosched()
+	}
+	done := make(chan error, 1)
+	go func() {
+		release, err := g.Hold(page)
+		if err == nil {
+			release()
+		}
+		done <- errors.Join(err, g.Grow(page), g.Append([]byte{1}), g.SetLen(page))
+	}()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		t.Error("an Append that fits waits for another stream's work, since a Clip does")
+	}
+	open()
+	require.NoError(t, <-clip)
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestNobodyWaitsBehindARead: a first Grant, a Clip and a Revoke that wait for a
+// long read hold up no Append; a Grant that takes nothing away does not wait itself.
+func TestNobodyWaitsBehindARead(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    func(g *vmm.Range, peer *vmm.Device) error
+		waits bool
+	}{
+		"grant":  {func(g *vmm.Range, peer *vmm.Device) error { return g.Grant(vmm.Read, peer) }, false},
+		"clip":   {func(g *vmm.Range, _ *vmm.Device) error { return g.Clip() }, true},
+		"revoke": {func(g *vmm.Range, peer *vmm.Device) error { return g.Revoke(peer) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			g := ranged(t, w, page)
+			require.NoError(t, g.Grow(3*page))
+			if name == "revoke" {
+				require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			}
+			h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "CopyOut" })
+			h.armed.Store(true)
+			read := begun(func() error { _, err := g.ReadAt(make([]byte, 1), 0); return err })
+			<-h.reached
+			done := begun(func() error { return c.do(g, w.devs[1]) })
+			if !c.waits {
+				require.NoError(t, within(t, done, name+" waits for a read"))
+			} else {
+				for range 1000 {
+					runtime.Gosched()
+				}
+			}
+			require.NoError(t, within(t, begun(func() error { return g.Append([]byte{1}) }), "an Append waits for another's read"))
+			h.let()
+			require.NoError(t, <-read)
+			if c.waits {
+				require.NoError(t, <-done)
+			}
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
+}
+
+// within gives what comes soon.
+func within(t *testing.T, c <-chan error, what string) error {
+	t.Helper()
+	select {
+	case err := <-c:
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatal(what)
+		return nil
+	}
+}
