@@ -114,10 +114,10 @@ func useAll(d *vmm.Device) (err error) {
 	}
 	var s *vmm.Stream
 	var g *vmm.Range
-	do(func() (err error) { s, err = d.NewStream(); return })
+	do(func() (err error) { s, err = d.NewStream(); return err })
 	do(func() (err error) {
 		g, err = d.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page})
-		return
+		return err
 	})
 	do(func() error { return g.Use(s) })
 	do(func() error { return g.Append(pattern(5*page, 1)) })
