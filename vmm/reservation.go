@@ -242,7 +242,7 @@ func (r *Reservation) mapOnce(off uint64, ms []*memory) error {
 	if err != nil {
 		return err
 	}
-	if err := r.place(i, off, size, ms); err != nil {
+	if err := r.place(i, off, size, ms, r.who); err != nil {
 		return err
 	}
 	r.mu.Lock()
@@ -253,9 +253,9 @@ func (r *Reservation) mapOnce(off uint64, ms []*memory) error {
 	return nil
 }
 
-// place maps ms at off and sets access, all or nothing. It needs r.layout. What
+// place maps ms at off and sets access for who, all or nothing. It needs r.layout. What
 // cannot be undone becomes quarantined slots from index i on.
-func (r *Reservation) place(i int, off, size uint64, ms []*memory) error {
+func (r *Reservation) place(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
 	drv := r.dev.drv()
 	at := off
 	for n, m := range ms {
@@ -264,7 +264,7 @@ func (r *Reservation) place(i int, off, size uint64, ms []*memory) error {
 		}
 		at += m.size
 	}
-	if err := drv.SetAccess(r.ptr+Ptr(off), size, r.who); err != nil {
+	if err := drv.SetAccess(r.ptr+Ptr(off), size, who); err != nil {
 		return r.unmapAgain(i, off, ms, err)
 	}
 	return nil

@@ -308,7 +308,7 @@ func (s *sleeper) comeBack() error {
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	if len(s.mem) > 0 {
-		if err := r.place(0, 0, s.size(), s.mem); err != nil {
+		if err := r.place(0, 0, s.size(), s.mem, r.who); err != nil {
 			return err
 		}
 	}
@@ -436,11 +436,18 @@ func (s *sleeper) rise() error {
 	return nil
 }
 
-// putBack maps the sleeper's memory, all or nothing.
+// putBack maps the sleeper's memory, all or nothing. The owner may write to it
+// until load has.
 func (s *sleeper) putBack() error {
-	s.r.layout.Lock()
-	defer s.r.layout.Unlock()
-	return s.r.place(0, 0, s.room, s.mem)
+	r := s.r
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	who := r.who
+	if who[0].Access == Read && s.len.Load() > 0 {
+		who = slices.Clone(who)
+		who[0].Access = ReadWrite
+	}
+	return r.place(0, 0, s.room, s.mem, who)
 }
 
 // heal unmaps what an earlier undo could not.
@@ -472,7 +479,16 @@ func (s *sleeper) load() error {
 	if err != nil {
 		return err
 	}
-	return raw.copyIn(s.r.ptr, b)
+	if err := raw.copyIn(s.r.ptr, b); err != nil {
+		return err
+	}
+	r := s.r
+	r.layout.Lock()
+	defer r.layout.Unlock()
+	if r.who[0].Access == Read { // as granted; see putBack
+		return r.dev.drv().SetAccess(r.ptr, s.room, r.who[:1])
+	}
+	return nil
 }
 
 // fall undoes rise, after a wait that answered err. What cannot be unmapped

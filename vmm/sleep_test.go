@@ -505,3 +505,29 @@ func TestSleepWithRetirements(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestWakeOfWhatItsOwnerMayOnlyRead brings the contents back, and the access.
+func TestWakeOfWhatItsOwnerMayOnlyRead(t *testing.T) {
+	faults(t, func(t *testing.T, at ...int) []string {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		g := ranged(t, w, 2*page)
+		before := w.contents(g)
+		require.NoError(t, g.Grant(vmm.Read, d))
+		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		w.arm(at...)
+		err := vmm.Wake(g)
+		calls := w.disarm()
+		if err != nil {
+			isInjected(w, err)
+			require.NoError(t, vmm.Wake(g))
+		}
+		require.Equal(t, before, w.contents(g))
+		require.ErrorIs(t, d.CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid)
+		require.NoError(t, g.Grant(vmm.ReadWrite, d))
+		require.NoError(t, d.CopyIn(g.Ptr(), []byte{1}))
+		require.NoError(t, g.Close())
+		w.end()
+		return calls
+	})
+}

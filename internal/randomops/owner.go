@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -44,6 +45,28 @@ func (r *run) newOwner(i int) *owner {
 	return o
 }
 
+// failed is refused for what concerns the range, which others may have put to
+// sleep or be using. It wakes it.
+func (o *owner) failed(doing string, err error, also ...error) bool {
+	if o.Meddlers > 0 {
+		also = append(also, vmm.ErrAsleep, vmm.ErrBusy)
+	}
+	if errors.Is(err, vmm.ErrAsleep) {
+		o.refused("wake", vmm.Wake(o.g), also...)
+	}
+	return o.refused(doing, err, also...)
+}
+
+// insist makes a call for the range again until it works.
+func (o *owner) insist(doing string, call func() error) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
+		if !o.failed(doing, call()) {
+			return
+		}
+	}
+	o.wrong("%s does not work", doing)
+}
+
 // open makes the range.
 func (o *owner) open() {
 	options := vmm.RangeOptions{Max: uint64(16 * o.Granule)}
@@ -60,13 +83,13 @@ func (o *owner) open() {
 	o.p, o.want, o.broken = o.g.Ptr(), nil, 0
 	o.shown.Store(o.g)
 	if o.uses {
-		o.until("use a stream", func() error { return o.g.Use(o.s) })
+		o.insist("use a stream", func() error { return o.g.Use(o.s) })
 	}
 }
 
 // close gives all up.
 func (o *owner) close() {
-	o.until("close", o.g.Close)
+	o.insist("close", o.g.Close)
 	o.until("close a stream", o.s.Close)
 }
 
@@ -82,7 +105,7 @@ func (o *owner) work() {
 		}
 		if o.broken > 20 || o.g.Stats().Stuck > 0 && o.random.IntN(10) == 0 || o.random.IntN(1000) == 0 {
 			o.check()
-			o.until("close", o.g.Close)
+			o.insist("close", o.g.Close)
 			o.open()
 		}
 	}
@@ -120,7 +143,7 @@ func (o *owner) step() {
 	case 7:
 		o.check()
 	case 8:
-		o.refused("clip", o.g.Clip())
+		o.failed("clip", o.g.Clip())
 	case 9:
 		o.sleep()
 	case 10:
@@ -131,10 +154,10 @@ func (o *owner) step() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		n, err := o.g.Written(ctx)
 		cancel()
-		if !o.refused("written", err) && n != uint64(len(o.want)) {
+		if !o.failed("written", err) && n != uint64(len(o.want)) {
 			o.wrong("%d bytes are written of %d", n, len(o.want))
 		}
-		o.refused("grow", o.g.Grow(uint64(o.random.IntN(2*o.Granule))), vmm.ErrFull)
+		o.failed("grow", o.g.Grow(uint64(o.random.IntN(2*o.Granule))), vmm.ErrFull)
 	}
 }
 
@@ -147,14 +170,14 @@ func (o *owner) appended(how func([]byte) error) {
 	case errors.Is(err, vmm.ErrFull):
 		o.cut(len(o.want) / 4)
 	default:
-		o.refused("append", err)
+		o.failed("append", err)
 		o.broken++
 	}
 }
 
 func (o *owner) cut(n int) {
 	o.rest()
-	if !o.refused("set length", o.g.SetLen(uint64(n))) {
+	if !o.failed("set length", o.g.SetLen(uint64(n))) {
 		o.want = o.want[:n]
 	}
 }
@@ -166,7 +189,7 @@ func (o *owner) overwrite() {
 	o.rest()
 	at := o.random.IntN(len(o.want))
 	b := o.some(len(o.want) - at)
-	o.until("write", func() error { // what fails may have written a part
+	o.insist("write", func() error { // what fails may have written a part
 		_, err := o.g.WriteAt(b, int64(at))
 		return err
 	})
@@ -177,7 +200,7 @@ func (o *owner) overwrite() {
 func (o *owner) check() {
 	got := make([]byte, len(o.want))
 	n, err := o.g.ReadAt(got, 0)
-	if !o.refused("read", err) {
+	if !o.failed("read", err) {
 		o.compare("the range", got[:n])
 	}
 }
@@ -198,17 +221,19 @@ func (o *owner) sleep() {
 	if o.random.IntN(3) == 0 {
 		mode = vmm.DropContents
 	}
-	if o.refused("sleep", vmm.Sleep(mode, o.g)) {
+	if o.failed("sleep", vmm.Sleep(mode, o.g)) {
 		o.check()
 		return
 	}
 	if mode == vmm.DropContents {
 		o.want = o.want[:0]
 	}
-	if err := o.g.Append([]byte{1}); !errors.Is(err, vmm.ErrAsleep) {
-		o.wrong("append to a range that sleeps: %v", err)
+	if o.Meddlers == 0 { // else somebody may wake it
+		if err := o.g.Append([]byte{1}); !errors.Is(err, vmm.ErrAsleep) {
+			o.wrong("append to a range that sleeps: %v", err)
+		}
 	}
-	o.until("wake", func() error { return vmm.Wake(o.g) })
+	o.insist("wake", func() error { return vmm.Wake(o.g) })
 	o.check()
 }
 
@@ -218,26 +243,33 @@ func (o *owner) grant() {
 		return
 	}
 	if o.random.IntN(2) == 0 {
-		o.refused("revoke", o.g.Revoke(o.peer))
+		o.failed("revoke", o.g.Revoke(o.peer))
 		return
 	}
 	access := vmm.Read
 	if o.random.IntN(2) == 0 {
 		access = vmm.ReadWrite
 	}
-	if o.refused("grant", o.g.Grant(access, o.peer)) || o.uses {
+	if o.failed("grant", o.g.Grant(access, o.peer)) || o.uses {
 		return // or it is only for the stream that was named
 	}
 	o.rest()
 	got := make([]byte, len(o.want))
-	if !o.refused("read from a peer", o.peer.CopyOut(got, o.p)) {
+	err := o.peer.CopyOut(got, o.p)
+	if o.Meddlers > 0 && err != nil { // its access may be gone by now
+		o.refused("read from a peer", err, vmm.ErrInvalid, vmm.ErrBounds, vmm.ErrAsleep, vmm.ErrBusy)
+	} else if !o.refused("read from a peer", err) {
 		o.compare("the peer", got)
 	}
 }
 
 func (o *owner) hold() {
 	release, err := o.g.Hold(uint64(len(o.want)))
-	if o.refused("hold", err) {
+	if o.failed("hold", err) {
+		return
+	}
+	defer release()
+	if o.Meddlers > 0 {
 		return
 	}
 	if len(o.want) > 0 {
@@ -248,5 +280,4 @@ func (o *owner) hold() {
 	if err := o.g.Close(); !errors.Is(err, vmm.ErrBusy) {
 		o.wrong("close what is held: %v", err)
 	}
-	release()
 }

@@ -27,8 +27,12 @@ type Options struct {
 	Devices []int // ordinals of those that are open throughout, two at least for grants
 	Guests  []int // ordinals of those that come and go
 	Granule int   // the unit of memory sizes
-	Seed    uint64
-	For     time.Duration
+
+	// Meddlers is how many others do to the owners' ranges what changes no bytes.
+	Meddlers int
+
+	Seed uint64
+	For  time.Duration
 
 	// Injected says whether an error is one that was made on purpose; nil if none
 	// is. Fail turns failing calls on and off.
@@ -173,6 +177,9 @@ func (r *run) phase(d time.Duration, failing bool) {
 	for i, d := range r.devs {
 		work.Go(func() { r.visit(d, rand.New(rand.NewPCG(r.Seed, uint64(1000+i)))) })
 	}
+	for i := range r.Meddlers {
+		work.Go(func() { r.meddle(all, rand.New(rand.NewPCG(r.Seed, uint64(3000+i)))) })
+	}
 	for i, n := range r.Guests {
 		work.Go(func() { r.guest(n, all, rand.New(rand.NewPCG(r.Seed, uint64(2000+i)))) })
 	}
@@ -300,4 +307,42 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 		runtime.Gosched()
 	}
 	r.wrong("a guest's grant cannot be revoked")
+}
+
+// meddle does to the owners' ranges what changes no bytes of them.
+func (r *run) meddle(all []*owner, random *rand.Rand) {
+	some := func() *vmm.Range { return all[random.IntN(len(all))].shown.Load() }
+	others := []error{vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrFull, vmm.ErrBounds, vmm.ErrInvalid}
+	for !r.stop.Load() {
+		r.ops.Add(1)
+		g, h, d := some(), some(), r.devs[random.IntN(len(r.devs))]
+		both := []*vmm.Range{g}
+		if h != g {
+			both = append(both, h)
+		}
+		switch random.IntN(10) {
+		case 0:
+			r.refused("grow another's", g.Grow(uint64(random.IntN(4*r.Granule))), others...)
+		case 1, 2:
+			r.refused("clip another's", g.Clip(), others...)
+		case 3:
+			if d != g.Device() {
+				r.refused("grant another's", g.Grant(vmm.Access(1+random.IntN(2)), d), others...)
+			}
+		case 4:
+			r.refused("revoke another's", g.Revoke(d), others...)
+		case 5:
+			r.refused("put others' to sleep", vmm.Sleep(vmm.KeepContents, both...), others...)
+		case 6, 7:
+			r.refused("wake others'", vmm.Wake(both...), others...)
+		case 8:
+			r.refused("enable peers", vmm.EnablePeers(vmm.Access(random.IntN(3)), r.devs, both...), others...)
+		case 9:
+			release, err := g.Hold(min(g.Len(), uint64(random.IntN(r.Granule))))
+			if !r.refused("hold another's", err, others...) {
+				runtime.Gosched()
+				release()
+			}
+		}
+	}
 }
