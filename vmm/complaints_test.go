@@ -394,6 +394,16 @@ func (v *reusing) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dr
 
 func (v *reusing) SyncStream(s driver.Stream) error { return v.Device.SyncStream(v.of(s)) }
 
+func (v *reusing) StreamDone(s driver.Stream) (bool, error) {
+	asked, ok := v.Device.(interface {
+		StreamDone(driver.Stream) (bool, error)
+	})
+	if !ok {
+		return false, driver.ErrNotSupported
+	}
+	return asked.StreamDone(v.of(s))
+}
+
 func (v *reusing) Capturing(s driver.Stream) (bool, error) { return v.Device.Capturing(v.of(s)) }
 
 func (v *reusing) Record(e driver.Event, s driver.Stream) error {
