@@ -81,11 +81,11 @@ func TestFailsWhatItIsTold(t *testing.T) {
 
 	fail.SetRate(1000)
 	before := failed
-	for range 1000 {
+	for range 300 {
 		_, _ = use()
 	}
 	_, failed = fail.Calls()
-	require.InDelta(t, 200, float64(failed-before), 60)
+	require.InDelta(t, 60, float64(failed-before), 30)
 
 	fail.SetRate(0)
 	reserve, create = use()
@@ -125,14 +125,35 @@ func TestWithoutARealOne(t *testing.T) {
 	require.ErrorContains(t, err, "cuInit")
 }
 
+// compile makes what is in source with the C compiler, as args say.
+func compile(t *testing.T, source string, args ...string) (path string) {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "source.c")
+	require.NoError(t, os.WriteFile(file, []byte(source), 0o600))
+	path = filepath.Join(t.TempDir(), "compiled")
+	text, err := exec.CommandContext(t.Context(), cc, append([]string{"-o", path, file}, args...)...).CombinedOutput()
+	require.NoError(t, err, string(text))
+	return path
+}
+
+// run runs a program that is linked with the library.
+func run(t *testing.T, program string, fail *failcuda.Library, env ...string) {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), program)
+	c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(fail.Path), "FAILCUDA_CONTROL=")
+	c.Env = append(c.Env, env...)
+	text, err := c.CombinedOutput()
+	require.NoError(t, err, string(text))
+}
+
 // TestByTheEnvironment: as a program meets it that knows nothing of it.
 func TestByTheEnvironment(t *testing.T) {
-	real := fakecuda.Build(t)
-	fail := failcuda.New(t, failcuda.Options{Real: real})
-	program := filepath.Join(t.TempDir(), "create")
-	source := filepath.Join(t.TempDir(), "create.c")
-	require.NoError(t, os.WriteFile(source, []byte(`
-#include <stddef.h>
+	fail := failcuda.New(t, failcuda.Options{Real: fakecuda.Build(t), Seed: 1})
+	run(t, compile(t, `
 int cuInit(unsigned int);
 int cuDeviceCanAccessPeer(int *can, int from, int to);
 int main(void) {
@@ -141,15 +162,29 @@ int main(void) {
 		failed += cuDeviceCanAccessPeer(&can, 0, 1) != 0;
 	return failed > 30 && failed < 70 ? 0 : 1;
 }
-`), 0o600))
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	text, err := exec.CommandContext(t.Context(), cc, "-o", program, source, fail.Path).CombinedOutput()
-	require.NoError(t, err, string(text))
-	run := exec.CommandContext(t.Context(), program)
-	run.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(fail.Path), "FAILCUDA_RATE=5000", "FAILCUDA_CONTROL=")
-	text, err = run.CombinedOutput()
-	require.NoError(t, err, string(text))
+`, fail.Path), fail, "FAILCUDA_RATE=5000")
+}
+
+// TestPassesProcAddressOn: a program that takes its functions from the driver
+// gets the driver's, whatever fails.
+func TestPassesProcAddressOn(t *testing.T) {
+	real := compile(t, `
+int cuInit(unsigned int flags) { return (int)flags; }
+int cuGetProcAddress_v2(const char *name, void **p, int version, unsigned long long flags, int *status) {
+	*p = (void *)cuInit;
+	*status = version + (int)flags + name[0];
+	return 0;
+}
+`, "-shared", "-fPIC")
+	fail := failcuda.New(t, failcuda.Options{Real: real})
+	run(t, compile(t, `
+int cuInit(unsigned int);
+int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *);
+int main(void) {
+	int (*init)(unsigned int), status;
+	if (cuGetProcAddress_v2("cuInit", (void **)&init, 12000, 2, &status) != 0)
+		return 1;
+	return init == cuInit || init(77) != 77 || status != 12002 + 'c';
+}
+`, fail.Path), fail, "FAILCUDA_RATE=10000", "FAILCUDA_KINDS=cuInit")
 }

@@ -59,8 +59,8 @@ func (d *Driver) CanAccessPeer(from, to int) (bool, error) { return from != to, 
 // Granularity is 2 MiB.
 func (d *Driver) Granularity(driver.Prop) (uint64, error) { return granularity, nil }
 
-// RecommendedGranularity is the same.
-func (d *Driver) RecommendedGranularity(driver.Prop) (uint64, error) { return granularity, nil }
+// GranularityRecommended is the same.
+func (d *Driver) GranularityRecommended(driver.Prop) (uint64, error) { return granularity, nil }
 
 // Reserve counts addresses up; none comes twice.
 func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {

@@ -179,13 +179,15 @@ static void *find(void) {
 		"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib",
 		"/usr/local/nvidia/lib64", "/usr/local/cuda/compat",
 	};
+	// Deep, or its calls of itself would come here where a program is linked with this one.
+	const int how = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 	const char *path = text_of("FAILCUDA_REAL", NULL);
 	if (path != NULL)
-		return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+		return dlopen(path, how);
 	for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
 		char full[200];
 		snprintf(full, sizeof full, "%s/libcuda.so.1", folders[i]);
-		void *library = dlopen(full, RTLD_NOW | RTLD_LOCAL);
+		void *library = dlopen(full, how);
 		if (library != NULL)
 			return library;
 	}
