@@ -459,3 +459,19 @@ func TestReusedStreamHandles(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestGenerationsAreNeverTheSame: a registration kept by address and generation is
+// not taken for one of a later range at the same address.
+func TestGenerationsAreNeverTheSame(t *testing.T) {
+	w := newWorld(t, 1)
+	seen := map[uint64]bool{}
+	for range 100 {
+		g := ranged(t, w, page)
+		require.NoError(t, g.Grow(2*page))
+		require.NoError(t, g.Clip())
+		require.False(t, seen[g.Generation()])
+		seen[g.Generation()] = true
+		require.NoError(t, g.Close())
+	}
+	w.end()
+}

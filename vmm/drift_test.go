@@ -174,7 +174,7 @@ func TestAddressesRunOut(t *testing.T) {
 	}
 	require.NotErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.ErrorContains(t, err, "smaller Max")
-	require.EqualValues(t, 1<<46, d.Stats().AddressLimit)
+	require.Equal(t, uint64(1<<46), d.Stats().AddressLimit)
 
 	_, err = d.NewRange(vmm.RangeOptions{Max: page})
 	require.ErrorIs(t, err, vmm.ErrAddressSpace)

@@ -103,7 +103,8 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, of: of, id: reservations.Add(1)}
-	r.slots = make([]slot, 0, 4) // so that the first growth allocates its chunk and nothing else
+	r.generation.Store(r.id << 32) // so that no two reservations have the same, at one address or not
+	r.slots = make([]slot, 0, 4)   // so that the first growth allocates its chunk and nothing else
 	own := ReadWrite
 	if o.ReadOnly {
 		own = Read

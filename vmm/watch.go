@@ -6,7 +6,8 @@ import (
 	"sync"
 )
 
-// Generation counts how often mapped bytes were lost or replaced. Growth leaves
+// Generation is another number, a higher one, each time mapped bytes were lost or
+// replaced, and no two reservations of the process ever have the same. Growth leaves
 // it alone, so a registration (NCCL, RDMA) made at the same generation is still
 // right for the bytes it covers.
 func (r *Reservation) Generation() uint64 {
