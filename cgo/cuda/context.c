@@ -117,8 +117,7 @@ cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, CUcontext ctx, int to) {
 	CUstreamCaptureMode mode;
 	CUVMM_ALIVE(p);
 	p.r = api->primary_retain(&p.ctx, to);
-	p.theirs = p.r != CUDA_SUCCESS;
-	if (p.theirs) {
+	if (p.r != CUDA_SUCCESS) {
 		p.ctx = NULL;
 		return p;
 	}
@@ -150,7 +149,6 @@ cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, CUcontext ctx, CUcontext peer, int 
 			p.ctx = NULL;
 		} else if (p.r == CUDA_SUCCESS) {
 			p.r = released;
-			p.theirs = 1;
 			api->ctx_enable_peer(peer, 0);
 		}
 	}

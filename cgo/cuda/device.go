@@ -43,7 +43,7 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	}
 	c := C.cuvmm_open(d.api, C.int(dev))
 	if c.r != 0 {
-		return nil, d.check(call, dev, c.r)
+		return nil, d.fail(call, Result(c.r))
 	}
 	return &Device{d: d, n: dev, ctx: c.ctx, own: c.own}, nil
 }
@@ -108,13 +108,13 @@ func (v *Device) Close() error {
 	}
 }
 
-func (v *Device) check(call string, r C.CUresult) error { return v.d.check(call, v.n, r) }
+func (v *Device) check(call string, r C.CUresult) error { return v.d.fail(call, Result(r)) }
 
 // back is check for calls that give something back: on a lost device the
 // context has taken it along.
 func (v *Device) back(call string, r C.CUresult) error {
 	err := v.check(call, r)
-	if v.d.units[v.n].lost.Load() {
+	if v.d.lost.Load() {
 		return nil
 	}
 	return err

@@ -38,7 +38,7 @@ func (d *Driver) ExportRange(p driver.Ptr, size uint64) (int, error) {
 	}
 	v := C.cuvmm_export_range(d.api, C.int(dev), C.CUdeviceptr(p), C.size_t(size))
 	if v.r != 0 {
-		return -1, d.check(call, dev, v.r)
+		return -1, d.fail(call, Result(v.r))
 	}
 	return int(v.v), nil
 }

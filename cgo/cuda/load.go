@@ -89,6 +89,6 @@ func Load(path string) (*Driver, error) {
 	if n.r != 0 {
 		return nil, d.fail("cuDeviceGetCount", Result(n.r))
 	}
-	d.units = make([]unit, int(n.v))
+	d.devices = int(n.v)
 	return d, nil
 }

@@ -131,22 +131,27 @@ func TestLost(t *testing.T) {
 	x := makeThings(t, d)
 	require.NoError(t, x.v.FreePlain(x.plain))
 	require.NoError(t, x.v.FreeHost(x.pinned))
-	fake.Lose(0)
+	other, err := d.Open(1)
+	require.NoError(t, err)
+	fake.Lose()
 	isOnly(t, x.v.Sync(), driver.ErrDeviceLost) // this call meets the loss
 	before := fake.Calls("")
 	for name, call := range x.uses() {
 		isOnly(t, call(), driver.ErrDeviceLost, name)
 	}
+	isOnly(t, other.Sync(), driver.ErrDeviceLost, "one lost device is a lost process")
+	_, err = d.Open(1)
+	isOnly(t, err, driver.ErrDeviceLost)
+	_, err = d.Create(granule, driver.Prop{Home: onDevice(1)})
+	isOnly(t, err, driver.ErrDeviceLost)
 	// Whose the address is has to be asked first, and is no matter of a context.
 	require.Equal(t, before+1, fake.Calls(""), "libcuda was asked of a lost device")
 
-	other, err := d.Open(1)
-	require.NoError(t, err, "the other device is well")
 	require.NoError(t, other.Close())
 	x.giveBack(t)
 }
 
-// Every sticky result loses the device, and no other does.
+// Every sticky result loses every device of the process, and no other does.
 func TestSticky(t *testing.T) {
 	sticky := []int{214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 	for _, code := range append(sticky, 1, 2, 100, 201, 304, 400, 401, 600, 800, 801, 900, 999) {
@@ -156,8 +161,10 @@ func TestSticky(t *testing.T) {
 		_, _, err := v.MemInfo()
 		if slices.Contains(sticky, code) {
 			isOnly(t, err, driver.ErrDeviceLost, code)
-			_, err = d.Open(0)
-			isOnly(t, err, driver.ErrDeviceLost, code)
+			for n := range 2 {
+				_, err = d.Open(n)
+				isOnly(t, err, driver.ErrDeviceLost, code)
+			}
 		} else {
 			require.NoError(t, err, "after result %d", code)
 		}

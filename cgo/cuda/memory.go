@@ -95,7 +95,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	v := C.cuvmm_create(d.api, C.size_t(size), c)
 	if v.r != 0 {
-		err := d.checkAt(call, p.Home, v.r)
+		err := d.fail(call, Result(v.r))
 		if p.Share&driver.ShareFabric != 0 {
 			err = ofFabric(err)
 		}
@@ -169,14 +169,6 @@ func (d *Driver) drop(h driver.Handle) (handle, bool) {
 	return k, true
 }
 
-// checkAt is check for memory that lives somewhere.
-func (d *Driver) checkAt(call string, home driver.Location, r C.CUresult) error {
-	if home.Kind == driver.OnDevice {
-		return d.check(call, home.ID, r)
-	}
-	return d.fail(call, Result(r))
-}
-
 // Map puts the whole of h at p.
 func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	const call = "cuMemMap"
@@ -232,7 +224,7 @@ func inside(call string, p driver.Ptr, n uint64) error {
 func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
 	case driver.OnDevice:
-		if err := d.on(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < len(d.units)) {
+		if err := d.on(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < d.devices) {
 			return c, err
 		}
 		c._type = C.CU_MEM_LOCATION_TYPE_DEVICE

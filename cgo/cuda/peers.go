@@ -73,7 +73,7 @@ func (v *Device) EnablePeer(to int) error {
 	}
 	c := C.cuvmm_enable_peer(v.d.api, v.ctx, C.int(to))
 	if c.r != 0 {
-		return v.d.check(call, v.whose(c, to), c.r)
+		return v.check(call, c.r)
 	}
 	if v.peers.all == nil {
 		v.peers.all = map[int]C.CUcontext{}
@@ -90,7 +90,7 @@ func (v *Device) DisablePeer(to int) error {
 		return err
 	}
 	defer v.exit()
-	if to < 0 || to >= len(v.d.units) {
+	if to < 0 || to >= v.d.devices {
 		return v.d.on(call, to)
 	}
 	v.peers.mu.Lock()
@@ -102,12 +102,12 @@ func (v *Device) DisablePeer(to int) error {
 }
 
 // disable takes access to a peer away and releases the peer's context. What
-// fails stays in the books to be tried again, but not where either device is
-// lost: the access has gone with the context.
+// fails stays in the books to be tried again, but not where the process is lost:
+// the access has gone with the contexts.
 func (v *Device) disable(call string, to int) error {
 	c := C.cuvmm_disable_peer(v.d.api, v.ctx, v.peers.all[to], C.int(to))
-	err := v.d.check(call, v.whose(c, to), c.r)
-	lost := v.d.units[v.n].lost.Load() || v.d.units[to].lost.Load()
+	err := v.check(call, c.r)
+	lost := v.d.lost.Load()
 	if c.ctx != nil && !lost {
 		return err
 	}
@@ -115,22 +115,10 @@ func (v *Device) disable(call string, to int) error {
 	if !lost {
 		return err
 	}
-	if c.ctx != nil && c.theirs == 0 {
-		r := C.cuvmm_primary_release(v.d.api, C.int(to))
-		if err := v.d.check(call, to, r); !v.d.units[to].lost.Load() {
-			return err
-		}
+	if c.ctx != nil {
+		C.cuvmm_primary_release(v.d.api, C.int(to)) // what it answers now is the loss
 	}
 	return nil
-}
-
-// whose context a result is of. Where the peer is known to be lost it is that
-// one's: a healthy device must not be lost by letting go of it.
-func (v *Device) whose(c C.cuvmm_peer, to int) int {
-	if c.theirs != 0 || v.d.units[to].lost.Load() {
-		return to
-	}
-	return v.n
 }
 
 // leavePeers disables what is still enabled when the device closes. No later

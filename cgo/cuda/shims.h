@@ -60,12 +60,10 @@ typedef struct {
 } cuvmm_link;
 
 // cuvmm_peer is what became of access to a peer: ctx is the peer's primary
-// context where it is retained, and theirs says that r is of that context and
-// not of the one that was current.
+// context where it is retained.
 typedef struct {
 	CUresult r;
 	CUcontext ctx;
-	int theirs;
 } cuvmm_peer;
 
 typedef const struct cuvmm_api *cuvmm_lib;

@@ -22,7 +22,7 @@ static long long call_calls(void *f, const char *symbol) { return ((long long (*
 static char *call_last(void *f, const char *symbol) { return ((char *(*)(const char *))f)(symbol); }
 static char *call_violations(void *f) { return ((char *(*)(void))f)(); }
 static void call_live(void *f, struct fake_count *out) { ((void (*)(struct fake_count *))f)(out); }
-static void call_lose(void *f, int device) { ((void (*)(int))f)(device); }
+static void call_lose(void *f) { ((void (*)(void))f)(); }
 static void call_link(void *f, int from, int to, int kind) { ((void (*)(int, int, int))f)(from, to, kind); }
 */
 import "C"
@@ -112,8 +112,8 @@ func (c *Control) Live() Live {
 	}
 }
 
-// Lose makes what needs the device's context answer an illegal address.
-func (c *Control) Lose(device int) { C.call_lose(c.losing, C.int(device)) }
+// Lose makes what needs a context, of any device, answer an illegal address.
+func (c *Control) Lose() { C.call_lose(c.losing) }
 
 // Link sets what is between two devices, in one direction.
 func (c *Control) Link(from, to int, kind Link) {

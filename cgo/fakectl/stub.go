@@ -45,7 +45,7 @@ func (*Control) Live() Live { return Live{} }
 func Fork(func() int) (int, error) { return 0, errors.ErrUnsupported }
 
 // Lose does nothing.
-func (*Control) Lose(int) {}
+func (*Control) Lose() {}
 
 // Link does nothing.
 func (*Control) Link(_, _ int, _ Link) {}

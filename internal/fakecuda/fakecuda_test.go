@@ -78,7 +78,7 @@ func TestOpen(t *testing.T) {
 		require.Equal(t, -1, l.Calls("cuMemNap"))
 		require.Empty(t, l.Last("cuMemMap"))
 		l.Configure(1, 1<<20)
-		l.Lose(0)
+		l.Lose()
 		l.Reset()
 		l.Clean()
 	}

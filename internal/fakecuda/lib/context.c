@@ -32,7 +32,7 @@ CUresult context(struct device **out) {
 		violate("the current context is destroyed");
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	}
-	return (*out)->lost ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+	return fake.lost ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
 CUresult cu_ctx_push(CUcontext ctx) {
@@ -212,7 +212,7 @@ CUresult cu_primary_state(CUdevice dev, unsigned int *flags, int *active) {
 CUresult cu_primary_retain(CUcontext *ctx, CUdevice dev) {
 	ENTER(primary_retain, "dev=%d", dev);
 	TRY(known_device(dev));
-	if (fake.device[dev].lost)
+	if (fake.lost)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	fake.device[dev].retained++;
 	*ctx = (CUcontext)&fake.device[dev];

@@ -86,7 +86,6 @@ struct device {
 	unsigned int retained; // of the primary context, which the device stands for
 	unsigned int epoch;    // how many primary contexts it has had
 	int pushed;
-	bool lost;
 	unsigned long long threshold;
 	unsigned char link[MAX_DEVICES]; // to each other device: FAKE_NVLINK and so on
 	unsigned int peers;              // the devices whose plain memory its context reaches, a bit each
@@ -156,6 +155,7 @@ struct stream {
 // state is all that fake_reset forgets.
 struct state {
 	int devices;
+	bool lost; // a device is, so all of this process are
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
 	unsigned long long serial; // of the last chunk
@@ -200,7 +200,7 @@ void leave(struct call *);
 void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // context is the device whose context is current; an error where there is none,
-// or where it is lost.
+// or where the process is lost.
 CUresult context(struct device **out);
 
 // fresh_thread takes off this thread what it has from before the last reset.

@@ -142,6 +142,7 @@ static void forget(void) {
 	violations = NULL;
 	memset(records, 0, sizeof records);
 	generation++;
+	fake.lost = false;
 	for (int i = 0; i < MAX_DEVICES; i++) {
 		struct device *d = &fake.device[i];
 		*d = (struct device){.total = d->total, .epoch = d->epoch + 1};
@@ -244,10 +245,9 @@ void fake_live(struct fake_count *out) {
 	*out = c;
 }
 
-void fake_lose(int device) {
+void fake_lose(void) {
 	pthread_mutex_lock(&lock);
-	if (known_device(device) == CUDA_SUCCESS)
-		fake.device[device].lost = true;
+	fake.lost = true;
 	pthread_mutex_unlock(&lock);
 }
 
