@@ -6,9 +6,10 @@ import "time"
 // none. Sizes and addresses are bytes; every size, address and offset is a
 // multiple of the granularity, else ErrInvalid. Safe for concurrent use.
 //
-// Once a device is lost every call that names it answers ErrDeviceLost on
-// entry, except Unmap, Release, Free and a SetAccess that only takes access
-// away: memory can still be given back.
+// One lost device is a lost process: from then on every call that names a
+// device, whichever it is, returns ErrDeviceLost on entry, and only a new process
+// helps. Unmap, Release, Free and a SetAccess that only takes access away still
+// work: memory can be given back.
 type Driver interface {
 	// Name is the part of a device name before the colon: "cuda", "host".
 	Name() string
@@ -50,7 +51,7 @@ type Driver interface {
 	// Unmap takes away whole mappings, one or several side by side; part of
 	// one is ErrInvalid. A hole among them is the caller's mistake, which the
 	// host refuses and CUDA passes over. It waits for nothing: work still
-	// queued on the memory loses its device.
+	// queued on the memory loses the process.
 	Unmap(p Ptr, size uint64) error
 
 	// SetAccess sets what each of who may do with [p, p+size), which may span
@@ -82,13 +83,13 @@ type Driver interface {
 
 // Device is what needs a context. Each call pushes the context, works and pops
 // inside one C function, so goroutines may change threads between calls. Safe
-// for concurrent use. Every call of a lost device answers ErrDeviceLost on
-// entry, except FreeStream, FreeEvent, DisablePeer and Close.
+// for concurrent use. Once a device of the process is lost every call returns
+// ErrDeviceLost on entry, except FreeStream, FreeEvent, DisablePeer and Close.
 //
 // Copies and fills check both ends when they are queued: an address that is
 // not mapped, or that this device may not read or write, is ErrInvalid and
 // harmless. Memory that is unmapped or taken away after that, before the work
-// has run, loses the device.
+// has run, loses all devices.
 type Device interface {
 	MemInfo() (free, total uint64, err error)
 

@@ -26,7 +26,7 @@ var (
 	ErrClosed       error = &sentinel{text: "already closed", std: os.ErrClosed}              // used after Close
 	ErrNoDriver     error = &sentinel{text: "no driver"}                                      // not installed; the text says what was looked for
 	ErrNoDevice     error = &sentinel{text: "no such device"}                                 // installed, but this device is not there
-	ErrDeviceLost   error = &sentinel{text: "device lost"}                                    // sticky until the process ends
+	ErrDeviceLost   error = &sentinel{text: "device lost"}                                    // of every device, until the process ends
 	ErrCapturing    error = &sentinel{text: "a stream is being captured"}                     // the wait would destroy the capture
 	ErrPeerEnabled  error = &sentinel{text: "peer access is enabled already"}                 // LegacyPeers.EnablePeer; perhaps by another library
 	ErrLimit        error = &sentinel{text: "a limit of the system or the driver is reached"} // nofile, vm.max_map_count, peers of a device

@@ -80,6 +80,7 @@ func mutants() map[string]mutant {
 		"import takes the descriptor":           memory("import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }),
 		"import takes anything":                 memory("import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }),
 		"a lost device still creates":           memory("lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }),
+		"a lost device is lost alone":           memory("lost-process", func(d *host.Driver) driver.Driver { return &lostAlone{d} }),
 		"a lost device keeps its memory":        memory("lost-give-back", func(d *host.Driver) driver.Driver { return &unmapLost{d} }),
 		"one call at a time":                    memory("concurrent", func(d *host.Driver) driver.Driver { return &oneAtATime{Driver: d} }),
 		"unmap destroys a capture":              memory("capture-grow", func(d *host.Driver) driver.Driver { return &syncUnmap{d} }),
@@ -263,6 +264,16 @@ type createLost struct{ *host.Driver }
 func (d *createLost) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	h, err := d.Driver.Create(size, p)
 	return h, pass(err, driver.ErrDeviceLost)
+}
+
+type lostAlone struct{ *host.Driver }
+
+func (d *lostAlone) SyncIfActive(dev int) error {
+	err := d.Driver.SyncIfActive(dev)
+	if dev == 1 {
+		return pass(err, driver.ErrDeviceLost)
+	}
+	return err
 }
 
 type unmapLost struct{ *host.Driver }

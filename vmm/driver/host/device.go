@@ -35,6 +35,9 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	defer d.mem.RUnlock()
 	d.work.Lock()
 	defer d.work.Unlock()
+	if d.lost.Load() { // since it was looked at
+		return nil, u.isLost("Open")
+	}
 	if u.context == nil {
 		u.context = newContext(d, u)
 	}
@@ -49,7 +52,7 @@ func (v *device) enter(verb string) error {
 	if v.closed.Load() {
 		return v.isClosed(verb)
 	}
-	if v.context.u.lost.Load() {
+	if v.context.d.lost.Load() {
 		return v.context.u.isLost(verb)
 	}
 	return nil

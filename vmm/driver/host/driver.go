@@ -17,6 +17,7 @@ type Driver struct {
 	granularity uint64
 	noPeer      map[[2]int]bool
 	units       []*unit
+	lost        atomic.Bool // a device is, so all are: a Driver stands for a process
 
 	// mem guards addresses, memory and access. Those who queue work hold it
 	// shared while they check and queue; those who take memory away hold it
@@ -41,8 +42,7 @@ type Driver struct {
 type unit struct {
 	ordinal int
 	memory  uint64
-	used    uint64 // bytes charged; guarded by Driver.mem
-	lost    atomic.Bool
+	used    uint64   // bytes charged; guarded by Driver.mem
 	context *context // nil while nobody has it open; guarded by Driver.work
 }
 
@@ -98,14 +98,14 @@ func (d *Driver) unit(verb string, dev int) (*unit, error) {
 		return nil, rule(verb, driver.ErrNoDevice, "host:%d; there are %d", dev, len(d.units))
 	}
 	u := d.units[dev]
-	if u.lost.Load() {
+	if d.lost.Load() {
 		return nil, u.isLost(verb)
 	}
 	return u, nil
 }
 
 func (u *unit) isLost(verb string) error {
-	return rule(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work", u.ordinal)
+	return rule(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work, of this device or of another", u.ordinal)
 }
 
 // Supports tries what a feature needs of the system.

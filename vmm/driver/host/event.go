@@ -201,7 +201,7 @@ func (v *device) onEvent(verb string, e driver.Event, f func(*event) error) erro
 	switch {
 	case err != nil:
 		return err
-	case ev.context.u.lost.Load():
+	case d.lost.Load():
 		return ev.context.u.isLost(verb)
 	case ev.capture != nil && !ev.capture.ended:
 		return rule(verb, driver.ErrCapturing, "event %d was recorded in a capture", e)

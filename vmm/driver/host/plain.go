@@ -151,8 +151,8 @@ func (d *Driver) unmapBlock(r *region) error {
 	return nil
 }
 
-// freeBlocks takes the blocks of a context away. Other devices that still have
-// work on them are lost, as after an unmap.
+// freeBlocks takes the blocks of a context away. Where another device still has
+// work on them all are lost, as after an unmap.
 func (d *Driver) freeBlocks(c *context) error {
 	var first error
 	for i := len(d.regions) - 1; i >= 0; i-- {

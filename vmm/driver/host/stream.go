@@ -80,7 +80,7 @@ func (c *context) stop() {
 
 // gone is why a call finds the context over.
 func (c *context) gone(verb string) error {
-	if c.u.lost.Load() {
+	if c.d.lost.Load() {
 		return c.u.isLost(verb)
 	}
 	return rule(verb, driver.ErrClosed, "host:%d", c.u.ordinal)
@@ -267,7 +267,7 @@ func (c *context) wait(verb string, ops []*op) error {
 		o.wait(c.d)
 		dropped = dropped || o.dropped
 	}
-	if dropped || c.u.lost.Load() {
+	if dropped || c.d.lost.Load() {
 		return c.gone(verb)
 	}
 	return nil
