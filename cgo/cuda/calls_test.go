@@ -153,6 +153,7 @@ func (x *things) calls() []call {
 		{"Elapsed", "cuEventElapsedTime", f("from=%#x to=%#x", uint64(e), uint64(e)),
 			func() error { _, err := v.Elapsed(e, e); return err }, false},
 		{"Sync", "cuCtxSynchronize", "", v.Sync, false},
+		{"Sync", "cuCtxGetId", "*", v.Sync, false},
 		{"Do", "cuCtxPushCurrent_v2", "*", func() error { return v.Do(func() error { return nil }) }, false},
 		{"Do", "cuCtxPopCurrent_v2", "", func() error { return v.Do(func() error { return nil }) }, true},
 
@@ -231,7 +232,7 @@ var meanings = map[int]error{
 	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
 	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
 	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost,
-	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrDeviceLost, 711: driver.ErrLimit, 719: driver.ErrDeviceLost,
+	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrContextReset, 711: driver.ErrLimit, 719: driver.ErrDeviceLost,
 	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
 	803: nil, 999: nil,
 }
@@ -244,6 +245,14 @@ func meaning(c call, code int) (kind error, is bool) {
 	case c.quiet, c.symbol == "cuEventQuery" && code == 600: // not yet
 		return nil, false
 	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // the context has taken it along
+		return nil, false
+	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // it has, too; or it is not active
+		return nil, false
+	case code == 709 && c.name == "EnablePeer": // of the peer's context, since this one's is well
+		return driver.ErrInvalid, true
+	case code == 201 && (c.symbol == "cuCtxPushCurrent_v2" || c.symbol == "cuCtxGetId"): // of what is retained
+		return driver.ErrContextReset, true
+	case code == 201 && c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // the peer is retained without
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true
@@ -279,6 +288,11 @@ func TestResults(t *testing.T) {
 			isOnly(t, err, kind, what)
 			var r cuda.Result
 			require.ErrorAs(t, err, &r, what)
+			if errors.Is(kind, driver.ErrContextReset) {
+				code := 709 // whatever said that there is no such context
+				require.Equal(t, cuda.Result(code), r, what)
+				return
+			}
 			require.Equal(t, cuda.Result(code), r, what)
 		}); i++ {
 		}
@@ -292,14 +306,15 @@ func TestNoContext(t *testing.T) {
 	for i := 0; onCall(t, path, fake, i, func(t *testing.T, _ *things, c call) {
 		const push = "cuCtxPushCurrent_v2"
 		before, pushes := fake.Calls(c.symbol), fake.Calls(push)
-		fake.Fail(push, 1, 201)
+		fake.Fail(push, 1, 2)
 		err := c.do()
 		if fake.Calls(push) == pushes {
 			return // it needs none
 		}
-		isOnly(t, err, driver.ErrInvalid, c.name)
+		isOnly(t, err, driver.ErrOutOfMemory, c.name)
 		switch {
 		case c.symbol == push, strings.HasPrefix(c.symbol, "cuDevicePrimaryCtx"):
+		case c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // to retain the peer
 		case c.name == "ExportRange" && c.symbol == "cuPointerGetAttribute": // to know whose context
 		default:
 			require.Equal(t, before, fake.Calls(c.symbol), "%s came to %s", c.name, c.symbol)

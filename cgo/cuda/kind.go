@@ -55,10 +55,10 @@ func (n named) Error() string { return n.text }
 // Unwrap lets errors.As find the Result.
 func (n named) Unwrap() error { return n.Result }
 
-// sticky says whether the context is gone for good.
+// sticky says whether the process has lost its devices for good.
 func (r Result) sticky() bool {
 	switch r {
-	case eccUncorrectable, nvlinkUncorrectable, contained, tensorLeak, mpsTerminated, illegalAddress, launchTimeout, contextDestroyed, assert, stackError,
+	case eccUncorrectable, nvlinkUncorrectable, contained, tensorLeak, mpsTerminated, illegalAddress, launchTimeout, assert, stackError,
 		illegalInstruction, misaligned, invalidSpace, invalidPC, launchFailed:
 		return true
 	}
@@ -75,6 +75,8 @@ func (r Result) kind(call string) error {
 		return driver.ErrCapturing
 	}
 	switch r {
+	case contextDestroyed:
+		return driver.ErrContextReset
 	case outOfMemory:
 		if call == "cuMemAddressReserve" {
 			return driver.ErrAddressSpace

@@ -18,7 +18,7 @@ import (
 // sentinels are the kinds of error that a caller can ask for.
 var sentinels = []error{
 	driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid, driver.ErrPermission,
-	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrLimit,
+	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrContextReset, driver.ErrCapturing, driver.ErrLimit,
 }
 
 // isOnly holds that err is of that one kind; nil is none of them.

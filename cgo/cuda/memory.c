@@ -88,11 +88,6 @@ cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to) {
 	return l;
 }
 
-CUresult cuvmm_primary_release(cuvmm_lib api, int dev) {
-	CUVMM_ALIVE(CUVMM_DEAD);
-	return api->primary_release(dev);
-}
-
 cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop) {
 	size_t n = 0;
 	CUVMM_ALIVE(CUVMM_DEAD_VALUE);

@@ -49,7 +49,7 @@ func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 // first. Its zero value is empty.
 type peers struct {
 	mu  sync.Mutex
-	all map[int]C.CUcontext
+	all map[int]C.cuvmm_ctx
 }
 
 // EnablePeer is cuCtxEnablePeerAccess. It retains the peer's primary context
@@ -73,10 +73,10 @@ func (v *Device) EnablePeer(to int) error {
 	}
 	c := C.cuvmm_enable_peer(v.d.api, v.ctx, C.int(to))
 	if c.r != 0 {
-		return v.check(call, c.r)
+		return v.checkBoth(call, c.r)
 	}
 	if v.peers.all == nil {
-		v.peers.all = map[int]C.CUcontext{}
+		v.peers.all = map[int]C.cuvmm_ctx{}
 	}
 	v.peers.all[to] = c.ctx
 	return nil
@@ -102,21 +102,24 @@ func (v *Device) DisablePeer(to int) error {
 }
 
 // disable takes access to a peer away and releases the peer's context. What
-// fails stays in the books to be tried again, but not where the process is lost:
-// the access has gone with the contexts.
+// fails stays in the books to be tried again, but not where the process is lost
+// or the context was reset: the access has gone with it.
 func (v *Device) disable(call string, to int) error {
 	c := C.cuvmm_disable_peer(v.d.api, v.ctx, v.peers.all[to], C.int(to))
-	err := v.check(call, c.r)
-	lost := v.d.lost.Load()
-	if c.ctx != nil && !lost {
+	err := v.checkBoth(call, c.r)
+	gone := v.gone()
+	if c.retained != 0 && !gone {
 		return err
 	}
 	delete(v.peers.all, to)
-	if !lost {
+	if !gone {
 		return err
 	}
-	if c.ctx != nil {
-		C.cuvmm_primary_release(v.d.api, C.int(to)) // what it answers now is the loss
+	if c.retained != 0 {
+		err = v.d.fail(call, Result(C.cuvmm_primary_release(v.d.api, C.int(to))))
+		if !v.d.lost.Load() {
+			return err
+		}
 	}
 	return nil
 }

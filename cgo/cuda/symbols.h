@@ -28,6 +28,7 @@
 	REQUIRED(primary_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice dev)) \
 	REQUIRED(ctx_push, "cuCtxPushCurrent_v2", (CUcontext ctx)) \
 	REQUIRED(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *ctx)) \
+	OPTIONAL(ctx_id, "cuCtxGetId", (CUcontext ctx, unsigned long long *id)) \
 	REQUIRED(ctx_sync, "cuCtxSynchronize", (void)) \
 	REQUIRED(ctx_enable_peer, "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags)) \
 	REQUIRED(ctx_disable_peer, "cuCtxDisablePeerAccess", (CUcontext peer)) \

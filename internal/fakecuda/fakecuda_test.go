@@ -39,7 +39,7 @@ func names(t *testing.T, path string) []string {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var all []string
-	for _, m := range regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL|OLD)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL|OLD|OTHER)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, m[1])
 	}
 	require.NotEmpty(t, all)

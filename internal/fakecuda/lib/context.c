@@ -32,6 +32,8 @@ CUresult context(struct device **out) {
 		violate("the current context is destroyed");
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	}
+	if (!(*out)->alive) // which is no fault of whoever retained it
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	return fake.lost ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
@@ -205,7 +207,7 @@ CUresult cu_primary_state(CUdevice dev, unsigned int *flags, int *active) {
 	ENTER(primary_state, "dev=%d", dev);
 	TRY(known_device(dev));
 	*flags = 0;
-	*active = fake.device[dev].retained > 0;
+	*active = fake.device[dev].alive;
 	return CUDA_SUCCESS;
 }
 
@@ -214,9 +216,22 @@ CUresult cu_primary_retain(CUcontext *ctx, CUdevice dev) {
 	TRY(known_device(dev));
 	if (fake.lost)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	fake.device[dev].retained++;
-	*ctx = (CUcontext)&fake.device[dev];
+	struct device *d = &fake.device[dev];
+	if (!d->alive) {
+		TRY(unsafe_in_capture());
+		d->alive = true;
+		d->id = ++fake.ids;
+	}
+	d->retained++;
+	*ctx = (CUcontext)d;
 	return CUDA_SUCCESS;
+}
+
+// destroy ends a device's context.
+static void destroy(int dev, bool reset) {
+	fake.device[dev].alive = false;
+	fake.device[dev].epoch++;
+	peers_gone(dev, reset);
 }
 
 CUresult cu_primary_release(CUdevice dev) {
@@ -227,13 +242,41 @@ CUresult cu_primary_release(CUdevice dev) {
 		violate("device %d's context is not retained", dev);
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	if (--d->retained == 0) {
-		d->epoch++;
-		peers_gone(dev);
+	if (d->retained == 1 && d->alive) {
+		TRY(unsafe_in_capture());
 		if (d->pushed > 0)
 			violate("device %d's context is destroyed while a thread has it pushed", dev);
+		destroy(dev, false);
+	}
+	d->retained--;
+	return CUDA_SUCCESS;
+}
+
+// cu_primary_reset leaves the context retained: who holds it must still release it.
+CUresult cu_primary_reset(CUdevice dev) {
+	ENTER(primary_reset, "dev=%d", dev);
+	TRY(known_device(dev));
+	if (fake.lost)
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	if (fake.device[dev].alive) {
+		streams_gone(&fake.device[dev]);
+		plain_gone(dev);
+		destroy(dev, true);
 	}
 	return CUDA_SUCCESS;
+}
+
+// cu_ctx_id tells the contexts of one address apart.
+CUresult cu_ctx_id(CUcontext ctx, unsigned long long *id) {
+	ENTER(ctx_id, "ctx=%p", (void *)ctx);
+	for (int i = 0; i < fake.devices; i++) {
+		if (ctx != (CUcontext)&fake.device[i] || fake.device[i].retained == 0)
+			continue;
+		*id = fake.device[i].id;
+		return fake.device[i].alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	}
+	violate("%p is no context that is retained", (void *)ctx);
+	return CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult cu_mem_info(size_t *free, size_t *total) {

@@ -153,6 +153,12 @@ void reset_plain(void) {
 			give_back(fake.spans[i].p, fake.spans[i].kind);
 }
 
+void plain_gone(int dev) {
+	for (size_t i = fake.span_count; i-- > 0;)
+		if (fake.spans[i].kind != MAPPED && fake.spans[i].device == dev)
+			give_back(fake.spans[i].p, fake.spans[i].kind);
+}
+
 // free_in gives memory back also where the context is lost, and says so.
 static CUresult free_in(CUdeviceptr p, enum kind kind) {
 	struct device *dev;

@@ -51,6 +51,10 @@
 	OLD(old_write_value32, "cuStreamWriteValue32") \
 	OLD(old_write_value64, "cuStreamWriteValue64")
 
+// What other libraries call.
+#define OTHER_SYMBOLS(OTHER) \
+	OTHER(primary_reset, "cuDevicePrimaryCtxReset_v2", (CUdevice dev))
+
 // -DFAKE_MISSING_mem_map leaves cuMemMap out: CAT makes HIDDEN_1 where it is
 // defined and a word that means nothing where it is not, and SECOND picks.
 #define CAT(a, b) CAT_(a, b)
@@ -64,6 +68,7 @@
 #define INDEX_OLD(field, symbol) SYM_##field,
 enum {
 	CUVMM_SYMBOLS(INDEX, INDEX)
+	OTHER_SYMBOLS(INDEX)
 	OLD_SYMBOLS(INDEX_OLD)
 	SYM_COUNT
 };
@@ -75,6 +80,7 @@ enum {
 #pragma GCC visibility push(default)
 #define DECLARE(field, symbol, params) CUresult cu_##field params __asm__(PREFIX(field) symbol);
 CUVMM_SYMBOLS(DECLARE, DECLARE)
+OTHER_SYMBOLS(DECLARE)
 #undef DECLARE
 #define DECLARE_OLD(field, symbol) CUresult cu_##field(void) __asm__(symbol);
 OLD_SYMBOLS(DECLARE_OLD)
@@ -84,7 +90,9 @@ OLD_SYMBOLS(DECLARE_OLD)
 struct device {
 	unsigned long long total, used;
 	unsigned int retained; // of the primary context, which the device stands for
-	unsigned int epoch;    // how many primary contexts it has had
+	bool alive;            // not so where it is retained and was reset since
+	unsigned long long id; // of the context
+	unsigned int epoch;    // how many primary contexts have ended
 	int pushed;
 	unsigned long long threshold;
 	unsigned char link[MAX_DEVICES]; // to each other device: FAKE_NVLINK and so on
@@ -147,6 +155,7 @@ struct stream {
 	struct stream *next;
 	struct device *device;
 	unsigned int epoch;
+	bool gone; // with a context that was reset
 	CUstreamCaptureStatus capture;
 	CUstreamCaptureMode mode;
 	pthread_t thread; // that began the capture
@@ -159,6 +168,7 @@ struct state {
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
 	unsigned long long serial; // of the last chunk
+	unsigned long long ids;    // of contexts, so far
 	struct dmabuf *dmabufs;
 	struct handle *handles; // by number
 	size_t handle_room;
@@ -248,8 +258,11 @@ bool restore_mode(void);
 unsigned char *host_pages(size_t n);
 CUdeviceptr no_access(size_t n);
 
-// peers_gone is for a device whose context is destroyed.
-void peers_gone(int dev);
+// peers_gone, streams_gone and plain_gone are for a device whose context is
+// destroyed; the latter two where somebody has reset it.
+void peers_gone(int dev, bool reset);
+void streams_gone(struct device *dev);
+void plain_gone(int dev);
 
 // count_peers counts bits of device.peers, over all devices.
 void count_peers(struct fake_count *out);

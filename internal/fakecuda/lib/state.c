@@ -22,7 +22,7 @@ static struct {
 
 #define NAME(field, symbol, params) symbol,
 #define NAME_OLD(field, symbol) symbol,
-static const char *const names[] = {CUVMM_SYMBOLS(NAME, NAME) OLD_SYMBOLS(NAME_OLD)};
+static const char *const names[] = {CUVMM_SYMBOLS(NAME, NAME) OTHER_SYMBOLS(NAME) OLD_SYMBOLS(NAME_OLD)};
 
 static struct plan {
 	struct plan *next;

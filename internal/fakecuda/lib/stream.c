@@ -9,6 +9,7 @@ struct event {
 	struct event *next;
 	struct device *device;
 	unsigned int epoch, flags;
+	bool gone; // with a context that was reset
 	bool recorded, captured;
 	struct timespec at;
 };
@@ -126,6 +127,7 @@ CUresult cu_stream_create(CUstream *stream, unsigned int flags) {
 	ENTER(stream_create, "flags=%u", flags);
 	struct device *dev;
 	TRY(context(&dev));
+	TRY(unsafe_in_capture());
 	if (flags != CU_STREAM_NON_BLOCKING) {
 		violate("flags are %u: the stream would wait for the legacy default stream", flags);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -149,6 +151,7 @@ CUresult cu_stream_destroy(CUstream stream) {
 	TRY(stream_of(dev, stream, &s));
 	if (s == NULL)
 		return CUDA_ERROR_INVALID_HANDLE;
+	TRY(unsafe_in_capture());
 	struct stream **at = &fake.streams;
 	while (*at != s)
 		at = &(*at)->next;
@@ -246,6 +249,7 @@ CUresult cu_event_create(CUevent *event, unsigned int flags) {
 	ENTER(event_create, "flags=%u", flags);
 	struct device *dev;
 	TRY(context(&dev));
+	TRY(unsafe_in_capture());
 	if (flags & ~(unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)) {
 		violate("flags are %u", flags);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -269,6 +273,7 @@ CUresult cu_event_destroy(CUevent event) {
 	if (lost != CUDA_SUCCESS && lost != CUDA_ERROR_ILLEGAL_ADDRESS)
 		return lost;
 	TRY(event_of(event, &e));
+	TRY(unsafe_in_capture());
 	struct event **at = &fake.events;
 	while (*at != e)
 		at = &(*at)->next;
@@ -421,11 +426,22 @@ CUresult cu_write_value64(CUstream stream, CUdeviceptr p, cuuint64_t value, unsi
 
 void count_streams(struct fake_count *out) {
 	for (struct stream *s = fake.streams; s != NULL; s = s->next)
-		out->streams++;
+		out->streams += !s->gone;
 	for (struct event *e = fake.events; e != NULL; e = e->next)
-		out->events++;
+		out->events += !e->gone;
 	for (struct CUgraph_st *g = fake.graphs; g != NULL; g = g->next)
 		out->graphs++;
+}
+
+// streams_gone keeps what a reset took, to know it when it is used again.
+void streams_gone(struct device *dev) {
+	for (struct stream *s = fake.streams; s != NULL; s = s->next)
+		if (s->device == dev && s->epoch == dev->epoch) {
+			s->gone = true;
+			s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+		}
+	for (struct event *e = fake.events; e != NULL; e = e->next)
+		e->gone = e->gone || (e->device == dev && e->epoch == dev->epoch);
 }
 
 void reset_streams(void) {
