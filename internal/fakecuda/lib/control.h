@@ -46,6 +46,11 @@ void fake_live(struct fake_count *out);
 // address: one lost device is a lost process. Memory can still be given back.
 void fake_lose(void);
 
+// fake_pause holds calls of a symbol back until it is called again, with an empty
+// name for none. -1: no such symbol. fake_paused counts the calls held back.
+int fake_pause(const char *symbol);
+int fake_paused(void);
+
 // fake_link sets what is between two devices, in one direction. It is NVLink
 // until told otherwise.
 enum { FAKE_NVLINK, FAKE_PCIE, FAKE_NO_PATH };

@@ -31,6 +31,11 @@ static struct plan {
 	CUresult code;
 } *plans;
 
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
+static int paused = -1; // the symbol whose calls wait
+static int waiting;
+
 static int running; // the symbol of the call that has the lock
 static char *violations;
 
@@ -76,6 +81,10 @@ static bool needs_init(int symbol) {
 struct call enter(int symbol, const char *format, ...) {
 	struct call c = {.code = CUDA_SUCCESS};
 	va_list args;
+	pthread_mutex_lock(&gate);
+	for (waiting += paused == symbol; paused == symbol;)
+		pthread_cond_wait(&opened, &gate);
+	pthread_mutex_unlock(&gate);
 	pthread_mutex_lock(&lock);
 	running = symbol;
 	fresh_thread(generation);
@@ -243,6 +252,25 @@ void fake_live(struct fake_count *out) {
 	c.pushed = pushed();
 	pthread_mutex_unlock(&lock);
 	*out = c;
+}
+
+int fake_pause(const char *symbol) {
+	int i = *symbol == 0 ? -1 : find(symbol);
+	if (*symbol != 0 && i < 0)
+		return -1;
+	pthread_mutex_lock(&gate);
+	paused = i;
+	waiting = 0;
+	pthread_cond_broadcast(&opened);
+	pthread_mutex_unlock(&gate);
+	return 0;
+}
+
+int fake_paused(void) {
+	pthread_mutex_lock(&gate);
+	int n = waiting;
+	pthread_mutex_unlock(&gate);
+	return n;
 }
 
 void fake_lose(void) {
