@@ -110,7 +110,7 @@ func sentinels() []error {
 	return []error{
 		driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid,
 		driver.ErrPermission, driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice,
-		driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrPeerEnabled,
+		driver.ErrContextReset, driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrPeerEnabled,
 		driver.ErrLimit,
 	}
 }

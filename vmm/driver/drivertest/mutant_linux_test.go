@@ -80,6 +80,9 @@ func mutants() map[string]mutant {
 		"import takes the descriptor":           memory("import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }),
 		"import takes anything":                 memory("import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }),
 		"a lost device still creates":           memory("lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }),
+		"a reset is silent":                     device("reset-device", func(f full) driver.Device { return &silentReset{f} }),
+		"a reset is of all devices":             memory("reset-others", func(d *host.Driver) driver.Driver { return &resetAll{d} }),
+		"a reset takes mapped memory":           memory("reset-memory", func(d *host.Driver) driver.Driver { return &resetRevokes{d} }),
 		"a lost device is lost alone":           memory("lost-process", func(d *host.Driver) driver.Driver { return &lostAlone{d} }),
 		"a lost device keeps its memory":        memory("lost-give-back", func(d *host.Driver) driver.Driver { return &unmapLost{d} }),
 		"one call at a time":                    memory("concurrent", func(d *host.Driver) driver.Driver { return &oneAtATime{Driver: d} }),
@@ -274,6 +277,26 @@ func (d *lostAlone) SyncIfActive(dev int) error {
 		return pass(err, driver.ErrDeviceLost)
 	}
 	return err
+}
+
+type silentReset struct{ full }
+
+func (d *silentReset) Done(e driver.Event) (bool, error) {
+	yes, err := d.full.Done(e)
+	return yes, pass(err, driver.ErrContextReset)
+}
+
+type resetAll struct{ *host.Driver }
+
+func (d *resetAll) ResetContext(int) error {
+	return errors.Join(d.Driver.ResetContext(0), d.Driver.ResetContext(1))
+}
+
+type resetRevokes struct{ *host.Driver }
+
+func (d *resetRevokes) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
+	_, err := d.Driver.Access(p, who)
+	return driver.None, err
 }
 
 type unmapLost struct{ *host.Driver }

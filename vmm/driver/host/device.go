@@ -55,6 +55,9 @@ func (v *device) enter(verb string) error {
 	if v.context.d.lost.Load() {
 		return v.context.u.isLost(verb)
 	}
+	if v.context.reset.Load() {
+		return v.context.wasReset(verb)
+	}
 	return nil
 }
 
@@ -79,9 +82,10 @@ func (v *device) Close() error {
 		d.work.Unlock()
 		return nil
 	}
-	c.stop()
-	_ = c.wait("Close", c.work())
-	c.u.context = nil
+	d.end(c)
+	if c.u.context == c { // not so after a reset
+		c.u.context = nil
+	}
 	for e, ev := range d.events {
 		if ev.context == c {
 			delete(d.events, e)

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -54,8 +55,8 @@ func (v *device) FreeEvent(e driver.Event) error {
 	d := v.context.d
 	d.work.Lock()
 	defer d.work.Unlock()
-	if _, err := d.event(verb, e); err != nil {
-		return err
+	if d.events[e] == nil { // one that a reset took can be freed
+		return rule(verb, driver.ErrInvalid, "no event %d", e)
 	}
 	delete(d.events, e)
 	return nil
@@ -64,8 +65,11 @@ func (v *device) FreeEvent(e driver.Event) error {
 // event finds an event of any device. The caller holds work.
 func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 	x := d.events[e]
-	if x == nil {
+	switch {
+	case x == nil:
 		return nil, rule(verb, driver.ErrInvalid, "no event %d", e)
+	case x.context.reset.Load():
+		return nil, rule(verb, driver.ErrInvalid, "event %d went with the context of host:%d, which was reset", e, x.context.u.ordinal)
 	}
 	return x, nil
 }
@@ -148,7 +152,11 @@ func (v *device) SyncEvent(e driver.Event) error {
 		if ev.last == nil {
 			return nil
 		}
-		return ev.context.wait(verb, []*op{&ev.last.op})
+		err := ev.context.wait(verb, []*op{&ev.last.op})
+		if errors.Is(err, driver.ErrContextReset) && ev.context != v.context {
+			return rule(verb, driver.ErrInvalid, "the context of event %d was reset meanwhile", e)
+		}
+		return err
 	})
 }
 

@@ -79,5 +79,8 @@ func (*Driver) SyncIfActive(int) error { return no("SyncIfActive") }
 // Open is not supported.
 func (*Driver) Open(int) (driver.Device, error) { return nil, no("Open") }
 
+// ResetContext is not supported.
+func (*Driver) ResetContext(int) error { return no("ResetContext") }
+
 // HostBytes is not supported.
 func (*Driver) HostBytes(driver.Ptr, uint64) ([]byte, error) { return nil, no("HostBytes") }

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -101,8 +102,14 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 // FreePlain waits for the device, then unmaps the block.
 func (v *device) FreePlain(p driver.Ptr) error { return v.free("FreePlain", p, false) }
 
-// FreeHost waits for the device, then unmaps the block.
-func (v *device) FreeHost(p driver.Ptr) error { return v.free("FreeHost", p, true) }
+// FreeHost waits for the device, then unmaps the block. A reset has taken it.
+func (v *device) FreeHost(p driver.Ptr) error {
+	err := v.free("FreeHost", p, true)
+	if errors.Is(err, driver.ErrContextReset) {
+		return nil
+	}
+	return err
+}
 
 // free waits for all work of the device and for what other devices have queued
 // on the block. As on the card that is no call for a time of capture, unless

@@ -4,6 +4,7 @@ package host
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -18,7 +19,8 @@ type context struct {
 	busy    map[*stream]struct{} // streams with work, freed ones too
 	legacy  *stream              // stream 0
 	peers   map[int]bool         // enabled for plain memory; see EnablePeer
-	over    chan struct{}        // closed when nothing more may run: lost or ended
+	over    chan struct{}        // closed when nothing more may run: lost, reset or ended
+	reset   atomic.Bool          // see ResetContext
 }
 
 // stream is a queue. A goroutine empties it and exists only while there is
@@ -82,6 +84,9 @@ func (c *context) stop() {
 func (c *context) gone(verb string) error {
 	if c.d.lost.Load() {
 		return c.u.isLost(verb)
+	}
+	if c.reset.Load() {
+		return c.wasReset(verb)
 	}
 	return rule(verb, driver.ErrClosed, "host:%d", c.u.ordinal)
 }
