@@ -317,8 +317,9 @@ cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx) {
 }
 
 CUresult cuvmm_stream_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUstream s) {
-	CUresult r = enter(api, ctx);
-	return r != CUDA_SUCCESS ? r : leave(api, api->stream_destroy(s));
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
+	return r != CUDA_SUCCESS ? r : leave_relaxed(api, api->stream_destroy(s), mode);
 }
 
 CUresult cuvmm_stream_sync(cuvmm_lib api, cuvmm_ctx ctx, CUstream s) {

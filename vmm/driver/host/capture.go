@@ -19,7 +19,7 @@ func (c *capture) destroy(verb string) error {
 }
 
 // destroyCaptures is what a wait for the whole device does to the captures of
-// its streams. Allocating and freeing memory spares the relaxed ones.
+// its streams. Allocating and freeing plain memory spares the relaxed ones.
 func (c *context) destroyCaptures(verb string, relaxed bool) error {
 	var err error
 	for _, s := range c.streams {

@@ -19,7 +19,7 @@
 //	exported descriptor      the memfd opened again, for reading only if shared so
 //	primary context          what the open Devices of an ordinal share
 //	capture                  checked and thrown away; a wait destroys it, and
-//	                         plain or pinned memory does unless it is relaxed
+//	                         plain memory does unless it is relaxed
 //	plain and pinned memory  anonymous mappings, open to every device
 //	peer access to it        written down, and needed by nobody
 //

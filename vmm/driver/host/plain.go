@@ -50,7 +50,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 
 	d.mem.Lock()
 	defer d.unlock()
-	if err := v.mayAlloc(verb); err != nil {
+	if err := v.mayAlloc(verb, pinned); err != nil {
 		return 0, err
 	}
 	if !pinned {
@@ -70,13 +70,16 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 }
 
 // mayAlloc says whether the context is there and no capture forbids allocating.
-// One that is not relaxed does, and does not survive the attempt.
-func (v *device) mayAlloc(verb string) error {
+// One that is not relaxed forbids plain memory, and does not survive the attempt.
+func (v *device) mayAlloc(verb string, pinned bool) error {
 	d := v.context.d
 	d.work.Lock()
 	defer d.work.Unlock()
 	if v.context.stopped() {
 		return v.context.gone(verb)
+	}
+	if pinned {
+		return nil
 	}
 	return v.context.destroyCaptures(verb, false)
 }
@@ -112,8 +115,8 @@ func (v *device) FreeHost(p driver.Ptr) error {
 }
 
 // free waits for all work of the device and for what other devices have queued
-// on the block. As on the card that is no call for a time of capture, unless
-// the capture is a relaxed one.
+// on the block. As on the card freeing plain memory is no call for a time of
+// capture, unless the capture is a relaxed one.
 func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	if err := v.enter(verb); err != nil {
 		return err
@@ -126,10 +129,12 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 		return rule(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
 	}
 	d.work.Lock()
-	if err := v.context.destroyCaptures(verb, false); err != nil {
-		d.work.Unlock()
-		d.mem.Unlock()
-		return err
+	if !pinned {
+		if err := v.context.destroyCaptures(verb, false); err != nil {
+			d.work.Unlock()
+			d.mem.Unlock()
+			return err
+		}
 	}
 	// Out of the books no new work can find it, and the wait needs no lock.
 	d.remove(r)
