@@ -260,7 +260,7 @@ func meaning(c call, code int) (kind error, is bool) {
 		return driver.ErrInvalid, true
 	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange"):
 		return driver.ErrLimit, true // no descriptor is left
-	case c.symbol == "cuStreamEndCapture" && code >= 900 && code <= 908: // the capture was destroyed
+	case c.symbol == "cuStreamEndCapture" && (code == 901 || code == 908): // it was destroyed, or is of another thread
 		return driver.ErrInvalid, true
 	}
 	return kind, true

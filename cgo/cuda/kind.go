@@ -40,6 +40,10 @@ const (
 	notSupported        Result = 801
 	mpsTerminated       Result = 810
 	captureFirst        Result = 900
+	captureInvalidated  Result = 901
+	captureUnmatched    Result = 903
+	captureUnjoined     Result = 904
+	captureWrongThread  Result = 908
 	captureLast         Result = 908
 	unknown             Result = 999
 )

@@ -120,8 +120,11 @@ func (v *Device) EndCapture(s driver.Stream) error {
 		r = Result(c)
 		return c
 	})
-	if r >= captureFirst && r <= captureLast {
-		return &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: v.d.text(r)} // it was destroyed
+	switch r {
+	case captureInvalidated, captureUnmatched, captureUnjoined:
+		return rule(call, driver.ErrInvalid, "the capture was destroyed: %w", v.d.text(r))
+	case captureWrongThread:
+		return rule(call, driver.ErrInvalid, "the capture goes on: %w", v.d.text(r))
 	}
 	return err
 }
