@@ -103,6 +103,7 @@ static const struct {
 	ERROR(ERROR_NOT_SUPPORTED, "not supported"),
 	ERROR(ERROR_STREAM_CAPTURE_UNSUPPORTED, "not possible during a capture"),
 	ERROR(ERROR_STREAM_CAPTURE_INVALIDATED, "the capture was invalidated"),
+	ERROR(ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy stream depends on a capture"),
 	ERROR(ERROR_STREAM_CAPTURE_WRONG_THREAD, "the capture is of another thread"),
 	ERROR(ERROR_CAPTURED_EVENT, "the event was captured"),
 	ERROR(ERROR_UNKNOWN, "unknown error"),

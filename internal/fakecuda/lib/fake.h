@@ -155,10 +155,11 @@ struct stream {
 	struct stream *next;
 	struct device *device;
 	unsigned int epoch;
-	bool gone; // with a context that was reset
+	bool gone;       // with a context that was reset
+	bool per_thread; // the default stream of thread
 	CUstreamCaptureStatus capture;
 	CUstreamCaptureMode mode;
-	pthread_t thread; // that began the capture
+	pthread_t thread; // that began the capture, or whose default stream it is
 };
 
 // state is all that fake_reset forgets.

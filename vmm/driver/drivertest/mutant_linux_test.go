@@ -110,6 +110,8 @@ func mutants() map[string]mutant {
 		"a stream waits for no event":    device("event-wait", func(f full) driver.Device { return &noWait{f} }),
 		"a capture survives a wait":      device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
 		"a copy destroys a capture":      device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
+		"0 is like any other stream":     device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.Own()} }),
+		"to ask ends a capture":          device("capture-legacy", func(f full) driver.Device { return &askEnds{f} }),
 		"the loss of a device is silent": device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
 
 		"filling waits":             hangs("stream-late", "Fill"),
@@ -360,6 +362,28 @@ func (d *syncCopy) CopyOut(dst []byte, src driver.Ptr) error {
 		return err
 	}
 	return d.full.CopyOut(dst, src)
+}
+
+type legacyAside struct {
+	full
+	other driver.Stream
+}
+
+func (d *legacyAside) Record(e driver.Event, s driver.Stream) error {
+	if s == 0 {
+		s = d.other
+	}
+	return d.full.Record(e, s)
+}
+
+type askEnds struct{ full }
+
+func (d *askEnds) Capturing(s driver.Stream) (bool, error) {
+	yes, err := d.full.Capturing(s)
+	if errors.Is(err, driver.ErrCapturing) {
+		_ = d.SyncStream(s)
+	}
+	return yes, err
 }
 
 type silentLoss struct{ full }

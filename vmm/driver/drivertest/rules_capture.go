@@ -13,6 +13,7 @@ func captureRules() []Rule {
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
 		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
+		{Name: "capture-legacy", Says: "while a thread's stream is captured, to ask whether the legacy stream is is ErrCapturing and spares the capture", Source: measured, run: captureLegacy},
 		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
 		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
 	}
@@ -161,6 +162,23 @@ func captureBeside(c *check) {
 			c.capturing(d, s, true)
 		}
 		c.survives(d, s)
+	}
+}
+
+func captureLegacy(c *check) {
+	d := c.dev(0)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	i := as[driver.Capturer](c, d)
+	for _, m := range modes() {
+		c.optional(i.BeginCapture(perThread, m), "Capturer")
+		for _, s := range []driver.Stream{0, legacy} {
+			_, err := d.Capturing(s)
+			c.want(err, "ask whether the legacy stream is captured", driver.ErrCapturing)
+		}
+		c.capturing(d, perThread, true)
+		c.survives(d, perThread)
+		c.capturing(d, legacy, false)
 	}
 }
 

@@ -19,6 +19,8 @@ func streamRules() []Rule {
 		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default one, or the library's own is ErrInvalid", Source: seam, run: streamUnknown},
 		{Name: "stream-own", Says: "Own is one stream that works like any other", Source: seam, run: streamOwn},
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
+		{Name: "stream-thread", Says: "stream 2 is of the calling thread; 0 and 1 are one stream that comes after and before the work of every thread's, and of no other", Source: measured, needs: gated, run: streamThread},
+		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: streamDefaults},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
 		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
 		{Name: "sync-closing", Says: "SyncIfActive is no error when the last Device closes meanwhile: a context that has ended is not active", Source: seam, run: syncClosing},

@@ -61,6 +61,7 @@ func New(c Config) *Driver {
 		handles:      make(map[driver.Handle]*handle),
 		created:      make(map[inode]*memory),
 		events:       make(map[driver.Event]*event),
+		lastID:       lastDefault,
 	}
 	if c.PageGranularity {
 		d.granularity = uint64(os.Getpagesize())

@@ -92,6 +92,10 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			ev.last, ev.capture = nil, x.capture
 			return nil
 		}
+		if err := x.mayWork(verb); err != nil {
+			return err
+		}
+		x.order()
 		r := &record{}
 		r.run = func(*context) bool {
 			r.at = time.Now()
@@ -129,9 +133,13 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 			}
 			return nil
 		}
+		if err := x.mayWork(verb); err != nil {
+			return err
+		}
 		if ev.last == nil || ev.last.ended {
 			return nil
 		}
+		x.order()
 		reached := ev.last.pending()
 		x.push(&op{run: func(c *context) bool {
 			select {

@@ -41,7 +41,7 @@ func (d *Driver) ResetContext(dev int) error {
 func (d *Driver) end(c *context) {
 	c.stop()
 	_ = c.wait("end", c.work())
-	for _, s := range c.streams {
+	for s := range c.all() {
 		if s.capture != nil {
 			s.capture.ended = true
 			s.capture = nil
