@@ -34,10 +34,10 @@ type Driver struct {
 	granularities sync.Map // driver.Prop to uint64
 }
 
-// handle is what is known of physical memory: CUDA does not say where a handle's
-// memory lives, and may crash on one that it does not know.
+// handle is what is known of physical memory: CUDA may crash on one that it does
+// not know.
 type handle struct {
-	home  int
+	home  int          // the device, -1 where it is on none of this process's
 	share driver.Share // the ways to export it
 	refs  int          // CUDA may give one handle twice
 }

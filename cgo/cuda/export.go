@@ -72,7 +72,7 @@ func (d *Driver) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver
 	if v.r != 0 {
 		return 0, ofFabric(d.fail(call, Result(v.r)))
 	}
-	return d.keep(driver.Handle(v.v), p.Home, 0), nil
+	return d.keepImported(driver.Handle(v.v))
 }
 
 // ofFabric says of an error that it is one of fabric handles, which CUDA's words

@@ -80,6 +80,7 @@ func (x *things) uses() map[string]func() error {
 		"SetAccess":        func() error { return d.SetAccess(p, granule, x.grant(driver.Read)) },
 		"Access":           func() error { _, err := d.Access(p, onDevice(0)); return err },
 		"Export":           func() error { _, err := d.Export(x.h); return err },
+		"Location":         func() error { _, err := d.Location(x.h); return err },
 		"Import":           func() error { _, err := d.Import(x.fd, granule, x.prop()); return err },
 		"ExportRange":      func() error { _, err := d.ExportRange(p, granule); return err },
 		"ImportFabric":     func() error { _, err := d.ImportFabric([64]byte{}, granule, x.prop()); return err },
@@ -267,5 +268,28 @@ func TestImportSize(t *testing.T) {
 	isOnly(t, err, driver.ErrInvalid)
 	require.NoError(t, f.Close())
 	require.NoError(t, d.Free(p, 4*granule))
+	require.NoError(t, d.Release(h))
+}
+
+// Where CUDA does not say where imported memory lives, it is given back.
+func TestImportLocationFails(t *testing.T) {
+	d, fake := onFake(t)
+	prop := driver.Prop{Home: onDevice(1), Share: driver.ShareFD}
+	h, err := d.Create(granule, prop)
+	require.NoError(t, err)
+	fd, err := d.Export(h)
+	require.NoError(t, err)
+	before := fake.Live()
+	fake.Fail("cuMemGetAllocationPropertiesFromHandle", 1, 2)
+	_, err = d.Import(fd, granule, prop)
+	isOnly(t, err, driver.ErrOutOfMemory)
+	require.Equal(t, before, fake.Live())
+	imported, err := d.Import(fd, granule, driver.Prop{Home: onDevice(0), Share: driver.ShareFD})
+	require.NoError(t, err)
+	at, err := d.Location(imported)
+	require.NoError(t, err)
+	require.Equal(t, onDevice(1), at)
+	require.NoError(t, os.NewFile(uintptr(fd), "exported").Close())
+	require.NoError(t, d.Release(imported))
 	require.NoError(t, d.Release(h))
 }

@@ -141,6 +141,16 @@ cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who) {
 	return (cuvmm_value){r, flags};
 }
 
+cuvmm_place cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h) {
+	CUmemAllocationProp prop;
+	cuvmm_place p = {.r = CUVMM_DEAD};
+	CUVMM_ALIVE(p);
+	memset(&prop, 0, sizeof prop);
+	p.r = api->mem_properties(&prop, h);
+	p.at = prop.location;
+	return p;
+}
+
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h) {
 	int fd = -1;
 	CUVMM_ALIVE(CUVMM_DEAD_VALUE);

@@ -111,7 +111,7 @@ func (d *Driver) keep(h driver.Handle, home driver.Location, share driver.Share)
 	k, again := d.handles[h]
 	if !again {
 		k = handle{home: home.ID, share: share}
-		if home.Kind != driver.OnDevice {
+		if home.Kind != driver.OnDevice || home.ID >= d.devices { // or of a device that is hidden here
 			k.home = -1
 		}
 	}
@@ -318,5 +318,39 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if v.r != 0 {
 		return 0, d.fail(call, Result(v.r))
 	}
-	return d.keep(driver.Handle(v.v), p.Home, 0), nil
+	return d.keepImported(driver.Handle(v.v))
+}
+
+// keepImported enters an imported handle into the books, with the place where
+// its memory is: what the importer takes it for may be wrong.
+func (d *Driver) keepImported(h driver.Handle) (driver.Handle, error) {
+	at, err := d.place(h)
+	if err != nil {
+		C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)) // whatever it answers, nobody has the handle
+		return 0, err
+	}
+	return d.keep(h, at, 0), nil
+}
+
+// Location is where a handle's memory lives.
+func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
+	if _, err := d.known("cuMemGetAllocationPropertiesFromHandle", h); err != nil {
+		return driver.Location{}, err
+	}
+	return d.place(h)
+}
+
+// place asks for the location of a handle that is alive.
+func (d *Driver) place(h driver.Handle) (driver.Location, error) {
+	const call = "cuMemGetAllocationPropertiesFromHandle"
+	c := C.cuvmm_location(d.api, C.CUmemGenericAllocationHandle(h))
+	switch {
+	case c.r != 0:
+		return driver.Location{}, d.fail(call, Result(c.r))
+	case c.at._type == C.CU_MEM_LOCATION_TYPE_DEVICE:
+		return driver.Location{Kind: driver.OnDevice, ID: int(c.at.id)}, nil
+	case c.at._type == C.CU_MEM_LOCATION_TYPE_HOST_NUMA:
+		return driver.Location{Kind: driver.OnHost, ID: int(c.at.id)}, nil
+	}
+	return driver.Location{}, rule(call, driver.ErrNotSupported, "memory at a location of type %d", c.at._type)
 }

@@ -33,7 +33,7 @@ func onReset(t *testing.T, flags ...string) (d *cuda.Driver, fake *fakecuda.Libr
 func ofDevice(x *things) map[string]func() error {
 	calls := x.uses()
 	for _, name := range []string{"Supports", "CanAccessPeer", "Peering", "Granularity", "Create", "Map", "SetAccess", "Access",
-		"Export", "Import", "ExportRange", "ImportFabric", "SyncIfActive", "Open"} {
+		"Export", "Import", "Location", "ExportRange", "ImportFabric", "SyncIfActive", "Open"} {
 		delete(calls, name)
 	}
 	return calls

@@ -59,6 +59,12 @@ typedef struct {
 	CUmemFabricHandle name;
 } cuvmm_fabric;
 
+// cuvmm_place is a result and where memory lives.
+typedef struct {
+	CUresult r;
+	CUmemLocation at;
+} cuvmm_place;
+
 // cuvmm_link is what the driver says of the way between two devices; told is 0
 // where it has no such call.
 typedef struct {
@@ -103,6 +109,7 @@ CUresult cuvmm_map(cuvmm_lib api, CUdeviceptr p, size_t size, CUmemGenericAlloca
 CUresult cuvmm_unmap(cuvmm_lib api, CUdeviceptr p, size_t size);
 CUresult cuvmm_set_access(cuvmm_lib api, CUdeviceptr p, size_t size, const CUmemAccessDesc *who, size_t n);
 cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who);
+cuvmm_place cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
 cuvmm_fabric cuvmm_export_fabric(cuvmm_lib api, CUmemGenericAllocationHandle h);

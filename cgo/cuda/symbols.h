@@ -42,6 +42,7 @@
 	REQUIRED(mem_unmap, "cuMemUnmap", (CUdeviceptr p, size_t size)) \
 	REQUIRED(mem_set_access, "cuMemSetAccess", (CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t count)) \
 	REQUIRED(mem_get_access, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)) \
+	REQUIRED(mem_properties, "cuMemGetAllocationPropertiesFromHandle", (CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)) \
 	REQUIRED(mem_export, "cuMemExportToShareableHandle", (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags)) \
 	REQUIRED(mem_import, "cuMemImportFromShareableHandle", (CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type)) \
 	OPTIONAL(mem_range_handle, "cuMemGetHandleForAddressRange", (void *handle, CUdeviceptr p, size_t size, CUmemRangeHandleType type, unsigned long long flags)) \

@@ -39,6 +39,10 @@ type Driver interface {
 	// Create takes physical memory. It reads zero.
 	Create(size uint64, p Prop) (Handle, error)
 
+	// Location is where the memory of a handle lives. Of an imported one it is
+	// the truth and not what Import was told, where the driver can know.
+	Location(Handle) (Location, error)
+
 	// Release drops the caller's reference. The memory goes back when it is
 	// also unmapped everywhere and no file descriptor is left.
 	Release(Handle) error
@@ -69,7 +73,8 @@ type Driver interface {
 
 	// Import makes a handle of an exported fd. It checks what kind of file fd
 	// is and does not take it; close it when Import returns. A wrong size may
-	// only show at Map, as ErrInvalid.
+	// only show at Map, as ErrInvalid. Where the memory lives Location says;
+	// p.Home need only be a device that is there.
 	Import(fd int, size uint64, p Prop) (Handle, error)
 
 	// SyncIfActive waits for all work of dev's primary context if that context

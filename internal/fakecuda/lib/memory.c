@@ -248,6 +248,19 @@ static CUresult import_fabric(CUmemGenericAllocationHandle *handle, const CUmemF
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
+CUresult cu_mem_properties(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle) {
+	ENTER(mem_properties, "handle=%#llx", handle);
+	struct handle *h = handle_of(handle);
+	if (h == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	*prop = (CUmemAllocationProp){
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = (CUmemAllocationHandleType)(h->imported ? 0 : h->chunk->share),
+		.location = h->chunk->home,
+	};
+	return CUDA_SUCCESS;
+}
+
 CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                        unsigned long long flags) {
 	ENTER(mem_export, "handle=%#llx type=%d flags=%llu", handle, type, flags);

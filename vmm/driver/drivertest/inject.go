@@ -161,6 +161,11 @@ func (d *Injected) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	return get(d, "Create", ordinal(p.Home), size, func() (driver.Handle, error) { return d.inner.Create(size, p) })
 }
 
+// Location implements driver.Driver.
+func (d *Injected) Location(h driver.Handle) (driver.Location, error) {
+	return get(d, "Location", -1, 0, func() (driver.Location, error) { return d.inner.Location(h) })
+}
+
 // Release implements driver.Driver.
 func (d *Injected) Release(h driver.Handle) error {
 	return d.call("Release", -1, 0, func() error { return d.inner.Release(h) })

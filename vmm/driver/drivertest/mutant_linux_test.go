@@ -78,6 +78,7 @@ func mutants() map[string]mutant {
 		"revoke is forgotten":                   memory("access-none", func(d *host.Driver) driver.Driver { return &revokeNothing{d} }),
 		"a descriptor is inherited":             memory("export-cloexec", func(d *host.Driver) driver.Driver { return &inheritable{d} }),
 		"import takes the descriptor":           memory("import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }),
+		"import believes what it is told":       memory("import-location", func(d *host.Driver) driver.Driver { return &believes{d, map[driver.Handle]driver.Location{}} }),
 		"import takes anything":                 memory("import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }),
 		"a lost device still creates":           memory("lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }),
 		"a reset is silent":                     device("reset-device", func(f full) driver.Device { return &silentReset{f} }),
@@ -252,6 +253,25 @@ func (d *importCloses) Import(fd int, size uint64, p driver.Prop) (driver.Handle
 	h, err := d.Driver.Import(fd, size, p)
 	_ = syscall.Close(fd)
 	return h, err
+}
+
+type believes struct {
+	*host.Driver
+	told map[driver.Handle]driver.Location
+}
+
+func (d *believes) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	h, err := d.Driver.Import(fd, size, p)
+	d.told[h] = p.Home
+	return h, err
+}
+
+func (d *believes) Location(h driver.Handle) (driver.Location, error) {
+	l, err := d.Driver.Location(h)
+	if told, ok := d.told[h]; ok && err == nil {
+		l = told
+	}
+	return l, err
 }
 
 type importAny struct{ *host.Driver }

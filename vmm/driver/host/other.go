@@ -50,6 +50,11 @@ func (*Driver) Free(driver.Ptr, uint64) error { return no("Free") }
 // Create is not supported.
 func (*Driver) Create(uint64, driver.Prop) (driver.Handle, error) { return 0, no("Create") }
 
+// Location is not supported.
+func (*Driver) Location(driver.Handle) (driver.Location, error) {
+	return driver.Location{}, no("Location")
+}
+
 // Release is not supported.
 func (*Driver) Release(driver.Handle) error { return no("Release") }
 
