@@ -76,6 +76,8 @@ func (x *things) calls() []call {
 		{"Peering", "cuDeviceCanAccessPeer", "from=1 to=0", peering, false},
 		{"Peering", "cuDeviceGetP2PAttribute", "attribute=3 from=1 to=0", peering, false},
 		{"Granularity", "cuMemGetAllocationGranularity", plain + " option=0", granularity(driver.Prop{Home: onDevice(1)}), false},
+		{"GranularityRecommended", "cuMemGetAllocationGranularity", plain + " option=1",
+			func() error { _, err := d.GranularityRecommended(driver.Prop{Home: onDevice(1)}); return err }, false},
 		{"Granularity of shared", "cuMemGetAllocationGranularity", "type=1 share=9 location=1:0 compression=0 rdma=0 usage=0 option=0",
 			granularity(driver.Prop{Home: onDevice(0), Share: driver.ShareFD | driver.ShareFabric}), false},
 		{"Granularity with flags", "cuMemGetAllocationGranularity", "type=1 share=0 location=1:0 compression=1 rdma=1 usage=0 option=0",
@@ -144,6 +146,7 @@ func (x *things) calls() []call {
 		{"NewStream", "cuStreamCreate", "flags=1", func() error { _, err := v.NewStream(); return err }, false},
 		{"FreeStream", "cuStreamDestroy_v2", f("stream=%#x", uint64(s)), func() error { return v.FreeStream(s) }, false},
 		{"SyncStream", "cuStreamSynchronize", f("stream=%#x", uint64(s)), func() error { return v.SyncStream(s) }, false},
+		{"StreamDone", "cuStreamQuery", f("stream=%#x", uint64(s)), func() error { _, err := v.StreamDone(s); return err }, false},
 		{"Capturing", "cuStreamIsCapturing", f("stream=%#x", uint64(s)), func() error { _, err := v.Capturing(s); return err }, false},
 		{"NewEvent", "cuEventCreate", "flags=2", event(0), false},
 		{"NewEvent with a time, that blocks", "cuEventCreate", "flags=1", event(driver.EventTiming | driver.EventBlocking), false},
@@ -223,7 +226,7 @@ func TestArguments(t *testing.T) {
 
 	text, err := os.ReadFile("symbols.h")
 	require.NoError(t, err)
-	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString"} // see load_test.go
+	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString", "cuIpcGetMemHandle"} // see load_test.go and probe_test.go
 	for _, m := range regexp.MustCompile(`(?:REQUIRED|OPTIONAL)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 		if !called[m[1]] {
 			require.Contains(t, elsewhere, m[1], "no call here shows its arguments")
@@ -233,12 +236,12 @@ func TestArguments(t *testing.T) {
 
 // meanings is what a result means, nil where it is of no kind.
 var meanings = map[int]error{
-	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
-	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
+	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 4: driver.ErrClosed, 46: driver.ErrUnavailable, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
+	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 226: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
 	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost,
-	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrContextReset, 711: driver.ErrLimit, 719: driver.ErrDeviceLost,
+	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrContextReset, 711: driver.ErrLimit, 719: driver.ErrDeviceLost, 721: driver.ErrDeviceLost,
 	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
-	803: nil, 999: nil,
+	802: driver.ErrUnavailable, 803: nil, 810: driver.ErrDeviceLost, 911: driver.ErrDeviceLost, 999: nil,
 }
 
 // meaning is what a result of a call means, and whether it is an error at all.
@@ -246,7 +249,7 @@ func meaning(c call, code int) (kind error, is bool) {
 	kind = meanings[code]
 	lost := errors.Is(kind, driver.ErrDeviceLost)
 	switch {
-	case c.quiet, c.symbol == "cuEventQuery" && code == 600: // not yet
+	case c.quiet, (c.symbol == "cuEventQuery" || c.symbol == "cuStreamQuery") && code == 600: // not yet
 		return nil, false
 	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // the context has taken it along
 		return nil, false

@@ -152,6 +152,41 @@ cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t siz
 	return (cuvmm_value){r, (unsigned long long)fd};
 }
 
+// cuvmm_try_ipc takes the device's primary context, if somebody has it active, and
+// asks for the handle of a little plain memory. v says whether it tried.
+cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev) {
+	unsigned int flags = 0;
+	int active = 0;
+	CUcontext ctx;
+	CUdeviceptr p;
+	CUipcMemHandle handle;
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
+	CUresult r = api->primary_state(dev, &flags, &active);
+	if (r != CUDA_SUCCESS || !active)
+		return (cuvmm_value){.r = r};
+	r = retain(api, &ctx, dev);
+	if (r != CUDA_SUCCESS)
+		return (cuvmm_value){.r = r};
+	r = api->ctx_push(ctx);
+	if (r == CUDA_SUCCESS) {
+		r = api->exchange_capture_mode(&mode);
+		if (r == CUDA_SUCCESS) {
+			r = api->plain_alloc(&p, 1);
+			if (r == CUDA_SUCCESS) {
+				r = api->ipc_get_mem(&handle, p);
+				CUresult freed = api->plain_free(p);
+				if (r == CUDA_SUCCESS)
+					r = freed;
+			}
+			api->exchange_capture_mode(&mode);
+		}
+		r = leave(api, r);
+	}
+	CUresult released = release(api, dev);
+	return (cuvmm_value){r != CUDA_SUCCESS ? r : released, 1};
+}
+
 // stream_create makes a stream that waits for no other.
 static CUresult stream_create(cuvmm_lib api, cuvmm_ctx ctx, CUstream *s) {
 	CUstreamCaptureMode mode;
@@ -337,6 +372,22 @@ cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s) {
 	if (r == CUDA_SUCCESS)
 		r = leave(api, api->stream_is_capturing(s, &status));
 	return (cuvmm_value){r, status != CU_STREAM_CAPTURE_STATUS_NONE};
+}
+
+// cuvmm_stream_query asks first whether the stream is being captured, since the
+// query would end that.
+CUresult cuvmm_stream_query(cuvmm_lib api, cuvmm_ctx ctx, CUstream s) {
+	CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+	CUstreamCaptureMode mode;
+	CUresult r = enter_relaxed(api, ctx, &mode);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = api->stream_is_capturing(s, &status);
+	if (r == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+		r = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	if (r == CUDA_SUCCESS)
+		r = api->stream_query(s);
+	return leave_relaxed(api, r, mode);
 }
 
 CUresult cuvmm_begin_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, int mode) {

@@ -291,6 +291,20 @@ func (v *Device) SyncStream(s driver.Stream) error {
 	})
 }
 
+// StreamDone says whether the stream has done its work.
+func (v *Device) StreamDone(s driver.Stream) (bool, error) {
+	done := false
+	err := v.onStream("cuStreamQuery", s, func() C.CUresult {
+		r := C.cuvmm_stream_query(v.d.api, v.ctx, stream(s))
+		done = r == 0
+		if Result(r) == notReady {
+			r = 0
+		}
+		return r
+	})
+	return done, err
+}
+
 // Capturing says whether a stream is being captured.
 func (v *Device) Capturing(s driver.Stream) (bool, error) {
 	var c C.cuvmm_value

@@ -31,7 +31,7 @@ type Driver struct {
 	// may wait for another's events.
 	streams, events made
 
-	granularities sync.Map // driver.Prop to uint64
+	granularities sync.Map // granule to uint64
 }
 
 // handle is what is known of physical memory: CUDA may crash on one that it does

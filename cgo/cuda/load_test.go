@@ -18,7 +18,7 @@ import (
 // sentinels are the kinds of error that a caller can ask for.
 var sentinels = []error{
 	driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid, driver.ErrPermission,
-	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrContextReset, driver.ErrCapturing, driver.ErrLimit,
+	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrContextReset, driver.ErrCapturing, driver.ErrLimit, driver.ErrUnavailable,
 }
 
 // isOnly holds that err is of that one kind; nil is none of them.
@@ -58,6 +58,9 @@ func TestLoadFails(t *testing.T) {
 		"a stub library":            {fakecuda.Stub, driver.ErrNoDriver, 34},
 		"a driver that fails":       {fakecuda.Broken, nil, 999},
 		"no devices":                {fakecuda.NoDevices, driver.ErrNoDevice, 100},
+		"a fabric that starts":      {"-DFAKE_INIT=802", driver.ErrUnavailable, 802},
+		"an exclusive device":       {"-DFAKE_INIT=46", driver.ErrUnavailable, 46},
+		"a process that ends":       {"-DFAKE_INIT=4", driver.ErrClosed, 4},
 		"a driver and card at odds": {"-DFAKE_INIT=803", nil, 803},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -88,10 +88,11 @@ cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to) {
 	return l;
 }
 
-cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop) {
+cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop, int recommended) {
 	size_t n = 0;
 	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
-	CUresult r = api->mem_granularity(&n, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+	CUresult r = api->mem_granularity(
+		&n, &prop, recommended ? CU_MEM_ALLOC_GRANULARITY_RECOMMENDED : CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	return (cuvmm_value){r, n};
 }
 

@@ -59,17 +59,38 @@ func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return d.granularity(call, p, c)
+	return d.granularity(call, p, c, false)
+}
+
+// GranularityRecommended is what CUDA calls best for performance.
+func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) {
+	const call = "cuMemGetAllocationGranularity"
+	c, err := d.prop(call, p)
+	if err != nil {
+		return 0, err
+	}
+	return d.granularity(call, p, c, true)
+}
+
+// granule is what a granularity is of.
+type granule struct {
+	p           driver.Prop
+	recommended bool
 }
 
 // granularity asks once for each kind of memory: it does not change.
-func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp) (uint64, error) {
-	if known, ok := d.granularities.Load(p); ok {
+func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp, recommended bool) (uint64, error) {
+	of := granule{p, recommended}
+	if known, ok := d.granularities.Load(of); ok {
 		return known.(uint64), nil //nolint:forcetypeassert // nothing else is stored
 	}
-	v := C.cuvmm_granularity(d.api, c)
+	option := C.int(0)
+	if recommended {
+		option = 1
+	}
+	v := C.cuvmm_granularity(d.api, c, option)
 	if v.r == 0 {
-		d.granularities.Store(p, uint64(v.v))
+		d.granularities.Store(of, uint64(v.v))
 	}
 	return uint64(v.v), d.fail(call, Result(v.r))
 }
@@ -294,7 +315,7 @@ func (d *Driver) importable(call string, size uint64, p driver.Prop) error {
 	if err != nil {
 		return err
 	}
-	gran, err := d.granularity(call, p, c)
+	gran, err := d.granularity(call, p, c, false)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func onReset(t *testing.T, flags ...string) (d *cuda.Driver, fake *fakecuda.Libr
 // ofDevice are the calls of an opened Device among the uses of one.
 func ofDevice(x *things) map[string]func() error {
 	calls := x.uses()
-	for _, name := range []string{"Supports", "CanAccessPeer", "Peering", "Granularity", "Create", "Map", "SetAccess", "Access",
+	for _, name := range []string{"Supports", "CanAccessPeer", "Peering", "Granularity", "GranularityRecommended", "Create", "Map", "SetAccess", "Access",
 		"Export", "Import", "Location", "ExportRange", "ImportFabric", "SyncIfActive", "Open"} {
 		delete(calls, name)
 	}

@@ -100,7 +100,7 @@ cuvmm_value cuvmm_attribute(cuvmm_lib api, int attribute, int dev);
 cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to);
 cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to);
 CUresult cuvmm_primary_release(cuvmm_lib api, int dev);
-cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop);
+cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop, int recommended);
 cuvmm_value cuvmm_reserve(cuvmm_lib api, size_t size, size_t align);
 CUresult cuvmm_address_free(cuvmm_lib api, CUdeviceptr p, size_t size);
 cuvmm_value cuvmm_create(cuvmm_lib api, size_t size, CUmemAllocationProp prop);
@@ -117,6 +117,7 @@ cuvmm_value cuvmm_import_fabric(cuvmm_lib api, CUmemFabricHandle name);
 cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
 cuvmm_value cuvmm_active(cuvmm_lib api, int dev);
 CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev);
+cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev);
 cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
 
 // With a context.
@@ -137,6 +138,7 @@ cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx);
 CUresult cuvmm_stream_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_stream_sync(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+CUresult cuvmm_stream_query(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_begin_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, int mode);
 CUresult cuvmm_end_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 cuvmm_value cuvmm_event_create(cuvmm_lib api, cuvmm_ctx ctx, unsigned int flags);

@@ -56,6 +56,7 @@
 	REQUIRED(stream_create, "cuStreamCreate", (CUstream *stream, unsigned int flags)) \
 	REQUIRED(stream_destroy, "cuStreamDestroy_v2", (CUstream stream)) \
 	REQUIRED(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
+	REQUIRED(stream_query, "cuStreamQuery", (CUstream stream)) \
 	REQUIRED(stream_is_capturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus *status)) \
 	REQUIRED(stream_begin_capture, "cuStreamBeginCapture_v2", (CUstream stream, CUstreamCaptureMode mode)) \
 	REQUIRED(stream_end_capture, "cuStreamEndCapture", (CUstream stream, CUgraph *graph)) \
@@ -70,6 +71,7 @@
 	REQUIRED(event_elapsed, "cuEventElapsedTime", (float *ms, CUevent from, CUevent to)) \
 	REQUIRED(plain_alloc, "cuMemAlloc_v2", (CUdeviceptr *p, size_t n)) \
 	REQUIRED(plain_free, "cuMemFree_v2", (CUdeviceptr p)) \
+	OPTIONAL(ipc_get_mem, "cuIpcGetMemHandle", (CUipcMemHandle *handle, CUdeviceptr p)) \
 	OPTIONAL(pool_alloc, "cuMemAllocAsync", (CUdeviceptr *p, size_t n, CUstream stream)) \
 	OPTIONAL(pool_free, "cuMemFreeAsync", (CUdeviceptr p, CUstream stream)) \
 	OPTIONAL(pool_default, "cuDeviceGetDefaultMemPool", (CUmemoryPool *pool, CUdevice dev)) \

@@ -27,6 +27,10 @@ type Driver interface {
 	// Granularity is the unit of sizes and addresses for memory of this kind.
 	Granularity(Prop) (uint64, error)
 
+	// GranularityRecommended is the unit that the driver calls best for
+	// performance, a multiple of Granularity.
+	GranularityRecommended(Prop) (uint64, error)
+
 	// Reserve takes an address range aligned to align (0: the granularity).
 	// No memory stands behind it. Exhausted: ErrAddressSpace, never
 	// ErrOutOfMemory, though CUDA uses one code for both.
@@ -117,6 +121,9 @@ type Device interface {
 	// SyncStream waits for the stream. On one that is being captured it
 	// answers ErrCapturing, and the capture is destroyed.
 	SyncStream(Stream) error
+	// StreamDone says whether the stream has done all its work of now. On one that
+	// is being captured it is ErrCapturing, and the capture goes on.
+	StreamDone(Stream) (bool, error)
 	// Own is the library's copy stream, one for each Device.
 	Own() Stream
 	// Capturing says whether the stream is being captured, also when the

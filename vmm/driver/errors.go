@@ -30,6 +30,7 @@ var (
 	ErrCapturing    error = &sentinel{text: "a stream is being captured"}                     // the wait would destroy the capture
 	ErrPeerEnabled  error = &sentinel{text: "peer access is enabled already"}                 // LegacyPeers.EnablePeer; perhaps by another library
 	ErrLimit        error = &sentinel{text: "a limit of the system or the driver is reached"} // nofile, vm.max_map_count, peers of a device
+	ErrUnavailable  error = &sentinel{text: "not available for now"}                          // the driver or the device is there and not ready, or in exclusive use: try later
 
 	// ErrContextReset is an ErrDeviceLost of one opened Device: somebody has reset
 	// the device's context. This Device is gone with its streams, events, plain

@@ -189,9 +189,12 @@ CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice 
 	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
 	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
-	case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
+	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 		*value = 1;
 		return CUDA_SUCCESS;
+	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+		*value = FAKE_NUMA_ID;
+		return FAKE_NUMA_ID < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know it
 	}
 	violate("attribute %d is not known here", attribute);
 	return CUDA_ERROR_INVALID_VALUE;

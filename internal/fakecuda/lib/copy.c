@@ -178,6 +178,17 @@ CUresult cu_plain_alloc(CUdeviceptr *p, size_t n) {
 	return plain(dev, n, p);
 }
 
+CUresult cu_ipc_get_mem(CUipcMemHandle *handle, CUdeviceptr p) {
+	ENTER(ipc_get_mem, "p=%#llx", p);
+	struct device *dev;
+	TRY(context(&dev));
+	struct span *s = span_at(p);
+	if (s == NULL || s->kind != PLAIN)
+		return CUDA_ERROR_INVALID_VALUE;
+	memset(handle, 0x1c, sizeof *handle);
+	return CUDA_SUCCESS;
+}
+
 CUresult cu_plain_free(CUdeviceptr p) {
 	ENTER(plain_free, "p=%#llx", p);
 	return free_in(p, PLAIN);

@@ -27,6 +27,13 @@
 #define FAKE_FABRIC 0 // whether there are fabric handles
 #endif
 
+#ifndef FAKE_NODE
+#define FAKE_NODE 0 // the only NUMA node with memory
+#endif
+#ifndef FAKE_NUMA_ID
+#define FAKE_NUMA_ID FAKE_NODE // the devices' own node; less than -1: the driver does not know of such
+#endif
+
 #define GRANULE (2ull << 20)
 #define ADDRESSES (1ull << 47) // no reservation is as large as this
 #define MAX_DEVICES 16

@@ -191,6 +191,17 @@ CUresult cu_stream_sync(CUstream stream) {
 	return unsafe_in_capture();
 }
 
+CUresult cu_stream_query(CUstream stream) {
+	ENTER(stream_query, "stream=%p", (void *)stream);
+	struct device *dev;
+	struct stream *s;
+	TRY(context(&dev));
+	TRY(stream_of(dev, stream, &s));
+	if (s != NULL)
+		TRY(destroy_capture(s));
+	return unsafe_in_capture();
+}
+
 CUresult cu_stream_is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
 	ENTER(stream_is_capturing, "stream=%p", (void *)stream);
 	struct device *dev;

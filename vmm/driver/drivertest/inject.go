@@ -111,7 +111,7 @@ func sentinels() []error {
 		driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid,
 		driver.ErrPermission, driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice,
 		driver.ErrContextReset, driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrPeerEnabled,
-		driver.ErrLimit,
+		driver.ErrLimit, driver.ErrUnavailable,
 	}
 }
 
@@ -144,6 +144,11 @@ func (d *Injected) CanAccessPeer(from, to int) (bool, error) {
 // Granularity implements driver.Driver.
 func (d *Injected) Granularity(p driver.Prop) (uint64, error) {
 	return get(d, "Granularity", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.Granularity(p) })
+}
+
+// GranularityRecommended implements driver.Driver.
+func (d *Injected) GranularityRecommended(p driver.Prop) (uint64, error) {
+	return get(d, "GranularityRecommended", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.GranularityRecommended(p) })
 }
 
 // Reserve implements driver.Driver.

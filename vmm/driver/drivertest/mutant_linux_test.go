@@ -102,18 +102,20 @@ func mutants() map[string]mutant {
 		"enabling grants":                     memory("peer-plain-only", func(d *host.Driver) driver.Driver { return &enableGrants{Driver: d} }),
 		"a lost device keeps peers":           device("lost-peer-disable", func(f full) driver.Device { return &keepLost{f} }),
 
-		"copies stop at a chunk":         device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
-		"a second close is an error":     device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
-		"events are always done":         device("stream-late", func(f full) driver.Device { return &alwaysDone{f} }),
-		"a stream is not waited for":     device("stream-sync", func(f full) driver.Device { return &noSyncStream{f} }),
-		"the device is not waited for":   device("sync-all", func(f full) driver.Device { return &noSync{f} }),
-		"an event is not waited for":     device("event-sync", func(f full) driver.Device { return &noSyncEvent{f} }),
-		"a stream waits for no event":    device("event-wait", func(f full) driver.Device { return &noWait{f} }),
-		"a capture survives a wait":      device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
-		"a copy destroys a capture":      device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
-		"0 is like any other stream":     device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.Own()} }),
-		"to ask ends a capture":          device("capture-legacy", func(f full) driver.Device { return &askEnds{f} }),
-		"the loss of a device is silent": device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
+		"copies stop at a chunk":             device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
+		"a second close is an error":         device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
+		"events are always done":             device("stream-late", func(f full) driver.Device { return &alwaysDone{f} }),
+		"a stream is not waited for":         device("stream-sync", func(f full) driver.Device { return &noSyncStream{f} }),
+		"the device is not waited for":       device("sync-all", func(f full) driver.Device { return &noSync{f} }),
+		"an event is not waited for":         device("event-sync", func(f full) driver.Device { return &noSyncEvent{f} }),
+		"a stream waits for no event":        device("event-wait", func(f full) driver.Device { return &noWait{f} }),
+		"a capture survives a wait":          device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
+		"a copy destroys a capture":          device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
+		"0 is like any other stream":         device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.Own()} }),
+		"asking for a stream ends a capture": device("capture-done", func(f full) driver.Device { return &doneEnds{f} }),
+		"a stream is always done":            device("stream-done", func(f full) driver.Device { return &doneEnds{f} }),
+		"to ask ends a capture":              device("capture-legacy", func(f full) driver.Device { return &askEnds{f} }),
+		"the loss of a device is silent":     device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
 
 		"filling waits":             hangs("stream-late", "Fill"),
 		"recording waits":           hangs("stream-late", "Record"),
@@ -404,6 +406,15 @@ func (d *askEnds) Capturing(s driver.Stream) (bool, error) {
 		_ = d.SyncStream(s)
 	}
 	return yes, err
+}
+
+type doneEnds struct{ full }
+
+func (d *doneEnds) StreamDone(s driver.Stream) (bool, error) {
+	if yes, err := d.Capturing(s); err != nil || yes {
+		return false, d.SyncStream(s)
+	}
+	return true, nil
 }
 
 type silentLoss struct{ full }

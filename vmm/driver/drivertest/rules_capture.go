@@ -14,6 +14,7 @@ func captureRules() []Rule {
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
 		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
 		{Name: "capture-legacy", Says: "while a thread's stream is captured, to ask whether the legacy stream is is ErrCapturing and spares the capture", Source: measured, run: captureLegacy},
+		{Name: "capture-done", Says: "to ask whether a capturing stream is done is ErrCapturing and spares the capture, and so does asking for another stream", Source: seam, run: captureDone},
 		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
 		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
 	}
@@ -179,6 +180,23 @@ func captureLegacy(c *check) {
 		c.capturing(d, perThread, true)
 		c.survives(d, perThread)
 		c.capturing(d, legacy, false)
+	}
+}
+
+func captureDone(c *check) {
+	d := c.dev(0)
+	other := c.stream(d)
+	for _, m := range modes() {
+		s := c.capture(d, m)
+		_, err := d.StreamDone(s)
+		c.want(err, "ask whether the capturing stream is done", driver.ErrCapturing)
+		done, err := d.StreamDone(other)
+		c.must(err, "ask for another stream")
+		if !done {
+			c.Errorf("a stream without work is not done")
+		}
+		c.capturing(d, s, true)
+		c.survives(d, s)
 	}
 }
 

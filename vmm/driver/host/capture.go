@@ -86,6 +86,29 @@ func (v *device) Capturing(s driver.Stream) (bool, error) {
 	return yes, err
 }
 
+// StreamDone says whether the stream has work left. The legacy stream has that of
+// all threads' streams too.
+func (v *device) StreamDone(s driver.Stream) (bool, error) {
+	const verb = "StreamDone"
+	var done bool
+	err := v.onStream(verb, s, func(x *stream) error {
+		if x.capture != nil {
+			return rule(verb, driver.ErrCapturing, "stream %d is being captured", s)
+		}
+		if _, err := x.implicit(verb); err != nil {
+			return err
+		}
+		done = len(x.last()) == 0
+		if x == v.context.legacy {
+			for _, t := range v.context.threads {
+				done = done && len(t.last()) == 0
+			}
+		}
+		return nil
+	})
+	return done, err
+}
+
 // onStream calls f with a stream of the device and work held.
 func (v *device) onStream(verb string, s driver.Stream, f func(*stream) error) error {
 	if err := v.enter(verb); err != nil {

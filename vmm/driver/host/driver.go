@@ -145,6 +145,9 @@ func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	return d.granularity, nil
 }
 
+// GranularityRecommended is the same: no unit is faster than another here.
+func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) { return d.Granularity(p) }
+
 // home finds the device of p after checking the rest of it.
 func (d *Driver) home(verb string, p driver.Prop) (*unit, error) {
 	switch p.Home.Kind {

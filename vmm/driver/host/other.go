@@ -41,6 +41,11 @@ func (*Driver) Peering(_, _ int) (driver.Peering, error) { return driver.Peering
 // Granularity is not supported.
 func (*Driver) Granularity(driver.Prop) (uint64, error) { return 0, no("Granularity") }
 
+// GranularityRecommended is not supported.
+func (*Driver) GranularityRecommended(driver.Prop) (uint64, error) {
+	return 0, no("GranularityRecommended")
+}
+
 // Reserve is not supported.
 func (*Driver) Reserve(_, _ uint64) (driver.Ptr, error) { return 0, no("Reserve") }
 
