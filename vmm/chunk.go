@@ -171,8 +171,19 @@ func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
 	if err != nil {
 		return nil, d.fail("import chunk", 0, size, err)
 	}
-	c, err := d.chunk(d.own(h, size, p))
+	c, err := d.imported(h, size, p)
 	return c, d.fail("import chunk", 0, size, err)
+}
+
+// imported makes a Chunk of a handle that was imported, at home where its memory
+// really is.
+func (d *Device) imported(h driver.Handle, size uint64, p Prop) (*Chunk, error) {
+	home, err := d.drv().Location(h)
+	if err != nil {
+		return nil, also(err, "and giving the memory back", d.drv().Release(h))
+	}
+	p.Home = home
+	return d.chunk(d.own(h, size, p))
 }
 
 // Size is the chunk's size in bytes.

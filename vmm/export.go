@@ -128,5 +128,5 @@ func (d *Device) importFabric(name [64]byte, size uint64, p Prop) (*Chunk, error
 	if err != nil {
 		return nil, err
 	}
-	return d.chunk(d.own(h, size, p))
+	return d.imported(h, size, p)
 }

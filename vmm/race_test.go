@@ -147,14 +147,24 @@ func TestStrayIsWaitedFor(t *testing.T) {
 	require.NoError(t, w.devs[1].Sync())
 }
 
-// TestEveryDeviceIsWaitedFor: that one device is lost is no reason to unmap
-// under another.
+// resettable is a world whose contexts somebody else may reset.
+func resettable(t *testing.T, n int) (w *world, reset func(dev int)) {
+	t.Helper()
+	drv := host.New(host.Config{Devices: n, Memory: 512 * 512 * page, PageGranularity: page == 4096})
+	return worldOf(t, n, drv, nil), func(dev int) {
+		t.Helper()
+		require.NoError(t, drv.ResetContext(dev))
+	}
+}
+
+// TestEveryDeviceIsWaitedFor: that one device's context is gone is no reason to
+// unmap under another.
 func TestEveryDeviceIsWaitedFor(t *testing.T) {
-	mayLose(t)
-	w := newWorld(t, 2)
+	w, reset := resettable(t, 2)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
-	lose(t, w, w.devs[0])
+	reset(0)
+	require.ErrorIs(t, raw(t, w.devs[0]).Sync(), vmm.ErrDeviceLost)
 	s := stream(t, w.devs[1])
 	open := work(t, w.devs[1], s.Raw(), g.Ptr())
 	w.arm()
@@ -164,11 +174,27 @@ func TestEveryDeviceIsWaitedFor(t *testing.T) {
 		runtime.Gosched()
 	}
 	open()
-	require.ErrorIs(t, <-closed, vmm.ErrDeviceLost)
+	require.NoError(t, <-closed)
 	require.NoError(t, w.devs[1].Sync(), "the peer is well")
 }
 
-// lose makes a device lost, by work of its own.
+// TestALostDeviceIsALostProcess: with a peer the owner is lost too, says so, and
+// takes its memory back.
+func TestALostDeviceIsALostProcess(t *testing.T) {
+	mayLose(t)
+	w := newWorld(t, 2)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	lose(t, w, w.devs[1])
+	_, err := g.ReadAt(make([]byte, page), 0)
+	require.ErrorIs(t, err, vmm.ErrDeviceLost)
+	require.ErrorIs(t, g.Grow(2*page), vmm.ErrDeviceLost)
+	require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
+	require.NoError(t, w.devs[0].Close())
+	require.NoError(t, w.devs[1].Close())
+}
+
+// lose makes a device lost, by work of its own, and with it all of its driver.
 func lose(t *testing.T, w *world, d *vmm.Device) {
 	t.Helper()
 	g, err := d.NewRange(vmm.RangeOptions{Max: page})
@@ -185,19 +211,18 @@ func lose(t *testing.T, w *world, d *vmm.Device) {
 	require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
 }
 
-// TestOwnerOutlivesALostPeer: the owner's memory stays usable, growth says who
-// is lost, and after Revoke it goes on.
+// TestOwnerOutlivesALostPeer: a peer whose context is gone takes nothing from the
+// owner, whose memory stays usable and grows, and after Revoke too.
 func TestOwnerOutlivesALostPeer(t *testing.T) {
-	mayLose(t)
-	w := newWorld(t, 2)
+	w, reset := resettable(t, 2)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
-	lose(t, w, w.devs[1])
+	reset(1)
 	_, err := g.ReadAt(make([]byte, page), 0)
 	require.NoError(t, err)
-	require.ErrorIs(t, g.Grow(2*page), vmm.ErrDeviceLost)
-	require.NoError(t, g.Revoke(w.devs[1]))
 	require.NoError(t, g.Grow(2*page))
+	require.NoError(t, g.Revoke(w.devs[1]))
+	require.NoError(t, g.Grow(3*page))
 	require.NoError(t, g.Clip())
 	require.NoError(t, g.Close())
 	require.NoError(t, w.devs[0].Close())

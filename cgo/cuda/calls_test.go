@@ -76,6 +76,8 @@ func (x *things) calls() []call {
 		{"Peering", "cuDeviceCanAccessPeer", "from=1 to=0", peering, false},
 		{"Peering", "cuDeviceGetP2PAttribute", "attribute=3 from=1 to=0", peering, false},
 		{"Granularity", "cuMemGetAllocationGranularity", plain + " option=0", granularity(driver.Prop{Home: onDevice(1)}), false},
+		{"GranularityRecommended", "cuMemGetAllocationGranularity", plain + " option=1",
+			func() error { _, err := d.GranularityRecommended(driver.Prop{Home: onDevice(1)}); return err }, false},
 		{"Granularity of shared", "cuMemGetAllocationGranularity", "type=1 share=9 location=1:0 compression=0 rdma=0 usage=0 option=0",
 			granularity(driver.Prop{Home: onDevice(0), Share: driver.ShareFD | driver.ShareFabric}), false},
 		{"Granularity with flags", "cuMemGetAllocationGranularity", "type=1 share=0 location=1:0 compression=1 rdma=1 usage=0 option=0",
@@ -105,6 +107,10 @@ func (x *things) calls() []call {
 		}, false},
 		{"Import", "cuMemImportFromShareableHandle", f("fd=%d type=1", x.fd),
 			func() error { _, err := d.Import(x.fd, granule, x.prop()); return err }, false},
+		{"Import", "cuMemGetAllocationPropertiesFromHandle", "*",
+			func() error { _, err := d.Import(x.fd, granule, x.prop()); return err }, false},
+		{"Location", "cuMemGetAllocationPropertiesFromHandle", f("handle=%#x", uint64(x.h)),
+			func() error { _, err := d.Location(x.h); return err }, false},
 		{"ExportRange", "cuPointerGetAttribute", f("attribute=9 p=%#x", uint64(p)), export, false},
 		{"ExportRange", "cuDevicePrimaryCtxRetain", "dev=0", export, false},
 		{"ExportRange", "cuMemGetHandleForAddressRange", f("p=%#x size=8192 type=1 flags=0", uint64(p)), export, false},
@@ -140,6 +146,7 @@ func (x *things) calls() []call {
 		{"NewStream", "cuStreamCreate", "flags=1", func() error { _, err := v.NewStream(); return err }, false},
 		{"FreeStream", "cuStreamDestroy_v2", f("stream=%#x", uint64(s)), func() error { return v.FreeStream(s) }, false},
 		{"SyncStream", "cuStreamSynchronize", f("stream=%#x", uint64(s)), func() error { return v.SyncStream(s) }, false},
+		{"StreamDone", "cuStreamQuery", f("stream=%#x", uint64(s)), func() error { _, err := v.StreamDone(s); return err }, false},
 		{"Capturing", "cuStreamIsCapturing", f("stream=%#x", uint64(s)), func() error { _, err := v.Capturing(s); return err }, false},
 		{"NewEvent", "cuEventCreate", "flags=2", event(0), false},
 		{"NewEvent with a time, that blocks", "cuEventCreate", "flags=1", event(driver.EventTiming | driver.EventBlocking), false},
@@ -153,6 +160,7 @@ func (x *things) calls() []call {
 		{"Elapsed", "cuEventElapsedTime", f("from=%#x to=%#x", uint64(e), uint64(e)),
 			func() error { _, err := v.Elapsed(e, e); return err }, false},
 		{"Sync", "cuCtxSynchronize", "", v.Sync, false},
+		{"Sync", "cuCtxGetId", "*", v.Sync, false},
 		{"Do", "cuCtxPushCurrent_v2", "*", func() error { return v.Do(func() error { return nil }) }, false},
 		{"Do", "cuCtxPopCurrent_v2", "", func() error { return v.Do(func() error { return nil }) }, true},
 
@@ -218,7 +226,7 @@ func TestArguments(t *testing.T) {
 
 	text, err := os.ReadFile("symbols.h")
 	require.NoError(t, err)
-	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString"} // see load_test.go
+	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString", "cuIpcGetMemHandle"} // see load_test.go and probe_test.go
 	for _, m := range regexp.MustCompile(`(?:REQUIRED|OPTIONAL)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 		if !called[m[1]] {
 			require.Contains(t, elsewhere, m[1], "no call here shows its arguments")
@@ -228,12 +236,12 @@ func TestArguments(t *testing.T) {
 
 // meanings is what a result means, nil where it is of no kind.
 var meanings = map[int]error{
-	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
-	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
+	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 4: driver.ErrClosed, 46: driver.ErrUnavailable, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
+	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 226: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
 	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost,
-	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrDeviceLost, 711: driver.ErrLimit, 719: driver.ErrDeviceLost,
+	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrContextReset, 711: driver.ErrLimit, 719: driver.ErrDeviceLost, 721: driver.ErrDeviceLost,
 	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
-	803: nil, 999: nil,
+	802: driver.ErrUnavailable, 803: nil, 810: driver.ErrDeviceLost, 911: driver.ErrDeviceLost, 999: nil,
 }
 
 // meaning is what a result of a call means, and whether it is an error at all.
@@ -241,9 +249,17 @@ func meaning(c call, code int) (kind error, is bool) {
 	kind = meanings[code]
 	lost := errors.Is(kind, driver.ErrDeviceLost)
 	switch {
-	case c.quiet, c.symbol == "cuEventQuery" && code == 600: // not yet
+	case c.quiet, (c.symbol == "cuEventQuery" || c.symbol == "cuStreamQuery") && code == 600: // not yet
 		return nil, false
 	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // the context has taken it along
+		return nil, false
+	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // it has, too; or it is not active
+		return nil, false
+	case code == 709 && c.name == "EnablePeer": // of the peer's context, since this one's is well
+		return driver.ErrInvalid, true
+	case code == 201 && (c.symbol == "cuCtxPushCurrent_v2" || c.symbol == "cuCtxGetId"): // of what is retained
+		return driver.ErrContextReset, true
+	case code == 201 && c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // the peer is retained without
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true
@@ -251,7 +267,7 @@ func meaning(c call, code int) (kind error, is bool) {
 		return driver.ErrInvalid, true
 	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange"):
 		return driver.ErrLimit, true // no descriptor is left
-	case c.symbol == "cuStreamEndCapture" && code >= 900 && code <= 908: // the capture was destroyed
+	case c.symbol == "cuStreamEndCapture" && (code == 901 || code == 908): // it was destroyed, or is of another thread
 		return driver.ErrInvalid, true
 	}
 	return kind, true
@@ -279,6 +295,11 @@ func TestResults(t *testing.T) {
 			isOnly(t, err, kind, what)
 			var r cuda.Result
 			require.ErrorAs(t, err, &r, what)
+			if errors.Is(kind, driver.ErrContextReset) {
+				code := 709 // whatever said that there is no such context
+				require.Equal(t, cuda.Result(code), r, what)
+				return
+			}
 			require.Equal(t, cuda.Result(code), r, what)
 		}); i++ {
 		}
@@ -292,14 +313,15 @@ func TestNoContext(t *testing.T) {
 	for i := 0; onCall(t, path, fake, i, func(t *testing.T, _ *things, c call) {
 		const push = "cuCtxPushCurrent_v2"
 		before, pushes := fake.Calls(c.symbol), fake.Calls(push)
-		fake.Fail(push, 1, 201)
+		fake.Fail(push, 1, 2)
 		err := c.do()
 		if fake.Calls(push) == pushes {
 			return // it needs none
 		}
-		isOnly(t, err, driver.ErrInvalid, c.name)
+		isOnly(t, err, driver.ErrOutOfMemory, c.name)
 		switch {
 		case c.symbol == push, strings.HasPrefix(c.symbol, "cuDevicePrimaryCtx"):
+		case c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // to retain the peer
 		case c.name == "ExportRange" && c.symbol == "cuPointerGetAttribute": // to know whose context
 		default:
 			require.Equal(t, before, fake.Calls(c.symbol), "%s came to %s", c.name, c.symbol)

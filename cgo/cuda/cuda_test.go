@@ -27,6 +27,6 @@ func TestConformance(t *testing.T) {
 		t.Log("\n" + drivertest.Table(drivertest.Memory(t, device)))
 	})
 	t.Run("Async", func(t *testing.T) {
-		t.Log("\n" + drivertest.Table(drivertest.Async(t, device)))
+		t.Log("\n" + drivertest.Table(drivertest.Async(t, func(tb testing.TB) driver.Driver { return withReset(device(tb)) })))
 	})
 }

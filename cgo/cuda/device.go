@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"math/bits"
 	"runtime"
@@ -22,8 +23,12 @@ import (
 type Device struct {
 	d   *Driver
 	n   int
-	ctx C.CUcontext
+	ctx C.cuvmm_ctx
 	own C.CUstream
+
+	// reset says that somebody has reset the context since Open. Then no handle
+	// of it may reach libcuda.
+	reset atomic.Bool
 
 	peers peers
 
@@ -43,9 +48,11 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	}
 	c := C.cuvmm_open(d.api, C.int(dev))
 	if c.r != 0 {
-		return nil, d.check(call, dev, c.r)
+		return nil, d.fail(call, Result(c.r))
 	}
-	return &Device{d: d, n: dev, ctx: c.ctx, own: c.own}, nil
+	v := &Device{d: d, n: dev, ctx: c.ctx, own: c.own}
+	d.streams.add(uint64(v.Own()), &thing{by: v, own: true})
+	return v, nil
 }
 
 // enter begins a call; the caller calls exit unless there is an error.
@@ -53,14 +60,17 @@ func (v *Device) enter(call string) error {
 	if err := v.stay(call); err != nil {
 		return err
 	}
-	if err := v.d.on(call, v.n); err != nil {
-		v.exit()
-		return err
+	err := v.d.on(call, v.n)
+	if err == nil && v.reset.Load() {
+		err = rule(call, driver.ErrContextReset, "cuda:%d: close this Device and open it anew", v.n)
 	}
-	return nil
+	if err != nil {
+		v.exit()
+	}
+	return err
 }
 
-// stay is enter for calls that a lost device still answers.
+// stay is enter for calls that work on a lost device, and after a reset.
 func (v *Device) stay(call string) error {
 	if v.users.Add(1)&closedBit != 0 {
 		v.exit()
@@ -84,9 +94,14 @@ func (v *Device) release() error {
 	v.d.streams.forget(v)
 	v.d.events.forget(v)
 	left := v.leavePeers()
-	r := C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n))
+	r := C.CUresult(contextDestroyed)
+	if v.reset.Load() {
+		C.cuvmm_primary_release(v.d.api, C.int(v.n)) // what it answers changes nothing
+	} else {
+		r = C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n))
+	}
 	err := v.check("cuDevicePrimaryCtxRelease", r)
-	if Result(r).sticky() {
+	if errors.Is(err, driver.ErrDeviceLost) {
 		return left // nothing of the context itself is left to give back
 	}
 	return cmp.Or(err, left)
@@ -108,13 +123,50 @@ func (v *Device) Close() error {
 	}
 }
 
-func (v *Device) check(call string, r C.CUresult) error { return v.d.check(call, v.n, r) }
+// check is Driver.fail, and takes note of a reset.
+func (v *Device) check(call string, r C.CUresult) error {
+	if Result(r) == contextDestroyed {
+		v.reset.Store(true)
+	}
+	return v.d.fail(call, Result(r))
+}
 
-// back is check for calls that give something back: on a lost device the
-// context has taken it along.
+// checkBoth is check for a call in which the context of another device takes
+// part: it may be that one which was reset.
+func (v *Device) checkBoth(call string, r C.CUresult) error {
+	if Result(r) != contextDestroyed || v.d.api.ctx_id == nil || v.wasReset() {
+		return v.check(call, r)
+	}
+	return &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: v.d.text(Result(r))}
+}
+
+// wasReset asks whether the context is still the one that was opened.
+func (v *Device) wasReset() bool {
+	if !v.reset.Load() && Result(C.cuvmm_same(v.d.api, v.ctx)) == contextDestroyed {
+		v.reset.Store(true)
+	}
+	return v.reset.Load()
+}
+
+// sees says whether handles of v are good beside those of w: the context that v
+// opened is still there. Of one device two ids settle it.
+func (v *Device) sees(w *Device) bool {
+	switch {
+	case v.reset.Load():
+		return false
+	case v.n == w.n:
+		return v.ctx.id == w.ctx.id
+	}
+	return !v.wasReset()
+}
+
+// gone says that the context has taken along whatever was to be given back.
+func (v *Device) gone() bool { return v.d.lost.Load() || v.reset.Load() }
+
+// back is check for calls that give something back.
 func (v *Device) back(call string, r C.CUresult) error {
 	err := v.check(call, r)
-	if v.d.units[v.n].lost.Load() {
+	if v.gone() {
 		return nil
 	}
 	return err
@@ -169,6 +221,11 @@ func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 	if err := inside(call, max(dst, src), n); err != nil {
 		return err
 	}
+	t, err := v.d.streams.use(call, uint64(s), v)
+	if err != nil {
+		return err
+	}
+	defer t.done(v)
 	return v.check(call, C.cuvmm_copy(v.d.api, v.ctx, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), stream(s)))
 }
 
@@ -186,6 +243,11 @@ func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 	if err := inside(call, dst, size); err != nil {
 		return err
 	}
+	t, err := v.d.streams.use(call, uint64(s), v)
+	if err != nil {
+		return err
+	}
+	defer t.done(v)
 	return v.check(call, C.cuvmm_fill(v.d.api, v.ctx, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n), stream(s)))
 }
 
@@ -203,7 +265,7 @@ func (v *Device) NewStream() (driver.Stream, error) {
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.streams.add(uint64(c.v), v)
+	v.d.streams.add(uint64(c.v), &thing{by: v})
 	return driver.Stream(c.v), nil
 }
 
@@ -214,30 +276,80 @@ func (v *Device) FreeStream(s driver.Stream) error {
 		return err
 	}
 	defer v.exit()
-	return v.d.streams.remove(call, uint64(s), func() error {
-		return v.back(call, C.cuvmm_stream_destroy(v.d.api, v.ctx, stream(s)))
+	return v.d.streams.remove(call, uint64(s), v, func(by *Device) error {
+		if by.reset.Load() {
+			return nil
+		}
+		return by.back(call, C.cuvmm_stream_destroy(by.d.api, by.ctx, stream(s)))
 	})
 }
 
 // SyncStream waits for a stream.
 func (v *Device) SyncStream(s driver.Stream) error {
-	const call = "cuStreamSynchronize"
-	if err := v.enter(call); err != nil {
-		return err
-	}
-	defer v.exit()
-	return v.check(call, C.cuvmm_stream_sync(v.d.api, v.ctx, stream(s)))
+	return v.onStream("cuStreamSynchronize", s, func() C.CUresult {
+		return C.cuvmm_stream_sync(v.d.api, v.ctx, stream(s))
+	})
+}
+
+// StreamDone says whether the stream has done its work.
+func (v *Device) StreamDone(s driver.Stream) (bool, error) {
+	done := false
+	err := v.onStream("cuStreamQuery", s, func() C.CUresult {
+		r := C.cuvmm_stream_query(v.d.api, v.ctx, stream(s))
+		done = r == 0
+		if Result(r) == notReady {
+			r = 0
+		}
+		return r
+	})
+	return done, err
 }
 
 // Capturing says whether a stream is being captured.
 func (v *Device) Capturing(s driver.Stream) (bool, error) {
-	const call = "cuStreamIsCapturing"
+	var c C.cuvmm_value
+	err := v.onStream("cuStreamIsCapturing", s, func() C.CUresult {
+		c = C.cuvmm_stream_capturing(v.d.api, v.ctx, stream(s))
+		return c.r
+	})
+	return c.v != 0, err
+}
+
+// onStream makes a call with a stream.
+func (v *Device) onStream(call string, s driver.Stream, f func() C.CUresult) error {
 	if err := v.enter(call); err != nil {
-		return false, err
+		return err
 	}
 	defer v.exit()
-	c := C.cuvmm_stream_capturing(v.d.api, v.ctx, stream(s))
-	return c.v != 0, v.check(call, c.r)
+	t, err := v.d.streams.use(call, uint64(s), v)
+	if err != nil {
+		return err
+	}
+	defer t.done(v)
+	if t != nil && t.by.n != v.n {
+		return v.checkBoth(call, f())
+	}
+	return v.check(call, f())
+}
+
+// onEvent makes a call with an event of ours.
+func (v *Device) onEvent(call string, e driver.Event, f func() C.CUresult) error {
+	if err := v.enter(call); err != nil {
+		return err
+	}
+	defer v.exit()
+	t, err := v.d.events.use(call, uint64(e), v)
+	if err == nil && t == nil {
+		err = rule(call, driver.ErrInvalid, "no event %#x", uint64(e))
+	}
+	if err != nil {
+		return err
+	}
+	defer t.done(v)
+	if t != nil && t.by.n != v.n {
+		return v.checkBoth(call, f())
+	}
+	return v.check(call, f())
 }
 
 // NewEvent makes an event.
@@ -267,7 +379,7 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.events.add(uint64(c.v), v)
+	v.d.events.add(uint64(c.v), &thing{by: v})
 	return driver.Event(c.v), nil
 }
 
@@ -278,80 +390,76 @@ func (v *Device) FreeEvent(e driver.Event) error {
 		return err
 	}
 	defer v.exit()
-	return v.d.events.remove(call, uint64(e), func() error {
-		return v.back(call, C.cuvmm_event_destroy(v.d.api, v.ctx, event(e)))
+	return v.d.events.remove(call, uint64(e), v, func(by *Device) error {
+		if by.reset.Load() {
+			return nil
+		}
+		return by.back(call, C.cuvmm_event_destroy(by.d.api, by.ctx, event(e)))
 	})
 }
 
 // SyncEvent waits for an event.
 func (v *Device) SyncEvent(e driver.Event) error {
-	const call = "cuEventSynchronize"
-	if err := v.enter(call); err != nil {
-		return err
-	}
-	defer v.exit()
-	if err := v.d.events.has(call, e); err != nil {
-		return err
-	}
-	return v.check(call, C.cuvmm_event_sync(v.d.api, v.ctx, event(e)))
+	return v.onEvent("cuEventSynchronize", e, func() C.CUresult {
+		return C.cuvmm_event_sync(v.d.api, v.ctx, event(e))
+	})
+}
+
+// both makes a call with an event of ours and a stream.
+func (v *Device) both(call string, e driver.Event, s driver.Stream, f func() C.CUresult) error {
+	var inner error
+	err := v.onEvent(call, e, func() (r C.CUresult) {
+		inner = v.onStream(call, s, func() C.CUresult {
+			r = f()
+			return 0
+		})
+		return r
+	})
+	return cmp.Or(inner, err)
 }
 
 // Record marks the stream's end of now.
 func (v *Device) Record(e driver.Event, s driver.Stream) error {
-	const call = "cuEventRecord"
-	if err := v.enter(call); err != nil {
-		return err
-	}
-	defer v.exit()
-	if err := v.d.events.has(call, e); err != nil {
-		return err
-	}
-	return v.check(call, C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s)))
+	return v.both("cuEventRecord", e, s, func() C.CUresult {
+		return C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s))
+	})
 }
 
 // Wait makes later work of the stream wait for the event.
 func (v *Device) Wait(s driver.Stream, e driver.Event) error {
-	const call = "cuStreamWaitEvent"
-	if err := v.enter(call); err != nil {
-		return err
-	}
-	defer v.exit()
-	if err := v.d.events.has(call, e); err != nil {
-		return err
-	}
-	return v.check(call, C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e)))
+	return v.both("cuStreamWaitEvent", e, s, func() C.CUresult {
+		return C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e))
+	})
 }
 
 // Done says whether the event has been reached.
 func (v *Device) Done(e driver.Event) (bool, error) {
-	const call = "cuEventQuery"
-	if err := v.enter(call); err != nil {
-		return false, err
-	}
-	defer v.exit()
-	if err := v.d.events.has(call, e); err != nil {
-		return false, err
-	}
-	r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
-	if Result(r) == notReady {
-		return false, nil
-	}
-	return r == 0, v.check(call, r)
+	done := false
+	err := v.onEvent("cuEventQuery", e, func() C.CUresult {
+		r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
+		done = r == 0
+		if Result(r) == notReady {
+			r = 0
+		}
+		return r
+	})
+	return done, err
 }
 
 // Elapsed is the device's time between two events.
 func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
 	const call = "cuEventElapsedTime"
-	if err := v.enter(call); err != nil {
-		return 0, err
-	}
-	defer v.exit()
-	if err := v.d.events.has(call, from, to); err != nil {
-		return 0, err
-	}
-	c := C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
+	var c C.cuvmm_value
+	var inner error
+	err := v.onEvent(call, from, func() C.CUresult {
+		inner = v.onEvent(call, to, func() C.CUresult {
+			c = C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
+			return 0
+		})
+		return c.r
+	})
 	ms := float64(math.Float32frombits(uint32(c.v)))
-	return time.Duration(ms * float64(time.Millisecond)), v.check(call, c.r)
+	return time.Duration(ms * float64(time.Millisecond)), cmp.Or(inner, err)
 }
 
 // Sync waits for the context.

@@ -16,8 +16,12 @@ import (
 // Driver is a loaded libcuda. Its own calls need no context and make none. Safe
 // for concurrent use.
 type Driver struct {
-	api   *C.struct_cuvmm_api
-	units []unit
+	api     *C.struct_cuvmm_api
+	devices int
+
+	// lost is of all devices at once: after the first sticky result none of the
+	// process works any more, also one that had nothing to do with it.
+	lost atomic.Bool
 
 	mu      sync.Mutex
 	handles map[driver.Handle]handle
@@ -27,16 +31,13 @@ type Driver struct {
 	// may wait for another's events.
 	streams, events made
 
-	granularities sync.Map // driver.Prop to uint64
+	granularities sync.Map // granule to uint64
 }
 
-// unit is one device, open or not.
-type unit struct{ lost atomic.Bool }
-
-// handle is what is known of physical memory: CUDA does not say where a handle's
-// memory lives, and may crash on one that it does not know.
+// handle is what is known of physical memory: CUDA may crash on one that it does
+// not know.
 type handle struct {
-	home  int
+	home  int          // the device, -1 where it is on none of this process's
 	share driver.Share // the ways to export it
 	refs  int          // CUDA may give one handle twice
 }
@@ -46,10 +47,13 @@ var _ driver.Driver = (*Driver)(nil)
 // Name is "cuda".
 func (d *Driver) Name() string { return "cuda" }
 
-// fail turns a result into an error.
+// fail turns a result into an error. What is sticky loses the process.
 func (d *Driver) fail(call string, r Result) error {
 	if r == success {
 		return nil
+	}
+	if r.sticky() {
+		d.lost.Store(true)
 	}
 	return &driver.CallError{Call: call, Kind: r.kind(call), Err: d.text(r)}
 }
@@ -71,23 +75,15 @@ func rule(call string, kind error, format string, args ...any) error {
 	return &driver.CallError{Call: call, Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// on checks that there is such a device and that it is not lost.
+// on checks that there is such a device and that the process is not lost.
 func (d *Driver) on(call string, dev int) error {
-	if dev < 0 || dev >= len(d.units) {
-		return rule(call, driver.ErrNoDevice, "cuda:%d; there are %d", dev, len(d.units))
+	if dev < 0 || dev >= d.devices {
+		return rule(call, driver.ErrNoDevice, "cuda:%d; there are %d", dev, d.devices)
 	}
-	if d.units[dev].lost.Load() {
-		return rule(call, driver.ErrDeviceLost, "cuda:%d failed before; its context does not come back in this process", dev)
+	if d.lost.Load() {
+		return rule(call, driver.ErrDeviceLost, "cuda:%d: a device of this process failed before, and CUDA then fails all of them; only a new process helps", dev)
 	}
 	return nil
-}
-
-// check is fail for a call that dev's context made: what is sticky loses it.
-func (d *Driver) check(call string, dev int, r C.CUresult) error {
-	if Result(r).sticky() {
-		d.units[dev].lost.Store(true)
-	}
-	return d.fail(call, Result(r))
 }
 
 // Devices lists what this process can see; CUDA_VISIBLE_DEVICES hides the rest.
@@ -96,7 +92,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 	if v.r != 0 {
 		return nil, d.fail("cuDriverGetVersion", Result(v.r))
 	}
-	all := make([]driver.Info, len(d.units))
+	all := make([]driver.Info, d.devices)
 	for i := range all {
 		c := C.cuvmm_device_info(d.api, C.int(i))
 		if c.r != 0 {
@@ -136,5 +132,5 @@ func (d *Driver) SyncIfActive(dev int) error {
 	if err := d.on(call, dev); err != nil {
 		return err
 	}
-	return d.check(call, dev, C.cuvmm_sync_if_active(d.api, C.int(dev)))
+	return d.fail(call, Result(C.cuvmm_sync_if_active(d.api, C.int(dev))))
 }

@@ -38,7 +38,7 @@ func (d *Driver) ExportRange(p driver.Ptr, size uint64) (int, error) {
 	}
 	v := C.cuvmm_export_range(d.api, C.int(dev), C.CUdeviceptr(p), C.size_t(size))
 	if v.r != 0 {
-		return -1, d.check(call, dev, v.r)
+		return -1, d.fail(call, Result(v.r))
 	}
 	return int(v.v), nil
 }
@@ -72,7 +72,7 @@ func (d *Driver) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver
 	if v.r != 0 {
 		return 0, ofFabric(d.fail(call, Result(v.r)))
 	}
-	return d.keep(driver.Handle(v.v), p.Home, 0), nil
+	return d.keepImported(driver.Handle(v.v))
 }
 
 // ofFabric says of an error that it is one of fabric handles, which CUDA's words

@@ -123,7 +123,7 @@ func TestFabricArguments(t *testing.T) {
 	require.NotContains(t, err.Error(), "fabric", "any memory may run out")
 	v, err := d.Open(0)
 	require.NoError(t, err)
-	fake.Lose(0)
+	fake.Lose()
 	isOnly(t, v.Sync(), driver.ErrDeviceLost)
 	_, err = d.ExportFabric(h)
 	isOnly(t, err, driver.ErrDeviceLost)

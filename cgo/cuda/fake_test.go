@@ -60,8 +60,12 @@ func TestConformanceOnFake(t *testing.T) {
 	})
 	t.Run("Async", func(t *testing.T) {
 		drivertest.Async(t, func(tb testing.TB) driver.Driver {
-			d, _ := onFake(tb, fakecuda.Missing("wait_value32"))
-			return d
+			path := fakecuda.Build(tb, fakecuda.Missing("wait_value32"))
+			fake := fakecuda.Open(tb, path)
+			d, err := cuda.Load(path)
+			require.NoError(tb, err)
+			tb.Cleanup(fake.Clean)
+			return resettable{d, path}
 		})
 	})
 }

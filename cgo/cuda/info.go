@@ -8,6 +8,8 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"unsafe"
@@ -68,7 +70,7 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 		}
 		return d.creates(driver.Prop{Home: home, RDMA: true})
 	case driver.HostNUMA:
-		return d.creates(driver.Prop{Home: driver.Location{Kind: driver.OnHost}})
+		return d.createsOnHost(dev)
 	case driver.DMABuf:
 		if d.api.mem_range_handle == nil {
 			return absent
@@ -84,7 +86,7 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 	case driver.Pools:
 		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
 	case driver.LegacyIPC:
-		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, absent)
+		return d.sharesPlain(dev, absent)
 	case driver.ValueWait:
 		if d.api.wait_value32 == nil || d.api.write_value64 == nil {
 			return absent
@@ -103,6 +105,71 @@ func (d *Driver) attribute(dev int, a C.CUdevice_attribute, absent error) error 
 		return absent
 	}
 	return nil
+}
+
+// createsOnHost tries the node that is the device's own, or where the driver
+// cannot tell, those that are online, until one has memory for it.
+func (d *Driver) createsOnHost(dev int) error {
+	v := C.cuvmm_attribute(d.api, C.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, C.int(dev))
+	nodes := onlineNodes(nodesOnline)
+	if own := int(int32(v.v)); v.r == 0 && own >= 0 {
+		nodes = []int{own}
+	}
+	var first error
+	for _, n := range nodes {
+		err := d.creates(driver.Prop{Home: driver.Location{Kind: driver.OnHost, ID: n}})
+		if err == nil {
+			return nil
+		}
+		if first == nil || errors.Is(first, driver.ErrNotSupported) { // what settles nothing counts more
+			first = err
+		}
+	}
+	return first
+}
+
+const nodesOnline = "/sys/devices/system/node/online"
+
+// onlineNodes reads the system's list of NUMA nodes, "0-1,4". Where there is none
+// it is node 0.
+func onlineNodes(path string) (nodes []int) {
+	list, err := os.ReadFile(path)
+	if err != nil {
+		return []int{0}
+	}
+	for part := range strings.SplitSeq(strings.TrimSpace(string(list)), ",") {
+		from, to, several := strings.Cut(part, "-")
+		first, err := strconv.Atoi(from)
+		last := first
+		if several && err == nil {
+			last, err = strconv.Atoi(to)
+		}
+		if err != nil {
+			return []int{0}
+		}
+		for n := first; n <= last; n++ {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// sharesPlain tries a handle where a context is active: no question is worth
+// making one. There is no attribute for it; on Linux it comes with one address
+// space for host and devices.
+func (d *Driver) sharesPlain(dev int, absent error) error {
+	if d.api.ipc_get_mem == nil {
+		return absent
+	}
+	if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, absent); err != nil {
+		return err
+	}
+	switch r := Result(C.cuvmm_try_ipc(d.api, C.int(dev)).r); r {
+	case invalidValue, notSupported, notPermitted, invalidContext, operatingSystem:
+		return &driver.CallError{Call: "Supports", Kind: driver.ErrNotSupported, Err: d.text(r)}
+	default:
+		return d.fail("cuIpcGetMemHandle", r)
+	}
 }
 
 // creates makes one granule of memory and gives it back.

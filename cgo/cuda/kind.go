@@ -9,14 +9,16 @@ const (
 	success             Result = 0
 	invalidValue        Result = 1
 	outOfMemory         Result = 2
+	deinitialized       Result = 4 // the process is ending
 	stubLibrary         Result = 34
+	deviceUnavailable   Result = 46 // of an exclusive compute mode, and somebody else's
 	noDevice            Result = 100
 	invalidDevice       Result = 101
 	invalidContext      Result = 201
 	eccUncorrectable    Result = 214
 	peerUnsupported     Result = 217
 	nvlinkUncorrectable Result = 220
-	contained           Result = 226
+	contained           Result = 226 // an error that the device contained, which ends the process's work all the same
 	operatingSystem     Result = 304
 	invalidHandle       Result = 400
 	illegalState        Result = 401
@@ -35,12 +37,18 @@ const (
 	invalidSpace        Result = 717
 	invalidPC           Result = 718
 	launchFailed        Result = 719
-	tensorLeak          Result = 721
+	tensorLeak          Result = 721 // a kernel ended without giving its tensor memory back
 	notPermitted        Result = 800
 	notSupported        Result = 801
-	mpsTerminated       Result = 810
+	systemNotReady      Result = 802 // the fabric manager is still starting
+	mpsTerminated       Result = 810 // the MPS server has ended this client
 	captureFirst        Result = 900
+	captureInvalidated  Result = 901
+	captureUnmatched    Result = 903
+	captureUnjoined     Result = 904
+	captureWrongThread  Result = 908
 	captureLast         Result = 908
+	externalDevice      Result = 911 // a device outside CUDA that this process waits for failed
 	unknown             Result = 999
 )
 
@@ -55,10 +63,10 @@ func (n named) Error() string { return n.text }
 // Unwrap lets errors.As find the Result.
 func (n named) Unwrap() error { return n.Result }
 
-// sticky says whether the context is gone for good.
+// sticky says whether the process has lost its devices for good.
 func (r Result) sticky() bool {
 	switch r {
-	case eccUncorrectable, nvlinkUncorrectable, contained, tensorLeak, mpsTerminated, illegalAddress, launchTimeout, contextDestroyed, assert, stackError,
+	case eccUncorrectable, nvlinkUncorrectable, contained, tensorLeak, mpsTerminated, externalDevice, illegalAddress, launchTimeout, assert, stackError,
 		illegalInstruction, misaligned, invalidSpace, invalidPC, launchFailed:
 		return true
 	}
@@ -75,6 +83,8 @@ func (r Result) kind(call string) error {
 		return driver.ErrCapturing
 	}
 	switch r {
+	case contextDestroyed:
+		return driver.ErrContextReset
 	case outOfMemory:
 		if call == "cuMemAddressReserve" {
 			return driver.ErrAddressSpace
@@ -101,6 +111,10 @@ func (r Result) kind(call string) error {
 		return driver.ErrPermission
 	case noDevice, invalidDevice:
 		return driver.ErrNoDevice
+	case deinitialized:
+		return driver.ErrClosed
+	case deviceUnavailable, systemNotReady:
+		return driver.ErrUnavailable
 	case stubLibrary:
 		return driver.ErrNoDriver
 	case operatingSystem:

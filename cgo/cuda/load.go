@@ -31,7 +31,6 @@ import "C"
 
 import (
 	"fmt"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -42,16 +41,26 @@ import (
 // Default gives the process's CUDA driver, loading libcuda at the first call.
 // Where there is no libcuda, or only the stub that programs are linked with,
 // the error Is driver.ErrNoDriver and says what was looked for. One that is
-// there and too old, or that does not initialise, is another error.
+// there and too old, or that does not initialise, is another error. After an
+// error the next call tries again: a fabric manager may still be starting.
 func Default() (driver.Driver, error) {
-	d, err := standard()
-	if err != nil {
-		return nil, err
+	standard.Lock()
+	defer standard.Unlock()
+	if standard.driver == nil {
+		d, err := Load(library)
+		if err != nil {
+			return nil, err
+		}
+		standard.driver = d
 	}
-	return d, nil
+	return standard.driver, nil
 }
 
-var standard = sync.OnceValues(func() (*Driver, error) { return Load(library) })
+// standard is the process's driver, nil until it has been loaded.
+var standard struct {
+	sync.Mutex
+	driver *Driver
+}
 
 // Load opens any library as libcuda, for tests. It stays loaded.
 // Safety: what is freed came from calloc, and nobody else has it yet.
@@ -59,11 +68,25 @@ func Load(path string) (*Driver, error) {
 	lib, err := dl.Open(path)
 	if err != nil {
 		kind := driver.ErrNotSupported // there, but not to be loaded
-		if strings.Contains(err.Error(), path) && strings.Contains(err.Error(), "No such file") {
+		if !dl.There(path) {
 			kind = driver.ErrNoDriver
 		}
 		return nil, &driver.CallError{Call: "open " + path, Kind: kind, Err: err}
 	}
+	d, err := bind(path, lib)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.start(); err != nil {
+		C.free(unsafe.Pointer(d.api)) // the library stays: it may have started threads
+		return nil, err
+	}
+	return d, nil
+}
+
+// bind finds the symbols of a library.
+// Safety: as Load.
+func bind(path string, lib *dl.Library) (*Driver, error) {
 	d := &Driver{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), handles: map[driver.Handle]handle{}}
 	if d.api == nil {
 		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrOutOfMemory}
@@ -79,16 +102,24 @@ func Load(path string) (*Driver, error) {
 		}
 		C.cuvmm_bind(d.api, i, p)
 	}
-	if C.cuvmm_watch_fork() != 0 {
-		return nil, &driver.CallError{Call: "pthread_atfork", Kind: driver.ErrOutOfMemory}
+	return d, nil
+}
+
+// watched is whether this process will know of its forks.
+var watched = sync.OnceValue(func() bool { return C.cuvmm_watch_fork() == 0 })
+
+// start initialises the driver and counts its devices.
+func (d *Driver) start() error {
+	if !watched() {
+		return &driver.CallError{Call: "pthread_atfork", Kind: driver.ErrOutOfMemory}
 	}
 	if r := Result(C.cuvmm_init(d.api)); r != success {
-		return nil, d.fail("cuInit", r)
+		return d.fail("cuInit", r)
 	}
 	n := C.cuvmm_device_count(d.api)
 	if n.r != 0 {
-		return nil, d.fail("cuDeviceGetCount", Result(n.r))
+		return d.fail("cuDeviceGetCount", Result(n.r))
 	}
-	d.units = make([]unit, int(n.v))
-	return d, nil
+	d.devices = int(n.v)
+	return nil
 }

@@ -5,9 +5,11 @@ package cuda_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
@@ -18,7 +20,7 @@ import (
 // sentinels are the kinds of error that a caller can ask for.
 var sentinels = []error{
 	driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid, driver.ErrPermission,
-	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrLimit,
+	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrContextReset, driver.ErrCapturing, driver.ErrLimit, driver.ErrUnavailable,
 }
 
 // isOnly holds that err is of that one kind; nil is none of them.
@@ -40,6 +42,63 @@ func TestLoadNothing(t *testing.T) {
 	}
 }
 
+// What is missing is not decided by words, which are in any language and may be
+// in the path.
+func TestLoadWithoutWords(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "No such file")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	path := filepath.Join(dir, "libcuda.so.1")
+	_, err := cuda.Load(path)
+	isOnly(t, err, driver.ErrNoDriver)
+	require.NoError(t, os.WriteFile(path, []byte("no library"), 0o600))
+	for _, locale := range []string{"", "C", "de_DE.UTF-8"} {
+		t.Setenv("LC_ALL", locale)
+		_, err = cuda.Load(path)
+		isOnly(t, err, driver.ErrNotSupported, locale)
+	}
+}
+
+// defaultEnv says that a process is there to run TestDefaultAgain.
+const defaultEnv = "CUVMM_DEFAULT_CHILD"
+
+// What fails once may work the next time: the fabric manager may still be
+// starting. The loader reads its path when a process starts, so the test is in one.
+func TestDefaultAgain(t *testing.T) {
+	if path := os.Getenv(defaultEnv); path != "" {
+		fake := fakecuda.Open(t, path)
+		for _, c := range []struct {
+			code int
+			kind error
+		}{{802, driver.ErrUnavailable}, {46, driver.ErrUnavailable}, {999, nil}, {100, driver.ErrNoDevice}} {
+			fake.Fail("cuInit", 1, c.code)
+			_, err := cuda.Default()
+			isOnly(t, err, c.kind)
+		}
+		all := make(chan driver.Driver)
+		for range 4 {
+			go func() {
+				d, err := cuda.Default()
+				assert.NoError(t, err)
+				all <- d
+			}()
+		}
+		d := <-all
+		require.NotNil(t, d)
+		for range 3 {
+			require.Same(t, d, <-all)
+		}
+		return
+	}
+	path := fakecuda.Build(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestDefaultAgain$", "-test.v", "-test.timeout=1m")
+	cmd.Env = append(os.Environ(), defaultEnv+"="+path, "LD_LIBRARY_PATH="+filepath.Dir(path))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "in a child process:\n%s", out)
+	require.Contains(t, string(out), "--- PASS: TestDefaultAgain")
+}
+
 // A file that is there and no library is not the same as no driver.
 func TestLoadRubbish(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
@@ -58,6 +117,9 @@ func TestLoadFails(t *testing.T) {
 		"a stub library":            {fakecuda.Stub, driver.ErrNoDriver, 34},
 		"a driver that fails":       {fakecuda.Broken, nil, 999},
 		"no devices":                {fakecuda.NoDevices, driver.ErrNoDevice, 100},
+		"a fabric that starts":      {"-DFAKE_INIT=802", driver.ErrUnavailable, 802},
+		"an exclusive device":       {"-DFAKE_INIT=46", driver.ErrUnavailable, 46},
+		"a process that ends":       {"-DFAKE_INIT=4", driver.ErrClosed, 4},
 		"a driver and card at odds": {"-DFAKE_INIT=803", nil, 803},
 	} {
 		t.Run(name, func(t *testing.T) {

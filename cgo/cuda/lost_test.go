@@ -70,46 +70,49 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 func (x *things) uses() map[string]func() error {
 	d, v, p, s := x.d, x.v, x.p, x.s
 	return map[string]func() error{
-		"Supports":         func() error { return d.Supports(0, driver.VMM) },
-		"CanAccessPeer":    func() error { _, err := d.CanAccessPeer(1, 0); return err },
-		"Peering":          func() error { _, err := d.Peering(1, 0); return err },
-		"EnablePeer":       func() error { return v.EnablePeer(1) },
-		"Granularity":      func() error { _, err := d.Granularity(x.prop()); return err },
-		"Create":           func() error { _, err := d.Create(granule, x.prop()); return err },
-		"Map":              func() error { return d.Map(p+granule, granule, x.h) },
-		"SetAccess":        func() error { return d.SetAccess(p, granule, x.grant(driver.Read)) },
-		"Access":           func() error { _, err := d.Access(p, onDevice(0)); return err },
-		"Export":           func() error { _, err := d.Export(x.h); return err },
-		"Import":           func() error { _, err := d.Import(x.fd, granule, x.prop()); return err },
-		"ExportRange":      func() error { _, err := d.ExportRange(p, granule); return err },
-		"ImportFabric":     func() error { _, err := d.ImportFabric([64]byte{}, granule, x.prop()); return err },
-		"SyncIfActive":     func() error { return d.SyncIfActive(0) },
-		"Open":             func() error { _, err := d.Open(0); return err },
-		"MemInfo":          func() error { _, _, err := v.MemInfo(); return err },
-		"CopyIn":           func() error { return v.CopyIn(p, []byte{1}) },
-		"CopyOut":          func() error { return v.CopyOut([]byte{1}, p) },
-		"Copy":             func() error { return v.Copy(p, p+8, 4, s) },
-		"Fill":             func() error { return v.Fill(p, 1, 4, 1, s) },
-		"NewStream":        func() error { _, err := v.NewStream(); return err },
-		"SyncStream":       func() error { return v.SyncStream(s) },
-		"Capturing":        func() error { _, err := v.Capturing(s); return err },
-		"NewEvent":         func() error { _, err := v.NewEvent(0); return err },
-		"SyncEvent":        func() error { return v.SyncEvent(x.e) },
-		"Record":           func() error { return v.Record(x.e, s) },
-		"Wait":             func() error { return v.Wait(s, x.e) },
-		"Done":             func() error { _, err := v.Done(x.e); return err },
-		"Elapsed":          func() error { _, err := v.Elapsed(x.e, x.e); return err },
-		"Sync":             v.Sync,
-		"Do":               func() error { return v.Do(func() error { return errors.New("f has run") }) },
-		"AllocPlain":       func() error { _, err := v.AllocPlain(1); return err },
-		"AllocAsync":       func() error { _, err := v.AllocAsync(1, s); return err },
-		"FreeAsync":        func() error { return v.FreeAsync(x.plain, s) },
-		"SetPoolThreshold": func() error { return v.SetPoolThreshold(1) },
-		"AllocHost":        func() error { _, _, err := v.AllocHost(1); return err },
-		"BeginCapture":     func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
-		"EndCapture":       func() error { return v.EndCapture(s) },
-		"WriteValue":       func() error { return v.WriteValue(s, p, 1, 8) },
-		"WaitValue":        func() error { return v.WaitValue(s, p, 0, 4) },
+		"Supports":               func() error { return d.Supports(0, driver.VMM) },
+		"CanAccessPeer":          func() error { _, err := d.CanAccessPeer(1, 0); return err },
+		"Peering":                func() error { _, err := d.Peering(1, 0); return err },
+		"EnablePeer":             func() error { return v.EnablePeer(1) },
+		"Granularity":            func() error { _, err := d.Granularity(x.prop()); return err },
+		"GranularityRecommended": func() error { _, err := d.GranularityRecommended(x.prop()); return err },
+		"Create":                 func() error { _, err := d.Create(granule, x.prop()); return err },
+		"Map":                    func() error { return d.Map(p+granule, granule, x.h) },
+		"SetAccess":              func() error { return d.SetAccess(p, granule, x.grant(driver.Read)) },
+		"Access":                 func() error { _, err := d.Access(p, onDevice(0)); return err },
+		"Export":                 func() error { _, err := d.Export(x.h); return err },
+		"Location":               func() error { _, err := d.Location(x.h); return err },
+		"Import":                 func() error { _, err := d.Import(x.fd, granule, x.prop()); return err },
+		"ExportRange":            func() error { _, err := d.ExportRange(p, granule); return err },
+		"ImportFabric":           func() error { _, err := d.ImportFabric([64]byte{}, granule, x.prop()); return err },
+		"SyncIfActive":           func() error { return d.SyncIfActive(0) },
+		"Open":                   func() error { _, err := d.Open(0); return err },
+		"MemInfo":                func() error { _, _, err := v.MemInfo(); return err },
+		"CopyIn":                 func() error { return v.CopyIn(p, []byte{1}) },
+		"CopyOut":                func() error { return v.CopyOut([]byte{1}, p) },
+		"Copy":                   func() error { return v.Copy(p, p+8, 4, s) },
+		"Fill":                   func() error { return v.Fill(p, 1, 4, 1, s) },
+		"NewStream":              func() error { _, err := v.NewStream(); return err },
+		"SyncStream":             func() error { return v.SyncStream(s) },
+		"StreamDone":             func() error { _, err := v.StreamDone(s); return err },
+		"Capturing":              func() error { _, err := v.Capturing(s); return err },
+		"NewEvent":               func() error { _, err := v.NewEvent(0); return err },
+		"SyncEvent":              func() error { return v.SyncEvent(x.e) },
+		"Record":                 func() error { return v.Record(x.e, s) },
+		"Wait":                   func() error { return v.Wait(s, x.e) },
+		"Done":                   func() error { _, err := v.Done(x.e); return err },
+		"Elapsed":                func() error { _, err := v.Elapsed(x.e, x.e); return err },
+		"Sync":                   v.Sync,
+		"Do":                     func() error { return v.Do(func() error { return errors.New("f has run") }) },
+		"AllocPlain":             func() error { _, err := v.AllocPlain(1); return err },
+		"AllocAsync":             func() error { _, err := v.AllocAsync(1, s); return err },
+		"FreeAsync":              func() error { return v.FreeAsync(x.plain, s) },
+		"SetPoolThreshold":       func() error { return v.SetPoolThreshold(1) },
+		"AllocHost":              func() error { _, _, err := v.AllocHost(1); return err },
+		"BeginCapture":           func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
+		"EndCapture":             func() error { return v.EndCapture(s) },
+		"WriteValue":             func() error { return v.WriteValue(s, p, 1, 8) },
+		"WaitValue":              func() error { return v.WaitValue(s, p, 0, 4) },
 	}
 }
 
@@ -131,33 +134,40 @@ func TestLost(t *testing.T) {
 	x := makeThings(t, d)
 	require.NoError(t, x.v.FreePlain(x.plain))
 	require.NoError(t, x.v.FreeHost(x.pinned))
-	fake.Lose(0)
+	other, err := d.Open(1)
+	require.NoError(t, err)
+	fake.Lose()
 	isOnly(t, x.v.Sync(), driver.ErrDeviceLost) // this call meets the loss
 	before := fake.Calls("")
 	for name, call := range x.uses() {
 		isOnly(t, call(), driver.ErrDeviceLost, name)
 	}
+	isOnly(t, other.Sync(), driver.ErrDeviceLost, "one lost device is a lost process")
+	_, err = d.Open(1)
+	isOnly(t, err, driver.ErrDeviceLost)
+	_, err = d.Create(granule, driver.Prop{Home: onDevice(1)})
+	isOnly(t, err, driver.ErrDeviceLost)
 	// Whose the address is has to be asked first, and is no matter of a context.
 	require.Equal(t, before+1, fake.Calls(""), "libcuda was asked of a lost device")
 
-	other, err := d.Open(1)
-	require.NoError(t, err, "the other device is well")
 	require.NoError(t, other.Close())
 	x.giveBack(t)
 }
 
-// Every sticky result loses the device, and no other does.
+// Every sticky result loses every device of the process, and no other does.
 func TestSticky(t *testing.T) {
-	sticky := []int{214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
-	for _, code := range append(sticky, 1, 2, 100, 201, 304, 400, 401, 600, 800, 801, 900, 999) {
+	sticky := []int{214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}
+	for _, code := range append(sticky, 1, 2, 4, 46, 100, 201, 304, 400, 401, 600, 800, 801, 802, 900, 999) {
 		d, v, fake := opened(t)
 		fake.Fail("cuCtxSynchronize", 1, code)
 		require.Error(t, v.Sync())
 		_, _, err := v.MemInfo()
 		if slices.Contains(sticky, code) {
 			isOnly(t, err, driver.ErrDeviceLost, code)
-			_, err = d.Open(0)
-			isOnly(t, err, driver.ErrDeviceLost, code)
+			for n := range 2 {
+				_, err = d.Open(n)
+				isOnly(t, err, driver.ErrDeviceLost, code)
+			}
 		} else {
 			require.NoError(t, err, "after result %d", code)
 		}
@@ -260,5 +270,28 @@ func TestImportSize(t *testing.T) {
 	isOnly(t, err, driver.ErrInvalid)
 	require.NoError(t, f.Close())
 	require.NoError(t, d.Free(p, 4*granule))
+	require.NoError(t, d.Release(h))
+}
+
+// Where CUDA does not say where imported memory lives, it is given back.
+func TestImportLocationFails(t *testing.T) {
+	d, fake := onFake(t)
+	prop := driver.Prop{Home: onDevice(1), Share: driver.ShareFD}
+	h, err := d.Create(granule, prop)
+	require.NoError(t, err)
+	fd, err := d.Export(h)
+	require.NoError(t, err)
+	before := fake.Live()
+	fake.Fail("cuMemGetAllocationPropertiesFromHandle", 1, 2)
+	_, err = d.Import(fd, granule, prop)
+	isOnly(t, err, driver.ErrOutOfMemory)
+	require.Equal(t, before, fake.Live())
+	imported, err := d.Import(fd, granule, driver.Prop{Home: onDevice(0), Share: driver.ShareFD})
+	require.NoError(t, err)
+	at, err := d.Location(imported)
+	require.NoError(t, err)
+	require.Equal(t, onDevice(1), at)
+	require.NoError(t, os.NewFile(uintptr(fd), "exported").Close())
+	require.NoError(t, d.Release(imported))
 	require.NoError(t, d.Release(h))
 }

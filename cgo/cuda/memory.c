@@ -88,15 +88,11 @@ cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to) {
 	return l;
 }
 
-CUresult cuvmm_primary_release(cuvmm_lib api, int dev) {
-	CUVMM_ALIVE(CUVMM_DEAD);
-	return api->primary_release(dev);
-}
-
-cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop) {
+cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop, int recommended) {
 	size_t n = 0;
 	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
-	CUresult r = api->mem_granularity(&n, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+	CUresult r = api->mem_granularity(
+		&n, &prop, recommended ? CU_MEM_ALLOC_GRANULARITY_RECOMMENDED : CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 	return (cuvmm_value){r, n};
 }
 
@@ -144,6 +140,16 @@ cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who) {
 	CUVMM_ALIVE(CUVMM_DEAD_VALUE);
 	CUresult r = api->mem_get_access(&flags, &who, p);
 	return (cuvmm_value){r, flags};
+}
+
+cuvmm_place cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h) {
+	CUmemAllocationProp prop;
+	cuvmm_place p = {.r = CUVMM_DEAD};
+	CUVMM_ALIVE(p);
+	memset(&prop, 0, sizeof prop);
+	p.r = api->mem_properties(&prop, h);
+	p.at = prop.location;
+	return p;
 }
 
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h) {

@@ -59,17 +59,38 @@ func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return d.granularity(call, p, c)
+	return d.granularity(call, p, c, false)
+}
+
+// GranularityRecommended is what CUDA calls best for performance.
+func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) {
+	const call = "cuMemGetAllocationGranularity"
+	c, err := d.prop(call, p)
+	if err != nil {
+		return 0, err
+	}
+	return d.granularity(call, p, c, true)
+}
+
+// granule is what a granularity is of.
+type granule struct {
+	p           driver.Prop
+	recommended bool
 }
 
 // granularity asks once for each kind of memory: it does not change.
-func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp) (uint64, error) {
-	if known, ok := d.granularities.Load(p); ok {
+func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp, recommended bool) (uint64, error) {
+	of := granule{p, recommended}
+	if known, ok := d.granularities.Load(of); ok {
 		return known.(uint64), nil //nolint:forcetypeassert // nothing else is stored
 	}
-	v := C.cuvmm_granularity(d.api, c)
+	option := C.int(0)
+	if recommended {
+		option = 1
+	}
+	v := C.cuvmm_granularity(d.api, c, option)
 	if v.r == 0 {
-		d.granularities.Store(p, uint64(v.v))
+		d.granularities.Store(of, uint64(v.v))
 	}
 	return uint64(v.v), d.fail(call, Result(v.r))
 }
@@ -95,7 +116,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	v := C.cuvmm_create(d.api, C.size_t(size), c)
 	if v.r != 0 {
-		err := d.checkAt(call, p.Home, v.r)
+		err := d.fail(call, Result(v.r))
 		if p.Share&driver.ShareFabric != 0 {
 			err = ofFabric(err)
 		}
@@ -111,7 +132,7 @@ func (d *Driver) keep(h driver.Handle, home driver.Location, share driver.Share)
 	k, again := d.handles[h]
 	if !again {
 		k = handle{home: home.ID, share: share}
-		if home.Kind != driver.OnDevice {
+		if home.Kind != driver.OnDevice || home.ID >= d.devices { // or of a device that is hidden here
 			k.home = -1
 		}
 	}
@@ -169,14 +190,6 @@ func (d *Driver) drop(h driver.Handle) (handle, bool) {
 	return k, true
 }
 
-// checkAt is check for memory that lives somewhere.
-func (d *Driver) checkAt(call string, home driver.Location, r C.CUresult) error {
-	if home.Kind == driver.OnDevice {
-		return d.check(call, home.ID, r)
-	}
-	return d.fail(call, Result(r))
-}
-
 // Map puts the whole of h at p.
 func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	const call = "cuMemMap"
@@ -232,7 +245,7 @@ func inside(call string, p driver.Ptr, n uint64) error {
 func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
 	case driver.OnDevice:
-		if err := d.on(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < len(d.units)) {
+		if err := d.on(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < d.devices) {
 			return c, err
 		}
 		c._type = C.CU_MEM_LOCATION_TYPE_DEVICE
@@ -302,7 +315,7 @@ func (d *Driver) importable(call string, size uint64, p driver.Prop) error {
 	if err != nil {
 		return err
 	}
-	gran, err := d.granularity(call, p, c)
+	gran, err := d.granularity(call, p, c, false)
 	if err != nil {
 		return err
 	}
@@ -326,5 +339,39 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if v.r != 0 {
 		return 0, d.fail(call, Result(v.r))
 	}
-	return d.keep(driver.Handle(v.v), p.Home, 0), nil
+	return d.keepImported(driver.Handle(v.v))
+}
+
+// keepImported enters an imported handle into the books, with the place where
+// its memory is: what the importer takes it for may be wrong.
+func (d *Driver) keepImported(h driver.Handle) (driver.Handle, error) {
+	at, err := d.place(h)
+	if err != nil {
+		C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)) // whatever it answers, nobody has the handle
+		return 0, err
+	}
+	return d.keep(h, at, 0), nil
+}
+
+// Location is where a handle's memory lives.
+func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
+	if _, err := d.known("cuMemGetAllocationPropertiesFromHandle", h); err != nil {
+		return driver.Location{}, err
+	}
+	return d.place(h)
+}
+
+// place asks for the location of a handle that is alive.
+func (d *Driver) place(h driver.Handle) (driver.Location, error) {
+	const call = "cuMemGetAllocationPropertiesFromHandle"
+	c := C.cuvmm_location(d.api, C.CUmemGenericAllocationHandle(h))
+	switch {
+	case c.r != 0:
+		return driver.Location{}, d.fail(call, Result(c.r))
+	case c.at._type == C.CU_MEM_LOCATION_TYPE_DEVICE:
+		return driver.Location{Kind: driver.OnDevice, ID: int(c.at.id)}, nil
+	case c.at._type == C.CU_MEM_LOCATION_TYPE_HOST_NUMA:
+		return driver.Location{Kind: driver.OnHost, ID: int(c.at.id)}, nil
+	}
+	return driver.Location{}, rule(call, driver.ErrNotSupported, "memory at a location of type %d", c.at._type)
 }

@@ -49,7 +49,7 @@ func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 // first. Its zero value is empty.
 type peers struct {
 	mu  sync.Mutex
-	all map[int]C.CUcontext
+	all map[int]C.cuvmm_ctx
 }
 
 // EnablePeer is cuCtxEnablePeerAccess. It retains the peer's primary context
@@ -73,10 +73,10 @@ func (v *Device) EnablePeer(to int) error {
 	}
 	c := C.cuvmm_enable_peer(v.d.api, v.ctx, C.int(to))
 	if c.r != 0 {
-		return v.d.check(call, v.whose(c, to), c.r)
+		return v.checkBoth(call, c.r)
 	}
 	if v.peers.all == nil {
-		v.peers.all = map[int]C.CUcontext{}
+		v.peers.all = map[int]C.cuvmm_ctx{}
 	}
 	v.peers.all[to] = c.ctx
 	return nil
@@ -90,7 +90,7 @@ func (v *Device) DisablePeer(to int) error {
 		return err
 	}
 	defer v.exit()
-	if to < 0 || to >= len(v.d.units) {
+	if to < 0 || to >= v.d.devices {
 		return v.d.on(call, to)
 	}
 	v.peers.mu.Lock()
@@ -102,35 +102,26 @@ func (v *Device) DisablePeer(to int) error {
 }
 
 // disable takes access to a peer away and releases the peer's context. What
-// fails stays in the books to be tried again, but not where either device is
-// lost: the access has gone with the context.
+// fails stays in the books to be tried again, but not where the process is lost
+// or the context was reset: the access has gone with it.
 func (v *Device) disable(call string, to int) error {
 	c := C.cuvmm_disable_peer(v.d.api, v.ctx, v.peers.all[to], C.int(to))
-	err := v.d.check(call, v.whose(c, to), c.r)
-	lost := v.d.units[v.n].lost.Load() || v.d.units[to].lost.Load()
-	if c.ctx != nil && !lost {
+	err := v.checkBoth(call, c.r)
+	gone := v.gone()
+	if c.retained != 0 && !gone {
 		return err
 	}
 	delete(v.peers.all, to)
-	if !lost {
+	if !gone {
 		return err
 	}
-	if c.ctx != nil && c.theirs == 0 {
-		r := C.cuvmm_primary_release(v.d.api, C.int(to))
-		if err := v.d.check(call, to, r); !v.d.units[to].lost.Load() {
+	if c.retained != 0 {
+		err = v.d.fail(call, Result(C.cuvmm_primary_release(v.d.api, C.int(to))))
+		if !v.d.lost.Load() {
 			return err
 		}
 	}
 	return nil
-}
-
-// whose context a result is of. Where the peer is known to be lost it is that
-// one's: a healthy device must not be lost by letting go of it.
-func (v *Device) whose(c C.cuvmm_peer, to int) int {
-	if c.theirs != 0 || v.d.units[to].lost.Load() {
-		return to
-	}
-	return v.n
 }
 
 // leavePeers disables what is still enabled when the device closes. No later

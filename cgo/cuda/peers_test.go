@@ -185,72 +185,56 @@ func TestPeerDisabledByOthers(t *testing.T) {
 	require.Equal(t, 2, fake.Live().Contexts)
 }
 
-// A lost device, of either end, lets go of what is enabled, and the other end
-// stays well.
+// A lost process lets go of what is enabled, whoever met the loss.
 func TestPeerLost(t *testing.T) {
-	for _, lost := range []int{0, 1} {
-		for _, known := range []bool{true, false} {
-			for _, closed := range []bool{true, false} {
-				t.Run(fmt.Sprintf("device %d lost, known %v, closed %v", lost, known, closed), func(t *testing.T) {
-					d, fake := onFake(t)
-					v := []*cuda.Device{openOn(t, d, 0), openOn(t, d, 1)}
-					require.NoError(t, v[0].EnablePeer(1))
-					fake.Lose(lost)
-					if known {
-						isOnly(t, v[lost].Sync(), driver.ErrDeviceLost)
-						isOnly(t, v[0].EnablePeer(1), driver.ErrDeviceLost)
-						isOnly(t, v[1].EnablePeer(0), driver.ErrDeviceLost)
-						_, err := d.Peering(1-lost, lost)
-						isOnly(t, err, driver.ErrDeviceLost)
-					}
-					if !closed {
-						require.NoError(t, v[0].DisablePeer(1))
-						isOnly(t, v[0].DisablePeer(1), driver.ErrInvalid)
-						require.Equal(t, 2, fake.Live().Contexts)
-					}
-					require.NoError(t, v[1-lost].Sync(), "the other is well")
-					require.NoError(t, v[0].Close())
-					require.NoError(t, v[1].Close())
-				})
-			}
+	for _, meets := range []int{0, 1, -1} {
+		for _, closed := range []bool{true, false} {
+			t.Run(fmt.Sprintf("device %d meets the loss, closed %v", meets, closed), func(t *testing.T) {
+				d, fake := onFake(t)
+				v := []*cuda.Device{openOn(t, d, 0), openOn(t, d, 1)}
+				require.NoError(t, v[0].EnablePeer(1))
+				fake.Lose()
+				if meets >= 0 {
+					isOnly(t, v[meets].Sync(), driver.ErrDeviceLost)
+					isOnly(t, v[0].EnablePeer(1), driver.ErrDeviceLost)
+					isOnly(t, v[1].EnablePeer(0), driver.ErrDeviceLost)
+					_, err := d.Peering(0, 1)
+					isOnly(t, err, driver.ErrDeviceLost)
+				}
+				if !closed {
+					require.NoError(t, v[0].DisablePeer(1))
+					isOnly(t, v[0].DisablePeer(1), driver.ErrInvalid)
+					require.Equal(t, 2, fake.Live().Contexts)
+				}
+				require.NoError(t, v[0].Close())
+				require.NoError(t, v[1].Close())
+			})
 		}
 	}
 }
 
-// A result that the peer's context gives is not this device's loss.
+// A result that the peer's context gives loses this device too.
 func TestPeerLostBesides(t *testing.T) {
-	for _, symbol := range []string{"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"} {
+	for _, symbol := range []string{"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxDisablePeerAccess"} {
 		path := fakecuda.Build(t)
 		fake := fakecuda.Open(t, path)
 		d, err := cuda.Load(path)
 		require.NoError(t, err)
 		v := openOn(t, d, 0)
-		if symbol != "cuDevicePrimaryCtxRetain" {
+		enabling := symbol == "cuDevicePrimaryCtxRetain"
+		if !enabling {
 			require.NoError(t, v.EnablePeer(1))
 		}
 		fake.Fail(symbol, 1, 700)
-		if symbol == "cuDevicePrimaryCtxRetain" {
+		if enabling {
 			isOnly(t, v.EnablePeer(1), driver.ErrDeviceLost)
 		} else {
-			require.NoError(t, v.DisablePeer(1))
+			require.NoError(t, v.DisablePeer(1), symbol)
 		}
 		isOnly(t, d.SyncIfActive(1), driver.ErrDeviceLost)
-		require.NoError(t, v.Sync())
+		isOnly(t, v.Sync(), driver.ErrDeviceLost)
 		fake.Reset()
 	}
-
-	path := fakecuda.Build(t)
-	fake := fakecuda.Open(t, path)
-	d, err := cuda.Load(path)
-	require.NoError(t, err)
-	v, peer := openOn(t, d, 0), openOn(t, d, 1)
-	require.NoError(t, v.EnablePeer(1))
-	fake.Lose(1)
-	isOnly(t, peer.Sync(), driver.ErrDeviceLost)
-	fake.Fail("cuCtxDisablePeerAccess", 1, 700)
-	require.NoError(t, v.DisablePeer(1), "with a peer that is known to be lost")
-	require.Equal(t, 2, fake.Live().Contexts)
-	require.NoError(t, v.Sync())
 }
 
 func TestPeerConcurrent(t *testing.T) {

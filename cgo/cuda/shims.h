@@ -40,9 +40,16 @@ typedef struct {
 	int major, minor, mode;
 } cuvmm_device;
 
+// cuvmm_ctx is a primary context and its id: a reset gives the next one the same
+// address. The id is 0 where the driver has none.
+typedef struct {
+	CUcontext ctx;
+	unsigned long long id;
+} cuvmm_ctx;
+
 typedef struct {
 	CUresult r;
-	CUcontext ctx;
+	cuvmm_ctx ctx;
 	CUstream own;
 } cuvmm_context;
 
@@ -52,6 +59,12 @@ typedef struct {
 	CUmemFabricHandle name;
 } cuvmm_fabric;
 
+// cuvmm_place is a result and where memory lives.
+typedef struct {
+	CUresult r;
+	CUmemLocation at;
+} cuvmm_place;
+
 // cuvmm_link is what the driver says of the way between two devices; told is 0
 // where it has no such call.
 typedef struct {
@@ -60,12 +73,11 @@ typedef struct {
 } cuvmm_link;
 
 // cuvmm_peer is what became of access to a peer: ctx is the peer's primary
-// context where it is retained, and theirs says that r is of that context and
-// not of the one that was current.
+// context, and retained says whether it is.
 typedef struct {
 	CUresult r;
-	CUcontext ctx;
-	int theirs;
+	cuvmm_ctx ctx;
+	int retained;
 } cuvmm_peer;
 
 typedef const struct cuvmm_api *cuvmm_lib;
@@ -88,7 +100,7 @@ cuvmm_value cuvmm_attribute(cuvmm_lib api, int attribute, int dev);
 cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to);
 cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to);
 CUresult cuvmm_primary_release(cuvmm_lib api, int dev);
-cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop);
+cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop, int recommended);
 cuvmm_value cuvmm_reserve(cuvmm_lib api, size_t size, size_t align);
 CUresult cuvmm_address_free(cuvmm_lib api, CUdeviceptr p, size_t size);
 cuvmm_value cuvmm_create(cuvmm_lib api, size_t size, CUmemAllocationProp prop);
@@ -97,6 +109,7 @@ CUresult cuvmm_map(cuvmm_lib api, CUdeviceptr p, size_t size, CUmemGenericAlloca
 CUresult cuvmm_unmap(cuvmm_lib api, CUdeviceptr p, size_t size);
 CUresult cuvmm_set_access(cuvmm_lib api, CUdeviceptr p, size_t size, const CUmemAccessDesc *who, size_t n);
 cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who);
+cuvmm_place cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
 cuvmm_fabric cuvmm_export_fabric(cuvmm_lib api, CUmemGenericAllocationHandle h);
@@ -104,42 +117,45 @@ cuvmm_value cuvmm_import_fabric(cuvmm_lib api, CUmemFabricHandle name);
 cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
 cuvmm_value cuvmm_active(cuvmm_lib api, int dev);
 CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev);
+cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev);
 cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
 
 // With a context.
-CUresult cuvmm_close(cuvmm_lib api, CUcontext ctx, CUstream own, int dev);
-CUresult cuvmm_push(cuvmm_lib api, CUcontext ctx);
+CUresult cuvmm_close(cuvmm_lib api, cuvmm_ctx ctx, CUstream own, int dev);
+CUresult cuvmm_same(cuvmm_lib api, cuvmm_ctx ctx);
+CUresult cuvmm_push(cuvmm_lib api, cuvmm_ctx ctx);
 CUresult cuvmm_pop(cuvmm_lib api);
-CUresult cuvmm_sync(cuvmm_lib api, CUcontext ctx);
+CUresult cuvmm_sync(cuvmm_lib api, cuvmm_ctx ctx);
 cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size);
-cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, CUcontext ctx, int to);
-cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, CUcontext ctx, CUcontext peer, int to);
-cuvmm_memory cuvmm_mem_info(cuvmm_lib api, CUcontext ctx);
-CUresult cuvmm_copy_in(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream own);
-CUresult cuvmm_copy_out(cuvmm_lib api, CUcontext ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream own);
-CUresult cuvmm_copy(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
-CUresult cuvmm_fill(cuvmm_lib api, CUcontext ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s);
-cuvmm_value cuvmm_stream_create(cuvmm_lib api, CUcontext ctx);
-CUresult cuvmm_stream_destroy(cuvmm_lib api, CUcontext ctx, CUstream s);
-CUresult cuvmm_stream_sync(cuvmm_lib api, CUcontext ctx, CUstream s);
-cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, CUcontext ctx, CUstream s);
-CUresult cuvmm_begin_capture(cuvmm_lib api, CUcontext ctx, CUstream s, int mode);
-CUresult cuvmm_end_capture(cuvmm_lib api, CUcontext ctx, CUstream s);
-cuvmm_value cuvmm_event_create(cuvmm_lib api, CUcontext ctx, unsigned int flags);
-CUresult cuvmm_event_destroy(cuvmm_lib api, CUcontext ctx, CUevent e);
-CUresult cuvmm_event_record(cuvmm_lib api, CUcontext ctx, CUevent e, CUstream s);
-CUresult cuvmm_event_wait(cuvmm_lib api, CUcontext ctx, CUstream s, CUevent e);
-CUresult cuvmm_event_sync(cuvmm_lib api, CUcontext ctx, CUevent e);
-CUresult cuvmm_event_query(cuvmm_lib api, CUcontext ctx, CUevent e);
-cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, CUcontext ctx, CUevent from, CUevent to); // v: bits of a float
-cuvmm_value cuvmm_plain_alloc(cuvmm_lib api, CUcontext ctx, size_t n);
-CUresult cuvmm_plain_free(cuvmm_lib api, CUcontext ctx, CUdeviceptr p);
-cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, CUcontext ctx, size_t n, CUstream s);
-CUresult cuvmm_pool_free(cuvmm_lib api, CUcontext ctx, CUdeviceptr p, CUstream s);
+cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, cuvmm_ctx ctx, int to);
+cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_ctx peer, int to);
+cuvmm_memory cuvmm_mem_info(cuvmm_lib api, cuvmm_ctx ctx);
+CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream own);
+CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream own);
+CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
+CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s);
+cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx);
+CUresult cuvmm_stream_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+CUresult cuvmm_stream_sync(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+CUresult cuvmm_stream_query(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+CUresult cuvmm_begin_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, int mode);
+CUresult cuvmm_end_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+cuvmm_value cuvmm_event_create(cuvmm_lib api, cuvmm_ctx ctx, unsigned int flags);
+CUresult cuvmm_event_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
+CUresult cuvmm_event_record(cuvmm_lib api, cuvmm_ctx ctx, CUevent e, CUstream s);
+CUresult cuvmm_event_wait(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUevent e);
+CUresult cuvmm_event_sync(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
+CUresult cuvmm_event_query(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
+cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, cuvmm_ctx ctx, CUevent from, CUevent to); // v: bits of a float
+cuvmm_value cuvmm_plain_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);
+CUresult cuvmm_plain_free(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
+cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n, CUstream s);
+CUresult cuvmm_pool_free(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p, CUstream s);
 CUresult cuvmm_pool_threshold(cuvmm_lib api, int dev, unsigned long long n);
-cuvmm_value cuvmm_host_alloc(cuvmm_lib api, CUcontext ctx, size_t n);
-CUresult cuvmm_host_free(cuvmm_lib api, CUcontext ctx, void *p);
-CUresult cuvmm_wait_value(cuvmm_lib api, CUcontext ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
-CUresult cuvmm_write_value(cuvmm_lib api, CUcontext ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
+cuvmm_value cuvmm_host_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);
+CUresult cuvmm_host_free(cuvmm_lib api, cuvmm_ctx ctx, void *p);
+CUresult cuvmm_wait_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
+CUresult cuvmm_write_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
 
 #endif

@@ -28,6 +28,7 @@
 	REQUIRED(primary_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice dev)) \
 	REQUIRED(ctx_push, "cuCtxPushCurrent_v2", (CUcontext ctx)) \
 	REQUIRED(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *ctx)) \
+	OPTIONAL(ctx_id, "cuCtxGetId", (CUcontext ctx, unsigned long long *id)) \
 	REQUIRED(ctx_sync, "cuCtxSynchronize", (void)) \
 	REQUIRED(ctx_enable_peer, "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags)) \
 	REQUIRED(ctx_disable_peer, "cuCtxDisablePeerAccess", (CUcontext peer)) \
@@ -41,6 +42,7 @@
 	REQUIRED(mem_unmap, "cuMemUnmap", (CUdeviceptr p, size_t size)) \
 	REQUIRED(mem_set_access, "cuMemSetAccess", (CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t count)) \
 	REQUIRED(mem_get_access, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)) \
+	REQUIRED(mem_properties, "cuMemGetAllocationPropertiesFromHandle", (CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)) \
 	REQUIRED(mem_export, "cuMemExportToShareableHandle", (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags)) \
 	REQUIRED(mem_import, "cuMemImportFromShareableHandle", (CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type)) \
 	OPTIONAL(mem_range_handle, "cuMemGetHandleForAddressRange", (void *handle, CUdeviceptr p, size_t size, CUmemRangeHandleType type, unsigned long long flags)) \
@@ -54,6 +56,7 @@
 	REQUIRED(stream_create, "cuStreamCreate", (CUstream *stream, unsigned int flags)) \
 	REQUIRED(stream_destroy, "cuStreamDestroy_v2", (CUstream stream)) \
 	REQUIRED(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
+	REQUIRED(stream_query, "cuStreamQuery", (CUstream stream)) \
 	REQUIRED(stream_is_capturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus *status)) \
 	REQUIRED(stream_begin_capture, "cuStreamBeginCapture_v2", (CUstream stream, CUstreamCaptureMode mode)) \
 	REQUIRED(stream_end_capture, "cuStreamEndCapture", (CUstream stream, CUgraph *graph)) \
@@ -68,6 +71,7 @@
 	REQUIRED(event_elapsed, "cuEventElapsedTime", (float *ms, CUevent from, CUevent to)) \
 	REQUIRED(plain_alloc, "cuMemAlloc_v2", (CUdeviceptr *p, size_t n)) \
 	REQUIRED(plain_free, "cuMemFree_v2", (CUdeviceptr p)) \
+	OPTIONAL(ipc_get_mem, "cuIpcGetMemHandle", (CUipcMemHandle *handle, CUdeviceptr p)) \
 	OPTIONAL(pool_alloc, "cuMemAllocAsync", (CUdeviceptr *p, size_t n, CUstream stream)) \
 	OPTIONAL(pool_free, "cuMemFreeAsync", (CUdeviceptr p, CUstream stream)) \
 	OPTIONAL(pool_default, "cuDeviceGetDefaultMemPool", (CUmemoryPool *pool, CUdevice dev)) \

@@ -22,7 +22,9 @@ static long long call_calls(void *f, const char *symbol) { return ((long long (*
 static char *call_last(void *f, const char *symbol) { return ((char *(*)(const char *))f)(symbol); }
 static char *call_violations(void *f) { return ((char *(*)(void))f)(); }
 static void call_live(void *f, struct fake_count *out) { ((void (*)(struct fake_count *))f)(out); }
-static void call_lose(void *f, int device) { ((void (*)(int))f)(device); }
+static void call_lose(void *f) { ((void (*)(void))f)(); }
+static int call_pause(void *f, const char *symbol) { return ((int (*)(const char *))f)(symbol); }
+static int call_paused(void *f) { return ((int (*)(void))f)(); }
 static void call_link(void *f, int from, int to, int kind) { ((void (*)(int, int, int))f)(from, to, kind); }
 */
 import "C"
@@ -37,8 +39,9 @@ import (
 
 // Control reaches one loaded fake driver.
 type Control struct {
-	lib                                                                      *dl.Library
-	reset, configure, fail, calls, last, violations, living, losing, linking unsafe.Pointer
+	lib *dl.Library
+
+	reset, configure, fail, calls, last, violations, living, losing, linking, pausing, waiting unsafe.Pointer
 }
 
 // Open finds the control functions of the library at path. Opening a library
@@ -52,7 +55,7 @@ func Open(path string) (*Control, error) {
 	for name, at := range map[string]*unsafe.Pointer{
 		"fake_reset": &c.reset, "fake_configure": &c.configure, "fake_fail": &c.fail, "fake_calls": &c.calls,
 		"fake_last": &c.last, "fake_violations": &c.violations, "fake_live": &c.living, "fake_lose": &c.losing,
-		"fake_link": &c.linking,
+		"fake_link": &c.linking, "fake_pause": &c.pausing, "fake_paused": &c.waiting,
 	} {
 		if *at, err = lib.Sym(name); err != nil {
 			return nil, errors.Join(err, lib.Close())
@@ -112,8 +115,21 @@ func (c *Control) Live() Live {
 	}
 }
 
-// Lose makes what needs the device's context answer an illegal address.
-func (c *Control) Lose(device int) { C.call_lose(c.losing, C.int(device)) }
+// Lose makes what needs a context, of any device, answer an illegal address.
+func (c *Control) Lose() { C.call_lose(c.losing) }
+
+// Pause holds calls of symbol back until the next Pause; an empty one is of none.
+func (c *Control) Pause(symbol string) error {
+	name := C.CString(symbol)
+	defer C.free(unsafe.Pointer(name))
+	if C.call_pause(c.pausing, name) != 0 {
+		return fmt.Errorf("pause %q: no such symbol", symbol)
+	}
+	return nil
+}
+
+// Paused counts the calls that are held back.
+func (c *Control) Paused() int { return int(C.call_paused(c.waiting)) }
 
 // Link sets what is between two devices, in one direction.
 func (c *Control) Link(from, to int, kind Link) {

@@ -45,7 +45,13 @@ func (*Control) Live() Live { return Live{} }
 func Fork(func() int) (int, error) { return 0, errors.ErrUnsupported }
 
 // Lose does nothing.
-func (*Control) Lose(int) {}
+func (*Control) Lose() {}
+
+// Pause does nothing.
+func (*Control) Pause(string) error { return nil }
+
+// Paused counts nothing.
+func (*Control) Paused() int { return 0 }
 
 // Link does nothing.
 func (*Control) Link(_, _ int, _ Link) {}

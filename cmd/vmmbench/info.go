@@ -94,6 +94,11 @@ func describeDevice(dev *vmm.Device) report.Device {
 	} else {
 		reasons = append(reasons, err.Error())
 	}
+	if unit, err := drv.GranularityRecommended(prop); err == nil {
+		d.Recommended = &unit
+	} else {
+		reasons = append(reasons, err.Error())
+	}
 	all, err := drv.Devices()
 	if err != nil {
 		reasons = append(reasons, err.Error())

@@ -39,7 +39,7 @@ func names(t *testing.T, path string) []string {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var all []string
-	for _, m := range regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL|OLD)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL|OLD|OTHER)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, m[1])
 	}
 	require.NotEmpty(t, all)
@@ -52,7 +52,7 @@ func TestExports(t *testing.T) {
 	called := names(t, "../../cgo/cuda/symbols.h")
 	require.ElementsMatch(t, append(called, names(t, "lib/fake.h")...), driver)
 	require.ElementsMatch(t, []string{"fake_reset", "fake_configure", "fake_fail", "fake_calls",
-		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link"}, control)
+		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link", "fake_pause", "fake_paused"}, control)
 }
 
 func TestMissing(t *testing.T) {
@@ -78,7 +78,7 @@ func TestOpen(t *testing.T) {
 		require.Equal(t, -1, l.Calls("cuMemNap"))
 		require.Empty(t, l.Last("cuMemMap"))
 		l.Configure(1, 1<<20)
-		l.Lose(0)
+		l.Lose()
 		l.Reset()
 		l.Clean()
 	}

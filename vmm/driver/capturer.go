@@ -14,6 +14,7 @@ const (
 // for tests: the graph is thrown away.
 type Capturer interface {
 	BeginCapture(Stream, CaptureMode) error
-	// EndCapture ends it. A capture that a wait destroyed is ErrInvalid.
+	// EndCapture ends it. A capture that a wait destroyed is ErrInvalid, and has
+	// ended. So is one that another thread began, which goes on.
 	EndCapture(Stream) error
 }

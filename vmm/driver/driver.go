@@ -6,9 +6,10 @@ import "time"
 // none. Sizes and addresses are bytes; every size, address and offset is a
 // multiple of the granularity, else ErrInvalid. Safe for concurrent use.
 //
-// Once a device is lost every call that names it answers ErrDeviceLost on
-// entry, except Unmap, Release, Free and a SetAccess that only takes access
-// away: memory can still be given back.
+// One lost device is a lost process: from then on every call that names a
+// device, whichever it is, returns ErrDeviceLost on entry, and only a new process
+// helps. Unmap, Release, Free and a SetAccess that only takes access away still
+// work: memory can be given back.
 type Driver interface {
 	// Name is the part of a device name before the colon: "cuda", "host".
 	Name() string
@@ -26,6 +27,10 @@ type Driver interface {
 	// Granularity is the unit of sizes and addresses for memory of this kind.
 	Granularity(Prop) (uint64, error)
 
+	// GranularityRecommended is the unit that the driver calls best for
+	// performance, a multiple of Granularity.
+	GranularityRecommended(Prop) (uint64, error)
+
 	// Reserve takes an address range aligned to align (0: the granularity).
 	// No memory stands behind it. Exhausted: ErrAddressSpace, never
 	// ErrOutOfMemory, though CUDA uses one code for both.
@@ -37,6 +42,10 @@ type Driver interface {
 
 	// Create takes physical memory. It reads zero.
 	Create(size uint64, p Prop) (Handle, error)
+
+	// Location is where the memory of a handle lives. Of an imported one it is
+	// the truth and not what Import was told, where the driver can know.
+	Location(Handle) (Location, error)
 
 	// Release drops the caller's reference. The memory goes back when it is
 	// also unmapped everywhere and no file descriptor is left.
@@ -50,7 +59,7 @@ type Driver interface {
 	// Unmap takes away whole mappings, one or several side by side; part of
 	// one is ErrInvalid. A hole among them is the caller's mistake, which the
 	// host refuses and CUDA passes over. It waits for nothing: work still
-	// queued on the memory loses its device.
+	// queued on the memory loses the process.
 	Unmap(p Ptr, size uint64) error
 
 	// SetAccess sets what each of who may do with [p, p+size), which may span
@@ -68,7 +77,8 @@ type Driver interface {
 
 	// Import makes a handle of an exported fd. It checks what kind of file fd
 	// is and does not take it; close it when Import returns. A wrong size may
-	// only show at Map, as ErrInvalid.
+	// only show at Map, as ErrInvalid. Where the memory lives Location says;
+	// p.Home need only be a device that is there.
 	Import(fd int, size uint64, p Prop) (Handle, error)
 
 	// SyncIfActive waits for all work of dev's primary context if that context
@@ -82,13 +92,13 @@ type Driver interface {
 
 // Device is what needs a context. Each call pushes the context, works and pops
 // inside one C function, so goroutines may change threads between calls. Safe
-// for concurrent use. Every call of a lost device answers ErrDeviceLost on
-// entry, except FreeStream, FreeEvent, DisablePeer and Close.
+// for concurrent use. Once a device of the process is lost every call returns
+// ErrDeviceLost on entry, except FreeStream, FreeEvent, DisablePeer and Close.
 //
 // Copies and fills check both ends when they are queued: an address that is
 // not mapped, or that this device may not read or write, is ErrInvalid and
 // harmless. Memory that is unmapped or taken away after that, before the work
-// has run, loses the device.
+// has run, loses all devices.
 type Device interface {
 	MemInfo() (free, total uint64, err error)
 
@@ -111,6 +121,9 @@ type Device interface {
 	// SyncStream waits for the stream. On one that is being captured it
 	// answers ErrCapturing, and the capture is destroyed.
 	SyncStream(Stream) error
+	// StreamDone says whether the stream has done all its work of now. On one that
+	// is being captured it is ErrCapturing, and the capture goes on.
+	StreamDone(Stream) (bool, error)
 	// Own is the library's copy stream, one for each Device.
 	Own() Stream
 	// Capturing says whether the stream is being captured, also when the

@@ -7,7 +7,7 @@ import (
 )
 
 // sentinel is an error that errors.Is knows by identity and, where std is set,
-// also by the standard library's own word for it.
+// also by a wider word for it, the standard library's or another of ours.
 type sentinel struct {
 	text string
 	std  error
@@ -26,10 +26,16 @@ var (
 	ErrClosed       error = &sentinel{text: "already closed", std: os.ErrClosed}              // used after Close
 	ErrNoDriver     error = &sentinel{text: "no driver"}                                      // not installed; the text says what was looked for
 	ErrNoDevice     error = &sentinel{text: "no such device"}                                 // installed, but this device is not there
-	ErrDeviceLost   error = &sentinel{text: "device lost"}                                    // sticky until the process ends
+	ErrDeviceLost   error = &sentinel{text: "device lost"}                                    // of every device, until the process ends
 	ErrCapturing    error = &sentinel{text: "a stream is being captured"}                     // the wait would destroy the capture
 	ErrPeerEnabled  error = &sentinel{text: "peer access is enabled already"}                 // LegacyPeers.EnablePeer; perhaps by another library
 	ErrLimit        error = &sentinel{text: "a limit of the system or the driver is reached"} // nofile, vm.max_map_count, peers of a device
+	ErrUnavailable  error = &sentinel{text: "not available for now"}                          // the driver or the device is there and not ready, or in exclusive use: try later
+
+	// ErrContextReset is an ErrDeviceLost of one opened Device: somebody has reset
+	// the device's context. This Device is gone with its streams, events, plain
+	// and pinned memory; mapped memory is not. Close it and open it anew.
+	ErrContextReset error = &sentinel{text: "the device's context was reset", std: ErrDeviceLost}
 )
 
 // CallError is a driver call that failed.

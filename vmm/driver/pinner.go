@@ -1,6 +1,7 @@
 package driver
 
 // Pinner is a Device that can allocate host memory which copies reach directly.
+// Neither call destroys a capture.
 type Pinner interface {
 	// AllocHost gives n bytes of page-locked memory, as an address for Copy and
 	// as a slice for Go. Every device can use it. The slice dies with FreeHost.

@@ -12,7 +12,12 @@ func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
 // Handle names one piece of physical memory, the unit of map, unmap and share.
 type Handle uint64
 
-// Stream names a queue of work on one device. 0 is CUDA's legacy default stream.
+// Stream names a queue of work on one device. 0 and 1 are CUDA's legacy default
+// stream, and 2 is the default stream of the calling thread, so whoever uses it
+// stays on one. The legacy stream comes after the work that all threads' streams
+// have when it is used, and theirs after its; streams of NewStream take no part.
+// While a thread's stream is captured, use of the legacy stream is ErrCapturing
+// and destroys the capture, but for Capturing.
 type Stream uint64
 
 // Event names a point in a stream.

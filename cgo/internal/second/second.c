@@ -16,8 +16,7 @@
 	X(stream_query, "cuStreamQuery", (CUstream stream)) \
 	X(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
 	X(wait_value, "cuStreamWaitValue32_v2", (CUstream stream, CUdeviceptr p, cuuint32_t value, unsigned int flags)) \
-	X(fill, "cuMemsetD8Async", (CUdeviceptr p, unsigned char pattern, size_t n, CUstream stream)) \
-	X(primary_reset, "cuDevicePrimaryCtxReset_v2", (CUdevice dev))
+	X(fill, "cuMemsetD8Async", (CUdeviceptr p, unsigned char pattern, size_t n, CUstream stream))
 
 struct api {
 #define FIELD(field, symbol, params) CUresult(*field) params;
@@ -126,12 +125,17 @@ second_took second_query(struct second *s) { INSIDE(s, stream_query, s->stream);
 second_took second_sync(struct second *s) { INSIDE(s, stream_sync, s->stream); }
 
 second_took second_reset_primary(const char *path, int dev) {
-	struct second *s = calloc(1, sizeof *s);
-	if (s == NULL)
-		return (second_took){"calloc", -1};
-	second_took t = load(s, path);
-	if (t.call == NULL)
-		t = took("primary_reset", s->api.primary_reset(dev));
-	unload(s);
+	static const char symbol[] = "cuDevicePrimaryCtxReset_v2";
+	CUresult (*reset)(CUdevice);
+	void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (lib == NULL)
+		return (second_took){"dlopen", -1};
+	void *at = dlsym(lib, symbol);
+	second_took t = {symbol, -1};
+	if (at != NULL) {
+		memcpy(&reset, &at, sizeof at);
+		t = took(symbol, reset(dev));
+	}
+	dlclose(lib);
 	return t;
 }

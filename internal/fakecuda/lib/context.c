@@ -32,7 +32,9 @@ CUresult context(struct device **out) {
 		violate("the current context is destroyed");
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	}
-	return (*out)->lost ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+	if (!(*out)->alive) // which is no fault of whoever retained it
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	return fake.lost ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
 CUresult cu_ctx_push(CUcontext ctx) {
@@ -101,6 +103,7 @@ static const struct {
 	ERROR(ERROR_NOT_SUPPORTED, "not supported"),
 	ERROR(ERROR_STREAM_CAPTURE_UNSUPPORTED, "not possible during a capture"),
 	ERROR(ERROR_STREAM_CAPTURE_INVALIDATED, "the capture was invalidated"),
+	ERROR(ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy stream depends on a capture"),
 	ERROR(ERROR_STREAM_CAPTURE_WRONG_THREAD, "the capture is of another thread"),
 	ERROR(ERROR_CAPTURED_EVENT, "the event was captured"),
 	ERROR(ERROR_UNKNOWN, "unknown error"),
@@ -186,9 +189,12 @@ CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice 
 	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
 	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
-	case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
+	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 		*value = 1;
 		return CUDA_SUCCESS;
+	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+		*value = FAKE_NUMA_ID;
+		return FAKE_NUMA_ID < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know it
 	}
 	violate("attribute %d is not known here", attribute);
 	return CUDA_ERROR_INVALID_VALUE;
@@ -205,18 +211,31 @@ CUresult cu_primary_state(CUdevice dev, unsigned int *flags, int *active) {
 	ENTER(primary_state, "dev=%d", dev);
 	TRY(known_device(dev));
 	*flags = 0;
-	*active = fake.device[dev].retained > 0;
+	*active = fake.device[dev].alive;
 	return CUDA_SUCCESS;
 }
 
 CUresult cu_primary_retain(CUcontext *ctx, CUdevice dev) {
 	ENTER(primary_retain, "dev=%d", dev);
 	TRY(known_device(dev));
-	if (fake.device[dev].lost)
+	if (fake.lost)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
-	fake.device[dev].retained++;
-	*ctx = (CUcontext)&fake.device[dev];
+	struct device *d = &fake.device[dev];
+	if (!d->alive) {
+		TRY(unsafe_in_capture());
+		d->alive = true;
+		d->id = ++fake.ids;
+	}
+	d->retained++;
+	*ctx = (CUcontext)d;
 	return CUDA_SUCCESS;
+}
+
+// destroy ends a device's context.
+static void destroy(int dev, bool reset) {
+	fake.device[dev].alive = false;
+	fake.device[dev].epoch++;
+	peers_gone(dev, reset);
 }
 
 CUresult cu_primary_release(CUdevice dev) {
@@ -227,13 +246,41 @@ CUresult cu_primary_release(CUdevice dev) {
 		violate("device %d's context is not retained", dev);
 		return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	if (--d->retained == 0) {
-		d->epoch++;
-		peers_gone(dev);
+	if (d->retained == 1 && d->alive) {
+		TRY(unsafe_in_capture());
 		if (d->pushed > 0)
 			violate("device %d's context is destroyed while a thread has it pushed", dev);
+		destroy(dev, false);
+	}
+	d->retained--;
+	return CUDA_SUCCESS;
+}
+
+// cu_primary_reset leaves the context retained: who holds it must still release it.
+CUresult cu_primary_reset(CUdevice dev) {
+	ENTER(primary_reset, "dev=%d", dev);
+	TRY(known_device(dev));
+	if (fake.lost)
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	if (fake.device[dev].alive) {
+		streams_gone(&fake.device[dev]);
+		plain_gone(dev);
+		destroy(dev, true);
 	}
 	return CUDA_SUCCESS;
+}
+
+// cu_ctx_id tells the contexts of one address apart.
+CUresult cu_ctx_id(CUcontext ctx, unsigned long long *id) {
+	ENTER(ctx_id, "ctx=%p", (void *)ctx);
+	for (int i = 0; i < fake.devices; i++) {
+		if (ctx != (CUcontext)&fake.device[i] || fake.device[i].retained == 0)
+			continue;
+		*id = fake.device[i].id;
+		return fake.device[i].alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	}
+	violate("%p is no context that is retained", (void *)ctx);
+	return CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult cu_mem_info(size_t *free, size_t *total) {

@@ -42,9 +42,14 @@ char *fake_violations(void);
 
 void fake_live(struct fake_count *out);
 
-// fake_lose makes what needs the device's context answer an illegal address.
-// Memory can still be given back.
-void fake_lose(int device);
+// fake_lose makes what needs a context, of any device, answer an illegal
+// address: one lost device is a lost process. Memory can still be given back.
+void fake_lose(void);
+
+// fake_pause holds calls of a symbol back until it is called again, with an empty
+// name for none. -1: no such symbol. fake_paused counts the calls held back.
+int fake_pause(const char *symbol);
+int fake_paused(void);
 
 // fake_link sets what is between two devices, in one direction. It is NVLink
 // until told otherwise.

@@ -153,6 +153,12 @@ void reset_plain(void) {
 			give_back(fake.spans[i].p, fake.spans[i].kind);
 }
 
+void plain_gone(int dev) {
+	for (size_t i = fake.span_count; i-- > 0;)
+		if (fake.spans[i].kind != MAPPED && fake.spans[i].device == dev)
+			give_back(fake.spans[i].p, fake.spans[i].kind);
+}
+
 // free_in gives memory back also where the context is lost, and says so.
 static CUresult free_in(CUdeviceptr p, enum kind kind) {
 	struct device *dev;
@@ -170,6 +176,17 @@ CUresult cu_plain_alloc(CUdeviceptr *p, size_t n) {
 	TRY(context(&dev));
 	TRY(unsafe_in_capture());
 	return plain(dev, n, p);
+}
+
+CUresult cu_ipc_get_mem(CUipcMemHandle *handle, CUdeviceptr p) {
+	ENTER(ipc_get_mem, "p=%#llx", p);
+	struct device *dev;
+	TRY(context(&dev));
+	struct span *s = span_at(p);
+	if (s == NULL || s->kind != PLAIN)
+		return CUDA_ERROR_INVALID_VALUE;
+	memset(handle, 0x1c, sizeof *handle);
+	return CUDA_SUCCESS;
 }
 
 CUresult cu_plain_free(CUdeviceptr p) {

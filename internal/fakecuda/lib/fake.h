@@ -27,6 +27,13 @@
 #define FAKE_FABRIC 0 // whether there are fabric handles
 #endif
 
+#ifndef FAKE_NODE
+#define FAKE_NODE 0 // the only NUMA node with memory
+#endif
+#ifndef FAKE_NUMA_ID
+#define FAKE_NUMA_ID FAKE_NODE // the devices' own node; less than -1: the driver does not know of such
+#endif
+
 #define GRANULE (2ull << 20)
 #define ADDRESSES (1ull << 47) // no reservation is as large as this
 #define MAX_DEVICES 16
@@ -51,6 +58,10 @@
 	OLD(old_write_value32, "cuStreamWriteValue32") \
 	OLD(old_write_value64, "cuStreamWriteValue64")
 
+// What other libraries call.
+#define OTHER_SYMBOLS(OTHER) \
+	OTHER(primary_reset, "cuDevicePrimaryCtxReset_v2", (CUdevice dev))
+
 // -DFAKE_MISSING_mem_map leaves cuMemMap out: CAT makes HIDDEN_1 where it is
 // defined and a word that means nothing where it is not, and SECOND picks.
 #define CAT(a, b) CAT_(a, b)
@@ -64,6 +75,7 @@
 #define INDEX_OLD(field, symbol) SYM_##field,
 enum {
 	CUVMM_SYMBOLS(INDEX, INDEX)
+	OTHER_SYMBOLS(INDEX)
 	OLD_SYMBOLS(INDEX_OLD)
 	SYM_COUNT
 };
@@ -75,6 +87,7 @@ enum {
 #pragma GCC visibility push(default)
 #define DECLARE(field, symbol, params) CUresult cu_##field params __asm__(PREFIX(field) symbol);
 CUVMM_SYMBOLS(DECLARE, DECLARE)
+OTHER_SYMBOLS(DECLARE)
 #undef DECLARE
 #define DECLARE_OLD(field, symbol) CUresult cu_##field(void) __asm__(symbol);
 OLD_SYMBOLS(DECLARE_OLD)
@@ -84,9 +97,10 @@ OLD_SYMBOLS(DECLARE_OLD)
 struct device {
 	unsigned long long total, used;
 	unsigned int retained; // of the primary context, which the device stands for
-	unsigned int epoch;    // how many primary contexts it has had
+	bool alive;            // not so where it is retained and was reset since
+	unsigned long long id; // of the context
+	unsigned int epoch;    // how many primary contexts have ended
 	int pushed;
-	bool lost;
 	unsigned long long threshold;
 	unsigned char link[MAX_DEVICES]; // to each other device: FAKE_NVLINK and so on
 	unsigned int peers;              // the devices whose plain memory its context reaches, a bit each
@@ -148,17 +162,21 @@ struct stream {
 	struct stream *next;
 	struct device *device;
 	unsigned int epoch;
+	bool gone;       // with a context that was reset
+	bool per_thread; // the default stream of thread
 	CUstreamCaptureStatus capture;
 	CUstreamCaptureMode mode;
-	pthread_t thread; // that began the capture
+	pthread_t thread; // that began the capture, or whose default stream it is
 };
 
 // state is all that fake_reset forgets.
 struct state {
 	int devices;
+	bool lost; // a device is, so all of this process are
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
 	unsigned long long serial; // of the last chunk
+	unsigned long long ids;    // of contexts, so far
 	struct dmabuf *dmabufs;
 	struct handle *handles; // by number
 	size_t handle_room;
@@ -200,7 +218,7 @@ void leave(struct call *);
 void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // context is the device whose context is current; an error where there is none,
-// or where it is lost.
+// or where the process is lost.
 CUresult context(struct device **out);
 
 // fresh_thread takes off this thread what it has from before the last reset.
@@ -248,8 +266,11 @@ bool restore_mode(void);
 unsigned char *host_pages(size_t n);
 CUdeviceptr no_access(size_t n);
 
-// peers_gone is for a device whose context is destroyed.
-void peers_gone(int dev);
+// peers_gone, streams_gone and plain_gone are for a device whose context is
+// destroyed; the latter two where somebody has reset it.
+void peers_gone(int dev, bool reset);
+void streams_gone(struct device *dev);
+void plain_gone(int dev);
 
 // count_peers counts bits of device.peers, over all devices.
 void count_peers(struct fake_count *out);

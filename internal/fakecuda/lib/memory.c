@@ -147,7 +147,7 @@ static CUresult proper(const CUmemAllocationProp *p) {
 	case CU_MEM_LOCATION_TYPE_DEVICE:
 		return known_device(p->location.id);
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA: // one node
-		return p->location.id == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+		return p->location.id == FAKE_NODE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 	}
 	return CUDA_ERROR_INVALID_VALUE;
 }
@@ -157,12 +157,16 @@ CUresult cu_mem_granularity(size_t *bytes, const CUmemAllocationProp *prop, CUme
 	describe(text, sizeof text, prop);
 	ENTER(mem_granularity, "%s option=%d", text, option);
 	TRY(proper(prop));
-	if (option != CU_MEM_ALLOC_GRANULARITY_MINIMUM) {
-		violate("option %d is not known here", option);
-		return CUDA_ERROR_INVALID_VALUE;
+	switch ((int)option) {
+	case CU_MEM_ALLOC_GRANULARITY_MINIMUM:
+		*bytes = GRANULE;
+		return CUDA_SUCCESS;
+	case CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: // another number, so that nobody takes one for the other
+		*bytes = 4 * GRANULE;
+		return CUDA_SUCCESS;
 	}
-	*bytes = GRANULE;
-	return CUDA_SUCCESS;
+	violate("option %d is not known here", option);
+	return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cu_mem_create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -246,6 +250,19 @@ static CUresult import_fabric(CUmemGenericAllocationHandle *handle, const CUmemF
 			return new_handle(c, true, handle);
 	}
 	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cu_mem_properties(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle) {
+	ENTER(mem_properties, "handle=%#llx", handle);
+	struct handle *h = handle_of(handle);
+	if (h == NULL)
+		return CUDA_ERROR_INVALID_VALUE;
+	*prop = (CUmemAllocationProp){
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = (CUmemAllocationHandleType)(h->imported ? 0 : h->chunk->share),
+		.location = h->chunk->home,
+	};
+	return CUDA_SUCCESS;
 }
 
 CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,

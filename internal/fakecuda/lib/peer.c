@@ -35,7 +35,7 @@ CUresult cu_device_p2p(int *value, CUdevice_P2PAttribute attribute, CUdevice fro
 // peer_of is the ordinal of a context that is alive and not dev's own.
 static CUresult peer_of(const struct device *dev, CUcontext ctx, int *out) {
 	for (*out = 0; *out < fake.devices; ++*out)
-		if (ctx == (CUcontext)&fake.device[*out] && fake.device[*out].retained > 0)
+		if (ctx == (CUcontext)&fake.device[*out] && fake.device[*out].alive)
 			break;
 	if (*out == fake.devices) {
 		violate("%p is no context that is alive", (void *)ctx);
@@ -76,11 +76,15 @@ CUresult cu_ctx_disable_peer(CUcontext ctx) {
 	return lost;
 }
 
-void peers_gone(int dev) {
-	for (int i = 0; i < MAX_DEVICES; i++)
-		if (fake.device[i].peers & (1u << dev))
+void peers_gone(int dev, bool reset) {
+	for (int i = 0; i < MAX_DEVICES; i++) {
+		if (!reset && fake.device[i].peers & (1u << dev))
 			violate("device %d's context is destroyed while device %d has access to its memory", dev, i);
-	fake.device[dev].outlived += __builtin_popcount(fake.device[dev].peers);
+		if (reset)
+			fake.device[i].peers &= ~(1u << dev);
+	}
+	if (!reset)
+		fake.device[dev].outlived += __builtin_popcount(fake.device[dev].peers);
 	fake.device[dev].peers = 0;
 }
 

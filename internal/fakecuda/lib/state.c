@@ -22,7 +22,7 @@ static struct {
 
 #define NAME(field, symbol, params) symbol,
 #define NAME_OLD(field, symbol) symbol,
-static const char *const names[] = {CUVMM_SYMBOLS(NAME, NAME) OLD_SYMBOLS(NAME_OLD)};
+static const char *const names[] = {CUVMM_SYMBOLS(NAME, NAME) OTHER_SYMBOLS(NAME) OLD_SYMBOLS(NAME_OLD)};
 
 static struct plan {
 	struct plan *next;
@@ -30,6 +30,11 @@ static struct plan {
 	int left;
 	CUresult code;
 } *plans;
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
+static int paused = -1; // the symbol whose calls wait
+static int waiting;
 
 static int running; // the symbol of the call that has the lock
 static char *violations;
@@ -76,6 +81,10 @@ static bool needs_init(int symbol) {
 struct call enter(int symbol, const char *format, ...) {
 	struct call c = {.code = CUDA_SUCCESS};
 	va_list args;
+	pthread_mutex_lock(&gate);
+	for (waiting += paused == symbol; paused == symbol;)
+		pthread_cond_wait(&opened, &gate);
+	pthread_mutex_unlock(&gate);
 	pthread_mutex_lock(&lock);
 	running = symbol;
 	fresh_thread(generation);
@@ -142,6 +151,7 @@ static void forget(void) {
 	violations = NULL;
 	memset(records, 0, sizeof records);
 	generation++;
+	fake.lost = false;
 	for (int i = 0; i < MAX_DEVICES; i++) {
 		struct device *d = &fake.device[i];
 		*d = (struct device){.total = d->total, .epoch = d->epoch + 1};
@@ -244,10 +254,28 @@ void fake_live(struct fake_count *out) {
 	*out = c;
 }
 
-void fake_lose(int device) {
+int fake_pause(const char *symbol) {
+	int i = *symbol == 0 ? -1 : find(symbol);
+	if (*symbol != 0 && i < 0)
+		return -1;
+	pthread_mutex_lock(&gate);
+	paused = i;
+	waiting = 0;
+	pthread_cond_broadcast(&opened);
+	pthread_mutex_unlock(&gate);
+	return 0;
+}
+
+int fake_paused(void) {
+	pthread_mutex_lock(&gate);
+	int n = waiting;
+	pthread_mutex_unlock(&gate);
+	return n;
+}
+
+void fake_lose(void) {
 	pthread_mutex_lock(&lock);
-	if (known_device(device) == CUDA_SUCCESS)
-		fake.device[device].lost = true;
+	fake.lost = true;
 	pthread_mutex_unlock(&lock);
 }
 

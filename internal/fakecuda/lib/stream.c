@@ -9,6 +9,7 @@ struct event {
 	struct event *next;
 	struct device *device;
 	unsigned int epoch, flags;
+	bool gone; // with a context that was reset
 	bool recorded, captured;
 	struct timespec at;
 };
@@ -25,9 +26,29 @@ bool restore_mode(void) {
 	return other;
 }
 
-// stream_of finds a stream of the current context. NULL is the legacy default
-// stream, which has no record here: *out is NULL too.
+#define LEGACY ((CUstream)1)
+#define PER_THREAD ((CUstream)2)
+
+// own_default finds the default stream of this thread, and makes it.
+static CUresult own_default(struct device *dev, struct stream **out) {
+	for (*out = fake.streams; *out != NULL; *out = (*out)->next)
+		if ((*out)->per_thread && pthread_equal((*out)->thread, pthread_self()) && (*out)->device == dev && (*out)->epoch == dev->epoch)
+			return CUDA_SUCCESS;
+	*out = malloc(sizeof **out);
+	if (*out == NULL)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	**out = (struct stream){.next = fake.streams, .device = dev, .epoch = dev->epoch, .per_thread = true, .thread = pthread_self()};
+	fake.streams = *out;
+	return CUDA_SUCCESS;
+}
+
+// stream_of finds a stream of the current context. NULL and LEGACY are the legacy
+// default stream, which has no record here: *out is NULL.
 static CUresult stream_of(struct device *dev, CUstream s, struct stream **out) {
+	if (s == PER_THREAD)
+		return own_default(dev, out);
+	if (s == LEGACY)
+		s = NULL;
 	*out = fake.streams;
 	if (s == NULL)
 		*out = NULL;
@@ -126,6 +147,7 @@ CUresult cu_stream_create(CUstream *stream, unsigned int flags) {
 	ENTER(stream_create, "flags=%u", flags);
 	struct device *dev;
 	TRY(context(&dev));
+	TRY(unsafe_in_capture());
 	if (flags != CU_STREAM_NON_BLOCKING) {
 		violate("flags are %u: the stream would wait for the legacy default stream", flags);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -147,8 +169,9 @@ CUresult cu_stream_destroy(CUstream stream) {
 	if (lost != CUDA_SUCCESS && lost != CUDA_ERROR_ILLEGAL_ADDRESS)
 		return lost;
 	TRY(stream_of(dev, stream, &s));
-	if (s == NULL)
+	if (s == NULL || s->per_thread)
 		return CUDA_ERROR_INVALID_HANDLE;
+	TRY(unsafe_in_capture());
 	struct stream **at = &fake.streams;
 	while (*at != s)
 		at = &(*at)->next;
@@ -168,6 +191,17 @@ CUresult cu_stream_sync(CUstream stream) {
 	return unsafe_in_capture();
 }
 
+CUresult cu_stream_query(CUstream stream) {
+	ENTER(stream_query, "stream=%p", (void *)stream);
+	struct device *dev;
+	struct stream *s;
+	TRY(context(&dev));
+	TRY(stream_of(dev, stream, &s));
+	if (s != NULL)
+		TRY(destroy_capture(s));
+	return unsafe_in_capture();
+}
+
 CUresult cu_stream_is_capturing(CUstream stream, CUstreamCaptureStatus *status) {
 	ENTER(stream_is_capturing, "stream=%p", (void *)stream);
 	struct device *dev;
@@ -175,6 +209,9 @@ CUresult cu_stream_is_capturing(CUstream stream, CUstreamCaptureStatus *status) 
 	TRY(context(&dev));
 	TRY(stream_of(dev, stream, &s));
 	*status = s == NULL ? CU_STREAM_CAPTURE_STATUS_NONE : s->capture;
+	for (struct stream *t = fake.streams; s == NULL && t != NULL; t = t->next)
+		if (t->per_thread && t->device == dev && t->epoch == dev->epoch && t->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE)
+			return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // which leaves the capture alone
 	return CUDA_SUCCESS;
 }
 
@@ -246,6 +283,7 @@ CUresult cu_event_create(CUevent *event, unsigned int flags) {
 	ENTER(event_create, "flags=%u", flags);
 	struct device *dev;
 	TRY(context(&dev));
+	TRY(unsafe_in_capture());
 	if (flags & ~(unsigned int)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)) {
 		violate("flags are %u", flags);
 		return CUDA_ERROR_INVALID_VALUE;
@@ -269,6 +307,7 @@ CUresult cu_event_destroy(CUevent event) {
 	if (lost != CUDA_SUCCESS && lost != CUDA_ERROR_ILLEGAL_ADDRESS)
 		return lost;
 	TRY(event_of(event, &e));
+	TRY(unsafe_in_capture());
 	struct event **at = &fake.events;
 	while (*at != e)
 		at = &(*at)->next;
@@ -421,11 +460,22 @@ CUresult cu_write_value64(CUstream stream, CUdeviceptr p, cuuint64_t value, unsi
 
 void count_streams(struct fake_count *out) {
 	for (struct stream *s = fake.streams; s != NULL; s = s->next)
-		out->streams++;
+		out->streams += !s->gone && !s->per_thread;
 	for (struct event *e = fake.events; e != NULL; e = e->next)
-		out->events++;
+		out->events += !e->gone;
 	for (struct CUgraph_st *g = fake.graphs; g != NULL; g = g->next)
 		out->graphs++;
+}
+
+// streams_gone keeps what a reset took, to know it when it is used again.
+void streams_gone(struct device *dev) {
+	for (struct stream *s = fake.streams; s != NULL; s = s->next)
+		if (s->device == dev && s->epoch == dev->epoch) {
+			s->gone = true;
+			s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+		}
+	for (struct event *e = fake.events; e != NULL; e = e->next)
+		e->gone = e->gone || (e->device == dev && e->epoch == dev->epoch);
 }
 
 void reset_streams(void) {

@@ -157,7 +157,7 @@ static void lost(void) {
 	push(0);
 	CUdeviceptr p = mapped();
 	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
-	fake_lose(0);
+	fake_lose();
 	CHECK(cu_ctx_sync() == CUDA_ERROR_ILLEGAL_ADDRESS);
 	CHECK(cu_mem_info(&n, &n) == CUDA_ERROR_ILLEGAL_ADDRESS);
 	CHECK(cu_stream_destroy(s) == CUDA_ERROR_ILLEGAL_ADDRESS);

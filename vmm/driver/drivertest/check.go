@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -136,8 +137,23 @@ func (c *check) want(err error, doing string, kinds ...error) {
 			n++
 		}
 	}
+	reset := errors.Is(err, driver.ErrContextReset)
+	if reset && !slices.Contains(kinds, driver.ErrContextReset) {
+		c.Errorf("%s: %v is of one opened device, want %v", doing, err, kinds)
+	}
+	if reset {
+		n-- // it is an ErrDeviceLost too
+	}
 	if n != 1 {
 		c.Errorf("%s: %v is of %d kinds at once", doing, err, n)
+	}
+}
+
+// is holds err to be of a kind, whatever else it is of.
+func (c *check) is(err error, doing string, kind error) {
+	c.Helper()
+	if !errors.Is(err, kind) {
+		c.Errorf("%s: %v, want %v", doing, err, kind)
 	}
 }
 

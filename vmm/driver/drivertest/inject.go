@@ -110,8 +110,8 @@ func sentinels() []error {
 	return []error{
 		driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid,
 		driver.ErrPermission, driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice,
-		driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrPeerEnabled,
-		driver.ErrLimit,
+		driver.ErrContextReset, driver.ErrDeviceLost, driver.ErrCapturing, driver.ErrPeerEnabled,
+		driver.ErrLimit, driver.ErrUnavailable,
 	}
 }
 
@@ -146,6 +146,11 @@ func (d *Injected) Granularity(p driver.Prop) (uint64, error) {
 	return get(d, "Granularity", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.Granularity(p) })
 }
 
+// GranularityRecommended implements driver.Driver.
+func (d *Injected) GranularityRecommended(p driver.Prop) (uint64, error) {
+	return get(d, "GranularityRecommended", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.GranularityRecommended(p) })
+}
+
 // Reserve implements driver.Driver.
 func (d *Injected) Reserve(size, align uint64) (driver.Ptr, error) {
 	return get(d, "Reserve", -1, size, func() (driver.Ptr, error) { return d.inner.Reserve(size, align) })
@@ -159,6 +164,11 @@ func (d *Injected) Free(p driver.Ptr, size uint64) error {
 // Create implements driver.Driver.
 func (d *Injected) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	return get(d, "Create", ordinal(p.Home), size, func() (driver.Handle, error) { return d.inner.Create(size, p) })
+}
+
+// Location implements driver.Driver.
+func (d *Injected) Location(h driver.Handle) (driver.Location, error) {
+	return get(d, "Location", -1, 0, func() (driver.Location, error) { return d.inner.Location(h) })
 }
 
 // Release implements driver.Driver.

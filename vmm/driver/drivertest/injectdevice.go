@@ -75,6 +75,11 @@ func (v *device) SyncStream(s driver.Stream) error {
 	return v.call("SyncStream", 0, func() error { return v.inner.SyncStream(s) })
 }
 
+func (v *device) StreamDone(s driver.Stream) (yes bool, err error) {
+	err = v.call("StreamDone", 0, func() (err error) { yes, err = v.inner.StreamDone(s); return err })
+	return yes, err
+}
+
 // Own cannot fail, so the hook does not see it.
 func (v *device) Own() driver.Stream { return v.inner.Own() }
 

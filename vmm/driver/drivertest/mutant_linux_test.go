@@ -78,8 +78,13 @@ func mutants() map[string]mutant {
 		"revoke is forgotten":                   memory("access-none", func(d *host.Driver) driver.Driver { return &revokeNothing{d} }),
 		"a descriptor is inherited":             memory("export-cloexec", func(d *host.Driver) driver.Driver { return &inheritable{d} }),
 		"import takes the descriptor":           memory("import-leaves-fd", func(d *host.Driver) driver.Driver { return &importCloses{d} }),
+		"import believes what it is told":       memory("import-location", func(d *host.Driver) driver.Driver { return &believes{d, map[driver.Handle]driver.Location{}} }),
 		"import takes anything":                 memory("import-foreign", func(d *host.Driver) driver.Driver { return &importAny{d} }),
 		"a lost device still creates":           memory("lost-entry", func(d *host.Driver) driver.Driver { return &createLost{d} }),
+		"a reset is silent":                     device("reset-device", func(f full) driver.Device { return &silentReset{f} }),
+		"a reset is of all devices":             memory("reset-others", func(d *host.Driver) driver.Driver { return &resetAll{d} }),
+		"a reset takes mapped memory":           memory("reset-memory", func(d *host.Driver) driver.Driver { return &resetRevokes{d} }),
+		"a lost device is lost alone":           memory("lost-process", func(d *host.Driver) driver.Driver { return &lostAlone{d} }),
 		"a lost device keeps its memory":        memory("lost-give-back", func(d *host.Driver) driver.Driver { return &unmapLost{d} }),
 		"one call at a time":                    memory("concurrent", func(d *host.Driver) driver.Driver { return &oneAtATime{Driver: d} }),
 		"unmap destroys a capture":              memory("capture-grow", func(d *host.Driver) driver.Driver { return &syncUnmap{d} }),
@@ -97,16 +102,20 @@ func mutants() map[string]mutant {
 		"enabling grants":                     memory("peer-plain-only", func(d *host.Driver) driver.Driver { return &enableGrants{Driver: d} }),
 		"a lost device keeps peers":           device("lost-peer-disable", func(f full) driver.Device { return &keepLost{f} }),
 
-		"copies stop at a chunk":         device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
-		"a second close is an error":     device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
-		"events are always done":         device("stream-late", func(f full) driver.Device { return &alwaysDone{f} }),
-		"a stream is not waited for":     device("stream-sync", func(f full) driver.Device { return &noSyncStream{f} }),
-		"the device is not waited for":   device("sync-all", func(f full) driver.Device { return &noSync{f} }),
-		"an event is not waited for":     device("event-sync", func(f full) driver.Device { return &noSyncEvent{f} }),
-		"a stream waits for no event":    device("event-wait", func(f full) driver.Device { return &noWait{f} }),
-		"a capture survives a wait":      device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
-		"a copy destroys a capture":      device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
-		"the loss of a device is silent": device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
+		"copies stop at a chunk":             device("copy-round-trip", func(f full) driver.Device { return &shortCopy{f} }),
+		"a second close is an error":         device("device-close", func(f full) driver.Device { return &closeOnce{full: f} }),
+		"events are always done":             device("stream-late", func(f full) driver.Device { return &alwaysDone{f} }),
+		"a stream is not waited for":         device("stream-sync", func(f full) driver.Device { return &noSyncStream{f} }),
+		"the device is not waited for":       device("sync-all", func(f full) driver.Device { return &noSync{f} }),
+		"an event is not waited for":         device("event-sync", func(f full) driver.Device { return &noSyncEvent{f} }),
+		"a stream waits for no event":        device("event-wait", func(f full) driver.Device { return &noWait{f} }),
+		"a capture survives a wait":          device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
+		"a copy destroys a capture":          device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
+		"0 is like any other stream":         device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.Own()} }),
+		"asking for a stream ends a capture": device("capture-done", func(f full) driver.Device { return &doneEnds{f} }),
+		"a stream is always done":            device("stream-done", func(f full) driver.Device { return &doneEnds{f} }),
+		"to ask ends a capture":              device("capture-legacy", func(f full) driver.Device { return &askEnds{f} }),
+		"the loss of a device is silent":     device("lost-unmap", func(f full) driver.Device { return &silentLoss{f} }),
 
 		"filling waits":             hangs("stream-late", "Fill"),
 		"recording waits":           hangs("stream-late", "Record"),
@@ -248,6 +257,25 @@ func (d *importCloses) Import(fd int, size uint64, p driver.Prop) (driver.Handle
 	return h, err
 }
 
+type believes struct {
+	*host.Driver
+	told map[driver.Handle]driver.Location
+}
+
+func (d *believes) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	h, err := d.Driver.Import(fd, size, p)
+	d.told[h] = p.Home
+	return h, err
+}
+
+func (d *believes) Location(h driver.Handle) (driver.Location, error) {
+	l, err := d.Driver.Location(h)
+	if told, ok := d.told[h]; ok && err == nil {
+		l = told
+	}
+	return l, err
+}
+
 type importAny struct{ *host.Driver }
 
 func (d *importAny) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
@@ -256,22 +284,6 @@ func (d *importAny) Import(fd int, size uint64, p driver.Prop) (driver.Handle, e
 		return d.Create(size, p)
 	}
 	return h, err
-}
-
-type createLost struct{ *host.Driver }
-
-func (d *createLost) Create(size uint64, p driver.Prop) (driver.Handle, error) {
-	h, err := d.Driver.Create(size, p)
-	return h, pass(err, driver.ErrDeviceLost)
-}
-
-type unmapLost struct{ *host.Driver }
-
-func (d *unmapLost) Unmap(p driver.Ptr, size uint64) error {
-	if errors.Is(d.Supports(0, driver.VMM), driver.ErrDeviceLost) {
-		return &driver.CallError{Call: "unmap", Kind: driver.ErrDeviceLost}
-	}
-	return d.Driver.Unmap(p, size)
 }
 
 type shortCopy struct{ full }
@@ -328,10 +340,35 @@ func (d *syncCopy) CopyOut(dst []byte, src driver.Ptr) error {
 	return d.full.CopyOut(dst, src)
 }
 
-type silentLoss struct{ full }
+type legacyAside struct {
+	full
+	other driver.Stream
+}
 
-func (d *silentLoss) SyncStream(s driver.Stream) error {
-	return pass(d.full.SyncStream(s), driver.ErrDeviceLost)
+func (d *legacyAside) Record(e driver.Event, s driver.Stream) error {
+	if s == 0 {
+		s = d.other
+	}
+	return d.full.Record(e, s)
+}
+
+type askEnds struct{ full }
+
+func (d *askEnds) Capturing(s driver.Stream) (bool, error) {
+	yes, err := d.full.Capturing(s)
+	if errors.Is(err, driver.ErrCapturing) {
+		_ = d.SyncStream(s)
+	}
+	return yes, err
+}
+
+type doneEnds struct{ full }
+
+func (d *doneEnds) StreamDone(s driver.Stream) (bool, error) {
+	if yes, err := d.Capturing(s); err != nil || yes {
+		return false, d.SyncStream(s)
+	}
+	return true, nil
 }
 
 type oneAtATime struct {

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"errors"
 	"runtime"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -11,6 +12,9 @@ func captureRules() []Rule {
 		{Name: "capture-grow", Says: "create, map, set access and unmap are fine during a capture, in every mode", Source: measured, run: captureGrow},
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
+		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
+		{Name: "capture-legacy", Says: "while a thread's stream is captured, to ask whether the legacy stream is is ErrCapturing and spares the capture", Source: measured, run: captureLegacy},
+		{Name: "capture-done", Says: "to ask whether a capturing stream is done is ErrCapturing and spares the capture, and so does asking for another stream", Source: seam, run: captureDone},
 		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
 		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
 	}
@@ -101,6 +105,97 @@ func captureSpared(c *check) {
 		c.reads(d, p, c.gran, byte(i+1))
 		c.write(d, p, c.gran, 0)
 		c.capturing(d, other, false)
+		c.survives(d, s)
+	}
+}
+
+// captureBeside has its captures on this goroutine's thread, and the rest on
+// others. The last device to close may end its context.
+func captureBeside(c *check) {
+	d := c.dev(0)
+	far := len(c.info) - 1 // whose context is made anew, where there is more than one device
+	for _, m := range modes() {
+		s := c.capture(d, m)
+		for _, beside := range []struct {
+			doing string
+			f     func() error
+		}{
+			{"make and free a stream", func() error {
+				s, err := d.NewStream()
+				if err != nil {
+					return err
+				}
+				return d.FreeStream(s)
+			}},
+			{"make and free an event", func() error {
+				e, err := d.NewEvent(driver.EventTiming)
+				if err != nil {
+					return err
+				}
+				return d.FreeEvent(e)
+			}},
+			{"make and free pinned memory", func() error {
+				pinner := as[driver.Pinner](c, d)
+				p, _, err := pinner.AllocHost(4096)
+				if errors.Is(err, driver.ErrNotSupported) {
+					return nil
+				} else if err != nil {
+					return err
+				}
+				return pinner.FreeHost(p)
+			}},
+			{"open and close a device", func() error {
+				again, err := c.d.Open(0)
+				if err != nil {
+					return err
+				}
+				return again.Close()
+			}},
+			{"open and close a device of its own", func() error {
+				other, err := c.d.Open(far)
+				if err != nil {
+					return err
+				}
+				return other.Close()
+			}},
+		} {
+			c.must(c.returns(beside.doing, beside.f), "%s beside a capture", beside.doing)
+			c.capturing(d, s, true)
+		}
+		c.survives(d, s)
+	}
+}
+
+func captureLegacy(c *check) {
+	d := c.dev(0)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	i := as[driver.Capturer](c, d)
+	for _, m := range modes() {
+		c.optional(i.BeginCapture(perThread, m), "Capturer")
+		for _, s := range []driver.Stream{0, legacy} {
+			_, err := d.Capturing(s)
+			c.want(err, "ask whether the legacy stream is captured", driver.ErrCapturing)
+		}
+		c.capturing(d, perThread, true)
+		c.survives(d, perThread)
+		c.capturing(d, legacy, false)
+	}
+}
+
+func captureDone(c *check) {
+	d := c.dev(0)
+	other := c.stream(d)
+	for _, m := range modes() {
+		s := c.capture(d, m)
+		_, err := d.StreamDone(s)
+		c.want(err, "ask whether the capturing stream is done", driver.ErrCapturing)
+		done, err := d.StreamDone(other)
+		c.must(err, "ask for another stream")
+		if !done {
+			c.Errorf("a stream without work is not done")
+		}
+		c.capturing(d, s, true)
 		c.survives(d, s)
 	}
 }

@@ -204,6 +204,7 @@ func deviceCalls(d driver.Device, p driver.Ptr, s driver.Stream, e driver.Event)
 		"Fill":       func() error { return d.Fill(p, 1, 1, 16, s) },
 		"NewStream":  func() error { _, err := d.NewStream(); return err },
 		"SyncStream": func() error { return d.SyncStream(s) },
+		"StreamDone": func() error { _, err := d.StreamDone(s); return err },
 		"Capturing":  func() error { _, err := d.Capturing(s); return err },
 		"NewEvent":   func() error { _, err := d.NewEvent(0); return err },
 		"SyncEvent":  func() error { return d.SyncEvent(e) },

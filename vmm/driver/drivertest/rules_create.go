@@ -13,6 +13,7 @@ func createRules() []Rule {
 		{Name: "create-too-much", Says: "more memory than the device has is ErrOutOfMemory", Source: measured, run: createTooMuch},
 		{Name: "create-until-full", Says: "a full device answers ErrOutOfMemory, and again has room after a release", Source: manual, run: createUntilFull},
 		{Name: "create-home", Says: "Here and kinds of place that do not exist are ErrInvalid", Source: seam, run: createHome},
+		{Name: "create-location", Says: "Location says where memory was created; of what is no handle it is ErrInvalid", Source: seam, run: createLocation},
 		{Name: "create-share", Says: "ways to share that do not exist are ErrInvalid", Source: seam, run: createShare},
 		{Name: "create-fabric", Says: "fabric memory where the fabric is not set up is refused, whatever attributes say", Source: measured, run: createFabric},
 		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.HostNUMA}, run: hostNUMA},
@@ -186,4 +187,16 @@ func (c *check) freeMemory(d driver.Device) uint64 {
 		c.Fatalf("%d bytes free of %d", free, total)
 	}
 	return free
+}
+
+func createLocation(c *check) {
+	for dev := range c.info {
+		c.lives(c.createAs(c.gran, private(dev)), at(dev))
+	}
+	h := c.create(c.gran)
+	c.release(h)
+	for _, none := range []driver.Handle{0, h} {
+		_, err := c.d.Location(none)
+		c.want(err, "ask where nothing lives", driver.ErrInvalid)
+	}
 }

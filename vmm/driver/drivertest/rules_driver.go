@@ -14,7 +14,7 @@ func driverRules() []Rule {
 		{Name: "devices", Says: "Devices lists ordinals from 0 with the names that open them", Source: seam, run: devicesListed},
 		{Name: "no-such-device", Says: "a device that is not there is ErrNoDevice in every call that names it", Source: seam, run: noSuchDevice},
 		{Name: "supports", Says: "Supports answers nil or ErrNotSupported for every feature, also for one it never heard of", Source: seam, run: supports},
-		{Name: "granularity", Says: "granularity is a power of two of at least a page, and has no meaning for Here", Source: seam, run: granularity},
+		{Name: "granularity", Says: "granularity is a power of two of at least a page, the recommended one a multiple of it, and neither has a meaning for Here", Source: seam, run: granularity},
 		{Name: "no-context", Says: "addresses, memory, mappings and access work with no device opened", Source: measured, run: noContext},
 		{Name: "concurrent", Says: "reserve, create, map, unmap, release and free are safe on many goroutines at once", Source: contract(9), run: concurrentMemory},
 	}
@@ -49,6 +49,8 @@ func noSuchDevice(c *check) {
 		c.want(err, fmt.Sprintf("ask for access from %d to 0", n), driver.ErrNoDevice)
 		_, err = c.d.Granularity(private(n))
 		c.want(err, fmt.Sprintf("ask for device %d's granularity", n), driver.ErrNoDevice)
+		_, err = c.d.GranularityRecommended(private(n))
+		c.want(err, fmt.Sprintf("ask for device %d's recommended granularity", n), driver.ErrNoDevice)
 		_, err = c.d.Create(c.gran, private(n))
 		c.want(err, fmt.Sprintf("create on device %d", n), driver.ErrNoDevice)
 	}
@@ -71,6 +73,13 @@ func granularity(c *check) {
 	}
 	_, err := c.d.Granularity(driver.Prop{})
 	c.want(err, "granularity for Here", driver.ErrInvalid)
+	_, err = c.d.GranularityRecommended(driver.Prop{})
+	c.want(err, "recommended granularity for Here", driver.ErrInvalid)
+	best, err := c.d.GranularityRecommended(private(0))
+	c.must(err, "ask for the recommended granularity")
+	if best == 0 || best%c.gran != 0 {
+		c.Errorf("the recommended granularity is %d, of %d", best, c.gran)
+	}
 }
 
 func noContext(c *check) {

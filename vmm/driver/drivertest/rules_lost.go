@@ -13,12 +13,13 @@ func lostRules() []Rule {
 	rules := []Rule{
 		{Name: "lost-unmap", Says: "unmap waits for nothing: work still queued on the memory loses the device", Source: measured, run: lostUnmap},
 		{Name: "lost-entry", Says: "every call that names a lost device answers ErrDeviceLost at once", Source: contract(7), run: lostEntry},
+		{Name: "lost-process", Says: "one lost device is a lost process: every device of it is lost, also one that had nothing to do with it", Source: measured, devices: 2, run: lostProcess},
 		{Name: "lost-give-back", Says: "memory of a lost device can still be given back", Source: measured, run: lostGiveBack},
 		{Name: "lost-narrow", Says: "taking away access that queued work uses loses the device", Source: contract(4), run: lostNarrow},
 		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.ReadOnlyMap}, run: lostReadOnly},
-		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses the peer", Source: measured, devices: 2, run: lostPeerUnmap},
-		{Name: "lost-peer-disable", Says: "access to plain memory of a lost device, or by one, can be given back and not taken", Source: contract(7), devices: 2, run: lostPeerDisable},
-		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses the peer", Source: contract(4), devices: 2, run: lostPeerNarrow},
+		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
+		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be given back and not taken", Source: contract(7), devices: 2, run: lostPeerDisable},
+		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
 		rules[i].lost = true
@@ -90,6 +91,29 @@ func lostEntry(c *check) {
 	c.free(q)
 }
 
+func lostProcess(c *check) {
+	p, _ := c.chunks(1)
+	other := c.dev(1)
+	s, e := c.stream(other), c.event(other, 0)
+	q := c.reserve(c.gran)
+	h := c.createAs(c.gran, private(1))
+	c.mapAt(q, c.gran, h)
+	c.access(q, c.gran, grant(1, driver.ReadWrite))
+	c.lose(c.dev(0), p, func() { c.unmap(p, c.gran) })
+	calls := deviceCalls(other, q, s, e)
+	maps.Copy(calls, map[string]func() error{
+		"Open":         func() error { _, err := c.d.Open(1); return err },
+		"SyncIfActive": func() error { return c.d.SyncIfActive(1) },
+		"Create":       func() error { _, err := c.d.Create(c.gran, private(1)); return err },
+	})
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		c.want(c.returns(name, calls[name]), name+" on the other device", driver.ErrDeviceLost)
+	}
+	c.unmap(q, c.gran)
+	c.release(h)
+	c.free(q)
+}
+
 func lostGiveBack(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(4)
@@ -134,10 +158,13 @@ func lostPeerUnmap(c *check) {
 		c.must(c.returns("sync", c.dev(0).Sync), "wait for the owner alone")
 		c.unmap(p, c.gran)
 	})
+	c.want(c.returns("sync the owner", c.dev(0).Sync), "sync the owner", driver.ErrDeviceLost)
 }
 
 func lostPeerNarrow(c *check) {
+	owner := c.dev(0)
 	p, _ := c.chunks(1)
 	c.access(p, c.gran, grant(1, driver.ReadWrite))
 	c.lose(c.dev(1), p, func() { c.access(p, c.gran, grant(1, driver.None)) })
+	c.want(c.returns("sync the owner", owner.Sync), "sync the owner", driver.ErrDeviceLost)
 }

@@ -262,5 +262,4 @@ func lostPeerDisable(c *check) {
 	c.want(i.DisablePeer(1), "disable on it again", driver.ErrInvalid)
 	c.must(back.DisablePeer(0), "disable access to a lost device")
 	c.want(back.DisablePeer(0), "disable it again", driver.ErrInvalid)
-	// Whether device 1 is well is the driver's business: CUDA loses both.
 }

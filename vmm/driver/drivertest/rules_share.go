@@ -23,6 +23,7 @@ func shareRules() []Rule {
 		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
 		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
 		{Name: "import-home", Says: "import onto Here is ErrInvalid, onto a device that is not there ErrNoDevice", Source: seam, run: importHome},
+		{Name: "import-location", Says: "Location says where imported memory lives, whatever Import was told", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 	}
 	for i := range rules {
@@ -256,6 +257,33 @@ func importHome(c *check) {
 	c.want(err, "import onto Here", driver.ErrInvalid)
 	_, err = c.d.Import(int(f.Fd()), c.gran, driver.Prop{Home: at(len(c.info)), Share: driver.ShareFD})
 	c.want(err, "import onto a device that is not there", driver.ErrNoDevice)
+}
+
+func importLocation(c *check) {
+	for dev := range 2 {
+		h := c.createAs(c.gran, driver.Prop{Home: at(dev), Share: driver.ShareFD})
+		f := c.export(h)
+		for told := range 2 {
+			imported := c.importAs(f, c.gran, driver.Prop{Home: at(told), Share: driver.ShareFD})
+			c.lives(imported, at(dev))
+			c.release(imported)
+		}
+		c.lives(h, at(dev))
+		c.release(h)
+		_, err := c.d.Location(h)
+		c.want(err, "ask where a released handle lives", driver.ErrInvalid)
+		c.close(f)
+	}
+}
+
+// lives holds a handle's memory to a place.
+func (c *check) lives(h driver.Handle, want driver.Location) {
+	c.Helper()
+	got, err := c.d.Location(h)
+	c.must(err, "ask where handle %d lives", h)
+	if got != want {
+		c.Errorf("handle %d lives on %v, want %v", h, got, want)
+	}
 }
 
 func shareReadOnly(c *check) {

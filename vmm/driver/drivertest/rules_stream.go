@@ -15,10 +15,13 @@ func streamRules() []Rule {
 		{Name: "stream-late", Says: "queued work runs later: behind a closed gate nothing has happened", Source: guide, needs: gated, run: streamLate},
 		{Name: "stream-apart", Says: "a stream that is held back holds up no other, nor the library's own", Source: guide, needs: gated, run: streamApart},
 		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
+		{Name: "stream-done", Says: "StreamDone says whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
 		{Name: "stream-free", Says: "freeing a stream lets its queued work finish", Source: manual, needs: gated, run: streamFree},
 		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default one, or the library's own is ErrInvalid", Source: seam, run: streamUnknown},
 		{Name: "stream-own", Says: "Own is one stream that works like any other", Source: seam, run: streamOwn},
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
+		{Name: "stream-thread", Says: "stream 2 is of the calling thread; 0 and 1 are one stream that comes after and before the work of every thread's, and of no other", Source: measured, needs: gated, run: streamThread},
+		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: streamDefaults},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
 		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
 		{Name: "sync-closing", Says: "SyncIfActive is no error when the last Device closes meanwhile: a context that has ended is not active", Source: seam, run: syncClosing},
@@ -131,6 +134,29 @@ func (c *check) waits(doing string, d driver.Device, wait func(driver.Stream, dr
 func streamSync(c *check) {
 	d := c.dev(0)
 	c.waits("sync a stream", d, func(s driver.Stream, _ driver.Event) error { return d.SyncStream(s) })
+}
+
+func streamDone(c *check) {
+	d := c.dev(0)
+	s, other := c.stream(d), c.stream(d)
+	p, _ := c.chunks(1)
+	is := func(s driver.Stream, want bool) {
+		c.Helper()
+		var got bool
+		c.must(c.prompt("ask for a stream", func() (err error) { got, err = d.StreamDone(s); return err }), "ask for a stream")
+		if got != want {
+			c.Errorf("stream done: %v, want %v", got, want)
+		}
+	}
+	is(s, true)
+	g := c.hold(d, s)
+	c.fillAll(d, p, 1, s)
+	is(s, false)
+	is(other, true)
+	is(0, true)
+	g.open()
+	c.sync(d, s)
+	is(s, true)
 }
 
 func syncAll(c *check) {

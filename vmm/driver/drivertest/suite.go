@@ -30,6 +30,7 @@ type Rule struct {
 	devices int              // how many devices it takes; 0 is 1
 	needs   []driver.Feature // on every one of them
 	lost    bool             // loses a device, so it runs in a child process
+	child   bool             // runs in one without losing a device
 	run     func(*check)
 }
 
@@ -52,7 +53,7 @@ func Rules() []Rule {
 	return slices.Concat(
 		suite("Memory", driverRules(), addressRules(), createRules(), mapRules(), accessRules(),
 			peerRules(), legacyPeerRules(), shareRules(), rangeRules(), fabricRules(), copyRules(), optionalRules()),
-		suite("Async", streamRules(), eventRules(), captureRules(), orderRules(), lostRules()),
+		suite("Async", streamRules(), eventRules(), captureRules(), orderRules(), resetRules(), lostRules()),
 	)
 }
 
@@ -83,7 +84,7 @@ func runSuite(t *testing.T, suite string, open func(testing.TB) driver.Driver) [
 				results = append(results, Result{Rule: r, Driver: c.name, Outcome: c.outcome()})
 			})
 			c.open(open)
-			if r.lost && !isChild(t) {
+			if (r.lost || r.child) && !isChild(t) {
 				runChild(c, t)
 				return
 			}

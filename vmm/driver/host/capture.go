@@ -19,10 +19,10 @@ func (c *capture) destroy(verb string) error {
 }
 
 // destroyCaptures is what a wait for the whole device does to the captures of
-// its streams. Allocating and freeing memory spares the relaxed ones.
+// its streams. Allocating and freeing plain memory spares the relaxed ones.
 func (c *context) destroyCaptures(verb string, relaxed bool) error {
 	var err error
-	for _, s := range c.streams {
+	for s := range c.all() {
 		if s.capture != nil && (relaxed || s.capture.mode != driver.CaptureRelaxed) {
 			err = s.capture.destroy(verb)
 		}
@@ -46,11 +46,12 @@ func (v *device) BeginCapture(s driver.Stream, mode driver.CaptureMode) error {
 		case mode > driver.CaptureRelaxed:
 			return rule(verb, driver.ErrInvalid, "capture mode %d", mode)
 		case x == v.context.legacy:
-			return rule(verb, driver.ErrInvalid, "stream 0 cannot be captured")
+			return rule(verb, driver.ErrInvalid, "the legacy stream cannot be captured")
 		case x.capture != nil:
 			return rule(verb, driver.ErrInvalid, "stream %d is being captured", s)
 		}
 		x.capture = &capture{mode: mode}
+		v.context.keepThread(x)
 		return nil
 	})
 }
@@ -65,6 +66,7 @@ func (v *device) EndCapture(s driver.Stream) error {
 		}
 		c.ended = true
 		x.capture = nil
+		x.rest()
 		if c.destroyed {
 			return rule(verb, driver.ErrInvalid, "the capture of stream %d was destroyed", s)
 		}
@@ -75,11 +77,36 @@ func (v *device) EndCapture(s driver.Stream) error {
 // Capturing says whether the stream is being captured.
 func (v *device) Capturing(s driver.Stream) (bool, error) {
 	var yes bool
-	err := v.onStream("Capturing", s, func(x *stream) error {
+	const verb = "Capturing"
+	err := v.onStream(verb, s, func(x *stream) error {
 		yes = x.capture != nil
-		return nil
+		_, err := x.implicit(verb) // to ask ends no capture
+		return err
 	})
 	return yes, err
+}
+
+// StreamDone says whether the stream has work left. The legacy stream has that of
+// all threads' streams too.
+func (v *device) StreamDone(s driver.Stream) (bool, error) {
+	const verb = "StreamDone"
+	var done bool
+	err := v.onStream(verb, s, func(x *stream) error {
+		if x.capture != nil {
+			return rule(verb, driver.ErrCapturing, "stream %d is being captured", s)
+		}
+		if _, err := x.implicit(verb); err != nil {
+			return err
+		}
+		done = len(x.last()) == 0
+		if x == v.context.legacy {
+			for _, t := range v.context.threads {
+				done = done && len(t.last()) == 0
+			}
+		}
+		return nil
+	})
+	return done, err
 }
 
 // onStream calls f with a stream of the device and work held.

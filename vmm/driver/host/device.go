@@ -35,6 +35,9 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	defer d.mem.RUnlock()
 	d.work.Lock()
 	defer d.work.Unlock()
+	if d.lost.Load() { // since it was looked at
+		return nil, u.isLost("Open")
+	}
 	if u.context == nil {
 		u.context = newContext(d, u)
 	}
@@ -49,8 +52,11 @@ func (v *device) enter(verb string) error {
 	if v.closed.Load() {
 		return v.isClosed(verb)
 	}
-	if v.context.u.lost.Load() {
+	if v.context.d.lost.Load() {
 		return v.context.u.isLost(verb)
+	}
+	if v.context.reset.Load() {
+		return v.context.wasReset(verb)
 	}
 	return nil
 }
@@ -76,9 +82,10 @@ func (v *device) Close() error {
 		d.work.Unlock()
 		return nil
 	}
-	c.stop()
-	_ = c.wait("Close", c.work())
-	c.u.context = nil
+	d.end(c)
+	if c.u.context == c { // not so after a reset
+		c.u.context = nil
+	}
 	for e, ev := range d.events {
 		if ev.context == c {
 			delete(d.events, e)

@@ -15,13 +15,17 @@
 //	copies, fills            checked against the ledger when they are queued
 //	capacity of a device     a count, charged at Create and AllocPlain
 //	stream                   a queue and, while it is not empty, a goroutine
-//	illegal address          the device is lost, by bookkeeping: no fault happens
+//	illegal address          all devices are lost, by bookkeeping: no fault happens
 //	exported descriptor      the memfd opened again, for reading only if shared so
 //	primary context          what the open Devices of an ordinal share
 //	capture                  checked and thrown away; a wait destroys it, and
-//	                         plain or pinned memory does unless it is relaxed
+//	                         plain memory does unless it is relaxed
 //	plain and pinned memory  anonymous mappings, open to every device
 //	peer access to it        written down, and needed by nobody
+//
+// A Driver stands for a process: once memory was taken from under work of one
+// device, all its devices are lost, as CUDA loses all of a process. A new Driver
+// is well.
 //
 // Where the card's answer is a matter of luck the strict one is given: work is
 // always late, and memory taken from under it always loses the device.

@@ -17,6 +17,7 @@ type Driver struct {
 	granularity uint64
 	noPeer      map[[2]int]bool
 	units       []*unit
+	lost        atomic.Bool // a device is, so all are: a Driver stands for a process
 
 	// mem guards addresses, memory and access. Those who queue work hold it
 	// shared while they check and queue; those who take memory away hold it
@@ -41,8 +42,7 @@ type Driver struct {
 type unit struct {
 	ordinal int
 	memory  uint64
-	used    uint64 // bytes charged; guarded by Driver.mem
-	lost    atomic.Bool
+	used    uint64   // bytes charged; guarded by Driver.mem
 	context *context // nil while nobody has it open; guarded by Driver.work
 }
 
@@ -55,13 +55,13 @@ var (
 // needs closing: it holds what its caller reserved, created and opened.
 func New(c Config) *Driver {
 	d := &Driver{
-		lastID:       2, // 0, 1 and 2 are default streams
 		granularity:  2 << 20,
 		noPeer:       make(map[[2]int]bool),
 		mappingLimit: max(0, c.Mappings),
 		handles:      make(map[driver.Handle]*handle),
 		created:      make(map[inode]*memory),
 		events:       make(map[driver.Event]*event),
+		lastID:       lastDefault,
 	}
 	if c.PageGranularity {
 		d.granularity = uint64(os.Getpagesize())
@@ -99,14 +99,14 @@ func (d *Driver) unit(verb string, dev int) (*unit, error) {
 		return nil, rule(verb, driver.ErrNoDevice, "host:%d; there are %d", dev, len(d.units))
 	}
 	u := d.units[dev]
-	if u.lost.Load() {
+	if d.lost.Load() {
 		return nil, u.isLost(verb)
 	}
 	return u, nil
 }
 
 func (u *unit) isLost(verb string) error {
-	return rule(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work", u.ordinal)
+	return rule(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work, of this device or of another", u.ordinal)
 }
 
 // Supports tries what a feature needs of the system.
@@ -144,6 +144,9 @@ func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	}
 	return d.granularity, nil
 }
+
+// GranularityRecommended is the same: no unit is faster than another here.
+func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) { return d.Granularity(p) }
 
 // home finds the device of p after checking the rest of it.
 func (d *Driver) home(verb string, p driver.Prop) (*unit, error) {

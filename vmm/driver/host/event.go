@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -54,8 +55,8 @@ func (v *device) FreeEvent(e driver.Event) error {
 	d := v.context.d
 	d.work.Lock()
 	defer d.work.Unlock()
-	if _, err := d.event(verb, e); err != nil {
-		return err
+	if d.events[e] == nil { // one that a reset took can be freed
+		return rule(verb, driver.ErrInvalid, "no event %d", e)
 	}
 	delete(d.events, e)
 	return nil
@@ -64,8 +65,11 @@ func (v *device) FreeEvent(e driver.Event) error {
 // event finds an event of any device. The caller holds work.
 func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 	x := d.events[e]
-	if x == nil {
+	switch {
+	case x == nil:
 		return nil, rule(verb, driver.ErrInvalid, "no event %d", e)
+	case x.context.reset.Load():
+		return nil, rule(verb, driver.ErrInvalid, "event %d went with the context of host:%d, which was reset", e, x.context.u.ordinal)
 	}
 	return x, nil
 }
@@ -88,6 +92,10 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			ev.last, ev.capture = nil, x.capture
 			return nil
 		}
+		if err := x.mayWork(verb); err != nil {
+			return err
+		}
+		x.order()
 		r := &record{}
 		r.run = func(*context) bool {
 			r.at = time.Now()
@@ -125,9 +133,13 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 			}
 			return nil
 		}
+		if err := x.mayWork(verb); err != nil {
+			return err
+		}
 		if ev.last == nil || ev.last.ended {
 			return nil
 		}
+		x.order()
 		reached := ev.last.pending()
 		x.push(&op{run: func(c *context) bool {
 			select {
@@ -148,7 +160,11 @@ func (v *device) SyncEvent(e driver.Event) error {
 		if ev.last == nil {
 			return nil
 		}
-		return ev.context.wait(verb, []*op{&ev.last.op})
+		err := ev.context.wait(verb, []*op{&ev.last.op})
+		if errors.Is(err, driver.ErrContextReset) && ev.context != v.context {
+			return rule(verb, driver.ErrInvalid, "the context of event %d was reset meanwhile", e)
+		}
+		return err
 	})
 }
 
@@ -201,7 +217,7 @@ func (v *device) onEvent(verb string, e driver.Event, f func(*event) error) erro
 	switch {
 	case err != nil:
 		return err
-	case ev.context.u.lost.Load():
+	case d.lost.Load():
 		return ev.context.u.isLost(verb)
 	case ev.capture != nil && !ev.capture.ended:
 		return rule(verb, driver.ErrCapturing, "event %d was recorded in a capture", e)

@@ -170,5 +170,7 @@ func TestUnmapUnderQueuedWork(t *testing.T) {
 	_, err = d.Create(2*mib, home)
 	require.ErrorIs(t, err, driver.ErrDeviceLost)
 	require.NoError(t, v.FreeStream(s))
-	open(t, d, 1)
+	_, err = d.Open(1)
+	require.ErrorIs(t, err, driver.ErrDeviceLost)
+	open(t, New(Config{Devices: 2, Memory: 64 * mib}), 1)
 }

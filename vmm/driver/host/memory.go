@@ -68,6 +68,23 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	return d.newHandle(m, size, p.Share, true), nil
 }
 
+// Location is the device that the memory was created on. Of memory that another
+// process created it is what Import was told: a memory file does not say.
+func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
+	const verb = "Location"
+	d.mem.RLock()
+	defer d.mem.RUnlock()
+	x, err := d.handle(verb, h)
+	if err != nil {
+		return driver.Location{}, err
+	}
+	n := x.memory.home.ordinal
+	if _, err := d.unit(verb, n); err != nil {
+		return driver.Location{}, err
+	}
+	return driver.Location{Kind: driver.OnDevice, ID: n}, nil
+}
+
 // Release drops the caller's reference.
 func (d *Driver) Release(h driver.Handle) error {
 	d.mem.Lock()

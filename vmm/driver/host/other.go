@@ -41,6 +41,11 @@ func (*Driver) Peering(_, _ int) (driver.Peering, error) { return driver.Peering
 // Granularity is not supported.
 func (*Driver) Granularity(driver.Prop) (uint64, error) { return 0, no("Granularity") }
 
+// GranularityRecommended is not supported.
+func (*Driver) GranularityRecommended(driver.Prop) (uint64, error) {
+	return 0, no("GranularityRecommended")
+}
+
 // Reserve is not supported.
 func (*Driver) Reserve(_, _ uint64) (driver.Ptr, error) { return 0, no("Reserve") }
 
@@ -49,6 +54,11 @@ func (*Driver) Free(driver.Ptr, uint64) error { return no("Free") }
 
 // Create is not supported.
 func (*Driver) Create(uint64, driver.Prop) (driver.Handle, error) { return 0, no("Create") }
+
+// Location is not supported.
+func (*Driver) Location(driver.Handle) (driver.Location, error) {
+	return driver.Location{}, no("Location")
+}
 
 // Release is not supported.
 func (*Driver) Release(driver.Handle) error { return no("Release") }
@@ -78,6 +88,9 @@ func (*Driver) SyncIfActive(int) error { return no("SyncIfActive") }
 
 // Open is not supported.
 func (*Driver) Open(int) (driver.Device, error) { return nil, no("Open") }
+
+// ResetContext is not supported.
+func (*Driver) ResetContext(int) error { return no("ResetContext") }
 
 // HostBytes is not supported.
 func (*Driver) HostBytes(driver.Ptr, uint64) ([]byte, error) { return nil, no("HostBytes") }

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -49,7 +50,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 
 	d.mem.Lock()
 	defer d.unlock()
-	if err := v.mayAlloc(verb); err != nil {
+	if err := v.mayAlloc(verb, pinned); err != nil {
 		return 0, err
 	}
 	if !pinned {
@@ -69,13 +70,16 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 }
 
 // mayAlloc says whether the context is there and no capture forbids allocating.
-// One that is not relaxed does, and does not survive the attempt.
-func (v *device) mayAlloc(verb string) error {
+// One that is not relaxed forbids plain memory, and does not survive the attempt.
+func (v *device) mayAlloc(verb string, pinned bool) error {
 	d := v.context.d
 	d.work.Lock()
 	defer d.work.Unlock()
 	if v.context.stopped() {
 		return v.context.gone(verb)
+	}
+	if pinned {
+		return nil
 	}
 	return v.context.destroyCaptures(verb, false)
 }
@@ -101,12 +105,18 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 // FreePlain waits for the device, then unmaps the block.
 func (v *device) FreePlain(p driver.Ptr) error { return v.free("FreePlain", p, false) }
 
-// FreeHost waits for the device, then unmaps the block.
-func (v *device) FreeHost(p driver.Ptr) error { return v.free("FreeHost", p, true) }
+// FreeHost waits for the device, then unmaps the block. A reset has taken it.
+func (v *device) FreeHost(p driver.Ptr) error {
+	err := v.free("FreeHost", p, true)
+	if errors.Is(err, driver.ErrContextReset) {
+		return nil
+	}
+	return err
+}
 
 // free waits for all work of the device and for what other devices have queued
-// on the block. As on the card that is no call for a time of capture, unless
-// the capture is a relaxed one.
+// on the block. As on the card freeing plain memory is no call for a time of
+// capture, unless the capture is a relaxed one.
 func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	if err := v.enter(verb); err != nil {
 		return err
@@ -119,10 +129,12 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 		return rule(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
 	}
 	d.work.Lock()
-	if err := v.context.destroyCaptures(verb, false); err != nil {
-		d.work.Unlock()
-		d.mem.Unlock()
-		return err
+	if !pinned {
+		if err := v.context.destroyCaptures(verb, false); err != nil {
+			d.work.Unlock()
+			d.mem.Unlock()
+			return err
+		}
 	}
 	// Out of the books no new work can find it, and the wait needs no lock.
 	d.remove(r)
@@ -151,8 +163,8 @@ func (d *Driver) unmapBlock(r *region) error {
 	return nil
 }
 
-// freeBlocks takes the blocks of a context away. Other devices that still have
-// work on them are lost, as after an unmap.
+// freeBlocks takes the blocks of a context away. Where another device still has
+// work on them all are lost, as after an unmap.
 func (d *Driver) freeBlocks(c *context) error {
 	var first error
 	for i := len(d.regions) - 1; i >= 0; i-- {

@@ -8,23 +8,31 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// poison loses every device that has work, queued or running, on memory that
-// is being taken away. It returns when none of that work runs any more, so
-// that nobody touches the pages afterwards: on the card this would be an
-// illegal address, here it would end the process. The wait is short: a copy
-// looks at every piece whether its device is lost.
+// poison loses all devices if one of them has work, queued or running, on memory
+// that is being taken away: as in a process with a card, one lost device is a
+// lost process. It returns when none of that work runs any more, so that nobody
+// touches the pages afterwards: on the card this would be an illegal address,
+// here it would end the process. The wait is short: a copy looks at every piece
+// whether its device is lost.
 // The caller holds mem whole, so no new work can pass its check meanwhile.
 func (d *Driver) poison(hit func(*unit, span) bool) {
 	d.work.Lock()
 	defer d.work.Unlock()
 	var running []*op
-	d.working(hit, func(u *unit, o *op) {
-		u.lost.Store(true)
-		u.context.stop()
+	d.working(hit, func(_ *unit, o *op) {
+		d.lost.Store(true)
 		if o.started {
 			running = append(running, o)
 		}
 	})
+	if !d.lost.Load() {
+		return
+	}
+	for _, u := range d.units {
+		if u.context != nil {
+			u.context.stop()
+		}
+	}
 	for _, o := range running {
 		o.wait(d)
 	}

@@ -4,6 +4,7 @@ package host
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -16,9 +17,11 @@ type context struct {
 	refs    int
 	streams map[driver.Stream]*stream
 	busy    map[*stream]struct{} // streams with work, freed ones too
-	legacy  *stream              // stream 0
+	legacy  *stream              // streams 0 and 1
+	threads map[int]*stream      // stream 2 of each thread that has used it and has work or a capture there
 	peers   map[int]bool         // enabled for plain memory; see EnablePeer
-	over    chan struct{}        // closed when nothing more may run: lost or ended
+	over    chan struct{}        // closed when nothing more may run: lost, reset or ended
+	reset   atomic.Bool          // see ResetContext
 }
 
 // stream is a queue. A goroutine empties it and exists only while there is
@@ -26,6 +29,7 @@ type context struct {
 type stream struct {
 	context *context
 	owner   *device // whose Own stream it is; nil for others
+	thread  int     // whose stream 2 it is; 0 for others
 	queue   []*op   // in order; the first may be running
 	inline  []*op   // synchronous copies that run in their callers
 	capture *capture
@@ -54,10 +58,10 @@ func newContext(d *Driver, u *unit) *context {
 		streams: make(map[driver.Stream]*stream),
 		busy:    make(map[*stream]struct{}),
 		peers:   make(map[int]bool),
+		threads: make(map[int]*stream),
 		over:    make(chan struct{}),
 	}
 	c.legacy = &stream{context: c}
-	c.streams[0] = c.legacy
 	return c
 }
 
@@ -80,8 +84,11 @@ func (c *context) stop() {
 
 // gone is why a call finds the context over.
 func (c *context) gone(verb string) error {
-	if c.u.lost.Load() {
+	if c.d.lost.Load() {
 		return c.u.isLost(verb)
+	}
+	if c.reset.Load() {
+		return c.wasReset(verb)
 	}
 	return rule(verb, driver.ErrClosed, "host:%d", c.u.ordinal)
 }
@@ -98,6 +105,10 @@ func (c *context) queue(verb string, s driver.Stream, o *op) error {
 	if x.capture != nil {
 		return x.capture.add(verb)
 	}
+	if err := x.mayWork(verb); err != nil {
+		return err
+	}
+	x.order()
 	x.push(o)
 	return nil
 }
@@ -109,6 +120,9 @@ func (c *context) stream(verb string, s driver.Stream) (*stream, error) {
 	}
 	x := c.streams[s]
 	if x == nil {
+		x = c.byDefault(s)
+	}
+	if x == nil {
 		return nil, rule(verb, driver.ErrInvalid, "host:%d has no stream %d", c.u.ordinal, s)
 	}
 	return x, nil
@@ -116,6 +130,7 @@ func (c *context) stream(verb string, s driver.Stream) (*stream, error) {
 
 // push adds an op to the queue. The caller holds work.
 func (s *stream) push(o *op) {
+	s.context.keepThread(s)
 	s.queue = append(s.queue, o)
 	if len(s.queue) == 1 {
 		s.context.busy[s] = struct{}{}
@@ -155,6 +170,7 @@ func (s *stream) drain() {
 func (s *stream) rest() {
 	if len(s.queue) == 0 && len(s.inline) == 0 {
 		delete(s.context.busy, s)
+		s.context.dropThread(s)
 	}
 }
 
@@ -225,7 +241,7 @@ func (v *device) FreeStream(s driver.Stream) error {
 	c.d.work.Lock()
 	defer c.d.work.Unlock()
 	x := c.streams[s]
-	if x == nil || x == c.legacy || x.owner != nil {
+	if x == nil || x.owner != nil {
 		return rule(verb, driver.ErrInvalid, "host:%d has no stream %d to free", c.u.ordinal, s)
 	}
 	c.forget(s)
@@ -256,6 +272,12 @@ func (v *device) SyncStream(s driver.Stream) error {
 	if x.capture != nil {
 		return x.capture.destroy(verb)
 	}
+	if err := x.mayWork(verb); err != nil {
+		return err
+	}
+	if x == c.legacy {
+		x.order()
+	}
 	return c.wait(verb, x.last())
 }
 
@@ -267,7 +289,7 @@ func (c *context) wait(verb string, ops []*op) error {
 		o.wait(c.d)
 		dropped = dropped || o.dropped
 	}
-	if dropped || c.u.lost.Load() {
+	if dropped || c.d.lost.Load() {
 		return c.gone(verb)
 	}
 	return nil

@@ -100,6 +100,7 @@ type Device struct {
 	Memory      uint64    `json:"memory"`
 	Free        *uint64   `json:"free"`
 	Granularity *uint64   `json:"granularity"`
+	Recommended *uint64   `json:"granularity_recommended"`
 	Peers       []string  `json:"peers"`
 	Features    []Feature `json:"features"`
 	Reason      Text      `json:"reason"` // why something above is null

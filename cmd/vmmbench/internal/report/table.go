@@ -69,14 +69,16 @@ func machine(r *Report) table.Writer {
 
 func devices(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "arch", "pci", "uuid", "mode", "peers"})
+	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "recommended", "arch", "pci", "uuid", "mode", "peers"})
 	for _, d := range r.Devices {
-		unit := "-"
-		if d.Granularity != nil {
-			unit = size.Format(*d.Granularity)
+		unit := func(n *uint64) string {
+			if n == nil {
+				return "-"
+			}
+			return size.Format(*n)
 		}
 		t.AppendRow(table.Row{
-			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), unit,
+			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), unit(d.Granularity), unit(d.Recommended),
 			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
 		})
 	}

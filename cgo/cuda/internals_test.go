@@ -1,0 +1,6 @@
+//go:build cgo && linux
+
+package cuda
+
+// OnlineNodes is onlineNodes, for the tests.
+var OnlineNodes = onlineNodes

@@ -1,0 +1,275 @@
+//go:build cgo && linux
+
+package cuda_test
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/cgo/internal/second"
+	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// onReset is the binding on a fake driver whose contexts another library resets.
+func onReset(t *testing.T, flags ...string) (d *cuda.Driver, fake *fakecuda.Library, reset func(dev int)) {
+	t.Helper()
+	path := fakecuda.Build(t, flags...)
+	fake = fakecuda.Open(t, path)
+	d, err := cuda.Load(path)
+	require.NoError(t, err)
+	t.Cleanup(fake.Clean)
+	return d, fake, func(dev int) {
+		t.Helper()
+		require.NoError(t, second.ResetPrimary(path, dev))
+	}
+}
+
+// ofDevice are the calls of an opened Device among the uses of one.
+func ofDevice(x *things) map[string]func() error {
+	calls := x.uses()
+	for _, name := range []string{"Supports", "CanAccessPeer", "Peering", "Granularity", "GranularityRecommended", "Create", "Map", "SetAccess", "Access",
+		"Export", "Import", "Location", "ExportRange", "ImportFabric", "SyncIfActive", "Open"} {
+		delete(calls, name)
+	}
+	return calls
+}
+
+// Whichever call meets the reset first, it is ErrContextReset, and hands no
+// handle to libcuda, whether the context was made anew before it or not.
+func TestReset(t *testing.T) {
+	for _, anew := range []bool{false, true} {
+		d, fake, reset := onReset(t)
+		for _, first := range slices.Sorted(maps.Keys(ofDevice(&things{d: d, v: &cuda.Device{}}))) {
+			if first == "SetPoolThreshold" {
+				continue // of the device, not of the context
+			}
+			x := makeThings(t, d)
+			reset(0)
+			var after driver.Device
+			if anew {
+				var err error
+				after, err = d.Open(0)
+				require.NoError(t, err)
+			}
+			calls := ofDevice(x)
+			isOnly(t, calls[first](), driver.ErrContextReset, first)
+			before := fake.Calls("")
+			for name, call := range calls {
+				isOnly(t, call(), driver.ErrContextReset, "%s after %s", name, first)
+			}
+			require.Equal(t, before, fake.Calls(""), "libcuda was asked of a context that was reset")
+			require.NoError(t, x.v.FreeHost(x.pinned), "the reset took it")
+			x.giveBack(t)
+			if anew {
+				require.NoError(t, after.Sync())
+				require.NoError(t, after.Close())
+			}
+			require.Empty(t, fake.Violations(), first)
+			require.Zero(t, fake.Live().Contexts, "Close releases what Open retained")
+		}
+	}
+}
+
+// What gives back meets the reset first: it succeeds, and nothing reaches libcuda.
+func TestResetGiveBack(t *testing.T) {
+	for _, name := range []string{"FreeStream", "FreeEvent", "FreeHost", "Close"} {
+		d, fake, reset := onReset(t)
+		x := makeThings(t, d)
+		reset(0)
+		after, err := d.Open(0)
+		require.NoError(t, err)
+		destroys := []string{"cuStreamDestroy_v2", "cuEventDestroy_v2", "cuMemFreeHost"}
+		count := func() (n int) {
+			for _, symbol := range destroys {
+				n += fake.Calls(symbol)
+			}
+			return n
+		}
+		before := count()
+		require.NoError(t, map[string]func() error{
+			"FreeStream": func() error { return x.v.FreeStream(x.s) },
+			"FreeEvent":  func() error { return x.v.FreeEvent(x.e) },
+			"FreeHost":   func() error { return x.v.FreeHost(x.pinned) },
+			"Close":      x.v.Close,
+		}[name](), name)
+		if name == "Close" {
+			x.v = openOn(t, d, 0)
+			x.s, err = x.v.NewStream()
+			require.NoError(t, err)
+			x.e, err = x.v.NewEvent(0)
+			require.NoError(t, err)
+		} else {
+			isOnly(t, x.v.Sync(), driver.ErrContextReset)
+		}
+		require.Equal(t, before, count(), name)
+		switch name { // once
+		case "FreeStream":
+			isOnly(t, x.v.FreeStream(x.s), driver.ErrInvalid)
+			x.s, err = after.NewStream()
+			require.NoError(t, err)
+			require.NoError(t, after.FreeStream(x.s))
+		case "FreeEvent":
+			isOnly(t, x.v.FreeEvent(x.e), driver.ErrInvalid)
+		}
+		require.NoError(t, after.Close())
+		require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.None)))
+		require.NoError(t, d.Unmap(x.p, granule))
+		require.NoError(t, d.Release(x.h))
+		require.NoError(t, d.Free(x.p, 2*granule))
+		require.NoError(t, d.Free(x.spare, 2*granule))
+		if name != "FreeStream" {
+			require.NoError(t, x.v.FreeStream(x.s))
+		}
+		if name != "FreeEvent" {
+			require.NoError(t, x.v.FreeEvent(x.e))
+		}
+		require.NoError(t, x.v.Close())
+	}
+}
+
+// A Device opened anew, and one of another ordinal, refuse what the reset took:
+// libcuda would crash on it.
+func TestResetHandles(t *testing.T) {
+	for _, known := range []bool{false, true} {
+		d, fake, reset := onReset(t)
+		old, other := openOn(t, d, 0), openOn(t, d, 1)
+		s, err := old.NewStream()
+		require.NoError(t, err)
+		e, err := old.NewEvent(driver.EventTiming)
+		require.NoError(t, err)
+		require.NoError(t, old.Record(e, s))
+		require.NoError(t, other.Wait(other.Own(), e), "while it was there")
+		reset(0)
+		v := openOn(t, d, 0)
+		if known {
+			isOnly(t, old.Sync(), driver.ErrContextReset)
+		}
+		good, err := v.NewEvent(driver.EventTiming)
+		require.NoError(t, err)
+		for name, call := range map[string]func() error{
+			"Copy":            func() error { return v.Copy(1<<30, 1<<30, 1, s) },
+			"Fill":            func() error { return v.Fill(1<<30, 1, 1, 1, s) },
+			"SyncStream":      func() error { return v.SyncStream(s) },
+			"Sync its Own":    func() error { return v.SyncStream(old.Own()) },
+			"Capturing":       func() error { _, err := v.Capturing(s); return err },
+			"Record":          func() error { return v.Record(good, s) },
+			"Record the old":  func() error { return v.Record(e, v.Own()) },
+			"Wait":            func() error { return v.Wait(v.Own(), e) },
+			"Wait with it":    func() error { return v.Wait(s, good) },
+			"Wait elsewhere":  func() error { return other.Wait(other.Own(), e) },
+			"SyncEvent":       func() error { return v.SyncEvent(e) },
+			"Sync elsewhere":  func() error { return other.SyncEvent(e) },
+			"Done":            func() error { _, err := v.Done(e); return err },
+			"Elapsed":         func() error { _, err := v.Elapsed(e, good); return err },
+			"Elapsed to it":   func() error { _, err := v.Elapsed(good, e); return err },
+			"BeginCapture":    func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
+			"EndCapture":      func() error { return v.EndCapture(s) },
+			"WriteValue":      func() error { return v.WriteValue(s, 1<<30, 1, 8) },
+			"AllocAsync":      func() error { _, err := v.AllocAsync(1, s); return err },
+			"FreeAsync":       func() error { return v.FreeAsync(1<<30, s) },
+			"another's Own":   func() error { return other.SyncStream(old.Own()) },
+			"FreeStream Own":  func() error { return v.FreeStream(old.Own()) },
+			"EnablePeer self": func() error { return v.EnablePeer(0) },
+		} {
+			isOnly(t, call(), driver.ErrInvalid, name)
+		}
+		require.NoError(t, v.FreeEvent(e), "by the one opened anew")
+		isOnly(t, old.FreeEvent(e), driver.ErrInvalid)
+		require.NoError(t, old.FreeStream(s))
+		require.NoError(t, v.FreeEvent(good))
+		require.NoError(t, other.Sync())
+		for _, x := range []*cuda.Device{old, v, other} {
+			require.NoError(t, x.Close())
+		}
+		require.Empty(t, fake.Violations())
+	}
+}
+
+// A reset of either end takes access to plain memory along, and leaves nothing
+// retained.
+func TestResetPeers(t *testing.T) {
+	for _, which := range []int{0, 1} {
+		for _, disabled := range []bool{false, true} {
+			d, fake, reset := onReset(t)
+			v, peer := openOn(t, d, 0), openOn(t, d, 1)
+			require.NoError(t, v.EnablePeer(1))
+			reset(which)
+			again := openOn(t, d, which)
+			if disabled {
+				require.NoError(t, v.DisablePeer(1))
+				isOnly(t, v.DisablePeer(1), driver.ErrInvalid)
+				require.Equal(t, 3, fake.Live().Contexts)
+			}
+			for _, x := range []*cuda.Device{v, peer, again} {
+				require.NoError(t, x.Close())
+			}
+		}
+	}
+}
+
+// The driver's own calls know nothing of a reset, and need no context for it.
+func TestResetDriver(t *testing.T) {
+	d, _, reset := onReset(t)
+	x := makeThings(t, d)
+	require.NoError(t, x.v.CopyIn(x.p, []byte{1, 2, 3}))
+	reset(0)
+	for name, call := range x.uses() {
+		if _, ofDevice := ofDevice(x)[name]; ofDevice || name == "ImportFabric" || name == "Import" || name == "Open" || name == "Map" || name == "Create" {
+			continue
+		}
+		require.NoError(t, call(), name)
+	}
+	h, err := d.Create(granule, x.prop())
+	require.NoError(t, err)
+	require.NoError(t, d.Map(x.spare, granule, h))
+	require.NoError(t, d.Unmap(x.spare, granule))
+	require.NoError(t, d.Release(h))
+	v := openOn(t, d, 0)
+	got := make([]byte, 3)
+	require.NoError(t, v.CopyOut(got, x.p))
+	require.Equal(t, []byte{1, 2, 3}, got)
+	require.NoError(t, v.Close())
+	require.NoError(t, x.v.FreeHost(x.pinned))
+	x.giveBack(t)
+}
+
+// Without ids the result alone says it.
+func TestResetWithoutIDs(t *testing.T) {
+	d, fake, reset := onReset(t, fakecuda.Missing("ctx_id"))
+	x := makeThings(t, d)
+	reset(0)
+	isOnly(t, x.v.Sync(), driver.ErrContextReset)
+	before := fake.Calls("")
+	for name, call := range ofDevice(x) {
+		isOnly(t, call(), driver.ErrContextReset, name)
+	}
+	require.Equal(t, before, fake.Calls(""))
+	v := openOn(t, d, 0)
+	isOnly(t, v.SyncStream(x.s), driver.ErrInvalid)
+	isOnly(t, v.SyncEvent(x.e), driver.ErrInvalid)
+	require.NoError(t, v.Close())
+	require.NoError(t, x.v.FreeHost(x.pinned))
+	x.giveBack(t)
+}
+
+// A reset is no loss: the other devices and the process are well.
+func TestResetIsNoLoss(t *testing.T) {
+	d, fake, reset := onReset(t)
+	v, other := openOn(t, d, 0), openOn(t, d, 1)
+	reset(0)
+	err := v.Sync()
+	require.ErrorIs(t, err, driver.ErrContextReset)
+	require.ErrorIs(t, err, driver.ErrDeviceLost, "of this Device it is")
+	require.ErrorIs(t, v.Sync(), driver.ErrDeviceLost)
+	require.NoError(t, other.Sync())
+	require.NoError(t, d.Supports(0, driver.VMM))
+	require.NoError(t, d.SyncIfActive(0))
+	require.NoError(t, v.Close())
+	require.NoError(t, other.Close())
+	require.Zero(t, fake.Live().Contexts)
+}

@@ -1,0 +1,71 @@
+//go:build cgo && linux
+
+package dl
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// There says whether there is a file that the loader would take for path. The
+// loader tells what went wrong only in words, and in whatever language. A name
+// without a slash is looked for where the loader looks: in LD_LIBRARY_PATH, in
+// its cache and in its own folders.
+func There(path string) bool {
+	if strings.Contains(path, "/") {
+		return suits(path)
+	}
+	folders := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
+	for _, dir := range append(folders, "/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib") {
+		if suits(filepath.Join(dir, path)) { // an empty folder is the current one
+			return true
+		}
+	}
+	for _, candidate := range cached("/etc/ld.so.cache", path) {
+		if suits(candidate) {
+			return true
+		}
+	}
+	return false
+}
+
+// cached is the paths that the loader's cache has for a name: texts that end with
+// zeros, among its tables.
+func cached(cache, name string) (paths []string) {
+	b, err := os.ReadFile(cache)
+	if err != nil {
+		return nil
+	}
+	end := []byte("/" + name + "\x00")
+	for {
+		i := bytes.Index(b, end)
+		if i < 0 {
+			return paths
+		}
+		from := bytes.LastIndexByte(b[:i], 0) + 1
+		paths = append(paths, string(b[from:i+len(end)-1]))
+		b = b[i+len(end):]
+	}
+}
+
+// suits says whether there is a file, and none for processors of another width,
+// which the loader passes over.
+func suits(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		_, err = os.Stat(path)
+		return err == nil // there, and not to be read
+	}
+	defer f.Close() //nolint:errcheck // only read
+	var head [5]byte
+	if _, err := f.Read(head[:]); err != nil || string(head[:4]) != "\x7fELF" {
+		return true
+	}
+	const class32, class64 = 1, 2
+	if ^uintptr(0)>>32 == 0 {
+		return head[4] == class32
+	}
+	return head[4] == class64
+}

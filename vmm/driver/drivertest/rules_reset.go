@@ -1,0 +1,159 @@
+package drivertest
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// ContextResetter is a Driver under test that can do what another library does
+// with cuDevicePrimaryCtxReset. Where there is none the rules are skipped.
+type ContextResetter interface {
+	ResetContext(dev int) error
+}
+
+// Somebody else's reset is the end of the opened Devices, and of nothing else.
+func resetRules() []Rule {
+	rules := []Rule{
+		{Name: "reset-device", Says: "after a reset of its context every call of an opened Device is ErrContextReset, what it made can be given back, and one opened anew works", Source: measured, run: resetDevice},
+		{Name: "reset-memory", Says: "a reset leaves mapped memory alone, and the Driver's own calls work beside a Device that it ended", Source: measured, run: resetMemory},
+		{Name: "reset-handles", Says: "streams and events that a reset took are ErrInvalid to a Device opened anew", Source: measured, run: resetHandles},
+		{Name: "reset-others", Says: "a reset of one device leaves the others well, which refuse its events", Source: measured, devices: 2, run: resetOthers},
+	}
+	for i := range rules {
+		rules[i].child = true
+	}
+	return rules
+}
+
+// reset resets the context of a device, as another library would.
+func (c *check) reset(dev int) {
+	c.Helper()
+	r, ok := c.d.inner.(ContextResetter)
+	if !ok {
+		c.skip("nobody here resets contexts")
+	}
+	c.must(c.returns("reset", func() error { return r.ResetContext(dev) }), "reset the context of device %d", dev)
+}
+
+// openDevice opens a device for the case to close.
+func (c *check) openDevice(n int) driver.Device {
+	c.Helper()
+	d, err := c.d.Open(n)
+	c.must(err, "open device %d", n)
+	return d
+}
+
+// ended holds every call of a Device to ErrContextReset.
+func (c *check) ended(d driver.Device, p driver.Ptr, s driver.Stream, e driver.Event) {
+	c.Helper()
+	calls := deviceCalls(d, p, s, e)
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		err := c.returns(name, calls[name])
+		c.want(err, name+" after the reset", driver.ErrContextReset)
+		c.is(err, name+" after the reset", driver.ErrDeviceLost)
+	}
+}
+
+func resetDevice(c *check) {
+	old := c.openDevice(0)
+	p, _ := c.chunks(1)
+	s, err := old.NewStream()
+	c.must(err, "make a stream")
+	e, err := old.NewEvent(driver.EventTiming)
+	c.must(err, "make an event")
+	c.must(old.Record(e, s), "record")
+	pinned, _, err := as[driver.Pinner](c, old).AllocHost(4096)
+	c.optional(err, "Pinner")
+	c.reset(0)
+	c.ended(old, p, s, e)
+	d := c.dev(0)
+	c.ended(old, p, s, e)
+	c.must(old.FreeStream(s), "free the stream")
+	c.must(old.FreeEvent(e), "free the event")
+	c.must(as[driver.Pinner](c, old).FreeHost(pinned), "free pinned memory")
+	c.must(old.Close(), "close the device")
+	c.must(old.Close(), "close it again")
+	c.want(old.Sync(), "sync it afterwards", driver.ErrClosed)
+	c.write(d, p, c.gran, 1)
+	s = c.stream(d)
+	c.fillAll(d, p, 2, s)
+	c.sync(d, s)
+	c.reads(d, p, c.gran, 2)
+}
+
+func resetMemory(c *check) {
+	old := c.openDevice(0)
+	p, hs := c.chunks(2)
+	c.must(old.CopyIn(p, pattern(2*c.gran, 7)), "write")
+	c.reset(0)
+	c.must(c.d.SyncIfActive(0), "sync by ordinal")
+	c.must(c.d.Supports(0, driver.VMM), "ask for a feature")
+	more := c.reserve(c.gran)
+	c.mapAt(more, c.gran, c.create(c.gran))
+	c.access(more, c.gran, grant(0, driver.ReadWrite))
+	c.has(p, 0, driver.ReadWrite)
+	d := c.dev(0)
+	got := make([]byte, 2*c.gran)
+	c.must(d.CopyOut(got, p), "read")
+	if !slices.Equal(got, pattern(2*c.gran, 7)) {
+		c.Errorf("mapped memory came out of the reset different")
+	}
+	c.reads(d, more, c.gran, 0)
+	c.unmap(p, c.gran)
+	c.release(hs[0])
+	c.must(c.d.SyncIfActive(0), "sync by ordinal")
+	c.must(old.Close(), "close the device")
+	c.reads(d, more, c.gran, 0)
+}
+
+func resetHandles(c *check) {
+	old := c.openDevice(0)
+	p, _ := c.chunks(1)
+	s, err := old.NewStream()
+	c.must(err, "make a stream")
+	e, err := old.NewEvent(0)
+	c.must(err, "make an event")
+	c.must(old.Record(e, s), "record")
+	c.reset(0)
+	d := c.dev(0)
+	mine, good := c.stream(d), c.event(d, 0)
+	for _, gone := range []driver.Stream{s, old.Own()} {
+		c.want(d.Fill(p, 1, 1, 16, gone), "fill on a stream that is gone", driver.ErrInvalid)
+		c.want(d.SyncStream(gone), "sync it", driver.ErrInvalid)
+		_, err = d.Capturing(gone)
+		c.want(err, "ask whether it is captured", driver.ErrInvalid)
+		c.want(d.Record(good, gone), "record on it", driver.ErrInvalid)
+		c.want(d.Wait(gone, good), "make it wait", driver.ErrInvalid)
+	}
+	c.want(d.Wait(mine, e), "wait for an event that is gone", driver.ErrInvalid)
+	c.want(d.SyncEvent(e), "sync it", driver.ErrInvalid)
+	c.want(d.Record(e, mine), "record it", driver.ErrInvalid)
+	_, err = d.Done(e)
+	c.want(err, "ask for it", driver.ErrInvalid)
+	c.must(old.FreeStream(s), "free the stream")
+	c.must(old.FreeEvent(e), "free the event")
+	c.must(old.Close(), "close the device")
+	c.sync(d, mine)
+}
+
+func resetOthers(c *check) {
+	old, other := c.openDevice(0), c.dev(1)
+	p, _ := c.chunks(1)
+	c.access(p, c.gran, grant(1, driver.ReadWrite))
+	e, err := old.NewEvent(0)
+	c.must(err, "make an event")
+	c.must(old.Record(e, old.Own()), "record")
+	s := c.stream(other)
+	c.waitFor(other, s, e)
+	c.reset(0)
+	c.fillAll(other, p, 3, s)
+	c.sync(other, s)
+	c.reads(other, p, c.gran, 3)
+	c.want(other.Wait(s, e), "wait for an event that is gone", driver.ErrInvalid)
+	c.want(other.SyncEvent(e), "sync it", driver.ErrInvalid)
+	c.must(old.FreeEvent(e), "free the event")
+	c.must(old.Close(), "close the device")
+	c.must(other.Sync(), "sync the other device")
+}

@@ -1,0 +1,54 @@
+package vmm_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/stretchr/testify/require"
+)
+
+// An imported chunk is at home where its memory is, not on the device that
+// imported it; where the driver cannot say, the handle goes back.
+func TestImportHome(t *testing.T) {
+	errUnknown := errors.New("nobody knows")
+	failing := false
+	drv := drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 28}), func(c drivertest.Call) error {
+		if failing && c.Name == "Location" {
+			return errUnknown
+		}
+		return nil
+	})
+	var devs [2]*vmm.Device
+	for i := range devs {
+		d, err := vmm.OpenDriver(drv, i)
+		require.NoError(t, err)
+		devs[i] = d
+	}
+	const size = 2 << 20
+	c, err := devs[1].Create(size, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	fd, err := c.Export()
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "exported")
+
+	imported, err := devs[0].Import(fd, size, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	require.Equal(t, vmm.Location{Kind: vmm.OnDevice, ID: 1}, imported.Home())
+	require.NoError(t, imported.Close())
+
+	failing = true
+	_, err = devs[0].Import(fd, size, vmm.Prop{Share: vmm.ShareFD})
+	require.ErrorIs(t, err, errUnknown)
+	failing = false
+
+	require.NoError(t, f.Close())
+	require.NoError(t, c.Close())
+	for _, d := range devs {
+		require.NoError(t, d.Close())
+	}
+	require.NoError(t, drv.Balanced())
+}
