@@ -26,7 +26,7 @@ func TestSupportsHostNUMA(t *testing.T) {
 	isOnly(t, d.Supports(0, driver.HostNUMA), driver.ErrNotSupported, "its node has none")
 
 	nodes := cuda.OnlineNodes("/sys/devices/system/node/online")
-	d, fake = onFake(t, "-DFAKE_NUMA_ID=-2") // node 0 alone, of which an old driver says nothing
+	d, _ = onFake(t, "-DFAKE_NUMA_ID=-2") // node 0 alone, of which an old driver says nothing
 	require.NoError(t, d.Supports(0, driver.HostNUMA))
 	d, fake = onFake(t, "-DFAKE_NODE=77", "-DFAKE_NUMA_ID=-1")
 	before := fake.Calls("cuMemGetAllocationGranularity")
