@@ -294,8 +294,8 @@ func (g *Range) bring(need uint64, awaited bool) error {
 			return nil
 		}
 		err := g.add(have, need, awaited)
-		// What was being unmapped is retiring again if the driver said no.
-		if !errors.Is(err, ErrBusy) || g.r.reclaim(have, need) == have {
+		// What was being unmapped is there again if the driver said no.
+		if have = g.cap.Load(); err == nil || g.r.reclaim(have, need) == have {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package vmm_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 // deferred is a range of three pages, the last two retiring behind a gate of a
@@ -398,6 +400,34 @@ func TestWhatGrowthTookBackLeavesNothing(t *testing.T) {
 	require.LessOrEqual(t, w.made("NewEvent")-before, 4)
 	require.LessOrEqual(t, vmm.Retirements(g), 1)
 	open()
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestGrowthBesideAnUnmapThatFails: what a Clip was about to unmap is there again
+// when the growth that waited for it looks.
+func TestGrowthBesideAnUnmapThatFails(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	require.NoError(t, g.Grow(4*page))
+	s := stream(t, w.devs[0])
+	require.NoError(t, g.SetLen(page))
+	grown := make(chan error, 1)
+	w.before = func(c drivertest.Call) error {
+		if c.Name != "Unmap" {
+			return nil
+		}
+		w.before = nil
+		go func() { grown <- g.Grow(8 * page) }()
+		for range 1000 {
+			runtime.Gosched() // the growth finds it being unmapped, and waits
+		}
+		return errInjected
+	}
+	require.ErrorIs(t, g.Clip(), errInjected)
+	require.NoError(t, <-grown)
+	require.GreaterOrEqual(t, g.Cap(), uint64(9*page))
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	w.end()

@@ -298,12 +298,13 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	r.refused("a guest's read", err, vmm.ErrBounds, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrInvalid)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	for ctx.Err() == nil { // while it sleeps it keeps its grants
+	for ctx.Err() == nil { // a range that sleeps keeps its grants
 		err := g.Revoke(d)
 		if err == nil || errors.Is(err, vmm.ErrClosed) {
 			return
 		}
 		r.refused("revoke a guest", err, vmm.ErrAsleep)
+		r.refused("wake a guest's", vmm.Wake(g), vmm.ErrClosed)
 		runtime.Gosched()
 	}
 	r.wrong("a guest's grant cannot be revoked")
