@@ -148,7 +148,13 @@ func (p *port) shut(d *Device) error {
 		return nil
 	}
 	err := o.close()
-	if err != nil && !p.open.CompareAndSwap(nil, o) {
+	if err == nil {
+		return nil
+	}
+	p.mu.Lock() // nobody is opening another one meanwhile
+	back := p.open.CompareAndSwap(nil, o)
+	p.mu.Unlock()
+	if !back {
 		d.strand(o.close) // another one is in its place
 	}
 	return err
