@@ -22,6 +22,8 @@ var (
 	ErrCapturing    = driver.ErrCapturing
 	ErrPeerEnabled  = driver.ErrPeerEnabled
 	ErrLimit        = driver.ErrLimit
+	ErrContextReset = driver.ErrContextReset
+	ErrUnavailable  = driver.ErrUnavailable
 )
 
 // What this package adds.

@@ -449,3 +449,48 @@ func within(t *testing.T, c <-chan error, what string) error {
 		return nil
 	}
 }
+
+// TestAResetByAnotherLibrary ends what was opened and leaves what is mapped: close,
+// and the device opens again, with nothing of the old one used.
+func TestAResetByAnotherLibrary(t *testing.T) {
+	for _, used := range []bool{false, true} {
+		drv := host.New(host.Config{Devices: 2, PageGranularity: page == 4096})
+		w := worldOf(t, 2, drv, nil)
+		d := w.devs[0]
+		g := ranged(t, w, 2*page)
+		s := stream(t, d)
+		e, err := s.Record()
+		require.NoError(t, err)
+		if used {
+			require.NoError(t, g.Use(s))
+		}
+		require.NoError(t, drv.ResetContext(0))
+		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrContextReset)
+		require.ErrorIs(t, s.Sync(), vmm.ErrContextReset)
+		require.ErrorIs(t, e.Sync(), vmm.ErrContextReset)
+		require.ErrorIs(t, d.Sync(), vmm.ErrContextReset)
+		_, _, err = w.devs[1].MemInfo()
+		require.NoError(t, err, "the other device is well")
+
+		require.NoError(t, e.Close())
+		require.ErrorIs(t, s.Close(), vmm.ErrContextReset)
+		if err := g.Close(); err != nil {
+			require.ErrorIs(t, err, vmm.ErrContextReset)
+		}
+		require.NoError(t, d.Close())
+		again, err := vmm.OpenDriver(w.drv, 0)
+		require.NoError(t, err)
+		h, err := again.NewRange(vmm.RangeOptions{Max: 4 * page})
+		require.NoError(t, err)
+		require.NoError(t, h.Append(pattern(page, 1)))
+		got := make([]byte, page)
+		_, err = h.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, pattern(page, 1), got)
+		require.NoError(t, h.Close())
+		require.NoError(t, again.Close())
+		require.NoError(t, w.devs[1].Close())
+		st := d.Stats()
+		require.Zero(t, st.Reserved+st.Committed+st.Pending+st.Stuck)
+	}
+}

@@ -167,6 +167,17 @@ func (s *Stream) Wait(e *Event) error {
 	}))
 }
 
+// Done says whether the stream has done all that it was told so far, without
+// waiting. While it is being captured it answers ErrCapturing and leaves the capture
+// alone.
+func (s *Stream) Done() (done bool, err error) {
+	err = s.with(func(o *openDevice) (err error) {
+		done, err = o.StreamDone(s.raw)
+		return err
+	})
+	return done, s.fail("query stream", 0, 0, err)
+}
+
 // Sync waits for the stream. While it is being captured it answers ErrCapturing
 // and leaves the capture alone.
 func (s *Stream) Sync() error {

@@ -211,14 +211,6 @@ cuvmm_context cuvmm_open(cuvmm_lib api, int dev) {
 	return c;
 }
 
-// cuvmm_close leaves the stream of a context that was reset alone.
-CUresult cuvmm_close(cuvmm_lib api, cuvmm_ctx ctx, CUstream own, int dev) {
-	CUVMM_ALIVE(CUVMM_DEAD);
-	CUresult r = cuvmm_stream_destroy(api, ctx, own);
-	CUresult released = release(api, dev);
-	return r != CUDA_SUCCESS ? r : released;
-}
-
 cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, cuvmm_ctx ctx, int to) {
 	cuvmm_peer p = {.r = CUVMM_DEAD};
 	CUstreamCaptureMode mode;

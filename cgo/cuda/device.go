@@ -36,7 +36,7 @@ type Device struct {
 	users atomic.Int64
 }
 
-const closedBit = 1 << 62
+const closedBit, released = 1 << 62, 1 << 61
 
 var _ driver.Device = (*Device)(nil)
 
@@ -86,31 +86,54 @@ func (v *Device) exit() {
 	}
 }
 
-// release gives the context back, once: the count does not come by here again.
+// release gives the context back, once: the count does not come by here again,
+// unless the driver says no and Close tries again.
 func (v *Device) release() error {
-	if !v.users.CompareAndSwap(closedBit, closedBit|closedBit>>1) {
+	if !v.users.CompareAndSwap(closedBit, closedBit|released) {
 		return nil
 	}
 	v.d.streams.forget(v)
 	v.d.events.forget(v)
 	left := v.leavePeers()
-	r := C.CUresult(contextDestroyed)
-	if v.reset.Load() {
-		C.cuvmm_primary_release(v.d.api, C.int(v.n)) // what it answers changes nothing
-	} else {
-		r = C.cuvmm_close(v.d.api, v.ctx, v.own, C.int(v.n))
-	}
-	err := v.check("cuDevicePrimaryCtxRelease", r)
+	err := v.leave()
 	if errors.Is(err, driver.ErrDeviceLost) {
 		return left // nothing of the context itself is left to give back
+	}
+	if err != nil {
+		v.users.Add(-released)
 	}
 	return cmp.Or(err, left)
 }
 
-// Close releases the context.
+// leave destroys the stream of its own and releases the context. A context that is
+// lost, or was reset, has taken its stream along, and what its release answers
+// changes nothing.
+func (v *Device) leave() error {
+	if v.own != nil && !v.reset.Load() {
+		err := v.check("cuStreamDestroy", C.cuvmm_stream_destroy(v.d.api, v.ctx, v.own))
+		if err != nil && !errors.Is(err, driver.ErrDeviceLost) {
+			return err
+		}
+		v.own = nil
+		if err != nil {
+			C.cuvmm_primary_release(v.d.api, C.int(v.n))
+			return err
+		}
+	}
+	r := C.cuvmm_primary_release(v.d.api, C.int(v.n))
+	if v.reset.Load() {
+		return nil
+	}
+	return v.check("cuDevicePrimaryCtxRelease", r)
+}
+
+// Close releases the context. Where it answers an error it can be called again.
 func (v *Device) Close() error {
 	for {
 		n := v.users.Load()
+		if n == closedBit {
+			return v.release() // the last try failed
+		}
 		if n&closedBit != 0 {
 			return nil
 		}

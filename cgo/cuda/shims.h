@@ -121,7 +121,6 @@ cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev);
 cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
 
 // With a context.
-CUresult cuvmm_close(cuvmm_lib api, cuvmm_ctx ctx, CUstream own, int dev);
 CUresult cuvmm_same(cuvmm_lib api, cuvmm_ctx ctx);
 CUresult cuvmm_push(cuvmm_lib api, cuvmm_ctx ctx);
 CUresult cuvmm_pop(cuvmm_lib api);
