@@ -13,7 +13,7 @@ import (
 func copyRules() []Rule {
 	return []Rule{
 		{Name: "copy-round-trip", Says: "bytes go in and come out at any offset and length, across chunks", Source: manual, run: copyRoundTrip},
-		{Name: "copy-empty", Says: "copying nothing is fine", Source: manual, run: copyEmpty},
+		{Name: "copy-empty", Says: "copying nothing is fine, also where nothing is mapped", Source: manual, run: copyEmpty},
 		{Name: "copy-bounds", Says: "a copy that leaves what is mapped is ErrInvalid, writes nothing and does no harm", Source: seam, run: copyBounds},
 		{Name: "copy-in-done", Says: "the source slice is free for reuse when CopyIn returns, and the memory may be unmapped", Source: seam, run: copyInDone},
 		{Name: "fill", Says: "a fill sets elements of 1, 2 or 4 bytes and nothing beside them", Source: manual, run: fill},
@@ -62,6 +62,9 @@ func copyEmpty(c *check) {
 	c.must(d.CopyOut(nil, p), "read nothing")
 	c.must(d.Copy(p, p+64, 0, d.Own()), "copy nothing")
 	c.must(d.Fill(p, 1, 4, 0, d.Own()), "fill nothing")
+	const nowhere = driver.Ptr(64)
+	c.must(d.Copy(nowhere, nowhere, 0, d.Own()), "copy nothing where nothing is mapped")
+	c.must(d.Fill(nowhere, 1, 4, 0, d.Own()), "fill nothing where nothing is mapped")
 }
 
 func copyBounds(c *check) {
