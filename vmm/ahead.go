@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -108,12 +109,11 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 // holds some of another range, and for no work: there is none on memory that
 // nobody was told of.
 func (g *Range) giveAhead() {
-	for _, l := range []*sync.Mutex{&g.r.closer, &g.write, &g.grow} {
-		if !l.TryLock() {
-			return
-		}
-		defer l.Unlock()
+	unlock, ok := tryLock(&g.r.closer, &g.write, &g.grow)
+	if !ok {
+		return
 	}
+	defer unlock()
 	// Grow notes what it was asked for and then looks at Cap, so Cap falls first.
 	was, least := g.cap.Load(), g.knownTo.Load()
 	turn, off, size, err := g.giveLocked(least)
@@ -132,4 +132,22 @@ func (g *Range) giveAhead() {
 		g.r.revive(turn, off, size)
 		g.cap.Store(was)
 	}
+}
+
+// tryLock takes all locks, or none.
+func tryLock(locks ...*sync.Mutex) (unlock func(), ok bool) {
+	var held []*sync.Mutex
+	unlock = func() {
+		for _, l := range slices.Backward(held) {
+			l.Unlock()
+		}
+	}
+	for _, l := range locks {
+		if !l.TryLock() {
+			unlock()
+			return nil, false
+		}
+		held = append(held, l)
+	}
+	return unlock, true
 }

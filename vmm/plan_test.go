@@ -389,7 +389,7 @@ func othersDo() map[string]others {
 
 // undoBeside has EnablePeers fail at its second range, while another goroutine
 // does something to the first, and gives what the first allows then.
-func undoBeside(t *testing.T, w *world, o others) (g *vmm.Range) {
+func undoBeside(t *testing.T, w *world, o others) *vmm.Range {
 	t.Helper()
 	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
 	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -420,12 +421,14 @@ func (s *sleeper) rise() error {
 	if len(s.mem) == 0 {
 		return nil
 	}
+	var stuck error // a try that could not be undone
 	err := d.port.relieved(true, func() error {
-		if why := s.r.stuckBelow(s.r.size); why != nil {
-			return fmt.Errorf("quarantined: %v", why) // it failed before, and could not be undone
+		if stuck = s.r.stuckBelow(s.r.size); stuck != nil {
+			return nil
 		}
 		return s.putBack()
 	})
+	err = cmp.Or(err, stuck)
 	if err != nil {
 		s.dropAll((*memory).drop)
 		return err

@@ -249,8 +249,8 @@ func TestFencesCoverAppendsUnderWay(t *testing.T) {
 	got := make([]byte, page)
 	read := begun(func() error { _, err := g.ReadAt(got, page); return err })
 	select {
-	case <-read:
-		t.Fatal("ReadAt did not wait for an append under way")
+	case err := <-read:
+		t.Fatal("ReadAt did not wait for an append under way", err)
 	default:
 	}
 	open()
@@ -286,8 +286,8 @@ func TestAFailedAppendOnHasWaited(t *testing.T) {
 	w.before = refused
 	failed := begun(func() error { return g.AppendOn(s, bytes.Repeat([]byte{0xaa}, 100)) })
 	select {
-	case <-failed:
-		t.Fatal("a failed AppendOn did not wait for its copy")
+	case err := <-failed:
+		t.Fatal("a failed AppendOn did not wait for its copy", err)
 	default:
 	}
 	open()

@@ -249,6 +249,9 @@ func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 		return err
 	}
 	defer t.done(v)
+	if n == 0 {
+		return nil
+	}
 	return v.check(call, C.cuvmm_copy(v.d.api, v.ctx, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), stream(s)))
 }
 
@@ -271,6 +274,9 @@ func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 		return err
 	}
 	defer t.done(v)
+	if n == 0 && (width == 1 || width == 2 || width == 4) {
+		return nil
+	}
 	return v.check(call, C.cuvmm_fill(v.d.api, v.ctx, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n), stream(s)))
 }
 
