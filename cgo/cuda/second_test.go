@@ -81,7 +81,7 @@ func (g *guest) open() { atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.word[0])
 
 // newGuest makes a guest. finish is what it leaves to the end of the test: a
 // process that loses its device gives nothing back but ends.
-func newGuest(t *testing.T, drv driver.Driver, finish func(doing string, f func() error)) *guest {
+func newGuest(t *testing.T, drv driver.Driver, open func(string, int) (*second.Context, error), finish func(doing string, f func() error)) *guest {
 	t.Helper()
 	if err := drv.Supports(0, driver.ValueWait); err != nil {
 		t.Skipf("needs streams that wait for a word: %v", err)
@@ -99,7 +99,11 @@ func newGuest(t *testing.T, drv driver.Driver, finish func(doing string, f func(
 	finish("free the word", func() error { return pinner.FreeHost(p) })
 	g.word = word
 	clear(g.word)
-	g.Context, err = second.Open(libcuda, 0)
+	g.Context, err = open(libcuda, 0)
+	var missing *second.Error
+	if errors.As(err, &missing) && missing.Result == -1 {
+		t.Skipf("needs a driver that has %s", missing.Call)
+	}
 	require.NoError(t, err)
 	finish("destroy the second context", g.Context.Close)
 	g.r, err = g.dev.NewRange(vmm.RangeOptions{Max: 4 * chunkSize, Chunk: chunkSize})
@@ -150,7 +154,7 @@ func TestSecondContextNamed(t *testing.T) {
 		}
 		return nil
 	})
-	g = newGuest(t, drv, func(doing string, f func() error) {
+	g = newGuest(t, drv, second.Open, func(doing string, f func() error) {
 		t.Cleanup(func() { require.NoError(t, f(), doing) })
 	})
 	// After the gate is open, and before what the work uses is given back.
@@ -206,7 +210,7 @@ func TestSecondContextNotNamed(t *testing.T) {
 	if !inChild(t) {
 		return
 	}
-	g := newGuest(t, drv, func(string, func() error) {})
+	g := newGuest(t, drv, second.Open, func(string, func() error) {})
 	g.passedOver(t, drv)
 	require.NoError(t, within(t, "clip", g.r.Clip))
 	done, err := g.Done()
@@ -219,6 +223,43 @@ func TestSecondContextNotNamed(t *testing.T) {
 	require.ErrorAs(t, err, &lost)
 	const illegalAddress, launchFailed = 700, 719
 	require.Contains(t, []int{illegalAddress, launchFailed}, lost.Result)
+}
+
+// A green context takes events of the primary one, and a wait for the primary one
+// covers its work, so Clip waits for it though nobody has named its stream.
+func TestGreenContext(t *testing.T) {
+	drv := device(t)
+	if !inChild(t) {
+		return
+	}
+	g := newGuest(t, drv, second.OpenGreen, func(string, func() error) {})
+	e, err := g.raw.NewEvent(0)
+	require.NoError(t, err)
+	require.NoError(t, g.raw.Record(e, driver.Stream(g.Stream())))
+	own, err := g.raw.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, g.raw.Wait(own, e))
+	synced, clipped := make(chan error, 1), make(chan error, 1)
+	go func() { synced <- drv.SyncIfActive(0) }()
+	go func() { clipped <- g.r.Clip() }()
+	select {
+	case err := <-synced:
+		t.Fatalf("a wait for the primary context passed over the green one's work: %v", err)
+	case err := <-clipped:
+		t.Fatalf("Clip passed over the green context's work: %v", err)
+	case <-time.After(300 * time.Millisecond): // there is nothing to see of a wait
+	}
+	done, err := g.raw.Done(e)
+	require.NoError(t, err)
+	require.False(t, done)
+	g.open()
+	require.NoError(t, soon(t, "wait for the primary context", synced))
+	require.NoError(t, soon(t, "clip", clipped))
+	require.NoError(t, g.raw.SyncStream(own))
+	done, err = g.raw.Done(e)
+	require.NoError(t, err)
+	require.True(t, done)
+	require.NoError(t, g.dev.Sync(), "the device is well")
 }
 
 // A reset of the primary context by another library takes no mapped memory.

@@ -23,11 +23,32 @@ struct api {
 	SYMBOLS(FIELD)
 };
 
+// What a green context takes, of CUDA 12.4 and later. Descriptions of resources are
+// passed on unread, in room enough for any version's.
+typedef struct {
+	unsigned char opaque[512];
+} resource;
+
+#define GREEN(X) \
+	X(resource_get, "cuDeviceGetDevResource", (CUdevice dev, resource *all, int type)) \
+	X(resource_split, "cuDevSmResourceSplitByCount", (resource *part, unsigned int *parts, const resource *all, resource *rest, unsigned int flags, unsigned int least)) \
+	X(resource_desc, "cuDevResourceGenerateDesc", (void **desc, resource *part, unsigned int parts)) \
+	X(create, "cuGreenCtxCreate", (void **green, void *desc, CUdevice dev, unsigned int flags)) \
+	X(destroy, "cuGreenCtxDestroy", (void *green)) \
+	X(context, "cuCtxFromGreenCtx", (CUcontext *ctx, void *green)) \
+	X(stream, "cuGreenCtxStreamCreate", (CUstream *stream, void *green, unsigned int flags, int priority))
+
+struct green {
+	GREEN(FIELD)
+};
+
 struct second {
 	struct api api;
 	void *lib;
 	CUcontext ctx;
 	CUstream stream;
+	void *green; // NULL for a context of its own
+	CUresult (*green_destroy)(void *green);
 };
 
 // INSIDE makes a call with the context current and leaves the function with how
@@ -84,13 +105,45 @@ static second_took make(struct second *s, int dev) {
 	return t;
 }
 
-second_took second_open(struct second **out, const char *path, int dev) {
+// make_green makes a green context on some of the device's multiprocessors, and its
+// stream.
+static second_took make_green(struct second *s, int dev) {
+	enum { SM = 1, DEFAULT_STREAM = 1, LEAST = 8 };
+	struct green g;
+	resource all = {{0}}, part = {{0}};
+	unsigned int parts = 1;
+	void *desc, *at;
+#define NEED_GREEN(field, symbol, params) \
+	at = dlsym(s->lib, symbol); \
+	if (at == NULL) \
+		return (second_took){symbol, -1}; \
+	memcpy(&g.field, &at, sizeof at);
+	GREEN(NEED_GREEN)
+	s->green_destroy = g.destroy;
+	CUresult r = g.resource_get(dev, &all, SM);
+	if (r == CUDA_SUCCESS)
+		r = g.resource_split(&part, &parts, &all, NULL, 0, LEAST);
+	if (r == CUDA_SUCCESS)
+		r = g.resource_desc(&desc, &part, 1);
+	if (r == CUDA_SUCCESS)
+		r = g.create(&s->green, desc, dev, DEFAULT_STREAM);
+	if (r != CUDA_SUCCESS)
+		return took("cuGreenCtxCreate", r);
+	r = g.context(&s->ctx, s->green);
+	if (r == CUDA_SUCCESS)
+		r = g.stream(&s->stream, s->green, CU_STREAM_NON_BLOCKING, 0);
+	if (r != CUDA_SUCCESS)
+		g.destroy(s->green);
+	return took("cuGreenCtxStreamCreate", r);
+}
+
+second_took second_open(struct second **out, const char *path, int dev, int green) {
 	struct second *s = calloc(1, sizeof *s);
 	if (s == NULL)
 		return (second_took){"calloc", -1};
 	second_took t = load(s, path);
 	if (t.call == NULL)
-		t = make(s, dev);
+		t = green ? make_green(s, dev) : make(s, dev);
 	if (t.call != NULL) {
 		unload(s);
 		return t;
@@ -103,7 +156,7 @@ static second_took free_stream(struct second *s) { INSIDE(s, stream_destroy, s->
 
 second_took second_close(struct second *s) {
 	second_took t = free_stream(s);
-	CUresult r = s->api.ctx_destroy(s->ctx);
+	CUresult r = s->green ? s->green_destroy(s->green) : s->api.ctx_destroy(s->ctx);
 	if (t.call == NULL)
 		t = took("ctx_destroy", r);
 	unload(s);

@@ -43,11 +43,17 @@ func result(t C.second_took) error {
 // Close it.
 //
 // Safety: the path is copied for C and freed here; C keeps nothing of it.
-func Open(path string, dev int) (*Context, error) {
+func Open(path string, dev int) (*Context, error) { return open(path, dev, 0) }
+
+// OpenGreen makes a green context: one on some of the device's multiprocessors, as
+// CUDA 12.4 and later have it. The caller must Close it.
+func OpenGreen(path string, dev int) (*Context, error) { return open(path, dev, 1) }
+
+func open(path string, dev int, green C.int) (*Context, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	c := &Context{}
-	return c, result(C.second_open(&c.c, name, C.int(dev)))
+	return c, result(C.second_open(&c.c, name, C.int(dev), green))
 }
 
 // Close destroys the stream and the context.

@@ -13,7 +13,7 @@ typedef struct {
 	int r;
 } second_took;
 
-second_took second_open(struct second **out, const char *path, int dev);
+second_took second_open(struct second **out, const char *path, int dev, int green);
 second_took second_close(struct second *s);
 unsigned long long second_stream(const struct second *s);
 

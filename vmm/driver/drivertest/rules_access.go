@@ -10,6 +10,7 @@ func accessRules() []Rule {
 	readOnly := []driver.Feature{driver.ReadOnlyMap}
 	return []Rule{
 		{Name: "access-answers", Says: "Access answers what SetAccess set last, throughout the span", Source: manual, run: accessAnswers},
+		{Name: "access-twice", Says: "of two entries for one device in one SetAccess the last one counts", Source: measured, run: accessTwice},
 		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: accessSeveral},
 		{Name: "access-hole", Says: "access on what is not mapped, or on a span that begins or ends in a hole, is ErrInvalid and changes nothing", Source: measured, run: accessHole},
 		{Name: "access-who", Says: "a grant to Here, to a device that is not there, or of no known level is refused whole", Source: seam, run: accessWho},
@@ -35,6 +36,15 @@ func accessAnswers(c *check) {
 		c.has(c.chunk(p, 2), 0, a)
 		c.has(p, 0, driver.ReadWrite)
 	}
+}
+
+func accessTwice(c *check) {
+	p := c.reserve(c.gran)
+	c.mapAt(p, c.gran, c.create(c.gran))
+	c.access(p, c.gran, grant(0, driver.ReadWrite), grant(0, driver.Read))
+	c.has(p, 0, driver.Read)
+	c.access(p, c.gran, grant(0, driver.Read), grant(0, driver.ReadWrite))
+	c.has(p, 0, driver.ReadWrite)
 }
 
 func accessSeveral(c *check) {
