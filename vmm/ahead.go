@@ -1,10 +1,6 @@
 package vmm
 
-import (
-	"slices"
-	"sync"
-	"time"
-)
+import "time"
 
 // What a range wants of the device's goroutine.
 const (
@@ -53,7 +49,7 @@ func (g *Range) growAhead() {
 	defer g.grow.Unlock()
 	end, have := g.len.Load(), g.cap.Load()
 	goal := end + min(g.opts.Ahead, g.r.size-end)
-	if goal <= have || g.r.live() != nil {
+	if goal <= have || g.r.live() != nil || g.r.dev.port.short() {
 		return
 	}
 	m := &g.r.dev.meter
@@ -76,6 +72,10 @@ func (g *Range) growAhead() {
 // aheadLeaves is which part of the device's memory, and of the limit, look-ahead
 // leaves to those who cannot wait.
 const aheadLeaves = 16
+
+// short says whether somebody has just run out of the device's memory: what comes
+// back is for them.
+func (p *port) short() bool { return time.Now().UnixNano() < p.shortUntil.Load() }
 
 // affordable is how far towards goal look-ahead may bring Cap, given what is free
 // now. It asks the driver only where a context is open; it makes none.
@@ -102,52 +102,4 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 		return have + (ours+spare)/unit*unit
 	}
 	return goal
-}
-
-// giveAhead gives back what look-ahead has brought and nobody knows of, to
-// somebody who has run out of memory. It waits for no lock, since the caller
-// holds some of another range, and for no work: there is none on memory that
-// nobody was told of.
-func (g *Range) giveAhead() {
-	unlock, ok := tryLock(&g.r.closer, &g.write, &g.grow)
-	if !ok {
-		return
-	}
-	defer unlock()
-	// Grow notes what it was asked for and then looks at Cap, so Cap falls first.
-	was, least := g.cap.Load(), g.knownTo.Load()
-	turn, off, size, err := g.giveLocked(least)
-	if err != nil || size == 0 {
-		return
-	}
-	if g.knownTo.Load() > off {
-		g.r.revive(turn, off, size)
-		g.cap.Store(was)
-		return
-	}
-	again := time.Now().Add(afterFailure)
-	g.pause.Store(&again)
-	g.r.copies.wait()
-	if g.r.endEarlier() != nil || g.r.sweep(turn, off, size) != nil {
-		g.r.revive(turn, off, size)
-		g.cap.Store(was)
-	}
-}
-
-// tryLock takes all locks, or none.
-func tryLock(locks ...*sync.Mutex) (unlock func(), ok bool) {
-	var held []*sync.Mutex
-	unlock = func() {
-		for _, l := range slices.Backward(held) {
-			l.Unlock()
-		}
-	}
-	for _, l := range locks {
-		if !l.TryLock() {
-			unlock()
-			return nil, false
-		}
-		held = append(held, l)
-	}
-	return unlock, true
 }

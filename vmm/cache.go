@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/spare"
@@ -29,6 +30,8 @@ func (d *Device) SetThreshold(bytes uint64) (old uint64) {
 	if d == nil {
 		return 0
 	}
+	d.port.relieving.Lock() // as in Trim
+	defer d.port.relieving.Unlock()
 	live := d.live() == nil
 	d.cache.mu.Lock()
 	old = d.cache.threshold
@@ -51,7 +54,9 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 		return 0, d.fail("trim", 0, keep, err)
 	}
 	before := d.meter.released.Load()
-	err = d.unstrand() // which may wait, and so is not for trim
+	err = d.unstrand()      // which may wait, and so is not for trim
+	d.port.relieving.Lock() // a growth out of memory waits for what is about to go
+	defer d.port.relieving.Unlock()
 	_, failed := d.trim(keep)
 	return d.meter.released.Load() - before, d.fail("trim", 0, keep, also(err, "and", failed))
 }
@@ -84,6 +89,7 @@ func (p *port) relieved(awaited bool, f func() error) error {
 // relieve has all Devices on the port give back what they can do without, and
 // says whether any memory was given back since seen was read.
 func (p *port) relieve(seen uint64) bool {
+	p.shortUntil.Store(time.Now().Add(afterFailure).UnixNano())
 	p.relieving.Lock() // what somebody else is about to give back counts
 	defer p.relieving.Unlock()
 	p.mu.Lock()
@@ -94,21 +100,7 @@ func (p *port) relieve(seen uint64) bool {
 			d.trim(0) //nolint:errcheck // what will not go back is counted as stuck
 		}
 	}
-	for _, d := range devs {
-		if p.released.Load() == seen {
-			d.giveAhead()
-		}
-	}
 	return p.released.Load() != seen
-}
-
-// giveAhead has ranges give back what look-ahead alone has brought.
-func (d *Device) giveAhead() {
-	for _, r := range d.reservations() {
-		if r.of != nil && r.of.opts.Ahead > 0 {
-			r.of.giveAhead()
-		}
-	}
 }
 
 // reservations lists those that are open.

@@ -178,12 +178,13 @@ func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
 // imported makes a Chunk of a handle that was imported, at home where its memory
 // really is.
 func (d *Device) imported(h driver.Handle, size uint64, p Prop) (*Chunk, error) {
+	m := d.own(h, size, p)
 	home, err := d.drv().Location(h)
 	if err != nil {
-		return nil, also(err, "and giving the memory back", d.drv().Release(h))
+		return nil, also(err, "and giving the memory back", m.drop())
 	}
-	p.Home = home
-	return d.chunk(d.own(h, size, p))
+	m.prop.Home = home
+	return d.chunk(m)
 }
 
 // Size is the chunk's size in bytes.

@@ -25,7 +25,13 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	if err := r.outside(); err != nil {
 		return r.fail("close", 0, r.size, err)
 	}
-	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error { return r.close(new(sync.Mutex)) }))
+	if ctx != nil {
+		r.closes.Add(1)
+	}
+	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
+		defer r.closes.Add(-1)
+		return r.close(new(sync.Mutex))
+	}))
 }
 
 // until runs f to its end, but returns when ctx is done.

@@ -368,7 +368,7 @@ func (d *Device) beginClose() (again bool, err error) {
 		return false, err
 	}
 	if n := d.meter.committedNow(); n > 0 {
-		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices", ErrBusy, sizeText(n))
+		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or on their way back", ErrBusy, sizeText(n))
 	}
 	d.closing = true
 	return false, nil
@@ -382,13 +382,24 @@ func (d *Device) unused() error {
 	return nil
 }
 
-// join waits for the closes that their callers stopped waiting for.
+// join waits for the closes that their callers stopped waiting for, unless a
+// reservation is open besides, so that Close will not come to its end anyway.
 func (d *Device) join() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.background > 0 {
+	for d.background > 0 && !d.kept() {
 		d.joined.Wait()
 	}
+}
+
+// kept says whether a reservation is open that is not closing. It needs d.mu.
+func (d *Device) kept() bool {
+	for thing := range d.open {
+		if r, ok := thing.(*Reservation); ok && r.phase.Load() < isClosing && r.closes.Load() == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // quiet waits for the device's goroutine, which has nothing to do once nothing

@@ -45,8 +45,22 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 // was go on waiting for that. The stream has to be of the event's device.
 func (e *Event) Record(s *Stream) error {
 	return e.fail("record event", e.with(func(driver.Device) error {
-		return s.with(func(o *openDevice) error { return o.Record(e.raw, s.raw) })
+		return s.with(func(o *openDevice) error {
+			if err := e.sameDriver(o); err != nil {
+				return err
+			}
+			return o.Record(e.raw, s.raw)
+		})
 	}))
+}
+
+// sameDriver refuses the event to another driver, which would take its number for
+// one of its own.
+func (e *Event) sameDriver(o *openDevice) error {
+	if e.on.port.sys != o.port.sys {
+		return fmt.Errorf("%w: the event is of another driver", ErrInvalid)
+	}
+	return nil
 }
 
 // with runs f, which may wait, with the event kept from being used again.
@@ -118,6 +132,9 @@ func (e *Event) Sync() error {
 func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 	err = e.with(func(dev driver.Device) error {
 		return from.with(func(driver.Device) (err error) {
+			if err := from.sameDriver(e.on); err != nil {
+				return err
+			}
 			took, err = dev.Elapsed(from.raw, e.raw)
 			return err
 		})

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
 // TestEventsRecordedAgain: an event of one's own can be recorded any number of
@@ -85,4 +86,24 @@ func TestAnEventClosesUnderAWait(t *testing.T) {
 	require.NoError(t, <-waited)
 	require.NoError(t, s.Close())
 	w.end()
+}
+
+// TestEventsOfAnotherDriver are refused: its numbers mean something else here.
+func TestEventsOfAnotherDriver(t *testing.T) {
+	a, b := newWorld(t, 1), worldOn(t, 1, host.Config{})
+	s, other := stream(t, a.devs[0]), stream(t, b.devs[0])
+	e, err := s.Record()
+	require.NoError(t, err)
+	require.ErrorIs(t, other.Wait(e), vmm.ErrInvalid)
+	require.ErrorIs(t, e.Record(other), vmm.ErrInvalid)
+	timed, err := b.devs[0].NewEvent(vmm.EventTiming)
+	require.NoError(t, err)
+	_, err = timed.Elapsed(e)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.NoError(t, timed.Close())
+	require.NoError(t, e.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, other.Close())
+	a.end()
+	b.end()
 }

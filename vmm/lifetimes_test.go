@@ -1,7 +1,9 @@
 package vmm_test
 
 import (
+	"context"
 	"errors"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -493,4 +495,87 @@ func TestAResetByAnotherLibrary(t *testing.T) {
 		st := d.Stats()
 		require.Zero(t, st.Reserved+st.Committed+st.Pending+st.Stuck)
 	}
+}
+
+// TestCopiesAfterAReset touch no pinned memory of the context that is gone.
+func TestCopiesAfterAReset(t *testing.T) {
+	if onCUDA {
+		t.Skip("the host driver alone can be reset without losing this process's tests")
+	}
+	for name, copyIn := range map[string]func(g *vmm.Range, s *vmm.Stream) error{
+		"AppendOn": func(g *vmm.Range, s *vmm.Stream) error { return g.AppendOn(s, pattern(page, 1)) },
+		"CopyIn":   func(g *vmm.Range, s *vmm.Stream) error { return s.CopyIn(g.Ptr(), pattern(page, 1)) },
+		"CopyOut":  func(g *vmm.Range, s *vmm.Stream) error { return s.CopyOut(make([]byte, page), g.Ptr()) },
+		"Append":   func(g *vmm.Range, _ *vmm.Stream) error { return g.Append(pattern(page, 1)) },
+		"ReadAt":   func(g *vmm.Range, _ *vmm.Stream) error { _, err := g.ReadAt(make([]byte, page), 0); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			drv := host.New(host.Config{PageGranularity: page == 4096})
+			w := worldOf(t, 1, drv, nil)
+			vmm.SetStaging(w.devs[0], &vmm.Staging{Block: page, Lanes: 2})
+			g, s := ranged(t, w, 8*page), stream(t, w.devs[0])
+			require.NoError(t, copyIn(g, s))
+			require.NoError(t, s.Sync())
+			require.NoError(t, drv.ResetContext(0))
+			require.ErrorIs(t, copyIn(g, s), vmm.ErrContextReset)
+		})
+	}
+}
+
+// TestDeviceCloseDoesNotJoinWaits of what is open: it says that it is.
+func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, s := ranged(t, w, page), stream(t, d)
+	open := gate(t, d, s.Raw())
+	require.NoError(t, g.AppendOn(s, []byte{1}))
+	ctx, cancel := context.WithCancel(t.Context())
+	written := begun(func() error { _, err := g.Written(ctx); return err })
+	cancel()
+	require.ErrorIs(t, <-written, context.Canceled)
+	require.ErrorIs(t, within(t, begun(d.Close), "Close waits for Written"), vmm.ErrBusy)
+	open()
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestGrowthWaitsForTrim that is about to give back what is kept.
+func TestGrowthWaitsForTrim(t *testing.T) {
+	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: page == 4096})
+	d := w.devs[0]
+	d.SetThreshold(16 * page)
+	keepChunks(t, w, 4, 4, 4)
+	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Release" })
+	h.armed.Store(true)
+	trimmed := begun(func() error { _, err := d.Trim(0); return err })
+	<-h.reached
+	g := newRange(t, d, vmm.RangeOptions{Max: 16 * page, Chunk: page})
+	grown := begun(func() error { return g.Grow(16 * page) })
+	h.let()
+	require.NoError(t, <-trimmed)
+	require.NoError(t, <-grown)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestAnImportThatCannotBeGivenBack is offered again.
+func TestAnImportThatCannotBeGivenBack(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	c, err := d.Create(page, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	fd, err := c.Export()
+	require.NoError(t, err)
+	w.refuse("Location", 1, errInjected)
+	w.refuse("Release", 1, errInjected)
+	_, err = d.Import(fd, page, vmm.Prop{Share: vmm.ShareFD})
+	require.ErrorIs(t, err, errInjected)
+	require.NoError(t, os.NewFile(uintptr(fd), "chunk").Close())
+	require.EqualValues(t, page, d.Stats().Stuck)
+	_, err = d.Trim(0)
+	require.NoError(t, err)
+	require.Zero(t, d.Stats().Stuck)
+	require.NoError(t, c.Close())
+	w.end()
 }

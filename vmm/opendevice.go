@@ -24,6 +24,15 @@ type openDevice struct {
 
 const closingBit = 1 << 62
 
+// well is the error of a device that is lost, or that somebody has reset: then
+// pinned memory may be gone, and must not be touched.
+func (o *openDevice) well() error {
+	if _, err := o.Capturing(o.Own()); lost(err) {
+		return err
+	}
+	return nil
+}
+
 // hold keeps the driver's device open until letGo; false if it is closing, and
 // all that was queued on it by this package has ended.
 func (o *openDevice) hold() bool {

@@ -24,7 +24,6 @@ type Range struct {
 	grow     sync.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
 	peak     atomic.Uint64 // the most that len has been before it fell
-	knownTo  atomic.Uint64 // memory beyond it has only look-ahead brought, and nobody knows of it
 
 	fresh  bool                      // takes no kept memory
 	wanted atomic.Int32              // of the device's goroutine
@@ -48,7 +47,9 @@ type RangeOptions struct {
 	MaxChunk uint64
 	// Ahead is how many bytes of memory the device's goroutine keeps ready beyond
 	// Len, so that growth finds them; never past Max or the device's limit. It
-	// acts when half of them are used up. Clip gives them back. 0 is none.
+	// acts when half of them are used up, and leaves a sixteenth of the device's
+	// memory, where its context is open and so can be asked what is free, and of the
+	// limit. Clip gives them back. 0 is none.
 	Ahead uint64
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
@@ -194,9 +195,7 @@ func (g *Range) Cap() uint64 {
 	if g == nil {
 		return 0
 	}
-	c := g.cap.Load()
-	g.known(c)
-	return c
+	return g.cap.Load()
 }
 
 // Options gives the options with everything filled in.
@@ -252,19 +251,8 @@ func (g *Range) sum(a, n uint64) (uint64, error) {
 	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.r.size)
 }
 
-// known notes that memory up to end is somebody's to use: giveAhead leaves it
-// alone.
-func (g *Range) known(end uint64) {
-	for old := g.knownTo.Load(); end > old && g.opts.Ahead > 0; old = g.knownTo.Load() {
-		if g.knownTo.CompareAndSwap(old, end) {
-			return
-		}
-	}
-}
-
 // room brings Cap to at least need.
 func (g *Range) room(need uint64) error {
-	g.known(need) // before the look at Cap, so that who takes memory away sees it
 	if need <= g.cap.Load() {
 		return nil
 	}
@@ -439,7 +427,7 @@ func (g *Range) clip() error {
 // giveUp is Clip with g.r.closer held.
 func (g *Range) giveUp() error {
 	g.write.Lock()
-	turn, off, size, err := g.give(0)
+	turn, off, size, err := g.give()
 	g.write.Unlock()
 	if err != nil || size == 0 {
 		return err
@@ -461,21 +449,15 @@ func (g *Range) giveUp() error {
 	return err
 }
 
-// give marks the chunks beyond Len as retiring, as far as they lie beyond least,
-// and takes them off Cap. The caller holds g.write and then waits for copies.
-func (g *Range) give(least uint64) (turn, off, size uint64, err error) {
+// give marks the chunks beyond Len as retiring and takes them off Cap. The caller
+// holds g.write and then waits for copies.
+func (g *Range) give() (turn, off, size uint64, err error) {
 	g.grow.Lock()
 	defer g.grow.Unlock()
-	return g.giveLocked(least)
-}
-
-// giveLocked is give with g.grow held.
-func (g *Range) giveLocked(least uint64) (turn, off, size uint64, err error) {
 	was := g.cap.Load()
-	least = max(least, g.len.Load())
 	g.r.mu.Lock()
 	off = was
-	for i := len(g.r.slots) - 1; i >= 0 && g.r.slots[i].off >= least; i-- {
+	for i := len(g.r.slots) - 1; i >= 0 && g.r.slots[i].off >= g.len.Load(); i-- {
 		off = min(off, g.r.slots[i].off)
 	}
 	g.r.mu.Unlock()
@@ -487,9 +469,6 @@ func (g *Range) giveLocked(least uint64) (turn, off, size uint64, err error) {
 	if turn, err = g.r.markRetiring(off, size); err != nil {
 		g.cap.Store(was)
 		return 0, 0, 0, err
-	}
-	if g.opts.Ahead > 0 {
-		g.knownTo.Store(min(g.knownTo.Load(), off))
 	}
 	return turn, off, size, nil
 }
@@ -534,10 +513,7 @@ func (g *Range) Use(streams ...*Stream) error { return g.res().Use(streams...) }
 func (g *Range) Access(d *Device) Access { return g.res().Access(d) }
 
 // Segments is Reservation.Segments.
-func (g *Range) Segments() []Segment {
-	g.Cap() // whoever has the segments may use them
-	return g.res().Segments()
-}
+func (g *Range) Segments() []Segment { return g.res().Segments() }
 
 // Changed is Reservation.Changed.
 func (g *Range) Changed() <-chan struct{} { return g.res().Changed() }
@@ -553,7 +529,13 @@ func (g *Range) CloseContext(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
-	return g.fail("close", 0, g.r.size, g.r.dev.until(ctx, g.close))
+	if ctx != nil {
+		g.r.closes.Add(1)
+	}
+	return g.fail("close", 0, g.r.size, g.r.dev.until(ctx, func() error {
+		defer g.r.closes.Add(-1)
+		return g.close()
+	}))
 }
 
 func (g *Range) close() error {

@@ -36,6 +36,7 @@ type Reservation struct {
 	layout sync.Mutex
 
 	phase   atomic.Uint32 // changes with mu held
+	closes  atomic.Int32  // calls of Close under way
 	blocked atomic.Int32  // how many entries copyBlocks has
 
 	waitsFor atomic.Pointer[[]*port] // see setWaitsFor

@@ -129,6 +129,9 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 		return raw.CopyIn(dst, src)
 	}
 	defer st.give(lanes...)
+	if err := o.well(); err != nil {
+		return err
+	}
 	return st.share(raw, lanes, uint64(len(src)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
@@ -162,6 +165,9 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 		return raw.CopyOut(dst, src)
 	}
 	defer st.give(lanes...)
+	if err := o.well(); err != nil {
+		return err
+	}
 	return st.share(raw, lanes, uint64(len(dst)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
 		var last []byte // where the bytes in the other block go
 		for k := 0; ; k ^= 1 {

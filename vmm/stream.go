@@ -163,7 +163,12 @@ func (s *Stream) Record() (*Event, error) {
 // Wait makes later work of the stream wait for the event.
 func (s *Stream) Wait(e *Event) error {
 	return s.fail("wait for event", 0, 0, s.with(func(o *openDevice) error {
-		return e.with(func(driver.Device) error { return o.Wait(s.raw, e.raw) })
+		return e.with(func(driver.Device) error {
+			if err := e.sameDriver(o); err != nil {
+				return err
+			}
+			return o.Wait(s.raw, e.raw)
+		})
 	}))
 }
 

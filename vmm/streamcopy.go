@@ -36,6 +36,9 @@ func (s *Stream) begin(p Ptr, n uint64) (raw *openDevice, err error) {
 	if err == nil {
 		err = s.notCapturing()
 	}
+	if err == nil {
+		err = raw.well()
+	}
 	return raw, err
 }
 
@@ -75,10 +78,20 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 // copyInAlone is copyIn without a block: the stream comes to rest, and then
 // the copy is made at once.
 func (s *Stream) copyInAlone(dst Ptr, src []byte) error {
-	if err := s.await(); err != nil {
+	if err := s.alone(span{dst, uint64(len(src)), ReadWrite}); err != nil {
 		return err
 	}
 	return s.dev.CopyIn(dst, src)
+}
+
+// alone waits for the stream, if it may use the span.
+func (s *Stream) alone(dev span) error {
+	p, err := s.dev.pin(s, dev)
+	if err != nil {
+		return err
+	}
+	p.unpin()
+	return s.await()
 }
 
 func (s *Stream) copyOut(dst []byte, src Ptr) error {
@@ -92,7 +105,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return err
 	}
 	if l == nil {
-		if err := s.await(); err != nil {
+		if err := s.alone(span{src, uint64(len(dst)), Read}); err != nil {
 			return err
 		}
 		return s.dev.CopyOut(dst, src)

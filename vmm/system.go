@@ -79,7 +79,8 @@ type port struct {
 	n    int
 	open atomic.Pointer[openDevice] // nil before the first need
 
-	closer sync.Mutex // Device.Close alone takes it, and holds it across waits
+	closer  sync.Mutex // Device.Close alone takes it, and holds it across waits
+	opening sync.Mutex // held while open changes, and while the driver opens its device
 
 	mu      sync.Mutex
 	devices []*Device
@@ -91,6 +92,8 @@ type port struct {
 
 	relieving sync.Mutex    // one at a time looks for memory to give back
 	released  atomic.Uint64 // bytes of memory that went back, ever
+
+	shortUntil atomic.Int64 // look-ahead rests until then, in Unix nanoseconds
 
 	staging stagingOptions
 }
@@ -138,12 +141,7 @@ func (p *port) leave(d *Device) {
 // on it. It holds no lock but port.closer, since it waits for the device; a
 // Device that is opened meanwhile opens the driver's device anew.
 func (p *port) shut(d *Device) error {
-	p.mu.Lock()
-	var o *openDevice
-	if len(p.devices) == 1 && p.devices[0] == d {
-		o = p.open.Swap(nil)
-	}
-	p.mu.Unlock()
+	o := p.takeOpen(d)
 	if o == nil {
 		return nil
 	}
@@ -151,13 +149,25 @@ func (p *port) shut(d *Device) error {
 	if err == nil {
 		return nil
 	}
-	p.mu.Lock() // nobody is opening another one meanwhile
+	p.opening.Lock()
 	back := p.open.CompareAndSwap(nil, o)
-	p.mu.Unlock()
+	p.opening.Unlock()
 	if !back {
 		d.strand(o.close) // another one is in its place
 	}
 	return err
+}
+
+// takeOpen takes what is open away from those who come, if d is the only Device.
+func (p *port) takeOpen(d *Device) *openDevice {
+	p.opening.Lock()
+	defer p.opening.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.devices) != 1 || p.devices[0] != d {
+		return nil
+	}
+	return p.open.Swap(nil)
 }
 
 // device opens the driver's device at the first call that needs one.
@@ -165,12 +175,15 @@ func (p *port) device() (*openDevice, error) {
 	if o := p.open.Load(); o != nil {
 		return o, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.opening.Lock()
+	defer p.opening.Unlock()
 	if o := p.open.Load(); o != nil {
 		return o, nil
 	}
-	if len(p.devices) == 0 {
+	p.mu.Lock()
+	users := len(p.devices)
+	p.mu.Unlock()
+	if users == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, p.n)
 	}
 	dev, err := p.sys.drv.Open(p.n)
