@@ -1,6 +1,8 @@
 package vmm_test
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -58,4 +60,83 @@ func BenchmarkBooks(b *testing.B) {
 		require.NoError(b, g.Close())
 		require.NoError(b, d.Close())
 	}
+}
+
+// BenchmarkReadBesideStreams is what a read of one byte costs beside streams that
+// may be being captured: all of them are asked, and after Use none but those named.
+func BenchmarkReadBesideStreams(b *testing.B) {
+	for _, n := range []int{0, 1000} {
+		for _, used := range []bool{false, true} {
+			d, err := vmm.OpenDriver(nulldriver.New(), 0)
+			require.NoError(b, err)
+			g, err := d.NewRange(vmm.RangeOptions{Max: 4 << 20})
+			require.NoError(b, err)
+			require.NoError(b, g.Append([]byte{1}))
+			streams := make([]*vmm.Stream, n+1)
+			for i := range streams {
+				streams[i], err = d.NewStream()
+				require.NoError(b, err)
+			}
+			if used {
+				require.NoError(b, g.Use(streams[0]))
+			}
+			b.Run(fmt.Sprintf("streams=%d/used=%v", n, used), func(b *testing.B) {
+				one := make([]byte, 1)
+				for b.Loop() {
+					if _, err := g.ReadAt(one, 0); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			for _, s := range streams {
+				require.NoError(b, s.Close())
+			}
+			require.NoError(b, g.Close())
+			require.NoError(b, d.Close())
+		}
+	}
+}
+
+// BenchmarkManyChunks is what chunks cost one by one, where there are many: grown,
+// put to sleep, and given up into a cache that is full.
+func BenchmarkManyChunks(b *testing.B) {
+	const chunk, n = 2 << 20, 100_000
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(b, err)
+	d.SetThreshold(n * chunk)
+	ranges := [2]*vmm.Range{}
+	for i := range ranges {
+		ranges[i], err = d.NewRange(vmm.RangeOptions{Max: n * chunk, Chunk: chunk})
+		require.NoError(b, err)
+	}
+	g, h := ranges[0], ranges[1]
+	run := func(name string, prepare, f func() error) {
+		b.Run(name, func(b *testing.B) {
+			for range b.N {
+				b.StopTimer()
+				require.NoError(b, prepare())
+				b.StartTimer()
+				require.NoError(b, f())
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/chunk")
+		})
+	}
+	clip := func() error { return errors.Join(g.SetLen(0), g.Clip()) }
+	all := func() error { return errors.Join(g.SetLen(0), g.Grow(n*chunk)) }
+	run("grow", clip, func() error {
+		for range n {
+			if err := errors.Join(g.Grow(chunk), g.SetLen(g.Len()+chunk)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	run("sleep", func() error { return cmp.Or(vmm.Wake(g), all()) }, func() error { return vmm.Sleep(vmm.DropContents, g) })
+	require.NoError(b, vmm.Wake(g))
+	run("clip-into-full-cache", func() error {
+		return errors.Join(h.Grow(n*chunk), all(), h.Clip())
+	}, clip)
+	require.NoError(b, g.Close())
+	require.NoError(b, h.Close())
+	require.NoError(b, d.Close())
 }

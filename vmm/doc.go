@@ -40,7 +40,7 @@
 // Somebody else's cuDevicePrimaryCtxReset is another matter: it ends the streams
 // and events of the Devices that are open on that GPU, and calls answer
 // [ErrContextReset], which is an [ErrDeviceLost], too; mapped memory stays. Close
-// what is open and open the device anew.
+// what is open, and all Devices on that GPU; then it opens anew.
 //
 // # Growth that does not wait
 //

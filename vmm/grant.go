@@ -25,8 +25,8 @@ type grantKey struct {
 // contexts does nothing for it. Devices of the same driver only; a pair without
 // a path is ErrNotSupported, and what is refused for one device names the pair,
 // as a *PairError. Giving less than before takes access away, and so waits as
-// Unmap does. It completes or changes nothing. While a grant stands, the device
-// granted answers ErrBusy to Close.
+// Unmap does; given less, the owner cannot write either. It completes or changes
+// nothing. While a grant stands, the device granted answers ErrBusy to Close.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || a != Read && a != ReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
