@@ -52,10 +52,16 @@ type child struct {
 // and by the system when this process does. What it has to say is heard later.
 func spawn(t *testing.T, role string, args ...string) *child {
 	t.Helper()
+	return spawnWith(t, nil, role, args...)
+}
+
+// spawnWith is spawn with more in its environment.
+func spawnWith(t *testing.T, env []string, role string, args ...string) *child {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	c := &child{t: t, cmd: exec.Command(self, args...), lines: make(chan string, 256)}
-	c.cmd.Env = append(os.Environ(), roleVar+"="+role)
+	c.cmd.Env = append(append(os.Environ(), roleVar+"="+role), env...)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.cmd.Stderr = &c.words
 	c.in, err = c.cmd.StdinPipe()

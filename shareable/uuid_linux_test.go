@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -66,4 +67,23 @@ func TestUUIDIsNoReasonToRefuse(t *testing.T) {
 			require.NoError(t, g.Close())
 		})
 	}
+}
+
+// TestAReaderThatCannotSeeTheDevice whose memory it reads: it has it mapped for the
+// one that it does see.
+func TestAReaderThatCannotSeeTheDevice(t *testing.T) {
+	d, err := vmm.Open("cuda:1")
+	testgate.Require(t, "p2p", err)
+	require.NoError(t, d.Close())
+	path := socketAt(t)
+	owner := spawnWith(t, []string{"CUDA_VISIBLE_DEVICES=0"}, "owner", path)
+	owner.hear("ready")
+	n := grownBy(t, owner, 7*mib)
+	other := spawnWith(t, []string{"CUDA_VISIBLE_DEVICES=1"}, "reader", path)
+	other.hear("ready")
+	other.tell("attach")
+	require.Equal(t, "ok", other.hear("attached"))
+	reads(t, other, n)
+	n = grownBy(t, owner, 4*mib)
+	reads(t, other, n)
 }

@@ -345,8 +345,10 @@ func (g *Range) extend(off, want uint64, awaited bool) (got uint64, err error) {
 	if err := g.r.mapAt(off, ms, awaited); err != nil {
 		return 0, err
 	}
-	d.meter.count(&d.meter.counts.Hits, hits)
-	g.r.note(&g.r.books.Hits, hits)
+	if hits > 0 {
+		d.meter.count(&d.meter.counts.Hits, hits)
+		g.r.note(&g.r.books.Hits, hits)
+	}
 	return want - left, short
 }
 

@@ -140,10 +140,10 @@ func faster(r result, k int, want float64) string {
 // trials are in an order in which what one gives back does not hold up the next.
 func trials() []trial {
 	return []trial{
-		{"warm steps", 200, (*rivals).warmSteps},
-		{"kept doubling", 50, (*rivals).keptDoubling},
+		{"warm steps", 1500, (*rivals).warmSteps},
+		{"kept doubling", 300, (*rivals).keptDoubling},
 		{"clip and regrow", 1000, (*rivals).clipAndRegrow},
-		{"cold steps", 100, (*rivals).coldSteps},
+		{"cold steps", 600, (*rivals).coldSteps},
 		{"cold steps against moving", 5, (*rivals).movingSteps},
 		{"whole device by fixed chunks", 20, func(v *rivals) (job, remark) { return v.wholeDevice(true) }},
 		{"whole device by the ladder", 20, func(v *rivals) (job, remark) { return v.wholeDevice(false) }},

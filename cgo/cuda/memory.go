@@ -132,7 +132,7 @@ func (d *Driver) keep(h driver.Handle, home driver.Location, share driver.Share)
 	k, again := d.handles[h]
 	if !again {
 		k = handle{home: home.ID, share: share}
-		if home.Kind != driver.OnDevice || home.ID >= d.devices { // or of a device that is hidden here
+		if home.Kind != driver.OnDevice || home.ID < 0 || home.ID >= d.devices { // or of a device that is hidden here
 			k.home = -1
 		}
 	}

@@ -3,6 +3,7 @@
 package spare
 
 import (
+	"cmp"
 	"container/list"
 	"slices"
 )
@@ -14,6 +15,7 @@ type Piece[K comparable, V any] struct {
 	Value V
 
 	age, same *list.Element // where it is listed
+	of        *ofSize
 }
 
 // Pieces is what is kept. Every operation takes a time that does not grow with
@@ -21,15 +23,17 @@ type Piece[K comparable, V any] struct {
 // empty.
 type Pieces[K comparable, V any] struct {
 	bytes  uint64
-	byAge  list.List // the oldest first
-	byKind map[K]*sizes
+	byAge  list.List       // the oldest first
+	byKind map[K][]*ofSize // the smallest size first
 }
 
-// sizes is the pieces of one kind.
-type sizes struct {
-	sorted []uint64              // the sizes that there are
-	pieces map[uint64]*list.List // of one size, the oldest first
+// ofSize is the pieces of one kind and size, the oldest first.
+type ofSize struct {
+	size   uint64
+	pieces list.List
 }
+
+func (o *ofSize) bySize(size uint64) int { return cmp.Compare(o.size, size) }
 
 // Bytes is how much is kept.
 func (p *Pieces[K, V]) Bytes() uint64 { return p.bytes }
@@ -37,40 +41,31 @@ func (p *Pieces[K, V]) Bytes() uint64 { return p.bytes }
 // Put keeps a piece.
 func (p *Pieces[K, V]) Put(kind K, size uint64, value V) {
 	if p.byKind == nil {
-		p.byKind = map[K]*sizes{}
+		p.byKind = map[K][]*ofSize{}
 	}
-	k := p.byKind[kind]
-	if k == nil {
-		k = &sizes{pieces: map[uint64]*list.List{}}
-		p.byKind[kind] = k
+	all := p.byKind[kind]
+	i, found := slices.BinarySearchFunc(all, size, (*ofSize).bySize)
+	if !found {
+		all = slices.Insert(all, i, &ofSize{size: size})
+		p.byKind[kind] = all
 	}
-	same := k.pieces[size]
-	if same == nil {
-		same = list.New()
-		k.pieces[size] = same
-		i, _ := slices.BinarySearch(k.sorted, size)
-		k.sorted = slices.Insert(k.sorted, i, size)
-	}
-	x := &Piece[K, V]{Kind: kind, Size: size, Value: value}
-	x.age, x.same = p.byAge.PushBack(x), same.PushBack(x)
+	x := &Piece[K, V]{Kind: kind, Size: size, Value: value, of: all[i]}
+	x.age, x.same = p.byAge.PushBack(x), x.of.pieces.PushBack(x)
 	p.bytes += size
 }
 
 // Take gives the largest piece of a kind from least to most bytes, of several
 // the newest; nil if there is none.
 func (p *Pieces[K, V]) Take(kind K, least, most uint64) *Piece[K, V] {
-	k := p.byKind[kind]
-	if k == nil {
-		return nil
-	}
-	i, found := slices.BinarySearch(k.sorted, most)
+	all := p.byKind[kind]
+	i, found := slices.BinarySearchFunc(all, most, (*ofSize).bySize)
 	if !found {
 		i--
 	}
-	if i < 0 || k.sorted[i] < least {
+	if i < 0 || all[i].size < least {
 		return nil
 	}
-	return p.remove(k.pieces[k.sorted[i]].Back())
+	return p.remove(all[i].pieces.Back())
 }
 
 // Oldest gives the piece that came first; nil if there is none.
@@ -85,17 +80,21 @@ func (p *Pieces[K, V]) Oldest() *Piece[K, V] {
 func (p *Pieces[K, V]) remove(e *list.Element) *Piece[K, V] {
 	x := e.Value.(*Piece[K, V]) //nolint:forcetypeassert // nothing else is listed
 	p.byAge.Remove(x.age)
-	k := p.byKind[x.Kind]
-	same := k.pieces[x.Size]
-	same.Remove(x.same)
-	if same.Len() == 0 {
-		delete(k.pieces, x.Size)
-		i, _ := slices.BinarySearch(k.sorted, x.Size)
-		k.sorted = slices.Delete(k.sorted, i, i+1)
-	}
-	if len(k.sorted) == 0 {
-		delete(p.byKind, x.Kind)
+	x.of.pieces.Remove(x.same)
+	if x.of.pieces.Len() == 0 {
+		p.forget(x.Kind, x.Size)
 	}
 	p.bytes -= x.Size
 	return x
+}
+
+// forget drops a size of which nothing is left.
+func (p *Pieces[K, V]) forget(kind K, size uint64) {
+	all := p.byKind[kind]
+	i, _ := slices.BinarySearchFunc(all, size, (*ofSize).bySize)
+	if all = slices.Delete(all, i, i+1); len(all) > 0 {
+		p.byKind[kind] = all
+	} else {
+		delete(p.byKind, kind)
+	}
 }
