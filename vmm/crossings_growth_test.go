@@ -154,21 +154,8 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Close())
 			return err
 		},
-		"Grow x Sleep waits": func(t *testing.T, w *world) error {
-			g := ranged(t, w, 2*page)
-			s := stream(t, w.devs[0])
-			open := work(t, w.devs[0], s.Raw(), g.Ptr())
-			slept := begun(func() error { return vmm.Sleep(vmm.DropContents, g) })
-			for !g.Stats().Asleep {
-				runtime.Gosched()
-			}
-			result := g.Grow(1)
-			open()
-			require.NoError(t, <-slept)
-			require.NoError(t, s.Close())
-			require.NoError(t, g.Close())
-			return result
-		},
+		"Grow x Sleep waits":   whileSleepWaits(func(g *vmm.Range) error { return g.Grow(1) }),
+		"Append x Sleep waits": whileSleepWaits(func(g *vmm.Range) error { return g.Append([]byte{1}) }),
 		"Sleep x granted": func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
 			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
@@ -289,5 +276,24 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Close())
 			return err
 		},
+	}
+}
+
+// whileSleepWaits does something to a range whose Sleep waits for a stream.
+func whileSleepWaits(do func(g *vmm.Range) error) func(t *testing.T, w *world) error {
+	return func(t *testing.T, w *world) error {
+		g := ranged(t, w, 2*page)
+		s := stream(t, w.devs[0])
+		open := work(t, w.devs[0], s.Raw(), g.Ptr())
+		slept := begun(func() error { return vmm.Sleep(vmm.DropContents, g) })
+		for !g.Stats().Asleep {
+			runtime.Gosched()
+		}
+		result := within(t, begun(func() error { return do(g) }), "it waits for Sleep")
+		open()
+		require.NoError(t, <-slept)
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+		return result
 	}
 }

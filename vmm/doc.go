@@ -82,8 +82,8 @@
 //	          Reservation.mu
 //
 // Of several ranges each kind is taken in the order in which the ranges were made.
-// Of these only closer, grantMu and, by Sleep and Wake, Range.write are held across
-// a wait for the device, and none across a callback. Reservation.mu is not held even
+// Of these only closer and grantMu are held across a wait for the device, and none
+// across a callback. Reservation.mu is not held even
 // across a driver call. Written takes a turn of its own before all of them. What
 // enables and disables legacy peers takes two locks of its own, one for what is
 // disabled, across the wait, then one for the pairs, across the driver's calls, and

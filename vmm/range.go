@@ -30,8 +30,8 @@ type Range struct {
 	await  chan struct{}             // taken by the one Written that waits
 	pause  atomic.Pointer[time.Time] // no look-ahead before this
 
-	bed   *Range   // host memory for what sleeps, see Sleep; guarded by write
-	sizes []uint64 // of the chunks that come back; guarded by write
+	bed   *Range   // host memory for what sleeps, see Sleep; guarded by r.closer
+	sizes []uint64 // of the chunks that come back; guarded by r.closer
 	slept bool     // guarded by r.mu
 }
 
@@ -417,11 +417,7 @@ func (g *Range) Clip() error {
 func (g *Range) clip() error {
 	err := g.giveUp()
 	if err == nil {
-		g.write.Lock()
-		defer g.write.Unlock()
-		if g.live() == nil {
-			_ = g.stripBed() // what will not go now does so with the next Clip, or Close
-		}
+		_ = g.stripBed() // what will not go now does so with the next Clip, or Close
 	}
 	return err
 }
@@ -542,17 +538,18 @@ func (g *Range) CloseContext(ctx context.Context) error {
 
 func (g *Range) close() error {
 	err := g.r.close(&g.write)
-	g.write.Lock()
-	defer g.write.Unlock()
+	g.r.closer.Lock()
+	defer g.r.closer.Unlock()
 	if g.strike() {
 		err = also(err, "and giving host memory back", g.stripBed())
 	}
 	return err
 }
 
-// strike takes a range that is closed out of the books; false if it is not. It
-// needs g.write.
+// strike takes a range that is closed out of the books; false if it is not.
 func (g *Range) strike() bool {
+	g.write.Lock()
+	defer g.write.Unlock()
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	g.r.mu.Lock()

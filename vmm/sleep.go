@@ -52,8 +52,9 @@ func failed(op string, ranges []*Range, err error) error {
 	return ranges[0].fail(op, 0, 0, err)
 }
 
-// lockAll keeps others from clipping the ranges, from changing who may access
-// them, and from writing to them: each kind of lock in the order of the ranges.
+// lockAll keeps others from clipping and closing the ranges, from putting them to
+// sleep and waking them, and from changing who may access them: each kind of lock in
+// the order of the ranges.
 func lockAll(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
@@ -73,9 +74,6 @@ func lockAll(ranges []*Range) (unlock func(), err error) {
 	}
 	for _, g := range sorted {
 		held = append(held, &g.r.grantMu)
-	}
-	for _, g := range sorted {
-		held = append(held, &g.write)
 	}
 	for _, l := range held {
 		l.Lock()
@@ -168,8 +166,12 @@ func (g *Range) doze() (*sleeper, error) {
 	return s, err
 }
 
+// markAsleep is the part of doze that takes locks. Whoever appends ends first; those
+// who come later are told that it sleeps, and wait for nothing.
 func (g *Range) markAsleep() (*sleeper, error) {
 	r := g.r
+	g.write.Lock()
+	defer g.write.Unlock()
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	r.layout.Lock()
@@ -346,6 +348,8 @@ func (s *sleeper) commit(k Keep) {
 		s.sizes = append(s.sizes, m.size)
 	}
 	s.dropAll((*memory).dropForGood)
+	s.write.Lock()
+	defer s.write.Unlock()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	if k == DropContents {
