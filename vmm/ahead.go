@@ -38,8 +38,8 @@ func (g *Range) pausing() bool {
 	return t != nil && time.Now().Before(*t)
 }
 
-// afterFailure is how long look-ahead rests that found no memory, or less than
-// it wanted: who needs it tries for itself.
+// afterFailure is how long look-ahead rests after it found less memory than it
+// wanted. A growth that needs the memory tries for itself.
 const afterFailure = 100 * time.Millisecond
 
 // growAhead is what the device's goroutine does for a range on its list.

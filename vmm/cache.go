@@ -73,9 +73,9 @@ func (d *Device) trim(keep uint64) (freed uint64, err error) {
 	return d.meter.released.Load() - before, err
 }
 
-// relieved calls f, and again after memory was given back, as long as it answers
-// ErrOutOfMemory and somebody waits for it. That memory was given back since f
-// was last called is enough, whoever did it.
+// relieved calls f. If f fails with ErrOutOfMemory and a caller waits for the memory,
+// it has memory released and calls f again. It stops when no memory was released
+// since the last try; another goroutine's release counts.
 func (p *port) relieved(awaited bool, f func() error) error {
 	for {
 		seen := p.released.Load()
@@ -126,9 +126,9 @@ func (d *Device) heal() (failed error) {
 	return failed
 }
 
-// heal unmaps what was mapped and never accessible, and sets access where the
-// driver may have other than the books. It waits for no work: nobody could use
-// the former, and nobody loses any of the latter.
+// heal unmaps memory that was mapped but never accessible, and sets access again
+// where the driver may differ from the books. It waits for no work: the former was
+// never usable, and the latter takes nothing away.
 func (r *Reservation) heal() error {
 	r.layout.Lock()
 	defer r.layout.Unlock()

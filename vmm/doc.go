@@ -38,7 +38,7 @@
 // know it cannot see, but for those that wait for the legacy stream.
 //
 // Somebody else's cuDevicePrimaryCtxReset is another matter: it ends the streams
-// and events of the Devices that are open on that GPU, and calls answer
+// and events of the Devices that are open on that GPU, and calls return
 // [ErrContextReset], which is an [ErrDeviceLost], too; mapped memory stays. Close
 // what is open, and all Devices on that GPU; then it opens anew.
 //
@@ -77,13 +77,16 @@
 //	              Reservation.mu
 //	                Device, cache, port, system, openDevice
 //	                  staging, meters
-//	        Stream.mu
-//	          port.streamsMu
+//	        Stream.closer
+//	          Stream.mu
+//	            port.streamsMu
+//	              port.opening (the driver opens its device)
 //	          Reservation.mu
 //
 // Of several ranges each kind is taken in the order in which the ranges were made.
-// Of these only closer and grantMu are held across a wait for the device, and none
-// across a callback. Reservation.mu is not held even
+// Held across a wait for the device are the closers, grantMu, Device.lodgeMu,
+// Range.write by Append and AppendOn, for their own bytes, and Stream.mu for reading,
+// only where no event could be recorded; none is held across a callback. Reservation.mu is not held even
 // across a driver call. Written takes a turn of its own before all of them. What
 // enables and disables legacy peers takes two locks of its own, one for what is
 // disabled, across the wait, then one for the pairs, across the driver's calls, and

@@ -143,7 +143,7 @@ func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 }
 
 // Close gives the event up; calls under way go on. Twice is fine, and so is a
-// nil Event. Where it answers an error it can be called again.
+// nil Event. After an error it can be called again.
 func (e *Event) Close() error {
 	if e == nil {
 		return nil

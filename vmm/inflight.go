@@ -6,10 +6,9 @@ import (
 )
 
 // inFlight counts the library's own copies of a reservation's memory that are
-// under way. Whoever takes memory away marks it first and then waits for the
-// copies that began before; those that begin later see the mark. So nobody is
-// held up by somebody else's copy but who has to wait for it. Its zero value is
-// ready.
+// under way. Code that takes memory away marks it first and then waits for the copies
+// that began before. Copies that begin later see the mark. So a copy is waited for
+// only by code that takes away its memory. Its zero value is ready.
 //
 // There are two counts, and the epoch says which of them counts what begins
 // now. A wait changes the epoch and waits until the other count is 0.

@@ -22,10 +22,15 @@ type openDevice struct {
 	events []driver.Event // made, and free to use
 }
 
-const closingBit = 1 << 62
+// finishing is set before finish runs, so that a refused hold that ends meanwhile
+// does not run it again.
+const (
+	closingBit = 1 << 62
+	finishing  = closingBit >> 1
+)
 
-// well is the error of a device that is lost, or that somebody has reset: then
-// pinned memory may be gone, and must not be touched.
+// well is nil unless the device is lost or was reset. Then pinned memory may be gone
+// and must not be touched.
 func (o *openDevice) well() error {
 	if _, err := o.Capturing(o.Own()); lost(err) {
 		return err
@@ -56,32 +61,27 @@ func (o *openDevice) letGo() {
 	}
 }
 
-// finishing keeps what is over from being finished twice, by a hold that was
-// refused.
-const finishing = closingBit >> 1
-
-// close gives everything back to the driver, or leaves the last of it to whoever
-// holds o. Where it fails o is open as before, and close can be called again.
+// close gives everything back to the driver, or leaves that to the last hold. Where
+// it fails, nobody may work with o any more, and close can be called again.
 func (o *openDevice) close() error {
 	o.holds.Add(closingBit + 1) // with a hold, so that nobody finishes meanwhile
-	err := o.stage.shut()
-	if err == nil && o.holds.CompareAndSwap(closingBit+1, closingBit|finishing) {
-		if err = o.finish(); err == nil {
-			return nil
-		}
-		o.holds.Add(1 - finishing)
+	if !o.holds.CompareAndSwap(closingBit+1, closingBit|finishing) {
+		o.letGo()
+		return nil
 	}
+	err := o.finish()
 	if err != nil {
-		o.holds.Add(-closingBit - 1)
-		return err
+		o.holds.Add(-closingBit - finishing)
 	}
-	o.letGo()
-	return nil
+	return err
 }
 
-// finish frees the events and closes the driver's device. Nobody holds o, and
-// nobody will. It can be called again.
+// finish frees pinned memory and events and closes the driver's device. Nobody
+// holds o, and nobody will. It can be called again.
 func (o *openDevice) finish() error {
+	if err := o.stage.shut(); err != nil {
+		return err
+	}
 	for len(o.events) > 0 {
 		last := len(o.events) - 1
 		if err := o.FreeEvent(o.events[last]); err != nil {
@@ -109,8 +109,8 @@ func (s *system) finishLate() (failed error) {
 	return failed
 }
 
-// mark is an event behind all that a stream had been told when it was recorded.
-// It holds its device. The zero mark is behind nothing.
+// mark is an event recorded at the end of a stream. It keeps its openDevice open.
+// There is nothing to wait for behind the zero mark.
 type mark struct {
 	on *openDevice
 	e  driver.Event

@@ -67,7 +67,7 @@ const planning, enablingPeers = "plan peers", "enable peers"
 
 var errNoPlan = &OpError{Op: enablingPeers, Err: fmt.Errorf("%w: no plan", ErrInvalid)}
 
-// sensible refuses what nobody can have meant.
+// sensible rejects nil and duplicate arguments.
 func sensible(a Access, devs []*Device, ranges []*Range) error {
 	var owner *Device
 	if len(ranges) > 0 {
@@ -194,9 +194,9 @@ func (p *Plan) Err() error {
 // plan may be old: what was granted or grew since is as good as done, and if
 // anything cannot be done any more nothing is, and the answer is what Err of a
 // new plan would be. If a step fails, what a device could do before comes back,
-// without a wait for work, since nobody has been told of the grant. Whoever else
-// changes the access of one of the ranges waits until Apply returns. Applying a
-// plan twice is fine.
+// without a wait for work, since nobody has been told of the grant. Until Apply
+// returns, Grant, Revoke, Close, Sleep and Wake of these ranges wait. Applying a plan
+// twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
 		return errNoPlan

@@ -295,7 +295,10 @@ func (g *Range) add(have, need uint64, awaited bool) error {
 		return err
 	}
 	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
-	want := wish(need-have, have, g.r.size-have, g.r.gran, g.opts.Chunk)
+	want := need - have
+	if awaited { // look-ahead takes what is affordable and no more
+		want = wish(want, have, g.r.size-have, g.r.gran, g.opts.Chunk)
+	}
 	got, err := g.extend(have, want, awaited)
 	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > need-have {
 		// What is left may still do for the need alone.

@@ -445,8 +445,8 @@ func (st *staging) give(lanes ...*lane) {
 	}
 }
 
-// awaitAdrift waits for what lanes that were given up may still be copying, of which
-// no copy and no fence must be ignorant.
+// awaitAdrift waits for what lanes that were given up may still be copying. Every
+// copy and fence calls it first.
 func (st *staging) awaitAdrift() error {
 	raw := st.on.Device
 	if st.adrift.Load() == 0 {

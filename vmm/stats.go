@@ -87,7 +87,7 @@ type Counts struct {
 	Hits          uint64 `json:"hits"`           // pieces that growth found kept
 	Growths       uint64 `json:"growths"`        // growths that somebody waited for
 	Aheads        uint64 `json:"aheads"`         // growths ahead of need
-	AheadFailures uint64 `json:"ahead_failures"` // growths ahead of need that were dropped
+	AheadFailures uint64 `json:"ahead_failures"` // growths ahead of need that got less than they wanted, or nothing
 	Readopted     uint64 `json:"readopted"`      // bytes taken back while retiring
 }
 
@@ -100,7 +100,7 @@ type Stats struct {
 	Used      uint64 `json:"used"`      // below Len of a Range that is awake
 	Cached    uint64 `json:"cached"`    // kept for growth, see SetThreshold
 	Pending   uint64 `json:"pending"`   // retiring: given up, its wait not over
-	Stuck     uint64 `json:"stuck"`     // an undo failed here; Close tries again
+	Stuck     uint64 `json:"stuck"`     // could not be undone or given back; Trim, growth out of memory and Close try again
 	Asleep    uint64 `json:"asleep"`    // below Len of a Range that sleeps
 	Pinned    uint64 `json:"pinned"`    // host memory for staging, of all Devices on this one
 

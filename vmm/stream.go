@@ -19,7 +19,7 @@ type Stream struct {
 
 	closer sync.Mutex // Close alone takes it
 
-	mu      sync.RWMutex // shared by calls that need raw to stay valid; never across a wait
+	mu      sync.RWMutex // shared by calls that need raw to stay valid; held across a wait only by reach
 	closing bool         // no new work
 	gone    bool         // its work was waited for
 	lost    error        // or lost, and this is why

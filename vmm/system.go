@@ -146,14 +146,8 @@ func (p *port) shut(d *Device) error {
 		return nil
 	}
 	err := o.close()
-	if err == nil {
-		return nil
-	}
-	p.opening.Lock()
-	back := p.open.CompareAndSwap(nil, o)
-	p.opening.Unlock()
-	if !back {
-		d.strand(o.close) // another one is in its place
+	if err != nil {
+		d.strand(o.close) // it may be half closed: nobody gets it again
 	}
 	return err
 }

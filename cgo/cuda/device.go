@@ -26,6 +26,8 @@ type Device struct {
 	ctx C.cuvmm_ctx
 	own C.CUstream
 
+	ownGone bool // own is destroyed; only release uses it
+
 	// reset says that somebody has reset the context since Open. Then no handle
 	// of it may reach libcuda.
 	reset atomic.Bool
@@ -106,15 +108,15 @@ func (v *Device) release() error {
 }
 
 // leave destroys the stream of its own and releases the context. A context that is
-// lost, or was reset, has taken its stream along, and what its release answers
-// changes nothing.
+// lost, or was reset, has taken its stream along, and the result of its release
+// does not matter.
 func (v *Device) leave() error {
-	if v.own != nil && !v.reset.Load() {
+	if !v.ownGone && !v.reset.Load() {
 		err := v.check("cuStreamDestroy", C.cuvmm_stream_destroy(v.d.api, v.ctx, v.own))
 		if err != nil && !errors.Is(err, driver.ErrDeviceLost) {
 			return err
 		}
-		v.own = nil
+		v.ownGone = true
 		if err != nil {
 			C.cuvmm_primary_release(v.d.api, C.int(v.n))
 			return err
@@ -127,7 +129,7 @@ func (v *Device) leave() error {
 	return v.check("cuDevicePrimaryCtxRelease", r)
 }
 
-// Close releases the context. Where it answers an error it can be called again.
+// Close releases the context. After an error it can be called again.
 func (v *Device) Close() error {
 	for {
 		n := v.users.Load()

@@ -59,12 +59,13 @@ func (o *owner) failed(doing string, err error, also ...error) bool {
 
 // insist makes a call for the range again until it works.
 func (o *owner) insist(doing string, call func() error) {
+	var last error
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
-		if !o.failed(doing, call()) {
+		if last = call(); !o.failed(doing, last) {
 			return
 		}
 	}
-	o.wrong("%s does not work", doing)
+	o.wrong("%s does not work: %v", doing, last)
 }
 
 // open makes the range.

@@ -1,5 +1,6 @@
 // Package randomops is a random program on a driver: owners that hold a range each
-// to a slice of their own, visitors that do what concerns a device, and guests,
+// to a slice of their own, visitors that do what concerns a device, meddlers that do to
+// the owners' ranges what changes no bytes, and guests,
 // devices that are opened and closed while all of them work. Driver calls may fail
 // at random meanwhile. Whatever fails, nobody's bytes, lengths or addresses change,
 // and in the end everything goes back.

@@ -147,6 +147,7 @@ type Device interface {
 	Sync() error
 	// Do runs f on a locked thread with the context current.
 	Do(f func() error) error
-	// Close releases the context. Twice is fine.
+	// Close releases the context. Where it fails, only Close works any more. Twice
+	// is fine.
 	Close() error
 }
