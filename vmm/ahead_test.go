@@ -100,11 +100,11 @@ func TestLookAheadOfALargeRangeLeavesSome(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
 		a := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, Ahead: 8 * page})
-		require.NoError(t, a.Append(pattern(48*page, 1)))
+		require.NoError(t, a.Append(pattern(52*page, 1)))
 		synctest.Wait()
 		looked()
 		require.LessOrEqual(t, d.Stats().Committed, uint64(60*page), "a sixteenth is left")
-		require.NoError(t, a.Append(pattern(6*page, 1)))
+		require.NoError(t, a.Append(pattern(2*page, 1)))
 		pass(200 * time.Millisecond)
 		require.NoError(t, a.Append([]byte{1}))
 		looked()
