@@ -61,13 +61,19 @@ func (r *Reservation) setWaitsFor() {
 		r.waitsFor.Store(nil)
 		return
 	}
-	ports := slices.Clone(r.strays)
+	ports := r.mayAccess(nil)
+	r.waitsFor.Store(&ports)
+}
+
+// mayAccess appends the ports whose work may use the memory. It needs r.mu.
+func (r *Reservation) mayAccess(ports []*port) []*port {
+	ports = append(ports, r.strays...)
 	for _, g := range r.grants {
 		if !slices.Contains(ports, g.dev.port) {
 			ports = append(ports, g.dev.port)
 		}
 	}
-	r.waitsFor.Store(&ports)
+	return ports
 }
 
 // users is who may be using the memory after Use: the library's own streams on
@@ -76,12 +82,7 @@ func (r *Reservation) setWaitsFor() {
 func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ports = append(ports, r.strays...)
-	for _, g := range r.grants {
-		if !slices.Contains(ports, g.dev.port) {
-			ports = append(ports, g.dev.port)
-		}
-	}
+	ports = r.mayAccess(ports)
 	for s := range r.named {
 		streams = append(streams, s)
 	}

@@ -120,28 +120,21 @@ func reaches(from, to *Device) error {
 	return err
 }
 
-// granted gives what the device may do now. It needs r.grantMu, r.layout or r.mu.
-func (r *Reservation) granted(d *Device) Access {
+// grantOf is what d's port has, and with which Device; none where there is no grant.
+// It needs r.grantMu, r.layout or r.mu.
+func (r *Reservation) grantOf(d *Device) grant {
 	for _, g := range r.grants {
 		if g.dev.port == d.port {
-			return g.access
+			return g
 		}
 	}
-	return None
+	return grant{dev: d}
 }
 
-// holder is the Device that has the grant of d's port, and d where there is none.
-// It needs what granted needs.
-func (r *Reservation) holder(d *Device) *Device {
-	for _, g := range r.grants {
-		if g.dev.port == d.port {
-			return g.dev
-		}
-	}
-	return d
-}
+// granted is what the device may do now. It needs what grantOf needs.
+func (r *Reservation) granted(d *Device) Access { return r.grantOf(d).access }
 
-// narrows says whether setting devs to a takes access away. It needs what granted
+// narrows says whether setting devs to a takes access away. It needs what grantOf
 // needs.
 func (r *Reservation) narrows(a Access, devs []*Device) bool {
 	return slices.ContainsFunc(devs, func(d *Device) bool { return a < r.granted(d) })
@@ -192,8 +185,9 @@ func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, err
 	c := &accessChange{r: r}
 	var losing []*Device
 	for _, d := range devs {
-		now := r.granted(d)
-		c.before = append(c.before, grant{r.holder(d), now})
+		before := r.grantOf(d)
+		now := before.access
+		c.before = append(c.before, before)
 		if a < now {
 			losing = append(losing, d)
 		} else if a > now {
