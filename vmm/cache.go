@@ -57,20 +57,18 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	err = d.unstrand()      // which may wait, and so is not for trim
 	d.port.relieving.Lock() // a growth out of memory waits for what is about to go
 	defer d.port.relieving.Unlock()
-	_, failed := d.trim(keep)
-	return d.meter.released.Load() - before, d.fail("trim", 0, keep, also(err, "and", failed))
+	err = also(err, "and", d.trim(keep))
+	return d.meter.released.Load() - before, d.fail("trim", 0, keep, err)
 }
 
-func (d *Device) trim(keep uint64) (freed uint64, err error) {
-	before := d.meter.released.Load()
-	_, err = d.drain()
+func (d *Device) trim(keep uint64) error {
+	_, err := d.drain()
 	if d.waiting() > 0 {
 		d.rouse() // the goroutine may have looked while we had them
 	}
 	err = also(err, "and", d.heal())
 	err = also(err, "and", d.releaseAgain())
-	err = also(err, "and", d.discard(d.over(keep)))
-	return d.meter.released.Load() - before, err
+	return also(err, "and", d.discard(d.over(keep)))
 }
 
 // relieved calls f. If f fails with ErrOutOfMemory and a caller waits for the memory,

@@ -332,8 +332,7 @@ func (d *Device) close() error {
 	if err := d.quiet(); err != nil {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
-	_, err := d.trim(0)
-	err = also(kept, "and", err)
+	err := also(kept, "and", d.trim(0))
 	err = also(err, "and", d.unlodge())
 	err = also(err, "and", d.port.sys.finishLate())
 	if err != nil {

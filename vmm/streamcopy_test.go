@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"bytes"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -277,18 +278,22 @@ func TestAFailedAppendOnHasWaited(t *testing.T) {
 	require.NoError(t, g.AppendOn(s, pattern(page, 1))) // the lane is there
 	require.NoError(t, s.Sync())
 	open := gate(t, d, s.Raw())
-	refused := func(c drivertest.Call) error {
-		if c.Name == "Record" {
+	waits := make(chan struct{})
+	once := sync.OnceFunc(func() { close(waits) })
+	w.before = func(c drivertest.Call) error {
+		switch c.Name {
+		case "Record":
 			return errInjected
+		case "SyncStream":
+			once()
 		}
 		return nil
 	}
-	w.before = refused
 	failed := begun(func() error { return g.AppendOn(s, bytes.Repeat([]byte{0xaa}, 100)) })
 	select {
 	case err := <-failed:
 		t.Fatal("a failed AppendOn did not wait for its copy", err)
-	default:
+	case <-waits:
 	}
 	open()
 	require.ErrorIs(t, <-failed, errInjected)
