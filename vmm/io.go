@@ -246,6 +246,9 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	}
 	epoch := g.r.copies.begin()
 	defer g.r.copies.end(epoch)
+	if err := g.live(); err != nil { // closed while the device opened; its length is 0 now
+		return 0, err
+	}
 	have := g.len.Load()
 	if off < 0 || uint64(off) > have || uint64(len(p)) > have-uint64(off) {
 		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, len(p), off, have)

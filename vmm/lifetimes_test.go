@@ -579,3 +579,23 @@ func TestAnImportThatCannotBeGivenBack(t *testing.T) {
 	require.NoError(t, c.Close())
 	w.end()
 }
+
+// TestWriteAtBesideClose: a write that a Close overtakes, while the device opens
+// for it, returns ErrClosed: it lies within no length any more.
+func TestWriteAtBesideClose(t *testing.T) {
+	w := newWorld(t, 1)
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: page})
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(page))
+	require.NoError(t, g.SetLen(page))
+	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Open" })
+	h.armed.Store(true)
+	wrote := make(chan error, 1)
+	go func() { _, err := g.WriteAt([]byte{1}, 0); wrote <- err }()
+	<-h.reached
+	require.NoError(t, g.Close())
+	h.let()
+	require.ErrorIs(t, <-wrote, vmm.ErrClosed)
+	_, err = g.Hold(page)
+	require.ErrorIs(t, err, vmm.ErrClosed)
+}

@@ -494,7 +494,7 @@ func (g *Range) Hold(n uint64) (release func(), err error) {
 	}
 	g.write.Lock()
 	defer g.write.Unlock()
-	if l := g.len.Load(); n > l {
+	if l := g.len.Load(); n > l && g.live() == nil {
 		return nil, g.fail("hold", 0, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
 	}
 	release, err = g.r.hold(n)
