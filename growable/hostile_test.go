@@ -168,7 +168,7 @@ func TestMisuseIsNoPanic(t *testing.T) {
 	rows, err := growable.NewRows[int32](d, 3, growable.RowsOptions{Pitch: 16, MaxRows: 1 << 20})
 	require.NoError(t, err)
 	w := growable.NewWriter(v, 4)
-	plan, err := vmm.PlanPeers(vmm.Read, devs, g)
+	plan, err := vmm.PlanPeers(vmm.AccessRead, devs, g)
 	require.NoError(t, err)
 	seg := g.Segments()[0]
 

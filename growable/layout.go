@@ -13,11 +13,11 @@ import (
 const maxDims = 4
 
 var kinds = map[reflect.Kind]vmm.ElemKind{
-	reflect.Bool: vmm.Bool,
-	reflect.Int8: vmm.Int, reflect.Int16: vmm.Int, reflect.Int32: vmm.Int, reflect.Int64: vmm.Int,
-	reflect.Uint8: vmm.Uint, reflect.Uint16: vmm.Uint, reflect.Uint32: vmm.Uint, reflect.Uint64: vmm.Uint,
-	reflect.Float32: vmm.Float, reflect.Float64: vmm.Float,
-	reflect.Complex64: vmm.Complex, reflect.Complex128: vmm.Complex,
+	reflect.Bool: vmm.ElemBool,
+	reflect.Int8: vmm.ElemInt, reflect.Int16: vmm.ElemInt, reflect.Int32: vmm.ElemInt, reflect.Int64: vmm.ElemInt,
+	reflect.Uint8: vmm.ElemUint, reflect.Uint16: vmm.ElemUint, reflect.Uint32: vmm.ElemUint, reflect.Uint64: vmm.ElemUint,
+	reflect.Float32: vmm.ElemFloat, reflect.Float64: vmm.ElemFloat,
+	reflect.Complex64: vmm.ElemComplex, reflect.Complex128: vmm.ElemComplex,
 }
 
 // layoutOf is the layout of rows of the given shape of t, the zero Layout if t
@@ -35,7 +35,7 @@ func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
 	if len(dims) > maxDims {
 		elem, dims = t, shape
 	}
-	l := vmm.Layout{Kind: vmm.Opaque, Bits: 8, Size: uint64(elem.Size()), Shape: dims, Pitch: pitch}
+	l := vmm.Layout{Kind: vmm.ElemOpaque, Bits: 8, Size: uint64(elem.Size()), Shape: dims, Pitch: pitch}
 	if k, ok := kinds[elem.Kind()]; ok {
 		l.Kind, l.Bits = k, 8*int(elem.Size())
 	}

@@ -77,7 +77,7 @@ func TestLayoutOfRows(t *testing.T) {
 	require.NoError(t, r.Append(1, 2, 3, 4, 5, 6))
 	got, err := r.Tensor()
 	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{Device: "host", Ptr: r.Ptr(), Kind: vmm.Float, Bits: 32, Shape: []int64{2, 3}, Strides: []int64{4, 1}}, got)
+	require.Equal(t, vmm.Tensor{Device: "host", Ptr: r.Ptr(), Kind: vmm.ElemFloat, Bits: 32, Shape: []int64{2, 3}, Strides: []int64{4, 1}}, got)
 
 	packed, err := growable.NewRows[float32](d, 3, growable.RowsOptions{MaxRows: 1 << 10})
 	require.NoError(t, err)
@@ -96,7 +96,7 @@ func TestLayoutOfRows(t *testing.T) {
 	require.NoError(t, v.Append(1, 2, 3))
 	got, err = v.Tensor()
 	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{Device: "host", Ptr: v.Ptr(), Kind: vmm.Int, Bits: 16, Shape: []int64{3}, Strides: []int64{1}}, got)
+	require.Equal(t, vmm.Tensor{Device: "host", Ptr: v.Ptr(), Kind: vmm.ElemInt, Bits: 16, Shape: []int64{3}, Strides: []int64{1}}, got)
 }
 
 func TestLayoutOfNothing(t *testing.T) {

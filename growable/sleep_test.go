@@ -19,7 +19,7 @@ func TestVectorSleeps(t *testing.T) {
 	}
 	require.NoError(t, v.Append(want...))
 	p, room := v.Ptr(), v.Cap()
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, v.Range()))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, v.Range()))
 	require.Equal(t, len(want), v.Len())
 	require.Zero(t, v.Cap())
 	require.ErrorIs(t, v.Append(row{}), vmm.ErrAsleep)
@@ -39,7 +39,7 @@ func TestVectorSleeps(t *testing.T) {
 	require.Equal(t, want, got)
 	require.NoError(t, v.Append(want...))
 
-	require.NoError(t, vmm.Sleep(vmm.DropContents, v.Range()))
+	require.NoError(t, vmm.Sleep(vmm.SleepDrop, v.Range()))
 	require.Zero(t, v.Len())
 	require.NoError(t, vmm.Wake(v.Range()))
 	require.NoError(t, v.Append(want...))

@@ -45,7 +45,7 @@ func New[T any](d *vmm.Device, o Options) (*Vector[T], error) {
 
 // On makes a Vector of the bytes in r, whose length must be a whole number of
 // elements. The Vector's Close closes r.
-func On[T any](r *vmm.Range) (*Vector[T], error) {
+func FromRange[T any](r *vmm.Range) (*Vector[T], error) {
 	t := reflect.TypeFor[T]()
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make vector: %w", err)

@@ -133,13 +133,13 @@ func TestVectorOnRange(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.Write([]byte{1, 0, 0, 0, 2, 0})
 	require.NoError(t, err)
-	_, err = growable.On[uint32](r)
+	_, err = growable.FromRange[uint32](r)
 	require.ErrorIs(t, err, vmm.ErrInvalid, "half an element")
-	_, err = growable.On[uint32](nil)
+	_, err = growable.FromRange[uint32](nil)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	_, err = r.Write([]byte{0, 0})
 	require.NoError(t, err)
-	v, err := growable.On[uint32](r)
+	v, err := growable.FromRange[uint32](r)
 	require.NoError(t, err)
 	require.Same(t, r, v.Range())
 	x, err := v.At(1)
@@ -267,7 +267,7 @@ func TestVectorAfterClose(t *testing.T) {
 	require.ErrorIs(t, v.Set(0, 1), vmm.ErrClosed)
 	_, err = v.Host()
 	require.ErrorIs(t, err, vmm.ErrClosed)
-	require.ErrorIs(t, v.Range().Use(nil), vmm.ErrClosed)
+	require.ErrorIs(t, v.Range().UsedBy(nil), vmm.ErrClosed)
 }
 
 func TestNilVector(t *testing.T) {

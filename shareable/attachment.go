@@ -280,7 +280,7 @@ func (a *attachment) due() time.Time {
 	if first.IsZero() || a.gone {
 		return time.Time{}
 	}
-	return first.Add(a.pub.srv.opts.Ack)
+	return first.Add(a.pub.srv.opts.AckTimeout)
 }
 
 // resync sends again what the reader says it lacks.

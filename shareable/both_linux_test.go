@@ -55,11 +55,11 @@ func TestViewFollows(t *testing.T) {
 	}
 	require.Equal(t, at, v.Ptr())
 	old := v.Snapshot()
-	require.True(t, v.Current(old))
+	require.True(t, v.Valid(old))
 
 	require.NoError(t, p.Retire(t.Context(), 3<<20))
 	require.Equal(t, uint64(3<<20), v.Len())
-	require.False(t, v.Current(old))
+	require.False(t, v.Valid(old))
 	require.NoError(t, g.Clip())
 	require.NoError(t, g.Append(pattern(9, 4<<20)))
 	wait(t, v, 7<<20)
@@ -153,7 +153,7 @@ func TestManyReaders(t *testing.T) {
 }
 
 func TestPublishBadInput(t *testing.T) {
-	s, _, g := stage(t, Options{Objects: 2}, PublishOptions{})
+	s, _, g := stage(t, Options{MaxObjects: 2}, PublishOptions{})
 	for _, name := range []string{"", "a b", "..", "x/../y", string(make([]byte, 300))} {
 		_, err := s.Publish(name, g, PublishOptions{})
 		require.ErrorIs(t, err, vmm.ErrInvalid, "%q", name)
@@ -214,7 +214,7 @@ func TestList(t *testing.T) {
 }
 
 func TestViewAsTensor(t *testing.T) {
-	s, _, g := stage(t, Options{}, PublishOptions{Layout: vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{5}, Pitch: 20}})
+	s, _, g := stage(t, Options{}, PublishOptions{Layout: vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{5}, Pitch: 20}})
 	require.NoError(t, g.Append(pattern(0, 3*20+7))) // a row is on its way
 	v := attached(t, s, AttachOptions{})
 	wait(t, v, 67)

@@ -158,7 +158,7 @@ func readerKilled(t *testing.T) {
 	begun := time.Now()
 	owes.kill()
 	require.NoError(t, <-retired)
-	require.Less(t, time.Since(begun), 5*time.Second, "long before Options.Ack")
+	require.Less(t, time.Since(begun), 5*time.Second, "long before Options.AckTimeout")
 	reads(t, stays, total-mib)
 	grown := int(4 * 3 * mib / crashChunk)
 	soon(t, "no descriptor is left open", func() bool {
@@ -196,7 +196,7 @@ func ownerKilled(t *testing.T) {
 	require.Equal(t, n, v.Len())
 	require.Equal(t, n, v.Queued())
 	require.Equal(t, n, whole(t, v))
-	require.True(t, v.Current(v.Snapshot()))
+	require.True(t, v.Valid(v.Snapshot()))
 	other.tell("verify")
 	require.Equal(t, n, other.count("sound"))
 	st, err := dev.NewStream()
@@ -353,7 +353,7 @@ func readerStopped(t *testing.T) {
 	require.Equal(t, 2, p.Readers())
 	still.cont()
 	reads(t, still, n)
-	require.Zero(t, s.Stats().Cut)
+	require.Zero(t, s.Stats().TimedOut)
 }
 
 // queuedBytes is what the system holds for each connection.
@@ -371,14 +371,14 @@ func queuedBytes(t *testing.T, s *Server) []int {
 }
 
 func readerStoppedTooLong(t *testing.T) {
-	s, p, g := owning(t, Options{Ack: 300 * time.Millisecond})
+	s, p, g := owning(t, Options{AckTimeout: 300 * time.Millisecond})
 	still, moves := reader(t, s), reader(t, s)
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	reads(t, still, 9*mib)
 	reads(t, moves, 9*mib)
 	still.stop()
 	require.NoError(t, p.Retire(t.Context(), 3*mib), "without its word")
-	soon(t, "it is cut off", func() bool { return s.Stats().Cut == 1 })
+	soon(t, "it is cut off", func() bool { return s.Stats().TimedOut == 1 })
 	require.NoError(t, g.Clip())
 	require.NoError(t, appendWave(g, 0, 4*mib))
 	reads(t, moves, 7*mib)
@@ -484,12 +484,12 @@ func copyAll(ctx context.Context, v *View, stays, seeds uint64, good *atomic.Int
 			continue
 		}
 		if _, err := v.ReadAt(b[:snap.Len], 0); err != nil {
-			if v.Current(snap) {
+			if v.Valid(snap) {
 				return err
 			}
 			continue // it is gone, and said so
 		}
-		if !v.Current(snap) {
+		if !v.Valid(snap) {
 			continue
 		}
 		head, tail := b[:stays], b[stays:snap.Len]

@@ -70,13 +70,13 @@ func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
 	t.Helper()
 	raw, err := dev.Raw()
 	require.NoError(t, err)
-	pin := raw.(driver.Pinner)
+	pin := raw.(driver.HostAllocator)
 	at, b, err := pin.AllocHost(4096)
 	require.NoError(t, err)
 	clear(b)
 	st, err := dev.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, raw.(driver.ValueWaiter).WaitValue(st.Raw(), at, 1, 8))
+	require.NoError(t, raw.(driver.StreamMemOps).WaitValue(st.Raw(), at, 1, 8))
 	open := func() { storeWord(b, 0, 1) }
 	t.Cleanup(func() {
 		open()
@@ -236,7 +236,7 @@ func TestSealThenServerClose(t *testing.T) {
 // TestResyncOwesNothing: a reader that has everything says how many descriptors
 // it takes in a frame, and is not cut off for it.
 func TestResyncOwesNothing(t *testing.T) {
-	s, _, g := stage(t, Options{Ack: 300 * time.Millisecond}, PublishOptions{})
+	s, _, g := stage(t, Options{AckTimeout: 300 * time.Millisecond}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	r := attachPlain(t, s.Path(), "x")
 	require.Equal(t, pattern(0, 100), r.until(100))
@@ -290,7 +290,7 @@ func TestQueuedAfterAFailure(t *testing.T) {
 	for n := uint64(1); n <= 2; n++ {
 		e, err := st.Record()
 		require.NoError(t, err)
-		require.NoError(t, p.Queued(n<<20, e))
+		require.NoError(t, p.PublishAfter(n<<20, e))
 	}
 	p.fail(vmm.ErrDeviceLost)
 	open()
@@ -306,7 +306,7 @@ func TestQueuedAfterAFailure(t *testing.T) {
 func TestNoPublication(t *testing.T) {
 	var p *Publication
 	var s *Server
-	require.ErrorIs(t, p.Queued(1, nil), vmm.ErrInvalid)
+	require.ErrorIs(t, p.PublishAfter(1, nil), vmm.ErrInvalid)
 	require.ErrorIs(t, p.Flush(t.Context()), vmm.ErrInvalid)
 	require.ErrorIs(t, p.Retire(t.Context(), 0), vmm.ErrInvalid)
 	require.ErrorIs(t, p.Seal(t.Context(), SealOptions{}), vmm.ErrInvalid)
@@ -389,7 +389,7 @@ func TestPublicationThatFails(t *testing.T) {
 
 // TestIdleAfterDetach: who has nothing any more has to ask for something.
 func TestIdleAfterDetach(t *testing.T) {
-	s, p, _ := stage(t, Options{Request: 100 * time.Millisecond}, PublishOptions{})
+	s, p, _ := stage(t, Options{RequestTimeout: 100 * time.Millisecond}, PublishOptions{})
 	attachPlain(t, s.Path(), "x")
 	require.Equal(t, 1, s.Stats().Conns)
 	require.NoError(t, p.Close())

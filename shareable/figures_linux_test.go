@@ -234,7 +234,7 @@ func TestPublishedUntilReadable(t *testing.T) {
 			chunk, rounds := gpu(64<<20, 2<<20), int(gpu(200, 20))
 			o := vmm.RangeOptions{Max: chunk * uint64(rounds+8), Chunk: chunk}
 			if ahead {
-				o.Ahead = 4 * chunk
+				o.GrowAhead = 4 * chunk
 			}
 			s, _, g := published(t, o)
 			f := follow(t, s.Path(), 0)

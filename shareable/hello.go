@@ -16,7 +16,7 @@ func hello(dev *vmm.Device) (wire.Hello, error) {
 		return wire.Hello{}, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	}
 	info := dev.Info()
-	gran, err := dev.Driver().Granularity(driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: info.Ordinal}})
+	gran, err := dev.Driver().Granularity(driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: info.Ordinal}})
 	h := wire.Hello{UUID: info.UUID, PID: uint32(os.Getpid()), Granularity: gran, Backend: wire.BackendCUDA}
 	if dev.Driver().Name() == "host" {
 		h.Backend = wire.BackendHost

@@ -439,7 +439,7 @@ func TestHostileClients(t *testing.T) {
 			if a.want != violates {
 				require.Equal(t, was.Violations, now.Violations)
 			}
-			require.Zero(t, now.Cut)
+			require.Zero(t, now.TimedOut)
 			require.Equal(t, chunks, now.KeptFDs)
 			honest(t, s.Path(), dev, want, AttachOptions{})
 		})

@@ -111,7 +111,7 @@ func TestSlowClients(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			o := Options{Handshake: short, Request: short, Ack: 3 * short, Rate: 1 << 30}
+			o := Options{HandshakeTimeout: short, RequestTimeout: short, AckTimeout: 3 * short, Rate: 1 << 30}
 			s, p, g := stage(t, o, PublishOptions{})
 			require.NoError(t, g.Append(pattern(0, 5<<20)))
 			require.NoError(t, p.Flush(t.Context()))
@@ -119,7 +119,7 @@ func TestSlowClients(t *testing.T) {
 			c.do(t, e, p)
 			require.Eventually(t, func() bool {
 				now := s.Stats()
-				return now.Cut == 1 && now.Conns == 0 && p.Readers() == 0
+				return now.TimedOut == 1 && now.Conns == 0 && p.Readers() == 0
 			}, inTime, time.Millisecond)
 			require.Zero(t, s.Stats().Violations)
 			e.close()
@@ -175,7 +175,7 @@ func TestAbruptEnds(t *testing.T) {
 		}
 	}
 	require.Eventually(t, func() bool { return s.Stats().Conns == 0 && p.Readers() == 0 }, inTime, time.Millisecond)
-	require.Zero(t, s.Stats().Violations+s.Stats().Cut)
+	require.Zero(t, s.Stats().Violations+s.Stats().TimedOut)
 
 	// One that vanishes owes no acknowledgement.
 	e := rawConn(t, s.Path())
@@ -210,11 +210,11 @@ func TestAdmission(t *testing.T) {
 		rawConn(t, other.Path()).hello()
 	})
 	t.Run("connections", func(t *testing.T) {
-		s, _, g := stage(t, Options{Conns: 5, Handshake: time.Minute}, PublishOptions{})
+		s, _, g := stage(t, Options{MaxConns: 5, HandshakeTimeout: time.Minute}, PublishOptions{})
 		full(t, s, g, 5)
 	})
 	t.Run("connections of a user", func(t *testing.T) {
-		s, _, g := stage(t, Options{ConnsPerUID: 4, Handshake: time.Minute}, PublishOptions{})
+		s, _, g := stage(t, Options{MaxConnsPerUID: 4, HandshakeTimeout: time.Minute}, PublishOptions{})
 		full(t, s, g, 4)
 	})
 	t.Run("token", func(t *testing.T) {
@@ -257,7 +257,7 @@ func full(t *testing.T, s *Server, g *vmm.Range, n int) {
 // TestBytesPerUID: memory that a user has handles of is bounded, over all its
 // connections, and given back when they end.
 func TestBytesPerUID(t *testing.T) {
-	s, _, g := stage(t, Options{BytesPerUID: 10 << 20}, PublishOptions{})
+	s, _, g := stage(t, Options{MaxBytesPerUID: 10 << 20}, PublishOptions{})
 	want := pattern(0, 8<<20)
 	require.NoError(t, g.Append(want))
 	e := rawConn(t, s.Path())

@@ -305,7 +305,7 @@ func TestHostilePageValues(t *testing.T) {
 		word(k.page, atGeneration).Store(g)
 		k.done(1)
 		require.Equal(t, uint64(2*piecesize), v.Len())
-		require.False(t, v.Current(old))
+		require.False(t, v.Valid(old))
 		require.Equal(t, uint64(3), v.Generation())
 	}
 	for i := 64; i < pageBytes; i += 8 {
@@ -379,7 +379,7 @@ func TestRetireWhileReading(t *testing.T) {
 			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, vmm.ErrBounds) {
 				t.Errorf("%d bytes: %v", n, err)
 			}
-			v.Current(v.Snapshot())
+			v.Valid(v.Snapshot())
 			v.Queued()
 		}
 	})

@@ -10,7 +10,7 @@ import (
 )
 
 func TestPublishLayout(t *testing.T) {
-	rows := vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{3, 5}, Pitch: 64, Hash: [32]byte{7}}
+	rows := vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{3, 5}, Pitch: 64, Hash: [32]byte{7}}
 	s, p, g := stage(t, Options{}, PublishOptions{Layout: rows})
 	rows.Shape[0] = 9 // the caller's again
 	r := attachPlain(t, s.Path(), "x")
@@ -21,7 +21,7 @@ func TestPublishLayout(t *testing.T) {
 	require.True(t, rows.Equal(attached(t, s, AttachOptions{}).Layout()))
 	require.NoError(t, p.Close())
 
-	_, err := s.Publish("y", g, PublishOptions{Layout: vmm.Layout{Kind: vmm.Float, Bits: 31, Size: 4, Pitch: 4}})
+	_, err := s.Publish("y", g, PublishOptions{Layout: vmm.Layout{Kind: vmm.ElemFloat, Bits: 31, Size: 4, Pitch: 4}})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	plain, err := s.Publish("z", g, PublishOptions{})
 	require.NoError(t, err)
@@ -33,8 +33,8 @@ func TestPublishLayout(t *testing.T) {
 // The numbers on the wire are those of package vmm.
 func TestKindsAgree(t *testing.T) {
 	for kind, number := range map[vmm.ElemKind]uint32{
-		vmm.Opaque: wire.KindOpaque, vmm.Int: wire.KindInt, vmm.Uint: wire.KindUint,
-		vmm.Float: wire.KindFloat, vmm.Complex: wire.KindComplex, vmm.Bool: wire.KindBool,
+		vmm.ElemOpaque: wire.KindOpaque, vmm.ElemInt: wire.KindInt, vmm.ElemUint: wire.KindUint,
+		vmm.ElemFloat: wire.KindFloat, vmm.ElemComplex: wire.KindComplex, vmm.ElemBool: wire.KindBool,
 	} {
 		require.Equal(t, number, uint32(kind))
 	}

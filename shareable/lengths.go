@@ -19,7 +19,7 @@ import (
 // not lie beyond Cap (ErrBounds), nor below what was queued before (ErrInvalid).
 // The event belongs to the Publication from then on, which closes it, also if
 // Queued fails. What fails later shows in Err, and Len stays from then on.
-func (p *Publication) Queued(n uint64, when *vmm.Event) error {
+func (p *Publication) PublishAfter(n uint64, when *vmm.Event) error {
 	if p == nil {
 		return errors.Join(errNoPublication, when.Close())
 	}
@@ -113,7 +113,7 @@ func (p *Publication) until(ctx context.Context, so func() bool) error {
 }
 
 // Retire takes the bytes from n on back: readers are told, unmap and
-// acknowledge, or are cut off after Options.Ack; then the range's Len is n, and
+// acknowledge, or are cut off after Options.AckTimeout; then the range's Len is n, and
 // Clip gives the memory back. Chunks that hold a byte below n stay. From the
 // moment of the call readers see no more than n bytes, in a new generation. If
 // ctx ends first, or the range refuses the length, what Len shows is published
@@ -216,12 +216,12 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) (err error) {
 		return err
 	}
 	if !o.KeepWriting {
-		if err := p.r.Grant(vmm.Read, p.r.Device()); err != nil {
+		if err := p.r.Grant(vmm.AccessRead, p.r.Device()); err != nil {
 			return err
 		}
 		defer func() {
 			if err != nil { // nothing was sealed
-				err = errors.Join(err, p.r.Grant(vmm.ReadWrite, p.r.Device()))
+				err = errors.Join(err, p.r.Grant(vmm.AccessReadWrite, p.r.Device()))
 			}
 		}()
 	}

@@ -18,21 +18,21 @@ type Options struct {
 	UIDs []uint32
 	// Token is what who connects has to know, up to 32 bytes; nil is nothing.
 	Token []byte
-	// Conns and ConnsPerUID bound the connections, in all and of one user; 0 is
+	// MaxConns and MaxConnsPerUID bound the connections, in all and of one user; 0 is
 	// 128 and 32.
-	Conns, ConnsPerUID int
+	MaxConns, MaxConnsPerUID int
 	// Objects bounds what is published at a time; 0 is 4096.
-	Objects int
+	MaxObjects int
 	// BytesPerUID bounds the memory that readers of one user have handles of, all
 	// their views together; 0 is no bound.
-	BytesPerUID uint64
+	MaxBytesPerUID uint64
 	// Rate bounds the requests of a connection in a second; 0 is 1000.
 	Rate int
-	// Handshake, Request and Ack are how long a reader may take to say who it is,
+	// HandshakeTimeout, RequestTimeout and AckTimeout are how long a reader may take to say who it is,
 	// to take a frame (and, with nothing attached, to ask for something), and to
 	// map or unmap what it was told of; 0 is 2 s, 5 s and 10 s. Who takes longer
 	// is disconnected.
-	Handshake, Request, Ack time.Duration
+	HandshakeTimeout, RequestTimeout, AckTimeout time.Duration
 	// KeepFDs is how many descriptors of exported chunks stay open, those used
 	// longest ago being closed first; 0 is a quarter of RLIMIT_NOFILE, less than
 	// 0 none.
@@ -60,7 +60,7 @@ func (o Options) settle() (Options, error) {
 	for _, n := range []struct {
 		v    *int
 		dflt int
-	}{{&o.Conns, 128}, {&o.ConnsPerUID, 32}, {&o.Objects, 4096}, {&o.Rate, 1000}, {&o.KeepFDs, fileLimit() / 4}} {
+	}{{&o.MaxConns, 128}, {&o.MaxConnsPerUID, 32}, {&o.MaxObjects, 4096}, {&o.Rate, 1000}, {&o.KeepFDs, fileLimit() / 4}} {
 		if *n.v == 0 {
 			*n.v = n.dflt
 		}
@@ -68,7 +68,7 @@ func (o Options) settle() (Options, error) {
 	for _, d := range []struct {
 		v    *time.Duration
 		dflt time.Duration
-	}{{&o.Handshake, 2 * time.Second}, {&o.Request, 5 * time.Second}, {&o.Ack, 10 * time.Second}} {
+	}{{&o.HandshakeTimeout, 2 * time.Second}, {&o.RequestTimeout, 5 * time.Second}, {&o.AckTimeout, 10 * time.Second}} {
 		if *d.v == 0 {
 			*d.v = d.dflt
 		}
@@ -76,12 +76,12 @@ func (o Options) settle() (Options, error) {
 			return o, fmt.Errorf("%w: a time limit of %v", vmm.ErrInvalid, *d.v)
 		}
 	}
-	if o.Conns < 0 || o.ConnsPerUID < 0 || o.Objects < 0 || o.Rate < 0 {
+	if o.MaxConns < 0 || o.MaxConnsPerUID < 0 || o.MaxObjects < 0 || o.Rate < 0 {
 		return o, fmt.Errorf("%w: a limit below 0", vmm.ErrInvalid)
 	}
 	o.KeepFDs = max(o.KeepFDs, 0)
-	if o.BytesPerUID == 0 {
-		o.BytesPerUID = math.MaxUint64
+	if o.MaxBytesPerUID == 0 {
+		o.MaxBytesPerUID = math.MaxUint64
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)

@@ -226,7 +226,7 @@ func TestPlainReaderFollows(t *testing.T) {
 }
 
 func TestNeverAcknowledges(t *testing.T) {
-	s, p, g := stage(t, Options{Ack: 50 * time.Millisecond}, PublishOptions{})
+	s, p, g := stage(t, Options{AckTimeout: 50 * time.Millisecond}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 60<<20)))
 	r := attachPlain(t, s.Path(), "x")
 	r.lazy = true
@@ -237,7 +237,7 @@ func TestNeverAcknowledges(t *testing.T) {
 		}
 		f.Close() //nolint:errcheck // in a test
 	}
-	require.Eventually(t, func() bool { return s.Stats().Cut == 1 && s.Stats().Conns == 0 && p.Readers() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().TimedOut == 1 && s.Stats().Conns == 0 && p.Readers() == 0 }, 5*time.Second, time.Millisecond)
 }
 
 func TestQueued(t *testing.T) {
@@ -249,7 +249,7 @@ func TestQueued(t *testing.T) {
 	require.NoError(t, st.Fill(g.Ptr(), 0x5a, 1, 1<<20))
 	e, err := st.Record()
 	require.NoError(t, err)
-	require.NoError(t, p.Queued(1<<20, e))
+	require.NoError(t, p.PublishAfter(1<<20, e))
 	require.Equal(t, bytes.Repeat([]byte{0x5a}, 1<<20), r.until(1<<20))
 	require.Equal(t, uint64(1<<20), g.Len())
 	require.NoError(t, st.Close())

@@ -104,7 +104,7 @@ func TestStreamThatWaitsForAnotherProcess(t *testing.T) {
 	require.NoError(t, waitFor(v, n))
 	raw, err := dev.Raw()
 	require.NoError(t, err)
-	values := raw.(driver.ValueWaiter)
+	values := raw.(driver.StreamMemOps)
 	require.NoError(t, values.WriteValue(other.Raw(), v.Ptr(), 0, 8))
 	require.NoError(t, other.Sync())
 	require.NoError(t, values.WaitValue(st.Raw(), v.Ptr(), 1, 8))
@@ -140,7 +140,7 @@ func TestManyProcesses(t *testing.T) {
 	chunks := min(200, (files.Cur-300)/readers) // each view's keeps a descriptor
 	step := chunks * chunk / uint64(publishes)
 	last := step * uint64(publishes)
-	s, p, g := smallOwner(t, Options{Conns: 200, ConnsPerUID: 200}, chunk, chunks*chunk)
+	s, p, g := smallOwner(t, Options{MaxConns: 200, MaxConnsPerUID: 200}, chunk, chunks*chunk)
 	var crowd []*child
 	for i := range processes {
 		c := spawn(t, "crowd", s.Path(), strconv.Itoa(readers), strconv.FormatUint(last, 10), strconv.Itoa(i))
@@ -162,7 +162,7 @@ func TestManyProcesses(t *testing.T) {
 	}
 	t.Logf("%d publishes to %d readers in %v, %d chunks; the readers saw and checked %d lengths; %d frames, %d asked again",
 		publishes, processes*readers, took.Round(time.Millisecond), len(g.Segments()), looks, s.Stats().Frames, s.Stats().Resyncs)
-	require.Zero(t, s.Stats().Cut)
+	require.Zero(t, s.Stats().TimedOut)
 	require.Zero(t, s.Stats().Violations)
 }
 
@@ -175,7 +175,7 @@ func TestStoppedReader(t *testing.T) {
 	}
 	const readers, step = 10, 512
 	size := uint64(2*(rounds+1)*appends*step+1<<20) &^ 0xffff
-	s, p, g := smallOwner(t, Options{Ack: time.Hour, Request: time.Hour}, 64<<10, size)
+	s, p, g := smallOwner(t, Options{AckTimeout: time.Hour, RequestTimeout: time.Hour}, 64<<10, size)
 	var all []*child
 	for range readers {
 		all = append(all, spawn(t, "crowd", s.Path(), "1", strconv.FormatUint(size, 10), "1"))
@@ -254,7 +254,7 @@ func TestConnectAndKill(t *testing.T) {
 	if soaking {
 		cycles = 10_000
 	}
-	s, _, g := owning(t, Options{Conns: 4 * each, ConnsPerUID: 4 * each})
+	s, _, g := owning(t, Options{MaxConns: 4 * each, MaxConnsPerUID: 4 * each})
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	batch := func(seed int, c *child) {
 		c.hear("ready")
@@ -291,7 +291,7 @@ func TestConnectAndKill(t *testing.T) {
 	require.Equal(t, before, after)
 	end := s.Stats()
 	t.Logf("%d connections of %d killed processes, %d violations, %d cut off: before %+v, after %+v",
-		end.Accepted-start.Accepted, killed, end.Violations-start.Violations, end.Cut-start.Cut, before, after)
+		end.Accepted-start.Accepted, killed, end.Violations-start.Violations, end.TimedOut-start.TimedOut, before, after)
 	v := joined(t, s.Path(), crashDevice(t), AttachOptions{})
 	require.NoError(t, waitFor(v, 9*mib))
 	require.Equal(t, uint64(9*mib), whole(t, v))

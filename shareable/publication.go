@@ -148,7 +148,7 @@ func (s *Server) enlist(p *Publication) error {
 		return fmt.Errorf("%w: server", vmm.ErrClosed)
 	case s.names[p.name] != nil:
 		return fmt.Errorf("%w: the name is taken", vmm.ErrBusy)
-	case len(s.names) >= s.opts.Objects:
+	case len(s.names) >= s.opts.MaxObjects:
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
 	s.names[p.name] = p
@@ -256,7 +256,7 @@ func (p *Publication) advance(ctx context.Context) error {
 	}
 	n, err := p.keep()
 	if err == nil {
-		_, err = p.r.Written(ctx)
+		_, err = p.r.WaitWritten(ctx)
 	}
 	if err != nil {
 		return err

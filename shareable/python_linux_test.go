@@ -86,7 +86,7 @@ type table struct {
 	n, sum int
 }
 
-var tableRow = vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{8}, Pitch: 32}
+var tableRow = vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{8}, Pitch: 32}
 
 func newTable(t *testing.T, dev *vmm.Device, layout vmm.Layout) *table {
 	t.Helper()
@@ -165,7 +165,7 @@ func pythonFollows(t *testing.T, b *table, args []string) {
 // Every eighth byte of a row is data, the rest padding.
 func TestPythonPaddedRows(t *testing.T) {
 	python(t, "")
-	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Pitch: 32})
+	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Pitch: 32})
 	b.grow(5) // the first of each row: 0, 3, 1, 4, 2
 	f := startPython(t, `exec "$@"`, "--count", "1", b.s.Path(), "rows")
 	f.says("length 5 sum 10.0")
@@ -186,7 +186,7 @@ func TestPythonTellsBytes(t *testing.T) {
 func TestPythonWithFewDescriptors(t *testing.T) {
 	python(t, "")
 	const rows, pitch = 50, 2 << 20 // one number in each chunk
-	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.Uint, Bits: 16, Size: 2, Pitch: pitch})
+	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemUint, Bits: 16, Size: 2, Pitch: pitch})
 	data := make([]byte, rows*pitch)
 	for i := range rows {
 		data[i*pitch+1] = 1

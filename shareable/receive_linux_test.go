@@ -60,7 +60,7 @@ func TestReceive(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, byte(3), b[2*s.gran])
 	require.Equal(t, v.Len(), v.Queued())
-	require.True(t, v.Current(v.Snapshot()))
+	require.True(t, v.Valid(v.Snapshot()))
 
 	// The connection is the caller's still, and free of deadlines.
 	again, err := receiving(t, s, far, AttachOptions{}, func() {

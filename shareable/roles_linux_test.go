@@ -73,18 +73,18 @@ func playOwner(p *part) {
 func (p *part) hold(dev *vmm.Device, g *vmm.Range, x *Publication, n uint64) {
 	raw, err := dev.Raw()
 	p.must(err)
-	word, b, err := raw.(driver.Pinner).AllocHost(4096)
+	word, b, err := raw.(driver.HostAllocator).AllocHost(4096)
 	p.must(err)
 	clear(b)
 	from := g.Len()
 	p.must(g.Grow(from + n))
 	st, err := dev.NewStream()
 	p.must(err)
-	p.must(raw.(driver.ValueWaiter).WaitValue(st.Raw(), word, 1, 4))
+	p.must(raw.(driver.StreamMemOps).WaitValue(st.Raw(), word, 1, 4))
 	p.must(st.Fill(g.Ptr()+vmm.Ptr(from), 0x66, 1, n))
 	e, err := st.Record()
 	p.must(err)
-	p.must(x.Queued(from+n, e))
+	p.must(x.PublishAfter(from+n, e))
 }
 
 // loop appends as fast as it can, and takes back now and then, until it is killed.

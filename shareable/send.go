@@ -118,7 +118,7 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 // between gives it no more time.
 func (ses *session) hear(ctx context.Context, due time.Time) error {
 	if due.IsZero() {
-		due = time.Now().Add(ses.srv.opts.Ack)
+		due = time.Now().Add(ses.srv.opts.AckTimeout)
 	}
 	if err := ses.conn.SetReadDeadline(due); err != nil {
 		return err

@@ -42,7 +42,7 @@ type Server struct {
 type Stats struct {
 	Conns, Published, KeptFDs int    // now
 	Accepted, Refused         uint64 // connections; refused for who they come from, or for a limit
-	Violations, Cut           uint64 // connections ended for what a peer sent, and for what it did not send in time
+	Violations, TimedOut      uint64 // connections ended for what a peer sent, and for what it did not send in time
 	Frames, Resyncs           uint64 // frames of chunks sent, and times that readers asked for them again
 }
 
@@ -220,7 +220,7 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 			same++
 		}
 	}
-	if len(s.sessions) >= s.opts.Conns || same >= s.opts.ConnsPerUID {
+	if len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID {
 		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
 	}
 	s.sessions[ses] = struct{}{}
@@ -236,7 +236,7 @@ func (s *Server) turnAway(c *wire.Conn, err error) {
 	case errors.Is(err, vmm.ErrPermission):
 		e.Text = "this user may not connect"
 	}
-	if c.SetWriteDeadline(time.Now().Add(s.opts.Handshake)) == nil {
+	if c.SetWriteDeadline(time.Now().Add(s.opts.HandshakeTimeout)) == nil {
 		_ = c.Write(wire.TypeError, 0, 0, e.Append(nil))
 	}
 }
@@ -251,8 +251,8 @@ func (s *Server) dismiss(ses *session) {
 func (s *Server) charge(uid uint32, n uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if used := s.bytes[uid]; n > s.opts.BytesPerUID-used {
-		return fmt.Errorf("%w: user %d has handles of %d bytes, and may have %d", vmm.ErrLimit, uid, used, s.opts.BytesPerUID)
+	if used := s.bytes[uid]; n > s.opts.MaxBytesPerUID-used {
+		return fmt.Errorf("%w: user %d has handles of %d bytes, and may have %d", vmm.ErrLimit, uid, used, s.opts.MaxBytesPerUID)
 	}
 	s.bytes[uid] += n
 	return nil
@@ -295,7 +295,7 @@ func (s *Server) Stats() Stats {
 	return Stats{
 		Conns: len(s.sessions), Published: len(s.names), KeptFDs: s.fds.len(),
 		Accepted: s.counts.accepted.Load(), Refused: s.counts.refused.Load(),
-		Violations: s.counts.violations.Load(), Cut: s.counts.cut.Load(),
+		Violations: s.counts.violations.Load(), TimedOut: s.counts.cut.Load(),
 		Frames: s.counts.frames.Load(), Resyncs: s.counts.resyncs.Load(),
 	}
 }

@@ -105,7 +105,7 @@ func (ses *session) bye() {
 
 // write sends a frame within the time that a reader has to take it.
 func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {
-	end := time.Now().Add(ses.srv.opts.Request)
+	end := time.Now().Add(ses.srv.opts.RequestTimeout)
 	if err := ses.conn.SetWriteDeadline(end); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 
 // greet exchanges who is who.
 func (ses *session) greet() error {
-	deadline := time.Now().Add(ses.srv.opts.Handshake)
+	deadline := time.Now().Add(ses.srv.opts.HandshakeTimeout)
 	if err := ses.conn.SetReadDeadline(deadline); err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (ses *session) answerAll() error {
 	for {
 		var deadline time.Time // none, while it has something: then it owes acknowledgements
 		if !ses.hasAny() {
-			deadline = time.Now().Add(ses.srv.opts.Request)
+			deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 		}
 		if err := ses.conn.SetReadDeadline(deadline); err != nil {
 			return err
@@ -369,7 +369,7 @@ func (ses *session) forget(a *attachment) {
 	defer ses.mu.Unlock()
 	delete(ses.attached, a.pub.id)
 	if len(ses.attached) == 0 { // it owes nothing any more, and so has to ask for something
-		_ = ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.Request))
+		_ = ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.RequestTimeout))
 	}
 }
 

@@ -23,10 +23,10 @@ func (v *View) Snapshot() Snapshot {
 	return Snapshot{Ptr: v.res.Ptr(), Len: v.visible(), Generation: v.generation}
 }
 
-// Current says whether the bytes of s are still there: the owner has taken none
+// Valid says whether the bytes of s are still there: the owner has taken none
 // of the object's bytes back since. Ask after reading; what was read before a
 // yes is good.
-func (v *View) Current(s Snapshot) bool {
+func (v *View) Valid(s Snapshot) bool {
 	if v == nil {
 		return false
 	}

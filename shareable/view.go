@@ -398,14 +398,14 @@ func (v *View) Segments() []vmm.Segment {
 	return v.res.Segments()
 }
 
-// Use names the streams that work on this memory, as Reservation.Use does: what
+// UsedBy names the streams that work on this memory, as Reservation.UsedBy does: what
 // the owner takes back is unmapped once they have done what they were told, and
 // so is everything at Close.
-func (v *View) Use(streams ...*vmm.Stream) error {
+func (v *View) UsedBy(streams ...*vmm.Stream) error {
 	if v == nil {
 		return errNoView
 	}
-	return v.res.Use(streams...)
+	return v.res.UsedBy(streams...)
 }
 
 // Host is the first Len bytes as a slice, where the CPU can address the memory;

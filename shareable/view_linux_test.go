@@ -146,20 +146,20 @@ func TestViewRetire(t *testing.T) {
 	s.done(s.gran)
 	snap := v.Snapshot()
 	require.Equal(t, Snapshot{Ptr: v.Ptr(), Len: s.gran, Generation: 1}, snap)
-	require.True(t, v.Current(snap))
+	require.True(t, v.Valid(snap))
 	b, err := v.Host()
 	require.NoError(t, err)
 
 	s.generation(2)
-	require.False(t, v.Current(snap)) // the page is ahead of the socket
+	require.False(t, v.Valid(snap))   // the page is ahead of the socket
 	require.Equal(t, s.gran, v.Len()) // and what was visible stays so
 	s.write(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 2, Capacity: s.gran}.Append(nil))
 	require.Equal(t, wire.Ack{Object: 7, Chunk: 3, Generation: 2}, s.ack())
 	require.Equal(t, uint64(2), v.Generation())
 	require.Equal(t, s.gran, v.Cap())
 	require.Len(t, v.Segments(), 1)
-	require.False(t, v.Current(snap))
-	require.True(t, v.Current(v.Snapshot()))
+	require.False(t, v.Valid(snap))
+	require.True(t, v.Valid(v.Snapshot()))
 	require.Equal(t, byte(1), b[0]) // still there
 
 	s.chunks(1, 2)
@@ -228,7 +228,7 @@ func TestViewClose(t *testing.T) {
 	require.NoError(t, v.Close())
 	s.gone()
 	require.Zero(t, v.Len())
-	require.False(t, v.Current(snap))
+	require.False(t, v.Valid(snap))
 	require.ErrorIs(t, v.Err(), vmm.ErrClosed)
 	_, err := v.Host()
 	require.ErrorIs(t, err, vmm.ErrClosed)
@@ -379,7 +379,7 @@ func TestAttachByPath(t *testing.T) {
 	require.NoError(t, v.Wait(t.Context(), 10))
 	stream, err := dev.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, v.Use(stream))
+	require.NoError(t, v.UsedBy(stream))
 	require.NoError(t, stream.Close())
 	require.NoError(t, v.Err())
 	require.NoError(t, v.Close())

@@ -41,7 +41,7 @@ func TestViewOnDrivers(t *testing.T) {
 			// Whoever may only read cannot write here, and is not harmed by trying.
 			require.Error(t, stream.Fill(v.Ptr(), 0, 1, 1))
 
-			require.NoError(t, v.Use(stream))
+			require.NoError(t, v.UsedBy(stream))
 			s.generation(2)
 			s.write(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 2, Capacity: gran}.Append(nil))
 			require.Equal(t, uint64(2), s.ack().Generation)

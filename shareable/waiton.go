@@ -21,8 +21,8 @@ const (
 type pins struct {
 	mu    sync.Mutex
 	raw   driver.Device
-	pin   driver.Pinner
-	wait  driver.ValueWaiter
+	pin   driver.HostAllocator
+	wait  driver.StreamMemOps
 	pages []pinned
 	slots []*slot // all there are
 	over  bool
@@ -128,8 +128,8 @@ func (p *pins) more(dev *vmm.Device) error {
 	if err != nil {
 		return err
 	}
-	pin, canPin := raw.(driver.Pinner)
-	wait, canWait := raw.(driver.ValueWaiter)
+	pin, canPin := raw.(driver.HostAllocator)
+	wait, canWait := raw.(driver.StreamMemOps)
 	if !canPin || !canWait {
 		return fmt.Errorf("%w: streams of %v cannot wait for memory", vmm.ErrNotSupported, dev)
 	}

@@ -205,13 +205,13 @@ func gate(t *testing.T, dev *vmm.Device) (s *vmm.Stream, open func()) {
 	require.NoError(t, err)
 	raw, err := dev.Raw()
 	require.NoError(t, err)
-	p, b, err := raw.(driver.Pinner).AllocHost(8)
+	p, b, err := raw.(driver.HostAllocator).AllocHost(8)
 	require.NoError(t, err)
 	storeWord(b, 0, 0)
-	require.NoError(t, raw.(driver.ValueWaiter).WaitValue(s.Raw(), p, 1, 8))
+	require.NoError(t, raw.(driver.StreamMemOps).WaitValue(s.Raw(), p, 1, 8))
 	t.Cleanup(func() {
 		require.NoError(t, s.Close())
-		require.NoError(t, raw.(driver.Pinner).FreeHost(p))
+		require.NoError(t, raw.(driver.HostAllocator).FreeHost(p))
 	})
 	return s, func() { storeWord(b, 0, 1) }
 }

@@ -14,11 +14,11 @@ const (
 func (g *Range) lookAhead() {
 	have := g.cap.Load()
 	ready := have - min(g.len.Load(), have)
-	if ready > g.opts.Ahead/2 || g.opts.Ahead == 0 || have == g.r.size {
+	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
 		return
 	}
 	need := somewhen
-	if ready <= g.opts.Ahead/4 {
+	if ready <= g.opts.GrowAhead/4 {
 		need = urgently
 	}
 	was := g.wanted.Load()
@@ -48,7 +48,7 @@ func (g *Range) growAhead() {
 	g.grow.Lock()
 	defer g.grow.Unlock()
 	end, have := g.len.Load(), g.cap.Load()
-	goal := end + min(g.opts.Ahead, g.r.size-end)
+	goal := end + min(g.opts.GrowAhead, g.r.size-end)
 	if goal <= have || g.r.live() != nil || g.r.dev.port.short() {
 		return
 	}
@@ -61,12 +61,12 @@ func (g *Range) growAhead() {
 	if err != nil || within < goal {
 		again := time.Now().Add(afterFailure)
 		g.pause.Store(&again)
-		m.count(&m.counts.AheadFailures, 1)
-		g.r.note(&g.r.books.AheadFailures, 1)
+		m.count(&m.counts.GrowAheadFailures, 1)
+		g.r.note(&g.r.books.GrowAheadFailures, 1)
 		return
 	}
-	m.count(&m.counts.Aheads, 1)
-	g.r.note(&g.r.books.Aheads, 1)
+	m.count(&m.counts.GrowAheads, 1)
+	g.r.note(&g.r.books.GrowAheads, 1)
 }
 
 // aheadLeaves is which part of the device's memory, and of the limit, look-ahead
@@ -91,7 +91,7 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 	}
 	// What retires here, and what is kept, takes no new memory.
 	g.r.mu.Lock()
-	ours := g.r.books.Pending
+	ours := g.r.books.Retiring
 	g.r.mu.Unlock()
 	m := &g.r.dev.meter
 	m.mu.Lock()

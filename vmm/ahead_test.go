@@ -34,7 +34,7 @@ func TestLookAheadLeavesSome(t *testing.T) {
 			}
 			return nil
 		}
-		a := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, Chunk: page, Ahead: 512 * page})
+		a := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, Chunk: page, GrowAhead: 512 * page})
 		synctest.Wait()
 		looked()
 		require.EqualValues(t, 60*page, d.Stats().Committed, "a sixteenth is left")
@@ -54,7 +54,7 @@ func TestLookAheadGivesWay(t *testing.T) {
 		b := newRange(t, d, vmm.RangeOptions{Max: 128 * page, Chunk: page})
 		require.NoError(t, b.Append(pattern(60*page, 1)))
 		require.ErrorIs(t, b.Grow(5*page), vmm.ErrOutOfMemory)
-		a := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 16 * page})
+		a := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 16 * page})
 		require.NoError(t, b.SetLen(40*page))
 		require.NoError(t, b.Clip())
 		looked()
@@ -83,11 +83,11 @@ func TestLookAheadKeepsWhatItGot(t *testing.T) {
 			}
 			return nil
 		}
-		a := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 8 * page})
+		a := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 8 * page})
 		synctest.Wait()
 		looked()
 		require.EqualValues(t, 3*page, a.Cap())
-		require.EqualValues(t, 1, a.Stats().AheadFailures)
+		require.EqualValues(t, 1, a.Stats().GrowAheadFailures)
 		require.Equal(t, 4, creates)
 		w.before = nil
 		require.NoError(t, a.Close())
@@ -99,7 +99,7 @@ func TestLookAheadKeepsWhatItGot(t *testing.T) {
 func TestLookAheadOfALargeRangeLeavesSome(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
-		a := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, Ahead: 8 * page})
+		a := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, GrowAhead: 8 * page})
 		require.NoError(t, a.Append(pattern(52*page, 1)))
 		synctest.Wait()
 		looked()

@@ -51,7 +51,7 @@ func TestBadInput(t *testing.T) {
 		{"create too much", vmm.ErrOutOfMemory, func() error { _, err := d.Create(1<<40, vmm.Prop{}); return err }},
 		{"create 2^63", vmm.ErrOutOfMemory, func() error { _, err := d.Create(1<<63, vmm.Prop{}); return err }},
 		{"create elsewhere", vmm.ErrNoDevice, func() error {
-			_, err := d.Create(page, vmm.Prop{Home: vmm.Location{Kind: vmm.OnDevice, ID: 99}})
+			_, err := d.Create(page, vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: 99}})
 			return err
 		}},
 		{"alloc nothing", vmm.ErrInvalid, func() error { _, err := d.Alloc(0); return err }},
@@ -97,14 +97,14 @@ func TestBadInput(t *testing.T) {
 		{"fill an overflow", vmm.ErrInvalid, func() error { return s.Fill(g.Ptr(), 0, 4, 1<<63) }},
 		{"fill zero widths", vmm.ErrInvalid, func() error { return s.Fill(g.Ptr(), 0, 0, 1) }},
 		{"wait for no event", vmm.ErrInvalid, func() error { return s.Wait(nil) }},
-		{"use no stream", vmm.ErrInvalid, func() error { return g.Use() }},
-		{"use a nil stream", vmm.ErrInvalid, func() error { return g.Use(nil) }},
-		{"use another driver's stream", vmm.ErrInvalid, func() error { return g.Use(stream(t, other.devs[0])) }},
-		{"grant nothing", vmm.ErrInvalid, func() error { return g.Grant(vmm.None, w.devs[1]) }},
-		{"grant to nobody", vmm.ErrInvalid, func() error { return g.Grant(vmm.Read) }},
-		{"grant to nil", vmm.ErrInvalid, func() error { return g.Grant(vmm.Read, nil) }},
-		{"grant twice in one", vmm.ErrInvalid, func() error { return g.Grant(vmm.Read, w.devs[1], w.devs[1]) }},
-		{"grant to another driver", vmm.ErrInvalid, func() error { return g.Grant(vmm.Read, other.devs[0]) }},
+		{"use no stream", vmm.ErrInvalid, func() error { return g.UsedBy() }},
+		{"use a nil stream", vmm.ErrInvalid, func() error { return g.UsedBy(nil) }},
+		{"use another driver's stream", vmm.ErrInvalid, func() error { return g.UsedBy(stream(t, other.devs[0])) }},
+		{"grant nothing", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessNone, w.devs[1]) }},
+		{"grant to nobody", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead) }},
+		{"grant to nil", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, nil) }},
+		{"grant twice in one", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, w.devs[1], w.devs[1]) }},
+		{"grant to another driver", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, other.devs[0]) }},
 		{"revoke the owner", vmm.ErrInvalid, func() error { return g.Revoke(d) }},
 		{"export what is private", vmm.ErrInvalid, func() error { _, err := private.Export(); return err }},
 		{"import nothing", vmm.ErrInvalid, func() error { _, err := d.Import(-1, page, vmm.Prop{Share: vmm.ShareFD}); return err }},
@@ -212,49 +212,49 @@ func TestNilReceivers(t *testing.T) {
 	var s *vmm.Stream
 	var e *vmm.Event
 	for name, err := range map[string]error{
-		"Device.Reserve":    second(d.Reserve(1, vmm.ReserveOptions{})),
-		"Device.Create":     second(d.Create(1, vmm.Prop{})),
-		"Device.Import":     second(d.Import(1, 1, vmm.Prop{})),
-		"Device.NewRange":   second(d.NewRange(vmm.RangeOptions{})),
-		"Device.Alloc":      second(d.Alloc(1)),
-		"Device.NewStream":  second(d.NewStream()),
-		"Device.Raw":        second(d.Raw()),
-		"Device.Sync":       d.Sync(),
-		"Device.Do":         d.Do(func() error { return nil }),
-		"Device.Supports":   d.Supports(vmm.VMM),
-		"Device.CopyIn":     d.CopyIn(1, []byte{1}),
-		"Device.CopyOut":    d.CopyOut([]byte{1}, 1),
-		"Device.Trim":       second(d.Trim(0)),
-		"Sleep":             vmm.Sleep(vmm.KeepContents, g),
-		"Wake":              vmm.Wake(g),
-		"Reservation.Map":   r.Map(0, nil),
-		"Reservation.Unmap": r.Unmap(0, 1),
-		"Reservation.Grant": r.Grant(vmm.Read, nil),
-		"Reservation.Use":   r.Use(nil),
-		"Reservation.Hold":  second(r.Hold(0)),
-		"Revoke":            r.Revoke(nil),
-		"Range.Grow":        g.Grow(1),
-		"Range.Append":      g.Append([]byte{1}),
-		"Range.Write":       second(g.Write([]byte{1})),
-		"Range.SetLen":      g.SetLen(0),
-		"Range.Clip":        g.Clip(),
-		"Range.ReadAt":      second(g.ReadAt(nil, 0)),
-		"Range.WriteAt":     second(g.WriteAt(nil, 0)),
-		"Range.ReadFrom":    second(g.ReadFrom(strings.NewReader("x"))),
-		"Range.WriteTo":     second(g.WriteTo(nil)),
-		"Range.Host":        second(g.Host()),
-		"Range.Hold":        second(g.Hold(0)),
-		"Range.Grant":       g.Grant(vmm.Read, nil),
-		"Range.Use":         g.Use(nil),
-		"EnablePeers":       vmm.EnablePeers(vmm.Read, []*vmm.Device{nil}, nil),
-		"Chunk.Export":      second(c.Export()),
-		"Stream.Copy":       s.Copy(1, 1, 1),
-		"Stream.Fill":       s.Fill(1, 0, 1, 1),
-		"Stream.Record":     second(s.Record()),
-		"Stream.Wait":       s.Wait(e),
-		"Stream.Sync":       s.Sync(),
-		"Event.Done":        second(e.Done()),
-		"Event.Sync":        e.Sync(),
+		"Device.Reserve":     second(d.Reserve(1, vmm.ReserveOptions{})),
+		"Device.Create":      second(d.Create(1, vmm.Prop{})),
+		"Device.Import":      second(d.Import(1, 1, vmm.Prop{})),
+		"Device.NewRange":    second(d.NewRange(vmm.RangeOptions{})),
+		"Device.Alloc":       second(d.Alloc(1)),
+		"Device.NewStream":   second(d.NewStream()),
+		"Device.Raw":         second(d.Raw()),
+		"Device.Sync":        d.Sync(),
+		"Device.Do":          d.Do(func() error { return nil }),
+		"Device.Supports":    d.Supports(vmm.FeatureVMM),
+		"Device.CopyIn":      d.CopyIn(1, []byte{1}),
+		"Device.CopyOut":     d.CopyOut([]byte{1}, 1),
+		"Device.Trim":        second(d.Trim(0)),
+		"Sleep":              vmm.Sleep(vmm.SleepKeep, g),
+		"Wake":               vmm.Wake(g),
+		"Reservation.Map":    r.Map(0, nil),
+		"Reservation.Unmap":  r.Unmap(0, 1),
+		"Reservation.Grant":  r.Grant(vmm.AccessRead, nil),
+		"Reservation.UsedBy": r.UsedBy(nil),
+		"Reservation.Hold":   second(r.Hold(0)),
+		"Revoke":             r.Revoke(nil),
+		"Range.Grow":         g.Grow(1),
+		"Range.Append":       g.Append([]byte{1}),
+		"Range.Write":        second(g.Write([]byte{1})),
+		"Range.SetLen":       g.SetLen(0),
+		"Range.Clip":         g.Clip(),
+		"Range.ReadAt":       second(g.ReadAt(nil, 0)),
+		"Range.WriteAt":      second(g.WriteAt(nil, 0)),
+		"Range.ReadFrom":     second(g.ReadFrom(strings.NewReader("x"))),
+		"Range.WriteTo":      second(g.WriteTo(nil)),
+		"Range.Host":         second(g.Host()),
+		"Range.Hold":         second(g.Hold(0)),
+		"Range.Grant":        g.Grant(vmm.AccessRead, nil),
+		"Range.UsedBy":       g.UsedBy(nil),
+		"EnablePeers":        vmm.EnablePeers(vmm.AccessRead, []*vmm.Device{nil}, nil),
+		"Chunk.Export":       second(c.Export()),
+		"Stream.Copy":        s.Copy(1, 1, 1),
+		"Stream.Fill":        s.Fill(1, 0, 1, 1),
+		"Stream.Record":      second(s.Record()),
+		"Stream.Wait":        s.Wait(e),
+		"Stream.Sync":        s.Sync(),
+		"Event.Done":         second(e.Done()),
+		"Event.Sync":         e.Sync(),
 	} {
 		require.ErrorIs(t, err, vmm.ErrInvalid, name)
 		var op *vmm.OpError
@@ -266,7 +266,7 @@ func TestNilReceivers(t *testing.T) {
 		require.NoError(t, err, name)
 	}
 	require.Zero(t, d.Stats())
-	require.Zero(t, d.SetThreshold(1)+d.SetLimit(1))
+	require.Zero(t, d.SetReleaseThreshold(1)+d.SetLimit(1))
 	d.ResetPeaks()
 	g.ResetPeaks()
 	require.Zero(t, d.Info())
@@ -278,7 +278,7 @@ func TestNilReceivers(t *testing.T) {
 	require.Nil(t, r.Segments())
 	require.Zero(t, g.Stats())
 	require.Zero(t, g.Options())
-	require.Zero(t, c.Home())
+	require.Zero(t, c.Location())
 	require.Zero(t, s.Raw())
 	<-r.Changed()
 	w := d.WrapStream(1)

@@ -63,7 +63,7 @@ func BenchmarkBooks(b *testing.B) {
 }
 
 // BenchmarkReadBesideStreams is what a read of one byte costs beside streams that
-// may be being captured: all of them are asked, and after Use none but those named.
+// may be being captured: all of them are asked, and after UsedBy none but those named.
 func BenchmarkReadBesideStreams(b *testing.B) {
 	for _, n := range []int{0, 1000} {
 		for _, used := range []bool{false, true} {
@@ -78,7 +78,7 @@ func BenchmarkReadBesideStreams(b *testing.B) {
 				require.NoError(b, err)
 			}
 			if used {
-				require.NoError(b, g.Use(streams[0]))
+				require.NoError(b, g.UsedBy(streams[0]))
 			}
 			b.Run(fmt.Sprintf("streams=%d/used=%v", n, used), func(b *testing.B) {
 				one := make([]byte, 1)
@@ -103,7 +103,7 @@ func BenchmarkManyChunks(b *testing.B) {
 	const chunk, n = 2 << 20, 100_000
 	d, err := vmm.OpenDriver(nulldriver.New(), 0)
 	require.NoError(b, err)
-	d.SetThreshold(n * chunk)
+	d.SetReleaseThreshold(n * chunk)
 	ranges := [2]*vmm.Range{}
 	for i := range ranges {
 		ranges[i], err = d.NewRange(vmm.RangeOptions{Max: n * chunk, Chunk: chunk})
@@ -131,7 +131,7 @@ func BenchmarkManyChunks(b *testing.B) {
 		}
 		return nil
 	})
-	run("sleep", func() error { return cmp.Or(vmm.Wake(g), all()) }, func() error { return vmm.Sleep(vmm.DropContents, g) })
+	run("sleep", func() error { return cmp.Or(vmm.Wake(g), all()) }, func() error { return vmm.Sleep(vmm.SleepDrop, g) })
 	require.NoError(b, vmm.Wake(g))
 	run("clip-into-full-cache", func() error {
 		return errors.Join(h.Grow(n*chunk), all(), h.Clip())

@@ -20,13 +20,13 @@ type cache struct {
 	pieces    spare.Pieces[driver.Prop, driver.Handle]
 }
 
-// SetThreshold is how many bytes of memory that nobody uses any more the device
+// SetReleaseThreshold is how many bytes of memory that nobody uses any more the device
 // keeps for its ranges to grow with, instead of giving them back; as
 // sql.DB.SetMaxIdleConns it can be changed at any time, and gives the old
 // value. The default is 0: nothing is kept. What is kept goes where memory runs
 // out, in Trim and in Close. Memory that was shareable or imported is never
 // kept, and Create and Alloc never take what was.
-func (d *Device) SetThreshold(bytes uint64) (old uint64) {
+func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	if d == nil {
 		return 0
 	}
@@ -46,7 +46,7 @@ func (d *Device) SetThreshold(bytes uint64) (old uint64) {
 }
 
 // Trim unmaps what retired and waits no longer, offers the driver once more what it
-// would not take back (see Stats.Stuck), and gives back kept memory, the oldest
+// would not take back (see Stats.Quarantined), and gives back kept memory, the oldest
 // first, until no more than keep bytes of it are left. Freed is how many bytes of the
 // device's memory the driver got back meanwhile.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
@@ -131,7 +131,7 @@ func (r *Reservation) heal() error {
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	r.mu.Lock()
-	bad := r.live() == nil && r.books.Stuck > 0
+	bad := r.live() == nil && r.books.Quarantined > 0
 	r.mu.Unlock()
 	if !bad {
 		return nil
@@ -166,7 +166,7 @@ func (r *Reservation) unmapSlot(i int) error {
 
 // setBooked gives the driver the access that stands in the books. It needs r.layout.
 func (r *Reservation) setBooked() error {
-	all, _ := r.changes(None, nil)
+	all, _ := r.changes(AccessNone, nil)
 	err := r.runs(func(_, _ int, off, size uint64) error {
 		return r.dev.drv().SetAccess(r.ptr+Ptr(off), size, all)
 	})
@@ -188,7 +188,7 @@ func (d *Device) discard(all []*memory) (failed error) {
 
 // keep takes memory that nobody uses any more; false if it is to go back.
 func (d *Device) keep(m *memory) bool {
-	if !m.private || m.prop.Home != d.home() { // no range of d asks for other memory
+	if !m.private || m.prop.Location != d.home() { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache

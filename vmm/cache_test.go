@@ -47,7 +47,7 @@ func TestRegrowthOfKeptMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 1)
 			d := w.devs[0]
-			require.Zero(t, d.SetThreshold(256*page))
+			require.Zero(t, d.SetReleaseThreshold(256*page))
 			g := newRange(t, d, o)
 			for n := 1; n <= 64; n *= 2 {
 				require.NoError(t, g.Append(pattern(n*page, byte(n))))
@@ -101,7 +101,7 @@ func TestGrowthTakesWhatFits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, 1)
 			d := w.devs[0]
-			d.SetThreshold(256 * page)
+			d.SetReleaseThreshold(256 * page)
 			keepChunks(t, w, c.kept...)
 			c.o.Max = 128 * page
 			g := newRange(t, d, c.o)
@@ -139,7 +139,7 @@ func TestTheOldestGoFirst(t *testing.T) {
 	} {
 		w := newWorld(t, 1)
 		d := w.devs[0]
-		d.SetThreshold(100 * page)
+		d.SetReleaseThreshold(100 * page)
 		keepChunks(t, w, c.kept...)
 		freed, err := d.Trim(c.keep * page)
 		require.NoError(t, err)
@@ -157,8 +157,8 @@ func TestThreshold(t *testing.T) {
 	require.Zero(t, d.Stats().Cached, "nothing is kept unless asked for")
 	require.Equal(t, 1, w.made("Release"))
 
-	require.EqualValues(t, 0, d.SetThreshold(4*page))
-	require.EqualValues(t, 4*page, d.Stats().Threshold)
+	require.EqualValues(t, 0, d.SetReleaseThreshold(4*page))
+	require.EqualValues(t, 4*page, d.Stats().ReleaseThreshold)
 	keepChunks(t, w, 5)
 	require.Zero(t, d.Stats().Cached, "larger than all that is to be kept")
 	keepChunks(t, w, 2, 2)
@@ -166,19 +166,19 @@ func TestThreshold(t *testing.T) {
 	keepChunks(t, w, 1)
 	require.EqualValues(t, 3*page, d.Stats().Cached, "the oldest made room")
 
-	require.EqualValues(t, 4*page, d.SetThreshold(2*page))
+	require.EqualValues(t, 4*page, d.SetReleaseThreshold(2*page))
 	require.EqualValues(t, page, d.Stats().Cached, "a lower threshold holds at once")
-	require.EqualValues(t, 2*page, d.SetThreshold(8*page))
+	require.EqualValues(t, 2*page, d.SetReleaseThreshold(8*page))
 	keepChunks(t, w, 4)
 	require.EqualValues(t, 5*page, d.Stats().Cached)
-	require.EqualValues(t, 8*page, d.SetThreshold(0))
+	require.EqualValues(t, 8*page, d.SetReleaseThreshold(0))
 	require.Zero(t, d.Stats().Cached)
 	require.Zero(t, d.Stats().Committed)
 	keepChunks(t, w, 1)
 	require.Zero(t, d.Stats().Cached)
 	require.EqualValues(t, 5*page, d.Stats().PeakCached)
 	d.ResetPeaks()
-	d.SetThreshold(4 * page)
+	d.SetReleaseThreshold(4 * page)
 	keepChunks(t, w, 2, 2, 3, 4)
 	require.EqualValues(t, 4*page, d.Stats().PeakCached, "never more, not for a moment")
 	w.end()
@@ -192,15 +192,15 @@ func TestThreshold(t *testing.T) {
 func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(8 * page)
+	d.SetReleaseThreshold(8 * page)
 	keepChunks(t, w, 1, 2)
 	w.arm(1)
 	require.ErrorIs(t, d.Close(), errInjected)
 	w.disarm()
 	st := d.Stats()
 	require.Zero(t, st.Cached)
-	require.Equal(t, st.Stuck, st.Committed)
-	require.NotZero(t, st.Stuck)
+	require.Equal(t, st.Quarantined, st.Committed)
+	require.NotZero(t, st.Quarantined)
 	require.NoError(t, d.Close())
 	w.end()
 }
@@ -209,14 +209,14 @@ func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
 func TestTrimCountsWhatWentBack(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(8 * page)
+	d.SetReleaseThreshold(8 * page)
 	keepChunks(t, w, 2, 2, 2)
 	w.arm(2)
 	freed, err := d.Trim(0)
 	w.disarm()
 	require.ErrorIs(t, err, errInjected)
 	require.EqualValues(t, 4*page, freed)
-	require.EqualValues(t, 2*page, d.Stats().Stuck)
+	require.EqualValues(t, 2*page, d.Stats().Quarantined)
 	w.end()
 }
 
@@ -247,7 +247,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 				d := w.devs[0]
 				other, err := vmm.OpenDriver(w.drv, 0)
 				require.NoError(t, err)
-				d.SetThreshold(100 * page)
+				d.SetReleaseThreshold(100 * page)
 				keepChunks(t, w, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 				require.EqualValues(t, 16*page, d.Stats().Cached)
 				failed := w.drv.Counts()["Create"].Failed
@@ -267,7 +267,7 @@ func TestMemoryThatRunsOutInMap(t *testing.T) {
 	for _, name := range []string{"Map", "SetAccess"} {
 		w := newWorld(t, 1)
 		d := w.devs[0]
-		d.SetThreshold(100 * page)
+		d.SetReleaseThreshold(100 * page)
 		keepChunks(t, w, 4, 4)
 		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
 		w.refuse(name, 1, vmm.ErrOutOfMemory)
@@ -291,7 +291,7 @@ func TestAFailedGrowthPutsBackWhatItTook(t *testing.T) {
 	for _, name := range []string{"Create", "Map", "SetAccess"} {
 		w := newWorld(t, 1)
 		d := w.devs[0]
-		d.SetThreshold(100 * page)
+		d.SetReleaseThreshold(100 * page)
 		keepChunks(t, w, 4)
 		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
 		w.refuse(name, 1, errInjected)
@@ -312,7 +312,7 @@ func TestAFailedGrowthPutsBackWhatItTook(t *testing.T) {
 func TestNobodyElseGetsKeptMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	keepChunks(t, w, 1, 2)
 	require.EqualValues(t, 3*page, d.Stats().Cached)
 	c := chunk(t, w, page)
@@ -340,7 +340,7 @@ func peek(t *testing.T, pretend bool) (seen bool) {
 	t.Helper()
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	o := vmm.RangeOptions{Max: 8 * page, Chunk: page, Share: vmm.ShareFD}
 	g := newRange(t, d, o)
 	require.NoError(t, g.Append(pattern(page, 1)))
@@ -392,7 +392,7 @@ func TestSharedMemoryThatWereKeptWouldShow(t *testing.T) {
 func TestWhatIsNeverKept(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	for _, p := range []vmm.Prop{{Share: vmm.ShareFD}, {Share: vmm.ShareFD | vmm.ShareReadOnly}, {RDMA: true}} {
 		c, err := d.Create(page, p)
 		if errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrInvalid) {
@@ -425,8 +425,8 @@ func TestWhatIsNeverKept(t *testing.T) {
 func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
-	c, err := d.Create(page, vmm.Prop{Home: vmm.Location{Kind: vmm.OnDevice, ID: 1}})
+	d.SetReleaseThreshold(100 * page)
+	c, err := d.Create(page, vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: 1}})
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	require.Zero(t, d.Stats().Cached)
@@ -438,7 +438,7 @@ func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 func TestAStaleSegmentIsNoWayIn(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	g := ranged(t, w, page)
 	old := g.Segments()[0]
 	c, err := old.Chunk()
@@ -471,7 +471,7 @@ func TestCacheUnderRace(t *testing.T) {
 	require.NoError(t, err)
 	const limit = 48 * page
 	d.SetLimit(limit)
-	d.SetThreshold(limit)
+	d.SetReleaseThreshold(limit)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		own := []*vmm.Device{d, again}[i%2]
@@ -500,7 +500,7 @@ func TestCacheUnderRace(t *testing.T) {
 	}
 	wg.Go(func() {
 		for n := range 200 {
-			again.SetThreshold(uint64(n%40) * page)
+			again.SetReleaseThreshold(uint64(n%40) * page)
 			if _, err := d.Trim(uint64(n%20) * page); err != nil {
 				t.Error(err)
 			}

@@ -136,7 +136,7 @@ type Chunk struct {
 }
 
 // Create takes size bytes of physical memory, a multiple of the granularity.
-// Prop.Home's zero value is this device. The caller must Close the Chunk.
+// Prop.Location's zero value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("create chunk", 0, size, err)
@@ -183,7 +183,7 @@ func (d *Device) imported(h driver.Handle, size uint64, p Prop) (*Chunk, error) 
 	if err != nil {
 		return nil, also(err, "and giving the memory back", m.drop())
 	}
-	m.prop.Home = home
+	m.prop.Location = home
 	return d.chunk(m)
 }
 
@@ -195,12 +195,12 @@ func (c *Chunk) Size() uint64 {
 	return c.mem.size
 }
 
-// Home is where the memory lives.
-func (c *Chunk) Home() Location {
+// Location is where the memory lives.
+func (c *Chunk) Location() Location {
 	if c == nil {
 		return Location{}
 	}
-	return c.mem.prop.Home
+	return c.mem.prop.Location
 }
 
 // Export gives a new file descriptor of the memory, which keeps the memory

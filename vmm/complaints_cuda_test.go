@@ -28,13 +28,13 @@ func TestDMABufKeepsPages(t *testing.T) {
 			}
 			return g.Clip()
 		},
-		"Sleep": func(g *vmm.Range) error { return vmm.Sleep(vmm.DropContents, g) },
+		"Sleep": func(g *vmm.Range) error { return vmm.Sleep(vmm.SleepDrop, g) },
 		"Close": func(g *vmm.Range) error { return g.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, err := vmm.OpenDriver(drv, 0)
 			require.NoError(t, err)
-			d.SetThreshold(1 << 30)
+			d.SetReleaseThreshold(1 << 30)
 			free := func() uint64 {
 				n, _, err := d.MemInfo()
 				require.NoError(t, err)

@@ -66,7 +66,7 @@ func TestRegistrationsByAddress(t *testing.T) {
 	require.NoError(t, g.Append(pattern(4*page, 3)))
 	require.NotEqual(t, grown.generation, g.Generation(), "other memory at the same addresses")
 
-	for _, mode := range []vmm.Keep{vmm.KeepContents, vmm.DropContents} {
+	for _, mode := range []vmm.SleepMode{vmm.SleepKeep, vmm.SleepDrop} {
 		awake := register(g)
 		require.NoError(t, vmm.Sleep(mode, g))
 		require.True(t, awake.told(), "before there is new memory")
@@ -119,7 +119,7 @@ func useAll(d *vmm.Device) (err error) {
 		g, err = d.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page})
 		return err
 	})
-	do(func() error { return g.Use(s) })
+	do(func() error { return g.UsedBy(s) })
 	do(func() error { return g.Append(pattern(5*page, 1)) })
 	do(func() error { return g.AppendOn(s, pattern(5*page, 2)) })
 	do(s.Sync)
@@ -199,7 +199,7 @@ func TestZeroSizes(t *testing.T) {
 		require.NoError(t, g.SetLen(0))
 		require.NoError(t, g.Clip())
 		require.Zero(t, d.Stats().Committed)
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		require.NoError(t, vmm.Wake(g))
 		require.NoError(t, g.Append([]byte{1}))
 	}
@@ -266,7 +266,7 @@ func TestStatsAfterOutOfMemory(t *testing.T) {
 		for _, threshold := range []uint64{0, 20 * page} {
 			w := worldOn(t, 1, host.Config{Memory: 100 * page, PageGranularity: page == 4096})
 			d := w.devs[0]
-			d.SetThreshold(threshold)
+			d.SetReleaseThreshold(threshold)
 			agree := func() {
 				t.Helper()
 				free, total, err := d.MemInfo()
@@ -301,7 +301,7 @@ func TestStatsAfterOutOfMemory(t *testing.T) {
 func TestAnyOrder(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(50 * page)
+	d.SetReleaseThreshold(50 * page)
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 8 {
 		var all []*vmm.Range
@@ -321,7 +321,7 @@ func TestAnyOrder(t *testing.T) {
 		_, err := d.Trim(0)
 		require.NoError(t, err)
 		s := d.Stats()
-		require.Zero(t, s.Committed+s.Cached+s.Reserved+s.Pending, "%v", s)
+		require.Zero(t, s.Committed+s.Cached+s.Reserved+s.Retiring, "%v", s)
 	}
 	w.end()
 }
@@ -335,13 +335,13 @@ func (d *reuser) Open(n int) (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &reusing{Device: v, Pinner: v.(driver.Pinner), ValueWaiter: v.(driver.ValueWaiter), real: map[driver.Stream]driver.Stream{}}, nil
+	return &reusing{Device: v, HostAllocator: v.(driver.HostAllocator), StreamMemOps: v.(driver.StreamMemOps), real: map[driver.Stream]driver.Stream{}}, nil
 }
 
 type reusing struct {
 	driver.Device
-	driver.Pinner
-	driver.ValueWaiter
+	driver.HostAllocator
+	driver.StreamMemOps
 
 	mu   sync.Mutex
 	real map[driver.Stream]driver.Stream // by the handle that is given
@@ -413,11 +413,11 @@ func (v *reusing) Record(e driver.Event, s driver.Stream) error {
 func (v *reusing) Wait(s driver.Stream, e driver.Event) error { return v.Device.Wait(v.of(s), e) }
 
 func (v *reusing) WaitValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
-	return v.ValueWaiter.WaitValue(v.of(s), p, x, width)
+	return v.StreamMemOps.WaitValue(v.of(s), p, x, width)
 }
 
 func (v *reusing) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
-	return v.ValueWaiter.WriteValue(v.of(s), p, x, width)
+	return v.StreamMemOps.WriteValue(v.of(s), p, x, width)
 }
 
 // TestReusedStreamHandles: a closed stream and the next one are two streams
@@ -429,7 +429,7 @@ func TestReusedStreamHandles(t *testing.T) {
 	require.NoError(t, err)
 	old, err := d.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, g.Use(old))
+	require.NoError(t, g.UsedBy(old))
 	require.NoError(t, g.AppendOn(old, pattern(page, 1)))
 	require.NoError(t, old.Close())
 
@@ -438,18 +438,18 @@ func TestReusedStreamHandles(t *testing.T) {
 	require.Equal(t, old.Raw(), s.Raw(), "the handle is reused, or this shows nothing")
 	require.ErrorIs(t, old.Sync(), vmm.ErrClosed)
 	require.ErrorIs(t, old.CopyIn(g.Ptr(), []byte{1}), vmm.ErrClosed)
-	require.ErrorIs(t, g.Use(old), vmm.ErrClosed)
+	require.ErrorIs(t, g.UsedBy(old), vmm.ErrClosed)
 	require.ErrorIs(t, g.AppendOn(s, []byte{1}), vmm.ErrInvalid, "nobody has named this one")
 	require.NoError(t, old.Close(), "twice is fine, and frees nothing")
 
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	want := pattern(3*page, 2)
 	open := gate(t, d, s.Raw())
 	require.NoError(t, g.AppendOn(s, want[page:]))
 	require.NoError(t, s.CopyIn(g.Ptr(), want[:page]))
 	require.NoError(t, g.Grow(2*page))
 	require.NoError(t, g.Clip())
-	require.NotZero(t, g.Stats().Pending, "the stream with the handle has not come to it")
+	require.NotZero(t, g.Stats().Retiring, "the stream with the handle has not come to it")
 	open()
 	got := make([]byte, len(want))
 	_, err = g.ReadAt(got, 0)

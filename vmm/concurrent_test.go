@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 // TestConcurrentUse: writers, readers, growth, clips, grants, streams and a
@@ -47,8 +48,8 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	busy(func() error { return g.Grow(20 * page) })
 	busy(g.Clip)
-	busy(func() error { return g.Grant(vmm.ReadWrite, w.devs[1]) })
-	busy(func() error { return g.Grant(vmm.Read, w.devs[1]) })
+	busy(func() error { return g.Grant(vmm.AccessReadWrite, w.devs[1]) })
+	busy(func() error { return g.Grant(vmm.AccessRead, w.devs[1]) })
 	busy(func() error { return g.Revoke(w.devs[1]) })
 	busy(func() error {
 		b := make([]byte, 3*record)
@@ -118,7 +119,7 @@ func TestCloseRacesEverything(t *testing.T) {
 			func() error { return g.Grow(5 * page) },
 			g.Clip,
 			func() error { return g.SetLen(page) },
-			func() error { return g.Grant(vmm.Read, w.devs[1]) },
+			func() error { return g.Grant(vmm.AccessRead, w.devs[1]) },
 			func() error { return g.Revoke(w.devs[1]) },
 			func() error { _, err := g.ReadAt(make([]byte, page), 0); return err },
 			func() error { _, err := g.WriteAt([]byte{1}, 0); return err },
@@ -212,7 +213,7 @@ func TestChangedAndGeneration(t *testing.T) {
 func TestReport(t *testing.T) {
 	w := newWorld(t, 2)
 	g := ranged(t, w, 2*page)
-	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 	c := chunk(t, w, page)
 	rep := w.devs[0].Report()
 	require.Equal(t, w.devs[0].String(), rep.Device)
@@ -220,7 +221,7 @@ func TestReport(t *testing.T) {
 	require.Equal(t, "chunk", rep.Open[0].Kind)
 	require.Equal(t, "range", rep.Open[1].Kind)
 	require.Equal(t, g.Ptr(), rep.Open[1].Addr)
-	require.Equal(t, []vmm.Piece{{Off: 0, Size: page, State: "accessible"}, {Off: page, Size: page, State: "accessible"}}, rep.Open[1].Chunks)
+	require.Equal(t, []vmm.Mapping{{Off: 0, Size: page, State: "accessible"}, {Off: page, Size: page, State: "accessible"}}, rep.Open[1].Chunks)
 	require.Contains(t, rep.Open[1].Made, "_test.go:")
 	require.Equal(t, "grant", w.devs[1].Report().Open[0].Kind)
 	st := w.devs[0].Stats()
@@ -236,7 +237,7 @@ func TestReport(t *testing.T) {
 func TestEnablePeers(t *testing.T) {
 	w := newWorld(t, peers())
 	g, h := ranged(t, w, page), ranged(t, w, page)
-	require.NoError(t, vmm.EnablePeers(vmm.ReadWrite, w.devs, g, h))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g, h))
 	for _, r := range []*vmm.Range{g, h} {
 		for _, d := range w.devs {
 			require.NoError(t, d.CopyIn(r.Ptr(), []byte{1}))
@@ -244,4 +245,24 @@ func TestEnablePeers(t *testing.T) {
 		require.NoError(t, r.Close())
 	}
 	w.end()
+}
+
+// TestWriteAtBesideClose: a write that a Close overtakes, while the device opens
+// for it, returns ErrClosed: it lies within no length any more.
+func TestWriteAtBesideClose(t *testing.T) {
+	w := newWorld(t, 1)
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: page})
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(page))
+	require.NoError(t, g.SetLen(page))
+	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Open" })
+	h.armed.Store(true)
+	wrote := make(chan error, 1)
+	go func() { _, err := g.WriteAt([]byte{1}, 0); wrote <- err }()
+	<-h.reached
+	require.NoError(t, g.Close())
+	h.let()
+	require.ErrorIs(t, <-wrote, vmm.ErrClosed)
+	_, err = g.Hold(page)
+	require.ErrorIs(t, err, vmm.ErrClosed)
 }

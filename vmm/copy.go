@@ -17,7 +17,7 @@ type span struct {
 }
 
 // pin takes the reservations that two spans lie in and checks that they are
-// mapped there, that this device's access is not about to go, and that their Use
+// mapped there, that this device's access is not about to go, and that their UsedBy
 // has not named other streams than on, which is nil for the library's own. Memory
 // that no reservation knows (plain, pinned) is the driver's to judge.
 func (d *Device) pin(on *Stream, spans ...span) (p pinned, err error) {
@@ -90,7 +90,7 @@ func (r *Reservation) serves(s *Stream) error {
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	pins, raw, err := d.pinned(span{dst, n, ReadWrite})
+	pins, raw, err := d.pinned(span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
 		err = raw.copyIn(dst, src)
 		pins.unpin()
@@ -102,7 +102,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	pins, raw, err := d.pinned(span{src, n, Read})
+	pins, raw, err := d.pinned(span{src, n, AccessRead})
 	if err == nil && n > 0 {
 		err = raw.copyOut(dst, src)
 		pins.unpin()

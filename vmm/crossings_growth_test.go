@@ -27,7 +27,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 	whileAsleep := func(f func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
-			require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 			result := f(w, g)
 			require.NoError(t, vmm.Wake(g))
 			awake(t, g)
@@ -52,7 +52,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 	whileAhead := func(f func(g *vmm.Range) error) func(*testing.T, *world) error {
 		return func(t *testing.T, _ *world) error {
 			w := stopAt(t, 1, "Create", 0)
-			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 			<-w.reached
 			result := begun(func() error { return f(g) })
 			w.let()
@@ -73,19 +73,19 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		"WriteTo x asleep": whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.WriteTo(io.Discard)) }),
 		"Host x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.Host()) }),
 		"Hold x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.Hold(1)) }),
-		"Use x asleep": whileAsleep(func(w *world, g *vmm.Range) error {
+		"UsedBy x asleep": whileAsleep(func(w *world, g *vmm.Range) error {
 			s := stream(w.t.(*testing.T), w.devs[0])
-			return errors.Join(g.Use(s), s.Close())
+			return errors.Join(g.UsedBy(s), s.Close())
 		}),
-		"Grant x asleep":       whileAsleep(func(w *world, g *vmm.Range) error { return g.Grant(vmm.Read, w.devs[1]) }),
+		"Grant x asleep":       whileAsleep(func(w *world, g *vmm.Range) error { return g.Grant(vmm.AccessRead, w.devs[1]) }),
 		"Revoke x asleep":      whileAsleep(func(w *world, g *vmm.Range) error { return g.Revoke(w.devs[1]) }),
-		"EnablePeers x asleep": whileAsleep(func(w *world, g *vmm.Range) error { return vmm.EnablePeers(vmm.Read, w.devs, g) }),
+		"EnablePeers x asleep": whileAsleep(func(w *world, g *vmm.Range) error { return vmm.EnablePeers(vmm.AccessRead, w.devs, g) }),
 		"CopyIn x asleep":      whileAsleep(func(w *world, g *vmm.Range) error { return w.devs[0].CopyIn(g.Ptr(), b) }),
 		"Stream.Copy x asleep": whileAsleep(func(w *world, g *vmm.Range) error {
 			s := stream(w.t.(*testing.T), w.devs[0])
 			return errors.Join(s.Copy(g.Ptr(), g.Ptr()+page, 1), s.Close())
 		}),
-		"Sleep x asleep":              whileAsleep(func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.DropContents, g) }),
+		"Sleep x asleep":              whileAsleep(func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.SleepDrop, g) }),
 		"Wake x asleep":               whileAsleep(func(_ *world, g *vmm.Range) error { return vmm.Wake(g) }),
 		"Device.Close x asleep range": whileAsleep(func(w *world, _ *vmm.Range) error { return w.devs[0].Close() }),
 		"Wake x no memory": whileAsleep(func(w *world, g *vmm.Range) error {
@@ -110,12 +110,12 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		},
 		"Close x asleep": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 			return g.Close()
 		},
 		"Wake x closed": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 			require.NoError(t, g.Close())
 			return vmm.Wake(g)
 		},
@@ -123,7 +123,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
 			release, err := g.Hold(1)
 			require.NoError(t, err)
-			err = vmm.Sleep(vmm.KeepContents, g)
+			err = vmm.Sleep(vmm.SleepKeep, g)
 			awake(t, g)
 			release()
 			require.NoError(t, g.Close())
@@ -134,7 +134,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			s := stream(t, w.devs[0])
 			before := w.picture(g)
 			end := captured(t, w, s)
-			err := vmm.Sleep(vmm.KeepContents, g)
+			err := vmm.Sleep(vmm.SleepKeep, g)
 			end()
 			require.Equal(t, before, w.picture(g), "nothing changed")
 			require.NoError(t, s.Close())
@@ -145,7 +145,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
 			s := stream(t, w.devs[0])
 			open := work(t, w.devs[0], s.Raw(), g.Ptr())
-			slept := begun(func() error { return vmm.Sleep(vmm.DropContents, g) })
+			slept := begun(func() error { return vmm.Sleep(vmm.SleepDrop, g) })
 			require.Empty(t, slept)
 			open()
 			err := <-slept
@@ -158,8 +158,8 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		"Append x Sleep waits": whileSleepWaits(func(g *vmm.Range) error { return g.Append([]byte{1}) }),
 		"Sleep x granted": func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
-			err := vmm.Sleep(vmm.KeepContents, g)
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
+			err := vmm.Sleep(vmm.SleepKeep, g)
 			require.ErrorIs(t, w.devs[1].CopyOut(make([]byte, 1), g.Ptr()), vmm.ErrAsleep)
 			require.ErrorIs(t, w.devs[1].Close(), vmm.ErrBusy, "the grant stands")
 			require.NoError(t, vmm.Wake(g))
@@ -173,17 +173,17 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			w.refuse("SetAccess", 1, errInjected)
 			w.refuse("Unmap", 1, errInjected)
 			require.ErrorIs(t, g.Grow(page), errInjected)
-			result := vmm.Sleep(vmm.KeepContents, g)
+			result := vmm.Sleep(vmm.SleepKeep, g)
 			awake(t, g)
 			require.NoError(t, g.Close())
 			return result
 		},
 		"Sleep x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, open func()) error {
-			slept := begun(func() error { return vmm.Sleep(vmm.KeepContents, g) })
+			slept := begun(func() error { return vmm.Sleep(vmm.SleepKeep, g) })
 			require.Empty(t, slept, "it waits for the stream")
 			open()
 			err := <-slept
-			require.Zero(t, g.Stats().Pending)
+			require.Zero(t, g.Stats().Retiring)
 			require.NoError(t, vmm.Wake(g))
 			awake(t, g)
 			return err
@@ -205,7 +205,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		}),
 		"Grow x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
 			err := g.Grow(4 * page)
-			require.EqualValues(t, 2*page, g.Stats().Readopted)
+			require.EqualValues(t, 2*page, g.Stats().Reclaimed)
 			require.NoError(t, g.Append(pattern(4*page, 1)))
 			return err
 		}),
@@ -215,7 +215,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		"Trim x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
 			freed, err := g.Device().Trim(0)
 			require.Zero(t, freed)
-			require.EqualValues(t, 2*page, g.Stats().Pending)
+			require.EqualValues(t, 2*page, g.Stats().Retiring)
 			return err
 		}),
 		"Stream.Close x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, s *vmm.Stream, open func()) error {
@@ -224,18 +224,18 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			open()
 			err := <-closed
 			require.NoError(t, vmm.Drain(g.Device()))
-			require.Zero(t, g.Stats().Pending)
+			require.Zero(t, g.Stats().Retiring)
 			return err
 		}),
 		"Device.Close x kept memory": func(t *testing.T, w *world) error {
-			w.devs[0].SetThreshold(8 * page)
+			w.devs[0].SetReleaseThreshold(8 * page)
 			keepChunks(t, w, 2, 3)
 			require.EqualValues(t, 5*page, w.devs[0].Stats().Cached)
 			return w.devs[0].Close()
 		},
 		"Grow x no memory but what is kept": func(t *testing.T, w *world) error {
 			d := w.devs[0]
-			d.SetThreshold(8 * page)
+			d.SetReleaseThreshold(8 * page)
 			keepChunks(t, w, 1, 1, 1, 1)
 			d.SetLimit(4 * page)
 			g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: 4 * page})
@@ -250,7 +250,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			return second(w.devs[0].Create(2*page, vmm.Prop{}))
 		},
 		"Segment.Chunk x clipped and kept": func(t *testing.T, w *world) error {
-			w.devs[0].SetThreshold(8 * page)
+			w.devs[0].SetReleaseThreshold(8 * page)
 			g := ranged(t, w, page)
 			s := g.Segments()[0]
 			require.NoError(t, g.SetLen(0))
@@ -264,11 +264,11 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		"Grow x look-ahead":  whileAhead(func(g *vmm.Range) error { return g.Grow(6 * page) }),
 		"Clip x look-ahead":  whileAhead((*vmm.Range).Clip),
 		"Close x look-ahead": whileAhead((*vmm.Range).Close),
-		"Sleep x look-ahead": whileAhead(func(g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }),
+		"Sleep x look-ahead": whileAhead(func(g *vmm.Range) error { return vmm.Sleep(vmm.SleepKeep, g) }),
 		"Append x look-ahead failed": func(t *testing.T, w *world) error {
 			w.refuse("Create", 1, errInjected)
-			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
-			for g.Stats().AheadFailures == 0 {
+			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
+			for g.Stats().GrowAheadFailures == 0 {
 				runtime.Gosched()
 			}
 			require.Zero(t, g.Cap())
@@ -285,7 +285,7 @@ func whileSleepWaits(do func(g *vmm.Range) error) func(t *testing.T, w *world) e
 		g := ranged(t, w, 2*page)
 		s := stream(t, w.devs[0])
 		open := work(t, w.devs[0], s.Raw(), g.Ptr())
-		slept := begun(func() error { return vmm.Sleep(vmm.DropContents, g) })
+		slept := begun(func() error { return vmm.Sleep(vmm.SleepDrop, g) })
 		for !g.Stats().Asleep {
 			runtime.Gosched()
 		}

@@ -19,7 +19,7 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 	stale := func(spoil func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
 			first, g := ranged(t, w, page), ranged(t, w, page)
-			p, err := vmm.PlanPeers(vmm.Read, w.devs[1:], first, g)
+			p, err := vmm.PlanPeers(vmm.AccessRead, w.devs[1:], first, g)
 			require.NoError(t, err)
 			require.NoError(t, spoil(w, g))
 			before := w.picture(first)
@@ -35,7 +35,7 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 	during := func(f func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
 			end := captured(t, w, s)
@@ -53,26 +53,26 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 	return map[string]func(t *testing.T, w *world) error{
 		"PlanPeers x asleep": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
-			p, err := vmm.PlanPeers(vmm.Read, w.devs, g)
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+			p, err := vmm.PlanPeers(vmm.AccessRead, w.devs, g)
 			require.ErrorIs(t, p.Err(), vmm.ErrAsleep, "the plan says so")
 			closeAll(t, g)
 			return err
 		},
-		"Plan.Apply x asleep": stale(func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }),
+		"Plan.Apply x asleep": stale(func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.SleepKeep, g) }),
 		"Plan.Apply x grown since": stale(func(_ *world, g *vmm.Range) error {
 			return g.Append(pattern(3*page, 1))
 		}),
-		"Plan.Apply x granted since":      stale(func(w *world, g *vmm.Range) error { return g.Grant(vmm.Read, w.devs[1]) }),
+		"Plan.Apply x granted since":      stale(func(w *world, g *vmm.Range) error { return g.Grant(vmm.AccessRead, w.devs[1]) }),
 		"Plan.Apply x range closed since": stale(func(_ *world, g *vmm.Range) error { return g.Close() }),
 		"Plan.Apply x device closed since": stale(func(w *world, _ *vmm.Range) error {
 			return w.devs[1].Close()
 		}),
 		"EnablePeers x captured": during(func(w *world, g *vmm.Range) error {
-			return vmm.EnablePeers(vmm.ReadWrite, w.devs, g)
+			return vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g)
 		}),
 		"EnablePeers with none x captured": during(func(w *world, g *vmm.Range) error {
-			return vmm.EnablePeers(vmm.None, w.devs[1:], g)
+			return vmm.EnablePeers(vmm.AccessNone, w.devs[1:], g)
 		}),
 		"EnablePeers x Clip waits": func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
@@ -82,10 +82,10 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 			open := work(t, w.devs[0], s.Raw(), g.Ptr()+vmm.Ptr(g.Cap()-page))
 			clipped := make(chan error, 1)
 			go func() { clipped <- g.Clip() }()
-			for g.Stats().Pending == 0 {
+			for g.Stats().Retiring == 0 {
 				runtime.Gosched()
 			}
-			result := vmm.EnablePeers(vmm.Read, w.devs, g)
+			result := vmm.EnablePeers(vmm.AccessRead, w.devs, g)
 			require.NoError(t, g.Grow(4*page), "what comes back")
 			require.NoError(t, w.devs[1].CopyOut(make([]byte, page), g.Ptr()+vmm.Ptr(g.Cap()-page)), "has the grant")
 			open()
@@ -98,9 +98,9 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 			return result
 		},
 		"EnablePeers x look-ahead": func(t *testing.T, w *world) error {
-			g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, Ahead: 8 * page})
+			g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, GrowAhead: 8 * page})
 			require.NoError(t, err)
-			result := vmm.EnablePeers(vmm.Read, w.devs, g)
+			result := vmm.EnablePeers(vmm.AccessRead, w.devs, g)
 			require.NoError(t, g.Append(pattern(page, 1)))
 			for g.Cap()-g.Len() < 4*page {
 				runtime.Gosched()
@@ -112,11 +112,11 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 		"EnablePeers x quarantined": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
 			w.arm(2, 3) // after CanAccessPeer: setting access, and setting it back
-			require.ErrorIs(t, g.Grant(vmm.ReadWrite, w.devs[1]), errInjected)
+			require.ErrorIs(t, g.Grant(vmm.AccessReadWrite, w.devs[1]), errInjected)
 			w.disarm()
-			require.NotZero(t, w.devs[0].Stats().Stuck)
-			result := vmm.EnablePeers(vmm.ReadWrite, w.devs, g)
-			require.Zero(t, w.devs[0].Stats().Stuck, "healed")
+			require.NotZero(t, w.devs[0].Stats().Quarantined)
+			result := vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g)
+			require.Zero(t, w.devs[0].Stats().Quarantined, "healed")
 			closeAll(t, g)
 			return result
 		},
@@ -128,10 +128,10 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 				if c.Name != "SetAccess" || calls.Add(1) != 2 {
 					return nil
 				}
-				go func() { granted <- g.Grant(vmm.Read, w.devs[1]) }()
+				go func() { granted <- g.Grant(vmm.AccessRead, w.devs[1]) }()
 				return errInjected
 			}
-			require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs, g, h), errInjected)
+			require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, w.devs, g, h), errInjected)
 			require.NoError(t, <-granted)
 			w.before = nil
 			result := w.devs[1].CopyOut(make([]byte, page), g.Ptr())

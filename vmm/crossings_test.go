@@ -93,7 +93,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		return func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
 			require.NoError(t, g.Grow(3*page))
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
 			end := captured(t, w, s)
@@ -128,11 +128,11 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Grow(4*page))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			open := work(t, w.devs[0], s.Raw(), g.Ptr()+vmm.Ptr(g.Cap()-page))
 			clipped := make(chan error, 1)
 			go func() { clipped <- g.Clip() }()
-			for g.Stats().Pending == 0 {
+			for g.Stats().Retiring == 0 {
 				runtime.Gosched()
 			}
 			err = f(w, g)
@@ -156,9 +156,9 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		"ReadAt x captured":   duringCapture(func(_ *world, g *vmm.Range) error { _, err := g.ReadAt(make([]byte, 1), 0); return err }),
 		"Clip x captured":     duringCapture(func(_ *world, g *vmm.Range) error { return g.Clip() }),
 		"Close x captured":    duringCapture(func(_ *world, g *vmm.Range) error { return g.Close() }),
-		"Grant x captured":    duringCapture(func(w *world, g *vmm.Range) error { return g.Grant(vmm.ReadWrite, w.devs[1]) }),
+		"Grant x captured":    duringCapture(func(w *world, g *vmm.Range) error { return g.Grant(vmm.AccessReadWrite, w.devs[1]) }),
 		"Grant less x captured": duringCapture(func(w *world, g *vmm.Range) error {
-			return g.Grant(vmm.Read, w.devs[1])
+			return g.Grant(vmm.AccessRead, w.devs[1])
 		}),
 		"Revoke x captured":      duringCapture(func(w *world, g *vmm.Range) error { return g.Revoke(w.devs[1]) }),
 		"Device.Sync x captured": duringCapture(func(w *world, _ *vmm.Range) error { return w.devs[0].Sync() }),
@@ -167,7 +167,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Grow(3*page))
 			named, err := w.devs[0].NewStream()
 			require.NoError(t, err)
-			require.NoError(t, g.Use(named))
+			require.NoError(t, g.UsedBy(named))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
 			end := captured(t, w, s)
@@ -183,7 +183,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Grow(3*page))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			end := captured(t, w, s)
 			capacity := g.Cap()
 			result := g.Clip()
@@ -214,12 +214,12 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		"Grow x Clip waits": whileClipping(func(_ *world, g *vmm.Range) error {
 			capacity := g.Cap()
 			err := g.Grow(page)
-			if g.Cap() == capacity || g.Stats().Readopted == 0 {
+			if g.Cap() == capacity || g.Stats().Reclaimed == 0 {
 				return errors.New("not taken back")
 			}
 			return err
 		}),
-		"Grant x Clip waits": whileClipping(func(w *world, g *vmm.Range) error { return g.Grant(vmm.Read, w.devs[1]) }),
+		"Grant x Clip waits": whileClipping(func(w *world, g *vmm.Range) error { return g.Grant(vmm.AccessRead, w.devs[1]) }),
 		"CopyIn behind Cap x Clip waits": whileClipping(func(w *world, g *vmm.Range) error {
 			return w.devs[0].CopyIn(g.Ptr()+vmm.Ptr(g.Cap()), []byte{1})
 		}),
@@ -247,7 +247,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
-			for w.devs[0].Stats().Pending == 0 { // the close has not begun yet
+			for w.devs[0].Stats().Retiring == 0 { // the close has not begun yet
 				runtime.Gosched()
 			}
 			result := g.Append([]byte{1})
@@ -263,7 +263,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			open := work(t, w.devs[0], s.Raw(), r.Ptr())
 			unmapped := make(chan error, 1)
 			go func() { unmapped <- r.Unmap(0, 3*page) }()
-			for w.devs[0].Stats().Pending == 0 {
+			for w.devs[0].Stats().Retiring == 0 {
 				runtime.Gosched()
 			}
 			_, result := r.Hold(page)
@@ -287,11 +287,11 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		"Grant x quarantined": func(t *testing.T, w *world) error {
 			r := holed(t, w)
 			w.arm(3, 4) // the second stretch, and setting the first one back
-			require.ErrorIs(t, r.Grant(vmm.Read, w.devs[1]), errInjected)
+			require.ErrorIs(t, r.Grant(vmm.AccessRead, w.devs[1]), errInjected)
 			w.disarm()
-			require.NotZero(t, w.devs[0].Stats().Stuck)
-			result := r.Grant(vmm.Read, w.devs[1])
-			require.Zero(t, w.devs[0].Stats().Stuck, "healed")
+			require.NotZero(t, w.devs[0].Stats().Quarantined)
+			result := r.Grant(vmm.AccessRead, w.devs[1])
+			require.Zero(t, w.devs[0].Stats().Quarantined, "healed")
 			require.NoError(t, r.Close())
 			return result
 		},
@@ -305,7 +305,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		},
 		"Device.Close x granted": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			err := w.devs[1].Close()
 			require.ErrorContains(t, err, "grant of memory of "+w.devs[0].String())
 			require.NoError(t, g.Close())
@@ -313,7 +313,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		},
 		"Grow x granted": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			require.NoError(t, g.Append(pattern(3*page, 1)))
 			for _, s := range g.Segments() {
 				require.NoError(t, w.devs[1].CopyOut(make([]byte, s.Size), s.Addr))
@@ -340,12 +340,12 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, s.Close())
 			return <-results
 		},
-		"Stream.Close x Use": func(t *testing.T, w *world) error {
+		"Stream.Close x UsedBy": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
 			require.NoError(t, g.Grow(2*page))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			open := work(t, w.devs[0], s.Raw(), g.Ptr()+page)
 			closed := make(chan error, 1)
 			go func() { closed <- s.Close() }()

@@ -127,12 +127,12 @@ func (d *Device) Raw() (driver.Device, error) {
 }
 
 // home is where memory of this device lives.
-func (d *Device) home() Location { return Location{Kind: OnDevice, ID: d.port.n} }
+func (d *Device) home() Location { return Location{Kind: LocationDevice, ID: d.port.n} }
 
-// resolve replaces Here by this device.
+// resolve replaces LocationOwner by this device.
 func (d *Device) resolve(p Prop) Prop {
-	if p.Home.Kind == Here {
-		p.Home = d.home()
+	if p.Location.Kind == LocationOwner {
+		p.Location = d.home()
 	}
 	return p
 }

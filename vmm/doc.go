@@ -22,14 +22,14 @@
 // Retiring memory has been given up while work that may still use it runs; a
 // Range that grows meanwhile takes it back without a driver call, up to the
 // moment when the driver is asked to unmap it. Mapped is only ever seen when an
-// undo failed: see [Stats], Stuck. A range that sleeps has nothing but Reserved.
+// undo failed: see [Stats], Quarantined. A range that sleeps has nothing but Reserved.
 //
 // # Waiting
 //
 // Unmapping under running work loses the device for good, and with it all devices
 // of the process: only a new process helps. So Unmap, Clip,
 // Revoke, a narrowing Grant, Sleep and Close wait first: for every device with
-// access, or, after [Reservation.Use], for the streams that were named. Clip
+// access, or, after [Reservation.UsedBy], for the streams that were named. Clip
 // then leaves the wait to the device's goroutine. Not covered are
 // other contexts (unless their streams are named), graphs launched later, and
 // other processes. While a stream that this package knows is being captured
@@ -44,8 +44,8 @@
 //
 // # Growth that does not wait
 //
-// RangeOptions.Ahead has the device's goroutine map memory before it is needed;
-// [Device.SetThreshold] keeps memory that was given up for growth to come;
+// RangeOptions.GrowAhead has the device's goroutine map memory before it is needed;
+// [Device.SetReleaseThreshold] keeps memory that was given up for growth to come;
 // [Device.SetLimit] bounds what this process takes. The goroutine is there
 // while there is something to do, and Device.Close waits for it.
 //
@@ -87,7 +87,7 @@
 // Held across a wait for the device are the closers, grantMu, Device.lodgeMu,
 // Range.write by Append and AppendOn, for their own bytes, and Stream.mu for reading,
 // only where no event could be recorded; none is held across a callback. Reservation.mu is not held even
-// across a driver call. Written takes a turn of its own before all of them. What
+// across a driver call. WaitWritten takes a turn of its own before all of them. What
 // enables and disables legacy peers takes two locks of its own, one for what is
 // disabled, across the wait, then one for the pairs, across the driver's calls, and
 // after them only those from Device on.

@@ -23,7 +23,7 @@ func cycle(t testing.TB, w *world) {
 	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * page, Share: vmm.ShareFD})
 	require.NoError(t, err)
 	require.NoError(t, g.Append(pattern(9*page+5, 1)))
-	require.NoError(t, g.Grant(vmm.Read, peer))
+	require.NoError(t, g.Grant(vmm.AccessRead, peer))
 	require.NoError(t, g.Grow(9*page))
 	require.NoError(t, g.SetLen(page))
 	require.NoError(t, g.Clip())
@@ -32,7 +32,7 @@ func cycle(t testing.TB, w *world) {
 
 	s, err := d.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, s.Fill(g.Ptr(), 5, 1, page))
 	e, err := s.Record()
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func cycle(t testing.TB, w *world) {
 	require.NoError(t, err)
 	fd, err := c.Export()
 	require.NoError(t, err)
-	in, err := peer.Import(fd, c.Size(), vmm.Prop{Home: c.Home(), Share: vmm.ShareFD})
+	in, err := peer.Import(fd, c.Size(), vmm.Prop{Location: c.Location(), Share: vmm.ShareFD})
 	require.NoError(t, err)
 	require.NoError(t, os.NewFile(uintptr(fd), "chunk").Close())
 	r, err := peer.Reserve(in.Size(), vmm.ReserveOptions{ReadOnly: true})
@@ -73,11 +73,11 @@ func cycle(t testing.TB, w *world) {
 // growth is the part of a cycle that keeps memory, looks ahead, clips without
 // waiting, and sleeps.
 func growth(t testing.TB, d, peer *vmm.Device, s *vmm.Stream) {
-	d.SetThreshold(8 * page)
+	d.SetReleaseThreshold(8 * page)
 	d.SetLimit(64 * page)
-	h := newRange(t, d, vmm.RangeOptions{Max: 32 * page, Ahead: 4 * page})
-	require.NoError(t, h.Grant(vmm.Read, peer))
-	require.NoError(t, h.Use(s))
+	h := newRange(t, d, vmm.RangeOptions{Max: 32 * page, GrowAhead: 4 * page})
+	require.NoError(t, h.Grant(vmm.AccessRead, peer))
+	require.NoError(t, h.UsedBy(s))
 	open := gate(t, d, s.Raw())
 	for n := range 4 {
 		require.NoError(t, h.Append(pattern(3*page, 1)))
@@ -87,12 +87,12 @@ func growth(t testing.TB, d, peer *vmm.Device, s *vmm.Stream) {
 			open()
 		}
 	}
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, h))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, h))
 	require.NoError(t, vmm.Wake(h))
-	require.NoError(t, vmm.Sleep(vmm.DropContents, h))
+	require.NoError(t, vmm.Sleep(vmm.SleepDrop, h))
 	require.NoError(t, vmm.Wake(h))
 	require.NoError(t, h.Append(pattern(page, 2)))
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, h))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, h))
 	_, err := d.Trim(2 * page)
 	require.NoError(t, err)
 	require.NoError(t, h.Close())

@@ -72,9 +72,9 @@ func ExampleRange_growth() {
 		log.Fatal(err)
 	}
 	defer dev.Close()
-	dev.SetThreshold(64 << 20) // keep up to this much of what is given up
+	dev.SetReleaseThreshold(64 << 20) // keep up to this much of what is given up
 
-	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30, Ahead: 8 << 20})
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30, GrowAhead: 8 << 20})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func ExampleRange_growth() {
 		log.Fatal(err)
 	}
 	defer s.Close()
-	if err := g.Use(s); err != nil { // from now on Clip waits for nobody
+	if err := g.UsedBy(s); err != nil { // from now on Clip waits for nobody
 		log.Fatal(err)
 	}
 
@@ -120,7 +120,7 @@ func ExampleSleep() {
 	fmt.Fprint(g, "weights")
 	first := g.Ptr()
 
-	if err := vmm.Sleep(vmm.KeepContents, g); err != nil {
+	if err := vmm.Sleep(vmm.SleepKeep, g); err != nil {
 		log.Fatal(err)
 	}
 	_, err = g.Write([]byte("more"))

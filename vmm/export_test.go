@@ -32,7 +32,7 @@ func Drain(d *Device) error {
 // SizeText is sizeText.
 var SizeText = sizeText
 
-// Named is how many streams the range's Use has named.
+// Named is how many streams the range's UsedBy has named.
 func Named(g *Range) int {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()

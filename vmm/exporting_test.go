@@ -76,7 +76,7 @@ func TestExportDMABuf(t *testing.T) {
 		require.ErrorIs(t, err, c.err, "%d bytes at %d", c.size, c.off)
 		require.Equal(t, -1, fd)
 	}
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	_, err = g.ExportDMABuf(0, page)
 	require.ErrorIs(t, err, vmm.ErrAsleep)
 	require.NoError(t, vmm.Wake(g))
@@ -99,7 +99,7 @@ func TestExportDMABuf(t *testing.T) {
 func TestExportedMemoryIsNeverKept(t *testing.T) {
 	w, x := exporting(t)
 	d := w.devs[0]
-	d.SetThreshold(64 * page)
+	d.SetReleaseThreshold(64 * page)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Append(pattern(page, 1)))
 	_, err := g.ExportDMABuf(0, page)
@@ -136,7 +136,7 @@ func TestExportedMemoryIsNeverKept(t *testing.T) {
 func TestFabric(t *testing.T) {
 	w, x := exporting(t)
 	d := w.devs[0]
-	d.SetThreshold(64 * page)
+	d.SetReleaseThreshold(64 * page)
 	c, err := d.Create(page, vmm.Prop{Share: vmm.ShareFD})
 	require.NoError(t, err)
 	name, err := c.ExportFabric()
@@ -144,7 +144,7 @@ func TestFabric(t *testing.T) {
 	again, err := d.ImportFabric(name, page, vmm.Prop{Share: vmm.ShareFD})
 	require.NoError(t, err)
 	require.EqualValues(t, page, again.Size())
-	require.Equal(t, c.Home(), again.Home())
+	require.Equal(t, c.Location(), again.Location())
 	_, err = d.ImportFabric([64]byte{9}, page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	w.refuse("ExportFabric", 1, errInjected)

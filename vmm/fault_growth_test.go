@@ -66,12 +66,12 @@ func TestFaultsInADeferredClip(t *testing.T) {
 			w := newWorld(t, 2)
 			d := w.devs[0]
 			vmm.SetStill(d, true)
-			d.SetThreshold(kept)
+			d.SetReleaseThreshold(kept)
 			g := ranged(t, w, 5*page)
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			raw(t, w.devs[1]) // its own stream is one more to wait for
 			s := stream(t, d)
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			require.NoError(t, g.SetLen(2*page))
 			before := w.picture(g)
 
@@ -83,25 +83,25 @@ func TestFaultsInADeferredClip(t *testing.T) {
 			if clip != nil {
 				isInjected(w, clip)
 				w.same(before, g, exact, note)
-				require.Zero(t, g.Stats().Pending, note)
+				require.Zero(t, g.Stats().Retiring, note)
 				require.NoError(t, g.Clip(), note)
 			} else {
 				require.EqualValues(t, 2*page, g.Cap(), note)
 				require.Equal(t, before.Contents, w.contents(g), note)
 				if trim != nil {
 					isInjected(w, trim)
-					require.NotZero(t, g.Stats().Pending+d.Stats().Stuck, note)
+					require.NotZero(t, g.Stats().Retiring+d.Stats().Quarantined, note)
 				} else if !forgiven(calls, at) {
 					t.Fatal("nobody said so: " + note)
 				}
 			}
-			if pending := g.Stats().Pending; pending > 0 {
+			if pending := g.Stats().Retiring; pending > 0 {
 				require.NoError(t, g.Grow(page), note)
-				require.Equal(t, pending-page, g.Stats().Pending, note)
+				require.Equal(t, pending-page, g.Stats().Retiring, note)
 				require.NoError(t, g.Clip(), note)
 			}
 			require.NoError(t, vmm.Drain(d), note)
-			require.Zero(t, g.Stats().Pending, note)
+			require.Zero(t, g.Stats().Retiring, note)
 			require.NoError(t, g.Append(pattern(3*page, 1)), note)
 			vmm.SetStill(d, false)
 			require.NoError(t, s.Close())
@@ -120,7 +120,7 @@ func TestFaultsInLookAhead(t *testing.T) {
 		faults(t, func(t *testing.T, at ...int) (calls []string) {
 			bubble(t, 1, func(t *testing.T, w *paced) {
 				d := w.devs[0]
-				d.SetThreshold(64 * page)
+				d.SetReleaseThreshold(64 * page)
 				g := ahead(t, d)
 				keepChunks(t, w.world, slices.Repeat([]uint64{1}, kept)...)
 				require.NoError(t, g.Append(pattern(page, 1)))
@@ -137,13 +137,13 @@ func TestFaultsInLookAhead(t *testing.T) {
 					return
 				}
 				st := g.Stats()
-				require.EqualValues(t, 1, st.AheadFailures, note)
-				if st.Stuck == 0 {
+				require.EqualValues(t, 1, st.GrowAheadFailures, note)
+				if st.Quarantined == 0 {
 					w.extended(before, g, note)
 				} else {
 					require.EqualValues(t, 4*page, g.Cap(), note)
 				}
-				if err := g.Append(pattern(2*page, 2)); st.Stuck == 0 {
+				if err := g.Append(pattern(2*page, 2)); st.Quarantined == 0 {
 					require.NoError(t, err, note)
 				} else {
 					require.ErrorIs(t, err, errInjected, note)
@@ -168,7 +168,7 @@ func newSleepers(t *testing.T) *sleepers {
 	t.Helper()
 	w := newWorld(t, 2)
 	a, b := ranged(t, w, 2*page), ranged(t, w, 3*page)
-	require.NoError(t, a.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, a.Grant(vmm.AccessReadWrite, w.devs[1]))
 	require.NoError(t, b.Grow(page))
 	s := &sleepers{world: w, all: []*vmm.Range{a, b}}
 	for _, g := range s.all {
@@ -186,7 +186,7 @@ func (s *sleepers) look(g *vmm.Range) picture {
 
 // asleep holds that each range is wholly asleep or wholly awake, as it was, and
 // says which. What sleeps has no memory but what is stuck.
-func (s *sleepers) asleep(t *testing.T, k vmm.Keep, note string) (which []bool) {
+func (s *sleepers) asleep(t *testing.T, k vmm.SleepMode, note string) (which []bool) {
 	t.Helper()
 	var committed, held uint64
 	for i, g := range s.all {
@@ -196,9 +196,9 @@ func (s *sleepers) asleep(t *testing.T, k vmm.Keep, note string) (which []bool) 
 			committed += g.Cap()
 		} else {
 			require.Zero(t, g.Cap(), note)
-			require.Equal(t, st.Stuck, st.Committed, note)
+			require.Equal(t, st.Quarantined, st.Committed, note)
 			require.ErrorIs(t, g.Grow(1), vmm.ErrAsleep, note)
-			if k == vmm.KeepContents {
+			if k == vmm.SleepKeep {
 				require.Equal(t, s.seen[i].Len, g.Len(), note)
 				held += g.Len()
 			}
@@ -206,18 +206,18 @@ func (s *sleepers) asleep(t *testing.T, k vmm.Keep, note string) (which []bool) 
 		which = append(which, st.Asleep)
 	}
 	st := s.devs[0].Stats()
-	require.Equal(t, committed, st.Committed-st.Stuck, note)
+	require.Equal(t, committed, st.Committed-st.Quarantined, note)
 	require.Equal(t, held, st.Asleep, note)
 	return which
 }
 
 // recover wakes all and holds that nothing is lost.
-func (s *sleepers) recover(t *testing.T, which []bool, k vmm.Keep, note string) {
+func (s *sleepers) recover(t *testing.T, which []bool, k vmm.SleepMode, note string) {
 	t.Helper()
 	require.NoError(t, vmm.Wake(s.all...), note)
 	for i, g := range s.all {
 		now := s.look(g)
-		if which[i] && k == vmm.DropContents {
+		if which[i] && k == vmm.SleepDrop {
 			require.Zero(t, g.Len(), note)
 			now.Len, now.Contents = s.seen[i].Len, s.seen[i].Contents
 		}
@@ -229,7 +229,7 @@ func (s *sleepers) recover(t *testing.T, which []bool, k vmm.Keep, note string) 
 }
 
 func TestFaultsInSleep(t *testing.T) {
-	for _, k := range []vmm.Keep{vmm.DropContents, vmm.KeepContents} {
+	for _, k := range []vmm.SleepMode{vmm.SleepDrop, vmm.SleepKeep} {
 		faults(t, func(t *testing.T, at ...int) []string {
 			s := newSleepers(t)
 			s.arm(at...)
@@ -241,7 +241,7 @@ func TestFaultsInSleep(t *testing.T) {
 				isInjected(s.world, err)
 				if len(at) == 1 {
 					require.Equal(t, []bool{false, false}, which, note)
-					require.Zero(t, s.devs[0].Stats().Stuck, note)
+					require.Zero(t, s.devs[0].Stats().Quarantined, note)
 				}
 			} else {
 				require.Equal(t, []bool{true, true}, which, note)
@@ -254,7 +254,7 @@ func TestFaultsInSleep(t *testing.T) {
 }
 
 func TestFaultsInWake(t *testing.T) {
-	for _, k := range []vmm.Keep{vmm.DropContents, vmm.KeepContents} {
+	for _, k := range []vmm.SleepMode{vmm.SleepDrop, vmm.SleepKeep} {
 		faults(t, func(t *testing.T, at ...int) []string {
 			s := newSleepers(t)
 			require.NoError(t, vmm.Sleep(k, s.all...))
@@ -266,7 +266,7 @@ func TestFaultsInWake(t *testing.T) {
 				isInjected(s.world, err)
 				require.Equal(t, []bool{true, true}, s.asleep(t, k, note))
 				if len(at) == 1 {
-					require.Zero(t, s.devs[0].Stats().Stuck, note)
+					require.Zero(t, s.devs[0].Stats().Quarantined, note)
 				}
 			} else {
 				require.Empty(t, at, note)
@@ -282,10 +282,10 @@ func TestFaultsInWake(t *testing.T) {
 func TestSleepWithoutHostMemory(t *testing.T) {
 	s := newSleepers(t)
 	old := vmm.SetAddressLimit(1)
-	err := vmm.Sleep(vmm.KeepContents, s.all...)
+	err := vmm.Sleep(vmm.SleepKeep, s.all...)
 	vmm.SetAddressLimit(old)
 	require.ErrorIs(t, err, vmm.ErrAddressSpace)
-	require.Equal(t, []bool{false, false}, s.asleep(t, vmm.KeepContents, ""))
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, s.all...))
-	s.recover(t, s.asleep(t, vmm.KeepContents, ""), vmm.KeepContents, "")
+	require.Equal(t, []bool{false, false}, s.asleep(t, vmm.SleepKeep, ""))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, s.all...))
+	s.recover(t, s.asleep(t, vmm.SleepKeep, ""), vmm.SleepKeep, "")
 }

@@ -34,7 +34,7 @@ func (w *world) picture(o watched) picture {
 		p.Segments = append(p.Segments, [2]uint64{uint64(s.Addr), s.Size})
 		var who []vmm.Access
 		for i := range w.devs {
-			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.OnDevice, ID: i})
+			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.LocationDevice, ID: i})
 			require.NoError(w.t, err)
 			who = append(who, a)
 		}
@@ -121,7 +121,7 @@ func operations() []operation {
 		{"Range.Grow", exact, onRange(func(g *vmm.Range) error { return g.Grow(3 * page) })},
 		{"Range.Grow of kept memory", exact, func(t testing.TB, w *world) scene {
 			g := ranged(t, w, 3*page)
-			w.devs[0].SetThreshold(64 * page)
+			w.devs[0].SetReleaseThreshold(64 * page)
 			keepChunks(t, w, 1, 1)
 			return scene{do: func() error { return g.Grow(3 * page) }, obj: g, close: g.Close}
 		}},
@@ -148,7 +148,7 @@ func operations() []operation {
 			require.NoError(t, g.Grow(3*page))
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			return scene{do: g.Clip, obj: g, close: func() error {
 				require.NoError(t, s.Close())
 				return g.Close()
@@ -156,7 +156,7 @@ func operations() []operation {
 		}},
 		{"Range.Clip of granted memory", exact, func(t testing.TB, w *world) scene {
 			g := ranged(t, w, 2*page)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			require.NoError(t, g.Grow(3*page))
 			return scene{do: g.Clip, obj: g, close: g.Close}
 		}},
@@ -172,22 +172,22 @@ func operations() []operation {
 		}},
 		{"Reservation.Unmap", exact, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Unmap(8*page, 3*page) })},
 		{"Reservation.Grant", exact, onHoles(func(w *world, r *vmm.Reservation) error {
-			return r.Grant(vmm.ReadWrite, w.devs[1:]...)
+			return r.Grant(vmm.AccessReadWrite, w.devs[1:]...)
 		})},
 		{"Reservation.Grant of less", exact, func(t testing.TB, w *world) scene {
 			r := holed(t, w)
-			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1]))
-			return scene{do: func() error { return r.Grant(vmm.Read, w.devs[1:]...) }, obj: r, close: r.Close}
+			require.NoError(t, r.Grant(vmm.AccessReadWrite, w.devs[1]))
+			return scene{do: func() error { return r.Grant(vmm.AccessRead, w.devs[1:]...) }, obj: r, close: r.Close}
 		}},
 		{"Reservation.Revoke", exact, func(t testing.TB, w *world) scene {
 			r := holed(t, w)
-			require.NoError(t, r.Grant(vmm.ReadWrite, w.devs[1:]...))
+			require.NoError(t, r.Grant(vmm.AccessReadWrite, w.devs[1:]...))
 			return scene{do: func() error { return r.Revoke(w.devs[1:]...) }, obj: r, close: r.Close}
 		}},
 		{"Reservation.Close", ending, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Close() })},
 		{"EnablePeers", granted, func(t testing.TB, w *world) scene {
 			g, h := ranged(t, w, 2*page), ranged(t, w, page)
-			return scene{do: func() error { return vmm.EnablePeers(vmm.Read, w.devs, g, h) }, obj: g, close: func() error {
+			return scene{do: func() error { return vmm.EnablePeers(vmm.AccessRead, w.devs, g, h) }, obj: g, close: func() error {
 				require.NoError(t, h.Close())
 				return g.Close()
 			}}
@@ -286,7 +286,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	if err == nil {
 		// Few calls may fail without a word; memory that will not go back is counted.
 		require.True(t, forgiven(calls, []int{i}), note)
-		require.Equal(t, calls[i-1] == "Release", w.devs[0].Stats().Stuck > 0, note)
+		require.Equal(t, calls[i-1] == "Release", w.devs[0].Stats().Quarantined > 0, note)
 	} else {
 		isInjected(w, err)
 		if op.kind != ending && sc.obj != nil {
@@ -294,7 +294,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 		}
 		if op.kind == exact || op.kind == granted {
 			require.Equal(t, free, w.spare(), note)
-			require.Zero(t, w.devs[0].Stats().Stuck, note)
+			require.Zero(t, w.devs[0].Stats().Quarantined, note)
 		}
 		require.NoError(t, sc.do(), note)
 	}
@@ -330,14 +330,14 @@ func failTwice(t *testing.T, op operation, i, k int) {
 	err = sc.do()
 	calls := w.disarm()
 	note := fmt.Sprintf("calls %d and %d of %v: %v", i, k, calls, err)
-	stuck := w.devs[0].Stats().Stuck
+	stuck := w.devs[0].Stats().Quarantined
 	if err != nil {
 		isInjected(w, err)
 		if g, ok := sc.obj.(*vmm.Range); ok && op.kind != ending {
 			require.Equal(t, before.Len, g.Len(), note)
 			require.Equal(t, before.Contents, w.contents(g), note)
 			require.GreaterOrEqual(t, g.Cap(), before.Cap, note)
-			if g.Stats().Stuck > 0 {
+			if g.Stats().Quarantined > 0 {
 				require.ErrorIs(t, g.Grow(g.Cap()-g.Len()+1), errInjected, "growth past it: "+note)
 			}
 		}
@@ -351,7 +351,7 @@ func failTwice(t *testing.T, op operation, i, k int) {
 			require.NotZero(t, stuck, note)
 			require.ErrorIs(t, err, errInjected, "what is quarantined says why: "+note)
 		} else if _, mapped := sc.obj.(*vmm.Reservation); mapped && op.kind == exact {
-			require.Zero(t, w.devs[0].Stats().Stuck, "healed: "+note)
+			require.Zero(t, w.devs[0].Stats().Quarantined, "healed: "+note)
 		}
 	} else {
 		require.True(t, forgiven(calls, []int{i, k}), note)

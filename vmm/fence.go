@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Use names the streams that work on this memory. It is a promise: from the
+// UsedBy names the streams that work on this memory. It is a promise: from the
 // first call on, unmapping waits for these streams and the library's own only,
 // instead of for whole devices. Streams of other contexts and other libraries
 // count too; see Device.WrapStream. Closing a stream takes it off the list.
 // From then on this package's own calls on a stream that is not on it, Stream.Copy
 // for one, answer ErrInvalid where they would touch the memory.
-func (r *Reservation) Use(streams ...*Stream) error {
+func (r *Reservation) UsedBy(streams ...*Stream) error {
 	return r.fail("use streams", 0, 0, r.promise(streams))
 }
 
@@ -45,7 +45,7 @@ func (r *Reservation) promise(streams []*Stream) error {
 	return nil
 }
 
-// usesNone is Use with no stream: only the library's own are waited for.
+// usesNone is UsedBy with no stream: only the library's own are waited for.
 func (r *Reservation) usesNone() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,7 +54,7 @@ func (r *Reservation) usesNone() {
 }
 
 // setWaitsFor keeps the devices that a fence waits for, so that it takes no lock
-// to find them: none after Use. It needs r.mu, and comes after each change of what
+// to find them: none after UsedBy. It needs r.mu, and comes after each change of what
 // it looks at.
 func (r *Reservation) setWaitsFor() {
 	if r.promised {
@@ -76,7 +76,7 @@ func (r *Reservation) mayAccess(ports []*port) []*port {
 	return ports
 }
 
-// users is who may be using the memory after Use: the library's own streams on
+// users is who may be using the memory after UsedBy: the library's own streams on
 // the devices with access, and the streams that were named or on which an AppendOn
 // may not have run yet, which stand for all other work.
 func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream) {
@@ -95,7 +95,7 @@ func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Strea
 }
 
 // fence waits for all work that may use the memory: of every device with
-// access, or, after Use, of the named streams and the library's own. It begins
+// access, or, after UsedBy, of the named streams and the library's own. It begins
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
 func (r *Reservation) fence() error {
@@ -112,7 +112,7 @@ func (r *Reservation) fence() error {
 }
 
 // behind records an event behind all work that may use the memory. It answers
-// ok only where events are enough to know when that has ended: after Use, and
+// ok only where events are enough to know when that has ended: after UsedBy, and
 // not for streams that take none of ours, as those of other contexts, nor for
 // copies of our own that could not be waited for.
 func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
@@ -142,7 +142,7 @@ func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
 	}
 	for _, p := range ports {
 		if o := p.open.Load(); o != nil {
-			m, err := o.mark(o.Own())
+			m, err := o.mark(o.CopyStream())
 			note(p, m, err)
 			ok = ok && o.stage.adrift.Load() == 0
 		}
@@ -189,12 +189,12 @@ func waitStreams(owner *port, ports []*port, streams []*Stream) error {
 
 // awaitOwn waits for the library's own streams on the device.
 func (o *openDevice) awaitOwn() error {
-	m, err := o.mark(o.Own())
+	m, err := o.mark(o.CopyStream())
 	if err == nil {
 		err = m.wait()
 	}
 	if err != nil && !lost(err) && o.hold() { // nor can an event tell
-		err = o.SyncStream(o.Own())
+		err = o.SyncStream(o.CopyStream())
 		o.letGo()
 	}
 	if err == nil && o.hold() {

@@ -42,7 +42,7 @@ func work(t *testing.T, d *vmm.Device, s driver.Stream, p vmm.Ptr) (open func())
 func clipped(g *vmm.Range) func() error {
 	return func() error {
 		err := g.Clip()
-		for g.Stats().Pending > 0 {
+		for g.Stats().Retiring > 0 {
 			err = cmp.Or(err, vmm.Drain(g.Device()))
 		}
 		return err
@@ -66,7 +66,7 @@ func dangers() []danger {
 		{name: "clip under a named stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
 			s := stream(t, w.devs[0])
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			return w.devs[0], work(t, w.devs[0], s.Raw(), p), clipped(g)
 		}},
 		{name: "clip under another library's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
@@ -85,7 +85,7 @@ func dangers() []danger {
 				_ = wrapped.Close()
 				_ = raw(t, w.devs[0]).FreeStream(s)
 			})
-			require.NoError(t, g.Use(wrapped))
+			require.NoError(t, g.UsedBy(wrapped))
 			return w.devs[0], work(t, w.devs[0], s, p), clipped(g)
 		}},
 		{name: "clip under the null stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
@@ -94,14 +94,14 @@ func dangers() []danger {
 		}},
 		{name: "clip while a peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p), g.Clip
 		}},
 		{name: "clip while a peer's named stream works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			s := stream(t, w.devs[1])
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			return w.devs[1], work(t, w.devs[1], s.Raw(), p), clipped(g)
 		}},
 		{name: "unmap under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
@@ -112,42 +112,42 @@ func dangers() []danger {
 		}},
 		{name: "revoke while the peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
 				func() error { return g.Revoke(w.devs[1]) }
 		}},
 		{name: "plan and apply a revoke while the peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
-			require.NoError(t, vmm.EnablePeers(vmm.ReadWrite, w.devs, g))
-			plan, err := vmm.PlanPeers(vmm.None, w.devs[1:], g)
+			require.NoError(t, vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g))
+			plan, err := vmm.PlanPeers(vmm.AccessNone, w.devs[1:], g)
 			require.NoError(t, err)
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p), plan.Apply
 		}},
 		{name: "narrow while the peer writes", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
-				func() error { return g.Grant(vmm.Read, w.devs[1]) }
+				func() error { return g.Grant(vmm.AccessRead, w.devs[1]) }
 		}},
 		{name: "sleep under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
 			return w.devs[0], work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p),
-				func() error { return vmm.Sleep(vmm.DropContents, g) }
+				func() error { return vmm.Sleep(vmm.SleepDrop, g) }
 		}},
 		{name: "sleep under a named stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
 			s := stream(t, w.devs[0])
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			return w.devs[0], work(t, w.devs[0], s.Raw(), p),
-				func() error { return vmm.Sleep(vmm.DropContents, g) }
+				func() error { return vmm.Sleep(vmm.SleepDrop, g) }
 		}},
 		{name: "sleep while a peer works, in a set", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			h := ranged(t, w, page)
 			t.Cleanup(func() { _ = h.Close() })
 			g, p := grown(t, w)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p),
-				func() error { return vmm.Sleep(vmm.KeepContents, h, g) }
+				func() error { return vmm.Sleep(vmm.SleepKeep, h, g) }
 		}},
 		{name: "close under the owner's stream", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
@@ -155,7 +155,7 @@ func dangers() []danger {
 		}},
 		{name: "close while a peer works", queue: func(t *testing.T, w *world) (*vmm.Device, func(), func() error) {
 			g, p := grown(t, w)
-			require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 			return w.devs[1], work(t, w.devs[1], stream(t, w.devs[1]).Raw(), p), g.Close
 		}},
 	}
@@ -239,7 +239,7 @@ func TestLostDevice(t *testing.T) {
 		"sync":    d.Sync,
 		"memory":  func() error { _, _, err := d.MemInfo(); return err },
 		"copy":    func() error { return d.CopyIn(other.Ptr(), []byte{1}) },
-		"grant":   func() error { return other.Grant(vmm.Read, w.devs[1]) },
+		"grant":   func() error { return other.Grant(vmm.AccessRead, w.devs[1]) },
 	} {
 		require.ErrorIs(t, op(), vmm.ErrDeviceLost, name)
 	}
@@ -271,5 +271,5 @@ func TestClipLeavesWhatALostDeviceHas(t *testing.T) {
 	open()
 	require.ErrorIs(t, h.Clip(), vmm.ErrDeviceLost)
 	require.Equal(t, capacity, h.Cap())
-	require.Zero(t, h.Stats().Pending)
+	require.Zero(t, h.Stats().Retiring)
 }

@@ -28,7 +28,7 @@ type grantKey struct {
 // Unmap does; given less, the owner cannot write either. It completes or changes
 // nothing. While a grant stands, the device granted answers ErrBusy to Close.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
-	if r == nil || a != Read && a != ReadWrite {
+	if r == nil || a != AccessRead && a != AccessReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
 	}
 	return r.fail("grant "+a.String(), 0, r.size, r.allow(a, devs))
@@ -41,20 +41,20 @@ func (r *Reservation) Revoke(devs ...*Device) error {
 	if r == nil {
 		return r.fail("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))
 	}
-	return r.fail("revoke", 0, r.size, r.allow(None, devs))
+	return r.fail("revoke", 0, r.size, r.allow(AccessNone, devs))
 }
 
-// Access is what d may do with the memory, as granted: None for a device that
+// Access is what d may do with the memory, as granted: AccessNone for a device that
 // was granted nothing, and once the reservation is closed. It asks the books,
 // not the driver.
 func (r *Reservation) Access(d *Device) Access {
 	if r == nil || d == nil {
-		return None
+		return AccessNone
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.phase.Load() == isClosed {
-		return None
+		return AccessNone
 	}
 	return r.granted(d)
 }
@@ -79,7 +79,7 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 
 // eligible checks devs before anything is changed or asked of the driver twice.
 func (r *Reservation) eligible(a Access, devs []*Device) error {
-	if a == ReadWrite && r.readOnly {
+	if a == AccessReadWrite && r.readOnly {
 		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
 	}
 	if len(devs) == 0 {
@@ -103,9 +103,9 @@ func (r *Reservation) barred(a Access, d *Device, reach func(from, to *Device) e
 	case err != nil:
 	case d.port.sys != r.dev.port.sys:
 		err = fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, r.dev)
-	case d.port == r.dev.port && a == None:
+	case d.port == r.dev.port && a == AccessNone:
 		err = fmt.Errorf("%w: %v owns the memory and cannot be revoked", ErrInvalid, d)
-	case d.port != r.dev.port && a != None:
+	case d.port != r.dev.port && a != AccessNone:
 		err = reach(d, r.dev)
 	}
 	return pairFail(d, r.dev, err)
@@ -214,7 +214,7 @@ func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, err
 // commit makes a change final: devices that have no access left may close.
 func (c *accessChange) commit() {
 	for _, g := range c.before {
-		if c.r.granted(g.dev) == None {
+		if c.r.granted(g.dev) == AccessNone {
 			g.dev.untrack(grantKey{c.r, g.dev})
 		}
 	}
@@ -224,7 +224,7 @@ func (c *accessChange) commit() {
 // undo sets the access back, without a wait for work: nobody has been told of
 // what was given, and no copy of ours has used it.
 func (c *accessChange) undo() (failed error) {
-	var back [ReadWrite + 1][]*Device
+	var back [AccessReadWrite + 1][]*Device
 	for _, g := range c.before {
 		back[g.access] = append(back[g.access], g.dev)
 	}
@@ -246,7 +246,7 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 		return nil
 	}
 	var lent []*Device
-	if a != None {
+	if a != AccessNone {
 		var err error
 		if lent, err = r.lend(devs); err != nil {
 			return err
@@ -278,7 +278,7 @@ func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.
 	unsure := r.accessUnsure()
 	if unsure {
 		for _, p := range r.strays {
-			out := driver.Grant{To: Location{Kind: OnDevice, ID: p.n}, Access: None}
+			out := driver.Grant{To: Location{Kind: LocationDevice, ID: p.n}, Access: AccessNone}
 			after, before = append(after, out), append(before, out)
 		}
 		after, before = append(after, r.who...), append(before, r.who...)
@@ -296,14 +296,14 @@ func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.
 func (r *Reservation) accessUnsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.strays) > 0 || r.books.Stuck > 0 && slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
+	return len(r.strays) > 0 || r.books.Quarantined > 0 && slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
 }
 
 // accessHealed notes that the driver has what the books have again. It needs r.mu.
 func (r *Reservation) accessHealed() {
 	r.strays = nil
 	r.setWaitsFor()
-	for i := 0; r.books.Stuck > 0 && i < len(r.slots); i++ {
+	for i := 0; r.books.Quarantined > 0 && i < len(r.slots); i++ {
 		if r.slots[i].state != mapped {
 			r.unstick(&r.slots[i])
 		}
@@ -314,7 +314,7 @@ func (r *Reservation) accessHealed() {
 // open as long as the grant stands.
 func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
 	for _, d := range devs {
-		if r.granted(d) != None {
+		if r.granted(d) != AccessNone {
 			continue
 		}
 		if err := d.track(grantKey{r, d}, "grant"); err != nil {
@@ -362,9 +362,9 @@ func (r *Reservation) record(a Access, devs []*Device) {
 	for _, d := range devs {
 		i := slices.IndexFunc(grants, func(g grant) bool { return g.dev.port == d.port })
 		switch {
-		case i < 0 && a != None:
+		case i < 0 && a != AccessNone:
 			grants = append(grants, grant{dev: d, access: a})
-		case i > 0 && a == None:
+		case i > 0 && a == AccessNone:
 			grants = slices.Delete(grants, i, i+1)
 		case i >= 0:
 			grants[i].access = a

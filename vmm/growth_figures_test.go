@@ -129,7 +129,7 @@ func appends(t *testing.T, g *vmm.Range, s *vmm.Stream, from vmm.Ptr, n, total u
 		before := g.Cap()
 		start := time.Now()
 		err := g.Grow(n)
-		if g.Options().Ahead == 0 && g.Cap() > before {
+		if g.Options().GrowAhead == 0 && g.Cap() > before {
 			grown = append(grown, at/n)
 		}
 		if err == nil {
@@ -143,7 +143,7 @@ func appends(t *testing.T, g *vmm.Range, s *vmm.Stream, from vmm.Ptr, n, total u
 	}
 	require.NoError(t, s.Sync())
 	took = time.Since(began)
-	if g.Options().Ahead > 0 {
+	if g.Options().GrowAhead > 0 {
 		for _, c := range g.Segments() {
 			grown = append(grown, uint64(c.Addr-g.Ptr())/n)
 		}
@@ -172,7 +172,7 @@ func TestAppendsWithLookAhead(t *testing.T) {
 			var duty [2]float64
 			for range 4 {
 				for i, ahead := range []uint64{0, scaled(4 << 30)} {
-					g, err := d.NewRange(vmm.RangeOptions{Max: 2 * total, Chunk: chunk, Ahead: ahead})
+					g, err := d.NewRange(vmm.RangeOptions{Max: 2 * total, Chunk: chunk, GrowAhead: ahead})
 					require.NoError(t, err)
 					for ahead > 0 && g.Cap() < ahead {
 						time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not what is measured
@@ -181,7 +181,7 @@ func TestAppendsWithLookAhead(t *testing.T) {
 					crossing, all := appends(t, g, s, from.Ptr(), n, total, rate)
 					took[i] = append(took[i], crossing...)
 					duty[i] += float64(d.Stats().WorkTime-before) / float64(all) / 4
-					require.Zero(t, g.Stats().AheadFailures)
+					require.Zero(t, g.Stats().GrowAheadFailures)
 					require.NoError(t, g.Close())
 					if onCUDA {
 						time.Sleep(80 * time.Millisecond) //nolint:forbidigo // what was given back is being cleared
@@ -219,7 +219,7 @@ func TestLookAheadLeavesOthersAlone(t *testing.T) {
 			if grown {
 				require.NoError(t, g.Grow(total+scaled(8<<30)))
 			}
-			for g.Cap() < o.Ahead {
+			for g.Cap() < o.GrowAhead {
 				time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not what is measured
 			}
 			stop := other.start(t)
@@ -239,7 +239,7 @@ func TestLookAheadLeavesOthersAlone(t *testing.T) {
 			if !onCUDA {
 				pairs = 1
 			}
-			took := versus.Rounds(pairs, way(rate, vmm.RangeOptions{Chunk: chunk, Ahead: scaled(4 << 30)}, false),
+			took := versus.Rounds(pairs, way(rate, vmm.RangeOptions{Chunk: chunk, GrowAhead: scaled(4 << 30)}, false),
 				way(rate, vmm.RangeOptions{Chunk: chunk}, true))
 			low, high := versus.Interval(took[0], took[1])
 			out.add("%.0f GB/s\t%d MiB\t%d\t%.4f\t[%.4f, %.4f]\t%s", rate/1e9, chunk>>20, len(took[0]),
@@ -264,7 +264,7 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 	}
 	g, err := d.NewRange(vmm.RangeOptions{Max: 4 * n})
 	require.NoError(t, err)
-	require.NoError(t, g.Use(b))
+	require.NoError(t, g.UsedBy(b))
 	var clips []float64
 	cycles := func() {
 		began := time.Now()
@@ -280,7 +280,7 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 	}
 	out := table("copies beside 500 clips a second\tpairs\tslower\t95 %\ttarget\tcreates\treleases\treadopted MiB")
 	for _, kept := range []uint64{0, 4 * n} {
-		d.SetThreshold(kept)
+		d.SetReleaseThreshold(kept)
 		before := d.Stats()
 		pairs := 12
 		if !onCUDA {
@@ -298,7 +298,7 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 		low, high := versus.Interval(took[0], took[1])
 		st := d.Stats()
 		out.add("threshold %d MiB\t%d\t%.4f\t[%.4f, %.4f]\t%s\t%d\t%d\t%d", kept>>20, pairs, versus.Median(took[0])/versus.Median(took[1]),
-			low, high, verdict(high < 1.02), st.Creates-before.Creates, st.Releases-before.Releases, (st.Readopted-before.Readopted)>>20)
+			low, high, verdict(high < 1.02), st.Creates-before.Creates, st.Releases-before.Releases, (st.Reclaimed-before.Reclaimed)>>20)
 	}
 	out.log(t)
 
@@ -381,7 +381,7 @@ func TestSleepAgainstPinnedCopies(t *testing.T) {
 		require.NoError(t, g.Append(want))
 	}
 	dev := raw(t, d)
-	pin, _, err := dev.(driver.Pinner).AllocHost(part)
+	pin, _, err := dev.(driver.HostAllocator).AllocHost(part)
 	require.NoError(t, err)
 	s := stream(t, d)
 	timed := func(f func() error) time.Duration {
@@ -412,11 +412,11 @@ func TestSleepAgainstPinnedCopies(t *testing.T) {
 		rounds = 2
 	}
 	var took [4][]float64 // sleep, pinned down, wake, pinned up
-	first := timed(func() error { return vmm.Sleep(vmm.KeepContents, g) })
+	first := timed(func() error { return vmm.Sleep(vmm.SleepKeep, g) })
 	require.NoError(t, vmm.Wake(g))
 	for range rounds {
 		took[1] = append(took[1], pinned(here, there))
-		took[0] = append(took[0], float64(timed(func() error { return vmm.Sleep(vmm.KeepContents, g) })))
+		took[0] = append(took[0], float64(timed(func() error { return vmm.Sleep(vmm.SleepKeep, g) })))
 		require.Zero(t, g.Stats().Committed)
 		took[2] = append(took[2], float64(timed(func() error { return vmm.Wake(g) })))
 		took[3] = append(took[3], pinned(there, here))
@@ -439,7 +439,7 @@ func TestSleepAgainstPinnedCopies(t *testing.T) {
 	}
 	out.add("%d\tfirst sleep\t%.1f", size>>30, float64(size)/float64(first))
 	out.log(t)
-	require.NoError(t, dev.(driver.Pinner).FreeHost(pin))
+	require.NoError(t, dev.(driver.HostAllocator).FreeHost(pin))
 	require.NoError(t, s.Close())
 	require.NoError(t, spare.Close())
 	require.NoError(t, g.Close())

@@ -71,7 +71,7 @@ func (g *Range) writable(at, n uint64) error {
 	if g.r.blocked.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
-	return g.r.covers(span{g.r.ptr + Ptr(at), n, ReadWrite}, g.r.dev.port, nil)
+	return g.r.covers(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.port, nil)
 }
 
 // publish moves Len to end. The caller holds g.write.
@@ -83,8 +83,8 @@ func (g *Range) publish(end uint64) {
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
 // the bytes arrive behind what the stream has queued, and work that it queues
 // later sees them. Len moves at once, so whoever else reads waits as for bytes
-// that a kernel writes; ReadAt does, and Written is the length up to which the
-// bytes have arrived. If Use has named streams, s has to be one
+// that a kernel writes; ReadAt does, and WaitWritten is the length up to which the
+// bytes have arrived. If UsedBy has named streams, s has to be one
 // of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {

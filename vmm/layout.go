@@ -15,12 +15,12 @@ type ElemKind uint8
 
 // Kinds of element, with the type codes that DLPack has for them.
 const (
-	Opaque  ElemKind = iota // bytes whose meaning is the program's; DLPack 3
-	Int                     // signed; DLPack 0
-	Uint                    // DLPack 1
-	Float                   // IEEE 754; DLPack 2
-	Complex                 // two floats, of half the bits each; DLPack 5
-	Bool                    // a byte, 0 or 1; DLPack 6
+	ElemOpaque  ElemKind = iota // bytes whose meaning is the program's; DLPack 3
+	ElemInt                     // signed; DLPack 0
+	ElemUint                    // DLPack 1
+	ElemFloat                   // IEEE 754; DLPack 2
+	ElemComplex                 // two floats, of half the bits each; DLPack 5
+	ElemBool                    // a byte, 0 or 1; DLPack 6
 	elemKinds
 )
 
@@ -35,7 +35,7 @@ func (k ElemKind) String() string {
 
 // elemBits are the sizes that elements of a kind come in.
 var elemBits = [elemKinds][]int{
-	Opaque: {8}, Int: {8, 16, 32, 64}, Uint: {8, 16, 32, 64}, Float: {16, 32, 64}, Complex: {64, 128}, Bool: {8},
+	ElemOpaque: {8}, ElemInt: {8, 16, 32, 64}, ElemUint: {8, 16, 32, 64}, ElemFloat: {16, 32, 64}, ElemComplex: {64, 128}, ElemBool: {8},
 }
 
 // maxDims is how many dimensions a row has at most.
@@ -65,7 +65,7 @@ func (l Layout) Validate() error {
 	if l.Kind >= elemKinds || !slices.Contains(elemBits[l.Kind], l.Bits) {
 		return fmt.Errorf("%w: elements of kind %v and %d bits", ErrInvalid, l.Kind, l.Bits)
 	}
-	if l.Size == 0 || l.Kind != Opaque && l.Size != uint64(l.Bits/8) {
+	if l.Size == 0 || l.Kind != ElemOpaque && l.Size != uint64(l.Bits/8) {
 		return fmt.Errorf("%w: %d bytes for a %v of %d bits", ErrInvalid, l.Size, l.Kind, l.Bits)
 	}
 	if len(l.Shape) > maxDims {
@@ -118,12 +118,12 @@ func (l Layout) String() string {
 	}
 	b.WriteString(l.Kind.String())
 	switch l.Kind {
-	case Opaque:
+	case ElemOpaque:
 		fmt.Fprintf(&b, " of %d bytes", l.Size)
 		if l.Hash != [32]byte{} {
 			b.WriteString(" (" + hex.EncodeToString(l.Hash[:4]) + ")")
 		}
-	case Bool:
+	case ElemBool:
 	default:
 		b.WriteString(strconv.Itoa(l.Bits))
 	}
@@ -173,7 +173,7 @@ func (l Layout) tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {
 	for _, n := range l.Shape {
 		dims = append(dims, int64(n))
 	}
-	if l.Kind == Opaque {
+	if l.Kind == ElemOpaque {
 		dims, unit = append(dims, int64(l.Size)), 1
 	}
 	if l.Pitch%unit != 0 {

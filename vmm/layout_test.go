@@ -11,14 +11,14 @@ import (
 )
 
 func TestLayoutValidate(t *testing.T) {
-	good := vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{3, 4}, Pitch: 64}
+	good := vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{3, 4}, Pitch: 64}
 	require.NoError(t, good.Validate())
 	for name, change := range map[string]func(*vmm.Layout){
 		"kind":                func(l *vmm.Layout) { l.Kind = 6 },
 		"bits":                func(l *vmm.Layout) { l.Bits = 24 },
 		"size":                func(l *vmm.Layout) { l.Size = 8 },
-		"no size":             func(l *vmm.Layout) { l.Kind, l.Bits, l.Size = vmm.Opaque, 8, 0 },
-		"opaque bits":         func(l *vmm.Layout) { l.Kind = vmm.Opaque },
+		"no size":             func(l *vmm.Layout) { l.Kind, l.Bits, l.Size = vmm.ElemOpaque, 8, 0 },
+		"opaque bits":         func(l *vmm.Layout) { l.Kind = vmm.ElemOpaque },
 		"dimensions":          func(l *vmm.Layout) { l.Shape = []int{1, 1, 1, 1, 1} },
 		"dimension of 0":      func(l *vmm.Layout) { l.Shape = []int{3, 0} },
 		"dimension below 0":   func(l *vmm.Layout) { l.Shape = []int{-3, -4} },
@@ -44,13 +44,13 @@ func TestLayoutValidate(t *testing.T) {
 
 func TestLayoutString(t *testing.T) {
 	for want, l := range map[string]vmm.Layout{
-		"float32":                                {Kind: vmm.Float, Bits: 32, Size: 4, Pitch: 4},
-		"bool":                                   {Kind: vmm.Bool, Bits: 8, Size: 1, Pitch: 1},
-		"rows of uint8, 2 bytes apart":           {Kind: vmm.Uint, Bits: 8, Size: 1, Pitch: 2},
-		"rows of 128 complex64":                  {Kind: vmm.Complex, Bits: 64, Size: 8, Shape: []int{128}, Pitch: 1024},
-		"rows of 3x4 int64, 128 bytes apart":     {Kind: vmm.Int, Bits: 64, Size: 8, Shape: []int{3, 4}, Pitch: 128},
-		"opaque of 24 bytes":                     {Kind: vmm.Opaque, Bits: 8, Size: 24, Pitch: 24},
-		"rows of 2 opaque of 3 bytes (01000000)": {Kind: vmm.Opaque, Bits: 8, Size: 3, Shape: []int{2}, Pitch: 6, Hash: [32]byte{1}},
+		"float32":                                {Kind: vmm.ElemFloat, Bits: 32, Size: 4, Pitch: 4},
+		"bool":                                   {Kind: vmm.ElemBool, Bits: 8, Size: 1, Pitch: 1},
+		"rows of uint8, 2 bytes apart":           {Kind: vmm.ElemUint, Bits: 8, Size: 1, Pitch: 2},
+		"rows of 128 complex64":                  {Kind: vmm.ElemComplex, Bits: 64, Size: 8, Shape: []int{128}, Pitch: 1024},
+		"rows of 3x4 int64, 128 bytes apart":     {Kind: vmm.ElemInt, Bits: 64, Size: 8, Shape: []int{3, 4}, Pitch: 128},
+		"opaque of 24 bytes":                     {Kind: vmm.ElemOpaque, Bits: 8, Size: 24, Pitch: 24},
+		"rows of 2 opaque of 3 bytes (01000000)": {Kind: vmm.ElemOpaque, Bits: 8, Size: 3, Shape: []int{2}, Pitch: 6, Hash: [32]byte{1}},
 	} {
 		require.Equal(t, want, l.String())
 	}
@@ -61,20 +61,20 @@ func TestLayoutTensor(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[1]
 	name := w.drv.Name()
-	l := vmm.Layout{Kind: vmm.Float, Bits: 32, Size: 4, Shape: []int{3, 4}, Pitch: 64}
+	l := vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{3, 4}, Pitch: 64}
 	got, err := l.Tensor(d, 4096, 128)
 	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{name, 1, 4096, vmm.Float, 32, []int64{2, 3, 4}, []int64{16, 4, 1}}, got)
+	require.Equal(t, vmm.Tensor{name, 1, 4096, vmm.ElemFloat, 32, []int64{2, 3, 4}, []int64{16, 4, 1}}, got)
 
-	l = vmm.Layout{Kind: vmm.Uint, Bits: 8, Size: 1, Pitch: 1}
+	l = vmm.Layout{Kind: vmm.ElemUint, Bits: 8, Size: 1, Pitch: 1}
 	got, err = l.Tensor(d, 4096, 0)
 	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{name, 1, 4096, vmm.Uint, 8, []int64{0}, []int64{1}}, got)
+	require.Equal(t, vmm.Tensor{name, 1, 4096, vmm.ElemUint, 8, []int64{0}, []int64{1}}, got)
 
-	l = vmm.Layout{Kind: vmm.Opaque, Bits: 8, Size: 3, Shape: []int{2}, Pitch: 7}
+	l = vmm.Layout{Kind: vmm.ElemOpaque, Bits: 8, Size: 3, Shape: []int{2}, Pitch: 7}
 	got, err = l.Tensor(d, 4096, 35)
 	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{name, 1, 4096, vmm.Opaque, 8, []int64{5, 2, 3}, []int64{7, 3, 1}}, got)
+	require.Equal(t, vmm.Tensor{name, 1, 4096, vmm.ElemOpaque, 8, []int64{5, 2, 3}, []int64{7, 3, 1}}, got)
 
 	_, err = l.Tensor(d, 4096, 36)
 	require.ErrorIs(t, err, vmm.ErrInvalid, "no whole rows")
@@ -82,7 +82,7 @@ func TestLayoutTensor(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	_, err = l.Tensor(d, math.MaxUint64-5, 7)
 	require.ErrorIs(t, err, vmm.ErrBounds)
-	l = vmm.Layout{Kind: vmm.Complex, Bits: 128, Size: 16, Pitch: 24}
+	l = vmm.Layout{Kind: vmm.ElemComplex, Bits: 128, Size: 16, Pitch: 24}
 	_, err = l.Tensor(d, 4096, 48)
 	require.ErrorIs(t, err, vmm.ErrNotSupported, "strides count elements")
 	_, err = vmm.Layout{}.Tensor(d, 4096, 0)
@@ -95,10 +95,10 @@ func TestLayoutTensor(t *testing.T) {
 func TestTensorStaysWithinItsBytes(t *testing.T) {
 	w := newWorld(t, 1)
 	rapid.Check(t, func(rt *rapid.T) {
-		kind := rapid.SampledFrom([]vmm.ElemKind{vmm.Opaque, vmm.Int, vmm.Uint, vmm.Float, vmm.Complex, vmm.Bool, 6}).Draw(rt, "kind")
+		kind := rapid.SampledFrom([]vmm.ElemKind{vmm.ElemOpaque, vmm.ElemInt, vmm.ElemUint, vmm.ElemFloat, vmm.ElemComplex, vmm.ElemBool, 6}).Draw(rt, "kind")
 		width := rapid.SampledFrom([]int{0, 8, 16, 32, 64, 128}).Draw(rt, "bits")
 		l := vmm.Layout{Kind: kind, Bits: width, Size: uint64(width / 8), Shape: rapid.SliceOfN(rapid.IntRange(-1, 1<<40), 0, 5).Draw(rt, "shape")}
-		if kind == vmm.Opaque {
+		if kind == vmm.ElemOpaque {
 			l.Size = rapid.Uint64Range(0, 1<<40).Draw(rt, "size")
 		}
 		l.Pitch = rapid.Uint64().Draw(rt, "pitch")
@@ -109,7 +109,7 @@ func TestTensorStaysWithinItsBytes(t *testing.T) {
 			return
 		}
 		var last, unit uint64 = 0, 1
-		if kind != vmm.Opaque {
+		if kind != vmm.ElemOpaque {
 			unit = l.Size
 		}
 		for i, n := range ten.Shape {

@@ -24,8 +24,8 @@ type pairDriver struct {
 
 type pairDevice struct {
 	driver.Device
-	driver.Pinner
-	driver.ValueWaiter
+	driver.HostAllocator
+	driver.StreamMemOps
 	driver.Capturer
 	d *pairDriver
 	n int
@@ -60,7 +60,7 @@ func (d *pairDriver) Open(dev int) (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pairDevice{v, v.(driver.Pinner), v.(driver.ValueWaiter), v.(driver.Capturer), d, dev}, nil
+	return &pairDevice{v, v.(driver.HostAllocator), v.(driver.StreamMemOps), v.(driver.Capturer), d, dev}, nil
 }
 
 func (v *pairDevice) EnablePeer(to int) error  { return v.set("EnablePeer", to, true) }
@@ -442,10 +442,10 @@ func TestLegacyPeersReachPlainMemory(t *testing.T) {
 		drv = cudaDriver(t, 2)
 	}
 	devs := opened(t, drv, 2)
-	mem := raw(t, devs[0]).(driver.Plain)
+	mem := raw(t, devs[0]).(driver.Allocator)
 	p, err := mem.AllocPlain(mib)
 	require.NoError(t, err)
-	own, err := raw(t, devs[1]).(driver.Plain).AllocPlain(mib)
+	own, err := raw(t, devs[1]).(driver.Allocator).AllocPlain(mib)
 	require.NoError(t, err)
 	want := pattern(mib, 3)
 	require.NoError(t, devs[0].CopyIn(p, want))
@@ -463,5 +463,5 @@ func TestLegacyPeersReachPlainMemory(t *testing.T) {
 		require.NoError(t, disable())
 	}
 	require.NoError(t, mem.FreePlain(p))
-	require.NoError(t, raw(t, devs[1]).(driver.Plain).FreePlain(own))
+	require.NoError(t, raw(t, devs[1]).(driver.Allocator).FreePlain(own))
 }

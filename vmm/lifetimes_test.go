@@ -50,7 +50,7 @@ func TestFenceOutlivesADevice(t *testing.T) {
 			return s, s.Close
 		},
 		"it had access": func(t *testing.T, w *world, g *vmm.Range) (*vmm.Stream, func() error) {
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			raw(t, w.devs[1])
 			return stream(t, w.devs[0]), func() error { return g.Revoke(w.devs[1]) }
 		},
@@ -59,7 +59,7 @@ func TestFenceOutlivesADevice(t *testing.T) {
 			w := newWorld(t, 2)
 			g := ranged(t, w, 2*page)
 			used, leave := begin(t, w, g)
-			require.NoError(t, g.Use(used))
+			require.NoError(t, g.UsedBy(used))
 			h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "SyncEvent" && c.Dev == 1 })
 			h.armed.Store(true)
 			read := make(chan error, 1)
@@ -73,7 +73,7 @@ func TestFenceOutlivesADevice(t *testing.T) {
 			again, err := vmm.OpenDriver(w.drv, 1)
 			require.NoError(t, err)
 			s := stream(t, again)
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 			for range 3 {
 				_, err := g.ReadAt(make([]byte, 1), 0)
 				require.NoError(t, err)
@@ -95,7 +95,7 @@ func TestDeferredClipOutlivesADevice(t *testing.T) {
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(4*page))
 	s := stream(t, w.devs[1])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Record" && c.Dev == 0 })
 	h.armed.Store(true)
 	clip := make(chan error, 1)
@@ -106,7 +106,7 @@ func TestDeferredClipOutlivesADevice(t *testing.T) {
 	h.let()
 	require.NoError(t, <-clip)
 	require.NoError(t, vmm.Drain(w.devs[0]))
-	require.Zero(t, g.Stats().Pending)
+	require.Zero(t, g.Stats().Retiring)
 	require.NoError(t, g.Close())
 	vmm.SetStill(w.devs[0], false)
 	w.end()
@@ -119,7 +119,7 @@ func TestWhatClosesLate(t *testing.T) {
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(4*page))
 	s := stream(t, w.devs[1])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.Clip())
 	require.NoError(t, s.Close())
 	require.NoError(t, w.devs[1].Close(), "what retires holds its event")
@@ -226,7 +226,7 @@ func TestAClosedDeviceChangesNothing(t *testing.T) {
 	d := w.devs[1]
 	require.NoError(t, d.Close())
 	d.SetLimit(1)
-	d.SetThreshold(1)
+	d.SetReleaseThreshold(1)
 	again, err := vmm.OpenDriver(w.drv, 1)
 	require.NoError(t, err)
 	require.Zero(t, again.Stats().Limit)
@@ -254,17 +254,17 @@ func TestTrimOffersAgain(t *testing.T) {
 		},
 		"access": func(t *testing.T, w *world, g *vmm.Range) {
 			w.refuse("SetAccess", 2, errInjected)
-			require.ErrorIs(t, g.Grant(vmm.Read, w.devs[1]), errInjected)
+			require.ErrorIs(t, g.Grant(vmm.AccessRead, w.devs[1]), errInjected)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 2)
 			g := ranged(t, w, 2*page)
 			spoil(t, w, g)
-			require.NotZero(t, w.devs[0].Stats().Stuck)
+			require.NotZero(t, w.devs[0].Stats().Quarantined)
 			_, err := w.devs[0].Trim(0)
 			require.NoError(t, err)
-			require.Zero(t, w.devs[0].Stats().Stuck)
+			require.Zero(t, w.devs[0].Stats().Quarantined)
 			require.NoError(t, g.Grow(g.Cap()))
 			require.NoError(t, g.Close())
 			w.end()
@@ -279,9 +279,9 @@ func TestGrowthOffersAgain(t *testing.T) {
 	require.NoError(t, g.SetLen(0))
 	w.refuse("Release", 3, errInjected)
 	require.NoError(t, g.Clip())
-	require.NotZero(t, w.devs[0].Stats().Stuck)
+	require.NotZero(t, w.devs[0].Stats().Quarantined)
 	require.NoError(t, h.Append(pattern(3*page, 1)))
-	require.Zero(t, w.devs[0].Stats().Stuck)
+	require.Zero(t, w.devs[0].Stats().Quarantined)
 	require.NoError(t, g.Close())
 	require.NoError(t, h.Close())
 	w.end()
@@ -293,7 +293,7 @@ func TestGrowthUsesWhatOthersGiveBack(t *testing.T) {
 	drv := &afterCreate{Driver: host.New(host.Config{Memory: 8 * page, PageGranularity: page == 4096})}
 	d, err := vmm.OpenDriver(drv, 0)
 	require.NoError(t, err)
-	d.SetThreshold(8 * page)
+	d.SetReleaseThreshold(8 * page)
 	old := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: page})
 	require.NoError(t, old.Grow(8*page))
 	require.NoError(t, old.Close())
@@ -323,7 +323,7 @@ func TestGrowthsOutOfMemoryTogether(t *testing.T) {
 	for range 100 {
 		w := worldOn(t, 1, host.Config{Memory: 64 * page, PageGranularity: page == 4096})
 		d := w.devs[0]
-		d.SetThreshold(64 * page)
+		d.SetReleaseThreshold(64 * page)
 		old := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page})
 		require.NoError(t, old.Grow(64*page))
 		require.NoError(t, old.Close())
@@ -374,7 +374,7 @@ func TestNobodyWaitsBehindAClip(t *testing.T) {
 	open := gate(t, d, s.Raw())
 	clip := make(chan error, 1)
 	go func() { clip <- g.Clip() }()
-	for g.Stats().Pending == 0 {
+	for g.Stats().Retiring == 0 {
 		runtime.Gosched()
 	}
 	done := make(chan error, 1)
@@ -405,7 +405,7 @@ func TestNobodyWaitsBehindARead(t *testing.T) {
 		do    func(g *vmm.Range, peer *vmm.Device) error
 		waits bool
 	}{
-		"grant":  {func(g *vmm.Range, peer *vmm.Device) error { return g.Grant(vmm.Read, peer) }, false},
+		"grant":  {func(g *vmm.Range, peer *vmm.Device) error { return g.Grant(vmm.AccessRead, peer) }, false},
 		"clip":   {func(g *vmm.Range, _ *vmm.Device) error { return g.Clip() }, true},
 		"revoke": {func(g *vmm.Range, peer *vmm.Device) error { return g.Revoke(peer) }, true},
 	} {
@@ -414,7 +414,7 @@ func TestNobodyWaitsBehindARead(t *testing.T) {
 			g := ranged(t, w, page)
 			require.NoError(t, g.Grow(3*page))
 			if name == "revoke" {
-				require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+				require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			}
 			h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "CopyOut" })
 			h.armed.Store(true)
@@ -464,7 +464,7 @@ func TestAResetByAnotherLibrary(t *testing.T) {
 		e, err := s.Record()
 		require.NoError(t, err)
 		if used {
-			require.NoError(t, g.Use(s))
+			require.NoError(t, g.UsedBy(s))
 		}
 		require.NoError(t, drv.ResetContext(0))
 		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrContextReset)
@@ -493,7 +493,7 @@ func TestAResetByAnotherLibrary(t *testing.T) {
 		require.NoError(t, again.Close())
 		require.NoError(t, w.devs[1].Close())
 		st := d.Stats()
-		require.Zero(t, st.Reserved+st.Committed+st.Pending+st.Stuck)
+		require.Zero(t, st.Reserved+st.Committed+st.Retiring+st.Quarantined)
 	}
 }
 
@@ -530,7 +530,7 @@ func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
 	open := gate(t, d, s.Raw())
 	require.NoError(t, g.AppendOn(s, []byte{1}))
 	ctx, cancel := context.WithCancel(t.Context())
-	written := begun(func() error { _, err := g.Written(ctx); return err })
+	written := begun(func() error { _, err := g.WaitWritten(ctx); return err })
 	cancel()
 	require.ErrorIs(t, <-written, context.Canceled)
 	require.ErrorIs(t, within(t, begun(d.Close), "Close waits for Written"), vmm.ErrBusy)
@@ -544,7 +544,7 @@ func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
 func TestGrowthWaitsForTrim(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: page == 4096})
 	d := w.devs[0]
-	d.SetThreshold(16 * page)
+	d.SetReleaseThreshold(16 * page)
 	keepChunks(t, w, 4, 4, 4)
 	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Release" })
 	h.armed.Store(true)
@@ -572,30 +572,10 @@ func TestAnImportThatCannotBeGivenBack(t *testing.T) {
 	_, err = d.Import(fd, page, vmm.Prop{Share: vmm.ShareFD})
 	require.ErrorIs(t, err, errInjected)
 	require.NoError(t, os.NewFile(uintptr(fd), "chunk").Close())
-	require.EqualValues(t, page, d.Stats().Stuck)
+	require.EqualValues(t, page, d.Stats().Quarantined)
 	_, err = d.Trim(0)
 	require.NoError(t, err)
-	require.Zero(t, d.Stats().Stuck)
+	require.Zero(t, d.Stats().Quarantined)
 	require.NoError(t, c.Close())
 	w.end()
-}
-
-// TestWriteAtBesideClose: a write that a Close overtakes, while the device opens
-// for it, returns ErrClosed: it lies within no length any more.
-func TestWriteAtBesideClose(t *testing.T) {
-	w := newWorld(t, 1)
-	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: page})
-	require.NoError(t, err)
-	require.NoError(t, g.Grow(page))
-	require.NoError(t, g.SetLen(page))
-	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "Open" })
-	h.armed.Store(true)
-	wrote := make(chan error, 1)
-	go func() { _, err := g.WriteAt([]byte{1}, 0); wrote <- err }()
-	<-h.reached
-	require.NoError(t, g.Close())
-	h.let()
-	require.ErrorIs(t, <-wrote, vmm.ErrClosed)
-	_, err = g.Hold(page)
-	require.ErrorIs(t, err, vmm.ErrClosed)
 }

@@ -68,7 +68,7 @@ func TestLimitMakesKeptMemoryGo(t *testing.T) {
 	again, err := vmm.OpenDriver(w.drv, 0)
 	require.NoError(t, err)
 	d.SetLimit(16 * page)
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	keepChunks(t, w, 8, 8)
 	g := newRange(t, again, vmm.RangeOptions{Max: 64 * page})
 	require.NoError(t, g.Append(pattern(15*page, 1)))
@@ -80,7 +80,7 @@ func TestLimitMakesKeptMemoryGo(t *testing.T) {
 	require.EqualValues(t, 16*page, g.Len())
 
 	// What is imported does not count, and what sleeps has none.
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	c, err := d.Create(16*page, vmm.Prop{})
 	require.NoError(t, err)
 	require.ErrorIs(t, vmm.Wake(g), vmm.ErrOutOfMemory)

@@ -37,7 +37,7 @@ func TestImportHome(t *testing.T) {
 
 	imported, err := devs[0].Import(fd, size, vmm.Prop{Share: vmm.ShareFD})
 	require.NoError(t, err)
-	require.Equal(t, vmm.Location{Kind: vmm.OnDevice, ID: 1}, imported.Home())
+	require.Equal(t, vmm.Location{Kind: vmm.LocationDevice, ID: 1}, imported.Location())
 	require.NoError(t, imported.Close())
 
 	failing = true

@@ -30,7 +30,7 @@ func (e *end) open(drv driver.Driver, n int, size uint64) (err error) {
 	if e.s, err = e.d.NewStream(); err != nil {
 		return err
 	}
-	if err = e.g.Use(e.s); err != nil {
+	if err = e.g.UsedBy(e.s); err != nil {
 		return err
 	}
 	if e.first, err = e.raw.NewEvent(EventTiming); err != nil {
@@ -43,10 +43,10 @@ func (e *end) open(drv driver.Driver, n int, size uint64) (err error) {
 // admit lets another device's stream copy to the memory. Streams are named, so
 // that a capture of somebody else's does not keep the memory from going back.
 func (e *end) admit(from *end) error {
-	if err := e.g.Use(from.s); err != nil {
+	if err := e.g.UsedBy(from.s); err != nil {
 		return err
 	}
-	return e.g.Grant(ReadWrite, from.d)
+	return e.g.Grant(AccessReadWrite, from.d)
 }
 
 // ranges gives the memory back, which ends the grants.

@@ -62,7 +62,7 @@ func (m *model) unlessAsleep(name string, f func()) {
 		"all":    func() error { return second(g.Host()) },
 		"hold":   func() error { return second(g.Hold(0)) },
 		"peer":   func() error { return m.w.devs[0].CopyOut(b, m.ptr) },
-		"grant":  func() error { return g.Grant(vmm.Read, m.w.devs[len(m.w.devs)-1]) },
+		"grant":  func() error { return g.Grant(vmm.AccessRead, m.w.devs[len(m.w.devs)-1]) },
 		"revoke": func() error { return g.Revoke(m.w.devs[len(m.w.devs)-1]) },
 	}
 	call := calls[name]
@@ -93,8 +93,8 @@ func (m *model) budget() {
 	if m.limit > 0 {
 		require.LessOrEqual(m, st.Committed, m.most)
 	}
-	require.LessOrEqual(m, st.Cached, st.Threshold)
-	require.Zero(m, st.Stuck)
+	require.LessOrEqual(m, st.Cached, st.ReleaseThreshold)
+	require.Zero(m, st.Quarantined)
 	if !m.asleep {
 		require.EqualValues(m, uint64(len(m.want))+page, st.Used)
 	}
@@ -102,8 +102,8 @@ func (m *model) budget() {
 
 func (m *model) threshold() {
 	to := page * rapid.Uint64Range(0, 40).Draw(m.T, "threshold")
-	m.w.devs[0].SetThreshold(to)
-	require.Equal(m, to, m.w.devs[0].SetThreshold(to))
+	m.w.devs[0].SetReleaseThreshold(to)
+	require.Equal(m, to, m.w.devs[0].SetReleaseThreshold(to))
 	m.budget()
 }
 
@@ -133,7 +133,7 @@ func (m *model) setLimit(n uint64) {
 }
 
 func (m *model) use() {
-	if err := m.g.Use(m.s); m.asleep {
+	if err := m.g.UsedBy(m.s); m.asleep {
 		require.ErrorIs(m, err, vmm.ErrAsleep)
 	} else {
 		require.NoError(m, err)
@@ -155,7 +155,7 @@ func (m *model) work() {
 	from := vmm.Ptr(rapid.Uint64Range(0, m.g.Cap()-page).Draw(m.T, "from"))
 	require.NoError(m, m.s.Copy(m.scratch.Ptr(), m.ptr+from, page))
 	// Only what is named is safe from a clip that waits for nobody else.
-	require.NoError(m, m.g.Use(m.s))
+	require.NoError(m, m.g.UsedBy(m.s))
 }
 
 // finishWork opens the gate: what follows waits.
@@ -167,7 +167,7 @@ func (m *model) finishWork() {
 }
 
 func (m *model) sleep() {
-	keep := rapid.SampledFrom([]vmm.Keep{vmm.DropContents, vmm.KeepContents, vmm.KeepContents}).Draw(m.T, "keep")
+	keep := rapid.SampledFrom([]vmm.SleepMode{vmm.SleepDrop, vmm.SleepKeep, vmm.SleepKeep}).Draw(m.T, "keep")
 	if rapid.IntRange(0, 3).Draw(m.T, "really") > 0 {
 		return
 	}
@@ -181,7 +181,7 @@ func (m *model) sleep() {
 	default:
 		require.NoError(m, err)
 		m.asleep = true
-		if keep == vmm.DropContents {
+		if keep == vmm.SleepDrop {
 			m.want = nil
 		}
 		require.EqualValues(m, len(m.want), m.w.devs[0].Stats().Asleep)

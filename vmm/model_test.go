@@ -107,12 +107,12 @@ func (m *model) open() {
 		o.Chunk = 2 * page
 	}
 	if rapid.Bool().Draw(m.T, "ahead") {
-		o.Ahead = page * rapid.Uint64Range(1, 8).Draw(m.T, "pages ahead")
+		o.GrowAhead = page * rapid.Uint64Range(1, 8).Draw(m.T, "pages ahead")
 	}
 	g, err := m.w.devs[0].NewRange(o)
 	require.NoError(m, err)
-	m.g, m.want, m.ptr, m.holds, m.granted = g, nil, g.Ptr(), map[uint64][]func(){}, vmm.None
-	m.ahead, m.asleep = o.Ahead > 0, false
+	m.g, m.want, m.ptr, m.holds, m.granted = g, nil, g.Ptr(), map[uint64][]func(){}, vmm.AccessNone
+	m.ahead, m.asleep = o.GrowAhead > 0, false
 }
 
 func (m *model) held() (n uint64) {
@@ -301,7 +301,7 @@ func (m *model) release() {
 
 func (m *model) grant() {
 	m.finishWork()
-	a := rapid.SampledFrom([]vmm.Access{vmm.Read, vmm.ReadWrite}).Draw(m.T, "access")
+	a := rapid.SampledFrom([]vmm.Access{vmm.AccessRead, vmm.AccessReadWrite}).Draw(m.T, "access")
 	if rapid.Bool().Draw(m.T, "range") {
 		require.NoError(m, m.g.Grant(a, m.w.devs[1]))
 		m.granted = a
@@ -315,10 +315,10 @@ func (m *model) revoke() {
 	m.finishWork()
 	if rapid.Bool().Draw(m.T, "range") {
 		require.NoError(m, m.g.Revoke(m.w.devs[1]))
-		m.granted = vmm.None
+		m.granted = vmm.AccessNone
 	} else {
 		require.NoError(m, m.r.Revoke(m.w.devs[1]))
-		m.peer = vmm.None
+		m.peer = vmm.AccessNone
 	}
 }
 
@@ -327,12 +327,12 @@ func (m *model) touch() {
 	peer := m.w.devs[1]
 	try := func(p vmm.Ptr, a vmm.Access) {
 		b := make([]byte, 1)
-		if err := peer.CopyOut(b, p); a >= vmm.Read {
+		if err := peer.CopyOut(b, p); a >= vmm.AccessRead {
 			require.NoError(m, err)
 		} else {
 			require.ErrorIs(m, err, vmm.ErrInvalid)
 		}
-		if err := peer.CopyIn(p, b); a >= vmm.ReadWrite {
+		if err := peer.CopyIn(p, b); a >= vmm.AccessReadWrite {
 			require.NoError(m, err)
 		} else {
 			require.ErrorIs(m, err, vmm.ErrInvalid)

@@ -32,7 +32,7 @@ const (
 // well is nil unless the device is lost or was reset. Then pinned memory may be gone
 // and must not be touched.
 func (o *openDevice) well() error {
-	if _, err := o.Capturing(o.Own()); lost(err) {
+	if _, err := o.Capturing(o.CopyStream()); lost(err) {
 		return err
 	}
 	return nil

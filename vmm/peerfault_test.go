@@ -38,7 +38,7 @@ func (s *subject) set(a vmm.Access, devs ...*vmm.Device) error {
 	switch {
 	case s.holes == nil:
 		return vmm.EnablePeers(a, devs, s.ranges...)
-	case a == vmm.None:
+	case a == vmm.AccessNone:
 		return s.holes.Revoke(devs...)
 	}
 	return s.holes.Grant(a, devs...)
@@ -54,7 +54,7 @@ func (s *subject) access(t *testing.T) (all []vmm.Access) {
 	segments = append(segments, s.holes.Segments()...)
 	for _, x := range segments {
 		for i := range s.w.devs {
-			a, err := s.w.drv.Access(x.Addr, vmm.Location{Kind: vmm.OnDevice, ID: i})
+			a, err := s.w.drv.Access(x.Addr, vmm.Location{Kind: vmm.LocationDevice, ID: i})
 			require.NoError(t, err)
 			all = append(all, a)
 		}
@@ -102,10 +102,10 @@ type step struct {
 func steps() []step {
 	all := func(peers []*vmm.Device) []*vmm.Device { return peers }
 	return []step{
-		{"enable", vmm.Read, func(peers []*vmm.Device) []*vmm.Device { return peers[:1] }},
-		{"add", vmm.ReadWrite, all},
-		{"narrow", vmm.Read, func(peers []*vmm.Device) []*vmm.Device { return peers[len(peers)-1:] }},
-		{"revoke", vmm.None, all},
+		{"enable", vmm.AccessRead, func(peers []*vmm.Device) []*vmm.Device { return peers[:1] }},
+		{"add", vmm.AccessReadWrite, all},
+		{"narrow", vmm.AccessRead, func(peers []*vmm.Device) []*vmm.Device { return peers[len(peers)-1:] }},
+		{"revoke", vmm.AccessNone, all},
 	}
 }
 
@@ -141,7 +141,7 @@ func TestPeerFaultAtEveryCall(t *testing.T) {
 							note := fmt.Sprintf("%s, %d chunks, call %d: %v", st.name, s.chunks, i, err)
 							isInjected(s.w, err)
 							require.Equal(t, before, s.access(t), note)
-							require.Zero(t, s.w.devs[0].Stats().Stuck, note)
+							require.Zero(t, s.w.devs[0].Stats().Quarantined, note)
 						}
 						after := s.access(t)
 						require.NotEqual(t, before, after)
@@ -201,11 +201,11 @@ func twice(t *testing.T, s *subject, chunks, at, i, k int) (calls int) {
 	note := fmt.Sprintf("%s, calls %d and %d of %v: %v", st.name, i, k, made, err)
 	if err != nil {
 		isInjected(s.w, err)
-		if s.w.devs[0].Stats().Stuck == 0 && s.holes != nil { // of ranges, one may keep its grant, in the books too
+		if s.w.devs[0].Stats().Quarantined == 0 && s.holes != nil { // of ranges, one may keep its grant, in the books too
 			require.Equal(t, before, s.access(t), note)
 		}
 		require.NoError(t, s.set(st.set, st.devs(peers)...), note)
-		require.Zero(t, s.w.devs[0].Stats().Stuck, "healed: "+note)
+		require.Zero(t, s.w.devs[0].Stats().Quarantined, "healed: "+note)
 		after := s.access(t)
 		for d := range s.w.devs {
 			for j := d; j < len(after); j += len(s.w.devs) {

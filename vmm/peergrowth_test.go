@@ -79,10 +79,10 @@ func TestPeerCopiesWhatGrows(t *testing.T) {
 			}
 			return g.Clip()
 		}},
-		{name: "look-ahead", growths: 200, o: vmm.RangeOptions{Ahead: 32 * page}},
-		{name: "look-ahead and a clip", growths: 200, o: vmm.RangeOptions{Ahead: 32 * page}, every: 10, then: (*vmm.Range).Clip},
+		{name: "look-ahead", growths: 200, o: vmm.RangeOptions{GrowAhead: 32 * page}},
+		{name: "look-ahead and a clip", growths: 200, o: vmm.RangeOptions{GrowAhead: 32 * page}, every: 10, then: (*vmm.Range).Clip},
 		{name: "sleep", growths: 100, o: vmm.RangeOptions{Chunk: page}, every: 10, then: func(g *vmm.Range) error {
-			if err := vmm.Sleep(vmm.KeepContents, g); err != nil {
+			if err := vmm.Sleep(vmm.SleepKeep, g); err != nil {
 				return err
 			}
 			return vmm.Wake(g)
@@ -92,11 +92,11 @@ func TestPeerCopiesWhatGrows(t *testing.T) {
 			w := newWorld(t, 2)
 			c.o.Max = 1024 * page
 			if c.keep {
-				w.devs[0].SetThreshold(64 * page)
+				w.devs[0].SetReleaseThreshold(64 * page)
 			}
 			g, err := w.devs[0].NewRange(c.o)
 			require.NoError(t, err)
-			require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, g))
+			require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs, g))
 			f := newFollower(t, w.devs[1], c.o.Max)
 			var want []byte
 			for i := range c.growths {
@@ -137,7 +137,7 @@ func TestPeerCopiesWhileItGrows(t *testing.T) {
 	const most = 1024 * page
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: most, Chunk: page})
 	require.NoError(t, err)
-	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, g))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs, g))
 	f := newFollower(t, w.devs[1], most)
 	var over atomic.Bool
 	done := make(chan error, 1)
@@ -199,10 +199,10 @@ func TestPeersGrantedWhileItGrows(t *testing.T) {
 		done <- nil
 	}()
 	for i := range 100 {
-		a := []vmm.Access{vmm.Read, vmm.ReadWrite, vmm.None}[i%3]
+		a := []vmm.Access{vmm.AccessRead, vmm.AccessReadWrite, vmm.AccessNone}[i%3]
 		require.NoError(t, vmm.EnablePeers(a, w.devs[1:], g))
 		for _, s := range g.Segments() {
-			got, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.OnDevice, ID: 1})
+			got, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.LocationDevice, ID: 1})
 			require.NoError(t, err)
 			require.Equal(t, a, got)
 		}
@@ -232,7 +232,7 @@ func TestPeerMissesAGrant(t *testing.T) {
 	devs := opened(t, drv, 2)
 	g, err := devs[0].NewRange(vmm.RangeOptions{Max: 64 * 4096, Chunk: 4096})
 	require.NoError(t, err)
-	require.NoError(t, vmm.EnablePeers(vmm.Read, devs, g))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, devs, g))
 	f := newFollower(t, devs[1], 64*4096)
 	require.NoError(t, g.Append(pattern(4096, 1)))
 	_, err = f.copy(g, 0, g.Len())

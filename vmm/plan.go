@@ -40,7 +40,7 @@ type DevicePlan struct {
 
 // PlanPeers plans to set the access of every device to every range that it does
 // not own: Read or ReadWrite to give it, now and for all that the ranges grow
-// by, None to take it away. Nothing is changed. What cannot be done stands in
+// by, AccessNone to take it away. Nothing is changed. What cannot be done stands in
 // the plan, with the reason: a pair without a path, a device without the calls
 // that map memory, a device or a range that is closed, a range that sleeps, an
 // owner that would be revoked. An error is a plan that makes no sense: a range or a
@@ -81,7 +81,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 			return g.fail(planning, 0, 0, fmt.Errorf("%w: %v is named twice", ErrInvalid, g))
 		}
 	}
-	if a > ReadWrite {
+	if a > AccessReadWrite {
 		return owner.fail(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
 	}
 	for i, d := range devs {
@@ -123,7 +123,7 @@ func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 // maps is nil if memory can be mapped for the device, or if nobody can tell for
 // want of memory to try with.
 func (d *Device) maps() error {
-	err := d.drv().Supports(d.port.n, VMM)
+	err := d.drv().Supports(d.port.n, FeatureVMM)
 	if errors.Is(err, ErrOutOfMemory) {
 		return nil
 	}
@@ -134,7 +134,7 @@ func (g *Range) plan(a Access, devs []*Device, reach func(from, to *Device) erro
 	r := g.r
 	rp := RangePlan{Range: g, Err: g.live()}
 	for _, d := range devs {
-		if d.port == r.dev.port && a != None {
+		if d.port == r.dev.port && a != AccessNone {
 			continue
 		}
 		rp.Devices = append(rp.Devices, DevicePlan{Device: d, To: a, Err: r.barred(a, d, reach)})

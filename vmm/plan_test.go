@@ -37,7 +37,7 @@ func (w *world) allows(g *vmm.Range, want map[int]vmm.Access) {
 	w.t.Helper()
 	for _, s := range g.Segments() {
 		for i := range w.devs {
-			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.OnDevice, ID: i})
+			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.LocationDevice, ID: i})
 			require.NoError(w.t, err)
 			require.Equal(w.t, want[i], a, "device %d at %v", i, s.Addr)
 		}
@@ -47,8 +47,8 @@ func (w *world) allows(g *vmm.Range, want map[int]vmm.Access) {
 func TestPlanWithoutAPath(t *testing.T) {
 	w := hostWorld(t, 3, [2]int{0, 2})
 	g, h, empty := rangeOn(t, w, 0, 3), rangeOn(t, w, 1, 1), rangeOn(t, w, 1, 0)
-	require.NoError(t, h.Grant(vmm.ReadWrite, w.devs[2]))
-	p, err := vmm.PlanPeers(vmm.ReadWrite, w.devs, g, h, empty)
+	require.NoError(t, h.Grant(vmm.AccessReadWrite, w.devs[2]))
+	p, err := vmm.PlanPeers(vmm.AccessReadWrite, w.devs, g, h, empty)
 	require.NoError(t, err)
 	golden(t, "plan_no_path.txt", p.String())
 
@@ -57,7 +57,7 @@ func TestPlanWithoutAPath(t *testing.T) {
 	require.Equal(t, 1, p.Ranges[0].Calls)
 	require.Same(t, g, p.Ranges[0].Range)
 	before := []picture{w.picture(g), w.picture(h)}
-	for _, do := range []func() error{p.Err, p.Apply, func() error { return vmm.EnablePeers(vmm.ReadWrite, w.devs, g, h, empty) }} {
+	for _, do := range []func() error{p.Err, p.Apply, func() error { return vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g, h, empty) }} {
 		w.arm()
 		err := do()
 		require.NotContains(t, w.disarm(), "SetAccess")
@@ -72,11 +72,11 @@ func TestPlanWithoutAPath(t *testing.T) {
 	}
 
 	// What can be done can be planned without the rest.
-	p, err = vmm.PlanPeers(vmm.ReadWrite, w.devs[:2], g, h, empty)
+	p, err = vmm.PlanPeers(vmm.AccessReadWrite, w.devs[:2], g, h, empty)
 	require.NoError(t, err)
 	require.NoError(t, p.Err())
 	require.NoError(t, p.Apply())
-	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.ReadWrite})
+	w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessReadWrite})
 	require.NoError(t, p.Apply(), "twice is fine")
 	closeAll(t, g, h, empty)
 	w.end()
@@ -95,8 +95,8 @@ func TestNoPeersAtAll(t *testing.T) {
 	g := rangeOn(t, w, 0, 2)
 	before := w.picture(g)
 	for name, do := range map[string]func() error{
-		"enable": func() error { return vmm.EnablePeers(vmm.Read, w.devs, g) },
-		"grant":  func() error { return g.Grant(vmm.Read, w.devs[1]) },
+		"enable": func() error { return vmm.EnablePeers(vmm.AccessRead, w.devs, g) },
+		"grant":  func() error { return g.Grant(vmm.AccessRead, w.devs[1]) },
 		"legacy": func() error { _, err := vmm.EnableLegacyPeers(w.devs...); return err },
 	} {
 		err := do()
@@ -106,7 +106,7 @@ func TestNoPeersAtAll(t *testing.T) {
 		require.Contains(t, err.Error(), pair.From+" to memory of "+pair.To, name)
 		require.Equal(t, before, w.picture(g))
 	}
-	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[:1], g), "the owner alone needs no path")
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs[:1], g), "the owner alone needs no path")
 	closeAll(t, g)
 	w.end()
 }
@@ -119,7 +119,7 @@ func TestPeersLater(t *testing.T) {
 		t.Helper()
 		require.NoError(t, vmm.EnablePeers(a, devs, g, h))
 	}
-	const r, rw = vmm.Read, vmm.ReadWrite
+	const r, rw = vmm.AccessRead, vmm.AccessReadWrite
 	both(r, w.devs[2])
 	w.allows(g, map[int]vmm.Access{0: rw, 2: r})
 	require.ErrorIs(t, w.devs[2].CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid, "it may not write")
@@ -134,17 +134,17 @@ func TestPeersLater(t *testing.T) {
 	require.Contains(t, p.String(), "host:3: read-write -> read")
 	require.Contains(t, p.String(), "after a wait")
 	require.NoError(t, p.Apply())
-	both(vmm.None, w.devs[2])
+	both(vmm.AccessNone, w.devs[2])
 	w.allows(g, map[int]vmm.Access{0: rw, 3: r})
 	for _, x := range []*vmm.Range{g, h} { // also for what comes now
 		require.NoError(t, x.Append(pattern(2*4096, 1)))
 	}
 	w.allows(g, map[int]vmm.Access{0: rw, 3: r})
 	w.allows(h, map[int]vmm.Access{1: rw, 3: r})
-	both(vmm.None, w.devs[2:]...)
+	both(vmm.AccessNone, w.devs[2:]...)
 	w.allows(g, map[int]vmm.Access{0: rw})
 
-	p, err = vmm.PlanPeers(vmm.None, w.devs[2:], g)
+	p, err = vmm.PlanPeers(vmm.AccessNone, w.devs[2:], g)
 	require.NoError(t, err)
 	require.Zero(t, p.Ranges[0].Calls)
 	require.Contains(t, p.String(), "none, as it is")
@@ -156,7 +156,7 @@ func TestPeersLater(t *testing.T) {
 func TestRevokeOfWhatWasNotGranted(t *testing.T) {
 	w := hostWorld(t, 3)
 	g := rangeOn(t, w, 0, 1)
-	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 	require.NoError(t, g.Revoke(w.devs[1:]...))
 	for _, d := range w.devs[1:] {
 		require.Empty(t, d.Report().Open)
@@ -170,13 +170,13 @@ func TestRevokeOfWhatWasNotGranted(t *testing.T) {
 func TestAfterARevoke(t *testing.T) {
 	w := newWorld(t, 2)
 	g := ranged(t, w, 2*page)
-	require.NoError(t, vmm.EnablePeers(vmm.ReadWrite, w.devs, g))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g))
 	s, err := w.devs[1].NewStream()
 	require.NoError(t, err)
 	open := work(t, w.devs[1], s.Raw(), g.Ptr())
 	w.arm()
 	revoked := make(chan error, 1)
-	go func() { revoked <- vmm.EnablePeers(vmm.None, w.devs[1:], g) }()
+	go func() { revoked <- vmm.EnablePeers(vmm.AccessNone, w.devs[1:], g) }()
 	for !w.waiting(1) {
 		select {
 		case err := <-revoked:
@@ -201,11 +201,11 @@ func TestPlanBadInput(t *testing.T) {
 	w := hostWorld(t, 3)
 	other := hostWorld(t, 1)
 	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 1, 1)
-	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 	gone := rangeOn(t, w, 0, 1)
 	require.NoError(t, gone.Close())
 	asleep := rangeOn(t, w, 0, 1)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, asleep))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, asleep))
 	closed, err := vmm.OpenDriver(w.drv, 2)
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())
@@ -220,16 +220,16 @@ func TestPlanBadInput(t *testing.T) {
 		devs   []*vmm.Device
 		ranges []*vmm.Range
 	}{
-		{"a device named twice", vmm.ErrInvalid, "host:2 host:0", vmm.Read, []*vmm.Device{d[2], d[1], d[2]}, []*vmm.Range{g, h}},
-		{"the owner revoked", vmm.ErrInvalid, "host:0 host:0", vmm.None, []*vmm.Device{d[1], d[0]}, []*vmm.Range{g}},
-		{"the second owner revoked", vmm.ErrInvalid, "host:1 host:1", vmm.None, []*vmm.Device{d[1]}, []*vmm.Range{g, h}},
-		{"another driver", vmm.ErrInvalid, "host:0 host:0", vmm.Read, []*vmm.Device{other.devs[0]}, []*vmm.Range{g}},
-		{"a closed device", vmm.ErrClosed, "host:2 host:0", vmm.Read, []*vmm.Device{closed}, []*vmm.Range{g}},
-		{"a closed range", vmm.ErrClosed, "", vmm.Read, d, []*vmm.Range{g, gone}},
-		{"a range that sleeps", vmm.ErrAsleep, "", vmm.Read, d, []*vmm.Range{g, asleep}},
-		{"no device", vmm.ErrInvalid, "", vmm.Read, []*vmm.Device{nil}, []*vmm.Range{g}},
-		{"no range", vmm.ErrInvalid, "", vmm.Read, d, []*vmm.Range{g, nil}},
-		{"a range named twice", vmm.ErrInvalid, "", vmm.Read, d, []*vmm.Range{g, h, g}},
+		{"a device named twice", vmm.ErrInvalid, "host:2 host:0", vmm.AccessRead, []*vmm.Device{d[2], d[1], d[2]}, []*vmm.Range{g, h}},
+		{"the owner revoked", vmm.ErrInvalid, "host:0 host:0", vmm.AccessNone, []*vmm.Device{d[1], d[0]}, []*vmm.Range{g}},
+		{"the second owner revoked", vmm.ErrInvalid, "host:1 host:1", vmm.AccessNone, []*vmm.Device{d[1]}, []*vmm.Range{g, h}},
+		{"another driver", vmm.ErrInvalid, "host:0 host:0", vmm.AccessRead, []*vmm.Device{other.devs[0]}, []*vmm.Range{g}},
+		{"a closed device", vmm.ErrClosed, "host:2 host:0", vmm.AccessRead, []*vmm.Device{closed}, []*vmm.Range{g}},
+		{"a closed range", vmm.ErrClosed, "", vmm.AccessRead, d, []*vmm.Range{g, gone}},
+		{"a range that sleeps", vmm.ErrAsleep, "", vmm.AccessRead, d, []*vmm.Range{g, asleep}},
+		{"no device", vmm.ErrInvalid, "", vmm.AccessRead, []*vmm.Device{nil}, []*vmm.Range{g}},
+		{"no range", vmm.ErrInvalid, "", vmm.AccessRead, d, []*vmm.Range{g, nil}},
+		{"a range named twice", vmm.ErrInvalid, "", vmm.AccessRead, d, []*vmm.Range{g, h, g}},
 		{"no such access", vmm.ErrInvalid, "", 9, d, []*vmm.Range{g}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -253,10 +253,10 @@ func TestPlanBadInput(t *testing.T) {
 
 	require.Equal(t, "no plan", (*vmm.Plan)(nil).String())
 	require.ErrorIs(t, (*vmm.Plan)(nil).Err(), vmm.ErrInvalid)
-	p, err := vmm.PlanPeers(vmm.Read, nil)
+	p, err := vmm.PlanPeers(vmm.AccessRead, nil)
 	require.NoError(t, err)
 	require.NoError(t, p.Apply(), "nothing to do")
-	p, err = vmm.PlanPeers(vmm.Read, d[:1], gone)
+	p, err = vmm.PlanPeers(vmm.AccessRead, d[:1], gone)
 	require.NoError(t, err)
 	require.ErrorIs(t, p.Err(), vmm.ErrClosed)
 	require.Contains(t, p.String(), "nothing will be done\n", "though no device is refused")
@@ -281,13 +281,13 @@ func TestPlanAsksForMapping(t *testing.T) {
 			}
 			return nil
 		}
-		err := vmm.EnablePeers(vmm.Read, w.devs, g)
+		err := vmm.EnablePeers(vmm.AccessRead, w.devs, g)
 		require.ErrorIs(t, err, c.want)
 		w.before = nil
 		if err == nil {
-			w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
+			w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessRead})
 		} else {
-			w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+			w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite})
 		}
 		closeAll(t, g)
 		w.end()
@@ -299,7 +299,7 @@ func TestPlanAsksOnce(t *testing.T) {
 	w := hostWorld(t, 3)
 	ranges := []*vmm.Range{rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)}
 	w.arm()
-	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs, ranges...))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs, ranges...))
 	require.Equal(t, []string{"Supports", "CanAccessPeer", "Supports", "CanAccessPeer", "SetAccess", "SetAccess", "SetAccess"}, w.disarm())
 	closeAll(t, ranges...)
 	w.end()
@@ -310,13 +310,13 @@ func TestStalePlan(t *testing.T) {
 	t.Run("growth and grants since are taken as they are", func(t *testing.T) {
 		w := hostWorld(t, 3)
 		g := rangeOn(t, w, 0, 1)
-		p, err := vmm.PlanPeers(vmm.Read, w.devs, g)
+		p, err := vmm.PlanPeers(vmm.AccessRead, w.devs, g)
 		require.NoError(t, err)
 		text := p.String()
 		require.NoError(t, g.Append(pattern(5*4096, 1)))
-		require.NoError(t, g.Grant(vmm.Read, w.devs[2]))
+		require.NoError(t, g.Grant(vmm.AccessRead, w.devs[2]))
 		require.NoError(t, p.Apply())
-		w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read, 2: vmm.Read})
+		w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessRead, 2: vmm.AccessRead})
 		require.Equal(t, text, p.String(), "the picture stays")
 		closeAll(t, g)
 		w.end()
@@ -326,7 +326,7 @@ func TestStalePlan(t *testing.T) {
 		want  error
 	}{
 		"closed range": {func(_ *world, g *vmm.Range) error { return g.Close() }, vmm.ErrClosed},
-		"asleep":       {func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }, vmm.ErrAsleep},
+		"asleep":       {func(_ *world, g *vmm.Range) error { return vmm.Sleep(vmm.SleepKeep, g) }, vmm.ErrAsleep},
 		"closed device": {func(w *world, _ *vmm.Range) error {
 			return w.devs[1].Close()
 		}, vmm.ErrClosed},
@@ -334,11 +334,11 @@ func TestStalePlan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := hostWorld(t, 3)
 			g, h := rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)
-			p, err := vmm.PlanPeers(vmm.Read, w.devs, h, g)
+			p, err := vmm.PlanPeers(vmm.AccessRead, w.devs, h, g)
 			require.NoError(t, err)
 			require.NoError(t, c.spoil(w, g))
 			require.ErrorIs(t, p.Apply(), c.want)
-			w.allows(h, map[int]vmm.Access{0: vmm.ReadWrite})
+			w.allows(h, map[int]vmm.Access{0: vmm.AccessReadWrite})
 			closeAll(t, g, h)
 			w.end()
 		})
@@ -356,13 +356,13 @@ func TestDeviceClosesMeanwhile(t *testing.T) {
 		}
 		return nil
 	}
-	err := vmm.EnablePeers(vmm.Read, w.devs, g)
+	err := vmm.EnablePeers(vmm.AccessRead, w.devs, g)
 	w.before = nil
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	var pair *vmm.PairError
 	require.ErrorAs(t, err, &pair)
 	require.Equal(t, "host:2 host:0", pair.From+" "+pair.To)
-	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite})
+	w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite})
 	closeAll(t, g)
 	w.end()
 }
@@ -374,13 +374,13 @@ type others struct {
 }
 
 func othersDo() map[string]others {
-	owner, reads, writes := map[int]vmm.Access{0: vmm.ReadWrite}, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read}, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.ReadWrite}
+	owner, reads, writes := map[int]vmm.Access{0: vmm.AccessReadWrite}, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessRead}, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessReadWrite}
 	return map[string]others{
-		"grants as well": {func(g *vmm.Range, d *vmm.Device) error { return g.Grant(vmm.ReadWrite, d) }, writes},
-		"grants less":    {func(g *vmm.Range, d *vmm.Device) error { return g.Grant(vmm.Read, d) }, reads},
+		"grants as well": {func(g *vmm.Range, d *vmm.Device) error { return g.Grant(vmm.AccessReadWrite, d) }, writes},
+		"grants less":    {func(g *vmm.Range, d *vmm.Device) error { return g.Grant(vmm.AccessRead, d) }, reads},
 		"revokes":        {func(g *vmm.Range, d *vmm.Device) error { return g.Revoke(d) }, owner},
 		"sleeps and wakes": {func(g *vmm.Range, _ *vmm.Device) error {
-			return cmp.Or(vmm.Sleep(vmm.KeepContents, g), vmm.Wake(g))
+			return cmp.Or(vmm.Sleep(vmm.SleepKeep, g), vmm.Wake(g))
 		}, reads},
 		"clips":  {func(g *vmm.Range, _ *vmm.Device) error { return g.Clip() }, reads},
 		"closes": {func(g *vmm.Range, _ *vmm.Device) error { return g.Close() }, nil},
@@ -392,7 +392,7 @@ func othersDo() map[string]others {
 func undoBeside(t *testing.T, w *world, o others) *vmm.Range {
 	t.Helper()
 	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
-	require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 	var calls atomic.Int32
 	done := make(chan error, 1)
 	w.before = func(call drivertest.Call) error {
@@ -405,10 +405,10 @@ func undoBeside(t *testing.T, w *world, o others) *vmm.Range {
 		}
 		return errInjected
 	}
-	require.ErrorIs(t, vmm.EnablePeers(vmm.ReadWrite, w.devs[1:], g, h), errInjected)
+	require.ErrorIs(t, vmm.EnablePeers(vmm.AccessReadWrite, w.devs[1:], g, h), errInjected)
 	require.NoError(t, <-done)
 	w.before = nil
-	w.allows(h, map[int]vmm.Access{0: vmm.ReadWrite})
+	w.allows(h, map[int]vmm.Access{0: vmm.AccessReadWrite})
 	closeAll(t, h)
 	return g
 }
@@ -435,7 +435,7 @@ func TestUndoWithoutTheLock(t *testing.T) {
 	w := hostWorld(t, 2)
 	vmm.SetNoGrantLock(w.devs[0], true)
 	g := undoBeside(t, w, othersDo()["grants as well"])
-	w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read})
+	w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessRead})
 	require.NoError(t, g.Close())
 	w.end()
 }
@@ -468,10 +468,10 @@ func TestEnablePeersTogether(t *testing.T) {
 	}
 	all.Wait()
 	w.before = nil
-	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[1:], ranges...))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], ranges...))
 	for _, g := range ranges {
-		w.allows(g, map[int]vmm.Access{0: vmm.ReadWrite, 1: vmm.Read, 2: vmm.Read})
-		for i, a := range []vmm.Access{vmm.ReadWrite, vmm.Read, vmm.Read} {
+		w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessRead, 2: vmm.AccessRead})
+		for i, a := range []vmm.Access{vmm.AccessReadWrite, vmm.AccessRead, vmm.AccessRead} {
 			require.Equal(t, a, g.Access(w.devs[i]))
 		}
 	}
@@ -500,10 +500,10 @@ func TestUndoUnderACopy(t *testing.T) {
 		}
 		return errInjected
 	}
-	require.ErrorIs(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h), errInjected)
+	require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], g, h), errInjected)
 	w.before = nil
 	require.ErrorIs(t, s.Copy(own.Ptr(), g.Ptr(), 4096), vmm.ErrInvalid)
-	require.NoError(t, vmm.EnablePeers(vmm.Read, w.devs[1:], g, h))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], g, h))
 	require.NoError(t, s.Copy(own.Ptr(), g.Ptr(), 4096))
 	open()
 	require.NoError(t, s.Close(), "the device is well")

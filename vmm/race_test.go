@@ -84,7 +84,7 @@ func TestCloseWaitsForACopyUnderWay(t *testing.T) {
 func TestRevokeWaitsForAPeersCopyUnderWay(t *testing.T) {
 	s := stopAt(t, 2, "CopyOut", 1)
 	g := ranged(t, s.world, page)
-	require.NoError(t, g.Grant(vmm.Read, s.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessRead, s.devs[1]))
 	s.during(t, func() error { return s.devs[1].CopyOut(make([]byte, 1), g.Ptr()) },
 		func() error { return g.Revoke(s.devs[1]) }, "SetAccess")
 	require.NoError(t, g.Close())
@@ -96,9 +96,9 @@ func TestRevokeWaitsForAPeersCopyUnderWay(t *testing.T) {
 func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
 	s := stopAt(t, 2, "SyncIfActive", 1)
 	g := ranged(t, s.world, page)
-	require.NoError(t, g.Grant(vmm.ReadWrite, s.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, s.devs[1]))
 	revoked := make(chan error, 1)
-	go func() { revoked <- g.Grant(vmm.Read, s.devs[1]) }()
+	go func() { revoked <- g.Grant(vmm.AccessRead, s.devs[1]) }()
 	<-s.reached
 	require.ErrorIs(t, s.devs[1].CopyIn(g.Ptr(), []byte{1}), vmm.ErrBusy)
 	require.NoError(t, s.devs[1].CopyOut(make([]byte, 1), g.Ptr()), "reading stays")
@@ -115,9 +115,9 @@ func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
 func TestAGrantWaitsForARevoke(t *testing.T) {
 	s := stopAt(t, 2, "SyncIfActive", 1)
 	g := ranged(t, s.world, page)
-	require.NoError(t, g.Grant(vmm.ReadWrite, s.devs[1]))
-	s.during(t, func() error { return g.Revoke(s.devs[1]) }, func() error { return g.Grant(vmm.Read, s.devs[1]) }, "SetAccess")
-	require.Equal(t, vmm.Read, g.Access(s.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, s.devs[1]))
+	s.during(t, func() error { return g.Revoke(s.devs[1]) }, func() error { return g.Grant(vmm.AccessRead, s.devs[1]) }, "SetAccess")
+	require.Equal(t, vmm.AccessRead, g.Access(s.devs[1]))
 	require.NoError(t, g.Close())
 	s.end()
 }
@@ -128,11 +128,11 @@ func TestStrayIsWaitedFor(t *testing.T) {
 	w := newWorld(t, 2)
 	r := holed(t, w)
 	w.arm(3, 4) // the second run's SetAccess, and setting the first one back
-	require.ErrorIs(t, r.Grant(vmm.ReadWrite, w.devs[1]), errInjected)
+	require.ErrorIs(t, r.Grant(vmm.AccessReadWrite, w.devs[1]), errInjected)
 	w.disarm()
-	a, err := w.drv.Access(r.Ptr(), vmm.Location{Kind: vmm.OnDevice, ID: 1})
+	a, err := w.drv.Access(r.Ptr(), vmm.Location{Kind: vmm.LocationDevice, ID: 1})
 	require.NoError(t, err)
-	require.Equal(t, vmm.ReadWrite, a, "it has access that nobody granted")
+	require.Equal(t, vmm.AccessReadWrite, a, "it has access that nobody granted")
 
 	s := stream(t, w.devs[1])
 	open := work(t, w.devs[1], s.Raw(), r.Ptr())
@@ -162,7 +162,7 @@ func resettable(t *testing.T, n int) (w *world, reset func(dev int)) {
 func TestEveryDeviceIsWaitedFor(t *testing.T) {
 	w, reset := resettable(t, 2)
 	g := ranged(t, w, page)
-	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 	reset(0)
 	require.ErrorIs(t, raw(t, w.devs[0]).Sync(), vmm.ErrDeviceLost)
 	s := stream(t, w.devs[1])
@@ -184,7 +184,7 @@ func TestALostDeviceIsALostProcess(t *testing.T) {
 	mayLose(t)
 	w := newWorld(t, 2)
 	g := ranged(t, w, page)
-	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 	lose(t, w, w.devs[1])
 	_, err := g.ReadAt(make([]byte, page), 0)
 	require.ErrorIs(t, err, vmm.ErrDeviceLost)
@@ -216,7 +216,7 @@ func lose(t *testing.T, w *world, d *vmm.Device) {
 func TestOwnerOutlivesALostPeer(t *testing.T) {
 	w, reset := resettable(t, 2)
 	g := ranged(t, w, page)
-	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 	reset(1)
 	_, err := g.ReadAt(make([]byte, page), 0)
 	require.NoError(t, err)
@@ -236,7 +236,7 @@ func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
 		w := newWorld(t, 1)
 		g := ranged(t, w, page)
 		s := stream(t, w.devs[0])
-		require.NoError(t, g.Use(s))
+		require.NoError(t, g.UsedBy(s))
 		var wg sync.WaitGroup
 		loop := func(f func() error) {
 			wg.Go(func() {
@@ -252,7 +252,7 @@ func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
 		}
 		loop(func() error { return s.Fill(g.Ptr(), 1, 1, page) })
 		loop(func() error { return s.Copy(g.Ptr(), g.Ptr()+100, 50) })
-		loop(func() error { return g.Use(s) })
+		loop(func() error { return g.UsedBy(s) })
 		loop(s.Sync)
 		loop(g.Clip)
 		wg.Go(func() {
@@ -279,7 +279,7 @@ func TestUseDoesNotWaitForTheStream(t *testing.T) {
 	for !w.waiting(0) {
 		runtime.Gosched()
 	}
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.Append([]byte{1}))
 	open()
 	require.NoError(t, <-synced)
@@ -294,7 +294,7 @@ func TestHoldDuringUnmap(t *testing.T) {
 	open := work(t, w.devs[0], s.Raw(), r.Ptr())
 	unmapped := make(chan error, 1)
 	go func() { unmapped <- r.Unmap(0, 3*page) }()
-	for w.devs[0].Stats().Pending == 0 {
+	for w.devs[0].Stats().Retiring == 0 {
 		runtime.Gosched()
 	}
 	_, err := r.Hold(page)
@@ -311,7 +311,7 @@ func TestCaptureIsAskedForFirst(t *testing.T) {
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(3*page))
 	s := stream(t, w.devs[0])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	end := captured(t, w, s)
 	w.arm()
 	require.ErrorIs(t, g.Clip(), vmm.ErrCapturing)
@@ -331,7 +331,7 @@ func TestDeviceCloseJoins(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
-	for w.devs[0].Stats().Pending == 0 { // the close has not begun yet
+	for w.devs[0].Stats().Retiring == 0 { // the close has not begun yet
 		runtime.Gosched()
 	}
 	_, err = g.Hold(0)
@@ -354,11 +354,11 @@ func TestStreamCloseLeavesUse(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.Equal(t, 1, vmm.Named(g))
 	require.NoError(t, s.Close())
 	require.Zero(t, vmm.Named(g))
-	require.ErrorIs(t, g.Use(s), vmm.ErrClosed)
+	require.ErrorIs(t, g.UsedBy(s), vmm.ErrClosed)
 	require.NoError(t, g.Close())
 	w.end()
 }
@@ -407,7 +407,7 @@ func TestGrowthMeetsSleep(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 3*page)
 	s := stream(t, w.devs[0])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	var over atomic.Bool
 	var growers sync.WaitGroup
 	for range 3 {
@@ -421,9 +421,9 @@ func TestGrowthMeetsSleep(t *testing.T) {
 	}
 	for range 500 {
 		w.refuse("CopyOut", 1, errInjected)
-		assert.ErrorIs(t, vmm.Sleep(vmm.KeepContents, g), errInjected)
+		assert.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, g), errInjected)
 		assert.GreaterOrEqual(t, g.Cap(), g.Len())
-		assert.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		assert.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		assert.NoError(t, vmm.Wake(g))
 		assert.GreaterOrEqual(t, g.Cap(), g.Len())
 	}
@@ -439,7 +439,7 @@ func TestNoGoroutineAfterClose(t *testing.T) {
 	for range 500 {
 		w := newWorld(t, 1)
 		d := w.devs[0]
-		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 8 * page})
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, GrowAhead: 8 * page})
 		var growers sync.WaitGroup
 		for range 3 {
 			growers.Go(func() {

@@ -27,7 +27,7 @@ type Range struct {
 
 	fresh  bool                      // takes no kept memory
 	wanted atomic.Int32              // of the device's goroutine
-	await  chan struct{}             // taken by the one Written that waits
+	await  chan struct{}             // taken by the one WaitWritten that waits
 	pause  atomic.Pointer[time.Time] // no look-ahead before this
 
 	bed   *Range   // host memory for what sleeps, see Sleep; guarded by r.closer
@@ -45,12 +45,12 @@ type RangeOptions struct {
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
-	// Ahead is how many bytes of memory the device's goroutine keeps ready beyond
+	// GrowAhead is how many bytes of memory the device's goroutine keeps ready beyond
 	// Len, so that growth finds them; never past Max or the device's limit. It
 	// acts when half of them are used up, and leaves a sixteenth of the device's
 	// memory, where its context is open and so can be asked what is free, and of the
 	// limit. Clip gives them back. 0 is none.
-	Ahead uint64
+	GrowAhead uint64
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
 	// RDMA and Compress are as in Prop.
@@ -89,7 +89,7 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 
 // prop is what the chunks of a range are made of.
 func prop(d *Device, o RangeOptions) Prop {
-	return Prop{Home: d.home(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
+	return Prop{Location: d.home(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
 }
 
 // settle checks the options and fills in what was left out.
@@ -158,7 +158,7 @@ func (g *Range) zero(n uint64) error {
 	if err != nil {
 		return err
 	}
-	s := raw.Own()
+	s := raw.CopyStream()
 	if err := raw.Fill(g.r.ptr, 0, 1, n, s); err != nil {
 		return err
 	}
@@ -402,9 +402,9 @@ func (g *Range) show(n uint64) {
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It completes or changes
-// nothing. After Use it does not wait: what is given up retires until the named
+// nothing. After UsedBy it does not wait: what is given up retires until the named
 // streams have done what they were told so far, and goes back then (see
-// Stats.Pending). Else it waits as Unmap does. A growth that needs the memory
+// Stats.Retiring). Else it waits as Unmap does. A growth that needs the memory
 // before it has gone back takes it without a driver call and without a wait:
 // what those streams were told to write there is then still to come, and comes
 // over what is appended meanwhile, just as after a SetLen alone.
@@ -507,8 +507,8 @@ func (g *Range) Grant(a Access, devs ...*Device) error { return g.res().Grant(a,
 // Revoke is Reservation.Revoke.
 func (g *Range) Revoke(devs ...*Device) error { return g.res().Revoke(devs...) }
 
-// Use is Reservation.Use.
-func (g *Range) Use(streams ...*Stream) error { return g.res().Use(streams...) }
+// UsedBy is Reservation.UsedBy.
+func (g *Range) UsedBy(streams ...*Stream) error { return g.res().UsedBy(streams...) }
 
 // Access is Reservation.Access.
 func (g *Range) Access(d *Device) Access { return g.res().Access(d) }

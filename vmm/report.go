@@ -7,22 +7,22 @@ import (
 
 // Report is a device's books with what is open in it.
 type Report struct {
-	Device string   `json:"device"`
-	Stats  Stats    `json:"stats"`
-	Open   []Opened `json:"open"`
+	Device string       `json:"device"`
+	Stats  Stats        `json:"stats"`
+	Open   []OpenObject `json:"open"`
 }
 
-// Opened is one thing that is open.
-type Opened struct {
-	Kind   string  `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
-	Made   string  `json:"made"` // file:line
-	Addr   Ptr     `json:"addr,omitempty"`
-	Size   uint64  `json:"size,omitempty"`
-	Chunks []Piece `json:"chunks,omitempty"` // of a range or a reservation
+// OpenObject is one thing that is open.
+type OpenObject struct {
+	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
+	Made   string    `json:"made"` // file:line
+	Addr   Ptr       `json:"addr,omitempty"`
+	Size   uint64    `json:"size,omitempty"`
+	Chunks []Mapping `json:"chunks,omitempty"` // of a range or a reservation
 }
 
-// Piece is one chunk where it is mapped.
-type Piece struct {
+// Mapping is one chunk where it is mapped.
+type Mapping struct {
 	Off   uint64 `json:"off"`
 	Size  uint64 `json:"size"`
 	State string `json:"state"` // "mapped", "accessible", "retiring", "unmapping"
@@ -35,11 +35,11 @@ func (d *Device) Report() Report {
 	if d == nil {
 		return Report{}
 	}
-	rep := Report{Device: d.name, Stats: d.Stats(), Open: []Opened{}}
+	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
 	d.mu.Lock()
-	things := make(map[any]Opened, len(d.open))
+	things := make(map[any]OpenObject, len(d.open))
 	for thing, o := range d.open {
-		things[thing] = Opened{Kind: o.kind, Made: o.where()}
+		things[thing] = OpenObject{Kind: o.kind, Made: o.where()}
 	}
 	d.mu.Unlock()
 	for thing, o := range things {
@@ -53,19 +53,19 @@ func (d *Device) Report() Report {
 		}
 		rep.Open = append(rep.Open, o)
 	}
-	slices.SortFunc(rep.Open, func(a, b Opened) int {
+	slices.SortFunc(rep.Open, func(a, b OpenObject) int {
 		return cmp.Or(cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Made, b.Made))
 	})
 	return rep
 }
 
 // pieces copies the slots.
-func (r *Reservation) pieces() []Piece {
+func (r *Reservation) pieces() []Mapping {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []Piece
+	var all []Mapping
 	for _, s := range r.slots {
-		p := Piece{Off: s.off, Size: s.size(), State: s.state.String()}
+		p := Mapping{Off: s.off, Size: s.size(), State: s.state.String()}
 		if s.stuck != nil {
 			p.Stuck = s.stuck.Error()
 		}

@@ -49,9 +49,9 @@ type Reservation struct {
 	retired    []*retirement  // by turn, left to the device's goroutine
 	strays     []*port        // may still have access: taking it away failed
 	copyBlocks []*copyBlock   // devices whose access is being changed
-	promised   bool           // Use was called
+	promised   bool           // UsedBy was called
 	named      map[*Stream]struct{}
-	owed       map[*Stream]owed // of AppendOn; see Written
+	owed       map[*Stream]owed // of AppendOn; see WaitWritten
 	appends    uint64           // counts AppendOns
 	holds      []uint64
 	books      books
@@ -85,7 +85,7 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	gran, err := d.granularity(Prop{Home: d.home()})
+	gran, err := d.granularity(Prop{Location: d.home()})
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
@@ -106,9 +106,9 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, of: of, id: reservations.Add(1)}
 	r.generation.Store(r.id << 32) // so that no two reservations have the same, at one address or not
 	r.slots = make([]slot, 0, 4)   // so that the first growth allocates its chunk and nothing else
-	own := ReadWrite
+	own := AccessReadWrite
 	if o.ReadOnly {
-		own = Read
+		own = AccessRead
 	}
 	r.setWho([]grant{{dev: d, access: own}})
 	if err := takeAddresses(rounded); err != nil {
@@ -381,7 +381,7 @@ func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
 // stick quarantines a slot: why is what growth past it answers from now on.
 func (r *Reservation) stick(s *slot, why error) {
 	if s.stuck == nil {
-		r.books.Stuck += s.size()
+		r.books.Quarantined += s.size()
 		r.dev.meter.stuck.add(s.size())
 	}
 	s.stuck = why
@@ -389,7 +389,7 @@ func (r *Reservation) stick(s *slot, why error) {
 
 func (r *Reservation) unstick(s *slot) {
 	if s.stuck != nil {
-		r.books.Stuck -= s.size()
+		r.books.Quarantined -= s.size()
 		r.dev.meter.stuck.sub(s.size())
 	}
 	s.stuck = nil

@@ -50,7 +50,7 @@ func (r *Reservation) markRetiring(off, size uint64) (turn uint64, err error) {
 func (r *Reservation) retireSlot(s *slot) {
 	if s.state == accessible {
 		s.state, s.turn = retiring, r.turns
-		r.books.Pending += s.size()
+		r.books.Retiring += s.size()
 		r.dev.meter.pending.add(s.size())
 	}
 }
@@ -58,7 +58,7 @@ func (r *Reservation) retireSlot(s *slot) {
 func (r *Reservation) reviveSlot(s *slot) {
 	if s.state >= retiring {
 		s.state = accessible
-		r.books.Pending -= s.size()
+		r.books.Retiring -= s.size()
 		r.dev.meter.pending.sub(s.size())
 	}
 }
@@ -169,8 +169,8 @@ func (r *Reservation) reclaimSlots(off, need uint64) (end uint64, marks []mark) 
 		off = s.end()
 	}
 	if taken > 0 {
-		r.dev.meter.count(&r.dev.meter.counts.Readopted, taken)
-		r.books.Readopted += taken
+		r.dev.meter.count(&r.dev.meter.counts.Reclaimed, taken)
+		r.books.Reclaimed += taken
 	}
 	return off, marks
 }

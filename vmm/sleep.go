@@ -9,12 +9,12 @@ import (
 )
 
 // Keep says what becomes of the bytes of a range that sleeps.
-type Keep uint8
+type SleepMode uint8
 
 // What Sleep does with contents.
 const (
-	DropContents Keep = iota // Len becomes 0
-	KeepContents             // they wait in host memory
+	SleepDrop SleepMode = iota // Len becomes 0
+	SleepKeep                  // they wait in host memory
 )
 
 // Sleep gives the memory of ranges back to the device and keeps their addresses.
@@ -24,7 +24,7 @@ const (
 //
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
-func Sleep(k Keep, ranges ...*Range) error {
+func Sleep(k SleepMode, ranges ...*Range) error {
 	unlock, err := lockAll(ranges)
 	if err != nil {
 		return failed("sleep", ranges, err)
@@ -102,8 +102,8 @@ type sleeper struct {
 	mem  []*memory
 }
 
-func sleep(k Keep, ranges []*Range) error {
-	if k > KeepContents {
+func sleep(k SleepMode, ranges []*Range) error {
+	if k > SleepKeep {
 		return fmt.Errorf("%w: contents %d", ErrInvalid, k)
 	}
 	var all []*sleeper
@@ -121,7 +121,7 @@ func sleep(k Keep, ranges []*Range) error {
 			}
 		}
 		for _, s := range all {
-			if k == DropContents {
+			if k == SleepDrop {
 				break
 			}
 			if err := s.save(); err != nil {
@@ -184,7 +184,7 @@ func (g *Range) markAsleep() (*sleeper, error) {
 	if len(r.holds) > 0 {
 		return nil, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
 	}
-	for i := 0; r.books.Stuck > 0 && i < len(r.slots); i++ {
+	for i := 0; r.books.Quarantined > 0 && i < len(r.slots); i++ {
 		if err := r.slots[i].stuck; err != nil {
 			return nil, fmt.Errorf("quarantined: %w", err)
 		}
@@ -342,7 +342,7 @@ func (s *sleeper) dropAll(drop func(*memory) error) {
 }
 
 // commit releases the memory; the range is asleep.
-func (s *sleeper) commit(k Keep) {
+func (s *sleeper) commit(k SleepMode) {
 	s.sizes = nil
 	for _, m := range s.mem {
 		s.sizes = append(s.sizes, m.size)
@@ -352,7 +352,7 @@ func (s *sleeper) commit(k Keep) {
 	defer s.write.Unlock()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	if k == DropContents {
+	if k == SleepDrop {
 		s.show(0)
 	}
 	s.r.dev.meter.used.move(&s.r.dev.meter.asleep, s.len.Load())
@@ -450,9 +450,9 @@ func (s *sleeper) putBack() error {
 	r.layout.Lock()
 	defer r.layout.Unlock()
 	who := r.who
-	if who[0].Access == Read && s.len.Load() > 0 {
+	if who[0].Access == AccessRead && s.len.Load() > 0 {
 		who = slices.Clone(who)
-		who[0].Access = ReadWrite
+		who[0].Access = AccessReadWrite
 	}
 	return r.place(0, 0, s.room, s.mem, who)
 }
@@ -492,7 +492,7 @@ func (s *sleeper) load() error {
 	r := s.r
 	r.layout.Lock()
 	defer r.layout.Unlock()
-	if r.who[0].Access == Read { // as granted; see putBack
+	if r.who[0].Access == AccessRead { // as granted; see putBack
 		return r.dev.drv().SetAccess(r.ptr, s.room, r.who[:1])
 	}
 	return nil

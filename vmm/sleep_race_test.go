@@ -15,8 +15,8 @@ import (
 func TestSleepInTheMiddle(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
-	d.SetThreshold(16 * page)
-	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 2 * page})
+	d.SetReleaseThreshold(16 * page)
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, GrowAhead: 2 * page})
 	h := newRange(t, w.devs[1], vmm.RangeOptions{Max: 64 * page})
 	s := stream(t, d)
 	require.NoError(t, h.Append(pattern(2*page, 8)))
@@ -51,9 +51,9 @@ func TestSleepInTheMiddle(t *testing.T) {
 			}
 			return err
 		},
-		func(int) error { return g.Grant(vmm.Read, w.devs[1]) },
+		func(int) error { return g.Grant(vmm.AccessRead, w.devs[1]) },
 		func(int) error { return g.Revoke(w.devs[1]) },
-		func(int) error { return g.Use(s) },
+		func(int) error { return g.UsedBy(s) },
 		func(int) error { return s.Fill(g.Ptr()+60*page, 1, 1, 1) },
 		func(int) error { d.Stats(); g.Stats(); d.Report(); return nil },
 		func(int) error { return vmm.Wake(h, g) },
@@ -65,7 +65,7 @@ func TestSleepInTheMiddle(t *testing.T) {
 		})
 	}
 	for range rounds / 2 {
-		fine(vmm.Sleep(vmm.KeepContents, g, h))
+		fine(vmm.Sleep(vmm.SleepKeep, g, h))
 		runtime.Gosched()
 		if err := vmm.Wake(g, h); err != nil {
 			t.Error(err)
@@ -94,7 +94,7 @@ func TestSetsThatOverlap(t *testing.T) {
 	for _, set := range [][]*vmm.Range{{a, b}, {b, a}, {c, b}, {b, c, a}} {
 		wg.Go(func() {
 			for range 20 {
-				if err := vmm.Sleep(vmm.KeepContents, set...); err != nil && !errors.Is(err, vmm.ErrAsleep) {
+				if err := vmm.Sleep(vmm.SleepKeep, set...); err != nil && !errors.Is(err, vmm.ErrAsleep) {
 					t.Error(err)
 				}
 				if err := vmm.Wake(set...); err != nil {
@@ -116,7 +116,7 @@ func TestCloseMeetsWake(t *testing.T) {
 	w := newWorld(t, 1)
 	for range 20 {
 		g := ranged(t, w, 2*page)
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			if err := vmm.Wake(g); err != nil && !errors.Is(err, vmm.ErrClosed) {
@@ -142,16 +142,16 @@ func TestSleepOfALostDevice(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
 	asleep, up := ranged(t, w, page), ranged(t, w, page)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, asleep))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, asleep))
 	g, s, open := deferred(t, w)
 	lose(t, w, d)
 	open()
-	require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, up), vmm.ErrDeviceLost)
+	require.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, up), vmm.ErrDeviceLost)
 	require.EqualValues(t, page, up.Cap(), "awake, for what it is worth")
 	require.ErrorIs(t, vmm.Wake(asleep), vmm.ErrDeviceLost)
 	require.True(t, asleep.Stats().Asleep)
-	require.Zero(t, d.Stats().Stuck)
-	for d.Stats().Pending > 0 { // lost work has ended, too
+	require.Zero(t, d.Stats().Quarantined)
+	for d.Stats().Retiring > 0 { // lost work has ended, too
 		_, err := d.Trim(0)
 		require.NoError(t, err)
 	}

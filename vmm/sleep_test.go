@@ -29,12 +29,12 @@ func TestSleepAndWake(t *testing.T) {
 				require.NoError(t, g.Append(want[n:min(n+page, len(want))]))
 			}
 			require.NoError(t, g.Grow(5*page))
-			require.NoError(t, g.Grant(vmm.Read, w.devs[1]))
+			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
 			ptr, before := g.Ptr(), w.picture(g)
 			free, _, err := d.MemInfo()
 			require.NoError(t, err)
 
-			require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 			require.Equal(t, ptr, g.Ptr())
 			require.EqualValues(t, len(want), g.Len())
 			require.Zero(t, g.Cap())
@@ -42,7 +42,7 @@ func TestSleepAndWake(t *testing.T) {
 			st := d.Stats()
 			require.Zero(t, st.Committed)
 			require.Zero(t, st.Used)
-			require.Zero(t, st.Pending)
+			require.Zero(t, st.Retiring)
 			require.EqualValues(t, len(want), st.Asleep)
 			require.True(t, g.Stats().Asleep)
 			now, _, err := d.MemInfo()
@@ -74,7 +74,7 @@ func TestSleepDropsContents(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	g := ranged(t, w, 3*page)
-	require.NoError(t, vmm.Sleep(vmm.DropContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepDrop, g))
 	require.Zero(t, g.Len())
 	require.Zero(t, d.Stats().Asleep)
 	require.Zero(t, d.Stats().Committed)
@@ -92,9 +92,9 @@ func TestSleepDropsContents(t *testing.T) {
 func TestSleepReleases(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	g := ranged(t, w, 3*page)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	require.Zero(t, d.Stats().Cached)
 	require.Equal(t, 3, w.made("Release"))
 	keepChunks(t, w, 1, 1, 1)
@@ -115,9 +115,9 @@ func TestWakeThatRunsOutInMap(t *testing.T) {
 	for _, name := range []string{"Map", "SetAccess"} {
 		w := newWorld(t, 1)
 		d := w.devs[0]
-		d.SetThreshold(100 * page)
+		d.SetReleaseThreshold(100 * page)
 		g := ranged(t, w, 3*page)
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		keepChunks(t, w, 4)
 		w.refuse(name, 1, vmm.ErrOutOfMemory)
 		require.NoError(t, vmm.Wake(g))
@@ -133,8 +133,8 @@ func TestAllocWakesInNewMemory(t *testing.T) {
 	d := w.devs[0]
 	g, err := d.Alloc(page)
 	require.NoError(t, err)
-	require.NoError(t, vmm.Sleep(vmm.DropContents, g))
-	d.SetThreshold(100 * page)
+	require.NoError(t, vmm.Sleep(vmm.SleepDrop, g))
+	d.SetReleaseThreshold(100 * page)
 	keepChunks(t, w, 1)
 	require.NoError(t, vmm.Wake(g))
 	require.EqualValues(t, page, d.Stats().Cached)
@@ -150,7 +150,7 @@ func TestASleepingRange(t *testing.T) {
 	other := ranged(t, w, page)
 	s := stream(t, d)
 	ws := stream(t, d)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	b := make([]byte, 1)
 	calls := map[string]func() error{
 		"Append":         func() error { return g.Append(b) },
@@ -168,12 +168,12 @@ func TestASleepingRange(t *testing.T) {
 		"WriteTo":        func() error { return second(g.WriteTo(io.Discard)) },
 		"Host":           func() error { return second(g.Host()) },
 		"Hold":           func() error { return second(g.Hold(1)) },
-		"Use":            func() error { return g.Use(s) },
-		"Grant":          func() error { return g.Grant(vmm.Read, w.devs[1]) },
+		"UsedBy":         func() error { return g.UsedBy(s) },
+		"Grant":          func() error { return g.Grant(vmm.AccessRead, w.devs[1]) },
 		"Revoke":         func() error { return g.Revoke(w.devs[1]) },
-		"EnablePeers":    func() error { return vmm.EnablePeers(vmm.Read, w.devs, other, g) },
-		"Sleep":          func() error { return vmm.Sleep(vmm.DropContents, g) },
-		"Sleep of a set": func() error { return vmm.Sleep(vmm.DropContents, other, g) },
+		"EnablePeers":    func() error { return vmm.EnablePeers(vmm.AccessRead, w.devs, other, g) },
+		"Sleep":          func() error { return vmm.Sleep(vmm.SleepDrop, g) },
+		"Sleep of a set": func() error { return vmm.Sleep(vmm.SleepDrop, other, g) },
 		"Device.CopyIn":  func() error { return d.CopyIn(g.Ptr(), b) },
 		"Device.CopyOut": func() error { return d.CopyOut(b, g.Ptr()) },
 		"Stream.Copy to": func() error { return s.Copy(g.Ptr(), other.Ptr(), 1) },
@@ -201,7 +201,7 @@ func TestASleepingRange(t *testing.T) {
 	require.NoError(t, g.Close(), "without waking")
 	require.NoError(t, g.Close())
 	require.ErrorIs(t, vmm.Wake(g), vmm.ErrClosed)
-	require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, g), vmm.ErrClosed)
+	require.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, g), vmm.ErrClosed)
 	require.Zero(t, d.Stats().Asleep)
 	require.NoError(t, other.Close())
 	w.end()
@@ -216,11 +216,11 @@ func TestBadSleep(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	for name, err := range map[string]error{
-		"no range":       vmm.Sleep(vmm.KeepContents),
-		"a nil range":    vmm.Sleep(vmm.KeepContents, nil),
-		"nil and more":   vmm.Sleep(vmm.KeepContents, g, nil),
-		"twice":          vmm.Sleep(vmm.KeepContents, g, g),
-		"other contents": vmm.Sleep(vmm.KeepContents+1, g),
+		"no range":       vmm.Sleep(vmm.SleepKeep),
+		"a nil range":    vmm.Sleep(vmm.SleepKeep, nil),
+		"nil and more":   vmm.Sleep(vmm.SleepKeep, g, nil),
+		"twice":          vmm.Sleep(vmm.SleepKeep, g, g),
+		"other contents": vmm.Sleep(vmm.SleepKeep+1, g),
 		"wake nothing":   vmm.Wake(),
 		"wake nil":       vmm.Wake(nil, g),
 		"wake twice":     vmm.Wake(g, g),
@@ -241,7 +241,7 @@ func TestASetWithAClosedRange(t *testing.T) {
 	require.NoError(t, a.Close())
 	b := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page}) // often where a was
 	require.ErrorIs(t, vmm.Wake(a, b, a), vmm.ErrClosed)
-	require.ErrorIs(t, vmm.Sleep(vmm.DropContents, b, a, b), vmm.ErrClosed)
+	require.ErrorIs(t, vmm.Sleep(vmm.SleepDrop, b, a, b), vmm.ErrClosed)
 	require.NoError(t, b.Close())
 	w.end()
 }
@@ -254,7 +254,7 @@ func TestASetSleepsTogether(t *testing.T) {
 	a := ranged(t, w, 3*page)
 	b := newRange(t, peer, vmm.RangeOptions{Max: 64 * page})
 	require.NoError(t, b.Append(pattern(5*page, 2)))
-	require.NoError(t, b.Grant(vmm.ReadWrite, d))
+	require.NoError(t, b.Grant(vmm.AccessReadWrite, d))
 	empty := newRange(t, d, vmm.RangeOptions{Max: 8 * page})
 	roomy := newRange(t, d, vmm.RangeOptions{Max: 8 * page})
 	require.NoError(t, roomy.Grow(2*page))
@@ -271,12 +271,12 @@ func TestASetSleepsTogether(t *testing.T) {
 	release, err := roomy.Hold(0)
 	require.NoError(t, err)
 	for range 2 {
-		require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, all...), vmm.ErrBusy)
+		require.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, all...), vmm.ErrBusy)
 		require.Equal(t, before, pictures())
 	}
 	release()
 	for range 3 {
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, all...))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, all...))
 		require.Zero(t, d.Stats().Committed)
 		require.Zero(t, peer.Stats().Committed)
 		require.EqualValues(t, 3*page, d.Stats().Asleep)
@@ -288,7 +288,7 @@ func TestASetSleepsTogether(t *testing.T) {
 		require.Equal(t, before, pictures())
 	}
 	// Those that are awake are left alone.
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, b))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, b))
 	gen := a.Generation()
 	require.NoError(t, vmm.Wake(all...))
 	require.Equal(t, gen, a.Generation())
@@ -304,7 +304,7 @@ func TestWakeThatFindsNoMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	a, b := ranged(t, w, 3*page), ranged(t, w, 4*page)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, a, b))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, a, b))
 	d.SetLimit(5 * page)
 	for range 3 {
 		require.ErrorIs(t, vmm.Wake(a, b), vmm.ErrOutOfMemory)
@@ -331,16 +331,16 @@ func TestWakeThatFailsDuringACapture(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	a, b := ranged(t, w, 3*page), ranged(t, w, 4*page)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, a, b))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, a, b))
 	d.SetLimit(5 * page)
 	s := stream(t, d)
 	end := captured(t, w, s)
 	require.ErrorIs(t, vmm.Wake(a, b), vmm.ErrOutOfMemory)
-	require.Zero(t, d.Stats().Stuck)
+	require.Zero(t, d.Stats().Quarantined)
 	require.Zero(t, d.Stats().Committed)
 	d.SetLimit(0)
 	require.NoError(t, vmm.Wake(a, b))
-	require.ErrorIs(t, vmm.Sleep(vmm.KeepContents, a, b), vmm.ErrCapturing)
+	require.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, a, b), vmm.ErrCapturing)
 	require.NoError(t, a.Append([]byte{1}), "nothing has changed")
 	end()
 	require.NoError(t, s.Close())
@@ -355,15 +355,15 @@ func TestWakeHealsWhatWasQuarantined(t *testing.T) {
 		w := newWorld(t, 1)
 		d := w.devs[0]
 		g := ranged(t, w, 3*page)
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		w.refuse(name, 1, errInjected)
 		w.refuse("Unmap", 2, errInjected)
 		require.ErrorIs(t, vmm.Wake(g), errInjected)
-		require.EqualValues(t, 3*page, d.Stats().Stuck)
+		require.EqualValues(t, 3*page, d.Stats().Quarantined)
 		require.ErrorIs(t, vmm.Wake(g), errInjected, "it says why")
 		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrAsleep)
 		require.NoError(t, vmm.Wake(g))
-		require.Zero(t, d.Stats().Stuck)
+		require.Zero(t, d.Stats().Quarantined)
 		require.EqualValues(t, 3*page, d.Stats().Committed)
 		got := make([]byte, 3*page)
 		_, err := g.ReadAt(got, 0)
@@ -379,15 +379,15 @@ func TestCloseWaitsForACopyOfWake(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	g := ranged(t, w, 3*page)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	w.refuse("CopyIn", 1, errInjected)
 	w.refuse("SyncIfActive", 1, errInjected)
 	require.ErrorIs(t, vmm.Wake(g), errInjected)
-	require.EqualValues(t, 3*page, d.Stats().Stuck)
+	require.EqualValues(t, 3*page, d.Stats().Quarantined)
 	w.arm()
 	require.NoError(t, g.Close())
 	require.True(t, w.waiting(0))
-	require.Zero(t, d.Stats().Stuck)
+	require.Zero(t, d.Stats().Quarantined)
 	w.end()
 }
 
@@ -396,7 +396,7 @@ func TestHostMemoryOfSleepers(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	g := ranged(t, w, 5*page)
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	have := bedded(d)
 	require.NotZero(t, have)
 	creates := vmm.Lodge(d).Stats().Creates
@@ -406,7 +406,7 @@ func TestHostMemoryOfSleepers(t *testing.T) {
 		if n == 1 {
 			require.NoError(t, g.SetLen(2*page))
 		}
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		require.Equal(t, have, bedded(d))
 	}
 	require.Equal(t, creates, vmm.Lodge(d).Stats().Creates)
@@ -417,7 +417,7 @@ func TestHostMemoryOfSleepers(t *testing.T) {
 	require.Equal(t, pattern(5*page, 7)[:2*page], got)
 	require.NoError(t, g.Clip())
 	require.Zero(t, bedded(d))
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	require.NotZero(t, bedded(d))
 	require.NoError(t, g.Close())
 	require.Zero(t, bedded(d))
@@ -440,7 +440,7 @@ func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
 	end := captured(t, &world{devs: []*vmm.Device{h}}, captive)
 	for _, give := range []func(*vmm.Range) error{(*vmm.Range).Clip, (*vmm.Range).Close} {
 		g := ranged(t, w, 2*page)
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		require.NoError(t, vmm.Wake(g))
 		require.NoError(t, give(g))
 		require.Zero(t, bedded(w.devs[0]))
@@ -462,8 +462,8 @@ func TestSleepWaits(t *testing.T) {
 	s := stream(t, d)
 	open := work(t, d, s.Raw(), g.Ptr())
 	slept := make(chan error, 1)
-	go func() { slept <- vmm.Sleep(vmm.KeepContents, g) }()
-	for d.Stats().Pending == 0 {
+	go func() { slept <- vmm.Sleep(vmm.SleepKeep, g) }()
+	for d.Stats().Retiring == 0 {
 		runtime.Gosched()
 	}
 	require.ErrorIs(t, g.Grow(1), vmm.ErrAsleep)
@@ -485,16 +485,16 @@ func TestSleepWaits(t *testing.T) {
 func TestSleepWithRetirements(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(100 * page)
+	d.SetReleaseThreshold(100 * page)
 	g, s, open := deferred(t, w)
 	slept := make(chan error, 1)
-	go func() { slept <- vmm.Sleep(vmm.KeepContents, g) }()
+	go func() { slept <- vmm.Sleep(vmm.SleepKeep, g) }()
 	for !g.Stats().Asleep {
 		runtime.Gosched()
 	}
 	open()
 	require.NoError(t, <-slept)
-	require.Zero(t, d.Stats().Pending)
+	require.Zero(t, d.Stats().Retiring)
 	_, err := d.Trim(0)
 	require.NoError(t, err)
 	require.Zero(t, d.Stats().Committed)
@@ -513,8 +513,8 @@ func TestWakeOfWhatItsOwnerMayOnlyRead(t *testing.T) {
 		d := w.devs[0]
 		g := ranged(t, w, 2*page)
 		before := w.contents(g)
-		require.NoError(t, g.Grant(vmm.Read, d))
-		require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+		require.NoError(t, g.Grant(vmm.AccessRead, d))
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		w.arm(at...)
 		err := vmm.Wake(g)
 		calls := w.disarm()
@@ -524,7 +524,7 @@ func TestWakeOfWhatItsOwnerMayOnlyRead(t *testing.T) {
 		}
 		require.Equal(t, before, w.contents(g))
 		require.ErrorIs(t, d.CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid)
-		require.NoError(t, g.Grant(vmm.ReadWrite, d))
+		require.NoError(t, g.Grant(vmm.AccessReadWrite, d))
 		require.NoError(t, d.CopyIn(g.Ptr(), []byte{1}))
 		require.NoError(t, g.Close())
 		w.end()

@@ -113,7 +113,7 @@ func (r *Reservation) prefix() uint64 {
 func (r *Reservation) stuckBelow(off uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.books.Stuck == 0 {
+	if r.books.Quarantined == 0 {
 		return nil
 	}
 	for i := range r.slots {

@@ -411,7 +411,7 @@ func (st *staging) more(raw driver.Device) *lane {
 // makeLane gives with an error what has been made so far.
 func makeLane(raw driver.Device, size uint64) (*lane, error) {
 	l := &lane{}
-	pinner, ok := raw.(driver.Pinner)
+	pinner, ok := raw.(driver.HostAllocator)
 	if !ok {
 		return l, fmt.Errorf("%w: pinned memory", ErrNotSupported)
 	}
@@ -524,7 +524,7 @@ func (l *lane) free(raw driver.Device) error {
 			}
 			b.event = 0
 		}
-		if pinner, ok := raw.(driver.Pinner); ok && b.p != 0 {
+		if pinner, ok := raw.(driver.HostAllocator); ok && b.p != 0 {
 			if err := pinner.FreeHost(b.p); !gone(err) {
 				return err
 			}

@@ -29,7 +29,7 @@ func TestStagingAgainstTheDriver(t *testing.T) {
 	d, dev := w.devs[0], raw(t, w.devs[0])
 	g, err := d.Alloc(size)
 	require.NoError(t, err)
-	pinner := dev.(driver.Pinner)
+	pinner := dev.(driver.HostAllocator)
 	pin, pinned, err := pinner.AllocHost(size)
 	require.NoError(t, err)
 	s := stream(t, d)

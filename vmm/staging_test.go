@@ -380,7 +380,7 @@ func TestGrantOfLessWaitsForAnAppendUnderWay(t *testing.T) {
 	g, err := s.devs[0].NewRange(vmm.RangeOptions{Max: 16 * page})
 	require.NoError(t, err)
 	s.during(t, func() error { return g.Append(noise(3*edge, 1)) },
-		func() error { return g.Grant(vmm.Read, s.devs[0]) }, "SetAccess")
+		func() error { return g.Grant(vmm.AccessRead, s.devs[0]) }, "SetAccess")
 	require.Error(t, g.Append(noise(3*edge, 1)))
 	require.NoError(t, g.Close())
 	s.end()
@@ -392,7 +392,7 @@ func TestAppendIsRefusedWhileItsAccessLeaves(t *testing.T) {
 	s := stopAt(t, 1, "SyncIfActive", 0)
 	g, _ := noisy(t, s.world, 3*edge)
 	granted := make(chan error, 1)
-	go func() { granted <- g.Grant(vmm.Read, s.devs[0]) }()
+	go func() { granted <- g.Grant(vmm.AccessRead, s.devs[0]) }()
 	<-s.reached
 	require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrBusy)
 	_, err := g.WriteAt([]byte{1}, 0)
@@ -407,7 +407,7 @@ func TestDeviceCloseRefusesWhileACopyIsUnderWay(t *testing.T) {
 	s := stopAt(t, 1, "Copy", 0)
 	d := s.devs[0]
 	vmm.SetStaging(d, &vmm.Staging{Block: edge, Lanes: 1})
-	plain := raw(t, d).(driver.Plain)
+	plain := raw(t, d).(driver.Allocator)
 	p, err := plain.AllocPlain(4 * edge)
 	require.NoError(t, err)
 	copied := make(chan error, 1)
@@ -517,7 +517,7 @@ func TestCopiesAdriftAreWaitedFor(t *testing.T) {
 		w := staged(t, 1)
 		g, _ := noisy(t, w, 2*edge)
 		s := stream(t, w.devs[0])
-		require.NoError(t, g.Use(s))
+		require.NoError(t, g.UsedBy(s))
 		open := gate(t, w.devs[0], vmm.IdleLane(w.devs[0]))
 		w.refuse("SyncEvent", 2, errInjected)
 		w.refuse("SyncStream", 1, errInjected)

@@ -80,44 +80,44 @@ func (m *meter) count(c *uint64, n uint64) {
 
 // Counts is how often things were done, from the start on.
 type Counts struct {
-	Creates       uint64 `json:"creates"`        // pieces of memory taken from the driver
-	Releases      uint64 `json:"releases"`       // pieces given back to it
-	Maps          uint64 `json:"maps"`           // pieces mapped
-	Unmaps        uint64 `json:"unmaps"`         // pieces unmapped
-	Hits          uint64 `json:"hits"`           // pieces that growth found kept
-	Growths       uint64 `json:"growths"`        // growths that somebody waited for
-	Aheads        uint64 `json:"aheads"`         // growths ahead of need
-	AheadFailures uint64 `json:"ahead_failures"` // growths ahead of need that got less than they wanted, or nothing
-	Readopted     uint64 `json:"readopted"`      // bytes taken back while retiring
+	Creates           uint64 `json:"creates"`             // pieces of memory taken from the driver
+	Releases          uint64 `json:"releases"`            // pieces given back to it
+	Maps              uint64 `json:"maps"`                // pieces mapped
+	Unmaps            uint64 `json:"unmaps"`              // pieces unmapped
+	Hits              uint64 `json:"hits"`                // pieces that growth found kept
+	Growths           uint64 `json:"growths"`             // growths that somebody waited for
+	GrowAheads        uint64 `json:"grow_aheads"`         // growths ahead of need
+	GrowAheadFailures uint64 `json:"grow_ahead_failures"` // growths ahead of need that got less than they wanted, or nothing
+	Reclaimed         uint64 `json:"reclaimed"`           // bytes taken back while retiring
 }
 
 // Stats is what a device has, in bytes. All numbers are of one moment; reading
 // them makes no driver call. It is an slog.LogValuer, and String is its JSON, as
 // package expvar wants it. The JSON names stay.
 type Stats struct {
-	Reserved  uint64 `json:"reserved"`  // addresses
-	Committed uint64 `json:"committed"` // physical memory, created or imported, kept and retiring included
-	Used      uint64 `json:"used"`      // below Len of a Range that is awake
-	Cached    uint64 `json:"cached"`    // kept for growth, see SetThreshold
-	Pending   uint64 `json:"pending"`   // retiring: given up, its wait not over
-	Stuck     uint64 `json:"stuck"`     // could not be undone or given back; Trim, growth out of memory and Close try again
-	Asleep    uint64 `json:"asleep"`    // below Len of a Range that sleeps
-	Pinned    uint64 `json:"pinned"`    // host memory for staging, of all Devices on this one
+	Reserved    uint64 `json:"reserved"`    // addresses
+	Committed   uint64 `json:"committed"`   // physical memory, created or imported, kept and retiring included
+	Used        uint64 `json:"used"`        // below Len of a Range that is awake
+	Cached      uint64 `json:"cached"`      // kept for growth, see SetReleaseThreshold
+	Retiring    uint64 `json:"retiring"`    // retiring: given up, its wait not over
+	Quarantined uint64 `json:"quarantined"` // could not be undone or given back; Trim, growth out of memory and Close try again
+	Asleep      uint64 `json:"asleep"`      // below Len of a Range that sleeps
+	Pinned      uint64 `json:"pinned"`      // host memory for staging, of all Devices on this one
 
 	PeakReserved  uint64 `json:"peak_reserved"`
 	PeakCommitted uint64 `json:"peak_committed"`
 	PeakUsed      uint64 `json:"peak_used"`
 	PeakCached    uint64 `json:"peak_cached"`
-	PeakPending   uint64 `json:"peak_pending"`
+	PeakRetiring  uint64 `json:"peak_retiring"`
 
 	Counts
 
 	// WorkTime is how long the device's goroutine has been at work.
 	WorkTime time.Duration `json:"work_ns"`
 
-	Limit        uint64 `json:"limit"`         // see SetLimit
-	Threshold    uint64 `json:"threshold"`     // see SetThreshold
-	AddressLimit uint64 `json:"address_limit"` // see SetAddressLimit
+	Limit            uint64 `json:"limit"`             // see SetLimit
+	ReleaseThreshold uint64 `json:"release_threshold"` // see SetReleaseThreshold
+	AddressLimit     uint64 `json:"address_limit"`     // see SetAddressLimit
 }
 
 // Stats reads the device's books.
@@ -142,24 +142,24 @@ func (d *Device) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return Stats{
-		Reserved:      m.reserved.now,
-		Committed:     m.committed.now,
-		Used:          m.used.now,
-		Cached:        m.cached.now,
-		Pending:       m.pending.now,
-		Stuck:         m.stuck.now,
-		Asleep:        m.asleep.now,
-		Pinned:        pinned,
-		PeakReserved:  m.reserved.peak,
-		PeakCommitted: m.committed.peak,
-		PeakUsed:      m.used.peak,
-		PeakCached:    m.cached.peak,
-		PeakPending:   m.pending.peak,
-		Counts:        m.counts,
-		WorkTime:      time.Duration(d.worked.Load()),
-		Limit:         limit,
-		Threshold:     threshold,
-		AddressLimit:  addresses,
+		Reserved:         m.reserved.now,
+		Committed:        m.committed.now,
+		Used:             m.used.now,
+		Cached:           m.cached.now,
+		Retiring:         m.pending.now,
+		Quarantined:      m.stuck.now,
+		Asleep:           m.asleep.now,
+		Pinned:           pinned,
+		PeakReserved:     m.reserved.peak,
+		PeakCommitted:    m.committed.peak,
+		PeakUsed:         m.used.peak,
+		PeakCached:       m.cached.peak,
+		PeakRetiring:     m.pending.peak,
+		Counts:           m.counts,
+		WorkTime:         time.Duration(d.worked.Load()),
+		Limit:            limit,
+		ReleaseThreshold: threshold,
+		AddressLimit:     addresses,
 	}
 }
 
@@ -183,21 +183,21 @@ func (s Stats) LogValue() slog.Value { return group(s) }
 
 // RangeStats is what one Range has, in bytes. All numbers are of one moment.
 type RangeStats struct {
-	Reserved  uint64 `json:"reserved"`
-	Committed uint64 `json:"committed"` // all that is mapped, retiring included
-	Used      uint64 `json:"used"`      // Len
-	Pending   uint64 `json:"pending"`
-	Stuck     uint64 `json:"stuck"`
-	Chunks    int    `json:"chunks"`
+	Reserved    uint64 `json:"reserved"`
+	Committed   uint64 `json:"committed"` // all that is mapped, retiring included
+	Used        uint64 `json:"used"`      // Len
+	Retiring    uint64 `json:"retiring"`
+	Quarantined uint64 `json:"quarantined"`
+	Chunks      int    `json:"chunks"`
 
 	PeakCommitted uint64 `json:"peak_committed"`
 	PeakUsed      uint64 `json:"peak_used"`
 
-	Hits          uint64 `json:"hits"` // as in Counts, and so are the following
-	Growths       uint64 `json:"growths"`
-	Aheads        uint64 `json:"aheads"`
-	AheadFailures uint64 `json:"ahead_failures"`
-	Readopted     uint64 `json:"readopted"`
+	Hits              uint64 `json:"hits"` // as in Counts, and so are the following
+	Growths           uint64 `json:"growths"`
+	GrowAheads        uint64 `json:"grow_aheads"`
+	GrowAheadFailures uint64 `json:"grow_ahead_failures"`
+	Reclaimed         uint64 `json:"reclaimed"`
 
 	Asleep bool `json:"asleep"`
 }

@@ -128,9 +128,9 @@ func TestStatsFollow(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	vmm.SetStill(d, true)
-	d.SetThreshold(2 * page)
+	d.SetReleaseThreshold(2 * page)
 	d.SetLimit(100 * page)
-	want := vmm.Stats{Limit: 100 * page, Threshold: 2 * page, AddressLimit: d.Stats().AddressLimit}
+	want := vmm.Stats{Limit: 100 * page, ReleaseThreshold: 2 * page, AddressLimit: d.Stats().AddressLimit}
 	step := func(what string, change func(*vmm.Stats)) {
 		t.Helper()
 		change(&want)
@@ -138,7 +138,7 @@ func TestStatsFollow(t *testing.T) {
 		want.PeakCommitted = max(want.PeakCommitted, want.Committed)
 		want.PeakUsed = max(want.PeakUsed, want.Used)
 		want.PeakCached = max(want.PeakCached, want.Cached)
-		want.PeakPending = max(want.PeakPending, want.Pending)
+		want.PeakRetiring = max(want.PeakRetiring, want.Retiring)
 		got := d.Stats()
 		got.WorkTime = 0
 		require.Equal(t, want, got, what)
@@ -149,26 +149,26 @@ func TestStatsFollow(t *testing.T) {
 	require.NoError(t, g.Append(pattern(4*page, 1)))
 	step("append", func(s *vmm.Stats) { s.Committed, s.Used, s.Creates, s.Maps, s.Growths = 4*page, 4*page, 4, 4, 1 })
 	s := stream(t, d)
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.SetLen(page/2))
 	step("shorten", func(s *vmm.Stats) { s.Used = page / 2 })
 	require.NoError(t, g.Clip())
-	step("clip", func(s *vmm.Stats) { s.Pending = 3 * page })
+	step("clip", func(s *vmm.Stats) { s.Retiring = 3 * page })
 	require.NoError(t, g.Grow(page))
-	step("take back", func(s *vmm.Stats) { s.Pending, s.Readopted, s.Growths = 2*page, page, 2 })
+	step("take back", func(s *vmm.Stats) { s.Retiring, s.Reclaimed, s.Growths = 2*page, page, 2 })
 	require.NoError(t, g.Clip())
-	step("clip again", func(s *vmm.Stats) { s.Pending = 3 * page })
+	step("clip again", func(s *vmm.Stats) { s.Retiring = 3 * page })
 	require.NoError(t, vmm.Drain(d))
 	step("unmap", func(s *vmm.Stats) {
-		s.Pending, s.Cached, s.Committed, s.Unmaps, s.Releases = 0, 2*page, 3*page, 3, 1
+		s.Retiring, s.Cached, s.Committed, s.Unmaps, s.Releases = 0, 2*page, 3*page, 3, 1
 		s.PeakCached = 2 * page // the oldest went first
 	})
 	require.NoError(t, g.Grow(3*page/2))
 	step("grow", func(s *vmm.Stats) { s.Cached, s.Hits, s.Maps, s.Growths = page, 1, 5, 3 })
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	step("sleep", func(s *vmm.Stats) {
 		s.Used, s.Asleep, s.Committed, s.Releases, s.Unmaps = 0, page/2, page, 3, 5
-		s.PeakPending = 3 * page
+		s.PeakRetiring = 3 * page
 	})
 	require.NoError(t, vmm.Wake(g))
 	step("wake", func(s *vmm.Stats) {
@@ -176,13 +176,13 @@ func TestStatsFollow(t *testing.T) {
 	})
 	d.ResetPeaks()
 	now := d.Stats()
-	require.Equal(t, []uint64{now.Reserved, now.Committed, now.Used, now.Cached, now.Pending},
-		[]uint64{now.PeakReserved, now.PeakCommitted, now.PeakUsed, now.PeakCached, now.PeakPending})
+	require.Equal(t, []uint64{now.Reserved, now.Committed, now.Used, now.Cached, now.Retiring},
+		[]uint64{now.PeakReserved, now.PeakCommitted, now.PeakUsed, now.PeakCached, now.PeakRetiring})
 	st := g.Stats()
 	require.EqualValues(t, 4*page, st.PeakCommitted)
 	require.EqualValues(t, 4*page, st.PeakUsed)
 	require.EqualValues(t, 3, st.Growths)
-	require.EqualValues(t, page, st.Readopted)
+	require.EqualValues(t, page, st.Reclaimed)
 	require.EqualValues(t, 1, st.Hits)
 	g.ResetPeaks()
 	st = g.Stats()
@@ -199,7 +199,7 @@ func TestStatsFollow(t *testing.T) {
 func TestStatsAreOfOneMoment(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	d.SetThreshold(8 * page)
+	d.SetReleaseThreshold(8 * page)
 	var users, watchers sync.WaitGroup
 	done := make(chan struct{})
 	s := stream(t, d)
@@ -207,11 +207,11 @@ func TestStatsAreOfOneMoment(t *testing.T) {
 		users.Go(func() {
 			o := vmm.RangeOptions{Max: 64 * page}
 			if i == 0 {
-				o.Ahead = 4 * page
+				o.GrowAhead = 4 * page
 			}
 			g := newRange(t, d, o)
 			if i > 0 {
-				if err := g.Use(s); err != nil {
+				if err := g.UsedBy(s); err != nil {
 					t.Error(err)
 				}
 			}
@@ -222,7 +222,7 @@ func TestStatsAreOfOneMoment(t *testing.T) {
 					}
 				}
 				if n%20 == 0 {
-					if err := vmm.Sleep(vmm.KeepContents, g); err != nil {
+					if err := vmm.Sleep(vmm.SleepKeep, g); err != nil {
 						t.Error(err)
 					}
 					if err := vmm.Wake(g); err != nil {
@@ -241,10 +241,10 @@ func TestStatsAreOfOneMoment(t *testing.T) {
 			for {
 				st := d.Stats()
 				switch {
-				case st.Cached+st.Pending > st.Committed, st.Stuck > 0,
-					st.Used > st.Committed, st.Cached > st.Threshold, st.Committed > st.Reserved+st.Threshold+64*page,
+				case st.Cached+st.Retiring > st.Committed, st.Quarantined > 0,
+					st.Used > st.Committed, st.Cached > st.ReleaseThreshold, st.Committed > st.Reserved+st.ReleaseThreshold+64*page,
 					st.PeakCommitted < st.Committed, st.PeakUsed < st.Used, st.PeakCached < st.Cached,
-					st.PeakPending < st.Pending, st.PeakReserved < st.Reserved,
+					st.PeakRetiring < st.Retiring, st.PeakReserved < st.Reserved,
 					st.Creates < st.Releases, st.Maps < st.Unmaps, st.Maps < last.Maps, st.Creates < last.Creates:
 					t.Errorf("%v after %v", st, last)
 					return

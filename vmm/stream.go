@@ -26,7 +26,7 @@ type Stream struct {
 
 	usesMu sync.Mutex // a leaf
 	uses   map[*Reservation]struct{}
-	unused bool // taken off every Use for good
+	unused bool // taken off every UsedBy for good
 }
 
 // NewStream makes a non-blocking stream. The caller must Close it.
@@ -110,7 +110,7 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 	return s.fail("copy", dst, n, s.with(func(dev *openDevice) error {
-		p, err := s.dev.pin(s, span{dst, n, ReadWrite}, span{src, n, Read})
+		p, err := s.dev.pin(s, span{dst, n, AccessReadWrite}, span{src, n, AccessRead})
 		if err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
-		p, err := s.dev.pin(s, span{dst, size, ReadWrite})
+		p, err := s.dev.pin(s, span{dst, size, AccessReadWrite})
 		if err != nil {
 			return err
 		}
@@ -204,7 +204,7 @@ func (s *Stream) Raw() driver.Stream {
 	return s.handle
 }
 
-// Close waits for the stream's work, takes the stream off every Use and frees
+// Close waits for the stream's work, takes the stream off every UsedBy and frees
 // it, a wrapped one excepted. While the stream is being captured it answers
 // ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
 func (s *Stream) Close() error {

@@ -67,7 +67,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		at := b.used
 		n := uint64(copy(b.mem[at:], src))
 		b.used, queued = at+n, true
-		if err := s.move(l, b, dst, b.p+Ptr(at), span{dst, n, ReadWrite}); err != nil {
+		if err := s.move(l, b, dst, b.p+Ptr(at), span{dst, n, AccessReadWrite}); err != nil {
 			return queued, err
 		}
 		dst, src = dst+Ptr(n), src[n:]
@@ -78,7 +78,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 // copyInAlone is copyIn without a block: the stream comes to rest, and then
 // the copy is made at once.
 func (s *Stream) copyInAlone(dst Ptr, src []byte) error {
-	if err := s.alone(span{dst, uint64(len(src)), ReadWrite}); err != nil {
+	if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
 		return err
 	}
 	return s.dev.CopyIn(dst, src)
@@ -105,7 +105,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return err
 	}
 	if l == nil {
-		if err := s.alone(span{src, uint64(len(dst)), Read}); err != nil {
+		if err := s.alone(span{src, uint64(len(dst)), AccessRead}); err != nil {
 			return err
 		}
 		return s.dev.CopyOut(dst, src)
@@ -116,7 +116,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		b, other := &l.blocks[k], &l.blocks[k^1]
 		n := min(uint64(len(dst)), st.size())
 		if n > 0 {
-			if err := s.move(l, b, b.p, src, span{src, n, Read}); err != nil {
+			if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
 				return err
 			}
 			b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way

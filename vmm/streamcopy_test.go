@@ -155,7 +155,7 @@ func TestAppendOnAsksForANamedStream(t *testing.T) {
 	open()
 	require.Equal(t, append(want[:edge:edge], want...), <-read, "ReadAt waits for it")
 
-	require.NoError(t, g.Use(other))
+	require.NoError(t, g.UsedBy(other))
 	require.ErrorIs(t, g.AppendOn(s, want), vmm.ErrInvalid)
 	require.NoError(t, g.AppendOn(other, want))
 	require.ErrorIs(t, g.AppendOn(nil, want), vmm.ErrInvalid)
@@ -236,7 +236,7 @@ func TestCopyInBehindAFailedCopyOut(t *testing.T) {
 	w.end()
 }
 
-// TestFencesCoverAppendsUnderWay: an AppendOn before Use named other streams is
+// TestFencesCoverAppendsUnderWay: an AppendOn before UsedBy named other streams is
 // waited for like theirs.
 func TestFencesCoverAppendsUnderWay(t *testing.T) {
 	w := newWorld(t, 1)
@@ -246,7 +246,7 @@ func TestFencesCoverAppendsUnderWay(t *testing.T) {
 	open := gate(t, d, a.Raw())
 	want := pattern(page, 42)
 	require.NoError(t, g.AppendOn(a, want))
-	require.NoError(t, g.Use(b))
+	require.NoError(t, g.UsedBy(b))
 	got := make([]byte, page)
 	read := begun(func() error { _, err := g.ReadAt(got, page); return err })
 	select {
@@ -317,7 +317,7 @@ func TestUnnamedStreamsAreRefused(t *testing.T) {
 	d := w.devs[0]
 	g, other := ranged(t, w, page), ranged(t, w, page)
 	a, b := stream(t, d), stream(t, d)
-	require.NoError(t, g.Use(a))
+	require.NoError(t, g.UsedBy(a))
 	for name, do := range map[string]func(s *vmm.Stream) error{
 		"AppendOn":  func(s *vmm.Stream) error { return g.AppendOn(s, []byte{1}) },
 		"CopyIn":    func(s *vmm.Stream) error { return s.CopyIn(g.Ptr(), []byte{1}) },

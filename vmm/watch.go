@@ -72,7 +72,7 @@ func (r *Reservation) hold(n uint64) (release func(), err error) {
 	if n > r.size {
 		return nil, fmt.Errorf("%w: %s are reserved", ErrBounds, sizeText(r.size))
 	}
-	for i := 0; r.books.Pending > 0 && i < len(r.slots); i++ {
+	for i := 0; r.books.Retiring > 0 && i < len(r.slots); i++ {
 		if s := &r.slots[i]; s.off < n && s.state >= retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}
@@ -128,7 +128,7 @@ func (r *Reservation) Segments() []Segment {
 	all := make([]Segment, 0, len(r.slots))
 	for i := range r.slots {
 		if s := &r.slots[i]; s.state == accessible {
-			all = append(all, Segment{r.ptr + Ptr(s.off), s.size(), s.mem.prop.Home, s.mem, r.dev})
+			all = append(all, Segment{r.ptr + Ptr(s.off), s.size(), s.mem.prop.Location, s.mem, r.dev})
 		}
 	}
 	return all

@@ -113,7 +113,7 @@ func begun(f func() error) <-chan error {
 // ahead is a range that keeps four pages ready, and does already.
 func ahead(t *testing.T, d *vmm.Device) *vmm.Range {
 	t.Helper()
-	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 	looked()
 	require.EqualValues(t, 4*page, g.Cap())
 	return g
@@ -123,7 +123,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		g := ahead(t, d)
-		require.EqualValues(t, 1, d.Stats().Aheads)
+		require.EqualValues(t, 1, d.Stats().GrowAheads)
 		for n := range 20 {
 			require.NoError(t, g.Append(pattern(page, byte(n))))
 			looked()
@@ -132,9 +132,9 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 		}
 		st := g.Stats()
 		require.Zero(t, st.Growths, "nobody waited for one")
-		require.LessOrEqual(t, st.Aheads, uint64(11), "sparse: half of it at once")
+		require.LessOrEqual(t, st.GrowAheads, uint64(11), "sparse: half of it at once")
 		require.EqualValues(t, g.Cap(), d.Stats().Committed)
-		require.EqualValues(t, st.Aheads, d.Stats().Aheads)
+		require.EqualValues(t, st.GrowAheads, d.Stats().GrowAheads)
 		pass(50 * time.Millisecond)
 		running, _ := vmm.Working(d)
 		require.False(t, running, "gone when idle")
@@ -154,7 +154,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 
 func TestLookAheadOfTheLadder(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
-		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 256 * page, Ahead: 8 * page})
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 256 * page, GrowAhead: 8 * page})
 		looked()
 		for range 60 {
 			require.NoError(t, g.Append(pattern(2*page, 1)))
@@ -175,7 +175,7 @@ func TestTheForegroundCatchesUp(t *testing.T) {
 				bubble(t, 1, func(t *testing.T, w *paced) {
 					d := w.devs[0]
 					let := w.stopNext(name)
-					g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+					g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 					looked()
 					want := pattern(pages*page, 3)
 					done := begun(func() error { return g.Append(want) })
@@ -185,7 +185,7 @@ func TestTheForegroundCatchesUp(t *testing.T) {
 					require.EqualValues(t, g.Cap(), w.made("Create")*page)
 					require.EqualValues(t, g.Cap(), d.Stats().Committed)
 					require.GreaterOrEqual(t, g.Cap()-g.Len(), uint64(2*page))
-					require.Zero(t, d.Stats().AheadFailures)
+					require.Zero(t, d.Stats().GrowAheadFailures)
 					b := make([]byte, len(want))
 					_, err := g.ReadAt(b, 0)
 					require.NoError(t, err)
@@ -214,7 +214,7 @@ func TestOthersDuringLookAhead(t *testing.T) {
 		{"Close", func(_ *testing.T, g *vmm.Range) error { return g.Close() }, nil, 0},
 		{"CloseContext", func(t *testing.T, g *vmm.Range) error { return g.CloseContext(cancelled(t)) }, context.Canceled, 0},
 		{"Clip", func(_ *testing.T, g *vmm.Range) error { return g.Clip() }, nil, 4},
-		{"Sleep", func(_ *testing.T, g *vmm.Range) error { return vmm.Sleep(vmm.KeepContents, g) }, nil, 0},
+		{"Sleep", func(_ *testing.T, g *vmm.Range) error { return vmm.Sleep(vmm.SleepKeep, g) }, nil, 0},
 		{"Device.Close", func(_ *testing.T, g *vmm.Range) error { return g.Device().Close() }, vmm.ErrBusy, 4},
 		{"SetLen", func(_ *testing.T, g *vmm.Range) error { return g.SetLen(0) }, nil, 4},
 	}
@@ -223,7 +223,7 @@ func TestOthersDuringLookAhead(t *testing.T) {
 			t.Run(op.name+" in "+name, func(t *testing.T) {
 				bubble(t, 1, func(t *testing.T, w *paced) {
 					let := w.stopNext(name)
-					g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+					g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 					looked()
 					done := begun(func() error { return op.do(t, g) })
 					let()
@@ -246,7 +246,7 @@ func TestOthersDuringLookAhead(t *testing.T) {
 func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		let := w.stopNext("Create")
-		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 		looked()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -264,7 +264,7 @@ func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		let := w.stopNext("Create")
-		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Ahead: 4 * page})
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 		synctest.Wait()
 		ended := begun(g.Close)
 		for len(d.Report().Open) > 0 {
@@ -309,10 +309,10 @@ func TestLookAheadFailsAtEachCall(t *testing.T) {
 				return
 			}
 			st := d.Stats()
-			require.EqualValues(t, 1, st.AheadFailures, note)
-			require.EqualValues(t, 1, g.Stats().AheadFailures, note)
+			require.EqualValues(t, 1, st.GrowAheadFailures, note)
+			require.EqualValues(t, 1, g.Stats().GrowAheadFailures, note)
 			require.EqualValues(t, g.Cap(), st.Committed, note)
-			require.Zero(t, st.Stuck, note)
+			require.Zero(t, st.Quarantined, note)
 
 			w.arm()
 			require.NoError(t, g.SetLen(4*page))
@@ -325,7 +325,7 @@ func TestLookAheadFailsAtEachCall(t *testing.T) {
 			require.NoError(t, g.Append([]byte{1}), note)
 			looked()
 			require.GreaterOrEqual(t, g.Cap(), g.Len()+2*page, "it works again: "+note)
-			require.EqualValues(t, 1, d.Stats().AheadFailures, note)
+			require.EqualValues(t, 1, d.Stats().GrowAheadFailures, note)
 			require.NoError(t, g.Close())
 		})
 		if t.Failed() || call > calls {
@@ -343,7 +343,7 @@ func TestLookAheadThatCannotBeUndone(t *testing.T) {
 		w.refuse("Unmap", 1, errInjected)
 		require.NoError(t, g.SetLen(3*page))
 		looked()
-		require.NotZero(t, g.Stats().Stuck)
+		require.NotZero(t, g.Stats().Quarantined)
 		require.EqualValues(t, 4*page, g.Cap())
 		require.NoError(t, g.Append(pattern(page, 1)), "what is there works")
 		require.ErrorIs(t, g.Append([]byte{1}), errInjected)
@@ -353,14 +353,14 @@ func TestLookAheadThatCannotBeUndone(t *testing.T) {
 
 func TestLookAheadKeepsWithinTheMaximum(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
-		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 7 * page, Ahead: 4 * page})
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 7 * page, GrowAhead: 4 * page})
 		for range 7 {
 			require.NoError(t, g.Append(pattern(page, 1)))
 			looked()
 		}
 		require.EqualValues(t, 7*page, g.Cap())
 		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrFull)
-		require.Zero(t, w.devs[0].Stats().AheadFailures)
+		require.Zero(t, w.devs[0].Stats().GrowAheadFailures)
 		w.arm()
 		require.NoError(t, g.SetLen(7*page))
 		looked()
@@ -368,7 +368,7 @@ func TestLookAheadKeepsWithinTheMaximum(t *testing.T) {
 		require.NoError(t, g.Close())
 
 		// More than the addresses there are.
-		g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 3 * page, Ahead: 1 << 63})
+		g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 3 * page, GrowAhead: 1 << 63})
 		looked()
 		require.EqualValues(t, 3*page, g.Cap())
 		require.NoError(t, g.Close())
@@ -379,14 +379,14 @@ func TestLookAheadKeepsWithinTheLimit(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		d.SetLimit(6 * page)
-		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Ahead: 4 * page})
+		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, GrowAhead: 4 * page})
 		for range 6 {
 			require.NoError(t, g.Append(pattern(page, 1)), "what is needed is had")
 			looked()
 			require.LessOrEqual(t, d.Stats().Committed, uint64(6*page))
 		}
 		require.EqualValues(t, 6*page, g.Cap())
-		require.NotZero(t, d.Stats().AheadFailures)
+		require.NotZero(t, d.Stats().GrowAheadFailures)
 		require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrOutOfMemory)
 		d.SetLimit(0)
 		pass(100 * time.Millisecond)
@@ -411,10 +411,10 @@ func TestARangeIsOnTheListOnce(t *testing.T) {
 		running, wanted := vmm.Working(d)
 		require.True(t, running)
 		require.Equal(t, 1, wanted)
-		require.EqualValues(t, 2, d.Stats().Aheads)
+		require.EqualValues(t, 2, d.Stats().GrowAheads)
 		let()
 		looked()
-		require.EqualValues(t, 4, d.Stats().Aheads)
+		require.EqualValues(t, 4, d.Stats().GrowAheads)
 		require.EqualValues(t, 7*page, g.Cap())
 		require.EqualValues(t, 7*page, h.Cap())
 		require.NoError(t, g.Close())

@@ -191,8 +191,8 @@ func (w *world) end() {
 		require.Zero(w.t, st.Reserved)
 		require.Zero(w.t, st.Committed)
 		require.Zero(w.t, st.Used)
-		require.Zero(w.t, st.Pending)
-		require.Zero(w.t, st.Stuck)
+		require.Zero(w.t, st.Retiring)
+		require.Zero(w.t, st.Quarantined)
 	}
 	require.NoError(w.t, w.drv.Balanced())
 }
@@ -209,16 +209,16 @@ func raw(t testing.TB, d *vmm.Device) driver.Device {
 func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
 	t.Helper()
 	dev := raw(t, d)
-	word, _, err := dev.(driver.Pinner).AllocHost(page)
+	word, _, err := dev.(driver.HostAllocator).AllocHost(page)
 	require.NoError(t, err)
 	// Made first: cuStreamCreate has waited for a device whose stream waits.
 	other, err := dev.NewStream()
 	require.NoError(t, err)
-	values := dev.(driver.ValueWaiter)
+	values := dev.(driver.StreamMemOps)
 	require.NoError(t, values.WaitValue(s, word, 1, 4))
 	free := func() {
 		require.NoError(t, dev.FreeStream(other))
-		require.NoError(t, dev.(driver.Pinner).FreeHost(word))
+		require.NoError(t, dev.(driver.HostAllocator).FreeHost(word))
 	}
 	return sync.OnceFunc(func() {
 		if err := values.WriteValue(other, word, 1, 4); err != nil {

@@ -8,7 +8,7 @@ import (
 // owed is the AppendOns of one stream that may not have run yet, by number.
 type owed struct{ first, last uint64 }
 
-// Written is Len as it is now, once the copies that AppendOn has queued for
+// WaitWritten is Len as it is now, once the copies that AppendOn has queued for
 // bytes below it have run: what may then be shown to readers that know nothing
 // of the streams. Where no AppendOn is under way it answers at once, without a
 // driver call. Else it waits for all that the streams of those AppendOns have
@@ -16,7 +16,7 @@ type owed struct{ first, last uint64 }
 // captured. It stops waiting when ctx is done and answers ctx's error; the
 // memory of a lost device answers ErrDeviceLost. Bytes that other work writes,
 // a kernel's for one, are not waited for.
-func (g *Range) Written(ctx context.Context) (n uint64, err error) {
+func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
 	n, err = g.written(ctx)
 	return n, g.fail("wait for appends", 0, 0, err)
 }

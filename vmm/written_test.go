@@ -19,13 +19,13 @@ type writtenResult struct {
 	err error
 }
 
-// written runs Written beside the test, and comes back when it waits.
+// written runs WaitWritten beside the test, and comes back when it waits.
 func written(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan writtenResult { //nolint:revive // t first
 	t.Helper()
 	done := make(chan writtenResult, 1)
 	w.arm()
 	go func() {
-		n, err := g.Written(ctx)
+		n, err := g.WaitWritten(ctx)
 		done <- writtenResult{n, err}
 	}()
 	for !w.waiting(0) {
@@ -47,7 +47,7 @@ func TestWrittenWaitsForAppendOn(t *testing.T) {
 	g, first := noisy(t, w, 10)
 	s, side := stream(t, w.devs[0]), stream(t, w.devs[0])
 	w.arm()
-	n, err := g.Written(t.Context())
+	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 10, n)
 	require.Empty(t, w.disarm(), "nothing is queued, so nothing is asked")
@@ -69,7 +69,7 @@ func TestWrittenWaitsForAppendOn(t *testing.T) {
 	require.Equal(t, want, there(t, g, side, 10+edge))
 
 	w.arm()
-	n, err = g.Written(t.Context())
+	n, err = g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 11+edge, n)
 	require.Empty(t, w.disarm(), "that stream has been waited for")
@@ -122,12 +122,12 @@ func TestWrittenGivesUp(t *testing.T) {
 	require.ErrorIs(t, (<-done).err, context.Canceled)
 	w.arm()
 	for range 100 { // they all leave the wait to the first
-		_, err := g.Written(ctx)
+		_, err := g.WaitWritten(ctx)
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	require.Empty(t, w.disarm())
 	open()
-	n, err := g.Written(t.Context())
+	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 20, n)
 
@@ -147,7 +147,7 @@ func TestWrittenGivesUp(t *testing.T) {
 func TestWrittenOfAPeersStream(t *testing.T) {
 	w := newWorld(t, 2)
 	g, _ := noisy(t, w, 10)
-	require.NoError(t, g.Grant(vmm.ReadWrite, w.devs[1]))
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
 	s := stream(t, w.devs[1])
 	open := gate(t, w.devs[1], s.Raw())
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
@@ -155,7 +155,7 @@ func TestWrittenOfAPeersStream(t *testing.T) {
 	done := make(chan error, 1)
 	w.arm()
 	go func() {
-		_, err := g.Written(ctx)
+		_, err := g.WaitWritten(ctx)
 		done <- err
 	}()
 	for !w.waiting(1) {
@@ -178,10 +178,10 @@ func TestWrittenDuringACapture(t *testing.T) {
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
 	c := raw(t, w.devs[0]).(driver.Capturer)
 	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureRelaxed))
-	_, err := g.Written(t.Context())
+	_, err := g.WaitWritten(t.Context())
 	require.ErrorIs(t, err, vmm.ErrCapturing)
 	require.NoError(t, c.EndCapture(s.Raw()), "it is well")
-	n, err := g.Written(t.Context())
+	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 20, n)
 	require.NoError(t, s.Close())
@@ -194,34 +194,34 @@ func TestWrittenOfClosedThings(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
 	s := stream(t, w.devs[0])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
 	require.NoError(t, g.AppendOn(s, nil))
 	require.NoError(t, s.Close())
 	w.arm()
-	n, err := g.Written(t.Context())
+	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 20, n)
 	require.Empty(t, w.disarm())
 
 	s = stream(t, w.devs[0])
-	require.NoError(t, g.Use(s))
+	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
-	_, err = g.Written(nil) //nolint:staticcheck // what it answers is the point
+	_, err = g.WaitWritten(nil) //nolint:staticcheck // what it answers is the point
 	require.ErrorIs(t, err, vmm.ErrInvalid)
-	_, err = g.Written(t.Context())
+	_, err = g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, vmm.Named(g), "Use still names it")
 	require.NoError(t, s.Close())
 	require.Zero(t, vmm.Named(g))
-	require.NoError(t, vmm.Sleep(vmm.KeepContents, g))
-	_, err = g.Written(t.Context())
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+	_, err = g.WaitWritten(t.Context())
 	require.ErrorIs(t, err, vmm.ErrAsleep)
 	require.NoError(t, g.Close())
-	_, err = g.Written(t.Context())
+	_, err = g.WaitWritten(t.Context())
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	var none *vmm.Range
-	_, err = none.Written(t.Context())
+	_, err = none.WaitWritten(t.Context())
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	w.end()
 }
@@ -239,7 +239,7 @@ func TestWrittenOfALostDevice(t *testing.T) {
 			require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
 		}
 		for range 2 {
-			_, err := g.Written(t.Context())
+			_, err := g.WaitWritten(t.Context())
 			require.ErrorIs(t, err, vmm.ErrDeviceLost)
 		}
 		require.ErrorIs(t, g.Close(), vmm.ErrDeviceLost)
@@ -255,7 +255,7 @@ func TestWrittenWhateverFails(t *testing.T) {
 		require.NoError(t, g.AppendOn(s, noise(10, 2)))
 		require.NoError(t, g.AppendOn(other, noise(10, 3)))
 		w.arm(k)
-		_, err := g.Written(t.Context())
+		_, err := g.WaitWritten(t.Context())
 		made := w.disarm()
 		calls := len(made)
 		failed := err != nil
@@ -265,7 +265,7 @@ func TestWrittenWhateverFails(t *testing.T) {
 			require.True(t, calls < k || forgiven(made, []int{k}), made)
 		}
 		w.arm()
-		n, err := g.Written(t.Context())
+		n, err := g.WaitWritten(t.Context())
 		require.NoError(t, err)
 		require.EqualValues(t, 30, n)
 		require.Equal(t, failed, len(w.disarm()) > 0)
@@ -295,7 +295,7 @@ func TestWrittenOfAnotherContext(t *testing.T) {
 		return nil
 	}
 	w.arm()
-	n, err := g.Written(t.Context())
+	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 20, n)
 	require.Contains(t, w.disarm(), "SyncStream")
@@ -306,7 +306,7 @@ func TestWrittenOfAnotherContext(t *testing.T) {
 }
 
 // TestWrittenIsTrue: whatever others append meanwhile, and whoever gives up, the
-// bytes below what Written answers have arrived.
+// bytes below what WaitWritten answers have arrived.
 func TestWrittenIsTrue(t *testing.T) {
 	w := newWorld(t, 1)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 512 * page})
@@ -336,7 +336,7 @@ func TestWrittenIsTrue(t *testing.T) {
 				if i == 2 {
 					go cancel()
 				}
-				n, err := g.Written(ctx)
+				n, err := g.WaitWritten(ctx)
 				cancel()
 				if i < 2 && err != nil || n < last && err == nil {
 					t.Error(n, last, err)
@@ -362,7 +362,7 @@ func TestWrittenIsTrue(t *testing.T) {
 	appends.Wait()
 	close(stop)
 	asks.Wait()
-	n, err := g.Written(t.Context())
+	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 60000, n)
 	for _, s := range streams {

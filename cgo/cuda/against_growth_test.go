@@ -50,7 +50,7 @@ func (v *rivals) keeping() *rivals {
 	v.Helper()
 	dev, err := vmm.OpenDriver(v.dev.Driver(), 0)
 	require.NoError(v, err)
-	dev.SetThreshold(math.MaxUint64)
+	dev.SetReleaseThreshold(math.MaxUint64)
 	v.Cleanup(func() {
 		_, err := dev.Trim(0)
 		require.NoError(v, err)
@@ -365,7 +365,7 @@ func regrowsFromCache(t *testing.T, drv driver.Driver, size uint64) {
 	counted := drivertest.Inject(drv, nil)
 	dev, err := vmm.OpenDriver(counted, 0)
 	require.NoError(t, err)
-	dev.SetThreshold(math.MaxUint64)
+	dev.SetReleaseThreshold(math.MaxUint64)
 	g, err := dev.NewRange(vmm.RangeOptions{Max: size})
 	require.NoError(t, err)
 	require.NoError(t, g.Grow(size))

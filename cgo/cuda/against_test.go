@@ -39,7 +39,7 @@ func newRivals(tb testing.TB, drv driver.Driver, path string) *rivals {
 	loop, err := cloop.Open(path, 0)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, loop.Close()) })
-	gran, err := drv.Granularity(driver.Prop{Home: driver.Location{Kind: driver.OnDevice}})
+	gran, err := drv.Granularity(driver.Prop{Location: driver.Location{Kind: driver.LocationDevice}})
 	require.NoError(tb, err)
 	return &rivals{TB: tb, dev: dev, loop: loop, gran: gran}
 }

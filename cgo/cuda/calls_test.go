@@ -30,7 +30,7 @@ type call struct {
 func (x *things) calls() []call {
 	d, v, p, s, e := x.d, x.v, x.p, x.s, x.e
 	in, out := make([]byte, 3), make([]byte, 5)
-	own, q, word := v.Own(), p+granule, p+8
+	own, q, word := v.CopyStream(), p+granule, p+8
 	f := fmt.Sprintf
 	devices := func() error { _, err := d.Devices(); return err }
 	granularity := func(p driver.Prop) func() error {
@@ -75,27 +75,27 @@ func (x *things) calls() []call {
 		{"CanAccessPeer", "cuDeviceCanAccessPeer", "from=1 to=0", func() error { _, err := d.CanAccessPeer(1, 0); return err }, false},
 		{"Peering", "cuDeviceCanAccessPeer", "from=1 to=0", peering, false},
 		{"Peering", "cuDeviceGetP2PAttribute", "attribute=3 from=1 to=0", peering, false},
-		{"Granularity", "cuMemGetAllocationGranularity", plain + " option=0", granularity(driver.Prop{Home: onDevice(1)}), false},
+		{"Granularity", "cuMemGetAllocationGranularity", plain + " option=0", granularity(driver.Prop{Location: onDevice(1)}), false},
 		{"GranularityRecommended", "cuMemGetAllocationGranularity", plain + " option=1",
-			func() error { _, err := d.GranularityRecommended(driver.Prop{Home: onDevice(1)}); return err }, false},
+			func() error { _, err := d.GranularityRecommended(driver.Prop{Location: onDevice(1)}); return err }, false},
 		{"Granularity of shared", "cuMemGetAllocationGranularity", "type=1 share=9 location=1:0 compression=0 rdma=0 usage=0 option=0",
-			granularity(driver.Prop{Home: onDevice(0), Share: driver.ShareFD | driver.ShareFabric}), false},
+			granularity(driver.Prop{Location: onDevice(0), Share: driver.ShareFD | driver.ShareFabric}), false},
 		{"Granularity with flags", "cuMemGetAllocationGranularity", "type=1 share=0 location=1:0 compression=1 rdma=1 usage=0 option=0",
-			granularity(driver.Prop{Home: onDevice(0), RDMA: true, Compress: true}), false},
+			granularity(driver.Prop{Location: onDevice(0), RDMA: true, Compress: true}), false},
 		{"Granularity of a host node", "cuMemGetAllocationGranularity", "type=1 share=0 location=3:0 compression=0 rdma=0 usage=0 option=0",
-			granularity(driver.Prop{Home: driver.Location{Kind: driver.OnHost}}), false},
+			granularity(driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA}}), false},
 		{"Reserve", "cuMemAddressReserve", "size=6291456 align=4194304 addr=0 flags=0",
 			func() error { _, err := d.Reserve(3*granule, 2*granule); return err }, false},
 		{"Free", "cuMemAddressFree", f("p=%#x size=4194304", uint64(x.spare)), func() error { return d.Free(x.spare, 2*granule) }, false},
 		{"Create", "cuMemCreate", "size=4194304 " + plain + " flags=0",
-			func() error { _, err := d.Create(2*granule, driver.Prop{Home: onDevice(1)}); return err }, false},
+			func() error { _, err := d.Create(2*granule, driver.Prop{Location: onDevice(1)}); return err }, false},
 		{"Release", "cuMemRelease", f("handle=%#x", uint64(x.h)), func() error { return d.Release(x.h) }, false},
 		{"Map", "cuMemMap", f("p=%#x size=2097152 offset=0 handle=%#x flags=0", uint64(q), uint64(x.h)),
 			func() error { return d.Map(q, granule, x.h) }, false},
 		{"Unmap", "cuMemUnmap", f("p=%#x size=2097152", uint64(p)), func() error { return d.Unmap(p, granule) }, false},
 		{"SetAccess", "cuMemSetAccess", f("p=%#x size=2097152 count=3 1:0=1 1:1=3 1:0=0", uint64(p)), func() error {
-			return d.SetAccess(p, granule, []driver.Grant{{To: onDevice(0), Access: driver.Read},
-				{To: onDevice(1), Access: driver.ReadWrite}, {To: onDevice(0), Access: driver.None}})
+			return d.SetAccess(p, granule, []driver.Grant{{To: onDevice(0), Access: driver.AccessRead},
+				{To: onDevice(1), Access: driver.AccessReadWrite}, {To: onDevice(0), Access: driver.AccessNone}})
 		}, false},
 		{"Access", "cuMemGetAccess", f("location=1:1 p=%#x", uint64(word)), func() error { _, err := d.Access(word, onDevice(1)); return err }, false},
 		{"Export", "cuMemExportToShareableHandle", f("handle=%#x type=1 flags=0", uint64(x.h)), func() error {

@@ -53,7 +53,7 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 		return nil, d.fail(call, Result(c.r))
 	}
 	v := &Device{d: d, n: dev, ctx: c.ctx, own: c.own}
-	d.streams.add(uint64(v.Own()), &thing{by: v, own: true})
+	d.streams.add(uint64(v.CopyStream()), &thing{by: v, own: true})
 	return v, nil
 }
 
@@ -282,8 +282,8 @@ func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 	return v.check(call, C.cuvmm_fill(v.d.api, v.ctx, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n), stream(s)))
 }
 
-// Own is the library's copy stream.
-func (v *Device) Own() driver.Stream { return driver.Stream(uintptr(unsafe.Pointer(v.own))) }
+// CopyStream is the library's copy stream.
+func (v *Device) CopyStream() driver.Stream { return driver.Stream(uintptr(unsafe.Pointer(v.own))) }
 
 // NewStream makes a non-blocking stream.
 func (v *Device) NewStream() (driver.Stream, error) {

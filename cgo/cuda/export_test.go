@@ -18,7 +18,7 @@ func mapOne(t *testing.T, d driver.Driver) driver.Ptr {
 	t.Helper()
 	p, err := d.Reserve(granule, 0)
 	require.NoError(t, err)
-	h, err := d.Create(granule, driver.Prop{Home: onDevice(1)})
+	h, err := d.Create(granule, driver.Prop{Location: onDevice(1)})
 	require.NoError(t, err)
 	require.NoError(t, d.Map(p, granule, h))
 	require.NoError(t, d.Release(h))
@@ -67,20 +67,20 @@ func TestExportRangeUndoes(t *testing.T) {
 
 func TestSupportsDMABuf(t *testing.T) {
 	d, fake := onFake(t)
-	require.NoError(t, d.Supports(0, driver.DMABuf))
+	require.NoError(t, d.Supports(0, driver.FeatureDMABuf))
 	require.Zero(t, fake.Calls("cuDevicePrimaryCtxRetain"), "a context was made to ask")
 	v, err := d.Open(0)
 	require.NoError(t, err)
-	require.NoError(t, d.Supports(0, driver.DMABuf))
+	require.NoError(t, d.Supports(0, driver.FeatureDMABuf))
 	require.Equal(t, 1, fake.Calls("cuMemGetHandleForAddressRange"), "an attribute is no proof")
 	fake.Fail("cuMemGetHandleForAddressRange", 1, 801)
-	isOnly(t, d.Supports(0, driver.DMABuf), driver.ErrNotSupported)
+	isOnly(t, d.Supports(0, driver.FeatureDMABuf), driver.ErrNotSupported)
 	fake.Fail("cuMemMap", 1, 2)
-	isOnly(t, d.Supports(0, driver.DMABuf), driver.ErrOutOfMemory, "which settles nothing")
+	isOnly(t, d.Supports(0, driver.FeatureDMABuf), driver.ErrOutOfMemory, "which settles nothing")
 	require.NoError(t, v.Close())
 
 	old, _ := onFake(t, fakecuda.Missing("mem_range_handle"))
-	isOnly(t, old.Supports(0, driver.DMABuf), driver.ErrNotSupported)
+	isOnly(t, old.Supports(0, driver.FeatureDMABuf), driver.ErrNotSupported)
 	_, err = old.ExportRange(mapOne(t, old), granule)
 	isOnly(t, err, driver.ErrNotSupported)
 }
@@ -88,12 +88,12 @@ func TestSupportsDMABuf(t *testing.T) {
 // TestNoFabric is what every single machine without an NVLink fabric answers.
 func TestNoFabric(t *testing.T) {
 	d, _ := onFake(t)
-	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFabric}
+	prop := driver.Prop{Location: onDevice(0), Share: driver.ShareFabric}
 	_, err := d.Create(granule, prop)
 	isOnly(t, err, driver.ErrPermission)
 	require.ErrorContains(t, err, "fabric handle: CUDA_ERROR_NOT_PERMITTED")
 	require.ErrorContains(t, err, "IMEX")
-	isOnly(t, d.Supports(0, driver.SharesFabric), driver.ErrNotSupported)
+	isOnly(t, d.Supports(0, driver.FeatureShareFabric), driver.ErrNotSupported)
 	_, err = d.ImportFabric([64]byte{}, granule, prop)
 	isOnly(t, err, driver.ErrNotSupported)
 	require.ErrorContains(t, err, "fabric handle")
@@ -101,8 +101,8 @@ func TestNoFabric(t *testing.T) {
 
 func TestFabricArguments(t *testing.T) {
 	d, fake := onFake(t, fakecuda.Fabric)
-	require.NoError(t, d.Supports(0, driver.SharesFabric))
-	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFabric}
+	require.NoError(t, d.Supports(0, driver.FeatureShareFabric))
+	prop := driver.Prop{Location: onDevice(0), Share: driver.ShareFabric}
 	h, err := d.Create(granule, prop)
 	require.NoError(t, err)
 	name, err := d.ExportFabric(h)

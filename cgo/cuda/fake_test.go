@@ -37,7 +37,7 @@ func opened(tb testing.TB) (*cuda.Driver, *cuda.Device, *fakecuda.Library) {
 	return d, v.(*cuda.Device), fake
 }
 
-func onDevice(n int) driver.Location { return driver.Location{Kind: driver.OnDevice, ID: n} }
+func onDevice(n int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: n} }
 
 // Streams of the fake driver have done their work when a call returns, and it
 // loses no device by itself. Without a symbol of the value waits every rule

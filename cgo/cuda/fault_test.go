@@ -105,7 +105,7 @@ func operations() []operation {
 				require.NoError(t, b.Close())
 			}
 			if peer {
-				require.NoError(t, r.Grant(vmm.ReadWrite, devs[1]))
+				require.NoError(t, r.Grant(vmm.AccessReadWrite, devs[1]))
 			}
 			return scene{func() error { return f(r, devs[1]) }, r.Close, r}
 		}
@@ -132,8 +132,8 @@ func operations() []operation {
 			return s
 		}},
 		{name: "Reservation.Unmap", scene: onMapped(false, func(r *vmm.Reservation, _ *vmm.Device) error { return r.Unmap(8*granule, 3*granule) })},
-		{name: "Reservation.Grant", scene: onMapped(false, func(r *vmm.Reservation, peer *vmm.Device) error { return r.Grant(vmm.ReadWrite, peer) })},
-		{name: "Reservation.Grant of less", scene: onMapped(true, func(r *vmm.Reservation, peer *vmm.Device) error { return r.Grant(vmm.Read, peer) })},
+		{name: "Reservation.Grant", scene: onMapped(false, func(r *vmm.Reservation, peer *vmm.Device) error { return r.Grant(vmm.AccessReadWrite, peer) })},
+		{name: "Reservation.Grant of less", scene: onMapped(true, func(r *vmm.Reservation, peer *vmm.Device) error { return r.Grant(vmm.AccessRead, peer) })},
 		{name: "Reservation.Revoke", scene: onMapped(true, func(r *vmm.Reservation, peer *vmm.Device) error { return r.Revoke(peer) })},
 		{name: "Reservation.Close", ending: true, scene: onMapped(false, func(r *vmm.Reservation, _ *vmm.Device) error { return r.Close() })},
 		{name: "Device.Alloc", scene: func(_ *testing.T, devs [2]*vmm.Device) scene {
@@ -181,7 +181,7 @@ func attempt(t *testing.T, path string, fake *fakecuda.Library, op operation, sy
 		require.NoError(t, err)
 	case err == nil: // memory that will not go back is counted, and the operation complete
 		require.Equal(t, "cuMemRelease", symbol, what)
-		require.NotZero(t, devs[0].Stats().Stuck, what)
+		require.NotZero(t, devs[0].Stats().Quarantined, what)
 	default:
 		var r cuda.Result
 		require.ErrorAs(t, err, &r, what)
@@ -194,7 +194,7 @@ func attempt(t *testing.T, path string, fake *fakecuda.Library, op operation, sy
 				now.Cap, now.Segments, now.Access = before.Cap, now.Segments[:n], now.Access[:n]
 			}
 			require.Equal(t, before, now, what)
-			require.Zero(t, devs[0].Stats().Stuck, what)
+			require.Zero(t, devs[0].Stats().Quarantined, what)
 		}
 		require.NoError(t, s.do(), "again: "+what)
 	}

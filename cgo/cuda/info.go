@@ -49,29 +49,29 @@ func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 // an attribute that says "supported" is no proof.
 func (d *Driver) probe(dev int, f driver.Feature) error {
 	const call = "Supports"
-	home := driver.Location{Kind: driver.OnDevice, ID: dev}
+	home := driver.Location{Kind: driver.LocationDevice, ID: dev}
 	absent := rule(call, driver.ErrNotSupported, "%v on cuda:%d", f, dev)
 	switch f {
-	case driver.VMM, driver.ReadOnlyMap:
+	case driver.FeatureVMM, driver.FeatureReadOnlyMap:
 		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, absent); err != nil {
 			return err
 		}
-		return d.creates(driver.Prop{Home: home})
-	case driver.SharesFD:
-		return d.creates(driver.Prop{Home: home, Share: driver.ShareFD})
-	case driver.SharesFabric:
-		return d.tries(driver.Prop{Home: home, Share: driver.ShareFabric}, func(h driver.Handle, _ uint64) error {
+		return d.creates(driver.Prop{Location: home})
+	case driver.FeatureShareFD:
+		return d.creates(driver.Prop{Location: home, Share: driver.ShareFD})
+	case driver.FeatureShareFabric:
+		return d.tries(driver.Prop{Location: home, Share: driver.ShareFabric}, func(h driver.Handle, _ uint64) error {
 			_, err := d.ExportFabric(h)
 			return err
 		})
-	case driver.RDMA:
+	case driver.FeatureRDMA:
 		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, absent); err != nil {
 			return err
 		}
-		return d.creates(driver.Prop{Home: home, RDMA: true})
-	case driver.HostNUMA:
+		return d.creates(driver.Prop{Location: home, RDMA: true})
+	case driver.FeatureHostNUMA:
 		return d.createsOnHost(dev)
-	case driver.DMABuf:
+	case driver.FeatureDMABuf:
 		if d.api.mem_range_handle == nil {
 			return absent
 		}
@@ -82,12 +82,12 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 		if v := C.cuvmm_active(d.api, C.int(dev)); v.r != 0 || v.v == 0 {
 			return d.fail("cuDevicePrimaryCtxGetState", Result(v.r))
 		}
-		return d.tries(driver.Prop{Home: home}, d.exportsRange)
-	case driver.Pools:
+		return d.tries(driver.Prop{Location: home}, d.exportsRange)
+	case driver.FeaturePools:
 		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
-	case driver.LegacyIPC:
+	case driver.FeatureLegacyIPC:
 		return d.sharesPlain(dev, absent)
-	case driver.ValueWait:
+	case driver.FeatureStreamMemOps:
 		if d.api.wait_value32 == nil || d.api.write_value64 == nil {
 			return absent
 		}
@@ -117,7 +117,7 @@ func (d *Driver) createsOnHost(dev int) error {
 	}
 	var first error
 	for _, n := range nodes {
-		err := d.creates(driver.Prop{Home: driver.Location{Kind: driver.OnHost, ID: n}})
+		err := d.creates(driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA, ID: n}})
 		if err == nil {
 			return nil
 		}

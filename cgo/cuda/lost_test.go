@@ -30,7 +30,7 @@ type things struct {
 	pinned driver.Ptr
 }
 
-func (x *things) prop() driver.Prop { return driver.Prop{Home: onDevice(0), Share: driver.ShareFD} }
+func (x *things) prop() driver.Prop { return driver.Prop{Location: onDevice(0), Share: driver.ShareFD} }
 
 func (x *things) grant(a driver.Access) []driver.Grant {
 	return []driver.Grant{{To: onDevice(0), Access: a}}
@@ -49,7 +49,7 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 	x.h, err = d.Create(granule, x.prop())
 	require.NoError(t, err)
 	require.NoError(t, d.Map(x.p, granule, x.h))
-	require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.ReadWrite)))
+	require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.AccessReadWrite)))
 	x.fd, err = d.Export(x.h)
 	require.NoError(t, err)
 	exported := os.NewFile(uintptr(x.fd), "exported")
@@ -70,7 +70,7 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 func (x *things) uses() map[string]func() error {
 	d, v, p, s := x.d, x.v, x.p, x.s
 	return map[string]func() error{
-		"Supports":               func() error { return d.Supports(0, driver.VMM) },
+		"Supports":               func() error { return d.Supports(0, driver.FeatureVMM) },
 		"CanAccessPeer":          func() error { _, err := d.CanAccessPeer(1, 0); return err },
 		"Peering":                func() error { _, err := d.Peering(1, 0); return err },
 		"EnablePeer":             func() error { return v.EnablePeer(1) },
@@ -78,7 +78,7 @@ func (x *things) uses() map[string]func() error {
 		"GranularityRecommended": func() error { _, err := d.GranularityRecommended(x.prop()); return err },
 		"Create":                 func() error { _, err := d.Create(granule, x.prop()); return err },
 		"Map":                    func() error { return d.Map(p+granule, granule, x.h) },
-		"SetAccess":              func() error { return d.SetAccess(p, granule, x.grant(driver.Read)) },
+		"SetAccess":              func() error { return d.SetAccess(p, granule, x.grant(driver.AccessRead)) },
 		"Access":                 func() error { _, err := d.Access(p, onDevice(0)); return err },
 		"Export":                 func() error { _, err := d.Export(x.h); return err },
 		"Location":               func() error { _, err := d.Location(x.h); return err },
@@ -119,7 +119,7 @@ func (x *things) uses() map[string]func() error {
 // giveBack gives back what a lost device must take.
 func (x *things) giveBack(t *testing.T) {
 	t.Helper()
-	require.NoError(t, x.d.SetAccess(x.p, granule, x.grant(driver.None)))
+	require.NoError(t, x.d.SetAccess(x.p, granule, x.grant(driver.AccessNone)))
 	require.NoError(t, x.d.Unmap(x.p, granule))
 	require.NoError(t, x.d.Release(x.h))
 	require.NoError(t, x.d.Free(x.p, 2*granule))
@@ -145,7 +145,7 @@ func TestLost(t *testing.T) {
 	isOnly(t, other.Sync(), driver.ErrDeviceLost, "one lost device is a lost process")
 	_, err = d.Open(1)
 	isOnly(t, err, driver.ErrDeviceLost)
-	_, err = d.Create(granule, driver.Prop{Home: onDevice(1)})
+	_, err = d.Create(granule, driver.Prop{Location: onDevice(1)})
 	isOnly(t, err, driver.ErrDeviceLost)
 	// Whose the address is has to be asked first, and is no matter of a context.
 	require.Equal(t, before+1, fake.Calls(""), "libcuda was asked of a lost device")
@@ -230,7 +230,7 @@ func TestForked(t *testing.T) {
 
 func TestImportForeign(t *testing.T) {
 	d, fake := onFake(t)
-	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFD}
+	prop := driver.Prop{Location: onDevice(0), Share: driver.ShareFD}
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	defer w.Close()
@@ -252,7 +252,7 @@ func TestImportForeign(t *testing.T) {
 // CUDA cannot tell a wrong size at import.
 func TestImportSize(t *testing.T) {
 	d, _ := onFake(t)
-	prop := driver.Prop{Home: onDevice(0), Share: driver.ShareFD}
+	prop := driver.Prop{Location: onDevice(0), Share: driver.ShareFD}
 	h, err := d.Create(2*granule, prop)
 	require.NoError(t, err)
 	fd, err := d.Export(h)
@@ -276,7 +276,7 @@ func TestImportSize(t *testing.T) {
 // Where CUDA does not say where imported memory lives, it is given back.
 func TestImportLocationFails(t *testing.T) {
 	d, fake := onFake(t)
-	prop := driver.Prop{Home: onDevice(1), Share: driver.ShareFD}
+	prop := driver.Prop{Location: onDevice(1), Share: driver.ShareFD}
 	h, err := d.Create(granule, prop)
 	require.NoError(t, err)
 	fd, err := d.Export(h)
@@ -286,7 +286,7 @@ func TestImportLocationFails(t *testing.T) {
 	_, err = d.Import(fd, granule, prop)
 	isOnly(t, err, driver.ErrOutOfMemory)
 	require.Equal(t, before, fake.Live())
-	imported, err := d.Import(fd, granule, driver.Prop{Home: onDevice(0), Share: driver.ShareFD})
+	imported, err := d.Import(fd, granule, driver.Prop{Location: onDevice(0), Share: driver.ShareFD})
 	require.NoError(t, err)
 	at, err := d.Location(imported)
 	require.NoError(t, err)

@@ -45,12 +45,12 @@ func TestFreeHoldsUpNoOther(t *testing.T) {
 			freed := make(chan error, 1)
 			go func() { freed <- first() }()
 			held(1)
-			require.NoError(t, within(t, "record", func() error { return v.Record(other, v.Own()) }))
+			require.NoError(t, within(t, "record", func() error { return v.Record(other, v.CopyStream()) }))
 			var another driver.Stream
 			require.NoError(t, within(t, "make a stream", func() (err error) { another, err = v.NewStream(); return err }))
 			isOnly(t, within(t, "free it again", first), driver.ErrInvalid)
 			if symbol == "cuEventDestroy_v2" {
-				isOnly(t, within(t, "record what is being freed", func() error { return v.Record(e, v.Own()) }), driver.ErrInvalid)
+				isOnly(t, within(t, "record what is being freed", func() error { return v.Record(e, v.CopyStream()) }), driver.ErrInvalid)
 			}
 			require.NoError(t, within(t, "free the other kind", last))
 			resume()
@@ -99,7 +99,7 @@ func TestFreeFails(t *testing.T) {
 	require.NoError(t, err)
 	fake.Fail("cuEventDestroy_v2", 1, 2)
 	isOnly(t, v.FreeEvent(e), driver.ErrOutOfMemory)
-	require.NoError(t, v.Record(e, v.Own()))
+	require.NoError(t, v.Record(e, v.CopyStream()))
 	require.NoError(t, v.FreeEvent(e))
 	isOnly(t, v.FreeEvent(e), driver.ErrInvalid)
 }

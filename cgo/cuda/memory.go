@@ -13,21 +13,21 @@ import (
 
 // prop is p as CUDA wants it, on a device that is there and not lost.
 func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err error) {
-	switch p.Home.Kind {
-	case driver.OnDevice:
-		if err := d.on(call, p.Home.ID); err != nil {
+	switch p.Location.Kind {
+	case driver.LocationDevice:
+		if err := d.on(call, p.Location.ID); err != nil {
 			return c, err
 		}
 		c.location._type = C.CU_MEM_LOCATION_TYPE_DEVICE
-	case driver.OnHost:
+	case driver.LocationHostNUMA:
 		c.location._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
 	default:
-		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Home)
+		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Location)
 	}
-	if p.Home.ID < 0 || p.Home.ID > math.MaxInt32 {
-		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Home)
+	if p.Location.ID < 0 || p.Location.ID > math.MaxInt32 {
+		return c, rule(call, driver.ErrInvalid, "memory on %v", p.Location)
 	}
-	c.location.id = C.int(p.Home.ID)
+	c.location.id = C.int(p.Location.ID)
 	c._type = C.CU_MEM_ALLOCATION_TYPE_PINNED
 	if p.Share&driver.ShareReadOnly != 0 {
 		return c, rule(call, driver.ErrNotSupported, "a descriptor carries no rights: whoever imports it may write")
@@ -122,7 +122,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 		}
 		return 0, err
 	}
-	return d.keep(driver.Handle(v.v), p.Home, p.Share), nil
+	return d.keep(driver.Handle(v.v), p.Location, p.Share), nil
 }
 
 // keep enters a handle into the books.
@@ -132,7 +132,7 @@ func (d *Driver) keep(h driver.Handle, home driver.Location, share driver.Share)
 	k, again := d.handles[h]
 	if !again {
 		k = handle{home: home.ID, share: share}
-		if home.Kind != driver.OnDevice || home.ID < 0 || home.ID >= d.devices { // or of a device that is hidden here
+		if home.Kind != driver.LocationDevice || home.ID < 0 || home.ID >= d.devices { // or of a device that is hidden here
 			k.home = -1
 		}
 	}
@@ -219,7 +219,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 	var buf [16]C.CUmemAccessDesc
 	list := buf[:0]
 	for _, g := range who {
-		where, err := d.location(call, g.To, g.Access == driver.None)
+		where, err := d.location(call, g.To, g.Access == driver.AccessNone)
 		if err != nil {
 			return err
 		}
@@ -244,12 +244,12 @@ func inside(call string, p driver.Ptr, n uint64) error {
 // location is who may touch memory, as CUDA wants it.
 func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
-	case driver.OnDevice:
+	case driver.LocationDevice:
 		if err := d.on(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < d.devices) {
 			return c, err
 		}
 		c._type = C.CU_MEM_LOCATION_TYPE_DEVICE
-	case driver.OnHost:
+	case driver.LocationHostNUMA:
 		c._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
 	default:
 		return c, rule(call, driver.ErrInvalid, "access for %v", l)
@@ -263,11 +263,11 @@ func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CU
 
 func protection(a driver.Access) (C.CUmemAccess_flags, bool) {
 	switch a {
-	case driver.None:
+	case driver.AccessNone:
 		return C.CU_MEM_ACCESS_FLAGS_PROT_NONE, true
-	case driver.Read:
+	case driver.AccessRead:
 		return C.CU_MEM_ACCESS_FLAGS_PROT_READ, true
-	case driver.ReadWrite:
+	case driver.AccessReadWrite:
 		return C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, true
 	}
 	return 0, false
@@ -278,18 +278,18 @@ func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error
 	const call = "cuMemGetAccess"
 	where, err := d.location(call, who, false)
 	if err != nil {
-		return driver.None, err
+		return driver.AccessNone, err
 	}
 	v := C.cuvmm_get_access(d.api, C.CUdeviceptr(p), where)
 	switch {
 	case v.r != 0:
-		return driver.None, d.fail(call, Result(v.r))
+		return driver.AccessNone, d.fail(call, Result(v.r))
 	case v.v == C.CU_MEM_ACCESS_FLAGS_PROT_READ:
-		return driver.Read, nil
+		return driver.AccessRead, nil
 	case v.v == C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
-		return driver.ReadWrite, nil
+		return driver.AccessReadWrite, nil
 	}
-	return driver.None, nil
+	return driver.AccessNone, nil
 }
 
 // Export gives a new file descriptor, which the driver makes close-on-exec.
@@ -369,9 +369,9 @@ func (d *Driver) place(h driver.Handle) (driver.Location, error) {
 	case c.r != 0:
 		return driver.Location{}, d.fail(call, Result(c.r))
 	case c.at._type == C.CU_MEM_LOCATION_TYPE_DEVICE:
-		return driver.Location{Kind: driver.OnDevice, ID: int(c.at.id)}, nil
+		return driver.Location{Kind: driver.LocationDevice, ID: int(c.at.id)}, nil
 	case c.at._type == C.CU_MEM_LOCATION_TYPE_HOST_NUMA:
-		return driver.Location{Kind: driver.OnHost, ID: int(c.at.id)}, nil
+		return driver.Location{Kind: driver.LocationHostNUMA, ID: int(c.at.id)}, nil
 	}
 	return driver.Location{}, rule(call, driver.ErrNotSupported, "memory at a location of type %d", c.at._type)
 }

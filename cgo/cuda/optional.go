@@ -12,10 +12,10 @@ import (
 )
 
 var (
-	_ driver.Plain       = (*Device)(nil)
-	_ driver.Pinner      = (*Device)(nil)
-	_ driver.Capturer    = (*Device)(nil)
-	_ driver.ValueWaiter = (*Device)(nil)
+	_ driver.Allocator     = (*Device)(nil)
+	_ driver.HostAllocator = (*Device)(nil)
+	_ driver.Capturer      = (*Device)(nil)
+	_ driver.StreamMemOps  = (*Device)(nil)
 )
 
 // AllocPlain is cuMemAlloc.

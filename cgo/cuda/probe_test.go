@@ -17,20 +17,20 @@ import (
 // The device's own node is asked for, not node 0, which need not have memory.
 func TestSupportsHostNUMA(t *testing.T) {
 	d, fake := onFake(t, "-DFAKE_NODE=3")
-	require.NoError(t, d.Supports(0, driver.HostNUMA))
+	require.NoError(t, d.Supports(0, driver.FeatureHostNUMA))
 	require.Contains(t, fake.Last("cuMemCreate"), "location=3:3")
 	fake.Fail("cuMemCreate", 1, 2)
-	isOnly(t, d.Supports(0, driver.HostNUMA), driver.ErrOutOfMemory, "which settles nothing")
+	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrOutOfMemory, "which settles nothing")
 
 	d, _ = onFake(t, "-DFAKE_NODE=3", "-DFAKE_NUMA_ID=2")
-	isOnly(t, d.Supports(0, driver.HostNUMA), driver.ErrNotSupported, "its node has none")
+	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrNotSupported, "its node has none")
 
 	nodes := cuda.OnlineNodes("/sys/devices/system/node/online")
 	d, _ = onFake(t, "-DFAKE_NUMA_ID=-2") // node 0 alone, of which an old driver says nothing
-	require.NoError(t, d.Supports(0, driver.HostNUMA))
+	require.NoError(t, d.Supports(0, driver.FeatureHostNUMA))
 	d, fake = onFake(t, "-DFAKE_NODE=77", "-DFAKE_NUMA_ID=-1")
 	before := fake.Calls("cuMemGetAllocationGranularity")
-	isOnly(t, d.Supports(0, driver.HostNUMA), driver.ErrNotSupported, "no node that is online")
+	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrNotSupported, "no node that is online")
 	require.Equal(t, len(nodes), fake.Calls("cuMemGetAllocationGranularity")-before, "each was tried")
 }
 
@@ -48,23 +48,23 @@ func TestOnlineNodes(t *testing.T) {
 // A handle of plain memory is tried where that needs no new context.
 func TestSupportsLegacyIPC(t *testing.T) {
 	d, fake := onFake(t)
-	require.NoError(t, d.Supports(0, driver.LegacyIPC))
+	require.NoError(t, d.Supports(0, driver.FeatureLegacyIPC))
 	require.Zero(t, fake.Calls("cuDevicePrimaryCtxRetain"), "a context was made to ask")
 	require.Equal(t, "cuDeviceGetAttribute attribute=41 dev=0", fake.Last("cuDeviceGetAttribute"))
 	v, err := d.Open(0)
 	require.NoError(t, err)
 	before := fake.Live()
-	require.NoError(t, d.Supports(0, driver.LegacyIPC))
+	require.NoError(t, d.Supports(0, driver.FeatureLegacyIPC))
 	require.Equal(t, 1, fake.Calls("cuIpcGetMemHandle"), "an attribute is no proof")
 	fake.Fail("cuIpcGetMemHandle", 1, 801)
-	isOnly(t, d.Supports(0, driver.LegacyIPC), driver.ErrNotSupported)
+	isOnly(t, d.Supports(0, driver.FeatureLegacyIPC), driver.ErrNotSupported)
 	for _, symbol := range []string{"cuMemAlloc_v2", "cuIpcGetMemHandle", "cuCtxPushCurrent_v2", "cuDevicePrimaryCtxRetain"} {
 		fake.Fail(symbol, 1, 2)
-		isOnly(t, d.Supports(0, driver.LegacyIPC), driver.ErrOutOfMemory, symbol)
+		isOnly(t, d.Supports(0, driver.FeatureLegacyIPC), driver.ErrOutOfMemory, symbol)
 	}
 	require.Equal(t, before, fake.Live())
 	require.NoError(t, v.Close())
 
 	old, _ := onFake(t, fakecuda.Missing("ipc_get_mem"))
-	isOnly(t, old.Supports(0, driver.LegacyIPC), driver.ErrNotSupported)
+	isOnly(t, old.Supports(0, driver.FeatureLegacyIPC), driver.ErrNotSupported)
 }

@@ -117,7 +117,7 @@ func TestResetGiveBack(t *testing.T) {
 			isOnly(t, x.v.FreeEvent(x.e), driver.ErrInvalid)
 		}
 		require.NoError(t, after.Close())
-		require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.None)))
+		require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.AccessNone)))
 		require.NoError(t, d.Unmap(x.p, granule))
 		require.NoError(t, d.Release(x.h))
 		require.NoError(t, d.Free(x.p, 2*granule))
@@ -143,7 +143,7 @@ func TestResetHandles(t *testing.T) {
 		e, err := old.NewEvent(driver.EventTiming)
 		require.NoError(t, err)
 		require.NoError(t, old.Record(e, s))
-		require.NoError(t, other.Wait(other.Own(), e), "while it was there")
+		require.NoError(t, other.Wait(other.CopyStream(), e), "while it was there")
 		reset(0)
 		v := openOn(t, d, 0)
 		if known {
@@ -155,13 +155,13 @@ func TestResetHandles(t *testing.T) {
 			"Copy":            func() error { return v.Copy(1<<30, 1<<30, 1, s) },
 			"Fill":            func() error { return v.Fill(1<<30, 1, 1, 1, s) },
 			"SyncStream":      func() error { return v.SyncStream(s) },
-			"Sync its Own":    func() error { return v.SyncStream(old.Own()) },
+			"Sync its Own":    func() error { return v.SyncStream(old.CopyStream()) },
 			"Capturing":       func() error { _, err := v.Capturing(s); return err },
 			"Record":          func() error { return v.Record(good, s) },
-			"Record the old":  func() error { return v.Record(e, v.Own()) },
-			"Wait":            func() error { return v.Wait(v.Own(), e) },
+			"Record the old":  func() error { return v.Record(e, v.CopyStream()) },
+			"Wait":            func() error { return v.Wait(v.CopyStream(), e) },
 			"Wait with it":    func() error { return v.Wait(s, good) },
-			"Wait elsewhere":  func() error { return other.Wait(other.Own(), e) },
+			"Wait elsewhere":  func() error { return other.Wait(other.CopyStream(), e) },
 			"SyncEvent":       func() error { return v.SyncEvent(e) },
 			"Sync elsewhere":  func() error { return other.SyncEvent(e) },
 			"Done":            func() error { _, err := v.Done(e); return err },
@@ -172,8 +172,8 @@ func TestResetHandles(t *testing.T) {
 			"WriteValue":      func() error { return v.WriteValue(s, 1<<30, 1, 8) },
 			"AllocAsync":      func() error { _, err := v.AllocAsync(1, s); return err },
 			"FreeAsync":       func() error { return v.FreeAsync(1<<30, s) },
-			"another's Own":   func() error { return other.SyncStream(old.Own()) },
-			"FreeStream Own":  func() error { return v.FreeStream(old.Own()) },
+			"another's Own":   func() error { return other.SyncStream(old.CopyStream()) },
+			"FreeStream Own":  func() error { return v.FreeStream(old.CopyStream()) },
 			"EnablePeer self": func() error { return v.EnablePeer(0) },
 		} {
 			isOnly(t, call(), driver.ErrInvalid, name)
@@ -267,7 +267,7 @@ func TestResetIsNoLoss(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrDeviceLost, "of this Device it is")
 	require.ErrorIs(t, v.Sync(), driver.ErrDeviceLost)
 	require.NoError(t, other.Sync())
-	require.NoError(t, d.Supports(0, driver.VMM))
+	require.NoError(t, d.Supports(0, driver.FeatureVMM))
 	require.NoError(t, d.SyncIfActive(0))
 	require.NoError(t, v.Close())
 	require.NoError(t, other.Close())

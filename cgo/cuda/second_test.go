@@ -83,7 +83,7 @@ func (g *guest) open() { atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.word[0])
 // process that loses its device gives nothing back but ends.
 func newGuest(t *testing.T, drv driver.Driver, open func(string, int) (*second.Context, error), finish func(doing string, f func() error)) *guest {
 	t.Helper()
-	if err := drv.Supports(0, driver.ValueWait); err != nil {
+	if err := drv.Supports(0, driver.FeatureStreamMemOps); err != nil {
 		t.Skipf("needs streams that wait for a word: %v", err)
 	}
 	g := &guest{}
@@ -93,7 +93,7 @@ func newGuest(t *testing.T, drv driver.Driver, open func(string, int) (*second.C
 	finish("close the device", g.dev.Close)
 	g.raw, err = g.dev.Raw()
 	require.NoError(t, err)
-	pinner := g.raw.(driver.Pinner)
+	pinner := g.raw.(driver.HostAllocator)
 	p, word, err := pinner.AllocHost(4)
 	require.NoError(t, err)
 	finish("free the word", func() error { return pinner.FreeHost(p) })
@@ -131,7 +131,7 @@ func (g *guest) passedOver(t *testing.T, drv driver.Driver) {
 }
 
 // One synchronise covers one context, so a wait for the device passes over
-// another context's work; a wrapped stream that is named in Use is waited for.
+// another context's work; a wrapped stream that is named in UsedBy is waited for.
 func TestSecondContextNamed(t *testing.T) {
 	waiting := make(chan string, 1)
 	var clipping atomic.Bool
@@ -176,7 +176,7 @@ func TestSecondContextNamed(t *testing.T) {
 		g.open() // Close waits for the stream
 		require.NoError(t, s.Close())
 	})
-	require.NoError(t, g.r.Use(s))
+	require.NoError(t, g.r.UsedBy(s))
 	clipping.Store(true)
 	clipped := make(chan error, 1)
 	go func() { clipped <- g.r.Clip() }()
@@ -203,7 +203,7 @@ func TestSecondContextNamed(t *testing.T) {
 	require.Equal(t, []byte{0xcd}, got, "both contexts are well, and see the same memory")
 }
 
-// What Use is for: without it the same Clip unmaps under the second context's
+// What UsedBy is for: without it the same Clip unmaps under the second context's
 // work, and that context is lost.
 func TestSecondContextNotNamed(t *testing.T) {
 	drv := device(t)
@@ -270,10 +270,10 @@ func TestForeignReset(t *testing.T) {
 	}
 	p, err := drv.Reserve(chunkSize, 0)
 	require.NoError(t, err)
-	h, err := drv.Create(chunkSize, driver.Prop{Home: onDevice(0)})
+	h, err := drv.Create(chunkSize, driver.Prop{Location: onDevice(0)})
 	require.NoError(t, err)
 	require.NoError(t, drv.Map(p, chunkSize, h))
-	require.NoError(t, drv.SetAccess(p, chunkSize, []driver.Grant{{To: onDevice(0), Access: driver.ReadWrite}}))
+	require.NoError(t, drv.SetAccess(p, chunkSize, []driver.Grant{{To: onDevice(0), Access: driver.AccessReadWrite}}))
 	before, err := drv.Open(0) // never closed: the reset takes what it has
 	require.NoError(t, err)
 	want := []byte("still here")

@@ -76,14 +76,14 @@ func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*bu
 		b.ptr, b.free, b.chunks = r.Ptr(), r.Close, chunkStarts(r)
 		return b, nil
 	}
-	plain, ok := raw.(driver.Plain)
+	plain, ok := raw.(driver.Allocator)
 	if !ok {
 		return nil, missing(dev, memName(dev, kind))
 	}
 	var err error
 	if kind == memAsync {
-		b.ptr, err = plain.AllocAsync(s.size, raw.Own())
-		b.free = func() error { return plain.FreeAsync(b.ptr, raw.Own()) }
+		b.ptr, err = plain.AllocAsync(s.size, raw.CopyStream())
+		b.free = func() error { return plain.FreeAsync(b.ptr, raw.CopyStream()) }
 	} else {
 		b.ptr, err = plain.AllocPlain(s.size)
 		b.free = func() error { return plain.FreePlain(b.ptr) }
@@ -113,7 +113,7 @@ func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
 		err = r.Grow(at) // beyond Len, which is 0
 	}
 	if s.peer != nil && err == nil {
-		err = r.Grant(vmm.ReadWrite, s.peer)
+		err = r.Grant(vmm.AccessReadWrite, s.peer)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -141,7 +141,7 @@ func hostBuffer(dev *vmm.Device, raw driver.Device, kind string, size uint64) (*
 		}
 		return b, nil
 	}
-	pinner, ok := raw.(driver.Pinner)
+	pinner, ok := raw.(driver.HostAllocator)
 	if !ok {
 		return nil, missing(dev, "pinned memory")
 	}
@@ -225,7 +225,7 @@ func (b *buffer) poison(ctx context.Context) error {
 			return nil
 		})
 	}
-	own := b.raw.Own()
+	own := b.raw.CopyStream()
 	return b.pieces(ctx, swath, func(off, n uint64) error {
 		if err := b.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
 			return err

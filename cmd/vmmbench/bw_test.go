@@ -95,7 +95,7 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 			parts := src.parts(dst, streams)
 			require.Len(t, parts, streams)
 			for _, q := range parts {
-				require.NoError(t, q.waited(raw)(raw.Own()))
+				require.NoError(t, q.waited(raw)(raw.CopyStream()))
 			}
 			require.Equal(t, src.host, dst.host)
 		}

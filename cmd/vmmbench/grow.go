@@ -99,9 +99,9 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]gr
 func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
 	if kind == growAhead {
-		o.Ahead = uint64(p.ahead)
-		if o.Ahead == 0 {
-			o.Ahead = max(leastAhead, 4*uint64(p.step))
+		o.GrowAhead = uint64(p.ahead)
+		if o.GrowAhead == 0 {
+			o.GrowAhead = max(leastAhead, 4*uint64(p.step))
 		}
 	}
 	return o

@@ -40,11 +40,11 @@ func starter(dev *vmm.Device, raw driver.Device, kind string, target uint64, o v
 		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, nothing, nil
 	}
 
-	plain, ok := raw.(driver.Plain)
+	plain, ok := raw.(driver.Allocator)
 	if !ok {
 		return nil, nil, missing(dev, memName(dev, memPlain))
 	}
-	own := raw.Own()
+	own := raw.CopyStream()
 	switch kind {
 	case growAsync:
 		// A pool that gives back what is freed at each synchronise is no pool.
@@ -106,10 +106,10 @@ func keptStarter(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func()
 	if err != nil {
 		return nil, nil, err
 	}
-	old := own.SetThreshold(math.MaxUint64)
+	old := own.SetReleaseThreshold(math.MaxUint64)
 	undo := func() error {
 		_, err := own.Trim(0)
-		own.SetThreshold(old)
+		own.SetReleaseThreshold(old)
 		return errors.Join(err, own.Close())
 	}
 	return func() (grower, error) { return newInPlace(own, raw, o) }, undo, nil
@@ -134,7 +134,7 @@ type readyMade struct {
 }
 
 func newReadyMade(dev *vmm.Device, raw driver.Device, target uint64) (grower, error) {
-	gran, err := dev.Driver().Granularity(driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: dev.Info().Ordinal}})
+	gran, err := dev.Driver().Granularity(driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}})
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ func (g *copying) move(room uint64) error {
 		return nil
 	}
 	if g.len > 0 {
-		err = g.raw.Copy(next, old, g.len, g.raw.Own())
+		err = g.raw.Copy(next, old, g.len, g.raw.CopyStream())
 		g.copied += g.len
 	}
 	return errors.Join(err, g.free(old))

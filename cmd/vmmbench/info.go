@@ -88,7 +88,7 @@ func describeDevice(dev *vmm.Device) report.Device {
 		reasons = append(reasons, err.Error())
 	}
 	drv := dev.Driver()
-	prop := driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: info.Ordinal}}
+	prop := driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: info.Ordinal}}
 	if unit, err := drv.Granularity(prop); err == nil {
 		d.Granularity = &unit
 	} else {

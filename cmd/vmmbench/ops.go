@@ -171,10 +171,10 @@ type seam struct {
 }
 
 func newSeam(dev *vmm.Device, raw driver.Device, size, total uint64) *seam {
-	home := driver.Location{Kind: driver.OnDevice, ID: dev.Info().Ordinal}
+	home := driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}
 	return &seam{
 		drv: dev.Driver(), raw: raw, size: size, count: int(max(total/size, 1)),
-		prop: driver.Prop{Home: home}, who: []driver.Grant{{To: home, Access: driver.ReadWrite}},
+		prop: driver.Prop{Location: home}, who: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
 	}
 }
 
@@ -209,7 +209,7 @@ func (s *seam) contender(dev *vmm.Device, op string, ready func(context.Context)
 	o := &operation{name: op, ready: ready, undo: func() error { return nil }}
 	switch op {
 	case opExport, opImport:
-		if err := dev.Supports(driver.SharesFD); err != nil {
+		if err := dev.Supports(driver.FeatureShareFD); err != nil {
 			return nil, err
 		}
 		o.do = s.share
@@ -234,7 +234,7 @@ func (s *seam) contender(dev *vmm.Device, op string, ready func(context.Context)
 
 // ordinary completes the contender of a call that is not of this project's kind.
 func (s *seam) ordinary(dev *vmm.Device, o *operation) error {
-	plain, ok := s.raw.(driver.Plain)
+	plain, ok := s.raw.(driver.Allocator)
 	if !ok {
 		return missing(dev, opName(dev, o.name))
 	}
@@ -293,7 +293,7 @@ func (s *seam) share(w *stopwatch) (err error) {
 	return s.drv.Release(again)
 }
 
-func (s *seam) plain(w *stopwatch, plain driver.Plain) error {
+func (s *seam) plain(w *stopwatch, plain driver.Allocator) error {
 	var p driver.Ptr
 	if err := w.call(opPlainAlloc, func() (err error) { p, err = plain.AllocPlain(s.size); return err }); err != nil {
 		return err
@@ -301,8 +301,8 @@ func (s *seam) plain(w *stopwatch, plain driver.Plain) error {
 	return w.call(opPlainFree, func() error { return plain.FreePlain(p) })
 }
 
-func (s *seam) async(w *stopwatch, plain driver.Plain) error {
-	own := s.raw.Own()
+func (s *seam) async(w *stopwatch, plain driver.Allocator) error {
+	own := s.raw.CopyStream()
 	var p driver.Ptr
 	if err := w.call(opAsyncAlloc, func() (err error) { p, err = plain.AllocAsync(s.size, own); return err }); err != nil {
 		return err

@@ -514,7 +514,7 @@ func grantGroup(owner *vmm.Device, peers []*vmm.Device, n int) group {
 					return nil, err
 				}
 				return &operation{name: op, ready: func(context.Context) {}, undo: r.Close, do: func(w *stopwatch) error {
-					if err := w.call(opGrant, func() error { return r.Grant(vmm.ReadWrite, peers...) }); err != nil {
+					if err := w.call(opGrant, func() error { return r.Grant(vmm.AccessReadWrite, peers...) }); err != nil {
 						return err
 					}
 					return w.call(opRevoke, func() error { return r.Revoke(peers...) })

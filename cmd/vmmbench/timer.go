@@ -201,15 +201,15 @@ func (t *timer) close() error {
 
 // gateParts is what a gate is made of; ok is false where streams cannot be held
 // back.
-func gateParts(dev *vmm.Device, raw driver.Device) (waiter driver.ValueWaiter, pinner driver.Pinner, ok bool) {
-	waiter, waits := raw.(driver.ValueWaiter)
-	pinner, pins := raw.(driver.Pinner)
-	return waiter, pinner, waits && pins && dev.Supports(driver.ValueWait) == nil
+func gateParts(dev *vmm.Device, raw driver.Device) (waiter driver.StreamMemOps, pinner driver.HostAllocator, ok bool) {
+	waiter, waits := raw.(driver.StreamMemOps)
+	pinner, pins := raw.(driver.HostAllocator)
+	return waiter, pinner, waits && pins && dev.Supports(driver.FeatureStreamMemOps) == nil
 }
 
 // gate holds a stream back until the host writes a word.
 type gate struct {
-	waiter driver.ValueWaiter
+	waiter driver.StreamMemOps
 	ptr    driver.Ptr
 	word   []byte // pinned
 	n      uint64 // how often it was shut

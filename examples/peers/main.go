@@ -51,7 +51,7 @@ func run(w io.Writer) error {
 
 	// A plan changes nothing. Where a pair has no path it says so, and Apply
 	// would do nothing at all.
-	plan, err := vmm.PlanPeers(vmm.Read, devs, v.Range())
+	plan, err := vmm.PlanPeers(vmm.AccessRead, devs, v.Range())
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func run(w io.Writer) error {
 
 	// A revoke waits for what the peers have queued. After it their copies are
 	// refused, and nobody is the worse for it.
-	if err := vmm.EnablePeers(vmm.None, devs[1:], v.Range()); err != nil {
+	if err := vmm.EnablePeers(vmm.AccessNone, devs[1:], v.Range()); err != nil {
 		return err
 	}
 	if _, err := read(devs[1], v.Ptr()); err == nil {

@@ -27,7 +27,7 @@ const (
 )
 
 func onDevice(n int) driver.Prop {
-	return driver.Prop{Home: driver.Location{Kind: driver.OnDevice, ID: n}}
+	return driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: n}}
 }
 
 func TestFailsWhatItIsTold(t *testing.T) {

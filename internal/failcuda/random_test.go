@@ -67,12 +67,12 @@ func (d *forgetful) Open(n int) (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &forgetfulDevice{Device: v, Pinner: v.(driver.Pinner)}, nil
+	return &forgetfulDevice{Device: v, HostAllocator: v.(driver.HostAllocator)}, nil
 }
 
 type forgetfulDevice struct {
 	driver.Device
-	driver.Pinner
+	driver.HostAllocator
 	copies atomic.Uint64
 }
 

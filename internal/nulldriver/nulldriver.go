@@ -47,7 +47,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 
 // Supports everything there is a method for.
 func (d *Driver) Supports(_ int, f driver.Feature) error {
-	if f == driver.VMM || f == driver.ReadOnlyMap {
+	if f == driver.FeatureVMM || f == driver.FeatureReadOnlyMap {
 		return nil
 	}
 	return driver.ErrNotSupported
@@ -87,7 +87,7 @@ func (d *Driver) Create(uint64, driver.Prop) (driver.Handle, error) {
 
 // Location is device 0, whatever Create was told.
 func (d *Driver) Location(driver.Handle) (driver.Location, error) {
-	return driver.Location{Kind: driver.OnDevice}, nil
+	return driver.Location{Kind: driver.LocationDevice}, nil
 }
 
 // Release does nothing.
@@ -104,7 +104,7 @@ func (d *Driver) SetAccess(driver.Ptr, uint64, []driver.Grant) error { return ni
 
 // Access is ReadWrite.
 func (d *Driver) Access(driver.Ptr, driver.Location) (driver.Access, error) {
-	return driver.ReadWrite, nil
+	return driver.AccessReadWrite, nil
 }
 
 // Export is not supported.
@@ -151,8 +151,8 @@ func (v *Device) SyncStream(driver.Stream) error { return nil }
 // StreamDone is true.
 func (v *Device) StreamDone(driver.Stream) (bool, error) { return true, nil }
 
-// Own is a stream whose number NewStream never gives.
-func (v *Device) Own() driver.Stream { return 1 << 63 }
+// CopyStream is a stream whose number NewStream never gives.
+func (v *Device) CopyStream() driver.Stream { return 1 << 63 }
 
 // Capturing is false.
 func (v *Device) Capturing(driver.Stream) (bool, error) { return false, nil }

@@ -75,7 +75,7 @@ func (o *owner) open() {
 		options.Chunk = uint64(o.Granule)
 	}
 	if o.random.IntN(2) == 0 {
-		options.Ahead = uint64(2 * o.Granule)
+		options.GrowAhead = uint64(2 * o.Granule)
 	}
 	o.until("make a range", func() (err error) {
 		o.g, err = o.d.NewRange(options)
@@ -84,7 +84,7 @@ func (o *owner) open() {
 	o.p, o.want, o.broken = o.g.Ptr(), nil, 0
 	o.shown.Store(o.g)
 	if o.uses {
-		o.insist("use a stream", func() error { return o.g.Use(o.s) })
+		o.insist("use a stream", func() error { return o.g.UsedBy(o.s) })
 	}
 }
 
@@ -104,7 +104,7 @@ func (o *owner) work() {
 		if o.g.Ptr() != o.p {
 			o.wrong("the range has moved from %v to %v", o.p, o.g.Ptr())
 		}
-		if o.broken > 20 || o.g.Stats().Stuck > 0 && o.random.IntN(10) == 0 || o.random.IntN(1000) == 0 {
+		if o.broken > 20 || o.g.Stats().Quarantined > 0 && o.random.IntN(10) == 0 || o.random.IntN(1000) == 0 {
 			o.check()
 			o.insist("close", o.g.Close)
 			o.open()
@@ -153,7 +153,7 @@ func (o *owner) step() {
 		o.hold()
 	case 12:
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		n, err := o.g.Written(ctx)
+		n, err := o.g.WaitWritten(ctx)
 		cancel()
 		if !o.failed("written", err) && n != uint64(len(o.want)) {
 			o.wrong("%d bytes are written of %d", n, len(o.want))
@@ -218,15 +218,15 @@ func (o *owner) compare(what string, got []byte) {
 }
 
 func (o *owner) sleep() {
-	mode := vmm.KeepContents
+	mode := vmm.SleepKeep
 	if o.random.IntN(3) == 0 {
-		mode = vmm.DropContents
+		mode = vmm.SleepDrop
 	}
 	if o.failed("sleep", vmm.Sleep(mode, o.g)) {
 		o.check()
 		return
 	}
-	if mode == vmm.DropContents {
+	if mode == vmm.SleepDrop {
 		o.want = o.want[:0]
 	}
 	if o.Meddlers == 0 { // else somebody may wake it
@@ -247,9 +247,9 @@ func (o *owner) grant() {
 		o.failed("revoke", o.g.Revoke(o.peer))
 		return
 	}
-	access := vmm.Read
+	access := vmm.AccessRead
 	if o.random.IntN(2) == 0 {
-		access = vmm.ReadWrite
+		access = vmm.AccessReadWrite
 	}
 	if o.failed("grant", o.g.Grant(access, o.peer)) || o.uses {
 		return // or it is only for the stream that was named

@@ -142,7 +142,7 @@ func (r *run) free() (free []uint64) {
 			r.wrong("trim %v: %v", d, err)
 		}
 		s := d.Stats()
-		if s.Used+s.Cached+s.Asleep+s.Stuck+s.Reserved+s.Committed+s.Pending > 0 {
+		if s.Used+s.Cached+s.Asleep+s.Quarantined+s.Reserved+s.Committed+s.Retiring > 0 {
 			r.wrong("left on %v: %v", d, s)
 		}
 		if err := d.Close(); err != nil {
@@ -211,7 +211,7 @@ func (r *run) phase(d time.Duration, failing bool) {
 
 // visit does what concerns a device and no owner's range.
 func (r *run) visit(d *vmm.Device, random *rand.Rand) {
-	defer d.SetThreshold(0)
+	defer d.SetReleaseThreshold(0)
 	for !r.stop.Load() {
 		r.ops.Add(1)
 		switch random.IntN(5) {
@@ -219,7 +219,7 @@ func (r *run) visit(d *vmm.Device, random *rand.Rand) {
 			_, err := d.Trim(uint64(random.IntN(8) * r.Granule))
 			r.refused("trim", err)
 		case 1:
-			d.SetThreshold(uint64(random.IntN(16) * r.Granule))
+			d.SetReleaseThreshold(uint64(random.IntN(16) * r.Granule))
 		case 2:
 			r.visitAlloc(d, random)
 		case 3:
@@ -283,7 +283,7 @@ func (r *run) guestStream(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	if r.refused("make a guest's stream", err) {
 		return
 	}
-	r.refused("use a guest's stream", g.Use(s), vmm.ErrClosed, vmm.ErrAsleep)
+	r.refused("use a guest's stream", g.UsedBy(s), vmm.ErrClosed, vmm.ErrAsleep)
 	for range random.IntN(50) {
 		runtime.Gosched()
 	}
@@ -291,7 +291,7 @@ func (r *run) guestStream(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 }
 
 func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
-	if r.refused("grant a guest", g.Grant(vmm.Read, d), vmm.ErrClosed, vmm.ErrAsleep) {
+	if r.refused("grant a guest", g.Grant(vmm.AccessRead, d), vmm.ErrClosed, vmm.ErrAsleep) {
 		return
 	}
 	// Shrinking, sleeping and closing are the owner's right.
@@ -337,7 +337,7 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 		case 4:
 			r.refused("revoke another's", g.Revoke(d), others...)
 		case 5:
-			r.refused("put others' to sleep", vmm.Sleep(vmm.KeepContents, both...), others...)
+			r.refused("put others' to sleep", vmm.Sleep(vmm.SleepKeep, both...), others...)
 		case 6, 7:
 			r.refused("wake others'", vmm.Wake(both...), others...)
 		case 8:

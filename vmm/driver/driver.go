@@ -78,7 +78,7 @@ type Driver interface {
 	// Import makes a handle of an exported fd. It checks what kind of file fd
 	// is and does not take it; close it when Import returns. A wrong size may
 	// only show at Map, as ErrInvalid. Where the memory lives Location says;
-	// p.Home need only be a device that is there.
+	// p.Location need only be a device that is there.
 	Import(fd int, size uint64, p Prop) (Handle, error)
 
 	// SyncIfActive waits for all work of dev's primary context if that context
@@ -124,8 +124,8 @@ type Device interface {
 	// StreamDone says whether the stream has done all its work of now. On one that
 	// is being captured it is ErrCapturing, and the capture goes on.
 	StreamDone(Stream) (bool, error)
-	// Own is the library's copy stream, one for each Device.
-	Own() Stream
+	// CopyStream is the library's copy stream, one for each Device.
+	CopyStream() Stream
 	// Capturing says whether the stream is being captured, also when the
 	// capture is already destroyed but not ended. Ask before any wait.
 	Capturing(Stream) (bool, error)

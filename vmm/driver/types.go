@@ -24,29 +24,29 @@ type Stream uint64
 type Event uint64
 
 // Kind says what a Location is.
-type Kind uint8
+type LocationKind uint8
 
-// Kinds of location. Here stands for the device that is asked: package vmm
+// Kinds of location. LocationOwner stands for the device that is asked: package vmm
 // resolves it, and at the seam it is ErrInvalid.
 const (
-	Here     Kind = iota
-	OnDevice      // ID is a device ordinal
-	OnHost        // ID is a NUMA node
+	LocationOwner    LocationKind = iota
+	LocationDevice                // ID is a device ordinal
+	LocationHostNUMA              // ID is a NUMA node
 )
 
 // Location is where memory lives or who may touch it.
 type Location struct {
-	Kind Kind
+	Kind LocationKind
 	ID   int
 }
 
 func (l Location) String() string {
 	switch l.Kind {
-	case Here:
-		return "here"
-	case OnDevice:
+	case LocationOwner:
+		return "owner"
+	case LocationDevice:
 		return fmt.Sprintf("device %d", l.ID)
-	case OnHost:
+	case LocationHostNUMA:
 		return fmt.Sprintf("host node %d", l.ID)
 	}
 	return fmt.Sprintf("location(%d,%d)", l.Kind, l.ID)
@@ -57,18 +57,18 @@ type Access uint8
 
 // Access levels, in rising order.
 const (
-	None Access = iota
-	Read
-	ReadWrite
+	AccessNone Access = iota
+	AccessRead
+	AccessReadWrite
 )
 
 func (a Access) String() string {
 	switch a {
-	case None:
+	case AccessNone:
 		return "none"
-	case Read:
+	case AccessRead:
 		return "read"
-	case ReadWrite:
+	case AccessReadWrite:
 		return "read-write"
 	}
 	return fmt.Sprintf("access(%d)", uint8(a))
@@ -93,7 +93,7 @@ const (
 
 // Prop describes physical memory. It is comparable.
 type Prop struct {
-	Home     Location // where the memory lives
+	Location Location // where the memory lives
 	Share    Share    // 0: private to this process
 	RDMA     bool     // usable by GPUDirect RDMA
 	Compress bool     // generic compression
@@ -118,23 +118,23 @@ type Feature uint8
 
 // Features.
 const (
-	VMM          Feature = iota // reserve, create, map, set access
-	SharesFD                    // export and import as file descriptors
-	SharesFabric                // export and import as fabric handles
-	DMABuf                      // export of address spans as dma-buf
-	RDMA                        // Prop.RDMA
-	HostNUMA                    // Prop.Home on a host NUMA node
-	Pools                       // stream-ordered pools
-	LegacyIPC                   // cuIpc handles of plain memory
-	ValueWait                   // ValueWaiter
-	Kernels                     // load and launch
-	ReadOnlyMap                 // Access Read is enforced
+	FeatureVMM          Feature = iota // reserve, create, map, set access
+	FeatureShareFD                     // export and import as file descriptors
+	FeatureShareFabric                 // export and import as fabric handles
+	FeatureDMABuf                      // export of address spans as dma-buf
+	FeatureRDMA                        // Prop.RDMA
+	FeatureHostNUMA                    // Prop.Location on a host NUMA node
+	FeaturePools                       // stream-ordered pools
+	FeatureLegacyIPC                   // cuIpc handles of plain memory
+	FeatureStreamMemOps                // StreamMemOps
+	FeatureKernels                     // load and launch
+	FeatureReadOnlyMap                 // Access Read is enforced
 	features
 )
 
 var featureNames = [features]string{
 	"vmm", "share-fd", "share-fabric", "dma-buf", "rdma", "host-numa",
-	"pools", "legacy-ipc", "value-wait", "kernels", "read-only-map",
+	"pools", "legacy-ipc", "stream-mem-ops", "kernels", "read-only-map",
 }
 
 func (f Feature) String() string {

@@ -94,7 +94,7 @@ func TestDevicesReachEachOther(t *testing.T) {
 	x, err := devs[0].NewRange(vmm.RangeOptions{Max: 64 << 20})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, x.Close()) }()
-	require.NoError(t, x.Grant(vmm.ReadWrite, devs[2]))
+	require.NoError(t, x.Grant(vmm.AccessReadWrite, devs[2]))
 	require.NoError(t, x.Append([]byte("hello")))
 	got := make([]byte, 5)
 	require.NoError(t, devs[2].CopyOut(got, x.Ptr()))

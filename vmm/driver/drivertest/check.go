@@ -62,7 +62,7 @@ func (c *check) open(open func(testing.TB) driver.Driver) {
 		c.skip("%d devices needed, %d here", want, len(c.info))
 	}
 	for dev := range want {
-		for _, f := range append(c.rule.needs, driver.VMM) {
+		for _, f := range append(c.rule.needs, driver.FeatureVMM) {
 			if err := c.d.Supports(dev, f); errors.Is(err, driver.ErrNotSupported) {
 				c.skip("%s:%d does not support %v", c.name, dev, f)
 			} else if err != nil {
@@ -228,9 +228,9 @@ func (c *check) has(p driver.Ptr, dev int, want driver.Access) {
 	}
 }
 
-func at(dev int) driver.Location { return driver.Location{Kind: driver.OnDevice, ID: dev} }
+func at(dev int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: dev} }
 
 // private is memory of a device that stays in this process.
-func private(dev int) driver.Prop { return driver.Prop{Home: at(dev)} }
+func private(dev int) driver.Prop { return driver.Prop{Location: at(dev)} }
 
 func grant(dev int, a driver.Access) driver.Grant { return driver.Grant{To: at(dev), Access: a} }

@@ -102,7 +102,7 @@ func (c *check) chunks(n int) (driver.Ptr, []driver.Handle) {
 		hs[i] = c.create(c.gran)
 		c.mapAt(c.chunk(p, i), c.gran, hs[i])
 	}
-	c.access(p, uint64(n)*c.gran, grant(0, driver.ReadWrite))
+	c.access(p, uint64(n)*c.gran, grant(0, driver.AccessReadWrite))
 	return p, hs
 }
 
@@ -155,8 +155,8 @@ func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 	c.Helper()
 	var p driver.Ptr
 	var b []byte
-	err := c.prompt("pin memory", func() (err error) { p, b, err = as[driver.Pinner](c, d).AllocHost(n); return err })
-	c.optional(err, "Pinner")
+	err := c.prompt("pin memory", func() (err error) { p, b, err = as[driver.HostAllocator](c, d).AllocHost(n); return err })
+	c.optional(err, "HostAllocator")
 	c.held.pinned = append(c.held.pinned, owned[driver.Ptr]{d, p})
 	return p, b
 }
@@ -188,7 +188,7 @@ func (c *check) giveBack() {
 	}
 	for _, p := range c.held.pinned {
 		if !c.rule.lost {
-			give(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.Pinner](c, p.dev).FreeHost(p.it) })
+			give(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.HostAllocator](c, p.dev).FreeHost(p.it) })
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {
@@ -222,8 +222,8 @@ func (c *check) hold(d driver.Device, s driver.Stream) *gate {
 	storeWord(word, 0)
 	g := &gate{word: word}
 	c.held.gates = append(c.held.gates, g)
-	err := c.prompt("close a gate", func() error { return as[driver.ValueWaiter](c, d).WaitValue(s, p, 1, 4) })
-	c.optional(err, "ValueWaiter")
+	err := c.prompt("close a gate", func() error { return as[driver.StreamMemOps](c, d).WaitValue(s, p, 1, 4) })
+	c.optional(err, "StreamMemOps")
 	return g
 }
 

@@ -117,7 +117,7 @@ func sentinels() []error {
 
 // ordinal is the device that a location names, -1 if it names none.
 func ordinal(l driver.Location) int {
-	if l.Kind == driver.OnDevice {
+	if l.Kind == driver.LocationDevice {
 		return l.ID
 	}
 	return -1
@@ -143,12 +143,12 @@ func (d *Injected) CanAccessPeer(from, to int) (bool, error) {
 
 // Granularity implements driver.Driver.
 func (d *Injected) Granularity(p driver.Prop) (uint64, error) {
-	return get(d, "Granularity", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.Granularity(p) })
+	return get(d, "Granularity", ordinal(p.Location), 0, func() (uint64, error) { return d.inner.Granularity(p) })
 }
 
 // GranularityRecommended implements driver.Driver.
 func (d *Injected) GranularityRecommended(p driver.Prop) (uint64, error) {
-	return get(d, "GranularityRecommended", ordinal(p.Home), 0, func() (uint64, error) { return d.inner.GranularityRecommended(p) })
+	return get(d, "GranularityRecommended", ordinal(p.Location), 0, func() (uint64, error) { return d.inner.GranularityRecommended(p) })
 }
 
 // Reserve implements driver.Driver.
@@ -163,7 +163,7 @@ func (d *Injected) Free(p driver.Ptr, size uint64) error {
 
 // Create implements driver.Driver.
 func (d *Injected) Create(size uint64, p driver.Prop) (driver.Handle, error) {
-	return get(d, "Create", ordinal(p.Home), size, func() (driver.Handle, error) { return d.inner.Create(size, p) })
+	return get(d, "Create", ordinal(p.Location), size, func() (driver.Handle, error) { return d.inner.Create(size, p) })
 }
 
 // Location implements driver.Driver.
@@ -209,7 +209,7 @@ func (d *Injected) Export(h driver.Handle) (int, error) {
 
 // Import implements driver.Driver.
 func (d *Injected) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
-	return get(d, "Import", ordinal(p.Home), size, func() (driver.Handle, error) { return d.inner.Import(fd, size, p) })
+	return get(d, "Import", ordinal(p.Location), size, func() (driver.Handle, error) { return d.inner.Import(fd, size, p) })
 }
 
 // SyncIfActive implements driver.Driver.
@@ -275,7 +275,7 @@ func (d *Injected) ExportFabric(h driver.Handle) ([64]byte, error) {
 
 // ImportFabric implements driver.FabricSharer.
 func (d *Injected) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver.Handle, error) {
-	return get(d, "ImportFabric", ordinal(p.Home), size, func() (driver.Handle, error) {
+	return get(d, "ImportFabric", ordinal(p.Location), size, func() (driver.Handle, error) {
 		s, ok := d.inner.(driver.FabricSharer)
 		if !ok {
 			return 0, absent("ImportFabric")

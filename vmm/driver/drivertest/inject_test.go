@@ -46,7 +46,7 @@ type bareDevice struct {
 func (d *bareDevice) CopyIn(driver.Ptr, []byte) error { return d.b.hit() }
 func (d *bareDevice) Close() error                    { return d.b.hit() }
 
-func onDevice(n int) driver.Location { return driver.Location{Kind: driver.OnDevice, ID: n} }
+func onDevice(n int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: n} }
 
 func TestInjectShowsEachCall(t *testing.T) {
 	var seen []drivertest.Call
@@ -54,7 +54,7 @@ func TestInjectShowsEachCall(t *testing.T) {
 	p, err := d.Reserve(4096, 0)
 	require.NoError(t, err)
 	require.Equal(t, driver.Ptr(64), p)
-	h, err := d.Create(100, driver.Prop{Home: onDevice(2)})
+	h, err := d.Create(100, driver.Prop{Location: onDevice(2)})
 	require.NoError(t, err)
 	require.Equal(t, driver.Handle(7), h)
 	require.NoError(t, d.SetAccess(p, 100, []driver.Grant{{To: onDevice(1)}}))
@@ -132,17 +132,17 @@ func TestInjectAnswersForAbsentInterfaces(t *testing.T) {
 	require.NoError(t, err)
 	absent := map[string]error{}
 	_, absent["HostBytes"] = d.HostBytes(64, 1)
-	_, absent["AllocPlain"] = as[driver.Plain](t, dev).AllocPlain(1)
-	absent["FreePlain"] = as[driver.Plain](t, dev).FreePlain(1)
-	_, absent["AllocAsync"] = as[driver.Plain](t, dev).AllocAsync(1, 1)
-	absent["FreeAsync"] = as[driver.Plain](t, dev).FreeAsync(1, 1)
-	absent["SetPoolThreshold"] = as[driver.Plain](t, dev).SetPoolThreshold(1)
-	_, _, absent["AllocHost"] = as[driver.Pinner](t, dev).AllocHost(1)
-	absent["FreeHost"] = as[driver.Pinner](t, dev).FreeHost(1)
+	_, absent["AllocPlain"] = as[driver.Allocator](t, dev).AllocPlain(1)
+	absent["FreePlain"] = as[driver.Allocator](t, dev).FreePlain(1)
+	_, absent["AllocAsync"] = as[driver.Allocator](t, dev).AllocAsync(1, 1)
+	absent["FreeAsync"] = as[driver.Allocator](t, dev).FreeAsync(1, 1)
+	absent["SetPoolThreshold"] = as[driver.Allocator](t, dev).SetPoolThreshold(1)
+	_, _, absent["AllocHost"] = as[driver.HostAllocator](t, dev).AllocHost(1)
+	absent["FreeHost"] = as[driver.HostAllocator](t, dev).FreeHost(1)
 	absent["BeginCapture"] = as[driver.Capturer](t, dev).BeginCapture(1, driver.CaptureGlobal)
 	absent["EndCapture"] = as[driver.Capturer](t, dev).EndCapture(1)
-	absent["WriteValue"] = as[driver.ValueWaiter](t, dev).WriteValue(1, 64, 1, 4)
-	absent["WaitValue"] = as[driver.ValueWaiter](t, dev).WaitValue(1, 64, 1, 4)
+	absent["WriteValue"] = as[driver.StreamMemOps](t, dev).WriteValue(1, 64, 1, 4)
+	absent["WaitValue"] = as[driver.StreamMemOps](t, dev).WaitValue(1, 64, 1, 4)
 	_, absent["Peering"] = d.Peering(0, 1)
 	fd, err := d.ExportRange(64, 1)
 	absent["ExportRange"] = err

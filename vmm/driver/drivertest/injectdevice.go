@@ -18,12 +18,12 @@ type device struct {
 }
 
 var (
-	_ driver.Device      = (*device)(nil)
-	_ driver.Plain       = (*device)(nil)
-	_ driver.Pinner      = (*device)(nil)
-	_ driver.Capturer    = (*device)(nil)
-	_ driver.ValueWaiter = (*device)(nil)
-	_ driver.LegacyPeers = (*device)(nil)
+	_ driver.Device        = (*device)(nil)
+	_ driver.Allocator     = (*device)(nil)
+	_ driver.HostAllocator = (*device)(nil)
+	_ driver.Capturer      = (*device)(nil)
+	_ driver.StreamMemOps  = (*device)(nil)
+	_ driver.LegacyPeers   = (*device)(nil)
 )
 
 func (v *device) call(name string, size uint64, f func() error) error {
@@ -81,7 +81,7 @@ func (v *device) StreamDone(s driver.Stream) (yes bool, err error) {
 }
 
 // Own cannot fail, so the hook does not see it.
-func (v *device) Own() driver.Stream { return v.inner.Own() }
+func (v *device) CopyStream() driver.Stream { return v.inner.CopyStream() }
 
 func (v *device) Capturing(s driver.Stream) (yes bool, err error) {
 	err = v.call("Capturing", 0, func() (err error) { yes, err = v.inner.Capturing(s); return err })
@@ -139,34 +139,34 @@ func (v *device) Close() error {
 }
 
 func (v *device) AllocPlain(n uint64) (p driver.Ptr, err error) {
-	err = ask(v, "AllocPlain", n, func(i driver.Plain) (err error) { p, err = i.AllocPlain(n); return err })
+	err = ask(v, "AllocPlain", n, func(i driver.Allocator) (err error) { p, err = i.AllocPlain(n); return err })
 	return p, err
 }
 
 func (v *device) FreePlain(p driver.Ptr) error {
-	return ask(v, "FreePlain", 0, func(i driver.Plain) error { return i.FreePlain(p) })
+	return ask(v, "FreePlain", 0, func(i driver.Allocator) error { return i.FreePlain(p) })
 }
 
 func (v *device) AllocAsync(n uint64, s driver.Stream) (p driver.Ptr, err error) {
-	err = ask(v, "AllocAsync", n, func(i driver.Plain) (err error) { p, err = i.AllocAsync(n, s); return err })
+	err = ask(v, "AllocAsync", n, func(i driver.Allocator) (err error) { p, err = i.AllocAsync(n, s); return err })
 	return p, err
 }
 
 func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
-	return ask(v, "FreeAsync", 0, func(i driver.Plain) error { return i.FreeAsync(p, s) })
+	return ask(v, "FreeAsync", 0, func(i driver.Allocator) error { return i.FreeAsync(p, s) })
 }
 
 func (v *device) SetPoolThreshold(n uint64) error {
-	return ask(v, "SetPoolThreshold", n, func(i driver.Plain) error { return i.SetPoolThreshold(n) })
+	return ask(v, "SetPoolThreshold", n, func(i driver.Allocator) error { return i.SetPoolThreshold(n) })
 }
 
 func (v *device) AllocHost(n uint64) (p driver.Ptr, b []byte, err error) {
-	err = ask(v, "AllocHost", n, func(i driver.Pinner) (err error) { p, b, err = i.AllocHost(n); return err })
+	err = ask(v, "AllocHost", n, func(i driver.HostAllocator) (err error) { p, b, err = i.AllocHost(n); return err })
 	return p, b, err
 }
 
 func (v *device) FreeHost(p driver.Ptr) error {
-	return ask(v, "FreeHost", 0, func(i driver.Pinner) error { return i.FreeHost(p) })
+	return ask(v, "FreeHost", 0, func(i driver.HostAllocator) error { return i.FreeHost(p) })
 }
 
 func (v *device) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
@@ -178,11 +178,11 @@ func (v *device) EndCapture(s driver.Stream) error {
 }
 
 func (v *device) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
-	return ask(v, "WriteValue", uint64(width), func(i driver.ValueWaiter) error { return i.WriteValue(s, p, x, width) })
+	return ask(v, "WriteValue", uint64(width), func(i driver.StreamMemOps) error { return i.WriteValue(s, p, x, width) })
 }
 
 func (v *device) WaitValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {
-	return ask(v, "WaitValue", uint64(width), func(i driver.ValueWaiter) error { return i.WaitValue(s, p, x, width) })
+	return ask(v, "WaitValue", uint64(width), func(i driver.StreamMemOps) error { return i.WaitValue(s, p, x, width) })
 }
 
 func (v *device) EnablePeer(to int) error {

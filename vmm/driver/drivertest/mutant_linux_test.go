@@ -111,7 +111,7 @@ func mutants() map[string]mutant {
 		"a stream waits for no event":        device("event-wait", func(f full) driver.Device { return &noWait{f} }),
 		"a capture survives a wait":          device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
 		"a copy destroys a capture":          device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
-		"0 is like any other stream":         device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.Own()} }),
+		"0 is like any other stream":         device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.CopyStream()} }),
 		"asking for a stream ends a capture": device("capture-done", func(f full) driver.Device { return &doneEnds{f} }),
 		"a stream is always done":            device("stream-done", func(f full) driver.Device { return &doneEnds{f} }),
 		"to ask ends a capture":              device("capture-legacy", func(f full) driver.Device { return &askEnds{f} }),
@@ -131,10 +131,10 @@ func mutants() map[string]mutant {
 // full is the host's Device with its optional interfaces.
 type full interface {
 	driver.Device
-	driver.Plain
-	driver.Pinner
+	driver.Allocator
+	driver.HostAllocator
 	driver.Capturer
-	driver.ValueWaiter
+	driver.StreamMemOps
 	driver.LegacyPeers
 }
 
@@ -201,7 +201,7 @@ func (d *mapOpen) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	if err := d.Driver.Map(p, size, h); err != nil {
 		return err
 	}
-	return d.SetAccess(p, size, []driver.Grant{{To: onDevice(0), Access: driver.ReadWrite}})
+	return d.SetAccess(p, size, []driver.Grant{{To: onDevice(0), Access: driver.AccessReadWrite}})
 }
 
 type unmapAny struct{ *host.Driver }
@@ -214,8 +214,8 @@ type readWrites struct{ *host.Driver }
 
 func (d *readWrites) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
 	for i := range who {
-		if who[i].Access == driver.Read {
-			who[i].Access = driver.ReadWrite
+		if who[i].Access == driver.AccessRead {
+			who[i].Access = driver.AccessReadWrite
 		}
 	}
 	return d.Driver.SetAccess(p, size, who)
@@ -232,7 +232,7 @@ func (d *grantAll) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) erro
 type revokeNothing struct{ *host.Driver }
 
 func (d *revokeNothing) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
-	if who[0].Access == driver.None {
+	if who[0].Access == driver.AccessNone {
 		return nil
 	}
 	return d.Driver.SetAccess(p, size, who)
@@ -264,7 +264,7 @@ type believes struct {
 
 func (d *believes) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
 	h, err := d.Driver.Import(fd, size, p)
-	d.told[h] = p.Home
+	d.told[h] = p.Location
 	return h, err
 }
 
@@ -554,7 +554,7 @@ func (g *granting) EnablePeer(to int) error {
 	if err := g.full.EnablePeer(to); err != nil {
 		return err
 	}
-	return g.d.Driver.SetAccess(g.d.p, g.d.size, []driver.Grant{{To: onDevice(g.n), Access: driver.ReadWrite}})
+	return g.d.Driver.SetAccess(g.d.p, g.d.size, []driver.Grant{{To: onDevice(g.n), Access: driver.AccessReadWrite}})
 }
 
 type keepLost struct{ full }

@@ -43,13 +43,13 @@ type resetRevokes struct{ *host.Driver }
 
 func (d *resetRevokes) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
 	_, err := d.Driver.Access(p, who)
-	return driver.None, err
+	return driver.AccessNone, err
 }
 
 type unmapLost struct{ *host.Driver }
 
 func (d *unmapLost) Unmap(p driver.Ptr, size uint64) error {
-	if errors.Is(d.Supports(0, driver.VMM), driver.ErrDeviceLost) {
+	if errors.Is(d.Supports(0, driver.FeatureVMM), driver.ErrDeviceLost) {
 		return &driver.CallError{Call: "unmap", Kind: driver.ErrDeviceLost}
 	}
 	return d.Driver.Unmap(p, size)

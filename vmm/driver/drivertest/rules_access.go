@@ -7,13 +7,13 @@ import (
 )
 
 func accessRules() []Rule {
-	readOnly := []driver.Feature{driver.ReadOnlyMap}
+	readOnly := []driver.Feature{driver.FeatureReadOnlyMap}
 	return []Rule{
 		{Name: "access-answers", Says: "Access answers what SetAccess set last, throughout the span", Source: manual, run: accessAnswers},
 		{Name: "access-twice", Says: "of two entries for one device in one SetAccess the last one counts", Source: measured, run: accessTwice},
 		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: accessSeveral},
 		{Name: "access-hole", Says: "access on what is not mapped, or on a span that begins or ends in a hole, is ErrInvalid and changes nothing", Source: measured, run: accessHole},
-		{Name: "access-who", Says: "a grant to Here, to a device that is not there, or of no known level is refused whole", Source: seam, run: accessWho},
+		{Name: "access-who", Says: "a grant to LocationOwner, to a device that is not there, or of no known level is refused whole", Source: seam, run: accessWho},
 		{Name: "access-host", Says: "a host node cannot be given access to device memory", Source: measured, run: accessHost},
 		{Name: "access-none", Says: "access taken away refuses copies and fills, harmlessly, and can be given again", Source: seam, run: accessNone},
 		{Name: "read-only", Says: "memory mapped to read refuses copies and fills into it as ErrInvalid, harmlessly", Source: measured, needs: readOnly, run: readOnlyMapping},
@@ -25,26 +25,26 @@ func accessAnswers(c *check) {
 	p := c.reserve(3 * c.gran)
 	c.mapAt(p, c.gran, c.create(c.gran))
 	c.mapAt(c.chunk(p, 1), 2*c.gran, c.create(2*c.gran))
-	c.access(p, 3*c.gran, grant(0, driver.ReadWrite))
-	levels := []driver.Access{driver.ReadWrite, driver.None, driver.ReadWrite}
-	if c.d.Supports(0, driver.ReadOnlyMap) == nil {
-		levels = append(levels, driver.Read, driver.None, driver.Read)
+	c.access(p, 3*c.gran, grant(0, driver.AccessReadWrite))
+	levels := []driver.Access{driver.AccessReadWrite, driver.AccessNone, driver.AccessReadWrite}
+	if c.d.Supports(0, driver.FeatureReadOnlyMap) == nil {
+		levels = append(levels, driver.AccessRead, driver.AccessNone, driver.AccessRead)
 	}
 	for _, a := range levels {
 		c.access(c.chunk(p, 1), 2*c.gran, grant(0, a))
 		c.has(c.chunk(p, 1), 0, a)
 		c.has(c.chunk(p, 2), 0, a)
-		c.has(p, 0, driver.ReadWrite)
+		c.has(p, 0, driver.AccessReadWrite)
 	}
 }
 
 func accessTwice(c *check) {
 	p := c.reserve(c.gran)
 	c.mapAt(p, c.gran, c.create(c.gran))
-	c.access(p, c.gran, grant(0, driver.ReadWrite), grant(0, driver.Read))
-	c.has(p, 0, driver.Read)
-	c.access(p, c.gran, grant(0, driver.Read), grant(0, driver.ReadWrite))
-	c.has(p, 0, driver.ReadWrite)
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite), grant(0, driver.AccessRead))
+	c.has(p, 0, driver.AccessRead)
+	c.access(p, c.gran, grant(0, driver.AccessRead), grant(0, driver.AccessReadWrite))
+	c.has(p, 0, driver.AccessReadWrite)
 }
 
 func accessSeveral(c *check) {
@@ -54,9 +54,9 @@ func accessSeveral(c *check) {
 		size := uint64(m.n) * c.gran
 		c.mapAt(c.chunk(p, m.at), size, c.create(size))
 	}
-	c.access(p, 5*c.gran, grant(0, driver.ReadWrite))
+	c.access(p, 5*c.gran, grant(0, driver.AccessReadWrite))
 	for i := range 5 {
-		c.has(c.chunk(p, i), 0, driver.ReadWrite)
+		c.has(c.chunk(p, i), 0, driver.AccessReadWrite)
 	}
 	c.write(d, p, 5*c.gran, 1)
 	c.reads(d, p, 5*c.gran, 1)
@@ -67,7 +67,7 @@ func accessHole(c *check) {
 	for _, i := range []int{0, 2} {
 		c.mapAt(c.chunk(p, i), c.gran, c.create(c.gran))
 	}
-	give := []driver.Grant{grant(0, driver.ReadWrite)}
+	give := []driver.Grant{grant(0, driver.AccessReadWrite)}
 	for _, span := range []struct{ from, n int }{{1, 1}, {0, 2}, {1, 2}, {2, 2}, {2, 3}} {
 		err := c.d.SetAccess(c.chunk(p, span.from), uint64(span.n)*c.gran, give)
 		c.want(err, fmt.Sprintf("access for %d chunks from %d, where 1 and 3 are holes", span.n, span.from), driver.ErrInvalid)
@@ -75,8 +75,8 @@ func accessHole(c *check) {
 	c.want(c.d.SetAccess(p, 0, give), "access for nothing", driver.ErrInvalid)
 	c.want(c.d.SetAccess(p, -c.gran, give), "access for an overflowing span", driver.ErrInvalid)
 	c.want(c.d.SetAccess(0, c.gran, give), "access at 0", driver.ErrInvalid)
-	c.has(p, 0, driver.None)
-	c.has(c.chunk(p, 2), 0, driver.None)
+	c.has(p, 0, driver.AccessNone)
+	c.has(c.chunk(p, 2), 0, driver.AccessNone)
 	_, err := c.d.Access(c.chunk(p, 1), at(0))
 	c.want(err, "ask for access in a hole", driver.ErrInvalid)
 	_, err = c.d.Access(0, at(0))
@@ -86,27 +86,27 @@ func accessHole(c *check) {
 func accessWho(c *check) {
 	p := c.reserve(c.gran)
 	c.mapAt(p, c.gran, c.create(c.gran))
-	good := grant(0, driver.ReadWrite)
+	good := grant(0, driver.AccessReadWrite)
 	for _, bad := range []struct {
 		grant driver.Grant
 		kind  error
 	}{
-		{driver.Grant{Access: driver.ReadWrite}, driver.ErrInvalid},
-		{driver.Grant{To: driver.Location{Kind: 99}, Access: driver.ReadWrite}, driver.ErrInvalid},
+		{driver.Grant{Access: driver.AccessReadWrite}, driver.ErrInvalid},
+		{driver.Grant{To: driver.Location{Kind: 99}, Access: driver.AccessReadWrite}, driver.ErrInvalid},
 		{grant(0, 99), driver.ErrInvalid},
-		{grant(-1, driver.ReadWrite), driver.ErrNoDevice},
-		{grant(len(c.info), driver.ReadWrite), driver.ErrNoDevice},
+		{grant(-1, driver.AccessReadWrite), driver.ErrNoDevice},
+		{grant(len(c.info), driver.AccessReadWrite), driver.ErrNoDevice},
 	} {
 		c.want(c.d.SetAccess(p, c.gran, []driver.Grant{bad.grant}), fmt.Sprintf("grant %+v", bad.grant), bad.kind)
 		c.want(c.d.SetAccess(p, c.gran, []driver.Grant{good, bad.grant}), fmt.Sprintf("grant %+v after a good one", bad.grant), bad.kind)
-		c.has(p, 0, driver.None)
+		c.has(p, 0, driver.AccessNone)
 	}
 }
 
 func accessHost(c *check) {
 	p := c.reserve(c.gran)
 	c.mapAt(p, c.gran, c.create(c.gran))
-	host := driver.Grant{To: driver.Location{Kind: driver.OnHost}, Access: driver.ReadWrite}
+	host := driver.Grant{To: driver.Location{Kind: driver.LocationHostNUMA}, Access: driver.AccessReadWrite}
 	c.want(c.d.SetAccess(p, c.gran, []driver.Grant{host}), "grant to a host node", driver.ErrNotSupported)
 }
 
@@ -114,10 +114,10 @@ func accessNone(c *check) {
 	d := c.dev(0)
 	p, _ := c.chunks(2)
 	c.write(d, p, 2*c.gran, 1)
-	c.access(p, c.gran, grant(0, driver.None))
+	c.access(p, c.gran, grant(0, driver.AccessNone))
 	c.noAccess(d, p)
 	c.reads(d, c.chunk(p, 1), c.gran, 1)
-	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, p, 2*c.gran, 1)
 }
 
@@ -125,12 +125,12 @@ func readOnlyMapping(c *check) {
 	d := c.dev(0)
 	p, _ := c.chunks(2)
 	c.write(d, p, 2*c.gran, 1)
-	c.access(p, c.gran, grant(0, driver.Read))
+	c.access(p, c.gran, grant(0, driver.AccessRead))
 	c.refusesWrites(d, p)
 	c.reads(d, p, c.gran, 1)
-	c.must(d.Copy(c.chunk(p, 1), p, c.gran, d.Own()), "copy out of it")
+	c.must(d.Copy(c.chunk(p, 1), p, c.gran, d.CopyStream()), "copy out of it")
 	c.must(d.Sync(), "sync")
-	c.want(d.Copy(p, c.chunk(p, 1), c.gran, d.Own()), "copy into it", driver.ErrInvalid)
+	c.want(d.Copy(p, c.chunk(p, 1), c.gran, d.CopyStream()), "copy into it", driver.ErrInvalid)
 	buf := make([]byte, 64)
 	c.want(d.CopyIn(c.chunk(p, 1)-32, buf), "write that starts in it", driver.ErrInvalid)
 	c.reads(d, p, 2*c.gran, 1)
@@ -140,7 +140,7 @@ func readOnlyMapping(c *check) {
 func (c *check) refusesWrites(d driver.Device, p driver.Ptr) {
 	c.Helper()
 	c.want(d.CopyIn(p, make([]byte, 64)), "write without the right to", driver.ErrInvalid)
-	c.want(d.Fill(p, 1, 4, 16, d.Own()), "fill without the right to", driver.ErrInvalid)
+	c.want(d.Fill(p, 1, 4, 16, d.CopyStream()), "fill without the right to", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 }
 
@@ -149,7 +149,7 @@ func readOnlyAlias(c *check) {
 	p, hs := c.chunks(1)
 	q := c.reserve(c.gran)
 	c.mapAt(q, c.gran, hs[0])
-	c.access(q, c.gran, grant(0, driver.Read))
+	c.access(q, c.gran, grant(0, driver.AccessRead))
 	c.write(d, p, c.gran, 1)
 	c.reads(d, q, c.gran, 1)
 	c.refusesWrites(d, q)

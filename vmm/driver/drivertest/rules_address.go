@@ -92,6 +92,6 @@ func freeMapped(c *check) {
 	h := c.create(c.gran)
 	c.mapAt(c.chunk(p, 1), c.gran, h)
 	c.want(c.d.Free(p, 2*c.gran), "free with a chunk mapped", driver.ErrInvalid)
-	c.access(c.chunk(p, 1), c.gran, grant(0, driver.ReadWrite))
+	c.access(c.chunk(p, 1), c.gran, grant(0, driver.AccessReadWrite))
 	c.write(c.dev(0), c.chunk(p, 1), c.gran, 1)
 }

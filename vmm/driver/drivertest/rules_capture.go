@@ -60,7 +60,7 @@ func captureGrow(c *check) {
 		for i := range 2 {
 			h := c.create(c.gran)
 			c.mapAt(c.chunk(p, i), c.gran, h)
-			c.access(c.chunk(p, i), c.gran, grant(0, driver.ReadWrite))
+			c.access(c.chunk(p, i), c.gran, grant(0, driver.AccessReadWrite))
 			c.release(h)
 		}
 		c.unmap(p, 2*c.gran)
@@ -135,7 +135,7 @@ func captureBeside(c *check) {
 				return d.FreeEvent(e)
 			}},
 			{"make and free pinned memory", func() error {
-				pinner := as[driver.Pinner](c, d)
+				pinner := as[driver.HostAllocator](c, d)
 				p, _, err := pinner.AllocHost(4096)
 				if errors.Is(err, driver.ErrNotSupported) {
 					return nil

@@ -60,11 +60,11 @@ func copyEmpty(c *check) {
 	p, _ := c.chunks(1)
 	c.must(d.CopyIn(p, nil), "write nothing")
 	c.must(d.CopyOut(nil, p), "read nothing")
-	c.must(d.Copy(p, p+64, 0, d.Own()), "copy nothing")
-	c.must(d.Fill(p, 1, 4, 0, d.Own()), "fill nothing")
+	c.must(d.Copy(p, p+64, 0, d.CopyStream()), "copy nothing")
+	c.must(d.Fill(p, 1, 4, 0, d.CopyStream()), "fill nothing")
 	const nowhere = driver.Ptr(64)
-	c.must(d.Copy(nowhere, nowhere, 0, d.Own()), "copy nothing where nothing is mapped")
-	c.must(d.Fill(nowhere, 1, 4, 0, d.Own()), "fill nothing where nothing is mapped")
+	c.must(d.Copy(nowhere, nowhere, 0, d.CopyStream()), "copy nothing where nothing is mapped")
+	c.must(d.Fill(nowhere, 1, 4, 0, d.CopyStream()), "fill nothing where nothing is mapped")
 }
 
 func copyBounds(c *check) {
@@ -87,10 +87,10 @@ func copyBounds(c *check) {
 		buf := bytes.Repeat([]byte{2}, int(bad.n))
 		c.want(d.CopyIn(bad.p, buf), "write "+bad.what, driver.ErrInvalid)
 		c.want(d.CopyOut(buf, bad.p), "read "+bad.what, driver.ErrInvalid)
-		c.want(d.Copy(bad.p, good, bad.n, d.Own()), "copy to memory "+bad.what, driver.ErrInvalid)
-		c.want(d.Copy(good, bad.p, bad.n, d.Own()), "copy from memory "+bad.what, driver.ErrInvalid)
+		c.want(d.Copy(bad.p, good, bad.n, d.CopyStream()), "copy to memory "+bad.what, driver.ErrInvalid)
+		c.want(d.Copy(good, bad.p, bad.n, d.CopyStream()), "copy from memory "+bad.what, driver.ErrInvalid)
 	}
-	c.want(d.Copy(p, good, -c.gran, d.Own()), "copy an overflowing size", driver.ErrInvalid)
+	c.want(d.Copy(p, good, -c.gran, d.CopyStream()), "copy an overflowing size", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 	c.reads(d, p, c.gran, 1)
 	c.reads(d, good, 2*c.gran, 1)
@@ -114,7 +114,7 @@ func copyInDone(c *check) {
 		c.must(d.Sync(), "sync after unmapping what was just written")
 		c.mapAt(p, c.gran, hs[0])
 		c.mapAt(c.chunk(p, 1), c.gran, hs[1])
-		c.access(p, 2*c.gran, grant(0, driver.ReadWrite))
+		c.access(p, 2*c.gran, grant(0, driver.AccessReadWrite))
 	}
 }
 
@@ -138,8 +138,8 @@ func fill(c *check) {
 			word = binary.NativeEndian.AppendUint16(nil, uint16(f.pattern))
 		}
 		copy(want[f.off:], bytes.Repeat(word, int(f.n)))
-		c.must(d.Fill(p+driver.Ptr(f.off), f.pattern, f.width, f.n, d.Own()), "fill %+v", f)
-		c.must(d.SyncStream(d.Own()), "sync")
+		c.must(d.Fill(p+driver.Ptr(f.off), f.pattern, f.width, f.n, d.CopyStream()), "fill %+v", f)
+		c.must(d.SyncStream(d.CopyStream()), "sync")
 		got := make([]byte, len(want))
 		c.must(d.CopyOut(got, p), "read")
 		if !bytes.Equal(got, want) {
@@ -160,7 +160,7 @@ func fillBounds(c *check) {
 		{0, 0, 8}, {0, 3, 8}, {0, 8, 8}, {0, -1, 8}, {1, 2, 8}, {2, 4, 8}, {0, 1, c.gran + 1}, {0, 2, c.gran/2 + 1}, {4, 4, c.gran / 4},
 		{0, 4, 1 << 62}, {0, 4, 1<<62 + 1}, {0, 2, 1 << 63}, {0, 1, 1<<64 - 1}, {c.gran, 1, 1},
 	} {
-		c.want(d.Fill(p+driver.Ptr(f.off), 1, f.width, f.n, d.Own()), fmt.Sprintf("fill %+v", f), driver.ErrInvalid)
+		c.want(d.Fill(p+driver.Ptr(f.off), 1, f.width, f.n, d.CopyStream()), fmt.Sprintf("fill %+v", f), driver.ErrInvalid)
 	}
 	c.must(d.Sync(), "sync afterwards")
 	c.reads(d, p, c.gran, 0)

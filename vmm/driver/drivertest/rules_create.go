@@ -12,11 +12,11 @@ func createRules() []Rule {
 		{Name: "create-size", Says: "creating nothing, or no multiple of the granularity, is ErrInvalid", Source: measured, run: createSize},
 		{Name: "create-too-much", Says: "more memory than the device has is ErrOutOfMemory", Source: measured, run: createTooMuch},
 		{Name: "create-until-full", Says: "a full device answers ErrOutOfMemory, and again has room after a release", Source: manual, run: createUntilFull},
-		{Name: "create-home", Says: "Here and kinds of place that do not exist are ErrInvalid", Source: seam, run: createHome},
+		{Name: "create-home", Says: "LocationOwner and kinds of place that do not exist are ErrInvalid", Source: seam, run: createHome},
 		{Name: "create-location", Says: "Location says where memory was created; of what is no handle it is ErrInvalid", Source: seam, run: createLocation},
 		{Name: "create-share", Says: "ways to share that do not exist are ErrInvalid", Source: seam, run: createShare},
 		{Name: "create-fabric", Says: "fabric memory where the fabric is not set up is refused, whatever attributes say", Source: measured, run: createFabric},
-		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.HostNUMA}, run: hostNUMA},
+		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.FeatureHostNUMA}, run: hostNUMA},
 		{Name: "no-host-numa", Says: "memory of a host node is ErrNotSupported where the feature is", Source: seam, run: noHostNUMA},
 		{Name: "fresh-zero", Says: "fresh memory reads zero, also after others held data", Source: measured, run: freshZero},
 		{Name: "release-once", Says: "releasing twice, or what was never created, is ErrInvalid", Source: manual, run: releaseOnce},
@@ -70,45 +70,45 @@ func createUntilFull(c *check) {
 }
 
 func createHome(c *check) {
-	for _, home := range []driver.Location{{}, {Kind: driver.Here, ID: 3}, {Kind: 99}} {
-		_, err := c.d.Create(c.gran, driver.Prop{Home: home})
+	for _, home := range []driver.Location{{}, {Kind: driver.LocationOwner, ID: 3}, {Kind: 99}} {
+		_, err := c.d.Create(c.gran, driver.Prop{Location: home})
 		c.want(err, fmt.Sprintf("create on %v", home), driver.ErrInvalid)
 	}
 }
 
 func createShare(c *check) {
-	_, err := c.d.Create(c.gran, driver.Prop{Home: at(0), Share: 1 << 7})
+	_, err := c.d.Create(c.gran, driver.Prop{Location: at(0), Share: 1 << 7})
 	c.want(err, "create with an unknown way to share", driver.ErrInvalid)
 }
 
 func createFabric(c *check) {
-	if c.d.Supports(0, driver.SharesFabric) == nil {
+	if c.d.Supports(0, driver.FeatureShareFabric) == nil {
 		c.skip("the fabric is set up")
 	}
-	_, err := c.d.Create(c.gran, driver.Prop{Home: at(0), Share: driver.ShareFabric})
+	_, err := c.d.Create(c.gran, driver.Prop{Location: at(0), Share: driver.ShareFabric})
 	c.want(err, "create fabric memory", driver.ErrNotSupported, driver.ErrPermission)
 }
 
 func hostNUMA(c *check) {
-	node := driver.Location{Kind: driver.OnHost}
-	gran, err := c.d.Granularity(driver.Prop{Home: node})
+	node := driver.Location{Kind: driver.LocationHostNUMA}
+	gran, err := c.d.Granularity(driver.Prop{Location: node})
 	c.must(err, "granularity of %v", node)
 	p := c.reserve(gran)
-	h := c.createAs(gran, driver.Prop{Home: node})
+	h := c.createAs(gran, driver.Prop{Location: node})
 	c.mapAt(p, gran, h)
-	c.access(p, gran, grant(0, driver.ReadWrite), driver.Grant{To: node, Access: driver.ReadWrite})
+	c.access(p, gran, grant(0, driver.AccessReadWrite), driver.Grant{To: node, Access: driver.AccessReadWrite})
 	c.reads(c.dev(0), p, gran, 0)
 	c.write(c.dev(0), p, gran, 7)
 	c.reads(c.dev(0), p, gran, 7)
-	_, err = c.d.Create(gran, driver.Prop{Home: driver.Location{Kind: driver.OnHost, ID: 1 << 20}})
+	_, err = c.d.Create(gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA, ID: 1 << 20}})
 	c.want(err, "create on a node that is not there", driver.ErrInvalid, driver.ErrNoDevice)
 }
 
 func noHostNUMA(c *check) {
-	if c.d.Supports(0, driver.HostNUMA) == nil {
+	if c.d.Supports(0, driver.FeatureHostNUMA) == nil {
 		c.skip("host nodes are supported")
 	}
-	_, err := c.d.Create(c.gran, driver.Prop{Home: driver.Location{Kind: driver.OnHost}})
+	_, err := c.d.Create(c.gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA}})
 	c.want(err, "create on a host node", driver.ErrNotSupported)
 }
 

@@ -70,7 +70,7 @@ func streamThread(c *check) {
 	storeWord(word, 0)
 	g := &gate{word: word}
 	c.held.gates = append(c.held.gates, g)
-	one.must("close a gate", func() error { return as[driver.ValueWaiter](c, d).WaitValue(perThread, at, 1, 4) })
+	one.must("close a gate", func() error { return as[driver.StreamMemOps](c, d).WaitValue(perThread, at, 1, 4) })
 	one.must("fill", func() error { return d.Fill(p, 1, 1, c.gran, perThread) })
 	one.must("record", func() error { return d.Record(e[0], perThread) })
 	two.must("record on another thread", func() error { return d.Record(e[1], perThread) })

@@ -14,7 +14,7 @@ func driverRules() []Rule {
 		{Name: "devices", Says: "Devices lists ordinals from 0 with the names that open them", Source: seam, run: devicesListed},
 		{Name: "no-such-device", Says: "a device that is not there is ErrNoDevice in every call that names it", Source: seam, run: noSuchDevice},
 		{Name: "supports", Says: "Supports answers nil or ErrNotSupported for every feature, also for one it never heard of", Source: seam, run: supports},
-		{Name: "granularity", Says: "granularity is a power of two of at least a page, the recommended one a multiple of it, and neither has a meaning for Here", Source: seam, run: granularity},
+		{Name: "granularity", Says: "granularity is a power of two of at least a page, the recommended one a multiple of it, and neither has a meaning for LocationOwner", Source: seam, run: granularity},
 		{Name: "no-context", Says: "addresses, memory, mappings and access work with no device opened", Source: measured, run: noContext},
 		{Name: "concurrent", Says: "reserve, create, map, unmap, release and free are safe on many goroutines at once", Source: contract(9), run: concurrentMemory},
 	}
@@ -42,7 +42,7 @@ func noSuchDevice(c *check) {
 		_, err := c.d.Open(n)
 		c.want(err, fmt.Sprintf("open device %d", n), driver.ErrNoDevice)
 		c.want(c.d.SyncIfActive(n), fmt.Sprintf("sync device %d", n), driver.ErrNoDevice)
-		c.want(c.d.Supports(n, driver.VMM), fmt.Sprintf("ask device %d for a feature", n), driver.ErrNoDevice)
+		c.want(c.d.Supports(n, driver.FeatureVMM), fmt.Sprintf("ask device %d for a feature", n), driver.ErrNoDevice)
 		_, err = c.d.CanAccessPeer(0, n)
 		c.want(err, fmt.Sprintf("ask for access from 0 to %d", n), driver.ErrNoDevice)
 		_, err = c.d.CanAccessPeer(n, 0)
@@ -84,7 +84,7 @@ func granularity(c *check) {
 
 func noContext(c *check) {
 	p, hs := c.chunks(3)
-	c.has(p, 0, driver.ReadWrite)
+	c.has(p, 0, driver.AccessReadWrite)
 	c.must(c.d.SyncIfActive(0), "sync a device nobody opened")
 	c.unmap(p, 3*c.gran)
 	for _, h := range hs {
@@ -110,7 +110,7 @@ func concurrentMemory(c *check) {
 			return err
 		}
 		defer func() { err = errors.Join(err, c.d.Unmap(c.chunk(p, 1), c.gran)) }()
-		return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
+		return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 	}
 	var wg sync.WaitGroup
 	for range goroutines {

@@ -3,7 +3,7 @@ package drivertest
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
 func eventRules() []Rule {
-	gated := []driver.Feature{driver.ValueWait}
+	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
 		{Name: "event-fresh", Says: "an event never recorded is done, and waiting for it is no wait", Source: manual, run: eventFresh},
 		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, spinning or not", Source: manual, needs: gated, run: eventSync},
@@ -63,8 +63,8 @@ func (c *check) behind(a, b int) {
 	s1, s2 := c.stream(first), c.stream(second)
 	e, last := c.event(first, 0), c.event(second, 0)
 	p, _ := c.chunks(2)
-	c.access(p, 2*c.gran, grant(a, driver.ReadWrite))
-	c.access(p, 2*c.gran, grant(b, driver.ReadWrite))
+	c.access(p, 2*c.gran, grant(a, driver.AccessReadWrite))
+	c.access(p, 2*c.gran, grant(b, driver.AccessReadWrite))
 	g := c.hold(first, s1)
 	c.fillAll(first, p, 1, s1)
 	c.record(first, e, s1)

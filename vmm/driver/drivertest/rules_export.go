@@ -24,7 +24,7 @@ func fabricRules() []Rule {
 	return []Rule{
 		{Name: "fabric-create", Says: "memory for fabric handles is made where they are supported; elsewhere it is ErrNotSupported or ErrPermission, and the text says fabric", Source: measured, run: fabricCreate},
 		{Name: "fabric-private", Says: "memory created without a fabric handle has none", Source: measured, run: fabricPrivate},
-		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.SharesFabric}, run: fabricSame},
+		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.FeatureShareFabric}, run: fabricSame},
 		{Name: "fabric-foreign", Says: "a name of nothing is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
 	}
 }
@@ -33,7 +33,7 @@ func fabricRules() []Rule {
 func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
 	c.Helper()
 	fd, err := c.d.ExportRange(p, n)
-	if errors.Is(err, driver.ErrNotSupported) && c.d.Supports(0, driver.DMABuf) == nil {
+	if errors.Is(err, driver.ErrNotSupported) && c.d.Supports(0, driver.FeatureDMABuf) == nil {
 		c.Errorf("export %d bytes: %v, and Supports says that it is there", n, err)
 	}
 	c.optional(err, "RangeExporter")
@@ -58,7 +58,7 @@ func rangeExport(c *check) {
 			c.Errorf("%d bytes at %#x are a descriptor of %d", s.n, s.off, info.Size())
 		}
 	}
-	c.must(c.d.Supports(0, driver.DMABuf), "ask for what was just done")
+	c.must(c.d.Supports(0, driver.FeatureDMABuf), "ask for what was just done")
 }
 
 // pageSize is that of the hosts that GPUs are used on.
@@ -91,7 +91,7 @@ func rangeKeeps(c *check) {
 	p := c.reserve(c.gran)
 	h := c.create(c.gran)
 	c.mapAt(p, c.gran, h)
-	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	f := c.exportRange(p, c.gran)
 	c.unmap(p, c.gran)
 	c.release(h)
@@ -104,10 +104,10 @@ func rangeKeeps(c *check) {
 	}
 }
 
-func inFabric() driver.Prop { return driver.Prop{Home: at(0), Share: driver.ShareFabric} }
+func inFabric() driver.Prop { return driver.Prop{Location: at(0), Share: driver.ShareFabric} }
 
 func fabricCreate(c *check) {
-	supported := c.d.Supports(0, driver.SharesFabric)
+	supported := c.d.Supports(0, driver.FeatureShareFabric)
 	h, err := c.d.Create(c.gran, inFabric())
 	if err == nil {
 		c.held.handles[h] = true
@@ -136,7 +136,7 @@ func fabricPrivate(c *check) {
 func fabricSame(c *check) {
 	d := c.dev(0)
 	h := c.createAs(c.gran, inFabric())
-	p := c.mapped(h, driver.ReadWrite)
+	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 3)
 	_, err := c.d.Export(h)
 	c.want(err, "export it as a descriptor", driver.ErrInvalid)
@@ -149,7 +149,7 @@ func fabricSame(c *check) {
 	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
 	c.must(err, "import")
 	c.held.handles[imported] = true
-	q := c.mapped(imported, driver.ReadWrite)
+	q := c.mapped(imported, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 3)
 	c.write(d, q, c.gran, 4)
 	c.reads(d, p, c.gran, 4)
@@ -164,7 +164,7 @@ func fabricForeign(c *check) {
 	}
 	kind := driver.ErrInvalid
 	prop := inFabric()
-	if c.d.Supports(0, driver.SharesFabric) != nil {
+	if c.d.Supports(0, driver.FeatureShareFabric) != nil {
 		kind, prop = driver.ErrNotSupported, shared()
 	}
 	for _, name := range [][64]byte{{}, junk} {

@@ -16,14 +16,14 @@ func lostRules() []Rule {
 		{Name: "lost-process", Says: "one lost device is a lost process: every device of it is lost, also one that had nothing to do with it", Source: measured, devices: 2, run: lostProcess},
 		{Name: "lost-give-back", Says: "memory of a lost device can still be given back", Source: measured, run: lostGiveBack},
 		{Name: "lost-narrow", Says: "taking away access that queued work uses loses the device", Source: contract(4), run: lostNarrow},
-		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.ReadOnlyMap}, run: lostReadOnly},
+		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: lostReadOnly},
 		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
 		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be given back and not taken", Source: contract(7), devices: 2, run: lostPeerDisable},
 		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
 		rules[i].lost = true
-		rules[i].needs = append(rules[i].needs, driver.ValueWait)
+		rules[i].needs = append(rules[i].needs, driver.FeatureStreamMemOps)
 	}
 	return rules
 }
@@ -53,28 +53,28 @@ func lostEntry(c *check) {
 	p, hs := c.chunks(2)
 	q := c.reserve(c.gran)
 	f := -1
-	if c.d.Supports(0, driver.SharesFD) == nil {
+	if c.d.Supports(0, driver.FeatureShareFD) == nil {
 		f = int(c.export(c.createAs(c.gran, shared())).Fd())
 	}
 	e := c.event(d, 0)
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(d, c.chunk(p, 1), s, e)
 	maps.Copy(calls, map[string]func() error{
-		"AllocHost":  func() error { _, _, err := as[driver.Pinner](c, d).AllocHost(4096); return err },
-		"WaitValue":  func() error { return as[driver.ValueWaiter](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },
-		"WriteValue": func() error { return as[driver.ValueWaiter](c, d).WriteValue(s, c.chunk(p, 1), 0, 4) },
+		"AllocHost":  func() error { _, _, err := as[driver.HostAllocator](c, d).AllocHost(4096); return err },
+		"WaitValue":  func() error { return as[driver.StreamMemOps](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },
+		"WriteValue": func() error { return as[driver.StreamMemOps](c, d).WriteValue(s, c.chunk(p, 1), 0, 4) },
 		"Open": func() error {
 			_, err := c.d.Open(0)
 			return err
 		},
 		"SyncIfActive":  func() error { return c.d.SyncIfActive(0) },
-		"Supports":      func() error { return c.d.Supports(0, driver.VMM) },
+		"Supports":      func() error { return c.d.Supports(0, driver.FeatureVMM) },
 		"Granularity":   func() error { _, err := c.d.Granularity(private(0)); return err },
 		"CanAccessPeer": func() error { _, err := c.d.CanAccessPeer(0, 0); return err },
 		"Access":        func() error { _, err := c.d.Access(c.chunk(p, 1), at(0)); return err },
 		"Create":        func() error { _, err := c.d.Create(c.gran, private(0)); return err },
 		"SetAccess": func() error {
-			return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
+			return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 		},
 	})
 	if f >= 0 {
@@ -98,7 +98,7 @@ func lostProcess(c *check) {
 	q := c.reserve(c.gran)
 	h := c.createAs(c.gran, private(1))
 	c.mapAt(q, c.gran, h)
-	c.access(q, c.gran, grant(1, driver.ReadWrite))
+	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
 	c.lose(c.dev(0), p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(other, q, s, e)
 	maps.Copy(calls, map[string]func() error{
@@ -118,7 +118,7 @@ func lostGiveBack(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(4)
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
-	c.access(c.chunk(p, 1), c.gran, grant(0, driver.None))
+	c.access(c.chunk(p, 1), c.gran, grant(0, driver.AccessNone))
 	c.unmap(c.chunk(p, 1), 3*c.gran)
 	for _, h := range hs {
 		c.release(h)
@@ -143,17 +143,17 @@ func lostGiveBack(c *check) {
 
 func lostNarrow(c *check) {
 	p, _ := c.chunks(1)
-	c.lose(c.dev(0), p, func() { c.access(p, c.gran, grant(0, driver.None)) })
+	c.lose(c.dev(0), p, func() { c.access(p, c.gran, grant(0, driver.AccessNone)) })
 }
 
 func lostReadOnly(c *check) {
 	p, _ := c.chunks(1)
-	c.lose(c.dev(0), p, func() { c.access(p, c.gran, grant(0, driver.Read)) })
+	c.lose(c.dev(0), p, func() { c.access(p, c.gran, grant(0, driver.AccessRead)) })
 }
 
 func lostPeerUnmap(c *check) {
 	p, _ := c.chunks(1)
-	c.access(p, c.gran, grant(1, driver.ReadWrite))
+	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
 	c.lose(c.dev(1), p, func() {
 		c.must(c.returns("sync", c.dev(0).Sync), "wait for the owner alone")
 		c.unmap(p, c.gran)
@@ -164,7 +164,7 @@ func lostPeerUnmap(c *check) {
 func lostPeerNarrow(c *check) {
 	owner := c.dev(0)
 	p, _ := c.chunks(1)
-	c.access(p, c.gran, grant(1, driver.ReadWrite))
-	c.lose(c.dev(1), p, func() { c.access(p, c.gran, grant(1, driver.None)) })
+	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
+	c.lose(c.dev(1), p, func() { c.access(p, c.gran, grant(1, driver.AccessNone)) })
 	c.want(c.returns("sync the owner", owner.Sync), "sync the owner", driver.ErrDeviceLost)
 }

@@ -37,7 +37,7 @@ func mapOver(c *check) {
 	p := c.reserve(4 * c.gran)
 	first, second := c.create(2*c.gran), c.create(2*c.gran)
 	c.mapAt(c.chunk(p, 1), 2*c.gran, first)
-	c.access(c.chunk(p, 1), 2*c.gran, grant(0, driver.ReadWrite))
+	c.access(c.chunk(p, 1), 2*c.gran, grant(0, driver.AccessReadWrite))
 	c.write(d, c.chunk(p, 1), 2*c.gran, 5)
 	for i := range 3 {
 		c.want(c.d.Map(c.chunk(p, i), 2*c.gran, second), fmt.Sprintf("map over, from chunk %d", i), driver.ErrInvalid)
@@ -69,7 +69,7 @@ func mapAnywhere(c *check) {
 	p := c.reserve(16 * c.gran)
 	for _, i := range []int{15, 0, 7, 8, 3} {
 		c.mapAt(c.chunk(p, i), c.gran, c.create(c.gran))
-		c.access(c.chunk(p, i), c.gran, grant(0, driver.ReadWrite))
+		c.access(c.chunk(p, i), c.gran, grant(0, driver.AccessReadWrite))
 		c.write(d, c.chunk(p, i), c.gran, byte(i))
 	}
 	for _, i := range []int{0, 3, 7, 8, 15} {
@@ -87,10 +87,10 @@ func mapNoAccess(c *check) {
 	c.mapAt(p, c.gran, first)
 	c.noAccess(d, p)
 
-	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	c.mapAt(c.chunk(p, 1), c.gran, second)
 	c.noAccess(d, c.chunk(p, 1))
-	c.has(p, 0, driver.ReadWrite)
+	c.has(p, 0, driver.AccessReadWrite)
 	buf := make([]byte, 2*c.gran)
 	c.want(d.CopyOut(buf, p), "read from an accessible chunk into one that is not", driver.ErrInvalid)
 
@@ -104,11 +104,11 @@ func mapNoAccess(c *check) {
 // noAccess checks that device 0 may do nothing at p and is told so harmlessly.
 func (c *check) noAccess(d driver.Device, p driver.Ptr) {
 	c.Helper()
-	c.has(p, 0, driver.None)
+	c.has(p, 0, driver.AccessNone)
 	buf := make([]byte, 64)
 	c.want(d.CopyIn(p, buf), "write without access", driver.ErrInvalid)
 	c.want(d.CopyOut(buf, p), "read without access", driver.ErrInvalid)
-	c.want(d.Fill(p, 1, 1, 64, d.Own()), "fill without access", driver.ErrInvalid)
+	c.want(d.Fill(p, 1, 1, 64, d.CopyStream()), "fill without access", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 }
 
@@ -119,7 +119,7 @@ func mapKeepsData(c *check) {
 	c.unmap(p, c.gran)
 	q := c.reserve(2 * c.gran)
 	c.mapAt(c.chunk(q, 1), c.gran, hs[0])
-	c.access(c.chunk(q, 1), c.gran, grant(0, driver.ReadWrite))
+	c.access(c.chunk(q, 1), c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, c.chunk(q, 1), c.gran, 9)
 }
 
@@ -128,7 +128,7 @@ func mapAlias(c *check) {
 	p, hs := c.chunks(2)
 	q := c.reserve(c.gran)
 	c.mapAt(q, c.gran, hs[1])
-	c.access(q, c.gran, grant(0, driver.ReadWrite))
+	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	c.write(d, c.chunk(p, 1), c.gran, 1)
 	c.reads(d, q, c.gran, 1)
 	c.write(d, q, c.gran, 2)
@@ -142,7 +142,7 @@ func mapMany(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(n)
 	for i := range n {
-		c.has(c.chunk(p, i), 0, driver.ReadWrite)
+		c.has(c.chunk(p, i), 0, driver.AccessReadWrite)
 	}
 	c.write(d, c.chunk(p, n-1), c.gran, 1)
 	c.unmap(p, n*c.gran)
@@ -158,7 +158,7 @@ func unmapPart(c *check) {
 	for _, i := range []int{0, 3} {
 		c.mapAt(c.chunk(p, i), 3*c.gran, c.create(3*c.gran))
 	}
-	c.access(p, 6*c.gran, grant(0, driver.ReadWrite))
+	c.access(p, 6*c.gran, grant(0, driver.AccessReadWrite))
 	c.write(d, p, 6*c.gran, 6)
 	for _, part := range []struct{ from, n int }{{0, 1}, {1, 1}, {2, 1}, {1, 2}, {0, 2}, {0, 4}, {2, 4}, {1, 5}, {2, 2}} {
 		err := c.d.Unmap(c.chunk(p, part.from), uint64(part.n)*c.gran)

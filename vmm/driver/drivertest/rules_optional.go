@@ -14,7 +14,7 @@ func optionalRules() []Rule {
 		{Name: "pinned-bounds", Says: "pinned memory of no size is ErrInvalid, as is a copy past it and a second free", Source: manual, run: pinnedBounds},
 		{Name: "plain", Says: "plain memory is written, read and freed once", Source: manual, run: plain},
 		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: plainAsync},
-		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and a word that is there already does not hold them", Source: manual, needs: []driver.Feature{driver.ValueWait}, run: valueWait},
+		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and a word that is there already does not hold them", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: valueWait},
 	}
 }
 
@@ -66,11 +66,11 @@ func pinned(c *check) {
 	p, _ := c.chunks(1)
 	want := pattern(n, 3)
 	copy(b, want)
-	c.must(d.Copy(p, host, n, d.Own()), "copy from pinned memory")
-	c.must(d.SyncStream(d.Own()), "sync")
+	c.must(d.Copy(p, host, n, d.CopyStream()), "copy from pinned memory")
+	c.must(d.SyncStream(d.CopyStream()), "sync")
 	clear(b)
-	c.must(d.Copy(host, p, n, d.Own()), "copy to pinned memory")
-	c.must(d.SyncStream(d.Own()), "sync")
+	c.must(d.Copy(host, p, n, d.CopyStream()), "copy to pinned memory")
+	c.must(d.SyncStream(d.CopyStream()), "sync")
 	if !bytes.Equal(b, want) {
 		c.Error("pinned memory came back different")
 	}
@@ -78,8 +78,8 @@ func pinned(c *check) {
 		q := c.reserve(c.gran)
 		other := c.dev(i + 1)
 		c.mapAt(q, c.gran, c.createAs(c.gran, private(i+1)))
-		c.access(q, c.gran, grant(i+1, driver.ReadWrite))
-		c.must(other.Copy(q, host, n, other.Own()), "copy on device %d from memory pinned by device 0", i+1)
+		c.access(q, c.gran, grant(i+1, driver.AccessReadWrite))
+		c.must(other.Copy(q, host, n, other.CopyStream()), "copy on device %d from memory pinned by device 0", i+1)
 		c.must(other.Sync(), "sync")
 	}
 }
@@ -88,12 +88,12 @@ func pinnedBounds(c *check) {
 	d := c.dev(0)
 	host, _ := c.pin(d, 4096)
 	p, _ := c.chunks(1)
-	pinner := as[driver.Pinner](c, d)
+	pinner := as[driver.HostAllocator](c, d)
 	_, _, err := pinner.AllocHost(0)
 	c.want(err, "pin nothing", driver.ErrInvalid)
 	_, _, err = pinner.AllocHost(1 << 62)
 	c.want(err, "pin 2^62 bytes", driver.ErrOutOfMemory, driver.ErrInvalid)
-	c.want(d.Copy(p, host-1, 16, d.Own()), "copy from before pinned memory", driver.ErrInvalid)
+	c.want(d.Copy(p, host-1, 16, d.CopyStream()), "copy from before pinned memory", driver.ErrInvalid)
 
 	again, _, err := pinner.AllocHost(4096)
 	c.must(err, "pin")
@@ -105,13 +105,13 @@ func pinnedBounds(c *check) {
 
 func plain(c *check) {
 	d := c.dev(0)
-	i := as[driver.Plain](c, d)
+	i := as[driver.Allocator](c, d)
 	p, err := i.AllocPlain(c.gran + 3)
 	c.optional(err, "Plain")
 	c.write(d, p, c.gran+3, 1)
 	c.reads(d, p, c.gran+3, 1)
 	q, _ := c.chunks(1)
-	c.must(d.Copy(q, p, c.gran, d.Own()), "copy to mapped memory")
+	c.must(d.Copy(q, p, c.gran, d.CopyStream()), "copy to mapped memory")
 	c.must(d.Sync(), "sync")
 	c.reads(d, q, c.gran, 1)
 	c.want(i.FreePlain(q), "free what is not plain", driver.ErrInvalid)
@@ -125,7 +125,7 @@ func plain(c *check) {
 
 func plainAsync(c *check) {
 	d := c.dev(0)
-	i := as[driver.Plain](c, d)
+	i := as[driver.Allocator](c, d)
 	s := c.stream(d)
 	p, err := i.AllocAsync(4096, s)
 	c.optional(err, "AllocAsync")
@@ -143,10 +143,10 @@ func plainAsync(c *check) {
 
 func valueWait(c *check) {
 	d := c.dev(0)
-	w := as[driver.ValueWaiter](c, d)
+	w := as[driver.StreamMemOps](c, d)
 	s := c.stream(d)
 	p, _ := c.chunks(1)
-	c.optional(w.WriteValue(s, p, 0x11223344, 4), "ValueWaiter")
+	c.optional(w.WriteValue(s, p, 0x11223344, 4), "StreamMemOps")
 	c.must(w.WaitValue(s, p, 0x11223344, 4), "wait for what is written")
 	c.must(w.WaitValue(s, p, 0x11223340, 4), "wait for less than is written")
 	c.must(w.WriteValue(s, p+8, 1<<40, 8), "write 8 bytes")

@@ -3,7 +3,7 @@ package drivertest
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
 func orderRules() []Rule {
-	gated := []driver.Feature{driver.ValueWait}
+	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
 		{Name: "unmap-after-sync", Says: "unmapping after the work was waited for does no harm", Source: contract(4), run: unmapAfterSync},
 		{Name: "unmap-after-event", Says: "waiting for the streams that use the memory is enough", Source: contract(4), needs: gated, run: unmapAfterEvent},
@@ -49,13 +49,13 @@ func unmapBeside(c *check) {
 	for i, h := range hs {
 		c.mapAt(c.chunk(p, i), c.gran, h)
 	}
-	c.access(p, 2*c.gran, grant(0, driver.ReadWrite))
+	c.access(p, 2*c.gran, grant(0, driver.AccessReadWrite))
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.record(d, e, s)
 	c.mapAt(c.chunk(p, 2), c.gran, c.create(c.gran))
-	c.access(c.chunk(p, 2), c.gran, grant(0, driver.ReadWrite))
+	c.access(c.chunk(p, 2), c.gran, grant(0, driver.AccessReadWrite))
 	c.unmap(c.chunk(p, 1), c.gran)
 	c.release(hs[1])
 	c.done(d, e, false)
@@ -70,7 +70,7 @@ func unmapAlias(c *check) {
 	p, hs := c.chunks(1)
 	q := c.reserve(c.gran)
 	c.mapAt(q, c.gran, hs[0])
-	c.access(q, c.gran, grant(0, driver.ReadWrite))
+	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.unmap(q, c.gran)
@@ -97,8 +97,8 @@ func widenUnderWork(c *check) {
 	p, _ := c.chunks(1)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
-	c.access(p, c.gran, grant(1, driver.ReadWrite))
-	c.access(p, c.gran, grant(0, driver.ReadWrite), grant(1, driver.None))
+	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite), grant(1, driver.AccessNone))
 	g.open()
 	c.sync(d, s)
 	c.reads(d, p, c.gran, 1)

@@ -11,7 +11,7 @@ func peerRules() []Rule {
 		{Name: "peer-grant", Says: "a peer without a grant is refused harmlessly; with one it reads and writes", Source: seam, devices: 2, run: peerGrant},
 		{Name: "peer-new-mapping", Says: "a new mapping starts without access for peers too, also that of a kept handle", Source: measured, devices: 2, run: peerNewMapping},
 		{Name: "peer-others-keep", Says: "a grant or a revocation leaves every other device what it had", Source: seam, devices: 2, run: peerOthersKeep},
-		{Name: "peer-read-only", Says: "a peer may be given reading alone", Source: seam, devices: 2, needs: []driver.Feature{driver.ReadOnlyMap}, run: peerReadOnly},
+		{Name: "peer-read-only", Says: "a peer may be given reading alone", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: peerReadOnly},
 		{Name: "peer-home", Says: "memory need not be accessible to the device it lives on", Source: guide, devices: 2, run: peerHome},
 	}
 }
@@ -21,12 +21,12 @@ func peerGrant(c *check) {
 	p, _ := c.chunks(2)
 	c.write(owner, p, 2*c.gran, 1)
 	c.peerRefused(p)
-	c.access(p, 2*c.gran, grant(1, driver.ReadWrite))
-	c.has(p, 1, driver.ReadWrite)
+	c.access(p, 2*c.gran, grant(1, driver.AccessReadWrite))
+	c.has(p, 1, driver.AccessReadWrite)
 	c.reads(peer, p, 2*c.gran, 1)
 	c.write(peer, c.chunk(p, 1), c.gran, 2)
 	c.reads(owner, c.chunk(p, 1), c.gran, 2)
-	c.must(peer.Copy(p, c.chunk(p, 1), c.gran, peer.Own()), "copy on the peer")
+	c.must(peer.Copy(p, c.chunk(p, 1), c.gran, peer.CopyStream()), "copy on the peer")
 	c.must(peer.Sync(), "sync the peer")
 	c.reads(owner, p, c.gran, 2)
 }
@@ -35,16 +35,16 @@ func peerGrant(c *check) {
 func (c *check) peerRefused(p driver.Ptr) {
 	c.Helper()
 	peer := c.dev(1)
-	c.has(p, 1, driver.None)
+	c.has(p, 1, driver.AccessNone)
 	buf := make([]byte, 64)
 	c.want(peer.CopyOut(buf, p), "read by a peer without a grant", driver.ErrInvalid)
 	c.want(peer.CopyIn(p, buf), "write by a peer without a grant", driver.ErrInvalid)
-	c.want(peer.Fill(p, 1, 1, 64, peer.Own()), "fill by a peer without a grant", driver.ErrInvalid)
+	c.want(peer.Fill(p, 1, 1, 64, peer.CopyStream()), "fill by a peer without a grant", driver.ErrInvalid)
 	c.must(peer.Sync(), "sync the peer afterwards")
 }
 
 func peerNewMapping(c *check) {
-	both := []driver.Grant{grant(0, driver.ReadWrite), grant(1, driver.ReadWrite)}
+	both := []driver.Grant{grant(0, driver.AccessReadWrite), grant(1, driver.AccessReadWrite)}
 	p, hs := c.chunks(1)
 	q := c.reserve(2 * c.gran)
 	c.access(p, c.gran, both...)
@@ -61,14 +61,14 @@ func peerOthersKeep(c *check) {
 	owner := c.dev(0)
 	p, _ := c.chunks(1)
 	c.write(owner, p, c.gran, 1)
-	c.access(p, c.gran, grant(1, driver.ReadWrite))
-	c.has(p, 0, driver.ReadWrite)
-	c.access(p, c.gran, grant(1, driver.None))
+	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
+	c.has(p, 0, driver.AccessReadWrite)
+	c.access(p, c.gran, grant(1, driver.AccessNone))
 	c.peerRefused(p)
 	c.reads(owner, p, c.gran, 1)
-	c.access(p, c.gran, grant(1, driver.ReadWrite))
-	c.access(p, c.gran, grant(0, driver.None))
-	c.has(p, 1, driver.ReadWrite)
+	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessNone))
+	c.has(p, 1, driver.AccessReadWrite)
 	c.reads(c.dev(1), p, c.gran, 1)
 	c.noAccess(owner, p)
 }
@@ -76,7 +76,7 @@ func peerOthersKeep(c *check) {
 func peerReadOnly(c *check) {
 	owner, peer := c.dev(0), c.dev(1)
 	p, _ := c.chunks(1)
-	c.access(p, c.gran, grant(1, driver.Read))
+	c.access(p, c.gran, grant(1, driver.AccessRead))
 	c.write(owner, p, c.gran, 1)
 	c.reads(peer, p, c.gran, 1)
 	c.refusesWrites(peer, p)
@@ -87,7 +87,7 @@ func peerReadOnly(c *check) {
 func peerHome(c *check) {
 	p := c.reserve(c.gran)
 	c.mapAt(p, c.gran, c.createAs(c.gran, private(1)))
-	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	c.peerRefused(p)
 	want := bytes.Repeat([]byte{1, 2, 3, 4}, 16)
 	c.must(c.dev(0).CopyIn(p, want), "write to the other device's memory")

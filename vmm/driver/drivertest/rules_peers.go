@@ -174,7 +174,7 @@ func peerNoPath(c *check) {
 // plainOn takes plain memory of a device. The caller frees it with free.
 func (c *check) plainOn(dev int, n uint64) (p driver.Ptr, free func()) {
 	c.Helper()
-	i := as[driver.Plain](c, c.dev(dev))
+	i := as[driver.Allocator](c, c.dev(dev))
 	p, err := i.AllocPlain(n)
 	c.optional(err, "Plain")
 	return p, func() { c.must(i.FreePlain(p), "free plain memory of device %d", dev) }
@@ -196,8 +196,8 @@ func peerPlain(c *check) {
 				want := pattern(n, seed)
 				c.must(c.dev(from).CopyIn(p[from], want), "write on device %d", from)
 				d, to := c.dev(by), 1-from
-				c.must(d.Copy(p[to], p[from], n, d.Own()), "%s, copy from %d to %d by %d", when, from, to, by)
-				c.must(d.SyncStream(d.Own()), "sync")
+				c.must(d.Copy(p[to], p[from], n, d.CopyStream()), "%s, copy from %d to %d by %d", when, from, to, by)
+				c.must(d.SyncStream(d.CopyStream()), "sync")
 				got := make([]byte, n)
 				c.must(c.dev(to).CopyOut(got, p[to]), "read on device %d", to)
 				if !bytes.Equal(got, want) {
@@ -223,25 +223,25 @@ func peerPlainOnly(c *check) {
 	c.write(owner, p, c.gran, 1)
 	q := c.reserve(c.gran)
 	c.mapAt(q, c.gran, c.createAs(c.gran, private(1)))
-	c.access(q, c.gran, grant(1, driver.ReadWrite))
+	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
 	c.write(peer, q, c.gran, 2)
 	refused := func(when string) {
 		c.Helper()
 		c.peerRefused(p)
-		c.want(peer.Copy(p, q, 64, peer.Own()), when+", copy by the peer into memory without a grant", driver.ErrInvalid)
-		c.want(peer.Copy(q, p, 64, peer.Own()), when+", copy by the peer out of memory without a grant", driver.ErrInvalid)
+		c.want(peer.Copy(p, q, 64, peer.CopyStream()), when+", copy by the peer into memory without a grant", driver.ErrInvalid)
+		c.want(peer.Copy(q, p, 64, peer.CopyStream()), when+", copy by the peer out of memory without a grant", driver.ErrInvalid)
 		c.must(peer.Sync(), "sync the peer afterwards")
 		c.reads(owner, p, c.gran, 1)
 	}
 	one, other := c.enable(0, 1), c.enable(1, 0)
 	refused("while peers are enabled")
-	c.access(p, c.gran, grant(1, driver.ReadWrite))
-	c.must(peer.Copy(p, q, c.gran, peer.Own()), "copy with a grant")
+	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
+	c.must(peer.Copy(p, q, c.gran, peer.CopyStream()), "copy with a grant")
 	c.must(peer.Sync(), "sync the peer")
 	c.reads(owner, p, c.gran, 2)
 	c.must(other.DisablePeer(0), "disable")
 	c.reads(peer, p, c.gran, 2) // the grant is none of it
-	c.access(p, c.gran, grant(1, driver.None))
+	c.access(p, c.gran, grant(1, driver.AccessNone))
 	c.write(owner, p, c.gran, 1)
 	refused("after the grant was revoked")
 	c.must(one.DisablePeer(1), "disable the other direction")

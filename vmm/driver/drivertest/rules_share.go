@@ -22,17 +22,17 @@ func shareRules() []Rule {
 		{Name: "import-twice", Says: "one descriptor imported twice gives two handles, both mappable", Source: measured, run: importTwice},
 		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
 		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
-		{Name: "import-home", Says: "import onto Here is ErrInvalid, onto a device that is not there ErrNoDevice", Source: seam, run: importHome},
+		{Name: "import-home", Says: "import onto LocationOwner is ErrInvalid, onto a device that is not there ErrNoDevice", Source: seam, run: importHome},
 		{Name: "import-location", Says: "Location says where imported memory lives, whatever Import was told", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 	}
 	for i := range rules {
-		rules[i].needs = []driver.Feature{driver.SharesFD}
+		rules[i].needs = []driver.Feature{driver.FeatureShareFD}
 	}
 	return rules
 }
 
-func shared() driver.Prop { return driver.Prop{Home: at(0), Share: driver.ShareFD} }
+func shared() driver.Prop { return driver.Prop{Location: at(0), Share: driver.ShareFD} }
 
 // sharedChunk is one mapped, shareable granule of device 0, filled with b.
 func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
@@ -40,7 +40,7 @@ func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
 	p := c.reserve(c.gran)
 	h := c.createAs(c.gran, shared())
 	c.mapAt(p, c.gran, h)
-	c.access(p, c.gran, grant(0, driver.ReadWrite))
+	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	c.write(c.dev(0), p, c.gran, b)
 	return p, h
 }
@@ -130,7 +130,7 @@ func exportKeeps(c *check) {
 		c.Errorf("%d bytes free with a descriptor open, %d before", now, before)
 	}
 	again := c.importAs(f, c.gran, shared())
-	q := c.mapped(again, driver.ReadWrite)
+	q := c.mapped(again, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 5)
 	c.unmap(q, c.gran)
 	c.release(again)
@@ -151,7 +151,7 @@ func importSame(c *check) {
 	q := c.reserve(c.gran)
 	c.mapAt(q, c.gran, imported)
 	c.noAccess(d, q)
-	c.access(q, c.gran, grant(0, driver.ReadWrite))
+	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, q, c.gran, 1)
 	c.write(d, q, c.gran, 2)
 	c.reads(d, p, c.gran, 2)
@@ -169,7 +169,7 @@ func importLeavesFD(c *check) {
 		c.Errorf("the descriptor after import: %v", err)
 	}
 	c.close(f)
-	c.reads(c.dev(0), c.mapped(imported, driver.ReadWrite), c.gran, 3)
+	c.reads(c.dev(0), c.mapped(imported, driver.AccessReadWrite), c.gran, 3)
 }
 
 func importTwice(c *check) {
@@ -180,7 +180,7 @@ func importTwice(c *check) {
 	if first == second {
 		c.Fatalf("both imports are handle %d", first)
 	}
-	p, q := c.mapped(first, driver.ReadWrite), c.mapped(second, driver.ReadWrite)
+	p, q := c.mapped(first, driver.AccessReadWrite), c.mapped(second, driver.AccessReadWrite)
 	c.reads(d, p, c.gran, 4)
 	c.unmap(p, c.gran)
 	c.release(first)
@@ -255,16 +255,16 @@ func importHome(c *check) {
 	f := c.export(h)
 	_, err := c.d.Import(int(f.Fd()), c.gran, driver.Prop{Share: driver.ShareFD})
 	c.want(err, "import onto Here", driver.ErrInvalid)
-	_, err = c.d.Import(int(f.Fd()), c.gran, driver.Prop{Home: at(len(c.info)), Share: driver.ShareFD})
+	_, err = c.d.Import(int(f.Fd()), c.gran, driver.Prop{Location: at(len(c.info)), Share: driver.ShareFD})
 	c.want(err, "import onto a device that is not there", driver.ErrNoDevice)
 }
 
 func importLocation(c *check) {
 	for dev := range 2 {
-		h := c.createAs(c.gran, driver.Prop{Home: at(dev), Share: driver.ShareFD})
+		h := c.createAs(c.gran, driver.Prop{Location: at(dev), Share: driver.ShareFD})
 		f := c.export(h)
 		for told := range 2 {
-			imported := c.importAs(f, c.gran, driver.Prop{Home: at(told), Share: driver.ShareFD})
+			imported := c.importAs(f, c.gran, driver.Prop{Location: at(told), Share: driver.ShareFD})
 			c.lives(imported, at(dev))
 			c.release(imported)
 		}
@@ -288,19 +288,19 @@ func (c *check) lives(h driver.Handle, want driver.Location) {
 
 func shareReadOnly(c *check) {
 	d := c.dev(0)
-	prop := driver.Prop{Home: at(0), Share: driver.ShareFD | driver.ShareReadOnly}
+	prop := driver.Prop{Location: at(0), Share: driver.ShareFD | driver.ShareReadOnly}
 	h, err := c.d.Create(c.gran, prop)
 	c.optional(err, "memory that is shared read-only")
 	c.held.handles[h] = true
-	p := c.mapped(h, driver.ReadWrite)
+	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 1)
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, prop)
-	q := c.mapped(imported, driver.Read)
+	q := c.mapped(imported, driver.AccessRead)
 	c.reads(d, q, c.gran, 1)
 	c.write(d, p, c.gran, 2)
 	c.reads(d, q, c.gran, 2)
-	c.want(c.d.SetAccess(q, c.gran, []driver.Grant{grant(0, driver.ReadWrite)}), "ask to write what is shared read-only", driver.ErrPermission)
+	c.want(c.d.SetAccess(q, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)}), "ask to write what is shared read-only", driver.ErrPermission)
 	c.refusesWrites(d, q)
 
 	upgraded, err := c.d.Import(int(f.Fd()), c.gran, shared())
@@ -308,7 +308,7 @@ func shareReadOnly(c *check) {
 		c.held.handles[upgraded] = true
 		r := c.reserve(c.gran)
 		c.mapAt(r, c.gran, upgraded)
-		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.ReadWrite)})
+		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 	}
 	c.want(err, "import it as writable", driver.ErrPermission)
 }

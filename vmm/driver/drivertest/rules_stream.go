@@ -9,7 +9,7 @@ import (
 )
 
 func streamRules() []Rule {
-	gated := []driver.Feature{driver.ValueWait}
+	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
 		{Name: "stream-order", Says: "work of one stream runs in the order in which it was queued", Source: guide, run: streamOrder},
 		{Name: "stream-late", Says: "queued work runs later: behind a closed gate nothing has happened", Source: guide, needs: gated, run: streamLate},
@@ -18,7 +18,7 @@ func streamRules() []Rule {
 		{Name: "stream-done", Says: "StreamDone says whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
 		{Name: "stream-free", Says: "freeing a stream lets its queued work finish", Source: manual, needs: gated, run: streamFree},
 		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default one, or the library's own is ErrInvalid", Source: seam, run: streamUnknown},
-		{Name: "stream-own", Says: "Own is one stream that works like any other", Source: seam, run: streamOwn},
+		{Name: "stream-own", Says: "CopyStream is one stream that works like any other", Source: seam, run: streamOwn},
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
 		{Name: "stream-thread", Says: "stream 2 is of the calling thread; 0 and 1 are one stream that comes after and before the work of every thread's, and of no other", Source: measured, needs: gated, run: streamThread},
 		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: streamDefaults},
@@ -107,7 +107,7 @@ func streamApart(c *check) {
 	c.fillAll(d, p, 1, slow)
 	c.fillAll(d, c.chunk(p, 1), 2, fast)
 	c.sync(d, fast)
-	c.sync(d, d.Own())
+	c.sync(d, d.CopyStream())
 	c.reads(d, c.chunk(p, 1), c.gran, 2)
 	c.write(d, c.chunk(p, 1), c.gran, 3)
 	c.reads(d, p, c.gran, 0)
@@ -178,7 +178,7 @@ func syncClosing(c *check) {
 		d, err := c.d.Open(0)
 		c.must(err, "open")
 		for range fills {
-			c.fillAll(d, p, 1, d.Own())
+			c.fillAll(d, p, 1, d.CopyStream())
 		}
 		synced := make(chan error, 1)
 		go func() { synced <- c.d.SyncIfActive(0) }()
@@ -222,15 +222,15 @@ func streamUnknown(c *check) {
 	c.must(d.FreeStream(s), "free it")
 	c.want(d.FreeStream(s), "free it again", driver.ErrInvalid)
 	c.want(d.FreeStream(0), "free the legacy default stream", driver.ErrInvalid)
-	c.want(d.FreeStream(d.Own()), "free the library's own stream", driver.ErrInvalid)
-	c.sync(d, d.Own())
+	c.want(d.FreeStream(d.CopyStream()), "free the library's own stream", driver.ErrInvalid)
+	c.sync(d, d.CopyStream())
 }
 
 func streamOwn(c *check) {
 	d := c.dev(0)
-	own := d.Own()
-	if own == 0 || own != d.Own() {
-		c.Fatalf("own stream is %d, then %d", own, d.Own())
+	own := d.CopyStream()
+	if own == 0 || own != d.CopyStream() {
+		c.Fatalf("own stream is %d, then %d", own, d.CopyStream())
 	}
 	if s := c.stream(d); s == own {
 		c.Errorf("a new stream is the library's own, %d", s)

@@ -35,12 +35,12 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		row := next.row(k)
 		copy(row, m.access)
 		for _, g := range who {
-			if g.Access != driver.None && !d.reaches(g.To.ID, m.memory.home.ordinal) {
+			if g.Access != driver.AccessNone && !d.reaches(g.To.ID, m.memory.home.ordinal) {
 				return rule(verb, driver.ErrInvalid, "host:%d cannot reach memory of host:%d", g.To.ID, m.memory.home.ordinal)
 			}
 			row[g.To.ID] = g.Access
 		}
-		if union(row) == driver.ReadWrite && !m.writable {
+		if union(row) == driver.AccessReadWrite && !m.writable {
 			return rule(verb, driver.ErrPermission, "the memory at %#x was shared read-only", m.base)
 		}
 	}
@@ -71,15 +71,15 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 
 func (d *Driver) checkGrant(verb string, g driver.Grant) error {
 	switch {
-	case g.Access > driver.ReadWrite:
+	case g.Access > driver.AccessReadWrite:
 		return rule(verb, driver.ErrInvalid, "%v", g.Access)
-	case g.To.Kind == driver.OnHost:
+	case g.To.Kind == driver.LocationHostNUMA:
 		return rule(verb, driver.ErrNotSupported, "access for %v", g.To)
-	case g.To.Kind != driver.OnDevice:
+	case g.To.Kind != driver.LocationDevice:
 		return rule(verb, driver.ErrInvalid, "access for %v", g.To)
 	}
 	// A lost device may still be shut out: memory can be given back.
-	if g.Access == driver.None && g.To.ID >= 0 && g.To.ID < len(d.units) {
+	if g.Access == driver.AccessNone && g.To.ID >= 0 && g.To.ID < len(d.units) {
 		return nil
 	}
 	_, err := d.unit(verb, g.To.ID)
@@ -125,9 +125,9 @@ func protect(now []*mapping, next rows) error {
 
 func prot(a driver.Access) int {
 	switch a {
-	case driver.Read:
+	case driver.AccessRead:
 		return unix.PROT_READ
-	case driver.ReadWrite:
+	case driver.AccessReadWrite:
 		return unix.PROT_READ | unix.PROT_WRITE
 	}
 	return unix.PROT_NONE
@@ -137,10 +137,10 @@ func prot(a driver.Access) int {
 func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
 	const verb = "Access"
 	if err := d.whole(verb, p, d.granularity); err != nil {
-		return driver.None, err
+		return driver.AccessNone, err
 	}
-	if err := d.checkGrant(verb, driver.Grant{To: who, Access: driver.Read}); err != nil {
-		return driver.None, err
+	if err := d.checkGrant(verb, driver.Grant{To: who, Access: driver.AccessRead}); err != nil {
+		return driver.AccessNone, err
 	}
 	d.mem.RLock()
 	defer d.mem.RUnlock()
@@ -149,7 +149,7 @@ func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error
 			return m[0].access[who.ID], nil
 		}
 	}
-	return driver.None, rule(verb, driver.ErrInvalid, "nothing is mapped at %v", p)
+	return driver.AccessNone, rule(verb, driver.ErrInvalid, "nothing is mapped at %v", p)
 }
 
 // reach says whether a device may use n bytes at p. Plain and pinned memory is

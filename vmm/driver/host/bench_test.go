@@ -68,7 +68,7 @@ func BenchmarkGrow(b *testing.B) {
 				h := create(b, d, step, home)
 				all = append(all, h)
 				require.NoError(b, d.Map(p+at, step, h))
-				require.NoError(b, d.SetAccess(p+at, step, grant(0, driver.ReadWrite)))
+				require.NoError(b, d.SetAccess(p+at, step, grant(0, driver.AccessReadWrite)))
 				require.NoError(b, v.CopyIn(p+at, src))
 			}
 			b.StopTimer()
@@ -119,7 +119,7 @@ func BenchmarkMap(b *testing.B) {
 	d := New(Config{})
 	p := reserved(b, d, 2*mib)
 	h := create(b, d, 2*mib, home)
-	who := grant(0, driver.ReadWrite)
+	who := grant(0, driver.AccessReadWrite)
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := d.Map(p, 2*mib, h); err != nil {

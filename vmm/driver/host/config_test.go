@@ -39,12 +39,12 @@ func TestNoPeer(t *testing.T) {
 		require.Equal(t, c.yes, yes, "%v", c)
 	}
 	p := chunk(t, d, 2*mib)
-	require.ErrorIs(t, d.SetAccess(p, 2*mib, []driver.Grant{{To: on(1), Access: driver.Read}, {To: on(2), Access: driver.Read}}), driver.ErrInvalid)
+	require.ErrorIs(t, d.SetAccess(p, 2*mib, []driver.Grant{{To: on(1), Access: driver.AccessRead}, {To: on(2), Access: driver.AccessRead}}), driver.ErrInvalid)
 	a, err := d.Access(p, on(1))
 	require.NoError(t, err)
-	require.Equal(t, driver.None, a, "nothing changed")
-	require.NoError(t, d.SetAccess(p, 2*mib, grant(2, driver.None)))
-	require.NoError(t, d.SetAccess(p, 2*mib, grant(1, driver.Read)))
+	require.Equal(t, driver.AccessNone, a, "nothing changed")
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(2, driver.AccessNone)))
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(1, driver.AccessRead)))
 }
 
 func TestPageGranularity(t *testing.T) {
@@ -67,10 +67,10 @@ func TestUnionIsWhatThePageTableAllows(t *testing.T) {
 		zero, one driver.Access
 		want      string
 	}{
-		{driver.None, driver.None, "---s"},
-		{driver.Read, driver.None, "r--s"},
-		{driver.Read, driver.ReadWrite, "rw-s"},
-		{driver.None, driver.Read, "r--s"},
+		{driver.AccessNone, driver.AccessNone, "---s"},
+		{driver.AccessRead, driver.AccessNone, "r--s"},
+		{driver.AccessRead, driver.AccessReadWrite, "rw-s"},
+		{driver.AccessNone, driver.AccessRead, "r--s"},
 	} {
 		require.NoError(t, d.SetAccess(p, 2*mib, []driver.Grant{{To: on(0), Access: c.zero}, {To: on(1), Access: c.one}}))
 		require.Equal(t, c.want, rights(t, p), "%v", c)

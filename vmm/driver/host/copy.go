@@ -13,11 +13,11 @@ import (
 // lost: an unmap waits for one piece at most.
 const piece = 1 << 20
 
-// CopyIn copies at once if nothing is queued on the Own stream, else in turn.
+// CopyIn copies at once if nothing is queued on the CopyStream, else in turn.
 func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	const verb = "CopyIn"
 	n := uint64(len(src))
-	o := &op{spans: [2]span{{uint64(dst), uint64(dst) + n, driver.ReadWrite}}}
+	o := &op{spans: [2]span{{uint64(dst), uint64(dst) + n, driver.AccessReadWrite}}}
 	return v.now(verb, n, o, func() {
 		o.run = func(c *context) bool { return c.move(bytesAt(uint64(dst), n), src) }
 		if n < writeFrom {
@@ -35,7 +35,7 @@ func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 // CopyOut is CopyIn the other way.
 func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	n := uint64(len(dst))
-	o := &op{spans: [2]span{{uint64(src), uint64(src) + n, driver.Read}}}
+	o := &op{spans: [2]span{{uint64(src), uint64(src) + n, driver.AccessRead}}}
 	return v.now("CopyOut", n, o, func() {
 		o.run = func(c *context) bool { return c.move(dst, bytesAt(uint64(src), n)) }
 	})
@@ -48,8 +48,8 @@ func (v *device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 	}}
 	if n > 0 {
 		o.spans = [2]span{
-			{uint64(dst), uint64(dst) + n, driver.ReadWrite},
-			{uint64(src), uint64(src) + n, driver.Read},
+			{uint64(dst), uint64(dst) + n, driver.AccessReadWrite},
+			{uint64(src), uint64(src) + n, driver.AccessRead},
 		}
 	}
 	return v.queue("Copy", s, o)
@@ -74,7 +74,7 @@ func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 		return n == 0 || c.fill(bytesAt(uint64(dst), n*w), pattern, width)
 	}}
 	if n > 0 {
-		o.spans[0] = span{uint64(dst), uint64(dst) + n*w, driver.ReadWrite}
+		o.spans[0] = span{uint64(dst), uint64(dst) + n*w, driver.AccessReadWrite}
 	}
 	return v.queue(verb, s, o)
 }
@@ -97,7 +97,7 @@ func (v *device) queue(verb string, s driver.Stream, o *op) error {
 // check says whether the device may use what the op uses.
 func (v *device) check(verb string, o *op) error {
 	for _, s := range o.spans {
-		if s.need == driver.None {
+		if s.need == driver.AccessNone {
 			continue
 		}
 		if err := v.context.d.reach(verb, v.context.u.ordinal, driver.Ptr(s.from), s.to-s.from, s.need); err != nil {
@@ -107,7 +107,7 @@ func (v *device) check(verb string, o *op) error {
 	return nil
 }
 
-// now runs an op on the Own stream and returns when it has ended. prepare,
+// now runs an op on the CopyStream and returns when it has ended. prepare,
 // which says what there is to run, is called once the op has passed its check.
 func (v *device) now(verb string, n uint64, o *op, prepare func()) error {
 	if err := v.enter(verb); err != nil {

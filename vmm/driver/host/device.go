@@ -17,11 +17,11 @@ type device struct {
 }
 
 var (
-	_ driver.Device      = (*device)(nil)
-	_ driver.Plain       = (*device)(nil)
-	_ driver.Pinner      = (*device)(nil)
-	_ driver.Capturer    = (*device)(nil)
-	_ driver.ValueWaiter = (*device)(nil)
+	_ driver.Device        = (*device)(nil)
+	_ driver.Allocator     = (*device)(nil)
+	_ driver.HostAllocator = (*device)(nil)
+	_ driver.Capturer      = (*device)(nil)
+	_ driver.StreamMemOps  = (*device)(nil)
 )
 
 // Open retains the context of a device.
@@ -107,8 +107,8 @@ func (v *device) MemInfo() (free, total uint64, err error) {
 	return u.memory - u.used, u.memory, nil
 }
 
-// Own is the stream of CopyIn and CopyOut.
-func (v *device) Own() driver.Stream { return v.own }
+// CopyStream is the stream of CopyIn and CopyOut.
+func (v *device) CopyStream() driver.Stream { return v.own }
 
 // Sync waits for all work of the context.
 func (v *device) Sync() error {

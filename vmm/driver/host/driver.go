@@ -116,8 +116,8 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 		return err
 	}
 	switch f {
-	case driver.VMM, driver.ReadOnlyMap, driver.ValueWait, driver.SharesFD:
-		return d.probe(f == driver.SharesFD)
+	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureShareFD:
+		return d.probe(f == driver.FeatureShareFD)
 	}
 	return rule(verb, driver.ErrNotSupported, "%v", f)
 }
@@ -150,12 +150,12 @@ func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) { return 
 
 // home finds the device of p after checking the rest of it.
 func (d *Driver) home(verb string, p driver.Prop) (*unit, error) {
-	switch p.Home.Kind {
-	case driver.OnDevice:
-	case driver.OnHost:
-		return nil, rule(verb, driver.ErrNotSupported, "memory on %v", p.Home)
+	switch p.Location.Kind {
+	case driver.LocationDevice:
+	case driver.LocationHostNUMA:
+		return nil, rule(verb, driver.ErrNotSupported, "memory on %v", p.Location)
 	default:
-		return nil, rule(verb, driver.ErrInvalid, "memory on %v", p.Home)
+		return nil, rule(verb, driver.ErrInvalid, "memory on %v", p.Location)
 	}
 	known := driver.ShareFD | driver.ShareFabric | driver.ShareReadOnly
 	switch {
@@ -170,7 +170,7 @@ func (d *Driver) home(verb string, p driver.Prop) (*unit, error) {
 	case p.Compress:
 		return nil, rule(verb, driver.ErrNotSupported, "compression")
 	}
-	return d.unit(verb, p.Home.ID)
+	return d.unit(verb, p.Location.ID)
 }
 
 // whole checks that a size, and an address where there is one, are multiples

@@ -21,11 +21,11 @@ func Example() {
 	const size = 2 << 20
 	p, err := d.Reserve(16*size, 0)
 	check(err)
-	home := driver.Location{Kind: driver.OnDevice, ID: 0}
-	h, err := d.Create(size, driver.Prop{Home: home})
+	home := driver.Location{Kind: driver.LocationDevice, ID: 0}
+	h, err := d.Create(size, driver.Prop{Location: home})
 	check(err)
 	check(d.Map(p, size, h))
-	check(d.SetAccess(p, size, []driver.Grant{{To: home, Access: driver.ReadWrite}}))
+	check(d.SetAccess(p, size, []driver.Grant{{To: home, Access: driver.AccessReadWrite}}))
 
 	check(dev.CopyIn(p, []byte("hello")))
 	out := make([]byte, 5)

@@ -29,7 +29,7 @@ func TestNoPageIsAnError(t *testing.T) {
 	}
 
 	// The same behind queued work, where the stream's goroutine runs it.
-	pass := gate(t, v, v.Own())
+	pass := gate(t, v, v.CopyStream())
 	copied := make(chan error, 1)
 	go func() { copied <- v.CopyIn(p, pattern(2*mib)) }()
 	pass()

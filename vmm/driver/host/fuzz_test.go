@@ -71,16 +71,16 @@ func FuzzCalls(f *testing.F) {
 				h = b % len(w.h)
 				ok, err = w.alive[h] && w.at[i] < 0, d.Map(place(i), page, w.h[h])
 				if ok {
-					w.at[i], w.access[i] = h, driver.None
+					w.at[i], w.access[i] = h, driver.AccessNone
 				}
 			case 3: // unmap
-				ok, err = w.mapped(i, j, driver.None), d.Unmap(place(i), uint64(j-i)*page)
+				ok, err = w.mapped(i, j, driver.AccessNone), d.Unmap(place(i), uint64(j-i)*page)
 				for k := i; ok && k < j; k++ {
 					w.at[k] = -1
 				}
 			case 4: // set access
 				level := driver.Access(b >> 4 % 3)
-				ok, err = w.mapped(i, j, driver.None), d.SetAccess(place(i), uint64(j-i)*page, grant(0, level))
+				ok, err = w.mapped(i, j, driver.AccessNone), d.SetAccess(place(i), uint64(j-i)*page, grant(0, level))
 				for k := i; ok && k < j; k++ {
 					w.access[k] = level
 				}
@@ -88,7 +88,7 @@ func FuzzCalls(f *testing.F) {
 				src := bytes.Repeat([]byte{byte(b)}, int(page))
 				half := int(page / 2)
 				j = min(i+2, len(w.at))
-				ok = i+2 <= len(w.at) && w.mapped(i, j, driver.ReadWrite)
+				ok = i+2 <= len(w.at) && w.mapped(i, j, driver.AccessReadWrite)
 				err = v.CopyIn(place(i)+driver.Ptr(half), src)
 				if ok {
 					copy(w.bytes[w.at[i]][half:], src)
@@ -96,7 +96,7 @@ func FuzzCalls(f *testing.F) {
 				}
 			case 6: // read
 				got := make([]byte, page)
-				ok, err = w.mapped(i, i+1, driver.Read), v.CopyOut(got, place(i))
+				ok, err = w.mapped(i, i+1, driver.AccessRead), v.CopyOut(got, place(i))
 				if ok {
 					require.True(t, bytes.Equal(w.bytes[w.at[i]], got), "place %d", i)
 				}

@@ -17,12 +17,12 @@ import (
 const mib = 1 << 20
 
 var (
-	home   = driver.Prop{Home: on(0)}
-	shared = driver.Prop{Home: on(0), Share: driver.ShareFD}
-	frozen = driver.Prop{Home: on(0), Share: driver.ShareFD | driver.ShareReadOnly}
+	home   = driver.Prop{Location: on(0)}
+	shared = driver.Prop{Location: on(0), Share: driver.ShareFD}
+	frozen = driver.Prop{Location: on(0), Share: driver.ShareFD | driver.ShareReadOnly}
 )
 
-func on(dev int) driver.Location { return driver.Location{Kind: driver.OnDevice, ID: dev} }
+func on(dev int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: dev} }
 
 func grant(dev int, a driver.Access) []driver.Grant {
 	return []driver.Grant{{To: on(dev), Access: a}}
@@ -59,7 +59,7 @@ func chunk(t testing.TB, d *Driver, size uint64) driver.Ptr {
 	p := reserved(t, d, size)
 	h := create(t, d, size, home)
 	require.NoError(t, d.Map(p, size, h))
-	require.NoError(t, d.SetAccess(p, size, grant(0, driver.ReadWrite)))
+	require.NoError(t, d.SetAccess(p, size, grant(0, driver.AccessReadWrite)))
 	t.Cleanup(func() {
 		_ = d.Unmap(p, size)
 		require.NoError(t, d.Release(h))

@@ -126,12 +126,12 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 	_, err = d.Export(all[0])
 	require.ErrorIs(t, err, driver.ErrLimit)
-	require.ErrorIs(t, d.Supports(0, driver.SharesFD), driver.ErrLimit)
+	require.ErrorIs(t, d.Supports(0, driver.FeatureShareFD), driver.ErrLimit)
 	for _, h := range all {
 		require.NoError(t, d.Release(h))
 	}
 	require.Equal(t, before, holds(t))
-	require.NoError(t, d.Supports(0, driver.SharesFD))
+	require.NoError(t, d.Supports(0, driver.FeatureShareFD))
 }
 
 func TestOutOfAddresses(t *testing.T) {

@@ -82,7 +82,7 @@ func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
 	if _, err := d.unit(verb, n); err != nil {
 		return driver.Location{}, err
 	}
-	return driver.Location{Kind: driver.OnDevice, ID: n}, nil
+	return driver.Location{Kind: driver.LocationDevice, ID: n}, nil
 }
 
 // Release drops the caller's reference.

@@ -13,7 +13,7 @@ import (
 // back once nobody has, although there is memory enough.
 func TestOrphansGoBack(t *testing.T) {
 	d := New(Config{PageGranularity: true})
-	p := driver.Prop{Home: driver.Location{Kind: driver.OnDevice}, Share: driver.ShareFD}
+	p := driver.Prop{Location: driver.Location{Kind: driver.LocationDevice}, Share: driver.ShareFD}
 	kept := -1
 	for range 100 {
 		h, err := d.Create(uint64(unix.Getpagesize()), p)

@@ -74,7 +74,7 @@ func (*Driver) SetAccess(driver.Ptr, uint64, []driver.Grant) error { return no("
 
 // Access is not supported.
 func (*Driver) Access(driver.Ptr, driver.Location) (driver.Access, error) {
-	return driver.None, no("Access")
+	return driver.AccessNone, no("Access")
 }
 
 // Export is not supported.

@@ -47,7 +47,7 @@ func (d *Driver) working(hit func(*unit, span) bool, visit func(*unit, *op)) {
 		}
 		for s := range u.context.busy {
 			for _, o := range slices.Concat(s.inline, s.queue) {
-				if slices.ContainsFunc(o.spans[:], func(x span) bool { return x.need != driver.None && hit(u, x) }) {
+				if slices.ContainsFunc(o.spans[:], func(x span) bool { return x.need != driver.AccessNone && hit(u, x) }) {
 					visit(u, o)
 				}
 			}

@@ -21,7 +21,7 @@ func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	for round := range 24 {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
 		p := chunk(t, d, size)
-		require.NoError(t, d.SetAccess(p, size, grant(1, driver.ReadWrite)))
+		require.NoError(t, d.SetAccess(p, size, grant(1, driver.AccessReadWrite)))
 		stop := make(chan struct{})
 		var started, ended sync.WaitGroup
 		for i := range copiers {
@@ -64,7 +64,7 @@ func TestStormOfCopiesAndUnmaps(t *testing.T) {
 		case 1:
 			require.NoError(t, d.SetAccess(p, size, []driver.Grant{{To: on(0)}, {To: on(1)}}))
 		case 2:
-			require.NoError(t, d.SetAccess(p, size, []driver.Grant{{To: on(0), Access: driver.Read}, {To: on(1)}}))
+			require.NoError(t, d.SetAccess(p, size, []driver.Grant{{To: on(0), Access: driver.AccessRead}, {To: on(1)}}))
 		}
 		close(stop)
 		ended.Wait()
@@ -88,7 +88,7 @@ func TestLostDeviceGivesBack(t *testing.T) {
 	for i := range driver.Ptr(2) {
 		require.NoError(t, d.Map(p+i*4*mib, 4*mib, h))
 	}
-	both := []driver.Grant{{To: on(0), Access: driver.ReadWrite}, {To: on(1), Access: driver.Read}}
+	both := []driver.Grant{{To: on(0), Access: driver.AccessReadWrite}, {To: on(1), Access: driver.AccessRead}}
 	require.NoError(t, d.SetAccess(p, 8*mib, both))
 	s, err := v.NewStream()
 	require.NoError(t, err)
@@ -99,17 +99,17 @@ func TestLostDeviceGivesBack(t *testing.T) {
 	require.NoError(t, v.Record(e, s))
 	require.NoError(t, other.Wait(0, e))
 
-	require.NoError(t, d.SetAccess(p, 8*mib, grant(0, driver.Read)), "nothing is queued that may not read")
+	require.NoError(t, d.SetAccess(p, 8*mib, grant(0, driver.AccessRead)), "nothing is queued that may not read")
 	require.ErrorIs(t, v.SyncStream(s), driver.ErrDeviceLost)
 	require.ErrorIs(t, other.Sync(), driver.ErrDeviceLost, "one lost device is a lost process, and a wait for lost work ends")
 	require.ErrorIs(t, other.CopyOut(make([]byte, 1), p), driver.ErrDeviceLost)
 	require.ErrorIs(t, other.SyncEvent(e), driver.ErrDeviceLost)
 
 	for name, err := range map[string]error{
-		"SetAccess":    d.SetAccess(p, 4*mib, grant(0, driver.Read)),
+		"SetAccess":    d.SetAccess(p, 4*mib, grant(0, driver.AccessRead)),
 		"Map":          d.Map(p, 4*mib, h),
 		"SyncIfActive": d.SyncIfActive(0),
-		"Supports":     d.Supports(0, driver.VMM),
+		"Supports":     d.Supports(0, driver.FeatureVMM),
 		"CopyOut":      v.CopyOut(make([]byte, 1), p),
 		"Sync":         v.Sync(),
 	} {
@@ -140,12 +140,12 @@ func TestCloseEndsQueuedWork(t *testing.T) {
 		require.NoError(t, err)
 		b, err := d.Open(0)
 		require.NoError(t, err)
-		require.NotEqual(t, a.Own(), b.Own())
+		require.NotEqual(t, a.CopyStream(), b.CopyStream())
 		p := chunk(t, d, 4*mib)
-		gate(t, a.(*device), b.Own())
-		require.NoError(t, b.Fill(p, 1, 1, 4*mib, b.Own()))
+		gate(t, a.(*device), b.CopyStream())
+		require.NoError(t, b.Fill(p, 1, 1, 4*mib, b.CopyStream()))
 		synced := make(chan error, 1)
-		go func() { synced <- b.SyncStream(b.Own()) }()
+		go func() { synced <- b.SyncStream(b.CopyStream()) }()
 
 		require.NoError(t, a.Close())
 		require.ErrorIs(t, a.Sync(), driver.ErrClosed)
@@ -168,8 +168,8 @@ func TestCloseEndsSyncIfActive(t *testing.T) {
 		v, err := d.Open(0)
 		require.NoError(t, err)
 		p := chunk(t, d, 4*mib)
-		gate(t, v.(*device), v.Own())
-		require.NoError(t, v.Fill(p, 1, 1, 4*mib, v.Own()))
+		gate(t, v.(*device), v.CopyStream())
+		require.NoError(t, v.Fill(p, 1, 1, 4*mib, v.CopyStream()))
 		synced := make(chan error, 1)
 		go func() { synced <- d.SyncIfActive(0) }()
 		synctest.Wait()
@@ -185,7 +185,7 @@ func TestFreeWaits(t *testing.T) {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
 		v, other := open(t, d, 0), open(t, d, 1)
 		p := chunk(t, d, 4*mib)
-		require.NoError(t, d.SetAccess(p, 4*mib, grant(1, driver.ReadWrite)))
+		require.NoError(t, d.SetAccess(p, 4*mib, grant(1, driver.AccessReadWrite)))
 		host, buf, err := v.AllocHost(4 * mib)
 		require.NoError(t, err)
 		copy(buf, pattern(4*mib))
@@ -218,7 +218,7 @@ func TestNothingDrifts(t *testing.T) {
 		h := create(t, d, 2*mib, shared)
 		require.NoError(t, d.Map(p, 2*mib, h))
 		require.NoError(t, d.Map(p+4*mib, 2*mib, h))
-		require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.ReadWrite)))
+		require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
 		require.NoError(t, v.CopyIn(p, pattern(2*mib)))
 		fd, err := d.Export(h)
 		require.NoError(t, err)
@@ -227,7 +227,7 @@ func TestNothingDrifts(t *testing.T) {
 		require.NoError(t, unix.Close(fd))
 		plain, err := v.(*device).AllocPlain(mib + 1)
 		require.NoError(t, err)
-		require.NoError(t, v.Copy(plain, p, mib, v.Own()))
+		require.NoError(t, v.Copy(plain, p, mib, v.CopyStream()))
 		require.NoError(t, v.(*device).FreePlain(plain))
 		require.NoError(t, d.Unmap(p, 2*mib))
 		require.NoError(t, d.Unmap(p+4*mib, 2*mib))

@@ -62,7 +62,7 @@ func TestReadOnlyExport(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrInvalid, "nobody could ever write it")
 
 	require.NoError(t, d.Map(p, 2*mib, h))
-	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.ReadWrite)))
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
 	fd := export(t, d, h)
 	require.NotZero(t, seals(t, fd)&unix.F_SEAL_FUTURE_WRITE)
 
@@ -74,8 +74,8 @@ func TestReadOnlyExport(t *testing.T) {
 	_, err = unix.Pread(fd, got, 0)
 	require.NoError(t, err)
 	require.Equal(t, append([]byte("owner"), want[5:]...), got)
-	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.Read)))
-	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.ReadWrite)))
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessRead)))
+	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
 
 	// The reader can make nothing writable of it.
 	_, err = unix.Pwrite(fd, []byte{1}, 0)
@@ -91,12 +91,12 @@ func TestReadOnlyExport(t *testing.T) {
 
 	// Nor can the owner, at another place or after an unmap.
 	require.NoError(t, d.Map(p+2*mib, 2*mib, h))
-	require.ErrorIs(t, d.SetAccess(p+2*mib, 2*mib, grant(0, driver.ReadWrite)), driver.ErrPermission)
-	require.ErrorIs(t, d.SetAccess(p, 4*mib, grant(0, driver.ReadWrite)), driver.ErrPermission)
-	require.NoError(t, d.SetAccess(p+2*mib, 2*mib, grant(0, driver.Read)))
+	require.ErrorIs(t, d.SetAccess(p+2*mib, 2*mib, grant(0, driver.AccessReadWrite)), driver.ErrPermission)
+	require.ErrorIs(t, d.SetAccess(p, 4*mib, grant(0, driver.AccessReadWrite)), driver.ErrPermission)
+	require.NoError(t, d.SetAccess(p+2*mib, 2*mib, grant(0, driver.AccessRead)))
 	require.NoError(t, d.Unmap(p, 4*mib))
 	require.NoError(t, d.Map(p, 2*mib, h))
-	require.ErrorIs(t, d.SetAccess(p, 2*mib, grant(0, driver.ReadWrite)), driver.ErrPermission)
+	require.ErrorIs(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)), driver.ErrPermission)
 	export(t, d, h)
 
 	require.NoError(t, d.Unmap(p, 2*mib))
@@ -112,7 +112,7 @@ func TestImportWithoutTheRightToWrite(t *testing.T) {
 	h := create(t, a, 2*mib, frozen)
 	p := reserved(t, a, 2*mib)
 	require.NoError(t, a.Map(p, 2*mib, h))
-	require.NoError(t, a.SetAccess(p, 2*mib, grant(0, driver.ReadWrite)))
+	require.NoError(t, a.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
 	require.NoError(t, va.CopyIn(p, []byte("hello")))
 	fd := export(t, a, h)
 
@@ -121,8 +121,8 @@ func TestImportWithoutTheRightToWrite(t *testing.T) {
 	require.Equal(t, uint64(64*mib), free(t, vb), "counted where it was created")
 	q := reserved(t, b, 2*mib)
 	require.NoError(t, b.Map(q, 2*mib, i))
-	require.ErrorIs(t, b.SetAccess(q, 2*mib, grant(0, driver.ReadWrite)), driver.ErrPermission)
-	require.NoError(t, b.SetAccess(q, 2*mib, grant(0, driver.Read)))
+	require.ErrorIs(t, b.SetAccess(q, 2*mib, grant(0, driver.AccessReadWrite)), driver.ErrPermission)
+	require.NoError(t, b.SetAccess(q, 2*mib, grant(0, driver.AccessRead)))
 	got := make([]byte, 5)
 	require.NoError(t, vb.CopyOut(got, q))
 	require.Equal(t, "hello", string(got))
@@ -220,7 +220,7 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 		h := create(t, d, 4*mib, p)
 		at := reserved(t, d, 4*mib)
 		require.NoError(t, d.Map(at, 4*mib, h))
-		require.NoError(t, d.SetAccess(at, 4*mib, grant(0, driver.ReadWrite)))
+		require.NoError(t, d.SetAccess(at, 4*mib, grant(0, driver.AccessReadWrite)))
 		require.NoError(t, v.CopyIn(at, []byte("kept")))
 		fd := export(t, d, h)
 		require.NoError(t, d.Release(h))

@@ -28,7 +28,7 @@ type context struct {
 // something in it.
 type stream struct {
 	context *context
-	owner   *device // whose Own stream it is; nil for others
+	owner   *device // whose CopyStream stream it is; nil for others
 	thread  int     // whose stream 2 it is; 0 for others
 	queue   []*op   // in order; the first may be running
 	inline  []*op   // synchronous copies that run in their callers

@@ -17,7 +17,7 @@ const (
 
 // WriteValue queues one atomic store.
 func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
-	return v.value("WriteValue", s, p, width, driver.ReadWrite, func(*context) bool {
+	return v.value("WriteValue", s, p, width, driver.AccessReadWrite, func(*context) bool {
 		store(uint64(p), val, width)
 		return true
 	})
@@ -25,7 +25,7 @@ func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int
 
 // WaitValue holds the stream until an atomic load finds the value.
 func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
-	return v.value("WaitValue", s, p, width, driver.Read, func(c *context) bool {
+	return v.value("WaitValue", s, p, width, driver.AccessRead, func(c *context) bool {
 		timer := time.NewTimer(0)
 		defer timer.Stop()
 		for pause := firstPause; ; pause = min(2*pause, lastPause) {

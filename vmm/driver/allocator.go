@@ -1,8 +1,8 @@
 package driver
 
-// Plain is a Device that also has ordinary device memory: cuMemAlloc and its
+// Allocator is a Device that also has ordinary device memory: cuMemAlloc and its
 // stream-ordered kin, or an anonymous mapping. vmmbench compares with it.
-type Plain interface {
+type Allocator interface {
 	AllocPlain(n uint64) (Ptr, error)
 	// FreePlain may wait for the whole device, as cuMemFree does.
 	FreePlain(Ptr) error
