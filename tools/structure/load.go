@@ -31,9 +31,13 @@ type ref struct {
 	name     string
 }
 
-// kinds says which identifiers count besides functions, types, variables and
+// kinds says what counts besides the names of functions, types, variables and
 // constants of a package.
-type kinds struct{ fields, methods, promoted bool }
+type kinds struct {
+	fields, methods bool
+	embedded        bool // fields that a selector passes through unnamed
+	methodSets      bool // a type refers to its methods
+}
 
 // loader finds the declaration at a position.
 type loader struct {
@@ -71,18 +75,28 @@ func load(root string, patterns []string, k kinds) ([]*decl, []ref, error) {
 		all = append(all, ds...)
 	}
 	var found []ref
-	for _, p := range pkgs {
-		promoted := map[*ast.Ident]bool{}
-		for sel, s := range p.TypesInfo.Selections {
-			promoted[sel.Sel] = len(s.Index()) > 1
+	add := func(from token.Pos, obj types.Object) {
+		a, b := l.at(from), l.at(obj.Pos())
+		if b != nil && a != b && k.count(obj) {
+			found = append(found, ref{a, b, obj.Name()})
 		}
+	}
+	for _, p := range pkgs {
 		for id, obj := range p.TypesInfo.Uses {
-			if !k.count(obj) || promoted[id] && !k.promoted {
-				continue
+			add(id.Pos(), obj)
+		}
+		for sel, s := range p.TypesInfo.Selections {
+			for _, f := range passed(s) {
+				if k.embedded {
+					add(sel.Sel.Pos(), f)
+				}
 			}
-			from, to := l.at(id.Pos()), l.at(obj.Pos())
-			if to != nil && from != to {
-				found = append(found, ref{from, to, id.Name})
+		}
+		for _, obj := range p.TypesInfo.Defs {
+			if f, ok := obj.(*types.Func); ok && k.methodSets {
+				if t := receiver(f); t != nil {
+					add(t.Pos(), f)
+				}
 			}
 		}
 	}
@@ -116,7 +130,7 @@ func (l loader) add(root string, f *ast.File) error {
 		case *ast.FuncDecl:
 			name := d.Name.Name
 			if d.Recv != nil {
-				name = receiver(d.Recv.List[0].Type) + "." + name
+				name = typeName(d.Recv.List[0].Type) + "." + name
 			}
 			add(d, name)
 		case *ast.GenDecl:
@@ -153,16 +167,47 @@ func (l loader) add(root string, f *ast.File) error {
 	return nil
 }
 
-func receiver(t ast.Expr) string {
+// typeName returns the name of a receiver's type.
+func typeName(t ast.Expr) string {
 	switch t := t.(type) {
 	case *ast.StarExpr:
-		return receiver(t.X)
+		return typeName(t.X)
 	case *ast.IndexExpr:
-		return receiver(t.X)
+		return typeName(t.X)
 	case *ast.IndexListExpr:
-		return receiver(t.X)
+		return typeName(t.X)
 	}
 	return t.(*ast.Ident).Name
+}
+
+// deref returns the type that t points to, or t.
+func deref(t types.Type) types.Type {
+	if p, ok := t.Underlying().(*types.Pointer); ok {
+		return p.Elem()
+	}
+	return t
+}
+
+// receiver returns the type whose method f is, or nil.
+func receiver(f *types.Func) types.Object {
+	if r := f.Signature().Recv(); r != nil {
+		if t, ok := deref(r.Type()).(*types.Named); ok {
+			return t.Obj()
+		}
+	}
+	return nil
+}
+
+// passed returns the embedded fields between the operand of a selector and
+// what it selects.
+func passed(s *types.Selection) (fields []types.Object) {
+	t := s.Recv()
+	for _, i := range s.Index()[:len(s.Index())-1] {
+		f := deref(t).Underlying().(*types.Struct).Field(i)
+		fields = append(fields, f)
+		t = f.Type()
+	}
+	return fields
 }
 
 // countLines gives each line that holds more than a comment to a declaration.
