@@ -35,7 +35,6 @@ type ref struct {
 // constants of a package.
 type kinds struct {
 	fields, methods bool
-	embedded        bool // fields that a selector passes through unnamed
 	methodSets      bool // a type refers to its methods
 }
 
@@ -84,13 +83,6 @@ func load(root string, patterns []string, k kinds) ([]*decl, []ref, error) {
 	for _, p := range pkgs {
 		for id, obj := range p.TypesInfo.Uses {
 			add(id.Pos(), obj)
-		}
-		for sel, s := range p.TypesInfo.Selections {
-			for _, f := range passed(s) {
-				if k.embedded {
-					add(sel.Sel.Pos(), f)
-				}
-			}
 		}
 		for _, obj := range p.TypesInfo.Defs {
 			if f, ok := obj.(*types.Func); ok && k.methodSets {
@@ -180,34 +172,20 @@ func typeName(t ast.Expr) string {
 	return t.(*ast.Ident).Name
 }
 
-// deref returns the type that t points to, or t.
-func deref(t types.Type) types.Type {
-	if p, ok := t.Underlying().(*types.Pointer); ok {
-		return p.Elem()
-	}
-	return t
-}
-
 // receiver returns the type whose method f is, or nil.
 func receiver(f *types.Func) types.Object {
-	if r := f.Signature().Recv(); r != nil {
-		if t, ok := deref(r.Type()).(*types.Named); ok {
-			return t.Obj()
-		}
+	r := f.Signature().Recv()
+	if r == nil {
+		return nil
+	}
+	t := r.Type()
+	if p, ok := t.(*types.Pointer); ok {
+		t = p.Elem()
+	}
+	if t, ok := t.(*types.Named); ok {
+		return t.Obj()
 	}
 	return nil
-}
-
-// passed returns the embedded fields between the operand of a selector and
-// what it selects.
-func passed(s *types.Selection) (fields []types.Object) {
-	t := s.Recv()
-	for _, i := range s.Index()[:len(s.Index())-1] {
-		f := deref(t).Underlying().(*types.Struct).Field(i)
-		fields = append(fields, f)
-		t = f.Type()
-	}
-	return fields
 }
 
 // countLines gives each line that holds more than a comment to a declaration.

@@ -1,7 +1,7 @@
 // Structure measures how the files of vmm hang together.
 //
 //	structure [-C dir] refs [-v] [-what-if file] [packages]
-//	structure [-C dir] crossed [-v]
+//	structure [-C dir] crossed [-v] [-closures]
 //
 // Refs counts which file refers to which, and how many of those references no
 // order of the files can avoid pointing forward. With -what-if it counts again
@@ -32,6 +32,8 @@ func main() {
 	switch flag.Arg(0) {
 	case "refs":
 		err = refs(*dir, flag.Args()[1:])
+	case "crossed":
+		err = crossed(*dir, flag.Args()[1:])
 	default:
 		flag.Usage()
 		os.Exit(2)

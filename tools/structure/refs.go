@@ -24,7 +24,6 @@ func refs(root string, args []string) error {
 	var k kinds
 	fs.BoolVar(&k.fields, "fields", true, "count struct fields")
 	fs.BoolVar(&k.methods, "methods", true, "count methods")
-	fs.BoolVar(&k.embedded, "embedded", true, "count embedded fields that a selector passes through unnamed")
 	fs.BoolVar(&k.methodSets, "methodsets", true, "count each method as a reference by its type")
 	_ = fs.Parse(args)
 	patterns := fs.Args()
