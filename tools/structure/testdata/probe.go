@@ -52,7 +52,10 @@ func main() {
 	raw, err := d.Raw()
 	must(err)
 	// The stream works on what Clip gives up, and is held until the word is 1.
-	must(raw.(driver.ValueWaiter).WaitValue(s.Raw(), word.Ptr(), 1, 8))
+	gate := raw.(interface {
+		WaitValue(s driver.Stream, p vmm.Ptr, x uint64, width int) error
+	})
+	must(gate.WaitValue(s.Raw(), word.Ptr(), 1, 8))
 	must(raw.Fill(clipped.Ptr()+2*chunk, 0xab, 1, chunk, s.Raw()))
 	must(clipped.SetLen(chunk))
 	measure("Clip after Use", clipped.Clip)
