@@ -145,7 +145,7 @@ func TestRetireGivenUp(t *testing.T) {
 	}
 	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
 	// Somebody else needs more than is to stay.
-	release, err := g.Hold(4 << 20)
+	release, err := g.Hold(0, 4<<20)
 	require.NoError(t, err)
 	retired := make(chan error, 1)
 	go func() { retired <- p.Retire(t.Context(), 1<<20) }()

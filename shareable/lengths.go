@@ -164,7 +164,7 @@ func (p *Publication) withdraw(ctx context.Context, n uint64) error {
 	if err != nil {
 		return err
 	}
-	release, err := p.r.Hold(n)
+	release, err := p.r.Hold(0, n)
 	if err != nil {
 		return err
 	}

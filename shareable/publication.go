@@ -118,7 +118,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 		}
 	}
 	o.Layout.Shape, o.Meta = slices.Clone(o.Layout.Shape), slices.Clone(o.Meta)
-	release, err := r.Hold(0)
+	release, err := r.Hold(0, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -285,7 +285,7 @@ func (p *Publication) keep() (uint64, error) {
 		if n <= p.held {
 			return n, nil
 		}
-		release, err := p.r.Hold(n)
+		release, err := p.r.Hold(0, n)
 		if err == nil {
 			p.release()
 			p.release, p.held = release, n

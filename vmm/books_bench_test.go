@@ -44,7 +44,7 @@ func BenchmarkBooks(b *testing.B) {
 		require.NoError(b, g.SetLen(n*chunk))
 		run("ReadAt", func() error { _, err := g.ReadAt(one, int64(n*chunk/2)); return err })
 		run("Hold", func() error {
-			release, err := g.Hold(1)
+			release, err := g.Hold(0, 1)
 			if err == nil {
 				release()
 			}

@@ -6,18 +6,20 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // Close waits for work that may use the memory, unmaps it and frees the
-// addresses. A held reservation, and one inside a Range, answers ErrBusy and
+// addresses. A held reservation, and one inside a Range, returns ErrBusy and
 // stays as it is; so does, with ErrCapturing, one that a captured stream may
 // use. If the device is lost, everything is given back all the same and the
 // error returned. On any other failure nothing but Close works any more; call
 // it again. Twice is fine, and so is a nil Reservation.
 func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx is done and answers its
-// error. The close goes on by itself; Device.Close joins it.
+// CloseContext is Close that stops waiting when ctx is done and returns its
+// error. The close goes on by itself; Device.Close waits for it.
 func (r *Reservation) CloseContext(ctx context.Context) error {
 	if r == nil {
 		return nil
@@ -57,7 +59,7 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 	}
 }
 
-// close is Close for whoever the reservation belongs to; with is what keeps
+// close is Close for a user's reservation and for the one inside a range; with keeps
 // others from adding to it while it is being closed to them.
 func (r *Reservation) close(with sync.Locker) error {
 	r.closeMu.Lock()
@@ -65,55 +67,44 @@ func (r *Reservation) close(with sync.Locker) error {
 	r.grantMu.Lock()
 	defer r.grantMu.Unlock()
 	with.Lock()
-	turn, was, err := r.beginClose()
+	t, was, err := r.beginClose()
 	with.Unlock()
-	if err != nil || turn == 0 {
+	if err != nil || t == nil {
 		return err
 	}
+	r.copies.wait()
 	err = r.lastFence()
 	switch {
 	case errors.Is(err, ErrCapturing):
-		r.undoClose(turn, was)
+		r.undoClose(t, was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
 		err = also(err, "and giving it back", r.teardown())
 	}
 	return err
 }
 
-// beginClose lets nobody in any more and retires everything; no copy of ours is
-// under way when it returns. The turn is 0 if there is nothing left to do.
-func (r *Reservation) beginClose() (turn uint64, was uint32, err error) {
-	turn, was, err = r.markClosing()
-	if err == nil && turn > 0 {
-		r.copies.wait()
-	}
-	return turn, was, err
-}
-
-func (r *Reservation) markClosing() (turn uint64, was uint32, err error) {
+// beginClose lets nothing in any more and retires everything; nil if it is closed
+// already. The caller then waits for copies.
+func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 	r.mappingMu.Lock() // a growth that is under way ends first
 	defer r.mappingMu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was = r.phase.Load()
 	if was == isClosed {
-		return 0, 0, nil
+		return nil, was, nil
 	}
 	if len(r.holds) > 0 {
-		return 0, 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.heldLocked())
+		return nil, was, fmt.Errorf("%w: bytes of it are held", ErrBusy)
 	}
 	r.phase.Store(isClosing)
-	r.retireSeq++
-	for i := range r.slots {
-		r.retireSlotLocked(&r.slots[i])
-	}
-	return r.retireSeq, was, nil
+	return r.retireLocked(0, len(r.table)), was, nil
 }
 
-// lastFence is fence where there is something that work could be using.
+// lastFence is fence if there is something that work could be using.
 func (r *Reservation) lastFence() error {
 	r.mu.Lock()
-	used := slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped })
+	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
 	r.mu.Unlock()
 	if !used {
 		return nil
@@ -121,84 +112,56 @@ func (r *Reservation) lastFence() error {
 	return r.fence()
 }
 
-// reopen undoes beginClose.
-func (r *Reservation) undoClose(turn uint64, to uint32) {
-	r.unretire(turn, 0, r.size)
+// undoClose undoes beginClose.
+func (r *Reservation) undoClose(t *retirement, to uint32) {
+	r.unretire(t)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.phase.Store(to)
 }
 
-// teardown gives back whatever the driver will take. What it will not stays
+// teardown gives back whatever the driver will take. What it refuses stays
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
-	gone, failed := r.unmapEverything()
+	r.mappingMu.Lock()
+	gone, failed := r.unmapRuns(func(*slot) bool { return true })
+	left := len(r.table)
+	r.mappingMu.Unlock()
 	for _, m := range gone {
 		failed = also(failed, "and", m.release())
 	}
-	r.mu.Lock()
-	left := len(r.slots)
-	r.mu.Unlock()
 	if left == 0 {
 		failed = also(failed, "and", r.free())
 	}
 	return failed
 }
 
-// unmapAll unmaps stretch by stretch and gives the memory that was there.
-func (r *Reservation) unmapEverything() (gone []*memory, failed error) {
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	for j := len(r.slots); j > 0; {
-		i := j - 1
-		for i > 0 && r.slots[i-1].end() == r.slots[i].off {
-			i--
-		}
-		off := r.slots[i].off
-		err := r.dev.drv().Unmap(r.ptr+Ptr(off), r.slots[j-1].end()-off)
-		r.mu.Lock()
-		if err != nil {
-			failed = also(failed, "and", err)
-			for k := i; k < j; k++ {
-				r.quarantineLocked(&r.slots[k], err)
-			}
-		} else {
-			gone = r.removeSlotsLocked(i, j, gone)
-			r.generation.Add(1)
-		}
-		r.mu.Unlock()
-		j = i
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.notify()
-	return gone, failed
-}
-
 // free gives the addresses back; with them the reservation is closed.
 func (r *Reservation) free() error {
 	r.dropRetirements()
-	sys := r.dev.state.parent
-	sys.remove(r)
+	// Out of the look-up first: the driver may hand the addresses out again at once.
+	all := r.dev.state.parent
+	all.remove(r)
 	if err := r.dev.drv().Free(r.ptr, r.size); err != nil {
-		sys.add(r)
+		all.add(r)
 		return err
 	}
 	giveAddresses(r.size)
-	r.dev.counters.reserved.sub(r.size)
+	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 	r.mu.Lock()
 	r.phase.Store(isClosed)
 	r.notify()
-	grants, named, owed := r.grants[1:], r.namedStreams, r.pendingAppends
+	grants, named, pending := r.grants[1:], r.namedStreams, r.pendingAppends
 	r.namedStreams, r.pendingAppends = nil, nil
 	r.mu.Unlock()
+	// The devices and streams last: until here they stay open for the memory.
 	for _, g := range grants {
 		g.dev.untrack(grantKey{r, g.dev})
 	}
 	for s := range named {
 		s.removeUser(r)
 	}
-	for s := range owed {
+	for s := range pending {
 		s.removeUser(r)
 	}
 	r.dev.untrack(r)

@@ -189,7 +189,7 @@ func TestZeroSizes(t *testing.T) {
 		require.NoError(t, err)
 		_, err = g.WriteAt(nil, 0)
 		require.NoError(t, err)
-		release, err := g.Hold(0)
+		release, err := g.Hold(0, 0)
 		require.NoError(t, err)
 		release()
 		require.NoError(t, s.Fill(g.Ptr(), 1, 4, 0))

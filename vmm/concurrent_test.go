@@ -59,7 +59,7 @@ func TestConcurrentUse(t *testing.T) {
 		return nil
 	})
 	busy(func() error {
-		release, err := g.Hold(g.Len())
+		release, err := g.Hold(0, g.Len())
 		if err == nil {
 			release()
 		}
@@ -263,6 +263,6 @@ func TestWriteAtBesideClose(t *testing.T) {
 	require.NoError(t, g.Close())
 	h.let()
 	require.ErrorIs(t, <-wrote, vmm.ErrClosed)
-	_, err = g.Hold(page)
+	_, err = g.Hold(0, page)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }

@@ -3,29 +3,30 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// pinned is the reservations that a copy touches: memory in them does not go
-// before the copy has been queued, or has ended.
-type lockedSpans [2]struct {
-	r     *Reservation
-	epoch uint64
-}
-
-// span is memory that a copy reads or writes.
+// span is memory that a call reads or writes.
 type span struct {
 	addr Ptr
 	size uint64
 	need Access
 }
 
-// pin takes the reservations that two spans lie in and checks that they are
-// mapped there, that this device's access is not about to go, and that their UsedBy
-// has not named other streams than on, which is nil for the library's own. Memory
-// that no reservation knows (plain, pinned) is the driver's to judge.
-func (d *Device) lockSpans(on *Stream, spans ...span) (p lockedSpans, err error) {
+// lockedSpans is the reservations that a call touches: memory in them is not unmapped,
+// and no access to it ends, before unlock.
+type lockedSpans [2]struct {
+	r     *Reservation
+	epoch uint64
+}
+
+// lockSpans locks the reservations that at most two spans lie in. It checks that all
+// of the spans is mapped, that this device's access is not about to go, and that
+// UsedBy has not named other streams than on, which is nil for the library's own.
+// Memory that no reservation knows (plain, pinned) is the driver's to judge.
+func (d *Device) lockSpans(on *Stream, spans ...span) (l lockedSpans, err error) {
 	for i, s := range spans {
 		if s.size == 0 {
 			continue
@@ -34,57 +35,101 @@ func (d *Device) lockSpans(on *Stream, spans ...span) (p lockedSpans, err error)
 		if r == nil {
 			continue
 		}
-		p[i].r, p[i].epoch = r, r.copies.begin()
+		// Counted before it is checked: what takes the memory away later waits.
+		l[i].r, l[i].epoch = r, r.copies.begin()
 		if err = r.checkSpan(s, d.state, on); err != nil {
-			p.unlock()
+			l.unlock()
 			return lockedSpans{}, err
 		}
 	}
-	return p, nil
+	return l, nil
 }
 
-// unpin undoes pin.
-func (p *lockedSpans) unlock() {
-	for _, x := range p {
+// unlock undoes lockSpans.
+func (l *lockedSpans) unlock() {
+	for _, x := range l {
 		if x.r != nil {
 			x.r.copies.end(x.epoch)
 		}
 	}
 }
 
-// covers is nil if the device may use the span, as far as r knows, on that
-// stream. The caller has begun a copy.
+// Span is memory that a call reads or writes, for Stream.LockSpans.
+type Span struct {
+	Addr   Ptr
+	Size   uint64 // bytes
+	Access Access // what the call needs
+}
+
+// LockSpans keeps spans from being unmapped, and access to them from being taken away,
+// for the time of one call that queues work on the stream: a kernel's launch for one.
+// What takes the memory away waits for unlock, and then for the work as always. All of
+// a span must be mapped and accessible to the stream's device, else ErrBounds; a span
+// in which UsedBy has named other streams is ErrInvalid; one whose access is being
+// changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory that no reservation
+// knows is left to the driver. unlock must be called once, soon: a Clip, an Unmap or a
+// Close of the memory may be waiting for it.
+func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
+	var locked []lockedSpans
+	unlock = sync.OnceFunc(func() {
+		for i := range locked {
+			locked[i].unlock()
+		}
+	})
+	err = s.with(func(*openDevice) error {
+		for _, x := range spans {
+			if x.Addr+Ptr(x.Size) < x.Addr {
+				return fmt.Errorf("%w: the addresses overflow", ErrBounds)
+			}
+			l, err := s.dev.lockSpans(s, span{x.Addr, x.Size, x.Access})
+			if err != nil {
+				return err
+			}
+			locked = append(locked, l)
+		}
+		return nil
+	})
+	if err != nil {
+		unlock()
+		return nil, s.fail("lock spans", 0, 0, err)
+	}
+	return unlock, nil
+}
+
+// checkSpan is nil if the device may use the span on that stream, as far as r knows.
+// The caller has begun a copy.
 func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return err
 	}
-	if err := r.checkBlockedLocked(by, s.need); err != nil {
-		return err
+	for _, b := range r.copyBlocks {
+		if b.deviceState == by && s.need > b.left {
+			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
+		}
 	}
 	if on != nil {
 		if err := r.checkStreamLocked(on); err != nil {
 			return err
 		}
 	}
-	return r.checkMappedLocked(uint64(s.addr-r.ptr), s.size)
-}
-
-// blockedFor is ErrBusy while the device's access may drop below need. It needs r.mu.
-func (r *Reservation) checkBlockedLocked(by *deviceState, need Access) error {
-	for _, b := range r.copyBlocks {
-		if b.deviceState == by && need > b.left {
-			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
-		}
+	off := uint64(s.addr - r.ptr)
+	end := off + s.size
+	if end < off || end > r.size {
+		return r.outOfBounds(off, s.size)
+	}
+	if have := r.table.Accessible(off, end); have < end {
+		return fmt.Errorf("%w: %v is not mapped, or given up", ErrBounds, r.ptr+Ptr(have))
 	}
 	return nil
 }
 
-// serves is nil if fences wait for the stream. It needs r.mu.
+// checkStreamLocked is nil if fences wait for the stream. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
+	r.mu.AssertHeld()
 	if _, named := r.namedStreams[s]; r.usersNamed && !named {
-		return fmt.Errorf("%w: Use has named other streams", ErrInvalid)
+		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}
 	return nil
 }
@@ -115,7 +160,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	return d.fail("copy out", src, n, err)
 }
 
-// pinned pins s for a copy on the library's own stream.
+// lockSpan pins s for a copy on the library's own stream.
 func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error) {
 	if raw, err = d.ensureOpen(); err != nil {
 		return pins, nil, err

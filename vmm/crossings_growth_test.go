@@ -72,7 +72,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		"WriteAt x asleep": whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.WriteAt(b, 0)) }),
 		"WriteTo x asleep": whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.WriteTo(io.Discard)) }),
 		"Host x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.Host()) }),
-		"Hold x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.Hold(1)) }),
+		"Hold x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return second(g.Hold(0, 1)) }),
 		"UsedBy x asleep": whileAsleep(func(w *world, g *vmm.Range) error {
 			s := stream(w.t.(*testing.T), w.devs[0])
 			return errors.Join(g.UsedBy(s), s.Close())
@@ -121,7 +121,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 		},
 		"Sleep x held": func(t *testing.T, w *world) error {
 			g := ranged(t, w, page)
-			release, err := g.Hold(1)
+			release, err := g.Hold(0, 1)
 			require.NoError(t, err)
 			err = vmm.Sleep(vmm.SleepKeep, g)
 			awake(t, g)

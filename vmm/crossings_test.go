@@ -113,7 +113,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		return func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
 			require.NoError(t, g.Grow(3*page))
-			release, err := g.Hold(page + page/2)
+			release, err := g.Hold(0, page+page/2)
 			require.NoError(t, err)
 			err = f(g)
 			release()
@@ -266,7 +266,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			for w.devs[0].Stats().Retiring == 0 {
 				runtime.Gosched()
 			}
-			_, result := r.Hold(page)
+			_, result := r.Hold(0, page)
 			open()
 			require.NoError(t, <-unmapped)
 			require.NoError(t, s.Close())

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // Device is one GPU, or a share of host memory that stands in for one. It makes
@@ -16,53 +17,54 @@ import (
 // where they were made, and closes only when none is. Opening a device twice
 // gives two Devices that share one context. Safe for concurrent use.
 type Device struct {
-	state    *deviceState
-	name     string
-	info     Info
+	// Immutable.
+	state *deviceState
+	name  string
+	info  Info
+
 	counters counters
+	cache    cache
+	worked   atomic.Int64 // nanoseconds of the goroutine's work
+	sweepMu  lock.Mutex   // held while retirements come to their end
 
-	mu          sync.Mutex
-	closed      bool
-	open        map[any]opened
-	closing     bool           // Close is giving back what is open of the driver's device
-	deferred    []func() error // what the driver would not take back; Close tries again
-	quarantined []*memory      // nor this; Trim, and growth out of memory, try too
-	background  int            // what Close waits for: mostly closes that their callers gave up on
-	wakeup      *sync.Cond     // on mu: background fell, the goroutine ended, or something was opened
-	worker      worker
-	noWorker    bool // tests only: no goroutine is started
-	worked      atomic.Int64
-
-	sweepMu    sync.Mutex                // held while retirements come to their end
-	retiringMu sync.Mutex                // a leaf
+	mu         lock.Mutex
+	wakeup     *sync.Cond // on mu: background fell, the goroutine ended, or something was opened
+	closed     bool
+	closing    bool // Close is giving back what is open of the driver's device
+	open       map[any]openedAt
+	deferred   []func() error            // releases that the driver refused; Close tries again
+	unreleased []*memory                 // refused too; Trim, and growth out of memory, try again
+	background int                       // what Close waits for: mostly closes that their callers gave up on
 	retiring   map[*Reservation]struct{} // have retirements that the goroutine ends
-
-	cache cache
-
-	hostMu sync.Mutex
-	host   *Device // where the contents of sleeping ranges wait; nil before that
+	worker     worker
 }
 
-// opened says what the user has open and where it was made.
-type opened struct {
+// openedAt says what the user has open and where it was made.
+type openedAt struct {
 	kind string
 	made [8]uintptr
 }
 
 func newDevice(drv driver.Driver, info Info) *Device {
 	d := &Device{
-		name: fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
-		info: info,
-		open: map[any]opened{},
-
+		name:     fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
+		info:     info,
+		open:     map[any]openedAt{},
 		retiring: map[*Reservation]struct{}{},
 	}
+	key := deviceCount.Add(1)
+	d.sweepMu.At(levelSweep, key)
+	d.mu.At(levelDevice, key)
+	d.cache.mu.At(levelCache, key)
+	d.counters.mu.At(levelCounters, key)
 	d.wakeup = sync.NewCond(&d.mu)
 	d.worker.kicked = make(chan struct{}, 1)
-	d.counters.init()
 	d.state = acquireState(drv, info.Ordinal, d)
 	return d
 }
+
+// deviceCount gives the order in which several Devices are locked.
+var deviceCount atomic.Uint64
 
 // String is the device's name, "cuda:0".
 func (d *Device) String() string {
@@ -108,7 +110,7 @@ func (d *Device) liveLocked() error {
 	return nil
 }
 
-// raw is the driver's device, opened at the first call that needs it.
+// ensureOpen is the driver's device, opened at the first call that needs it.
 func (d *Device) ensureOpen() (*openDevice, error) {
 	if err := d.live(); err != nil {
 		return nil, err
@@ -126,7 +128,7 @@ func (d *Device) Raw() (driver.Device, error) {
 	return o.Device, nil
 }
 
-// home is where memory of this device lives.
+// location is where memory of this device lives.
 func (d *Device) location() Location { return Location{Kind: LocationDevice, ID: d.state.n} }
 
 // resolve replaces LocationOwner by this device.
@@ -216,7 +218,7 @@ func (d *Device) track(thing any, kind string) error {
 	if d == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
-	o := opened{kind: kind}
+	o := openedAt{kind: kind}
 	runtime.Callers(2, o.made[:])
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -246,7 +248,7 @@ func (d *Device) untrack(thing any) {
 }
 
 // describe is the kind, with an address and a size for what has them.
-func (o opened) describe(thing any) string {
+func (o openedAt) describe(thing any) string {
 	switch t := thing.(type) {
 	case *Reservation:
 		return fmt.Sprintf("%s at %v of %s", o.kind, t.ptr, sizeText(t.size))
@@ -261,7 +263,7 @@ func (o opened) describe(thing any) string {
 }
 
 // where is the first line outside this module's own packages, the caller's.
-func (o opened) where() string {
+func (o openedAt) where() string {
 	n := slices.Index(o.made[:], 0)
 	if n < 0 {
 		n = len(o.made)
@@ -277,14 +279,14 @@ func (o opened) where() string {
 	}
 }
 
-// strand keeps a way to give back what the driver would not take.
+// deferRelease keeps a way to give back what the driver would not take.
 func (d *Device) deferRelease(again func() error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.deferred = append(d.deferred, again)
 }
 
-// unstrand tries once more.
+// retryReleases tries once more.
 func (d *Device) retryReleases() error {
 	d.mu.Lock()
 	all := d.deferred
@@ -300,7 +302,7 @@ func (d *Device) retryReleases() error {
 	return failed
 }
 
-// goOn runs f in the background; Close waits for it.
+// runInBackground runs f in the background; Close waits for it.
 func (d *Device) runInBackground(f func()) {
 	d.mu.Lock()
 	d.background++
@@ -333,7 +335,6 @@ func (d *Device) close() error {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
 	err := also(kept, "and", d.trim(0))
-	err = also(err, "and", d.closeHostDevice())
 	err = also(err, "and", d.state.parent.closeUnfinished())
 	if err != nil {
 		return err
@@ -366,14 +367,14 @@ func (d *Device) beginClose() (again bool, err error) {
 	if err := d.checkUnusedLocked(); err != nil {
 		return false, err
 	}
-	if n := d.counters.committedNow(); n > 0 {
+	if n := d.counters.read(&d.counters.committed); n > 0 {
 		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or on their way back", ErrBusy, sizeText(n))
 	}
 	d.closing = true
 	return false, nil
 }
 
-// unused is nil if nothing is open. It needs d.mu.
+// checkUnusedLocked is nil if nothing is open. It needs d.mu.
 func (d *Device) checkUnusedLocked() error {
 	if len(d.open) > 0 {
 		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.openNamesLocked(), "; "))
@@ -381,7 +382,7 @@ func (d *Device) checkUnusedLocked() error {
 	return nil
 }
 
-// join waits for the closes that their callers stopped waiting for, unless a
+// waitForCloses waits for the closes that their callers stopped waiting for, unless a
 // reservation is open besides, so that Close will not come to its end anyway.
 func (d *Device) waitForCloses() {
 	d.mu.Lock()
@@ -391,7 +392,7 @@ func (d *Device) waitForCloses() {
 	}
 }
 
-// kept says whether a reservation is open that is not closing. It needs d.mu.
+// staysOpenLocked says whether a reservation is open that is not closing. It needs d.mu.
 func (d *Device) staysOpenLocked() bool {
 	for thing := range d.open {
 		if r, ok := thing.(*Reservation); ok && r.phase.Load() < isClosing && r.closesRunning.Load() == 0 {
@@ -401,7 +402,7 @@ func (d *Device) staysOpenLocked() bool {
 	return false
 }
 
-// quiet waits for the device's goroutine, which has nothing to do once nothing
+// stopWorker waits for the device's goroutine, which has nothing to do once nothing
 // is open.
 func (d *Device) stopWorker() error {
 	d.mu.Lock()
@@ -418,7 +419,7 @@ func (d *Device) stopWorker() error {
 	}
 }
 
-// names says what is open and where it was made, in a stable order, the first
+// openNamesLocked says what is open and where it was made, in a stable order, the first
 // few if there are many. d.mu is held.
 func (d *Device) openNamesLocked() []string {
 	const most = 8

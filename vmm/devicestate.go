@@ -3,42 +3,54 @@ package vmm
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// process is what all devices of this process share. It is the one global: the
-// address budget must hold for the process, and devices of one driver must find
-// each other.
-var process = struct {
-	mu      sync.Mutex // before any other lock of a system or port
-	systems map[driver.Driver]*driverState
+// What Devices share, from the outside in:
+//
+//	process      the address budget, and a driverState for each driver with Devices
+//	driverState  all Devices of one driver: whose address something is
+//	deviceState  all Devices on one ordinal: limit, streams, and the openDevice
+//	openDevice   the driver's device while it is open: its context, events, staging
+//
+// The first Device makes what is not there yet; the last one to close takes it away.
 
-	addresses sync.Mutex
-	limit     uint64
-	reserved  uint64
-}{limit: 1 << 46, systems: map[driver.Driver]*driverState{}}
+// process is the one global: the address budget must hold for the process, and
+// devices of one driver must find each other.
+var process = func() *processState {
+	p := &processState{limit: 1 << 46, drivers: map[driver.Driver]*driverState{}}
+	p.mu.At(levelProcess, 0)
+	return p
+}()
+
+type processState struct {
+	mu      lock.Mutex
+	drivers map[driver.Driver]*driverState
+
+	limit    uint64 // bytes of addresses
+	reserved uint64
+}
 
 // SetAddressLimit changes how many bytes of addresses all reservations of this
-// process may hold together, and gives the old limit. The default is 2^46, half
-// of what the kernel gives a process on x86-64: where addresses run out, Go's
-// own heap cannot grow and the process dies. A limit below what is reserved
-// already only stops new reservations.
+// process may hold together, and returns the old limit. The default is 2^46, half
+// of what the kernel gives a process on x86-64: if addresses run out, Go's own heap
+// cannot grow and the process dies. A limit below what is reserved already only
+// stops new reservations.
 func SetAddressLimit(bytes uint64) (old uint64) {
-	process.addresses.Lock()
-	defer process.addresses.Unlock()
+	process.mu.Lock()
+	defer process.mu.Unlock()
 	old, process.limit = process.limit, bytes
 	return old
 }
 
 // takeAddresses counts size against the process's limit.
 func takeAddresses(size uint64) error {
-	process.addresses.Lock()
-	defer process.addresses.Unlock()
+	process.mu.Lock()
+	defer process.mu.Unlock()
 	if left := process.limit - min(process.limit, process.reserved); size > left {
 		return fmt.Errorf("%w: %s are left of this process's limit of %s; ask for a smaller Max or see SetAddressLimit",
 			ErrAddressSpace, sizeText(left), sizeText(process.limit))
@@ -49,71 +61,76 @@ func takeAddresses(size uint64) error {
 
 // giveAddresses undoes takeAddresses.
 func giveAddresses(size uint64) {
-	process.addresses.Lock()
-	defer process.addresses.Unlock()
+	process.mu.Lock()
+	defer process.mu.Unlock()
 	process.reserved -= size
 }
 
-// system is one driver and what this process has open on it.
+// testHooks are set by tests only, before the first use: each turns one guard off, or
+// a path on that is otherwise seldom taken.
+type testHooks struct {
+	noFence     bool // no wait before memory is taken away
+	noGrantLock bool // EnablePeers does not lock the grants of its ranges
+	noWorker    bool // no device goroutine is started
+	staging     stagingHooks
+}
+
+// driverState is one driver and what this process has open on it.
 type driverState struct {
-	drv     driver.Driver
-	noFence bool // tests only: the negative control of every fence
-
-	noGrantLock bool // tests only: the negative control of lockGrants
-
-	users int // devices; guarded by process.mu
-
+	drv    driver.Driver
+	hooks  testHooks
 	legacy legacyPairs
 
-	mu      sync.RWMutex
-	devices map[int]*deviceState
-	spans   []*Reservation // by address
+	devicesOpen int // Devices; guarded by process.mu
 
-	unfinishedMu sync.Mutex
-	unfinished   []*openDevice // could not be closed when its last user let go of it
+	mu         lock.RWMutex
+	devices    map[int]*deviceState
+	spans      []*Reservation // by address
+	unfinished []*openDevice  // could not be closed when the last use of it ended
 }
 
-// port is one device of a driver, shared by all Devices opened on it: what of
-// it is open, and every stream this package knows.
+// deviceState is one device of a driver, shared by all Devices opened on it.
 type deviceState struct {
+	// Immutable.
 	parent *driverState
-	n      int
-	open   atomic.Pointer[openDevice] // nil before the first need
+	n      int // the ordinal
 
-	closeMu sync.Mutex // Device.Close alone takes it, and holds it across waits
-	openMu  sync.Mutex // held while open changes, and while the driver opens its device
+	// Atomic.
+	open          atomic.Pointer[openDevice] // nil before the first need
+	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
+	pressureUntil atomic.Int64               // look-ahead rests until then, in Unix nanoseconds
 
-	mu      sync.Mutex
-	devices []*Device
-	limit   uint64 // of what this process creates; 0: none
-	created uint64
+	closeMu    lock.Mutex // Device.Close alone takes it, and holds it across waits
+	pressureMu lock.Mutex // one goroutine at a time looks for memory to release
+	openMu     lock.Mutex // held while open changes, and while the driver opens its device
 
-	streamsMu sync.RWMutex // shared while they are asked, so that none is freed
+	mu            lock.Mutex
+	devices       []*Device
+	limit         uint64 // of what this process creates; 0: none
+	created       uint64
+	pressureHooks []*pressureHook
+
+	streamsMu lock.RWMutex // shared while they are asked, so that none is freed
 	streams   []*Stream    // that this package knows; each knows its index
-
-	pressureMu sync.Mutex    // one at a time looks for memory to give back
-	released   atomic.Uint64 // bytes of memory that went back, ever
-
-	pressureUntil atomic.Int64 // look-ahead rests until then, in Unix nanoseconds
-
-	staging stagingOptions
 }
 
-// join makes d a user of the port of device n.
+// acquireState makes d a user of the state of device n.
 func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	sys := process.systems[drv]
+	sys := process.drivers[drv]
 	if sys == nil {
 		sys = &driverState{drv: drv, devices: map[int]*deviceState{}}
-		process.systems[drv] = sys
+		sys.mu.At(levelDriver, 0)
+		sys.legacy.mu.At(levelLegacyPairs, 0)
+		process.drivers[drv] = sys
 	}
-	sys.users++
+	sys.devicesOpen++
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
 	p := sys.devices[n]
 	if p == nil {
-		p = &deviceState{parent: sys, n: n}
+		p = newDeviceState(sys, n)
 		sys.devices[n] = p
 	}
 	p.mu.Lock()
@@ -122,106 +139,120 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	return p
 }
 
-// leave undoes join.
-func (p *deviceState) releaseState(d *Device) {
+func newDeviceState(parent *driverState, n int) *deviceState {
+	s := &deviceState{parent: parent, n: n}
+	key := uint64(n) // devices are locked by ordinal, if more than one is
+	s.closeMu.At(levelDeviceClose, key)
+	s.pressureMu.At(levelPressure, key)
+	s.openMu.At(levelOpen, key)
+	s.mu.At(levelDeviceState, key)
+	s.streamsMu.At(levelStreams, key)
+	return s
+}
+
+// releaseState undoes acquireState.
+func (s *deviceState) releaseState(d *Device) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.devices = slices.DeleteFunc(p.devices, func(e *Device) bool { return e == d })
-	if len(p.devices) == 0 {
-		p.limit = 0
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
+	if len(s.devices) == 0 {
+		s.limit = 0
 	}
-	p.parent.users--
-	if p.parent.users == 0 {
-		delete(process.systems, p.parent.drv)
+	s.parent.devicesOpen--
+	if s.parent.devicesOpen == 0 {
+		delete(process.drivers, s.parent.drv)
 	}
 }
 
-// shut closes what is open of the driver's device if d is the only Device left
-// on it. It holds no lock but port.closer, since it waits for the device; a
+// closeDevice closes what is open of the driver's device if d is the only Device left
+// on it. It waits for the device, so it needs closeMu and holds no other lock; a
 // Device that is opened meanwhile opens the driver's device anew.
-func (p *deviceState) closeDevice(d *Device) error {
-	o := p.detachOpen(d)
+func (s *deviceState) closeDevice(d *Device) error {
+	o := s.detachOpen(d)
 	if o == nil {
 		return nil
 	}
 	err := o.close()
 	if err != nil {
-		d.deferRelease(o.close) // it may be half closed: nobody gets it again
+		d.deferRelease(o.close) // it may be half closed: it is not used again
 	}
 	return err
 }
 
-// takeOpen takes what is open away from those who come, if d is the only Device.
-func (p *deviceState) detachOpen(d *Device) *openDevice {
-	p.openMu.Lock()
-	defer p.openMu.Unlock()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.devices) != 1 || p.devices[0] != d {
+// detachOpen takes what is open out of use, if d is the only Device.
+func (s *deviceState) detachOpen(d *Device) *openDevice {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.devices) != 1 || s.devices[0] != d {
 		return nil
 	}
-	return p.open.Swap(nil)
+	return s.open.Swap(nil)
 }
 
-// device opens the driver's device at the first call that needs one.
-func (p *deviceState) ensureOpen() (*openDevice, error) {
-	if o := p.open.Load(); o != nil {
+// ensureOpen opens the driver's device at the first call that needs one.
+func (s *deviceState) ensureOpen() (*openDevice, error) {
+	if o := s.open.Load(); o != nil {
 		return o, nil
 	}
-	p.openMu.Lock()
-	defer p.openMu.Unlock()
-	if o := p.open.Load(); o != nil {
+	s.openMu.Lock()
+	defer s.openMu.Unlock()
+	if o := s.open.Load(); o != nil {
 		return o, nil
 	}
-	p.mu.Lock()
-	users := len(p.devices)
-	p.mu.Unlock()
+	s.mu.Lock()
+	users := len(s.devices)
+	s.mu.Unlock()
 	if users == 0 {
-		return nil, fmt.Errorf("%w: device %d", ErrClosed, p.n)
+		return nil, fmt.Errorf("%w: device %d", ErrClosed, s.n)
 	}
-	dev, err := p.parent.drv.Open(p.n)
+	dev, err := s.parent.drv.Open(s.n)
 	if err != nil {
 		return nil, err
 	}
-	o := &openDevice{Device: dev, state: p}
+	o := &openDevice{Device: dev, state: s}
+	o.mu.At(levelOpenDevice, 0)
 	o.stage.device = o
-	p.open.Store(o)
+	o.stage.mu.At(levelStaging, 0)
+	s.open.Store(o)
 	return o, nil
 }
 
-// learn makes s one of the streams that are asked before a wait.
-func (p *deviceState) addStream(s *Stream) {
-	p.streamsMu.Lock()
-	defer p.streamsMu.Unlock()
-	s.index = len(p.streams)
-	p.streams = append(p.streams, s)
+// addStream makes a stream one of those that are asked before a wait.
+func (s *deviceState) addStream(st *Stream) {
+	s.streamsMu.Lock()
+	defer s.streamsMu.Unlock()
+	st.index = len(s.streams)
+	s.streams = append(s.streams, st)
 }
 
-// unlearn undoes learn.
-func (p *deviceState) removeStream(s *Stream) {
-	p.streamsMu.Lock()
-	defer p.streamsMu.Unlock()
-	last := len(p.streams) - 1
-	if s.index > last || p.streams[s.index] != s {
+// removeStream undoes addStream.
+func (s *deviceState) removeStream(st *Stream) {
+	s.streamsMu.Lock()
+	defer s.streamsMu.Unlock()
+	last := len(s.streams) - 1
+	if st.index > last || s.streams[st.index] != st {
 		return
 	}
-	p.streams[s.index] = p.streams[last]
-	p.streams[s.index].index = s.index
-	p.streams[last] = nil
-	p.streams = p.streams[:last]
+	// The last one takes its place.
+	s.streams[st.index] = s.streams[last]
+	s.streams[st.index].index = st.index
+	s.streams[last] = nil
+	s.streams = s.streams[:last]
 }
 
 // notCapturing is ErrCapturing if a stream that is known here is being captured,
 // or one that the driver knows to wait for the legacy stream.
-func (p *deviceState) notCapturing() error {
-	p.streamsMu.RLock()
-	defer p.streamsMu.RUnlock()
-	o := p.open.Load()
-	if o == nil && len(p.streams) > 0 { // of another library
+func (s *deviceState) notCapturing() error {
+	s.streamsMu.RLock()
+	defer s.streamsMu.RUnlock()
+	o := s.open.Load()
+	if o == nil && len(s.streams) > 0 { // of another library
 		var err error
-		if o, err = p.ensureOpen(); err != nil {
+		if o, err = s.ensureOpen(); err != nil {
 			return err
 		}
 	}
@@ -232,8 +263,8 @@ func (p *deviceState) notCapturing() error {
 	if err := o.notCapturing(0); err != nil {
 		return err
 	}
-	for _, s := range p.streams {
-		if err := o.notCapturing(s.raw); err != nil {
+	for _, st := range s.streams {
+		if err := o.notCapturing(st.raw); err != nil {
 			return err
 		}
 	}
@@ -260,7 +291,7 @@ func (s *driverState) remove(r *Reservation) {
 	}
 }
 
-// find gives the reservation that p lies in, or nil.
+// find is the reservation that p lies in, or nil.
 func (s *driverState) find(p Ptr) *Reservation {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -276,27 +307,26 @@ func (s *driverState) find(p Ptr) *Reservation {
 
 // openDevice is a driver's device from the first need of it to the Close of the
 // last Device on it, with what ends with it: events and the pinned memory of
-// copies. Whoever waits for one of its events holds it. A hold outlives Close:
-// the last one to be given up closes the driver's device then.
+// copies. Each use that may outlast that Close, a wait for one of its events for
+// instance, retains it; the last one to release it closes the driver's device then.
 type openDevice struct {
 	driver.Device
 	state *deviceState
 	stage staging
 
-	holds atomic.Int64 // and closingBit, once Device.Close lets in no more
+	uses atomic.Int64 // a count, and the two bits below
 
-	mu     sync.Mutex
+	mu     lock.Mutex
 	events []driver.Event // made, and free to use
 }
 
-// finishing is set before finish runs, so that a refused hold that ends meanwhile
-// does not run it again.
+// The bits of openDevice.uses.
 const (
-	closingBit = 1 << 62
-	finishing  = closingBit >> 1
+	closingBit   = 1 << 62         // the last Device closes: it cannot be retained any more
+	finishingBit = closingBit >> 1 // finish has begun, so that a refused use that ends meanwhile does not begin it again
 )
 
-// well is nil unless the device is lost or was reset. Then pinned memory may be gone
+// checkAlive is nil unless the device is lost or was reset. Then pinned memory may be gone
 // and must not be touched.
 func (o *openDevice) checkAlive() error {
 	if _, err := o.Capturing(o.CopyStream()); lost(err) {
@@ -305,48 +335,48 @@ func (o *openDevice) checkAlive() error {
 	return nil
 }
 
-// hold keeps the driver's device open until letGo; false if it is closing, and
-// all that was queued on it by this package has ended.
+// retain keeps the driver's device open until release; false if it is closing, and
+// all that this package has queued on it has ended.
 func (o *openDevice) retain() bool {
-	if o.holds.Add(1)&closingBit == 0 {
+	if o.uses.Add(1)&closingBit == 0 {
 		return true
 	}
 	o.release()
 	return false
 }
 
-// letGo undoes hold.
+// release undoes retain.
 func (o *openDevice) release() {
-	if o.holds.Add(-1) != closingBit || !o.holds.CompareAndSwap(closingBit, closingBit|finishing) {
+	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
 		return
 	}
 	if o.finish() != nil {
-		sys := o.state.parent
-		sys.unfinishedMu.Lock()
-		defer sys.unfinishedMu.Unlock()
-		sys.unfinished = append(sys.unfinished, o) // the next Device.Close tries again
+		all := o.state.parent
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		all.unfinished = append(all.unfinished, o) // the next Device.Close tries again
 	}
 }
 
-// close gives everything back to the driver, or leaves that to the last hold. Where
-// it fails, nobody may work with o any more, and close can be called again.
+// close gives everything back to the driver, or leaves that to the last use. After
+// an error o cannot be used any more, and close can be called again.
 func (o *openDevice) close() error {
-	o.holds.Add(closingBit + 1) // with a hold, so that nobody finishes meanwhile
-	if !o.holds.CompareAndSwap(closingBit+1, closingBit|finishing) {
+	o.uses.Add(closingBit + 1) // with a use, so that no other finishes meanwhile
+	if !o.uses.CompareAndSwap(closingBit+1, closingBit|finishingBit) {
 		o.release()
 		return nil
 	}
 	err := o.finish()
 	if err != nil {
-		o.holds.Add(-closingBit - finishing)
+		o.uses.Add(-closingBit - finishingBit)
 	}
 	return err
 }
 
-// finish frees pinned memory and events and closes the driver's device. Nobody
-// holds o, and nobody will. It can be called again.
+// finish frees pinned memory and events and closes the driver's device. Nothing uses
+// o any more. It can be called again.
 func (o *openDevice) finish() error {
-	if err := o.stage.shut(); err != nil {
+	if err := o.stage.close(); err != nil {
 		return err
 	}
 	for len(o.events) > 0 {
@@ -359,32 +389,32 @@ func (o *openDevice) finish() error {
 	return o.Device.Close()
 }
 
-// finishLate closes what could not be closed when its last user let go of it.
+// closeUnfinished closes what could not be closed when its last use ended.
 func (s *driverState) closeUnfinished() (failed error) {
-	s.unfinishedMu.Lock()
+	s.mu.Lock()
 	late := s.unfinished
 	s.unfinished = nil
-	s.unfinishedMu.Unlock()
+	s.mu.Unlock()
 	for _, o := range late {
 		if err := o.finish(); err != nil {
 			failed = also(failed, "and", err)
-			s.unfinishedMu.Lock()
+			s.mu.Lock()
 			s.unfinished = append(s.unfinished, o)
-			s.unfinishedMu.Unlock()
+			s.mu.Unlock()
 		}
 	}
 	return failed
 }
 
-// mark is an event recorded at the end of a stream. It keeps its openDevice open.
-// There is nothing to wait for behind the zero mark.
+// fenceEvent is an event recorded at the end of a stream. It retains its openDevice.
+// The zero one has nothing to wait for.
 type fenceEvent struct {
 	on *openDevice
 	e  driver.Event
 }
 
-// mark records an event at the end of a stream; the zero mark where o is closing,
-// since nothing is left to wait for. The caller must free it.
+// recordFence records an event at the end of a stream; the zero one if o is closing,
+// since then nothing is left to wait for. The caller must free it.
 func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
 	if !o.retain() {
 		return fenceEvent{}, nil
@@ -394,12 +424,12 @@ func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
 		o.release()
 		return fenceEvent{}, err
 	}
-	m := fenceEvent{o, e}
+	f := fenceEvent{o, e}
 	if err := o.Record(e, s); err != nil {
-		m.free()
+		f.free()
 		return fenceEvent{}, err
 	}
-	return m, nil
+	return f, nil
 }
 
 // event takes an event out of the free ones, or makes one.
@@ -423,89 +453,37 @@ func (o *openDevice) recycle(e driver.Event) {
 }
 
 // free gives the event back.
-func (m fenceEvent) free() {
-	if m.on != nil {
-		m.on.recycle(m.e)
-		m.on.release()
+func (f fenceEvent) free() {
+	if f.on != nil {
+		f.on.recycle(f.e)
+		f.on.release()
 	}
 }
 
-// wait waits for the work, asleep, and frees the mark.
-func (m fenceEvent) wait() error {
-	if m.on == nil {
+// wait waits for the work, asleep, and frees the event.
+func (f fenceEvent) wait() error {
+	if f.on == nil {
 		return nil
 	}
-	defer m.free()
-	return m.on.SyncEvent(m.e)
+	defer f.free()
+	return f.on.SyncEvent(f.e)
 }
 
-// passed says whether the work has ended, by itself or with its device.
-func (m fenceEvent) done() (bool, error) {
-	if m.on == nil {
+// done says whether the work has ended, by itself or with its device.
+func (f fenceEvent) done() (bool, error) {
+	if f.on == nil {
 		return true, nil
 	}
-	done, err := m.on.Done(m.e)
+	done, err := f.on.Done(f.e)
 	if lost(err) {
 		return true, nil
 	}
 	return done, err
 }
 
-// freeAll frees marks.
-func freeFences(marks []fenceEvent) {
-	for _, m := range marks {
-		m.free()
+// freeFences frees events.
+func freeFences(all []fenceEvent) {
+	for _, f := range all {
+		f.free()
 	}
-}
-
-// SetLimit bounds how many bytes of memory this process creates on the device,
-// whatever the number of Devices opened on it; 0, the default, is no bound. It
-// gives the old limit. What would go beyond it is ErrOutOfMemory, after kept
-// memory has been given back. A limit below what there is already only stops
-// growth. Imported memory does not count; memory created here to live elsewhere
-// does. The limit lasts until the last Device on it closes; on a closed Device
-// nothing changes.
-func (d *Device) SetLimit(bytes uint64) (old uint64) {
-	if d == nil {
-		return 0
-	}
-	d.mu.Lock() // a Device that is closed limits nobody
-	defer d.mu.Unlock()
-	p := d.state
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if old = p.limit; d.liveLocked() == nil {
-		p.limit = bytes
-	}
-	return old
-}
-
-// underLimit is how much may still be created if one part of so many of the limit
-// is to be left.
-func (p *deviceState) underLimit(parts uint64) uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.limit == 0 {
-		return math.MaxUint64
-	}
-	most := p.limit - p.limit/parts
-	return most - min(most, p.created)
-}
-
-// charge counts memory that is about to be created against the limit.
-func (p *deviceState) charge(size uint64) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if left := p.limit - min(p.limit, p.created); p.limit > 0 && size > left {
-		return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(p.limit))
-	}
-	p.created += size
-	return nil
-}
-
-// discharge undoes charge.
-func (p *deviceState) discharge(size uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.created -= size
 }

@@ -33,7 +33,7 @@
 // then leaves the wait to the device's goroutine. Not covered are
 // other contexts (unless their streams are named), graphs launched later, and
 // other processes. While a stream that this package knows is being captured
-// into a graph, such a wait would destroy the capture: the answer is
+// into a graph, such a wait would destroy the capture: it returns
 // [ErrCapturing] and nothing has changed. A capture on a stream it does not
 // know it cannot see, but for those that wait for the legacy stream.
 //
@@ -66,32 +66,66 @@
 //
 // # Lock order
 //
-//	port.closer (Device.Close alone)
-//	Reservation.closer (Close, Clip, Sleep and Wake)
-//	  Reservation.grantMu (Close, Sleep and Wake; Grant, Revoke and EnablePeers)
-//	    Range.write (Len)
-//	      Range.grow (Cap)
-//	        port.relieving (somebody looks for memory)
-//	          Device.draining
-//	            Reservation.layout
-//	              Reservation.mu
-//	                Device, cache, port, system, openDevice
-//	                  staging, meters
-//	        Stream.closer
-//	          Stream.mu
-//	            port.streamsMu
-//	              port.opening (the driver opens its device)
-//	          Reservation.mu
+//	deviceState.closeMu      Device.Close alone
+//	  Reservation.closeMu    Close, Clip, Sleep and Wake
+//	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
+//	      Range.lenMu        changes of Len
+//	        Range.capMu      changes of Cap
+//	          deviceState.pressureMu    one goroutine looks for memory to release
+//	            Device.sweepMu          retirements come to their end
+//	              Reservation.mappingMu the driver's calls that map, unmap, set access
+//	                Reservation.mu
+//	      legacyPeers.mu, legacyPairs.mu   what enables and disables them
+//	      Stream.closeMu
+//	        Stream.mu
+//	          deviceState.streamsMu
+//	            deviceState.openMu         the driver opens its device
+//	              Event.mu, Reservation.mu
+//	                Device.mu
+//	                  process.mu
+//	                    driverState.mu
+//	                      deviceState.mu, cache.mu, openDevice.mu
+//	                        staging.mu, counters.mu
 //
-// Of several ranges each kind is taken in the order in which the ranges were made.
-// Held across a wait for the device are the closers, grantMu, Device.lodgeMu,
-// Range.write by Append and AppendOn, for their own bytes, and Stream.mu for reading,
-// only where no event could be recorded; none is held across a callback. Reservation.mu is not held even
-// across a driver call. WaitWritten takes a turn of its own before all of them. What
-// enables and disables legacy peers takes two locks of its own, one for what is
-// disabled, across the wait, then one for the pairs, across the driver's calls, and
-// after them only those from Device on.
+// The levels below are this tree from top to bottom; in the race build a goroutine
+// that takes a lock out of order panics. Of several ranges each kind is taken in the
+// order in which the ranges were made. These are held across a wait for the device:
+// the closeMu of all kinds, grantMu, lenMu by Append and AppendOn for their own bytes,
+// and Stream.mu for reading, only if no event could be recorded. None is held across a
+// callback. Reservation.mu and what comes after it are not held even across a driver
+// call, apart from legacyPairs.mu.
 //
-// Copies of ours take no lock: they are counted (inFlight), and whoever takes memory
-// away marks it first and then waits for those that began before.
+// The library's own copies take no lock: they are counted (inFlight). Whatever takes
+// memory away marks it first and then waits for the copies that began before.
 package vmm
+
+import "github.com/cuvmm/cuvmm/vmm/internal/lock"
+
+// The levels of the locks, in the order in which a goroutine takes them.
+const (
+	_ lock.Level = iota
+	levelDeviceClose
+	levelRangeClose
+	levelGrants
+	levelLen
+	levelCap
+	levelPressure
+	levelSweep
+	levelMapping
+	levelLegacyPeers
+	levelLegacyPairs
+	levelStreamClose
+	levelStream
+	levelStreams
+	levelOpen
+	levelEvent
+	levelReservation
+	levelDevice
+	levelProcess
+	levelDriver
+	levelDeviceState
+	levelCache
+	levelOpenDevice
+	levelStaging
+	levelCounters
+)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // ExportDMABuf gives a dma-buf of [off, off+size), whole pages of the host, for
@@ -52,24 +53,23 @@ func (r *Reservation) exportable(off, size uint64) error {
 	end := off + size
 	switch {
 	case end < off || end > r.size:
-		return fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
+		return r.outOfBounds(off, size)
 	case size == 0:
 		return fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
 	at := off
-	for i := r.slotAtLocked(off); i < len(r.slots) && at < end; i++ {
-		s := &r.slots[i]
+	for _, s := range r.table.In(off, end) {
 		switch {
-		case s.off > at:
+		case s.Off > at:
 			return fmt.Errorf("%w: nothing is mapped at %v", ErrInvalid, r.ptr+Ptr(at))
-		case s.state >= retiring:
-			return fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
-		case s.state == mapped:
-			return fmt.Errorf("quarantined: %w", s.quarantined)
-		case s.mem.private:
-			return fmt.Errorf("%w: the chunk at %v was made without Share or RDMA", ErrInvalid, r.ptr+Ptr(s.off))
+		case s.State >= slots.Retiring:
+			return fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
+		case s.State == slots.Mapped:
+			return fmt.Errorf("quarantined: %w", s.Quarantined)
+		case s.Mem.private:
+			return fmt.Errorf("%w: the chunk at %v was made without Share or RDMA", ErrInvalid, r.ptr+Ptr(s.Off))
 		}
-		at = s.end()
+		at = s.End()
 	}
 	if at < end {
 		return fmt.Errorf("%w: nothing is mapped at %v", ErrInvalid, r.ptr+Ptr(at))
@@ -96,12 +96,12 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 	if err != nil {
 		return [64]byte{}, c.dev.fail(op, 0, c.mem.size, err)
 	}
-	defer m.release() //nolint:errcheck // memory that will not go back is counted as stuck
+	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
 	x, ok := m.dev.drv().(driver.FabricSharer)
 	if !ok {
 		return [64]byte{}, c.dev.fail(op, 0, m.size, errNoFabric)
 	}
-	name, err := x.ExportFabric(m.h)
+	name, err := x.ExportFabric(m.handle)
 	return name, c.dev.fail(op, 0, m.size, err)
 }
 

@@ -1,27 +1,18 @@
 package vmm
 
-import (
-	"iter"
-
-	"github.com/cuvmm/cuvmm/vmm/driver"
-)
+import "github.com/cuvmm/cuvmm/vmm/driver"
 
 // SetNoFence turns every fence of the device's driver off: the negative control
 // of the tests that prove fences.
-func SetNoFence(d *Device, off bool) { d.state.parent.noFence = off }
+func SetNoFence(d *Device, off bool) { d.state.parent.hooks.noFence = off }
 
 // SetNoGrantLock has EnablePeers not lock the grants of its ranges: the negative
 // control of what keeps others from changing them meanwhile.
-func SetNoGrantLock(d *Device, off bool) { d.state.parent.noGrantLock = off }
+func SetNoGrantLock(d *Device, off bool) { d.state.parent.hooks.noGrantLock = off }
 
-// Ladder is wish and ladder.
-func Ladder(need, committed, room, gran, most, fixed uint64) iter.Seq[uint64] {
-	return ladder(wish(need, committed, room, gran, fixed), most, fixed)
-}
-
-// SetStill keeps the device's goroutine from starting; Drain does what it would
+// SetNoWorker keeps the goroutine of the driver's devices from starting; Drain does what it would
 // do for what retires, if its time has come.
-func SetStill(d *Device, still bool) { d.noWorker = still }
+func SetNoWorker(d *Device, off bool) { d.state.parent.hooks.noWorker = off }
 
 // Drain unmaps what retired and waits no longer.
 func Drain(d *Device) error {
@@ -46,11 +37,11 @@ type Staging struct {
 	Careless bool // the negative control: blocks are used again before they are free
 }
 
-// SetStaging has all copies of the device's port go through pinned memory, also
+// SetStaging has all copies of the driver's devices go through pinned memory, also
 // where the CPU can address the device's; nil has none go there. It comes
 // before the first copy.
 func SetStaging(d *Device, to *Staging) {
-	o := &d.state.staging
+	o := &d.state.parent.hooks.staging
 	o.off = to == nil
 	if to != nil {
 		o.forced, o.block, o.lanes, o.careless = true, uint64(to.Block), to.Lanes, to.Careless
@@ -59,7 +50,7 @@ func SetStaging(d *Device, to *Staging) {
 
 // Lanes is how many lanes the device has, and how many of them it does not use
 // any more.
-func Lanes(d *Device) (all, scrap int) {
+func Lanes(d *Device) (all, broken int) {
 	o := d.state.open.Load()
 	if o == nil {
 		return 0, 0
@@ -102,11 +93,11 @@ func PretendPrivate(s Segment) { s.mem.private = true }
 // SetForeign makes the stream one that may be of another context.
 func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
 
-// Lodge is the host memory where the contents of the device's ranges sleep.
-func Lodge(d *Device) *Device {
-	d.hostMu.Lock()
-	defer d.hostMu.Unlock()
-	return d.host
+// HostCopy is how many bytes of host memory the range has for its contents.
+func HostCopy(g *Range) int {
+	g.r.closeMu.Lock()
+	defer g.r.closeMu.Unlock()
+	return len(g.hostCopy.mem)
 }
 
 // Retirements is how many clips of the range have not come to their end.

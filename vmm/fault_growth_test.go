@@ -65,7 +65,7 @@ func TestFaultsInADeferredClip(t *testing.T) {
 		faults(t, func(t *testing.T, at ...int) []string {
 			w := newWorld(t, 2)
 			d := w.devs[0]
-			vmm.SetStill(d, true)
+			vmm.SetNoWorker(d, true)
 			d.SetReleaseThreshold(kept)
 			g := ranged(t, w, 5*page)
 			require.NoError(t, g.Grant(vmm.AccessRead, w.devs[1]))
@@ -103,7 +103,7 @@ func TestFaultsInADeferredClip(t *testing.T) {
 			require.NoError(t, vmm.Drain(d), note)
 			require.Zero(t, g.Stats().Retiring, note)
 			require.NoError(t, g.Append(pattern(3*page, 1)), note)
-			vmm.SetStill(d, false)
+			vmm.SetNoWorker(d, false)
 			require.NoError(t, s.Close())
 			require.NoError(t, g.Close(), note)
 			w.end()

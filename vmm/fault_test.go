@@ -387,7 +387,7 @@ func (w *world) sameButStuck(before picture, obj watched, k kind, stuck uint64, 
 	crooked := map[uint64]bool{}
 	for _, o := range w.devs[0].Report().Open {
 		for _, c := range o.Chunks {
-			if c.Stuck != "" {
+			if c.Quarantined != "" {
 				crooked[uint64(o.Addr)+c.Off] = true
 			}
 		}

@@ -14,7 +14,7 @@ import (
 // instead of for whole devices. Streams of other contexts and other libraries
 // count too; see Device.WrapStream. Closing a stream takes it off the list.
 // From then on this package's own calls on a stream that is not on it, Stream.Copy
-// for one, answer ErrInvalid where they would touch the memory.
+// for one, return ErrInvalid if they would touch the memory.
 func (r *Reservation) UsedBy(streams ...*Stream) error {
 	return r.fail("use streams", 0, 0, r.nameStreams(streams))
 }
@@ -25,9 +25,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	}
 	var unusable error
 	for _, s := range streams {
-		if err := s.usable(r.dev.state.parent); err != nil && unusable == nil {
-			unusable = err
-		}
+		unusable = cmp.Or(unusable, s.usable(r.dev.state.parent))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -40,51 +38,44 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 		r.namedStreams = map[*Stream]struct{}{}
 	}
 	for _, s := range streams {
-		if s.addUser(r) { // else its work has been waited for
+		if s.addUser(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}
 		}
 	}
 	return nil
 }
 
-// usesNone is UsedBy with no stream: only the library's own are waited for.
-func (r *Reservation) waitForOwnStreams() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.usersNamed = true
-	r.setWaitsForLocked()
-}
-
-// setWaitsFor keeps the devices that a fence waits for, so that it takes no lock
-// to find them: none after UsedBy. It needs r.mu, and comes after each change of what
+// setWaitsForLocked keeps the devices that a fence waits for, so that it takes no lock
+// to find them: nil after UsedBy. It needs r.mu, and comes after each change of what
 // it looks at.
 func (r *Reservation) setWaitsForLocked() {
+	r.mu.AssertHeld()
 	if r.usersNamed {
 		r.waitsFor.Store(nil)
 		return
 	}
-	ports := r.mayAccessLocked(nil)
-	r.waitsFor.Store(&ports)
+	states := r.mayAccessLocked(nil)
+	r.waitsFor.Store(&states)
 }
 
-// mayAccess appends the ports whose work may use the memory. It needs r.mu.
-func (r *Reservation) mayAccessLocked(ports []*deviceState) []*deviceState {
-	ports = append(ports, r.accessInDoubt...)
+// mayAccessLocked appends the devices whose work may use the memory. It needs r.mu.
+func (r *Reservation) mayAccessLocked(states []*deviceState) []*deviceState {
+	r.mu.AssertHeld()
+	states = append(states, r.accessInDoubt...)
 	for _, g := range r.grants {
-		if !slices.Contains(ports, g.dev.state) {
-			ports = append(ports, g.dev.state)
+		if !slices.Contains(states, g.dev.state) {
+			states = append(states, g.dev.state)
 		}
 	}
-	return ports
+	return states
 }
 
-// users is who may be using the memory after UsedBy: the library's own streams on
+// usersNow is what may be using the memory after UsedBy: the library's own streams on
 // the devices with access, and the streams that were named or on which an AppendOn
 // may not have run yet, which stand for all other work.
-func (r *Reservation) usersNow(ports []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
+func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ports = r.mayAccessLocked(ports)
 	for s := range r.namedStreams {
 		streams = append(streams, s)
 	}
@@ -93,7 +84,7 @@ func (r *Reservation) usersNow(ports []*deviceState, streams []*Stream) ([]*devi
 			streams = append(streams, s)
 		}
 	}
-	return ports, streams
+	return r.mayAccessLocked(states), streams
 }
 
 // fence waits for all work that may use the memory: of every device with
@@ -101,77 +92,72 @@ func (r *Reservation) usersNow(ports []*deviceState, streams []*Stream) ([]*devi
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
 func (r *Reservation) fence() error {
-	if r.dev.state.parent.noFence {
+	if r.dev.state.parent.hooks.noFence {
 		return nil
 	}
-	if ports := r.waitsFor.Load(); ports != nil {
-		return waitDevices(r.dev.state, *ports)
+	if states := r.waitsFor.Load(); states != nil {
+		return waitDevices(r.dev.state, *states)
 	}
-	var portBuf [8]*deviceState
+	var stateBuf [8]*deviceState
 	var streamBuf [16]*Stream
-	ports, streams := r.usersNow(portBuf[:0], streamBuf[:0])
-	return waitStreams(r.dev.state, ports, streams)
+	states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+	return waitStreams(r.dev.state, states, streams)
 }
 
-// behind records an event behind all work that may use the memory. It answers
-// ok only where events are enough to know when that has ended: after UsedBy, and
-// not for streams that take none of ours, as those of other contexts, nor for
-// copies of our own that could not be waited for.
-func (r *Reservation) fenceEvents() (marks []fenceEvent, ok bool, failed error) {
-	if promised := r.waitsFor.Load() == nil; !promised || r.dev.state.parent.noFence {
-		return nil, promised, nil
-	}
-	var portBuf [8]*deviceState
-	var streamBuf [16]*Stream
-	ports, streams := r.usersNow(portBuf[:0], streamBuf[:0])
+// recordFences records an event behind the work that the streams, and the library's
+// own streams on the devices, have now. enough is false if events cannot tell when
+// all of it has ended: for streams that take none of ours, as those of other contexts,
+// and for copies of ours that could not be waited for.
+func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []fenceEvent, enough bool, failed error) {
+	// All are asked before the first event is recorded, so that a refusal changes nothing.
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return nil, false, err
 		}
 	}
-	ok = true
-	note := func(p *deviceState, m fenceEvent, err error) {
+	enough = true
+	add := func(of *deviceState, f fenceEvent, err error) {
 		switch {
-		case err == nil && m.on != nil:
-			marks = append(marks, m)
-		case err != nil && !(lost(err) && p != r.dev.state):
-			ok = false
+		case err == nil && f.on != nil:
+			fences = append(fences, f)
+		case err != nil && !(lost(err) && of != owner): // a peer that is lost runs nothing any more
+			enough = false
 		}
 	}
 	for _, s := range streams {
-		m, err := s.recordFence()
-		note(s.dev.state, m, err)
+		f, err := s.recordFence()
+		add(s.dev.state, f, err)
 	}
-	for _, p := range ports {
-		if o := p.open.Load(); o != nil {
-			m, err := o.recordFence(o.CopyStream())
-			note(p, m, err)
-			ok = ok && o.stage.orphaned.Load() == 0
+	for _, of := range states {
+		if o := of.open.Load(); o != nil {
+			f, err := o.recordFence(o.CopyStream())
+			add(of, f, err)
+			enough = enough && o.stage.orphaned.Load() == 0
 		}
 	}
-	if !ok {
-		freeFences(marks)
+	if !enough {
+		freeFences(fences)
 		return nil, false, nil
 	}
-	return marks, true, nil
+	return fences, true, nil
 }
 
-// waitDevices waits for the whole context of each port, ours or anyone's.
-func waitDevices(owner *deviceState, ports []*deviceState) error {
-	for _, p := range ports {
-		if err := p.notCapturing(); err != nil {
+// waitDevices waits for the whole context of each device, whoever queued the work.
+func waitDevices(owner *deviceState, states []*deviceState) error {
+	for _, of := range states {
+		if err := of.notCapturing(); err != nil {
 			return err
 		}
 	}
 	var w waitResult
-	for _, p := range ports {
-		w.add(owner, p, p.parent.drv.SyncIfActive(p.n))
+	for _, of := range states {
+		w.add(owner, of, of.parent.drv.SyncIfActive(of.n))
 	}
 	return w.err
 }
 
-// waitStreams waits for the streams and for each port's own.
-func waitStreams(owner *deviceState, ports []*deviceState, streams []*Stream) error {
+// waitStreams waits for the streams and for the library's own on each device.
+func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) error {
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return err
@@ -181,21 +167,21 @@ func waitStreams(owner *deviceState, ports []*deviceState, streams []*Stream) er
 	for _, s := range streams {
 		w.add(owner, s.dev.state, s.sync())
 	}
-	for _, p := range ports {
-		if o := p.open.Load(); o != nil {
-			w.add(owner, p, o.syncOwn())
+	for _, of := range states {
+		if o := of.open.Load(); o != nil {
+			w.add(owner, of, o.syncOwn())
 		}
 	}
 	return w.err
 }
 
-// awaitOwn waits for the library's own streams on the device.
+// syncOwn waits for the library's own streams on the device.
 func (o *openDevice) syncOwn() error {
-	m, err := o.recordFence(o.CopyStream())
+	f, err := o.recordFence(o.CopyStream())
 	if err == nil {
-		err = m.wait()
+		err = f.wait()
 	}
-	if err != nil && !lost(err) && o.retain() { // nor can an event tell
+	if err != nil && !lost(err) && o.retain() { // an event cannot tell, so the stream has to
 		err = o.SyncStream(o.CopyStream())
 		o.release()
 	}
@@ -206,17 +192,17 @@ func (o *openDevice) syncOwn() error {
 	return err
 }
 
-// waited is what came of several waits. All of them are begun, whatever the
-// others answer: a device that is not waited for would be lost by the unmap.
+// waitResult is what came of several waits. All of them are begun, whatever the
+// others return: a device that is not waited for would be lost by the unmap.
 // A peer that is lost runs nothing any more, so it counts as waited for. The
 // owner's ErrDeviceLost is reported only if nothing else failed.
 type waitResult struct{ err error }
 
-func (w *waitResult) add(owner, p *deviceState, err error) {
+func (w *waitResult) add(owner, of *deviceState, err error) {
 	switch {
-	case err == nil, p != owner && errors.Is(err, ErrDeviceLost):
+	case err == nil, of != owner && errors.Is(err, ErrDeviceLost):
 	case w.err == nil, errors.Is(w.err, ErrDeviceLost):
-		w.err = fmt.Errorf("wait for device %d: %w", p.n, err)
+		w.err = fmt.Errorf("wait for device %d: %w", of.n, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // grant is what one device may do with all of a reservation, now and later.
@@ -59,7 +60,7 @@ func (r *Reservation) Access(d *Device) Access {
 	return r.granted(d)
 }
 
-// allow sets the access of devs to a.
+// setGrants sets the access of devs to a.
 func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	if err := r.checkDevices(a, devs); err != nil {
 		return err
@@ -77,7 +78,7 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	return nil
 }
 
-// eligible checks devs before anything is changed or asked of the driver twice.
+// checkDevices checks devs before anything is changed or asked of the driver twice.
 func (r *Reservation) checkDevices(a Access, devs []*Device) error {
 	if a == AccessReadWrite && r.readOnly {
 		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
@@ -96,7 +97,7 @@ func (r *Reservation) checkDevices(a Access, devs []*Device) error {
 	return nil
 }
 
-// barred says why d cannot have access a; reach is how to find out about a path.
+// checkGrant says why d cannot have access a; reach is how to find out about a path.
 func (r *Reservation) checkGrant(a Access, d *Device, reach func(from, to *Device) error) error {
 	err := d.live()
 	switch {
@@ -111,7 +112,7 @@ func (r *Reservation) checkGrant(a Access, d *Device, reach func(from, to *Devic
 	return pairFail(d, r.dev, err)
 }
 
-// reaches is nil if there is a path from one device to the other's memory.
+// checkPath is nil if there is a path from one device to the other's memory.
 func checkPath(from, to *Device) error {
 	ok, err := from.drv().CanAccessPeer(from.state.n, to.state.n)
 	if err == nil && !ok {
@@ -156,7 +157,7 @@ func (r *Reservation) blockCopies(left Access, devs ...*Device) (blocks []*copyB
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.copyBlocks = append(r.copyBlocks, blocks...)
-	r.blocked.Store(int32(len(r.copyBlocks)))
+	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
 	return blocks
 }
 
@@ -165,7 +166,7 @@ func (r *Reservation) unblockCopies(blocks []*copyBlock) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.copyBlocks = slices.DeleteFunc(r.copyBlocks, func(b *copyBlock) bool { return slices.Contains(blocks, b) })
-	r.blocked.Store(int32(len(r.copyBlocks)))
+	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
 }
 
 // accessChange is access that was set and may still be undone, exactly: whoever
@@ -237,7 +238,7 @@ func (c *accessChange) undo() (failed error) {
 	return failed
 }
 
-// regrant tells the driver, then the books. The caller holds r.grantMu.
+// setAccess tells the driver, then the books. The caller holds r.grantMu.
 func (r *Reservation) setAccess(a Access, devs []*Device) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
@@ -252,17 +253,15 @@ func (r *Reservation) setAccess(a Access, devs []*Device) error {
 			return err
 		}
 	}
-	drv := r.dev.drv()
-	tried := 0
-	err := r.eachRun(func(_, j int, off, size uint64) error {
-		tried = j
-		return drv.SetAccess(r.ptr+Ptr(off), size, after)
-	})
-	if err != nil {
+	for i, j := range r.table.Runs() {
+		err := r.setRunAccess(i, j, after)
+		if err == nil {
+			continue
+		}
 		for _, d := range lent {
 			d.untrack(grantKey{r, d})
 		}
-		return r.restoreAccess(tried, before, devs, err)
+		return r.restoreAccess(j, before, devs, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -271,7 +270,7 @@ func (r *Reservation) setAccess(a Access, devs []*Device) error {
 	return nil
 }
 
-// changes is what to tell the driver so that devs have access a, and what to
+// accessCalls is what to tell the driver so that devs have access a, and what to
 // tell it to undo that. Where an earlier undo failed the driver may have
 // anything, so it is told everything. It needs r.layout.
 func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []driver.Grant) {
@@ -292,25 +291,27 @@ func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []dri
 	return after, before
 }
 
-// accessUnsure says whether the driver may have other access than the books.
+// accessUnsure says whether the driver may have other access than the grants.
 func (r *Reservation) accessUnsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.accessInDoubt) > 0 || r.stats.Quarantined > 0 && slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.quarantined != nil })
+	return len(r.accessInDoubt) > 0 || r.counters.quarantined.now > 0 &&
+		slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
 }
 
-// accessHealed notes that the driver has what the books have again. It needs r.mu.
+// accessCertainLocked notes that the driver agrees with the grants again. It needs r.mu.
 func (r *Reservation) accessCertainLocked() {
+	r.mu.AssertHeld()
 	r.accessInDoubt = nil
 	r.setWaitsForLocked()
-	for i := 0; r.stats.Quarantined > 0 && i < len(r.slots); i++ {
-		if r.slots[i].state != mapped {
-			r.unquarantineLocked(&r.slots[i])
+	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
+		if s := &r.table[i]; s.State != slots.Mapped {
+			r.unquarantineLocked(s)
 		}
 	}
 }
 
-// lend lists the grant with each device that has none yet, so that it stays
+// trackGrants lists the grant with each device that has none yet, so that it stays
 // open as long as the grant stands.
 func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
 	for _, d := range devs {
@@ -328,35 +329,56 @@ func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
 	return lent, nil
 }
 
-// restore undoes SetAccess on the first n slots, the failed run included, which
-// may be half done. Where that fails too the slots are quarantined, and devs
-// are waited for as if they still had access. It needs r.layout.
+// setRunAccess sets the access of who to the slots [i, j), which lie side by side.
+func (r *Reservation) setRunAccess(i, j int, who []driver.Grant) error {
+	off := r.table[i].Off
+	return r.dev.drv().SetAccess(r.ptr+Ptr(off), r.table[j-1].End()-off, who)
+}
+
+// restoreAccess undoes SetAccess on the first n slots, the failed run included, which
+// may be half done. If that fails too the slots are quarantined, and devs are waited
+// for as if they still had access. It needs r.mappingMu.
 func (r *Reservation) restoreAccess(n int, before []driver.Grant, devs []*Device, why error) error {
-	drv := r.dev.drv()
-	_ = r.eachRun(func(i, j int, off, size uint64) error {
+	for i, j := range r.table.Runs() {
 		if i >= n {
-			return nil
+			break
 		}
-		if err := drv.SetAccess(r.ptr+Ptr(off), size, before); err != nil {
-			why = also(why, "and setting access back", err)
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			for k := i; k < j; k++ {
-				r.quarantineLocked(&r.slots[k], why)
-			}
-			for _, d := range devs {
-				if !slices.Contains(r.accessInDoubt, d.state) {
-					r.accessInDoubt = append(r.accessInDoubt, d.state)
-				}
-			}
-			r.setWaitsForLocked()
+		err := r.setRunAccess(i, j, before)
+		if err == nil {
+			continue
 		}
-		return nil
-	})
+		why = also(why, "and setting access back", err)
+		r.mu.Lock()
+		for k := i; k < j; k++ {
+			r.quarantineLocked(&r.table[k], why)
+		}
+		for _, d := range devs {
+			if !slices.Contains(r.accessInDoubt, d.state) {
+				r.accessInDoubt = append(r.accessInDoubt, d.state)
+			}
+		}
+		r.setWaitsForLocked()
+		r.mu.Unlock()
+	}
 	return why
 }
 
-// record enters devs with access a into the books. It needs r.layout and r.mu.
+// setAllAccess gives the driver the access that stands in the grants. It needs
+// r.mappingMu.
+func (r *Reservation) setAllAccess() error {
+	all, _ := r.accessCalls(AccessNone, nil)
+	for i, j := range r.table.Runs() {
+		if err := r.setRunAccess(i, j, all); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.accessCertainLocked()
+	return nil
+}
+
+// recordGrantsLocked enters devs with access a into the books. It needs r.layout and r.mu.
 func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
 	grants := slices.Clone(r.grants)
 	for _, d := range devs {
@@ -373,7 +395,7 @@ func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
 	r.setGrantsLocked(grants)
 }
 
-// setWho keeps the grants also in the driver's form, so that a Map allocates nothing.
+// setGrantsLocked keeps the grants also in the driver's form, so that a Map allocates nothing.
 func (r *Reservation) setGrantsLocked(grants []grant) {
 	who := make([]driver.Grant, len(grants))
 	for i, g := range grants {
@@ -386,7 +408,7 @@ func (r *Reservation) setGrantsLocked(grants []grant) {
 // lockGrants holds the grants of several ranges as they are, in the order of
 // their ids.
 func lockGrants(ranges []*Range) (unlock func()) {
-	if len(ranges) > 0 && ranges[0].r.dev.state.parent.noGrantLock {
+	if len(ranges) > 0 && ranges[0].r.dev.state.parent.hooks.noGrantLock {
 		return func() {}
 	}
 	sorted := inOrder(ranges)

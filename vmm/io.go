@@ -16,71 +16,6 @@ const firstMove, mostMove = 1 << 20, stageFrom
 
 var errNoStream = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
-// Append writes p behind the last byte and moves Len. It has finished when it
-// returns: p may be reused, and later readers see the data. A failed Append
-// leaves Len and contents as they were; capacity gained is kept. Beyond Max it
-// answers ErrFull.
-func (g *Range) Append(p []byte) error {
-	if g == nil {
-		return g.fail("append", 0, uint64(len(p)), g.live())
-	}
-	g.lenMu.Lock()
-	defer g.lenMu.Unlock()
-	return g.fail("append", g.len.Load(), uint64(len(p)), g.append(p))
-}
-
-func (g *Range) append(p []byte) error {
-	at := g.len.Load()
-	end, err := g.endWithin(at, uint64(len(p)))
-	if err == nil {
-		err = g.live()
-	}
-	if err != nil || len(p) == 0 {
-		return err
-	}
-	if err := g.ensure(end); err != nil {
-		return err
-	}
-	if err := g.copyInto(at, p); err != nil {
-		return err
-	}
-	g.publish(end)
-	return nil
-}
-
-// fill copies p to at and returns when it is there. The caller holds g.write.
-func (g *Range) copyInto(at uint64, p []byte) error {
-	raw, err := g.r.dev.state.ensureOpen()
-	if err != nil {
-		return err
-	}
-	epoch := g.r.copies.begin()
-	defer g.r.copies.end(epoch)
-	if err := g.writable(at, uint64(len(p))); err != nil {
-		return err
-	}
-	return raw.copyIn(g.r.ptr+Ptr(at), p)
-}
-
-// writable is nil if [at, at+n) can be written, and keeps it so until the copy
-// that the caller has begun ends: whoever takes memory of a range away lowers
-// Cap, or closes the range, before it waits for copies.
-func (g *Range) writable(at, n uint64) error {
-	if err := g.r.live(); err != nil {
-		return err
-	}
-	if g.r.blocked.Load() == 0 && at+n <= g.cap.Load() {
-		return nil
-	}
-	return g.r.checkSpan(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
-}
-
-// publish moves Len to end. The caller holds g.write.
-func (g *Range) publish(end uint64) {
-	g.publishLen(end)
-	g.lookAhead()
-}
-
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
 // the bytes arrive behind what the stream has queued, and work that it queues
 // later sees them. Len moves at once, so whoever else reads waits as for bytes
@@ -91,49 +26,56 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
+	at, err := g.appendOn(s, p)
+	for err != nil && g.r.dev.relieved(err) {
+		at, err = g.appendOn(s, p)
+	}
+	return g.fail("append", at, uint64(len(p)), err)
+}
+
+// appendOn returns also where the bytes were to go.
+func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	return g.fail("append", g.len.Load(), uint64(len(p)), g.appendOn(s, p))
-}
-
-func (g *Range) appendOn(s *Stream, p []byte) error {
+	at = g.len.Load()
 	if err := g.live(); err != nil {
-		return err
+		return at, err
 	}
 	if err := g.checkOrder(s); err != nil {
-		return err
+		return at, err
 	}
-	at := g.len.Load()
 	end, err := g.endWithin(at, uint64(len(p)))
-	if err != nil {
-		return err
+	if err == nil && end > g.cap.Load() {
+		err = g.ensure(end)
 	}
-	if err := g.ensure(end); err != nil {
-		return err
-	}
-	queued, err := s.copyIn(g.r.ptr+Ptr(at), p)
 	if err != nil {
-		if queued { // or it would run over what the next Append writes there
+		return at, err
+	}
+	r := g.r
+	queued, err := s.copyIn(r.ptr+Ptr(at), p)
+	if err != nil {
+		if queued { // else it would run over what the next Append writes there
 			if again := s.sync(); again != nil {
 				err = also(err, "and waiting for its stream", again)
-				g.r.mu.Lock()
-				g.r.noteAppendLocked(s) // then fences do
-				g.r.mu.Unlock()
+				r.mu.Lock()
+				r.noteAppendLocked(s) // so fences wait for it
+				r.mu.Unlock()
 			}
 		}
-		return err
+		return at, err
 	}
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
+	// Both under r.mu: WaitWritten sees the length only with its append.
+	r.mu.Lock()
 	if len(p) > 0 {
-		g.r.noteAppendLocked(s)
+		r.noteAppendLocked(s)
 	}
-	g.publishLen(end)
+	g.publishLenLocked(end)
+	r.mu.Unlock()
 	g.lookAhead()
-	return nil
+	return at, nil
 }
 
-// orders is nil if the range's fence waits for the stream, which is open and
+// checkOrder is nil if the range's fence waits for the stream, which is open and
 // not being captured.
 func (g *Range) checkOrder(s *Stream) error {
 	if err := s.usable(g.r.dev.state.parent); err != nil {
@@ -325,7 +267,7 @@ var (
 	_ io.WriterTo   = (*Range)(nil)
 )
 
-// owed is the AppendOns of one stream that may not have run yet, by number.
+// appendSpan is the AppendOns of one stream that may not have run yet, by number.
 type appendSpan struct{ first, last uint64 }
 
 // WaitWritten is Len as it is now, once the copies that AppendOn has queued for
@@ -369,7 +311,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	return n, nil
 }
 
-// shown is Len, the number of the last AppendOn, and whether some may not have
+// lengthAndAppends is Len, the number of the last AppendOn, and whether some may not have
 // run yet.
 func (g *Range) lengthAndAppends() (n, turn uint64, some bool, err error) {
 	g.r.mu.Lock()
@@ -380,7 +322,7 @@ func (g *Range) lengthAndAppends() (n, turn uint64, some bool, err error) {
 	return g.len.Load(), g.r.appendSeq, len(g.r.pendingAppends) > 0, nil
 }
 
-// owe notes an AppendOn on s. It needs r.mu.
+// noteAppendLocked notes an AppendOn on s. It needs r.mu.
 func (r *Reservation) noteAppendLocked(s *Stream) {
 	r.appendSeq++
 	o, ok := r.pendingAppends[s]
@@ -397,7 +339,7 @@ func (r *Reservation) noteAppendLocked(s *Stream) {
 	r.pendingAppends[s] = o
 }
 
-// settled notes that the AppendOns on s up to the given one have run.
+// appendsDone notes that the AppendOns on s up to the given one have run.
 func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -414,7 +356,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	}
 }
 
-// tail is the end of a stream that owes, as far as the AppendOn numbered upTo.
+// appendTail is the end of a stream that owes, as far as the AppendOn numbered upTo.
 type appendTail struct {
 	s    *Stream
 	upTo uint64
@@ -422,7 +364,7 @@ type appendTail struct {
 	err  error
 }
 
-// collect waits until the AppendOns up to the one numbered turn have run.
+// waitAppends waits until the AppendOns up to the one numbered turn have run.
 func (r *Reservation) waitAppends(turn uint64) error {
 	var tails []appendTail
 	r.mu.Lock()

@@ -4,15 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // legacyPairs is the pairs of a driver's devices that this process has enabled
 // for plain memory.
 type legacyPairs struct {
-	mu    sync.Mutex // held across the driver's calls, so that they agree with the counts
+	mu    lock.Mutex // held across the driver's calls, so that they agree with the counts
 	pairs map[[2]int]*legacyPair
 }
 
@@ -31,7 +31,7 @@ type legacyKey struct {
 // legacy is the pairs of one EnableLegacyPeers.
 type legacy struct {
 	parent *driverState
-	mu     sync.Mutex  // before legacyPairs.mu
+	mu     lock.Mutex  // before legacyPairs.mu
 	left   []legacyKey // still enabled
 }
 
@@ -55,6 +55,7 @@ func EnableLegacyPeers(devs ...*Device) (disable func() error, err error) {
 		first = devs[0]
 	}
 	l := &legacy{}
+	l.mu.At(levelLegacyPeers, 0)
 	if err := l.enable(devs); err != nil {
 		return nil, first.fail(enabling, 0, 0, err)
 	}
@@ -246,7 +247,7 @@ func (l *legacy) disable() error {
 
 // fence waits for the work of all devices that may use a peer's memory.
 func (l *legacy) fence() error {
-	if l.parent.noFence {
+	if l.parent.hooks.noFence {
 		return nil
 	}
 	var ports []*deviceState

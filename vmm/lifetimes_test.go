@@ -91,7 +91,7 @@ func TestFenceOutlivesADevice(t *testing.T) {
 // that closes before the wait is noted. The memory goes back all the same.
 func TestDeferredClipOutlivesADevice(t *testing.T) {
 	w := newWorld(t, 2)
-	vmm.SetStill(w.devs[0], true)
+	vmm.SetNoWorker(w.devs[0], true)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(4*page))
 	s := stream(t, w.devs[1])
@@ -108,14 +108,14 @@ func TestDeferredClipOutlivesADevice(t *testing.T) {
 	require.NoError(t, vmm.Drain(w.devs[0]))
 	require.Zero(t, g.Stats().Retiring)
 	require.NoError(t, g.Close())
-	vmm.SetStill(w.devs[0], false)
+	vmm.SetNoWorker(w.devs[0], false)
 	w.end()
 }
 
 // TestWhatClosesLate is tried again by the next Device.Close.
 func TestWhatClosesLate(t *testing.T) {
 	w := newWorld(t, 2)
-	vmm.SetStill(w.devs[0], true)
+	vmm.SetNoWorker(w.devs[0], true)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(4*page))
 	s := stream(t, w.devs[1])
@@ -126,7 +126,7 @@ func TestWhatClosesLate(t *testing.T) {
 	w.refuse("FreeEvent", 1, errInjected)
 	require.NoError(t, vmm.Drain(w.devs[0]))
 	require.NoError(t, g.Close())
-	vmm.SetStill(w.devs[0], false)
+	vmm.SetNoWorker(w.devs[0], false)
 	w.end()
 }
 
@@ -379,7 +379,7 @@ func TestNobodyWaitsBehindAClip(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		release, err := g.Hold(page)
+		release, err := g.Hold(0, page)
 		if err == nil {
 			release()
 		}

@@ -60,7 +60,7 @@ func (m *model) unlessAsleep(name string, f func()) {
 		"read":   func() error { return second(g.ReadAt(b, 0)) },
 		"write":  func() error { return second(g.WriteAt(b, 0)) },
 		"all":    func() error { return second(g.Host()) },
-		"hold":   func() error { return second(g.Hold(0)) },
+		"hold":   func() error { return second(g.Hold(0, 0)) },
 		"peer":   func() error { return m.w.devs[0].CopyOut(b, m.ptr) },
 		"grant":  func() error { return g.Grant(vmm.AccessRead, m.w.devs[len(m.w.devs)-1]) },
 		"revoke": func() error { return g.Revoke(m.w.devs[len(m.w.devs)-1]) },

@@ -279,7 +279,7 @@ func (m *model) all() {
 
 func (m *model) hold() {
 	n := rapid.Uint64Range(0, uint64(len(m.want))+1).Draw(m.T, "below")
-	release, err := m.g.Hold(n)
+	release, err := m.g.Hold(0, n)
 	if n > uint64(len(m.want)) {
 		require.ErrorIs(m, err, vmm.ErrBounds)
 		return

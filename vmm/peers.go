@@ -149,9 +149,11 @@ func (g *Range) plan(a Access, devs []*Device, reach func(from, to *Device) erro
 		rp.Devices[i].From = r.granted(rp.Devices[i].Device)
 	}
 	rp.Waits = r.narrows(a, peers)
-	rp.Chunks, rp.Bytes = len(r.slots), r.stats.Committed
+	rp.Chunks, rp.Bytes = len(r.table), r.counters.committed.now
 	if len(peers) > 0 && len(after) > 0 {
-		_ = r.eachRun(func(_, _ int, _, _ uint64) error { rp.Calls++; return nil })
+		for range r.table.Runs() {
+			rp.Calls++
+		}
 	}
 	return rp
 }

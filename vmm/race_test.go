@@ -297,7 +297,7 @@ func TestHoldDuringUnmap(t *testing.T) {
 	for w.devs[0].Stats().Retiring == 0 {
 		runtime.Gosched()
 	}
-	_, err := r.Hold(page)
+	_, err := r.Hold(0, page)
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	require.ErrorIs(t, r.Unmap(0, 3*page), vmm.ErrBusy)
 	open()
@@ -334,7 +334,7 @@ func TestDeviceCloseJoins(t *testing.T) {
 	for w.devs[0].Stats().Retiring == 0 { // the close has not begun yet
 		runtime.Gosched()
 	}
-	_, err = g.Hold(0)
+	_, err = g.Hold(0, 0)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrClosed)
 	require.ErrorIs(t, g.Grow(page), vmm.ErrClosed)
@@ -463,7 +463,7 @@ func TestNothingIsHeldWhileItIsUnmapped(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- r.Unmap(0, end) }()
 	<-s.reached
-	_, err := r.Hold(end)
+	_, err := r.Hold(0, end)
 	s.let()
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	require.NoError(t, <-done)

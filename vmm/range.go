@@ -1,14 +1,14 @@
 package vmm
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"math"
 	"math/bits"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // Range is a span of device memory that grows at an address that never moves:
@@ -17,22 +17,26 @@ import (
 // bytes. Safe for concurrent use; Append is atomic, while Grow and SetLen used
 // together want one producer at a time. The caller must Close it.
 type Range struct {
-	r    *Reservation
-	opts RangeOptions
+	// Immutable.
+	r       *Reservation
+	opts    RangeOptions
+	noCache bool // takes no cached memory
 
-	lenMu    sync.Mutex // orders changes of Len
-	capMu    sync.Mutex // orders changes of Cap
+	lenMu    lock.Mutex // orders changes of Len
+	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
-	peak     atomic.Uint64 // the most that len has been before it fell
 
-	noCache     bool                      // takes no kept memory
-	aheadWanted atomic.Int32              // of the device's goroutine
-	waitSlot    chan struct{}             // taken by the one WaitWritten that waits
-	aheadPause  atomic.Pointer[time.Time] // no look-ahead before this
+	// Of look-ahead.
+	aheadWanted atomic.Int32              // what it wants of the device's goroutine
+	aheadPause  atomic.Pointer[time.Time] // not before this
 
-	hostCopy    *Range   // host memory for what sleeps, see Sleep; guarded by r.closer
-	sleptChunks []uint64 // of the chunks that come back; guarded by r.closer
-	asleep      bool     // guarded by r.mu
+	waitSlot chan struct{} // taken by the one WaitWritten that waits
+
+	// Of Sleep; guarded by r.closeMu.
+	hostCopy    hostCopy // host memory for the contents
+	sleptChunks []uint64 // sizes of the chunks that come back
+
+	asleep bool // counted as asleep; guarded by r.mu
 }
 
 // RangeOptions is how a Range is made; its zero value is the default.
@@ -64,11 +68,11 @@ const defaultMaxChunk = 2 << 30
 
 // NewRange reserves a range. It commits no memory yet. The caller must Close it.
 func (d *Device) NewRange(o RangeOptions) (*Range, error) {
-	g, err := d.newRange(o)
+	g, err := d.newRange(o, false)
 	return g, d.fail("make range", 0, o.Max, err)
 }
 
-func (d *Device) newRange(o RangeOptions) (*Range, error) {
+func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	if err := d.live(); err != nil {
 		return nil, err
 	}
@@ -79,20 +83,22 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	if o, err = d.resolveOptions(o, gran); err != nil {
 		return nil, err
 	}
-	g := &Range{opts: o, waitSlot: make(chan struct{}, 1)}
+	g := &Range{opts: o, noCache: noCache, waitSlot: make(chan struct{}, 1)}
 	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, g); err != nil {
 		return nil, err
 	}
+	g.lenMu.At(levelLen, g.r.id)
+	g.capMu.At(levelCap, g.r.id)
 	g.lookAhead()
 	return g, nil
 }
 
-// prop is what the chunks of a range are made of.
+// chunkProp is what the chunks of a range are made of.
 func chunkProp(d *Device, o RangeOptions) Prop {
 	return Prop{Location: d.location(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
 }
 
-// settle checks the options and fills in what was left out.
+// resolveOptions checks the options and fills in what was left out.
 func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, error) {
 	if o.Max == 0 {
 		o.Max = d.info.Memory
@@ -117,11 +123,13 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 }
 
 // Alloc makes a Range of size bytes at once, zero-filled, with Len = size and
-// room for no more than its last chunk holds. Its memory is never one that was
-// kept from before. Whatever step fails, everything is given back. The caller
-// must Close it.
+// room for no more than its last chunk holds. It takes no cached memory. If a step
+// fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	g, err := d.alloc(size)
+	for err != nil && d.relieved(err) {
+		g, err = d.alloc(size)
+	}
 	return g, d.fail("allocate", 0, size, err)
 }
 
@@ -129,30 +137,29 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
-	g, err := d.newRange(RangeOptions{Max: size})
+	g, err := d.newRange(RangeOptions{Max: size}, true)
 	if err != nil {
 		return nil, err
 	}
-	g.noCache = true
 	if err = g.ensure(size); err == nil {
 		err = g.zero(size)
 	}
 	if err == nil {
 		err = g.setLen(size)
 	}
-	if err != nil {
-		if undo := g.close(); undo != nil {
-			err = also(err, "and giving it back", undo)
-			d.rename(g.r, "what a failed Alloc could not give back")
-			d.deferRelease(g.close)
-		}
-		return nil, err
+	if err == nil {
+		return g, nil
 	}
-	return g, nil
+	// The caller gets no Range, so what cannot be given back now is the device's.
+	if undo := g.close(); undo != nil {
+		err = also(err, "and giving it back", undo)
+		d.rename(g.r, "what a failed Alloc could not give back")
+		d.deferRelease(g.close)
+	}
+	return nil, err
 }
 
-// zero fills the first n bytes, without a promise by the driver that fresh
-// memory reads zero.
+// zero fills the first n bytes: no driver promises that fresh memory reads zero.
 func (g *Range) zero(n uint64) error {
 	raw, err := g.r.dev.state.ensureOpen()
 	if err != nil {
@@ -174,7 +181,8 @@ func (g *Range) Max() uint64 { return g.res().Size() }
 // Device is the device that made the range, its owner.
 func (g *Range) Device() *Device { return g.res().Device() }
 
-// res is the reservation, nil for a nil Range, whose methods answer for it.
+// res is the reservation: nil for a nil Range, and the methods of both can be called
+// on nil.
 func (g *Range) res() *Reservation {
 	if g == nil {
 		return nil
@@ -198,7 +206,7 @@ func (g *Range) Cap() uint64 {
 	return g.cap.Load()
 }
 
-// Options gives the options with everything filled in.
+// Options returns the options with everything filled in.
 func (g *Range) Options() RangeOptions {
 	if g == nil {
 		return RangeOptions{}
@@ -216,6 +224,9 @@ func (g *Range) String() string {
 
 // fail wraps err for op at offset off.
 func (g *Range) fail(op string, off, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
 	return g.res().fail(op, off, size, err)
 }
 
@@ -227,23 +238,98 @@ func (g *Range) live() error {
 	return g.r.live()
 }
 
+// Append writes p behind the last byte and moves Len. It has finished when it
+// returns: p may be reused, and later readers see the data. A failed Append
+// leaves Len and contents as they were; capacity gained is kept. Beyond Max it
+// returns ErrFull.
+func (g *Range) Append(p []byte) error {
+	if g == nil {
+		return g.fail("append", 0, uint64(len(p)), g.live())
+	}
+	at, err := g.append(p)
+	for err != nil && g.r.dev.relieved(err) {
+		at, err = g.append(p)
+	}
+	return g.fail("append", at, uint64(len(p)), err)
+}
+
+// append returns also where the bytes were to go.
+func (g *Range) append(p []byte) (at uint64, err error) {
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
+	at = g.len.Load()
+	end, err := g.endWithin(at, uint64(len(p)))
+	if err == nil {
+		err = g.r.live()
+	}
+	if err != nil || len(p) == 0 {
+		return at, err
+	}
+	if end > g.cap.Load() {
+		if err := g.ensure(end); err != nil {
+			return at, err
+		}
+	}
+	raw, err := g.r.dev.state.ensureOpen()
+	if err != nil {
+		return at, err
+	}
+	// The copy is counted before the check, so that whatever takes the memory away
+	// after the check waits for the copy.
+	epoch := g.r.copies.begin()
+	defer g.r.copies.end(epoch)
+	if err := g.writable(at, uint64(len(p))); err != nil {
+		return at, err
+	}
+	if err := raw.copyIn(g.r.ptr+Ptr(at), p); err != nil {
+		return at, err
+	}
+	// Len last: whoever sees it may read the bytes.
+	g.publishLenLocked(end)
+	if g.opts.GrowAhead > 0 {
+		g.lookAhead()
+	}
+	return at, nil
+}
+
+// writable is nil if [at, at+n) can be written, and stays so until the copy that
+// the caller has begun ends: whatever takes memory of a range away lowers Cap, or
+// closes the range, before it waits for copies.
+func (g *Range) writable(at, n uint64) error {
+	if err := g.r.live(); err != nil {
+		return err
+	}
+	if g.r.copyBlockCount.Load() == 0 && at+n <= g.cap.Load() {
+		return nil
+	}
+	return g.r.checkSpan(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
+}
+
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,
-// except that what was retiring may be back in Cap; beyond Max it answers
+// except that what was retiring may be back in Cap; beyond Max it returns
 // ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
 // wrote.
 func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
 	}
-	need, err := g.endWithin(g.len.Load(), n)
-	if err == nil {
-		err = g.ensure(need)
+	err := g.growBy(n)
+	for err != nil && g.r.dev.relieved(err) {
+		err = g.growBy(n)
 	}
-	g.lookAhead()
 	return g.fail("grow", 0, n, err)
 }
 
-// sum is a+n if that is within Max.
+func (g *Range) growBy(n uint64) error {
+	need, err := g.endWithin(g.len.Load(), n)
+	if err == nil && need > g.cap.Load() {
+		err = g.ensure(need)
+	}
+	g.lookAhead()
+	return err
+}
+
+// endWithin is a+n if that is within Max.
 func (g *Range) endWithin(a, n uint64) (uint64, error) {
 	if end := a + n; end >= a && end <= g.r.size {
 		return end, nil
@@ -251,124 +337,19 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.r.size)
 }
 
-// room brings Cap to at least need.
-func (g *Range) ensure(need uint64) error {
-	if need <= g.cap.Load() {
-		return nil
-	}
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	if need <= g.cap.Load() {
-		return nil // the device's goroutine was faster
-	}
-	if err := g.live(); err != nil {
-		return err // so that it takes no memory behind Close's back
-	}
-	m := &g.r.dev.counters
-	m.count(&m.counts.Growths, 1)
-	g.r.count(&g.r.stats.Growths, 1)
-	return g.grow(need, true)
-}
-
-// bring is what room and the device's goroutine do to bring Cap to need. What is
-// retiring comes back first; kept and new memory is added behind it. Only for
-// somebody who waits does kept memory go where memory runs out. The caller holds
-// g.grow.
-func (g *Range) grow(need uint64, awaited bool) error {
-	for {
-		have := g.r.reclaim(g.cap.Load(), need)
-		g.cap.Store(have)
-		if need <= have {
-			return nil
-		}
-		err := g.add(have, need, awaited)
-		// What was being unmapped is there again if the driver said no.
-		if have = g.cap.Load(); err == nil || g.r.reclaim(have, need) == have {
-			return err
-		}
-	}
-}
-
-// add is the part of bring that needs memory.
-func (g *Range) add(have, need uint64, awaited bool) error {
-	if err := g.r.quarantinedBelow(have); err != nil {
-		return err
-	}
-	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
-	want := need - have
-	if awaited { // look-ahead takes what is affordable and no more
-		want = wish(want, have, g.r.size-have, g.r.gran, g.opts.Chunk)
-	}
-	got, err := g.extend(have, want, awaited)
-	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > need-have {
-		// What is left may still do for the need alone.
-		got, err = g.extend(have, need-have, awaited)
-	}
-	g.cap.Store(have + got)
-	return err
-}
-
-// unit is what Cap is a multiple of.
-func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
-
-// extend maps want bytes of memory at off: kept chunks first, new ones for the
-// rest. It is all or nothing if somebody waits for it; look-ahead keeps what it
-// got. What could not be mapped goes back.
-func (g *Range) extend(off, want uint64, awaited bool) (got uint64, err error) {
-	var memBuf [64]*memory
-	ms := memBuf[:0]
-	defer func() {
-		for _, m := range ms {
-			m.release() //nolint:errcheck // mapped by now, or kept, or stuck and counted so
-		}
-	}()
-	d, p := g.r.dev, chunkProp(g.r.dev, g.opts)
-	left := want
-	for left > 0 && !g.noCache {
-		m := d.takeCached(p, worthwhile(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
-		if m == nil {
-			break
-		}
-		ms = append(ms, m)
-		left -= m.size
-	}
-	hits := uint64(len(ms))
-	var short error
-	for size := range ladder(left, g.opts.MaxChunk, g.opts.Chunk) {
-		var m *memory
-		if m, short = d.create(size, p, awaited); short != nil {
-			break
-		}
-		ms = append(ms, m)
-		left -= min(left, size)
-	}
-	if short != nil && (awaited || len(ms) == 0) {
-		return 0, short
-	}
-	if err := g.r.mapNew(off, ms, awaited); err != nil {
-		return 0, err
-	}
-	if hits > 0 {
-		d.counters.count(&d.counters.counts.Hits, hits)
-		g.r.count(&g.r.stats.Hits, hits)
-	}
-	return want - left, short
-}
-
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
 // ErrBusy below a Hold. Moved up it shows bytes that a kernel wrote, or that
-// nobody did; moved down it drops bytes and keeps the memory (see Clip).
+// nothing did; moved down it drops bytes and keeps the memory (see Clip).
 func (g *Range) SetLen(n uint64) error {
 	if g == nil {
 		return g.fail("set length", 0, n, g.live())
 	}
-	g.lenMu.Lock()
-	defer g.lenMu.Unlock()
 	return g.fail("set length", 0, n, g.setLen(n))
 }
 
-// setLen is SetLen with g.write held.
 func (g *Range) setLen(n uint64) error {
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -378,127 +359,44 @@ func (g *Range) setLen(n uint64) error {
 	if c := g.cap.Load(); n > c {
 		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
 	}
-	if h := r.heldLocked(); n < h {
-		return fmt.Errorf("%w: bytes below %d are held", ErrBusy, h)
+	if err := r.checkHoldsLocked(n, math.MaxUint64); err != nil {
+		return err
 	}
-	g.publishLen(n)
+	g.publishLenLocked(n)
 	g.lookAhead()
 	return nil
 }
 
-// show publishes a new Len. The caller holds g.write.
-func (g *Range) publishLen(n uint64) {
-	old := g.len.Swap(n)
-	if old == n {
+// publishLenLocked shows a new Len. It needs g.lenMu.
+func (g *Range) publishLenLocked(n uint64) {
+	g.lenMu.AssertHeld()
+	r := g.r
+	c := &r.dev.counters
+	switch old := g.len.Swap(n); {
+	case n > old:
+		c.add(n-old, &c.used, &r.counters.used)
+	case n < old:
+		c.sub(old-n, &c.used, &r.counters.used)
+	default:
 		return
 	}
-	if n > old {
-		g.r.dev.counters.used.add(n - old)
-	} else {
-		g.r.dev.counters.used.sub(old - n)
-		g.peak.Store(max(g.peak.Load(), old))
-	}
-	g.r.notify()
+	r.notify()
 }
 
-// Clip gives back the chunks that lie wholly beyond Len. It completes or changes
-// nothing. After UsedBy it does not wait: what is given up retires until the named
-// streams have done what they were told so far, and goes back then (see
-// Stats.Retiring). Else it waits as Unmap does. A growth that needs the memory
-// before it has gone back takes it without a driver call and without a wait:
-// what those streams were told to write there is then still to come, and comes
-// over what is appended meanwhile, just as after a SetLen alone.
-func (g *Range) Clip() error {
-	if err := g.live(); err != nil {
-		return g.fail("clip", 0, 0, err)
-	}
-	g.r.closeMu.Lock() // not g.write: nobody who appends waits for a Clip
-	defer g.r.closeMu.Unlock()
-	return g.fail("clip", g.len.Load(), 0, g.clip())
-}
-
-func (g *Range) clip() error {
-	err := g.clipTail()
-	if err == nil {
-		_ = g.freeHostCopy() // what will not go now does so with the next Clip, or Close
-	}
-	return err
-}
-
-// giveUp is Clip with g.r.closer held.
-func (g *Range) clipTail() error {
-	g.lenMu.Lock()
-	turn, off, size, err := g.retireTail()
-	g.lenMu.Unlock()
-	if err != nil || size == 0 {
-		return err
-	}
-	g.r.copies.wait()
-	marks, ok, err := g.r.fenceEvents()
-	if err == nil && ok {
-		g.r.unmapLater(&retirement{seq: turn, off: off, size: size, fences: marks})
-		return nil
-	}
-	if err == nil {
-		err = g.r.fenceAndUnmap(turn, off, size)
-	} else {
-		g.r.unretire(turn, off, size)
-	}
-	if err != nil {
-		g.recountCap()
-	}
-	return err
-}
-
-// give marks the chunks beyond Len as retiring and takes them off Cap. The caller
-// holds g.write and then waits for copies.
-func (g *Range) retireTail() (turn, off, size uint64, err error) {
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	was := g.cap.Load()
-	g.r.mu.Lock()
-	off = was
-	for i := len(g.r.slots) - 1; i >= 0 && g.r.slots[i].off >= g.len.Load(); i-- {
-		off = min(off, g.r.slots[i].off)
-	}
-	g.r.mu.Unlock()
-	if size = was - off; size == 0 {
-		return 0, 0, 0, g.live()
-	}
-	// Cap first: a Grow that finds room then finds it for good, or waits here.
-	g.cap.Store(off)
-	if turn, err = g.r.markRetiring(off, size); err != nil {
-		g.cap.Store(was)
-		return 0, 0, 0, err
-	}
-	return turn, off, size, nil
-}
-
-// recount sets Cap to what is accessible.
-func (g *Range) recountCap() {
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	if g.r.live() == nil {
-		g.cap.Store(g.r.accessiblePrefixLocked())
-	}
-}
-
-// Hold makes the bytes below n, which must be within Len, stay: until release
-// is called, SetLen below n and Close answer ErrBusy. Calling release again
+// Hold makes the n bytes from off on, which must be within Len, stay: until release
+// is called, SetLen below their end and Close return ErrBusy. Calling release again
 // does nothing.
-func (g *Range) Hold(n uint64) (release func(), err error) {
+func (g *Range) Hold(off, n uint64) (release func(), err error) {
 	if g == nil {
-		return nil, g.fail("hold", 0, n, g.live())
+		return nil, g.fail("hold", off, n, g.live())
 	}
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	if l := g.len.Load(); n > l && g.live() == nil {
-		return nil, g.fail("hold", 0, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
+	if l := g.len.Load(); (off+n < n || off+n > l) && g.live() == nil {
+		return nil, g.fail("hold", off, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
 	}
-	release, err = g.r.hold(n)
-	return release, g.fail("hold", 0, n, err)
+	release, err = g.r.hold(off, n)
+	return release, g.fail("hold", off, n, err)
 }
 
 // Grant is Reservation.Grant.
@@ -543,14 +441,14 @@ func (g *Range) close() error {
 	err := g.r.close(&g.lenMu)
 	g.r.closeMu.Lock()
 	defer g.r.closeMu.Unlock()
-	if g.forget() {
-		err = also(err, "and giving host memory back", g.freeHostCopy())
+	if !g.bookClosed() {
+		return err
 	}
-	return err
+	return also(err, "and giving host memory back", g.hostCopy.free())
 }
 
-// strike takes a range that is closed out of the books; false if it is not.
-func (g *Range) forget() bool {
+// bookClosed takes a range that is closed out of the counters; false if it is not.
+func (g *Range) bookClosed() bool {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	g.capMu.Lock()
@@ -563,7 +461,7 @@ func (g *Range) forget() bool {
 	if g.asleep {
 		g.bookAwakeLocked()
 	}
-	g.publishLen(0)
 	g.cap.Store(0)
+	g.publishLenLocked(0)
 	return true
 }

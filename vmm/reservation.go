@@ -7,7 +7,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // Reservation is a range of device addresses with whole chunks mapped wherever
@@ -15,53 +18,56 @@ import (
 // built from. Its address never moves. Safe for concurrent use. The caller must
 // Close it.
 type Reservation struct {
+	// Immutable.
 	dev      *Device
 	ptr      Ptr
 	size     uint64
 	gran     uint64
 	readOnly bool
-	owner    *Range // whose it is, which alone maps and unmaps; nil for its own
-	id       uint64 // by which several are locked in order
+	owner    *Range // the only one that maps and unmaps; nil for a user's own
+	id       uint64 // gives the order in which several are locked
 
-	copies inFlight // of ours
+	copies inFlight // the library's own copies of its memory
 
-	// closer is held by Close, Clip and Sleep to their end, waits included. Then
-	// grantMu, by all that changes who may access the memory, or unmaps all of it.
-	closeMu sync.Mutex
-	grantMu sync.Mutex
+	// Close, Clip, Sleep and Wake hold closeMu to their end, waits included. Then
+	// comes grantMu, for all that changes who may access the memory, or unmaps all of it.
+	closeMu lock.Mutex
+	grantMu lock.Mutex
 
-	// layout is held across the driver calls that change what is mapped, or who
-	// may access it. Which slots there are, and the grants, change only with
-	// layout and mu held, so one of the two is enough to read them.
-	mappingMu sync.Mutex
+	// mappingMu is held across the driver calls that change what is mapped, or who
+	// may access it. The table of slots and the grants change only with mappingMu and
+	// mu held, so one of the two is enough to read them.
+	mappingMu lock.Mutex
 
-	phase         atomic.Uint32 // changes with mu held
-	closesRunning atomic.Int32  // calls of Close under way
-	blocked       atomic.Int32  // how many entries copyBlocks has
+	// Atomic: read without a lock.
+	phase          atomic.Uint32 // changes with mu held
+	closesRunning  atomic.Int32
+	copyBlockCount atomic.Int32                   // length of copyBlocks
+	waitsFor       atomic.Pointer[[]*deviceState] // see setWaitsForLocked
+	generation     atomic.Uint64
+	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
-	waitsFor atomic.Pointer[[]*deviceState] // see setWaitsFor
-
-	mu             sync.Mutex // never held across a driver call
-	slots          []slot
+	mu             lock.Mutex // never held across a driver call
+	table          slots.Table[*memory]
 	grants         []grant        // the owner first
 	driverGrants   []driver.Grant // the same, as the driver wants it
-	retireSeq      uint64         // counts retirements
-	retirements    []*retirement  // by turn, left to the device's goroutine
 	accessInDoubt  []*deviceState // may still have access: taking it away failed
 	copyBlocks     []*copyBlock   // devices whose access is being changed
 	usersNamed     bool           // UsedBy was called
 	namedStreams   map[*Stream]struct{}
-	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
 	appendSeq      uint64                 // counts AppendOns
-	holds          []uint64
-	stats          rangeCounters
-
-	changed    atomic.Pointer[chan struct{}] // closed at the next change; nil if nobody waits
-	generation atomic.Uint64
+	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
+	retireSeq      uint64                 // counts retirements
+	retirements    []*retirement          // by sequence, left to the device's goroutine
+	holds          []*hold
+	counters       rangeCounters // also under the device's counters.mu
 }
 
-// reservations counts them, for their ids.
-var reservations atomic.Uint64
+// slot is one whole mapping in a reservation. It holds a reference to its memory.
+type slot = slots.Slot[*memory]
+
+// reservationCount gives their ids.
+var reservationCount atomic.Uint64
 
 // The phases of a reservation on its way out.
 const (
@@ -74,13 +80,13 @@ const (
 // ReserveOptions is how to reserve; its zero value is the default.
 type ReserveOptions struct {
 	Align    uint64 // a power of two; 0: the granularity
-	ReadOnly bool   // nobody gets more than Read, the owner included
+	ReadOnly bool   // no device gets more than AccessRead, the owner included
 }
 
 // Reserve takes a range of addresses of at least size bytes, rounded up to the
-// granularity. No memory stands behind it until Map. Where addresses run out,
-// or this process has its fill of them (SetAddressLimit), it answers
-// ErrAddressSpace. The caller must Close the Reservation.
+// granularity. No memory stands behind it until Map. If addresses run out, or
+// this process has its fill of them (SetAddressLimit), it returns ErrAddressSpace.
+// The caller must Close the Reservation.
 func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("reserve", 0, size, err)
@@ -95,7 +101,7 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 
 // reserve makes a reservation whose chunks are multiples of gran, for a range or,
 // without one, for the user.
-func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reservation, error) {
+func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
 	if !ok || size == 0 {
 		return nil, fmt.Errorf("%w: a size of %d bytes", ErrInvalid, size)
@@ -103,14 +109,20 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	if o.Align != 0 && bits.OnesCount64(o.Align) != 1 {
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
-	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, owner: of, id: reservations.Add(1)}
-	r.generation.Store(r.id << 32) // so that no two reservations have the same, at one address or not
-	r.slots = make([]slot, 0, 4)   // so that the first growth allocates its chunk and nothing else
+	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, owner: owner, id: reservationCount.Add(1)}
+	r.generation.Store(r.id << 32)             // so that no two reservations have the same, at one address or not
+	r.table = make(slots.Table[*memory], 0, 4) // so that the first growth allocates its chunk and nothing else
+	r.closeMu.At(levelRangeClose, r.id)
+	r.grantMu.At(levelGrants, r.id)
+	r.mappingMu.At(levelMapping, r.id)
+	r.mu.At(levelReservation, r.id)
 	own := AccessReadWrite
 	if o.ReadOnly {
 		own = AccessRead
 	}
+	r.mu.Lock()
 	r.setGrantsLocked([]grant{{dev: d, access: own}})
+	r.mu.Unlock()
 	if err := takeAddresses(rounded); err != nil {
 		return nil, err
 	}
@@ -120,7 +132,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 		return nil, err
 	}
 	kind := "reservation"
-	if of != nil {
+	if owner != nil {
 		kind = "range"
 	}
 	if err := d.track(r, kind); err != nil {
@@ -129,7 +141,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 		return nil, err
 	}
 	d.state.parent.add(r)
-	d.counters.reserved.add(rounded)
+	d.counters.add(rounded, &d.counters.reserved)
 	return r, nil
 }
 
@@ -177,8 +189,8 @@ func (r *Reservation) fail(op string, off, size uint64, err error) error {
 	return r.dev.fail(op, r.ptr+Ptr(off), size, err)
 }
 
-// live is nil while the reservation is open. Without r.mu it may end meanwhile;
-// who copies asks after copies.begin, and then it does not.
+// live is nil while the reservation is open. Without r.mu it may end meanwhile. A
+// copy asks after copies.begin; then it stays so until the copy's end.
 func (r *Reservation) live() error {
 	switch r.phase.Load() {
 	case isOpen:
@@ -191,7 +203,7 @@ func (r *Reservation) live() error {
 
 var errReservationClosed = fmt.Errorf("%w: reservation", ErrClosed)
 
-// outside refuses callers that may not touch the reservation inside a Range.
+// notInRange refuses callers that may not touch the reservation inside a Range.
 func (r *Reservation) notInRange() error {
 	if r == nil {
 		return fmt.Errorf("%w: no reservation", ErrInvalid)
@@ -202,11 +214,15 @@ func (r *Reservation) notInRange() error {
 	return nil
 }
 
-// Map maps whole chunks side by side from off on and gives access to all that
-// were granted it. It completes or changes nothing. The mapping holds the
+// outOfBounds is the error for a span that is not within the reservation.
+func (r *Reservation) outOfBounds(off, size uint64) error {
+	return fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
+}
+
+// Map maps whole chunks side by side from off on and gives access to all devices
+// that were granted it. It completes or changes nothing. The mapping holds the
 // memory: the chunks may be closed afterwards. One chunk may be mapped several
-// times. Addresses that are in use are ErrInvalid, ones that are retiring
-// ErrBusy.
+// times. Addresses that are in use are ErrInvalid, retiring ones ErrBusy.
 func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	if err := r.notInRange(); err != nil {
 		return r.fail("map", off, 0, err)
@@ -227,52 +243,67 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	return r.fail("map", off, size, r.mapNew(off, held, true))
-}
-
-// mapAt maps ms from off on. Each mapping takes a reference of its own. Where
-// memory for the mapping itself runs out and somebody waits for it, kept memory
-// goes and it tries again.
-func (r *Reservation) mapNew(off uint64, ms []*memory, awaited bool) error {
-	return r.dev.state.retryAfterRelease(awaited, func() error { return r.mapOnce(off, ms) })
-}
-
-func (r *Reservation) mapOnce(off uint64, ms []*memory) error {
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	i, size, err := r.checkVacant(off, ms)
-	if err != nil {
-		return err
+	err := r.mapChunks(off, held, forCaller)
+	for err != nil && r.dev.relieved(err) {
+		err = r.mapChunks(off, held, forCaller)
 	}
-	if err := r.mapChunks(i, off, size, ms, r.driverGrants); err != nil {
-		return err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.insertSlotsLocked(i, off, ms, accessible, nil)
-	r.notify()
-	r.checkInvariantsLocked()
-	return nil
+	return r.fail("map", off, size, err)
 }
 
-// place maps ms at off and sets access for who, all or nothing. It needs r.layout. What
-// cannot be undone becomes quarantined slots from index i on.
-func (r *Reservation) mapChunks(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
-	drv := r.dev.drv()
-	at := off
-	for n, m := range ms {
-		if err := drv.Map(r.ptr+Ptr(at), m.size, m.h); err != nil {
-			return r.undoMap(i, off, ms[:n], err)
+// mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
+// its own.
+func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
+	// The mapping itself takes memory of the device, which may have run out.
+	return r.dev.state.retryAfterRelease(why, func() error {
+		r.mappingMu.Lock()
+		defer r.mappingMu.Unlock()
+		i, size, err := r.checkVacant(off, ms)
+		if err != nil {
+			return err
 		}
-		at += m.size
-	}
-	if err := drv.SetAccess(r.ptr+Ptr(off), size, who); err != nil {
-		return r.undoMap(i, off, ms, err)
-	}
-	return nil
+		if err := r.mapOnDriver(i, off, size, ms, r.driverGrants); err != nil {
+			return err
+		}
+		// The table last: whoever finds a chunk there may use it.
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
+		r.notify()
+		return nil
+	})
 }
 
-// vacant checks that ms fit at off, and gives the index where their slots go
+// mapOnDriver maps ms at off and sets access for who, all or nothing. What cannot be
+// undone becomes quarantined slots from index i on. It needs r.mappingMu.
+func (r *Reservation) mapOnDriver(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
+	r.mappingMu.AssertHeld()
+	drv := r.dev.drv()
+	var n int       // how many are mapped
+	var done uint64 // their bytes
+	var err error
+	for n < len(ms) && err == nil {
+		if err = drv.Map(r.ptr+Ptr(off+done), ms[n].size, ms[n].handle); err == nil {
+			done += ms[n].size
+			n++
+		}
+	}
+	if err == nil {
+		err = drv.SetAccess(r.ptr+Ptr(off), size, who)
+	}
+	if err == nil || done == 0 {
+		return err
+	}
+	// Undo: one call unmaps what has been mapped.
+	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {
+		err = also(err, "and unmapping again", again)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
+	}
+	return err
+}
+
+// checkVacant checks that ms fit at off. It returns the index where their slots go
 // and their size together.
 func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64, err error) {
 	r.mu.Lock()
@@ -296,101 +327,204 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 	case off%r.gran != 0:
 		return 0, 0, fmt.Errorf("%w: offset %#x is no multiple of the granularity %d", ErrInvalid, off, r.gran)
 	case end < off || end > r.size:
-		return 0, 0, fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
+		return 0, 0, r.outOfBounds(off, size)
 	}
-	i = r.slotAtLocked(off)
-	if i < len(r.slots) && r.slots[i].off < off+size {
-		s := &r.slots[i]
+	i = r.table.Find(off)
+	if i < len(r.table) && r.table[i].Off < off+size {
+		s := &r.table[i]
 		switch {
-		case s.quarantined != nil:
-			return 0, 0, fmt.Errorf("quarantined: %w", s.quarantined)
-		case s.state >= retiring:
-			return 0, 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
+		case s.Quarantined != nil:
+			return 0, 0, fmt.Errorf("quarantined: %w", s.Quarantined)
+		case s.State >= slots.Retiring:
+			return 0, 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
 		}
-		return 0, 0, fmt.Errorf("%w: %v is mapped", ErrInvalid, r.ptr+Ptr(s.off))
+		return 0, 0, fmt.Errorf("%w: %v is mapped", ErrInvalid, r.ptr+Ptr(s.Off))
 	}
 	return i, size, nil
 }
 
-// insert adds slots for ms at index i, each with a reference of its own. Like
-// the rest of what changes slots it needs r.layout and r.mu.
-func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st state, stuck error) {
-	r.dev.counters.count(&r.dev.counters.counts.Maps, uint64(len(ms)))
-	r.slots = append(r.slots, make([]slot, len(ms))...)
-	copy(r.slots[i+len(ms):], r.slots[i:])
-	for n, m := range ms {
-		m.refs.Add(1) // the caller holds it, so it is not 0
-		r.slots[i+n] = slot{off: off, mem: m, state: st}
-		off += m.size
-		r.stats.addCommitted(m.size)
-		if stuck != nil {
-			r.quarantineLocked(&r.slots[i+n], stuck)
-		}
-	}
-}
-
-// unmapAgain undoes the mapping of ms at off. Where that fails too the slots
-// stay, quarantined, until Close tries again.
-func (r *Reservation) undoMap(i int, off uint64, ms []*memory, why error) error {
+// insertSlotsLocked adds slots for ms at index i, each with a reference of its own,
+// quarantined if why is not nil. It needs r.mappingMu and r.mu.
+func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slots.State, why error) {
+	r.mappingMu.AssertHeld()
+	r.mu.AssertHeld()
 	var size uint64
-	for _, m := range ms {
+	r.table = append(r.table, make(slots.Table[*memory], len(ms))...)
+	copy(r.table[i+len(ms):], r.table[i:])
+	for n, m := range ms {
+		m.refs.Add(1) // the caller has one, so it was not 0
+		r.table[i+n] = slot{Off: off + size, Size: m.size, Mem: m, State: st}
+		if why != nil {
+			r.quarantineLocked(&r.table[i+n], why)
+		}
 		size += m.size
 	}
-	if size == 0 {
-		return why
-	}
-	if err := r.dev.drv().Unmap(r.ptr+Ptr(off), size); err != nil {
-		why = also(why, "and unmapping again", err)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.insertSlotsLocked(i, off, ms, mapped, why)
-		r.checkInvariantsLocked()
-	}
-	return why
+	r.dev.counters.moved(len(ms), size, true, &r.counters)
+	r.checkInvariantsLocked()
 }
 
-// Unmap takes away the whole chunks that fill [off, off+size), after waiting
-// for work that may use them (see the package comment). It completes or changes
-// nothing. A part of a chunk, or a hole, is ErrInvalid; bytes below a Hold are
-// ErrBusy.
-func (r *Reservation) Unmap(off, size uint64) error {
-	if err := r.notInRange(); err != nil {
-		return r.fail("unmap", off, size, err)
-	}
-	turn, err := r.retire(off, size)
-	if err == nil {
-		err = r.fenceAndUnmap(turn, off, size)
-	}
-	return r.fail("unmap", off, size, err)
-}
-
-// cut takes the slots [i, j) out and appends their memory, references included.
+// removeSlotsLocked takes the slots [i, j) out and appends their memory, references
+// included. It needs r.mappingMu and r.mu.
 func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
-	r.dev.counters.count(&r.dev.counters.counts.Unmaps, uint64(j-i))
+	r.mappingMu.AssertHeld()
+	r.mu.AssertHeld()
+	var size uint64
 	for k := i; k < j; k++ {
-		s := &r.slots[k]
-		r.unretireSlotLocked(s)
-		r.unquarantineLocked(s)
-		r.stats.subCommitted(s.size())
-		gone = append(gone, s.mem)
+		s := &r.table[k]
+		if s.State >= slots.Retiring {
+			r.unretireLocked(s)
+		}
+		if s.Quarantined != nil {
+			r.unquarantineLocked(s)
+		}
+		size += s.Size
+		gone = append(gone, s.Mem)
 	}
-	r.slots = slices.Delete(r.slots, i, j)
+	r.dev.counters.moved(j-i, size, false, &r.counters)
+	r.table = slices.Delete(r.table, i, j)
+	r.generation.Add(1) // what lay there is lost
+	r.checkInvariantsLocked()
 	return gone
 }
 
-// stick quarantines a slot: why is what growth past it answers from now on.
+// quarantineLocked marks a slot where an undo failed: growth past it returns why from
+// now on. It needs r.mu.
 func (r *Reservation) quarantineLocked(s *slot, why error) {
-	if s.quarantined == nil {
-		r.stats.Quarantined += s.size()
-		r.dev.counters.quarantined.add(s.size())
+	r.mu.AssertHeld()
+	if s.Quarantined == nil {
+		r.dev.counters.add(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
 	}
-	s.quarantined = why
+	s.Quarantined = why
 }
 
+// unquarantineLocked undoes quarantineLocked. It needs r.mu.
 func (r *Reservation) unquarantineLocked(s *slot) {
-	if s.quarantined != nil {
-		r.stats.Quarantined -= s.size()
-		r.dev.counters.quarantined.sub(s.size())
+	r.mu.AssertHeld()
+	if s.Quarantined != nil {
+		r.dev.counters.sub(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
 	}
-	s.quarantined = nil
+	s.Quarantined = nil
+}
+
+// quarantinedLocked is the error of a quarantined slot that begins at most at off,
+// nil if there is none. It needs r.mu.
+func (r *Reservation) quarantinedLocked(off uint64) error {
+	r.mu.AssertHeld()
+	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
+		if s := &r.table[i]; s.Off <= off && s.Quarantined != nil {
+			return fmt.Errorf("quarantined: %w", s.Quarantined)
+		}
+	}
+	return nil
+}
+
+// checkInvariantsLocked holds the table to what the rest relies on, in builds of our
+// own tests. It needs r.mu.
+func (r *Reservation) checkInvariantsLocked() {
+	if !invariants.Enabled {
+		return
+	}
+	err := r.table.Check(r.size, r.gran)
+	for i := range r.table {
+		if r.table[i].Mem.refs.Load() < 1 {
+			err = fmt.Errorf("slot %d has no reference to its memory", i)
+		}
+	}
+	if err != nil {
+		//nolint:forbidigo // only in builds of our own tests
+		panic(fmt.Sprintf("vmm: %v: %v", r.ptr, err))
+	}
+}
+
+// hold is a span that must stay mapped.
+type hold struct{ off, end uint64 }
+
+// Hold makes the n bytes from off on stay: until release is called, unmapping any of
+// them and Close return ErrBusy. Calling release again does nothing.
+func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
+	if err = r.notInRange(); err == nil {
+		release, err = r.hold(off, n)
+	}
+	return release, r.fail("hold", off, n, err)
+}
+
+func (r *Reservation) hold(off, n uint64) (release func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.live(); err != nil {
+		return nil, err
+	}
+	if off+n < off || off+n > r.size {
+		return nil, r.outOfBounds(off, n)
+	}
+	h := &hold{off, off + n}
+	for _, s := range r.table.In(h.off, h.end) {
+		if s.State >= slots.Retiring {
+			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
+		}
+	}
+	r.holds = append(r.holds, h)
+	return sync.OnceFunc(func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.holds = slices.DeleteFunc(r.holds, func(e *hold) bool { return e == h })
+	}), nil
+}
+
+// checkHoldsLocked is ErrBusy if bytes of [off, end) are held. It needs r.mu.
+func (r *Reservation) checkHoldsLocked(off, end uint64) error {
+	r.mu.AssertHeld()
+	for _, h := range r.holds {
+		if h.off < end && off < h.end {
+			return fmt.Errorf("%w: [%#x, %#x) is held", ErrBusy, h.off, h.end)
+		}
+	}
+	return nil
+}
+
+// Generation is another number, a higher one, each time mapped bytes were lost or
+// replaced, and no two reservations of the process ever have the same. Growth leaves
+// it alone, so a registration (NCCL, RDMA) made at the same generation is still
+// right for the bytes it covers.
+func (r *Reservation) Generation() uint64 {
+	if r == nil {
+		return 0
+	}
+	return r.generation.Load()
+}
+
+// Changed is closed at the next Map or Unmap, and on a Range also when Len
+// moves. After Close it is closed already.
+func (r *Reservation) Changed() <-chan struct{} {
+	if r == nil {
+		return closedChan
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.phase.Load() == isClosed {
+		return closedChan
+	}
+	c := r.changed.Load()
+	if c == nil {
+		made := make(chan struct{})
+		c = &made
+		r.changed.Store(c)
+	}
+	return *c
+}
+
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// notify wakes those who wait on Changed. The caller has made the change already.
+func (r *Reservation) notify() {
+	if r.changed.Load() == nil {
+		return
+	}
+	if c := r.changed.Swap(nil); c != nil {
+		close(*c)
+	}
 }

@@ -138,7 +138,7 @@ func TestGrowthBesideTheUnmap(t *testing.T) {
 func TestRetirementsEndInOrder(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		vmm.SetStill(d, true)
+		vmm.SetNoWorker(d, true)
 		g := ranged(t, w.world, 6*page)
 		s := stream(t, d)
 		require.NoError(t, g.UsedBy(s))
@@ -158,7 +158,7 @@ func TestRetirementsEndInOrder(t *testing.T) {
 		require.Zero(t, g.Stats().Retiring)
 		require.Len(t, slices.DeleteFunc(w.disarm(), func(s string) bool { return s != "Unmap" }), 3)
 		require.NoError(t, g.Append(pattern(5*page, 1)))
-		vmm.SetStill(d, false)
+		vmm.SetNoWorker(d, false)
 		require.NoError(t, s.Close())
 		require.NoError(t, g.Close())
 	})
@@ -289,7 +289,7 @@ func TestTwoDevicesOnOneOrdinal(t *testing.T) {
 func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *paced) {
 		d, peer := w.devs[0], w.devs[1]
-		vmm.SetStill(d, true)
+		vmm.SetNoWorker(d, true)
 		g := ranged(t, w.world, 3*page)
 		require.NoError(t, g.Grant(vmm.AccessRead, peer))
 		require.NoError(t, peer.CopyOut(make([]byte, page), g.Ptr()))
@@ -303,7 +303,7 @@ func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
 		require.NoError(t, peer.Close())
 		require.NoError(t, vmm.Drain(d))
 		require.Zero(t, g.Stats().Retiring)
-		vmm.SetStill(d, false)
+		vmm.SetNoWorker(d, false)
 		require.NoError(t, g.Close())
 	})
 }
@@ -320,7 +320,7 @@ func TestTwoPeersCloseAtOnce(t *testing.T) {
 		d, peer := w.devs[0], w.devs[1]
 		again, err := vmm.OpenDriver(w.drv, 1)
 		require.NoError(t, err)
-		vmm.SetStill(d, true)
+		vmm.SetNoWorker(d, true)
 		g := ranged(t, w, 3*page)
 		s := stream(t, peer)
 		require.NoError(t, g.UsedBy(s))
@@ -344,7 +344,7 @@ func TestTwoPeersCloseAtOnce(t *testing.T) {
 func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		vmm.SetStill(d, true)
+		vmm.SetNoWorker(d, true)
 		g := ranged(t, w.world, 4*page)
 		s := stream(t, d)
 		require.NoError(t, g.UsedBy(s))
@@ -358,7 +358,7 @@ func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
 		vmm.SetForeign(s, false)
 		require.NoError(t, g.Grow(3*page), "there is no hole in front of what retires")
 		require.NoError(t, g.Append(pattern(3*page, 1)))
-		vmm.SetStill(d, false)
+		vmm.SetNoWorker(d, false)
 		require.NoError(t, s.Close())
 		require.NoError(t, g.Close())
 	})

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// Keep says what becomes of the bytes of a range that sleeps.
+// SleepMode says what becomes of the bytes of a range that sleeps.
 type SleepMode uint8
 
 // What Sleep does with contents.
@@ -19,48 +23,60 @@ const (
 
 // Sleep gives the memory of ranges back to the device and keeps their addresses.
 // Their contents wait in host memory, or are dropped. It waits first as Unmap
-// does; all of them fall asleep or none. A sleeping range answers ErrAsleep to
-// all but Wake and Close; its Cap is 0. One that is held answers ErrBusy.
+// does; all of them fall asleep or none. A sleeping range returns ErrAsleep from
+// all but Wake and Close; its Cap is 0. A range that is held is ErrBusy.
 //
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
-func Sleep(k SleepMode, ranges ...*Range) error {
-	unlock, err := lockAll(ranges)
-	if err != nil {
-		return failed("sleep", ranges, err)
+func Sleep(mode SleepMode, ranges ...*Range) error {
+	unlock, err := lockRanges(ranges)
+	if err == nil {
+		err = sleep(mode, ranges)
+		unlock()
 	}
-	defer unlock()
-	return failed("sleep", ranges, sleep(k, ranges))
+	return failFirst("sleep", ranges, err)
 }
 
 // Wake gives sleeping ranges memory again, at the same addresses, in chunks of
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	unlock, err := lockAll(ranges)
-	if err != nil {
-		return failed("wake", ranges, err)
+	err := wakeOnce(ranges)
+	for err != nil && len(ranges) > 0 && ranges[0] != nil && ranges[0].r.dev.relieved(err) {
+		err = wakeOnce(ranges)
 	}
-	defer unlock()
-	return failed("wake", ranges, wake(ranges))
+	return failFirst("wake", ranges, err)
 }
 
-func failed(op string, ranges []*Range, err error) error {
+func wakeOnce(ranges []*Range) error {
+	unlock, err := lockRanges(ranges)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return wake(ranges)
+}
+
+// failFirst wraps err for op on several ranges.
+func failFirst(op string, ranges []*Range, err error) error {
+	if err == nil {
+		return nil
+	}
 	if len(ranges) == 0 {
 		return (*Device)(nil).fail(op, 0, 0, err)
 	}
 	return ranges[0].fail(op, 0, 0, err)
 }
 
-// lockAll keeps others from clipping and closing the ranges, from putting them to
+// lockRanges keeps others from clipping and closing the ranges, from putting them to
 // sleep and waking them, and from changing who may access them: each kind of lock in
 // the order of the ranges.
-func lockAll(ranges []*Range) (unlock func(), err error) {
+func lockRanges(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
-	for _, g := range ranges { // without waiting for the Close that is under way
-		if err := g.live(); err != nil && !errors.Is(err, ErrAsleep) {
+	for _, g := range ranges { // before the locks, so that it does not wait for a Close that is under way
+		if err := g.r.live(); err != nil && !errors.Is(err, ErrAsleep) {
 			return nil, err
 		}
 	}
@@ -68,7 +84,7 @@ func lockAll(ranges []*Range) (unlock func(), err error) {
 	if len(slices.Compact(slices.Clone(sorted))) < len(sorted) {
 		return nil, fmt.Errorf("%w: a range is named twice", ErrInvalid)
 	}
-	var held []*sync.Mutex
+	var held []*lock.Mutex
 	for _, g := range sorted {
 		held = append(held, &g.r.closeMu)
 	}
@@ -85,32 +101,37 @@ func lockAll(ranges []*Range) (unlock func(), err error) {
 	}, nil
 }
 
-// sleeper is a range on its way to sleep or back, and what it has of memory.
-// What it goes through, and what undoes it:
+// sleeper is a range on its way to sleep, or back, and the memory it has meanwhile.
 //
-//	doze    stayUp    nobody else gets in; everything retires
-//	save              its contents are copied to host memory
-//	depart  comeBack  it is unmapped; the memory is still ours
-//	commit            the memory is released, and it sleeps
+// To sleep, each step for all ranges before the next one begins:
 //
-//	rise    fall      it has memory, mappings and contents
-//	enter             that stands in the books, and it is awake
+//	quiesce   nothing else uses the range; all of it retires    (undone by resume)
+//	fence     the work that may use it has ended
+//	save      its contents are copied to host memory
+//	unmapAll  it is unmapped; the memory is still ours          (undone by remapAll)
+//	commit    the memory is released, and the range sleeps: the point of no return
+//
+// Awake, step by step for each range, and at the end for all of them:
+//
+//	restore      it has memory, mappings and contents           (undone by rollback)
+//	commitAwake  the table and the counters show that
 type sleeper struct {
 	*Range
-	seq      uint64
-	capacity uint64 // its capacity when it is awake
+	retired  *retirement
+	capacity uint64 // when it is awake
 	mem      []*memory
 }
 
-func sleep(k SleepMode, ranges []*Range) error {
-	if k > SleepKeep {
-		return fmt.Errorf("%w: contents %d", ErrInvalid, k)
+func sleep(mode SleepMode, ranges []*Range) error {
+	if mode > SleepKeep {
+		return fmt.Errorf("%w: contents %d", ErrInvalid, mode)
 	}
+	// Up to unmapAll nothing has changed that resume does not undo.
 	var all []*sleeper
 	err := func() error {
 		for _, g := range ranges {
-			s, err := g.quiesce()
-			if err != nil {
+			s := &sleeper{Range: g}
+			if err := s.quiesce(); err != nil {
 				return err
 			}
 			all = append(all, s)
@@ -121,10 +142,7 @@ func sleep(k SleepMode, ranges []*Range) error {
 			}
 		}
 		for _, s := range all {
-			if k == SleepDrop {
-				break
-			}
-			if err := s.save(); err != nil {
+			if err := s.save(mode); err != nil {
 				return err
 			}
 		}
@@ -137,39 +155,32 @@ func sleep(k SleepMode, ranges []*Range) error {
 		return err
 	}
 	for i, s := range all {
-		if err := s.unmapAll(); err != nil {
-			for _, s := range all[:i] {
-				if again := s.remapAll(); again != nil {
-					err = also(err, "and mapping another range again, which now sleeps", again)
-					s.commit(k)
-				}
-			}
-			for _, s := range all[i:] {
-				s.resume()
-			}
-			return err
+		err := s.unmapAll()
+		if err == nil {
+			continue
 		}
+		for _, s := range all[:i] {
+			if again := s.remapAll(); again != nil {
+				err = also(err, "and mapping another range again, which now sleeps", again)
+				s.commit(mode)
+			}
+		}
+		for _, s := range all[i:] {
+			s.resume()
+		}
+		return err
 	}
 	for _, s := range all {
-		s.commit(k)
+		s.commit(mode)
 	}
 	return nil
 }
 
-// doze lets nobody use the range any more and retires all of it; no copy of ours
-// is under way when it returns.
-func (g *Range) quiesce() (*sleeper, error) {
-	s, err := g.markAsleep()
-	if err == nil {
-		g.r.copies.wait()
-	}
-	return s, err
-}
-
-// markAsleep is the part of doze that takes locks. Whoever appends ends first; those
-// who come later are told that it sleeps, and wait for nothing.
-func (g *Range) markAsleep() (*sleeper, error) {
-	r := g.r
+// quiesce lets nothing use the range any more and retires all of it; no copy of ours
+// is under way when it returns. Appends under way end first; later ones are told that
+// the range sleeps, and wait for nothing.
+func (s *sleeper) quiesce() error {
+	g, r := s.Range, s.r
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	g.capMu.Lock()
@@ -177,199 +188,141 @@ func (g *Range) markAsleep() (*sleeper, error) {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
-		return nil, err
+	err := r.live()
+	if err == nil && len(r.holds) > 0 {
+		err = fmt.Errorf("%w: bytes are held", ErrBusy)
 	}
-	if len(r.holds) > 0 {
-		return nil, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.heldLocked())
+	if err == nil {
+		err = r.quarantinedLocked(r.size)
 	}
-	for i := 0; r.stats.Quarantined > 0 && i < len(r.slots); i++ {
-		if err := r.slots[i].quarantined; err != nil {
-			return nil, fmt.Errorf("quarantined: %w", err)
-		}
+	if err != nil {
+		r.mu.Unlock()
+		return err
 	}
 	r.phase.Store(isAsleep)
-	r.retireSeq++
-	for i := range r.slots {
-		r.retireSlotLocked(&r.slots[i])
-	}
-	s := &sleeper{Range: g, seq: r.retireSeq, capacity: g.cap.Load()}
+	s.retired, s.capacity = r.retireLocked(0, len(r.table)), g.cap.Load()
 	g.cap.Store(0)
-	return s, nil
+	r.mu.Unlock()
+	r.copies.wait()
+	return nil
 }
 
-// stayUp undoes doze.
+// resume undoes quiesce.
 func (s *sleeper) resume() {
 	s.capMu.Lock() // a growth that found it asleep ends first
 	defer s.capMu.Unlock()
-	s.r.unretire(s.seq, 0, s.r.size)
+	s.r.unretire(s.retired)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	s.r.phase.Store(isOpen)
 	s.cap.Store(s.capacity)
 }
 
-// save copies the contents to host memory. Nothing is using the range.
-func (s *sleeper) save() error {
+// save copies the contents to host memory. Nothing uses the range.
+func (s *sleeper) save(mode SleepMode) error {
 	n := s.len.Load()
-	if n == 0 {
+	if n == 0 || mode == SleepDrop {
 		return nil
 	}
 	raw, err := s.r.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
-	b, err := s.newHostCopy(n)
-	if err != nil {
+	if err := s.hostCopy.ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return raw.copyOut(b, s.r.ptr)
+	return raw.copyOut(s.hostCopy.mem[:n], s.r.ptr)
 }
 
-// makeBed gives n bytes of host memory.
-func (g *Range) newHostCopy(n uint64) ([]byte, error) {
-	if g.hostCopy.live() != nil { // there is none, or one that could not be closed
-		if err := g.freeHostCopy(); err != nil {
-			return nil, err
-		}
-		d, err := g.r.dev.hostDevice()
-		if err != nil {
-			return nil, err
-		}
-		if g.hostCopy, err = d.NewRange(RangeOptions{Max: g.r.size}); err != nil {
-			return nil, err
-		}
-		// Nobody else works on it, so it waits for no stranger's streams.
-		g.hostCopy.r.waitForOwnStreams()
-	}
-	if err := g.hostCopy.ensure(n); err != nil {
-		return nil, err
-	}
-	if err := g.hostCopy.SetLen(n); err != nil {
-		return nil, err
-	}
-	return g.hostCopy.Host()
-}
-
-// stripBed gives the host memory back.
-func (g *Range) freeHostCopy() error {
-	err := g.hostCopy.Close()
-	if err == nil {
-		g.hostCopy = nil
-	}
-	return err
-}
-
-// depart unmaps all of the range and keeps what was below its capacity for now.
+// unmapAll unmaps all of the range and keeps what was below its capacity for now.
 func (s *sleeper) unmapAll() error {
-	gone, err := s.unmap()
+	r := s.r
+	r.mappingMu.Lock()
+	n := len(r.table)
+	if n == 0 {
+		r.mappingMu.Unlock()
+		return nil
+	}
+	// It is one stretch: what retires lies right behind the capacity.
+	if err := r.dev.drv().Unmap(r.ptr, r.table[n-1].End()); err != nil {
+		r.mappingMu.Unlock()
+		return err
+	}
+	r.mu.Lock()
+	gone := r.removeSlotsLocked(0, n, nil)
+	r.mu.Unlock()
+	r.mappingMu.Unlock()
+
 	var have uint64
 	for _, m := range gone {
 		if have < s.capacity {
 			s.mem = append(s.mem, m)
 			have += m.size
 		} else {
-			m.release() //nolint:errcheck // it was retiring; counted as stuck
+			m.release() //nolint:errcheck // it was retiring; counted as quarantined
 		}
 	}
-	return err
-}
-
-// unmap gives the memory that was mapped.
-func (s *sleeper) unmap() ([]*memory, error) {
-	r := s.r
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	n := len(r.slots)
-	if n == 0 {
-		return nil, nil
-	}
-	// It is one stretch: what retires lies right behind the capacity.
-	if err := r.dev.drv().Unmap(r.ptr, r.slots[n-1].end()); err != nil {
-		return nil, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.generation.Add(1)
-	return r.removeSlotsLocked(0, n, nil), nil
-}
-
-// size is how much memory the sleeper has with it.
-func (s *sleeper) size() (n uint64) {
-	for _, m := range s.mem {
-		n += m.size
-	}
-	return n
-}
-
-// comeBack undoes depart and doze; what was retiring behind the capacity is gone.
-func (s *sleeper) remapAll() error {
-	r := s.r
-	s.capMu.Lock()
-	defer s.capMu.Unlock()
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	if len(s.mem) > 0 {
-		if err := r.mapChunks(0, 0, s.size(), s.mem, r.driverGrants); err != nil {
-			return err
-		}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s.commitAwakeLocked()
 	return nil
 }
 
-// enter puts mapped memory into the books; the range is awake. It needs
-// s.grow, r.layout and r.mu.
-func (s *sleeper) commitAwakeLocked() {
+// remapAll undoes unmapAll and quiesce; what was retiring behind the capacity is gone.
+func (s *sleeper) remapAll() error {
+	s.capMu.Lock()
+	defer s.capMu.Unlock()
 	r := s.r
-	r.insertSlotsLocked(0, 0, s.mem, accessible, nil)
-	s.releaseMemory((*memory).release)
-	r.phase.Store(isOpen)
-	s.cap.Store(s.capacity)
-	r.notify()
-	r.checkInvariantsLocked()
-}
-
-// dropAll gives up the sleeper's references.
-func (s *sleeper) releaseMemory(drop func(*memory) error) {
-	for _, m := range s.mem {
-		drop(m) //nolint:errcheck // mapped, or counted as stuck
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	if len(s.mem) > 0 {
+		if err := r.mapOnDriver(0, 0, s.capacity, s.mem, r.driverGrants); err != nil {
+			return err
+		}
 	}
-	s.mem = nil
+	s.showAwakeLocked()
+	return nil
 }
 
 // commit releases the memory; the range is asleep.
-func (s *sleeper) commit(k SleepMode) {
+func (s *sleeper) commit(mode SleepMode) {
 	s.sleptChunks = nil
 	for _, m := range s.mem {
 		s.sleptChunks = append(s.sleptChunks, m.size)
+		// Not into the cache: the program sleeps so that others get the memory.
+		m.private = false
 	}
-	s.releaseMemory((*memory).releaseUncached)
+	s.releaseMemory()
 	s.lenMu.Lock()
 	defer s.lenMu.Unlock()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	if k == SleepDrop {
-		s.publishLen(0)
+	if mode == SleepDrop {
+		s.publishLenLocked(0)
 	}
-	s.r.dev.counters.used.move(&s.r.dev.counters.asleep, s.len.Load())
+	c := &s.r.dev.counters
+	c.move(s.len.Load(), &c.used, &c.asleep)
 	s.asleep = true
 	s.r.notify()
 }
 
-// woken undoes commit's books. It needs r.mu.
+// bookAwakeLocked undoes what commit counts. It needs r.mu.
 func (g *Range) bookAwakeLocked() {
-	g.r.dev.counters.asleep.move(&g.r.dev.counters.used, g.len.Load())
+	g.r.mu.AssertHeld()
+	c := &g.r.dev.counters
+	c.move(g.len.Load(), &c.asleep, &c.used)
 	g.asleep = false
+}
+
+// releaseMemory gives up the sleeper's references.
+func (s *sleeper) releaseMemory() {
+	for _, m := range s.mem {
+		m.release() //nolint:errcheck // mapped, or counted as quarantined
+	}
+	s.mem = nil
 }
 
 func wake(ranges []*Range) error {
 	var all []*sleeper
 	for _, g := range ranges {
-		err := g.live()
+		err := g.r.live()
 		if err == nil {
 			continue
 		}
@@ -386,27 +339,35 @@ func wake(ranges []*Range) error {
 		all = append(all, s)
 	}
 	for _, s := range all {
-		r := s.r
-		s.capMu.Lock()
-		r.mappingMu.Lock()
-		r.mu.Lock()
-		s.bookAwakeLocked()
-		s.commitAwakeLocked()
-		r.mu.Unlock()
-		r.mappingMu.Unlock()
-		s.capMu.Unlock()
-		s.lookAhead()
+		s.commitAwake()
 	}
 	return nil
 }
 
-// rise gives a sleeping range memory and contents. Where it fails the range has
+// restore gives a sleeping range memory and contents. If it fails the range has
 // none, and sleeps on.
 func (s *sleeper) restore() error {
-	d, p := s.r.dev, chunkProp(s.r.dev, s.opts)
-	if err := s.repair(); err != nil {
+	if err := s.unmapQuarantined(); err != nil {
 		return err
 	}
+	err := s.createMemory()
+	if err == nil && len(s.mem) > 0 {
+		err = s.mapMemory()
+	}
+	if err != nil {
+		s.releaseMemory()
+		return err
+	}
+	if err := s.load(); err != nil {
+		return also(err, "and", s.rollback(s.r.fence())) // the copy may be under way
+	}
+	return nil
+}
+
+// createMemory takes memory for chunks of the same sizes as before, cached memory
+// first.
+func (s *sleeper) createMemory() error {
+	d, p := s.r.dev, chunkProp(s.r.dev, s.opts)
 	for _, size := range s.sleptChunks {
 		var m *memory
 		if !s.noCache {
@@ -414,91 +375,84 @@ func (s *sleeper) restore() error {
 		}
 		if m == nil {
 			var err error
-			if m, err = d.create(size, p, true); err != nil {
-				s.releaseMemory((*memory).release)
+			if m, err = d.create(size, p, forCaller); err != nil {
 				return err
 			}
 		}
 		s.mem = append(s.mem, m)
 		s.capacity += size
 	}
-	if len(s.mem) == 0 {
-		return nil
-	}
-	var stuck error // a try that could not be undone
-	err := d.state.retryAfterRelease(true, func() error {
-		if stuck = s.r.quarantinedBelow(s.r.size); stuck != nil {
-			return nil
-		}
-		return s.mapMemory()
-	})
-	err = cmp.Or(err, stuck)
-	if err != nil {
-		s.releaseMemory((*memory).release)
-		return err
-	}
-	if err := s.load(); err != nil {
-		return also(err, "and", s.rollback(s.r.fence())) // it may be under way
-	}
 	return nil
 }
 
-// putBack maps the sleeper's memory, all or nothing. The owner may write to it
+// mapMemory maps the sleeper's memory, all or nothing. The owner may write to it
 // until load has.
 func (s *sleeper) mapMemory() error {
 	r := s.r
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	who := r.driverGrants
-	if who[0].Access == AccessRead && s.len.Load() > 0 {
-		who = slices.Clone(who)
-		who[0].Access = AccessReadWrite
-	}
-	return r.mapChunks(0, 0, s.capacity, s.mem, who)
+	var quarantined error // a try that could not be undone
+	err := r.dev.state.retryAfterRelease(forCaller, func() error {
+		r.mu.Lock()
+		quarantined = r.quarantinedLocked(r.size)
+		r.mu.Unlock()
+		if quarantined != nil {
+			return nil
+		}
+		r.mappingMu.Lock()
+		defer r.mappingMu.Unlock()
+		who := r.driverGrants
+		if who[0].Access == AccessRead && s.len.Load() > 0 {
+			who = slices.Clone(who)
+			who[0].Access = AccessReadWrite
+		}
+		return r.mapOnDriver(0, 0, s.capacity, s.mem, who)
+	})
+	return cmp.Or(err, quarantined)
 }
 
-// heal unmaps what an earlier undo could not.
-func (s *sleeper) repair() error {
-	why := s.r.quarantinedBelow(s.r.size)
+// unmapQuarantined unmaps what an earlier undo could not.
+func (s *sleeper) unmapQuarantined() error {
+	r := s.r
+	r.mu.Lock()
+	why := r.quarantinedLocked(r.size)
+	r.mu.Unlock()
 	if why == nil {
 		return nil
 	}
-	if err := s.r.fence(); err != nil && !lost(err) {
+	if err := r.fence(); err != nil && !lost(err) {
 		return also(why, "and waiting to unmap it", err)
 	}
-	gone, err := s.r.unmapEverything()
+	r.mappingMu.Lock()
+	gone, err := r.unmapRuns(func(*slot) bool { return true })
+	r.mappingMu.Unlock()
 	for _, m := range gone {
-		m.release() //nolint:errcheck // counted as stuck
+		m.release() //nolint:errcheck // counted as quarantined
 	}
 	return err
 }
 
 // load copies the contents back.
 func (s *sleeper) load() error {
-	if s.len.Load() == 0 {
+	n := s.len.Load()
+	if n == 0 {
 		return nil
 	}
 	raw, err := s.r.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
-	b, err := s.hostCopy.Host()
-	if err != nil {
-		return err
-	}
-	if err := raw.copyIn(s.r.ptr, b); err != nil {
+	if err := raw.copyIn(s.r.ptr, s.hostCopy.mem[:n]); err != nil {
 		return err
 	}
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if r.driverGrants[0].Access == AccessRead { // as granted; see putBack
+	if r.driverGrants[0].Access == AccessRead { // as granted; see mapMemory
 		return r.dev.drv().SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
 	}
 	return nil
 }
 
-// fall undoes rise, after a wait that answered err. What cannot be unmapped
+// rollback undoes restore, after a wait that returned err. What cannot be unmapped
 // is quarantined, accessible: Close waits for the copy that may be under way.
 func (s *sleeper) rollback(err error) error {
 	r := s.r
@@ -512,34 +466,118 @@ func (s *sleeper) rollback(err error) error {
 	}
 	if err != nil {
 		r.mu.Lock()
-		r.insertSlotsLocked(0, 0, s.mem, accessible, err)
+		r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, err)
 		r.mu.Unlock()
 	}
-	s.releaseMemory((*memory).release)
+	s.releaseMemory()
 	return err
 }
 
-// lodge is where the contents of sleeping ranges wait: host memory.
-func (d *Device) hostDevice() (*Device, error) {
-	d.hostMu.Lock()
-	defer d.hostMu.Unlock()
-	if d.host == nil {
-		h, err := Open("host")
-		if err != nil {
-			return nil, err
+// commitAwake shows memory that restore has mapped: the range is awake.
+func (s *sleeper) commitAwake() {
+	r := s.r
+	s.capMu.Lock()
+	r.mappingMu.Lock()
+	r.mu.Lock()
+	s.bookAwakeLocked()
+	r.mu.Unlock()
+	s.showAwakeLocked()
+	r.mappingMu.Unlock()
+	s.capMu.Unlock()
+	s.lookAhead()
+}
+
+// showAwakeLocked puts mapped memory into the table and opens the range. It needs
+// s.capMu and r.mappingMu.
+func (s *sleeper) showAwakeLocked() {
+	r := s.r
+	r.mu.Lock()
+	r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, nil)
+	r.phase.Store(isOpen)
+	s.cap.Store(s.capacity)
+	r.notify()
+	r.mu.Unlock()
+	s.releaseMemory() // the slots have references of their own
+}
+
+// hostCopy is host memory for the contents of a range that sleeps. It is a mapping of
+// the host driver without a context, so no stream and no capture has to do with it.
+type hostCopy struct {
+	ptr    Ptr
+	size   uint64
+	handle driver.Handle
+	mapped bool
+	mem    []byte
+}
+
+// ensure makes it n bytes at least. What it held is lost if it has to grow.
+func (h *hostCopy) ensure(n uint64) error {
+	if uint64(len(h.mem)) >= n {
+		return nil
+	}
+	if err := h.free(); err != nil {
+		return err
+	}
+	drv := host.Default()
+	prop := Prop{Location: Location{Kind: LocationDevice}}
+	gran, err := drv.Granularity(prop)
+	if err != nil {
+		return err
+	}
+	size, ok := roundUp(n, gran)
+	if !ok {
+		return fmt.Errorf("%w: %d bytes", ErrOutOfMemory, n)
+	}
+	if err := takeAddresses(size); err != nil {
+		return err
+	}
+	err = func() (err error) {
+		if h.ptr, err = drv.Reserve(size, 0); err != nil {
+			giveAddresses(size)
+			return err
 		}
-		d.host = h
-	}
-	return d.host, nil
-}
-
-// unlodge undoes lodge.
-func (d *Device) closeHostDevice() error {
-	d.hostMu.Lock()
-	defer d.hostMu.Unlock()
-	err := d.host.Close()
-	if err == nil {
-		d.host = nil
+		h.size = size
+		if h.handle, err = drv.Create(size, prop); err != nil {
+			return err
+		}
+		if err = drv.Map(h.ptr, size, h.handle); err != nil {
+			return err
+		}
+		h.mapped = true
+		if err = drv.SetAccess(h.ptr, size, []driver.Grant{{To: prop.Location, Access: AccessReadWrite}}); err != nil {
+			return err
+		}
+		h.mem, err = drv.HostBytes(h.ptr, size)
+		return err
+	}()
+	if err != nil {
+		err = also(err, "and giving it back", h.free())
 	}
 	return err
+}
+
+// free gives the memory back. After an error it can be called again.
+func (h *hostCopy) free() error {
+	drv := host.Default()
+	h.mem = nil
+	if h.mapped {
+		if err := drv.Unmap(h.ptr, h.size); err != nil {
+			return err
+		}
+		h.mapped = false
+	}
+	if h.handle != 0 {
+		if err := drv.Release(h.handle); err != nil {
+			return err
+		}
+		h.handle = 0
+	}
+	if h.size != 0 {
+		if err := drv.Free(h.ptr, h.size); err != nil {
+			return err
+		}
+		giveAddresses(h.size)
+		h.ptr, h.size = 0, 0
+	}
+	return nil
 }

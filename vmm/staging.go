@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // Eight copiers with blocks of 4 MiB reach 0.87 to 0.91 of a pinned copy's speed
@@ -35,7 +36,7 @@ const (
 type staging struct {
 	device *openDevice
 
-	mu       sync.Mutex
+	mu       lock.Mutex
 	idle     []*lane
 	broken   []*lane      // half made, or what is on them is not known to have ended
 	inUse    int          // lanes in use or being made
@@ -45,8 +46,8 @@ type staging struct {
 	reach    reach
 }
 
-// stagingOptions are for tests only, and set before the first copy.
-type stagingOptions struct {
+// stagingHooks are those of testHooks for staging.
+type stagingHooks struct {
 	off      bool
 	forced   bool   // also where the CPU can address the memory
 	block    uint64 // bytes of a block; 0 is laneBlock
@@ -54,7 +55,7 @@ type stagingOptions struct {
 	careless bool   // blocks are used again before they are free
 }
 
-func (st *staging) options() *stagingOptions { return &st.device.state.staging }
+func (st *staging) options() *stagingHooks { return &st.device.state.parent.hooks.staging }
 
 // reach is whether the CPU can address a driver's memory, which makes its own
 // copy the fastest.
@@ -192,12 +193,12 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	})
 }
 
-// useless says that a copy of n bytes goes the driver's way at once.
+// tooSmall says that a copy of n bytes goes the driver's way at once.
 func (st *staging) tooSmall(n uint64) bool {
 	return n < stageFrom && st.orphaned.Load() == 0 && !st.options().forced
 }
 
-// share has each lane work through pieces of n bytes until none is left or one
+// runLanes has each lane work through pieces of n bytes until none is left or one
 // has failed, the first lane in the caller. All of them have come to rest when
 // it returns; the first error is the answer.
 func (st *staging) runLanes(raw driver.Device, lanes []*lane, n, piece uint64, work func(*lane, func() (off, n uint64, ok bool)) error) error {
@@ -238,7 +239,7 @@ func (l *lane) queue(raw driver.Device, b *block, dst, src Ptr, n uint64) error 
 	return l.record(raw, b, l.s)
 }
 
-// mark makes the block busy until what is on the stream now has ended.
+// record makes the block busy until what is on the stream now has ended.
 func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
 	if err := raw.Record(b.event, s); err != nil {
 		l.unfenced = true
@@ -337,7 +338,7 @@ func (st *staging) free(raw driver.Device, l *lane) bool {
 	return true
 }
 
-// over says whether the block is free, without waiting. It needs st.mu, or a
+// blockDone says whether the block is free, without waiting. It needs st.mu, or a
 // lane of one's own.
 func (st *staging) blockDone(raw driver.Device, b *block) bool {
 	if b.busy && !st.options().careless {
@@ -349,7 +350,7 @@ func (st *staging) blockDone(raw driver.Device, b *block) bool {
 	return true
 }
 
-// wanted says whether staging is faster than the driver's own copy, which it is
+// worthStaging says whether staging is faster than the driver's own copy, which it is
 // not where the CPU can address the memory. An answer that settles nothing is
 // asked for again.
 func (st *staging) worthStaging(at Ptr) bool {
@@ -375,7 +376,7 @@ func (st *staging) worthStaging(at Ptr) bool {
 	return known == far
 }
 
-// more makes one more lane, or gives nil. What keeps it from being made will
+// newLane makes one more lane, or gives nil. What keeps it from being made will
 // keep the next one too, a capture excepted: allocating would destroy it.
 func (st *staging) newLane(raw driver.Device) *lane {
 	if !st.device.retain() {
@@ -430,7 +431,7 @@ func makeLane(raw driver.Device, size uint64) (*lane, error) {
 	return l, err
 }
 
-// give takes lanes back.
+// putBack takes lanes back.
 func (st *staging) putBack(lanes ...*lane) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -445,7 +446,7 @@ func (st *staging) putBack(lanes ...*lane) {
 	}
 }
 
-// awaitAdrift waits for what lanes that were given up may still be copying. Every
+// syncOrphaned waits for what lanes that were given up may still be copying. Every
 // copy and fence calls it first.
 func (st *staging) syncOrphaned() error {
 	raw := st.device.Device
@@ -472,10 +473,10 @@ func (st *staging) syncOrphaned() error {
 	return nil
 }
 
-// shut gives everything back to the driver. Freeing pinned memory waits for the
+// close gives everything back to the driver. Freeing pinned memory waits for the
 // whole device, so it is done here only. What a lost device does not take back
 // goes with its context.
-func (st *staging) shut() error {
+func (st *staging) close() error {
 	st.mu.Lock()
 	if st.inUse > 0 {
 		st.mu.Unlock()

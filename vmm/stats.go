@@ -6,78 +6,89 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// gauge is a number of bytes now and the most it has been. The lock is its
-// meter's.
-type gauge struct {
-	mu        *sync.Mutex
-	now, peak uint64
+// gauge is a number of bytes now and the most it has been.
+type gauge struct{ now, peak uint64 }
+
+// counters is what stands behind the Stats of a device and of its ranges: one lock, so
+// that all numbers are of one moment. Nothing else is locked while it is held.
+type counters struct {
+	mu lock.Mutex
+
+	reserved, committed, used, cached, retiring, quarantined, asleep gauge
+	Counts
+
+	freedBytes atomic.Uint64 // that went back to the driver, ever
 }
 
-func (g *gauge) add(n uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.now += n
-	g.peak = max(g.peak, g.now)
+// rangeCounters are the counters of one reservation, under its device's counters.mu.
+// The gauges change with Reservation.mu held too, used apart.
+type rangeCounters struct {
+	committed, used, retiring, quarantined                  gauge
+	Hits, Growths, GrowAheads, GrowAheadFailures, Reclaimed uint64
 }
 
-func (g *gauge) sub(n uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.now -= n
+// add adds n bytes to each of the gauges.
+func (c *counters) add(n uint64, gauges ...*gauge) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range gauges {
+		g.now += n
+		g.peak = max(g.peak, g.now)
+	}
 }
 
-// move counts n bytes under another gauge of the same meter, in one step.
-func (g *gauge) move(to *gauge, n uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.now -= n
+// sub takes n bytes from each of the gauges.
+func (c *counters) sub(n uint64, gauges ...*gauge) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range gauges {
+		g.now -= n
+	}
+}
+
+// move moves n bytes from one gauge to another.
+func (c *counters) move(n uint64, from, to *gauge) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	from.now -= n
 	to.now += n
 	to.peak = max(to.peak, to.now)
 }
 
-// meter is the books behind Stats. Its lock is a leaf.
-type counters struct {
-	mu sync.Mutex
-
-	reserved, committed, used, cached, retiring, quarantined, asleep gauge
-	counts                                                           Counts
-
-	released atomic.Uint64 // bytes, ever
-}
-
-func (m *counters) gauges() []*gauge {
-	return []*gauge{&m.reserved, &m.committed, &m.used, &m.cached, &m.retiring, &m.quarantined, &m.asleep}
-}
-
-func (m *counters) init() {
-	for _, g := range m.gauges() {
-		g.mu = &m.mu
+// count adds n to each of the counts.
+func (c *counters) count(n uint64, counts ...*uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, x := range counts {
+		*x += n
 	}
 }
 
-// committedNow is the committed bytes of this moment.
-func (m *counters) committedNow() uint64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.committed.now
+// moved counts n chunks of size bytes as mapped or unmapped in a range.
+func (c *counters) moved(n int, size uint64, mapped bool, of *rangeCounters) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !mapped {
+		c.Unmaps += uint64(n)
+		of.committed.now -= size
+		return
+	}
+	c.Maps += uint64(n)
+	of.committed.now += size
+	of.committed.peak = max(of.committed.peak, of.committed.now)
 }
 
-// stuckNow is the stuck bytes of this moment.
-func (m *counters) quarantinedNow() uint64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.quarantined.now
-}
-
-func (m *counters) count(c *uint64, n uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	*c += n
+// read is what a gauge is now.
+func (c *counters) read(g *gauge) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return g.now
 }
 
 // Counts is how often things were done, from the start on.
@@ -122,14 +133,14 @@ type Stats struct {
 	AddressLimit     uint64 `json:"address_limit"`     // see SetAddressLimit
 }
 
-// Stats reads the device's books.
+// Stats reads the device's counters.
 func (d *Device) Stats() Stats {
 	if d == nil {
 		return Stats{}
 	}
-	process.addresses.Lock()
+	process.mu.Lock()
 	addresses := process.limit
-	process.addresses.Unlock()
+	process.mu.Unlock()
 	d.state.mu.Lock()
 	limit := d.state.limit
 	d.state.mu.Unlock()
@@ -140,24 +151,24 @@ func (d *Device) Stats() Stats {
 	if o := d.state.open.Load(); o != nil {
 		pinned = o.stage.pinned()
 	}
-	m := &d.counters
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	c := &d.counters
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return Stats{
-		Reserved:         m.reserved.now,
-		Committed:        m.committed.now,
-		Used:             m.used.now,
-		Cached:           m.cached.now,
-		Retiring:         m.retiring.now,
-		Quarantined:      m.quarantined.now,
-		Asleep:           m.asleep.now,
+		Reserved:         c.reserved.now,
+		Committed:        c.committed.now,
+		Used:             c.used.now,
+		Cached:           c.cached.now,
+		Retiring:         c.retiring.now,
+		Quarantined:      c.quarantined.now,
+		Asleep:           c.asleep.now,
 		Pinned:           pinned,
-		PeakReserved:     m.reserved.peak,
-		PeakCommitted:    m.committed.peak,
-		PeakUsed:         m.used.peak,
-		PeakCached:       m.cached.peak,
-		PeakRetiring:     m.retiring.peak,
-		Counts:           m.counts,
+		PeakReserved:     c.reserved.peak,
+		PeakCommitted:    c.committed.peak,
+		PeakUsed:         c.used.peak,
+		PeakCached:       c.cached.peak,
+		PeakRetiring:     c.retiring.peak,
+		Counts:           c.Counts,
 		WorkTime:         time.Duration(d.worked.Load()),
 		Limit:            limit,
 		ReleaseThreshold: threshold,
@@ -170,9 +181,10 @@ func (d *Device) ResetPeaks() {
 	if d == nil {
 		return
 	}
-	d.counters.mu.Lock()
-	defer d.counters.mu.Unlock()
-	for _, g := range d.counters.gauges() {
+	c := &d.counters
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range []*gauge{&c.reserved, &c.committed, &c.used, &c.cached, &c.retiring, &c.quarantined, &c.asleep} {
 		g.peak = g.now
 	}
 }
@@ -204,35 +216,34 @@ type RangeStats struct {
 	Asleep bool `json:"asleep"`
 }
 
-// books is what a reservation counts for its Range. It is guarded by r.mu.
-type rangeCounters struct{ RangeStats }
-
-func (b *rangeCounters) addCommitted(n uint64) {
-	b.Committed += n
-	b.PeakCommitted = max(b.PeakCommitted, b.Committed)
-}
-
-func (b *rangeCounters) subCommitted(n uint64) { b.Committed -= n }
-
-// note counts for the Range.
-func (r *Reservation) count(c *uint64, n uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	*c += n
-}
-
-// Stats reads the range's books.
+// Stats reads the range's counters.
 func (g *Range) Stats() RangeStats {
 	if g == nil {
 		return RangeStats{}
 	}
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	st := g.r.stats.RangeStats
-	st.PeakUsed = max(g.peak.Load(), g.len.Load())
-	st.Used, st.Chunks, st.Asleep = g.len.Load(), len(g.r.slots), g.r.phase.Load() == isAsleep
-	if g.r.phase.Load() != isClosed {
-		st.Reserved = g.r.size
+	r := g.r
+	r.mu.Lock() // no chunk comes or goes meanwhile
+	defer r.mu.Unlock()
+	r.dev.counters.mu.Lock()
+	defer r.dev.counters.mu.Unlock()
+	c, used := &r.counters, g.len.Load()
+	st := RangeStats{
+		Committed:         c.committed.now,
+		Used:              used,
+		Retiring:          c.retiring.now,
+		Quarantined:       c.quarantined.now,
+		Chunks:            len(r.table),
+		PeakCommitted:     c.committed.peak,
+		PeakUsed:          max(c.used.peak, used),
+		Hits:              c.Hits,
+		Growths:           c.Growths,
+		GrowAheads:        c.GrowAheads,
+		GrowAheadFailures: c.GrowAheadFailures,
+		Reclaimed:         c.Reclaimed,
+		Asleep:            r.phase.Load() == isAsleep,
+	}
+	if r.phase.Load() != isClosed {
+		st.Reserved = r.size
 	}
 	return st
 }
@@ -242,10 +253,11 @@ func (g *Range) ResetPeaks() {
 	if g == nil {
 		return
 	}
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	g.r.stats.PeakCommitted = g.r.stats.Committed
-	g.peak.Store(0)
+	g.r.dev.counters.mu.Lock()
+	defer g.r.dev.counters.mu.Unlock()
+	for _, x := range []*gauge{&g.r.counters.committed, &g.r.counters.used} {
+		x.peak = x.now
+	}
 }
 
 // String is the statistics as JSON, which makes them an expvar.Var.
@@ -292,10 +304,10 @@ type OpenObject struct {
 
 // Mapping is one chunk where it is mapped.
 type Mapping struct {
-	Off   uint64 `json:"off"`
-	Size  uint64 `json:"size"`
-	State string `json:"state"` // "mapped", "accessible", "retiring", "unmapping"
-	Stuck string `json:"stuck,omitempty"`
+	Off         uint64 `json:"off"`
+	Size        uint64 `json:"size"`
+	State       string `json:"state"`                 // "mapped", "accessible", "retiring", "unmapping"
+	Quarantined string `json:"quarantined,omitempty"` // the undo that failed there
 }
 
 // Report lists what is open, where it was made, and what is mapped in it. It
@@ -328,17 +340,17 @@ func (d *Device) Report() Report {
 	return rep
 }
 
-// pieces copies the slots.
-func (r *Reservation) mappings() []Mapping {
+// mappings lists the slots.
+func (r *Reservation) mappings() (all []Mapping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []Mapping
-	for _, s := range r.slots {
-		p := Mapping{Off: s.off, Size: s.size(), State: s.state.String()}
-		if s.quarantined != nil {
-			p.Stuck = s.quarantined.Error()
+	for i := range r.table {
+		s := &r.table[i]
+		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
+		if s.Quarantined != nil {
+			m.Quarantined = s.Quarantined.Error()
 		}
-		all = append(all, p)
+		all = append(all, m)
 	}
 	return all
 }

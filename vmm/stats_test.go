@@ -102,7 +102,7 @@ func TestReportSchema(t *testing.T) {
 func TestStatsMakeNoDriverCall(t *testing.T) {
 	w := newWorld(t, 1)
 	g, s, open := deferred(t, w)
-	vmm.SetStill(w.devs[0], true)
+	vmm.SetNoWorker(w.devs[0], true)
 	for n, _ := vmm.Working(w.devs[0]); n; n, _ = vmm.Working(w.devs[0]) {
 		open() // until the goroutine is gone
 	}
@@ -117,7 +117,7 @@ func TestStatsMakeNoDriverCall(t *testing.T) {
 	require.Zero(t, (*vmm.Range)(nil).Stats())
 	(*vmm.Device)(nil).ResetPeaks()
 	(*vmm.Range)(nil).ResetPeaks()
-	vmm.SetStill(w.devs[0], false)
+	vmm.SetNoWorker(w.devs[0], false)
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	w.end()
@@ -127,7 +127,7 @@ func TestStatsMakeNoDriverCall(t *testing.T) {
 func TestStatsFollow(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	vmm.SetStill(d, true)
+	vmm.SetNoWorker(d, true)
 	d.SetReleaseThreshold(2 * page)
 	d.SetLimit(100 * page)
 	want := vmm.Stats{Limit: 100 * page, ReleaseThreshold: 2 * page, AddressLimit: d.Stats().AddressLimit}
@@ -188,7 +188,7 @@ func TestStatsFollow(t *testing.T) {
 	st = g.Stats()
 	require.EqualValues(t, 2*page, st.PeakCommitted)
 	require.EqualValues(t, page/2, st.PeakUsed)
-	vmm.SetStill(d, false)
+	vmm.SetNoWorker(d, false)
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	w.end()

@@ -3,36 +3,46 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // Stream is a queue of work on one device. Safe for concurrent use. The caller
 // must Close it.
 type Stream struct {
+	// Immutable.
 	dev     *Device
 	raw     driver.Stream // where work is queued; see WrapStream
 	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
-	index   int // among the port's streams
 
-	closeMu sync.Mutex // Close alone takes it
+	index int // in deviceState.streams; guarded by streamsMu
 
-	mu      sync.RWMutex // shared by calls that need raw to stay valid; held across a wait only by reach
+	closeMu lock.Mutex // Close alone takes it
+
+	mu      lock.RWMutex // shared by calls that need raw to stay valid
 	closing bool         // no new work
 	gone    bool         // its work was waited for
 	lost    error        // or lost, and this is why
 
-	usersMu       sync.Mutex // a leaf
-	users         map[*Reservation]struct{}
-	closedToUsers bool // taken off every UsedBy for good
+	// Guarded by dev.mu.
+	users         map[*Reservation]struct{} // whose fences wait for it
+	closedToUsers bool                      // taken off every UsedBy for good
+}
+
+// newStream is a Stream without a handle yet.
+func newStream(d *Device) *Stream {
+	s := &Stream{dev: d}
+	s.closeMu.At(levelStreamClose, 0)
+	s.mu.At(levelStream, 0)
+	return s
 }
 
 // NewStream makes a non-blocking stream. The caller must Close it.
 func (d *Device) NewStream() (*Stream, error) {
-	s := &Stream{dev: d}
+	s := newStream(d)
 	err := d.track(s, "stream") // first, so that the device does not close meanwhile
 	if err == nil {
 		err = s.make()
@@ -65,7 +75,8 @@ func (s *Stream) make() error {
 // Goroutines change threads, so all of them are treated as the legacy stream,
 // which work of every thread's own waits for and is waited for by.
 func (d *Device) WrapStream(raw uintptr) *Stream {
-	s := &Stream{dev: d, raw: driver.Stream(raw), handle: driver.Stream(raw), wrapped: true}
+	s := newStream(d)
+	s.raw, s.handle, s.wrapped = driver.Stream(raw), driver.Stream(raw), true
 	if raw <= perThread {
 		s.raw = 0
 	}
@@ -140,7 +151,8 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 func (s *Stream) Record() (*Event, error) {
 	var e *Event
 	err := s.with(func(o *openDevice) error {
-		e = &Event{dev: s.dev, on: o, pooled: true}
+		e = newEvent(s.dev)
+		e.on, e.pooled = o, true
 		err := s.dev.track(e, "event") // first, so that the device stays open
 		if err != nil {
 			return err
@@ -230,10 +242,10 @@ func (s *Stream) close() error {
 		s.setClosing(false)
 		return err
 	}
-	s.usersMu.Lock()
+	s.dev.mu.Lock()
 	users := s.users
 	s.users, s.closedToUsers = nil, true
-	s.usersMu.Unlock()
+	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()
 		delete(r.namedStreams, s)
@@ -276,7 +288,7 @@ func (s *Stream) free(lost error) error {
 	return nil
 }
 
-// drain waits for the stream's work, unless that would destroy a capture.
+// syncDriver waits for the stream's work, unless that would destroy a capture.
 func (s *Stream) syncDriver() error {
 	if err := s.notCapturing(); err != nil {
 		return err
@@ -288,7 +300,7 @@ func (s *Stream) syncDriver() error {
 	return o.SyncStream(s.raw)
 }
 
-// mark records an event at the stream's end of now; the zero mark if the stream
+// recordFence records an event at the stream's end of now; the zero mark if the stream
 // is gone, its work waited for.
 func (s *Stream) recordFence() (fenceEvent, error) {
 	s.mu.RLock()
@@ -303,7 +315,7 @@ func (s *Stream) recordFence() (fenceEvent, error) {
 	return o.recordFence(s.raw)
 }
 
-// end is mark, and the error if the stream's work was lost.
+// recordEnd is mark, and the error if the stream's work was lost.
 func (s *Stream) recordEnd() (fenceEvent, error) {
 	m, err := s.recordFence()
 	if err == nil && m.on == nil {
@@ -314,13 +326,13 @@ func (s *Stream) recordEnd() (fenceEvent, error) {
 	return m, err
 }
 
-// await waits for what is queued on the stream now.
+// sync waits for what is queued on the stream now.
 func (s *Stream) sync() error {
 	m, err := s.recordFence()
 	return s.waitFence(m, err)
 }
 
-// reach waits for what was queued on the stream when mark gave m and err. Where
+// waitFence waits for what was queued on the stream when mark gave m and err. Where
 // no event could be recorded, as for a stream of another context, it waits for
 // the stream itself. The caller has asked whether it is being captured.
 func (s *Stream) waitFence(m fenceEvent, err error) error {
@@ -393,10 +405,10 @@ func (s *Stream) usable(sys *driverState) error {
 	return nil
 }
 
-// remember notes that r names the stream; false if it is closed.
+// addUser notes that r names the stream; false if it is closed.
 func (s *Stream) addUser(r *Reservation) bool {
-	s.usersMu.Lock()
-	defer s.usersMu.Unlock()
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
 	if s.closedToUsers {
 		return false
 	}
@@ -407,10 +419,10 @@ func (s *Stream) addUser(r *Reservation) bool {
 	return true
 }
 
-// forget undoes remember.
+// removeUser undoes remember.
 func (s *Stream) removeUser(r *Reservation) {
-	s.usersMu.Lock()
-	defer s.usersMu.Unlock()
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
 	delete(s.users, r)
 }
 
@@ -421,9 +433,15 @@ type Event struct {
 	raw    driver.Event
 	pooled bool // goes back to the device's free events
 
-	mu     sync.Mutex
+	mu     lock.Mutex
 	users  int // calls under way; the event is not used again before they end
 	closed bool
+}
+
+func newEvent(d *Device) *Event {
+	e := &Event{dev: d}
+	e.mu.At(levelEvent, 0)
+	return e
 }
 
 // NewEvent makes an event that no stream has been recorded in yet: it counts as
@@ -431,7 +449,7 @@ type Event struct {
 // a Sync that sleeps, EventInterprocess. What Stream.Record gives is EventBlocking
 // alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
-	e := &Event{dev: d}
+	e := newEvent(d)
 	err := d.track(e, "event") // first, so that the device stays open
 	if err == nil {
 		if e.on, err = d.ensureOpen(); err == nil {

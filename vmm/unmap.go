@@ -4,209 +4,360 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// retire gives up the whole slots that fill [off, off+size) and names the turn.
-// No copy of ours is using them when it returns, and none begins.
-func (r *Reservation) retire(off, size uint64) (turn uint64, err error) {
-	turn, err = r.markRetiring(off, size)
+// Memory is unmapped in these steps, each of which has one opposite until the last:
+//
+//	retire         its slots are given up: no new use begins (unretire)
+//	copies.wait    the library's own copies that use it end
+//	fence          so does the work of devices, or an event stands behind it
+//	unmapRetired   one driver call; then each chunk is cached or released
+//
+// Between retire and unmapRetired a growth may take slots back (reclaim). Unmap does
+// all steps itself. Clip after UsedBy, and UnmapAfter, leave the last two to the
+// device's goroutine.
+
+// retirement is memory that was given up together. If it is left to the device's
+// goroutine, it stands in r.retirements, and its fences are events behind which no
+// work uses it any more. Guarded by r.mu, but for the fences while it is unmapping.
+type retirement struct {
+	seq, off, size uint64
+	left           int // slots that no growth has taken back
+	fences         []fenceEvent
+	unmapping      bool // a goroutine is at it
+}
+
+func (t *retirement) bySeq(seq uint64) int { return cmp.Compare(t.seq, seq) }
+
+// Unmap takes away the whole chunks that fill [off, off+size), after waiting
+// for work that may use them (see the package comment). It completes or changes
+// nothing. A part of a chunk, or a hole, is ErrInvalid; held bytes are ErrBusy.
+func (r *Reservation) Unmap(off, size uint64) error {
+	if err := r.notInRange(); err != nil {
+		return r.fail("unmap", off, size, err)
+	}
+	t, err := r.retire(off, size)
 	if err == nil {
 		r.copies.wait()
+		err = r.fenceAndUnmap(t)
 	}
-	return turn, err
+	return r.fail("unmap", off, size, err)
 }
 
-func (r *Reservation) markRetiring(off, size uint64) (turn uint64, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
-		return 0, err
+// UnmapAfter is Unmap that does not wait: the chunks retire until the streams have
+// done what they were told so far, and are unmapped then (see Stats.Retiring). By
+// naming the streams the caller promises that no other work uses the chunks, the
+// library's own apart, whatever UsedBy has named. It waits only if an event cannot
+// stand for a stream, as for one of another context. While one of the streams is
+// being captured it returns ErrCapturing and changes nothing. Until the chunks are
+// unmapped, Map at their addresses returns ErrBusy.
+func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
+	err := r.notInRange()
+	for i := 0; err == nil && i < len(streams); i++ {
+		err = streams[i].usable(r.dev.state.parent)
 	}
-	i, j, err := r.wholeSlotsLocked(off, size)
+	var t *retirement
+	if err == nil {
+		t, err = r.retire(off, size)
+	}
 	if err != nil {
-		return 0, err
+		return r.fail("unmap later", off, size, err)
 	}
-	if n := r.heldLocked(); off < n {
-		return 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, n)
-	}
-	for k := i; k < j; k++ {
-		switch s := &r.slots[k]; s.state {
-		case retiring, unmapping:
-			return 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
-		case mapped:
-			return 0, fmt.Errorf("quarantined: %w", s.quarantined)
+	r.copies.wait()
+	r.mu.Lock()
+	states := r.mayAccessLocked(nil)
+	r.mu.Unlock()
+	later, err := r.unmapAfterEvents(t, states, streams)
+	if err == nil && !later {
+		if err = waitStreams(r.dev.state, states, streams); err == nil {
+			err = r.unmapRetired(t)
 		}
 	}
-	r.retireSeq++
-	for k := i; k < j; k++ {
-		r.retireSlotLocked(&r.slots[k])
-	}
-	return r.retireSeq, nil
-}
-
-// retireSlot and reviveSlot move a slot out of accessible and back. A
-// quarantined slot without access stays mapped: only Close and Trim try it
-// again. They need r.mu.
-func (r *Reservation) retireSlotLocked(s *slot) {
-	if s.state == accessible {
-		s.state, s.retireSeq = retiring, r.retireSeq
-		r.stats.Retiring += s.size()
-		r.dev.counters.retiring.add(s.size())
-	}
-}
-
-func (r *Reservation) unretireSlotLocked(s *slot) {
-	if s.state >= retiring {
-		s.state = accessible
-		r.stats.Retiring -= s.size()
-		r.dev.counters.retiring.sub(s.size())
-	}
-}
-
-// retreat waits for the work that may use what retired in turn and unmaps it.
-// Where either fails it makes it accessible again.
-func (r *Reservation) fenceAndUnmap(turn, off, size uint64) error {
-	err := r.fence()
-	if err == nil {
-		err = r.unmapEarlier()
-	}
-	if err == nil {
-		err = r.unmapRetired(turn, off, size)
-	}
 	if err != nil {
-		r.unretire(turn, off, size)
+		r.unretire(t)
+	}
+	return r.fail("unmap later", off, size, err)
+}
+
+// Clip gives back the chunks that lie wholly beyond Len. It completes or changes
+// nothing. After UsedBy it does not wait: the chunks retire until the named
+// streams have done what they were told so far, and are unmapped then (see
+// Stats.Retiring). Otherwise it waits as Unmap does. A growth that needs the memory
+// before it is unmapped takes it back without a driver call and without a wait:
+// what those streams were told to write there is then still to come, and comes
+// over what is appended meanwhile, just as after a SetLen alone.
+func (g *Range) Clip() error {
+	if err := g.live(); err != nil {
+		return g.fail("clip", 0, 0, err)
+	}
+	g.r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
+	defer g.r.closeMu.Unlock()
+	return g.fail("clip", g.len.Load(), 0, g.clip())
+}
+
+// clip is Clip with g.r.closeMu held.
+func (g *Range) clip() error {
+	t, err := g.retireTail()
+	if err == nil && t != nil {
+		err = g.unmapTail(t)
+	}
+	if err == nil && g.hostCopy.mem != nil {
+		_ = g.hostCopy.free() // what cannot be freed now is freed by the next Clip, or Close
 	}
 	return err
 }
 
-// revive makes accessible again what retired in turn, all of it in [off, off+size).
-func (r *Reservation) unretire(turn, off, size uint64) {
+// retireTail retires the chunks beyond Len and takes them off Cap; nil if there are
+// none.
+func (g *Range) retireTail() (*retirement, error) {
+	r := g.r
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	was := g.cap.Load()
+	off := was
+	r.mu.Lock()
+	for i := len(r.table) - 1; i >= 0 && r.table[i].Off >= g.len.Load(); i-- {
+		off = min(off, r.table[i].Off)
+	}
+	r.mu.Unlock()
+	if off == was {
+		return nil, g.live()
+	}
+	// Cap first: a Grow that finds room afterwards finds it for good, or waits here.
+	g.cap.Store(off)
+	t, err := r.retire(off, was-off)
+	if err != nil {
+		g.cap.Store(was)
+	}
+	return t, err
+}
+
+// unmapTail unmaps what retireTail has retired, or leaves it to the device's
+// goroutine.
+func (g *Range) unmapTail(t *retirement) error {
+	r := g.r
+	r.copies.wait()
+	// Without UsedBy any work of a device may use the memory: no event covers that.
+	if r.waitsFor.Load() == nil && !r.dev.state.parent.hooks.noFence {
+		var stateBuf [8]*deviceState
+		var streamBuf [16]*Stream
+		states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+		later, err := r.unmapAfterEvents(t, states, streams)
+		if err != nil {
+			r.unretire(t)
+		}
+		if later || err != nil {
+			g.recountCap(err)
+			return err
+		}
+	}
+	err := r.fenceAndUnmap(t)
+	g.recountCap(err)
+	return err
+}
+
+// recountCap sets Cap to what is accessible, after a Clip that failed with err.
+func (g *Range) recountCap(err error) {
+	if err == nil {
+		return
+	}
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	if g.r.live() == nil {
+		g.cap.Store(g.r.table.Accessible(0, g.r.size))
+	}
+}
+
+// retire gives up the whole slots that fill [off, off+size): no use of them begins
+// any more. The caller then waits for copies.
+func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := r.slotAtLocked(off); i < len(r.slots) && r.slots[i].off < off+size; i++ {
-		if s := &r.slots[i]; s.retireSeq == turn && s.state == retiring {
-			r.unretireSlotLocked(s)
+	if err := r.live(); err != nil {
+		return nil, err
+	}
+	end := off + size
+	if size == 0 || end < off || end > r.size {
+		return nil, r.outOfBounds(off, size)
+	}
+	i, j, ok := r.table.Whole(off, end)
+	if !ok {
+		return nil, fmt.Errorf("%w: [%#x, %#x) is not made of whole chunks", ErrInvalid, off, end)
+	}
+	if err := r.checkHoldsLocked(off, end); err != nil {
+		return nil, err
+	}
+	for _, s := range r.table[i:j] {
+		switch s.State {
+		case slots.Retiring, slots.Unmapping:
+			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
+		case slots.Mapped:
+			return nil, fmt.Errorf("quarantined: %w", s.Quarantined)
+		}
+	}
+	return r.retireLocked(i, j), nil
+}
+
+// retireLocked retires the accessible slots of [i, j). A quarantined slot without
+// access stays mapped: only Close and Trim try it again. It needs r.mu.
+func (r *Reservation) retireLocked(i, j int) *retirement {
+	r.mu.AssertHeld()
+	r.retireSeq++
+	t := &retirement{seq: r.retireSeq}
+	var bytes uint64
+	for k := i; k < j; k++ {
+		s := &r.table[k]
+		if s.State != slots.Accessible {
+			continue
+		}
+		if bytes == 0 {
+			t.off = s.Off
+		}
+		t.size = s.End() - t.off
+		s.State, s.RetireSeq = slots.Retiring, t.seq
+		bytes += s.Size
+	}
+	r.dev.counters.add(bytes, &r.dev.counters.retiring, &r.counters.retiring)
+	return t
+}
+
+// unretireLocked makes a slot that was given up accessible again. It needs r.mu.
+func (r *Reservation) unretireLocked(s *slot) {
+	r.mu.AssertHeld()
+	s.State = slots.Accessible
+	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
+}
+
+// unretire makes accessible again what is left of a retirement.
+func (r *Reservation) unretire(t *retirement) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.table.In(t.off, t.off+t.size) {
+		if s.RetireSeq == t.seq && s.State == slots.Retiring {
+			r.unretireLocked(s)
 		}
 	}
 }
 
-// sweep unmaps what retired in turn and has not been taken back since, all of
-// it in [off, off+size). Its wait is over. Where the driver says no it is
-// retiring as before.
-func (r *Reservation) unmapRetired(turn, off, size uint64) error {
+// fenceAndUnmap waits for the work that may use a retirement's memory and unmaps it.
+// If either fails it makes the memory accessible again.
+func (r *Reservation) fenceAndUnmap(t *retirement) error {
+	err := r.fence()
+	if err == nil {
+		// What retired earlier lies behind it, and the fence covers that too.
+		err = r.unmapEarlier()
+	}
+	if err == nil {
+		err = r.unmapRetired(t)
+	}
+	if err != nil {
+		r.unretire(t)
+	}
+	return err
+}
+
+// unmapRetired unmaps what is left of a retirement. Its work has ended. If the driver
+// refuses it is retiring as before.
+func (r *Reservation) unmapRetired(t *retirement) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	i, j, n := r.claimRetired(turn, off, size)
-	if n == 0 {
+	// First it is claimed: from here on no growth takes it back.
+	i, j, size := r.claim(t)
+	if size == 0 {
 		return nil
 	}
-	err := r.dev.drv().Unmap(r.ptr+Ptr(r.slots[i].off), n)
+	err := r.dev.drv().Unmap(r.ptr+Ptr(r.table[i].Off), size)
 	r.mu.Lock()
 	if err != nil {
 		for k := i; k < j; k++ {
-			r.slots[k].state = retiring
+			r.table[k].State = slots.Retiring
 		}
 		r.mu.Unlock()
 		return err
 	}
 	gone := r.removeSlotsLocked(i, j, nil)
-	r.generation.Add(1)
 	r.notify()
-	r.checkInvariantsLocked()
 	r.mu.Unlock()
 	for _, m := range gone {
-		m.release() //nolint:errcheck // the addresses are free; memory that will not go back is counted as stuck
+		m.release() //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	}
 	return nil
 }
 
-// claim takes what is left of a turn away from those who would take it back:
-// slots [i, j) of n bytes. It needs r.layout.
-func (r *Reservation) claimRetired(turn, off, size uint64) (i, j int, n uint64) {
+// claim takes what is left of a retirement away from growths that would take it back:
+// slots [i, j) of size bytes. It needs r.mappingMu.
+func (r *Reservation) claim(t *retirement) (i, j int, size uint64) {
+	r.mappingMu.AssertHeld()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ours := func(i int) bool {
-		return i < len(r.slots) && r.slots[i].off < off+size && r.slots[i].retireSeq == turn && r.slots[i].state == retiring
+	for k, s := range r.table.In(t.off, t.off+t.size) {
+		if s.RetireSeq != t.seq || s.State != slots.Retiring {
+			continue // growth takes back from the front only, so what is left is one run
+		}
+		if size == 0 {
+			i = k
+		}
+		j = k + 1
+		size += s.Size
+		s.State = slots.Unmapping
 	}
-	i = r.slotAtLocked(off)
-	for i < len(r.slots) && r.slots[i].off < off+size && !ours(i) {
-		i++
-	}
-	for j = i; ours(j); j++ {
-		r.slots[j].state = unmapping
-		n += r.slots[j].size()
-	}
-	return i, j, n
+	return i, j, size
 }
 
-// reclaim makes retiring slots at off accessible again, front to back, until
-// need is reached, and gives how far the accessible part goes then. A
-// retirement of which nothing is left is forgotten, its events free.
-func (r *Reservation) reclaim(off, need uint64) uint64 {
-	off, marks := r.reclaimSlots(off, need)
-	freeFences(marks)
-	return off
-}
-
-func (r *Reservation) reclaimSlots(off, need uint64) (end uint64, marks []fenceEvent) {
+// unmapAfterEvents leaves a retirement to the device's goroutine, which unmaps it once
+// events behind the work of now say so; false if no event can stand for all of it. The
+// states are of the devices whose own copies count, the streams stand for all other
+// work.
+func (r *Reservation) unmapAfterEvents(t *retirement, states []*deviceState, streams []*Stream) (later bool, err error) {
+	fences, later, err := recordFences(r.dev.state, states, streams)
+	if err != nil || !later {
+		return false, err
+	}
+	t.fences = fences
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.live() != nil || off >= need {
-		return off, nil
-	}
-	var taken uint64
-	for i := r.slotAtLocked(off); i < len(r.slots) && off < need; i++ {
-		s := &r.slots[i]
-		// One that is accessible came back because its unmapping failed.
-		if s.off != off || s.state != retiring && s.state != accessible {
-			break
+	for _, s := range r.table.In(t.off, t.off+t.size) {
+		if s.RetireSeq == t.seq && s.State == slots.Retiring {
+			t.left++
 		}
-		if s.state == retiring {
-			taken += s.size()
-			r.unretireSlotLocked(s)
-			marks = r.forgetRetiredSlotLocked(s.retireSeq, marks)
-		}
-		off = s.end()
 	}
-	if taken > 0 {
-		r.dev.counters.count(&r.dev.counters.counts.Reclaimed, taken)
-		r.stats.Reclaimed += taken
+	if t.left == 0 { // a growth was faster
+		r.mu.Unlock()
+		freeFences(fences)
+		return true, nil
 	}
-	return off, marks
+	r.retirements = append(r.retirements, t)
+	r.dev.queueRetiring(r)
+	r.mu.Unlock()
+	return true, nil
 }
 
-// takenBack counts one slot of a retirement as taken back, and appends the
-// marks of one that has no other. It needs r.mu.
-func (r *Reservation) forgetRetiredSlotLocked(turn uint64, marks []fenceEvent) []fenceEvent {
-	i, ok := slices.BinarySearchFunc(r.retirements, turn, (*retirement).bySeq)
+// forgetRetiredSlotLocked counts one slot of a retirement as taken back, and appends
+// the fences of a retirement that has no other. It needs r.mu.
+func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) []fenceEvent {
+	r.mu.AssertHeld()
+	i, ok := slices.BinarySearchFunc(r.retirements, seq, (*retirement).bySeq)
 	if !ok {
-		return marks
+		return fences
 	}
 	t := r.retirements[i]
 	if t.left--; t.left > 0 || t.unmapping {
-		return marks
+		return fences
 	}
 	r.retirements = slices.Delete(r.retirements, i, i+1)
-	return append(marks, t.fences...)
+	return append(fences, t.fences...)
 }
 
-// retirement is memory that a Clip gave up without waiting, and the events
-// behind which nothing uses it any more. Guarded by r.mu, but for the marks
-// while it is asked.
-type retirement struct {
-	seq, off, size uint64
-	left           int // slots that nobody has taken back
-	fences         []fenceEvent
-	unmapping      bool // somebody is at it
-}
-
-func (t *retirement) bySeq(turn uint64) int { return cmp.Compare(t.seq, turn) }
-
-// over says whether nothing uses the memory any more.
+// finished says whether no work uses the memory any more.
 func (t *retirement) finished() (bool, error) {
 	for len(t.fences) > 0 {
-		passed, err := t.fences[0].done()
-		if err != nil || !passed {
+		done, err := t.fences[0].done()
+		if err != nil || !done {
 			return false, err
 		}
 		t.fences[0].free()
@@ -215,89 +366,52 @@ func (t *retirement) finished() (bool, error) {
 	return true, nil
 }
 
-// postpone leaves a retirement to the device: its goroutine unmaps the memory
-// once the events say so.
-func (r *Reservation) unmapLater(t *retirement) {
-	r.mu.Lock()
-	for i := r.slotAtLocked(t.off); i < len(r.slots) && r.slots[i].off < t.off+t.size; i++ {
-		if s := &r.slots[i]; s.retireSeq == t.seq && s.state == retiring {
-			t.left++
-		}
-	}
-	late := t.left == 0 // a growth was faster
-	if !late {
-		r.retirements = append(r.retirements, t)
-		r.dev.retiringMu.Lock()
-		r.dev.retiring[r] = struct{}{}
-		r.dev.retiringMu.Unlock()
-	}
-	r.mu.Unlock()
-	if late {
-		freeFences(t.fences)
-		return
-	}
-	r.dev.wakeWorker()
-}
-
-// ask takes the first retirement to work on; nil if there is none, and then the
-// device need not look any more. The caller holds d.draining.
-func (r *Reservation) nextRetirement() *retirement {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.retirements) == 0 {
-		r.dev.retiringMu.Lock()
-		defer r.dev.retiringMu.Unlock()
-		delete(r.dev.retiring, r)
-		return nil
-	}
-	t := r.retirements[0]
-	t.unmapping = true
-	return t
-}
-
-// asked undoes ask; a retirement that is over, or of which nothing is left, goes.
-func (r *Reservation) finishRetirement(t *retirement, over bool) {
-	r.mu.Lock()
-	t.unmapping = false
-	gone := over || t.left == 0
-	if gone {
-		r.retirements = slices.Delete(r.retirements, 0, 1)
-	}
-	r.mu.Unlock()
-	if gone {
-		freeFences(t.fences)
-	}
-}
-
-// endRetired unmaps what waits no longer, in order: then there is never a hole
-// between a range's capacity and the end of what retires. waited is that the
-// caller has waited for all of it. What fails is still retiring: growth can
-// take it back, and Close gives it back. The caller holds d.draining.
+// unmapFinished unmaps the retirements whose work has ended, in order: so there is
+// never a hole between a range's capacity and the end of what retires. waited is that
+// the caller has waited for all of it. What fails is still retiring: a growth can take
+// it back, and Close gives it back. It needs d.sweepMu.
 func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
+	r.dev.sweepMu.AssertHeld()
 	for {
-		t := r.nextRetirement()
-		if t == nil {
+		r.mu.Lock()
+		if len(r.retirements) == 0 {
+			r.dev.forgetRetiring(r)
+			r.mu.Unlock()
 			return progress, nil
 		}
+		t := r.retirements[0]
+		t.unmapping = true // its fences are this goroutine's until it is false again
+		r.mu.Unlock()
+
 		if waited {
 			freeFences(t.fences)
 			t.fences = nil
 		}
-		over, err := t.finished()
-		if over && err == nil {
-			err = r.unmapRetired(t.seq, t.off, t.size)
+		finished, err := t.finished()
+		if finished && err == nil {
+			err = r.unmapRetired(t)
 		}
-		over = over && err == nil
-		r.finishRetirement(t, over)
-		if !over {
+		finished = finished && err == nil
+
+		r.mu.Lock()
+		t.unmapping = false
+		gone := finished || t.left == 0 // a growth may have taken all of it back meanwhile
+		if gone {
+			r.retirements = slices.Delete(r.retirements, 0, 1)
+		}
+		r.mu.Unlock()
+		if gone {
+			freeFences(t.fences)
+		}
+		if !finished {
 			return progress, err
 		}
 		progress = true
 	}
 }
 
-// endEarlier unmaps what r retired earlier and left to the device, after a wait
-// that covers it: it lies behind what is given up now, so it goes first.
+// unmapEarlier unmaps what r has left to the device's goroutine. The caller has waited
+// for its work.
 func (r *Reservation) unmapEarlier() error {
 	r.dev.sweepMu.Lock()
 	defer r.dev.sweepMu.Unlock()
@@ -305,45 +419,92 @@ func (r *Reservation) unmapEarlier() error {
 	return err
 }
 
-// forgetRetired drops what is left to be done; r has waited for all of it and
-// has nothing mapped.
+// dropRetirements forgets what was left to the device's goroutine. r has waited for all
+// of it and has nothing mapped.
 func (r *Reservation) dropRetirements() {
 	r.dev.sweepMu.Lock()
 	defer r.dev.sweepMu.Unlock()
 	r.mu.Lock()
 	all := r.retirements
 	r.retirements = nil
-	r.dev.retiringMu.Lock()
-	delete(r.dev.retiring, r)
-	r.dev.retiringMu.Unlock()
+	r.dev.forgetRetiring(r)
 	r.mu.Unlock()
 	for _, t := range all {
 		freeFences(t.fences)
 	}
 }
 
-// waiting is how many reservations have retirements that have not come to their
-// end.
-func (d *Device) retiringCount() int {
-	d.retiringMu.Lock()
-	defer d.retiringMu.Unlock()
-	return len(d.retiring)
-}
-
-// drain unmaps what waits no longer, and says whether there was any.
+// sweepRetired unmaps what has retired and is not in use any more, and says whether
+// there was any.
 func (d *Device) sweepRetired() (progress bool, failed error) {
 	d.sweepMu.Lock()
 	defer d.sweepMu.Unlock()
-	d.retiringMu.Lock()
+	d.mu.Lock()
 	all := make([]*Reservation, 0, len(d.retiring))
 	for r := range d.retiring {
 		all = append(all, r)
 	}
-	d.retiringMu.Unlock()
+	d.mu.Unlock()
 	for _, r := range all {
 		some, err := r.unmapFinished(false)
 		progress = progress || some
 		failed = also(failed, "and", err)
 	}
 	return progress, failed
+}
+
+// repair unmaps memory that was mapped but never accessible, and sets access again
+// if the driver may not agree with the grants. It waits for no work: the former was
+// never usable, and the latter takes nothing away.
+func (r *Reservation) repair() error {
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	r.mu.Lock()
+	bad := r.live() == nil && r.counters.quarantined.now > 0
+	r.mu.Unlock()
+	if !bad {
+		return nil
+	}
+	gone, failed := r.unmapRuns(func(s *slot) bool { return s.State == slots.Mapped })
+	for _, m := range gone {
+		m.release() //nolint:errcheck // counted as quarantined
+	}
+	if r.accessUnsure() {
+		failed = also(failed, "and", r.setAllAccess())
+	}
+	return failed
+}
+
+// unmapRuns unmaps the slots that match, run by run, and returns the memory that was
+// there. A run that the driver refuses is quarantined. It needs r.mappingMu.
+func (r *Reservation) unmapRuns(match func(*slot) bool) (gone []*memory, failed error) {
+	r.mappingMu.AssertHeld()
+	// From the end, so that taking slots out leaves those to come alone.
+	for j := len(r.table); j > 0; {
+		i := j - 1
+		if !match(&r.table[i]) {
+			j = i
+			continue
+		}
+		for i > 0 && match(&r.table[i-1]) && r.table[i-1].End() == r.table[i].Off {
+			i--
+		}
+		off := r.table[i].Off
+		err := r.dev.drv().Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
+		r.mu.Lock()
+		if err == nil {
+			gone = r.removeSlotsLocked(i, j, gone)
+		} else {
+			failed = also(failed, "and", err)
+			for k := i; k < j; k++ {
+				r.quarantineLocked(&r.table[k], err)
+			}
+		}
+		r.mu.Unlock()
+		j = i
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notify()
+	return gone, failed
 }

@@ -265,7 +265,7 @@ func (o *owner) grant() {
 }
 
 func (o *owner) hold() {
-	release, err := o.g.Hold(uint64(len(o.want)))
+	release, err := o.g.Hold(0, uint64(len(o.want)))
 	if o.failed("hold", err) {
 		return
 	}

@@ -343,7 +343,7 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 		case 8:
 			r.refused("enable peers", vmm.EnablePeers(vmm.Access(random.IntN(3)), r.devs, both...), others...)
 		case 9:
-			release, err := g.Hold(min(g.Len(), uint64(random.IntN(r.Granule))))
+			release, err := g.Hold(0, min(g.Len(), uint64(random.IntN(r.Granule))))
 			if !r.refused("hold another's", err, others...) {
 				runtime.Gosched()
 				release()

@@ -1,6 +1,6 @@
-// Package spare keeps pieces of memory that nobody uses, found by kind and size
+// Package freelist keeps pieces of memory that no one uses, found by kind and size
 // and let go by age. It knows no lock and calls no driver.
-package spare
+package freelist
 
 import (
 	"cmp"
@@ -18,11 +18,11 @@ type Piece[K comparable, V any] struct {
 	of        *ofSize
 }
 
-// Pieces is what is kept. Every operation takes a time that does not grow with
+// List is what is kept. Every operation takes a time that does not grow with
 // the number of pieces, but with that of different sizes. Its zero value is
 // empty.
-type Pieces[K comparable, V any] struct {
-	bytes  uint64
+type List[K comparable, V any] struct {
+	Bytes  uint64          // how much is kept; only the methods change it
 	byAge  list.List       // the oldest first
 	byKind map[K][]*ofSize // the smallest size first
 }
@@ -35,11 +35,8 @@ type ofSize struct {
 
 func (o *ofSize) bySize(size uint64) int { return cmp.Compare(o.size, size) }
 
-// Bytes is how much is kept.
-func (p *Pieces[K, V]) Bytes() uint64 { return p.bytes }
-
 // Put keeps a piece.
-func (p *Pieces[K, V]) Put(kind K, size uint64, value V) {
+func (p *List[K, V]) Put(kind K, size uint64, value V) {
 	if p.byKind == nil {
 		p.byKind = map[K][]*ofSize{}
 	}
@@ -51,12 +48,12 @@ func (p *Pieces[K, V]) Put(kind K, size uint64, value V) {
 	}
 	x := &Piece[K, V]{Kind: kind, Size: size, Value: value, of: all[i]}
 	x.age, x.same = p.byAge.PushBack(x), x.of.pieces.PushBack(x)
-	p.bytes += size
+	p.Bytes += size
 }
 
-// Take gives the largest piece of a kind from least to most bytes, of several
+// Take returns the largest piece of a kind from least to most bytes, of several
 // the newest; nil if there is none.
-func (p *Pieces[K, V]) Take(kind K, least, most uint64) *Piece[K, V] {
+func (p *List[K, V]) Take(kind K, least, most uint64) *Piece[K, V] {
 	all := p.byKind[kind]
 	i, found := slices.BinarySearchFunc(all, most, (*ofSize).bySize)
 	if !found {
@@ -68,8 +65,8 @@ func (p *Pieces[K, V]) Take(kind K, least, most uint64) *Piece[K, V] {
 	return p.remove(all[i].pieces.Back())
 }
 
-// Oldest gives the piece that came first; nil if there is none.
-func (p *Pieces[K, V]) Oldest() *Piece[K, V] {
+// Oldest returns the piece that came first; nil if there is none.
+func (p *List[K, V]) Oldest() *Piece[K, V] {
 	if first := p.byAge.Front(); first != nil {
 		return p.remove(first)
 	}
@@ -77,19 +74,19 @@ func (p *Pieces[K, V]) Oldest() *Piece[K, V] {
 }
 
 // remove takes out the piece that is listed there.
-func (p *Pieces[K, V]) remove(e *list.Element) *Piece[K, V] {
+func (p *List[K, V]) remove(e *list.Element) *Piece[K, V] {
 	x := e.Value.(*Piece[K, V]) //nolint:forcetypeassert // nothing else is listed
 	p.byAge.Remove(x.age)
 	x.of.pieces.Remove(x.same)
 	if x.of.pieces.Len() == 0 {
 		p.forget(x.Kind, x.Size)
 	}
-	p.bytes -= x.Size
+	p.Bytes -= x.Size
 	return x
 }
 
 // forget drops a size of which nothing is left.
-func (p *Pieces[K, V]) forget(kind K, size uint64) {
+func (p *List[K, V]) forget(kind K, size uint64) {
 	all := p.byKind[kind]
 	i, _ := slices.BinarySearchFunc(all, size, (*ofSize).bySize)
 	if all = slices.Delete(all, i, i+1); len(all) > 0 {

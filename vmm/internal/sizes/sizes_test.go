@@ -1,4 +1,4 @@
-package vmm_test
+package sizes_test
 
 import (
 	"math/bits"
@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 )
 
-func TestLadderSteps(t *testing.T) {
-	const g = 2 * mib
+func TestSizes(t *testing.T) {
+	const g = 2 << 20
 	for _, c := range []struct {
 		name                               string
 		need, committed, room, most, fixed uint64
@@ -28,12 +28,12 @@ func TestLadderSteps(t *testing.T) {
 		{"nothing needed, nothing there", 0, 0, 64 * g, 1 << 31, 0, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Equal(t, c.want, slices.Collect(vmm.Ladder(c.need, c.committed, c.room, g, c.most, c.fixed)))
+			require.Equal(t, c.want, slices.Collect(sizes.Chunks(sizes.Growth(c.need, c.committed, c.room, g, c.fixed), c.most, c.fixed)))
 		})
 	}
 }
 
-func TestLadderKeepsItsPromises(t *testing.T) {
+func TestSizesKeepTheirPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gran := uint64(1) << rapid.IntRange(12, 21).Draw(t, "gran")
 		committed := gran * rapid.Uint64Range(0, 1<<16).Draw(t, "committed")
@@ -42,7 +42,7 @@ func TestLadderKeepsItsPromises(t *testing.T) {
 		most := gran << rapid.IntRange(0, 12).Draw(t, "most")
 		var sum uint64
 		last := most
-		for s := range vmm.Ladder(need, committed, room, gran, most, 0) {
+		for s := range sizes.Chunks(sizes.Growth(need, committed, room, gran, 0), most, 0) {
 			require.Equal(t, 1, bits.OnesCount64(s))
 			require.Zero(t, s%gran)
 			require.LessOrEqual(t, s, last)
@@ -52,24 +52,5 @@ func TestLadderKeepsItsPromises(t *testing.T) {
 		require.GreaterOrEqual(t, sum, need)
 		require.LessOrEqual(t, sum, room)
 		require.LessOrEqual(t, sum, max(need, committed/4), "waste stays under a quarter")
-	})
-}
-
-// What a range commits beyond its length is a quarter of that at most, or one
-// granule.
-func TestARangeWastesAQuarterAtMost(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		w := newWorld(t, 1)
-		g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4096 * page})
-		require.NoError(rt, err)
-		for range 30 {
-			n := rapid.Uint64Range(1, 64*page).Draw(rt, "more")
-			require.NoError(rt, g.Grow(n))
-			require.NoError(rt, g.SetLen(g.Len()+n))
-			waste := w.devs[0].Stats().Committed - g.Len()
-			require.LessOrEqual(rt, waste, max(page, g.Len()/4))
-		}
-		require.NoError(rt, g.Close())
-		w.end()
 	})
 }

@@ -1,4 +1,4 @@
-package spare
+package freelist
 
 import (
 	"math"
@@ -17,7 +17,7 @@ func TestAgainstAList(t *testing.T) {
 		id   int
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		var p Pieces[string, int]
+		var p List[string, int]
 		var all []piece
 		next := 0
 		kinds, sizes := rapid.SampledFrom([]string{"a", "b"}), rapid.Uint64Range(1, 5)
@@ -62,7 +62,7 @@ func TestAgainstAList(t *testing.T) {
 				for _, x := range all {
 					sum += x.size
 				}
-				require.Equal(t, sum, p.Bytes())
+				require.Equal(t, sum, p.Bytes)
 			},
 		})
 	})
@@ -70,7 +70,7 @@ func TestAgainstAList(t *testing.T) {
 
 // TestNothingIsLeft: what is empty holds on to no kind and no size.
 func TestNothingIsLeft(t *testing.T) {
-	var p Pieces[int, int]
+	var p List[int, int]
 	for i := range 100 {
 		p.Put(i, uint64(i+1), i)
 	}
@@ -78,5 +78,5 @@ func TestNothingIsLeft(t *testing.T) {
 		require.NotNil(t, p.Oldest())
 	}
 	require.Empty(t, p.byKind)
-	require.Zero(t, p.Bytes())
+	require.Zero(t, p.Bytes)
 }

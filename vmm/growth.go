@@ -1,0 +1,252 @@
+package vmm
+
+import (
+	"cmp"
+	"errors"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
+)
+
+// A range takes memory from where it is cheapest, in this order:
+//
+//  1. what it has given up itself, while it retires: no driver call
+//  2. cached memory of the device: mapped, not created
+//  3. new memory
+//
+// ensure is the caller's way in, growAhead the one of the device's goroutine.
+
+// purpose is whom a growth is for.
+type purpose bool
+
+const (
+	forCaller    purpose = true  // a caller waits: all or nothing, and others give up what they can do without
+	forLookAhead purpose = false // no caller waits: what is affordable, and never at others' cost
+)
+
+// ensure brings Cap to at least need.
+func (g *Range) ensure(need uint64) error {
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	if need <= g.cap.Load() {
+		return nil // nothing to do, or the device's goroutine was faster
+	}
+	if err := g.r.live(); err != nil {
+		return err // a Close has overtaken the caller; it shall find no new memory
+	}
+	d := g.r.dev
+	d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
+	return g.growLocked(need, forCaller)
+}
+
+// growLocked brings Cap to at least need. It needs g.capMu.
+func (g *Range) growLocked(need uint64, why purpose) error {
+	g.capMu.AssertHeld()
+	for {
+		have := g.r.reclaim(g.cap.Load(), need)
+		g.cap.Store(have)
+		if need <= have {
+			return nil
+		}
+		err := g.mapNew(have, need, why)
+		if err == nil {
+			return nil
+		}
+		// The chunks behind Cap may have been on their way out, and be back because
+		// the driver refused to unmap them. Then they are taken first.
+		have = g.cap.Load()
+		if g.r.reclaim(have, need) == have {
+			return err
+		}
+	}
+}
+
+// mapNew is the part of growLocked that needs memory. It raises Cap by what it maps.
+func (g *Range) mapNew(have, need uint64, why purpose) error {
+	r := g.r
+	r.mu.Lock()
+	err := r.quarantinedLocked(have)
+	r.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	need, _ = roundUp(need, g.unit()) // need <= Max, which is a multiple of it
+	least := need - have
+	want := least
+	if why == forCaller { // look-ahead takes what is affordable and no more
+		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
+	}
+	got, err := g.mapBatch(have, want, why)
+	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > least {
+		// What is left of the device's memory may still do for the need alone.
+		got, err = g.mapBatch(have, least, why)
+	}
+	g.cap.Store(have + got)
+	return err
+}
+
+// unit is what Cap is a multiple of.
+func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
+
+// mapBatch maps want bytes of memory at off: cached chunks first, new ones for the
+// rest. For a caller it is all or nothing; look-ahead keeps what it got.
+func (g *Range) mapBatch(off, want uint64, why purpose) (got uint64, err error) {
+	var buf [64]*memory
+	batch := buf[:0]
+	// The batch owns its memory until the mappings do. What was not mapped goes back.
+	defer func() {
+		for _, m := range batch {
+			m.release() //nolint:errcheck // mapped by now, or cached, or counted as quarantined
+		}
+	}()
+	d, p := g.r.dev, chunkProp(g.r.dev, g.opts)
+	left := want
+	for left > 0 && !g.noCache {
+		m := d.takeCached(p, sizes.LeastCached(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
+		if m == nil {
+			break
+		}
+		batch = append(batch, m)
+		left -= m.size
+	}
+	hits := uint64(len(batch))
+	var short error
+	for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
+		var m *memory
+		if m, short = d.create(size, p, why); short != nil {
+			break
+		}
+		batch = append(batch, m)
+		left -= min(left, size)
+	}
+	if short != nil && (why == forCaller || len(batch) == 0) {
+		return 0, short
+	}
+	if err := g.r.mapChunks(off, batch, why); err != nil {
+		return 0, err
+	}
+	if hits > 0 {
+		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
+	}
+	return want - left, short
+}
+
+// reclaim makes retiring slots at off accessible again, front to back, until need is
+// reached, and returns how far the accessible part goes then. A retirement of which
+// nothing is left is forgotten, its events free.
+func (r *Reservation) reclaim(off, need uint64) uint64 {
+	r.mu.Lock()
+	if r.live() != nil {
+		r.mu.Unlock()
+		return off
+	}
+	var fences []fenceEvent
+	var taken uint64
+	for _, s := range r.table.In(off, need) {
+		// A slot that is accessible came back because its unmapping failed.
+		if s.Off != off || s.State != slots.Retiring && s.State != slots.Accessible {
+			break
+		}
+		if s.State == slots.Retiring {
+			taken += s.Size
+			r.unretireLocked(s)
+			fences = r.forgetRetiredSlotLocked(s.RetireSeq, fences)
+		}
+		off = s.End()
+	}
+	r.mu.Unlock()
+	freeFences(fences) // its own lock, so not under mu
+	if taken > 0 {
+		d := r.dev
+		d.counters.count(taken, &d.counters.Reclaimed, &r.counters.Reclaimed)
+	}
+	return off
+}
+
+// What a range wants of the device's goroutine.
+const (
+	nothing  int32 = iota
+	soon           // memory, when it looks
+	urgently       // memory, at once
+)
+
+// lookAhead puts the range on the list of the device's goroutine if half of
+// what it is to have ready is used up, and wakes that at three quarters.
+func (g *Range) lookAhead() {
+	have := g.cap.Load()
+	ready := have - min(g.len.Load(), have)
+	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
+		return
+	}
+	need := soon
+	if ready <= g.opts.GrowAhead/4 {
+		need = urgently
+	}
+	was := g.aheadWanted.Load()
+	pause := g.aheadPause.Load()
+	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
+		return
+	}
+	if was == nothing {
+		g.r.dev.queueGrowth(g)
+	}
+	if need == urgently {
+		g.r.dev.worker.kick()
+	}
+}
+
+// afterFailure is how long look-ahead rests after it found less memory than it
+// wanted. A growth that needs the memory tries for itself.
+const afterFailure = 100 * time.Millisecond
+
+// growAhead is what the device's goroutine does for a range on its list.
+func (g *Range) growAhead() {
+	g.aheadWanted.Store(nothing) // before looking, so that no change goes unseen
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	end, have := g.len.Load(), g.cap.Load()
+	goal := end + min(g.opts.GrowAhead, g.r.size-end)
+	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
+		return
+	}
+	d := g.r.dev
+	within := g.affordable(have, goal)
+	err := error(nil)
+	if within > have {
+		err = g.growLocked(within, forLookAhead)
+	}
+	if err != nil || within < goal {
+		again := time.Now().Add(afterFailure)
+		g.aheadPause.Store(&again)
+		d.counters.count(1, &d.counters.GrowAheadFailures, &g.r.counters.GrowAheadFailures)
+		return
+	}
+	d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
+}
+
+// aheadLeaves is which part of the device's memory, and of the limit, look-ahead
+// leaves to callers that cannot wait.
+const aheadLeaves = 16
+
+// affordable is how far towards goal look-ahead may bring Cap, given what is free
+// now. It asks the driver only if a context is open; it makes none.
+func (g *Range) affordable(have, goal uint64) uint64 {
+	d := g.r.dev
+	spare := d.state.underLimit(aheadLeaves)
+	if o := d.state.open.Load(); o != nil && o.retain() {
+		free, total, err := o.MemInfo()
+		o.release()
+		if err == nil {
+			spare = min(spare, free-min(free, total/aheadLeaves))
+		}
+	}
+	// What retires here, and what is cached, takes no new memory.
+	d.counters.mu.Lock()
+	ours := g.r.counters.retiring.now + d.counters.cached.now
+	d.counters.mu.Unlock()
+	if left := goal - have; left > ours && left-ours > spare {
+		return have + (ours+spare)/g.unit()*g.unit()
+	}
+	return goal
+}

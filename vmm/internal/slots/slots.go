@@ -1,0 +1,105 @@
+// Package slots is the table of what is mapped in a range of addresses: slots,
+// sorted by offset, that never overlap. It knows no lock and calls no driver.
+package slots
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+)
+
+// State is where a mapped byte stands. Reserved is the absence of a slot.
+type State uint8
+
+// States, in the order in which a byte goes through them.
+const (
+	Mapped     State = iota // without access: only where an undo failed
+	Accessible              // every grant holds
+	Retiring                // given up; the work that may use it has not ended
+	Unmapping               // the driver has been asked to unmap it
+)
+
+func (s State) String() string {
+	return [...]string{"mapped", "accessible", "retiring", "unmapping"}[s]
+}
+
+// Slot is one whole mapping of memory of type M.
+type Slot[M any] struct {
+	Off, Size   uint64
+	Mem         M
+	State       State
+	RetireSeq   uint64 // which retirement, while Retiring or Unmapping
+	Quarantined error  // an undo failed here: the driver may not agree with the table
+}
+
+// End is the first offset behind the slot.
+func (s *Slot[M]) End() uint64 { return s.Off + s.Size }
+
+// Table is the slots of one range of addresses. Its zero value is empty. Callers
+// may change a slot, but for its offset and size.
+type Table[M any] []Slot[M]
+
+// Find is the index of the first slot that ends behind off.
+func (t Table[M]) Find(off uint64) int {
+	i, _ := slices.BinarySearchFunc(t, off, func(s Slot[M], off uint64) int {
+		if s.End() <= off {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// In yields the slots that begin or end in [off, end), with their indices.
+func (t Table[M]) In(off, end uint64) iter.Seq2[int, *Slot[M]] {
+	return func(yield func(int, *Slot[M]) bool) {
+		for i := t.Find(off); i < len(t) && t[i].Off < end && yield(i, &t[i]); i++ {
+		}
+	}
+}
+
+// Whole is the slots [i, j) that fill [off, end) without a hole or a part of a
+// slot; false if there is no such run.
+func (t Table[M]) Whole(off, end uint64) (i, j int, ok bool) {
+	i = t.Find(off)
+	at := off
+	for j = i; j < len(t) && t[j].Off == at && t[j].End() <= end; j++ {
+		at = t[j].End()
+	}
+	return i, j, at == end && j > i
+}
+
+// Accessible is how far the slots from off on are accessible without a hole, end
+// at most.
+func (t Table[M]) Accessible(off, end uint64) uint64 {
+	for i := t.Find(off); i < len(t) && off < end && t[i].Off <= off && t[i].State == Accessible; i++ {
+		off = t[i].End()
+	}
+	return min(off, end)
+}
+
+// Runs yields the bounds [i, j) of each run of slots that lie side by side.
+func (t Table[M]) Runs() iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		for i, j := 0, 0; i < len(t); i = j {
+			for j = i + 1; j < len(t) && t[j].Off == t[j-1].End(); j++ {
+			}
+			if !yield(i, j) {
+				return
+			}
+		}
+	}
+}
+
+// Check is what is wrong with a table of a range of size bytes whose offsets are
+// multiples of gran; nil if nothing is.
+func (t Table[M]) Check(size, gran uint64) error {
+	var end uint64
+	for i := range t {
+		if s := &t[i]; s.Off < end || s.End() > size || s.Off%gran != 0 {
+			return fmt.Errorf("slot %d at %#x, behind %#x, of %#x", i, s.Off, end, size)
+		}
+		end = t[i].End()
+	}
+	return nil
+}

@@ -1,0 +1,387 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/freelist"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// memory is one piece of physical memory, counted by what refers to it: Chunks and
+// mappings. When the last reference goes, the memory is cached or released.
+type memory struct {
+	dev     *Device
+	handle  driver.Handle
+	size    uint64
+	prop    Prop
+	private bool // made here, and nothing outside this process can have it
+	created bool // counts against the limit
+	refs    atomic.Int64
+}
+
+// create makes memory with one reference. Prop's location is resolved already.
+func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error) {
+	s := d.state
+	err = s.retryAfterRelease(why, func() error {
+		// The limit first: what it refuses costs no driver call.
+		if err := s.charge(size); err != nil {
+			return err
+		}
+		h, err := d.drv().Create(size, p)
+		if err != nil {
+			s.discharge(size)
+			return err
+		}
+		m = d.adopt(h, size, p)
+		// A network card may go on reading memory that it was shown.
+		m.created, m.private = true, p.Share == 0 && !p.RDMA
+		d.counters.count(1, &d.counters.Creates)
+		return nil
+	})
+	return m, err
+}
+
+// adopt counts a handle that the driver has returned as the device's memory.
+func (d *Device) adopt(h driver.Handle, size uint64, p Prop) *memory {
+	m := &memory{dev: d, handle: h, size: size, prop: p}
+	m.refs.Store(1)
+	d.counters.add(size, &d.counters.committed)
+	return m
+}
+
+// retain adds a reference; false if the memory is gone already.
+func (m *memory) retain() bool {
+	for {
+		n := m.refs.Load()
+		if n == 0 {
+			return false
+		}
+		if m.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// release takes a reference away. After the last one the memory is cached, or goes
+// back to the driver.
+func (m *memory) release() error {
+	if m.refs.Add(-1) > 0 || m.dev.cacheMemory(m) {
+		return nil
+	}
+	return m.free()
+}
+
+// free gives memory without references back to the driver. If the driver refuses,
+// the device keeps it: counted as quarantined, and offered again by Trim, by growth
+// that runs out of memory, and by Device.Close.
+func (m *memory) free() error {
+	d := m.dev
+	if err := d.drv().Release(m.handle); err != nil {
+		d.counters.add(m.size, &d.counters.quarantined)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.unreleased = append(d.unreleased, m)
+		return err
+	}
+	d.counters.sub(m.size, &d.counters.committed)
+	d.counters.count(1, &d.counters.Releases)
+	d.counters.freedBytes.Add(m.size)
+	if m.created {
+		d.state.discharge(m.size)
+	}
+	d.state.released.Add(m.size)
+	return nil
+}
+
+// releaseAgain offers the driver once more what it refused.
+func (d *Device) releaseAgain() (failed error) {
+	d.mu.Lock()
+	all := d.unreleased
+	d.unreleased = nil
+	d.mu.Unlock()
+	for _, m := range all {
+		d.counters.sub(m.size, &d.counters.quarantined)
+		failed = also(failed, "and", m.free())
+	}
+	return failed
+}
+
+// cache is memory of a device that no one uses and that the next growth of a
+// Range may have: releasing memory is the expensive part of shrinking. Only
+// private memory comes here: created here, never able to leave the process.
+type cache struct {
+	mu        lock.Mutex
+	threshold uint64
+	list      freelist.List[driver.Prop, driver.Handle]
+}
+
+// SetReleaseThreshold is how many bytes of unused memory the device keeps for its
+// ranges to grow with, instead of releasing them. Like sql.DB.SetMaxIdleConns it can
+// be changed at any time; it returns the old value. The default is 0: nothing is
+// kept. Cached memory is released when memory runs out, by Trim and by Close. Memory
+// that was shareable or imported is never cached, and Create and Alloc never take
+// cached memory.
+func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
+	if d == nil {
+		return 0
+	}
+	d.state.pressureMu.Lock() // as in Trim
+	defer d.state.pressureMu.Unlock()
+	live := d.live() == nil
+	d.cache.mu.Lock()
+	old = d.cache.threshold
+	var out []*memory
+	if live {
+		d.cache.threshold = bytes
+		out = d.evictLocked(bytes)
+	}
+	d.cache.mu.Unlock()
+	freeAll(out) //nolint:errcheck // counted as quarantined
+	return old
+}
+
+// cacheMemory puts memory without references into the cache; false if it is to be
+// released.
+func (d *Device) cacheMemory(m *memory) bool {
+	if !m.private || m.prop.Location != d.location() { // no range of d asks for other memory
+		return false
+	}
+	c := &d.cache
+	c.mu.Lock()
+	if m.size > c.threshold {
+		c.mu.Unlock()
+		return false
+	}
+	out := d.evictLocked(c.threshold - m.size)
+	c.list.Put(m.prop, m.size, m.handle)
+	d.counters.add(m.size, &d.counters.cached)
+	c.mu.Unlock()
+	freeAll(out) //nolint:errcheck // counted as quarantined
+	return true
+}
+
+// takeCached returns the largest cached memory with property p from least to most
+// bytes, with one reference; nil if there is none.
+func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
+	c := &d.cache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list.Bytes == 0 {
+		return nil
+	}
+	x := c.list.Take(p, least, most)
+	if x == nil {
+		return nil
+	}
+	d.counters.sub(x.Size, &d.counters.cached)
+	// A new object: a Segment of the old one has no claim to it.
+	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: p, private: true, created: true}
+	m.refs.Store(1)
+	return m
+}
+
+// evictLocked takes the oldest memory out of the cache until at most keep bytes are
+// left. It needs cache.mu.
+func (d *Device) evictLocked(keep uint64) (out []*memory) {
+	c := &d.cache
+	for c.list.Bytes > keep {
+		x := c.list.Oldest()
+		d.counters.sub(x.Size, &d.counters.cached)
+		out = append(out, &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true})
+	}
+	return out
+}
+
+// freeAll gives memory that was evicted back to the driver.
+func freeAll(all []*memory) (failed error) {
+	for _, m := range all {
+		failed = also(failed, "and", m.free())
+	}
+	return failed
+}
+
+// Trim unmaps retired memory whose work has ended, offers the driver once more what
+// it refused (see Stats.Quarantined), and releases cached memory, the oldest first,
+// until at most keep bytes of it are left. It returns how many bytes of the device's
+// memory went back to the driver meanwhile.
+func (d *Device) Trim(keep uint64) (freed uint64, err error) {
+	if err := d.live(); err != nil {
+		return 0, d.fail("trim", 0, keep, err)
+	}
+	before := d.counters.freedBytes.Load()
+	err = d.retryReleases()   // it may wait, so not within trim
+	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
+	defer d.state.pressureMu.Unlock()
+	err = also(err, "and", d.trim(keep))
+	return d.counters.freedBytes.Load() - before, d.fail("trim", 0, keep, err)
+}
+
+// trim is Trim with pressureMu held.
+func (d *Device) trim(keep uint64) error {
+	_, err := d.sweepRetired()
+	if d.counters.read(&d.counters.quarantined) > 0 {
+		for _, r := range d.reservations() {
+			err = also(err, "and", r.repair())
+		}
+	}
+	err = also(err, "and", d.releaseAgain())
+	d.cache.mu.Lock()
+	out := d.evictLocked(keep)
+	d.cache.mu.Unlock()
+	return also(err, "and", freeAll(out))
+}
+
+// reservations lists those that are open.
+func (d *Device) reservations() (all []*Reservation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for thing := range d.open {
+		if r, ok := thing.(*Reservation); ok {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// OnPressure has f called when memory of the device runs out, before ErrOutOfMemory
+// is returned by a Create, Alloc, Grow, Append or Wake: f releases what its program
+// can do without, a pool's free blocks for one, and returns whether it released
+// anything; if so, the operation is tried again. The package's own unused memory goes
+// first. f is called by the goroutine that needs memory, by several at once, and with
+// no lock of this package held. stop removes f, and returns when no call of f is
+// running, so f must not call it. On a nil or closed device f is never called.
+func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
+	if d.live() != nil || f == nil {
+		return func() {}
+	}
+	h := &pressureHook{f: f}
+	s := d.state
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pressureHooks = append(s.pressureHooks, h)
+	return func() {
+		s.mu.Lock()
+		s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(e *pressureHook) bool { return e == h })
+		s.mu.Unlock()
+		h.running.Wait()
+	}
+}
+
+// pressureHook is one function of OnPressure.
+type pressureHook struct {
+	f       func(need error) bool
+	running sync.WaitGroup
+}
+
+// retryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for
+// the memory, it has memory released and calls f again. It stops when no memory was
+// released since the last try; another goroutine's release counts.
+func (s *deviceState) retryAfterRelease(why purpose, f func() error) error {
+	for {
+		seen := s.released.Load()
+		err := f()
+		if why != forCaller || !errors.Is(err, ErrOutOfMemory) || !s.releaseForOthers(seen) {
+			return err
+		}
+	}
+}
+
+// releaseForOthers has all Devices on this one release what they can do without,
+// and says whether any memory was released since seen was read.
+func (s *deviceState) releaseForOthers(seen uint64) bool {
+	s.pressureUntil.Store(time.Now().Add(afterFailure).UnixNano())
+	s.pressureMu.Lock() // what another goroutine is about to release counts
+	defer s.pressureMu.Unlock()
+	s.mu.Lock()
+	devs := slices.Clone(s.devices)
+	s.mu.Unlock()
+	for _, d := range devs {
+		if s.released.Load() == seen {
+			d.trim(0) //nolint:errcheck // what the driver refuses is counted as quarantined
+		}
+	}
+	return s.released.Load() != seen
+}
+
+// relieved says whether a function of OnPressure released something for an operation
+// that has failed with err. The caller holds no lock, and tries again if so.
+func (d *Device) relieved(err error) (released bool) {
+	if !errors.Is(err, ErrOutOfMemory) {
+		return false
+	}
+	s := d.state
+	s.mu.Lock()
+	all := slices.Clone(s.pressureHooks)
+	for _, h := range all {
+		h.running.Add(1)
+	}
+	s.mu.Unlock()
+	for _, h := range all {
+		released = h.f(err) || released
+		h.running.Done()
+	}
+	return released
+}
+
+// underPressure says whether a caller has just run out of the device's memory: what
+// is released meanwhile is for such callers.
+func (s *deviceState) underPressure() bool { return time.Now().UnixNano() < s.pressureUntil.Load() }
+
+// SetLimit bounds how many bytes of memory this process creates on the device,
+// whatever the number of Devices opened on it; 0, the default, is no bound. It
+// returns the old limit. What would go beyond it is ErrOutOfMemory, after cached
+// memory has been released. A limit below what there is already only stops
+// growth. Imported memory does not count; memory created here to live elsewhere
+// does. The limit lasts until the last Device on it closes; on a closed Device
+// nothing changes.
+func (d *Device) SetLimit(bytes uint64) (old uint64) {
+	if d == nil {
+		return 0
+	}
+	d.mu.Lock() // a Device that is closed limits no one
+	defer d.mu.Unlock()
+	s := d.state
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old = s.limit; d.liveLocked() == nil {
+		s.limit = bytes
+	}
+	return old
+}
+
+// underLimit is how much may still be created if one part of so many of the limit
+// is to be left.
+func (s *deviceState) underLimit(parts uint64) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.limit == 0 {
+		return math.MaxUint64
+	}
+	most := s.limit - s.limit/parts
+	return most - min(most, s.created)
+}
+
+// charge counts memory that is about to be created against the limit.
+func (s *deviceState) charge(size uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if left := s.limit - min(s.limit, s.created); s.limit > 0 && size > left {
+		return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(s.limit))
+	}
+	s.created += size
+	return nil
+}
+
+// discharge undoes charge.
+func (s *deviceState) discharge(size uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.created -= size
+}
