@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
-	"github.com/cuvmm/cuvmm/cgo/fakectl"
+	"github.com/cuvmm/cuvmm/cgo/internal/fork"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -201,7 +201,7 @@ func TestForked(t *testing.T) {
 	calls["Close"], calls["Close with a peer"] = x.v.Close, w.Close
 	before := fake.Calls("")
 	const asked = 255
-	status, err := fakectl.Fork(func() int {
+	status, err := fork.Run(func() int {
 		for i, name := range names {
 			err := calls[name]()
 			var r cuda.Result
