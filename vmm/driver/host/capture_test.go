@@ -53,7 +53,7 @@ func TestAllocDuringCapture(t *testing.T) {
 		"AllocPlain": func() error { _, err := v.AllocPlain(mib); return err },
 		"FreePlain":  func() error { return v.FreePlain(p) },
 	}
-	used := d.units[0].used
+	used := d.states[0].used
 	for name, call := range calls {
 		for _, mode := range []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal} {
 			require.NoError(t, v.BeginCapture(s, mode))
@@ -61,7 +61,7 @@ func TestAllocDuringCapture(t *testing.T) {
 			require.ErrorIs(t, v.EndCapture(s), driver.ErrInvalid, name)
 		}
 	}
-	require.Equal(t, used, d.units[0].used)
+	require.Equal(t, used, d.states[0].used)
 	require.NoError(t, v.BeginCapture(s, driver.CaptureGlobal))
 	pinned, _, err := v.AllocHost(mib)
 	require.NoError(t, err)

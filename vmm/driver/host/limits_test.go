@@ -118,7 +118,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 	require.ErrorIs(t, err, driver.ErrLimit)
 	require.ErrorIs(t, err, unix.EMFILE)
-	require.Equal(t, uint64(len(all)*2*mib), d.units[0].used, "a failed Create is not counted")
+	require.Equal(t, uint64(len(all)*2*mib), d.states[0].used, "a failed Create is not counted")
 
 	// Creating a share needs two for a moment, so one may be left.
 	if h, err := d.Create(2*mib, home); err == nil {
@@ -200,5 +200,5 @@ func TestFileSizeLimit(t *testing.T) {
 	_, err := d.Create(4*mib, home)
 	require.ErrorIs(t, err, driver.ErrLimit)
 	require.ErrorContains(t, err, "RLIMIT_FSIZE")
-	require.Zero(t, d.units[0].used)
+	require.Zero(t, d.states[0].used)
 }

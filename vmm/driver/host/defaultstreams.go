@@ -17,9 +17,8 @@ const (
 	lastDefault                   = uint64(perThreadStream)
 )
 
-// byDefault finds the stream that a number stands for by itself, nil if it is none
-// of those. The caller holds work.
-func (c *context) byDefault(s driver.Stream) *stream {
+// defaultStream finds the default stream of a number, or returns nil. The caller holds workMu.
+func (c *context) defaultStream(s driver.Stream) *stream {
 	switch s {
 	case 0, legacyStream:
 		return c.legacy
@@ -28,20 +27,20 @@ func (c *context) byDefault(s driver.Stream) *stream {
 		if x := c.threads[tid]; x != nil {
 			return x
 		}
-		return &stream{context: c, thread: tid} // keepThread enters it when there is something to keep
+		return &stream{context: c, thread: tid} // keepThreadStream keeps it once it has work
 	}
 	return nil
 }
 
-// order puts a wait in front of what comes next: the legacy stream runs after the
-// work that all threads' streams have, and theirs runs after the work that it
-// has. Streams that were made are non-blocking and have no part in it. The caller
-// holds work.
-func (s *stream) order() {
+// orderDefaults queues a wait before the next work of a default stream: the legacy
+// stream waits for the work that all threads' streams have now, and each of those
+// for the work that the legacy stream has now. Streams of NewStream are
+// non-blocking and take no part. The caller holds workMu.
+func (s *stream) orderDefaults() {
 	c := s.context
 	var before []<-chan struct{}
 	add := func(x *stream) {
-		for _, o := range x.last() {
+		for _, o := range x.lastOps() {
 			if reached := o.pending(); reached != nil {
 				before = append(before, reached)
 			}
@@ -62,7 +61,7 @@ func (s *stream) order() {
 		for _, reached := range before {
 			select {
 			case <-reached:
-			case <-c.over:
+			case <-c.stopCh:
 				return false
 			}
 		}
@@ -70,46 +69,47 @@ func (s *stream) order() {
 	}})
 }
 
-// implicit refuses what would make the legacy stream part of the capture of a
-// thread's stream, which it waits for.
-func (s *stream) implicit(verb string) (captured *capture, err error) {
+// checkImplicitCapture refuses a use of the legacy stream while a thread's stream is
+// captured: the legacy stream waits for that one, and so would join its capture.
+func (s *stream) checkImplicitCapture(verb string) (captured *capture, err error) {
 	if s != s.context.legacy {
 		return nil, nil //nolint:nilnil // no capture is no error
 	}
 	for _, t := range s.context.threads {
 		if t.capture != nil {
-			return t.capture, rule(verb, driver.ErrCapturing, "the legacy stream waits for a thread's stream, which is being captured")
+			return t.capture, refuse(verb, driver.ErrCapturing, "the legacy stream waits for a thread's stream, which is being captured")
 		}
 	}
 	return nil, nil //nolint:nilnil // as above
 }
 
-// mayWork is implicit for work of the stream and waits for it, which end the capture.
-func (s *stream) mayWork(verb string) error {
-	captured, err := s.implicit(verb)
+// checkWork is checkImplicitCapture for queueing work and for waits. Those destroy
+// the capture.
+func (s *stream) checkWork(verb string) error {
+	captured, err := s.checkImplicitCapture(verb)
 	if err != nil {
 		captured.destroyed = true
 	}
 	return err
 }
 
-// keepThread remembers a thread's stream that has work or a capture.
-func (c *context) keepThread(s *stream) {
+// keepThreadStream lists a thread's stream that gets work or a capture.
+func (c *context) keepThreadStream(s *stream) {
 	if s.thread != 0 {
 		c.threads[s.thread] = s
 	}
 }
 
-// dropThread forgets a thread's stream that has neither work nor a capture: it is
-// made anew when the thread comes back.
-func (c *context) dropThread(s *stream) {
+// dropThreadStream removes a thread's stream that has neither work nor a capture.
+// The thread's next use of stream 2 makes another.
+func (c *context) dropThreadStream(s *stream) {
 	if s.thread != 0 && s.capture == nil && len(s.queue) == 0 {
 		delete(c.threads, s.thread)
 	}
 }
 
-// all is every stream there is. The caller holds work.
-func (c *context) all() iter.Seq[*stream] {
+// allStreams is every stream of the context. The caller holds workMu.
+func (c *context) allStreams() iter.Seq[*stream] {
 	return func(yield func(*stream) bool) {
 		for _, s := range c.streams {
 			if !yield(s) {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// export gives a descriptor that the test's end closes.
+// export returns a descriptor that the test's end closes.
 func export(t *testing.T, d *Driver, h driver.Handle) int {
 	t.Helper()
 	fd, err := d.Export(h)
@@ -59,7 +59,7 @@ func TestReadOnlyExport(t *testing.T) {
 	p := reserved(t, d, 4*mib)
 
 	_, err := d.Export(h)
-	require.ErrorIs(t, err, driver.ErrInvalid, "nobody could ever write it")
+	require.ErrorIs(t, err, driver.ErrInvalid, "no process could ever write it")
 
 	require.NoError(t, d.Map(p, 2*mib, h))
 	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
@@ -258,7 +258,7 @@ func TestNoLeaseIsNoAnswer(t *testing.T) {
 		return
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to become somebody else")
+		t.Skip("needs root, to become another user")
 	}
 	d := New(Config{Memory: 4 * mib})
 	v := open(t, d, 0)
@@ -268,7 +268,7 @@ func TestNoLeaseIsNoAnswer(t *testing.T) {
 	require.NoError(t, d.Release(h))
 	require.Zero(t, free(t, v), "a descriptor is open")
 	require.NoError(t, unix.Close(fd))
-	require.Zero(t, free(t, v), "nobody can tell")
+	require.Zero(t, free(t, v), "the kernel cannot tell")
 	require.NoError(t, syscall.Seteuid(0))
 	require.Equal(t, uint64(4*mib), free(t, v))
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // sieve maps one page at every other place, each of which makes a gap too, up
-// to so many places or until the driver refuses. It gives the undo.
+// to so many places or until the driver refuses. It returns the undo.
 func sieve(t *testing.T, d *Driver, places int) (n int, undo func()) {
 	t.Helper()
 	size := d.granularity
@@ -76,8 +76,8 @@ func TestDriversShareTheMappings(t *testing.T) {
 // takes for one mapping make no room that is not there.
 func TestLookCountsNeighboursApart(t *testing.T) {
 	d := New(Config{Memory: 64 * mib, PageGranularity: true})
-	var l ledger
-	l.look()
+	var l processLimits
+	l.recount()
 	before := l.limit
 	const n = 200
 	var all []driver.Ptr
@@ -85,7 +85,7 @@ func TestLookCountsNeighboursApart(t *testing.T) {
 		all = append(all, reserved(t, d, d.granularity))
 		l.mappings++
 	}
-	l.look()
+	l.recount()
 	require.InDelta(t, before, l.limit, n/4)
 	for _, p := range all {
 		require.NoError(t, d.Free(p, d.granularity))
