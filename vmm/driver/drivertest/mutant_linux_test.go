@@ -95,7 +95,7 @@ func mutants() map[string]mutant {
 		"a pair that is not there is unknown": memory("peering-unknown", func(d *host.Driver) driver.Driver { return &anyPair{d} }),
 		"enabling twice is fine":              device("peer-enable", func(f full) driver.Device { return &enableTwice{f} }),
 		"disabling twice is fine":             device("peer-enable", func(f full) driver.Device { return &disableTwice{f} }),
-		"a device is its own peer":            device("peer-enable-who", func(f full) driver.Device { return &selfPeer{f} }),
+		"a device is its own peer":            device("peer-enable-refused", func(f full) driver.Device { return &selfPeer{f} }),
 		"close leaves peers enabled":          device("peer-enable-close", func(f full) driver.Device { return &closeKeeps{f} }),
 		"enabling needs no path":              device("peer-no-path", func(f full) driver.Device { return &noPath{f} }),
 		"copies need access":                  device("peer-plain", func(f full) driver.Device { return &copyNeeds{full: f} }),
