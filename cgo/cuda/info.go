@@ -57,6 +57,7 @@ func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 		UUID:    *(*[16]byte)(unsafe.Pointer(&c.uuid)),
 		Memory:  uint64(c.memory),
 	}
+	// Only the name shows that it is a MIG instance; its UUID is then the instance's.
 	if strings.Contains(i.Name, " MIG ") {
 		u := i.UUID
 		i.MIG = fmt.Sprintf("MIG-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])

@@ -35,6 +35,7 @@ func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err 
 	if p.Location.ID < 0 || p.Location.ID > math.MaxInt32 {
 		return c, refuse(call, driver.ErrInvalid, "memory on %v", p.Location)
 	}
+	// Below, what CUDA has no flag for is refused here.
 	c.location.id = C.int(p.Location.ID)
 	c._type = C.CU_MEM_ALLOCATION_TYPE_PINNED
 	if p.Share&driver.ShareReadOnly != 0 {

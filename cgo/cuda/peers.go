@@ -45,6 +45,7 @@ func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 	case !can:
 		return driver.Peering{Link: "none", Rank: -1}, nil
 	}
+	// A rank means something only for a pair with access.
 	c := C.cuvmm_peering(d.api, C.int(from), C.int(to))
 	switch {
 	case c.r != 0:

@@ -57,6 +57,7 @@ func (c *check) open(open func(testing.TB) driver.Driver) {
 	var err error
 	c.info, err = c.d.Devices()
 	c.must(err, "list devices")
+	// A rule that needs more than is there is skipped, and says what it needs.
 	want := max(c.rule.devices, 1)
 	if len(c.info) < want {
 		c.skip("%d devices needed, %d here", want, len(c.info))

@@ -73,6 +73,7 @@ func (d *Injected) Balanced() error {
 		}
 		return n
 	}
+	// Bytes and calls are compared apart: one Unmap covers many Maps.
 	var uneven []string
 	for _, p := range pairs() {
 		taken, freed := sum(p.take, p.bytes), sum(p.free, p.bytes)

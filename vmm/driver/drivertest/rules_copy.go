@@ -128,6 +128,7 @@ func fill(c *check) {
 	}{
 		{0xa1, 1, 3, 5}, {0xb1b2, 2, c.gran - 2, 3}, {0xc1c2c3c4, 4, c.gran - 8, 1000}, {7, 1, 0, 2 * c.gran}, {0x01020304, 4, 0, c.gran / 2},
 	} {
+		// All bytes are compared, so that a write beside the fill shows.
 		want := make([]byte, 2*c.gran)
 		c.must(d.CopyOut(want, p), "read")
 		word := binary.NativeEndian.AppendUint32(nil, f.pattern)

@@ -156,6 +156,7 @@ func memoryBack(c *check) {
 		if now := c.freeMemory(d); now+size > before {
 			c.Errorf("%d bytes free with %d taken of %d", now, size, before)
 		}
+		// The first of the two must not free the memory, the second must.
 		if releaseFirst {
 			c.release(h)
 			if now := c.freeMemory(d); now+size > before {
@@ -170,6 +171,7 @@ func memoryBack(c *check) {
 			c.Errorf("%d bytes free after all was given back, %d before", now, before)
 		}
 	}
+	// A create that fails must not count anything.
 	_, err := c.d.Create(size+1, private(0))
 	if err == nil || errors.Is(err, driver.ErrOutOfMemory) {
 		c.Errorf("create of an odd size: %v", err)

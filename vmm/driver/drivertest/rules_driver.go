@@ -95,6 +95,7 @@ func noContext(c *check) {
 
 func concurrentMemory(c *check) {
 	const goroutines, rounds = 8, 20
+	// Undone in the reverse order, also after an error, so that Balanced can tell.
 	life := func() (err error) {
 		p, err := c.d.Reserve(2*c.gran, 0)
 		if err != nil {

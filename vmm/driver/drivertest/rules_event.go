@@ -71,6 +71,7 @@ func (c *check) eventOrders(a, b int) {
 	c.waitFor(second, s2, e)
 	c.copyAll(second, c.chunk(p, 1), p, s2)
 	c.record(second, last, s2)
+	// All is queued, and the gate is closed: neither stream may be done.
 	returned := make(chan error, 1)
 	go func() { returned <- second.SyncStream(s2) }()
 	c.stays(returned, "sync a stream that waits for an event")
@@ -109,6 +110,7 @@ func eventElapsed(c *check) {
 	_, err := d.Elapsed(from, to)
 	c.want(err, "time between events never recorded", driver.ErrInvalid)
 	c.record(d, from, s)
+	// Recorded and not reached: the gate keeps the second event from being reached.
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.record(d, to, s)
@@ -120,7 +122,7 @@ func eventElapsed(c *check) {
 	t, err := d.Elapsed(from, to)
 	c.must(err, "time between events")
 	if t <= 0 {
-		c.Errorf("a fill of %d bytes behind a gate took %v", c.gran, t)
+		c.Errorf("a fill of %d bytes after a gate took %v", c.gran, t)
 	}
 	if same, err := d.Elapsed(from, from); err != nil || same != 0 {
 		c.Errorf("time from an event to itself is %v (%v)", same, err)

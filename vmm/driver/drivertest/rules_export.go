@@ -146,6 +146,7 @@ func fabricSame(c *check) {
 		_, err := c.d.ImportFabric(name, size, inFabric())
 		c.want(err, fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
 	}
+	// The same memory, seen from both handles.
 	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
 	c.must(err, "import")
 	c.held.handles[imported] = true

@@ -51,6 +51,7 @@ func lostUnmap(c *check) {
 func lostEntry(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(2)
+	// Made before the loss, because afterwards no call can make them.
 	q := c.reserve(c.gran)
 	f := -1
 	if c.d.Supports(0, driver.FeatureShareFD) == nil {
@@ -83,6 +84,7 @@ func lostEntry(c *check) {
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
 		c.want(c.returns(name, calls[name]), name+" on a lost device", driver.ErrDeviceLost)
 	}
+	// What frees something still works.
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, h := range hs {
 		c.release(h)
@@ -118,6 +120,7 @@ func lostGiveBack(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(4)
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
+	// In the order in which a program frees it, and each call only once.
 	c.access(c.chunk(p, 1), c.gran, grant(0, driver.AccessNone))
 	c.unmap(c.chunk(p, 1), 3*c.gran)
 	for _, h := range hs {

@@ -198,6 +198,7 @@ func unmapHole(c *check) {
 		} else {
 			c.holes = true
 		}
+		// Either all mappings are as before, or the whole mappings in the span are gone.
 		for i := range 4 {
 			switch gone := err == nil && i >= span.first && i < span.last; {
 			case i == 1:

@@ -29,8 +29,9 @@ func hostBytes(c *check) {
 	want := pattern(3*c.gran, 1)
 	c.must(d.CopyIn(p, want), "write through the device")
 	if !bytes.Equal(b, want) {
-		c.Error("the host does not see what the device was given")
+		c.Error("the host does not see what the device wrote")
 	}
+	// The other direction.
 	for i := range b {
 		b[i] ^= 0xff
 		want[i] ^= 0xff
@@ -43,6 +44,7 @@ func hostBytes(c *check) {
 	if tail, err := c.d.HostBytes(c.chunk(p, 3)-5, 5); err != nil || !bytes.Equal(tail, want[len(want)-5:]) {
 		c.Errorf("the last five bytes are %v (%v)", tail, err)
 	}
+	// With a hole in the middle, and at both ends of the range.
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, bad := range []struct {
 		p driver.Ptr
@@ -74,6 +76,7 @@ func pinned(c *check) {
 	if !bytes.Equal(b, want) {
 		c.Error("pinned memory came back different")
 	}
+	// Memory that one device allocated is pinned for all of them.
 	for i := range c.info[1:] {
 		q := c.reserve(c.gran)
 		other := c.dev(i + 1)
@@ -151,6 +154,7 @@ func valueWait(c *check) {
 	c.must(w.WaitValue(s, p, 0x11223340, 4), "wait for less than is written")
 	c.must(w.WriteValue(s, p+8, 1<<40, 8), "write 8 bytes")
 	c.must(w.WaitValue(s, p+8, 1<<40, 8), "wait for 8 bytes")
+	// The comparison is of the signed difference, so it works across the sign.
 	c.must(w.WriteValue(s, p+16, 1<<31, 4), "write a word past the sign")
 	c.must(w.WaitValue(s, p+16, 1<<31-5, 4), "wait across the sign")
 	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")

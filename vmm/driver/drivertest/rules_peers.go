@@ -136,6 +136,7 @@ func peerEnableClose(c *check) {
 		c.must(i.EnablePeer(1), "enable")
 		c.must(d[first].Close(), "close device %d first", first)
 		c.must(d[1-first].Sync(), "sync device %d after it", 1-first)
+		// The peer's Close does not end what device 0 has enabled.
 		if first == 1 {
 			c.want(i.EnablePeer(1), "enable again, the peer closed", driver.ErrPeerEnabled)
 		}
@@ -143,6 +144,7 @@ func peerEnableClose(c *check) {
 		c.want(i.EnablePeer(1), "enable on a closed device", driver.ErrClosed)
 		c.want(i.DisablePeer(1), "disable on a closed device", driver.ErrClosed)
 	}
+	// Nothing is left enabled, so a device opened later can enable it.
 	c.must(c.enable(0, 1).DisablePeer(1), "disable what a device opened later enabled")
 }
 
@@ -157,6 +159,8 @@ func peerNoPath(c *check) {
 				continue
 			}
 			tried = true
+			// A driver without LegacyPeers returns the same error, so only DisablePeer
+			// tells the two apart.
 			i := as[driver.LegacyPeers](c, c.dev(from))
 			c.want(i.EnablePeer(to), fmt.Sprintf("enable access from %d to %d", from, to), driver.ErrNotSupported)
 			if err := i.DisablePeer(to); errors.Is(err, driver.ErrNotSupported) {
@@ -206,6 +210,7 @@ func peerPlain(c *check) {
 			}
 		}
 	}
+	// Access never decides whether copies of plain memory work, in any state of it.
 	copies("before")
 	one := c.enable(0, 1)
 	copies("with one direction enabled")

@@ -68,8 +68,10 @@ func resetDevice(c *check) {
 	c.optional(err, "HostAllocator")
 	c.reset(0)
 	c.ended(old, p, s, e)
+	// The new context may have the old one's address.
 	d := c.dev(0)
 	c.ended(old, p, s, e)
+	// Calls that free something work, though the reset has freed it already.
 	c.must(old.FreeStream(s), "free the stream")
 	c.must(old.FreeEvent(e), "free the event")
 	c.must(as[driver.HostAllocator](c, old).FreeHost(pinned), "free pinned memory")
@@ -90,6 +92,7 @@ func resetMemory(c *check) {
 	c.reset(0)
 	c.must(c.d.SyncIfActive(0), "sync by ordinal")
 	c.must(c.d.Supports(0, driver.FeatureVMM), "ask for a feature")
+	// New memory works too, while no device is open.
 	more := c.reserve(c.gran)
 	c.mapHandle(more, c.gran, c.create(c.gran))
 	c.access(more, c.gran, grant(0, driver.AccessReadWrite))
@@ -118,6 +121,7 @@ func resetHandles(c *check) {
 	c.must(old.Record(e, s), "record")
 	c.reset(0)
 	d := c.dev(0)
+	// On a card such a handle would crash libcuda.
 	mine, good := c.stream(d), c.event(d, 0)
 	for _, gone := range []driver.Stream{s, old.CopyStream()} {
 		c.want(d.Fill(p, 1, 1, 16, gone), "fill on a stream that is gone", driver.ErrInvalid)

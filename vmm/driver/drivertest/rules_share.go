@@ -129,6 +129,7 @@ func exportKeeps(c *check) {
 	if now := c.freeMemory(d); now+c.gran > before {
 		c.Errorf("%d bytes free with a descriptor open, %d before", now, before)
 	}
+	// Not only the memory is kept, but its bytes too.
 	again := c.importAs(f, c.gran, shared())
 	q := c.mapped(again, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 5)
@@ -294,6 +295,8 @@ func shareReadOnly(c *check) {
 	c.held.handles[h] = true
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 1)
+	// Only now, because the first export may seal the memory against new writable
+	// mappings.
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, prop)
 	q := c.mapped(imported, driver.AccessRead)
@@ -303,6 +306,7 @@ func shareReadOnly(c *check) {
 	c.want(c.d.SetAccess(q, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)}), "ask to write what is shared read-only", driver.ErrPermission)
 	c.refusesWrites(d, q)
 
+	// Nor does it help to import it with other properties.
 	upgraded, err := c.d.Import(int(f.Fd()), c.gran, shared())
 	if err == nil {
 		c.held.handles[upgraded] = true

@@ -257,6 +257,7 @@ func streamConcurrent(c *check) {
 	for i := range streams {
 		streams[i] = c.stream(d)
 	}
+	// Each goroutine has chunks, a stream and a pattern of its own.
 	work := func(i, round int) error {
 		a, b := c.chunk(p, 2*i), c.chunk(p, 2*i+1)
 		want := pattern(c.gran, byte(i*rounds+round))

@@ -58,6 +58,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 			return 0, err
 		}
 	}
+	// Counted before it is mapped, so that there is never more than the device has.
 	base, err := d.mapBlock(verb, size)
 	if err != nil {
 		if !pinned {

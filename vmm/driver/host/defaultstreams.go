@@ -46,6 +46,7 @@ func (s *stream) orderDefaults() {
 			}
 		}
 	}
+	// Channels, and no streams: work that is queued later does not count.
 	switch {
 	case s == c.legacy:
 		for _, t := range c.threads {

@@ -72,6 +72,7 @@ func New(c Config) *Driver {
 	for i := range max(1, c.Devices) {
 		d.states = append(d.states, &deviceState{ordinal: i, memory: c.Memory})
 	}
+	// In both directions.
 	for _, p := range c.NoPeer {
 		d.noPeer[p] = true
 		d.noPeer[[2]int{p[1], p[0]}] = true
@@ -157,6 +158,7 @@ func (d *Driver) stateFor(verb string, p driver.Prop) (*deviceState, error) {
 	default:
 		return nil, refuse(verb, driver.ErrInvalid, "memory on %v", p.Location)
 	}
+	// What CUDA knows and host memory cannot do is not supported; the rest is invalid.
 	known := driver.ShareFD | driver.ShareFabric | driver.ShareReadOnly
 	switch {
 	case p.Share&^known != 0:

@@ -19,6 +19,7 @@ func refuse(verb string, kind error, format string, args ...any) error {
 // ENOMEM for several reasons, so the caller says which kind it is here; too many
 // mappings are recognised by counting them.
 func (d *Driver) fail(call string, noMemory, err error) error {
+	// What the kernel refuses for no reason listed here breaks one of its rules.
 	kind := driver.ErrInvalid
 	switch err {
 	case unix.EMFILE, unix.ENFILE:

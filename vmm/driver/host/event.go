@@ -128,6 +128,7 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 				return err
 			}
 		}
+		// Only an event of the same capture orders captured work.
 		if ev.capture != nil || x.capture != nil && ev.last != nil {
 			if ev.capture != x.capture {
 				return refuse(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
@@ -183,6 +184,7 @@ func (v *device) Done(e driver.Event) (bool, error) {
 // each device has a clock of its own, so both must be of one device.
 func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
 	const verb = "Elapsed"
+	// One after the other, because onEvent locks workMu.
 	var at [2]time.Time
 	var of [2]*context
 	for i, e := range []driver.Event{from, to} {

@@ -33,6 +33,7 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 	if readOnly && x.writable && !m.sealed && m.mapped == 0 {
 		return -1, refuse(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or no process could ever write it")
 	}
+	// An importer can open the file again with the rights of the descriptor at most.
 	mode := unix.O_RDWR
 	if readOnly || !x.writable {
 		mode = unix.O_RDONLY
@@ -76,6 +77,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	}
 	d.memMu.Lock()
 	defer d.unlockAndClose()
+	// Memory of this Driver has a count, a location and a device already.
 	if m := d.created[inode{uint64(st.Dev), st.Ino}]; m != nil {
 		d.unorphan(m)
 		return d.newHandle(m, size, 0, writable), nil
@@ -103,6 +105,7 @@ func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, er
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type != unix.TMPFS_MAGIC {
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o, file system %#x)", fd, st.Mode, fs.Type)
 	}
+	// Without these seals the file could become smaller than its mappings.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
 		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)

@@ -37,6 +37,8 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 	if align > addressLimit || !process.takeAddresses(size) {
 		return 0, refuse(verb, driver.ErrAddressSpace, "%d bytes aligned to %d; all reservations of the process may have %d", size, align, uint64(addressLimit))
 	}
+	// Addresses and mappings are counted before the kernel is asked: at its own limits
+	// Go's heap could not grow.
 	if err := d.takeMappings(verb, 1); err != nil {
 		process.returnAddresses(size)
 		return 0, err

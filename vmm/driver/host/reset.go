@@ -24,6 +24,7 @@ func (d *Driver) ResetContext(dev int) error {
 		d.workMu.Unlock()
 		return nil
 	}
+	// First the context goes, so that no new call finds it while its work ends.
 	u.context = nil
 	c.reset.Store(true)
 	d.endContext(c)

@@ -195,6 +195,7 @@ func (v *device) SyncStream(s driver.Stream) error {
 	if err := x.checkWork(verb); err != nil {
 		return err
 	}
+	// The legacy stream waits for all threads' streams, so that wait is queued first.
 	if x == c.legacy {
 		x.orderDefaults()
 	}
