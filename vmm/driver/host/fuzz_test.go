@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// world is what a few calls on one reservation should have led to: the model
-// that FuzzCalls holds the driver to.
+// world is the model with which FuzzCalls compares the driver: the state of one
+// reservation after some calls.
 type world struct {
 	alive  [3]bool          // by handle
 	at     [8]int           // by page: which handle is mapped there, -1 for none
@@ -84,7 +84,7 @@ func FuzzCalls(f *testing.F) {
 				for k := i; ok && k < j; k++ {
 					w.access[k] = level
 				}
-			case 5: // write over a seam between pages, if there is one
+			case 5: // write across two pages, if there is a second one
 				src := bytes.Repeat([]byte{byte(b)}, int(page))
 				half := int(page / 2)
 				j = min(i+2, len(w.at))

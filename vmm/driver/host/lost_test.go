@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStormOfCopiesAndUnmaps takes memory away from copies in every state. A
-// single page touched too late would end the process with SIGSEGV.
+// TestStormOfCopiesAndUnmaps unmaps memory under copies in every state. If one page
+// were touched too late, the process would end with SIGSEGV.
 func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	const size, copiers = 4 * mib, 3
 	lost := 0
@@ -76,7 +76,7 @@ func TestStormOfCopiesAndUnmaps(t *testing.T) {
 }
 
 // TestLostDeviceGivesBack holds that memory can be freed, that nothing of
-// the system is kept, and that no goroutine stays behind a closed gate.
+// the system is kept, and that no goroutine still waits at a closed gate.
 func TestLostDeviceGivesBack(t *testing.T) {
 	before := holds(t)
 	d := New(Config{Devices: 2, Memory: 64 * mib})
@@ -131,8 +131,8 @@ func TestLostDeviceGivesBack(t *testing.T) {
 	require.Zero(t, d.mappings, "the gate went with its context")
 }
 
-// TestCloseEndsQueuedWork closes the last Device behind a closed gate, while
-// there is a wait for what is queued.
+// TestCloseEndsQueuedWork closes the last Device while work is queued after a closed
+// gate, during a wait for that work.
 func TestCloseEndsQueuedWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New(Config{Memory: 64 * mib})
@@ -178,8 +178,8 @@ func TestCloseEndsSyncIfActive(t *testing.T) {
 	})
 }
 
-// TestFreeWaits holds that pinned memory stays until queued work, another
-// device's too, has left it.
+// TestFreeWaits: pinned memory stays until queued work on it has ended, another
+// device's too.
 func TestFreeWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New(Config{Devices: 2, Memory: 64 * mib})

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestResetContext takes the context away under work, a wait, a capture and
-// every kind of memory.
+// TestResetContext resets a context that has work, a wait, a capture and every kind of
+// memory.
 func TestResetContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
