@@ -18,14 +18,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
-// clearing is how long to rest after so many bytes were given back: the driver
-// clears them behind our back, and who grows meanwhile waits for it.
+// clearing is how long to rest after so many bytes were released: the driver clears
+// them in the background, and a growth meanwhile waits for that.
 func clearing(bytes uint64) time.Duration {
 	return time.Duration(float64(bytes) / (16 * gib) * float64(40*time.Millisecond))
 }
 
-// stepped is sizes by steps of step up to most; on a device too small for
-// sixteen of them by smaller ones.
+// stepped is sizes in steps of step up to most. On a device that is too small for
+// sixteen steps they are smaller.
 func (v *rivals) stepped(step, most uint64) (sizes []uint64) {
 	if most < 16*step {
 		step = max(most/16/v.gran, 1) * v.gran
@@ -36,7 +36,7 @@ func (v *rivals) stepped(step, most uint64) (sizes []uint64) {
 	return sizes
 }
 
-// byThe64 is sizes by 64 MiB to 8 GiB.
+// byThe64 is sizes in steps of 64 MiB up to 8 GiB.
 func (v *rivals) byThe64() []uint64 { return v.stepped(64*mib, min(v.free()/6, 8*gib)) }
 
 // bySteps names a job after its sizes.
@@ -44,8 +44,7 @@ func bySteps(sizes []uint64) string {
 	return fmt.Sprintf("by %s to %s", mibs(sizes[0]), mibs(sizes[len(sizes)-1]))
 }
 
-// keeping is v with a Device of its own that keeps every chunk. What it has kept
-// goes back when the test ends.
+// keeping is v with a Device of its own that keeps every chunk until the test ends.
 func (v *rivals) keeping() *rivals {
 	v.Helper()
 	dev, err := vmm.OpenDriver(v.dev.Driver(), 0)
@@ -61,8 +60,8 @@ func (v *rivals) keeping() *rivals {
 	return &w
 }
 
-// kept is a growth from memory that was there before, on both sides: ours from
-// what the Device has kept, C's from handles.
+// kept is a growth from memory that exists already, on both sides: ours is kept by the
+// Device, C's is in handles.
 type kept struct {
 	*growth
 	laid bool // C has mapped its handles
@@ -124,20 +123,20 @@ type trial struct {
 	make func(*rivals) (job, remark)
 }
 
-// remark is what a result says beside its line in the table. It may be nil.
+// remark is a text for a result, beside its line in the table. It may be nil.
 type remark func(result) string
 
-// faster says how many times as long the k-th rival takes, and what it should.
+// faster says how many times as long the k-th rival takes, and the target.
 func faster(r result, k int, want float64) string {
 	ours, theirs := stats.Quantiles(r.took[0], 0.5)[0], stats.Quantiles(r.took[k], 0.5)[0]
-	verdict := "met"
+	outcome := "met"
 	if theirs < want*ours {
-		verdict = "not met"
+		outcome = "not met"
 	}
-	return fmt.Sprintf("%.1f times as fast as %s; target %.1f: %s", theirs/ours, r.against[k-1], want, verdict)
+	return fmt.Sprintf("%.1f times as fast as %s; target %.1f: %s", theirs/ours, r.against[k-1], want, outcome)
 }
 
-// trials are in an order in which what one gives back does not hold up the next.
+// trials are in an order in which the memory that one releases does not delay the next.
 func trials() []trial {
 	return []trial{
 		{"warm steps", 1500, (*rivals).warmSteps},
@@ -150,7 +149,7 @@ func trials() []trial {
 	}
 }
 
-// warmSteps grows by steps from kept memory.
+// warmSteps grows in steps from kept memory.
 func (v *rivals) warmSteps() (job, remark) {
 	w := v.kept(v.byThe64()...)
 	return job{
@@ -161,7 +160,7 @@ func (v *rivals) warmSteps() (job, remark) {
 	}, nil
 }
 
-// coldSteps grows by steps by memory that is taken anew.
+// coldSteps grows in steps by new memory.
 func (v *rivals) coldSteps() (job, remark) {
 	w := v.growth(vmm.RangeOptions{}, v.byThe64()...)
 	return job{
@@ -174,8 +173,8 @@ func (v *rivals) coldSteps() (job, remark) {
 	}, nil
 }
 
-// movingSteps is coldSteps beside what moves at each step. The Range may become
-// twice as large, so that nothing but its own rule bounds what it takes.
+// movingSteps is coldSteps compared with a reallocation at each step. The Range may
+// become twice as large, so that only its own rule limits the memory it takes.
 func (v *rivals) movingSteps() (job, remark) {
 	sizes := v.byThe64()
 	size := sizes[len(sizes)-1]
@@ -200,7 +199,7 @@ func (v *rivals) movingSteps() (job, remark) {
 		}
 }
 
-// keptDoubling doubles from kept memory, beside a pool that has kept its own.
+// keptDoubling doubles from kept memory, compared with a pool that keeps memory too.
 func (v *rivals) keptDoubling() (job, remark) {
 	w := v.kept(v.doublings()...)
 	v.warmPool()
@@ -248,17 +247,17 @@ func (v *rivals) wholeDevice(fixed bool) (job, remark) {
 		prepare: w.prepare,
 		undo:    w.undo,
 		apart:   true,
-		rest:    3 * clearing(w.total), // there is no other memory to take meanwhile
+		rest:    3 * clearing(w.total), // there is no other memory meanwhile
 	}
 	if !fixed {
-		return j, nil // chunks of many sizes, and of as many costs
+		return j, nil // chunks of many sizes differ in cost
 	}
 	return j, func(result) string {
 		return fmt.Sprintf("a chunk of the last tenth costs %.2f times one of the first; target 1.5 at most", stats.Quantiles(rounds, 0.5)[0])
 	}
 }
 
-// tenths is what the last tenth of steps took over what the first did.
+// tenths is the ratio of the times of the last and the first tenth of the steps.
 func tenths(each []time.Duration) float64 {
 	n := max(len(each)/10, 1)
 	var first, last time.Duration
@@ -269,8 +268,8 @@ func tenths(each []time.Duration) float64 {
 	return float64(last) / float64(first)
 }
 
-// clipAndRegrow gives 256 MiB up and takes them again, on a Device that keeps
-// them and on one that does not.
+// clipAndRegrow clips 256 MiB and grows by them again, on a Device that keeps them and
+// on one that does not.
 func (v *rivals) clipAndRegrow() (job, remark) {
 	size := min(256*mib, v.free()/6/v.gran*v.gran)
 	cycle := func(w *rivals) func() time.Duration {
@@ -285,7 +284,7 @@ func (v *rivals) clipAndRegrow() (job, remark) {
 			ways:    []func() time.Duration{cycle(v.keeping()), cycle(v)},
 			prepare: func() {},
 			undo:    func() {},
-			rest:    2 * time.Millisecond, // for what the one of the two has released
+			rest:    2 * time.Millisecond, // for the memory that one of the two has released
 		}, func(r result) string {
 			return faster(r, 1, 1.7)
 		}
@@ -298,8 +297,8 @@ func clipAndGrow(g *vmm.Range, size uint64) error {
 	return g.Grow(size)
 }
 
-// compareGrowth makes the trials one after the other, each with nothing left of
-// the one before. most bounds the rounds.
+// compareGrowth runs the trials one after the other and frees everything in between.
+// most limits the rounds.
 func compareGrowth(t *testing.T, v *rivals, most int) {
 	var results []result
 	var remarks []string
@@ -319,13 +318,13 @@ func compareGrowth(t *testing.T, v *rivals, most int) {
 }
 
 // TestAgainstCGrowth measures long growth, cold and from kept memory. As in
-// TestAgainstC, what misses a target is said and fails nothing.
+// TestAgainstC, a missed target is reported and fails no test.
 func TestAgainstCGrowth(t *testing.T) {
 	compareGrowth(t, newRivals(t, device(t), "libcuda.so.1"), math.MaxInt)
 }
 
-// What the fake driver's calls take says nothing; that every trial can be made
-// and leaves nothing behind does.
+// The times of the fake driver mean nothing. The test is that every trial runs and
+// leaves nothing behind.
 func TestAgainstCGrowthOnFake(t *testing.T) {
 	v, _ := rivalsOnFake(t)
 	compareGrowth(t, v, 4)
@@ -359,8 +358,8 @@ func TestClipAndRegrowFromCacheOnFake(t *testing.T) {
 	regrowsFromCache(t, v.dev.Driver(), 32*mib)
 }
 
-// regrowsFromCache holds that giving up and growing again takes no memory and
-// gives none back, after the first time.
+// regrowsFromCache checks that after the first time a clip and a growth neither
+// allocate nor release memory.
 func regrowsFromCache(t *testing.T, drv driver.Driver, size uint64) {
 	counted := drivertest.Inject(drv, nil)
 	dev, err := vmm.OpenDriver(counted, 0)
@@ -386,7 +385,7 @@ func regrowsFromCache(t *testing.T, drv driver.Driver, size uint64) {
 	require.NoError(t, counted.Balanced())
 }
 
-// The sizes of a large device are those that the trials are named for.
+// On a large device the sizes are those in the trials' names.
 func TestSteppedSizes(t *testing.T) {
 	v := &rivals{gran: 2 * mib}
 	require.Len(t, v.stepped(64*mib, 8*gib), 128)

@@ -22,8 +22,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// sharing is the same memory attached twice: a published range by a View, and
-// as many chunks of C's by their descriptors.
+// sharing attaches the same amount of memory twice: a published range by a View, and
+// chunks of C's by their descriptors.
 type sharing struct {
 	*rivals
 	path    string // of the owner
@@ -31,13 +31,13 @@ type sharing struct {
 	size    uint64
 	sizes   []uint64
 	shared  []uint64 // C's handles
-	fds     []int    // of them; none: exported anew each time
+	fds     []int    // of shared; nil: exported anew each time
 	p       uint64
 	handles []uint64
 }
 
-// published publishes size bytes in chunks of each as "x", and gives the path.
-// With keep, the descriptors are all there when it returns.
+// published publishes size bytes in chunks of each as "x", and returns the path.
+// With keep, all descriptors exist when it returns.
 func published(tb testing.TB, dev *vmm.Device, size, each uint64, keep bool) string {
 	tb.Helper()
 	g, err := dev.NewRange(vmm.RangeOptions{Max: size, Share: vmm.ShareFD, Chunk: each})
@@ -60,11 +60,11 @@ func published(tb testing.TB, dev *vmm.Device, size, each uint64, keep bool) str
 	return server.Path()
 }
 
-// ownerEnv says what a process is there to publish.
+// ownerEnv tells a child process what to publish.
 const ownerEnv = "CUVMM_SHARING_OWNER"
 
-// TestSharingOwner is the owner's process of TestAgainstCSharing, and nothing in
-// any other.
+// TestSharingOwner is the owner's process of TestAgainstCSharing. In any other process
+// it does nothing.
 func TestSharingOwner(t *testing.T) {
 	var size, each uint64
 	var keep bool
@@ -81,7 +81,7 @@ func TestSharingOwner(t *testing.T) {
 	})
 }
 
-// elsewhere is published by a process of its own.
+// elsewhere is published, but by another process.
 func (v *rivals) elsewhere(size, each uint64, keep bool) string {
 	v.Helper()
 	self, err := os.Executable()
@@ -109,7 +109,7 @@ func (v *rivals) elsewhere(size, each uint64, keep bool) string {
 }
 
 // attaching attaches to 16 GiB, or a sixth of what is free, in chunks of each
-// bytes. With keep, the descriptors are there on both sides. Without elsewhere
+// bytes. With keep, the descriptors exist on both sides. Without elsewhere
 // the owner is this process.
 func (v *rivals) attaching(keep, elsewhere bool, each uint64) job {
 	v.Helper()
@@ -143,7 +143,7 @@ func (v *rivals) attaching(keep, elsewhere bool, each uint64) job {
 	}
 }
 
-// share makes a chunk of C's.
+// share creates a shareable chunk of C's.
 func (w *sharing) share(size uint64, keep bool) {
 	w.Helper()
 	h, err := w.loop.CreateShared(size)
@@ -197,8 +197,8 @@ func (w *sharing) undo() {
 }
 
 // TestAgainstCSharing measures what attaching to a published range costs over the
-// same driver calls in C. As in TestAgainstC, what misses a target is said and
-// fails nothing.
+// same driver calls in C. As in TestAgainstC, a missed target is reported and fails
+// no test.
 func TestAgainstCSharing(t *testing.T) {
 	v := newRivals(t, device(t), "libcuda.so.1")
 	t.Log("\n" + table(v.compete(100, v.attaching(true, true, 64*mib)), v.compete(100, v.attaching(false, true, 64*mib)),

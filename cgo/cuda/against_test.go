@@ -21,7 +21,7 @@ const (
 	gib = 1 << 30
 )
 
-// rivals are a device as this module has it, and the same one as C has it.
+// rivals are one device, opened by this module and by C.
 type rivals struct {
 	testing.TB
 	dev  *vmm.Device
@@ -44,7 +44,7 @@ func newRivals(tb testing.TB, drv driver.Driver, path string) *rivals {
 	return &rivals{TB: tb, dev: dev, loop: loop, gran: gran}
 }
 
-// rivalsOnFake are of a fake driver that must be left clean.
+// rivalsOnFake are rivals on a fake driver, which the test must leave clean.
 func rivalsOnFake(tb testing.TB) (*rivals, *fakecuda.Library) {
 	tb.Helper()
 	path := fakecuda.Build(tb)
@@ -56,10 +56,10 @@ func rivalsOnFake(tb testing.TB) (*rivals, *fakecuda.Library) {
 	return newRivals(tb, drv, path), fake
 }
 
-// job is one thing to do in several ways; the first two are ours and C's.
+// job is one task that is done in several ways; the first two are ours and C's.
 type job struct {
 	name    string
-	against []string // what the ways from the second on are called
+	against []string // the names of the ways from the second on
 	ways    []func() time.Duration
 	prepare func()
 	undo    func()
@@ -68,7 +68,7 @@ type job struct {
 	most    float64 // the target of the ratio of medians, where it is not mostMedian
 }
 
-// timed is how long f took; what it answers is looked at afterwards.
+// timed is how long f took. The error of f is checked afterwards.
 func (v *rivals) timed(f func() error) time.Duration {
 	v.Helper()
 	start := time.Now()
@@ -78,7 +78,7 @@ func (v *rivals) timed(f func() error) time.Duration {
 	return took
 }
 
-// took is C's own measurement.
+// took is a time that C measured.
 func (v *rivals) took(d time.Duration, err error) time.Duration {
 	v.Helper()
 	require.NoError(v, err)
@@ -115,8 +115,8 @@ func (v *rivals) mapping() job {
 	}
 }
 
-// growth is the same growth twice: of a fresh Range to each of sizes in turn,
-// and of addresses of C's by the chunks that the Range has for it.
+// growth is the same growth twice: a fresh Range grows to each of sizes, and C maps
+// chunks of the same sizes.
 type growth struct {
 	*rivals
 	opts    vmm.RangeOptions
@@ -140,8 +140,8 @@ func (v *rivals) growth(o vmm.RangeOptions, sizes ...uint64) *growth {
 	return w
 }
 
-// recorded grows g to each of sizes in turn, and gives the chunks that each growth
-// took. Sizes that it had room for are left out.
+// recorded grows g to each of sizes and returns the chunks of each growth. Sizes that
+// needed no growth are left out.
 func (v *rivals) recorded(g *vmm.Range, sizes []uint64) (steps [][]uint64) {
 	v.Helper()
 	for _, size := range sizes {
@@ -204,7 +204,7 @@ func (w *growth) undo() {
 	require.NoError(w, w.loop.Free(w.p, w.total))
 }
 
-// cold grows a fresh Range by memory that is taken anew.
+// cold grows a fresh Range by new memory.
 func (v *rivals) cold() job {
 	w := v.growth(vmm.RangeOptions{}, 64*mib)
 	require.Equal(v, [][]uint64{{64 * mib}}, w.steps)
@@ -214,13 +214,13 @@ func (v *rivals) cold() job {
 		ways:    []func() time.Duration{w.ours, w.c},
 		prepare: w.prepare,
 		undo:    w.undo,
-		// With both alive at once each create takes 50 or 250 us, by turns.
+		// While both exist each create takes 50 or 250 us, alternately.
 		apart: true,
 	}
 }
 
-// doubling grows in place from 2 MiB to 16 GiB, or what a smaller device has
-// room for six times, beside C.
+// doubling grows in place from 2 MiB to 16 GiB, or to a sixth of a smaller device,
+// compared with C.
 func (v *rivals) doubling() job {
 	w, sizes := v.doubled()
 	return job{
@@ -255,8 +255,8 @@ func (v *rivals) free() uint64 {
 	return free
 }
 
-// moving is doubling beside what moves: allocate, copy and free. It has rounds
-// of its own, because giving back so much is felt for some time afterwards.
+// moving is doubling compared with allocate, copy and free. It has rounds of its own,
+// because the release of so much memory slows the device down for some time.
 func (v *rivals) moving() job {
 	w, sizes := v.doubled()
 	require.NoError(v, v.loop.SetPoolThreshold(math.MaxUint64))
@@ -275,15 +275,15 @@ func (v *rivals) moving() job {
 	}
 }
 
-// TestAgainstC measures what this module adds to the driver's own calls. A
-// missed target is said in the table and fails nothing: only a wrong result does.
+// TestAgainstC measures what this module adds to the driver's own calls. A missed
+// target is reported in the table; only a wrong result fails the test.
 func TestAgainstC(t *testing.T) {
 	v := newRivals(t, device(t), "libcuda.so.1")
 	t.Log("\n" + table(v.compete(2000, v.mapping()), v.compete(2000, v.cold()), v.compete(1000, v.doubling()), v.compete(10, v.moving())))
 }
 
-// What the fake driver's calls take says nothing; that both sides can be
-// measured and leave nothing behind does.
+// The times of the fake driver mean nothing. The test is that both sides run and leave
+// nothing behind.
 func TestAgainstCOnFake(t *testing.T) {
 	v, _ := rivalsOnFake(t)
 	t.Log("\n" + table(v.compete(20, v.mapping()), v.compete(20, v.cold()), v.compete(8, v.doubling()), v.compete(8, v.moving())))
@@ -295,8 +295,8 @@ func TestSameCallsAsC(t *testing.T) {
 	require.Positive(t, calls["cuMemCreate"])
 }
 
-// sameCalls holds that the first two ways of jobs on the fake driver make the
-// same calls, and gives how many those were.
+// sameCalls checks that the first two ways of jobs on the fake driver make the same
+// calls, and returns how many.
 func sameCalls(t *testing.T, jobs func(*rivals) []job) map[string]int {
 	v, fake := rivalsOnFake(t)
 	total := map[string]int{}

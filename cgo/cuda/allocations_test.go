@@ -23,27 +23,26 @@ func TestAllocationsOnFake(t *testing.T) {
 	allocations(t, v.dev.Driver())
 }
 
-// allocations holds what a growth takes of Go's memory where the books have
-// room: nothing for a chunk that is kept, at most one thing for each new one.
-// A fresh Range has no room yet; what its first growth takes is said.
+// allocations checks how often a growth allocates Go memory once the slices and maps
+// are large enough: never for a kept chunk, at most once for a new one. The first
+// growth of a fresh Range is only reported.
 func allocations(t *testing.T, drv driver.Driver) {
 	dev, err := vmm.OpenDriver(drv, 0)
 	require.NoError(t, err)
 	defer dev.Close()
 	require.Zero(t, mapAllocations(t, dev), "map a kept chunk")
 	require.LessOrEqual(t, growAllocations(t, dev), 1.0, "grow by a new chunk")
-	verdict := "met"
+	outcome := "met"
 	n := freshAllocations(t, dev)
 	if n > 1 {
-		verdict = "not met"
+		outcome = "not met"
 	}
-	t.Logf("first growth of a Range, by one chunk: %v Go allocations, at most 1: %s", n, verdict)
+	t.Logf("first growth of a Range, by one chunk: %v Go allocations, at most 1: %s", n, outcome)
 }
 
 const allocationRuns = 100
 
-// mapAllocations is for one Map. The books have room for it: every chunk has
-// been mapped before.
+// mapAllocations is for one Map of a chunk that was mapped before.
 func mapAllocations(t *testing.T, dev *vmm.Device) float64 {
 	const size = 2 * mib
 	chunk, err := dev.Create(size, vmm.Prop{})

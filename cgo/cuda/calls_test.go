@@ -17,16 +17,16 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// call is one of the seam's calls, and one symbol that it must call: in that
-// version and with those arguments. A leading * stands for what is the driver's.
+// call is a call of package driver, and one symbol that it must call: in that version
+// and with those arguments. A leading * stands for a value of the driver's.
 type call struct {
 	name, symbol, args string
 	do                 func() error
-	quiet              bool // the call does not fail when the symbol does
+	quiet              bool // the call succeeds when the symbol fails
 }
 
-// calls is every call of the seam on x. Numbers are CUDA's own, written out so
-// that they do not come from the code under test.
+// calls is every call of package driver on x. CUDA's numbers are written out, so that
+// they do not come from the code under test.
 func (x *things) calls() []call {
 	d, v, p, s, e := x.d, x.v, x.p, x.s, x.e
 	in, out := make([]byte, 3), make([]byte, 5)
@@ -187,7 +187,7 @@ func (x *things) calls() []call {
 	}
 }
 
-// onCall runs f for call i, on things of its own; false when there is no call i.
+// onCall runs f for call i on a new driver. It returns false if there is no call i.
 func onCall(t *testing.T, path string, fake *fakecuda.Library, i int, f func(*testing.T, *things, call)) bool {
 	t.Helper()
 	fake.Reset()
@@ -234,7 +234,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// meanings is what a result means, nil where it is of no kind.
+// meanings is the kind of error of each result, nil where it has none.
 var meanings = map[int]error{
 	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 4: driver.ErrClosed, 46: driver.ErrUnavailable, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
 	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 226: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
@@ -244,22 +244,22 @@ var meanings = map[int]error{
 	802: driver.ErrUnavailable, 803: nil, 810: driver.ErrDeviceLost, 911: driver.ErrDeviceLost, 999: nil,
 }
 
-// meaning is what a result of a call means, and whether it is an error at all.
+// meaning is the kind of a call's result, and whether it is an error at all.
 func meaning(c call, code int) (kind error, is bool) {
 	kind = meanings[code]
 	lost := errors.Is(kind, driver.ErrDeviceLost)
 	switch {
 	case c.quiet, (c.symbol == "cuEventQuery" || c.symbol == "cuStreamQuery") && code == 600: // not yet
 		return nil, false
-	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // the context has taken it along
+	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // it went with the context
 		return nil, false
-	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // it has, too; or it is not active
+	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // the same, or the context is not active
 		return nil, false
-	case code == 709 && c.name == "EnablePeer": // of the peer's context, since this one's is well
+	case code == 709 && c.name == "EnablePeer": // the peer's context was reset, and not this one
 		return driver.ErrInvalid, true
-	case code == 201 && (c.symbol == "cuCtxPushCurrent_v2" || c.symbol == "cuCtxGetId"): // of what is retained
+	case code == 201 && (c.symbol == "cuCtxPushCurrent_v2" || c.symbol == "cuCtxGetId"): // although the context is retained
 		return driver.ErrContextReset, true
-	case code == 201 && c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // the peer is retained without
+	case code == 201 && c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // the peer is retained without it
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true
@@ -267,23 +267,23 @@ func meaning(c call, code int) (kind error, is bool) {
 		return driver.ErrInvalid, true
 	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange"):
 		return driver.ErrLimit, true // no descriptor is left
-	case c.symbol == "cuStreamEndCapture" && (code == 901 || code == 908): // it was destroyed, or is of another thread
+	case c.symbol == "cuStreamEndCapture" && (code == 901 || code == 908): // the capture was destroyed, or is another thread's
 		return driver.ErrInvalid, true
 	}
 	return kind, true
 }
 
-// Each result of each symbol is one kind of error, with the number inside, and
-// whatever fails leaves no context pushed.
+// Each result of each symbol is one kind of error that has CUDA's number inside, and no
+// failure leaves a context pushed.
 func TestResults(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)
 	for code := range meanings {
 		for i := 0; onCall(t, path, fake, i, func(t *testing.T, _ *things, c call) {
 			if c.symbol == "cuCtxPopCurrent_v2" {
-				return // what is not popped stays pushed
+				return // a context that cannot be popped stays pushed
 			}
-			what := fmt.Sprintf("%s when %s answers %d", c.name, c.symbol, code)
+			what := fmt.Sprintf("%s when %s returns %d", c.name, c.symbol, code)
 			fake.Fail(c.symbol, 1, code)
 			err := c.do()
 			kind, is := meaning(c, code)
@@ -296,7 +296,7 @@ func TestResults(t *testing.T) {
 			var r cuda.Result
 			require.ErrorAs(t, err, &r, what)
 			if errors.Is(kind, driver.ErrContextReset) {
-				code := 709 // whatever said that there is no such context
+				code := 709 // for every result that means that there is no such context
 				require.Equal(t, cuda.Result(code), r, what)
 				return
 			}

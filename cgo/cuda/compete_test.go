@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/versus"
 )
 
-// What ours may cost, as a multiple of C.
+// Targets for ours, as multiples of C.
 const (
 	mostMedian = 1.05 // the upper end of the interval of the ratio of medians
 	mostTail   = 1.3  // the ratio of the 99th percentiles
@@ -28,11 +28,10 @@ type result struct {
 	took [][]float64
 }
 
-// compete goes through n rounds of a job, after a few that do not count. In
-// each round the ways come in an order of its own. What they did is undone when
-// all are through, so that no way is the one that always comes after another's
-// giving back; or, for a job that says apart, after each of them, so that all
-// of them find the device with the same memory to give.
+// compete runs n rounds of a job, after a few that do not count. In each round the
+// ways run in a random order. They are undone when all have run, so that no way always
+// runs after another's release; or with job.apart after each of them, so that all of
+// them find the same free memory.
 func (v *rivals) compete(n int, j job) result {
 	v.Helper()
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
@@ -49,15 +48,15 @@ func (v *rivals) compete(n int, j job) result {
 			}
 			if k == len(j.ways)-1 || j.apart {
 				j.undo()
-				time.Sleep(j.rest) //nolint:forbidigo // what is given back is cleared behind our back
+				time.Sleep(j.rest) //nolint:forbidigo // the driver clears released memory in the background
 			}
 		}
 	}
 	return result{j, took}
 }
 
-// table says what came out, one line for each rival. The target of the tail is
-// for jobs with a hundred rounds or more, which have one.
+// table has the results, one line for each rival. The target of the tail is for jobs
+// with a hundred rounds or more.
 func table(results ...result) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
@@ -68,15 +67,15 @@ func table(results ...result) string {
 			low, high := versus.Interval(ours, theirs)
 			a, b := stats.Quantiles(ours, 0.5, 0.99), stats.Quantiles(theirs, 0.5, 0.99)
 			median, tail := a[0]/b[0], a[1]/b[1]
-			verdict := "-"
+			outcome := "-"
 			if r.against[i] == "C" {
-				verdict = "met"
+				outcome = "met"
 				if high > max(mostMedian, r.most) || len(ours) >= 100 && tail > mostTail {
-					verdict = "not met"
+					outcome = "not met"
 				}
 			}
 			fmt.Fprintf(w, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.3f\t[%.3f, %.3f]\t%.3f\t%s\n",
-				r.name, r.against[i], len(ours), a[0], a[1], b[0], b[1], median, low, high, tail, verdict)
+				r.name, r.against[i], len(ours), a[0], a[1], b[0], b[1], median, low, high, tail, outcome)
 		}
 	}
 	w.Flush() //nolint:errcheck // a strings.Builder takes everything

@@ -1,12 +1,17 @@
 // Package cuda is the CUDA driver as a driver.Driver. It is the only place that
 // knows CUDA's names and numbers.
 //
-//	abi.h       CUDA's types and numbers, written here, held to NVIDIA's header
+//	abi.h       CUDA's types and numbers, written by hand and compared with NVIDIA's header
 //	symbols.h   every symbol that is called, with its version
-//	*.c         one function for each call; push, work and pop inside it
-//	*.go        what the seam asks for, made of those; errors; the lost state
+//	shims.h     one C function for each call; it pushes the context, works and pops it
 //
-// libcuda is opened with dlopen at the first call of [Default], so a program
-// starts, and can be built, where there is none. Without cgo, or on another
-// system than Linux, Default answers that there is no driver.
+// Every subject has a Go file, and a C file of the same name where it calls
+// libcuda: load, info, device, memory, access, export, peers, copy, stream, event,
+// capture, streammemops, allocator, hostallocator. Without a C file are driver.go
+// (what all devices share), handletable.go (the streams and events that exist),
+// result.go and kind.go (from CUDA's results to the errors of package driver).
+//
+// libcuda is opened with dlopen at the first call of [Default], so a program can
+// be built and started where there is none. Without cgo, or on another system than
+// Linux, Default returns driver.ErrNoDriver.
 package cuda

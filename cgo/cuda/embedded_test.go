@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestCopiesOfEmbeddedBytes: bytes that lie in a struct beside a pointer are
-// ordinary bytes; cgo must not look at what is around them.
+// TestCopiesOfEmbeddedBytes: bytes in a struct beside a pointer can be copied. cgo must
+// not look for pointers in the rest of the struct.
 func TestCopiesOfEmbeddedBytes(t *testing.T) {
 	d, err := cuda.Load(fakecuda.Build(t))
 	require.NoError(t, err)

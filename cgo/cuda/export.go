@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -18,22 +19,84 @@ var (
 	_ driver.FabricSharer  = (*Driver)(nil)
 )
 
-// ExportRange is cuMemGetHandleForAddressRange for a dma-buf. It needs a
-// context to be current, so it retains the device's primary one for the call.
+// Export returns a new file descriptor, which the driver makes close-on-exec.
+func (d *Driver) Export(h driver.Handle) (int, error) {
+	const call = "cuMemExportToShareableHandle"
+	a, err := d.tracked(call, h)
+	if err != nil {
+		return -1, err
+	}
+	if a.share&driver.ShareFD == 0 {
+		return -1, refuse(call, driver.ErrInvalid, "imported, or created without a way to share")
+	}
+	v := C.cuvmm_export(d.api, C.CUmemGenericAllocationHandle(h))
+	if v.r != 0 {
+		return -1, d.fail(call, Result(v.r))
+	}
+	return int(v.v), nil
+}
+
+// Import makes a handle of an exported descriptor. The driver checks what the
+// descriptor refers to; its size only Map checks.
+func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	const call = "cuMemImportFromShareableHandle"
+	if err := d.checkImport(call, size, p); err != nil {
+		return 0, err
+	}
+	if err := checkExported(fd); err != nil {
+		return 0, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: err}
+	}
+	v := C.cuvmm_import(d.api, C.int(fd))
+	if v.r != 0 {
+		return 0, d.fail(call, Result(v.r))
+	}
+	return d.trackImported(driver.Handle(v.v))
+}
+
+// checkImport checks the size and kind of memory that is to be imported.
+func (d *Driver) checkImport(call string, size uint64, p driver.Prop) error {
+	c, err := d.prop(call, p)
+	if err != nil {
+		return err
+	}
+	gran, err := d.granularity(call, p, c, false)
+	if err != nil {
+		return err
+	}
+	if size == 0 || size%gran != 0 {
+		return refuse(call, driver.ErrInvalid, "%d bytes", size)
+	}
+	return nil
+}
+
+// trackImported is track with the location where the memory is. The importer may
+// have named another one.
+func (d *Driver) trackImported(h driver.Handle) (driver.Handle, error) {
+	at, err := d.locationOf(h)
+	if err != nil {
+		C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)) // the error is err whatever this returns
+		return 0, err
+	}
+	return d.track(h, at, 0), nil
+}
+
+// ExportRange is cuMemGetHandleForAddressRange for a dma-buf. That call needs a
+// current context, so the device's primary context is retained for it.
 func (d *Driver) ExportRange(p driver.Ptr, size uint64) (int, error) {
 	const call = "cuMemGetHandleForAddressRange"
 	if d.api.mem_range_handle == nil {
-		return -1, rule(call, driver.ErrNotSupported, "the driver has no such call; it came with CUDA 11.7")
+		return -1, refuse(call, driver.ErrNotSupported, "the driver has no such call; it came with CUDA 11.7")
 	}
-	if err := inside(call, p, size); err != nil {
+	if err := checkSpan(call, p, size); err != nil {
 		return -1, err
 	}
+	// The span names no device, and the call needs the context of one.
 	o := C.cuvmm_ordinal(d.api, C.CUdeviceptr(p))
 	if o.r != 0 {
 		return -1, d.fail(call, Result(o.r))
 	}
 	dev := int(o.v)
-	if err := d.on(call, dev); err != nil {
+	if err := d.checkDevice(call, dev); err != nil {
 		return -1, err
 	}
 	v := C.cuvmm_export_range(d.api, C.int(dev), C.CUdeviceptr(p), C.size_t(size))
@@ -44,40 +107,42 @@ func (d *Driver) ExportRange(p driver.Ptr, size uint64) (int, error) {
 }
 
 // ExportFabric is cuMemExportToShareableHandle for a fabric handle.
+//
 // Safety: the name is an array of 64 bytes.
 func (d *Driver) ExportFabric(h driver.Handle) (name [64]byte, err error) {
 	const call = "cuMemExportToShareableHandle"
-	k, err := d.known(call, h)
+	a, err := d.tracked(call, h)
 	if err != nil {
 		return name, err
 	}
-	if k.share&driver.ShareFabric == 0 {
-		return name, rule(call, driver.ErrInvalid, "imported, or created without a fabric handle")
+	if a.share&driver.ShareFabric == 0 {
+		return name, refuse(call, driver.ErrInvalid, "imported, or created without a fabric handle")
 	}
 	f := C.cuvmm_export_fabric(d.api, C.CUmemGenericAllocationHandle(h))
 	if f.r != 0 {
-		return name, ofFabric(d.fail(call, Result(f.r)))
+		return name, fabricError(d.fail(call, Result(f.r)))
 	}
 	return *(*[64]byte)(unsafe.Pointer(&f.name)), nil
 }
 
 // ImportFabric is cuMemImportFromShareableHandle for a fabric handle.
+//
 // Safety: the name is an array of 64 bytes.
 func (d *Driver) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver.Handle, error) {
 	const call = "cuMemImportFromShareableHandle"
-	if err := d.importable(call, size, p); err != nil {
+	if err := d.checkImport(call, size, p); err != nil {
 		return 0, err
 	}
 	v := C.cuvmm_import_fabric(d.api, *(*C.CUmemFabricHandle)(unsafe.Pointer(&name)))
 	if v.r != 0 {
-		return 0, ofFabric(d.fail(call, Result(v.r)))
+		return 0, fabricError(d.fail(call, Result(v.r)))
 	}
-	return d.keepImported(driver.Handle(v.v))
+	return d.trackImported(driver.Handle(v.v))
 }
 
-// ofFabric says of an error that it is one of fabric handles, which CUDA's words
-// do not, and what is missing where they may not be had.
-func ofFabric(err error) error {
+// fabricError adds to an error that a fabric handle caused it, which CUDA's text
+// does not say, and for ErrPermission what is missing.
+func fabricError(err error) error {
 	var c *driver.CallError
 	if !errors.As(err, &c) {
 		return err
@@ -89,4 +154,17 @@ func ofFabric(err error) error {
 		return &driver.CallError{Call: c.Call, Kind: c.Kind, Err: fmt.Errorf("fabric handle: %w", c.Err)}
 	}
 	return err
+}
+
+// checkExported refuses a descriptor that cannot be exported memory before the
+// driver sees it. Exported memory is a character device.
+func checkExported(fd int) error {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFCHR {
+		return fmt.Errorf("descriptor %d is not of a character device (mode %#o)", fd, st.Mode)
+	}
+	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// mapOne maps a granule of device 1 and gives its address, without a context.
+// mapOne maps a granule of device 1 without a context, and returns its address.
 func mapOne(t *testing.T, d driver.Driver) driver.Ptr {
 	t.Helper()
 	p, err := d.Reserve(granule, 0)
@@ -29,7 +29,7 @@ func mapOne(t *testing.T, d driver.Driver) driver.Ptr {
 	return p
 }
 
-// TestExportRangeHasAContext: of the memory's device, for the call alone.
+// TestExportRangeHasAContext: the context of the memory's device, only for the call.
 func TestExportRangeHasAContext(t *testing.T) {
 	d, fake := onFake(t)
 	p := mapOne(t, d)
@@ -85,7 +85,7 @@ func TestSupportsDMABuf(t *testing.T) {
 	isOnly(t, err, driver.ErrNotSupported)
 }
 
-// TestNoFabric is what every single machine without an NVLink fabric answers.
+// TestNoFabric: the errors of a machine that is in no NVLink fabric.
 func TestNoFabric(t *testing.T) {
 	d, _ := onFake(t)
 	prop := driver.Prop{Location: onDevice(0), Share: driver.ShareFabric}
@@ -132,8 +132,8 @@ func TestFabricArguments(t *testing.T) {
 	require.NoError(t, v.Close())
 }
 
-// TestExportDMABufOfAGrowingRange is package vmm on the binding: what is exported
-// is what the range has, and growth leaves it alone.
+// TestExportDMABufOfAGrowingRange: package vmm on the binding exports the memory that
+// the range has, and growth does not change the export.
 func TestExportDMABufOfAGrowingRange(t *testing.T) {
 	d, fake := onFake(t)
 	dev, err := vmm.OpenDriver(d, 0)

@@ -15,8 +15,8 @@ import (
 
 const granule = 2 << 20 // of the fake driver
 
-// onFake is the binding on a fake driver of its own, which the test must leave
-// with every rule kept and nothing alive.
+// onFake is the binding on a fake driver of its own. The test must violate no rule of
+// it and free everything.
 func onFake(tb testing.TB, flags ...string) (*cuda.Driver, *fakecuda.Library) {
 	tb.Helper()
 	path := fakecuda.Build(tb, flags...)
@@ -39,11 +39,10 @@ func opened(tb testing.TB) (*cuda.Driver, *cuda.Device, *fakecuda.Library) {
 
 func onDevice(n int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: n} }
 
-// Streams of the fake driver have done their work when a call returns, and it
-// loses no device by itself. Without a symbol of the value waits every rule
-// that holds work back, or loses a device that way, says so and is skipped;
-// those rules are for the host driver and the card. Of the three devices two
-// have no path to each other.
+// Work of the fake driver is done when the call that queues it returns, and the driver
+// loses no device by itself. So the rules that hold work back are for the host driver
+// and the card; without the symbol of the value waits they are skipped and say why. Of
+// the three devices two have no path to each other.
 func TestConformanceOnFake(t *testing.T) {
 	t.Run("Memory", func(t *testing.T) {
 		drivertest.Memory(t, func(tb testing.TB) driver.Driver {

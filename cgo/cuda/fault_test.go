@@ -16,9 +16,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// faults are the symbols that are made to fail under package vmm. Not among them
-// is what ends another call and has no second try: the pop, the exchange of the
-// capture mode, the release of a context that was retained for one wait.
+// faults are the symbols that are made to fail under package vmm. Left out are those
+// that end another call and are not tried again: the pop, the exchange of the capture
+// mode, the release of a context that was retained for one wait.
 var faults = []string{
 	"cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
 	"cuMemGetAllocationGranularity", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2",
@@ -27,7 +27,7 @@ var faults = []string{
 	"cuMemGetInfo_v2", "cuDeviceGet", "cuDeviceGetName", "cuDeviceCanAccessPeer",
 }
 
-// watched is what has a state to compare.
+// watched is an object whose state is compared.
 type watched interface {
 	Segments() []vmm.Segment
 	Generation() uint64
@@ -62,8 +62,8 @@ func stateOf(t *testing.T, d *cuda.Driver, o watched) state {
 	return s
 }
 
-// scene is an operation about to be done on obj, which is nil where there is
-// nothing yet to compare.
+// scene is an operation that is about to be made on obj. obj is nil where there is
+// nothing to compare yet.
 type scene struct {
 	do, close func() error
 	obj       watched
@@ -71,8 +71,8 @@ type scene struct {
 
 type operation struct {
 	name   string
-	roomy  bool // may leave capacity that was gained
-	ending bool // may leave what only Close works on
+	roomy  bool // may leave more capacity
+	ending bool // may leave an object on which only Close works
 	scene  func(*testing.T, [2]*vmm.Device) scene
 }
 
@@ -143,9 +143,9 @@ func operations() []operation {
 	}
 }
 
-// attempt does the operation with call k of a symbol failing, or undisturbed
-// where k is 0, holds it to contract 2, and gives everything back. It says how
-// often the operation called each symbol.
+// attempt makes the operation while call k of a symbol fails, or without a failure if
+// k is 0. It checks contract 2 and frees everything. It returns how often the operation
+// called each symbol.
 func attempt(t *testing.T, path string, fake *fakecuda.Library, op operation, symbol string, k int) map[string]int {
 	t.Helper()
 	const code = 2
@@ -179,7 +179,7 @@ func attempt(t *testing.T, path string, fake *fakecuda.Library, op operation, sy
 	switch {
 	case k == 0:
 		require.NoError(t, err)
-	case err == nil: // memory that will not go back is counted, and the operation complete
+	case err == nil: // the operation is complete, and memory that could not be released is counted
 		require.Equal(t, "cuMemRelease", symbol, what)
 		require.NotZero(t, devs[0].Stats().Quarantined, what)
 	default:
@@ -221,7 +221,7 @@ func TestFaults(t *testing.T) {
 				}
 			}
 			require.Greater(t, n, 1, "an operation of several calls")
-			t.Logf("%d calls failed in turn", n)
+			t.Logf("%d calls failed, one at a time", n)
 		})
 	}
 }

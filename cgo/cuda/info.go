@@ -17,7 +17,34 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
+// Devices lists the devices that this process can see. CUDA_VISIBLE_DEVICES hides
+// the others.
+func (d *Driver) Devices() ([]driver.Info, error) {
+	v := C.cuvmm_version(d.api)
+	if v.r != 0 {
+		return nil, d.fail("cuDriverGetVersion", Result(v.r))
+	}
+	all := make([]driver.Info, d.devices)
+	for i := range all {
+		c := C.cuvmm_device_info(d.api, C.int(i))
+		if c.r != 0 {
+			return nil, d.fail("cuDeviceGet", Result(c.r))
+		}
+		all[i] = info(i, &c, int(v.v))
+	}
+	return all, nil
+}
+
+// Supports tries what can be tried without a context.
+func (d *Driver) Supports(dev int, f driver.Feature) error {
+	if err := d.checkDevice("Supports", dev); err != nil {
+		return err
+	}
+	return d.probe(dev, f)
+}
+
 // info is what is known of a device without a context.
+//
 // Safety: c.uuid is an array of 16 bytes.
 func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 	i := driver.Info{
@@ -30,6 +57,7 @@ func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 		UUID:    *(*[16]byte)(unsafe.Pointer(&c.uuid)),
 		Memory:  uint64(c.memory),
 	}
+	// Only the name shows that it is a MIG instance; its UUID is then the instance's.
 	if strings.Contains(i.Name, " MIG ") {
 		u := i.UUID
 		i.MIG = fmt.Sprintf("MIG-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
@@ -45,60 +73,61 @@ func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 	return i
 }
 
-// probe answers for one feature. Where a call can tell it makes the call:
-// an attribute that says "supported" is no proof.
+// probe is Supports for a device that exists. Where a call can tell, it makes the
+// call: an attribute that says "supported" is no proof.
 func (d *Driver) probe(dev int, f driver.Feature) error {
 	const call = "Supports"
-	home := driver.Location{Kind: driver.LocationDevice, ID: dev}
-	absent := rule(call, driver.ErrNotSupported, "%v on cuda:%d", f, dev)
+	at := driver.Location{Kind: driver.LocationDevice, ID: dev}
+	absent := refuse(call, driver.ErrNotSupported, "%v on cuda:%d", f, dev)
 	switch f {
 	case driver.FeatureVMM, driver.FeatureReadOnlyMap:
-		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, absent); err != nil {
+		if err := d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, absent); err != nil {
 			return err
 		}
-		return d.creates(driver.Prop{Location: home})
+		return d.tryCreate(driver.Prop{Location: at})
 	case driver.FeatureShareFD:
-		return d.creates(driver.Prop{Location: home, Share: driver.ShareFD})
+		return d.tryCreate(driver.Prop{Location: at, Share: driver.ShareFD})
 	case driver.FeatureShareFabric:
-		return d.tries(driver.Prop{Location: home, Share: driver.ShareFabric}, func(h driver.Handle, _ uint64) error {
+		return d.tryWith(driver.Prop{Location: at, Share: driver.ShareFabric}, func(h driver.Handle, _ uint64) error {
 			_, err := d.ExportFabric(h)
 			return err
 		})
 	case driver.FeatureRDMA:
-		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, absent); err != nil {
+		if err := d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, absent); err != nil {
 			return err
 		}
-		return d.creates(driver.Prop{Location: home, RDMA: true})
+		return d.tryCreate(driver.Prop{Location: at, RDMA: true})
 	case driver.FeatureHostNUMA:
-		return d.createsOnHost(dev)
+		return d.tryHostNUMA(dev)
 	case driver.FeatureDMABuf:
 		if d.api.mem_range_handle == nil {
 			return absent
 		}
-		if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, absent); err != nil {
+		if err := d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, absent); err != nil {
 			return err
 		}
-		// The call needs a context, and no question is worth making one.
+		// The call needs a context, and a probe must not make one.
 		if v := C.cuvmm_active(d.api, C.int(dev)); v.r != 0 || v.v == 0 {
 			return d.fail("cuDevicePrimaryCtxGetState", Result(v.r))
 		}
-		return d.tries(driver.Prop{Location: home}, d.exportsRange)
+		return d.tryWith(driver.Prop{Location: at}, d.tryExportRange)
 	case driver.FeaturePools:
-		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
+		return d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
 	case driver.FeatureLegacyIPC:
-		return d.sharesPlain(dev, absent)
+		return d.tryLegacyIPC(dev, absent)
 	case driver.FeatureStreamMemOps:
 		if d.api.wait_value32 == nil || d.api.write_value64 == nil {
 			return absent
 		}
-		return d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, absent)
+		return d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, absent)
 	}
 	return absent
 }
 
-func (d *Driver) attribute(dev int, a C.CUdevice_attribute, absent error) error {
+// needsAttribute returns absent unless the device has the attribute.
+func (d *Driver) needsAttribute(dev int, a C.CUdevice_attribute, absent error) error {
 	v := C.cuvmm_attribute(d.api, C.int(a), C.int(dev))
-	if v.r != 0 && Result(v.r) != invalidValue { // an attribute that the driver does not know yet
+	if v.r != 0 && Result(v.r) != invalidValue { // the driver is older than the attribute
 		return d.fail("cuDeviceGetAttribute", Result(v.r))
 	}
 	if v.v == 0 {
@@ -107,9 +136,9 @@ func (d *Driver) attribute(dev int, a C.CUdevice_attribute, absent error) error 
 	return nil
 }
 
-// createsOnHost tries the node that is the device's own, or where the driver
-// cannot tell, those that are online, until one has memory for it.
-func (d *Driver) createsOnHost(dev int) error {
+// tryHostNUMA tries the device's own NUMA node. Where the driver does not name it,
+// it tries the nodes that are online until one has memory.
+func (d *Driver) tryHostNUMA(dev int) error {
 	v := C.cuvmm_attribute(d.api, C.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, C.int(dev))
 	nodes := onlineNodes(nodesOnline)
 	if own := int(int32(v.v)); v.r == 0 && own >= 0 {
@@ -117,11 +146,12 @@ func (d *Driver) createsOnHost(dev int) error {
 	}
 	var first error
 	for _, n := range nodes {
-		err := d.creates(driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA, ID: n}})
+		err := d.tryCreate(driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA, ID: n}})
 		if err == nil {
 			return nil
 		}
-		if first == nil || errors.Is(first, driver.ErrNotSupported) { // what settles nothing counts more
+		// An error that proves nothing is returned before one that says "no".
+		if first == nil || errors.Is(first, driver.ErrNotSupported) {
 			first = err
 		}
 	}
@@ -130,8 +160,8 @@ func (d *Driver) createsOnHost(dev int) error {
 
 const nodesOnline = "/sys/devices/system/node/online"
 
-// onlineNodes reads the system's list of NUMA nodes, "0-1,4". Where there is none
-// it is node 0.
+// onlineNodes reads the system's list of NUMA nodes, like "0-1,4". Without a list
+// it returns node 0.
 func onlineNodes(path string) (nodes []int) {
 	list, err := os.ReadFile(path)
 	if err != nil {
@@ -154,14 +184,14 @@ func onlineNodes(path string) (nodes []int) {
 	return nodes
 }
 
-// sharesPlain tries a handle where a context is active: no question is worth
-// making one. There is no attribute for it; on Linux it comes with one address
-// space for host and devices.
-func (d *Driver) sharesPlain(dev int, absent error) error {
+// tryLegacyIPC asks for an IPC handle if a context is active; a probe must not make
+// one. There is no attribute for IPC. On Linux a device with unified addressing has
+// it.
+func (d *Driver) tryLegacyIPC(dev int, absent error) error {
 	if d.api.ipc_get_mem == nil {
 		return absent
 	}
-	if err := d.attribute(dev, C.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, absent); err != nil {
+	if err := d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, absent); err != nil {
 		return err
 	}
 	switch r := Result(C.cuvmm_try_ipc(d.api, C.int(dev)).r); r {
@@ -172,15 +202,15 @@ func (d *Driver) sharesPlain(dev int, absent error) error {
 	}
 }
 
-// creates makes one granule of memory and gives it back.
-func (d *Driver) creates(p driver.Prop) error {
-	return d.tries(p, func(driver.Handle, uint64) error { return nil })
+// tryCreate creates the least memory there is and releases it.
+func (d *Driver) tryCreate(p driver.Prop) error {
+	return d.tryWith(p, func(driver.Handle, uint64) error { return nil })
 }
 
-// tries makes one granule of memory, does something with it and gives it back.
-// That it may not be had is the same as that it is not supported; that there is
-// none left settles nothing.
-func (d *Driver) tries(p driver.Prop, do func(h driver.Handle, n uint64) error) error {
+// tryWith creates the least memory there is, calls do with it and releases it. A
+// refusal counts as "not supported". Lack of memory proves nothing, so its error is
+// returned as it is.
+func (d *Driver) tryWith(p driver.Prop, do func(h driver.Handle, n uint64) error) error {
 	n, err := d.Granularity(p)
 	var h driver.Handle
 	if err == nil {
@@ -202,8 +232,8 @@ func (d *Driver) tries(p driver.Prop, do func(h driver.Handle, n uint64) error) 
 	return err
 }
 
-// exportsRange maps h, of n bytes, and exports where it is.
-func (d *Driver) exportsRange(h driver.Handle, n uint64) error {
+// tryExportRange maps h, of n bytes, and exports that span.
+func (d *Driver) tryExportRange(h driver.Handle, n uint64) error {
 	p, err := d.Reserve(n, 0)
 	if err != nil {
 		return err
@@ -215,6 +245,7 @@ func (d *Driver) exportsRange(h driver.Handle, n uint64) error {
 			err = undo
 		}
 	}
+	// The span may be freed only when no mapping is left in it.
 	if fd >= 0 {
 		_ = syscall.Close(fd)
 	}
@@ -222,17 +253,4 @@ func (d *Driver) exportsRange(h driver.Handle, n uint64) error {
 		err = undo
 	}
 	return err
-}
-
-// looksExported refuses what cannot be exported memory before the driver sees
-// it: that is a character device.
-func looksExported(fd int) error {
-	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err != nil {
-		return err
-	}
-	if st.Mode&syscall.S_IFMT != syscall.S_IFCHR {
-		return fmt.Errorf("descriptor %d is no device's (mode %#o)", fd, st.Mode)
-	}
-	return nil
 }

@@ -6,14 +6,20 @@
 
 extern volatile int cuvmm_in_child;
 
-// CUVMM_ALIVE leaves the function with answer in a forked child.
-#define CUVMM_ALIVE(answer) \
+// CUVMM_RETURN_IF_FORKED makes the function return value in a forked child.
+// Every shim does so before its first call of libcuda.
+#define CUVMM_RETURN_IF_FORKED(value) \
 	do { \
 		if (cuvmm_in_child) \
-			return answer; \
+			return value; \
 	} while (0)
 
-#define CUVMM_DEAD ((CUresult)CUVMM_FORKED)
-#define CUVMM_DEAD_VALUE ((cuvmm_value){.r = CUVMM_DEAD})
+#define CUVMM_FORKED_RESULT ((CUresult)CUVMM_FORKED)
+#define CUVMM_FORKED_VALUE ((cuvmm_value){.r = CUVMM_FORKED_RESULT})
+
+// In device.c, for the other files.
+CUresult cuvmm_primary_retain(cuvmm_lib api, CUcontext *ctx, int dev);
+CUresult cuvmm_push_relaxed(cuvmm_lib api, cuvmm_ctx ctx, CUstreamCaptureMode *mode);
+CUresult cuvmm_pop_relaxed(cuvmm_lib api, CUresult r, CUstreamCaptureMode mode);
 
 #endif

@@ -4,21 +4,21 @@ package cuda
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-// Results that decide what kind of error a call answers with.
+// Results that decide what kind of error a call returns.
 const (
 	success             Result = 0
 	invalidValue        Result = 1
 	outOfMemory         Result = 2
 	deinitialized       Result = 4 // the process is ending
 	stubLibrary         Result = 34
-	deviceUnavailable   Result = 46 // of an exclusive compute mode, and somebody else's
+	deviceUnavailable   Result = 46 // in exclusive compute mode, and another process uses it
 	noDevice            Result = 100
 	invalidDevice       Result = 101
 	invalidContext      Result = 201
 	eccUncorrectable    Result = 214
 	peerUnsupported     Result = 217
 	nvlinkUncorrectable Result = 220
-	contained           Result = 226 // an error that the device contained, which ends the process's work all the same
+	contained           Result = 226 // an error that the device contained; it ends the process's work all the same
 	operatingSystem     Result = 304
 	invalidHandle       Result = 400
 	illegalState        Result = 401
@@ -37,7 +37,7 @@ const (
 	invalidSpace        Result = 717
 	invalidPC           Result = 718
 	launchFailed        Result = 719
-	tensorLeak          Result = 721 // a kernel ended without giving its tensor memory back
+	tensorLeak          Result = 721 // a kernel ended without freeing its tensor memory
 	notPermitted        Result = 800
 	notSupported        Result = 801
 	systemNotReady      Result = 802 // the fabric manager is still starting
@@ -48,11 +48,11 @@ const (
 	captureUnjoined     Result = 904
 	captureWrongThread  Result = 908
 	captureLast         Result = 908
-	externalDevice      Result = 911 // a device outside CUDA that this process waits for failed
+	externalDevice      Result = 911 // a device outside CUDA, for which this process waits, failed
 	unknown             Result = 999
 )
 
-// named is a Result with CUDA's words for it.
+// named is a Result with CUDA's name and text for it.
 type named struct {
 	Result
 	text string
@@ -73,8 +73,8 @@ func (r Result) sticky() bool {
 	return false
 }
 
-// kind is what a result means for a call. CUDA uses one code for several
-// things, so the call decides.
+// kind is the error of package driver that a result means. It depends on the call,
+// because CUDA uses one code for several things.
 func (r Result) kind(call string) error {
 	switch {
 	case r.sticky():

@@ -1,4 +1,5 @@
-#include "shims.h"
+// The symbols of libcuda, forks, and the first calls.
+#include "internal.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -8,9 +9,9 @@ static const struct {
 	int required;
 	size_t offset; // in cuvmm_api
 } symbols[] = {
-#define CUVMM_NEED(field, symbol, params) {symbol, 1, offsetof(struct cuvmm_api, field)},
-#define CUVMM_MAY(field, symbol, params) {symbol, 0, offsetof(struct cuvmm_api, field)},
-	CUVMM_SYMBOLS(CUVMM_NEED, CUVMM_MAY)
+#define REQUIRED(field, symbol, params) {symbol, 1, offsetof(struct cuvmm_api, field)},
+#define OPTIONAL(field, symbol, params) {symbol, 0, offsetof(struct cuvmm_api, field)},
+	CUVMM_SYMBOLS(REQUIRED, OPTIONAL)
 };
 
 int cuvmm_symbol_count(void) { return sizeof symbols / sizeof symbols[0]; }
@@ -26,3 +27,18 @@ volatile int cuvmm_in_child;
 static void in_child(void) { cuvmm_in_child = 1; }
 
 int cuvmm_watch_fork(void) { return pthread_atfork(NULL, NULL, in_child); }
+
+CUresult cuvmm_init(cuvmm_lib api) {
+	CUVMM_RETURN_IF_FORKED(CUVMM_FORKED_RESULT);
+	return api->init(0);
+}
+
+const char *cuvmm_error_name(cuvmm_lib api, CUresult r) {
+	const char *text = NULL;
+	return api->error_name(r, &text) == CUDA_SUCCESS ? text : NULL;
+}
+
+const char *cuvmm_error_text(cuvmm_lib api, CUresult r) {
+	const char *text = NULL;
+	return api->error_string(r, &text) == CUDA_SUCCESS ? text : NULL;
+}

@@ -6,9 +6,9 @@ package cuda
 #cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
 #cgo LDFLAGS: -lpthread
 
-// Every shim returns before anything it was given is used again, and none calls
-// back into Go. cuvmm_copy_in and cuvmm_copy_out end with a synchronise of their
-// stream, and the rest of what takes a pointer is not queued at all.
+// No shim keeps a pointer that it was passed, and none calls back into Go.
+// cuvmm_copy_in and cuvmm_copy_out end with a synchronise of their stream; the
+// others that take a pointer queue nothing.
 #cgo noescape cuvmm_set_access
 #cgo noescape cuvmm_copy_in
 #cgo noescape cuvmm_copy_out
@@ -38,11 +38,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Default gives the process's CUDA driver, loading libcuda at the first call.
-// Where there is no libcuda, or only the stub that programs are linked with,
-// the error Is driver.ErrNoDriver and says what was looked for. One that is
-// there and too old, or that does not initialise, is another error. After an
-// error the next call tries again: a fabric manager may still be starting.
+// Default returns the process's CUDA driver and loads libcuda at the first call.
+// Where there is no libcuda, or only the stub that programs are linked with, the
+// error is driver.ErrNoDriver and says what was looked for. A libcuda that is too
+// old or does not initialise is another error. After an error the next call tries
+// again, because a fabric manager may still be starting.
 func Default() (driver.Driver, error) {
 	standard.Lock()
 	defer standard.Unlock()
@@ -62,8 +62,9 @@ var standard struct {
 	driver *Driver
 }
 
-// Load opens any library as libcuda, for tests. It stays loaded.
-// Safety: what is freed came from calloc, and nobody else has it yet.
+// Load opens any library as libcuda, for tests. The library stays loaded.
+//
+// Safety: what is freed came from calloc, and nothing else refers to it yet.
 func Load(path string) (*Driver, error) {
 	lib, err := dl.Open(path)
 	if err != nil {
@@ -85,9 +86,10 @@ func Load(path string) (*Driver, error) {
 }
 
 // bind finds the symbols of a library.
+//
 // Safety: as Load.
 func bind(path string, lib *dl.Library) (*Driver, error) {
-	d := &Driver{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), handles: map[driver.Handle]handle{}}
+	d := &Driver{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), allocations: map[driver.Handle]allocation{}}
 	if d.api == nil {
 		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrOutOfMemory}
 	}
@@ -96,7 +98,7 @@ func bind(path string, lib *dl.Library) (*Driver, error) {
 		p, err := lib.Sym(name)
 		if err != nil && C.cuvmm_symbol_required(i) != 0 {
 			C.free(unsafe.Pointer(d.api))
-			_ = lib.Close() // nothing of it has been called yet
+			_ = lib.Close() // none of its functions has been called yet
 			return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported,
 				Err: fmt.Errorf("the driver is too old: it has no %s", name)}
 		}
@@ -105,11 +107,12 @@ func bind(path string, lib *dl.Library) (*Driver, error) {
 	return d, nil
 }
 
-// watched is whether this process will know of its forks.
+// watched says whether a forked child of this process will know that it is one.
 var watched = sync.OnceValue(func() bool { return C.cuvmm_watch_fork() == 0 })
 
 // start initialises the driver and counts its devices.
 func (d *Driver) start() error {
+	// Before the first call: a child must never use what its parent initialised.
 	if !watched() {
 		return &driver.CallError{Call: "pthread_atfork", Kind: driver.ErrOutOfMemory}
 	}

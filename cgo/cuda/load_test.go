@@ -17,13 +17,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// sentinels are the kinds of error that a caller can ask for.
+// sentinels are the kinds of error of package driver.
 var sentinels = []error{
 	driver.ErrOutOfMemory, driver.ErrAddressSpace, driver.ErrNotSupported, driver.ErrInvalid, driver.ErrPermission,
 	driver.ErrClosed, driver.ErrNoDriver, driver.ErrNoDevice, driver.ErrDeviceLost, driver.ErrContextReset, driver.ErrCapturing, driver.ErrLimit, driver.ErrUnavailable,
 }
 
-// isOnly holds that err is of that one kind; nil is none of them.
+// isOnly checks that err is of that kind and of no other; nil stands for no kind.
 func isOnly(t *testing.T, err, kind error, what ...any) {
 	t.Helper()
 	require.Error(t, err, what...)
@@ -42,8 +42,8 @@ func TestLoadNothing(t *testing.T) {
 	}
 }
 
-// What is missing is not decided by words, which are in any language and may be
-// in the path.
+// What is missing is not recognised by the loader's text, which may be in any language
+// and may contain the path.
 func TestLoadWithoutWords(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "No such file")
 	require.NoError(t, os.Mkdir(dir, 0o700))
@@ -58,11 +58,11 @@ func TestLoadWithoutWords(t *testing.T) {
 	}
 }
 
-// defaultEnv says that a process is there to run TestDefaultAgain.
+// defaultEnv makes a child process run TestDefaultAgain.
 const defaultEnv = "CUVMM_DEFAULT_CHILD"
 
-// What fails once may work the next time: the fabric manager may still be
-// starting. The loader reads its path when a process starts, so the test is in one.
+// After an error the next call may work: the fabric manager may still be starting. The
+// loader reads its path when a process starts, so the test runs in a child process.
 func TestDefaultAgain(t *testing.T) {
 	if path := os.Getenv(defaultEnv); path != "" {
 		fake := fakecuda.Open(t, path)
@@ -99,7 +99,7 @@ func TestDefaultAgain(t *testing.T) {
 	require.Contains(t, string(out), "--- PASS: TestDefaultAgain")
 }
 
-// A file that is there and no library is not the same as no driver.
+// A file that is no library is another error than no driver.
 func TestLoadRubbish(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
 	require.NoError(t, os.WriteFile(path, []byte("no library"), 0o600))
@@ -142,7 +142,7 @@ func TestLoadTooOld(t *testing.T) {
 	}
 }
 
-// What came after the oldest driver that works is missed where it is asked for.
+// Without an optional symbol only the call that needs it fails.
 func TestLoadOld(t *testing.T) {
 	d, fake := onFake(t, fakecuda.Missing("device_uuid_mig"), fakecuda.Missing("pool_alloc"), fakecuda.Missing("pool_free"),
 		fakecuda.Missing("pool_set"), fakecuda.Missing("wait_value32"), fakecuda.Missing("write_value64"), fakecuda.Missing("device_p2p"))
@@ -175,7 +175,7 @@ func TestLoadOld(t *testing.T) {
 	require.NoError(t, v.Close())
 }
 
-// A count that fails after cuInit did not is CUDA's error too.
+// A failure to count the devices is CUDA's error too.
 func TestLoadCount(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)

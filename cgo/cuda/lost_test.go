@@ -12,11 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
-	"github.com/cuvmm/cuvmm/cgo/fakectl"
+	"github.com/cuvmm/cuvmm/cgo/internal/fork"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// things is one of everything on device 0.
+// things is one object of each kind on device 0.
 type things struct {
 	d      *cuda.Driver
 	v      *cuda.Device
@@ -66,7 +66,7 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 	return x
 }
 
-// uses are the calls that ask something of device 0.
+// uses are the calls that need device 0.
 func (x *things) uses() map[string]func() error {
 	d, v, p, s := x.d, x.v, x.p, x.s
 	return map[string]func() error{
@@ -116,7 +116,7 @@ func (x *things) uses() map[string]func() error {
 	}
 }
 
-// giveBack gives back what a lost device must take.
+// giveBack frees all that can be freed on a lost device.
 func (x *things) giveBack(t *testing.T) {
 	t.Helper()
 	require.NoError(t, x.d.SetAccess(x.p, granule, x.grant(driver.AccessNone)))
@@ -137,7 +137,7 @@ func TestLost(t *testing.T) {
 	other, err := d.Open(1)
 	require.NoError(t, err)
 	fake.Lose()
-	isOnly(t, x.v.Sync(), driver.ErrDeviceLost) // this call meets the loss
+	isOnly(t, x.v.Sync(), driver.ErrDeviceLost) // this call finds the loss
 	before := fake.Calls("")
 	for name, call := range x.uses() {
 		isOnly(t, call(), driver.ErrDeviceLost, name)
@@ -147,7 +147,7 @@ func TestLost(t *testing.T) {
 	isOnly(t, err, driver.ErrDeviceLost)
 	_, err = d.Create(granule, driver.Prop{Location: onDevice(1)})
 	isOnly(t, err, driver.ErrDeviceLost)
-	// Whose the address is has to be asked first, and is no matter of a context.
+	// The device of the address is asked for first, without a context.
 	require.Equal(t, before+1, fake.Calls(""), "libcuda was asked of a lost device")
 
 	require.NoError(t, other.Close())
@@ -201,7 +201,7 @@ func TestForked(t *testing.T) {
 	calls["Close"], calls["Close with a peer"] = x.v.Close, w.Close
 	before := fake.Calls("")
 	const asked = 255
-	status, err := fakectl.Fork(func() int {
+	status, err := fork.Run(func() int {
 		for i, name := range names {
 			err := calls[name]()
 			var r cuda.Result
@@ -273,7 +273,7 @@ func TestImportSize(t *testing.T) {
 	require.NoError(t, d.Release(h))
 }
 
-// Where CUDA does not say where imported memory lives, it is given back.
+// Where CUDA does not say where imported memory is, it is released.
 func TestImportLocationFails(t *testing.T) {
 	d, fake := onFake(t)
 	prop := driver.Prop{Location: onDevice(1), Share: driver.ShareFD}

@@ -17,9 +17,24 @@ var (
 	_ driver.LegacyPeers = (*Device)(nil)
 )
 
-// Peering is what CUDA knows of the way from one device to another's memory.
-// The driver API does not name a link. Its kind is inferred: native atomics
-// between two GPUs mean NVLink, access without them is PCIe.
+// CanAccessPeer says whether one device can reach the other's memory.
+func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
+	const call = "cuDeviceCanAccessPeer"
+	for _, dev := range []int{from, to} {
+		if err := d.checkDevice(call, dev); err != nil {
+			return false, err
+		}
+	}
+	if from == to {
+		return true, nil
+	}
+	v := C.cuvmm_can_access_peer(d.api, C.int(from), C.int(to))
+	return v.v != 0, d.fail(call, Result(v.r))
+}
+
+// Peering is what CUDA knows of the path from one device to another's memory. The
+// driver API does not name the link. So native atomics between two GPUs are taken
+// for NVLink, and access without them for PCIe.
 func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 	can, err := d.CanAccessPeer(from, to)
 	switch {
@@ -30,11 +45,12 @@ func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 	case !can:
 		return driver.Peering{Link: "none", Rank: -1}, nil
 	}
+	// A rank means something only for a pair with access.
 	c := C.cuvmm_peering(d.api, C.int(from), C.int(to))
 	switch {
 	case c.r != 0:
 		return driver.Peering{}, d.fail("cuDeviceGetP2PAttribute", Result(c.r))
-	case c.told == 0:
+	case c.known == 0:
 		return driver.Peering{Access: true, Rank: -1}, nil
 	}
 	p := driver.Peering{Access: true, Link: "pcie", Rank: int(c.rank), Atomics: c.atomics != 0}
@@ -44,74 +60,76 @@ func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 	return p, nil
 }
 
-// peers is whose plain memory a Device reaches, and their primary contexts.
-// Each is retained for as long as it is here, so that the peer may be closed
-// first. Its zero value is empty.
+// peers is the devices whose plain memory a Device may access, with their primary
+// contexts. Each context is retained for as long as it is here, so that the peer
+// may be closed first. Its zero value is empty.
 type peers struct {
-	mu  sync.Mutex
-	all map[int]C.cuvmm_ctx
+	mu       sync.Mutex
+	contexts map[int]C.cuvmm_ctx // by ordinal
 }
 
 // EnablePeer is cuCtxEnablePeerAccess. It retains the peer's primary context
 // until DisablePeer or Close.
 func (v *Device) EnablePeer(to int) error {
 	const call = "cuCtxEnablePeerAccess"
-	if err := v.enter(call); err != nil {
+	if err := v.begin(call); err != nil {
 		return err
 	}
-	defer v.exit()
-	if err := v.d.on(call, to); err != nil {
+	defer v.end()
+	if err := v.d.checkDevice(call, to); err != nil {
 		return err
 	}
 	if to == v.n {
-		return rule(call, driver.ErrInvalid, "cuda:%d is no peer of its own", to)
+		return refuse(call, driver.ErrInvalid, "cuda:%d is no peer of its own", to)
 	}
+	// Held during the call, so that the map and CUDA agree at any time.
 	v.peers.mu.Lock()
 	defer v.peers.mu.Unlock()
-	if _, on := v.peers.all[to]; on {
-		return rule(call, driver.ErrPeerEnabled, "cuda:%d to cuda:%d", v.n, to)
+	if _, on := v.peers.contexts[to]; on {
+		return refuse(call, driver.ErrPeerEnabled, "cuda:%d to cuda:%d", v.n, to)
 	}
 	c := C.cuvmm_enable_peer(v.d.api, v.ctx, C.int(to))
 	if c.r != 0 {
 		return v.checkBoth(call, c.r)
 	}
-	if v.peers.all == nil {
-		v.peers.all = map[int]C.cuvmm_ctx{}
+	if v.peers.contexts == nil {
+		v.peers.contexts = map[int]C.cuvmm_ctx{}
 	}
-	v.peers.all[to] = c.ctx
+	v.peers.contexts[to] = c.ctx
 	return nil
 }
 
-// DisablePeer is cuCtxDisablePeerAccess. What this Device has not enabled is
-// another's to disable, so it is ErrInvalid. A lost device still answers.
+// DisablePeer is cuCtxDisablePeerAccess. Access that this Device did not enable may
+// be another library's, so to disable it is ErrInvalid. It works on a lost device.
 func (v *Device) DisablePeer(to int) error {
 	const call = "cuCtxDisablePeerAccess"
-	if err := v.stay(call); err != nil {
+	if err := v.beginEvenLost(call); err != nil {
 		return err
 	}
-	defer v.exit()
+	defer v.end()
 	if to < 0 || to >= v.d.devices {
-		return v.d.on(call, to)
+		return v.d.checkDevice(call, to)
 	}
 	v.peers.mu.Lock()
 	defer v.peers.mu.Unlock()
-	if _, on := v.peers.all[to]; !on {
-		return rule(call, driver.ErrInvalid, "cuda:%d to cuda:%d is not enabled", v.n, to)
+	if _, on := v.peers.contexts[to]; !on {
+		return refuse(call, driver.ErrInvalid, "cuda:%d to cuda:%d is not enabled", v.n, to)
 	}
 	return v.disable(call, to)
 }
 
-// disable takes access to a peer away and releases the peer's context. What
-// fails stays in the books to be tried again, but not where the process is lost
-// or the context was reset: the access has gone with it.
+// disable takes access to a peer away and releases the peer's context. After an
+// error the peer stays listed, to be tried again. Not so where the process is lost
+// or the context was reset: then the access is gone.
 func (v *Device) disable(call string, to int) error {
-	c := C.cuvmm_disable_peer(v.d.api, v.ctx, v.peers.all[to], C.int(to))
+	c := C.cuvmm_disable_peer(v.d.api, v.ctx, v.peers.contexts[to], C.int(to))
 	err := v.checkBoth(call, c.r)
 	gone := v.gone()
 	if c.retained != 0 && !gone {
 		return err
 	}
-	delete(v.peers.all, to)
+	// From here on there is no access, and a peer whose context may be retained.
+	delete(v.peers.contexts, to)
 	if !gone {
 		return err
 	}
@@ -124,15 +142,15 @@ func (v *Device) disable(call string, to int) error {
 	return nil
 }
 
-// leavePeers disables what is still enabled when the device closes. No later
-// call could try again, so each has a second try here.
-func (v *Device) leavePeers() (err error) {
+// disablePeers disables what is still enabled when the device closes. No later call
+// could try again, so each peer is tried twice here.
+func (v *Device) disablePeers() (err error) {
 	const call = "cuCtxDisablePeerAccess"
 	v.peers.mu.Lock()
 	defer v.peers.mu.Unlock()
-	for to := range maps.Clone(v.peers.all) {
+	for to := range maps.Clone(v.peers.contexts) {
 		_ = v.disable(call, to)
-		if _, on := v.peers.all[to]; on {
+		if _, on := v.peers.contexts[to]; on {
 			if again := v.disable(call, to); err == nil {
 				err = again
 			}

@@ -75,9 +75,9 @@ func TestPeerNotEnabled(t *testing.T) {
 	isOnly(t, v.DisablePeer(1), driver.ErrInvalid)
 }
 
-// Whichever closes first, the peer's context stays until access to it is gone,
-// and all is given back in the end. The fake driver finds it wrong if a context
-// goes that another has access to.
+// Whichever device closes first, the peer's context stays until access to it is
+// disabled, and everything is freed in the end. For the fake driver it is a violation
+// if a context goes to which another has access.
 func TestPeerClose(t *testing.T) {
 	for _, first := range []int{0, 1} {
 		for _, disabled := range []bool{true, false} {
@@ -103,8 +103,8 @@ func TestPeerClose(t *testing.T) {
 	}
 }
 
-// Each call of an operation fails in turn. What failed has changed nothing and
-// works the next time, and Close gives all back whatever fails of it once.
+// Each call of an operation fails once. A failed operation changes nothing and works
+// the next time, and Close frees everything, whichever of its calls fails once.
 func TestPeerFaults(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)
@@ -153,7 +153,7 @@ func TestPeerNotPopped(t *testing.T) {
 	d, err := cuda.Load(path)
 	require.NoError(t, err)
 	v, other := openOn(t, d, 0), openOn(t, d, 1)
-	defer fake.Reset() // takes what is pushed off
+	defer fake.Reset() // pops what is still pushed
 	before := fake.Live()
 	before.Pushed = 1
 	fake.Fail("cuCtxPopCurrent_v2", 1, 201)
@@ -168,14 +168,15 @@ func TestPeerNotPopped(t *testing.T) {
 	require.NoError(t, other.Close())
 }
 
-// What another library has disabled is no longer enabled, and not retained.
+// Access that another library has disabled is not enabled, and its context is not
+// retained.
 func TestPeerDisabledByOthers(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)
 	d, err := cuda.Load(path)
 	require.NoError(t, err)
 	v := openOn(t, d, 0)
-	openOn(t, d, 1) // else its context goes, to which the fake driver knows an access
+	openOn(t, d, 1) // else its context goes, to which access is still recorded
 	require.NoError(t, v.EnablePeer(1))
 	fake.Fail("cuCtxDisablePeerAccess", 1, 705)
 	isOnly(t, v.DisablePeer(1), driver.ErrInvalid)
@@ -185,7 +186,7 @@ func TestPeerDisabledByOthers(t *testing.T) {
 	require.Equal(t, 2, fake.Live().Contexts)
 }
 
-// A lost process lets go of what is enabled, whoever met the loss.
+// In a lost process access can be disabled, whichever device found the loss.
 func TestPeerLost(t *testing.T) {
 	for _, meets := range []int{0, 1, -1} {
 		for _, closed := range []bool{true, false} {
@@ -213,7 +214,7 @@ func TestPeerLost(t *testing.T) {
 	}
 }
 
-// A result that the peer's context gives loses this device too.
+// A sticky result of the peer's context loses this device too.
 func TestPeerLostBesides(t *testing.T) {
 	for _, symbol := range []string{"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxDisablePeerAccess"} {
 		path := fakecuda.Build(t)

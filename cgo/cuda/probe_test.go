@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// The device's own node is asked for, not node 0, which need not have memory.
+// The device's own node is tried, not node 0, which need not have memory.
 func TestSupportsHostNUMA(t *testing.T) {
 	d, fake := onFake(t, "-DFAKE_NODE=3")
 	require.NoError(t, d.Supports(0, driver.FeatureHostNUMA))
@@ -26,7 +26,7 @@ func TestSupportsHostNUMA(t *testing.T) {
 	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrNotSupported, "its node has none")
 
 	nodes := cuda.OnlineNodes("/sys/devices/system/node/online")
-	d, _ = onFake(t, "-DFAKE_NUMA_ID=-2") // node 0 alone, of which an old driver says nothing
+	d, _ = onFake(t, "-DFAKE_NUMA_ID=-2") // only node 0, and a driver that does not name a device's node
 	require.NoError(t, d.Supports(0, driver.FeatureHostNUMA))
 	d, fake = onFake(t, "-DFAKE_NODE=77", "-DFAKE_NUMA_ID=-1")
 	before := fake.Calls("cuMemGetAllocationGranularity")
@@ -45,7 +45,7 @@ func TestOnlineNodes(t *testing.T) {
 	}
 }
 
-// A handle of plain memory is tried where that needs no new context.
+// An IPC handle of plain memory is tried where that needs no new context.
 func TestSupportsLegacyIPC(t *testing.T) {
 	d, fake := onFake(t)
 	require.NoError(t, d.Supports(0, driver.FeatureLegacyIPC))

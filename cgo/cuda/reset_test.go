@@ -29,7 +29,7 @@ func onReset(t *testing.T, flags ...string) (d *cuda.Driver, fake *fakecuda.Libr
 	}
 }
 
-// ofDevice are the calls of an opened Device among the uses of one.
+// ofDevice are those of uses that are calls of an opened Device.
 func ofDevice(x *things) map[string]func() error {
 	calls := x.uses()
 	for _, name := range []string{"Supports", "CanAccessPeer", "Peering", "Granularity", "GranularityRecommended", "Create", "Map", "SetAccess", "Access",
@@ -39,8 +39,8 @@ func ofDevice(x *things) map[string]func() error {
 	return calls
 }
 
-// Whichever call meets the reset first, it is ErrContextReset, and hands no
-// handle to libcuda, whether the context was made anew before it or not.
+// Whichever call finds the reset first returns ErrContextReset and passes no handle to
+// libcuda, whether or not the context was made anew before it.
 func TestReset(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		d, fake, reset := onReset(t)
@@ -75,7 +75,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// What gives back meets the reset first: it succeeds, and nothing reaches libcuda.
+// A call that frees something finds the reset first: it succeeds, and no handle reaches
+// libcuda.
 func TestResetGiveBack(t *testing.T) {
 	for _, name := range []string{"FreeStream", "FreeEvent", "FreeHost", "Close"} {
 		d, fake, reset := onReset(t)
@@ -132,8 +133,8 @@ func TestResetGiveBack(t *testing.T) {
 	}
 }
 
-// A Device opened anew, and one of another ordinal, refuse what the reset took:
-// libcuda would crash on it.
+// A Device opened anew, and one of another ordinal, refuse handles from before the
+// reset: libcuda would crash on them.
 func TestResetHandles(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		d, fake, reset := onReset(t)
@@ -190,8 +191,7 @@ func TestResetHandles(t *testing.T) {
 	}
 }
 
-// A reset of either end takes access to plain memory along, and leaves nothing
-// retained.
+// A reset of either device ends access to plain memory, and no context stays retained.
 func TestResetPeers(t *testing.T) {
 	for _, which := range []int{0, 1} {
 		for _, disabled := range []bool{false, true} {
@@ -212,7 +212,7 @@ func TestResetPeers(t *testing.T) {
 	}
 }
 
-// The driver's own calls know nothing of a reset, and need no context for it.
+// The driver's own calls work after a reset, because they need no context.
 func TestResetDriver(t *testing.T) {
 	d, _, reset := onReset(t)
 	x := makeThings(t, d)
@@ -238,7 +238,7 @@ func TestResetDriver(t *testing.T) {
 	x.giveBack(t)
 }
 
-// Without ids the result alone says it.
+// Without context ids only a result shows the reset.
 func TestResetWithoutIDs(t *testing.T) {
 	d, fake, reset := onReset(t, fakecuda.Missing("ctx_id"))
 	x := makeThings(t, d)
@@ -257,7 +257,7 @@ func TestResetWithoutIDs(t *testing.T) {
 	x.giveBack(t)
 }
 
-// A reset is no loss: the other devices and the process are well.
+// A reset is no loss: the other devices and the process still work.
 func TestResetIsNoLoss(t *testing.T) {
 	d, fake, reset := onReset(t)
 	v, other := openOn(t, d, 0), openOn(t, d, 1)

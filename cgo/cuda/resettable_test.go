@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// resettable is the binding, and another library that resets contexts.
+// resettable is the binding, with another library that resets contexts.
 type resettable struct {
 	*cuda.Driver
 	path string

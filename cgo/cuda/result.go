@@ -9,11 +9,10 @@ const library = "libcuda.so.1"
 // *driver.CallError of every failed call, with errors.As.
 type Result int
 
-// forked is ours, and the number no result of CUDA: the call was made in a
-// forked child.
+// forked says that the call was made in a forked child. CUDA has no such result.
 const forked Result = 0x7fffffff // CUVMM_FORKED
 
-// Error is CUDA's number, for want of its name; see Driver.text.
+// Error is CUDA's number. Driver.text has its name too.
 func (r Result) Error() string {
 	if r == forked {
 		return "the driver does not survive a fork: this is a child of the process that opened it"

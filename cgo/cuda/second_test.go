@@ -23,11 +23,11 @@ import (
 const (
 	libcuda    = "libcuda.so.1"
 	chunkSize  = 2 * mib
-	secondsEnv = "CUVMM_SECOND_CHILD" // names the test that a child process is there to run
+	secondsEnv = "CUVMM_SECOND_CHILD" // names the test that a child process runs
 )
 
-// inChild is true in a process that is there for this test alone. Elsewhere it
-// starts that process, which may lose its device, and fails if the test does.
+// inChild is true in a child process that runs this test alone. Elsewhere it starts
+// that process, which may lose its device, and fails if the test fails there.
 func inChild(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(secondsEnv) == t.Name() {
@@ -44,21 +44,21 @@ func inChild(t *testing.T) bool {
 	return false
 }
 
-// within is what f answers. A minute without an answer ends the test, whose
+// within is what f returns. If f does not return within a minute the test ends, and its
 // cleanup opens the gate.
 func within(t *testing.T, doing string, f func() error) error {
 	t.Helper()
-	answer := make(chan error, 1)
-	go func() { answer <- f() }()
-	return soon(t, doing, answer)
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	return soon(t, doing, result)
 }
 
-func soon[T any](t *testing.T, doing string, answer <-chan T) (v T) {
+func soon[T any](t *testing.T, doing string, result <-chan T) (v T) {
 	t.Helper()
 	select {
-	case v = <-answer:
+	case v = <-result:
 	case <-time.After(time.Minute):
-		t.Fatalf("%s: no answer in a minute", doing)
+		t.Fatalf("%s: nothing returned in a minute", doing)
 	}
 	return v
 }
@@ -79,8 +79,8 @@ type guest struct {
 // freed when the second context has been waited for.
 func (g *guest) open() { atomic.StoreUint32((*uint32)(unsafe.Pointer(&g.word[0])), 1) }
 
-// newGuest makes a guest. finish is what it leaves to the end of the test: a
-// process that loses its device gives nothing back but ends.
+// newGuest makes a guest. finish is run at the end of the test: a process that loses
+// its device frees nothing and ends.
 func newGuest(t *testing.T, drv driver.Driver, open func(string, int) (*second.Context, error), finish func(doing string, f func() error)) *guest {
 	t.Helper()
 	if err := drv.Supports(0, driver.FeatureStreamMemOps); err != nil {
@@ -121,7 +121,7 @@ func newGuest(t *testing.T, drv driver.Driver, open func(string, int) (*second.C
 	return g
 }
 
-// passedOver checks that the default wait does not see the second context.
+// passedOver checks that the default wait does not cover the second context.
 func (g *guest) passedOver(t *testing.T, drv driver.Driver) {
 	t.Helper()
 	require.NoError(t, within(t, "wait for the primary context", func() error { return drv.SyncIfActive(0) }))
@@ -130,8 +130,8 @@ func (g *guest) passedOver(t *testing.T, drv driver.Driver) {
 	require.False(t, done, "the work ran although its gate is closed")
 }
 
-// One synchronise covers one context, so a wait for the device passes over
-// another context's work; a wrapped stream that is named in UsedBy is waited for.
+// One synchronise covers one context, so a wait for the device does not wait for work
+// of another context. A wrapped stream that UsedBy names is waited for.
 func TestSecondContextNamed(t *testing.T) {
 	waiting := make(chan string, 1)
 	var clipping atomic.Bool
@@ -147,7 +147,7 @@ func TestSecondContextNamed(t *testing.T) {
 			default: // the first one is enough
 			}
 		case "Unmap":
-			// Refused, it loses nothing for the tests after this one.
+			// The call is refused, so the device is not lost for later tests.
 			if done, err := g.Done(); err != nil || !done {
 				return errors.Join(errors.New("unmapped under the second context's work"), err)
 			}
@@ -157,7 +157,7 @@ func TestSecondContextNamed(t *testing.T) {
 	g = newGuest(t, drv, second.Open, func(doing string, f func() error) {
 		t.Cleanup(func() { require.NoError(t, f(), doing) })
 	})
-	// After the gate is open, and before what the work uses is given back.
+	// After the gate is open, and before the memory that the work uses is freed.
 	t.Cleanup(func() { require.NoError(t, within(t, "wait for the second context", g.Sync)) })
 	t.Cleanup(g.open)
 	g.passedOver(t, drv)
@@ -203,8 +203,8 @@ func TestSecondContextNamed(t *testing.T) {
 	require.Equal(t, []byte{0xcd}, got, "both contexts are well, and see the same memory")
 }
 
-// What UsedBy is for: without it the same Clip unmaps under the second context's
-// work, and that context is lost.
+// This is why UsedBy is needed: without it the same Clip unmaps under the second
+// context's work, and that context is lost.
 func TestSecondContextNotNamed(t *testing.T) {
 	drv := device(t)
 	if !inChild(t) {
@@ -226,7 +226,7 @@ func TestSecondContextNotNamed(t *testing.T) {
 }
 
 // A green context takes events of the primary one, and a wait for the primary one
-// covers its work, so Clip waits for it though nobody has named its stream.
+// covers its work. So Clip waits for it although no UsedBy names its stream.
 func TestGreenContext(t *testing.T) {
 	drv := device(t)
 	if !inChild(t) {
@@ -247,7 +247,7 @@ func TestGreenContext(t *testing.T) {
 		t.Fatalf("a wait for the primary context passed over the green one's work: %v", err)
 	case err := <-clipped:
 		t.Fatalf("Clip passed over the green context's work: %v", err)
-	case <-time.After(300 * time.Millisecond): // there is nothing to see of a wait
+	case <-time.After(300 * time.Millisecond): // a wait cannot be observed
 	}
 	done, err := g.raw.Done(e)
 	require.NoError(t, err)
@@ -274,7 +274,7 @@ func TestForeignReset(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, drv.Map(p, chunkSize, h))
 	require.NoError(t, drv.SetAccess(p, chunkSize, []driver.Grant{{To: onDevice(0), Access: driver.AccessReadWrite}}))
-	before, err := drv.Open(0) // never closed: the reset takes what it has
+	before, err := drv.Open(0) // never closed: the reset frees what it has
 	require.NoError(t, err)
 	want := []byte("still here")
 	require.NoError(t, before.CopyIn(p, want))

@@ -1,7 +1,8 @@
-// One C function for each call of the driver. Those that need a context push
-// it, work and pop within the one function, so that goroutines may change
-// threads between calls. What takes two steps undoes the first when the second
-// fails; any other undo is in Go.
+// One C function for each call of the driver. A function that needs a context
+// pushes it, works and pops it, so that goroutines may change threads between
+// calls. Where a function takes two steps and the second fails, it undoes the
+// first; any other undo is in Go. Each group of functions is in the C file of
+// that name, beside the Go file that calls them.
 #ifndef CUVMM_SHIMS_H
 #define CUVMM_SHIMS_H
 
@@ -15,12 +16,12 @@ struct cuvmm_api {
 #undef CUVMM_FIELD
 };
 
-// CUVMM_FORKED is what every call answers in a forked child: the driver's state
-// does not survive a fork. CUDA has no such result; nor can it be negative, since
+// CUVMM_FORKED is what every call returns in a forked child: the driver's state
+// does not survive a fork. CUDA has no such result. It is not negative, because
 // the compiler may take a CUresult for unsigned.
 #define CUVMM_FORKED 0x7fffffff
 
-// cuvmm_value is a result and what the call gave.
+// cuvmm_value is a result and the value that the call returned.
 typedef struct {
 	CUresult r;
 	unsigned long long v;
@@ -50,30 +51,30 @@ typedef struct {
 typedef struct {
 	CUresult r;
 	cuvmm_ctx ctx;
-	CUstream own;
+	CUstream copy_stream;
 } cuvmm_context;
 
-// cuvmm_fabric is a result and a name in the fabric.
+// cuvmm_fabric is a result and a fabric handle.
 typedef struct {
 	CUresult r;
 	CUmemFabricHandle name;
 } cuvmm_fabric;
 
-// cuvmm_place is a result and where memory lives.
+// cuvmm_location_of is a result and where memory is.
 typedef struct {
 	CUresult r;
 	CUmemLocation at;
-} cuvmm_place;
+} cuvmm_location_of;
 
-// cuvmm_link is what the driver says of the way between two devices; told is 0
-// where it has no such call.
+// cuvmm_link is what the driver says of the path between two devices. known is 0
+// where the driver has no such call.
 typedef struct {
 	CUresult r;
-	int told, rank, atomics;
+	int known, rank, atomics;
 } cuvmm_link;
 
-// cuvmm_peer is what became of access to a peer: ctx is the peer's primary
-// context, and retained says whether it is.
+// cuvmm_peer is the outcome of enabling or disabling access to a peer: ctx is the
+// peer's primary context, retained says whether it is still retained.
 typedef struct {
 	CUresult r;
 	cuvmm_ctx ctx;
@@ -82,64 +83,75 @@ typedef struct {
 
 typedef const struct cuvmm_api *cuvmm_lib;
 
-// Loading. Symbol i is the i-th of CUVMM_SYMBOLS.
+// In load.c. Symbol i is the i-th of CUVMM_SYMBOLS.
 int cuvmm_symbol_count(void);
 const char *cuvmm_symbol_name(int i);
 int cuvmm_symbol_required(int i);
 void cuvmm_bind(struct cuvmm_api *api, int i, void *address);
 int cuvmm_watch_fork(void);
-
-// Without a context.
 CUresult cuvmm_init(cuvmm_lib api);
-cuvmm_value cuvmm_version(cuvmm_lib api);
 const char *cuvmm_error_name(cuvmm_lib api, CUresult r);
 const char *cuvmm_error_text(cuvmm_lib api, CUresult r);
+
+// In info.c.
+cuvmm_value cuvmm_version(cuvmm_lib api);
 cuvmm_value cuvmm_device_count(cuvmm_lib api);
 cuvmm_device cuvmm_device_info(cuvmm_lib api, int dev);
 cuvmm_value cuvmm_attribute(cuvmm_lib api, int attribute, int dev);
-cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to);
-cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to);
+cuvmm_value cuvmm_active(cuvmm_lib api, int dev);
+cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev);
+
+// In device.c.
+cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
 CUresult cuvmm_primary_release(cuvmm_lib api, int dev);
+CUresult cuvmm_check_reset(cuvmm_lib api, cuvmm_ctx ctx);
+CUresult cuvmm_push(cuvmm_lib api, cuvmm_ctx ctx);
+CUresult cuvmm_pop(cuvmm_lib api, CUresult r);
+CUresult cuvmm_sync(cuvmm_lib api, cuvmm_ctx ctx);
+CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev);
+cuvmm_memory cuvmm_mem_info(cuvmm_lib api, cuvmm_ctx ctx);
+
+// In memory.c.
 cuvmm_value cuvmm_granularity(cuvmm_lib api, CUmemAllocationProp prop, int recommended);
 cuvmm_value cuvmm_reserve(cuvmm_lib api, size_t size, size_t align);
 CUresult cuvmm_address_free(cuvmm_lib api, CUdeviceptr p, size_t size);
 cuvmm_value cuvmm_create(cuvmm_lib api, size_t size, CUmemAllocationProp prop);
 CUresult cuvmm_release(cuvmm_lib api, CUmemGenericAllocationHandle h);
+cuvmm_location_of cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h);
 CUresult cuvmm_map(cuvmm_lib api, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
 CUresult cuvmm_unmap(cuvmm_lib api, CUdeviceptr p, size_t size);
+
+// In access.c.
 CUresult cuvmm_set_access(cuvmm_lib api, CUdeviceptr p, size_t size, const CUmemAccessDesc *who, size_t n);
 cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who);
-cuvmm_place cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h);
+
+// In export.c.
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
+cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
+cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size);
 cuvmm_fabric cuvmm_export_fabric(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_import_fabric(cuvmm_lib api, CUmemFabricHandle name);
-cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
-cuvmm_value cuvmm_active(cuvmm_lib api, int dev);
-CUresult cuvmm_sync_if_active(cuvmm_lib api, int dev);
-cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev);
-cuvmm_context cuvmm_open(cuvmm_lib api, int dev);
 
-// With a context.
-CUresult cuvmm_same(cuvmm_lib api, cuvmm_ctx ctx);
-CUresult cuvmm_push(cuvmm_lib api, cuvmm_ctx ctx);
-CUresult cuvmm_pop(cuvmm_lib api);
-CUresult cuvmm_sync(cuvmm_lib api, cuvmm_ctx ctx);
-cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size);
+// In peers.c.
+cuvmm_value cuvmm_can_access_peer(cuvmm_lib api, int from, int to);
+cuvmm_link cuvmm_peering(cuvmm_lib api, int from, int to);
 cuvmm_peer cuvmm_enable_peer(cuvmm_lib api, cuvmm_ctx ctx, int to);
 cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_ctx peer, int to);
-cuvmm_memory cuvmm_mem_info(cuvmm_lib api, cuvmm_ctx ctx);
-CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream own);
-CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream own);
+
+// In copy.c.
+CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream s);
+CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream s);
 CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
 CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s);
+
+// In stream.c.
 cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx);
 CUresult cuvmm_stream_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_stream_sync(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
-cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_stream_query(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
-CUresult cuvmm_begin_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, int mode);
-CUresult cuvmm_end_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+
+// In event.c.
 cuvmm_value cuvmm_event_create(cuvmm_lib api, cuvmm_ctx ctx, unsigned int flags);
 CUresult cuvmm_event_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
 CUresult cuvmm_event_record(cuvmm_lib api, cuvmm_ctx ctx, CUevent e, CUstream s);
@@ -147,14 +159,25 @@ CUresult cuvmm_event_wait(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUevent e);
 CUresult cuvmm_event_sync(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
 CUresult cuvmm_event_query(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
 cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, cuvmm_ctx ctx, CUevent from, CUevent to); // v: bits of a float
+
+// In capture.c.
+cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+CUresult cuvmm_begin_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, int mode);
+CUresult cuvmm_end_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+
+// In streammemops.c.
+CUresult cuvmm_wait_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
+CUresult cuvmm_write_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
+
+// In allocator.c.
 cuvmm_value cuvmm_plain_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);
 CUresult cuvmm_plain_free(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
 cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n, CUstream s);
 CUresult cuvmm_pool_free(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p, CUstream s);
 CUresult cuvmm_pool_threshold(cuvmm_lib api, int dev, unsigned long long n);
+
+// In hostallocator.c.
 cuvmm_value cuvmm_host_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);
 CUresult cuvmm_host_free(cuvmm_lib api, cuvmm_ctx ctx, void *p);
-CUresult cuvmm_wait_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
-CUresult cuvmm_write_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);
 
 #endif

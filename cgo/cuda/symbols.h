@@ -1,10 +1,9 @@
-// Every symbol of libcuda that this package calls: whether it can do without,
-// our name for it, the exported symbol with its version, and its parameters.
-// The version is spelled out because the plain name of a symbol that has been
-// revised is the oldest revision.
+// Every symbol of libcuda that this package calls: whether it is required, our
+// name for it, the exported symbol with its version, and its parameters. The
+// version is spelled out because a symbol's plain name is its oldest revision.
 //
-// Optional symbols came later than the oldest driver that works (11.2): what
-// needs one answers CUDA_ERROR_NOT_SUPPORTED where it is not there.
+// Optional symbols are newer than the oldest driver that works (11.2). A call
+// that needs a missing one returns CUDA_ERROR_NOT_SUPPORTED.
 #ifndef CUVMM_SYMBOLS_H
 #define CUVMM_SYMBOLS_H
 

@@ -1,5 +1,5 @@
-// Package failcuda puts tools/failcuda, a libcuda that makes calls fail at
-// random, before another libcuda, for tests:
+// Package failcuda puts tools/failcuda, a libcuda that makes calls fail at random, in
+// front of another libcuda, for tests:
 //
 //	fail := failcuda.New(t, failcuda.Options{Real: fakecuda.Build(t)})
 //	d, err := cuda.Load(fail.Path)
@@ -21,9 +21,9 @@ import (
 
 // Options is how a Library is made.
 type Options struct {
-	Real  string   // the library behind; empty: the machine's
+	Real  string   // the path of the real library; empty: the machine's
 	Seed  uint64   // of the random numbers
-	Kinds []string // the calls that may fail; nil: those that the library names
+	Kinds []string // the calls that may fail; nil: the library's default
 }
 
 // Library is a libcuda in which nothing fails yet. It takes its options from
@@ -34,7 +34,7 @@ type Library struct {
 	control *os.File
 }
 
-// New makes a library of its own. It takes the one that VMM_FAIL_LIBRARY names,
+// New makes a library for this test. It copies the one that VMM_FAIL_LIBRARY names,
 // as tools/gpu-test does, or compiles one; without a compiler it skips the test.
 func New(tb testing.TB, o Options) *Library {
 	tb.Helper()
@@ -48,7 +48,7 @@ func New(tb testing.TB, o Options) *Library {
 		err = os.WriteFile(l.Path, compiled, 0o700)
 	}
 	if err == nil {
-		// Made here in full, so that the library finds a rate.
+		// Written in full, so that the library finds a rate.
 		l.control, err = os.OpenFile(filepath.Join(dir, "control"), os.O_RDWR|os.O_CREATE, 0o600)
 	}
 	if err == nil {
@@ -69,7 +69,7 @@ func New(tb testing.TB, o Options) *Library {
 	return l
 }
 
-// What the control file has; see struct control.
+// The layout of the control file; see struct control.
 const (
 	controlSize = 24
 	callsAt     = 8
@@ -108,8 +108,8 @@ var compiled = sync.OnceValues(func() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The test cache knows of what this process looks at, not of what the
-	// script and the compiler read.
+	// The test cache knows which files this process looks at, not which the script
+	// and the compiler read.
 	for _, file := range []string{"tools/failcuda/build", "tools/failcuda/failcuda.c", "cgo/cuda/abi.h", "cgo/cuda/symbols.h"} {
 		if _, err := os.Stat(filepath.Join(root, file)); err != nil {
 			return nil, err

@@ -22,7 +22,7 @@ import (
 const (
 	granule = 2 << 20 // of the fake driver
 
-	operatingSystem cuda.Result = 304 // what a call that fails answers
+	operatingSystem cuda.Result = 304 // what a failing call returns
 	outOfMemory     cuda.Result = 2   // or that, where it takes memory
 )
 
@@ -94,8 +94,7 @@ func TestFailsWhatItIsTold(t *testing.T) {
 	fake.Clean()
 }
 
-// TestHasEverySymbol: what the binding does not find here it believes the
-// driver too old for.
+// TestHasEverySymbol: without one the binding would take the driver for too old.
 func TestHasEverySymbol(t *testing.T) {
 	fail := failcuda.New(t, failcuda.Options{})
 	file, err := elf.Open(fail.Path)
@@ -117,7 +116,7 @@ func TestHasEverySymbol(t *testing.T) {
 	require.True(t, here["cuGetProcAddress_v2"])
 }
 
-// TestWithoutARealOne: a program is told, and gets an error from cuInit.
+// TestWithoutARealOne: the program is told on stderr, and cuInit returns an error.
 func TestWithoutARealOne(t *testing.T) {
 	fail := failcuda.New(t, failcuda.Options{Real: "/nowhere/libcuda.so.1"})
 	_, err := cuda.Load(fail.Path)
@@ -125,7 +124,7 @@ func TestWithoutARealOne(t *testing.T) {
 	require.ErrorContains(t, err, "cuInit")
 }
 
-// compile makes what is in source with the C compiler, as args say.
+// compile compiles source with the C compiler and args.
 func compile(t *testing.T, source string, args ...string) (path string) {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -150,7 +149,7 @@ func run(t *testing.T, program string, fail *failcuda.Library, env ...string) {
 	require.NoError(t, err, string(text))
 }
 
-// TestByTheEnvironment: as a program meets it that knows nothing of it.
+// TestByTheEnvironment: a program that does not know of it sees the failures.
 func TestByTheEnvironment(t *testing.T) {
 	fail := failcuda.New(t, failcuda.Options{Real: fakecuda.Build(t), Seed: 1})
 	run(t, compile(t, `

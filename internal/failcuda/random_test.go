@@ -23,9 +23,9 @@ import (
 )
 
 // TestRandomFailuresOnFake and TestRandomFailuresOnGPU: while driver calls fail
-// at random, nobody's bytes, lengths or addresses change, and when they work
-// again everything goes back. VMM_FAIL_SECONDS is how long each rate runs,
-// VMM_FAIL_SEED what the random numbers begin with.
+// at random, no bytes, lengths or addresses change, and when they work again
+// everything can be freed. VMM_FAIL_SECONDS is how long each rate runs, VMM_FAIL_SEED
+// the seed of the random numbers.
 func TestRandomFailuresOnFake(t *testing.T) {
 	for _, rate := range []uint32{0, 100, 1000} {
 		t.Run(fmt.Sprintf("rate=%d", rate), func(t *testing.T) {
@@ -59,7 +59,7 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// forgetful is a driver whose devices leave out a copy now and then.
+// forgetful is a driver whose devices skip a copy now and then.
 type forgetful struct{ driver.Driver }
 
 func (d *forgetful) Open(n int) (driver.Device, error) {
@@ -83,7 +83,7 @@ func (v *forgetfulDevice) CopyIn(dst driver.Ptr, src []byte) error {
 	return v.Device.CopyIn(dst, src)
 }
 
-// TestWrongBytesAreFound: the owners notice a copy that is left out.
+// TestWrongBytesAreFound: the owners notice a skipped copy.
 func TestWrongBytesAreFound(t *testing.T) {
 	real := fakecuda.Build(t)
 	fake := fakecuda.Open(t, real)

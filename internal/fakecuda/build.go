@@ -38,7 +38,7 @@ func root(tb testing.TB) string {
 	return ""
 }
 
-// compile gives the bytes of the shared library.
+// compile returns the bytes of the shared library.
 func compile(cc, root string, flags []string) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "fakecuda")
 	if err != nil {
@@ -50,8 +50,8 @@ func compile(cc, root string, flags []string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The test cache knows of what this process looks at, not of what the
-	// compiler reads.
+	// The test cache knows which files this process looks at, not which the compiler
+	// reads.
 	for _, folder := range include {
 		files, err := filepath.Glob(filepath.Join(folder, "*.[ch]"))
 		if err != nil {

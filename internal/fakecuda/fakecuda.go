@@ -1,11 +1,13 @@
 // Package fakecuda builds a libcuda that needs no GPU, for tests of the binding:
-// what it is called with, in which version, with which context current, and
-// what becomes of every error. Streams have done their work when a call
-// returns, so what it says of ordering is nothing; that is for the host driver
-// and the card.
+// with which arguments, in which version and with which context current it is
+// called, and what each error leads to. Work is done when the call that queues it
+// returns, so nothing can be learnt here about order. The host driver and the card
+// are for that.
 //
 // The library is C, in lib. A test opens it as the binding opens NVIDIA's, and
-// asks and commands it through [Library]:
+// controls it through [Library]. That takes C too, the only C of this module's own
+// outside the folder cgo: the packages there may not be used from here, and what
+// forks and injects faults must not be used by other modules.
 //
 //	path := fakecuda.Build(t)
 //	fake := fakecuda.Open(t, path)
@@ -21,23 +23,32 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"github.com/cuvmm/cuvmm/cgo/fakectl"
 )
 
-// Live counts what is alive in a Library.
-type Live = fakectl.Live
+// Live counts what exists in a Library. Its zero value is what a test sees that
+// freed everything.
+type Live struct {
+	Handles, Reservations, Mappings int
+	Contexts                        int // references to primary contexts
+	Peers                           int // contexts whose plain memory another context may access
+	Streams, Events, Graphs         int
+	Plain, Pinned                   int // pieces of memory
+	Pushed                          int // contexts on the stacks of all threads
+}
 
-// Links between two devices of a Library.
+// Link is what connects two devices of a Library.
+type Link int
+
+// Links, as the library numbers them. All are NVLink until set otherwise.
 const (
-	NVLink = fakectl.NVLink
-	PCIe   = fakectl.PCIe
-	NoPath = fakectl.NoPath
+	NVLink Link = iota
+	PCIe
+	NoPath
 )
 
 // Library is a loaded fake driver.
 type Library struct {
-	*fakectl.Control
+	*control
 	tb testing.TB
 }
 
@@ -49,13 +60,13 @@ const (
 	Fabric    = "-DFAKE_FABRIC=1"  // memory can be shared by fabric handles
 )
 
-// Missing is the flag of Build that leaves a symbol out. The symbol goes by its
-// field in cgo/cuda/symbols.h: "mem_map".
+// Missing is the flag of Build that leaves a symbol out. The symbol is named by its
+// field in cgo/cuda/symbols.h, like "mem_map".
 func Missing(field string) string { return "-DFAKE_MISSING_" + field }
 
-// Build compiles the fake driver and gives the library's path. Each call gives
-// a file of its own, so a library of its own when it is loaded; what is
-// compiled is kept for the process. It skips the test where there is no compiler.
+// Build compiles the fake driver and returns the library's path. Each call makes a
+// new file, which is a library of its own when it is loaded. The process compiles
+// once for each set of flags. Without a compiler the test is skipped.
 func Build(tb testing.TB, flags ...string) string {
 	tb.Helper()
 	if runtime.GOOS != "linux" {
@@ -79,41 +90,40 @@ func Build(tb testing.TB, flags ...string) string {
 // built holds a func() ([]byte, error) for each set of flags.
 var built sync.Map
 
-// Open loads the library at path until the test ends. It is the same library as
-// the one that the binding opens at this path. It skips the test where nothing
-// can be loaded.
+// Open loads the library at path until the test ends. The binding, opening the same
+// path, gets the same library. In a build that can load none the test is skipped.
 func Open(tb testing.TB, path string) *Library {
 	tb.Helper()
-	c, err := fakectl.Open(path)
+	c, err := openControl(path)
 	if errors.Is(err, errors.ErrUnsupported) {
 		tb.Skipf("cannot open the fake driver: %v", err)
 	} else if err != nil {
 		tb.Fatalf("open the fake driver: %v", err)
 	}
 	tb.Cleanup(func() {
-		if err := c.Close(); err != nil {
+		if err := c.close(); err != nil {
 			tb.Errorf("close the fake driver: %v", err)
 		}
 	})
-	return &Library{Control: c, tb: tb}
+	return &Library{control: c, tb: tb}
 }
 
-// Fail makes the k-th call from now of symbol, or of any if it is empty, answer
+// Fail makes the k-th call from now of symbol, or of any if it is empty, return
 // code and do nothing else.
 func (l *Library) Fail(symbol string, k, code int) {
 	l.tb.Helper()
-	if err := l.Control.Fail(symbol, k, code); err != nil {
+	if err := l.control.fail(symbol, k, code); err != nil {
 		l.tb.Fatal(err)
 	}
 }
 
-// Clean fails the test if a rule was violated or something is still alive.
+// Clean fails the test if a rule was violated or something was not freed.
 func (l *Library) Clean() {
 	l.tb.Helper()
 	if v := l.Violations(); v != "" {
 		l.tb.Errorf("violations:\n%s", v)
 	}
 	if live := l.Live(); live != (Live{}) {
-		l.tb.Errorf("still alive: %+v", live)
+		l.tb.Errorf("not freed: %+v", live)
 	}
 }

@@ -82,7 +82,7 @@ func TestOpen(t *testing.T) {
 		l.Reset()
 		l.Clean()
 	}
-	require.Error(t, one.Control.Fail("cuMemNap", 1, 2))
+	require.Error(t, one.fail("cuMemNap", 1, 2))
 }
 
 // The fake's own errors show in C, with every check that the compiler has.

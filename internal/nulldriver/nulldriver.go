@@ -45,7 +45,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 	}, nil
 }
 
-// Supports everything there is a method for.
+// Supports is nil for the features that have a method here.
 func (d *Driver) Supports(_ int, f driver.Feature) error {
 	if f == driver.FeatureVMM || f == driver.FeatureReadOnlyMap {
 		return nil
@@ -62,7 +62,7 @@ func (d *Driver) Granularity(driver.Prop) (uint64, error) { return granularity, 
 // GranularityRecommended is the same.
 func (d *Driver) GranularityRecommended(driver.Prop) (uint64, error) { return granularity, nil }
 
-// Reserve counts addresses up; none comes twice.
+// Reserve returns each address only once.
 func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 	align = max(align, granularity)
 	for {
@@ -80,12 +80,12 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 // Free does nothing.
 func (d *Driver) Free(driver.Ptr, uint64) error { return nil }
 
-// Create gives a new number.
+// Create returns a new number.
 func (d *Driver) Create(uint64, driver.Prop) (driver.Handle, error) {
 	return driver.Handle(d.last.Add(1)), nil
 }
 
-// Location is device 0, whatever Create was told.
+// Location is device 0, whichever Create was passed.
 func (d *Driver) Location(driver.Handle) (driver.Location, error) {
 	return driver.Location{Kind: driver.LocationDevice}, nil
 }
@@ -102,7 +102,7 @@ func (d *Driver) Unmap(driver.Ptr, uint64) error { return nil }
 // SetAccess does nothing.
 func (d *Driver) SetAccess(driver.Ptr, uint64, []driver.Grant) error { return nil }
 
-// Access is ReadWrite.
+// Access is AccessReadWrite.
 func (d *Driver) Access(driver.Ptr, driver.Location) (driver.Access, error) {
 	return driver.AccessReadWrite, nil
 }
@@ -121,7 +121,7 @@ func (d *Driver) SyncIfActive(int) error { return nil }
 // Open opens either device.
 func (d *Driver) Open(int) (driver.Device, error) { return &Device{d}, nil }
 
-// Device is one of a Driver's.
+// Device is an opened device.
 type Device struct{ d *Driver }
 
 // MemInfo says that nothing is in use.
@@ -139,7 +139,7 @@ func (v *Device) Copy(_, _ driver.Ptr, _ uint64, _ driver.Stream) error { return
 // Fill does nothing.
 func (v *Device) Fill(driver.Ptr, uint32, int, uint64, driver.Stream) error { return nil }
 
-// NewStream gives a new number.
+// NewStream returns a new number.
 func (v *Device) NewStream() (driver.Stream, error) { return driver.Stream(v.next()), nil }
 
 // FreeStream does nothing.
@@ -151,13 +151,13 @@ func (v *Device) SyncStream(driver.Stream) error { return nil }
 // StreamDone is true.
 func (v *Device) StreamDone(driver.Stream) (bool, error) { return true, nil }
 
-// CopyStream is a stream whose number NewStream never gives.
+// CopyStream is a stream whose number NewStream never returns.
 func (v *Device) CopyStream() driver.Stream { return 1 << 63 }
 
 // Capturing is false.
 func (v *Device) Capturing(driver.Stream) (bool, error) { return false, nil }
 
-// NewEvent gives a new number.
+// NewEvent returns a new number.
 func (v *Device) NewEvent(driver.EventFlags) (driver.Event, error) {
 	return driver.Event(v.next()), nil
 }

@@ -12,20 +12,20 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// owner has a range to itself, and a slice that says what is in it.
+// owner has a range of its own, and a slice with the bytes that must be in it.
 type owner struct {
 	*run
 	random *rand.Rand
 	d      *vmm.Device
 	peer   *vmm.Device // nil where there is one device
 	s      *vmm.Stream
-	uses   bool // the range is told of s
+	uses   bool // UsedBy(s) was called for the range
 	g      *vmm.Range
 	shown  atomic.Pointer[vmm.Range] // g, for guests
 	p      vmm.Ptr
 	want   []byte
-	noise  []byte // what is written is cut out of
-	broken int    // failed growths one behind the other
+	noise  []byte // random bytes; every write takes some of them
+	broken int    // failed growths in a row
 }
 
 func (r *run) newOwner(i int) *owner {
@@ -45,8 +45,8 @@ func (r *run) newOwner(i int) *owner {
 	return o
 }
 
-// failed is refused for what concerns the range, which others may have put to
-// sleep or be using. It wakes it.
+// failed is refused for calls on the range. Meddlers may have put it to sleep, and then
+// failed wakes it.
 func (o *owner) failed(doing string, err error, also ...error) bool {
 	if o.Meddlers > 0 {
 		also = append(also, vmm.ErrAsleep, vmm.ErrBusy)
@@ -57,7 +57,7 @@ func (o *owner) failed(doing string, err error, also ...error) bool {
 	return o.refused(doing, err, also...)
 }
 
-// insist makes a call for the range again until it works.
+// insist repeats a call on the range until it works.
 func (o *owner) insist(doing string, call func() error) {
 	var last error
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
@@ -88,7 +88,7 @@ func (o *owner) open() {
 	}
 }
 
-// close gives all up.
+// close closes the range and the stream.
 func (o *owner) close() {
 	o.insist("close", o.g.Close)
 	o.until("close a stream", o.s.Close)
@@ -122,8 +122,8 @@ func (o *owner) some(most int) []byte {
 	return o.noise[at : at+min(n, most)]
 }
 
-// rest waits for the stream: what overwrites bytes is not ordered behind it.
-func (o *owner) rest() { o.until("sync", o.s.Sync) }
+// syncStream waits for the stream, because a write is not ordered after its work.
+func (o *owner) syncStream() { o.until("sync", o.s.Sync) }
 
 func (o *owner) step() {
 	switch o.random.IntN(13) {
@@ -133,7 +133,7 @@ func (o *owner) step() {
 		o.appended(func(b []byte) error {
 			err := o.g.AppendOn(o.s, b)
 			if err != nil {
-				o.rest() // its own wait may have failed
+				o.syncStream() // the wait in AppendOn may have failed
 			}
 			return err
 		})
@@ -177,7 +177,7 @@ func (o *owner) appended(how func([]byte) error) {
 }
 
 func (o *owner) cut(n int) {
-	o.rest()
+	o.syncStream()
 	if !o.failed("set length", o.g.SetLen(uint64(n))) {
 		o.want = o.want[:n]
 	}
@@ -187,10 +187,10 @@ func (o *owner) overwrite() {
 	if len(o.want) == 0 {
 		return
 	}
-	o.rest()
+	o.syncStream()
 	at := o.random.IntN(len(o.want))
 	b := o.some(len(o.want) - at)
-	o.insist("write", func() error { // what fails may have written a part
+	o.insist("write", func() error { // a write that failed may have written a part
 		_, err := o.g.WriteAt(b, int64(at))
 		return err
 	})
@@ -229,7 +229,8 @@ func (o *owner) sleep() {
 	if mode == vmm.SleepDrop {
 		o.want = o.want[:0]
 	}
-	if o.Meddlers == 0 { // else somebody may wake it
+	// A guest wakes a range on which its grant cannot be revoked; see guestReads.
+	if o.Meddlers == 0 && (o.uses || len(o.Guests) == 0) {
 		if err := o.g.Append([]byte{1}); !errors.Is(err, vmm.ErrAsleep) {
 			o.wrong("append to a range that sleeps: %v", err)
 		}
@@ -238,7 +239,7 @@ func (o *owner) sleep() {
 	o.check()
 }
 
-// grant lets a peer read, which then reads.
+// grant grants a peer access, and reads by it.
 func (o *owner) grant() {
 	if o.peer == nil {
 		return
@@ -252,9 +253,9 @@ func (o *owner) grant() {
 		access = vmm.AccessReadWrite
 	}
 	if o.failed("grant", o.g.Grant(access, o.peer)) || o.uses {
-		return // or it is only for the stream that was named
+		return // a range with UsedBy waits only for that stream, not for the peer's copy
 	}
-	o.rest()
+	o.syncStream()
 	got := make([]byte, len(o.want))
 	err := o.peer.CopyOut(got, o.p)
 	if o.Meddlers > 0 && err != nil { // its access may be gone by now

@@ -1,9 +1,9 @@
-// Package randomops is a random program on a driver: owners that hold a range each
-// to a slice of their own, visitors that do what concerns a device, meddlers that do to
-// the owners' ranges what changes no bytes, and guests,
-// devices that are opened and closed while all of them work. Driver calls may fail
-// at random meanwhile. Whatever fails, nobody's bytes, lengths or addresses change,
-// and in the end everything goes back.
+// Package randomops is a random program on a driver. Each owner changes a range and
+// compares it with a slice. Visitors make calls that concern a device. Meddlers make
+// calls on the owners' ranges that change no bytes. Guests are devices that are opened
+// and closed while all of them work. Driver calls may fail at random meanwhile.
+// Whatever fails, no bytes, lengths or addresses change, and in the end everything can
+// be freed.
 package randomops
 
 import (
@@ -30,14 +30,15 @@ type Options struct {
 	Guests  []int // ordinals of those that come and go
 	Granule int   // the unit of memory sizes
 
-	// Meddlers is how many others do to the owners' ranges what changes no bytes.
+	// Meddlers is how many goroutines make calls on the owners' ranges that change no
+	// bytes.
 	Meddlers int
 
 	Seed uint64
 	For  time.Duration
 
-	// Injected says whether an error is one that was made on purpose; nil if none
-	// is. Fail turns failing calls on and off.
+	// Injected says whether an error was injected; nil if none is. Fail turns failing
+	// calls on and off.
 	Injected func(error) bool
 	Fail     func(on bool)
 }
@@ -57,9 +58,9 @@ type run struct {
 	found string
 }
 
-// Run runs the program, closes everything and returns what was wrong, or nothing,
-// and how many operations there were. The devices' free memory has to be the same
-// afterwards, by at most slack bytes.
+// Run runs the program and closes everything. It returns what was wrong, or an empty
+// text, and how many operations there were. The devices' free memory must be the same
+// afterwards, within slack bytes.
 func Run(t testing.TB, o Options, slack uint64) (wrong string, operations uint64) {
 	t.Helper()
 	if o.Fail == nil {
@@ -67,7 +68,7 @@ func Run(t testing.TB, o Options, slack uint64) (wrong string, operations uint64
 	}
 	r := &run{Options: o, t: t}
 	r.open()
-	r.phase(200*time.Millisecond, false) // what a driver takes once and keeps is taken here
+	r.phase(200*time.Millisecond, false) // so that the driver takes here what it keeps
 	before := r.free()
 	r.phase(o.For, true)
 	for i, now := range r.free() {
@@ -83,7 +84,7 @@ func Run(t testing.TB, o Options, slack uint64) (wrong string, operations uint64
 	return r.found, r.ops.Load()
 }
 
-// wrong notes what is wrong first, and ends the run.
+// wrong records the first thing that is wrong, and ends the run.
 func (r *run) wrong(format string, args ...any) {
 	r.stop.Store(true)
 	r.mu.Lock()
@@ -93,8 +94,8 @@ func (r *run) wrong(format string, args ...any) {
 	}
 }
 
-// refused says whether an operation failed. It may for a driver call that was
-// made to fail, and for the reasons named; what else there is is wrong.
+// refused says whether an operation failed. It may fail because of an injected error
+// and with the errors in also. Any other error is wrong.
 func (r *run) refused(doing string, err error, also ...error) bool {
 	if err == nil {
 		return false
@@ -109,7 +110,7 @@ func (r *run) refused(doing string, err error, also ...error) bool {
 	return true
 }
 
-// until makes a call again until it works.
+// until repeats a call until it works.
 func (r *run) until(doing string, call func() error, also ...error) {
 	var last error
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
@@ -133,7 +134,7 @@ func (r *run) open() {
 	}
 }
 
-// free holds the devices' books to nothing, closes them, opens them again, and
+// free checks that nothing is left on the devices, closes them, opens them again, and
 // returns how much of their memory is free.
 func (r *run) free() (free []uint64) {
 	r.t.Helper()
@@ -149,6 +150,7 @@ func (r *run) free() (free []uint64) {
 			r.t.Fatal(err)
 		}
 	}
+	// Closed and opened again, so that contexts do not count.
 	r.open()
 	for _, d := range r.devs {
 		n, _, err := d.MemInfo()
@@ -160,7 +162,7 @@ func (r *run) free() (free []uint64) {
 	return free
 }
 
-// phase has everybody at work for a while, and then everything closed.
+// phase runs all goroutines for a while, and then closes everything.
 func (r *run) phase(d time.Duration, failing bool) {
 	r.t.Helper()
 	if r.found != "" {
@@ -194,14 +196,14 @@ func (r *run) phase(d time.Duration, failing bool) {
 	case <-end.C:
 	}
 	r.stop.Store(true)
-	// What is waited for below may be waiting for success.
+	// The goroutines may be waiting for a call to succeed.
 	slow := time.AfterFunc(20*time.Second, func() { r.Fail(false) })
 	defer slow.Stop()
 	select {
 	case <-done:
 	case <-time.After(time.Minute):
 		text := make([]byte, 1<<20)
-		r.t.Fatalf("somebody is stuck\n%s", text[:runtime.Stack(text, true)])
+		r.t.Fatalf("a goroutine does not end\n%s", text[:runtime.Stack(text, true)])
 	}
 	r.Fail(false)
 	for _, o := range all {
@@ -209,7 +211,7 @@ func (r *run) phase(d time.Duration, failing bool) {
 	}
 }
 
-// visit does what concerns a device and no owner's range.
+// visit makes calls that concern a device and no owner's range.
 func (r *run) visit(d *vmm.Device, random *rand.Rand) {
 	defer d.SetReleaseThreshold(0)
 	for !r.stop.Load() {
@@ -239,10 +241,10 @@ func (r *run) visitAlloc(d *vmm.Device, random *rand.Rand) {
 	b := make([]byte, g.Len())
 	if _, err := g.ReadAt(b, 0); !r.refused("read what is new", err) {
 		if i := slices.IndexFunc(b, func(x byte) bool { return x != 0 }); i >= 0 {
-			r.wrong("byte %d of what Alloc gave is %d", i, b[i])
+			r.wrong("byte %d of what Alloc returned is %d", i, b[i])
 		}
 	}
-	r.until("close what Alloc gave", g.Close)
+	r.until("close what Alloc returned", g.Close)
 }
 
 func (r *run) visitStream(d *vmm.Device) {
@@ -259,8 +261,8 @@ func (r *run) visitStream(d *vmm.Device) {
 	r.until("close a stream", s.Close)
 }
 
-// guest opens a device, has its streams named and reads by it what owners have, and
-// closes it, again and again.
+// guest opens a device, passes its streams to an owner's range or reads the range by
+// it, and closes it, again and again.
 func (r *run) guest(n int, all []*owner, random *rand.Rand) {
 	for !r.stop.Load() {
 		r.ops.Add(1)
@@ -294,7 +296,7 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	if r.refused("grant a guest", g.Grant(vmm.AccessRead, d), vmm.ErrClosed, vmm.ErrAsleep) {
 		return
 	}
-	// Shrinking, sleeping and closing are the owner's right.
+	// The owner may shrink, put to sleep or close the range meanwhile.
 	err := d.CopyOut(make([]byte, 1+random.IntN(100)), g.Ptr())
 	r.refused("a guest's read", err, vmm.ErrBounds, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrInvalid)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -311,8 +313,9 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	r.wrong("a guest's grant cannot be revoked")
 }
 
-// meddle does to the owners' ranges what changes no bytes of them.
+// meddle makes calls on the owners' ranges that change no bytes.
 func (r *run) meddle(all []*owner, random *rand.Rand) {
+	// Every one of these may fail because an owner or another meddler is at work.
 	some := func() *vmm.Range { return all[random.IntN(len(all))].shown.Load() }
 	others := []error{vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrFull, vmm.ErrBounds, vmm.ErrInvalid}
 	for !r.stop.Load() {

@@ -1,7 +1,7 @@
-// Package testgate decides whether a test that needs what this machine lacks is
-// skipped or fails. VMM_TEST_REQUIRE lists what must be there, as in
-// VMM_TEST_REQUIRE=cuda,p2p: a machine that is there to run those tests should
-// not skip them in silence, nor for a slip of the pen.
+// Package testgate decides whether a test is skipped or fails if this machine lacks
+// what the test needs. VMM_TEST_REQUIRE lists what must be there, as in
+// VMM_TEST_REQUIRE=cuda,p2p. So a machine that exists to run those tests skips none of
+// them silently, nor because of a misspelled name.
 package testgate
 
 import (
@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// Require goes on when missing is nil. Else it skips the test, saying what is
-// missing and why, or fails it where VMM_TEST_REQUIRE names what. A name in
-// there that no test asks for fails every test that comes here.
+// Require returns if missing is nil. Else it skips the test and says what is missing
+// and why, or fails the test if VMM_TEST_REQUIRE names what. A name in
+// VMM_TEST_REQUIRE that no test knows fails every test that calls Require.
 func Require(tb testing.TB, what string, missing error) {
 	tb.Helper()
 	required := false

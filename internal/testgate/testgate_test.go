@@ -11,7 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
-// recorder is a test that only notes how it was ended.
+// recorder is a test that only records how it was ended.
 type recorder struct {
 	testing.TB
 	end string

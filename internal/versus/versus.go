@@ -1,5 +1,5 @@
-// Package versus compares ways to do one thing, for our own tests: rounds in
-// which every way has its turn, and intervals of the ratio of their medians.
+// Package versus compares several ways to do one thing, for our own tests: rounds in
+// which each way runs once, and intervals of the ratio of their medians.
 package versus
 
 import (
@@ -12,8 +12,8 @@ import (
 
 const seed = 3
 
-// Rounds has every way take its turn n times, in an order of its own each time,
-// after one round that does not count. It gives what each took, round by round.
+// Rounds runs n rounds, after one that does not count. In each round every way runs
+// once, in a random order. Rounds returns how long each way took, round by round.
 func Rounds(n int, ways ...func() time.Duration) [][]float64 {
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
 	took := make([][]float64, len(ways))
@@ -31,9 +31,9 @@ func Rounds(n int, ways ...func() time.Duration) [][]float64 {
 // Median is the median of samples, of which there must be at least one.
 func Median(samples []float64) float64 { return stats.Quantiles(samples, 0.5)[0] }
 
-// Interval is the 95 % confidence interval of the ratio of two medians, by
-// drawing rounds anew: what slowed a round down slowed both of its samples. Both
-// have the same number of samples, at least one.
+// Interval is the 95 % confidence interval of the ratio of two medians, by a bootstrap
+// over rounds: what slows a round down slows both of its samples. Both have the same
+// number of samples, at least one.
 func Interval(ours, theirs []float64) (low, high float64) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	a, b := make([]float64, len(ours)), make([]float64, len(ours))
@@ -51,5 +51,5 @@ func Interval(ours, theirs []float64) (low, high float64) {
 	return q[0], q[1]
 }
 
-// middle is the median of what is sorted.
+// middle is the median of sorted samples.
 func middle(s []float64) float64 { return (s[(len(s)-1)/2] + s[len(s)/2]) / 2 }

@@ -1,22 +1,23 @@
-// A libcuda that stands in front of the real one and makes some of its calls
-// fail at random: the call is then not made, and answers an error. What a
-// program does on a healthy driver shows nothing of what it does on a sick one.
+// A libcuda in front of the real one that makes some calls fail at random: such a
+// call is not made and returns an error. So a program can be tested on a driver that
+// fails.
 //
 //     cc -shared -fPIC -I cgo/cuda -o DIR/libcuda.so.1 tools/failcuda/failcuda.c
 //     LD_LIBRARY_PATH=DIR FAILCUDA_RATE=100 program
 //
 // From the environment, when the library is loaded:
 //
-//     FAILCUDA_REAL     the library behind; else it is looked for where drivers are
+//     FAILCUDA_REAL     the real library; if not set, it is looked for where drivers are
 //     FAILCUDA_RATE     how many of 10,000 calls fail; 0 if not set
 //     FAILCUDA_SEED     where the random numbers begin; 1 if not set
 //     FAILCUDA_KINDS    the calls that may fail, as in "cuMemCreate,cuMemMap"
 //     FAILCUDA_CONTROL  a file that is made if it is not there, to change the
 //                       rate while the program runs; see struct control
 //
-// All symbols of cgo/cuda/symbols.h are here. cuGetProcAddress and
-// cuGetExportTable are passed on, so a program that takes its functions from
-// them, as CUDA's runtime does, works and meets no failures.
+// All symbols of cgo/cuda/symbols.h are here. cuGetProcAddress and cuGetExportTable
+// are passed on. So a program that gets its functions from them, as CUDA's runtime
+// does, works and sees no failures. Every other wrapper of a driver says what it wraps
+// by driver.Wrapper; here it is the file that FAILCUDA_REAL names.
 #define _GNU_SOURCE
 #include "abi.h"
 #include "symbols.h"
@@ -33,8 +34,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// The control file, in the machine's byte order. Whoever writes rate changes
-// it; 0 makes every call work. The rest is for reading.
+// The control file, in the machine's byte order. Any process may write rate; 0 makes
+// every call work. The rest is for reading.
 struct control {
 	_Atomic uint32_t rate; // of 10,000
 	uint32_t zero;
@@ -42,10 +43,10 @@ struct control {
 	_Atomic uint64_t failed; // of those
 };
 
-// What fails unless FAILCUDA_KINDS says otherwise. Left out are calls after
-// whose failure nobody could go on (the contexts' stack, the capture mode), the
-// release of a context, and cuStreamSynchronize: the copies of pageable memory
-// that the binding makes would still be under way.
+// What may fail unless FAILCUDA_KINDS says otherwise. Left out are calls after whose
+// failure no program could go on (the contexts' stack, the capture mode), the release
+// of a context, and cuStreamSynchronize, after which the binding's copies of pageable
+// memory would still be under way.
 static const char usual[] =
 	"cuDeviceCanAccessPeer,cuCtxSynchronize,cuMemAddressReserve,cuMemAddressFree,cuMemCreate,cuMemRelease,cuMemMap,"
 	"cuMemUnmap,cuMemSetAccess,cuPointerGetAttribute,cuMemcpyHtoDAsync_v2,cuMemcpyDtoHAsync_v2,cuMemcpyAsync,"
@@ -90,7 +91,7 @@ static uint64_t more(void) {
 	return x ^ (x >> 31);
 }
 
-// code is what a call that fails answers: nothing that says that the context is
+// code is what a failing call returns. It is no result that means that the context is
 // lost.
 static CUresult code(int symbol, bool scarce) {
 	switch (symbol) {
@@ -147,7 +148,7 @@ static void choose(const char *kinds) {
 	}
 }
 
-// share has the control in a file, with the rate that stands there already.
+// share moves control into the file, with the rate that the file has already.
 static void share(const char *path) {
 	struct stat file;
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -173,13 +174,14 @@ done:
 		close(fd);
 }
 
-// find opens the library behind. Its name alone would find this one.
+// find opens the real library. Its name alone would find this one.
 static void *find(void) {
 	static const char *const folders[] = {
 		"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/wsl/lib",
 		"/usr/local/nvidia/lib64", "/usr/local/cuda/compat",
 	};
-	// Deep, or its calls of itself would come here where a program is linked with this one.
+	// Deep, because in a program that is linked with this library the real one's calls of
+	// itself would come here.
 	const int how = RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
 	const char *path = text_of("FAILCUDA_REAL", NULL);
 	if (path != NULL)
@@ -204,7 +206,7 @@ __attribute__((constructor)) static void load(void) {
 	void *library = find();
 	if (library == NULL) {
 		const char *why = dlerror();
-		fprintf(stderr, "failcuda: no libcuda behind this one: %s\n", why == NULL ? "set FAILCUDA_REAL" : why);
+		fprintf(stderr, "failcuda: the real libcuda cannot be loaded: %s\n", why == NULL ? "set FAILCUDA_REAL" : why);
 		return;
 	}
 	for (int i = 0; i < SYM_COUNT; i++) {

@@ -18,7 +18,7 @@ struct cloop {
 	CUmemAccessDesc access;
 };
 
-// TRY leaves the function with the failure of a call.
+// TRY makes the function return the failure of a call.
 #define TRY(l, field, ...) \
 	do { \
 		CUresult r_ = (l)->api.field(__VA_ARGS__); \
@@ -32,8 +32,8 @@ static long long now(void) {
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-// bind_all finds every symbol and gives the name of a required one that is not
-// there. An optional one stays NULL.
+// bind_all finds every symbol. It returns the name of a missing required one; a
+// missing optional one stays NULL.
 static const char *bind_all(struct cloop *l) {
 	void *at;
 #define MAY(field, symbol, params) \
@@ -138,7 +138,7 @@ cloop_took cloop_threshold(struct cloop *l, unsigned long long n) {
 	TRY(l, pool_default, &pool, l->dev);
 	TRY(l, pool_set, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &value);
 	TRY(l, ctx_push, l->ctx);
-	TRY(l, ctx_sync); // what is above the threshold goes back at the next wait
+	TRY(l, ctx_sync); // memory above the threshold is released at the next wait
 	TRY(l, ctx_pop, &l->ctx);
 	return (cloop_took){0};
 }
@@ -188,9 +188,8 @@ cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long
 	return (cloop_took){.ns = now() - from};
 }
 
-// move makes room for size bytes, the first old of them those at *p, and frees
-// those. It waits, so that any stream may use the room: mapped memory is ready
-// for all of them too.
+// move allocates size bytes, copies the old bytes at *p to them and frees those. It
+// waits, so that any stream may use the memory, as it may use mapped memory.
 static cloop_took move(struct cloop *l, CUdeviceptr *p, size_t old, size_t size, int pool) {
 	CUdeviceptr from = *p;
 	if (pool)

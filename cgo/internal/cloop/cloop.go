@@ -1,9 +1,8 @@
 //go:build cgo && linux
 
-// Package cloop makes the driver's calls as a C program would, with nothing of
-// cgo/cuda between, and times them there. It is for tests: what it measures is
-// what the binding and the library above are held to. A failed call leaves
-// everything as it is, to be found by the test that fails.
+// Package cloop makes the driver's calls as a C program would, without cgo/cuda, and
+// times them in C. It is for tests: the binding and the library above it are compared
+// with it. A failed call undoes nothing; the test fails.
 package cloop
 
 /*
@@ -35,7 +34,7 @@ func Open(path string, dev int) (*Loop, error) {
 	return l, err
 }
 
-// result takes an answer apart.
+// result is the value or the error of a call.
 func result(t C.cloop_took) (uint64, error) {
 	if t.call != nil {
 		return 0, fmt.Errorf("%s, called from C: CUDA error %d", C.GoString(t.call), int(t.r))
@@ -43,30 +42,30 @@ func result(t C.cloop_took) (uint64, error) {
 	return uint64(t.v), nil
 }
 
-// timed is result for a function that times its calls.
+// timed is result for functions that time their calls.
 func timed(t C.cloop_took) (time.Duration, error) {
 	_, err := result(t)
 	return time.Duration(t.ns), err
 }
 
-// Close gives the context back.
+// Close releases the context.
 func (l *Loop) Close() error {
 	_, err := result(C.cloop_close(l.c))
 	return err
 }
 
-// Reserve takes addresses.
+// Reserve reserves addresses.
 func (l *Loop) Reserve(size, align uint64) (uint64, error) {
 	return result(C.cloop_reserve(l.c, C.size_t(size), C.size_t(align)))
 }
 
-// Free gives addresses back.
+// Free frees addresses.
 func (l *Loop) Free(p, size uint64) error {
 	_, err := result(C.cloop_address_free(l.c, C.CUdeviceptr(p), C.size_t(size)))
 	return err
 }
 
-// Create takes physical memory.
+// Create allocates physical memory.
 func (l *Loop) Create(size uint64) (uint64, error) {
 	return result(C.cloop_create(l.c, C.size_t(size)))
 }
@@ -76,25 +75,25 @@ func (l *Loop) CreateShared(size uint64) (uint64, error) {
 	return result(C.cloop_create_shared(l.c, C.size_t(size)))
 }
 
-// Export gives a descriptor of memory, which the caller must close.
+// Export returns a descriptor of memory, which the caller must close.
 func (l *Loop) Export(h uint64) (fd int, err error) {
 	v, err := result(C.cloop_export(l.c, C.CUmemGenericAllocationHandle(h)))
 	return int(v), err
 }
 
-// Release gives physical memory back.
+// Release frees physical memory.
 func (l *Loop) Release(h uint64) error {
 	_, err := result(C.cloop_release(l.c, C.CUmemGenericAllocationHandle(h)))
 	return err
 }
 
-// Unmap takes whole mappings away and waits for nothing.
+// Unmap removes whole mappings and waits for nothing.
 func (l *Loop) Unmap(p, size uint64) error {
 	_, err := result(C.cloop_unmap(l.c, C.CUdeviceptr(p), C.size_t(size)))
 	return err
 }
 
-// SetPoolThreshold is how much the device's default pool keeps.
+// SetPoolThreshold sets how much memory the device's default pool keeps.
 func (l *Loop) SetPoolThreshold(n uint64) error {
 	_, err := result(C.cloop_threshold(l.c, C.ulonglong(n)))
 	return err
@@ -168,9 +167,9 @@ func (l *Loop) attach(p uint64, sizes []uint64, fds []C.int, shared []uint64) (h
 	return handles, took, err
 }
 
-// Realloc grows memory the usual way: for each size it allocates anew, copies
-// what the last step had and frees that. All of it is timed but the last free,
-// with cuMemAlloc and cuMemFree or with the device's default pool.
+// Realloc grows memory the usual way: for each size it allocates, copies the bytes of
+// the last step and frees that. With pool it uses the device's default pool, else
+// cuMemAlloc and cuMemFree. All of it is timed except the last free.
 func (l *Loop) Realloc(sizes []uint64, pool bool) (time.Duration, error) {
 	var kind C.int
 	if pool {

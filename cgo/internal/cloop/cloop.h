@@ -6,13 +6,12 @@
 
 struct cloop;
 
-// cloop_took is how a function went: what it gave, how long the calls that it
-// times took, and for a failure the call and its result. Result -1 is the
-// loader's.
+// cloop_took is what a function returns: its value, how long the timed calls took, and
+// for a failure the call and its result. Result -1 is the loader's.
 typedef struct {
 	unsigned long long v;
 	long long ns;
-	const char *call; // NULL: all went well
+	const char *call; // NULL: no failure
 	int r;
 } cloop_took;
 

@@ -20,16 +20,16 @@ import (
 // Safety: handle is the loader's and is only ever handed back to it.
 type Library struct{ handle unsafe.Pointer }
 
-// Open loads a library and all it needs. The error is in the loader's own words.
+// Open loads a library and all it needs. The error has the loader's text.
 func Open(path string) (*Library, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
-	// The loader's words belong to the thread.
+	// The loader's text belongs to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	h := C.dlopen(name, C.RTLD_NOW|C.RTLD_LOCAL)
 	if h == nil {
-		return nil, words()
+		return nil, loaderError()
 	}
 	return &Library{h}, nil
 }
@@ -42,7 +42,7 @@ func (l *Library) Sym(name string) (unsafe.Pointer, error) {
 	defer runtime.UnlockOSThread()
 	p := C.dlsym(l.handle, c)
 	if p == nil {
-		return nil, words()
+		return nil, loaderError()
 	}
 	return p, nil
 }
@@ -52,13 +52,13 @@ func (l *Library) Close() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if C.dlclose(l.handle) != 0 {
-		return words()
+		return loaderError()
 	}
 	return nil
 }
 
-// words is what the loader has to say about the call before it.
-func words() error {
+// loaderError is the loader's text about the last call.
+func loaderError() error {
 	if s := C.dlerror(); s != nil {
 		return errors.New(C.GoString(s))
 	}

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// There says whether there is a file that the loader would take for path. The
-// loader tells what went wrong only in words, and in whatever language. A name
-// without a slash is looked for where the loader looks: in LD_LIBRARY_PATH, in
-// its cache and in its own folders.
+// There says whether there is a file that the loader would load for path. The loader
+// itself reports failures only as text, in any language. A name without a slash is
+// looked for where the loader looks: in LD_LIBRARY_PATH, in its cache and in its own
+// folders.
 func There(path string) bool {
 	if strings.Contains(path, "/") {
 		return suits(path)
@@ -31,8 +31,8 @@ func There(path string) bool {
 	return false
 }
 
-// cached is the paths that the loader's cache has for a name: texts that end with
-// zeros, among its tables.
+// cached is the paths that the loader's cache has for a name. They are texts that end
+// with a zero, between its tables.
 func cached(cache, name string) (paths []string) {
 	b, err := os.ReadFile(cache)
 	if err != nil {
@@ -50,13 +50,13 @@ func cached(cache, name string) (paths []string) {
 	}
 }
 
-// suits says whether there is a file, and none for processors of another width,
-// which the loader passes over.
+// suits says whether there is a file, except one for processors of another width,
+// which the loader skips.
 func suits(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
 		_, err = os.Stat(path)
-		return err == nil // there, and not to be read
+		return err == nil // there, though unreadable
 	}
 	defer f.Close() //nolint:errcheck // only read
 	var head [5]byte

@@ -23,8 +23,8 @@ struct api {
 	SYMBOLS(FIELD)
 };
 
-// What a green context takes, of CUDA 12.4 and later. Descriptions of resources are
-// passed on unread, in room enough for any version's.
+// The calls for a green context, of CUDA 12.4 and later. Descriptions of resources are
+// passed on unread, in a buffer that is large enough for any version.
 typedef struct {
 	unsigned char opaque[512];
 } resource;
@@ -51,8 +51,8 @@ struct second {
 	CUresult (*green_destroy)(void *green);
 };
 
-// INSIDE makes a call with the context current and leaves the function with how
-// it went. The pop comes in any case.
+// INSIDE makes a call with the context current and returns its outcome from the
+// function. It pops the context in any case.
 #define INSIDE(s, field, ...) \
 	do { \
 		CUcontext old_; \

@@ -1,8 +1,8 @@
 //go:build cgo && linux
 
-// Package second is another library in the same process: it has a context of
-// its own on a device, beside the primary one, and may reset the primary one.
-// It is for tests.
+// Package second acts as another library in the same process: it has a context of its
+// own on a device, beside the primary one, and can reset the primary one. It is for
+// tests.
 package second
 
 /*
@@ -22,7 +22,7 @@ import (
 // Context is a context with one non-blocking stream.
 type Context struct{ c *C.struct_second }
 
-// Error is a call that did not go well.
+// Error is a failed call.
 type Error struct {
 	Call   string
 	Result int // CUDA's; -1 is the loader's
@@ -72,7 +72,7 @@ func (c *Context) Fill(p uint64, pattern byte, n uint64) error {
 	return result(C.second_fill(c.c, C.CUdeviceptr(p), C.uchar(pattern), C.size_t(n)))
 }
 
-// Done says whether all that was queued has run.
+// Done says whether all queued work has run.
 func (c *Context) Done() (bool, error) {
 	err := result(C.second_query(c.c))
 	var e *Error
@@ -85,7 +85,7 @@ func (c *Context) Done() (bool, error) {
 // Sync waits for the stream.
 func (c *Context) Sync() error { return result(C.second_sync(c.c)) }
 
-// ResetPrimary resets the primary context of device dev, whoever uses it.
+// ResetPrimary resets the primary context of device dev, even while others use it.
 //
 // Safety: as Open.
 func ResetPrimary(path string, dev int) error {

@@ -1,4 +1,4 @@
-// A context beside the primary one, and what another library may do to that.
+// A context beside the primary one, and a reset of the primary one.
 #ifndef SECOND_H
 #define SECOND_H
 
@@ -6,10 +6,10 @@
 
 struct second;
 
-// second_took is how a call went: for a failure the call and its result. Result
+// second_took is the outcome of a call: for a failure the call and its result. Result
 // -1 is the loader's.
 typedef struct {
-	const char *call; // NULL: all went well
+	const char *call; // NULL: no failure
 	int r;
 } second_took;
 

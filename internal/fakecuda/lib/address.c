@@ -30,12 +30,12 @@ struct span *span_at(CUdeviceptr p) {
 
 struct span *span_add(struct span s) {
 	if (fake.span_count == fake.span_room) {
-		size_t room = fake.span_room * 2 + 64;
-		struct span *grown = realloc(fake.spans, room * sizeof *grown);
+		size_t capacity = fake.span_room * 2 + 64;
+		struct span *grown = realloc(fake.spans, capacity * sizeof *grown);
 		if (grown == NULL)
 			return NULL;
 		fake.spans = grown;
-		fake.span_room = room;
+		fake.span_room = capacity;
 	}
 	size_t i = span_index(s.p);
 	memmove(&fake.spans[i + 1], &fake.spans[i], (fake.span_count - i) * sizeof s);
@@ -129,8 +129,8 @@ CUresult cu_mem_map(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAlloc
 	return CUDA_SUCCESS;
 }
 
-// whole counts the mappings that [p, p+size) is made of: 0 where it begins or
-// ends inside one, has a hole, or leaves its reservation.
+// whole counts the mappings that [p, p+size) consists of. It is 0 if the span begins
+// or ends inside one, has a hole, or leaves its reservation.
 static size_t whole(CUdeviceptr p, size_t size, size_t *first) {
 	struct reservation *r = reservation_of(p, size);
 	if (r == NULL || size == 0)
@@ -157,7 +157,7 @@ CUresult cu_mem_unmap(CUdeviceptr p, size_t size) {
 	return CUDA_SUCCESS;
 }
 
-// may says whether that location can be given that access to a mapping.
+// may says whether that location may have that access to a mapping.
 static CUresult may(const struct span *s, const CUmemAccessDesc *d) {
 	switch ((int)d->flags) {
 	case CU_MEM_ACCESS_FLAGS_PROT_NONE:
@@ -182,11 +182,11 @@ static unsigned char *access_of(struct span *s, const CUmemLocation *l) {
 	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? &s->access[l->id] : &s->host_access;
 }
 
-static void describe(char *text, size_t room, const CUmemAccessDesc *desc, size_t count) {
+static void describe(char *text, size_t capacity, const CUmemAccessDesc *desc, size_t count) {
 	size_t n = 0;
 	text[0] = 0;
-	for (size_t i = 0; desc != NULL && i < count && n < room; i++)
-		n += (size_t)snprintf(text + n, room - n, " %d:%d=%d", desc[i].location.type, desc[i].location.id, desc[i].flags);
+	for (size_t i = 0; desc != NULL && i < count && n < capacity; i++)
+		n += (size_t)snprintf(text + n, capacity - n, " %d:%d=%d", desc[i].location.type, desc[i].location.id, desc[i].flags);
 }
 
 CUresult cu_mem_set_access(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t count) {
@@ -226,13 +226,13 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (s->kind == PLAIN && fill && s->device != ordinal && !(dev->peers & (1u << s->device)))
 			return CUDA_ERROR_INVALID_VALUE;
-		size_t room = s->size - (p - s->p);
-		if (n <= room)
+		size_t capacity = s->size - (p - s->p);
+		if (n <= capacity)
 			return CUDA_SUCCESS;
-		if (s->kind != MAPPED || reservation_of(p, room + 1) == NULL)
+		if (s->kind != MAPPED || reservation_of(p, capacity + 1) == NULL)
 			return CUDA_ERROR_INVALID_VALUE;
-		p += room;
-		n -= room;
+		p += capacity;
+		n -= capacity;
 	}
 	return CUDA_SUCCESS;
 }
@@ -240,7 +240,7 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 CUresult cu_pointer_attribute(void *value, CUpointer_attribute attribute, CUdeviceptr p) {
 	enum { HOST = 1, DEVICE = 2 }; // CUmemorytype
 	ENTER(pointer_attribute, "attribute=%d p=%#llx", attribute, p);
-	if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) { // which was seen to need no context
+	if (attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) { // the ordinal needs no context, as measured
 		struct device *dev;
 		TRY(context(&dev));
 	}

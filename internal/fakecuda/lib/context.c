@@ -32,7 +32,7 @@ CUresult context(struct device **out) {
 		violate("the current context is destroyed");
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	}
-	if (!(*out)->alive) // which is no fault of whoever retained it
+	if (!(*out)->alive) // no violation: another library has reset it
 		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	return fake.lost ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
@@ -194,7 +194,7 @@ CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice 
 		return CUDA_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
 		*value = FAKE_NUMA_ID;
-		return FAKE_NUMA_ID < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know it
+		return FAKE_NUMA_ID < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know the attribute
 	}
 	violate("attribute %d is not known here", attribute);
 	return CUDA_ERROR_INVALID_VALUE;
@@ -256,7 +256,7 @@ CUresult cu_primary_release(CUdevice dev) {
 	return CUDA_SUCCESS;
 }
 
-// cu_primary_reset leaves the context retained: who holds it must still release it.
+// cu_primary_reset leaves the context retained: each holder must still release it.
 CUresult cu_primary_reset(CUdevice dev) {
 	ENTER(primary_reset, "dev=%d", dev);
 	TRY(known_device(dev));

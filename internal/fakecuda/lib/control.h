@@ -1,30 +1,30 @@
-// What a test can ask of the fake driver and do to it. These symbols stand
-// beside the driver's own and are found with dlsym.
+// What a test can ask of the fake driver and do to it. These symbols are exported
+// beside the driver's own and found with dlsym.
 #ifndef FAKE_CONTROL_H
 #define FAKE_CONTROL_H
 
 #pragma GCC visibility push(default)
 
-// fake_count is what is alive. Streams, events and plain or pinned memory that
-// outlive their context are still counted, because they were never given back.
+// fake_count counts what exists. Streams, events and plain or pinned memory that
+// outlive their context are still counted, because they were never freed.
 struct fake_count {
 	long long handles, reservations, mappings;
 	long long contexts; // references to primary contexts
-	long long peers;    // contexts whose plain memory a context was let into
+	long long peers;    // contexts whose plain memory another context may access
 	long long streams, events, graphs;
 	long long plain, pinned; // pieces of memory
 	long long pushed;        // contexts on the stacks of all threads
 };
 
-// fake_reset forgets all but that cuInit was called. It also takes the pushed
-// contexts off every thread.
+// fake_reset clears everything except that cuInit was called. It also pops the
+// contexts of every thread.
 void fake_reset(void);
 
-// fake_configure resets, and sets how many devices there are, of what size.
+// fake_configure resets, and sets how many devices there are and their memory size.
 void fake_configure(int devices, unsigned long long bytes);
 
 // fake_fail makes the k-th call from now of a symbol, or of any symbol if the
-// name is empty, answer code and do nothing else. -1: no such symbol, or k < 1.
+// name is empty, return code and do nothing else. -1: no such symbol, or k < 1.
 int fake_fail(const char *symbol, int k, int code);
 
 // fake_calls counts the calls of a symbol, or of all if the name is empty.
@@ -42,8 +42,8 @@ char *fake_violations(void);
 
 void fake_live(struct fake_count *out);
 
-// fake_lose makes what needs a context, of any device, answer an illegal
-// address: one lost device is a lost process. Memory can still be given back.
+// fake_lose makes each call that needs a context, of any device, return an illegal
+// address: one lost device is a lost process. Memory can still be freed.
 void fake_lose(void);
 
 // fake_pause holds calls of a symbol back until it is called again, with an empty
@@ -51,8 +51,8 @@ void fake_lose(void);
 int fake_pause(const char *symbol);
 int fake_paused(void);
 
-// fake_link sets what is between two devices, in one direction. It is NVLink
-// until told otherwise.
+// fake_link sets the link between two devices, in one direction. It is NVLink until
+// set otherwise.
 enum { FAKE_NVLINK, FAKE_PCIE, FAKE_NO_PATH };
 void fake_link(int from, int to, int kind);
 

@@ -7,11 +7,11 @@
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// bytes_at is where the byte at p is kept, and how many follow it there. The
-// address has been checked.
-static unsigned char *bytes_at(CUdeviceptr p, size_t *room) {
+// bytes_at is where the byte at p is stored, and how many follow it there. The caller
+// has checked the address.
+static unsigned char *bytes_at(CUdeviceptr p, size_t *rest) {
 	struct span *s = span_at(p);
-	*room = s->size - (p - s->p);
+	*rest = s->size - (p - s->p);
 	return s->bytes + (p - s->p);
 }
 
@@ -24,10 +24,10 @@ CUresult cu_copy_in(CUdeviceptr dst, const void *src, size_t n, CUstream stream)
 	TRY(reach(dev, dst, n, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, false));
 	if (n > 0 && src == NULL)
 		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t done = 0, room; run && done < n; done += room) {
-		unsigned char *to = bytes_at(dst + done, &room);
-		room = least(room, n - done);
-		memcpy(to, (const char *)src + done, room);
+	for (size_t done = 0, rest; run && done < n; done += rest) {
+		unsigned char *to = bytes_at(dst + done, &rest);
+		rest = least(rest, n - done);
+		memcpy(to, (const char *)src + done, rest);
 	}
 	return CUDA_SUCCESS;
 }
@@ -41,16 +41,16 @@ CUresult cu_copy_out(void *dst, CUdeviceptr src, size_t n, CUstream stream) {
 	TRY(reach(dev, src, n, CU_MEM_ACCESS_FLAGS_PROT_READ, false));
 	if (n > 0 && dst == NULL)
 		return CUDA_ERROR_INVALID_VALUE;
-	for (size_t done = 0, room; run && done < n; done += room) {
-		unsigned char *from = bytes_at(src + done, &room);
-		room = least(room, n - done);
-		memcpy((char *)dst + done, from, room);
+	for (size_t done = 0, rest; run && done < n; done += rest) {
+		unsigned char *from = bytes_at(src + done, &rest);
+		rest = least(rest, n - done);
+		memcpy((char *)dst + done, from, rest);
 	}
 	return CUDA_SUCCESS;
 }
 
-// side is one end of a copy between unified addresses. The driver takes what it
-// does not know for pageable memory of the host, and would follow it there.
+// side is one end of a copy between unified addresses. The driver takes an address
+// that it does not know for pageable memory of the host.
 static CUresult side(struct device *dev, CUdeviceptr p, size_t n, int need) {
 	if (n > 0 && span_at(p) == NULL) {
 		violate("%#llx is unknown: it would be taken for memory of the host", p);
@@ -85,10 +85,10 @@ static CUresult fill(CUdeviceptr dst, const void *pattern, size_t width, size_t 
 	if (dst % width != 0 || n > SIZE_MAX / width)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(reach(dev, dst, n * width, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, true));
-	for (size_t done = 0, room; run && done < n * width; done += room) {
-		unsigned char *to = bytes_at(dst + done, &room);
-		room = least(room, n * width - done);
-		for (size_t i = 0; i < room; i += width)
+	for (size_t done = 0, rest; run && done < n * width; done += rest) {
+		unsigned char *to = bytes_at(dst + done, &rest);
+		rest = least(rest, n * width - done);
+		for (size_t i = 0; i < rest; i += width)
 			memcpy(to + i, pattern, width);
 	}
 	return CUDA_SUCCESS;
@@ -159,7 +159,7 @@ void plain_gone(int dev) {
 			give_back(fake.spans[i].p, fake.spans[i].kind);
 }
 
-// free_in gives memory back also where the context is lost, and says so.
+// free_in frees memory also where the context is lost, and returns that error.
 static CUresult free_in(CUdeviceptr p, enum kind kind) {
 	struct device *dev;
 	CUresult lost = context(&dev);
@@ -194,8 +194,8 @@ CUresult cu_plain_free(CUdeviceptr p) {
 	return free_in(p, PLAIN);
 }
 
-// in_stream is for memory of the pool during a capture, which is a node of the
-// graph and not modelled.
+// in_stream is for memory of the pool during a capture. It would be a node of the
+// graph, which is not modelled.
 static CUresult in_stream(struct device **dev, CUstream stream) {
 	bool run;
 	TRY(context(dev));

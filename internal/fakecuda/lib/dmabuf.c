@@ -1,5 +1,4 @@
-// Address spans as dma-buf. What the file holds is not the memory: nothing here
-// would read it.
+// Address spans as dma-buf. The file does not hold the memory: nothing here reads it.
 #include "fake.h"
 
 #include <dirent.h>

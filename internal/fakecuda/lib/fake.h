@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #ifndef FAKE_INIT
-#define FAKE_INIT CUDA_SUCCESS // what cuInit answers
+#define FAKE_INIT CUDA_SUCCESS // what cuInit returns
 #endif
 #ifndef FAKE_DEVICES
 #define FAKE_DEVICES 2
@@ -38,8 +38,8 @@
 #define ADDRESSES (1ull << 47) // no reservation is as large as this
 #define MAX_DEVICES 16
 
-// The oldest revision of what has been revised. dlsym finds these names too,
-// and a binding that calls one has the wrong version.
+// The oldest revisions of symbols that were revised later. dlsym finds these names
+// too, and a binding that calls one has the wrong version.
 #define OLD_SYMBOLS(OLD) \
 	OLD(old_device_memory, "cuDeviceTotalMem") \
 	OLD(old_primary_release, "cuDevicePrimaryCtxRelease") \
@@ -58,12 +58,12 @@
 	OLD(old_write_value32, "cuStreamWriteValue32") \
 	OLD(old_write_value64, "cuStreamWriteValue64")
 
-// What other libraries call.
+// What only other libraries call.
 #define OTHER_SYMBOLS(OTHER) \
 	OTHER(primary_reset, "cuDevicePrimaryCtxReset_v2", (CUdevice dev))
 
-// -DFAKE_MISSING_mem_map leaves cuMemMap out: CAT makes HIDDEN_1 where it is
-// defined and a word that means nothing where it is not, and SECOND picks.
+// -DFAKE_MISSING_mem_map leaves cuMemMap out: where it is defined CAT makes HIDDEN_1,
+// else a word without meaning, and SECOND picks.
 #define CAT(a, b) CAT_(a, b)
 #define CAT_(a, b) a##b
 #define SECOND(...) SECOND_(__VA_ARGS__)
@@ -108,25 +108,25 @@ struct device {
 };
 
 // chunk is one piece of physical memory. It lives while handles or mappings
-// refer to it, and as lingering while a file descriptor does.
+// refer to it, and as exported memory while a file descriptor does.
 struct chunk {
 	struct chunk *next;
 	size_t size;
 	CUmemLocation home;
 	int share;                 // the handle types to export it by
 	unsigned long long serial; // what a fabric handle names
-	int fd, terminal; // of an exported one: our descriptor, and what it is of
+	int fd, terminal; // of exported memory: our descriptor, and the terminal that it is of
 	int refs;
 	unsigned char *bytes;
 };
 
 struct handle {
-	struct chunk *chunk; // NULL: a free number
+	struct chunk *chunk; // NULL: the number is free
 	bool imported;
 };
 
-// dmabuf is a span that was exported. It keeps the memory while this process
-// has a descriptor of that file; what others have is not seen.
+// dmabuf is an exported span. It keeps the memory while this process has a descriptor
+// of that file; descriptors of other processes are not seen.
 struct dmabuf {
 	struct dmabuf *next;
 	unsigned long long dev, inode;
@@ -142,14 +142,14 @@ struct reservation {
 
 enum kind { MAPPED, PLAIN, PINNED };
 
-// span is memory at an address. The address of device memory itself is never
-// accessible: the host meets a fault there, as it would with a GPU.
+// span is memory at an address. The CPU faults on an address of device memory, as it
+// does with a GPU.
 struct span {
 	enum kind kind;
 	CUdeviceptr p;
 	size_t size;
 	unsigned char *bytes;
-	int device; // where it lives; of PINNED, where it was made
+	int device; // where the memory is; for PINNED, where it was allocated
 
 	// MAPPED only.
 	struct chunk *chunk;
@@ -162,17 +162,17 @@ struct stream {
 	struct stream *next;
 	struct device *device;
 	unsigned int epoch;
-	bool gone;       // with a context that was reset
+	bool gone;       // its context was reset
 	bool per_thread; // the default stream of thread
 	CUstreamCaptureStatus capture;
 	CUstreamCaptureMode mode;
 	pthread_t thread; // that began the capture, or whose default stream it is
 };
 
-// state is all that fake_reset forgets.
+// state is all that fake_reset clears.
 struct state {
 	int devices;
-	bool lost; // a device is, so all of this process are
+	bool lost; // one device is lost, and so all of this process are
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
 	unsigned long long serial; // of the last chunk
@@ -190,8 +190,8 @@ struct state {
 
 extern struct state fake;
 
-// A call begins with ENTER, which takes the lock until the function returns,
-// writes the call down, and answers for it where it is to fail.
+// A call begins with ENTER: it holds the lock until the function returns, records the
+// call, and returns the error of a planned failure.
 struct call {
 	bool refused;
 	CUresult code;
@@ -205,7 +205,7 @@ void leave(struct call *);
 	if (call.refused) \
 	return call.code
 
-// TRY leaves the function with r unless it is CUDA_SUCCESS.
+// TRY makes the function return r unless it is CUDA_SUCCESS.
 #define TRY(r) \
 	do { \
 		CUresult try_ = (r); \
@@ -213,30 +213,30 @@ void leave(struct call *);
 			return try_; \
 	} while (0)
 
-// violate writes down, under the name of the running call, what a correct
-// program would not have done.
+// violate records, under the name of the running call, what a correct program would
+// not have done.
 void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // context is the device whose context is current; an error where there is none,
 // or where the process is lost.
 CUresult context(struct device **out);
 
-// fresh_thread takes off this thread what it has from before the last reset.
+// fresh_thread clears what this thread has from before the last reset.
 void fresh_thread(unsigned int generation);
 
 // known_device is INVALID_DEVICE unless dev is one.
 CUresult known_device(CUdevice dev);
 
-// Charge takes device memory into account.
+// Charge counts device memory.
 CUresult charge(int device, unsigned long long bytes);
 void uncharge(int device, unsigned long long bytes);
 
-// sweep forgets exported memory whose last descriptor has been closed.
+// sweep frees exported memory whose last descriptor is closed.
 void sweep(void);
 
 // Spans.
 struct span *span_at(CUdeviceptr p); // that holds the byte at p
-struct span *span_add(struct span s); // NULL: no room for it
+struct span *span_add(struct span s); // NULL: out of memory
 void span_remove(size_t first, size_t n);
 size_t span_index(CUdeviceptr p); // of the first that does not end at or before p
 struct reservation *reservation_of(CUdeviceptr p, size_t size);
@@ -254,11 +254,11 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 // Streams. queue says whether work put on a stream runs; captured work does not.
 CUresult queue(struct device *dev, CUstream s, bool *run);
 
-// unsafe_in_capture is for a call that might wait: an error, and the end of the
-// captures that forbid it, where there are such.
+// unsafe_in_capture is for a call that might wait. Where captures forbid it, it ends
+// them and returns an error.
 CUresult unsafe_in_capture(void);
 
-// restore_mode gives the thread its first capture mode, and says whether it had
+// restore_mode sets the thread's first capture mode again, and says whether it had
 // another.
 bool restore_mode(void);
 
@@ -267,7 +267,7 @@ unsigned char *host_pages(size_t n);
 CUdeviceptr no_access(size_t n);
 
 // peers_gone, streams_gone and plain_gone are for a device whose context is
-// destroyed; the latter two where somebody has reset it.
+// destroyed; the latter two for a reset.
 void peers_gone(int dev, bool reset);
 void streams_gone(struct device *dev);
 void plain_gone(int dev);
@@ -275,7 +275,7 @@ void plain_gone(int dev);
 // count_peers counts bits of device.peers, over all devices.
 void count_peers(struct fake_count *out);
 
-// sweep_dmabufs lets go of what no descriptor keeps any more.
+// sweep_dmabufs frees what no descriptor keeps any more.
 void sweep_dmabufs(bool all);
 
 void reset_memory(void);

@@ -12,7 +12,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define HANDLES 0x7f0000000000ull // handles are nobody's address and not small
+#define HANDLES 0x7f0000000000ull // handles look like no address and no small number
 #define HANDLE_STEP 0x40
 
 unsigned char *host_pages(size_t n) {
@@ -46,7 +46,7 @@ static void forget_chunk(struct chunk *c) {
 
 void chunk_ref(struct chunk *c) { c->refs++; }
 
-// chunk_unref leaves exported memory lingering: whoever has the descriptor has it.
+// chunk_unref keeps exported memory: it lives as long as a descriptor.
 void chunk_unref(struct chunk *c) {
 	if (--c->refs > 0)
 		return;
@@ -68,8 +68,8 @@ static int terminal_of(int fd) {
 	return ioctl(fd, TIOCGPTN, &n) == 0 ? n : -1;
 }
 
-// open_here says whether this process has a descriptor of a lingering chunk.
-// What other processes have is not seen, and they cannot import it.
+// open_here says whether this process has a descriptor of an exported chunk.
+// Descriptors of other processes are not seen, and they cannot import them.
 static bool open_here(const struct chunk *c) {
 	bool found = false;
 	DIR *dir = opendir("/proc/self/fd");
@@ -91,19 +91,19 @@ void sweep(void) {
 	}
 }
 
-// new_handle takes a reference. Numbers are used again, as the driver does.
+// new_handle takes a reference. Numbers are reused, as by the driver.
 static CUresult new_handle(struct chunk *c, bool imported, CUmemGenericAllocationHandle *handle) {
 	size_t i = 0;
 	while (i < fake.handle_room && fake.handles[i].chunk != NULL)
 		i++;
 	if (i == fake.handle_room) {
-		size_t room = fake.handle_room * 2 + 64;
-		struct handle *grown = realloc(fake.handles, room * sizeof *grown);
+		size_t capacity = fake.handle_room * 2 + 64;
+		struct handle *grown = realloc(fake.handles, capacity * sizeof *grown);
 		if (grown == NULL)
 			return CUDA_ERROR_OUT_OF_MEMORY;
-		memset(grown + i, 0, (room - i) * sizeof *grown);
+		memset(grown + i, 0, (capacity - i) * sizeof *grown);
 		fake.handles = grown;
-		fake.handle_room = room;
+		fake.handle_room = capacity;
 	}
 	fake.handles[i] = (struct handle){c, imported};
 	chunk_ref(c);
@@ -127,7 +127,7 @@ static void describe(char *text, size_t n, const CUmemAllocationProp *p) {
 		         p->allocFlags.gpuDirectRDMACapable, p->allocFlags.usage);
 }
 
-// proper checks what cuMemCreate and the question for the granularity share.
+// proper makes the checks that cuMemCreate and cuMemGetAllocationGranularity share.
 static CUresult proper(const CUmemAllocationProp *p) {
 	static const unsigned char zero[sizeof p->allocFlags.reserved];
 	if (p == NULL || p->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
@@ -161,7 +161,7 @@ CUresult cu_mem_granularity(size_t *bytes, const CUmemAllocationProp *prop, CUme
 	case CU_MEM_ALLOC_GRANULARITY_MINIMUM:
 		*bytes = GRANULE;
 		return CUDA_SUCCESS;
-	case CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: // another number, so that nobody takes one for the other
+	case CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: // another number, so that a mix-up shows
 		*bytes = 4 * GRANULE;
 		return CUDA_SUCCESS;
 	}
@@ -280,7 +280,7 @@ CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 		fabric_name(shareable, c);
 		return CUDA_SUCCESS;
 	}
-	sweep(); // or a terminal of the same number may still be in the books
+	sweep(); // or a closed terminal of the same number may still be listed
 	if (c->fd < 0) {
 		c->fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
 		c->terminal = terminal_of(c->fd);
@@ -311,7 +311,7 @@ CUresult cu_mem_import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 		return CUDA_ERROR_UNKNOWN;
 	if (c->fd < 0 && (c->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)) < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	chunk_ref(c); // so that a handle that cannot be made leaves all as it was
+	chunk_ref(c); // so that nothing changes if no handle can be made
 	CUresult r = new_handle(c, true, handle);
 	chunk_unref(c);
 	return r;

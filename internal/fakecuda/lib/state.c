@@ -1,4 +1,4 @@
-// The record of calls, the faults to come, and what a test asks for.
+// The record of calls, the planned faults, and the control functions.
 #include "fake.h"
 
 #include <stdarg.h>
@@ -54,7 +54,7 @@ void violate(const char *format, ...) {
 	snprintf(violations + old, need - old, "%s: %s\n", names[running], text);
 }
 
-// planned takes the first fault that is due off the list.
+// planned removes the first fault that is due from the list.
 static bool planned(int symbol, CUresult *code) {
 	bool due = false;
 	for (struct plan **at = &plans; *at != NULL;) {

@@ -1,4 +1,4 @@
-// Streams, which have always done their work, events, captures and words.
+// Streams, whose work is always done, events, captures, and words in memory.
 #include "fake.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ struct event {
 	struct event *next;
 	struct device *device;
 	unsigned int epoch, flags;
-	bool gone; // with a context that was reset
+	bool gone; // its context was reset
 	bool recorded, captured;
 	struct timespec at;
 };
@@ -115,7 +115,7 @@ CUresult unsafe_in_capture(void) {
 	return r;
 }
 
-// destroy_capture is what a wait for a capturing stream does and answers.
+// destroy_capture is what a wait for a capturing stream does and returns.
 static CUresult destroy_capture(struct stream *s) {
 	switch (s->capture) {
 	case CU_STREAM_CAPTURE_STATUS_NONE:
@@ -211,7 +211,7 @@ CUresult cu_stream_is_capturing(CUstream stream, CUstreamCaptureStatus *status) 
 	*status = s == NULL ? CU_STREAM_CAPTURE_STATUS_NONE : s->capture;
 	for (struct stream *t = fake.streams; s == NULL && t != NULL; t = t->next)
 		if (t->per_thread && t->device == dev && t->epoch == dev->epoch && t->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE)
-			return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // which leaves the capture alone
+			return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // and the capture goes on
 	return CUDA_SUCCESS;
 }
 
@@ -351,8 +351,8 @@ CUresult cu_stream_wait_event(CUstream stream, CUevent event, unsigned int flags
 	return CUDA_SUCCESS;
 }
 
-// settled checks an event that the host asks for. An event of another device
-// may be asked for too.
+// settled checks an event that the host queries or waits for. It may be of another
+// device.
 static CUresult settled(CUevent event) {
 	struct device *dev;
 	struct event *e;
@@ -386,8 +386,8 @@ CUresult cu_event_elapsed(float *ms, CUevent from, CUevent to) {
 	return CUDA_SUCCESS;
 }
 
-// word is the memory of a word that a stream writes or waits for, NULL where
-// the stream is being captured.
+// word is the memory of a word that a stream writes or waits for, or NULL if the
+// stream is being captured.
 static CUresult word(CUstream stream, CUdeviceptr p, size_t width, int need, unsigned char **out) {
 	struct device *dev;
 	bool run;
@@ -467,7 +467,7 @@ void count_streams(struct fake_count *out) {
 		out->graphs++;
 }
 
-// streams_gone keeps what a reset took, to know it when it is used again.
+// streams_gone marks what a reset took and keeps it, to recognise a later use.
 void streams_gone(struct device *dev) {
 	for (struct stream *s = fake.streams; s != NULL; s = s->next)
 		if (s->device == dev && s->epoch == dev->epoch) {

@@ -43,7 +43,7 @@ static CUdeviceptr mapped(void) {
 	return p;
 }
 
-// said checks that this was found wrong and nothing else, and resets.
+// said checks that this violation was found and no other, and resets.
 static void said(const char *what) {
 	char *text = fake_violations();
 	if (strstr(text, what) == NULL || strchr(text, '\n') != text + strlen(text) - 1) {
@@ -150,7 +150,7 @@ static void faults(void) {
 	CHECK(fake_calls("") == 0);
 }
 
-// A lost device gives nothing but its memory back.
+// On a lost device only memory can be freed.
 static void lost(void) {
 	size_t n;
 	CUstream s;
@@ -171,7 +171,7 @@ static void lost(void) {
 	fake_reset();
 }
 
-// Access to a peer is of one direction, once, and counted until it is taken away.
+// Access to a peer is of one direction, once, and counted until it is disabled.
 static void peers(void) {
 	int n;
 	CUcontext zero = push(0), one = push(1);
@@ -190,7 +190,7 @@ static void peers(void) {
 	CHECK(now.peers == 1);
 	OK(cu_primary_release(1));
 	fake_live(&now);
-	CHECK(now.peers == 1); // it was never taken away
+	CHECK(now.peers == 1); // it was never disabled
 	fake_reset();
 	fake_live(&now);
 	CHECK(now.peers == 0);
@@ -198,7 +198,7 @@ static void peers(void) {
 	CHECK(n == 1);
 }
 
-// Exported memory stays as long as its descriptor, and is then given back.
+// Exported memory stays as long as its descriptor, and is then freed.
 static void exported(void) {
 	CUmemGenericAllocationHandle h, again;
 	size_t total, before, after;

@@ -12,21 +12,21 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// patience is how long a call that must return may take before the case fails,
-// less where the whole run has not that much time left.
+// patience is how long a call that must return may take before the case fails. It is
+// less where the whole run has less time left.
 const patience = time.Minute
 
-// grace is how long a call that must not return is watched. A driver that is
-// right passes however long this is.
+// grace is how long a call that must not return is watched. A correct driver passes
+// with any value.
 const grace = 10 * time.Millisecond
 
-// check is one running case: the driver under test, what the case has taken
-// from it, and how to complain. Its methods that take something stop the case
-// on an error; what is still held at the end is given back in giveBack.
+// check is one running case: the driver under test and what the case has taken from
+// it. Its methods that take something stop the case on an error. giveBack frees what
+// is still held at the end.
 type check struct {
 	testing.TB
 	rule Rule
-	why  string // it was skipped
+	why  string // the case was skipped
 
 	d    *Injected
 	name string
@@ -34,12 +34,12 @@ type check struct {
 	gran uint64
 	held held
 
-	holes    bool // unmapped, so more bytes went back than were taken
+	holes    bool // were unmapped too, so more bytes were unmapped than mapped
 	patience time.Duration
 }
 
-// waitsFor is the patience of a case of t: long before the deadline of the run
-// ends everything, what was found included.
+// waitsFor is the patience of a case of t. It ends long before the deadline of the
+// run, which would lose what was found.
 func waitsFor(t *testing.T) time.Duration {
 	if deadline, ok := t.Deadline(); ok {
 		return min(patience, time.Until(deadline)/4)
@@ -57,6 +57,7 @@ func (c *check) open(open func(testing.TB) driver.Driver) {
 	var err error
 	c.info, err = c.d.Devices()
 	c.must(err, "list devices")
+	// A rule that needs more than is there is skipped, and says what it needs.
 	want := max(c.rule.devices, 1)
 	if len(c.info) < want {
 		c.skip("%d devices needed, %d here", want, len(c.info))
@@ -109,8 +110,7 @@ func (c *check) must(err error, doing string, args ...any) {
 	}
 }
 
-// want holds err to be a *driver.CallError of one of these kinds and of no
-// other kind.
+// want checks that err is a *driver.CallError of one of these kinds and of no other.
 func (c *check) want(err error, doing string, kinds ...error) {
 	c.Helper()
 	if err == nil {
@@ -142,14 +142,14 @@ func (c *check) want(err error, doing string, kinds ...error) {
 		c.Errorf("%s: %v is of one opened device, want %v", doing, err, kinds)
 	}
 	if reset {
-		n-- // it is an ErrDeviceLost too
+		n-- // ErrContextReset is an ErrDeviceLost too
 	}
 	if n != 1 {
 		c.Errorf("%s: %v is of %d kinds at once", doing, err, n)
 	}
 }
 
-// is holds err to be of a kind, whatever else it is of.
+// is checks that err is of a kind. It may be of others too.
 func (c *check) is(err error, doing string, kind error) {
 	c.Helper()
 	if !errors.Is(err, kind) {
@@ -157,8 +157,8 @@ func (c *check) is(err error, doing string, kind error) {
 	}
 }
 
-// returns runs f, which may wait for the device, and gives its error. A wait
-// that never ends fails the case instead of the whole run.
+// returns runs f, which may wait for the device, and returns its error. A wait that
+// never ends fails the case and not the whole run.
 func (c *check) returns(doing string, f func() error) error {
 	c.Helper()
 	done := make(chan error, 1)
@@ -172,9 +172,9 @@ func (c *check) returns(doing string, f func() error) error {
 	}
 }
 
-// prompt is returns for a call that does not wait for queued work. It only
-// could while a gate is closed; else the call stays on the case's own thread,
-// as captures want.
+// prompt is returns for a call that must not wait for queued work. Such a wait can
+// only hang while a gate is closed. Without one the call is made on the case's own
+// thread, as captures need.
 func (c *check) prompt(doing string, f func() error) error {
 	c.Helper()
 	for _, g := range c.held.gates {
@@ -185,8 +185,8 @@ func (c *check) prompt(doing string, f func() error) error {
 	return f()
 }
 
-// stays checks that a call made on another goroutine has not returned yet. It
-// can only miss a fault, never invent one: a slow machine makes it weaker.
+// stays checks that a call on another goroutine has not returned yet. On a slow
+// machine it may miss a fault, but it never reports one that is not there.
 func (c *check) stays(done <-chan error, doing string) {
 	c.Helper()
 	for start := time.Now(); time.Since(start) < grace; {

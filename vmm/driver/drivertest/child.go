@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// childEnv names the one subtest that a child process is there to run.
+// childEnv names the subtest that a child process runs.
 const childEnv = "CUVMM_DRIVERTEST_CHILD"
 
 func isChild(t *testing.T) bool { return os.Getenv(childEnv) == t.Name() }
 
-// runChild runs this same subtest, and nothing else, in a process of its own.
+// runChild runs only this subtest, in a process of its own.
 func runChild(c *check, t *testing.T) {
 	t.Helper()
 	self, err := os.Executable()

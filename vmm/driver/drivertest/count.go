@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Count is what became of the calls of one name. A call that the hook refused
-// or the driver failed made nothing.
+// Count is the outcome of the calls of one name. A call that the hook refused or the
+// driver failed counts as failed.
 type Count struct {
 	Made   int    // calls that succeeded
 	Failed int    // calls that did not
@@ -35,32 +35,32 @@ func (d *Injected) Counts() map[string]Count {
 	return maps.Clone(d.counts)
 }
 
-// pair is calls that take something and calls that give it back.
+// pair is calls that take something and calls that free it.
 type pair struct {
-	take, give []string
+	take, free []string
 	bytes      bool // compare bytes, because one Unmap covers many Maps
 }
 
 func pairs() []pair {
 	return []pair{
-		{take: []string{"Reserve"}, give: []string{"Free"}},
-		{take: []string{"Reserve"}, give: []string{"Free"}, bytes: true},
-		{take: []string{"Create", "Import", "ImportFabric"}, give: []string{"Release"}},
-		{take: []string{"Map"}, give: []string{"Unmap"}, bytes: true},
-		{take: []string{"Open"}, give: []string{"Close"}},
-		{take: []string{"NewStream"}, give: []string{"FreeStream"}},
-		{take: []string{"NewEvent"}, give: []string{"FreeEvent"}},
-		{take: []string{"EnablePeer"}, give: []string{"DisablePeer"}},
-		{take: []string{"AllocHost"}, give: []string{"FreeHost"}},
-		{take: []string{"AllocPlain", "AllocAsync"}, give: []string{"FreePlain", "FreeAsync"}},
+		{take: []string{"Reserve"}, free: []string{"Free"}},
+		{take: []string{"Reserve"}, free: []string{"Free"}, bytes: true},
+		{take: []string{"Create", "Import", "ImportFabric"}, free: []string{"Release"}},
+		{take: []string{"Map"}, free: []string{"Unmap"}, bytes: true},
+		{take: []string{"Open"}, free: []string{"Close"}},
+		{take: []string{"NewStream"}, free: []string{"FreeStream"}},
+		{take: []string{"NewEvent"}, free: []string{"FreeEvent"}},
+		{take: []string{"EnablePeer"}, free: []string{"DisablePeer"}},
+		{take: []string{"AllocHost"}, free: []string{"FreeHost"}},
+		{take: []string{"AllocPlain", "AllocAsync"}, free: []string{"FreePlain", "FreeAsync"}},
 	}
 }
 
-// Balanced is nil when everything taken through the wrapper was given back:
-// reservations freed, handles released, mapped bytes unmapped, devices closed,
-// streams, events and pinned and plain memory freed, access to peers disabled.
-// Else it names each pair that is not even; what closing a device undoes by
-// itself is one. File descriptors are their owner's and not counted.
+// Balanced returns nil if everything that was taken through the wrapper was given
+// back: reservations freed, handles released, mapped bytes unmapped, devices closed,
+// streams, events and pinned and plain memory freed, access to peers disabled. Else
+// the error names each pair that is not even. What a Close of a device frees by itself
+// counts as not given back. File descriptors are not counted.
 func (d *Injected) Balanced() error {
 	counts := d.Counts()
 	sum := func(names []string, bytes bool) (n uint64) {
@@ -73,18 +73,19 @@ func (d *Injected) Balanced() error {
 		}
 		return n
 	}
+	// Bytes and calls are compared apart: one Unmap covers many Maps.
 	var uneven []string
 	for _, p := range pairs() {
-		taken, given := sum(p.take, p.bytes), sum(p.give, p.bytes)
-		if taken == given {
+		taken, freed := sum(p.take, p.bytes), sum(p.free, p.bytes)
+		if taken == freed {
 			continue
 		}
-		unit := "calls"
+		noun := "calls"
 		if p.bytes {
-			unit = "bytes"
+			noun = "bytes"
 		}
 		uneven = append(uneven, fmt.Sprintf("%s %d %s, %s %d",
-			strings.Join(p.take, "+"), taken, unit, strings.Join(p.give, "+"), given))
+			strings.Join(p.take, "+"), taken, noun, strings.Join(p.free, "+"), freed))
 	}
 	if uneven == nil {
 		return nil

@@ -33,7 +33,7 @@ documentation, and contracts are those of architecture.md.
 
 `
 
-// docTail is where the part begins that is written by hand.
+// docTail is where the hand-written part begins.
 const docTail = "\n## What users of other libraries complain about\n"
 
 func openHost(testing.TB) driver.Driver {

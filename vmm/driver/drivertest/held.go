@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// held is what a case has taken and not yet given back.
+// held is what a case has taken and not yet freed.
 type held struct {
 	reserved map[driver.Ptr]uint64
 	mapped   map[driver.Ptr]uint64
@@ -20,7 +20,7 @@ type held struct {
 	gates    []*gate
 }
 
-// owned is a thing of one device.
+// owned is a stream, an event or memory of one device.
 type owned[T any] struct {
 	dev driver.Device
 	it  T
@@ -50,7 +50,7 @@ func (c *check) free(p driver.Ptr) {
 	delete(c.held.reserved, p)
 }
 
-// create takes private memory of device 0.
+// create creates private memory of device 0.
 func (c *check) create(size uint64) driver.Handle {
 	c.Helper()
 	return c.createAs(size, private(0))
@@ -71,7 +71,7 @@ func (c *check) release(h driver.Handle) {
 	delete(c.held.handles, h)
 }
 
-func (c *check) mapAt(p driver.Ptr, size uint64, h driver.Handle) {
+func (c *check) mapHandle(p driver.Ptr, size uint64, h driver.Handle) {
 	c.Helper()
 	c.must(c.prompt("map", func() error { return c.d.Map(p, size, h) }), "map handle %d at %v", h, p)
 	c.held.mapped[p] = size
@@ -93,14 +93,14 @@ func (c *check) access(p driver.Ptr, size uint64, who ...driver.Grant) {
 }
 
 // chunks reserves addresses for n chunks of one granule each, maps them all,
-// and lets device 0 read and write.
+// and grants device 0 read and write.
 func (c *check) chunks(n int) (driver.Ptr, []driver.Handle) {
 	c.Helper()
 	p := c.reserve(uint64(n) * c.gran)
 	hs := make([]driver.Handle, n)
 	for i := range hs {
 		hs[i] = c.create(c.gran)
-		c.mapAt(c.chunk(p, i), c.gran, hs[i])
+		c.mapHandle(c.chunk(p, i), c.gran, hs[i])
 	}
 	c.access(p, uint64(n)*c.gran, grant(0, driver.AccessReadWrite))
 	return p, hs
@@ -109,7 +109,7 @@ func (c *check) chunks(n int) (driver.Ptr, []driver.Handle) {
 // chunk is the address of the i-th granule after p.
 func (c *check) chunk(p driver.Ptr, i int) driver.Ptr { return p + driver.Ptr(uint64(i)*c.gran) }
 
-// dev opens a device, once for each case.
+// dev opens a device once for each case.
 func (c *check) dev(n int) driver.Device {
 	c.Helper()
 	if d, ok := c.held.devices[n]; ok {
@@ -139,8 +139,8 @@ func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
 	return e
 }
 
-// as is the device's optional interface I. The wrapper has them all; whether
-// the driver behind it has, its first call says.
+// as is the device's optional interface I. The wrapper has all of them; if the
+// wrapped driver has not, the first call returns ErrNotSupported.
 func as[I any](c *check, d driver.Device) I {
 	c.Helper()
 	i, ok := d.(I)
@@ -150,7 +150,7 @@ func as[I any](c *check, d driver.Device) I {
 	return i
 }
 
-// pin takes page-locked host memory, and skips the case where there is none.
+// pin allocates page-locked host memory, or skips the case where there is none.
 func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 	c.Helper()
 	var p driver.Ptr
@@ -161,60 +161,61 @@ func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 	return p, b
 }
 
-// giveBack gives back what the case still holds, in the order that a program
-// would, and checks that nothing is left. On a lost device the memory must
-// still come back; the rest of it is the device's own.
+// giveBack frees what the case still holds, in the order in which a program would,
+// and checks that nothing is left. On a lost device memory must be freed too; what
+// else there is goes with the device.
 func (c *check) giveBack() {
 	c.Helper()
-	give := func(doing string, f func() error) {
+	atEnd := func(doing string, f func() error) {
 		c.Helper()
 		if err := c.returns("at the end, "+doing, f); err != nil && !c.Failed() {
 			c.Errorf("at the end, %s: %v", doing, err)
 		}
 	}
+	// First, because every wait below is for work that a gate may hold back.
 	for _, g := range c.held.gates {
 		g.open()
 	}
 	for n, d := range c.held.devices {
 		if !c.rule.lost {
-			give(fmt.Sprintf("sync device %d", n), d.Sync)
+			atEnd(fmt.Sprintf("sync device %d", n), d.Sync)
 		}
 	}
 	for _, s := range c.held.streams {
-		give(fmt.Sprintf("free stream %d", s.it), func() error { return s.dev.FreeStream(s.it) })
+		atEnd(fmt.Sprintf("free stream %d", s.it), func() error { return s.dev.FreeStream(s.it) })
 	}
 	for _, e := range c.held.events {
-		give(fmt.Sprintf("free event %d", e.it), func() error { return e.dev.FreeEvent(e.it) })
+		atEnd(fmt.Sprintf("free event %d", e.it), func() error { return e.dev.FreeEvent(e.it) })
 	}
 	for _, p := range c.held.pinned {
 		if !c.rule.lost {
-			give(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.HostAllocator](c, p.dev).FreeHost(p.it) })
+			atEnd(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.HostAllocator](c, p.dev).FreeHost(p.it) })
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {
-		give(fmt.Sprintf("unmap %v", p), func() error { return c.d.Unmap(p, c.held.mapped[p]) })
+		atEnd(fmt.Sprintf("unmap %v", p), func() error { return c.d.Unmap(p, c.held.mapped[p]) })
 	}
 	for h := range c.held.handles {
-		give(fmt.Sprintf("release handle %d", h), func() error { return c.d.Release(h) })
+		atEnd(fmt.Sprintf("release handle %d", h), func() error { return c.d.Release(h) })
 	}
 	for p, size := range c.held.reserved {
-		give(fmt.Sprintf("free %v", p), func() error { return c.d.Free(p, size) })
+		atEnd(fmt.Sprintf("free %v", p), func() error { return c.d.Free(p, size) })
 	}
 	for n, d := range c.held.devices {
-		give(fmt.Sprintf("close device %d", n), d.Close)
+		atEnd(fmt.Sprintf("close device %d", n), d.Close)
 	}
 	if !c.rule.lost && !c.holes {
-		give("count", c.d.Balanced)
+		atEnd("count", c.d.Balanced)
 	}
 }
 
-// gate holds a stream back until it is opened.
+// gate holds a stream back until open is called.
 type gate struct {
 	word   []byte
 	opened bool
 }
 
-// hold closes a gate in a stream: what is queued after it runs once the gate
+// hold queues a closed gate in a stream: later work of the stream runs once the gate
 // is open. The case is skipped where streams cannot wait for a word.
 func (c *check) hold(d driver.Device, s driver.Stream) *gate {
 	c.Helper()
@@ -227,8 +228,8 @@ func (c *check) hold(d driver.Device, s driver.Stream) *gate {
 	return g
 }
 
-// open lets the stream go on. It touches the word once only, because the
-// memory may be freed afterwards.
+// open lets the stream go on. It writes the word only once, because the memory may be
+// freed afterwards.
 func (g *gate) open() {
 	if !g.opened {
 		g.opened = true

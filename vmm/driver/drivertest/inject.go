@@ -31,9 +31,9 @@ func FailNth(name string, n int, err error) func(Call) error {
 	}
 }
 
-// Injected is a driver whose calls a hook can refuse, and which counts them.
-// It has every optional interface and answers ErrNotSupported for those that
-// the driver behind it lacks. It owns nothing; there is nothing to close.
+// Injected is a driver whose calls a hook can refuse, and which counts them. It is a
+// driver.Wrapper: it has every optional interface and returns ErrNotSupported for
+// those that the wrapped driver lacks. It owns nothing, so it needs no closing.
 type Injected struct {
 	inner driver.Driver
 	hook  func(Call) error
@@ -49,12 +49,13 @@ var (
 	_ driver.PeerInfo      = (*Injected)(nil)
 	_ driver.RangeExporter = (*Injected)(nil)
 	_ driver.FabricSharer  = (*Injected)(nil)
+	_ driver.Wrapper       = (*Injected)(nil)
 )
 
-// Inject wraps d and the devices it opens. The hook runs before each call; an
-// error from it is returned inside a *driver.CallError and the call is not
-// made. A nil hook refuses nothing. The hook may run on several goroutines at
-// once, and no lock is held while it does.
+// Inject wraps d and the devices it opens. The hook runs before each call. If it
+// returns an error, the call is not made and returns that error in a
+// *driver.CallError. A nil hook refuses nothing. The hook may run on several
+// goroutines at once, and no lock is held while it does.
 func Inject(d driver.Driver, hook func(Call) error) *Injected {
 	if hook == nil {
 		hook = func(Call) error { return nil }
@@ -79,20 +80,20 @@ func (d *Injected) call(name string, dev int, size uint64, f func() error) error
 	return err
 }
 
-// get is call for what also answers with a value.
+// get is call for calls that return a value too.
 func get[T any](d *Injected, name string, dev int, size uint64, f func() (T, error)) (T, error) {
 	var v T
 	err := d.call(name, dev, size, func() (err error) { v, err = f(); return err })
 	return v, err
 }
 
-// refusal is what a driver would have answered for the hook's error.
+// refusal is the error that a driver would return for the hook's error.
 func refusal(name string, err error) error {
 	for _, kind := range sentinels() {
 		if !errors.Is(err, kind) {
 			continue
 		}
-		if err.Error() == kind.Error() { // it would only say the same twice
+		if err.Error() == kind.Error() { // the text would say the same twice
 			return &driver.CallError{Call: name, Kind: kind}
 		}
 		return &driver.CallError{Call: name, Kind: kind, Err: err}
@@ -100,7 +101,7 @@ func refusal(name string, err error) error {
 	return &driver.CallError{Call: name, Kind: err, Err: err}
 }
 
-// absent is the answer of an optional interface that is not there.
+// absent is the error of a call of an optional interface that the driver lacks.
 func absent(name string) error {
 	return &driver.CallError{Call: name, Kind: driver.ErrNotSupported}
 }
@@ -123,8 +124,11 @@ func ordinal(l driver.Location) int {
 	return -1
 }
 
-// Name is the inner driver's. It is not a call: the hook does not see it.
+// Name is the wrapped driver's. It is no call, so the hook does not see it.
 func (d *Injected) Name() string { return d.inner.Name() }
+
+// Wraps implements driver.Wrapper.
+func (d *Injected) Wraps() driver.Identity { return driver.IdentityOf(d.inner) }
 
 // Devices implements driver.Driver.
 func (d *Injected) Devices() ([]driver.Info, error) {
@@ -202,7 +206,7 @@ func (d *Injected) Access(p driver.Ptr, who driver.Location) (driver.Access, err
 
 // Export implements driver.Driver.
 func (d *Injected) Export(h driver.Handle) (int, error) {
-	fd := -1 // never 0, which is somebody's
+	fd := -1 // never 0, which is standard input
 	err := d.call("Export", -1, 0, func() (err error) { fd, err = d.inner.Export(h); return err })
 	return fd, err
 }

@@ -126,7 +126,7 @@ func as[I any](t *testing.T, d driver.Device) I {
 	return i
 }
 
-func TestInjectAnswersForAbsentInterfaces(t *testing.T) {
+func TestInjectWithoutOptionalInterfaces(t *testing.T) {
 	d := drivertest.Inject(&bare{}, nil)
 	dev, err := d.Open(0)
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func TestInjectBalance(t *testing.T) {
 	require.NoError(t, d.Balanced())
 }
 
-// peered is a bare driver that knows of peers.
+// peered is a bare driver with PeerInfo and LegacyPeers.
 type peered struct{ bare }
 
 func (p *peered) Peering(from, to int) (driver.Peering, error) {

@@ -24,7 +24,10 @@ var (
 	_ driver.Capturer      = (*device)(nil)
 	_ driver.StreamMemOps  = (*device)(nil)
 	_ driver.LegacyPeers   = (*device)(nil)
+	_ driver.Wrapper       = (*device)(nil)
 )
+
+func (v *device) Wraps() driver.Identity { return driver.IdentityOf(v.inner) }
 
 func (v *device) call(name string, size uint64, f func() error) error {
 	return v.d.call(name, v.n, size, f)
@@ -80,7 +83,7 @@ func (v *device) StreamDone(s driver.Stream) (yes bool, err error) {
 	return yes, err
 }
 
-// Own cannot fail, so the hook does not see it.
+// CopyStream cannot fail, so the hook does not see it.
 func (v *device) CopyStream() driver.Stream { return v.inner.CopyStream() }
 
 func (v *device) Capturing(s driver.Stream) (yes bool, err error) {

@@ -18,8 +18,8 @@ import (
 
 const mutantEnv = "CUVMM_DRIVERTEST_MUTANT"
 
-// TestMutants is the suites' own negative control: a host driver with one fault
-// must fail the rule that forbids it. The suite that fails runs in a child.
+// TestMutants is the negative control of the suites: a host driver with one fault must
+// fail the rule that forbids it. The failing suite runs in a child process.
 func TestMutants(t *testing.T) {
 	if name, child := os.LookupEnv(mutantEnv); child {
 		open := func(testing.TB) driver.Driver {
@@ -51,7 +51,7 @@ func TestMutants(t *testing.T) {
 type mutant struct {
 	rule  string
 	of    func(*host.Driver) driver.Driver
-	hangs bool // until the case gives up
+	hangs bool // until the case loses patience
 }
 
 func mutants() map[string]mutant {
@@ -95,7 +95,7 @@ func mutants() map[string]mutant {
 		"a pair that is not there is unknown": memory("peering-unknown", func(d *host.Driver) driver.Driver { return &anyPair{d} }),
 		"enabling twice is fine":              device("peer-enable", func(f full) driver.Device { return &enableTwice{f} }),
 		"disabling twice is fine":             device("peer-enable", func(f full) driver.Device { return &disableTwice{f} }),
-		"a device is its own peer":            device("peer-enable-who", func(f full) driver.Device { return &selfPeer{f} }),
+		"a device is its own peer":            device("peer-enable-refused", func(f full) driver.Device { return &selfPeer{f} }),
 		"close leaves peers enabled":          device("peer-enable-close", func(f full) driver.Device { return &closeKeeps{f} }),
 		"enabling needs no path":              device("peer-no-path", func(f full) driver.Device { return &noPath{f} }),
 		"copies need access":                  device("peer-plain", func(f full) driver.Device { return &copyNeeds{full: f} }),
@@ -405,8 +405,8 @@ func (d *syncClosed) SyncIfActive(n int) error {
 	return dev.Sync()
 }
 
-// waitsIn is a Device of which one call, that should wait for nothing, waits
-// for queued work.
+// waitsIn is a Device on which one call waits for queued work that it must not wait
+// for.
 type waitsIn struct {
 	full
 	call string

@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// Mutants of what is lost, and of what a reset took.
+// Mutants for lost devices and resets.
 
 type createLost struct{ *host.Driver }
 

@@ -9,22 +9,22 @@ import (
 func accessRules() []Rule {
 	readOnly := []driver.Feature{driver.FeatureReadOnlyMap}
 	return []Rule{
-		{Name: "access-answers", Says: "Access answers what SetAccess set last, throughout the span", Source: manual, run: accessAnswers},
+		{Name: "access-last", Says: "Access returns what SetAccess set last, throughout the span", Source: manual, run: accessLast},
 		{Name: "access-twice", Says: "of two entries for one device in one SetAccess the last one counts", Source: measured, run: accessTwice},
 		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: accessSeveral},
 		{Name: "access-hole", Says: "access on what is not mapped, or on a span that begins or ends in a hole, is ErrInvalid and changes nothing", Source: measured, run: accessHole},
-		{Name: "access-who", Says: "a grant to LocationOwner, to a device that is not there, or of no known level is refused whole", Source: seam, run: accessWho},
-		{Name: "access-host", Says: "a host node cannot be given access to device memory", Source: measured, run: accessHost},
-		{Name: "access-none", Says: "access taken away refuses copies and fills, harmlessly, and can be given again", Source: seam, run: accessNone},
-		{Name: "read-only", Says: "memory mapped to read refuses copies and fills into it as ErrInvalid, harmlessly", Source: measured, needs: readOnly, run: readOnlyMapping},
+		{Name: "access-refused", Says: "a grant to LocationOwner, to a device that does not exist, or of an unknown level is refused, with every grant beside it", Source: seam, run: accessRefused},
+		{Name: "access-host", Says: "a host node cannot have access to device memory", Source: measured, run: accessHost},
+		{Name: "access-none", Says: "without access copies and fills are refused, harmlessly, and access can be granted again", Source: seam, run: accessNone},
+		{Name: "read-only", Says: "copies and fills into read-only memory are ErrInvalid and harmless", Source: measured, needs: readOnly, run: readOnlyMapping},
 		{Name: "read-only-alias", Says: "one handle can be read-write at one address and read-only at another", Source: measured, needs: readOnly, run: readOnlyAlias},
 	}
 }
 
-func accessAnswers(c *check) {
+func accessLast(c *check) {
 	p := c.reserve(3 * c.gran)
-	c.mapAt(p, c.gran, c.create(c.gran))
-	c.mapAt(c.chunk(p, 1), 2*c.gran, c.create(2*c.gran))
+	c.mapHandle(p, c.gran, c.create(c.gran))
+	c.mapHandle(c.chunk(p, 1), 2*c.gran, c.create(2*c.gran))
 	c.access(p, 3*c.gran, grant(0, driver.AccessReadWrite))
 	levels := []driver.Access{driver.AccessReadWrite, driver.AccessNone, driver.AccessReadWrite}
 	if c.d.Supports(0, driver.FeatureReadOnlyMap) == nil {
@@ -40,7 +40,7 @@ func accessAnswers(c *check) {
 
 func accessTwice(c *check) {
 	p := c.reserve(c.gran)
-	c.mapAt(p, c.gran, c.create(c.gran))
+	c.mapHandle(p, c.gran, c.create(c.gran))
 	c.access(p, c.gran, grant(0, driver.AccessReadWrite), grant(0, driver.AccessRead))
 	c.has(p, 0, driver.AccessRead)
 	c.access(p, c.gran, grant(0, driver.AccessRead), grant(0, driver.AccessReadWrite))
@@ -52,7 +52,7 @@ func accessSeveral(c *check) {
 	p := c.reserve(5 * c.gran)
 	for _, m := range []struct{ at, n int }{{0, 2}, {2, 1}, {3, 2}} {
 		size := uint64(m.n) * c.gran
-		c.mapAt(c.chunk(p, m.at), size, c.create(size))
+		c.mapHandle(c.chunk(p, m.at), size, c.create(size))
 	}
 	c.access(p, 5*c.gran, grant(0, driver.AccessReadWrite))
 	for i := range 5 {
@@ -65,16 +65,16 @@ func accessSeveral(c *check) {
 func accessHole(c *check) {
 	p := c.reserve(4 * c.gran)
 	for _, i := range []int{0, 2} {
-		c.mapAt(c.chunk(p, i), c.gran, c.create(c.gran))
+		c.mapHandle(c.chunk(p, i), c.gran, c.create(c.gran))
 	}
-	give := []driver.Grant{grant(0, driver.AccessReadWrite)}
+	grants := []driver.Grant{grant(0, driver.AccessReadWrite)}
 	for _, span := range []struct{ from, n int }{{1, 1}, {0, 2}, {1, 2}, {2, 2}, {2, 3}} {
-		err := c.d.SetAccess(c.chunk(p, span.from), uint64(span.n)*c.gran, give)
+		err := c.d.SetAccess(c.chunk(p, span.from), uint64(span.n)*c.gran, grants)
 		c.want(err, fmt.Sprintf("access for %d chunks from %d, where 1 and 3 are holes", span.n, span.from), driver.ErrInvalid)
 	}
-	c.want(c.d.SetAccess(p, 0, give), "access for nothing", driver.ErrInvalid)
-	c.want(c.d.SetAccess(p, -c.gran, give), "access for an overflowing span", driver.ErrInvalid)
-	c.want(c.d.SetAccess(0, c.gran, give), "access at 0", driver.ErrInvalid)
+	c.want(c.d.SetAccess(p, 0, grants), "access for nothing", driver.ErrInvalid)
+	c.want(c.d.SetAccess(p, -c.gran, grants), "access for an overflowing span", driver.ErrInvalid)
+	c.want(c.d.SetAccess(0, c.gran, grants), "access at 0", driver.ErrInvalid)
 	c.has(p, 0, driver.AccessNone)
 	c.has(c.chunk(p, 2), 0, driver.AccessNone)
 	_, err := c.d.Access(c.chunk(p, 1), at(0))
@@ -83,9 +83,9 @@ func accessHole(c *check) {
 	c.want(err, "ask for access at 0", driver.ErrInvalid)
 }
 
-func accessWho(c *check) {
+func accessRefused(c *check) {
 	p := c.reserve(c.gran)
-	c.mapAt(p, c.gran, c.create(c.gran))
+	c.mapHandle(p, c.gran, c.create(c.gran))
 	good := grant(0, driver.AccessReadWrite)
 	for _, bad := range []struct {
 		grant driver.Grant
@@ -105,7 +105,7 @@ func accessWho(c *check) {
 
 func accessHost(c *check) {
 	p := c.reserve(c.gran)
-	c.mapAt(p, c.gran, c.create(c.gran))
+	c.mapHandle(p, c.gran, c.create(c.gran))
 	host := driver.Grant{To: driver.Location{Kind: driver.LocationHostNUMA}, Access: driver.AccessReadWrite}
 	c.want(c.d.SetAccess(p, c.gran, []driver.Grant{host}), "grant to a host node", driver.ErrNotSupported)
 }
@@ -136,7 +136,7 @@ func readOnlyMapping(c *check) {
 	c.reads(d, p, 2*c.gran, 1)
 }
 
-// refusesWrites checks that a device is told so harmlessly when it writes at p.
+// refusesWrites checks that writes of a device at p are refused harmlessly.
 func (c *check) refusesWrites(d driver.Device, p driver.Ptr) {
 	c.Helper()
 	c.want(d.CopyIn(p, make([]byte, 64)), "write without the right to", driver.ErrInvalid)
@@ -148,7 +148,7 @@ func readOnlyAlias(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(1)
 	q := c.reserve(c.gran)
-	c.mapAt(q, c.gran, hs[0])
+	c.mapHandle(q, c.gran, hs[0])
 	c.access(q, c.gran, grant(0, driver.AccessRead))
 	c.write(d, p, c.gran, 1)
 	c.reads(d, q, c.gran, 1)

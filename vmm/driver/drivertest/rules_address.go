@@ -8,13 +8,13 @@ import (
 
 func addressRules() []Rule {
 	return []Rule{
-		{Name: "reserve-size", Says: "reserving nothing, or no multiple of the granularity, is ErrInvalid", Source: measured, run: reserveSize},
-		{Name: "reserve-align", Says: "a range starts at a multiple of the granularity and of the power of two asked for", Source: manual, run: reserveAlign},
+		{Name: "reserve-size", Says: "to reserve 0 bytes, or a size that is no multiple of the granularity, is ErrInvalid", Source: measured, run: reserveSize},
+		{Name: "reserve-align", Says: "a range starts at a multiple of the granularity and of the requested power of two", Source: manual, run: reserveAlign},
 		{Name: "reserve-apart", Says: "reserved ranges do not overlap", Source: manual, run: reserveApart},
 		{Name: "reserve-exhausted", Says: "a range larger than the address space is ErrAddressSpace, never ErrOutOfMemory, and the next one works", Source: measured, run: reserveExhausted},
 		{Name: "reserve-overflow", Says: "sizes from 2^63 up are refused", Source: contract(7), run: reserveOverflow},
-		{Name: "free-exact", Says: "only a whole range, as reserved, can be freed, and only once", Source: manual, run: freeExact},
-		{Name: "free-mapped", Says: "freeing a range with something mapped in it is ErrInvalid and changes nothing", Source: manual, run: freeMapped},
+		{Name: "free-exact", Says: "a range can be freed only whole, and only once", Source: manual, run: freeExact},
+		{Name: "free-mapped", Says: "freeing a range with a mapping in it is ErrInvalid and changes nothing", Source: manual, run: freeMapped},
 	}
 }
 
@@ -81,7 +81,7 @@ func freeExact(c *check) {
 		c.want(c.d.Free(f.p, f.size), fmt.Sprintf("free %d bytes at %v of %d at %v", f.size, f.p, 4*c.gran, p), driver.ErrInvalid)
 	}
 	h := c.create(c.gran)
-	c.mapAt(p, c.gran, h) // the range is still there
+	c.mapHandle(p, c.gran, h) // the range is still there
 	c.unmap(p, c.gran)
 	c.free(p)
 	c.want(c.d.Free(p, 4*c.gran), "free again", driver.ErrInvalid)
@@ -90,7 +90,7 @@ func freeExact(c *check) {
 func freeMapped(c *check) {
 	p := c.reserve(2 * c.gran)
 	h := c.create(c.gran)
-	c.mapAt(c.chunk(p, 1), c.gran, h)
+	c.mapHandle(c.chunk(p, 1), c.gran, h)
 	c.want(c.d.Free(p, 2*c.gran), "free with a chunk mapped", driver.ErrInvalid)
 	c.access(c.chunk(p, 1), c.gran, grant(0, driver.AccessReadWrite))
 	c.write(c.dev(0), c.chunk(p, 1), c.gran, 1)

@@ -9,13 +9,13 @@ import (
 
 func captureRules() []Rule {
 	return []Rule{
-		{Name: "capture-grow", Says: "create, map, set access and unmap are fine during a capture, in every mode", Source: measured, run: captureGrow},
+		{Name: "capture-grow", Says: "create, map, set access and unmap work during a capture, in every mode", Source: measured, run: captureGrow},
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
 		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
-		{Name: "capture-legacy", Says: "while a thread's stream is captured, to ask whether the legacy stream is is ErrCapturing and spares the capture", Source: measured, run: captureLegacy},
-		{Name: "capture-done", Says: "to ask whether a capturing stream is done is ErrCapturing and spares the capture, and so does asking for another stream", Source: seam, run: captureDone},
-		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
+		{Name: "capture-legacy", Says: "while a thread's stream is captured, Capturing of the legacy stream returns ErrCapturing and the capture goes on", Source: measured, run: captureLegacy},
+		{Name: "capture-done", Says: "StreamDone of a capturing stream returns ErrCapturing and the capture goes on, as it does after StreamDone of another stream", Source: seam, run: captureDone},
+		{Name: "capture-only", Says: "captured work does not run", Source: guide, run: captureOnly},
 		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
 	}
 }
@@ -41,7 +41,7 @@ func (c *check) capturing(d driver.Device, s driver.Stream, want bool) {
 	}
 }
 
-// survives ends a capture, which must still be whole.
+// survives ends a capture and checks that it was not destroyed.
 func (c *check) survives(d driver.Device, s driver.Stream) {
 	c.Helper()
 	c.must(as[driver.Capturer](c, d).EndCapture(s), "end the capture")
@@ -59,7 +59,7 @@ func captureGrow(c *check) {
 		s := c.capture(d, m)
 		for i := range 2 {
 			h := c.create(c.gran)
-			c.mapAt(c.chunk(p, i), c.gran, h)
+			c.mapHandle(c.chunk(p, i), c.gran, h)
 			c.access(c.chunk(p, i), c.gran, grant(0, driver.AccessReadWrite))
 			c.release(h)
 		}
@@ -109,11 +109,11 @@ func captureSpared(c *check) {
 	}
 }
 
-// captureBeside has its captures on this goroutine's thread, and the rest on
-// others. The last device to close may end its context.
+// captureBeside captures on this goroutine's thread and makes the other calls on
+// other threads. The last device to close may end its context.
 func captureBeside(c *check) {
 	d := c.dev(0)
-	far := len(c.info) - 1 // whose context is made anew, where there is more than one device
+	far := len(c.info) - 1 // with several devices, one whose context is made anew
 	for _, m := range modes() {
 		s := c.capture(d, m)
 		for _, beside := range []struct {

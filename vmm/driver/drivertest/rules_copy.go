@@ -13,17 +13,17 @@ import (
 func copyRules() []Rule {
 	return []Rule{
 		{Name: "copy-round-trip", Says: "bytes go in and come out at any offset and length, across chunks", Source: manual, run: copyRoundTrip},
-		{Name: "copy-empty", Says: "copying nothing is fine, also where nothing is mapped", Source: manual, run: copyEmpty},
-		{Name: "copy-bounds", Says: "a copy that leaves what is mapped is ErrInvalid, writes nothing and does no harm", Source: seam, run: copyBounds},
-		{Name: "copy-in-done", Says: "the source slice is free for reuse when CopyIn returns, and the memory may be unmapped", Source: seam, run: copyInDone},
+		{Name: "copy-empty", Says: "a copy of 0 bytes works, also where nothing is mapped", Source: manual, run: copyEmpty},
+		{Name: "copy-bounds", Says: "a copy that runs out of the mapped span is ErrInvalid, writes nothing and does no harm", Source: seam, run: copyBounds},
+		{Name: "copy-in-done", Says: "when CopyIn returns, the source slice may be reused and the memory unmapped", Source: seam, run: copyInDone},
 		{Name: "fill", Says: "a fill sets elements of 1, 2 or 4 bytes and nothing beside them", Source: manual, run: fill},
 		{Name: "fill-bounds", Says: "a fill of another width, at an odd address, past the mapping or past 2^64 is ErrInvalid", Source: manual, run: fillBounds},
-		{Name: "device-close", Says: "Close twice is fine, every later call is ErrClosed, and another Device of the same ordinal goes on", Source: seam, run: deviceClose},
+		{Name: "device-close", Says: "a second Close works, every later call is ErrClosed, and another Device of the same ordinal goes on", Source: seam, run: deviceClose},
 		{Name: "device-do", Says: "Do runs the function once and returns its error", Source: seam, run: deviceDo},
 	}
 }
 
-// pattern is n bytes in which every offset is told from its neighbours.
+// pattern is n bytes in which every byte differs from its neighbours.
 func pattern(n uint64, seed byte) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -112,8 +112,8 @@ func copyInDone(c *check) {
 		c.must(d.CopyIn(p, want), "write")
 		c.unmap(p, 2*c.gran)
 		c.must(d.Sync(), "sync after unmapping what was just written")
-		c.mapAt(p, c.gran, hs[0])
-		c.mapAt(c.chunk(p, 1), c.gran, hs[1])
+		c.mapHandle(p, c.gran, hs[0])
+		c.mapHandle(c.chunk(p, 1), c.gran, hs[1])
 		c.access(p, 2*c.gran, grant(0, driver.AccessReadWrite))
 	}
 }
@@ -128,6 +128,7 @@ func fill(c *check) {
 	}{
 		{0xa1, 1, 3, 5}, {0xb1b2, 2, c.gran - 2, 3}, {0xc1c2c3c4, 4, c.gran - 8, 1000}, {7, 1, 0, 2 * c.gran}, {0x01020304, 4, 0, c.gran / 2},
 	} {
+		// All bytes are compared, so that a write beside the fill shows.
 		want := make([]byte, 2*c.gran)
 		c.must(d.CopyOut(want, p), "read")
 		word := binary.NativeEndian.AppendUint32(nil, f.pattern)

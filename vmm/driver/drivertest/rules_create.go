@@ -9,17 +9,17 @@ import (
 
 func createRules() []Rule {
 	return []Rule{
-		{Name: "create-size", Says: "creating nothing, or no multiple of the granularity, is ErrInvalid", Source: measured, run: createSize},
+		{Name: "create-size", Says: "to create 0 bytes, or a size that is no multiple of the granularity, is ErrInvalid", Source: measured, run: createSize},
 		{Name: "create-too-much", Says: "more memory than the device has is ErrOutOfMemory", Source: measured, run: createTooMuch},
-		{Name: "create-until-full", Says: "a full device answers ErrOutOfMemory, and again has room after a release", Source: manual, run: createUntilFull},
-		{Name: "create-home", Says: "LocationOwner and kinds of place that do not exist are ErrInvalid", Source: seam, run: createHome},
-		{Name: "create-location", Says: "Location says where memory was created; of what is no handle it is ErrInvalid", Source: seam, run: createLocation},
+		{Name: "create-until-full", Says: "a full device returns ErrOutOfMemory, and has memory again after a release", Source: manual, run: createUntilFull},
+		{Name: "create-refused", Says: "LocationOwner and kinds of location that do not exist are ErrInvalid", Source: seam, run: createRefused},
+		{Name: "create-location", Says: "Location says where memory was created; without such a handle it is ErrInvalid", Source: seam, run: createLocation},
 		{Name: "create-share", Says: "ways to share that do not exist are ErrInvalid", Source: seam, run: createShare},
-		{Name: "create-fabric", Says: "fabric memory where the fabric is not set up is refused, whatever attributes say", Source: measured, run: createFabric},
+		{Name: "create-fabric", Says: "without a fabric, memory for fabric handles is refused, whatever attributes say", Source: measured, run: createFabric},
 		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.FeatureHostNUMA}, run: hostNUMA},
 		{Name: "no-host-numa", Says: "memory of a host node is ErrNotSupported where the feature is", Source: seam, run: noHostNUMA},
-		{Name: "fresh-zero", Says: "fresh memory reads zero, also after others held data", Source: measured, run: freshZero},
-		{Name: "release-once", Says: "releasing twice, or what was never created, is ErrInvalid", Source: manual, run: releaseOnce},
+		{Name: "fresh-zero", Says: "new memory reads zero, also if it held data before", Source: measured, run: freshZero},
+		{Name: "release-once", Says: "releasing a handle twice, or one that was never created, is ErrInvalid", Source: manual, run: releaseOnce},
 		{Name: "release-mapped", Says: "a mapping outlives the release of its handle", Source: guide, run: releaseMapped},
 		{Name: "memory-back", Says: "memory comes back exactly when it is released and unmapped, in either order", Source: contract(3), run: memoryBack},
 	}
@@ -69,7 +69,7 @@ func createUntilFull(c *check) {
 	c.create(piece)
 }
 
-func createHome(c *check) {
+func createRefused(c *check) {
 	for _, home := range []driver.Location{{}, {Kind: driver.LocationOwner, ID: 3}, {Kind: 99}} {
 		_, err := c.d.Create(c.gran, driver.Prop{Location: home})
 		c.want(err, fmt.Sprintf("create on %v", home), driver.ErrInvalid)
@@ -95,7 +95,7 @@ func hostNUMA(c *check) {
 	c.must(err, "granularity of %v", node)
 	p := c.reserve(gran)
 	h := c.createAs(gran, driver.Prop{Location: node})
-	c.mapAt(p, gran, h)
+	c.mapHandle(p, gran, h)
 	c.access(p, gran, grant(0, driver.AccessReadWrite), driver.Grant{To: node, Access: driver.AccessReadWrite})
 	c.reads(c.dev(0), p, gran, 0)
 	c.write(c.dev(0), p, gran, 7)
@@ -152,10 +152,11 @@ func memoryBack(c *check) {
 	before := c.freeMemory(d)
 	for _, releaseFirst := range []bool{false, true} {
 		h := c.create(size)
-		c.mapAt(p, size, h)
+		c.mapHandle(p, size, h)
 		if now := c.freeMemory(d); now+size > before {
 			c.Errorf("%d bytes free with %d taken of %d", now, size, before)
 		}
+		// The first of the two must not free the memory, the second must.
 		if releaseFirst {
 			c.release(h)
 			if now := c.freeMemory(d); now+size > before {
@@ -170,6 +171,7 @@ func memoryBack(c *check) {
 			c.Errorf("%d bytes free after all was given back, %d before", now, before)
 		}
 	}
+	// A create that fails must not count anything.
 	_, err := c.d.Create(size+1, private(0))
 	if err == nil || errors.Is(err, driver.ErrOutOfMemory) {
 		c.Errorf("create of an odd size: %v", err)

@@ -33,10 +33,10 @@ func (c *check) thread() *thread {
 // must runs f on the thread.
 func (t *thread) must(doing string, f func() error) {
 	t.c.Helper()
-	answer := make(chan error, 1)
+	result := make(chan error, 1)
 	t.c.must(t.c.returns(doing, func() error {
-		t.work <- func() { answer <- f() }
-		return <-answer
+		t.work <- func() { result <- f() }
+		return <-result
 	}), "%s", doing)
 }
 
@@ -56,7 +56,7 @@ func streamDefaults(c *check) {
 	}
 }
 
-// streamThread holds the stream of one thread back, and looks what waits.
+// streamThread holds back the stream of one thread and checks what waits for it.
 func streamThread(c *check) {
 	d := c.dev(0)
 	p, _ := c.chunks(3)
@@ -98,7 +98,7 @@ func streamThread(c *check) {
 	}
 	c.reads(d, c.chunk(p, 2), c.gran, 1)
 
-	// What was made with NewStream holds nothing up.
+	// A stream of NewStream delays nothing.
 	c.hold(d, aside)
 	two.must("record on 0", func() error { return d.Record(e[0], 0) })
 	two.must("sync the event", func() error { return d.SyncEvent(e[0]) })

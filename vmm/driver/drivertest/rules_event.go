@@ -5,16 +5,16 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 func eventRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "event-fresh", Says: "an event never recorded is done, and waiting for it is no wait", Source: manual, run: eventFresh},
+		{Name: "event-fresh", Says: "an event that was never recorded is done, and a wait for it returns at once", Source: manual, run: eventFresh},
 		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, spinning or not", Source: manual, needs: gated, run: eventSync},
 		{Name: "event-last", Says: "an event stands for its last record", Source: manual, needs: gated, run: eventLast},
 		{Name: "event-wait", Says: "a stream that waits for an event runs after the work before it", Source: manual, needs: gated, run: eventWait},
 		{Name: "event-wait-then", Says: "a wait is for the record made before it, not for a later one", Source: manual, needs: gated, run: eventWaitThen},
 		{Name: "event-across", Says: "a stream of one device can wait for an event of another", Source: manual, devices: 2, needs: gated, run: eventAcross},
-		{Name: "event-elapsed", Says: "the time between two timed events is theirs; without timing or not yet reached it is ErrInvalid", Source: manual, needs: gated, run: eventElapsed},
-		{Name: "event-flags", Says: "timing between processes and unknown flags are ErrInvalid", Source: manual, run: eventFlags},
+		{Name: "event-elapsed", Says: "Elapsed is the time between two events; without EventTiming, or before both are reached, it is ErrInvalid", Source: manual, needs: gated, run: eventElapsed},
+		{Name: "event-flags", Says: "EventTiming with EventInterprocess, and unknown flags, are ErrInvalid", Source: manual, run: eventFlags},
 		{Name: "event-unknown", Says: "an event that was freed or never made is ErrInvalid", Source: seam, run: eventUnknown},
-		{Name: "event-free", Says: "freeing an event that is recorded but not reached is fine", Source: manual, needs: gated, run: eventFree},
+		{Name: "event-free", Says: "an event that is recorded and not reached can be freed", Source: manual, needs: gated, run: eventFree},
 	}
 }
 
@@ -55,9 +55,9 @@ func eventLast(c *check) {
 	c.done(d, e, true)
 }
 
-// behind makes a stream of device b wait for an event that is behind a gate in
-// a stream of device a, and checks that b's work comes after it.
-func (c *check) behind(a, b int) {
+// eventOrders makes a stream of device b wait for an event that is recorded after a
+// gate in a stream of device a, and checks that b's work comes after it.
+func (c *check) eventOrders(a, b int) {
 	c.Helper()
 	first, second := c.dev(a), c.dev(b)
 	s1, s2 := c.stream(first), c.stream(second)
@@ -71,6 +71,7 @@ func (c *check) behind(a, b int) {
 	c.waitFor(second, s2, e)
 	c.copyAll(second, c.chunk(p, 1), p, s2)
 	c.record(second, last, s2)
+	// All is queued, and the gate is closed: neither stream may be done.
 	returned := make(chan error, 1)
 	go func() { returned <- second.SyncStream(s2) }()
 	c.stays(returned, "sync a stream that waits for an event")
@@ -81,11 +82,11 @@ func (c *check) behind(a, b int) {
 	c.reads(first, c.chunk(p, 1), c.gran, 1)
 }
 
-func eventWait(c *check) { c.behind(0, 0) }
+func eventWait(c *check) { c.eventOrders(0, 0) }
 
 func eventAcross(c *check) {
-	c.behind(0, 1)
-	c.behind(1, 0)
+	c.eventOrders(0, 1)
+	c.eventOrders(1, 0)
 }
 
 func eventWaitThen(c *check) {
@@ -109,6 +110,7 @@ func eventElapsed(c *check) {
 	_, err := d.Elapsed(from, to)
 	c.want(err, "time between events never recorded", driver.ErrInvalid)
 	c.record(d, from, s)
+	// Recorded and not reached: the gate keeps the second event from being reached.
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.record(d, to, s)
@@ -120,7 +122,7 @@ func eventElapsed(c *check) {
 	t, err := d.Elapsed(from, to)
 	c.must(err, "time between events")
 	if t <= 0 {
-		c.Errorf("a fill of %d bytes behind a gate took %v", c.gran, t)
+		c.Errorf("a fill of %d bytes after a gate took %v", c.gran, t)
 	}
 	if same, err := d.Elapsed(from, from); err != nil || same != 0 {
 		c.Errorf("time from an event to itself is %v (%v)", same, err)

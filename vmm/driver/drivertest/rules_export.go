@@ -15,21 +15,21 @@ func rangeRules() []Rule {
 	return []Rule{
 		{Name: "range-export", Says: "a span of pages, of one chunk or several, is a descriptor of that size that is close-on-exec, where the device supports dma-buf", Source: measured, run: rangeExport},
 		{Name: "range-refused", Says: "a span that is empty, no whole pages, or not all mapped is ErrInvalid", Source: measured, run: rangeRefused},
-		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; closed, the memory comes back exactly", Source: measured, run: rangeKeeps},
+		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; when it is closed, all of the memory comes back", Source: measured, run: rangeKeeps},
 	}
 }
 
 // Memory shared by 64-byte handles.
 func fabricRules() []Rule {
 	return []Rule{
-		{Name: "fabric-create", Says: "memory for fabric handles is made where they are supported; elsewhere it is ErrNotSupported or ErrPermission, and the text says fabric", Source: measured, run: fabricCreate},
+		{Name: "fabric-create", Says: "memory for fabric handles can be created where they are supported; elsewhere it is ErrNotSupported or ErrPermission, and the text says fabric", Source: measured, run: fabricCreate},
 		{Name: "fabric-private", Says: "memory created without a fabric handle has none", Source: measured, run: fabricPrivate},
 		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.FeatureShareFabric}, run: fabricSame},
-		{Name: "fabric-foreign", Says: "a name of nothing is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
+		{Name: "fabric-foreign", Says: "an unknown name is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
 	}
 }
 
-// exportRange gives a dma-buf as a file, closed at the end of the case.
+// exportRange returns a dma-buf as a file that is closed at the end of the case.
 func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
 	c.Helper()
 	fd, err := c.d.ExportRange(p, n)
@@ -61,7 +61,7 @@ func rangeExport(c *check) {
 	c.must(c.d.Supports(0, driver.FeatureDMABuf), "ask for what was just done")
 }
 
-// pageSize is that of the hosts that GPUs are used on.
+// pageSize is a multiple of the page size of any host that GPUs are used on.
 const pageSize = 4096
 
 func rangeRefused(c *check) {
@@ -90,7 +90,7 @@ func rangeKeeps(c *check) {
 	before := c.freeMemory(d)
 	p := c.reserve(c.gran)
 	h := c.create(c.gran)
-	c.mapAt(p, c.gran, h)
+	c.mapHandle(p, c.gran, h)
 	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	f := c.exportRange(p, c.gran)
 	c.unmap(p, c.gran)
@@ -146,6 +146,7 @@ func fabricSame(c *check) {
 		_, err := c.d.ImportFabric(name, size, inFabric())
 		c.want(err, fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
 	}
+	// The same memory, seen from both handles.
 	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
 	c.must(err, "import")
 	c.held.handles[imported] = true

@@ -7,18 +7,18 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// A lost device is what the library's fences are there to prevent. These rules
-// show that each fence is needed, and what is left when one was not there.
+// The library's fences are there to prevent a lost device. These rules show that each
+// fence is needed, and what still works when one was missing.
 func lostRules() []Rule {
 	rules := []Rule{
-		{Name: "lost-unmap", Says: "unmap waits for nothing: work still queued on the memory loses the device", Source: measured, run: lostUnmap},
-		{Name: "lost-entry", Says: "every call that names a lost device answers ErrDeviceLost at once", Source: contract(7), run: lostEntry},
-		{Name: "lost-process", Says: "one lost device is a lost process: every device of it is lost, also one that had nothing to do with it", Source: measured, devices: 2, run: lostProcess},
-		{Name: "lost-give-back", Says: "memory of a lost device can still be given back", Source: measured, run: lostGiveBack},
-		{Name: "lost-narrow", Says: "taking away access that queued work uses loses the device", Source: contract(4), run: lostNarrow},
-		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: lostReadOnly},
-		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
-		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be given back and not taken", Source: contract(7), devices: 2, run: lostPeerDisable},
+		{Name: "lost-unmap", Says: "unmap waits for nothing: if work is still queued on the memory, the device is lost", Source: measured, run: lostUnmap},
+		{Name: "lost-entry", Says: "every call that names a lost device returns ErrDeviceLost at once", Source: contract(7), run: lostEntry},
+		{Name: "lost-process", Says: "one lost device is a lost process: every device is lost, also one that was not involved", Source: measured, devices: 2, run: lostProcess},
+		{Name: "lost-give-back", Says: "memory of a lost device can still be freed", Source: measured, run: lostGiveBack},
+		{Name: "lost-narrow", Says: "if access that queued work uses is taken away, the device is lost", Source: contract(4), run: lostNarrow},
+		{Name: "lost-read-only", Says: "if memory becomes read-only under a queued write, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: lostReadOnly},
+		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is not enough: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
+		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be disabled and not enabled", Source: contract(7), devices: 2, run: lostPeerDisable},
 		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
@@ -28,7 +28,7 @@ func lostRules() []Rule {
 	return rules
 }
 
-// lose queues a fill behind a gate, takes the memory away with f, opens the
+// lose queues a fill after a gate, unmaps or narrows the memory with f, opens the
 // gate, and checks that the device is lost.
 func (c *check) lose(d driver.Device, p driver.Ptr, f func()) driver.Stream {
 	c.Helper()
@@ -51,6 +51,7 @@ func lostUnmap(c *check) {
 func lostEntry(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(2)
+	// Made before the loss, because afterwards no call can make them.
 	q := c.reserve(c.gran)
 	f := -1
 	if c.d.Supports(0, driver.FeatureShareFD) == nil {
@@ -83,6 +84,7 @@ func lostEntry(c *check) {
 	for _, name := range slices.Sorted(maps.Keys(calls)) {
 		c.want(c.returns(name, calls[name]), name+" on a lost device", driver.ErrDeviceLost)
 	}
+	// What frees something still works.
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, h := range hs {
 		c.release(h)
@@ -97,7 +99,7 @@ func lostProcess(c *check) {
 	s, e := c.stream(other), c.event(other, 0)
 	q := c.reserve(c.gran)
 	h := c.createAs(c.gran, private(1))
-	c.mapAt(q, c.gran, h)
+	c.mapHandle(q, c.gran, h)
 	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
 	c.lose(c.dev(0), p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(other, q, s, e)
@@ -118,6 +120,7 @@ func lostGiveBack(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(4)
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
+	// In the order in which a program frees it, and each call only once.
 	c.access(c.chunk(p, 1), c.gran, grant(0, driver.AccessNone))
 	c.unmap(c.chunk(p, 1), 3*c.gran)
 	for _, h := range hs {

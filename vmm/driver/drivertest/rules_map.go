@@ -9,17 +9,17 @@ import (
 func mapRules() []Rule {
 	return []Rule{
 		{Name: "map-whole", Says: "a mapping is of the whole handle: any other size is ErrInvalid", Source: measured, run: mapWhole},
-		{Name: "map-over", Says: "mapping over something mapped is ErrInvalid and leaves what is there", Source: manual, run: mapOver},
+		{Name: "map-over", Says: "mapping over a mapping is ErrInvalid and leaves the old one", Source: manual, run: mapOver},
 		{Name: "map-outside", Says: "mapping outside a reservation, across its start, or at an odd address is ErrInvalid", Source: manual, run: mapOutside},
 		{Name: "map-unknown", Says: "mapping a handle that does not exist is ErrInvalid", Source: manual, run: mapUnknown},
-		{Name: "map-anywhere", Says: "handles map at any free place of a range, in any order", Source: guide, run: mapAnywhere},
+		{Name: "map-anywhere", Says: "handles can be mapped anywhere in a range, in any order", Source: guide, run: mapAnywhere},
 		{Name: "map-no-access", Says: "every new mapping starts without access, also that of a kept handle and beside an accessible one", Source: measured, run: mapNoAccess},
 		{Name: "map-keeps-data", Says: "a kept handle keeps its data from one mapping to the next", Source: measured, run: mapKeepsData},
 		{Name: "map-alias", Says: "one handle at two addresses shows the same bytes", Source: guide, run: mapAlias},
 		{Name: "map-many", Says: "512 mappings take one SetAccess and one Unmap", Source: measured, run: mapMany},
 		{Name: "unmap-part", Says: "unmapping part of a mapping is ErrInvalid and changes nothing", Source: measured, run: unmapPart},
 		{Name: "unmap-several", Says: "one call unmaps several whole mappings side by side", Source: measured, run: unmapSeveral},
-		{Name: "unmap-hole", Says: "unmapping across a hole is ErrInvalid and changes nothing, or takes away the whole mappings there", Source: measured, run: unmapHole},
+		{Name: "unmap-hole", Says: "unmapping across a hole is ErrInvalid and changes nothing, or removes the whole mappings there", Source: measured, run: unmapHole},
 	}
 }
 
@@ -29,14 +29,14 @@ func mapWhole(c *check) {
 	for _, size := range []uint64{0, 1, c.gran, c.gran + 1, 3 * c.gran, 4 * c.gran, 1 << 63, -c.gran} {
 		c.want(c.d.Map(p, size, h), fmt.Sprintf("map %d bytes of a handle of %d", size, 2*c.gran), driver.ErrInvalid)
 	}
-	c.mapAt(p, 2*c.gran, h)
+	c.mapHandle(p, 2*c.gran, h)
 }
 
 func mapOver(c *check) {
 	d := c.dev(0)
 	p := c.reserve(4 * c.gran)
 	first, second := c.create(2*c.gran), c.create(2*c.gran)
-	c.mapAt(c.chunk(p, 1), 2*c.gran, first)
+	c.mapHandle(c.chunk(p, 1), 2*c.gran, first)
 	c.access(c.chunk(p, 1), 2*c.gran, grant(0, driver.AccessReadWrite))
 	c.write(d, c.chunk(p, 1), 2*c.gran, 5)
 	for i := range 3 {
@@ -68,7 +68,7 @@ func mapAnywhere(c *check) {
 	d := c.dev(0)
 	p := c.reserve(16 * c.gran)
 	for _, i := range []int{15, 0, 7, 8, 3} {
-		c.mapAt(c.chunk(p, i), c.gran, c.create(c.gran))
+		c.mapHandle(c.chunk(p, i), c.gran, c.create(c.gran))
 		c.access(c.chunk(p, i), c.gran, grant(0, driver.AccessReadWrite))
 		c.write(d, c.chunk(p, i), c.gran, byte(i))
 	}
@@ -76,7 +76,7 @@ func mapAnywhere(c *check) {
 		c.reads(d, c.chunk(p, i), c.gran, byte(i))
 	}
 	c.unmap(c.chunk(p, 7), c.gran)
-	c.mapAt(c.chunk(p, 7), c.gran, c.create(c.gran))
+	c.mapHandle(c.chunk(p, 7), c.gran, c.create(c.gran))
 	c.reads(d, c.chunk(p, 8), c.gran, 8)
 }
 
@@ -84,24 +84,24 @@ func mapNoAccess(c *check) {
 	d := c.dev(0)
 	p := c.reserve(3 * c.gran)
 	first, second := c.create(c.gran), c.create(c.gran)
-	c.mapAt(p, c.gran, first)
+	c.mapHandle(p, c.gran, first)
 	c.noAccess(d, p)
 
 	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
-	c.mapAt(c.chunk(p, 1), c.gran, second)
+	c.mapHandle(c.chunk(p, 1), c.gran, second)
 	c.noAccess(d, c.chunk(p, 1))
 	c.has(p, 0, driver.AccessReadWrite)
 	buf := make([]byte, 2*c.gran)
 	c.want(d.CopyOut(buf, p), "read from an accessible chunk into one that is not", driver.ErrInvalid)
 
 	c.unmap(p, c.gran)
-	c.mapAt(p, c.gran, first)
+	c.mapHandle(p, c.gran, first)
 	c.noAccess(d, p)
-	c.mapAt(c.chunk(p, 2), c.gran, first)
+	c.mapHandle(c.chunk(p, 2), c.gran, first)
 	c.noAccess(d, c.chunk(p, 2))
 }
 
-// noAccess checks that device 0 may do nothing at p and is told so harmlessly.
+// noAccess checks that all work of device 0 at p is refused harmlessly.
 func (c *check) noAccess(d driver.Device, p driver.Ptr) {
 	c.Helper()
 	c.has(p, 0, driver.AccessNone)
@@ -118,7 +118,7 @@ func mapKeepsData(c *check) {
 	c.write(d, p, c.gran, 9)
 	c.unmap(p, c.gran)
 	q := c.reserve(2 * c.gran)
-	c.mapAt(c.chunk(q, 1), c.gran, hs[0])
+	c.mapHandle(c.chunk(q, 1), c.gran, hs[0])
 	c.access(c.chunk(q, 1), c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, c.chunk(q, 1), c.gran, 9)
 }
@@ -127,7 +127,7 @@ func mapAlias(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(2)
 	q := c.reserve(c.gran)
-	c.mapAt(q, c.gran, hs[1])
+	c.mapHandle(q, c.gran, hs[1])
 	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	c.write(d, c.chunk(p, 1), c.gran, 1)
 	c.reads(d, q, c.gran, 1)
@@ -156,7 +156,7 @@ func unmapPart(c *check) {
 	d := c.dev(0)
 	p := c.reserve(6 * c.gran)
 	for _, i := range []int{0, 3} {
-		c.mapAt(c.chunk(p, i), 3*c.gran, c.create(3*c.gran))
+		c.mapHandle(c.chunk(p, i), 3*c.gran, c.create(3*c.gran))
 	}
 	c.access(p, 6*c.gran, grant(0, driver.AccessReadWrite))
 	c.write(d, p, 6*c.gran, 6)
@@ -198,6 +198,7 @@ func unmapHole(c *check) {
 		} else {
 			c.holes = true
 		}
+		// Either all mappings are as before, or the whole mappings in the span are gone.
 		for i := range 4 {
 			switch gone := err == nil && i >= span.first && i < span.last; {
 			case i == 1:

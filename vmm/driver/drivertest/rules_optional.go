@@ -10,11 +10,11 @@ import (
 func optionalRules() []Rule {
 	return []Rule{
 		{Name: "host-bytes", Says: "HostBytes shows what a device copies, over several mappings, and refuses what is not mapped", Source: seam, run: hostBytes},
-		{Name: "pinned", Says: "pinned memory is one thing as a slice and as an address, from every device", Source: manual, run: pinned},
-		{Name: "pinned-bounds", Says: "pinned memory of no size is ErrInvalid, as is a copy past it and a second free", Source: manual, run: pinnedBounds},
-		{Name: "plain", Says: "plain memory is written, read and freed once", Source: manual, run: plain},
+		{Name: "pinned", Says: "pinned memory has the same bytes as a slice and as an address, from every device", Source: manual, run: pinned},
+		{Name: "pinned-bounds", Says: "pinned memory of 0 bytes is ErrInvalid, and so are a copy past its end and a second free", Source: manual, run: pinnedBounds},
+		{Name: "plain", Says: "plain memory can be written, read, and freed once", Source: manual, run: plain},
 		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: plainAsync},
-		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and a word that is there already does not hold them", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: valueWait},
+		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and do not wait for a value that is already there", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: valueWait},
 	}
 }
 
@@ -29,8 +29,9 @@ func hostBytes(c *check) {
 	want := pattern(3*c.gran, 1)
 	c.must(d.CopyIn(p, want), "write through the device")
 	if !bytes.Equal(b, want) {
-		c.Error("the host does not see what the device was given")
+		c.Error("the host does not see what the device wrote")
 	}
+	// The other direction.
 	for i := range b {
 		b[i] ^= 0xff
 		want[i] ^= 0xff
@@ -43,6 +44,7 @@ func hostBytes(c *check) {
 	if tail, err := c.d.HostBytes(c.chunk(p, 3)-5, 5); err != nil || !bytes.Equal(tail, want[len(want)-5:]) {
 		c.Errorf("the last five bytes are %v (%v)", tail, err)
 	}
+	// With a hole in the middle, and at both ends of the range.
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, bad := range []struct {
 		p driver.Ptr
@@ -74,10 +76,11 @@ func pinned(c *check) {
 	if !bytes.Equal(b, want) {
 		c.Error("pinned memory came back different")
 	}
+	// Memory that one device allocated is pinned for all of them.
 	for i := range c.info[1:] {
 		q := c.reserve(c.gran)
 		other := c.dev(i + 1)
-		c.mapAt(q, c.gran, c.createAs(c.gran, private(i+1)))
+		c.mapHandle(q, c.gran, c.createAs(c.gran, private(i+1)))
 		c.access(q, c.gran, grant(i+1, driver.AccessReadWrite))
 		c.must(other.Copy(q, host, n, other.CopyStream()), "copy on device %d from memory pinned by device 0", i+1)
 		c.must(other.Sync(), "sync")
@@ -151,6 +154,7 @@ func valueWait(c *check) {
 	c.must(w.WaitValue(s, p, 0x11223340, 4), "wait for less than is written")
 	c.must(w.WriteValue(s, p+8, 1<<40, 8), "write 8 bytes")
 	c.must(w.WaitValue(s, p+8, 1<<40, 8), "wait for 8 bytes")
+	// The comparison is of the signed difference, so it works across the sign.
 	c.must(w.WriteValue(s, p+16, 1<<31, 4), "write a word past the sign")
 	c.must(w.WaitValue(s, p+16, 1<<31-5, 4), "wait across the sign")
 	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")

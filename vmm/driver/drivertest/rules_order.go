@@ -5,12 +5,12 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 func orderRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "unmap-after-sync", Says: "unmapping after the work was waited for does no harm", Source: contract(4), run: unmapAfterSync},
+		{Name: "unmap-after-sync", Says: "unmapping after a wait for the work does no harm", Source: contract(4), run: unmapAfterSync},
 		{Name: "unmap-after-event", Says: "waiting for the streams that use the memory is enough", Source: contract(4), needs: gated, run: unmapAfterEvent},
-		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks beside running work does no harm and waits for nothing", Source: measured, needs: gated, run: unmapBeside},
+		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks during work does no harm and waits for nothing", Source: measured, needs: gated, run: unmapBeside},
 		{Name: "unmap-alias", Says: "unmapping one address of a handle harms no work at its other address", Source: guide, needs: gated, run: unmapAlias},
 		{Name: "release-under-work", Says: "releasing a mapped handle harms no work", Source: guide, needs: gated, run: releaseUnderWork},
-		{Name: "widen-under-work", Says: "giving access, or taking away what the work does not use, does it no harm", Source: contract(4), devices: 2, needs: gated, run: widenUnderWork},
+		{Name: "widen-under-work", Says: "granting access, or taking away access that the work does not use, does the work no harm", Source: contract(4), devices: 2, needs: gated, run: widenUnderWork},
 	}
 }
 
@@ -47,14 +47,14 @@ func unmapBeside(c *check) {
 	p := c.reserve(3 * c.gran)
 	hs := []driver.Handle{c.create(c.gran), c.create(c.gran)}
 	for i, h := range hs {
-		c.mapAt(c.chunk(p, i), c.gran, h)
+		c.mapHandle(c.chunk(p, i), c.gran, h)
 	}
 	c.access(p, 2*c.gran, grant(0, driver.AccessReadWrite))
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.record(d, e, s)
-	c.mapAt(c.chunk(p, 2), c.gran, c.create(c.gran))
+	c.mapHandle(c.chunk(p, 2), c.gran, c.create(c.gran))
 	c.access(c.chunk(p, 2), c.gran, grant(0, driver.AccessReadWrite))
 	c.unmap(c.chunk(p, 1), c.gran)
 	c.release(hs[1])
@@ -69,7 +69,7 @@ func unmapAlias(c *check) {
 	s := c.stream(d)
 	p, hs := c.chunks(1)
 	q := c.reserve(c.gran)
-	c.mapAt(q, c.gran, hs[0])
+	c.mapHandle(q, c.gran, hs[0])
 	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)

@@ -10,9 +10,9 @@ func peerRules() []Rule {
 	return []Rule{
 		{Name: "peer-grant", Says: "a peer without a grant is refused harmlessly; with one it reads and writes", Source: seam, devices: 2, run: peerGrant},
 		{Name: "peer-new-mapping", Says: "a new mapping starts without access for peers too, also that of a kept handle", Source: measured, devices: 2, run: peerNewMapping},
-		{Name: "peer-others-keep", Says: "a grant or a revocation leaves every other device what it had", Source: seam, devices: 2, run: peerOthersKeep},
-		{Name: "peer-read-only", Says: "a peer may be given reading alone", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: peerReadOnly},
-		{Name: "peer-home", Says: "memory need not be accessible to the device it lives on", Source: guide, devices: 2, run: peerHome},
+		{Name: "peer-others-keep", Says: "a grant or a revocation changes no other device's access", Source: seam, devices: 2, run: peerOthersKeep},
+		{Name: "peer-read-only", Says: "a peer may have read-only access", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: peerReadOnly},
+		{Name: "peer-alone", Says: "memory need not be accessible to the device it lives on", Source: guide, devices: 2, run: peerAlone},
 	}
 }
 
@@ -31,7 +31,7 @@ func peerGrant(c *check) {
 	c.reads(owner, p, c.gran, 2)
 }
 
-// peerRefused checks that device 1 may do nothing at p, and stays healthy.
+// peerRefused checks that all work of device 1 at p is refused harmlessly.
 func (c *check) peerRefused(p driver.Ptr) {
 	c.Helper()
 	peer := c.dev(1)
@@ -49,11 +49,11 @@ func peerNewMapping(c *check) {
 	q := c.reserve(2 * c.gran)
 	c.access(p, c.gran, both...)
 	c.unmap(p, c.gran)
-	c.mapAt(q, c.gran, hs[0])
+	c.mapHandle(q, c.gran, hs[0])
 	c.peerRefused(q)
 	c.access(q, c.gran, both...)
 	c.reads(c.dev(1), q, c.gran, 0)
-	c.mapAt(c.chunk(q, 1), c.gran, c.create(c.gran))
+	c.mapHandle(c.chunk(q, 1), c.gran, c.create(c.gran))
 	c.peerRefused(c.chunk(q, 1))
 }
 
@@ -84,9 +84,9 @@ func peerReadOnly(c *check) {
 	c.reads(peer, p, c.gran, 2)
 }
 
-func peerHome(c *check) {
+func peerAlone(c *check) {
 	p := c.reserve(c.gran)
-	c.mapAt(p, c.gran, c.createAs(c.gran, private(1)))
+	c.mapHandle(p, c.gran, c.createAs(c.gran, private(1)))
 	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	c.peerRefused(p)
 	want := bytes.Repeat([]byte{1, 2, 3, 4}, 16)

@@ -12,19 +12,19 @@ import (
 // What a driver knows of pairs of devices, and access to plain memory.
 func legacyPeerRules() []Rule {
 	return []Rule{
-		{Name: "peering", Says: "what is known of a pair agrees with CanAccessPeer in both directions; a pair without access has no link", Source: seam, run: peeringPairs},
+		{Name: "peering", Says: "Peering agrees with CanAccessPeer in both directions; a pair without access has no link", Source: seam, run: peeringPairs},
 		{Name: "peering-self", Says: "a device and itself are a pair with access, whose link is self", Source: seam, run: peeringSelf},
-		{Name: "peering-unknown", Says: "a pair with a device that is not there is ErrNoDevice", Source: seam, run: peeringUnknown},
-		{Name: "peer-enable", Says: "access to plain memory is enabled once, disabled once, and of one direction", Source: manual, devices: 2, run: peerEnable},
-		{Name: "peer-enable-who", Says: "a device is no peer of its own, nor of one that is not there", Source: manual, run: peerEnableWho},
+		{Name: "peering-unknown", Says: "a pair with a device that does not exist is ErrNoDevice", Source: seam, run: peeringUnknown},
+		{Name: "peer-enable", Says: "access to plain memory can be enabled once and disabled once, and has one direction", Source: manual, devices: 2, run: peerEnable},
+		{Name: "peer-enable-refused", Says: "access to itself, or to a device that does not exist, cannot be enabled", Source: manual, run: peerEnableRefused},
 		{Name: "peer-enable-close", Says: "closing either device undoes what was enabled, and the other one works on", Source: seam, devices: 2, run: peerEnableClose},
 		{Name: "peer-no-path", Says: "enabling access where there is no path is ErrNotSupported", Source: manual, run: peerNoPath},
 		{Name: "peer-plain", Says: "copies of plain memory between devices are right before, while and after access is enabled", Source: manual, devices: 2, run: peerPlain},
-		{Name: "peer-plain-only", Says: "enabling access to plain memory gives nothing for mapped memory, which is granted", Source: guide, devices: 2, run: peerPlainOnly},
+		{Name: "peer-plain-only", Says: "enabling access to plain memory gives no access to mapped memory", Source: guide, devices: 2, run: peerPlainOnly},
 	}
 }
 
-// peering skips the case where the driver does not know of pairs.
+// peering skips the case where the driver does not report pairs.
 func (c *check) peering(from, to int) driver.Peering {
 	c.Helper()
 	p, err := c.d.Peering(from, to)
@@ -80,8 +80,8 @@ func peeringUnknown(c *check) {
 	}
 }
 
-// enable lets a device reach plain memory of another, and skips the case where
-// the driver has no such thing.
+// enable enables access of a device to plain memory of another. It skips the case
+// where the driver cannot.
 func (c *check) enable(from, to int) driver.LegacyPeers {
 	c.Helper()
 	i := as[driver.LegacyPeers](c, c.dev(from))
@@ -103,7 +103,7 @@ func peerEnable(c *check) {
 	c.must(back.DisablePeer(0), "disable the other direction")
 }
 
-func peerEnableWho(c *check) {
+func peerEnableRefused(c *check) {
 	i := as[driver.LegacyPeers](c, c.dev(0))
 	if err := i.EnablePeer(0); errors.Is(err, driver.ErrNotSupported) {
 		c.skip("no LegacyPeers")
@@ -117,8 +117,8 @@ func peerEnableWho(c *check) {
 	}
 }
 
-// peerEnableClose opens devices of its own, beside the wrapper: what closing
-// undoes the wrapper would count as not given back.
+// peerEnableClose opens its devices on the wrapped driver. The wrapper would count
+// what closing undoes as not given back.
 func peerEnableClose(c *check) {
 	open := func(n int) driver.Device {
 		d, err := c.d.inner.Open(n)
@@ -136,6 +136,7 @@ func peerEnableClose(c *check) {
 		c.must(i.EnablePeer(1), "enable")
 		c.must(d[first].Close(), "close device %d first", first)
 		c.must(d[1-first].Sync(), "sync device %d after it", 1-first)
+		// The peer's Close does not end what device 0 has enabled.
 		if first == 1 {
 			c.want(i.EnablePeer(1), "enable again, the peer closed", driver.ErrPeerEnabled)
 		}
@@ -143,6 +144,7 @@ func peerEnableClose(c *check) {
 		c.want(i.EnablePeer(1), "enable on a closed device", driver.ErrClosed)
 		c.want(i.DisablePeer(1), "disable on a closed device", driver.ErrClosed)
 	}
+	// Nothing is left enabled, so a device opened later can enable it.
 	c.must(c.enable(0, 1).DisablePeer(1), "disable what a device opened later enabled")
 }
 
@@ -157,6 +159,8 @@ func peerNoPath(c *check) {
 				continue
 			}
 			tried = true
+			// A driver without LegacyPeers returns the same error, so only DisablePeer
+			// tells the two apart.
 			i := as[driver.LegacyPeers](c, c.dev(from))
 			c.want(i.EnablePeer(to), fmt.Sprintf("enable access from %d to %d", from, to), driver.ErrNotSupported)
 			if err := i.DisablePeer(to); errors.Is(err, driver.ErrNotSupported) {
@@ -171,7 +175,7 @@ func peerNoPath(c *check) {
 	}
 }
 
-// plainOn takes plain memory of a device. The caller frees it with free.
+// plainOn allocates plain memory on a device. The caller frees it with free.
 func (c *check) plainOn(dev int, n uint64) (p driver.Ptr, free func()) {
 	c.Helper()
 	i := as[driver.Allocator](c, c.dev(dev))
@@ -206,6 +210,7 @@ func peerPlain(c *check) {
 			}
 		}
 	}
+	// Access never decides whether copies of plain memory work, in any state of it.
 	copies("before")
 	one := c.enable(0, 1)
 	copies("with one direction enabled")
@@ -222,7 +227,7 @@ func peerPlainOnly(c *check) {
 	p, _ := c.chunks(1)
 	c.write(owner, p, c.gran, 1)
 	q := c.reserve(c.gran)
-	c.mapAt(q, c.gran, c.createAs(c.gran, private(1)))
+	c.mapHandle(q, c.gran, c.createAs(c.gran, private(1)))
 	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
 	c.write(peer, q, c.gran, 2)
 	refused := func(when string) {
@@ -240,7 +245,7 @@ func peerPlainOnly(c *check) {
 	c.must(peer.Sync(), "sync the peer")
 	c.reads(owner, p, c.gran, 2)
 	c.must(other.DisablePeer(0), "disable")
-	c.reads(peer, p, c.gran, 2) // the grant is none of it
+	c.reads(peer, p, c.gran, 2) // the grant is independent of it
 	c.access(p, c.gran, grant(1, driver.AccessNone))
 	c.write(owner, p, c.gran, 1)
 	refused("after the grant was revoked")

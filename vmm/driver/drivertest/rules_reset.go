@@ -7,19 +7,19 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// ContextResetter is a Driver under test that can do what another library does
-// with cuDevicePrimaryCtxReset. Where there is none the rules are skipped.
+// ContextResetter is a Driver under test that can reset a context, as another library
+// does with cuDevicePrimaryCtxReset. For other drivers these rules are skipped.
 type ContextResetter interface {
 	ResetContext(dev int) error
 }
 
-// Somebody else's reset is the end of the opened Devices, and of nothing else.
+// A reset by another library ends the opened Devices, and nothing else.
 func resetRules() []Rule {
 	rules := []Rule{
-		{Name: "reset-device", Says: "after a reset of its context every call of an opened Device is ErrContextReset, what it made can be given back, and one opened anew works", Source: measured, run: resetDevice},
+		{Name: "reset-device", Says: "after a reset of its context every call of an opened Device is ErrContextReset, what it made can be freed, and a Device opened anew works", Source: measured, run: resetDevice},
 		{Name: "reset-memory", Says: "a reset leaves mapped memory alone, and the Driver's own calls work beside a Device that it ended", Source: measured, run: resetMemory},
-		{Name: "reset-handles", Says: "streams and events that a reset took are ErrInvalid to a Device opened anew", Source: measured, run: resetHandles},
-		{Name: "reset-others", Says: "a reset of one device leaves the others well, which refuse its events", Source: measured, devices: 2, run: resetOthers},
+		{Name: "reset-handles", Says: "streams and events from before a reset are ErrInvalid to a Device opened anew", Source: measured, run: resetHandles},
+		{Name: "reset-others", Says: "a reset of one device does not affect the others, which refuse its events", Source: measured, devices: 2, run: resetOthers},
 	}
 	for i := range rules {
 		rules[i].child = true
@@ -32,7 +32,7 @@ func (c *check) reset(dev int) {
 	c.Helper()
 	r, ok := c.d.inner.(ContextResetter)
 	if !ok {
-		c.skip("nobody here resets contexts")
+		c.skip("the driver under test cannot reset contexts")
 	}
 	c.must(c.returns("reset", func() error { return r.ResetContext(dev) }), "reset the context of device %d", dev)
 }
@@ -45,7 +45,7 @@ func (c *check) openDevice(n int) driver.Device {
 	return d
 }
 
-// ended holds every call of a Device to ErrContextReset.
+// ended checks that every call of a Device returns ErrContextReset.
 func (c *check) ended(d driver.Device, p driver.Ptr, s driver.Stream, e driver.Event) {
 	c.Helper()
 	calls := deviceCalls(d, p, s, e)
@@ -68,8 +68,10 @@ func resetDevice(c *check) {
 	c.optional(err, "HostAllocator")
 	c.reset(0)
 	c.ended(old, p, s, e)
+	// The new context may have the old one's address.
 	d := c.dev(0)
 	c.ended(old, p, s, e)
+	// Calls that free something work, though the reset has freed it already.
 	c.must(old.FreeStream(s), "free the stream")
 	c.must(old.FreeEvent(e), "free the event")
 	c.must(as[driver.HostAllocator](c, old).FreeHost(pinned), "free pinned memory")
@@ -90,15 +92,16 @@ func resetMemory(c *check) {
 	c.reset(0)
 	c.must(c.d.SyncIfActive(0), "sync by ordinal")
 	c.must(c.d.Supports(0, driver.FeatureVMM), "ask for a feature")
+	// New memory works too, while no device is open.
 	more := c.reserve(c.gran)
-	c.mapAt(more, c.gran, c.create(c.gran))
+	c.mapHandle(more, c.gran, c.create(c.gran))
 	c.access(more, c.gran, grant(0, driver.AccessReadWrite))
 	c.has(p, 0, driver.AccessReadWrite)
 	d := c.dev(0)
 	got := make([]byte, 2*c.gran)
 	c.must(d.CopyOut(got, p), "read")
 	if !slices.Equal(got, pattern(2*c.gran, 7)) {
-		c.Errorf("mapped memory came out of the reset different")
+		c.Errorf("the reset changed mapped memory")
 	}
 	c.reads(d, more, c.gran, 0)
 	c.unmap(p, c.gran)
@@ -118,6 +121,7 @@ func resetHandles(c *check) {
 	c.must(old.Record(e, s), "record")
 	c.reset(0)
 	d := c.dev(0)
+	// On a card such a handle would crash libcuda.
 	mine, good := c.stream(d), c.event(d, 0)
 	for _, gone := range []driver.Stream{s, old.CopyStream()} {
 		c.want(d.Fill(p, 1, 1, 16, gone), "fill on a stream that is gone", driver.ErrInvalid)

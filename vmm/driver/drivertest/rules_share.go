@@ -16,14 +16,14 @@ func shareRules() []Rule {
 	rules := []Rule{
 		{Name: "export-private", Says: "memory created without a way to share cannot be exported", Source: measured, run: exportPrivate},
 		{Name: "export-cloexec", Says: "an exported descriptor does not pass to programs that this one starts", Source: measured, run: exportCloexec},
-		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; closed, the memory comes back exactly", Source: measured, run: exportKeeps},
+		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; when it is closed, all of the memory comes back", Source: measured, run: exportKeeps},
 		{Name: "import-same", Says: "an imported handle shows the exporter's bytes, starts without access, and outlives the exporter's handle", Source: measured, run: importSame},
-		{Name: "import-leaves-fd", Says: "import does not take the descriptor, and closing it harms no handle", Source: measured, run: importLeavesFD},
-		{Name: "import-twice", Says: "one descriptor imported twice gives two handles, both mappable", Source: measured, run: importTwice},
+		{Name: "import-leaves-fd", Says: "import does not close the descriptor, and closing it harms no handle", Source: measured, run: importLeavesFD},
+		{Name: "import-twice", Says: "one descriptor can be imported twice, and both handles can be mapped", Source: measured, run: importTwice},
 		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
 		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
-		{Name: "import-home", Says: "import onto LocationOwner is ErrInvalid, onto a device that is not there ErrNoDevice", Source: seam, run: importHome},
-		{Name: "import-location", Says: "Location says where imported memory lives, whatever Import was told", Source: measured, devices: 2, run: importLocation},
+		{Name: "import-refused", Says: "import with LocationOwner is ErrInvalid, with a device that does not exist ErrNoDevice", Source: seam, run: importRefused},
+		{Name: "import-location", Says: "Location says where imported memory is, whichever location Import was passed", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 	}
 	for i := range rules {
@@ -39,13 +39,13 @@ func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
 	c.Helper()
 	p := c.reserve(c.gran)
 	h := c.createAs(c.gran, shared())
-	c.mapAt(p, c.gran, h)
+	c.mapHandle(p, c.gran, h)
 	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
 	c.write(c.dev(0), p, c.gran, b)
 	return p, h
 }
 
-// export gives a descriptor as a file, closed at the end of the case.
+// export returns a descriptor as a file that is closed at the end of the case.
 func (c *check) export(h driver.Handle) *os.File {
 	c.Helper()
 	fd, err := c.d.Export(h)
@@ -75,7 +75,7 @@ func (c *check) importAs(f *os.File, size uint64, p driver.Prop) driver.Handle {
 func (c *check) mapped(h driver.Handle, a driver.Access) driver.Ptr {
 	c.Helper()
 	p := c.reserve(c.gran)
-	c.mapAt(p, c.gran, h)
+	c.mapHandle(p, c.gran, h)
 	c.access(p, c.gran, grant(0, a))
 	return p
 }
@@ -101,7 +101,7 @@ func exportCloexec(c *check) {
 	c.cloexec(c.export(h))
 }
 
-// cloexec holds a descriptor to being close-on-exec.
+// cloexec checks that a descriptor is close-on-exec.
 func (c *check) cloexec(f *os.File) {
 	c.Helper()
 	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", f.Fd()))
@@ -129,6 +129,7 @@ func exportKeeps(c *check) {
 	if now := c.freeMemory(d); now+c.gran > before {
 		c.Errorf("%d bytes free with a descriptor open, %d before", now, before)
 	}
+	// Not only the memory is kept, but its bytes too.
 	again := c.importAs(f, c.gran, shared())
 	q := c.mapped(again, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 5)
@@ -149,7 +150,7 @@ func importSame(c *check) {
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, shared())
 	q := c.reserve(c.gran)
-	c.mapAt(q, c.gran, imported)
+	c.mapHandle(q, c.gran, imported)
 	c.noAccess(d, q)
 	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, q, c.gran, 1)
@@ -204,7 +205,7 @@ func importForeign(c *check) {
 	c.must(err, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
 	foreign["a file of the right size"] = c.later(full)
-	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil { // like a memfd, but for its seals
+	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil { // like a memfd, but without seals
 		c.Cleanup(func() { _ = os.Remove(f.Name()) })
 		c.must(f.Truncate(int64(c.gran)), "size a file")
 		foreign["a shared memory file of the right size"] = c.later(f)
@@ -247,10 +248,10 @@ func importSize(c *check) {
 		}
 		c.want(err, doing, driver.ErrInvalid)
 	}
-	c.mapAt(p, 2*c.gran, c.importAs(f, 2*c.gran, prop))
+	c.mapHandle(p, 2*c.gran, c.importAs(f, 2*c.gran, prop))
 }
 
-func importHome(c *check) {
+func importRefused(c *check) {
 	_, h := c.sharedChunk(1)
 	f := c.export(h)
 	_, err := c.d.Import(int(f.Fd()), c.gran, driver.Prop{Share: driver.ShareFD})
@@ -276,7 +277,7 @@ func importLocation(c *check) {
 	}
 }
 
-// lives holds a handle's memory to a place.
+// lives checks where a handle's memory is.
 func (c *check) lives(h driver.Handle, want driver.Location) {
 	c.Helper()
 	got, err := c.d.Location(h)
@@ -294,6 +295,8 @@ func shareReadOnly(c *check) {
 	c.held.handles[h] = true
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 1)
+	// Only now, because the first export may seal the memory against new writable
+	// mappings.
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, prop)
 	q := c.mapped(imported, driver.AccessRead)
@@ -303,11 +306,12 @@ func shareReadOnly(c *check) {
 	c.want(c.d.SetAccess(q, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)}), "ask to write what is shared read-only", driver.ErrPermission)
 	c.refusesWrites(d, q)
 
+	// Nor does it help to import it with other properties.
 	upgraded, err := c.d.Import(int(f.Fd()), c.gran, shared())
 	if err == nil {
 		c.held.handles[upgraded] = true
 		r := c.reserve(c.gran)
-		c.mapAt(r, c.gran, upgraded)
+		c.mapHandle(r, c.gran, upgraded)
 		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 	}
 	c.want(err, "import it as writable", driver.ErrPermission)

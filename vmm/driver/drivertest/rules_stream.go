@@ -12,15 +12,15 @@ func streamRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
 		{Name: "stream-order", Says: "work of one stream runs in the order in which it was queued", Source: guide, run: streamOrder},
-		{Name: "stream-late", Says: "queued work runs later: behind a closed gate nothing has happened", Source: guide, needs: gated, run: streamLate},
-		{Name: "stream-apart", Says: "a stream that is held back holds up no other, nor the library's own", Source: guide, needs: gated, run: streamApart},
+		{Name: "stream-late", Says: "queued work runs later: after a closed gate nothing has run", Source: guide, needs: gated, run: streamLate},
+		{Name: "stream-apart", Says: "a stream that waits delays no other stream, nor the CopyStream", Source: guide, needs: gated, run: streamApart},
 		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
 		{Name: "stream-done", Says: "StreamDone says whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
-		{Name: "stream-free", Says: "freeing a stream lets its queued work finish", Source: manual, needs: gated, run: streamFree},
-		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default one, or the library's own is ErrInvalid", Source: seam, run: streamUnknown},
-		{Name: "stream-own", Says: "CopyStream is one stream that works like any other", Source: seam, run: streamOwn},
+		{Name: "stream-free", Says: "the queued work of a freed stream still runs", Source: manual, needs: gated, run: streamFree},
+		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default stream or the CopyStream is ErrInvalid", Source: seam, run: streamUnknown},
+		{Name: "copy-stream", Says: "CopyStream is one stream that works like any other", Source: seam, run: copyStreamOnly},
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
-		{Name: "stream-thread", Says: "stream 2 is of the calling thread; 0 and 1 are one stream that comes after and before the work of every thread's, and of no other", Source: measured, needs: gated, run: streamThread},
+		{Name: "stream-thread", Says: "stream 2 is the calling thread's; 0 and 1 are one stream, ordered with every thread's stream 2 and with no other", Source: measured, needs: gated, run: streamThread},
 		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: streamDefaults},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
 		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
@@ -58,7 +58,7 @@ func (c *check) sync(d driver.Device, s driver.Stream) {
 	c.must(c.returns("sync a stream", func() error { return d.SyncStream(s) }), "sync a stream")
 }
 
-// done checks whether an event has been reached.
+// done checks whether an event is reached.
 func (c *check) done(d driver.Device, e driver.Event, want bool) {
 	c.Helper()
 	var got bool
@@ -169,8 +169,8 @@ func syncAll(c *check) {
 	c.waits("sync through another Device", d, func(driver.Stream, driver.Event) error { return other.Sync() })
 }
 
-// syncClosing cannot order the two: a gate's word goes with the last Device.
-// Enough work and enough rounds make them meet.
+// syncClosing cannot order the two calls with a gate, whose word is freed with the
+// last Device. Enough work and enough rounds make them meet.
 func syncClosing(c *check) {
 	const rounds, fills = 20, 20
 	p, _ := c.chunks(1)
@@ -226,7 +226,7 @@ func streamUnknown(c *check) {
 	c.sync(d, d.CopyStream())
 }
 
-func streamOwn(c *check) {
+func copyStreamOnly(c *check) {
 	d := c.dev(0)
 	own := d.CopyStream()
 	if own == 0 || own != d.CopyStream() {
@@ -257,6 +257,7 @@ func streamConcurrent(c *check) {
 	for i := range streams {
 		streams[i] = c.stream(d)
 	}
+	// Each goroutine has chunks, a stream and a pattern of its own.
 	work := func(i, round int) error {
 		a, b := c.chunk(p, 2*i), c.chunk(p, 2*i+1)
 		want := pattern(c.gran, byte(i*rounds+round))

@@ -9,47 +9,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetAccess writes the ledger of the mappings in [p, p+size) and lets the CPU
-// do what any device may.
+// SetAccess sets the access of each mapping in [p, p+size). The page table then
+// allows what any device may do.
 func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
 	const verb = "SetAccess"
-	if err := d.whole(verb, p, size); err != nil {
+	if err := d.checkSpan(verb, p, size); err != nil {
 		return err
 	}
 	if len(who) == 0 {
-		return rule(verb, driver.ErrInvalid, "no grant")
+		return refuse(verb, driver.ErrInvalid, "no grant")
 	}
 	for _, g := range who {
 		if err := d.checkGrant(verb, g); err != nil {
 			return err
 		}
 	}
-	d.mem.Lock()
-	defer d.unlock()
-	r, i, j, err := d.run(verb, p, size)
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	r, i, j, err := d.wholeMappings(verb, p, size)
 	if err != nil {
 		return err
 	}
-	next := d.rows(j - i)
+	// Every mapping is checked before anything changes.
+	next := d.newAccessTable(j - i)
 	for k, m := range r.maps[i:j] {
 		row := next.row(k)
 		copy(row, m.access)
 		for _, g := range who {
-			if g.Access != driver.AccessNone && !d.reaches(g.To.ID, m.memory.home.ordinal) {
-				return rule(verb, driver.ErrInvalid, "host:%d cannot reach memory of host:%d", g.To.ID, m.memory.home.ordinal)
+			if g.Access != driver.AccessNone && !d.canReach(g.To.ID, m.memory.state.ordinal) {
+				return refuse(verb, driver.ErrInvalid, "host:%d cannot reach memory of host:%d", g.To.ID, m.memory.state.ordinal)
 			}
 			row[g.To.ID] = g.Access
 		}
 		if union(row) == driver.AccessReadWrite && !m.writable {
-			return rule(verb, driver.ErrPermission, "the memory at %#x was shared read-only", m.base)
+			return refuse(verb, driver.ErrPermission, "the memory at %#x was shared read-only", m.base)
 		}
 	}
 
-	// Before the page table changes, or what runs would meet the change and
-	// end the process. Should the kernel then refuse, the access is as before,
-	// but who had work on the memory has lost the device all the same.
+	// Before the page table changes, because running work would fault on it and end
+	// the process. If the kernel then refuses, the access is as before, but work on
+	// the memory has lost the devices all the same.
 	here := within(uint64(p), uint64(p)+size)
-	d.poison(func(u *unit, s span) bool {
+	d.loseIfUsed(func(u *deviceState, s span) bool {
 		if !here(u, s) {
 			return false
 		}
@@ -72,38 +73,38 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 func (d *Driver) checkGrant(verb string, g driver.Grant) error {
 	switch {
 	case g.Access > driver.AccessReadWrite:
-		return rule(verb, driver.ErrInvalid, "%v", g.Access)
+		return refuse(verb, driver.ErrInvalid, "%v", g.Access)
 	case g.To.Kind == driver.LocationHostNUMA:
-		return rule(verb, driver.ErrNotSupported, "access for %v", g.To)
+		return refuse(verb, driver.ErrNotSupported, "access for %v", g.To)
 	case g.To.Kind != driver.LocationDevice:
-		return rule(verb, driver.ErrInvalid, "access for %v", g.To)
+		return refuse(verb, driver.ErrInvalid, "access for %v", g.To)
 	}
-	// A lost device may still be shut out: memory can be given back.
-	if g.Access == driver.AccessNone && g.To.ID >= 0 && g.To.ID < len(d.units) {
+	// Access may be taken away from a lost device, so that memory can be freed.
+	if g.Access == driver.AccessNone && g.To.ID >= 0 && g.To.ID < len(d.states) {
 		return nil
 	}
-	_, err := d.unit(verb, g.To.ID)
+	_, err := d.state(verb, g.To.ID)
 	return err
 }
 
-// rows is what each device may do with each of some mappings, in one piece.
-type rows struct {
+// accessTable is the access of each device to each of some mappings, in one slice.
+type accessTable struct {
 	access  []driver.Access
 	devices int
 }
 
-func (d *Driver) rows(mappings int) rows {
-	return rows{make([]driver.Access, mappings*len(d.units)), len(d.units)}
+func (d *Driver) newAccessTable(mappings int) accessTable {
+	return accessTable{make([]driver.Access, mappings*len(d.states)), len(d.states)}
 }
 
-func (r rows) row(i int) []driver.Access { return r.access[i*r.devices:][:r.devices] }
+func (r accessTable) row(i int) []driver.Access { return r.access[i*r.devices:][:r.devices] }
 
-// union is what any device may do: what the one page table has to allow.
+// union is what any device may do, which the one page table has to allow.
 func union(row []driver.Access) driver.Access { return slices.Max(row) }
 
-// protect brings the page table from now to next, in one call for each run of
-// equals, or changes nothing.
-func protect(now []*mapping, next rows) error {
+// protect changes the page table from now to next, or nothing. It makes one call
+// for neighbours with the same access.
+func protect(now []*mapping, next accessTable) error {
 	for i := 0; i < len(now); {
 		was, will := union(now[i].access), union(next.row(i))
 		j := i + 1
@@ -112,6 +113,7 @@ func protect(now []*mapping, next rows) error {
 		}
 		if will != was {
 			if err := mprotect(now[i].base, now[j-1].end()-now[i].base, prot(will)); err != nil {
+				// What is done already, and what this call may have done in part.
 				for k := range j {
 					_ = mprotect(now[k].base, now[k].size, prot(union(now[k].access)))
 				}
@@ -133,45 +135,45 @@ func prot(a driver.Access) int {
 	return unix.PROT_NONE
 }
 
-// Access reads the ledger.
+// Access is the access that SetAccess set last.
 func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
 	const verb = "Access"
-	if err := d.whole(verb, p, d.granularity); err != nil {
+	if err := d.checkSpan(verb, p, d.granularity); err != nil {
 		return driver.AccessNone, err
 	}
 	if err := d.checkGrant(verb, driver.Grant{To: who, Access: driver.AccessRead}); err != nil {
 		return driver.AccessNone, err
 	}
-	d.mem.RLock()
-	defer d.mem.RUnlock()
+	d.memMu.RLock()
+	defer d.memMu.RUnlock()
 	if r := d.region(uint64(p)); r != nil && r.block == nil {
-		if m := r.over(uint64(p), 1); m != nil {
+		if m := r.covering(uint64(p), 1); m != nil {
 			return m[0].access[who.ID], nil
 		}
 	}
-	return driver.AccessNone, rule(verb, driver.ErrInvalid, "nothing is mapped at %v", p)
+	return driver.AccessNone, refuse(verb, driver.ErrInvalid, "nothing is mapped at %v", p)
 }
 
-// reach says whether a device may use n bytes at p. Plain and pinned memory is
-// for every device. The caller holds mem.
-func (d *Driver) reach(verb string, dev int, p driver.Ptr, n uint64, need driver.Access) error {
+// checkAccess checks that a device may use n bytes at p. Every device may use plain
+// and pinned memory. The caller holds memMu.
+func (d *Driver) checkAccess(verb string, dev int, p driver.Ptr, n uint64, need driver.Access) error {
 	r := d.region(uint64(p))
 	if r == nil || n > r.end()-uint64(p) {
-		return rule(verb, driver.ErrInvalid, "%d bytes at %v are not memory of this driver", n, p)
+		return refuse(verb, driver.ErrInvalid, "%d bytes at %v are not memory of this driver", n, p)
 	}
 	if r.block != nil {
 		if n > r.block.n-(uint64(p)-r.base) {
-			return rule(verb, driver.ErrInvalid, "%d bytes at %v pass the end of the block", n, p)
+			return refuse(verb, driver.ErrInvalid, "%d bytes at %v pass the end of the block", n, p)
 		}
 		return nil
 	}
-	all := r.over(uint64(p), n)
+	all := r.covering(uint64(p), n)
 	if all == nil {
-		return rule(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", n, p)
+		return refuse(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", n, p)
 	}
 	for _, m := range all {
 		if m.access[dev] < need {
-			return rule(verb, driver.ErrInvalid, "host:%d has access %v at %#x and needs %v", dev, m.access[dev], m.base, need)
+			return refuse(verb, driver.ErrInvalid, "host:%d has access %v at %#x and needs %v", dev, m.access[dev], m.base, need)
 		}
 	}
 	return nil

@@ -4,25 +4,26 @@ package host
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-// capture is a stream capture. What is captured is checked and thrown away:
-// what counts here is what a capture forbids.
+// capture is a stream capture. Captured work is checked and dropped: only what a
+// capture forbids matters here.
 type capture struct {
 	mode      driver.CaptureMode
 	destroyed bool // by a call that it forbids
 	ended     bool
 }
 
-// destroy is what a call that a capture forbids does to it.
+// destroy marks the capture as destroyed by a call that it forbids.
 func (c *capture) destroy(verb string) error {
 	c.destroyed = true
-	return rule(verb, driver.ErrCapturing, "the call destroys the capture")
+	return refuse(verb, driver.ErrCapturing, "the call destroys the capture")
 }
 
-// destroyCaptures is what a wait for the whole device does to the captures of
-// its streams. Allocating and freeing plain memory spares the relaxed ones.
+// destroyCaptures destroys the captures of all streams, as a wait for the whole
+// device does. Without relaxed it spares the relaxed ones, as allocating and freeing
+// plain memory do.
 func (c *context) destroyCaptures(verb string, relaxed bool) error {
 	var err error
-	for s := range c.all() {
+	for s := range c.allStreams() {
 		if s.capture != nil && (relaxed || s.capture.mode != driver.CaptureRelaxed) {
 			err = s.capture.destroy(verb)
 		}
@@ -30,10 +31,10 @@ func (c *context) destroyCaptures(verb string, relaxed bool) error {
 	return err
 }
 
-// add takes captured work, which is none once the capture is destroyed.
-func (c *capture) add(verb string) error {
+// addWork accepts captured work unless the capture is destroyed.
+func (c *capture) addWork(verb string) error {
 	if c.destroyed {
-		return rule(verb, driver.ErrCapturing, "the stream's capture was destroyed and not ended")
+		return refuse(verb, driver.ErrCapturing, "the stream's capture was destroyed and not ended")
 	}
 	return nil
 }
@@ -44,14 +45,14 @@ func (v *device) BeginCapture(s driver.Stream, mode driver.CaptureMode) error {
 	return v.onStream(verb, s, func(x *stream) error {
 		switch {
 		case mode > driver.CaptureRelaxed:
-			return rule(verb, driver.ErrInvalid, "capture mode %d", mode)
+			return refuse(verb, driver.ErrInvalid, "capture mode %d", mode)
 		case x == v.context.legacy:
-			return rule(verb, driver.ErrInvalid, "the legacy stream cannot be captured")
+			return refuse(verb, driver.ErrInvalid, "the legacy stream cannot be captured")
 		case x.capture != nil:
-			return rule(verb, driver.ErrInvalid, "stream %d is being captured", s)
+			return refuse(verb, driver.ErrInvalid, "stream %d is being captured", s)
 		}
 		x.capture = &capture{mode: mode}
-		v.context.keepThread(x)
+		v.context.keepThreadStream(x)
 		return nil
 	})
 }
@@ -62,13 +63,13 @@ func (v *device) EndCapture(s driver.Stream) error {
 	return v.onStream(verb, s, func(x *stream) error {
 		c := x.capture
 		if c == nil {
-			return rule(verb, driver.ErrInvalid, "stream %d is not being captured", s)
+			return refuse(verb, driver.ErrInvalid, "stream %d is not being captured", s)
 		}
 		c.ended = true
 		x.capture = nil
-		x.rest()
+		x.dropIfIdle()
 		if c.destroyed {
-			return rule(verb, driver.ErrInvalid, "the capture of stream %d was destroyed", s)
+			return refuse(verb, driver.ErrInvalid, "the capture of stream %d was destroyed", s)
 		}
 		return nil
 	})
@@ -80,28 +81,28 @@ func (v *device) Capturing(s driver.Stream) (bool, error) {
 	const verb = "Capturing"
 	err := v.onStream(verb, s, func(x *stream) error {
 		yes = x.capture != nil
-		_, err := x.implicit(verb) // to ask ends no capture
+		_, err := x.checkImplicitCapture(verb) // unlike checkWork this destroys no capture
 		return err
 	})
 	return yes, err
 }
 
-// StreamDone says whether the stream has work left. The legacy stream has that of
-// all threads' streams too.
+// StreamDone says whether the stream has no work left. The work of all threads'
+// streams counts as the legacy stream's too.
 func (v *device) StreamDone(s driver.Stream) (bool, error) {
 	const verb = "StreamDone"
 	var done bool
 	err := v.onStream(verb, s, func(x *stream) error {
 		if x.capture != nil {
-			return rule(verb, driver.ErrCapturing, "stream %d is being captured", s)
+			return refuse(verb, driver.ErrCapturing, "stream %d is being captured", s)
 		}
-		if _, err := x.implicit(verb); err != nil {
+		if _, err := x.checkImplicitCapture(verb); err != nil {
 			return err
 		}
-		done = len(x.last()) == 0
+		done = len(x.lastOps()) == 0
 		if x == v.context.legacy {
 			for _, t := range v.context.threads {
-				done = done && len(t.last()) == 0
+				done = done && len(t.lastOps()) == 0
 			}
 		}
 		return nil
@@ -109,13 +110,13 @@ func (v *device) StreamDone(s driver.Stream) (bool, error) {
 	return done, err
 }
 
-// onStream calls f with a stream of the device and work held.
+// onStream calls f with a stream of the device, under workMu.
 func (v *device) onStream(verb string, s driver.Stream, f func(*stream) error) error {
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	v.context.d.work.Lock()
-	defer v.context.d.work.Unlock()
+	v.context.d.workMu.Lock()
+	defer v.context.d.workMu.Unlock()
 	x, err := v.context.stream(verb, s)
 	if err != nil {
 		return err

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCaptureSpreadsToNoOtherStream holds where this driver stops short of the
-// card: an event recorded in a capture is good inside that capture alone.
+// TestCaptureSpreadsToNoOtherStream: unlike on the card, an event recorded in a capture
+// can be used only inside that capture.
 func TestCaptureSpreadsToNoOtherStream(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
 	v := open(t, d, 0)
@@ -39,8 +39,8 @@ func TestCaptureSpreadsToNoOtherStream(t *testing.T) {
 	require.ErrorIs(t, v.BeginCapture(0, driver.CaptureRelaxed), driver.ErrInvalid)
 }
 
-// TestAllocDuringCapture holds that plain memory is not allocated while a capture
-// forbids it, nor freed, which waits for the device. Pinned memory is.
+// TestAllocDuringCapture: plain memory is neither allocated nor freed while a capture
+// forbids it. Pinned memory is.
 func TestAllocDuringCapture(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
 	v := open(t, d, 0)
@@ -53,7 +53,7 @@ func TestAllocDuringCapture(t *testing.T) {
 		"AllocPlain": func() error { _, err := v.AllocPlain(mib); return err },
 		"FreePlain":  func() error { return v.FreePlain(p) },
 	}
-	used := d.units[0].used
+	used := d.states[0].used
 	for name, call := range calls {
 		for _, mode := range []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal} {
 			require.NoError(t, v.BeginCapture(s, mode))
@@ -61,7 +61,7 @@ func TestAllocDuringCapture(t *testing.T) {
 			require.ErrorIs(t, v.EndCapture(s), driver.ErrInvalid, name)
 		}
 	}
-	require.Equal(t, used, d.units[0].used)
+	require.Equal(t, used, d.states[0].used)
 	require.NoError(t, v.BeginCapture(s, driver.CaptureGlobal))
 	pinned, _, err := v.AllocHost(mib)
 	require.NoError(t, err)

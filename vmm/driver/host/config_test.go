@@ -59,7 +59,7 @@ func TestPageGranularity(t *testing.T) {
 	require.ErrorIs(t, v.CopyIn(p+driver.Ptr(3*page-1), []byte{7, 7}), driver.ErrInvalid)
 }
 
-// TestUnionIsWhatThePageTableAllows reads the kernel's own word for it.
+// TestUnionIsWhatThePageTableAllows compares the union with /proc.
 func TestUnionIsWhatThePageTableAllows(t *testing.T) {
 	d := New(Config{Devices: 2, Memory: 64 * mib})
 	p := chunk(t, d, 2*mib)

@@ -9,21 +9,21 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// piece is how much a copy moves between two looks at whether its device is
-// lost: an unmap waits for one piece at most.
+// piece is how much a copy moves before it checks again whether the context is
+// stopped. So an unmap waits for one piece at most.
 const piece = 1 << 20
 
-// CopyIn copies at once if nothing is queued on the CopyStream, else in turn.
+// CopyIn copies at once if nothing is queued on the CopyStream, else in its order.
 func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	const verb = "CopyIn"
 	n := uint64(len(src))
 	o := &op{spans: [2]span{{uint64(dst), uint64(dst) + n, driver.AccessReadWrite}}}
-	return v.now(verb, n, o, func() {
+	return v.runNow(verb, n, o, func() {
 		o.run = func(c *context) bool { return c.move(bytesAt(uint64(dst), n), src) }
-		if n < writeFrom {
+		if n < minWrite {
 			return
 		}
-		if fresh := v.context.d.extents(uint64(dst), n); fresh != nil {
+		if fresh := v.context.d.untouchedExtents(uint64(dst), n); fresh != nil {
 			o.run = func(c *context) (whole bool) {
 				whole, o.err = c.write(fresh, src)
 				return whole
@@ -36,7 +36,7 @@ func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	n := uint64(len(dst))
 	o := &op{spans: [2]span{{uint64(src), uint64(src) + n, driver.AccessRead}}}
-	return v.now("CopyOut", n, o, func() {
+	return v.runNow("CopyOut", n, o, func() {
 		o.run = func(c *context) bool { return c.move(dst, bytesAt(uint64(src), n)) }
 	})
 }
@@ -58,17 +58,17 @@ func (v *device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 // Fill queues n elements of pattern.
 func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
 	const verb = "Fill"
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	w := uint64(width)
 	switch {
 	case width != 1 && width != 2 && width != 4:
-		return rule(verb, driver.ErrInvalid, "elements of %d bytes", width)
+		return refuse(verb, driver.ErrInvalid, "elements of %d bytes", width)
 	case uint64(dst)%w != 0:
-		return rule(verb, driver.ErrInvalid, "address %v is no multiple of %d", dst, width)
+		return refuse(verb, driver.ErrInvalid, "address %v is no multiple of %d", dst, width)
 	case n > ^uint64(0)/w:
-		return rule(verb, driver.ErrInvalid, "%d elements of %d bytes", n, width)
+		return refuse(verb, driver.ErrInvalid, "%d elements of %d bytes", n, width)
 	}
 	o := &op{run: func(c *context) bool {
 		return n == 0 || c.fill(bytesAt(uint64(dst), n*w), pattern, width)
@@ -79,38 +79,38 @@ func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 	return v.queue(verb, s, o)
 }
 
-// queue checks what an op uses and queues it, with nothing in between that
-// could take the memory away.
+// queue checks the memory of an op and queues the op. memMu is held for both, so
+// that the memory cannot be unmapped in between.
 func (v *device) queue(verb string, s driver.Stream, o *op) error {
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	d := v.context.d
-	d.mem.RLock()
-	defer d.mem.RUnlock()
-	if err := v.check(verb, o); err != nil {
+	d.memMu.RLock()
+	defer d.memMu.RUnlock()
+	if err := v.checkOp(verb, o); err != nil {
 		return err
 	}
 	return v.context.queue(verb, s, o)
 }
 
-// check says whether the device may use what the op uses.
-func (v *device) check(verb string, o *op) error {
+// checkOp checks that the device may use the memory of an op.
+func (v *device) checkOp(verb string, o *op) error {
 	for _, s := range o.spans {
 		if s.need == driver.AccessNone {
 			continue
 		}
-		if err := v.context.d.reach(verb, v.context.u.ordinal, driver.Ptr(s.from), s.to-s.from, s.need); err != nil {
+		if err := v.context.d.checkAccess(verb, v.context.state.ordinal, driver.Ptr(s.from), s.to-s.from, s.need); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// now runs an op on the CopyStream and returns when it has ended. prepare,
-// which says what there is to run, is called once the op has passed its check.
-func (v *device) now(verb string, n uint64, o *op, prepare func()) error {
-	if err := v.enter(verb); err != nil {
+// runNow runs an op on the CopyStream and returns when it has ended. It calls
+// prepare, which sets op.run, when the op has passed its check.
+func (v *device) runNow(verb string, n uint64, o *op, prepare func()) error {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	if n == 0 {
@@ -118,16 +118,18 @@ func (v *device) now(verb string, n uint64, o *op, prepare func()) error {
 	}
 	c := v.context
 	d := c.d
-	d.mem.RLock()
-	if err := v.check(verb, o); err != nil {
-		d.mem.RUnlock()
+	d.memMu.RLock()
+	if err := v.checkOp(verb, o); err != nil {
+		d.memMu.RUnlock()
 		return err
 	}
 	prepare()
-	d.work.Lock()
-	s, err := c.stream(verb, v.own)
+	// Listed under both locks: an unmap then either is seen by the check above, or
+	// sees this op.
+	d.workMu.Lock()
+	s, err := c.stream(verb, v.copyStream)
 	if err == nil && s.capture != nil {
-		err = s.capture.destroy(verb) // it ends with a wait for the stream
+		err = s.capture.destroy(verb) // because the copy ends with a wait for the stream
 	}
 	if err == nil {
 		if o.started = len(s.queue) == 0; o.started {
@@ -137,29 +139,30 @@ func (v *device) now(verb string, n uint64, o *op, prepare func()) error {
 			s.push(o)
 		}
 	}
-	d.mem.RUnlock()
-	defer d.work.Unlock()
+	d.memMu.RUnlock()
+	defer d.workMu.Unlock()
 	if err != nil {
 		return err
 	}
+	// In this goroutine if the stream was empty, which spares a switch to another.
 	if o.started {
-		d.work.Unlock()
+		d.workMu.Unlock()
 		whole := o.run(c)
-		d.work.Lock()
+		d.workMu.Lock()
 		o.dropped = !whole
 		o.end()
 		s.inline = slices.DeleteFunc(s.inline, func(x *op) bool { return x == o })
-		s.rest()
+		s.dropIfIdle()
 	} else {
 		o.wait(d)
 	}
 	if o.dropped {
-		return c.gone(verb)
+		return c.stoppedError(verb)
 	}
 	return o.err
 }
 
-// move copies in pieces until the context is over.
+// move copies in pieces, and returns false if the context is stopped meanwhile.
 func (c *context) move(dst, src []byte) bool {
 	for len(dst) > 0 {
 		if c.stopped() {
@@ -171,7 +174,7 @@ func (c *context) move(dst, src []byte) bool {
 	return true
 }
 
-// fill repeats the low width bytes of pattern in pieces.
+// fill writes the low width bytes of pattern again and again, in pieces.
 func (c *context) fill(dst []byte, pattern uint32, width int) bool {
 	for len(dst) > 0 {
 		if c.stopped() {

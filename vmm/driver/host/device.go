@@ -9,11 +9,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// device is one user's hold on a context, with a copy stream of its own.
+// device is an opened device: a reference to a context, and a copy stream.
 type device struct {
-	context *context
-	own     driver.Stream
-	closed  atomic.Bool
+	context    *context
+	copyStream driver.Stream
+	closed     atomic.Bool
 }
 
 var (
@@ -26,107 +26,108 @@ var (
 
 // Open retains the context of a device.
 func (d *Driver) Open(dev int) (driver.Device, error) {
-	u, err := d.unit("Open", dev)
+	u, err := d.state("Open", dev)
 	if err != nil {
 		return nil, err
 	}
-	// Close lets go of work while it waits, but not of mem.
-	d.mem.RLock()
-	defer d.mem.RUnlock()
-	d.work.Lock()
-	defer d.work.Unlock()
-	if d.lost.Load() { // since it was looked at
-		return nil, u.isLost("Open")
+	// memMu too, because Close releases workMu while it waits, but not memMu.
+	d.memMu.RLock()
+	defer d.memMu.RUnlock()
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
+	if d.lost.Load() { // since the check above
+		return nil, u.lostError("Open")
 	}
 	if u.context == nil {
 		u.context = newContext(d, u)
 	}
 	u.context.refs++
 	v := &device{context: u.context}
-	v.own = v.context.newStream(v)
+	v.copyStream = v.context.newStream(v)
 	return v, nil
 }
 
-// enter is the first thing that every call but the freeing ones does.
-func (v *device) enter(verb string) error {
+// checkOpen is the first check of every call except those that free something.
+func (v *device) checkOpen(verb string) error {
 	if v.closed.Load() {
-		return v.isClosed(verb)
+		return v.closedError(verb)
 	}
 	if v.context.d.lost.Load() {
-		return v.context.u.isLost(verb)
+		return v.context.state.lostError(verb)
 	}
 	if v.context.reset.Load() {
-		return v.context.wasReset(verb)
+		return v.context.resetError(verb)
 	}
 	return nil
 }
 
-func (v *device) isClosed(verb string) error {
-	return rule(verb, driver.ErrClosed, "host:%d", v.context.u.ordinal)
+func (v *device) closedError(verb string) error {
+	return refuse(verb, driver.ErrClosed, "host:%d", v.context.state.ordinal)
 }
 
-// Close releases the context. With the last one it ends: what is queued is
-// dropped, and its streams, events, plain and pinned memory go.
+// Close releases the context. The last Close ends it: queued work is dropped, and
+// its streams, events, plain and pinned memory are freed.
 func (v *device) Close() error {
 	if v.closed.Swap(true) {
 		return nil
 	}
 	c := v.context
 	d := c.d
-	d.mem.Lock()
-	defer d.unlock()
-	d.work.Lock()
-	c.forget(v.own)
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	d.workMu.Lock()
+	c.removeStream(v.copyStream)
 	c.refs--
 	if c.refs > 0 {
-		d.work.Unlock()
+		d.workMu.Unlock()
 		return nil
 	}
-	d.end(c)
-	if c.u.context == c { // not so after a reset
-		c.u.context = nil
+	// Before the blocks are unmapped: what runs may use them.
+	d.endContext(c)
+	if c.state.context == c { // after a reset it is another
+		c.state.context = nil
 	}
 	for e, ev := range d.events {
 		if ev.context == c {
 			delete(d.events, e)
 		}
 	}
-	d.work.Unlock()
+	d.workMu.Unlock()
 	return d.freeBlocks(c)
 }
 
-// MemInfo counts what was created here and plain memory.
+// MemInfo counts plain memory and memory that this Driver created.
 func (v *device) MemInfo() (free, total uint64, err error) {
-	if err := v.enter("MemInfo"); err != nil {
+	if err := v.checkOpen("MemInfo"); err != nil {
 		return 0, 0, err
 	}
-	u, d := v.context.u, v.context.d
-	d.mem.Lock()
-	defer d.unlock()
-	d.collect()
+	u, d := v.context.state, v.context.d
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	d.collectOrphans()
 	return u.memory - u.used, u.memory, nil
 }
 
 // CopyStream is the stream of CopyIn and CopyOut.
-func (v *device) CopyStream() driver.Stream { return v.own }
+func (v *device) CopyStream() driver.Stream { return v.copyStream }
 
 // Sync waits for all work of the context.
 func (v *device) Sync() error {
 	const verb = "Sync"
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	return v.context.d.sync(verb, v.context.u)
+	return v.context.d.sync(verb, v.context.state)
 }
 
 // Do runs f on a locked thread. There is no context to make current.
 func (v *device) Do(f func() error) error {
 	const verb = "Do"
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	if f == nil {
-		return rule(verb, driver.ErrInvalid, "no function")
+		return refuse(verb, driver.ErrInvalid, "no function")
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -16,34 +16,34 @@ import (
 type Driver struct {
 	granularity uint64
 	noPeer      map[[2]int]bool
-	units       []*unit
-	lost        atomic.Bool // a device is, so all are: a Driver stands for a process
+	states      []*deviceState
+	lost        atomic.Bool // one device is, so all are
 
-	// mem guards addresses, memory and access. Those who queue work hold it
-	// shared while they check and queue; those who take memory away hold it
-	// whole, so they see all work that passed the check.
-	mem          sync.RWMutex
+	// memMu guards addresses, memory and access. It is held for reading while work
+	// is checked and queued, and for writing while memory is unmapped or narrowed. So
+	// those see all work that passed the check.
+	memMu        sync.RWMutex
 	regions      []*region // by base
 	mappings     int       // kernel mappings held, never less than the kernel counts
 	mappingLimit int       // Config.Mappings; 0: only the process's
 	handles      map[driver.Handle]*handle
 	created      map[inode]*memory // made here; imports of it find it again
 	orphans      []*memory         // released, but an exported descriptor may be open
-	closing      []int             // descriptors to close once mem is free
+	closing      []int             // descriptors to close after memMu is unlocked
 	lastHandle   driver.Handle
 
-	// work guards streams, events and captures. It is taken after mem.
-	work   sync.Mutex
+	// workMu guards streams, events and captures. It is locked after memMu.
+	workMu sync.Mutex
 	lastID uint64 // of streams and events
 	events map[driver.Event]*event
 }
 
-// unit is what belongs to one device ordinal whether or not it is open.
-type unit struct {
+// deviceState is the state of one device ordinal, open or not.
+type deviceState struct {
 	ordinal int
 	memory  uint64
-	used    uint64   // bytes charged; guarded by Driver.mem
-	context *context // nil while nobody has it open; guarded by Driver.work
+	used    uint64   // bytes charged; guarded by Driver.memMu
+	context *context // nil while it is not open; guarded by Driver.workMu
 }
 
 var (
@@ -51,8 +51,8 @@ var (
 	_ driver.HostViewer = (*Driver)(nil)
 )
 
-// New makes a driver with devices, capacity and handles of its own. Nothing
-// needs closing: it holds what its caller reserved, created and opened.
+// New makes a driver with devices, capacity and handles of its own. It needs no
+// closing: it holds only what its caller reserved, created and opened.
 func New(c Config) *Driver {
 	d := &Driver{
 		granularity:  2 << 20,
@@ -70,8 +70,9 @@ func New(c Config) *Driver {
 		c.Memory = machineMemory()
 	}
 	for i := range max(1, c.Devices) {
-		d.units = append(d.units, &unit{ordinal: i, memory: c.Memory})
+		d.states = append(d.states, &deviceState{ordinal: i, memory: c.Memory})
 	}
+	// In both directions.
 	for _, p := range c.NoPeer {
 		d.noPeer[p] = true
 		d.noPeer[[2]int{p[1], p[0]}] = true
@@ -92,112 +93,113 @@ var defaultDriver = sync.OnceValue(func() *Driver { return New(Config{Devices: d
 // Name is "host".
 func (d *Driver) Name() string { return "host" }
 
-// unit finds a device. Every call that names one comes through here, so this
-// is where a lost device is answered.
-func (d *Driver) unit(verb string, dev int) (*unit, error) {
-	if dev < 0 || dev >= len(d.units) {
-		return nil, rule(verb, driver.ErrNoDevice, "host:%d; there are %d", dev, len(d.units))
+// state finds a device. Every call that names one goes through it, so it returns
+// the error of a lost device.
+func (d *Driver) state(verb string, dev int) (*deviceState, error) {
+	if dev < 0 || dev >= len(d.states) {
+		return nil, refuse(verb, driver.ErrNoDevice, "host:%d; there are %d", dev, len(d.states))
 	}
-	u := d.units[dev]
+	u := d.states[dev]
 	if d.lost.Load() {
-		return nil, u.isLost(verb)
+		return nil, u.lostError(verb)
 	}
 	return u, nil
 }
 
-func (u *unit) isLost(verb string) error {
-	return rule(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work, of this device or of another", u.ordinal)
+func (u *deviceState) lostError(verb string) error {
+	return refuse(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work, of this device or of another", u.ordinal)
 }
 
 // Supports tries what a feature needs of the system.
 func (d *Driver) Supports(dev int, f driver.Feature) error {
 	const verb = "Supports"
-	if _, err := d.unit(verb, dev); err != nil {
+	if _, err := d.state(verb, dev); err != nil {
 		return err
 	}
 	switch f {
 	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureShareFD:
 		return d.probe(f == driver.FeatureShareFD)
 	}
-	return rule(verb, driver.ErrNotSupported, "%v", f)
+	return refuse(verb, driver.ErrNotSupported, "%v", f)
 }
 
-// CanAccessPeer is true but for the pairs of Config.NoPeer.
+// CanAccessPeer is true except for the pairs of Config.NoPeer.
 func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
 	const verb = "CanAccessPeer"
 	for _, dev := range []int{from, to} {
-		if _, err := d.unit(verb, dev); err != nil {
+		if _, err := d.state(verb, dev); err != nil {
 			return false, err
 		}
 	}
-	return d.reaches(from, to), nil
+	return d.canReach(from, to), nil
 }
 
-func (d *Driver) reaches(from, to int) bool {
+func (d *Driver) canReach(from, to int) bool {
 	return from == to || !d.noPeer[[2]int{from, to}]
 }
 
-// Granularity is 2 MiB, as the card's, or the page size.
+// Granularity is 2 MiB, as on the card, or the page size.
 func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
-	if _, err := d.home("Granularity", p); err != nil {
+	if _, err := d.stateFor("Granularity", p); err != nil {
 		return 0, err
 	}
 	return d.granularity, nil
 }
 
-// GranularityRecommended is the same: no unit is faster than another here.
+// GranularityRecommended is Granularity: no size is faster here.
 func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) { return d.Granularity(p) }
 
-// home finds the device of p after checking the rest of it.
-func (d *Driver) home(verb string, p driver.Prop) (*unit, error) {
+// stateFor checks p and finds its device.
+func (d *Driver) stateFor(verb string, p driver.Prop) (*deviceState, error) {
 	switch p.Location.Kind {
 	case driver.LocationDevice:
 	case driver.LocationHostNUMA:
-		return nil, rule(verb, driver.ErrNotSupported, "memory on %v", p.Location)
+		return nil, refuse(verb, driver.ErrNotSupported, "memory on %v", p.Location)
 	default:
-		return nil, rule(verb, driver.ErrInvalid, "memory on %v", p.Location)
+		return nil, refuse(verb, driver.ErrInvalid, "memory on %v", p.Location)
 	}
+	// What CUDA knows and host memory cannot do is not supported; the rest is invalid.
 	known := driver.ShareFD | driver.ShareFabric | driver.ShareReadOnly
 	switch {
 	case p.Share&^known != 0:
-		return nil, rule(verb, driver.ErrInvalid, "share %#x", uint8(p.Share))
+		return nil, refuse(verb, driver.ErrInvalid, "share %#x", uint8(p.Share))
 	case p.Share&driver.ShareFabric != 0:
-		return nil, rule(verb, driver.ErrNotSupported, "fabric handles")
+		return nil, refuse(verb, driver.ErrNotSupported, "fabric handles")
 	case p.Share == driver.ShareReadOnly:
-		return nil, rule(verb, driver.ErrInvalid, "share read-only without a way to share")
+		return nil, refuse(verb, driver.ErrInvalid, "share read-only without a way to share")
 	case p.RDMA:
-		return nil, rule(verb, driver.ErrNotSupported, "RDMA")
+		return nil, refuse(verb, driver.ErrNotSupported, "RDMA")
 	case p.Compress:
-		return nil, rule(verb, driver.ErrNotSupported, "compression")
+		return nil, refuse(verb, driver.ErrNotSupported, "compression")
 	}
-	return d.unit(verb, p.Location.ID)
+	return d.state(verb, p.Location.ID)
 }
 
-// whole checks that a size, and an address where there is one, are multiples
-// of the granularity and that their sum exists.
-func (d *Driver) whole(verb string, p driver.Ptr, size uint64) error {
+// checkSpan checks that an address and a size are multiples of the granularity and
+// that their sum does not overflow.
+func (d *Driver) checkSpan(verb string, p driver.Ptr, size uint64) error {
 	switch {
 	case size == 0:
-		return rule(verb, driver.ErrInvalid, "size 0")
+		return refuse(verb, driver.ErrInvalid, "size 0")
 	case size%d.granularity != 0:
-		return rule(verb, driver.ErrInvalid, "size %d is no multiple of %d", size, d.granularity)
+		return refuse(verb, driver.ErrInvalid, "size %d is no multiple of %d", size, d.granularity)
 	case uint64(p)%d.granularity != 0:
-		return rule(verb, driver.ErrInvalid, "address %v is no multiple of %d", p, d.granularity)
+		return refuse(verb, driver.ErrInvalid, "address %v is no multiple of %d", p, d.granularity)
 	case uint64(p)+size < size:
-		return rule(verb, driver.ErrInvalid, "%d bytes at %v pass the end of addresses", size, p)
+		return refuse(verb, driver.ErrInvalid, "%d bytes at %v pass the end of addresses", size, p)
 	}
 	return nil
 }
 
-// SyncIfActive waits for all work of dev if somebody has it open.
+// SyncIfActive waits for all work of dev if it is open.
 func (d *Driver) SyncIfActive(dev int) error {
 	const verb = "SyncIfActive"
-	u, err := d.unit(verb, dev)
+	u, err := d.state(verb, dev)
 	if err != nil {
 		return err
 	}
 	if err := d.sync(verb, u); !errors.Is(err, driver.ErrClosed) {
 		return err
 	}
-	return nil // it ended meanwhile, and its work with it
+	return nil // the context ended meanwhile, with its work
 }

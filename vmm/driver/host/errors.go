@@ -9,16 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rule is the answer to a call that breaks a rule of the seam: verb is the
-// seam's own. Nothing has changed.
-func rule(verb string, kind error, format string, args ...any) error {
+// refuse is the error of a call that breaks a rule of package driver, and has changed
+// nothing. verb is the name of the call there.
+func refuse(verb string, kind error, format string, args ...any) error {
 	return &driver.CallError{Call: verb, Kind: kind, Err: fmt.Errorf(format, args...)}
 }
 
-// fail turns the system's answer into an error. The kernel says ENOMEM for
-// several things, so the caller says what it means here; that too many
-// mappings is one of them is found out afterwards.
+// fail turns an error of the system into one of package driver. The kernel returns
+// ENOMEM for several reasons, so the caller says which kind it is here; too many
+// mappings are recognised by counting them.
 func (d *Driver) fail(call string, noMemory, err error) error {
+	// What the kernel refuses for no reason listed here breaks one of its rules.
 	kind := driver.ErrInvalid
 	switch err {
 	case unix.EMFILE, unix.ENFILE:

@@ -23,22 +23,22 @@ type record struct {
 	at time.Time
 }
 
-// NewEvent makes an event. Nothing spins here, so EventBlocking is always so.
+// NewEvent makes an event. No wait spins here, with or without EventBlocking.
 func (v *device) NewEvent(flags driver.EventFlags) (driver.Event, error) {
 	const verb = "NewEvent"
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return 0, err
 	}
 	known := driver.EventTiming | driver.EventBlocking | driver.EventInterprocess
 	both := driver.EventTiming | driver.EventInterprocess
 	if flags&^known != 0 || flags&both == both {
-		return 0, rule(verb, driver.ErrInvalid, "event flags %#x", uint8(flags))
+		return 0, refuse(verb, driver.ErrInvalid, "event flags %#x", uint8(flags))
 	}
 	d := v.context.d
-	d.work.Lock()
-	defer d.work.Unlock()
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
 	if v.context.stopped() {
-		return 0, v.context.gone(verb)
+		return 0, v.context.stoppedError(verb)
 	}
 	d.lastID++
 	e := driver.Event(d.lastID)
@@ -46,35 +46,35 @@ func (v *device) NewEvent(flags driver.EventFlags) (driver.Event, error) {
 	return e, nil
 }
 
-// FreeEvent forgets an event. Those who wait for its record still do.
+// FreeEvent removes an event. Waits for its record go on.
 func (v *device) FreeEvent(e driver.Event) error {
 	const verb = "FreeEvent"
 	if v.closed.Load() {
-		return v.isClosed(verb)
+		return v.closedError(verb)
 	}
 	d := v.context.d
-	d.work.Lock()
-	defer d.work.Unlock()
-	if d.events[e] == nil { // one that a reset took can be freed
-		return rule(verb, driver.ErrInvalid, "no event %d", e)
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
+	if d.events[e] == nil { // an event whose context was reset can be freed
+		return refuse(verb, driver.ErrInvalid, "no event %d", e)
 	}
 	delete(d.events, e)
 	return nil
 }
 
-// event finds an event of any device. The caller holds work.
+// event finds an event of any device. The caller holds workMu.
 func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 	x := d.events[e]
 	switch {
 	case x == nil:
-		return nil, rule(verb, driver.ErrInvalid, "no event %d", e)
+		return nil, refuse(verb, driver.ErrInvalid, "no event %d", e)
 	case x.context.reset.Load():
-		return nil, rule(verb, driver.ErrInvalid, "event %d went with the context of host:%d, which was reset", e, x.context.u.ordinal)
+		return nil, refuse(verb, driver.ErrInvalid, "event %d went with the context of host:%d, which was reset", e, x.context.state.ordinal)
 	}
 	return x, nil
 }
 
-// Record puts the event at the end of the stream.
+// Record records the event after the work that the stream has now.
 func (v *device) Record(e driver.Event, s driver.Stream) error {
 	const verb = "Record"
 	return v.onStream(verb, s, func(x *stream) error {
@@ -83,26 +83,27 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			return err
 		}
 		if ev.context != v.context {
-			return rule(verb, driver.ErrInvalid, "event %d is of another device than stream %d", e, s)
+			return refuse(verb, driver.ErrInvalid, "event %d is of another device than stream %d", e, s)
 		}
 		if x.capture != nil {
-			if err := x.capture.add(verb); err != nil {
+			if err := x.capture.addWork(verb); err != nil {
 				return err
 			}
 			ev.last, ev.capture = nil, x.capture
 			return nil
 		}
-		if err := x.mayWork(verb); err != nil {
+		if err := x.checkWork(verb); err != nil {
 			return err
 		}
-		x.order()
+		x.orderDefaults()
+		// An op of its own in the stream, unless the stream has nothing to wait for.
 		r := &record{}
 		r.run = func(*context) bool {
 			r.at = time.Now()
 			return true
 		}
 		ev.last, ev.capture = r, nil
-		if len(x.last()) == 0 {
+		if len(x.lastOps()) == 0 {
 			r.run(v.context)
 			r.end()
 			return nil
@@ -112,9 +113,9 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 	})
 }
 
-// Wait makes the stream wait for the event's record of now. An event that was
-// recorded in a capture is good only inside that one: a capture spreads to no
-// other stream here.
+// Wait makes later work of the stream wait for the event's last record. An event
+// that was recorded in a capture can be waited for only inside that capture, because
+// captures do not spread to other streams here.
 func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	const verb = "Wait"
 	return v.onStream(verb, s, func(x *stream) error {
@@ -123,29 +124,30 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 			return err
 		}
 		if x.capture != nil {
-			if err := x.capture.add(verb); err != nil {
+			if err := x.capture.addWork(verb); err != nil {
 				return err
 			}
 		}
+		// Only an event of the same capture orders captured work.
 		if ev.capture != nil || x.capture != nil && ev.last != nil {
 			if ev.capture != x.capture {
-				return rule(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
+				return refuse(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
 			}
 			return nil
 		}
-		if err := x.mayWork(verb); err != nil {
+		if err := x.checkWork(verb); err != nil {
 			return err
 		}
 		if ev.last == nil || ev.last.ended {
 			return nil
 		}
-		x.order()
+		x.orderDefaults()
 		reached := ev.last.pending()
 		x.push(&op{run: func(c *context) bool {
 			select {
 			case <-reached:
 				return true
-			case <-c.over:
+			case <-c.stopCh:
 				return false
 			}
 		}})
@@ -153,7 +155,7 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	})
 }
 
-// SyncEvent waits for the event's record of now.
+// SyncEvent waits for the event's last record.
 func (v *device) SyncEvent(e driver.Event) error {
 	const verb = "SyncEvent"
 	return v.onEvent(verb, e, func(ev *event) error {
@@ -162,7 +164,7 @@ func (v *device) SyncEvent(e driver.Event) error {
 		}
 		err := ev.context.wait(verb, []*op{&ev.last.op})
 		if errors.Is(err, driver.ErrContextReset) && ev.context != v.context {
-			return rule(verb, driver.ErrInvalid, "the context of event %d was reset meanwhile", e)
+			return refuse(verb, driver.ErrInvalid, "the context of event %d was reset meanwhile", e)
 		}
 		return err
 	})
@@ -182,15 +184,16 @@ func (v *device) Done(e driver.Event) (bool, error) {
 // each device has a clock of its own, so both must be of one device.
 func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
 	const verb = "Elapsed"
+	// One after the other, because onEvent locks workMu.
 	var at [2]time.Time
 	var of [2]*context
 	for i, e := range []driver.Event{from, to} {
 		err := v.onEvent(verb, e, func(ev *event) error {
 			switch {
 			case ev.flags&driver.EventTiming == 0:
-				return rule(verb, driver.ErrInvalid, "event %d was made without timing", e)
+				return refuse(verb, driver.ErrInvalid, "event %d was made without timing", e)
 			case ev.last == nil || !ev.last.ended || ev.last.dropped:
-				return rule(verb, driver.ErrInvalid, "event %d has not been reached", e)
+				return refuse(verb, driver.ErrInvalid, "event %d has not been reached", e)
 			}
 			at[i], of[i] = ev.last.at, ev.context
 			return nil
@@ -200,29 +203,29 @@ func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
 		}
 	}
 	if of[0] != of[1] {
-		return 0, rule(verb, driver.ErrInvalid, "events %d and %d are of different devices", from, to)
+		return 0, refuse(verb, driver.ErrInvalid, "events %d and %d are of different devices", from, to)
 	}
 	return at[1].Sub(at[0]), nil
 }
 
-// onEvent calls f with an event that can be asked, and work held.
+// onEvent calls f with an event that can be queried, under workMu.
 func (v *device) onEvent(verb string, e driver.Event, f func(*event) error) error {
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	d := v.context.d
-	d.work.Lock()
-	defer d.work.Unlock()
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
 	ev, err := d.event(verb, e)
 	switch {
 	case err != nil:
 		return err
 	case d.lost.Load():
-		return ev.context.u.isLost(verb)
+		return ev.context.state.lostError(verb)
 	case ev.capture != nil && !ev.capture.ended:
-		return rule(verb, driver.ErrCapturing, "event %d was recorded in a capture", e)
+		return refuse(verb, driver.ErrCapturing, "event %d was recorded in a capture", e)
 	case ev.capture != nil:
-		return rule(verb, driver.ErrInvalid, "event %d was recorded in a capture and never since", e)
+		return refuse(verb, driver.ErrInvalid, "event %d was recorded in a capture and never since", e)
 	}
 	return f(ev)
 }

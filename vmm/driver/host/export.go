@@ -1,32 +1,182 @@
+//go:build linux
+
 package host
 
 import (
-	"errors"
+	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
 )
 
-var (
-	_ driver.RangeExporter = (*Driver)(nil)
-	_ driver.FabricSharer  = (*Driver)(nil)
-)
-
-// ExportRange is not supported: a memory file is no dma-buf, and the network
-// cards that take one can register host memory by its address.
-func (*Driver) ExportRange(driver.Ptr, uint64) (int, error) {
-	return -1, none("ExportRange", "host memory is made of memory files, which are no dma-buf")
+// Export opens the memory once more. A read-only share is opened for reading. At its
+// first export it is sealed too, so that the descriptor cannot be reopened for
+// writing; only mappings that exist by then stay writable.
+func (d *Driver) Export(h driver.Handle) (int, error) {
+	const verb = "Export"
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	x, err := d.handle(verb, h)
+	if err != nil {
+		return -1, err
+	}
+	m := x.memory
+	if _, err := d.state(verb, m.state.ordinal); err != nil {
+		return -1, err
+	}
+	if x.share&driver.ShareFD == 0 {
+		return -1, refuse(verb, driver.ErrInvalid, "imported, or created without a way to share")
+	}
+	readOnly := x.share&driver.ShareReadOnly != 0
+	if readOnly && x.writable && !m.sealed && m.mapped == 0 {
+		return -1, refuse(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or no process could ever write it")
+	}
+	// An importer can open the file again with the rights of the descriptor at most.
+	mode := unix.O_RDWR
+	if readOnly || !x.writable {
+		mode = unix.O_RDONLY
+	}
+	fd, err := reopen(m.fd, mode)
+	if err != nil {
+		return -1, d.fail("open", driver.ErrOutOfMemory, err)
+	}
+	if readOnly && x.writable && !m.sealed {
+		if _, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL); err != nil {
+			_ = unix.Close(fd)
+			return -1, d.fail("fcntl(F_ADD_SEALS)", driver.ErrOutOfMemory, err)
+		}
+		m.sealed = true
+	}
+	m.exported = true
+	return fd, nil
 }
 
-// ExportFabric is not supported: host memory is in no fabric.
-func (*Driver) ExportFabric(driver.Handle) (name [64]byte, err error) {
-	return name, none("ExportFabric", "host memory is in no fabric")
+// reopen opens the file of fd again. The new descriptor can have other rights than
+// fd, and the kernel counts it as another opening.
+func reopen(fd, mode int) (int, error) {
+	return unix.Open("/proc/self/fd/"+strconv.Itoa(fd), mode|unix.O_CLOEXEC, 0)
 }
 
-// ImportFabric is not supported.
-func (*Driver) ImportFabric([64]byte, uint64, driver.Prop) (driver.Handle, error) {
-	return 0, none("ImportFabric", "host memory is in no fabric")
+// Import makes a handle of a sealed memory file. As on the card, the handle cannot
+// be exported. Memory that was created here is found again and not counted twice;
+// memory of another process is counted there.
+func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+	const verb = "Import"
+	u, err := d.stateFor(verb, p)
+	if err != nil {
+		return 0, err
+	}
+	if err := d.checkSpan(verb, 0, size); err != nil {
+		return 0, err
+	}
+	st, writable, err := d.inspect(verb, fd)
+	if err != nil {
+		return 0, err
+	}
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	// Memory of this Driver has a count, a location and a device already.
+	if m := d.created[inode{uint64(st.Dev), st.Ino}]; m != nil {
+		d.unorphan(m)
+		return d.newHandle(m, size, 0, writable), nil
+	}
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return 0, d.fail("fcntl(F_DUPFD_CLOEXEC)", driver.ErrOutOfMemory, err)
+	}
+	m := &memory{fd: own, size: uint64(st.Size), state: u}
+	m.touched.Store(m.size)
+	return d.newHandle(m, size, 0, writable), nil
 }
 
-func none(verb, why string) error {
-	return &driver.CallError{Call: verb, Kind: driver.ErrNotSupported, Err: errors.New(why)}
+// inspect refuses a descriptor of anything else than memory, and memory that could
+// end the process with SIGBUS: a file that can shrink below its mapping, and huge
+// pages, which may be missing when they are touched.
+func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, err error) {
+	if err := unix.Fstat(fd, &st); err != nil {
+		return st, false, d.fail("fstat", driver.ErrInvalid, err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return st, false, d.fail("fstatfs", driver.ErrInvalid, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type != unix.TMPFS_MAGIC {
+		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o, file system %#x)", fd, st.Mode, fs.Type)
+	}
+	// Without these seals the file could become smaller than its mappings.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)
+	}
+	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW; seals&need != need {
+		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not sealed against shrinking and growing (seals %#x)", fd, seals)
+	}
+	flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil {
+		return st, false, d.fail("fcntl(F_GETFL)", driver.ErrInvalid, err)
+	}
+	mode := flags & unix.O_ACCMODE
+	if mode == unix.O_WRONLY {
+		return st, false, refuse(verb, driver.ErrInvalid, "fd %d cannot be read", fd)
+	}
+	return st, mode == unix.O_RDWR && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) == 0, nil
+}
+
+// unorphan removes m from the orphans.
+func (d *Driver) unorphan(m *memory) {
+	d.orphans = slices.DeleteFunc(d.orphans, func(o *memory) bool { return o == m })
+}
+
+// shared says whether an exported descriptor, or a mapping of one, may exist in any
+// process. In doubt it says yes, because memory in use must not count as free.
+func (m *memory) shared() bool { return lease(m.fd) != nil }
+
+// lease takes a lease for writing and ends it. The kernel grants one only if the file
+// is not open anywhere else, and returns EAGAIN if it is. Any other error means that
+// the kernel cannot tell: leases are switched off, or this process no longer owns the
+// file.
+func lease(fd int) error {
+	if err := takeLease(fd); err != nil {
+		return err
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
+	return err
+}
+
+// takeLease takes a lease. First it chooses the signal that the kernel sends if the
+// file is opened during the lease: SIGIO would end a process that does not handle it,
+// SIGURG does nothing. The choice ends with the lease.
+func takeLease(fd int) error {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETSIG, int(unix.SIGURG)); err != nil {
+		return err
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
+	return err
+}
+
+// countable opens a memory file once more, as a descriptor that the kernel counts as
+// an opening and grants leases on. That of memfd_create is neither.
+func (d *Driver) countable(fd int) (int, error) {
+	counted, err := reopen(fd, unix.O_RDWR)
+	if err != nil {
+		return -1, d.fail("open", driver.ErrOutOfMemory, err)
+	}
+	if err := lease(counted); err == unix.EINVAL || err == unix.EACCES {
+		_ = unix.Close(counted)
+		err = fmt.Errorf("without leases there is no way to know when shared memory is free: %w", err)
+		return -1, &driver.CallError{Call: "fcntl(F_SETLEASE)", Kind: driver.ErrNotSupported, Err: err}
+	}
+	return counted, nil
+}
+
+// probe tries whether the system has what memory files need, and sharing.
+func (d *Driver) probe(sharing bool) error {
+	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, sharing)
+	if err != nil {
+		return err
+	}
+	_ = unix.Close(fd)
+	return nil
 }

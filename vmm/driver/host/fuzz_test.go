@@ -12,17 +12,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// world is what a few calls on one reservation should have led to: the model
-// that FuzzCalls holds the driver to.
+// world is the model with which FuzzCalls compares the driver: the state of one
+// reservation after some calls.
 type world struct {
 	alive  [3]bool          // by handle
-	at     [8]int           // by place: which handle is mapped there, -1 for none
-	access [8]driver.Access // by place, of device 0
+	at     [8]int           // by page: which handle is mapped there, -1 for none
+	access [8]driver.Access // by page, of device 0
 	bytes  [3][]byte        // by handle
-	h      [3]driver.Handle // what Create answered last
+	h      [3]driver.Handle // what Create returned last
 }
 
-// mapped says whether places [i, j) are all mapped, with that access at least.
+// mapped says whether pages [i, j) are all mapped, with that access at least.
 func (w *world) mapped(i, j int, need driver.Access) bool {
 	for k := i; k < j; k++ {
 		if w.at[k] < 0 || w.access[k] < need {
@@ -32,8 +32,8 @@ func (w *world) mapped(i, j int, need driver.Access) bool {
 	return true
 }
 
-// FuzzCalls makes calls, right and wrong ones, and compares each answer and the
-// bytes with a model. At the end everything can be given back and nothing is
+// FuzzCalls makes calls, right and wrong ones, and compares each result and the
+// bytes with a model. At the end everything can be freed and nothing is
 // left. Three bytes are one call: which, and two arguments.
 func FuzzCalls(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x02\x00\x00\x04\x00\x12\x05\x00\x07\x06\x00\x01\x03\x00\x01\x01\x00\x00"))
@@ -46,7 +46,7 @@ func FuzzCalls(f *testing.F) {
 		page := d.granularity
 		var w world
 		p := reserved(t, d, uint64(len(w.at))*page)
-		place := func(i int) driver.Ptr { return p + driver.Ptr(uint64(i)*page) }
+		addr := func(i int) driver.Ptr { return p + driver.Ptr(uint64(i)*page) }
 		for i := range w.at {
 			w.at[i] = -1
 		}
@@ -54,7 +54,7 @@ func FuzzCalls(f *testing.F) {
 			which, a, b := calls[0]%7, int(calls[1]), int(calls[2])
 			calls = calls[3:]
 			h, i := a%len(w.h), a%len(w.at)
-			j := min(i+1+b%3, len(w.at)) // of a span of places
+			j := min(i+1+b%3, len(w.at)) // of a span of pages
 			var ok bool
 			var err error
 			switch which {
@@ -69,36 +69,36 @@ func FuzzCalls(f *testing.F) {
 				w.alive[h] = false
 			case 2: // map
 				h = b % len(w.h)
-				ok, err = w.alive[h] && w.at[i] < 0, d.Map(place(i), page, w.h[h])
+				ok, err = w.alive[h] && w.at[i] < 0, d.Map(addr(i), page, w.h[h])
 				if ok {
 					w.at[i], w.access[i] = h, driver.AccessNone
 				}
 			case 3: // unmap
-				ok, err = w.mapped(i, j, driver.AccessNone), d.Unmap(place(i), uint64(j-i)*page)
+				ok, err = w.mapped(i, j, driver.AccessNone), d.Unmap(addr(i), uint64(j-i)*page)
 				for k := i; ok && k < j; k++ {
 					w.at[k] = -1
 				}
 			case 4: // set access
 				level := driver.Access(b >> 4 % 3)
-				ok, err = w.mapped(i, j, driver.AccessNone), d.SetAccess(place(i), uint64(j-i)*page, grant(0, level))
+				ok, err = w.mapped(i, j, driver.AccessNone), d.SetAccess(addr(i), uint64(j-i)*page, grant(0, level))
 				for k := i; ok && k < j; k++ {
 					w.access[k] = level
 				}
-			case 5: // write over a seam between places, if there is one
+			case 5: // write across two pages, if there is a second one
 				src := bytes.Repeat([]byte{byte(b)}, int(page))
 				half := int(page / 2)
 				j = min(i+2, len(w.at))
 				ok = i+2 <= len(w.at) && w.mapped(i, j, driver.AccessReadWrite)
-				err = v.CopyIn(place(i)+driver.Ptr(half), src)
+				err = v.CopyIn(addr(i)+driver.Ptr(half), src)
 				if ok {
 					copy(w.bytes[w.at[i]][half:], src)
 					copy(w.bytes[w.at[i+1]][:half], src)
 				}
 			case 6: // read
 				got := make([]byte, page)
-				ok, err = w.mapped(i, i+1, driver.AccessRead), v.CopyOut(got, place(i))
+				ok, err = w.mapped(i, i+1, driver.AccessRead), v.CopyOut(got, addr(i))
 				if ok {
-					require.True(t, bytes.Equal(w.bytes[w.at[i]], got), "place %d", i)
+					require.True(t, bytes.Equal(w.bytes[w.at[i]], got), "page %d", i)
 				}
 			}
 			if ok {
@@ -112,7 +112,7 @@ func FuzzCalls(f *testing.F) {
 		require.Equal(t, inside(t, p, uint64(len(w.at))*page), d.mappings)
 		for i := range w.at {
 			if w.at[i] >= 0 {
-				require.NoError(t, d.Unmap(place(i), page))
+				require.NoError(t, d.Unmap(addr(i), page))
 			}
 		}
 		for h := range w.h {
@@ -123,7 +123,7 @@ func FuzzCalls(f *testing.F) {
 		require.NoError(t, d.Free(p, uint64(len(w.at))*page))
 		require.NoError(t, v.Close())
 		require.Zero(t, d.mappings)
-		require.Zero(t, d.units[0].used)
+		require.Zero(t, d.states[0].used)
 		require.Empty(t, d.created)
 	})
 }

@@ -37,7 +37,7 @@ func open(t testing.TB, d *Driver, dev int) *device {
 	return v.(*device)
 }
 
-// create makes memory; the caller releases it.
+// create creates memory. The caller releases it.
 func create(t testing.TB, d *Driver, size uint64, p driver.Prop) driver.Handle {
 	t.Helper()
 	h, err := d.Create(size, p)
@@ -45,7 +45,7 @@ func create(t testing.TB, d *Driver, size uint64, p driver.Prop) driver.Handle {
 	return h
 }
 
-// reserve takes addresses; the caller frees them.
+// reserve reserves addresses. The caller frees them.
 func reserved(t testing.TB, d *Driver, size uint64) driver.Ptr {
 	t.Helper()
 	p, err := d.Reserve(size, 0)
@@ -53,7 +53,7 @@ func reserved(t testing.TB, d *Driver, size uint64) driver.Ptr {
 	return p
 }
 
-// chunk is memory of home, mapped for device 0; the test's end unmaps it.
+// chunk is memory of home, mapped for device 0 until the test ends.
 func chunk(t testing.TB, d *Driver, size uint64) driver.Ptr {
 	t.Helper()
 	p := reserved(t, d, size)
@@ -77,7 +77,7 @@ func gate(t testing.TB, v *device, s driver.Stream) (open func()) {
 	return func() { binary.NativeEndian.PutUint32(word, 1) }
 }
 
-// held is what the process holds of the system, by what it is.
+// held is what the process holds of the system, by kind.
 type held map[string]int
 
 func holds(t testing.TB) held {
@@ -86,7 +86,7 @@ func holds(t testing.TB) held {
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	for _, fd := range fds {
-		// The runtime's own come when they are first needed.
+		// The Go runtime opens some of its own when it first needs them.
 		if name, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && !strings.HasPrefix(name, "anon_inode:") {
 			all["fd "+name]++
 		}
@@ -143,7 +143,7 @@ func TestCopyInAndOut(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
 	v := open(t, d, 0)
 	p := chunk(t, d, 8*mib)
-	// Crosses what is written through the file and what through the mapping.
+	// Across the part that is written through the file and the part through the mapping.
 	for _, at := range []int{0, 3 * mib, 100, 5*mib + 7, 0} {
 		want := pattern(3*mib - 11)
 		require.NoError(t, v.CopyIn(p+driver.Ptr(at), want))

@@ -16,8 +16,8 @@ import (
 
 // Devices lists every device that can be opened.
 func (d *Driver) Devices() ([]driver.Info, error) {
-	all := make([]driver.Info, len(d.units))
-	for i, u := range d.units {
+	all := make([]driver.Info, len(d.states))
+	for i, u := range d.states {
 		all[i] = driver.Info{
 			Ordinal: i,
 			Open:    fmt.Sprintf("host:%d", i),

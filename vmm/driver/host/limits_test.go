@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inChild runs a test again in a process of its own, for what would harm the
-// others: it is true there.
+// inChild runs a test again in a child process, because it would harm the others. It is
+// true in the child.
 func inChild(t *testing.T) bool {
 	t.Helper()
 	const name = "CUVMM_HOST_CHILD"
@@ -33,7 +33,7 @@ func TestMappingsAreCounted(t *testing.T) {
 	p := reserved(t, d, 2*chunks*size)
 	h := create(t, d, size, home)
 
-	// Every other place: each mapping makes a gap too.
+	// At every other page, so that each mapping makes a gap too.
 	var err error
 	n := 0
 	for ; n < chunks; n++ {
@@ -47,7 +47,7 @@ func TestMappingsAreCounted(t *testing.T) {
 	_, err = d.Reserve(size, 0)
 	require.ErrorIs(t, err, driver.ErrLimit)
 
-	// What fills a gap takes no more, and everything can be undone.
+	// A mapping that fills a gap needs no further one, and everything can be undone.
 	require.NoError(t, d.Map(p+size, size, h))
 	require.NoError(t, d.Unmap(p, 3*size))
 	for n--; n > 1; n-- {
@@ -66,7 +66,7 @@ func TestMappingCountIsTheKernels(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
 	h := create(t, d, size, home)
 	p := reserved(t, d, places*size)
-	is := 0 // bit i: mapped at place i
+	is := 0 // bit i: page i is mapped
 	for step := range 1 << (2 * places) {
 		i := step * 7 % places * (1 + step%3) % places
 		at := p + driver.Ptr(i*size)
@@ -87,8 +87,8 @@ func TestMappingCountIsTheKernels(t *testing.T) {
 	require.NoError(t, d.Release(h))
 }
 
-// inside is how many mappings the kernel has in a span. A gap at its edge may
-// be one with the neighbour's.
+// inside is how many mappings the kernel has in a span. It may join a gap at the edge
+// with the neighbour's.
 func inside(t *testing.T, p driver.Ptr, size uint64) int {
 	t.Helper()
 	n := 0
@@ -118,7 +118,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 	require.ErrorIs(t, err, driver.ErrLimit)
 	require.ErrorIs(t, err, unix.EMFILE)
-	require.Equal(t, uint64(len(all)*2*mib), d.units[0].used, "a failed Create is not counted")
+	require.Equal(t, uint64(len(all)*2*mib), d.states[0].used, "a failed Create is not counted")
 
 	// Creating a share needs two for a moment, so one may be left.
 	if h, err := d.Create(2*mib, home); err == nil {
@@ -167,7 +167,7 @@ func TestOutOfAddresses(t *testing.T) {
 	}
 	require.Zero(t, process.reserved)
 
-	// The kernel's refusal is told apart from memory too.
+	// The kernel's refusal is told from a lack of memory too.
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: 1 << 40, Max: unix.RLIM_INFINITY}))
 	_, err = d.Reserve(2<<40, 0)
 	require.ErrorIs(t, err, driver.ErrAddressSpace)
@@ -189,8 +189,8 @@ func TestAlignment(t *testing.T) {
 	}
 }
 
-// TestFileSizeLimit holds that a limit of the process is told apart from a
-// wrong argument: memory is a file here.
+// TestFileSizeLimit: memory is a file here, and the process's limit for files is told
+// from a wrong argument.
 func TestFileSizeLimit(t *testing.T) {
 	if !inChild(t) {
 		return
@@ -200,5 +200,5 @@ func TestFileSizeLimit(t *testing.T) {
 	_, err := d.Create(4*mib, home)
 	require.ErrorIs(t, err, driver.ErrLimit)
 	require.ErrorContains(t, err, "RLIMIT_FSIZE")
-	require.Zero(t, d.units[0].used)
+	require.Zero(t, d.states[0].used)
 }

@@ -10,55 +10,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapping is one chunk of memory at one place.
+// mapping is one chunk of memory at one address.
 type mapping struct {
 	base, size uint64
 	memory     *memory
-	writable   bool            // the kernel would let it be written
+	writable   bool            // the kernel allows it to be written
 	access     []driver.Access // by device ordinal
 }
 
 func (m *mapping) end() uint64 { return m.base + m.size }
 
-// Map puts the whole of h at p.
+// Map maps the whole of h at p.
 func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	const verb = "Map"
-	if err := d.whole(verb, p, size); err != nil {
+	if err := d.checkSpan(verb, p, size); err != nil {
 		return err
 	}
-	d.mem.Lock()
-	defer d.unlock()
+	d.memMu.Lock()
+	defer d.unlockAndClose()
 	x, err := d.handle(verb, h)
 	if err != nil {
 		return err
 	}
-	if _, err := d.unit(verb, x.memory.home.ordinal); err != nil {
+	if _, err := d.state(verb, x.memory.state.ordinal); err != nil {
 		return err
 	}
 	if size != x.size || size != x.memory.size {
-		return rule(verb, driver.ErrInvalid, "%d bytes is not the size of the memory", size)
+		return refuse(verb, driver.ErrInvalid, "%d bytes is not the size of the memory", size)
 	}
 	r := d.region(uint64(p))
 	if r == nil || r.block != nil || size > r.end()-uint64(p) {
-		return rule(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", size, p)
+		return refuse(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", size, p)
 	}
 	i, exact := r.index(uint64(p))
 	if exact || i > 0 && r.maps[i-1].end() > uint64(p) || i < len(r.maps) && r.maps[i].base < uint64(p)+size {
-		return rule(verb, driver.ErrInvalid, "something is mapped in [%v, %v)", p, p+driver.Ptr(size))
+		return refuse(verb, driver.ErrInvalid, "something is mapped in [%v, %v)", p, p+driver.Ptr(size))
 	}
 	m := &mapping{
 		base: uint64(p), size: size, memory: x.memory,
 		writable: x.writable && !x.memory.sealed,
-		access:   make([]driver.Access, len(d.units)),
+		access:   make([]driver.Access, len(d.states)),
 	}
+	// A mapping within a gap leaves up to two gaps where there was one.
 	extra := r.gaps(i, m.base, m.end())
-	if err := d.take(verb, extra); err != nil {
+	if err := d.takeMappings(verb, extra); err != nil {
 		return err
 	}
 	if _, err := mmap(m.base, m.size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED, x.memory.fd); err != nil {
-		d.give(extra)
-		// The kernel may have taken the old mapping away before it failed.
-		_, _ = mmap(m.base, m.size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1)
+		d.returnMappings(extra)
+		// The kernel may have removed the old mapping before it failed.
+		_, _ = mmap(m.base, m.size, unix.PROT_NONE, noMemory|unix.MAP_FIXED, -1)
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
 	r.maps = slices.Insert(r.maps, i, m)
@@ -66,37 +67,37 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	return nil
 }
 
-// Unmap puts nothing back where whole mappings were.
+// Unmap replaces whole mappings by addresses without memory.
 func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 	const verb = "Unmap"
-	if err := d.whole(verb, p, size); err != nil {
+	if err := d.checkSpan(verb, p, size); err != nil {
 		return err
 	}
-	d.mem.Lock()
-	defer d.unlock()
-	r, i, j, err := d.run(verb, p, size)
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	r, i, j, err := d.wholeMappings(verb, p, size)
 	if err != nil {
 		return err
 	}
 	from, to := uint64(p), uint64(p)+size
-	// Before the pages go, or what runs would meet the hole and end the
-	// process. Should the kernel then refuse, the memory stays, but who had
-	// work on it has lost the device all the same.
-	d.poison(within(from, to))
-	if _, err := mmap(from, size, unix.PROT_NONE, nothing|unix.MAP_FIXED, -1); err != nil {
+	// Before the pages go, because running work would fault and end the process. If
+	// the kernel then refuses, the memory stays, but work on it has lost the devices
+	// all the same.
+	d.loseIfUsed(within(from, to))
+	if _, err := mmap(from, size, unix.PROT_NONE, noMemory|unix.MAP_FIXED, -1); err != nil {
 		return d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
 	for _, m := range r.maps[i:j] {
 		m.memory.mapped--
-		d.settle(m.memory)
+		d.freeIfUnused(m.memory)
 	}
 	r.maps = slices.Delete(r.maps, i, j)
-	d.give(j - i - 1 + r.gaps(i, from, to))
+	d.returnMappings(j - i - 1 + r.gaps(i, from, to))
 	return nil
 }
 
-// gaps is how many stretches of nothing lie beside [from, to), which is r.maps[i]
-// or would be: the kernel counts each as a mapping.
+// gaps is how many gaps there are beside [from, to), which is r.maps[i] or would be.
+// The kernel counts each gap as a mapping.
 func (r *region) gaps(i int, from, to uint64) int {
 	n := 0
 	if left := r.base; i == 0 && left < from || i > 0 && r.maps[i-1].end() < from {
@@ -108,13 +109,13 @@ func (r *region) gaps(i int, from, to uint64) int {
 	return n
 }
 
-// index is where a mapping at p stands or would stand.
+// index is the index of a mapping at p, or where it would be inserted.
 func (r *region) index(p uint64) (int, bool) {
 	return slices.BinarySearchFunc(r.maps, p, func(m *mapping, p uint64) int { return cmp.Compare(m.base, p) })
 }
 
-// over is the mappings that hold [p, p+n), nil unless they hold all of it.
-func (r *region) over(p, n uint64) []*mapping {
+// covering is the mappings that cover [p, p+n), or nil if not all of it is mapped.
+func (r *region) covering(p, n uint64) []*mapping {
 	i, exact := r.index(p)
 	if !exact {
 		i--
@@ -132,18 +133,18 @@ func (r *region) over(p, n uint64) []*mapping {
 	return r.maps[i:j]
 }
 
-// run finds the whole mappings r.maps[i:j] that [p, p+size) is made of.
-func (d *Driver) run(verb string, p driver.Ptr, size uint64) (r *region, i, j int, err error) {
+// wholeMappings finds the mappings r.maps[i:j] that [p, p+size) consists of.
+func (d *Driver) wholeMappings(verb string, p driver.Ptr, size uint64) (r *region, i, j int, err error) {
 	r = d.region(uint64(p))
 	if r == nil || r.block != nil || size > r.end()-uint64(p) {
-		return nil, 0, 0, rule(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", size, p)
+		return nil, 0, 0, refuse(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", size, p)
 	}
-	all := r.over(uint64(p), size)
+	all := r.covering(uint64(p), size)
 	if all == nil {
-		return nil, 0, 0, rule(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", size, p)
+		return nil, 0, 0, refuse(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", size, p)
 	}
 	if all[0].base != uint64(p) || all[len(all)-1].end() != uint64(p)+size {
-		return nil, 0, 0, rule(verb, driver.ErrInvalid, "%d bytes at %v take part of a mapping", size, p)
+		return nil, 0, 0, refuse(verb, driver.ErrInvalid, "%d bytes at %v take part of a mapping", size, p)
 	}
 	i, _ = r.index(uint64(p))
 	return r, i, i + len(all), nil

@@ -10,26 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memory is one memfd. It goes back to the system with its last reference:
-// handles, mappings, and descriptors that were exported.
+// memory is one memfd. It is freed with its last reference: handles, mappings and
+// exported descriptors.
 type memory struct {
 	fd       int
 	id       inode
 	size     uint64
-	home     *unit
-	charged  bool // made here, so counted here
+	state    *deviceState
+	charged  bool // created here, so counted here
 	exported bool
 	sealed   bool // no new mapping may write it
 	handles  int
 	mapped   int
-	touched  atomic.Uint64 // bytes below this have been written, or may have been
+	touched  atomic.Uint64 // bytes below this offset may have been written
 }
 
 // inode names a file of the system.
 type inode struct{ dev, ino uint64 }
 
-// handle is a caller's reference. Size and rights are its own: an importer may
-// claim a wrong size or hold a descriptor that only reads.
+// handle is a caller's reference. Its size and rights may differ from the memory's:
+// an importer may claim a wrong size or hold a read-only descriptor.
 type handle struct {
 	memory   *memory
 	size     uint64
@@ -40,22 +40,22 @@ type handle struct {
 // Create makes a memfd that can neither shrink nor grow.
 func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	const verb = "Create"
-	u, err := d.home(verb, p)
+	u, err := d.stateFor(verb, p)
 	if err != nil {
 		return 0, err
 	}
-	if err := d.whole(verb, 0, size); err != nil {
+	if err := d.checkSpan(verb, 0, size); err != nil {
 		return 0, err
 	}
-	d.mem.Lock()
-	defer d.unlock()
-	d.collectSome()
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	d.collectSomeOrphans()
 	if err := d.charge(verb, u, size); err != nil {
 		return 0, err
 	}
 	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if p.Share&driver.ShareReadOnly == 0 {
-		// Whoever holds a writable descriptor could add seals of his own.
+		// Else the holder of a writable descriptor could add more seals.
 		seals |= unix.F_SEAL_SEAL
 	}
 	fd, id, err := d.memfd(size, seals, p.Share&driver.ShareFD != 0)
@@ -63,23 +63,23 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 		u.used -= size
 		return 0, err
 	}
-	m := &memory{fd: fd, id: id, size: size, home: u, charged: true}
+	m := &memory{fd: fd, id: id, size: size, state: u, charged: true}
 	d.created[id] = m
 	return d.newHandle(m, size, p.Share, true), nil
 }
 
-// Location is the device that the memory was created on. Of memory that another
-// process created it is what Import was told: a memory file does not say.
+// Location is the device that the memory was created on. For memory that another
+// process created it is the device that Import named: a memory file has none.
 func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
 	const verb = "Location"
-	d.mem.RLock()
-	defer d.mem.RUnlock()
+	d.memMu.RLock()
+	defer d.memMu.RUnlock()
 	x, err := d.handle(verb, h)
 	if err != nil {
 		return driver.Location{}, err
 	}
-	n := x.memory.home.ordinal
-	if _, err := d.unit(verb, n); err != nil {
+	n := x.memory.state.ordinal
+	if _, err := d.state(verb, n); err != nil {
 		return driver.Location{}, err
 	}
 	return driver.Location{Kind: driver.LocationDevice, ID: n}, nil
@@ -87,15 +87,15 @@ func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
 
 // Release drops the caller's reference.
 func (d *Driver) Release(h driver.Handle) error {
-	d.mem.Lock()
-	defer d.unlock()
+	d.memMu.Lock()
+	defer d.unlockAndClose()
 	x, err := d.handle("Release", h)
 	if err != nil {
 		return err
 	}
 	delete(d.handles, h)
 	x.memory.handles--
-	d.settle(x.memory)
+	d.freeIfUnused(x.memory)
 	return nil
 }
 
@@ -109,76 +109,76 @@ func (d *Driver) newHandle(m *memory, size uint64, share driver.Share, writable 
 func (d *Driver) handle(verb string, h driver.Handle) (*handle, error) {
 	x := d.handles[h]
 	if x == nil {
-		return nil, rule(verb, driver.ErrInvalid, "no handle %d", h)
+		return nil, refuse(verb, driver.ErrInvalid, "no handle %d", h)
 	}
 	return x, nil
 }
 
-// charge counts size bytes on u, or answers ErrOutOfMemory.
-func (d *Driver) charge(verb string, u *unit, size uint64) error {
+// charge counts size bytes on u, or returns ErrOutOfMemory.
+func (d *Driver) charge(verb string, u *deviceState, size uint64) error {
 	if size > u.memory-u.used {
-		d.collect()
+		d.collectOrphans()
 	}
 	if free := u.memory - u.used; size > free {
-		return rule(verb, driver.ErrOutOfMemory, "%d bytes of host:%d, which has %d free of %d", size, u.ordinal, free, u.memory)
+		return refuse(verb, driver.ErrOutOfMemory, "%d bytes of host:%d, which has %d free of %d", size, u.ordinal, free, u.memory)
 	}
 	u.used += size
 	return nil
 }
 
-// settle gives memory back if nothing refers to it.
-func (d *Driver) settle(m *memory) {
+// freeIfUnused frees memory if nothing refers to it.
+func (d *Driver) freeIfUnused(m *memory) {
 	switch {
 	case m.handles > 0 || m.mapped > 0:
 	case m.charged && m.exported && m.shared():
 		d.orphans = append(d.orphans, m)
 	default:
-		d.giveBack(m)
+		d.freeMemory(m)
 	}
 }
 
-func (d *Driver) giveBack(m *memory) {
+func (d *Driver) freeMemory(m *memory) {
 	d.closing = append(d.closing, m.fd)
 	if m.charged {
-		m.home.used -= m.size
+		m.state.used -= m.size
 		delete(d.created, m.id)
 	}
 }
 
-// unlock lets go of mem and then closes what was given back: the kernel takes
-// its time to free the pages, and copies need not wait for that.
-func (d *Driver) unlock() {
+// unlockAndClose unlocks memMu and then closes the memory that was freed: the kernel
+// takes long to free the pages, and copies need not wait for that.
+func (d *Driver) unlockAndClose() {
 	fds := d.closing
 	d.closing = nil
-	d.mem.Unlock()
+	d.memMu.Unlock()
 	for _, fd := range fds {
 		_ = unix.Close(fd)
 	}
 }
 
-// collect gives back the orphans whose last descriptor has been closed. The
-// system tells nobody when that happens, so it is asked when it matters.
-func (d *Driver) collect() {
+// collectOrphans frees the orphans whose last descriptor is closed. The system does
+// not notify about that, so it is asked when it matters.
+func (d *Driver) collectOrphans() {
 	d.orphans = slices.DeleteFunc(d.orphans, func(m *memory) bool {
 		if m.shared() {
 			return false
 		}
-		d.giveBack(m)
+		d.freeMemory(m)
 		return true
 	})
 }
 
-// collectSome is collect for the two orphans that were looked at longest ago:
-// each keeps a descriptor and its pages, and there may be room for more memory
-// long after there is none for more descriptors.
-func (d *Driver) collectSome() {
+// collectSomeOrphans is collectOrphans for the two orphans that were checked longest
+// ago. Each holds a descriptor and its pages, and a process may run out of
+// descriptors long before it runs out of memory.
+func (d *Driver) collectSomeOrphans() {
 	for range min(2, len(d.orphans)) {
 		m := d.orphans[0]
 		d.orphans = d.orphans[1:]
 		if m.shared() {
 			d.orphans = append(d.orphans, m)
 		} else {
-			d.giveBack(m)
+			d.freeMemory(m)
 		}
 	}
 }
@@ -186,8 +186,8 @@ func (d *Driver) collectSome() {
 // memfdName is what /proc/self/maps calls the memory.
 const memfdName = "cuvmm"
 
-// memfd makes a file of size bytes that lives in memory, with seals. For sharing
-// it gives a countable descriptor, and ErrNotSupported where there can be none.
+// memfd makes a memory file of size bytes with seals. For sharing it returns a
+// countable descriptor, or ErrNotSupported where there can be none.
 func (d *Driver) memfd(size uint64, seals int, sharing bool) (int, inode, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(memfdName, flags|unix.MFD_NOEXEC_SEAL)

@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// TestOrphansGoBack: memory that was given up while somebody else had it goes
-// back once nobody has, although there is memory enough.
+// TestOrphansGoBack: memory that was released while another process had it
+// is freed once none has, although there is memory enough.
 func TestOrphansGoBack(t *testing.T) {
 	d := New(Config{PageGranularity: true})
 	p := driver.Prop{Location: driver.Location{Kind: driver.LocationDevice}, Share: driver.ShareFD}

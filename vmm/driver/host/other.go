@@ -4,7 +4,7 @@ package host
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-// Driver answers ErrNotSupported: it needs Linux's memfd.
+// Driver returns ErrNotSupported: it needs Linux's memfd.
 type Driver struct{}
 
 var (

@@ -57,8 +57,8 @@ func TestEnablePeer(t *testing.T) {
 	require.NoError(t, open(t, d, 2).EnablePeer(1), "it ended with the context")
 }
 
-// Plain memory is for every device, enabled or not; mapped memory is for whom
-// SetAccess names, enabled or not.
+// Every device may use plain memory, and only devices with a grant mapped memory,
+// whether or not peer access is enabled.
 func TestEnablePeerIsNotForMappedMemory(t *testing.T) {
 	d := New(Config{Devices: 2, Memory: 64 * mib})
 	a, b := open(t, d, 0), open(t, d, 1)

@@ -21,50 +21,52 @@ type region struct {
 
 func (r *region) end() uint64 { return r.base + r.size }
 
-// Reserve maps addresses that nobody may touch.
+// Reserve maps addresses without access.
 func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 	const verb = "Reserve"
-	if err := d.whole(verb, 0, size); err != nil {
+	if err := d.checkSpan(verb, 0, size); err != nil {
 		return 0, err
 	}
 	if align != 0 && bits.OnesCount64(align) != 1 {
-		return 0, rule(verb, driver.ErrInvalid, "alignment %d is no power of two", align)
+		return 0, refuse(verb, driver.ErrInvalid, "alignment %d is no power of two", align)
 	}
 	align = max(align, d.granularity)
 
-	d.mem.Lock()
-	defer d.unlock()
-	if align > addressLimit || !process.reserve(size) {
-		return 0, rule(verb, driver.ErrAddressSpace, "%d bytes aligned to %d; all reservations of the process may have %d", size, align, uint64(addressLimit))
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	if align > addressLimit || !process.takeAddresses(size) {
+		return 0, refuse(verb, driver.ErrAddressSpace, "%d bytes aligned to %d; all reservations of the process may have %d", size, align, uint64(addressLimit))
 	}
-	if err := d.take(verb, 1); err != nil {
-		process.free(size)
+	// Addresses and mappings are counted before the kernel is asked: at its own limits
+	// Go's heap could not grow.
+	if err := d.takeMappings(verb, 1); err != nil {
+		process.returnAddresses(size)
 		return 0, err
 	}
 	base, err := reserve(size, align)
 	if err != nil {
-		d.give(1)
-		process.free(size)
+		d.returnMappings(1)
+		process.returnAddresses(size)
 		return 0, d.fail("mmap", driver.ErrAddressSpace, err)
 	}
 	d.insert(&region{base: base, size: size})
 	return driver.Ptr(base), nil
 }
 
-// nothing is how addresses without memory are mapped.
-const nothing = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
+// noMemory is how addresses without memory are mapped.
+const noMemory = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
 
-// reserve maps size bytes of nothing at a multiple of align.
+// reserve maps size bytes without memory at a multiple of align.
 func reserve(size, align uint64) (uint64, error) {
-	base, err := mmap(0, size, unix.PROT_NONE, nothing, -1)
+	base, err := mmap(0, size, unix.PROT_NONE, noMemory, -1)
 	if err != nil || base%align == 0 {
 		return base, err
 	}
 	if err := munmap(base, size); err != nil {
 		return 0, err
 	}
-	// Take more and cut off what is too much on either side.
-	base, err = mmap(0, size+align, unix.PROT_NONE, nothing, -1)
+	// Map more than that and unmap what is too much on either side.
+	base, err = mmap(0, size+align, unix.PROT_NONE, noMemory, -1)
 	if err != nil {
 		return 0, err
 	}
@@ -82,31 +84,31 @@ func reserve(size, align uint64) (uint64, error) {
 	return at, nil
 }
 
-// Free gives a reservation back.
+// Free unmaps a reservation.
 func (d *Driver) Free(p driver.Ptr, size uint64) error {
 	const verb = "Free"
-	if err := d.whole(verb, p, size); err != nil {
+	if err := d.checkSpan(verb, p, size); err != nil {
 		return err
 	}
-	d.mem.Lock()
-	defer d.unlock()
+	d.memMu.Lock()
+	defer d.unlockAndClose()
 	r := d.region(uint64(p))
 	if r == nil || r.block != nil || r.base != uint64(p) || r.size != size {
-		return rule(verb, driver.ErrInvalid, "%d bytes at %v were not reserved so", size, p)
+		return refuse(verb, driver.ErrInvalid, "%d bytes at %v were not reserved so", size, p)
 	}
 	if n := len(r.maps); n > 0 {
-		return rule(verb, driver.ErrInvalid, "%d mappings are left at %v", n, p)
+		return refuse(verb, driver.ErrInvalid, "%d mappings are left at %v", n, p)
 	}
 	if err := munmap(r.base, r.size); err != nil {
 		return d.fail("munmap", driver.ErrOutOfMemory, err)
 	}
 	d.remove(r)
-	d.give(1)
-	process.free(size)
+	d.returnMappings(1)
+	process.returnAddresses(size)
 	return nil
 }
 
-// region is the one that p lies in, nil if none. The caller holds mem.
+// region is the one that p lies in, nil if none. The caller holds memMu.
 func (d *Driver) region(p uint64) *region {
 	i, exact := slices.BinarySearchFunc(d.regions, p, func(r *region, p uint64) int { return cmp.Compare(r.base, p) })
 	if !exact {
@@ -131,14 +133,14 @@ func (d *Driver) remove(r *region) {
 // HostBytes is mapped memory as a slice.
 func (d *Driver) HostBytes(p driver.Ptr, n uint64) ([]byte, error) {
 	const verb = "HostBytes"
-	d.mem.RLock()
-	defer d.mem.RUnlock()
+	d.memMu.RLock()
+	defer d.memMu.RUnlock()
 	r := d.region(uint64(p))
 	if r == nil || n > r.end()-uint64(p) {
-		return nil, rule(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", n, p)
+		return nil, refuse(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", n, p)
 	}
-	if r.block == nil && r.over(uint64(p), n) == nil {
-		return nil, rule(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", n, p)
+	if r.block == nil && r.covering(uint64(p), n) == nil {
+		return nil, refuse(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", n, p)
 	}
 	return bytesAt(uint64(p), n), nil
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestResetContext takes the context away under work, a wait, a capture and
-// every kind of memory.
+// TestResetContext resets a context that has work, a wait, a capture and every kind of
+// memory.
 func TestResetContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
-		require.NoError(t, d.ResetContext(1), "nobody has it open")
+		require.NoError(t, d.ResetContext(1), "it is not open")
 		v, err := d.Open(0)
 		require.NoError(t, err)
 		old := v.(*device)
@@ -40,7 +40,7 @@ func TestResetContext(t *testing.T) {
 		require.ErrorIs(t, <-synced, driver.ErrContextReset)
 		require.False(t, d.lost.Load())
 		require.Equal(t, 1, d.mappings, "the chunk is left, the blocks are not")
-		require.EqualValues(t, 4*mib, d.units[0].used)
+		require.EqualValues(t, 4*mib, d.states[0].used)
 		require.NoError(t, d.Unmap(p, 4*mib), "what was queued on it is gone")
 		require.ErrorIs(t, old.Sync(), driver.ErrContextReset)
 		_, err = old.AllocPlain(1)

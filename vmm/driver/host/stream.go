@@ -3,47 +3,28 @@
 package host
 
 import (
-	"slices"
-	"sync/atomic"
-
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// context is what the open Devices of one ordinal share, as a primary context
-// is: streams, events, plain and pinned memory. It ends with the last Device.
-type context struct {
-	d       *Driver
-	u       *unit
-	refs    int
-	streams map[driver.Stream]*stream
-	busy    map[*stream]struct{} // streams with work, freed ones too
-	legacy  *stream              // streams 0 and 1
-	threads map[int]*stream      // stream 2 of each thread that has used it and has work or a capture there
-	peers   map[int]bool         // enabled for plain memory; see EnablePeer
-	over    chan struct{}        // closed when nothing more may run: lost, reset or ended
-	reset   atomic.Bool          // see ResetContext
-}
-
-// stream is a queue. A goroutine empties it and exists only while there is
-// something in it.
+// stream is a queue. While it is not empty a goroutine runs what is in it.
 type stream struct {
 	context *context
-	owner   *device // whose CopyStream stream it is; nil for others
+	owner   *device // whose CopyStream it is; nil for others
 	thread  int     // whose stream 2 it is; 0 for others
 	queue   []*op   // in order; the first may be running
-	inline  []*op   // synchronous copies that run in their callers
+	inline  []*op   // synchronous copies that run in their callers' goroutines
 	capture *capture
 }
 
-// op is one piece of work. What changes in it is guarded by Driver.work.
+// op is one piece of work. Driver.workMu guards the fields that change.
 type op struct {
 	spans   [2]span
-	run     func(*context) bool // false: it was cut short
+	run     func(*context) bool // returns false if it was cut short
 	started bool
 	ended   bool
 	dropped bool          // it did not run to its end
-	err     error         // why a synchronous copy failed, for its caller
-	done    chan struct{} // closed when it ends; made for the first who waits
+	err     error         // of a synchronous copy, for its caller
+	done    chan struct{} // closed when it ends; made by the first wait
 }
 
 // span is memory that an op uses, and the access it needs.
@@ -52,85 +33,24 @@ type span struct {
 	need     driver.Access
 }
 
-func newContext(d *Driver, u *unit) *context {
-	c := &context{
-		d: d, u: u,
-		streams: make(map[driver.Stream]*stream),
-		busy:    make(map[*stream]struct{}),
-		peers:   make(map[int]bool),
-		threads: make(map[int]*stream),
-		over:    make(chan struct{}),
-	}
-	c.legacy = &stream{context: c}
-	return c
-}
-
-// stopped says whether the context is over.
-func (c *context) stopped() bool {
-	select {
-	case <-c.over:
-		return true
-	default:
-		return false
-	}
-}
-
-// stop lets nothing more start and cuts short what runs. The caller holds work.
-func (c *context) stop() {
-	if !c.stopped() {
-		close(c.over)
-	}
-}
-
-// gone is why a call finds the context over.
-func (c *context) gone(verb string) error {
-	if c.d.lost.Load() {
-		return c.u.isLost(verb)
-	}
-	if c.reset.Load() {
-		return c.wasReset(verb)
-	}
-	return rule(verb, driver.ErrClosed, "host:%d", c.u.ordinal)
-}
-
-// queue adds an op to a stream, or throws it away if the stream is being
-// captured. The caller holds mem at least shared where the op uses memory.
-func (c *context) queue(verb string, s driver.Stream, o *op) error {
-	c.d.work.Lock()
-	defer c.d.work.Unlock()
-	x, err := c.stream(verb, s)
-	if err != nil {
-		return err
-	}
-	if x.capture != nil {
-		return x.capture.add(verb)
-	}
-	if err := x.mayWork(verb); err != nil {
-		return err
-	}
-	x.order()
-	x.push(o)
-	return nil
-}
-
-// stream finds a stream of c. The caller holds work.
+// stream finds a stream of c. The caller holds workMu.
 func (c *context) stream(verb string, s driver.Stream) (*stream, error) {
 	if c.stopped() {
-		return nil, c.gone(verb)
+		return nil, c.stoppedError(verb)
 	}
 	x := c.streams[s]
 	if x == nil {
-		x = c.byDefault(s)
+		x = c.defaultStream(s)
 	}
 	if x == nil {
-		return nil, rule(verb, driver.ErrInvalid, "host:%d has no stream %d", c.u.ordinal, s)
+		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no stream %d", c.state.ordinal, s)
 	}
 	return x, nil
 }
 
-// push adds an op to the queue. The caller holds work.
+// push adds an op to the queue. The caller holds workMu.
 func (s *stream) push(o *op) {
-	s.context.keepThread(s)
+	s.context.keepThreadStream(s)
 	s.queue = append(s.queue, o)
 	if len(s.queue) == 1 {
 		s.context.busy[s] = struct{}{}
@@ -138,22 +58,22 @@ func (s *stream) push(o *op) {
 	}
 }
 
-// drain runs what is queued and ends when nothing is left.
+// drain runs the queue and ends when it is empty.
 func (s *stream) drain() {
 	c := s.context
-	c.d.work.Lock()
-	defer c.d.work.Unlock()
-	// Synchronous copies that were there first go first. No new ones start
-	// inline while something is queued.
+	c.d.workMu.Lock()
+	defer c.d.workMu.Unlock()
+	// Synchronous copies that run already come first. No new ones start while
+	// something is queued.
 	for len(s.inline) > 0 {
 		s.inline[0].wait(c.d)
 	}
 	for len(s.queue) > 0 {
 		o := s.queue[0]
 		if o.started = !c.stopped(); o.started {
-			c.d.work.Unlock()
+			c.d.workMu.Unlock()
 			whole := o.run(c)
-			c.d.work.Lock()
+			c.d.workMu.Lock()
 			o.dropped = !whole
 		} else {
 			o.dropped = true
@@ -163,14 +83,14 @@ func (s *stream) drain() {
 		s.queue = s.queue[1:]
 	}
 	s.queue = nil
-	s.rest()
+	s.dropIfIdle()
 }
 
-// rest takes a stream without work off the busy ones.
-func (s *stream) rest() {
+// dropIfIdle removes a stream without work from the busy ones.
+func (s *stream) dropIfIdle() {
 	if len(s.queue) == 0 && len(s.inline) == 0 {
 		delete(s.context.busy, s)
-		s.context.dropThread(s)
+		s.context.dropThreadStream(s)
 	}
 }
 
@@ -181,7 +101,7 @@ func (o *op) end() {
 	}
 }
 
-// pending is the channel that is closed when the op has ended, nil if it has.
+// pending is a channel that is closed when the op ends, or nil if it has ended.
 func (o *op) pending() <-chan struct{} {
 	if o.ended {
 		return nil
@@ -192,17 +112,17 @@ func (o *op) pending() <-chan struct{} {
 	return o.done
 }
 
-// wait lets go of work until the op has ended.
+// wait releases workMu until the op has ended.
 func (o *op) wait(d *Driver) {
 	if done := o.pending(); done != nil {
-		d.work.Unlock()
+		d.workMu.Unlock()
 		<-done
-		d.work.Lock()
+		d.workMu.Lock()
 	}
 }
 
-// last is the ops whose end is the end of all that s has now.
-func (s *stream) last() []*op {
+// lastOps is the ops after whose end all work that s has now has ended.
+func (s *stream) lastOps() []*op {
 	if n := len(s.queue); n > 0 {
 		return s.queue[n-1:]
 	}
@@ -212,14 +132,14 @@ func (s *stream) last() []*op {
 // NewStream makes a stream.
 func (v *device) NewStream() (driver.Stream, error) {
 	const verb = "NewStream"
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return 0, err
 	}
 	d := v.context.d
-	d.work.Lock()
-	defer d.work.Unlock()
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
 	if v.context.stopped() {
-		return 0, v.context.gone(verb)
+		return 0, v.context.stoppedError(verb)
 	}
 	return v.context.newStream(nil), nil
 }
@@ -231,40 +151,40 @@ func (c *context) newStream(owner *device) driver.Stream {
 	return s
 }
 
-// FreeStream forgets a stream; what is queued on it runs to its end.
+// FreeStream removes a stream; its queued work still runs.
 func (v *device) FreeStream(s driver.Stream) error {
 	const verb = "FreeStream"
 	if v.closed.Load() {
-		return v.isClosed(verb)
+		return v.closedError(verb)
 	}
 	c := v.context
-	c.d.work.Lock()
-	defer c.d.work.Unlock()
+	c.d.workMu.Lock()
+	defer c.d.workMu.Unlock()
 	x := c.streams[s]
 	if x == nil || x.owner != nil {
-		return rule(verb, driver.ErrInvalid, "host:%d has no stream %d to free", c.u.ordinal, s)
+		return refuse(verb, driver.ErrInvalid, "host:%d has no stream %d to free", c.state.ordinal, s)
 	}
-	c.forget(s)
+	c.removeStream(s)
 	return nil
 }
 
-// forget takes a stream's name away. A capture of it ends with that.
-func (c *context) forget(s driver.Stream) {
+// removeStream removes a stream and ends its capture.
+func (c *context) removeStream(s driver.Stream) {
 	if x := c.streams[s]; x.capture != nil {
 		x.capture.ended = true
 	}
 	delete(c.streams, s)
 }
 
-// SyncStream waits for what is on the stream now.
+// SyncStream waits for the work that the stream has now.
 func (v *device) SyncStream(s driver.Stream) error {
 	const verb = "SyncStream"
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	c := v.context
-	c.d.work.Lock()
-	defer c.d.work.Unlock()
+	c.d.workMu.Lock()
+	defer c.d.workMu.Unlock()
 	x, err := c.stream(verb, s)
 	if err != nil {
 		return err
@@ -272,48 +192,12 @@ func (v *device) SyncStream(s driver.Stream) error {
 	if x.capture != nil {
 		return x.capture.destroy(verb)
 	}
-	if err := x.mayWork(verb); err != nil {
+	if err := x.checkWork(verb); err != nil {
 		return err
 	}
+	// The legacy stream waits for all threads' streams, so that wait is queued first.
 	if x == c.legacy {
-		x.order()
+		x.orderDefaults()
 	}
-	return c.wait(verb, x.last())
-}
-
-// wait waits for ops, letting go of work, and says if c was lost by then or
-// ended before they ran.
-func (c *context) wait(verb string, ops []*op) error {
-	dropped := false
-	for _, o := range slices.Clone(ops) {
-		o.wait(c.d)
-		dropped = dropped || o.dropped
-	}
-	if dropped || c.d.lost.Load() {
-		return c.gone(verb)
-	}
-	return nil
-}
-
-// sync waits for all work of a unit's context, if it has one.
-func (d *Driver) sync(verb string, u *unit) error {
-	d.work.Lock()
-	defer d.work.Unlock()
-	c := u.context
-	if c == nil {
-		return nil
-	}
-	if err := c.destroyCaptures(verb, true); err != nil {
-		return err
-	}
-	return c.wait(verb, c.work())
-}
-
-// work is the ops whose end is the end of all that the context has now.
-func (c *context) work() []*op {
-	var ops []*op
-	for s := range c.busy {
-		ops = append(ops, s.last()...)
-	}
-	return ops
+	return c.wait(verb, x.lastOps())
 }

@@ -21,7 +21,7 @@ func pointer(p uint64) unsafe.Pointer {
 // bytesAt is [p, p+n) as a slice.
 //
 // Safety: the caller has found the span mapped, and an operation that is
-// registered on its stream keeps it mapped (see poison).
+// registered on its stream keeps it mapped (see loseIfUsed).
 func bytesAt(p, n uint64) []byte {
 	return unsafe.Slice((*byte)(pointer(p)), int(n))
 }
@@ -56,7 +56,7 @@ func mmap(p, n uint64, prot, flags, fd int) (uint64, error) {
 	return uint64(uintptr(at)), err
 }
 
-// munmap gives [p, p+n) back.
+// munmap unmaps [p, p+n).
 //
 // Safety: the span is this package's and nothing uses it any more.
 func munmap(p, n uint64) error {

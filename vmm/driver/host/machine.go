@@ -9,29 +9,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
 )
-
-// take counts n more kernel mappings, or answers ErrLimit. At the kernel's own
-// limit even the undo of a call fails, so the refusal comes earlier.
-// The caller holds mem.
-func (d *Driver) take(verb string, n int) error {
-	if d.mappingLimit > 0 && d.mappings+n > d.mappingLimit {
-		return rule(verb, driver.ErrLimit, "%d of the driver's %d mappings are in use (Config.Mappings, below vm.max_map_count)", d.mappings, d.mappingLimit)
-	}
-	if !process.take(n) {
-		return rule(verb, driver.ErrLimit, "the process has no mappings left (vm.max_map_count is %d, %d of them stay spare)", maxMapCount(), spareMappings)
-	}
-	d.mappings += n
-	return nil
-}
-
-// give counts n kernel mappings less. The caller holds mem.
-func (d *Driver) give(n int) {
-	d.mappings -= n
-	process.give(n)
-}
 
 // maxMapCount is the kernel's limit of mappings in one process.
 var maxMapCount = sync.OnceValue(func() int {
@@ -41,7 +20,7 @@ var maxMapCount = sync.OnceValue(func() int {
 	return 65530
 })
 
-// machineMemory is the memory this process can have: the machine's, or the
+// machineMemory is the memory that this process can have: the machine's, or the
 // least limit of its control groups.
 var machineMemory = sync.OnceValue(func() uint64 {
 	var info unix.Sysinfo_t

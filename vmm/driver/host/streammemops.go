@@ -8,16 +8,16 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// A stream that waits for a value looks again after a pause that doubles, so a
-// closed gate costs next to nothing and an opened one is soon seen.
+// A stream that waits for a value looks again after a pause that doubles. So a long
+// wait costs next to nothing, and the end of a short one is soon seen.
 const (
 	firstPause = time.Microsecond
 	lastPause  = 200 * time.Microsecond
 )
 
-// WriteValue queues one atomic store.
+// WriteValue queues an atomic store.
 func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
-	return v.value("WriteValue", s, p, width, driver.AccessReadWrite, func(*context) bool {
+	return v.onWord("WriteValue", s, p, width, driver.AccessReadWrite, func(*context) bool {
 		store(uint64(p), val, width)
 		return true
 	})
@@ -25,12 +25,12 @@ func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int
 
 // WaitValue holds the stream until an atomic load finds the value.
 func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
-	return v.value("WaitValue", s, p, width, driver.AccessRead, func(c *context) bool {
+	return v.onWord("WaitValue", s, p, width, driver.AccessRead, func(c *context) bool {
 		timer := time.NewTimer(0)
 		defer timer.Stop()
 		for pause := firstPause; ; pause = min(2*pause, lastPause) {
 			select {
-			case <-c.over:
+			case <-c.stopCh:
 				return false
 			case <-timer.C:
 			}
@@ -43,12 +43,13 @@ func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int)
 	})
 }
 
-func (v *device) value(verb string, s driver.Stream, p driver.Ptr, width int, need driver.Access, run func(*context) bool) error {
+// onWord queues an op on an aligned word.
+func (v *device) onWord(verb string, s driver.Stream, p driver.Ptr, width int, need driver.Access, run func(*context) bool) error {
 	if width != 4 && width != 8 || uint64(p)%uint64(width) != 0 {
-		if err := v.enter(verb); err != nil {
+		if err := v.checkOpen(verb); err != nil {
 			return err
 		}
-		return rule(verb, driver.ErrInvalid, "a word of %d bytes at %v", width, p)
+		return refuse(verb, driver.ErrInvalid, "a word of %d bytes at %v", width, p)
 	}
 	return v.queue(verb, s, &op{
 		spans: [2]span{{uint64(p), uint64(p) + uint64(width), need}},

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// export gives a descriptor that the test's end closes.
+// export returns a descriptor that the test's end closes.
 func export(t *testing.T, d *Driver, h driver.Handle) int {
 	t.Helper()
 	fd, err := d.Export(h)
@@ -59,7 +59,7 @@ func TestReadOnlyExport(t *testing.T) {
 	p := reserved(t, d, 4*mib)
 
 	_, err := d.Export(h)
-	require.ErrorIs(t, err, driver.ErrInvalid, "nobody could ever write it")
+	require.ErrorIs(t, err, driver.ErrInvalid, "no process could ever write it")
 
 	require.NoError(t, d.Map(p, 2*mib, h))
 	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
@@ -77,7 +77,7 @@ func TestReadOnlyExport(t *testing.T) {
 	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessRead)))
 	require.NoError(t, d.SetAccess(p, 2*mib, grant(0, driver.AccessReadWrite)))
 
-	// The reader can make nothing writable of it.
+	// The reader cannot make it writable in any way.
 	_, err = unix.Pwrite(fd, []byte{1}, 0)
 	require.Error(t, err)
 	again, err := reopen(fd, unix.O_RDWR)
@@ -89,7 +89,7 @@ func TestReadOnlyExport(t *testing.T) {
 		require.NoError(t, unix.Close(again))
 	}
 
-	// Nor can the owner, at another place or after an unmap.
+	// Nor can the owner, at another address or after an unmap.
 	require.NoError(t, d.Map(p+2*mib, 2*mib, h))
 	require.ErrorIs(t, d.SetAccess(p+2*mib, 2*mib, grant(0, driver.AccessReadWrite)), driver.ErrPermission)
 	require.ErrorIs(t, d.SetAccess(p, 4*mib, grant(0, driver.AccessReadWrite)), driver.ErrPermission)
@@ -105,7 +105,7 @@ func TestReadOnlyExport(t *testing.T) {
 }
 
 // TestImportWithoutTheRightToWrite imports into a second driver, which knows
-// no more of the memory than another process would.
+// no more about the memory than another process would.
 func TestImportWithoutTheRightToWrite(t *testing.T) {
 	a, b := New(Config{Memory: 64 * mib}), New(Config{Memory: 64 * mib})
 	va, vb := open(t, a, 0), open(t, b, 0)
@@ -210,8 +210,8 @@ func TestImportOfOwnMemoryIsCountedOnce(t *testing.T) {
 	require.Equal(t, uint64(4*mib), free(t, v))
 }
 
-// TestDescriptorKeepsMemory holds that released memory is used up as long as a
-// descriptor, or another process's mapping, can still reach it.
+// TestDescriptorKeepsMemory: released memory counts as used as long as a descriptor or
+// another process's mapping of it exists.
 func TestDescriptorKeepsMemory(t *testing.T) {
 	d := New(Config{Memory: 4 * mib})
 	v := open(t, d, 0)
@@ -228,7 +228,7 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 		require.NoError(t, d.Free(at, 4*mib))
 		require.Zero(t, free(t, v))
 
-		// A descriptor from elsewhere, say from a socket, brings it back.
+		// It can be imported again from a descriptor, for example from a socket.
 		i, err := d.Import(fd, 4*mib, p)
 		require.NoError(t, err)
 		require.NoError(t, d.Release(i))
@@ -251,30 +251,30 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 	}
 }
 
-// TestNoLeaseIsNoAnswer holds that memory of which the kernel no longer tells
-// who has it open counts as used.
-func TestNoLeaseIsNoAnswer(t *testing.T) {
+// TestWithoutLeaseMemoryCountsAsUsed: if the kernel no longer tells whether memory is
+// open elsewhere, it counts as used.
+func TestWithoutLeaseMemoryCountsAsUsed(t *testing.T) {
 	if !inChild(t) {
 		return
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to become somebody else")
+		t.Skip("needs root, to become another user")
 	}
 	d := New(Config{Memory: 4 * mib})
 	v := open(t, d, 0)
 	h := create(t, d, 4*mib, shared)
 	fd := export(t, d, h)
-	require.NoError(t, syscall.Seteuid(65534)) // of all threads, where unix.Seteuid is of one
+	require.NoError(t, syscall.Seteuid(65534)) // changes all threads; unix.Seteuid changes one
 	require.NoError(t, d.Release(h))
 	require.Zero(t, free(t, v), "a descriptor is open")
 	require.NoError(t, unix.Close(fd))
-	require.Zero(t, free(t, v), "nobody can tell")
+	require.Zero(t, free(t, v), "the kernel cannot tell")
 	require.NoError(t, syscall.Seteuid(0))
 	require.Equal(t, uint64(4*mib), free(t, v))
 }
 
-// TestSharingNeedsLeases holds that what cannot be counted is refused from the
-// start. A pipe stands for a file on which leases cannot be had.
+// TestSharingNeedsLeases: memory to share is refused at Create where there are no
+// leases. A pipe stands for a file without leases.
 func TestSharingNeedsLeases(t *testing.T) {
 	var pipe [2]int
 	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
@@ -288,7 +288,7 @@ func TestSharingNeedsLeases(t *testing.T) {
 	_, _ = unix.Close(pipe[0]), unix.Close(pipe[1])
 }
 
-// TestLeaseSignal holds that a process that handles no SIGIO is safe from it.
+// TestLeaseSignal: a process that does not handle SIGIO is not ended by it.
 func TestLeaseSignal(t *testing.T) {
 	sent := make(chan os.Signal, 1)
 	signal.Notify(sent, syscall.SIGIO, syscall.SIGPWR)

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// block is plain or pinned memory: an anonymous mapping that every device may
-// use. It belongs to a context and ends with it: on a lost device that is the
-// only way to get it back.
+// block is plain or pinned memory: an anonymous mapping that every device may use.
+// It belongs to a context and ends with it. On a lost device there is no other way
+// to free it.
 type block struct {
 	context *context
 	n       uint64 // bytes asked for
@@ -24,8 +24,8 @@ func (v *device) AllocPlain(n uint64) (driver.Ptr, error) {
 	return v.alloc("AllocPlain", n, false)
 }
 
-// AllocHost maps memory of the host. Nothing here reads it behind the kernel's
-// back, so it is not locked into memory.
+// AllocHost maps memory of the host. It is not locked into memory, because only the
+// CPU reads it.
 func (v *device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
 	p, err := v.alloc("AllocHost", n, true)
 	if err != nil {
@@ -35,22 +35,22 @@ func (v *device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
 }
 
 func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return 0, err
 	}
 	if n == 0 {
-		return 0, rule(verb, driver.ErrInvalid, "size 0")
+		return 0, refuse(verb, driver.ErrInvalid, "size 0")
 	}
-	u, d := v.context.u, v.context.d
+	u, d := v.context.state, v.context.d
 	if n > addressLimit {
-		return 0, rule(verb, driver.ErrOutOfMemory, "%d bytes", n)
+		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes", n)
 	}
 	page := uint64(os.Getpagesize())
 	size := (n + page - 1) / page * page
 
-	d.mem.Lock()
-	defer d.unlock()
-	if err := v.mayAlloc(verb, pinned); err != nil {
+	d.memMu.Lock()
+	defer d.unlockAndClose()
+	if err := v.checkAlloc(verb, pinned); err != nil {
 		return 0, err
 	}
 	if !pinned {
@@ -58,6 +58,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 			return 0, err
 		}
 	}
+	// Counted before it is mapped, so that there is never more than the device has.
 	base, err := d.mapBlock(verb, size)
 	if err != nil {
 		if !pinned {
@@ -69,14 +70,14 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 	return driver.Ptr(base), nil
 }
 
-// mayAlloc says whether the context is there and no capture forbids allocating.
-// One that is not relaxed forbids plain memory, and does not survive the attempt.
-func (v *device) mayAlloc(verb string, pinned bool) error {
+// checkAlloc checks that the context is there and no capture forbids to allocate. A
+// capture that is not relaxed forbids plain memory, and the attempt destroys it.
+func (v *device) checkAlloc(verb string, pinned bool) error {
 	d := v.context.d
-	d.work.Lock()
-	defer d.work.Unlock()
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
 	if v.context.stopped() {
-		return v.context.gone(verb)
+		return v.context.stoppedError(verb)
 	}
 	if pinned {
 		return nil
@@ -86,17 +87,17 @@ func (v *device) mayAlloc(verb string, pinned bool) error {
 
 // mapBlock maps size bytes anywhere.
 func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
-	if !process.reserve(size) {
-		return 0, rule(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
+	if !process.takeAddresses(size) {
+		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
 	}
-	if err := d.take(verb, 1); err != nil {
-		process.free(size)
+	if err := d.takeMappings(verb, 1); err != nil {
+		process.returnAddresses(size)
 		return 0, err
 	}
 	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
 	if err != nil {
-		d.give(1)
-		process.free(size)
+		d.returnMappings(1)
+		process.returnAddresses(size)
 		return 0, d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
 	return base, nil
@@ -105,7 +106,7 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 // FreePlain waits for the device, then unmaps the block.
 func (v *device) FreePlain(p driver.Ptr) error { return v.free("FreePlain", p, false) }
 
-// FreeHost waits for the device, then unmaps the block. A reset has taken it.
+// FreeHost waits for the device, then unmaps the block. A reset has done so already.
 func (v *device) FreeHost(p driver.Ptr) error {
 	err := v.free("FreeHost", p, true)
 	if errors.Is(err, driver.ErrContextReset) {
@@ -114,57 +115,57 @@ func (v *device) FreeHost(p driver.Ptr) error {
 	return err
 }
 
-// free waits for all work of the device and for what other devices have queued
-// on the block. As on the card freeing plain memory is no call for a time of
-// capture, unless the capture is a relaxed one.
+// free waits for all work of the device, and for the work of other devices on the
+// block. As on the card, freeing plain memory destroys captures that are not
+// relaxed.
 func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
 	d := v.context.d
-	d.mem.Lock()
+	d.memMu.Lock()
 	r := d.region(uint64(p))
 	if r == nil || r.block == nil || r.base != uint64(p) || r.block.context != v.context || r.block.pinned != pinned {
-		d.mem.Unlock()
-		return rule(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
+		d.memMu.Unlock()
+		return refuse(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
 	}
-	d.work.Lock()
+	d.workMu.Lock()
 	if !pinned {
 		if err := v.context.destroyCaptures(verb, false); err != nil {
-			d.work.Unlock()
-			d.mem.Unlock()
+			d.workMu.Unlock()
+			d.memMu.Unlock()
 			return err
 		}
 	}
-	// Out of the books no new work can find it, and the wait needs no lock.
+	// Not listed any more, so no new work can use it and the wait needs no memMu.
 	d.remove(r)
-	d.mem.Unlock()
-	ops := v.context.work()
-	d.working(within(r.base, r.end()), func(_ *unit, o *op) { ops = append(ops, o) })
+	d.memMu.Unlock()
+	ops := v.context.pendingOps()
+	d.visitOps(within(r.base, r.end()), func(_ *deviceState, o *op) { ops = append(ops, o) })
 	_ = v.context.wait(verb, ops)
-	d.work.Unlock()
+	d.workMu.Unlock()
 
-	d.mem.Lock()
-	defer d.unlock()
+	d.memMu.Lock()
+	defer d.unlockAndClose()
 	return d.unmapBlock(r)
 }
 
-// unmapBlock gives the memory of a block back, which is out of the books.
+// unmapBlock unmaps a block that is not listed any more.
 func (d *Driver) unmapBlock(r *region) error {
 	if err := munmap(r.base, r.size); err != nil {
 		d.insert(r)
 		return d.fail("munmap", driver.ErrOutOfMemory, err)
 	}
-	d.give(1)
-	process.free(r.size)
+	d.returnMappings(1)
+	process.returnAddresses(r.size)
 	if !r.block.pinned {
-		r.block.context.u.used -= r.size
+		r.block.context.state.used -= r.size
 	}
 	return nil
 }
 
-// freeBlocks takes the blocks of a context away. Where another device still has
-// work on them all are lost, as after an unmap.
+// freeBlocks unmaps the blocks of a context. Where another device still has work on
+// them, all devices are lost, as after an unmap.
 func (d *Driver) freeBlocks(c *context) error {
 	var first error
 	for i := len(d.regions) - 1; i >= 0; i-- {
@@ -172,7 +173,7 @@ func (d *Driver) freeBlocks(c *context) error {
 		if r.block == nil || r.block.context != c {
 			continue
 		}
-		d.poison(within(r.base, r.end()))
+		d.loseIfUsed(within(r.base, r.end()))
 		d.remove(r)
 		if err := d.unmapBlock(r); err != nil && first == nil {
 			first = err
@@ -193,8 +194,8 @@ func (v *device) FreeAsync(driver.Ptr, driver.Stream) error { return v.noPool("F
 func (v *device) SetPoolThreshold(uint64) error { return v.noPool("SetPoolThreshold") }
 
 func (v *device) noPool(verb string) error {
-	if err := v.enter(verb); err != nil {
+	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	return rule(verb, driver.ErrNotSupported, "stream-ordered allocation")
+	return refuse(verb, driver.ErrNotSupported, "stream-ordered allocation")
 }

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sieve maps one page at every other place, each of which makes a gap too, up
-// to so many places or until the driver refuses. It gives the undo.
-func sieve(t *testing.T, d *Driver, places int) (n int, undo func()) {
+// sieve maps up to that many pages with gaps between them, or until the driver refuses. It
+// returns how many, and the undo.
+func sieve(t *testing.T, d *Driver, pages int) (n int, undo func()) {
 	t.Helper()
 	size := d.granularity
-	p := reserved(t, d, uint64(2*places)*size)
+	p := reserved(t, d, uint64(2*pages)*size)
 	h := create(t, d, size, home)
-	for ; n < places; n++ {
+	for ; n < pages; n++ {
 		if err := d.Map(p+driver.Ptr(uint64(2*n)*size), size, h); err != nil {
 			require.ErrorIs(t, err, driver.ErrLimit)
 			require.ErrorContains(t, err, "vm.max_map_count")
@@ -29,7 +29,7 @@ func sieve(t *testing.T, d *Driver, places int) (n int, undo func()) {
 			require.NoError(t, d.Unmap(p+driver.Ptr(uint64(2*i)*size), size))
 		}
 		require.NoError(t, d.Release(h))
-		require.NoError(t, d.Free(p, uint64(2*places)*size))
+		require.NoError(t, d.Free(p, uint64(2*pages)*size))
 	}
 }
 
@@ -51,13 +51,13 @@ func TestDriversShareTheMappings(t *testing.T) {
 	all, _ := mapped()
 	require.InDelta(t, limit-spareMappings, all, 8)
 
-	// There is room for an undo, and for the program.
+	// An undo still works, and so does the program.
 	undoB()
 	undoA()
 	require.Zero(t, process.mappings)
 
-	// What the application maps by itself counts too: pages of alternating
-	// rights, which the kernel cannot make one.
+	// What the application maps counts too: pages of alternating rights, which the
+	// kernel cannot join.
 	const own = 1 << 14
 	page := uint64(unix.Getpagesize())
 	at, err := mmap(0, own*page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
@@ -72,12 +72,12 @@ func TestDriversShareTheMappings(t *testing.T) {
 	require.NoError(t, munmap(at, own*page))
 }
 
-// TestLookCountsNeighboursApart holds that reservations that the kernel
-// takes for one mapping make no room that is not there.
-func TestLookCountsNeighboursApart(t *testing.T) {
+// TestRecountCountsNeighboursApart: where the kernel joins adjacent reservations, the
+// count does not fall.
+func TestRecountCountsNeighboursApart(t *testing.T) {
 	d := New(Config{Memory: 64 * mib, PageGranularity: true})
-	var l ledger
-	l.look()
+	var l processLimits
+	l.recount()
 	before := l.limit
 	const n = 200
 	var all []driver.Ptr
@@ -85,15 +85,15 @@ func TestLookCountsNeighboursApart(t *testing.T) {
 		all = append(all, reserved(t, d, d.granularity))
 		l.mappings++
 	}
-	l.look()
+	l.recount()
 	require.InDelta(t, before, l.limit, n/4)
 	for _, p := range all {
 		require.NoError(t, d.Free(p, d.granularity))
 	}
 }
 
-// TestDriversShareTheAddresses holds that two Drivers together leave Go's heap
-// the addresses that one would have left it.
+// TestDriversShareTheAddresses: two Drivers together leave Go's heap as many addresses
+// as one.
 func TestDriversShareTheAddresses(t *testing.T) {
 	a, b := New(Config{Memory: 64 * mib}), New(Config{Memory: 64 * mib})
 	const half = addressLimit / 2

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNoPageIsAnError holds that a large copy into memory that the system
-// cannot back is refused. /dev/full stands for a system without pages: a store
+// TestNoPageIsAnError: a large copy into memory for which the system has no page is an
+// error. /dev/full stands for a system without pages: a store
 // through the mapping would end the process there.
 func TestNoPageIsAnError(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
@@ -28,7 +28,7 @@ func TestNoPageIsAnError(t *testing.T) {
 		require.ErrorIs(t, err, unix.ENOSPC)
 	}
 
-	// The same behind queued work, where the stream's goroutine runs it.
+	// The same after queued work, where the stream's goroutine runs the copy.
 	pass := gate(t, v, v.CopyStream())
 	copied := make(chan error, 1)
 	go func() { copied <- v.CopyIn(p, pattern(2*mib)) }()

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStormOfCopiesAndUnmaps takes memory away from copies in every state. A
-// single page touched too late would end the process with SIGSEGV.
+// TestStormOfCopiesAndUnmaps unmaps memory under copies in every state. If one page
+// were touched too late, the process would end with SIGSEGV.
 func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	const size, copiers = 4 * mib, 3
 	lost := 0
@@ -75,8 +75,8 @@ func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	require.NotZero(t, lost, "no unmap met running work: this test tests nothing")
 }
 
-// TestLostDeviceGivesBack holds that memory can be given back, that nothing of
-// the system is kept, and that no goroutine stays behind a closed gate.
+// TestLostDeviceGivesBack holds that memory can be freed, that nothing of
+// the system is kept, and that no goroutine still waits at a closed gate.
 func TestLostDeviceGivesBack(t *testing.T) {
 	before := holds(t)
 	d := New(Config{Devices: 2, Memory: 64 * mib})
@@ -126,13 +126,13 @@ func TestLostDeviceGivesBack(t *testing.T) {
 	require.NoError(t, v.FreeStream(s))
 	require.NoError(t, v.Close())
 	require.NoError(t, v.Close())
-	require.Zero(t, d.units[0].used)
+	require.Zero(t, d.states[0].used)
 	require.Equal(t, before, holds(t))
 	require.Zero(t, d.mappings, "the gate went with its context")
 }
 
-// TestCloseEndsQueuedWork closes the last Device behind a closed gate, while
-// somebody waits for what is queued.
+// TestCloseEndsQueuedWork closes the last Device while work is queued after a closed
+// gate, during a wait for that work.
 func TestCloseEndsQueuedWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New(Config{Memory: 64 * mib})
@@ -153,14 +153,14 @@ func TestCloseEndsQueuedWork(t *testing.T) {
 		require.Empty(t, synced, "a Device is still open")
 		require.NoError(t, b.Close())
 		require.ErrorIs(t, <-synced, driver.ErrClosed)
-		require.NoError(t, d.SyncIfActive(0), "nobody has it open")
+		require.NoError(t, d.SyncIfActive(0), "it is not open")
 		require.Equal(t, 1, d.mappings, "the chunk is left, the gate's block is not")
 		require.NoError(t, d.Unmap(p, 4*mib))
 		require.False(t, d.lost.Load())
 	})
 }
 
-// TestCloseEndsSyncIfActive closes the last Device while somebody waits for
+// TestCloseEndsSyncIfActive closes the last Device during a wait for
 // the context, which is then not active.
 func TestCloseEndsSyncIfActive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -178,8 +178,8 @@ func TestCloseEndsSyncIfActive(t *testing.T) {
 	})
 }
 
-// TestFreeWaits holds that pinned memory stays until queued work, another
-// device's too, has left it.
+// TestFreeWaits: pinned memory stays until queued work on it has ended, another
+// device's too.
 func TestFreeWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
@@ -245,7 +245,7 @@ func TestNothingDrifts(t *testing.T) {
 	require.Zero(t, d.mappings)
 	require.Equal(t, reservedBefore, process.reserved)
 	require.Equal(t, mappingsBefore, process.mappings)
-	require.Zero(t, d.units[0].used)
+	require.Zero(t, d.states[0].used)
 	require.Empty(t, d.created)
 	require.Empty(t, d.orphans)
 	require.Empty(t, d.events)

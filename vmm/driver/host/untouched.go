@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeFrom is the size from which a copy into untouched memory is written to
-// the file instead of through the mapping. The kernel then neither takes a
-// fault for each page nor clears it first, which is half the cost of growth.
-const writeFrom = 64 << 10
+// minWrite is the least size of a copy into untouched memory that is written to the
+// file instead of through the mapping. The kernel then neither handles a fault for
+// each page nor clears it first, which is half the cost of growth.
+const minWrite = 64 << 10
 
 // extent is a stretch of a copy's destination inside one piece of memory.
 type extent struct {
@@ -20,16 +20,17 @@ type extent struct {
 	n      uint64
 }
 
-// extents takes [p, p+n) apart, nil if it is all touched or is no memory of a
-// handle. The caller holds mem and has found the span mapped.
-func (d *Driver) extents(p, n uint64) []extent {
+// untouchedExtents splits [p, p+n) at its mappings. It returns nil if all of it has
+// been touched, or if it is plain or pinned memory. The caller holds memMu and has
+// checked that the span is mapped.
+func (d *Driver) untouchedExtents(p, n uint64) []extent {
 	r := d.region(p)
 	if r.block != nil {
 		return nil
 	}
 	var all []extent
 	fresh := false
-	for _, m := range r.over(p, n) {
+	for _, m := range r.covering(p, n) {
 		from, to := max(p, m.base), min(p+n, m.end())
 		all = append(all, extent{m.memory, from, from - m.base, to - from})
 		fresh = fresh || m.memory.touched.Load() < to-m.base
@@ -40,10 +41,10 @@ func (d *Driver) extents(p, n uint64) []extent {
 	return all
 }
 
-// write copies src into extents: what is untouched through the file, the rest
-// through the mapping. Which way a byte goes changes nothing but the time, and
-// what happens when the system has no page left: through the file that is an
-// error, through a mapping SIGBUS.
+// write copies src into extents: the untouched part of each through the file, the
+// rest through the mapping. The bytes are the same either way. But where the system
+// has no page left, a write to the file returns an error, and a store to the mapping
+// is SIGBUS.
 func (c *context) write(all []extent, src []byte) (whole bool, err error) {
 	for _, x := range all {
 		part := src[:x.n]
@@ -60,7 +61,7 @@ func (c *context) write(all []extent, src []byte) (whole bool, err error) {
 				return false, nil
 			}
 			n, err := unix.Pwrite(x.memory.fd, part[at:min(at+piece, x.n)], int64(x.off+at))
-			if err == unix.EPERM { // sealed by now: only the mapping may still write
+			if err == unix.EPERM { // sealed meanwhile, so only the mapping may still write
 				if !c.move(bytesAt(x.at+at, x.n-at), part[at:]) {
 					return false, nil
 				}
@@ -76,7 +77,7 @@ func (c *context) write(all []extent, src []byte) (whole bool, err error) {
 	return true, nil
 }
 
-// touch raises the mark to n.
+// touch raises touched to n.
 func (m *memory) touch(n uint64) {
 	for {
 		old := m.touched.Load()

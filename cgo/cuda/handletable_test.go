@@ -25,8 +25,8 @@ func pause(t *testing.T, fake *fakecuda.Library, symbol string) (held func(n int
 	}, resume
 }
 
-// While libcuda destroys one thing, which may take it long, calls with others go
-// on, and so does freeing them.
+// While libcuda destroys one handle, which may take long, calls with other handles go
+// on, and others can be freed.
 func TestFreeHoldsUpNoOther(t *testing.T) {
 	for _, symbol := range []string{"cuEventDestroy_v2", "cuStreamDestroy_v2"} {
 		t.Run(symbol, func(t *testing.T) {
@@ -61,8 +61,8 @@ func TestFreeHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// What is freed while a call has it in hand is freed when that call is done, and
-// once: libcuda crashes on a handle that goes under it.
+// A handle that is freed during a call that uses it is destroyed once, when that call
+// is done: libcuda crashes on a handle that is destroyed under it.
 func TestFreeInUse(t *testing.T) {
 	_, v, fake := opened(t)
 	e, err := v.NewEvent(0)
@@ -82,7 +82,7 @@ func TestFreeInUse(t *testing.T) {
 			go func() { used <- c.use() }()
 		}
 		held(2)
-		require.NoError(t, within(t, "free", c.free), "it waits for nobody")
+		require.NoError(t, within(t, "free", c.free), "it does not wait")
 		require.Zero(t, fake.Calls(c.destroy), "freed under a call")
 		isOnly(t, c.free(), driver.ErrInvalid, "twice")
 		resume()
@@ -92,7 +92,7 @@ func TestFreeInUse(t *testing.T) {
 	}
 }
 
-// What cannot be freed is still there.
+// After a failed free the handle still works.
 func TestFreeFails(t *testing.T) {
 	_, v, fake := opened(t)
 	e, err := v.NewEvent(0)

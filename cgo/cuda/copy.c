@@ -1,0 +1,73 @@
+// Copies and fills.
+#include "internal.h"
+
+// check_address returns INVALID_VALUE for an address that CUDA does not know. A
+// copy would take such an address for pageable host memory.
+static CUresult check_address(cuvmm_lib api, CUdeviceptr p) {
+	unsigned int type = 0;
+	return api->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p);
+}
+
+// A copy of pageable memory may still be under way when the driver returns. So
+// cuvmm_copy_in and cuvmm_copy_out end with a synchronise of their stream.
+
+CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream s) {
+	CUstreamCaptureMode mode;
+	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = check_address(api, dst);
+	if (r == CUDA_SUCCESS)
+		r = api->copy_in(dst, src, n, s);
+	if (r == CUDA_SUCCESS)
+		r = api->stream_sync(s);
+	return cuvmm_pop_relaxed(api, r, mode);
+}
+
+CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream s) {
+	CUstreamCaptureMode mode;
+	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = check_address(api, src);
+	if (r == CUDA_SUCCESS)
+		r = api->copy_out(dst, src, n, s);
+	if (r == CUDA_SUCCESS)
+		r = api->stream_sync(s);
+	return cuvmm_pop_relaxed(api, r, mode);
+}
+
+CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
+	CUresult r = cuvmm_push(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = check_address(api, dst);
+	if (r == CUDA_SUCCESS)
+		r = check_address(api, src);
+	if (r == CUDA_SUCCESS)
+		r = api->copy(dst, src, n, s);
+	return cuvmm_pop(api, r);
+}
+
+CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s) {
+	CUresult r = cuvmm_push(api, ctx);
+	if (r != CUDA_SUCCESS)
+		return r;
+	r = check_address(api, dst);
+	if (r != CUDA_SUCCESS)
+		return cuvmm_pop(api, r);
+	switch (width) {
+	case 1:
+		r = api->fill8(dst, (unsigned char)pattern, n, s);
+		break;
+	case 2:
+		r = api->fill16(dst, (unsigned short)pattern, n, s);
+		break;
+	case 4:
+		r = api->fill32(dst, pattern, n, s);
+		break;
+	default:
+		r = CUDA_ERROR_INVALID_VALUE;
+	}
+	return cuvmm_pop(api, r);
+}

@@ -1,0 +1,149 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "shims.h"
+import "C"
+
+import (
+	"cmp"
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// NewEvent makes an event.
+func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
+	const call = "cuEventCreate"
+	if err := v.begin(call); err != nil {
+		return 0, err
+	}
+	defer v.end()
+	if f&^(driver.EventTiming|driver.EventBlocking|driver.EventInterprocess) != 0 {
+		return 0, refuse(call, driver.ErrInvalid, "event flags %#x", uint8(f))
+	}
+	if f&driver.EventTiming != 0 && f&driver.EventInterprocess != 0 {
+		return 0, refuse(call, driver.ErrInvalid, "an event for other processes cannot have a time")
+	}
+	// CUDA's default is an event with a time, ours one without.
+	flags := C.uint(C.CU_EVENT_DISABLE_TIMING)
+	if f&driver.EventTiming != 0 {
+		flags = 0
+	}
+	if f&driver.EventBlocking != 0 {
+		flags |= C.CU_EVENT_BLOCKING_SYNC
+	}
+	if f&driver.EventInterprocess != 0 {
+		flags |= C.CU_EVENT_INTERPROCESS
+	}
+	c := C.cuvmm_event_create(v.d.api, v.ctx, flags)
+	if err := v.check(call, c.r); err != nil {
+		return 0, err
+	}
+	v.d.events.add(uint64(c.v), &tableEntry{maker: v})
+	return driver.Event(c.v), nil
+}
+
+// FreeEvent frees an event.
+func (v *Device) FreeEvent(e driver.Event) error {
+	const call = "cuEventDestroy"
+	if err := v.beginEvenLost(call); err != nil {
+		return err
+	}
+	defer v.end()
+	return v.d.events.remove(call, uint64(e), v, func(maker *Device) error {
+		if maker.reset.Load() {
+			return nil
+		}
+		return maker.checkFree(call, C.cuvmm_event_destroy(maker.d.api, maker.ctx, event(e)))
+	})
+}
+
+// SyncEvent waits for an event.
+func (v *Device) SyncEvent(e driver.Event) error {
+	return v.onEvent("cuEventSynchronize", e, func() C.CUresult {
+		return C.cuvmm_event_sync(v.d.api, v.ctx, event(e))
+	})
+}
+
+// Record records the event after the work that the stream has now.
+func (v *Device) Record(e driver.Event, s driver.Stream) error {
+	return v.onEventAndStream("cuEventRecord", e, s, func() C.CUresult {
+		return C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s))
+	})
+}
+
+// Wait makes later work of the stream wait for the event.
+func (v *Device) Wait(s driver.Stream, e driver.Event) error {
+	return v.onEventAndStream("cuStreamWaitEvent", e, s, func() C.CUresult {
+		return C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e))
+	})
+}
+
+// Done says whether the work before the event has run.
+func (v *Device) Done(e driver.Event) (bool, error) {
+	done := false
+	err := v.onEvent("cuEventQuery", e, func() C.CUresult {
+		r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
+		done = r == 0
+		if Result(r) == notReady {
+			r = 0
+		}
+		return r
+	})
+	return done, err
+}
+
+// Elapsed is the time between two events by the device's clock.
+func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
+	const call = "cuEventElapsedTime"
+	var c C.cuvmm_value
+	var inner error
+	err := v.onEvent(call, from, func() C.CUresult {
+		inner = v.onEvent(call, to, func() C.CUresult {
+			c = C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
+			return 0
+		})
+		return c.r
+	})
+	ms := float64(math.Float32frombits(uint32(c.v)))
+	return time.Duration(ms * float64(time.Millisecond)), cmp.Or(inner, err)
+}
+
+// onEvent makes a call with an event that this package made.
+func (v *Device) onEvent(call string, e driver.Event, f func() C.CUresult) error {
+	if err := v.begin(call); err != nil {
+		return err
+	}
+	defer v.end()
+	entry, err := v.d.events.acquire(call, uint64(e), v)
+	if err == nil && entry == nil {
+		err = refuse(call, driver.ErrInvalid, "no event %#x", uint64(e))
+	}
+	if err != nil {
+		return err
+	}
+	defer entry.release(v)
+	if entry != nil && entry.maker.n != v.n {
+		return v.checkBoth(call, f())
+	}
+	return v.check(call, f())
+}
+
+// onEventAndStream is onEvent and onStream for one call.
+func (v *Device) onEventAndStream(call string, e driver.Event, s driver.Stream, f func() C.CUresult) error {
+	var inner error
+	err := v.onEvent(call, e, func() (r C.CUresult) {
+		inner = v.onStream(call, s, func() C.CUresult {
+			r = f()
+			return 0
+		})
+		return r
+	})
+	return cmp.Or(inner, err)
+}
+
+// event is a handle as C wants it. It points into the driver's memory, never into
+// Go's.
+func event(e driver.Event) C.CUevent { return C.CUevent(pointer(uint64(e))) }
