@@ -14,13 +14,13 @@ import (
 // the rows of Rows. Its zero value is that of a nil one.
 type counted struct {
 	r    *vmm.Range
-	unit uint64 // bytes from one thing to the next
-	what string // "elements", "rows"
+	stride uint64 // bytes from one thing to the next
+	noun string // "elements", "rows"
 }
 
 // atMost is n things of unit bytes as the most bytes of a Range; n = 0 leaves
 // it to most. Both together must agree.
-func atMost(n int, unit uint64, what string, most uint64) (uint64, error) {
+func maxBytes(n int, unit uint64, what string, most uint64) (uint64, error) {
 	if n < 0 {
 		return 0, fmt.Errorf("%w: at most %d %s", vmm.ErrInvalid, n, what)
 	}
@@ -39,7 +39,7 @@ func (c counted) count(n uint64) int {
 	if c.r == nil {
 		return 0
 	}
-	return int(n / c.unit)
+	return int(n / c.stride)
 }
 
 func (c counted) length() int { return c.count(c.r.Len()) }
@@ -47,7 +47,7 @@ func (c counted) length() int { return c.count(c.r.Len()) }
 // ptrAt is thing i's address. Outside [0, Cap] it panics as an index does.
 func (c counted) ptrAt(i int) vmm.Ptr {
 	index(i, c.count(c.r.Cap())+1)
-	return c.r.Ptr() + vmm.Ptr(uint64(i)*c.unit)
+	return c.r.Ptr() + vmm.Ptr(uint64(i)*c.stride)
 }
 
 // index panics as a slice of that length would.
@@ -55,9 +55,9 @@ func index(i, length int) { _ = make([]struct{}, length)[i] }
 
 // whole is nil if the Range holds whole things, so that one more begins where
 // it should.
-func (c counted) whole(doing string, n int) error {
-	if c.r != nil && c.r.Len()%c.unit != 0 {
-		return fmt.Errorf("%s %d elements: %w: the range below ends inside one of its %s", doing, n, vmm.ErrInvalid, c.what)
+func (c counted) checkWhole(doing string, n int) error {
+	if c.r != nil && c.r.Len()%c.stride != 0 {
+		return fmt.Errorf("%s %d elements: %w: the range below ends inside one of its %s", doing, n, vmm.ErrInvalid, c.noun)
 	}
 	return nil
 }
@@ -67,9 +67,9 @@ func (c counted) bytes(doing string, n int) (uint64, error) {
 	if c.r == nil || n < 0 {
 		return 0, fmt.Errorf("%s %d: %w: nothing to work on, or a negative count", doing, n, vmm.ErrInvalid)
 	}
-	over, size := bits.Mul64(uint64(n), c.unit)
+	over, size := bits.Mul64(uint64(n), c.stride)
 	if over != 0 {
-		return 0, fmt.Errorf("%s %d %s of %d bytes: %w", doing, n, c.what, c.unit, vmm.ErrFull)
+		return 0, fmt.Errorf("%s %d %s of %d bytes: %w", doing, n, c.noun, c.stride, vmm.ErrFull)
 	}
 	return size, nil
 }
@@ -79,9 +79,9 @@ func (c counted) offset(doing string, i int) (int64, error) {
 	if c.r == nil {
 		return 0, fmt.Errorf("%s at %d: %w: nothing to work on", doing, i, vmm.ErrInvalid)
 	}
-	over, off := bits.Mul64(uint64(i), c.unit)
+	over, off := bits.Mul64(uint64(i), c.stride)
 	if i < 0 || over != 0 || int64(off) < 0 {
-		return 0, fmt.Errorf("%s at %d of its %s: %w", doing, i, c.what, vmm.ErrBounds)
+		return 0, fmt.Errorf("%s at %d of its %s: %w", doing, i, c.noun, vmm.ErrBounds)
 	}
 	return int64(off), nil
 }
@@ -109,7 +109,7 @@ func blocks[T any](c counted, width int, buf []T, readAt func([]T, int) (int, er
 	return func(yield func([]T, error) bool) {
 		end := c.length()
 		if len(buf) == 0 && end > 0 {
-			buf = make([]T, width*int(max(1, min(uint64(end), 1<<20/c.unit))))
+			buf = make([]T, width*int(max(1, min(uint64(end), 1<<20/c.stride))))
 		}
 		most := len(buf) / max(width, 1)
 		if most == 0 && end > 0 {

@@ -87,7 +87,7 @@ func (r *Rows[T]) Layout() vmm.Layout {
 	if r == nil {
 		return vmm.Layout{}
 	}
-	return layoutOf(reflect.TypeFor[T](), r.c.unit, r.width)
+	return layoutOf(reflect.TypeFor[T](), r.c.stride, r.width)
 }
 
 // Tensor describes the rows below Len in DLPack's terms. A pitch that is no
@@ -95,5 +95,5 @@ func (r *Rows[T]) Layout() vmm.Layout {
 func (r *Rows[T]) Tensor() (vmm.Tensor, error) { return r.base().tensor(r.Layout()) }
 
 func (c counted) tensor(l vmm.Layout) (vmm.Tensor, error) {
-	return l.Tensor(c.r.Device(), c.r.Ptr(), uint64(c.length())*c.unit)
+	return l.Tensor(c.r.Device(), c.r.Ptr(), uint64(c.length())*c.stride)
 }

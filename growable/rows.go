@@ -43,7 +43,7 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	}
 	data, pitch, err := layout(t, width, o.Pitch)
 	if err == nil {
-		o.Range.Max, err = atMost(o.MaxRows, pitch, "rows", o.Range.Max)
+		o.Range.Max, err = maxBytes(o.MaxRows, pitch, "rows", o.Range.Max)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make rows: %w", err)
@@ -94,7 +94,7 @@ func (r *Rows[T]) Width() int {
 }
 
 // Pitch is how many bytes one row begins after the other.
-func (r *Rows[T]) Pitch() int { return int(r.base().unit) }
+func (r *Rows[T]) Pitch() int { return int(r.base().stride) }
 
 // Len is how many rows have been written.
 func (r *Rows[T]) Len() int { return r.base().length() }
@@ -115,7 +115,7 @@ func (r *Rows[T]) PtrAt(row int) vmm.Ptr { return r.base().ptrAt(row) }
 // Append writes s, which must be whole rows, behind the last row, as
 // Vector.Append does. With a pitch it first makes a copy of s with padding.
 func (r *Rows[T]) Append(s ...T) error {
-	if err := r.base().whole("append", len(s)); err != nil {
+	if err := r.base().checkWhole("append", len(s)); err != nil {
 		return err
 	}
 	b, err := r.pack("append", s)
@@ -134,7 +134,7 @@ func (r *Rows[T]) rows(doing string, n int) (int, error) {
 }
 
 // packed says that there is no padding.
-func (r *Rows[T]) packed() bool { return r.c.unit == r.data }
+func (r *Rows[T]) packed() bool { return r.c.stride == r.data }
 
 // pack is whole rows as they lie in memory.
 func (r *Rows[T]) pack(doing string, s []T) ([]byte, error) {
@@ -155,7 +155,7 @@ func (r *Rows[T]) pack(doing string, s []T) ([]byte, error) {
 	}
 	out := make([]byte, size)
 	for i := range uint64(n) {
-		copy(out[i*r.c.unit:], b[i*r.data:(i+1)*r.data])
+		copy(out[i*r.c.stride:], b[i*r.data:(i+1)*r.data])
 	}
 	return out, nil
 }
@@ -190,13 +190,13 @@ func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) {
 		return r.c.count(uint64(n)), err
 	}
 	// About 1 MiB with padding at a time, whatever the size of dst.
-	piece := int(max(1, min(uint64(want), 1<<20/r.c.unit)))
+	piece := int(max(1, min(uint64(want), 1<<20/r.c.stride)))
 	var buf []byte
 	if piece > 1 {
-		buf = make([]byte, uint64(piece)*r.c.unit)
+		buf = make([]byte, uint64(piece)*r.c.stride)
 	}
 	for i := 0; i < want; {
-		got, err := r.readPiece(b[uint64(i)*r.data:], min(piece, want-i), off+int64(uint64(i)*r.c.unit), buf)
+		got, err := r.readPiece(b[uint64(i)*r.data:], min(piece, want-i), off+int64(uint64(i)*r.c.stride), buf)
 		i += got
 		if err != nil {
 			return i, err
@@ -211,10 +211,10 @@ func (r *Rows[T]) readPiece(dst []byte, n int, off int64, buf []byte) (int, erro
 		m, err := r.c.r.ReadAt(dst[:r.data], off)
 		return int(uint64(m) / r.data), err
 	}
-	m, err := r.c.r.ReadAt(buf[:uint64(n)*r.c.unit], off)
+	m, err := r.c.r.ReadAt(buf[:uint64(n)*r.c.stride], off)
 	got := r.c.count(uint64(m))
 	for i := range uint64(got) {
-		copy(dst[i*r.data:], buf[i*r.c.unit:][:r.data])
+		copy(dst[i*r.data:], buf[i*r.c.stride:][:r.data])
 	}
 	return got, err
 }
@@ -250,7 +250,7 @@ func (r *Rows[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
 // come more, up to a Clip or SetLen below it, or Close.
 func (r *Rows[T]) Host() ([]T, error) {
 	if r != nil && !r.packed() {
-		return nil, fmt.Errorf("view rows of %d bytes %d apart as one slice: %w", r.data, r.c.unit, vmm.ErrNotSupported)
+		return nil, fmt.Errorf("view rows of %d bytes %d apart as one slice: %w", r.data, r.c.stride, vmm.ErrNotSupported)
 	}
 	h, err := host[T](r.Range())
 	return h[:len(h)-len(h)%max(r.Width(), 1)], err

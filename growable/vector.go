@@ -33,7 +33,7 @@ func New[T any](d *vmm.Device, o Options) (*Vector[T], error) {
 		return nil, fmt.Errorf("make vector: %w", err)
 	}
 	var err error
-	if o.Range.Max, err = atMost(o.MaxLen, uint64(t.Size()), "elements", o.Range.Max); err != nil {
+	if o.Range.Max, err = maxBytes(o.MaxLen, uint64(t.Size()), "elements", o.Range.Max); err != nil {
 		return nil, fmt.Errorf("make vector: %w", err)
 	}
 	r, err := d.NewRange(o.Range)
@@ -92,7 +92,7 @@ func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(i) }
 // hand them to another thread; a slice of the caller's costs none, and a Writer
 // gathers single values.
 func (v *Vector[T]) Append(s ...T) error {
-	if err := v.base().whole("append", len(s)); err != nil {
+	if err := v.base().checkWhole("append", len(s)); err != nil {
 		return err
 	}
 	return v.Range().Append(bytesOf(s))

@@ -42,7 +42,7 @@ const (
 )
 
 // settle checks the options and fills in the defaults.
-func (o AttachOptions) settle(dev *vmm.Device) (AttachOptions, error) {
+func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	switch {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
@@ -75,7 +75,7 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	if ctx == nil {
 		return nil, attachFail(name, fmt.Errorf("%w: no context", vmm.ErrInvalid))
 	}
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
@@ -126,19 +126,19 @@ func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.D
 func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
 
 func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, err
 	}
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
 	}
-	j := joining{o: o, dev: dev}
-	if err := j.open(ctx, conn); err != nil {
+	j := handshake{opts: o, dev: dev}
+	if err := j.checkPeer(ctx, conn); err != nil {
 		return nil, err
 	}
 	v, err := j.attach(ctx, name)
-	if done := j.settle(ctx); done != nil {
+	if done := j.clearDeadlines(ctx); done != nil {
 		_ = v.Close() // nothing uses it
 		return nil, done
 	}
@@ -146,18 +146,18 @@ func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Devic
 }
 
 // joining is a connection on its way to a view.
-type joining struct {
-	o    AttachOptions
+type handshake struct {
+	opts    AttachOptions
 	dev  *vmm.Device
 	c    *wire.Conn
 	gran uint64
 	peer wire.Hello
-	calm func() bool // stops what ctx would do; false if it has begun
+	stopAbort func() bool // stops what ctx would do; false if it has begun
 }
 
 // open checks who is at the other end before anything of it is read, and has
 // ctx end whatever waits for it.
-func (j *joining) open(ctx context.Context, conn *net.UnixConn) error {
+func (j *handshake) checkPeer(ctx context.Context, conn *net.UnixConn) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
@@ -169,12 +169,12 @@ func (j *joining) open(ctx context.Context, conn *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(j.o.UIDs, cred.UID) {
+	if !slices.Contains(j.opts.UIDs, cred.UID) {
 		return fmt.Errorf("%w: the other side is user %d", vmm.ErrPermission, cred.UID)
 	}
 	j.c = c
 	past := time.Unix(1, 0)
-	j.calm = context.AfterFunc(ctx, func() {
+	j.stopAbort = context.AfterFunc(ctx, func() {
 		_ = c.SetReadDeadline(past)
 		_ = c.SetWriteDeadline(past)
 	})
@@ -183,8 +183,8 @@ func (j *joining) open(ctx context.Context, conn *net.UnixConn) error {
 
 // hurry gives the other side its time from now on. ctx is asked last: what its
 // end did to the deadlines may just have been undone.
-func (j *joining) hurry(ctx context.Context) error {
-	until := time.Now().Add(j.o.Timeout)
+func (j *handshake) extendDeadline(ctx context.Context) error {
+	until := time.Now().Add(j.opts.Timeout)
 	if err := j.c.SetReadDeadline(until); err != nil {
 		return err
 	}
@@ -195,8 +195,8 @@ func (j *joining) hurry(ctx context.Context) error {
 }
 
 // settle takes the deadlines off, or answers that ctx is done.
-func (j *joining) settle(ctx context.Context) error {
-	if !j.calm() {
+func (j *handshake) clearDeadlines(ctx context.Context) error {
+	if !j.stopAbort() {
 		return ctx.Err()
 	}
 	if err := j.c.SetReadDeadline(time.Time{}); err != nil {
@@ -206,18 +206,18 @@ func (j *joining) settle(ctx context.Context) error {
 }
 
 // attach asks for the object and makes a view of the answer.
-func (j *joining) attach(ctx context.Context, name string) (*View, error) {
-	if err := j.greet(ctx); err != nil {
+func (j *handshake) attach(ctx context.Context, name string) (*View, error) {
+	if err := j.exchangeHello(ctx); err != nil {
 		return nil, err
 	}
 	ask := wire.Attach{Access: wire.AccessRead, Name: name}
-	if j.o.Write {
+	if j.opts.Write {
 		ask.Access = wire.AccessReadWrite
 	}
 	if err := j.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
 		return nil, err
 	}
-	obj, fds, err := j.object(ctx, attachRequest)
+	obj, fds, err := j.readObject(ctx, attachRequest)
 	if err != nil {
 		return nil, err
 	}
@@ -230,46 +230,46 @@ func (j *joining) attach(ctx context.Context, name string) (*View, error) {
 	case len(fds.FDs) != 1:
 		return nil, fmt.Errorf("%w: no control page", ErrProtocol)
 	}
-	page, err := openPage(fds.FDs[0].Int(), obj.Instance, obj.ID)
+	page, err := openReaderPage(fds.FDs[0].Int(), obj.Instance, obj.ID)
 	if err != nil {
 		return nil, err
 	}
-	v, err := j.view(obj, page)
+	v, err := j.newView(obj, page)
 	if err != nil {
-		return nil, closing(err, page)
+		return nil, closeAfter(err, page)
 	}
 	return v, nil
 }
 
 // why gives what came of a call on the connection its kind.
-func (j *joining) why(err error) error {
-	if gone(err) {
+func (j *handshake) connError(err error) error {
+	if disconnected(err) {
 		return fmt.Errorf("%w: %w", ErrOwnerGone, err)
 	}
 	return wireError(err)
 }
 
 // gone says whether err is the end of the other side.
-func gone(err error) bool {
+func disconnected(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) ||
 		errors.Is(err, net.ErrClosed)
 }
 
 // greet exchanges HELLOs.
-func (j *joining) greet(ctx context.Context) error {
-	if err := j.hurry(ctx); err != nil {
+func (j *handshake) exchangeHello(ctx context.Context) error {
+	if err := j.extendDeadline(ctx); err != nil {
 		return err
 	}
-	hello, err := hello(j.dev)
+	hello, err := localHello(j.dev)
 	if err != nil {
 		return err
 	}
 	j.gran = hello.Granularity
-	hello.HasToken = copy(hello.Token[:], j.o.Token) > 0
+	hello.HasToken = copy(hello.Token[:], j.opts.Token) > 0
 	if err := j.write(wire.TypeHello, 0, hello.Append(nil)); err != nil {
 		return err
 	}
-	f, err := j.next(ctx, wire.TypeHello, 0)
+	f, err := j.readFrame(ctx, wire.TypeHello, 0)
 	if err != nil {
 		return err
 	}
@@ -285,16 +285,16 @@ func (j *joining) greet(ctx context.Context) error {
 
 // write sends a frame. That the peer is gone is left for next to find: one that
 // turned us away has said so before it closed.
-func (j *joining) write(t wire.Type, request uint32, payload []byte) error {
-	if err := j.c.Write(t, request, 0, payload); err != nil && !gone(err) {
-		return j.why(err)
+func (j *handshake) write(t wire.Type, request uint32, payload []byte) error {
+	if err := j.c.Write(t, request, 0, payload); err != nil && !disconnected(err) {
+		return j.connError(err)
 	}
 	return nil
 }
 
 // next reads the frame that has to come now.
-func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.Frame, error) {
-	if err := j.hurry(ctx); err != nil {
+func (j *handshake) readFrame(ctx context.Context, t wire.Type, request uint32) (wire.Frame, error) {
+	if err := j.extendDeadline(ctx); err != nil {
 		return wire.Frame{}, err
 	}
 	f, err := j.c.Read()
@@ -305,7 +305,7 @@ func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.F
 		if errors.Is(err, wire.ErrVersion) {
 			_ = j.c.Write(wire.TypeError, 0, 0, wire.Error{Code: wire.CodeVersion, Text: err.Error()}.Append(nil))
 		}
-		return wire.Frame{}, j.why(err)
+		return wire.Frame{}, j.connError(err)
 	}
 	if f.Type == t && f.Request == request {
 		return f, nil
@@ -317,7 +317,7 @@ func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.F
 		if err != nil {
 			return wire.Frame{}, wireError(err)
 		}
-		return wire.Frame{}, refusal(e)
+		return wire.Frame{}, peerError(e)
 	case wire.TypeClosing:
 		return wire.Frame{}, fmt.Errorf("%w: it is closing", ErrOwnerGone)
 	}
@@ -325,8 +325,8 @@ func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.F
 }
 
 // object reads an OBJECT. The caller closes the frame.
-func (j *joining) object(ctx context.Context, request uint32) (wire.Object, wire.Frame, error) {
-	f, err := j.next(ctx, wire.TypeObject, request)
+func (j *handshake) readObject(ctx context.Context, request uint32) (wire.Object, wire.Frame, error) {
+	f, err := j.readFrame(ctx, wire.TypeObject, request)
 	if err != nil {
 		return wire.Object{}, f, err
 	}
@@ -336,7 +336,7 @@ func (j *joining) object(ctx context.Context, request uint32) (wire.Object, wire
 		err = wireError(err)
 	case obj.Instance != j.peer.Instance:
 		err = fmt.Errorf("%w: an object of instance %x from %x", ErrProtocol, obj.Instance, j.peer.Instance)
-	case j.o.Write && obj.Access != wire.AccessReadWrite:
+	case j.opts.Write && obj.Access != wire.AccessReadWrite:
 		err = fmt.Errorf("%w: the owner lets nobody write", vmm.ErrPermission)
 	}
 	if err != nil {
@@ -347,25 +347,25 @@ func (j *joining) object(ctx context.Context, request uint32) (wire.Object, wire
 }
 
 // view reserves the addresses of an object.
-func (j *joining) view(obj wire.Object, page *pageView) (*View, error) {
-	track, err := wire.NewTracker(obj, wire.Limits{Granularity: j.gran, Quota: j.o.MaxBytes})
+func (j *handshake) newView(obj wire.Object, page *readerPage) (*View, error) {
+	track, err := wire.NewTracker(obj, wire.Limits{Granularity: j.gran, Quota: j.opts.MaxBytes})
 	if err != nil {
 		return nil, wireError(err)
 	}
 	// More than MaxBytes is never mapped, and an owner can name any maximum: the
 	// addresses of all reservations of a process together are limited.
 	size := obj.Max
-	if most := j.o.MaxBytes; most < size {
+	if most := j.opts.MaxBytes; most < size {
 		size = min(size, max(most/j.gran*j.gran, j.gran))
 	}
-	res, err := j.dev.Reserve(size, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
+	res, err := j.dev.Reserve(size, vmm.ReserveOptions{Align: j.opts.Align, ReadOnly: !j.opts.Write})
 	if err != nil {
 		return nil, err
 	}
 	return &View{
-		dev: j.dev, res: res, obj: obj, o: j.o,
+		dev: j.dev, res: res, obj: obj, opts: j.opts,
 		conn: j.c, track: track, batch: wire.MaxFDs,
 		stop: make(chan struct{}), page: page, generation: obj.Generation,
-		sealed: obj.State == wire.StateSealed, last: obj.Length,
+		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}, nil
 }

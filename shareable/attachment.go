@@ -14,33 +14,33 @@ import (
 type attachment struct {
 	pub   *Publication
 	ses   *session
-	wants bool // PUBLISH frames
+	wantsPublish bool // PUBLISH frames
 
-	ready   bool     // the reader knows what the object is
-	next    int      // of the publication's chunks, the first that is to be sent
-	sent    uint64   // the highest id that was sent
-	acked   uint64   // the highest that is mapped
-	flight  []uint64 // the last ids of frames that are not acknowledged
+	started   bool     // the reader knows what the object is
+	nextChunk    int      // of the publication's chunks, the first that is to be sent
+	sentID    uint64   // the highest id that was sent
+	ackedID   uint64   // the highest that is mapped
+	unacked  []uint64 // the last ids of frames that are not acknowledged
 	batch   int      // chunks in one frame
 	charged uint64   // bytes of memory sent, counted for the user
 
-	told     uint64 // generation
-	applied  uint64 // generation, as the reader says
-	capacity uint64 // from which on the reader is to unmap
+	sentGeneration     uint64 // generation
+	ackedGeneration  uint64 // generation, as the reader says
+	retireFrom uint64 // from which on the reader is to unmap
 
 	stalled bool   // until the next generation: a chunk to be sent is gone
-	length  uint64 // published to it
-	sealed  bool   // told
-	gone    bool
+	sentLen  uint64 // published to it
+	sentSealed  bool   // told
+	detached    bool
 
 	// Since when it owes what it does: to map chunks, to apply a generation.
 	// Zero: it does not.
-	owes, behind time.Time
+	chunksSince, retireSince time.Time
 }
 
 // begin joins the publication and gives what the reader has to know first, with
 // a descriptor of the page that the caller has to close.
-func (a *attachment) begin(access uint32) (o wire.Object, fd int, err error) {
+func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,86 +50,86 @@ func (a *attachment) begin(access uint32) (o wire.Object, fd int, err error) {
 	if fd, err = dup(p.page.fd); err != nil {
 		return o, -1, err
 	}
-	o = p.describe(access)
-	a.told, a.applied, a.capacity, a.length = o.Generation, o.Generation, p.end(), o.Length
-	p.attached[a] = struct{}{}
+	o = p.objectLocked(access)
+	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = o.Generation, o.Generation, p.endLocked(), o.Length
+	p.attachments[a] = struct{}{}
 	return o, fd, nil
 }
 
 // open lets the chunks follow.
-func (a *attachment) open() {
+func (a *attachment) start() {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	a.ready = true
-	a.ses.rouse()
+	a.started = true
+	a.ses.wakeSender()
 }
 
 // retire has the reader unmap from capacity on, where the i-th chunk is. It
 // needs p.mu.
-func (a *attachment) retire(capacity uint64, i int) {
-	a.next = min(a.next, i)
-	a.capacity = min(a.capacity, capacity)
+func (a *attachment) retireLocked(capacity uint64, i int) {
+	a.nextChunk = min(a.nextChunk, i)
+	a.retireFrom = min(a.retireFrom, capacity)
 	a.stalled = false
 }
 
 // frame is what is to be sent next.
-type frame struct {
+type outFrame struct {
 	kind    wire.Type
 	payload []byte
-	pieces  []piece // whose descriptors go with it
+	chunks  []publishedChunk // whose descriptors go with it
 	last    bool
 }
 
 // sendNext sends one frame, if there is one to send.
 func (a *attachment) sendNext() (sent bool, err error) {
-	f, ok := a.derive()
+	f, ok := a.nextFrame()
 	if !ok {
 		return false, nil
 	}
-	if len(f.pieces) > 0 {
+	if len(f.chunks) > 0 {
 		return true, a.sendChunks(f)
 	}
 	if err := a.ses.write(f.kind, 0, f.payload); err != nil {
 		return false, err
 	}
 	if f.last {
-		a.leave()
+		a.detach()
 	}
 	return true, nil
 }
 
 // derive works out what the reader has to be told next, and takes it as told.
-func (a *attachment) derive() (f frame, ok bool) {
+func (a *attachment) nextFrame() (f outFrame, ok bool) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case !a.ready || a.gone:
+	case !a.started || a.detached:
 		return f, false
-	case p.state == wire.StateClosed && p.sealed == a.sealed:
-		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
-	case a.told != p.generation:
-		a.told = p.generation
-		f = frame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.told, Capacity: a.capacity}.Append(nil)}
-		a.capacity = p.end()
-		a.flight, a.owes = nil, time.Time{}
-		startClock(&a.behind)
+	case p.state == wire.StateClosed && p.sealed == a.sentSealed:
+		return outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
+	case a.sentGeneration != p.generation:
+		a.sentGeneration = p.generation
+		f = outFrame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}.Append(nil)}
+		a.retireFrom = p.endLocked()
+		a.unacked, a.chunksSince = nil, time.Time{}
+		startClock(&a.retireSince)
 		return f, true
-	case a.next < len(p.chunks) && len(a.flight) < a.window() && !a.stalled:
-		return a.deriveChunks(), true
-	case a.wants && a.length != p.done:
-		a.length = p.done
+	case a.nextChunk < len(p.chunks) && len(a.unacked) < a.windowLocked() && !a.stalled:
+		return a.chunksFrameLocked(), true
+	case a.wantsPublish && a.sentLen != p.done:
+		a.sentLen = p.done
 		f := wire.Publish{Object: p.id, Length: p.done, Generation: p.generation, Timeline: p.done}
-		return frame{kind: wire.TypePublish, payload: f.Append(nil)}, true
-	case p.sealed && !a.sealed:
-		a.sealed = true
+		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true
+	case p.sealed && !a.sentSealed:
+		a.sentSealed = true
 		f := wire.Sealed{Object: p.id, Length: p.done}
 		if p.digest != nil {
 			f.HasDigest, f.Digest = true, *p.digest
 		}
-		return frame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
+		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
 	case p.failed != nil && p.state == wire.StateLive:
-		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
+		return outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
 	}
 	return f, false
 }
@@ -138,27 +138,27 @@ func (a *attachment) derive() (f frame, ok bool) {
 // acknowledged: their descriptors are in flight, and keep memory. What has to be
 // exported first waits for the reader to have imported the last: the driver takes
 // longer for both at a time than for one after the other. It needs p.mu.
-func (a *attachment) window() int {
-	if a.pub.srv.fds.has(a.pub.chunks[a.next].seg) {
+func (a *attachment) windowLocked() int {
+	if a.pub.srv.fds.has(a.pub.chunks[a.nextChunk].seg) {
 		return 2
 	}
 	return 1
 }
 
 // deriveChunks takes the next chunks as sent. It needs p.mu.
-func (a *attachment) deriveChunks() frame {
+func (a *attachment) chunksFrameLocked() outFrame {
 	p := a.pub
-	pieces := append([]piece(nil), p.chunks[a.next:min(len(p.chunks), a.next+a.batch)]...)
-	a.next += len(pieces)
-	msg := wire.Chunks{Object: p.id, Generation: a.told}
+	pieces := append([]publishedChunk(nil), p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]...)
+	a.nextChunk += len(pieces)
+	msg := wire.Chunks{Object: p.id, Generation: a.sentGeneration}
 	for _, c := range pieces {
 		msg.Records = append(msg.Records, c.Chunk)
 	}
-	a.sent = max(a.sent, pieces[len(pieces)-1].ID)
-	a.flight = append(a.flight, pieces[len(pieces)-1].ID)
-	a.capacity = max(a.capacity, p.end())
-	startClock(&a.owes)
-	return frame{kind: wire.TypeChunks, payload: msg.Append(nil), pieces: pieces}
+	a.sentID = max(a.sentID, pieces[len(pieces)-1].ID)
+	a.unacked = append(a.unacked, pieces[len(pieces)-1].ID)
+	a.retireFrom = max(a.retireFrom, p.endLocked())
+	startClock(&a.chunksSince)
+	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil), chunks: pieces}
 }
 
 // startClock starts the time in which the reader has to do something, unless it runs.
@@ -177,23 +177,23 @@ func restartClock(since *time.Time, more bool) {
 }
 
 // sendChunks sends chunks with their descriptors.
-func (a *attachment) sendChunks(f frame) error {
+func (a *attachment) sendChunks(f outFrame) error {
 	p := a.pub
-	if err := a.charge(f.pieces[len(f.pieces)-1]); err != nil {
+	if err := a.charge(f.chunks[len(f.chunks)-1]); err != nil {
 		_ = a.ses.refuse(0, wire.CodeLimit, err.Error())
 		return err
 	}
-	held := make([]*descriptor, 0, len(f.pieces))
-	fds := make([]int, 0, len(f.pieces))
+	held := make([]*cachedFD, 0, len(f.chunks))
+	fds := make([]int, 0, len(f.chunks))
 	defer func() {
 		for i, d := range held {
-			p.give(f.pieces[i], d)
+			p.releaseFD(f.chunks[i], d)
 		}
 	}()
-	for _, c := range f.pieces {
-		d, err := p.srv.fds.take(c.seg)
+	for _, c := range f.chunks {
+		d, err := p.srv.fds.acquire(c.seg)
 		if err != nil {
-			return a.unsent(f, err)
+			return a.undoChunks(f, err)
 		}
 		held, fds = append(held, d), append(fds, d.fd)
 	}
@@ -205,11 +205,11 @@ func (a *attachment) sendChunks(f frame) error {
 }
 
 // charge counts the memory up to the end of the last chunk sent for the user.
-func (a *attachment) charge(last piece) error {
+func (a *attachment) charge(last publishedChunk) error {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
 	end := last.Offset + last.Size
-	if end <= a.charged || a.gone {
+	if end <= a.charged || a.detached {
 		return nil
 	}
 	err := a.pub.srv.charge(a.ses.cred.UID, end-a.charged)
@@ -222,19 +222,19 @@ func (a *attachment) charge(last piece) error {
 // unsent takes back what derive took as sent, if the reason is a chunk that the
 // range has given up; the publication will see that and retire it. Any other
 // reason is an error.
-func (a *attachment) unsent(f frame, cause error) error {
+func (a *attachment) undoChunks(f outFrame, cause error) error {
 	if !errors.Is(cause, vmm.ErrClosed) {
 		return cause
 	}
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a.next = min(a.next, p.index(f.pieces[0].ID))
-	a.flight = a.flight[:max(len(a.flight)-1, 0)]
-	if len(a.flight) == 0 {
-		a.owes = time.Time{}
+	a.nextChunk = min(a.nextChunk, p.indexLocked(f.chunks[0].ID))
+	a.unacked = a.unacked[:max(len(a.unacked)-1, 0)]
+	if len(a.unacked) == 0 {
+		a.chunksSince = time.Time{}
 	}
-	a.stalled = a.told == p.generation && p.state != wire.StateClosed
+	a.stalled = a.sentGeneration == p.generation && p.state != wire.StateClosed
 	return nil
 }
 
@@ -245,39 +245,39 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ack.Chunk > a.sent || ack.Generation > a.told {
-		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sent, a.told)}
+	if ack.Chunk > a.sentID || ack.Generation > a.sentGeneration {
+		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sentID, a.sentGeneration)}
 	}
-	if ack.Generation > a.applied {
-		a.applied, news = ack.Generation, true
-		restartClock(&a.behind, a.applied < a.told)
+	if ack.Generation > a.ackedGeneration {
+		a.ackedGeneration, news = ack.Generation, true
+		restartClock(&a.retireSince, a.ackedGeneration < a.sentGeneration)
 	}
-	if ack.Chunk > a.acked {
-		a.acked, news = ack.Chunk, true
+	if ack.Chunk > a.ackedID {
+		a.ackedID, news = ack.Chunk, true
 	}
-	before := len(a.flight)
-	for len(a.flight) > 0 && a.flight[0] <= a.acked {
-		a.flight = a.flight[1:]
+	before := len(a.unacked)
+	for len(a.unacked) > 0 && a.unacked[0] <= a.ackedID {
+		a.unacked = a.unacked[1:]
 	}
-	if len(a.flight) < before {
-		restartClock(&a.owes, len(a.flight) > 0)
+	if len(a.unacked) < before {
+		restartClock(&a.chunksSince, len(a.unacked) > 0)
 		news = true
 	}
 	if news {
-		p.signal()
+		p.signalLocked()
 	}
 	return news, nil
 }
 
 // due is when the reader has had time enough; zero if it owes nothing.
-func (a *attachment) due() time.Time {
+func (a *attachment) deadline() time.Time {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	first := a.owes
-	if first.IsZero() || !a.behind.IsZero() && a.behind.Before(first) {
-		first = a.behind
+	first := a.chunksSince
+	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
+		first = a.retireSince
 	}
-	if first.IsZero() || a.gone {
+	if first.IsZero() || a.detached {
 		return time.Time{}
 	}
 	return first.Add(a.pub.srv.opts.AckTimeout)
@@ -289,24 +289,24 @@ func (a *attachment) resync(q wire.Resync) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
-	if i := p.index(q.Next); i < a.next {
-		a.next, a.flight = i, nil // the clock goes on: asking again takes no time off
+	if i := p.indexLocked(q.Next); i < a.nextChunk {
+		a.nextChunk, a.unacked = i, nil // the clock goes on: asking again takes no time off
 	}
 }
 
 // leave ends the attachment. Twice is fine.
-func (a *attachment) leave() {
+func (a *attachment) detach() {
 	p := a.pub
 	p.mu.Lock()
-	gone := a.gone
-	a.gone = true
-	delete(p.attached, a)
+	gone := a.detached
+	a.detached = true
+	delete(p.attachments, a)
 	charged := a.charged
 	a.charged = 0
-	p.signal()
+	p.signalLocked()
 	p.mu.Unlock()
-	a.ses.forget(a)
+	a.ses.removeAttachment(a)
 	if !gone {
-		p.srv.discharge(a.ses.cred.UID, charged)
+		p.srv.refund(a.ses.cred.UID, charged)
 	}
 }

@@ -38,7 +38,7 @@ func wireError(err error) error {
 }
 
 // refusal is the error that an ERROR frame stands for.
-func refusal(e wire.Error) error {
+func peerError(e wire.Error) error {
 	kind := ErrProtocol
 	switch e.Code {
 	case wire.CodeVersion:

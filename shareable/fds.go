@@ -11,52 +11,52 @@ import (
 // keeper keeps the descriptors of exported chunks, since exporting one takes the
 // driver 0.6 ms. Up to max stay open; those used longest ago go first. A kept
 // descriptor keeps its memory, so whoever retires a chunk drops it here.
-type keeper struct {
+type fdCache struct {
 	max int
 
 	mu    sync.Mutex
-	kept  map[vmm.Segment]*descriptor
-	order list.List // of *descriptor, the last one used in front
+	entries  map[vmm.Segment]*cachedFD
+	lru list.List // of *descriptor, the last one used in front
 }
 
 // descriptor is a chunk's descriptor, or the attempt to get one.
-type descriptor struct {
+type cachedFD struct {
 	seg   vmm.Segment
-	place *list.Element // nil once it is not kept any more
+	elem *list.Element // nil once it is not kept any more
 	users int
 	ready chan struct{} // closed when fd and err are there
 	fd    int
 	err   error
 }
 
-func newKeeper(most int) *keeper {
-	return &keeper{max: most, kept: map[vmm.Segment]*descriptor{}}
+func newFDCache(most int) *fdCache {
+	return &fdCache{max: most, entries: map[vmm.Segment]*cachedFD{}}
 }
 
 // take gives the chunk's descriptor, which stays open until give. Of several
 // that ask for a new one at a time, one asks the driver.
-func (k *keeper) take(seg vmm.Segment) (*descriptor, error) {
+func (k *fdCache) acquire(seg vmm.Segment) (*cachedFD, error) {
 	k.mu.Lock()
-	d, ok := k.kept[seg]
+	d, ok := k.entries[seg]
 	if ok {
-		k.order.MoveToFront(d.place)
+		k.lru.MoveToFront(d.elem)
 		d.users++
 		k.mu.Unlock()
 		<-d.ready
 	} else {
-		d = &descriptor{seg: seg, users: 1, ready: make(chan struct{}), fd: -1}
-		d.place = k.order.PushFront(d)
-		k.kept[seg] = d
+		d = &cachedFD{seg: seg, users: 1, ready: make(chan struct{}), fd: -1}
+		d.elem = k.lru.PushFront(d)
+		k.entries[seg] = d
 		k.mu.Unlock()
 		d.fd, d.err = export(seg)
-		if errors.Is(d.err, vmm.ErrLimit) && k.shrink() {
+		if errors.Is(d.err, vmm.ErrLimit) && k.evictIdle() {
 			d.fd, d.err = export(seg)
 		}
 		close(d.ready)
 	}
 	if d.err != nil {
 		k.forget(d)
-		k.give(d)
+		k.release(d)
 		return nil, d.err
 	}
 	return d, nil
@@ -76,79 +76,79 @@ func export(seg vmm.Segment) (int, error) {
 }
 
 // give ends a take. What is kept beyond the limit, and not in use, goes.
-func (k *keeper) give(d *descriptor) {
+func (k *fdCache) release(d *cachedFD) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	d.users--
-	d.close()
-	k.evict(k.max)
+	d.closeUnusedLocked()
+	k.evictLocked(k.max)
 }
 
 // evict forgets what was used longest ago and is not in use, until most are
 // left. It needs k.mu.
-func (k *keeper) evict(most int) {
-	for e := k.order.Back(); e != nil && len(k.kept) > most; {
+func (k *fdCache) evictLocked(most int) {
+	for e := k.lru.Back(); e != nil && len(k.entries) > most; {
 		before := e.Prev()
-		if d, ok := e.Value.(*descriptor); ok && d.users == 0 {
-			k.remove(d)
+		if d, ok := e.Value.(*cachedFD); ok && d.users == 0 {
+			k.removeLocked(d)
 		}
 		e = before
 	}
 }
 
 // close closes a descriptor that is neither kept nor used. It needs k.mu.
-func (d *descriptor) close() {
-	if d.place == nil && d.users == 0 && d.fd >= 0 {
+func (d *cachedFD) closeUnusedLocked() {
+	if d.elem == nil && d.users == 0 && d.fd >= 0 {
 		_ = closeFD(d.fd)
 		d.fd = -1
 	}
 }
 
 // drop forgets a chunk that is given up.
-func (k *keeper) drop(seg vmm.Segment) {
+func (k *fdCache) drop(seg vmm.Segment) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if d := k.kept[seg]; d != nil {
-		k.remove(d)
+	if d := k.entries[seg]; d != nil {
+		k.removeLocked(d)
 	}
 }
 
 // forget is drop for one that may have been replaced already.
-func (k *keeper) forget(d *descriptor) {
+func (k *fdCache) forget(d *cachedFD) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if d.place != nil {
-		k.remove(d)
+	if d.elem != nil {
+		k.removeLocked(d)
 	}
 }
 
 // remove takes d off those that are kept. It needs k.mu.
-func (k *keeper) remove(d *descriptor) {
-	k.order.Remove(d.place)
-	d.place = nil
-	delete(k.kept, d.seg)
-	d.close()
+func (k *fdCache) removeLocked(d *cachedFD) {
+	k.lru.Remove(d.elem)
+	d.elem = nil
+	delete(k.entries, d.seg)
+	d.closeUnusedLocked()
 }
 
 // shrink closes everything that is not in use, and says whether there was any.
-func (k *keeper) shrink() bool {
+func (k *fdCache) evictIdle() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	before := len(k.kept)
-	k.evict(0)
-	return len(k.kept) < before
+	before := len(k.entries)
+	k.evictLocked(0)
+	return len(k.entries) < before
 }
 
 // has says whether the chunk's descriptor is kept, or being got.
-func (k *keeper) has(seg vmm.Segment) bool {
+func (k *fdCache) has(seg vmm.Segment) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.kept[seg] != nil
+	return k.entries[seg] != nil
 }
 
 // len is how many are kept.
-func (k *keeper) len() int {
+func (k *fdCache) len() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return len(k.kept)
+	return len(k.entries)
 }

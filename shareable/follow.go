@@ -12,34 +12,34 @@ import (
 // follow does what the owner's frames say until one of the two goes.
 func (v *View) follow() {
 	defer v.tasks.Done()
-	err := v.serve()
+	err := v.readLoop()
 	if errors.Is(err, ErrProtocol) {
-		v.complain(err)
+		v.sendError(err)
 	}
-	v.end(err)
+	v.detach(err)
 	_ = v.conn.Close()
 }
 
 // complain tells the owner why, if it listens.
-func (v *View) complain(err error) {
+func (v *View) sendError(err error) {
 	_ = v.send(wire.TypeError, wire.Error{Code: wire.CodeProtocol, Text: err.Error()}.Append(nil))
 }
 
-func (v *View) serve() error {
+func (v *View) readLoop() error {
 	for {
 		f, err := v.conn.Read()
 		switch {
 		case errors.Is(err, wire.ErrTruncated):
-			if err := v.fewer(f, wireError(err)); err != nil {
+			if err := v.requestSmallerFrames(f, wireError(err)); err != nil {
 				return err
 			}
 			continue
-		case gone(err):
+		case disconnected(err):
 			return ErrOwnerGone
 		case err != nil:
 			return wireError(err)
 		}
-		err = v.take(f)
+		err = v.handle(f)
 		_ = f.Close() // what is mapped does not need its fd
 		if err != nil {
 			return err
@@ -48,37 +48,37 @@ func (v *View) serve() error {
 }
 
 // take does what a frame says.
-func (v *View) take(f wire.Frame) error {
+func (v *View) handle(f wire.Frame) error {
 	switch f.Type {
 	case wire.TypeChunks:
 		c, err := wire.DecodeChunks(f.Payload)
 		if err != nil {
 			return wireError(err)
 		}
-		return v.chunks(f, c)
+		return v.handleChunks(f, c)
 	case wire.TypeRetire:
 		r, err := wire.DecodeRetire(f.Payload)
 		if err != nil {
 			return wireError(err)
 		}
-		return v.retire(r)
+		return v.handleRetire(r)
 	case wire.TypeSealed:
 		s, err := wire.DecodeSealed(f.Payload)
 		if err != nil {
 			return wireError(err)
 		}
-		return v.seal(s)
+		return v.handleSealed(s)
 	case wire.TypePublish: // the page says it better
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		v.look()
+		v.updateLenLocked()
 		return nil
 	case wire.TypeDeleted:
 		d, err := wire.DecodeDeleted(f.Payload)
 		if err != nil {
 			return wireError(err)
 		}
-		return v.deleted(d)
+		return v.handleDeleted(d)
 	case wire.TypeClosing:
 		c, err := wire.DecodeClosing(f.Payload)
 		if err != nil {
@@ -90,18 +90,18 @@ func (v *View) take(f wire.Frame) error {
 		if err != nil {
 			return wireError(err)
 		}
-		return refusal(e)
+		return peerError(e)
 	}
 	return fmt.Errorf("%w: %v to a reader", ErrProtocol, f.Type)
 }
 
 // send writes a frame that nothing answers.
 func (v *View) send(t wire.Type, payload []byte) error {
-	if err := v.conn.SetWriteDeadline(time.Now().Add(v.o.Timeout)); err != nil {
+	if err := v.conn.SetWriteDeadline(time.Now().Add(v.opts.Timeout)); err != nil {
 		return ErrOwnerGone
 	}
 	err := v.conn.Write(t, 0, 0, payload)
-	if gone(err) {
+	if disconnected(err) {
 		return ErrOwnerGone
 	}
 	return err
@@ -120,9 +120,9 @@ func (v *View) ack() error {
 }
 
 // chunks maps what a frame brings: all of it or nothing.
-func (v *View) chunks(f wire.Frame, c wire.Chunks) error {
+func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	if v.resyncing && len(c.Records) > 0 && c.Records[0].Offset > v.track.End() {
-		return v.old() // what lies before it was lost
+		return v.skipStale() // what lies before it was lost
 	}
 	v.resyncing = false
 	fresh, skip, err := v.track.Chunks(c)
@@ -143,17 +143,17 @@ func (v *View) chunks(f wire.Frame, c wire.Chunks) error {
 			}
 		}
 		if errors.Is(err, errNoFDs) {
-			return v.fewer(f, err)
+			return v.requestSmallerFrames(f, err)
 		}
 		if err != nil {
 			return fmt.Errorf("map what the owner sent: %w", err)
 		}
 	}
 	v.track.Mapped(len(fresh))
-	v.stale = 0
+	v.staleFrames = 0
 	v.mu.Lock()
 	v.mapped = v.track.End()
-	v.look()
+	v.updateLenLocked()
 	v.mu.Unlock()
 	return v.ack()
 }
@@ -182,24 +182,24 @@ func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Ch
 
 // staleMost is how many frames may come that were sent before the owner heard of
 // a RESYNC, which are two at most, with a margin.
-const staleMost = 8
+const maxStaleFrames = 8
 
 // old lets a frame go that comes again.
-func (v *View) old() error {
-	if v.stale++; v.stale > staleMost {
+func (v *View) skipStale() error {
+	if v.staleFrames++; v.staleFrames > maxStaleFrames {
 		return fmt.Errorf("%w: a RESYNC is ignored", ErrProtocol)
 	}
 	return nil
 }
 
 // fewer asks for what was not mapped once more, in frames of half the fds of f.
-func (v *View) fewer(f wire.Frame, why error) error {
+func (v *View) requestSmallerFrames(f wire.Frame, why error) error {
 	had := uint32(f.Header.FDs)
 	switch {
 	case f.Type != wire.TypeChunks:
 		return nil // nothing that is missed
 	case v.resyncing && had > v.batch:
-		return v.old()
+		return v.skipStale()
 	case had <= 1:
 		return fmt.Errorf("one fd at a time: %w", why)
 	}
@@ -212,49 +212,49 @@ func (v *View) fewer(f wire.Frame, why error) error {
 }
 
 // seal notes the last length.
-func (v *View) seal(s wire.Sealed) error {
+func (v *View) handleSealed(s wire.Sealed) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	switch {
 	case s.Object != v.obj.ID || s.Length > v.obj.Max:
 		return fmt.Errorf("%w: object %d of %d bytes at most is sealed as %d with %d bytes",
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
-	case v.sealed && s.Length != v.last:
-		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.last)
-	case s.Length < v.visible():
-		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.visible())
+	case v.sealed && s.Length != v.sealedLen:
+		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.sealedLen)
+	case s.Length < v.lenLocked():
+		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.lenLocked())
 	}
-	v.sealed, v.last = true, s.Length
+	v.sealed, v.sealedLen = true, s.Length
 	if s.HasDigest {
 		v.digest = &s.Digest
 	}
-	v.told = v.visible()
-	v.tell()
+	v.notifiedLen = v.lenLocked()
+	v.notifyLocked()
 	return nil
 }
 
 // deleted notes that the object is published no more: what is sealed stays what
 // it is, and anything else will not grow.
-func (v *View) deleted(d wire.Deleted) error {
+func (v *View) handleDeleted(d wire.Deleted) error {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	switch {
 	case d.Object != v.obj.ID:
 		return fmt.Errorf("%w: object %d is deleted, and this is %d", ErrProtocol, d.Object, v.obj.ID)
-	case v.sealed && v.mapped >= v.last:
+	case v.sealed && v.mapped >= v.sealedLen:
 		return nil
 	}
 	return fmt.Errorf("%w: it publishes this no longer", ErrOwnerGone)
 }
 
 // retire unmaps what the owner takes back, once nothing here uses it.
-func (v *View) retire(r wire.Retire) error {
+func (v *View) handleRetire(r wire.Retire) error {
 	before := v.track.End()
 	_, from, err := v.track.Retire(r)
 	if err != nil {
 		return wireError(err)
 	}
-	if err := v.recede(r.Generation, from, before); err != nil {
+	if err := v.hideFrom(r.Generation, from, before); err != nil {
 		return err
 	}
 	if from < before {
@@ -266,27 +266,27 @@ func (v *View) retire(r wire.Retire) error {
 }
 
 // recede hides what lies from from on, unless somebody relies on it.
-func (v *View) recede(generation, from, before uint64) error {
+func (v *View) hideFrom(generation, from, before uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if from < v.lent {
-		return fmt.Errorf("%w: Host gave out %d bytes, and %d are left", ErrRetired, v.lent, from)
+	if from < v.hostLen {
+		return fmt.Errorf("%w: Host gave out %d bytes, and %d are left", ErrRetired, v.hostLen, from)
 	}
-	for _, s := range v.pending {
+	for _, s := range v.pendingWaits {
 		if s.n > from && from < before {
 			return fmt.Errorf("%w: a stream waits for %d bytes, and %d are left", ErrRetired, s.n, from)
 		}
 	}
 	v.mapped, v.generation = from, generation
-	seen := v.seen.Load()
+	seen := v.lastLen.Load()
 	if v.page != nil {
 		if n := v.page.done(); v.page.generation() == generation {
 			seen = n
 		}
 	}
-	v.seen.Store(min(seen, from))
-	v.told = v.visible()
-	v.tell()
+	v.lastLen.Store(min(seen, from))
+	v.notifiedLen = v.lenLocked()
+	v.notifyLocked()
 	return nil
 }
 
@@ -299,7 +299,7 @@ func (v *View) unmapInTime(off, size uint64) error {
 		defer v.tasks.Done()
 		done <- v.unmap(off, size)
 	}()
-	late := time.NewTimer(v.o.Timeout)
+	late := time.NewTimer(v.opts.Timeout)
 	defer late.Stop()
 	select {
 	case err := <-done:
@@ -307,7 +307,7 @@ func (v *View) unmapInTime(off, size uint64) error {
 	case <-v.stop:
 		return errViewClosed
 	case <-late.C:
-		return fmt.Errorf("%w: work on it has not ended in %v", ErrRetired, v.o.Timeout)
+		return fmt.Errorf("%w: work on it has not ended in %v", ErrRetired, v.opts.Timeout)
 	}
 }
 
@@ -326,7 +326,7 @@ func (v *View) unmap(off, size uint64) error {
 		case <-time.After(captureRetry):
 		}
 		v.mu.RLock()
-		ended := v.ended
+		ended := v.detached
 		v.mu.RUnlock()
 		if ended {
 			return err

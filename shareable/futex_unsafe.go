@@ -23,7 +23,7 @@ const (
 //
 // Safety: the word lies in the page, which stays mapped until close; the kernel
 // only reads it.
-func (p *pageView) wait(was uint32, most time.Duration) {
+func (p *readerPage) wait(was uint32, most time.Duration) {
 	ts := unix.NsecToTimespec(int64(most))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&p.b[atWake])), futexWait,
 		uintptr(was), uintptr(unsafe.Pointer(&ts)), 0, 0)
@@ -31,12 +31,12 @@ func (p *pageView) wait(was uint32, most time.Duration) {
 
 // rouse wakes whoever waits on the page: it is how a wait of our own ends. Those
 // of other processes look again and go on waiting.
-func (p *pageView) rouse() { wakeAll(p.b) }
+func (p *readerPage) wakeWaiters() { futexWakeAll(p.b) }
 
 // wakeAll wakes whoever waits on a page, in any process.
 //
 // Safety: the word lies in the page, which is mapped; the kernel only looks it up.
-func wakeAll(page []byte) {
+func futexWakeAll(page []byte) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&page[atWake])), futexWake,
 		math.MaxInt32, 0, 0, 0)
 }

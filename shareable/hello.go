@@ -11,7 +11,7 @@ import (
 
 // hello is how a process that has memory of dev's driver says what it is. An owner
 // adds its instance, a reader its token.
-func hello(dev *vmm.Device) (wire.Hello, error) {
+func localHello(dev *vmm.Device) (wire.Hello, error) {
 	if dev == nil {
 		return wire.Hello{}, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	}

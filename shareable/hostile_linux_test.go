@@ -411,7 +411,7 @@ func TestHostileClients(t *testing.T) {
 	dev := vmmtest.Device(t)
 	honest(t, s.Path(), dev, want, AttachOptions{})
 	p.mu.Lock()
-	chunks, x := len(p.chunks), p.describe(wire.AccessRead)
+	chunks, x := len(p.chunks), p.objectLocked(wire.AccessRead)
 	p.mu.Unlock()
 	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
 	before := count(t, g.Device())
@@ -447,7 +447,7 @@ func TestHostileClients(t *testing.T) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	require.Empty(t, s.bytes)
+	require.Empty(t, s.bytesByUID)
 }
 
 // TestVersionIsAnswered: a peer of another version gets to know why it is

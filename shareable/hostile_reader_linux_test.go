@@ -47,7 +47,7 @@ func newKnave(t *testing.T) (*knave, *net.UnixConn) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(k.page)) })
 	seal(t, k.fd, firmPage)
-	(&page{mem: k.page}).lay(k.o.Instance, k.o.ID)
+	(&ownerPage{mem: k.page}).init(k.o.Instance, k.o.ID)
 	word(k.page, atGeneration).Store(k.o.Generation)
 	return k, far
 }
@@ -146,7 +146,7 @@ func (k *knave) done(n uint64) {
 
 func (k *knave) ring() {
 	word32(k.page, atWake).Add(1)
-	wakeAll(k.page)
+	futexWakeAll(k.page)
 }
 
 type attaching struct {

@@ -82,8 +82,8 @@ func TestSlowClients(t *testing.T) {
 			require.Eventually(t, func() bool {
 				p.mu.Lock()
 				defer p.mu.Unlock()
-				for a := range p.attached {
-					return a.sent == last
+				for a := range p.attachments {
+					return a.sentID == last
 				}
 				return false
 			}, inTime, time.Millisecond)
@@ -289,18 +289,18 @@ func TestSendAfterClose(t *testing.T) {
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	a := &attachment{pub: p, ses: newSession(s, c, wire.Cred{}), batch: wire.MaxFDs}
-	_, fd, err := a.begin(wire.AccessRead)
+	_, fd, err := a.register(wire.AccessRead)
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
-	a.open()
-	f, ok := a.derive()
+	a.start()
+	f, ok := a.nextFrame()
 	require.True(t, ok)
-	require.NotEmpty(t, f.pieces)
+	require.NotEmpty(t, f.chunks)
 	require.NoError(t, p.Close())
 	require.Zero(t, s.Stats().KeptFDs)
 	_ = a.sendChunks(f)
 	require.Zero(t, s.Stats().KeptFDs)
-	a.leave()
+	a.detach()
 }
 
 // TestReadersCannotWrite: a descriptor of memory that is shared for reading

@@ -340,7 +340,7 @@ func TestReaderDoesNotSpin(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			got := make(chan error, 1)
 			go func() { got <- v.Wait(ctx, v.Max()) }()
-			begun, before := time.Now(), v.looks.Load()
+			begun, before := time.Now(), v.pageChecks.Load()
 			const span = 400 * time.Millisecond
 			n := uint64(piecesize)
 			for end := time.Now().Add(span); time.Now().Before(end); {
@@ -349,7 +349,7 @@ func TestReaderDoesNotSpin(t *testing.T) {
 					k.done(n)
 				}
 			}
-			took, looks := time.Since(begun), v.looks.Load()-before
+			took, looks := time.Since(begun), v.pageChecks.Load()-before
 			// So many looks take a pause at least, and each is short.
 			require.LessOrEqual(t, looks, uint64(took/watchPause+2)*(watchBurst+2))
 			t.Logf("%d looks in %v, at %d wakes", looks, took, word32(k.page, atWake).Load())
@@ -493,7 +493,7 @@ func TestWithoutSeals(t *testing.T) {
 	fd := memory(t, pageBytes, 0)
 	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
 	require.NoError(t, err)
-	p := &pageView{b: b}
+	p := &readerPage{b: b}
 	require.Zero(t, p.done())
 	require.NoError(t, syscall.Ftruncate(fd, 0))
 	t.Log(p.done())

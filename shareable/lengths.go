@@ -23,15 +23,15 @@ func (p *Publication) PublishAfter(n uint64, when *vmm.Event) error {
 	if p == nil {
 		return errors.Join(errNoPublication, when.Close())
 	}
-	if err := p.enqueue(n, when); err != nil {
+	if err := p.addPending(n, when); err != nil {
 		_ = when.Close()
 		return fmt.Errorf("queue %d bytes of %q: %w", n, p.name, err)
 	}
 	return nil
 }
 
-func (p *Publication) enqueue(n uint64, when *vmm.Event) error {
-	if err := p.live(); err != nil {
+func (p *Publication) addPending(n uint64, when *vmm.Event) error {
+	if err := p.checkLive(); err != nil {
 		return err
 	}
 	if when == nil {
@@ -49,30 +49,30 @@ func (p *Publication) enqueue(n uint64, when *vmm.Event) error {
 		return fmt.Errorf("%w: %d were queued before", vmm.ErrInvalid, before)
 	}
 	p.page.queued.Store(n)
-	p.page.ring()
-	p.queue = append(p.queue, queued{n, when})
-	if !p.draining {
-		p.draining = true
-		p.tasks.Go(p.drain)
+	p.page.notify()
+	p.pending = append(p.pending, pendingLength{n, when})
+	if !p.pendingRunning {
+		p.pendingRunning = true
+		p.tasks.Go(p.publishPending)
 	}
 	return nil
 }
 
 // drain moves Len as the events pass, and goes when there are none.
-func (p *Publication) drain() {
+func (p *Publication) publishPending() {
 	for {
 		p.mu.Lock()
-		if len(p.queue) == 0 {
-			p.draining = false
-			p.signal()
+		if len(p.pending) == 0 {
+			p.pendingRunning = false
+			p.signalLocked()
 			p.mu.Unlock()
 			return
 		}
-		q := p.queue[0]
-		p.queue = p.queue[1:]
+		q := p.pending[0]
+		p.pending = p.pending[1:]
 		p.mu.Unlock()
-		err := q.when.Sync()
-		_ = q.when.Close()
+		err := q.event.Sync()
+		_ = q.event.Close()
 		if err == nil && p.Err() == nil && q.n > p.r.Len() {
 			err = p.r.SetLen(q.n)
 		}
@@ -84,13 +84,13 @@ func (p *Publication) drain() {
 
 // signal wakes those who wait for acknowledgements, or for the queue to be
 // empty. It needs p.mu.
-func (p *Publication) signal() {
-	close(p.moved)
-	p.moved = make(chan struct{})
+func (p *Publication) signalLocked() {
+	close(p.progress)
+	p.progress = make(chan struct{})
 }
 
 // until waits for something to be so. The function needs p.mu.
-func (p *Publication) until(ctx context.Context, so func() bool) error {
+func (p *Publication) waitUntil(ctx context.Context, so func() bool) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
@@ -100,7 +100,7 @@ func (p *Publication) until(ctx context.Context, so func() bool) error {
 			p.mu.Unlock()
 			return nil
 		}
-		moved := p.moved
+		moved := p.progress
 		p.mu.Unlock()
 		select {
 		case <-moved:
@@ -122,9 +122,9 @@ func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	if p == nil {
 		return errNoPublication
 	}
-	if err := p.change(ctx, func(ctx context.Context) error { return p.withdraw(ctx, n) }); err != nil {
+	if err := p.runExclusive(ctx, func(ctx context.Context) error { return p.retireExclusive(ctx, n) }); err != nil {
 		select {
-		case p.undone <- struct{}{}:
+		case p.recheck <- struct{}{}:
 		default:
 		}
 		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
@@ -132,8 +132,8 @@ func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	return nil
 }
 
-func (p *Publication) withdraw(ctx context.Context, n uint64) error {
-	if err := p.live(); err != nil {
+func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
+	if err := p.checkLive(); err != nil {
 		return err
 	}
 	p.mu.Lock()
@@ -141,21 +141,21 @@ func (p *Publication) withdraw(ctx context.Context, n uint64) error {
 		p.mu.Unlock()
 		return fmt.Errorf("%w: %d bytes are published", vmm.ErrBounds, p.done)
 	}
-	if len(p.queue) > 0 || p.draining {
+	if len(p.pending) > 0 || p.pendingRunning {
 		p.mu.Unlock()
 		return fmt.Errorf("%w: queued work is to follow", vmm.ErrBusy)
 	}
-	p.retire(p.cover(n))
+	p.dropChunksLocked(p.chunksBelowLocked(n))
 	p.done = n
 	p.page.done.Store(n)
 	p.page.queued.Store(n)
-	p.page.ring()
+	p.page.notify()
 	told := p.generation
 	p.mu.Unlock()
 
-	err := p.until(ctx, func() bool {
-		for a := range p.attached {
-			if a.applied < told {
+	err := p.waitUntil(ctx, func() bool {
+		for a := range p.attachments {
+			if a.ackedGeneration < told {
 				return false
 			}
 		}
@@ -174,7 +174,7 @@ func (p *Publication) withdraw(ctx context.Context, n uint64) error {
 }
 
 // cover is how many chunks hold a byte below n. It needs p.mu.
-func (p *Publication) cover(n uint64) int {
+func (p *Publication) chunksBelowLocked(n uint64) int {
 	i := len(p.chunks)
 	for i > 0 && p.chunks[i-1].Offset >= n {
 		i--
@@ -201,9 +201,9 @@ func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
 	if p == nil {
 		return errNoPublication
 	}
-	err := p.until(ctx, func() bool { return len(p.queue) == 0 && !p.draining })
+	err := p.waitUntil(ctx, func() bool { return len(p.pending) == 0 && !p.pendingRunning })
 	if err == nil {
-		err = p.change(ctx, func(ctx context.Context) error { return p.seal(ctx, o) })
+		err = p.runExclusive(ctx, func(ctx context.Context) error { return p.sealExclusive(ctx, o) })
 	}
 	if err != nil {
 		return fmt.Errorf("seal %q: %w", p.name, err)
@@ -211,8 +211,8 @@ func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
 	return nil
 }
 
-func (p *Publication) seal(ctx context.Context, o SealOptions) (err error) {
-	if err := p.advance(ctx); err != nil {
+func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err error) {
+	if err := p.publishRangeExclusive(ctx); err != nil {
 		return err
 	}
 	if !o.KeepWriting {
@@ -227,7 +227,7 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) (err error) {
 	}
 	var digest *[32]byte
 	if o.Digest {
-		sum, err := p.sum(ctx)
+		sum, err := p.digestOf(ctx)
 		if err != nil {
 			return err
 		}
@@ -238,18 +238,18 @@ func (p *Publication) seal(ctx context.Context, o SealOptions) (err error) {
 	if p.state != wire.StateLive {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
-	if i := p.cover(p.done); i < len(p.chunks) {
-		p.retire(i) // nothing looks after what lies beyond from now on
+	if i := p.chunksBelowLocked(p.done); i < len(p.chunks) {
+		p.dropChunksLocked(i) // nothing looks after what lies beyond from now on
 	}
 	p.state, p.sealed, p.digest = wire.StateSealed, true, digest
 	p.page.state.Store(uint64(wire.StateSealed))
-	p.page.ring()
-	p.rouse()
+	p.page.notify()
+	p.wakeSendersLocked()
 	return nil
 }
 
 // sum is the digest of what is published.
-func (p *Publication) sum(ctx context.Context) (sum [32]byte, err error) {
+func (p *Publication) digestOf(ctx context.Context) (sum [32]byte, err error) {
 	h := sha256.New()
 	rest := io.NewSectionReader(p.r, 0, int64(min(p.held, math.MaxInt64)))
 	buf := make([]byte, 8<<20)

@@ -30,7 +30,7 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 	if ctx == nil {
 		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, err
 	}
@@ -39,27 +39,27 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // all has been read
-	all, err := listOver(ctx, conn, &joining{o: o, dev: dev})
+	all, err := listOver(ctx, conn, &handshake{opts: o, dev: dev})
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	return all, err
 }
 
-func listOver(ctx context.Context, conn *net.UnixConn, j *joining) (all []Listing, err error) {
-	if err := j.open(ctx, conn); err != nil {
+func listOver(ctx context.Context, conn *net.UnixConn, j *handshake) (all []Listing, err error) {
+	if err := j.checkPeer(ctx, conn); err != nil {
 		return nil, err
 	}
-	defer j.calm()
-	if err := j.greet(ctx); err != nil {
+	defer j.stopAbort()
+	if err := j.exchangeHello(ctx); err != nil {
 		return nil, err
 	}
 	var after uint64
 	for request := uint32(1); ; request++ {
 		if err := j.c.Write(wire.TypeList, request, 0, wire.List{After: after}.Append(nil)); err != nil {
-			return nil, j.why(err)
+			return nil, j.connError(err)
 		}
-		page, err := j.listed(ctx, request)
+		page, err := j.readListed(ctx, request)
 		if err != nil {
 			return nil, err
 		}
@@ -83,8 +83,8 @@ func listOver(ctx context.Context, conn *net.UnixConn, j *joining) (all []Listin
 const maxListed = 1 << 16
 
 // listed reads one answer.
-func (j *joining) listed(ctx context.Context, request uint32) (wire.Listed, error) {
-	f, err := j.next(ctx, wire.TypeListed, request)
+func (j *handshake) readListed(ctx context.Context, request uint32) (wire.Listed, error) {
+	f, err := j.readFrame(ctx, wire.TypeListed, request)
 	if err != nil {
 		return wire.Listed{}, err
 	}

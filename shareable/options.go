@@ -49,7 +49,7 @@ func errToken(token []byte) error {
 	return fmt.Errorf("%w: a token of %d bytes, and it has at most %d", vmm.ErrInvalid, len(token), tokenSize)
 }
 
-func (o Options) settle() (Options, error) {
+func (o Options) resolve() (Options, error) {
 	if len(o.Token) > tokenSize {
 		return o, errToken(o.Token)
 	}

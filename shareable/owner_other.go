@@ -25,12 +25,12 @@ func closeFD(int) error { return errLinux }
 func tooManyRefs(error) bool { return false }
 
 // page is never there.
-type page struct {
+type ownerPage struct {
 	fd int
 
 	queued, done, generation, state, heartbeat *atomic.Uint64
 }
 
-func newPage([16]byte, uint64) (*page, error) { return nil, errLinux }
-func (p *page) ring()                         {}
-func (p *page) close()                        {}
+func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
+func (p *ownerPage) notify()                         {}
+func (p *ownerPage) close()                        {}

@@ -14,7 +14,7 @@ import (
 // page is an object's control page on the owner's side: words that readers see
 // without asking. Each changes by one atomic store, so there is no moment in
 // which a killed owner leaves something half done.
-type page struct {
+type ownerPage struct {
 	mem []byte
 	fd  int // for readers; nobody can write through it
 
@@ -23,7 +23,7 @@ type page struct {
 }
 
 // newPage makes a page that is sealed against all writers but this mapping.
-func newPage(instance [16]byte, id uint64) (*page, error) {
+func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate("cuvmm-control", flags|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
@@ -40,8 +40,8 @@ func newPage(instance [16]byte, id uint64) (*page, error) {
 	if err != nil {
 		return nil, systemError("mmap", err)
 	}
-	p := &page{mem: mem}
-	p.lay(instance, id)
+	p := &ownerPage{mem: mem}
+	p.init(instance, id)
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
 		_ = unix.Munmap(mem)
@@ -55,12 +55,12 @@ func newPage(instance [16]byte, id uint64) (*page, error) {
 }
 
 // ring wakes readers that wait for the page to change.
-func (p *page) ring() {
+func (p *ownerPage) notify() {
 	p.wake.Add(1)
-	wakeAll(p.mem)
+	futexWakeAll(p.mem)
 }
 
-func (p *page) close() {
+func (p *ownerPage) close() {
 	_ = unix.Close(p.fd)
 	_ = unix.Munmap(p.mem)
 }

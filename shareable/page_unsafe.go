@@ -25,7 +25,7 @@ func word32(mem []byte, off int) *atomic.Uint32 {
 }
 
 // lay writes what stays and finds the words that move.
-func (p *page) lay(instance [16]byte, id uint64) {
+func (p *ownerPage) init(instance [16]byte, id uint64) {
 	binary.LittleEndian.PutUint32(p.mem[atMagic:], pageMagic)
 	binary.LittleEndian.PutUint32(p.mem[atVersion:], pageVersion)
 	copy(p.mem[atInstance:], instance[:])

@@ -10,16 +10,16 @@ import (
 // pageView is another process's control page, mapped for reading. Whatever is
 // loaded from it is that process's word: it is only ever compared, or bounded
 // by what is mapped here.
-type pageView struct{ b []byte }
+type readerPage struct{ b []byte }
 
-func (p *pageView) queued() uint64     { return word(p.b, atQueued).Load() }
-func (p *pageView) done() uint64       { return word(p.b, atDone).Load() }
-func (p *pageView) generation() uint64 { return word(p.b, atGeneration).Load() }
-func (p *pageView) heartbeat() uint64  { return word(p.b, atHeartbeat).Load() }
-func (p *pageView) wake() uint32       { return word32(p.b, atWake).Load() }
+func (p *readerPage) queued() uint64     { return word(p.b, atQueued).Load() }
+func (p *readerPage) done() uint64       { return word(p.b, atDone).Load() }
+func (p *readerPage) generation() uint64 { return word(p.b, atGeneration).Load() }
+func (p *readerPage) heartbeat() uint64  { return word(p.b, atHeartbeat).Load() }
+func (p *readerPage) wake() uint32       { return word32(p.b, atWake).Load() }
 
 // check compares what never changes in a page.
-func (p *pageView) check(instance [16]byte, object uint64) error {
+func (p *readerPage) check(instance [16]byte, object uint64) error {
 	head := p.b[:atObject+8] // which does not change
 	magic, version := binary.LittleEndian.Uint32(head[atMagic:]), binary.LittleEndian.Uint32(head[atVersion:])
 	id := binary.LittleEndian.Uint64(head[atObject:])
@@ -36,7 +36,7 @@ func (p *pageView) check(instance [16]byte, object uint64) error {
 }
 
 // closing unmaps the page because of err.
-func closing(err error, p *pageView) error {
+func closeAfter(err error, p *readerPage) error {
 	if second := p.close(); second != nil {
 		return fmt.Errorf("%w; and unmapping it: %w", err, second)
 	}

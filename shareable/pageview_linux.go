@@ -12,7 +12,7 @@ import (
 // openPage maps the control page behind fd for reading, after checking that it
 // cannot be taken away below the mapping, which would end the process, and that
 // it is the page of this object. It does not take fd.
-func openPage(fd int, instance [16]byte, object uint64) (*pageView, error) {
+func openReaderPage(fd int, instance [16]byte, object uint64) (*readerPage, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("control page: fstat: %w", err)
@@ -34,15 +34,15 @@ func openPage(fd int, instance [16]byte, object uint64) (*pageView, error) {
 	case err != nil:
 		return nil, fmt.Errorf("control page: mmap: %w", err)
 	}
-	p := &pageView{b: b}
+	p := &readerPage{b: b}
 	if err := p.check(instance, object); err != nil {
-		return nil, fmt.Errorf("%w: control page: %w", ErrProtocol, closing(err, p))
+		return nil, fmt.Errorf("%w: control page: %w", ErrProtocol, closeAfter(err, p))
 	}
 	return p, nil
 }
 
 // close unmaps the page. Nobody may be using it.
-func (p *pageView) close() error {
+func (p *readerPage) close() error {
 	if p == nil || p.b == nil {
 		return nil
 	}

@@ -10,19 +10,19 @@ import (
 )
 
 // pageView is never there.
-type pageView struct{}
+type readerPage struct{}
 
-func openPage(int, [16]byte, uint64) (*pageView, error) {
+func openReaderPage(int, [16]byte, uint64) (*readerPage, error) {
 	return nil, fmt.Errorf("%w: control pages need Linux", vmm.ErrNotSupported)
 }
 
-func closing(err error, _ *pageView) error { return err }
+func closeAfter(err error, _ *readerPage) error { return err }
 
-func (p *pageView) queued() uint64             { return 0 }
-func (p *pageView) done() uint64               { return 0 }
-func (p *pageView) generation() uint64         { return 0 }
-func (p *pageView) heartbeat() uint64          { return 0 }
-func (p *pageView) wake() uint32               { return 0 }
-func (p *pageView) wait(uint32, time.Duration) {}
-func (p *pageView) rouse()                     {}
-func (p *pageView) close() error               { return nil }
+func (p *readerPage) queued() uint64             { return 0 }
+func (p *readerPage) done() uint64               { return 0 }
+func (p *readerPage) generation() uint64         { return 0 }
+func (p *readerPage) heartbeat() uint64          { return 0 }
+func (p *readerPage) wake() uint32               { return 0 }
+func (p *readerPage) wait(uint32, time.Duration) {}
+func (p *readerPage) wakeWaiters()                     {}
+func (p *readerPage) close() error               { return nil }

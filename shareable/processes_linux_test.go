@@ -240,7 +240,7 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 	shared := bytes.Count(maps, []byte("memfd:")) + bytes.Count(maps, []byte("/dev/nvidia"))
 	charged := uint64(0)
 	s.mu.Lock()
-	for _, n := range s.bytes {
+	for _, n := range s.bytesByUID {
 		charged += n
 	}
 	s.mu.Unlock()
@@ -308,10 +308,10 @@ func TestResetWithFramesUnread(t *testing.T) {
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	o := wire.Object{ID: 1, Max: crashMax, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{7}, Name: "x"}
-	h, err := hello(dev)
+	h, err := localHello(dev)
 	require.NoError(t, err)
 	h.Instance = o.Instance
-	pg, err := newPage(o.Instance, o.ID)
+	pg, err := newOwnerPage(o.Instance, o.ID)
 	require.NoError(t, err)
 	defer pg.close()
 	pg.done.Store(3 * crashChunk)

@@ -28,44 +28,44 @@ type Publication struct {
 	name string
 	r    *vmm.Range
 	opts PublishOptions
-	page *page
+	page *ownerPage
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
-	closer sync.Once
-	fresh  chan struct{} // there are chunks to export
-	undone chan struct{} // what the range shows is no longer what is published
+	closeOnce sync.Once
+	exportWanted  chan struct{} // there are chunks to export
+	recheck chan struct{} // what the range shows is no longer what is published
 
-	step    chan struct{} // full during a change of what is published; see change
+	exclusive    chan struct{} // full during a change of what is published; see change
 	release func()        // of what is held; guarded by step
 	held    uint64        // guarded by step
 
 	mu         sync.Mutex // after step; never across a driver call
 	state      uint32
-	chunks     []piece
-	ids        uint64 // of chunks, given out so far
+	chunks     []publishedChunk
+	lastID        uint64 // of chunks, given out so far
 	generation uint64
 	done       uint64
 	sealed     bool // also after Close
 	digest     *[32]byte
-	attached   map[*attachment]struct{}
-	moved      chan struct{} // closed when an attachment acknowledges or ends
-	queue      []queued
-	draining   bool
+	attachments   map[*attachment]struct{}
+	progress      chan struct{} // closed when an attachment acknowledges or ends
+	pending      []pendingLength
+	pendingRunning   bool
 	failed     error
 }
 
 // piece is a chunk as readers know it.
-type piece struct {
+type publishedChunk struct {
 	wire.Chunk
 	seg vmm.Segment
 }
 
 // queued is a length whose bytes are there when the event has passed.
-type queued struct {
+type pendingLength struct {
 	n    uint64
-	when *vmm.Event
+	event *vmm.Event
 }
 
 // Publish shows a range to readers under a name of up to 256 letters, digits and
@@ -88,8 +88,8 @@ func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publicat
 	if err != nil {
 		return nil, err
 	}
-	if err := s.enlist(p); err != nil {
-		p.dispose()
+	if err := s.register(p); err != nil {
+		p.teardown()
 		return nil, err
 	}
 	return p, nil
@@ -126,21 +126,21 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	s.nextID++
 	id := s.nextID
 	s.mu.Unlock()
-	pg, err := newPage(s.hello.Instance, id)
+	pg, err := newOwnerPage(s.hello.Instance, id)
 	if err != nil {
 		release()
 		return nil, err
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		step: make(chan struct{}, 1), fresh: make(chan struct{}, 1), undone: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		exclusive: make(chan struct{}, 1), exportWanted: make(chan struct{}, 1), recheck: make(chan struct{}, 1), attachments: map[*attachment]struct{}{}, progress: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
 
 // enlist shows the publication and sets it going.
-func (s *Server) enlist(p *Publication) error {
+func (s *Server) register(p *Publication) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -159,7 +159,7 @@ func (s *Server) enlist(p *Publication) error {
 
 // again is how long to wait where the range cannot be looked at just now and
 // nothing says when it can.
-const again = 2 * time.Millisecond
+const retryDelay = 2 * time.Millisecond
 
 // follow publishes what the range shows until Close.
 func (p *Publication) follow() {
@@ -170,7 +170,7 @@ func (p *Publication) follow() {
 		switch {
 		case err == nil:
 		case errors.Is(err, vmm.ErrCapturing):
-			timer = time.After(again)
+			timer = time.After(retryDelay)
 		case errors.Is(err, vmm.ErrAsleep):
 		case p.ctx.Err() != nil || errors.Is(err, ErrSealed):
 			return
@@ -178,11 +178,11 @@ func (p *Publication) follow() {
 			p.fail(err)
 			return
 		default: // memory for an event has run out, say
-			timer = time.After(again)
+			timer = time.After(retryDelay)
 		}
 		select {
 		case <-changed:
-		case <-p.undone:
+		case <-p.recheck:
 		case <-timer:
 		case <-p.ctx.Done():
 			return
@@ -198,7 +198,7 @@ func (p *Publication) fail(err error) {
 	if p.failed == nil {
 		p.failed = err
 	}
-	p.rouse()
+	p.wakeSendersLocked()
 }
 
 // Err says why the publication does not follow its range any more; nil while it
@@ -214,13 +214,13 @@ func (p *Publication) Err() error {
 
 // Flush returns when what Len showed as it was called is published. Nobody has
 // to call it: publications follow their range by themselves.
-func (p *Publication) Flush(ctx context.Context) error { return p.change(ctx, p.advance) }
+func (p *Publication) Flush(ctx context.Context) error { return p.runExclusive(ctx, p.publishRangeExclusive) }
 
 var errNoPublication = fmt.Errorf("%w: no publication", vmm.ErrInvalid)
 
 // change makes one change of what is published at a time. Waiting for its turn,
 // and the context that it gets, end with ctx and with Close.
-func (p *Publication) change(ctx context.Context, what func(context.Context) error) error {
+func (p *Publication) runExclusive(ctx context.Context, what func(context.Context) error) error {
 	switch {
 	case p == nil:
 		return errNoPublication
@@ -229,13 +229,13 @@ func (p *Publication) change(ctx context.Context, what func(context.Context) err
 	}
 	closed := fmt.Errorf("%w: publication", vmm.ErrClosed)
 	select {
-	case p.step <- struct{}{}:
+	case p.exclusive <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-p.ctx.Done():
 		return closed
 	}
-	defer func() { <-p.step }()
+	defer func() { <-p.exclusive }()
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(p.ctx, cancel)
@@ -250,23 +250,23 @@ func (p *Publication) change(ctx context.Context, what func(context.Context) err
 // advance publishes what the range shows. It needs p.step. First the length is
 // held, so that it cannot go back and come again with bytes that are still to be
 // written; then these are waited for, and the chunks looked at.
-func (p *Publication) advance(ctx context.Context) error {
-	if err := p.live(); err != nil {
+func (p *Publication) publishRangeExclusive(ctx context.Context) error {
+	if err := p.checkLive(); err != nil {
 		return err
 	}
-	n, err := p.keep()
+	n, err := p.holdLenExclusive()
 	if err == nil {
 		_, err = p.r.WaitWritten(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	p.align(p.r.Segments(), n)
-	return p.show(n)
+	p.updateChunks(p.r.Segments(), n)
+	return p.publishLen(n)
 }
 
 // live is nil while what is published can grow.
-func (p *Publication) live() error {
+func (p *Publication) checkLive() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch p.state {
@@ -279,7 +279,7 @@ func (p *Publication) live() error {
 }
 
 // keep holds what Len shows. It needs p.step.
-func (p *Publication) keep() (uint64, error) {
+func (p *Publication) holdLenExclusive() (uint64, error) {
 	for {
 		n := p.r.Len()
 		if n <= p.held {
@@ -299,7 +299,7 @@ func (p *Publication) keep() (uint64, error) {
 
 // align makes the list of chunks that of the range: what is not there any more
 // is retired, what is new gets the next ids.
-func (p *Publication) align(segs []vmm.Segment, n uint64) {
+func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	same := 0
@@ -307,25 +307,25 @@ func (p *Publication) align(segs []vmm.Segment, n uint64) {
 		same++
 	}
 	if same < len(p.chunks) {
-		p.retire(same)
+		p.dropChunksLocked(same)
 	}
-	end := p.end()
+	end := p.endLocked()
 	grown := false
 	for _, seg := range segs[same:] {
 		if uint64(seg.Addr-p.r.Ptr()) != end || len(p.chunks) >= wire.MaxChunks {
 			break
 		}
-		p.ids++
-		p.chunks = append(p.chunks, piece{wire.Chunk{ID: p.ids, Offset: end, Size: seg.Size}, seg})
+		p.lastID++
+		p.chunks = append(p.chunks, publishedChunk{wire.Chunk{ID: p.lastID, Offset: end, Size: seg.Size}, seg})
 		end, grown = end+seg.Size, true
 	}
 	if n > end && len(p.chunks) >= wire.MaxChunks && p.failed == nil {
 		p.failed = fmt.Errorf("%w: readers take %d chunks of one object", vmm.ErrLimit, wire.MaxChunks)
 	}
 	if grown {
-		p.rouse()
+		p.wakeSendersLocked()
 		select {
-		case p.fresh <- struct{}{}:
+		case p.exportWanted <- struct{}{}:
 		default:
 		}
 	}
@@ -333,22 +333,22 @@ func (p *Publication) align(segs []vmm.Segment, n uint64) {
 
 // retire takes the chunks from index i on away from readers. It needs p.mu.
 // The generation moves before any length that what replaces them makes possible.
-func (p *Publication) retire(i int) {
+func (p *Publication) dropChunksLocked(i int) {
 	for _, c := range p.chunks[i:] {
 		p.srv.fds.drop(c.seg)
 	}
 	p.chunks = p.chunks[:i]
 	p.generation++
 	p.page.generation.Store(p.generation)
-	for a := range p.attached {
-		a.retire(p.end(), i)
+	for a := range p.attachments {
+		a.retireLocked(p.endLocked(), i)
 	}
-	p.page.ring()
-	p.rouse()
+	p.page.notify()
+	p.wakeSendersLocked()
 }
 
 // end is where the chunks end. It needs p.mu.
-func (p *Publication) end() uint64 {
+func (p *Publication) endLocked() uint64 {
 	if len(p.chunks) == 0 {
 		return 0
 	}
@@ -357,7 +357,7 @@ func (p *Publication) end() uint64 {
 }
 
 // show publishes the length n.
-func (p *Publication) show(n uint64) error {
+func (p *Publication) publishLen(n uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed != nil {
@@ -371,19 +371,19 @@ func (p *Publication) show(n uint64) error {
 		p.page.queued.Store(n)
 	}
 	p.page.done.Store(n)
-	p.page.ring()
-	for a := range p.attached {
-		if a.wants {
-			a.ses.rouse()
+	p.page.notify()
+	for a := range p.attachments {
+		if a.wantsPublish {
+			a.ses.wakeSender()
 		}
 	}
 	return nil
 }
 
 // rouse has the sessions look what there is to send. It needs p.mu.
-func (p *Publication) rouse() {
-	for a := range p.attached {
-		a.ses.rouse()
+func (p *Publication) wakeSendersLocked() {
+	for a := range p.attachments {
+		a.ses.wakeSender()
 	}
 }
 
@@ -394,18 +394,18 @@ func (p *Publication) exportAhead() {
 	var seen uint64
 	for {
 		select {
-		case <-p.fresh:
+		case <-p.exportWanted:
 		case <-p.ctx.Done():
 			return
 		}
 		for p.srv.opts.KeepFDs > 0 && p.ctx.Err() == nil {
-			c, ok := p.after(seen)
+			c, ok := p.chunkAfter(seen)
 			if !ok {
 				break
 			}
 			seen = c.ID
-			if d, err := p.srv.fds.take(c.seg); err == nil {
-				p.give(c, d)
+			if d, err := p.srv.fds.acquire(c.seg); err == nil {
+				p.releaseFD(c, d)
 			}
 		}
 	}
@@ -413,28 +413,28 @@ func (p *Publication) exportAhead() {
 
 // give gives a descriptor of a chunk back, and drops it if the chunk was retired
 // meanwhile: who retired it may have done so before it was taken.
-func (p *Publication) give(c piece, d *descriptor) {
-	p.srv.fds.give(d)
+func (p *Publication) releaseFD(c publishedChunk, d *cachedFD) {
+	p.srv.fds.release(d)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.has(c) {
+	if !p.hasLocked(c) {
 		p.srv.fds.drop(c.seg)
 	}
 }
 
 // after is the first chunk with a higher id.
-func (p *Publication) after(id uint64) (piece, bool) {
+func (p *Publication) chunkAfter(id uint64) (publishedChunk, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := p.index(id + 1)
+	i := p.indexLocked(id + 1)
 	if i == len(p.chunks) {
-		return piece{}, false
+		return publishedChunk{}, false
 	}
 	return p.chunks[i], true
 }
 
 // index is where the chunk with this id or the next higher one is. It needs p.mu.
-func (p *Publication) index(id uint64) int {
+func (p *Publication) indexLocked(id uint64) int {
 	lo, hi := 0, len(p.chunks)
 	for lo < hi {
 		if mid := (lo + hi) / 2; p.chunks[mid].ID < id {
@@ -447,8 +447,8 @@ func (p *Publication) index(id uint64) int {
 }
 
 // has says whether the chunk is still published. It needs p.mu.
-func (p *Publication) has(c piece) bool {
-	i := p.index(c.ID)
+func (p *Publication) hasLocked(c publishedChunk) bool {
+	i := p.indexLocked(c.ID)
 	return i < len(p.chunks) && p.chunks[i].ID == c.ID
 }
 
@@ -488,7 +488,7 @@ func (p *Publication) Readers() int {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.attached)
+	return len(p.attachments)
 }
 
 // Close takes the object back: no reader can attach any more, and those that
@@ -499,7 +499,7 @@ func (p *Publication) Close() error {
 	if p == nil {
 		return nil
 	}
-	p.closer.Do(func() {
+	p.closeOnce.Do(func() {
 		p.mu.Lock()
 		p.state = wire.StateClosed
 		p.mu.Unlock()
@@ -508,22 +508,22 @@ func (p *Publication) Close() error {
 		p.srv.mu.Lock()
 		delete(p.srv.names, p.name)
 		p.srv.mu.Unlock()
-		p.dispose()
+		p.teardown()
 	})
 	return nil
 }
 
 // dispose ends what newPublication began.
-func (p *Publication) dispose() {
+func (p *Publication) teardown() {
 	p.cancel()
-	p.step <- struct{}{}
-	defer func() { <-p.step }()
+	p.exclusive <- struct{}{}
+	defer func() { <-p.exclusive }()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.state = wire.StateClosed
 	p.page.state.Store(uint64(wire.StateClosed))
-	p.page.ring()
-	p.rouse()
+	p.page.notify()
+	p.wakeSendersLocked()
 	for _, c := range p.chunks {
 		p.srv.fds.drop(c.seg)
 	}

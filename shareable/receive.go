@@ -20,16 +20,16 @@ func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachO
 	if conn == nil {
 		return nil, receiveFail(fmt.Errorf("%w: no connection", vmm.ErrInvalid))
 	}
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, receiveFail(err)
 	}
-	j := joining{o: o, dev: dev}
-	if err := j.open(ctx, conn); err != nil {
+	j := handshake{opts: o, dev: dev}
+	if err := j.checkPeer(ctx, conn); err != nil {
 		return nil, receiveFail(err)
 	}
 	v, err := j.receive(ctx)
-	if done := j.settle(ctx); done != nil {
+	if done := j.clearDeadlines(ctx); done != nil {
 		err = done
 	}
 	if err != nil {
@@ -42,11 +42,11 @@ func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachO
 func receiveFail(err error) error { return fmt.Errorf("receive: %w", err) }
 
 // receive may answer a view beside an error.
-func (j *joining) receive(ctx context.Context) (*View, error) {
-	if err := j.greet(ctx); err != nil {
+func (j *handshake) receive(ctx context.Context) (*View, error) {
+	if err := j.exchangeHello(ctx); err != nil {
 		return nil, err
 	}
-	obj, f, err := j.object(ctx, 0)
+	obj, f, err := j.readObject(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func (j *joining) receive(ctx context.Context) (*View, error) {
 	if obj.State != wire.StateSealed {
 		return nil, fmt.Errorf("%w: sent memory that is not sealed", ErrProtocol)
 	}
-	v, err := j.view(obj, nil)
+	v, err := j.newView(obj, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -63,28 +63,28 @@ func (j *joining) receive(ctx context.Context) (*View, error) {
 		err = fmt.Errorf("%w: sent %d bytes of %d", ErrProtocol, v.mapped, obj.Length)
 	}
 	if errors.Is(err, ErrProtocol) {
-		v.complain(err)
+		v.sendError(err)
 	}
 	v.conn = nil
-	v.end(ErrOwnerGone)
+	v.detach(ErrOwnerGone)
 	return v, err
 }
 
 // serveUntilDone maps what comes before DONE.
-func (v *View) serveUntilDone(ctx context.Context, j *joining) error {
+func (v *View) serveUntilDone(ctx context.Context, j *handshake) error {
 	for {
-		if err := j.hurry(ctx); err != nil {
+		if err := j.extendDeadline(ctx); err != nil {
 			return err
 		}
 		f, err := v.conn.Read()
 		if errors.Is(err, wire.ErrTruncated) {
-			if err := v.fewer(f, wireError(err)); err != nil {
+			if err := v.requestSmallerFrames(f, wireError(err)); err != nil {
 				return err
 			}
 			continue
 		}
 		if err != nil {
-			return j.why(err)
+			return j.connError(err)
 		}
 		done := f.Type == wire.TypeDone
 		switch {
@@ -92,7 +92,7 @@ func (v *View) serveUntilDone(ctx context.Context, j *joining) error {
 		case f.Type == wire.TypeRetire:
 			err = fmt.Errorf("%w: sealed memory is taken back", ErrProtocol)
 		default:
-			err = v.take(f)
+			err = v.handle(f)
 		}
 		_ = f.Close()
 		if done || err != nil {

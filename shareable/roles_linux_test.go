@@ -304,7 +304,7 @@ func keepUp(c *wire.Conn) error {
 		if errors.Is(err, unix.ECONNRESET) {
 			continue // what was sent before is still to be read
 		}
-		if gone(err) {
+		if disconnected(err) {
 			return nil
 		}
 		if err != nil {
@@ -343,7 +343,7 @@ func keepUp(c *wire.Conn) error {
 		if err == nil && (f.Type == wire.TypeChunks || f.Type == wire.TypeRetire) {
 			err = c.Write(wire.TypeAck, 0, 0, wire.Ack{Object: object, Chunk: track.LastID(), Generation: track.Generation()}.Append(nil))
 		}
-		if err != nil && !gone(err) {
+		if err != nil && !disconnected(err) {
 			return err
 		}
 	}

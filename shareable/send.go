@@ -40,8 +40,8 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if err != nil {
 		return err
 	}
-	defer p.dispose()
-	if err := p.change(ctx, p.finish); err != nil {
+	defer p.teardown()
+	if err := p.runExclusive(ctx, p.sealForSendExclusive); err != nil {
 		return err
 	}
 	c, err := wire.NewConn(conn)
@@ -65,14 +65,14 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 
 // finish makes a publication of what the range shows now, and no more. It needs
 // p.step.
-func (p *Publication) finish(ctx context.Context) error {
-	if err := p.advance(ctx); err != nil {
+func (p *Publication) sealForSendExclusive(ctx context.Context) error {
+	if err := p.publishRangeExclusive(ctx); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := p.cover(p.done); i < len(p.chunks) {
-		p.retire(i)
+	if i := p.chunksBelowLocked(p.done); i < len(p.chunks) {
+		p.dropChunksLocked(i)
 	}
 	p.state, p.sealed = wire.StateSealed, true
 	p.page.state.Store(uint64(wire.StateSealed))
@@ -81,21 +81,21 @@ func (p *Publication) finish(ctx context.Context) error {
 
 // sendOne sends one object to a reader that takes what comes.
 func (ses *session) sendOne(ctx context.Context, p *Publication) error {
-	if err := ses.greet(); err != nil {
+	if err := ses.exchangeHello(); err != nil {
 		return err
 	}
 	access := wire.AccessRead
 	if p.opts.Write {
 		access = wire.AccessReadWrite
 	}
-	if err := ses.push(p, 0, access, false); err != nil {
+	if err := ses.startAttachment(p, 0, access, false); err != nil {
 		return err
 	}
 	a := ses.find(p.id)
 	if a == nil {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
-	defer a.leave()
+	defer a.detach()
 	for ctx.Err() == nil {
 		sent, err := a.sendNext()
 		if err != nil {
@@ -107,7 +107,7 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		if a.complete() {
 			return ses.write(wire.TypeDone, 0, nil)
 		}
-		if err := ses.hear(ctx, a.due()); err != nil {
+		if err := ses.readAck(ctx, a.deadline()); err != nil {
 			return err
 		}
 	}
@@ -116,7 +116,7 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 
 // hear waits for what the reader acknowledges, or asks again. What it says in
 // between gives it no more time.
-func (ses *session) hear(ctx context.Context, due time.Time) error {
+func (ses *session) readAck(ctx context.Context, due time.Time) error {
 	if due.IsZero() {
 		due = time.Now().Add(ses.srv.opts.AckTimeout)
 	}
@@ -139,14 +139,14 @@ func (ses *session) hear(ctx context.Context, due time.Time) error {
 		if err != nil {
 			return err
 		}
-		return refusal(e)
+		return peerError(e)
 	}
-	return ses.answer(f)
+	return ses.handle(f)
 }
 
 // complete says whether the reader has everything.
 func (a *attachment) complete() bool {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	return a.sealed && a.next == len(a.pub.chunks) && len(a.flight) == 0
+	return a.sentSealed && a.nextChunk == len(a.pub.chunks) && len(a.unacked) == 0
 }

@@ -21,7 +21,7 @@ type Server struct {
 	dev    *vmm.Device
 	opts   Options
 	hello  wire.Hello
-	fds    *keeper
+	fds    *fdCache
 	path   string
 	socket *socket // nil: connections come by ServeConn alone
 
@@ -33,9 +33,9 @@ type Server struct {
 	nextID   uint64
 	names    map[string]*Publication
 	sessions map[*session]struct{}
-	bytes    map[uint32]uint64 // of memory that readers of a user were given
+	bytesByUID    map[uint32]uint64 // of memory that readers of a user were given
 
-	counts struct{ accepted, refused, cut, violations, frames, resyncs atomic.Uint64 }
+	counts struct{ accepted, refused, timedOut, violations, frames, resyncs atomic.Uint64 }
 }
 
 // Stats counts what a Server has done since it began.
@@ -54,20 +54,20 @@ func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make server: %w", err)
 	}
-	s.tasks.Go(s.beat)
+	s.tasks.Go(s.heartbeatLoop)
 	return s, nil
 }
 
 func newServer(dev *vmm.Device, o Options) (*Server, error) {
-	o, err := o.settle()
+	o, err := o.resolve()
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{
-		dev: dev, opts: o, fds: newKeeper(o.KeepFDs), stop: make(chan struct{}),
-		names: map[string]*Publication{}, sessions: map[*session]struct{}{}, bytes: map[uint32]uint64{},
+		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}),
+		names: map[string]*Publication{}, sessions: map[*session]struct{}{}, bytesByUID: map[uint32]uint64{},
 	}
-	if s.hello, err = hello(dev); err != nil {
+	if s.hello, err = localHello(dev); err != nil {
 		return nil, err
 	}
 	_, err = rand.Read(s.hello.Instance[:])
@@ -94,7 +94,7 @@ func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), s.Close())
 	}
 	s.path, s.socket = path, l
-	s.tasks.Go(s.accept)
+	s.tasks.Go(s.acceptLoop)
 	return s, nil
 }
 
@@ -118,7 +118,7 @@ var errNoServer = fmt.Errorf("%w: no server", vmm.ErrInvalid)
 
 // beat moves the heartbeat of every page on, so that a reader can tell an owner
 // that stands still from one that has nothing to say.
-func (s *Server) beat() {
+func (s *Server) heartbeatLoop() {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
@@ -137,7 +137,7 @@ func (s *Server) beat() {
 
 // accept takes connections until the socket is closed. What goes wrong with one
 // of them, or for want of descriptors, ends nothing.
-func (s *Server) accept() {
+func (s *Server) acceptLoop() {
 	for {
 		c, err := s.socket.AcceptUnix()
 		if err != nil {
@@ -178,20 +178,20 @@ func (s *Server) serve(raw *net.UnixConn) error {
 	ses, err := s.admit(c)
 	if err != nil {
 		s.counts.refused.Add(1)
-		s.turnAway(c, err)
+		s.sendRefusal(c, err)
 		s.opts.Logger.Warn("connection refused", "error", err)
 		return fmt.Errorf("serve: %w", err)
 	}
 	s.counts.accepted.Add(1)
 	err = ses.run()
-	s.dismiss(ses)
+	s.removeSession(ses)
 	if err != nil {
 		var bad *wire.ProtocolError
 		switch {
 		case errors.As(err, &bad):
 			s.counts.violations.Add(1)
 		case errors.Is(err, errTooSlow):
-			s.counts.cut.Add(1)
+			s.counts.timedOut.Add(1)
 		}
 		s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
 		return fmt.Errorf("serve: %w", err)
@@ -228,7 +228,7 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 }
 
 // turnAway says why. A fresh connection takes that at once.
-func (s *Server) turnAway(c *wire.Conn, err error) {
+func (s *Server) sendRefusal(c *wire.Conn, err error) {
 	e := wire.Error{Code: codeOf(err), Text: "too many connections"}
 	switch {
 	case errors.Is(err, vmm.ErrClosed):
@@ -241,7 +241,7 @@ func (s *Server) turnAway(c *wire.Conn, err error) {
 	}
 }
 
-func (s *Server) dismiss(ses *session) {
+func (s *Server) removeSession(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, ses)
@@ -251,18 +251,18 @@ func (s *Server) dismiss(ses *session) {
 func (s *Server) charge(uid uint32, n uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if used := s.bytes[uid]; n > s.opts.MaxBytesPerUID-used {
+	if used := s.bytesByUID[uid]; n > s.opts.MaxBytesPerUID-used {
 		return fmt.Errorf("%w: user %d has handles of %d bytes, and may have %d", vmm.ErrLimit, uid, used, s.opts.MaxBytesPerUID)
 	}
-	s.bytes[uid] += n
+	s.bytesByUID[uid] += n
 	return nil
 }
 
-func (s *Server) discharge(uid uint32, n uint64) {
+func (s *Server) refund(uid uint32, n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.bytes[uid] -= n; s.bytes[uid] == 0 {
-		delete(s.bytes, uid)
+	if s.bytesByUID[uid] -= n; s.bytesByUID[uid] == 0 {
+		delete(s.bytesByUID, uid)
 	}
 }
 
@@ -274,7 +274,7 @@ func (s *Server) find(name string) *Publication {
 }
 
 // list is what is published, by id.
-func (s *Server) list() []*Publication {
+func (s *Server) publications() []*Publication {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := make([]*Publication, 0, len(s.names))
@@ -295,7 +295,7 @@ func (s *Server) Stats() Stats {
 	return Stats{
 		Conns: len(s.sessions), Published: len(s.names), KeptFDs: s.fds.len(),
 		Accepted: s.counts.accepted.Load(), Refused: s.counts.refused.Load(),
-		Violations: s.counts.violations.Load(), TimedOut: s.counts.cut.Load(),
+		Violations: s.counts.violations.Load(), TimedOut: s.counts.timedOut.Load(),
 		Frames: s.counts.frames.Load(), Resyncs: s.counts.resyncs.Load(),
 	}
 }
@@ -319,12 +319,12 @@ func (s *Server) Close() error {
 	if s.socket != nil {
 		err = s.socket.Close()
 	}
-	for _, p := range s.list() {
+	for _, p := range s.publications() {
 		err = errors.Join(err, p.Close())
 	}
 	s.mu.Lock()
 	for ses := range s.sessions {
-		ses.bye()
+		ses.shutdown()
 	}
 	s.mu.Unlock()
 	close(s.stop)

@@ -28,22 +28,22 @@ type session struct {
 
 	wake chan struct{} // there may be something to send
 	done chan struct{} // closed when the first of the two goroutines ends
-	quit chan struct{} // closed by bye
-	end  sync.Once
+	closing chan struct{} // closed by bye
+	stopOnce  sync.Once
 	err  error // of the one that ended first
 
 	mu       sync.Mutex // a leaf
-	greeted  bool
-	attached map[uint64]*attachment
+	helloDone  bool
+	attachments map[uint64]*attachment
 
 	tokens float64 // requests that may still come, as of the time since
-	since  time.Time
+	tokensAt  time.Time
 }
 
 func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 	return &session{
-		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), quit: make(chan struct{}),
-		attached: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), since: time.Now(),
+		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), closing: make(chan struct{}),
+		attachments: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), tokensAt: time.Now(),
 	}
 }
 
@@ -53,19 +53,19 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
-	ses.conn.OnSkip(func() error { return ses.afford(0) })
-	err := ses.greet()
+	ses.conn.OnSkip(func() error { return ses.takeToken(0) })
+	err := ses.exchangeHello()
 	ses.mu.Lock()
-	ses.greeted = err == nil
+	ses.helloDone = err == nil
 	ses.mu.Unlock()
 	if err == nil {
 		var writer sync.WaitGroup
-		writer.Go(func() { ses.finish(ses.sendAll()) })
-		ses.finish(ses.answerAll())
+		writer.Go(func() { ses.stop(ses.writeLoop()) })
+		ses.stop(ses.readLoop())
 		writer.Wait()
 		err = ses.err
 	}
-	if gone(err) {
+	if disconnected(err) {
 		return nil
 	}
 	return err
@@ -76,8 +76,8 @@ func (ses *session) run() error {
 const sendBuffer = 24 << 10
 
 // finish ends both goroutines.
-func (ses *session) finish(err error) {
-	ses.end.Do(func() {
+func (ses *session) stop(err error) {
+	ses.stopOnce.Do(func() {
 		ses.err = err
 		close(ses.done)
 		_ = ses.conn.Close()
@@ -85,7 +85,7 @@ func (ses *session) finish(err error) {
 }
 
 // rouse has the session look what there is to send. It takes no lock.
-func (ses *session) rouse() {
+func (ses *session) wakeSender() {
 	select {
 	case ses.wake <- struct{}{}:
 	default:
@@ -94,11 +94,11 @@ func (ses *session) rouse() {
 
 // bye ends the session once the reader was told all that there is to tell it.
 // It is called once.
-func (ses *session) bye() {
+func (ses *session) shutdown() {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	close(ses.quit)
-	if !ses.greeted {
+	close(ses.closing)
+	if !ses.helloDone {
 		_ = ses.conn.Close()
 	}
 }
@@ -112,7 +112,7 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 	err := ses.conn.Write(t, request, 0, payload, fds...)
 	for tooManyRefs(err) && time.Now().Before(end) {
 		select {
-		case <-time.After(again):
+		case <-time.After(retryDelay):
 		case <-ses.done:
 			return err
 		}
@@ -125,7 +125,7 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 }
 
 // greet exchanges who is who.
-func (ses *session) greet() error {
+func (ses *session) exchangeHello() error {
 	deadline := time.Now().Add(ses.srv.opts.HandshakeTimeout)
 	if err := ses.conn.SetReadDeadline(deadline); err != nil {
 		return err
@@ -169,10 +169,10 @@ func (ses *session) refuse(request uint32, code uint32, text string) error {
 }
 
 // answerAll answers requests until the connection ends.
-func (ses *session) answerAll() error {
+func (ses *session) readLoop() error {
 	for {
 		var deadline time.Time // none, while it has something: then it owes acknowledgements
-		if !ses.hasAny() {
+		if !ses.hasAttachments() {
 			deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 		}
 		if err := ses.conn.SetReadDeadline(deadline); err != nil {
@@ -183,7 +183,7 @@ func (ses *session) answerAll() error {
 			err = fmt.Errorf("%w to ask for something", errTooSlow)
 		}
 		if err == nil {
-			err = ses.answer(f)
+			err = ses.handle(f)
 			_ = f.Close()
 		}
 		if err != nil {
@@ -192,18 +192,18 @@ func (ses *session) answerAll() error {
 	}
 }
 
-func (ses *session) hasAny() bool {
+func (ses *session) hasAttachments() bool {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	return len(ses.attached) > 0
+	return len(ses.attachments) > 0
 }
 
 // afford ends the connection when more requests come than may.
-func (ses *session) afford(request uint32) error {
+func (ses *session) takeToken(request uint32) error {
 	now := time.Now()
 	rate := float64(ses.srv.opts.Rate)
-	ses.tokens = min(ses.tokens+now.Sub(ses.since).Seconds()*rate, rate)
-	ses.since = now
+	ses.tokens = min(ses.tokens+now.Sub(ses.tokensAt).Seconds()*rate, rate)
+	ses.tokensAt = now
 	if ses.tokens--; ses.tokens >= 0 {
 		return nil
 	}
@@ -212,7 +212,7 @@ func (ses *session) afford(request uint32) error {
 }
 
 // answer does what one frame asks. An error ends the connection.
-func (ses *session) answer(f wire.Frame) error {
+func (ses *session) handle(f wire.Frame) error {
 	if len(f.FDs) > 0 {
 		return &wire.ProtocolError{What: fmt.Sprintf("%d descriptors on a request", len(f.FDs))}
 	}
@@ -221,7 +221,7 @@ func (ses *session) answer(f wire.Frame) error {
 			return err
 		}
 	}
-	if err := ses.afford(f.Request); err != nil {
+	if err := ses.takeToken(f.Request); err != nil {
 		return err
 	}
 	switch f.Type {
@@ -255,7 +255,7 @@ func (ses *session) list(f wire.Frame) error {
 	const room = 16 << 10 // far from what a reader with a small buffer takes
 	var answer wire.Listed
 	size := 0
-	for _, p := range ses.srv.list() {
+	for _, p := range ses.srv.publications() {
 		if p.id <= q.After {
 			continue
 		}
@@ -280,20 +280,20 @@ func (ses *session) stat(f wire.Frame) error {
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
 	p.mu.Lock()
-	o := p.describe(wire.AccessRead)
+	o := p.objectLocked(wire.AccessRead)
 	p.mu.Unlock()
 	return ses.write(wire.TypeObject, f.Request, o.Append(nil))
 }
 
 // describe is the object as it is now. It needs p.mu.
-func (p *Publication) describe(access uint32) wire.Object {
+func (p *Publication) objectLocked(access uint32) wire.Object {
 	l, begun := p.opts.Layout, p.done
 	if p.state != wire.StateClosed { // then the page is gone
 		begun = max(begun, p.page.queued.Load())
 	}
 	o := wire.Object{
 		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: begun,
-		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
+		Capacity: p.endLocked(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
 	for _, n := range l.Shape {
@@ -314,25 +314,25 @@ func (ses *session) attach(f wire.Frame) error {
 	case q.Access == wire.AccessReadWrite && !p.opts.Write:
 		return ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
 	}
-	return ses.push(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
+	return ses.startAttachment(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
 }
 
 // push gives the reader an object: first what it is, then, from the other
 // goroutine, its chunks.
-func (ses *session) push(p *Publication, request, access uint32, wants bool) error {
-	a := &attachment{pub: p, ses: ses, wants: wants, batch: wire.MaxFDs}
+func (ses *session) startAttachment(p *Publication, request, access uint32, wants bool) error {
+	a := &attachment{pub: p, ses: ses, wantsPublish: wants, batch: wire.MaxFDs}
 	ses.mu.Lock()
-	taken := ses.attached[p.id] != nil
+	taken := ses.attachments[p.id] != nil
 	if !taken {
-		ses.attached[p.id] = a
+		ses.attachments[p.id] = a
 	}
 	ses.mu.Unlock()
 	if taken {
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
-	o, fd, err := a.begin(access)
+	o, fd, err := a.register(access)
 	if err != nil {
-		ses.forget(a)
+		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
 	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
@@ -340,7 +340,7 @@ func (ses *session) push(p *Publication, request, access uint32, wants bool) err
 	if err != nil {
 		return err
 	}
-	a.open()
+	a.start()
 	return nil
 }
 
@@ -360,15 +360,15 @@ func codeOf(err error) uint32 {
 func (ses *session) find(object uint64) *attachment {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	return ses.attached[object]
+	return ses.attachments[object]
 }
 
 // forget takes an attachment off the list.
-func (ses *session) forget(a *attachment) {
+func (ses *session) removeAttachment(a *attachment) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	delete(ses.attached, a.pub.id)
-	if len(ses.attached) == 0 { // it owes nothing any more, and so has to ask for something
+	delete(ses.attachments, a.pub.id)
+	if len(ses.attachments) == 0 { // it owes nothing any more, and so has to ask for something
 		_ = ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.RequestTimeout))
 	}
 }
@@ -384,7 +384,7 @@ func (ses *session) resync(f wire.Frame) error {
 	}
 	ses.srv.counts.resyncs.Add(1)
 	a.resync(q)
-	ses.rouse()
+	ses.wakeSender()
 	return nil
 }
 
@@ -397,7 +397,7 @@ func (ses *session) detach(f wire.Frame) error {
 	if a == nil {
 		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
-	a.leave()
+	a.detach()
 	return ses.write(wire.TypeDone, f.Request, nil)
 }
 
@@ -413,29 +413,29 @@ func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 		return false, nil
 	}
 	if news, err = a.acknowledge(ack); news {
-		ses.rouse()
+		ses.wakeSender()
 	}
 	return news, err
 }
 
 func (ses *session) detachAll() {
 	for _, a := range ses.all() {
-		a.leave()
+		a.detach()
 	}
 }
 
 func (ses *session) all() []*attachment {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	list := make([]*attachment, 0, len(ses.attached))
-	for _, a := range ses.attached {
+	list := make([]*attachment, 0, len(ses.attachments))
+	for _, a := range ses.attachments {
 		list = append(list, a)
 	}
 	return list
 }
 
 // sendAll sends what there is to send until the connection ends.
-func (ses *session) sendAll() error {
+func (ses *session) writeLoop() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -447,7 +447,7 @@ func (ses *session) sendAll() error {
 				return err
 			}
 			sent = sent || more
-			if d := a.due(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
+			if d := a.deadline(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
 				due = d
 			}
 		}
@@ -461,7 +461,7 @@ func (ses *session) sendAll() error {
 			continue
 		}
 		select {
-		case <-ses.quit:
+		case <-ses.closing:
 			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
 			return io.EOF
 		default:
@@ -469,7 +469,7 @@ func (ses *session) sendAll() error {
 		timer.Reset(wait)
 		select {
 		case <-ses.wake:
-		case <-ses.quit:
+		case <-ses.closing:
 		case <-timer.C:
 		case <-ses.done:
 			return nil

@@ -20,7 +20,7 @@ func (v *View) Snapshot() Snapshot {
 	if v.closed {
 		return Snapshot{}
 	}
-	return Snapshot{Ptr: v.res.Ptr(), Len: v.visible(), Generation: v.generation}
+	return Snapshot{Ptr: v.res.Ptr(), Len: v.lenLocked(), Generation: v.generation}
 }
 
 // Valid says whether the bytes of s are still there: the owner has taken none
@@ -36,5 +36,5 @@ func (v *View) Valid(s Snapshot) bool {
 		return false
 	}
 	// The owner may be further than what has arrived on the socket.
-	return v.ended || v.page == nil || v.page.generation() == s.Generation
+	return v.detached || v.page == nil || v.page.generation() == s.Generation
 }

@@ -33,42 +33,42 @@ type View struct {
 	dev *vmm.Device
 	res *vmm.Reservation
 	obj wire.Object
-	o   AttachOptions
+	opts   AttachOptions
 
 	// Of the goroutine that reads the socket, alone.
 	conn      *wire.Conn // nil where none is kept
 	track     *wire.Tracker
 	batch     uint32 // most fds in a frame, as the owner was told
 	resyncing bool   // it was told so and may not have heard yet
-	stale     int    // frames from before it heard
+	staleFrames     int    // frames from before it heard
 
-	seen  atomic.Uint64 // the last length found in this generation
+	lastLen  atomic.Uint64 // the last length found in this generation
 	stop  chan struct{} // closed by shut
 	tasks sync.WaitGroup
 
 	mu         sync.RWMutex // never held across a wait
-	page       *pageView    // nil where there is none any more
+	page       *readerPage    // nil where there is none any more
 	mapped     uint64       // bytes mapped from the front
 	generation uint64       // the one applied
 	sealed     bool
-	last       uint64 // the length it was sealed with
+	sealedLen       uint64 // the length it was sealed with
 	digest     *[32]byte
-	ended      bool   // the owner counts no more
-	fixed      uint64 // what Len is since then
+	detached      bool   // the owner counts no more
+	finalLen      uint64 // what Len is since then
 	err        error
 	closed     bool
-	lent       uint64 // bytes that Host has handed out
-	told       uint64 // the length that those who wait know of
-	changed    chan struct{}
-	waiting    int // calls of Wait
+	hostLen       uint64 // bytes that Host has handed out
+	notifiedLen       uint64 // the length that those who wait know of
+	lenChanged    chan struct{}
+	waiters    int // calls of Wait
 	watching   bool
-	looks      atomic.Uint64 // at the page, by whoever watches it
-	pending    []*slot       // streams that wait
+	pageChecks      atomic.Uint64 // at the page, by whoever watches it
+	pendingWaits    []*streamWait       // streams that wait
 
-	pins pins
+	waits streamWaits
 
-	closer sync.Mutex // guards what follows
-	run    *closeRun  // the close under way, or done
+	closeMu sync.Mutex // guards what follows
+	attempt    *closeAttempt  // the close under way, or done
 }
 
 // Ptr is the first address. It stays the same until Close.
@@ -88,33 +88,33 @@ func (v *View) Len() uint64 {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.visible()
+	return v.lenLocked()
 }
 
 // visible is Len. It needs v.mu, shared at least. The page's words are bounded
 // by the mapping and nothing more is made of them. A length counts only if the
 // generation, loaded after it, is the one that is mapped here.
-func (v *View) visible() uint64 {
+func (v *View) lenLocked() uint64 {
 	switch {
 	case v.closed:
 		return 0
-	case v.ended:
-		return v.fixed
+	case v.detached:
+		return v.finalLen
 	case v.sealed:
-		return min(v.last, v.mapped)
+		return min(v.sealedLen, v.mapped)
 	case v.page == nil:
 		return 0
 	}
 	n := min(v.page.done(), v.mapped)
 	if v.page.generation() != v.generation {
-		return min(v.seen.Load(), v.mapped)
+		return min(v.lastLen.Load(), v.mapped)
 	}
 	for {
-		old := v.seen.Load()
+		old := v.lastLen.Load()
 		if n <= old { // a length that goes back in one generation is a lie
 			return old
 		}
-		if v.seen.CompareAndSwap(old, n) {
+		if v.lastLen.CompareAndSwap(old, n) {
 			return n
 		}
 	}
@@ -141,8 +141,8 @@ func (v *View) Queued() uint64 {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	n := v.visible()
-	if v.closed || v.ended || v.sealed || v.page == nil {
+	n := v.lenLocked()
+	if v.closed || v.detached || v.sealed || v.page == nil {
 		return n
 	}
 	return max(n, min(v.page.queued(), v.obj.Max))
@@ -289,7 +289,7 @@ var (
 )
 
 // live is nil until Close. It needs v.mu.
-func (v *View) live() error {
+func (v *View) checkOpenLocked() error {
 	if v.closed {
 		return errViewClosed
 	}
@@ -297,18 +297,18 @@ func (v *View) live() error {
 }
 
 // reached says whether Len is n, or why it never will be. It needs v.mu.
-func (v *View) reached(n uint64) (bool, error) {
+func (v *View) reachedLocked(n uint64) (bool, error) {
 	switch {
 	case v.closed:
 		return false, errViewClosed
-	case v.visible() >= n:
+	case v.lenLocked() >= n:
 		return true, nil
 	case n > v.obj.Max:
 		return false, fmt.Errorf("%w: %d bytes of a maximum of %d", vmm.ErrBounds, n, v.obj.Max)
-	case v.ended && v.err != nil:
+	case v.detached && v.err != nil:
 		return false, v.err
-	case v.sealed && n > v.last:
-		return false, fmt.Errorf("%w: %d bytes, and %d were asked for", ErrSealed, v.last, n)
+	case v.sealed && n > v.sealedLen:
+		return false, fmt.Errorf("%w: %d bytes, and %d were asked for", ErrSealed, v.sealedLen, n)
 	}
 	return false, nil
 }
@@ -323,47 +323,47 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for {
-		if ok, err := v.reached(n); ok || err != nil {
+		if ok, err := v.reachedLocked(n); ok || err != nil {
 			return err
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if v.changed == nil {
-			v.changed = make(chan struct{})
+		if v.lenChanged == nil {
+			v.lenChanged = make(chan struct{})
 		}
-		changed := v.changed
-		v.waiting++
-		v.watch()
+		changed := v.lenChanged
+		v.waiters++
+		v.watchLocked()
 		v.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		v.mu.Lock()
-		v.waiting--
+		v.waiters--
 	}
 }
 
 // look tells those who wait if Len has moved. It needs v.mu whole.
-func (v *View) look() (moved bool) {
-	n := v.visible()
-	if n == v.told {
+func (v *View) updateLenLocked() (moved bool) {
+	n := v.lenLocked()
+	if n == v.notifiedLen {
 		return false
 	}
-	v.told = n
-	v.tell()
+	v.notifiedLen = n
+	v.notifyLocked()
 	return true
 }
 
 // tell has all who wait look again. It needs v.mu whole.
-func (v *View) tell() {
-	if v.changed != nil {
-		close(v.changed)
-		v.changed = nil
+func (v *View) notifyLocked() {
+	if v.lenChanged != nil {
+		close(v.lenChanged)
+		v.lenChanged = nil
 	}
-	v.pending = slices.DeleteFunc(v.pending, func(s *slot) bool {
-		ok, err := v.reached(s.n)
+	v.pendingWaits = slices.DeleteFunc(v.pendingWaits, func(s *streamWait) bool {
+		ok, err := v.reachedLocked(s.n)
 		if ok || err != nil {
 			s.release()
 			return true
@@ -373,20 +373,20 @@ func (v *View) tell() {
 }
 
 // end lets go of the owner: what is mapped stays, and Len with it.
-func (v *View) end(why error) {
+func (v *View) detach(why error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.ended || v.closed {
+	if v.detached || v.closed {
 		return
 	}
-	v.fixed = v.visible()
-	v.told, v.ended = v.fixed, true
-	if whole := v.sealed && v.mapped >= v.last; !whole || !errors.Is(why, ErrOwnerGone) {
+	v.finalLen = v.lenLocked()
+	v.notifiedLen, v.detached = v.finalLen, true
+	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(why, ErrOwnerGone) {
 		v.err = why
 	}
-	v.tell()
+	v.notifyLocked()
 	if v.page != nil {
-		v.page.rouse()
+		v.page.wakeWaiters()
 	}
 }
 
@@ -422,10 +422,10 @@ func (v *View) Host() ([]byte, error) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if err := v.live(); err != nil {
+	if err := v.checkOpenLocked(); err != nil {
 		return nil, err
 	}
-	n := v.visible()
+	n := v.lenLocked()
 	if n == 0 {
 		return []byte{}, nil
 	}
@@ -433,7 +433,7 @@ func (v *View) Host() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.lent = max(v.lent, n)
+	v.hostLen = max(v.hostLen, n)
 	return b[:n:n], nil
 }
 
@@ -444,7 +444,7 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 		return 0, errNoView
 	}
 	v.mu.RLock()
-	have, err := v.visible(), v.live()
+	have, err := v.lenLocked(), v.checkOpenLocked()
 	v.mu.RUnlock()
 	if err == nil && off < 0 {
 		err = fmt.Errorf("%w: offset %d", vmm.ErrBounds, off)
@@ -471,7 +471,7 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 var _ io.ReaderAt = (*View)(nil)
 
 // closeRun is one try to close.
-type closeRun struct {
+type closeAttempt struct {
 	done chan struct{}
 	err  error // once done is closed
 }
@@ -492,8 +492,8 @@ func (v *View) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	v.shut()
-	run := v.begin()
+	v.markClosed()
+	run := v.startClose()
 	select {
 	case <-run.done:
 		return run.err
@@ -508,20 +508,20 @@ func (v *View) CloseContext(ctx context.Context) error {
 }
 
 // begin joins the close that is under way or done, or begins one.
-func (v *View) begin() *closeRun {
-	v.closer.Lock()
-	defer v.closer.Unlock()
-	if v.run != nil {
-		return v.run
+func (v *View) startClose() *closeAttempt {
+	v.closeMu.Lock()
+	defer v.closeMu.Unlock()
+	if v.attempt != nil {
+		return v.attempt
 	}
-	run := &closeRun{done: make(chan struct{})}
-	v.run = run
+	run := &closeAttempt{done: make(chan struct{})}
+	v.attempt = run
 	go func() {
-		run.err = v.finish()
+		run.err = v.releaseAll()
 		if run.err != nil {
-			v.closer.Lock()
-			v.run = nil
-			v.closer.Unlock()
+			v.closeMu.Lock()
+			v.attempt = nil
+			v.closeMu.Unlock()
 		}
 		close(run.done)
 	}()
@@ -529,7 +529,7 @@ func (v *View) begin() *closeRun {
 }
 
 // shut lets nobody in any more and lets go of the owner and of all who wait.
-func (v *View) shut() {
+func (v *View) markClosed() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
@@ -537,21 +537,21 @@ func (v *View) shut() {
 	}
 	v.closed = true
 	close(v.stop)
-	v.tell()
+	v.notifyLocked()
 	if v.conn != nil {
 		_ = v.conn.Close() // the owner sees the end, however it goes
 	}
 }
 
 // finish gives everything back. Each step can be taken again.
-func (v *View) finish() error {
-	v.join()
+func (v *View) releaseAll() error {
+	v.waitTasks()
 	v.mu.Lock()
 	page := v.page
 	v.page = nil
 	v.mu.Unlock()
 	err := page.close()
-	pinned := v.pins.free(v.dev)
+	pinned := v.waits.close(v.dev)
 	if pinned != nil && !errors.Is(pinned, vmm.ErrDeviceLost) {
 		return cmp.Or(err, pinned)
 	}

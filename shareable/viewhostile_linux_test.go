@@ -246,11 +246,11 @@ func TestViewDoesNotSpin(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan error, 1)
 	go func() { got <- v.Wait(ctx, 1) }()
-	looks := v.looks.Load()
+	looks := v.pageChecks.Load()
 	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); {
 		s.bump()
 	}
-	require.Less(t, v.looks.Load()-looks, uint64(2*watchIdle+400))
+	require.Less(t, v.pageChecks.Load()-looks, uint64(2*watchIdle+400))
 	cancel()
 	require.ErrorIs(t, <-got, context.Canceled)
 }
@@ -389,7 +389,7 @@ func TestViewResyncIgnored(t *testing.T) {
 	s.grow(n)
 	c, fds := s.records(0, n)
 	s.part(c, fds, 0, 4)
-	for range staleMost + 1 {
+	for range maxStaleFrames + 1 {
 		s.part(c, fds, 4, 8)
 	}
 	s.gone()

@@ -110,7 +110,7 @@ func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Shar
 	return s, far
 }
 
-func (s *scripted) view() *pageView { return &pageView{b: s.page} }
+func (s *scripted) view() *readerPage { return &readerPage{b: s.page} }
 
 func (s *scripted) generation(n uint64) { storeWord(s.page, atGeneration, n) }
 
@@ -122,7 +122,7 @@ func (s *scripted) done(n uint64) {
 
 func (s *scripted) bump() {
 	atomic.AddUint32(wakeWord(s.page), 1)
-	s.view().rouse()
+	s.view().wakeWaiters()
 }
 
 func (s *scripted) write(t wire.Type, request uint32, payload []byte, fds ...int) {
@@ -220,7 +220,7 @@ func (s *scripted) gone() {
 	for {
 		f, err := s.c.Read()
 		if err != nil {
-			require.True(s.t, gone(err), "%v", err)
+			require.True(s.t, disconnected(err), "%v", err)
 			return
 		}
 		require.NoError(s.t, f.Close())

@@ -11,39 +11,39 @@ import (
 // A slot is two words: the view writes the first to let the stream run, and the
 // stream the second once it does.
 const (
-	pinBytes  = 4096
-	slotBytes = 16
+	pinnedBytes  = 4096
+	waitBytes = 16
 )
 
 // pins is the page-locked memory of a view on which streams wait. No stream ever
 // waits on another process's word: when that process dies, the stream and every
 // synchronise of its context would hang.
-type pins struct {
+type streamWaits struct {
 	mu    sync.Mutex
 	raw   driver.Device
-	pin   driver.HostAllocator
-	wait  driver.StreamMemOps
-	pages []pinned
-	slots []*slot // all there are
-	over  bool
+	hostAlloc   driver.HostAllocator
+	memOps  driver.StreamMemOps
+	pages []pinnedPage
+	all []*streamWait // all there are
+	closed  bool
 }
 
-type pinned struct {
+type pinnedPage struct {
 	p vmm.Ptr
 	b []byte
 }
 
 // slot is a stream's wait for n bytes.
-type slot struct {
+type streamWait struct {
 	p    vmm.Ptr
 	b    []byte
 	off  int
 	n    uint64
-	free bool // no stream knows of it
+	idle bool // no stream knows of it
 }
 
-func (s *slot) release()     { storeWord(s.b, s.off, 1) }
-func (s *slot) passed() bool { return s.free || loadWord(s.b, s.off+8) == 1 }
+func (s *streamWait) release()     { storeWord(s.b, s.off, 1) }
+func (s *streamWait) passed() bool { return s.idle || loadWord(s.b, s.off+8) == 1 }
 
 // WaitOn makes work that is queued on s from now on wait until Len is n, or
 // until it never will be, which Err then gives the reason for, or Sealed; where
@@ -63,67 +63,67 @@ func (v *View) WaitOn(s *vmm.Stream, n uint64) error {
 	if err := s.CopyIn(0, nil); err != nil {
 		return err
 	}
-	p := &v.pins
+	p := &v.waits
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ok, err := v.arrived(n); ok || err != nil {
+	if ok, err := v.reached(n); ok || err != nil {
 		return err
 	}
-	x, err := p.take(v.dev)
+	x, err := p.acquireLocked(v.dev)
 	if err != nil {
 		return err
 	}
-	x.n, x.free = n, false
-	if err := p.wait.WaitValue(s.Raw(), x.p, 1, 8); err != nil {
-		x.free = true
+	x.n, x.idle = n, false
+	if err := p.memOps.WaitValue(s.Raw(), x.p, 1, 8); err != nil {
+		x.idle = true
 		return err
 	}
 	// Without this the slot is never used again, and that is all.
-	_ = p.wait.WriteValue(s.Raw(), x.p+8, 1, 8)
+	_ = p.memOps.WriteValue(s.Raw(), x.p+8, 1, 8)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if ok, err := v.reached(n); ok || err != nil {
+	if ok, err := v.reachedLocked(n); ok || err != nil {
 		x.release()
 		return nil
 	}
-	v.pending = append(v.pending, x)
-	v.watch()
+	v.pendingWaits = append(v.pendingWaits, x)
+	v.watchLocked()
 	return nil
 }
 
 // arrived is reached for those who do not hold v.mu.
-func (v *View) arrived(n uint64) (bool, error) {
+func (v *View) reached(n uint64) (bool, error) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.reached(n)
+	return v.reachedLocked(n)
 }
 
 // take gives a slot that no stream looks at. It needs p.mu.
-func (p *pins) take(dev *vmm.Device) (*slot, error) {
-	if p.over {
+func (p *streamWaits) acquireLocked(dev *vmm.Device) (*streamWait, error) {
+	if p.closed {
 		return nil, errViewClosed
 	}
-	for _, s := range p.slots {
+	for _, s := range p.all {
 		if s.passed() {
-			s.clear()
+			s.reset()
 			return s, nil
 		}
 	}
-	if err := p.more(dev); err != nil {
+	if err := p.addPageLocked(dev); err != nil {
 		return nil, err
 	}
-	return p.slots[len(p.slots)-1], nil
+	return p.all[len(p.all)-1], nil
 }
 
 // clear makes a slot that was passed one to wait on.
-func (s *slot) clear() {
-	s.free = true
+func (s *streamWait) reset() {
+	s.idle = true
 	storeWord(s.b, s.off, 0)
 	storeWord(s.b, s.off+8, 0)
 }
 
 // more pins another page.
-func (p *pins) more(dev *vmm.Device) error {
+func (p *streamWaits) addPageLocked(dev *vmm.Device) error {
 	raw, err := dev.Raw()
 	if err != nil {
 		return err
@@ -133,25 +133,25 @@ func (p *pins) more(dev *vmm.Device) error {
 	if !canPin || !canWait {
 		return fmt.Errorf("%w: streams of %v cannot wait for memory", vmm.ErrNotSupported, dev)
 	}
-	at, b, err := pin.AllocHost(pinBytes)
+	at, b, err := pin.AllocHost(pinnedBytes)
 	if err != nil {
 		return err
 	}
-	p.raw, p.pin, p.wait = raw, pin, wait
-	p.pages = append(p.pages, pinned{at, b})
-	for off := 0; off < pinBytes; off += slotBytes {
-		s := &slot{p: at + vmm.Ptr(off), b: b, off: off}
-		s.clear()
-		p.slots = append(p.slots, s)
+	p.raw, p.hostAlloc, p.memOps = raw, pin, wait
+	p.pages = append(p.pages, pinnedPage{at, b})
+	for off := 0; off < pinnedBytes; off += waitBytes {
+		s := &streamWait{p: at + vmm.Ptr(off), b: b, off: off}
+		s.reset()
+		p.all = append(p.all, s)
 	}
 	return nil
 }
 
 // free gives the memory back once no stream looks at it. All slots are released.
-func (p *pins) free(dev *vmm.Device) error {
+func (p *streamWaits) close(dev *vmm.Device) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.over = true
+	p.closed = true
 	if len(p.pages) == 0 {
 		return nil
 	}
@@ -159,11 +159,11 @@ func (p *pins) free(dev *vmm.Device) error {
 		return err
 	}
 	for len(p.pages) > 0 {
-		if err := p.pin.FreeHost(p.pages[0].p); err != nil {
+		if err := p.hostAlloc.FreeHost(p.pages[0].p); err != nil {
 			return err
 		}
 		p.pages = p.pages[1:]
 	}
-	p.slots = nil
+	p.all = nil
 	return nil
 }

@@ -72,12 +72,12 @@ func TestWaitOnUsesItsWordsAgain(t *testing.T) {
 	s.ack()
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
-	for n := uint64(1); n <= 3*pinBytes/slotBytes; n++ {
+	for n := uint64(1); n <= 3*pinnedBytes/waitBytes; n++ {
 		require.NoError(t, v.WaitOn(stream, n))
 		s.done(n)
 		require.NoError(t, stream.Sync())
 	}
-	require.Len(t, v.pins.pages, 1)
+	require.Len(t, v.waits.pages, 1)
 	require.NoError(t, stream.Close())
 }
 

@@ -6,15 +6,15 @@ import (
 )
 
 const (
-	watchMost  = 100 * time.Millisecond // a wait on the page, should a wake be missed
+	watchTimeout  = 100 * time.Millisecond // a wait on the page, should a wake be missed
 	watchIdle  = 32                     // wakes in a row that brought nothing
 	watchBurst = 32                     // wakes, whatever they brought, that may come within watchPause
 	watchPause = time.Millisecond       // before the next look after as many
 )
 
 // watch has the page watched while somebody waits. It needs v.mu whole.
-func (v *View) watch() {
-	if v.watching || v.ended || v.closed || v.page == nil {
+func (v *View) watchLocked() {
+	if v.watching || v.detached || v.closed || v.page == nil {
 		return
 	}
 	v.watching = true
@@ -25,13 +25,13 @@ func (v *View) watch() {
 // watchPage sleeps on the page's wake word and tells those who wait. An owner
 // that wakes without end makes it look once in a while and no more, even if each
 // wake brings a byte.
-func (v *View) watchPage(page *pageView) {
+func (v *View) watchPage(page *readerPage) {
 	defer v.tasks.Done()
 	since := time.Now()
 	for idle, burst := 0, 0; ; idle, burst = idle+1, burst+1 {
-		v.looks.Add(1)
+		v.pageChecks.Add(1)
 		wake := page.wake() // before the look, so that no change is missed
-		moved, on := v.glance()
+		moved, on := v.checkPage()
 		if !on {
 			return
 		}
@@ -50,7 +50,7 @@ func (v *View) watchPage(page *pageView) {
 			burst, since = 0, time.Now()
 		}
 		begun := time.Now()
-		page.wait(wake, watchMost)
+		page.wait(wake, watchTimeout)
 		if time.Since(begun) >= watchPause {
 			idle = 0
 		}
@@ -58,17 +58,17 @@ func (v *View) watchPage(page *pageView) {
 }
 
 // glance looks at the page and says whether to go on.
-func (v *View) glance() (moved, on bool) {
+func (v *View) checkPage() (moved, on bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	moved = v.look()
-	on = !v.ended && !v.closed && (v.waiting > 0 || len(v.pending) > 0)
+	moved = v.updateLenLocked()
+	on = !v.detached && !v.closed && (v.waiters > 0 || len(v.pendingWaits) > 0)
 	v.watching = on
 	return moved, on
 }
 
 // join waits for the view's goroutines, waking the one that sleeps on the page.
-func (v *View) join() {
+func (v *View) waitTasks() {
 	done := make(chan struct{})
 	go func() {
 		v.tasks.Wait()
@@ -79,7 +79,7 @@ func (v *View) join() {
 	for {
 		v.mu.RLock()
 		if v.page != nil && v.watching {
-			v.page.rouse()
+			v.page.wakeWaiters()
 		}
 		v.mu.RUnlock()
 		select {

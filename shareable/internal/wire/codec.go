@@ -30,7 +30,7 @@ func appendIf(b []byte, has bool, v [32]byte) []byte {
 }
 
 // clip keeps what a peer would take of a text for people.
-func clip(s string) string { return s[:min(len(s), MaxText)] }
+func truncateText(s string) string { return s[:min(len(s), MaxText)] }
 
 // decoder takes a payload apart. After the first error it answers zeros, and
 // end answers that error.

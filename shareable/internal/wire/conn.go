@@ -51,7 +51,7 @@ type Conn struct {
 	in, control []byte
 	received    uint64
 	reset       bool
-	skip        func() error
+	onSkip        func() error
 
 	writing sync.Mutex // guards what follows
 	out     []byte
@@ -85,11 +85,11 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 // An empty packet, which is no frame, looks like the end if it has no fds.
 func (c *Conn) Read() (Frame, error) {
 	for {
-		f, err := c.next()
+		f, err := c.readPacket()
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
 			_ = f.Close()
-			if c.skip != nil {
-				if err := c.skip(); err != nil {
+			if c.onSkip != nil {
+				if err := c.onSkip(); err != nil {
 					return Frame{}, err
 				}
 			}
@@ -101,9 +101,9 @@ func (c *Conn) Read() (Frame, error) {
 
 // OnSkip has Read call f for each frame of an unknown type, and answer its error.
 // It is to be called before Read is.
-func (c *Conn) OnSkip(f func() error) { c.skip = f }
+func (c *Conn) OnSkip(f func() error) { c.onSkip = f }
 
-func (c *Conn) next() (Frame, error) {
+func (c *Conn) readPacket() (Frame, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
 	if errors.Is(err, syscall.ECONNRESET) && !c.reset {
 		// A peer closed before it had read everything. The system tells that
@@ -113,7 +113,7 @@ func (c *Conn) next() (Frame, error) {
 	}
 	// A packet can bring fds where Go sees the end of the stream.
 	fds, bad := receive(c.control[:max(oobn, 0)], flags, closeFD)
-	f, err := c.frame(c.in[:max(n, 0)], flags, fds, bad, err)
+	f, err := c.checkPacket(c.in[:max(n, 0)], flags, fds, bad, err)
 	if err != nil {
 		closeAll(fds, closeFD)
 		return f, err
@@ -126,13 +126,13 @@ func (c *Conn) next() (Frame, error) {
 
 // frame checks a packet that came with fds, or with bad instead of them, and
 // with what the socket answered.
-func (c *Conn) frame(packet []byte, flags int, fds []int, bad, err error) (Frame, error) {
+func (c *Conn) checkPacket(packet []byte, flags int, fds []int, bad, err error) (Frame, error) {
 	switch {
 	case err != nil && (len(fds) > 0 || bad != nil) && errors.Is(err, io.EOF):
 		return Frame{}, protocolf("fds in an empty packet")
 	case err != nil:
 		return Frame{}, err
-	case cut(flags):
+	case truncated(flags):
 		return Frame{}, protocolf("frame of more than %d bytes", MaxFrame)
 	}
 	h, err := DecodeHeader(packet)

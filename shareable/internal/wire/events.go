@@ -55,7 +55,7 @@ func DecodeChunks(payload []byte) (Chunks, error) {
 	for i := range c.Records {
 		c.Records[i] = Chunk{ID: d.u64("id"), Offset: d.u64("offset"), Size: d.u64("size")}
 	}
-	return done(&d, c)
+	return finish(&d, c)
 }
 
 // Publish says how much is done, to those who asked for it.
@@ -74,7 +74,7 @@ func (p Publish) Append(b []byte) []byte {
 // DecodePublish is the reverse of Publish.Append.
 func DecodePublish(payload []byte) (Publish, error) {
 	d := decoder{of: TypePublish, b: payload}
-	return done(&d, Publish{
+	return finish(&d, Publish{
 		Object:     d.u64("object"),
 		Length:     d.u64("length"),
 		Generation: d.u64("generation"),
@@ -97,7 +97,7 @@ func (r Retire) Append(b []byte) []byte {
 // DecodeRetire is the reverse of Retire.Append.
 func DecodeRetire(payload []byte) (Retire, error) {
 	d := decoder{of: TypeRetire, b: payload}
-	return done(&d, Retire{Object: d.u64("object"), Generation: d.u64("generation"), Capacity: d.u64("capacity")})
+	return finish(&d, Retire{Object: d.u64("object"), Generation: d.u64("generation"), Capacity: d.u64("capacity")})
 }
 
 // Sealed says that nothing will change any more.
@@ -121,7 +121,7 @@ func DecodeSealed(payload []byte) (Sealed, error) {
 	s := Sealed{Object: d.u64("object"), Length: d.u64("length"), HasDigest: d.bool("digest")}
 	d.zero()
 	s.Digest = d.hashIf("digest", s.HasDigest)
-	return done(&d, s)
+	return finish(&d, s)
 }
 
 // Deleted says that an object's name is gone.
@@ -135,7 +135,7 @@ func (d Deleted) Append(b []byte) []byte { return append64(b, d.Object) }
 // DecodeDeleted is the reverse of Deleted.Append.
 func DecodeDeleted(payload []byte) (Deleted, error) {
 	d := decoder{of: TypeDeleted, b: payload}
-	return done(&d, Deleted{Object: d.u64("object")})
+	return finish(&d, Deleted{Object: d.u64("object")})
 }
 
 // Closing is the last that an owner says.
@@ -144,10 +144,10 @@ type Closing struct {
 }
 
 // Append appends the payload to b.
-func (c Closing) Append(b []byte) []byte { return appendString(b, clip(c.Reason)) }
+func (c Closing) Append(b []byte) []byte { return appendString(b, truncateText(c.Reason)) }
 
 // DecodeClosing is the reverse of Closing.Append.
 func DecodeClosing(payload []byte) (Closing, error) {
 	d := decoder{of: TypeClosing, b: payload}
-	return done(&d, Closing{Reason: d.string("reason", MaxText)})
+	return finish(&d, Closing{Reason: d.string("reason", MaxText)})
 }

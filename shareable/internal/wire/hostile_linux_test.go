@@ -99,7 +99,7 @@ func TestOtherControlMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, raw := pair(t)
 			fds := null(t, 2)
-			_, err := ask(c.c, func(fd int) (int, error) {
+			_, err := withFD(c.c, func(fd int) (int, error) {
 				return 0, unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, 1)
 			})
 			if errors.Is(err, unix.ENOPROTOOPT) {
@@ -157,7 +157,7 @@ func TestTruncated(t *testing.T) {
 
 	// What is wrong with such a frame otherwise is more important.
 	c, raw := a, -1
-	_, err = ask(b.c, func(fd int) (int, error) { raw = fd; return 0, nil })
+	_, err = withFD(b.c, func(fd int) (int, error) { raw = fd; return 0, nil })
 	require.NoError(t, err)
 	require.NoError(t, sendRaw(t, raw, []byte("no frame"), rights(fds)))
 	_, err = c.Read()

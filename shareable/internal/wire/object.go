@@ -88,7 +88,7 @@ func DecodeObject(payload []byte) (Object, error) {
 	o.Instance = d.id("instance")
 	o.Name = d.name()
 	o.Meta = d.blob("metadata", MaxMeta)
-	return done(&d, o)
+	return finish(&d, o)
 }
 
 func (d *decoder) state() uint32  { return d.within("state", StateLive, StateClosed) }

@@ -73,7 +73,7 @@ func DecodeHello(payload []byte) (Hello, error) {
 	}
 	d.zero()
 	h.Token = d.hashIf("token", h.HasToken)
-	return done(&d, h)
+	return finish(&d, h)
 }
 
 // List asks for the objects whose ids are above After.
@@ -87,7 +87,7 @@ func (l List) Append(b []byte) []byte { return append64(b, l.After) }
 // DecodeList is the reverse of List.Append.
 func DecodeList(payload []byte) (List, error) {
 	d := decoder{of: TypeList, b: payload}
-	return done(&d, List{After: d.u64("id")})
+	return finish(&d, List{After: d.u64("id")})
 }
 
 // Entry is an object in a LISTED.
@@ -145,7 +145,7 @@ func DecodeListed(payload []byte) (Listed, error) {
 		}
 		l.Entries = append(l.Entries, e)
 	}
-	return done(&d, l)
+	return finish(&d, l)
 }
 
 // Stat asks for what an object is.
@@ -159,7 +159,7 @@ func (s Stat) Append(b []byte) []byte { return appendString(b, s.Name) }
 // DecodeStat is the reverse of Stat.Append.
 func DecodeStat(payload []byte) (Stat, error) {
 	d := decoder{of: TypeStat, b: payload}
-	return done(&d, Stat{Name: d.name()})
+	return finish(&d, Stat{Name: d.name()})
 }
 
 // Attach asks for an object and what it will grow by.
@@ -177,7 +177,7 @@ func (a Attach) Append(b []byte) []byte {
 // DecodeAttach is the reverse of Attach.Append.
 func DecodeAttach(payload []byte) (Attach, error) {
 	d := decoder{of: TypeAttach, b: payload}
-	return done(&d, Attach{
+	return finish(&d, Attach{
 		Access: d.access(),
 		Flags:  d.within("flags", 0, AttachPublish),
 		Name:   d.name(),
@@ -205,7 +205,7 @@ func DecodeResync(payload []byte) (Resync, error) {
 		Batch:  d.within("batch", 1, MaxFDs),
 	}
 	d.zero()
-	return done(&d, r)
+	return finish(&d, r)
 }
 
 // Detach ends what an ATTACH began. DONE answers it.
@@ -219,7 +219,7 @@ func (d Detach) Append(b []byte) []byte { return append64(b, d.Object) }
 // DecodeDetach is the reverse of Detach.Append.
 func DecodeDetach(payload []byte) (Detach, error) {
 	d := decoder{of: TypeDetach, b: payload}
-	return done(&d, Detach{Object: d.u64("object")})
+	return finish(&d, Detach{Object: d.u64("object")})
 }
 
 // Ack says how far a reader is. Nothing answers it.
@@ -237,7 +237,7 @@ func (a Ack) Append(b []byte) []byte {
 // DecodeAck is the reverse of Ack.Append.
 func DecodeAck(payload []byte) (Ack, error) {
 	d := decoder{of: TypeAck, b: payload}
-	return done(&d, Ack{Object: d.u64("object"), Chunk: d.u64("chunk"), Generation: d.u64("generation")})
+	return finish(&d, Ack{Object: d.u64("object"), Chunk: d.u64("chunk"), Generation: d.u64("generation")})
 }
 
 // Error answers a request that fails, or says why the connection ends.
@@ -248,7 +248,7 @@ type Error struct {
 
 // Append appends the payload to b.
 func (e Error) Append(b []byte) []byte {
-	return appendString(append32(append32(b, e.Code), 0), clip(e.Text))
+	return appendString(append32(append32(b, e.Code), 0), truncateText(e.Text))
 }
 
 // DecodeError is the reverse of Error.Append.
@@ -257,11 +257,11 @@ func DecodeError(payload []byte) (Error, error) {
 	e := Error{Code: d.within("code", CodeProtocol, CodeClosed)}
 	d.zero()
 	e.Text = d.string("text", MaxText)
-	return done(&d, e)
+	return finish(&d, e)
 }
 
 // done answers v if the whole payload was as it should be.
-func done[T any](d *decoder, v T) (T, error) {
+func finish[T any](d *decoder, v T) (T, error) {
 	if err := d.end(); err != nil {
 		var none T
 		return none, err

@@ -46,21 +46,21 @@ func receive(control []byte, flags int, closeFD func(int) error) ([]int, error) 
 }
 
 // cut says whether a packet was longer than the room for it.
-func cut(flags int) bool { return flags&unix.MSG_TRUNC != 0 }
+func truncated(flags int) bool { return flags&unix.MSG_TRUNC != 0 }
 
 func rights(fds []int) []byte { return unix.UnixRights(fds...) }
 
 func closeFD(fd int) error { return unix.Close(fd) }
 
 func keepsPackets(c *net.UnixConn) (bool, error) {
-	kind, err := ask(c, func(fd int) (int, error) {
+	kind, err := withFD(c, func(fd int) (int, error) {
 		return unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	})
 	return kind == unix.SOCK_SEQPACKET, err
 }
 
 func peerCred(c *net.UnixConn) (Cred, error) {
-	return ask(c, func(fd int) (Cred, error) {
+	return withFD(c, func(fd int) (Cred, error) {
 		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		if err != nil {
 			return Cred{}, err
@@ -70,11 +70,11 @@ func peerCred(c *net.UnixConn) (Cred, error) {
 }
 
 func queued(c *net.UnixConn) (int, error) {
-	return ask(c, func(fd int) (int, error) { return unix.IoctlGetInt(fd, unix.SIOCOUTQ) })
+	return withFD(c, func(fd int) (int, error) { return unix.IoctlGetInt(fd, unix.SIOCOUTQ) })
 }
 
 // ask calls question while the socket cannot be closed.
-func ask[T any](c *net.UnixConn, question func(fd int) (T, error)) (T, error) {
+func withFD[T any](c *net.UnixConn, question func(fd int) (T, error)) (T, error) {
 	var answer T
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -32,10 +32,10 @@ type Tracker struct {
 
 	chunks []Chunk
 	mapped int
-	used   uint64 // the highest id announced, 0 before the first
-	last   uint64 // the highest id mapped
+	announcedID   uint64 // the highest id announced, 0 before the first
+	mappedID   uint64 // the highest id mapped
 
-	base, fresh int // of the last Chunks: chunks[base:base+fresh] were not mapped
+	lastBase, lastFresh int // of the last Chunks: chunks[base:base+fresh] were not mapped
 }
 
 // NewTracker begins where an ATTACH was answered with o, with nothing mapped.
@@ -69,7 +69,7 @@ func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	if len(c.Records) == 0 {
 		return nil, 0, protocolf("no chunks")
 	}
-	first := t.place(c.Records[0].ID)
+	first := t.indexOf(c.Records[0].ID)
 	if first > t.mapped {
 		return nil, 0, protocolf("chunk %d leaves a gap after %d", c.Records[0].ID, t.End())
 	}
@@ -84,22 +84,22 @@ func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	}
 	t.chunks = append(t.chunks, c.Records[known:]...)
 	if known < len(c.Records) {
-		t.used = c.Records[len(c.Records)-1].ID
+		t.announcedID = c.Records[len(c.Records)-1].ID
 	}
 	skip = min(t.mapped-first, len(c.Records))
-	t.base, t.fresh = t.mapped, len(c.Records)-skip
+	t.lastBase, t.lastFresh = t.mapped, len(c.Records)-skip
 	return c.Records[skip:], skip, nil
 }
 
 // place is the place of the first known chunk whose id is not below id.
-func (t *Tracker) place(id uint64) int {
+func (t *Tracker) indexOf(id uint64) int {
 	i, _ := slices.BinarySearchFunc(t.chunks, id, func(k Chunk, id uint64) int { return cmp.Compare(k.ID, id) })
 	return i
 }
 
 // check says whether records may follow what is known.
 func (t *Tracker) check(records []Chunk) error {
-	used, end := t.used, ends(t.chunks)
+	used, end := t.announcedID, endOf(t.chunks)
 	for _, r := range records {
 		switch {
 		case r.ID <= used:
@@ -124,9 +124,9 @@ func (t *Tracker) check(records []Chunk) error {
 // Mapped says that of the last Chunks the first n fresh records are mapped now.
 // The others may come again.
 func (t *Tracker) Mapped(n int) {
-	t.mapped = max(t.mapped, t.base+min(max(n, 0), t.fresh))
+	t.mapped = max(t.mapped, t.lastBase+min(max(n, 0), t.lastFresh))
 	if t.mapped > 0 {
-		t.last = max(t.last, t.chunks[t.mapped-1].ID)
+		t.mappedID = max(t.mappedID, t.chunks[t.mapped-1].ID)
 	}
 }
 
@@ -147,21 +147,21 @@ func (t *Tracker) Retire(r Retire) (keep int, from uint64, err error) {
 		}
 		return 1
 	})
-	if n < t.mapped && ends(t.chunks[:n]) != r.Capacity {
+	if n < t.mapped && endOf(t.chunks[:n]) != r.Capacity {
 		return 0, 0, protocolf("retire down to %d, inside %v", r.Capacity, t.chunks[n])
 	}
 	t.generation = r.Generation
 	t.chunks = t.chunks[:n]
 	t.mapped = min(t.mapped, n)
-	t.base, t.fresh = t.mapped, 0
+	t.lastBase, t.lastFresh = t.mapped, 0
 	return t.mapped, t.End(), nil
 }
 
 // End is where the mapped chunks end, in bytes.
-func (t *Tracker) End() uint64 { return ends(t.chunks[:t.mapped]) }
+func (t *Tracker) End() uint64 { return endOf(t.chunks[:t.mapped]) }
 
 // LastID is the highest id that was ever mapped, 0 if none was.
-func (t *Tracker) LastID() uint64 { return t.last }
+func (t *Tracker) LastID() uint64 { return t.mappedID }
 
 // Generation is the one applied.
 func (t *Tracker) Generation() uint64 { return t.generation }
@@ -169,7 +169,7 @@ func (t *Tracker) Generation() uint64 { return t.generation }
 // Known is a copy of the chunks that are mapped.
 func (t *Tracker) Known() []Chunk { return slices.Clone(t.chunks[:t.mapped]) }
 
-func ends(chunks []Chunk) uint64 {
+func endOf(chunks []Chunk) uint64 {
 	if len(chunks) == 0 {
 		return 0
 	}
