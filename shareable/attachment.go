@@ -9,37 +9,45 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// attachment is what one reader has of one publication. Its fields are guarded
-// by the publication's mu.
+// attachment is one reader's state of one publication: what was sent to it, and
+// what it has acknowledged. The next frame follows from the difference between
+// this state and the publication's, so nothing is queued for a reader.
 type attachment struct {
-	pub   *Publication
-	ses   *session
-	wantsPublish bool // PUBLISH frames
+	// Immutable.
+	pub          *Publication
+	ses          *session
+	wantsPublish bool // the reader asked for PUBLISH frames
 
-	started   bool     // the reader knows what the object is
-	nextChunk    int      // of the publication's chunks, the first that is to be sent
-	sentID    uint64   // the highest id that was sent
-	ackedID   uint64   // the highest that is mapped
-	unacked  []uint64 // the last ids of frames that are not acknowledged
-	batch   int      // chunks in one frame
-	charged uint64   // bytes of memory sent, counted for the user
+	// All that follows is guarded by pub.mu.
+	started  bool // OBJECT was sent
+	detached bool
 
-	sentGeneration     uint64 // generation
-	ackedGeneration  uint64 // generation, as the reader says
-	retireFrom uint64 // from which on the reader is to unmap
+	// Chunks.
+	nextChunk int      // index in the publication's chunks of the next one to send
+	sentID    uint64   // the highest id sent
+	ackedID   uint64   // the highest id mapped, as the reader says
+	unacked   []uint64 // the last id of each frame that is not acknowledged
+	batch     int      // chunks in one frame at most
+	charged   uint64   // bytes sent, counted for the user
+	stalled   bool     // the next chunk is gone from the range: wait for the next generation
 
-	stalled bool   // until the next generation: a chunk to be sent is gone
-	sentLen  uint64 // published to it
-	sentSealed  bool   // told
-	detached    bool
+	// Generations.
+	sentGeneration  uint64
+	ackedGeneration uint64
+	retireFrom      uint64 // the capacity for the next RETIRE
 
-	// Since when it owes what it does: to map chunks, to apply a generation.
-	// Zero: it does not.
+	// Lengths.
+	sentLen    uint64 // of the last PUBLISH
+	sentSealed bool   // SEALED was sent
+
+	// Since when the reader has had chunks to map, or a generation to apply; zero
+	// while it has none. See deadline.
 	chunksSince, retireSince time.Time
 }
 
-// begin joins the publication and gives what the reader has to know first, with
-// a descriptor of the page that the caller has to close.
+// register adds the attachment to its publication. It returns the description
+// for the reader and a descriptor of the control page, which the caller must
+// close.
 func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) {
 	p := a.pub
 	p.mu.Lock()
@@ -56,7 +64,7 @@ func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) 
 	return o, fd, nil
 }
 
-// open lets the chunks follow.
+// start lets nextFrame send chunks: the reader has OBJECT now.
 func (a *attachment) start() {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
@@ -64,15 +72,15 @@ func (a *attachment) start() {
 	a.ses.wakeSender()
 }
 
-// retire has the reader unmap from capacity on, where the i-th chunk is. It
-// needs p.mu.
+// retireLocked has the reader unmap from capacity on, which is the offset of
+// chunk i. Requires pub.mu.
 func (a *attachment) retireLocked(capacity uint64, i int) {
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
 	a.stalled = false
 }
 
-// frame is what is to be sent next.
+// outFrame is a frame to be sent.
 type outFrame struct {
 	kind    wire.Type
 	payload []byte
@@ -80,7 +88,7 @@ type outFrame struct {
 	last    bool
 }
 
-// sendNext sends one frame, if there is one to send.
+// sendNext sends the next frame and reports whether there was one.
 func (a *attachment) sendNext() (sent bool, err error) {
 	f, ok := a.nextFrame()
 	if !ok {
@@ -98,7 +106,17 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	return true, nil
 }
 
-// derive works out what the reader has to be told next, and takes it as told.
+// nextFrame returns the next frame for the reader and records it as sent. Its
+// priorities, the first that applies:
+//
+//  1. DELETED, once the publication is closed and the reader knows whether it was
+//     sealed: nothing else matters then;
+//  2. RETIRE, if the generation has moved: the owner waits for it, and chunks of
+//     the new generation must come after it;
+//  3. CHUNKS, while the window has room;
+//  4. PUBLISH, if the reader asked for it and the length has moved;
+//  5. SEALED, after the chunks;
+//  6. DELETED, if the publication has failed and all of the above is sent.
 func (a *attachment) nextFrame() (f outFrame, ok bool) {
 	p := a.pub
 	p.mu.Lock()
@@ -112,6 +130,7 @@ func (a *attachment) nextFrame() (f outFrame, ok bool) {
 		a.sentGeneration = p.generation
 		f = outFrame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}.Append(nil)}
 		a.retireFrom = p.endLocked()
+		// The acknowledgement of a RETIRE stands for all frames before it.
 		a.unacked, a.chunksSince = nil, time.Time{}
 		startClock(&a.retireSince)
 		return f, true
@@ -134,10 +153,10 @@ func (a *attachment) nextFrame() (f outFrame, ok bool) {
 	return f, false
 }
 
-// window is how many frames of chunks a reader may have that it has not
-// acknowledged: their descriptors are in flight, and keep memory. What has to be
-// exported first waits for the reader to have imported the last: the driver takes
-// longer for both at a time than for one after the other. It needs p.mu.
+// windowLocked is how many frames of chunks may be unacknowledged: descriptors in
+// flight keep memory. A chunk that is not exported yet waits until the reader has
+// imported the last frame, because the driver takes longer for an export and an
+// import at a time than for one after the other. Requires pub.mu.
 func (a *attachment) windowLocked() int {
 	if a.pub.srv.fds.has(a.pub.chunks[a.nextChunk].seg) {
 		return 2
@@ -145,7 +164,8 @@ func (a *attachment) windowLocked() int {
 	return 1
 }
 
-// deriveChunks takes the next chunks as sent. It needs p.mu.
+// chunksFrameLocked makes a frame of the next chunks and records them as sent.
+// Requires pub.mu.
 func (a *attachment) chunksFrameLocked() outFrame {
 	p := a.pub
 	pieces := append([]publishedChunk(nil), p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]...)
@@ -161,14 +181,14 @@ func (a *attachment) chunksFrameLocked() outFrame {
 	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil), chunks: pieces}
 }
 
-// startClock starts the time in which the reader has to do something, unless it runs.
+// startClock sets since to now, unless it is set.
 func startClock(since *time.Time) {
 	if since.IsZero() {
 		*since = time.Now()
 	}
 }
 
-// restartClock starts it once more if there is more to do.
+// restartClock sets since to now if there is more to do, else to zero.
 func restartClock(since *time.Time, more bool) {
 	*since = time.Time{}
 	if more {
@@ -179,14 +199,16 @@ func restartClock(since *time.Time, more bool) {
 // sendChunks sends chunks with their descriptors.
 func (a *attachment) sendChunks(f outFrame) error {
 	p := a.pub
+	// The user is charged before the descriptors are sent: they cannot be taken
+	// back.
 	if err := a.charge(f.chunks[len(f.chunks)-1]); err != nil {
 		_ = a.ses.refuse(0, wire.CodeLimit, err.Error())
 		return err
 	}
-	held := make([]*cachedFD, 0, len(f.chunks))
+	acquired := make([]*cachedFD, 0, len(f.chunks))
 	fds := make([]int, 0, len(f.chunks))
 	defer func() {
-		for i, d := range held {
+		for i, d := range acquired {
 			p.releaseFD(f.chunks[i], d)
 		}
 	}()
@@ -195,7 +217,7 @@ func (a *attachment) sendChunks(f outFrame) error {
 		if err != nil {
 			return a.undoChunks(f, err)
 		}
-		held, fds = append(held, d), append(fds, d.fd)
+		acquired, fds = append(acquired, d), append(fds, d.fd)
 	}
 	if err := a.ses.write(f.kind, 0, f.payload, fds...); err != nil {
 		return err
@@ -204,7 +226,7 @@ func (a *attachment) sendChunks(f outFrame) error {
 	return nil
 }
 
-// charge counts the memory up to the end of the last chunk sent for the user.
+// charge counts the memory up to the end of the chunk for the reader's user.
 func (a *attachment) charge(last publishedChunk) error {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
@@ -219,9 +241,9 @@ func (a *attachment) charge(last publishedChunk) error {
 	return err
 }
 
-// unsent takes back what derive took as sent, if the reason is a chunk that the
-// range has given up; the publication will see that and retire it. Any other
-// reason is an error.
+// undoChunks undoes chunksFrameLocked if a chunk could not be exported because
+// the range has unmapped it: the publication will notice that and retire it. Any
+// other cause is returned.
 func (a *attachment) undoChunks(f outFrame, cause error) error {
 	if !errors.Is(cause, vmm.ErrClosed) {
 		return cause
@@ -238,16 +260,17 @@ func (a *attachment) undoChunks(f outFrame, cause error) error {
 	return nil
 }
 
-// acknowledge takes note of what the reader has, and says whether that is news:
-// its time goes on for one that says the same again and again. One that has more
-// than it was sent is no reader of this protocol.
+// acknowledge records what the reader has mapped and applied, and reports whether
+// that is new. Only a new one restarts the reader's time.
 func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// A reader cannot have more than was sent to it.
 	if ack.Chunk > a.sentID || ack.Generation > a.sentGeneration {
 		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sentID, a.sentGeneration)}
 	}
+	// The two clocks are apart: chunks that are mapped do not excuse a RETIRE.
 	if ack.Generation > a.ackedGeneration {
 		a.ackedGeneration, news = ack.Generation, true
 		restartClock(&a.retireSince, a.ackedGeneration < a.sentGeneration)
@@ -255,6 +278,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	if ack.Chunk > a.ackedID {
 		a.ackedID, news = ack.Chunk, true
 	}
+	// One acknowledgement may stand for several frames.
 	before := len(a.unacked)
 	for len(a.unacked) > 0 && a.unacked[0] <= a.ackedID {
 		a.unacked = a.unacked[1:]
@@ -269,7 +293,8 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	return news, nil
 }
 
-// due is when the reader has had time enough; zero if it owes nothing.
+// deadline is when the reader must have acknowledged; zero if it has nothing to
+// acknowledge.
 func (a *attachment) deadline() time.Time {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
@@ -283,22 +308,22 @@ func (a *attachment) deadline() time.Time {
 	return first.Add(a.pub.srv.opts.AckTimeout)
 }
 
-// resync sends again what the reader says it lacks.
+// resync goes back to the chunk that the reader asks for, in smaller frames.
 func (a *attachment) resync(q wire.Resync) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
 	if i := p.indexLocked(q.Next); i < a.nextChunk {
-		a.nextChunk, a.unacked = i, nil // the clock goes on: asking again takes no time off
+		a.nextChunk, a.unacked = i, nil // the clock runs on: a RESYNC wins the reader no time
 	}
 }
 
-// leave ends the attachment. Twice is fine.
+// detach ends the attachment. Twice is fine.
 func (a *attachment) detach() {
 	p := a.pub
 	p.mu.Lock()
-	gone := a.detached
+	again := a.detached
 	a.detached = true
 	delete(p.attachments, a)
 	charged := a.charged
@@ -306,7 +331,7 @@ func (a *attachment) detach() {
 	p.signalLocked()
 	p.mu.Unlock()
 	a.ses.removeAttachment(a)
-	if !gone {
+	if !again {
 		p.srv.refund(a.ses.cred.UID, charged)
 	}
 }

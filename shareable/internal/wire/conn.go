@@ -51,7 +51,7 @@ type Conn struct {
 	in, control []byte
 	received    uint64
 	reset       bool
-	onSkip        func() error
+	onSkip      func() error
 
 	writing sync.Mutex // guards what follows
 	out     []byte

@@ -11,7 +11,7 @@ import (
 const controlSize = 0
 
 func receive([]byte, int, func(int) error) ([]int, error) { return nil, errors.ErrUnsupported }
-func truncated(int) bool                                        { return false }
+func truncated(int) bool                                  { return false }
 func rights([]int) []byte                                 { return nil }
 func closeFD(int) error                                   { return errors.ErrUnsupported }
 func keepsPackets(*net.UnixConn) (bool, error)            { return false, errors.ErrUnsupported }

@@ -30,10 +30,10 @@ type Tracker struct {
 	generation uint64
 	limits     Limits
 
-	chunks []Chunk
-	mapped int
-	announcedID   uint64 // the highest id announced, 0 before the first
-	mappedID   uint64 // the highest id mapped
+	chunks      []Chunk
+	mapped      int
+	announcedID uint64 // the highest id announced, 0 before the first
+	mappedID    uint64 // the highest id mapped
 
 	lastBase, lastFresh int // of the last Chunks: chunks[base:base+fresh] were not mapped
 }

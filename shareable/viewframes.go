@@ -9,7 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// follow does what the owner's frames say until one of the two goes.
+// follow handles the owner's frames until the connection ends.
 func (v *View) follow() {
 	defer v.tasks.Done()
 	err := v.readLoop()
@@ -20,7 +20,8 @@ func (v *View) follow() {
 	_ = v.conn.Close()
 }
 
-// complain tells the owner why, if it listens.
+// sendError tells the owner why the View ends the connection. The owner may be
+// gone, so errors are ignored.
 func (v *View) sendError(err error) {
 	_ = v.send(wire.TypeError, wire.Error{Code: wire.CodeProtocol, Text: err.Error()}.Append(nil))
 }
@@ -40,14 +41,14 @@ func (v *View) readLoop() error {
 			return wireError(err)
 		}
 		err = v.handle(f)
-		_ = f.Close() // what is mapped does not need its fd
+		_ = f.Close() // a mapping does not need its fd
 		if err != nil {
 			return err
 		}
 	}
 }
 
-// take does what a frame says.
+// handle handles one frame of the owner. An error ends the connection.
 func (v *View) handle(f wire.Frame) error {
 	switch f.Type {
 	case wire.TypeChunks:
@@ -68,7 +69,7 @@ func (v *View) handle(f wire.Frame) error {
 			return wireError(err)
 		}
 		return v.handleSealed(s)
-	case wire.TypePublish: // the page says it better
+	case wire.TypePublish: // the page has the length
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.updateLenLocked()
@@ -95,7 +96,7 @@ func (v *View) handle(f wire.Frame) error {
 	return fmt.Errorf("%w: %v to a reader", ErrProtocol, f.Type)
 }
 
-// send writes a frame that nothing answers.
+// send sends a frame that has no reply.
 func (v *View) send(t wire.Type, payload []byte) error {
 	if err := v.conn.SetWriteDeadline(time.Now().Add(v.opts.Timeout)); err != nil {
 		return ErrOwnerGone
@@ -107,8 +108,9 @@ func (v *View) send(t wire.Type, payload []byte) error {
 	return err
 }
 
-// ack says how far this side is. An owner that is gone may have left frames that
-// are still to be read, whose end says the same.
+// ack acknowledges what is mapped and the generation applied. If the owner is
+// gone, that is no error here: frames that it sent before can still be read, and
+// then readLoop notices.
 func (v *View) ack() error {
 	err := v.send(wire.TypeAck, wire.Ack{
 		Object: v.obj.ID, Chunk: v.track.LastID(), Generation: v.track.Generation(),
@@ -119,12 +121,15 @@ func (v *View) ack() error {
 	return err
 }
 
-// chunks maps what a frame brings: all of it or nothing.
+// handleChunks maps the chunks of a frame: all of them or none.
 func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
+	// After a RESYNC a frame with a gap before it was sent too early: it comes
+	// again.
 	if v.resyncing && len(c.Records) > 0 && c.Records[0].Offset > v.track.End() {
-		return v.skipStale() // what lies before it was lost
+		return v.skipStale()
 	}
 	v.resyncing = false
+	// Every record is checked before any descriptor is used.
 	fresh, skip, err := v.track.Chunks(c)
 	if errors.Is(err, wire.ErrLimit) {
 		return fmt.Errorf("%w: %w", vmm.ErrLimit, err)
@@ -137,8 +142,10 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 		if err == nil {
 			err = v.res.Map(fresh[0].Offset, chunks...)
 		}
+		// The mapping keeps the memory, and without it the chunks must go: in both
+		// cases they are closed.
 		for _, c := range chunks {
-			if second := c.Close(); err == nil { // the mapping holds the memory
+			if second := c.Close(); err == nil {
 				err = second
 			}
 		}
@@ -146,9 +153,10 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 			return v.requestSmallerFrames(f, err)
 		}
 		if err != nil {
-			return fmt.Errorf("map what the owner sent: %w", err)
+			return fmt.Errorf("map chunks: %w", err)
 		}
 	}
+	// The length is shown before the acknowledgement: the owner may act on it.
 	v.track.Mapped(len(fresh))
 	v.staleFrames = 0
 	v.mu.Lock()
@@ -158,11 +166,12 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	return v.ack()
 }
 
-// errNoFDs tells a limit on fds from others.
+// errNoFDs marks an import that failed at the limit on open files.
 var errNoFDs = errors.New("too few file descriptors for a frame")
 
-// importAll imports the memory of records, one by one: the driver takes longer
-// for several at a time. The caller closes the chunks, whatever the error.
+// importAll imports the memory of the records, one after the other: the driver
+// takes longer for several at a time. The caller must close the chunks, also after
+// an error.
 func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
 	for i, r := range records {
 		c, err := v.dev.Import(fds[i].Int(), r.Size, vmm.Prop{})
@@ -180,28 +189,29 @@ func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Ch
 	return chunks, nil
 }
 
-// staleMost is how many frames may come that were sent before the owner heard of
-// a RESYNC, which are two at most, with a margin.
+// maxStaleFrames limits the frames that may come after a RESYNC although they were
+// sent before it. An owner has two outstanding; the rest is a margin.
 const maxStaleFrames = 8
 
-// old lets a frame go that comes again.
+// skipStale skips a frame that comes again.
 func (v *View) skipStale() error {
 	if v.staleFrames++; v.staleFrames > maxStaleFrames {
-		return fmt.Errorf("%w: a RESYNC is ignored", ErrProtocol)
+		return fmt.Errorf("%w: the owner ignores RESYNC", ErrProtocol)
 	}
 	return nil
 }
 
-// fewer asks for what was not mapped once more, in frames of half the fds of f.
+// requestSmallerFrames sends RESYNC after a frame whose fds did not all fit: it
+// asks for the same chunks in frames of half as many.
 func (v *View) requestSmallerFrames(f wire.Frame, why error) error {
 	had := uint32(f.Header.FDs)
 	switch {
 	case f.Type != wire.TypeChunks:
-		return nil // nothing that is missed
+		return nil // its fds are not needed
 	case v.resyncing && had > v.batch:
 		return v.skipStale()
 	case had <= 1:
-		return fmt.Errorf("one fd at a time: %w", why)
+		return fmt.Errorf("receive one fd at a time: %w", why)
 	}
 	v.batch, v.resyncing = max(min(v.batch, had)/2, 1), true
 	r := wire.Resync{Object: v.obj.ID, Batch: v.batch}
@@ -211,13 +221,15 @@ func (v *View) requestSmallerFrames(f wire.Frame, why error) error {
 	return v.send(wire.TypeResync, r.Append(nil))
 }
 
-// seal notes the last length.
+// handleSealed records the final length.
 func (v *View) handleSealed(s wire.Sealed) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	// The final length may not contradict an earlier one, nor hide bytes that were
+	// shown.
 	switch {
 	case s.Object != v.obj.ID || s.Length > v.obj.Max:
-		return fmt.Errorf("%w: object %d of %d bytes at most is sealed as %d with %d bytes",
+		return fmt.Errorf("%w: object %d of at most %d bytes is sealed as %d with %d bytes",
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.sealedLen:
 		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.sealedLen)
@@ -233,21 +245,22 @@ func (v *View) handleSealed(s wire.Sealed) error {
 	return nil
 }
 
-// deleted notes that the object is published no more: what is sealed stays what
-// it is, and anything else will not grow.
+// handleDeleted handles the end of the publication. An object that is sealed and
+// wholly mapped loses nothing; any other will not grow, which is an error.
 func (v *View) handleDeleted(d wire.Deleted) error {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	switch {
 	case d.Object != v.obj.ID:
-		return fmt.Errorf("%w: object %d is deleted, and this is %d", ErrProtocol, d.Object, v.obj.ID)
+		return fmt.Errorf("%w: object %d is deleted instead of %d", ErrProtocol, d.Object, v.obj.ID)
 	case v.sealed && v.mapped >= v.sealedLen:
 		return nil
 	}
-	return fmt.Errorf("%w: it publishes this no longer", ErrOwnerGone)
+	return fmt.Errorf("%w: the publication is closed", ErrOwnerGone)
 }
 
-// retire unmaps what the owner takes back, once nothing here uses it.
+// handleRetire hides, unmaps and acknowledges what the owner takes back, in this
+// order: new work must not start on memory that is about to go.
 func (v *View) handleRetire(r wire.Retire) error {
 	before := v.track.End()
 	_, from, err := v.track.Retire(r)
@@ -265,34 +278,40 @@ func (v *View) handleRetire(r wire.Retire) error {
 	return v.ack()
 }
 
-// recede hides what lies from from on, unless somebody relies on it.
+// hideFrom limits Len and Cap to from and applies the generation. It returns
+// ErrRetired if a slice of Host, or a stream that waits, needs the bytes beyond.
 func (v *View) hideFrom(generation, from, before uint64) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if from < v.hostLen {
-		return fmt.Errorf("%w: Host gave out %d bytes, and %d are left", ErrRetired, v.hostLen, from)
+		return fmt.Errorf("%w: Host returned %d bytes, and %d are left", ErrRetired, v.hostLen, from)
 	}
+	// Unmapping waits for the streams that use the memory. One of them that waits
+	// for more bytes than are left would never end.
 	for _, s := range v.pendingWaits {
 		if s.n > from && from < before {
 			return fmt.Errorf("%w: a stream waits for %d bytes, and %d are left", ErrRetired, s.n, from)
 		}
 	}
 	v.mapped, v.generation = from, generation
-	seen := v.lastLen.Load()
+	// The owner can take the length back inside a chunk that stays. If the page has
+	// the new generation already, its length replaces the old one.
+	last := v.lastLen.Load()
 	if v.page != nil {
 		if n := v.page.done(); v.page.generation() == generation {
-			seen = n
+			last = n
 		}
 	}
-	v.lastLen.Store(min(seen, from))
+	v.lastLen.Store(min(last, from))
 	v.notifiedLen = v.lenLocked()
 	v.notifyLocked()
 	return nil
 }
 
-// unmapInTime unmaps chunks, but lets go of the owner rather than keep it
-// waiting for work that does not end.
+// unmapInTime unmaps chunks. If local work on them does not end within Timeout, it
+// returns ErrRetired: the View detaches rather than keep the owner waiting.
 func (v *View) unmapInTime(off, size uint64) error {
+	// The unmap goes on by itself after the timeout; waitTasks waits for it.
 	done := make(chan error, 1)
 	v.tasks.Add(1)
 	go func() {
@@ -307,13 +326,15 @@ func (v *View) unmapInTime(off, size uint64) error {
 	case <-v.stop:
 		return errViewClosed
 	case <-late.C:
-		return fmt.Errorf("%w: work on it has not ended in %v", ErrRetired, v.opts.Timeout)
+		return fmt.Errorf("%w: work on it has not ended within %v", ErrRetired, v.opts.Timeout)
 	}
 }
 
+// captureRetry is the pause between two tries to unmap during a capture.
 const captureRetry = 5 * time.Millisecond
 
-// unmap is Reservation.Unmap that sits a capture out.
+// unmap is Reservation.Unmap, except that it tries again until a capture has
+// ended.
 func (v *View) unmap(off, size uint64) error {
 	for {
 		err := v.res.Unmap(off, size)
