@@ -25,7 +25,7 @@ type ownerPage struct {
 }
 
 // newOwnerPage makes a page that only this mapping can write.
-func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
+func newOwnerPage(instance [16]byte, id uint64) (p *ownerPage, err error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate("cuvmm-control", flags|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
@@ -42,19 +42,21 @@ func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
 	if err != nil {
 		return nil, systemError("mmap", err)
 	}
-	p := &ownerPage{mem: mem}
+	defer func() {
+		if err != nil {
+			_ = unix.Munmap(mem)
+		}
+	}()
+	p = &ownerPage{mem: mem}
 	p.initWords(instance, id)
 	// F_SEAL_FUTURE_WRITE comes after the mapping: it spares writable mappings that
 	// exist. F_SEAL_SHRINK protects readers from SIGBUS.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		_ = unix.Munmap(mem)
 		return nil, systemError("fcntl(F_ADD_SEALS)", err)
 	}
-	// Readers get a descriptor that is opened for reading. The one of the memfd
-	// could be written through.
+	// Readers get a descriptor of their own, opened for reading.
 	if p.fd, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		_ = unix.Munmap(mem)
 		return nil, systemError("open", err)
 	}
 	return p, nil

@@ -65,8 +65,8 @@ func TestSendsAfterClose(t *testing.T) {
 	a.detach()
 }
 
-// stuck is a stream that goes on when the function is called.
-func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
+// blockedStream is a stream that goes on when the function is called.
+func blockedStream(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
 	t.Helper()
 	raw, err := dev.Raw()
 	require.NoError(t, err)
@@ -87,13 +87,13 @@ func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
 	return st, open
 }
 
-// TestStuckStream: what waits for a stream gives up with its context, and with
+// TestBlockedStream: what waits for a stream gives up with its context, and with
 // Close.
-func TestStuckStream(t *testing.T) {
+func TestBlockedStream(t *testing.T) {
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
-	st, _ := stuck(t, g.Device())
+	st, _ := blockedStream(t, g.Device())
 	require.NoError(t, g.AppendOn(st, pattern(100, 100)))
 	flushed := make(chan error, 1)
 	go func() { flushed <- p.Flush(context.Background()) }()
@@ -170,7 +170,7 @@ func TestLengthBackAndForth(t *testing.T) {
 			from = 0
 		}
 		func() {
-			st, open := stuck(t, g.Device())
+			st, open := blockedStream(t, g.Device())
 			defer open()
 			require.NoError(t, g.Append(old))
 			for range i % 7 {
@@ -286,7 +286,7 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 func TestQueuedAfterAFailure(t *testing.T) {
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Grow(4<<20))
-	st, open := stuck(t, g.Device())
+	st, open := blockedStream(t, g.Device())
 	for n := uint64(1); n <= 2; n++ {
 		e, err := st.Record()
 		require.NoError(t, err)
@@ -343,8 +343,8 @@ func TestTurnedAway(t *testing.T) {
 	}
 }
 
-// TestHearGivesUp: the context has ended just before the deadline is set anew.
-func TestHearGivesUp(t *testing.T) {
+// TestReadAckGivesUp: the context has ended just before the deadline is set anew.
+func TestReadAckGivesUp(t *testing.T) {
 	s, _, _ := stage(t, Options{}, PublishOptions{})
 	ses, _ := served(t, s)
 	ctx, cancel := context.WithCancel(t.Context())

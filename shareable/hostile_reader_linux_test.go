@@ -47,7 +47,7 @@ func newKnave(t *testing.T) (*knave, *net.UnixConn) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(k.page)) })
 	seal(t, k.fd, firmPage)
-	(&ownerPage{mem: k.page}).init(k.o.Instance, k.o.ID)
+	(&ownerPage{mem: k.page}).initWords(k.o.Instance, k.o.ID)
 	word(k.page, atGeneration).Store(k.o.Generation)
 	return k, far
 }

@@ -38,7 +38,7 @@ func (e *enemy) chatter(every time.Duration, of wire.Type, body []byte) (ended <
 }
 
 // TestSlowClients: who does not do in time what it has to is cut off, in a
-// bounded time, and keeps nobody waiting.
+// bounded time, and keeps no other client waiting.
 func TestSlowClients(t *testing.T) {
 	const short = 100 * time.Millisecond
 	stat := wire.Stat{Name: "none"}.Append(nil)

@@ -99,8 +99,8 @@ func (o Options) resolve() (Options, error) {
 type PublishOptions struct {
 	// Write lets readers ask for memory that they can write. Without it they are
 	// refused write access, but only a host range made with vmm.ShareReadOnly is
-	// protected from a reader that writes all the same: any other descriptor lets
-	// whoever has it write. On CUDA no descriptor carries rights, so there Write
+	// protected from a reader that writes all the same: any process that has
+	// another descriptor can write. On CUDA no descriptor carries rights, so there Write
 	// is an agreement among processes that trust each other.
 	Write bool
 	// Layout describes the bytes to readers; the zero Layout describes nothing.

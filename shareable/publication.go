@@ -153,7 +153,7 @@ func (s *Server) register(p *Publication) error {
 }
 
 // retryDelay is the pause before something is tried again that failed for the
-// moment, when no event tells that it can work.
+// moment, when no event says that it can work now.
 const retryDelay = 2 * time.Millisecond
 
 // follow publishes every change of the range until Close.
@@ -303,7 +303,7 @@ func (p *Publication) holdLenExclusive() (uint64, error) {
 	}
 }
 
-// publishLen stores the length n on the page and wakes those who wait for it.
+// publishLen stores the length n on the page and wakes the readers.
 func (p *Publication) publishLen(n uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

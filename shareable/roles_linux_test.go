@@ -49,7 +49,7 @@ func playOwner(p *part) {
 			p.must(appendWave(g, seed, n))
 			p.must(x.Flush(ctx))
 			p.say("published", x.Len())
-		case "sent": // answers when as many frames of chunks have gone out
+		case "sent": // replies when as many frames of chunks have gone out
 			for s.Stats().Frames < n {
 				<-time.After(200 * time.Microsecond)
 			}
@@ -69,7 +69,7 @@ func playOwner(p *part) {
 	}
 }
 
-// hold queues n more bytes behind a word that nobody will write.
+// hold queues n more bytes after a word that is never written.
 func (p *part) hold(dev *vmm.Device, g *vmm.Range, x *Publication, n uint64) {
 	raw, err := dev.Raw()
 	p.must(err)

@@ -119,7 +119,7 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 	}
 	err := ses.conn.Write(t, request, 0, payload, fds...)
 	// The limit on descriptors in flight is shared by all sockets of the user, so
-	// waiting helps. No event tells when.
+	// waiting helps. No event says when.
 	for tooManyRefs(err) && time.Now().Before(end) {
 		select {
 		case <-time.After(retryDelay):

@@ -279,7 +279,7 @@ func (v *View) detach(why error) {
 	// The page is read once more: what it says now is final.
 	v.finalLen = v.lenLocked()
 	v.notifiedLen, v.detached = v.finalLen, true
-	// A sealed object that is wholly mapped needs its owner no more.
+	// A sealed object that is wholly mapped does not need its owner any more.
 	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(why, ErrOwnerGone) {
 		v.err = why
 	}

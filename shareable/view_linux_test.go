@@ -387,7 +387,7 @@ func TestAttachByPath(t *testing.T) {
 	require.NoError(t, s.c.Close())
 }
 
-func TestAttachNobody(t *testing.T) {
+func TestAttachWithoutServer(t *testing.T) {
 	_, err := Attach(t.Context(), t.TempDir()+"/none.sock", scriptName, pageDevice(t), AttachOptions{})
 	require.ErrorIs(t, err, ErrOwnerGone)
 }

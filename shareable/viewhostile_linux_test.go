@@ -255,8 +255,8 @@ func TestViewDoesNotSpin(t *testing.T) {
 	require.ErrorIs(t, <-got, context.Canceled)
 }
 
-// room lowers the limit on descriptors until n more can be opened.
-func room(t *testing.T, n int) (restore func()) {
+// leaveFDs lowers the limit on descriptors until n more can be opened.
+func leaveFDs(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
@@ -334,7 +334,7 @@ func TestViewFewDescriptors(t *testing.T) {
 	s.done(n * s.gran)
 	before := openFDs(t)
 	c, fds := s.records(0, n)
-	restore := room(t, n+2) // what is mapped keeps a descriptor each
+	restore := leaveFDs(t, n+2) // what is mapped keeps a descriptor each
 	var more []int
 	for range n - 1 {
 		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
@@ -406,7 +406,7 @@ func TestViewNoDescriptors(t *testing.T) {
 	s.grow(2)
 	before := openFDs(t)
 	c, fds := s.records(0, 2)
-	restore := room(t, 0)
+	restore := leaveFDs(t, 0)
 	s.part(c, fds, 0, 2)
 	r, err := wire.DecodeResync(s.expect(wire.TypeResync).Payload)
 	require.NoError(t, err)

@@ -153,7 +153,7 @@ func (s *scripted) hello() {
 	require.NoError(s.t, err)
 }
 
-// accept answers what an attaching reader asks.
+// accept replies to what an attaching reader asks.
 func (s *scripted) accept() {
 	s.t.Helper()
 	s.hello()

@@ -9,10 +9,10 @@ type Chunk struct {
 	Size   uint64 // bytes
 }
 
-// end is where the chunk ends, if it has not overflowed.
+// end is the offset of the chunk's end; the caller has checked for overflow.
 func (c Chunk) end() uint64 { return c.Offset + c.Size }
 
-// String is the id and where the chunk lies.
+// String returns the id, the offset and the size.
 func (c Chunk) String() string {
 	return fmt.Sprintf("%d at %d of %d bytes", c.ID, c.Offset, c.Size)
 }
@@ -22,7 +22,7 @@ const (
 	chunkSize   = 8 + 8 + 8
 )
 
-// Chunks brings memory: fd i of the frame is that of record i.
+// Chunks sends memory: fd i of the frame is that of record i.
 type Chunks struct {
 	Object     uint64
 	Generation uint64
@@ -39,8 +39,8 @@ func (c Chunks) Append(b []byte) []byte {
 	return b
 }
 
-// DecodeChunks is the reverse of Chunks.Append. That there are as many fds as
-// records, Conn.Read has seen to. What the records say is for a Tracker.
+// DecodeChunks is the reverse of Chunks.Append. Conn.Read has checked that there
+// are as many fds as records; a Tracker checks the records.
 func DecodeChunks(payload []byte) (Chunks, error) {
 	d := decoder{of: TypeChunks, b: payload}
 	c := Chunks{Object: d.u64("object"), Generation: d.u64("generation")}
@@ -58,7 +58,7 @@ func DecodeChunks(payload []byte) (Chunks, error) {
 	return finish(&d, c)
 }
 
-// Publish says how much is done, to those who asked for it.
+// Publish tells a reader that asked for it how many bytes are done.
 type Publish struct {
 	Object     uint64
 	Length     uint64 // bytes
@@ -82,7 +82,7 @@ func DecodePublish(payload []byte) (Publish, error) {
 	})
 }
 
-// Retire takes away what lies from Capacity on.
+// Retire takes back the chunks from Capacity on.
 type Retire struct {
 	Object     uint64
 	Generation uint64 // the new one
@@ -100,7 +100,7 @@ func DecodeRetire(payload []byte) (Retire, error) {
 	return finish(&d, Retire{Object: d.u64("object"), Generation: d.u64("generation"), Capacity: d.u64("capacity")})
 }
 
-// Sealed says that nothing will change any more.
+// Sealed says that neither length nor bytes will change any more.
 type Sealed struct {
 	Object    uint64
 	Length    uint64 // bytes
@@ -124,7 +124,7 @@ func DecodeSealed(payload []byte) (Sealed, error) {
 	return finish(&d, s)
 }
 
-// Deleted says that an object's name is gone.
+// Deleted says that an object is published no more.
 type Deleted struct {
 	Object uint64
 }
@@ -138,7 +138,7 @@ func DecodeDeleted(payload []byte) (Deleted, error) {
 	return finish(&d, Deleted{Object: d.u64("object")})
 }
 
-// Closing is the last that an owner says.
+// Closing is the last frame of an owner.
 type Closing struct {
 	Reason string // for people; Append keeps the first MaxText bytes
 }

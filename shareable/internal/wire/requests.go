@@ -35,10 +35,10 @@ const (
 	CodeClosed       uint32 = 9
 )
 
-// Hello is what each side says first.
+// Hello is the first frame of each side.
 type Hello struct {
 	Features    uint64
-	Instance    [16]byte // another at each start of the process
+	Instance    [16]byte // of an owner: random, another one after each start
 	UUID        [16]byte // of the device
 	Backend     uint32
 	PID         uint32
@@ -100,9 +100,9 @@ type Entry struct {
 
 const entryLeast = 8 + 4 + 4 + 8 + 4 + 1
 
-// Listed answers a LIST, with ids that rise. MaxEntries always fit.
+// Listed is the reply to LIST. The ids rise. MaxEntries entries always fit.
 type Listed struct {
-	More    bool // above the last entry's id
+	More    bool // there are objects with higher ids
 	Entries []Entry
 }
 
@@ -123,11 +123,13 @@ func DecodeListed(payload []byte) (Listed, error) {
 	d := decoder{of: TypeListed, b: payload}
 	l := Listed{More: d.bool("more")}
 	n := d.u32("count")
+	// The count is checked against the bytes that are there before anything is
+	// allocated for it.
 	if uint64(n)*entryLeast > uint64(len(d.b)) {
 		d.failf("%d bytes left for %d entries", len(d.b), n)
 	}
 	if l.More && n == 0 {
-		d.failf("more, after no entry")
+		d.failf("more is 1 without an entry")
 	}
 	if d.err == nil && n > 0 {
 		l.Entries = make([]Entry, 0, n)
@@ -148,7 +150,7 @@ func DecodeListed(payload []byte) (Listed, error) {
 	return finish(&d, l)
 }
 
-// Stat asks for what an object is.
+// Stat asks for the description of an object.
 type Stat struct {
 	Name string
 }
@@ -162,7 +164,7 @@ func DecodeStat(payload []byte) (Stat, error) {
 	return finish(&d, Stat{Name: d.name()})
 }
 
-// Attach asks for an object and what it will grow by.
+// Attach asks for an object, and for the events that follow.
 type Attach struct {
 	Access uint32
 	Flags  uint32 // AttachPublish
@@ -184,11 +186,11 @@ func DecodeAttach(payload []byte) (Attach, error) {
 	})
 }
 
-// Resync asks for the chunks from the id Next on, once more.
+// Resync asks for the chunks from the id Next on to be sent again.
 type Resync struct {
 	Object uint64
 	Next   uint64 // 0: all of them
-	Batch  uint32 // most fds in one frame from now on, 1 to MaxFDs
+	Batch  uint32 // fds in one frame from now on at most, 1 to MaxFDs
 }
 
 // Append appends the payload to b.
@@ -208,7 +210,7 @@ func DecodeResync(payload []byte) (Resync, error) {
 	return finish(&d, r)
 }
 
-// Detach ends what an ATTACH began. DONE answers it.
+// Detach ends an attachment. The reply is DONE.
 type Detach struct {
 	Object uint64
 }
@@ -222,11 +224,11 @@ func DecodeDetach(payload []byte) (Detach, error) {
 	return finish(&d, Detach{Object: d.u64("object")})
 }
 
-// Ack says how far a reader is. Nothing answers it.
+// Ack acknowledges chunks and a generation. It has no reply.
 type Ack struct {
 	Object     uint64
 	Chunk      uint64 // the highest id mapped
-	Generation uint64 // the one applied
+	Generation uint64 // the generation applied
 }
 
 // Append appends the payload to b.
@@ -240,7 +242,7 @@ func DecodeAck(payload []byte) (Ack, error) {
 	return finish(&d, Ack{Object: d.u64("object"), Chunk: d.u64("chunk"), Generation: d.u64("generation")})
 }
 
-// Error answers a request that fails, or says why the connection ends.
+// Error is the reply to a request that fails, or says why the connection ends.
 type Error struct {
 	Code uint32
 	Text string // for people; Append keeps the first MaxText bytes
@@ -260,7 +262,7 @@ func DecodeError(payload []byte) (Error, error) {
 	return finish(&d, e)
 }
 
-// done answers v if the whole payload was as it should be.
+// finish returns v, or the decoder's error if the payload was invalid or too long.
 func finish[T any](d *decoder, v T) (T, error) {
 	if err := d.end(); err != nil {
 		var none T

@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// There is no connection here: NewConn answers errors.ErrUnsupported.
+// Connections need Linux: here NewConn returns errors.ErrUnsupported.
 const controlSize = 0
 
 func receive([]byte, int, func(int) error) ([]int, error) { return nil, errors.ErrUnsupported }
