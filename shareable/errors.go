@@ -39,7 +39,7 @@ func wireError(err error) error {
 
 // peerError is the error that an ERROR frame stands for.
 func peerError(e wire.Error) error {
-	kind := ErrProtocol
+	kind := ErrProtocol // for CodeProtocol
 	switch e.Code {
 	case wire.CodeVersion:
 		kind = ErrVersion

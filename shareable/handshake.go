@@ -62,6 +62,7 @@ func (h *handshake) checkPeer(ctx context.Context, conn *net.UnixConn) error {
 		return fmt.Errorf("%w: the other side is user %d", vmm.ErrPermission, cred.UID)
 	}
 	h.c = c
+	// A deadline in the past ends whatever read or write waits when ctx ends.
 	past := time.Unix(1, 0)
 	h.stopAbort = context.AfterFunc(ctx, func() {
 		_ = c.SetReadDeadline(past)
@@ -105,6 +106,7 @@ func (h *handshake) exchangeHello(ctx context.Context) error {
 		return err
 	}
 	h.gran = hello.Granularity
+	// Both sides send before they read, so that neither waits for the other.
 	hello.HasToken = copy(hello.Token[:], h.opts.Token) > 0
 	if err := h.write(wire.TypeHello, 0, hello.Append(nil)); err != nil {
 		return err

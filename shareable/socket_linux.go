@@ -72,6 +72,8 @@ func listen(path string) (*socket, error) {
 	if err := makeDirectory(path); err != nil {
 		return nil, err
 	}
+	// The lock file stays when the server ends: removing it would let two servers
+	// lock two files of one name.
 	lock, err := unix.Open(path+".lock", unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path + ".lock", Err: err}

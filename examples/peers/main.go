@@ -119,6 +119,7 @@ func openAll() (devs []*vmm.Device, err error) {
 			names = append(names, i.Open)
 		}
 	}
+	// One GPU has no peer: host memory then shows the same.
 	if len(names) < 2 {
 		names = []string{"host:0", "host:1"}
 	}

@@ -145,6 +145,7 @@ func (c *Conn) checkPacket(packet []byte, flags int, fds []int, bad, err error) 
 	if err != nil {
 		return Frame{Header: h}, err
 	}
+	// A truncated frame keeps its place in the sequence: the connection goes on.
 	if h.Sequence != c.received+1 {
 		return Frame{}, protocolf("%v with sequence number %d after %d", h.Type, h.Sequence, c.received)
 	}

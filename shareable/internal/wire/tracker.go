@@ -121,6 +121,7 @@ func (t *Tracker) check(records []Chunk) error {
 		}
 		used, end = r.ID, r.end()
 	}
+
 	if n := len(t.chunks) + len(records); n > t.limits.MaxChunks {
 		return fmt.Errorf("%w: %d chunks, over %d", ErrLimit, n, t.limits.MaxChunks)
 	}
