@@ -331,6 +331,7 @@ func (p *Publication) publishLen(n uint64) error {
 // wakeSendersLocked has the sessions of all readers look for frames to send.
 // Requires mu.
 func (p *Publication) wakeSendersLocked() {
+	assertLocked(&p.mu)
 	for a := range p.attachments {
 		a.ses.wakeSender()
 	}
@@ -420,6 +421,7 @@ func (p *Publication) teardown() {
 // signalLocked wakes waitUntil: a reader acknowledged or went, or the pending
 // lengths are published. Requires mu.
 func (p *Publication) signalLocked() {
+	assertLocked(&p.mu)
 	close(p.progress)
 	p.progress = make(chan struct{})
 }
@@ -449,6 +451,7 @@ func (p *Publication) waitUntil(ctx context.Context, reached func() bool) error 
 
 // objectLocked describes the publication as it is now. Requires mu.
 func (p *Publication) objectLocked(access uint32) wire.Object {
+	assertLocked(&p.mu)
 	l, queued := p.opts.Layout, p.done
 	if p.state != wire.StateClosed { // teardown unmaps the page
 		queued = max(queued, p.page.queued.Load())

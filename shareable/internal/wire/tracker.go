@@ -105,6 +105,8 @@ func (t *Tracker) indexOf(id uint64) int {
 
 // check checks records that follow the known chunks.
 func (t *Tracker) check(records []Chunk) error {
+	// Each record is checked against the end of the one before it, so all of them
+	// together stay within max and the quota.
 	used, end := t.announcedID, endOf(t.chunks)
 	for _, r := range records {
 		switch {
@@ -121,7 +123,6 @@ func (t *Tracker) check(records []Chunk) error {
 		}
 		used, end = r.ID, r.end()
 	}
-
 	if n := len(t.chunks) + len(records); n > t.limits.MaxChunks {
 		return fmt.Errorf("%w: %d chunks, over %d", ErrLimit, n, t.limits.MaxChunks)
 	}

@@ -1,0 +1,19 @@
+package shareable
+
+import (
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
+)
+
+// assertLocked panics in builds with -tags invariants if mu is not locked, for
+// reading at least. Functions whose names end in Locked call it.
+func assertLocked(mu interface {
+	sync.Locker
+	TryLock() bool
+}) {
+	if invariants.Enabled && mu.TryLock() {
+		mu.Unlock()
+		panic("shareable: the caller does not hold the lock")
+	}
+}
