@@ -157,9 +157,9 @@ func (p *part) answer(word string, err error) {
 	p.say(word, err)
 }
 
-// playCrowd is many readers at once, each of which holds every length that it
+// playReaders is many readers at once, each of which holds every length that it
 // sees to the bytes below it: the path, how many, the chunk, and the last length.
-func playCrowd(p *part) {
+func playReaders(p *part) {
 	var nums [3]uint64
 	for i := range nums {
 		n, err := strconv.ParseUint(p.args[1+i], 10, 64)
@@ -219,9 +219,9 @@ func spots(v *View, n uint64, r *rand.Rand) error {
 	return nil
 }
 
-// playStorm opens connections, its second argument says how many, and leaves
+// playConnections opens connections, its second argument says how many, and leaves
 // them at all stages; then it waits to be killed.
-func playStorm(p *part) {
+func playConnections(p *part) {
 	n, err := strconv.Atoi(p.args[1])
 	p.must(err)
 	seed, err := strconv.ParseUint(p.args[2], 10, 64)
