@@ -14,6 +14,7 @@ func assertLocked(mu interface {
 }) {
 	if invariants.Enabled && mu.TryLock() {
 		mu.Unlock()
+		//nolint:forbidigo // only in builds of our own tests
 		panic("shareable: the caller does not hold the lock")
 	}
 }
