@@ -40,14 +40,14 @@ func BenchmarkBooks(b *testing.B) {
 	d, err := vmm.OpenDriver(nulldriver.New(), 0)
 	require.NoError(b, err)
 	defer d.Close()
-	const room = 1 << 20
-	v, err := growable.New[int32](d, growable.Options{MaxLen: room})
+	const size = 1 << 20
+	v, err := growable.New[int32](d, growable.Options{MaxLen: size})
 	require.NoError(b, err)
 	defer v.Close()
-	require.NoError(b, v.Grow(room))
+	require.NoError(b, v.Grow(size))
 	require.NoError(b, v.SetLen(1))
 	empty := func(b *testing.B) {
-		if v.Len() == room {
+		if v.Len() == size {
 			require.NoError(b, v.SetLen(1))
 		}
 	}

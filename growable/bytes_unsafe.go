@@ -2,8 +2,8 @@ package growable
 
 import "unsafe"
 
-// bytesOf is the memory of s.
-// Safety: T is plain data (check), so any of its bytes may be read or written.
+// bytesOf returns the memory of s.
+// Safety: T is plain data (check), so all of its bytes may be read and written.
 func bytesOf[T any](s []T) []byte {
 	if len(s) == 0 {
 		return nil
@@ -11,7 +11,7 @@ func bytesOf[T any](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), uintptr(len(s))*unsafe.Sizeof(s[0]))
 }
 
-// elements is b as elements of T.
+// elements returns b as elements of T.
 // Safety: T is plain data, b starts at a page and holds a whole number of T.
 func elements[T any](b []byte) []T {
 	var zero T

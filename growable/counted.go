@@ -10,78 +10,78 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// counted is a Range counted in things of one size: the elements of a Vector,
-// the rows of Rows. Its zero value is that of a nil one.
+// counted is a Range whose length is counted in items of one size: the elements of
+// a Vector, or the rows of Rows. Its zero value is that of a nil Vector or nil Rows.
 type counted struct {
-	r    *vmm.Range
-	unit uint64 // bytes from one thing to the next
-	what string // "elements", "rows"
+	r      *vmm.Range
+	stride uint64 // bytes from one item to the next
+	noun   string // "elements" or "rows"
 }
 
-// atMost is n things of unit bytes as the most bytes of a Range; n = 0 leaves
-// it to most. Both together must agree.
-func atMost(n int, unit uint64, what string, most uint64) (uint64, error) {
+// maxBytes is the maximum of a Range for n items; for n = 0 it is limit. If both
+// are set, they must be the same.
+func maxBytes(n int, stride uint64, noun string, limit uint64) (uint64, error) {
 	if n < 0 {
-		return 0, fmt.Errorf("%w: at most %d %s", vmm.ErrInvalid, n, what)
+		return 0, fmt.Errorf("%w: at most %d %s", vmm.ErrInvalid, n, noun)
 	}
 	if n == 0 {
-		return most, nil
+		return limit, nil
 	}
-	over, size := bits.Mul64(uint64(n), unit)
-	if over != 0 || most != 0 && most != size {
-		return 0, fmt.Errorf("%w: %d %s of %d bytes in at most %d bytes", vmm.ErrInvalid, n, what, unit, most)
+	over, size := bits.Mul64(uint64(n), stride)
+	if over != 0 || limit != 0 && limit != size {
+		return 0, fmt.Errorf("%w: %d %s of %d bytes in at most %d bytes", vmm.ErrInvalid, n, noun, stride, limit)
 	}
 	return size, nil
 }
 
-// count is how many whole things n bytes are.
+// count is how many whole items n bytes are.
 func (c counted) count(n uint64) int {
 	if c.r == nil {
 		return 0
 	}
-	return int(n / c.unit)
+	return int(n / c.stride)
 }
 
 func (c counted) length() int { return c.count(c.r.Len()) }
 
-// ptrAt is thing i's address. Outside [0, Cap] it panics as an index does.
+// ptrAt is the address of item i. Outside [0, Cap] it panics as an index does.
 func (c counted) ptrAt(i int) vmm.Ptr {
 	index(i, c.count(c.r.Cap())+1)
-	return c.r.Ptr() + vmm.Ptr(uint64(i)*c.unit)
+	return c.r.Ptr() + vmm.Ptr(uint64(i)*c.stride)
 }
 
-// index panics as a slice of that length would.
+// index panics if i is no index of a slice of that length.
 func index(i, length int) { _ = make([]struct{}, length)[i] }
 
-// whole is nil if the Range holds whole things, so that one more begins where
-// it should.
-func (c counted) whole(doing string, n int) error {
-	if c.r != nil && c.r.Len()%c.unit != 0 {
-		return fmt.Errorf("%s %d elements: %w: the range below ends inside one of its %s", doing, n, vmm.ErrInvalid, c.what)
+// checkWhole returns an error if the Range ends inside an item: the next one would
+// not begin where it should.
+func (c counted) checkWhole(op string, n int) error {
+	if c.r != nil && c.r.Len()%c.stride != 0 {
+		return fmt.Errorf("%s %d elements: %w: the range below ends inside one of its %s", op, n, vmm.ErrInvalid, c.noun)
 	}
 	return nil
 }
 
-// bytes is n things in bytes; negative counts are refused.
-func (c counted) bytes(doing string, n int) (uint64, error) {
+// bytes is the size of n items.
+func (c counted) bytes(op string, n int) (uint64, error) {
 	if c.r == nil || n < 0 {
-		return 0, fmt.Errorf("%s %d: %w: nothing to work on, or a negative count", doing, n, vmm.ErrInvalid)
+		return 0, fmt.Errorf("%s %d: %w: nothing to work on, or a negative count", op, n, vmm.ErrInvalid)
 	}
-	over, size := bits.Mul64(uint64(n), c.unit)
+	over, size := bits.Mul64(uint64(n), c.stride)
 	if over != 0 {
-		return 0, fmt.Errorf("%s %d %s of %d bytes: %w", doing, n, c.what, c.unit, vmm.ErrFull)
+		return 0, fmt.Errorf("%s %d %s of %d bytes: %w", op, n, c.noun, c.stride, vmm.ErrFull)
 	}
 	return size, nil
 }
 
-// offset is where thing i begins, in bytes.
-func (c counted) offset(doing string, i int) (int64, error) {
+// offset is the byte at which item i begins.
+func (c counted) offset(op string, i int) (int64, error) {
 	if c.r == nil {
-		return 0, fmt.Errorf("%s at %d: %w: nothing to work on", doing, i, vmm.ErrInvalid)
+		return 0, fmt.Errorf("%s at %d: %w: nothing to work on", op, i, vmm.ErrInvalid)
 	}
-	over, off := bits.Mul64(uint64(i), c.unit)
+	over, off := bits.Mul64(uint64(i), c.stride)
 	if i < 0 || over != 0 || int64(off) < 0 {
-		return 0, fmt.Errorf("%s at %d of its %s: %w", doing, i, c.what, vmm.ErrBounds)
+		return 0, fmt.Errorf("%s at %d of its %s: %w", op, i, c.noun, vmm.ErrBounds)
 	}
 	return int64(off), nil
 }
@@ -102,24 +102,25 @@ func (c counted) setLen(n int) error {
 	return c.r.SetLen(size)
 }
 
-// blocks reads all things below the length, as it stands at the start, in
-// pieces of as many as fit into buf, each of width elements; a nil buf is about
-// 1 MiB. readAt says how many things it has read.
+// blocks yields all items below the length that c has at the start, as many at a
+// time as fit into buf; each has width elements. A nil buf is about 1 MiB. readAt
+// returns how many items it has read.
 func blocks[T any](c counted, width int, buf []T, readAt func([]T, int) (int, error)) iter.Seq2[[]T, error] {
 	return func(yield func([]T, error) bool) {
 		end := c.length()
 		if len(buf) == 0 && end > 0 {
-			buf = make([]T, width*int(max(1, min(uint64(end), 1<<20/c.unit))))
+			buf = make([]T, width*int(max(1, min(uint64(end), 1<<20/c.stride))))
 		}
-		most := len(buf) / max(width, 1)
-		if most == 0 && end > 0 {
+		// A buffer that holds no item would make the loop below endless.
+		fits := len(buf) / max(width, 1)
+		if fits == 0 && end > 0 {
 			yield(nil, fmt.Errorf("read into %d elements: %w: a row has %d", len(buf), vmm.ErrInvalid, width))
 			return
 		}
 		for i := 0; i < end; {
-			n, err := readAt(buf[:width*min(most, end-i)], i)
+			n, err := readAt(buf[:width*min(fits, end-i)], i)
 			if errors.Is(err, io.EOF) {
-				end = i + n // Len has moved down meanwhile
+				end = i + n // the length has gone down meanwhile
 			} else if err != nil {
 				yield(nil, err)
 				return
@@ -132,7 +133,7 @@ func blocks[T any](c counted, width int, buf []T, readAt func([]T, int) (int, er
 	}
 }
 
-// host is the elements below the length, where the CPU can address them.
+// host returns the elements below the length, if the CPU can address them.
 func host[T any](r *vmm.Range) ([]T, error) {
 	b, err := r.Host()
 	if err != nil {

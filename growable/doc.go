@@ -1,11 +1,11 @@
-// Package growable has Vector, a slice in device memory that grows in place: no
-// element is ever copied to make room, and its address never moves.
+// Package growable has Vector, a slice in device memory that grows in place: growth
+// copies no element, and the address never changes.
 //
-// Rows is the same for rows of a width that is known at run time, and Writer
-// gathers elements for a Vector.
+// Rows is the same for rows whose width is known at run time. Writer buffers
+// elements for a Vector.
 //
-// A Vector is a [vmm.Range] that knows the size of its element, and nothing
-// more. What concerns bytes, peers, streams and sharing is on Vector.Range.
+// A Vector is a [vmm.Range] that knows the size of its element, and nothing more.
+// Use Vector.Range for bytes, peers, streams and sharing.
 //
 // Elements are plain data of a fixed layout, checked once for each type:
 // numbers, bools, and arrays and structs of them. Pointers, strings and slices

@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// ErrElement says that a type cannot be an element. The text has the path to
-// the field: "struct {..}.P.Name (string)".
+// ErrElement is for a type that cannot be an element. The text has the path to the
+// field: "struct {..}.P.Name (string)".
 var ErrElement = errors.New("not plain data")
 
-// checked holds the verdict on each type that was asked for: nil or an error.
+// checked caches the result of check for each type: nil or an error.
 var checked sync.Map
 
-// check is nil if t can be an element.
+// check returns nil if t can be an element.
 func check(t reflect.Type) error {
 	if v, ok := checked.Load(t); ok {
 		err, _ := v.(error)
@@ -28,8 +28,11 @@ func check(t reflect.Type) error {
 	return err
 }
 
-// plain looks through arrays and structs; path is how it got here.
+// plain checks a type, and those of its array or of its fields. path leads from the
+// element to t.
 func plain(t reflect.Type, path string) error {
+	// int and uint are refused although they are plain: their size differs between
+	// machines, and CUDA's int has 4 bytes.
 	switch t.Kind() {
 	case reflect.Bool,
 		reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,
@@ -57,7 +60,7 @@ func plain(t reflect.Type, path string) error {
 	return fmt.Errorf("%w: %s", ErrElement, at(path, t))
 }
 
-// at is the path to a field and its type, once where they are the same.
+// at names the field at path and its type; only one of them if they are the same.
 func at(path string, t reflect.Type) string {
 	if path == t.String() {
 		return path
@@ -65,7 +68,7 @@ func at(path string, t reflect.Type) string {
 	return fmt.Sprintf("%s (%v)", path, t)
 }
 
-// typeName is the type's name, a struct without one in short.
+// typeName is the name of the type, short for a struct without one.
 func typeName(t reflect.Type) string {
 	if t.Kind() == reflect.Struct && t.Name() == "" {
 		return "struct {..}"

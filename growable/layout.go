@@ -20,10 +20,10 @@ var kinds = map[reflect.Kind]vmm.ElemKind{
 	reflect.Complex64: vmm.ElemComplex, reflect.Complex128: vmm.ElemComplex,
 }
 
-// layoutOf is the layout of rows of the given shape of t, the zero Layout if t
-// cannot be an element. Arrays become dimensions, so that a Vector of
-// [3]float32 and Rows of three float32 are the same; structs, and arrays of too
-// many dimensions, are opaque.
+// layoutOf is the Layout of rows of t with the given shape; the zero Layout if t
+// cannot be an element. Arrays become dimensions, so a Vector of [3]float32 and
+// Rows of three float32 have the same Layout. Structs, and arrays of too many
+// dimensions, are opaque.
 func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
 	if check(t) != nil {
 		return vmm.Layout{}
@@ -39,6 +39,8 @@ func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
 	if k, ok := kinds[elem.Kind()]; ok {
 		l.Kind, l.Bits = k, 8*int(elem.Size())
 	}
+	// The hash is that of a text, so that a program in another language can compute
+	// it too. It begins with the version of the text.
 	var b strings.Builder
 	b.WriteString("layout 1: ")
 	describe(&b, elem)
@@ -46,9 +48,9 @@ func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
 	return l
 }
 
-// describe writes what a type is made of: "struct 16 {X 0 float32; N 8 [2]int32}"
-// has the sizes of structs, and the names and offsets of fields. The names of
-// types are left out, so that two programs need not share a package.
+// describe writes the structure of a type, with the sizes of structs and the names
+// and offsets of fields: "struct 16 {X 0 float32; N 8 [2]int32}". It leaves out the
+// names of types, so that two programs need not share a package.
 func describe(b *strings.Builder, t reflect.Type) {
 	switch t.Kind() {
 	case reflect.Array:
@@ -70,9 +72,9 @@ func describe(b *strings.Builder, t reflect.Type) {
 	}
 }
 
-// Layout says what the Vector's bytes are: what a reader in another process has
-// to agree on. Arrays become dimensions; structs are opaque, with a hash of
-// their fields' names, types and offsets.
+// Layout describes the Vector's bytes, as a reader in another process must know
+// them. Arrays become dimensions. Structs are opaque, with a hash of the names,
+// types and offsets of their fields.
 func (v *Vector[T]) Layout() vmm.Layout {
 	t := reflect.TypeFor[T]()
 	return layoutOf(t, uint64(t.Size()))
@@ -81,19 +83,19 @@ func (v *Vector[T]) Layout() vmm.Layout {
 // Tensor describes the elements below Len in DLPack's terms.
 func (v *Vector[T]) Tensor() (vmm.Tensor, error) { return v.base().tensor(v.Layout()) }
 
-// Layout says what the rows' bytes are, as Vector.Layout does; the zero Layout
-// for nil Rows.
+// Layout describes the rows' bytes, as Vector.Layout does; for nil Rows it is the
+// zero Layout.
 func (r *Rows[T]) Layout() vmm.Layout {
 	if r == nil {
 		return vmm.Layout{}
 	}
-	return layoutOf(reflect.TypeFor[T](), r.c.unit, r.width)
+	return layoutOf(reflect.TypeFor[T](), r.c.stride, r.width)
 }
 
-// Tensor describes the rows below Len in DLPack's terms. A pitch that is no
-// whole number of elements is vmm.ErrNotSupported.
+// Tensor describes the rows below Len in DLPack's terms. If the pitch is no multiple
+// of the element's size, it returns vmm.ErrNotSupported.
 func (r *Rows[T]) Tensor() (vmm.Tensor, error) { return r.base().tensor(r.Layout()) }
 
 func (c counted) tensor(l vmm.Layout) (vmm.Tensor, error) {
-	return l.Tensor(c.r.Device(), c.r.Ptr(), uint64(c.length())*c.unit)
+	return l.Tensor(c.r.Device(), c.r.Ptr(), uint64(c.length())*c.stride)
 }

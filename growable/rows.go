@@ -11,31 +11,31 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Rows is rows of T in device memory, all of one width that is known at run
-// time (the length of an embedding, say), growing in place. Counts and indices
-// are rows. With a pitch each row is followed by padding, which is written as
-// zeros and never read as data. Safe for concurrent use as Vector is. The
-// caller must Close it.
+// Rows is a table of T in device memory that grows in place, row by row. All rows
+// have one width that is known at run time: the length of an embedding, say.
+// Counts and indices are rows. With a pitch, padding follows each row; it is
+// written as zeros and never read. Safe for concurrent use as Vector is. The caller
+// must Close it.
 type Rows[T any] struct {
 	c     counted
 	width int
 	data  uint64 // bytes of a row without its padding
 }
 
-// RowsOptions is how Rows are made; its zero value is the default.
+// RowsOptions configures NewRows; its zero value is the default.
 type RowsOptions struct {
-	// Pitch is how many bytes one row begins after the other: a multiple of the
-	// element's alignment, and no less than a row has. 0 is rows without padding.
+	// Pitch is the number of bytes from one row to the next: a multiple of the
+	// element's alignment, and at least the size of a row. 0 is no padding.
 	Pitch int
-	// MaxRows is how many rows to reserve addresses for; 0 leaves it to
-	// Range.Max. Both together must agree.
+	// MaxRows is how many rows to reserve addresses for; 0 uses Range.Max. If both
+	// are set, they must be the same.
 	MaxRows int
-	// Range is how the memory below is made.
+	// Range configures the Range that holds the rows.
 	Range vmm.RangeOptions
 }
 
-// NewRows makes empty Rows of width elements each. It commits no memory yet. A
-// T that is not plain data is ErrElement. The caller must Close it.
+// NewRows makes empty Rows of width elements each. It commits no memory yet. If T
+// is not plain data, it returns ErrElement. The caller must Close it.
 func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	t := reflect.TypeFor[T]()
 	if err := check(t); err != nil {
@@ -43,7 +43,7 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	}
 	data, pitch, err := layout(t, width, o.Pitch)
 	if err == nil {
-		o.Range.Max, err = atMost(o.MaxRows, pitch, "rows", o.Range.Max)
+		o.Range.Max, err = maxBytes(o.MaxRows, pitch, "rows", o.Range.Max)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make rows: %w", err)
@@ -55,7 +55,7 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	return &Rows[T]{counted{r, pitch, "rows"}, width, data}, nil
 }
 
-// layout is the bytes of a row, and from one row to the next.
+// layout returns the size of a row, and the bytes from one row to the next.
 func layout(t reflect.Type, width, pitch int) (data, step uint64, err error) {
 	if width < 1 {
 		return 0, 0, fmt.Errorf("%w: rows of %d elements", vmm.ErrInvalid, width)
@@ -73,7 +73,7 @@ func layout(t reflect.Type, width, pitch int) (data, step uint64, err error) {
 	return data, uint64(pitch), nil
 }
 
-// base is what is counted, nothing for nil Rows.
+// base returns the counted Range; the zero value for nil Rows.
 func (r *Rows[T]) base() counted {
 	if r == nil {
 		return counted{}
@@ -81,8 +81,9 @@ func (r *Rows[T]) base() counted {
 	return r.c
 }
 
-// Range is the memory below: bytes, peers, streams, segments, sharing. Whoever
-// writes through it keeps to whole rows, with their padding.
+// Range returns the Range that holds the rows, for bytes, peers, streams, segments
+// and sharing. A caller that writes through it must write whole rows with their
+// padding.
 func (r *Rows[T]) Range() *vmm.Range { return r.base().r }
 
 // Width is how many elements a row has.
@@ -93,13 +94,13 @@ func (r *Rows[T]) Width() int {
 	return r.width
 }
 
-// Pitch is how many bytes one row begins after the other.
-func (r *Rows[T]) Pitch() int { return int(r.base().unit) }
+// Pitch is the number of bytes from one row to the next.
+func (r *Rows[T]) Pitch() int { return int(r.base().stride) }
 
 // Len is how many rows have been written.
 func (r *Rows[T]) Len() int { return r.base().length() }
 
-// Cap is how many rows have memory behind them.
+// Cap is how many rows have memory.
 func (r *Rows[T]) Cap() int { return r.base().count(r.Range().Cap()) }
 
 // MaxLen is how many rows there can be.
@@ -112,10 +113,10 @@ func (r *Rows[T]) Ptr() vmm.Ptr { return r.Range().Ptr() }
 // index does.
 func (r *Rows[T]) PtrAt(row int) vmm.Ptr { return r.base().ptrAt(row) }
 
-// Append writes s, which must be whole rows, behind the last row, as
-// Vector.Append does. With a pitch it first makes a copy of s with padding.
+// Append writes s, which must be whole rows, after the last row, as Vector.Append
+// does. With a pitch it first makes a copy of s with padding.
 func (r *Rows[T]) Append(s ...T) error {
-	if err := r.base().whole("append", len(s)); err != nil {
+	if err := r.base().checkWhole("append", len(s)); err != nil {
 		return err
 	}
 	b, err := r.pack("append", s)
@@ -125,20 +126,20 @@ func (r *Rows[T]) Append(s ...T) error {
 	return r.Range().Append(b)
 }
 
-// rows is how many rows n elements are.
-func (r *Rows[T]) rows(doing string, n int) (int, error) {
+// rows is how many rows n elements make; an error if not a whole number.
+func (r *Rows[T]) rows(op string, n int) (int, error) {
 	if width := r.Width(); width == 0 || n%width != 0 {
-		return 0, fmt.Errorf("%s %d elements: %w: rows have %d", doing, n, vmm.ErrInvalid, r.Width())
+		return 0, fmt.Errorf("%s %d elements: %w: rows have %d", op, n, vmm.ErrInvalid, r.Width())
 	}
 	return n / r.width, nil
 }
 
-// packed says that there is no padding.
-func (r *Rows[T]) packed() bool { return r.c.unit == r.data }
+// packed reports whether the rows have no padding.
+func (r *Rows[T]) packed() bool { return r.c.stride == r.data }
 
-// pack is whole rows as they lie in memory.
-func (r *Rows[T]) pack(doing string, s []T) ([]byte, error) {
-	n, err := r.rows(doing, len(s))
+// pack returns whole rows as bytes with their padding.
+func (r *Rows[T]) pack(op string, s []T) ([]byte, error) {
+	n, err := r.rows(op, len(s))
 	if err != nil {
 		return nil, err
 	}
@@ -146,35 +147,36 @@ func (r *Rows[T]) pack(doing string, s []T) ([]byte, error) {
 	if n == 0 || r.packed() {
 		return b, nil
 	}
-	size, err := r.c.bytes(doing, n)
+	size, err := r.c.bytes(op, n)
 	if err != nil {
 		return nil, err
 	}
-	if most := r.c.r.Max(); size > most {
-		return nil, fmt.Errorf("%s %d rows: %w: %d bytes, of at most %d", doing, n, vmm.ErrFull, size, most)
+	// Checked before the copy is allocated: with a large pitch it exceeds s by far.
+	if limit := r.c.r.Max(); size > limit {
+		return nil, fmt.Errorf("%s %d rows: %w: %d bytes, of at most %d", op, n, vmm.ErrFull, size, limit)
 	}
 	out := make([]byte, size)
 	for i := range uint64(n) {
-		copy(out[i*r.c.unit:], b[i*r.data:(i+1)*r.data])
+		copy(out[i*r.c.stride:], b[i*r.data:(i+1)*r.data])
 	}
 	return out, nil
 }
 
-// Grow makes room for n more rows beyond Len. It completes or changes nothing.
-// A kernel may then write from PtrAt(Len()) on, and SetLen shows it.
+// Grow raises Cap to at least n rows beyond Len. It completes or changes nothing.
+// A kernel may then write from PtrAt(Len()) on; SetLen counts what it wrote.
 func (r *Rows[T]) Grow(n int) error { return r.base().grow(n) }
 
-// SetLen moves Len to n rows, which must lie within Cap. Moved down it drops
-// rows and keeps the memory; see Clip.
+// SetLen sets Len to n rows, at most Cap. A smaller Len drops rows and keeps the
+// memory; see Clip.
 func (r *Rows[T]) SetLen(n int) error { return r.base().setLen(n) }
 
-// Clip gives back the chunks that lie wholly beyond Len, after waiting for work
-// that may use them.
+// Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
+// may use them.
 func (r *Rows[T]) Clip() error { return r.Range().Clip() }
 
-// ReadAt copies rows from row on to dst, which must be whole rows, after
-// waiting for work that may write them, and gives how many rows. Past Len it
-// answers io.EOF.
+// ReadAt copies rows from row on to dst, which must be whole rows, after waiting
+// for work that may write them. It returns how many rows it copied; beyond Len also
+// io.EOF.
 func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) {
 	off, err := r.base().offset("read", row)
 	if err != nil {
@@ -189,14 +191,15 @@ func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) {
 		n, err := r.c.r.ReadAt(b, off)
 		return r.c.count(uint64(n)), err
 	}
-	// About 1 MiB with padding at a time, whatever the size of dst.
-	piece := int(max(1, min(uint64(want), 1<<20/r.c.unit)))
+	// The padding is read as well, and removed: about 1 MiB at a time, whatever the
+	// size of dst.
+	batch := int(max(1, min(uint64(want), 1<<20/r.c.stride)))
 	var buf []byte
-	if piece > 1 {
-		buf = make([]byte, uint64(piece)*r.c.unit)
+	if batch > 1 {
+		buf = make([]byte, uint64(batch)*r.c.stride)
 	}
 	for i := 0; i < want; {
-		got, err := r.readPiece(b[uint64(i)*r.data:], min(piece, want-i), off+int64(uint64(i)*r.c.unit), buf)
+		got, err := r.readBatch(b[uint64(i)*r.data:], min(batch, want-i), off+int64(uint64(i)*r.c.stride), buf)
 		i += got
 		if err != nil {
 			return i, err
@@ -205,22 +208,22 @@ func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) {
 	return want, nil
 }
 
-// readPiece reads n rows from byte off on by way of buf, one of them directly.
-func (r *Rows[T]) readPiece(dst []byte, n int, off int64, buf []byte) (int, error) {
+// readBatch reads n rows from byte off on through buf; a single row without it.
+func (r *Rows[T]) readBatch(dst []byte, n int, off int64, buf []byte) (int, error) {
 	if n == 1 {
 		m, err := r.c.r.ReadAt(dst[:r.data], off)
 		return int(uint64(m) / r.data), err
 	}
-	m, err := r.c.r.ReadAt(buf[:uint64(n)*r.c.unit], off)
+	m, err := r.c.r.ReadAt(buf[:uint64(n)*r.c.stride], off)
 	got := r.c.count(uint64(m))
 	for i := range uint64(got) {
-		copy(dst[i*r.data:], buf[i*r.c.unit:][:r.data])
+		copy(dst[i*r.data:], buf[i*r.c.stride:][:r.data])
 	}
 	return got, err
 }
 
-// WriteAt replaces rows from row on by src, which must be whole rows, and gives
-// how many. All of them must lie below Len, else it answers vmm.ErrBounds and
+// WriteAt replaces the rows from row on by src, which must be whole rows. It returns
+// how many it wrote. If not all of them lie below Len, it returns vmm.ErrBounds and
 // writes nothing. With a pitch it first makes a copy of src with padding.
 func (r *Rows[T]) WriteAt(src []T, row int) (int, error) {
 	off, err := r.base().offset("write", row)
@@ -238,28 +241,28 @@ func (r *Rows[T]) WriteAt(src []T, row int) (int, error) {
 	return r.c.count(uint64(n)), err
 }
 
-// Blocks reads all rows below Len, as it stands at the start, in pieces of as
-// many as fit into buf, at least one; a nil buf is about 1 MiB. Each piece is
-// valid until the next. A failed copy is the last pair's error.
+// Blocks yields all rows below the Len at the start, as many at a time as fit into
+// buf, which must hold at least one; a nil buf is about 1 MiB. Each slice is valid
+// until the next. If a copy fails, the last pair has the error.
 func (r *Rows[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
 	return blocks(r.base(), r.Width(), buf, r.ReadAt)
 }
 
-// Host is the rows below Len as one slice, where the CPU can address the memory
-// and there is no padding, else vmm.ErrNotSupported. It stays valid while there
-// come more, up to a Clip or SetLen below it, or Close.
+// Host returns the rows below Len as one slice. If the CPU cannot address the
+// memory, or rows have padding, it returns vmm.ErrNotSupported. The slice is valid
+// while the Rows grow, until a Clip or SetLen below its end, or Close.
 func (r *Rows[T]) Host() ([]T, error) {
 	if r != nil && !r.packed() {
-		return nil, fmt.Errorf("view rows of %d bytes %d apart as one slice: %w", r.data, r.c.unit, vmm.ErrNotSupported)
+		return nil, fmt.Errorf("view rows of %d bytes %d apart as one slice: %w", r.data, r.c.stride, vmm.ErrNotSupported)
 	}
 	h, err := host[T](r.Range())
 	return h[:len(h)-len(h)%max(r.Width(), 1)], err
 }
 
-// Close waits for work that may use the memory and gives it back, with the
-// addresses; see vmm.Reservation.Close. Twice is fine, and so is a nil Rows.
+// Close waits for work that may use the memory, and frees memory and addresses; see
+// vmm.Reservation.Close. Twice is fine, and so is a nil Rows.
 func (r *Rows[T]) Close() error { return r.Range().Close() }
 
-// CloseContext is Close that stops waiting when ctx is done; the close goes on
-// by itself.
+// CloseContext is Close, except that it stops waiting when ctx is done. The close
+// continues.
 func (r *Rows[T]) CloseContext(ctx context.Context) error { return r.Range().CloseContext(ctx) }

@@ -18,7 +18,7 @@ func TestVectorSleeps(t *testing.T) {
 		want[i] = row{ID: int64(i), Score: float32(i) / 3}
 	}
 	require.NoError(t, v.Append(want...))
-	p, room := v.Ptr(), v.Cap()
+	p, capacity := v.Ptr(), v.Cap()
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, v.Range()))
 	require.Equal(t, len(want), v.Len())
 	require.Zero(t, v.Cap())
@@ -32,7 +32,7 @@ func TestVectorSleeps(t *testing.T) {
 	}
 	require.NoError(t, vmm.Wake(v.Range()))
 	require.Equal(t, p, v.Ptr())
-	require.Equal(t, room, v.Cap())
+	require.Equal(t, capacity, v.Cap())
 	got := make([]row, len(want))
 	_, err = v.ReadAt(got, 0)
 	require.NoError(t, err)

@@ -16,24 +16,24 @@ import (
 // and SetLen used together want one producer at a time. The caller must Close it.
 type Vector[T any] struct{ c counted }
 
-// Options is how a Vector is made; its zero value is the default.
+// Options configures New; its zero value is the default.
 type Options struct {
-	// MaxLen is how many elements to reserve addresses for; 0 leaves it to
-	// Range.Max. Both together must agree.
+	// MaxLen is how many elements to reserve addresses for; 0 uses Range.Max. If
+	// both are set, they must be the same.
 	MaxLen int
-	// Range is how the memory below is made.
+	// Range configures the Range that holds the elements.
 	Range vmm.RangeOptions
 }
 
-// New makes an empty Vector. It commits no memory yet. A T that is not plain
-// data is ErrElement. The caller must Close it.
+// New makes an empty Vector. It commits no memory yet. If T is not plain data, it
+// returns ErrElement. The caller must Close it.
 func New[T any](d *vmm.Device, o Options) (*Vector[T], error) {
 	t := reflect.TypeFor[T]()
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make vector: %w", err)
 	}
 	var err error
-	if o.Range.Max, err = atMost(o.MaxLen, uint64(t.Size()), "elements", o.Range.Max); err != nil {
+	if o.Range.Max, err = maxBytes(o.MaxLen, uint64(t.Size()), "elements", o.Range.Max); err != nil {
 		return nil, fmt.Errorf("make vector: %w", err)
 	}
 	r, err := d.NewRange(o.Range)
@@ -43,8 +43,8 @@ func New[T any](d *vmm.Device, o Options) (*Vector[T], error) {
 	return &Vector[T]{counted{r, uint64(t.Size()), "elements"}}, nil
 }
 
-// On makes a Vector of the bytes in r, whose length must be a whole number of
-// elements. The Vector's Close closes r.
+// FromRange makes a Vector of the bytes in r, whose length must be a whole number
+// of elements. The Vector's Close closes r.
 func FromRange[T any](r *vmm.Range) (*Vector[T], error) {
 	t := reflect.TypeFor[T]()
 	if err := check(t); err != nil {
@@ -56,7 +56,7 @@ func FromRange[T any](r *vmm.Range) (*Vector[T], error) {
 	return &Vector[T]{counted{r, uint64(t.Size()), "elements"}}, nil
 }
 
-// base is what the Vector counts, nothing for a nil one.
+// base returns the counted Range; the zero value for a nil Vector.
 func (v *Vector[T]) base() counted {
 	if v == nil {
 		return counted{}
@@ -64,14 +64,14 @@ func (v *Vector[T]) base() counted {
 	return v.c
 }
 
-// Range is the memory below: bytes, peers, streams, segments, sharing. Whoever
-// writes through it keeps to whole elements.
+// Range returns the Range that holds the elements, for bytes, peers, streams,
+// segments and sharing. A caller that writes through it must write whole elements.
 func (v *Vector[T]) Range() *vmm.Range { return v.base().r }
 
 // Len is how many elements have been written.
 func (v *Vector[T]) Len() int { return v.base().length() }
 
-// Cap is how many elements have memory behind them.
+// Cap is how many elements have memory.
 func (v *Vector[T]) Cap() int { return v.base().count(v.Range().Cap()) }
 
 // MaxLen is how many elements the Vector can grow to.
@@ -84,34 +84,35 @@ func (v *Vector[T]) Ptr() vmm.Ptr { return v.Range().Ptr() }
 // index does.
 func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(i) }
 
-// Append writes s behind the last element. It has finished when it returns: s
-// may be reused, and later readers see the data. A failed Append leaves length
-// and contents as they were. Beyond MaxLen it answers vmm.ErrFull.
+// Append writes s after the last element. The copy has finished when Append
+// returns: s may be reused, and later readers see the data. A failed Append leaves
+// length and contents as they were. Beyond MaxLen it returns vmm.ErrFull.
 //
-// Values that are listed one by one cost an allocation, because a driver may
-// hand them to another thread; a slice of the caller's costs none, and a Writer
-// gathers single values.
+// Values that are listed one by one cost an allocation, because a driver may pass
+// them to another thread. A slice of the caller's costs none, and a Writer buffers
+// single values.
 func (v *Vector[T]) Append(s ...T) error {
-	if err := v.base().whole("append", len(s)); err != nil {
+	if err := v.base().checkWhole("append", len(s)); err != nil {
 		return err
 	}
 	return v.Range().Append(bytesOf(s))
 }
 
-// Grow makes room for n more elements beyond Len. It completes or changes
-// nothing. A kernel may then write from PtrAt(Len()) on, and SetLen shows it.
+// Grow raises Cap to at least n elements beyond Len. It completes or changes
+// nothing. A kernel may then write from PtrAt(Len()) on; SetLen counts what it
+// wrote.
 func (v *Vector[T]) Grow(n int) error { return v.base().grow(n) }
 
-// SetLen moves Len to n, which must lie within Cap. Moved down it drops
-// elements and keeps the memory; see Clip.
+// SetLen sets Len to n, at most Cap. A smaller Len drops elements and keeps the
+// memory; see Clip.
 func (v *Vector[T]) SetLen(n int) error { return v.base().setLen(n) }
 
-// Clip gives back the chunks that lie wholly beyond Len, after waiting for work
-// that may use them.
+// Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
+// may use them.
 func (v *Vector[T]) Clip() error { return v.Range().Clip() }
 
-// At reads element i, after waiting for work that may write it. An index
-// outside [0, Len) panics as a slice's does; the device's trouble is the error.
+// At reads element i, after waiting for work that may write it. An index outside
+// [0, Len) panics as a slice's does. The error is that of the copy.
 func (v *Vector[T]) At(i int) (x T, err error) {
 	one := make([]T, 1)
 	if i >= 0 {
@@ -123,8 +124,8 @@ func (v *Vector[T]) At(i int) (x T, err error) {
 	return one[0], err
 }
 
-// Set replaces element i. An index outside [0, Len) panics as a slice's does;
-// the device's trouble is the error.
+// Set replaces element i. An index outside [0, Len) panics as a slice's does. The
+// error is that of the copy.
 func (v *Vector[T]) Set(i int, x T) (err error) {
 	if i >= 0 {
 		_, err = v.WriteAt([]T{x}, i)
@@ -135,8 +136,8 @@ func (v *Vector[T]) Set(i int, x T) (err error) {
 	return err
 }
 
-// ReadAt copies elements from i on to dst, after waiting for work that may
-// write them, and gives how many. Past Len it answers io.EOF.
+// ReadAt copies elements from i on to dst, after waiting for work that may write
+// them. It returns how many it copied; beyond Len also io.EOF.
 func (v *Vector[T]) ReadAt(dst []T, i int) (int, error) {
 	off, err := v.base().offset("read", i)
 	if err != nil {
@@ -146,8 +147,8 @@ func (v *Vector[T]) ReadAt(dst []T, i int) (int, error) {
 	return v.base().count(uint64(n)), err
 }
 
-// WriteAt replaces elements from i on. All of them must lie below Len, else it
-// answers vmm.ErrBounds and writes nothing.
+// WriteAt replaces the elements from i on. If not all of them lie below Len, it
+// returns vmm.ErrBounds and writes nothing.
 func (v *Vector[T]) WriteAt(src []T, i int) (int, error) {
 	off, err := v.base().offset("write", i)
 	if err != nil {
@@ -157,22 +158,22 @@ func (v *Vector[T]) WriteAt(src []T, i int) (int, error) {
 	return v.base().count(uint64(n)), err
 }
 
-// Blocks reads all elements below Len, as it stands at the start, in pieces of
-// at most len(buf); a nil buf is about 1 MiB. Each piece is valid until the
-// next. A failed copy is the last pair's error.
+// Blocks yields all elements below the Len at the start, at most len(buf) at a
+// time; a nil buf is about 1 MiB. Each slice is valid until the next. If a copy
+// fails, the last pair has the error.
 func (v *Vector[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
 	return blocks(v.base(), 1, buf, v.ReadAt)
 }
 
-// Host is the elements below Len as a slice, where the CPU can address the
-// memory; vmm.ErrNotSupported on CUDA. It stays valid while the Vector grows,
-// up to a Clip or SetLen below it, or Close.
+// Host returns the elements below Len as a slice, if the CPU can address the
+// memory; on CUDA it returns vmm.ErrNotSupported. The slice is valid while the
+// Vector grows, until a Clip or SetLen below its end, or Close.
 func (v *Vector[T]) Host() ([]T, error) { return host[T](v.Range()) }
 
-// Close waits for work that may use the memory and gives it back, with the
-// addresses; see vmm.Reservation.Close. Twice is fine, and so is a nil Vector.
+// Close waits for work that may use the memory, and frees memory and addresses; see
+// vmm.Reservation.Close. Twice is fine, and so is a nil Vector.
 func (v *Vector[T]) Close() error { return v.Range().Close() }
 
-// CloseContext is Close that stops waiting when ctx is done; the close goes on
-// by itself.
+// CloseContext is Close, except that it stops waiting when ctx is done. The close
+// continues.
 func (v *Vector[T]) CloseContext(ctx context.Context) error { return v.Range().CloseContext(ctx) }

@@ -182,7 +182,7 @@ func TestElements(t *testing.T) {
 			err := c.make()
 			require.ErrorIs(t, err, growable.ErrElement)
 			require.ErrorContains(t, err, c.text)
-			require.Equal(t, err, c.make(), "the cached verdict is the same")
+			require.Equal(t, err, c.make(), "the cached result is the same")
 		})
 	}
 	require.NoError(t, make_[complex128](d)())

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
@@ -15,21 +13,22 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// AttachOptions is how to attach; its zero value is the default.
+// AttachOptions configures Attach; its zero value is the default.
 type AttachOptions struct {
-	// Write asks for memory that can be written; vmm.ErrPermission if the owner
-	// does not give it.
+	// Write asks for memory that can be written. If the owner does not allow it,
+	// Attach returns vmm.ErrPermission.
 	Write bool
-	// Token is what the owner may ask for, up to 32 bytes; nil is nothing.
+	// Token is the shared secret that the owner may ask for, up to 32 bytes.
 	Token []byte
-	// UIDs is who may be the owner; nil: the user of this process, and root.
+	// UIDs are the users that the owner may run as; nil is the user of this
+	// process, and root.
 	UIDs []uint32
-	// MaxBytes is how many bytes to map, and addresses to reserve, at most: an
-	// owner that sends more is let go of, with vmm.ErrLimit. 0 is the device's
-	// memory.
+	// MaxBytes limits the bytes that are mapped and the addresses that are
+	// reserved. If the owner sends more, the View ends with vmm.ErrLimit. 0 is the
+	// size of the device's memory.
 	MaxBytes uint64
-	// Timeout is how long the other side may take for an answer, and work here
-	// to leave memory that the owner takes back. 0 is 5 s.
+	// Timeout limits each wait for the other side, and the wait for local work on
+	// memory that the owner takes back. 0 is 5 s.
 	Timeout time.Duration
 	// Align is the alignment of the first address, a power of two. 0 is the
 	// granularity.
@@ -38,11 +37,11 @@ type AttachOptions struct {
 
 const (
 	defaultTimeout = 5 * time.Second
-	attachRequest  = 1 // the number of the one request of a connection
+	attachRequest  = 1 // the request number of ATTACH, the only request of a View
 )
 
-// settle checks the options and fills in the defaults.
-func (o AttachOptions) settle(dev *vmm.Device) (AttachOptions, error) {
+// resolve checks the options and fills in the defaults.
+func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	switch {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
@@ -63,19 +62,19 @@ func (o AttachOptions) settle(dev *vmm.Device) (AttachOptions, error) {
 	return o, nil
 }
 
-// Attach makes a view of an object that the owner who listens at path has
-// published under name; path "" is the default. It returns when the addresses
-// are reserved and the bytes are on their way: wait for them with Wait.
+// Attach makes a View of the object that the server at path has published under
+// name; path is as for Listen. It returns once the addresses are reserved. The
+// memory arrives later: use View.Wait.
 //
-// ErrOwnerGone says that nobody listens, ErrNotFound that there is no such
-// object, vmm.ErrPermission that the other side is not who it should be or
-// turns this one away; os.ErrDeadlineExceeded that it did not answer in time.
+// It returns ErrOwnerGone if no server listens at path, ErrNotFound if there is no
+// such object, vmm.ErrPermission if the server runs as another user or refuses
+// this process, and os.ErrDeadlineExceeded if the server does not reply in time.
 // The caller must Close the View.
 func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
 	if ctx == nil {
 		return nil, attachFail(name, fmt.Errorf("%w: no context", vmm.ErrInvalid))
 	}
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
@@ -86,7 +85,7 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	return AttachConn(ctx, conn, name, dev, o)
 }
 
-// connect finds the owner who listens at path.
+// connect connects to the server at path.
 func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, error) {
 	path, err := socketPath(path)
 	if err != nil {
@@ -94,7 +93,7 @@ func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, 
 	}
 	c, err := (&net.Dialer{Timeout: o.Timeout}).DialContext(ctx, "unixpacket", path)
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("%w: nobody listens: %w", ErrOwnerGone, err)
+		err = fmt.Errorf("%w: no server listens: %w", ErrOwnerGone, err)
 	}
 	if err != nil {
 		return nil, err
@@ -107,8 +106,8 @@ func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, 
 	return conn, nil
 }
 
-// AttachConn is Attach over a connection that is there already, of the kind
-// "unixpacket". It takes conn over and closes it, also where it fails.
+// AttachConn is Attach over an existing connection of the kind "unixpacket". It
+// closes conn when the View ends, and also if it fails.
 func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
 	if conn == nil {
 		return nil, attachFail(name, fmt.Errorf("%w: no connection", vmm.ErrInvalid))
@@ -126,246 +125,59 @@ func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.D
 func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
 
 func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, err
 	}
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
 	}
-	j := joining{o: o, dev: dev}
-	if err := j.open(ctx, conn); err != nil {
+	h := handshake{opts: o, dev: dev}
+	if err := h.checkPeer(ctx, conn); err != nil {
 		return nil, err
 	}
-	v, err := j.attach(ctx, name)
-	if done := j.settle(ctx); done != nil {
-		_ = v.Close() // nothing uses it
-		return nil, done
+	v, err := h.attach(ctx, name)
+	// If ctx ended, its deadline in the past may be set: the connection is lost.
+	if canceled := h.clearDeadlines(ctx); canceled != nil {
+		_ = v.Close() // nothing uses it yet
+		return nil, canceled
 	}
 	return v, err
 }
 
-// joining is a connection on its way to a view.
-type joining struct {
-	o    AttachOptions
-	dev  *vmm.Device
-	c    *wire.Conn
-	gran uint64
-	peer wire.Hello
-	calm func() bool // stops what ctx would do; false if it has begun
-}
-
-// open checks who is at the other end before anything of it is read, and has
-// ctx end whatever waits for it.
-func (j *joining) open(ctx context.Context, conn *net.UnixConn) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
-	}
-	c, err := wire.NewConn(conn)
-	if err != nil {
-		return fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
-	}
-	cred, err := c.Cred()
-	if err != nil {
-		return err
-	}
-	if !slices.Contains(j.o.UIDs, cred.UID) {
-		return fmt.Errorf("%w: the other side is user %d", vmm.ErrPermission, cred.UID)
-	}
-	j.c = c
-	past := time.Unix(1, 0)
-	j.calm = context.AfterFunc(ctx, func() {
-		_ = c.SetReadDeadline(past)
-		_ = c.SetWriteDeadline(past)
-	})
-	return nil
-}
-
-// hurry gives the other side its time from now on. ctx is asked last: what its
-// end did to the deadlines may just have been undone.
-func (j *joining) hurry(ctx context.Context) error {
-	until := time.Now().Add(j.o.Timeout)
-	if err := j.c.SetReadDeadline(until); err != nil {
-		return err
-	}
-	if err := j.c.SetWriteDeadline(until); err != nil {
-		return err
-	}
-	return ctx.Err()
-}
-
-// settle takes the deadlines off, or answers that ctx is done.
-func (j *joining) settle(ctx context.Context) error {
-	if !j.calm() {
-		return ctx.Err()
-	}
-	if err := j.c.SetReadDeadline(time.Time{}); err != nil {
-		return err
-	}
-	return j.c.SetWriteDeadline(time.Time{})
-}
-
-// attach asks for the object and makes a view of the answer.
-func (j *joining) attach(ctx context.Context, name string) (*View, error) {
-	if err := j.greet(ctx); err != nil {
+// attach requests the object and makes a View of the reply.
+func (h *handshake) attach(ctx context.Context, name string) (*View, error) {
+	if err := h.exchangeHello(ctx); err != nil {
 		return nil, err
 	}
 	ask := wire.Attach{Access: wire.AccessRead, Name: name}
-	if j.o.Write {
+	if h.opts.Write {
 		ask.Access = wire.AccessReadWrite
 	}
-	if err := j.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
+	if err := h.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
 		return nil, err
 	}
-	obj, fds, err := j.object(ctx, attachRequest)
+	obj, f, err := h.readObject(ctx, attachRequest)
 	if err != nil {
 		return nil, err
 	}
-	defer fds.Close() //nolint:errcheck // the page is mapped or refused
+	defer f.Close() //nolint:errcheck // the page is mapped or refused
 	switch {
 	case obj.Name != name:
-		return nil, fmt.Errorf("%w: the answer is about %q", ErrProtocol, obj.Name)
+		return nil, fmt.Errorf("%w: the reply describes %q", ErrProtocol, obj.Name)
 	case obj.State == wire.StateClosed:
 		return nil, fmt.Errorf("%w: it is closed", ErrNotFound)
-	case len(fds.FDs) != 1:
+	case len(f.FDs) != 1:
 		return nil, fmt.Errorf("%w: no control page", ErrProtocol)
 	}
-	page, err := openPage(fds.FDs[0].Int(), obj.Instance, obj.ID)
+	page, err := openReaderPage(f.FDs[0].Int(), obj.Instance, obj.ID)
 	if err != nil {
 		return nil, err
 	}
-	v, err := j.view(obj, page)
+	// The page comes first: it can be unmapped without a driver call.
+	v, err := h.newView(obj, page)
 	if err != nil {
-		return nil, closing(err, page)
+		return nil, closeAfter(err, page)
 	}
 	return v, nil
-}
-
-// why gives what came of a call on the connection its kind.
-func (j *joining) why(err error) error {
-	if gone(err) {
-		return fmt.Errorf("%w: %w", ErrOwnerGone, err)
-	}
-	return wireError(err)
-}
-
-// gone says whether err is the end of the other side.
-func gone(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) ||
-		errors.Is(err, net.ErrClosed)
-}
-
-// greet exchanges HELLOs.
-func (j *joining) greet(ctx context.Context) error {
-	if err := j.hurry(ctx); err != nil {
-		return err
-	}
-	hello, err := hello(j.dev)
-	if err != nil {
-		return err
-	}
-	j.gran = hello.Granularity
-	hello.HasToken = copy(hello.Token[:], j.o.Token) > 0
-	if err := j.write(wire.TypeHello, 0, hello.Append(nil)); err != nil {
-		return err
-	}
-	f, err := j.next(ctx, wire.TypeHello, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close() //nolint:errcheck // a HELLO has no fds
-	if j.peer, err = wire.DecodeHello(f.Payload); err != nil {
-		return wireError(err)
-	}
-	if j.peer.Backend != hello.Backend {
-		return fmt.Errorf("%w: its memory is of another kind of device", vmm.ErrNotSupported)
-	}
-	return nil
-}
-
-// write sends a frame. That the peer is gone is left for next to find: one that
-// turned us away has said so before it closed.
-func (j *joining) write(t wire.Type, request uint32, payload []byte) error {
-	if err := j.c.Write(t, request, 0, payload); err != nil && !gone(err) {
-		return j.why(err)
-	}
-	return nil
-}
-
-// next reads the frame that has to come now.
-func (j *joining) next(ctx context.Context, t wire.Type, request uint32) (wire.Frame, error) {
-	if err := j.hurry(ctx); err != nil {
-		return wire.Frame{}, err
-	}
-	f, err := j.c.Read()
-	if errors.Is(err, syscall.ECONNRESET) { // it left words of ours unread; its own are still to come
-		f, err = j.c.Read()
-	}
-	if err != nil {
-		if errors.Is(err, wire.ErrVersion) {
-			_ = j.c.Write(wire.TypeError, 0, 0, wire.Error{Code: wire.CodeVersion, Text: err.Error()}.Append(nil))
-		}
-		return wire.Frame{}, j.why(err)
-	}
-	if f.Type == t && f.Request == request {
-		return f, nil
-	}
-	defer f.Close() //nolint:errcheck // it is refused
-	switch f.Type {
-	case wire.TypeError:
-		e, err := wire.DecodeError(f.Payload)
-		if err != nil {
-			return wire.Frame{}, wireError(err)
-		}
-		return wire.Frame{}, refusal(e)
-	case wire.TypeClosing:
-		return wire.Frame{}, fmt.Errorf("%w: it is closing", ErrOwnerGone)
-	}
-	return wire.Frame{}, fmt.Errorf("%w: %v (request %d) instead of %v (%d)", ErrProtocol, f.Type, f.Request, t, request)
-}
-
-// object reads an OBJECT. The caller closes the frame.
-func (j *joining) object(ctx context.Context, request uint32) (wire.Object, wire.Frame, error) {
-	f, err := j.next(ctx, wire.TypeObject, request)
-	if err != nil {
-		return wire.Object{}, f, err
-	}
-	obj, err := wire.DecodeObject(f.Payload)
-	switch {
-	case err != nil:
-		err = wireError(err)
-	case obj.Instance != j.peer.Instance:
-		err = fmt.Errorf("%w: an object of instance %x from %x", ErrProtocol, obj.Instance, j.peer.Instance)
-	case j.o.Write && obj.Access != wire.AccessReadWrite:
-		err = fmt.Errorf("%w: the owner lets nobody write", vmm.ErrPermission)
-	}
-	if err != nil {
-		_ = f.Close()
-		return wire.Object{}, wire.Frame{}, err
-	}
-	return obj, f, nil
-}
-
-// view reserves the addresses of an object.
-func (j *joining) view(obj wire.Object, page *pageView) (*View, error) {
-	track, err := wire.NewTracker(obj, wire.Limits{Granularity: j.gran, Quota: j.o.MaxBytes})
-	if err != nil {
-		return nil, wireError(err)
-	}
-	// More than MaxBytes is never mapped, and an owner can name any maximum: the
-	// addresses of all reservations of a process together are limited.
-	size := obj.Max
-	if most := j.o.MaxBytes; most < size {
-		size = min(size, max(most/j.gran*j.gran, j.gran))
-	}
-	res, err := j.dev.Reserve(size, vmm.ReserveOptions{Align: j.o.Align, ReadOnly: !j.o.Write})
-	if err != nil {
-		return nil, err
-	}
-	return &View{
-		dev: j.dev, res: res, obj: obj, o: j.o,
-		conn: j.c, track: track, batch: wire.MaxFDs,
-		stop: make(chan struct{}), page: page, generation: obj.Generation,
-		sealed: obj.State == wire.StateSealed, last: obj.Length,
-	}, nil
 }

@@ -9,38 +9,46 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// attachment is what one reader has of one publication. Its fields are guarded
-// by the publication's mu.
+// attachment is one reader's state of one publication: what was sent to it, and
+// what it has acknowledged. The next frame follows from the difference between
+// this state and the publication's, so nothing is queued for a reader.
 type attachment struct {
-	pub   *Publication
-	ses   *session
-	wants bool // PUBLISH frames
+	// Immutable.
+	pub          *Publication
+	ses          *session
+	wantsPublish bool // the reader asked for PUBLISH frames
 
-	ready   bool     // the reader knows what the object is
-	next    int      // of the publication's chunks, the first that is to be sent
-	sent    uint64   // the highest id that was sent
-	acked   uint64   // the highest that is mapped
-	flight  []uint64 // the last ids of frames that are not acknowledged
-	batch   int      // chunks in one frame
-	charged uint64   // bytes of memory sent, counted for the user
+	// All that follows is guarded by pub.mu.
+	started  bool // OBJECT was sent
+	detached bool
 
-	told     uint64 // generation
-	applied  uint64 // generation, as the reader says
-	capacity uint64 // from which on the reader is to unmap
+	// Chunks.
+	nextChunk int      // index in the publication's chunks of the next one to send
+	sentID    uint64   // the highest id sent
+	ackedID   uint64   // the highest id mapped, as the reader says
+	unacked   []uint64 // the last id of each frame that is not acknowledged
+	batch     int      // chunks in one frame at most
+	charged   uint64   // bytes sent, counted for the user
+	stalled   bool     // the next chunk is gone from the range: wait for the next generation
 
-	stalled bool   // until the next generation: a chunk to be sent is gone
-	length  uint64 // published to it
-	sealed  bool   // told
-	gone    bool
+	// Generations.
+	sentGeneration  uint64
+	ackedGeneration uint64
+	retireFrom      uint64 // the capacity for the next RETIRE
 
-	// Since when it owes what it does: to map chunks, to apply a generation.
-	// Zero: it does not.
-	owes, behind time.Time
+	// Lengths.
+	sentLen    uint64 // of the last PUBLISH
+	sentSealed bool   // SEALED was sent
+
+	// Since when the reader has had chunks to map, or a generation to apply; zero
+	// while it has none. See deadline.
+	chunksSince, retireSince time.Time
 }
 
-// begin joins the publication and gives what the reader has to know first, with
-// a descriptor of the page that the caller has to close.
-func (a *attachment) begin(access uint32) (o wire.Object, fd int, err error) {
+// register adds the attachment to its publication. It returns the description
+// for the reader and a descriptor of the control page, which the caller must
+// close.
+func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,125 +58,140 @@ func (a *attachment) begin(access uint32) (o wire.Object, fd int, err error) {
 	if fd, err = dup(p.page.fd); err != nil {
 		return o, -1, err
 	}
-	o = p.describe(access)
-	a.told, a.applied, a.capacity, a.length = o.Generation, o.Generation, p.end(), o.Length
-	p.attached[a] = struct{}{}
+	o = p.objectLocked(access)
+	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = o.Generation, o.Generation, p.endLocked(), o.Length
+	p.attachments[a] = struct{}{}
 	return o, fd, nil
 }
 
-// open lets the chunks follow.
-func (a *attachment) open() {
+// start lets nextFrame send chunks: the reader has OBJECT now.
+func (a *attachment) start() {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	a.ready = true
-	a.ses.rouse()
+	a.started = true
+	a.ses.wakeSender()
 }
 
-// retire has the reader unmap from capacity on, where the i-th chunk is. It
-// needs p.mu.
-func (a *attachment) retire(capacity uint64, i int) {
-	a.next = min(a.next, i)
-	a.capacity = min(a.capacity, capacity)
+// retireLocked has the reader unmap from capacity on, which is the offset of
+// chunk i. Requires pub.mu.
+func (a *attachment) retireLocked(capacity uint64, i int) {
+	assertLocked(&a.pub.mu)
+	a.nextChunk = min(a.nextChunk, i)
+	a.retireFrom = min(a.retireFrom, capacity)
 	a.stalled = false
 }
 
-// frame is what is to be sent next.
-type frame struct {
+// outFrame is a frame to be sent.
+type outFrame struct {
 	kind    wire.Type
 	payload []byte
-	pieces  []piece // whose descriptors go with it
+	chunks  []publishedChunk // whose descriptors go with it
 	last    bool
 }
 
-// sendNext sends one frame, if there is one to send.
+// sendNext sends the next frame and reports whether there was one.
 func (a *attachment) sendNext() (sent bool, err error) {
-	f, ok := a.derive()
+	f, ok := a.nextFrame()
 	if !ok {
 		return false, nil
 	}
-	if len(f.pieces) > 0 {
+	if len(f.chunks) > 0 {
 		return true, a.sendChunks(f)
 	}
 	if err := a.ses.write(f.kind, 0, f.payload); err != nil {
 		return false, err
 	}
 	if f.last {
-		a.leave()
+		a.detach()
 	}
 	return true, nil
 }
 
-// derive works out what the reader has to be told next, and takes it as told.
-func (a *attachment) derive() (f frame, ok bool) {
+// nextFrame returns the next frame for the reader and records it as sent. Its
+// priorities, the first that applies:
+//
+//  1. DELETED, once the publication is closed and the reader knows whether it was
+//     sealed: nothing else matters then;
+//  2. RETIRE, if the generation has moved: the owner waits for it, and chunks of
+//     the new generation must come after it;
+//  3. CHUNKS, while the window has room;
+//  4. PUBLISH, if the reader asked for it and the length has moved;
+//  5. SEALED, after the chunks;
+//  6. DELETED, if the publication has failed and all of the above is sent.
+func (a *attachment) nextFrame() (f outFrame, ok bool) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case !a.ready || a.gone:
+	case !a.started || a.detached:
 		return f, false
-	case p.state == wire.StateClosed && p.sealed == a.sealed:
-		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
-	case a.told != p.generation:
-		a.told = p.generation
-		f = frame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.told, Capacity: a.capacity}.Append(nil)}
-		a.capacity = p.end()
-		a.flight, a.owes = nil, time.Time{}
-		startClock(&a.behind)
+	case p.state == wire.StateClosed && p.sealed == a.sentSealed:
+		return outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
+	case a.sentGeneration != p.generation:
+		a.sentGeneration = p.generation
+		f = outFrame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}.Append(nil)}
+		a.retireFrom = p.endLocked()
+		// The acknowledgement of a RETIRE stands for all frames before it.
+		a.unacked, a.chunksSince = nil, time.Time{}
+		startClock(&a.retireSince)
 		return f, true
-	case a.next < len(p.chunks) && len(a.flight) < a.window() && !a.stalled:
-		return a.deriveChunks(), true
-	case a.wants && a.length != p.done:
-		a.length = p.done
+	case a.nextChunk < len(p.chunks) && len(a.unacked) < a.windowLocked() && !a.stalled:
+		return a.chunksFrameLocked(), true
+	case a.wantsPublish && a.sentLen != p.done:
+		a.sentLen = p.done
 		f := wire.Publish{Object: p.id, Length: p.done, Generation: p.generation, Timeline: p.done}
-		return frame{kind: wire.TypePublish, payload: f.Append(nil)}, true
-	case p.sealed && !a.sealed:
-		a.sealed = true
+		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true
+	case p.sealed && !a.sentSealed:
+		a.sentSealed = true
 		f := wire.Sealed{Object: p.id, Length: p.done}
 		if p.digest != nil {
 			f.HasDigest, f.Digest = true, *p.digest
 		}
-		return frame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
+		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
 	case p.failed != nil && p.state == wire.StateLive:
-		return frame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
+		return outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
 	}
 	return f, false
 }
 
-// window is how many frames of chunks a reader may have that it has not
-// acknowledged: their descriptors are in flight, and keep memory. What has to be
-// exported first waits for the reader to have imported the last: the driver takes
-// longer for both at a time than for one after the other. It needs p.mu.
-func (a *attachment) window() int {
-	if a.pub.srv.fds.has(a.pub.chunks[a.next].seg) {
+// windowLocked is how many frames of chunks may be unacknowledged: descriptors in
+// flight keep memory. A chunk that is not exported yet waits until the reader has
+// imported the last frame, because the driver takes longer for an export and an
+// import at a time than for one after the other. Requires pub.mu.
+func (a *attachment) windowLocked() int {
+	assertLocked(&a.pub.mu)
+	if a.pub.srv.fds.has(a.pub.chunks[a.nextChunk].seg) {
 		return 2
 	}
 	return 1
 }
 
-// deriveChunks takes the next chunks as sent. It needs p.mu.
-func (a *attachment) deriveChunks() frame {
+// chunksFrameLocked makes a frame of the next chunks and records them as sent.
+// Requires pub.mu.
+func (a *attachment) chunksFrameLocked() outFrame {
+	assertLocked(&a.pub.mu)
 	p := a.pub
-	pieces := append([]piece(nil), p.chunks[a.next:min(len(p.chunks), a.next+a.batch)]...)
-	a.next += len(pieces)
-	msg := wire.Chunks{Object: p.id, Generation: a.told}
+	pieces := append([]publishedChunk(nil), p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]...)
+	a.nextChunk += len(pieces)
+	msg := wire.Chunks{Object: p.id, Generation: a.sentGeneration}
 	for _, c := range pieces {
 		msg.Records = append(msg.Records, c.Chunk)
 	}
-	a.sent = max(a.sent, pieces[len(pieces)-1].ID)
-	a.flight = append(a.flight, pieces[len(pieces)-1].ID)
-	a.capacity = max(a.capacity, p.end())
-	startClock(&a.owes)
-	return frame{kind: wire.TypeChunks, payload: msg.Append(nil), pieces: pieces}
+	a.sentID = max(a.sentID, pieces[len(pieces)-1].ID)
+	a.unacked = append(a.unacked, pieces[len(pieces)-1].ID)
+	a.retireFrom = max(a.retireFrom, p.endLocked())
+	startClock(&a.chunksSince)
+	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil), chunks: pieces}
 }
 
-// startClock starts the time in which the reader has to do something, unless it runs.
+// startClock sets since to now, unless it is set.
 func startClock(since *time.Time) {
 	if since.IsZero() {
 		*since = time.Now()
 	}
 }
 
-// restartClock starts it once more if there is more to do.
+// restartClock sets since to now if there is more to do, else to zero.
 func restartClock(since *time.Time, more bool) {
 	*since = time.Time{}
 	if more {
@@ -177,25 +200,27 @@ func restartClock(since *time.Time, more bool) {
 }
 
 // sendChunks sends chunks with their descriptors.
-func (a *attachment) sendChunks(f frame) error {
+func (a *attachment) sendChunks(f outFrame) error {
 	p := a.pub
-	if err := a.charge(f.pieces[len(f.pieces)-1]); err != nil {
+	// The user is charged before the descriptors are sent: they cannot be taken
+	// back.
+	if err := a.charge(f.chunks[len(f.chunks)-1]); err != nil {
 		_ = a.ses.refuse(0, wire.CodeLimit, err.Error())
 		return err
 	}
-	held := make([]*descriptor, 0, len(f.pieces))
-	fds := make([]int, 0, len(f.pieces))
+	acquired := make([]*cachedFD, 0, len(f.chunks))
+	fds := make([]int, 0, len(f.chunks))
 	defer func() {
-		for i, d := range held {
-			p.give(f.pieces[i], d)
+		for i, d := range acquired {
+			p.releaseFD(f.chunks[i], d)
 		}
 	}()
-	for _, c := range f.pieces {
-		d, err := p.srv.fds.take(c.seg)
+	for _, c := range f.chunks {
+		d, err := p.srv.fds.acquire(c.seg)
 		if err != nil {
-			return a.unsent(f, err)
+			return a.undoChunks(f, err)
 		}
-		held, fds = append(held, d), append(fds, d.fd)
+		acquired, fds = append(acquired, d), append(fds, d.fd)
 	}
 	if err := a.ses.write(f.kind, 0, f.payload, fds...); err != nil {
 		return err
@@ -204,12 +229,12 @@ func (a *attachment) sendChunks(f frame) error {
 	return nil
 }
 
-// charge counts the memory up to the end of the last chunk sent for the user.
-func (a *attachment) charge(last piece) error {
+// charge counts the memory up to the end of the chunk for the reader's user.
+func (a *attachment) charge(last publishedChunk) error {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
 	end := last.Offset + last.Size
-	if end <= a.charged || a.gone {
+	if end <= a.charged || a.detached {
 		return nil
 	}
 	err := a.pub.srv.charge(a.ses.cred.UID, end-a.charged)
@@ -219,94 +244,97 @@ func (a *attachment) charge(last piece) error {
 	return err
 }
 
-// unsent takes back what derive took as sent, if the reason is a chunk that the
-// range has given up; the publication will see that and retire it. Any other
-// reason is an error.
-func (a *attachment) unsent(f frame, cause error) error {
+// undoChunks undoes chunksFrameLocked if a chunk could not be exported because
+// the range has unmapped it: the publication will notice that and retire it. Any
+// other cause is returned.
+func (a *attachment) undoChunks(f outFrame, cause error) error {
 	if !errors.Is(cause, vmm.ErrClosed) {
 		return cause
 	}
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a.next = min(a.next, p.index(f.pieces[0].ID))
-	a.flight = a.flight[:max(len(a.flight)-1, 0)]
-	if len(a.flight) == 0 {
-		a.owes = time.Time{}
+	a.nextChunk = min(a.nextChunk, p.indexLocked(f.chunks[0].ID))
+	a.unacked = a.unacked[:max(len(a.unacked)-1, 0)]
+	if len(a.unacked) == 0 {
+		a.chunksSince = time.Time{}
 	}
-	a.stalled = a.told == p.generation && p.state != wire.StateClosed
+	a.stalled = a.sentGeneration == p.generation && p.state != wire.StateClosed
 	return nil
 }
 
-// acknowledge takes note of what the reader has, and says whether that is news:
-// its time goes on for one that says the same again and again. One that has more
-// than it was sent is no reader of this protocol.
+// acknowledge records what the reader has mapped and applied, and reports whether
+// that is new. Only a new one restarts the reader's time.
 func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ack.Chunk > a.sent || ack.Generation > a.told {
-		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sent, a.told)}
+	// A reader cannot have more than was sent to it.
+	if ack.Chunk > a.sentID || ack.Generation > a.sentGeneration {
+		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sentID, a.sentGeneration)}
 	}
-	if ack.Generation > a.applied {
-		a.applied, news = ack.Generation, true
-		restartClock(&a.behind, a.applied < a.told)
+	// The two clocks are apart: chunks that are mapped do not excuse a RETIRE.
+	if ack.Generation > a.ackedGeneration {
+		a.ackedGeneration, news = ack.Generation, true
+		restartClock(&a.retireSince, a.ackedGeneration < a.sentGeneration)
 	}
-	if ack.Chunk > a.acked {
-		a.acked, news = ack.Chunk, true
+	if ack.Chunk > a.ackedID {
+		a.ackedID, news = ack.Chunk, true
 	}
-	before := len(a.flight)
-	for len(a.flight) > 0 && a.flight[0] <= a.acked {
-		a.flight = a.flight[1:]
+	// One acknowledgement may stand for several frames.
+	before := len(a.unacked)
+	for len(a.unacked) > 0 && a.unacked[0] <= a.ackedID {
+		a.unacked = a.unacked[1:]
 	}
-	if len(a.flight) < before {
-		restartClock(&a.owes, len(a.flight) > 0)
+	if len(a.unacked) < before {
+		restartClock(&a.chunksSince, len(a.unacked) > 0)
 		news = true
 	}
 	if news {
-		p.signal()
+		p.signalLocked()
 	}
 	return news, nil
 }
 
-// due is when the reader has had time enough; zero if it owes nothing.
-func (a *attachment) due() time.Time {
+// deadline is when the reader must have acknowledged; zero if it has nothing to
+// acknowledge.
+func (a *attachment) deadline() time.Time {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	first := a.owes
-	if first.IsZero() || !a.behind.IsZero() && a.behind.Before(first) {
-		first = a.behind
+	first := a.chunksSince
+	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
+		first = a.retireSince
 	}
-	if first.IsZero() || a.gone {
+	if first.IsZero() || a.detached {
 		return time.Time{}
 	}
 	return first.Add(a.pub.srv.opts.AckTimeout)
 }
 
-// resync sends again what the reader says it lacks.
+// resync goes back to the chunk that the reader asks for, in smaller frames.
 func (a *attachment) resync(q wire.Resync) {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
-	if i := p.index(q.Next); i < a.next {
-		a.next, a.flight = i, nil // the clock goes on: asking again takes no time off
+	if i := p.indexLocked(q.Next); i < a.nextChunk {
+		a.nextChunk, a.unacked = i, nil // the clock runs on: a RESYNC wins the reader no time
 	}
 }
 
-// leave ends the attachment. Twice is fine.
-func (a *attachment) leave() {
+// detach ends the attachment. Twice is fine.
+func (a *attachment) detach() {
 	p := a.pub
 	p.mu.Lock()
-	gone := a.gone
-	a.gone = true
-	delete(p.attached, a)
+	again := a.detached
+	a.detached = true
+	delete(p.attachments, a)
 	charged := a.charged
 	a.charged = 0
-	p.signal()
+	p.signalLocked()
 	p.mu.Unlock()
-	a.ses.forget(a)
-	if !gone {
-		p.srv.discharge(a.ses.cred.UID, charged)
+	a.ses.removeAttachment(a)
+	if !again {
+		p.srv.refund(a.ses.cred.UID, charged)
 	}
 }

@@ -124,8 +124,8 @@ func (c *child) tell(words ...any) {
 	require.NoError(c.t, err)
 }
 
-// hear gives what follows the word in the next line, which has to begin with it.
-func (c *child) hear(word string) string {
+// expect returns what follows the word in the next line, which must begin with it.
+func (c *child) expect(word string) string {
 	c.t.Helper()
 	select {
 	case line, ok := <-c.lines:
@@ -142,10 +142,10 @@ func (c *child) hear(word string) string {
 	return ""
 }
 
-// count is hear for a number.
+// count is expect for a number.
 func (c *child) count(word string) uint64 {
 	c.t.Helper()
-	n, err := strconv.ParseUint(c.hear(word), 10, 64)
+	n, err := strconv.ParseUint(c.expect(word), 10, 64)
 	require.NoError(c.t, err)
 	return n
 }
@@ -160,7 +160,7 @@ type part struct {
 func play(role string) {
 	p := &part{args: os.Args[1:], in: bufio.NewScanner(os.Stdin)}
 	roles := map[string]func(*part){
-		"owner": playOwner, "reader": playReader, "crowd": playCrowd, "storm": playStorm,
+		"owner": playOwner, "reader": playReader, "crowd": playReaders, "storm": playConnections,
 	}
 	act, ok := roles[role]
 	if !ok {

@@ -98,9 +98,9 @@ func ownerOn(t *testing.T, dev *vmm.Device, o Options, chunk, size uint64) (*Ser
 func reader(t *testing.T, s *Server) *child {
 	t.Helper()
 	c := spawn(t, "reader", s.Path())
-	c.hear("ready")
+	c.expect("ready")
 	c.tell("attach")
-	require.Equal(t, "ok", c.hear("attached"))
+	require.Equal(t, "ok", c.expect("attached"))
 	return c
 }
 
@@ -108,7 +108,7 @@ func reader(t *testing.T, s *Server) *child {
 func reads(t *testing.T, c *child, n uint64) {
 	t.Helper()
 	c.tell("wait", n)
-	require.Equal(t, "ok", c.hear("there"))
+	require.Equal(t, "ok", c.expect("there"))
 	c.tell("verify")
 	require.Equal(t, n, c.count("sound"))
 }
@@ -147,7 +147,7 @@ func readerKilled(t *testing.T) {
 		soon(t, "its lease is gone", func() bool { return p.Readers() == 1 && s.Stats().Conns == 1 })
 		reads(t, stays, total)
 	}
-	// One that owes a word: nobody waits for it once it is dead.
+	// One that owes a word: nothing waits for it once it is dead.
 	owes := reader(t, s)
 	reads(t, owes, total)
 	owes.stop()
@@ -175,14 +175,14 @@ func readerKilled(t *testing.T) {
 func ownerKilled(t *testing.T) {
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
-	owner.hear("ready")
+	owner.expect("ready")
 	n := grownBy(t, owner, 7*mib)
 	dev := crashDevice(t)
 	v := joined(t, path, dev, AttachOptions{})
 	other := spawn(t, "reader", path)
-	other.hear("ready")
+	other.expect("ready")
 	other.tell("attach")
-	require.Equal(t, "ok", other.hear("attached"))
+	require.Equal(t, "ok", other.expect("attached"))
 	require.NoError(t, waitFor(v, n))
 	reads(t, other, n)
 	waits := make(chan error, 1)
@@ -191,7 +191,7 @@ func ownerKilled(t *testing.T) {
 
 	owner.kill()
 	require.ErrorIs(t, <-waits, ErrOwnerGone)
-	require.Equal(t, ErrOwnerGone.Error(), other.hear("there"))
+	require.Equal(t, ErrOwnerGone.Error(), other.expect("there"))
 	orphaned(t, v)
 	require.Equal(t, n, v.Len())
 	require.Equal(t, n, v.Queued())
@@ -212,23 +212,23 @@ func ownerKilled(t *testing.T) {
 func ownerKilledUnread(t *testing.T) {
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
-	owner.hear("ready")
+	owner.expect("ready")
 	n := grownBy(t, owner, 2*mib)
 	slow := spawn(t, "reader", path)
-	slow.hear("ready")
+	slow.expect("ready")
 	slow.tell("attach")
-	require.Equal(t, "ok", slow.hear("attached"))
+	require.Equal(t, "ok", slow.expect("attached"))
 	reads(t, slow, n)
 	slow.stop()
 	for frames := 2; frames <= 3; frames++ {
 		n = grownBy(t, owner, crashChunk)
 		owner.tell("sent", frames)
-		owner.hear("sent")
+		owner.expect("sent")
 	}
 	owner.kill()
 	slow.cont()
 	slow.tell("orphaned")
-	require.Equal(t, ErrOwnerGone.Error(), slow.hear("orphaned"))
+	require.Equal(t, ErrOwnerGone.Error(), slow.expect("orphaned"))
 	slow.tell("verify")
 	require.Equal(t, n, slow.count("sound"))
 }
@@ -249,12 +249,12 @@ func ownerKilledAnywhere(t *testing.T) {
 	var last []*View
 	for i := range kills {
 		owner := next
-		owner.hear("ready")
+		owner.expect("ready")
 		if i+1 < kills {
 			next = spawn(t, "owner", path(i+1)) // which starts meanwhile
 		}
 		owner.tell("loop", i)
-		owner.hear("looping")
+		owner.expect("looping")
 		follows := drained(t, path(i))
 		killed := make(chan struct{})
 		kill := func() {
@@ -313,12 +313,12 @@ func cpuTime(t *testing.T) time.Duration {
 func ownerKilledQueued(t *testing.T) {
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
-	owner.hear("ready")
+	owner.expect("ready")
 	n := grownBy(t, owner, 3*mib)
 	v := joined(t, path, crashDevice(t), AttachOptions{})
 	require.NoError(t, waitFor(v, n))
 	owner.tell("hold", 9*mib)
-	owner.hear("held")
+	owner.expect("held")
 	require.Equal(t, n+9*mib, v.Queued())
 	soon(t, "room for it is mapped", func() bool { return v.Cap() >= n+9*mib })
 	require.Equal(t, n, v.Len())
@@ -385,7 +385,7 @@ func readerStoppedTooLong(t *testing.T) {
 	require.Equal(t, 1, p.Readers())
 	still.cont()
 	still.tell("orphaned")
-	require.Contains(t, still.hear("orphaned"), ErrOwnerGone.Error())
+	require.Contains(t, still.expect("orphaned"), ErrOwnerGone.Error())
 	still.tell("verify") // what it keeps is still what it was
 	require.LessOrEqual(t, still.count("sound"), uint64(9*mib))
 	reads(t, moves, 7*mib)
@@ -398,7 +398,7 @@ func ownerRestarts(t *testing.T) {
 	var views []*View
 	for i := range uint64(3) {
 		owner := spawn(t, "owner", path)
-		instance := owner.hear("ready")
+		instance := owner.expect("ready")
 		require.False(t, seen[instance])
 		seen[instance] = true
 		n := grownBy(t, owner, (1+i)*mib)
@@ -420,7 +420,7 @@ func ownerRestarts(t *testing.T) {
 func ownerFrees(t *testing.T) {
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
-	owner.hear("ready")
+	owner.expect("ready")
 	const stays, times = 3 * mib, 20
 	n := grownBy(t, owner, 12*mib)
 	dev := crashDevice(t)
@@ -444,7 +444,7 @@ func ownerFrees(t *testing.T) {
 	for i := range uint64(times) {
 		before := good.Load()
 		owner.tell("retire", stays)
-		owner.hear("retired")
+		owner.expect("retired")
 		owner.tell("seed", i+1)
 		n = grownBy(t, owner, 9*mib)
 		require.NoError(t, waitFor(v, n))
@@ -511,52 +511,52 @@ func fdLimit(t *testing.T) {
 
 	// Room for a few at a time: in smaller frames all of it comes.
 	c := spawn(t, "reader", s.Path(), "raise")
-	c.hear("ready")
-	room := 3
+	c.expect("ready")
+	fds := 3
 	if withCUDA {
-		room = 8 // the driver needs some of its own
+		fds = 8 // the driver needs some of its own
 	}
-	c.tell("few", room)
-	require.Equal(t, "ok", c.hear("few"))
+	c.tell("few", fds)
+	require.Equal(t, "ok", c.expect("few"))
 	c.tell("attach")
-	require.Equal(t, "ok", c.hear("attached"))
+	require.Equal(t, "ok", c.expect("attached"))
 	c.tell("wait", 40*mib)
-	require.Equal(t, "ok", c.hear("there"))
+	require.Equal(t, "ok", c.expect("there"))
 	require.Positive(t, s.Stats().Resyncs)
 	t.Logf("%d frames, %d times asked again", s.Stats().Frames, s.Stats().Resyncs)
 	c.tell("enough")
-	require.Equal(t, "ok", c.hear("enough"))
+	require.Equal(t, "ok", c.expect("enough"))
 	reads(t, c, 40*mib) // for which a GPU's driver opens what it needs
 	c.tell("close")
-	require.Equal(t, "ok", c.hear("closed"))
+	require.Equal(t, "ok", c.expect("closed"))
 
 	// Room for none: an error, and all that came is closed.
 	none := spawn(t, "reader", s.Path())
-	none.hear("ready")
+	none.expect("ready")
 	none.tell("attach") // once, for what the driver opens and keeps
-	require.Equal(t, "ok", none.hear("attached"))
+	require.Equal(t, "ok", none.expect("attached"))
 	reads(t, none, 40*mib)
 	none.tell("close")
-	require.Equal(t, "ok", none.hear("closed"))
+	require.Equal(t, "ok", none.expect("closed"))
 	none.tell("fds")
 	before := none.count("fds")
 	require.NoError(t, p.Retire(t.Context(), 0))
 	require.NoError(t, g.Clip())
 	require.NoError(t, p.Flush(t.Context()))
 	none.tell("attach")
-	require.Equal(t, "ok", none.hear("attached"))
+	require.Equal(t, "ok", none.expect("attached"))
 	none.tell("few", 0)
-	require.Equal(t, "ok", none.hear("few"))
+	require.Equal(t, "ok", none.expect("few"))
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	none.tell("wait", 1)
-	require.Contains(t, none.hear("there"), vmm.ErrLimit.Error())
+	require.Contains(t, none.expect("there"), vmm.ErrLimit.Error())
 	none.tell("enough")
-	require.Equal(t, "ok", none.hear("enough"))
+	require.Equal(t, "ok", none.expect("enough"))
 	none.tell("close")
-	require.Equal(t, "ok", none.hear("closed"))
+	require.Equal(t, "ok", none.expect("closed"))
 	none.tell("fds")
 	require.Equal(t, before, none.count("fds"))
 	none.tell("attach")
-	require.Equal(t, "ok", none.hear("attached"))
+	require.Equal(t, "ok", none.expect("attached"))
 	reads(t, none, 9*mib)
 }

@@ -1,47 +1,54 @@
-// Package shareable shows one process's device memory to others, also while it
-// grows.
+// Package shareable lets other processes map a range of device memory, and
+// follow it while it grows.
 //
-// # Which way to take
+// # Which functions to use
 //
 //	Send, Receive      one range as it is now, over a connection that you have
-//	Publish, Attach    a name that others look up, and a View that follows growth
+//	Publish, Attach    a range by name, and a View that follows its growth
 //
-// The owner makes a [Server] with [Listen] and publishes a range that was made
-// with vmm.ShareFD. From then on it appends as before: a goroutine of the
-// [Publication] sees new memory and new lengths, exports chunks in the
-// background, and tells the readers. A reader attaches and gets a [View], with
-// an address of its own that never moves.
+// The process whose memory it is, the owner, makes a [Server] with [Listen] and
+// publishes a range that was made with vmm.ShareFD. After that it appends as
+// before: a goroutine of the [Publication] notices new memory and new lengths,
+// exports the chunks in the background and sends them to the readers. A reader
+// attaches and gets a [View] at an address of its own that never moves.
 //
 // # What a reader sees
 //
-// Every chunk of the range, not only the first: one handle never covers a range
-// that grew. Len is what the owner has finished writing, as far as it is mapped
-// here. It lies on a page that the owner shares for reading, so looking at it
-// takes no system call, and a killed owner leaves nothing half done there. The
-// socket carries chunks, never lengths.
+// A reader maps every chunk of the range: one handle never covers a range that
+// has grown. Len is what the owner has finished writing, as far as it is mapped
+// in the reader. The length lies on a control page that the owner shares for
+// reading. So reading it takes no system call, and an owner that is killed leaves
+// nothing half written there. The socket carries chunks, never lengths.
 //
 //	append -> Len moves -> the page: done, a futex wake        -> View.Len, Wait, WaitOn
 //	grow   -> Changed   -> the socket: CHUNKS with descriptors -> import, map, set access
 //	Clip   -> Changed   -> the page: generation; RETIRE        -> unmap, acknowledge
 //
-// While something is published the range holds the published bytes
-// (vmm.Range.Hold): it can grow, but not shrink below them until
-// [Publication.Retire] has made the readers let go.
+// While a range is published, its published bytes are held (vmm.Range.Hold): it
+// can grow, but it cannot shrink below them until [Publication.Retire] has made
+// the readers unmap.
 //
-// # Whom to trust
+// # Trust
 //
 // On the host the kernel keeps readers of a vmm.ShareReadOnly range from
-// writing. On CUDA a descriptor carries no rights: whoever has it can write. A
-// server looks at who connects before it reads anything, and both sides bound
-// what the other can cost them. docs/sharing.md has the rest.
+// writing. On CUDA a descriptor carries no rights: any process that has it can write. A
+// server checks the user at the other end before it reads anything, and both
+// sides limit what the other can cost them. docs/sharing.md has the details.
 //
 // # Lock order
 //
-//	Publication.step (one change of what is published) -> Publication.mu
-//	-> Server.mu, keeper.mu, session.mu
-//	View.closer, pins.mu -> View.mu
+//	Publication.exclusive        one change of what is published at a time
+//	  Publication.mu
+//	    Server.mu
+//	    fdCache.mu
+//	    session.mu
+//	View.closeMu
+//	streamWaits.mu
+//	  View.mu
 //
-// Of these step is held across calls into the driver, and pins.mu while a
-// stream is told to wait; the others across none, and none while a peer is
-// written to.
+// Publication.exclusive is held across driver calls, and streamWaits.mu while a
+// wait is queued on a stream. No other lock is held across a driver call, and none
+// of these while a frame is written to a peer. A method whose name ends in
+// Exclusive runs inside Publication.runExclusive; one that ends in Locked needs
+// the lock that its comment names.
 package shareable

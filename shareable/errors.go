@@ -8,20 +8,20 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// What this package answers with, beside the errors of package vmm: ErrClosed
-// after Close, ErrPermission where a peer is turned away, ErrLimit where a limit
-// of the system, or of the other side, is reached, ErrInvalid, ErrNotSupported.
-// Compare with errors.Is.
+// The errors of this package. Beside them it returns errors of package vmm:
+// ErrClosed after Close, ErrPermission when a peer is refused, ErrLimit when a
+// limit of the system or of the other side is reached, ErrInvalid and
+// ErrNotSupported. Compare with errors.Is.
 var (
-	ErrOwnerGone = errors.New("the owner is gone")                                     // what is mapped stays, and no more comes
-	ErrSealed    = errors.New("sealed: it grows no more")                              // it has its last length
-	ErrRetired   = errors.New("the owner took back memory that is in use here")        // the view has let go of the owner instead
+	ErrOwnerGone = errors.New("the owner is gone")                                     // mapped memory stays, and nothing more comes
+	ErrSealed    = errors.New("sealed: its length is final")                           // more bytes were asked for than there will be
+	ErrRetired   = errors.New("the owner took back memory that is in use here")        // so the view has detached from the owner
 	ErrNotFound  = errors.New("no object of this name")                                // not published, or no longer
-	ErrVersion   = errors.New("the other side speaks another version of the protocol") // of the library, usually
-	ErrProtocol  = errors.New("the other side broke the protocol")                     // nothing it says counts any more
+	ErrVersion   = errors.New("the other side speaks another version of the protocol") // usually another version of the library
+	ErrProtocol  = errors.New("the other side broke the protocol")                     // the connection is closed
 )
 
-// wireError gives an error of the connection its kind.
+// wireError turns an error of package wire into one of the kinds above.
 func wireError(err error) error {
 	var broke *wire.ProtocolError
 	switch {
@@ -32,14 +32,14 @@ func wireError(err error) error {
 	case errors.As(err, &broke):
 		return fmt.Errorf("%w: %w", ErrProtocol, err)
 	case errors.Is(err, wire.ErrTruncated):
-		return fmt.Errorf("%w: fds were lost, which the limit on open files (RLIMIT_NOFILE) does: %w", vmm.ErrLimit, err)
+		return fmt.Errorf("%w: fds were lost at the limit on open files (RLIMIT_NOFILE): %w", vmm.ErrLimit, err)
 	}
 	return err
 }
 
-// refusal is the error that an ERROR frame stands for.
-func refusal(e wire.Error) error {
-	kind := ErrProtocol
+// peerError is the error that an ERROR frame stands for.
+func peerError(e wire.Error) error {
+	kind := ErrProtocol // for CodeProtocol
 	switch e.Code {
 	case wire.CodeVersion:
 		kind = ErrVersion
@@ -62,3 +62,16 @@ func refusal(e wire.Error) error {
 }
 
 var errRefused = errors.New("refused")
+
+// codeOf is the code of an ERROR frame for one of our errors.
+func codeOf(err error) uint32 {
+	switch {
+	case errors.Is(err, vmm.ErrLimit), errors.Is(err, vmm.ErrOutOfMemory):
+		return wire.CodeLimit
+	case errors.Is(err, vmm.ErrClosed):
+		return wire.CodeNotFound
+	case errors.Is(err, vmm.ErrPermission):
+		return wire.CodePermission
+	}
+	return wire.CodeInternal
+}

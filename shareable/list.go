@@ -9,15 +9,15 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Listing is an object as an owner lists it.
+// Listing describes a published object.
 type Listing struct {
 	Name   string
-	Len    uint64 // bytes published as the owner answered
+	Len    uint64 // bytes published when the owner replied
 	Sealed bool
 }
 
-// List says what the owner who listens at path has published, in the order in
-// which that was. The errors are those of Attach.
+// List returns the objects that the server at path has published, in the order in
+// which they were. The errors are those of Attach.
 func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([]Listing, error) {
 	all, err := listObjects(ctx, path, dev, o)
 	if err != nil {
@@ -30,7 +30,7 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 	if ctx == nil {
 		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, err
 	}
@@ -39,32 +39,35 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 		return nil, err
 	}
 	defer conn.Close() //nolint:errcheck // all has been read
-	all, err := listOver(ctx, conn, &joining{o: o, dev: dev})
+	all, err := listOver(ctx, conn, &handshake{opts: o, dev: dev})
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	return all, err
 }
 
-func listOver(ctx context.Context, conn *net.UnixConn, j *joining) (all []Listing, err error) {
-	if err := j.open(ctx, conn); err != nil {
+// listOver sends LIST until the owner says that there are no more objects.
+func listOver(ctx context.Context, conn *net.UnixConn, h *handshake) (all []Listing, err error) {
+	if err := h.checkPeer(ctx, conn); err != nil {
 		return nil, err
 	}
-	defer j.calm()
-	if err := j.greet(ctx); err != nil {
+	defer h.stopAbort()
+	if err := h.exchangeHello(ctx); err != nil {
 		return nil, err
 	}
+	// One reply holds only as many objects as a frame does, so each request asks
+	// for those after the last id.
 	var after uint64
 	for request := uint32(1); ; request++ {
-		if err := j.c.Write(wire.TypeList, request, 0, wire.List{After: after}.Append(nil)); err != nil {
-			return nil, j.why(err)
+		if err := h.c.Write(wire.TypeList, request, 0, wire.List{After: after}.Append(nil)); err != nil {
+			return nil, h.connError(err)
 		}
-		page, err := j.listed(ctx, request)
+		page, err := h.readListed(ctx, request)
 		if err != nil {
 			return nil, err
 		}
 		for _, e := range page.Entries {
-			if e.ID <= after {
+			if e.ID <= after { // else an owner could keep this loop running
 				return nil, fmt.Errorf("%w: object %d is listed after %d", ErrProtocol, e.ID, after)
 			}
 			after = e.ID
@@ -74,7 +77,7 @@ func listOver(ctx context.Context, conn *net.UnixConn, j *joining) (all []Listin
 		case !page.More:
 			return all, nil
 		case len(page.Entries) == 0 || len(all) > maxListed:
-			return nil, fmt.Errorf("%w: a list of %d objects that goes on", ErrProtocol, len(all))
+			return nil, fmt.Errorf("%w: a list of %d objects does not end", ErrProtocol, len(all))
 		}
 	}
 }
@@ -82,9 +85,9 @@ func listOver(ctx context.Context, conn *net.UnixConn, j *joining) (all []Listin
 // maxListed is more than an owner has.
 const maxListed = 1 << 16
 
-// listed reads one answer.
-func (j *joining) listed(ctx context.Context, request uint32) (wire.Listed, error) {
-	f, err := j.next(ctx, wire.TypeListed, request)
+// readListed reads LISTED.
+func (h *handshake) readListed(ctx context.Context, request uint32) (wire.Listed, error) {
+	f, err := h.readFrame(ctx, wire.TypeListed, request)
 	if err != nil {
 		return wire.Listed{}, err
 	}

@@ -11,45 +11,48 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Options is how a Server serves; its zero value is the default.
+// Options configures a Server; its zero value is the default.
 type Options struct {
-	// UIDs are the users who may connect; nil is the server's own. It is
-	// looked at before the first byte is read.
+	// UIDs are the users who may connect; nil is the server's own user. They are
+	// checked before the first byte is read.
 	UIDs []uint32
-	// Token is what who connects has to know, up to 32 bytes; nil is nothing.
+	// Token is a shared secret of up to 32 bytes that readers must send; nil
+	// asks for none.
 	Token []byte
-	// MaxConns and MaxConnsPerUID bound the connections, in all and of one user; 0 is
-	// 128 and 32.
+	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user;
+	// 0 is 128 and 32.
 	MaxConns, MaxConnsPerUID int
-	// Objects bounds what is published at a time; 0 is 4096.
+	// MaxObjects limits how many publications there are at a time; 0 is 4096.
 	MaxObjects int
-	// BytesPerUID bounds the memory that readers of one user have handles of, all
-	// their views together; 0 is no bound.
+	// MaxBytesPerUID limits the memory that was sent to all readers of one user
+	// together; 0 is no limit.
 	MaxBytesPerUID uint64
-	// Rate bounds the requests of a connection in a second; 0 is 1000.
+	// Rate limits the requests of a connection per second; 0 is 1000.
 	Rate int
-	// HandshakeTimeout, RequestTimeout and AckTimeout are how long a reader may take to say who it is,
-	// to take a frame (and, with nothing attached, to ask for something), and to
-	// map or unmap what it was told of; 0 is 2 s, 5 s and 10 s. Who takes longer
-	// is disconnected.
+	// HandshakeTimeout is how long a reader may take to send HELLO; 0 is 2 s.
+	// RequestTimeout is how long it may take to receive a frame and, while it has
+	// nothing attached, to send a request; 0 is 5 s. AckTimeout is how long it may
+	// take to map or unmap chunks; 0 is 10 s. A reader that takes longer is
+	// disconnected.
 	HandshakeTimeout, RequestTimeout, AckTimeout time.Duration
-	// KeepFDs is how many descriptors of exported chunks stay open, those used
-	// longest ago being closed first; 0 is a quarter of RLIMIT_NOFILE, less than
-	// 0 none.
+	// KeepFDs is how many descriptors of exported chunks stay open; the least
+	// recently used are closed first. 0 is a quarter of RLIMIT_NOFILE; below 0
+	// none stays open.
 	KeepFDs int
 	// Logger gets a line for each connection that is refused or cut off; nil
-	// is silence.
+	// logs nothing.
 	Logger *slog.Logger
 }
 
-// tokenSize is what HELLO has room for.
+// tokenSize is the size of HELLO's token field.
 const tokenSize = 32
 
 func errToken(token []byte) error {
-	return fmt.Errorf("%w: a token of %d bytes, and it has at most %d", vmm.ErrInvalid, len(token), tokenSize)
+	return fmt.Errorf("%w: a token of %d bytes, over %d", vmm.ErrInvalid, len(token), tokenSize)
 }
 
-func (o Options) settle() (Options, error) {
+// resolve checks the options and fills in the defaults.
+func (o Options) resolve() (Options, error) {
 	if len(o.Token) > tokenSize {
 		return o, errToken(o.Token)
 	}
@@ -57,6 +60,8 @@ func (o Options) settle() (Options, error) {
 		o.UIDs = []uint32{uint32(os.Getuid())}
 	}
 	o.UIDs, o.Token = slices.Clone(o.UIDs), slices.Clone(o.Token)
+	// Each default goes in where the field is zero, so that a caller sets only
+	// the fields it cares about.
 	for _, n := range []struct {
 		v    *int
 		dflt int
@@ -79,6 +84,7 @@ func (o Options) settle() (Options, error) {
 	if o.MaxConns < 0 || o.MaxConnsPerUID < 0 || o.MaxObjects < 0 || o.Rate < 0 {
 		return o, fmt.Errorf("%w: a limit below 0", vmm.ErrInvalid)
 	}
+	// KeepFDs is the one limit that may be below 0: that keeps none.
 	o.KeepFDs = max(o.KeepFDs, 0)
 	if o.MaxBytesPerUID == 0 {
 		o.MaxBytesPerUID = math.MaxUint64
@@ -89,16 +95,16 @@ func (o Options) settle() (Options, error) {
 	return o, nil
 }
 
-// PublishOptions is how a range is published; its zero value is the default.
+// PublishOptions configures a Publication; its zero value is the default.
 type PublishOptions struct {
-	// Write lets readers ask for memory that they can write. Without it only a
-	// range of the host that is made with vmm.ShareReadOnly is safe from a reader
-	// that does not ask. A descriptor of any other range lets whoever has it
-	// write, and on CUDA none carries rights, so there it is an agreement among
-	// processes that trust each other.
+	// Write lets readers ask for memory that they can write. Without it they are
+	// refused write access, but only a host range made with vmm.ShareReadOnly is
+	// protected from a reader that writes all the same: any process that has
+	// another descriptor can write. On CUDA no descriptor carries rights, so there Write
+	// is an agreement among processes that trust each other.
 	Write bool
-	// Layout is what readers are told of the bytes; the zero Layout says nothing.
+	// Layout describes the bytes to readers; the zero Layout describes nothing.
 	Layout vmm.Layout
-	// Meta is what readers get to know beside the memory, up to 32 KiB.
+	// Meta is sent to readers with the object's description, up to 32 KiB.
 	Meta []byte
 }

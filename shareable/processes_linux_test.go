@@ -64,7 +64,7 @@ func TestNoStreamWaitsForAnotherProcess(t *testing.T) {
 	var slowest time.Duration
 	for i := range times {
 		owner := next
-		owner.hear("ready")
+		owner.expect("ready")
 		if i+1 < times {
 			next = spawn(t, "owner", path(i+1))
 		}
@@ -98,7 +98,7 @@ func TestStreamThatWaitsForAnotherProcess(t *testing.T) {
 	require.NoError(t, err)
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
-	owner.hear("ready")
+	owner.expect("ready")
 	n := grownBy(t, owner, crashChunk)
 	v := joined(t, path, dev, AttachOptions{Write: true})
 	require.NoError(t, waitFor(v, n))
@@ -147,7 +147,7 @@ func TestManyProcesses(t *testing.T) {
 		crowd = append(crowd, c)
 	}
 	for _, c := range crowd {
-		c.hear("ready")
+		c.expect("ready")
 	}
 	require.Equal(t, processes*readers, p.Readers())
 	begun := time.Now()
@@ -181,7 +181,7 @@ func TestStoppedReader(t *testing.T) {
 		all = append(all, spawn(t, "crowd", s.Path(), "1", strconv.FormatUint(size, 10), "1"))
 	}
 	for _, c := range all {
-		c.hear("ready")
+		c.expect("ready")
 	}
 	// And one asks to be told of every length, and never listens.
 	deaf := greeted(t, s.Path())
@@ -224,7 +224,7 @@ func TestStoppedReader(t *testing.T) {
 	}
 }
 
-// ends is what there is to be left behind.
+// ends is what could be left open.
 type ends struct {
 	fds, goroutines, maps, kept int
 	committed, charged          uint64
@@ -240,7 +240,7 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 	shared := bytes.Count(maps, []byte("memfd:")) + bytes.Count(maps, []byte("/dev/nvidia"))
 	charged := uint64(0)
 	s.mu.Lock()
-	for _, n := range s.bytes {
+	for _, n := range s.bytesByUID {
 		charged += n
 	}
 	s.mu.Unlock()
@@ -257,11 +257,11 @@ func TestConnectAndKill(t *testing.T) {
 	s, _, g := owning(t, Options{MaxConns: 4 * each, MaxConnsPerUID: 4 * each})
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	batch := func(seed int, c *child) {
-		c.hear("ready")
+		c.expect("ready")
 		c.tell("go")
 		soon(t, "it connects", func() bool { return s.Stats().Conns > 0 })
 		if seed%2 == 0 { // all of them are there; else in the middle of it
-			c.hear("up")
+			c.expect("up")
 		}
 		c.kill()
 		soon(t, "they are all gone", func() bool { return s.Stats().Conns == 0 })
@@ -308,10 +308,10 @@ func TestResetWithFramesUnread(t *testing.T) {
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	o := wire.Object{ID: 1, Max: crashMax, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{7}, Name: "x"}
-	h, err := hello(dev)
+	h, err := localHello(dev)
 	require.NoError(t, err)
 	h.Instance = o.Instance
-	pg, err := newPage(o.Instance, o.ID)
+	pg, err := newOwnerPage(o.Instance, o.ID)
 	require.NoError(t, err)
 	defer pg.close()
 	pg.done.Store(3 * crashChunk)

@@ -12,66 +12,58 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Publication is a range that other processes follow while it grows. Whatever
-// Len shows is published as soon as its bytes are there: those of Append at
-// once, those of AppendOn when their copy has run, and those that kernels write
-// behind Grow when SetLen, or Queued, says so. Safe for concurrent use. The
-// caller must Close it before the range.
+// Publication is a range that other processes follow while it grows. The length
+// that the range shows is published as soon as its bytes are written: those of
+// Append at once, those of AppendOn when their copy has finished, and those that
+// a kernel writes when SetLen or PublishAfter counts them. Safe for concurrent
+// use. The caller must Close it before the range.
 //
-// While it lasts the bytes below the published length, or one that is about to
-// be, stay: SetLen, Clip and Sleep below it, and the range's Close, answer
-// ErrBusy. Room above it can be clipped; its memory goes back when the readers
-// have unmapped it too.
+// Published bytes are held, and so are bytes about to be published: SetLen, Clip
+// and Sleep below them, and the range's Close, return vmm.ErrBusy. Capacity above
+// them can be clipped; its memory is free once the readers have unmapped it too.
 type Publication struct {
-	srv  *Server
-	id   uint64
-	name string
-	r    *vmm.Range
-	opts PublishOptions
-	page *page
-
+	// Immutable.
+	srv    *Server
+	id     uint64
+	name   string
+	r      *vmm.Range
+	opts   PublishOptions
+	page   *ownerPage      // its words are atomic; closed by teardown
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-	closer sync.Once
-	fresh  chan struct{} // there are chunks to export
-	undone chan struct{} // what the range shows is no longer what is published
 
-	step    chan struct{} // full during a change of what is published; see change
-	release func()        // of what is held; guarded by step
-	held    uint64        // guarded by step
+	// Safe for concurrent use.
+	tasks        sync.WaitGroup
+	closeOnce    sync.Once
+	exportWanted chan struct{} // wakes exportAhead: there are new chunks
+	recheck      chan struct{} // wakes follow: the range and the page differ
 
-	mu         sync.Mutex // after step; never across a driver call
-	state      uint32
-	chunks     []piece
-	ids        uint64 // of chunks, given out so far
-	generation uint64
-	done       uint64
-	sealed     bool // also after Close
-	digest     *[32]byte
-	attached   map[*attachment]struct{}
-	moved      chan struct{} // closed when an attachment acknowledges or ends
-	queue      []queued
-	draining   bool
-	failed     error
+	// Guarded by exclusive, a lock that a context can stop waiting for: holding
+	// it is having put the one element into the channel; see runExclusive.
+	exclusive chan struct{}
+	release   func() // ends the hold on the range
+	held      uint64 // bytes held
+
+	// Guarded by mu.
+	mu             sync.Mutex // after exclusive; never held across a driver call
+	state          uint32     // one of wire's states
+	chunks         []publishedChunk
+	lastID         uint64 // the highest chunk id so far
+	generation     uint64
+	done           uint64 // the published length
+	sealed         bool   // stays true after Close
+	digest         *[32]byte
+	attachments    map[*attachment]struct{}
+	progress       chan struct{} // closed, and made anew, when a reader acknowledges or goes
+	pending        []pendingLength
+	pendingRunning bool  // publishPending runs
+	failed         error // why the range is no longer followed
 }
 
-// piece is a chunk as readers know it.
-type piece struct {
-	wire.Chunk
-	seg vmm.Segment
-}
-
-// queued is a length whose bytes are there when the event has passed.
-type queued struct {
-	n    uint64
-	when *vmm.Event
-}
-
-// Publish shows a range to readers under a name of up to 256 letters, digits and
-// ._:@/- without "..". The range has to be made with vmm.ShareFD, else
-// ErrInvalid; a name that is taken is ErrBusy. The caller must Close the
-// Publication.
+// Publish makes a range available to readers under a name: up to 256 letters,
+// digits and ._:@/- without "..". If the range was not made with vmm.ShareFD,
+// Publish returns vmm.ErrInvalid; if the name is in use, vmm.ErrBusy. The caller
+// must Close the Publication.
 func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
 	if s == nil {
 		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
@@ -88,26 +80,28 @@ func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publicat
 	if err != nil {
 		return nil, err
 	}
-	if err := s.enlist(p); err != nil {
-		p.dispose()
+	if err := s.register(p); err != nil {
+		p.teardown()
 		return nil, err
 	}
 	return p, nil
 }
 
-// newPublication holds the range and makes the page, without showing anything.
+// newPublication holds the range and makes the control page. Readers do not find
+// the publication yet.
 func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+	// All arguments are checked first, so that an error has nothing to undo.
 	switch {
 	case r == nil:
 		return nil, fmt.Errorf("%w: no range", vmm.ErrInvalid)
 	case r.Device().Driver() != s.dev.Driver():
 		return nil, fmt.Errorf("%w: %v is of another driver than the server's %v", vmm.ErrInvalid, r.Device(), s.dev)
 	case len(o.Meta) > wire.MaxMeta:
-		return nil, fmt.Errorf("%w: %d bytes of metadata, and there are at most %d", vmm.ErrInvalid, len(o.Meta), wire.MaxMeta)
+		return nil, fmt.Errorf("%w: %d bytes of metadata, over %d", vmm.ErrInvalid, len(o.Meta), wire.MaxMeta)
 	case r.Options().Share&vmm.ShareFD == 0:
-		return nil, fmt.Errorf("%w: the range is private; RangeOptions.Share makes it one that can be shared", vmm.ErrInvalid)
+		return nil, fmt.Errorf("%w: the range was made without RangeOptions.Share, and cannot be shared", vmm.ErrInvalid)
 	case o.Write && r.Options().Share&vmm.ShareReadOnly != 0:
-		return nil, fmt.Errorf("%w: the range is shared for reading only", vmm.ErrInvalid)
+		return nil, fmt.Errorf("%w: the range was made with vmm.ShareReadOnly, and cannot be written", vmm.ErrInvalid)
 	}
 	if err := wire.CheckName(name); err != nil {
 		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
@@ -118,6 +112,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 		}
 	}
 	o.Layout.Shape, o.Meta = slices.Clone(o.Layout.Shape), slices.Clone(o.Meta)
+	// A hold of 0 bytes keeps the range from being closed.
 	release, err := r.Hold(0, 0)
 	if err != nil {
 		return nil, err
@@ -126,21 +121,21 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	s.nextID++
 	id := s.nextID
 	s.mu.Unlock()
-	pg, err := newPage(s.hello.Instance, id)
+	pg, err := newOwnerPage(s.hello.Instance, id)
 	if err != nil {
 		release()
 		return nil, err
 	}
 	p := &Publication{
 		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		step: make(chan struct{}, 1), fresh: make(chan struct{}, 1), undone: make(chan struct{}, 1), attached: map[*attachment]struct{}{}, moved: make(chan struct{}),
+		exclusive: make(chan struct{}, 1), exportWanted: make(chan struct{}, 1), recheck: make(chan struct{}, 1), attachments: map[*attachment]struct{}{}, progress: make(chan struct{}),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
 
-// enlist shows the publication and sets it going.
-func (s *Server) enlist(p *Publication) error {
+// register lets readers find the publication and starts its goroutines.
+func (s *Server) register(p *Publication) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -157,32 +152,34 @@ func (s *Server) enlist(p *Publication) error {
 	return nil
 }
 
-// again is how long to wait where the range cannot be looked at just now and
-// nothing says when it can.
-const again = 2 * time.Millisecond
+// retryDelay is the pause before something is tried again that failed for the
+// moment, when no event says that it can work now.
+const retryDelay = 2 * time.Millisecond
 
-// follow publishes what the range shows until Close.
+// follow publishes every change of the range until Close.
 func (p *Publication) follow() {
 	for {
-		changed := p.r.Changed()
+		changed := p.r.Changed() // before Flush, so that no change is missed
 		err := p.Flush(p.ctx)
+		// What ends a failure decides how to wait: a capture has no event, so it
+		// is polled; a Wake closes changed; a dead range ends the loop.
 		var timer <-chan time.Time
 		switch {
 		case err == nil:
 		case errors.Is(err, vmm.ErrCapturing):
-			timer = time.After(again)
+			timer = time.After(retryDelay)
 		case errors.Is(err, vmm.ErrAsleep):
 		case p.ctx.Err() != nil || errors.Is(err, ErrSealed):
 			return
 		case errors.Is(err, vmm.ErrClosed), errors.Is(err, vmm.ErrDeviceLost), p.Err() != nil:
 			p.fail(err)
 			return
-		default: // memory for an event has run out, say
-			timer = time.After(again)
+		default: // the device had no memory for an event, say
+			timer = time.After(retryDelay)
 		}
 		select {
 		case <-changed:
-		case <-p.undone:
+		case <-p.recheck:
 		case <-timer:
 		case <-p.ctx.Done():
 			return
@@ -190,19 +187,18 @@ func (p *Publication) follow() {
 	}
 }
 
-// fail ends what cannot be followed any more: readers keep what they have, and are
-// told that no more comes.
+// fail ends the publication of further lengths: readers keep what they have, and
+// are told that nothing more comes.
 func (p *Publication) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed == nil {
 		p.failed = err
 	}
-	p.rouse()
+	p.wakeSendersLocked()
 }
 
-// Err says why the publication does not follow its range any more; nil while it
-// does, and after Close.
+// Err returns why the publication no longer follows its range; nil while it does.
 func (p *Publication) Err() error {
 	if p == nil {
 		return errNoPublication
@@ -212,15 +208,18 @@ func (p *Publication) Err() error {
 	return p.failed
 }
 
-// Flush returns when what Len showed as it was called is published. Nobody has
-// to call it: publications follow their range by themselves.
-func (p *Publication) Flush(ctx context.Context) error { return p.change(ctx, p.advance) }
+// Flush returns when the length that the range had at the call is published.
+// Calling it is not necessary: a publication follows its range by itself.
+func (p *Publication) Flush(ctx context.Context) error {
+	return p.runExclusive(ctx, p.publishRangeExclusive)
+}
 
 var errNoPublication = fmt.Errorf("%w: no publication", vmm.ErrInvalid)
 
-// change makes one change of what is published at a time. Waiting for its turn,
-// and the context that it gets, end with ctx and with Close.
-func (p *Publication) change(ctx context.Context, what func(context.Context) error) error {
+// runExclusive runs f while it holds exclusive: one change of what is published
+// at a time. Both the wait for the lock and the context that f gets end with ctx
+// and with Close.
+func (p *Publication) runExclusive(ctx context.Context, f func(context.Context) error) error {
 	switch {
 	case p == nil:
 		return errNoPublication
@@ -229,44 +228,50 @@ func (p *Publication) change(ctx context.Context, what func(context.Context) err
 	}
 	closed := fmt.Errorf("%w: publication", vmm.ErrClosed)
 	select {
-	case p.step <- struct{}{}:
+	case p.exclusive <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-p.ctx.Done():
 		return closed
 	}
-	defer func() { <-p.step }()
+	defer func() { <-p.exclusive }()
+	// f may wait for work. A Close waits for the lock, so it has to end that.
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(p.ctx, cancel)
 	defer stop()
-	err := what(sub)
+	err := f(sub)
+	// A cancel that is not the caller's was Close's.
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		return closed
 	}
 	return err
 }
 
-// advance publishes what the range shows. It needs p.step. First the length is
-// held, so that it cannot go back and come again with bytes that are still to be
-// written; then these are waited for, and the chunks looked at.
-func (p *Publication) advance(ctx context.Context) error {
-	if err := p.live(); err != nil {
+// publishRangeExclusive publishes the range's length and chunks, inside
+// runExclusive:
+//
+//  1. hold the length: else it could go back, and come again with bytes that are
+//     not written yet;
+//  2. wait until the bytes below it are written;
+//  3. update the list of chunks, and then publish the length.
+func (p *Publication) publishRangeExclusive(ctx context.Context) error {
+	if err := p.checkLive(); err != nil {
 		return err
 	}
-	n, err := p.keep()
+	n, err := p.holdLenExclusive()
 	if err == nil {
 		_, err = p.r.WaitWritten(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	p.align(p.r.Segments(), n)
-	return p.show(n)
+	p.updateChunks(p.r.Segments(), n)
+	return p.publishLen(n)
 }
 
-// live is nil while what is published can grow.
-func (p *Publication) live() error {
+// checkLive returns nil while more can be published, else why not.
+func (p *Publication) checkLive() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch p.state {
@@ -278,8 +283,9 @@ func (p *Publication) live() error {
 	return p.failed
 }
 
-// keep holds what Len shows. It needs p.step.
-func (p *Publication) keep() (uint64, error) {
+// holdLenExclusive holds the bytes below Len, inside runExclusive, and returns
+// Len.
+func (p *Publication) holdLenExclusive() (uint64, error) {
 	for {
 		n := p.r.Len()
 		if n <= p.held {
@@ -291,73 +297,14 @@ func (p *Publication) keep() (uint64, error) {
 			p.release, p.held = release, n
 			return n, nil
 		}
-		if p.r.Len() >= n { // else it went back meanwhile
+		if p.r.Len() >= n { // else Len went back meanwhile, and the smaller one is tried
 			return 0, err
 		}
 	}
 }
 
-// align makes the list of chunks that of the range: what is not there any more
-// is retired, what is new gets the next ids.
-func (p *Publication) align(segs []vmm.Segment, n uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	same := 0
-	for same < len(p.chunks) && same < len(segs) && p.chunks[same].seg == segs[same] {
-		same++
-	}
-	if same < len(p.chunks) {
-		p.retire(same)
-	}
-	end := p.end()
-	grown := false
-	for _, seg := range segs[same:] {
-		if uint64(seg.Addr-p.r.Ptr()) != end || len(p.chunks) >= wire.MaxChunks {
-			break
-		}
-		p.ids++
-		p.chunks = append(p.chunks, piece{wire.Chunk{ID: p.ids, Offset: end, Size: seg.Size}, seg})
-		end, grown = end+seg.Size, true
-	}
-	if n > end && len(p.chunks) >= wire.MaxChunks && p.failed == nil {
-		p.failed = fmt.Errorf("%w: readers take %d chunks of one object", vmm.ErrLimit, wire.MaxChunks)
-	}
-	if grown {
-		p.rouse()
-		select {
-		case p.fresh <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// retire takes the chunks from index i on away from readers. It needs p.mu.
-// The generation moves before any length that what replaces them makes possible.
-func (p *Publication) retire(i int) {
-	for _, c := range p.chunks[i:] {
-		p.srv.fds.drop(c.seg)
-	}
-	p.chunks = p.chunks[:i]
-	p.generation++
-	p.page.generation.Store(p.generation)
-	for a := range p.attached {
-		a.retire(p.end(), i)
-	}
-	p.page.ring()
-	p.rouse()
-}
-
-// end is where the chunks end. It needs p.mu.
-func (p *Publication) end() uint64 {
-	if len(p.chunks) == 0 {
-		return 0
-	}
-	last := p.chunks[len(p.chunks)-1]
-	return last.Offset + last.Size
-}
-
-// show publishes the length n.
-func (p *Publication) show(n uint64) error {
+// publishLen stores the length n on the page and wakes the readers.
+func (p *Publication) publishLen(n uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed != nil {
@@ -367,92 +314,30 @@ func (p *Publication) show(n uint64) error {
 		return nil
 	}
 	p.done = n
+	// queued is never below done on the page.
 	if n > p.page.queued.Load() {
 		p.page.queued.Store(n)
 	}
 	p.page.done.Store(n)
-	p.page.ring()
-	for a := range p.attached {
-		if a.wants {
-			a.ses.rouse()
+	p.page.notify()
+	for a := range p.attachments {
+		if a.wantsPublish {
+			a.ses.wakeSender()
 		}
 	}
 	return nil
 }
 
-// rouse has the sessions look what there is to send. It needs p.mu.
-func (p *Publication) rouse() {
-	for a := range p.attached {
-		a.ses.rouse()
+// wakeSendersLocked has the sessions of all readers look for frames to send.
+// Requires mu.
+func (p *Publication) wakeSendersLocked() {
+	assertLocked(&p.mu)
+	for a := range p.attachments {
+		a.ses.wakeSender()
 	}
 }
 
-// exportAhead has the descriptors of new chunks ready before a reader waits for
-// them: asking the driver for one takes 0.6 ms. It is no matter if it fails;
-// whoever sends the chunk asks again.
-func (p *Publication) exportAhead() {
-	var seen uint64
-	for {
-		select {
-		case <-p.fresh:
-		case <-p.ctx.Done():
-			return
-		}
-		for p.srv.opts.KeepFDs > 0 && p.ctx.Err() == nil {
-			c, ok := p.after(seen)
-			if !ok {
-				break
-			}
-			seen = c.ID
-			if d, err := p.srv.fds.take(c.seg); err == nil {
-				p.give(c, d)
-			}
-		}
-	}
-}
-
-// give gives a descriptor of a chunk back, and drops it if the chunk was retired
-// meanwhile: who retired it may have done so before it was taken.
-func (p *Publication) give(c piece, d *descriptor) {
-	p.srv.fds.give(d)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.has(c) {
-		p.srv.fds.drop(c.seg)
-	}
-}
-
-// after is the first chunk with a higher id.
-func (p *Publication) after(id uint64) (piece, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := p.index(id + 1)
-	if i == len(p.chunks) {
-		return piece{}, false
-	}
-	return p.chunks[i], true
-}
-
-// index is where the chunk with this id or the next higher one is. It needs p.mu.
-func (p *Publication) index(id uint64) int {
-	lo, hi := 0, len(p.chunks)
-	for lo < hi {
-		if mid := (lo + hi) / 2; p.chunks[mid].ID < id {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return lo
-}
-
-// has says whether the chunk is still published. It needs p.mu.
-func (p *Publication) has(c piece) bool {
-	i := p.index(c.ID)
-	return i < len(p.chunks) && p.chunks[i].ID == c.ID
-}
-
-// Name is what readers ask for.
+// Name is the name that readers attach to.
 func (p *Publication) Name() string {
 	if p == nil {
 		return ""
@@ -460,7 +345,7 @@ func (p *Publication) Name() string {
 	return p.name
 }
 
-// Len is how many bytes are published.
+// Len is the published length in bytes.
 func (p *Publication) Len() uint64 {
 	if p == nil {
 		return 0
@@ -470,8 +355,8 @@ func (p *Publication) Len() uint64 {
 	return p.done
 }
 
-// Generation counts how often memory was taken away from readers, or replaced.
-// Within one, Len never goes back.
+// Generation counts how often published memory was taken back or replaced. Within
+// one generation Len never goes back.
 func (p *Publication) Generation() uint64 {
 	if p == nil {
 		return 0
@@ -481,25 +366,25 @@ func (p *Publication) Generation() uint64 {
 	return p.generation
 }
 
-// Readers is how many are attached.
+// Readers is the number of readers that are attached.
 func (p *Publication) Readers() int {
 	if p == nil {
 		return 0
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.attached)
+	return len(p.attachments)
 }
 
-// Close takes the object back: no reader can attach any more, and those that
-// are get to know. What they have mapped stays theirs until they close it. It
-// waits for Queued work that still runs. Twice is fine, and so is a nil
-// Publication.
+// Close ends the publication: no reader can attach any more, and those that are
+// attached get DELETED. They keep what they have mapped until they close their
+// View. Close waits for work that PublishAfter waits for. Twice is fine, and so is
+// a nil Publication.
 func (p *Publication) Close() error {
 	if p == nil {
 		return nil
 	}
-	p.closer.Do(func() {
+	p.closeOnce.Do(func() {
 		p.mu.Lock()
 		p.state = wire.StateClosed
 		p.mu.Unlock()
@@ -508,26 +393,76 @@ func (p *Publication) Close() error {
 		p.srv.mu.Lock()
 		delete(p.srv.names, p.name)
 		p.srv.mu.Unlock()
-		p.dispose()
+		p.teardown()
 	})
 	return nil
 }
 
-// dispose ends what newPublication began.
-func (p *Publication) dispose() {
+// teardown undoes newPublication.
+func (p *Publication) teardown() {
 	p.cancel()
-	p.step <- struct{}{}
-	defer func() { <-p.step }()
+	p.exclusive <- struct{}{}
+	defer func() { <-p.exclusive }()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// Readers are told before the hold ends: after it the bytes may change.
 	p.state = wire.StateClosed
 	p.page.state.Store(uint64(wire.StateClosed))
-	p.page.ring()
-	p.rouse()
+	p.page.notify()
+	p.wakeSendersLocked()
 	for _, c := range p.chunks {
 		p.srv.fds.drop(c.seg)
 	}
 	p.chunks = nil
 	p.page.close()
 	p.release()
+}
+
+// signalLocked wakes waitUntil: a reader acknowledged or went, or the pending
+// lengths are published. Requires mu.
+func (p *Publication) signalLocked() {
+	assertLocked(&p.mu)
+	close(p.progress)
+	p.progress = make(chan struct{})
+}
+
+// waitUntil waits until reached, which is called with mu held, returns true.
+func (p *Publication) waitUntil(ctx context.Context, reached func() bool) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
+	for {
+		p.mu.Lock()
+		if reached() {
+			p.mu.Unlock()
+			return nil
+		}
+		moved := p.progress
+		p.mu.Unlock()
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.ctx.Done():
+			return fmt.Errorf("%w: publication", vmm.ErrClosed)
+		}
+	}
+}
+
+// objectLocked describes the publication as it is now. Requires mu.
+func (p *Publication) objectLocked(access uint32) wire.Object {
+	assertLocked(&p.mu)
+	l, queued := p.opts.Layout, p.done
+	if p.state != wire.StateClosed { // teardown unmaps the page
+		queued = max(queued, p.page.queued.Load())
+	}
+	o := wire.Object{
+		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: queued,
+		Capacity: p.endLocked(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
+		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
+	}
+	for _, n := range l.Shape {
+		o.Shape = append(o.Shape, uint64(n))
+	}
+	return o
 }

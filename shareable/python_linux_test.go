@@ -222,7 +222,7 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, m.Type)
 	}
-	page, err := newPage(id, 9)
+	page, err := newOwnerPage(id, 9)
 	require.NoError(t, err)
 	defer page.close()
 	o := wire.Object{ID: 9, Max: 1 << 20, State: wire.StateLive, Access: wire.AccessRead, Instance: id, Name: "rows"}

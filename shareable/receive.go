@@ -10,30 +10,30 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Receive makes a view of what the other end of conn sends with Send: memory
-// that no longer grows. All of it is there when Receive returns, and the view
-// needs the sender no more. The connection, of the kind "unixpacket", stays the
-// caller's and is not closed; after an error it is of no more use. The other end
-// may take Timeout for each step, and ctx bounds the whole.
-// The caller must Close the View.
+// Receive makes a View of the memory that the other end of conn sends with Send.
+// All of it is mapped when Receive returns; it does not grow, and the View does
+// not need the sender any more. conn is of the kind "unixpacket"; Receive does not
+// close it, and after an error it cannot be used any more. Timeout limits each
+// step, and ctx the whole. The caller must Close the View.
 func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*View, error) {
 	if conn == nil {
 		return nil, receiveFail(fmt.Errorf("%w: no connection", vmm.ErrInvalid))
 	}
-	o, err := o.settle(dev)
+	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, receiveFail(err)
 	}
-	j := joining{o: o, dev: dev}
-	if err := j.open(ctx, conn); err != nil {
+	h := handshake{opts: o, dev: dev}
+	if err := h.checkPeer(ctx, conn); err != nil {
 		return nil, receiveFail(err)
 	}
-	v, err := j.receive(ctx)
-	if done := j.settle(ctx); done != nil {
-		err = done
+	v, err := h.receive(ctx)
+	// If ctx ended, its deadline in the past may be set: the connection is lost.
+	if canceled := h.clearDeadlines(ctx); canceled != nil {
+		err = canceled
 	}
 	if err != nil {
-		_ = v.Close() // nothing uses it
+		_ = v.Close() // nothing uses it yet
 		return nil, receiveFail(err)
 	}
 	return v, nil
@@ -41,58 +41,63 @@ func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachO
 
 func receiveFail(err error) error { return fmt.Errorf("receive: %w", err) }
 
-// receive may answer a view beside an error.
-func (j *joining) receive(ctx context.Context) (*View, error) {
-	if err := j.greet(ctx); err != nil {
+// receive maps one object. It can return a View together with an error; the caller
+// must Close it.
+func (h *handshake) receive(ctx context.Context) (*View, error) {
+	if err := h.exchangeHello(ctx); err != nil {
 		return nil, err
 	}
-	obj, f, err := j.object(ctx, 0)
+	obj, f, err := h.readObject(ctx, 0)
 	if err != nil {
 		return nil, err
 	}
-	_ = f.Close() // the page of what is sealed says nothing new
+	_ = f.Close() // a sealed object needs no control page: its length is final
 	if obj.State != wire.StateSealed {
 		return nil, fmt.Errorf("%w: sent memory that is not sealed", ErrProtocol)
 	}
-	v, err := j.view(obj, nil)
+	v, err := h.newView(obj, nil)
 	if err != nil {
 		return nil, err
 	}
-	err = v.serveUntilDone(ctx, j)
+	// The frames are handled here rather than by View.follow: no goroutine reads
+	// the connection, which stays the caller's.
+	err = v.readUntilDone(ctx, h)
 	if err == nil && v.mapped < obj.Length {
 		err = fmt.Errorf("%w: sent %d bytes of %d", ErrProtocol, v.mapped, obj.Length)
 	}
 	if errors.Is(err, ErrProtocol) {
-		v.complain(err)
+		v.sendError(err)
 	}
 	v.conn = nil
-	v.end(ErrOwnerGone)
+	v.detach(ErrOwnerGone)
 	return v, err
 }
 
-// serveUntilDone maps what comes before DONE.
-func (v *View) serveUntilDone(ctx context.Context, j *joining) error {
+// readUntilDone handles frames until DONE.
+func (v *View) readUntilDone(ctx context.Context, h *handshake) error {
 	for {
-		if err := j.hurry(ctx); err != nil {
+		if err := h.extendDeadline(ctx); err != nil {
 			return err
 		}
 		f, err := v.conn.Read()
 		if errors.Is(err, wire.ErrTruncated) {
-			if err := v.fewer(f, wireError(err)); err != nil {
+			if err := v.requestSmallerFrames(f, wireError(err)); err != nil {
 				return err
 			}
 			continue
 		}
 		if err != nil {
-			return j.why(err)
+			return h.connError(err)
 		}
+		// Frames mean what they mean to an attached View, except that sealed memory
+		// is never retired.
 		done := f.Type == wire.TypeDone
 		switch {
 		case done:
 		case f.Type == wire.TypeRetire:
 			err = fmt.Errorf("%w: sealed memory is taken back", ErrProtocol)
 		default:
-			err = v.take(f)
+			err = v.handle(f)
 		}
 		_ = f.Close()
 		if done || err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // receiving runs Receive against a scripted sender.
-func receiving(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, sender func()) (*View, error) {
+func receiving(t *testing.T, s *scriptedOwner, far *net.UnixConn, o AttachOptions, sender func()) (*View, error) {
 	t.Helper()
 	type answer struct {
 		v   *View
@@ -32,8 +32,8 @@ func receiving(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, se
 	return a.v, a.err
 }
 
-func sending(t *testing.T, chunks uint64) (*scripted, *net.UnixConn) {
-	s, far := script(t, chunks)
+func sending(t *testing.T, chunks uint64) (*scriptedOwner, *net.UnixConn) {
+	s, far := newScriptedOwner(t, chunks)
 	s.grow(int(chunks))
 	s.obj.State, s.obj.Length, s.obj.Capacity = wire.StateSealed, s.rng.Len()-1, s.rng.Cap()
 	return s, far
@@ -83,32 +83,32 @@ func TestReceive(t *testing.T) {
 func TestReceiveRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		do   func(*scripted)
+		do   func(*scriptedOwner)
 		want error
 	}{
-		{"not sealed", func(s *scripted) {
+		{"not sealed", func(s *scriptedOwner) {
 			s.obj.State = wire.StateLive
 			s.write(wire.TypeObject, 0, s.obj.Append(nil))
 		}, ErrProtocol},
-		{"less than it says", func(s *scripted) {
+		{"less than it says", func(s *scriptedOwner) {
 			s.write(wire.TypeObject, 0, s.obj.Append(nil))
 			s.chunks(0, 1)
 			s.ack()
 			s.write(wire.TypeDone, 0, nil)
 		}, ErrProtocol},
-		{"taken back", func(s *scripted) {
+		{"taken back", func(s *scriptedOwner) {
 			s.write(wire.TypeObject, 0, s.obj.Append(nil))
 			s.chunks(0, 3)
 			s.ack()
 			s.write(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 2}.Append(nil))
 		}, ErrProtocol},
-		{"gone half way", func(s *scripted) {
+		{"gone half way", func(s *scriptedOwner) {
 			s.write(wire.TypeObject, 0, s.obj.Append(nil))
 			s.chunks(0, 1)
 			s.ack()
 			_ = s.c.Close()
 		}, ErrOwnerGone},
-		{"silence", func(s *scripted) {
+		{"silence", func(s *scriptedOwner) {
 			s.write(wire.TypeObject, 0, s.obj.Append(nil))
 		}, os.ErrDeadlineExceeded},
 	} {

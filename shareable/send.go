@@ -12,15 +12,15 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Send gives the process at the other end of conn, which calls Receive, all
-// chunks of a range and its length of now. It returns when they are mapped
-// there. The range need not stay: what was sent keeps its memory until the
-// receiver lets go of it. Bytes that the owner writes later show there too, growth
-// does not; for that there is Publish.
+// Send sends all chunks of a range and its present length to the process at the
+// other end of conn, which calls Receive. It returns once they are mapped there.
+// The range may then be closed: the receiver keeps the memory. Bytes that the
+// owner writes later are visible to the receiver, but growth is not; use Publish
+// for that.
 //
-// conn is a unixpacket connection or half of such a socket pair, and stays the
-// caller's; after an error, and when ctx has ended, it is of no more use. The
-// range is as for Publish.
+// conn is of the kind "unixpacket" or half of a socket pair. Send does not close
+// it; after an error, or when ctx has ended, it cannot be used any more. The range
+// is as for Publish.
 func Send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if err := send(ctx, conn, r); err != nil {
 		return fmt.Errorf("send %v: %w", r, err)
@@ -32,6 +32,8 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if conn == nil || r == nil {
 		return fmt.Errorf("%w: no connection or no range", vmm.ErrInvalid)
 	}
+	// A server without a socket, and a publication that no reader can find by
+	// name, carry one reader through the same code as Publish.
 	s, err := newServer(r.Device(), Options{})
 	if err != nil {
 		return err
@@ -40,8 +42,8 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if err != nil {
 		return err
 	}
-	defer p.dispose()
-	if err := p.change(ctx, p.finish); err != nil {
+	defer p.teardown()
+	if err := p.runExclusive(ctx, p.sealForSendExclusive); err != nil {
 		return err
 	}
 	c, err := wire.NewConn(conn)
@@ -52,10 +54,11 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if err != nil {
 		return err
 	}
+	// A deadline in the past ends whatever read or write waits when ctx ends.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	err = newSession(s, c, cred).sendOne(ctx, p)
 	if !stop() && err == nil {
-		err = ctx.Err() // the deadline may stand
+		err = ctx.Err() // the deadline in the past may be set
 	}
 	if err != nil {
 		return errors.Join(ctx.Err(), err)
@@ -63,39 +66,42 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	return conn.SetDeadline(time.Time{})
 }
 
-// finish makes a publication of what the range shows now, and no more. It needs
-// p.step.
-func (p *Publication) finish(ctx context.Context) error {
-	if err := p.advance(ctx); err != nil {
+// sealForSendExclusive publishes the range as it is now and seals it, inside
+// runExclusive. Unlike Seal it leaves the owner's write access as it is.
+func (p *Publication) sealForSendExclusive(ctx context.Context) error {
+	if err := p.publishRangeExclusive(ctx); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := p.cover(p.done); i < len(p.chunks) {
-		p.retire(i)
+	if i := p.chunksBelowLocked(p.done); i < len(p.chunks) {
+		p.dropChunksLocked(i)
 	}
 	p.state, p.sealed = wire.StateSealed, true
 	p.page.state.Store(uint64(wire.StateSealed))
 	return nil
 }
 
-// sendOne sends one object to a reader that takes what comes.
+// sendOne sends one object, without a request, and returns once all of it is
+// acknowledged. It reads and writes in one goroutine.
 func (ses *session) sendOne(ctx context.Context, p *Publication) error {
-	if err := ses.greet(); err != nil {
+	if err := ses.exchangeHello(); err != nil {
 		return err
 	}
 	access := wire.AccessRead
 	if p.opts.Write {
 		access = wire.AccessReadWrite
 	}
-	if err := ses.push(p, 0, access, false); err != nil {
+	if err := ses.startAttachment(p, 0, access, false); err != nil {
 		return err
 	}
+	// A publication that was closed meanwhile has refused the attachment.
 	a := ses.find(p.id)
 	if a == nil {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
-	defer a.leave()
+	defer a.detach()
+	// Send what the window allows, then wait for an ACK, until all is mapped.
 	for ctx.Err() == nil {
 		sent, err := a.sendNext()
 		if err != nil {
@@ -107,46 +113,48 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		if a.complete() {
 			return ses.write(wire.TypeDone, 0, nil)
 		}
-		if err := ses.hear(ctx, a.due()); err != nil {
+		if err := ses.readAck(ctx, a.deadline()); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// hear waits for what the reader acknowledges, or asks again. What it says in
-// between gives it no more time.
-func (ses *session) hear(ctx context.Context, due time.Time) error {
-	if due.IsZero() {
-		due = time.Now().Add(ses.srv.opts.AckTimeout)
+// readAck reads one frame from the reader: an ACK, a RESYNC, or an ERROR. The
+// deadline is that of the attachment, so other frames win the reader no time.
+func (ses *session) readAck(ctx context.Context, deadline time.Time) error {
+	if deadline.IsZero() {
+		deadline = time.Now().Add(ses.srv.opts.AckTimeout)
 	}
-	if err := ses.conn.SetReadDeadline(due); err != nil {
+	if err := ses.conn.SetReadDeadline(deadline); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil { // what its end did to the deadline is undone
+	// ctx is checked after the deadline is set: had ctx ended before, its own
+	// deadline in the past would be overwritten now.
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	f, err := ses.conn.Read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("%w to map what it was sent", errTooSlow)
+		return fmt.Errorf("%w to acknowledge", errTooSlow)
 	}
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // descriptors that nobody asked for
+	defer f.Close() //nolint:errcheck // a reader sends no descriptors
 	if f.Type == wire.TypeError {
 		e, err := wire.DecodeError(f.Payload)
 		if err != nil {
 			return err
 		}
-		return refusal(e)
+		return peerError(e)
 	}
-	return ses.answer(f)
+	return ses.handle(f)
 }
 
-// complete says whether the reader has everything.
+// complete reports whether the reader has acknowledged everything.
 func (a *attachment) complete() bool {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	return a.sealed && a.next == len(a.pub.chunks) && len(a.flight) == 0
+	return a.sentSealed && a.nextChunk == len(a.pub.chunks) && len(a.unacked) == 0
 }

@@ -13,129 +13,140 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// errTooSlow ends the connection of a reader that does not do in time what it
-// has to.
+// errTooSlow ends the connection of a reader that exceeds a time limit.
 var errTooSlow = errors.New("the peer takes too long")
 
-// session is one connection on the owner's side. One goroutine answers what the
-// reader asks; another sends what there is to send. Nothing is queued: what
-// comes next is worked out from what the reader has, so that one that stands
-// still costs no memory.
+// session is one connection on the owner's side. Its reader goroutine handles
+// requests; its writer goroutine sends events. No event is queued: the writer
+// derives the next frame from the state of each attachment, so a reader that
+// stops reading costs no memory.
 type session struct {
-	srv  *Server
-	conn *wire.Conn
-	cred wire.Cred
+	// Immutable.
+	srv     *Server
+	conn    *wire.Conn
+	cred    wire.Cred
+	wake    chan struct{} // wakes the writer: there may be a frame to send
+	done    chan struct{} // closed when the first of the two goroutines ends
+	closing chan struct{} // closed by shutdown
 
-	wake chan struct{} // there may be something to send
-	done chan struct{} // closed when the first of the two goroutines ends
-	quit chan struct{} // closed by bye
-	end  sync.Once
-	err  error // of the one that ended first
+	// Set once, by the goroutine that ends first.
+	stopOnce sync.Once
+	err      error
 
-	mu       sync.Mutex // a leaf
-	greeted  bool
-	attached map[uint64]*attachment
+	// The reader's goroutine: a token bucket that limits requests.
+	tokens   float64 // requests that may come at once, as of tokensAt
+	tokensAt time.Time
 
-	tokens float64 // requests that may still come, as of the time since
-	since  time.Time
+	// Guarded by mu.
+	mu          sync.Mutex // no other lock is taken while it is held
+	helloDone   bool
+	attachments map[uint64]*attachment // by the object's id
 }
 
 func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 	return &session{
-		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), quit: make(chan struct{}),
-		attached: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), since: time.Now(),
+		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), closing: make(chan struct{}),
+		attachments: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), tokensAt: time.Now(),
 	}
 }
 
 // run serves the connection until it ends.
 func (ses *session) run() error {
 	defer ses.detachAll()
+	// The small buffer is set before anything is sent: it bounds what a reader
+	// that stops reading costs the kernel.
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
-	ses.conn.OnSkip(func() error { return ses.afford(0) })
-	err := ses.greet()
+	ses.conn.OnSkip(func() error { return ses.takeToken(0) })
+	err := ses.exchangeHello()
 	ses.mu.Lock()
-	ses.greeted = err == nil
+	ses.helloDone = err == nil
 	ses.mu.Unlock()
+	// Each of the two loops stops the other by closing the connection, and the
+	// error of the first one counts.
 	if err == nil {
 		var writer sync.WaitGroup
-		writer.Go(func() { ses.finish(ses.sendAll()) })
-		ses.finish(ses.answerAll())
+		writer.Go(func() { ses.stop(ses.writeLoop()) })
+		ses.stop(ses.readLoop())
 		writer.Wait()
 		err = ses.err
 	}
-	if gone(err) {
+	if disconnected(err) {
 		return nil
 	}
 	return err
 }
 
-// sendBuffer is half of what the system then lets wait for one reader before the
-// last frame, which still goes in: so 64 KiB with it, whatever answers a LIST.
+// sendBuffer is the size of the send buffer that is asked for. The kernel doubles
+// it, and takes one more frame once it is not full: at most 64 KiB wait for one
+// reader, whatever it requests.
 const sendBuffer = 24 << 10
 
-// finish ends both goroutines.
-func (ses *session) finish(err error) {
-	ses.end.Do(func() {
+// stop ends both goroutines.
+func (ses *session) stop(err error) {
+	ses.stopOnce.Do(func() {
 		ses.err = err
 		close(ses.done)
 		_ = ses.conn.Close()
 	})
 }
 
-// rouse has the session look what there is to send. It takes no lock.
-func (ses *session) rouse() {
+// wakeSender has the writer look for frames to send. It takes no lock.
+func (ses *session) wakeSender() {
 	select {
 	case ses.wake <- struct{}{}:
 	default:
 	}
 }
 
-// bye ends the session once the reader was told all that there is to tell it.
-// It is called once.
-func (ses *session) bye() {
+// shutdown ends the session once every frame for the reader is sent. It is called
+// once.
+func (ses *session) shutdown() {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	close(ses.quit)
-	if !ses.greeted {
+	close(ses.closing)
+	if !ses.helloDone { // no writer runs that would end it
 		_ = ses.conn.Close()
 	}
 }
 
-// write sends a frame within the time that a reader has to take it.
+// write sends a frame within Options.RequestTimeout.
 func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {
 	end := time.Now().Add(ses.srv.opts.RequestTimeout)
 	if err := ses.conn.SetWriteDeadline(end); err != nil {
 		return err
 	}
 	err := ses.conn.Write(t, request, 0, payload, fds...)
+	// The limit on descriptors in flight is shared by all sockets of the user, so
+	// waiting helps. No event says when.
 	for tooManyRefs(err) && time.Now().Before(end) {
 		select {
-		case <-time.After(again):
+		case <-time.After(retryDelay):
 		case <-ses.done:
 			return err
 		}
 		err = ses.conn.Write(t, request, 0, payload, fds...)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = fmt.Errorf("%w to take a frame", errTooSlow)
+		err = fmt.Errorf("%w to receive a frame", errTooSlow)
 	}
 	return err
 }
 
-// greet exchanges who is who.
-func (ses *session) greet() error {
+// exchangeHello sends HELLO, reads the reader's, and checks its token.
+func (ses *session) exchangeHello() error {
 	deadline := time.Now().Add(ses.srv.opts.HandshakeTimeout)
 	if err := ses.conn.SetReadDeadline(deadline); err != nil {
 		return err
 	}
+	// Both sides send before they read, so that neither waits for the other.
 	if err := ses.write(wire.TypeHello, 0, ses.srv.hello.Append(nil)); err != nil {
 		return err
 	}
 	f, err := ses.conn.Read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = fmt.Errorf("%w to say who it is", errTooSlow)
+		err = fmt.Errorf("%w to send HELLO", errTooSlow)
 	}
 	if errors.Is(err, wire.ErrVersion) {
 		_ = ses.refuse(0, wire.CodeVersion, err.Error())
@@ -151,6 +162,7 @@ func (ses *session) greet() error {
 	if err != nil {
 		return err
 	}
+	// The comparison takes the same time for every token.
 	if want := ses.srv.opts.Token; len(want) > 0 {
 		var token [tokenSize]byte
 		copy(token[:], want)
@@ -162,17 +174,19 @@ func (ses *session) greet() error {
 	return nil
 }
 
-// refuse answers a request with an error. The connection goes on if the reader
-// takes that and the caller lets it.
+// refuse sends ERROR as the reply to a request. It returns an error only if that
+// cannot be sent.
 func (ses *session) refuse(request uint32, code uint32, text string) error {
 	return ses.write(wire.TypeError, request, wire.Error{Code: code, Text: text}.Append(nil))
 }
 
-// answerAll answers requests until the connection ends.
-func (ses *session) answerAll() error {
+// readLoop handles requests until the connection ends.
+func (ses *session) readLoop() error {
 	for {
-		var deadline time.Time // none, while it has something: then it owes acknowledgements
-		if !ses.hasAny() {
+		// A reader that is attached may be silent: the writer watches its
+		// acknowledgements. One that is not must ask for something in time.
+		var deadline time.Time
+		if !ses.hasAttachments() {
 			deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 		}
 		if err := ses.conn.SetReadDeadline(deadline); err != nil {
@@ -180,10 +194,10 @@ func (ses *session) answerAll() error {
 		}
 		f, err := ses.conn.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = fmt.Errorf("%w to ask for something", errTooSlow)
+			err = fmt.Errorf("%w to send a request", errTooSlow)
 		}
 		if err == nil {
-			err = ses.answer(f)
+			err = ses.handle(f)
 			_ = f.Close()
 		}
 		if err != nil {
@@ -192,18 +206,18 @@ func (ses *session) answerAll() error {
 	}
 }
 
-func (ses *session) hasAny() bool {
+func (ses *session) hasAttachments() bool {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	return len(ses.attached) > 0
+	return len(ses.attachments) > 0
 }
 
-// afford ends the connection when more requests come than may.
-func (ses *session) afford(request uint32) error {
+// takeToken counts a request against Options.Rate. An error ends the connection.
+func (ses *session) takeToken(request uint32) error {
 	now := time.Now()
 	rate := float64(ses.srv.opts.Rate)
-	ses.tokens = min(ses.tokens+now.Sub(ses.since).Seconds()*rate, rate)
-	ses.since = now
+	ses.tokens = min(ses.tokens+now.Sub(ses.tokensAt).Seconds()*rate, rate)
+	ses.tokensAt = now
 	if ses.tokens--; ses.tokens >= 0 {
 		return nil
 	}
@@ -211,17 +225,19 @@ func (ses *session) afford(request uint32) error {
 	return fmt.Errorf("%w: more than %d requests a second", vmm.ErrLimit, ses.srv.opts.Rate)
 }
 
-// answer does what one frame asks. An error ends the connection.
-func (ses *session) answer(f wire.Frame) error {
+// handle handles one frame from the reader. An error ends the connection.
+func (ses *session) handle(f wire.Frame) error {
 	if len(f.FDs) > 0 {
 		return &wire.ProtocolError{What: fmt.Sprintf("%d descriptors on a request", len(f.FDs))}
 	}
+	// An ACK that acknowledges something new is not counted as a request: the
+	// reader has to send it. One that repeats itself is.
 	if f.Type == wire.TypeAck {
-		if news, err := ses.acknowledge(f); news || err != nil { // news is owed, and so not counted
+		if news, err := ses.acknowledge(f); news || err != nil {
 			return err
 		}
 	}
-	if err := ses.afford(f.Request); err != nil {
+	if err := ses.takeToken(f.Request); err != nil {
 		return err
 	}
 	switch f.Type {
@@ -246,28 +262,28 @@ func (ses *session) answer(f wire.Frame) error {
 	return &wire.ProtocolError{What: fmt.Sprintf("a frame of type %d", f.Type)}
 }
 
-// list answers with as many objects as one frame takes.
+// list sends the objects after an id, as many as one frame takes.
 func (ses *session) list(f wire.Frame) error {
 	q, err := wire.DecodeList(f.Payload)
 	if err != nil {
 		return err
 	}
-	const room = 16 << 10 // far from what a reader with a small buffer takes
-	var answer wire.Listed
+	const maxBytes = 16 << 10 // a reader with a small buffer takes that, too
+	var reply wire.Listed
 	size := 0
-	for _, p := range ses.srv.list() {
+	for _, p := range ses.srv.publications() {
 		if p.id <= q.After {
 			continue
 		}
-		if size += 32 + len(p.name); size > room {
-			answer.More = true
+		if size += 32 + len(p.name); size > maxBytes {
+			reply.More = true
 			break
 		}
 		p.mu.Lock()
-		answer.Entries = append(answer.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.done, Name: p.name})
+		reply.Entries = append(reply.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.done, Name: p.name})
 		p.mu.Unlock()
 	}
-	return ses.write(wire.TypeListed, f.Request, answer.Append(nil))
+	return ses.write(wire.TypeListed, f.Request, reply.Append(nil))
 }
 
 func (ses *session) stat(f wire.Frame) error {
@@ -280,26 +296,9 @@ func (ses *session) stat(f wire.Frame) error {
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
 	p.mu.Lock()
-	o := p.describe(wire.AccessRead)
+	o := p.objectLocked(wire.AccessRead)
 	p.mu.Unlock()
 	return ses.write(wire.TypeObject, f.Request, o.Append(nil))
-}
-
-// describe is the object as it is now. It needs p.mu.
-func (p *Publication) describe(access uint32) wire.Object {
-	l, begun := p.opts.Layout, p.done
-	if p.state != wire.StateClosed { // then the page is gone
-		begun = max(begun, p.page.queued.Load())
-	}
-	o := wire.Object{
-		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: begun,
-		Capacity: p.end(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
-		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
-	}
-	for _, n := range l.Shape {
-		o.Shape = append(o.Shape, uint64(n))
-	}
-	return o
 }
 
 func (ses *session) attach(f wire.Frame) error {
@@ -312,63 +311,53 @@ func (ses *session) attach(f wire.Frame) error {
 	case p == nil:
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	case q.Access == wire.AccessReadWrite && !p.opts.Write:
-		return ses.refuse(f.Request, wire.CodePermission, "the object is for reading")
+		return ses.refuse(f.Request, wire.CodePermission, "the object is published for reading only")
 	}
-	return ses.push(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
+	return ses.startAttachment(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
 }
 
-// push gives the reader an object: first what it is, then, from the other
-// goroutine, its chunks.
-func (ses *session) push(p *Publication, request, access uint32, wants bool) error {
-	a := &attachment{pub: p, ses: ses, wants: wants, batch: wire.MaxFDs}
+// startAttachment attaches the reader to a publication: it sends OBJECT, after
+// which the writer sends the chunks.
+func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
+	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
+	// The place in the map is taken first: a second ATTACH of the object, or the
+	// end of the session, then finds the attachment.
 	ses.mu.Lock()
-	taken := ses.attached[p.id] != nil
+	taken := ses.attachments[p.id] != nil
 	if !taken {
-		ses.attached[p.id] = a
+		ses.attachments[p.id] = a
 	}
 	ses.mu.Unlock()
 	if taken {
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
-	o, fd, err := a.begin(access)
+	o, fd, err := a.register(access)
 	if err != nil {
-		ses.forget(a)
+		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
+	// Chunks must not come before OBJECT, so start follows the write.
 	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
 	_ = closeFD(fd)
 	if err != nil {
 		return err
 	}
-	a.open()
+	a.start()
 	return nil
-}
-
-// codeOf is what an error of ours is on the wire.
-func codeOf(err error) uint32 {
-	switch {
-	case errors.Is(err, vmm.ErrLimit), errors.Is(err, vmm.ErrOutOfMemory):
-		return wire.CodeLimit
-	case errors.Is(err, vmm.ErrClosed):
-		return wire.CodeNotFound
-	case errors.Is(err, vmm.ErrPermission):
-		return wire.CodePermission
-	}
-	return wire.CodeInternal
 }
 
 func (ses *session) find(object uint64) *attachment {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	return ses.attached[object]
+	return ses.attachments[object]
 }
 
-// forget takes an attachment off the list.
-func (ses *session) forget(a *attachment) {
+// removeAttachment removes an attachment from the map.
+func (ses *session) removeAttachment(a *attachment) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	delete(ses.attached, a.pub.id)
-	if len(ses.attached) == 0 { // it owes nothing any more, and so has to ask for something
+	delete(ses.attachments, a.pub.id)
+	if len(ses.attachments) == 0 { // as in readLoop: now it must send a request in time
 		_ = ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.RequestTimeout))
 	}
 }
@@ -384,7 +373,7 @@ func (ses *session) resync(f wire.Frame) error {
 	}
 	ses.srv.counts.resyncs.Add(1)
 	a.resync(q)
-	ses.rouse()
+	ses.wakeSender()
 	return nil
 }
 
@@ -397,12 +386,12 @@ func (ses *session) detach(f wire.Frame) error {
 	if a == nil {
 		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
-	a.leave()
+	a.detach()
 	return ses.write(wire.TypeDone, f.Request, nil)
 }
 
-// acknowledge takes note of what a reader has mapped, and says whether that is
-// news. One that comes for an object that has just been taken back is no mistake.
+// acknowledge handles an ACK and reports whether it acknowledges something new. An
+// ACK for an object that has just been closed is no error.
 func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 	ack, err := wire.DecodeAck(f.Payload)
 	if err != nil {
@@ -413,33 +402,35 @@ func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 		return false, nil
 	}
 	if news, err = a.acknowledge(ack); news {
-		ses.rouse()
+		ses.wakeSender()
 	}
 	return news, err
 }
 
 func (ses *session) detachAll() {
 	for _, a := range ses.all() {
-		a.leave()
+		a.detach()
 	}
 }
 
 func (ses *session) all() []*attachment {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	list := make([]*attachment, 0, len(ses.attached))
-	for _, a := range ses.attached {
+	list := make([]*attachment, 0, len(ses.attachments))
+	for _, a := range ses.attachments {
 		list = append(list, a)
 	}
 	return list
 }
 
-// sendAll sends what there is to send until the connection ends.
-func (ses *session) sendAll() error {
+// writeLoop sends events until the connection ends. Each round it sends at most
+// one frame for each attachment, so that a large object does not delay the
+// others. CLOSING comes last, when no attachment has a frame to send.
+func (ses *session) writeLoop() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		var due time.Time
+		var deadline time.Time // the first of all attachments
 		sent := false
 		for _, a := range ses.all() {
 			more, err := a.sendNext()
@@ -447,21 +438,23 @@ func (ses *session) sendAll() error {
 				return err
 			}
 			sent = sent || more
-			if d := a.due(); !d.IsZero() && (due.IsZero() || d.Before(due)) {
-				due = d
+			if d := a.deadline(); !d.IsZero() && (deadline.IsZero() || d.Before(deadline)) {
+				deadline = d
 			}
 		}
+		// The deadline is checked in each round: a reader that takes frames but
+		// acknowledges none is too slow as well.
 		wait := time.Hour
-		if !due.IsZero() {
-			if wait = time.Until(due); wait <= 0 {
-				return fmt.Errorf("%w to map or unmap what it was told of", errTooSlow)
+		if !deadline.IsZero() {
+			if wait = time.Until(deadline); wait <= 0 {
+				return fmt.Errorf("%w to acknowledge", errTooSlow)
 			}
 		}
 		if sent {
 			continue
 		}
 		select {
-		case <-ses.quit:
+		case <-ses.closing:
 			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
 			return io.EOF
 		default:
@@ -469,7 +462,7 @@ func (ses *session) sendAll() error {
 		timer.Reset(wait)
 		select {
 		case <-ses.wake:
-		case <-ses.quit:
+		case <-ses.closing:
 		case <-timer.C:
 		case <-ses.done:
 			return nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,62 +12,64 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// View is another process's memory, mapped here: a prefix that grows as its
-// owner publishes more, at an address that never moves. All addresses are
-// reserved when it is made, and a goroutine maps what the owner announces.
+// View is another process's memory, mapped in this one: a prefix that grows as its
+// owner publishes more, at an address that never moves. All addresses are reserved
+// when it is made, and a goroutine maps the chunks that the owner sends.
 //
-// When the owner goes, the view keeps what it has: the mapping stays, Len stands
-// still, and Err says so. Nothing that an owner does makes a call here wait
-// without bound, but work that uses the memory can: Close waits for it.
+// When the owner ends, the View keeps what it has mapped: Len no longer changes,
+// and Err returns ErrOwnerGone. No owner can make a call of a View wait without
+// limit. But local work can: Close waits for work that uses the memory.
 //
-// A reader that asked for no more than reading cannot write by mistake. On the
-// host it cannot at all, unless the owner lets it. On CUDA any process that has
-// the memory can write to it if it wants to: trust it, or copy.
+// A View without AttachOptions.Write is mapped for reading, which prevents writes
+// by mistake. On the host the owner can also enforce it. On CUDA every process
+// that has the memory can make itself able to write: trust it, or copy.
 //
 // Safe for concurrent use. The caller must Close it.
 type View struct {
-	dev *vmm.Device
-	res *vmm.Reservation
-	obj wire.Object
-	o   AttachOptions
+	// Immutable.
+	dev  *vmm.Device
+	res  *vmm.Reservation
+	obj  wire.Object
+	opts AttachOptions
+	stop chan struct{} // closed by markClosed
 
-	// Of the goroutine that reads the socket, alone.
-	conn      *wire.Conn // nil where none is kept
-	track     *wire.Tracker
-	batch     uint32 // most fds in a frame, as the owner was told
-	resyncing bool   // it was told so and may not have heard yet
-	stale     int    // frames from before it heard
+	// The goroutine that reads the socket.
+	conn        *wire.Conn // nil after Receive; Close may be called by others
+	track       *wire.Tracker
+	batch       uint32 // fds in one frame at most, as the owner was told
+	resyncing   bool   // RESYNC was sent, and frames from before it may still come
+	staleFrames int    // frames skipped since the RESYNC
 
-	seen  atomic.Uint64 // the last length found in this generation
-	stop  chan struct{} // closed by shut
-	tasks sync.WaitGroup
+	// Safe for concurrent use.
+	lastLen    atomic.Uint64 // the length last seen in this generation
+	pageChecks atomic.Uint64 // how often watchPage has looked at the page, for tests
+	tasks      sync.WaitGroup
+	waits      streamWaits
 
-	mu         sync.RWMutex // never held across a wait
-	page       *pageView    // nil where there is none any more
-	mapped     uint64       // bytes mapped from the front
-	generation uint64       // the one applied
-	sealed     bool
-	last       uint64 // the length it was sealed with
-	digest     *[32]byte
-	ended      bool   // the owner counts no more
-	fixed      uint64 // what Len is since then
-	err        error
-	closed     bool
-	lent       uint64 // bytes that Host has handed out
-	told       uint64 // the length that those who wait know of
-	changed    chan struct{}
-	waiting    int // calls of Wait
-	watching   bool
-	looks      atomic.Uint64 // at the page, by whoever watches it
-	pending    []*slot       // streams that wait
+	// Guarded by mu.
+	mu           sync.RWMutex // never held across a wait
+	page         *readerPage  // nil after Receive and after Close
+	mapped       uint64       // bytes mapped, from the first address on
+	generation   uint64       // the generation applied
+	sealed       bool
+	sealedLen    uint64 // the final length
+	digest       *[32]byte
+	detached     bool   // nothing more is taken from the owner
+	finalLen     uint64 // Len since it detached
+	err          error  // why it detached
+	closed       bool
+	hostLen      uint64        // bytes that Host has returned
+	notifiedLen  uint64        // the length of the last notifyLocked
+	lenChanged   chan struct{} // closed by notifyLocked; nil while no call waits
+	waiters      int           // calls of Wait
+	watching     bool          // watchPage runs
+	pendingWaits []*streamWait // queued on streams and not released
 
-	pins pins
-
-	closer sync.Mutex // guards what follows
-	run    *closeRun  // the close under way, or done
+	// Guarded by closeMu.
+	closeMu sync.Mutex
+	attempt *closeAttempt // the close that runs or has succeeded
 }
 
 // Ptr is the first address. It stays the same until Close.
@@ -79,48 +80,50 @@ func (v *View) Ptr() vmm.Ptr {
 	return v.res.Ptr()
 }
 
-// Len is how many bytes can be read: what the owner has published, as far as it
-// is mapped here. It makes no system call. It grows, but for what the owner
-// takes back, which Generation counts. After Close it is 0.
+// Len is how many bytes can be read: what the owner has published, as far as it is
+// mapped here. It makes no system call. It only grows, unless the owner takes
+// bytes back, which changes Generation. After Close it is 0.
 func (v *View) Len() uint64 {
 	if v == nil {
 		return 0
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.visible()
+	return v.lenLocked()
 }
 
-// visible is Len. It needs v.mu, shared at least. The page's words are bounded
-// by the mapping and nothing more is made of them. A length counts only if the
-// generation, loaded after it, is the one that is mapped here.
-func (v *View) visible() uint64 {
+// lenLocked is Len. Requires mu, for reading at least. The page is the owner's
+// word, so a length from it is limited to what is mapped. It counts only if the
+// generation, loaded after it, is the one that is mapped.
+func (v *View) lenLocked() uint64 {
+	assertLocked(&v.mu)
 	switch {
 	case v.closed:
 		return 0
-	case v.ended:
-		return v.fixed
+	case v.detached:
+		return v.finalLen
 	case v.sealed:
-		return min(v.last, v.mapped)
+		return min(v.sealedLen, v.mapped)
 	case v.page == nil:
 		return 0
 	}
 	n := min(v.page.done(), v.mapped)
-	if v.page.generation() != v.generation {
-		return min(v.seen.Load(), v.mapped)
+	if v.page.generation() != v.generation { // a RETIRE is on its way
+		return min(v.lastLen.Load(), v.mapped)
 	}
+	// Within a generation the length never goes back: a smaller one is ignored.
 	for {
-		old := v.seen.Load()
-		if n <= old { // a length that goes back in one generation is a lie
+		old := v.lastLen.Load()
+		if n <= old {
 			return old
 		}
-		if v.seen.CompareAndSwap(old, n) {
+		if v.lastLen.CompareAndSwap(old, n) {
 			return n
 		}
 	}
 }
 
-// Cap is how many bytes are mapped. What lies beyond Len has no meaning yet.
+// Cap is how many bytes are mapped. Those beyond Len have no meaning yet.
 func (v *View) Cap() uint64 {
 	if v == nil {
 		return 0
@@ -133,24 +136,24 @@ func (v *View) Cap() uint64 {
 	return v.mapped
 }
 
-// Queued is how many bytes the owner has begun to write, by its own word: Len
-// will reach it if the owner lives.
+// Queued is how many bytes the owner says it has begun to write. Len will reach
+// it unless the owner ends first.
 func (v *View) Queued() uint64 {
 	if v == nil {
 		return 0
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	n := v.visible()
-	if v.closed || v.ended || v.sealed || v.page == nil {
+	n := v.lenLocked()
+	if v.closed || v.detached || v.sealed || v.page == nil {
 		return n
 	}
 	return max(n, min(v.page.queued(), v.obj.Max))
 }
 
-// Heartbeat is when the owner last showed that it runs, by its own clock: once a
-// second while it does. One that stands still shows so here, and nowhere else. Zero
-// where there is no word of it.
+// Heartbeat is the time, by the owner's clock, at which the owner last showed that
+// it runs. A running owner updates it once a second; nothing else tells a stopped
+// owner from an idle one. It is zero without a control page.
 func (v *View) Heartbeat() time.Time {
 	if v == nil {
 		return time.Time{}
@@ -187,7 +190,7 @@ func (v *View) Name() string {
 	return v.obj.Name
 }
 
-// Instance names the owner's run: another one after each start.
+// Instance is a random number of the owner: another one after each start.
 func (v *View) Instance() [16]byte {
 	if v == nil {
 		return [16]byte{}
@@ -195,7 +198,7 @@ func (v *View) Instance() [16]byte {
 	return v.obj.Instance
 }
 
-// Meta is a copy of what the owner gave with the object.
+// Meta returns a copy of PublishOptions.Meta.
 func (v *View) Meta() []byte {
 	if v == nil {
 		return nil
@@ -203,37 +206,7 @@ func (v *View) Meta() []byte {
 	return slices.Clone(v.obj.Meta)
 }
 
-// Layout is what the owner says that the bytes are: opaque ones where it says
-// nothing.
-func (v *View) Layout() vmm.Layout {
-	if v == nil {
-		return vmm.Layout{}
-	}
-	l := vmm.Layout{
-		Kind: vmm.ElemKind(v.obj.Elem.Kind), Bits: int(v.obj.Elem.Bits), Size: v.obj.Elem.Size,
-		Pitch: v.obj.Pitch, Hash: v.obj.Elem.Hash,
-	}
-	for _, n := range v.obj.Shape {
-		l.Shape = append(l.Shape, int(n))
-	}
-	return l
-}
-
-// Tensor describes the whole rows that can be read now, for libraries that take
-// a pointer, a shape and strides. Where the owner says nothing of its bytes the
-// answer is vmm.ErrInvalid.
-func (v *View) Tensor() (vmm.Tensor, error) {
-	if v == nil {
-		return vmm.Tensor{}, errNoView
-	}
-	l, s := v.Layout(), v.Snapshot()
-	if l.Pitch == 0 {
-		return vmm.Tensor{}, fmt.Errorf("describe %q: %w: its owner does not say what the bytes are", v.obj.Name, vmm.ErrInvalid)
-	}
-	return l.Tensor(v.dev, v.res.Ptr(), s.Len-s.Len%l.Pitch)
-}
-
-// Generation goes up whenever the owner has taken bytes back, or replaced them.
+// Generation rises whenever the owner has taken bytes back or replaced them.
 func (v *View) Generation() uint64 {
 	if v == nil {
 		return 0
@@ -243,7 +216,8 @@ func (v *View) Generation() uint64 {
 	return v.generation
 }
 
-// Sealed says whether the owner has promised that nothing changes any more.
+// Sealed reports whether the owner has said that neither length nor bytes change
+// any more.
 func (v *View) Sealed() bool {
 	if v == nil {
 		return false
@@ -253,8 +227,8 @@ func (v *View) Sealed() bool {
 	return v.sealed
 }
 
-// Digest is the SHA-256 of the sealed bytes, by the owner's word; false if it
-// gave none.
+// Digest is the SHA-256 of the sealed bytes as the owner computed it; false if it
+// sent none.
 func (v *View) Digest() ([32]byte, bool) {
 	if v == nil {
 		return [32]byte{}, false
@@ -267,10 +241,9 @@ func (v *View) Digest() ([32]byte, bool) {
 	return *v.digest, true
 }
 
-// Err is nil while more can come, and also once all there will be has come: the
-// object is sealed and all of it is mapped. Else it is why no more comes:
-// ErrOwnerGone, ErrProtocol, ErrRetired, an error of mapping, or after Close
-// vmm.ErrClosed.
+// Err returns nil while more bytes can come, and also once the object is sealed
+// and all of it is mapped. Else it returns why nothing more comes: ErrOwnerGone,
+// ErrProtocol, ErrRetired, an error of mapping, or after Close vmm.ErrClosed.
 func (v *View) Err() error {
 	if v == nil {
 		return errNoView
@@ -288,109 +261,37 @@ var (
 	errViewClosed = fmt.Errorf("%w: view", vmm.ErrClosed)
 )
 
-// live is nil until Close. It needs v.mu.
-func (v *View) live() error {
+// checkOpenLocked returns an error after Close. Requires mu.
+func (v *View) checkOpenLocked() error {
+	assertLocked(&v.mu)
 	if v.closed {
 		return errViewClosed
 	}
 	return nil
 }
 
-// reached says whether Len is n, or why it never will be. It needs v.mu.
-func (v *View) reached(n uint64) (bool, error) {
-	switch {
-	case v.closed:
-		return false, errViewClosed
-	case v.visible() >= n:
-		return true, nil
-	case n > v.obj.Max:
-		return false, fmt.Errorf("%w: %d bytes of a maximum of %d", vmm.ErrBounds, n, v.obj.Max)
-	case v.ended && v.err != nil:
-		return false, v.err
-	case v.sealed && n > v.last:
-		return false, fmt.Errorf("%w: %d bytes, and %d were asked for", ErrSealed, v.last, n)
-	}
-	return false, nil
-}
-
-// Wait waits until Len is n at least. It answers vmm.ErrClosed after Close,
-// ErrSealed where the object has ended before n, vmm.ErrBounds where n is beyond
-// Max, Err where no more comes, and the error of ctx.
-func (v *View) Wait(ctx context.Context, n uint64) error {
-	if v == nil || ctx == nil {
-		return fmt.Errorf("%w: no view, or no context", vmm.ErrInvalid)
-	}
+// detach ends the dependence on the owner: what is mapped stays, and Len keeps its
+// last value.
+func (v *View) detach(why error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for {
-		if ok, err := v.reached(n); ok || err != nil {
-			return err
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if v.changed == nil {
-			v.changed = make(chan struct{})
-		}
-		changed := v.changed
-		v.waiting++
-		v.watch()
-		v.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		}
-		v.mu.Lock()
-		v.waiting--
-	}
-}
-
-// look tells those who wait if Len has moved. It needs v.mu whole.
-func (v *View) look() (moved bool) {
-	n := v.visible()
-	if n == v.told {
-		return false
-	}
-	v.told = n
-	v.tell()
-	return true
-}
-
-// tell has all who wait look again. It needs v.mu whole.
-func (v *View) tell() {
-	if v.changed != nil {
-		close(v.changed)
-		v.changed = nil
-	}
-	v.pending = slices.DeleteFunc(v.pending, func(s *slot) bool {
-		ok, err := v.reached(s.n)
-		if ok || err != nil {
-			s.release()
-			return true
-		}
-		return false
-	})
-}
-
-// end lets go of the owner: what is mapped stays, and Len with it.
-func (v *View) end(why error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.ended || v.closed {
+	if v.detached || v.closed {
 		return
 	}
-	v.fixed = v.visible()
-	v.told, v.ended = v.fixed, true
-	if whole := v.sealed && v.mapped >= v.last; !whole || !errors.Is(why, ErrOwnerGone) {
+	// The page is read once more: what it says now is final.
+	v.finalLen = v.lenLocked()
+	v.notifiedLen, v.detached = v.finalLen, true
+	// A sealed object that is wholly mapped does not need its owner any more.
+	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(why, ErrOwnerGone) {
 		v.err = why
 	}
-	v.tell()
+	v.notifyLocked()
 	if v.page != nil {
-		v.page.rouse()
+		v.page.wakeWaiters()
 	}
 }
 
-// Segments lists what is mapped, by address, as Range.Segments does.
+// Segments returns the mapped chunks by address, as Range.Segments does.
 func (v *View) Segments() []vmm.Segment {
 	if v == nil {
 		return nil
@@ -398,9 +299,9 @@ func (v *View) Segments() []vmm.Segment {
 	return v.res.Segments()
 }
 
-// UsedBy names the streams that work on this memory, as Reservation.UsedBy does: what
-// the owner takes back is unmapped once they have done what they were told, and
-// so is everything at Close.
+// UsedBy names the streams that use this memory, as Reservation.UsedBy does: the
+// View waits for the work queued on them before it unmaps memory that the owner
+// takes back, and at Close.
 func (v *View) UsedBy(streams ...*vmm.Stream) error {
 	if v == nil {
 		return errNoView
@@ -408,83 +309,21 @@ func (v *View) UsedBy(streams ...*vmm.Stream) error {
 	return v.res.UsedBy(streams...)
 }
 
-// Host is the first Len bytes as a slice, where the CPU can address the memory;
-// vmm.ErrNotSupported on CUDA. It stays valid until Close: should the owner take
-// any of it back, the view lets go of the owner instead (ErrRetired). Touching
-// it after Close ends the process.
-func (v *View) Host() ([]byte, error) {
-	if v == nil {
-		return nil, errNoView
-	}
-	h, ok := v.dev.Driver().(driver.HostViewer)
-	if !ok {
-		return nil, fmt.Errorf("%w: the CPU cannot address this memory", vmm.ErrNotSupported)
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if err := v.live(); err != nil {
-		return nil, err
-	}
-	n := v.visible()
-	if n == 0 {
-		return []byte{}, nil
-	}
-	b, err := h.HostBytes(v.res.Ptr(), n)
-	if err != nil {
-		return nil, err
-	}
-	v.lent = max(v.lent, n)
-	return b[:n:n], nil
-}
-
-// ReadAt copies bytes from off on to p, without waiting for anything that is
-// queued. Past Len it answers io.EOF, as Range.ReadAt does.
-func (v *View) ReadAt(p []byte, off int64) (int, error) {
-	if v == nil {
-		return 0, errNoView
-	}
-	v.mu.RLock()
-	have, err := v.visible(), v.live()
-	v.mu.RUnlock()
-	if err == nil && off < 0 {
-		err = fmt.Errorf("%w: offset %d", vmm.ErrBounds, off)
-	}
-	if err != nil {
-		return 0, err
-	}
-	if uint64(off) >= have {
-		if len(p) == 0 {
-			return 0, nil
-		}
-		return 0, io.EOF
-	}
-	n := min(uint64(len(p)), have-uint64(off))
-	if err := v.dev.CopyOut(p[:n], v.res.Ptr()+vmm.Ptr(off)); err != nil {
-		return 0, err
-	}
-	if n < uint64(len(p)) {
-		return int(n), io.EOF
-	}
-	return int(n), nil
-}
-
-var _ io.ReaderAt = (*View)(nil)
-
-// closeRun is one try to close.
-type closeRun struct {
+// closeAttempt is one run of releaseAll.
+type closeAttempt struct {
 	done chan struct{}
-	err  error // once done is closed
+	err  error // set before done is closed
 }
 
-// Close lets go of the owner, waits for work that uses the memory, unmaps it and
-// frees the addresses; what WaitOn let wait runs on, and once WaitOn was used it
-// waits for all work of the device. It answers what Reservation.Close does; after
-// an error only Close works, and can be called again. Twice is fine, and so is a
-// nil View.
+// Close disconnects from the owner, waits for work that uses the memory, unmaps it
+// and frees the addresses. Streams that wait by WaitOn are released; if WaitOn was
+// used, Close waits for all work of the device. The errors are those of
+// Reservation.Close. After an error only Close can be called, and it tries again.
+// Twice is fine, and so is a nil View.
 func (v *View) Close() error { return v.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx is done and answers its
-// error. The close goes on by itself; another Close waits for it.
+// CloseContext is Close, except that it stops waiting when ctx is done and returns
+// its error. The close continues; another Close waits for it.
 func (v *View) CloseContext(ctx context.Context) error {
 	if v == nil {
 		return nil
@@ -492,13 +331,15 @@ func (v *View) CloseContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	v.shut()
-	run := v.begin()
+	// Calls that wait return before the close waits for anything itself.
+	v.markClosed()
+	run := v.startClose()
 	select {
 	case <-run.done:
 		return run.err
 	case <-ctx.Done():
 	}
+	// Both may be ready: a close that has ended counts.
 	select {
 	case <-run.done:
 		return run.err
@@ -507,29 +348,30 @@ func (v *View) CloseContext(ctx context.Context) error {
 	}
 }
 
-// begin joins the close that is under way or done, or begins one.
-func (v *View) begin() *closeRun {
-	v.closer.Lock()
-	defer v.closer.Unlock()
-	if v.run != nil {
-		return v.run
+// startClose returns the attempt that runs or has succeeded, else it starts one.
+func (v *View) startClose() *closeAttempt {
+	v.closeMu.Lock()
+	defer v.closeMu.Unlock()
+	if v.attempt != nil {
+		return v.attempt
 	}
-	run := &closeRun{done: make(chan struct{})}
-	v.run = run
+	run := &closeAttempt{done: make(chan struct{})}
+	v.attempt = run
 	go func() {
-		run.err = v.finish()
+		run.err = v.releaseAll()
 		if run.err != nil {
-			v.closer.Lock()
-			v.run = nil
-			v.closer.Unlock()
+			v.closeMu.Lock()
+			v.attempt = nil
+			v.closeMu.Unlock()
 		}
 		close(run.done)
 	}()
 	return run
 }
 
-// shut lets nobody in any more and lets go of the owner and of all who wait.
-func (v *View) shut() {
+// markClosed makes every later call return vmm.ErrClosed, ends the calls and
+// releases the streams that wait, and closes the connection.
+func (v *View) markClosed() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
@@ -537,23 +379,47 @@ func (v *View) shut() {
 	}
 	v.closed = true
 	close(v.stop)
-	v.tell()
+	v.notifyLocked()
 	if v.conn != nil {
-		_ = v.conn.Close() // the owner sees the end, however it goes
+		_ = v.conn.Close() // the owner notices, whatever becomes of this close
 	}
 }
 
-// finish gives everything back. Each step can be taken again.
-func (v *View) finish() error {
-	v.join()
+// releaseAll releases everything. Each step can be repeated after an error.
+func (v *View) releaseAll() error {
+	v.waitTasks() // the goroutines use the page and the mappings
 	v.mu.Lock()
 	page := v.page
 	v.page = nil
 	v.mu.Unlock()
 	err := page.close()
-	pinned := v.pins.free(v.dev)
+	pinned := v.waits.close(v.dev)
 	if pinned != nil && !errors.Is(pinned, vmm.ErrDeviceLost) {
 		return cmp.Or(err, pinned)
 	}
 	return cmp.Or(v.res.Close(), pinned, err)
+}
+
+// waitTasks waits for the View's goroutines. It wakes the one that sleeps on the
+// page, again and again, since that may not be asleep yet.
+func (v *View) waitTasks() {
+	done := make(chan struct{})
+	go func() {
+		v.tasks.Wait()
+		close(done)
+	}()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for {
+		v.mu.RLock()
+		if v.page != nil && v.watching {
+			v.page.wakeWaiters()
+		}
+		v.mu.RUnlock()
+		select {
+		case <-done:
+			return
+		case <-again.C:
+		}
+	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 func TestViewGrows(t *testing.T) {
-	s, far := script(t, 8)
+	s, far := newScriptedOwner(t, 8)
 	v := viewed(t, s, far, AttachOptions{})
 	at := v.Ptr()
 	require.Zero(t, v.Len())
@@ -48,7 +48,7 @@ func TestViewGrows(t *testing.T) {
 }
 
 func TestViewReadAt(t *testing.T) {
-	s, far := script(t, 2)
+	s, far := newScriptedOwner(t, 2)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -66,7 +66,7 @@ func TestViewReadAt(t *testing.T) {
 }
 
 func TestViewWaitWakesByTheWord(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -88,7 +88,7 @@ func TestViewWaitWakesByTheWord(t *testing.T) {
 }
 
 func TestViewOwnerGone(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -109,7 +109,7 @@ func TestViewOwnerGone(t *testing.T) {
 
 func TestViewSeal(t *testing.T) {
 	for _, hasDigest := range []bool{false, true} {
-		s, far := script(t, 4)
+		s, far := newScriptedOwner(t, 4)
 		v := viewed(t, s, far, AttachOptions{})
 		s.grow(2)
 		s.chunks(0, 2)
@@ -138,7 +138,7 @@ func TestViewSeal(t *testing.T) {
 }
 
 func TestViewRetire(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(3)
 	s.chunks(0, 3)
@@ -170,7 +170,7 @@ func TestViewRetire(t *testing.T) {
 }
 
 func TestViewRetireBelowHost(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -187,7 +187,7 @@ func TestViewRetireBelowHost(t *testing.T) {
 }
 
 func TestViewLengthGoesBack(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -205,7 +205,7 @@ func TestViewLengthGoesBack(t *testing.T) {
 }
 
 func TestViewQueued(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	storeWord(s.page, atQueued, 100)
 	require.Equal(t, uint64(100), v.Queued())
@@ -214,7 +214,7 @@ func TestViewQueued(t *testing.T) {
 }
 
 func TestViewClose(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
@@ -247,7 +247,7 @@ func TestViewNil(t *testing.T) {
 }
 
 func TestViewWrite(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	dev := pageDevice(t)
 	got := make(chan error, 1)
 	go func() {
@@ -259,7 +259,7 @@ func TestViewWrite(t *testing.T) {
 }
 
 func TestViewWriteOnReadOnlyMemory(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	s.obj.Access = wire.AccessReadWrite
 	v := viewed(t, s, far, AttachOptions{Write: true})
 	s.grow(1)
@@ -269,7 +269,7 @@ func TestViewWriteOnReadOnlyMemory(t *testing.T) {
 }
 
 func TestViewQuota(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{MaxBytes: s.gran})
 	s.grow(2)
 	s.chunks(0, 1)
@@ -284,47 +284,47 @@ func TestAttachRefused(t *testing.T) {
 	dev := pageDevice(t)
 	for _, test := range []struct {
 		name string
-		do   func(*scripted)
+		do   func(*scriptedOwner)
 		o    AttachOptions
 		want error
 	}{
-		{"not found", func(s *scripted) {
+		{"not found", func(s *scriptedOwner) {
 			s.hello()
 			f := s.expect(wire.TypeAttach)
 			s.write(wire.TypeError, f.Request, wire.Error{Code: wire.CodeNotFound, Text: "no"}.Append(nil))
 		}, AttachOptions{}, ErrNotFound},
-		{"permission", func(s *scripted) {
+		{"permission", func(s *scriptedOwner) {
 			s.write(wire.TypeError, 0, wire.Error{Code: wire.CodePermission, Text: "no"}.Append(nil))
 			_ = s.c.Close()
 		}, AttachOptions{}, vmm.ErrPermission},
-		{"not our user", func(*scripted) {}, AttachOptions{UIDs: []uint32{12345}}, vmm.ErrPermission},
-		{"silence", func(*scripted) {}, AttachOptions{Timeout: 50 * time.Millisecond}, os.ErrDeadlineExceeded},
-		{"silence after HELLO", func(s *scripted) { s.hello() }, AttachOptions{Timeout: 50 * time.Millisecond}, os.ErrDeadlineExceeded},
-		{"gone", func(s *scripted) { _ = s.c.Close() }, AttachOptions{}, ErrOwnerGone},
-		{"other version", func(s *scripted) {
+		{"not our user", func(*scriptedOwner) {}, AttachOptions{UIDs: []uint32{12345}}, vmm.ErrPermission},
+		{"silence", func(*scriptedOwner) {}, AttachOptions{Timeout: 50 * time.Millisecond}, os.ErrDeadlineExceeded},
+		{"silence after HELLO", func(s *scriptedOwner) { s.hello() }, AttachOptions{Timeout: 50 * time.Millisecond}, os.ErrDeadlineExceeded},
+		{"gone", func(s *scriptedOwner) { _ = s.c.Close() }, AttachOptions{}, ErrOwnerGone},
+		{"other version", func(s *scriptedOwner) {
 			b := wire.Header{Major: 9, Type: wire.TypeHello, Sequence: 1}.Append(nil)
 			_, err := s.raw.Write(b)
 			require.NoError(s.t, err)
 		}, AttachOptions{}, ErrVersion},
-		{"noise", func(s *scripted) {
+		{"noise", func(s *scriptedOwner) {
 			_, err := s.raw.Write(make([]byte, 100))
 			require.NoError(s.t, err)
 		}, AttachOptions{}, ErrProtocol},
-		{"other backend", func(s *scripted) {
+		{"other backend", func(s *scriptedOwner) {
 			s.write(wire.TypeHello, 0, wire.Hello{Backend: wire.BackendCUDA}.Append(nil))
 		}, AttachOptions{}, vmm.ErrNotSupported},
-		{"other instance", func(s *scripted) {
+		{"other instance", func(s *scriptedOwner) {
 			s.hello()
 			f := s.expect(wire.TypeAttach)
 			s.obj.Instance[0]++
 			s.write(wire.TypeObject, f.Request, s.obj.Append(nil), s.pages)
 		}, AttachOptions{}, ErrProtocol},
-		{"other object", func(s *scripted) { s.obj.Name = "another"; s.accept() }, AttachOptions{}, ErrProtocol},
-		{"uneven max", func(s *scripted) { s.obj.Max++; s.accept() }, AttachOptions{}, ErrProtocol},
-		{"bad token", func(*scripted) {}, AttachOptions{Token: make([]byte, tokenSize+1)}, vmm.ErrInvalid},
+		{"other object", func(s *scriptedOwner) { s.obj.Name = "another"; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"uneven max", func(s *scriptedOwner) { s.obj.Max++; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"bad token", func(*scriptedOwner) {}, AttachOptions{Token: make([]byte, tokenSize+1)}, vmm.ErrInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s, far := script(t, 2)
+			s, far := newScriptedOwner(t, 2)
 			got := make(chan error, 1)
 			go func() {
 				_, err := AttachConn(context.Background(), far, scriptName, dev, test.o)
@@ -339,7 +339,7 @@ func TestAttachRefused(t *testing.T) {
 }
 
 func TestAttachCancelled(t *testing.T) {
-	_, far := script(t, 2)
+	_, far := newScriptedOwner(t, 2)
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan error, 1)
 	dev := pageDevice(t)
@@ -352,7 +352,7 @@ func TestAttachCancelled(t *testing.T) {
 }
 
 func TestAttachByPath(t *testing.T) {
-	s, _ := script(t, 2)
+	s, _ := newScriptedOwner(t, 2)
 	path := t.TempDir() + "/owner.sock"
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	require.NoError(t, err)
@@ -387,7 +387,7 @@ func TestAttachByPath(t *testing.T) {
 	require.NoError(t, s.c.Close())
 }
 
-func TestAttachNobody(t *testing.T) {
+func TestAttachWithoutServer(t *testing.T) {
 	_, err := Attach(t.Context(), t.TempDir()+"/none.sock", scriptName, pageDevice(t), AttachOptions{})
 	require.ErrorIs(t, err, ErrOwnerGone)
 }

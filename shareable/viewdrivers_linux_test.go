@@ -18,7 +18,7 @@ func TestViewOnDrivers(t *testing.T) {
 		t.Run(d.Name, func(t *testing.T) {
 			const gran = 2 << 20
 			dev := d.Device(t)
-			s, far := scriptOn(t, dev, 4, gran, vmm.ShareFD)
+			s, far := newScriptedOwnerOn(t, dev, 4, gran, vmm.ShareFD)
 			v := viewedOn(t, s, far, AttachOptions{}, dev)
 			stream, err := dev.NewStream()
 			require.NoError(t, err)
@@ -93,7 +93,7 @@ func TestFalseChunksOnDrivers(t *testing.T) {
 							t.Skipf("there is no %s to open: %v", path, err)
 						}
 					}
-					s, far := scriptOn(t, dev, 4, gran, vmm.ShareFD)
+					s, far := newScriptedOwnerOn(t, dev, 4, gran, vmm.ShareFD)
 					v := viewedOn(t, s, far, AttachOptions{}, dev)
 					s.send(wire.Chunks{Object: s.obj.ID, Generation: 1, Records: []wire.Chunk{{ID: 1, Size: gran}}}, []int{fd})
 					s.done(gran)

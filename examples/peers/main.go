@@ -1,7 +1,7 @@
-// Command peers grows a vector on one device while another reads it: what links
-// there are, what a plan says before it is applied, and what a revoke leaves. It
-// takes the machine's GPUs, or two devices of host memory where there are fewer
-// than two.
+// Command peers grows a vector on one device while another device reads it. It
+// prints the links between the devices and the plan before it is applied, and ends
+// with a revoke. It uses the machine's GPUs, or two devices of host memory if there
+// are fewer than two GPUs.
 package main
 
 import (
@@ -49,8 +49,8 @@ func run(w io.Writer) error {
 		return err
 	}
 
-	// A plan changes nothing. Where a pair has no path it says so, and Apply
-	// would do nothing at all.
+	// A plan changes nothing. If a pair of devices has no path, the plan shows it,
+	// and Apply would return an error and change nothing.
 	plan, err := vmm.PlanPeers(vmm.AccessRead, devs, v.Range())
 	if err != nil {
 		return err
@@ -60,8 +60,8 @@ func run(w io.Writer) error {
 		return err
 	}
 
-	// The grant holds for all that the vector grows by: the peer may touch
-	// whatever Len shows.
+	// The grant includes memory that the vector grows by: the peer may read every
+	// element below Len.
 	done := make(chan error, 1)
 	go func() { done <- grow(v) }()
 	reads, last := 0, uint32(0)
@@ -89,8 +89,8 @@ func run(w io.Writer) error {
 	}
 	fmt.Fprintf(w, "%v saw the vector on %v grow to %d elements; the last is %d\n", devs[1], devs[0], v.Len(), last)
 
-	// A revoke waits for what the peers have queued. After it their copies are
-	// refused, and nobody is the worse for it.
+	// A revoke waits for queued work of the peers. After it their copies return an
+	// error, and the devices remain usable.
 	if err := vmm.EnablePeers(vmm.AccessNone, devs[1:], v.Range()); err != nil {
 		return err
 	}
@@ -106,7 +106,8 @@ func run(w io.Writer) error {
 	return nil
 }
 
-// openAll opens the GPUs, if there are two.
+// openAll opens the GPUs if there are at least two, else two devices of host
+// memory.
 func openAll() (devs []*vmm.Device, err error) {
 	all, err := vmm.Devices()
 	if err != nil {
@@ -118,6 +119,7 @@ func openAll() (devs []*vmm.Device, err error) {
 			names = append(names, i.Open)
 		}
 	}
+	// One GPU has no peer: host memory then shows the same.
 	if len(names) < 2 {
 		names = []string{"host:0", "host:1"}
 	}
@@ -145,7 +147,7 @@ func grow(v *growable.Vector[uint32]) error {
 	return nil
 }
 
-// read is one element, read by a device.
+// read returns the element at p, read by a device.
 func read(d *vmm.Device, p vmm.Ptr) (uint32, error) {
 	b := make([]byte, 4)
 	err := d.CopyOut(b, p)

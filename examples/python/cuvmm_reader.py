@@ -4,9 +4,9 @@
         while r.wait(r.length() + 1, timeout=10):
             rows = r.array()        # NumPy, or memoryviews: nothing is copied
 
-It speaks the protocol of docs/protocol.md and needs the standard library alone;
-objects in the memory of a GPU also need cuda-bindings. The first address,
-Reader.address, never moves. A Reader is for one thread.
+It implements the protocol of docs/protocol.md and needs only the standard
+library; objects in a GPU's memory also need cuda-bindings. The first address,
+Reader.address, never changes. Use a Reader in one thread only.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ MAJOR, MINOR = 1, 0
 MAGIC, PAGE_MAGIC, PAGE_VERSION = 0x4D565543, 0x50565543, 1
 HEADER = struct.Struct("<IBBHIHHIIQ")
 MAX_FRAME, MAX_FDS, MAX_CHUNKS = 64 << 10, 64, 65536
-KERNEL_FDS = 253  # that one message can bring
-OPTIONAL = 1  # flag of frames that may be skipped
+KERNEL_FDS = 253  # the kernel's limit for one message
+OPTIONAL = 1  # flag of a frame that may be skipped if its type is unknown
 
 HELLO, ATTACH, RESYNC, ACK = 1, 4, 5, 7
 CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT = 64, 65, 66, 67, 68, 69, 70, 72
@@ -42,27 +42,27 @@ GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
 KINDS = ("opaque", "int", "uint", "float", "complex", "bool")
 ATTACH_REQUEST = 1
 
-PAUSE = 0.001  # between two looks at the page, in seconds
+PAUSE = 0.001  # seconds between two reads of the control page
 
 
 class OwnerGone(Exception):
-    """The owner has ended. What is mapped stays, and no more comes."""
+    """The owner has ended. Mapped memory stays, and nothing more comes."""
 
 
 class ProtocolError(Exception):
-    """The owner broke the protocol, and nothing it says counts any more."""
+    """The owner broke the protocol. The connection is closed."""
 
 
 class Refused(Exception):
-    """The owner answered with an ERROR frame."""
+    """The owner sent an ERROR frame."""
 
     def __init__(self, code, text):
         super().__init__(f"the owner says {text!r} (code {code})")
         self.code = code
 
 
-def expect(so, what):
-    if not so:
+def expect(ok, what):
+    if not ok:
         raise ProtocolError(what)
 
 
@@ -86,7 +86,8 @@ def map_pages(address, size, prot, flags, fd=-1):
 
 
 def check_memory_file(fd, size, seals):
-    """Without the seals the owner could take pages away, which is SIGBUS here."""
+    """Checks size and seals: an owner that could truncate the file could kill
+    this process with SIGBUS."""
     st = os.fstat(fd)
     expect(stat.S_ISREG(st.st_mode) and st.st_size == size, f"a file of {st.st_size} bytes instead of memory of {size}")
     try:
@@ -97,7 +98,7 @@ def check_memory_file(fd, size, seals):
 
 
 class HostMemory:
-    """One span of addresses with files mapped over its front."""
+    """Reserved addresses with the owner's files mapped over them, from the first on."""
 
     granularity = mmap.PAGESIZE
     uuid = bytes(16)
@@ -113,7 +114,7 @@ class HostMemory:
         map_pages(self.address + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, fd)
 
     def unmap(self, offset, sizes):
-        if sizes:  # the addresses stay ours
+        if sizes:  # the addresses stay reserved
             map_pages(self.address + offset, sum(sizes), PROT_NONE, NOTHING | MAP_FIXED)
 
     def synchronize(self):
@@ -133,7 +134,8 @@ class CudaMemory:
 
         self.cu, self.address, self.size, self.context = driver, 0, 0, None
         self.call("cuInit", 0)
-        # The owner's device, if it is visible here; by access it could be any.
+        # The owner's device if it is visible here, else the first: any device that
+        # can access the memory will do.
         self.device = self.uuid = None
         for n in range(self.call("cuDeviceGetCount")):
             device = self.call("cuDeviceGet", n)
@@ -166,7 +168,7 @@ class CudaMemory:
         self.address, self.size = int(self.call("cuMemAddressReserve", size, 0, 0, 0)), size
 
     def map(self, offset, size, fd):
-        # The driver answers CUDA_ERROR_UNKNOWN to any other file.
+        # For any other file the driver returns CUDA_ERROR_UNKNOWN.
         expect(stat.S_ISCHR(os.fstat(fd).st_mode), "a file that is no device instead of GPU memory")
         posix = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         handle = self.call("cuMemImportFromShareableHandle", fd, posix)
@@ -203,7 +205,7 @@ class CudaMemory:
 
 
 class Frame:
-    """One packet; closing it closes the descriptors that came with it."""
+    """One packet. Its exit closes the descriptors that came with it."""
 
     def __init__(self, fds):
         self.fds, self.type, self.request, self.payload, self.truncated = fds, 0, 0, b"", False
@@ -217,7 +219,7 @@ class Frame:
 
 
 class Payload:
-    """What a payload's fields are, one after the other."""
+    """Decodes the fields of a payload, one after the other."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -243,24 +245,24 @@ class Payload:
 class Reader:
     """One object of another process, mapped for reading.
 
-    Attributes: address, the first one; max, the bytes it can grow to; backend,
-    HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an element,
-    shape of a row and pitch from row to row in bytes; metadata; generation,
-    which goes up when the owner takes bytes back; sealed and deleted.
+    Attributes: address, the first address; max, the bytes it can grow to;
+    backend, HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an
+    element; shape of a row; pitch, the bytes from row to row; metadata;
+    generation, which rises when the owner takes bytes back; sealed and deleted.
 
-    on_retire, if set, is called with the length that is left before memory is
-    taken away. Arrays made before must not be touched after it.
+    on_retire, if set, is called before memory is unmapped, with the length that
+    is left. Arrays that were made before must not be used after it.
     """
 
     def __init__(self, path, name, token=b"", timeout=5.0, max_bytes=None):
         if len(token) > 32:
-            raise ValueError(f"a token of {len(token)} bytes, and it has at most 32")
+            raise ValueError(f"a token of {len(token)} bytes, over 32")
         self.name, self.max_bytes = name, max_bytes
         self.on_retire = None
         self.sealed = self.deleted = self.digest = None
-        self.gone = None  # why no more comes
-        self.generation = self.seen = self.end = self.last_id = 0
-        self.chunks = []  # (id, offset, size) of those mapped
+        self.gone = None  # the error that ended the connection
+        self.generation = self.last_length = self.end = self.last_id = 0
+        self.chunks = []  # (id, offset, size) of the mapped chunks
         self.batch, self.resyncing = MAX_FDS, False
         self.sent = self.received = 0
         self.memory = self.page = None
@@ -279,7 +281,7 @@ class Reader:
         self.close()
 
     def close(self):
-        """Unmaps everything. Arrays must not be touched any more. Twice is fine."""
+        """Unmaps everything. Arrays must not be used any more. Twice is fine."""
         self.sock.close()
         if self.page:
             libc.munmap(self.page, PAGE_BYTES)
@@ -290,7 +292,7 @@ class Reader:
                 self.memory.unmap(0, [size for _, _, size in self.chunks])
             self.memory.close()
             self.memory = None
-        self.chunks, self.end, self.seen = [], 0, 0
+        self.chunks, self.end, self.last_length = [], 0, 0
         self.gone = self.gone or ValueError("the reader is closed")
 
     # Frames.
@@ -301,13 +303,13 @@ class Reader:
         try:
             self.sock.send(head + payload)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # what the owner said before it went is still to be read
+            pass  # frames that the owner sent before can still be read
 
     def _receive(self):
-        """One frame, to be closed. It waits up to the timeout."""
-        room = socket.CMSG_SPACE(KERNEL_FDS * 4)
+        """Receives one frame, which the caller must close. Waits up to the timeout."""
+        size = socket.CMSG_SPACE(KERNEL_FDS * 4)
         try:
-            data, control, flags, _ = self.sock.recvmsg(MAX_FRAME, room, socket.MSG_CMSG_CLOEXEC)
+            data, control, flags, _ = self.sock.recvmsg(MAX_FRAME, size, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError as e:
             raise OwnerGone("the owner is gone") from e
         frame = Frame([])
@@ -339,20 +341,21 @@ class Reader:
         expect(nfds <= (MAX_FDS if kind == CHUNKS or kind not in KNOWN else kind == OBJECT), f"{nfds} descriptors")
         frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
 
-    def _answer(self, kind, request):
-        """The frame that has to come now, to be closed."""
+    def _reply(self, kind, request):
+        """Receives the frame that must come next. The caller must close it."""
         while True:
             frame = self._receive()
             if frame.type in KNOWN:
                 break
-            frame.__exit__()  # an optional one that this version does not know
+            frame.__exit__()  # an optional frame of a later minor version
         if frame.type != kind or frame.request != request:
             with frame:
-                self._farewell(frame)
+                self._check_end(frame)
                 raise ProtocolError(f"type {frame.type} instead of {kind}")
         return frame
 
-    def _farewell(self, frame):
+    def _check_end(self, frame):
+        """Raises if the frame is ERROR or CLOSING."""
         p = Payload(frame.payload)
         if frame.type == ERROR:
             code, zero = p.unpack("II")
@@ -363,7 +366,7 @@ class Reader:
         if frame.type == CLOSING:
             text = p.string(1024).decode(errors="replace")
             p.end()
-            raise OwnerGone(f"the owner is gone: it said {text!r}")
+            raise OwnerGone(f"the owner is gone: {text}")
 
     # Attaching.
 
@@ -371,13 +374,14 @@ class Reader:
         try:
             self.sock.connect(path)
         except (ConnectionRefusedError, FileNotFoundError) as e:
-            raise OwnerGone(f"nobody listens at {path}") from e
+            raise OwnerGone(f"no owner listens at {path}") from e
         creds = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         uid = struct.unpack("3i", creds)[1]
         if uid not in (os.getuid(), 0):
             raise PermissionError(f"{path} is served by user {uid}")
-        # The owner's HELLO comes unasked. This side takes memory of either kind.
-        with self._answer(HELLO, 0) as frame:
+        # The owner sends HELLO at once. This reader maps memory of either backend,
+        # so it reads that first and replies with the same one.
+        with self._reply(HELLO, 0) as frame:
             expect(len(frame.payload) == 96, f"HELLO of {len(frame.payload)} bytes")
             _, instance, uuid, self.backend, _, granularity = struct.unpack_from("<Q16s16sIIQ", frame.payload)
         expect(self.backend in (HOST, CUDA) and granularity > 0, f"backend {self.backend}, granularity {granularity}")
@@ -386,13 +390,13 @@ class Reader:
         ))  # fmt: skip
         name = self.name.encode()
         self._send(ATTACH, struct.pack("<III", 1, 0, len(name)) + name, ATTACH_REQUEST)
-        with self._answer(OBJECT, ATTACH_REQUEST) as frame:
+        with self._reply(OBJECT, ATTACH_REQUEST) as frame:
             self._object(Payload(frame.payload), instance, name)
             if frame.truncated:
-                raise OSError("no room for one more open file")
+                raise OSError("the limit on open files is reached")
             expect(len(frame.fds) == 1, "no control page")
             self._open_page(frame.fds[0], instance)
-        # Only now, since CUDA takes its time to start and an owner does not wait.
+        # Only now: CUDA takes longer to start than an owner waits for ATTACH.
         self.memory = HostMemory(uuid) if self.backend == HOST else CudaMemory(uuid)
         self.device = getattr(self.memory, "device", None)
         self.granularity = math.lcm(granularity, self.memory.granularity)
@@ -413,7 +417,7 @@ class Reader:
         expect(kind < len(KINDS) and state in (1, 2, 3) and access in (1, 2), "an unknown kind of object")
         expect(zero == 0 and ndim <= 4 and all(dims[:ndim]) and not any(dims[ndim:]), f"{ndim} dimensions {dims}")
         self.kind, self.shape = KINDS[kind], tuple(dims[:ndim])
-        if self.size == 0:  # the owner does not say
+        if self.size == 0:  # the owner does not describe the bytes
             self.kind, self.bits, self.size, self.shape, self.pitch = "opaque", 8, 1, (), 1
         row = self.size * math.prod(self.shape)
         self.pitch = self.pitch or row
@@ -428,28 +432,29 @@ class Reader:
     # Following.
 
     def _word(self, offset):
-        """One load of 8 bytes; struct would read it byte by byte. Loads stay in
-        order on x86-64; where they do not, a reader needs acquire loads."""
+        """One load of 8 bytes; struct would load byte by byte. On x86-64 loads
+        stay in order; on other machines a reader needs acquire loads."""
         return ctypes.c_uint64.from_address(self.page + offset).value
 
     def length(self):
         """How many bytes can be read now. It makes no system call."""
         if self.gone is None and self.page:
             if self.sealed is not None:
-                self.seen = min(self.sealed, self.end)
+                self.last_length = min(self.sealed, self.end)
             else:
                 done = self._word(AT_DONE)
                 if self._word(AT_GENERATION) == self.generation:
-                    self.seen = max(self.seen, min(done, self.end))
-        return self.seen
+                    self.last_length = max(self.last_length, min(done, self.end))
+        return self.last_length
 
     def rows(self):
         """How many whole rows that is."""
         return self.length() // self.pitch
 
     def wait(self, n, timeout=None):
-        """Waits until length() is n at least; False if time is over, or if it
-        is sealed or deleted before. Raises OwnerGone when the owner is gone."""
+        """Waits until length() is at least n. Returns False after the timeout, or
+        if the object is sealed or deleted before. Raises OwnerGone if the owner
+        is gone."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.length() < n:
             if self.deleted or self.sealed is not None and n > self.sealed:
@@ -461,12 +466,12 @@ class Reader:
         return True
 
     def step(self, timeout=None):
-        """Waits until there is news: a frame was taken, or the length moved.
-        It is what keeps the owner content; call it often."""
+        """Waits until a frame was handled or the length has changed. Call it
+        often: it sends the acknowledgements that the owner waits for."""
         if self.gone is not None:
             raise self.gone
         deadline = None if timeout is None else time.monotonic() + timeout
-        before = self.seen
+        before = self.last_length
         watch = select.poll()
         watch.register(self.sock, select.POLLIN)
         while True:
@@ -480,16 +485,16 @@ class Reader:
             with self._receive() as frame:
                 self._do(frame)
         except Exception as e:
-            self.length()  # what the page says last is final
+            self.length()  # the page's last length is final
             self.gone = e
-            self.sock.close()  # the owner then counts this reader out
+            self.sock.close()  # so that the owner does not wait for this reader
             raise
 
     def _do(self, frame):
         if frame.type not in KNOWN:
             return
         if frame.truncated:
-            return self._fewer()
+            return self._resync()
         p = Payload(frame.payload)
         if frame.type == CHUNKS:
             return self._map(p, frame)
@@ -507,9 +512,9 @@ class Reader:
             self.length()
             self.deleted = True
             return None
-        if frame.type == PUBLISH:  # not asked for, and the page says it
+        if frame.type == PUBLISH:  # the page has the length
             return None
-        self._farewell(frame)
+        self._check_end(frame)
         raise ProtocolError(f"type {frame.type} to a reader")
 
     def _ack(self):
@@ -522,7 +527,7 @@ class Reader:
         records = [p.unpack("QQQ") for _ in range(count)]
         p.end()
         if self.resyncing and records[0][1] > self.end:
-            return  # sent before the owner knew; it comes again
+            return  # sent before the owner read the RESYNC; it comes again
         self.resyncing = False
         known, at, last = set(self.chunks), self.end, self.last_id
         fresh = []
@@ -536,17 +541,18 @@ class Reader:
             at, last = at + size, chunk
         expect(len(self.chunks) + len(fresh) <= MAX_CHUNKS, "too many chunks")
         if self.max_bytes is not None and at > self.max_bytes:
-            raise MemoryError(f"{at} bytes, and at most {self.max_bytes} are to be mapped")
+            raise MemoryError(f"{at} bytes, over a limit of {self.max_bytes}")
         for fd, chunk, offset, size in fresh:
             self.memory.map(offset, size, fd)
             self.chunks.append((chunk, offset, size))
             self.end, self.last_id = offset + size, chunk
         self._ack()
 
-    def _fewer(self):
-        """Descriptors were lost for want of room: the same again, in smaller frames."""
+    def _resync(self):
+        """Descriptors were lost at the limit on open files: requests the same
+        chunks in smaller frames."""
         if self.batch == 1:
-            raise OSError("no room for one more open file")
+            raise OSError("the limit on open files is reached")
         self.batch, self.resyncing = self.batch // 2, True
         self._send(RESYNC, struct.pack("<QQII", self.id, self.last_id + 1 if self.last_id else 0, self.batch, 0))
 
@@ -560,7 +566,7 @@ class Reader:
         gone = self.chunks[keep:]
         end = gone[0][1] if gone else self.end
         expect(capacity <= self.max and (end == capacity or not gone and capacity > end), "retired is half a chunk")
-        self.seen = min(self.seen, capacity)
+        self.last_length = min(self.last_length, capacity)
         if gone:
             if self.on_retire:
                 self.on_retire(capacity)
@@ -569,14 +575,14 @@ class Reader:
         del self.chunks[keep:]
         self.end, self.generation = end, generation
         if self._word(AT_GENERATION) == generation:
-            # The owner may have taken the length back inside a chunk that stays.
-            self.seen = min(self.seen, self._word(AT_DONE))
+            # The owner may have shortened the object inside a chunk that stays.
+            self.last_length = min(self.last_length, self._word(AT_DONE))
         self._ack()
 
     # Arrays. None of them is a copy.
 
     def bytes(self):
-        """The first length() bytes as a memoryview; host memory alone."""
+        """The first length() bytes as a memoryview; only for host memory."""
         if self.backend != HOST:
             raise TypeError("the CPU cannot read the memory of a GPU")
         n = self.length()
@@ -592,14 +598,14 @@ class Reader:
         return ("|" if self.size == 1 else "<") + letter + str(self.size)
 
     def layout(self):
-        """Shape and strides, in bytes, of all rows as one array. Elements that
-        are opaque become bytes, with a dimension for those of one element."""
-        dims, unit = list(self.shape), self.size
+        """Shape, and strides in bytes, of all rows as one array. Opaque elements
+        become bytes, with one more dimension for the bytes of an element."""
+        dims, step = list(self.shape), self.size
         if self.kind == "opaque":
-            unit = 1
+            step = 1
             if self.size > 1:
                 dims.append(self.size)
-        strides, step = [], unit
+        strides = []
         for n in reversed(dims):
             strides.insert(0, step)
             step *= n
@@ -610,7 +616,7 @@ class Reader:
         if self.backend != CUDA:
             raise AttributeError("the object is in host memory")
         shape, strides = self.layout()
-        # PyTorch takes no memory that says it is for reading. Writes fault.
+        # PyTorch refuses memory that is marked read-only. Writes to it fault.
         return {
             "shape": shape, "typestr": self.typestr(), "strides": strides,
             "data": (self.address if shape[0] else 0, False), "version": 3,
@@ -640,11 +646,11 @@ class Reader:
         if self.backend == CUDA:
             return torch.as_tensor(self, device=f"cuda:{self.device}")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the array is for reading alone
+            warnings.simplefilter("ignore")  # that the array is read-only
             return torch.from_numpy(self.array())
 
     def cupy(self):
-        """All rows as one CuPy array; a GPU's memory alone."""
+        """All rows as one CuPy array; only for a GPU's memory."""
         import cupy
 
         if self.backend != CUDA:
@@ -655,7 +661,7 @@ class Reader:
             return cupy.ndarray(shape, self.typestr(), cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
     def verify(self):
-        """Whether the sealed bytes have the digest that came with the seal."""
+        """Whether the sealed bytes have the digest that the owner sent."""
         if self.digest is None:
             raise ValueError("there is no digest")
         return hashlib.sha256(self.bytes()).digest() == self.digest

@@ -1,9 +1,9 @@
 """Follows an object of another process: python3 follow.py PATH NAME
 
-After each growth, and where the owner took rows back, it prints "length N sum S":
-how many rows there are, and the sum of all their elements as one array. It ends
-when the object is sealed or deleted, or after --count such lines, with status 0;
-with 3 when the owner is gone.
+After each growth, and after the owner took rows back, it prints "length N sum S":
+the number of rows, and the sum of all their elements as one array. It ends with
+status 0 when the object is sealed or deleted, or after --count such lines, and
+with status 3 when the owner is gone.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from cuvmm_reader import CUDA, OwnerGone, Reader
 
 
 def total(reader, library):
-    """The sum of what can be read, computed where the memory is."""
+    """The sum of all elements, computed where the memory is."""
     if library == "torch":
         import torch
 
@@ -37,7 +37,7 @@ def follow(reader, library, count):
 
     reader.on_retire = lambda left: say(f"retire to {left // reader.pitch}")
     if reader.backend == CUDA and not library:
-        raise SystemExit("the object is in a GPU's memory: say --torch or --cupy")
+        raise SystemExit("the object is in a GPU's memory: use --torch or --cupy")
     shown = 0
     while True:
         rows = reader.rows()
@@ -60,13 +60,13 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("path", help="the owner's socket")
     p.add_argument("name", help="the object")
-    p.add_argument("--count", type=int, default=0, help="lines after which to end; 0 is never")
-    p.add_argument("--token", default="", help="what the owner asks for")
+    p.add_argument("--count", type=int, default=0, help="number of lines to print; 0 is no limit")
+    p.add_argument("--token", default="", help="the owner's shared secret")
     which = p.add_mutually_exclusive_group()
     for library in ("torch", "cupy"):
         which.add_argument("--" + library, dest="library", action="store_const", const=library)
     args = p.parse_args()
-    if args.library:  # it takes seconds, and an owner does not wait that long
+    if args.library:  # the import takes seconds, longer than an owner waits
         importlib.import_module(args.library)
     try:
         with Reader(args.path, args.name, token=args.token.encode()) as reader:

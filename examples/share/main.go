@@ -1,4 +1,4 @@
-// Command share lets one process follow memory that another one lets grow. Run
+// Command share shows how one process follows memory that grows in another. Run
 //
 //	share -append
 //
@@ -6,9 +6,9 @@
 //
 //	share -follow
 //
-// in others: each prints how many rows of floats there are and a checksum of
-// them. The memory is that of the first GPU, or of the host where there is none;
-// nothing is copied between the processes but the printed numbers.
+// in others. Each prints the number of rows of floats and their checksum. The
+// memory is that of the first GPU, or host memory if there is no GPU. No data is
+// copied between the processes.
 package main
 
 import (
@@ -42,13 +42,13 @@ func main() {
 	var o options
 	flag.BoolVar(&o.grow, "append", false, "publish rows and append to them")
 	flag.BoolVar(&o.follow, "follow", false, "follow what another process publishes")
-	flag.StringVar(&o.path, "path", "", "of the socket; by default one in a directory of your own")
-	flag.StringVar(&o.name, "name", "rows", "of what is published")
-	flag.StringVar(&o.device, "device", "auto", "as in cuda:0 or host")
+	flag.StringVar(&o.path, "path", "", "path of the socket; by default one in a directory of the user")
+	flag.StringVar(&o.name, "name", "rows", "name of the publication")
+	flag.StringVar(&o.device, "device", "auto", "device: cuda:0, host, ...")
 	flag.IntVar(&o.width, "width", 768, "floats in a row")
 	flag.IntVar(&o.rows, "rows", 1000, "rows in an append")
-	flag.DurationVar(&o.every, "every", 500*time.Millisecond, "from append to append")
-	flag.IntVar(&o.count, "count", 0, "appends, after which it is sealed; 0 is no end")
+	flag.DurationVar(&o.every, "every", 500*time.Millisecond, "time between appends")
+	flag.IntVar(&o.count, "count", 0, "number of appends before the rows are sealed; 0 is no limit")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -59,7 +59,7 @@ func main() {
 
 func run(ctx context.Context, w io.Writer, o options) (err error) {
 	if o.grow == o.follow || o.width < 1 || o.rows < 1 || o.every <= 0 {
-		return errors.New("say either -append or -follow, with a width, rows and a time above 0")
+		return errors.New("use either -append or -follow, and -width, -rows and -every above 0")
 	}
 	dev, err := vmm.Open(o.device)
 	if err != nil {
@@ -72,10 +72,11 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	return grow(ctx, w, dev, o)
 }
 
-// grow publishes rows and appends to them until ctx ends. What it makes is
-// closed in the reverse order: the publication before its rows.
+// grow publishes rows and appends to them until ctx ends. The deferred closes run
+// in the order that is needed: the publication before its rows.
 func grow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err error) {
-	// On the host the kernel then keeps readers from writing. On CUDA nobody can.
+	// ShareReadOnly has the kernel keep readers from writing. CUDA has nothing like
+	// it.
 	share := vmm.ShareFD
 	if dev.Driver().Name() == "host" {
 		share |= vmm.ShareReadOnly
@@ -109,7 +110,7 @@ func grow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err err
 		if err := rows.Append(part...); err != nil {
 			return err
 		}
-		// Read back, to be held against what the readers print.
+		// The checksum of what was written, to compare with what readers print.
 		if err := sum.extend(rows.Range(), rows.Range().Len()); err != nil {
 			return err
 		}
@@ -123,15 +124,16 @@ func grow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err err
 			return err
 		}
 	}
+	// The process must stay while readers attach, so it waits for the interrupt.
 	if err := pub.Seal(ctx, shareable.SealOptions{Digest: true}); err != nil {
 		return err
 	}
-	fmt.Fprintln(w, "sealed; an interrupt ends it")
+	fmt.Fprintln(w, "sealed; interrupt to end")
 	<-ctx.Done()
 	return nil
 }
 
-// follow prints what it sees until the rows are sealed, the owner is gone, or
+// follow prints each new length until the rows are sealed, the owner is gone, or
 // ctx ends.
 func follow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err error) {
 	view, err := shareable.Attach(ctx, o.path, o.name, dev, shareable.AttachOptions{})
@@ -145,7 +147,7 @@ func follow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err e
 	var sum checksum
 	for {
 		generation, n := view.Generation(), view.Len()
-		n -= n % pitch // what is mapped by now may end inside a row
+		n -= n % pitch // Len may lie inside a row while a chunk is on its way
 		if generation != sum.generation || n < sum.n {
 			sum = checksum{generation: generation} // the owner took rows back
 		}
@@ -160,7 +162,7 @@ func follow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err e
 			fmt.Fprintln(w, "sealed")
 			return nil
 		case errors.Is(err, shareable.ErrOwnerGone):
-			fmt.Fprintf(w, "the owner is gone; %d bytes stay\n", view.Len())
+			fmt.Fprintf(w, "the owner is gone; %d bytes stay mapped\n", view.Len())
 			return nil
 		case ctx.Err() != nil:
 			return nil
@@ -170,13 +172,14 @@ func follow(ctx context.Context, w io.Writer, dev *vmm.Device, o options) (err e
 	}
 }
 
-// checksum is that of the first n bytes of what grows.
+// checksum is the checksum of the first n bytes of memory that grows.
 type checksum struct {
 	generation uint64
 	n          uint64
 	crc        uint32
 }
 
+// extend adds the bytes up to n.
 func (c *checksum) extend(r io.ReaderAt, n uint64) error {
 	b := make([]byte, 1<<20)
 	for c.n < n {

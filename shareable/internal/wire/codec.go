@@ -21,7 +21,7 @@ func appendBool(b []byte, v bool) []byte {
 	return append32(b, 0)
 }
 
-// appendIf appends v, or as many zeros, so that what is not said is not sent.
+// appendIf appends v if has is true, else as many zeros.
 func appendIf(b []byte, has bool, v [32]byte) []byte {
 	if !has {
 		v = [32]byte{}
@@ -29,11 +29,11 @@ func appendIf(b []byte, has bool, v [32]byte) []byte {
 	return append(b, v[:]...)
 }
 
-// clip keeps what a peer would take of a text for people.
-func clip(s string) string { return s[:min(len(s), MaxText)] }
+// truncateText shortens a text for people to the MaxText bytes that a peer accepts.
+func truncateText(s string) string { return s[:min(len(s), MaxText)] }
 
-// decoder takes a payload apart. After the first error it answers zeros, and
-// end answers that error.
+// decoder reads the fields of a payload one after the other. After the first error
+// every method returns zeros, and end returns that error.
 type decoder struct {
 	of  Type
 	b   []byte
@@ -76,7 +76,7 @@ func (d *decoder) u64(what string) uint64 {
 	return 0
 }
 
-// within reads a number that must be from lo to hi.
+// within reads a number that must lie between lo and hi.
 func (d *decoder) within(what string, lo, hi uint32) uint32 {
 	v := d.u32(what)
 	if d.err == nil && (v < lo || v > hi) {
@@ -103,7 +103,7 @@ func (d *decoder) hash(what string) (h [32]byte) {
 func (d *decoder) hashIf(what string, has bool) [32]byte {
 	h := d.hash(what)
 	if !has && h != [32]byte{} {
-		d.failf("%s where none was announced", what)
+		d.failf("%s although its flag is 0", what)
 		return [32]byte{}
 	}
 	return h
@@ -142,8 +142,8 @@ func (d *decoder) end() error {
 	return d.err
 }
 
-// CheckName answers nil for a name that an object may have: 1 to MaxName bytes
-// of [A-Za-z0-9._:@/-] without "..".
+// CheckName returns nil for a valid object name: 1 to MaxName bytes of
+// [A-Za-z0-9._:@/-] without "..".
 func CheckName(name string) error {
 	if bad := badName(name); bad != "" {
 		return protocolf("%s", bad)

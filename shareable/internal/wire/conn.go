@@ -12,22 +12,23 @@ import (
 
 // Errors of a connection.
 var (
-	// ErrNotPacket answers a socket that does not keep packets apart.
+	// ErrNotPacket is for a socket that does not preserve packets.
 	ErrNotPacket = errors.New("not a SOCK_SEQPACKET socket")
 
-	// ErrTruncated answers a frame whose fds do not all fit below this process's
-	// limit. The connection goes on; none of the fds is left open.
+	// ErrTruncated is for a frame whose fds did not all fit below this process's
+	// limit on open files. Those that came are closed. The connection can be read
+	// further.
 	ErrTruncated = errors.New("no room for all file descriptors of a frame")
 )
 
-// Frame is what one packet brought. The caller must Close it, or each of FDs.
+// Frame is one received frame. The caller must Close it, or each of FDs.
 type Frame struct {
 	Header
-	Payload []byte // until the next Read
+	Payload []byte // valid until the next Read
 	FDs     []*FD
 }
 
-// Close closes those FDs that nobody took.
+// Close closes the FDs that are still open.
 func (f *Frame) Close() error {
 	var first error
 	for _, fd := range f.FDs {
@@ -38,31 +39,35 @@ func (f *Frame) Close() error {
 	return first
 }
 
-// Cred is who made the other end of a connection.
+// Cred is the process and user that made the other end of a connection.
 type Cred struct {
 	PID      int32
 	UID, GID uint32
 }
 
-// Conn carries frames. One goroutine reads; any may call the other methods.
+// Conn sends and receives frames. One goroutine reads; all may call the other
+// methods.
 type Conn struct {
-	c *net.UnixConn
+	c *net.UnixConn // immutable
 
+	// The reader's goroutine.
 	in, control []byte
-	received    uint64
-	reset       bool
-	skip        func() error
+	received    uint64       // the sequence number of the last frame
+	reset       bool         // ECONNRESET was seen once
+	onSkip      func() error // set before the first Read
 
-	writing sync.Mutex // guards what follows
+	// Guarded by writing.
+	writing sync.Mutex
 	out     []byte
-	sent    uint64
+	sent    uint64 // the sequence number of the last frame
 
+	// Set once, by Close.
 	once sync.Once
 	err  error
 }
 
-// NewConn takes over c, unless it answers an error: ErrNotPacket if c is not a
-// SOCK_SEQPACKET socket. The caller must Close it.
+// NewConn makes a Conn of c and owns it, unless it returns an error: ErrNotPacket
+// if c is not a SOCK_SEQPACKET socket. The caller must Close the Conn.
 func NewConn(c *net.UnixConn) (*Conn, error) {
 	if c == nil {
 		return nil, ErrNotPacket
@@ -77,19 +82,18 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 	return &Conn{c: c, in: make([]byte, MaxFrame), control: make([]byte, controlSize)}, nil
 }
 
-// Read waits for the next frame of a type known here. What it answers beside an
-// error has no fds. After io.EOF, a ProtocolError or whatever the socket says,
-// there is nothing more to read. After ErrTruncated there is, and the frame is
-// answered without its fds; so it is after an exceeded deadline.
+// Read waits for the next frame of a known type. A frame that is returned with an
+// error has no fds. After ErrTruncated, which comes with the frame, and after an
+// exceeded deadline Read can be called again; after any other error it cannot.
 //
-// An empty packet, which is no frame, looks like the end if it has no fds.
+// An empty packet without fds cannot be told from the end of the connection.
 func (c *Conn) Read() (Frame, error) {
 	for {
-		f, err := c.next()
+		f, err := c.readPacket()
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
-			_ = f.Close()
-			if c.skip != nil {
-				if err := c.skip(); err != nil {
+			_ = f.Close() // an optional frame of a later minor version
+			if c.onSkip != nil {
+				if err := c.onSkip(); err != nil {
 					return Frame{}, err
 				}
 			}
@@ -99,21 +103,23 @@ func (c *Conn) Read() (Frame, error) {
 	}
 }
 
-// OnSkip has Read call f for each frame of an unknown type, and answer its error.
-// It is to be called before Read is.
-func (c *Conn) OnSkip(f func() error) { c.skip = f }
+// OnSkip has Read call f for each frame of an unknown type; an error of f ends
+// Read. OnSkip must be called before the first Read.
+func (c *Conn) OnSkip(f func() error) { c.onSkip = f }
 
-func (c *Conn) next() (Frame, error) {
+// readPacket reads one packet and checks it.
+func (c *Conn) readPacket() (Frame, error) {
 	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
 	if errors.Is(err, syscall.ECONNRESET) && !c.reset {
-		// A peer closed before it had read everything. The system tells that
-		// first, and only then what it had sent.
+		// The peer closed before it had read everything. The kernel reports that
+		// once, and then returns the packets that the peer had sent.
 		c.reset = true
 		n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
 	}
-	// A packet can bring fds where Go sees the end of the stream.
+	// The fds are taken out before anything is checked, so that none stays open. An
+	// empty packet can have fds, although Go reports it as the end.
 	fds, bad := receive(c.control[:max(oobn, 0)], flags, closeFD)
-	f, err := c.frame(c.in[:max(n, 0)], flags, fds, bad, err)
+	f, err := c.checkPacket(c.in[:max(n, 0)], flags, fds, bad, err)
 	if err != nil {
 		closeAll(fds, closeFD)
 		return f, err
@@ -124,26 +130,27 @@ func (c *Conn) next() (Frame, error) {
 	return f, nil
 }
 
-// frame checks a packet that came with fds, or with bad instead of them, and
-// with what the socket answered.
-func (c *Conn) frame(packet []byte, flags int, fds []int, bad, err error) (Frame, error) {
+// checkPacket makes a Frame of a packet. err is that of the socket; bad is why
+// there are no fds.
+func (c *Conn) checkPacket(packet []byte, flags int, fds []int, bad, err error) (Frame, error) {
 	switch {
 	case err != nil && (len(fds) > 0 || bad != nil) && errors.Is(err, io.EOF):
 		return Frame{}, protocolf("fds in an empty packet")
 	case err != nil:
 		return Frame{}, err
-	case cut(flags):
+	case truncated(flags):
 		return Frame{}, protocolf("frame of more than %d bytes", MaxFrame)
 	}
 	h, err := DecodeHeader(packet)
 	if err != nil {
 		return Frame{Header: h}, err
 	}
+	// A truncated frame keeps its place in the sequence: the connection goes on.
 	if h.Sequence != c.received+1 {
-		return Frame{}, protocolf("%v is number %d after %d", h.Type, h.Sequence, c.received)
+		return Frame{}, protocolf("%v with sequence number %d after %d", h.Type, h.Sequence, c.received)
 	}
 	if bad == nil && int(h.FDs) != len(fds) {
-		return Frame{}, protocolf("%v says %d fds and has %d", h.Type, h.FDs, len(fds))
+		return Frame{}, protocolf("%v with %d fds instead of %d", h.Type, len(fds), h.FDs)
 	}
 	c.received = h.Sequence
 	return Frame{Header: h, Payload: packet[HeaderSize:]}, bad
@@ -155,8 +162,8 @@ func closeAll(fds []int, closeFD func(int) error) {
 	}
 }
 
-// Write sends a frame in one packet. The fds stay the caller's. An error leaves
-// nothing sent: after an exceeded deadline the frame may be written again.
+// Write sends a frame in one packet. It does not take the fds. After an error
+// nothing was sent: after an exceeded deadline the frame may be written again.
 func (c *Conn) Write(t Type, request, flags uint32, payload []byte, fds ...int) error {
 	if len(payload) > MaxPayload || len(fds) > MaxFDs {
 		return fmt.Errorf("%v with %d bytes and %d fds, over %d or %d", t, len(payload), len(fds), MaxPayload, MaxFDs)
@@ -167,6 +174,7 @@ func (c *Conn) Write(t Type, request, flags uint32, payload []byte, fds ...int) 
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
+	// A sequence number counts only once its frame is sent.
 	h := Header{
 		Major: Major, Minor: Minor, Type: t, Flags: flags, FDs: uint16(len(fds)),
 		Len: uint32(len(payload)), Request: request, Sequence: c.sent + 1,
@@ -185,18 +193,18 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t
 // SetWriteDeadline ends a Write at t with os.ErrDeadlineExceeded.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.c.SetWriteDeadline(t) }
 
-// SetSendBuffer asks the kernel for n bytes of room for unread frames.
+// SetSendBuffer sets the kernel's buffer for frames that the peer has not read.
 func (c *Conn) SetSendBuffer(n int) error { return c.c.SetWriteBuffer(n) }
 
-// Cred is who made the other end, as the kernel remembers it.
+// Cred returns the process that made the other end, as the kernel recorded it.
 func (c *Conn) Cred() (Cred, error) { return peerCred(c.c) }
 
-// Queued is how much memory the kernel holds for what the peer has not read. It
-// is more than the bytes of the frames.
+// Queued is how much memory the kernel holds for frames that the peer has not
+// read. It is more than the bytes of the frames.
 func (c *Conn) Queued() (int, error) { return queued(c.c) }
 
-// Close closes the connection and ends a Read or Write that waits. Further
-// calls answer what the first did.
+// Close closes the connection and ends a Read or Write that waits. Further calls
+// return the error of the first.
 func (c *Conn) Close() error {
 	c.once.Do(func() { c.err = c.c.Close() })
 	return c.err

@@ -325,7 +325,7 @@ func TestConnCloseEndsRead(t *testing.T) {
 	require.ErrorIs(t, <-read, net.ErrClosed)
 }
 
-// Fds that nobody reads go with the connection.
+// Fds that are never read go with the connection.
 func TestConnAbandoned(t *testing.T) {
 	fds := null(t, MaxFDs)
 	records := Chunks{Records: make([]Chunk, MaxFDs)}.Append(nil)

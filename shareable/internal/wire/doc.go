@@ -1,25 +1,27 @@
-// Package wire is what an owner of shared memory and its readers say to each
-// other: frames, the connection that carries them with their file descriptors,
-// and the state that a reader holds the owner to.
+// Package wire is the protocol between an owner of shared memory and its readers:
+// the frames, the connection that carries them with their file descriptors, and a
+// Tracker with which a reader checks the owner.
 //
 // A frame is one packet of a SOCK_SEQPACKET socket: a header of [HeaderSize]
 // bytes, a payload, and fds beside it. All integers are little-endian, every
-// reserved byte is zero, and a payload is exactly as long as its counts say. A
-// decoder allocates no more than in proportion to its input and answers
-// anything else with a [ProtocolError], after which the connection is closed.
+// reserved byte is zero, and the length of a payload follows from its fields. What
+// a decoder allocates is proportional to its input. For invalid input it returns a
+// [ProtocolError], after which the connection is closed.
 //
-// Both sides send HELLO at once and read the other's first. A request carries a
-// number that its answers repeat; an event carries zero.
+// Both sides send HELLO at once, and read the other's before anything else. A
+// request carries a number that its reply repeats; an event carries 0.
 //
-//	request                              answers
+//	request                              reply
 //	LIST                                 LISTED
 //	STAT                                 OBJECT
 //	ATTACH                               OBJECT with the control page, then CHUNKS
 //	RESYNC                               CHUNKS
 //	DETACH                               DONE
 //	ACK                                  none
-//	RELEASE, CREATE, SEAL, DELETE, WAIT  kept for a store
+//	RELEASE, CREATE, SEAL, DELETE, WAIT  reserved
 //
-// CHUNKS, PUBLISH, RETIRE, SEALED, DELETED and CLOSING are the owner's events,
-// and ERROR is either.
+// CHUNKS, PUBLISH, RETIRE, SEALED, DELETED and CLOSING are events of the owner.
+// ERROR is a reply or an event.
+//
+// docs/protocol.md describes every field.
 package wire

@@ -9,10 +9,10 @@ type Chunk struct {
 	Size   uint64 // bytes
 }
 
-// end is where the chunk ends, if it has not overflowed.
+// end is the offset of the chunk's end; the caller has checked for overflow.
 func (c Chunk) end() uint64 { return c.Offset + c.Size }
 
-// String is the id and where the chunk lies.
+// String returns the id, the offset and the size.
 func (c Chunk) String() string {
 	return fmt.Sprintf("%d at %d of %d bytes", c.ID, c.Offset, c.Size)
 }
@@ -22,7 +22,7 @@ const (
 	chunkSize   = 8 + 8 + 8
 )
 
-// Chunks brings memory: fd i of the frame is that of record i.
+// Chunks sends memory: fd i of the frame is that of record i.
 type Chunks struct {
 	Object     uint64
 	Generation uint64
@@ -39,8 +39,8 @@ func (c Chunks) Append(b []byte) []byte {
 	return b
 }
 
-// DecodeChunks is the reverse of Chunks.Append. That there are as many fds as
-// records, Conn.Read has seen to. What the records say is for a Tracker.
+// DecodeChunks is the reverse of Chunks.Append. Conn.Read has checked that there
+// are as many fds as records; a Tracker checks the records.
 func DecodeChunks(payload []byte) (Chunks, error) {
 	d := decoder{of: TypeChunks, b: payload}
 	c := Chunks{Object: d.u64("object"), Generation: d.u64("generation")}
@@ -55,10 +55,10 @@ func DecodeChunks(payload []byte) (Chunks, error) {
 	for i := range c.Records {
 		c.Records[i] = Chunk{ID: d.u64("id"), Offset: d.u64("offset"), Size: d.u64("size")}
 	}
-	return done(&d, c)
+	return finish(&d, c)
 }
 
-// Publish says how much is done, to those who asked for it.
+// Publish tells a reader that asked for it how many bytes are done.
 type Publish struct {
 	Object     uint64
 	Length     uint64 // bytes
@@ -74,7 +74,7 @@ func (p Publish) Append(b []byte) []byte {
 // DecodePublish is the reverse of Publish.Append.
 func DecodePublish(payload []byte) (Publish, error) {
 	d := decoder{of: TypePublish, b: payload}
-	return done(&d, Publish{
+	return finish(&d, Publish{
 		Object:     d.u64("object"),
 		Length:     d.u64("length"),
 		Generation: d.u64("generation"),
@@ -82,7 +82,7 @@ func DecodePublish(payload []byte) (Publish, error) {
 	})
 }
 
-// Retire takes away what lies from Capacity on.
+// Retire takes back the chunks from Capacity on.
 type Retire struct {
 	Object     uint64
 	Generation uint64 // the new one
@@ -97,10 +97,10 @@ func (r Retire) Append(b []byte) []byte {
 // DecodeRetire is the reverse of Retire.Append.
 func DecodeRetire(payload []byte) (Retire, error) {
 	d := decoder{of: TypeRetire, b: payload}
-	return done(&d, Retire{Object: d.u64("object"), Generation: d.u64("generation"), Capacity: d.u64("capacity")})
+	return finish(&d, Retire{Object: d.u64("object"), Generation: d.u64("generation"), Capacity: d.u64("capacity")})
 }
 
-// Sealed says that nothing will change any more.
+// Sealed says that neither length nor bytes will change any more.
 type Sealed struct {
 	Object    uint64
 	Length    uint64 // bytes
@@ -121,10 +121,10 @@ func DecodeSealed(payload []byte) (Sealed, error) {
 	s := Sealed{Object: d.u64("object"), Length: d.u64("length"), HasDigest: d.bool("digest")}
 	d.zero()
 	s.Digest = d.hashIf("digest", s.HasDigest)
-	return done(&d, s)
+	return finish(&d, s)
 }
 
-// Deleted says that an object's name is gone.
+// Deleted says that an object is published no more.
 type Deleted struct {
 	Object uint64
 }
@@ -135,19 +135,19 @@ func (d Deleted) Append(b []byte) []byte { return append64(b, d.Object) }
 // DecodeDeleted is the reverse of Deleted.Append.
 func DecodeDeleted(payload []byte) (Deleted, error) {
 	d := decoder{of: TypeDeleted, b: payload}
-	return done(&d, Deleted{Object: d.u64("object")})
+	return finish(&d, Deleted{Object: d.u64("object")})
 }
 
-// Closing is the last that an owner says.
+// Closing is the last frame of an owner.
 type Closing struct {
 	Reason string // for people; Append keeps the first MaxText bytes
 }
 
 // Append appends the payload to b.
-func (c Closing) Append(b []byte) []byte { return appendString(b, clip(c.Reason)) }
+func (c Closing) Append(b []byte) []byte { return appendString(b, truncateText(c.Reason)) }
 
 // DecodeClosing is the reverse of Closing.Append.
 func DecodeClosing(payload []byte) (Closing, error) {
 	d := decoder{of: TypeClosing, b: payload}
-	return done(&d, Closing{Reason: d.string("reason", MaxText)})
+	return finish(&d, Closing{Reason: d.string("reason", MaxText)})
 }

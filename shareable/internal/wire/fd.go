@@ -2,14 +2,14 @@ package wire
 
 import "sync/atomic"
 
-// FD is an open file descriptor that is closed once. No finalizer closes it: a
-// number that is closed late may be another file by then. It is safe for
-// concurrent use, but for the time between Int and the use of the number.
+// FD is an open file descriptor that is closed once. It has no finalizer: a number
+// that is closed late may belong to another file by then. Its methods are safe for
+// concurrent use; a number from Int is valid only until Close or Take.
 type FD struct {
-	next atomic.Int64 // the number and one, so that a zero FD is a closed one
+	next atomic.Int64 // the number plus 1, so that a zero FD is a closed one
 }
 
-// NewFD takes over fd. The caller must Close what it answers, or Take it back.
+// NewFD takes over fd. The caller must Close the FD, or Take the descriptor back.
 func NewFD(fd int) *FD {
 	f := new(FD)
 	f.next.Store(int64(fd) + 1)
@@ -24,7 +24,8 @@ func (f *FD) Int() int {
 	return int(f.next.Load()) - 1
 }
 
-// Take answers the descriptor, or -1, and leaves it to the caller to close.
+// Take returns the descriptor, or -1 after Close and Take. The caller must close
+// it.
 func (f *FD) Take() int {
 	if f == nil {
 		return -1

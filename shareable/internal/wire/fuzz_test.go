@@ -133,7 +133,7 @@ func (b *book) next(from, n int, size uint64) Chunks {
 // check compares the tracker with the book, and both with what always holds.
 func (b *book) check(t *testing.T, k *Tracker) {
 	t.Helper()
-	known := k.Known()
+	known := k.known()
 	require.Equal(t, some(b.chunks[:b.mapped]), some(known))
 	require.Equal(t, b.end(), k.End())
 	require.Equal(t, b.gen, k.Generation())

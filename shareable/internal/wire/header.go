@@ -6,13 +6,13 @@ import (
 	"fmt"
 )
 
-// The version spoken here. A peer of another major version is turned away.
+// The version of the protocol. A peer of another major version is refused.
 const (
 	Major = 1
 	Minor = 0
 )
 
-// Limits of a frame, the same for everyone who speaks this version.
+// Limits of a frame, the same for every peer of this version.
 const (
 	HeaderSize = 32       // bytes
 	MaxFrame   = 64 << 10 // bytes, the header included
@@ -23,7 +23,7 @@ const (
 	MaxMeta    = 32 << 10 // bytes of metadata in an OBJECT
 	MaxDims    = 4        // of a row
 	MaxChunks  = 65536    // of an object
-	MaxEntries = 230      // entries in a LISTED that fit whatever their names
+	MaxEntries = 230      // entries that fit into a LISTED with any names
 )
 
 // FlagOptional marks a frame that a peer skips when it does not know the type.
@@ -31,30 +31,32 @@ const FlagOptional uint32 = 1
 
 const magic = 0x4D565543 // "CUVM"
 
-// ErrVersion is in the error of a frame from a peer of another major version.
+// ErrVersion is what a ProtocolError is, by errors.Is, if the peer has another
+// major version.
 var ErrVersion = errors.New("another protocol version")
 
-// ProtocolError is what a peer may not send. The connection is of no more use.
+// ProtocolError is for a frame that breaks the protocol. The connection cannot be
+// used any more.
 type ProtocolError struct {
 	What string // what was wrong, with the numbers
 
 	version bool
 }
 
-// Error says what was wrong.
+// Error returns what was wrong.
 func (e *ProtocolError) Error() string { return "protocol: " + e.What }
 
-// Is tells a peer of another version from one that breaks this one's rules.
+// Is reports whether target is ErrVersion and the peer has another major version.
 func (e *ProtocolError) Is(target error) bool { return e.version && target == ErrVersion }
 
 func protocolf(format string, args ...any) *ProtocolError {
 	return &ProtocolError{What: fmt.Sprintf(format, args...)}
 }
 
-// Type is what a frame says.
+// Type is the type of a frame.
 type Type uint16
 
-// Requests are below 64. Those from RELEASE to WAIT are kept for a store.
+// Requests are below 64. Those from RELEASE to WAIT are reserved.
 const (
 	TypeHello   Type = 1
 	TypeList    Type = 2
@@ -70,7 +72,7 @@ const (
 	TypeWait    Type = 12
 )
 
-// Answers and events are from 64 on.
+// Replies and events are from 64 on.
 const (
 	TypeChunks  Type = 64
 	TypePublish Type = 65
@@ -142,15 +144,15 @@ func (t Type) name() string {
 	return ""
 }
 
-// Header is what a frame begins with.
+// Header is the first part of a frame.
 type Header struct {
 	Major, Minor uint8
 	Type         Type
 	Flags        uint32 // FlagOptional
 	FDs          uint16 // that travel with the frame
 	Len          uint32 // bytes of payload
-	Request      uint32 // the number of a request and of its answers; 0 in an event
-	Sequence     uint64 // from 1 up, one more in each frame
+	Request      uint32 // the number of a request and of its reply; 0 in an event
+	Sequence     uint64 // 1 in the first frame that a side sends, then one more in each
 }
 
 // Append appends the header's bytes to b.
@@ -166,8 +168,8 @@ func (h Header) Append(b []byte) []byte {
 	return append64(b, h.Sequence)
 }
 
-// DecodeHeader reads the header at the start of packet, which is one whole
-// frame. With an ErrVersion it answers the version too, and only that.
+// DecodeHeader decodes the header of packet, which is one whole frame. With an
+// ErrVersion it returns the version as well, and no other field.
 func DecodeHeader(packet []byte) (Header, error) {
 	if len(packet) < HeaderSize {
 		return Header{}, protocolf("frame of %d bytes, shorter than a header", len(packet))
@@ -176,6 +178,7 @@ func DecodeHeader(packet []byte) (Header, error) {
 	if m := le.Uint32(packet); m != magic {
 		return Header{}, protocolf("frame begins with %#x instead of %#x", m, uint32(magic))
 	}
+	// The version comes before all other fields: in another one they may differ.
 	h := Header{Major: packet[4], Minor: packet[5]}
 	if h.Major != Major {
 		err := protocolf("peer speaks version %d.%d, not %d.%d", h.Major, h.Minor, Major, Minor)
@@ -197,6 +200,7 @@ func DecodeHeader(packet []byte) (Header, error) {
 	return h, nil
 }
 
+// check checks a header against the size of its packet and the limits of its type.
 func (h Header) check(packet int) error {
 	switch {
 	case h.Flags&^FlagOptional != 0:
@@ -204,7 +208,7 @@ func (h Header) check(packet int) error {
 	case packet > MaxFrame:
 		return protocolf("%v of %d bytes, over %d", h.Type, packet, MaxFrame)
 	case uint64(h.Len) != uint64(packet-HeaderSize):
-		return protocolf("%v says %d bytes of payload and has %d", h.Type, h.Len, packet-HeaderSize)
+		return protocolf("%v with %d bytes of payload instead of %d", h.Type, packet-HeaderSize, h.Len)
 	case h.Type.name() == "" && h.Flags&FlagOptional == 0:
 		return protocolf("frame of the unknown %v", h.Type)
 	case h.Type == TypeDone && h.Len != 0:

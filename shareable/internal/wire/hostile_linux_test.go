@@ -36,21 +36,21 @@ func TestConnRefuses(t *testing.T) {
 		{"a byte", list[:1], 0, "frame of 1 bytes"},
 		{"a byte with fds", list[:1], 3, "frame of 1 bytes"},
 		{"half a header", list[:16], 3, "frame of 16 bytes"},
-		{"half a payload", list[:36], 0, "LIST says 8 bytes of payload and has 4"},
+		{"half a payload", list[:36], 0, "LIST with 4 bytes of payload instead of 8"},
 		{"another magic", with[uint32](chunks, 0, 1), 2, "frame begins with 0x1"},
 		{"version 2", with[uint8](chunks, 4, 2), 2, "peer speaks version 2.0"},
 		{"an unknown type", with[uint16](list, 6, 1000), 2, "unknown type 1000"},
-		{"an fd on a LIST", list, 1, "LIST says 0 fds and has 1"},
-		{"253 fds on a LIST", list, 253, "LIST says 0 fds and has 253"},
-		{"no fds on a CHUNKS", chunks, 0, "CHUNKS says 2 fds and has 0"},
-		{"an fd too few", chunks, 1, "CHUNKS says 2 fds and has 1"},
-		{"an fd too many", chunks, 3, "CHUNKS says 2 fds and has 3"},
-		{"253 fds on a CHUNKS of 64", full, 253, "CHUNKS says 64 fds and has 253"},
+		{"an fd on a LIST", list, 1, "LIST with 1 fds instead of 0"},
+		{"253 fds on a LIST", list, 253, "LIST with 253 fds instead of 0"},
+		{"no fds on a CHUNKS", chunks, 0, "CHUNKS with 0 fds instead of 2"},
+		{"an fd too few", chunks, 1, "CHUNKS with 1 fds instead of 2"},
+		{"an fd too many", chunks, 3, "CHUNKS with 3 fds instead of 2"},
+		{"253 fds on a CHUNKS of 64", full, 253, "CHUNKS with 253 fds instead of 64"},
 		{"253 fds announced", with[uint16](full, 12, 253), 253, "CHUNKS with 253 fds, over 64"},
 		{"a byte over 64 KiB", append(longest, 0), 2, "frame of more than 65536 bytes"},
 		{"128 KiB", append(longest, longest...), 0, "frame of more than 65536 bytes"},
-		{"the second number", with[uint64](list, 24, 2), 0, "LIST is number 2 after 0"},
-		{"no number", with[uint64](chunks, 24, 0), 2, "CHUNKS is number 0 after 0"},
+		{"the second number", with[uint64](list, 24, 2), 0, "LIST with sequence number 2 after 0"},
+		{"no number", with[uint64](chunks, 24, 0), 2, "CHUNKS with sequence number 0 after 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, raw := pair(t)
@@ -78,7 +78,7 @@ func TestMostFDs(t *testing.T) {
 
 	require.NoError(t, sendRaw(t, raw, packet(TypeDone, 0, 1, nil), append(rights(fds[:127]), rights(fds[127:253])...)))
 	_, err := c.Read()
-	require.ErrorContains(t, err, "DONE says 0 fds and has 253")
+	require.ErrorContains(t, err, "DONE with 253 fds instead of 0")
 	require.Equal(t, before, openFDs(t))
 }
 
@@ -99,7 +99,7 @@ func TestOtherControlMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, raw := pair(t)
 			fds := null(t, 2)
-			_, err := ask(c.c, func(fd int) (int, error) {
+			_, err := withFD(c.c, func(fd int) (int, error) {
 				return 0, unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, 1)
 			})
 			if errors.Is(err, unix.ENOPROTOOPT) {
@@ -157,7 +157,7 @@ func TestTruncated(t *testing.T) {
 
 	// What is wrong with such a frame otherwise is more important.
 	c, raw := a, -1
-	_, err = ask(b.c, func(fd int) (int, error) { raw = fd; return 0, nil })
+	_, err = withFD(b.c, func(fd int) (int, error) { raw = fd; return 0, nil })
 	require.NoError(t, err)
 	require.NoError(t, sendRaw(t, raw, []byte("no frame"), rights(fds)))
 	_, err = c.Read()

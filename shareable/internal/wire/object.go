@@ -12,7 +12,7 @@ const (
 	KindBool    uint32 = 5
 )
 
-// Elem is what an object is made of.
+// Elem describes one element of an object.
 type Elem struct {
 	Kind uint32
 	Bits uint32
@@ -20,8 +20,8 @@ type Elem struct {
 	Hash [32]byte // of its layout
 }
 
-// Object says what an object is and how far it has come. As the answer to an
-// ATTACH it travels with the control page, else without an fd.
+// Object describes an object and its present length. As the reply to ATTACH it
+// comes with the descriptor of the control page, else without one.
 type Object struct {
 	ID         uint64
 	Max        uint64 // bytes of addresses to reserve
@@ -39,7 +39,7 @@ type Object struct {
 	Meta       []byte
 }
 
-// Append appends the payload to b. Of Shape it takes MaxDims dimensions.
+// Append appends the payload to b, with the first MaxDims dimensions of Shape.
 func (o Object) Append(b []byte) []byte {
 	for _, v := range []uint64{o.ID, o.Max, o.Generation, o.Length, o.Queued, o.Capacity} {
 		b = append64(b, v)
@@ -60,8 +60,8 @@ func (o Object) Append(b []byte) []byte {
 	return append(b, o.Meta...)
 }
 
-// DecodeObject is the reverse of Object.Append. Besides the form it checks that
-// a row of elements is countable and no longer than the pitch, if there is one.
+// DecodeObject is the reverse of Object.Append. It also checks that the size of a
+// row does not overflow, and that it does not exceed the pitch, if there is one.
 func DecodeObject(payload []byte) (Object, error) {
 	d := decoder{of: TypeObject, b: payload}
 	o := Object{
@@ -80,6 +80,7 @@ func DecodeObject(payload []byte) (Object, error) {
 			Hash: d.hash("layout hash"),
 		},
 	}
+	// The dimensions lie before the pitch in the payload, and are checked with it.
 	o.Shape = d.shape()
 	o.Pitch = d.u64("pitch")
 	if row, ok := product(o.Elem.Size, o.Shape); !ok || o.Pitch != 0 && row > o.Pitch {
@@ -88,7 +89,7 @@ func DecodeObject(payload []byte) (Object, error) {
 	o.Instance = d.id("instance")
 	o.Name = d.name()
 	o.Meta = d.blob("metadata", MaxMeta)
-	return done(&d, o)
+	return finish(&d, o)
 }
 
 func (d *decoder) state() uint32  { return d.within("state", StateLive, StateClosed) }
@@ -114,7 +115,7 @@ func (d *decoder) shape() []uint64 {
 	return shape
 }
 
-// product is size times each of dims, false where that is over 64 bits.
+// product is size times all of dims; false if that overflows.
 func product(size uint64, dims []uint64) (uint64, bool) {
 	for _, dim := range dims {
 		over, low := bits.Mul64(size, dim)

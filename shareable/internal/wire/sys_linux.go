@@ -7,16 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlSize has room for as many fds as the kernel sends at once, 253, and
-// for more than one message: that fds are missing is then our fd limit's doing.
+// controlSize is enough for the 253 fds that the kernel sends at most, in several
+// messages. So if fds are missing, the cause is the limit on open files.
 const controlSize = 2048
 
 // receive takes the fds out of the control messages of a packet. If not all of
-// them came, or a message is of another kind, it answers an error instead,
-// ErrTruncated or a ProtocolError, and gives each fd to closeFD.
+// them came, or a message is of another kind, it closes them with closeFD and
+// returns an error: ErrTruncated or a ProtocolError.
 func receive(control []byte, flags int, closeFD func(int) error) ([]int, error) {
 	var fds []int
 	var bad error
+	// All messages are read even after a bad one, so that no fd stays open.
 	for len(control) >= unix.SizeofCmsghdr {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		if err != nil {
@@ -26,7 +27,7 @@ func receive(control []byte, flags int, closeFD func(int) error) ([]int, error) 
 		control = rest
 		known := h.Level == unix.SOL_SOCKET && (h.Type == unix.SCM_RIGHTS || h.Type == unix.SCM_PIDFD)
 		for ; known && len(data) >= 4; data = data[4:] {
-			// SCM_PIDFD has an error in place of a pidfd that could not be made.
+			// In SCM_PIDFD a negative number is an error instead of a pidfd.
 			if fd := int(int32(binary.NativeEndian.Uint32(data))); fd >= 0 {
 				fds = append(fds, fd)
 			}
@@ -45,22 +46,22 @@ func receive(control []byte, flags int, closeFD func(int) error) ([]int, error) 
 	return fds, nil
 }
 
-// cut says whether a packet was longer than the room for it.
-func cut(flags int) bool { return flags&unix.MSG_TRUNC != 0 }
+// truncated reports whether a packet was longer than the buffer.
+func truncated(flags int) bool { return flags&unix.MSG_TRUNC != 0 }
 
 func rights(fds []int) []byte { return unix.UnixRights(fds...) }
 
 func closeFD(fd int) error { return unix.Close(fd) }
 
 func keepsPackets(c *net.UnixConn) (bool, error) {
-	kind, err := ask(c, func(fd int) (int, error) {
+	kind, err := withFD(c, func(fd int) (int, error) {
 		return unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
 	})
 	return kind == unix.SOCK_SEQPACKET, err
 }
 
 func peerCred(c *net.UnixConn) (Cred, error) {
-	return ask(c, func(fd int) (Cred, error) {
+	return withFD(c, func(fd int) (Cred, error) {
 		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		if err != nil {
 			return Cred{}, err
@@ -70,19 +71,19 @@ func peerCred(c *net.UnixConn) (Cred, error) {
 }
 
 func queued(c *net.UnixConn) (int, error) {
-	return ask(c, func(fd int) (int, error) { return unix.IoctlGetInt(fd, unix.SIOCOUTQ) })
+	return withFD(c, func(fd int) (int, error) { return unix.IoctlGetInt(fd, unix.SIOCOUTQ) })
 }
 
-// ask calls question while the socket cannot be closed.
-func ask[T any](c *net.UnixConn, question func(fd int) (T, error)) (T, error) {
-	var answer T
+// withFD calls f with the socket's descriptor, which stays open meanwhile.
+func withFD[T any](c *net.UnixConn, f func(fd int) (T, error)) (T, error) {
+	var result T
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return answer, err
+		return result, err
 	}
-	var asked error
-	if err := raw.Control(func(fd uintptr) { answer, asked = question(int(fd)) }); err != nil {
-		return answer, err
+	var failed error
+	if err := raw.Control(func(fd uintptr) { result, failed = f(int(fd)) }); err != nil {
+		return result, err
 	}
-	return answer, asked
+	return result, failed
 }

@@ -7,11 +7,11 @@ import (
 	"net"
 )
 
-// There is no connection here: NewConn answers errors.ErrUnsupported.
+// Connections need Linux: here NewConn returns errors.ErrUnsupported.
 const controlSize = 0
 
 func receive([]byte, int, func(int) error) ([]int, error) { return nil, errors.ErrUnsupported }
-func cut(int) bool                                        { return false }
+func truncated(int) bool                                  { return false }
 func rights([]int) []byte                                 { return nil }
 func closeFD(int) error                                   { return errors.ErrUnsupported }
 func keepsPackets(*net.UnixConn) (bool, error)            { return false, errors.ErrUnsupported }

@@ -7,38 +7,42 @@ import (
 	"slices"
 )
 
-// ErrLimit answers what an owner may send and a reader does not want to hold.
+// ErrLimit is for chunks that the protocol allows but that exceed the reader's own
+// Limits.
 var ErrLimit = errors.New("over the reader's limit")
 
-// Limits is what a reader takes of an object.
+// Limits is how much a reader maps of an object.
 type Limits struct {
 	Granularity uint64 // bytes; every chunk and the object's Max are multiples
 	Quota       uint64 // bytes mapped at most; 0: the object's Max
-	MaxChunks   int    // 0: the MaxChunks that everyone keeps
+	MaxChunks   int    // 0: the MaxChunks of the protocol
 }
 
-// Tracker is what a reader knows of an object, and what it holds the owner to:
-// chunks follow on each other without a gap from offset 0, within Max, with ids
-// that rise for ever, and go away from the end, at a border, in a newer
-// generation. It maps nothing itself. It is not safe for concurrent use.
+// Tracker keeps a reader's list of an object's chunks and checks the owner's
+// frames against the protocol: chunks follow each other without a gap from offset
+// 0 up to Max, their ids only rise, and they are retired from the end, at a
+// border between chunks, in a newer generation. It maps nothing. It is not safe
+// for concurrent use.
 //
-//	known chunks   [0, mapped)  mapped by the reader
-//	               [mapped, n)  announced; mapping failed, or is under way
+//	chunks[:mapped]   mapped by the reader
+//	chunks[mapped:]   announced; their mapping runs or has failed
 type Tracker struct {
-	object     uint64
-	max        uint64
-	generation uint64
-	limits     Limits
+	// Immutable.
+	object uint64
+	max    uint64
+	limits Limits
 
-	chunks []Chunk
-	mapped int
-	used   uint64 // the highest id announced, 0 before the first
-	last   uint64 // the highest id mapped
+	generation uint64 // the one applied
 
-	base, fresh int // of the last Chunks: chunks[base:base+fresh] were not mapped
+	chunks      []Chunk
+	mapped      int
+	announcedID uint64 // the highest id announced, 0 before the first
+	mappedID    uint64 // the highest id mapped
+
+	lastBase, lastFresh int // of the last Chunks: chunks[base:base+fresh] were not mapped
 }
 
-// NewTracker begins where an ATTACH was answered with o, with nothing mapped.
+// NewTracker makes the Tracker of a reader that has received o and mapped nothing.
 func NewTracker(o Object, l Limits) (*Tracker, error) {
 	if l.Granularity == 0 || l.MaxChunks < 0 {
 		return nil, fmt.Errorf("granularity %d and at most %d chunks as limits", l.Granularity, l.MaxChunks)
@@ -58,9 +62,9 @@ func NewTracker(o Object, l Limits) (*Tracker, error) {
 	return &Tracker{object: o.ID, max: o.Max, generation: o.Generation, limits: l}, nil
 }
 
-// Chunks takes a CHUNKS frame. The first skip records are of chunks mapped
-// already, which a RESYNC brings; fresh are the others, c.Records[skip:], to be
-// mapped in that order. An error changes nothing: ErrLimit or a ProtocolError.
+// Chunks checks a CHUNKS frame and adds its records. The first skip of them are
+// mapped already, which can happen after a RESYNC. The reader must map the others,
+// fresh, in their order. An error, ErrLimit or a ProtocolError, changes nothing.
 func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	if c.Object != t.object || c.Generation != t.generation {
 		return nil, 0, protocolf("chunks of object %d in generation %d instead of %d in %d",
@@ -69,10 +73,11 @@ func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	if len(c.Records) == 0 {
 		return nil, 0, protocolf("no chunks")
 	}
-	first := t.place(c.Records[0].ID)
+	first := t.indexOf(c.Records[0].ID)
 	if first > t.mapped {
 		return nil, 0, protocolf("chunk %d leaves a gap after %d", c.Records[0].ID, t.End())
 	}
+	// Records of known chunks must repeat them exactly; the rest must follow on.
 	known := min(len(t.chunks)-first, len(c.Records))
 	for i, r := range c.Records[:known] {
 		if k := t.chunks[first+i]; r != k {
@@ -82,24 +87,27 @@ func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	if err := t.check(c.Records[known:]); err != nil {
 		return nil, 0, err
 	}
+	// All is checked, so the list may change.
 	t.chunks = append(t.chunks, c.Records[known:]...)
 	if known < len(c.Records) {
-		t.used = c.Records[len(c.Records)-1].ID
+		t.announcedID = c.Records[len(c.Records)-1].ID
 	}
 	skip = min(t.mapped-first, len(c.Records))
-	t.base, t.fresh = t.mapped, len(c.Records)-skip
+	t.lastBase, t.lastFresh = t.mapped, len(c.Records)-skip
 	return c.Records[skip:], skip, nil
 }
 
-// place is the place of the first known chunk whose id is not below id.
-func (t *Tracker) place(id uint64) int {
+// indexOf is the index of the first known chunk whose id is not below id.
+func (t *Tracker) indexOf(id uint64) int {
 	i, _ := slices.BinarySearchFunc(t.chunks, id, func(k Chunk, id uint64) int { return cmp.Compare(k.ID, id) })
 	return i
 }
 
-// check says whether records may follow what is known.
+// check checks records that follow the known chunks.
 func (t *Tracker) check(records []Chunk) error {
-	used, end := t.used, ends(t.chunks)
+	// Each record is checked against the end of the one before it, so all of them
+	// together stay within max and the quota.
+	used, end := t.announcedID, endOf(t.chunks)
 	for _, r := range records {
 		switch {
 		case r.ID <= used:
@@ -121,18 +129,18 @@ func (t *Tracker) check(records []Chunk) error {
 	return nil
 }
 
-// Mapped says that of the last Chunks the first n fresh records are mapped now.
-// The others may come again.
+// Mapped records that the first n fresh records of the last Chunks are mapped. The
+// others may come again.
 func (t *Tracker) Mapped(n int) {
-	t.mapped = max(t.mapped, t.base+min(max(n, 0), t.fresh))
+	t.mapped = max(t.mapped, t.lastBase+min(max(n, 0), t.lastFresh))
 	if t.mapped > 0 {
-		t.last = max(t.last, t.chunks[t.mapped-1].ID)
+		t.mappedID = max(t.mappedID, t.chunks[t.mapped-1].ID)
 	}
 }
 
-// Retire takes a RETIRE frame. The mapped chunks from keep on are to be
-// unmapped; they began at the offset from, which is End from now on. Their ids
-// stay used up. An error, a ProtocolError, changes nothing.
+// Retire checks and applies a RETIRE frame. The reader must unmap its chunks from
+// index keep on; they begin at the offset from, which is the new End. Their ids are
+// not used again. An error, a ProtocolError, changes nothing.
 func (t *Tracker) Retire(r Retire) (keep int, from uint64, err error) {
 	if r.Object != t.object || r.Generation <= t.generation {
 		return 0, 0, protocolf("retire of object %d for generation %d instead of %d after %d",
@@ -141,35 +149,34 @@ func (t *Tracker) Retire(r Retire) (keep int, from uint64, err error) {
 	if r.Capacity > t.max {
 		return 0, 0, protocolf("retire down to %d with a max of %d", r.Capacity, t.max)
 	}
+	// Chunks that end at or below Capacity stay. If a mapped one is cut in two, the
+	// frame is wrong; one that is only announced is just forgotten.
 	n, _ := slices.BinarySearchFunc(t.chunks, r.Capacity, func(k Chunk, capacity uint64) int {
 		if k.end() <= capacity {
 			return -1
 		}
 		return 1
 	})
-	if n < t.mapped && ends(t.chunks[:n]) != r.Capacity {
+	if n < t.mapped && endOf(t.chunks[:n]) != r.Capacity {
 		return 0, 0, protocolf("retire down to %d, inside %v", r.Capacity, t.chunks[n])
 	}
 	t.generation = r.Generation
 	t.chunks = t.chunks[:n]
 	t.mapped = min(t.mapped, n)
-	t.base, t.fresh = t.mapped, 0
+	t.lastBase, t.lastFresh = t.mapped, 0
 	return t.mapped, t.End(), nil
 }
 
-// End is where the mapped chunks end, in bytes.
-func (t *Tracker) End() uint64 { return ends(t.chunks[:t.mapped]) }
+// End is the offset at which the mapped chunks end.
+func (t *Tracker) End() uint64 { return endOf(t.chunks[:t.mapped]) }
 
 // LastID is the highest id that was ever mapped, 0 if none was.
-func (t *Tracker) LastID() uint64 { return t.last }
+func (t *Tracker) LastID() uint64 { return t.mappedID }
 
-// Generation is the one applied.
+// Generation is the generation applied.
 func (t *Tracker) Generation() uint64 { return t.generation }
 
-// Known is a copy of the chunks that are mapped.
-func (t *Tracker) Known() []Chunk { return slices.Clone(t.chunks[:t.mapped]) }
-
-func ends(chunks []Chunk) uint64 {
+func endOf(chunks []Chunk) uint64 {
 	if len(chunks) == 0 {
 		return 0
 	}

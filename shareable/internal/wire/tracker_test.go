@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,7 +33,7 @@ func TestTrackerGrowsAndShrinks(t *testing.T) {
 	require.Equal(t, 1, skip)
 	k.Mapped(2)
 	require.Equal(t, uint64(64), k.End())
-	require.Equal(t, []Chunk{one, two, three}, k.Known())
+	require.Equal(t, []Chunk{one, two, three}, k.known())
 
 	keep, from, err := k.Retire(Retire{7, 4, 16})
 	require.NoError(t, err)
@@ -147,7 +148,7 @@ func TestTrackerChunks(t *testing.T) {
 			}
 			require.ErrorAs(t, err, new(*ProtocolError))
 			require.ErrorContains(t, err, test.want)
-			require.Equal(t, mapped(t, Limits{}).Known(), k.Known())
+			require.Equal(t, mapped(t, Limits{}).known(), k.known())
 			k.Mapped(5)
 			require.Equal(t, uint64(64), k.End())
 			_, _, err = k.Chunks(Chunks{7, 3, []Chunk{{7, 64, 16}}})
@@ -212,7 +213,7 @@ func TestTrackerMapsInPart(t *testing.T) {
 	require.Equal(t, []Chunk{eight, nine}, fresh)
 	k.Mapped(9)
 	require.Equal(t, uint64(112), k.End())
-	require.Equal(t, []Chunk{{2, 0, 16}, {4, 16, 32}, {6, 48, 16}, seven, eight, nine}, k.Known())
+	require.Equal(t, []Chunk{{2, 0, 16}, {4, 16, 32}, {6, 48, 16}, seven, eight, nine}, k.known())
 }
 
 func TestTrackerRetire(t *testing.T) {
@@ -240,19 +241,19 @@ func TestTrackerRetire(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			k := mapped(t, Limits{})
-			all := k.Known()
+			all := k.known()
 			keep, from, err := k.Retire(test.r)
 			if test.wants != "" {
 				require.ErrorAs(t, err, new(*ProtocolError))
 				require.ErrorContains(t, err, test.wants)
 				require.Equal(t, uint64(3), k.Generation())
-				require.Equal(t, all, k.Known())
+				require.Equal(t, all, k.known())
 				return
 			}
 			require.NoError(t, err)
 			require.Equal(t, test.keep, keep)
 			require.Equal(t, test.from, from)
-			require.Equal(t, all[:keep], k.Known())
+			require.Equal(t, all[:keep], k.known())
 			require.Equal(t, from, k.End())
 			require.Equal(t, test.r.Generation, k.Generation())
 			require.Equal(t, uint64(6), k.LastID())
@@ -287,3 +288,6 @@ func TestTrackerRetiresWhatIsNotMapped(t *testing.T) {
 	k.Mapped(len(fresh))
 	require.Equal(t, uint64(128), k.End())
 }
+
+// known is a copy of the chunks that are mapped.
+func (t *Tracker) known() []Chunk { return slices.Clone(t.chunks[:t.mapped]) }

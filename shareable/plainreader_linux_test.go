@@ -27,9 +27,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// plain is a reader made of nothing but frames and mmap, as one in another
+// plainReader is a reader made of nothing but frames and mmap, as one in another
 // language would be.
-type plain struct {
+type plainReader struct {
 	t       *testing.T
 	c       *wire.Conn
 	o       wire.Object
@@ -61,9 +61,9 @@ func greeted(t *testing.T, path string) *wire.Conn {
 	return c
 }
 
-func attachPlain(t *testing.T, path, name string) *plain {
+func attachPlain(t *testing.T, path, name string) *plainReader {
 	t.Helper()
-	p := &plain{t: t, c: greeted(t, path)}
+	p := &plainReader{t: t, c: greeted(t, path)}
 	require.NoError(t, p.c.Write(wire.TypeAttach, 7, 0, wire.Attach{Access: wire.AccessRead, Name: name}.Append(nil)))
 	f, err := p.c.Read()
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ func attachPlain(t *testing.T, path, name string) *plain {
 	return p
 }
 
-func (p *plain) drop(keep int) {
+func (p *plainReader) drop(keep int) {
 	for _, m := range p.maps[keep:] {
 		require.NoError(p.t, unix.Munmap(m))
 	}
@@ -92,7 +92,7 @@ func (p *plain) drop(keep int) {
 }
 
 // step takes one frame and gives its type.
-func (p *plain) step() wire.Type {
+func (p *plainReader) step() wire.Type {
 	p.t.Helper()
 	f, err := p.c.Read()
 	require.NoError(p.t, err)
@@ -124,13 +124,13 @@ func (p *plain) step() wire.Type {
 	return f.Type
 }
 
-func (p *plain) ack() {
+func (p *plainReader) ack() {
 	p.t.Helper()
 	require.NoError(p.t, p.c.Write(wire.TypeAck, 0, 0, wire.Ack{Object: p.o.ID, Chunk: p.tracker.LastID(), Generation: p.tracker.Generation()}.Append(nil)))
 }
 
 // length is what the reader may look at.
-func (p *plain) length() uint64 {
+func (p *plainReader) length() uint64 {
 	done := word(p.page, atDone).Load()
 	if word(p.page, atGeneration).Load() != p.tracker.Generation() {
 		return 0
@@ -139,7 +139,7 @@ func (p *plain) length() uint64 {
 }
 
 // until takes frames until there are n bytes, and gives them.
-func (p *plain) until(n uint64) []byte {
+func (p *plainReader) until(n uint64) []byte {
 	p.t.Helper()
 	for p.length() < n {
 		if p.tracker.End() >= n && word(p.page, atGeneration).Load() == p.tracker.Generation() {

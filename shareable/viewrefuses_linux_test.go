@@ -70,7 +70,7 @@ func TestAttachRefusesPages(t *testing.T) {
 		"one more of all": sealed(pageBytes, allSeals, word(atMagic, 1)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, far := script(t, 2)
+			s, far := newScriptedOwner(t, 2)
 			require.NoError(t, unix.Close(s.pages))
 			s.pages = -1
 			before := openFDs(t)
@@ -96,58 +96,58 @@ func TestAttachRefusesPages(t *testing.T) {
 }
 
 func TestViewRefusesChunks(t *testing.T) {
-	other := func(t *testing.T, s *scripted, fd int) {
+	other := func(t *testing.T, s *scriptedOwner, fd int) {
 		c := wire.Chunks{Object: 7, Generation: 1, Records: []wire.Chunk{{ID: 3, Offset: 2 * s.gran, Size: s.gran}}}
 		s.send(c, []int{fd})
 	}
-	change := func(f func(*scripted, *wire.Chunks)) func(*testing.T, *scripted) {
-		return func(_ *testing.T, s *scripted) {
+	change := func(f func(*scriptedOwner, *wire.Chunks)) func(*testing.T, *scriptedOwner) {
+		return func(_ *testing.T, s *scriptedOwner) {
 			c, fds := s.records(2, 2)
 			f(s, &c)
 			s.send(c, fds)
 		}
 	}
 	for name, test := range map[string]struct {
-		do   func(*testing.T, *scripted)
+		do   func(*testing.T, *scriptedOwner)
 		want error
 	}{
-		"another object":     {change(func(_ *scripted, c *wire.Chunks) { c.Object++ }), ErrProtocol},
-		"another generation": {change(func(_ *scripted, c *wire.Chunks) { c.Generation++ }), ErrProtocol},
-		"a gap":              {change(func(s *scripted, c *wire.Chunks) { c.Records[1].Offset += s.gran }), ErrProtocol},
-		"an overlap":         {change(func(s *scripted, c *wire.Chunks) { c.Records[0].Offset -= s.gran }), ErrProtocol},
-		"an id again":        {change(func(_ *scripted, c *wire.Chunks) { c.Records[1].ID = c.Records[0].ID }), ErrProtocol},
-		"an endless size":    {change(func(_ *scripted, c *wire.Chunks) { c.Records[1].Size = 1 << 63 }), ErrProtocol},
-		"no size":            {change(func(_ *scripted, c *wire.Chunks) { c.Records[1].Size = 0 }), ErrProtocol},
-		"half a page":        {change(func(s *scripted, c *wire.Chunks) { c.Records[1].Size = s.gran / 2 }), ErrProtocol},
-		"more than there is": {change(func(s *scripted, c *wire.Chunks) { c.Records[1].Size *= 2 }), vmm.ErrInvalid},
-		"/dev/zero": {func(t *testing.T, s *scripted) {
+		"another object":     {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Object++ }), ErrProtocol},
+		"another generation": {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Generation++ }), ErrProtocol},
+		"a gap":              {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[1].Offset += s.gran }), ErrProtocol},
+		"an overlap":         {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[0].Offset -= s.gran }), ErrProtocol},
+		"an id again":        {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Records[1].ID = c.Records[0].ID }), ErrProtocol},
+		"an endless size":    {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Records[1].Size = 1 << 63 }), ErrProtocol},
+		"no size":            {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Records[1].Size = 0 }), ErrProtocol},
+		"half a page":        {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[1].Size = s.gran / 2 }), ErrProtocol},
+		"more than there is": {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[1].Size *= 2 }), vmm.ErrInvalid},
+		"/dev/zero": {func(t *testing.T, s *scriptedOwner) {
 			fd, err := unix.Open("/dev/zero", unix.O_RDWR|unix.O_CLOEXEC, 0)
 			require.NoError(t, err)
 			other(t, s, fd)
 		}, vmm.ErrInvalid},
-		"unsealed": {func(t *testing.T, s *scripted) { other(t, s, memfd(t, int64(s.gran), 0)) }, vmm.ErrInvalid},
-		"may shrink": {func(t *testing.T, s *scripted) {
+		"unsealed": {func(t *testing.T, s *scriptedOwner) { other(t, s, memfd(t, int64(s.gran), 0)) }, vmm.ErrInvalid},
+		"may shrink": {func(t *testing.T, s *scriptedOwner) {
 			other(t, s, memfd(t, int64(s.gran), unix.F_SEAL_GROW))
 		}, vmm.ErrInvalid},
-		"smaller than it says": {func(t *testing.T, s *scripted) { other(t, s, memfd(t, int64(s.gran)/2, allSeals)) }, vmm.ErrInvalid},
-		"larger than it says":  {func(t *testing.T, s *scripted) { other(t, s, memfd(t, int64(s.gran)*2, allSeals)) }, vmm.ErrInvalid},
-		"a request": {func(_ *testing.T, s *scripted) {
+		"smaller than it says": {func(t *testing.T, s *scriptedOwner) { other(t, s, memfd(t, int64(s.gran)/2, allSeals)) }, vmm.ErrInvalid},
+		"larger than it says":  {func(t *testing.T, s *scriptedOwner) { other(t, s, memfd(t, int64(s.gran)*2, allSeals)) }, vmm.ErrInvalid},
+		"a request": {func(_ *testing.T, s *scriptedOwner) {
 			s.write(wire.TypeList, 1, wire.List{}.Append(nil))
 		}, ErrProtocol},
 		"a retire of now":     {retiring(1, 0), ErrProtocol},
 		"a retire of half":    {retiring(2, 10), ErrProtocol},
 		"a retire beyond max": {retiring(2, 1<<40), ErrProtocol},
 		"a seal beyond max":   {sealing(1 << 40), ErrProtocol},
-		"noise":               {func(_ *testing.T, s *scripted) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
+		"noise":               {func(_ *testing.T, s *scriptedOwner) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
 		"an error of its own": {refusing(wire.CodeLimit), vmm.ErrLimit},
 		"closed by it":        {refusing(wire.CodeClosed), ErrOwnerGone},
 		"closing, it says so": {closed, ErrOwnerGone},
-		"half a frame":        {func(_ *testing.T, s *scripted) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"half a frame":        {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
 		"deleted":             {deleting(7), ErrOwnerGone},
 		"another is deleted":  {deleting(8), ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, far := script(t, 6)
+			s, far := newScriptedOwner(t, 6)
 			v := viewed(t, s, far, AttachOptions{})
 			s.grow(4)
 			s.chunks(0, 2)
@@ -165,32 +165,32 @@ func TestViewRefusesChunks(t *testing.T) {
 	}
 }
 
-func retiring(generation, capacity uint64) func(*testing.T, *scripted) {
-	return func(_ *testing.T, s *scripted) {
+func retiring(generation, capacity uint64) func(*testing.T, *scriptedOwner) {
+	return func(_ *testing.T, s *scriptedOwner) {
 		r := wire.Retire{Object: 7, Generation: generation, Capacity: capacity}
 		s.write(wire.TypeRetire, 0, r.Append(nil))
 	}
 }
 
-func sealing(n uint64) func(*testing.T, *scripted) {
-	return func(_ *testing.T, s *scripted) {
+func sealing(n uint64) func(*testing.T, *scriptedOwner) {
+	return func(_ *testing.T, s *scriptedOwner) {
 		s.write(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: n}.Append(nil))
 	}
 }
 
-func refusing(code uint32) func(*testing.T, *scripted) {
-	return func(_ *testing.T, s *scripted) {
+func refusing(code uint32) func(*testing.T, *scriptedOwner) {
+	return func(_ *testing.T, s *scriptedOwner) {
 		s.write(wire.TypeError, 0, wire.Error{Code: code, Text: "why"}.Append(nil))
 	}
 }
 
-func deleting(object uint64) func(*testing.T, *scripted) {
-	return func(_ *testing.T, s *scripted) {
+func deleting(object uint64) func(*testing.T, *scriptedOwner) {
+	return func(_ *testing.T, s *scriptedOwner) {
 		s.write(wire.TypeDeleted, 0, wire.Deleted{Object: object}.Append(nil))
 	}
 }
 
-func closed(_ *testing.T, s *scripted) {
+func closed(_ *testing.T, s *scriptedOwner) {
 	s.write(wire.TypeClosing, 0, wire.Closing{Reason: "bye"}.Append(nil))
 }
 
@@ -206,7 +206,7 @@ func TestViewStepsFail(t *testing.T) {
 				if step == "SetAccess" {
 					nth = 2
 				}
-				s, far := script(t, 6)
+				s, far := newScriptedOwner(t, 6)
 				dev := pageDevice(t, drivertest.FailNth(step, nth, vmm.ErrOutOfMemory))
 				v := viewedOn(t, s, far, AttachOptions{}, dev)
 				s.grow(4)
@@ -224,7 +224,7 @@ func TestViewStepsFail(t *testing.T) {
 }
 
 func TestViewPageLies(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
@@ -241,22 +241,22 @@ func TestViewPageLies(t *testing.T) {
 
 // TestViewDoesNotSpin: an owner that wakes without end costs little time.
 func TestViewDoesNotSpin(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	ctx, cancel := context.WithCancel(t.Context())
 	got := make(chan error, 1)
 	go func() { got <- v.Wait(ctx, 1) }()
-	looks := v.looks.Load()
+	looks := v.pageChecks.Load()
 	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); {
-		s.bump()
+		s.notify()
 	}
-	require.Less(t, v.looks.Load()-looks, uint64(2*watchIdle+400))
+	require.Less(t, v.pageChecks.Load()-looks, uint64(2*watchIdle+400))
 	cancel()
 	require.ErrorIs(t, <-got, context.Canceled)
 }
 
-// room lowers the limit on descriptors until n more can be opened.
-func room(t *testing.T, n int) (restore func()) {
+// leaveFDs lowers the limit on descriptors until n more can be opened.
+func leaveFDs(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
@@ -291,7 +291,7 @@ func room(t *testing.T, n int) (restore func()) {
 }
 
 // resends sends the chunks of c as the reader asks for them until all are mapped.
-func (s *scripted) resends(v *View, c wire.Chunks, fds []int, each func(wire.Frame)) (batches []uint32) {
+func (s *scriptedOwner) resends(v *View, c wire.Chunks, fds []int, each func(wire.Frame)) (batches []uint32) {
 	s.t.Helper()
 	n := len(fds)
 	next, batch := 1, wire.MaxFDs
@@ -319,7 +319,7 @@ func (s *scripted) resends(v *View, c wire.Chunks, fds []int, each func(wire.Fra
 	return batches
 }
 
-func (s *scripted) part(c wire.Chunks, fds []int, from, to int) {
+func (s *scriptedOwner) part(c wire.Chunks, fds []int, from, to int) {
 	s.t.Helper()
 	c.Records = c.Records[from:to]
 	s.write(wire.TypeChunks, 0, c.Append(nil), fds[from:to]...)
@@ -328,13 +328,13 @@ func (s *scripted) part(c wire.Chunks, fds []int, from, to int) {
 // TestViewFewDescriptors: frames become smaller until they fit.
 func TestViewFewDescriptors(t *testing.T) {
 	const n = 8
-	s, far := script(t, n)
+	s, far := newScriptedOwner(t, n)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(n)
 	s.done(n * s.gran)
 	before := openFDs(t)
 	c, fds := s.records(0, n)
-	restore := room(t, n+2) // what is mapped keeps a descriptor each
+	restore := leaveFDs(t, n+2) // what is mapped keeps a descriptor each
 	var more []int
 	for range n - 1 {
 		fd, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
@@ -364,7 +364,7 @@ func TestViewFewDescriptors(t *testing.T) {
 // TestViewImportNeedsDescriptors: the frame arrives, and importing fails.
 func TestViewImportNeedsDescriptors(t *testing.T) {
 	const n = 8
-	s, far := script(t, n)
+	s, far := newScriptedOwner(t, n)
 	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
 	s.grow(n)
 	c, fds := s.records(0, n)
@@ -384,12 +384,12 @@ func TestViewImportNeedsDescriptors(t *testing.T) {
 // TestViewResyncIgnored: an owner that sends on and on is let go of.
 func TestViewResyncIgnored(t *testing.T) {
 	const n = 8
-	s, far := script(t, n)
+	s, far := newScriptedOwner(t, n)
 	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
 	s.grow(n)
 	c, fds := s.records(0, n)
 	s.part(c, fds, 0, 4)
-	for range staleMost + 1 {
+	for range maxStaleFrames + 1 {
 		s.part(c, fds, 4, 8)
 	}
 	s.gone()
@@ -401,12 +401,12 @@ func TestViewResyncIgnored(t *testing.T) {
 
 // TestViewNoDescriptors: it says which limit it is and leaves nothing open.
 func TestViewNoDescriptors(t *testing.T) {
-	s, far := script(t, 2)
+	s, far := newScriptedOwner(t, 2)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	before := openFDs(t)
 	c, fds := s.records(0, 2)
-	restore := room(t, 0)
+	restore := leaveFDs(t, 0)
 	s.part(c, fds, 0, 2)
 	r, err := wire.DecodeResync(s.expect(wire.TypeResync).Payload)
 	require.NoError(t, err)
@@ -428,7 +428,7 @@ func TestViewLeavesNothing(t *testing.T) {
 	var fds, goroutines int
 	for i := range 30 {
 		t.Run("round", func(t *testing.T) {
-			s, far := script(t, 4)
+			s, far := newScriptedOwner(t, 4)
 			v := viewed(t, s, far, AttachOptions{})
 			s.grow(2)
 			s.chunks(0, 2)

@@ -49,7 +49,7 @@ func playOwner(p *part) {
 			p.must(appendWave(g, seed, n))
 			p.must(x.Flush(ctx))
 			p.say("published", x.Len())
-		case "sent": // answers when as many frames of chunks have gone out
+		case "sent": // replies when as many frames of chunks have gone out
 			for s.Stats().Frames < n {
 				<-time.After(200 * time.Microsecond)
 			}
@@ -69,7 +69,7 @@ func playOwner(p *part) {
 	}
 }
 
-// hold queues n more bytes behind a word that nobody will write.
+// hold queues n more bytes after a word that is never written.
 func (p *part) hold(dev *vmm.Device, g *vmm.Range, x *Publication, n uint64) {
 	raw, err := dev.Raw()
 	p.must(err)
@@ -157,9 +157,9 @@ func (p *part) answer(word string, err error) {
 	p.say(word, err)
 }
 
-// playCrowd is many readers at once, each of which holds every length that it
+// playReaders is many readers at once, each of which holds every length that it
 // sees to the bytes below it: the path, how many, the chunk, and the last length.
-func playCrowd(p *part) {
+func playReaders(p *part) {
 	var nums [3]uint64
 	for i := range nums {
 		n, err := strconv.ParseUint(p.args[1+i], 10, 64)
@@ -219,9 +219,9 @@ func spots(v *View, n uint64, r *rand.Rand) error {
 	return nil
 }
 
-// playStorm opens connections, its second argument says how many, and leaves
+// playConnections opens connections, its second argument says how many, and leaves
 // them at all stages; then it waits to be killed.
-func playStorm(p *part) {
+func playConnections(p *part) {
 	n, err := strconv.Atoi(p.args[1])
 	p.must(err)
 	seed, err := strconv.ParseUint(p.args[2], 10, 64)
@@ -304,7 +304,7 @@ func keepUp(c *wire.Conn) error {
 		if errors.Is(err, unix.ECONNRESET) {
 			continue // what was sent before is still to be read
 		}
-		if gone(err) {
+		if disconnected(err) {
 			return nil
 		}
 		if err != nil {
@@ -343,7 +343,7 @@ func keepUp(c *wire.Conn) error {
 		if err == nil && (f.Type == wire.TypeChunks || f.Type == wire.TypeRetire) {
 			err = c.Write(wire.TypeAck, 0, 0, wire.Ack{Object: object, Chunk: track.LastID(), Generation: track.Generation()}.Append(nil))
 		}
-		if err != nil && !gone(err) {
+		if err != nil && !disconnected(err) {
 			return err
 		}
 	}

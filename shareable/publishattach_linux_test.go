@@ -177,7 +177,7 @@ func TestPublishBadInput(t *testing.T) {
 	require.ErrorIs(t, p.Retire(t.Context(), 0), vmm.ErrClosed)
 	require.ErrorIs(t, p.Seal(t.Context(), SealOptions{}), vmm.ErrClosed)
 
-	_, err = Attach(t.Context(), s.Path(), "nobody", g.Device(), AttachOptions{})
+	_, err = Attach(t.Context(), s.Path(), "missing", g.Device(), AttachOptions{})
 	require.ErrorIs(t, err, ErrNotFound)
 	_, err = Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Write: true})
 	require.ErrorIs(t, err, vmm.ErrPermission)

@@ -41,7 +41,7 @@ func TestDescribeAfterClose(t *testing.T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	require.NotPanics(t, func() {
-		o := p.describe(wire.AccessRead)
+		o := p.objectLocked(wire.AccessRead)
 		require.Equal(t, wire.StateClosed, o.State)
 		require.Equal(t, uint64(100), o.Length)
 	})
@@ -53,20 +53,20 @@ func TestSendsAfterClose(t *testing.T) {
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
 	ses, _ := served(t, s)
-	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	require.NoError(t, ses.startAttachment(p, 1, wire.AccessRead, false))
 	a := ses.find(p.id)
-	f, ok := a.derive()
+	f, ok := a.nextFrame()
 	require.True(t, ok)
-	require.Len(t, f.pieces, 1)
+	require.Len(t, f.chunks, 1)
 	require.NoError(t, p.Close())
 	require.Zero(t, s.Stats().KeptFDs)
 	require.NoError(t, a.sendChunks(f))
 	require.Zero(t, s.Stats().KeptFDs)
-	a.leave()
+	a.detach()
 }
 
-// stuck is a stream that goes on when the function is called.
-func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
+// blockedStream is a stream that goes on when the function is called.
+func blockedStream(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
 	t.Helper()
 	raw, err := dev.Raw()
 	require.NoError(t, err)
@@ -87,13 +87,13 @@ func stuck(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
 	return st, open
 }
 
-// TestStuckStream: what waits for a stream gives up with its context, and with
+// TestBlockedStream: what waits for a stream gives up with its context, and with
 // Close.
-func TestStuckStream(t *testing.T) {
+func TestBlockedStream(t *testing.T) {
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
-	st, _ := stuck(t, g.Device())
+	st, _ := blockedStream(t, g.Device())
 	require.NoError(t, g.AppendOn(st, pattern(100, 100)))
 	flushed := make(chan error, 1)
 	go func() { flushed <- p.Flush(context.Background()) }()
@@ -170,7 +170,7 @@ func TestLengthBackAndForth(t *testing.T) {
 			from = 0
 		}
 		func() {
-			st, open := stuck(t, g.Device())
+			st, open := blockedStream(t, g.Device())
 			defer open()
 			require.NoError(t, g.Append(old))
 			for range i % 7 {
@@ -194,7 +194,7 @@ func TestSealThenClose(t *testing.T) {
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
 	ses, far := served(t, s)
-	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	require.NoError(t, ses.startAttachment(p, 1, wire.AccessRead, false))
 	a := ses.find(p.id)
 	sent, err := a.sendNext()
 	require.NoError(t, err)
@@ -254,19 +254,19 @@ func TestUnsentOwesNothing(t *testing.T) {
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
 	ses, _ := served(t, s)
-	require.NoError(t, ses.push(p, 1, wire.AccessRead, false))
+	require.NoError(t, ses.startAttachment(p, 1, wire.AccessRead, false))
 	a := ses.find(p.id)
-	f, ok := a.derive()
+	f, ok := a.nextFrame()
 	require.True(t, ok)
-	require.NoError(t, a.unsent(f, vmm.ErrClosed))
-	require.Zero(t, a.due())
-	a.leave()
+	require.NoError(t, a.undoChunks(f, vmm.ErrClosed))
+	require.Zero(t, a.deadline())
+	a.detach()
 }
 
 // TestCloseTwiceAtOnce: both return when it is closed.
 func TestCloseTwiceAtOnce(t *testing.T) {
 	_, p, _ := stage(t, Options{}, PublishOptions{})
-	p.step <- struct{}{}
+	p.exclusive <- struct{}{}
 	closed := make(chan error, 2)
 	for range 2 {
 		go func() { closed <- p.Close() }()
@@ -277,7 +277,7 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 		defer func() { require.NoError(t, <-closed) }()
 	}
-	<-p.step
+	<-p.exclusive
 	require.NoError(t, <-closed)
 }
 
@@ -286,7 +286,7 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 func TestQueuedAfterAFailure(t *testing.T) {
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Grow(4<<20))
-	st, open := stuck(t, g.Device())
+	st, open := blockedStream(t, g.Device())
 	for n := uint64(1); n <= 2; n++ {
 		e, err := st.Record()
 		require.NoError(t, err)
@@ -297,7 +297,7 @@ func TestQueuedAfterAFailure(t *testing.T) {
 	require.Eventually(t, func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return !p.draining
+		return !p.pendingRunning
 	}, time.Second, time.Millisecond)
 	require.Zero(t, g.Len())
 	require.ErrorIs(t, p.Err(), vmm.ErrDeviceLost)
@@ -343,14 +343,14 @@ func TestTurnedAway(t *testing.T) {
 	}
 }
 
-// TestHearGivesUp: the context has ended just before the deadline is set anew.
-func TestHearGivesUp(t *testing.T) {
+// TestReadAckGivesUp: the context has ended just before the deadline is set anew.
+func TestReadAckGivesUp(t *testing.T) {
 	s, _, _ := stage(t, Options{}, PublishOptions{})
 	ses, _ := served(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	done := make(chan error, 1)
-	go func() { done <- ses.hear(ctx, time.Time{}) }()
+	go func() { done <- ses.readAck(ctx, time.Time{}) }()
 	select {
 	case err := <-done:
 		require.ErrorIs(t, err, context.Canceled)
@@ -410,18 +410,18 @@ func TestKeptDescriptorsMakeRoom(t *testing.T) {
 	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 8 << 20, Chunk: 2 << 20})
 	require.NoError(t, err)
 	require.NoError(t, g.Grow(8<<20))
-	k := newKeeper(8)
+	k := newFDCache(8)
 	segs := g.Segments()
 	for _, seg := range segs[:3] {
-		d, err := k.take(seg)
+		d, err := k.acquire(seg)
 		require.NoError(t, err)
-		k.give(d)
+		k.release(d)
 	}
 	few = true
-	d, err := k.take(segs[3])
+	d, err := k.acquire(segs[3])
 	require.NoError(t, err)
 	require.Equal(t, 1, k.len())
-	k.give(d)
+	k.release(d)
 	for _, seg := range segs {
 		k.drop(seg)
 	}

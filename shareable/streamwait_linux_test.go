@@ -44,7 +44,7 @@ func first(t *testing.T, g *vmm.Range) byte {
 }
 
 func TestWaitOn(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -65,24 +65,24 @@ func TestWaitOn(t *testing.T) {
 }
 
 func TestWaitOnUsesItsWordsAgain(t *testing.T) {
-	s, far := script(t, 1)
+	s, far := newScriptedOwner(t, 1)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)
 	s.ack()
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
-	for n := uint64(1); n <= 3*pinBytes/slotBytes; n++ {
+	for n := uint64(1); n <= 3*pinnedBytes/waitBytes; n++ {
 		require.NoError(t, v.WaitOn(stream, n))
 		s.done(n)
 		require.NoError(t, stream.Sync())
 	}
-	require.Len(t, v.pins.pages, 1)
+	require.Len(t, v.waits.pages, 1)
 	require.NoError(t, stream.Close())
 }
 
 func TestWaitOnOwnerGone(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
@@ -96,7 +96,7 @@ func TestWaitOnOwnerGone(t *testing.T) {
 }
 
 func TestWaitOnSealed(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
@@ -110,7 +110,7 @@ func TestWaitOnSealed(t *testing.T) {
 }
 
 func TestWaitOnClose(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestWaitOnClose(t *testing.T) {
 // TestWaitOnRetire: unmapping waits for the stream, which waits for bytes that
 // come only after the unmapping.
 func TestWaitOnRetire(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -142,7 +142,7 @@ func TestWaitOnRetire(t *testing.T) {
 
 // TestWaitOnRetireBehind: what the stream waits for stays, so it may still come.
 func TestWaitOnRetireBehind(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -162,7 +162,7 @@ func TestWaitOnRetireBehind(t *testing.T) {
 
 // TestViewRetireUnderWork: work that does not end costs the owner, not this side.
 func TestViewRetireUnderWork(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: 50 * time.Millisecond})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -178,7 +178,7 @@ func TestViewRetireUnderWork(t *testing.T) {
 
 // TestViewRetireInCapture: it is unmapped when the capture is over.
 func TestViewRetireInCapture(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
 	s.chunks(0, 2)
@@ -217,7 +217,7 @@ func gate(t *testing.T, dev *vmm.Device) (s *vmm.Stream, open func()) {
 }
 
 func TestViewCloseContext(t *testing.T) {
-	s, far := script(t, 4)
+	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
 	s.chunks(0, 1)

@@ -24,8 +24,8 @@ const (
 	firmPage  = firm | unix.F_SEAL_FUTURE_WRITE
 )
 
-// knave is an owner that does what a test tells it.
-type knave struct {
+// hostileOwner is an owner that does what a test tells it.
+type hostileOwner struct {
 	t    *testing.T
 	c    *wire.Conn
 	raw  *net.UnixConn
@@ -34,20 +34,20 @@ type knave struct {
 	fd   int    // of the page, to send
 }
 
-func newKnave(t *testing.T) (*knave, *net.UnixConn) {
+func newHostileOwner(t *testing.T) (*hostileOwner, *net.UnixConn) {
 	t.Helper()
 	near, far := pair(t)
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(inTime)))
-	k := &knave{t: t, c: c, raw: near}
+	k := &hostileOwner{t: t, c: c, raw: near}
 	k.o = wire.Object{ID: 7, Max: 32 * piecesize, Generation: 3, State: wire.StateLive, Access: wire.AccessRead, Instance: [16]byte{1, 2}, Name: "x"}
 	k.fd = memory(t, pageBytes, 0)
 	k.page, err = unix.Mmap(k.fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, unix.Munmap(k.page)) })
 	seal(t, k.fd, firmPage)
-	(&page{mem: k.page}).lay(k.o.Instance, k.o.ID)
+	(&ownerPage{mem: k.page}).initWords(k.o.Instance, k.o.ID)
 	word(k.page, atGeneration).Store(k.o.Generation)
 	return k, far
 }
@@ -80,13 +80,13 @@ func special(t *testing.T, path string, flags int) int {
 	return fd
 }
 
-func (k *knave) send(of wire.Type, request uint32, body []byte, fds ...int) {
+func (k *hostileOwner) send(of wire.Type, request uint32, body []byte, fds ...int) {
 	k.t.Helper()
 	require.NoError(k.t, k.c.Write(of, request, 0, body, fds...))
 }
 
 // packet sends bytes that Conn.Write would not.
-func (k *knave) packet(b []byte, fds ...int) {
+func (k *hostileOwner) packet(b []byte, fds ...int) {
 	k.t.Helper()
 	var control []byte
 	if len(fds) > 0 {
@@ -98,7 +98,7 @@ func (k *knave) packet(b []byte, fds ...int) {
 	require.NoError(k.t, err)
 }
 
-func (k *knave) expect(of wire.Type) wire.Frame {
+func (k *hostileOwner) expect(of wire.Type) wire.Frame {
 	k.t.Helper()
 	f, err := k.c.Read()
 	require.NoError(k.t, err)
@@ -106,13 +106,13 @@ func (k *knave) expect(of wire.Type) wire.Frame {
 	return f
 }
 
-func (k *knave) hello() {
+func (k *hostileOwner) hello() {
 	k.t.Helper()
 	k.send(wire.TypeHello, 0, wire.Hello{Backend: wire.BackendHost, Instance: k.o.Instance, Granularity: piecesize}.Append(nil))
 	k.expect(wire.TypeHello)
 }
 
-func (k *knave) accept() {
+func (k *hostileOwner) accept() {
 	k.t.Helper()
 	k.hello()
 	f := k.expect(wire.TypeAttach)
@@ -120,7 +120,7 @@ func (k *knave) accept() {
 }
 
 // records are n whole chunks from the i-th on.
-func (k *knave) records(i, n int) wire.Chunks {
+func (k *hostileOwner) records(i, n int) wire.Chunks {
 	c := wire.Chunks{Object: k.o.ID, Generation: k.o.Generation}
 	for j := range n {
 		c.Records = append(c.Records, wire.Chunk{ID: uint64(i + j + 1), Offset: uint64(i+j) * piecesize, Size: piecesize})
@@ -129,7 +129,7 @@ func (k *knave) records(i, n int) wire.Chunks {
 }
 
 // chunks sends good chunks.
-func (k *knave) chunks(i, n int) {
+func (k *hostileOwner) chunks(i, n int) {
 	k.t.Helper()
 	fds := make([]int, n)
 	for j := range fds {
@@ -139,14 +139,14 @@ func (k *knave) chunks(i, n int) {
 }
 
 // done publishes n bytes.
-func (k *knave) done(n uint64) {
+func (k *hostileOwner) done(n uint64) {
 	word(k.page, atDone).Store(n)
-	k.ring()
+	k.notify()
 }
 
-func (k *knave) ring() {
+func (k *hostileOwner) notify() {
 	word32(k.page, atWake).Add(1)
-	wakeAll(k.page)
+	futexWakeAll(k.page)
 }
 
 type attaching struct {
@@ -163,8 +163,8 @@ func begins(t *testing.T, far *net.UnixConn, dev *vmm.Device, o AttachOptions) <
 	return got
 }
 
-// victim is a view of two chunks, one of which is published.
-func victim(t *testing.T, k *knave, far *net.UnixConn, dev *vmm.Device, o AttachOptions) *View {
+// viewOfTwoChunks is a view of two chunks, one of which is published.
+func viewOfTwoChunks(t *testing.T, k *hostileOwner, far *net.UnixConn, dev *vmm.Device, o AttachOptions) *View {
 	t.Helper()
 	got := begins(t, far, dev, o)
 	k.accept()
@@ -178,18 +178,18 @@ func victim(t *testing.T, k *knave, far *net.UnixConn, dev *vmm.Device, o Attach
 	return a.v
 }
 
-// over waits until the view has let go of its owner.
-func over(t *testing.T, v *View) error {
+// waitDetached waits until the view has detached from its owner.
+func waitDetached(t *testing.T, v *View) error {
 	t.Helper()
-	_ = v.Wait(bounded(t), v.Max())
+	_ = v.Wait(boundedContext(t), v.Max())
 	require.Eventually(t, func() bool { return v.Err() != nil }, inTime, time.Millisecond)
 	return v.Err()
 }
 
-// shut closes a view, in a bounded time.
-func shut(t *testing.T, v *View) {
+// closeView closes a view, in a bounded time.
+func closeView(t *testing.T, v *View) {
 	t.Helper()
-	require.NoError(t, v.CloseContext(bounded(t)))
+	require.NoError(t, v.CloseContext(boundedContext(t)))
 }
 
 // TestHostileChunks: what is no memory of the promised size, and a record that
@@ -247,12 +247,12 @@ func TestHostileChunks(t *testing.T) {
 		}
 	}
 	type hostile struct {
-		do   func(*testing.T, *knave)
+		do   func(*testing.T, *hostileOwner)
 		want error
 	}
 	cases := map[string]hostile{}
 	for name, open := range files {
-		cases[name] = hostile{func(t *testing.T, k *knave) {
+		cases[name] = hostile{func(t *testing.T, k *hostileOwner) {
 			fd := open(t)
 			if fd < 0 {
 				t.Skip("not on this machine")
@@ -280,14 +280,14 @@ func TestHostileChunks(t *testing.T) {
 		"id 0":                func(c *wire.Chunks) { c.Records[0].ID = 0 },
 		"an id of before":     func(c *wire.Chunks) { c.Records[0].ID = 2 },
 	} {
-		cases[name] = hostile{func(t *testing.T, k *knave) {
+		cases[name] = hostile{func(t *testing.T, k *hostileOwner) {
 			c := k.records(2, 2)
 			change(&c)
 			k.send(wire.TypeChunks, 0, c.Append(nil), good(t), good(t))
 		}, ErrProtocol}
 	}
 	frame := func(of wire.Type, body []byte, says uint16, has int) hostile {
-		return hostile{func(t *testing.T, k *knave) {
+		return hostile{func(t *testing.T, k *hostileOwner) {
 			h := wire.Header{Major: 1, Type: of, FDs: says, Len: uint32(len(body)), Sequence: 4}
 			k.packet(raw(h, body), nulls(t, has)...)
 		}, ErrProtocol}
@@ -310,26 +310,29 @@ func TestHostileChunks(t *testing.T) {
 		"64 KiB and a byte":           frame(wire.TypeClosing, make([]byte, wire.MaxPayload+1), 0, 0),
 		"half a RETIRE":               frame(wire.TypeRetire, make([]byte, 12), 0, 0),
 		"an ERROR of code 99":         frame(wire.TypeError, put(wire.Error{Code: 1}.Append(nil), 0, 99), 0, 0),
-		"an empty packet with fds":    {func(t *testing.T, k *knave) { k.packet(nil, nulls(t, 253)...) }, ErrProtocol},
-		"an empty packet":             {func(_ *testing.T, k *knave) { k.packet(nil) }, ErrOwnerGone},
-		"noise":                       {func(_ *testing.T, k *knave) { k.packet(make([]byte, 100)) }, ErrProtocol},
-		"CLOSING, then chunks": {func(_ *testing.T, k *knave) {
+		"an empty packet with fds":    {func(t *testing.T, k *hostileOwner) { k.packet(nil, nulls(t, 253)...) }, ErrProtocol},
+		"an empty packet":             {func(_ *testing.T, k *hostileOwner) { k.packet(nil) }, ErrOwnerGone},
+		"noise":                       {func(_ *testing.T, k *hostileOwner) { k.packet(make([]byte, 100)) }, ErrProtocol},
+		"CLOSING, then chunks": {func(_ *testing.T, k *hostileOwner) {
 			k.send(wire.TypeClosing, 0, wire.Closing{Reason: "x"}.Append(nil))
 			k.after(2)
 		}, ErrOwnerGone},
-		"an ERROR, then chunks":              {func(_ *testing.T, k *knave) { k.send(wire.TypeError, 0, wire.Error{Code: 5}.Append(nil)); k.after(2) }, vmm.ErrLimit},
+		"an ERROR, then chunks": {func(_ *testing.T, k *hostileOwner) {
+			k.send(wire.TypeError, 0, wire.Error{Code: 5}.Append(nil))
+			k.after(2)
+		}, vmm.ErrLimit},
 		"RETIRE in the middle":               retires(4, 4096),
 		"RETIRE in the middle of the second": retires(4, piecesize+piecesize/2),
 		"RETIRE beyond the maximum":          retires(4, 33*piecesize),
 		"RETIRE for this generation":         retires(3, 0),
 		"RETIRE for an old generation":       retires(2, 0),
-		"RETIRE of another": {func(_ *testing.T, k *knave) {
+		"RETIRE of another": {func(_ *testing.T, k *hostileOwner) {
 			k.send(wire.TypeRetire, 0, wire.Retire{Object: 8, Generation: 4}.Append(nil))
 		}, ErrProtocol},
 		"SEALED beyond the maximum":       seals(7, 33*piecesize),
 		"SEALED of another":               seals(8, piecesize),
 		"SEALED below what was published": seals(7, piecesize-1),
-		"SEALED twice": {func(_ *testing.T, k *knave) {
+		"SEALED twice": {func(_ *testing.T, k *hostileOwner) {
 			k.send(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: piecesize}.Append(nil))
 			k.send(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: 2 * piecesize}.Append(nil))
 		}, ErrProtocol},
@@ -339,32 +342,32 @@ func TestHostileChunks(t *testing.T) {
 	dev := vmmtest.Device(t)
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			before := count(t, dev)
+			before := countResources(t, dev)
 			t.Run("victim", func(t *testing.T) {
-				k, far := newKnave(t)
-				v := victim(t, k, far, dev, AttachOptions{})
+				k, far := newHostileOwner(t)
+				v := viewOfTwoChunks(t, k, far, dev, AttachOptions{})
 				c.do(t, k)
-				require.ErrorIs(t, over(t, v), c.want)
+				require.ErrorIs(t, waitDetached(t, v), c.want)
 				require.Equal(t, uint64(piecesize), v.Len())
 				require.Equal(t, uint64(2*piecesize), v.Cap())
 				require.Equal(t, make([]byte, 10), read(t, v, 10))
-				shut(t, v)
+				closeView(t, v)
 			})
-			balanced(t, dev, before)
+			waitReleased(t, dev, before)
 		})
 	}
 }
 
 // after sends what should not matter any more; the other side may be gone.
-func (k *knave) after(n int) {
+func (k *hostileOwner) after(n int) {
 	_ = k.c.Write(wire.TypeChunks, 0, 0, k.records(2, n).Append(nil), memory(k.t, piecesize, firm), memory(k.t, piecesize, firm))
 }
 
 func retires(generation, capacity uint64) (h struct {
-	do   func(*testing.T, *knave)
+	do   func(*testing.T, *hostileOwner)
 	want error
 }) {
-	h.do = func(_ *testing.T, k *knave) {
+	h.do = func(_ *testing.T, k *hostileOwner) {
 		k.send(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: generation, Capacity: capacity}.Append(nil))
 	}
 	h.want = ErrProtocol
@@ -372,10 +375,10 @@ func retires(generation, capacity uint64) (h struct {
 }
 
 func seals(object, n uint64) (h struct {
-	do   func(*testing.T, *knave)
+	do   func(*testing.T, *hostileOwner)
 	want error
 }) {
-	h.do = func(_ *testing.T, k *knave) {
+	h.do = func(_ *testing.T, k *hostileOwner) {
 		k.send(wire.TypeSealed, 0, wire.Sealed{Object: object, Length: n}.Append(nil))
 	}
 	h.want = ErrProtocol
@@ -386,21 +389,21 @@ func seals(object, n uint64) (h struct {
 // neither in one chunk nor in many.
 func TestHostileQuota(t *testing.T) {
 	dev := vmmtest.Device(t)
-	k, far := newKnave(t)
+	k, far := newHostileOwner(t)
 	k.o.Max = 4 << 30
-	v := victim(t, k, far, dev, AttachOptions{MaxBytes: 64 << 20})
+	v := viewOfTwoChunks(t, k, far, dev, AttachOptions{MaxBytes: 64 << 20})
 	c := k.records(2, 1)
 	c.Records[0].Size = 1 << 30
 	k.send(wire.TypeChunks, 0, c.Append(nil), memory(t, 1<<30, firm))
-	require.ErrorIs(t, over(t, v), vmm.ErrLimit)
+	require.ErrorIs(t, waitDetached(t, v), vmm.ErrLimit)
 	require.Equal(t, uint64(2*piecesize), v.Cap())
 
-	k, far = newKnave(t)
-	v = victim(t, k, far, dev, AttachOptions{MaxBytes: 5 * piecesize})
+	k, far = newHostileOwner(t)
+	v = viewOfTwoChunks(t, k, far, dev, AttachOptions{MaxBytes: 5 * piecesize})
 	k.chunks(2, 3)
 	k.expect(wire.TypeAck)
 	k.chunks(5, 1)
-	require.ErrorIs(t, over(t, v), vmm.ErrLimit)
+	require.ErrorIs(t, waitDetached(t, v), vmm.ErrLimit)
 	require.Equal(t, uint64(5*piecesize), v.Cap())
 
 	o := wire.Object{ID: 7, Max: 1 << 40}
@@ -460,9 +463,9 @@ func TestHostilePages(t *testing.T) {
 		"directory":        func(t *testing.T) int { return special(t, "/", unix.O_RDONLY) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := count(t, dev)
+			before := countResources(t, dev)
 			t.Run("victim", func(t *testing.T) {
-				k, far := newKnave(t)
+				k, far := newHostileOwner(t)
 				got := begins(t, far, dev, AttachOptions{})
 				k.hello()
 				f := k.expect(wire.TypeAttach)
@@ -475,7 +478,7 @@ func TestHostilePages(t *testing.T) {
 				_, err := k.c.Read()
 				require.ErrorIs(t, err, io.EOF)
 			})
-			balanced(t, dev, before)
+			waitReleased(t, dev, before)
 		})
 	}
 }

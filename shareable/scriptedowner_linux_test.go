@@ -24,8 +24,8 @@ const (
 	scriptWait = 2 * time.Second
 )
 
-// scripted is an owner that does what a test tells it, one frame at a time.
-type scripted struct {
+// scriptedOwner is an owner that does what a test tells it, one frame at a time.
+type scriptedOwner struct {
 	t     *testing.T
 	dev   *vmm.Device
 	rng   *vmm.Range
@@ -68,13 +68,13 @@ func memfd(t *testing.T, n int64, seals int) int {
 
 const allSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 
-// script makes an owner with a range of max chunks, and the reader's end.
-func script(t *testing.T, chunks uint64) (*scripted, *net.UnixConn) {
+// newScriptedOwner makes an owner with a range of max chunks, and the reader's end.
+func newScriptedOwner(t *testing.T, chunks uint64) (*scriptedOwner, *net.UnixConn) {
 	t.Helper()
-	return scriptOn(t, pageDevice(t), chunks, uint64(os.Getpagesize()), vmm.ShareFD|vmm.ShareReadOnly)
+	return newScriptedOwnerOn(t, pageDevice(t), chunks, uint64(os.Getpagesize()), vmm.ShareFD|vmm.ShareReadOnly)
 }
 
-func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Share) (*scripted, *net.UnixConn) {
+func newScriptedOwnerOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Share) (*scriptedOwner, *net.UnixConn) {
 	t.Helper()
 	near, far := pair(t)
 	c, err := wire.NewConn(near)
@@ -83,7 +83,7 @@ func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Shar
 	rng, err := dev.NewRange(vmm.RangeOptions{Max: chunks * gran, Chunk: gran, Share: share})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rng.Close()) })
-	s := &scripted{t: t, dev: dev, rng: rng, gran: gran, c: c, raw: near}
+	s := &scriptedOwner{t: t, dev: dev, rng: rng, gran: gran, c: c, raw: near}
 	s.obj = wire.Object{
 		ID: 7, Max: rng.Max(), Generation: 1, State: wire.StateLive, Access: wire.AccessRead,
 		Elem: wire.Elem{Size: 1}, Instance: [16]byte{1, 2, 3}, Name: scriptName, Meta: []byte("meta"),
@@ -110,28 +110,28 @@ func scriptOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, share vmm.Shar
 	return s, far
 }
 
-func (s *scripted) view() *pageView { return &pageView{b: s.page} }
+func (s *scriptedOwner) view() *readerPage { return &readerPage{b: s.page} }
 
-func (s *scripted) generation(n uint64) { storeWord(s.page, atGeneration, n) }
+func (s *scriptedOwner) generation(n uint64) { storeWord(s.page, atGeneration, n) }
 
 // done publishes n bytes.
-func (s *scripted) done(n uint64) {
+func (s *scriptedOwner) done(n uint64) {
 	storeWord(s.page, atDone, n)
-	s.bump()
+	s.notify()
 }
 
-func (s *scripted) bump() {
+func (s *scriptedOwner) notify() {
 	atomic.AddUint32(wakeWord(s.page), 1)
-	s.view().rouse()
+	s.view().wakeWaiters()
 }
 
-func (s *scripted) write(t wire.Type, request uint32, payload []byte, fds ...int) {
+func (s *scriptedOwner) write(t wire.Type, request uint32, payload []byte, fds ...int) {
 	s.t.Helper()
 	require.NoError(s.t, s.c.Write(t, request, 0, payload, fds...))
 }
 
 // expect reads a frame of a type.
-func (s *scripted) expect(t wire.Type) wire.Frame {
+func (s *scriptedOwner) expect(t wire.Type) wire.Frame {
 	s.t.Helper()
 	f, err := s.c.Read()
 	require.NoError(s.t, err)
@@ -139,7 +139,7 @@ func (s *scripted) expect(t wire.Type) wire.Frame {
 	return f
 }
 
-func (s *scripted) hello() {
+func (s *scriptedOwner) hello() {
 	s.t.Helper()
 	backend := wire.BackendHost
 	if s.dev.Driver().Name() == "cuda" {
@@ -153,8 +153,8 @@ func (s *scripted) hello() {
 	require.NoError(s.t, err)
 }
 
-// accept answers what an attaching reader asks.
-func (s *scripted) accept() {
+// accept replies to what an attaching reader asks.
+func (s *scriptedOwner) accept() {
 	s.t.Helper()
 	s.hello()
 	f := s.expect(wire.TypeAttach)
@@ -162,7 +162,7 @@ func (s *scripted) accept() {
 }
 
 // grow appends whole chunks, filled with their number, to the range.
-func (s *scripted) grow(n int) {
+func (s *scriptedOwner) grow(n int) {
 	s.t.Helper()
 	for range n {
 		b := make([]byte, s.gran)
@@ -174,7 +174,7 @@ func (s *scripted) grow(n int) {
 }
 
 // records exports the chunks [from, from+n) of the range under fresh ids.
-func (s *scripted) records(from, n int) (c wire.Chunks, fds []int) {
+func (s *scriptedOwner) records(from, n int) (c wire.Chunks, fds []int) {
 	s.t.Helper()
 	c = wire.Chunks{Object: s.obj.ID, Generation: loadWord(s.page, atGeneration)}
 	for _, seg := range s.rng.Segments()[from : from+n] {
@@ -191,14 +191,14 @@ func (s *scripted) records(from, n int) (c wire.Chunks, fds []int) {
 }
 
 // chunks sends chunks [from, from+n).
-func (s *scripted) chunks(from, n int) {
+func (s *scriptedOwner) chunks(from, n int) {
 	s.t.Helper()
 	c, fds := s.records(from, n)
 	s.send(c, fds)
 }
 
 // send sends a CHUNKS frame and closes its fds here.
-func (s *scripted) send(c wire.Chunks, fds []int) {
+func (s *scriptedOwner) send(c wire.Chunks, fds []int) {
 	s.t.Helper()
 	s.write(wire.TypeChunks, 0, c.Append(nil), fds...)
 	for _, fd := range fds {
@@ -206,7 +206,7 @@ func (s *scripted) send(c wire.Chunks, fds []int) {
 	}
 }
 
-func (s *scripted) ack() wire.Ack {
+func (s *scriptedOwner) ack() wire.Ack {
 	s.t.Helper()
 	f := s.expect(wire.TypeAck)
 	a, err := wire.DecodeAck(f.Payload)
@@ -215,12 +215,12 @@ func (s *scripted) ack() wire.Ack {
 }
 
 // gone waits for the reader to close the connection, whatever it says before.
-func (s *scripted) gone() {
+func (s *scriptedOwner) gone() {
 	s.t.Helper()
 	for {
 		f, err := s.c.Read()
 		if err != nil {
-			require.True(s.t, gone(err), "%v", err)
+			require.True(s.t, disconnected(err), "%v", err)
 			return
 		}
 		require.NoError(s.t, f.Close())
@@ -228,12 +228,12 @@ func (s *scripted) gone() {
 }
 
 // viewed is a view that the owner has accepted, with nothing mapped yet.
-func viewed(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions) *View {
+func viewed(t *testing.T, s *scriptedOwner, far *net.UnixConn, o AttachOptions) *View {
 	t.Helper()
 	return viewedOn(t, s, far, o, pageDevice(t))
 }
 
-func viewedOn(t *testing.T, s *scripted, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
+func viewedOn(t *testing.T, s *scriptedOwner, far *net.UnixConn, o AttachOptions, dev *vmm.Device) *View {
 	t.Helper()
 	if o.Timeout == 0 {
 		o.Timeout = scriptWait

@@ -35,10 +35,10 @@ const (
 	CodeClosed       uint32 = 9
 )
 
-// Hello is what each side says first.
+// Hello is the first frame of each side.
 type Hello struct {
 	Features    uint64
-	Instance    [16]byte // another at each start of the process
+	Instance    [16]byte // of an owner: random, another one after each start
 	UUID        [16]byte // of the device
 	Backend     uint32
 	PID         uint32
@@ -73,7 +73,7 @@ func DecodeHello(payload []byte) (Hello, error) {
 	}
 	d.zero()
 	h.Token = d.hashIf("token", h.HasToken)
-	return done(&d, h)
+	return finish(&d, h)
 }
 
 // List asks for the objects whose ids are above After.
@@ -87,7 +87,7 @@ func (l List) Append(b []byte) []byte { return append64(b, l.After) }
 // DecodeList is the reverse of List.Append.
 func DecodeList(payload []byte) (List, error) {
 	d := decoder{of: TypeList, b: payload}
-	return done(&d, List{After: d.u64("id")})
+	return finish(&d, List{After: d.u64("id")})
 }
 
 // Entry is an object in a LISTED.
@@ -100,9 +100,9 @@ type Entry struct {
 
 const entryLeast = 8 + 4 + 4 + 8 + 4 + 1
 
-// Listed answers a LIST, with ids that rise. MaxEntries always fit.
+// Listed is the reply to LIST. The ids rise. MaxEntries entries always fit.
 type Listed struct {
-	More    bool // above the last entry's id
+	More    bool // there are objects with higher ids
 	Entries []Entry
 }
 
@@ -123,11 +123,13 @@ func DecodeListed(payload []byte) (Listed, error) {
 	d := decoder{of: TypeListed, b: payload}
 	l := Listed{More: d.bool("more")}
 	n := d.u32("count")
+	// The count is checked against the bytes that are there before anything is
+	// allocated for it.
 	if uint64(n)*entryLeast > uint64(len(d.b)) {
 		d.failf("%d bytes left for %d entries", len(d.b), n)
 	}
 	if l.More && n == 0 {
-		d.failf("more, after no entry")
+		d.failf("more is 1 without an entry")
 	}
 	if d.err == nil && n > 0 {
 		l.Entries = make([]Entry, 0, n)
@@ -145,10 +147,10 @@ func DecodeListed(payload []byte) (Listed, error) {
 		}
 		l.Entries = append(l.Entries, e)
 	}
-	return done(&d, l)
+	return finish(&d, l)
 }
 
-// Stat asks for what an object is.
+// Stat asks for the description of an object.
 type Stat struct {
 	Name string
 }
@@ -159,10 +161,10 @@ func (s Stat) Append(b []byte) []byte { return appendString(b, s.Name) }
 // DecodeStat is the reverse of Stat.Append.
 func DecodeStat(payload []byte) (Stat, error) {
 	d := decoder{of: TypeStat, b: payload}
-	return done(&d, Stat{Name: d.name()})
+	return finish(&d, Stat{Name: d.name()})
 }
 
-// Attach asks for an object and what it will grow by.
+// Attach asks for an object, and for the events that follow.
 type Attach struct {
 	Access uint32
 	Flags  uint32 // AttachPublish
@@ -177,18 +179,18 @@ func (a Attach) Append(b []byte) []byte {
 // DecodeAttach is the reverse of Attach.Append.
 func DecodeAttach(payload []byte) (Attach, error) {
 	d := decoder{of: TypeAttach, b: payload}
-	return done(&d, Attach{
+	return finish(&d, Attach{
 		Access: d.access(),
 		Flags:  d.within("flags", 0, AttachPublish),
 		Name:   d.name(),
 	})
 }
 
-// Resync asks for the chunks from the id Next on, once more.
+// Resync asks for the chunks from the id Next on to be sent again.
 type Resync struct {
 	Object uint64
 	Next   uint64 // 0: all of them
-	Batch  uint32 // most fds in one frame from now on, 1 to MaxFDs
+	Batch  uint32 // fds in one frame from now on at most, 1 to MaxFDs
 }
 
 // Append appends the payload to b.
@@ -205,10 +207,10 @@ func DecodeResync(payload []byte) (Resync, error) {
 		Batch:  d.within("batch", 1, MaxFDs),
 	}
 	d.zero()
-	return done(&d, r)
+	return finish(&d, r)
 }
 
-// Detach ends what an ATTACH began. DONE answers it.
+// Detach ends an attachment. The reply is DONE.
 type Detach struct {
 	Object uint64
 }
@@ -219,14 +221,14 @@ func (d Detach) Append(b []byte) []byte { return append64(b, d.Object) }
 // DecodeDetach is the reverse of Detach.Append.
 func DecodeDetach(payload []byte) (Detach, error) {
 	d := decoder{of: TypeDetach, b: payload}
-	return done(&d, Detach{Object: d.u64("object")})
+	return finish(&d, Detach{Object: d.u64("object")})
 }
 
-// Ack says how far a reader is. Nothing answers it.
+// Ack acknowledges chunks and a generation. It has no reply.
 type Ack struct {
 	Object     uint64
 	Chunk      uint64 // the highest id mapped
-	Generation uint64 // the one applied
+	Generation uint64 // the generation applied
 }
 
 // Append appends the payload to b.
@@ -237,10 +239,10 @@ func (a Ack) Append(b []byte) []byte {
 // DecodeAck is the reverse of Ack.Append.
 func DecodeAck(payload []byte) (Ack, error) {
 	d := decoder{of: TypeAck, b: payload}
-	return done(&d, Ack{Object: d.u64("object"), Chunk: d.u64("chunk"), Generation: d.u64("generation")})
+	return finish(&d, Ack{Object: d.u64("object"), Chunk: d.u64("chunk"), Generation: d.u64("generation")})
 }
 
-// Error answers a request that fails, or says why the connection ends.
+// Error is the reply to a request that fails, or says why the connection ends.
 type Error struct {
 	Code uint32
 	Text string // for people; Append keeps the first MaxText bytes
@@ -248,7 +250,7 @@ type Error struct {
 
 // Append appends the payload to b.
 func (e Error) Append(b []byte) []byte {
-	return appendString(append32(append32(b, e.Code), 0), clip(e.Text))
+	return appendString(append32(append32(b, e.Code), 0), truncateText(e.Text))
 }
 
 // DecodeError is the reverse of Error.Append.
@@ -257,11 +259,11 @@ func DecodeError(payload []byte) (Error, error) {
 	e := Error{Code: d.within("code", CodeProtocol, CodeClosed)}
 	d.zero()
 	e.Text = d.string("text", MaxText)
-	return done(&d, e)
+	return finish(&d, e)
 }
 
-// done answers v if the whole payload was as it should be.
-func done[T any](d *decoder, v T) (T, error) {
+// finish returns v, or the decoder's error if the payload was invalid or too long.
+func finish[T any](d *decoder, v T) (T, error) {
 	if err := d.end(); err != nil {
 		var none T
 		return none, err

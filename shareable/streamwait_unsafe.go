@@ -5,15 +5,15 @@ import (
 	"unsafe"
 )
 
-// storeWord writes the pinned word at off in one piece.
+// storeWord stores v to the page-locked word at off, in one atomic store.
 //
-// Safety: b is page-locked memory of the driver's, on a page boundary, off a
-// multiple of 8 within it, and it is freed only by who calls this.
+// Safety: b is page-locked memory of the driver, aligned to a page, and off is a
+// multiple of 8 within it. Only the caller frees it.
 func storeWord(b []byte, off int, v uint64) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&b[off])), v)
 }
 
-// loadWord reads the pinned word at off in one piece.
+// loadWord loads the page-locked word at off, in one atomic load.
 //
 // Safety: as storeWord.
 func loadWord(b []byte, off int) uint64 {

@@ -23,23 +23,23 @@ import (
 // TestHostileObjects: what an owner says before there is a view.
 func TestHostileObjects(t *testing.T) {
 	type answer struct {
-		do   func(*knave)
+		do   func(*hostileOwner)
 		want error
 	}
-	says := func(b []byte) func(*knave) { return func(k *knave) { k.packet(b) } }
+	says := func(b []byte) func(*hostileOwner) { return func(k *hostileOwner) { k.packet(b) } }
 	head := func(of wire.Type, body []byte) []byte {
 		return raw(wire.Header{Major: 1, Type: of, Len: uint32(len(body)), Sequence: 1}, body)
 	}
 	greeting := wire.Hello{Backend: wire.BackendHost}.Append(nil)
-	fails := func(code uint32) func(*knave) {
-		return func(k *knave) {
+	fails := func(code uint32) func(*hostileOwner) {
+		return func(k *hostileOwner) {
 			k.hello()
 			f := k.expect(wire.TypeAttach)
 			k.send(wire.TypeError, f.Request, wire.Error{Code: code, Text: "why"}.Append(nil))
 		}
 	}
-	object := func(change func(*wire.Object)) func(*knave) {
-		return func(k *knave) {
+	object := func(change func(*wire.Object)) func(*hostileOwner) {
+		return func(k *hostileOwner) {
 			k.hello()
 			f := k.expect(wire.TypeAttach)
 			change(&k.o)
@@ -52,26 +52,26 @@ func TestHostileObjects(t *testing.T) {
 		"half a HELLO":      {says(head(wire.TypeHello, greeting)[:70]), ErrProtocol},
 		"noise":             {says(make([]byte, 5000)), ErrProtocol},
 		"nothing":           {says(nil), ErrOwnerGone},
-		"nothing, with fds": {func(k *knave) { k.packet(nil, nulls(k.t, 64)...) }, ErrProtocol},
-		"HELLO with 253":    {func(k *knave) { k.packet(head(wire.TypeHello, greeting), nulls(k.t, 253)...) }, ErrProtocol},
-		"CHUNKS first": {func(k *knave) {
+		"nothing, with fds": {func(k *hostileOwner) { k.packet(nil, nulls(k.t, 64)...) }, ErrProtocol},
+		"HELLO with 253":    {func(k *hostileOwner) { k.packet(head(wire.TypeHello, greeting), nulls(k.t, 253)...) }, ErrProtocol},
+		"CHUNKS first": {func(k *hostileOwner) {
 			k.send(wire.TypeChunks, 0, k.records(0, 1).Append(nil), memory(k.t, piecesize, firm))
 		}, ErrProtocol},
-		"OBJECT first": {func(k *knave) { k.send(wire.TypeObject, 1, k.o.Append(nil), k.fd) }, ErrProtocol},
-		"CLOSING":      {func(k *knave) { k.send(wire.TypeClosing, 0, wire.Closing{}.Append(nil)) }, ErrOwnerGone},
-		"memory of a card": {func(k *knave) {
+		"OBJECT first": {func(k *hostileOwner) { k.send(wire.TypeObject, 1, k.o.Append(nil), k.fd) }, ErrProtocol},
+		"CLOSING":      {func(k *hostileOwner) { k.send(wire.TypeClosing, 0, wire.Closing{}.Append(nil)) }, ErrOwnerGone},
+		"memory of a card": {func(k *hostileOwner) {
 			k.send(wire.TypeHello, 0, wire.Hello{Backend: wire.BackendCUDA}.Append(nil))
 		}, vmm.ErrNotSupported},
 		"not found":  {fails(wire.CodeNotFound), ErrNotFound},
 		"permission": {fails(wire.CodePermission), vmm.ErrPermission},
 		"limit":      {fails(wire.CodeLimit), vmm.ErrLimit},
 		"internal":   {fails(wire.CodeInternal), errRefused},
-		"CHUNKS instead": {func(k *knave) {
+		"CHUNKS instead": {func(k *hostileOwner) {
 			k.hello()
 			k.expect(wire.TypeAttach)
 			k.send(wire.TypeChunks, 0, k.records(0, 1).Append(nil), memory(k.t, piecesize, firm))
 		}, ErrProtocol},
-		"the answer to another request": {func(k *knave) {
+		"the answer to another request": {func(k *hostileOwner) {
 			k.hello()
 			f := k.expect(wire.TypeAttach)
 			k.send(wire.TypeObject, f.Request+1, k.o.Append(nil), k.fd)
@@ -86,20 +86,20 @@ func TestHostileObjects(t *testing.T) {
 		"longer than it may":   {object(func(o *wire.Object) { o.Length = o.Max + 1 }), ErrProtocol},
 		"more room than room":  {object(func(o *wire.Object) { o.Capacity = o.Max + piecesize }), ErrProtocol},
 		"endless rows":         {object(func(o *wire.Object) { o.Elem.Size = 1 << 40; o.Shape = []uint64{1 << 40} }), ErrProtocol},
-		"a bit of HELLO again": {func(k *knave) { k.hello(); k.hello2() }, ErrProtocol},
+		"a bit of HELLO again": {func(k *hostileOwner) { k.hello(); k.hello2() }, ErrProtocol},
 	}
 	dev := vmmtest.Device(t)
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			before := count(t, dev)
+			before := countResources(t, dev)
 			t.Run("victim", func(t *testing.T) {
-				k, far := newKnave(t)
+				k, far := newHostileOwner(t)
 				got := begins(t, far, dev, AttachOptions{})
 				c.do(k)
 				a := <-got
 				require.ErrorIs(t, a.err, c.want)
 			})
-			balanced(t, dev, before)
+			waitReleased(t, dev, before)
 		})
 	}
 }
@@ -109,9 +109,9 @@ func TestHostileObjects(t *testing.T) {
 func TestHostileMaximum(t *testing.T) {
 	dev := vmmtest.Device(t)
 	for _, most := range []uint64{1 << 46, 1 << 63, 1<<64 - piecesize} {
-		k, far := newKnave(t)
+		k, far := newHostileOwner(t)
 		k.o.Max = most
-		v := victim(t, k, far, dev, AttachOptions{MaxBytes: 5*piecesize + 1})
+		v := viewOfTwoChunks(t, k, far, dev, AttachOptions{MaxBytes: 5*piecesize + 1})
 		require.Equal(t, uint64(5*piecesize), v.res.Size())
 		require.Equal(t, most, v.Max())
 		k.done(most)
@@ -121,13 +121,13 @@ func TestHostileMaximum(t *testing.T) {
 		k.expect(wire.TypeAck)
 		wait(t, v, 5*piecesize)
 		k.chunks(5, 1)
-		require.ErrorIs(t, over(t, v), vmm.ErrLimit)
+		require.ErrorIs(t, waitDetached(t, v), vmm.ErrLimit)
 		require.Equal(t, uint64(5*piecesize), v.Len())
-		shut(t, v)
+		closeView(t, v)
 	}
 }
 
-func (k *knave) hello2() {
+func (k *hostileOwner) hello2() {
 	k.expect(wire.TypeAttach)
 	k.send(wire.TypeHello, 0, wire.Hello{Backend: wire.BackendHost}.Append(nil))
 }
@@ -136,11 +136,11 @@ func (k *knave) hello2() {
 // ends Attach and Receive in a bounded time.
 func TestOwnerStops(t *testing.T) {
 	const short = 50 * time.Millisecond
-	stages := map[string]func(*knave){
-		"at once":      func(*knave) {},
-		"after HELLO":  func(k *knave) { k.hello() },
-		"after ATTACH": func(k *knave) { k.hello(); k.expect(wire.TypeAttach) },
-		"after what may be skipped": func(k *knave) {
+	stages := map[string]func(*hostileOwner){
+		"at once":      func(*hostileOwner) {},
+		"after HELLO":  func(k *hostileOwner) { k.hello() },
+		"after ATTACH": func(k *hostileOwner) { k.hello(); k.expect(wire.TypeAttach) },
+		"after what may be skipped": func(k *hostileOwner) {
 			k.hello()
 			k.expect(wire.TypeAttach)
 			for k.c.Write(999, 0, wire.FlagOptional, nil) == nil {
@@ -148,23 +148,23 @@ func TestOwnerStops(t *testing.T) {
 		},
 	}
 	dev := vmmtest.Device(t)
-	before := count(t, dev)
+	before := countResources(t, dev)
 	for name, stop := range stages {
 		t.Run(name, func(t *testing.T) {
-			k, far := newKnave(t)
+			k, far := newHostileOwner(t)
 			got := begins(t, far, dev, AttachOptions{Timeout: short})
 			stop(k)
 			require.ErrorIs(t, (<-got).err, os.ErrDeadlineExceeded)
 			if name == "after what may be skipped" {
 				return
 			}
-			k, far = newKnave(t)
+			k, far = newHostileOwner(t)
 			got = begins(t, far, dev, AttachOptions{})
 			stop(k)
 			require.NoError(t, k.c.Close())
 			require.ErrorIs(t, (<-got).err, ErrOwnerGone)
 
-			k, far = newKnave(t)
+			k, far = newHostileOwner(t)
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() {
@@ -176,49 +176,49 @@ func TestOwnerStops(t *testing.T) {
 			require.ErrorIs(t, <-done, context.Canceled)
 		})
 	}
-	sealed := func(k *knave) {
+	sealed := func(k *hostileOwner) {
 		k.o.State, k.o.Length = wire.StateSealed, 2*piecesize
 		k.hello()
 		k.send(wire.TypeObject, 0, k.o.Append(nil), nulls(k.t, 1)...) // the page is not looked at
 	}
-	chunk := func(k *knave) {
+	chunk := func(k *hostileOwner) {
 		sealed(k)
 		k.chunks(0, 1)
 		k.expect(wire.TypeAck)
 	}
 	for name, c := range map[string]struct {
-		do   func(*knave)
+		do   func(*hostileOwner)
 		want error
 	}{
-		"receive: at once":      {func(*knave) {}, os.ErrDeadlineExceeded},
-		"receive: after HELLO":  {func(k *knave) { k.hello() }, os.ErrDeadlineExceeded},
+		"receive: at once":      {func(*hostileOwner) {}, os.ErrDeadlineExceeded},
+		"receive: after HELLO":  {func(k *hostileOwner) { k.hello() }, os.ErrDeadlineExceeded},
 		"receive: after OBJECT": {sealed, os.ErrDeadlineExceeded},
 		"receive: after CHUNKS": {chunk, os.ErrDeadlineExceeded},
-		"receive: DONE early":   {func(k *knave) { chunk(k); k.send(wire.TypeDone, 0, nil) }, ErrProtocol},
-		"receive: not sealed": {func(k *knave) {
+		"receive: DONE early":   {func(k *hostileOwner) { chunk(k); k.send(wire.TypeDone, 0, nil) }, ErrProtocol},
+		"receive: not sealed": {func(k *hostileOwner) {
 			k.hello()
 			k.send(wire.TypeObject, 0, k.o.Append(nil), k.fd)
 		}, ErrProtocol},
-		"receive: another length": {func(k *knave) {
+		"receive: another length": {func(k *hostileOwner) {
 			chunk(k)
 			k.send(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: piecesize}.Append(nil))
 		}, ErrProtocol},
-		"receive: RETIRE": {func(k *knave) {
+		"receive: RETIRE": {func(k *hostileOwner) {
 			chunk(k)
 			k.send(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 9}.Append(nil))
 		}, ErrProtocol},
-		"receive: another HELLO": {func(k *knave) {
+		"receive: another HELLO": {func(k *hostileOwner) {
 			chunk(k)
 			k.send(wire.TypeHello, 0, wire.Hello{Backend: 1}.Append(nil))
 		}, ErrProtocol},
-		"receive: unsealed": {func(k *knave) {
+		"receive: unsealed": {func(k *hostileOwner) {
 			chunk(k)
 			k.send(wire.TypeChunks, 0, k.records(1, 1).Append(nil), memory(k.t, piecesize, 0))
 		}, vmm.ErrInvalid},
-		"receive: gone": {func(k *knave) { chunk(k); _ = k.c.Close() }, ErrOwnerGone},
+		"receive: gone": {func(k *hostileOwner) { chunk(k); _ = k.c.Close() }, ErrOwnerGone},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k, far := newKnave(t)
+			k, far := newHostileOwner(t)
 			got := make(chan error, 1)
 			go func() {
 				_, err := Receive(t.Context(), far, dev, AttachOptions{Timeout: 4 * short})
@@ -229,13 +229,13 @@ func TestOwnerStops(t *testing.T) {
 			require.NoError(t, far.Close())
 		})
 	}
-	balanced(t, dev, before)
+	waitReleased(t, dev, before)
 }
 
 // TestReceiveForEver: only the context bounds what a sender says without end.
 func TestReceiveForEver(t *testing.T) {
 	dev := vmmtest.Device(t)
-	k, far := newKnave(t)
+	k, far := newHostileOwner(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	got := make(chan error, 1)
@@ -271,7 +271,7 @@ func TestSendToHostile(t *testing.T) {
 			c, err := wire.NewConn(b)
 			require.NoError(t, err)
 			sent := make(chan error, 1)
-			go func() { sent <- errors.Join(Send(bounded(t), a, g), a.Close()) }()
+			go func() { sent <- errors.Join(Send(boundedContext(t), a, g), a.Close()) }()
 			require.NoError(t, c.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: 1}.Append(nil)))
 			f, err := c.Read()
 			require.NoError(t, err)
@@ -288,8 +288,8 @@ func TestSendToHostile(t *testing.T) {
 // mapped and does not go back, and Queued lies within Max.
 func TestHostilePageValues(t *testing.T) {
 	dev := vmmtest.Device(t)
-	k, far := newKnave(t)
-	v := victim(t, k, far, dev, AttachOptions{})
+	k, far := newHostileOwner(t)
+	v := viewOfTwoChunks(t, k, far, dev, AttachOptions{})
 	old := v.Snapshot()
 	for _, n := range []uint64{0, 1, piecesize - 1, piecesize} {
 		k.done(n)
@@ -324,8 +324,8 @@ func TestHostilePageValues(t *testing.T) {
 	require.Equal(t, uint64(piecesize), v.Len())
 	require.Equal(t, uint64(math.MaxUint64), v.Generation())
 	k.send(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 0}.Append(nil))
-	require.ErrorIs(t, over(t, v), ErrProtocol)
-	shut(t, v)
+	require.ErrorIs(t, waitDetached(t, v), ErrProtocol)
+	closeView(t, v)
 }
 
 // TestReaderDoesNotSpin: an owner that writes to the page and wakes without end
@@ -335,12 +335,12 @@ func TestReaderDoesNotSpin(t *testing.T) {
 	for name, step := range map[string]uint64{"for nothing": 0, "for a byte": 1} {
 		t.Run(name, func(t *testing.T) {
 			dev := vmmtest.Device(t)
-			k, far := newKnave(t)
-			v := victim(t, k, far, dev, AttachOptions{})
+			k, far := newHostileOwner(t)
+			v := viewOfTwoChunks(t, k, far, dev, AttachOptions{})
 			ctx, cancel := context.WithCancel(t.Context())
 			got := make(chan error, 1)
 			go func() { got <- v.Wait(ctx, v.Max()) }()
-			begun, before := time.Now(), v.looks.Load()
+			begun, before := time.Now(), v.pageChecks.Load()
 			const span = 400 * time.Millisecond
 			n := uint64(piecesize)
 			for end := time.Now().Add(span); time.Now().Before(end); {
@@ -349,7 +349,7 @@ func TestReaderDoesNotSpin(t *testing.T) {
 					k.done(n)
 				}
 			}
-			took, looks := time.Since(begun), v.looks.Load()-before
+			took, looks := time.Since(begun), v.pageChecks.Load()-before
 			// So many looks take a pause at least, and each is short.
 			require.LessOrEqual(t, looks, uint64(took/watchPause+2)*(watchBurst+2))
 			t.Logf("%d looks in %v, at %d wakes", looks, took, word32(k.page, atWake).Load())
@@ -363,8 +363,8 @@ func TestReaderDoesNotSpin(t *testing.T) {
 // fast as it can never makes a read fault.
 func TestRetireWhileReading(t *testing.T) {
 	dev := vmmtest.Device(t)
-	k, far := newKnave(t)
-	v := victim(t, k, far, dev, AttachOptions{})
+	k, far := newHostileOwner(t)
+	v := viewOfTwoChunks(t, k, far, dev, AttachOptions{})
 	var readers sync.WaitGroup
 	stop := make(chan struct{})
 	readers.Go(func() { // one, so that a processor is left to the owner
@@ -405,26 +405,26 @@ func TestRetireWhileReading(t *testing.T) {
 	close(stop)
 	readers.Wait()
 	require.NoError(t, v.Err())
-	shut(t, v)
+	closeView(t, v)
 }
 
 // TestOwnerNeverReads: an owner that sends and takes nothing, and one that does
 // nothing at all, keeps neither the view's goroutine nor Close.
 func TestOwnerNeverReads(t *testing.T) {
 	dev := vmmtest.Device(t)
-	before := count(t, dev)
+	before := countResources(t, dev)
 	t.Run("victim", func(t *testing.T) {
-		k, far := newKnave(t)
-		v := victim(t, k, far, dev, AttachOptions{Timeout: 50 * time.Millisecond})
+		k, far := newHostileOwner(t)
+		v := viewOfTwoChunks(t, k, far, dev, AttachOptions{Timeout: 50 * time.Millisecond})
 		fds := []int{memory(t, piecesize, firm), memory(t, piecesize, firm)}
 		for k.c.Write(wire.TypeChunks, 0, 0, k.records(0, 2).Append(nil), fds...) == nil {
 		}
-		require.ErrorIs(t, over(t, v), os.ErrDeadlineExceeded)
+		require.ErrorIs(t, waitDetached(t, v), os.ErrDeadlineExceeded)
 		require.Equal(t, uint64(piecesize), v.Len())
-		shut(t, v)
+		closeView(t, v)
 
-		floods, far := newKnave(t)
-		v = victim(t, floods, far, dev, AttachOptions{Timeout: time.Hour})
+		floods, far := newHostileOwner(t)
+		v = viewOfTwoChunks(t, floods, far, dev, AttachOptions{Timeout: time.Hour})
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
@@ -433,21 +433,21 @@ func TestOwnerNeverReads(t *testing.T) {
 		}()
 		waiting := make(chan error, 1)
 		go func() { waiting <- v.Wait(t.Context(), v.Max()) }()
-		shut(t, v)
+		closeView(t, v)
 		require.ErrorIs(t, <-waiting, vmm.ErrClosed)
 		<-ended
-		k, far = newKnave(t)
-		v = victim(t, k, far, dev, AttachOptions{Timeout: time.Hour})
-		shut(t, v)
+		k, far = newHostileOwner(t)
+		v = viewOfTwoChunks(t, k, far, dev, AttachOptions{Timeout: time.Hour})
+		closeView(t, v)
 	})
-	balanced(t, dev, before)
+	waitReleased(t, dev, before)
 }
 
 // TestViewsBesideTheirOwner: views in the process, and on the device, of their
 // owner are readers like any others.
 func TestViewsBesideTheirOwner(t *testing.T) {
 	s, p, g := stage(t, Options{}, PublishOptions{})
-	before := count(t, g.Device())
+	before := countResources(t, g.Device())
 	want := pattern(0, 9<<20)
 	require.NoError(t, g.Append(want))
 	var views []*View
@@ -458,21 +458,21 @@ func TestViewsBesideTheirOwner(t *testing.T) {
 		wait(t, v, uint64(len(want)))
 		require.Equal(t, want, read(t, v, len(want)))
 	}
-	require.NoError(t, p.Retire(bounded(t), 3<<20))
+	require.NoError(t, p.Retire(boundedContext(t), 3<<20))
 	require.NoError(t, g.Clip())
 	require.NoError(t, g.Append(pattern(1, 4<<20)))
 	for _, v := range views {
 		wait(t, v, 7<<20)
 		require.Equal(t, append(pattern(0, 3<<20), pattern(1, 4<<20)...), read(t, v, 7<<20))
 	}
-	shut(t, views[0])
-	require.NoError(t, p.Seal(bounded(t), SealOptions{}))
+	closeView(t, views[0])
+	require.NoError(t, p.Seal(boundedContext(t), SealOptions{}))
 	require.NoError(t, s.Close())
 	require.Equal(t, append(pattern(0, 3<<20), pattern(1, 4<<20)...), read(t, views[1], 7<<20))
 	require.NoError(t, g.Close())
 	require.Equal(t, append(pattern(0, 3<<20), pattern(1, 4<<20)...), read(t, views[1], 7<<20))
-	shut(t, views[1])
-	now := count(t, g.Device())
+	closeView(t, views[1])
+	now := countResources(t, g.Device())
 	require.GreaterOrEqual(t, now.free, before.free)
 }
 
@@ -493,7 +493,7 @@ func TestWithoutSeals(t *testing.T) {
 	fd := memory(t, pageBytes, 0)
 	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
 	require.NoError(t, err)
-	p := &pageView{b: b}
+	p := &readerPage{b: b}
 	require.Zero(t, p.done())
 	require.NoError(t, syscall.Ftruncate(fd, 0))
 	t.Log(p.done())

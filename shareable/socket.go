@@ -10,12 +10,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// maxPath is what sun_path holds besides its zero byte.
+// maxPath is the capacity of sun_path without its zero byte.
 const maxPath = 107
 
-// socketPath is the file of a server's socket. A name without a slash is
-// <name>.sock in the user's own directory, "" is "default" there, and a name
-// that begins with @ is an abstract one, which no file permission guards.
+// socketPath returns the path of a server's socket; see Listen. A name without a
+// slash is <name>.sock in the user's own directory.
 func socketPath(name string) (string, error) {
 	path := name
 	switch {
@@ -29,12 +28,12 @@ func socketPath(name string) (string, error) {
 		path = filepath.Join(ownDirectory(), name+".sock")
 	}
 	if len(path) > maxPath || strings.ContainsRune(path, 0) {
-		return "", fmt.Errorf("%w: the socket path %q; a system's has at most %d bytes and no zero", vmm.ErrInvalid, path, maxPath)
+		return "", fmt.Errorf("%w: socket path %q: at most %d bytes, and none of them 0", vmm.ErrInvalid, path, maxPath)
 	}
 	return path, nil
 }
 
-// ownDirectory is where a user's sockets are.
+// ownDirectory is the directory of the user's sockets.
 func ownDirectory() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "cuvmm")

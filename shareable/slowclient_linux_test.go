@@ -15,8 +15,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// bounded is a context for what must not hang.
-func bounded(t *testing.T) context.Context {
+// boundedContext is a context for what must not hang.
+func boundedContext(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), inTime)
 	t.Cleanup(cancel)
@@ -24,7 +24,7 @@ func bounded(t *testing.T) context.Context {
 }
 
 // chatter sends something again and again until the connection ends.
-func (e *enemy) chatter(every time.Duration, of wire.Type, body []byte) (ended <-chan struct{}) {
+func (e *hostileClient) chatter(every time.Duration, of wire.Type, body []byte) (ended <-chan struct{}) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -38,17 +38,17 @@ func (e *enemy) chatter(every time.Duration, of wire.Type, body []byte) (ended <
 }
 
 // TestSlowClients: who does not do in time what it has to is cut off, in a
-// bounded time, and keeps nobody waiting.
+// bounded time, and keeps no other client waiting.
 func TestSlowClients(t *testing.T) {
 	const short = 100 * time.Millisecond
 	stat := wire.Stat{Name: "none"}.Append(nil)
 	for _, c := range []struct {
 		name string
-		do   func(*testing.T, *enemy, *Publication)
+		do   func(*testing.T, *hostileClient, *Publication)
 	}{
-		{"says nothing", func(*testing.T, *enemy, *Publication) {}},
-		{"says HELLO and nothing more", func(_ *testing.T, e *enemy, _ *Publication) { e.hello() }},
-		{"skipped frames before HELLO", func(t *testing.T, e *enemy, _ *Publication) {
+		{"says nothing", func(*testing.T, *hostileClient, *Publication) {}},
+		{"says HELLO and nothing more", func(_ *testing.T, e *hostileClient, _ *Publication) { e.hello() }},
+		{"skipped frames before HELLO", func(t *testing.T, e *hostileClient, _ *Publication) {
 			tick := time.NewTicker(short / 50)
 			defer tick.Stop()
 			for {
@@ -60,20 +60,20 @@ func TestSlowClients(t *testing.T) {
 				<-tick.C
 			}
 		}},
-		{"never acknowledges", func(_ *testing.T, e *enemy, _ *Publication) { e.hello(); e.attach("x") }},
-		{"acknowledges nothing, often", func(_ *testing.T, e *enemy, _ *Publication) {
+		{"never acknowledges", func(_ *testing.T, e *hostileClient, _ *Publication) { e.hello(); e.attach("x") }},
+		{"acknowledges nothing, often", func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			o := e.attach("x")
 			<-e.chatter(short/5, wire.TypeAck, wire.Ack{Object: o.ID}.Append(nil))
 		}},
-		{"asks again and again for the same", func(_ *testing.T, e *enemy, _ *Publication) {
+		{"asks again and again for the same", func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			o := e.attach("x")
 			ended := e.chatter(short/5, wire.TypeResync, wire.Resync{Object: o.ID, Batch: 1}.Append(nil))
 			e.last()
 			<-ended
 		}},
-		{"never unmaps", func(t *testing.T, e *enemy, p *Publication) {
+		{"never unmaps", func(t *testing.T, e *hostileClient, p *Publication) {
 			e.hello()
 			o := e.attach("x")
 			p.mu.Lock()
@@ -82,27 +82,27 @@ func TestSlowClients(t *testing.T) {
 			require.Eventually(t, func() bool {
 				p.mu.Lock()
 				defer p.mu.Unlock()
-				for a := range p.attached {
-					return a.sent == last
+				for a := range p.attachments {
+					return a.sentID == last
 				}
 				return false
 			}, inTime, time.Millisecond)
 			ended := e.chatter(short/5, wire.TypeAck, wire.Ack{Object: o.ID, Chunk: last}.Append(nil))
-			require.NoError(t, p.Retire(bounded(t), 1<<20))
+			require.NoError(t, p.Retire(boundedContext(t), 1<<20))
 			e.last()
 			<-ended
 		}},
-		{"never reads what it asks for", func(_ *testing.T, e *enemy, _ *Publication) {
+		{"never reads what it asks for", func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			for e.send(wire.TypeList, wire.List{}.Append(nil)) == nil {
 			}
 		}},
-		{"never reads that there is no such thing", func(_ *testing.T, e *enemy, _ *Publication) {
+		{"never reads that there is no such thing", func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			for e.send(wire.TypeStat, stat) == nil {
 			}
 		}},
-		{"never reads that it is attached already", func(_ *testing.T, e *enemy, _ *Publication) {
+		{"never reads that it is attached already", func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			e.attach("x")
 			for e.send(wire.TypeAttach, wire.Attach{Access: 1, Name: "x"}.Append(nil)) == nil {
@@ -139,27 +139,27 @@ func TestAbruptEnds(t *testing.T) {
 	chunks := len(p.chunks)
 	p.mu.Unlock()
 	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
-	before := count(t, g.Device())
+	before := countResources(t, g.Device())
 	ask := wire.Attach{Access: 1, Flags: wire.AttachPublish, Name: "x"}.Append(nil)
-	stages := []func(*enemy){
-		func(*enemy) {},
-		func(e *enemy) { _ = e.send(wire.TypeHello, wire.Hello{Backend: 1}.Append(nil)) },
-		func(e *enemy) { e.hello() },
-		func(e *enemy) { e.hello(); _ = e.send(wire.TypeAttach, ask) },
-		func(e *enemy) { e.hello(); _ = e.send(wire.TypeAttach, ask); e.next() },
-		func(e *enemy) { e.hello(); e.attach("x"); e.read() },
-		func(e *enemy) {
+	stages := []func(*hostileClient){
+		func(*hostileClient) {},
+		func(e *hostileClient) { _ = e.send(wire.TypeHello, wire.Hello{Backend: 1}.Append(nil)) },
+		func(e *hostileClient) { e.hello() },
+		func(e *hostileClient) { e.hello(); _ = e.send(wire.TypeAttach, ask) },
+		func(e *hostileClient) { e.hello(); _ = e.send(wire.TypeAttach, ask); e.next() },
+		func(e *hostileClient) { e.hello(); e.attach("x"); e.read() },
+		func(e *hostileClient) {
 			e.hello()
 			o := e.attach("x")
 			e.read()
 			_ = e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: 1}.Append(nil))
 		},
-		func(e *enemy) {
+		func(e *hostileClient) {
 			e.hello()
 			e.attach("x")
 			require.NoError(e.t, unix.Shutdown(e.fd, unix.SHUT_WR))
 		},
-		func(e *enemy) {
+		func(e *hostileClient) {
 			e.hello()
 			e.attach("x")
 			require.NoError(e.t, unix.Shutdown(e.fd, unix.SHUT_RD))
@@ -182,14 +182,14 @@ func TestAbruptEnds(t *testing.T) {
 	e.hello()
 	e.attach("x")
 	done := make(chan error, 1)
-	go func() { done <- p.Retire(bounded(t), uint64(len(want))) }()
+	go func() { done <- p.Retire(boundedContext(t), uint64(len(want))) }()
 	for f, ok := e.read(); ok && f.Type != wire.TypeRetire; f, ok = e.read() {
 	}
 	e.close()
 	require.NoError(t, <-done)
 	honest(t, s.Path(), dev, want, AttachOptions{})
 	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
-	balanced(t, g.Device(), before)
+	waitReleased(t, g.Device(), before)
 }
 
 // TestAdmission: who may not come in is turned away before it is heard, and
@@ -241,7 +241,7 @@ func full(t *testing.T, s *Server, g *vmm.Range, n int) {
 	t.Helper()
 	require.NoError(t, g.Append(pattern(0, 100)))
 	dev := vmmtest.Device(t)
-	var silent []*enemy
+	var silent []*hostileClient
 	for range n {
 		silent = append(silent, rawConn(t, s.Path()))
 	}
@@ -289,18 +289,18 @@ func TestSendAfterClose(t *testing.T) {
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	a := &attachment{pub: p, ses: newSession(s, c, wire.Cred{}), batch: wire.MaxFDs}
-	_, fd, err := a.begin(wire.AccessRead)
+	_, fd, err := a.register(wire.AccessRead)
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
-	a.open()
-	f, ok := a.derive()
+	a.start()
+	f, ok := a.nextFrame()
 	require.True(t, ok)
-	require.NotEmpty(t, f.pieces)
+	require.NotEmpty(t, f.chunks)
 	require.NoError(t, p.Close())
 	require.Zero(t, s.Stats().KeptFDs)
 	_ = a.sendChunks(f)
 	require.Zero(t, s.Stats().KeptFDs)
-	a.leave()
+	a.detach()
 }
 
 // TestReadersCannotWrite: a descriptor of memory that is shared for reading

@@ -19,13 +19,13 @@ import (
 // inTime is how long anything here may take.
 const inTime = 15 * time.Second
 
-// books is what this process has, without what Go's runtime maps for itself.
-type books struct {
+// resources is what this process has, without what Go's runtime maps for itself.
+type resources struct {
 	fds, maps int
 	free      uint64
 }
 
-func count(t *testing.T, dev *vmm.Device) (b books) {
+func countResources(t *testing.T, dev *vmm.Device) (b resources) {
 	t.Helper()
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
@@ -37,32 +37,32 @@ func count(t *testing.T, dev *vmm.Device) (b books) {
 	return b
 }
 
-// balanced waits until the books say what they said before.
-func balanced(t *testing.T, dev *vmm.Device, before books) {
+// waitReleased waits until the resources are what they were before.
+func waitReleased(t *testing.T, dev *vmm.Device, before resources) {
 	t.Helper()
-	var now books
+	var now resources
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
 	for end := time.Now().Add(inTime); time.Now().Before(end); <-look.C {
-		if now = count(t, dev); now == before {
+		if now = countResources(t, dev); now == before {
 			return
 		}
 	}
 	require.Equal(t, before, now)
 }
 
-// enemy is a peer that sends what it likes, in packets of its own.
-type enemy struct {
+// hostileClient is a peer that sends what it likes, in packets of its own.
+type hostileClient struct {
 	t  *testing.T
 	fd int
 	n  uint64 // frames sent
 }
 
-func rawConn(t *testing.T, path string) *enemy {
+func rawConn(t *testing.T, path string) *hostileClient {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	e := &enemy{t: t, fd: fd}
+	e := &hostileClient{t: t, fd: fd}
 	t.Cleanup(e.close)
 	limit := unix.NsecToTimeval(int64(inTime))
 	require.NoError(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
@@ -71,7 +71,7 @@ func rawConn(t *testing.T, path string) *enemy {
 	return e
 }
 
-func (e *enemy) close() {
+func (e *hostileClient) close() {
 	if e.fd >= 0 {
 		_ = unix.Close(e.fd)
 		e.fd = -1
@@ -79,7 +79,7 @@ func (e *enemy) close() {
 }
 
 // packet sends bytes with descriptors; the other side may have gone by now.
-func (e *enemy) packet(b []byte, fds ...int) error {
+func (e *hostileClient) packet(b []byte, fds ...int) error {
 	var control []byte
 	if len(fds) > 0 {
 		control = unix.UnixRights(fds...)
@@ -88,23 +88,23 @@ func (e *enemy) packet(b []byte, fds ...int) error {
 }
 
 // header is that of the next frame.
-func (e *enemy) header(of wire.Type, body []byte) wire.Header {
+func (e *hostileClient) header(of wire.Type, body []byte) wire.Header {
 	e.n++
 	return wire.Header{Major: wire.Major, Type: of, Len: uint32(len(body)), Request: uint32(e.n), Sequence: e.n}
 }
 
 // send sends a frame without descriptors.
-func (e *enemy) send(of wire.Type, body []byte) error {
+func (e *hostileClient) send(of wire.Type, body []byte) error {
 	return e.packet(append(e.header(of, body).Append(nil), body...))
 }
 
-func (e *enemy) hello() {
+func (e *hostileClient) hello() {
 	e.t.Helper()
 	require.NoError(e.t, e.send(wire.TypeHello, wire.Hello{Backend: wire.BackendHost, Granularity: 4096}.Append(nil)))
 	require.Equal(e.t, wire.TypeHello, e.next().Type)
 }
 
-func (e *enemy) attach(name string) wire.Object {
+func (e *hostileClient) attach(name string) wire.Object {
 	e.t.Helper()
 	require.NoError(e.t, e.send(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Name: name}.Append(nil)))
 	f := e.next()
@@ -115,7 +115,7 @@ func (e *enemy) attach(name string) wire.Object {
 }
 
 // read takes one packet and closes what came with it; false at the end.
-func (e *enemy) read() (wire.Frame, bool) {
+func (e *hostileClient) read() (wire.Frame, bool) {
 	b, oob := make([]byte, wire.MaxFrame), make([]byte, 2048)
 	n, m, _, _, err := unix.Recvmsg(e.fd, b, oob, unix.MSG_CMSG_CLOEXEC)
 	require.NotErrorIs(e.t, err, unix.EAGAIN, "nothing came in time")
@@ -137,7 +137,7 @@ func (e *enemy) read() (wire.Frame, bool) {
 }
 
 // next is the next frame that is no chunks.
-func (e *enemy) next() wire.Frame {
+func (e *hostileClient) next() wire.Frame {
 	e.t.Helper()
 	for {
 		f, ok := e.read()
@@ -149,7 +149,7 @@ func (e *enemy) next() wire.Frame {
 }
 
 // refused reads an ERROR with this code.
-func (e *enemy) refused(code uint32) {
+func (e *hostileClient) refused(code uint32) {
 	e.t.Helper()
 	f := e.next()
 	require.Equal(e.t, wire.TypeError, f.Type)
@@ -159,7 +159,7 @@ func (e *enemy) refused(code uint32) {
 }
 
 // last reads until the connection ends, and gives the code of the last ERROR.
-func (e *enemy) last() (code uint32) {
+func (e *hostileClient) last() (code uint32) {
 	e.t.Helper()
 	for tries := 0; tries < 2; {
 		f, ok := e.read()
@@ -177,7 +177,7 @@ func (e *enemy) last() (code uint32) {
 }
 
 // works says that the connection goes on.
-func (e *enemy) works() {
+func (e *hostileClient) works() {
 	e.t.Helper()
 	require.NoError(e.t, e.send(wire.TypeList, wire.List{}.Append(nil)))
 	require.Equal(e.t, wire.TypeListed, e.next().Type)
@@ -226,7 +226,7 @@ const (
 type attack struct {
 	name  string
 	early bool // before it has said HELLO
-	do    func(*enemy)
+	do    func(*hostileClient)
 	want  int
 }
 
@@ -236,15 +236,15 @@ func attacks(x wire.Object) []attack {
 	helloFrame := func() []byte {
 		return raw(wire.Header{Major: 1, Type: wire.TypeHello, Len: uint32(len(hello)), Sequence: 1}, hello)
 	}
-	sends := func(of wire.Type, body []byte) func(*enemy) {
-		return func(e *enemy) { _ = e.send(of, body) }
+	sends := func(of wire.Type, body []byte) func(*hostileClient) {
+		return func(e *hostileClient) { _ = e.send(of, body) }
 	}
-	names := func(of wire.Type, before []byte, name string) func(*enemy) {
+	names := func(of wire.Type, before []byte, name string) func(*hostileClient) {
 		b := binary.LittleEndian.AppendUint32(before, uint32(len(name)))
 		return sends(of, append(b, name...))
 	}
-	withFDs := func(of wire.Type, body []byte, says uint16, has int) func(*enemy) {
-		return func(e *enemy) {
+	withFDs := func(of wire.Type, body []byte, says uint16, has int) func(*hostileClient) {
+		return func(e *hostileClient) {
 			h := e.header(of, body)
 			h.FDs = says
 			_ = e.packet(raw(h, body), nulls(e.t, has)...)
@@ -252,28 +252,28 @@ func attacks(x wire.Object) []attack {
 	}
 	read := []byte{1, 0, 0, 0, 0, 0, 0, 0} // access and flags of an ATTACH
 	all := []attack{
-		{"another magic", true, func(e *enemy) { _ = e.packet(put(helloFrame(), 0, 'X')) }, violates},
-		{"version 2", true, func(e *enemy) { _ = e.packet(put(helloFrame(), 4, 2)) }, violates},
-		{"reserved bytes", true, func(e *enemy) { _ = e.packet(put(helloFrame(), 14, 1)) }, violates},
-		{"unknown flags", true, func(e *enemy) { _ = e.packet(put(helloFrame(), 8, 2)) }, violates},
-		{"number 2 first", true, func(e *enemy) { _ = e.packet(put(helloFrame(), 24, 2)) }, violates},
-		{"a byte", true, func(e *enemy) { _ = e.packet([]byte{1}) }, violates},
-		{"half a header", true, func(e *enemy) { _ = e.packet(helloFrame()[:16]) }, violates},
-		{"half a HELLO", true, func(e *enemy) { _ = e.packet(helloFrame()[:60]) }, violates},
-		{"a HELLO of backend 9", true, func(e *enemy) { _ = e.packet(put(helloFrame(), wire.HeaderSize+40, 9)) }, violates},
+		{"another magic", true, func(e *hostileClient) { _ = e.packet(put(helloFrame(), 0, 'X')) }, violates},
+		{"version 2", true, func(e *hostileClient) { _ = e.packet(put(helloFrame(), 4, 2)) }, violates},
+		{"reserved bytes", true, func(e *hostileClient) { _ = e.packet(put(helloFrame(), 14, 1)) }, violates},
+		{"unknown flags", true, func(e *hostileClient) { _ = e.packet(put(helloFrame(), 8, 2)) }, violates},
+		{"number 2 first", true, func(e *hostileClient) { _ = e.packet(put(helloFrame(), 24, 2)) }, violates},
+		{"a byte", true, func(e *hostileClient) { _ = e.packet([]byte{1}) }, violates},
+		{"half a header", true, func(e *hostileClient) { _ = e.packet(helloFrame()[:16]) }, violates},
+		{"half a HELLO", true, func(e *hostileClient) { _ = e.packet(helloFrame()[:60]) }, violates},
+		{"a HELLO of backend 9", true, func(e *hostileClient) { _ = e.packet(put(helloFrame(), wire.HeaderSize+40, 9)) }, violates},
 		{"LIST before HELLO", true, sends(wire.TypeList, list), violates},
-		{"a HELLO with 253 fds", true, func(e *enemy) { _ = e.packet(helloFrame(), nulls(e.t, 253)...) }, violates},
-		{"a HELLO with 254 fds", true, func(e *enemy) {
+		{"a HELLO with 253 fds", true, func(e *hostileClient) { _ = e.packet(helloFrame(), nulls(e.t, 253)...) }, violates},
+		{"a HELLO with 254 fds", true, func(e *hostileClient) {
 			require.ErrorIs(e.t, e.packet(helloFrame(), nulls(e.t, 254)...), unix.EINVAL)
 		}, leaves},
-		{"nothing with an fd", true, func(e *enemy) { _ = e.packet(nil, nulls(e.t, 1)...) }, violates},
-		{"nothing with 253 fds", false, func(e *enemy) { _ = e.packet(nil, nulls(e.t, 253)...) }, violates},
-		{"nothing", false, func(e *enemy) { _ = e.packet(nil) }, leaves},
-		{"64 KiB and a byte", false, func(e *enemy) {
+		{"nothing with an fd", true, func(e *hostileClient) { _ = e.packet(nil, nulls(e.t, 1)...) }, violates},
+		{"nothing with 253 fds", false, func(e *hostileClient) { _ = e.packet(nil, nulls(e.t, 253)...) }, violates},
+		{"nothing", false, func(e *hostileClient) { _ = e.packet(nil) }, leaves},
+		{"64 KiB and a byte", false, func(e *hostileClient) {
 			_ = e.packet(raw(e.header(wire.TypeList, make([]byte, wire.MaxPayload+1)), make([]byte, wire.MaxPayload+1)))
 		}, violates},
-		{"128 KiB of zeros with fds", false, func(e *enemy) { _ = e.packet(make([]byte, 128<<10), nulls(e.t, 64)...) }, violates},
-		{"half a LIST", false, func(e *enemy) { _ = e.packet(raw(e.header(wire.TypeList, list), list[:4])) }, violates},
+		{"128 KiB of zeros with fds", false, func(e *hostileClient) { _ = e.packet(make([]byte, 128<<10), nulls(e.t, 64)...) }, violates},
+		{"half a LIST", false, func(e *hostileClient) { _ = e.packet(raw(e.header(wire.TypeList, list), list[:4])) }, violates},
 		{"a LIST and a byte", false, sends(wire.TypeList, append(list, 0)), violates},
 		{"a LIST with an fd", false, withFDs(wire.TypeList, list, 1, 1), violates},
 		{"a LIST with an fd it does not announce", false, withFDs(wire.TypeList, list, 0, 1), violates},
@@ -281,76 +281,76 @@ func attacks(x wire.Object) []attack {
 		{"64 chunks", false, withFDs(wire.TypeChunks, wire.Chunks{Records: make([]wire.Chunk, 64)}.Append(nil), 64, 64), violates},
 		{"an OBJECT with an fd", false, withFDs(wire.TypeObject, x.Append(nil), 1, 1), violates},
 		{"an unknown type", false, sends(999, nil), violates},
-		{"an unknown type that may be skipped", false, func(e *enemy) {
+		{"an unknown type that may be skipped", false, func(e *hostileClient) {
 			h := e.header(999, list)
 			h.Flags, h.FDs = wire.FlagOptional, 64
 			_ = e.packet(raw(h, list), nulls(e.t, 64)...)
 		}, goesOn},
-		{"a LIST that may be skipped", false, func(e *enemy) {
+		{"a LIST that may be skipped", false, func(e *hostileClient) {
 			h := e.header(wire.TypeList, list)
 			h.Flags = wire.FlagOptional
 			_ = e.packet(raw(h, list))
 			require.Equal(e.t, wire.TypeListed, e.next().Type)
 		}, goesOn},
-		{"the same number again", false, func(e *enemy) { e.n--; _ = e.send(wire.TypeList, list) }, violates},
-		{"a number left out", false, func(e *enemy) { e.n++; _ = e.send(wire.TypeList, list) }, violates},
+		{"the same number again", false, func(e *hostileClient) { e.n--; _ = e.send(wire.TypeList, list) }, violates},
+		{"a number left out", false, func(e *hostileClient) { e.n++; _ = e.send(wire.TypeList, list) }, violates},
 		{"HELLO twice", false, sends(wire.TypeHello, hello), violates},
 		{"a DONE", false, sends(wire.TypeDone, nil), violates},
 		{"a RETIRE", false, sends(wire.TypeRetire, wire.Retire{Object: x.ID, Generation: 9}.Append(nil)), violates},
 		{"a SEALED", false, sends(wire.TypeSealed, wire.Sealed{Object: x.ID}.Append(nil)), violates},
-		{"ATTACH twice", false, func(e *enemy) {
+		{"ATTACH twice", false, func(e *hostileClient) {
 			e.attach("x")
 			require.NoError(e.t, e.send(wire.TypeAttach, wire.Attach{Access: 1, Name: "x"}.Append(nil)))
 			e.refused(wire.CodeBusy)
 		}, goesOn},
-		{"ATTACH to write", false, func(e *enemy) {
+		{"ATTACH to write", false, func(e *hostileClient) {
 			require.NoError(e.t, e.send(wire.TypeAttach, wire.Attach{Access: 2, Name: "x"}.Append(nil)))
 			e.refused(wire.CodePermission)
 		}, goesOn},
 		{"ATTACH with access 3", false, names(wire.TypeAttach, put(bytes.Clone(read), 0, 3), "x"), violates},
 		{"ATTACH with flags", false, names(wire.TypeAttach, put(bytes.Clone(read), 4, 2), "x"), violates},
-		{"ATTACH, 20 times and DETACH", false, func(e *enemy) {
+		{"ATTACH, 20 times and DETACH", false, func(e *hostileClient) {
 			for range 20 {
 				o := e.attach("x")
 				require.NoError(e.t, e.send(wire.TypeDetach, wire.Detach{Object: o.ID}.Append(nil)))
 				require.Equal(e.t, wire.TypeDone, e.next().Type)
 			}
 		}, goesOn},
-		{"DETACH of what is not attached", false, func(e *enemy) {
+		{"DETACH of what is not attached", false, func(e *hostileClient) {
 			_ = e.send(wire.TypeDetach, wire.Detach{Object: x.ID}.Append(nil))
 			e.refused(wire.CodeNotFound)
 		}, goesOn},
-		{"ACK of a chunk never sent", false, func(e *enemy) {
+		{"ACK of a chunk never sent", false, func(e *hostileClient) {
 			e.attach("x")
 			_ = e.send(wire.TypeAck, wire.Ack{Object: x.ID, Chunk: 1 << 40}.Append(nil))
 		}, violates},
-		{"ACK of a generation never told", false, func(e *enemy) {
+		{"ACK of a generation never told", false, func(e *hostileClient) {
 			e.attach("x")
 			_ = e.send(wire.TypeAck, wire.Ack{Object: x.ID, Generation: ^uint64(0)}.Append(nil))
 		}, violates},
 		{"ACK of what is not attached", false, sends(wire.TypeAck, wire.Ack{Object: x.ID, Chunk: 5}.Append(nil)), goesOn},
-		{"RESYNC of what is not attached", false, func(e *enemy) {
+		{"RESYNC of what is not attached", false, func(e *hostileClient) {
 			_ = e.send(wire.TypeResync, wire.Resync{Object: x.ID, Batch: 1}.Append(nil))
 			e.refused(wire.CodeNotFound)
 		}, goesOn},
 		{"RESYNC by 0", false, sends(wire.TypeResync, wire.Resync{Object: x.ID}.Append(nil)), violates},
 		{"RESYNC by 65", false, sends(wire.TypeResync, wire.Resync{Object: x.ID, Batch: 65}.Append(nil)), violates},
-		{"RESYNC from the end of all numbers", false, func(e *enemy) {
+		{"RESYNC from the end of all numbers", false, func(e *hostileClient) {
 			e.attach("x")
 			_ = e.send(wire.TypeResync, wire.Resync{Object: x.ID, Next: ^uint64(0), Batch: 64}.Append(nil))
 		}, goesOn},
-		{"a LIST from the end of all numbers", false, func(e *enemy) {
+		{"a LIST from the end of all numbers", false, func(e *hostileClient) {
 			_ = e.send(wire.TypeList, wire.List{After: ^uint64(0)}.Append(nil))
 			require.Equal(e.t, wire.TypeListed, e.next().Type)
 		}, goesOn},
-		{"a CREATE", false, func(e *enemy) { _ = e.send(wire.TypeCreate, []byte("x")); e.refused(wire.CodeNotSupported) }, goesOn},
+		{"a CREATE", false, func(e *hostileClient) { _ = e.send(wire.TypeCreate, []byte("x")); e.refused(wire.CodeNotSupported) }, goesOn},
 		{"LIST flood", false, flood(wire.TypeList, list), limited},
 		{"STAT flood", false, flood(wire.TypeStat, wire.Stat{Name: "none"}.Append(nil)), limited},
-		{"RESYNC flood", false, func(e *enemy) {
+		{"RESYNC flood", false, func(e *hostileClient) {
 			e.attach("x")
 			flood(wire.TypeResync, wire.Resync{Object: x.ID, Batch: 64}.Append(nil))(e)
 		}, limited},
-		{"ACK flood", false, func(e *enemy) {
+		{"ACK flood", false, func(e *hostileClient) {
 			e.attach("x")
 			flood(wire.TypeAck, wire.Ack{Object: x.ID}.Append(nil))(e)
 		}, limited},
@@ -364,7 +364,7 @@ func attacks(x wire.Object) []attack {
 			attack{"ATTACH " + name, false, names(wire.TypeAttach, read, name), violates})
 	}
 	for _, name := range []string{"X", "x.", "./x", "/x", "x/", "@x", strings.Repeat("x", 256)} {
-		all = append(all, attack{"ATTACH another name, " + name, false, func(e *enemy) {
+		all = append(all, attack{"ATTACH another name, " + name, false, func(e *hostileClient) {
 			names(wire.TypeAttach, read, name)(e)
 			e.refused(wire.CodeNotFound)
 		}, goesOn})
@@ -373,8 +373,8 @@ func attacks(x wire.Object) []attack {
 }
 
 // flood sends until the other side has had enough.
-func flood(of wire.Type, body []byte) func(*enemy) {
-	return func(e *enemy) {
+func flood(of wire.Type, body []byte) func(*hostileClient) {
+	return func(e *hostileClient) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -386,7 +386,7 @@ func flood(of wire.Type, body []byte) func(*enemy) {
 	}
 }
 
-func skipFlood(e *enemy) {
+func skipFlood(e *hostileClient) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -411,10 +411,10 @@ func TestHostileClients(t *testing.T) {
 	dev := vmmtest.Device(t)
 	honest(t, s.Path(), dev, want, AttachOptions{})
 	p.mu.Lock()
-	chunks, x := len(p.chunks), p.describe(wire.AccessRead)
+	chunks, x := len(p.chunks), p.objectLocked(wire.AccessRead)
 	p.mu.Unlock()
 	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
-	before := count(t, g.Device())
+	before := countResources(t, g.Device())
 	for _, a := range attacks(x) {
 		t.Run(a.name, func(t *testing.T) {
 			was := s.Stats()
@@ -443,11 +443,11 @@ func TestHostileClients(t *testing.T) {
 			require.Equal(t, chunks, now.KeptFDs)
 			honest(t, s.Path(), dev, want, AttachOptions{})
 		})
-		balanced(t, g.Device(), before)
+		waitReleased(t, g.Device(), before)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	require.Empty(t, s.bytes)
+	require.Empty(t, s.bytesByUID)
 }
 
 // TestVersionIsAnswered: a peer of another version gets to know why it is

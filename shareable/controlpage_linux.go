@@ -1,0 +1,186 @@
+package shareable
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// ownerPage is an object's control page in the owner: words that readers load
+// without a request. Each changes by one atomic store, so an owner that is killed
+// leaves none half written.
+type ownerPage struct {
+	mem []byte
+	fd  int // for readers: opened for reading only
+
+	queued, done, generation, state, heartbeat *atomic.Uint64
+	wake                                       *atomic.Uint32
+}
+
+// newOwnerPage makes a page that only this mapping can write.
+func newOwnerPage(instance [16]byte, id uint64) (p *ownerPage, err error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate("cuvmm-control", flags|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
+		fd, err = unix.MemfdCreate("cuvmm-control", flags)
+	}
+	if err != nil {
+		return nil, systemError("memfd_create", err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // the mapping holds the memory
+	if err := unix.Ftruncate(fd, pageBytes); err != nil {
+		return nil, systemError("ftruncate", err)
+	}
+	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, systemError("mmap", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Munmap(mem)
+		}
+	}()
+	p = &ownerPage{mem: mem}
+	p.initWords(instance, id)
+	// F_SEAL_FUTURE_WRITE comes after the mapping: it spares writable mappings that
+	// exist. F_SEAL_SHRINK protects readers from SIGBUS.
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, systemError("fcntl(F_ADD_SEALS)", err)
+	}
+	// Readers get a descriptor of their own, opened for reading.
+	if p.fd, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, systemError("open", err)
+	}
+	return p, nil
+}
+
+// notify wakes the readers that wait for the page to change.
+func (p *ownerPage) notify() {
+	p.wake.Add(1)
+	futexWakeAll(p.mem)
+}
+
+func (p *ownerPage) close() {
+	_ = unix.Close(p.fd)
+	_ = unix.Munmap(p.mem)
+}
+
+// systemError makes a driver.CallError of a failed system call of this package.
+func systemError(call string, err error) error {
+	kind := driver.ErrOutOfMemory
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		kind = driver.ErrLimit
+	}
+	return fmt.Errorf("control page: %w", &driver.CallError{Call: call, Kind: kind, Err: err})
+}
+
+// The control page: one word for each thing that changes, each on a cache line
+// of its own, all little-endian. docs/protocol.md says how to read it.
+const (
+	pageBytes   = 4096
+	pageMagic   = 0x50565543 // "CUVP"
+	pageVersion = 1
+
+	atMagic      = 0
+	atVersion    = 4
+	atInstance   = 8
+	atObject     = 24
+	atQueued     = 64
+	atDone       = 128
+	atGeneration = 192
+	atState      = 256
+	atHeartbeat  = 320
+	atWake       = 384
+)
+
+// readerPage is another process's control page, mapped for reading. That process
+// can store anything to it, so a loaded value is only compared, or limited to what
+// is mapped here.
+type readerPage struct{ b []byte }
+
+func (p *readerPage) queued() uint64 { return word(p.b, atQueued).Load() }
+
+func (p *readerPage) done() uint64 { return word(p.b, atDone).Load() }
+
+func (p *readerPage) generation() uint64 { return word(p.b, atGeneration).Load() }
+
+func (p *readerPage) heartbeat() uint64 { return word(p.b, atHeartbeat).Load() }
+
+func (p *readerPage) wake() uint32 { return word32(p.b, atWake).Load() }
+
+// check checks the words that never change.
+func (p *readerPage) check(instance [16]byte, object uint64) error {
+	head := p.b[:atObject+8]
+	magic, version := binary.LittleEndian.Uint32(head[atMagic:]), binary.LittleEndian.Uint32(head[atVersion:])
+	id := binary.LittleEndian.Uint64(head[atObject:])
+	b := [16]byte(head[atInstance:])
+	switch {
+	case magic != pageMagic:
+		return fmt.Errorf("magic %#x instead of %#x", magic, uint32(pageMagic))
+	case version != pageVersion:
+		return fmt.Errorf("version %d instead of %d", version, pageVersion)
+	case b != instance || id != object:
+		return fmt.Errorf("object %d of instance %x instead of object %d of %x", id, b, object, instance)
+	}
+	return nil
+}
+
+// closeAfter unmaps the page after err, and returns err with what the unmapping
+// adds.
+func closeAfter(err error, p *readerPage) error {
+	if second := p.close(); second != nil {
+		return fmt.Errorf("%w; then munmap: %w", err, second)
+	}
+	return err
+}
+
+// openReaderPage maps the control page behind fd for reading, and checks that it is
+// the page of this object. It does not take fd.
+func openReaderPage(fd int, instance [16]byte, object uint64) (*readerPage, error) {
+	// Size and seals are checked before the mapping: an owner that could shrink the
+	// file would kill this process with SIGBUS.
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("control page: fstat: %w", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != pageBytes {
+		return nil, fmt.Errorf("%w: control page is a file of mode %#o and %d bytes", ErrProtocol, st.Mode, st.Size)
+	}
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: control page is no memory file: %w", ErrProtocol, err)
+	}
+	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE; seals&need != need {
+		return nil, fmt.Errorf("%w: control page has seals %#x and needs %#x", ErrProtocol, seals, need)
+	}
+	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
+	switch {
+	case errors.Is(err, unix.ENOMEM):
+		return nil, fmt.Errorf("%w: control page: mmap: %w", vmm.ErrLimit, err)
+	case err != nil:
+		return nil, fmt.Errorf("control page: mmap: %w", err)
+	}
+	p := &readerPage{b: b}
+	if err := p.check(instance, object); err != nil {
+		return nil, fmt.Errorf("%w: control page: %w", ErrProtocol, closeAfter(err, p))
+	}
+	return p, nil
+}
+
+// close unmaps the page. Nothing may use it any more.
+func (p *readerPage) close() error {
+	if p == nil || p.b == nil {
+		return nil
+	}
+	b := p.b
+	p.b = nil
+	return unix.Munmap(b)
+}

@@ -1,0 +1,78 @@
+package shareable
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Retire takes back the bytes from n on. In this order
+//
+//  1. readers see no more than n bytes, in a new generation;
+//  2. they unmap the chunks that hold no byte below n, and acknowledge; a reader
+//     that takes longer than Options.AckTimeout is disconnected;
+//  3. the range's Len becomes n, and Clip can free the memory.
+//
+// If ctx ends first, or the range refuses the length, Retire returns the error and
+// the range's Len is published again.
+func (p *Publication) Retire(ctx context.Context, n uint64) error {
+	if p == nil {
+		return errNoPublication
+	}
+	if err := p.runExclusive(ctx, func(ctx context.Context) error { return p.retireExclusive(ctx, n) }); err != nil {
+		select {
+		case p.recheck <- struct{}{}:
+		default:
+		}
+		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
+	}
+	return nil
+}
+
+// retireExclusive is Retire, inside runExclusive.
+func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
+	if err := p.checkLive(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	if n > p.done {
+		p.mu.Unlock()
+		return fmt.Errorf("%w: %d bytes are published", vmm.ErrBounds, p.done)
+	}
+	if len(p.pending) > 0 || p.pendingRunning {
+		p.mu.Unlock()
+		return fmt.Errorf("%w: PublishAfter waits for an event", vmm.ErrBusy)
+	}
+	// The generation moves first, then the length: a reader never takes the
+	// shorter length for one of the old generation.
+	p.dropChunksLocked(p.chunksBelowLocked(n))
+	p.done = n
+	p.page.done.Store(n)
+	p.page.queued.Store(n)
+	p.page.notify()
+	generation := p.generation
+	p.mu.Unlock()
+
+	// The memory stays held until every reader has unmapped it or is gone.
+	err := p.waitUntil(ctx, func() bool {
+		for a := range p.attachments {
+			if a.ackedGeneration < generation {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	// The new hold is taken before the old one is released: at no time are the
+	// bytes below n without one.
+	release, err := p.r.Hold(0, n)
+	if err != nil {
+		return err
+	}
+	p.release()
+	p.release, p.held = release, n
+	return p.r.SetLen(n)
+}

@@ -1,0 +1,105 @@
+package shareable
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// SealOptions configures Seal; its zero value is the default.
+type SealOptions struct {
+	// Digest publishes the SHA-256 of the bytes.
+	Digest bool
+	// KeepWriting leaves the owner's write access as it is. By default Seal makes
+	// the range read-only for the owner, which waits for work as vmm.Range.Grant
+	// does. That wait never ends in a process that also has a View of the object,
+	// with a stream that waits on it for more bytes than there will be.
+	KeepWriting bool
+}
+
+// Seal publishes Len as the final length, after every event that PublishAfter
+// waits for. Readers that wait for more return. The range stays held. Nothing
+// but vmm.ShareReadOnly, on the host, keeps a reader from writing to sealed
+// memory; elsewhere readers are trusted not to.
+func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
+	if p == nil {
+		return errNoPublication
+	}
+	err := p.waitUntil(ctx, func() bool { return len(p.pending) == 0 && !p.pendingRunning })
+	if err == nil {
+		err = p.runExclusive(ctx, func(ctx context.Context) error { return p.sealExclusive(ctx, o) })
+	}
+	if err != nil {
+		return fmt.Errorf("seal %q: %w", p.name, err)
+	}
+	return nil
+}
+
+// sealExclusive is Seal, inside runExclusive.
+func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err error) {
+	if err := p.publishRangeExclusive(ctx); err != nil {
+		return err
+	}
+	// Write access goes before the digest is computed, so that the digest is that
+	// of the bytes that stay.
+	if !o.KeepWriting {
+		if err := p.r.Grant(vmm.AccessRead, p.r.Device()); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil { // nothing was sealed
+				err = errors.Join(err, p.r.Grant(vmm.AccessReadWrite, p.r.Device()))
+			}
+		}()
+	}
+	var digest *[32]byte
+	if o.Digest {
+		sum, err := p.computeDigest(ctx)
+		if err != nil {
+			return err
+		}
+		digest = &sum
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.state != wire.StateLive {
+		return fmt.Errorf("%w: publication", vmm.ErrClosed)
+	}
+	// Chunks beyond the final length are retired now: nothing watches the range
+	// any more once the object is sealed.
+	if i := p.chunksBelowLocked(p.done); i < len(p.chunks) {
+		p.dropChunksLocked(i)
+	}
+	p.state, p.sealed, p.digest = wire.StateSealed, true, digest
+	p.page.state.Store(uint64(wire.StateSealed))
+	p.page.notify()
+	p.wakeSendersLocked()
+	return nil
+}
+
+// computeDigest reads the published bytes and returns their SHA-256.
+func (p *Publication) computeDigest(ctx context.Context) (sum [32]byte, err error) {
+	h := sha256.New()
+	rest := io.NewSectionReader(p.r, 0, int64(min(p.held, math.MaxInt64)))
+	buf := make([]byte, 8<<20)
+	for {
+		if err := ctx.Err(); err != nil {
+			return sum, err
+		}
+		n, err := rest.Read(buf)
+		h.Write(buf[:n])
+		if err == io.EOF {
+			h.Sum(sum[:0])
+			return sum, nil
+		}
+		if err != nil {
+			return sum, err
+		}
+	}
+}

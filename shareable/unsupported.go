@@ -1,0 +1,62 @@
+//go:build !linux
+
+package shareable
+
+import (
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+var errLinux = fmt.Errorf("%w: sharing needs Linux", vmm.ErrNotSupported)
+
+type socket struct{ *net.UnixListener }
+
+func listen(string) (*socket, error) { return nil, errLinux }
+
+func fileLimit() int { return 0 }
+
+func dup(int) (int, error) { return -1, errLinux }
+
+func closeFD(int) error { return errLinux }
+
+func tooManyRefs(error) bool { return false }
+
+// ownerPage cannot be made here.
+type ownerPage struct {
+	fd int
+
+	queued, done, generation, state, heartbeat *atomic.Uint64
+}
+
+func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
+func (p *ownerPage) notify()                            {}
+func (p *ownerPage) close()                             {}
+
+// readerPage cannot be made here.
+type readerPage struct{}
+
+func openReaderPage(int, [16]byte, uint64) (*readerPage, error) {
+	return nil, fmt.Errorf("%w: control pages need Linux", vmm.ErrNotSupported)
+}
+
+func closeAfter(err error, _ *readerPage) error { return err }
+
+func (p *readerPage) queued() uint64 { return 0 }
+
+func (p *readerPage) done() uint64 { return 0 }
+
+func (p *readerPage) generation() uint64 { return 0 }
+
+func (p *readerPage) heartbeat() uint64 { return 0 }
+
+func (p *readerPage) wake() uint32 { return 0 }
+
+func (p *readerPage) wait(uint32, time.Duration) {}
+
+func (p *readerPage) wakeWaiters() {}
+
+func (p *readerPage) close() error { return nil }

@@ -1,0 +1,356 @@
+package shareable
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// follow handles the owner's frames until the connection ends.
+func (v *View) follow() {
+	defer v.tasks.Done()
+	err := v.readLoop()
+	if errors.Is(err, ErrProtocol) {
+		v.sendError(err)
+	}
+	v.detach(err)
+	_ = v.conn.Close()
+}
+
+// sendError tells the owner why the View ends the connection. The owner may be
+// gone, so errors are ignored.
+func (v *View) sendError(err error) {
+	_ = v.send(wire.TypeError, wire.Error{Code: wire.CodeProtocol, Text: err.Error()}.Append(nil))
+}
+
+func (v *View) readLoop() error {
+	for {
+		f, err := v.conn.Read()
+		switch {
+		case errors.Is(err, wire.ErrTruncated):
+			if err := v.requestSmallerFrames(f, wireError(err)); err != nil {
+				return err
+			}
+			continue
+		case disconnected(err):
+			return ErrOwnerGone
+		case err != nil:
+			return wireError(err)
+		}
+		err = v.handle(f)
+		_ = f.Close() // a mapping does not need its fd
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// handle handles one frame of the owner. An error ends the connection.
+func (v *View) handle(f wire.Frame) error {
+	switch f.Type {
+	case wire.TypeChunks:
+		c, err := wire.DecodeChunks(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.handleChunks(f, c)
+	case wire.TypeRetire:
+		r, err := wire.DecodeRetire(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.handleRetire(r)
+	case wire.TypeSealed:
+		s, err := wire.DecodeSealed(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.handleSealed(s)
+	case wire.TypePublish: // the page has the length
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.updateLenLocked()
+		return nil
+	case wire.TypeDeleted:
+		d, err := wire.DecodeDeleted(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.handleDeleted(d)
+	case wire.TypeClosing:
+		c, err := wire.DecodeClosing(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return fmt.Errorf("%w: it says %q", ErrOwnerGone, c.Reason)
+	case wire.TypeError:
+		e, err := wire.DecodeError(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return peerError(e)
+	}
+	return fmt.Errorf("%w: %v to a reader", ErrProtocol, f.Type)
+}
+
+// send sends a frame that has no reply.
+func (v *View) send(t wire.Type, payload []byte) error {
+	if err := v.conn.SetWriteDeadline(time.Now().Add(v.opts.Timeout)); err != nil {
+		return ErrOwnerGone
+	}
+	err := v.conn.Write(t, 0, 0, payload)
+	if disconnected(err) {
+		return ErrOwnerGone
+	}
+	return err
+}
+
+// ack acknowledges what is mapped and the generation applied. If the owner is
+// gone, that is no error here: frames that it sent before can still be read, and
+// then readLoop notices.
+func (v *View) ack() error {
+	err := v.send(wire.TypeAck, wire.Ack{
+		Object: v.obj.ID, Chunk: v.track.LastID(), Generation: v.track.Generation(),
+	}.Append(nil))
+	if errors.Is(err, ErrOwnerGone) {
+		return nil
+	}
+	return err
+}
+
+// handleChunks maps the chunks of a frame: all of them or none.
+func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
+	// After a RESYNC a frame with a gap before it was sent too early: it comes
+	// again.
+	if v.resyncing && len(c.Records) > 0 && c.Records[0].Offset > v.track.End() {
+		return v.skipStale()
+	}
+	v.resyncing = false
+	// Every record is checked before any descriptor is used.
+	fresh, skip, err := v.track.Chunks(c)
+	if errors.Is(err, wire.ErrLimit) {
+		return fmt.Errorf("%w: %w", vmm.ErrLimit, err)
+	}
+	if err != nil {
+		return wireError(err)
+	}
+	if len(fresh) > 0 {
+		chunks, err := v.importAll(fresh, f.FDs[skip:])
+		if err == nil {
+			err = v.res.Map(fresh[0].Offset, chunks...)
+		}
+		// The mapping keeps the memory, and without it the chunks must go: in both
+		// cases they are closed.
+		for _, c := range chunks {
+			if second := c.Close(); err == nil {
+				err = second
+			}
+		}
+		if errors.Is(err, errNoFDs) {
+			return v.requestSmallerFrames(f, err)
+		}
+		if err != nil {
+			return fmt.Errorf("map chunks: %w", err)
+		}
+	}
+	// The length is shown before the acknowledgement: the owner may act on it.
+	v.track.Mapped(len(fresh))
+	v.staleFrames = 0
+	v.mu.Lock()
+	v.mapped = v.track.End()
+	v.updateLenLocked()
+	v.mu.Unlock()
+	return v.ack()
+}
+
+// errNoFDs marks an import that failed at the limit on open files.
+var errNoFDs = errors.New("too few file descriptors for a frame")
+
+// importAll imports the memory of the records, one after the other: the driver
+// takes longer for several at a time. The caller must close the chunks, also after
+// an error.
+func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
+	for i, r := range records {
+		c, err := v.dev.Import(fds[i].Int(), r.Size, vmm.Prop{})
+		if errors.Is(err, vmm.ErrLimit) {
+			err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
+		}
+		if err != nil {
+			return chunks, err
+		}
+		chunks = append(chunks, c)
+		if err := fds[i].Close(); err != nil {
+			return chunks, err
+		}
+	}
+	return chunks, nil
+}
+
+// maxStaleFrames limits the frames that may come after a RESYNC although they were
+// sent before it. An owner has two outstanding; the rest is a margin.
+const maxStaleFrames = 8
+
+// skipStale skips a frame that comes again.
+func (v *View) skipStale() error {
+	if v.staleFrames++; v.staleFrames > maxStaleFrames {
+		return fmt.Errorf("%w: the owner ignores RESYNC", ErrProtocol)
+	}
+	return nil
+}
+
+// requestSmallerFrames sends RESYNC after a frame whose fds did not all fit: it
+// asks for the same chunks in frames of half as many.
+func (v *View) requestSmallerFrames(f wire.Frame, why error) error {
+	had := uint32(f.Header.FDs)
+	switch {
+	case f.Type != wire.TypeChunks:
+		return nil // its fds are not needed
+	case v.resyncing && had > v.batch:
+		return v.skipStale()
+	case had <= 1:
+		return fmt.Errorf("receive one fd at a time: %w", why)
+	}
+	v.batch, v.resyncing = max(min(v.batch, had)/2, 1), true
+	r := wire.Resync{Object: v.obj.ID, Batch: v.batch}
+	if last := v.track.LastID(); last > 0 {
+		r.Next = last + 1
+	}
+	return v.send(wire.TypeResync, r.Append(nil))
+}
+
+// handleSealed records the final length.
+func (v *View) handleSealed(s wire.Sealed) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	// The final length may not contradict an earlier one, nor hide bytes that were
+	// shown.
+	switch {
+	case s.Object != v.obj.ID || s.Length > v.obj.Max:
+		return fmt.Errorf("%w: object %d of at most %d bytes is sealed as %d with %d bytes",
+			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
+	case v.sealed && s.Length != v.sealedLen:
+		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.sealedLen)
+	case s.Length < v.lenLocked():
+		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.lenLocked())
+	}
+	v.sealed, v.sealedLen = true, s.Length
+	if s.HasDigest {
+		v.digest = &s.Digest
+	}
+	v.notifiedLen = v.lenLocked()
+	v.notifyLocked()
+	return nil
+}
+
+// handleDeleted handles the end of the publication. An object that is sealed and
+// wholly mapped loses nothing; any other will not grow, which is an error.
+func (v *View) handleDeleted(d wire.Deleted) error {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	switch {
+	case d.Object != v.obj.ID:
+		return fmt.Errorf("%w: object %d is deleted instead of %d", ErrProtocol, d.Object, v.obj.ID)
+	case v.sealed && v.mapped >= v.sealedLen:
+		return nil
+	}
+	return fmt.Errorf("%w: the publication is closed", ErrOwnerGone)
+}
+
+// handleRetire hides, unmaps and acknowledges what the owner takes back, in this
+// order: new work must not start on memory that is about to go.
+func (v *View) handleRetire(r wire.Retire) error {
+	before := v.track.End()
+	_, from, err := v.track.Retire(r)
+	if err != nil {
+		return wireError(err)
+	}
+	if err := v.hideFrom(r.Generation, from, before); err != nil {
+		return err
+	}
+	if from < before {
+		if err := v.unmapInTime(from, before-from); err != nil {
+			return err
+		}
+	}
+	return v.ack()
+}
+
+// hideFrom limits Len and Cap to from and applies the generation. It returns
+// ErrRetired if a slice of Host, or a stream that waits, needs the bytes beyond.
+func (v *View) hideFrom(generation, from, before uint64) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if from < v.hostLen {
+		return fmt.Errorf("%w: Host returned %d bytes, and %d are left", ErrRetired, v.hostLen, from)
+	}
+	// Unmapping waits for the streams that use the memory. One of them that waits
+	// for more bytes than are left would never end.
+	for _, s := range v.pendingWaits {
+		if s.n > from && from < before {
+			return fmt.Errorf("%w: a stream waits for %d bytes, and %d are left", ErrRetired, s.n, from)
+		}
+	}
+	v.mapped, v.generation = from, generation
+	// The owner can take the length back inside a chunk that stays. If the page has
+	// the new generation already, its length replaces the old one.
+	last := v.lastLen.Load()
+	if v.page != nil {
+		if n := v.page.done(); v.page.generation() == generation {
+			last = n
+		}
+	}
+	v.lastLen.Store(min(last, from))
+	v.notifiedLen = v.lenLocked()
+	v.notifyLocked()
+	return nil
+}
+
+// unmapInTime unmaps chunks. If local work on them does not end within Timeout, it
+// returns ErrRetired: the View detaches rather than keep the owner waiting.
+func (v *View) unmapInTime(off, size uint64) error {
+	// The unmap goes on by itself after the timeout; waitTasks waits for it.
+	done := make(chan error, 1)
+	v.tasks.Add(1)
+	go func() {
+		defer v.tasks.Done()
+		done <- v.unmap(off, size)
+	}()
+	late := time.NewTimer(v.opts.Timeout)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-v.stop:
+		return errViewClosed
+	case <-late.C:
+		return fmt.Errorf("%w: work on it has not ended within %v", ErrRetired, v.opts.Timeout)
+	}
+}
+
+// captureRetry is the pause between two tries to unmap during a capture.
+const captureRetry = 5 * time.Millisecond
+
+// unmap is Reservation.Unmap, except that it tries again until a capture has
+// ended.
+func (v *View) unmap(off, size uint64) error {
+	for {
+		err := v.res.Unmap(off, size)
+		if !errors.Is(err, vmm.ErrCapturing) {
+			return err
+		}
+		select {
+		case <-v.stop:
+			return err
+		case <-time.After(captureRetry):
+		}
+		v.mu.RLock()
+		ended := v.detached
+		v.mu.RUnlock()
+		if ended {
+			return err
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package shareable
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Snapshot is the prefix of a View that could be read at one moment. Nothing is
+// copied: unless the object is sealed, the owner may still write to its bytes.
+type Snapshot struct {
+	Ptr        vmm.Ptr
+	Len        uint64 // bytes
+	Generation uint64
+}
+
+// Snapshot returns the prefix that can be read now. After Close it is empty.
+func (v *View) Snapshot() Snapshot {
+	if v == nil {
+		return Snapshot{}
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if v.closed {
+		return Snapshot{}
+	}
+	return Snapshot{Ptr: v.res.Ptr(), Len: v.lenLocked(), Generation: v.generation}
+}
+
+// Valid reports whether the owner has taken none of the object's bytes back since
+// the snapshot. Call it after reading: if it returns true, what was read before is
+// what the snapshot showed.
+func (v *View) Valid(s Snapshot) bool {
+	if v == nil {
+		return false
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	if v.closed || s.Ptr != v.res.Ptr() || s.Generation != v.generation || s.Len > v.mapped {
+		return false
+	}
+	// The page shows a new generation before RETIRE arrives on the socket.
+	return v.detached || v.page == nil || v.page.generation() == s.Generation
+}
+
+// Host returns the first Len bytes as a slice, if the CPU can address the memory,
+// else vmm.ErrNotSupported: on CUDA. The slice is valid until Close. If the owner
+// takes back bytes of it, the View keeps them mapped and detaches from the owner
+// (ErrRetired). Access to the slice after Close crashes the process.
+func (v *View) Host() ([]byte, error) {
+	if v == nil {
+		return nil, errNoView
+	}
+	h, ok := v.dev.Driver().(driver.HostViewer)
+	if !ok {
+		return nil, fmt.Errorf("%w: the CPU cannot address this memory", vmm.ErrNotSupported)
+	}
+	// hostLen changes under the lock that also guards a retirement, so that no
+	// memory is unmapped below a slice.
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if err := v.checkOpenLocked(); err != nil {
+		return nil, err
+	}
+	n := v.lenLocked()
+	if n == 0 {
+		return []byte{}, nil
+	}
+	b, err := h.HostBytes(v.res.Ptr(), n)
+	if err != nil {
+		return nil, err
+	}
+	v.hostLen = max(v.hostLen, n)
+	return b[:n:n], nil
+}
+
+// ReadAt copies bytes from off on to p. It does not wait for queued work. Beyond
+// Len it returns io.EOF, as Range.ReadAt does.
+func (v *View) ReadAt(p []byte, off int64) (int, error) {
+	if v == nil {
+		return 0, errNoView
+	}
+	// The lock is not held during the copy: what is unmapped meanwhile waits for
+	// the copy, as any unmap does.
+	v.mu.RLock()
+	have, err := v.lenLocked(), v.checkOpenLocked()
+	v.mu.RUnlock()
+	if err == nil && off < 0 {
+		err = fmt.Errorf("%w: offset %d", vmm.ErrBounds, off)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if uint64(off) >= have {
+		if len(p) == 0 {
+			return 0, nil
+		}
+		return 0, io.EOF
+	}
+	n := min(uint64(len(p)), have-uint64(off))
+	if err := v.dev.CopyOut(p[:n], v.res.Ptr()+vmm.Ptr(off)); err != nil {
+		return 0, err
+	}
+	if n < uint64(len(p)) {
+		return int(n), io.EOF
+	}
+	return int(n), nil
+}
+
+// Tensor describes the whole rows that can be read now, for libraries that take a
+// pointer, a shape and strides. If the object has no layout, Tensor returns
+// vmm.ErrInvalid.
+func (v *View) Tensor() (vmm.Tensor, error) {
+	if v == nil {
+		return vmm.Tensor{}, errNoView
+	}
+	l, s := v.Layout(), v.Snapshot()
+	if l.Pitch == 0 {
+		return vmm.Tensor{}, fmt.Errorf("describe %q as a tensor: %w: it was published without a layout", v.obj.Name, vmm.ErrInvalid)
+	}
+	return l.Tensor(v.dev, v.res.Ptr(), s.Len-s.Len%l.Pitch)
+}
+
+// Layout is the layout of the bytes as the owner described it: opaque bytes if it
+// did not.
+func (v *View) Layout() vmm.Layout {
+	if v == nil {
+		return vmm.Layout{}
+	}
+	l := vmm.Layout{
+		Kind: vmm.ElemKind(v.obj.Elem.Kind), Bits: int(v.obj.Elem.Bits), Size: v.obj.Elem.Size,
+		Pitch: v.obj.Pitch, Hash: v.obj.Elem.Hash,
+	}
+	for _, n := range v.obj.Shape {
+		l.Shape = append(l.Shape, int(n))
+	}
+	return l
+}
+
+var _ io.ReaderAt = (*View)(nil)
