@@ -43,7 +43,7 @@ func (o *outputFlags) check() error {
 }
 
 // refuse refuses formats that the command has nothing for.
-func (o *outputFlags) refuse(why string, formats ...report.Format) error {
+func (o *outputFlags) reject(why string, formats ...report.Format) error {
 	asked := []report.Format{o.format}
 	for _, name := range o.files {
 		if f, err := report.FormatOf(name); err == nil {
@@ -176,7 +176,7 @@ func (c *choices) Type() string {
 }
 
 // mostStreams is how many busy streams may be asked for.
-const mostStreams = 64
+const maxStreams = 64
 
 // counts is a flag that takes a list of numbers of streams.
 type counts []int
@@ -186,8 +186,8 @@ func (c *counts) Set(s string) error {
 	var list counts
 	for v := range strings.SplitSeq(s, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(v))
-		if err != nil || n < 0 || n > mostStreams {
-			return fmt.Errorf("%q: want a list of numbers from 0 to %d", v, mostStreams)
+		if err != nil || n < 0 || n > maxStreams {
+			return fmt.Errorf("%q: want a list of numbers from 0 to %d", v, maxStreams)
 		}
 		if !slices.Contains(list, n) {
 			list = append(list, n)

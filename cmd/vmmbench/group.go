@@ -33,12 +33,12 @@ type task struct {
 
 // group is what is measured against each other.
 type group struct {
-	name     string
-	tasks    []task
-	samples  int    // of each at most
-	fewest   int    // of each, however long they take
-	maxLoops int    // repetitions in a sample at most; 0 is no bound
-	memory   uint64 // bytes of the host that it needs at once, about
+	name       string
+	tasks      []task
+	samples    int    // of each at most
+	minSamples int    // of each, however long they take
+	maxLoops   int    // repetitions in a sample at most; 0 is no bound
+	memory     uint64 // bytes of the host that it needs at once, about
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)
 }
@@ -61,12 +61,12 @@ type pair struct{ a, b int }
 
 // largest is the largest size that is measured, 64 TiB: no machine has more,
 // and sums of it do not overflow.
-const largest = 1 << 46
+const maxSize = 1 << 46
 
 // checkSize refuses a size that makes no sense.
 func checkSize(n uint64) error {
-	if n == 0 || n > largest {
-		return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(largest))}
+	if n == 0 || n > maxSize {
+		return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(maxSize))}
 	}
 	return nil
 }

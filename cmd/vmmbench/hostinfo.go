@@ -13,7 +13,7 @@ import (
 func hostInfo() report.Host {
 	h := report.Host{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(),
-		Kernel: kernel(), CPU: report.Text(field("/proc/cpuinfo", "model name")),
+		Kernel: kernel(), CPU: report.Text(procField("/proc/cpuinfo", "model name")),
 		Limits: append(limits(), mapCount()),
 	}
 	if n, ok := meminfo("/", "MemTotal"); ok {
@@ -24,7 +24,7 @@ func hostInfo() report.Host {
 
 // field is the value of the first line "name : value" in a file of /proc, empty
 // if there is none.
-func field(file, name string) string {
+func procField(file, name string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return ""

@@ -27,10 +27,10 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 		if err := o.check(); err != nil {
 			return err
 		}
-		if err := o.refuse("info measures nothing", report.GoBench, report.CSV); err != nil {
+		if err := o.reject("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
 		}
-		return a.session(c.Name(), &o, func(s *session) error {
+		return a.withReport(c.Name(), &o, func(s *runner) error {
 			names, err := deviceNames(*device)
 			if err != nil {
 				return err
@@ -41,7 +41,7 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 					s.report.Devices = append(s.report.Devices, describeDevice(dev))
 					return nil
 				})
-				c, err := a.unlessAbsent(name, err)
+				c, err := a.waivedCase(name, err)
 				if err != nil {
 					return err
 				}
@@ -52,7 +52,7 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 			if err := s.start(); err != nil {
 				return err
 			}
-			s.emit(cases, nil)
+			s.add(cases, nil)
 			return nil
 		})
 	}

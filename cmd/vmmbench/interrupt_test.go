@@ -19,7 +19,7 @@ func TestInterruptWithinASample(t *testing.T) {
 	growths.targets, growths.step = []uint64{32 << 20}, 1<<20
 	growths.mems.values = []string{growPlain}
 	copies := newBWPlan()
-	copies.article()
+	copies.basic()
 	copies.sizes = []uint64{8 << 20}
 	copies.mems.values = []string{memPlain}
 	copies.directions.values = []string{d2h}
@@ -30,7 +30,7 @@ func TestInterruptWithinASample(t *testing.T) {
 	for _, c := range []struct {
 		name, call string
 		n          int
-		plan       planner
+		plan       planFunc
 		samples    int
 	}{
 		{"in the warm-up of a growth", "AllocPlain", 3, growths.groups, 0},
@@ -70,7 +70,7 @@ func TestInterruptWithinASample(t *testing.T) {
 func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	b := &buffer{host: make([]byte, 2*bounce), size: 2 * bounce}
+	b := &buffer{host: make([]byte, 2*hostBlock), size: 2 * hostBlock}
 	require.ErrorIs(t, b.fill(ctx, verify.Pattern{Seed: 1}), context.Canceled)
 	require.ErrorIs(t, b.poison(ctx), context.Canceled)
 	require.Equal(t, make([]byte, len(b.host)), b.host)
@@ -87,7 +87,7 @@ func (brokenOff) verify(context.Context, verify.Mode, int64) (verify.Result, err
 
 func TestInterruptDoesNotHideWrongData(t *testing.T) {
 	s, c := newSession(), report.Case{}
-	s.conclude(t.Context(), &c, brokenOff{}, measure.Outcome{})
+	s.finishCase(t.Context(), &c, brokenOff{}, measure.Outcome{})
 	require.Equal(t, report.Failed, c.Status)
 	require.Equal(t, uint64(1), c.Verify.Errors)
 	s.report.Cases = append(s.report.Cases, c, report.Case{Status: report.Interrupted})

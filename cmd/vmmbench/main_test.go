@@ -75,7 +75,7 @@ func TestTour(t *testing.T) {
 			continue
 		}
 		require.LessOrEqual(t, *c.Low, *c.High)
-		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Verdict))
+		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Conclusion))
 	}
 
 	lines, err := os.ReadFile(file)

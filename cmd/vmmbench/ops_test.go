@@ -58,7 +58,7 @@ func TestOpsAsCSV(t *testing.T) {
 // opsPlanOf is a short plan of these operations.
 func opsPlanOf(ops ...string) *opsPlan {
 	p := newOpsPlan()
-	p.ops.values, p.sizes, p.asked, p.total, p.busy = ops, size.List{2 << 20}, true, 6<<20, counts{0}
+	p.ops.values, p.sizes, p.sizesGiven, p.total, p.busy = ops, size.List{2 << 20}, true, 6<<20, counts{0}
 	return p
 }
 
@@ -120,7 +120,7 @@ func TestOpsSizesThatFit(t *testing.T) {
 	p := newOpsPlan()
 	p.busy = counts{0}
 	require.Equal(t, []string{"ops/2MiB", "ops/32MiB", "ops/128MiB"}, names(p))
-	p.asked = true
+	p.sizesGiven = true
 	require.Len(t, names(p), 5, "what was asked for is tried")
 }
 
@@ -128,16 +128,16 @@ func TestOpsSizesThatFit(t *testing.T) {
 // nothing left.
 func TestBusyStreams(t *testing.T) {
 	dev, raw := device(t, nil)
-	l := &load{dev: dev, raw: raw, n: 2}
+	l := &busyStreams{dev: dev, raw: raw, n: 2}
 	undo, err := l.setup(t.Context())
 	require.NoError(t, err)
 	for range 10 {
-		l.ready(t.Context())
+		l.waitQueued(t.Context())
 	}
-	require.Len(t, l.all, 2)
+	require.Len(t, l.streams, 2)
 	require.NoError(t, undo())
-	require.Empty(t, l.all)
-	l.ready(t.Context()) // nothing to wait for
+	require.Empty(t, l.streams)
+	l.waitQueued(t.Context()) // nothing to wait for
 }
 
 func TestBusyStreamThatFails(t *testing.T) {

@@ -25,9 +25,9 @@ func TestErrorAtTheEndKeepsTheReport(t *testing.T) {
 	} {
 		var out, complaints bytes.Buffer
 		a := &app{stdout: &out, stderr: &complaints}
-		err := a.session("bw", &outputFlags{format: report.JSON}, func(s *session) error {
+		err := a.withReport("bw", &outputFlags{format: report.JSON}, func(s *runner) error {
 			require.NoError(t, s.start())
-			s.emit([]report.Case{{ID: "x", Status: c.status, Samples: []float64{1, 2, 3}}}, nil)
+			s.add([]report.Case{{ID: "x", Status: c.status, Samples: []float64{1, 2, 3}}}, nil)
 			return errors.New("device lost")
 		})
 		require.EqualError(t, err, "device lost")

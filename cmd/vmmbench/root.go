@@ -51,11 +51,11 @@ func (a *app) exit(err error) int {
 	if err == nil {
 		return a.code
 	}
-	a.complain(err)
+	a.printError(err)
 	var usage usageError
 	switch {
 	case errors.As(err, &usage):
-		a.complain(errors.New("see vmmbench --help"))
+		a.printError(errors.New("see vmmbench --help"))
 		return report.ExitUsage
 	case a.code == report.ExitPassed || a.code == report.ExitWaived:
 		return report.ExitFailed
@@ -64,7 +64,7 @@ func (a *app) exit(err error) int {
 }
 
 // complain tells people of an error. If even that fails there is nobody to tell.
-func (a *app) complain(err error) {
+func (a *app) printError(err error) {
 	_, _ = fmt.Fprintln(a.stderr, "vmmbench:", err)
 }
 

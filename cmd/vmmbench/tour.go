@@ -42,7 +42,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
 			copies, growths := newBWPlan(), newGrowPlan()
-			copies.article()
+			copies.basic()
 			copies.sizes = sizes
 			largest := slices.Max(sizes)
 			growths.targets = size.List{largest}
@@ -57,7 +57,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 			more, err := growths.groups(dev, raw, seed)
 			list = append(list, more...)
 			for i := range list {
-				list[i].fewest = stat.Fewest
+				list[i].minSamples = stat.MinSamples
 			}
 			return list, err
 		})

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pairs is a report of three devices, the last of which reaches nobody.
+// pairs is a report of three devices, the last of which has no path.
 func pairs() *Report {
 	r := sample()
 	r.Devices, r.Cases, r.Comparisons = nil, nil, nil

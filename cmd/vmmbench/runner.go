@@ -14,7 +14,7 @@ import (
 )
 
 // session is one report in the making.
-type session struct {
+type runner struct {
 	app     *app
 	to      *outputFlags
 	flags   *measureFlags // nil if nothing is measured
@@ -25,14 +25,14 @@ type session struct {
 }
 
 // planner says what to measure on a device, with data made from a seed.
-type planner func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error)
+type planFunc func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error)
 
 // stage opens devices, plans what to measure on them, and calls use while they
 // are open.
-type stage func(use func(devs []*vmm.Device, groups []group) error) error
+type deviceOpener func(use func(devs []*vmm.Device, groups []group) error) error
 
 // measure is a command that measures one device, from its flags to its exit code.
-func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planner) error {
+func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planFunc) error {
 	return a.measureOn(ctx, name, m, func(use func([]*vmm.Device, []group) error) error {
 		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
 			groups, err := plan(dev, raw, m.seed)
@@ -45,36 +45,36 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 }
 
 // measureOn is a measuring command on the devices that on opens.
-func (a *app) measureOn(ctx context.Context, name string, m *measureFlags, on stage) error {
+func (a *app) measureOn(ctx context.Context, name string, m *measureFlags, on deviceOpener) error {
 	if err := m.check(); err != nil {
 		return err
 	}
 	if m.dryRun {
 		return a.dryRun(m, on)
 	}
-	return a.session(name, &m.outputFlags, func(s *session) error {
+	return a.withReport(name, &m.outputFlags, func(s *runner) error {
 		s.flags = m
 		s.report.Run.Measure = m.describe()
 		err := on(func(devs []*vmm.Device, groups []group) error {
-			return s.work(ctx, a.stderr, devs, groups)
+			return s.measureGroups(ctx, a.stderr, devs, groups)
 		})
-		c, err := a.unlessAbsent(m.device, err)
+		c, err := a.waivedCase(m.device, err)
 		if c == nil {
 			return err
 		}
 		if err := s.start(); err != nil {
 			return err
 		}
-		s.emit([]report.Case{*c}, nil)
+		s.add([]report.Case{*c}, nil)
 		return nil
 	})
 }
 
 // dryRun prints the names of the cases. It ends as the run would, as far as
 // that is known without measuring.
-func (a *app) dryRun(m *measureFlags, on stage) error {
-	err := on(func(_ []*vmm.Device, groups []group) error { return a.list(groups) })
-	c, err := a.unlessAbsent(m.device, err)
+func (a *app) dryRun(m *measureFlags, on deviceOpener) error {
+	err := on(func(_ []*vmm.Device, groups []group) error { return a.printNames(groups) })
+	c, err := a.waivedCase(m.device, err)
 	if c != nil {
 		a.code = report.ExitWaived
 	}
@@ -83,9 +83,9 @@ func (a *app) dryRun(m *measureFlags, on stage) error {
 
 // session writes the report that fill makes, and leaves its exit code. Once
 // fill has called start, what it gathered is written even if it fails.
-func (a *app) session(name string, o *outputFlags, fill func(*session) error) error {
+func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) error {
 	begun := time.Now()
-	s := &session{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
+	s := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
 	err := fill(s)
 	if !s.started {
 		return err
@@ -96,25 +96,25 @@ func (a *app) session(name string, o *outputFlags, fill func(*session) error) er
 	if err != nil {
 		run.Error = oneLine(err)
 	}
-	s.each(func(o *output) error { return o.finish(s.report) })
+	s.eachOutput(func(o *output) error { return o.finish(s.report) })
 	a.code = s.report.Exit()
 	return errors.Join(err, s.lost)
 }
 
 // start opens the outputs. Nothing has been written before: a run that cannot
 // start leaves the files of the last one alone.
-func (s *session) start() error {
+func (s *runner) start() error {
 	outputs, err := s.app.openOutputs(s.to)
 	if err != nil {
 		return err
 	}
 	s.outputs, s.started = outputs, true
-	s.each(func(o *output) error { return o.Started(s.report) })
+	s.eachOutput(func(o *output) error { return o.Started(s.report) })
 	return nil
 }
 
 // each calls f for each output. One that fails is dropped, and the others go on.
-func (s *session) each(f func(*output) error) {
+func (s *runner) eachOutput(f func(*output) error) {
 	s.outputs = slices.DeleteFunc(s.outputs, func(o *output) bool {
 		err := f(o)
 		if err != nil {
@@ -125,10 +125,10 @@ func (s *session) each(f func(*output) error) {
 }
 
 // absentError says that there is no such device here.
-type absentError struct{ err error }
+type noDeviceError struct{ err error }
 
-func (e absentError) Error() string { return e.err.Error() }
-func (e absentError) Unwrap() error { return e.err }
+func (e noDeviceError) Error() string { return e.err.Error() }
+func (e noDeviceError) Unwrap() error { return e.err }
 
 // open opens a device. A name that is none is a usageError, a device that is
 // not there an absentError.
@@ -137,8 +137,8 @@ func open(name string) (*vmm.Device, error) {
 	switch {
 	case errors.Is(err, vmm.ErrInvalid):
 		err = usageError{err}
-	case absent(err):
-		err = absentError{err}
+	case notAvailable(err):
+		err = noDeviceError{err}
 	}
 	return dev, err
 }
@@ -158,19 +158,19 @@ func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (e
 }
 
 // unlessAbsent turns an absentError into a waived case, and lets others pass.
-func (a *app) unlessAbsent(device string, err error) (*report.Case, error) {
-	var gone absentError
+func (a *app) waivedCase(device string, err error) (*report.Case, error) {
+	var gone noDeviceError
 	if !errors.As(err, &gone) {
 		return nil, err
 	}
-	a.complain(err)
+	a.printError(err)
 	c := report.Case{ID: "open/" + device, Axes: report.Axes{{Name: "device", Value: device}}}
-	settle(&c, err)
+	endWithError(&c, err)
 	return &c, nil
 }
 
 // list prints the names of the cases.
-func (a *app) list(groups []group) error {
+func (a *app) printNames(groups []group) error {
 	for _, g := range groups {
 		for _, t := range g.tasks {
 			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
@@ -182,7 +182,7 @@ func (a *app) list(groups []group) error {
 }
 
 // work measures groups on devices that are open.
-func (s *session) work(ctx context.Context, stderr io.Writer, devs []*vmm.Device, groups []group) error {
+func (s *runner) measureGroups(ctx context.Context, stderr io.Writer, devs []*vmm.Device, groups []group) error {
 	for _, dev := range devs {
 		s.report.Devices = append(s.report.Devices, describeDevice(dev))
 	}
@@ -193,7 +193,7 @@ func (s *session) work(ctx context.Context, stderr io.Writer, devs []*vmm.Device
 	defer p.close()
 	for _, g := range groups {
 		p.begin(g.name)
-		s.group(ctx, g)
+		s.measureGroup(ctx, g)
 	}
 	return nil
 }

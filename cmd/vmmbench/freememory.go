@@ -15,7 +15,7 @@ import (
 func freeMemory(root string) (free uint64, ok bool) {
 	free, ok = meminfo(root, "MemAvailable")
 	for _, g := range memoryGroups(root) {
-		if left, limited := g.left(); limited && (!ok || left < free) {
+		if left, limited := g.available(); limited && (!ok || left < free) {
 			free, ok = left, true
 		}
 	}
@@ -24,7 +24,7 @@ func freeMemory(root string) (free uint64, ok bool) {
 
 // meminfo is a line of /proc/meminfo in bytes.
 func meminfo(root, name string) (uint64, bool) {
-	n, err := strconv.ParseUint(strings.TrimSuffix(field(filepath.Join(root, "proc/meminfo"), name), " kB"), 10, 64)
+	n, err := strconv.ParseUint(strings.TrimSuffix(procField(filepath.Join(root, "proc/meminfo"), name), " kB"), 10, 64)
 	return n * 1024, err == nil
 }
 
@@ -67,12 +67,12 @@ func memoryGroups(root string) []memoryGroup {
 
 // left is what may still be taken. Files in the page cache that nobody has used
 // for a while count as used, but make room.
-func (g memoryGroup) left() (left uint64, limited bool) {
-	limit, ok := number(g.limit)
+func (g memoryGroup) available() (left uint64, limited bool) {
+	limit, ok := readNumber(g.limit)
 	if !ok {
 		return 0, false
 	}
-	used, ok := number(g.used)
+	used, ok := readNumber(g.used)
 	if !ok {
 		return 0, false
 	}
@@ -95,7 +95,7 @@ func (g memoryGroup) reclaimable() uint64 {
 }
 
 // number is what a file holds if that is a number. No limit is the word max.
-func number(file string) (uint64, bool) {
+func readNumber(file string) (uint64, bool) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0, false

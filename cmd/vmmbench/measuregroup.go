@@ -16,22 +16,22 @@ import (
 )
 
 // group measures one group and reports it.
-func (s *session) group(ctx context.Context, g group) {
+func (s *runner) measureGroup(ctx context.Context, g group) {
 	cases := make([]report.Case, len(g.tasks))
 	for i, t := range g.tasks {
 		cases[i] = t.c
 	}
-	err := s.contend(ctx, g, cases)
+	err := s.measureTasks(ctx, g, cases)
 	for i := range cases {
 		if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
-			settle(&cases[i], err)
+			endWithError(&cases[i], err)
 		}
 	}
-	s.emit(cases, s.compare(g, cases))
+	s.add(cases, s.compare(g, cases))
 }
 
 // contend fills in the cases. An error of its own is one that concerns all.
-func (s *session) contend(ctx context.Context, g group, cases []report.Case) (err error) {
+func (s *runner) measureTasks(ctx context.Context, g group, cases []report.Case) (err error) {
 	// Each group begins with the memory of the last one given back.
 	defer debug.FreeOSMemory()
 	if err := ctx.Err(); err != nil {
@@ -54,33 +54,33 @@ func (s *session) contend(ctx context.Context, g group, cases []report.Case) (er
 	defer func() {
 		for k, c := range open {
 			if err := c.close(); err != nil {
-				settle(&cases[which[k]], fmt.Errorf("close: %w", err))
+				endWithError(&cases[which[k]], fmt.Errorf("close: %w", err))
 			}
 		}
 	}()
 	for i, t := range g.tasks {
 		c, err := t.open(ctx)
 		if err != nil {
-			settle(&cases[i], err)
+			endWithError(&cases[i], err)
 			continue
 		}
 		which, open, work = append(which, i), append(open, c), append(work, c.measure)
 	}
 	outcomes := measure.Run(ctx, measure.Config{
-		Samples: min(s.flags.samples, g.samples), Fewest: g.fewest, MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
+		Samples: min(s.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
 		Fixed: s.flags.order.value == "fixed", Seed: measure.Seed(s.flags.seed, g.name), Now: time.Now,
 	}, work)
 	for k, i := range which {
-		s.conclude(ctx, &cases[i], open[k], outcomes[k])
+		s.finishCase(ctx, &cases[i], open[k], outcomes[k])
 	}
 	return nil
 }
 
 // conclude turns what a contender did into its case.
-func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
+func (s *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
 	c.Samples = o.Times()
 	if o.Stop == measure.Failed {
-		settle(c, o.Err)
+		endWithError(c, o.Err)
 		return
 	}
 	if len(c.Samples) > 0 {
@@ -88,7 +88,7 @@ func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o 
 		by.describe(c, o.Samples)
 	}
 	if err := cmp.Or(o.Err, ctx.Err()); err != nil {
-		settle(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
+		endWithError(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
 		return
 	}
 	result, err := by.verify(ctx, s.flags.verify, s.flags.corrupt)
@@ -96,21 +96,21 @@ func (s *session) conclude(ctx context.Context, c *report.Case, by contender, o 
 	case bad != nil: // which stands, even if the check got no further
 		c.Verify, c.Status, c.Reason = &result, report.Failed, report.Text(bad.String())
 	case err != nil:
-		settle(c, fmt.Errorf("verify: %w", err))
+		endWithError(c, fmt.Errorf("verify: %w", err))
 	default:
 		c.Verify, c.Status = &result, report.Passed
 	}
 }
 
 // summarize adds the statistics.
-func (s *session) summarize(c *report.Case, o measure.Outcome) {
+func (s *runner) summarize(c *report.Case, o measure.Outcome) {
 	seed := measure.Seed(s.flags.seed, c.ID)
 	sum := stat.Summarize(c.Samples, seed)
 	c.Stats = &report.Stats{
 		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
 		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
-		Low: sum.Of.Low, High: sum.Of.High,
-		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Of.Low), ValueHigh: inUnit(c, sum.Of.High),
+		Low: sum.Interval.Low, High: sum.Interval.High,
+		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Interval.Low), ValueHigh: inUnit(c, sum.Interval.High),
 	}
 	if v := c.Stats; v.ValueLow > v.ValueHigh {
 		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the least bandwidth
@@ -154,13 +154,13 @@ func bandwidth(bytes uint64, ns float64) float64 {
 }
 
 // compare makes the comparisons of a group.
-func (s *session) compare(g group, cases []report.Case) []report.Comparison {
+func (s *runner) compare(g group, cases []report.Case) []report.Comparison {
 	var list []report.Comparison
 	for _, p := range g.pairs() {
 		a, b := cases[p.a], cases[p.b]
 		c := report.Comparison{
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
-			A:  a.ID, B: b.ID, Margin: float64(s.flags.margin), Verdict: stat.Unclear,
+			A:  a.ID, B: b.ID, Margin: float64(s.flags.margin), Conclusion: stat.Unclear,
 		}
 		for _, side := range []report.Case{a, b} {
 			if side.Status != report.Passed && c.Reason == "" {
@@ -172,7 +172,7 @@ func (s *session) compare(g group, cases []report.Case) []report.Comparison {
 			if err != nil {
 				c.Reason = report.Text(err.Error())
 			} else {
-				c.Ratio, c.Low, c.High, c.Verdict = &ratio, &of.Low, &of.High, stat.Judge(of, c.Margin)
+				c.Ratio, c.Low, c.High, c.Conclusion = &ratio, &of.Low, &of.High, stat.Conclude(of, c.Margin)
 			}
 		}
 		list = append(list, c)
@@ -181,7 +181,7 @@ func (s *session) compare(g group, cases []report.Case) []report.Comparison {
 }
 
 // emit adds to the report and tells the outputs.
-func (s *session) emit(cases []report.Case, comparisons []report.Comparison) {
+func (s *runner) add(cases []report.Case, comparisons []report.Comparison) {
 	for _, c := range cases {
 		if c.Samples == nil {
 			c.Samples = []float64{}
@@ -190,21 +190,21 @@ func (s *session) emit(cases []report.Case, comparisons []report.Comparison) {
 			c.Flags = []string{}
 		}
 		s.report.Cases = append(s.report.Cases, c)
-		s.each(func(o *output) error { return o.Case(c) })
+		s.eachOutput(func(o *output) error { return o.Case(c) })
 	}
 	for _, c := range comparisons {
 		s.report.Comparisons = append(s.report.Comparisons, c)
-		s.each(func(o *output) error { return o.Comparison(c) })
+		s.eachOutput(func(o *output) error { return o.Comparison(c) })
 	}
 }
 
 // settle ends a case with an error. What this machine cannot do is waived.
 // Nothing is done under another context than that of the signals, so an error
 // that says canceled is an interruption.
-func settle(c *report.Case, err error) {
+func endWithError(c *report.Case, err error) {
 	c.Status, c.Reason = report.Error, oneLine(err)
 	switch {
-	case absent(err):
+	case notAvailable(err):
 		c.Status = report.Waived
 	case errors.Is(err, context.Canceled):
 		c.Status, c.Reason = report.Interrupted, "interrupted: "+c.Reason
@@ -218,6 +218,6 @@ func oneLine(err error) report.Text {
 }
 
 // absent says whether err is about something that this machine does not have.
-func absent(err error) bool {
+func notAvailable(err error) bool {
 	return errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrNoDriver) || errors.Is(err, vmm.ErrNoDevice)
 }
