@@ -77,6 +77,7 @@ func location(dev *vmm.Device) driver.Location {
 // deviceBuffer makes device memory of a kind.
 func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*buffer, error) {
 	b := &buffer{raw: raw, size: s.size, chunks: []uint64{0}}
+	// Only vmm memory has chunks; the rest is one allocation of the driver.
 	if kind == memVMM {
 		r, err := grownRange(dev, s)
 		if err != nil {

@@ -109,7 +109,7 @@ size by appends of that many bytes, which decide the sizes of its chunks.`,
 	m.add(f, 15, 4*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
-	f.Var(&preset, "preset", "what to measure, unless the flags below say otherwise")
+	f.Var(&preset, "preset", "what to measure, where the flags below say nothing")
 	f.Var(&p.directions, "direction", "directions; both is h2d and d2h at once")
 	f.Var(&p.hosts, "host", "kinds of host memory")
 	f.Var(&p.mems, "mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host")
@@ -120,6 +120,7 @@ size by appends of that many bytes, which decide the sizes of its chunks.`,
 	f.Var(&p.streams, "streams", "how many streams share a copy")
 	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		// A preset fills in what no flag says.
 		if preset.value == "full" {
 			p.fullExcept(f.Changed)
 		}

@@ -25,6 +25,7 @@ type copyGroup struct {
 
 // setup makes the host memory.
 func (s *copyGroup) setup(ctx context.Context) (func() error, error) {
+	// Before any memory is made: then all cases of the group have the same reason.
 	if err := s.unsupported(s.dev); err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ func TestOnFakeCUDA(t *testing.T) {
 	growths.targets, growths.step, growths.busy = size.List{16 << 20}, 2<<20, counts{0, 1}
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
 	for name, plan := range map[string]planFunc{"ops": ops.groups, "bw": copies.groups, "grow": growths.groups} {
-		s := newSession()
+		s := newRunner()
 		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan))
 		require.NotEmpty(t, s.report.Cases)
 		for _, c := range s.report.Cases {

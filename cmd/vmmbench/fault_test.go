@@ -28,15 +28,15 @@ func device(t *testing.T, hook func(drivertest.Call) error) (*vmm.Device, driver
 }
 
 // run measures on a device what is planned for it.
-func (s *runner) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planFunc) error {
-	groups, err := plan(dev, raw, s.flags.seed)
+func (r *runner) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planFunc) error {
+	groups, err := plan(dev, raw, r.flags.seed)
 	if err != nil {
 		return err
 	}
-	return s.measureGroups(ctx, stderr, []*vmm.Device{dev}, groups)
+	return r.measureGroups(ctx, stderr, []*vmm.Device{dev}, groups)
 }
 
-func newSession() *runner {
+func newRunner() *runner {
 	return &runner{
 		app: &app{stdout: io.Discard, stderr: io.Discard}, to: &outputFlags{format: report.JSON},
 		flags: &measureFlags{
@@ -65,7 +65,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 				return hook(c)
 			})
 			hook = drivertest.FailNth(call, n, vmm.ErrOutOfMemory)
-			s := newSession()
+			s := newRunner()
 			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
 			count := s.report.Count()
 			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
@@ -82,7 +82,7 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 	plan.mems.values = []string{growVMM, growPlain}
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
 		dev, raw := device(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
-		s := newSession()
+		s := newRunner()
 		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
 		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)
 	}

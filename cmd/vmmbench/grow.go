@@ -70,6 +70,7 @@ the container. Giving the memory back is not timed.`,
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
 	})
+	// A growth takes longer than a copy, so there are fewer samples and more time.
 	f := c.Flags()
 	m.add(f, 7, 15*time.Second)
 	m.addVerify(f)

@@ -22,8 +22,8 @@ func hostInfo() report.Host {
 	return h
 }
 
-// field is the value of the first line "name : value" in a file of /proc, empty
-// if there is none.
+// procField returns the value of the first line "name : value" in a file of /proc,
+// empty if there is none.
 func procField(file, name string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -37,6 +37,7 @@ func procField(file, name string) string {
 	return ""
 }
 
+// mapCount is the number of mappings that the system allows a process.
 func mapCount() report.Limit {
 	l := report.Limit{Name: "vm.max_map_count"}
 	b, err := os.ReadFile("/proc/sys/vm/max_map_count")

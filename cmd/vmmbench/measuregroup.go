@@ -15,24 +15,25 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// group measures one group and reports it.
-func (s *runner) measureGroup(ctx context.Context, g group) {
+// measureGroup measures one group and adds its cases to the report.
+func (r *runner) measureGroup(ctx context.Context, g group) {
 	cases := make([]report.Case, len(g.tasks))
 	for i, t := range g.tasks {
 		cases[i] = t.c
 	}
-	err := s.measureTasks(ctx, g, cases)
+	err := r.measureTasks(ctx, g, cases)
+	// An error of the whole group does not replace what is known of a case.
 	for i := range cases {
 		if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
 			endWithError(&cases[i], err)
 		}
 	}
-	s.add(cases, s.compare(g, cases))
+	r.add(cases, r.compare(g, cases))
 }
 
-// contend fills in the cases. An error of its own is one that concerns all.
-func (s *runner) measureTasks(ctx context.Context, g group, cases []report.Case) (err error) {
-	// Each group begins with the memory of the last one given back.
+// measureTasks completes the cases. It returns an error that concerns all of them.
+func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case) (err error) {
+	// The next group needs the memory of this one.
 	defer debug.FreeOSMemory()
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("not started: %w", err)
@@ -48,13 +49,15 @@ func (s *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 		defer func() { err = errors.Join(err, undo()) }()
 	}
 
-	var which []int
+	// A contender that cannot be opened ends its own case only. So work[k] belongs
+	// to cases[index[k]].
+	var index []int
 	var open []contender
 	var work []measure.Func
 	defer func() {
 		for k, c := range open {
 			if err := c.close(); err != nil {
-				endWithError(&cases[which[k]], fmt.Errorf("close: %w", err))
+				endWithError(&cases[index[k]], fmt.Errorf("close: %w", err))
 			}
 		}
 	}()
@@ -64,36 +67,37 @@ func (s *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 			endWithError(&cases[i], err)
 			continue
 		}
-		which, open, work = append(which, i), append(open, c), append(work, c.measure)
+		index, open, work = append(index, i), append(open, c), append(work, c.measure)
 	}
 	outcomes := measure.Run(ctx, measure.Config{
-		Samples: min(s.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: s.flags.minTime, MaxTime: s.flags.maxTime, MaxLoops: g.maxLoops,
-		Fixed: s.flags.order.value == "fixed", Seed: measure.Seed(s.flags.seed, g.name), Now: time.Now,
+		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
+		Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
 	}, work)
-	for k, i := range which {
-		s.finishCase(ctx, &cases[i], open[k], outcomes[k])
+	for k, i := range index {
+		r.finishCase(ctx, &cases[i], open[k], outcomes[k])
 	}
 	return nil
 }
 
-// conclude turns what a contender did into its case.
-func (s *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
+// finishCase completes a case from the samples of its contender.
+func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
 	c.Samples = o.Times()
 	if o.Stop == measure.Failed {
 		endWithError(c, o.Err)
 		return
 	}
 	if len(c.Samples) > 0 {
-		s.summarize(c, o)
+		r.summarize(c, o)
 		by.describe(c, o.Samples)
 	}
+	// Verifying takes as long as a sample, so an interrupt leaves it out.
 	if err := cmp.Or(o.Err, ctx.Err()); err != nil {
 		endWithError(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
 		return
 	}
-	result, err := by.verify(ctx, s.flags.verify, s.flags.corrupt)
+	result, err := by.verify(ctx, r.flags.verify, r.flags.corrupt)
 	switch bad := result.FirstBad; {
-	case bad != nil: // which stands, even if the check got no further
+	case bad != nil: // whether or not the check came to its end
 		c.Verify, c.Status, c.Reason = &result, report.Failed, report.Text(bad.String())
 	case err != nil:
 		endWithError(c, fmt.Errorf("verify: %w", err))
@@ -102,9 +106,9 @@ func (s *runner) finishCase(ctx context.Context, c *report.Case, by contender, o
 	}
 }
 
-// summarize adds the statistics.
-func (s *runner) summarize(c *report.Case, o measure.Outcome) {
-	seed := measure.Seed(s.flags.seed, c.ID)
+// summarize adds the statistics to a case.
+func (r *runner) summarize(c *report.Case, o measure.Outcome) {
+	seed := measure.Seed(r.flags.seed, c.ID)
 	sum := stat.Summarize(c.Samples, seed)
 	c.Stats = &report.Stats{
 		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
@@ -113,7 +117,7 @@ func (s *runner) summarize(c *report.Case, o measure.Outcome) {
 		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Interval.Low), ValueHigh: inUnit(c, sum.Interval.High),
 	}
 	if v := c.Stats; v.ValueLow > v.ValueHigh {
-		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the least bandwidth
+		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the lowest bandwidth
 	}
 	if !stat.Enough(sum.N) {
 		c.Flags = append(c.Flags, "few-samples")
@@ -121,7 +125,7 @@ func (s *runner) summarize(c *report.Case, o measure.Outcome) {
 	if sum.CV > 0.05 {
 		c.Flags = append(c.Flags, "noisy")
 	}
-	if stat.Drifts(c.Samples, float64(s.flags.margin), seed) {
+	if stat.Drifts(c.Samples, float64(r.flags.margin), seed) {
 		c.Flags = append(c.Flags, "drift")
 	}
 }
@@ -133,7 +137,7 @@ const (
 	unitUs  = "us"
 )
 
-// inUnit is a time as the value of a case. One byte a nanosecond is 1 GB/s.
+// inUnit converts a time to the unit of a case. One byte a nanosecond is 1 GB/s.
 func inUnit(c *report.Case, ns float64) float64 {
 	switch c.Unit {
 	case unitMs:
@@ -144,8 +148,8 @@ func inUnit(c *report.Case, ns float64) float64 {
 	return bandwidth(c.Bytes, ns)
 }
 
-// bandwidth is in GB/s, 1e9 bytes a second. A clock too coarse to see the work
-// gives 0, which is as little as infinity would be and is a number.
+// bandwidth is in GB/s, 1e9 bytes a second. If the clock is too coarse to measure
+// the work it is 0, because JSON has no infinity.
 func bandwidth(bytes uint64, ns float64) float64 {
 	if ns <= 0 {
 		return 0
@@ -153,14 +157,14 @@ func bandwidth(bytes uint64, ns float64) float64 {
 	return float64(bytes) / ns
 }
 
-// compare makes the comparisons of a group.
-func (s *runner) compare(g group, cases []report.Case) []report.Comparison {
+// compare compares the tasks of a group in pairs.
+func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 	var list []report.Comparison
 	for _, p := range g.pairs() {
 		a, b := cases[p.a], cases[p.b]
 		c := report.Comparison{
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
-			A:  a.ID, B: b.ID, Margin: float64(s.flags.margin), Conclusion: stat.Unclear,
+			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Conclusion: stat.Unclear,
 		}
 		for _, side := range []report.Case{a, b} {
 			if side.Status != report.Passed && c.Reason == "" {
@@ -168,20 +172,25 @@ func (s *runner) compare(g group, cases []report.Case) []report.Comparison {
 			}
 		}
 		if c.Reason == "" {
-			ratio, of, err := stat.Ratio(a.Samples, b.Samples, measure.Seed(s.flags.seed, c.ID))
-			if err != nil {
-				c.Reason = report.Text(err.Error())
-			} else {
-				c.Ratio, c.Low, c.High, c.Conclusion = &ratio, &of.Low, &of.High, stat.Conclude(of, c.Margin)
-			}
+			r.addRatio(&c, a, b)
 		}
 		list = append(list, c)
 	}
 	return list
 }
 
-// emit adds to the report and tells the outputs.
-func (s *runner) add(cases []report.Case, comparisons []report.Comparison) {
+// addRatio adds the ratio of b's time to a's, or the reason why there is none.
+func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
+	ratio, interval, err := stat.Ratio(a.Samples, b.Samples, measure.Seed(r.flags.seed, c.ID))
+	if err != nil {
+		c.Reason = report.Text(err.Error())
+		return
+	}
+	c.Ratio, c.Low, c.High, c.Conclusion = &ratio, &interval.Low, &interval.High, stat.Conclude(interval, c.Margin)
+}
+
+// add adds to the report and to the outputs.
+func (r *runner) add(cases []report.Case, comparisons []report.Comparison) {
 	for _, c := range cases {
 		if c.Samples == nil {
 			c.Samples = []float64{}
@@ -189,18 +198,18 @@ func (s *runner) add(cases []report.Case, comparisons []report.Comparison) {
 		if c.Flags == nil {
 			c.Flags = []string{}
 		}
-		s.report.Cases = append(s.report.Cases, c)
-		s.eachOutput(func(o *output) error { return o.Case(c) })
+		r.report.Cases = append(r.report.Cases, c)
+		r.eachOutput(func(o *output) error { return o.Case(c) })
 	}
 	for _, c := range comparisons {
-		s.report.Comparisons = append(s.report.Comparisons, c)
-		s.eachOutput(func(o *output) error { return o.Comparison(c) })
+		r.report.Comparisons = append(r.report.Comparisons, c)
+		r.eachOutput(func(o *output) error { return o.Comparison(c) })
 	}
 }
 
-// settle ends a case with an error. What this machine cannot do is waived.
-// Nothing is done under another context than that of the signals, so an error
-// that says canceled is an interruption.
+// endWithError ends a case with an error. If this machine cannot do it, the case is
+// waived. The only context is that of the signals, so an error that says canceled
+// is an interrupt.
 func endWithError(c *report.Case, err error) {
 	c.Status, c.Reason = report.Error, oneLine(err)
 	switch {
@@ -211,13 +220,13 @@ func endWithError(c *report.Case, err error) {
 	}
 }
 
-// oneLine is an error as a reason. Errors that were joined stand on lines of
-// their own.
+// oneLine returns an error as a reason. Each of several joined errors has a line
+// of its own, which does not fit into a table.
 func oneLine(err error) report.Text {
 	return report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
-// absent says whether err is about something that this machine does not have.
+// notAvailable says whether err is about something that this machine does not have.
 func notAvailable(err error) bool {
 	return errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrNoDriver) || errors.Is(err, vmm.ErrNoDevice)
 }

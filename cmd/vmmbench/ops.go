@@ -79,6 +79,7 @@ is one call or one growth. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench ops
   vmmbench ops --op grow,regrow --size 2M:2G:x4 --busy 0`,
 	})
+	// Nothing is written: there is no --verify, and a call is not repeated in a sample.
 	f := c.Flags()
 	m.add(f, 100, 5*time.Second)
 	f.Var(&p.ops, "op", "operations")
@@ -125,6 +126,7 @@ func (p *opsPlan) group(dev *vmm.Device, raw driver.Device, s *chunkOps, streams
 		setup: l.setup,
 	}
 	for _, op := range p.ops.values {
+		// The payload of a growth is all its chunks.
 		name, bytes := opName(dev, op), s.size
 		if op == opGrow || op == opRegrow {
 			bytes *= uint64(s.count)
@@ -221,6 +223,7 @@ func (s *chunkOps) newOperation(dev *vmm.Device, op string, ready func(context.C
 	case opGrow:
 		o.do = s.timeGrow
 	case opRegrow:
+		// The chunks are made once, before the first sample, and kept for all.
 		kept, err := s.create()
 		if err != nil {
 			return nil, errors.Join(err, s.release(kept))

@@ -79,7 +79,7 @@ func TestOpsThatFailGiveBack(t *testing.T) {
 			require.NoError(t, err)
 			raw, err := dev.Raw()
 			require.NoError(t, err)
-			s := newSession()
+			s := newRunner()
 			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, opsPlanOf(c.op).groups))
 			require.Equal(t, report.Error, s.report.Cases[0].Status, "%s, call %d of %s", c.op, n, c.call)
 			require.NoError(t, dev.Close())
@@ -99,7 +99,7 @@ func TestOpsInterrupted(t *testing.T) {
 		}
 		return nil
 	})
-	s := newSession()
+	s := newRunner()
 	s.flags.samples = 9
 	require.NoError(t, s.run(ctx, io.Discard, dev, raw, opsPlanOf(opCreate).groups))
 	require.Equal(t, report.Interrupted, s.report.Cases[0].Status)
@@ -155,7 +155,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 		hook = drivertest.FailNth(c.call, c.n, vmm.ErrOutOfMemory)
 		p := opsPlanOf(opPlainAlloc) // which makes none of these calls
 		p.busy = counts{2}
-		s := newSession()
+		s := newRunner()
 		s.flags.samples = 20
 		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, p.groups))
 		got := s.report.Cases[0]

@@ -60,7 +60,7 @@ func TestFullDiskLosesNoOtherOutput(t *testing.T) {
 	require.Equal(t, report.Passed, parse(t, string(text)).Cases[0].Status)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 3, "nothing else is left behind")
+	require.Len(t, left, 3, "no temporary file is left")
 }
 
 // The report of the last run stays until that of this one is complete.
@@ -101,5 +101,5 @@ func TestRunThatCannotStartLeavesTheLastReport(t *testing.T) {
 	require.Equal(t, byte('{'), text[0])
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 3, "nothing is left beside them")
+	require.Len(t, left, 3, "no temporary file is left")
 }

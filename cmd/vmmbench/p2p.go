@@ -76,6 +76,7 @@ by the number of devices that get access.`,
 	m.add(f, 15, time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
+	// Peer copies vary less than others, so the margin is smaller.
 	m.margin = 0.01
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
@@ -250,23 +251,24 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) (_ group, err error) {
 		name:    fmt.Sprintf("p2p/%s/%s/%s-%s", direction, size.Format(n), from, to),
 		samples: math.MaxInt,
 	}
+	// Each group has its own data: what another pair left cannot pass for them.
 	pair.pattern.Seed = measure.Seed(seed, g.name)
 	if _, _, pair.gateable = gateSupport(from, pair.fromRaw); pair.gateable {
 		g.maxLoops = gatedLoops
 	}
-	payload, unit := n, unitGBs
+	payload, caseUnit := n, unitGBs
 	if direction == both {
 		payload *= 2
 	}
 	if n <= maxLatencySize {
-		unit = unitUs
+		caseUnit = unitUs
 	}
 	for _, kind := range p.mems.values {
 		g.tasks = append(g.tasks, task{
 			label: kind,
 			grows: kind == memVMM,
 			c: report.Case{
-				ID: g.name + "/" + kind, Unit: unit, Bytes: payload,
+				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
 				Axes: report.Axes{
 					{Name: "from", Value: from.String()}, {Name: "to", Value: to.String()},
 					{Name: "direction", Value: direction}, {Name: "size", Value: n}, {Name: "mem", Value: kind},

@@ -119,7 +119,7 @@ func p2pOn(t *testing.T, drv driver.Driver, mems ...string) *runner {
 	p := newP2PPlan()
 	p.sizes, p.grants = size.List{64 << 10}, []int{2}
 	p.mems.values = mems
-	s := newSession()
+	s := newRunner()
 	groups, err := p.groups([]*vmm.Device{a, b}, 1)
 	require.NoError(t, err)
 	require.NoError(t, s.measureGroups(t.Context(), io.Discard, []*vmm.Device{a, b}, groups))

@@ -13,7 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// session is one report in the making.
+// runner runs one command and makes its report.
 type runner struct {
 	app     *app
 	to      *outputFlags
@@ -21,17 +21,17 @@ type runner struct {
 	report  *report.Report
 	outputs []*output
 	started bool
-	lost    error // of outputs that were dropped
+	lost    error // from outputs that were dropped
 }
 
-// planner says what to measure on a device, with data made from a seed.
+// planFunc plans what to measure on a device, with data made from a seed.
 type planFunc func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error)
 
-// stage opens devices, plans what to measure on them, and calls use while they
-// are open.
+// deviceOpener opens devices, plans what to measure on them, and calls use while
+// they are open.
 type deviceOpener func(use func(devs []*vmm.Device, groups []group) error) error
 
-// measure is a command that measures one device, from its flags to its exit code.
+// measure runs a command that measures one device, from its flags to its exit code.
 func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planFunc) error {
 	return a.measureOn(ctx, name, m, func(use func([]*vmm.Device, []group) error) error {
 		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
@@ -44,7 +44,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan pl
 	})
 }
 
-// measureOn is a measuring command on the devices that on opens.
+// measureOn is measure for the devices that on opens.
 func (a *app) measureOn(ctx context.Context, name string, m *measureFlags, on deviceOpener) error {
 	if err := m.check(); err != nil {
 		return err
@@ -52,26 +52,27 @@ func (a *app) measureOn(ctx context.Context, name string, m *measureFlags, on de
 	if m.dryRun {
 		return a.dryRun(m, on)
 	}
-	return a.withReport(name, &m.outputFlags, func(s *runner) error {
-		s.flags = m
-		s.report.Run.Measure = m.describe()
+	return a.withReport(name, &m.outputFlags, func(r *runner) error {
+		r.flags = m
+		r.report.Run.Measure = m.describe()
 		err := on(func(devs []*vmm.Device, groups []group) error {
-			return s.measureGroups(ctx, a.stderr, devs, groups)
+			return r.measureGroups(ctx, a.stderr, devs, groups)
 		})
+		// A report is written also if there is no such device: its only case is waived.
 		c, err := a.waivedCase(m.device, err)
 		if c == nil {
 			return err
 		}
-		if err := s.start(); err != nil {
+		if err := r.start(); err != nil {
 			return err
 		}
-		s.add([]report.Case{*c}, nil)
+		r.add([]report.Case{*c}, nil)
 		return nil
 	})
 }
 
-// dryRun prints the names of the cases. It ends as the run would, as far as
-// that is known without measuring.
+// dryRun prints the names of the cases. Its exit code is that of a run, as far as
+// it is known without measuring.
 func (a *app) dryRun(m *measureFlags, on deviceOpener) error {
 	err := on(func(_ []*vmm.Device, groups []group) error { return a.printNames(groups) })
 	c, err := a.waivedCase(m.device, err)
@@ -81,57 +82,58 @@ func (a *app) dryRun(m *measureFlags, on deviceOpener) error {
 	return err
 }
 
-// session writes the report that fill makes, and leaves its exit code. Once
-// fill has called start, what it gathered is written even if it fails.
+// withReport writes the report that fill makes, and sets its exit code. After fill
+// has called start, the report is written even if fill fails.
 func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) error {
 	begun := time.Now()
-	s := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
-	err := fill(s)
-	if !s.started {
+	r := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
+	err := fill(r)
+	if !r.started {
 		return err
 	}
-	run := &s.report.Run
+	run := &r.report.Run
 	run.Seconds = time.Since(begun).Seconds()
-	run.Interrupted = s.report.Count()[report.Interrupted] > 0
+	run.Interrupted = r.report.Count()[report.Interrupted] > 0
 	if err != nil {
 		run.Error = oneLine(err)
 	}
-	s.eachOutput(func(o *output) error { return o.finish(s.report) })
-	a.code = s.report.Exit()
-	return errors.Join(err, s.lost)
+	r.eachOutput(func(o *output) error { return o.finish(r.report) })
+	a.code = r.report.Exit()
+	return errors.Join(err, r.lost)
 }
 
-// start opens the outputs. Nothing has been written before: a run that cannot
-// start leaves the files of the last one alone.
-func (s *runner) start() error {
-	outputs, err := s.app.openOutputs(s.to)
+// start opens the outputs. Before it, nothing is written: a run that cannot start
+// leaves the files of an earlier run alone.
+func (r *runner) start() error {
+	outputs, err := r.app.openOutputs(r.to)
 	if err != nil {
 		return err
 	}
-	s.outputs, s.started = outputs, true
-	s.eachOutput(func(o *output) error { return o.Started(s.report) })
+	r.outputs, r.started = outputs, true
+	r.eachOutput(func(o *output) error { return o.Started(r.report) })
 	return nil
 }
 
-// each calls f for each output. One that fails is dropped, and the others go on.
-func (s *runner) eachOutput(f func(*output) error) {
-	s.outputs = slices.DeleteFunc(s.outputs, func(o *output) bool {
+// eachOutput calls f for each output. An output that fails is dropped, and the
+// others go on.
+func (r *runner) eachOutput(f func(*output) error) {
+	r.outputs = slices.DeleteFunc(r.outputs, func(o *output) bool {
 		err := f(o)
 		if err != nil {
-			s.lost = errors.Join(s.lost, err, o.drop())
+			r.lost = errors.Join(r.lost, err, o.drop())
 		}
 		return err != nil
 	})
 }
 
-// absentError says that there is no such device here.
+// noDeviceError says that this machine does not have the device.
 type noDeviceError struct{ err error }
 
 func (e noDeviceError) Error() string { return e.err.Error() }
 func (e noDeviceError) Unwrap() error { return e.err }
 
-// open opens a device. A name that is none is a usageError, a device that is
-// not there an absentError.
+// open opens a device. For a name that is not valid it returns a usageError, for a
+// device that this machine does not have a noDeviceError.
 func open(name string) (*vmm.Device, error) {
 	dev, err := vmm.Open(name)
 	switch {
@@ -143,7 +145,7 @@ func open(name string) (*vmm.Device, error) {
 	return dev, err
 }
 
-// onDevice calls f with an open device.
+// onDevice calls f while a device is open.
 func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (err error) {
 	dev, err := open(name)
 	if err != nil {
@@ -157,7 +159,8 @@ func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (e
 	return f(dev, raw)
 }
 
-// unlessAbsent turns an absentError into a waived case, and lets others pass.
+// waivedCase returns a waived case for a noDeviceError. It returns any other error
+// as it is.
 func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 	var gone noDeviceError
 	if !errors.As(err, &gone) {
@@ -169,7 +172,7 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 	return &c, nil
 }
 
-// list prints the names of the cases.
+// printNames prints the names of the cases.
 func (a *app) printNames(groups []group) error {
 	for _, g := range groups {
 		for _, t := range g.tasks {
@@ -181,19 +184,19 @@ func (a *app) printNames(groups []group) error {
 	return nil
 }
 
-// work measures groups on devices that are open.
-func (s *runner) measureGroups(ctx context.Context, stderr io.Writer, devs []*vmm.Device, groups []group) error {
+// measureGroups measures groups on open devices.
+func (r *runner) measureGroups(ctx context.Context, stderr io.Writer, devs []*vmm.Device, groups []group) error {
 	for _, dev := range devs {
-		s.report.Devices = append(s.report.Devices, describeDevice(dev))
+		r.report.Devices = append(r.report.Devices, describeDevice(dev))
 	}
-	if err := s.start(); err != nil {
+	if err := r.start(); err != nil {
 		return err
 	}
-	p := newProgress(stderr, s.flags.progress.value, len(groups))
+	p := newProgress(stderr, r.flags.progress.value, len(groups))
 	defer p.close()
 	for _, g := range groups {
 		p.begin(g.name)
-		s.measureGroup(ctx, g)
+		r.measureGroup(ctx, g)
 	}
 	return nil
 }

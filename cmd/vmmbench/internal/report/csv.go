@@ -27,6 +27,7 @@ func csvColumns(r *Report) []csvColumn {
 			list = append(list, csvColumn{a.Name, func(c Case) string { return csvAxis(c.Axes.Of(a.Name)) }})
 		}
 	}
+	// A case without statistics, or without a check, has empty columns for them.
 	whole := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	stats := func(name string, of func(*Stats) float64) csvColumn {
 		return csvColumn{name, func(c Case) string {

@@ -14,10 +14,10 @@ const axisFrom, axisTo = "from", "to"
 
 // matrix has the cases that differ in the pair of devices only.
 type matrix struct {
-	name, unit string
-	scale      string   // matrices with the same scale share their shades
-	devs       []string // rows and columns
-	cells      map[[2]string]Case
+	name, valueUnit string
+	scale           string   // matrices with the same scale share their shades
+	devs            []string // rows and columns
+	cells           map[[2]string]Case
 }
 
 // matrices groups the cases for pairs by their other axes, in order.
@@ -45,7 +45,7 @@ func matrices(r *Report) []*matrix {
 		}
 		m := byName[name]
 		if m == nil {
-			m = &matrix{name: name, unit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}}
+			m = &matrix{name: name, valueUnit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}}
 			byName[name] = m
 			list = append(list, m)
 		}
@@ -80,6 +80,7 @@ func (m *matrix) render(most float64) table.Writer {
 		header = append(header, to)
 	}
 	t.AppendHeader(header)
+	// A pair that was not measured, as a device and itself, is a dash.
 	for _, from := range m.devs {
 		row := table.Row{from}
 		for _, to := range m.devs {

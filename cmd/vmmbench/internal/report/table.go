@@ -40,7 +40,7 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	pairs := matrices(r)
 	top := maxByScale(pairs)
 	for _, m := range pairs {
-		add(m.name+", "+m.unit, m.render(top[m.scale]))
+		add(m.name+", "+m.valueUnit, m.render(top[m.scale]))
 	}
 	add("Comparisons: time of B over time of A, above 1 means B takes longer", comparisons(r))
 	if r.Run.Measure != nil {
@@ -72,14 +72,14 @@ func devices(r *Report) table.Writer {
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "recommended", "arch", "pci", "uuid", "mode", "peers"})
 	for _, d := range r.Devices {
-		unit := func(n *uint64) string {
+		printed := func(n *uint64) string {
 			if n == nil {
 				return "-"
 			}
 			return size.Format(*n)
 		}
 		t.AppendRow(table.Row{
-			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), unit(d.Granularity), unit(d.Recommended),
+			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), printed(d.Recommended),
 			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
 		})
 	}
@@ -270,6 +270,7 @@ func summary(r *Report) string {
 			wrong += c.Verify.Errors
 		}
 	}
+	// Passed is always there; the other statuses only if there are any.
 	count := r.Count()
 	s := fmt.Sprintf("%d cases: %d passed", len(r.Cases), count[Passed])
 	for _, status := range []Status{Failed, Error, Waived, Interrupted} {

@@ -142,6 +142,7 @@ func spans(mode Mode, size uint64, chunks []uint64) []span {
 		if i+1 < len(chunks) {
 			to = min(size, chunks[i+1])
 		}
+		// The two edges of a short chunk would overlap.
 		switch {
 		case from >= to:
 		case to-from <= 2*edge:
