@@ -35,8 +35,7 @@ func grantGroup(owner *vmm.Device, peers []*vmm.Device, n int) group {
 				},
 			},
 			open: func(context.Context) (contender, error) {
-				// Both operations have a range of their own, so that chunks which one
-				// of them failed to revoke do not count for the other.
+				// As every contender, each operation has memory of its own.
 				r, err := grownRange(owner, shape{size: all, chunk: grantChunk})
 				if err != nil {
 					return nil, err

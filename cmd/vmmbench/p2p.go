@@ -76,7 +76,7 @@ by the number of devices that get access.`,
 	m.add(f, 15, time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
-	// Peer copies vary less than others, so the margin is smaller.
+	// The help prints DefValue, so it has to follow the smaller margin.
 	m.margin = 0.01
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
