@@ -20,20 +20,26 @@ const docPath = "../../../docs/conformance.md"
 
 const docHead = `# Conformance
 
-What every driver below package vmm must do, and whether the host driver does it, with three devices
-of which two cannot reach each other.
-Each row is a subtest of ` + "`vmm/driver/drivertest`" + `; the last column is what became of it there. The
-table is written by
+What every driver below package vmm must do. Each row is a subtest of ` + "`vmm/driver/drivertest`" + `.
+
+The table shows the host driver, with three devices, two of which cannot reach each other. The CUDA
+driver has passed the same rules on A1 and A2 of [benchmarks.md](benchmarks.md): one and two NVIDIA
+H200, driver 580.159.04. [driver-notes.md](driver-notes.md#output) has its table and the rules that are
+skipped there, with the reasons. Through ` + "`cgo/cuda`" + ` on a fake libcuda, the Memory rules run wherever
+there is a C compiler.
+
+The command that writes the table is
 
     go test ./vmm/driver/drivertest -run TestConformance -update
 
-and a test holds it to the rules. Sources: "measured" is what the CUDA driver was seen to do, "CUDA
-driver API" and "CUDA programming guide" are NVIDIA's documents, "package driver" is the seam's own
-documentation, and contracts are those of architecture.md.
+and without -update the test compares the table with the rules. Sources: "measured" is what the CUDA
+driver did on the card. "CUDA driver API" and "CUDA programming guide" are NVIDIA's documents.
+"package driver" is the documentation of ` + "`vmm/driver`" + `. Contracts are those of
+[architecture.md](architecture.md#contracts).
 
 `
 
-// docTail is where the part begins that is written by hand.
+// docTail is the heading of the part that is written by hand.
 const docTail = "\n## What users of other libraries complain about\n"
 
 func openHost(testing.TB) driver.Driver {

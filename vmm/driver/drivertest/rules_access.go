@@ -9,11 +9,11 @@ import (
 func accessRules() []Rule {
 	readOnly := []driver.Feature{driver.FeatureReadOnlyMap}
 	return []Rule{
-		{Name: "access-answers", Says: "Access answers what SetAccess set last, throughout the span", Source: manual, run: accessAnswers},
-		{Name: "access-twice", Says: "of two entries for one device in one SetAccess the last one counts", Source: measured, run: accessTwice},
+		{Name: "access-read-back", Says: "Access returns what SetAccess set last, anywhere in the span", Source: manual, run: accessReadBack},
+		{Name: "access-twice", Says: "if one SetAccess has two entries for a device, the last one counts", Source: measured, run: accessTwice},
 		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: accessSeveral},
 		{Name: "access-hole", Says: "access on what is not mapped, or on a span that begins or ends in a hole, is ErrInvalid and changes nothing", Source: measured, run: accessHole},
-		{Name: "access-who", Says: "a grant to LocationOwner, to a device that is not there, or of no known level is refused whole", Source: seam, run: accessWho},
+		{Name: "access-who", Says: "a SetAccess with a grant to LocationOwner, to a device that does not exist, or of an unknown level is refused as a whole", Source: seam, run: accessWho},
 		{Name: "access-host", Says: "a host node cannot be given access to device memory", Source: measured, run: accessHost},
 		{Name: "access-none", Says: "access taken away refuses copies and fills, harmlessly, and can be given again", Source: seam, run: accessNone},
 		{Name: "read-only", Says: "memory mapped to read refuses copies and fills into it as ErrInvalid, harmlessly", Source: measured, needs: readOnly, run: readOnlyMapping},
@@ -21,7 +21,7 @@ func accessRules() []Rule {
 	}
 }
 
-func accessAnswers(c *check) {
+func accessReadBack(c *check) {
 	p := c.reserve(3 * c.gran)
 	c.mapAt(p, c.gran, c.create(c.gran))
 	c.mapAt(c.chunk(p, 1), 2*c.gran, c.create(2*c.gran))

@@ -8,7 +8,7 @@ import (
 
 func addressRules() []Rule {
 	return []Rule{
-		{Name: "reserve-size", Says: "reserving nothing, or no multiple of the granularity, is ErrInvalid", Source: measured, run: reserveSize},
+		{Name: "reserve-size", Says: "reserving 0 bytes, or a size that is not a multiple of the granularity, is ErrInvalid", Source: measured, run: reserveSize},
 		{Name: "reserve-align", Says: "a range starts at a multiple of the granularity and of the power of two asked for", Source: manual, run: reserveAlign},
 		{Name: "reserve-apart", Says: "reserved ranges do not overlap", Source: manual, run: reserveApart},
 		{Name: "reserve-exhausted", Says: "a range larger than the address space is ErrAddressSpace, never ErrOutOfMemory, and the next one works", Source: measured, run: reserveExhausted},

@@ -13,8 +13,8 @@ func captureRules() []Rule {
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
 		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
-		{Name: "capture-legacy", Says: "while a thread's stream is captured, to ask whether the legacy stream is is ErrCapturing and spares the capture", Source: measured, run: captureLegacy},
-		{Name: "capture-done", Says: "to ask whether a capturing stream is done is ErrCapturing and spares the capture, and so does asking for another stream", Source: seam, run: captureDone},
+		{Name: "capture-legacy", Says: "while a thread's stream is captured, asking whether the legacy stream is captured is ErrCapturing and does not destroy the capture", Source: measured, run: captureLegacy},
+		{Name: "capture-done", Says: "asking whether a capturing stream is done is ErrCapturing; neither this nor asking about another stream destroys the capture", Source: seam, run: captureDone},
 		{Name: "capture-only", Says: "work captured does not run", Source: guide, run: captureOnly},
 		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
 	}

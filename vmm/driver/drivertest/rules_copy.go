@@ -14,7 +14,7 @@ func copyRules() []Rule {
 	return []Rule{
 		{Name: "copy-round-trip", Says: "bytes go in and come out at any offset and length, across chunks", Source: manual, run: copyRoundTrip},
 		{Name: "copy-empty", Says: "copying nothing is fine, also where nothing is mapped", Source: manual, run: copyEmpty},
-		{Name: "copy-bounds", Says: "a copy that leaves what is mapped is ErrInvalid, writes nothing and does no harm", Source: seam, run: copyBounds},
+		{Name: "copy-bounds", Says: "a copy beyond what is mapped is ErrInvalid, writes nothing and does no harm", Source: seam, run: copyBounds},
 		{Name: "copy-in-done", Says: "the source slice is free for reuse when CopyIn returns, and the memory may be unmapped", Source: seam, run: copyInDone},
 		{Name: "fill", Says: "a fill sets elements of 1, 2 or 4 bytes and nothing beside them", Source: manual, run: fill},
 		{Name: "fill-bounds", Says: "a fill of another width, at an odd address, past the mapping or past 2^64 is ErrInvalid", Source: manual, run: fillBounds},

@@ -9,16 +9,16 @@ import (
 
 func createRules() []Rule {
 	return []Rule{
-		{Name: "create-size", Says: "creating nothing, or no multiple of the granularity, is ErrInvalid", Source: measured, run: createSize},
+		{Name: "create-size", Says: "creating 0 bytes, or a size that is not a multiple of the granularity, is ErrInvalid", Source: measured, run: createSize},
 		{Name: "create-too-much", Says: "more memory than the device has is ErrOutOfMemory", Source: measured, run: createTooMuch},
-		{Name: "create-until-full", Says: "a full device answers ErrOutOfMemory, and again has room after a release", Source: manual, run: createUntilFull},
+		{Name: "create-until-full", Says: "a full device returns ErrOutOfMemory, and after a release creating works again", Source: manual, run: createUntilFull},
 		{Name: "create-home", Says: "LocationOwner and kinds of place that do not exist are ErrInvalid", Source: seam, run: createHome},
-		{Name: "create-location", Says: "Location says where memory was created; of what is no handle it is ErrInvalid", Source: seam, run: createLocation},
+		{Name: "create-location", Says: "Location returns where memory was created; for an unknown handle it is ErrInvalid", Source: seam, run: createLocation},
 		{Name: "create-share", Says: "ways to share that do not exist are ErrInvalid", Source: seam, run: createShare},
 		{Name: "create-fabric", Says: "fabric memory where the fabric is not set up is refused, whatever attributes say", Source: measured, run: createFabric},
 		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.FeatureHostNUMA}, run: hostNUMA},
 		{Name: "no-host-numa", Says: "memory of a host node is ErrNotSupported where the feature is", Source: seam, run: noHostNUMA},
-		{Name: "fresh-zero", Says: "fresh memory reads zero, also after others held data", Source: measured, run: freshZero},
+		{Name: "fresh-zero", Says: "new memory reads zero, also if the memory had data before", Source: measured, run: freshZero},
 		{Name: "release-once", Says: "releasing twice, or what was never created, is ErrInvalid", Source: manual, run: releaseOnce},
 		{Name: "release-mapped", Says: "a mapping outlives the release of its handle", Source: guide, run: releaseMapped},
 		{Name: "memory-back", Says: "memory comes back exactly when it is released and unmapped, in either order", Source: contract(3), run: memoryBack},

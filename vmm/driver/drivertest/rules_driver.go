@@ -12,9 +12,9 @@ import (
 func driverRules() []Rule {
 	return []Rule{
 		{Name: "devices", Says: "Devices lists ordinals from 0 with the names that open them", Source: seam, run: devicesListed},
-		{Name: "no-such-device", Says: "a device that is not there is ErrNoDevice in every call that names it", Source: seam, run: noSuchDevice},
-		{Name: "supports", Says: "Supports answers nil or ErrNotSupported for every feature, also for one it never heard of", Source: seam, run: supports},
-		{Name: "granularity", Says: "granularity is a power of two of at least a page, the recommended one a multiple of it, and neither has a meaning for LocationOwner", Source: seam, run: granularity},
+		{Name: "no-such-device", Says: "a device that does not exist is ErrNoDevice in every call that names it", Source: seam, run: noSuchDevice},
+		{Name: "supports", Says: "Supports returns nil or ErrNotSupported for every feature, also for an unknown one", Source: seam, run: supports},
+		{Name: "granularity", Says: "granularity is a power of two of at least a page; the recommended granularity is a multiple of it; both are errors for LocationOwner", Source: seam, run: granularity},
 		{Name: "no-context", Says: "addresses, memory, mappings and access work with no device opened", Source: measured, run: noContext},
 		{Name: "concurrent", Says: "reserve, create, map, unmap, release and free are safe on many goroutines at once", Source: contract(9), run: concurrentMemory},
 	}

@@ -5,14 +5,14 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 func eventRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "event-fresh", Says: "an event never recorded is done, and waiting for it is no wait", Source: manual, run: eventFresh},
-		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, spinning or not", Source: manual, needs: gated, run: eventSync},
+		{Name: "event-fresh", Says: "an event that was never recorded is done, and waiting for it returns at once", Source: manual, run: eventFresh},
+		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, with a blocking event or not", Source: manual, needs: gated, run: eventSync},
 		{Name: "event-last", Says: "an event stands for its last record", Source: manual, needs: gated, run: eventLast},
 		{Name: "event-wait", Says: "a stream that waits for an event runs after the work before it", Source: manual, needs: gated, run: eventWait},
 		{Name: "event-wait-then", Says: "a wait is for the record made before it, not for a later one", Source: manual, needs: gated, run: eventWaitThen},
 		{Name: "event-across", Says: "a stream of one device can wait for an event of another", Source: manual, devices: 2, needs: gated, run: eventAcross},
-		{Name: "event-elapsed", Says: "the time between two timed events is theirs; without timing or not yet reached it is ErrInvalid", Source: manual, needs: gated, run: eventElapsed},
-		{Name: "event-flags", Says: "timing between processes and unknown flags are ErrInvalid", Source: manual, run: eventFlags},
+		{Name: "event-elapsed", Says: "Elapsed returns the time between two timed events; if one has no timing or has not been reached, it is ErrInvalid", Source: manual, needs: gated, run: eventElapsed},
+		{Name: "event-flags", Says: "an event between processes with timing is ErrInvalid, and so are unknown flags", Source: manual, run: eventFlags},
 		{Name: "event-unknown", Says: "an event that was freed or never made is ErrInvalid", Source: seam, run: eventUnknown},
 		{Name: "event-free", Says: "freeing an event that is recorded but not reached is fine", Source: manual, needs: gated, run: eventFree},
 	}

@@ -14,7 +14,7 @@ import (
 func rangeRules() []Rule {
 	return []Rule{
 		{Name: "range-export", Says: "a span of pages, of one chunk or several, is a descriptor of that size that is close-on-exec, where the device supports dma-buf", Source: measured, run: rangeExport},
-		{Name: "range-refused", Says: "a span that is empty, no whole pages, or not all mapped is ErrInvalid", Source: measured, run: rangeRefused},
+		{Name: "range-refused", Says: "a span that is empty, does not have whole pages, or is not all mapped is ErrInvalid", Source: measured, run: rangeRefused},
 		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; closed, the memory comes back exactly", Source: measured, run: rangeKeeps},
 	}
 }
@@ -24,8 +24,8 @@ func fabricRules() []Rule {
 	return []Rule{
 		{Name: "fabric-create", Says: "memory for fabric handles is made where they are supported; elsewhere it is ErrNotSupported or ErrPermission, and the text says fabric", Source: measured, run: fabricCreate},
 		{Name: "fabric-private", Says: "memory created without a fabric handle has none", Source: measured, run: fabricPrivate},
-		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.FeatureShareFabric}, run: fabricSame},
-		{Name: "fabric-foreign", Says: "a name of nothing is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
+		{Name: "fabric-same", Says: "memory imported by its fabric handle shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.FeatureShareFabric}, run: fabricSame},
+		{Name: "fabric-foreign", Says: "a fabric handle of no memory is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
 	}
 }
 

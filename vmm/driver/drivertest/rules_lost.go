@@ -12,14 +12,14 @@ import (
 func lostRules() []Rule {
 	rules := []Rule{
 		{Name: "lost-unmap", Says: "unmap waits for nothing: work still queued on the memory loses the device", Source: measured, run: lostUnmap},
-		{Name: "lost-entry", Says: "every call that names a lost device answers ErrDeviceLost at once", Source: contract(7), run: lostEntry},
-		{Name: "lost-process", Says: "one lost device is a lost process: every device of it is lost, also one that had nothing to do with it", Source: measured, devices: 2, run: lostProcess},
+		{Name: "lost-entry", Says: "every call that names a lost device returns ErrDeviceLost at once", Source: contract(7), run: lostEntry},
+		{Name: "lost-process", Says: "if one device is lost, all devices of the process are lost, also those that had nothing to do with it", Source: measured, devices: 2, run: lostProcess},
 		{Name: "lost-give-back", Says: "memory of a lost device can still be given back", Source: measured, run: lostGiveBack},
 		{Name: "lost-narrow", Says: "taking away access that queued work uses loses the device", Source: contract(4), run: lostNarrow},
 		{Name: "lost-read-only", Says: "taking away writing from under a queued write loses the device", Source: contract(4), needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: lostReadOnly},
-		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is no fence: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
-		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be given back and not taken", Source: contract(7), devices: 2, run: lostPeerDisable},
-		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
+		{Name: "lost-peer-unmap", Says: "waiting for the owner alone is not enough: an unmap under a peer's work loses both devices", Source: measured, devices: 2, run: lostPeerUnmap},
+		{Name: "lost-peer-disable", Says: "after a device is lost, peer access to plain memory can be disabled, but not enabled", Source: contract(7), devices: 2, run: lostPeerDisable},
+		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both devices", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
 		rules[i].lost = true

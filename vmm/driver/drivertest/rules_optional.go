@@ -10,11 +10,11 @@ import (
 func optionalRules() []Rule {
 	return []Rule{
 		{Name: "host-bytes", Says: "HostBytes shows what a device copies, over several mappings, and refuses what is not mapped", Source: seam, run: hostBytes},
-		{Name: "pinned", Says: "pinned memory is one thing as a slice and as an address, from every device", Source: manual, run: pinned},
-		{Name: "pinned-bounds", Says: "pinned memory of no size is ErrInvalid, as is a copy past it and a second free", Source: manual, run: pinnedBounds},
+		{Name: "pinned", Says: "pinned memory has the same bytes as a slice and at its address, from every device", Source: manual, run: pinned},
+		{Name: "pinned-bounds", Says: "pinned memory of 0 bytes is ErrInvalid, and so are a copy past it and a second free", Source: manual, run: pinnedBounds},
 		{Name: "plain", Says: "plain memory is written, read and freed once", Source: manual, run: plain},
 		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: plainAsync},
-		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and a word that is there already does not hold them", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: valueWait},
+		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes; a stream does not wait for a value that is already there", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: valueWait},
 	}
 }
 

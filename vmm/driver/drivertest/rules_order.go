@@ -10,7 +10,7 @@ func orderRules() []Rule {
 		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks beside running work does no harm and waits for nothing", Source: measured, needs: gated, run: unmapBeside},
 		{Name: "unmap-alias", Says: "unmapping one address of a handle harms no work at its other address", Source: guide, needs: gated, run: unmapAlias},
 		{Name: "release-under-work", Says: "releasing a mapped handle harms no work", Source: guide, needs: gated, run: releaseUnderWork},
-		{Name: "widen-under-work", Says: "giving access, or taking away what the work does not use, does it no harm", Source: contract(4), devices: 2, needs: gated, run: widenUnderWork},
+		{Name: "widen-under-work", Says: "giving access, or taking away access that the work does not use, does the work no harm", Source: contract(4), devices: 2, needs: gated, run: widenUnderWork},
 	}
 }
 

@@ -10,8 +10,8 @@ func peerRules() []Rule {
 	return []Rule{
 		{Name: "peer-grant", Says: "a peer without a grant is refused harmlessly; with one it reads and writes", Source: seam, devices: 2, run: peerGrant},
 		{Name: "peer-new-mapping", Says: "a new mapping starts without access for peers too, also that of a kept handle", Source: measured, devices: 2, run: peerNewMapping},
-		{Name: "peer-others-keep", Says: "a grant or a revocation leaves every other device what it had", Source: seam, devices: 2, run: peerOthersKeep},
-		{Name: "peer-read-only", Says: "a peer may be given reading alone", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: peerReadOnly},
+		{Name: "peer-others-keep", Says: "a grant or a revocation does not change the access of other devices", Source: seam, devices: 2, run: peerOthersKeep},
+		{Name: "peer-read-only", Says: "a peer can have access to read only", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: peerReadOnly},
 		{Name: "peer-home", Says: "memory need not be accessible to the device it lives on", Source: guide, devices: 2, run: peerHome},
 	}
 }

@@ -12,15 +12,15 @@ import (
 // What a driver knows of pairs of devices, and access to plain memory.
 func legacyPeerRules() []Rule {
 	return []Rule{
-		{Name: "peering", Says: "what is known of a pair agrees with CanAccessPeer in both directions; a pair without access has no link", Source: seam, run: peeringPairs},
-		{Name: "peering-self", Says: "a device and itself are a pair with access, whose link is self", Source: seam, run: peeringSelf},
-		{Name: "peering-unknown", Says: "a pair with a device that is not there is ErrNoDevice", Source: seam, run: peeringUnknown},
-		{Name: "peer-enable", Says: "access to plain memory is enabled once, disabled once, and of one direction", Source: manual, devices: 2, run: peerEnable},
-		{Name: "peer-enable-who", Says: "a device is no peer of its own, nor of one that is not there", Source: manual, run: peerEnableWho},
+		{Name: "peering", Says: "Peering agrees with CanAccessPeer in both directions; a pair without access has no link", Source: seam, run: peeringPairs},
+		{Name: "peering-self", Says: "a device and itself are a pair with access and the link self", Source: seam, run: peeringSelf},
+		{Name: "peering-unknown", Says: "a pair with a device that does not exist is ErrNoDevice", Source: seam, run: peeringUnknown},
+		{Name: "peer-enable", Says: "access to plain memory can be enabled once and disabled once, and has one direction", Source: manual, devices: 2, run: peerEnable},
+		{Name: "peer-enable-who", Says: "a device cannot be a peer of itself, or of a device that does not exist", Source: manual, run: peerEnableWho},
 		{Name: "peer-enable-close", Says: "closing either device undoes what was enabled, and the other one works on", Source: seam, devices: 2, run: peerEnableClose},
 		{Name: "peer-no-path", Says: "enabling access where there is no path is ErrNotSupported", Source: manual, run: peerNoPath},
 		{Name: "peer-plain", Says: "copies of plain memory between devices are right before, while and after access is enabled", Source: manual, devices: 2, run: peerPlain},
-		{Name: "peer-plain-only", Says: "enabling access to plain memory gives nothing for mapped memory, which is granted", Source: guide, devices: 2, run: peerPlainOnly},
+		{Name: "peer-plain-only", Says: "enabling access to plain memory gives no access to mapped memory", Source: guide, devices: 2, run: peerPlainOnly},
 	}
 }
 

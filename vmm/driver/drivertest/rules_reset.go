@@ -17,9 +17,9 @@ type ContextResetter interface {
 func resetRules() []Rule {
 	rules := []Rule{
 		{Name: "reset-device", Says: "after a reset of its context every call of an opened Device is ErrContextReset, what it made can be given back, and one opened anew works", Source: measured, run: resetDevice},
-		{Name: "reset-memory", Says: "a reset leaves mapped memory alone, and the Driver's own calls work beside a Device that it ended", Source: measured, run: resetMemory},
-		{Name: "reset-handles", Says: "streams and events that a reset took are ErrInvalid to a Device opened anew", Source: measured, run: resetHandles},
-		{Name: "reset-others", Says: "a reset of one device leaves the others well, which refuse its events", Source: measured, devices: 2, run: resetOthers},
+		{Name: "reset-memory", Says: "a reset does not change mapped memory, and the Driver's calls work beside a Device that was reset", Source: measured, run: resetMemory},
+		{Name: "reset-handles", Says: "streams and events from before a reset are ErrInvalid for a Device opened after it", Source: measured, run: resetHandles},
+		{Name: "reset-others", Says: "after a reset of one device the others work and refuse its events", Source: measured, devices: 2, run: resetOthers},
 	}
 	for i := range rules {
 		rules[i].child = true

@@ -15,15 +15,15 @@ import (
 func shareRules() []Rule {
 	rules := []Rule{
 		{Name: "export-private", Says: "memory created without a way to share cannot be exported", Source: measured, run: exportPrivate},
-		{Name: "export-cloexec", Says: "an exported descriptor does not pass to programs that this one starts", Source: measured, run: exportCloexec},
+		{Name: "export-cloexec", Says: "an exported descriptor is close-on-exec", Source: measured, run: exportCloexec},
 		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; closed, the memory comes back exactly", Source: measured, run: exportKeeps},
 		{Name: "import-same", Says: "an imported handle shows the exporter's bytes, starts without access, and outlives the exporter's handle", Source: measured, run: importSame},
 		{Name: "import-leaves-fd", Says: "import does not take the descriptor, and closing it harms no handle", Source: measured, run: importLeavesFD},
 		{Name: "import-twice", Says: "one descriptor imported twice gives two handles, both mappable", Source: measured, run: importTwice},
-		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
+		{Name: "import-foreign", Says: "importing any other descriptor is ErrInvalid and does not harm the device", Source: measured, run: importForeign},
 		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
-		{Name: "import-home", Says: "import onto LocationOwner is ErrInvalid, onto a device that is not there ErrNoDevice", Source: seam, run: importHome},
-		{Name: "import-location", Says: "Location says where imported memory lives, whatever Import was told", Source: measured, devices: 2, run: importLocation},
+		{Name: "import-home", Says: "importing to LocationOwner is ErrInvalid, to a device that does not exist ErrNoDevice", Source: seam, run: importHome},
+		{Name: "import-location", Says: "Location returns where imported memory is, whatever location Import was given", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 	}
 	for i := range rules {

@@ -13,18 +13,18 @@ func streamRules() []Rule {
 	return []Rule{
 		{Name: "stream-order", Says: "work of one stream runs in the order in which it was queued", Source: guide, run: streamOrder},
 		{Name: "stream-late", Says: "queued work runs later: behind a closed gate nothing has happened", Source: guide, needs: gated, run: streamLate},
-		{Name: "stream-apart", Says: "a stream that is held back holds up no other, nor the library's own", Source: guide, needs: gated, run: streamApart},
+		{Name: "stream-apart", Says: "a stream that waits does not delay other streams, nor the library's own", Source: guide, needs: gated, run: streamApart},
 		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
 		{Name: "stream-done", Says: "StreamDone says whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
 		{Name: "stream-free", Says: "freeing a stream lets its queued work finish", Source: manual, needs: gated, run: streamFree},
 		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default one, or the library's own is ErrInvalid", Source: seam, run: streamUnknown},
 		{Name: "stream-own", Says: "CopyStream is one stream that works like any other", Source: seam, run: streamOwn},
 		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
-		{Name: "stream-thread", Says: "stream 2 is of the calling thread; 0 and 1 are one stream that comes after and before the work of every thread's, and of no other", Source: measured, needs: gated, run: streamThread},
+		{Name: "stream-thread", Says: "stream 2 belongs to the calling thread; 0 and 1 are one stream, which is ordered with the streams 2 of all threads and with no others", Source: measured, needs: gated, run: streamThread},
 		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: streamDefaults},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
 		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
-		{Name: "sync-closing", Says: "SyncIfActive is no error when the last Device closes meanwhile: a context that has ended is not active", Source: seam, run: syncClosing},
+		{Name: "sync-closing", Says: "SyncIfActive returns no error if the last Device closes meanwhile: a closed context is not active", Source: seam, run: syncClosing},
 		{Name: "sync-one-device", Says: "a wait for one device does not wait for another", Source: measured, devices: 2, needs: gated, run: syncOneDevice},
 	}
 }
