@@ -30,18 +30,18 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	if d == nil {
 		return 0
 	}
-	d.port.relieving.Lock() // as in Trim
-	defer d.port.relieving.Unlock()
+	d.state.pressureMu.Lock() // as in Trim
+	defer d.state.pressureMu.Unlock()
 	live := d.live() == nil
 	d.cache.mu.Lock()
 	old = d.cache.threshold
 	var out []*memory
 	if live {
 		d.cache.threshold = bytes
-		out = d.evict(bytes)
+		out = d.evictLocked(bytes)
 	}
 	d.cache.mu.Unlock()
-	d.discard(out) //nolint:errcheck // counted as stuck
+	d.freeEvicted(out) //nolint:errcheck // counted as stuck
 	return old
 }
 
@@ -53,32 +53,32 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)
 	}
-	before := d.meter.released.Load()
-	err = d.unstrand()      // which may wait, and so is not for trim
-	d.port.relieving.Lock() // a growth out of memory waits for what is about to go
-	defer d.port.relieving.Unlock()
+	before := d.counters.released.Load()
+	err = d.retryReleases()   // which may wait, and so is not for trim
+	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
+	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
-	return d.meter.released.Load() - before, d.fail("trim", 0, keep, err)
+	return d.counters.released.Load() - before, d.fail("trim", 0, keep, err)
 }
 
 func (d *Device) trim(keep uint64) error {
-	_, err := d.drain()
-	if d.waiting() > 0 {
-		d.rouse() // the goroutine may have looked while we had them
+	_, err := d.sweepRetired()
+	if d.retiringCount() > 0 {
+		d.wakeWorker() // the goroutine may have looked while we had them
 	}
-	err = also(err, "and", d.heal())
-	err = also(err, "and", d.releaseAgain())
-	return also(err, "and", d.discard(d.over(keep)))
+	err = also(err, "and", d.repair())
+	err = also(err, "and", d.releaseQuarantined())
+	return also(err, "and", d.freeEvicted(d.evict(keep)))
 }
 
 // relieved calls f. If f fails with ErrOutOfMemory and a caller waits for the memory,
 // it has memory released and calls f again. It stops when no memory was released
 // since the last try; another goroutine's release counts.
-func (p *port) relieved(awaited bool, f func() error) error {
+func (p *deviceState) retryAfterRelease(awaited bool, f func() error) error {
 	for {
 		seen := p.released.Load()
 		err := f()
-		if !awaited || !errors.Is(err, ErrOutOfMemory) || !p.relieve(seen) {
+		if !awaited || !errors.Is(err, ErrOutOfMemory) || !p.releaseForOthers(seen) {
 			return err
 		}
 	}
@@ -86,10 +86,10 @@ func (p *port) relieved(awaited bool, f func() error) error {
 
 // relieve has all Devices on the port give back what they can do without, and
 // says whether any memory was given back since seen was read.
-func (p *port) relieve(seen uint64) bool {
-	p.shortUntil.Store(time.Now().Add(afterFailure).UnixNano())
-	p.relieving.Lock() // what somebody else is about to give back counts
-	defer p.relieving.Unlock()
+func (p *deviceState) releaseForOthers(seen uint64) bool {
+	p.pressureUntil.Store(time.Now().Add(afterFailure).UnixNano())
+	p.pressureMu.Lock() // what somebody else is about to give back counts
+	defer p.pressureMu.Unlock()
 	p.mu.Lock()
 	devs := slices.Clone(p.devices)
 	p.mu.Unlock()
@@ -114,12 +114,12 @@ func (d *Device) reservations() (all []*Reservation) {
 }
 
 // heal has reservations mend what an undo could not.
-func (d *Device) heal() (failed error) {
-	if d.meter.stuckNow() == 0 {
+func (d *Device) repair() (failed error) {
+	if d.counters.quarantinedNow() == 0 {
 		return nil
 	}
 	for _, r := range d.reservations() {
-		failed = also(failed, "and", r.heal())
+		failed = also(failed, "and", r.repair())
 	}
 	return failed
 }
@@ -127,11 +127,11 @@ func (d *Device) heal() (failed error) {
 // heal unmaps memory that was mapped but never accessible, and sets access again
 // where the driver may differ from the books. It waits for no work: the former was
 // never usable, and the latter takes nothing away.
-func (r *Reservation) heal() error {
-	r.layout.Lock()
-	defer r.layout.Unlock()
+func (r *Reservation) repair() error {
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	r.mu.Lock()
-	bad := r.live() == nil && r.books.Quarantined > 0
+	bad := r.live() == nil && r.stats.Quarantined > 0
 	r.mu.Unlock()
 	if !bad {
 		return nil
@@ -143,7 +143,7 @@ func (r *Reservation) heal() error {
 		}
 	}
 	if r.accessUnsure() {
-		failed = also(failed, "and", r.setBooked())
+		failed = also(failed, "and", r.setAllAccess())
 	}
 	return failed
 }
@@ -155,40 +155,40 @@ func (r *Reservation) unmapSlot(i int) error {
 		return err
 	}
 	r.mu.Lock()
-	gone := r.cut(i, i+1, nil)
+	gone := r.removeSlotsLocked(i, i+1, nil)
 	r.generation.Add(1)
 	r.mu.Unlock()
 	for _, m := range gone {
-		m.drop() //nolint:errcheck // counted as stuck
+		m.release() //nolint:errcheck // counted as stuck
 	}
 	return nil
 }
 
 // setBooked gives the driver the access that stands in the books. It needs r.layout.
-func (r *Reservation) setBooked() error {
-	all, _ := r.changes(AccessNone, nil)
-	err := r.runs(func(_, _ int, off, size uint64) error {
+func (r *Reservation) setAllAccess() error {
+	all, _ := r.accessCalls(AccessNone, nil)
+	err := r.eachRun(func(_, _ int, off, size uint64) error {
 		return r.dev.drv().SetAccess(r.ptr+Ptr(off), size, all)
 	})
 	if err == nil {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.accessHealed()
+		r.accessCertainLocked()
 	}
 	return err
 }
 
 // discard gives memory that was kept back to the driver.
-func (d *Device) discard(all []*memory) (failed error) {
+func (d *Device) freeEvicted(all []*memory) (failed error) {
 	for _, m := range all {
-		failed = also(failed, "and", m.giveBack())
+		failed = also(failed, "and", m.free())
 	}
 	return failed
 }
 
 // keep takes memory that nobody uses any more; false if it is to go back.
-func (d *Device) keep(m *memory) bool {
-	if !m.private || m.prop.Location != d.home() { // no range of d asks for other memory
+func (d *Device) cacheMemory(m *memory) bool {
+	if !m.private || m.prop.Location != d.location() { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache
@@ -197,17 +197,17 @@ func (d *Device) keep(m *memory) bool {
 		c.mu.Unlock()
 		return false
 	}
-	out := d.evict(c.threshold - m.size)
+	out := d.evictLocked(c.threshold - m.size)
 	c.pieces.Put(m.prop, m.size, m.h)
-	d.meter.cached.add(m.size)
+	d.counters.cached.add(m.size)
 	c.mu.Unlock()
-	d.discard(out) //nolint:errcheck // counted as stuck
+	d.freeEvicted(out) //nolint:errcheck // counted as stuck
 	return true
 }
 
 // take gives the largest kept memory of the kind from least to most bytes, with
 // one reference; nil if there is none.
-func (d *Device) take(p driver.Prop, least, most uint64) *memory {
+func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 	c := &d.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,7 +215,7 @@ func (d *Device) take(p driver.Prop, least, most uint64) *memory {
 	if x == nil {
 		return nil
 	}
-	d.meter.cached.sub(x.Size)
+	d.counters.cached.sub(x.Size)
 	// A new object: whoever still has a Segment of the old one has no claim to it.
 	m := &memory{dev: d, h: x.Value, size: x.Size, prop: p, private: true, created: true}
 	m.refs.Store(1)
@@ -223,18 +223,18 @@ func (d *Device) take(p driver.Prop, least, most uint64) *memory {
 }
 
 // over takes the oldest out of the cache until no more than keep bytes are left.
-func (d *Device) over(keep uint64) (out []*memory) {
+func (d *Device) evict(keep uint64) (out []*memory) {
 	d.cache.mu.Lock()
 	defer d.cache.mu.Unlock()
-	return d.evict(keep)
+	return d.evictLocked(keep)
 }
 
 // evict is over with the cache's lock held.
-func (d *Device) evict(keep uint64) (out []*memory) {
+func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	c := &d.cache
 	for c.pieces.Bytes() > keep {
 		x := c.pieces.Oldest()
-		d.meter.cached.sub(x.Size)
+		d.counters.cached.sub(x.Size)
 		out = append(out, &memory{dev: d, h: x.Value, size: x.Size, prop: x.Kind, created: true})
 	}
 	return out

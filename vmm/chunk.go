@@ -23,7 +23,7 @@ type memory struct {
 // Where memory has run out and somebody waits for it, what is kept goes and it
 // tries again.
 func (d *Device) create(size uint64, p Prop, awaited bool) (m *memory, err error) {
-	err = d.port.relieved(awaited, func() (err error) {
+	err = d.state.retryAfterRelease(awaited, func() (err error) {
 		m, err = d.createOnce(size, p)
 		return err
 	})
@@ -31,30 +31,30 @@ func (d *Device) create(size uint64, p Prop, awaited bool) (m *memory, err error
 }
 
 func (d *Device) createOnce(size uint64, p Prop) (*memory, error) {
-	if err := d.port.charge(size); err != nil {
+	if err := d.state.charge(size); err != nil {
 		return nil, err
 	}
 	h, err := d.drv().Create(size, p)
 	if err != nil {
-		d.port.discharge(size)
+		d.state.discharge(size)
 		return nil, err
 	}
 	m := d.own(h, size, p)
 	// A network card may go on reading memory that it was shown.
 	m.created, m.private = true, p.Share == 0 && !p.RDMA
-	d.meter.count(&d.meter.counts.Creates, 1)
+	d.counters.count(&d.counters.counts.Creates, 1)
 	return m, nil
 }
 
 func (d *Device) own(h driver.Handle, size uint64, p Prop) *memory {
 	m := &memory{dev: d, h: h, size: size, prop: p}
 	m.refs.Store(1)
-	d.meter.committed.add(size)
+	d.counters.committed.add(size)
 	return m
 }
 
 // hold adds a reference; false if the memory is gone already.
-func (m *memory) hold() bool {
+func (m *memory) retain() bool {
 	for {
 		n := m.refs.Load()
 		if n == 0 {
@@ -68,61 +68,61 @@ func (m *memory) hold() bool {
 
 // drop takes a reference away. The last one gives the memory to the cache, or
 // back to the driver.
-func (m *memory) drop() error {
-	if m.refs.Add(-1) > 0 || m.dev.keep(m) {
+func (m *memory) release() error {
+	if m.refs.Add(-1) > 0 || m.dev.cacheMemory(m) {
 		return nil
 	}
-	return m.giveBack()
+	return m.free()
 }
 
 // dropForGood is drop that never leaves the memory in the cache.
-func (m *memory) dropForGood() error {
+func (m *memory) releaseUncached() error {
 	if m.refs.Add(-1) > 0 {
 		return nil
 	}
-	return m.giveBack()
+	return m.free()
 }
 
 // giveBack releases memory that nobody uses. What the driver will not take back
 // is the device's from then on: counted as stuck and offered again by Trim, by
 // growth that runs out of memory, and by Device.Close.
-func (m *memory) giveBack() error {
-	err := m.release()
+func (m *memory) free() error {
+	err := m.releaseToDriver()
 	if err != nil {
 		d := m.dev
-		d.meter.stuck.add(m.size)
+		d.counters.quarantined.add(m.size)
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.unreleased = append(d.unreleased, m)
+		d.quarantined = append(d.quarantined, m)
 	}
 	return err
 }
 
 // releaseAgain offers the driver again what it would not take back.
-func (d *Device) releaseAgain() (failed error) {
+func (d *Device) releaseQuarantined() (failed error) {
 	d.mu.Lock()
-	all := d.unreleased
-	d.unreleased = nil
+	all := d.quarantined
+	d.quarantined = nil
 	d.mu.Unlock()
 	for _, m := range all {
-		d.meter.stuck.sub(m.size)
-		failed = also(failed, "and", m.giveBack())
+		d.counters.quarantined.sub(m.size)
+		failed = also(failed, "and", m.free())
 	}
 	return failed
 }
 
-func (m *memory) release() error {
+func (m *memory) releaseToDriver() error {
 	if err := m.dev.drv().Release(m.h); err != nil {
 		return err
 	}
 	d := m.dev
-	d.meter.committed.sub(m.size)
-	d.meter.count(&d.meter.counts.Releases, 1)
-	d.meter.released.Add(m.size)
+	d.counters.committed.sub(m.size)
+	d.counters.count(&d.counters.counts.Releases, 1)
+	d.counters.released.Add(m.size)
 	if m.created {
-		d.port.discharge(m.size)
+		d.state.discharge(m.size)
 	}
-	d.port.released.Add(m.size)
+	d.state.released.Add(m.size)
 	return nil
 }
 
@@ -153,7 +153,7 @@ func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
 func (d *Device) chunk(m *memory) (*Chunk, error) {
 	c := &Chunk{mem: m, dev: d}
 	if err := d.track(c, "chunk"); err != nil {
-		return nil, also(err, "and giving the memory back", m.drop())
+		return nil, also(err, "and giving the memory back", m.release())
 	}
 	return c, nil
 }
@@ -181,7 +181,7 @@ func (d *Device) imported(h driver.Handle, size uint64, p Prop) (*Chunk, error) 
 	m := d.own(h, size, p)
 	home, err := d.drv().Location(h)
 	if err != nil {
-		return nil, also(err, "and giving the memory back", m.drop())
+		return nil, also(err, "and giving the memory back", m.release())
 	}
 	m.prop.Location = home
 	return d.chunk(m)
@@ -210,11 +210,11 @@ func (c *Chunk) Export() (fd int, err error) {
 	if c == nil {
 		return -1, &OpError{Op: "export chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
-	m, err := c.hold()
+	m, err := c.retain()
 	if err != nil {
 		return -1, c.dev.fail("export chunk", 0, c.mem.size, err)
 	}
-	defer m.drop() //nolint:errcheck // memory that will not go back is counted as stuck
+	defer m.release() //nolint:errcheck // memory that will not go back is counted as stuck
 	fd, err = m.dev.drv().Export(m.h)
 	if err != nil {
 		return -1, c.dev.fail("export chunk", 0, m.size, err)
@@ -224,11 +224,11 @@ func (c *Chunk) Export() (fd int, err error) {
 
 // hold gives the memory with a reference that the caller must drop. It keeps
 // the driver from handing the same handle out again meanwhile.
-func (c *Chunk) hold() (*memory, error) {
+func (c *Chunk) retain() (*memory, error) {
 	if c == nil {
 		return nil, fmt.Errorf("%w: no chunk", ErrInvalid)
 	}
-	if c.closed.Load() || !c.mem.hold() {
+	if c.closed.Load() || !c.mem.retain() {
 		return nil, fmt.Errorf("%w: chunk", ErrClosed)
 	}
 	return c.mem, nil
@@ -240,7 +240,7 @@ func (c *Chunk) Close() error {
 	if c == nil || c.closed.Swap(true) {
 		return nil
 	}
-	err := c.mem.drop()
+	err := c.mem.release()
 	c.dev.untrack(c)
 	return c.dev.fail("close chunk", 0, c.mem.size, err)
 }

@@ -22,14 +22,14 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	if r == nil {
 		return nil
 	}
-	if err := r.outside(); err != nil {
+	if err := r.notInRange(); err != nil {
 		return r.fail("close", 0, r.size, err)
 	}
 	if ctx != nil {
-		r.closes.Add(1)
+		r.closesRunning.Add(1)
 	}
 	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
-		defer r.closes.Add(-1)
+		defer r.closesRunning.Add(-1)
 		return r.close(new(sync.Mutex))
 	}))
 }
@@ -43,7 +43,7 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 		return f()
 	}
 	done := make(chan error, 1)
-	d.goOn(func() { done <- f() })
+	d.runInBackground(func() { done <- f() })
 	select {
 	case err := <-done:
 		return err
@@ -60,8 +60,8 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 // close is Close for whoever the reservation belongs to; with is what keeps
 // others from adding to it while it is being closed to them.
 func (r *Reservation) close(with sync.Locker) error {
-	r.closer.Lock()
-	defer r.closer.Unlock()
+	r.closeMu.Lock()
+	defer r.closeMu.Unlock()
 	r.grantMu.Lock()
 	defer r.grantMu.Unlock()
 	with.Lock()
@@ -73,7 +73,7 @@ func (r *Reservation) close(with sync.Locker) error {
 	err = r.lastFence()
 	switch {
 	case errors.Is(err, ErrCapturing):
-		r.reopen(turn, was)
+		r.undoClose(turn, was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
 		err = also(err, "and giving it back", r.teardown())
 	}
@@ -91,8 +91,8 @@ func (r *Reservation) beginClose() (turn uint64, was uint32, err error) {
 }
 
 func (r *Reservation) markClosing() (turn uint64, was uint32, err error) {
-	r.layout.Lock() // a growth that is under way ends first
-	defer r.layout.Unlock()
+	r.mappingMu.Lock() // a growth that is under way ends first
+	defer r.mappingMu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was = r.phase.Load()
@@ -100,14 +100,14 @@ func (r *Reservation) markClosing() (turn uint64, was uint32, err error) {
 		return 0, 0, nil
 	}
 	if len(r.holds) > 0 {
-		return 0, 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
+		return 0, 0, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.heldLocked())
 	}
 	r.phase.Store(isClosing)
-	r.turns++
+	r.retireSeq++
 	for i := range r.slots {
-		r.retireSlot(&r.slots[i])
+		r.retireSlotLocked(&r.slots[i])
 	}
-	return r.turns, was, nil
+	return r.retireSeq, was, nil
 }
 
 // lastFence is fence where there is something that work could be using.
@@ -122,8 +122,8 @@ func (r *Reservation) lastFence() error {
 }
 
 // reopen undoes beginClose.
-func (r *Reservation) reopen(turn uint64, to uint32) {
-	r.revive(turn, 0, r.size)
+func (r *Reservation) undoClose(turn uint64, to uint32) {
+	r.unretire(turn, 0, r.size)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.phase.Store(to)
@@ -132,9 +132,9 @@ func (r *Reservation) reopen(turn uint64, to uint32) {
 // teardown gives back whatever the driver will take. What it will not stays
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
-	gone, failed := r.unmapAll()
+	gone, failed := r.unmapEverything()
 	for _, m := range gone {
-		failed = also(failed, "and", m.drop())
+		failed = also(failed, "and", m.release())
 	}
 	r.mu.Lock()
 	left := len(r.slots)
@@ -146,9 +146,9 @@ func (r *Reservation) teardown() error {
 }
 
 // unmapAll unmaps stretch by stretch and gives the memory that was there.
-func (r *Reservation) unmapAll() (gone []*memory, failed error) {
-	r.layout.Lock()
-	defer r.layout.Unlock()
+func (r *Reservation) unmapEverything() (gone []*memory, failed error) {
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	for j := len(r.slots); j > 0; {
 		i := j - 1
 		for i > 0 && r.slots[i-1].end() == r.slots[i].off {
@@ -160,10 +160,10 @@ func (r *Reservation) unmapAll() (gone []*memory, failed error) {
 		if err != nil {
 			failed = also(failed, "and", err)
 			for k := i; k < j; k++ {
-				r.stick(&r.slots[k], err)
+				r.quarantineLocked(&r.slots[k], err)
 			}
 		} else {
-			gone = r.cut(i, j, gone)
+			gone = r.removeSlotsLocked(i, j, gone)
 			r.generation.Add(1)
 		}
 		r.mu.Unlock()
@@ -177,29 +177,29 @@ func (r *Reservation) unmapAll() (gone []*memory, failed error) {
 
 // free gives the addresses back; with them the reservation is closed.
 func (r *Reservation) free() error {
-	r.forgetRetired()
-	sys := r.dev.port.sys
+	r.dropRetirements()
+	sys := r.dev.state.parent
 	sys.remove(r)
 	if err := r.dev.drv().Free(r.ptr, r.size); err != nil {
 		sys.add(r)
 		return err
 	}
 	giveAddresses(r.size)
-	r.dev.meter.reserved.sub(r.size)
+	r.dev.counters.reserved.sub(r.size)
 	r.mu.Lock()
 	r.phase.Store(isClosed)
 	r.notify()
-	grants, named, owed := r.grants[1:], r.named, r.owed
-	r.named, r.owed = nil, nil
+	grants, named, owed := r.grants[1:], r.namedStreams, r.pendingAppends
+	r.namedStreams, r.pendingAppends = nil, nil
 	r.mu.Unlock()
 	for _, g := range grants {
 		g.dev.untrack(grantKey{r, g.dev})
 	}
 	for s := range named {
-		s.forget(r)
+		s.removeUser(r)
 	}
 	for s := range owed {
-		s.forget(r)
+		s.removeUser(r)
 	}
 	r.dev.untrack(r)
 	return nil

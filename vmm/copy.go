@@ -1,18 +1,23 @@
 package vmm
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
 
 // pinned is the reservations that a copy touches: memory in them does not go
 // before the copy has been queued, or has ended.
-type pinned [2]struct {
+type lockedSpans [2]struct {
 	r     *Reservation
 	epoch uint64
 }
 
 // span is memory that a copy reads or writes.
 type span struct {
-	p    Ptr
-	n    uint64
+	addr Ptr
+	size uint64
 	need Access
 }
 
@@ -20,26 +25,26 @@ type span struct {
 // mapped there, that this device's access is not about to go, and that their UsedBy
 // has not named other streams than on, which is nil for the library's own. Memory
 // that no reservation knows (plain, pinned) is the driver's to judge.
-func (d *Device) pin(on *Stream, spans ...span) (p pinned, err error) {
+func (d *Device) lockSpans(on *Stream, spans ...span) (p lockedSpans, err error) {
 	for i, s := range spans {
-		if s.n == 0 {
+		if s.size == 0 {
 			continue
 		}
-		r := d.port.sys.find(s.p)
+		r := d.state.parent.find(s.addr)
 		if r == nil {
 			continue
 		}
 		p[i].r, p[i].epoch = r, r.copies.begin()
-		if err = r.covers(s, d.port, on); err != nil {
-			p.unpin()
-			return pinned{}, err
+		if err = r.checkSpan(s, d.state, on); err != nil {
+			p.unlock()
+			return lockedSpans{}, err
 		}
 	}
 	return p, nil
 }
 
 // unpin undoes pin.
-func (p *pinned) unpin() {
+func (p *lockedSpans) unlock() {
 	for _, x := range p {
 		if x.r != nil {
 			x.r.copies.end(x.epoch)
@@ -49,27 +54,27 @@ func (p *pinned) unpin() {
 
 // covers is nil if the device may use the span, as far as r knows, on that
 // stream. The caller has begun a copy.
-func (r *Reservation) covers(s span, by *port, on *Stream) error {
+func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return err
 	}
-	if err := r.blockedFor(by, s.need); err != nil {
+	if err := r.checkBlockedLocked(by, s.need); err != nil {
 		return err
 	}
 	if on != nil {
-		if err := r.serves(on); err != nil {
+		if err := r.checkStreamLocked(on); err != nil {
 			return err
 		}
 	}
-	return r.readable(uint64(s.p-r.ptr), s.n)
+	return r.checkMappedLocked(uint64(s.addr-r.ptr), s.size)
 }
 
 // blockedFor is ErrBusy while the device's access may drop below need. It needs r.mu.
-func (r *Reservation) blockedFor(by *port, need Access) error {
+func (r *Reservation) checkBlockedLocked(by *deviceState, need Access) error {
 	for _, b := range r.copyBlocks {
-		if b.port == by && need > b.left {
+		if b.deviceState == by && need > b.left {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}
 	}
@@ -77,8 +82,8 @@ func (r *Reservation) blockedFor(by *port, need Access) error {
 }
 
 // serves is nil if fences wait for the stream. It needs r.mu.
-func (r *Reservation) serves(s *Stream) error {
-	if _, named := r.named[s]; r.promised && !named {
+func (r *Reservation) checkStreamLocked(s *Stream) error {
+	if _, named := r.namedStreams[s]; r.usersNamed && !named {
 		return fmt.Errorf("%w: Use has named other streams", ErrInvalid)
 	}
 	return nil
@@ -90,10 +95,10 @@ func (r *Reservation) serves(s *Stream) error {
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	pins, raw, err := d.pinned(span{dst, n, AccessReadWrite})
+	pins, raw, err := d.lockSpan(span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
 		err = raw.copyIn(dst, src)
-		pins.unpin()
+		pins.unlock()
 	}
 	return d.fail("copy in", dst, n, err)
 }
@@ -102,22 +107,274 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	pins, raw, err := d.pinned(span{src, n, AccessRead})
+	pins, raw, err := d.lockSpan(span{src, n, AccessRead})
 	if err == nil && n > 0 {
 		err = raw.copyOut(dst, src)
-		pins.unpin()
+		pins.unlock()
 	}
 	return d.fail("copy out", src, n, err)
 }
 
 // pinned pins s for a copy on the library's own stream.
-func (d *Device) pinned(s span) (pins pinned, raw *openDevice, err error) {
-	if raw, err = d.raw(); err != nil {
+func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error) {
+	if raw, err = d.ensureOpen(); err != nil {
 		return pins, nil, err
 	}
-	if s.p+Ptr(s.n) < s.p {
+	if s.addr+Ptr(s.size) < s.addr {
 		return pins, nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
-	pins, err = d.pin(nil, s)
+	pins, err = d.lockSpans(nil, s)
 	return pins, raw, err
+}
+
+// CopyIn copies ordinary memory to the device in the stream's order: work queued
+// later sees it. It returns as soon as src may be reused, which is before the
+// copy has run, and waits for no other stream. On a stream that is being
+// captured it answers ErrCapturing, since a graph would copy whatever lies in
+// the library's buffer by then. After an error dst may hold part of src.
+func (s *Stream) CopyIn(dst Ptr, src []byte) error {
+	_, err := s.copyIn(dst, src)
+	return s.fail("copy in", dst, uint64(len(src)), err)
+}
+
+// CopyOut copies device memory to dst after what the stream has queued, and
+// returns when dst is filled. On a stream that is being captured it answers
+// ErrCapturing.
+func (s *Stream) CopyOut(dst []byte, src Ptr) error {
+	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
+}
+
+// begin checks a copy between the device and ordinary memory.
+func (s *Stream) begin(p Ptr, n uint64) (raw *openDevice, err error) {
+	err = s.with(func(dev *openDevice) error {
+		raw = dev
+		if p+Ptr(n) < p {
+			return fmt.Errorf("%w: the addresses overflow", ErrBounds)
+		}
+		return nil
+	})
+	if err == nil {
+		err = s.notCapturing()
+	}
+	if err == nil {
+		err = raw.checkAlive()
+	}
+	return raw, err
+}
+
+// copyIn is CopyIn, and says whether something may be queued though it failed.
+func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
+	raw, err := s.begin(dst, uint64(len(src)))
+	if err != nil || len(src) == 0 {
+		return false, err
+	}
+	st := &raw.stage
+	l, err := st.borrow(raw.Device, s.raw)
+	if err != nil {
+		return false, err
+	}
+	if l == nil {
+		return false, s.copyInAlone(dst, src)
+	}
+	defer st.putBack(l)
+	for k := l.roomy(s.raw); len(src) > 0; k ^= 1 {
+		b := &l.blocks[k]
+		if b.full(s.raw) {
+			if err := st.ready(raw, b); err != nil {
+				return queued, err
+			}
+		}
+		at := b.used
+		n := uint64(copy(b.mem[at:], src))
+		b.used, queued = at+n, true
+		if err := s.move(l, b, dst, b.p+Ptr(at), span{dst, n, AccessReadWrite}); err != nil {
+			return queued, err
+		}
+		dst, src = dst+Ptr(n), src[n:]
+	}
+	return queued, nil
+}
+
+// copyInAlone is copyIn without a block: the stream comes to rest, and then
+// the copy is made at once.
+func (s *Stream) copyInAlone(dst Ptr, src []byte) error {
+	if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
+		return err
+	}
+	return s.dev.CopyIn(dst, src)
+}
+
+// alone waits for the stream, if it may use the span.
+func (s *Stream) alone(dev span) error {
+	p, err := s.dev.lockSpans(s, dev)
+	if err != nil {
+		return err
+	}
+	p.unlock()
+	return s.sync()
+}
+
+func (s *Stream) copyOut(dst []byte, src Ptr) error {
+	raw, err := s.begin(src, uint64(len(dst)))
+	if err != nil || len(dst) == 0 {
+		return err
+	}
+	st := &raw.stage
+	l, err := st.borrow(raw.Device, s.raw)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		if err := s.alone(span{src, uint64(len(dst)), AccessRead}); err != nil {
+			return err
+		}
+		return s.dev.CopyOut(dst, src)
+	}
+	defer st.putBack(l)
+	var last []byte // where the bytes in the other block go
+	for k := l.roomy(s.raw); ; k ^= 1 {
+		b, other := &l.blocks[k], &l.blocks[k^1]
+		n := min(uint64(len(dst)), st.size())
+		if n > 0 {
+			if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
+				return err
+			}
+			b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
+		}
+		if last != nil {
+			if err := st.ready(raw, other); err != nil {
+				return err
+			}
+			copy(last, other.mem)
+		}
+		if n == 0 {
+			return nil
+		}
+		last, dst, src = dst[:n], dst[n:], src+Ptr(n)
+	}
+}
+
+// move queues the copy between a block and the device, whose side is given
+// again as a span, and has the block busy until it has run. A stream of another
+// context takes no event of this one and is waited for instead.
+func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
+	var loose bool
+	err := s.with(func(raw *openDevice) error {
+		p, err := s.dev.lockSpans(s, dev)
+		if err != nil {
+			return err
+		}
+		defer p.unlock()
+		if err := raw.Copy(dst, src, dev.size, s.raw); err != nil {
+			return err
+		}
+		err = l.record(raw, b, s.raw)
+		loose = err != nil
+		return err
+	})
+	if !loose {
+		return err
+	}
+	if again := s.sync(); again != nil {
+		l.orphaned = true
+		return also(err, "and waiting for its stream", again)
+	}
+	l.unfenced = false
+	b.busy, b.used = false, 0
+	if s.wrapped && errors.Is(err, ErrInvalid) {
+		return nil
+	}
+	return err
+}
+
+// borrow gives a lane with a block for a copy on the stream, or with one that
+// such a copy can wait for without waiting for another stream; nil if there is
+// none. It is an error where there is no pinned memory at all.
+func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
+	if err := st.syncOrphaned(); err != nil {
+		return nil, err
+	}
+	l, best := st.pick(raw, s)
+	if best < roomNow {
+		if made := st.newLane(raw); made != nil {
+			if l != nil {
+				st.putBack(l)
+			}
+			return made, nil
+		}
+	}
+	if l != nil {
+		return l, nil
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if errors.Is(st.why, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
+		return nil, st.why
+	}
+	return nil, nil
+}
+
+// fit is how well a lane serves a stream.
+type fit int
+
+const (
+	noRoom fit = iota
+	roomLater
+	roomNow
+	roomBeside // what is in the block is the stream's own
+)
+
+// pick takes the idle lane that serves the stream best.
+func (st *staging) pick(raw driver.Device, s driver.Stream) (l *lane, best fit) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	at := -1
+	for i := range st.idle {
+		if f := st.fits(raw, st.idle[i], s); f > best {
+			at, best = i, f
+		}
+	}
+	if at < 0 {
+		return nil, noRoom
+	}
+	l = st.idle[at]
+	st.idle = append(st.idle[:at], st.idle[at+1:]...)
+	st.inUse++
+	return l, best
+}
+
+// fits says how well. A lane that is busy on another stream does not, since the
+// copy would come to wait for it. It needs st.mu.
+func (st *staging) fits(raw driver.Device, l *lane, s driver.Stream) (best fit) {
+	for i := range l.blocks {
+		b := &l.blocks[i]
+		f := roomNow
+		if !st.blockDone(raw, b) {
+			switch {
+			case b.on != s:
+				return noRoom
+			case b.full(s):
+				f = roomLater
+			default:
+				f = roomBeside
+			}
+		}
+		best = max(best, f)
+	}
+	return best
+}
+
+// full says whether a copy on the stream has to wait for the block.
+func (b *block) full(s driver.Stream) bool {
+	return b.busy && (b.on != s || b.used == uint64(len(b.mem)))
+}
+
+// roomy is the block to begin with: the one that has room, of two the one
+// that is in use already.
+func (l *lane) roomy(s driver.Stream) int {
+	first, second := &l.blocks[0], &l.blocks[1]
+	if first.full(s) && !second.full(s) || !first.busy && second.busy && !second.full(s) {
+		return 1
+	}
+	return 0
 }

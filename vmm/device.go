@@ -16,31 +16,31 @@ import (
 // where they were made, and closes only when none is. Opening a device twice
 // gives two Devices that share one context. Safe for concurrent use.
 type Device struct {
-	port  *port
-	name  string
-	info  Info
-	meter meter
+	state    *deviceState
+	name     string
+	info     Info
+	counters counters
 
-	mu         sync.Mutex
-	closed     bool
-	open       map[any]opened
-	closing    bool           // Close is giving back what is open of the driver's device
-	stranded   []func() error // what the driver would not take back; Close tries again
-	unreleased []*memory      // nor this; Trim, and growth out of memory, try too
-	background int            // what Close waits for: mostly closes that their callers gave up on
-	joined     *sync.Cond     // on mu: background fell, the goroutine ended, or something was opened
-	worker     worker
-	still      bool // tests only: no goroutine is started
-	worked     atomic.Int64
+	mu          sync.Mutex
+	closed      bool
+	open        map[any]opened
+	closing     bool           // Close is giving back what is open of the driver's device
+	deferred    []func() error // what the driver would not take back; Close tries again
+	quarantined []*memory      // nor this; Trim, and growth out of memory, try too
+	background  int            // what Close waits for: mostly closes that their callers gave up on
+	wakeup      *sync.Cond     // on mu: background fell, the goroutine ended, or something was opened
+	worker      worker
+	noWorker    bool // tests only: no goroutine is started
+	worked      atomic.Int64
 
-	draining sync.Mutex                // held while retirements come to their end
-	pending  sync.Mutex                // a leaf
-	retiring map[*Reservation]struct{} // have retirements that the goroutine ends
+	sweepMu    sync.Mutex                // held while retirements come to their end
+	retiringMu sync.Mutex                // a leaf
+	retiring   map[*Reservation]struct{} // have retirements that the goroutine ends
 
 	cache cache
 
-	lodgeMu sync.Mutex
-	host    *Device // where the contents of sleeping ranges wait; nil before that
+	hostMu sync.Mutex
+	host   *Device // where the contents of sleeping ranges wait; nil before that
 }
 
 // opened says what the user has open and where it was made.
@@ -57,10 +57,10 @@ func newDevice(drv driver.Driver, info Info) *Device {
 
 		retiring: map[*Reservation]struct{}{},
 	}
-	d.joined = sync.NewCond(&d.mu)
-	d.worker.kick = make(chan struct{}, 1)
-	d.meter.init()
-	d.port = join(drv, info.Ordinal, d)
+	d.wakeup = sync.NewCond(&d.mu)
+	d.worker.kicked = make(chan struct{}, 1)
+	d.counters.init()
+	d.state = acquireState(drv, info.Ordinal, d)
 	return d
 }
 
@@ -88,7 +88,7 @@ func (d *Device) Driver() driver.Driver {
 	return d.drv()
 }
 
-func (d *Device) drv() driver.Driver { return d.port.sys.drv }
+func (d *Device) drv() driver.Driver { return d.state.parent.drv }
 
 // live is nil while the device is open.
 func (d *Device) live() error {
@@ -109,17 +109,17 @@ func (d *Device) liveLocked() error {
 }
 
 // raw is the driver's device, opened at the first call that needs it.
-func (d *Device) raw() (*openDevice, error) {
+func (d *Device) ensureOpen() (*openDevice, error) {
 	if err := d.live(); err != nil {
 		return nil, err
 	}
-	return d.port.device()
+	return d.state.ensureOpen()
 }
 
 // Raw is the driver's device, for packages beside this one. It makes the
 // context if there is none yet. Closing it is the Device's business.
 func (d *Device) Raw() (driver.Device, error) {
-	o, err := d.raw()
+	o, err := d.ensureOpen()
 	if err != nil {
 		return nil, d.fail("open context", 0, 0, err)
 	}
@@ -127,12 +127,12 @@ func (d *Device) Raw() (driver.Device, error) {
 }
 
 // home is where memory of this device lives.
-func (d *Device) home() Location { return Location{Kind: LocationDevice, ID: d.port.n} }
+func (d *Device) location() Location { return Location{Kind: LocationDevice, ID: d.state.n} }
 
 // resolve replaces LocationOwner by this device.
 func (d *Device) resolve(p Prop) Prop {
 	if p.Location.Kind == LocationOwner {
-		p.Location = d.home()
+		p.Location = d.location()
 	}
 	return p
 }
@@ -151,12 +151,12 @@ func (d *Device) Supports(f Feature) error {
 	if err := d.live(); err != nil {
 		return d.fail("probe "+f.String(), 0, 0, err)
 	}
-	return d.fail("probe "+f.String(), 0, 0, d.drv().Supports(d.port.n, f))
+	return d.fail("probe "+f.String(), 0, 0, d.drv().Supports(d.state.n, f))
 }
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
 func (d *Device) MemInfo() (free, total uint64, err error) {
-	raw, err := d.raw()
+	raw, err := d.ensureOpen()
 	if err == nil {
 		free, total, err = raw.MemInfo()
 	}
@@ -166,9 +166,9 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 // Sync waits for all work of the device's context. While a stream of it is
 // being captured it answers ErrCapturing and leaves the capture alone.
 func (d *Device) Sync() error {
-	raw, err := d.raw()
+	raw, err := d.ensureOpen()
 	if err == nil {
-		err = d.port.notCapturing()
+		err = d.state.notCapturing()
 	}
 	if err == nil {
 		err = raw.Sync()
@@ -179,7 +179,7 @@ func (d *Device) Sync() error {
 // Do runs f on a locked thread with the device's context current, for the
 // caller's own calls into CUDA.
 func (d *Device) Do(f func() error) error {
-	raw, err := d.raw()
+	raw, err := d.ensureOpen()
 	if err != nil {
 		return d.fail("run in context", 0, 0, err)
 	}
@@ -204,7 +204,7 @@ func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
 	if d == nil {
 		return nil, 0, false
 	}
-	r = d.port.sys.find(p)
+	r = d.state.parent.find(p)
 	if r == nil {
 		return nil, 0, false
 	}
@@ -224,7 +224,7 @@ func (d *Device) track(thing any, kind string) error {
 		return err
 	}
 	d.open[thing] = o
-	d.joined.Broadcast() // a Close that waits need not
+	d.wakeup.Broadcast() // a Close that waits need not
 	return nil
 }
 
@@ -278,30 +278,30 @@ func (o opened) where() string {
 }
 
 // strand keeps a way to give back what the driver would not take.
-func (d *Device) strand(again func() error) {
+func (d *Device) deferRelease(again func() error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stranded = append(d.stranded, again)
+	d.deferred = append(d.deferred, again)
 }
 
 // unstrand tries once more.
-func (d *Device) unstrand() error {
+func (d *Device) retryReleases() error {
 	d.mu.Lock()
-	all := d.stranded
-	d.stranded = nil
+	all := d.deferred
+	d.deferred = nil
 	d.mu.Unlock()
 	var failed error
 	for _, again := range all {
 		if err := again(); err != nil {
 			failed = also(failed, "and", err)
-			d.strand(again)
+			d.deferRelease(again)
 		}
 	}
 	return failed
 }
 
 // goOn runs f in the background; Close waits for it.
-func (d *Device) goOn(f func()) {
+func (d *Device) runInBackground(f func()) {
 	d.mu.Lock()
 	d.background++
 	d.mu.Unlock()
@@ -310,7 +310,7 @@ func (d *Device) goOn(f func()) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.background--
-		d.joined.Broadcast()
+		d.wakeup.Broadcast()
 	}()
 }
 
@@ -327,30 +327,30 @@ func (d *Device) Close() error {
 }
 
 func (d *Device) close() error {
-	d.join()
-	kept := d.unstrand()
-	if err := d.quiet(); err != nil {
+	d.waitForCloses()
+	kept := d.retryReleases()
+	if err := d.stopWorker(); err != nil {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
 	err := also(kept, "and", d.trim(0))
-	err = also(err, "and", d.unlodge())
-	err = also(err, "and", d.port.sys.finishLate())
+	err = also(err, "and", d.closeHostDevice())
+	err = also(err, "and", d.state.parent.closeUnfinished())
 	if err != nil {
 		return err
 	}
-	d.port.closer.Lock()
-	defer d.port.closer.Unlock()
+	d.state.closeMu.Lock()
+	defer d.state.closeMu.Unlock()
 	again, err := d.beginClose()
 	if err != nil || again {
 		return err
 	}
-	err = d.port.shut(d)
+	err = d.state.closeDevice(d)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closing = false
 	if err == nil {
 		d.closed = true
-		d.port.leave(d)
+		d.state.releaseState(d)
 	}
 	return err
 }
@@ -363,10 +363,10 @@ func (d *Device) beginClose() (again bool, err error) {
 	if d.closed {
 		return true, nil
 	}
-	if err := d.unused(); err != nil {
+	if err := d.checkUnusedLocked(); err != nil {
 		return false, err
 	}
-	if n := d.meter.committedNow(); n > 0 {
+	if n := d.counters.committedNow(); n > 0 {
 		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or on their way back", ErrBusy, sizeText(n))
 	}
 	d.closing = true
@@ -374,27 +374,27 @@ func (d *Device) beginClose() (again bool, err error) {
 }
 
 // unused is nil if nothing is open. It needs d.mu.
-func (d *Device) unused() error {
+func (d *Device) checkUnusedLocked() error {
 	if len(d.open) > 0 {
-		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.names(), "; "))
+		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.openNamesLocked(), "; "))
 	}
 	return nil
 }
 
 // join waits for the closes that their callers stopped waiting for, unless a
 // reservation is open besides, so that Close will not come to its end anyway.
-func (d *Device) join() {
+func (d *Device) waitForCloses() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.background > 0 && !d.kept() {
-		d.joined.Wait()
+	for d.background > 0 && !d.staysOpenLocked() {
+		d.wakeup.Wait()
 	}
 }
 
 // kept says whether a reservation is open that is not closing. It needs d.mu.
-func (d *Device) kept() bool {
+func (d *Device) staysOpenLocked() bool {
 	for thing := range d.open {
-		if r, ok := thing.(*Reservation); ok && r.phase.Load() < isClosing && r.closes.Load() == 0 {
+		if r, ok := thing.(*Reservation); ok && r.phase.Load() < isClosing && r.closesRunning.Load() == 0 {
 			return true
 		}
 	}
@@ -403,24 +403,24 @@ func (d *Device) kept() bool {
 
 // quiet waits for the device's goroutine, which has nothing to do once nothing
 // is open.
-func (d *Device) quiet() error {
+func (d *Device) stopWorker() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for {
-		if err := d.unused(); err != nil {
+		if err := d.checkUnusedLocked(); err != nil {
 			return err
 		}
 		if !d.worker.running {
 			return nil
 		}
-		d.worker.wake()
-		d.joined.Wait()
+		d.worker.kick()
+		d.wakeup.Wait()
 	}
 }
 
 // names says what is open and where it was made, in a stable order, the first
 // few if there are many. d.mu is held.
-func (d *Device) names() []string {
+func (d *Device) openNamesLocked() []string {
 	const most = 8
 	var all []string
 	for thing, o := range d.open {

@@ -57,7 +57,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 		return fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
 	at := off
-	for i := r.slotAt(off); i < len(r.slots) && at < end; i++ {
+	for i := r.slotAtLocked(off); i < len(r.slots) && at < end; i++ {
 		s := &r.slots[i]
 		switch {
 		case s.off > at:
@@ -65,7 +65,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 		case s.state >= retiring:
 			return fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		case s.state == mapped:
-			return fmt.Errorf("quarantined: %w", s.stuck)
+			return fmt.Errorf("quarantined: %w", s.quarantined)
 		case s.mem.private:
 			return fmt.Errorf("%w: the chunk at %v was made without Share or RDMA", ErrInvalid, r.ptr+Ptr(s.off))
 		}
@@ -92,11 +92,11 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 	if c == nil {
 		return [64]byte{}, &OpError{Op: op, Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
-	m, err := c.hold()
+	m, err := c.retain()
 	if err != nil {
 		return [64]byte{}, c.dev.fail(op, 0, c.mem.size, err)
 	}
-	defer m.drop() //nolint:errcheck // memory that will not go back is counted as stuck
+	defer m.release() //nolint:errcheck // memory that will not go back is counted as stuck
 	x, ok := m.dev.drv().(driver.FabricSharer)
 	if !ok {
 		return [64]byte{}, c.dev.fail(op, 0, m.size, errNoFabric)

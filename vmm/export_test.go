@@ -8,11 +8,11 @@ import (
 
 // SetNoFence turns every fence of the device's driver off: the negative control
 // of the tests that prove fences.
-func SetNoFence(d *Device, off bool) { d.port.sys.noFence = off }
+func SetNoFence(d *Device, off bool) { d.state.parent.noFence = off }
 
 // SetNoGrantLock has EnablePeers not lock the grants of its ranges: the negative
 // control of what keeps others from changing them meanwhile.
-func SetNoGrantLock(d *Device, off bool) { d.port.sys.noGrantLock = off }
+func SetNoGrantLock(d *Device, off bool) { d.state.parent.noGrantLock = off }
 
 // Ladder is wish and ladder.
 func Ladder(need, committed, room, gran, most, fixed uint64) iter.Seq[uint64] {
@@ -21,11 +21,11 @@ func Ladder(need, committed, room, gran, most, fixed uint64) iter.Seq[uint64] {
 
 // SetStill keeps the device's goroutine from starting; Drain does what it would
 // do for what retires, if its time has come.
-func SetStill(d *Device, still bool) { d.still = still }
+func SetStill(d *Device, still bool) { d.noWorker = still }
 
 // Drain unmaps what retired and waits no longer.
 func Drain(d *Device) error {
-	_, err := d.drain()
+	_, err := d.sweepRetired()
 	return err
 }
 
@@ -36,7 +36,7 @@ var SizeText = sizeText
 func Named(g *Range) int {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	return len(g.r.named)
+	return len(g.r.namedStreams)
 }
 
 // Staging is how a test has copies staged; its zero value is off.
@@ -50,7 +50,7 @@ type Staging struct {
 // where the CPU can address the device's; nil has none go there. It comes
 // before the first copy.
 func SetStaging(d *Device, to *Staging) {
-	o := &d.port.staging
+	o := &d.state.staging
 	o.off = to == nil
 	if to != nil {
 		o.forced, o.block, o.lanes, o.careless = true, uint64(to.Block), to.Lanes, to.Careless
@@ -60,19 +60,19 @@ func SetStaging(d *Device, to *Staging) {
 // Lanes is how many lanes the device has, and how many of them it does not use
 // any more.
 func Lanes(d *Device) (all, scrap int) {
-	o := d.port.open.Load()
+	o := d.state.open.Load()
 	if o == nil {
 		return 0, 0
 	}
 	st := &o.stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return len(st.idle) + len(st.scrap) + st.out, len(st.scrap)
+	return len(st.idle) + len(st.broken) + st.inUse, len(st.broken)
 }
 
 // IdleLane is the own stream of one of the device's lanes.
 func IdleLane(d *Device) driver.Stream {
-	st := &d.port.open.Load().stage
+	st := &d.state.open.Load().stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return st.idle[0].s
@@ -92,7 +92,7 @@ func Closing(s *Stream) bool {
 func Working(d *Device) (running bool, wanted int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.worker.running, len(d.worker.wanted)
+	return d.worker.running, len(d.worker.queue)
 }
 
 // PretendPrivate makes the memory of a segment one that may be kept: the
@@ -104,8 +104,8 @@ func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
 
 // Lodge is the host memory where the contents of the device's ranges sleep.
 func Lodge(d *Device) *Device {
-	d.lodgeMu.Lock()
-	defer d.lodgeMu.Unlock()
+	d.hostMu.Lock()
+	defer d.hostMu.Unlock()
 	return d.host
 }
 
@@ -113,5 +113,5 @@ func Lodge(d *Device) *Device {
 func Retirements(g *Range) int {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	return len(g.r.retired)
+	return len(g.r.retirements)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 )
 
 // UsedBy names the streams that work on this memory. It is a promise: from the
@@ -14,16 +16,16 @@ import (
 // From then on this package's own calls on a stream that is not on it, Stream.Copy
 // for one, answer ErrInvalid where they would touch the memory.
 func (r *Reservation) UsedBy(streams ...*Stream) error {
-	return r.fail("use streams", 0, 0, r.promise(streams))
+	return r.fail("use streams", 0, 0, r.nameStreams(streams))
 }
 
-func (r *Reservation) promise(streams []*Stream) error {
+func (r *Reservation) nameStreams(streams []*Stream) error {
 	if r == nil || len(streams) == 0 {
 		return fmt.Errorf("%w: no reservation, or no stream", ErrInvalid)
 	}
 	var unusable error
 	for _, s := range streams {
-		if err := s.usable(r.dev.port.sys); err != nil && unusable == nil {
+		if err := s.usable(r.dev.state.parent); err != nil && unusable == nil {
 			unusable = err
 		}
 	}
@@ -32,45 +34,45 @@ func (r *Reservation) promise(streams []*Stream) error {
 	if err := cmp.Or(r.live(), unusable); err != nil {
 		return err
 	}
-	r.promised = true
-	r.setWaitsFor()
-	if r.named == nil {
-		r.named = map[*Stream]struct{}{}
+	r.usersNamed = true
+	r.setWaitsForLocked()
+	if r.namedStreams == nil {
+		r.namedStreams = map[*Stream]struct{}{}
 	}
 	for _, s := range streams {
-		if s.remember(r) { // else its work has been waited for
-			r.named[s] = struct{}{}
+		if s.addUser(r) { // else its work has been waited for
+			r.namedStreams[s] = struct{}{}
 		}
 	}
 	return nil
 }
 
 // usesNone is UsedBy with no stream: only the library's own are waited for.
-func (r *Reservation) usesNone() {
+func (r *Reservation) waitForOwnStreams() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.promised = true
-	r.setWaitsFor()
+	r.usersNamed = true
+	r.setWaitsForLocked()
 }
 
 // setWaitsFor keeps the devices that a fence waits for, so that it takes no lock
 // to find them: none after UsedBy. It needs r.mu, and comes after each change of what
 // it looks at.
-func (r *Reservation) setWaitsFor() {
-	if r.promised {
+func (r *Reservation) setWaitsForLocked() {
+	if r.usersNamed {
 		r.waitsFor.Store(nil)
 		return
 	}
-	ports := r.mayAccess(nil)
+	ports := r.mayAccessLocked(nil)
 	r.waitsFor.Store(&ports)
 }
 
 // mayAccess appends the ports whose work may use the memory. It needs r.mu.
-func (r *Reservation) mayAccess(ports []*port) []*port {
-	ports = append(ports, r.strays...)
+func (r *Reservation) mayAccessLocked(ports []*deviceState) []*deviceState {
+	ports = append(ports, r.accessInDoubt...)
 	for _, g := range r.grants {
-		if !slices.Contains(ports, g.dev.port) {
-			ports = append(ports, g.dev.port)
+		if !slices.Contains(ports, g.dev.state) {
+			ports = append(ports, g.dev.state)
 		}
 	}
 	return ports
@@ -79,15 +81,15 @@ func (r *Reservation) mayAccess(ports []*port) []*port {
 // users is who may be using the memory after UsedBy: the library's own streams on
 // the devices with access, and the streams that were named or on which an AppendOn
 // may not have run yet, which stand for all other work.
-func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Stream) {
+func (r *Reservation) usersNow(ports []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ports = r.mayAccess(ports)
-	for s := range r.named {
+	ports = r.mayAccessLocked(ports)
+	for s := range r.namedStreams {
 		streams = append(streams, s)
 	}
-	for s := range r.owed {
-		if _, named := r.named[s]; !named {
+	for s := range r.pendingAppends {
+		if _, named := r.namedStreams[s]; !named {
 			streams = append(streams, s)
 		}
 	}
@@ -99,107 +101,107 @@ func (r *Reservation) users(ports []*port, streams []*Stream) ([]*port, []*Strea
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
 func (r *Reservation) fence() error {
-	if r.dev.port.sys.noFence {
+	if r.dev.state.parent.noFence {
 		return nil
 	}
 	if ports := r.waitsFor.Load(); ports != nil {
-		return waitDevices(r.dev.port, *ports)
+		return waitDevices(r.dev.state, *ports)
 	}
-	var portBuf [8]*port
+	var portBuf [8]*deviceState
 	var streamBuf [16]*Stream
-	ports, streams := r.users(portBuf[:0], streamBuf[:0])
-	return waitStreams(r.dev.port, ports, streams)
+	ports, streams := r.usersNow(portBuf[:0], streamBuf[:0])
+	return waitStreams(r.dev.state, ports, streams)
 }
 
 // behind records an event behind all work that may use the memory. It answers
 // ok only where events are enough to know when that has ended: after UsedBy, and
 // not for streams that take none of ours, as those of other contexts, nor for
 // copies of our own that could not be waited for.
-func (r *Reservation) behind() (marks []mark, ok bool, failed error) {
-	if promised := r.waitsFor.Load() == nil; !promised || r.dev.port.sys.noFence {
+func (r *Reservation) fenceEvents() (marks []fenceEvent, ok bool, failed error) {
+	if promised := r.waitsFor.Load() == nil; !promised || r.dev.state.parent.noFence {
 		return nil, promised, nil
 	}
-	var portBuf [8]*port
+	var portBuf [8]*deviceState
 	var streamBuf [16]*Stream
-	ports, streams := r.users(portBuf[:0], streamBuf[:0])
+	ports, streams := r.usersNow(portBuf[:0], streamBuf[:0])
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return nil, false, err
 		}
 	}
 	ok = true
-	note := func(p *port, m mark, err error) {
+	note := func(p *deviceState, m fenceEvent, err error) {
 		switch {
 		case err == nil && m.on != nil:
 			marks = append(marks, m)
-		case err != nil && !(lost(err) && p != r.dev.port):
+		case err != nil && !(lost(err) && p != r.dev.state):
 			ok = false
 		}
 	}
 	for _, s := range streams {
-		m, err := s.mark()
-		note(s.dev.port, m, err)
+		m, err := s.recordFence()
+		note(s.dev.state, m, err)
 	}
 	for _, p := range ports {
 		if o := p.open.Load(); o != nil {
-			m, err := o.mark(o.CopyStream())
+			m, err := o.recordFence(o.CopyStream())
 			note(p, m, err)
-			ok = ok && o.stage.adrift.Load() == 0
+			ok = ok && o.stage.orphaned.Load() == 0
 		}
 	}
 	if !ok {
-		freeAll(marks)
+		freeFences(marks)
 		return nil, false, nil
 	}
 	return marks, true, nil
 }
 
 // waitDevices waits for the whole context of each port, ours or anyone's.
-func waitDevices(owner *port, ports []*port) error {
+func waitDevices(owner *deviceState, ports []*deviceState) error {
 	for _, p := range ports {
 		if err := p.notCapturing(); err != nil {
 			return err
 		}
 	}
-	var w waited
+	var w waitResult
 	for _, p := range ports {
-		w.note(owner, p, p.sys.drv.SyncIfActive(p.n))
+		w.add(owner, p, p.parent.drv.SyncIfActive(p.n))
 	}
 	return w.err
 }
 
 // waitStreams waits for the streams and for each port's own.
-func waitStreams(owner *port, ports []*port, streams []*Stream) error {
+func waitStreams(owner *deviceState, ports []*deviceState, streams []*Stream) error {
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return err
 		}
 	}
-	var w waited
+	var w waitResult
 	for _, s := range streams {
-		w.note(owner, s.dev.port, s.await())
+		w.add(owner, s.dev.state, s.sync())
 	}
 	for _, p := range ports {
 		if o := p.open.Load(); o != nil {
-			w.note(owner, p, o.awaitOwn())
+			w.add(owner, p, o.syncOwn())
 		}
 	}
 	return w.err
 }
 
 // awaitOwn waits for the library's own streams on the device.
-func (o *openDevice) awaitOwn() error {
-	m, err := o.mark(o.CopyStream())
+func (o *openDevice) syncOwn() error {
+	m, err := o.recordFence(o.CopyStream())
 	if err == nil {
 		err = m.wait()
 	}
-	if err != nil && !lost(err) && o.hold() { // nor can an event tell
+	if err != nil && !lost(err) && o.retain() { // nor can an event tell
 		err = o.SyncStream(o.CopyStream())
-		o.letGo()
+		o.release()
 	}
-	if err == nil && o.hold() {
-		err = o.stage.awaitAdrift()
-		o.letGo()
+	if err == nil && o.retain() {
+		err = o.stage.syncOrphaned()
+		o.release()
 	}
 	return err
 }
@@ -208,12 +210,65 @@ func (o *openDevice) awaitOwn() error {
 // others answer: a device that is not waited for would be lost by the unmap.
 // A peer that is lost runs nothing any more, so it counts as waited for. The
 // owner's ErrDeviceLost is reported only if nothing else failed.
-type waited struct{ err error }
+type waitResult struct{ err error }
 
-func (w *waited) note(owner, p *port, err error) {
+func (w *waitResult) add(owner, p *deviceState, err error) {
 	switch {
 	case err == nil, p != owner && errors.Is(err, ErrDeviceLost):
 	case w.err == nil, errors.Is(w.err, ErrDeviceLost):
 		w.err = fmt.Errorf("wait for device %d: %w", p.n, err)
+	}
+}
+
+// inFlight counts the library's own copies of a reservation's memory that are
+// under way. Code that takes memory away marks it first and then waits for the copies
+// that began before. Copies that begin later see the mark. So a copy is waited for
+// only by code that takes away its memory. Its zero value is ready.
+//
+// There are two counts, and the epoch says which of them counts what begins
+// now. A wait changes the epoch and waits until the other count is 0.
+type inFlight struct {
+	epoch   atomic.Uint64
+	active  [2]atomic.Int64
+	waiting atomic.Bool
+
+	mu    sync.Mutex    // one wait at a time
+	ended chan struct{} // wakes it; made by the first; guarded by mu, read while waiting is set
+}
+
+// begin counts a copy; the caller passes what it returns to end.
+func (c *inFlight) begin() (epoch uint64) {
+	for {
+		e := c.epoch.Load()
+		c.active[e&1].Add(1)
+		if c.epoch.Load() == e {
+			return e
+		}
+		c.end(e) // a wait came between, and may not have seen it
+	}
+}
+
+// end undoes begin.
+func (c *inFlight) end(epoch uint64) {
+	if c.active[epoch&1].Add(-1) == 0 && c.waiting.Load() {
+		select {
+		case c.ended <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// wait waits for the copies that began before it, and for no other.
+func (c *inFlight) wait() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil {
+		c.ended = make(chan struct{}, 1)
+	}
+	c.waiting.Store(true)
+	defer c.waiting.Store(false)
+	before := c.epoch.Add(1) - 1
+	for c.active[before&1].Load() > 0 {
+		<-c.ended
 	}
 }

@@ -31,7 +31,7 @@ func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || a != AccessRead && a != AccessReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
 	}
-	return r.fail("grant "+a.String(), 0, r.size, r.allow(a, devs))
+	return r.fail("grant "+a.String(), 0, r.size, r.setGrants(a, devs))
 }
 
 // Revoke takes access away from devices, now and for what will be mapped, after
@@ -41,7 +41,7 @@ func (r *Reservation) Revoke(devs ...*Device) error {
 	if r == nil {
 		return r.fail("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))
 	}
-	return r.fail("revoke", 0, r.size, r.allow(AccessNone, devs))
+	return r.fail("revoke", 0, r.size, r.setGrants(AccessNone, devs))
 }
 
 // Access is what d may do with the memory, as granted: AccessNone for a device that
@@ -60,8 +60,8 @@ func (r *Reservation) Access(d *Device) Access {
 }
 
 // allow sets the access of devs to a.
-func (r *Reservation) allow(a Access, devs []*Device) error {
-	if err := r.eligible(a, devs); err != nil {
+func (r *Reservation) setGrants(a Access, devs []*Device) error {
+	if err := r.checkDevices(a, devs); err != nil {
 		return err
 	}
 	if err := r.live(); err != nil {
@@ -78,7 +78,7 @@ func (r *Reservation) allow(a Access, devs []*Device) error {
 }
 
 // eligible checks devs before anything is changed or asked of the driver twice.
-func (r *Reservation) eligible(a Access, devs []*Device) error {
+func (r *Reservation) checkDevices(a Access, devs []*Device) error {
 	if a == AccessReadWrite && r.readOnly {
 		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
 	}
@@ -86,10 +86,10 @@ func (r *Reservation) eligible(a Access, devs []*Device) error {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
 	for i, d := range devs {
-		if err := r.barred(a, d, reaches); err != nil {
+		if err := r.checkGrant(a, d, checkPath); err != nil {
 			return err
 		}
-		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.port == d.port }) {
+		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {
 			return pairFail(d, r.dev, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
 		}
 	}
@@ -97,23 +97,23 @@ func (r *Reservation) eligible(a Access, devs []*Device) error {
 }
 
 // barred says why d cannot have access a; reach is how to find out about a path.
-func (r *Reservation) barred(a Access, d *Device, reach func(from, to *Device) error) error {
+func (r *Reservation) checkGrant(a Access, d *Device, reach func(from, to *Device) error) error {
 	err := d.live()
 	switch {
 	case err != nil:
-	case d.port.sys != r.dev.port.sys:
+	case d.state.parent != r.dev.state.parent:
 		err = fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, r.dev)
-	case d.port == r.dev.port && a == AccessNone:
+	case d.state == r.dev.state && a == AccessNone:
 		err = fmt.Errorf("%w: %v owns the memory and cannot be revoked", ErrInvalid, d)
-	case d.port != r.dev.port && a != AccessNone:
+	case d.state != r.dev.state && a != AccessNone:
 		err = reach(d, r.dev)
 	}
 	return pairFail(d, r.dev, err)
 }
 
 // reaches is nil if there is a path from one device to the other's memory.
-func reaches(from, to *Device) error {
-	ok, err := from.drv().CanAccessPeer(from.port.n, to.port.n)
+func checkPath(from, to *Device) error {
+	ok, err := from.drv().CanAccessPeer(from.state.n, to.state.n)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: no path between them", ErrNotSupported)
 	}
@@ -124,7 +124,7 @@ func reaches(from, to *Device) error {
 // It needs r.grantMu, r.layout or r.mu.
 func (r *Reservation) grantOf(d *Device) grant {
 	for _, g := range r.grants {
-		if g.dev.port == d.port {
+		if g.dev.state == d.state {
 			return g
 		}
 	}
@@ -143,7 +143,7 @@ func (r *Reservation) narrows(a Access, devs []*Device) bool {
 // copyBlock refuses new copies of this package by a device that need more than
 // left of its access.
 type copyBlock struct {
-	*port
+	*deviceState
 	left Access
 }
 
@@ -151,7 +151,7 @@ type copyBlock struct {
 // began before may still be under way.
 func (r *Reservation) blockCopies(left Access, devs ...*Device) (blocks []*copyBlock) {
 	for _, d := range devs {
-		blocks = append(blocks, &copyBlock{d.port, left})
+		blocks = append(blocks, &copyBlock{d.state, left})
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -202,7 +202,7 @@ func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, err
 		err = r.fence()
 	}
 	if err == nil {
-		err = r.regrant(a, devs)
+		err = r.setAccess(a, devs)
 	}
 	if err != nil {
 		r.unblockCopies(c.blocks)
@@ -230,7 +230,7 @@ func (c *accessChange) undo() (failed error) {
 	}
 	for a, devs := range back {
 		if len(devs) > 0 {
-			failed = also(failed, "and", c.r.regrant(Access(a), devs))
+			failed = also(failed, "and", c.r.setAccess(Access(a), devs))
 		}
 	}
 	c.commit()
@@ -238,23 +238,23 @@ func (c *accessChange) undo() (failed error) {
 }
 
 // regrant tells the driver, then the books. The caller holds r.grantMu.
-func (r *Reservation) regrant(a Access, devs []*Device) error {
-	r.layout.Lock()
-	defer r.layout.Unlock()
-	after, before := r.changes(a, devs)
+func (r *Reservation) setAccess(a Access, devs []*Device) error {
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	after, before := r.accessCalls(a, devs)
 	if len(after) == 0 {
 		return nil
 	}
 	var lent []*Device
 	if a != AccessNone {
 		var err error
-		if lent, err = r.lend(devs); err != nil {
+		if lent, err = r.trackGrants(devs); err != nil {
 			return err
 		}
 	}
 	drv := r.dev.drv()
 	tried := 0
-	err := r.runs(func(_, j int, off, size uint64) error {
+	err := r.eachRun(func(_, j int, off, size uint64) error {
 		tried = j
 		return drv.SetAccess(r.ptr+Ptr(off), size, after)
 	})
@@ -262,31 +262,31 @@ func (r *Reservation) regrant(a Access, devs []*Device) error {
 		for _, d := range lent {
 			d.untrack(grantKey{r, d})
 		}
-		return r.restore(tried, before, devs, err)
+		return r.restoreAccess(tried, before, devs, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.record(a, devs)
-	r.accessHealed()
+	r.recordGrantsLocked(a, devs)
+	r.accessCertainLocked()
 	return nil
 }
 
 // changes is what to tell the driver so that devs have access a, and what to
 // tell it to undo that. Where an earlier undo failed the driver may have
 // anything, so it is told everything. It needs r.layout.
-func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.Grant) {
+func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []driver.Grant) {
 	unsure := r.accessUnsure()
 	if unsure {
-		for _, p := range r.strays {
+		for _, p := range r.accessInDoubt {
 			out := driver.Grant{To: Location{Kind: LocationDevice, ID: p.n}, Access: AccessNone}
 			after, before = append(after, out), append(before, out)
 		}
-		after, before = append(after, r.who...), append(before, r.who...)
+		after, before = append(after, r.driverGrants...), append(before, r.driverGrants...)
 	}
 	for _, d := range devs {
 		if now := r.granted(d); now != a || unsure {
-			after = append(after, driver.Grant{To: d.home(), Access: a}) // the last one for a device counts
-			before = append(before, driver.Grant{To: d.home(), Access: now})
+			after = append(after, driver.Grant{To: d.location(), Access: a}) // the last one for a device counts
+			before = append(before, driver.Grant{To: d.location(), Access: now})
 		}
 	}
 	return after, before
@@ -296,23 +296,23 @@ func (r *Reservation) changes(a Access, devs []*Device) (after, before []driver.
 func (r *Reservation) accessUnsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.strays) > 0 || r.books.Quarantined > 0 && slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.stuck != nil })
+	return len(r.accessInDoubt) > 0 || r.stats.Quarantined > 0 && slices.ContainsFunc(r.slots, func(s slot) bool { return s.state != mapped && s.quarantined != nil })
 }
 
 // accessHealed notes that the driver has what the books have again. It needs r.mu.
-func (r *Reservation) accessHealed() {
-	r.strays = nil
-	r.setWaitsFor()
-	for i := 0; r.books.Quarantined > 0 && i < len(r.slots); i++ {
+func (r *Reservation) accessCertainLocked() {
+	r.accessInDoubt = nil
+	r.setWaitsForLocked()
+	for i := 0; r.stats.Quarantined > 0 && i < len(r.slots); i++ {
 		if r.slots[i].state != mapped {
-			r.unstick(&r.slots[i])
+			r.unquarantineLocked(&r.slots[i])
 		}
 	}
 }
 
 // lend lists the grant with each device that has none yet, so that it stays
 // open as long as the grant stands.
-func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
+func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
 	for _, d := range devs {
 		if r.granted(d) != AccessNone {
 			continue
@@ -331,9 +331,9 @@ func (r *Reservation) lend(devs []*Device) (lent []*Device, err error) {
 // restore undoes SetAccess on the first n slots, the failed run included, which
 // may be half done. Where that fails too the slots are quarantined, and devs
 // are waited for as if they still had access. It needs r.layout.
-func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why error) error {
+func (r *Reservation) restoreAccess(n int, before []driver.Grant, devs []*Device, why error) error {
 	drv := r.dev.drv()
-	_ = r.runs(func(i, j int, off, size uint64) error {
+	_ = r.eachRun(func(i, j int, off, size uint64) error {
 		if i >= n {
 			return nil
 		}
@@ -342,14 +342,14 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			for k := i; k < j; k++ {
-				r.stick(&r.slots[k], why)
+				r.quarantineLocked(&r.slots[k], why)
 			}
 			for _, d := range devs {
-				if !slices.Contains(r.strays, d.port) {
-					r.strays = append(r.strays, d.port)
+				if !slices.Contains(r.accessInDoubt, d.state) {
+					r.accessInDoubt = append(r.accessInDoubt, d.state)
 				}
 			}
-			r.setWaitsFor()
+			r.setWaitsForLocked()
 		}
 		return nil
 	})
@@ -357,10 +357,10 @@ func (r *Reservation) restore(n int, before []driver.Grant, devs []*Device, why 
 }
 
 // record enters devs with access a into the books. It needs r.layout and r.mu.
-func (r *Reservation) record(a Access, devs []*Device) {
+func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
 	grants := slices.Clone(r.grants)
 	for _, d := range devs {
-		i := slices.IndexFunc(grants, func(g grant) bool { return g.dev.port == d.port })
+		i := slices.IndexFunc(grants, func(g grant) bool { return g.dev.state == d.state })
 		switch {
 		case i < 0 && a != AccessNone:
 			grants = append(grants, grant{dev: d, access: a})
@@ -370,23 +370,23 @@ func (r *Reservation) record(a Access, devs []*Device) {
 			grants[i].access = a
 		}
 	}
-	r.setWho(grants)
+	r.setGrantsLocked(grants)
 }
 
 // setWho keeps the grants also in the driver's form, so that a Map allocates nothing.
-func (r *Reservation) setWho(grants []grant) {
+func (r *Reservation) setGrantsLocked(grants []grant) {
 	who := make([]driver.Grant, len(grants))
 	for i, g := range grants {
-		who[i] = driver.Grant{To: g.dev.home(), Access: g.access}
+		who[i] = driver.Grant{To: g.dev.location(), Access: g.access}
 	}
-	r.grants, r.who = grants, who
-	r.setWaitsFor()
+	r.grants, r.driverGrants = grants, who
+	r.setWaitsForLocked()
 }
 
 // lockGrants holds the grants of several ranges as they are, in the order of
 // their ids.
 func lockGrants(ranges []*Range) (unlock func()) {
-	if len(ranges) > 0 && ranges[0].r.dev.port.sys.noGrantLock {
+	if len(ranges) > 0 && ranges[0].r.dev.state.parent.noGrantLock {
 		return func() {}
 	}
 	sorted := inOrder(ranges)

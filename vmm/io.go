@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,24 +24,24 @@ func (g *Range) Append(p []byte) error {
 	if g == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
-	g.write.Lock()
-	defer g.write.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	return g.fail("append", g.len.Load(), uint64(len(p)), g.append(p))
 }
 
 func (g *Range) append(p []byte) error {
 	at := g.len.Load()
-	end, err := g.sum(at, uint64(len(p)))
+	end, err := g.endWithin(at, uint64(len(p)))
 	if err == nil {
 		err = g.live()
 	}
 	if err != nil || len(p) == 0 {
 		return err
 	}
-	if err := g.room(end); err != nil {
+	if err := g.ensure(end); err != nil {
 		return err
 	}
-	if err := g.fill(at, p); err != nil {
+	if err := g.copyInto(at, p); err != nil {
 		return err
 	}
 	g.publish(end)
@@ -48,8 +49,8 @@ func (g *Range) append(p []byte) error {
 }
 
 // fill copies p to at and returns when it is there. The caller holds g.write.
-func (g *Range) fill(at uint64, p []byte) error {
-	raw, err := g.r.dev.port.device()
+func (g *Range) copyInto(at uint64, p []byte) error {
+	raw, err := g.r.dev.state.ensureOpen()
 	if err != nil {
 		return err
 	}
@@ -71,12 +72,12 @@ func (g *Range) writable(at, n uint64) error {
 	if g.r.blocked.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
-	return g.r.covers(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.port, nil)
+	return g.r.checkSpan(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
 }
 
 // publish moves Len to end. The caller holds g.write.
 func (g *Range) publish(end uint64) {
-	g.show(end)
+	g.publishLen(end)
 	g.lookAhead()
 }
 
@@ -90,8 +91,8 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
-	g.write.Lock()
-	defer g.write.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	return g.fail("append", g.len.Load(), uint64(len(p)), g.appendOn(s, p))
 }
 
@@ -99,24 +100,24 @@ func (g *Range) appendOn(s *Stream, p []byte) error {
 	if err := g.live(); err != nil {
 		return err
 	}
-	if err := g.orders(s); err != nil {
+	if err := g.checkOrder(s); err != nil {
 		return err
 	}
 	at := g.len.Load()
-	end, err := g.sum(at, uint64(len(p)))
+	end, err := g.endWithin(at, uint64(len(p)))
 	if err != nil {
 		return err
 	}
-	if err := g.room(end); err != nil {
+	if err := g.ensure(end); err != nil {
 		return err
 	}
 	queued, err := s.copyIn(g.r.ptr+Ptr(at), p)
 	if err != nil {
 		if queued { // or it would run over what the next Append writes there
-			if again := s.await(); again != nil {
+			if again := s.sync(); again != nil {
 				err = also(err, "and waiting for its stream", again)
 				g.r.mu.Lock()
-				g.r.owe(s) // then fences do
+				g.r.noteAppendLocked(s) // then fences do
 				g.r.mu.Unlock()
 			}
 		}
@@ -125,17 +126,17 @@ func (g *Range) appendOn(s *Stream, p []byte) error {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if len(p) > 0 {
-		g.r.owe(s)
+		g.r.noteAppendLocked(s)
 	}
-	g.show(end)
+	g.publishLen(end)
 	g.lookAhead()
 	return nil
 }
 
 // orders is nil if the range's fence waits for the stream, which is open and
 // not being captured.
-func (g *Range) orders(s *Stream) error {
-	if err := s.usable(g.r.dev.port.sys); err != nil {
+func (g *Range) checkOrder(s *Stream) error {
+	if err := s.usable(g.r.dev.state.parent); err != nil {
 		return err
 	}
 	if err := s.notCapturing(); err != nil {
@@ -143,7 +144,7 @@ func (g *Range) orders(s *Stream) error {
 	}
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	return g.r.serves(s)
+	return g.r.checkStreamLocked(s)
 }
 
 // Write is Append, for io.Writer.
@@ -202,7 +203,7 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if err := g.r.fence(); err != nil {
 		return 0, err
 	}
-	raw, err := g.r.dev.port.device()
+	raw, err := g.r.dev.state.ensureOpen()
 	if err != nil {
 		return 0, err
 	}
@@ -240,7 +241,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	raw, err := g.r.dev.port.device()
+	raw, err := g.r.dev.state.ensureOpen()
 	if err != nil {
 		return 0, err
 	}
@@ -323,3 +324,131 @@ var (
 	_ io.ReaderFrom = (*Range)(nil)
 	_ io.WriterTo   = (*Range)(nil)
 )
+
+// owed is the AppendOns of one stream that may not have run yet, by number.
+type appendSpan struct{ first, last uint64 }
+
+// WaitWritten is Len as it is now, once the copies that AppendOn has queued for
+// bytes below it have run: what may then be shown to readers that know nothing
+// of the streams. Where no AppendOn is under way it answers at once, without a
+// driver call. Else it waits for all that the streams of those AppendOns have
+// been told so far, and answers ErrCapturing while one of them is being
+// captured. It stops waiting when ctx is done and answers ctx's error; the
+// memory of a lost device answers ErrDeviceLost. Bytes that other work writes,
+// a kernel's for one, are not waited for.
+func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
+	n, err = g.waitWritten(ctx)
+	return n, g.fail("wait for appends", 0, 0, err)
+}
+
+func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
+	if err := g.live(); err != nil {
+		return 0, err
+	}
+	if ctx == nil {
+		return 0, fmt.Errorf("%w: no context", ErrInvalid)
+	}
+	n, turn, some, err := g.lengthAndAppends()
+	if err != nil || !some {
+		return n, err
+	}
+	// One waits at a time, for what all of them need: those that give up leave no
+	// more than one thread behind.
+	select {
+	case g.waitSlot <- struct{}{}:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	err = g.r.dev.until(ctx, func() error {
+		defer func() { <-g.waitSlot }()
+		return g.r.waitAppends(turn)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// shown is Len, the number of the last AppendOn, and whether some may not have
+// run yet.
+func (g *Range) lengthAndAppends() (n, turn uint64, some bool, err error) {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	if err := g.r.live(); err != nil {
+		return 0, 0, false, err
+	}
+	return g.len.Load(), g.r.appendSeq, len(g.r.pendingAppends) > 0, nil
+}
+
+// owe notes an AppendOn on s. It needs r.mu.
+func (r *Reservation) noteAppendLocked(s *Stream) {
+	r.appendSeq++
+	o, ok := r.pendingAppends[s]
+	if !ok {
+		if !s.addUser(r) {
+			return // closed meanwhile, its work waited for
+		}
+		o.first = r.appendSeq
+		if r.pendingAppends == nil {
+			r.pendingAppends = map[*Stream]appendSpan{}
+		}
+	}
+	o.last = r.appendSeq
+	r.pendingAppends[s] = o
+}
+
+// settled notes that the AppendOns on s up to the given one have run.
+func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o, ok := r.pendingAppends[s]
+	switch {
+	case !ok:
+	case o.last > upTo:
+		r.pendingAppends[s] = appendSpan{max(o.first, upTo+1), o.last}
+	default:
+		delete(r.pendingAppends, s)
+		if _, named := r.namedStreams[s]; !named {
+			s.removeUser(r)
+		}
+	}
+}
+
+// tail is the end of a stream that owes, as far as the AppendOn numbered upTo.
+type appendTail struct {
+	s    *Stream
+	upTo uint64
+	m    fenceEvent
+	err  error
+}
+
+// collect waits until the AppendOns up to the one numbered turn have run.
+func (r *Reservation) waitAppends(turn uint64) error {
+	var tails []appendTail
+	r.mu.Lock()
+	for s, o := range r.pendingAppends {
+		if o.first <= turn {
+			tails = append(tails, appendTail{s: s, upTo: o.last})
+		}
+	}
+	r.mu.Unlock()
+	for i := range tails {
+		if err := tails[i].s.notCapturing(); err != nil {
+			return err
+		}
+	}
+	for i := range tails {
+		t := &tails[i]
+		t.m, t.err = t.s.recordEnd()
+	}
+	var failed error
+	for _, t := range tails {
+		err := t.s.waitFence(t.m, t.err)
+		if err == nil {
+			r.appendsDone(t.s, t.upTo)
+		} else if failed == nil {
+			failed = fmt.Errorf("wait for a stream of %v: %w", t.s.dev, err)
+		}
+	}
+	return failed
+}

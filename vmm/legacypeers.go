@@ -30,9 +30,9 @@ type legacyKey struct {
 
 // legacy is the pairs of one EnableLegacyPeers.
 type legacy struct {
-	sys  *system
-	mu   sync.Mutex  // before legacyPairs.mu
-	left []legacyKey // still enabled
+	parent *driverState
+	mu     sync.Mutex  // before legacyPairs.mu
+	left   []legacyKey // still enabled
 }
 
 const enabling, disabling = "enable legacy peers", "disable legacy peers"
@@ -78,14 +78,14 @@ func (l *legacy) enable(devs []*Device) error {
 			return pairFail(d, devs[(i+1)%len(devs)], err)
 		}
 	}
-	l.sys = devs[0].port.sys
+	l.parent = devs[0].state.parent
 	var all []legacyKey
 	for _, from := range devs {
 		for _, to := range devs {
 			if from == to {
 				continue
 			}
-			if err := reaches(from, to); err != nil {
+			if err := checkPath(from, to); err != nil {
 				return pairFail(from, to, err)
 			}
 			all = append(all, legacyKey{l, from, to})
@@ -96,8 +96,8 @@ func (l *legacy) enable(devs []*Device) error {
 			return pairFail(d, devs[(i+1)%len(devs)], err)
 		}
 	}
-	l.sys.legacy.mu.Lock()
-	defer l.sys.legacy.mu.Unlock()
+	l.parent.legacy.mu.Lock()
+	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
 		err := k.open()
 		if err == nil {
@@ -116,9 +116,9 @@ func (l *legacy) enable(devs []*Device) error {
 // unlike is nil if two devices are two, and of one driver.
 func unlike(a, b *Device) error {
 	switch {
-	case a.port == b.port:
+	case a.state == b.state:
 		return fmt.Errorf("%w: %v is named twice", ErrInvalid, b)
-	case a.port.sys != b.port.sys:
+	case a.state.parent != b.state.parent:
 		return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, b, a)
 	}
 	return nil
@@ -126,7 +126,7 @@ func unlike(a, b *Device) error {
 
 // peer is the driver's device with what enables pairs.
 func (d *Device) peer() (driver.LegacyPeers, error) {
-	raw, err := d.port.device()
+	raw, err := d.state.ensureOpen()
 	if err != nil {
 		return nil, err
 	}
@@ -140,8 +140,8 @@ func (d *Device) peer() (driver.LegacyPeers, error) {
 // open counts a user of the pair, the first of whom enables it. It needs
 // legacyPairs.mu, and so do the following.
 func (k legacyKey) open() error {
-	at := [2]int{k.from.port.n, k.to.port.n}
-	all := &k.l.sys.legacy
+	at := [2]int{k.from.state.n, k.to.state.n}
+	all := &k.l.parent.legacy
 	if err := k.track(); err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (k legacyKey) open() error {
 	}
 	dev, err := k.from.peer()
 	if err == nil {
-		err = dev.EnablePeer(k.to.port.n)
+		err = dev.EnablePeer(k.to.state.n)
 	}
 	theirs := errors.Is(err, driver.ErrPeerEnabled)
 	if err != nil && !theirs {
@@ -170,8 +170,8 @@ func (k legacyKey) open() error {
 // nobody could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes.
 func (k legacyKey) shut(undo bool) error {
-	at := [2]int{k.from.port.n, k.to.port.n}
-	all := &k.l.sys.legacy
+	at := [2]int{k.from.state.n, k.to.state.n}
+	all := &k.l.parent.legacy
 	p := all.pairs[at]
 	var err error
 	if p.users == 1 {
@@ -181,7 +181,7 @@ func (k legacyKey) shut(undo bool) error {
 				return pairFail(k.from, k.to, err)
 			}
 			p.users = 0
-			k.from.strand(func() error { return k.leftover(at, p) })
+			k.from.deferRelease(func() error { return k.leftover(at, p) })
 		} else {
 			delete(all.pairs, at)
 		}
@@ -210,7 +210,7 @@ func (p *legacyPair) disable(k legacyKey, at [2]int) error {
 
 // leftover disables a pair that an undo left enabled, unless it is used by now.
 func (k legacyKey) leftover(at [2]int, p *legacyPair) error {
-	all := &k.l.sys.legacy
+	all := &k.l.parent.legacy
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if all.pairs[at] != p || p.users > 0 {
@@ -233,8 +233,8 @@ func (l *legacy) disable() error {
 	if err := l.fence(); err != nil {
 		return err
 	}
-	l.sys.legacy.mu.Lock()
-	defer l.sys.legacy.mu.Unlock()
+	l.parent.legacy.mu.Lock()
+	defer l.parent.legacy.mu.Unlock()
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
 		err := k.shut(false)
@@ -246,13 +246,13 @@ func (l *legacy) disable() error {
 
 // fence waits for the work of all devices that may use a peer's memory.
 func (l *legacy) fence() error {
-	if l.sys.noFence {
+	if l.parent.noFence {
 		return nil
 	}
-	var ports []*port
+	var ports []*deviceState
 	for _, k := range l.left {
-		if !slices.Contains(ports, k.from.port) {
-			ports = append(ports, k.from.port)
+		if !slices.Contains(ports, k.from.state) {
+			ports = append(ports, k.from.state)
 		}
 	}
 	return waitDevices(nil, ports)

@@ -20,19 +20,19 @@ type Range struct {
 	r    *Reservation
 	opts RangeOptions
 
-	write    sync.Mutex // orders changes of Len
-	grow     sync.Mutex // orders changes of Cap
+	lenMu    sync.Mutex // orders changes of Len
+	capMu    sync.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
 	peak     atomic.Uint64 // the most that len has been before it fell
 
-	fresh  bool                      // takes no kept memory
-	wanted atomic.Int32              // of the device's goroutine
-	await  chan struct{}             // taken by the one WaitWritten that waits
-	pause  atomic.Pointer[time.Time] // no look-ahead before this
+	noCache     bool                      // takes no kept memory
+	aheadWanted atomic.Int32              // of the device's goroutine
+	waitSlot    chan struct{}             // taken by the one WaitWritten that waits
+	aheadPause  atomic.Pointer[time.Time] // no look-ahead before this
 
-	bed   *Range   // host memory for what sleeps, see Sleep; guarded by r.closer
-	sizes []uint64 // of the chunks that come back; guarded by r.closer
-	slept bool     // guarded by r.mu
+	hostCopy    *Range   // host memory for what sleeps, see Sleep; guarded by r.closer
+	sleptChunks []uint64 // of the chunks that come back; guarded by r.closer
+	asleep      bool     // guarded by r.mu
 }
 
 // RangeOptions is how a Range is made; its zero value is the default.
@@ -72,14 +72,14 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	if err := d.live(); err != nil {
 		return nil, err
 	}
-	gran, err := d.granularity(prop(d, o))
+	gran, err := d.granularity(chunkProp(d, o))
 	if err != nil {
 		return nil, err
 	}
-	if o, err = d.settle(o, gran); err != nil {
+	if o, err = d.resolveOptions(o, gran); err != nil {
 		return nil, err
 	}
-	g := &Range{opts: o, await: make(chan struct{}, 1)}
+	g := &Range{opts: o, waitSlot: make(chan struct{}, 1)}
 	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, g); err != nil {
 		return nil, err
 	}
@@ -88,12 +88,12 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 }
 
 // prop is what the chunks of a range are made of.
-func prop(d *Device, o RangeOptions) Prop {
-	return Prop{Location: d.home(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
+func chunkProp(d *Device, o RangeOptions) Prop {
+	return Prop{Location: d.location(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
 }
 
 // settle checks the options and fills in what was left out.
-func (d *Device) settle(o RangeOptions, gran uint64) (RangeOptions, error) {
+func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, error) {
 	if o.Max == 0 {
 		o.Max = d.info.Memory
 	}
@@ -133,8 +133,8 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.fresh = true
-	if err = g.room(size); err == nil {
+	g.noCache = true
+	if err = g.ensure(size); err == nil {
 		err = g.zero(size)
 	}
 	if err == nil {
@@ -144,7 +144,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 		if undo := g.close(); undo != nil {
 			err = also(err, "and giving it back", undo)
 			d.rename(g.r, "what a failed Alloc could not give back")
-			d.strand(g.close)
+			d.deferRelease(g.close)
 		}
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 // zero fills the first n bytes, without a promise by the driver that fresh
 // memory reads zero.
 func (g *Range) zero(n uint64) error {
-	raw, err := g.r.dev.port.device()
+	raw, err := g.r.dev.state.ensureOpen()
 	if err != nil {
 		return err
 	}
@@ -235,16 +235,16 @@ func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
 	}
-	need, err := g.sum(g.len.Load(), n)
+	need, err := g.endWithin(g.len.Load(), n)
 	if err == nil {
-		err = g.room(need)
+		err = g.ensure(need)
 	}
 	g.lookAhead()
 	return g.fail("grow", 0, n, err)
 }
 
 // sum is a+n if that is within Max.
-func (g *Range) sum(a, n uint64) (uint64, error) {
+func (g *Range) endWithin(a, n uint64) (uint64, error) {
 	if end := a + n; end >= a && end <= g.r.size {
 		return end, nil
 	}
@@ -252,29 +252,29 @@ func (g *Range) sum(a, n uint64) (uint64, error) {
 }
 
 // room brings Cap to at least need.
-func (g *Range) room(need uint64) error {
+func (g *Range) ensure(need uint64) error {
 	if need <= g.cap.Load() {
 		return nil
 	}
-	g.grow.Lock()
-	defer g.grow.Unlock()
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
 	if need <= g.cap.Load() {
 		return nil // the device's goroutine was faster
 	}
 	if err := g.live(); err != nil {
 		return err // so that it takes no memory behind Close's back
 	}
-	m := &g.r.dev.meter
+	m := &g.r.dev.counters
 	m.count(&m.counts.Growths, 1)
-	g.r.note(&g.r.books.Growths, 1)
-	return g.bring(need, true)
+	g.r.count(&g.r.stats.Growths, 1)
+	return g.grow(need, true)
 }
 
 // bring is what room and the device's goroutine do to bring Cap to need. What is
 // retiring comes back first; kept and new memory is added behind it. Only for
 // somebody who waits does kept memory go where memory runs out. The caller holds
 // g.grow.
-func (g *Range) bring(need uint64, awaited bool) error {
+func (g *Range) grow(need uint64, awaited bool) error {
 	for {
 		have := g.r.reclaim(g.cap.Load(), need)
 		g.cap.Store(have)
@@ -291,7 +291,7 @@ func (g *Range) bring(need uint64, awaited bool) error {
 
 // add is the part of bring that needs memory.
 func (g *Range) add(have, need uint64, awaited bool) error {
-	if err := g.r.stuckBelow(have); err != nil {
+	if err := g.r.quarantinedBelow(have); err != nil {
 		return err
 	}
 	need, _ = roundUp(need, g.unit()) // need <= Max, a multiple of it
@@ -319,13 +319,13 @@ func (g *Range) extend(off, want uint64, awaited bool) (got uint64, err error) {
 	ms := memBuf[:0]
 	defer func() {
 		for _, m := range ms {
-			m.drop() //nolint:errcheck // mapped by now, or kept, or stuck and counted so
+			m.release() //nolint:errcheck // mapped by now, or kept, or stuck and counted so
 		}
 	}()
-	d, p := g.r.dev, prop(g.r.dev, g.opts)
+	d, p := g.r.dev, chunkProp(g.r.dev, g.opts)
 	left := want
-	for left > 0 && !g.fresh {
-		m := d.take(p, worthwhile(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
+	for left > 0 && !g.noCache {
+		m := d.takeCached(p, worthwhile(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
 		if m == nil {
 			break
 		}
@@ -345,12 +345,12 @@ func (g *Range) extend(off, want uint64, awaited bool) (got uint64, err error) {
 	if short != nil && (awaited || len(ms) == 0) {
 		return 0, short
 	}
-	if err := g.r.mapAt(off, ms, awaited); err != nil {
+	if err := g.r.mapNew(off, ms, awaited); err != nil {
 		return 0, err
 	}
 	if hits > 0 {
-		d.meter.count(&d.meter.counts.Hits, hits)
-		g.r.note(&g.r.books.Hits, hits)
+		d.counters.count(&d.counters.counts.Hits, hits)
+		g.r.count(&g.r.stats.Hits, hits)
 	}
 	return want - left, short
 }
@@ -362,8 +362,8 @@ func (g *Range) SetLen(n uint64) error {
 	if g == nil {
 		return g.fail("set length", 0, n, g.live())
 	}
-	g.write.Lock()
-	defer g.write.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	return g.fail("set length", 0, n, g.setLen(n))
 }
 
@@ -378,24 +378,24 @@ func (g *Range) setLen(n uint64) error {
 	if c := g.cap.Load(); n > c {
 		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
 	}
-	if h := r.held(); n < h {
+	if h := r.heldLocked(); n < h {
 		return fmt.Errorf("%w: bytes below %d are held", ErrBusy, h)
 	}
-	g.show(n)
+	g.publishLen(n)
 	g.lookAhead()
 	return nil
 }
 
 // show publishes a new Len. The caller holds g.write.
-func (g *Range) show(n uint64) {
+func (g *Range) publishLen(n uint64) {
 	old := g.len.Swap(n)
 	if old == n {
 		return
 	}
 	if n > old {
-		g.r.dev.meter.used.add(n - old)
+		g.r.dev.counters.used.add(n - old)
 	} else {
-		g.r.dev.meter.used.sub(old - n)
+		g.r.dev.counters.used.sub(old - n)
 		g.peak.Store(max(g.peak.Load(), old))
 	}
 	g.r.notify()
@@ -412,49 +412,49 @@ func (g *Range) Clip() error {
 	if err := g.live(); err != nil {
 		return g.fail("clip", 0, 0, err)
 	}
-	g.r.closer.Lock() // not g.write: nobody who appends waits for a Clip
-	defer g.r.closer.Unlock()
+	g.r.closeMu.Lock() // not g.write: nobody who appends waits for a Clip
+	defer g.r.closeMu.Unlock()
 	return g.fail("clip", g.len.Load(), 0, g.clip())
 }
 
 func (g *Range) clip() error {
-	err := g.giveUp()
+	err := g.clipTail()
 	if err == nil {
-		_ = g.stripBed() // what will not go now does so with the next Clip, or Close
+		_ = g.freeHostCopy() // what will not go now does so with the next Clip, or Close
 	}
 	return err
 }
 
 // giveUp is Clip with g.r.closer held.
-func (g *Range) giveUp() error {
-	g.write.Lock()
-	turn, off, size, err := g.give()
-	g.write.Unlock()
+func (g *Range) clipTail() error {
+	g.lenMu.Lock()
+	turn, off, size, err := g.retireTail()
+	g.lenMu.Unlock()
 	if err != nil || size == 0 {
 		return err
 	}
 	g.r.copies.wait()
-	marks, ok, err := g.r.behind()
+	marks, ok, err := g.r.fenceEvents()
 	if err == nil && ok {
-		g.r.postpone(&retirement{turn: turn, off: off, size: size, marks: marks})
+		g.r.unmapLater(&retirement{seq: turn, off: off, size: size, fences: marks})
 		return nil
 	}
 	if err == nil {
-		err = g.r.retreat(turn, off, size)
+		err = g.r.fenceAndUnmap(turn, off, size)
 	} else {
-		g.r.revive(turn, off, size)
+		g.r.unretire(turn, off, size)
 	}
 	if err != nil {
-		g.recount()
+		g.recountCap()
 	}
 	return err
 }
 
 // give marks the chunks beyond Len as retiring and takes them off Cap. The caller
 // holds g.write and then waits for copies.
-func (g *Range) give() (turn, off, size uint64, err error) {
-	g.grow.Lock()
-	defer g.grow.Unlock()
+func (g *Range) retireTail() (turn, off, size uint64, err error) {
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
 	was := g.cap.Load()
 	g.r.mu.Lock()
 	off = was
@@ -475,13 +475,13 @@ func (g *Range) give() (turn, off, size uint64, err error) {
 }
 
 // recount sets Cap to what is accessible.
-func (g *Range) recount() {
-	g.grow.Lock()
-	defer g.grow.Unlock()
+func (g *Range) recountCap() {
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.live() == nil {
-		g.cap.Store(g.r.prefix())
+		g.cap.Store(g.r.accessiblePrefixLocked())
 	}
 }
 
@@ -492,8 +492,8 @@ func (g *Range) Hold(n uint64) (release func(), err error) {
 	if g == nil {
 		return nil, g.fail("hold", 0, n, g.live())
 	}
-	g.write.Lock()
-	defer g.write.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	if l := g.len.Load(); n > l && g.live() == nil {
 		return nil, g.fail("hold", 0, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
 	}
@@ -531,39 +531,39 @@ func (g *Range) CloseContext(ctx context.Context) error {
 		return nil
 	}
 	if ctx != nil {
-		g.r.closes.Add(1)
+		g.r.closesRunning.Add(1)
 	}
 	return g.fail("close", 0, g.r.size, g.r.dev.until(ctx, func() error {
-		defer g.r.closes.Add(-1)
+		defer g.r.closesRunning.Add(-1)
 		return g.close()
 	}))
 }
 
 func (g *Range) close() error {
-	err := g.r.close(&g.write)
-	g.r.closer.Lock()
-	defer g.r.closer.Unlock()
-	if g.strike() {
-		err = also(err, "and giving host memory back", g.stripBed())
+	err := g.r.close(&g.lenMu)
+	g.r.closeMu.Lock()
+	defer g.r.closeMu.Unlock()
+	if g.forget() {
+		err = also(err, "and giving host memory back", g.freeHostCopy())
 	}
 	return err
 }
 
 // strike takes a range that is closed out of the books; false if it is not.
-func (g *Range) strike() bool {
-	g.write.Lock()
-	defer g.write.Unlock()
-	g.grow.Lock()
-	defer g.grow.Unlock()
+func (g *Range) forget() bool {
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.phase.Load() != isClosed {
 		return false
 	}
-	if g.slept {
-		g.woken()
+	if g.asleep {
+		g.bookAwakeLocked()
 	}
-	g.show(0)
+	g.publishLen(0)
 	g.cap.Store(0)
 	return true
 }

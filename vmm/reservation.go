@@ -20,41 +20,41 @@ type Reservation struct {
 	size     uint64
 	gran     uint64
 	readOnly bool
-	of       *Range // whose it is, which alone maps and unmaps; nil for its own
+	owner    *Range // whose it is, which alone maps and unmaps; nil for its own
 	id       uint64 // by which several are locked in order
 
 	copies inFlight // of ours
 
 	// closer is held by Close, Clip and Sleep to their end, waits included. Then
 	// grantMu, by all that changes who may access the memory, or unmaps all of it.
-	closer  sync.Mutex
+	closeMu sync.Mutex
 	grantMu sync.Mutex
 
 	// layout is held across the driver calls that change what is mapped, or who
 	// may access it. Which slots there are, and the grants, change only with
 	// layout and mu held, so one of the two is enough to read them.
-	layout sync.Mutex
+	mappingMu sync.Mutex
 
-	phase   atomic.Uint32 // changes with mu held
-	closes  atomic.Int32  // calls of Close under way
-	blocked atomic.Int32  // how many entries copyBlocks has
+	phase         atomic.Uint32 // changes with mu held
+	closesRunning atomic.Int32  // calls of Close under way
+	blocked       atomic.Int32  // how many entries copyBlocks has
 
-	waitsFor atomic.Pointer[[]*port] // see setWaitsFor
+	waitsFor atomic.Pointer[[]*deviceState] // see setWaitsFor
 
-	mu         sync.Mutex // never held across a driver call
-	slots      []slot
-	grants     []grant        // the owner first
-	who        []driver.Grant // the same, as the driver wants it
-	turns      uint64         // counts retirements
-	retired    []*retirement  // by turn, left to the device's goroutine
-	strays     []*port        // may still have access: taking it away failed
-	copyBlocks []*copyBlock   // devices whose access is being changed
-	promised   bool           // UsedBy was called
-	named      map[*Stream]struct{}
-	owed       map[*Stream]owed // of AppendOn; see WaitWritten
-	appends    uint64           // counts AppendOns
-	holds      []uint64
-	books      books
+	mu             sync.Mutex // never held across a driver call
+	slots          []slot
+	grants         []grant        // the owner first
+	driverGrants   []driver.Grant // the same, as the driver wants it
+	retireSeq      uint64         // counts retirements
+	retirements    []*retirement  // by turn, left to the device's goroutine
+	accessInDoubt  []*deviceState // may still have access: taking it away failed
+	copyBlocks     []*copyBlock   // devices whose access is being changed
+	usersNamed     bool           // UsedBy was called
+	namedStreams   map[*Stream]struct{}
+	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
+	appendSeq      uint64                 // counts AppendOns
+	holds          []uint64
+	stats          rangeCounters
 
 	changed    atomic.Pointer[chan struct{}] // closed at the next change; nil if nobody waits
 	generation atomic.Uint64
@@ -85,7 +85,7 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	gran, err := d.granularity(Prop{Location: d.home()})
+	gran, err := d.granularity(Prop{Location: d.location()})
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
@@ -103,14 +103,14 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	if o.Align != 0 && bits.OnesCount64(o.Align) != 1 {
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
-	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, of: of, id: reservations.Add(1)}
+	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, owner: of, id: reservations.Add(1)}
 	r.generation.Store(r.id << 32) // so that no two reservations have the same, at one address or not
 	r.slots = make([]slot, 0, 4)   // so that the first growth allocates its chunk and nothing else
 	own := AccessReadWrite
 	if o.ReadOnly {
 		own = AccessRead
 	}
-	r.setWho([]grant{{dev: d, access: own}})
+	r.setGrantsLocked([]grant{{dev: d, access: own}})
 	if err := takeAddresses(rounded); err != nil {
 		return nil, err
 	}
@@ -128,8 +128,8 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 		giveAddresses(rounded)
 		return nil, err
 	}
-	d.port.sys.add(r)
-	d.meter.reserved.add(rounded)
+	d.state.parent.add(r)
+	d.counters.reserved.add(rounded)
 	return r, nil
 }
 
@@ -192,11 +192,11 @@ func (r *Reservation) live() error {
 var errReservationClosed = fmt.Errorf("%w: reservation", ErrClosed)
 
 // outside refuses callers that may not touch the reservation inside a Range.
-func (r *Reservation) outside() error {
+func (r *Reservation) notInRange() error {
 	if r == nil {
 		return fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
-	if r.of != nil {
+	if r.owner != nil {
 		return fmt.Errorf("%w: the reservation belongs to a range", ErrBusy)
 	}
 	return nil
@@ -208,80 +208,80 @@ func (r *Reservation) outside() error {
 // times. Addresses that are in use are ErrInvalid, ones that are retiring
 // ErrBusy.
 func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
-	if err := r.outside(); err != nil {
+	if err := r.notInRange(); err != nil {
 		return r.fail("map", off, 0, err)
 	}
 	var buf [16]*memory
 	held := buf[:0]
 	defer func() {
 		for _, m := range held {
-			m.drop() //nolint:errcheck // the mapping, or the chunk, holds it too
+			m.release() //nolint:errcheck // the mapping, or the chunk, holds it too
 		}
 	}()
 	var size uint64
 	for _, c := range chunks {
-		m, err := c.hold()
+		m, err := c.retain()
 		if err != nil {
 			return r.fail("map", off, size, err)
 		}
 		held = append(held, m)
 		size += m.size
 	}
-	return r.fail("map", off, size, r.mapAt(off, held, true))
+	return r.fail("map", off, size, r.mapNew(off, held, true))
 }
 
 // mapAt maps ms from off on. Each mapping takes a reference of its own. Where
 // memory for the mapping itself runs out and somebody waits for it, kept memory
 // goes and it tries again.
-func (r *Reservation) mapAt(off uint64, ms []*memory, awaited bool) error {
-	return r.dev.port.relieved(awaited, func() error { return r.mapOnce(off, ms) })
+func (r *Reservation) mapNew(off uint64, ms []*memory, awaited bool) error {
+	return r.dev.state.retryAfterRelease(awaited, func() error { return r.mapOnce(off, ms) })
 }
 
 func (r *Reservation) mapOnce(off uint64, ms []*memory) error {
-	r.layout.Lock()
-	defer r.layout.Unlock()
-	i, size, err := r.vacant(off, ms)
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	i, size, err := r.checkVacant(off, ms)
 	if err != nil {
 		return err
 	}
-	if err := r.place(i, off, size, ms, r.who); err != nil {
+	if err := r.mapChunks(i, off, size, ms, r.driverGrants); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.insert(i, off, ms, accessible, nil)
+	r.insertSlotsLocked(i, off, ms, accessible, nil)
 	r.notify()
-	r.check()
+	r.checkInvariantsLocked()
 	return nil
 }
 
 // place maps ms at off and sets access for who, all or nothing. It needs r.layout. What
 // cannot be undone becomes quarantined slots from index i on.
-func (r *Reservation) place(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
+func (r *Reservation) mapChunks(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
 	drv := r.dev.drv()
 	at := off
 	for n, m := range ms {
 		if err := drv.Map(r.ptr+Ptr(at), m.size, m.h); err != nil {
-			return r.unmapAgain(i, off, ms[:n], err)
+			return r.undoMap(i, off, ms[:n], err)
 		}
 		at += m.size
 	}
 	if err := drv.SetAccess(r.ptr+Ptr(off), size, who); err != nil {
-		return r.unmapAgain(i, off, ms, err)
+		return r.undoMap(i, off, ms, err)
 	}
 	return nil
 }
 
 // vacant checks that ms fit at off, and gives the index where their slots go
 // and their size together.
-func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err error) {
+func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return 0, 0, err
 	}
 	for _, m := range ms {
-		if m.dev.port.sys != r.dev.port.sys {
+		if m.dev.state.parent != r.dev.state.parent {
 			return 0, 0, fmt.Errorf("%w: the chunk is of another driver", ErrInvalid)
 		}
 		sum, carry := bits.Add64(size, m.size, 0)
@@ -298,12 +298,12 @@ func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err 
 	case end < off || end > r.size:
 		return 0, 0, fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
 	}
-	i = r.slotAt(off)
+	i = r.slotAtLocked(off)
 	if i < len(r.slots) && r.slots[i].off < off+size {
 		s := &r.slots[i]
 		switch {
-		case s.stuck != nil:
-			return 0, 0, fmt.Errorf("quarantined: %w", s.stuck)
+		case s.quarantined != nil:
+			return 0, 0, fmt.Errorf("quarantined: %w", s.quarantined)
 		case s.state >= retiring:
 			return 0, 0, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}
@@ -314,24 +314,24 @@ func (r *Reservation) vacant(off uint64, ms []*memory) (i int, size uint64, err 
 
 // insert adds slots for ms at index i, each with a reference of its own. Like
 // the rest of what changes slots it needs r.layout and r.mu.
-func (r *Reservation) insert(i int, off uint64, ms []*memory, st state, stuck error) {
-	r.dev.meter.count(&r.dev.meter.counts.Maps, uint64(len(ms)))
+func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st state, stuck error) {
+	r.dev.counters.count(&r.dev.counters.counts.Maps, uint64(len(ms)))
 	r.slots = append(r.slots, make([]slot, len(ms))...)
 	copy(r.slots[i+len(ms):], r.slots[i:])
 	for n, m := range ms {
 		m.refs.Add(1) // the caller holds it, so it is not 0
 		r.slots[i+n] = slot{off: off, mem: m, state: st}
 		off += m.size
-		r.books.commit(m.size)
+		r.stats.addCommitted(m.size)
 		if stuck != nil {
-			r.stick(&r.slots[i+n], stuck)
+			r.quarantineLocked(&r.slots[i+n], stuck)
 		}
 	}
 }
 
 // unmapAgain undoes the mapping of ms at off. Where that fails too the slots
 // stay, quarantined, until Close tries again.
-func (r *Reservation) unmapAgain(i int, off uint64, ms []*memory, why error) error {
+func (r *Reservation) undoMap(i int, off uint64, ms []*memory, why error) error {
 	var size uint64
 	for _, m := range ms {
 		size += m.size
@@ -343,8 +343,8 @@ func (r *Reservation) unmapAgain(i int, off uint64, ms []*memory, why error) err
 		why = also(why, "and unmapping again", err)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.insert(i, off, ms, mapped, why)
-		r.check()
+		r.insertSlotsLocked(i, off, ms, mapped, why)
+		r.checkInvariantsLocked()
 	}
 	return why
 }
@@ -354,24 +354,24 @@ func (r *Reservation) unmapAgain(i int, off uint64, ms []*memory, why error) err
 // nothing. A part of a chunk, or a hole, is ErrInvalid; bytes below a Hold are
 // ErrBusy.
 func (r *Reservation) Unmap(off, size uint64) error {
-	if err := r.outside(); err != nil {
+	if err := r.notInRange(); err != nil {
 		return r.fail("unmap", off, size, err)
 	}
 	turn, err := r.retire(off, size)
 	if err == nil {
-		err = r.retreat(turn, off, size)
+		err = r.fenceAndUnmap(turn, off, size)
 	}
 	return r.fail("unmap", off, size, err)
 }
 
 // cut takes the slots [i, j) out and appends their memory, references included.
-func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
-	r.dev.meter.count(&r.dev.meter.counts.Unmaps, uint64(j-i))
+func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
+	r.dev.counters.count(&r.dev.counters.counts.Unmaps, uint64(j-i))
 	for k := i; k < j; k++ {
 		s := &r.slots[k]
-		r.reviveSlot(s)
-		r.unstick(s)
-		r.books.uncommit(s.size())
+		r.unretireSlotLocked(s)
+		r.unquarantineLocked(s)
+		r.stats.subCommitted(s.size())
 		gone = append(gone, s.mem)
 	}
 	r.slots = slices.Delete(r.slots, i, j)
@@ -379,18 +379,18 @@ func (r *Reservation) cut(i, j int, gone []*memory) []*memory {
 }
 
 // stick quarantines a slot: why is what growth past it answers from now on.
-func (r *Reservation) stick(s *slot, why error) {
-	if s.stuck == nil {
-		r.books.Quarantined += s.size()
-		r.dev.meter.stuck.add(s.size())
+func (r *Reservation) quarantineLocked(s *slot, why error) {
+	if s.quarantined == nil {
+		r.stats.Quarantined += s.size()
+		r.dev.counters.quarantined.add(s.size())
 	}
-	s.stuck = why
+	s.quarantined = why
 }
 
-func (r *Reservation) unstick(s *slot) {
-	if s.stuck != nil {
-		r.books.Quarantined -= s.size()
-		r.dev.meter.stuck.sub(s.size())
+func (r *Reservation) unquarantineLocked(s *slot) {
+	if s.quarantined != nil {
+		r.stats.Quarantined -= s.size()
+		r.dev.counters.quarantined.sub(s.size())
 	}
-	s.stuck = nil
+	s.quarantined = nil
 }

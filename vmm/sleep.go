@@ -70,7 +70,7 @@ func lockAll(ranges []*Range) (unlock func(), err error) {
 	}
 	var held []*sync.Mutex
 	for _, g := range sorted {
-		held = append(held, &g.r.closer)
+		held = append(held, &g.r.closeMu)
 	}
 	for _, g := range sorted {
 		held = append(held, &g.r.grantMu)
@@ -97,9 +97,9 @@ func lockAll(ranges []*Range) (unlock func(), err error) {
 //	enter             that stands in the books, and it is awake
 type sleeper struct {
 	*Range
-	turn uint64
-	room uint64 // its capacity when it is awake
-	mem  []*memory
+	seq      uint64
+	capacity uint64 // its capacity when it is awake
+	mem      []*memory
 }
 
 func sleep(k SleepMode, ranges []*Range) error {
@@ -109,7 +109,7 @@ func sleep(k SleepMode, ranges []*Range) error {
 	var all []*sleeper
 	err := func() error {
 		for _, g := range ranges {
-			s, err := g.doze()
+			s, err := g.quiesce()
 			if err != nil {
 				return err
 			}
@@ -132,20 +132,20 @@ func sleep(k SleepMode, ranges []*Range) error {
 	}()
 	if err != nil {
 		for _, s := range all {
-			s.stayUp()
+			s.resume()
 		}
 		return err
 	}
 	for i, s := range all {
-		if err := s.depart(); err != nil {
+		if err := s.unmapAll(); err != nil {
 			for _, s := range all[:i] {
-				if again := s.comeBack(); again != nil {
+				if again := s.remapAll(); again != nil {
 					err = also(err, "and mapping another range again, which now sleeps", again)
 					s.commit(k)
 				}
 			}
 			for _, s := range all[i:] {
-				s.stayUp()
+				s.resume()
 			}
 			return err
 		}
@@ -158,7 +158,7 @@ func sleep(k SleepMode, ranges []*Range) error {
 
 // doze lets nobody use the range any more and retires all of it; no copy of ours
 // is under way when it returns.
-func (g *Range) doze() (*sleeper, error) {
+func (g *Range) quiesce() (*sleeper, error) {
 	s, err := g.markAsleep()
 	if err == nil {
 		g.r.copies.wait()
@@ -170,44 +170,44 @@ func (g *Range) doze() (*sleeper, error) {
 // who come later are told that it sleeps, and wait for nothing.
 func (g *Range) markAsleep() (*sleeper, error) {
 	r := g.r
-	g.write.Lock()
-	defer g.write.Unlock()
-	g.grow.Lock()
-	defer g.grow.Unlock()
-	r.layout.Lock()
-	defer r.layout.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return nil, err
 	}
 	if len(r.holds) > 0 {
-		return nil, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.held())
+		return nil, fmt.Errorf("%w: bytes below %#x are held", ErrBusy, r.heldLocked())
 	}
-	for i := 0; r.books.Quarantined > 0 && i < len(r.slots); i++ {
-		if err := r.slots[i].stuck; err != nil {
+	for i := 0; r.stats.Quarantined > 0 && i < len(r.slots); i++ {
+		if err := r.slots[i].quarantined; err != nil {
 			return nil, fmt.Errorf("quarantined: %w", err)
 		}
 	}
 	r.phase.Store(isAsleep)
-	r.turns++
+	r.retireSeq++
 	for i := range r.slots {
-		r.retireSlot(&r.slots[i])
+		r.retireSlotLocked(&r.slots[i])
 	}
-	s := &sleeper{Range: g, turn: r.turns, room: g.cap.Load()}
+	s := &sleeper{Range: g, seq: r.retireSeq, capacity: g.cap.Load()}
 	g.cap.Store(0)
 	return s, nil
 }
 
 // stayUp undoes doze.
-func (s *sleeper) stayUp() {
-	s.grow.Lock() // a growth that found it asleep ends first
-	defer s.grow.Unlock()
-	s.r.revive(s.turn, 0, s.r.size)
+func (s *sleeper) resume() {
+	s.capMu.Lock() // a growth that found it asleep ends first
+	defer s.capMu.Unlock()
+	s.r.unretire(s.seq, 0, s.r.size)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	s.r.phase.Store(isOpen)
-	s.cap.Store(s.room)
+	s.cap.Store(s.capacity)
 }
 
 // save copies the contents to host memory. Nothing is using the range.
@@ -216,11 +216,11 @@ func (s *sleeper) save() error {
 	if n == 0 {
 		return nil
 	}
-	raw, err := s.r.dev.raw()
+	raw, err := s.r.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
-	b, err := s.makeBed(n)
+	b, err := s.newHostCopy(n)
 	if err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
@@ -228,49 +228,49 @@ func (s *sleeper) save() error {
 }
 
 // makeBed gives n bytes of host memory.
-func (g *Range) makeBed(n uint64) ([]byte, error) {
-	if g.bed.live() != nil { // there is none, or one that could not be closed
-		if err := g.stripBed(); err != nil {
+func (g *Range) newHostCopy(n uint64) ([]byte, error) {
+	if g.hostCopy.live() != nil { // there is none, or one that could not be closed
+		if err := g.freeHostCopy(); err != nil {
 			return nil, err
 		}
-		d, err := g.r.dev.lodge()
+		d, err := g.r.dev.hostDevice()
 		if err != nil {
 			return nil, err
 		}
-		if g.bed, err = d.NewRange(RangeOptions{Max: g.r.size}); err != nil {
+		if g.hostCopy, err = d.NewRange(RangeOptions{Max: g.r.size}); err != nil {
 			return nil, err
 		}
 		// Nobody else works on it, so it waits for no stranger's streams.
-		g.bed.r.usesNone()
+		g.hostCopy.r.waitForOwnStreams()
 	}
-	if err := g.bed.room(n); err != nil {
+	if err := g.hostCopy.ensure(n); err != nil {
 		return nil, err
 	}
-	if err := g.bed.SetLen(n); err != nil {
+	if err := g.hostCopy.SetLen(n); err != nil {
 		return nil, err
 	}
-	return g.bed.Host()
+	return g.hostCopy.Host()
 }
 
 // stripBed gives the host memory back.
-func (g *Range) stripBed() error {
-	err := g.bed.Close()
+func (g *Range) freeHostCopy() error {
+	err := g.hostCopy.Close()
 	if err == nil {
-		g.bed = nil
+		g.hostCopy = nil
 	}
 	return err
 }
 
 // depart unmaps all of the range and keeps what was below its capacity for now.
-func (s *sleeper) depart() error {
+func (s *sleeper) unmapAll() error {
 	gone, err := s.unmap()
 	var have uint64
 	for _, m := range gone {
-		if have < s.room {
+		if have < s.capacity {
 			s.mem = append(s.mem, m)
 			have += m.size
 		} else {
-			m.drop() //nolint:errcheck // it was retiring; counted as stuck
+			m.release() //nolint:errcheck // it was retiring; counted as stuck
 		}
 	}
 	return err
@@ -279,8 +279,8 @@ func (s *sleeper) depart() error {
 // unmap gives the memory that was mapped.
 func (s *sleeper) unmap() ([]*memory, error) {
 	r := s.r
-	r.layout.Lock()
-	defer r.layout.Unlock()
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	n := len(r.slots)
 	if n == 0 {
 		return nil, nil
@@ -292,7 +292,7 @@ func (s *sleeper) unmap() ([]*memory, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.generation.Add(1)
-	return r.cut(0, n, nil), nil
+	return r.removeSlotsLocked(0, n, nil), nil
 }
 
 // size is how much memory the sleeper has with it.
@@ -304,37 +304,37 @@ func (s *sleeper) size() (n uint64) {
 }
 
 // comeBack undoes depart and doze; what was retiring behind the capacity is gone.
-func (s *sleeper) comeBack() error {
+func (s *sleeper) remapAll() error {
 	r := s.r
-	s.grow.Lock()
-	defer s.grow.Unlock()
-	r.layout.Lock()
-	defer r.layout.Unlock()
+	s.capMu.Lock()
+	defer s.capMu.Unlock()
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	if len(s.mem) > 0 {
-		if err := r.place(0, 0, s.size(), s.mem, r.who); err != nil {
+		if err := r.mapChunks(0, 0, s.size(), s.mem, r.driverGrants); err != nil {
 			return err
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.enter()
+	s.commitAwakeLocked()
 	return nil
 }
 
 // enter puts mapped memory into the books; the range is awake. It needs
 // s.grow, r.layout and r.mu.
-func (s *sleeper) enter() {
+func (s *sleeper) commitAwakeLocked() {
 	r := s.r
-	r.insert(0, 0, s.mem, accessible, nil)
-	s.dropAll((*memory).drop)
+	r.insertSlotsLocked(0, 0, s.mem, accessible, nil)
+	s.releaseMemory((*memory).release)
 	r.phase.Store(isOpen)
-	s.cap.Store(s.room)
+	s.cap.Store(s.capacity)
 	r.notify()
-	r.check()
+	r.checkInvariantsLocked()
 }
 
 // dropAll gives up the sleeper's references.
-func (s *sleeper) dropAll(drop func(*memory) error) {
+func (s *sleeper) releaseMemory(drop func(*memory) error) {
 	for _, m := range s.mem {
 		drop(m) //nolint:errcheck // mapped, or counted as stuck
 	}
@@ -343,27 +343,27 @@ func (s *sleeper) dropAll(drop func(*memory) error) {
 
 // commit releases the memory; the range is asleep.
 func (s *sleeper) commit(k SleepMode) {
-	s.sizes = nil
+	s.sleptChunks = nil
 	for _, m := range s.mem {
-		s.sizes = append(s.sizes, m.size)
+		s.sleptChunks = append(s.sleptChunks, m.size)
 	}
-	s.dropAll((*memory).dropForGood)
-	s.write.Lock()
-	defer s.write.Unlock()
+	s.releaseMemory((*memory).releaseUncached)
+	s.lenMu.Lock()
+	defer s.lenMu.Unlock()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
 	if k == SleepDrop {
-		s.show(0)
+		s.publishLen(0)
 	}
-	s.r.dev.meter.used.move(&s.r.dev.meter.asleep, s.len.Load())
-	s.slept = true
+	s.r.dev.counters.used.move(&s.r.dev.counters.asleep, s.len.Load())
+	s.asleep = true
 	s.r.notify()
 }
 
 // woken undoes commit's books. It needs r.mu.
-func (g *Range) woken() {
-	g.r.dev.meter.asleep.move(&g.r.dev.meter.used, g.len.Load())
-	g.slept = false
+func (g *Range) bookAwakeLocked() {
+	g.r.dev.counters.asleep.move(&g.r.dev.counters.used, g.len.Load())
+	g.asleep = false
 }
 
 func wake(ranges []*Range) error {
@@ -375,11 +375,11 @@ func wake(ranges []*Range) error {
 		}
 		s := &sleeper{Range: g}
 		if errors.Is(err, ErrAsleep) {
-			err = s.rise()
+			err = s.restore()
 		}
 		if err != nil {
 			for _, s := range all {
-				err = also(err, "and", s.fall(nil)) // its copy has ended
+				err = also(err, "and", s.rollback(nil)) // its copy has ended
 			}
 			return err
 		}
@@ -387,14 +387,14 @@ func wake(ranges []*Range) error {
 	}
 	for _, s := range all {
 		r := s.r
-		s.grow.Lock()
-		r.layout.Lock()
+		s.capMu.Lock()
+		r.mappingMu.Lock()
 		r.mu.Lock()
-		s.woken()
-		s.enter()
+		s.bookAwakeLocked()
+		s.commitAwakeLocked()
 		r.mu.Unlock()
-		r.layout.Unlock()
-		s.grow.Unlock()
+		r.mappingMu.Unlock()
+		s.capMu.Unlock()
 		s.lookAhead()
 	}
 	return nil
@@ -402,73 +402,73 @@ func wake(ranges []*Range) error {
 
 // rise gives a sleeping range memory and contents. Where it fails the range has
 // none, and sleeps on.
-func (s *sleeper) rise() error {
-	d, p := s.r.dev, prop(s.r.dev, s.opts)
-	if err := s.heal(); err != nil {
+func (s *sleeper) restore() error {
+	d, p := s.r.dev, chunkProp(s.r.dev, s.opts)
+	if err := s.repair(); err != nil {
 		return err
 	}
-	for _, size := range s.sizes {
+	for _, size := range s.sleptChunks {
 		var m *memory
-		if !s.fresh {
-			m = d.take(p, size, size)
+		if !s.noCache {
+			m = d.takeCached(p, size, size)
 		}
 		if m == nil {
 			var err error
 			if m, err = d.create(size, p, true); err != nil {
-				s.dropAll((*memory).drop)
+				s.releaseMemory((*memory).release)
 				return err
 			}
 		}
 		s.mem = append(s.mem, m)
-		s.room += size
+		s.capacity += size
 	}
 	if len(s.mem) == 0 {
 		return nil
 	}
 	var stuck error // a try that could not be undone
-	err := d.port.relieved(true, func() error {
-		if stuck = s.r.stuckBelow(s.r.size); stuck != nil {
+	err := d.state.retryAfterRelease(true, func() error {
+		if stuck = s.r.quarantinedBelow(s.r.size); stuck != nil {
 			return nil
 		}
-		return s.putBack()
+		return s.mapMemory()
 	})
 	err = cmp.Or(err, stuck)
 	if err != nil {
-		s.dropAll((*memory).drop)
+		s.releaseMemory((*memory).release)
 		return err
 	}
 	if err := s.load(); err != nil {
-		return also(err, "and", s.fall(s.r.fence())) // it may be under way
+		return also(err, "and", s.rollback(s.r.fence())) // it may be under way
 	}
 	return nil
 }
 
 // putBack maps the sleeper's memory, all or nothing. The owner may write to it
 // until load has.
-func (s *sleeper) putBack() error {
+func (s *sleeper) mapMemory() error {
 	r := s.r
-	r.layout.Lock()
-	defer r.layout.Unlock()
-	who := r.who
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	who := r.driverGrants
 	if who[0].Access == AccessRead && s.len.Load() > 0 {
 		who = slices.Clone(who)
 		who[0].Access = AccessReadWrite
 	}
-	return r.place(0, 0, s.room, s.mem, who)
+	return r.mapChunks(0, 0, s.capacity, s.mem, who)
 }
 
 // heal unmaps what an earlier undo could not.
-func (s *sleeper) heal() error {
-	why := s.r.stuckBelow(s.r.size)
+func (s *sleeper) repair() error {
+	why := s.r.quarantinedBelow(s.r.size)
 	if why == nil {
 		return nil
 	}
 	if err := s.r.fence(); err != nil && !lost(err) {
 		return also(why, "and waiting to unmap it", err)
 	}
-	gone, err := s.r.unmapAll()
+	gone, err := s.r.unmapEverything()
 	for _, m := range gone {
-		m.drop() //nolint:errcheck // counted as stuck
+		m.release() //nolint:errcheck // counted as stuck
 	}
 	return err
 }
@@ -478,11 +478,11 @@ func (s *sleeper) load() error {
 	if s.len.Load() == 0 {
 		return nil
 	}
-	raw, err := s.r.dev.raw()
+	raw, err := s.r.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
-	b, err := s.bed.Host()
+	b, err := s.hostCopy.Host()
 	if err != nil {
 		return err
 	}
@@ -490,39 +490,39 @@ func (s *sleeper) load() error {
 		return err
 	}
 	r := s.r
-	r.layout.Lock()
-	defer r.layout.Unlock()
-	if r.who[0].Access == AccessRead { // as granted; see putBack
-		return r.dev.drv().SetAccess(r.ptr, s.room, r.who[:1])
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	if r.driverGrants[0].Access == AccessRead { // as granted; see putBack
+		return r.dev.drv().SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
 	}
 	return nil
 }
 
 // fall undoes rise, after a wait that answered err. What cannot be unmapped
 // is quarantined, accessible: Close waits for the copy that may be under way.
-func (s *sleeper) fall(err error) error {
+func (s *sleeper) rollback(err error) error {
 	r := s.r
-	r.layout.Lock()
-	defer r.layout.Unlock()
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	if err == nil || lost(err) {
 		err = nil
 		if len(s.mem) > 0 {
-			err = r.dev.drv().Unmap(r.ptr, s.room)
+			err = r.dev.drv().Unmap(r.ptr, s.capacity)
 		}
 	}
 	if err != nil {
 		r.mu.Lock()
-		r.insert(0, 0, s.mem, accessible, err)
+		r.insertSlotsLocked(0, 0, s.mem, accessible, err)
 		r.mu.Unlock()
 	}
-	s.dropAll((*memory).drop)
+	s.releaseMemory((*memory).release)
 	return err
 }
 
 // lodge is where the contents of sleeping ranges wait: host memory.
-func (d *Device) lodge() (*Device, error) {
-	d.lodgeMu.Lock()
-	defer d.lodgeMu.Unlock()
+func (d *Device) hostDevice() (*Device, error) {
+	d.hostMu.Lock()
+	defer d.hostMu.Unlock()
 	if d.host == nil {
 		h, err := Open("host")
 		if err != nil {
@@ -534,9 +534,9 @@ func (d *Device) lodge() (*Device, error) {
 }
 
 // unlodge undoes lodge.
-func (d *Device) unlodge() error {
-	d.lodgeMu.Lock()
-	defer d.lodgeMu.Unlock()
+func (d *Device) closeHostDevice() error {
+	d.hostMu.Lock()
+	defer d.hostMu.Unlock()
 	err := d.host.Close()
 	if err == nil {
 		d.host = nil

@@ -23,11 +23,11 @@ func (s state) String() string {
 
 // slot is one whole mapping in a reservation. It holds its memory.
 type slot struct {
-	off   uint64
-	mem   *memory
-	state state
-	turn  uint64 // which retirement, while retiring
-	stuck error  // an undo failed here: what the driver has may differ from the books
+	off         uint64
+	mem         *memory
+	state       state
+	retireSeq   uint64 // which retirement, while retiring
+	quarantined error  // an undo failed here: what the driver has may differ from the books
 }
 
 func (s *slot) size() uint64 { return s.mem.size }
@@ -37,7 +37,7 @@ func (s *slot) end() uint64  { return s.off + s.mem.size }
 // what follows needs r.mu.
 
 // slotAt is the index of the first slot that ends after off.
-func (r *Reservation) slotAt(off uint64) int {
+func (r *Reservation) slotAtLocked(off uint64) int {
 	i, _ := slices.BinarySearchFunc(r.slots, off, func(s slot, off uint64) int {
 		if s.end() <= off {
 			return -1
@@ -48,12 +48,12 @@ func (r *Reservation) slotAt(off uint64) int {
 }
 
 // whole finds the slots that fill [off, off+size) without a hole or a part.
-func (r *Reservation) whole(off, size uint64) (i, j int, err error) {
+func (r *Reservation) wholeSlotsLocked(off, size uint64) (i, j int, err error) {
 	end := off + size
 	if size == 0 || end < off || end > r.size {
 		return 0, 0, fmt.Errorf("%w: [%#x, %#x) is not within the %s reserved", ErrBounds, off, end, sizeText(r.size))
 	}
-	i = r.slotAt(off)
+	i = r.slotAtLocked(off)
 	at := off
 	for j = i; j < len(r.slots) && at < end; j++ {
 		s := &r.slots[j]
@@ -69,12 +69,12 @@ func (r *Reservation) whole(off, size uint64) (i, j int, err error) {
 }
 
 // readable is nil if all of [off, off+size) can be copied from.
-func (r *Reservation) readable(off, size uint64) error {
+func (r *Reservation) checkMappedLocked(off, size uint64) error {
 	end := off + size
 	if end < off || end > r.size {
 		return fmt.Errorf("%w: [%#x, %#x) is not within the %s reserved", ErrBounds, off, end, sizeText(r.size))
 	}
-	for i := r.slotAt(off); off < end; i++ {
+	for i := r.slotAtLocked(off); off < end; i++ {
 		if i == len(r.slots) || r.slots[i].off > off || r.slots[i].state != accessible {
 			return fmt.Errorf("%w: %v is not mapped, or given up", ErrBounds, r.ptr+Ptr(off))
 		}
@@ -85,7 +85,7 @@ func (r *Reservation) readable(off, size uint64) error {
 
 // runs calls f for each stretch of slots that lie side by side; f gets their
 // indices [i, j), offset and size, and stops the walk with an error.
-func (r *Reservation) runs(f func(i, j int, off, size uint64) error) error {
+func (r *Reservation) eachRun(f func(i, j int, off, size uint64) error) error {
 	for i, j := 0, 0; i < len(r.slots); i = j {
 		for j = i + 1; j < len(r.slots) && r.slots[j].off == r.slots[j-1].end(); j++ {
 		}
@@ -98,7 +98,7 @@ func (r *Reservation) runs(f func(i, j int, off, size uint64) error) error {
 }
 
 // prefix is how many bytes are accessible from the front without a hole.
-func (r *Reservation) prefix() uint64 {
+func (r *Reservation) accessiblePrefixLocked() uint64 {
 	var end uint64
 	for i := range r.slots {
 		if s := &r.slots[i]; s.off != end || s.state != accessible {
@@ -110,22 +110,22 @@ func (r *Reservation) prefix() uint64 {
 }
 
 // stuckBelow is what growth past a quarantined slot answers.
-func (r *Reservation) stuckBelow(off uint64) error {
+func (r *Reservation) quarantinedBelow(off uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.books.Quarantined == 0 {
+	if r.stats.Quarantined == 0 {
 		return nil
 	}
 	for i := range r.slots {
-		if s := &r.slots[i]; s.off <= off && s.stuck != nil {
-			return fmt.Errorf("quarantined: %w", s.stuck)
+		if s := &r.slots[i]; s.off <= off && s.quarantined != nil {
+			return fmt.Errorf("quarantined: %w", s.quarantined)
 		}
 	}
 	return nil
 }
 
 // check holds the slots to what the rest of this file relies on.
-func (r *Reservation) check() {
+func (r *Reservation) checkInvariantsLocked() {
 	if !invariants.Enabled {
 		return
 	}

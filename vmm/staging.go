@@ -33,16 +33,16 @@ const (
 // staging is the pinned memory through which ordinary memory is copied to and
 // from a device faster than its driver does.
 type staging struct {
-	on *openDevice
+	device *openDevice
 
-	mu     sync.Mutex
-	idle   []*lane
-	scrap  []*lane      // half made, or what is on them is not known to have ended
-	out    int          // lanes in use or being made
-	adrift atomic.Int32 // lanes on the scrap whose own streams may still copy
-	full   bool         // no more lanes can be had
-	why    error        // what kept the first one from being made
-	reach  reach
+	mu       sync.Mutex
+	idle     []*lane
+	broken   []*lane      // half made, or what is on them is not known to have ended
+	inUse    int          // lanes in use or being made
+	orphaned atomic.Int32 // lanes on the scrap whose own streams may still copy
+	full     bool         // no more lanes can be had
+	why      error        // what kept the first one from being made
+	reach    reach
 }
 
 // stagingOptions are for tests only, and set before the first copy.
@@ -54,7 +54,7 @@ type stagingOptions struct {
 	careless bool   // blocks are used again before they are free
 }
 
-func (st *staging) options() *stagingOptions { return &st.on.port.staging }
+func (st *staging) options() *stagingOptions { return &st.device.state.staging }
 
 // reach is whether the CPU can address a driver's memory, which makes its own
 // copy the fastest.
@@ -68,10 +68,10 @@ const (
 
 // lane is what one copier works with. It is used by one call at a time.
 type lane struct {
-	s      driver.Stream
-	blocks [2]block
-	loose  bool // something was queued that no event stands behind
-	lost   bool // nor could it be waited for
+	s        driver.Stream
+	blocks   [2]block
+	unfenced bool // something was queued that no event stands behind
+	orphaned bool // nor could it be waited for
 }
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
@@ -92,10 +92,10 @@ type block struct {
 func (st *staging) pinned() (n uint64) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	for _, l := range append(st.idle[:len(st.idle):len(st.idle)], st.scrap...) {
+	for _, l := range append(st.idle[:len(st.idle):len(st.idle)], st.broken...) {
 		n += uint64(len(l.blocks[0].mem) + len(l.blocks[1].mem))
 	}
-	return n + uint64(st.out)*2*st.size()
+	return n + uint64(st.inUse)*2*st.size()
 }
 
 // size is how many bytes a block has.
@@ -118,21 +118,21 @@ func (st *staging) limit() int {
 // The caller keeps the memory from being unmapped.
 func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 	st, raw := &o.stage, o.Device
-	if st.useless(uint64(len(src))) {
+	if st.tooSmall(uint64(len(src))) {
 		return raw.CopyIn(dst, src)
 	}
-	if err := st.awaitAdrift(); err != nil {
+	if err := st.syncOrphaned(); err != nil {
 		return err
 	}
 	lanes, piece := st.take(raw, dst, uint64(len(src)), fewestUp)
 	if len(lanes) == 0 {
 		return raw.CopyIn(dst, src)
 	}
-	defer st.give(lanes...)
-	if err := o.well(); err != nil {
+	defer st.putBack(lanes...)
+	if err := o.checkAlive(); err != nil {
 		return err
 	}
-	return st.share(raw, lanes, uint64(len(src)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
+	return st.runLanes(raw, lanes, uint64(len(src)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
 			if !ok {
@@ -154,21 +154,21 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 // copies the last one out of its block.
 func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	st, raw := &o.stage, o.Device
-	if st.useless(uint64(len(dst))) {
+	if st.tooSmall(uint64(len(dst))) {
 		return raw.CopyOut(dst, src)
 	}
-	if err := st.awaitAdrift(); err != nil {
+	if err := st.syncOrphaned(); err != nil {
 		return err
 	}
 	lanes, piece := st.take(raw, src, uint64(len(dst)), fewestDown)
 	if len(lanes) == 0 {
 		return raw.CopyOut(dst, src)
 	}
-	defer st.give(lanes...)
-	if err := o.well(); err != nil {
+	defer st.putBack(lanes...)
+	if err := o.checkAlive(); err != nil {
 		return err
 	}
-	return st.share(raw, lanes, uint64(len(dst)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
+	return st.runLanes(raw, lanes, uint64(len(dst)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
 		var last []byte // where the bytes in the other block go
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
@@ -193,14 +193,14 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 }
 
 // useless says that a copy of n bytes goes the driver's way at once.
-func (st *staging) useless(n uint64) bool {
-	return n < stageFrom && st.adrift.Load() == 0 && !st.options().forced
+func (st *staging) tooSmall(n uint64) bool {
+	return n < stageFrom && st.orphaned.Load() == 0 && !st.options().forced
 }
 
 // share has each lane work through pieces of n bytes until none is left or one
 // has failed, the first lane in the caller. All of them have come to rest when
 // it returns; the first error is the answer.
-func (st *staging) share(raw driver.Device, lanes []*lane, n, piece uint64, work func(*lane, func() (off, n uint64, ok bool)) error) error {
+func (st *staging) runLanes(raw driver.Device, lanes []*lane, n, piece uint64, work func(*lane, func() (off, n uint64, ok bool)) error) error {
 	var at atomic.Uint64
 	next := func() (off, m uint64, ok bool) {
 		off = at.Add(piece) - piece
@@ -235,13 +235,13 @@ func (l *lane) queue(raw driver.Device, b *block, dst, src Ptr, n uint64) error 
 	if err := raw.Copy(dst, src, n, l.s); err != nil {
 		return err
 	}
-	return l.mark(raw, b, l.s)
+	return l.record(raw, b, l.s)
 }
 
 // mark makes the block busy until what is on the stream now has ended.
-func (l *lane) mark(raw driver.Device, b *block, s driver.Stream) error {
+func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
 	if err := raw.Record(b.event, s); err != nil {
-		l.loose = true
+		l.unfenced = true
 		return err
 	}
 	b.busy, b.on = true, s
@@ -263,18 +263,18 @@ func (st *staging) ready(raw driver.Device, b *block) error {
 // be waited for, the stream is; where neither can, the lane is given up.
 func (l *lane) rest(raw driver.Device) (err error) {
 	for i := range l.blocks {
-		if b := &l.blocks[i]; b.busy && !l.loose {
+		if b := &l.blocks[i]; b.busy && !l.unfenced {
 			if err = raw.SyncEvent(b.event); err != nil {
-				l.loose = true
+				l.unfenced = true
 			}
 		}
 	}
-	if l.loose {
+	if l.unfenced {
 		if again := raw.SyncStream(l.s); again != nil {
-			l.lost = true
+			l.orphaned = true
 			return also(err, "and waiting for its stream", again)
 		}
-		l.loose = false
+		l.unfenced = false
 	}
 	for i := range l.blocks {
 		l.blocks[i].busy, l.blocks[i].used = false, 0
@@ -290,7 +290,7 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 	if st.options().forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
-	if n < from || st.limit() < fewest || !st.wanted(at) {
+	if n < from || st.limit() < fewest || !st.worthStaging(at) {
 		return nil, 0
 	}
 	want := int(min((n+least-1)/least, uint64(st.limit())))
@@ -304,17 +304,17 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 			lanes = append(lanes, l)
 		}
 	}
-	st.out += len(lanes)
+	st.inUse += len(lanes)
 	st.mu.Unlock()
 	for len(lanes) < want {
-		l := st.more(raw)
+		l := st.newLane(raw)
 		if l == nil {
 			break
 		}
 		lanes = append(lanes, l)
 	}
 	if len(lanes) < fewest {
-		st.give(lanes...)
+		st.putBack(lanes...)
 		return nil, 0
 	}
 	// Four pieces for a lane let copies and bus work at the same time; whole
@@ -330,7 +330,7 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 // free says whether both blocks are free, without waiting. It needs st.mu.
 func (st *staging) free(raw driver.Device, l *lane) bool {
 	for i := range l.blocks {
-		if !st.over(raw, &l.blocks[i]) {
+		if !st.blockDone(raw, &l.blocks[i]) {
 			return false
 		}
 	}
@@ -339,7 +339,7 @@ func (st *staging) free(raw driver.Device, l *lane) bool {
 
 // over says whether the block is free, without waiting. It needs st.mu, or a
 // lane of one's own.
-func (st *staging) over(raw driver.Device, b *block) bool {
+func (st *staging) blockDone(raw driver.Device, b *block) bool {
 	if b.busy && !st.options().careless {
 		if done, err := raw.Done(b.event); err != nil || !done {
 			return false
@@ -352,7 +352,7 @@ func (st *staging) over(raw driver.Device, b *block) bool {
 // wanted says whether staging is faster than the driver's own copy, which it is
 // not where the CPU can address the memory. An answer that settles nothing is
 // asked for again.
-func (st *staging) wanted(at Ptr) bool {
+func (st *staging) worthStaging(at Ptr) bool {
 	st.mu.Lock()
 	known, off, forced := st.reach, st.options().off, st.options().forced
 	st.mu.Unlock()
@@ -360,7 +360,7 @@ func (st *staging) wanted(at Ptr) bool {
 		return !off && (forced || known == far)
 	}
 	known = far
-	if v, ok := st.on.port.sys.drv.(driver.HostViewer); ok {
+	if v, ok := st.device.state.parent.drv.(driver.HostViewer); ok {
 		_, err := v.HostBytes(at, 1)
 		switch {
 		case err == nil:
@@ -377,22 +377,22 @@ func (st *staging) wanted(at Ptr) bool {
 
 // more makes one more lane, or gives nil. What keeps it from being made will
 // keep the next one too, a capture excepted: allocating would destroy it.
-func (st *staging) more(raw driver.Device) *lane {
-	if !st.on.hold() {
+func (st *staging) newLane(raw driver.Device) *lane {
+	if !st.device.retain() {
 		return nil // nobody would give the lane back
 	}
-	defer st.on.letGo()
+	defer st.device.release()
 	st.mu.Lock()
-	if st.full || len(st.idle)+len(st.scrap)+st.out >= st.limit() {
+	if st.full || len(st.idle)+len(st.broken)+st.inUse >= st.limit() {
 		st.mu.Unlock()
 		return nil
 	}
-	st.out++
+	st.inUse++
 	st.mu.Unlock()
 
 	var l *lane
 	var err error
-	calm := st.on.port.notCapturing() == nil
+	calm := st.device.state.notCapturing() == nil
 	if calm {
 		if l, err = makeLane(raw, st.size()); err == nil {
 			return l
@@ -400,9 +400,9 @@ func (st *staging) more(raw driver.Device) *lane {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.out--
+	st.inUse--
 	if calm && !errors.Is(err, ErrClosed) {
-		st.scrap = append(st.scrap, l)
+		st.broken = append(st.broken, l)
 		st.full, st.why = true, err
 	}
 	return nil
@@ -431,14 +431,14 @@ func makeLane(raw driver.Device, size uint64) (*lane, error) {
 }
 
 // give takes lanes back.
-func (st *staging) give(lanes ...*lane) {
+func (st *staging) putBack(lanes ...*lane) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.out -= len(lanes)
+	st.inUse -= len(lanes)
 	for _, l := range lanes {
-		if l.lost {
-			st.scrap = append(st.scrap, l)
-			st.adrift.Add(1)
+		if l.orphaned {
+			st.broken = append(st.broken, l)
+			st.orphaned.Add(1)
 		} else {
 			st.idle = append(st.idle, l)
 		}
@@ -447,13 +447,13 @@ func (st *staging) give(lanes ...*lane) {
 
 // awaitAdrift waits for what lanes that were given up may still be copying. Every
 // copy and fence calls it first.
-func (st *staging) awaitAdrift() error {
-	raw := st.on.Device
-	if st.adrift.Load() == 0 {
+func (st *staging) syncOrphaned() error {
+	raw := st.device.Device
+	if st.orphaned.Load() == 0 {
 		return nil
 	}
 	st.mu.Lock()
-	scrap := slices.Clone(st.scrap)
+	scrap := slices.Clone(st.broken)
 	st.mu.Unlock()
 	for _, l := range scrap {
 		if l.s == 0 { // never made
@@ -463,9 +463,9 @@ func (st *staging) awaitAdrift() error {
 			return err
 		}
 		st.mu.Lock()
-		if l.lost {
-			l.lost = false
-			st.adrift.Add(-1)
+		if l.orphaned {
+			l.orphaned = false
+			st.orphaned.Add(-1)
 		}
 		st.mu.Unlock()
 	}
@@ -477,26 +477,26 @@ func (st *staging) awaitAdrift() error {
 // goes with its context.
 func (st *staging) shut() error {
 	st.mu.Lock()
-	if st.out > 0 {
+	if st.inUse > 0 {
 		st.mu.Unlock()
 		return fmt.Errorf("%w: a copy is under way", ErrBusy)
 	}
-	lanes := append(st.scrap, st.idle...)
-	st.idle, st.scrap = nil, nil
+	lanes := append(st.broken, st.idle...)
+	st.idle, st.broken = nil, nil
 	st.mu.Unlock()
 	// Without the lock, since it waits for the device.
 	var err error
 	for len(lanes) > 0 && err == nil {
 		last := len(lanes) - 1
-		if err = lanes[last].free(st.on.Device); err == nil {
+		if err = lanes[last].free(st.device.Device); err == nil {
 			lanes = lanes[:last]
 		}
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.scrap = append(st.scrap, lanes...)
+	st.broken = append(st.broken, lanes...)
 	if err == nil {
-		st.adrift.Store(0)
+		st.orphaned.Store(0)
 		st.full, st.why = false, nil
 	}
 	return err

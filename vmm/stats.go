@@ -1,9 +1,11 @@
 package vmm
 
 import (
+	"cmp"
 	"encoding/json"
 	"log/slog"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,40 +41,40 @@ func (g *gauge) move(to *gauge, n uint64) {
 }
 
 // meter is the books behind Stats. Its lock is a leaf.
-type meter struct {
+type counters struct {
 	mu sync.Mutex
 
-	reserved, committed, used, cached, pending, stuck, asleep gauge
-	counts                                                    Counts
+	reserved, committed, used, cached, retiring, quarantined, asleep gauge
+	counts                                                           Counts
 
 	released atomic.Uint64 // bytes, ever
 }
 
-func (m *meter) gauges() []*gauge {
-	return []*gauge{&m.reserved, &m.committed, &m.used, &m.cached, &m.pending, &m.stuck, &m.asleep}
+func (m *counters) gauges() []*gauge {
+	return []*gauge{&m.reserved, &m.committed, &m.used, &m.cached, &m.retiring, &m.quarantined, &m.asleep}
 }
 
-func (m *meter) init() {
+func (m *counters) init() {
 	for _, g := range m.gauges() {
 		g.mu = &m.mu
 	}
 }
 
 // committedNow is the committed bytes of this moment.
-func (m *meter) committedNow() uint64 {
+func (m *counters) committedNow() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.committed.now
 }
 
 // stuckNow is the stuck bytes of this moment.
-func (m *meter) stuckNow() uint64 {
+func (m *counters) quarantinedNow() uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.stuck.now
+	return m.quarantined.now
 }
 
-func (m *meter) count(c *uint64, n uint64) {
+func (m *counters) count(c *uint64, n uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	*c += n
@@ -128,17 +130,17 @@ func (d *Device) Stats() Stats {
 	process.addresses.Lock()
 	addresses := process.limit
 	process.addresses.Unlock()
-	d.port.mu.Lock()
-	limit := d.port.limit
-	d.port.mu.Unlock()
+	d.state.mu.Lock()
+	limit := d.state.limit
+	d.state.mu.Unlock()
 	d.cache.mu.Lock()
 	threshold := d.cache.threshold
 	d.cache.mu.Unlock()
 	var pinned uint64
-	if o := d.port.open.Load(); o != nil {
+	if o := d.state.open.Load(); o != nil {
 		pinned = o.stage.pinned()
 	}
-	m := &d.meter
+	m := &d.counters
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return Stats{
@@ -146,15 +148,15 @@ func (d *Device) Stats() Stats {
 		Committed:        m.committed.now,
 		Used:             m.used.now,
 		Cached:           m.cached.now,
-		Retiring:         m.pending.now,
-		Quarantined:      m.stuck.now,
+		Retiring:         m.retiring.now,
+		Quarantined:      m.quarantined.now,
 		Asleep:           m.asleep.now,
 		Pinned:           pinned,
 		PeakReserved:     m.reserved.peak,
 		PeakCommitted:    m.committed.peak,
 		PeakUsed:         m.used.peak,
 		PeakCached:       m.cached.peak,
-		PeakRetiring:     m.pending.peak,
+		PeakRetiring:     m.retiring.peak,
 		Counts:           m.counts,
 		WorkTime:         time.Duration(d.worked.Load()),
 		Limit:            limit,
@@ -168,9 +170,9 @@ func (d *Device) ResetPeaks() {
 	if d == nil {
 		return
 	}
-	d.meter.mu.Lock()
-	defer d.meter.mu.Unlock()
-	for _, g := range d.meter.gauges() {
+	d.counters.mu.Lock()
+	defer d.counters.mu.Unlock()
+	for _, g := range d.counters.gauges() {
 		g.peak = g.now
 	}
 }
@@ -203,17 +205,17 @@ type RangeStats struct {
 }
 
 // books is what a reservation counts for its Range. It is guarded by r.mu.
-type books struct{ RangeStats }
+type rangeCounters struct{ RangeStats }
 
-func (b *books) commit(n uint64) {
+func (b *rangeCounters) addCommitted(n uint64) {
 	b.Committed += n
 	b.PeakCommitted = max(b.PeakCommitted, b.Committed)
 }
 
-func (b *books) uncommit(n uint64) { b.Committed -= n }
+func (b *rangeCounters) subCommitted(n uint64) { b.Committed -= n }
 
 // note counts for the Range.
-func (r *Reservation) note(c *uint64, n uint64) {
+func (r *Reservation) count(c *uint64, n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	*c += n
@@ -226,7 +228,7 @@ func (g *Range) Stats() RangeStats {
 	}
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	st := g.r.books.RangeStats
+	st := g.r.stats.RangeStats
 	st.PeakUsed = max(g.peak.Load(), g.len.Load())
 	st.Used, st.Chunks, st.Asleep = g.len.Load(), len(g.r.slots), g.r.phase.Load() == isAsleep
 	if g.r.phase.Load() != isClosed {
@@ -242,7 +244,7 @@ func (g *Range) ResetPeaks() {
 	}
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	g.r.books.PeakCommitted = g.r.books.Committed
+	g.r.stats.PeakCommitted = g.r.stats.Committed
 	g.peak.Store(0)
 }
 
@@ -268,6 +270,75 @@ func attrs(v reflect.Value) (all []slog.Attr) {
 			continue
 		}
 		all = append(all, slog.Any(f.Tag.Get("json"), x.Interface()))
+	}
+	return all
+}
+
+// Report is a device's books with what is open in it.
+type Report struct {
+	Device string       `json:"device"`
+	Stats  Stats        `json:"stats"`
+	Open   []OpenObject `json:"open"`
+}
+
+// OpenObject is one thing that is open.
+type OpenObject struct {
+	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
+	Made   string    `json:"made"` // file:line
+	Addr   Ptr       `json:"addr,omitempty"`
+	Size   uint64    `json:"size,omitempty"`
+	Chunks []Mapping `json:"chunks,omitempty"` // of a range or a reservation
+}
+
+// Mapping is one chunk where it is mapped.
+type Mapping struct {
+	Off   uint64 `json:"off"`
+	Size  uint64 `json:"size"`
+	State string `json:"state"` // "mapped", "accessible", "retiring", "unmapping"
+	Stuck string `json:"stuck,omitempty"`
+}
+
+// Report lists what is open, where it was made, and what is mapped in it. It
+// makes no driver call.
+func (d *Device) Report() Report {
+	if d == nil {
+		return Report{}
+	}
+	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
+	d.mu.Lock()
+	things := make(map[any]OpenObject, len(d.open))
+	for thing, o := range d.open {
+		things[thing] = OpenObject{Kind: o.kind, Made: o.where()}
+	}
+	d.mu.Unlock()
+	for thing, o := range things {
+		switch t := thing.(type) {
+		case *Reservation:
+			o.Addr, o.Size, o.Chunks = t.ptr, t.size, t.mappings()
+		case *Chunk:
+			o.Size = t.mem.size
+		case grantKey:
+			o.Addr, o.Size = t.r.ptr, t.r.size
+		}
+		rep.Open = append(rep.Open, o)
+	}
+	slices.SortFunc(rep.Open, func(a, b OpenObject) int {
+		return cmp.Or(cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Made, b.Made))
+	})
+	return rep
+}
+
+// pieces copies the slots.
+func (r *Reservation) mappings() []Mapping {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []Mapping
+	for _, s := range r.slots {
+		p := Mapping{Off: s.off, Size: s.size(), State: s.state.String()}
+		if s.quarantined != nil {
+			p.Stuck = s.quarantined.Error()
+		}
+		all = append(all, p)
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -17,16 +18,16 @@ type Stream struct {
 	wrapped bool
 	index   int // among the port's streams
 
-	closer sync.Mutex // Close alone takes it
+	closeMu sync.Mutex // Close alone takes it
 
 	mu      sync.RWMutex // shared by calls that need raw to stay valid; held across a wait only by reach
 	closing bool         // no new work
 	gone    bool         // its work was waited for
 	lost    error        // or lost, and this is why
 
-	usesMu sync.Mutex // a leaf
-	uses   map[*Reservation]struct{}
-	unused bool // taken off every UsedBy for good
+	usersMu       sync.Mutex // a leaf
+	users         map[*Reservation]struct{}
+	closedToUsers bool // taken off every UsedBy for good
 }
 
 // NewStream makes a non-blocking stream. The caller must Close it.
@@ -42,12 +43,12 @@ func (d *Device) NewStream() (*Stream, error) {
 	if err != nil {
 		return nil, d.fail("make stream", 0, 0, err)
 	}
-	d.port.learn(s)
+	d.state.addStream(s)
 	return s, nil
 }
 
 func (s *Stream) make() error {
-	o, err := s.dev.raw()
+	o, err := s.dev.ensureOpen()
 	if err == nil {
 		s.raw, err = o.NewStream()
 		s.handle = s.raw
@@ -72,7 +73,7 @@ func (d *Device) WrapStream(raw uintptr) *Stream {
 		s.closing, s.gone = true, true
 		return s
 	}
-	d.port.learn(s)
+	d.state.addStream(s)
 	return s
 }
 
@@ -89,7 +90,7 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	dev, err := s.dev.raw()
+	dev, err := s.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
@@ -110,11 +111,11 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 	return s.fail("copy", dst, n, s.with(func(dev *openDevice) error {
-		p, err := s.dev.pin(s, span{dst, n, AccessReadWrite}, span{src, n, AccessRead})
+		p, err := s.dev.lockSpans(s, span{dst, n, AccessReadWrite}, span{src, n, AccessRead})
 		if err != nil {
 			return err
 		}
-		defer p.unpin()
+		defer p.unlock()
 		return dev.Copy(dst, src, n, s.raw)
 	}))
 }
@@ -126,11 +127,11 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
-		p, err := s.dev.pin(s, span{dst, size, AccessReadWrite})
+		p, err := s.dev.lockSpans(s, span{dst, size, AccessReadWrite})
 		if err != nil {
 			return err
 		}
-		defer p.unpin()
+		defer p.unlock()
 		return dev.Fill(dst, pattern, width, n, s.raw)
 	}))
 }
@@ -191,7 +192,7 @@ func (s *Stream) Sync() error {
 		err = s.notCapturing()
 	}
 	if err == nil {
-		err = s.await()
+		err = s.sync()
 	}
 	return s.fail("synchronise stream", 0, 0, err)
 }
@@ -215,12 +216,12 @@ func (s *Stream) Close() error {
 }
 
 func (s *Stream) close() error {
-	s.closer.Lock()
-	defer s.closer.Unlock()
+	s.closeMu.Lock()
+	defer s.closeMu.Unlock()
 	if !s.setClosing(true) {
 		return nil
 	}
-	lost := s.drain()
+	lost := s.syncDriver()
 	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
 		s.setClosing(false)
 		return lost
@@ -229,15 +230,15 @@ func (s *Stream) close() error {
 		s.setClosing(false)
 		return err
 	}
-	s.usesMu.Lock()
-	users := s.uses
-	s.uses, s.unused = nil, true
-	s.usesMu.Unlock()
+	s.usersMu.Lock()
+	users := s.users
+	s.users, s.closedToUsers = nil, true
+	s.usersMu.Unlock()
 	for r := range users {
 		r.mu.Lock()
-		delete(r.named, s)
+		delete(r.namedStreams, s)
 		if lost == nil {
-			delete(r.owed, s)
+			delete(r.pendingAppends, s)
 		}
 		r.mu.Unlock()
 	}
@@ -260,14 +261,14 @@ func (s *Stream) setClosing(to bool) bool {
 func (s *Stream) free(lost error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dev.port.unlearn(s)
+	s.dev.state.removeStream(s)
 	if !s.wrapped {
-		o, err := s.dev.port.device()
+		o, err := s.dev.state.ensureOpen()
 		if err == nil {
 			err = o.FreeStream(s.raw)
 		}
 		if err != nil {
-			s.dev.port.learn(s)
+			s.dev.state.addStream(s)
 			return err
 		}
 	}
@@ -276,11 +277,11 @@ func (s *Stream) free(lost error) error {
 }
 
 // drain waits for the stream's work, unless that would destroy a capture.
-func (s *Stream) drain() error {
+func (s *Stream) syncDriver() error {
 	if err := s.notCapturing(); err != nil {
 		return err
 	}
-	o, err := s.dev.port.device()
+	o, err := s.dev.state.ensureOpen()
 	if err != nil {
 		return err
 	}
@@ -289,22 +290,22 @@ func (s *Stream) drain() error {
 
 // mark records an event at the stream's end of now; the zero mark if the stream
 // is gone, its work waited for.
-func (s *Stream) mark() (mark, error) {
+func (s *Stream) recordFence() (fenceEvent, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.gone {
-		return mark{}, nil
+		return fenceEvent{}, nil
 	}
-	o, err := s.dev.port.device()
+	o, err := s.dev.state.ensureOpen()
 	if err != nil {
-		return mark{}, err
+		return fenceEvent{}, err
 	}
-	return o.mark(s.raw)
+	return o.recordFence(s.raw)
 }
 
 // end is mark, and the error if the stream's work was lost.
-func (s *Stream) end() (mark, error) {
-	m, err := s.mark()
+func (s *Stream) recordEnd() (fenceEvent, error) {
+	m, err := s.recordFence()
 	if err == nil && m.on == nil {
 		s.mu.RLock()
 		defer s.mu.RUnlock()
@@ -314,15 +315,15 @@ func (s *Stream) end() (mark, error) {
 }
 
 // await waits for what is queued on the stream now.
-func (s *Stream) await() error {
-	m, err := s.mark()
-	return s.reach(m, err)
+func (s *Stream) sync() error {
+	m, err := s.recordFence()
+	return s.waitFence(m, err)
 }
 
 // reach waits for what was queued on the stream when mark gave m and err. Where
 // no event could be recorded, as for a stream of another context, it waits for
 // the stream itself. The caller has asked whether it is being captured.
-func (s *Stream) reach(m mark, err error) error {
+func (s *Stream) waitFence(m fenceEvent, err error) error {
 	if err == nil {
 		if err = m.wait(); err == nil || lost(err) {
 			return err
@@ -335,7 +336,7 @@ func (s *Stream) reach(m mark, err error) error {
 	if s.gone {
 		return s.lost
 	}
-	o, again := s.dev.port.device()
+	o, again := s.dev.state.ensureOpen()
 	if again == nil {
 		again = o.SyncStream(s.raw)
 	}
@@ -355,7 +356,7 @@ func (s *Stream) notCapturing() error {
 	if s.gone {
 		return nil
 	}
-	o, err := s.dev.port.device()
+	o, err := s.dev.state.ensureOpen()
 	if err != nil {
 		return err
 	}
@@ -377,7 +378,7 @@ func (o *openDevice) notCapturing(s driver.Stream) error {
 var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
 
 // usable is nil if r may name the stream.
-func (s *Stream) usable(sys *system) error {
+func (s *Stream) usable(sys *driverState) error {
 	if s == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
@@ -386,29 +387,189 @@ func (s *Stream) usable(sys *system) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	if s.dev.port.sys != sys {
+	if s.dev.state.parent != sys {
 		return fmt.Errorf("%w: the stream is of another driver", ErrInvalid)
 	}
 	return nil
 }
 
 // remember notes that r names the stream; false if it is closed.
-func (s *Stream) remember(r *Reservation) bool {
-	s.usesMu.Lock()
-	defer s.usesMu.Unlock()
-	if s.unused {
+func (s *Stream) addUser(r *Reservation) bool {
+	s.usersMu.Lock()
+	defer s.usersMu.Unlock()
+	if s.closedToUsers {
 		return false
 	}
-	if s.uses == nil {
-		s.uses = map[*Reservation]struct{}{}
+	if s.users == nil {
+		s.users = map[*Reservation]struct{}{}
 	}
-	s.uses[r] = struct{}{}
+	s.users[r] = struct{}{}
 	return true
 }
 
 // forget undoes remember.
-func (s *Stream) forget(r *Reservation) {
-	s.usesMu.Lock()
-	defer s.usesMu.Unlock()
-	delete(s.uses, r)
+func (s *Stream) removeUser(r *Reservation) {
+	s.usersMu.Lock()
+	defer s.usersMu.Unlock()
+	delete(s.users, r)
+}
+
+// Event is a point in a stream. Safe for concurrent use. The caller must Close it.
+type Event struct {
+	dev    *Device
+	on     *openDevice
+	raw    driver.Event
+	pooled bool // goes back to the device's free events
+
+	mu     sync.Mutex
+	users  int // calls under way; the event is not used again before they end
+	closed bool
+}
+
+// NewEvent makes an event that no stream has been recorded in yet: it counts as
+// reached. The flags are as in CUDA: EventTiming for Elapsed, EventBlocking for
+// a Sync that sleeps, EventInterprocess. What Stream.Record gives is EventBlocking
+// alone. The caller must Close it.
+func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
+	e := &Event{dev: d}
+	err := d.track(e, "event") // first, so that the device stays open
+	if err == nil {
+		if e.on, err = d.ensureOpen(); err == nil {
+			e.raw, err = e.on.NewEvent(flags)
+		}
+		if err != nil {
+			d.untrack(e)
+		}
+	}
+	if err != nil {
+		return nil, d.fail("make event", 0, 0, err)
+	}
+	return e, nil
+}
+
+// Record moves the event to the stream's end of now; calls that wait for where it
+// was go on waiting for that. The stream has to be of the event's device.
+func (e *Event) Record(s *Stream) error {
+	return e.fail("record event", e.with(func(driver.Device) error {
+		return s.with(func(o *openDevice) error {
+			if err := e.sameDriver(o); err != nil {
+				return err
+			}
+			return o.Record(e.raw, s.raw)
+		})
+	}))
+}
+
+// sameDriver refuses the event to another driver, which would take its number for
+// one of its own.
+func (e *Event) sameDriver(o *openDevice) error {
+	if e.on.state.parent != o.state.parent {
+		return fmt.Errorf("%w: the event is of another driver", ErrInvalid)
+	}
+	return nil
+}
+
+// with runs f, which may wait, with the event kept from being used again.
+func (e *Event) with(f func(dev driver.Device) error) error {
+	if e == nil {
+		return fmt.Errorf("%w: no event", ErrInvalid)
+	}
+	if err := e.acquire(); err != nil {
+		return err
+	}
+	defer e.release()
+	return f(e.on)
+}
+
+func (e *Event) acquire() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return fmt.Errorf("%w: event", ErrClosed)
+	}
+	e.users++
+	return nil
+}
+
+func (e *Event) release() {
+	e.mu.Lock()
+	e.users--
+	last := e.closed && e.users == 0
+	e.mu.Unlock()
+	if last && e.free() != nil {
+		e.dev.deferRelease(e.free)
+	}
+}
+
+// free gives up an event that is closed and nobody waits for.
+func (e *Event) free() error {
+	if e.pooled {
+		e.on.recycle(e.raw)
+	} else if err := e.on.FreeEvent(e.raw); err != nil {
+		return err
+	}
+	e.dev.untrack(e)
+	return nil
+}
+
+func (e *Event) fail(op string, err error) error {
+	if e == nil {
+		return (*Device)(nil).fail(op, 0, 0, err)
+	}
+	return e.dev.fail(op, 0, 0, err)
+}
+
+// Done says whether the work before the event has finished.
+func (e *Event) Done() (done bool, err error) {
+	err = e.with(func(dev driver.Device) (err error) {
+		done, err = dev.Done(e.raw)
+		return err
+	})
+	return done, e.fail("query event", err)
+}
+
+// Sync waits until the work before the event has finished.
+func (e *Event) Sync() error {
+	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.raw) }))
+}
+
+// Elapsed is the device's own time from one event to this one. Both need
+// EventTiming and have to be reached, else it answers ErrInvalid.
+func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
+	err = e.with(func(dev driver.Device) error {
+		return from.with(func(driver.Device) (err error) {
+			if err := from.sameDriver(e.on); err != nil {
+				return err
+			}
+			took, err = dev.Elapsed(from.raw, e.raw)
+			return err
+		})
+	})
+	return took, e.fail("read event", err)
+}
+
+// Close gives the event up; calls under way go on. Twice is fine, and so is a
+// nil Event. After an error it can be called again.
+func (e *Event) Close() error {
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	now := e.users == 0
+	e.mu.Unlock()
+	if !now {
+		return nil
+	}
+	err := e.free()
+	if err != nil {
+		e.mu.Lock()
+		e.closed = false
+		e.mu.Unlock()
+	}
+	return e.fail("close event", err)
 }

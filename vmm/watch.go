@@ -57,7 +57,7 @@ func (r *Reservation) notify() {
 // Hold makes the bytes below n stay: until release is called, unmapping any of
 // them and Close answer ErrBusy. Calling release again does nothing.
 func (r *Reservation) Hold(n uint64) (release func(), err error) {
-	if err = r.outside(); err == nil {
+	if err = r.notInRange(); err == nil {
 		release, err = r.hold(n)
 	}
 	return release, r.fail("hold", 0, n, err)
@@ -72,7 +72,7 @@ func (r *Reservation) hold(n uint64) (release func(), err error) {
 	if n > r.size {
 		return nil, fmt.Errorf("%w: %s are reserved", ErrBounds, sizeText(r.size))
 	}
-	for i := 0; r.books.Retiring > 0 && i < len(r.slots); i++ {
+	for i := 0; r.stats.Retiring > 0 && i < len(r.slots); i++ {
 		if s := &r.slots[i]; s.off < n && s.state >= retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.off))
 		}
@@ -87,7 +87,7 @@ func (r *Reservation) hold(n uint64) (release func(), err error) {
 }
 
 // held is how many bytes from the front must stay. It needs r.mu.
-func (r *Reservation) held() uint64 {
+func (r *Reservation) heldLocked() uint64 {
 	var most uint64
 	for _, n := range r.holds {
 		most = max(most, n)
@@ -110,7 +110,7 @@ func (s Segment) Chunk() (*Chunk, error) {
 	if s.mem == nil {
 		return nil, &OpError{Op: "take chunk", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	}
-	if !s.mem.hold() {
+	if !s.mem.retain() {
 		return nil, s.dev.fail("take chunk", s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
 	}
 	c, err := s.dev.chunk(s.mem)

@@ -88,7 +88,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 		if d == nil {
 			return owner.fail(planning, 0, 0, d.live())
 		}
-		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.port == d.port }) {
+		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {
 			return owner.fail(planning, 0, 0, pairFail(d, owner, fmt.Errorf("%w: %v is named twice", ErrInvalid, d)))
 		}
 	}
@@ -98,7 +98,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 // plan looks at everything once, and asks the driver once for each device and pair.
 func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 	p := &Plan{Access: a, devs: slices.Clone(devs), ranges: slices.Clone(ranges)}
-	type pair struct{ from, to *port }
+	type pair struct{ from, to *deviceState }
 	known := map[pair]error{}
 	once := func(k pair, ask func() error) error {
 		err, asked := known[k]
@@ -109,10 +109,10 @@ func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 		return err
 	}
 	reach := func(from, to *Device) error {
-		if err := once(pair{from: from.port}, from.maps); err != nil {
+		if err := once(pair{from: from.state}, from.maps); err != nil {
 			return err
 		}
-		return once(pair{from.port, to.port}, func() error { return reaches(from, to) })
+		return once(pair{from.state, to.state}, func() error { return checkPath(from, to) })
 	}
 	for _, g := range ranges {
 		p.Ranges = append(p.Ranges, g.plan(a, devs, reach))
@@ -123,7 +123,7 @@ func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 // maps is nil if memory can be mapped for the device, or if nobody can tell for
 // want of memory to try with.
 func (d *Device) maps() error {
-	err := d.drv().Supports(d.port.n, FeatureVMM)
+	err := d.drv().Supports(d.state.n, FeatureVMM)
 	if errors.Is(err, ErrOutOfMemory) {
 		return nil
 	}
@@ -134,24 +134,24 @@ func (g *Range) plan(a Access, devs []*Device, reach func(from, to *Device) erro
 	r := g.r
 	rp := RangePlan{Range: g, Err: g.live()}
 	for _, d := range devs {
-		if d.port == r.dev.port && a != AccessNone {
+		if d.state == r.dev.state && a != AccessNone {
 			continue
 		}
-		rp.Devices = append(rp.Devices, DevicePlan{Device: d, To: a, Err: r.barred(a, d, reach)})
+		rp.Devices = append(rp.Devices, DevicePlan{Device: d, To: a, Err: r.checkGrant(a, d, reach)})
 	}
-	r.layout.Lock() // so that what is counted is what is granted
-	defer r.layout.Unlock()
+	r.mappingMu.Lock() // so that what is counted is what is granted
+	defer r.mappingMu.Unlock()
 	peers := rp.peers()
-	after, _ := r.changes(a, peers)
+	after, _ := r.accessCalls(a, peers)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range rp.Devices {
 		rp.Devices[i].From = r.granted(rp.Devices[i].Device)
 	}
 	rp.Waits = r.narrows(a, peers)
-	rp.Chunks, rp.Bytes = len(r.slots), r.books.Committed
+	rp.Chunks, rp.Bytes = len(r.slots), r.stats.Committed
 	if len(peers) > 0 && len(after) > 0 {
-		_ = r.runs(func(_, _ int, _, _ uint64) error { rp.Calls++; return nil })
+		_ = r.eachRun(func(_, _ int, _, _ uint64) error { rp.Calls++; return nil })
 	}
 	return rp
 }
