@@ -143,14 +143,13 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 					},
 				},
 				open: func(context.Context) (contender, error) {
-					start, undo, err := growerFactory(dev, raw, kind, target, p.options(kind, target, chunk))
-					if err != nil {
-						return nil, err
-					}
-					return &growth{
-						start: start, undo: undo, ready: l.waitQueued, target: target, step: make([]byte, min(uint64(p.step), target)),
+					x := &growth{
+						ready: l.waitQueued, target: target, step: make([]byte, min(uint64(p.step), target)),
 						pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
-					}, nil
+					}
+					var err error
+					x.start, x.undo, err = growerFactory(dev, raw, kind, target, p.options(kind, target, chunk))
+					return x, err
 				},
 			})
 		}

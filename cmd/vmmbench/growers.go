@@ -38,44 +38,41 @@ func growerFactory(dev *vmm.Device, raw driver.Device, kind string, target uint6
 		}
 		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, noUndo, nil
 	}
+	return reallocatingFactory(dev, raw, kind)
+}
 
+// reallocatingFactory is growerFactory for memory that moves when it grows.
+func reallocatingFactory(dev *vmm.Device, raw driver.Device, kind string) (start func() (grower, error), undo func() error, err error) {
 	plain, ok := raw.(driver.Allocator)
 	if !ok {
 		return nil, nil, notSupported(dev, memName(dev, memPlain))
 	}
 	own := raw.CopyStream()
+	x := reallocating{raw: raw, nextCap: growExact, alloc: plain.AllocPlain}
+	x.free = func(p driver.Ptr) error {
+		// The copy out of this memory may still run.
+		if err := raw.SyncStream(own); err != nil {
+			return err
+		}
+		return plain.FreePlain(p)
+	}
+	undo = noUndo
 	switch kind {
+	case growPlain:
+	case growDouble:
+		x.nextCap = growDoubling
 	case growAsync:
-		undo, err := keepPool(plain)
-		if err != nil {
+		if undo, err = keepPool(plain); err != nil {
 			return nil, nil, err
 		}
-		return func() (grower, error) {
-			return &reallocating{
-				raw: raw, nextCap: growExact,
-				alloc: func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) },
-				free:  func(p driver.Ptr) error { return plain.FreeAsync(p, own) },
-			}, nil
-		}, undo, nil
-	case growPlain, growDouble:
-		nextCap := growExact
-		if kind == growDouble {
-			nextCap = growDoubling
-		}
-		return func() (grower, error) {
-			return &reallocating{
-				raw: raw, nextCap: nextCap, alloc: plain.AllocPlain,
-				free: func(p driver.Ptr) error {
-					// The copy out of this memory may still run.
-					if err := raw.SyncStream(own); err != nil {
-						return err
-					}
-					return plain.FreePlain(p)
-				},
-			}, nil
-		}, noUndo, nil
+		// These two are ordered by the stream, so nothing is waited for.
+		x.alloc = func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) }
+		x.free = func(p driver.Ptr) error { return plain.FreeAsync(p, own) }
+	default:
+		return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
 	}
-	return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
+	// Each grower begins empty.
+	return func() (grower, error) { g := x; return &g, nil }, undo, nil
 }
 
 // keepPool makes the device's pool keep what is freed. By default the pool gives

@@ -30,34 +30,38 @@ trying it, not by asking the driver. If a trial does not show it, the feature is
 		if err := o.reject("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
 		}
-		return a.withReport(c.Name(), &o, func(r *runner) error {
-			// The outputs are opened last, so a usage error leaves old files alone.
-			names, err := deviceNames(*device)
-			if err != nil {
-				return err
-			}
-			var cases []report.Case
-			for _, name := range names {
-				err := a.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
-					r.report.Devices = append(r.report.Devices, describeDevice(dev))
-					return nil
-				})
-				c, err := a.waivedCase(name, err)
-				if err != nil {
-					return err
-				}
-				if c != nil {
-					cases = append(cases, *c)
-				}
-			}
-			if err := r.start(); err != nil {
-				return err
-			}
-			r.add(cases, nil)
-			return nil
-		})
+		return a.withReport(c.Name(), &o, func(r *runner) error { return r.describeDevices(*device) })
 	}
 	return c
+}
+
+// describeDevices adds the devices that --device of info means to the report. A
+// device that this machine does not have is a waived case.
+func (r *runner) describeDevices(which string) error {
+	names, err := deviceNames(which)
+	if err != nil {
+		return err
+	}
+	var cases []report.Case
+	for _, name := range names {
+		err := r.app.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
+			r.report.Devices = append(r.report.Devices, describeDevice(dev))
+			return nil
+		})
+		c, err := r.app.waivedCase(name, err)
+		if err != nil {
+			return err
+		}
+		if c != nil {
+			cases = append(cases, *c)
+		}
+	}
+	// The outputs are opened last, so a usage error leaves old files alone.
+	if err := r.start(); err != nil {
+		return err
+	}
+	r.add(cases, nil)
+	return nil
 }
 
 // deviceNames returns the devices that --device of info means.

@@ -85,21 +85,26 @@ by the number of devices that get access.`,
 	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
 	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measureOn(c.Context(), c.Name(), &m, func(use func([]*vmm.Device, []group) error) error {
-			names, err := p2pNames(m.device)
+		return a.measureOn(c.Context(), c.Name(), &m, p.opener(&m))
+	}
+	return c
+}
+
+// opener returns the deviceOpener for the devices that the flags name.
+func (p *p2pPlan) opener(m *measureFlags) deviceOpener {
+	return func(use func([]*vmm.Device, []group) error) error {
+		names, err := p2pNames(m.device)
+		if err != nil {
+			return err
+		}
+		return onDevices(names, func(devs []*vmm.Device) error {
+			groups, err := p.groups(devs, m.seed)
 			if err != nil {
 				return err
 			}
-			return onDevices(names, func(devs []*vmm.Device) error {
-				groups, err := p.groups(devs, m.seed)
-				if err != nil {
-					return err
-				}
-				return use(devs, groups)
-			})
+			return use(devs, groups)
 		})
 	}
-	return c
 }
 
 // p2pNames are the devices that --device of p2p stands for.
@@ -167,25 +172,19 @@ func (p *p2pPlan) groups(devs []*vmm.Device, seed uint64) ([]group, error) {
 	if len(devs) < 2 {
 		return []group{singleDevice(devs[0])}, nil
 	}
-	var list []group
-	timedOut := map[string]bool{}
-	for _, direction := range p.directions.values {
-		for _, n := range p.sizes {
-			if err := checkSize(n); err != nil {
-				return nil, err
-			}
-			if n <= maxLatencySize && direction == both {
-				continue // latency is of one copy
-			}
-			for _, pair := range orderedPairs(devs) {
-				pair.direction, pair.size, pair.gateTimedOut = direction, n, timedOut
-				g, err := p.group(pair, seed)
-				if err != nil {
-					return nil, err
-				}
-				list = append(list, g)
-			}
+	// Flags that make no sense are refused before any group is planned.
+	for _, n := range p.sizes {
+		if err := checkSize(n); err != nil {
+			return nil, err
 		}
+	}
+	var list []group
+	for _, pair := range p.pairs(devs) {
+		g, err := p.group(pair, seed)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, g)
 	}
 	for _, n := range p.grants {
 		if n < 0 || n > 1<<20 {
@@ -199,6 +198,25 @@ func (p *p2pPlan) groups(devs []*vmm.Device, seed uint64) ([]group, error) {
 		return nil, usageError{fmt.Errorf("nothing to measure: copies of up to %d bytes go one way", maxLatencySize)}
 	}
 	return list, nil
+}
+
+// pairs returns what is copied between the devices: every direction, size and
+// ordered pair.
+func (p *p2pPlan) pairs(devs []*vmm.Device) []*peerPair {
+	var list []*peerPair
+	timedOut := map[string]bool{}
+	for _, direction := range p.directions.values {
+		for _, n := range p.sizes {
+			if n <= maxLatencySize && direction == both {
+				continue // latency is of one copy
+			}
+			for _, pair := range orderedPairs(devs) {
+				pair.direction, pair.size, pair.gateTimedOut = direction, n, timedOut
+				list = append(list, pair)
+			}
+		}
+	}
+	return list
 }
 
 // checkPair refuses devices between which nothing can be measured.
