@@ -56,14 +56,14 @@ struct Current {
 	Current &operator=(const Current &) = delete;
 };
 
-// Memory is memory of one device: plain, or mapped with access for all in who.
+// Memory is memory of one device: plain, or mapped with access for all in users.
 class Memory {
 public:
 	Memory(const Device &owner, size_t size) : owner_(owner), size_(size) {
 		Current c(owner_);
 		CU(cuMemAlloc(&ptr, size_));
 	}
-	Memory(const Device &owner, size_t size, const std::vector<Device> &who) : owner_(owner), mapped_(true) {
+	Memory(const Device &owner, size_t size, const std::vector<Device> &users) : owner_(owner), mapped_(true) {
 		CUmemAllocationProp prop{};
 		prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
 		prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -75,7 +75,7 @@ public:
 		CU(cuMemCreate(&handle_, size_, &prop, 0));
 		CU(cuMemMap(ptr, size_, 0, handle_, 0));
 		std::vector<CUmemAccessDesc> access;
-		for (const Device &d : who) {
+		for (const Device &d : users) {
 			CUmemAccessDesc one{};
 			one.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 			one.location.id = d.id;
@@ -145,7 +145,7 @@ struct Host {
 };
 
 // Runner does up to two copies at once, the first on a stream of from's and the
-// second on one of to's, and gives the milliseconds that both took by from's clock.
+// second on one of to's, and returns the milliseconds that both took by from's clock.
 class Runner {
 public:
 	Runner(const Device &from, const Device &to) : from_(from), to_(to) {
