@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -12,28 +13,28 @@ import (
 )
 
 const (
-	bounce = 1 << 20  // filled or read back through the host at a time
-	swath  = 64 << 20 // filled on the device at a time
+	hostBlock = 1 << 20  // bytes that pass through the host at a time
+	fillBlock = 64 << 20 // bytes that the device fills at a time
 )
 
 // buffer is memory at one end of a copy.
 type buffer struct {
-	raw    driver.Device
-	ptr    driver.Ptr // 0 if only the CPU has its address
-	host   []byte     // nil if only the device has its address
-	size   uint64
-	chunks []uint64    // offsets at which its chunks begin
-	stager *vmm.Device // copies it, instead of the driver; nil: the driver
-	free   func() error
+	raw        driver.Device
+	ptr        driver.Ptr // 0 if only the CPU has its address
+	host       []byte     // nil if only the device has its address
+	size       uint64
+	chunks     []uint64    // offsets at which the chunks begin
+	stagingDev *vmm.Device // copies it, instead of the driver; nil: the driver
+	free       func() error
 }
 
-// shape is how device memory is laid out: all but the size is for vmm memory.
+// shape is how device memory is made. All but the size is for vmm memory.
 type shape struct {
 	size  uint64
-	chunk uint64      // size of its chunks; 0: the range's choice
-	step  uint64      // what it grows by; 0: all at once
-	share bool        // its chunks can be exported
-	peer  *vmm.Device // is granted access; nil: nobody
+	chunk uint64      // size of a chunk; 0: the range chooses
+	step  uint64      // bytes of one growth; 0: all at once
+	share bool        // the chunks can be exported
+	peer  *vmm.Device // is granted access; nil: no device is
 }
 
 // Kinds of device memory, as --mem takes them.
@@ -43,7 +44,7 @@ const (
 	memAsync = "async"
 )
 
-// memName is what the report calls a kind of memory: the call that makes it.
+// memName is the report's name of a kind of memory: the call that makes it.
 func memName(dev *vmm.Device, kind string) string {
 	switch {
 	case kind == memAsync:
@@ -60,14 +61,23 @@ func memName(dev *vmm.Device, kind string) string {
 	return kind
 }
 
-// missing is the error of something that a device does not offer.
-func missing(dev *vmm.Device, what string) error {
+// notSupported is the error of something that a device does not offer.
+func notSupported(dev *vmm.Device, what string) error {
 	return fmt.Errorf("%s has no %s: %w", dev, what, driver.ErrNotSupported)
+}
+
+// onHost says whether the device's memory is the host's.
+func onHost(dev *vmm.Device) bool { return dev.Driver().Name() == "host" }
+
+// location is where the device's memory is.
+func location(dev *vmm.Device) driver.Location {
+	return driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}
 }
 
 // deviceBuffer makes device memory of a kind.
 func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*buffer, error) {
 	b := &buffer{raw: raw, size: s.size, chunks: []uint64{0}}
+	// Only vmm memory has chunks; the rest is one allocation of the driver.
 	if kind == memVMM {
 		r, err := grownRange(dev, s)
 		if err != nil {
@@ -78,7 +88,7 @@ func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*bu
 	}
 	plain, ok := raw.(driver.Allocator)
 	if !ok {
-		return nil, missing(dev, memName(dev, kind))
+		return nil, notSupported(dev, memName(dev, kind))
 	}
 	var err error
 	if kind == memAsync {
@@ -94,7 +104,7 @@ func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*bu
 	return b, nil
 }
 
-// grownRange makes a range that has grown to its size, by steps as appends would.
+// grownRange makes a range and grows it to its size by steps, as appends would.
 func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
 	o := vmm.RangeOptions{Max: s.size, Chunk: s.chunk}
 	if s.share {
@@ -110,7 +120,7 @@ func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
 	}
 	for at := uint64(0); at < s.size && err == nil; {
 		at += min(step, s.size-at)
-		err = r.Grow(at) // beyond Len, which is 0
+		err = r.Grow(at) // counted from Len, which stays 0
 	}
 	if s.peer != nil && err == nil {
 		err = r.Grant(vmm.AccessReadWrite, s.peer)
@@ -121,7 +131,7 @@ func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
 	return r, nil
 }
 
-// chunkStarts is where the chunks of a range begin.
+// chunkStarts are the offsets at which the chunks of a range begin.
 func chunkStarts(r *vmm.Range) []uint64 {
 	var starts []uint64
 	for _, s := range r.Segments() {
@@ -130,20 +140,20 @@ func chunkStarts(r *vmm.Range) []uint64 {
 	return starts
 }
 
-// hostBuffer makes host memory of a kind: pinned, or a Go slice, which the
-// driver copies or this project's staging.
+// hostBuffer makes host memory of a kind: pinned memory, or a Go slice that is
+// copied by the driver or by this project's staging.
 func hostBuffer(dev *vmm.Device, raw driver.Device, kind string, size uint64) (*buffer, error) {
-	b := &buffer{raw: raw, size: size, chunks: []uint64{0}, free: func() error { return nil }}
+	b := &buffer{raw: raw, size: size, chunks: []uint64{0}, free: noUndo}
 	if kind != pinned {
 		b.host = make([]byte, size)
 		if kind == staging {
-			b.stager = dev
+			b.stagingDev = dev
 		}
 		return b, nil
 	}
 	pinner, ok := raw.(driver.HostAllocator)
 	if !ok {
-		return nil, missing(dev, "pinned memory")
+		return nil, notSupported(dev, "pinned memory")
 	}
 	var err error
 	if b.ptr, b.host, err = pinner.AllocHost(size); err != nil {
@@ -153,21 +163,20 @@ func hostBuffer(dev *vmm.Device, raw driver.Device, kind string, size uint64) (*
 	return b, nil
 }
 
-// pageable says whether this is ordinary Go memory, whose copies are
-// synchronous.
+// pageable says whether this is ordinary Go memory. Its copies are synchronous.
 func (b *buffer) pageable() bool { return b.ptr == 0 }
 
-// copyTo is one copy of n bytes of b at off to the same place in dst. It queues
-// it where it can.
-func (b *buffer) copyTo(dst *buffer, off, n uint64) queue {
+// copyRange copies n bytes of b at off to the same offset in dst. The copy is
+// queued where the memory allows it.
+func (b *buffer) copyRange(dst *buffer, off, n uint64) copyFunc {
 	to, from := dst.ptr+driver.Ptr(off), b.ptr+driver.Ptr(off)
 	switch {
 	case n == 0:
 		return func(driver.Stream) error { return nil }
-	case b.stager != nil:
-		return func(driver.Stream) error { return b.stager.CopyIn(to, b.host[off:off+n]) }
-	case dst.stager != nil:
-		return func(driver.Stream) error { return dst.stager.CopyOut(dst.host[off:off+n], from) }
+	case b.stagingDev != nil:
+		return func(driver.Stream) error { return b.stagingDev.CopyIn(to, b.host[off:off+n]) }
+	case dst.stagingDev != nil:
+		return func(driver.Stream) error { return dst.stagingDev.CopyOut(dst.host[off:off+n], from) }
 	case b.pageable():
 		return func(driver.Stream) error { return b.raw.CopyIn(to, b.host[off:off+n]) }
 	case dst.pageable():
@@ -176,25 +185,30 @@ func (b *buffer) copyTo(dst *buffer, off, n uint64) queue {
 	return func(s driver.Stream) error { return b.raw.Copy(to, from, n, s) }
 }
 
-// parts splits the copy of the whole of b to dst into one for each of n streams.
-func (b *buffer) parts(dst *buffer, n int) []queue {
-	const unit = 4096 // where parts begin; what is smaller is for the first streams
-	part := ((b.size+uint64(n)-1)/uint64(n) + unit - 1) / unit * unit
-	list := make([]queue, n)
+// splitCopy splits the copy of the whole of b to dst into one for each of n
+// streams.
+func (b *buffer) splitCopy(dst *buffer, n int) []copyFunc {
+	// Parts begin at whole pages. If there are too few, the last streams get nothing.
+	const page = 4096
+	part := roundUp(roundUp(b.size, uint64(n))/uint64(n), page)
+	list := make([]copyFunc, n)
 	for i := range list {
 		off := min(uint64(i)*part, b.size)
-		list[i] = b.copyTo(dst, off, min(part, b.size-off))
+		list[i] = b.copyRange(dst, off, min(part, b.size-off))
 	}
 	return list
 }
 
-// pieces calls f for one piece of the buffer after the other, until ctx is done.
-func (b *buffer) pieces(ctx context.Context, piece uint64, f func(off, n uint64) error) error {
-	for off := uint64(0); off < b.size; off += piece {
+// roundUp is the least multiple that is not less than n.
+func roundUp(n, multiple uint64) uint64 { return (n + multiple - 1) / multiple * multiple }
+
+// eachBlock calls f for one block of the buffer after the other, until ctx is done.
+func (b *buffer) eachBlock(ctx context.Context, block uint64, f func(off, n uint64) error) error {
+	for off := uint64(0); off < b.size; off += block {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := f(off, min(piece, b.size-off)); err != nil {
+		if err := f(off, min(block, b.size-off)); err != nil {
 			return err
 		}
 	}
@@ -204,13 +218,13 @@ func (b *buffer) pieces(ctx context.Context, piece uint64, f func(off, n uint64)
 // fill writes the pattern.
 func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 	if b.host != nil {
-		return b.pieces(ctx, bounce, func(off, n uint64) error {
+		return b.eachBlock(ctx, hostBlock, func(off, n uint64) error {
 			p.Fill(b.host[off:off+n], off)
 			return nil
 		})
 	}
-	block := make([]byte, min(bounce, b.size))
-	return b.pieces(ctx, bounce, func(off, n uint64) error {
+	block := make([]byte, min(hostBlock, b.size))
+	return b.eachBlock(ctx, hostBlock, func(off, n uint64) error {
 		p.Fill(block[:n], off)
 		return b.raw.CopyIn(b.ptr+driver.Ptr(off), block[:n])
 	})
@@ -219,24 +233,24 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 // poison overwrites everything with verify.Poison.
 func (b *buffer) poison(ctx context.Context) error {
 	if b.host != nil {
-		block := bytes.Repeat([]byte{verify.Poison}, int(min(bounce, b.size)))
-		return b.pieces(ctx, bounce, func(off, n uint64) error {
+		block := bytes.Repeat([]byte{verify.Poison}, int(min(hostBlock, b.size)))
+		return b.eachBlock(ctx, hostBlock, func(off, n uint64) error {
 			copy(b.host[off:], block[:n])
 			return nil
 		})
 	}
 	own := b.raw.CopyStream()
-	return b.pieces(ctx, swath, func(off, n uint64) error {
+	return b.eachBlock(ctx, fillBlock, func(off, n uint64) error {
 		if err := b.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
 			return err
 		}
-		return b.raw.SyncStream(own) // what is queued cannot be called back
+		return b.raw.SyncStream(own) // else an interrupt would have to wait for all fills
 	})
 }
 
-// view reads the buffer back, until ctx is done.
+// view reads the buffer back for verify.Pattern.Check, until ctx is done.
 func (b *buffer) view(ctx context.Context) verify.View {
-	block := make([]byte, min(bounce, b.size))
+	block := make([]byte, min(hostBlock, b.size))
 	return func(off, n uint64) ([]byte, error) {
 		switch err := ctx.Err(); {
 		case err != nil:
@@ -248,7 +262,7 @@ func (b *buffer) view(ctx context.Context) verify.View {
 	}
 }
 
-// flip turns over the bits of one byte, if the buffer has it.
+// flip inverts the byte at off, if the buffer has one there.
 func (b *buffer) flip(off int64) error {
 	if off < 0 || uint64(off) >= b.size {
 		return nil
@@ -266,13 +280,25 @@ func (b *buffer) flip(off int64) error {
 	return b.raw.CopyIn(at, one)
 }
 
-// freeAll frees buffers, some of which may be nil.
+// freeAll frees buffers. Some of them may be nil.
 func freeAll(buffers ...*buffer) error {
 	var err error
 	for _, b := range buffers {
 		if b != nil {
 			err = errors.Join(err, b.free())
 		}
+	}
+	return err
+}
+
+// noUndo is for what has nothing to undo.
+func noUndo() error { return nil }
+
+// undoAll calls all functions, the last one first.
+func undoAll(list []func() error) error {
+	var err error
+	for _, f := range slices.Backward(list) {
+		err = errors.Join(err, f())
 	}
 	return err
 }

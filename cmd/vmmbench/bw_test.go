@@ -92,10 +92,10 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 		}
 		for _, streams := range []int{1, 3, 64} {
 			clear(dst.host)
-			parts := src.parts(dst, streams)
+			parts := src.splitCopy(dst, streams)
 			require.Len(t, parts, streams)
 			for _, q := range parts {
-				require.NoError(t, q.waited(raw)(raw.CopyStream()))
+				require.NoError(t, q.thenSync(raw)(raw.CopyStream()))
 			}
 			require.Equal(t, src.host, dst.host)
 		}

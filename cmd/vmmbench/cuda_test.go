@@ -32,13 +32,13 @@ func TestOnFakeCUDA(t *testing.T) {
 	ops := newOpsPlan()
 	ops.busy = counts{0, 1}
 	copies := newBWPlan()
-	copies.article()
+	copies.basic()
 	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{16 << 20}, size.List{0, 1 << 20}
 	growths := newGrowPlan()
 	growths.targets, growths.step, growths.busy = size.List{16 << 20}, 2<<20, counts{0, 1}
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
-	for name, plan := range map[string]planner{"ops": ops.groups, "bw": copies.groups, "grow": growths.groups} {
-		s := newSession()
+	for name, plan := range map[string]planFunc{"ops": ops.groups, "bw": copies.groups, "grow": growths.groups} {
+		s := newRunner()
 		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan))
 		require.NotEmpty(t, s.report.Cases)
 		for _, c := range s.report.Cases {

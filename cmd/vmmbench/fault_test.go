@@ -28,16 +28,16 @@ func device(t *testing.T, hook func(drivertest.Call) error) (*vmm.Device, driver
 }
 
 // run measures on a device what is planned for it.
-func (s *session) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planner) error {
-	groups, err := plan(dev, raw, s.flags.seed)
+func (r *runner) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planFunc) error {
+	groups, err := plan(dev, raw, r.flags.seed)
 	if err != nil {
 		return err
 	}
-	return s.work(ctx, stderr, []*vmm.Device{dev}, groups)
+	return r.measureGroups(ctx, stderr, []*vmm.Device{dev}, groups)
 }
 
-func newSession() *session {
-	return &session{
+func newRunner() *runner {
+	return &runner{
 		app: &app{stdout: io.Discard, stderr: io.Discard}, to: &outputFlags{format: report.JSON},
 		flags: &measureFlags{
 			samples: 2, maxTime: time.Minute, verify: verify.Full, margin: 0.02, corrupt: -1,
@@ -51,7 +51,7 @@ func newSession() *session {
 // and gives back what it had.
 func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 	plan := newBWPlan()
-	plan.article()
+	plan.basic()
 	plan.sizes = []uint64{2 << 20}
 	plan.directions.values = []string{d2d}
 	for _, call := range []string{"Create", "AllocPlain", "NewStream", "NewEvent"} {
@@ -65,7 +65,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 				return hook(c)
 			})
 			hook = drivertest.FailNth(call, n, vmm.ErrOutOfMemory)
-			s := newSession()
+			s := newRunner()
 			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
 			count := s.report.Count()
 			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
@@ -82,7 +82,7 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 	plan.mems.values = []string{growVMM, growPlain}
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
 		dev, raw := device(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
-		s := newSession()
+		s := newRunner()
 		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
 		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)
 	}
@@ -92,7 +92,7 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 // by itself, and the sample says that it was not gated.
 func TestGateThatTimesOut(t *testing.T) {
 	dev, raw := device(t, func(drivertest.Call) error { return nil })
-	if _, _, ok := gateParts(dev, raw); !ok {
+	if _, _, ok := gateSupport(dev, raw); !ok {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
 	timer, err := newTimer(dev, raw, 1, true)

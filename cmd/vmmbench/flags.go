@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// outputFlags say where the report goes.
+// outputFlags are the flags for the report: formats and files.
 type outputFlags struct {
 	format report.Format
 	files  []string
@@ -28,7 +28,8 @@ func (o *outputFlags) add(f *pflag.FlagSet) {
 		"also write to this file, in the format of its suffix: .txt, .json, .ndjson, .csv, .md, .bench (repeatable)")
 }
 
-// check refuses files that no format belongs to, before anything is done.
+// check refuses files of unknown format and files that are given twice. It is
+// called before anything is measured.
 func (o *outputFlags) check() error {
 	for i, name := range o.files {
 		if _, err := report.FormatOf(name); err != nil {
@@ -42,8 +43,8 @@ func (o *outputFlags) check() error {
 	return nil
 }
 
-// refuse refuses formats that the command has nothing for.
-func (o *outputFlags) refuse(why string, formats ...report.Format) error {
+// reject returns a usageError if one of these formats was asked for.
+func (o *outputFlags) reject(why string, formats ...report.Format) error {
 	asked := []report.Format{o.format}
 	for _, name := range o.files {
 		if f, err := report.FormatOf(name); err == nil {
@@ -58,7 +59,7 @@ func (o *outputFlags) refuse(why string, formats ...report.Format) error {
 	return nil
 }
 
-// measureFlags say how to measure.
+// measureFlags are the flags of the commands that measure.
 type measureFlags struct {
 	outputFlags
 	device           string
@@ -89,7 +90,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 
-// addVerify is for work that leaves data behind.
+// addVerify adds the flags for work whose data can be checked.
 func (m *measureFlags) addVerify(f *pflag.FlagSet) {
 	m.verify = verify.Full
 	f.Var(&m.verify, "verify", "how much of the data is checked")
@@ -97,7 +98,7 @@ func (m *measureFlags) addVerify(f *pflag.FlagSet) {
 	f.Lookup("corrupt").Hidden = true // for the tests of vmmbench itself
 }
 
-// addMinTime is for work that can be repeated within a sample.
+// addMinTime adds the flag for work that can be repeated within a sample.
 func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
 	f.DurationVar(&m.minTime, "min-time", time.Millisecond, "repeat a copy within a sample until it takes this long")
 }
@@ -116,7 +117,7 @@ func (m *measureFlags) check() error {
 	return m.outputFlags.check()
 }
 
-// describe is the flags as the report has them.
+// describe returns the flags for the report.
 func (m *measureFlags) describe() *report.Measure {
 	return &report.Measure{
 		Seed: m.seed, Samples: m.samples, MinTime: float64(m.minTime), MaxTime: float64(m.maxTime),
@@ -147,7 +148,7 @@ func (c *choice) Type() string { return strings.Join(c.of, "|") }
 // choices is a flag that takes a list of words.
 type choices struct {
 	values, of []string
-	what       string // stands for the words in the help, where they are many
+	what       string // if not empty, the help prints it instead of the words
 }
 
 // Set implements pflag.Value. It replaces the default.
@@ -175,8 +176,8 @@ func (c *choices) Type() string {
 	return strings.Join(c.of, ",")
 }
 
-// mostStreams is how many busy streams may be asked for.
-const mostStreams = 64
+// maxStreams is the largest number of streams that a flag takes.
+const maxStreams = 64
 
 // counts is a flag that takes a list of numbers of streams.
 type counts []int
@@ -186,8 +187,8 @@ func (c *counts) Set(s string) error {
 	var list counts
 	for v := range strings.SplitSeq(s, ",") {
 		n, err := strconv.Atoi(strings.TrimSpace(v))
-		if err != nil || n < 0 || n > mostStreams {
-			return fmt.Errorf("%q: want a list of numbers from 0 to %d", v, mostStreams)
+		if err != nil || n < 0 || n > maxStreams {
+			return fmt.Errorf("%q: want a list of numbers from 0 to %d", v, maxStreams)
 		}
 		if !slices.Contains(list, n) {
 			list = append(list, n)
@@ -204,7 +205,7 @@ func (c *counts) String() string {
 // Type implements pflag.Value.
 func (c *counts) Type() string { return "COUNTS" }
 
-// percent is a flag that takes 2% or 0.02.
+// percent is a flag that takes a share, as 2% or 0.02.
 type percent float64
 
 // Set implements pflag.Value.

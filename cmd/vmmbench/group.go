@@ -9,41 +9,41 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// contender does the same work as the others of its group, on its own memory.
-// Whatever may take long breaks off with the error of ctx.
+// contender does the same work as the others of its group, on memory of its own.
+// If ctx is done, work that may take long stops with the error of ctx.
 type contender interface {
 	// measure does the work loops times and times it.
 	measure(ctx context.Context, loops int) (measure.Sample, error)
-	// verify does the work once more, where other data stood before, and
-	// checks what arrived. The byte of the device buffer at corrupt is flipped
-	// before, if there is one.
+	// verify does the work once more, over other data, and checks the result.
+	// Before the check it inverts the byte of the device buffer at corrupt, if
+	// there is one.
 	verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error)
-	// describe adds to a case what only the contender knows.
+	// describe adds flags and figures that only the contender knows.
 	describe(c *report.Case, samples []measure.Sample)
 	close() error
 }
 
-// task is a case to be.
+// task is a case that has not been measured yet.
 type task struct {
 	label string      // its name within the group
-	grows bool        // on memory of this project, which the others are compared with
+	grows bool        // uses memory of this project; it is compared with those that do not
 	c     report.Case // ID, Axes, Unit and Bytes are set
 	open  func(context.Context) (contender, error)
 }
 
-// group is what is measured against each other.
+// group has the tasks that are measured against each other.
 type group struct {
-	name     string
-	tasks    []task
-	samples  int    // of each at most
-	fewest   int    // of each, however long they take
-	maxLoops int    // repetitions in a sample at most; 0 is no bound
-	memory   uint64 // bytes of the host that it needs at once, about
+	name       string
+	tasks      []task
+	samples    int    // of each task, at most
+	minSamples int    // of each task, also if --max-time is over
+	maxLoops   int    // repetitions in a sample at most; 0: no limit
+	memory     uint64 // bytes of the host that the group needs at once, estimated
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)
 }
 
-// pairs are the comparisons to make: each task that grows, b, with each that
+// pairs returns the comparisons to make: each task that grows, b, with each that
 // does not, a.
 func (g group) pairs() []pair {
 	var list []pair
@@ -59,14 +59,14 @@ func (g group) pairs() []pair {
 
 type pair struct{ a, b int }
 
-// largest is the largest size that is measured, 64 TiB: no machine has more,
-// and sums of it do not overflow.
-const largest = 1 << 46
+// maxSize is the largest size that is measured, 64 TiB. No machine has more
+// memory, and sums of such sizes do not overflow.
+const maxSize = 1 << 46
 
-// checkSize refuses a size that makes no sense.
+// checkSize returns a usageError for 0 and for more than maxSize.
 func checkSize(n uint64) error {
-	if n == 0 || n > largest {
-		return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(largest))}
+	if n == 0 || n > maxSize {
+		return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(maxSize))}
 	}
 	return nil
 }

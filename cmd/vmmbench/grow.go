@@ -21,7 +21,7 @@ import (
 const (
 	growVMM    = memVMM
 	growAhead  = "ahead" // vmm, with memory that is mapped before it is needed
-	growKept   = "kept"  // vmm, from chunks that an earlier growth left
+	growKept   = "kept"  // vmm, from chunks that an earlier growth released
 	growWhole  = "whole" // one chunk of the final size, mapped once
 	growPlain  = memPlain
 	growDouble = "double" // plain, doubling its capacity
@@ -36,7 +36,7 @@ type growPlan struct {
 	step, ahead     size.One
 	mems            choices
 	busy            counts
-	samples         int // at most, whatever the flags say
+	samples         int // at most, also if --samples asks for more
 }
 
 func newGrowPlan() *growPlan {
@@ -53,19 +53,24 @@ func (a *app) grow() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "grow",
 		Short: "Measure growing: in place against allocate and copy",
-		Long: `Append to a target, step by step, writing every byte: in place (vmm), the same with
-look-ahead (ahead) or from chunks that an earlier growth left (kept), into a new
-allocation that the old one is copied to (plain, each step; double, when it is
-full; async, from the device's pool), and with Go's append on the host (append,
-which gets its pages from the system as the others do; warm, in a heap that has
-kept them, which append in the same run would take away). whole does not grow: it
-writes the same bytes into one chunk of the final size. With --busy, streams copy
-all the time meanwhile. The first step includes making the container; giving the
-memory back is not timed.`,
+		Long: `Append step by step up to --size and write every byte. The ways to grow (--mem):
+  vmm     in place
+  ahead   in place, with memory that is mapped before it is needed
+  kept    in place, from chunks that an earlier growth released
+  whole   no growth: the same bytes into one chunk of the final size
+  plain   a new allocation at each step, and a copy of the old one
+  double  the same, but only when the old one is full
+  async   as plain, from the device's pool
+  append  Go's append on the host, with new pages from the system as for the others
+  warm    the same in a heap that keeps its pages. Not in one run with append,
+          which gives those pages back
+With --busy, streams copy all the time meanwhile. The first step includes making
+the container. Giving the memory back is not timed.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
 	})
+	// A growth takes longer than a copy, so there are fewer samples and more time.
 	f := c.Flags()
 	m.add(f, 7, 15*time.Second)
 	m.addVerify(f)
@@ -73,7 +78,7 @@ memory back is not timed.`,
 	f.Var(&p.step, "step", "bytes appended at a time")
 	f.Var(&p.mems, "mem", "ways to grow")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
-	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond what it has; 0 is four steps, 64 MiB at least")
+	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
 	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
 	c.RunE = func(c *cobra.Command, _ []string) error { return a.measure(c.Context(), c.Name(), &m, p.groups) }
 	return c
@@ -95,40 +100,40 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]gr
 	return list, nil
 }
 
-// options is how a range that grows in place is made.
+// options are those of a range that grows in place.
 func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
 	if kind == growAhead {
 		o.GrowAhead = uint64(p.ahead)
 		if o.GrowAhead == 0 {
-			o.GrowAhead = max(leastAhead, 4*uint64(p.step))
+			o.GrowAhead = max(minAhead, 4*uint64(p.step))
 		}
 	}
 	return o
 }
 
-// leastAhead is what ahead has mapped beyond what it has, whatever the step.
-const leastAhead = 64 << 20
+// minAhead is the least that ahead keeps mapped beyond its length.
+const minAhead = 64 << 20
 
-// ours says whether a way to grow is this project's.
-func ours(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
+// isVMM says whether a way to grow uses this project's ranges.
+func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
 
 func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64, streams int) group {
-	l := &load{dev: dev, raw: raw, n: streams}
+	l := &busyStreams{dev: dev, raw: raw, n: streams}
 	g := group{
 		name: busyName("grow/"+size.Format(target), streams), samples: p.samples, maxLoops: 1,
 		setup: l.setup,
 	}
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
-		if ours(kind) {
+		if isVMM(kind) {
 			chunks = p.chunks
 		}
 		for _, chunk := range chunks {
 			name, label := growName(dev, kind), growChunk(kind, chunk)
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
-				grows: ours(kind),
+				grows: isVMM(kind),
 				c: report.Case{
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
 					Axes: report.Axes{
@@ -138,21 +143,20 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 					},
 				},
 				open: func(context.Context) (contender, error) {
-					start, undo, err := starter(dev, raw, kind, target, p.options(kind, target, chunk))
-					if err != nil {
-						return nil, err
-					}
-					return &growth{
-						start: start, undo: undo, ready: l.ready, target: target, step: make([]byte, min(uint64(p.step), target)),
+					x := &growth{
+						ready: l.waitQueued, target: target, step: make([]byte, min(uint64(p.step), target)),
 						pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
-					}, nil
+					}
+					var err error
+					x.start, x.undo, err = growerFactory(dev, raw, kind, target, p.options(kind, target, chunk))
+					return x, err
 				},
 			})
 		}
 	}
-	if dev.Driver().Name() == "host" {
-		// An old block beside one twice its size, as much that Go has not
-		// collected yet, and what is kept.
+	if onHost(dev) {
+		// An old block beside one twice its size, as much again that Go has not
+		// collected yet, and the kept chunks.
 		g.memory = 5 * target
 	}
 	return g
@@ -160,7 +164,7 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 
 // growChunk is the value of the chunk axis.
 func growChunk(kind string, chunk uint64) string {
-	if ours(kind) {
+	if isVMM(kind) {
 		return chunkLabel(memVMM, chunk)
 	}
 	return whole
@@ -193,7 +197,7 @@ type growth struct {
 	last    usage // of the last growth
 }
 
-// usage is what a growth took.
+// usage is the memory and the copies that a growth needed.
 type usage struct {
 	copied, peak uint64
 	moves        int
@@ -205,8 +209,8 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 	return s, err
 }
 
-// run grows once, calls then on what has grown, and gives it back. Between two
-// steps it breaks off when ctx is done.
+// run grows once, calls then with the result, and frees it. If ctx is done, run
+// stops between two steps.
 func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sample, then func(grower) error) (err error) {
 	var x grower
 	defer func() {
@@ -221,8 +225,9 @@ func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sam
 			return err
 		}
 		part := g.step[:min(uint64(len(g.step)), g.target-off)]
-		pattern.Fill(part, off)
+		pattern.Fill(part, off) // outside of the time
 
+		// The first step pays for the container, as a program would.
 		began := time.Now()
 		if x == nil {
 			if x, err = g.start(); err != nil {
@@ -247,8 +252,8 @@ func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sam
 	return then(x)
 }
 
-// verify grows with data that no sample wrote: the memory may be what an earlier
-// growth gave back, and what that one left must not pass for this one's work.
+// verify grows with data that no sample wrote. The memory may come from an
+// earlier growth, whose data must not pass for the work of this one.
 func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
 	result := verify.Result{Mode: mode}
 	if mode == verify.Off {
@@ -278,7 +283,7 @@ func (g *growth) describe(c *report.Case, samples []measure.Sample) {
 	}
 	d.StepP50, d.StepP99, d.StepMax = median(steps), stat.Quantile(steps, 0.99), stat.Quantile(steps, 1)
 	c.Stats.Growth = d
-	c.Flags = append(c.Flags, "wall-clock")
+	c.Flags = append(c.Flags, wallClock)
 }
 
 func (g *growth) close() error { return g.undo() }

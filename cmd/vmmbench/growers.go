@@ -11,97 +11,103 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// grower is something that grows.
+// grower is a container that grows.
 type grower interface {
 	append(p []byte) error
-	address() any // comparable: another value means that it moved
-	// cost is how many bytes growing has copied, beside those appended, and
-	// the most it held at once.
+	address() any // comparable: another value means that the container moved
+	// cost returns how many bytes growing has copied, without those appended,
+	// and the most memory it held at once.
 	cost() (copied, peak uint64)
 	buffer() *buffer
 	close() error
 }
 
-// starter gives a function that makes growers of a kind, and what to call when
-// no more are needed. o is how ranges that grow in place are made.
-func starter(dev *vmm.Device, raw driver.Device, kind string, target uint64, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
-	nothing := func() error { return nil }
+// growerFactory returns a function that makes growers of a kind, and one to call
+// when no more are needed. o are the options of ranges that grow in place.
+func growerFactory(dev *vmm.Device, raw driver.Device, kind string, target uint64, o vmm.RangeOptions) (start func() (grower, error), undo func() error, err error) {
 	switch kind {
 	case growVMM, growAhead:
-		return func() (grower, error) { return newInPlace(dev, raw, o) }, nothing, nil
+		return func() (grower, error) { return newGrowingRange(dev, raw, o) }, noUndo, nil
 	case growKept:
-		return keptStarter(dev, raw, o)
+		return keptFactory(dev, raw, o)
 	case growWhole:
-		return func() (grower, error) { return newReadyMade(dev, raw, target) }, nothing, nil
+		return func() (grower, error) { return newWholeRange(dev, raw, target) }, noUndo, nil
 	case growAppend, growWarm:
 		if !addressable(dev) {
-			return nil, nil, missing(dev, "memory that a Go slice can be made of")
+			return nil, nil, notSupported(dev, "memory that a Go slice can be made of")
 		}
-		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, nothing, nil
+		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, noUndo, nil
 	}
+	return reallocatingFactory(dev, raw, kind)
+}
 
+// reallocatingFactory is growerFactory for memory that moves when it grows.
+func reallocatingFactory(dev *vmm.Device, raw driver.Device, kind string) (start func() (grower, error), undo func() error, err error) {
 	plain, ok := raw.(driver.Allocator)
 	if !ok {
-		return nil, nil, missing(dev, memName(dev, memPlain))
+		return nil, nil, notSupported(dev, memName(dev, memPlain))
 	}
 	own := raw.CopyStream()
+	x := reallocating{raw: raw, nextCap: growExact, alloc: plain.AllocPlain}
+	x.free = func(p driver.Ptr) error {
+		// The copy out of this memory may still run.
+		if err := raw.SyncStream(own); err != nil {
+			return err
+		}
+		return plain.FreePlain(p)
+	}
+	undo = noUndo
 	switch kind {
+	case growPlain:
+	case growDouble:
+		x.nextCap = growDoubling
 	case growAsync:
-		// A pool that gives back what is freed at each synchronise is no pool.
-		if err := plain.SetPoolThreshold(math.MaxUint64); err != nil {
+		if undo, err = keepPool(plain); err != nil {
 			return nil, nil, err
 		}
-		return func() (grower, error) {
-			return &copying{
-				raw: raw, room: exactly,
-				alloc: func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) },
-				free:  func(p driver.Ptr) error { return plain.FreeAsync(p, own) },
-			}, nil
-		}, func() error { return plain.SetPoolThreshold(0) }, nil
-	case growPlain, growDouble:
-		room := exactly
-		if kind == growDouble {
-			room = doubling
-		}
-		return func() (grower, error) {
-			return &copying{
-				raw: raw, room: room, alloc: plain.AllocPlain,
-				free: func(p driver.Ptr) error {
-					if err := raw.SyncStream(own); err != nil {
-						return err
-					}
-					return plain.FreePlain(p)
-				},
-			}, nil
-		}, nothing, nil
+		// These two are ordered by the stream, so nothing is waited for.
+		x.alloc = func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) }
+		x.free = func(p driver.Ptr) error { return plain.FreeAsync(p, own) }
+	default:
+		return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
 	}
-	return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
+	// Each grower begins empty.
+	return func() (grower, error) { g := x; return &g, nil }, undo, nil
+}
+
+// keepPool makes the device's pool keep what is freed. By default the pool gives
+// it back at each synchronise, and every allocation would be a new one.
+func keepPool(pool driver.Allocator) (undo func() error, err error) {
+	if err := pool.SetPoolThreshold(math.MaxUint64); err != nil {
+		return nil, err
+	}
+	return func() error { return pool.SetPoolThreshold(0) }, nil
 }
 
 // addressable says whether the CPU has the addresses of the device's memory.
 func addressable(dev *vmm.Device) bool {
 	_, ok := dev.Driver().(driver.HostViewer)
-	return ok && dev.Driver().Name() == "host"
+	return ok && onHost(dev)
 }
 
-// inPlace is a range of this project.
-type inPlace struct {
+// growingRange is a range of this project, which grows in place.
+type growingRange struct {
 	*vmm.Range
 	raw driver.Device
 }
 
-func newInPlace(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (grower, error) {
+func newGrowingRange(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (grower, error) {
 	r, err := dev.NewRange(o)
 	if err != nil {
 		return nil, err
 	}
-	return &inPlace{Range: r, raw: raw}, nil
+	return &growingRange{Range: r, raw: raw}, nil
 }
 
-// keptStarter is starter for ranges that take the chunks which the last one
-// left. The warm-up, which does not count, makes them. They are kept by a Device
-// of their own, out of reach of the others, who start with nothing.
-func keptStarter(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
+// keptFactory is growerFactory for ranges that take the chunks which the range
+// before them released. The warm-up, which does not count, makes the chunks. A
+// Device of its own keeps them, so that the other contenders start with nothing.
+func keptFactory(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
 	own, err := vmm.OpenDriver(dev.Driver(), dev.Info().Ordinal)
 	if err != nil {
 		return nil, nil, err
@@ -112,43 +118,43 @@ func keptStarter(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func()
 		own.SetReleaseThreshold(old)
 		return errors.Join(err, own.Close())
 	}
-	return func() (grower, error) { return newInPlace(own, raw, o) }, undo, nil
+	return func() (grower, error) { return newGrowingRange(own, raw, o) }, undo, nil
 }
 
-func (g *inPlace) append(p []byte) error { return g.Append(p) }
-func (g *inPlace) address() any          { return g.Ptr() }
+func (g *growingRange) append(p []byte) error { return g.Append(p) }
+func (g *growingRange) address() any          { return g.Ptr() }
 
 // cost counts look-ahead too, which may be committed and not yet be capacity.
-func (g *inPlace) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
-func (g *inPlace) close() error                { return g.Close() }
-func (g *inPlace) buffer() *buffer {
+func (g *growingRange) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
+func (g *growingRange) close() error                { return g.Close() }
+func (g *growingRange) buffer() *buffer {
 	return &buffer{raw: g.raw, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}
 }
 
-// readyMade is a range that has all its memory, in one chunk, before the first byte
-// is written: through the mapping where the CPU reaches it.
-type readyMade struct {
-	inPlace
+// wholeRange is a range that has all its memory, in one chunk, before the first
+// byte is written. Where the CPU can address the memory, it writes there directly.
+type wholeRange struct {
+	growingRange
 	view []byte
 	len  uint64
 }
 
-func newReadyMade(dev *vmm.Device, raw driver.Device, target uint64) (grower, error) {
-	gran, err := dev.Driver().Granularity(driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}})
+func newWholeRange(dev *vmm.Device, raw driver.Device, target uint64) (grower, error) {
+	gran, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
 	if err != nil {
 		return nil, err
 	}
-	r, err := dev.NewRange(vmm.RangeOptions{Max: target, Chunk: (target + gran - 1) / gran * gran})
+	r, err := dev.NewRange(vmm.RangeOptions{Max: target, Chunk: roundUp(target, gran)})
 	if err != nil {
 		return nil, err
 	}
-	g := &readyMade{inPlace: inPlace{Range: r, raw: raw}}
+	g := &wholeRange{growingRange: growingRange{Range: r, raw: raw}}
 	err = errors.Join(r.Grow(target), r.SetLen(target))
 	if err == nil {
 		g.view, err = r.Host()
 	}
 	if errors.Is(err, driver.ErrNotSupported) {
-		err = nil
+		err = nil // append copies in
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -156,7 +162,7 @@ func newReadyMade(dev *vmm.Device, raw driver.Device, target uint64) (grower, er
 	return g, nil
 }
 
-func (g *readyMade) append(p []byte) error {
+func (g *wholeRange) append(p []byte) error {
 	at := g.len
 	g.len += uint64(len(p))
 	if g.view != nil {
@@ -166,25 +172,25 @@ func (g *readyMade) append(p []byte) error {
 	return g.raw.CopyIn(g.Ptr()+driver.Ptr(at), p)
 }
 
-// copying allocates anew when it is full, and copies.
-type copying struct {
-	raw   driver.Device
-	alloc func(uint64) (driver.Ptr, error)
-	free  func(driver.Ptr) error         // in the order of the library's stream
-	room  func(have, need uint64) uint64 // the next capacity
-	ptr   driver.Ptr
-	len   uint64
-	cap   uint64
+// reallocating allocates new memory when it is full, and copies the old contents.
+type reallocating struct {
+	raw     driver.Device
+	alloc   func(uint64) (driver.Ptr, error)
+	free    func(driver.Ptr) error // after what the copy stream has queued
+	nextCap func(have, need uint64) uint64
+	ptr     driver.Ptr
+	len     uint64
+	cap     uint64
 
 	copied, peak uint64
 }
 
-func exactly(_, need uint64) uint64     { return need }
-func doubling(have, need uint64) uint64 { return max(2*have, need) }
+func growExact(_, need uint64) uint64       { return need }
+func growDoubling(have, need uint64) uint64 { return max(2*have, need) }
 
-func (g *copying) append(p []byte) error {
+func (g *reallocating) append(p []byte) error {
 	if need := g.len + uint64(len(p)); need > g.cap {
-		if err := g.move(g.room(g.cap, need)); err != nil {
+		if err := g.move(g.nextCap(g.cap, need)); err != nil {
 			return err
 		}
 	}
@@ -195,14 +201,15 @@ func (g *copying) append(p []byte) error {
 	return nil
 }
 
-func (g *copying) move(room uint64) error {
-	next, err := g.alloc(room)
+// move continues in new memory of this capacity.
+func (g *reallocating) move(capacity uint64) error {
+	next, err := g.alloc(capacity)
 	if err != nil {
 		return err
 	}
 	old, oldCap := g.ptr, g.cap
-	g.ptr, g.cap = next, room
-	g.peak = max(g.peak, oldCap+room)
+	g.ptr, g.cap = next, capacity
+	g.peak = max(g.peak, oldCap+capacity)
 	if oldCap == 0 {
 		return nil
 	}
@@ -213,13 +220,13 @@ func (g *copying) move(room uint64) error {
 	return errors.Join(err, g.free(old))
 }
 
-func (g *copying) address() any                { return g.ptr }
-func (g *copying) cost() (copied, peak uint64) { return g.copied, g.peak }
-func (g *copying) buffer() *buffer {
+func (g *reallocating) address() any                { return g.ptr }
+func (g *reallocating) cost() (copied, peak uint64) { return g.copied, g.peak }
+func (g *reallocating) buffer() *buffer {
 	return &buffer{raw: g.raw, ptr: g.ptr, size: g.len, chunks: []uint64{0}}
 }
 
-func (g *copying) close() error {
+func (g *reallocating) close() error {
 	if g.cap == 0 {
 		return nil
 	}
@@ -227,7 +234,7 @@ func (g *copying) close() error {
 	return g.free(g.ptr)
 }
 
-// goSlice is a Go slice and append.
+// goSlice is a Go slice that grows by append.
 type goSlice struct {
 	b            []byte
 	warm         bool
@@ -250,8 +257,9 @@ func (g *goSlice) buffer() *buffer {
 	return &buffer{host: g.b, size: uint64(len(g.b)), chunks: []uint64{0}}
 }
 
-// close gives the memory back to the system, so that the next growth pays for
-// its pages as the others do. A warm heap only collects it.
+// close gives the memory back to the system, so that the next growth has to get
+// new pages as the other contenders do. A warm heap collects the garbage and
+// keeps the pages.
 func (g *goSlice) close() error {
 	g.b = nil
 	if g.warm {

@@ -13,7 +13,7 @@ import (
 func hostInfo() report.Host {
 	h := report.Host{
 		OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(),
-		Kernel: kernel(), CPU: report.Text(field("/proc/cpuinfo", "model name")),
+		Kernel: kernel(), CPU: report.Text(procField("/proc/cpuinfo", "model name")),
 		Limits: append(limits(), mapCount()),
 	}
 	if n, ok := meminfo("/", "MemTotal"); ok {
@@ -22,9 +22,9 @@ func hostInfo() report.Host {
 	return h
 }
 
-// field is the value of the first line "name : value" in a file of /proc, empty
-// if there is none.
-func field(file, name string) string {
+// procField returns the value of the first line "name : value" in a file of /proc,
+// empty if there is none.
+func procField(file, name string) string {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return ""
@@ -37,6 +37,7 @@ func field(file, name string) string {
 	return ""
 }
 
+// mapCount is the number of mappings that the system allows a process.
 func mapCount() report.Limit {
 	l := report.Limit{Name: "vm.max_map_count"}
 	b, err := os.ReadFile("/proc/sys/vm/max_map_count")

@@ -9,7 +9,7 @@ func limits() []report.Limit {
 	return []report.Limit{limit("nofile", unix.RLIMIT_NOFILE), limit("memlock", unix.RLIMIT_MEMLOCK)}
 }
 
-// limit is what this process may use without asking for more.
+// limit is the soft limit of this process.
 func limit(name string, which int) report.Limit {
 	l := report.Limit{Name: name}
 	var r unix.Rlimit

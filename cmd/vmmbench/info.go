@@ -18,8 +18,8 @@ func (a *app) info() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "info",
 		Short: "Show the machine, its devices, and what they can do",
-		Long: `Show the machine, its devices and its limits. What a device can do is found by
-trying it, not by asking; where a trial settles nothing the answer is open.`,
+		Long: `Show the machine, its devices and its limits. A feature of a device is found by
+trying it, not by asking the driver. If a trial does not show it, the feature is open.`,
 	})
 	o.add(c.Flags())
 	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
@@ -27,39 +27,44 @@ trying it, not by asking; where a trial settles nothing the answer is open.`,
 		if err := o.check(); err != nil {
 			return err
 		}
-		if err := o.refuse("info measures nothing", report.GoBench, report.CSV); err != nil {
+		if err := o.reject("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
 		}
-		return a.session(c.Name(), &o, func(s *session) error {
-			names, err := deviceNames(*device)
-			if err != nil {
-				return err
-			}
-			var cases []report.Case
-			for _, name := range names {
-				err := a.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
-					s.report.Devices = append(s.report.Devices, describeDevice(dev))
-					return nil
-				})
-				c, err := a.unlessAbsent(name, err)
-				if err != nil {
-					return err
-				}
-				if c != nil {
-					cases = append(cases, *c)
-				}
-			}
-			if err := s.start(); err != nil {
-				return err
-			}
-			s.emit(cases, nil)
-			return nil
-		})
+		return a.withReport(c.Name(), &o, func(r *runner) error { return r.describeDevices(*device) })
 	}
 	return c
 }
 
-// deviceNames is what --device of info stands for.
+// describeDevices adds the devices that --device of info means to the report. A
+// device that this machine does not have is a waived case.
+func (r *runner) describeDevices(which string) error {
+	names, err := deviceNames(which)
+	if err != nil {
+		return err
+	}
+	var cases []report.Case
+	for _, name := range names {
+		err := r.app.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
+			r.report.Devices = append(r.report.Devices, describeDevice(dev))
+			return nil
+		})
+		c, err := r.app.waivedCase(name, err)
+		if err != nil {
+			return err
+		}
+		if c != nil {
+			cases = append(cases, *c)
+		}
+	}
+	// The outputs are opened last, so a usage error leaves old files alone.
+	if err := r.start(); err != nil {
+		return err
+	}
+	r.add(cases, nil)
+	return nil
+}
+
+// deviceNames returns the devices that --device of info means.
 func deviceNames(which string) ([]string, error) {
 	if which != "all" {
 		return []string{which}, nil
@@ -72,8 +77,8 @@ func deviceNames(which string) ([]string, error) {
 	return names, err
 }
 
-// describeDevice asks a device everything. What it does not answer is null,
-// and its reasons are kept.
+// describeDevice describes a device for the report. If the driver returns an error
+// for something, that is null, and Reason has the error.
 func describeDevice(dev *vmm.Device) report.Device {
 	info := dev.Info()
 	d := report.Device{
@@ -81,6 +86,7 @@ func describeDevice(dev *vmm.Device) report.Device {
 		PCI: report.Text(info.PCI), MIG: report.Text(info.MIG), Arch: report.Text(info.Arch),
 		Compute: report.Text(info.Compute), Memory: info.Memory, Peers: []string{},
 	}
+	// A value that cannot be had does not hide the others.
 	var reasons []string
 	if free, _, err := dev.MemInfo(); err == nil {
 		d.Free = &free
@@ -88,14 +94,14 @@ func describeDevice(dev *vmm.Device) report.Device {
 		reasons = append(reasons, err.Error())
 	}
 	drv := dev.Driver()
-	prop := driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: info.Ordinal}}
-	if unit, err := drv.Granularity(prop); err == nil {
-		d.Granularity = &unit
+	prop := driver.Prop{Location: location(dev)}
+	if n, err := drv.Granularity(prop); err == nil {
+		d.Granularity = &n
 	} else {
 		reasons = append(reasons, err.Error())
 	}
-	if unit, err := drv.GranularityRecommended(prop); err == nil {
-		d.Recommended = &unit
+	if n, err := drv.GranularityRecommended(prop); err == nil {
+		d.Recommended = &n
 	} else {
 		reasons = append(reasons, err.Error())
 	}
@@ -121,21 +127,22 @@ func describeDevice(dev *vmm.Device) report.Device {
 	return d
 }
 
+// probe tries a feature.
 func probe(dev *vmm.Device, f driver.Feature) report.Feature {
 	err := dev.Supports(f)
-	answer := report.Feature{Name: f.String()}
+	result := report.Feature{Name: f.String()}
 	switch yes, no := true, false; {
 	case err == nil:
-		answer.Supported = &yes
+		result.Supported = &yes
 	case errors.Is(err, driver.ErrNotSupported):
-		answer.Supported, answer.Reason = &no, report.Text(err.Error())
+		result.Supported, result.Reason = &no, report.Text(err.Error())
 	default:
-		answer.Reason = report.Text(err.Error())
+		result.Reason = report.Text(err.Error())
 	}
-	return answer
+	return result
 }
 
-// uuid is as NVIDIA's tools print it; empty if there is none.
+// uuid prints a UUID as NVIDIA's tools do. It is empty if there is none.
 func uuid(u [16]byte) report.Text {
 	if u == [16]byte{} {
 		return ""
@@ -144,7 +151,7 @@ func uuid(u [16]byte) report.Text {
 	return report.Text(strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-"))
 }
 
-// runInfo says what was run.
+// runInfo describes the command that runs.
 func (a *app) runInfo(command string, start time.Time) report.Run {
 	args := a.args
 	if args == nil {
@@ -153,7 +160,7 @@ func (a *app) runInfo(command string, start time.Time) report.Run {
 	return report.Run{Command: command, Args: args, Version: version(), Started: start.UTC().Format(time.RFC3339)}
 }
 
-// version is the module's, and the commit's where the build knows it.
+// version is that of the module, with the commit if the build has recorded it.
 func version() report.Text {
 	b, ok := debug.ReadBuildInfo()
 	if !ok {

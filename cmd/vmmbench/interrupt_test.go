@@ -19,7 +19,7 @@ func TestInterruptWithinASample(t *testing.T) {
 	growths.targets, growths.step = []uint64{32 << 20}, 1<<20
 	growths.mems.values = []string{growPlain}
 	copies := newBWPlan()
-	copies.article()
+	copies.basic()
 	copies.sizes = []uint64{8 << 20}
 	copies.mems.values = []string{memPlain}
 	copies.directions.values = []string{d2h}
@@ -30,7 +30,7 @@ func TestInterruptWithinASample(t *testing.T) {
 	for _, c := range []struct {
 		name, call string
 		n          int
-		plan       planner
+		plan       planFunc
 		samples    int
 	}{
 		{"in the warm-up of a growth", "AllocPlain", 3, growths.groups, 0},
@@ -54,7 +54,7 @@ func TestInterruptWithinASample(t *testing.T) {
 				}
 				return nil
 			})
-			s := newSession()
+			s := newRunner()
 			require.NoError(t, s.run(ctx, io.Discard, dev, raw, c.plan))
 			require.Equal(t, c.n, calls)
 			require.Len(t, s.report.Cases, 1)
@@ -70,7 +70,7 @@ func TestInterruptWithinASample(t *testing.T) {
 func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	b := &buffer{host: make([]byte, 2*bounce), size: 2 * bounce}
+	b := &buffer{host: make([]byte, 2*hostBlock), size: 2 * hostBlock}
 	require.ErrorIs(t, b.fill(ctx, verify.Pattern{Seed: 1}), context.Canceled)
 	require.ErrorIs(t, b.poison(ctx), context.Canceled)
 	require.Equal(t, make([]byte, len(b.host)), b.host)
@@ -86,8 +86,8 @@ func (brokenOff) verify(context.Context, verify.Mode, int64) (verify.Result, err
 }
 
 func TestInterruptDoesNotHideWrongData(t *testing.T) {
-	s, c := newSession(), report.Case{}
-	s.conclude(t.Context(), &c, brokenOff{}, measure.Outcome{})
+	s, c := newRunner(), report.Case{}
+	s.finishCase(t.Context(), &c, brokenOff{}, measure.Outcome{})
 	require.Equal(t, report.Failed, c.Status)
 	require.Equal(t, uint64(1), c.Verify.Errors)
 	s.report.Cases = append(s.report.Cases, c, report.Case{Status: report.Interrupted})
@@ -95,31 +95,30 @@ func TestInterruptDoesNotHideWrongData(t *testing.T) {
 	require.Equal(t, report.ExitMismatch, s.report.Exit())
 }
 
-// keeper is memory that an earlier growth left, and that a later one only
-// pretends to write.
-type keeper struct {
+// staleGrower shows the data of an earlier growth: a later one does not write.
+type staleGrower struct {
 	b    *[]byte
 	full bool
 }
 
-func (k *keeper) append(p []byte) error {
+func (k *staleGrower) append(p []byte) error {
 	if !k.full {
 		*k.b = append(*k.b, p...)
 	}
 	return nil
 }
 
-func (k *keeper) address() any           { return k.b }
-func (k *keeper) cost() (uint64, uint64) { return 0, 0 }
-func (k *keeper) close() error           { return nil }
-func (k *keeper) buffer() *buffer {
+func (k *staleGrower) address() any           { return k.b }
+func (k *staleGrower) cost() (uint64, uint64) { return 0, 0 }
+func (k *staleGrower) close() error           { return nil }
+func (k *staleGrower) buffer() *buffer {
 	return &buffer{host: *k.b, size: uint64(len(*k.b)), chunks: []uint64{0}}
 }
 
 func TestStaleGrowthIsFound(t *testing.T) {
 	var left []byte
 	g := &growth{
-		start:  func() (grower, error) { return &keeper{b: &left, full: len(left) > 0}, nil },
+		start:  func() (grower, error) { return &staleGrower{b: &left, full: len(left) > 0}, nil },
 		ready:  func(context.Context) {},
 		target: 1 << 10, step: make([]byte, 64), pattern: verify.Pattern{Seed: 1},
 	}

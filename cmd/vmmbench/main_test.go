@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// bench runs the command and gives what it wrote.
+// bench runs the command and returns what it wrote.
 func bench(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, err bytes.Buffer
@@ -75,7 +75,7 @@ func TestTour(t *testing.T) {
 			continue
 		}
 		require.LessOrEqual(t, *c.Low, *c.High)
-		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Verdict))
+		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Conclusion))
 	}
 
 	lines, err := os.ReadFile(file)

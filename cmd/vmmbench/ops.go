@@ -38,11 +38,11 @@ const (
 
 // opsPlan is what ops measures.
 type opsPlan struct {
-	ops   choices
-	sizes size.List
-	asked bool // the sizes were; else those that the device has little memory for are left out
-	busy  counts
-	total size.One // of grow and regrow
+	ops        choices
+	sizes      size.List
+	sizesGiven bool // by a flag; if not, groups leaves out what the device has too little memory for
+	busy       counts
+	total      size.One // of grow and regrow
 }
 
 func newOpsPlan() *opsPlan {
@@ -62,36 +62,40 @@ func (a *app) ops() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "ops",
 		Short: "Measure the driver's calls, by the size of the chunk",
-		Long: `Time each call that growing is made of, on one chunk: reserve and free (addresses),
-create and release (memory), map and unmap, setaccess, export and import (of a
-chunk made for it), beside cuMemAlloc and cuMemFree (plain-alloc and plain-free;
-mmap on the host) and the device's pool, which is kept warm (async-alloc and
-async-free); with the device idle, and while streams copy.
-grow is what to choose a chunk size by: --total bytes by chunks of this size,
-create and map for each and one setaccess for all. regrow is the same from chunks
-that were kept: map and setaccess. Where --total is no multiple of the chunk it
-is rounded down, to one chunk at least; the bytes of the case say what it was.
-Every sample is one such call, or one such growth. Nothing is written, so
-nothing is verified.`,
+		Long: `Time the driver's calls, each on one chunk, with the device idle and while streams
+copy:
+  reserve, free            addresses
+  create, release          memory
+  map, unmap, setaccess    mappings
+  export, import           of a chunk made for it
+  plain-alloc, plain-free  cuMemAlloc and cuMemFree; mmap and munmap on the host
+  async-alloc, async-free  the device's pool, which keeps what is freed
+  grow                     --total bytes by chunks of this size: create and map
+                           for each chunk, one setaccess for all
+  regrow                   the same from kept chunks: map and setaccess only
+Choose a chunk size by grow. If --total is no multiple of the chunk, it is rounded
+down, to one chunk at least; the bytes of the case say what it was. Every sample
+is one call or one growth. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench ops
   vmmbench ops --op grow,regrow --size 2M:2G:x4 --busy 0`,
 	})
+	// Nothing is written: there is no --verify, and a call is not repeated in a sample.
 	f := c.Flags()
 	m.add(f, 100, 5*time.Second)
 	f.Var(&p.ops, "op", "operations")
-	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range; those of the default list as far as the memory goes")
+	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range; by default as many of these as the memory is enough for")
 	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
 	f.Var(&p.total, "total", "bytes to grow to, an eighth of the free memory at most")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		p.asked = f.Changed("size")
+		p.sizesGiven = f.Changed("size")
 		return a.measure(c.Context(), c.Name(), &m, p.groups)
 	}
 	return c
 }
 
-// fraction is the part of the free memory that one operation may take: two
-// growths stand beside each other, and what others need is not known.
-const fraction = 8
+// memoryShare is the part of the free memory, one in so many, that one operation
+// may take. Two growths have memory at a time, and other programs need some too.
+const memoryShare = 8
 
 // groups plans one group for each size and number of busy streams.
 func (p *opsPlan) groups(dev *vmm.Device, raw driver.Device, _ uint64) ([]group, error) {
@@ -104,10 +108,10 @@ func (p *opsPlan) groups(dev *vmm.Device, raw driver.Device, _ uint64) ([]group,
 		if err := checkSize(n); err != nil {
 			return nil, err
 		}
-		if !p.asked && i > 0 && n > free/fraction {
+		if !p.sizesGiven && i > 0 && n > free/memoryShare {
 			break
 		}
-		s := newSeam(dev, raw, n, min(uint64(p.total), free/fraction))
+		s := newChunkOps(dev, raw, n, min(uint64(p.total), free/memoryShare))
 		for _, streams := range p.busy {
 			list = append(list, p.group(dev, raw, s, streams))
 		}
@@ -115,13 +119,14 @@ func (p *opsPlan) groups(dev *vmm.Device, raw driver.Device, _ uint64) ([]group,
 	return list, nil
 }
 
-func (p *opsPlan) group(dev *vmm.Device, raw driver.Device, s *seam, streams int) group {
-	l := &load{dev: dev, raw: raw, n: streams}
+func (p *opsPlan) group(dev *vmm.Device, raw driver.Device, s *chunkOps, streams int) group {
+	l := &busyStreams{dev: dev, raw: raw, n: streams}
 	g := group{
 		name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1,
 		setup: l.setup,
 	}
 	for _, op := range p.ops.values {
+		// The payload of a growth is all its chunks.
 		name, bytes := opName(dev, op), s.size
 		if op == opGrow || op == opRegrow {
 			bytes *= uint64(s.count)
@@ -135,13 +140,13 @@ func (p *opsPlan) group(dev *vmm.Device, raw driver.Device, s *seam, streams int
 					{Name: "op", Value: name}, {Name: "busy", Value: streams},
 				},
 			},
-			open: func(context.Context) (contender, error) { return s.contender(dev, op, l.ready) },
+			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, l.waitQueued) },
 		})
 	}
 	return g
 }
 
-// opName is what the report calls an operation.
+// opName is the report's name of an operation.
 func opName(dev *vmm.Device, op string) string {
 	cuda := dev.Driver().Name() == "cuda"
 	switch op {
@@ -160,25 +165,25 @@ func opName(dev *vmm.Device, op string) string {
 	return op
 }
 
-// seam is a driver and the chunk that its calls are timed on.
-type seam struct {
-	drv   driver.Driver
-	raw   driver.Device
-	prop  driver.Prop
-	who   []driver.Grant
-	size  uint64
-	count int // chunks of a growth
+// chunkOps are the operations of a driver on chunks of one size.
+type chunkOps struct {
+	drv    driver.Driver
+	raw    driver.Device
+	prop   driver.Prop
+	grants []driver.Grant
+	size   uint64
+	count  int // chunks of a growth
 }
 
-func newSeam(dev *vmm.Device, raw driver.Device, size, total uint64) *seam {
-	home := driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}
-	return &seam{
+func newChunkOps(dev *vmm.Device, raw driver.Device, size, total uint64) *chunkOps {
+	home := location(dev)
+	return &chunkOps{
 		drv: dev.Driver(), raw: raw, size: size, count: int(max(total/size, 1)),
-		prop: driver.Prop{Location: home}, who: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
+		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
 	}
 }
 
-// stopwatch times the calls of one name and lets the others pass.
+// stopwatch times the calls of one name. Other calls are made and not timed.
 type stopwatch struct {
 	name string
 	took time.Duration
@@ -196,7 +201,8 @@ func (w *stopwatch) call(name string, f func() error) error {
 	return nil
 }
 
-// operation is a contender that does everything one call needs, and times it.
+// operation is a contender that times one call. do makes the other calls that
+// this one needs, too.
 type operation struct {
 	name  string
 	ready func(context.Context)
@@ -204,75 +210,76 @@ type operation struct {
 	undo  func() error
 }
 
-// contender makes the contender of an operation. ready is called before each sample.
-func (s *seam) contender(dev *vmm.Device, op string, ready func(context.Context)) (contender, error) {
-	o := &operation{name: op, ready: ready, undo: func() error { return nil }}
+// newOperation makes the contender of an operation. ready is called before each
+// sample.
+func (s *chunkOps) newOperation(dev *vmm.Device, op string, ready func(context.Context)) (contender, error) {
+	o := &operation{name: op, ready: ready, undo: noUndo}
 	switch op {
 	case opExport, opImport:
 		if err := dev.Supports(driver.FeatureShareFD); err != nil {
 			return nil, err
 		}
-		o.do = s.share
+		o.do = s.timeShare
 	case opGrow:
-		o.do = s.grow
+		o.do = s.timeGrow
 	case opRegrow:
+		// The chunks are made once, before the first sample, and kept for all.
 		kept, err := s.create()
 		if err != nil {
 			return nil, errors.Join(err, s.release(kept))
 		}
-		o.do = func(w *stopwatch) error {
-			return s.lay(w, opRegrow, func() ([]driver.Handle, error) { return kept, nil })
-		}
+		take := func() ([]driver.Handle, error) { return kept, nil }
+		o.do = func(w *stopwatch) error { return s.timeMapping(w, opRegrow, take) }
 		o.undo = func() error { return s.release(kept) }
 	case opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree:
-		return o, s.ordinary(dev, o)
+		return o, s.completeAllocator(dev, o)
 	default:
-		o.do = s.chunk
+		o.do = s.timeChunk
 	}
 	return o, nil
 }
 
-// ordinary completes the contender of a call that is not of this project's kind.
-func (s *seam) ordinary(dev *vmm.Device, o *operation) error {
+// completeAllocator completes the contender of a call of an ordinary allocator.
+func (s *chunkOps) completeAllocator(dev *vmm.Device, o *operation) error {
 	plain, ok := s.raw.(driver.Allocator)
 	if !ok {
-		return missing(dev, opName(dev, o.name))
+		return notSupported(dev, opName(dev, o.name))
 	}
 	if o.name == opPlainAlloc || o.name == opPlainFree {
-		o.do = func(w *stopwatch) error { return s.plain(w, plain) }
+		o.do = func(w *stopwatch) error { return s.timePlain(w, plain) }
 		return nil
 	}
-	// A pool that gives back what is freed at each synchronise is no pool.
-	if err := plain.SetPoolThreshold(math.MaxUint64); err != nil {
+	undo, err := keepPool(plain)
+	if err != nil {
 		return err
 	}
-	o.do = func(w *stopwatch) error { return s.async(w, plain) }
-	o.undo = func() error { return plain.SetPoolThreshold(0) }
+	o.do, o.undo = func(w *stopwatch) error { return s.timeAsync(w, plain) }, undo
 	return nil
 }
 
-// chunk takes a chunk from its addresses to its access, and gives it back.
-func (s *seam) chunk(w *stopwatch) (err error) {
-	give := func(name string, f func() error) { err = errors.Join(err, w.call(name, f)) }
+// timeChunk makes all the calls from a reservation to memory with access, and
+// those that undo them.
+func (s *chunkOps) timeChunk(w *stopwatch) (err error) {
+	undo := func(name string, f func() error) { err = errors.Join(err, w.call(name, f)) }
 	var p driver.Ptr
 	if err := w.call(opReserve, func() (err error) { p, err = s.drv.Reserve(s.size, 0); return err }); err != nil {
 		return err
 	}
-	defer give(opFree, func() error { return s.drv.Free(p, s.size) })
+	defer undo(opFree, func() error { return s.drv.Free(p, s.size) })
 	var h driver.Handle
 	if err := w.call(opCreate, func() (err error) { h, err = s.drv.Create(s.size, s.prop); return err }); err != nil {
 		return err
 	}
-	defer give(opRelease, func() error { return s.drv.Release(h) })
+	defer undo(opRelease, func() error { return s.drv.Release(h) })
 	if err := w.call(opMap, func() error { return s.drv.Map(p, s.size, h) }); err != nil {
 		return err
 	}
-	defer give(opUnmap, func() error { return s.drv.Unmap(p, s.size) })
-	return w.call(opSetAccess, func() error { return s.drv.SetAccess(p, s.size, s.who) })
+	defer undo(opUnmap, func() error { return s.drv.Unmap(p, s.size) })
+	return w.call(opSetAccess, func() error { return s.drv.SetAccess(p, s.size, s.grants) })
 }
 
-// share exports a chunk that is made for it and takes it in again.
-func (s *seam) share(w *stopwatch) (err error) {
+// timeShare exports a chunk that is made for it and imports it again.
+func (s *chunkOps) timeShare(w *stopwatch) (err error) {
 	prop := s.prop
 	prop.Share = driver.ShareFD
 	h, err := s.drv.Create(s.size, prop)
@@ -293,7 +300,8 @@ func (s *seam) share(w *stopwatch) (err error) {
 	return s.drv.Release(again)
 }
 
-func (s *seam) plain(w *stopwatch, plain driver.Allocator) error {
+// timePlain allocates and frees plain memory.
+func (s *chunkOps) timePlain(w *stopwatch, plain driver.Allocator) error {
 	var p driver.Ptr
 	if err := w.call(opPlainAlloc, func() (err error) { p, err = plain.AllocPlain(s.size); return err }); err != nil {
 		return err
@@ -301,7 +309,8 @@ func (s *seam) plain(w *stopwatch, plain driver.Allocator) error {
 	return w.call(opPlainFree, func() error { return plain.FreePlain(p) })
 }
 
-func (s *seam) async(w *stopwatch, plain driver.Allocator) error {
+// timeAsync allocates from the device's pool and frees into it.
+func (s *chunkOps) timeAsync(w *stopwatch, plain driver.Allocator) error {
 	own := s.raw.CopyStream()
 	var p driver.Ptr
 	if err := w.call(opAsyncAlloc, func() (err error) { p, err = plain.AllocAsync(s.size, own); return err }); err != nil {
@@ -311,25 +320,25 @@ func (s *seam) async(w *stopwatch, plain driver.Allocator) error {
 	return errors.Join(err, s.raw.SyncStream(own))
 }
 
-// grow takes memory anew and gives it back.
-func (s *seam) grow(w *stopwatch) (err error) {
+// timeGrow times a growth with new memory, which is released afterwards.
+func (s *chunkOps) timeGrow(w *stopwatch) (err error) {
 	var made []driver.Handle
 	defer func() { err = errors.Join(err, s.release(made)) }()
-	return s.lay(w, opGrow, func() ([]driver.Handle, error) {
+	return s.timeMapping(w, opGrow, func() ([]driver.Handle, error) {
 		made, err = s.create()
 		return made, err
 	})
 }
 
-// lay times taking chunks, mapping them side by side and giving access to all
-// of them at once. What is not timed: the addresses, and the unmap.
-func (s *seam) lay(w *stopwatch, name string, take func() ([]driver.Handle, error)) (err error) {
+// timeMapping times taking chunks, mapping them side by side and one setaccess
+// for all of them. Reserving the addresses and unmapping are not timed.
+func (s *chunkOps) timeMapping(w *stopwatch, name string, take func() ([]driver.Handle, error)) (err error) {
 	all := s.size * uint64(s.count)
 	p, err := s.drv.Reserve(all, 0)
 	if err != nil {
 		return err
 	}
-	var mapped uint64
+	var mapped uint64 // bytes so far: if a call fails, only these are unmapped
 	defer func() {
 		if mapped > 0 {
 			err = errors.Join(err, s.drv.Unmap(p, mapped))
@@ -347,13 +356,13 @@ func (s *seam) lay(w *stopwatch, name string, take func() ([]driver.Handle, erro
 			}
 			mapped += s.size
 		}
-		return s.drv.SetAccess(p, mapped, s.who)
+		return s.drv.SetAccess(p, mapped, s.grants)
 	})
 }
 
-// create takes the chunks of a growth. What it gives beside an error is to be
-// released too.
-func (s *seam) create() (made []driver.Handle, err error) {
+// create makes the chunks of a growth. The caller must release them, also those
+// that are returned beside an error.
+func (s *chunkOps) create() (made []driver.Handle, err error) {
 	made = make([]driver.Handle, 0, s.count)
 	for range s.count {
 		h, err := s.drv.Create(s.size, s.prop)
@@ -365,7 +374,8 @@ func (s *seam) create() (made []driver.Handle, err error) {
 	return made, nil
 }
 
-func (s *seam) release(handles []driver.Handle) error {
+// release releases all handles, also if one of them fails.
+func (s *chunkOps) release(handles []driver.Handle) error {
 	var err error
 	for _, h := range handles {
 		err = errors.Join(err, s.drv.Release(h))
@@ -386,6 +396,6 @@ func (o *operation) verify(context.Context, verify.Mode, int64) (verify.Result, 
 }
 
 func (o *operation) describe(c *report.Case, _ []measure.Sample) {
-	c.Flags = append(c.Flags, "wall-clock")
+	c.Flags = append(c.Flags, wallClock)
 }
 func (o *operation) close() error { return o.undo() }

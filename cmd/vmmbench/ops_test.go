@@ -58,7 +58,7 @@ func TestOpsAsCSV(t *testing.T) {
 // opsPlanOf is a short plan of these operations.
 func opsPlanOf(ops ...string) *opsPlan {
 	p := newOpsPlan()
-	p.ops.values, p.sizes, p.asked, p.total, p.busy = ops, size.List{2 << 20}, true, 6<<20, counts{0}
+	p.ops.values, p.sizes, p.sizesGiven, p.total, p.busy = ops, size.List{2 << 20}, true, 6<<20, counts{0}
 	return p
 }
 
@@ -79,7 +79,7 @@ func TestOpsThatFailGiveBack(t *testing.T) {
 			require.NoError(t, err)
 			raw, err := dev.Raw()
 			require.NoError(t, err)
-			s := newSession()
+			s := newRunner()
 			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, opsPlanOf(c.op).groups))
 			require.Equal(t, report.Error, s.report.Cases[0].Status, "%s, call %d of %s", c.op, n, c.call)
 			require.NoError(t, dev.Close())
@@ -99,7 +99,7 @@ func TestOpsInterrupted(t *testing.T) {
 		}
 		return nil
 	})
-	s := newSession()
+	s := newRunner()
 	s.flags.samples = 9
 	require.NoError(t, s.run(ctx, io.Discard, dev, raw, opsPlanOf(opCreate).groups))
 	require.Equal(t, report.Interrupted, s.report.Cases[0].Status)
@@ -120,7 +120,7 @@ func TestOpsSizesThatFit(t *testing.T) {
 	p := newOpsPlan()
 	p.busy = counts{0}
 	require.Equal(t, []string{"ops/2MiB", "ops/32MiB", "ops/128MiB"}, names(p))
-	p.asked = true
+	p.sizesGiven = true
 	require.Len(t, names(p), 5, "what was asked for is tried")
 }
 
@@ -128,16 +128,16 @@ func TestOpsSizesThatFit(t *testing.T) {
 // nothing left.
 func TestBusyStreams(t *testing.T) {
 	dev, raw := device(t, nil)
-	l := &load{dev: dev, raw: raw, n: 2}
+	l := &busyStreams{dev: dev, raw: raw, n: 2}
 	undo, err := l.setup(t.Context())
 	require.NoError(t, err)
 	for range 10 {
-		l.ready(t.Context())
+		l.waitQueued(t.Context())
 	}
-	require.Len(t, l.all, 2)
+	require.Len(t, l.streams, 2)
 	require.NoError(t, undo())
-	require.Empty(t, l.all)
-	l.ready(t.Context()) // nothing to wait for
+	require.Empty(t, l.streams)
+	l.waitQueued(t.Context()) // nothing to wait for
 }
 
 func TestBusyStreamThatFails(t *testing.T) {
@@ -155,7 +155,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 		hook = drivertest.FailNth(c.call, c.n, vmm.ErrOutOfMemory)
 		p := opsPlanOf(opPlainAlloc) // which makes none of these calls
 		p.busy = counts{2}
-		s := newSession()
+		s := newRunner()
 		s.flags.samples = 20
 		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, p.groups))
 		got := s.report.Cases[0]

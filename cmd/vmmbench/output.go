@@ -14,14 +14,15 @@ import (
 type output struct {
 	report.Output
 	file   *os.File // nil for stdout
-	target string   // the name that file takes when it is complete; empty if it has its own
+	target string   // the final name of file, until it has it; empty if file is written in place
 }
 
-// openOutputs opens stdout and the files, so that a path that cannot be written
-// is known before anything is measured.
+// openOutputs opens stdout and the files. It is called before anything is measured,
+// so that a path which cannot be written is found early.
 func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 	list := []*output{{Output: report.Output{W: a.stdout, Format: o.format}}}
-	// ndjson is written in place and is opened last, when the others are open.
+	// Opening ndjson truncates the file. It comes last: if another output cannot be
+	// opened, the file of the earlier run is still there.
 	ndjson := func(name string) bool { return filepath.Ext(name) == ".ndjson" }
 	names := slices.DeleteFunc(slices.Clone(o.files), ndjson)
 	for _, name := range o.files {
@@ -42,10 +43,10 @@ func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 	return list, nil
 }
 
-// openFile opens a file for the report. What stands there stays until the new
-// report is complete: that is written beside it and renamed. Two are written in
-// place: ndjson, so that a kill leaves what there was, and what is no regular
-// file.
+// openFile opens a file for the report. The report is written to a file beside it,
+// which is renamed when it is complete: so an earlier report stays until then. Two
+// kinds are written in place: ndjson, so that a killed run leaves what it had, and
+// what is not a regular file.
 func openFile(name string) (*output, error) {
 	format, err := report.FormatOf(name)
 	if err != nil {
@@ -66,8 +67,8 @@ func openFile(name string) (*output, error) {
 	return out, err
 }
 
-// finish writes the rest of the report and gives the file its name. If that
-// fails the output is to be dropped.
+// finish writes the rest of the report and renames the file. If it fails, the
+// caller must drop the output.
 func (o *output) finish(r *report.Report) error {
 	if err := o.Finished(r); err != nil || o.file == nil {
 		return err
@@ -81,8 +82,8 @@ func (o *output) finish(r *report.Report) error {
 	return o.drop()
 }
 
-// drop closes the file. One that has not got its name yet is removed, and what
-// stood under that name stays.
+// drop closes the file. A file that was not renamed yet is removed, and the earlier
+// report stays.
 func (o *output) drop() error {
 	if o.file == nil {
 		return nil

@@ -25,9 +25,9 @@ func TestErrorAtTheEndKeepsTheReport(t *testing.T) {
 	} {
 		var out, complaints bytes.Buffer
 		a := &app{stdout: &out, stderr: &complaints}
-		err := a.session("bw", &outputFlags{format: report.JSON}, func(s *session) error {
+		err := a.withReport("bw", &outputFlags{format: report.JSON}, func(s *runner) error {
 			require.NoError(t, s.start())
-			s.emit([]report.Case{{ID: "x", Status: c.status, Samples: []float64{1, 2, 3}}}, nil)
+			s.add([]report.Case{{ID: "x", Status: c.status, Samples: []float64{1, 2, 3}}}, nil)
 			return errors.New("device lost")
 		})
 		require.EqualError(t, err, "device lost")
@@ -60,7 +60,7 @@ func TestFullDiskLosesNoOtherOutput(t *testing.T) {
 	require.Equal(t, report.Passed, parse(t, string(text)).Cases[0].Status)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 3, "nothing else is left behind")
+	require.Len(t, left, 3, "no temporary file is left")
 }
 
 // The report of the last run stays until that of this one is complete.
@@ -101,5 +101,5 @@ func TestRunThatCannotStartLeavesTheLastReport(t *testing.T) {
 	require.Equal(t, byte('{'), text[0])
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, left, 3, "nothing is left beside them")
+	require.Len(t, left, 3, "no temporary file is left")
 }

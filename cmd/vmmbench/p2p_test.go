@@ -110,7 +110,7 @@ func TestP2PFindsAWrongByte(t *testing.T) {
 }
 
 // p2pOn measures a short plan on two devices of a driver.
-func p2pOn(t *testing.T, drv driver.Driver, mems ...string) *session {
+func p2pOn(t *testing.T, drv driver.Driver, mems ...string) *runner {
 	t.Helper()
 	a, err := vmm.OpenDriver(drv, 0)
 	require.NoError(t, err)
@@ -119,10 +119,10 @@ func p2pOn(t *testing.T, drv driver.Driver, mems ...string) *session {
 	p := newP2PPlan()
 	p.sizes, p.grants = size.List{64 << 10}, []int{2}
 	p.mems.values = mems
-	s := newSession()
+	s := newRunner()
 	groups, err := p.groups([]*vmm.Device{a, b}, 1)
 	require.NoError(t, err)
-	require.NoError(t, s.work(t.Context(), io.Discard, []*vmm.Device{a, b}, groups))
+	require.NoError(t, s.measureGroups(t.Context(), io.Discard, []*vmm.Device{a, b}, groups))
 	require.NoError(t, b.Close(), "nothing may be left open")
 	require.NoError(t, a.Close(), "nothing may be left open")
 	return s
@@ -172,7 +172,7 @@ func TestP2PWithPeerAccessOfOthers(t *testing.T) {
 		want := report.Passed
 		if kind := c.Axes.Of("mem"); c.Axes.Of("from") == "host:0" && (kind == noPeer || kind == memVMM) {
 			want = report.Error
-			require.Contains(t, string(c.Reason), "by somebody else")
+			require.Contains(t, string(c.Reason), "by other code")
 		}
 		require.Equal(t, want, c.Status, "%s: %s", c.ID, c.Reason)
 	}
@@ -231,7 +231,7 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, dev.Close()) })
 		devs = append(devs, dev)
 	}
-	pair := &pairOf{from: devs[0], to: devs[1], direction: toPeer, size: 4096, blocks: map[string]bool{}}
+	pair := &peerPair{from: devs[0], to: devs[1], direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
 	_, err := newP2PPlan().group(pair, 1)
 	require.NoError(t, err)
 	if !pair.gateable {
@@ -247,12 +247,12 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	require.Equal(t, peerGateTimeout, c.timer.gate.timeout)
 	_, err = c.measure(t.Context(), 1)
 	require.NoError(t, err)
-	require.Empty(t, pair.blocks)
+	require.Empty(t, pair.gateTimedOut)
 
 	c.timer.gate.timeout = time.Millisecond
-	c.queues = []queue{pair.fromRaw.SyncStream}
+	c.copies = []copyFunc{pair.fromRaw.SyncStream}
 	_, err = c.measure(t.Context(), 1)
 	require.NoError(t, err)
-	require.Equal(t, map[string]bool{legacyPeer: true}, pair.blocks)
+	require.Equal(t, map[string]bool{legacyPeer: true}, pair.gateTimedOut)
 	require.Nil(t, contender().timer.gate)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// progress tells people what is going on.
+// progress prints which group is measured.
 type progress struct {
 	w       io.Writer
 	n, of   int
@@ -16,7 +16,7 @@ type progress struct {
 	started bool
 }
 
-// newProgress takes one of the words of --progress and the number of steps.
+// newProgress takes a value of --progress and the number of steps.
 func newProgress(w io.Writer, how string, steps int) *progress {
 	p := &progress{w: w, of: steps}
 	if how == "auto" {
@@ -40,7 +40,8 @@ func isTerminal(f *os.File) bool {
 	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }
 
-// begin says that the next step begins. Progress is not worth an error.
+// begin prints that the next step begins. An error is ignored: the measurement is
+// more important than its progress.
 func (p *progress) begin(name string) {
 	p.n++
 	if p.bar == nil {

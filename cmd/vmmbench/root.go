@@ -16,25 +16,26 @@ type usageError struct{ err error }
 func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
-// app is what the commands share: where to write, and the exit code they leave.
+// app has what all commands share: where to write, and the exit code.
 type app struct {
 	args           []string
 	stdout, stderr io.Writer
 	code           int
 }
 
-// run is the program, apart from the process it runs in.
+// run is the program without its process: tests call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
 	root := a.tour()
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)
+	// The completion command is cobra's. It gets the same checks as the others.
 	for _, c := range root.Commands() {
 		if c.Name() != "completion" {
 			continue
 		}
-		command(c).RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // else it forgives any argument
+		command(c).RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // cobra's own accepts any argument
 		for _, shell := range c.Commands() {
 			command(shell)
 		}
@@ -45,17 +46,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return a.exit(root.ExecuteContext(ctx))
 }
 
-// exit tells people of the error that a command ended with, and gives the exit
-// code. An error outdoes only what is no bad news: wrong data stay wrong data.
+// exit prints the error of a command and returns the exit code. An error changes
+// the code only if the cases have passed or were waived: wrong data, for one, are
+// worse than an error.
 func (a *app) exit(err error) int {
 	if err == nil {
 		return a.code
 	}
-	a.complain(err)
+	a.printError(err)
 	var usage usageError
 	switch {
 	case errors.As(err, &usage):
-		a.complain(errors.New("see vmmbench --help"))
+		a.printError(errors.New("see vmmbench --help"))
 		return report.ExitUsage
 	case a.code == report.ExitPassed || a.code == report.ExitWaived:
 		return report.ExitFailed
@@ -63,12 +65,12 @@ func (a *app) exit(err error) int {
 	return a.code
 }
 
-// complain tells people of an error. If even that fails there is nobody to tell.
-func (a *app) complain(err error) {
+// printError prints an error to stderr. There is no place for an error of stderr.
+func (a *app) printError(err error) {
 	_, _ = fmt.Fprintln(a.stderr, "vmmbench:", err)
 }
 
-// help is cobra's command of that name, which forgives topics that are none.
+// help replaces the help command of cobra, which accepts unknown topics.
 func help() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",
@@ -83,8 +85,8 @@ func help() *cobra.Command {
 	}
 }
 
-// command completes c: it takes no arguments, and what is wrong with them or
-// with a flag is a usageError.
+// command completes c: it takes no arguments, and a wrong argument or flag is a
+// usageError.
 func command(c *cobra.Command) *cobra.Command {
 	c.SilenceErrors, c.SilenceUsage = true, true
 	c.Args = func(_ *cobra.Command, args []string) error {

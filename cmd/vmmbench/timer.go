@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -12,23 +10,19 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
+// Flags of a case, which say how it was timed.
 const (
-	// gateTimeout is how long queueing behind a closed gate may take. A queue
-	// that is full blocks the caller, and only the gate can empty it.
-	gateTimeout = 2 * time.Second
-	// gatedLoops bounds what is queued behind a gate.
-	gatedLoops = 128
-	// gateTimedOut is the flag of a case whose gate opened by itself.
-	gateTimedOut = "gate-timeout"
-	// ungated is the flag of a case that the device times, without a gate.
-	ungated = "ungated"
+	gated        = "gated"        // by the device, everything queued behind a gate
+	gateTimedOut = "gate-timeout" // the gate opened by itself, before all was queued
+	ungated      = "ungated"      // by the device, without a gate
+	wallClock    = "wall-clock"   // by the host's clock
 )
 
-// queue puts one copy on a stream, or has it done when it returns.
-type queue func(driver.Stream) error
+// copyFunc queues one copy on a stream, or has done it when it returns.
+type copyFunc func(driver.Stream) error
 
-// waited is q with a wait after it.
-func (q queue) waited(raw driver.Device) queue {
+// thenSync is the copy and a wait for the stream.
+func (q copyFunc) thenSync(raw driver.Device) copyFunc {
 	return func(s driver.Stream) error {
 		if err := q(s); err != nil {
 			return err
@@ -37,28 +31,29 @@ func (q queue) waited(raw driver.Device) queue {
 	}
 }
 
-// timer times copies, each queue on a stream of its own. Where it can it shuts
-// a gate, queues everything behind it, and takes the device's own time between
-// two events, so that queueing is not timed. Otherwise one queue is timed by
-// the host's clock around copies and synchronise; several need the events all
-// the same, to have a time for each.
+// timer times copies, each on a stream of its own. Where a gate is possible it
+// shuts the gate, queues everything behind it, opens it, and takes the device's
+// time between two events: so queueing is not timed. Without a gate a single
+// copy is timed by the host's clock, from queueing to the end of the
+// synchronise. Several copies need the events all the same, to have a time for
+// each.
 type timer struct {
 	raw     driver.Device
 	streams []driver.Stream
 	start   driver.Event
 	ends    []driver.Event
-	gate    *gate // nil: none, or not any more
+	gate    *gate // nil: none, or given up after it timed out
 
-	byDevice bool // without a gate, too
+	byDevice bool // time by events without a gate, too
 	flag     string
 	undo     []func() error
 }
 
-// newTimer makes a timer for n queues. Queues that copy ordinary Go memory
-// cannot be gated: the copy blocks the host, which has to open the gate. The
-// caller must close it.
+// newTimer makes a timer for n copies at once. Copies of ordinary Go memory are
+// not gateable: they block the host, which has to open the gate. The caller must
+// close the timer.
 func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *timer, err error) {
-	t = &timer{raw: raw, flag: "wall-clock"}
+	t = &timer{raw: raw, flag: wallClock}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, t.close())
@@ -83,17 +78,17 @@ func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *time
 	if n > 1 {
 		t.flag = ungated
 	}
-	waiter, pinner, ok := gateParts(dev, raw)
+	ops, alloc, ok := gateSupport(dev, raw)
 	if !gateable || !ok {
 		return t, nil
 	}
-	g := &gate{waiter: waiter, timeout: gateTimeout}
-	if g.ptr, g.word, err = pinner.AllocHost(8); err != nil {
+	g := &gate{memOps: ops, timeout: gateTimeout}
+	if g.ptr, g.word, err = alloc.AllocHost(8); err != nil {
 		return t, err
 	}
-	t.undo = append(t.undo, func() error { return pinner.FreeHost(g.ptr) })
-	clear(g.word)
-	t.gate, t.flag = g, "gated"
+	t.undo = append(t.undo, func() error { return alloc.FreeHost(g.ptr) })
+	clear(g.word) // a gate that was never shut has the number 0
+	t.gate, t.flag = g, gated
 	return t, nil
 }
 
@@ -105,12 +100,12 @@ func (t *timer) event() (driver.Event, error) {
 	return e, err
 }
 
-// time does every queue loops times and gives the time of all together, and the
-// time of each as the parts if there are several. Between two repetitions it
-// breaks off when ctx is done.
-func (t *timer) time(ctx context.Context, loops int, queues ...queue) (measure.Sample, error) {
-	if t.gate == nil && len(queues) == 1 && !t.byDevice {
-		return t.wall(ctx, loops, queues[0])
+// time does every copy loops times and returns the time until all have ended.
+// If there are several copies, Parts has the time of each. If ctx is done, time
+// stops between two repetitions.
+func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (measure.Sample, error) {
+	if t.gate == nil && len(copies) == 1 && !t.byDevice {
+		return t.timeByHost(ctx, loops, copies[0])
 	}
 	var open func() (inTime bool)
 	if t.gate != nil {
@@ -120,9 +115,11 @@ func (t *timer) time(ctx context.Context, loops int, queues ...queue) (measure.S
 		}
 		defer open()
 	}
-	if err := t.queue(ctx, loops, queues); err != nil {
+	if err := t.enqueue(ctx, loops, copies); err != nil {
 		return measure.Sample{}, err
 	}
+	// If the gate opened too early, a part of the queueing was timed. It would
+	// happen again, so there is no next try.
 	if open != nil && !open() {
 		t.gate, t.flag = nil, gateTimedOut
 	}
@@ -139,17 +136,18 @@ func (t *timer) time(ctx context.Context, loops int, queues ...queue) (measure.S
 		s.Parts = append(s.Parts, float64(took))
 		s.NS = max(s.NS, float64(took))
 	}
-	if len(queues) == 1 {
+	if len(copies) == 1 {
 		s.Parts = nil
 	}
 	return s, nil
 }
 
-// queue records the start, puts everything behind it, and records the ends.
-func (t *timer) queue(ctx context.Context, loops int, queues []queue) error {
+// enqueue records the start, queues everything behind it, and records the ends.
+func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc) error {
 	if err := t.raw.Record(t.start, t.streams[0]); err != nil {
 		return err
 	}
+	// No stream may begin before the start, which is an event of the first one.
 	for _, s := range t.streams[1:] {
 		if err := t.raw.Wait(s, t.start); err != nil {
 			return err
@@ -159,8 +157,8 @@ func (t *timer) queue(ctx context.Context, loops int, queues []queue) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		for i, q := range queues {
-			if err := q(t.streams[i]); err != nil {
+		for i, copy := range copies {
+			if err := copy(t.streams[i]); err != nil {
 				return err
 			}
 		}
@@ -173,13 +171,14 @@ func (t *timer) queue(ctx context.Context, loops int, queues []queue) error {
 	return nil
 }
 
-func (t *timer) wall(ctx context.Context, loops int, q queue) (measure.Sample, error) {
+// timeByHost is time by the host's clock, for one copy.
+func (t *timer) timeByHost(ctx context.Context, loops int, copy copyFunc) (measure.Sample, error) {
 	start := time.Now()
 	for range loops {
 		if err := ctx.Err(); err != nil {
 			return measure.Sample{}, err
 		}
-		if err := q(t.streams[0]); err != nil {
+		if err := copy(t.streams[0]); err != nil {
 			return measure.Sample{}, err
 		}
 	}
@@ -192,46 +191,7 @@ func (t *timer) close() error {
 	for _, s := range t.streams {
 		err = errors.Join(err, t.raw.SyncStream(s))
 	}
-	for i := len(t.undo) - 1; i >= 0; i-- {
-		err = errors.Join(err, t.undo[i]())
-	}
+	err = errors.Join(err, undoAll(t.undo))
 	t.undo, t.streams = nil, nil
 	return err
-}
-
-// gateParts is what a gate is made of; ok is false where streams cannot be held
-// back.
-func gateParts(dev *vmm.Device, raw driver.Device) (waiter driver.StreamMemOps, pinner driver.HostAllocator, ok bool) {
-	waiter, waits := raw.(driver.StreamMemOps)
-	pinner, pins := raw.(driver.HostAllocator)
-	return waiter, pinner, waits && pins && dev.Supports(driver.FeatureStreamMemOps) == nil
-}
-
-// gate holds a stream back until the host writes a word.
-type gate struct {
-	waiter driver.StreamMemOps
-	ptr    driver.Ptr
-	word   []byte // pinned
-	n      uint64 // how often it was shut
-
-	timeout time.Duration
-}
-
-// shut makes the stream wait. open lets it go on, and says whether it was still
-// shut by then; calling it again does nothing.
-func (g *gate) shut(s driver.Stream) (open func() (inTime bool), err error) {
-	g.n++
-	n := g.n
-	if err := g.waiter.WaitValue(s, g.ptr, n, 4); err != nil {
-		return nil, err
-	}
-	// No Go code reads the word, so a plain store will do.
-	var once sync.Once
-	store := func() { once.Do(func() { binary.LittleEndian.PutUint32(g.word, uint32(n)) }) }
-	late := time.AfterFunc(g.timeout, store)
-	return func() bool {
-		inTime := late.Stop()
-		store()
-		return inTime
-	}, nil
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// tourGrowths keeps the tour short: to grow by allocating and copying takes
-// many times as long as a copy does.
+// tourGrowths is the number of samples of growing. Growing by allocating and
+// copying takes many times as long as a copy, and the tour has to be short.
 const tourGrowths = 7
 
-// tour is the command without a subcommand.
+// tour is the root command: vmmbench without a subcommand.
 func (a *app) tour() *cobra.Command {
 	var m measureFlags
 	sizes := size.List{16 << 20, 64 << 20}
@@ -24,9 +24,9 @@ func (a *app) tour() *cobra.Command {
 		Short: "Measure GPU and host memory that grows in place",
 		Long: `Without a subcommand, the quick tour: the device, copies with memory that grows
 against ordinary memory, and growing in place against allocating and copying.
-It takes less than a minute. Afterwards each case is done once more, where other
-data stood before, and every byte of that is checked, or what --verify says. At least six samples of
-each case are taken, however long that takes: a ratio of fewer has no interval.
+It takes less than a minute. Then each case is done once more, over other data, and
+every byte of the result is checked, or less by --verify. Each case has at least six
+samples, also if --max-time is over: with fewer, a ratio has no interval.
 
 Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 2 usage, 3 data were wrong, 77 this machine can do none of it, 130 interrupted
@@ -41,8 +41,10 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
+			// Both parts are made from the one list of sizes, so --size bounds the
+			// whole tour.
 			copies, growths := newBWPlan(), newGrowPlan()
-			copies.article()
+			copies.basic()
 			copies.sizes = sizes
 			largest := slices.Max(sizes)
 			growths.targets = size.List{largest}
@@ -56,8 +58,9 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 			}
 			more, err := growths.groups(dev, raw, seed)
 			list = append(list, more...)
+			// The tour shows ratios, and a ratio needs so many samples.
 			for i := range list {
-				list[i].fewest = stat.Fewest
+				list[i].minSamples = stat.MinSamples
 			}
 			return list, err
 		})

@@ -1,6 +1,6 @@
-// Package measure times contenders against each other: in blocks, each once a
-// block, in an order drawn from a seed, so that what slows the machine for a
-// while slows them all.
+// Package measure times contenders against each other. It measures in blocks:
+// each contender once in a block, in an order drawn from a seed. So whatever slows
+// the machine for a while slows all of them.
 package measure
 
 import (
@@ -12,16 +12,17 @@ import (
 	"time"
 )
 
-// Sample is one timing. NS is nanoseconds; Parts are those of its parts, where
-// the contender has any: the steps of a growth, the two ways of a copy.
+// Sample is one timing. NS is in nanoseconds. Parts are the nanoseconds of the
+// parts, if the contender has any: the steps of a growth, the two directions of a
+// copy.
 type Sample struct {
 	NS    float64
 	Parts []float64
 }
 
-// Func does the work loops times and gives the time of all of them together.
-// What it must set up or check it does outside of that time. It may break off
-// with the error of ctx.
+// Func does the work loops times and returns the time of all together. The time
+// does not include setting up and checking. If ctx is done, Func may stop with its
+// error.
 type Func func(ctx context.Context, loops int) (Sample, error)
 
 // Stop says why a measurement ended.
@@ -37,17 +38,17 @@ const (
 
 // Config says how to measure.
 type Config struct {
-	Samples  int           // of each contender
-	MinTime  time.Duration // a sample repeats the work until it takes this long
-	MaxTime  time.Duration // of the whole comparison
-	Fewest   int           // blocks that are measured whatever MaxTime says; at least one is
-	MaxLoops int           // repetitions in a sample at most; 0 means no limit
-	Fixed    bool          // keep the order as given, instead of drawing it
-	Seed     uint64
-	Now      func() time.Time // the clock of MaxTime
+	Samples   int           // of each contender
+	MinTime   time.Duration // a sample repeats the work until it takes this long
+	MaxTime   time.Duration // of the whole comparison
+	MinBlocks int           // blocks that are measured whatever MaxTime says; at least one is
+	MaxLoops  int           // repetitions in a sample at most; 0 means no limit
+	Fixed     bool          // keep the order as given, instead of drawing it
+	Seed      uint64
+	Now       func() time.Time // the clock of MaxTime
 }
 
-// Outcome is what one contender did. Samples are per repetition.
+// Outcome is the result of one contender. Samples are per repetition.
 type Outcome struct {
 	Samples []Sample
 	Loops   int
@@ -55,7 +56,7 @@ type Outcome struct {
 	Err     error
 }
 
-// Times are the samples' totals.
+// Times returns the totals of the samples.
 func (o Outcome) Times() []float64 {
 	ns := make([]float64, len(o.Samples))
 	for i, s := range o.Samples {
@@ -64,9 +65,9 @@ func (o Outcome) Times() []float64 {
 	return ns
 }
 
-// Run measures contenders against each other. One that fails drops out; its
-// samples so far are kept. When ctx is done Run returns what there is; a sample
-// that was broken off is none.
+// Run measures contenders against each other. If one fails, the others go on, and
+// its samples so far are kept. If ctx is done, Run returns what there is; an
+// unfinished sample does not count.
 func Run(ctx context.Context, c Config, contenders []Func) []Outcome {
 	start := c.Now()
 	out := make([]Outcome, len(contenders))
@@ -81,7 +82,7 @@ func Run(ctx context.Context, c Config, contenders []Func) []Outcome {
 	stop := Enough
 blocks:
 	for block := range c.Samples {
-		if block >= max(1, c.Fewest) && c.Now().Sub(start) >= c.MaxTime {
+		if block >= max(1, c.MinBlocks) && c.Now().Sub(start) >= c.MaxTime {
 			stop = OutOfTime
 			break
 		}
@@ -104,6 +105,7 @@ blocks:
 			out[i].Samples = append(out[i].Samples, s.per(loops))
 		}
 	}
+	// An error that ctx caused is no failure of the contender.
 	for i := range out {
 		switch err := out[i].Err; {
 		case err == nil:
@@ -117,9 +119,9 @@ blocks:
 	return out
 }
 
-// warmUp runs each contender until it is warm and finds how many repetitions
-// make a sample long enough. All contenders repeat alike, so that none has its
-// memory warmer in the cache than another.
+// warmUp runs each contender and finds how many repetitions make a sample long
+// enough. All contenders have the same number, so that none has its memory warmer
+// in the cache than another.
 func warmUp(ctx context.Context, c Config, contenders []Func, out []Outcome) int {
 	most := c.MaxLoops
 	if most <= 0 {
@@ -132,7 +134,7 @@ func warmUp(ctx context.Context, c Config, contenders []Func, out []Outcome) int
 		}
 		s, err := f(ctx, 1)
 		for err == nil && s.NS < float64(c.MinTime) && loops < most && ctx.Err() == nil {
-			loops = more(loops, most, s.NS, float64(c.MinTime))
+			loops = nextLoops(loops, most, s.NS, float64(c.MinTime))
 			s, err = f(ctx, loops)
 		}
 		out[i].Err = err
@@ -140,10 +142,10 @@ func warmUp(ctx context.Context, c Config, contenders []Func, out []Outcome) int
 	return loops
 }
 
-// more is the next number of repetitions to try after one that took ns of the
-// want that is needed. It grows at most tenfold at a time, because the first
-// run of anything is no measure.
-func more(loops, most int, ns, want float64) int {
+// nextLoops returns the number of repetitions to try after one that took ns
+// nanoseconds and not want. It grows at most tenfold at a time, because a first
+// run may be much slower than the next.
+func nextLoops(loops, most int, ns, want float64) int {
 	factor := 10.0
 	if ns > 0 {
 		factor = min(factor, 1.2*want/ns)
@@ -152,7 +154,7 @@ func more(loops, most int, ns, want float64) int {
 	return int(min(max(next, float64(loops+1)), float64(most)))
 }
 
-// per is the sample divided by how often the work was repeated in it.
+// per returns the sample divided by its number of repetitions.
 func (s Sample) per(loops int) Sample {
 	s.NS /= float64(loops)
 	for i := range s.Parts {
@@ -161,7 +163,7 @@ func (s Sample) per(loops int) Sample {
 	return s
 }
 
-// Seed derives a seed for the thing named from the seed of the run.
+// Seed derives a seed for name from the seed of the run.
 func Seed(run uint64, name string) uint64 {
 	h := fnv.New64a()
 	h.Write([]byte(name)) // never fails

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// csvColumn is a column for one number or word of a case; empty is none.
+// csvColumn is a column. of returns its value for a case, empty if there is none.
 type csvColumn struct {
 	name string
 	of   func(Case) string
 }
 
-// csvColumns has a column for each axis that any case has.
+// csvColumns has a column for each axis of any case, and those of all cases.
 func csvColumns(r *Report) []csvColumn {
 	list := []csvColumn{{"id", func(c Case) string { return c.ID }}}
 	var seen []string
@@ -27,6 +27,7 @@ func csvColumns(r *Report) []csvColumn {
 			list = append(list, csvColumn{a.Name, func(c Case) string { return csvAxis(c.Axes.Of(a.Name)) }})
 		}
 	}
+	// A case without statistics, or without a check, has empty columns for them.
 	whole := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	stats := func(name string, of func(*Stats) float64) csvColumn {
 		return csvColumn{name, func(c Case) string {
@@ -66,7 +67,7 @@ func csvColumns(r *Report) []csvColumn {
 	)
 }
 
-// csvAxis is the value of an axis, sizes in plain bytes.
+// csvAxis prints the value of an axis, sizes in bytes.
 func csvAxis(value any) string {
 	switch v := value.(type) {
 	case string:
@@ -79,8 +80,8 @@ func csvAxis(value any) string {
 	return ""
 }
 
-// writeCSV writes a line for each case, as RFC 4180 has it. The samples are in
-// the other forms.
+// writeCSV writes a line for each case, by RFC 4180. It has no samples; the other
+// formats do.
 func writeCSV(w io.Writer, r *Report) error {
 	out := csv.NewWriter(w)
 	out.UseCRLF = true

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Format is a form a Report can be written in.
+// Format is a format that a Report can be written in.
 type Format string
 
 // Formats.
@@ -38,7 +38,7 @@ func (f *Format) String() string { return string(*f) }
 // Type implements pflag.Value.
 func (f *Format) Type() string { return "table|json|ndjson|csv|md|gobench" }
 
-// FormatOf is the format that a file's name asks for.
+// FormatOf returns the format for the suffix of a file's name.
 func FormatOf(name string) (Format, error) {
 	switch suffix := strings.TrimPrefix(filepath.Ext(name), "."); suffix {
 	case "txt":
@@ -51,14 +51,14 @@ func FormatOf(name string) (Format, error) {
 	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv, .md or .bench", name)
 }
 
-// Output is one place a Report goes to. Most forms are written at the end;
-// ndjson is written as things happen, so that it survives a kill.
+// Output is one place that a Report goes to. Most formats are written at the end.
+// ndjson is written line by line, so that a killed run leaves what it had.
 type Output struct {
 	W      io.Writer
 	Format Format
 }
 
-// Started writes what is known before the first case.
+// Started writes what is known before the first case. Only ndjson does.
 func (o Output) Started(r *Report) error {
 	if o.Format != NDJSON {
 		return nil
@@ -93,7 +93,7 @@ func (o Output) Comparison(c Comparison) error {
 	return o.line(map[string]any{"comparison": c})
 }
 
-// Finished writes the rest.
+// Finished writes what has not been written yet.
 func (o Output) Finished(r *Report) error {
 	switch o.Format {
 	case JSON:
@@ -110,7 +110,7 @@ func (o Output) Finished(r *Report) error {
 	return tables(o.W, r, o.Format == Markdown)
 }
 
-// line writes one object, in one Write so that a kill leaves whole lines.
+// line writes one object. It is one Write, so that a killed run leaves whole lines.
 func (o Output) line(object map[string]any) error {
 	b, err := json.Marshal(object)
 	if err != nil {
@@ -120,7 +120,7 @@ func (o Output) line(object map[string]any) error {
 	return err
 }
 
-// goBench writes every sample as a line of testing's benchmarks, for benchstat.
+// goBench writes every sample as a line of a Go benchmark, for benchstat.
 func goBench(w io.Writer, r *Report) error {
 	for _, c := range r.Cases {
 		var name strings.Builder

@@ -8,19 +8,19 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 )
 
-// Axes of cases that are about a pair of devices: the one that copies, and the
-// one whose memory it reaches.
+// Axes of cases for a pair of devices: the one that copies, and the one whose
+// memory it reaches.
 const axisFrom, axisTo = "from", "to"
 
-// matrix is the cases that differ in the pair only.
+// matrix has the cases that differ in the pair of devices only.
 type matrix struct {
-	name, unit string
-	scale      string   // what it has in common with those that share its shades
-	devs       []string // rows and columns
-	cells      map[[2]string]Case
+	name, valueUnit string
+	scale           string   // matrices with the same scale share their shades
+	devs            []string // rows and columns
+	cells           map[[2]string]Case
 }
 
-// matrices gathers the cases about pairs by their other axes, in order.
+// matrices groups the cases for pairs by their other axes, in order.
 func matrices(r *Report) []*matrix {
 	var list []*matrix
 	byName := map[string]*matrix{}
@@ -41,11 +41,11 @@ func matrices(r *Report) []*matrix {
 		}
 		name := strings.Join(rest, " ")
 		if name == "" {
-			continue // a pair and nothing else is no matrix
+			continue // without other axes there is nothing to compare
 		}
 		m := byName[name]
 		if m == nil {
-			m = &matrix{name: name, unit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}}
+			m = &matrix{name: name, valueUnit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}}
 			byName[name] = m
 			list = append(list, m)
 		}
@@ -60,11 +60,11 @@ func matrices(r *Report) []*matrix {
 	return list
 }
 
-// shades are the heat of a cell, from little to much of the greatest value that
-// any kind of memory reached.
+// shades mark a value, from small to large against the greatest value that any
+// kind of memory reached.
 var shades = []string{"░", "▒", "▓", "█"}
 
-// heat is the shade of a value.
+// heat returns the shade of a value.
 func heat(value, most float64) string {
 	if most <= 0 {
 		return shades[0]
@@ -72,7 +72,7 @@ func heat(value, most float64) string {
 	return shades[min(int(value/most*float64(len(shades))), len(shades)-1)]
 }
 
-// render is the matrix as a table; most is the greatest value of its scale.
+// render makes the matrix a table. most is the greatest value of its scale.
 func (m *matrix) render(most float64) table.Writer {
 	t := table.NewWriter()
 	header := table.Row{"from \\ to"}
@@ -80,6 +80,7 @@ func (m *matrix) render(most float64) table.Writer {
 		header = append(header, to)
 	}
 	t.AppendHeader(header)
+	// A pair that was not measured, as a device and itself, is a dash.
 	for _, from := range m.devs {
 		row := table.Row{from}
 		for _, to := range m.devs {
@@ -98,8 +99,8 @@ func (m *matrix) render(most float64) table.Writer {
 	return t
 }
 
-// most is the greatest value on each scale.
-func most(list []*matrix) map[string]float64 {
+// maxByScale returns the greatest value of each scale.
+func maxByScale(list []*matrix) map[string]float64 {
 	top := map[string]float64{}
 	for _, m := range list {
 		for _, c := range m.cells {

@@ -10,18 +10,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pairs is a report of three devices, the last of which reaches nobody.
+// pairs is a report of three devices, the last of which has no path.
 func pairs() *Report {
 	r := sample()
 	r.Devices, r.Cases, r.Comparisons = nil, nil, nil
-	add := func(from, to int, direction, mem, unit string, n uint64, value float64) {
+	add := func(from, to int, direction, mem, valueUnit string, n uint64, value float64) {
 		c := Case{
 			ID: fmt.Sprintf("p2p/%s/%d/%d-%d/%s", direction, n, from, to, mem),
 			Axes: Axes{
 				{"from", fmt.Sprintf("cuda:%d", from)}, {"to", fmt.Sprintf("cuda:%d", to)},
 				{"direction", direction}, {"size", n}, {"mem", mem},
 			},
-			Unit: unit, Bytes: n, Status: Passed, Samples: []float64{1, 2, 3}, Flags: []string{"gated"},
+			Unit: valueUnit, Bytes: n, Status: Passed, Samples: []float64{1, 2, 3}, Flags: []string{"gated"},
 			Stats:  &Stats{N: 3, Loops: 1, Stop: "samples", Value: value, ValueLow: value, ValueHigh: value},
 			Verify: &verify.Result{Mode: verify.Full, Bytes: n},
 		}

@@ -1,6 +1,6 @@
-// Package report is what vmmbench says: one object, and the forms it is written
-// in. Numbers are numbers. What is missing is null, and a reason stands beside
-// it.
+// Package report is the output of vmmbench: one object, and the formats it is
+// written in. Numbers are numbers. A missing value is null, with the reason
+// beside it.
 package report
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// Schema names the shape of a Report. A field may be added under the same name;
-// one that changes its meaning takes a new one.
+// Schema is the version of Report. A new field needs no new version, a field
+// whose meaning changes does.
 const Schema = "vmmbench/1"
 
 // Report is a whole run.
@@ -25,7 +25,7 @@ type Report struct {
 	Comparisons []Comparison `json:"comparisons"`
 }
 
-// New is a Report in which nothing has happened yet.
+// New is a Report without devices, cases and comparisons.
 func New(run Run, host Host) *Report {
 	return &Report{
 		Schema: Schema, Run: run, Host: host,
@@ -44,7 +44,7 @@ func (t Text) MarshalJSON() ([]byte, error) {
 	return json.Marshal(string(t))
 }
 
-// Run says how the numbers were made. Measure is nil where none were.
+// Run says how the numbers were made. Measure is nil if nothing was measured.
 type Run struct {
 	Command     string   `json:"command"`
 	Args        []string `json:"args"`
@@ -52,7 +52,7 @@ type Run struct {
 	Started     string   `json:"started"` // RFC 3339
 	Seconds     float64  `json:"seconds"`
 	Interrupted bool     `json:"interrupted"`
-	Error       Text     `json:"error"` // what went wrong beside the cases
+	Error       Text     `json:"error"` // of the run itself, not of a case
 	Measure     *Measure `json:"measure"`
 }
 
@@ -106,19 +106,19 @@ type Device struct {
 	Reason      Text      `json:"reason"` // why something above is null
 }
 
-// Feature is the answer of a probe: true, false, or null with a reason where
-// the probe settled nothing.
+// Feature is the result of a probe: true, false, or null with a reason if the
+// probe did not find out.
 type Feature struct {
 	Name      string `json:"name"`
 	Supported *bool  `json:"supported"`
 	Reason    Text   `json:"reason"`
 }
 
-// Status is how a case ended.
+// Status says how a case ended.
 type Status string
 
-// Ends of a case. Failed means that the data were wrong, Error that the work
-// could not be done, Waived that this machine cannot do it.
+// The values of Status. Failed means that the data were wrong, Error that the
+// work could not be done, Waived that this machine does not support it.
 const (
 	Passed      Status = "passed"
 	Failed      Status = "failed"
@@ -127,13 +127,13 @@ const (
 	Interrupted Status = "interrupted"
 )
 
-// Axis is one thing in which cases differ. Value is a string or a number.
+// Axis is a parameter in which cases differ. Value is a string or a number.
 type Axis struct {
 	Name  string
 	Value any
 }
 
-// Axes are a JSON object whose order is kept.
+// Axes are a JSON object that keeps its order.
 type Axes []Axis
 
 // MarshalJSON implements json.Marshaler.
@@ -160,7 +160,7 @@ func (a Axes) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Of is the value of the axis called name, nil if there is none.
+// Of returns the value of the axis called name, nil if there is none.
 func (a Axes) Of(name string) any {
 	for _, x := range a {
 		if x.Name == name {
@@ -170,7 +170,7 @@ func (a Axes) Of(name string) any {
 	return nil
 }
 
-// Case is one thing measured. Bytes is the payload of one repetition; every
+// Case is one measurement. Bytes is the payload of one repetition; every
 // sample is nanoseconds for one repetition.
 type Case struct {
 	ID      string         `json:"id"`
@@ -208,21 +208,21 @@ type Stats struct {
 	*Growth
 }
 
-// Both is what a copy in both directions at once adds to Stats. Value is the
-// two together.
+// Both is added to Stats by a copy in both directions at once. Value is the sum
+// of the two.
 type Both struct {
 	Forward float64 `json:"forward"`
 	Reverse float64 `json:"reverse"`
 }
 
-// Growth is what growing adds to Stats. Peak counts what the contender held at
-// once, as it knows it: an old block beside the new one.
+// Growth is added to Stats by growing. Peak is the most memory that the
+// contender held at once, by its own count: an old block beside the new one.
 type Growth struct {
 	Steps   int         `json:"steps"`
 	StepP50 float64     `json:"step_p50_ns"`
 	StepP99 float64     `json:"step_p99_ns"`
 	StepMax float64     `json:"step_max_ns"`
-	Copied  uint64      `json:"bytes_copied"` // moved by growing, beside what was appended
+	Copied  uint64      `json:"bytes_copied"` // by growing, without what was appended
 	Peak    uint64      `json:"peak_bytes"`
 	Moves   int         `json:"moves"` // how often the address changed
 	Samples [][]float64 `json:"step_samples_ns"`
@@ -231,15 +231,15 @@ type Growth struct {
 // Comparison says how the time of case B relates to that of case A. Above 1, B
 // takes longer.
 type Comparison struct {
-	ID      string       `json:"id"`
-	A       string       `json:"a"`
-	B       string       `json:"b"`
-	Ratio   *float64     `json:"ratio"`
-	Low     *float64     `json:"low"`
-	High    *float64     `json:"high"`
-	Margin  float64      `json:"margin"`
-	Verdict stat.Verdict `json:"verdict"`
-	Reason  Text         `json:"reason"`
+	ID         string          `json:"id"`
+	A          string          `json:"a"`
+	B          string          `json:"b"`
+	Ratio      *float64        `json:"ratio"`
+	Low        *float64        `json:"low"`
+	High       *float64        `json:"high"`
+	Margin     float64         `json:"margin"`
+	Conclusion stat.Conclusion `json:"conclusion"`
+	Reason     Text            `json:"reason"`
 }
 
 // Exit codes of the command.
@@ -252,8 +252,8 @@ const (
 	ExitInterrupted = 130
 )
 
-// Exit is the exit code that the cases ask for: that of the worst. Wrong data
-// are worse than an interruption, which only leaves something open.
+// Exit returns the exit code of the worst case. Wrong data are worse than an
+// interruption.
 func (r *Report) Exit() int {
 	count := r.Count()
 	switch {
@@ -269,7 +269,7 @@ func (r *Report) Exit() int {
 	return ExitPassed
 }
 
-// Count is how many cases ended in which way.
+// Count returns the number of cases for each status.
 func (r *Report) Count() map[Status]int {
 	count := map[Status]int{}
 	for _, c := range r.Cases {

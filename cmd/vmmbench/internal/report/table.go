@@ -12,7 +12,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 )
 
-// tables writes the report for people.
+// tables writes the report as tables, for people.
 func tables(w io.Writer, r *Report, markdown bool) error {
 	var parts []string
 	add := func(heading string, t table.Writer) {
@@ -36,10 +36,11 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	for _, command := range commands(r) {
 		add(strings.ToUpper(command), cases(r, command))
 	}
+	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
-	top := most(pairs)
+	top := maxByScale(pairs)
 	for _, m := range pairs {
-		add(m.name+", "+m.unit, m.render(top[m.scale]))
+		add(m.name+", "+m.valueUnit, m.render(top[m.scale]))
 	}
 	add("Comparisons: time of B over time of A, above 1 means B takes longer", comparisons(r))
 	if r.Run.Measure != nil {
@@ -71,29 +72,29 @@ func devices(r *Report) table.Writer {
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "recommended", "arch", "pci", "uuid", "mode", "peers"})
 	for _, d := range r.Devices {
-		unit := func(n *uint64) string {
+		printed := func(n *uint64) string {
 			if n == nil {
 				return "-"
 			}
 			return size.Format(*n)
 		}
 		t.AppendRow(table.Row{
-			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), unit(d.Granularity), unit(d.Recommended),
+			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), printed(d.Recommended),
 			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
 		})
 	}
 	return t
 }
 
-// features has a column for each device, and one for all that answer alike and
-// stand side by side, as the host's do.
+// features has a column for each device. Neighbours with the same features, as
+// the host's devices are, share a column.
 func features(r *Report) table.Writer {
 	t := table.NewWriter()
 	header := table.Row{"feature"}
 	var columns [][]string
 	first := ""
 	for _, d := range r.Devices {
-		column := answers(d)
+		column := featureColumn(d)
 		if n := len(columns); n > 0 && slices.Equal(columns[n-1], column) {
 			header[n] = first + " to " + d.Open
 			continue
@@ -102,6 +103,7 @@ func features(r *Report) table.Writer {
 		header, columns = append(header, d.Open), append(columns, column)
 	}
 	t.AppendHeader(header)
+	// All devices have the same features in the same order.
 	for i := 0; len(columns) > 0 && i < len(r.Devices[0].Features); i++ {
 		row := table.Row{r.Devices[0].Features[i].Name}
 		for _, column := range columns {
@@ -112,8 +114,9 @@ func features(r *Report) table.Writer {
 	return t
 }
 
-// answers is what the probes of a device found: yes, no, or why it is open.
-func answers(d Device) []string {
+// featureColumn is the result of each probe of a device: yes, no, or open with
+// the reason.
+func featureColumn(d Device) []string {
 	list := make([]string, len(d.Features))
 	for i, f := range d.Features {
 		switch {
@@ -141,7 +144,7 @@ func limits(r *Report) table.Writer {
 	return t
 }
 
-// commands are the first words of the cases' names, in order.
+// commands are the first parts of the cases' names, in order.
 func commands(r *Report) []string {
 	var list []string
 	for _, c := range r.Cases {
@@ -154,6 +157,7 @@ func commands(r *Report) []string {
 
 func cases(r *Report, command string) table.Writer {
 	t := table.NewWriter()
+	// The columns come first: those of growing only if a case has grown.
 	var axes []string
 	grow := false
 	for _, c := range r.Cases {
@@ -224,7 +228,8 @@ func verified(c Case) string {
 	return size.Format(c.Verify.Bytes)
 }
 
-// notes are the flags, what some measurements add, and the reason.
+// notes are the flags, the figures that only some measurements have, and the
+// reason.
 func notes(c Case) string {
 	list := slices.Clone(c.Flags)
 	if s := c.Stats; s != nil {
@@ -243,7 +248,7 @@ func notes(c Case) string {
 
 func comparisons(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "verdict", "notes"})
+	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "conclusion", "notes"})
 	for _, c := range r.Comparisons {
 		ratio, of := "-", "-"
 		if c.Ratio != nil {
@@ -252,7 +257,7 @@ func comparisons(r *Report) table.Writer {
 		if c.Low != nil && c.High != nil {
 			of = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
 		}
-		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, c.Reason})
+		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Conclusion, c.Reason})
 	}
 	return t
 }
@@ -265,6 +270,7 @@ func summary(r *Report) string {
 			wrong += c.Verify.Errors
 		}
 	}
+	// Passed is always there; the other statuses only if there are any.
 	count := r.Count()
 	s := fmt.Sprintf("%d cases: %d passed", len(r.Cases), count[Passed])
 	for _, status := range []Status{Failed, Error, Waived, Interrupted} {
@@ -282,8 +288,7 @@ func summary(r *Report) string {
 	return s
 }
 
-// text is the value of an axis as a word: sizes in binary units, everything
-// else as it is.
+// text prints the value of an axis, sizes in binary units.
 func text(value any) string {
 	switch v := value.(type) {
 	case nil:
@@ -295,7 +300,7 @@ func text(value any) string {
 	}
 }
 
-// span is nanoseconds in the unit that fits them.
+// span prints nanoseconds in a fitting unit.
 func span(ns float64) string {
 	switch {
 	case ns < 1e3:

@@ -11,14 +11,14 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// maxList bounds a range such as 1:1T:+1, which is more likely a slip than a plan.
+// maxList bounds a range such as 1:1T:+1, which is more likely a mistake.
 const maxList = 1000
 
 var units = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 
-// Parse reads one size. A bare letter is binary: 2M is 2 MiB, because memory
-// comes in powers of two and nobody means 2,000,000 by it. The full names keep
-// their meaning: 2MiB is 2,097,152 and 2MB is 2,000,000.
+// Parse reads one size. A single letter is binary: 2M is 2 MiB, because sizes of
+// memory are powers of two. The full names keep their meaning: 2MiB is 2,097,152
+// and 2MB is 2,000,000.
 func Parse(s string) (uint64, error) {
 	t := strings.TrimSpace(s)
 	if n, err := strconv.ParseUint(t, 10, 64); err == nil {
@@ -88,6 +88,7 @@ func parseItem(s string) ([]uint64, error) {
 		return nil, fmt.Errorf("size range %q: runs from %d bytes down to %d", s, from, to)
 	}
 
+	// A step that does not grow would never end.
 	var next func(uint64) uint64
 	switch {
 	case parts[2][0] == 'x' && by >= 2 && from > 0:
@@ -111,7 +112,7 @@ func parseItem(s string) ([]uint64, error) {
 	return list, nil
 }
 
-// Format prints n in the largest binary unit that says it exactly: 2MiB, 2097153B.
+// Format prints n in the largest binary unit that is exact: 2MiB, 2097153B.
 func Format(n uint64) string {
 	u := 0
 	for n != 0 && n%1024 == 0 && u < len(units)-1 {

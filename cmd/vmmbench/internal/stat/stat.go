@@ -1,5 +1,5 @@
-// Package stat turns samples into medians, intervals and verdicts. All of it is
-// deterministic: what is drawn at random comes from a seed.
+// Package stat turns samples into medians, intervals and conclusions. All of it
+// is deterministic: random numbers come from a seed.
 package stat
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/exp/stats"
 )
 
-// resamples is how often a bootstrap draws. The ends of a 95 % interval then
-// rest on 25 draws each, which moves them by a few per cent of its width.
+// resamples is how often a bootstrap draws. With 1000, each end of a 95 %
+// interval has 25 draws outside of it, so its error is a few per cent of the width.
 const resamples = 1000
 
 // Interval is a 95 % confidence interval.
@@ -25,7 +25,7 @@ type Summary struct {
 	Median, MAD, Min, Max float64
 	P5, P95               float64
 	CV                    float64  // standard deviation over mean
-	Of                    Interval // of the median
+	Interval              Interval // of the median
 }
 
 // Summarize describes samples, of which there must be at least one.
@@ -41,52 +41,52 @@ func Summarize(samples []float64, seed uint64) Summary {
 		s.CV = sd / mean
 	}
 	scratch := make([]float64, len(samples))
-	s.Of = bootstrap(len(samples), seed, func(draw []int) float64 { return medianOf(samples, draw, scratch) })
+	s.Interval = bootstrap(len(samples), seed, func(draw []int) float64 { return medianOf(samples, draw, scratch) })
 	return s
 }
 
 // Quantile is the q-quantile of samples, of which there must be at least one.
 func Quantile(samples []float64, q float64) float64 { return stats.Quantiles(samples, q)[0] }
 
-// Fewest is the least number of samples that has a 95 % interval: that all of
-// five lie on one side of the true median happens once in 16 times.
-const Fewest = 6
+// MinSamples is the least number of samples for a 95 % interval. Of five samples,
+// all lie on one side of the true median once in 16 times, which is over 5 %.
+const MinSamples = 6
 
 // Enough says whether n samples are enough for an interval.
-func Enough(n int) bool { return n >= Fewest }
+func Enough(n int) bool { return n >= MinSamples }
 
-// Ratio is the median of b over the median of a, with its interval. Sample i of
-// a and of b were taken in the same block, so blocks are what is resampled:
-// what slowed both down cancels. Samples without a partner are left out. It is
-// an error if there are too few pairs, or if a sample of a took no time.
-func Ratio(a, b []float64, seed uint64) (ratio float64, of Interval, err error) {
+// Ratio returns the median of b over the median of a, with its interval. Sample i
+// of a and sample i of b were taken in the same block, and the bootstrap draws
+// blocks: what slowed down both cancels. Samples without a partner are left out.
+// Too few pairs are an error, and so is a sample of a that took no time.
+func Ratio(a, b []float64, seed uint64) (ratio float64, interval Interval, err error) {
 	n := min(len(a), len(b))
 	if !Enough(n) {
-		return 0, Interval{}, fmt.Errorf("%d pairs of samples, an interval needs %d", n, Fewest)
+		return 0, Interval{}, fmt.Errorf("%d pairs of samples, an interval needs %d", n, MinSamples)
 	}
 	a, b = a[:n], b[:n]
 	if slices.Min(a) <= 0 {
 		return 0, Interval{}, errors.New("a sample took no time at all") // every resampled median must be positive
 	}
 	scratch := make([]float64, n)
-	of = bootstrap(n, seed, func(draw []int) float64 { return medianOf(b, draw, scratch) / medianOf(a, draw, scratch) })
-	return stats.Median(b) / stats.Median(a), of, nil
+	interval = bootstrap(n, seed, func(draw []int) float64 { return medianOf(b, draw, scratch) / medianOf(a, draw, scratch) })
+	return stats.Median(b) / stats.Median(a), interval, nil
 }
 
-// Drifts says whether the second half of samples differs from the first by more
-// than margin.
+// Drifts says whether the second half of the samples differs from the first half
+// by more than margin.
 func Drifts(samples []float64, margin float64, seed uint64) bool {
 	half := len(samples) / 2
-	_, of, err := Ratio(samples[:half], samples[len(samples)-half:], seed)
+	_, interval, err := Ratio(samples[:half], samples[len(samples)-half:], seed)
 	if err != nil {
 		return false
 	}
-	v := Judge(of, margin)
+	v := Conclude(interval, margin)
 	return v == Slower || v == Faster
 }
 
-// bootstrap draws n indices with replacement, again and again, and gives the
-// middle 95 % of what f makes of them.
+// bootstrap draws n indices with replacement, again and again, and returns the
+// middle 95 % of the results of f.
 func bootstrap(n int, seed uint64, f func(draw []int) float64) Interval {
 	r := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))
 	draw := make([]int, n)
@@ -101,7 +101,7 @@ func bootstrap(n int, seed uint64, f func(draw []int) float64) Interval {
 	return Interval{Low: q[0], High: q[1]}
 }
 
-// medianOf is the median of the drawn samples, which it sorts in scratch.
+// medianOf returns the median of the drawn samples. It sorts them in scratch.
 func medianOf(samples []float64, draw []int, scratch []float64) float64 {
 	for i, j := range draw {
 		scratch[i] = samples[j]

@@ -15,12 +15,12 @@ func TestSummarize(t *testing.T) {
 	require.Equal(t, 1.0, s.MAD)
 	require.Equal(t, 1.0, s.Min)
 	require.Equal(t, 5.0, s.Max)
-	require.LessOrEqual(t, s.Of.Low, s.Median)
-	require.GreaterOrEqual(t, s.Of.High, s.Median)
+	require.LessOrEqual(t, s.Interval.Low, s.Median)
+	require.GreaterOrEqual(t, s.Interval.High, s.Median)
 	require.Equal(t, s, Summarize([]float64{5, 1, 4, 2, 3}, 1), "the same seed gives the same interval")
 
 	one := Summarize([]float64{7}, 1)
-	require.Equal(t, Interval{7, 7}, one.Of)
+	require.Equal(t, Interval{7, 7}, one.Interval)
 	require.Zero(t, one.CV)
 }
 
@@ -37,10 +37,10 @@ func TestRatio(t *testing.T) {
 	require.Error(t, err, "a ratio to zero is none")
 }
 
-func TestJudge(t *testing.T) {
+func TestConclude(t *testing.T) {
 	for _, c := range []struct {
 		of   Interval
-		want Verdict
+		want Conclusion
 	}{
 		{Interval{0.99, 1.01}, Equal},
 		{Interval{0.98, 1.02}, Equal},
@@ -50,20 +50,20 @@ func TestJudge(t *testing.T) {
 		{Interval{1.01, 1.05}, Unclear},
 		{Interval{0.5, 2}, Unclear},
 	} {
-		require.Equal(t, c.want, Judge(c.of, 0.02), "%v", c.of)
+		require.Equal(t, c.want, Conclude(c.of, 0.02), "%v", c.of)
 	}
 }
 
 // With a spread of 1 %, 20 samples and a margin of 2 %, what is equal is found
 // equal and a slowdown of 5 % is found, each for at least 95 of 100 seeds.
-func TestVerdictPower(t *testing.T) {
+func TestConclusionPower(t *testing.T) {
 	seeds := 100
 	if os.Getenv("VMM_SOAK") != "" {
 		seeds = 1000
 	}
 	for _, c := range []struct {
 		slowdown float64
-		want     Verdict
+		want     Conclusion
 	}{{0, Equal}, {0.05, Slower}, {-0.05, Faster}} {
 		right := 0
 		for seed := range uint64(seeds) {
@@ -75,7 +75,7 @@ func TestVerdictPower(t *testing.T) {
 			}
 			_, of, err := Ratio(a, b, seed)
 			require.NoError(t, err)
-			if Judge(of, 0.02) == c.want {
+			if Conclude(of, 0.02) == c.want {
 				right++
 			}
 		}

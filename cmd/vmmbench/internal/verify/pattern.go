@@ -1,6 +1,6 @@
-// Package verify fills memory with words that know where they belong, and finds
-// the first that does not. A pattern that repeats every chunk cannot see two
-// chunks swapped; this one never repeats.
+// Package verify fills memory with a pattern and finds the first word that is
+// wrong. Each word depends on its offset. A pattern that repeats every chunk would
+// not show two swapped chunks; this one never repeats.
 package verify
 
 import (
@@ -14,11 +14,11 @@ const word = 8 // bytes
 // and the word's absolute offset.
 type Pattern struct{ Seed uint64 }
 
-// golden is odd, so multiplying by it loses nothing and can be undone.
+// golden is odd, so multiplying by it can be undone.
 const golden = 0x9e3779b97f4a7c15
 
-// word is the i-th word. The mixing is splitmix64's: every bit of the index
-// reaches every bit of the word, and no two indices share a word.
+// word returns the i-th word. The mixing is that of splitmix64: every bit of the
+// index changes every bit of the word, and no two indices have the same word.
 func (p Pattern) word(i uint64) uint64 {
 	x := p.Seed + (i+1)*golden
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -42,8 +42,9 @@ func unshift(x uint64, n int) uint64 {
 	return x
 }
 
-// inverse is the number that times odd is 1. Newton's step doubles the bits
-// that are right, and odd is its own inverse in the lowest three.
+// inverse returns the number that multiplied by odd is 1. Each step of Newton's
+// method doubles the number of correct bits. odd is its own inverse in the lowest
+// three.
 func inverse(odd uint64) uint64 {
 	x := odd
 	for range 5 {
@@ -64,8 +65,8 @@ func (p Pattern) Fill(dst []byte, off uint64) {
 	copy(dst, last[:])
 }
 
-// differ compares got with what belongs at off, a multiple of 8. It gives how
-// many bytes differ and where in got the first of them is.
+// differ compares got with what belongs at off, a multiple of 8. It returns how
+// many bytes differ and the index of the first of them in got.
 func (p Pattern) differ(got []byte, off uint64) (bad uint64, first int) {
 	i := off / word
 	for at := 0; at < len(got); at += word {
@@ -87,14 +88,14 @@ func (p Pattern) differ(got []byte, off uint64) (bad uint64, first int) {
 	return bad, first
 }
 
-// tail is the last few bytes of a buffer as the low end of a word.
+// tail returns up to 8 bytes as the low end of a word.
 func tail(b []byte) uint64 {
 	var last [word]byte
 	copy(last[:], b)
 	return binary.LittleEndian.Uint64(last[:])
 }
 
-// at is the byte that belongs at off.
+// at returns the byte that belongs at off.
 func (p Pattern) at(off uint64) byte {
 	return byte(p.word(off/word) >> (8 * (off % word)))
 }

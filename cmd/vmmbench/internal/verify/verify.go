@@ -9,8 +9,8 @@ import (
 // Mode says how much is checked.
 type Mode string
 
-// Modes. Edges is the first and last 4 KiB of every chunk: where a chunk is
-// missing, doubled, swapped or short, its edges are wrong.
+// The values of Mode. Edges checks the first and last 4 KiB of every chunk: if a
+// chunk is missing, doubled, swapped or too short, they are wrong.
 const (
 	Full  Mode = "full"
 	Edges Mode = "edges"
@@ -36,11 +36,11 @@ const (
 	block = 1 << 20 // read at a time
 )
 
-// Poison is what a destination holds before anything is copied there, so that
-// what an earlier run left cannot pass for the work of this one.
+// Poison fills a destination before a copy, so that data of an earlier copy cannot
+// pass for the work of this one.
 const Poison = 0xa5
 
-// Result is what a check found. Bytes were really read and compared.
+// Result is the result of a check. Bytes is how many were read and compared.
 type Result struct {
 	Mode     Mode   `json:"mode"`
 	Bytes    uint64 `json:"bytes"`
@@ -48,7 +48,7 @@ type Result struct {
 	FirstBad *Bad   `json:"first_bad"`
 }
 
-// Add takes in the check of another buffer of the same case.
+// Add adds the check of another buffer of the same case.
 func (r *Result) Add(o Result) {
 	r.Bytes += o.Bytes
 	r.Errors += o.Errors
@@ -57,8 +57,8 @@ func (r *Result) Add(o Result) {
 	}
 }
 
-// Bad is the first wrong byte. Holds is the offset whose word stands in its
-// place, if that word belongs elsewhere in the same buffer: data that moved.
+// Bad is the first wrong byte. If the word there belongs to another offset of the
+// same buffer, Holds is that offset: the data are in the wrong place.
 type Bad struct {
 	Offset   uint64  `json:"offset"`
 	Chunk    int     `json:"chunk"`
@@ -75,18 +75,18 @@ func (b Bad) String() string {
 	return s
 }
 
-// View gives the bytes [off, off+n) of the buffer under test. They are valid
+// View returns the bytes [off, off+n) of the buffer under test. They are valid
 // until the next call.
 type View func(off, n uint64) ([]byte, error)
 
-// Bytes is the View of ordinary memory.
+// Bytes returns the View of a slice.
 func Bytes(b []byte) View {
 	return func(off, n uint64) ([]byte, error) { return b[off : off+n], nil }
 }
 
-// Check compares size bytes with the pattern. chunks are the offsets at which
-// the chunks of the buffer begin, the first of them 0, multiples of 8. It goes
-// on after a mismatch, to count.
+// Check compares size bytes with the pattern. chunks are the offsets at which the
+// chunks of the buffer begin: multiples of 8, the first one 0. Check counts all
+// wrong bytes, so it does not stop at the first.
 func (p Pattern) Check(mode Mode, size uint64, chunks []uint64, view View) (Result, error) {
 	r := Result{Mode: mode}
 	for _, s := range spans(mode, size, chunks) {
@@ -108,6 +108,7 @@ func (p Pattern) Check(mode Mode, size uint64, chunks []uint64, view View) (Resu
 	return r, nil
 }
 
+// bad describes the first wrong byte, got[first], of a block at off.
 func (p Pattern) bad(off uint64, first int, got []byte, size uint64, chunks []uint64) *Bad {
 	at := off + uint64(first)
 	b := &Bad{
@@ -127,7 +128,7 @@ func (p Pattern) bad(off uint64, first int, got []byte, size uint64, chunks []ui
 
 type span struct{ from, to uint64 }
 
-// spans is what mode looks at, without overlap and in rising order.
+// spans returns what mode checks, without overlap and in rising order.
 func spans(mode Mode, size uint64, chunks []uint64) []span {
 	switch mode {
 	case Off:
@@ -141,6 +142,7 @@ func spans(mode Mode, size uint64, chunks []uint64) []span {
 		if i+1 < len(chunks) {
 			to = min(size, chunks[i+1])
 		}
+		// The two edges of a short chunk would overlap.
 		switch {
 		case from >= to:
 		case to-from <= 2*edge:

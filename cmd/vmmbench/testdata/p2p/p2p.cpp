@@ -56,26 +56,26 @@ struct Current {
 	Current &operator=(const Current &) = delete;
 };
 
-// Memory is memory of one device: plain, or mapped with access for all in who.
+// Memory is memory of one device: plain, or mapped with access for all in users.
 class Memory {
 public:
 	Memory(const Device &owner, size_t size) : owner_(owner), size_(size) {
 		Current c(owner_);
 		CU(cuMemAlloc(&ptr, size_));
 	}
-	Memory(const Device &owner, size_t size, const std::vector<Device> &who) : owner_(owner), mapped_(true) {
+	Memory(const Device &owner, size_t size, const std::vector<Device> &users) : owner_(owner), mapped_(true) {
 		CUmemAllocationProp prop{};
 		prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
 		prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 		prop.location.id = owner.id;
-		size_t unit = 0;
-		CU(cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
-		size_ = (size + unit - 1) / unit * unit;
+		size_t granularity = 0;
+		CU(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+		size_ = (size + granularity - 1) / granularity * granularity;
 		CU(cuMemAddressReserve(&ptr, size_, 0, 0, 0));
 		CU(cuMemCreate(&handle_, size_, &prop, 0));
 		CU(cuMemMap(ptr, size_, 0, handle_, 0));
 		std::vector<CUmemAccessDesc> access;
-		for (const Device &d : who) {
+		for (const Device &d : users) {
 			CUmemAccessDesc one{};
 			one.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
 			one.location.id = d.id;
@@ -125,7 +125,7 @@ struct Copy {
 	const Memory *dst, *src;
 };
 
-// Host is what is copied, and room to read it back.
+// Host is what is copied, and a buffer to read it back into.
 struct Host {
 	unsigned char *data = nullptr, *back = nullptr;
 	size_t size;
@@ -145,7 +145,7 @@ struct Host {
 };
 
 // Runner does up to two copies at once, the first on a stream of from's and the
-// second on one of to's, and gives the milliseconds that both took by from's clock.
+// second on one of to's, and returns the milliseconds that both took by from's clock.
 class Runner {
 public:
 	Runner(const Device &from, const Device &to) : from_(from), to_(to) {
@@ -241,12 +241,12 @@ double median(std::vector<double> v) {
 }
 
 // directions measures write, read and both with memory that is there.
-void directions(const Device &from, const Device &to, const std::string &pair, const char *kind, const Memory &mine, const Memory &room,
+void directions(const Device &from, const Device &to, const std::string &pair, const char *kind, const Memory &mine, const Memory &target,
 	const Memory &theirs, const Memory &there, const Host &host, int rounds) {
 	mine.fill(host.data, host.size);
 	theirs.fill(host.data, host.size);
 	Runner runner(from, to);
-	const Copy write{&there, &mine}, read{&room, &theirs};
+	const Copy write{&there, &mine}, read{&target, &theirs};
 	const std::vector<std::pair<const char *, std::vector<Copy>>> all{{"write", {write}}, {"read", {read}}, {"both", {write, read}}};
 	for (const auto &[direction, copies] : all) {
 		verify(runner, copies, host, pair + " " + kind + " " + direction);
@@ -268,8 +268,8 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 	int can = 0;
 	CU(cuDeviceCanAccessPeer(&can, from.id, to.id));
 	{
-		const Memory mine(from, n), room(from, n), theirs(to, n), there(to, n);
-		directions(from, to, pair, "none", mine, room, theirs, there, host, rounds);
+		const Memory mine(from, n), target(from, n), theirs(to, n), there(to, n);
+		directions(from, to, pair, "none", mine, target, theirs, there, host, rounds);
 		if (can) {
 			{
 				Current c(from);
@@ -279,7 +279,7 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 				Current c(to);
 				CU(cuCtxEnablePeerAccess(from.ctx, 0));
 			}
-			directions(from, to, pair, "enable", mine, room, theirs, there, host, rounds);
+			directions(from, to, pair, "enable", mine, target, theirs, there, host, rounds);
 			{
 				Current c(to);
 				CU(cuCtxDisablePeerAccess(from.ctx));
@@ -292,8 +292,8 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 		std::fprintf(stderr, "p2p: %s: no path\n", pair.c_str());
 		return;
 	}
-	const Memory mine(from, n, {from}), room(from, n, {from, to}), theirs(to, n, {to, from}), there(to, n, {to, from});
-	directions(from, to, pair, "vmm", mine, room, theirs, there, host, rounds);
+	const Memory mine(from, n, {from}), target(from, n, {from, to}), theirs(to, n, {to, from}), there(to, n, {to, from});
+	directions(from, to, pair, "vmm", mine, target, theirs, there, host, rounds);
 }
 
 // number is an argument, or exit 2.

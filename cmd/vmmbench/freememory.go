@@ -9,31 +9,30 @@ import (
 	"strings"
 )
 
-// freeMemory is how much more memory this process may take: what the machine
-// has available, or what a control group leaves if that is less. root is where
-// the system's files are.
+// freeMemory returns how much more memory this process can have: what the machine
+// has, or less if a control group limits it. root is where the system's files are.
 func freeMemory(root string) (free uint64, ok bool) {
 	free, ok = meminfo(root, "MemAvailable")
 	for _, g := range memoryGroups(root) {
-		if left, limited := g.left(); limited && (!ok || left < free) {
+		if left, limited := g.available(); limited && (!ok || left < free) {
 			free, ok = left, true
 		}
 	}
 	return free, ok
 }
 
-// meminfo is a line of /proc/meminfo in bytes.
+// meminfo returns a line of /proc/meminfo in bytes.
 func meminfo(root, name string) (uint64, bool) {
-	n, err := strconv.ParseUint(strings.TrimSuffix(field(filepath.Join(root, "proc/meminfo"), name), " kB"), 10, 64)
+	n, err := strconv.ParseUint(strings.TrimSuffix(procField(filepath.Join(root, "proc/meminfo"), name), " kB"), 10, 64)
 	return n * 1024, err == nil
 }
 
-// memoryGroup is a control group that may limit memory: its files.
+// memoryGroup has the files of a control group that may limit memory.
 type memoryGroup struct{ limit, used, stat, cache string }
 
-// memoryGroups are the groups that this process is in, with all above them. In
-// a container the path may be the one that the machine outside knows; then some
-// of them are not there, and the top one is the container's.
+// memoryGroups are the groups that this process is in, and all above them. In a
+// container the path may be that of the machine outside. Then some of the groups
+// do not exist here, and the top one is that of the container.
 func memoryGroups(root string) []memoryGroup {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -47,7 +46,7 @@ func memoryGroups(root string) []memoryGroup {
 		}
 		top := filepath.Join(root, "sys/fs/cgroup")
 		g := memoryGroup{"memory.max", "memory.current", "memory.stat", "inactive_file"}
-		if parts[1] != "" { // version 1, a tree for each controller
+		if parts[1] != "" { // version 1, which has a tree for each controller
 			if !slices.Contains(strings.Split(parts[1], ","), "memory") {
 				continue
 			}
@@ -65,14 +64,15 @@ func memoryGroups(root string) []memoryGroup {
 	return list
 }
 
-// left is what may still be taken. Files in the page cache that nobody has used
-// for a while count as used, but make room.
-func (g memoryGroup) left() (left uint64, limited bool) {
-	limit, ok := number(g.limit)
+// available returns how much memory the group can still have. Files in the page
+// cache that were not used for a while count as used, but the system drops them
+// when it needs memory.
+func (g memoryGroup) available() (left uint64, limited bool) {
+	limit, ok := readNumber(g.limit)
 	if !ok {
 		return 0, false
 	}
-	used, ok := number(g.used)
+	used, ok := readNumber(g.used)
 	if !ok {
 		return 0, false
 	}
@@ -80,6 +80,7 @@ func (g memoryGroup) left() (left uint64, limited bool) {
 	return limit - min(limit, used), true
 }
 
+// reclaimable is the size of those files.
 func (g memoryGroup) reclaimable() uint64 {
 	text, err := os.ReadFile(g.stat)
 	if err != nil {
@@ -94,12 +95,13 @@ func (g memoryGroup) reclaimable() uint64 {
 	return 0
 }
 
-// number is what a file holds if that is a number. No limit is the word max.
-func number(file string) (uint64, bool) {
+// readNumber reads a file that has one number. If there is no limit, the file has
+// the word max instead, and ok is false.
+func readNumber(file string) (n uint64, ok bool) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0, false
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	n, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	return n, err == nil
 }

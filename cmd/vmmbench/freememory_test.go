@@ -22,7 +22,7 @@ func TestFreeMemory(t *testing.T) {
 		{"a group with one", map[string]string{
 			"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "1000\n", "sys/fs/cgroup/job/memory.current": "400\n",
 		}, 600},
-		{"page cache makes room", map[string]string{
+		{"page cache can be dropped", map[string]string{
 			"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": "1000\n", "sys/fs/cgroup/job/memory.current": "400\n",
 			"sys/fs/cgroup/job/memory.stat": "anon 100\ninactive_file 300\nactive_file 0\n",
 		}, 900},
@@ -60,5 +60,5 @@ func TestFreeMemory(t *testing.T) {
 		require.Equal(t, c.want, free, c.name)
 	}
 	_, ok := freeMemory(t.TempDir())
-	require.False(t, ok, "a system that says nothing is not asked for more")
+	require.False(t, ok, "there is no figure where the files are missing")
 }

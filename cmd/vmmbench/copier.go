@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// copyGroup is what the contenders of one group of bw share. They copy from and
+// to the same host memory, so its address makes no difference between them.
+type copyGroup struct {
+	copyKind
+	dev      *vmm.Device
+	raw      driver.Device
+	size     uint64
+	pattern  verify.Pattern
+	up, down *buffer // host memory that is read, that is written; nil if unused
+}
+
+// setup makes the host memory.
+func (s *copyGroup) setup(ctx context.Context) (func() error, error) {
+	// Before any memory is made: then all cases of the group have the same reason.
+	if err := s.unsupported(s.dev); err != nil {
+		return nil, err
+	}
+	undo := func() error {
+		err := freeAll(s.up, s.down)
+		s.up, s.down = nil, nil
+		return err
+	}
+	var err error
+	if s.direction == h2d || s.direction == both {
+		if s.up, err = hostBuffer(s.dev, s.raw, s.host, s.size); err != nil {
+			return nil, err
+		}
+		if err := s.up.fill(ctx, s.pattern); err != nil {
+			return nil, errors.Join(err, undo())
+		}
+	}
+	if s.direction == d2h || s.direction == both {
+		if s.down, err = hostBuffer(s.dev, s.raw, s.host, s.size); err != nil {
+			return nil, errors.Join(err, undo())
+		}
+	}
+	return undo, nil
+}
+
+// contender makes a copier whose device memory is of this kind and layout.
+func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_ contender, err error) {
+	c := &copier{copyKind: s.copyKind, pattern: s.pattern}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.close())
+		}
+	}()
+	source := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, s.raw, kind, layout, c.fill) }
+	target := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, s.raw, kind, layout, poison) }
+	if s.direction == d2d {
+		src, err := source()
+		if err != nil {
+			return nil, err
+		}
+		dst, err := target()
+		if err != nil {
+			return nil, err
+		}
+		c.transfers = append(c.transfers, transfer{src, dst})
+	}
+	// Host to device comes first: describe reports the first transfer as forward.
+	if s.up != nil {
+		dst, err := target()
+		if err != nil {
+			return nil, err
+		}
+		c.transfers = append(c.transfers, transfer{s.up, dst})
+	}
+	if s.down != nil {
+		src, err := source()
+		if err != nil {
+			return nil, err
+		}
+		c.transfers = append(c.transfers, transfer{src, s.down})
+	}
+
+	for _, t := range c.transfers {
+		c.copies = append(c.copies, t.src.splitCopy(t.dst, s.streams)...)
+	}
+	if s.call == callSync {
+		for i, f := range c.copies {
+			c.copies[i] = f.thenSync(s.raw)
+		}
+	}
+	c.timer, err = newTimer(s.dev, s.raw, len(c.copies), s.gateable())
+	return c, err
+}
+
+// transfer is one copy, from a buffer that holds the pattern to one that does not.
+type transfer struct{ src, dst *buffer }
+
+// copier is a contender that copies.
+type copier struct {
+	copyKind
+	pattern   verify.Pattern
+	transfers []transfer
+	copies    []copyFunc // of each transfer as many as there are streams
+	timer     *timer
+	own       []*buffer // freed by close
+}
+
+// deviceEnd makes the device's end of a transfer and prepares its contents. c
+// owns it.
+func (c *copier) deviceEnd(ctx context.Context, dev *vmm.Device, raw driver.Device, kind string, layout shape, prepare func(context.Context, *buffer) error) (*buffer, error) {
+	b, err := deviceBuffer(dev, raw, kind, layout)
+	if err != nil {
+		return nil, err
+	}
+	c.own = append(c.own, b)
+	return b, prepare(ctx, b)
+}
+
+// fill makes b a source.
+func (c *copier) fill(ctx context.Context, b *buffer) error { return b.fill(ctx, c.pattern) }
+
+// poison makes b a target.
+func poison(ctx context.Context, b *buffer) error { return b.poison(ctx) }
+
+func (c *copier) measure(ctx context.Context, loops int) (measure.Sample, error) {
+	return c.timer.time(ctx, loops, c.copies...)
+}
+
+// verify copies once more and checks the targets. --corrupt flips a byte of the
+// device buffer. That is the source where the target is host memory, and then
+// the byte is flipped before the copy; else it is the target, after the copy.
+func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
+	result := verify.Result{Mode: mode}
+	if mode == verify.Off {
+		return result, nil
+	}
+	// What the samples left must not pass for the work of this copy.
+	for _, t := range c.transfers {
+		if err := t.dst.poison(ctx); err != nil {
+			return result, err
+		}
+		if t.dst.host != nil {
+			if err := t.src.flip(corrupt); err != nil {
+				return result, err
+			}
+		}
+	}
+	if _, err := c.timer.time(ctx, 1, c.copies...); err != nil {
+		return result, err
+	}
+	for _, t := range c.transfers {
+		chunks := t.dst.chunks
+		if t.dst.host == nil {
+			if err := t.dst.flip(corrupt); err != nil {
+				return result, err
+			}
+		} else {
+			chunks = t.src.chunks // host memory has none, and an error is searched by the device's
+		}
+		r, err := c.pattern.Check(mode, t.dst.size, chunks, t.dst.view(ctx))
+		result.Add(r)
+		if err != nil {
+			return result, err
+		}
+	}
+	return result, nil
+}
+
+func (c *copier) describe(rc *report.Case, samples []measure.Sample) {
+	rc.Flags = append(rc.Flags, c.timer.flag)
+	switch c.direction {
+	case d2d:
+		traffic := 2 * rc.Stats.Value
+		rc.Stats.Traffic = &traffic
+	case both:
+		// A transfer has ended when the last of its streams has.
+		var ways [2][]float64
+		for _, s := range samples {
+			for i := range ways {
+				ways[i] = append(ways[i], slices.Max(s.Parts[i*c.streams:(i+1)*c.streams]))
+			}
+		}
+		rc.Stats.Both = &report.Both{
+			Forward: bandwidth(c.transfers[0].src.size, median(ways[0])),
+			Reverse: bandwidth(c.transfers[1].src.size, median(ways[1])),
+		}
+	}
+}
+
+func (c *copier) close() error {
+	var err error
+	if c.timer != nil {
+		err = c.timer.close() // waits for copies that still use the buffers
+	}
+	return errors.Join(err, freeAll(c.own...))
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// measureGroup measures one group and adds its cases to the report.
+func (r *runner) measureGroup(ctx context.Context, g group) {
+	cases := make([]report.Case, len(g.tasks))
+	for i, t := range g.tasks {
+		cases[i] = t.c
+	}
+	err := r.measureTasks(ctx, g, cases)
+	// An error of the whole group does not replace what is known of a case.
+	for i := range cases {
+		if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
+			endWithError(&cases[i], err)
+		}
+	}
+	r.add(cases, r.compare(g, cases))
+}
+
+// measureTasks completes the cases. It returns an error that concerns all of them.
+func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case) (err error) {
+	// The next group needs the memory of this one.
+	defer debug.FreeOSMemory()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("not started: %w", err)
+	}
+	if free, ok := freeMemory("/"); ok && g.memory > free {
+		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
+	}
+	if g.setup != nil {
+		undo, failed := g.setup(ctx)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+	}
+
+	// A contender that cannot be opened ends its own case only. So work[k] belongs
+	// to cases[index[k]].
+	var index []int
+	var open []contender
+	var work []measure.Func
+	defer func() {
+		for k, c := range open {
+			if err := c.close(); err != nil {
+				endWithError(&cases[index[k]], fmt.Errorf("close: %w", err))
+			}
+		}
+	}()
+	for i, t := range g.tasks {
+		c, err := t.open(ctx)
+		if err != nil {
+			endWithError(&cases[i], err)
+			continue
+		}
+		index, open, work = append(index, i), append(open, c), append(work, c.measure)
+	}
+	outcomes := measure.Run(ctx, measure.Config{
+		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
+		Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
+	}, work)
+	for k, i := range index {
+		r.finishCase(ctx, &cases[i], open[k], outcomes[k])
+	}
+	return nil
+}
+
+// finishCase completes a case from the samples of its contender.
+func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
+	c.Samples = o.Times()
+	if o.Stop == measure.Failed {
+		endWithError(c, o.Err)
+		return
+	}
+	if len(c.Samples) > 0 {
+		r.summarize(c, o)
+		by.describe(c, o.Samples)
+	}
+	// Verifying takes as long as a sample, so an interrupt leaves it out.
+	if err := cmp.Or(o.Err, ctx.Err()); err != nil {
+		endWithError(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
+		return
+	}
+	result, err := by.verify(ctx, r.flags.verify, r.flags.corrupt)
+	switch bad := result.FirstBad; {
+	case bad != nil: // whether or not the check came to its end
+		c.Verify, c.Status, c.Reason = &result, report.Failed, report.Text(bad.String())
+	case err != nil:
+		endWithError(c, fmt.Errorf("verify: %w", err))
+	default:
+		c.Verify, c.Status = &result, report.Passed
+	}
+}
+
+// summarize adds the statistics to a case.
+func (r *runner) summarize(c *report.Case, o measure.Outcome) {
+	seed := measure.Seed(r.flags.seed, c.ID)
+	sum := stat.Summarize(c.Samples, seed)
+	c.Stats = &report.Stats{
+		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
+		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
+		Low: sum.Interval.Low, High: sum.Interval.High,
+		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Interval.Low), ValueHigh: inUnit(c, sum.Interval.High),
+	}
+	if v := c.Stats; v.ValueLow > v.ValueHigh {
+		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the lowest bandwidth
+	}
+	if !stat.Enough(sum.N) {
+		c.Flags = append(c.Flags, "few-samples")
+	}
+	if sum.CV > 0.05 {
+		c.Flags = append(c.Flags, "noisy")
+	}
+	if stat.Drifts(c.Samples, float64(r.flags.margin), seed) {
+		c.Flags = append(c.Flags, "drift")
+	}
+}
+
+// Units of a case.
+const (
+	unitGBs = "GB/s"
+	unitMs  = "ms"
+	unitUs  = "us"
+)
+
+// inUnit converts a time to the unit of a case. One byte a nanosecond is 1 GB/s.
+func inUnit(c *report.Case, ns float64) float64 {
+	switch c.Unit {
+	case unitMs:
+		return ns / 1e6
+	case unitUs:
+		return ns / 1e3
+	}
+	return bandwidth(c.Bytes, ns)
+}
+
+// bandwidth is in GB/s, 1e9 bytes a second. If the clock is too coarse to measure
+// the work it is 0, because JSON has no infinity.
+func bandwidth(bytes uint64, ns float64) float64 {
+	if ns <= 0 {
+		return 0
+	}
+	return float64(bytes) / ns
+}
+
+// compare compares the tasks of a group in pairs.
+func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
+	var list []report.Comparison
+	for _, p := range g.pairs() {
+		a, b := cases[p.a], cases[p.b]
+		c := report.Comparison{
+			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
+			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Conclusion: stat.Unclear,
+		}
+		for _, side := range []report.Case{a, b} {
+			if side.Status != report.Passed && c.Reason == "" {
+				c.Reason = report.Text(fmt.Sprintf("%s: %s", side.ID, side.Status))
+			}
+		}
+		if c.Reason == "" {
+			r.addRatio(&c, a, b)
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// addRatio adds the ratio of b's time to a's, or the reason why there is none.
+func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
+	ratio, interval, err := stat.Ratio(a.Samples, b.Samples, measure.Seed(r.flags.seed, c.ID))
+	if err != nil {
+		c.Reason = report.Text(err.Error())
+		return
+	}
+	c.Ratio, c.Low, c.High, c.Conclusion = &ratio, &interval.Low, &interval.High, stat.Conclude(interval, c.Margin)
+}
+
+// add adds to the report and to the outputs.
+func (r *runner) add(cases []report.Case, comparisons []report.Comparison) {
+	for _, c := range cases {
+		if c.Samples == nil {
+			c.Samples = []float64{}
+		}
+		if c.Flags == nil {
+			c.Flags = []string{}
+		}
+		r.report.Cases = append(r.report.Cases, c)
+		r.eachOutput(func(o *output) error { return o.Case(c) })
+	}
+	for _, c := range comparisons {
+		r.report.Comparisons = append(r.report.Comparisons, c)
+		r.eachOutput(func(o *output) error { return o.Comparison(c) })
+	}
+}
+
+// endWithError ends a case with an error. If this machine cannot do it, the case is
+// waived. The only context is that of the signals, so an error that says canceled
+// is an interrupt.
+func endWithError(c *report.Case, err error) {
+	c.Status, c.Reason = report.Error, oneLine(err)
+	switch {
+	case notAvailable(err):
+		c.Status = report.Waived
+	case errors.Is(err, context.Canceled):
+		c.Status, c.Reason = report.Interrupted, "interrupted: "+c.Reason
+	}
+}
+
+// oneLine returns an error as a reason. Each of several joined errors has a line
+// of its own, which does not fit into a table.
+func oneLine(err error) report.Text {
+	return report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
+}
+
+// notAvailable says whether err is about something that this machine does not have.
+func notAvailable(err error) bool {
+	return errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrNoDriver) || errors.Is(err, vmm.ErrNoDevice)
+}
