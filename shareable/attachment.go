@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -75,7 +76,7 @@ func (a *attachment) start() {
 // retireLocked has the reader unmap from capacity on, which is the offset of
 // chunk i. Requires pub.mu.
 func (a *attachment) retireLocked(capacity uint64, i int) {
-	assertLocked(&a.pub.mu)
+	invariants.Held(&a.pub.mu)
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
 	a.stalled = false
@@ -159,7 +160,7 @@ func (a *attachment) nextFrame() (f outFrame, ok bool) {
 // imported the last frame, because the driver takes longer for an export and an
 // import at a time than for one after the other. Requires pub.mu.
 func (a *attachment) windowLocked() int {
-	assertLocked(&a.pub.mu)
+	invariants.Held(&a.pub.mu)
 	if a.pub.srv.fds.has(a.pub.chunks[a.nextChunk].seg) {
 		return 2
 	}
@@ -169,7 +170,7 @@ func (a *attachment) windowLocked() int {
 // chunksFrameLocked makes a frame of the next chunks and records them as sent.
 // Requires pub.mu.
 func (a *attachment) chunksFrameLocked() outFrame {
-	assertLocked(&a.pub.mu)
+	invariants.Held(&a.pub.mu)
 	p := a.pub
 	pieces := append([]publishedChunk(nil), p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]...)
 	a.nextChunk += len(pieces)

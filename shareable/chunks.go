@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -57,7 +58,7 @@ func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
 // them. Requires mu. The generation moves before any length that counts bytes of
 // the chunks that replace them.
 func (p *Publication) dropChunksLocked(i int) {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	for _, c := range p.chunks[i:] {
 		p.srv.fds.drop(c.seg)
 	}
@@ -73,7 +74,7 @@ func (p *Publication) dropChunksLocked(i int) {
 
 // endLocked is the offset at which the chunks end. Requires mu.
 func (p *Publication) endLocked() uint64 {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	if len(p.chunks) == 0 {
 		return 0
 	}
@@ -83,7 +84,7 @@ func (p *Publication) endLocked() uint64 {
 
 // chunksBelowLocked is how many chunks hold a byte below n. Requires mu.
 func (p *Publication) chunksBelowLocked(n uint64) int {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	i := len(p.chunks)
 	for i > 0 && p.chunks[i-1].Offset >= n {
 		i--
@@ -94,14 +95,14 @@ func (p *Publication) chunksBelowLocked(n uint64) int {
 // indexLocked is the index of the first chunk whose id is not below id. Requires
 // mu.
 func (p *Publication) indexLocked(id uint64) int {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	i, _ := slices.BinarySearchFunc(p.chunks, id, func(c publishedChunk, id uint64) int { return cmp.Compare(c.ID, id) })
 	return i
 }
 
 // hasLocked reports whether the chunk is still published. Requires mu.
 func (p *Publication) hasLocked(c publishedChunk) bool {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	i := p.indexLocked(c.ID)
 	return i < len(p.chunks) && p.chunks[i].ID == c.ID
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -100,7 +101,7 @@ func (c *fdCache) release(d *cachedFD) {
 // evictLocked removes idle entries, the least recently used first, until no more
 // than most are left. Requires mu.
 func (c *fdCache) evictLocked(most int) {
-	assertLocked(&c.mu)
+	invariants.Held(&c.mu)
 	for e := c.lru.Back(); e != nil && len(c.entries) > most; {
 		before := e.Prev()
 		if d, ok := e.Value.(*cachedFD); ok && d.users == 0 {
@@ -139,7 +140,7 @@ func (c *fdCache) forget(d *cachedFD) {
 
 // removeLocked takes d out of the cache. Requires mu.
 func (c *fdCache) removeLocked(d *cachedFD) {
-	assertLocked(&c.mu)
+	invariants.Held(&c.mu)
 	c.lru.Remove(d.elem)
 	d.elem = nil
 	delete(c.entries, d.seg)

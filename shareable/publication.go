@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -331,7 +332,7 @@ func (p *Publication) publishLen(n uint64) error {
 // wakeSendersLocked has the sessions of all readers look for frames to send.
 // Requires mu.
 func (p *Publication) wakeSendersLocked() {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	for a := range p.attachments {
 		a.ses.wakeSender()
 	}
@@ -421,7 +422,7 @@ func (p *Publication) teardown() {
 // signalLocked wakes waitUntil: a reader acknowledged or went, or the pending
 // lengths are published. Requires mu.
 func (p *Publication) signalLocked() {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	close(p.progress)
 	p.progress = make(chan struct{})
 }
@@ -451,7 +452,7 @@ func (p *Publication) waitUntil(ctx context.Context, reached func() bool) error 
 
 // objectLocked describes the publication as it is now. Requires mu.
 func (p *Publication) objectLocked(access uint32) wire.Object {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	l, queued := p.opts.Layout, p.done
 	if p.state != wire.StateClosed { // teardown unmaps the page
 		queued = max(queued, p.page.queued.Load())

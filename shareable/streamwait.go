@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -98,7 +99,7 @@ func (v *View) WaitOn(s *vmm.Stream, n uint64) error {
 
 // acquireLocked returns a wait that no stream uses. Requires mu.
 func (p *streamWaits) acquireLocked(dev *vmm.Device) (*streamWait, error) {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	if p.closed {
 		return nil, errViewClosed
 	}
@@ -123,7 +124,7 @@ func (s *streamWait) reset() {
 
 // addPageLocked allocates another page of waits. Requires mu.
 func (p *streamWaits) addPageLocked(dev *vmm.Device) error {
-	assertLocked(&p.mu)
+	invariants.Held(&p.mu)
 	raw, err := dev.Raw()
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -96,7 +97,7 @@ func (v *View) Len() uint64 {
 // word, so a length from it is limited to what is mapped. It counts only if the
 // generation, loaded after it, is the one that is mapped.
 func (v *View) lenLocked() uint64 {
-	assertLocked(&v.mu)
+	invariants.Held(&v.mu)
 	switch {
 	case v.closed:
 		return 0
@@ -263,7 +264,7 @@ var (
 
 // checkOpenLocked returns an error after Close. Requires mu.
 func (v *View) checkOpenLocked() error {
-	assertLocked(&v.mu)
+	invariants.Held(&v.mu)
 	if v.closed {
 		return errViewClosed
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -19,7 +20,7 @@ const (
 
 // watchLocked starts watchPage unless it runs. Requires mu.
 func (v *View) watchLocked() {
-	assertLocked(&v.mu)
+	invariants.Held(&v.mu)
 	if v.watching || v.detached || v.closed || v.page == nil {
 		return
 	}
@@ -112,7 +113,7 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 // reachedLocked reports whether Len is at least n; the error is why it never will
 // be. Requires mu, for reading at least.
 func (v *View) reachedLocked(n uint64) (bool, error) {
-	assertLocked(&v.mu)
+	invariants.Held(&v.mu)
 	switch {
 	case v.closed:
 		return false, errViewClosed
@@ -131,7 +132,7 @@ func (v *View) reachedLocked(n uint64) (bool, error) {
 // updateLenLocked notifies if Len has moved since the last time, and reports
 // whether it has. Requires mu.
 func (v *View) updateLenLocked() (moved bool) {
-	assertLocked(&v.mu)
+	invariants.Held(&v.mu)
 	n := v.lenLocked()
 	if n == v.notifiedLen {
 		return false
@@ -144,7 +145,7 @@ func (v *View) updateLenLocked() (moved bool) {
 // notifyLocked wakes every call of Wait, and releases the streams whose wait is
 // over. Requires mu.
 func (v *View) notifyLocked() {
-	assertLocked(&v.mu)
+	invariants.Held(&v.mu)
 	if v.lenChanged != nil {
 		close(v.lenChanged)
 		v.lenChanged = nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -127,7 +128,7 @@ func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 
 // checkStreamLocked is nil if fences wait for the stream. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	if _, named := r.namedStreams[s]; r.usersNamed && !named {
 		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}

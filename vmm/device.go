@@ -1,14 +1,21 @@
 package vmm
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"os"
+	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -18,9 +25,11 @@ import (
 // gives two Devices that share one context. Safe for concurrent use.
 type Device struct {
 	// Immutable.
-	state *deviceState
-	name  string
-	info  Info
+	state    *deviceState
+	drv      driver.Driver
+	name     string
+	info     Info
+	location Location // of its memory
 
 	counters counters
 	cache    cache
@@ -47,16 +56,18 @@ type openedAt struct {
 
 func newDevice(drv driver.Driver, info Info) *Device {
 	d := &Device{
+		drv:      drv,
 		name:     fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
 		info:     info,
+		location: Location{Kind: LocationDevice, ID: info.Ordinal},
 		open:     map[any]openedAt{},
 		retiring: map[*Reservation]struct{}{},
 	}
 	key := deviceCount.Add(1)
-	d.sweepMu.At(levelSweep, key)
-	d.mu.At(levelDevice, key)
-	d.cache.mu.At(levelCache, key)
-	d.counters.mu.At(levelCounters, key)
+	d.sweepMu.At(lock.Sweep, key)
+	d.mu.At(lock.Device, key)
+	d.cache.mu.At(lock.Cache, key)
+	d.counters.mu.At(lock.Counters, key)
 	d.wakeup = sync.NewCond(&d.mu)
 	d.worker.kicked = make(chan struct{}, 1)
 	d.state = acquireState(drv, info.Ordinal, d)
@@ -87,10 +98,8 @@ func (d *Device) Driver() driver.Driver {
 	if d == nil {
 		return nil
 	}
-	return d.drv()
+	return d.drv
 }
-
-func (d *Device) drv() driver.Driver { return d.state.parent.drv }
 
 // live is nil while the device is open.
 func (d *Device) live() error {
@@ -128,13 +137,10 @@ func (d *Device) Raw() (driver.Device, error) {
 	return o.Device, nil
 }
 
-// location is where memory of this device lives.
-func (d *Device) location() Location { return Location{Kind: LocationDevice, ID: d.state.n} }
-
 // resolve replaces LocationOwner by this device.
 func (d *Device) resolve(p Prop) Prop {
 	if p.Location.Kind == LocationOwner {
-		p.Location = d.location()
+		p.Location = d.location
 	}
 	return p
 }
@@ -144,7 +150,7 @@ func (d *Device) granularity(p Prop) (uint64, error) {
 	if err := d.live(); err != nil {
 		return 0, err
 	}
-	return d.drv().Granularity(p)
+	return d.drv.Granularity(p)
 }
 
 // Supports answers nil, ErrNotSupported, or an error that settles nothing. It
@@ -153,7 +159,7 @@ func (d *Device) Supports(f Feature) error {
 	if err := d.live(); err != nil {
 		return d.fail("probe "+f.String(), 0, 0, err)
 	}
-	return d.fail("probe "+f.String(), 0, 0, d.drv().Supports(d.state.n, f))
+	return d.fail("probe "+f.String(), 0, 0, d.drv.Supports(d.state.n, f))
 }
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
@@ -247,19 +253,18 @@ func (d *Device) untrack(thing any) {
 	delete(d.open, thing)
 }
 
-// describe is the kind, with an address and a size for what has them.
-func (o openedAt) describe(thing any) string {
-	switch t := thing.(type) {
-	case *Reservation:
-		return fmt.Sprintf("%s at %v of %s", o.kind, t.ptr, sizeText(t.size))
-	case *Chunk:
-		return fmt.Sprintf("%s of %s", o.kind, sizeText(t.mem.size))
-	case grantKey:
-		return fmt.Sprintf("%s of memory of %v at %v", o.kind, t.r.dev, t.r.ptr)
-	case legacyKey:
-		return fmt.Sprintf("%s of %v to memory of %v", o.kind, t.from, t.to)
+// describer is an open object that can say more of itself than its kind.
+type describer interface {
+	describe(kind string) string
+	where() (p Ptr, size uint64, mapped []Mapping)
+}
+
+// describe is the kind, and more for what can say more.
+func describe(thing any, kind string) string {
+	if t, ok := thing.(describer); ok {
+		return t.describe(kind)
 	}
-	return o.kind
+	return kind
 }
 
 // where is the first line outside this module's own packages, the caller's.
@@ -316,6 +321,29 @@ func (d *Device) runInBackground(f func()) {
 	}()
 }
 
+// until runs f to its end, but returns when ctx is done.
+func (d *Device) until(ctx context.Context, f func() error) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", ErrInvalid)
+	}
+	if ctx.Done() == nil {
+		return f()
+	}
+	done := make(chan error, 1)
+	d.runInBackground(func() { done <- f() })
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	default:
+		return ctx.Err()
+	}
+}
+
 // Close closes the device, after joining closes that were given up on. While
 // something is open it answers ErrBusy, names it, and closes nothing. Memory
 // that the driver would not take back is offered once more; if it still will
@@ -367,7 +395,7 @@ func (d *Device) beginClose() (again bool, err error) {
 	if err := d.checkUnusedLocked(); err != nil {
 		return false, err
 	}
-	if n := d.counters.read(&d.counters.committed); n > 0 {
+	if n := d.counters.read(&d.counters.committed.now); n > 0 {
 		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or on their way back", ErrBusy, sizeText(n))
 	}
 	d.closing = true
@@ -425,11 +453,162 @@ func (d *Device) openNamesLocked() []string {
 	const most = 8
 	var all []string
 	for thing, o := range d.open {
-		all = append(all, fmt.Sprintf("%s made at %s", o.describe(thing), o.where()))
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
 	}
 	slices.Sort(all)
 	if n := len(all); n > most {
 		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
 	}
 	return all
+}
+
+// Open opens a device by name:
+//
+//	"auto"             the first CUDA device; the host only where there is no
+//	                   CUDA driver or no device of it
+//	"cuda:1"           by ordinal
+//	"cuda:GPU-..."     by UUID, "cuda:MIG-..." a MIG instance
+//	"host", "host:1"   host memory
+//
+// A CUDA driver that is there and fails is an error for "auto" too, and so is
+// one that this program cannot use: it was built without cgo, or finds no
+// libcuda. No context is made until a call needs one. The caller must Close it.
+func Open(name string) (*Device, error) {
+	d, err := open(name)
+	if err != nil {
+		return nil, &OpError{Op: "open", Device: name, Err: err}
+	}
+	return d, nil
+}
+
+// nvidiaDevice is there where the kernel has NVIDIA's driver. Tests change it.
+var nvidiaDevice = "/dev/nvidiactl"
+
+func open(name string) (*Device, error) {
+	if name == "auto" {
+		d, err := open("cuda:0")
+		if errors.Is(err, ErrNoDriver) {
+			if _, found := os.Stat(nvidiaDevice); found == nil {
+				return nil, fmt.Errorf("%w; but %s is there: build with CGO_ENABLED=1 and a C compiler, "+
+					"have libcuda.so.1 where the loader looks, or take Open(\"host\")", err, nvidiaDevice)
+			}
+		}
+		if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
+			return open("host")
+		}
+		return d, err
+	}
+	kind, which, colon := strings.Cut(name, ":")
+	if !colon {
+		which = "0"
+	}
+	drv, err := driverNamed(kind)
+	if err != nil {
+		return nil, err
+	}
+	n, err := ordinal(drv, which)
+	if err != nil {
+		return nil, err
+	}
+	return openDriver(drv, n)
+}
+
+// driverNamed gives the driver that the part of a device name before the colon stands for.
+func driverNamed(kind string) (driver.Driver, error) {
+	switch kind {
+	case "host":
+		return host.Default(), nil
+	case "cuda":
+		return cuda.Default()
+	}
+	return nil, fmt.Errorf("%w: a device is \"auto\", \"cuda:N\", \"cuda:UUID\" or \"host:N\"", ErrInvalid)
+}
+
+// ordinal finds the device that which, the part after the colon, stands for.
+func ordinal(drv driver.Driver, which string) (int, error) {
+	if n, err := strconv.Atoi(which); err == nil {
+		return n, nil
+	}
+	all, err := drv.Devices()
+	if err != nil {
+		return 0, err
+	}
+	for _, i := range all {
+		if which != "" && (which == i.MIG || which == uuidText(i.UUID)) {
+			return i.Ordinal, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: none of the %d of driver %s is %q", ErrNoDevice, len(all), drv.Name(), which)
+}
+
+// uuidText is how NVIDIA's tools write a device's UUID.
+func uuidText(u [16]byte) string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
+}
+
+// OpenDriver opens device n of any driver: one that injects faults, or one of
+// another vendor. The driver's dynamic type must be comparable, as pointers
+// are. The caller must Close it.
+func OpenDriver(drv driver.Driver, n int) (*Device, error) {
+	d, err := openDriver(drv, n)
+	if err != nil {
+		return nil, &OpError{Op: "open", Device: fmt.Sprintf("device %d", n), Err: err}
+	}
+	return d, nil
+}
+
+func openDriver(drv driver.Driver, n int) (*Device, error) {
+	if drv == nil || !reflect.ValueOf(drv).Comparable() {
+		return nil, fmt.Errorf("%w: no driver, or one whose type cannot be compared", ErrInvalid)
+	}
+	all, err := drv.Devices()
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range all {
+		if i.Ordinal == n {
+			return newDevice(drv, i), nil
+		}
+	}
+	return nil, fmt.Errorf("%w: driver %s has %d, this is number %d", ErrNoDevice, drv.Name(), len(all), n)
+}
+
+// Devices lists CUDA's devices, then the host's first; "host:1" and on, which
+// share its memory, are opened on demand. That there is no CUDA driver is no
+// error; that there is one and it fails is.
+func Devices() ([]Info, error) {
+	var all []Info
+	drv, err := cuda.Default()
+	if err == nil {
+		all, err = drv.Devices()
+	}
+	if err != nil && !errors.Is(err, ErrNoDriver) && !errors.Is(err, ErrNoDevice) {
+		return nil, &OpError{Op: "list devices", Err: err}
+	}
+	here, err := host.Default().Devices()
+	if err != nil {
+		return nil, &OpError{Op: "list devices", Err: err}
+	}
+	return append(all, here[:1]...), nil
+}
+
+// fail wraps err for op, once: an error that already names its operation stays
+// as it is.
+func (d *Device) fail(op string, p Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	var done *OpError
+	if errors.As(err, &done) {
+		return err
+	}
+	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
+}
+
+// pairFail names the pair of an error, once.
+func pairFail(from, to *Device, err error) error {
+	if err == nil || from == nil || to == nil {
+		return err
+	}
+	return &PairError{From: from.name, To: to.name, Err: err}
 }

@@ -23,7 +23,7 @@ import (
 // devices of one driver must find each other.
 var process = func() *processState {
 	p := &processState{limit: 1 << 46, drivers: map[driver.Driver]*driverState{}}
-	p.mu.At(levelProcess, 0)
+	p.mu.At(lock.Process, 0)
 	return p
 }()
 
@@ -121,8 +121,8 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	sys := process.drivers[drv]
 	if sys == nil {
 		sys = &driverState{drv: drv, devices: map[int]*deviceState{}}
-		sys.mu.At(levelDriver, 0)
-		sys.legacy.mu.At(levelLegacyPairs, 0)
+		sys.mu.At(lock.Driver, 0)
+		sys.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = sys
 	}
 	sys.devicesOpen++
@@ -142,11 +142,11 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 func newDeviceState(parent *driverState, n int) *deviceState {
 	s := &deviceState{parent: parent, n: n}
 	key := uint64(n) // devices are locked by ordinal, if more than one is
-	s.closeMu.At(levelDeviceClose, key)
-	s.pressureMu.At(levelPressure, key)
-	s.openMu.At(levelOpen, key)
-	s.mu.At(levelDeviceState, key)
-	s.streamsMu.At(levelStreams, key)
+	s.closeMu.At(lock.DeviceClose, key)
+	s.pressureMu.At(lock.Pressure, key)
+	s.openMu.At(lock.Open, key)
+	s.mu.At(lock.DeviceState, key)
+	s.streamsMu.At(lock.Streams, key)
 	return s
 }
 
@@ -214,9 +214,9 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 		return nil, err
 	}
 	o := &openDevice{Device: dev, state: s}
-	o.mu.At(levelOpenDevice, 0)
-	o.stage.device = o
-	o.stage.mu.At(levelStaging, 0)
+	o.mu.At(lock.OpenDevice, 0)
+	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
+	o.stage.mu.At(lock.Staging, 0)
 	s.open.Store(o)
 	return o, nil
 }
@@ -419,45 +419,35 @@ func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
 	if !o.retain() {
 		return fenceEvent{}, nil
 	}
-	e, err := o.event()
-	if err != nil {
-		o.release()
-		return fenceEvent{}, err
+	f := fenceEvent{on: o}
+	o.mu.Lock()
+	if last := len(o.events) - 1; last >= 0 {
+		f.e, o.events = o.events[last], o.events[:last]
 	}
-	f := fenceEvent{o, e}
-	if err := o.Record(e, s); err != nil {
+	o.mu.Unlock()
+	if f.e == 0 {
+		var err error
+		if f.e, err = o.NewEvent(EventBlocking); err != nil {
+			o.release()
+			return fenceEvent{}, err
+		}
+	}
+	if err := o.Record(f.e, s); err != nil {
 		f.free()
 		return fenceEvent{}, err
 	}
 	return f, nil
 }
 
-// event takes an event out of the free ones, or makes one.
-func (o *openDevice) event() (e driver.Event, err error) {
-	o.mu.Lock()
-	if last := len(o.events) - 1; last >= 0 {
-		e, o.events = o.events[last], o.events[:last]
-	}
-	o.mu.Unlock()
-	if e == 0 {
-		e, err = o.NewEvent(EventBlocking)
-	}
-	return e, err
-}
-
-// recycle makes an event free to use again.
-func (o *openDevice) recycle(e driver.Event) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.events = append(o.events, e)
-}
-
-// free gives the event back.
+// free makes the event free to use again.
 func (f fenceEvent) free() {
-	if f.on != nil {
-		f.on.recycle(f.e)
-		f.on.release()
+	if f.on == nil {
+		return
 	}
+	f.on.mu.Lock()
+	f.on.events = append(f.on.events, f.e)
+	f.on.mu.Unlock()
+	f.on.release()
 }
 
 // wait waits for the work, asleep, and frees the event.
@@ -475,7 +465,7 @@ func (f fenceEvent) done() (bool, error) {
 		return true, nil
 	}
 	done, err := f.on.Done(f.e)
-	if lost(err) {
+	if err != nil && lost(err) {
 		return true, nil
 	}
 	return done, err
@@ -486,4 +476,17 @@ func freeFences(all []fenceEvent) {
 	for _, f := range all {
 		f.free()
 	}
+}
+
+// legacyPairs is the pairs of a driver's devices that this process has enabled
+// for plain memory.
+type legacyPairs struct {
+	mu    lock.Mutex // held across the driver's calls, so that they agree with the counts
+	pairs map[[2]int]*legacyPair
+}
+
+// legacyPair is a pair that is enabled.
+type legacyPair struct {
+	users  int
+	theirs bool // another library enabled it, and may count on it
 }

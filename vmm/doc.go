@@ -87,8 +87,8 @@
 //	                      deviceState.mu, cache.mu, openDevice.mu
 //	                        staging.mu, counters.mu
 //
-// The levels below are this tree from top to bottom; in the race build a goroutine
-// that takes a lock out of order panics. Of several ranges each kind is taken in the
+// The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
+// goroutine that takes a lock out of order panics. Of several ranges each kind is taken in the
 // order in which the ranges were made. These are held across a wait for the device:
 // the closeMu of all kinds, grantMu, lenMu by Append and AppendOn for their own bytes,
 // and Stream.mu for reading, only if no event could be recorded. None is held across a
@@ -98,34 +98,3 @@
 // The library's own copies take no lock: they are counted (inFlight). Whatever takes
 // memory away marks it first and then waits for the copies that began before.
 package vmm
-
-import "github.com/cuvmm/cuvmm/vmm/internal/lock"
-
-// The levels of the locks, in the order in which a goroutine takes them.
-const (
-	_ lock.Level = iota
-	levelDeviceClose
-	levelRangeClose
-	levelGrants
-	levelLen
-	levelCap
-	levelPressure
-	levelSweep
-	levelMapping
-	levelLegacyPeers
-	levelLegacyPairs
-	levelStreamClose
-	levelStream
-	levelStreams
-	levelOpen
-	levelEvent
-	levelReservation
-	levelDevice
-	levelProcess
-	levelDriver
-	levelDeviceState
-	levelCache
-	levelOpenDevice
-	levelStaging
-	levelCounters
-)

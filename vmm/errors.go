@@ -85,27 +85,6 @@ func (e *PairError) Error() string {
 // Unwrap gives Err.
 func (e *PairError) Unwrap() error { return e.Err }
 
-// pairFail names the pair of an error, once.
-func pairFail(from, to *Device, err error) error {
-	if err == nil || from == nil || to == nil {
-		return err
-	}
-	return &PairError{From: from.name, To: to.name, Err: err}
-}
-
-// fail wraps err for op, once: an error that already names its operation stays
-// as it is.
-func (d *Device) fail(op string, p Ptr, size uint64, err error) error {
-	if err == nil {
-		return nil
-	}
-	var done *OpError
-	if errors.As(err, &done) {
-		return err
-	}
-	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
-}
-
 // also joins a second failure to the first in one line; either may be nil.
 func also(first error, doing string, second error) error {
 	switch {
@@ -129,3 +108,48 @@ func sizeText(n uint64) string {
 	}
 	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
 }
+
+// The seam's plain types under this package's name, so that applications
+// import vmm only. Their documentation is in package driver.
+type (
+	Ptr          = driver.Ptr
+	LocationKind = driver.LocationKind
+	Location     = driver.Location
+	Access       = driver.Access
+	Share        = driver.Share
+	Prop         = driver.Prop
+	Info         = driver.Info
+	Feature      = driver.Feature
+	EventFlags   = driver.EventFlags
+)
+
+// The seam's constants under this package's name.
+const (
+	LocationOwner    = driver.LocationOwner
+	LocationDevice   = driver.LocationDevice
+	LocationHostNUMA = driver.LocationHostNUMA
+
+	AccessNone      = driver.AccessNone
+	AccessRead      = driver.AccessRead
+	AccessReadWrite = driver.AccessReadWrite
+
+	ShareFD       = driver.ShareFD
+	ShareFabric   = driver.ShareFabric
+	ShareReadOnly = driver.ShareReadOnly
+
+	FeatureVMM          = driver.FeatureVMM
+	FeatureShareFD      = driver.FeatureShareFD
+	FeatureShareFabric  = driver.FeatureShareFabric
+	FeatureDMABuf       = driver.FeatureDMABuf
+	FeatureRDMA         = driver.FeatureRDMA
+	FeatureHostNUMA     = driver.FeatureHostNUMA
+	FeaturePools        = driver.FeaturePools
+	FeatureLegacyIPC    = driver.FeatureLegacyIPC
+	FeatureStreamMemOps = driver.FeatureStreamMemOps
+	FeatureKernels      = driver.FeatureKernels
+	FeatureReadOnlyMap  = driver.FeatureReadOnlyMap
+
+	EventTiming       = driver.EventTiming
+	EventBlocking     = driver.EventBlocking
+	EventInterprocess = driver.EventInterprocess
+)

@@ -16,7 +16,7 @@ func SetNoWorker(d *Device, off bool) { d.state.parent.hooks.noWorker = off }
 
 // Drain unmaps what retired and waits no longer.
 func Drain(d *Device) error {
-	_, err := d.sweepRetired()
+	_, err := sweepRetired(d)
 	return err
 }
 
@@ -97,7 +97,7 @@ func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
 func HostCopy(g *Range) int {
 	g.r.closeMu.Lock()
 	defer g.r.closeMu.Unlock()
-	return len(g.hostCopy.mem)
+	return len(g.hostCopy.Mem)
 }
 
 // Retirements is how many clips of the range have not come to their end.

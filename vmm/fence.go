@@ -2,11 +2,15 @@ package vmm
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // UsedBy names the streams that work on this memory. It is a promise: from the
@@ -49,7 +53,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 // to find them: nil after UsedBy. It needs r.mu, and comes after each change of what
 // it looks at.
 func (r *Reservation) setWaitsForLocked() {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	if r.usersNamed {
 		r.waitsFor.Store(nil)
 		return
@@ -60,7 +64,7 @@ func (r *Reservation) setWaitsForLocked() {
 
 // mayAccessLocked appends the devices whose work may use the memory. It needs r.mu.
 func (r *Reservation) mayAccessLocked(states []*deviceState) []*deviceState {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	states = append(states, r.accessInDoubt...)
 	for _, g := range r.grants {
 		if !slices.Contains(states, g.dev.state) {
@@ -206,6 +210,125 @@ func (w *waitResult) add(owner, of *deviceState, err error) {
 	}
 }
 
+// appendSpan is the AppendOns of one stream that may not have run yet, by number.
+type appendSpan struct{ first, last uint64 }
+
+// noteAppendLocked notes an AppendOn on s. It needs r.mu.
+func (r *Reservation) noteAppendLocked(s *Stream) {
+	r.appendSeq++
+	o, ok := r.pendingAppends[s]
+	if !ok {
+		if !s.addUser(r) {
+			return // closed meanwhile, its work waited for
+		}
+		o.first = r.appendSeq
+		if r.pendingAppends == nil {
+			r.pendingAppends = map[*Stream]appendSpan{}
+		}
+	}
+	o.last = r.appendSeq
+	r.pendingAppends[s] = o
+}
+
+// appendsDone notes that the AppendOns on s up to the given one have run.
+func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o, ok := r.pendingAppends[s]
+	switch {
+	case !ok:
+	case o.last > upTo:
+		r.pendingAppends[s] = appendSpan{max(o.first, upTo+1), o.last}
+	default:
+		delete(r.pendingAppends, s)
+		if _, named := r.namedStreams[s]; !named {
+			s.removeUser(r)
+		}
+	}
+}
+
+// appendTail is the end of a stream that owes, as far as the AppendOn numbered upTo.
+type appendTail struct {
+	s    *Stream
+	upTo uint64
+	m    fenceEvent
+	err  error
+}
+
+// waitAppends waits until the AppendOns up to the one numbered turn have run.
+func (r *Reservation) waitAppends(turn uint64) error {
+	var tails []appendTail
+	r.mu.Lock()
+	for s, o := range r.pendingAppends {
+		if o.first <= turn {
+			tails = append(tails, appendTail{s: s, upTo: o.last})
+		}
+	}
+	r.mu.Unlock()
+	for i := range tails {
+		if err := tails[i].s.notCapturing(); err != nil {
+			return err
+		}
+	}
+	for i := range tails {
+		t := &tails[i]
+		t.m, t.err = t.s.recordEnd()
+	}
+	var failed error
+	for _, t := range tails {
+		err := t.s.waitFence(t.m, t.err)
+		if err == nil {
+			r.appendsDone(t.s, t.upTo)
+		} else if failed == nil {
+			failed = fmt.Errorf("wait for a stream of %v: %w", t.s.dev, err)
+		}
+	}
+	return failed
+}
+
+// Fence is the end of a stream's work of one moment: what Record gives, for those who
+// need many. It is one of the device's pooled events, costs no allocation and no look
+// at the stack, and is not listed as open: when the Device closes its work has ended.
+// The zero Fence has passed. Safe for concurrent use, up to Free.
+type Fence struct{ f fenceEvent }
+
+// Fence marks the stream's end of now. The caller must Free the Fence. While the stream
+// is being captured it returns ErrCapturing.
+func (s *Stream) Fence() (f Fence, err error) {
+	if err = s.notCapturing(); err == nil {
+		f.f, err = s.recordFence()
+	}
+	return f, s.fail("record fence", 0, 0, err)
+}
+
+// Done says whether the work has ended, without waiting.
+func (f Fence) Done() (bool, error) { return f.f.done() }
+
+// Sync waits until the work has ended.
+func (f Fence) Sync() error {
+	if f.f.on == nil {
+		return nil
+	}
+	return f.f.on.SyncEvent(f.f.e)
+}
+
+// Free gives the Fence up. It must be called once.
+func (f Fence) Free() { f.f.free() }
+
+// WaitFence makes later work of the stream wait for the fence, of any device of the
+// same driver.
+func (s *Stream) WaitFence(f Fence) error {
+	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
+		switch {
+		case f.f.on == nil:
+			return nil
+		case f.f.on.state.parent != o.state.parent:
+			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
+		}
+		return o.Wait(s.raw, f.f.e)
+	}))
+}
+
 // inFlight counts the library's own copies of a reservation's memory that are
 // under way. Code that takes memory away marks it first and then waits for the copies
 // that began before. Copies that begin later see the mark. So a copy is waited for
@@ -257,4 +380,160 @@ func (c *inFlight) wait() {
 	for c.active[before&1].Load() > 0 {
 		<-c.ended
 	}
+}
+
+// Close waits for work that may use the memory, unmaps it and frees the
+// addresses. A held reservation, and one inside a Range, returns ErrBusy and
+// stays as it is; so does, with ErrCapturing, one that a captured stream may
+// use. If the device is lost, everything is given back all the same and the
+// error returned. On any other failure nothing but Close works any more; call
+// it again. Twice is fine, and so is a nil Reservation.
+func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }
+
+// CloseContext is Close that stops waiting when ctx is done and returns its
+// error. The close goes on by itself; Device.Close waits for it.
+func (r *Reservation) CloseContext(ctx context.Context) error {
+	if r == nil {
+		return nil
+	}
+	if err := r.notInRange(); err != nil {
+		return r.fail("close", 0, r.size, err)
+	}
+	if ctx != nil {
+		r.closesRunning.Add(1)
+	}
+	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
+		defer r.closesRunning.Add(-1)
+		return r.close(new(sync.Mutex))
+	}))
+}
+
+// close is Close for a user's reservation and for the one inside a range; with keeps
+// others from adding to it while it is being closed to them.
+func (r *Reservation) close(with sync.Locker) error {
+	r.closeMu.Lock()
+	defer r.closeMu.Unlock()
+	r.grantMu.Lock()
+	defer r.grantMu.Unlock()
+	with.Lock()
+	t, was, err := r.beginClose()
+	with.Unlock()
+	if err != nil || t == nil {
+		return err
+	}
+	r.copies.wait()
+	err = r.lastFence()
+	switch {
+	case errors.Is(err, ErrCapturing):
+		r.undoClose(t, was)
+	case err == nil || errors.Is(err, ErrDeviceLost):
+		err = also(err, "and giving it back", r.teardown())
+	}
+	return err
+}
+
+// beginClose lets nothing in any more and retires everything; nil if it is closed
+// already. The caller then waits for copies.
+func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
+	r.mappingMu.Lock() // a growth that is under way ends first
+	defer r.mappingMu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	was = r.phase.Load()
+	if was == isClosed {
+		return nil, was, nil
+	}
+	if len(r.holds) > 0 {
+		return nil, was, fmt.Errorf("%w: bytes of it are held", ErrBusy)
+	}
+	r.phase.Store(isClosing)
+	return r.retireLocked(0, len(r.table)), was, nil
+}
+
+// lastFence is fence if there is something that work could be using.
+func (r *Reservation) lastFence() error {
+	r.mu.Lock()
+	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
+	r.mu.Unlock()
+	if !used {
+		return nil
+	}
+	return r.fence()
+}
+
+// undoClose undoes beginClose.
+func (r *Reservation) undoClose(t *retirement, to uint32) {
+	r.unretire(t)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.phase.Store(to)
+}
+
+// teardown gives back whatever the driver will take. What it refuses stays
+// quarantined, and the reservation closing.
+func (r *Reservation) teardown() error {
+	r.mappingMu.Lock()
+	gone, failed := r.unmapRuns(func(*slot) bool { return true })
+	left := len(r.table)
+	r.mappingMu.Unlock()
+	for _, m := range gone {
+		failed = also(failed, "and", m.release())
+	}
+	if left == 0 {
+		failed = also(failed, "and", r.free())
+	}
+	return failed
+}
+
+// free gives the addresses back; with them the reservation is closed.
+func (r *Reservation) free() error {
+	r.dropRetirements()
+	// Out of the look-up first: the driver may hand the addresses out again at once.
+	all := r.dev.state.parent
+	all.remove(r)
+	if err := r.dev.drv.Free(r.ptr, r.size); err != nil {
+		all.add(r)
+		return err
+	}
+	giveAddresses(r.size)
+	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
+	r.mu.Lock()
+	r.phase.Store(isClosed)
+	r.notify()
+	grants, named, pending := r.grants[1:], r.namedStreams, r.pendingAppends
+	r.namedStreams, r.pendingAppends = nil, nil
+	r.mu.Unlock()
+	// The devices and streams last: until here they stay open for the memory.
+	for _, g := range grants {
+		g.dev.untrack(grantKey{r, g.dev})
+	}
+	for s := range named {
+		s.removeUser(r)
+	}
+	for s := range pending {
+		s.removeUser(r)
+	}
+	r.dev.untrack(r)
+	return nil
+}
+
+// addUser notes that r names the stream; false if it is closed.
+func (s *Stream) addUser(r *Reservation) bool {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	if s.closedToUsers {
+		return false
+	}
+	if s.users == nil {
+		s.users = map[*Reservation]struct{}{}
+	}
+	s.users[r] = struct{}{}
+	return true
+}
+
+// removeUser undoes remember.
+func (s *Stream) removeUser(r *Reservation) {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	delete(s.users, r)
 }

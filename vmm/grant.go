@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -114,7 +115,7 @@ func (r *Reservation) checkGrant(a Access, d *Device, reach func(from, to *Devic
 
 // checkPath is nil if there is a path from one device to the other's memory.
 func checkPath(from, to *Device) error {
-	ok, err := from.drv().CanAccessPeer(from.state.n, to.state.n)
+	ok, err := from.drv.CanAccessPeer(from.state.n, to.state.n)
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: no path between them", ErrNotSupported)
 	}
@@ -284,8 +285,8 @@ func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []dri
 	}
 	for _, d := range devs {
 		if now := r.granted(d); now != a || unsure {
-			after = append(after, driver.Grant{To: d.location(), Access: a}) // the last one for a device counts
-			before = append(before, driver.Grant{To: d.location(), Access: now})
+			after = append(after, driver.Grant{To: d.location, Access: a}) // the last one for a device counts
+			before = append(before, driver.Grant{To: d.location, Access: now})
 		}
 	}
 	return after, before
@@ -301,7 +302,7 @@ func (r *Reservation) accessUnsure() bool {
 
 // accessCertainLocked notes that the driver agrees with the grants again. It needs r.mu.
 func (r *Reservation) accessCertainLocked() {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	r.accessInDoubt = nil
 	r.setWaitsForLocked()
 	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
@@ -332,7 +333,7 @@ func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
 // setRunAccess sets the access of who to the slots [i, j), which lie side by side.
 func (r *Reservation) setRunAccess(i, j int, who []driver.Grant) error {
 	off := r.table[i].Off
-	return r.dev.drv().SetAccess(r.ptr+Ptr(off), r.table[j-1].End()-off, who)
+	return r.dev.drv.SetAccess(r.ptr+Ptr(off), r.table[j-1].End()-off, who)
 }
 
 // restoreAccess undoes SetAccess on the first n slots, the failed run included, which
@@ -399,7 +400,7 @@ func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
 func (r *Reservation) setGrantsLocked(grants []grant) {
 	who := make([]driver.Grant, len(grants))
 	for i, g := range grants {
-		who[i] = driver.Grant{To: g.dev.location(), Access: g.access}
+		who[i] = driver.Grant{To: g.dev.location, Access: g.access}
 	}
 	r.grants, r.driverGrants = grants, who
 	r.setWaitsForLocked()
@@ -428,3 +429,9 @@ func inOrder(ranges []*Range) []*Range {
 	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
 	return sorted
 }
+
+func (k grantKey) describe(kind string) string {
+	return fmt.Sprintf("%s of memory of %v at %v", kind, k.r.dev, k.r.ptr)
+}
+
+func (k grantKey) where() (p Ptr, size uint64, mapped []Mapping) { return k.r.ptr, k.r.size, nil }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -16,14 +17,6 @@ import (
 //  3. new memory
 //
 // ensure is the caller's way in, growAhead the one of the device's goroutine.
-
-// purpose is whom a growth is for.
-type purpose bool
-
-const (
-	forCaller    purpose = true  // a caller waits: all or nothing, and others give up what they can do without
-	forLookAhead purpose = false // no caller waits: what is affordable, and never at others' cost
-)
 
 // ensure brings Cap to at least need.
 func (g *Range) ensure(need uint64) error {
@@ -42,9 +35,9 @@ func (g *Range) ensure(need uint64) error {
 
 // growLocked brings Cap to at least need. It needs g.capMu.
 func (g *Range) growLocked(need uint64, why purpose) error {
-	g.capMu.AssertHeld()
+	invariants.Held(&g.capMu)
 	for {
-		have := g.r.reclaim(g.cap.Load(), need)
+		have := reclaim(g.r, g.cap.Load(), need)
 		g.cap.Store(have)
 		if need <= have {
 			return nil
@@ -56,7 +49,7 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 		// The chunks behind Cap may have been on their way out, and be back because
 		// the driver refused to unmap them. Then they are taken first.
 		have = g.cap.Load()
-		if g.r.reclaim(have, need) == have {
+		if reclaim(g.r, have, need) == have {
 			return err
 		}
 	}
@@ -66,13 +59,15 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 func (g *Range) mapNew(have, need uint64, why purpose) error {
 	r := g.r
 	r.mu.Lock()
-	err := r.quarantinedLocked(have)
+	var err error
+	if r.counters.quarantined.now > 0 {
+		err = r.quarantinedLocked(have)
+	}
 	r.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	need, _ = roundUp(need, g.unit()) // need <= Max, which is a multiple of it
-	least := need - have
+	least := (need - have + g.unit - 1) / g.unit * g.unit // both Max and Cap are multiples of the unit
 	want := least
 	if why == forCaller { // look-ahead takes what is affordable and no more
 		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
@@ -86,9 +81,6 @@ func (g *Range) mapNew(have, need uint64, why purpose) error {
 	return err
 }
 
-// unit is what Cap is a multiple of.
-func (g *Range) unit() uint64 { return max(g.r.gran, g.opts.Chunk) }
-
 // mapBatch maps want bytes of memory at off: cached chunks first, new ones for the
 // rest. For a caller it is all or nothing; look-ahead keeps what it got.
 func (g *Range) mapBatch(off, want uint64, why purpose) (got uint64, err error) {
@@ -100,7 +92,7 @@ func (g *Range) mapBatch(off, want uint64, why purpose) (got uint64, err error) 
 			m.release() //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 		}
 	}()
-	d, p := g.r.dev, chunkProp(g.r.dev, g.opts)
+	d, p := g.r.dev, g.prop
 	left := want
 	for left > 0 && !g.noCache {
 		m := d.takeCached(p, sizes.LeastCached(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
@@ -135,9 +127,10 @@ func (g *Range) mapBatch(off, want uint64, why purpose) (got uint64, err error) 
 // reclaim makes retiring slots at off accessible again, front to back, until need is
 // reached, and returns how far the accessible part goes then. A retirement of which
 // nothing is left is forgotten, its events free.
-func (r *Reservation) reclaim(off, need uint64) uint64 {
+func reclaim(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
-	if r.live() != nil {
+	n := len(r.table)
+	if n == 0 || r.table[n-1].Off < off || r.live() != nil { // nothing lies behind off, mostly
 		r.mu.Unlock()
 		return off
 	}
@@ -156,8 +149,8 @@ func (r *Reservation) reclaim(off, need uint64) uint64 {
 		off = s.End()
 	}
 	r.mu.Unlock()
-	freeFences(fences) // its own lock, so not under mu
 	if taken > 0 {
+		freeFences(fences) // it takes other locks, and may close a device: not under mu
 		d := r.dev
 		d.counters.count(taken, &d.counters.Reclaimed, &r.counters.Reclaimed)
 	}
@@ -195,10 +188,6 @@ func (g *Range) lookAhead() {
 		g.r.dev.worker.kick()
 	}
 }
-
-// afterFailure is how long look-ahead rests after it found less memory than it
-// wanted. A growth that needs the memory tries for itself.
-const afterFailure = 100 * time.Millisecond
 
 // growAhead is what the device's goroutine does for a range on its list.
 func (g *Range) growAhead() {
@@ -246,7 +235,127 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 	ours := g.r.counters.retiring.now + d.counters.cached.now
 	d.counters.mu.Unlock()
 	if left := goal - have; left > ours && left-ours > spare {
-		return have + (ours+spare)/g.unit()*g.unit()
+		return have + (ours+spare)/g.unit*g.unit
 	}
 	return goal
+}
+
+// The device's one goroutine grows ranges before they need it and unmaps what
+// retired once nothing uses it. It is there while there is something to do, and
+// sparse: what has to be done at all it does in few, large steps, since mapping
+// without a pause takes bandwidth from running copies.
+type worker struct {
+	running bool          // under Device.mu
+	queue   []*Range      // to grow ahead of need, each once; under Device.mu
+	kicked  chan struct{} // ends its rest
+}
+
+// What retired is looked at every few milliseconds: a growth that comes before
+// takes it back for nothing, and releasing memory as fast as it is given up
+// slows down running copies, since what is released is cleared.
+const (
+	firstRest = 4 * time.Millisecond
+	lastRest  = 32 * time.Millisecond
+)
+
+// Ranges put themselves on the list without waking the goroutine, unless it is
+// urgent: waking it is a system call in the middle of an append. So it looks for
+// itself, less and less often, and stays a little when there is nothing to do.
+const (
+	firstLook   = 250 * time.Microsecond
+	lastLook    = 4 * time.Millisecond
+	idleTimeout = 20 * time.Millisecond
+)
+
+// queueRetiring has the goroutine end the retirements of r once their work has ended.
+func (d *Device) queueRetiring(r *Reservation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retiring[r] = struct{}{}
+	d.startWorkerLocked()
+}
+
+// queueGrowth has the goroutine grow g when it looks next.
+func (d *Device) queueGrowth(g *Range) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, open := d.open[g.r]; !open {
+		return // a Close has overtaken the Grow, and would not wait for the goroutine
+	}
+	d.worker.queue = append(d.worker.queue, g)
+	d.startWorkerLocked()
+}
+
+// startWorkerLocked starts the goroutine if it is not running. It needs d.mu.
+func (d *Device) startWorkerLocked() {
+	invariants.Held(&d.mu)
+	if w := &d.worker; !w.running && !d.state.parent.hooks.noWorker {
+		w.running = true
+		go d.work()
+	}
+}
+
+// kick ends the goroutine's rest.
+func (w *worker) kick() {
+	select {
+	case w.kicked <- struct{}{}:
+	default:
+	}
+}
+
+// work runs until nothing is left to do. Growth comes first in each round: an append
+// may be about to need it, and no caller waits for what retires.
+func (d *Device) work() {
+	rest, look := firstRest, firstLook
+	began := time.Now()
+	due, busy := began.Add(rest), began
+	for {
+		for g := d.nextGrowth(); g != nil; g = d.nextGrowth() {
+			g.growAhead()
+			look, busy = firstLook, time.Now()
+		}
+		if !began.Before(due) {
+			rest = min(2*rest, lastRest)
+			if progress, _ := sweepRetired(d); progress { // what fails is tried again
+				rest, busy = firstRest, time.Now()
+			}
+			due = time.Now().Add(rest)
+		}
+		d.worked.Add(int64(time.Since(began)))
+		if d.stopIfIdle(time.Since(busy) >= idleTimeout) {
+			return
+		}
+		select {
+		case <-d.worker.kicked:
+		case <-time.After(min(look, max(0, time.Until(due)))):
+			look = min(2*look, lastLook)
+		}
+		began = time.Now()
+	}
+}
+
+// nextGrowth is the next range to grow, or nil.
+func (d *Device) nextGrowth() *Range {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	w := &d.worker
+	if len(w.queue) == 0 {
+		return nil
+	}
+	g := w.queue[0]
+	w.queue = append(w.queue[:0], w.queue[1:]...)
+	return g
+}
+
+// stopIfIdle ends the goroutine if nothing is left to do; unless idle, only once
+// nothing is open that could bring more.
+func (d *Device) stopIfIdle(idle bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.worker.queue) > 0 || len(d.retiring) > 0 || !idle && len(d.open) > 0 {
+		return false
+	}
+	d.worker.running = false
+	d.wakeup.Broadcast()
+	return true
 }

@@ -244,7 +244,7 @@ func (g *Range) host() ([]byte, error) {
 	if err := g.live(); err != nil {
 		return nil, err
 	}
-	v, ok := g.r.dev.drv().(driver.HostViewer)
+	v, ok := g.r.dev.drv.(driver.HostViewer)
 	if !ok {
 		return nil, fmt.Errorf("%w: the CPU cannot address this memory", ErrNotSupported)
 	}
@@ -266,9 +266,6 @@ var (
 	_ io.ReaderFrom = (*Range)(nil)
 	_ io.WriterTo   = (*Range)(nil)
 )
-
-// appendSpan is the AppendOns of one stream that may not have run yet, by number.
-type appendSpan struct{ first, last uint64 }
 
 // WaitWritten is Len as it is now, once the copies that AppendOn has queued for
 // bytes below it have run: what may then be shown to readers that know nothing
@@ -320,77 +317,4 @@ func (g *Range) lengthAndAppends() (n, turn uint64, some bool, err error) {
 		return 0, 0, false, err
 	}
 	return g.len.Load(), g.r.appendSeq, len(g.r.pendingAppends) > 0, nil
-}
-
-// noteAppendLocked notes an AppendOn on s. It needs r.mu.
-func (r *Reservation) noteAppendLocked(s *Stream) {
-	r.appendSeq++
-	o, ok := r.pendingAppends[s]
-	if !ok {
-		if !s.addUser(r) {
-			return // closed meanwhile, its work waited for
-		}
-		o.first = r.appendSeq
-		if r.pendingAppends == nil {
-			r.pendingAppends = map[*Stream]appendSpan{}
-		}
-	}
-	o.last = r.appendSeq
-	r.pendingAppends[s] = o
-}
-
-// appendsDone notes that the AppendOns on s up to the given one have run.
-func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	o, ok := r.pendingAppends[s]
-	switch {
-	case !ok:
-	case o.last > upTo:
-		r.pendingAppends[s] = appendSpan{max(o.first, upTo+1), o.last}
-	default:
-		delete(r.pendingAppends, s)
-		if _, named := r.namedStreams[s]; !named {
-			s.removeUser(r)
-		}
-	}
-}
-
-// appendTail is the end of a stream that owes, as far as the AppendOn numbered upTo.
-type appendTail struct {
-	s    *Stream
-	upTo uint64
-	m    fenceEvent
-	err  error
-}
-
-// waitAppends waits until the AppendOns up to the one numbered turn have run.
-func (r *Reservation) waitAppends(turn uint64) error {
-	var tails []appendTail
-	r.mu.Lock()
-	for s, o := range r.pendingAppends {
-		if o.first <= turn {
-			tails = append(tails, appendTail{s: s, upTo: o.last})
-		}
-	}
-	r.mu.Unlock()
-	for i := range tails {
-		if err := tails[i].s.notCapturing(); err != nil {
-			return err
-		}
-	}
-	for i := range tails {
-		t := &tails[i]
-		t.m, t.err = t.s.recordEnd()
-	}
-	var failed error
-	for _, t := range tails {
-		err := t.s.waitFence(t.m, t.err)
-		if err == nil {
-			r.appendsDone(t.s, t.upTo)
-		} else if failed == nil {
-			failed = fmt.Errorf("wait for a stream of %v: %w", t.s.dev, err)
-		}
-	}
-	return failed
 }

@@ -186,5 +186,5 @@ func (l Layout) tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {
 		steps[i] = step
 		step *= dims[i]
 	}
-	return Tensor{d.drv().Name(), d.info.Ordinal, p, l.Kind, l.Bits, dims, steps}, nil
+	return Tensor{d.drv.Name(), d.info.Ordinal, p, l.Kind, l.Bits, dims, steps}, nil
 }

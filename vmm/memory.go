@@ -26,6 +26,14 @@ type memory struct {
 	refs    atomic.Int64
 }
 
+// purpose is whom a growth is for.
+type purpose bool
+
+const (
+	forCaller    purpose = true  // a caller waits: all or nothing, and others give up what they can do without
+	forLookAhead purpose = false // no caller waits: what is affordable, and never at others' cost
+)
+
 // create makes memory with one reference. Prop's location is resolved already.
 func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error) {
 	s := d.state
@@ -34,7 +42,7 @@ func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error)
 		if err := s.charge(size); err != nil {
 			return err
 		}
-		h, err := d.drv().Create(size, p)
+		h, err := d.drv.Create(size, p)
 		if err != nil {
 			s.discharge(size)
 			return err
@@ -83,16 +91,14 @@ func (m *memory) release() error {
 // that runs out of memory, and by Device.Close.
 func (m *memory) free() error {
 	d := m.dev
-	if err := d.drv().Release(m.handle); err != nil {
+	if err := d.drv.Release(m.handle); err != nil {
 		d.counters.add(m.size, &d.counters.quarantined)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.unreleased = append(d.unreleased, m)
 		return err
 	}
-	d.counters.sub(m.size, &d.counters.committed)
-	d.counters.count(1, &d.counters.Releases)
-	d.counters.freedBytes.Add(m.size)
+	d.counters.released(m.size)
 	if m.created {
 		d.state.discharge(m.size)
 	}
@@ -150,7 +156,7 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 // cacheMemory puts memory without references into the cache; false if it is to be
 // released.
 func (d *Device) cacheMemory(m *memory) bool {
-	if !m.private || m.prop.Location != d.location() { // no range of d asks for other memory
+	if !m.private || m.prop.Location != d.location { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache
@@ -215,18 +221,18 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)
 	}
-	before := d.counters.freedBytes.Load()
+	before := d.counters.read(&d.counters.freedBytes)
 	err = d.retryReleases()   // it may wait, so not within trim
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
-	return d.counters.freedBytes.Load() - before, d.fail("trim", 0, keep, err)
+	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
 }
 
 // trim is Trim with pressureMu held.
 func (d *Device) trim(keep uint64) error {
-	_, err := d.sweepRetired()
-	if d.counters.read(&d.counters.quarantined) > 0 {
+	_, err := sweepRetired(d)
+	if d.counters.read(&d.counters.quarantined.now) > 0 {
 		for _, r := range d.reservations() {
 			err = also(err, "and", r.repair())
 		}
@@ -292,6 +298,10 @@ func (s *deviceState) retryAfterRelease(why purpose, f func() error) error {
 		}
 	}
 }
+
+// afterFailure is how long look-ahead rests after it found less memory than it
+// wanted. A growth that needs the memory tries for itself.
+const afterFailure = 100 * time.Millisecond
 
 // releaseForOthers has all Devices on this one release what they can do without,
 // and says whether any memory was released since seen was read.

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -20,7 +22,9 @@ type Range struct {
 	// Immutable.
 	r       *Reservation
 	opts    RangeOptions
-	noCache bool // takes no cached memory
+	prop    Prop   // of its chunks
+	unit    uint64 // what Cap is a multiple of
+	noCache bool   // takes no cached memory
 
 	lenMu    lock.Mutex // orders changes of Len
 	capMu    lock.Mutex // orders changes of Cap
@@ -33,8 +37,8 @@ type Range struct {
 	waitSlot chan struct{} // taken by the one WaitWritten that waits
 
 	// Of Sleep; guarded by r.closeMu.
-	hostCopy    hostCopy // host memory for the contents
-	sleptChunks []uint64 // sizes of the chunks that come back
+	hostCopy    hostcopy.Buffer // host memory for the contents
+	sleptChunks []uint64        // sizes of the chunks that come back
 
 	asleep bool // counted as asleep; guarded by r.mu
 }
@@ -76,26 +80,23 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	if err := d.live(); err != nil {
 		return nil, err
 	}
-	gran, err := d.granularity(chunkProp(d, o))
+	prop := Prop{Location: d.location, Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
+	gran, err := d.granularity(prop)
 	if err != nil {
 		return nil, err
 	}
 	if o, err = d.resolveOptions(o, gran); err != nil {
 		return nil, err
 	}
-	g := &Range{opts: o, noCache: noCache, waitSlot: make(chan struct{}, 1)}
+	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
+	g.hostCopy.Take, g.hostCopy.Return = takeAddresses, giveAddresses
 	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, g); err != nil {
 		return nil, err
 	}
-	g.lenMu.At(levelLen, g.r.id)
-	g.capMu.At(levelCap, g.r.id)
+	g.lenMu.At(lock.Len, g.r.id)
+	g.capMu.At(lock.Cap, g.r.id)
 	g.lookAhead()
 	return g, nil
-}
-
-// chunkProp is what the chunks of a range are made of.
-func chunkProp(d *Device, o RangeOptions) Prop {
-	return Prop{Location: d.location(), Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
 }
 
 // resolveOptions checks the options and fills in what was left out.
@@ -369,7 +370,7 @@ func (g *Range) setLen(n uint64) error {
 
 // publishLenLocked shows a new Len. It needs g.lenMu.
 func (g *Range) publishLenLocked(n uint64) {
-	g.lenMu.AssertHeld()
+	invariants.Held(&g.lenMu)
 	r := g.r
 	c := &r.dev.counters
 	switch old := g.len.Swap(n); {
@@ -444,7 +445,7 @@ func (g *Range) close() error {
 	if !g.bookClosed() {
 		return err
 	}
-	return also(err, "and giving host memory back", g.hostCopy.free())
+	return also(err, "and giving host memory back", g.hostCopy.Free())
 }
 
 // bookClosed takes a range that is closed out of the counters; false if it is not.
@@ -464,4 +465,56 @@ func (g *Range) bookClosed() bool {
 	g.cap.Store(0)
 	g.publishLenLocked(0)
 	return true
+}
+
+// Stats reads the range's counters.
+func (g *Range) Stats() RangeStats {
+	if g == nil {
+		return RangeStats{}
+	}
+	r := g.r
+	r.mu.Lock() // no chunk comes or goes meanwhile
+	defer r.mu.Unlock()
+	r.dev.counters.mu.Lock()
+	defer r.dev.counters.mu.Unlock()
+	c, used := &r.counters, g.len.Load()
+	st := RangeStats{
+		Committed:         c.committed.now,
+		Used:              used,
+		Retiring:          c.retiring.now,
+		Quarantined:       c.quarantined.now,
+		Chunks:            len(r.table),
+		PeakCommitted:     c.committed.peak,
+		PeakUsed:          max(c.used.peak, used),
+		Hits:              c.Hits,
+		Growths:           c.Growths,
+		GrowAheads:        c.GrowAheads,
+		GrowAheadFailures: c.GrowAheadFailures,
+		Reclaimed:         c.Reclaimed,
+		Asleep:            r.phase.Load() == isAsleep,
+	}
+	if r.phase.Load() != isClosed {
+		st.Reserved = r.size
+	}
+	return st
+}
+
+// ResetPeaks makes the high-water marks what there is now.
+func (g *Range) ResetPeaks() {
+	if g == nil {
+		return
+	}
+	g.r.dev.counters.mu.Lock()
+	defer g.r.dev.counters.mu.Unlock()
+	for _, x := range []*gauge{&g.r.counters.committed, &g.r.counters.used} {
+		x.peak = x.now
+	}
+}
+
+// bookAwakeLocked undoes what commit counts. It needs r.mu.
+func (g *Range) bookAwakeLocked() {
+	invariants.Held(&g.r.mu)
+	c := &g.r.dev.counters
+	c.move(g.len.Load(), &c.asleep, &c.used)
+	g.asleep = false
 }

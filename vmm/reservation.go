@@ -91,7 +91,7 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	gran, err := d.granularity(Prop{Location: d.location()})
+	gran, err := d.granularity(Prop{Location: d.location})
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
@@ -112,10 +112,10 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Re
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, owner: owner, id: reservationCount.Add(1)}
 	r.generation.Store(r.id << 32)             // so that no two reservations have the same, at one address or not
 	r.table = make(slots.Table[*memory], 0, 4) // so that the first growth allocates its chunk and nothing else
-	r.closeMu.At(levelRangeClose, r.id)
-	r.grantMu.At(levelGrants, r.id)
-	r.mappingMu.At(levelMapping, r.id)
-	r.mu.At(levelReservation, r.id)
+	r.closeMu.At(lock.RangeClose, r.id)
+	r.grantMu.At(lock.Grants, r.id)
+	r.mappingMu.At(lock.Mapping, r.id)
+	r.mu.At(lock.Reservation, r.id)
 	own := AccessReadWrite
 	if o.ReadOnly {
 		own = AccessRead
@@ -127,7 +127,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Re
 		return nil, err
 	}
 	var err error
-	if r.ptr, err = d.drv().Reserve(rounded, max(o.Align, gran)); err != nil {
+	if r.ptr, err = d.drv.Reserve(rounded, max(o.Align, gran)); err != nil {
 		giveAddresses(rounded)
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Re
 		kind = "range"
 	}
 	if err := d.track(r, kind); err != nil {
-		err = also(err, "and freeing the addresses", d.drv().Free(r.ptr, rounded))
+		err = also(err, "and freeing the addresses", d.drv.Free(r.ptr, rounded))
 		giveAddresses(rounded)
 		return nil, err
 	}
@@ -276,8 +276,8 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
 // mapOnDriver maps ms at off and sets access for who, all or nothing. What cannot be
 // undone becomes quarantined slots from index i on. It needs r.mappingMu.
 func (r *Reservation) mapOnDriver(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
-	r.mappingMu.AssertHeld()
-	drv := r.dev.drv()
+	invariants.Held(&r.mappingMu)
+	drv := r.dev.drv
 	var n int       // how many are mapped
 	var done uint64 // their bytes
 	var err error
@@ -346,8 +346,8 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 // insertSlotsLocked adds slots for ms at index i, each with a reference of its own,
 // quarantined if why is not nil. It needs r.mappingMu and r.mu.
 func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slots.State, why error) {
-	r.mappingMu.AssertHeld()
-	r.mu.AssertHeld()
+	invariants.Held(&r.mappingMu)
+	invariants.Held(&r.mu)
 	var size uint64
 	r.table = append(r.table, make(slots.Table[*memory], len(ms))...)
 	copy(r.table[i+len(ms):], r.table[i:])
@@ -359,20 +359,22 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 		}
 		size += m.size
 	}
-	r.dev.counters.moved(len(ms), size, true, &r.counters)
-	r.checkInvariantsLocked()
+	r.dev.counters.mapped(len(ms), size, &r.counters)
+	if invariants.Enabled {
+		r.checkInvariantsLocked()
+	}
 }
 
 // removeSlotsLocked takes the slots [i, j) out and appends their memory, references
 // included. It needs r.mappingMu and r.mu.
 func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
-	r.mappingMu.AssertHeld()
-	r.mu.AssertHeld()
-	var size uint64
+	invariants.Held(&r.mappingMu)
+	invariants.Held(&r.mu)
+	var size, retiring uint64
 	for k := i; k < j; k++ {
 		s := &r.table[k]
 		if s.State >= slots.Retiring {
-			r.unretireLocked(s)
+			retiring += s.Size
 		}
 		if s.Quarantined != nil {
 			r.unquarantineLocked(s)
@@ -380,17 +382,19 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 		size += s.Size
 		gone = append(gone, s.Mem)
 	}
-	r.dev.counters.moved(j-i, size, false, &r.counters)
+	r.dev.counters.unmapped(j-i, size, retiring, &r.counters)
 	r.table = slices.Delete(r.table, i, j)
 	r.generation.Add(1) // what lay there is lost
-	r.checkInvariantsLocked()
+	if invariants.Enabled {
+		r.checkInvariantsLocked()
+	}
 	return gone
 }
 
 // quarantineLocked marks a slot where an undo failed: growth past it returns why from
 // now on. It needs r.mu.
 func (r *Reservation) quarantineLocked(s *slot, why error) {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	if s.Quarantined == nil {
 		r.dev.counters.add(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
 	}
@@ -399,7 +403,7 @@ func (r *Reservation) quarantineLocked(s *slot, why error) {
 
 // unquarantineLocked undoes quarantineLocked. It needs r.mu.
 func (r *Reservation) unquarantineLocked(s *slot) {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	if s.Quarantined != nil {
 		r.dev.counters.sub(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
 	}
@@ -409,7 +413,7 @@ func (r *Reservation) unquarantineLocked(s *slot) {
 // quarantinedLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
 func (r *Reservation) quarantinedLocked(off uint64) error {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
 		if s := &r.table[i]; s.Off <= off && s.Quarantined != nil {
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
@@ -421,9 +425,6 @@ func (r *Reservation) quarantinedLocked(off uint64) error {
 // checkInvariantsLocked holds the table to what the rest relies on, in builds of our
 // own tests. It needs r.mu.
 func (r *Reservation) checkInvariantsLocked() {
-	if !invariants.Enabled {
-		return
-	}
 	err := r.table.Check(r.size, r.gran)
 	for i := range r.table {
 		if r.table[i].Mem.refs.Load() < 1 {
@@ -473,7 +474,7 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 
 // checkHoldsLocked is ErrBusy if bytes of [off, end) are held. It needs r.mu.
 func (r *Reservation) checkHoldsLocked(off, end uint64) error {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	for _, h := range r.holds {
 		if h.off < end && off < h.end {
 			return fmt.Errorf("%w: [%#x, %#x) is held", ErrBusy, h.off, h.end)
@@ -527,4 +528,23 @@ func (r *Reservation) notify() {
 	if c := r.changed.Swap(nil); c != nil {
 		close(*c)
 	}
+}
+
+func (r *Reservation) describe(kind string) string {
+	return fmt.Sprintf("%s at %v of %s", kind, r.ptr, sizeText(r.size))
+}
+
+// where is its address, its size, and the slots.
+func (r *Reservation) where() (p Ptr, size uint64, mapped []Mapping) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.table {
+		s := &r.table[i]
+		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
+		if s.Quarantined != nil {
+			m.Quarantined = s.Quarantined.Error()
+		}
+		mapped = append(mapped, m)
+	}
+	return r.ptr, r.size, mapped
 }

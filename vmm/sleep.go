@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -228,10 +226,10 @@ func (s *sleeper) save(mode SleepMode) error {
 	if err != nil {
 		return err
 	}
-	if err := s.hostCopy.ensure(n); err != nil {
+	if err := s.hostCopy.Ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return raw.copyOut(s.hostCopy.mem[:n], s.r.ptr)
+	return raw.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
 }
 
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
@@ -244,7 +242,7 @@ func (s *sleeper) unmapAll() error {
 		return nil
 	}
 	// It is one stretch: what retires lies right behind the capacity.
-	if err := r.dev.drv().Unmap(r.ptr, r.table[n-1].End()); err != nil {
+	if err := r.dev.drv.Unmap(r.ptr, r.table[n-1].End()); err != nil {
 		r.mappingMu.Unlock()
 		return err
 	}
@@ -303,14 +301,6 @@ func (s *sleeper) commit(mode SleepMode) {
 	s.r.notify()
 }
 
-// bookAwakeLocked undoes what commit counts. It needs r.mu.
-func (g *Range) bookAwakeLocked() {
-	g.r.mu.AssertHeld()
-	c := &g.r.dev.counters
-	c.move(g.len.Load(), &c.asleep, &c.used)
-	g.asleep = false
-}
-
 // releaseMemory gives up the sleeper's references.
 func (s *sleeper) releaseMemory() {
 	for _, m := range s.mem {
@@ -367,7 +357,7 @@ func (s *sleeper) restore() error {
 // createMemory takes memory for chunks of the same sizes as before, cached memory
 // first.
 func (s *sleeper) createMemory() error {
-	d, p := s.r.dev, chunkProp(s.r.dev, s.opts)
+	d, p := s.r.dev, s.prop
 	for _, size := range s.sleptChunks {
 		var m *memory
 		if !s.noCache {
@@ -440,14 +430,14 @@ func (s *sleeper) load() error {
 	if err != nil {
 		return err
 	}
-	if err := raw.copyIn(s.r.ptr, s.hostCopy.mem[:n]); err != nil {
+	if err := raw.copyIn(s.r.ptr, s.hostCopy.Mem[:n]); err != nil {
 		return err
 	}
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	if r.driverGrants[0].Access == AccessRead { // as granted; see mapMemory
-		return r.dev.drv().SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
+		return r.dev.drv.SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
 	}
 	return nil
 }
@@ -461,7 +451,7 @@ func (s *sleeper) rollback(err error) error {
 	if err == nil || lost(err) {
 		err = nil
 		if len(s.mem) > 0 {
-			err = r.dev.drv().Unmap(r.ptr, s.capacity)
+			err = r.dev.drv.Unmap(r.ptr, s.capacity)
 		}
 	}
 	if err != nil {
@@ -498,86 +488,4 @@ func (s *sleeper) showAwakeLocked() {
 	r.notify()
 	r.mu.Unlock()
 	s.releaseMemory() // the slots have references of their own
-}
-
-// hostCopy is host memory for the contents of a range that sleeps. It is a mapping of
-// the host driver without a context, so no stream and no capture has to do with it.
-type hostCopy struct {
-	ptr    Ptr
-	size   uint64
-	handle driver.Handle
-	mapped bool
-	mem    []byte
-}
-
-// ensure makes it n bytes at least. What it held is lost if it has to grow.
-func (h *hostCopy) ensure(n uint64) error {
-	if uint64(len(h.mem)) >= n {
-		return nil
-	}
-	if err := h.free(); err != nil {
-		return err
-	}
-	drv := host.Default()
-	prop := Prop{Location: Location{Kind: LocationDevice}}
-	gran, err := drv.Granularity(prop)
-	if err != nil {
-		return err
-	}
-	size, ok := roundUp(n, gran)
-	if !ok {
-		return fmt.Errorf("%w: %d bytes", ErrOutOfMemory, n)
-	}
-	if err := takeAddresses(size); err != nil {
-		return err
-	}
-	err = func() (err error) {
-		if h.ptr, err = drv.Reserve(size, 0); err != nil {
-			giveAddresses(size)
-			return err
-		}
-		h.size = size
-		if h.handle, err = drv.Create(size, prop); err != nil {
-			return err
-		}
-		if err = drv.Map(h.ptr, size, h.handle); err != nil {
-			return err
-		}
-		h.mapped = true
-		if err = drv.SetAccess(h.ptr, size, []driver.Grant{{To: prop.Location, Access: AccessReadWrite}}); err != nil {
-			return err
-		}
-		h.mem, err = drv.HostBytes(h.ptr, size)
-		return err
-	}()
-	if err != nil {
-		err = also(err, "and giving it back", h.free())
-	}
-	return err
-}
-
-// free gives the memory back. After an error it can be called again.
-func (h *hostCopy) free() error {
-	drv := host.Default()
-	h.mem = nil
-	if h.mapped {
-		if err := drv.Unmap(h.ptr, h.size); err != nil {
-			return err
-		}
-		h.mapped = false
-	}
-	if h.handle != 0 {
-		if err := drv.Release(h.handle); err != nil {
-			return err
-		}
-		h.handle = 0
-	}
-	if h.size != 0 {
-		if err := drv.Free(h.ptr, h.size); err != nil {
-			return err
-		}
-		giveAddresses(h.size)
-		h.ptr, h.size = 0, 0
-	}
-	return nil
 }

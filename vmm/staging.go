@@ -35,6 +35,7 @@ const (
 // from a device faster than its driver does.
 type staging struct {
 	device *openDevice
+	hooks  *stagingHooks
 
 	mu       lock.Mutex
 	idle     []*lane
@@ -54,8 +55,6 @@ type stagingHooks struct {
 	lanes    int    // 0 is as many as there are processors
 	careless bool   // blocks are used again before they are free
 }
-
-func (st *staging) options() *stagingHooks { return &st.device.state.parent.hooks.staging }
 
 // reach is whether the CPU can address a driver's memory, which makes its own
 // copy the fastest.
@@ -101,7 +100,7 @@ func (st *staging) pinned() (n uint64) {
 
 // size is how many bytes a block has.
 func (st *staging) size() uint64 {
-	if n := st.options().block; n > 0 {
+	if n := st.hooks.block; n > 0 {
 		return n
 	}
 	return laneBlock
@@ -109,7 +108,7 @@ func (st *staging) size() uint64 {
 
 // limit is how many lanes there may be.
 func (st *staging) limit() int {
-	if n := st.options().lanes; n > 0 {
+	if n := st.hooks.lanes; n > 0 {
 		return n
 	}
 	return min(runtime.GOMAXPROCS(0), mostLanes)
@@ -195,7 +194,7 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 
 // tooSmall says that a copy of n bytes goes the driver's way at once.
 func (st *staging) tooSmall(n uint64) bool {
-	return n < stageFrom && st.orphaned.Load() == 0 && !st.options().forced
+	return n < stageFrom && st.orphaned.Load() == 0 && !st.hooks.forced
 }
 
 // runLanes has each lane work through pieces of n bytes until none is left or one
@@ -251,7 +250,7 @@ func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
 
 // ready waits until the block is free.
 func (st *staging) ready(raw driver.Device, b *block) error {
-	if b.busy && !st.options().careless {
+	if b.busy && !st.hooks.careless {
 		if err := raw.SyncEvent(b.event); err != nil {
 			return err
 		}
@@ -288,7 +287,7 @@ func (l *lane) rest(raw driver.Device) (err error) {
 func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
 	from, least := uint64(stageFrom), uint64(leastPiece)
 	size := st.size()
-	if st.options().forced {
+	if st.hooks.forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
 	if n < from || st.limit() < fewest || !st.worthStaging(at) {
@@ -322,7 +321,7 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 	// pages keep the bus at its best.
 	const whole = 4096
 	piece = n / uint64(4*len(lanes))
-	if !st.options().forced {
+	if !st.hooks.forced {
 		piece = (piece + whole - 1) &^ (whole - 1)
 	}
 	return lanes, min(max(piece, least), size)
@@ -341,7 +340,7 @@ func (st *staging) free(raw driver.Device, l *lane) bool {
 // blockDone says whether the block is free, without waiting. It needs st.mu, or a
 // lane of one's own.
 func (st *staging) blockDone(raw driver.Device, b *block) bool {
-	if b.busy && !st.options().careless {
+	if b.busy && !st.hooks.careless {
 		if done, err := raw.Done(b.event); err != nil || !done {
 			return false
 		}
@@ -355,7 +354,7 @@ func (st *staging) blockDone(raw driver.Device, b *block) bool {
 // asked for again.
 func (st *staging) worthStaging(at Ptr) bool {
 	st.mu.Lock()
-	known, off, forced := st.reach, st.options().off, st.options().forced
+	known, off, forced := st.reach, st.hooks.off, st.hooks.forced
 	st.mu.Unlock()
 	if off || forced || known != unasked {
 		return !off && (forced || known == far)

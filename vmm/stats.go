@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -23,7 +22,7 @@ type counters struct {
 	reserved, committed, used, cached, retiring, quarantined, asleep gauge
 	Counts
 
-	freedBytes atomic.Uint64 // that went back to the driver, ever
+	freedBytes uint64 // that went back to the driver, ever
 }
 
 // rangeCounters are the counters of one reservation, under its device's counters.mu.
@@ -70,25 +69,39 @@ func (c *counters) count(n uint64, counts ...*uint64) {
 	}
 }
 
-// moved counts n chunks of size bytes as mapped or unmapped in a range.
-func (c *counters) moved(n int, size uint64, mapped bool, of *rangeCounters) {
+// mapped counts n chunks of size bytes as mapped in a range.
+func (c *counters) mapped(n int, size uint64, of *rangeCounters) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !mapped {
-		c.Unmaps += uint64(n)
-		of.committed.now -= size
-		return
-	}
 	c.Maps += uint64(n)
 	of.committed.now += size
 	of.committed.peak = max(of.committed.peak, of.committed.now)
 }
 
-// read is what a gauge is now.
-func (c *counters) read(g *gauge) uint64 {
+// unmapped undoes mapped, for chunks of which so many bytes were retiring.
+func (c *counters) unmapped(n int, size, retiring uint64, of *rangeCounters) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return g.now
+	c.Unmaps += uint64(n)
+	of.committed.now -= size
+	of.retiring.now -= retiring
+	c.retiring.now -= retiring
+}
+
+// released counts a chunk of size bytes as gone back to the driver.
+func (c *counters) released(size uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.committed.now -= size
+	c.Releases++
+	c.freedBytes += size
+}
+
+// read reads a number.
+func (c *counters) read(n *uint64) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return *n
 }
 
 // Counts is how often things were done, from the start on.
@@ -216,50 +229,6 @@ type RangeStats struct {
 	Asleep bool `json:"asleep"`
 }
 
-// Stats reads the range's counters.
-func (g *Range) Stats() RangeStats {
-	if g == nil {
-		return RangeStats{}
-	}
-	r := g.r
-	r.mu.Lock() // no chunk comes or goes meanwhile
-	defer r.mu.Unlock()
-	r.dev.counters.mu.Lock()
-	defer r.dev.counters.mu.Unlock()
-	c, used := &r.counters, g.len.Load()
-	st := RangeStats{
-		Committed:         c.committed.now,
-		Used:              used,
-		Retiring:          c.retiring.now,
-		Quarantined:       c.quarantined.now,
-		Chunks:            len(r.table),
-		PeakCommitted:     c.committed.peak,
-		PeakUsed:          max(c.used.peak, used),
-		Hits:              c.Hits,
-		Growths:           c.Growths,
-		GrowAheads:        c.GrowAheads,
-		GrowAheadFailures: c.GrowAheadFailures,
-		Reclaimed:         c.Reclaimed,
-		Asleep:            r.phase.Load() == isAsleep,
-	}
-	if r.phase.Load() != isClosed {
-		st.Reserved = r.size
-	}
-	return st
-}
-
-// ResetPeaks makes the high-water marks what there is now.
-func (g *Range) ResetPeaks() {
-	if g == nil {
-		return
-	}
-	g.r.dev.counters.mu.Lock()
-	defer g.r.dev.counters.mu.Unlock()
-	for _, x := range []*gauge{&g.r.counters.committed, &g.r.counters.used} {
-		x.peak = x.now
-	}
-}
-
 // String is the statistics as JSON, which makes them an expvar.Var.
 func (s RangeStats) String() string { return text(s) }
 
@@ -324,13 +293,8 @@ func (d *Device) Report() Report {
 	}
 	d.mu.Unlock()
 	for thing, o := range things {
-		switch t := thing.(type) {
-		case *Reservation:
-			o.Addr, o.Size, o.Chunks = t.ptr, t.size, t.mappings()
-		case *Chunk:
-			o.Size = t.mem.size
-		case grantKey:
-			o.Addr, o.Size = t.r.ptr, t.r.size
+		if t, ok := thing.(describer); ok {
+			o.Addr, o.Size, o.Chunks = t.where()
 		}
 		rep.Open = append(rep.Open, o)
 	}
@@ -338,19 +302,4 @@ func (d *Device) Report() Report {
 		return cmp.Or(cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Made, b.Made))
 	})
 	return rep
-}
-
-// mappings lists the slots.
-func (r *Reservation) mappings() (all []Mapping) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i := range r.table {
-		s := &r.table[i]
-		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
-		if s.Quarantined != nil {
-			m.Quarantined = s.Quarantined.Error()
-		}
-		all = append(all, m)
-	}
-	return all
 }

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -20,7 +21,8 @@ type Stream struct {
 
 	index int // in deviceState.streams; guarded by streamsMu
 
-	closeMu lock.Mutex // Close alone takes it
+	closeMu lock.Mutex     // Close alone takes it
+	holds   sync.WaitGroup // of Hold
 
 	mu      lock.RWMutex // shared by calls that need raw to stay valid
 	closing bool         // no new work
@@ -35,8 +37,8 @@ type Stream struct {
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
 	s := &Stream{dev: d}
-	s.closeMu.At(levelStreamClose, 0)
-	s.mu.At(levelStream, 0)
+	s.closeMu.At(lock.StreamClose, 0)
+	s.mu.At(lock.Stream, 0)
 	return s
 }
 
@@ -110,6 +112,32 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 
 var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
+// Hold keeps the stream from being closed until release, for the time of a call of the
+// program's own that queues work on it: raw is the driver's handle, a CUstream on CUDA.
+// capturing says whether the stream is being captured into a graph, so that the call
+// is recorded and does not run. A Close waits for release, which must be called once
+// and soon.
+func (s *Stream) Hold() (raw driver.Stream, capturing bool, release func(), err error) {
+	err = s.with(func(o *openDevice) (err error) {
+		if capturing, err = o.Capturing(s.raw); err == nil {
+			s.holds.Add(1)
+		}
+		return err
+	})
+	if err != nil {
+		return 0, false, nil, s.fail("hold stream", 0, 0, err)
+	}
+	return s.raw, capturing, sync.OnceFunc(s.holds.Done), nil
+}
+
+// device is the stream's, nil for a nil Stream.
+func (s *Stream) device() *Device {
+	if s == nil {
+		return nil
+	}
+	return s.dev
+}
+
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 	if s == nil {
 		return (*Device)(nil).fail(op, p, n, err)
@@ -149,20 +177,14 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 
 // Record marks the stream's end of now. The caller must Close the Event.
 func (s *Stream) Record() (*Event, error) {
-	var e *Event
+	e := newEvent(s.device())
 	err := s.with(func(o *openDevice) error {
-		e = newEvent(s.dev)
-		e.on, e.pooled = o, true
 		err := s.dev.track(e, "event") // first, so that the device stays open
 		if err != nil {
 			return err
 		}
-		if e.raw, err = o.event(); err == nil {
-			if err = o.Record(e.raw, s.raw); err != nil {
-				o.recycle(e.raw)
-			}
-		}
-		if err != nil {
+		e.pooled = true
+		if e.fenceEvent, err = o.recordFence(s.raw); err != nil {
 			s.dev.untrack(e)
 		}
 		return err
@@ -180,7 +202,7 @@ func (s *Stream) Wait(e *Event) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Wait(s.raw, e.raw)
+			return o.Wait(s.raw, e.e)
 		})
 	}))
 }
@@ -233,6 +255,7 @@ func (s *Stream) close() error {
 	if !s.setClosing(true) {
 		return nil
 	}
+	s.holds.Wait() // what they queue is waited for next
 	lost := s.syncDriver()
 	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
 		s.setClosing(false)
@@ -379,10 +402,10 @@ func (s *Stream) notCapturing() error {
 func (o *openDevice) notCapturing(s driver.Stream) error {
 	capturing, err := o.Capturing(s)
 	switch {
-	case lost(err):
-		return nil // its captures are lost with it
 	case err == nil && capturing:
 		return errCapturing
+	case err != nil && lost(err):
+		return nil // its captures are lost with it
 	}
 	return err
 }
@@ -405,32 +428,10 @@ func (s *Stream) usable(sys *driverState) error {
 	return nil
 }
 
-// addUser notes that r names the stream; false if it is closed.
-func (s *Stream) addUser(r *Reservation) bool {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	if s.closedToUsers {
-		return false
-	}
-	if s.users == nil {
-		s.users = map[*Reservation]struct{}{}
-	}
-	s.users[r] = struct{}{}
-	return true
-}
-
-// removeUser undoes remember.
-func (s *Stream) removeUser(r *Reservation) {
-	s.dev.mu.Lock()
-	defer s.dev.mu.Unlock()
-	delete(s.users, r)
-}
-
 // Event is a point in a stream. Safe for concurrent use. The caller must Close it.
 type Event struct {
-	dev    *Device
-	on     *openDevice
-	raw    driver.Event
+	dev *Device
+	fenceEvent
 	pooled bool // goes back to the device's free events
 
 	mu     lock.Mutex
@@ -440,7 +441,7 @@ type Event struct {
 
 func newEvent(d *Device) *Event {
 	e := &Event{dev: d}
-	e.mu.At(levelEvent, 0)
+	e.mu.At(lock.Event, 0)
 	return e
 }
 
@@ -453,7 +454,7 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	err := d.track(e, "event") // first, so that the device stays open
 	if err == nil {
 		if e.on, err = d.ensureOpen(); err == nil {
-			e.raw, err = e.on.NewEvent(flags)
+			e.e, err = e.on.NewEvent(flags)
 		}
 		if err != nil {
 			d.untrack(e)
@@ -473,7 +474,7 @@ func (e *Event) Record(s *Stream) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Record(e.raw, s.raw)
+			return o.Record(e.e, s.raw)
 		})
 	}))
 }
@@ -522,8 +523,8 @@ func (e *Event) release() {
 // free gives up an event that is closed and nobody waits for.
 func (e *Event) free() error {
 	if e.pooled {
-		e.on.recycle(e.raw)
-	} else if err := e.on.FreeEvent(e.raw); err != nil {
+		e.fenceEvent.free()
+	} else if err := e.on.FreeEvent(e.e); err != nil {
 		return err
 	}
 	e.dev.untrack(e)
@@ -540,7 +541,7 @@ func (e *Event) fail(op string, err error) error {
 // Done says whether the work before the event has finished.
 func (e *Event) Done() (done bool, err error) {
 	err = e.with(func(dev driver.Device) (err error) {
-		done, err = dev.Done(e.raw)
+		done, err = dev.Done(e.e)
 		return err
 	})
 	return done, e.fail("query event", err)
@@ -548,7 +549,7 @@ func (e *Event) Done() (done bool, err error) {
 
 // Sync waits until the work before the event has finished.
 func (e *Event) Sync() error {
-	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.raw) }))
+	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.e) }))
 }
 
 // Elapsed is the device's own time from one event to this one. Both need
@@ -559,7 +560,7 @@ func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 			if err := from.sameDriver(e.on); err != nil {
 				return err
 			}
-			took, err = dev.Elapsed(from.raw, e.raw)
+			took, err = dev.Elapsed(from.e, e.e)
 			return err
 		})
 	})

@@ -67,7 +67,7 @@ func Topology(devs ...*Device) (*Links, error) {
 	only := func(i Info) bool {
 		return slices.ContainsFunc(devs, func(d *Device) bool { return d.state.n == i.Ordinal })
 	}
-	l, err := linksOf(devs[0].drv(), only)
+	l, err := linksOf(devs[0].drv, only)
 	return l, devs[0].fail(askingTopology, 0, 0, err)
 }
 
@@ -76,7 +76,7 @@ func (d *Device) Topology() (*Links, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail(askingTopology, 0, 0, err)
 	}
-	l, err := linksOf(d.drv(), func(Info) bool { return true })
+	l, err := linksOf(d.drv, func(Info) bool { return true })
 	return l, d.fail(askingTopology, 0, 0, err)
 }
 

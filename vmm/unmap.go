@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -89,24 +90,40 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 // what those streams were told to write there is then still to come, and comes
 // over what is appended meanwhile, just as after a SetLen alone.
 func (g *Range) Clip() error {
-	if err := g.live(); err != nil {
-		return g.fail("clip", 0, 0, err)
+	if g == nil || g.r.live() != nil { // before the lock, so that it does not wait for a Close
+		return g.fail("clip", 0, 0, g.live())
 	}
-	g.r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
-	defer g.r.closeMu.Unlock()
-	return g.fail("clip", g.len.Load(), 0, g.clip())
-}
-
-// clip is Clip with g.r.closeMu held.
-func (g *Range) clip() error {
+	r := g.r
+	r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
+	defer r.closeMu.Unlock()
 	t, err := g.retireTail()
-	if err == nil && t != nil {
-		err = g.unmapTail(t)
+	if err != nil {
+		return g.fail("clip", g.len.Load(), 0, err)
 	}
-	if err == nil && g.hostCopy.mem != nil {
-		_ = g.hostCopy.free() // what cannot be freed now is freed by the next Clip, or Close
+	if t != nil {
+		r.copies.wait()
+		later := false
+		// Without UsedBy any work of a device may use the memory: no event covers that.
+		if r.waitsFor.Load() == nil && !r.dev.state.parent.hooks.noFence {
+			var stateBuf [8]*deviceState
+			var streamBuf [16]*Stream
+			states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+			if later, err = r.unmapAfterEvents(t, states, streams); err != nil {
+				r.unretire(t)
+			}
+		}
+		if !later && err == nil {
+			err = r.fenceAndUnmap(t)
+		}
+		if err != nil {
+			g.recountCap()
+			return g.fail("clip", g.len.Load(), 0, err)
+		}
 	}
-	return err
+	if g.hostCopy.Mem != nil {
+		_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close
+	}
+	return nil
 }
 
 // retireTail retires the chunks beyond Len and takes them off Cap; nil if there are
@@ -125,7 +142,7 @@ func (g *Range) retireTail() (*retirement, error) {
 	}
 	r.mu.Unlock()
 	if off == was {
-		return nil, g.live()
+		return nil, r.live()
 	}
 	// Cap first: a Grow that finds room afterwards finds it for good, or waits here.
 	g.cap.Store(off)
@@ -136,35 +153,8 @@ func (g *Range) retireTail() (*retirement, error) {
 	return t, err
 }
 
-// unmapTail unmaps what retireTail has retired, or leaves it to the device's
-// goroutine.
-func (g *Range) unmapTail(t *retirement) error {
-	r := g.r
-	r.copies.wait()
-	// Without UsedBy any work of a device may use the memory: no event covers that.
-	if r.waitsFor.Load() == nil && !r.dev.state.parent.hooks.noFence {
-		var stateBuf [8]*deviceState
-		var streamBuf [16]*Stream
-		states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
-		later, err := r.unmapAfterEvents(t, states, streams)
-		if err != nil {
-			r.unretire(t)
-		}
-		if later || err != nil {
-			g.recountCap(err)
-			return err
-		}
-	}
-	err := r.fenceAndUnmap(t)
-	g.recountCap(err)
-	return err
-}
-
-// recountCap sets Cap to what is accessible, after a Clip that failed with err.
-func (g *Range) recountCap(err error) {
-	if err == nil {
-		return
-	}
+// recountCap sets Cap to what is accessible, after a Clip that failed.
+func (g *Range) recountCap() {
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	g.r.mu.Lock()
@@ -190,8 +180,10 @@ func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: [%#x, %#x) is not made of whole chunks", ErrInvalid, off, end)
 	}
-	if err := r.checkHoldsLocked(off, end); err != nil {
-		return nil, err
+	if len(r.holds) > 0 {
+		if err := r.checkHoldsLocked(off, end); err != nil {
+			return nil, err
+		}
 	}
 	for _, s := range r.table[i:j] {
 		switch s.State {
@@ -207,7 +199,7 @@ func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 // retireLocked retires the accessible slots of [i, j). A quarantined slot without
 // access stays mapped: only Close and Trim try it again. It needs r.mu.
 func (r *Reservation) retireLocked(i, j int) *retirement {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	r.retireSeq++
 	t := &retirement{seq: r.retireSeq}
 	var bytes uint64
@@ -219,7 +211,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 		if bytes == 0 {
 			t.off = s.Off
 		}
-		t.size = s.End() - t.off
+		t.size = s.Off + s.Size - t.off
 		s.State, s.RetireSeq = slots.Retiring, t.seq
 		bytes += s.Size
 	}
@@ -229,7 +221,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 
 // unretireLocked makes a slot that was given up accessible again. It needs r.mu.
 func (r *Reservation) unretireLocked(s *slot) {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	s.State = slots.Accessible
 	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
 }
@@ -267,12 +259,27 @@ func (r *Reservation) fenceAndUnmap(t *retirement) error {
 func (r *Reservation) unmapRetired(t *retirement) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	// First it is claimed: from here on no growth takes it back.
-	i, j, size := r.claim(t)
+	// First it is claimed: from here on no growth takes it back. Growth takes from the
+	// front only, so what is left is one run.
+	var i, j int
+	var size uint64
+	r.mu.Lock()
+	for k, s := range r.table.In(t.off, t.off+t.size) {
+		if s.RetireSeq != t.seq || s.State != slots.Retiring {
+			continue
+		}
+		if size == 0 {
+			i = k
+		}
+		j = k + 1
+		size += s.Size
+		s.State = slots.Unmapping
+	}
+	r.mu.Unlock()
 	if size == 0 {
 		return nil
 	}
-	err := r.dev.drv().Unmap(r.ptr+Ptr(r.table[i].Off), size)
+	err := r.dev.drv.Unmap(r.ptr+Ptr(r.table[i].Off), size)
 	r.mu.Lock()
 	if err != nil {
 		for k := i; k < j; k++ {
@@ -288,26 +295,6 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 		m.release() //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	}
 	return nil
-}
-
-// claim takes what is left of a retirement away from growths that would take it back:
-// slots [i, j) of size bytes. It needs r.mappingMu.
-func (r *Reservation) claim(t *retirement) (i, j int, size uint64) {
-	r.mappingMu.AssertHeld()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for k, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq != t.seq || s.State != slots.Retiring {
-			continue // growth takes back from the front only, so what is left is one run
-		}
-		if size == 0 {
-			i = k
-		}
-		j = k + 1
-		size += s.Size
-		s.State = slots.Unmapping
-	}
-	return i, j, size
 }
 
 // unmapAfterEvents leaves a retirement to the device's goroutine, which unmaps it once
@@ -340,7 +327,7 @@ func (r *Reservation) unmapAfterEvents(t *retirement, states []*deviceState, str
 // forgetRetiredSlotLocked counts one slot of a retirement as taken back, and appends
 // the fences of a retirement that has no other. It needs r.mu.
 func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) []fenceEvent {
-	r.mu.AssertHeld()
+	invariants.Held(&r.mu)
 	i, ok := slices.BinarySearchFunc(r.retirements, seq, (*retirement).bySeq)
 	if !ok {
 		return fences
@@ -353,29 +340,18 @@ func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) [
 	return append(fences, t.fences...)
 }
 
-// finished says whether no work uses the memory any more.
-func (t *retirement) finished() (bool, error) {
-	for len(t.fences) > 0 {
-		done, err := t.fences[0].done()
-		if err != nil || !done {
-			return false, err
-		}
-		t.fences[0].free()
-		t.fences = t.fences[1:]
-	}
-	return true, nil
-}
-
 // unmapFinished unmaps the retirements whose work has ended, in order: so there is
 // never a hole between a range's capacity and the end of what retires. waited is that
 // the caller has waited for all of it. What fails is still retiring: a growth can take
 // it back, and Close gives it back. It needs d.sweepMu.
 func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
-	r.dev.sweepMu.AssertHeld()
+	invariants.Held(&r.dev.sweepMu)
 	for {
 		r.mu.Lock()
 		if len(r.retirements) == 0 {
-			r.dev.forgetRetiring(r)
+			r.dev.mu.Lock()
+			delete(r.dev.retiring, r)
+			r.dev.mu.Unlock()
 			r.mu.Unlock()
 			return progress, nil
 		}
@@ -383,11 +359,16 @@ func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
 		t.unmapping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
-		if waited {
-			freeFences(t.fences)
-			t.fences = nil
+		finished, err := true, error(nil)
+		for len(t.fences) > 0 && finished && err == nil {
+			if !waited {
+				finished, err = t.fences[0].done()
+			}
+			if finished && err == nil {
+				t.fences[0].free()
+				t.fences = t.fences[1:]
+			}
 		}
-		finished, err := t.finished()
 		if finished && err == nil {
 			err = r.unmapRetired(t)
 		}
@@ -400,7 +381,7 @@ func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
 			r.retirements = slices.Delete(r.retirements, 0, 1)
 		}
 		r.mu.Unlock()
-		if gone {
+		if gone && len(t.fences) > 0 {
 			freeFences(t.fences)
 		}
 		if !finished {
@@ -427,7 +408,9 @@ func (r *Reservation) dropRetirements() {
 	r.mu.Lock()
 	all := r.retirements
 	r.retirements = nil
-	r.dev.forgetRetiring(r)
+	r.dev.mu.Lock()
+	delete(r.dev.retiring, r)
+	r.dev.mu.Unlock()
 	r.mu.Unlock()
 	for _, t := range all {
 		freeFences(t.fences)
@@ -436,7 +419,7 @@ func (r *Reservation) dropRetirements() {
 
 // sweepRetired unmaps what has retired and is not in use any more, and says whether
 // there was any.
-func (d *Device) sweepRetired() (progress bool, failed error) {
+func sweepRetired(d *Device) (progress bool, failed error) {
 	d.sweepMu.Lock()
 	defer d.sweepMu.Unlock()
 	d.mu.Lock()
@@ -448,7 +431,9 @@ func (d *Device) sweepRetired() (progress bool, failed error) {
 	for _, r := range all {
 		some, err := r.unmapFinished(false)
 		progress = progress || some
-		failed = also(failed, "and", err)
+		if err != nil {
+			failed = also(failed, "and", err)
+		}
 	}
 	return progress, failed
 }
@@ -478,7 +463,7 @@ func (r *Reservation) repair() error {
 // unmapRuns unmaps the slots that match, run by run, and returns the memory that was
 // there. A run that the driver refuses is quarantined. It needs r.mappingMu.
 func (r *Reservation) unmapRuns(match func(*slot) bool) (gone []*memory, failed error) {
-	r.mappingMu.AssertHeld()
+	invariants.Held(&r.mappingMu)
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
 		i := j - 1
@@ -490,7 +475,7 @@ func (r *Reservation) unmapRuns(match func(*slot) bool) (gone []*memory, failed 
 			i--
 		}
 		off := r.table[i].Off
-		err := r.dev.drv().Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
+		err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
 		r.mu.Lock()
 		if err == nil {
 			gone = r.removeSlotsLocked(i, j, gone)

@@ -1,20 +1,44 @@
-// Package lock is mutexes that know their place in an order. In builds with the race
-// detector they panic when a goroutine takes one out of order. AssertHeld panics, in
-// those builds and with the tag invariants, when a mutex is not held. In other builds
-// they are plain mutexes.
+// Package lock is mutexes that know their place in the order in which a goroutine takes
+// the locks of package vmm. In builds with the race detector they panic when one is
+// taken out of order. In other builds they are plain mutexes.
 package lock
 
-// Level is a place in the order: a goroutine takes locks of rising levels. Locks of
-// one level are taken by rising key.
+// Level is a place in the order: a goroutine takes locks of rising levels, and locks of
+// one level by rising key.
 type Level int
 
-// assertHeld panics if the mutex can be had.
-func assertHeld(m interface {
-	TryLock() bool
-	Unlock()
-}) {
-	if m.TryLock() {
-		m.Unlock()
-		panic("lock: a lock that has to be held is not")
-	}
-}
+// The levels, from the first to the last. Package vmm's documentation draws them as a
+// tree and says what each is held for.
+const (
+	_ Level = iota
+	DeviceClose
+	RangeClose
+	Grants
+	Len
+	Cap
+	Pressure
+	Sweep
+	Mapping
+	LegacyPeers
+	LegacyPairs
+	StreamClose
+	Stream
+	Streams
+	Open
+	Event
+	Reservation
+	Device
+	Process
+	Driver
+	DeviceState
+	Cache
+	OpenDevice
+	Staging
+	Counters
+)
+
+// Mutex is a mutex with a place in the order. Its zero value comes before all others.
+type Mutex struct{ mutex }
+
+// RWMutex is a Mutex that readers share.
+type RWMutex struct{ rwMutex }

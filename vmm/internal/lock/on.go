@@ -38,10 +38,13 @@ func goroutine() uint64 {
 	return n
 }
 
+// At gives the mutex its place, before its first use.
+func (p *place) At(l Level, key uint64) { p.level, p.key = l, key }
+
 // take notes that the calling goroutine takes the lock, and panics if it holds one that
 // comes after it. A try cannot wait, and so can take a lock in any order.
-func (p *place) take(try bool) (by uint64) {
-	by = goroutine()
+func (p *place) take(try bool) {
+	by := goroutine()
 	held.Lock()
 	defer held.Unlock()
 	for _, h := range held.by[by] {
@@ -50,15 +53,18 @@ func (p *place) take(try bool) (by uint64) {
 		}
 	}
 	held.by[by] = append(held.by[by], p)
-	return by
 }
 
 // drop undoes take.
-func (p *place) drop(by uint64) {
+func (p *place) drop() {
+	by := goroutine()
 	held.Lock()
 	defer held.Unlock()
 	all := held.by[by]
 	i := slices.Index(all, p)
+	if i < 0 {
+		panic(fmt.Sprintf("lock: level %d, key %d is given up by a goroutine that does not hold it", p.level, p.key))
+	}
 	if all = slices.Delete(all, i, i+1); len(all) == 0 {
 		delete(held.by, by)
 	} else {
@@ -66,70 +72,58 @@ func (p *place) drop(by uint64) {
 	}
 }
 
-// Mutex is a mutex with a place in the order. Its zero value comes before all others.
-type Mutex struct {
+type mutex struct {
 	mu sync.Mutex
-	by uint64 // the goroutine that holds it
 	place
 }
 
-// At gives the mutex its place, before its first use.
-func (m *Mutex) At(l Level, key uint64) { m.place = place{l, key} }
-
-// Lock is sync.Mutex.Lock.
-func (m *Mutex) Lock() {
-	by := m.take(false)
+func (m *mutex) Lock() {
+	m.take(false)
 	m.mu.Lock()
-	m.by = by
 }
 
-// TryLock is sync.Mutex.TryLock.
-func (m *Mutex) TryLock() bool {
+func (m *mutex) TryLock() bool {
 	ok := m.mu.TryLock()
 	if ok {
-		m.by = m.take(true)
+		m.take(true)
 	}
 	return ok
 }
 
-// Unlock is sync.Mutex.Unlock.
-func (m *Mutex) Unlock() {
-	m.drop(m.by)
+func (m *mutex) Unlock() {
+	m.drop()
 	m.mu.Unlock()
 }
 
-// AssertHeld panics if no goroutine holds m.
-func (m *Mutex) AssertHeld() { assertHeld(&m.mu) }
-
-// RWMutex is a Mutex that readers share.
-type RWMutex struct {
+type rwMutex struct {
 	mu sync.RWMutex
 	place
 }
 
-// At gives the mutex its place, before its first use.
-func (m *RWMutex) At(l Level, key uint64) { m.place = place{l, key} }
-
-// Lock is sync.RWMutex.Lock.
-func (m *RWMutex) Lock() {
+func (m *rwMutex) Lock() {
 	m.take(false)
 	m.mu.Lock()
 }
 
-// Unlock is sync.RWMutex.Unlock.
-func (m *RWMutex) Unlock() {
-	m.drop(goroutine())
+func (m *rwMutex) TryLock() bool {
+	ok := m.mu.TryLock()
+	if ok {
+		m.take(true)
+	}
+	return ok
+}
+
+func (m *rwMutex) Unlock() {
+	m.drop()
 	m.mu.Unlock()
 }
 
-// RLock is sync.RWMutex.RLock.
-func (m *RWMutex) RLock() {
+func (m *rwMutex) RLock() {
 	m.take(false)
 	m.mu.RLock()
 }
 
-// TryRLock is sync.RWMutex.TryRLock.
-func (m *RWMutex) TryRLock() bool {
+func (m *rwMutex) TryRLock() bool {
 	ok := m.mu.TryRLock()
 	if ok {
 		m.take(true)
@@ -137,11 +131,7 @@ func (m *RWMutex) TryRLock() bool {
 	return ok
 }
 
-// RUnlock is sync.RWMutex.RUnlock.
-func (m *RWMutex) RUnlock() {
-	m.drop(goroutine())
+func (m *rwMutex) RUnlock() {
+	m.drop()
 	m.mu.RUnlock()
 }
-
-// AssertHeld panics if no goroutine holds m, to write or to read.
-func (m *RWMutex) AssertHeld() { assertHeld(&m.mu) }

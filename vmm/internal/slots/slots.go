@@ -42,7 +42,7 @@ type Table[M any] []Slot[M]
 // Find is the index of the first slot that ends behind off.
 func (t Table[M]) Find(off uint64) int {
 	i, _ := slices.BinarySearchFunc(t, off, func(s Slot[M], off uint64) int {
-		if s.End() <= off {
+		if s.Off+s.Size <= off {
 			return -1
 		}
 		return 1
@@ -63,8 +63,8 @@ func (t Table[M]) In(off, end uint64) iter.Seq2[int, *Slot[M]] {
 func (t Table[M]) Whole(off, end uint64) (i, j int, ok bool) {
 	i = t.Find(off)
 	at := off
-	for j = i; j < len(t) && t[j].Off == at && t[j].End() <= end; j++ {
-		at = t[j].End()
+	for j = i; j < len(t) && t[j].Off == at && at+t[j].Size <= end; j++ {
+		at += t[j].Size
 	}
 	return i, j, at == end && j > i
 }
