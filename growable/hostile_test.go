@@ -114,6 +114,10 @@ func discard(method string, v reflect.Value) {
 				}
 			}
 		}
+	case reflect.Struct:
+		if made, ok := v.Interface().(interface{ Free() }); ok {
+			made.Free()
+		}
 	case reflect.Pointer:
 		if method == "Device" || method == "Range" || method == "Lookup" {
 			return // it was there before

@@ -292,4 +292,4 @@ func (d *Device) importFabric(name [64]byte, size uint64, p Prop) (*Chunk, error
 
 func (c *Chunk) describe(kind string) string { return kind + " of " + sizeText(c.mem.size) }
 
-func (c *Chunk) where() (p Ptr, size uint64, mapped []Mapping) { return 0, c.mem.size, nil }
+func (c *Chunk) where() (p Ptr, size uint64) { return 0, c.mem.size }

@@ -253,35 +253,24 @@ func (d *Device) untrack(thing any) {
 	delete(d.open, thing)
 }
 
-// describer is an open object that can say more of itself than its kind.
-type describer interface {
-	describe(kind string) string
-	where() (p Ptr, size uint64, mapped []Mapping)
-}
-
-// describe is the kind, and more for what can say more.
-func describe(thing any, kind string) string {
-	if t, ok := thing.(describer); ok {
-		return t.describe(kind)
+// relieved says whether a function of OnPressure released something for an operation
+// that has failed with err. The caller holds no lock, and tries again if so.
+func (d *Device) relieved(err error) (released bool) {
+	if !errors.Is(err, ErrOutOfMemory) {
+		return false
 	}
-	return kind
-}
-
-// where is the first line outside this module's own packages, the caller's.
-func (o openedAt) where() string {
-	n := slices.Index(o.made[:], 0)
-	if n < 0 {
-		n = len(o.made)
+	s := d.state
+	s.mu.Lock()
+	all := slices.Clone(s.pressureHooks)
+	for _, h := range all {
+		h.running.Add(1)
 	}
-	frames := runtime.CallersFrames(o.made[:n])
-	for {
-		f, more := frames.Next()
-		ours := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/vmm.") ||
-			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.")
-		if !ours || strings.HasSuffix(f.File, "_test.go") || !more {
-			return fmt.Sprintf("%s:%d", f.File, f.Line)
-		}
+	s.mu.Unlock()
+	for _, h := range all {
+		released = h.f(err) || released
+		h.running.Done()
 	}
+	return released
 }
 
 // deferRelease keeps a way to give back what the driver would not take.
@@ -447,19 +436,25 @@ func (d *Device) stopWorker() error {
 	}
 }
 
-// openNamesLocked says what is open and where it was made, in a stable order, the first
-// few if there are many. d.mu is held.
-func (d *Device) openNamesLocked() []string {
-	const most = 8
-	var all []string
-	for thing, o := range d.open {
-		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
+// fail wraps err for op, once: an error that already names its operation stays
+// as it is.
+func (d *Device) fail(op string, p Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
 	}
-	slices.Sort(all)
-	if n := len(all); n > most {
-		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
+	var done *OpError
+	if errors.As(err, &done) {
+		return err
 	}
-	return all
+	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
+}
+
+// pairFail names the pair of an error, once.
+func pairFail(from, to *Device, err error) error {
+	if err == nil || from == nil || to == nil {
+		return err
+	}
+	return &PairError{From: from.name, To: to.name, Err: err}
 }
 
 // Open opens a device by name:
@@ -592,23 +587,13 @@ func Devices() ([]Info, error) {
 	return append(all, here[:1]...), nil
 }
 
-// fail wraps err for op, once: an error that already names its operation stays
-// as it is.
-func (d *Device) fail(op string, p Ptr, size uint64, err error) error {
-	if err == nil {
-		return nil
+// unlike is nil if two devices are two, and of one driver.
+func unlike(a, b *Device) error {
+	switch {
+	case a.state == b.state:
+		return fmt.Errorf("%w: %v is named twice", ErrInvalid, b)
+	case a.state.parent != b.state.parent:
+		return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, b, a)
 	}
-	var done *OpError
-	if errors.As(err, &done) {
-		return err
-	}
-	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
-}
-
-// pairFail names the pair of an error, once.
-func pairFail(from, to *Device, err error) error {
-	if err == nil || from == nil || to == nil {
-		return err
-	}
-	return &PairError{From: from.name, To: to.name, Err: err}
+	return nil
 }

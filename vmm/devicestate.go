@@ -490,3 +490,23 @@ type legacyPair struct {
 	users  int
 	theirs bool // another library enabled it, and may count on it
 }
+
+// syncOwn waits for the library's own streams on the device.
+func (o *openDevice) syncOwn() error {
+	f, err := o.recordFence(o.CopyStream())
+	if err == nil {
+		err = f.wait()
+	}
+	if err != nil && !lost(err) && o.retain() { // an event cannot tell, so the stream has to
+		err = o.SyncStream(o.CopyStream())
+		o.release()
+	}
+	if err == nil && o.retain() {
+		err = o.stage.syncOrphaned()
+		o.release()
+	}
+	return err
+}
+
+// pinned is how many bytes of host memory copies of the device have pinned.
+func (o *openDevice) pinned() uint64 { return o.stage.pinned() }

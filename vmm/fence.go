@@ -179,23 +179,6 @@ func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) e
 	return w.err
 }
 
-// syncOwn waits for the library's own streams on the device.
-func (o *openDevice) syncOwn() error {
-	f, err := o.recordFence(o.CopyStream())
-	if err == nil {
-		err = f.wait()
-	}
-	if err != nil && !lost(err) && o.retain() { // an event cannot tell, so the stream has to
-		err = o.SyncStream(o.CopyStream())
-		o.release()
-	}
-	if err == nil && o.retain() {
-		err = o.stage.syncOrphaned()
-		o.release()
-	}
-	return err
-}
-
 // waitResult is what came of several waits. All of them are begun, whatever the
 // others return: a device that is not waited for would be lost by the unmap.
 // A peer that is lost runs nothing any more, so it counts as waited for. The

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -330,6 +329,14 @@ func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
 	return lent, nil
 }
 
+// runCount is how many calls of setRunAccess all of it takes.
+func (r *Reservation) runCount() (n int) {
+	for range r.table.Runs() {
+		n++
+	}
+	return n
+}
+
 // setRunAccess sets the access of who to the slots [i, j), which lie side by side.
 func (r *Reservation) setRunAccess(i, j int, who []driver.Grant) error {
 	off := r.table[i].Off
@@ -423,15 +430,8 @@ func lockGrants(ranges []*Range) (unlock func()) {
 	}
 }
 
-// inOrder is the order in which several ranges are locked.
-func inOrder(ranges []*Range) []*Range {
-	sorted := slices.Clone(ranges)
-	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
-	return sorted
-}
-
 func (k grantKey) describe(kind string) string {
 	return fmt.Sprintf("%s of memory of %v at %v", kind, k.r.dev, k.r.ptr)
 }
 
-func (k grantKey) where() (p Ptr, size uint64, mapped []Mapping) { return k.r.ptr, k.r.size, nil }
+func (k grantKey) where() (p Ptr, size uint64) { return k.r.ptr, k.r.size }

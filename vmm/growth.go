@@ -157,38 +157,6 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 	return off
 }
 
-// What a range wants of the device's goroutine.
-const (
-	nothing  int32 = iota
-	soon           // memory, when it looks
-	urgently       // memory, at once
-)
-
-// lookAhead puts the range on the list of the device's goroutine if half of
-// what it is to have ready is used up, and wakes that at three quarters.
-func (g *Range) lookAhead() {
-	have := g.cap.Load()
-	ready := have - min(g.len.Load(), have)
-	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
-		return
-	}
-	need := soon
-	if ready <= g.opts.GrowAhead/4 {
-		need = urgently
-	}
-	was := g.aheadWanted.Load()
-	pause := g.aheadPause.Load()
-	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
-		return
-	}
-	if was == nothing {
-		g.r.dev.queueGrowth(g)
-	}
-	if need == urgently {
-		g.r.dev.worker.kick()
-	}
-}
-
 // growAhead is what the device's goroutine does for a range on its list.
 func (g *Range) growAhead() {
 	g.aheadWanted.Store(nothing) // before looking, so that no change goes unseen

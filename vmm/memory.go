@@ -233,27 +233,13 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 func (d *Device) trim(keep uint64) error {
 	_, err := sweepRetired(d)
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
-		for _, r := range d.reservations() {
-			err = also(err, "and", r.repair())
-		}
+		err = also(err, "and", repairAll(d))
 	}
 	err = also(err, "and", d.releaseAgain())
 	d.cache.mu.Lock()
 	out := d.evictLocked(keep)
 	d.cache.mu.Unlock()
 	return also(err, "and", freeAll(out))
-}
-
-// reservations lists those that are open.
-func (d *Device) reservations() (all []*Reservation) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for thing := range d.open {
-		if r, ok := thing.(*Reservation); ok {
-			all = append(all, r)
-		}
-	}
-	return all
 }
 
 // OnPressure has f called when memory of the device runs out, before ErrOutOfMemory
@@ -318,26 +304,6 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 		}
 	}
 	return s.released.Load() != seen
-}
-
-// relieved says whether a function of OnPressure released something for an operation
-// that has failed with err. The caller holds no lock, and tries again if so.
-func (d *Device) relieved(err error) (released bool) {
-	if !errors.Is(err, ErrOutOfMemory) {
-		return false
-	}
-	s := d.state
-	s.mu.Lock()
-	all := slices.Clone(s.pressureHooks)
-	for _, h := range all {
-		h.running.Add(1)
-	}
-	s.mu.Unlock()
-	for _, h := range all {
-		released = h.f(err) || released
-		h.running.Done()
-	}
-	return released
 }
 
 // underPressure says whether a caller has just run out of the device's memory: what

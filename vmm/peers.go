@@ -154,9 +154,7 @@ func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) 
 	rp.Waits = r.narrows(a, peers)
 	rp.Chunks, rp.Bytes = len(r.table), r.counters.committed.now
 	if len(peers) > 0 && len(after) > 0 {
-		for range r.table.Runs() {
-			rp.Calls++
-		}
+		rp.Calls = r.runCount()
 	}
 	return rp
 }
@@ -389,17 +387,6 @@ func (l *legacy) enable(devs []*Device) error {
 	return nil
 }
 
-// unlike is nil if two devices are two, and of one driver.
-func unlike(a, b *Device) error {
-	switch {
-	case a.state == b.state:
-		return fmt.Errorf("%w: %v is named twice", ErrInvalid, b)
-	case a.state.parent != b.state.parent:
-		return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, b, a)
-	}
-	return nil
-}
-
 // legacyDevice is the driver's device with what enables pairs.
 func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 	raw, err := d.state.ensureOpen()
@@ -451,7 +438,7 @@ func (k legacyKey) shut(undo bool) error {
 	p := all.pairs[at]
 	var err error
 	if p.users == 1 {
-		err = p.disable(k, at)
+		err = disablePair(p, k, at)
 		if err != nil && !lost(err) {
 			if !undo {
 				return pairFail(k.from, k.to, err)
@@ -468,9 +455,9 @@ func (k legacyKey) shut(undo bool) error {
 	return pairFail(k.from, k.to, err)
 }
 
-// disable takes away what was enabled here, unless another library has done so
+// disablePair takes away what was enabled here, unless another library has done so
 // by now, which the driver calls invalid.
-func (p *legacyPair) disable(k legacyKey, at [2]int) error {
+func disablePair(p *legacyPair, k legacyKey, at [2]int) error {
 	if p.theirs {
 		return nil
 	}
@@ -492,7 +479,7 @@ func (k legacyKey) leftover(at [2]int, p *legacyPair) error {
 	if all.pairs[at] != p || p.users > 0 {
 		return nil
 	}
-	if err := p.disable(k, at); err != nil && !lost(err) {
+	if err := disablePair(p, k, at); err != nil && !lost(err) {
 		return pairFail(k.from, k.to, err)
 	}
 	delete(all.pairs, at)
@@ -556,4 +543,4 @@ func (k legacyKey) describe(kind string) string {
 	return fmt.Sprintf("%s of %v to memory of %v", kind, k.from, k.to)
 }
 
-func (k legacyKey) where() (p Ptr, size uint64, mapped []Mapping) { return 0, 0, nil }
+func (k legacyKey) where() (p Ptr, size uint64) { return 0, 0 }

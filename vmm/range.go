@@ -1,10 +1,12 @@
 package vmm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -90,7 +92,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	}
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
 	g.hostCopy.Take, g.hostCopy.Return = takeAddresses, giveAddresses
-	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, g); err != nil {
+	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, true); err != nil {
 		return nil, err
 	}
 	g.lenMu.At(lock.Len, g.r.id)
@@ -517,4 +519,43 @@ func (g *Range) bookAwakeLocked() {
 	c := &g.r.dev.counters
 	c.move(g.len.Load(), &c.asleep, &c.used)
 	g.asleep = false
+}
+
+// inOrder is the order in which several ranges are locked.
+func inOrder(ranges []*Range) []*Range {
+	sorted := slices.Clone(ranges)
+	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
+	return sorted
+}
+
+// What a range wants of the device's goroutine.
+const (
+	nothing  int32 = iota
+	soon           // memory, when it looks
+	urgently       // memory, at once
+)
+
+// lookAhead puts the range on the list of the device's goroutine if half of
+// what it is to have ready is used up, and wakes that at three quarters.
+func (g *Range) lookAhead() {
+	have := g.cap.Load()
+	ready := have - min(g.len.Load(), have)
+	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
+		return
+	}
+	need := soon
+	if ready <= g.opts.GrowAhead/4 {
+		need = urgently
+	}
+	was := g.aheadWanted.Load()
+	pause := g.aheadPause.Load()
+	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
+		return
+	}
+	if was == nothing {
+		g.r.dev.queueGrowth(g)
+	}
+	if need == urgently {
+		g.r.dev.worker.kick()
+	}
 }

@@ -24,7 +24,7 @@ type Reservation struct {
 	size     uint64
 	gran     uint64
 	readOnly bool
-	owner    *Range // the only one that maps and unmaps; nil for a user's own
+	inRange  bool   // a Range alone maps and unmaps
 	id       uint64 // gives the order in which several are locked
 
 	copies inFlight // the library's own copies of its memory
@@ -95,13 +95,13 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	r, err := d.reserve(size, gran, o, nil)
+	r, err := d.reserve(size, gran, o, false)
 	return r, d.fail("reserve", 0, size, err)
 }
 
-// reserve makes a reservation whose chunks are multiples of gran, for a range or,
-// without one, for the user.
-func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Reservation, error) {
+// reserve makes a reservation whose chunks are multiples of gran, for a range or for
+// the user.
+func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
 	if !ok || size == 0 {
 		return nil, fmt.Errorf("%w: a size of %d bytes", ErrInvalid, size)
@@ -109,7 +109,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Re
 	if o.Align != 0 && bits.OnesCount64(o.Align) != 1 {
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
-	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, owner: owner, id: reservationCount.Add(1)}
+	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
 	r.generation.Store(r.id << 32)             // so that no two reservations have the same, at one address or not
 	r.table = make(slots.Table[*memory], 0, 4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.RangeClose, r.id)
@@ -132,7 +132,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, owner *Range) (*Re
 		return nil, err
 	}
 	kind := "reservation"
-	if owner != nil {
+	if inRange {
 		kind = "range"
 	}
 	if err := d.track(r, kind); err != nil {
@@ -208,7 +208,7 @@ func (r *Reservation) notInRange() error {
 	if r == nil {
 		return fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
-	if r.owner != nil {
+	if r.inRange {
 		return fmt.Errorf("%w: the reservation belongs to a range", ErrBusy)
 	}
 	return nil
@@ -534,8 +534,10 @@ func (r *Reservation) describe(kind string) string {
 	return fmt.Sprintf("%s at %v of %s", kind, r.ptr, sizeText(r.size))
 }
 
-// where is its address, its size, and the slots.
-func (r *Reservation) where() (p Ptr, size uint64, mapped []Mapping) {
+func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }
+
+// mappings lists the slots.
+func (r *Reservation) mappings() (all []Mapping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.table {
@@ -544,7 +546,7 @@ func (r *Reservation) where() (p Ptr, size uint64, mapped []Mapping) {
 		if s.Quarantined != nil {
 			m.Quarantined = s.Quarantined.Error()
 		}
-		mapped = append(mapped, m)
+		all = append(all, m)
 	}
-	return r.ptr, r.size, mapped
+	return all
 }

@@ -3,9 +3,12 @@ package vmm
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"reflect"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -162,7 +165,7 @@ func (d *Device) Stats() Stats {
 	d.cache.mu.Unlock()
 	var pinned uint64
 	if o := d.state.open.Load(); o != nil {
-		pinned = o.stage.pinned()
+		pinned = o.pinned()
 	}
 	c := &d.counters
 	c.mu.Lock()
@@ -294,7 +297,10 @@ func (d *Device) Report() Report {
 	d.mu.Unlock()
 	for thing, o := range things {
 		if t, ok := thing.(describer); ok {
-			o.Addr, o.Size, o.Chunks = t.where()
+			o.Addr, o.Size = t.where()
+		}
+		if t, ok := thing.(interface{ mappings() []Mapping }); ok {
+			o.Chunks = t.mappings()
 		}
 		rep.Open = append(rep.Open, o)
 	}
@@ -302,4 +308,50 @@ func (d *Device) Report() Report {
 		return cmp.Or(cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Made, b.Made))
 	})
 	return rep
+}
+
+// describer is an open object that can say more of itself than its kind.
+type describer interface {
+	describe(kind string) string
+	where() (p Ptr, size uint64)
+}
+
+// describe is the kind, and more for what can say more.
+func describe(thing any, kind string) string {
+	if t, ok := thing.(describer); ok {
+		return t.describe(kind)
+	}
+	return kind
+}
+
+// where is the first line outside this module's own packages, the caller's.
+func (o openedAt) where() string {
+	n := slices.Index(o.made[:], 0)
+	if n < 0 {
+		n = len(o.made)
+	}
+	frames := runtime.CallersFrames(o.made[:n])
+	for {
+		f, more := frames.Next()
+		ours := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/vmm.") ||
+			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.")
+		if !ours || strings.HasSuffix(f.File, "_test.go") || !more {
+			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+	}
+}
+
+// openNamesLocked says what is open and where it was made, in a stable order, the first
+// few if there are many. d.mu is held.
+func (d *Device) openNamesLocked() []string {
+	const most = 8
+	var all []string
+	for thing, o := range d.open {
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
+	}
+	slices.Sort(all)
+	if n := len(all); n > most {
+		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return all
 }

@@ -65,7 +65,7 @@ func Topology(devs ...*Device) (*Links, error) {
 		}
 	}
 	only := func(i Info) bool {
-		return slices.ContainsFunc(devs, func(d *Device) bool { return d.state.n == i.Ordinal })
+		return slices.ContainsFunc(devs, func(d *Device) bool { return d.info.Ordinal == i.Ordinal })
 	}
 	l, err := linksOf(devs[0].drv, only)
 	return l, devs[0].fail(askingTopology, 0, 0, err)

@@ -438,6 +438,22 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 	return progress, failed
 }
 
+// repairAll repairs the device's open reservations.
+func repairAll(d *Device) (failed error) {
+	var all []*Reservation
+	d.mu.Lock()
+	for thing := range d.open {
+		if r, ok := thing.(*Reservation); ok {
+			all = append(all, r)
+		}
+	}
+	d.mu.Unlock()
+	for _, r := range all {
+		failed = also(failed, "and", r.repair())
+	}
+	return failed
+}
+
 // repair unmaps memory that was mapped but never accessible, and sets access again
 // if the driver may not agree with the grants. It waits for no work: the former was
 // never usable, and the latter takes nothing away.

@@ -40,5 +40,11 @@ const (
 // Mutex is a mutex with a place in the order. Its zero value comes before all others.
 type Mutex struct{ mutex }
 
+// At gives the mutex its place, before its first use.
+func (m *Mutex) At(l Level, key uint64) { m.at(l, key) }
+
 // RWMutex is a Mutex that readers share.
 type RWMutex struct{ rwMutex }
+
+// At gives the mutex its place, before its first use.
+func (m *RWMutex) At(l Level, key uint64) { m.at(l, key) }

@@ -11,8 +11,6 @@ type mutex struct{ sync.Mutex }
 
 type rwMutex struct{ sync.RWMutex }
 
-// At gives the mutex its place, before its first use.
-func (*mutex) At(Level, uint64) {}
+func (*mutex) at(Level, uint64) {}
 
-// At gives the mutex its place, before its first use.
-func (*rwMutex) At(Level, uint64) {}
+func (*rwMutex) at(Level, uint64) {}

@@ -38,8 +38,7 @@ func goroutine() uint64 {
 	return n
 }
 
-// At gives the mutex its place, before its first use.
-func (p *place) At(l Level, key uint64) { p.level, p.key = l, key }
+func (p *place) at(l Level, key uint64) { p.level, p.key = l, key }
 
 // take notes that the calling goroutine takes the lock, and panics if it holds one that
 // comes after it. A try cannot wait, and so can take a lock in any order.
