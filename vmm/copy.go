@@ -215,18 +215,21 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		return false, err
 	}
 	st := &raw.stage
-	l, err := st.borrow(raw.Device, s.raw)
+	l, err := st.borrow(s.raw)
 	if err != nil {
 		return false, err
 	}
 	if l == nil {
-		return false, s.copyInAlone(dst, src)
+		if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
+			return false, err
+		}
+		return false, s.dev.CopyIn(dst, src)
 	}
 	defer st.putBack(l)
 	for k := l.roomy(s.raw); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
 		if b.full(s.raw) {
-			if err := st.ready(raw, b); err != nil {
+			if err := st.ready(b); err != nil {
 				return queued, err
 			}
 		}
@@ -241,16 +244,8 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	return queued, nil
 }
 
-// copyInAlone is copyIn without a block: the stream comes to rest, and then
-// the copy is made at once.
-func (s *Stream) copyInAlone(dst Ptr, src []byte) error {
-	if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
-		return err
-	}
-	return s.dev.CopyIn(dst, src)
-}
-
-// alone waits for the stream, if it may use the span.
+// alone waits for the stream, if it may use the span: without a lane a copy is made
+// once the stream has come to rest.
 func (s *Stream) alone(dev span) error {
 	p, err := s.dev.lockSpans(s, dev)
 	if err != nil {
@@ -266,7 +261,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return err
 	}
 	st := &raw.stage
-	l, err := st.borrow(raw.Device, s.raw)
+	l, err := st.borrow(s.raw)
 	if err != nil {
 		return err
 	}
@@ -277,27 +272,19 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	var last []byte // where the bytes in the other block go
-	for k := l.roomy(s.raw); ; k ^= 1 {
-		b, other := &l.blocks[k], &l.blocks[k^1]
+	return st.drain(l, l.roomy(s.raw), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
-		if n > 0 {
-			if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
-				return err
-			}
-			b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
-		}
-		if last != nil {
-			if err := st.ready(raw, other); err != nil {
-				return err
-			}
-			copy(last, other.mem)
-		}
 		if n == 0 {
-			return nil
+			return nil, nil
 		}
-		last, dst, src = dst[:n], dst[n:], src+Ptr(n)
-	}
+		if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
+			return nil, err
+		}
+		b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
+		to := dst[:n]
+		dst, src = dst[n:], src+Ptr(n)
+		return to, nil
+	})
 }
 
 // move queues the copy between a block and the device, whose side is given
@@ -336,13 +323,13 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 // borrow gives a lane with a block for a copy on the stream, or with one that
 // such a copy can wait for without waiting for another stream; nil if there is
 // none. It is an error where there is no pinned memory at all.
-func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
+func (st *staging) borrow(s driver.Stream) (*lane, error) {
 	if err := st.syncOrphaned(); err != nil {
 		return nil, err
 	}
-	l, best := st.pick(raw, s)
+	l, best := st.pick(s)
 	if best < roomNow {
-		if made := st.newLane(raw); made != nil {
+		if made := st.newLane(); made != nil {
 			if l != nil {
 				st.putBack(l)
 			}
@@ -371,12 +358,12 @@ const (
 )
 
 // pick takes the idle lane that serves the stream best.
-func (st *staging) pick(raw driver.Device, s driver.Stream) (l *lane, best fit) {
+func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	at := -1
 	for i := range st.idle {
-		if f := st.fits(raw, st.idle[i], s); f > best {
+		if f := st.fits(st.idle[i], s); f > best {
 			at, best = i, f
 		}
 	}
@@ -391,11 +378,11 @@ func (st *staging) pick(raw driver.Device, s driver.Stream) (l *lane, best fit) 
 
 // fits says how well. A lane that is busy on another stream does not, since the
 // copy would come to wait for it. It needs st.mu.
-func (st *staging) fits(raw driver.Device, l *lane, s driver.Stream) (best fit) {
+func (st *staging) fits(l *lane, s driver.Stream) (best fit) {
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		f := roomNow
-		if !st.blockDone(raw, b) {
+		if !st.blockDone(b) {
 			switch {
 			case b.on != s:
 				return noRoom
