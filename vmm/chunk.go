@@ -13,7 +13,7 @@ import (
 // soon as it is mapped. Safe for concurrent use. The caller must Close it.
 type Chunk struct {
 	mem    *memory
-	dev    *Device // who lists it as open
+	dev    *Device // lists it as open
 	closed atomic.Bool
 }
 
@@ -85,7 +85,7 @@ func (c *Chunk) Location() Location {
 	return c.mem.prop.Location
 }
 
-// Export gives a new file descriptor of the memory, which keeps the memory
+// Export returns a new file descriptor of the memory, which keeps the memory
 // alive. It is ErrInvalid for a chunk that was not created with ShareFD. The
 // caller must close it.
 func (c *Chunk) Export() (fd int, err error) {
@@ -104,7 +104,7 @@ func (c *Chunk) Export() (fd int, err error) {
 	return fd, nil
 }
 
-// retain gives the memory with a reference that the caller must drop. It keeps
+// retain returns the memory with a reference that the caller must release. It keeps
 // the driver from handing the same handle out again meanwhile.
 func (c *Chunk) retain() (*memory, error) {
 	if c == nil {
@@ -166,16 +166,16 @@ func (r *Reservation) Segments() []Segment {
 	return all
 }
 
-// ExportDMABuf gives a dma-buf of [off, off+size), whole pages of the host, for
+// ExportDMABuf returns a dma-buf of [off, off+size), whole pages of the host, for
 // a network card or another device: over several chunks, or a part of one. All
 // of it must be mapped, and of chunks that were made with Share or RDMA, or
-// imported: others may be kept for later use here while a card still reads them,
+// imported: others may be cached and used again here while a card still reads them,
 // so they are ErrInvalid, and so is a hole. ErrNotSupported where the driver has
 // no dma-buf, the host's for one.
 //
 // The descriptor keeps the memory alive, not what is mapped: Generation says
 // whether a registration still shows what lies at the addresses. Growth leaves
-// it right and does not extend it. Where a library wants a registration for each
+// it right and does not extend it. If a library wants a registration for each
 // chunk, every one of Segments has to be exported. The caller must close fd.
 func (r *Reservation) ExportDMABuf(off, size uint64) (fd int, err error) {
 	fd, err = r.exportDMABuf(off, size)
@@ -242,9 +242,9 @@ func (g *Range) ExportDMABuf(off, size uint64) (fd int, err error) {
 	return g.res().ExportDMABuf(off, size)
 }
 
-// ExportFabric gives the chunk's name in the fabric, by which other machines can
-// import it. Unlike a descriptor it keeps nothing alive, and whoever knows it can
-// have the memory. It is ErrInvalid for a chunk that was not created with
+// ExportFabric returns the chunk's name in the fabric, by which other machines can
+// import it. Unlike a descriptor it keeps nothing alive, and any process that
+// knows it can have the memory. It is ErrInvalid for a chunk that was not created with
 // ShareFabric.
 func (c *Chunk) ExportFabric() ([64]byte, error) {
 	const op = "export chunk to the fabric"

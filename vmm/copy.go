@@ -136,7 +136,7 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 }
 
 // CopyIn copies src to the device and has finished when it returns. It waits
-// for nothing that other streams have queued. Where the CPU cannot address the
+// for nothing that other streams have queued. If the CPU cannot address the
 // memory, large copies go through pinned memory of the library's own, as do
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
@@ -161,7 +161,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	return d.fail("copy out", src, n, err)
 }
 
-// lockSpan pins s for a copy on the library's own stream.
+// lockSpan locks s for a copy on the library's own stream.
 func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error) {
 	if raw, err = d.ensureOpen(); err != nil {
 		return pins, nil, err
@@ -176,7 +176,7 @@ func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error)
 // CopyIn copies ordinary memory to the device in the stream's order: work queued
 // later sees it. It returns as soon as src may be reused, which is before the
 // copy has run, and waits for no other stream. On a stream that is being
-// captured it answers ErrCapturing, since a graph would copy whatever lies in
+// captured it returns ErrCapturing, since a graph would copy whatever lies in
 // the library's buffer by then. After an error dst may hold part of src.
 func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 	_, err := s.copyIn(dst, src)
@@ -184,7 +184,7 @@ func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 }
 
 // CopyOut copies device memory to dst after what the stream has queued, and
-// returns when dst is filled. On a stream that is being captured it answers
+// returns when dst is filled. On a stream that is being captured it returns
 // ErrCapturing.
 func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
@@ -320,9 +320,9 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	return err
 }
 
-// borrow gives a lane with a block for a copy on the stream, or with one that
+// borrow takes a lane with a block for a copy on the stream, or with one that
 // such a copy can wait for without waiting for another stream; nil if there is
-// none. It is an error where there is no pinned memory at all.
+// none. It is an error if there is no pinned memory at all.
 func (st *staging) borrow(s driver.Stream) (*lane, error) {
 	if err := st.syncOrphaned(); err != nil {
 		return nil, err

@@ -133,7 +133,7 @@ func (l Layout) String() string {
 	return b.String()
 }
 
-// Tensor is memory as DLPack describes it, for whoever hands it to another
+// Tensor is memory as DLPack describes it, for a program that hands it to another
 // library. It owns nothing: the memory has to outlive what is made of it.
 type Tensor struct {
 	Device  string // the driver's name: "cuda" is DLPack's device type 2, "host" its 1

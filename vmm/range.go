@@ -59,7 +59,7 @@ type RangeOptions struct {
 	// Len, so that growth finds them; never past Max or the device's limit. It
 	// acts when half of them are used up, and leaves a sixteenth of the device's
 	// memory, where its context is open and so can be asked what is free, and of the
-	// limit. Clip gives them back. 0 is none.
+	// limit. Clip unmaps them. 0 is none.
 	GrowAhead uint64
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share

@@ -391,8 +391,8 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 	return gone
 }
 
-// quarantineLocked marks a slot where an undo failed: growth past it returns why from
-// now on. It needs r.mu.
+// quarantineLocked marks a slot where an undo failed. From now on growth past it
+// returns why. It needs r.mu.
 func (r *Reservation) quarantineLocked(s *slot, why error) {
 	invariants.Held(&r.mu)
 	if s.Quarantined == nil {

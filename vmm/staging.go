@@ -41,7 +41,7 @@ type staging struct {
 	idle     []*lane
 	broken   []*lane      // half made, or what is on them is not known to have ended
 	inUse    int          // lanes in use or being made
-	orphaned atomic.Int32 // lanes on the scrap whose own streams may still copy
+	orphaned atomic.Int32 // broken lanes whose own streams may still copy
 	full     bool         // no more lanes can be had
 	why      error        // what kept the first one from being made
 	reach    reach
@@ -77,8 +77,8 @@ type lane struct {
 // block is pinned memory. From a copy on it is busy until its event is reached.
 // While it is busy, its first used bytes belong to copies queued on the stream
 // on; only a copy that is queued behind them there may have the rest. A copy
-// that no event stands behind makes its lane loose, and a loose lane that could
-// not be waited for is lost: nobody gets it again, and fences wait for it.
+// that no event stands behind makes its lane unfenced, and an unfenced lane that
+// could not be waited for is orphaned: it is not used again, and fences wait for it.
 type block struct {
 	p     Ptr
 	mem   []byte
@@ -265,8 +265,8 @@ func (st *staging) ready(b *block) error {
 	return nil
 }
 
-// rest waits for all that the lane has on its own stream. Where an event cannot
-// be waited for, the stream is; where neither can, the lane is given up.
+// rest waits for all that the lane has on its own stream: for its events, else for the
+// stream. If neither works the lane is orphaned.
 func (l *lane) rest(raw driver.Device) (err error) {
 	for i := range l.blocks {
 		if b := &l.blocks[i]; b.busy && !l.unfenced {
@@ -288,8 +288,8 @@ func (l *lane) rest(raw driver.Device) (err error) {
 	return err
 }
 
-// take gives lanes for a copy of n bytes and how much each should copy at once,
-// or none where the driver's own way is no slower. It waits for nobody's lane.
+// take returns lanes for a copy of n bytes and how much each should copy at once,
+// or none if the driver's own way is no slower. It waits for no lane.
 func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
 	from, least := uint64(stageFrom), uint64(leastPiece)
 	size := st.size()
@@ -356,8 +356,8 @@ func (st *staging) blockDone(b *block) bool {
 }
 
 // worthStaging says whether staging is faster than the driver's own copy, which it is
-// not where the CPU can address the memory. An answer that settles nothing is
-// asked for again.
+// not where the CPU can address the memory. What could not be found out is
+// asked again.
 func (st *staging) worthStaging(at Ptr) bool {
 	st.mu.Lock()
 	known, off, forced := st.reach, st.hooks.off, st.hooks.forced
@@ -381,11 +381,11 @@ func (st *staging) worthStaging(at Ptr) bool {
 	return known == far
 }
 
-// newLane makes one more lane, or gives nil. What keeps it from being made will
+// newLane makes one more lane; nil if it cannot. What keeps it from being made will
 // keep the next one too, a capture excepted: allocating would destroy it.
 func (st *staging) newLane() *lane {
 	if !st.device.retain() {
-		return nil // nobody would give the lane back
+		return nil // it would not be freed any more
 	}
 	defer st.device.release()
 	st.mu.Lock()
@@ -414,7 +414,7 @@ func (st *staging) newLane() *lane {
 	return nil
 }
 
-// makeLane gives with an error what has been made so far.
+// makeLane makes a lane. With an error it returns what has been made so far.
 func makeLane(raw driver.Device, size uint64) (*lane, error) {
 	l := &lane{}
 	pinner, ok := raw.(driver.HostAllocator)
@@ -451,7 +451,7 @@ func (st *staging) putBack(lanes ...*lane) {
 	}
 }
 
-// syncOrphaned waits for what lanes that were given up may still be copying. Every
+// syncOrphaned waits for what orphaned lanes may still be copying. Every
 // copy and fence calls it first.
 func (st *staging) syncOrphaned() error {
 	if st.orphaned.Load() == 0 {

@@ -351,7 +351,7 @@ func (e *end) open(drv driver.Driver, n int, size uint64) (err error) {
 }
 
 // admit lets another device's stream copy to the memory. Streams are named, so
-// that a capture of somebody else's does not keep the memory from going back.
+// that a capture by other code does not keep the memory from going back.
 func (e *end) admit(from *end) error {
 	if err := e.g.UsedBy(from.s); err != nil {
 		return err
