@@ -216,6 +216,8 @@ func (r *Reservation) exportable(off, size uint64) error {
 	case size == 0:
 		return fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
+	// Slot by slot, since a hole, a quarantined slot and a private chunk each have their
+	// own error.
 	at := off
 	for _, s := range r.table.In(off, end) {
 		switch {

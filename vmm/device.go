@@ -494,6 +494,7 @@ func open(name string) (*Device, error) {
 		}
 		return d, err
 	}
+	// The driver is found by the name before the colon, its device by what follows.
 	kind, which, colon := strings.Cut(name, ":")
 	if !colon {
 		which = "0"

@@ -125,7 +125,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 		sys.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = sys
 	}
-	sys.devicesOpen++
+	sys.devicesOpen++ // before process.mu is released, so that the last Close sees it
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
 	p := sys.devices[n]
@@ -203,6 +203,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	if o := s.open.Load(); o != nil {
 		return o, nil
 	}
+	// Once the last Device has closed, nothing would close what is opened now.
 	s.mu.Lock()
 	users := len(s.devices)
 	s.mu.Unlock()
@@ -419,6 +420,7 @@ func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
 	if !o.retain() {
 		return fenceEvent{}, nil
 	}
+	// A pooled event first: making one is a driver call.
 	f := fenceEvent{on: o}
 	o.mu.Lock()
 	if last := len(o.events) - 1; last >= 0 {

@@ -248,6 +248,8 @@ func (r *Reservation) waitAppends(seq uint64) error {
 		}
 	}
 	r.mu.Unlock()
+	// All are asked before the first event is recorded, and all events are recorded
+	// before the first wait, so that appends which come later are not waited for.
 	for i := range tails {
 		if err := tails[i].s.notCapturing(); err != nil {
 			return err

@@ -118,6 +118,7 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 		if err != nil {
 			return n, err
 		}
+		// A reader that fills the buffer has more: larger moves go faster.
 		if m == len(buf) && m < mostMove {
 			buf = make([]byte, 2*m)
 		}
@@ -142,6 +143,8 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
+	// The fence before the copy is counted: a wait must not hold up those that wait for
+	// copies.
 	if err := g.r.fence(); err != nil {
 		return 0, err
 	}

@@ -90,6 +90,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	if o, err = d.resolveOptions(o, gran); err != nil {
 		return nil, err
 	}
+	// The addresses last: all that can be wrong with the options is known by now.
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
 	g.hostCopy.Take, g.hostCopy.Return = takeAddresses, giveAddresses
 	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, true); err != nil {
@@ -106,6 +107,7 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 	if o.Max == 0 {
 		o.Max = d.info.Memory
 	}
+	// Sizes are filled in before they are checked against each other.
 	if o.MaxChunk == 0 {
 		o.MaxChunk = max(defaultMaxChunk, gran)
 	}
@@ -547,6 +549,7 @@ func (g *Range) lookAhead() {
 	if ready <= g.opts.GrowAhead/4 {
 		need = urgently
 	}
+	// It is put on the list once, by the caller that changes nothing to something.
 	was := g.aheadWanted.Load()
 	pause := g.aheadPause.Load()
 	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {

@@ -321,6 +321,7 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 		}
 		size = sum
 	}
+	// Bounds before the table: an offset that is not within it finds no slot.
 	switch end := off + size; {
 	case len(ms) == 0:
 		return 0, 0, fmt.Errorf("%w: no chunks", ErrInvalid)
@@ -458,6 +459,7 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 	if off+n < off || off+n > r.size {
 		return nil, r.outOfBounds(off, n)
 	}
+	// What retires may be unmapped at any moment, so it cannot be held any more.
 	h := &hold{off, off + n}
 	for _, s := range r.table.In(h.off, h.end) {
 		if s.State >= slots.Retiring {

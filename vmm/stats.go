@@ -167,6 +167,7 @@ func (d *Device) Stats() Stats {
 	if o := d.state.open.Load(); o != nil {
 		pinned = o.pinned()
 	}
+	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -289,6 +290,7 @@ func (d *Device) Report() Report {
 		return Report{}
 	}
 	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
+	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
 	things := make(map[any]OpenObject, len(d.open))
 	for thing, o := range d.open {

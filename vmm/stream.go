@@ -579,7 +579,7 @@ func (e *Event) Close() error {
 		return nil
 	}
 	e.closed = true
-	now := e.users == 0
+	now := e.users == 0 // else the last call under way frees it
 	e.mu.Unlock()
 	if !now {
 		return nil
