@@ -206,20 +206,6 @@ func (d *Device) Do(f func() error) error {
 	return d.fail("run in context", 0, 0, err)
 }
 
-// Lookup says whose address p is: the reservation it lies in, on any device of
-// the same driver, and the offset in it. Map, Unmap and Close of the
-// reservation inside a Range return ErrBusy.
-func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
-	if d == nil {
-		return nil, 0, false
-	}
-	r = d.state.parent.find(p)
-	if r == nil {
-		return nil, 0, false
-	}
-	return r, uint64(p - r.ptr), true
-}
-
 // track notes that thing is open, or about to be; Close names it.
 func (d *Device) track(thing any, kind string) error {
 	if d == nil {
@@ -274,6 +260,15 @@ func (d *Device) relieved(err error) (released bool) {
 	return released
 }
 
+// retry runs op, again each time that OnPressure has released something for it.
+func (d *Device) retry(op func() error) error {
+	err := op()
+	for err != nil && d.relieved(err) {
+		err = op()
+	}
+	return err
+}
+
 // deferRelease keeps a release that the driver has refused, for a later try.
 func (d *Device) deferRelease(again func() error) {
 	d.mu.Lock()
@@ -297,21 +292,7 @@ func (d *Device) retryReleases() error {
 	return failed
 }
 
-// runInBackground runs f in the background; Close waits for it.
-func (d *Device) runInBackground(f func()) {
-	d.mu.Lock()
-	d.background++
-	d.mu.Unlock()
-	go func() {
-		f()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.background--
-		d.wakeup.Broadcast()
-	}()
-}
-
-// until runs f to its end, but returns when ctx is done.
+// until runs f to its end, but returns when ctx is done; then Close waits for f.
 func (d *Device) until(ctx context.Context, f func() error) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", ErrInvalid)
@@ -320,13 +301,22 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 		return f()
 	}
 	done := make(chan error, 1)
-	d.runInBackground(func() { done <- f() })
+	d.mu.Lock()
+	d.background++
+	d.mu.Unlock()
+	go func() {
+		done <- f()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.background--
+		d.wakeup.Broadcast()
+	}()
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 	}
-	select {
+	select { // both may be ready: what f has done counts
 	case err := <-done:
 		return err
 	default:

@@ -26,10 +26,11 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
-	at, err := g.appendOn(s, p)
-	for err != nil && g.r.dev.relieved(err) {
+	var at uint64
+	err := g.r.dev.retry(func() (err error) {
 		at, err = g.appendOn(s, p)
-	}
+		return err
+	})
 	return g.fail("append", at, uint64(len(p)), err)
 }
 

@@ -131,10 +131,11 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // room for no more than its last chunk holds. It takes no cached memory. If a step
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
-	g, err := d.alloc(size)
-	for err != nil && d.relieved(err) {
+	var g *Range
+	err := d.retry(func() (err error) {
 		g, err = d.alloc(size)
-	}
+		return err
+	})
 	return g, d.fail("allocate", 0, size, err)
 }
 
@@ -318,20 +319,14 @@ func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
 	}
-	err := g.growBy(n)
-	for err != nil && g.r.dev.relieved(err) {
-		err = g.growBy(n)
-	}
-	return g.fail("grow", 0, n, err)
-}
-
-func (g *Range) growBy(n uint64) error {
-	need, err := g.endWithin(g.len.Load(), n)
-	if err == nil && need > g.cap.Load() {
-		err = g.ensure(need)
-	}
-	g.lookAhead()
-	return err
+	return g.fail("grow", 0, n, g.r.dev.retry(func() error {
+		need, err := g.endWithin(g.len.Load(), n)
+		if err == nil && need > g.cap.Load() {
+			err = g.ensure(need)
+		}
+		g.lookAhead()
+		return err
+	}))
 }
 
 // endWithin is a+n if that is within Max.

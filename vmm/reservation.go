@@ -243,11 +243,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	err := r.mapChunks(off, held, forCaller)
-	for err != nil && r.dev.relieved(err) {
-		err = r.mapChunks(off, held, forCaller)
-	}
-	return r.fail("map", off, size, err)
+	return r.fail("map", off, size, r.dev.retry(func() error { return r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
