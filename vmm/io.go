@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/internal/prefix"
 )
 
 // ReadFrom and WriteTo move this much at once, ReadFrom as much only from a
@@ -158,21 +158,13 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	have := g.len.Load()
-	if uint64(off) >= have {
-		if len(p) == 0 {
-			return 0, nil
+	n, eof := prefix.Part(len(p), off, g.len.Load())
+	if n > 0 {
+		if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+			return 0, err
 		}
-		return 0, io.EOF
 	}
-	n := min(uint64(len(p)), have-uint64(off))
-	if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
-		return 0, err
-	}
-	if n < uint64(len(p)) {
-		return int(n), io.EOF
-	}
-	return int(n), nil
+	return n, eof
 }
 
 // WriteAt replaces bytes from off on. All of them must lie below Len, else it
@@ -239,28 +231,11 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 // ErrNotSupported on CUDA. It stays valid while the range grows, up to a Clip
 // or SetLen below it, or Close: touching it after that ends the process. It
 // waits for nothing.
-func (g *Range) Host() ([]byte, error) {
-	b, err := g.host()
+func (g *Range) Host() (b []byte, err error) {
+	if err = g.live(); err == nil {
+		b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, g.len.Load())
+	}
 	return b, g.fail("view from the host", 0, 0, err)
-}
-
-func (g *Range) host() ([]byte, error) {
-	if err := g.live(); err != nil {
-		return nil, err
-	}
-	v, ok := g.r.dev.drv.(driver.HostViewer)
-	if !ok {
-		return nil, fmt.Errorf("%w: the CPU cannot address this memory", ErrNotSupported)
-	}
-	n := g.len.Load()
-	b, err := v.HostBytes(g.r.ptr, n)
-	if n == 0 && !errors.Is(err, ErrNotSupported) {
-		return []byte{}, nil // nothing may be mapped yet
-	}
-	if err != nil {
-		return nil, err
-	}
-	return b[:n:n], nil
 }
 
 var (
