@@ -33,6 +33,14 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 	return c, d.fail("create chunk", 0, size, err)
 }
 
+// resolve replaces LocationOwner by this device.
+func (d *Device) resolve(p Prop) Prop {
+	if p.Location.Kind == LocationOwner {
+		p.Location = d.location
+	}
+	return p
+}
+
 // chunk makes a Chunk of a reference to m, which it takes over.
 func (d *Device) chunk(m *memory) (*Chunk, error) {
 	c := &Chunk{mem: m, dev: d}
@@ -186,8 +194,8 @@ func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
 	if r == nil {
 		return -1, fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
-	epoch := r.copies.begin() // nothing of it is unmapped meanwhile
-	defer r.copies.end(epoch)
+	r.mappingMu.Lock() // nothing of it is unmapped meanwhile
+	defer r.mappingMu.Unlock()
 	if err := r.exportable(off, size); err != nil {
 		return -1, err
 	}

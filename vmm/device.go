@@ -137,14 +137,6 @@ func (d *Device) Raw() (driver.Device, error) {
 	return o.Device, nil
 }
 
-// resolve replaces LocationOwner by this device.
-func (d *Device) resolve(p Prop) Prop {
-	if p.Location.Kind == LocationOwner {
-		p.Location = d.location
-	}
-	return p
-}
-
 // granularity asks the driver each time: it also returns ErrDeviceLost, which is not
 // remembered here.
 func (d *Device) granularity(p Prop) (uint64, error) {
@@ -410,7 +402,6 @@ func (d *Device) staysOpenLocked() bool {
 	return false
 }
 
-// stopWorker waits for the device's goroutine, which has nothing to do once nothing
 // is open.
 func (d *Device) stopWorker() error {
 	d.mu.Lock()
@@ -425,6 +416,21 @@ func (d *Device) stopWorker() error {
 		d.worker.kick()
 		d.wakeup.Wait()
 	}
+}
+
+// openNamesLocked says what is open and where it was made, in a stable order, the first
+// few if there are many. d.mu is held.
+func (d *Device) openNamesLocked() []string {
+	const most = 8
+	var all []string
+	for thing, o := range d.open {
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
+	}
+	slices.Sort(all)
+	if n := len(all); n > most {
+		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return all
 }
 
 // fail wraps err for op, once: an error that already names its operation stays

@@ -480,8 +480,7 @@ func (r *Reservation) free() error {
 		all.add(r)
 		return err
 	}
-	giveAddresses(r.size)
-	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
+	r.unreserve()
 	r.mu.Lock()
 	r.phase.Store(isClosed)
 	r.notify()

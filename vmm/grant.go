@@ -298,7 +298,7 @@ func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []dri
 func (r *Reservation) accessUnsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.accessInDoubt) > 0 || r.counters.quarantined.now > 0 &&
+	return len(r.accessInDoubt) > 0 || r.anyQuarantinedLocked() &&
 		slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
 }
 
@@ -307,7 +307,7 @@ func (r *Reservation) accessCertainLocked() {
 	invariants.Held(&r.mu)
 	r.accessInDoubt = nil
 	r.setWaitsForLocked()
-	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
+	for i := 0; r.anyQuarantinedLocked() && i < len(r.table); i++ {
 		if s := &r.table[i]; s.State != slots.Mapped {
 			r.unquarantineLocked(s)
 		}

@@ -154,7 +154,7 @@ func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) 
 		rp.Devices[i].From = r.granted(rp.Devices[i].Device)
 	}
 	rp.Waits = r.narrows(a, peers)
-	rp.Chunks, rp.Bytes = len(r.table), r.counters.committed.now
+	rp.Chunks, rp.Bytes = len(r.table), r.committedLocked()
 	if len(peers) > 0 && len(after) > 0 {
 		rp.Calls = r.runCount()
 	}

@@ -145,6 +145,12 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	return r, nil
 }
 
+// unreserve counts the addresses as given back.
+func (r *Reservation) unreserve() {
+	giveAddresses(r.size)
+	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
+}
+
 // roundUp rounds n up to a multiple of unit; false if that overflows.
 func roundUp(n, unit uint64) (uint64, bool) {
 	if rest := n % unit; rest != 0 {
@@ -406,6 +412,12 @@ func (r *Reservation) unquarantineLocked(s *slot) {
 	}
 	s.Quarantined = nil
 }
+
+// anyQuarantinedLocked says whether a slot is quarantined. It needs r.mu.
+func (r *Reservation) anyQuarantinedLocked() bool { return r.counters.quarantined.now > 0 }
+
+// committedLocked is how many bytes are mapped. It needs r.mu.
+func (r *Reservation) committedLocked() uint64 { return r.counters.committed.now }
 
 // quarantinedLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.

@@ -461,9 +461,9 @@ func (st *staging) syncOrphaned() error {
 		return nil
 	}
 	st.mu.Lock()
-	scrap := slices.Clone(st.broken)
+	broken := slices.Clone(st.broken)
 	st.mu.Unlock()
-	for _, l := range scrap {
+	for _, l := range broken {
 		if l.s == 0 { // never made
 			continue
 		}
