@@ -14,8 +14,8 @@ import (
 // Ordered says whether the order is checked.
 const Ordered = true
 
-// place is what the checks know of a mutex.
-type place struct {
+// position is where a mutex stands in the order.
+type position struct {
 	level Level
 	key   uint64
 }
@@ -23,8 +23,8 @@ type place struct {
 // held is what each goroutine holds, in the order in which it took it.
 var held = struct {
 	sync.Mutex
-	by map[uint64][]*place
-}{by: map[uint64][]*place{}}
+	by map[uint64][]*position
+}{by: map[uint64][]*position{}}
 
 // goroutine is the number of the calling goroutine. It is slow: the runtime writes the
 // whole stack to say it.
@@ -38,11 +38,11 @@ func goroutine() uint64 {
 	return n
 }
 
-func (p *place) at(l Level, key uint64) { p.level, p.key = l, key }
+func (p *position) at(l Level, key uint64) { p.level, p.key = l, key }
 
 // take notes that the calling goroutine takes the lock, and panics if it holds one that
 // comes after it. A try cannot wait, and so can take a lock in any order.
-func (p *place) take(try bool) {
+func (p *position) take(try bool) {
 	by := goroutine()
 	held.Lock()
 	defer held.Unlock()
@@ -55,7 +55,7 @@ func (p *place) take(try bool) {
 }
 
 // drop undoes take.
-func (p *place) drop() {
+func (p *position) drop() {
 	by := goroutine()
 	held.Lock()
 	defer held.Unlock()
@@ -73,7 +73,7 @@ func (p *place) drop() {
 
 type mutex struct {
 	mu sync.Mutex
-	place
+	position
 }
 
 func (m *mutex) Lock() {
@@ -96,7 +96,7 @@ func (m *mutex) Unlock() {
 
 type rwMutex struct {
 	mu sync.RWMutex
-	place
+	position
 }
 
 func (m *rwMutex) Lock() {
