@@ -12,13 +12,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// small is n host devices of so many pages each.
+// small returns n host devices of so many pages each.
 func small(t testing.TB, n int, pages uint64) *world {
 	t.Helper()
 	return worldOn(t, n, host.Config{Devices: n, Memory: pages * page, PageGranularity: page == 4096})
 }
 
-// made is how many calls of a name succeeded.
+// made says how many calls of a name succeeded.
 func (w *world) made(name string) int { return w.drv.Counts()[name].Made }
 
 func newRange(t testing.TB, d *vmm.Device, o vmm.RangeOptions) *vmm.Range {
@@ -28,7 +28,7 @@ func newRange(t testing.TB, d *vmm.Device, o vmm.RangeOptions) *vmm.Range {
 	return g
 }
 
-// keepChunks leaves memory of these many pages each in the cache, in this order.
+// keepChunks leaves chunks of so many pages each in the cache, in this order.
 func keepChunks(t testing.TB, w *world, pages ...uint64) {
 	t.Helper()
 	var all []*vmm.Chunk
@@ -40,8 +40,8 @@ func keepChunks(t testing.TB, w *world, pages ...uint64) {
 	}
 }
 
-// TestRegrowthOfKeptMemory: a range that shrinks and grows again neither
-// releases nor creates.
+// TestRegrowthOfKeptMemory: a range that shrinks and grows again neither releases nor
+// creates memory.
 func TestRegrowthOfKeptMemory(t *testing.T) {
 	for name, o := range map[string]vmm.RangeOptions{"ladder": {Max: 256 * page}, "fixed": {Max: 256 * page, Chunk: 2 * page}} {
 		t.Run(name, func(t *testing.T) {
@@ -78,8 +78,8 @@ func TestRegrowthOfKeptMemory(t *testing.T) {
 	}
 }
 
-// TestGrowthTakesWhatFits: chunks of the range's own size, or of the ladder's
-// reach; never larger than what is wanted, and none that is hardly worth it.
+// TestGrowthTakesWhatFits: kept chunks of the range's own size, or of its default sizes.
+// None is larger than the growth, and none is too small to be worth a mapping.
 func TestGrowthTakesWhatFits(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -187,8 +187,8 @@ func TestThreshold(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }
 
-// TestKeptMemoryGoesWithTheDevice: Close gives it back, and where the driver
-// will not take it, keeps it in the books and can be called again.
+// TestKeptMemoryIsReleasedWithTheDevice, by Close. If the driver refuses, the memory
+// stays counted and Close can be called again.
 func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -205,7 +205,7 @@ func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
 	w.end()
 }
 
-// TestTrimCountsWhatWentBack, and says what would not.
+// TestTrimCountsWhatItReleased, and reports what the driver refused.
 func TestTrimCountsWhatWentBack(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -220,8 +220,8 @@ func TestTrimCountsWhatWentBack(t *testing.T) {
 	w.end()
 }
 
-// TestKeptMemoryGoesWhereMemoryRunsOut: whoever of the process's Devices on the
-// ordinal needs it, for whatever; the call is made once more and no more.
+// TestKeptMemoryIsReleasedWhenMemoryRunsOut, for every Device of the process on the
+// ordinal and for every operation. The failed call is made once more and no more.
 func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 	needs := map[string]func(t *testing.T, d *vmm.Device) (end func() error){
 		"a range grows": func(t *testing.T, d *vmm.Device) func() error {
@@ -262,7 +262,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 	}
 }
 
-// TestMemoryThatRunsOutInMap is given a second chance as well.
+// TestMemoryThatRunsOutInMap is tried a second time as well.
 func TestMemoryThatRunsOutInMap(t *testing.T) {
 	for _, name := range []string{"Map", "SetAccess"} {
 		w := newWorld(t, 1)
@@ -307,8 +307,8 @@ func TestAFailedGrowthPutsBackWhatItTook(t *testing.T) {
 	}
 }
 
-// TestNobodyElseGetsKeptMemory: Create and Alloc take new memory, and so does a
-// range that is shared, compressed or of a network card.
+// TestKeptMemoryIsForPrivateRanges: Create and Alloc get new memory, and so does a range
+// that is shared, compressed or for RDMA.
 func TestNobodyElseGetsKeptMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -333,9 +333,8 @@ func TestNobodyElseGetsKeptMemory(t *testing.T) {
 	w.end()
 }
 
-// peek says whether one who was given a range's memory sees what another range
-// writes after the first has given the memory up. With pretend the memory
-// passes for private.
+// peek says whether an importer of a range's memory sees what another range writes after
+// the first has released it. If pretend is set, the library takes the memory for private.
 func peek(t *testing.T, pretend bool) (seen bool) {
 	t.Helper()
 	w := newWorld(t, 1)
@@ -409,7 +408,7 @@ func TestWhatIsNeverKept(t *testing.T) {
 	for _, p := range []vmm.Prop{{Share: vmm.ShareFD}, {}} {
 		in, err := d.Import(fd, page, p)
 		if p.Share == 0 && err != nil {
-			continue // a driver may want to be told
+			continue // a driver may need to know
 		}
 		require.NoError(t, err)
 		require.NoError(t, in.Close())
@@ -421,7 +420,7 @@ func TestWhatIsNeverKept(t *testing.T) {
 	w.end()
 }
 
-// TestMemoryOfAnotherDeviceIsNotKept: no range of this one could grow with it.
+// TestMemoryOfAnotherDeviceIsNotKept: no range of this device could use it.
 func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
@@ -433,7 +432,7 @@ func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 	w.end()
 }
 
-// TestAStaleSegmentIsNoWayIn: a segment of what was clipped, kept and taken by
+// TestAStaleSegmentHasNoChunk: a segment of memory that was clipped, kept and reused by
 // another range.
 func TestAStaleSegmentIsNoWayIn(t *testing.T) {
 	w := newWorld(t, 1)
@@ -462,8 +461,8 @@ func TestAStaleSegmentIsNoWayIn(t *testing.T) {
 	w.end()
 }
 
-// TestCacheUnderRace: everybody grows and shrinks, keeps and gives back, within
-// a limit that is not enough for all.
+// TestCacheUnderRace: many goroutines grow, shrink and trim, within a limit that is not
+// enough for all.
 func TestCacheUnderRace(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]

@@ -13,8 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestDMABufKeepsPages: what a network card has been given is not free because
-// the range clips, sleeps or closes; it is when the descriptor is closed.
+// TestDMABufKeepsPages: when the range clips, sleeps or closes, memory that a network card
+// uses is not free. It is when the descriptor is closed.
 func TestDMABufKeepsPages(t *testing.T) {
 	const granule = 2 << 20
 	path := fakecuda.Build(t)

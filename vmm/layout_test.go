@@ -90,8 +90,8 @@ func TestLayoutTensor(t *testing.T) {
 	w.end()
 }
 
-// TestTensorStaysWithinItsBytes: what a layout from anywhere is told of, the
-// tensor does not go beyond.
+// TestTensorStaysWithinItsBytes: whatever a layout says, the tensor does not exceed the
+// bytes.
 func TestTensorStaysWithinItsBytes(t *testing.T) {
 	w := newWorld(t, 1)
 	rapid.Check(t, func(rt *rapid.T) {

@@ -60,8 +60,8 @@ func TestLimit(t *testing.T) {
 	w.end()
 }
 
-// TestLimitMakesKeptMemoryGo, and a growth that cannot have its quarter on top
-// takes what it needs.
+// TestLimitReleasesKeptMemory, and a growth that cannot have a quarter on top grows by what
+// it needs.
 func TestLimitMakesKeptMemoryGo(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -79,7 +79,7 @@ func TestLimitMakesKeptMemoryGo(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.EqualValues(t, 16*page, g.Len())
 
-	// What is imported does not count, and what sleeps has none.
+	// Imported memory does not count, and a range that sleeps has none.
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	c, err := d.Create(16*page, vmm.Prop{})
 	require.NoError(t, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// An imported chunk is at home where its memory is, not on the device that
-// imported it; where the driver cannot say, the handle goes back.
+// The location of an imported chunk is that of its memory, not the device that imported it.
+// If the driver cannot say it, the handle is released.
 func TestImportHome(t *testing.T) {
 	errUnknown := errors.New("nobody knows")
 	failing := false

@@ -19,7 +19,7 @@ type writtenResult struct {
 	err error
 }
 
-// written runs WaitWritten beside the test, and comes back when it waits.
+// waitWritten runs WaitWritten in a goroutine, and returns when that waits.
 func written(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan writtenResult { //nolint:revive // t first
 	t.Helper()
 	done := make(chan writtenResult, 1)
@@ -34,7 +34,7 @@ func written(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan w
 	return done
 }
 
-// there is what lies in the range, whatever is queued for it.
+// there returns the bytes of the range, whatever is queued for it.
 func there(t *testing.T, g *vmm.Range, s *vmm.Stream, n uint64) []byte {
 	t.Helper()
 	b := make([]byte, n)
@@ -79,8 +79,8 @@ func TestWrittenWaitsForAppendOn(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenKeepsWhatCameLater: an AppendOn that comes while it waits is the
-// next one's to wait for.
+// TestWaitWrittenLeavesLaterAppends: an AppendOn that comes during the wait is waited for by
+// the next one.
 func TestWrittenKeepsWhatCameLater(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
@@ -92,7 +92,7 @@ func TestWrittenKeepsWhatCameLater(t *testing.T) {
 	require.NoError(t, g.AppendOn(s, noise(10, 3)))
 	require.NoError(t, g.AppendOn(side, noise(10, 4)))
 	var opened sync.WaitGroup
-	opened.Go(open) // which comes back when the second gate is open too
+	opened.Go(open) // which returns when the second gate is open too
 	require.Equal(t, writtenResult{n: 20}, <-done)
 
 	done = written(t, context.Background(), w, g)
@@ -140,10 +140,10 @@ func TestWrittenGivesUp(t *testing.T) {
 	open()
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
-	w.end() // it joins the wait
+	w.end() // it waits until that wait has ended
 }
 
-// TestWrittenOfAPeersStream: the peer's context stays while it is waited for.
+// TestWaitWrittenOfAPeersStream: the peer's context stays open during the wait.
 func TestWrittenOfAPeersStream(t *testing.T) {
 	w := newWorld(t, 2)
 	g, _ := noisy(t, w, 10)
@@ -189,7 +189,7 @@ func TestWrittenDuringACapture(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenOfClosedThings: a closed stream has been waited for.
+// TestWaitWrittenOfClosedThings: a closed stream has been waited for.
 func TestWrittenOfClosedThings(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
@@ -207,7 +207,7 @@ func TestWrittenOfClosedThings(t *testing.T) {
 	s = stream(t, w.devs[0])
 	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
-	_, err = g.WaitWritten(nil) //nolint:staticcheck // what it answers is the point
+	_, err = g.WaitWritten(nil) //nolint:staticcheck // its result is tested
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	_, err = g.WaitWritten(t.Context())
 	require.NoError(t, err)
@@ -226,7 +226,7 @@ func TestWrittenOfClosedThings(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenOfALostDevice: what was lost has not been written, closed or not.
+// TestWaitWrittenOfALostDevice: lost work has not been written, closed or not.
 func TestWrittenOfALostDevice(t *testing.T) {
 	mayLose(t)
 	for _, closed := range []bool{false, true} {
@@ -246,7 +246,7 @@ func TestWrittenOfALostDevice(t *testing.T) {
 	}
 }
 
-// TestWrittenWhateverFails: a failed wait forgets nothing and keeps no event.
+// TestWaitWrittenWhateverFails: a failed wait forgets nothing and keeps no event.
 func TestWrittenWhateverFails(t *testing.T) {
 	for k := 1; ; k++ {
 		w := newWorld(t, 1)
@@ -280,7 +280,7 @@ func TestWrittenWhateverFails(t *testing.T) {
 	}
 }
 
-// TestWrittenOfAnotherContext: its streams take no event of ours.
+// TestWaitWrittenOfAnotherContext: its streams cannot have our events.
 func TestWrittenOfAnotherContext(t *testing.T) {
 	w := newWorld(t, 1)
 	foreign, err := raw(t, w.devs[0]).NewStream()
@@ -305,8 +305,8 @@ func TestWrittenOfAnotherContext(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenIsTrue: whatever others append meanwhile, and whoever gives up, the
-// bytes below what WaitWritten answers have arrived.
+// TestWaitWrittenIsTrue: whatever others append meanwhile, and whichever wait is cancelled,
+// the bytes below WaitWritten's result have arrived.
 func TestWrittenIsTrue(t *testing.T) {
 	w := newWorld(t, 1)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 512 * page})
