@@ -49,7 +49,7 @@ func TestDMABufKeepsPages(t *testing.T) {
 			require.NoError(t, err)
 
 			require.NoError(t, giveBack(g))
-			require.Zero(t, d.Stats().Cached, "nobody else may get what a card still reads")
+			require.Zero(t, d.Stats().Cached, "no other range may get what a card still reads")
 			require.Equal(t, none-2*granule, free())
 			require.NoError(t, os.NewFile(uintptr(fd), "dma-buf").Close())
 			require.Equal(t, none, free())

@@ -80,7 +80,7 @@ func TestRegistrationsByAddress(t *testing.T) {
 
 	last := register(g)
 	require.NoError(t, g.Close())
-	require.True(t, last.told(), "somebody else may get the addresses")
+	require.True(t, last.told(), "another range may get the addresses")
 	require.NotEqual(t, last.generation, g.Generation())
 	w.end()
 }
@@ -98,7 +98,7 @@ func TestAnothersCaptureSurvives(t *testing.T) {
 	go func() { done <- useAll(d) }()
 	require.NoError(t, <-done, "the device whose stream is captured")
 	go func() { done <- useAll(w.devs[1]) }()
-	require.NoError(t, <-done, "a device that nobody has used")
+	require.NoError(t, <-done, "a device that was never used")
 
 	end()
 	require.NoError(t, capturing.Close())
@@ -438,7 +438,7 @@ func TestReusedStreamHandles(t *testing.T) {
 	require.ErrorIs(t, old.Sync(), vmm.ErrClosed)
 	require.ErrorIs(t, old.CopyIn(g.Ptr(), []byte{1}), vmm.ErrClosed)
 	require.ErrorIs(t, g.UsedBy(old), vmm.ErrClosed)
-	require.ErrorIs(t, g.AppendOn(s, []byte{1}), vmm.ErrInvalid, "nobody has named this one")
+	require.ErrorIs(t, g.AppendOn(s, []byte{1}), vmm.ErrInvalid, "this one is not named")
 	require.NoError(t, old.Close(), "twice is fine, and frees nothing")
 
 	require.NoError(t, g.UsedBy(s))

@@ -92,7 +92,7 @@ func TestFaultsInADeferredClip(t *testing.T) {
 					isInjected(w, trim)
 					require.NotZero(t, g.Stats().Retiring+d.Stats().Quarantined, note)
 				} else if !forgiven(calls, at) {
-					t.Fatal("nobody said so: " + note)
+					t.Fatal("not reported: " + note)
 				}
 			}
 			if pending := g.Stats().Retiring; pending > 0 {

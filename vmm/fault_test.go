@@ -32,13 +32,13 @@ func (w *world) picture(o watched) picture {
 	p := picture{Gen: o.Generation()}
 	for _, s := range o.Segments() {
 		p.Segments = append(p.Segments, [2]uint64{uint64(s.Addr), s.Size})
-		var who []vmm.Access
+		var all []vmm.Access
 		for i := range w.devs {
 			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.LocationDevice, ID: i})
 			require.NoError(w.t, err)
-			who = append(who, a)
+			all = append(all, a)
 		}
-		p.Access = append(p.Access, who)
+		p.Access = append(p.Access, all)
 	}
 	if g, ok := o.(*vmm.Range); ok {
 		p.Len, p.Cap, p.Contents = g.Len(), g.Cap(), w.contents(g)
@@ -328,7 +328,7 @@ func failTwice(t *testing.T, op operation, i, k int) {
 	err = sc.do()
 	calls := w.disarm()
 	note := fmt.Sprintf("calls %d and %d of %v: %v", i, k, calls, err)
-	stuck := w.devs[0].Stats().Quarantined
+	quarantined := w.devs[0].Stats().Quarantined
 	if err != nil {
 		isInjected(w, err)
 		if g, ok := sc.obj.(*vmm.Range); ok && op.kind != ending {
@@ -343,10 +343,10 @@ func failTwice(t *testing.T, op operation, i, k int) {
 			require.NoError(t, sc.obj.(*vmm.Range).Revoke(w.devs[1:]...), note)
 		}
 		if op.kind != ending && sc.obj != nil {
-			w.sameButStuck(before, sc.obj, op.kind, stuck, note)
+			w.sameButQuarantined(before, sc.obj, op.kind, quarantined, note)
 		}
 		if err := sc.do(); err != nil {
-			require.NotZero(t, stuck, note)
+			require.NotZero(t, quarantined, note)
 			require.ErrorIs(t, err, errInjected, "what is quarantined says why: "+note)
 		} else if _, mapped := sc.obj.(*vmm.Reservation); mapped && op.kind == exact {
 			require.Zero(t, w.devs[0].Stats().Quarantined, "healed: "+note)
@@ -371,10 +371,10 @@ func isInjected(w *world, err error) {
 }
 
 // sameButQuarantined is same, apart from the access of what is quarantined.
-func (w *world) sameButStuck(before picture, obj watched, k kind, stuck uint64, note string) {
+func (w *world) sameButQuarantined(before picture, obj watched, k kind, quarantined uint64, note string) {
 	w.t.Helper()
 	now := w.picture(obj)
-	if stuck == 0 {
+	if quarantined == 0 {
 		w.same(before, obj, k, note)
 		return
 	}
@@ -382,16 +382,16 @@ func (w *world) sameButStuck(before picture, obj watched, k kind, stuck uint64, 
 		require.Equal(w.t, before.Segments, now.Segments, note)
 	}
 	require.Equal(w.t, before.Gen, now.Gen, note)
-	crooked := map[uint64]bool{}
+	inDoubt := map[uint64]bool{}
 	for _, o := range w.devs[0].Report().Open {
 		for _, c := range o.Chunks {
 			if c.Quarantined != "" {
-				crooked[uint64(o.Addr)+c.Off] = true
+				inDoubt[uint64(o.Addr)+c.Off] = true
 			}
 		}
 	}
 	for i, s := range before.Segments {
-		if !crooked[s[0]] {
+		if !inDoubt[s[0]] {
 			require.Equal(w.t, before.Access[i], now.Access[i], note)
 		}
 	}

@@ -192,16 +192,16 @@ func (m *model) grow() {
 
 // setLen moves down or, as after a kernel, up over bytes that were written.
 func (m *model) setLen() {
-	room := m.g.Cap()
-	n := rapid.Uint64Range(0, room+1).Draw(m.T, "length")
+	capacity := m.g.Cap()
+	n := rapid.Uint64Range(0, capacity+1).Draw(m.T, "length")
 	have := uint64(len(m.want))
-	if n > have && n <= room {
+	if n > have && n <= capacity {
 		fill := pattern(int(n-have), byte(n))
 		require.NoError(m, m.w.devs[0].CopyIn(m.ptr+vmm.Ptr(have), fill))
 		m.want = append(m.want, fill...)
 	}
 	switch err := m.g.SetLen(n); {
-	case n > room:
+	case n > capacity:
 		if err == nil && m.ahead { // it fits by now; no action wrote that one byte
 			m.want = append(m.want, make([]byte, int(n-have))...)
 			require.NoError(m, m.w.devs[0].CopyIn(m.ptr+vmm.Ptr(have), m.want[have:]))

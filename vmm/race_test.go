@@ -93,7 +93,7 @@ func TestRevokeWaitsForAPeersCopyUnderWay(t *testing.T) {
 
 // TestNoCopyBeginsDuringARevoke: from the moment Revoke waits, the peer's copies are
 // refused, and the owner's are not.
-func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
+func TestNoCopyBeginsDuringARevoke(t *testing.T) {
 	s := stopAt(t, 2, "SyncIfActive", 1)
 	g := ranged(t, s.world, page)
 	require.NoError(t, g.Grant(vmm.AccessReadWrite, s.devs[1]))
@@ -124,7 +124,7 @@ func TestAGrantWaitsForARevoke(t *testing.T) {
 
 // TestUnrecordedAccessIsWaitedFor: a device that kept access because an undo failed is
 // waited for, though no grant to it is recorded.
-func TestStrayIsWaitedFor(t *testing.T) {
+func TestUnrecordedAccessIsWaitedFor(t *testing.T) {
 	w := newWorld(t, 2)
 	r := holed(t, w)
 	w.arm(3, 4) // the second run's SetAccess, and setting the first one back
@@ -132,7 +132,7 @@ func TestStrayIsWaitedFor(t *testing.T) {
 	w.disarm()
 	a, err := w.drv.Access(r.Ptr(), vmm.Location{Kind: vmm.LocationDevice, ID: 1})
 	require.NoError(t, err)
-	require.Equal(t, vmm.AccessReadWrite, a, "it has access that nobody granted")
+	require.Equal(t, vmm.AccessReadWrite, a, "it has access that was not granted")
 
 	s := stream(t, w.devs[1])
 	open := work(t, w.devs[1], s.Raw(), r.Ptr())
@@ -268,7 +268,7 @@ func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
 
 // TestUsedByDoesNotWaitForTheStream: naming a stream that is being waited for delays no
 // call.
-func TestUseDoesNotWaitForTheStream(t *testing.T) {
+func TestUsedByDoesNotWaitForTheStream(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])
@@ -306,7 +306,7 @@ func TestHoldDuringUnmap(t *testing.T) {
 }
 
 // TestCaptureIsCheckedFirst: nothing is recorded on a stream that is captured.
-func TestCaptureIsAskedForFirst(t *testing.T) {
+func TestCaptureIsCheckedFirst(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(3*page))
@@ -350,7 +350,7 @@ func TestDeviceCloseJoins(t *testing.T) {
 }
 
 // TestStreamCloseEndsUsedBy: a closed stream is on no list any more.
-func TestStreamCloseLeavesUse(t *testing.T) {
+func TestStreamCloseEndsUsedBy(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])
@@ -378,7 +378,7 @@ func TestMemoryMappedElsewhereKeepsItsDevice(t *testing.T) {
 }
 
 // TestFailedAllocWaitsForNothing: no work could use the memory.
-func TestFailedAllocWaitsForNobody(t *testing.T) {
+func TestFailedAllocWaitsForNothing(t *testing.T) {
 	w := newWorld(t, 1)
 	s := stream(t, w.devs[0])
 	open := gate(t, w.devs[0], s.Raw())
@@ -402,7 +402,7 @@ func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	w.end()
 }
 
-// TestGrowthMeetsSleep that fails, or that Wake ends: then the growth works.
+// TestGrowthMeetsSleep that fails, or that Wake ends: the capacity covers the length again.
 func TestGrowthMeetsSleep(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 3*page)

@@ -111,7 +111,7 @@ func TestSetsThatOverlap(t *testing.T) {
 	w.end()
 }
 
-// TestCloseMeetsWake: the later of them finds the range closed, or closes it awake.
+// TestCloseMeetsWake: if Wake is later, it finds the range closed.
 func TestCloseMeetsWake(t *testing.T) {
 	w := newWorld(t, 1)
 	for range 20 {

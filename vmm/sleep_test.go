@@ -347,7 +347,7 @@ func TestWakeThatFailsDuringACapture(t *testing.T) {
 }
 
 // TestWakeMendsWhatWasQuarantined: the contents are still there.
-func TestWakeHealsWhatWasQuarantined(t *testing.T) {
+func TestWakeMendsWhatWasQuarantined(t *testing.T) {
 	for _, name := range []string{"SetAccess", "CopyIn"} {
 		w := newWorld(t, 1)
 		d := w.devs[0]
@@ -420,7 +420,7 @@ func TestHostMemoryOfSleepers(t *testing.T) {
 
 // TestHostDeviceWorkDelaysNoClip: others' work and captures on the host device neither
 // delay nor fail the Clip of a range with host memory.
-func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
+func TestHostDeviceWorkDelaysNoClip(t *testing.T) {
 	w := newWorld(t, 1)
 	h, err := vmm.Open("host")
 	require.NoError(t, err)
@@ -430,11 +430,11 @@ func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
 	captive, err := h.NewStream()
 	require.NoError(t, err)
 	end := captured(t, &world{devs: []*vmm.Device{h}}, captive)
-	for _, give := range []func(*vmm.Range) error{(*vmm.Range).Clip, (*vmm.Range).Close} {
+	for _, release := range []func(*vmm.Range) error{(*vmm.Range).Clip, (*vmm.Range).Close} {
 		g := ranged(t, w, 2*page)
 		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		require.NoError(t, vmm.Wake(g))
-		require.NoError(t, give(g))
+		require.NoError(t, release(g))
 		require.Zero(t, vmm.HostCopy(g))
 		require.NoError(t, g.Close())
 	}

@@ -92,9 +92,9 @@ func TestStagedCopiesEveryByte(t *testing.T) {
 				}
 			}
 		}
-		all, scrap := vmm.Lanes(w.devs[0])
+		all, broken := vmm.Lanes(w.devs[0])
 		require.Equal(t, lanes, all)
-		require.Zero(t, scrap)
+		require.Zero(t, broken)
 		require.Zero(t, w.drv.Counts()["CopyIn"].Made+w.drv.Counts()["CopyOut"].Made, "all of it was staged")
 		require.NoError(t, g.Close())
 		require.NoError(t, s.Close())
@@ -327,7 +327,7 @@ func held(t *testing.T, w *world, g *vmm.Range, lanes int) (s *vmm.Stream, open 
 
 // TestGatedStreamDelaysNoOtherCopy: other copies use other lanes, or the driver's way, and
 // do not wait for a stream that is not theirs.
-func TestGatedStreamHoldsNobodyUp(t *testing.T) {
+func TestGatedStreamDelaysNoOtherCopy(t *testing.T) {
 	const lanes = 2
 	w := staged(t, lanes)
 	g, want := noisy(t, w, 20*edge)
@@ -388,7 +388,7 @@ func TestGrantOfLessWaitsForAnAppendUnderWay(t *testing.T) {
 
 // TestAppendIsRefusedWhileItsAccessIsReduced: the fence of a Grant of less does not wait
 // for staging's streams.
-func TestAppendIsRefusedWhileItsAccessLeaves(t *testing.T) {
+func TestAppendIsRefusedWhileItsAccessIsReduced(t *testing.T) {
 	s := stopAt(t, 1, "SyncIfActive", 0)
 	g, _ := noisy(t, s.world, 3*edge)
 	granted := make(chan error, 1)
@@ -511,7 +511,7 @@ func TestStagedCopyEndsWithItsWaits(t *testing.T) {
 
 // TestOrphanedCopiesAreWaitedFor: if a piece could neither be ended nor be waited for, the
 // next copy, and every call that unmaps the memory, wait for it instead.
-func TestCopiesAdriftAreWaitedFor(t *testing.T) {
+func TestOrphanedCopiesAreWaitedFor(t *testing.T) {
 	for _, closing := range []bool{false, true} {
 		w := staged(t, 1)
 		g, _ := noisy(t, w, 2*edge)
@@ -523,8 +523,8 @@ func TestCopiesAdriftAreWaitedFor(t *testing.T) {
 		_, err := g.WriteAt(noise(2*edge, 2), 0)
 		require.ErrorIs(t, err, errInjected)
 		w.refuse("SyncEvent", 0, nil)
-		_, scrap := vmm.Lanes(w.devs[0])
-		require.Equal(t, 1, scrap)
+		_, broken := vmm.Lanes(w.devs[0])
+		require.Equal(t, 1, broken)
 		if closing {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			require.ErrorIs(t, g.CloseContext(ctx), context.DeadlineExceeded, "it waits")
@@ -539,7 +539,7 @@ func TestCopiesAdriftAreWaitedFor(t *testing.T) {
 			}()
 			select {
 			case err := <-written:
-				t.Fatal("what is adrift comes later", err)
+				t.Fatal("the orphaned copy comes later", err)
 			case <-time.After(20 * time.Millisecond):
 			}
 			open()

@@ -48,7 +48,7 @@ func TestLookAheadLeavesSome(t *testing.T) {
 
 // TestLookAheadRests after a growth has run out of memory: memory that is released then
 // is left to such growths.
-func TestLookAheadGivesWay(t *testing.T) {
+func TestLookAheadRests(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
 		b := newRange(t, d, vmm.RangeOptions{Max: 128 * page, Chunk: page})

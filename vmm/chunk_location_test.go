@@ -14,8 +14,8 @@ import (
 
 // The location of an imported chunk is that of its memory, not the device that imported it.
 // If the driver cannot say it, the handle is released.
-func TestImportHome(t *testing.T) {
-	errUnknown := errors.New("nobody knows")
+func TestImportLocation(t *testing.T) {
+	errUnknown := errors.New("unknown location")
 	failing := false
 	drv := drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 28}), func(c drivertest.Call) error {
 		if failing && c.Name == "Location" {

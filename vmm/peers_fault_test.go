@@ -135,7 +135,7 @@ func TestPeerFaultAtEveryCall(t *testing.T) {
 							err := s.set(st.set, st.devs(peers)...)
 							made := len(s.w.disarm())
 							if err == nil {
-								require.Less(t, made, i, "a fault that nobody heard of")
+								require.Less(t, made, i, "a fault that was not reported")
 								break
 							}
 							note := fmt.Sprintf("%s, %d chunks, call %d: %v", st.name, s.chunks, i, err)

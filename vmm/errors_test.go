@@ -101,7 +101,7 @@ func TestBadInput(t *testing.T) {
 		{"use a nil stream", vmm.ErrInvalid, func() error { return g.UsedBy(nil) }},
 		{"use another driver's stream", vmm.ErrInvalid, func() error { return g.UsedBy(stream(t, other.devs[0])) }},
 		{"grant nothing", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessNone, w.devs[1]) }},
-		{"grant to nobody", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead) }},
+		{"grant to no device", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead) }},
 		{"grant to nil", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, nil) }},
 		{"grant twice in one", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, w.devs[1], w.devs[1]) }},
 		{"grant to another driver", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, other.devs[0]) }},

@@ -267,8 +267,8 @@ func TestPlanBadInput(t *testing.T) {
 
 // TestPlanChecksMapping: a device whose driver cannot map memory is refused. That memory is
 // short at the moment says nothing about it.
-func TestPlanAsksForMapping(t *testing.T) {
-	for _, c := range []struct{ answer, want error }{
+func TestPlanChecksMapping(t *testing.T) {
+	for _, c := range []struct{ result, want error }{
 		{vmm.ErrNotSupported, vmm.ErrNotSupported},
 		{vmm.ErrDeviceLost, vmm.ErrDeviceLost},
 		{vmm.ErrOutOfMemory, nil},
@@ -277,7 +277,7 @@ func TestPlanAsksForMapping(t *testing.T) {
 		g := rangeOn(t, w, 0, 1)
 		w.before = func(call drivertest.Call) error {
 			if call.Name == "Supports" && call.Dev == 1 {
-				return c.answer
+				return c.result
 			}
 			return nil
 		}
@@ -295,7 +295,7 @@ func TestPlanAsksForMapping(t *testing.T) {
 }
 
 // TestPlanChecksAPathOnce, however many ranges there are.
-func TestPlanAsksOnce(t *testing.T) {
+func TestPlanChecksAPathOnce(t *testing.T) {
 	w := hostWorld(t, 3)
 	ranges := []*vmm.Range{rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)}
 	w.arm()

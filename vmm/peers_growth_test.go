@@ -218,11 +218,11 @@ type forgetful struct {
 	on bool
 }
 
-func (d *forgetful) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+func (d *forgetful) SetAccess(p driver.Ptr, size uint64, grants []driver.Grant) error {
 	if d.on {
-		who = who[:1]
+		grants = grants[:1]
 	}
-	return d.Driver.SetAccess(p, size, who)
+	return d.Driver.SetAccess(p, size, grants)
 }
 
 // TestPeerMissesAGrant is the negative control of the tests above: a chunk without the

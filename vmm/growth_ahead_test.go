@@ -131,7 +131,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 			require.LessOrEqual(t, g.Cap()-g.Len(), uint64(4*page))
 		}
 		st := g.Stats()
-		require.Zero(t, st.Growths, "nobody waited for one")
+		require.Zero(t, st.Growths, "no call waited for one")
 		require.LessOrEqual(t, st.GrowAheads, uint64(11), "sparse: half of it at once")
 		require.EqualValues(t, g.Cap(), d.Stats().Committed)
 		require.EqualValues(t, st.GrowAheads, d.Stats().GrowAheads)
@@ -145,7 +145,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 			require.Equal(t, pattern(page, byte(n)), b)
 		}
 		require.NoError(t, g.Clip())
-		require.Equal(t, g.Len(), g.Cap(), "Clip gives it back")
+		require.Equal(t, g.Len(), g.Cap(), "Clip releases it")
 		looked()
 		require.Equal(t, g.Len(), g.Cap(), "and it stays so until the range is used")
 		require.NoError(t, g.Close())

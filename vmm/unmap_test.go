@@ -80,7 +80,7 @@ func TestTheGoroutineRestsLonger(t *testing.T) {
 
 // TestGrowthReclaimsRetiringMemory without a driver call, as far as it needs. The rest is
 // unmapped as before.
-func TestGrowthTakesBackWhatRetires(t *testing.T) {
+func TestGrowthReclaimsRetiringMemory(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		g, s, open := deferred(t, w.world)
@@ -91,7 +91,7 @@ func TestGrowthTakesBackWhatRetires(t *testing.T) {
 		require.EqualValues(t, page, d.Stats().Reclaimed)
 		require.EqualValues(t, page, g.Stats().Reclaimed)
 		require.EqualValues(t, page, g.Stats().Retiring)
-		require.NoError(t, g.Clip(), "and is given up again")
+		require.NoError(t, g.Clip(), "and retires again")
 		require.EqualValues(t, 2*page, g.Stats().Retiring)
 		require.NoError(t, g.Grow(page))
 		open()
@@ -212,7 +212,7 @@ func TestTrimUnmapsWhatWaitsNoLonger(t *testing.T) {
 }
 
 // TestRetiringMemoryIsReleasedWhenMemoryRunsOut, if its wait is over.
-func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
+func TestRetiringMemoryIsReleasedWhenMemoryRunsOut(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		again, err := vmm.OpenDriver(w.drv, 0)
@@ -233,7 +233,7 @@ func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
 }
 
 // TestCloseWaitsForRetiringMemory. CloseContext may stop waiting, and Device.Close joins.
-func TestCloseWaitsForWhatRetires(t *testing.T) {
+func TestCloseWaitsForRetiringMemory(t *testing.T) {
 	if onCUDA {
 		t.Skip("the bubble's clock stands still while a call into the driver waits")
 	}
@@ -286,7 +286,7 @@ func TestTwoDevicesOnOneOrdinal(t *testing.T) {
 
 // TestAPeerClosesBeforeTheRetirement has ended: the events on the peer's streams count as
 // reached, and are freed before its context is.
-func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
+func TestAPeerClosesBeforeTheRetirement(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *paced) {
 		d, peer := w.devs[0], w.devs[1]
 		vmm.SetNoWorker(d, true)
@@ -385,7 +385,7 @@ func TestClipDuringACapture(t *testing.T) {
 
 // TestReclaimedMemoryLeavesNothing: a clip that a growth undoes behind a busy stream leaves
 // no retirement and makes no event of its own.
-func TestWhatGrowthTookBackLeavesNothing(t *testing.T) {
+func TestReclaimedMemoryLeavesNothing(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])

@@ -136,7 +136,7 @@ func TestStreamCopiesKeepTheStreamsOrder(t *testing.T) {
 	w.end()
 }
 
-func TestAppendOnAsksForANamedStream(t *testing.T) {
+func TestAppendOnNeedsANamedStream(t *testing.T) {
 	w := staged(t, 2)
 	g, want := noisy(t, w, edge)
 	s, other := stream(t, w.devs[0]), stream(t, w.devs[0])

@@ -238,7 +238,7 @@ func TestAClosedDeviceChangesNothing(t *testing.T) {
 
 // TestTrimReleasesAgain what the driver refused to: memory, mappings that were never
 // accessible, and access that may differ from what the library has recorded.
-func TestTrimOffersAgain(t *testing.T) {
+func TestTrimReleasesAgain(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, w *world, g *vmm.Range){
 		"memory": func(t *testing.T, w *world, g *vmm.Range) {
 			require.NoError(t, g.SetLen(page))
@@ -272,7 +272,7 @@ func TestTrimOffersAgain(t *testing.T) {
 }
 
 // TestGrowthReleasesAgain what the driver refused to, if memory runs out.
-func TestGrowthOffersAgain(t *testing.T) {
+func TestGrowthReleasesAgain(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 4 * page, PageGranularity: page == 4096})
 	g, h := ranged(t, w, 3*page), ranged(t, w, page)
 	require.NoError(t, g.SetLen(0))
@@ -288,7 +288,7 @@ func TestGrowthOffersAgain(t *testing.T) {
 
 // TestGrowthUsesWhatOthersReleased: of two growths that are out of memory one empties the
 // caches. The other finds nothing kept any more, but enough that is free.
-func TestGrowthUsesWhatOthersGiveBack(t *testing.T) {
+func TestGrowthUsesWhatOthersReleased(t *testing.T) {
 	drv := &afterCreate{Driver: host.New(host.Config{Memory: 8 * page, PageGranularity: page == 4096})}
 	d, err := vmm.OpenDriver(drv, 0)
 	require.NoError(t, err)
@@ -364,7 +364,7 @@ func (d *afterCreate) Create(size uint64, p driver.Prop) (driver.Handle, error) 
 }
 
 // TestNoCallWaitsBehindAClip that waits for a device: contract 9.
-func TestNobodyWaitsBehindAClip(t *testing.T) {
+func TestNoCallWaitsBehindAClip(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	g := ranged(t, w, page)
@@ -399,7 +399,7 @@ func TestNobodyWaitsBehindAClip(t *testing.T) {
 
 // TestNoCallWaitsBehindARead: a first Grant, a Clip and a Revoke that wait for a long read
 // delay no Append. A Grant that removes no access does not wait itself.
-func TestNobodyWaitsBehindARead(t *testing.T) {
+func TestNoCallWaitsBehindARead(t *testing.T) {
 	for name, c := range map[string]struct {
 		do    func(g *vmm.Range, peer *vmm.Device) error
 		waits bool
@@ -559,7 +559,7 @@ func TestGrowthWaitsForTrim(t *testing.T) {
 }
 
 // TestAnImportThatCannotBeReleased is released later.
-func TestAnImportThatCannotBeGivenBack(t *testing.T) {
+func TestAnImportThatCannotBeReleased(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	c, err := d.Create(page, vmm.Prop{Share: vmm.ShareFD})

@@ -170,8 +170,8 @@ func TestFabric(t *testing.T) {
 	var none *vmm.Chunk
 	_, err = none.ExportFabric()
 	require.ErrorIs(t, err, vmm.ErrInvalid)
-	var nobody *vmm.Device
-	_, err = nobody.ImportFabric(name, page, vmm.Prop{})
+	var nilDev *vmm.Device
+	_, err = nilDev.ImportFabric(name, page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	w.end()
 	_, err = d.ImportFabric(name, page, vmm.Prop{})

@@ -123,7 +123,7 @@ func TestGrowthTakesWhatFits(t *testing.T) {
 	}
 }
 
-func TestTheOldestGoFirst(t *testing.T) {
+func TestTheOldestAreReleasedFirst(t *testing.T) {
 	for _, c := range []struct {
 		kept  []uint64
 		keep  uint64
@@ -154,7 +154,7 @@ func TestThreshold(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	keepChunks(t, w, 1)
-	require.Zero(t, d.Stats().Cached, "nothing is kept unless asked for")
+	require.Zero(t, d.Stats().Cached, "nothing is kept by default")
 	require.Equal(t, 1, w.made("Release"))
 
 	require.EqualValues(t, 0, d.SetReleaseThreshold(4*page))
@@ -164,7 +164,7 @@ func TestThreshold(t *testing.T) {
 	keepChunks(t, w, 2, 2)
 	require.EqualValues(t, 4*page, d.Stats().Cached)
 	keepChunks(t, w, 1)
-	require.EqualValues(t, 3*page, d.Stats().Cached, "the oldest made room")
+	require.EqualValues(t, 3*page, d.Stats().Cached, "the oldest were released for it")
 
 	require.EqualValues(t, 4*page, d.SetReleaseThreshold(2*page))
 	require.EqualValues(t, page, d.Stats().Cached, "a lower threshold holds at once")
@@ -189,7 +189,7 @@ func TestThreshold(t *testing.T) {
 
 // TestKeptMemoryIsReleasedWithTheDevice, by Close. If the driver refuses, the memory
 // stays counted and Close can be called again.
-func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
+func TestKeptMemoryIsReleasedWithTheDevice(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(8 * page)
@@ -206,7 +206,7 @@ func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
 }
 
 // TestTrimCountsWhatItReleased, and reports what the driver refused.
-func TestTrimCountsWhatWentBack(t *testing.T) {
+func TestTrimCountsWhatItReleased(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(8 * page)
@@ -222,7 +222,7 @@ func TestTrimCountsWhatWentBack(t *testing.T) {
 
 // TestKeptMemoryIsReleasedWhenMemoryRunsOut, for every Device of the process on the
 // ordinal and for every operation. The failed call is made once more and no more.
-func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
+func TestKeptMemoryIsReleasedWhenMemoryRunsOut(t *testing.T) {
 	needs := map[string]func(t *testing.T, d *vmm.Device) (end func() error){
 		"a range grows": func(t *testing.T, d *vmm.Device) func() error {
 			g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
@@ -241,7 +241,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 		},
 	}
 	for name, need := range needs {
-		for who := range 2 {
+		for i := range 2 {
 			t.Run(name, func(t *testing.T) {
 				w := small(t, 1, 16)
 				d := w.devs[0]
@@ -251,7 +251,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 				keepChunks(t, w, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 				require.EqualValues(t, 16*page, d.Stats().Cached)
 				failed := w.drv.Counts()["Create"].Failed
-				end := need(t, []*vmm.Device{d, other}[who])
+				end := need(t, []*vmm.Device{d, other}[i])
 				require.Equal(t, failed+1, w.drv.Counts()["Create"].Failed)
 				require.Zero(t, d.Stats().Cached)
 				require.NoError(t, end())
@@ -272,7 +272,7 @@ func TestMemoryThatRunsOutInMap(t *testing.T) {
 		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
 		w.refuse(name, 1, vmm.ErrOutOfMemory)
 		require.NoError(t, g.Grow(2*page))
-		require.Zero(t, d.Stats().Cached, "what was kept went for it")
+		require.Zero(t, d.Stats().Cached, "kept memory was released for it")
 		require.EqualValues(t, 2*page, g.Cap())
 
 		// With nothing kept there is no second try.
@@ -309,7 +309,7 @@ func TestAFailedGrowthPutsBackWhatItTook(t *testing.T) {
 
 // TestKeptMemoryIsForPrivateRanges: Create and Alloc get new memory, and so does a range
 // that is shared, compressed or for RDMA.
-func TestNobodyElseGetsKeptMemory(t *testing.T) {
+func TestKeptMemoryIsForPrivateRanges(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(100 * page)
@@ -434,7 +434,7 @@ func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 
 // TestAStaleSegmentHasNoChunk: a segment of memory that was clipped, kept and reused by
 // another range.
-func TestAStaleSegmentIsNoWayIn(t *testing.T) {
+func TestAStaleSegmentHasNoChunk(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(100 * page)
@@ -455,7 +455,7 @@ func TestAStaleSegmentIsNoWayIn(t *testing.T) {
 	h := ranged(t, w, page)
 	require.EqualValues(t, 1, d.Stats().Hits)
 	_, err = old.Chunk()
-	require.ErrorIs(t, err, vmm.ErrClosed, "somebody else's")
+	require.ErrorIs(t, err, vmm.ErrClosed, "another range's")
 	require.NoError(t, h.Close())
 	require.NoError(t, g.Close())
 	w.end()
@@ -515,7 +515,7 @@ func TestCacheUnderRace(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, d.Stats().Committed)
 	c, err := d.Create(limit, vmm.Prop{})
-	require.NoError(t, err, "the limit's books are exact")
+	require.NoError(t, err, "the limit's count is exact")
 	require.NoError(t, c.Close())
 	w.end()
 }

@@ -136,11 +136,11 @@ func TestLegacyPeers(t *testing.T) {
 	err = w.devs[0].Close()
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	require.ErrorContains(t, err, "legacy peer access of host:0 to memory of host:1")
-	require.ErrorContains(t, err, "legacypeers_test.go", "it says where")
+	require.ErrorContains(t, err, "peers_legacy_test.go", "it says where")
 	require.Equal(t, "legacy peer access", w.devs[0].Report().Open[0].Kind)
 
 	require.NoError(t, disable())
-	require.Equal(t, 2, w.drv.pairs(), "somebody else counts on them")
+	require.Equal(t, 2, w.drv.pairs(), "another library relies on them")
 	require.NoError(t, disable(), "twice is fine")
 	require.Equal(t, 2, w.drv.pairs())
 	require.NoError(t, w.devs[2].Close(), "nothing of it is enabled")
@@ -237,7 +237,7 @@ func TestLegacyPeersBadInput(t *testing.T) {
 		want error
 		pair string
 	}{
-		"nobody":          {nil, vmm.ErrInvalid, ""},
+		"no device":       {nil, vmm.ErrInvalid, ""},
 		"nil":             {[]*vmm.Device{d[0], nil}, vmm.ErrInvalid, ""},
 		"closed":          {[]*vmm.Device{d[0], closed}, vmm.ErrClosed, "host:1 host:0"},
 		"closed alone":    {[]*vmm.Device{closed}, vmm.ErrClosed, "host:1 host:1"},
@@ -384,7 +384,7 @@ func TestLegacyPeersFault(t *testing.T) {
 					if before < all {
 						require.NotEqual(t, before, w.drv.pairs(), "what failed stays enabled")
 					}
-					require.NoError(t, disable(), "and goes at the next try")
+					require.NoError(t, disable(), "and is disabled at the next try")
 					require.Equal(t, before, w.drv.pairs())
 				}
 				for i := 1; i <= enables; i++ {
