@@ -13,21 +13,23 @@ import (
 // soon as it is mapped. Safe for concurrent use. The caller must Close it.
 type Chunk struct {
 	mem    *memory
-	dev    *Device // who lists it as open
+	dev    *Device // lists it as open
 	closed atomic.Bool
 }
 
 // Create takes size bytes of physical memory, a multiple of the granularity.
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
-func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("create chunk", 0, size, err)
-	}
-	m, err := d.create(size, d.resolve(p), forCaller)
-	if err != nil {
-		return nil, d.fail("create chunk", 0, size, err)
-	}
-	c, err := d.chunk(m)
+func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
+	err = d.retry(func() (err error) {
+		if err = d.live(); err != nil {
+			return err
+		}
+		m, err := d.create(size, d.resolve(p), forCaller)
+		if err == nil {
+			c, err = d.chunk(m)
+		}
+		return err
+	})
 	return c, d.fail("create chunk", 0, size, err)
 }
 
@@ -45,27 +47,25 @@ func (d *Device) chunk(m *memory) (*Chunk, error) {
 // the exporter's word: a wrong one may only show when the Chunk is mapped, as
 // ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("import chunk", 0, size, err)
-	}
-	p = d.resolve(p)
-	h, err := d.drv.Import(fd, size, p)
-	if err != nil {
-		return nil, d.fail("import chunk", 0, size, err)
-	}
-	c, err := d.imported(h, size, p)
+	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) })
 	return c, d.fail("import chunk", 0, size, err)
 }
 
-// imported makes a Chunk of a handle that was imported, at home where its memory
-// really is.
-func (d *Device) imported(h driver.Handle, size uint64, p Prop) (*Chunk, error) {
-	m := d.adopt(h, size, p)
-	home, err := d.drv.Location(h)
+// importChunk makes a Chunk of a handle that take imports. Its location is where the
+// memory really is, whatever p says.
+func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle, error)) (*Chunk, error) {
+	if err := d.live(); err != nil {
+		return nil, err
+	}
+	p = d.resolve(p)
+	h, err := take(p)
 	if err != nil {
+		return nil, err
+	}
+	m := d.adopt(h, size, p)
+	if m.prop.Location, err = d.drv.Location(h); err != nil {
 		return nil, also(err, "and giving the memory back", m.release())
 	}
-	m.prop.Location = home
 	return d.chunk(m)
 }
 
@@ -85,7 +85,7 @@ func (c *Chunk) Location() Location {
 	return c.mem.prop.Location
 }
 
-// Export gives a new file descriptor of the memory, which keeps the memory
+// Export returns a new file descriptor of the memory, which keeps the memory
 // alive. It is ErrInvalid for a chunk that was not created with ShareFD. The
 // caller must close it.
 func (c *Chunk) Export() (fd int, err error) {
@@ -104,7 +104,7 @@ func (c *Chunk) Export() (fd int, err error) {
 	return fd, nil
 }
 
-// retain gives the memory with a reference that the caller must drop. It keeps
+// retain returns the memory with a reference that the caller must release. It keeps
 // the driver from handing the same handle out again meanwhile.
 func (c *Chunk) retain() (*memory, error) {
 	if c == nil {
@@ -166,16 +166,16 @@ func (r *Reservation) Segments() []Segment {
 	return all
 }
 
-// ExportDMABuf gives a dma-buf of [off, off+size), whole pages of the host, for
+// ExportDMABuf returns a dma-buf of [off, off+size), whole pages of the host, for
 // a network card or another device: over several chunks, or a part of one. All
 // of it must be mapped, and of chunks that were made with Share or RDMA, or
-// imported: others may be kept for later use here while a card still reads them,
+// imported: others may be cached and used again here while a card still reads them,
 // so they are ErrInvalid, and so is a hole. ErrNotSupported where the driver has
 // no dma-buf, the host's for one.
 //
 // The descriptor keeps the memory alive, not what is mapped: Generation says
 // whether a registration still shows what lies at the addresses. Growth leaves
-// it right and does not extend it. Where a library wants a registration for each
+// it right and does not extend it. If a library wants a registration for each
 // chunk, every one of Segments has to be exported. The caller must close fd.
 func (r *Reservation) ExportDMABuf(off, size uint64) (fd int, err error) {
 	fd, err = r.exportDMABuf(off, size)
@@ -216,6 +216,8 @@ func (r *Reservation) exportable(off, size uint64) error {
 	case size == 0:
 		return fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
+	// Slot by slot, since a hole, a quarantined slot and a private chunk each have their
+	// own error.
 	at := off
 	for _, s := range r.table.In(off, end) {
 		switch {
@@ -242,9 +244,9 @@ func (g *Range) ExportDMABuf(off, size uint64) (fd int, err error) {
 	return g.res().ExportDMABuf(off, size)
 }
 
-// ExportFabric gives the chunk's name in the fabric, by which other machines can
-// import it. Unlike a descriptor it keeps nothing alive, and whoever knows it can
-// have the memory. It is ErrInvalid for a chunk that was not created with
+// ExportFabric returns the chunk's name in the fabric, by which other machines can
+// import it. Unlike a descriptor it keeps nothing alive, and any process that
+// knows it can have the memory. It is ErrInvalid for a chunk that was not created with
 // ShareFabric.
 func (c *Chunk) ExportFabric() ([64]byte, error) {
 	const op = "export chunk to the fabric"
@@ -270,24 +272,14 @@ var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
 // machine of the fabric. For the size it is as Import. The caller must Close the
 // Chunk.
 func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
-	c, err := d.importFabric(name, size, p)
+	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) {
+		x, ok := d.drv.(driver.FabricSharer)
+		if !ok {
+			return 0, errNoFabric
+		}
+		return x.ImportFabric(name, size, p)
+	})
 	return c, d.fail("import chunk from the fabric", 0, size, err)
-}
-
-func (d *Device) importFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, err
-	}
-	x, ok := d.drv.(driver.FabricSharer)
-	if !ok {
-		return nil, errNoFabric
-	}
-	p = d.resolve(p)
-	h, err := x.ImportFabric(name, size, p)
-	if err != nil {
-		return nil, err
-	}
-	return d.imported(h, size, p)
 }
 
 func (c *Chunk) describe(kind string) string { return kind + " of " + sizeText(c.mem.size) }

@@ -77,6 +77,7 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 			locked[i].unlock()
 		}
 	})
+	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(*openDevice) error {
 		for _, x := range spans {
 			if x.Addr+Ptr(x.Size) < x.Addr {
@@ -105,6 +106,7 @@ func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 	if err := r.live(); err != nil {
 		return err
 	}
+	// Access that is being changed counts as gone: what begins now might outlast it.
 	for _, b := range r.copyBlocks {
 		if b.deviceState == by && s.need > b.left {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
@@ -136,7 +138,7 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 }
 
 // CopyIn copies src to the device and has finished when it returns. It waits
-// for nothing that other streams have queued. Where the CPU cannot address the
+// for nothing that other streams have queued. If the CPU cannot address the
 // memory, large copies go through pinned memory of the library's own, as do
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
@@ -161,7 +163,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	return d.fail("copy out", src, n, err)
 }
 
-// lockSpan pins s for a copy on the library's own stream.
+// lockSpan locks s for a copy on the library's own stream.
 func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error) {
 	if raw, err = d.ensureOpen(); err != nil {
 		return pins, nil, err
@@ -176,7 +178,7 @@ func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error)
 // CopyIn copies ordinary memory to the device in the stream's order: work queued
 // later sees it. It returns as soon as src may be reused, which is before the
 // copy has run, and waits for no other stream. On a stream that is being
-// captured it answers ErrCapturing, since a graph would copy whatever lies in
+// captured it returns ErrCapturing, since a graph would copy whatever lies in
 // the library's buffer by then. After an error dst may hold part of src.
 func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 	_, err := s.copyIn(dst, src)
@@ -184,7 +186,7 @@ func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 }
 
 // CopyOut copies device memory to dst after what the stream has queued, and
-// returns when dst is filled. On a stream that is being captured it answers
+// returns when dst is filled. On a stream that is being captured it returns
 // ErrCapturing.
 func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
@@ -215,18 +217,22 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		return false, err
 	}
 	st := &raw.stage
-	l, err := st.borrow(raw.Device, s.raw)
+	l, err := st.borrow(s.raw)
 	if err != nil {
 		return false, err
 	}
 	if l == nil {
-		return false, s.copyInAlone(dst, src)
+		if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
+			return false, err
+		}
+		return false, s.dev.CopyIn(dst, src)
 	}
 	defer st.putBack(l)
+	// A block is filled while the copy out of the other one runs.
 	for k := l.roomy(s.raw); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
 		if b.full(s.raw) {
-			if err := st.ready(raw, b); err != nil {
+			if err := st.ready(b); err != nil {
 				return queued, err
 			}
 		}
@@ -241,16 +247,8 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	return queued, nil
 }
 
-// copyInAlone is copyIn without a block: the stream comes to rest, and then
-// the copy is made at once.
-func (s *Stream) copyInAlone(dst Ptr, src []byte) error {
-	if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
-		return err
-	}
-	return s.dev.CopyIn(dst, src)
-}
-
-// alone waits for the stream, if it may use the span.
+// alone waits for the stream, if it may use the span: without a lane a copy is made
+// once the stream has come to rest.
 func (s *Stream) alone(dev span) error {
 	p, err := s.dev.lockSpans(s, dev)
 	if err != nil {
@@ -266,7 +264,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return err
 	}
 	st := &raw.stage
-	l, err := st.borrow(raw.Device, s.raw)
+	l, err := st.borrow(s.raw)
 	if err != nil {
 		return err
 	}
@@ -277,27 +275,19 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	var last []byte // where the bytes in the other block go
-	for k := l.roomy(s.raw); ; k ^= 1 {
-		b, other := &l.blocks[k], &l.blocks[k^1]
+	return st.drain(l, l.roomy(s.raw), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
-		if n > 0 {
-			if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
-				return err
-			}
-			b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
-		}
-		if last != nil {
-			if err := st.ready(raw, other); err != nil {
-				return err
-			}
-			copy(last, other.mem)
-		}
 		if n == 0 {
-			return nil
+			return nil, nil
 		}
-		last, dst, src = dst[:n], dst[n:], src+Ptr(n)
-	}
+		if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
+			return nil, err
+		}
+		b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
+		to := dst[:n]
+		dst, src = dst[n:], src+Ptr(n)
+		return to, nil
+	})
 }
 
 // move queues the copy between a block and the device, whose side is given
@@ -321,6 +311,8 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	if !loose {
 		return err
 	}
+	// No event stands behind the copy, so the block is free only once the stream has
+	// come to rest; if that cannot be known, fences have to wait for the lane.
 	if again := s.sync(); again != nil {
 		l.orphaned = true
 		return also(err, "and waiting for its stream", again)
@@ -333,16 +325,17 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	return err
 }
 
-// borrow gives a lane with a block for a copy on the stream, or with one that
+// borrow takes a lane with a block for a copy on the stream, or with one that
 // such a copy can wait for without waiting for another stream; nil if there is
-// none. It is an error where there is no pinned memory at all.
-func (st *staging) borrow(raw driver.Device, s driver.Stream) (*lane, error) {
+// none. It is an error if there is no pinned memory at all.
+func (st *staging) borrow(s driver.Stream) (*lane, error) {
 	if err := st.syncOrphaned(); err != nil {
 		return nil, err
 	}
-	l, best := st.pick(raw, s)
+	l, best := st.pick(s)
+	// A lane more is better than a wait, as long as there may be one.
 	if best < roomNow {
-		if made := st.newLane(raw); made != nil {
+		if made := st.newLane(); made != nil {
 			if l != nil {
 				st.putBack(l)
 			}
@@ -371,12 +364,12 @@ const (
 )
 
 // pick takes the idle lane that serves the stream best.
-func (st *staging) pick(raw driver.Device, s driver.Stream) (l *lane, best fit) {
+func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	at := -1
 	for i := range st.idle {
-		if f := st.fits(raw, st.idle[i], s); f > best {
+		if f := st.fits(st.idle[i], s); f > best {
 			at, best = i, f
 		}
 	}
@@ -391,11 +384,11 @@ func (st *staging) pick(raw driver.Device, s driver.Stream) (l *lane, best fit) 
 
 // fits says how well. A lane that is busy on another stream does not, since the
 // copy would come to wait for it. It needs st.mu.
-func (st *staging) fits(raw driver.Device, l *lane, s driver.Stream) (best fit) {
+func (st *staging) fits(l *lane, s driver.Stream) (best fit) {
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		f := roomNow
-		if !st.blockDone(raw, b) {
+		if !st.blockDone(b) {
 			switch {
 			case b.on != s:
 				return noRoom

@@ -48,7 +48,7 @@ type Device struct {
 	worker     worker
 }
 
-// openedAt says what the user has open and where it was made.
+// openedAt is what kind of object is open and where it was made.
 type openedAt struct {
 	kind string
 	made [8]uintptr
@@ -111,7 +111,7 @@ func (d *Device) live() error {
 	return d.liveLocked()
 }
 
-// liveLocked is live for those who hold d.mu.
+// liveLocked is live; it needs d.mu.
 func (d *Device) liveLocked() error {
 	if d.closed || d.closing {
 		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
@@ -145,7 +145,8 @@ func (d *Device) resolve(p Prop) Prop {
 	return p
 }
 
-// granularity also answers ErrDeviceLost, so no state of that kind is kept here.
+// granularity asks the driver each time: it also returns ErrDeviceLost, which is not
+// remembered here.
 func (d *Device) granularity(p Prop) (uint64, error) {
 	if err := d.live(); err != nil {
 		return 0, err
@@ -153,7 +154,7 @@ func (d *Device) granularity(p Prop) (uint64, error) {
 	return d.drv.Granularity(p)
 }
 
-// Supports answers nil, ErrNotSupported, or an error that settles nothing. It
+// Supports returns nil, ErrNotSupported, or an error that settles nothing. It
 // tries rather than reads attributes.
 func (d *Device) Supports(f Feature) error {
 	if err := d.live(); err != nil {
@@ -172,7 +173,7 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 }
 
 // Sync waits for all work of the device's context. While a stream of it is
-// being captured it answers ErrCapturing and leaves the capture alone.
+// being captured it returns ErrCapturing and leaves the capture alone.
 func (d *Device) Sync() error {
 	raw, err := d.ensureOpen()
 	if err == nil {
@@ -203,20 +204,6 @@ func (d *Device) Do(f func() error) error {
 		return own
 	}
 	return d.fail("run in context", 0, 0, err)
-}
-
-// Lookup says whose address p is: the reservation it lies in, on any device of
-// the same driver, and the offset in it. The reservation inside a Range answers
-// ErrBusy to Map, Unmap and Close.
-func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
-	if d == nil {
-		return nil, 0, false
-	}
-	r = d.state.parent.find(p)
-	if r == nil {
-		return nil, 0, false
-	}
-	return r, uint64(p - r.ptr), true
 }
 
 // track notes that thing is open, or about to be; Close names it.
@@ -273,7 +260,16 @@ func (d *Device) relieved(err error) (released bool) {
 	return released
 }
 
-// deferRelease keeps a way to give back what the driver would not take.
+// retry runs op, again each time that OnPressure has released something for it.
+func (d *Device) retry(op func() error) error {
+	err := op()
+	for err != nil && d.relieved(err) {
+		err = op()
+	}
+	return err
+}
+
+// deferRelease keeps a release that the driver has refused, for a later try.
 func (d *Device) deferRelease(again func() error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -296,21 +292,7 @@ func (d *Device) retryReleases() error {
 	return failed
 }
 
-// runInBackground runs f in the background; Close waits for it.
-func (d *Device) runInBackground(f func()) {
-	d.mu.Lock()
-	d.background++
-	d.mu.Unlock()
-	go func() {
-		f()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.background--
-		d.wakeup.Broadcast()
-	}()
-}
-
-// until runs f to its end, but returns when ctx is done.
+// until runs f to its end, but returns when ctx is done; then Close waits for f.
 func (d *Device) until(ctx context.Context, f func() error) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", ErrInvalid)
@@ -319,13 +301,22 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 		return f()
 	}
 	done := make(chan error, 1)
-	d.runInBackground(func() { done <- f() })
+	d.mu.Lock()
+	d.background++
+	d.mu.Unlock()
+	go func() {
+		done <- f()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.background--
+		d.wakeup.Broadcast()
+	}()
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 	}
-	select {
+	select { // both may be ready: what f has done counts
 	case err := <-done:
 		return err
 	default:
@@ -333,10 +324,10 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 	}
 }
 
-// Close closes the device, after joining closes that were given up on. While
-// something is open it answers ErrBusy, names it, and closes nothing. Memory
+// Close closes the device, after waiting for closes that their callers gave up on.
+// While something is open it returns ErrBusy, names it, and closes nothing. Memory
 // that the driver would not take back is offered once more; if it still will
-// not, Close answers its error and can be called again. Twice is fine, and so
+// not, Close returns the error and can be called again. Twice is fine, and so
 // is a nil Device.
 func (d *Device) Close() error {
 	if d == nil {
@@ -373,7 +364,7 @@ func (d *Device) close() error {
 	return err
 }
 
-// beginClose lets nobody open anything any more; again is that the device is
+// beginClose lets nothing be opened any more; again is that the device is
 // closed.
 func (d *Device) beginClose() (again bool, err error) {
 	d.mu.Lock()
@@ -493,6 +484,7 @@ func open(name string) (*Device, error) {
 		}
 		return d, err
 	}
+	// The driver is found by the name before the colon, its device by what follows.
 	kind, which, colon := strings.Cut(name, ":")
 	if !colon {
 		which = "0"
@@ -508,7 +500,7 @@ func open(name string) (*Device, error) {
 	return openDriver(drv, n)
 }
 
-// driverNamed gives the driver that the part of a device name before the colon stands for.
+// driverNamed returns the driver that the part of a device name before the colon stands for.
 func driverNamed(kind string) (driver.Driver, error) {
 	switch kind {
 	case "host":

@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// What the driver below answers with; see package driver.
+// Errors of the driver below; see package driver.
 var (
 	ErrOutOfMemory  = driver.ErrOutOfMemory
 	ErrAddressSpace = driver.ErrAddressSpace
@@ -68,7 +68,7 @@ func (e *OpError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives Err.
+// Unwrap returns Err.
 func (e *OpError) Unwrap() error { return e.Err }
 
 // PairError is what device From cannot do with memory of device To. It lies
@@ -82,7 +82,7 @@ func (e *PairError) Error() string {
 	return fmt.Sprintf("%s to memory of %s: %v", e.From, e.To, e.Err)
 }
 
-// Unwrap gives Err.
+// Unwrap returns Err.
 func (e *PairError) Unwrap() error { return e.Err }
 
 // also joins a second failure to the first in one line; either may be nil.

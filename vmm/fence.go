@@ -238,16 +238,18 @@ type appendTail struct {
 	err  error
 }
 
-// waitAppends waits until the AppendOns up to the one numbered turn have run.
-func (r *Reservation) waitAppends(turn uint64) error {
+// waitAppends waits until the AppendOns up to the one numbered seq have run.
+func (r *Reservation) waitAppends(seq uint64) error {
 	var tails []appendTail
 	r.mu.Lock()
 	for s, o := range r.pendingAppends {
-		if o.first <= turn {
+		if o.first <= seq {
 			tails = append(tails, appendTail{s: s, upTo: o.last})
 		}
 	}
 	r.mu.Unlock()
+	// All are asked before the first event is recorded, and all events are recorded
+	// before the first wait, so that appends which come later are not waited for.
 	for i := range tails {
 		if err := tails[i].s.notCapturing(); err != nil {
 			return err
@@ -269,8 +271,8 @@ func (r *Reservation) waitAppends(turn uint64) error {
 	return failed
 }
 
-// Fence is the end of a stream's work of one moment: what Record gives, for those who
-// need many. It is one of the device's pooled events, costs no allocation and no look
+// Fence is the end of a stream's work of one moment: what Record returns, for programs
+// that need many. It is one of the device's pooled events, costs no allocation and no look
 // at the stack, and is not listed as open: when the Device closes its work has ended.
 // The zero Fence has passed. Safe for concurrent use, up to Free.
 type Fence struct{ f fenceEvent }

@@ -27,7 +27,7 @@ type grantKey struct {
 // a path is ErrNotSupported, and what is refused for one device names the pair,
 // as a *PairError. Giving less than before takes access away, and so waits as
 // Unmap does; given less, the owner cannot write either. It completes or changes
-// nothing. While a grant stands, the device granted answers ErrBusy to Close.
+// nothing. While a grant stands, Close of the device granted returns ErrBusy.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || a != AccessRead && a != AccessReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
@@ -46,8 +46,8 @@ func (r *Reservation) Revoke(devs ...*Device) error {
 }
 
 // Access is what d may do with the memory, as granted: AccessNone for a device that
-// was granted nothing, and once the reservation is closed. It asks the books,
-// not the driver.
+// was granted nothing, and once the reservation is closed. It looks at the grants
+// and does not ask the driver.
 func (r *Reservation) Access(d *Device) Access {
 	if r == nil || d == nil {
 		return AccessNone
@@ -121,8 +121,8 @@ func checkPath(from, to *Device) error {
 	return err
 }
 
-// grantOf is what d's port has, and with which Device; none where there is no grant.
-// It needs r.grantMu, r.layout or r.mu.
+// grantOf is what d's ordinal has, and with which Device; none if there is no grant.
+// It needs r.grantMu, r.mappingMu or r.mu.
 func (r *Reservation) grantOf(d *Device) grant {
 	for _, g := range r.grants {
 		if g.dev.state == d.state {
@@ -169,8 +169,8 @@ func (r *Reservation) unblockCopies(blocks []*copyBlock) {
 	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
 }
 
-// accessChange is access that was set and may still be undone, exactly: whoever
-// made it holds r.grantMu until commit or undo, so nobody has set any since.
+// accessChange is access that was set and may still be undone, exactly: r.grantMu is
+// held until commit or undo, so no access has been set since.
 type accessChange struct {
 	r      *Reservation
 	before []grant      // of the devices that it is about
@@ -195,6 +195,7 @@ func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, err
 			c.blocks = append(c.blocks, r.blockCopies(now, d)...)
 		}
 	}
+	// Nothing is told to the driver before the work of those that lose access has ended.
 	var err error
 	if len(losing) > 0 {
 		blocks := r.blockCopies(a, losing...)
@@ -222,7 +223,7 @@ func (c *accessChange) commit() {
 	c.r.unblockCopies(c.blocks)
 }
 
-// undo sets the access back, without a wait for work: nobody has been told of
+// undo sets the access back, without a wait for work: no caller has been told of
 // what was given, and no copy of ours has used it.
 func (c *accessChange) undo() (failed error) {
 	var back [AccessReadWrite + 1][]*Device
@@ -238,7 +239,8 @@ func (c *accessChange) undo() (failed error) {
 	return failed
 }
 
-// setAccess tells the driver, then the books. The caller holds r.grantMu.
+// setAccess sets the access of devs to a: on the driver, then in the grants. It needs
+// r.grantMu.
 func (r *Reservation) setAccess(a Access, devs []*Device) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
@@ -246,6 +248,7 @@ func (r *Reservation) setAccess(a Access, devs []*Device) error {
 	if len(after) == 0 {
 		return nil
 	}
+	// Listed first, so that no device closes while it has access.
 	var lent []*Device
 	if a != AccessNone {
 		var err error
@@ -271,8 +274,8 @@ func (r *Reservation) setAccess(a Access, devs []*Device) error {
 }
 
 // accessCalls is what to tell the driver so that devs have access a, and what to
-// tell it to undo that. Where an earlier undo failed the driver may have
-// anything, so it is told everything. It needs r.layout.
+// tell it to undo that. If an earlier undo failed the driver may have
+// anything, so it is told everything. It needs r.mappingMu.
 func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []driver.Grant) {
 	unsure := r.accessUnsure()
 	if unsure {
@@ -355,6 +358,7 @@ func (r *Reservation) restoreAccess(n int, before []driver.Grant, devs []*Device
 		if err == nil {
 			continue
 		}
+		// Now the driver may have either access there: both are assumed.
 		why = also(why, "and setting access back", err)
 		r.mu.Lock()
 		for k := i; k < j; k++ {
@@ -386,7 +390,8 @@ func (r *Reservation) setAllAccess() error {
 	return nil
 }
 
-// recordGrantsLocked enters devs with access a into the books. It needs r.layout and r.mu.
+// recordGrantsLocked enters devs with access a into the grants. It needs r.mappingMu
+// and r.mu.
 func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
 	grants := slices.Clone(r.grants)
 	for _, d := range devs {

@@ -18,7 +18,7 @@ var errNoStream = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
 // the bytes arrive behind what the stream has queued, and work that it queues
-// later sees them. Len moves at once, so whoever else reads waits as for bytes
+// later sees them. Len moves at once, so other readers wait as for bytes
 // that a kernel writes; ReadAt does, and WaitWritten is the length up to which the
 // bytes have arrived. If UsedBy has named streams, s has to be one
 // of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
@@ -26,10 +26,11 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
-	at, err := g.appendOn(s, p)
-	for err != nil && g.r.dev.relieved(err) {
+	var at uint64
+	err := g.r.dev.retry(func() (err error) {
 		at, err = g.appendOn(s, p)
-	}
+		return err
+	})
 	return g.fail("append", at, uint64(len(p)), err)
 }
 
@@ -97,7 +98,7 @@ func (g *Range) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom appends what r gives until io.EOF.
+// ReadFrom appends what it reads from r until io.EOF.
 func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 	if err := g.live(); err != nil || r == nil {
 		return 0, g.fail("read from", 0, 0, cmp.Or(err, errNoStream))
@@ -118,6 +119,7 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 		if err != nil {
 			return n, err
 		}
+		// A reader that fills the buffer has more: larger moves go faster.
 		if m == len(buf) && m < mostMove {
 			buf = make([]byte, 2*m)
 		}
@@ -125,8 +127,8 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 }
 
 // ReadAt copies bytes from off on to p. It waits first for work that may write
-// them, as Unmap does, and so answers ErrCapturing during a capture. Past Len
-// it answers io.EOF.
+// them, as Unmap does, and so returns ErrCapturing during a capture. Past Len
+// it returns io.EOF.
 func (g *Range) ReadAt(p []byte, off int64) (int, error) {
 	n, err := g.readAt(p, off)
 	if errors.Is(err, io.EOF) {
@@ -142,6 +144,8 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
+	// The fence before the copy is counted: a wait must not hold up those that wait for
+	// copies.
 	if err := g.r.fence(); err != nil {
 		return 0, err
 	}
@@ -172,7 +176,7 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 }
 
 // WriteAt replaces bytes from off on. All of them must lie below Len, else it
-// answers ErrBounds and writes nothing. It has finished when it returns and
+// returns ErrBounds and writes nothing. It has finished when it returns and
 // waits for nothing that other streams have queued.
 func (g *Range) WriteAt(p []byte, off int64) (int, error) {
 	n, err := g.writeAt(p, off)
@@ -269,11 +273,11 @@ var (
 
 // WaitWritten is Len as it is now, once the copies that AppendOn has queued for
 // bytes below it have run: what may then be shown to readers that know nothing
-// of the streams. Where no AppendOn is under way it answers at once, without a
+// of the streams. Where no AppendOn is under way it returns at once, without a
 // driver call. Else it waits for all that the streams of those AppendOns have
-// been told so far, and answers ErrCapturing while one of them is being
-// captured. It stops waiting when ctx is done and answers ctx's error; the
-// memory of a lost device answers ErrDeviceLost. Bytes that other work writes,
+// been told so far, and returns ErrCapturing while one of them is being
+// captured. It stops waiting when ctx is done and returns ctx's error; for the
+// memory of a lost device it returns ErrDeviceLost. Bytes that other work writes,
 // a kernel's for one, are not waited for.
 func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
 	n, err = g.waitWritten(ctx)
@@ -287,7 +291,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	if ctx == nil {
 		return 0, fmt.Errorf("%w: no context", ErrInvalid)
 	}
-	n, turn, some, err := g.lengthAndAppends()
+	n, seq, some, err := g.lengthAndAppends()
 	if err != nil || !some {
 		return n, err
 	}
@@ -300,7 +304,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	}
 	err = g.r.dev.until(ctx, func() error {
 		defer func() { <-g.waitSlot }()
-		return g.r.waitAppends(turn)
+		return g.r.waitAppends(seq)
 	})
 	if err != nil {
 		return 0, err
@@ -310,7 +314,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 
 // lengthAndAppends is Len, the number of the last AppendOn, and whether some may not have
 // run yet.
-func (g *Range) lengthAndAppends() (n, turn uint64, some bool, err error) {
+func (g *Range) lengthAndAppends() (n, seq uint64, some bool, err error) {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if err := g.r.live(); err != nil {

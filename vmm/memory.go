@@ -30,7 +30,7 @@ type memory struct {
 type purpose bool
 
 const (
-	forCaller    purpose = true  // a caller waits: all or nothing, and others give up what they can do without
+	forCaller    purpose = true  // a caller waits: all or nothing, and others release what they can do without
 	forLookAhead purpose = false // no caller waits: what is affordable, and never at others' cost
 )
 

@@ -56,7 +56,7 @@ func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
 }
 
 // EnablePeers is PlanPeers and Apply: it gives every device access a to every
-// range that it does not own, all or nothing. Until it answers, copies of this
+// range that it does not own, all or nothing. Until it returns, copies of this
 // package that need access which is new may be refused with ErrBusy.
 func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
 	p, err := PlanPeers(a, devs, ranges...)
@@ -87,6 +87,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 	if a > AccessReadWrite {
 		return owner.fail(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
 	}
+	// Two Devices on one ordinal are one device twice.
 	for i, d := range devs {
 		if d == nil {
 			return owner.fail(planning, 0, 0, d.live())
@@ -101,6 +102,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 // plan looks at everything once, and asks the driver once for each device and pair.
 func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 	p := &Plan{Access: a, devs: slices.Clone(devs), ranges: slices.Clone(ranges)}
+	// Each answer of the driver is remembered: there are more ranges than pairs.
 	type pair struct{ from, to *deviceState }
 	known := map[pair]error{}
 	once := func(k pair, ask func() error) error {
@@ -123,7 +125,7 @@ func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 	return p
 }
 
-// canMap is nil if memory can be mapped for the device, or if nobody can tell for
+// canMap is nil if memory can be mapped for the device, or if that cannot be found out for
 // want of memory to try with.
 func canMap(d *Device) error {
 	err := d.drv.Supports(d.state.n, FeatureVMM)
@@ -174,6 +176,7 @@ func (p *Plan) Err() error {
 	if p == nil {
 		return errNoPlan
 	}
+	// The error is of the first range that has one, and names all others.
 	var first *Range
 	var all error
 	for i := range p.Ranges {
@@ -195,9 +198,9 @@ func (p *Plan) Err() error {
 
 // Apply does what was planned, all or nothing. It looks again first, since the
 // plan may be old: what was granted or grew since is as good as done, and if
-// anything cannot be done any more nothing is, and the answer is what Err of a
+// anything cannot be done any more nothing is, and the error is what Err of a
 // new plan would be. If a step fails, what a device could do before comes back,
-// without a wait for work, since nobody has been told of the grant. Until Apply
+// without a wait for work, since no caller has been told of the grant. Until Apply
 // returns, Grant, Revoke, Close, Sleep and Wake of these ranges wait. Applying a plan
 // twice is fine.
 func (p *Plan) Apply() error {
@@ -211,6 +214,7 @@ func (p *Plan) apply() error {
 	if err := p.Err(); err != nil {
 		return err
 	}
+	// The grants of all ranges are locked to the end, so that the undo is exact.
 	unlock := lockGrants(p.ranges)
 	defer unlock()
 	var done []*accessChange
@@ -316,11 +320,11 @@ const enabling, disabling = "enable legacy peers", "disable legacy peers"
 // are enabled or none. Pairs are counted for the whole process, and one that
 // another library enabled before is used and never disabled here.
 //
-// disable waits for the work of the devices, as Unmap does, so it answers
-// ErrCapturing during a capture, and disables what nobody else here uses. What
+// disable waits for the work of the devices, as Unmap does, so it returns
+// ErrCapturing during a capture, and disables pairs that have no other user here. What
 // fails stays enabled: call it again. Once done it does nothing. A library that
 // relies on a pair enabled here, without enabling it itself, loses it then.
-// Until then the devices answer ErrBusy to Close. A device without a path to
+// Until then Close of the devices returns ErrBusy. A device without a path to
 // another is ErrNotSupported, in a *PairError.
 func EnableLegacyPeers(devs ...*Device) (disable func() error, err error) {
 	var first *Device
@@ -412,6 +416,8 @@ func (k legacyKey) open() error {
 		p.users++
 		return nil
 	}
+	// The driver enables a pair once, whoever asks: what another library has enabled is
+	// used, and left to it.
 	dev, err := legacyDevice(k.from)
 	if err == nil {
 		err = dev.EnablePeer(k.to.state.n)
@@ -430,13 +436,14 @@ func (k legacyKey) open() error {
 
 // shut undoes open; the last user disables the pair. A device that is lost has
 // nothing left to disable. After an error the pair stays as it was, or, where
-// nobody could be told of it, stays enabled without a user: the next one finds
+// no caller could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes.
 func (k legacyKey) shut(undo bool) error {
 	at := [2]int{k.from.state.n, k.to.state.n}
 	all := &k.l.parent.legacy
 	p := all.pairs[at]
 	var err error
+	// The last user disables it.
 	if p.users == 1 {
 		err = disablePair(p, k, at)
 		if err != nil && !lost(err) {

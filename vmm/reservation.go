@@ -243,11 +243,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	err := r.mapChunks(off, held, forCaller)
-	for err != nil && r.dev.relieved(err) {
-		err = r.mapChunks(off, held, forCaller)
-	}
-	return r.fail("map", off, size, err)
+	return r.fail("map", off, size, r.dev.retry(func() error { return r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
@@ -321,6 +317,7 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 		}
 		size = sum
 	}
+	// Bounds before the table: an offset that is not within it finds no slot.
 	switch end := off + size; {
 	case len(ms) == 0:
 		return 0, 0, fmt.Errorf("%w: no chunks", ErrInvalid)
@@ -391,8 +388,8 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 	return gone
 }
 
-// quarantineLocked marks a slot where an undo failed: growth past it returns why from
-// now on. It needs r.mu.
+// quarantineLocked marks a slot where an undo failed. From now on growth past it
+// returns why. It needs r.mu.
 func (r *Reservation) quarantineLocked(s *slot, why error) {
 	invariants.Held(&r.mu)
 	if s.Quarantined == nil {
@@ -458,6 +455,7 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 	if off+n < off || off+n > r.size {
 		return nil, r.outOfBounds(off, n)
 	}
+	// What retires may be unmapped at any moment, so it cannot be held any more.
 	h := &hold{off, off + n}
 	for _, s := range r.table.In(h.off, h.end) {
 		if s.State >= slots.Retiring {

@@ -39,20 +39,18 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	err := wakeOnce(ranges)
-	for err != nil && len(ranges) > 0 && ranges[0] != nil && ranges[0].r.dev.relieved(err) {
-		err = wakeOnce(ranges)
-	}
-	return failFirst("wake", ranges, err)
-}
-
-func wakeOnce(ranges []*Range) error {
-	unlock, err := lockRanges(ranges)
-	if err != nil {
+	once := func() error {
+		unlock, err := lockRanges(ranges)
+		if err == nil {
+			err = wake(ranges)
+			unlock()
+		}
 		return err
 	}
-	defer unlock()
-	return wake(ranges)
+	if len(ranges) == 0 || ranges[0] == nil {
+		return failFirst("wake", ranges, once())
+	}
+	return failFirst("wake", ranges, ranges[0].r.dev.retry(once))
 }
 
 // failFirst wraps err for op on several ranges.
@@ -185,6 +183,7 @@ func (s *sleeper) quiesce() error {
 	defer g.capMu.Unlock()
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
+	// All locks at once: no append, growth or unmap is half done when it sleeps.
 	r.mu.Lock()
 	err := r.live()
 	if err == nil && len(r.holds) > 0 {

@@ -41,7 +41,7 @@ type staging struct {
 	idle     []*lane
 	broken   []*lane      // half made, or what is on them is not known to have ended
 	inUse    int          // lanes in use or being made
-	orphaned atomic.Int32 // lanes on the scrap whose own streams may still copy
+	orphaned atomic.Int32 // broken lanes whose own streams may still copy
 	full     bool         // no more lanes can be had
 	why      error        // what kept the first one from being made
 	reach    reach
@@ -77,8 +77,8 @@ type lane struct {
 // block is pinned memory. From a copy on it is busy until its event is reached.
 // While it is busy, its first used bytes belong to copies queued on the stream
 // on; only a copy that is queued behind them there may have the rest. A copy
-// that no event stands behind makes its lane loose, and a loose lane that could
-// not be waited for is lost: nobody gets it again, and fences wait for it.
+// that no event stands behind makes its lane unfenced, and an unfenced lane that
+// could not be waited for is orphaned: it is not used again, and fences wait for it.
 type block struct {
 	p     Ptr
 	mem   []byte
@@ -117,79 +117,73 @@ func (st *staging) limit() int {
 // copyIn copies ordinary memory to the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
 func (o *openDevice) copyIn(dst Ptr, src []byte) error {
-	st, raw := &o.stage, o.Device
-	if st.tooSmall(uint64(len(src))) {
-		return raw.CopyIn(dst, src)
+	if o.stage.tooSmall(uint64(len(src))) {
+		return o.CopyIn(dst, src)
 	}
-	if err := st.syncOrphaned(); err != nil {
-		return err
-	}
-	lanes, piece := st.take(raw, dst, uint64(len(src)), fewestUp)
-	if len(lanes) == 0 {
-		return raw.CopyIn(dst, src)
-	}
-	defer st.putBack(lanes...)
-	if err := o.checkAlive(); err != nil {
-		return err
-	}
-	return st.runLanes(raw, lanes, uint64(len(src)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
+	staged, err := o.stage.run(dst, uint64(len(src)), fewestUp, func(l *lane, next nextPiece) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
 			if !ok {
 				return nil
 			}
+			// One block is filled while the copy out of the other runs.
 			b := &l.blocks[k]
-			if err := st.ready(raw, b); err != nil {
+			if err := o.stage.ready(b); err != nil {
 				return err
 			}
 			copy(b.mem, src[off:off+n])
-			if err := l.queue(raw, b, dst+Ptr(off), b.p, n); err != nil {
+			if err := l.queue(o.Device, b, dst+Ptr(off), b.p, n); err != nil {
 				return err
 			}
 		}
 	})
+	if err == nil && !staged {
+		err = o.CopyIn(dst, src)
+	}
+	return err
 }
 
-// copyOut is copyIn the other way. Each copier queues its next piece before it
-// copies the last one out of its block.
+// copyOut is copyIn the other way.
 func (o *openDevice) copyOut(dst []byte, src Ptr) error {
-	st, raw := &o.stage, o.Device
-	if st.tooSmall(uint64(len(dst))) {
-		return raw.CopyOut(dst, src)
+	if o.stage.tooSmall(uint64(len(dst))) {
+		return o.CopyOut(dst, src)
 	}
-	if err := st.syncOrphaned(); err != nil {
-		return err
-	}
-	lanes, piece := st.take(raw, src, uint64(len(dst)), fewestDown)
-	if len(lanes) == 0 {
-		return raw.CopyOut(dst, src)
-	}
-	defer st.putBack(lanes...)
-	if err := o.checkAlive(); err != nil {
-		return err
-	}
-	return st.runLanes(raw, lanes, uint64(len(dst)), piece, func(l *lane, next func() (off, n uint64, ok bool)) error {
-		var last []byte // where the bytes in the other block go
-		for k := 0; ; k ^= 1 {
+	staged, err := o.stage.run(src, uint64(len(dst)), fewestDown, func(l *lane, next nextPiece) error {
+		return o.stage.drain(l, 0, func(b *block) ([]byte, error) {
 			off, n, ok := next()
-			if ok {
-				b := &l.blocks[k]
-				if err := l.queue(raw, b, b.p, src+Ptr(off), n); err != nil {
-					return err
-				}
-			}
-			if b := &l.blocks[k^1]; last != nil {
-				if err := st.ready(raw, b); err != nil {
-					return err
-				}
-				copy(last, b.mem)
-			}
 			if !ok {
-				return nil
+				return nil, nil
 			}
-			last = dst[off : off+n]
-		}
+			return dst[off : off+n], l.queue(o.Device, b, b.p, src+Ptr(off), n)
+		})
 	})
+	if err == nil && !staged {
+		err = o.CopyOut(dst, src)
+	}
+	return err
+}
+
+// drain copies out of the lane's blocks in turn, beginning with block k. queue queues
+// the next copy into a block and returns where its bytes go, nil if there is no more.
+// So one copy runs while the bytes of the one before are copied out of the other block.
+func (st *staging) drain(l *lane, k int, queue func(*block) (dst []byte, err error)) error {
+	var last []byte // where the bytes in the other block go
+	for ; ; k ^= 1 {
+		next, err := queue(&l.blocks[k])
+		if err != nil {
+			return err
+		}
+		if other := &l.blocks[k^1]; last != nil {
+			if err := st.ready(other); err != nil {
+				return err
+			}
+			copy(last, other.mem)
+		}
+		if next == nil {
+			return nil
+		}
+		last = next
+	}
 }
 
 // tooSmall says that a copy of n bytes goes the driver's way at once.
@@ -197,37 +191,51 @@ func (st *staging) tooSmall(n uint64) bool {
 	return n < stageFrom && st.orphaned.Load() == 0 && !st.hooks.forced
 }
 
-// runLanes has each lane work through pieces of n bytes until none is left or one
-// has failed, the first lane in the caller. All of them have come to rest when
-// it returns; the first error is the answer.
-func (st *staging) runLanes(raw driver.Device, lanes []*lane, n, piece uint64, work func(*lane, func() (off, n uint64, ok bool)) error) error {
-	var at atomic.Uint64
+// nextPiece is the next piece of a copy that no lane has taken.
+type nextPiece func() (off, n uint64, ok bool)
+
+// run has lanes work through the pieces of a copy of n bytes until none is left or one
+// has failed, the first lane in the caller; false if the driver's own way is no slower.
+// All lanes have come to rest when it returns. It returns the first error.
+func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece) error) (staged bool, err error) {
+	if err := st.syncOrphaned(); err != nil {
+		return false, err
+	}
+	lanes, piece := st.take(at, n, fewest)
+	if len(lanes) == 0 {
+		return false, nil
+	}
+	defer st.putBack(lanes...)
+	if err := st.device.checkAlive(); err != nil {
+		return false, err
+	}
+	var done atomic.Uint64
 	next := func() (off, m uint64, ok bool) {
-		off = at.Add(piece) - piece
+		off = done.Add(piece) - piece
 		if off >= n {
 			return 0, 0, false
 		}
 		return off, min(piece, n-off), true
 	}
-	var failed error
+	// The first error ends the copy: the others find no piece left.
 	var once sync.Once
-	run := func(l *lane) {
-		err := work(l, next)
-		if rest := l.rest(raw); err == nil {
-			err = rest
+	copier := func(l *lane) {
+		failed := work(l, next)
+		if rest := l.rest(st.device.Device); failed == nil {
+			failed = rest
 		}
-		if err != nil {
-			at.Store(n)
-			once.Do(func() { failed = err })
+		if failed != nil {
+			done.Store(n)
+			once.Do(func() { err = failed })
 		}
 	}
 	var copiers sync.WaitGroup
 	for _, l := range lanes[1:] {
-		copiers.Go(func() { run(l) })
+		copiers.Go(func() { copier(l) })
 	}
-	run(lanes[0])
+	copier(lanes[0])
 	copiers.Wait()
-	return failed
+	return true, err
 }
 
 // queue copies between the block and the device on the lane's own stream.
@@ -249,9 +257,9 @@ func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
 }
 
 // ready waits until the block is free.
-func (st *staging) ready(raw driver.Device, b *block) error {
+func (st *staging) ready(b *block) error {
 	if b.busy && !st.hooks.careless {
-		if err := raw.SyncEvent(b.event); err != nil {
+		if err := st.device.SyncEvent(b.event); err != nil {
 			return err
 		}
 	}
@@ -259,8 +267,8 @@ func (st *staging) ready(raw driver.Device, b *block) error {
 	return nil
 }
 
-// rest waits for all that the lane has on its own stream. Where an event cannot
-// be waited for, the stream is; where neither can, the lane is given up.
+// rest waits for all that the lane has on its own stream: for its events, else for the
+// stream. If neither works the lane is orphaned.
 func (l *lane) rest(raw driver.Device) (err error) {
 	for i := range l.blocks {
 		if b := &l.blocks[i]; b.busy && !l.unfenced {
@@ -282,9 +290,9 @@ func (l *lane) rest(raw driver.Device) (err error) {
 	return err
 }
 
-// take gives lanes for a copy of n bytes and how much each should copy at once,
-// or none where the driver's own way is no slower. It waits for nobody's lane.
-func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
+// take returns lanes for a copy of n bytes and how much each should copy at once,
+// or none if the driver's own way is no slower. It waits for no lane.
+func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint64) {
 	from, least := uint64(stageFrom), uint64(leastPiece)
 	size := st.size()
 	if st.hooks.forced {
@@ -299,7 +307,7 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 	}
 	st.mu.Lock()
 	for i := len(st.idle) - 1; i >= 0 && len(lanes) < want; i-- {
-		if l := st.idle[i]; st.free(raw, l) {
+		if l := st.idle[i]; st.free(l) {
 			st.idle = append(st.idle[:i], st.idle[i+1:]...)
 			lanes = append(lanes, l)
 		}
@@ -307,7 +315,7 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 	st.inUse += len(lanes)
 	st.mu.Unlock()
 	for len(lanes) < want {
-		l := st.newLane(raw)
+		l := st.newLane()
 		if l == nil {
 			break
 		}
@@ -328,9 +336,9 @@ func (st *staging) take(raw driver.Device, at Ptr, n uint64, fewest int) (lanes 
 }
 
 // free says whether both blocks are free, without waiting. It needs st.mu.
-func (st *staging) free(raw driver.Device, l *lane) bool {
+func (st *staging) free(l *lane) bool {
 	for i := range l.blocks {
-		if !st.blockDone(raw, &l.blocks[i]) {
+		if !st.blockDone(&l.blocks[i]) {
 			return false
 		}
 	}
@@ -339,9 +347,9 @@ func (st *staging) free(raw driver.Device, l *lane) bool {
 
 // blockDone says whether the block is free, without waiting. It needs st.mu, or a
 // lane of one's own.
-func (st *staging) blockDone(raw driver.Device, b *block) bool {
+func (st *staging) blockDone(b *block) bool {
 	if b.busy && !st.hooks.careless {
-		if done, err := raw.Done(b.event); err != nil || !done {
+		if done, err := st.device.Done(b.event); err != nil || !done {
 			return false
 		}
 	}
@@ -350,8 +358,8 @@ func (st *staging) blockDone(raw driver.Device, b *block) bool {
 }
 
 // worthStaging says whether staging is faster than the driver's own copy, which it is
-// not where the CPU can address the memory. An answer that settles nothing is
-// asked for again.
+// not where the CPU can address the memory. What could not be found out is
+// asked again.
 func (st *staging) worthStaging(at Ptr) bool {
 	st.mu.Lock()
 	known, off, forced := st.reach, st.hooks.off, st.hooks.forced
@@ -359,6 +367,7 @@ func (st *staging) worthStaging(at Ptr) bool {
 	if off || forced || known != unasked {
 		return !off && (forced || known == far)
 	}
+	// Asked without the lock, since it is a driver call; two may ask at once.
 	known = far
 	if v, ok := st.device.state.parent.drv.(driver.HostViewer); ok {
 		_, err := v.HostBytes(at, 1)
@@ -375,11 +384,11 @@ func (st *staging) worthStaging(at Ptr) bool {
 	return known == far
 }
 
-// newLane makes one more lane, or gives nil. What keeps it from being made will
+// newLane makes one more lane; nil if it cannot. What keeps it from being made will
 // keep the next one too, a capture excepted: allocating would destroy it.
-func (st *staging) newLane(raw driver.Device) *lane {
+func (st *staging) newLane() *lane {
 	if !st.device.retain() {
-		return nil // nobody would give the lane back
+		return nil // it would not be freed any more
 	}
 	defer st.device.release()
 	st.mu.Lock()
@@ -394,7 +403,7 @@ func (st *staging) newLane(raw driver.Device) *lane {
 	var err error
 	calm := st.device.state.notCapturing() == nil
 	if calm {
-		if l, err = makeLane(raw, st.size()); err == nil {
+		if l, err = makeLane(st.device.Device, st.size()); err == nil {
 			return l
 		}
 	}
@@ -408,7 +417,7 @@ func (st *staging) newLane(raw driver.Device) *lane {
 	return nil
 }
 
-// makeLane gives with an error what has been made so far.
+// makeLane makes a lane. With an error it returns what has been made so far.
 func makeLane(raw driver.Device, size uint64) (*lane, error) {
 	l := &lane{}
 	pinner, ok := raw.(driver.HostAllocator)
@@ -445,10 +454,9 @@ func (st *staging) putBack(lanes ...*lane) {
 	}
 }
 
-// syncOrphaned waits for what lanes that were given up may still be copying. Every
+// syncOrphaned waits for what orphaned lanes may still be copying. Every
 // copy and fence calls it first.
 func (st *staging) syncOrphaned() error {
-	raw := st.device.Device
 	if st.orphaned.Load() == 0 {
 		return nil
 	}
@@ -459,7 +467,7 @@ func (st *staging) syncOrphaned() error {
 		if l.s == 0 { // never made
 			continue
 		}
-		if err := raw.SyncStream(l.s); err != nil {
+		if err := st.device.SyncStream(l.s); err != nil {
 			return err
 		}
 		st.mu.Lock()
@@ -505,6 +513,7 @@ func (st *staging) close() error {
 // free gives back what the lane still has, and can be called again.
 func (l *lane) free(raw driver.Device) error {
 	gone := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
+	// The work first: pinned memory is freed only once no copy uses it.
 	if l.s != 0 {
 		if err := raw.SyncStream(l.s); !gone(err) {
 			return err

@@ -113,8 +113,8 @@ type Counts struct {
 	Releases          uint64 `json:"releases"`            // pieces given back to it
 	Maps              uint64 `json:"maps"`                // pieces mapped
 	Unmaps            uint64 `json:"unmaps"`              // pieces unmapped
-	Hits              uint64 `json:"hits"`                // pieces that growth found kept
-	Growths           uint64 `json:"growths"`             // growths that somebody waited for
+	Hits              uint64 `json:"hits"`                // cached pieces that growth took
+	Growths           uint64 `json:"growths"`             // growths that a caller waited for
 	GrowAheads        uint64 `json:"grow_aheads"`         // growths ahead of need
 	GrowAheadFailures uint64 `json:"grow_ahead_failures"` // growths ahead of need that got less than they wanted, or nothing
 	Reclaimed         uint64 `json:"reclaimed"`           // bytes taken back while retiring
@@ -125,10 +125,10 @@ type Counts struct {
 // package expvar wants it. The JSON names stay.
 type Stats struct {
 	Reserved    uint64 `json:"reserved"`    // addresses
-	Committed   uint64 `json:"committed"`   // physical memory, created or imported, kept and retiring included
+	Committed   uint64 `json:"committed"`   // physical memory, created or imported, cached and retiring included
 	Used        uint64 `json:"used"`        // below Len of a Range that is awake
-	Cached      uint64 `json:"cached"`      // kept for growth, see SetReleaseThreshold
-	Retiring    uint64 `json:"retiring"`    // retiring: given up, its wait not over
+	Cached      uint64 `json:"cached"`      // unused, for growth; see SetReleaseThreshold
+	Retiring    uint64 `json:"retiring"`    // given up; the work that may use it has not ended
 	Quarantined uint64 `json:"quarantined"` // could not be undone or given back; Trim, growth out of memory and Close try again
 	Asleep      uint64 `json:"asleep"`      // below Len of a Range that sleeps
 	Pinned      uint64 `json:"pinned"`      // host memory for staging, of all Devices on this one
@@ -167,6 +167,7 @@ func (d *Device) Stats() Stats {
 	if o := d.state.open.Load(); o != nil {
 		pinned = o.pinned()
 	}
+	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,7 +259,7 @@ func attrs(v reflect.Value) (all []slog.Attr) {
 	return all
 }
 
-// Report is a device's books with what is open in it.
+// Report is a device's statistics with what is open in it.
 type Report struct {
 	Device string       `json:"device"`
 	Stats  Stats        `json:"stats"`
@@ -289,6 +290,7 @@ func (d *Device) Report() Report {
 		return Report{}
 	}
 	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
+	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
 	things := make(map[any]OpenObject, len(d.open))
 	for thing, o := range d.open {

@@ -46,32 +46,26 @@ func newStream(d *Device) *Stream {
 func (d *Device) NewStream() (*Stream, error) {
 	s := newStream(d)
 	err := d.track(s, "stream") // first, so that the device does not close meanwhile
-	if err == nil {
-		err = s.make()
-		if err != nil {
-			d.untrack(s)
-		}
-	}
 	if err != nil {
 		return nil, d.fail("make stream", 0, 0, err)
 	}
-	d.state.addStream(s)
-	return s, nil
-}
-
-func (s *Stream) make() error {
-	o, err := s.dev.ensureOpen()
+	o, err := d.ensureOpen()
 	if err == nil {
 		s.raw, err = o.NewStream()
-		s.handle = s.raw
 	}
-	return err
+	if err != nil {
+		d.untrack(s)
+		return nil, d.fail("make stream", 0, 0, err)
+	}
+	s.handle = s.raw
+	d.state.addStream(s)
+	return s, nil
 }
 
 // WrapStream makes another library's stream known here (cuBLAS, NCCL, PyTorch):
 // its handle as a number. Close leaves the stream itself alone, and has to be
 // called before its owner destroys it. On a closed or nil device the Stream
-// answers ErrClosed to everything. The caller must Close it.
+// returns ErrClosed from everything. The caller must Close it.
 //
 // The default streams are 0 and 1, the legacy one, and 2, a thread's own.
 // Goroutines change threads, so all of them are treated as the legacy stream,
@@ -139,10 +133,7 @@ func (s *Stream) device() *Device {
 }
 
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
-	if s == nil {
-		return (*Device)(nil).fail(op, p, n, err)
-	}
-	return s.dev.fail(op, p, n, err)
+	return s.device().fail(op, p, n, err)
 }
 
 // Copy queues a copy of n bytes. Either side is device memory, a peer's, or
@@ -208,7 +199,7 @@ func (s *Stream) Wait(e *Event) error {
 }
 
 // Done says whether the stream has done all that it was told so far, without
-// waiting. While it is being captured it answers ErrCapturing and leaves the capture
+// waiting. While it is being captured it returns ErrCapturing and leaves the capture
 // alone.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
@@ -218,7 +209,7 @@ func (s *Stream) Done() (done bool, err error) {
 	return done, s.fail("query stream", 0, 0, err)
 }
 
-// Sync waits for the stream. While it is being captured it answers ErrCapturing
+// Sync waits for the stream. While it is being captured it returns ErrCapturing
 // and leaves the capture alone.
 func (s *Stream) Sync() error {
 	err := s.with(func(*openDevice) error { return nil })
@@ -240,7 +231,7 @@ func (s *Stream) Raw() driver.Stream {
 }
 
 // Close waits for the stream's work, takes the stream off every UsedBy and frees
-// it, a wrapped one excepted. While the stream is being captured it answers
+// it, a wrapped one excepted. While the stream is being captured it returns
 // ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
 func (s *Stream) Close() error {
 	if s == nil {
@@ -323,7 +314,7 @@ func (s *Stream) syncDriver() error {
 	return o.SyncStream(s.raw)
 }
 
-// recordFence records an event at the stream's end of now; the zero mark if the stream
+// recordFence records an event at the stream's end of now; the zero one if the stream
 // is gone, its work waited for.
 func (s *Stream) recordFence() (fenceEvent, error) {
 	s.mu.RLock()
@@ -338,7 +329,7 @@ func (s *Stream) recordFence() (fenceEvent, error) {
 	return o.recordFence(s.raw)
 }
 
-// recordEnd is mark, and the error if the stream's work was lost.
+// recordEnd is recordFence, and the error if the stream's work was lost.
 func (s *Stream) recordEnd() (fenceEvent, error) {
 	m, err := s.recordFence()
 	if err == nil && m.on == nil {
@@ -355,8 +346,8 @@ func (s *Stream) sync() error {
 	return s.waitFence(m, err)
 }
 
-// waitFence waits for what was queued on the stream when mark gave m and err. Where
-// no event could be recorded, as for a stream of another context, it waits for
+// waitFence waits for what was queued on the stream when recordFence returned m and
+// err. If no event could be recorded, as for a stream of another context, it waits for
 // the stream itself. The caller has asked whether it is being captured.
 func (s *Stream) waitFence(m fenceEvent, err error) error {
 	if err == nil {
@@ -447,7 +438,7 @@ func newEvent(d *Device) *Event {
 
 // NewEvent makes an event that no stream has been recorded in yet: it counts as
 // reached. The flags are as in CUDA: EventTiming for Elapsed, EventBlocking for
-// a Sync that sleeps, EventInterprocess. What Stream.Record gives is EventBlocking
+// a Sync that sleeps, EventInterprocess. What Stream.Record returns is EventBlocking
 // alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	e := newEvent(d)
@@ -493,21 +484,15 @@ func (e *Event) with(f func(dev driver.Device) error) error {
 	if e == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
-	if err := e.acquire(); err != nil {
-		return err
-	}
-	defer e.release()
-	return f(e.on)
-}
-
-func (e *Event) acquire() error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.closed {
+		e.mu.Unlock()
 		return fmt.Errorf("%w: event", ErrClosed)
 	}
 	e.users++
-	return nil
+	e.mu.Unlock()
+	defer e.release()
+	return f(e.on)
 }
 
 func (e *Event) release() {
@@ -520,7 +505,7 @@ func (e *Event) release() {
 	}
 }
 
-// free gives up an event that is closed and nobody waits for.
+// free gives up an event that is closed and not in use.
 func (e *Event) free() error {
 	if e.pooled {
 		e.fenceEvent.free()
@@ -553,7 +538,7 @@ func (e *Event) Sync() error {
 }
 
 // Elapsed is the device's own time from one event to this one. Both need
-// EventTiming and have to be reached, else it answers ErrInvalid.
+// EventTiming and have to be reached, else it returns ErrInvalid.
 func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 	err = e.with(func(dev driver.Device) error {
 		return from.with(func(driver.Device) (err error) {
@@ -579,7 +564,7 @@ func (e *Event) Close() error {
 		return nil
 	}
 	e.closed = true
-	now := e.users == 0
+	now := e.users == 0 // else the last call under way frees it
 	e.mu.Unlock()
 	if !now {
 		return nil
