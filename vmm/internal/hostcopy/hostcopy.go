@@ -72,7 +72,7 @@ func (h *Buffer) Ensure(n uint64) error {
 	return err
 }
 
-// Free gives the memory back. After an error it can be called again.
+// Free frees the memory. After an error it can be called again.
 func (h *Buffer) Free() error {
 	drv := host.Default()
 	// In the reverse order of Ensure; what has been given back is not given back again.
