@@ -125,5 +125,3 @@ func (d *Device) stopIfIdle(idle bool) bool {
 	d.wakeup.Broadcast()
 	return true
 }
-
-// stopWorker waits for the device's goroutine, which has nothing to do once nothing

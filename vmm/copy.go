@@ -193,7 +193,7 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 }
 
 // begin checks a copy between the device and ordinary memory.
-func (s *Stream) begin(p Ptr, n uint64) (raw *openDevice, err error) {
+func (s *Stream) checkCopy(p Ptr, n uint64) (raw *openDevice, err error) {
 	err = s.with(func(dev *openDevice) error {
 		raw = dev
 		if p+Ptr(n) < p {
@@ -212,26 +212,26 @@ func (s *Stream) begin(p Ptr, n uint64) (raw *openDevice, err error) {
 
 // copyIn is CopyIn, and says whether something may be queued though it failed.
 func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
-	raw, err := s.begin(dst, uint64(len(src)))
+	raw, err := s.checkCopy(dst, uint64(len(src)))
 	if err != nil || len(src) == 0 {
 		return false, err
 	}
 	st := &raw.stage
-	l, err := st.borrow(s.raw)
+	l, err := st.borrow(s.queue)
 	if err != nil {
 		return false, err
 	}
 	if l == nil {
-		if err := s.alone(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
+		if err := s.syncForSpan(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
 			return false, err
 		}
 		return false, s.dev.CopyIn(dst, src)
 	}
 	defer st.putBack(l)
 	// A block is filled while the copy out of the other one runs.
-	for k := l.roomy(s.raw); len(src) > 0; k ^= 1 {
+	for k := l.roomy(s.queue); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
-		if b.full(s.raw) {
+		if b.mustWait(s.queue) {
 			if err := st.ready(b); err != nil {
 				return queued, err
 			}
@@ -249,7 +249,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 
 // alone waits for the stream, if it may use the span: without a lane a copy is made
 // once the stream has come to rest.
-func (s *Stream) alone(dev span) error {
+func (s *Stream) syncForSpan(dev span) error {
 	p, err := s.dev.lockSpans(s, dev)
 	if err != nil {
 		return err
@@ -259,23 +259,23 @@ func (s *Stream) alone(dev span) error {
 }
 
 func (s *Stream) copyOut(dst []byte, src Ptr) error {
-	raw, err := s.begin(src, uint64(len(dst)))
+	raw, err := s.checkCopy(src, uint64(len(dst)))
 	if err != nil || len(dst) == 0 {
 		return err
 	}
 	st := &raw.stage
-	l, err := st.borrow(s.raw)
+	l, err := st.borrow(s.queue)
 	if err != nil {
 		return err
 	}
 	if l == nil {
-		if err := s.alone(span{src, uint64(len(dst)), AccessRead}); err != nil {
+		if err := s.syncForSpan(span{src, uint64(len(dst)), AccessRead}); err != nil {
 			return err
 		}
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	return st.drain(l, l.roomy(s.raw), func(b *block) ([]byte, error) {
+	return st.drain(l, l.roomy(s.queue), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
 		if n == 0 {
 			return nil, nil
@@ -301,10 +301,10 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 			return err
 		}
 		defer p.unlock()
-		if err := raw.Copy(dst, src, dev.size, s.raw); err != nil {
+		if err := raw.Copy(dst, src, dev.size, s.queue); err != nil {
 			return err
 		}
-		err = l.record(raw, b, s.raw)
+		err = l.record(raw, b, s.queue)
 		loose = err != nil
 		return err
 	})
@@ -314,10 +314,10 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	// No event stands behind the copy, so the block is free only once the stream has
 	// come to rest; if that cannot be known, fences have to wait for the lane.
 	if again := s.sync(); again != nil {
-		l.orphaned = true
+		l.maybeBusy = true
 		return also(err, "and waiting for its stream", again)
 	}
-	l.unfenced = false
+	l.eventMissing = false
 	b.busy, b.used = false, 0
 	if s.wrapped && errors.Is(err, ErrInvalid) {
 		return nil
@@ -329,12 +329,12 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 // such a copy can wait for without waiting for another stream; nil if there is
 // none. It is an error if there is no pinned memory at all.
 func (st *staging) borrow(s driver.Stream) (*lane, error) {
-	if err := st.syncOrphaned(); err != nil {
+	if err := st.syncMaybeBusy(); err != nil {
 		return nil, err
 	}
 	l, best := st.pick(s)
 	// A lane more is better than a wait, as long as there may be one.
-	if best < roomNow {
+	if best < allFree {
 		if made := st.newLane(); made != nil {
 			if l != nil {
 				st.putBack(l)
@@ -357,10 +357,10 @@ func (st *staging) borrow(s driver.Stream) (*lane, error) {
 type fit int
 
 const (
-	noRoom fit = iota
-	roomLater
-	roomNow
-	roomBeside // what is in the block is the stream's own
+	busyElsewhere fit = iota
+	fullOfOwn
+	allFree
+	roomBehindOwn // what is in the block is the stream's own
 )
 
 // pick takes the idle lane that serves the stream best.
@@ -369,12 +369,12 @@ func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 	defer st.mu.Unlock()
 	at := -1
 	for i := range st.idle {
-		if f := st.fits(st.idle[i], s); f > best {
+		if f := st.fitsLocked(st.idle[i], s); f > best {
 			at, best = i, f
 		}
 	}
 	if at < 0 {
-		return nil, noRoom
+		return nil, busyElsewhere
 	}
 	l = st.idle[at]
 	st.idle = append(st.idle[:at], st.idle[at+1:]...)
@@ -384,18 +384,18 @@ func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 
 // fits says how well. A lane that is busy on another stream does not, since the
 // copy would come to wait for it. It needs st.mu.
-func (st *staging) fits(l *lane, s driver.Stream) (best fit) {
+func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
 	for i := range l.blocks {
 		b := &l.blocks[i]
-		f := roomNow
-		if !st.blockDone(b) {
+		f := allFree
+		if !st.blockDoneLocked(b) {
 			switch {
 			case b.on != s:
-				return noRoom
-			case b.full(s):
-				f = roomLater
+				return busyElsewhere
+			case b.mustWait(s):
+				f = fullOfOwn
 			default:
-				f = roomBeside
+				f = roomBehindOwn
 			}
 		}
 		best = max(best, f)
@@ -404,7 +404,7 @@ func (st *staging) fits(l *lane, s driver.Stream) (best fit) {
 }
 
 // full says whether a copy on the stream has to wait for the block.
-func (b *block) full(s driver.Stream) bool {
+func (b *block) mustWait(s driver.Stream) bool {
 	return b.busy && (b.on != s || b.used == uint64(len(b.mem)))
 }
 
@@ -412,7 +412,7 @@ func (b *block) full(s driver.Stream) bool {
 // that is in use already.
 func (l *lane) roomy(s driver.Stream) int {
 	first, second := &l.blocks[0], &l.blocks[1]
-	if first.full(s) && !second.full(s) || !first.busy && second.busy && !second.full(s) {
+	if first.mustWait(s) && !second.mustWait(s) || !first.busy && second.busy && !second.mustWait(s) {
 		return 1
 	}
 	return 0

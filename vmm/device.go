@@ -232,9 +232,9 @@ func (d *Device) untrack(thing any) {
 	delete(d.open, thing)
 }
 
-// relieved says whether a function of OnPressure released something for an operation
+// runPressureHooks says whether a function of OnPressure released something for an operation
 // that has failed with err. The caller holds no lock, and tries again if so.
-func (d *Device) relieved(err error) (released bool) {
+func (d *Device) runPressureHooks(err error) (released bool) {
 	if !errors.Is(err, ErrOutOfMemory) {
 		return false
 	}
@@ -253,9 +253,9 @@ func (d *Device) relieved(err error) (released bool) {
 }
 
 // retry runs op, again each time that OnPressure has released something for it.
-func (d *Device) retry(op func() error) error {
+func (d *Device) retryUnderPressure(op func() error) error {
 	err := op()
-	for err != nil && d.relieved(err) {
+	for err != nil && d.runPressureHooks(err) {
 		err = op()
 	}
 	return err
@@ -268,8 +268,8 @@ func (d *Device) deferRelease(again func() error) {
 	d.deferred = append(d.deferred, again)
 }
 
-// retryReleases tries once more.
-func (d *Device) retryReleases() error {
+// runDeferred tries once more.
+func (d *Device) runDeferred() error {
 	d.mu.Lock()
 	all := d.deferred
 	d.deferred = nil
@@ -330,7 +330,7 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.waitForCloses()
-	kept := d.retryReleases()
+	kept := d.runDeferred()
 	if err := d.stopWorker(); err != nil {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
@@ -395,13 +395,14 @@ func (d *Device) waitForCloses() {
 // staysOpenLocked says whether a reservation is open that is not closing. It needs d.mu.
 func (d *Device) staysOpenLocked() bool {
 	for thing := range d.open {
-		if r, ok := thing.(*Reservation); ok && r.phase.Load() < isClosing && r.closesRunning.Load() == 0 {
+		if r, ok := thing.(*Reservation); ok && r.phase.Load() < phaseClosing && r.closesRunning.Load() == 0 {
 			return true
 		}
 	}
 	return false
 }
 
+// stopWorker waits for the device's goroutine, which has nothing to do once nothing
 // is open.
 func (d *Device) stopWorker() error {
 	d.mu.Lock()
@@ -424,7 +425,7 @@ func (d *Device) openNamesLocked() []string {
 	const most = 8
 	var all []string
 	for thing, o := range d.open {
-		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.caller()))
 	}
 	slices.Sort(all)
 	if n := len(all); n > most {
@@ -585,8 +586,8 @@ func Devices() ([]Info, error) {
 	return append(all, here[:1]...), nil
 }
 
-// unlike is nil if two devices are two, and of one driver.
-func unlike(a, b *Device) error {
+// checkDistinct is nil if two devices are two, and of one driver.
+func checkDistinct(a, b *Device) error {
 	switch {
 	case a.state == b.state:
 		return fmt.Errorf("%w: %v is named twice", ErrInvalid, b)

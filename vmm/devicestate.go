@@ -83,10 +83,10 @@ type driverState struct {
 
 	devicesOpen int // Devices; guarded by process.mu
 
-	mu         lock.RWMutex
-	devices    map[int]*deviceState
-	spans      []*Reservation // by address
-	unfinished []*openDevice  // could not be closed when the last use of it ended
+	mu           lock.RWMutex
+	states       map[int]*deviceState
+	reservations []*Reservation // by address
+	unfinished   []*openDevice  // could not be closed when the last use of it ended
 }
 
 // deviceState is one device of a driver, shared by all Devices opened on it.
@@ -105,7 +105,7 @@ type deviceState struct {
 	openMu     lock.Mutex // held while open changes, and while the driver opens its device
 
 	mu            lock.Mutex
-	devices       []*Device
+	opened        []*Device
 	limit         uint64 // of what this process creates; 0: none
 	created       uint64
 	pressureHooks []*pressureHook
@@ -120,7 +120,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	defer process.mu.Unlock()
 	sys := process.drivers[drv]
 	if sys == nil {
-		sys = &driverState{drv: drv, devices: map[int]*deviceState{}}
+		sys = &driverState{drv: drv, states: map[int]*deviceState{}}
 		sys.mu.At(lock.Driver, 0)
 		sys.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = sys
@@ -128,14 +128,14 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	sys.devicesOpen++ // before process.mu is released, so that the last Close sees it
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
-	p := sys.devices[n]
+	p := sys.states[n]
 	if p == nil {
 		p = newDeviceState(sys, n)
-		sys.devices[n] = p
+		sys.states[n] = p
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.devices = append(p.devices, d)
+	p.opened = append(p.opened, d)
 	return p
 }
 
@@ -156,8 +156,8 @@ func (s *deviceState) releaseState(d *Device) {
 	defer process.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
-	if len(s.devices) == 0 {
+	s.opened = slices.DeleteFunc(s.opened, func(e *Device) bool { return e == d })
+	if len(s.opened) == 0 {
 		s.limit = 0
 	}
 	s.parent.devicesOpen--
@@ -187,7 +187,7 @@ func (s *deviceState) detachOpen(d *Device) *openDevice {
 	defer s.openMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.devices) != 1 || s.devices[0] != d {
+	if len(s.opened) != 1 || s.opened[0] != d {
 		return nil
 	}
 	return s.open.Swap(nil)
@@ -205,7 +205,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	}
 	// Once the last Device has closed, nothing would close what is opened now.
 	s.mu.Lock()
-	users := len(s.devices)
+	users := len(s.opened)
 	s.mu.Unlock()
 	if users == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, s.n)
@@ -265,7 +265,7 @@ func (s *deviceState) notCapturing() error {
 		return err
 	}
 	for _, st := range s.streams {
-		if err := o.notCapturing(st.raw); err != nil {
+		if err := o.notCapturing(st.queue); err != nil {
 			return err
 		}
 	}
@@ -278,8 +278,8 @@ func byAddress(r *Reservation, p Ptr) int { return cmp.Compare(r.ptr, p) }
 func (s *driverState) add(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(s.spans, r.ptr, byAddress)
-	s.spans = slices.Insert(s.spans, i, r)
+	i, _ := slices.BinarySearchFunc(s.reservations, r.ptr, byAddress)
+	s.reservations = slices.Insert(s.reservations, i, r)
 }
 
 // remove undoes add. It must come before the addresses go back to the driver,
@@ -287,8 +287,8 @@ func (s *driverState) add(r *Reservation) {
 func (s *driverState) remove(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i, ok := slices.BinarySearchFunc(s.spans, r.ptr, byAddress); ok {
-		s.spans = slices.Delete(s.spans, i, i+1)
+	if i, ok := slices.BinarySearchFunc(s.reservations, r.ptr, byAddress); ok {
+		s.reservations = slices.Delete(s.reservations, i, i+1)
 	}
 }
 
@@ -296,14 +296,14 @@ func (s *driverState) remove(r *Reservation) {
 func (s *driverState) find(p Ptr) *Reservation {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	i, ok := slices.BinarySearchFunc(s.spans, p, byAddress)
+	i, ok := slices.BinarySearchFunc(s.reservations, p, byAddress)
 	if !ok {
 		i--
 	}
-	if i < 0 || p-s.spans[i].ptr >= Ptr(s.spans[i].size) {
+	if i < 0 || p-s.reservations[i].ptr >= Ptr(s.reservations[i].size) {
 		return nil
 	}
-	return s.spans[i]
+	return s.reservations[i]
 }
 
 // Lookup says whose address p is: the reservation it lies in, on any device of
@@ -365,11 +365,11 @@ func (o *openDevice) release() {
 	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
 		return
 	}
-	_ = o.finishLater() // the next Device.Close tries again, and says so
+	_ = o.finishOrKeep() // the next Device.Close tries again, and says so
 }
 
-// finishLater is finish; after an error it is left to the next Device.Close.
-func (o *openDevice) finishLater() error {
+// finishOrKeep is finish; after an error it is left to the next Device.Close.
+func (o *openDevice) finishOrKeep() error {
 	err := o.finish()
 	if err != nil {
 		all := o.state.parent
@@ -418,7 +418,7 @@ func (s *driverState) closeUnfinished() (failed error) {
 	s.unfinished = nil
 	s.mu.Unlock()
 	for _, o := range late {
-		failed = also(failed, "and", o.finishLater())
+		failed = also(failed, "and", o.finishOrKeep())
 	}
 	return failed
 }
@@ -469,7 +469,7 @@ func (f fenceEvent) free() {
 }
 
 // wait waits for the work, asleep, and frees the event.
-func (f fenceEvent) wait() error {
+func (f fenceEvent) waitAndFree() error {
 	if f.on == nil {
 		return nil
 	}
@@ -513,14 +513,14 @@ type legacyPair struct {
 func (o *openDevice) syncOwn() error {
 	f, err := o.recordFence(o.CopyStream())
 	if err == nil {
-		err = f.wait()
+		err = f.waitAndFree()
 	}
 	if err != nil && !lost(err) && o.retain() { // an event cannot tell, so the stream has to
 		err = o.SyncStream(o.CopyStream())
 		o.release()
 	}
 	if err == nil && o.retain() {
-		err = o.stage.syncOrphaned()
+		err = o.stage.syncMaybeBusy()
 		o.release()
 	}
 	return err

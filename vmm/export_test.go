@@ -57,7 +57,7 @@ func Lanes(d *Device) (all, broken int) {
 	st := &o.stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return len(st.idle) + len(st.broken) + st.inUse, len(st.broken)
+	return len(st.idle) + len(st.unusable) + st.inUse, len(st.unusable)
 }
 
 // IdleLane returns the stream of one of the device's lanes.

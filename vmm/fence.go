@@ -42,7 +42,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 		r.namedStreams = map[*Stream]struct{}{}
 	}
 	for _, s := range streams {
-		if s.addUser(r) { // else it has closed, and its work was waited for
+		if s.addNamedBy(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}
 		}
 	}
@@ -95,7 +95,7 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 // access, or, after UsedBy, of the named streams and the library's own. It begins
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
-func (r *Reservation) fence() error {
+func (r *Reservation) waitForWork() error {
 	if r.dev.state.parent.hooks.noFence {
 		return nil
 	}
@@ -136,7 +136,7 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		if o := of.open.Load(); o != nil {
 			f, err := o.recordFence(o.CopyStream())
 			add(of, f, err)
-			enough = enough && o.stage.orphaned.Load() == 0
+			enough = enough && o.stage.maybeBusy.Load() == 0
 		}
 	}
 	if !enough {
@@ -201,7 +201,7 @@ func (r *Reservation) noteAppendLocked(s *Stream) {
 	r.appendSeq++
 	o, ok := r.pendingAppends[s]
 	if !ok {
-		if !s.addUser(r) {
+		if !s.addNamedBy(r) {
 			return // closed meanwhile, its work waited for
 		}
 		o.first = r.appendSeq
@@ -225,7 +225,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	default:
 		delete(r.pendingAppends, s)
 		if _, named := r.namedStreams[s]; !named {
-			s.removeUser(r)
+			s.removeNamedBy(r)
 		}
 	}
 }
@@ -261,7 +261,7 @@ func (r *Reservation) waitAppends(seq uint64) error {
 	}
 	var failed error
 	for _, t := range tails {
-		err := t.s.waitFence(t.m, t.err)
+		err := t.s.syncFence(t.m, t.err)
 		if err == nil {
 			r.appendsDone(t.s, t.upTo)
 		} else if failed == nil {
@@ -310,7 +310,7 @@ func (s *Stream) WaitFence(f Fence) error {
 		case f.f.on.state.parent != o.state.parent:
 			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
 		}
-		return o.Wait(s.raw, f.f.e)
+		return o.Wait(s.queue, f.f.e)
 	}))
 }
 
@@ -425,13 +425,13 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was = r.phase.Load()
-	if was == isClosed {
+	if was == phaseClosed {
 		return nil, was, nil
 	}
 	if len(r.holds) > 0 {
 		return nil, was, fmt.Errorf("%w: bytes of it are held", ErrBusy)
 	}
-	r.phase.Store(isClosing)
+	r.phase.Store(phaseClosing)
 	return r.retireLocked(0, len(r.table)), was, nil
 }
 
@@ -443,7 +443,7 @@ func (r *Reservation) lastFence() error {
 	if !used {
 		return nil
 	}
-	return r.fence()
+	return r.waitForWork()
 }
 
 // undoClose undoes beginClose.
@@ -458,20 +458,20 @@ func (r *Reservation) undoClose(t *retirement, to uint32) {
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
 	r.mappingMu.Lock()
-	gone, failed := r.unmapRuns(func(*slot) bool { return true })
+	gone, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := len(r.table)
 	r.mappingMu.Unlock()
 	for _, m := range gone {
 		failed = also(failed, "and", m.release())
 	}
 	if left == 0 {
-		failed = also(failed, "and", r.free())
+		failed = also(failed, "and", r.finishClose())
 	}
 	return failed
 }
 
 // free gives the addresses back; with them the reservation is closed.
-func (r *Reservation) free() error {
+func (r *Reservation) finishClose() error {
 	r.dropRetirements()
 	// Out of the look-up first: the driver may hand the addresses out again at once.
 	all := r.dev.state.parent
@@ -482,7 +482,7 @@ func (r *Reservation) free() error {
 	}
 	r.unreserve()
 	r.mu.Lock()
-	r.phase.Store(isClosed)
+	r.phase.Store(phaseClosed)
 	r.notify()
 	grants, named, pending := r.grants[1:], r.namedStreams, r.pendingAppends
 	r.namedStreams, r.pendingAppends = nil, nil
@@ -492,32 +492,32 @@ func (r *Reservation) free() error {
 		g.dev.untrack(grantKey{r, g.dev})
 	}
 	for s := range named {
-		s.removeUser(r)
+		s.removeNamedBy(r)
 	}
 	for s := range pending {
-		s.removeUser(r)
+		s.removeNamedBy(r)
 	}
 	r.dev.untrack(r)
 	return nil
 }
 
-// addUser notes that r names the stream; false if it is closed.
-func (s *Stream) addUser(r *Reservation) bool {
+// addNamedBy notes that r names the stream; false if it is closed.
+func (s *Stream) addNamedBy(r *Reservation) bool {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	if s.closedToUsers {
+	if s.unnamed {
 		return false
 	}
-	if s.users == nil {
-		s.users = map[*Reservation]struct{}{}
+	if s.namedBy == nil {
+		s.namedBy = map[*Reservation]struct{}{}
 	}
-	s.users[r] = struct{}{}
+	s.namedBy[r] = struct{}{}
 	return true
 }
 
-// removeUser undoes remember.
-func (s *Stream) removeUser(r *Reservation) {
+// removeNamedBy undoes remember.
+func (s *Stream) removeNamedBy(r *Reservation) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	delete(s.users, r)
+	delete(s.namedBy, r)
 }

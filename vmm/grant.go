@@ -54,7 +54,7 @@ func (r *Reservation) Access(d *Device) Access {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.phase.Load() == isClosed {
+	if r.phase.Load() == phaseClosed {
 		return AccessNone
 	}
 	return r.granted(d)
@@ -70,7 +70,7 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	}
 	r.grantMu.Lock()
 	defer r.grantMu.Unlock()
-	change, err := r.changeAccess(a, devs)
+	change, err := r.changeAccessLocked(a, devs)
 	if err != nil {
 		return err
 	}
@@ -177,9 +177,9 @@ type accessChange struct {
 	blocks []*copyBlock // keep copies of ours from access that may go again
 }
 
-// changeAccess sets the access of devs, which are eligible, to a: first it waits
+// changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
 // for the work of those that lose some. The caller holds r.grantMu.
-func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, error) {
+func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChange, error) {
 	if err := r.live(); err != nil {
 		return nil, err
 	}
@@ -201,10 +201,10 @@ func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, err
 		blocks := r.blockCopies(a, losing...)
 		defer r.unblockCopies(blocks)
 		r.copies.wait()
-		err = r.fence()
+		err = r.waitForWork()
 	}
 	if err == nil {
-		err = r.setAccess(a, devs)
+		err = r.setAccessLocked(a, devs)
 	}
 	if err != nil {
 		r.unblockCopies(c.blocks)
@@ -232,7 +232,7 @@ func (c *accessChange) undo() (failed error) {
 	}
 	for a, devs := range back {
 		if len(devs) > 0 {
-			failed = also(failed, "and", c.r.setAccess(Access(a), devs))
+			failed = also(failed, "and", c.r.setAccessLocked(Access(a), devs))
 		}
 	}
 	c.commit()
@@ -241,10 +241,10 @@ func (c *accessChange) undo() (failed error) {
 
 // setAccess sets the access of devs to a: on the driver, then in the grants. It needs
 // r.grantMu.
-func (r *Reservation) setAccess(a Access, devs []*Device) error {
+func (r *Reservation) setAccessLocked(a Access, devs []*Device) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	after, before := r.accessCalls(a, devs)
+	after, before := r.accessCallsLocked(a, devs)
 	if len(after) == 0 {
 		return nil
 	}
@@ -252,32 +252,32 @@ func (r *Reservation) setAccess(a Access, devs []*Device) error {
 	var lent []*Device
 	if a != AccessNone {
 		var err error
-		if lent, err = r.trackGrants(devs); err != nil {
+		if lent, err = r.trackGrantsLocked(devs); err != nil {
 			return err
 		}
 	}
 	for i, j := range r.table.Runs() {
-		err := r.setRunAccess(i, j, after)
+		err := r.setRunAccessLocked(i, j, after)
 		if err == nil {
 			continue
 		}
 		for _, d := range lent {
 			d.untrack(grantKey{r, d})
 		}
-		return r.restoreAccess(j, before, devs, err)
+		return r.restoreAccessLocked(j, before, devs, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.recordGrantsLocked(a, devs)
-	r.accessCertainLocked()
+	r.noneInDoubtLocked()
 	return nil
 }
 
-// accessCalls is what to tell the driver so that devs have access a, and what to
+// accessCallsLocked is what to tell the driver so that devs have access a, and what to
 // tell it to undo that. If an earlier undo failed the driver may have
 // anything, so it is told everything. It needs r.mappingMu.
-func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []driver.Grant) {
-	unsure := r.accessUnsure()
+func (r *Reservation) accessCallsLocked(a Access, devs []*Device) (after, before []driver.Grant) {
+	unsure := r.anyInDoubt()
 	if unsure {
 		for _, p := range r.accessInDoubt {
 			out := driver.Grant{To: Location{Kind: LocationDevice, ID: p.n}, Access: AccessNone}
@@ -294,16 +294,16 @@ func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []dri
 	return after, before
 }
 
-// accessUnsure says whether the driver may have other access than the grants.
-func (r *Reservation) accessUnsure() bool {
+// anyInDoubt says whether the driver may have other access than the grants.
+func (r *Reservation) anyInDoubt() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.accessInDoubt) > 0 || r.anyQuarantinedLocked() &&
 		slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
 }
 
-// accessCertainLocked notes that the driver agrees with the grants again. It needs r.mu.
-func (r *Reservation) accessCertainLocked() {
+// noneInDoubtLocked notes that the driver agrees with the grants again. It needs r.mu.
+func (r *Reservation) noneInDoubtLocked() {
 	invariants.Held(&r.mu)
 	r.accessInDoubt = nil
 	r.setWaitsForLocked()
@@ -314,9 +314,9 @@ func (r *Reservation) accessCertainLocked() {
 	}
 }
 
-// trackGrants lists the grant with each device that has none yet, so that it stays
+// trackGrantsLocked lists the grant with each device that has none yet, so that it stays
 // open as long as the grant stands.
-func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
+func (r *Reservation) trackGrantsLocked(devs []*Device) (lent []*Device, err error) {
 	for _, d := range devs {
 		if r.granted(d) != AccessNone {
 			continue
@@ -332,7 +332,7 @@ func (r *Reservation) trackGrants(devs []*Device) (lent []*Device, err error) {
 	return lent, nil
 }
 
-// runCount is how many calls of setRunAccess all of it takes.
+// runCount is how many calls of setRunAccessLocked all of it takes.
 func (r *Reservation) runCount() (n int) {
 	for range r.table.Runs() {
 		n++
@@ -340,21 +340,21 @@ func (r *Reservation) runCount() (n int) {
 	return n
 }
 
-// setRunAccess sets the access of who to the slots [i, j), which lie side by side.
-func (r *Reservation) setRunAccess(i, j int, who []driver.Grant) error {
+// setRunAccessLocked sets the access of who to the slots [i, j), which lie side by side.
+func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 	off := r.table[i].Off
 	return r.dev.drv.SetAccess(r.ptr+Ptr(off), r.table[j-1].End()-off, who)
 }
 
-// restoreAccess undoes SetAccess on the first n slots, the failed run included, which
+// restoreAccessLocked undoes SetAccess on the first n slots, the failed run included, which
 // may be half done. If that fails too the slots are quarantined, and devs are waited
 // for as if they still had access. It needs r.mappingMu.
-func (r *Reservation) restoreAccess(n int, before []driver.Grant, devs []*Device, why error) error {
+func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, devs []*Device, why error) error {
 	for i, j := range r.table.Runs() {
 		if i >= n {
 			break
 		}
-		err := r.setRunAccess(i, j, before)
+		err := r.setRunAccessLocked(i, j, before)
 		if err == nil {
 			continue
 		}
@@ -375,18 +375,18 @@ func (r *Reservation) restoreAccess(n int, before []driver.Grant, devs []*Device
 	return why
 }
 
-// setAllAccess gives the driver the access that stands in the grants. It needs
+// setAllAccessLocked gives the driver the access that stands in the grants. It needs
 // r.mappingMu.
-func (r *Reservation) setAllAccess() error {
-	all, _ := r.accessCalls(AccessNone, nil)
+func (r *Reservation) setAllAccessLocked() error {
+	all, _ := r.accessCallsLocked(AccessNone, nil)
 	for i, j := range r.table.Runs() {
-		if err := r.setRunAccess(i, j, all); err != nil {
+		if err := r.setRunAccessLocked(i, j, all); err != nil {
 			return err
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.accessCertainLocked()
+	r.noneInDoubtLocked()
 	return nil
 }
 

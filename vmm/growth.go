@@ -42,7 +42,7 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 		if need <= have {
 			return nil
 		}
-		err := g.mapNew(have, need, why)
+		err := g.mapMoreLocked(have, need, why)
 		if err == nil {
 			return nil
 		}
@@ -55,8 +55,8 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 	}
 }
 
-// mapNew is the part of growLocked that needs memory. It raises Cap by what it maps.
-func (g *Range) mapNew(have, need uint64, why purpose) error {
+// mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
+func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 	r := g.r
 	r.mu.Lock()
 	var err error
@@ -72,18 +72,18 @@ func (g *Range) mapNew(have, need uint64, why purpose) error {
 	if why == forCaller { // look-ahead takes what is affordable and no more
 		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
 	}
-	got, err := g.mapBatch(have, want, why)
+	got, err := g.mapBatchLocked(have, want, why)
 	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > least {
 		// What is left of the device's memory may still do for the need alone.
-		got, err = g.mapBatch(have, least, why)
+		got, err = g.mapBatchLocked(have, least, why)
 	}
 	g.cap.Store(have + got)
 	return err
 }
 
-// mapBatch maps want bytes of memory at off: cached chunks first, new ones for the
+// mapBatchLocked maps want bytes of memory at off: cached chunks first, new ones for the
 // rest. For a caller it is all or nothing; look-ahead keeps what it got.
-func (g *Range) mapBatch(off, want uint64, why purpose) (got uint64, err error) {
+func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err error) {
 	var buf [64]*memory
 	batch := buf[:0]
 	// The batch owns its memory until the mappings do. What was not mapped goes back.
@@ -159,7 +159,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 
 // growAhead is what the device's goroutine does for a range on its list.
 func (g *Range) growAhead() {
-	g.aheadWanted.Store(nothing) // before looking, so that no change goes unseen
+	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	end, have := g.len.Load(), g.cap.Load()
@@ -171,7 +171,7 @@ func (g *Range) growAhead() {
 	within := g.affordable(have, goal)
 	err := error(nil)
 	if within > have {
-		err = g.growLocked(within, forLookAhead)
+		err = g.growLocked(within, forGrowAhead)
 	}
 	if err != nil || within < goal {
 		again := time.Now().Add(afterFailure)
@@ -190,7 +190,7 @@ const aheadLeaves = 16
 // now. It asks the driver only if a context is open; it makes none.
 func (g *Range) affordable(have, goal uint64) uint64 {
 	d := g.r.dev
-	spare := d.state.underLimit(aheadLeaves)
+	spare := d.state.limitLeft(aheadLeaves)
 	if o := d.state.open.Load(); o != nil && o.retain() {
 		free, total, err := o.MemInfo()
 		o.release()

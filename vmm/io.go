@@ -14,7 +14,7 @@ import (
 // reader that fills what it is given: enough for all copiers of a large copy.
 const firstMove, mostMove = 1 << 20, stageFrom
 
-var errNoStream = fmt.Errorf("%w: no reader or writer", ErrInvalid)
+var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
 // the bytes arrive behind what the stream has queued, and work that it queues
@@ -27,7 +27,7 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
 	var at uint64
-	err := g.r.dev.retry(func() (err error) {
+	err := g.r.dev.retryUnderPressure(func() (err error) {
 		at, err = g.appendOn(s, p)
 		return err
 	})
@@ -42,7 +42,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	if err := g.live(); err != nil {
 		return at, err
 	}
-	if err := g.checkOrder(s); err != nil {
+	if err := g.checkAppendStream(s); err != nil {
 		return at, err
 	}
 	end, err := g.endWithin(at, uint64(len(p)))
@@ -72,13 +72,13 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	}
 	g.publishLenLocked(end)
 	r.mu.Unlock()
-	g.lookAhead()
+	g.requestGrowAhead()
 	return at, nil
 }
 
-// checkOrder is nil if the range's fence waits for the stream, which is open and
+// checkAppendStream is nil if the range's fence waits for the stream, which is open and
 // not being captured.
-func (g *Range) checkOrder(s *Stream) error {
+func (g *Range) checkAppendStream(s *Stream) error {
 	if err := s.usable(g.r.dev.state.parent); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (g *Range) Write(p []byte) (int, error) {
 // ReadFrom appends what it reads from r until io.EOF.
 func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 	if err := g.live(); err != nil || r == nil {
-		return 0, g.fail("read from", 0, 0, cmp.Or(err, errNoStream))
+		return 0, g.fail("read from", 0, 0, cmp.Or(err, errNoReader))
 	}
 	buf := make([]byte, firstMove)
 	for {
@@ -146,7 +146,7 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	}
 	// The fence before the copy is counted: a wait must not hold up those that wait for
 	// copies.
-	if err := g.r.fence(); err != nil {
+	if err := g.r.waitForWork(); err != nil {
 		return 0, err
 	}
 	raw, epoch, err := g.beginCopy()
@@ -199,7 +199,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 // WriteTo writes the bytes below Len, as it stands at the start, to w.
 func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 	if err := g.live(); err != nil || w == nil {
-		return 0, g.fail("write to", 0, 0, cmp.Or(err, errNoStream))
+		return 0, g.fail("write to", 0, 0, cmp.Or(err, errNoReader))
 	}
 	end := int64(g.len.Load())
 	buf := make([]byte, min(mostMove, end))

@@ -31,7 +31,7 @@ type purpose bool
 
 const (
 	forCaller    purpose = true  // a caller waits: all or nothing, and others release what they can do without
-	forLookAhead purpose = false // no caller waits: what is affordable, and never at others' cost
+	forGrowAhead purpose = false // no caller waits: what is affordable, and never at others' cost
 )
 
 // create makes memory with one reference. Prop's location is resolved already.
@@ -106,8 +106,8 @@ func (m *memory) free() error {
 	return nil
 }
 
-// releaseAgain offers the driver once more what it refused.
-func (d *Device) releaseAgain() (failed error) {
+// releaseRefused offers the driver once more what it refused.
+func (d *Device) releaseRefused() (failed error) {
 	d.mu.Lock()
 	all := d.unreleased
 	d.unreleased = nil
@@ -222,7 +222,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 		return 0, d.fail("trim", 0, keep, err)
 	}
 	before := d.counters.read(&d.counters.freedBytes)
-	err = d.retryReleases()   // it may wait, so not within trim
+	err = d.runDeferred()     // it may wait, so not within trim
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
@@ -235,7 +235,7 @@ func (d *Device) trim(keep uint64) error {
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
 		err = also(err, "and", repairAll(d))
 	}
-	err = also(err, "and", d.releaseAgain())
+	err = also(err, "and", d.releaseRefused())
 	d.cache.mu.Lock()
 	out := d.evictLocked(keep)
 	d.cache.mu.Unlock()
@@ -296,7 +296,7 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 	s.pressureMu.Lock() // what another goroutine is about to release counts
 	defer s.pressureMu.Unlock()
 	s.mu.Lock()
-	devs := slices.Clone(s.devices)
+	devs := slices.Clone(s.opened)
 	s.mu.Unlock()
 	for _, d := range devs {
 		if s.released.Load() == seen {
@@ -332,9 +332,9 @@ func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	return old
 }
 
-// underLimit is how much may still be created if one part of so many of the limit
+// limitLeft is how much may still be created if one part of so many of the limit
 // is to be left.
-func (s *deviceState) underLimit(parts uint64) uint64 {
+func (s *deviceState) limitLeft(parts uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.limit == 0 {

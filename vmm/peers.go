@@ -49,7 +49,7 @@ type DevicePlan struct {
 // owner that would be revoked. An error is a plan that makes no sense: a range or a
 // device that is nil or named twice, no such access.
 func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
-	if err := sensible(a, devs, ranges); err != nil {
+	if err := checkPlanArguments(a, devs, ranges); err != nil {
 		return nil, err
 	}
 	return plan(a, devs, ranges), nil
@@ -70,8 +70,8 @@ const planning, enablingPeers = "plan peers", "enable peers"
 
 var errNoPlan = &OpError{Op: enablingPeers, Err: fmt.Errorf("%w: no plan", ErrInvalid)}
 
-// sensible rejects nil and duplicate arguments.
-func sensible(a Access, devs []*Device, ranges []*Range) error {
+// checkPlanArguments rejects nil and duplicate arguments.
+func checkPlanArguments(a Access, devs []*Device, ranges []*Range) error {
 	var owner *Device
 	if len(ranges) > 0 {
 		owner = ranges[0].Device()
@@ -147,7 +147,7 @@ func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) 
 	r.mappingMu.Lock() // so that what is counted is what is granted
 	defer r.mappingMu.Unlock()
 	peers := rp.peers()
-	after, _ := r.accessCalls(a, peers)
+	after, _ := r.accessCallsLocked(a, peers)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range rp.Devices {
@@ -224,7 +224,7 @@ func (p *Plan) apply() error {
 			continue
 		}
 		g := p.Ranges[i].Range
-		c, err := g.r.changeAccess(p.Access, peers)
+		c, err := g.r.changeAccessLocked(p.Access, peers)
 		if err != nil {
 			for _, c := range slices.Backward(done) {
 				err = also(err, "and setting access back", c.undo())
@@ -348,7 +348,7 @@ func (l *legacy) enable(devs []*Device) error {
 			return d.live()
 		}
 		for _, e := range devs[:i] {
-			if err := unlike(e, d); err != nil {
+			if err := checkDistinct(e, d); err != nil {
 				return pairFail(d, e, err)
 			}
 		}
@@ -377,14 +377,14 @@ func (l *legacy) enable(devs []*Device) error {
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
-		err := k.open()
+		err := k.openLocked()
 		if err == nil {
 			l.left = append(l.left, k)
 			continue
 		}
 		err = pairFail(k.from, k.to, err)
 		for _, k := range slices.Backward(l.left) {
-			err = also(err, "and disabling it again", k.shut(true))
+			err = also(err, "and disabling it again", k.shutLocked(true))
 		}
 		return err
 	}
@@ -406,7 +406,7 @@ func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 
 // open counts a user of the pair, the first of whom enables it. It needs
 // legacyPairs.mu, and so do the following.
-func (k legacyKey) open() error {
+func (k legacyKey) openLocked() error {
 	at := [2]int{k.from.state.n, k.to.state.n}
 	all := &k.l.parent.legacy
 	if err := k.track(); err != nil {
@@ -438,14 +438,14 @@ func (k legacyKey) open() error {
 // nothing left to disable. After an error the pair stays as it was, or, where
 // no caller could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes.
-func (k legacyKey) shut(undo bool) error {
+func (k legacyKey) shutLocked(undo bool) error {
 	at := [2]int{k.from.state.n, k.to.state.n}
 	all := &k.l.parent.legacy
 	p := all.pairs[at]
 	var err error
 	// The last user disables it.
 	if p.users == 1 {
-		err = disablePair(p, k, at)
+		err = disablePairLocked(p, k, at)
 		if err != nil && !lost(err) {
 			if !undo {
 				return pairFail(k.from, k.to, err)
@@ -462,9 +462,9 @@ func (k legacyKey) shut(undo bool) error {
 	return pairFail(k.from, k.to, err)
 }
 
-// disablePair takes away what was enabled here, unless another library has done so
+// disablePairLocked takes away what was enabled here, unless another library has done so
 // by now, which the driver calls invalid.
-func disablePair(p *legacyPair, k legacyKey, at [2]int) error {
+func disablePairLocked(p *legacyPair, k legacyKey, at [2]int) error {
 	if p.theirs {
 		return nil
 	}
@@ -486,7 +486,7 @@ func (k legacyKey) leftover(at [2]int, p *legacyPair) error {
 	if all.pairs[at] != p || p.users > 0 {
 		return nil
 	}
-	if err := disablePair(p, k, at); err != nil && !lost(err) {
+	if err := disablePairLocked(p, k, at); err != nil && !lost(err) {
 		return pairFail(k.from, k.to, err)
 	}
 	delete(all.pairs, at)
@@ -507,7 +507,7 @@ func (l *legacy) disable() error {
 	defer l.parent.legacy.mu.Unlock()
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
-		err := k.shut(false)
+		err := k.shutLocked(false)
 		failed = also(failed, "and", err)
 		return err == nil || lost(err)
 	})

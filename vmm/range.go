@@ -98,7 +98,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	}
 	g.lenMu.At(lock.Len, g.r.id)
 	g.capMu.At(lock.Cap, g.r.id)
-	g.lookAhead()
+	g.requestGrowAhead()
 	return g, nil
 }
 
@@ -132,7 +132,7 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
-	err := d.retry(func() (err error) {
+	err := d.retryUnderPressure(func() (err error) {
 		g, err = d.alloc(size)
 		return err
 	})
@@ -253,7 +253,7 @@ func (g *Range) Append(p []byte) error {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
 	at, err := g.append(p)
-	for err != nil && g.r.dev.relieved(err) {
+	for err != nil && g.r.dev.runPressureHooks(err) {
 		at, err = g.append(p)
 	}
 	return g.fail("append", at, uint64(len(p)), err)
@@ -290,7 +290,7 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
 	if g.opts.GrowAhead > 0 {
-		g.lookAhead()
+		g.requestGrowAhead()
 	}
 	return at, nil
 }
@@ -327,12 +327,12 @@ func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
 	}
-	return g.fail("grow", 0, n, g.r.dev.retry(func() error {
+	return g.fail("grow", 0, n, g.r.dev.retryUnderPressure(func() error {
 		need, err := g.endWithin(g.len.Load(), n)
 		if err == nil && need > g.cap.Load() {
 			err = g.ensure(need)
 		}
-		g.lookAhead()
+		g.requestGrowAhead()
 		return err
 	}))
 }
@@ -371,7 +371,7 @@ func (g *Range) setLen(n uint64) error {
 		return err
 	}
 	g.publishLenLocked(n)
-	g.lookAhead()
+	g.requestGrowAhead()
 	return nil
 }
 
@@ -449,25 +449,25 @@ func (g *Range) close() error {
 	err := g.r.close(&g.lenMu)
 	g.r.closeMu.Lock()
 	defer g.r.closeMu.Unlock()
-	if !g.bookClosed() {
+	if !g.countClosed() {
 		return err
 	}
 	return also(err, "and giving host memory back", g.hostCopy.Free())
 }
 
-// bookClosed takes a range that is closed out of the counters; false if it is not.
-func (g *Range) bookClosed() bool {
+// countClosed takes a range that is closed out of the counters; false if it is not.
+func (g *Range) countClosed() bool {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	if g.r.phase.Load() != isClosed {
+	if g.r.phase.Load() != phaseClosed {
 		return false
 	}
 	if g.asleep {
-		g.bookAwakeLocked()
+		g.countAwakeLocked()
 	}
 	g.cap.Store(0)
 	g.publishLenLocked(0)
@@ -498,9 +498,9 @@ func (g *Range) Stats() RangeStats {
 		GrowAheads:        c.GrowAheads,
 		GrowAheadFailures: c.GrowAheadFailures,
 		Reclaimed:         c.Reclaimed,
-		Asleep:            r.phase.Load() == isAsleep,
+		Asleep:            r.phase.Load() == phaseAsleep,
 	}
-	if r.phase.Load() != isClosed {
+	if r.phase.Load() != phaseClosed {
 		st.Reserved = r.size
 	}
 	return st
@@ -518,8 +518,8 @@ func (g *Range) ResetPeaks() {
 	}
 }
 
-// bookAwakeLocked undoes what commit counts. It needs r.mu.
-func (g *Range) bookAwakeLocked() {
+// countAwakeLocked undoes what commit counts. It needs r.mu.
+func (g *Range) countAwakeLocked() {
 	invariants.Held(&g.r.mu)
 	c := &g.r.dev.counters
 	c.move(g.len.Load(), &c.asleep, &c.used)
@@ -535,22 +535,22 @@ func inOrder(ranges []*Range) []*Range {
 
 // What a range wants of the device's goroutine.
 const (
-	nothing  int32 = iota
-	soon           // memory, when it looks
-	urgently       // memory, at once
+	growNotWanted int32 = iota
+	growSoon            // memory, when it looks
+	growNow             // memory, at once
 )
 
-// lookAhead puts the range on the list of the device's goroutine if half of
+// requestGrowAhead puts the range on the list of the device's goroutine if half of
 // what it is to have ready is used up, and wakes that at three quarters.
-func (g *Range) lookAhead() {
+func (g *Range) requestGrowAhead() {
 	have := g.cap.Load()
 	ready := have - min(g.len.Load(), have)
 	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
 		return
 	}
-	need := soon
+	need := growSoon
 	if ready <= g.opts.GrowAhead/4 {
-		need = urgently
+		need = growNow
 	}
 	// It is put on the list once, by the caller that changes nothing to something.
 	was := g.aheadWanted.Load()
@@ -558,10 +558,10 @@ func (g *Range) lookAhead() {
 	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
 		return
 	}
-	if was == nothing {
+	if was == growNotWanted {
 		g.r.dev.queueGrowth(g)
 	}
-	if need == urgently {
+	if need == growNow {
 		g.r.dev.worker.kick()
 	}
 }

@@ -71,10 +71,10 @@ var reservationCount atomic.Uint64
 
 // The phases of a reservation on its way out.
 const (
-	isOpen    uint32 = iota
-	isAsleep         // no memory: only Wake and Close work
-	isClosing        // nothing but Close works any more
-	isClosed
+	phaseOpen    uint32 = iota
+	phaseAsleep         // no memory: only Wake and Close work
+	phaseClosing        // nothing but Close works any more
+	phaseClosed
 )
 
 // ReserveOptions is how to reserve; its zero value is the default.
@@ -199,9 +199,9 @@ func (r *Reservation) fail(op string, off, size uint64, err error) error {
 // copy asks after copies.begin; then it stays so until the copy's end.
 func (r *Reservation) live() error {
 	switch r.phase.Load() {
-	case isOpen:
+	case phaseOpen:
 		return nil
-	case isAsleep:
+	case phaseAsleep:
 		return ErrAsleep
 	}
 	return errReservationClosed
@@ -249,7 +249,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	return r.fail("map", off, size, r.dev.retry(func() error { return r.mapChunks(off, held, forCaller) }))
+	return r.fail("map", off, size, r.dev.retryUnderPressure(func() error { return r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
@@ -263,7 +263,7 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
 		if err != nil {
 			return err
 		}
-		if err := r.mapOnDriver(i, off, size, ms, r.driverGrants); err != nil {
+		if err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants); err != nil {
 			return err
 		}
 		// The table last: whoever finds a chunk there may use it.
@@ -275,9 +275,9 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
 	})
 }
 
-// mapOnDriver maps ms at off and sets access for who, all or nothing. What cannot be
+// mapOnDriverLocked maps ms at off and sets access for who, all or nothing. What cannot be
 // undone becomes quarantined slots from index i on. It needs r.mappingMu.
-func (r *Reservation) mapOnDriver(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
+func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
 	invariants.Held(&r.mappingMu)
 	drv := r.dev.drv
 	var n int       // how many are mapped
@@ -512,7 +512,7 @@ func (r *Reservation) Changed() <-chan struct{} {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.phase.Load() == isClosed {
+	if r.phase.Load() == phaseClosed {
 		return closedChan
 	}
 	c := r.changed.Load()

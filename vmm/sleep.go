@@ -50,7 +50,7 @@ func Wake(ranges ...*Range) error {
 	if len(ranges) == 0 || ranges[0] == nil {
 		return failFirst("wake", ranges, once())
 	}
-	return failFirst("wake", ranges, ranges[0].r.dev.retry(once))
+	return failFirst("wake", ranges, ranges[0].r.dev.retryUnderPressure(once))
 }
 
 // failFirst wraps err for op on several ranges.
@@ -133,7 +133,7 @@ func sleep(mode SleepMode, ranges []*Range) error {
 			all = append(all, s)
 		}
 		for _, s := range all {
-			if err := s.r.fence(); err != nil {
+			if err := s.r.waitForWork(); err != nil {
 				return err
 			}
 		}
@@ -196,7 +196,7 @@ func (s *sleeper) quiesce() error {
 		r.mu.Unlock()
 		return err
 	}
-	r.phase.Store(isAsleep)
+	r.phase.Store(phaseAsleep)
 	s.retired, s.capacity = r.retireLocked(0, len(r.table)), g.cap.Load()
 	g.cap.Store(0)
 	r.mu.Unlock()
@@ -211,7 +211,7 @@ func (s *sleeper) resume() {
 	s.r.unretire(s.retired)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	s.r.phase.Store(isOpen)
+	s.r.phase.Store(phaseOpen)
 	s.cap.Store(s.capacity)
 }
 
@@ -270,7 +270,7 @@ func (s *sleeper) remapAll() error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	if len(s.mem) > 0 {
-		if err := r.mapOnDriver(0, 0, s.capacity, s.mem, r.driverGrants); err != nil {
+		if err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants); err != nil {
 			return err
 		}
 	}
@@ -348,7 +348,7 @@ func (s *sleeper) restore() error {
 		return err
 	}
 	if err := s.load(); err != nil {
-		return also(err, "and", s.rollback(s.r.fence())) // the copy may be under way
+		return also(err, "and", s.rollback(s.r.waitForWork())) // the copy may be under way
 	}
 	return nil
 }
@@ -393,7 +393,7 @@ func (s *sleeper) mapMemory() error {
 			who = slices.Clone(who)
 			who[0].Access = AccessReadWrite
 		}
-		return r.mapOnDriver(0, 0, s.capacity, s.mem, who)
+		return r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who)
 	})
 	return cmp.Or(err, quarantined)
 }
@@ -407,11 +407,11 @@ func (s *sleeper) unmapQuarantined() error {
 	if why == nil {
 		return nil
 	}
-	if err := r.fence(); err != nil && !lost(err) {
+	if err := r.waitForWork(); err != nil && !lost(err) {
 		return also(why, "and waiting to unmap it", err)
 	}
 	r.mappingMu.Lock()
-	gone, err := r.unmapRuns(func(*slot) bool { return true })
+	gone, err := r.unmapRunsLocked(func(*slot) bool { return true })
 	r.mappingMu.Unlock()
 	for _, m := range gone {
 		m.release() //nolint:errcheck // counted as quarantined
@@ -468,12 +468,12 @@ func (s *sleeper) commitAwake() {
 	s.capMu.Lock()
 	r.mappingMu.Lock()
 	r.mu.Lock()
-	s.bookAwakeLocked()
+	s.countAwakeLocked()
 	r.mu.Unlock()
 	s.showAwakeLocked()
 	r.mappingMu.Unlock()
 	s.capMu.Unlock()
-	s.lookAhead()
+	s.requestGrowAhead()
 }
 
 // showAwakeLocked puts mapped memory into the table and opens the range. It needs
@@ -482,7 +482,7 @@ func (s *sleeper) showAwakeLocked() {
 	r := s.r
 	r.mu.Lock()
 	r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, nil)
-	r.phase.Store(isOpen)
+	r.phase.Store(phaseOpen)
 	s.cap.Store(s.capacity)
 	r.notify()
 	r.mu.Unlock()

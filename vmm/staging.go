@@ -37,14 +37,14 @@ type staging struct {
 	device *openDevice
 	hooks  *stagingHooks
 
-	mu       lock.Mutex
-	idle     []*lane
-	broken   []*lane      // half made, or what is on them is not known to have ended
-	inUse    int          // lanes in use or being made
-	orphaned atomic.Int32 // broken lanes whose own streams may still copy
-	full     bool         // no more lanes can be had
-	why      error        // what kept the first one from being made
-	reach    reach
+	mu        lock.Mutex
+	idle      []*lane
+	unusable  []*lane      // half made, or what is on them is not known to have ended
+	inUse     int          // lanes in use or being made
+	maybeBusy atomic.Int32 // broken lanes whose own streams may still copy
+	noMore    bool         // no more lanes can be had
+	why       error        // what kept the first one from being made
+	reach     reach
 }
 
 // stagingHooks are those of testHooks for staging.
@@ -68,10 +68,10 @@ const (
 
 // lane is what one copier works with. It is used by one call at a time.
 type lane struct {
-	s        driver.Stream
-	blocks   [2]block
-	unfenced bool // something was queued that no event stands behind
-	orphaned bool // nor could it be waited for
+	s            driver.Stream
+	blocks       [2]block
+	eventMissing bool // something was queued that no event stands behind
+	maybeBusy    bool // nor could it be waited for
 }
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
@@ -92,7 +92,7 @@ type block struct {
 func (st *staging) pinned() (n uint64) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	for _, l := range append(st.idle[:len(st.idle):len(st.idle)], st.broken...) {
+	for _, l := range append(st.idle[:len(st.idle):len(st.idle)], st.unusable...) {
 		n += uint64(len(l.blocks[0].mem) + len(l.blocks[1].mem))
 	}
 	return n + uint64(st.inUse)*2*st.size()
@@ -188,7 +188,7 @@ func (st *staging) drain(l *lane, k int, queue func(*block) (dst []byte, err err
 
 // tooSmall says that a copy of n bytes goes the driver's way at once.
 func (st *staging) tooSmall(n uint64) bool {
-	return n < stageFrom && st.orphaned.Load() == 0 && !st.hooks.forced
+	return n < stageFrom && st.maybeBusy.Load() == 0 && !st.hooks.forced
 }
 
 // nextPiece is the next piece of a copy that no lane has taken.
@@ -198,7 +198,7 @@ type nextPiece func() (off, n uint64, ok bool)
 // has failed, the first lane in the caller; false if the driver's own way is no slower.
 // All lanes have come to rest when it returns. It returns the first error.
 func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece) error) (staged bool, err error) {
-	if err := st.syncOrphaned(); err != nil {
+	if err := st.syncMaybeBusy(); err != nil {
 		return false, err
 	}
 	lanes, piece := st.take(at, n, fewest)
@@ -221,7 +221,7 @@ func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece)
 	var once sync.Once
 	copier := func(l *lane) {
 		failed := work(l, next)
-		if rest := l.rest(st.device.Device); failed == nil {
+		if rest := l.sync(st.device.Device); failed == nil {
 			failed = rest
 		}
 		if failed != nil {
@@ -249,7 +249,7 @@ func (l *lane) queue(raw driver.Device, b *block, dst, src Ptr, n uint64) error 
 // record makes the block busy until what is on the stream now has ended.
 func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
 	if err := raw.Record(b.event, s); err != nil {
-		l.unfenced = true
+		l.eventMissing = true
 		return err
 	}
 	b.busy, b.on = true, s
@@ -269,20 +269,20 @@ func (st *staging) ready(b *block) error {
 
 // rest waits for all that the lane has on its own stream: for its events, else for the
 // stream. If neither works the lane is orphaned.
-func (l *lane) rest(raw driver.Device) (err error) {
+func (l *lane) sync(raw driver.Device) (err error) {
 	for i := range l.blocks {
-		if b := &l.blocks[i]; b.busy && !l.unfenced {
+		if b := &l.blocks[i]; b.busy && !l.eventMissing {
 			if err = raw.SyncEvent(b.event); err != nil {
-				l.unfenced = true
+				l.eventMissing = true
 			}
 		}
 	}
-	if l.unfenced {
+	if l.eventMissing {
 		if again := raw.SyncStream(l.s); again != nil {
-			l.orphaned = true
+			l.maybeBusy = true
 			return also(err, "and waiting for its stream", again)
 		}
-		l.unfenced = false
+		l.eventMissing = false
 	}
 	for i := range l.blocks {
 		l.blocks[i].busy, l.blocks[i].used = false, 0
@@ -307,7 +307,7 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 	}
 	st.mu.Lock()
 	for i := len(st.idle) - 1; i >= 0 && len(lanes) < want; i-- {
-		if l := st.idle[i]; st.free(l) {
+		if l := st.idle[i]; st.laneIdleLocked(l) {
 			st.idle = append(st.idle[:i], st.idle[i+1:]...)
 			lanes = append(lanes, l)
 		}
@@ -336,18 +336,18 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 }
 
 // free says whether both blocks are free, without waiting. It needs st.mu.
-func (st *staging) free(l *lane) bool {
+func (st *staging) laneIdleLocked(l *lane) bool {
 	for i := range l.blocks {
-		if !st.blockDone(&l.blocks[i]) {
+		if !st.blockDoneLocked(&l.blocks[i]) {
 			return false
 		}
 	}
 	return true
 }
 
-// blockDone says whether the block is free, without waiting. It needs st.mu, or a
+// blockDoneLocked says whether the block is free, without waiting. It needs st.mu, or a
 // lane of one's own.
-func (st *staging) blockDone(b *block) bool {
+func (st *staging) blockDoneLocked(b *block) bool {
 	if b.busy && !st.hooks.careless {
 		if done, err := st.device.Done(b.event); err != nil || !done {
 			return false
@@ -392,7 +392,7 @@ func (st *staging) newLane() *lane {
 	}
 	defer st.device.release()
 	st.mu.Lock()
-	if st.full || len(st.idle)+len(st.broken)+st.inUse >= st.limit() {
+	if st.noMore || len(st.idle)+len(st.unusable)+st.inUse >= st.limit() {
 		st.mu.Unlock()
 		return nil
 	}
@@ -411,8 +411,8 @@ func (st *staging) newLane() *lane {
 	defer st.mu.Unlock()
 	st.inUse--
 	if calm && !errors.Is(err, ErrClosed) {
-		st.broken = append(st.broken, l)
-		st.full, st.why = true, err
+		st.unusable = append(st.unusable, l)
+		st.noMore, st.why = true, err
 	}
 	return nil
 }
@@ -445,23 +445,23 @@ func (st *staging) putBack(lanes ...*lane) {
 	defer st.mu.Unlock()
 	st.inUse -= len(lanes)
 	for _, l := range lanes {
-		if l.orphaned {
-			st.broken = append(st.broken, l)
-			st.orphaned.Add(1)
+		if l.maybeBusy {
+			st.unusable = append(st.unusable, l)
+			st.maybeBusy.Add(1)
 		} else {
 			st.idle = append(st.idle, l)
 		}
 	}
 }
 
-// syncOrphaned waits for what orphaned lanes may still be copying. Every
+// syncMaybeBusy waits for what orphaned lanes may still be copying. Every
 // copy and fence calls it first.
-func (st *staging) syncOrphaned() error {
-	if st.orphaned.Load() == 0 {
+func (st *staging) syncMaybeBusy() error {
+	if st.maybeBusy.Load() == 0 {
 		return nil
 	}
 	st.mu.Lock()
-	broken := slices.Clone(st.broken)
+	broken := slices.Clone(st.unusable)
 	st.mu.Unlock()
 	for _, l := range broken {
 		if l.s == 0 { // never made
@@ -471,9 +471,9 @@ func (st *staging) syncOrphaned() error {
 			return err
 		}
 		st.mu.Lock()
-		if l.orphaned {
-			l.orphaned = false
-			st.orphaned.Add(-1)
+		if l.maybeBusy {
+			l.maybeBusy = false
+			st.maybeBusy.Add(-1)
 		}
 		st.mu.Unlock()
 	}
@@ -489,8 +489,8 @@ func (st *staging) close() error {
 		st.mu.Unlock()
 		return fmt.Errorf("%w: a copy is under way", ErrBusy)
 	}
-	lanes := append(st.broken, st.idle...)
-	st.idle, st.broken = nil, nil
+	lanes := append(st.unusable, st.idle...)
+	st.idle, st.unusable = nil, nil
 	st.mu.Unlock()
 	// Without the lock, since it waits for the device.
 	var err error
@@ -502,10 +502,10 @@ func (st *staging) close() error {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.broken = append(st.broken, lanes...)
+	st.unusable = append(st.unusable, lanes...)
 	if err == nil {
-		st.orphaned.Store(0)
-		st.full, st.why = false, nil
+		st.maybeBusy.Store(0)
+		st.noMore, st.why = false, nil
 	}
 	return err
 }

@@ -299,7 +299,7 @@ func (d *Device) Report() Report {
 	d.mu.Lock()
 	things := make(map[any]OpenObject, len(d.open))
 	for thing, o := range d.open {
-		things[thing] = OpenObject{Kind: o.kind, Made: o.where()}
+		things[thing] = OpenObject{Kind: o.kind, Made: o.caller()}
 	}
 	d.mu.Unlock()
 	for thing, o := range things {
@@ -332,7 +332,7 @@ func describe(thing any, kind string) string {
 }
 
 // where is the first line outside this module's own packages, the caller's.
-func (o openedAt) where() string {
+func (o openedAt) caller() string {
 	n := slices.Index(o.made[:], 0)
 	if n < 0 {
 		n = len(o.made)

@@ -15,7 +15,7 @@ import (
 type Stream struct {
 	// Immutable.
 	dev     *Device
-	raw     driver.Stream // where work is queued; see WrapStream
+	queue   driver.Stream // where work is queued; see WrapStream
 	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
 
@@ -30,8 +30,8 @@ type Stream struct {
 	lost    error        // or lost, and this is why
 
 	// Guarded by dev.mu.
-	users         map[*Reservation]struct{} // whose fences wait for it
-	closedToUsers bool                      // taken off every UsedBy for good
+	namedBy map[*Reservation]struct{} // whose fences wait for it
+	unnamed bool                      // taken off every UsedBy for good
 }
 
 // newStream is a Stream without a handle yet.
@@ -51,13 +51,13 @@ func (d *Device) NewStream() (*Stream, error) {
 	}
 	o, err := d.ensureOpen()
 	if err == nil {
-		s.raw, err = o.NewStream()
+		s.queue, err = o.NewStream()
 	}
 	if err != nil {
 		d.untrack(s)
 		return nil, d.fail("make stream", 0, 0, err)
 	}
-	s.handle = s.raw
+	s.handle = s.queue
 	d.state.addStream(s)
 	return s, nil
 }
@@ -72,9 +72,9 @@ func (d *Device) NewStream() (*Stream, error) {
 // which work of every thread's own waits for and is waited for by.
 func (d *Device) WrapStream(raw uintptr) *Stream {
 	s := newStream(d)
-	s.raw, s.handle, s.wrapped = driver.Stream(raw), driver.Stream(raw), true
+	s.queue, s.handle, s.wrapped = driver.Stream(raw), driver.Stream(raw), true
 	if raw <= perThread {
-		s.raw = 0
+		s.queue = 0
 	}
 	if err := d.track(s, "wrapped stream"); err != nil {
 		s.closing, s.gone = true, true
@@ -113,7 +113,7 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 // and soon.
 func (s *Stream) Hold() (raw driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		if capturing, err = o.Capturing(s.raw); err == nil {
+		if capturing, err = o.Capturing(s.queue); err == nil {
 			s.holds.Add(1)
 		}
 		return err
@@ -121,7 +121,7 @@ func (s *Stream) Hold() (raw driver.Stream, capturing bool, release func(), err 
 	if err != nil {
 		return 0, false, nil, s.fail("hold stream", 0, 0, err)
 	}
-	return s.raw, capturing, sync.OnceFunc(s.holds.Done), nil
+	return s.queue, capturing, sync.OnceFunc(s.holds.Done), nil
 }
 
 // device is the stream's, nil for a nil Stream.
@@ -146,7 +146,7 @@ func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 			return err
 		}
 		defer p.unlock()
-		return dev.Copy(dst, src, n, s.raw)
+		return dev.Copy(dst, src, n, s.queue)
 	}))
 }
 
@@ -162,7 +162,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 			return err
 		}
 		defer p.unlock()
-		return dev.Fill(dst, pattern, width, n, s.raw)
+		return dev.Fill(dst, pattern, width, n, s.queue)
 	}))
 }
 
@@ -172,7 +172,7 @@ func (s *Stream) Record() (*Event, error) {
 	err := s.with(func(o *openDevice) (err error) {
 		e, err = s.dev.makeEvent(func(e *Event) (err error) {
 			e.pooled = true
-			e.fenceEvent, err = o.recordFence(s.raw)
+			e.fenceEvent, err = o.recordFence(s.queue)
 			return err
 		})
 		return err
@@ -187,7 +187,7 @@ func (s *Stream) Wait(e *Event) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Wait(s.raw, e.e)
+			return o.Wait(s.queue, e.e)
 		})
 	}))
 }
@@ -197,7 +197,7 @@ func (s *Stream) Wait(e *Event) error {
 // alone.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		done, err = o.StreamDone(s.raw)
+		done, err = o.StreamDone(s.queue)
 		return err
 	})
 	return done, s.fail("query stream", 0, 0, err)
@@ -251,8 +251,8 @@ func (s *Stream) close() error {
 		return err
 	}
 	s.dev.mu.Lock()
-	users := s.users
-	s.users, s.closedToUsers = nil, true
+	users := s.namedBy
+	s.namedBy, s.unnamed = nil, true
 	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()
@@ -285,7 +285,7 @@ func (s *Stream) free(lost error) error {
 	if !s.wrapped {
 		o, err := s.dev.state.ensureOpen()
 		if err == nil {
-			err = o.FreeStream(s.raw)
+			err = o.FreeStream(s.queue)
 		}
 		if err != nil {
 			s.dev.state.addStream(s)
@@ -305,7 +305,7 @@ func (s *Stream) syncDriver() error {
 	if err != nil {
 		return err
 	}
-	return o.SyncStream(s.raw)
+	return o.SyncStream(s.queue)
 }
 
 // recordFence records an event at the stream's end of now; the zero one if the stream
@@ -320,7 +320,7 @@ func (s *Stream) recordFence() (fenceEvent, error) {
 	if err != nil {
 		return fenceEvent{}, err
 	}
-	return o.recordFence(s.raw)
+	return o.recordFence(s.queue)
 }
 
 // recordEnd is recordFence, and the error if the stream's work was lost.
@@ -337,15 +337,15 @@ func (s *Stream) recordEnd() (fenceEvent, error) {
 // sync waits for what is queued on the stream now.
 func (s *Stream) sync() error {
 	m, err := s.recordFence()
-	return s.waitFence(m, err)
+	return s.syncFence(m, err)
 }
 
-// waitFence waits for what was queued on the stream when recordFence returned m and
+// syncFence waits for what was queued on the stream when recordFence returned m and
 // err. If no event could be recorded, as for a stream of another context, it waits for
 // the stream itself. The caller has asked whether it is being captured.
-func (s *Stream) waitFence(m fenceEvent, err error) error {
+func (s *Stream) syncFence(m fenceEvent, err error) error {
 	if err == nil {
-		if err = m.wait(); err == nil || lost(err) {
+		if err = m.waitAndFree(); err == nil || lost(err) {
 			return err
 		}
 	} else if lost(err) {
@@ -358,7 +358,7 @@ func (s *Stream) waitFence(m fenceEvent, err error) error {
 	}
 	o, again := s.dev.state.ensureOpen()
 	if again == nil {
-		again = o.SyncStream(s.raw)
+		again = o.SyncStream(s.queue)
 	}
 	if again != nil {
 		return also(err, "and waiting for the stream itself", again)
@@ -380,7 +380,7 @@ func (s *Stream) notCapturing() error {
 	if err != nil {
 		return err
 	}
-	return o.notCapturing(s.raw)
+	return o.notCapturing(s.queue)
 }
 
 // notCapturing is ErrCapturing while the driver's stream is being captured.
@@ -460,7 +460,7 @@ func (e *Event) Record(s *Stream) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Record(e.e, s.raw)
+			return o.Record(e.e, s.queue)
 		})
 	}))
 }

@@ -57,7 +57,7 @@ func Topology(devs ...*Device) (*Links, error) {
 		err := d.live()
 		for _, e := range devs[:i] {
 			if err == nil {
-				err = pairFail(d, e, unlike(e, d))
+				err = pairFail(d, e, checkDistinct(e, d))
 			}
 		}
 		if err != nil {
@@ -269,7 +269,7 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 	var all []*end
 	defer func() {
 		for _, e := range all {
-			err = also(err, "and", e.ranges())
+			err = also(err, "and", e.closeRange())
 		}
 		for _, e := range all {
 			err = also(err, "and", e.close())
@@ -363,7 +363,7 @@ func (e *end) admit(from *end) error {
 }
 
 // ranges gives the memory back, which ends the grants.
-func (e *end) ranges() error { return e.g.Close() }
+func (e *end) closeRange() error { return e.g.Close() }
 
 // close gives back the rest of what open took, as far as it came.
 func (e *end) close() (failed error) {
@@ -404,7 +404,7 @@ func fastest(ctx context.Context, size uint64, ways ...way) (best float64, err e
 // devices tell the times.
 func round(size uint64, ways []way) (sum float64, err error) {
 	for _, w := range ways {
-		if err := w.from.raw.Record(w.from.first, w.from.s.raw); err != nil {
+		if err := w.from.raw.Record(w.from.first, w.from.s.queue); err != nil {
 			return 0, err
 		}
 	}
@@ -417,7 +417,7 @@ func round(size uint64, ways []way) (sum float64, err error) {
 		}
 	}
 	for _, w := range ways {
-		if err := w.from.raw.Record(w.from.last, w.from.s.raw); err != nil {
+		if err := w.from.raw.Record(w.from.last, w.from.s.queue); err != nil {
 			return 0, err
 		}
 	}

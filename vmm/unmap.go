@@ -72,7 +72,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	r.mu.Lock()
 	states := r.mayAccessLocked(nil)
 	r.mu.Unlock()
-	later, err := r.unmapAfterEvents(t, states, streams)
+	later, err := r.queueUnmap(t, states, streams)
 	if err == nil && !later {
 		if err = waitStreams(r.dev.state, states, streams); err == nil {
 			err = r.unmapRetired(t)
@@ -110,7 +110,7 @@ func (g *Range) Clip() error {
 			var stateBuf [8]*deviceState
 			var streamBuf [16]*Stream
 			states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
-			if later, err = r.unmapAfterEvents(t, states, streams); err != nil {
+			if later, err = r.queueUnmap(t, states, streams); err != nil {
 				r.unretire(t)
 			}
 		}
@@ -243,7 +243,7 @@ func (r *Reservation) unretire(t *retirement) {
 // fenceAndUnmap waits for the work that may use a retirement's memory and unmaps it.
 // If either fails it makes the memory accessible again.
 func (r *Reservation) fenceAndUnmap(t *retirement) error {
-	err := r.fence()
+	err := r.waitForWork()
 	if err == nil {
 		// What retired earlier lies behind it, and the fence covers that too.
 		err = r.unmapEarlier()
@@ -300,11 +300,11 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 	return nil
 }
 
-// unmapAfterEvents leaves a retirement to the device's goroutine, which unmaps it once
+// queueUnmap leaves a retirement to the device's goroutine, which unmaps it once
 // events behind the work of now say so; false if no event can stand for all of it. The
 // states are of the devices whose own copies count, the streams stand for all other
 // work.
-func (r *Reservation) unmapAfterEvents(t *retirement, states []*deviceState, streams []*Stream) (later bool, err error) {
+func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) (later bool, err error) {
 	fences, later, err := recordFences(r.dev.state, states, streams)
 	if err != nil || !later {
 		return false, err
@@ -343,11 +343,11 @@ func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) [
 	return append(fences, t.fences...)
 }
 
-// unmapFinished unmaps the retirements whose work has ended, in order: so there is
+// unmapFinishedLocked unmaps the retirements whose work has ended, in order: so there is
 // never a hole between a range's capacity and the end of what retires. waited is that
 // the caller has waited for all of it. What fails is still retiring: a growth can take
 // it back, and Close gives it back. It needs d.sweepMu.
-func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
+func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, err error) {
 	invariants.Held(&r.dev.sweepMu)
 	for {
 		r.mu.Lock()
@@ -399,7 +399,7 @@ func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
 func (r *Reservation) unmapEarlier() error {
 	r.dev.sweepMu.Lock()
 	defer r.dev.sweepMu.Unlock()
-	_, err := r.unmapFinished(true)
+	_, err := r.unmapFinishedLocked(true)
 	return err
 }
 
@@ -432,7 +432,7 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 	}
 	d.mu.Unlock()
 	for _, r := range all {
-		some, err := r.unmapFinished(false)
+		some, err := r.unmapFinishedLocked(false)
 		progress = progress || some
 		if err != nil {
 			failed = also(failed, "and", err)
@@ -469,19 +469,19 @@ func (r *Reservation) repair() error {
 	if !bad {
 		return nil
 	}
-	gone, failed := r.unmapRuns(func(s *slot) bool { return s.State == slots.Mapped })
+	gone, failed := r.unmapRunsLocked(func(s *slot) bool { return s.State == slots.Mapped })
 	for _, m := range gone {
 		m.release() //nolint:errcheck // counted as quarantined
 	}
-	if r.accessUnsure() {
-		failed = also(failed, "and", r.setAllAccess())
+	if r.anyInDoubt() {
+		failed = also(failed, "and", r.setAllAccessLocked())
 	}
 	return failed
 }
 
-// unmapRuns unmaps the slots that match, run by run, and returns the memory that was
+// unmapRunsLocked unmaps the slots that match, run by run, and returns the memory that was
 // there. A run that the driver refuses is quarantined. It needs r.mappingMu.
-func (r *Reservation) unmapRuns(match func(*slot) bool) (gone []*memory, failed error) {
+func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (gone []*memory, failed error) {
 	invariants.Held(&r.mappingMu)
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
