@@ -59,6 +59,7 @@ type Reservation struct {
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
 	retireSeq      uint64                 // counts retirements
 	retirements    []*retirement          // by sequence, left to the device's goroutine
+	leftTo         map[uint64][]*Stream   // by retirement, the streams that UnmapAfter named
 	holds          []*hold
 	counters       rangeCounters // also under the device's counters.mu
 }
@@ -375,6 +376,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 		s := &r.table[k]
 		if s.State >= slots.Retiring {
 			retiring += s.Size
+			delete(r.leftTo, s.RetireSeq)
 		}
 		if s.Quarantined != nil {
 			r.unquarantineLocked(s)

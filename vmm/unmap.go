@@ -61,7 +61,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	}
 	var t *retirement
 	if err == nil {
-		t, err = r.retire(off, size)
+		t, err = r.retire(off, size, streams...)
 	}
 	if err != nil {
 		return r.fail("unmap later", off, size, err)
@@ -165,8 +165,9 @@ func (g *Range) recountCap() {
 }
 
 // retire gives up the whole slots that fill [off, off+size): no use of them begins
-// any more. The caller then waits for copies.
-func (r *Reservation) retire(off, size uint64) (*retirement, error) {
+// any more. The caller then waits for copies. The streams are those of UnmapAfter: until
+// the slots are unmapped, fences wait for them too.
+func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
@@ -193,7 +194,14 @@ func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 			return nil, fmt.Errorf("quarantined: %w", s.Quarantined)
 		}
 	}
-	return r.retireLocked(i, j), nil
+	t := r.retireLocked(i, j)
+	if len(streams) > 0 {
+		if r.leftTo == nil {
+			r.leftTo = map[uint64][]*Stream{}
+		}
+		r.leftTo[t.seq] = slices.Clone(streams)
+	}
+	return t, nil
 }
 
 // retireLocked retires the accessible slots of [i, j). A quarantined slot without
@@ -223,6 +231,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 func (r *Reservation) unretireLocked(s *slot) {
 	invariants.Held(&r.mu)
 	s.State = slots.Accessible
+	delete(r.leftTo, s.RetireSeq)
 	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
 }
 
@@ -241,8 +250,9 @@ func (r *Reservation) unretire(t *retirement) {
 // If either fails it makes the memory accessible again.
 func (r *Reservation) fenceAndUnmap(t *retirement) error {
 	err := r.fence()
-	if err == nil {
-		// What retired earlier lies behind it, and the fence covers that too.
+	if err == nil && r.inRange {
+		// What retired earlier lies behind it, and the fence covers that too. In a user's
+		// reservation neither is so: an UnmapAfter may have come since.
 		err = r.unmapEarlier()
 	}
 	if err == nil {
