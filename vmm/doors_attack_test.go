@@ -25,6 +25,35 @@ func behind(t *testing.T, d *vmm.Device, s *vmm.Stream, p vmm.Ptr) (open func())
 	return open
 }
 
+// TestUnmapAfterInNoOrder: what waits for a slow stream does not keep what another
+// stream has done with, and nor does an unmap that fails.
+func TestUnmapAfterInNoOrder(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	vmm.SetNoWorker(d, true)
+	r := holed(t, w)
+	slow, fast := stream(t, d), stream(t, d)
+	open := behind(t, d, slow, r.Ptr())
+	require.NoError(t, r.UnmapAfter(0, page, slow))
+	require.NoError(t, r.UnmapAfter(page, 2*page, fast))
+	require.NoError(t, r.UnmapAfter(8*page, page, slow))
+	require.NoError(t, r.UnmapAfter(9*page, 2*page, fast))
+	require.NoError(t, fast.Sync())
+	w.refuse("Unmap", 1, errInjected)
+	require.ErrorIs(t, vmm.Drain(d), errInjected)
+	require.EqualValues(t, 4*page, d.Stats().Retiring)
+	require.NoError(t, vmm.Drain(d))
+	require.EqualValues(t, 2*page, d.Stats().Retiring)
+	open()
+	require.NoError(t, vmm.Drain(d))
+	require.Zero(t, d.Stats().Retiring)
+	vmm.SetNoWorker(d, false)
+	require.NoError(t, r.Close())
+	require.NoError(t, slow.Close())
+	require.NoError(t, fast.Close())
+	w.end()
+}
+
 // TestUnmapAfterDuringAnUnmap: the Unmap's wait began before the work that UnmapAfter
 // waits for was queued, so it does not stand for it.
 func TestUnmapAfterDuringAnUnmap(t *testing.T) {

@@ -350,22 +350,31 @@ func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) [
 	return append(fences, t.fences...)
 }
 
-// unmapFinished unmaps the retirements whose work has ended, in order: so there is
-// never a hole between a range's capacity and the end of what retires. waited is that
-// the caller has waited for all of it. What fails is still retiring: a growth can take
-// it back, and Close gives it back. It needs d.sweepMu.
-func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
+// unmapFinished unmaps the retirements whose work has ended. In a range it does so in
+// order: so there is never a hole between its capacity and the end of what retires.
+// waited is that the caller has waited for all of it. What fails is still retiring: a
+// growth can take it back, and Close gives it back. It needs d.sweepMu.
+func (r *Reservation) unmapFinished(waited bool) (progress bool, failed error) {
 	invariants.Held(&r.dev.sweepMu)
-	for {
+	var busy [][]*Stream // what waits for the same streams is not asked about again
+	for i := 0; ; {
 		r.mu.Lock()
-		if len(r.retirements) == 0 {
-			r.dev.mu.Lock()
-			delete(r.dev.retiring, r)
-			r.dev.mu.Unlock()
+		if i == len(r.retirements) {
+			if i == 0 {
+				r.dev.mu.Lock()
+				delete(r.dev.retiring, r)
+				r.dev.mu.Unlock()
+			}
 			r.mu.Unlock()
-			return progress, nil
+			return progress, failed
 		}
-		t := r.retirements[0]
+		t := r.retirements[i]
+		streams := r.leftTo[t.seq]
+		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, streams) }) {
+			r.mu.Unlock()
+			i++
+			continue
+		}
 		t.unmapping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
@@ -388,16 +397,26 @@ func (r *Reservation) unmapFinished(waited bool) (progress bool, err error) {
 		t.unmapping = false
 		gone := finished || t.left == 0 // a growth may have taken all of it back meanwhile
 		if gone {
-			r.retirements = slices.Delete(r.retirements, 0, 1)
+			r.retirements = slices.Delete(r.retirements, i, i+1)
 		}
 		r.mu.Unlock()
 		if gone && len(t.fences) > 0 {
 			freeFences(t.fences)
 		}
-		if !finished {
+		switch {
+		case finished:
+			progress = true
+		case r.inRange:
 			return progress, err
+		default:
+			failed = also(failed, "and", err)
+			if err == nil {
+				busy = append(busy, streams)
+			}
+			if !gone {
+				i++
+			}
 		}
-		progress = true
 	}
 }
 
