@@ -461,6 +461,9 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 		return nil, r.outOfBounds(off, n)
 	}
 	h := &hold{off, off + n}
+	if n == 0 {
+		h = &hold{} // in front of all bytes: it keeps Close away and nothing else
+	}
 	for _, s := range r.table.In(h.off, h.end) {
 		if s.State >= slots.Retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
