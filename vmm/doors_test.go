@@ -141,9 +141,8 @@ func TestLockSpansRefuses(t *testing.T) {
 		var op *vmm.OpError
 		require.ErrorAs(t, err, &op, c.name)
 	}
-	require.NoError(t, r.Unmap(0, page), "nothing is left locked")
-
 	open()
+	require.NoError(t, r.Unmap(0, page), "nothing is left locked")
 	vmm.SetNoWorker(d, false)
 	for _, x := range []interface{ Close() error }{g, r, asleep, named, granted, full, gone, s, other, theirs, late} {
 		require.NoError(t, x.Close())
