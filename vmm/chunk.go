@@ -23,7 +23,11 @@ func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("create chunk", 0, size, err)
 	}
-	m, err := d.create(size, d.resolve(p), forCaller)
+	p = d.resolve(p)
+	m, err := d.create(size, p, forCaller)
+	for err != nil && d.relieved(err) {
+		m, err = d.create(size, p, forCaller)
+	}
 	if err != nil {
 		return nil, d.fail("create chunk", 0, size, err)
 	}
