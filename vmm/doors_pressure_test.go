@@ -224,3 +224,23 @@ func TestPressureOfSeveral(t *testing.T) {
 	stop()
 	w.end()
 }
+
+// TestPressureOfTheDeviceThatIsShort: others are not asked, also where one Wake is for
+// ranges of several.
+func TestPressureOfTheDeviceThatIsShort(t *testing.T) {
+	w := newWorld(t, 2)
+	d, peer := w.devs[0], w.devs[1]
+	h := newRange(t, peer, vmm.RangeOptions{Max: page})
+	require.NoError(t, h.Append(pattern(page, 1)))
+	g := ranged(t, w, 2*page)
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, h, g))
+	hog := spent(t, w)
+	asked := 0
+	defer d.OnPressure(func(error) bool { return hog.Close() == nil })()
+	defer peer.OnPressure(func(error) bool { asked++; return false })()
+	require.NoError(t, vmm.Wake(h, g))
+	require.Zero(t, asked)
+	require.NoError(t, g.Close())
+	require.NoError(t, h.Close())
+	w.end()
+}

@@ -39,17 +39,18 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	err := wakeOnce(ranges)
-	for err != nil && len(ranges) > 0 && ranges[0] != nil && ranges[0].r.dev.relieved(err) {
-		err = wakeOnce(ranges)
+	short, err := wakeOnce(ranges)
+	for err != nil && short != nil && short.relieved(err) {
+		short, err = wakeOnce(ranges)
 	}
 	return failFirst("wake", ranges, err)
 }
 
-func wakeOnce(ranges []*Range) error {
+// wakeOnce returns also the device whose range could not be woken.
+func wakeOnce(ranges []*Range) (short *Device, err error) {
 	unlock, err := lockRanges(ranges)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	return wake(ranges)
@@ -309,7 +310,7 @@ func (s *sleeper) releaseMemory() {
 	s.mem = nil
 }
 
-func wake(ranges []*Range) error {
+func wake(ranges []*Range) (short *Device, err error) {
 	var all []*sleeper
 	for _, g := range ranges {
 		err := g.r.live()
@@ -324,14 +325,14 @@ func wake(ranges []*Range) error {
 			for _, s := range all {
 				err = also(err, "and", s.rollback(nil)) // its copy has ended
 			}
-			return err
+			return g.r.dev, err
 		}
 		all = append(all, s)
 	}
 	for _, s := range all {
 		s.commitAwake()
 	}
-	return nil
+	return nil, nil
 }
 
 // restore gives a sleeping range memory and contents. If it fails the range has
