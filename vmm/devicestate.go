@@ -157,6 +157,7 @@ func (s *deviceState) releaseState(d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
+	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
 	if len(s.devices) == 0 {
 		s.limit = 0
 	}

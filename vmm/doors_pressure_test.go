@@ -244,3 +244,26 @@ func TestPressureOfTheDeviceThatIsShort(t *testing.T) {
 	require.NoError(t, h.Close())
 	w.end()
 }
+
+// TestPressureEndsWithItsDevice: another Device on the ordinal asks no function of one
+// that is closed.
+func TestPressureEndsWithItsDevice(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	again, err := vmm.OpenDriver(w.drv, 0)
+	require.NoError(t, err)
+	asked := 0
+	stop := again.OnPressure(func(error) bool { asked++; return false })
+	hog := spent(t, w)
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 1, asked, "one limit, one memory")
+	require.NoError(t, again.Close())
+	again.OnPressure(func(error) bool { asked++; return false })()
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 1, asked)
+	stop()
+	require.NoError(t, hog.Close())
+	w.end()
+}

@@ -253,7 +253,7 @@ func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 	if d.live() != nil || f == nil {
 		return func() {}
 	}
-	h := &pressureHook{f: f}
+	h := &pressureHook{dev: d, f: f}
 	s := d.state
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,6 +268,7 @@ func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 
 // pressureHook is one function of OnPressure.
 type pressureHook struct {
+	dev     *Device
 	f       func(need error) bool
 	running sync.WaitGroup
 }
