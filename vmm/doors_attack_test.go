@@ -1,6 +1,12 @@
 package vmm_test
 
 import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -8,10 +14,10 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// What is tested here is what UnmapAfter has left to its streams, beside everything else
-// that takes memory away.
+// What is tested here is UnmapAfter, beside everything else that takes memory away.
 
 // behind is work on s; a test that fails lets it run, or its cleanup waits for ever.
 func behind(t *testing.T, d *vmm.Device, s *vmm.Stream, p vmm.Ptr) (open func()) {
@@ -23,6 +29,244 @@ func behind(t *testing.T, d *vmm.Device, s *vmm.Stream, p vmm.Ptr) (open func())
 		}
 	})
 	return open
+}
+
+// TestUnmapAfter returns at once; the chunks go when the stream is done, whatever UsedBy
+// has named.
+func TestUnmapAfter(t *testing.T) {
+	for _, named := range []string{"nothing", "the stream", "another stream"} {
+		t.Run(named, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, w *paced) {
+				d := w.devs[0]
+				r, c := holed(t, w.world), chunk(t, w.world, page)
+				s, other := stream(t, d), stream(t, d)
+				switch named {
+				case "the stream":
+					require.NoError(t, r.UsedBy(s))
+				case "another stream":
+					require.NoError(t, r.UsedBy(other))
+				}
+				gen := r.Generation()
+				open := behind(t, d, s, r.Ptr()+8*page)
+				unrelated := behind(t, d, other, r.Ptr())
+				require.NoError(t, r.UnmapAfter(8*page, 3*page, s))
+				pass(time.Second)
+				require.EqualValues(t, 3*page, d.Stats().Retiring)
+				require.EqualValues(t, 7*page, d.Stats().Committed)
+				require.Equal(t, gen, r.Generation())
+				require.Zero(t, w.made("Unmap"))
+				require.ErrorIs(t, r.Map(9*page, c), vmm.ErrBusy)
+				require.ErrorIs(t, r.Unmap(8*page, page), vmm.ErrBusy)
+				require.ErrorIs(t, r.UnmapAfter(8*page, page, s), vmm.ErrBusy)
+				_, err := r.Hold(10*page, 1)
+				require.ErrorIs(t, err, vmm.ErrBusy)
+				require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+				opened := begun(func() error { open(); return nil }) // its end waits for the whole device
+				pass(100 * time.Millisecond)
+				require.Zero(t, d.Stats().Retiring)
+				require.EqualValues(t, 4*page, d.Stats().Committed)
+				require.Equal(t, gen+1, r.Generation())
+				require.Equal(t, 1, w.made("Unmap"))
+				require.NoError(t, r.Map(9*page, c))
+				unrelated()
+				<-opened
+				require.NoError(t, d.Sync(), "the device is well")
+				require.NoError(t, c.Close())
+				require.NoError(t, r.Close())
+				require.NoError(t, s.Close())
+				require.NoError(t, other.Close())
+			})
+		})
+	}
+}
+
+// TestUnmapAfterTheWrongStream is the negative control of the test above: the promise
+// is the caller's.
+func TestUnmapAfterTheWrongStream(t *testing.T) {
+	mayLose(t)
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	vmm.SetNoWorker(d, true)
+	r := holed(t, w)
+	open := work(t, d, stream(t, d).Raw(), r.Ptr())
+	require.NoError(t, r.UnmapAfter(0, page, stream(t, d)))
+	for d.Stats().Retiring > 0 {
+		require.NoError(t, vmm.Drain(d))
+	}
+	open()
+	require.ErrorIs(t, d.Sync(), vmm.ErrDeviceLost)
+	_ = r.Close()
+}
+
+// TestUnmapAfterRefuses what Unmap refuses, and streams that it cannot wait for; nothing
+// has changed then.
+func TestUnmapAfterRefuses(t *testing.T) {
+	w, x := newWorld(t, 1), worldOn(t, 1, host.Config{})
+	d := w.devs[0]
+	r, g := holed(t, w), ranged(t, w, page)
+	s, closed, theirs := stream(t, d), stream(t, d), stream(t, x.devs[0])
+	require.NoError(t, closed.Close())
+	inner, _, _ := d.Lookup(g.Ptr())
+	release, err := r.Hold(8*page, 1)
+	require.NoError(t, err)
+	before := w.picture(r)
+	for name, c := range map[string]struct {
+		r         *vmm.Reservation
+		off, size uint64
+		on        *vmm.Stream
+		want      error
+	}{
+		"part of a chunk":   {r, page, page, s, vmm.ErrInvalid},
+		"a hole":            {r, 0, 4 * page, s, vmm.ErrInvalid},
+		"nothing":           {r, 0, 0, s, vmm.ErrBounds},
+		"too much":          {r, 0, 1 << 63, s, vmm.ErrBounds},
+		"what is held":      {r, 8 * page, 3 * page, s, vmm.ErrBusy},
+		"a range's":         {inner, 0, page, s, vmm.ErrBusy},
+		"a closed stream":   {r, 0, page, closed, vmm.ErrClosed},
+		"no stream":         {r, 0, page, nil, vmm.ErrInvalid},
+		"another driver's":  {r, 0, page, theirs, vmm.ErrInvalid},
+		"of no reservation": {nil, 0, page, s, vmm.ErrInvalid},
+	} {
+		require.ErrorIs(t, c.r.UnmapAfter(c.off, c.size, c.on), c.want, name)
+	}
+	end := captured(t, w, s)
+	require.ErrorIs(t, r.UnmapAfter(0, page, s), vmm.ErrCapturing)
+	end()
+	require.Equal(t, before, w.picture(r))
+	require.Zero(t, d.Stats().Retiring)
+	release()
+	require.NoError(t, r.UnmapAfter(8*page, 3*page, s))
+	require.NoError(t, s.Close())
+	require.NoError(t, theirs.Close())
+	require.NoError(t, r.Close())
+	require.NoError(t, g.Close())
+	w.end()
+	x.end()
+}
+
+// TestUnmapAfterWaitsForAForeignStream, which takes no event of ours.
+func TestUnmapAfterWaitsForAForeignStream(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		if onCUDA {
+			t.Skip("the bubble's clock stands still while a call into the driver waits")
+		}
+		d := w.devs[0]
+		r, s := holed(t, w.world), stream(t, d)
+		open := behind(t, d, s, r.Ptr())
+		vmm.SetForeign(s, true)
+		w.refuse("Record", 2, vmm.ErrInvalid)
+		unmapped := begun(func() error { return r.UnmapAfter(0, page, s) })
+		pass(time.Second)
+		require.Empty(t, unmapped)
+		vmm.SetForeign(s, false)
+		open()
+		require.NoError(t, <-unmapped)
+		require.Zero(t, d.Stats().Retiring)
+		require.NoError(t, d.Sync(), "the device is well")
+		require.NoError(t, r.Close())
+		require.NoError(t, s.Close())
+	})
+}
+
+// TestCloseDuringUnmapAfter waits for the stream; the stream's own Close does, too.
+func TestCloseDuringUnmapAfter(t *testing.T) {
+	if onCUDA {
+		t.Skip("the bubble's clock stands still while a call into the driver waits")
+	}
+	for name, both := range map[string][2]func(r *vmm.Reservation, s *vmm.Stream) error{
+		"reservation first": {
+			func(r *vmm.Reservation, _ *vmm.Stream) error { return r.Close() },
+			func(_ *vmm.Reservation, s *vmm.Stream) error { return s.Close() }},
+		"stream first": {
+			func(_ *vmm.Reservation, s *vmm.Stream) error { return s.Close() },
+			func(r *vmm.Reservation, _ *vmm.Stream) error { return r.Close() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, func(t *testing.T, w *paced) {
+				d := w.devs[0]
+				r, s := holed(t, w.world), stream(t, d)
+				open := behind(t, d, s, r.Ptr())
+				require.NoError(t, r.UnmapAfter(0, 3*page, s))
+				first := begun(func() error { return both[0](r, s) })
+				pass(time.Second)
+				require.Empty(t, first)
+				require.Zero(t, w.made("Unmap"))
+				open()
+				require.NoError(t, <-first)
+				require.NoError(t, both[1](r, s))
+				require.NoError(t, d.Sync(), "the device is well")
+			})
+		})
+	}
+}
+
+// TestMemoryOfUnmapAfterComesBeforePressure, once its stream is done.
+func TestMemoryOfUnmapAfterComesBeforePressure(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	vmm.SetNoWorker(d, true)
+	r, s := holed(t, w), stream(t, d)
+	d.SetLimit(6 * page)
+	defer d.OnPressure(func(error) bool { t.Error("not needed"); return false })()
+	require.NoError(t, r.UnmapAfter(0, 3*page, s))
+	require.NoError(t, s.Sync())
+	c := chunk(t, w, 3*page)
+	require.NoError(t, c.Close())
+	vmm.SetNoWorker(d, false)
+	require.NoError(t, r.Close())
+	require.NoError(t, s.Close())
+	w.end()
+}
+
+// TestFaultsOfUnmapAfter fails each driver call, and each two: nothing has changed if it
+// returns an error, else the chunks go in the end.
+func TestFaultsOfUnmapAfter(t *testing.T) {
+	once := func(t *testing.T, at ...int) (calls int) {
+		w := unstaged(t)
+		d := w.devs[0]
+		vmm.SetNoWorker(d, true)
+		r, s, theirs := holed(t, w), stream(t, d), stream(t, w.devs[1])
+		require.NoError(t, r.Grant(vmm.AccessReadWrite, w.devs[1]))
+		before := w.picture(r)
+		raw(t, w.devs[1])
+		w.arm(at...)
+		err := r.UnmapAfter(8*page, 3*page, s, theirs)
+		later := vmm.Drain(d)
+		calls = len(w.disarm())
+		if err != nil {
+			isInjected(w, err)
+			require.Equal(t, before, w.picture(r), "%v", at)
+			require.Zero(t, d.Stats().Retiring, "%v", at)
+			require.NoError(t, r.UnmapAfter(8*page, 3*page, s, theirs), "%v", at)
+		} else if later != nil {
+			require.ErrorIs(t, later, errInjected, "%v", at)
+			require.EqualValues(t, 3*page, d.Stats().Retiring, "%v", at)
+		}
+		require.NoError(t, s.Sync())
+		require.NoError(t, theirs.Sync())
+		require.NoError(t, vmm.Drain(d), "%v", at)
+		require.Zero(t, d.Stats().Retiring, "%v", at)
+		if d.Stats().Quarantined > 0 { // Release
+			_, err := d.Trim(0)
+			require.NoError(t, err)
+		}
+		require.EqualValues(t, 3*page, d.Stats().Committed, "%v", at)
+		c := chunk(t, w, 3*page)
+		require.NoError(t, r.Map(8*page, c), "%v", at)
+		for _, x := range []interface{ Close() error }{c, r, s, theirs} {
+			require.NoError(t, x.Close(), "%v", at)
+		}
+		vmm.SetNoWorker(d, false)
+		w.end()
+		return calls
+	}
+	calls := once(t)
+	require.Greater(t, calls, 5)
+	for i := 1; i <= calls; i++ {
+		for j := i + 1; j <= once(t, i); j++ {
+			once(t, i, j)
+		}
+	}
 }
 
 // TestUnmapAfterInNoOrder: what waits for a slow stream does not keep what another
@@ -116,3 +360,10 @@ func TestUnmapAfterOfAStreamThatUsedByLeftOut(t *testing.T) {
 		})
 	}
 }
+
+var _ = errors.Is
+var _ = rand.IntN
+var _ = os.Getenv
+var _ = runtime.Gosched
+var _ = strconv.Itoa
+var _ sync.Mutex
