@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,9 @@ func behind(t *testing.T, d *vmm.Device, s *vmm.Stream, p vmm.Ptr) (open func())
 // TestUnmapAfter returns at once; the chunks go when the stream is done, whatever UsedBy
 // has named.
 func TestUnmapAfter(t *testing.T) {
+	if onCUDA {
+		t.Skip("the bubble's clock stands still while a call into the driver waits")
+	}
 	for _, named := range []string{"nothing", "the stream", "another stream"} {
 		t.Run(named, func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *paced) {
@@ -146,10 +150,10 @@ func TestUnmapAfterRefuses(t *testing.T) {
 
 // TestUnmapAfterWaitsForAForeignStream, which takes no event of ours.
 func TestUnmapAfterWaitsForAForeignStream(t *testing.T) {
+	if onCUDA {
+		t.Skip("the bubble's clock stands still while a call into the driver waits")
+	}
 	bubble(t, 1, func(t *testing.T, w *paced) {
-		if onCUDA {
-			t.Skip("the bubble's clock stands still while a call into the driver waits")
-		}
 		d := w.devs[0]
 		r, s := holed(t, w.world), stream(t, d)
 		open := behind(t, d, s, r.Ptr())
@@ -330,6 +334,9 @@ func TestUnmapAfterDuringAnUnmap(t *testing.T) {
 // TestUnmapAfterOfAStreamThatUsedByLeftOut: what takes the same memory away before
 // the stream is done waits for it, though UsedBy has named another one.
 func TestUnmapAfterOfAStreamThatUsedByLeftOut(t *testing.T) {
+	if onCUDA {
+		t.Skip("the bubble's clock stands still while a call into the driver waits")
+	}
 	for name, take := range map[string]func(w *world, r *vmm.Reservation) error{
 		"close":  func(_ *world, r *vmm.Reservation) error { return r.Close() },
 		"revoke": func(w *world, r *vmm.Reservation) error { return r.Revoke(w.devs[1]) },
@@ -361,9 +368,191 @@ func TestUnmapAfterOfAStreamThatUsedByLeftOut(t *testing.T) {
 	}
 }
 
-var _ = errors.Is
-var _ = rand.IntN
-var _ = os.Getenv
-var _ = runtime.Gosched
-var _ = strconv.Itoa
-var _ sync.Mutex
+// TestDoorsAtOnce: launches, pools, ranges that sleep and grow and streams that come and
+// go, all on the same memory. No work loses its memory, and none of it is left at the
+// end. VMM_RANDOM_SECONDS is how long it runs.
+func TestDoorsAtOnce(t *testing.T) {
+	seconds := 2
+	if n, err := strconv.Atoi(os.Getenv("VMM_RANDOM_SECONDS")); err == nil {
+		seconds = n
+	}
+	w := worldWith(t, 2, func(drivertest.Call) {
+		if rand.IntN(4) == 0 { // so that others come between two calls
+			runtime.Gosched()
+		}
+	})
+	d, peer := w.devs[0], w.devs[1]
+	d.SetLimit(40 * page)
+	d.SetReleaseThreshold(4 * page)
+	const slots = 16
+	r, err := d.Reserve(slots*page, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	g, h := newRange(t, d, vmm.RangeOptions{Max: 32 * page, Chunk: page, GrowAhead: 2 * page}), ranged(t, w, page)
+	require.NoError(t, r.Grant(vmm.AccessReadWrite, peer))
+	streams := []*vmm.Stream{stream(t, d), stream(t, d), stream(t, peer)}
+	require.NoError(t, g.UsedBy(streams[:2]...))
+	require.NoError(t, r.UsedBy(streams[0])) // the others are used only with UnmapAfter
+	anyOf := func(n int) *vmm.Stream { return streams[rand.IntN(n)] }
+
+	// launch queues work of its own on memory that it has locked.
+	launch := func(s *vmm.Stream, dev *vmm.Device, spans ...vmm.Span) error {
+		handle, _, release, err := s.Hold()
+		if err != nil {
+			return err
+		}
+		defer release()
+		unlock, err := s.LockSpans(spans...)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		o, err := dev.Raw()
+		for _, x := range spans {
+			if err == nil {
+				err = o.Fill(x.Addr, uint32(rand.IntN(256)), 1, x.Size, handle)
+			}
+		}
+		return err
+	}
+	slot := func() uint64 { return uint64(rand.IntN(slots)) * page }
+	jobs := []func() error{
+		func() error { return g.Append(pattern(page/2, 1)) },
+		func() error { return g.AppendOn(anyOf(2), pattern(page/3, 1)) },
+		func() error { return g.SetLen(g.Len() / 2) },
+		func() error { return errors.Join(g.Clip(), h.Clip()) },
+		func() error { return h.Grow(uint64(rand.IntN(4)) * page) },
+		func() error {
+			return launch(anyOf(2), d, vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite},
+				vmm.Span{Addr: h.Ptr(), Size: 1, Access: vmm.AccessReadWrite})
+		},
+		func() error {
+			return launch(streams[0], d, vmm.Span{Addr: r.Ptr() + vmm.Ptr(slot()), Size: page, Access: vmm.AccessReadWrite})
+		},
+		func() error { // a pool: its other stream is one that UsedBy does not know
+			off := slot()
+			c, err := d.Create(page, vmm.Prop{})
+			if err != nil {
+				return err
+			}
+			defer c.Close() //nolint:errcheck // the world's end sees it
+			if err := r.Map(off, c); err != nil {
+				return err
+			}
+			return r.UnmapAfter(off, page, streams...)
+		},
+		func() error { return r.UnmapAfter(slot(), page, streams...) },
+		func() error { return r.Unmap(slot(), page) },
+		func() error {
+			c, err := d.Create(page, vmm.Prop{})
+			if err != nil {
+				return err
+			}
+			return errors.Join(r.Map(slot(), c), c.Close())
+		},
+		func() error { return errors.Join(r.Grant(vmm.AccessRead, peer), r.Grant(vmm.AccessReadWrite, peer)) },
+		func() error {
+			f, err := anyOf(3).Fence()
+			if err != nil {
+				return err
+			}
+			defer f.Free()
+			err = anyOf(3).WaitFence(f)
+			if _, again := f.Done(); err == nil {
+				err = again
+			}
+			if rand.IntN(4) == 0 {
+				err = errors.Join(err, f.Sync())
+			}
+			return err
+		},
+		func() error {
+			defer runtime.Gosched()
+			return errors.Join(vmm.Sleep(vmm.SleepMode(rand.IntN(2)), g, h), vmm.Wake(h, g))
+		},
+		func() error { return vmm.Wake(g, h) },
+		func() error {
+			a, err := r.Hold(slot(), page)
+			b, again := g.Hold(0, min(g.Len(), 1))
+			runtime.Gosched()
+			for _, release := range []func(){a, b} {
+				if release != nil {
+					release()
+				}
+			}
+			return errors.Join(err, again)
+		},
+		func() error {
+			defer d.OnPressure(func(error) bool {
+				return g.Clip() == nil && r.UnmapAfter(slot(), page, streams...) == nil
+			})()
+			c, err := d.Alloc(uint64(1+rand.IntN(16)) * page)
+			return errors.Join(err, c.Close())
+		},
+		func() error { // one that closes while its chunks retire
+			own, err := d.Reserve(4*page, vmm.ReserveOptions{})
+			if err != nil {
+				return err
+			}
+			c, err := d.Create(page, vmm.Prop{})
+			if err == nil {
+				s := anyOf(2)
+				err = errors.Join(own.UsedBy(streams[0]), own.Map(0, c), c.Close())
+				if err == nil {
+					o, _ := d.Raw()
+					err = errors.Join(o.Fill(own.Ptr(), 1, 1, page, s.Raw()), own.UnmapAfter(0, page, s))
+				}
+			}
+			return errors.Join(err, own.Close())
+		},
+		func() error {
+			s, err := d.NewStream()
+			if err != nil {
+				return err
+			}
+			var all sync.WaitGroup
+			all.Go(func() { _ = launch(s, d, vmm.Span{Addr: h.Ptr(), Size: 1, Access: vmm.AccessReadWrite}) })
+			err = s.Close()
+			all.Wait()
+			return err
+		},
+		func() error { d.Stats(); g.Stats(); d.Report(); _, err := d.Trim(page); return err },
+	}
+	var all sync.WaitGroup
+	var stop atomic.Bool
+	worked := make([]atomic.Int32, len(jobs))
+	for i, job := range jobs {
+		all.Go(func() {
+			for !stop.Load() {
+				err := job()
+				if err == nil {
+					worked[i].Add(1)
+				}
+				for _, fine := range []error{nil, vmm.ErrBusy, vmm.ErrBounds, vmm.ErrAsleep, vmm.ErrInvalid, vmm.ErrFull, vmm.ErrOutOfMemory, vmm.ErrClosed} {
+					if errors.Is(err, fine) {
+						err = nil
+					}
+				}
+				if err != nil {
+					t.Error(i, err)
+					return
+				}
+				time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond) // the processors are for all
+			}
+		})
+	}
+	time.Sleep(time.Duration(seconds) * time.Second)
+	for i := range worked { // each has come through at least once
+		for worked[i].Load() == 0 && !t.Failed() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	stop.Store(true)
+	all.Wait()
+	require.NoError(t, d.Sync(), "the device is well")
+	require.NoError(t, peer.Sync())
+	require.NoError(t, vmm.Wake(g, h))
+	for _, x := range []interface{ Close() error }{g, h, r, streams[0], streams[1], streams[2]} {
+		require.NoError(t, x.Close())
+	}
+	w.end()
+}
