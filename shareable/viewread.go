@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Snapshot is the prefix of a View that could be read at one moment. Nothing is
@@ -53,10 +53,6 @@ func (v *View) Host() ([]byte, error) {
 	if v == nil {
 		return nil, errNoView
 	}
-	h, ok := v.dev.Driver().(driver.HostViewer)
-	if !ok {
-		return nil, fmt.Errorf("%w: the CPU cannot address this memory", vmm.ErrNotSupported)
-	}
 	// hostLen changes under the lock that also guards a retirement, so that no
 	// memory is unmapped below a slice.
 	v.mu.Lock()
@@ -65,15 +61,12 @@ func (v *View) Host() ([]byte, error) {
 		return nil, err
 	}
 	n := v.lenLocked()
-	if n == 0 {
-		return []byte{}, nil
-	}
-	b, err := h.HostBytes(v.res.Ptr(), n)
+	b, err := prefix.HostBytes(v.dev.Driver(), v.res.Ptr(), n)
 	if err != nil {
 		return nil, err
 	}
 	v.hostLen = max(v.hostLen, n)
-	return b[:n:n], nil
+	return b, nil
 }
 
 // ReadAt copies bytes from off on to p. It does not wait for queued work. Beyond
@@ -93,20 +86,13 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if uint64(off) >= have {
-		if len(p) == 0 {
-			return 0, nil
+	n, eof := prefix.Part(len(p), off, have)
+	if n > 0 {
+		if err := v.dev.CopyOut(p[:n], v.res.Ptr()+vmm.Ptr(off)); err != nil {
+			return 0, err
 		}
-		return 0, io.EOF
 	}
-	n := min(uint64(len(p)), have-uint64(off))
-	if err := v.dev.CopyOut(p[:n], v.res.Ptr()+vmm.Ptr(off)); err != nil {
-		return 0, err
-	}
-	if n < uint64(len(p)) {
-		return int(n), io.EOF
-	}
-	return int(n), nil
+	return n, eof
 }
 
 // Tensor describes the whole rows that can be read now, for libraries that take a

@@ -19,20 +19,26 @@ type Chunk struct {
 
 // Create takes size bytes of physical memory, a multiple of the granularity.
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
-func (d *Device) Create(size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("create chunk", 0, size, err)
-	}
-	p = d.resolve(p)
-	m, err := d.create(size, p, forCaller)
-	for err != nil && d.relieved(err) {
-		m, err = d.create(size, p, forCaller)
-	}
-	if err != nil {
-		return nil, d.fail("create chunk", 0, size, err)
-	}
-	c, err := d.chunk(m)
+func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
+	err = d.retry(func() (err error) {
+		if err = d.live(); err != nil {
+			return err
+		}
+		m, err := d.create(size, d.resolve(p), forCaller)
+		if err == nil {
+			c, err = d.chunk(m)
+		}
+		return err
+	})
 	return c, d.fail("create chunk", 0, size, err)
+}
+
+// resolve replaces LocationOwner by this device.
+func (d *Device) resolve(p Prop) Prop {
+	if p.Location.Kind == LocationOwner {
+		p.Location = d.location
+	}
+	return p
 }
 
 // chunk makes a Chunk of a reference to m, which it takes over.
@@ -49,27 +55,25 @@ func (d *Device) chunk(m *memory) (*Chunk, error) {
 // the exporter's word: a wrong one may only show when the Chunk is mapped, as
 // ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("import chunk", 0, size, err)
-	}
-	p = d.resolve(p)
-	h, err := d.drv.Import(fd, size, p)
-	if err != nil {
-		return nil, d.fail("import chunk", 0, size, err)
-	}
-	c, err := d.imported(h, size, p)
+	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) })
 	return c, d.fail("import chunk", 0, size, err)
 }
 
-// imported makes a Chunk of a handle that was imported, at home where its memory
-// really is.
-func (d *Device) imported(h driver.Handle, size uint64, p Prop) (*Chunk, error) {
-	m := d.adopt(h, size, p)
-	home, err := d.drv.Location(h)
+// importChunk makes a Chunk of a handle that take imports. Its location is where the
+// memory really is, whatever p says.
+func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle, error)) (*Chunk, error) {
+	if err := d.live(); err != nil {
+		return nil, err
+	}
+	p = d.resolve(p)
+	h, err := take(p)
 	if err != nil {
+		return nil, err
+	}
+	m := d.adopt(h, size, p)
+	if m.prop.Location, err = d.drv.Location(h); err != nil {
 		return nil, also(err, "and giving the memory back", m.release())
 	}
-	m.prop.Location = home
 	return d.chunk(m)
 }
 
@@ -190,8 +194,8 @@ func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
 	if r == nil {
 		return -1, fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
-	epoch := r.copies.begin() // nothing of it is unmapped meanwhile
-	defer r.copies.end(epoch)
+	r.mappingMu.Lock() // nothing of it is unmapped meanwhile
+	defer r.mappingMu.Unlock()
 	if err := r.exportable(off, size); err != nil {
 		return -1, err
 	}
@@ -220,6 +224,8 @@ func (r *Reservation) exportable(off, size uint64) error {
 	case size == 0:
 		return fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
+	// Slot by slot, since a hole, a quarantined slot and a private chunk each have their
+	// own error.
 	at := off
 	for _, s := range r.table.In(off, end) {
 		switch {
@@ -274,24 +280,14 @@ var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
 // machine of the fabric. For the size it is as Import. The caller must Close the
 // Chunk.
 func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
-	c, err := d.importFabric(name, size, p)
+	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) {
+		x, ok := d.drv.(driver.FabricSharer)
+		if !ok {
+			return 0, errNoFabric
+		}
+		return x.ImportFabric(name, size, p)
+	})
 	return c, d.fail("import chunk from the fabric", 0, size, err)
-}
-
-func (d *Device) importFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, err
-	}
-	x, ok := d.drv.(driver.FabricSharer)
-	if !ok {
-		return nil, errNoFabric
-	}
-	p = d.resolve(p)
-	h, err := x.ImportFabric(name, size, p)
-	if err != nil {
-		return nil, err
-	}
-	return d.imported(h, size, p)
 }
 
 func (c *Chunk) describe(kind string) string { return kind + " of " + sizeText(c.mem.size) }

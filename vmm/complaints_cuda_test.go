@@ -13,8 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestDMABufKeepsPages: what a network card has been given is not free because
-// the range clips, sleeps or closes; it is when the descriptor is closed.
+// TestDMABufKeepsPages: when the range clips, sleeps or closes, memory that a network card
+// uses is not free. It is when the descriptor is closed.
 func TestDMABufKeepsPages(t *testing.T) {
 	const granule = 2 << 20
 	path := fakecuda.Build(t)
@@ -49,7 +49,7 @@ func TestDMABufKeepsPages(t *testing.T) {
 			require.NoError(t, err)
 
 			require.NoError(t, giveBack(g))
-			require.Zero(t, d.Stats().Cached, "nobody else may get what a card still reads")
+			require.Zero(t, d.Stats().Cached, "no other range may get what a card still reads")
 			require.Equal(t, none-2*granule, free())
 			require.NoError(t, os.NewFile(uintptr(fd), "dma-buf").Close())
 			require.Equal(t, none, free())

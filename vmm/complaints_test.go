@@ -32,7 +32,7 @@ func register(g *vmm.Range) registration {
 	return r
 }
 
-// told says whether whoever waits on Changed has been told.
+// told says whether Changed is closed.
 func (r registration) told() bool {
 	select {
 	case <-r.changed:
@@ -42,9 +42,9 @@ func (r registration) told() bool {
 	}
 }
 
-// TestRegistrationsByAddress: the address is the same for ever, so whoever keeps
-// a registration by it is told that the range has grown, and by Generation that
-// the memory is another. Sleep tells before Wake maps new memory.
+// TestRegistrationsByAddress: the address never changes. So a library that keeps a
+// registration by address learns from Changed that the range has grown, and from
+// Generation that the memory is another. Sleep changes both before Wake maps new memory.
 func TestRegistrationsByAddress(t *testing.T) {
 	w := newWorld(t, 1)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page})
@@ -80,13 +80,13 @@ func TestRegistrationsByAddress(t *testing.T) {
 
 	last := register(g)
 	require.NoError(t, g.Close())
-	require.True(t, last.told(), "somebody else may get the addresses")
+	require.True(t, last.told(), "another range may get the addresses")
 	require.NotEqual(t, last.generation, g.Generation())
 	w.end()
 }
 
-// TestAnothersCaptureSurvives what a library does for the first time or at its
-// end: a graph that one thread captures is not the business of the others.
+// TestAnothersCaptureSurvives the first and the last calls of this library: a graph that
+// one thread captures does not concern the others.
 func TestAnothersCaptureSurvives(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
@@ -98,14 +98,14 @@ func TestAnothersCaptureSurvives(t *testing.T) {
 	go func() { done <- useAll(d) }()
 	require.NoError(t, <-done, "the device whose stream is captured")
 	go func() { done <- useAll(w.devs[1]) }()
-	require.NoError(t, <-done, "a device that nobody has used")
+	require.NoError(t, <-done, "a device that was never used")
 
 	end()
 	require.NoError(t, capturing.Close())
 	w.end()
 }
 
-// useAll uses what a range has, from its beginning to its end, in a stream.
+// useAll uses all memory of a range in a stream.
 func useAll(d *vmm.Device) (err error) {
 	do := func(f func() error) {
 		if err == nil {
@@ -134,9 +134,8 @@ func useAll(d *vmm.Device) (err error) {
 	return err
 }
 
-// TestUnalignedGrowth by sizes that are no multiple of anything: what is
-// committed is whole pages, all of it goes back, and Clip gives back memory
-// rather than moving a number.
+// TestUnalignedGrowth by sizes that are no multiple of anything: whole pages are
+// committed, all of them are released at the end, and Clip really releases memory.
 func TestUnalignedGrowth(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -168,7 +167,7 @@ func TestUnalignedGrowth(t *testing.T) {
 	w.end()
 }
 
-// TestZeroSizes: nothing is asked of the driver that it would refuse.
+// TestZeroSizes: no call reaches the driver that it would refuse.
 func TestZeroSizes(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -212,8 +211,8 @@ func TestZeroSizes(t *testing.T) {
 	w.end()
 }
 
-// TestThousandImports, half of which fail: each takes the addresses that it
-// needs, and neither addresses nor descriptors are left.
+// TestThousandImports, half of which fail: each uses only the addresses that it needs, and
+// neither addresses nor descriptors are left.
 func TestThousandImports(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -260,7 +259,7 @@ func TestThousandImports(t *testing.T) {
 	w.end()
 }
 
-// TestStatsAfterOutOfMemory agree with the driver, whichever call found none.
+// TestStatsAfterOutOfMemory agree with the driver, whichever call ran out.
 func TestStatsAfterOutOfMemory(t *testing.T) {
 	for _, name := range []string{"", "Create", "Map", "SetAccess"} {
 		for _, threshold := range []uint64{0, 20 * page} {
@@ -296,8 +295,8 @@ func TestStatsAfterOutOfMemory(t *testing.T) {
 	}
 }
 
-// TestAnyOrder of closing, shrinking and growing again: no order leaves a hole
-// that Trim cannot give back.
+// TestAnyOrder of closing, shrinking and growing again: no order leaves a hole that Trim
+// cannot release.
 func TestAnyOrder(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -326,8 +325,8 @@ func TestAnyOrder(t *testing.T) {
 	w.end()
 }
 
-// reuser is a driver that gives the handle of a stream that is gone to the next
-// one, as CUDA's does.
+// reuser is a driver that uses the handle of a freed stream for the next one, as CUDA's
+// does.
 type reuser struct{ *host.Driver }
 
 func (d *reuser) Open(n int) (driver.Device, error) {
@@ -344,7 +343,7 @@ type reusing struct {
 	driver.StreamMemOps
 
 	mu   sync.Mutex
-	real map[driver.Stream]driver.Stream // by the handle that is given
+	real map[driver.Stream]driver.Stream // by the handle that the caller has
 }
 
 const firstReused = 1 << 40
@@ -420,8 +419,8 @@ func (v *reusing) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int)
 	return v.StreamMemOps.WriteValue(v.of(s), p, x, width)
 }
 
-// TestReusedStreamHandles: a closed stream and the next one are two streams
-// though the driver gives both the same handle.
+// TestReusedStreamHandles: a closed stream and the next one are two streams, though the
+// driver uses one handle for both.
 func TestReusedStreamHandles(t *testing.T) {
 	w := worldOf(t, 1, &reuser{host.New(host.Config{Memory: 512 * page, PageGranularity: page == 4096})}, nil)
 	d := w.devs[0]
@@ -439,7 +438,7 @@ func TestReusedStreamHandles(t *testing.T) {
 	require.ErrorIs(t, old.Sync(), vmm.ErrClosed)
 	require.ErrorIs(t, old.CopyIn(g.Ptr(), []byte{1}), vmm.ErrClosed)
 	require.ErrorIs(t, g.UsedBy(old), vmm.ErrClosed)
-	require.ErrorIs(t, g.AppendOn(s, []byte{1}), vmm.ErrInvalid, "nobody has named this one")
+	require.ErrorIs(t, g.AppendOn(s, []byte{1}), vmm.ErrInvalid, "this one is not named")
 	require.NoError(t, old.Close(), "twice is fine, and frees nothing")
 
 	require.NoError(t, g.UsedBy(s))
@@ -460,8 +459,8 @@ func TestReusedStreamHandles(t *testing.T) {
 	w.end()
 }
 
-// TestGenerationsAreNeverTheSame: a registration kept by address and generation is
-// not taken for one of a later range at the same address.
+// TestGenerationsAreNeverTheSame: a registration kept by address and generation never
+// matches a later range at the same address.
 func TestGenerationsAreNeverTheSame(t *testing.T) {
 	w := newWorld(t, 1)
 	seen := map[uint64]bool{}

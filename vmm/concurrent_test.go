@@ -80,7 +80,7 @@ func TestConcurrentUse(t *testing.T) {
 			return err
 		}
 		if g.Len() > 0 {
-			// A fill of the bytes with what they are: none.
+			// This fill writes the bytes that are there already.
 			if err := s.Fill(g.Ptr(), 0, 1, 0); err != nil {
 				return err
 			}
@@ -107,8 +107,8 @@ func TestConcurrentUse(t *testing.T) {
 	w.end()
 }
 
-// TestCloseRacesEverything: what comes too late answers ErrClosed, and nothing
-// is left behind.
+// TestCloseRacesEverything: a call that comes too late returns ErrClosed, and nothing is
+// left.
 func TestCloseRacesEverything(t *testing.T) {
 	for range 50 {
 		w := newWorld(t, 2)
@@ -247,8 +247,8 @@ func TestEnablePeers(t *testing.T) {
 	w.end()
 }
 
-// TestWriteAtBesideClose: a write that a Close overtakes, while the device opens
-// for it, returns ErrClosed: it lies within no length any more.
+// TestWriteAtBesideClose: if Close overtakes a write while the device opens for it, the
+// write returns ErrClosed, because its bytes are within no length any more.
 func TestWriteAtBesideClose(t *testing.T) {
 	w := newWorld(t, 1)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: page})

@@ -77,6 +77,7 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 			locked[i].unlock()
 		}
 	})
+	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(*openDevice) error {
 		for _, x := range spans {
 			if x.Addr+Ptr(x.Size) < x.Addr {
@@ -122,6 +123,7 @@ func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 	if err := r.live(); err != nil {
 		return err
 	}
+	// Access that is being changed counts as gone: what begins now might outlast it.
 	for _, b := range r.copyBlocks {
 		if b.deviceState == by && s.need > b.left {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
@@ -243,6 +245,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		return false, s.dev.CopyIn(dst, src)
 	}
 	defer st.putBack(l)
+	// A block is filled while the copy out of the other one runs.
 	for k := l.roomy(s.raw); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
 		if b.full(s.raw) {
@@ -325,6 +328,8 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	if !loose {
 		return err
 	}
+	// No event stands behind the copy, so the block is free only once the stream has
+	// come to rest; if that cannot be known, fences have to wait for the lane.
 	if again := s.sync(); again != nil {
 		l.orphaned = true
 		return also(err, "and waiting for its stream", again)
@@ -345,6 +350,7 @@ func (st *staging) borrow(s driver.Stream) (*lane, error) {
 		return nil, err
 	}
 	l, best := st.pick(s)
+	// A lane more is better than a wait, as long as there may be one.
 	if best < roomNow {
 		if made := st.newLane(); made != nil {
 			if l != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// awake holds that a range works as before.
+// awake checks that a range works as before.
 func awake(t *testing.T, g *vmm.Range) {
 	t.Helper()
 	b := make([]byte, g.Len())
@@ -20,10 +20,9 @@ func awake(t *testing.T, g *vmm.Range) {
 	require.Equal(t, pattern(len(b), 7), b)
 }
 
-// growthScenes is the scenes of kept memory, look-ahead, clips that do not wait
-// and sleep.
+// growthScenes are the scenes of kept memory, look-ahead, deferred clips and sleep.
 func growthScenes() map[string]func(t *testing.T, w *world) error {
-	// whileAsleep runs f on a range that sleeps, which it leaves so.
+	// whileAsleep runs f on a range that sleeps. It still sleeps afterwards.
 	whileAsleep := func(f func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
@@ -35,8 +34,8 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			return result
 		}
 	}
-	// whileRetiring runs f on a range whose last two of three pages retire
-	// behind a closed gate, and on the stream with the gate.
+	// whileRetiring runs f on a range whose last two of three pages retire behind a closed
+	// gate, and on the stream with the gate.
 	whileRetiring := func(f func(t *testing.T, g *vmm.Range, s *vmm.Stream, open func()) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
 			g, s, open := deferred(t, w)

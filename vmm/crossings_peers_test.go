@@ -14,8 +14,8 @@ import (
 
 // peerScenes are the rows about plans and peers.
 func peerScenes() map[string]func(t *testing.T, w *world) error {
-	// stale applies a plan for two ranges after the second was spoilt; the first
-	// is as it was unless all works.
+	// stale applies a plan for two ranges after the second was changed. Unless all works, the
+	// first is as before.
 	stale := func(spoil func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
 			first, g := ranged(t, w, page), ranged(t, w, page)

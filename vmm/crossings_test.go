@@ -16,8 +16,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// TestCrossings runs the table of crossings in docs/architecture.md: every row
-// has a scene here, every scene a row, and the outcome is the one written down.
+// TestCrossings runs the table of crossings in docs/architecture.md: every row has a scene
+// here, every scene has a row, and the outcome is that of the row.
 func TestCrossings(t *testing.T) {
 	rows := crossings(t)
 	scenes := crossingScenes()
@@ -74,8 +74,8 @@ func outcomeOf(err error) string {
 	return "works"
 }
 
-// captured begins a capture on a stream that is known, and ends it at cleanup,
-// holding that it was not destroyed.
+// captured begins a capture on a stream of the device. At cleanup it ends the capture and
+// checks that it was not destroyed.
 func captured(t *testing.T, w *world, s *vmm.Stream) (end func()) {
 	t.Helper()
 	c := raw(t, w.devs[0]).(driver.Capturer)

@@ -137,14 +137,6 @@ func (d *Device) Raw() (driver.Device, error) {
 	return o.Device, nil
 }
 
-// resolve replaces LocationOwner by this device.
-func (d *Device) resolve(p Prop) Prop {
-	if p.Location.Kind == LocationOwner {
-		p.Location = d.location
-	}
-	return p
-}
-
 // granularity asks the driver each time: it also returns ErrDeviceLost, which is not
 // remembered here.
 func (d *Device) granularity(p Prop) (uint64, error) {
@@ -206,20 +198,6 @@ func (d *Device) Do(f func() error) error {
 	return d.fail("run in context", 0, 0, err)
 }
 
-// Lookup says whose address p is: the reservation it lies in, on any device of
-// the same driver, and the offset in it. Map, Unmap and Close of the
-// reservation inside a Range return ErrBusy.
-func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
-	if d == nil {
-		return nil, 0, false
-	}
-	r = d.state.parent.find(p)
-	if r == nil {
-		return nil, 0, false
-	}
-	return r, uint64(p - r.ptr), true
-}
-
 // track notes that thing is open, or about to be; Close names it.
 func (d *Device) track(thing any, kind string) error {
 	if d == nil {
@@ -274,6 +252,15 @@ func (d *Device) relieved(err error) (released bool) {
 	return released
 }
 
+// retry runs op, again each time that OnPressure has released something for it.
+func (d *Device) retry(op func() error) error {
+	err := op()
+	for err != nil && d.relieved(err) {
+		err = op()
+	}
+	return err
+}
+
 // deferRelease keeps a release that the driver has refused, for a later try.
 func (d *Device) deferRelease(again func() error) {
 	d.mu.Lock()
@@ -297,21 +284,7 @@ func (d *Device) retryReleases() error {
 	return failed
 }
 
-// runInBackground runs f in the background; Close waits for it.
-func (d *Device) runInBackground(f func()) {
-	d.mu.Lock()
-	d.background++
-	d.mu.Unlock()
-	go func() {
-		f()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.background--
-		d.wakeup.Broadcast()
-	}()
-}
-
-// until runs f to its end, but returns when ctx is done.
+// until runs f to its end, but returns when ctx is done; then Close waits for f.
 func (d *Device) until(ctx context.Context, f func() error) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", ErrInvalid)
@@ -320,13 +293,22 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 		return f()
 	}
 	done := make(chan error, 1)
-	d.runInBackground(func() { done <- f() })
+	d.mu.Lock()
+	d.background++
+	d.mu.Unlock()
+	go func() {
+		done <- f()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.background--
+		d.wakeup.Broadcast()
+	}()
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
 	}
-	select {
+	select { // both may be ready: what f has done counts
 	case err := <-done:
 		return err
 	default:
@@ -420,7 +402,6 @@ func (d *Device) staysOpenLocked() bool {
 	return false
 }
 
-// stopWorker waits for the device's goroutine, which has nothing to do once nothing
 // is open.
 func (d *Device) stopWorker() error {
 	d.mu.Lock()
@@ -435,6 +416,21 @@ func (d *Device) stopWorker() error {
 		d.worker.kick()
 		d.wakeup.Wait()
 	}
+}
+
+// openNamesLocked says what is open and where it was made, in a stable order, the first
+// few if there are many. d.mu is held.
+func (d *Device) openNamesLocked() []string {
+	const most = 8
+	var all []string
+	for thing, o := range d.open {
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
+	}
+	slices.Sort(all)
+	if n := len(all); n > most {
+		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return all
 }
 
 // fail wraps err for op, once: an error that already names its operation stays
@@ -494,6 +490,7 @@ func open(name string) (*Device, error) {
 		}
 		return d, err
 	}
+	// The driver is found by the name before the colon, its device by what follows.
 	kind, which, colon := strings.Cut(name, ":")
 	if !colon {
 		which = "0"

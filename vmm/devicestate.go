@@ -125,7 +125,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 		sys.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = sys
 	}
-	sys.devicesOpen++
+	sys.devicesOpen++ // before process.mu is released, so that the last Close sees it
 	sys.mu.Lock()
 	defer sys.mu.Unlock()
 	p := sys.devices[n]
@@ -204,6 +204,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	if o := s.open.Load(); o != nil {
 		return o, nil
 	}
+	// Once the last Device has closed, nothing would close what is opened now.
 	s.mu.Lock()
 	users := len(s.devices)
 	s.mu.Unlock()
@@ -306,6 +307,20 @@ func (s *driverState) find(p Ptr) *Reservation {
 	return s.spans[i]
 }
 
+// Lookup says whose address p is: the reservation it lies in, on any device of
+// the same driver, and the offset in it. Map, Unmap and Close of the
+// reservation inside a Range return ErrBusy.
+func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
+	if d == nil {
+		return nil, 0, false
+	}
+	r = d.state.parent.find(p)
+	if r == nil {
+		return nil, 0, false
+	}
+	return r, uint64(p - r.ptr), true
+}
+
 // openDevice is a driver's device from the first need of it to the Close of the
 // last Device on it, with what ends with it: events and the pinned memory of
 // copies. Each use that may outlast that Close, a wait for one of its events for
@@ -351,12 +366,19 @@ func (o *openDevice) release() {
 	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
 		return
 	}
-	if o.finish() != nil {
+	_ = o.finishLater() // the next Device.Close tries again, and says so
+}
+
+// finishLater is finish; after an error it is left to the next Device.Close.
+func (o *openDevice) finishLater() error {
+	err := o.finish()
+	if err != nil {
 		all := o.state.parent
 		all.mu.Lock()
 		defer all.mu.Unlock()
-		all.unfinished = append(all.unfinished, o) // the next Device.Close tries again
+		all.unfinished = append(all.unfinished, o)
 	}
+	return err
 }
 
 // close gives everything back to the driver, or leaves that to the last use. After
@@ -397,12 +419,7 @@ func (s *driverState) closeUnfinished() (failed error) {
 	s.unfinished = nil
 	s.mu.Unlock()
 	for _, o := range late {
-		if err := o.finish(); err != nil {
-			failed = also(failed, "and", err)
-			s.mu.Lock()
-			s.unfinished = append(s.unfinished, o)
-			s.mu.Unlock()
-		}
+		failed = also(failed, "and", o.finishLater())
 	}
 	return failed
 }
@@ -420,6 +437,7 @@ func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
 	if !o.retain() {
 		return fenceEvent{}, nil
 	}
+	// A pooled event first: making one is a driver call.
 	f := fenceEvent{on: o}
 	o.mu.Lock()
 	if last := len(o.events) - 1; last >= 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// cycle opens a device, uses all there is and closes it: contract 3.
+// cycle opens a device, uses every ability and closes it: contract 3.
 func cycle(t testing.TB, w *world) {
 	d, err := vmm.OpenDriver(w.drv, 0)
 	require.NoError(t, err)
@@ -70,8 +70,7 @@ func cycle(t testing.TB, w *world) {
 	require.NoError(t, peer.Close())
 }
 
-// growth is the part of a cycle that keeps memory, looks ahead, clips without
-// waiting, and sleeps.
+// growth is the part of a cycle that keeps memory, looks ahead, defers clips, and sleeps.
 func growth(t testing.TB, d, peer *vmm.Device, s *vmm.Stream) {
 	d.SetReleaseThreshold(8 * page)
 	d.SetLimit(64 * page)
@@ -119,7 +118,7 @@ func TestNothingDrifts(t *testing.T) {
 	w.end()
 }
 
-// resources counts what the process has of the kernel.
+// resources counts the process's descriptors and mappings.
 func resources(t testing.TB) (fds, maps, routines int) {
 	t.Helper()
 	runtime.GC()
@@ -156,8 +155,8 @@ func TestAThousandRanges(t *testing.T) {
 	w.end()
 }
 
-// TestAddressesRunOut: an error that is not out of memory, and the process,
-// Go's own heap included, goes on.
+// TestAddressesRunOut: the error is not ErrOutOfMemory, and the process, Go's own heap
+// included, goes on.
 func TestAddressesRunOut(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 1 << 30})
 	d := w.devs[0]
@@ -202,8 +201,8 @@ func TestAddressesRunOut(t *testing.T) {
 	w.end()
 }
 
-// TestTheDriversOwnAddressesRunOut: with the budget out of the way the driver
-// says it, in the same words.
+// TestTheDriversOwnAddressesRunOut: without our own budget the driver returns the error,
+// and it is the same.
 func TestTheDriversOwnAddressesRunOut(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 1 << 30})
 	defer vmm.SetAddressLimit(vmm.SetAddressLimit(1 << 63))

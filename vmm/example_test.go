@@ -29,7 +29,7 @@ func Example() {
 	// Output: hello, device 2097152 <nil>
 }
 
-// A ring: one chunk mapped twice, side by side, so that what wraps around is
+// A ring: one chunk mapped twice, side by side, so that bytes which wrap around are
 // contiguous.
 func ExampleReservation_ring() {
 	dev, err := vmm.Open("host")
@@ -51,7 +51,7 @@ func ExampleReservation_ring() {
 	if err := r.Map(0, c, c); err != nil {
 		log.Fatal(err)
 	}
-	if err := c.Close(); err != nil { // the mappings hold the memory
+	if err := c.Close(); err != nil { // the mappings keep the memory
 		log.Fatal(err)
 	}
 
@@ -64,15 +64,15 @@ func ExampleReservation_ring() {
 	// Output: pped <nil>
 }
 
-// Growth that does not wait: memory is mapped ahead, and what a Clip gives up is
-// taken back by the next growth.
+// Growth that does not wait: memory is mapped ahead, and the next growth reclaims memory
+// that a Clip has released.
 func ExampleRange_growth() {
 	dev, err := vmm.Open("host")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer dev.Close()
-	dev.SetReleaseThreshold(64 << 20) // keep up to this much of what is given up
+	dev.SetReleaseThreshold(64 << 20) // keep up to this much of released memory
 
 	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30, GrowAhead: 8 << 20})
 	if err != nil {
@@ -84,7 +84,7 @@ func ExampleRange_growth() {
 		log.Fatal(err)
 	}
 	defer s.Close()
-	if err := g.UsedBy(s); err != nil { // from now on Clip waits for nobody
+	if err := g.UsedBy(s); err != nil { // from now on Clip waits for no stream
 		log.Fatal(err)
 	}
 
@@ -98,7 +98,7 @@ func ExampleRange_growth() {
 	if err := g.Clip(); err != nil {
 		log.Fatal(err)
 	}
-	if err := g.Append(make([]byte, 31<<20)); err != nil { // takes it back
+	if err := g.Append(make([]byte, 31<<20)); err != nil { // reclaims it
 		log.Fatal(err)
 	}
 	fmt.Println(g.Len()>>20, "MiB", g.Ptr() == first)

@@ -2,19 +2,19 @@ package vmm
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-// SetNoFence turns every fence of the device's driver off: the negative control
-// of the tests that prove fences.
+// SetNoFence turns off every fence of the device's driver: the negative control of the
+// tests of fences.
 func SetNoFence(d *Device, off bool) { d.state.parent.hooks.noFence = off }
 
-// SetNoGrantLock has EnablePeers not lock the grants of its ranges: the negative
-// control of what keeps others from changing them meanwhile.
+// SetNoGrantLock makes EnablePeers not lock the grants of its ranges: the negative control
+// of the test that no other call changes them meanwhile.
 func SetNoGrantLock(d *Device, off bool) { d.state.parent.hooks.noGrantLock = off }
 
-// SetNoWorker keeps the goroutine of the driver's devices from starting; Drain does what it would
-// do for what retires, if its time has come.
+// SetNoWorker keeps the background goroutine of the driver's devices from starting. Drain
+// does its work on retired memory, if the time for it has come.
 func SetNoWorker(d *Device, off bool) { d.state.parent.hooks.noWorker = off }
 
-// Drain unmaps what retired and waits no longer.
+// Drain unmaps retired memory that waits no longer.
 func Drain(d *Device) error {
 	_, err := sweepRetired(d)
 	return err
@@ -30,16 +30,16 @@ func Named(g *Range) int {
 	return len(g.r.namedStreams)
 }
 
-// Staging is how a test has copies staged; its zero value is off.
+// Staging says how a test has copies staged. Its zero value is off.
 type Staging struct {
 	Block    int  // bytes of a block; 0 is the library's own
 	Lanes    int  // 0 is as many as there are processors
 	Careless bool // the negative control: blocks are used again before they are free
 }
 
-// SetStaging has all copies of the driver's devices go through pinned memory, also
-// where the CPU can address the device's; nil has none go there. It comes
-// before the first copy.
+// SetStaging makes all copies of the driver's devices go through pinned memory, also where
+// the CPU can address the device's. If s is nil, none does. It is called before the first
+// copy.
 func SetStaging(d *Device, to *Staging) {
 	o := &d.state.parent.hooks.staging
 	o.off = to == nil
@@ -48,8 +48,7 @@ func SetStaging(d *Device, to *Staging) {
 	}
 }
 
-// Lanes is how many lanes the device has, and how many of them it does not use
-// any more.
+// Lanes returns how many lanes the device has, and how many of them are broken.
 func Lanes(d *Device) (all, broken int) {
 	o := d.state.open.Load()
 	if o == nil {
@@ -61,7 +60,7 @@ func Lanes(d *Device) (all, broken int) {
 	return len(st.idle) + len(st.broken) + st.inUse, len(st.broken)
 }
 
-// IdleLane is the own stream of one of the device's lanes.
+// IdleLane returns the stream of one of the device's lanes.
 func IdleLane(d *Device) driver.Stream {
 	st := &d.state.open.Load().stage
 	st.mu.Lock()
@@ -78,29 +77,28 @@ func Closing(s *Stream) bool {
 	return true
 }
 
-// Working says whether the device's goroutine is there, and how many ranges are
-// on its list.
+// Working says whether the device's goroutine runs, and how many ranges are on its list.
 func Working(d *Device) (running bool, wanted int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.worker.running, len(d.worker.queue)
 }
 
-// PretendPrivate makes the memory of a segment one that may be kept: the
-// negative control of contract 6.
+// PretendPrivate makes the library take the memory of a segment for private: the negative
+// control of contract 6.
 func PretendPrivate(s Segment) { s.mem.private = true }
 
-// SetForeign makes the stream one that may be of another context.
+// SetForeign makes the library take the stream for one of another context.
 func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
 
-// HostCopy is how many bytes of host memory the range has for its contents.
+// HostCopy says how many bytes of host memory the range has for its contents.
 func HostCopy(g *Range) int {
 	g.r.closeMu.Lock()
 	defer g.r.closeMu.Unlock()
 	return len(g.hostCopy.Mem)
 }
 
-// Retirements is how many clips of the range have not come to their end.
+// Retirements says how many clips of the range are not finished.
 func Retirements(g *Range) int {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()

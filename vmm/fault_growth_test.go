@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// faults runs try with no fault, then with each call of it failing, then with
-// each two of them. Try answers what calls it made.
+// faults runs try with no fault, then with each call of it failing, then with each two of
+// them. Try returns the calls that it made.
 func faults(t *testing.T, try func(t *testing.T, at ...int) (calls []string)) {
 	t.Helper()
 	n := len(try(t))
@@ -25,9 +25,9 @@ func faults(t *testing.T, try func(t *testing.T, at ...int) (calls []string)) {
 	}
 }
 
-// forgiven is whether one of the calls that failed is one that the library makes
-// up for: memory that will not go back is kept and counted, and where events fail
-// a stream is waited for.
+// forgiven says whether the library makes up for one of the calls that failed: memory that
+// the driver does not release is kept and counted, and where events fail a stream is
+// waited for.
 func forgiven(calls []string, at []int) bool {
 	for _, i := range at {
 		if i <= len(calls) && slices.Contains([]string{"Release", "NewEvent", "Record", "SyncEvent", "Done"}, calls[i-1]) {
@@ -47,7 +47,7 @@ func only(name string, calls []string, at []int) bool {
 	return true
 }
 
-// extended holds that a range is as it was, but for memory behind it.
+// extended checks that a range is as it was, apart from memory behind it.
 func (w *world) extended(before picture, g *vmm.Range, note string) {
 	w.t.Helper()
 	now := w.picture(g)
@@ -58,8 +58,8 @@ func (w *world) extended(before picture, g *vmm.Range, note string) {
 	require.Equal(w.t, before, now, note)
 }
 
-// TestFaultsInADeferredClip: the clip completes or changes nothing; what it gave
-// up is retiring until it is unmapped, counted, and can be taken back.
+// TestFaultsInADeferredClip: the clip completes or changes nothing. Its memory is retiring
+// and counted until it is unmapped, and can be reclaimed.
 func TestFaultsInADeferredClip(t *testing.T) {
 	for _, kept := range []uint64{0, 64 * page} {
 		faults(t, func(t *testing.T, at ...int) []string {
@@ -92,7 +92,7 @@ func TestFaultsInADeferredClip(t *testing.T) {
 					isInjected(w, trim)
 					require.NotZero(t, g.Stats().Retiring+d.Stats().Quarantined, note)
 				} else if !forgiven(calls, at) {
-					t.Fatal("nobody said so: " + note)
+					t.Fatal("not reported: " + note)
 				}
 			}
 			if pending := g.Stats().Retiring; pending > 0 {
@@ -112,9 +112,9 @@ func TestFaultsInADeferredClip(t *testing.T) {
 	}
 }
 
-// TestFaultsInLookAhead: whatever two calls of it fail, the range is as it was, but
-// for memory that look-ahead had before; what could not be undone is counted, growth past it says why, and Close gives
-// everything back.
+// TestFaultsInLookAhead: whichever two calls of it fail, the range is as it was, apart from
+// memory that look-ahead had before. What could not be undone is counted, growth past it
+// returns the reason, and Close releases everything.
 func TestFaultsInLookAhead(t *testing.T) {
 	for _, kept := range []int{0, 1} {
 		faults(t, func(t *testing.T, at ...int) (calls []string) {
@@ -177,15 +177,15 @@ func newSleepers(t *testing.T) *sleepers {
 	return s
 }
 
-// look is a picture without how often the memory was replaced.
+// look is a picture, apart from how often the memory was replaced.
 func (s *sleepers) look(g *vmm.Range) picture {
 	p := s.picture(g)
 	p.Gen = 0
 	return p
 }
 
-// asleep holds that each range is wholly asleep or wholly awake, as it was, and
-// says which. What sleeps has no memory but what is stuck.
+// asleep checks that each range is wholly asleep or wholly awake, as it was, and says
+// which. A range that sleeps has no memory but what is quarantined.
 func (s *sleepers) asleep(t *testing.T, k vmm.SleepMode, note string) (which []bool) {
 	t.Helper()
 	var committed, held uint64
@@ -211,7 +211,7 @@ func (s *sleepers) asleep(t *testing.T, k vmm.SleepMode, note string) (which []b
 	return which
 }
 
-// recover wakes all and holds that nothing is lost.
+// recover wakes all and checks that nothing is lost.
 func (s *sleepers) recover(t *testing.T, which []bool, k vmm.SleepMode, note string) {
 	t.Helper()
 	require.NoError(t, vmm.Wake(s.all...), note)
@@ -277,8 +277,7 @@ func TestFaultsInWake(t *testing.T) {
 	}
 }
 
-// TestSleepWithoutHostMemory: all stay awake, and so it works again when there
-// is some.
+// TestSleepWithoutHostMemory: all stay awake. Sleep works as soon as there is some.
 func TestSleepWithoutHostMemory(t *testing.T) {
 	s := newSleepers(t)
 	old := vmm.SetAddressLimit(1)

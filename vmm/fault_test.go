@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// picture is all of a range or reservation that contract 2 speaks of.
+// picture is all of a range or reservation that contract 2 is about.
 type picture struct {
 	Len, Cap uint64
 	Segments [][2]uint64
@@ -21,7 +21,7 @@ type picture struct {
 	Gen      uint64
 }
 
-// watched is what can be pictured.
+// watched is what picture can show.
 type watched interface {
 	Segments() []vmm.Segment
 	Generation() uint64
@@ -32,13 +32,13 @@ func (w *world) picture(o watched) picture {
 	p := picture{Gen: o.Generation()}
 	for _, s := range o.Segments() {
 		p.Segments = append(p.Segments, [2]uint64{uint64(s.Addr), s.Size})
-		var who []vmm.Access
+		var all []vmm.Access
 		for i := range w.devs {
 			a, err := w.drv.Access(s.Addr, vmm.Location{Kind: vmm.LocationDevice, ID: i})
 			require.NoError(w.t, err)
-			who = append(who, a)
+			all = append(all, a)
 		}
-		p.Access = append(p.Access, who)
+		p.Access = append(p.Access, all)
 	}
 	if g, ok := o.(*vmm.Range); ok {
 		p.Len, p.Cap, p.Contents = g.Len(), g.Cap(), w.contents(g)
@@ -74,7 +74,7 @@ type kind int
 const (
 	exact   kind = iota // nothing
 	roomy               // capacity that was gained
-	granted             // after a second fault, grants that the books know of
+	granted             // after a second fault, grants that the library knows of
 	ending              // something that only Close works on
 )
 
@@ -235,8 +235,8 @@ func operations() []operation {
 	}
 }
 
-// TestFaultAtEveryCall fails call i of every operation, and then call i together
-// with each call after it: contract 2 as it is written.
+// TestFaultAtEveryCall fails call i of every operation, and then call i together with each
+// call after it: contract 2, literally.
 func TestFaultAtEveryCall(t *testing.T) {
 	for _, op := range operations() {
 		t.Run(op.name, func(t *testing.T) {
@@ -252,7 +252,7 @@ func TestFaultAtEveryCall(t *testing.T) {
 	}
 }
 
-// undisturbed gives the calls that the operation makes.
+// undisturbed returns the calls that the operation makes.
 func undisturbed(t *testing.T, op operation) []string {
 	t.Helper()
 	w := unstaged(t)
@@ -267,8 +267,8 @@ func undisturbed(t *testing.T, op operation) []string {
 	return calls
 }
 
-// failOnce fails call i alone: everything is as before and the operation works
-// at the next try. It gives how many calls came after call i.
+// failOnce fails call i alone: everything is as before and the operation works at the next
+// try. It returns how many calls came after call i.
 func failOnce(t *testing.T, op operation, i int) (after int) {
 	t.Helper()
 	w := unstaged(t)
@@ -284,7 +284,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	calls := w.disarm()
 	note := fmt.Sprintf("call %d of %v: %v", i, calls, err)
 	if err == nil {
-		// Few calls may fail without a word; memory that will not go back is counted.
+		// Few calls may fail without an error. Memory that the driver does not release is counted.
 		require.True(t, forgiven(calls, []int{i}), note)
 		require.Equal(t, calls[i-1] == "Release", w.devs[0].Stats().Quarantined > 0, note)
 	} else {
@@ -303,8 +303,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	return len(calls) - i
 }
 
-// spare is how much memory of the first device nobody uses, what is kept of it
-// included.
+// spare says how much memory of the first device is unused, kept memory included.
 func (w *world) spare() uint64 {
 	w.t.Helper()
 	free, _, err := w.devs[0].MemInfo()
@@ -312,10 +311,9 @@ func (w *world) spare() uint64 {
 	return free + w.devs[0].Stats().Cached
 }
 
-// failTwice fails call i and call k, which undoes it or comes after it. Length
-// and contents are as before. What could not be undone is quarantined and
-// counted, and the rest as before; trying again heals it or answers with the
-// error, and Close gives everything back.
+// failTwice fails call i and call k, which undoes it or comes after it. Length and contents
+// are as before. What could not be undone is quarantined and counted, and the rest is as
+// before. Trying again mends it or returns the error, and Close releases everything.
 func failTwice(t *testing.T, op operation, i, k int) {
 	t.Helper()
 	w := unstaged(t)
@@ -330,7 +328,7 @@ func failTwice(t *testing.T, op operation, i, k int) {
 	err = sc.do()
 	calls := w.disarm()
 	note := fmt.Sprintf("calls %d and %d of %v: %v", i, k, calls, err)
-	stuck := w.devs[0].Stats().Quarantined
+	quarantined := w.devs[0].Stats().Quarantined
 	if err != nil {
 		isInjected(w, err)
 		if g, ok := sc.obj.(*vmm.Range); ok && op.kind != ending {
@@ -345,10 +343,10 @@ func failTwice(t *testing.T, op operation, i, k int) {
 			require.NoError(t, sc.obj.(*vmm.Range).Revoke(w.devs[1:]...), note)
 		}
 		if op.kind != ending && sc.obj != nil {
-			w.sameButStuck(before, sc.obj, op.kind, stuck, note)
+			w.sameButQuarantined(before, sc.obj, op.kind, quarantined, note)
 		}
 		if err := sc.do(); err != nil {
-			require.NotZero(t, stuck, note)
+			require.NotZero(t, quarantined, note)
 			require.ErrorIs(t, err, errInjected, "what is quarantined says why: "+note)
 		} else if _, mapped := sc.obj.(*vmm.Reservation); mapped && op.kind == exact {
 			require.Zero(t, w.devs[0].Stats().Quarantined, "healed: "+note)
@@ -360,7 +358,7 @@ func failTwice(t *testing.T, op operation, i, k int) {
 	w.end()
 }
 
-// isInjected holds that the error is typed and says operation and device.
+// isInjected checks that the error is typed and says operation and device.
 func isInjected(w *world, err error) {
 	w.t.Helper()
 	require.ErrorIs(w.t, err, errInjected)
@@ -372,11 +370,11 @@ func isInjected(w *world, err error) {
 	require.ErrorAs(w.t, err, &call)
 }
 
-// sameButStuck is same, apart from the access of what is quarantined.
-func (w *world) sameButStuck(before picture, obj watched, k kind, stuck uint64, note string) {
+// sameButQuarantined is same, apart from the access of what is quarantined.
+func (w *world) sameButQuarantined(before picture, obj watched, k kind, quarantined uint64, note string) {
 	w.t.Helper()
 	now := w.picture(obj)
-	if stuck == 0 {
+	if quarantined == 0 {
 		w.same(before, obj, k, note)
 		return
 	}
@@ -384,22 +382,22 @@ func (w *world) sameButStuck(before picture, obj watched, k kind, stuck uint64, 
 		require.Equal(w.t, before.Segments, now.Segments, note)
 	}
 	require.Equal(w.t, before.Gen, now.Gen, note)
-	crooked := map[uint64]bool{}
+	inDoubt := map[uint64]bool{}
 	for _, o := range w.devs[0].Report().Open {
 		for _, c := range o.Chunks {
 			if c.Quarantined != "" {
-				crooked[uint64(o.Addr)+c.Off] = true
+				inDoubt[uint64(o.Addr)+c.Off] = true
 			}
 		}
 	}
 	for i, s := range before.Segments {
-		if !crooked[s[0]] {
+		if !inDoubt[s[0]] {
 			require.Equal(w.t, before.Access[i], now.Access[i], note)
 		}
 	}
 }
 
-// same holds that the object is as it was, gained capacity apart.
+// same checks that the object is as it was, gained capacity apart.
 func (w *world) same(before picture, obj watched, k kind, note string) {
 	w.t.Helper()
 	now := w.picture(obj)

@@ -256,6 +256,8 @@ func (r *Reservation) waitAppends(seq uint64) error {
 		}
 	}
 	r.mu.Unlock()
+	// All are asked before the first event is recorded, and all events are recorded
+	// before the first wait, so that appends which come later are not waited for.
 	for i := range tails {
 		if err := tails[i].s.notCapturing(); err != nil {
 			return err
@@ -486,8 +488,7 @@ func (r *Reservation) free() error {
 		all.add(r)
 		return err
 	}
-	giveAddresses(r.size)
-	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
+	r.unreserve()
 	r.mu.Lock()
 	r.phase.Store(isClosed)
 	r.notify()

@@ -11,17 +11,16 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// danger is an operation that takes memory away from work that is queued on it.
+// danger is an operation that unmaps memory or removes access while work is queued on it.
 // Contract 4: with the fence it waits, without it the device is lost.
 type danger struct {
 	name string
-	// queue closes a gate on some stream, queues work behind it that uses the
-	// memory, and gives the device whose work it is, how to open the gate, and
-	// the operation.
+	// queue closes a gate on some stream and queues work behind it that uses the memory. It
+	// returns the device that does the work, how to open the gate, and the operation.
 	queue func(t *testing.T, w *world) (worker *vmm.Device, open func(), take func() error)
 }
 
-// grown is a range with two pages beyond its Len, and their address.
+// grown returns a range with two pages beyond its Len, and their address.
 func grown(t *testing.T, w *world) (*vmm.Range, vmm.Ptr) {
 	t.Helper()
 	g := ranged(t, w, page)
@@ -38,7 +37,7 @@ func work(t *testing.T, d *vmm.Device, s driver.Stream, p vmm.Ptr) (open func())
 	return open
 }
 
-// clipped clips and comes back when what was given up is gone.
+// clipped clips and returns when the memory is unmapped.
 func clipped(g *vmm.Range) func() error {
 	return func() error {
 		err := g.Clip()
@@ -161,8 +160,8 @@ func dangers() []danger {
 	}
 }
 
-// times is how often each danger is braved: with the fence never, without it
-// every time, is the device lost.
+// times says how often each danger is tried: with the fence the device is never lost,
+// without it every time.
 const times = 5
 
 func TestFenceWaitsForQueuedWork(t *testing.T) {
@@ -207,8 +206,8 @@ func TestNoFenceLosesTheDevice(t *testing.T) {
 	}
 }
 
-// TestLostDevice: everything that names a lost device says so at once, and
-// what was open can still be given back.
+// TestLostDevice: every call that names a lost device returns ErrDeviceLost at once, and
+// everything that was open can still be closed.
 func TestLostDevice(t *testing.T) {
 	mayLose(t)
 	w := newWorld(t, 2)
@@ -256,8 +255,8 @@ func TestLostDevice(t *testing.T) {
 	require.Zero(t, d.Stats().Reserved)
 }
 
-// TestClipLeavesWhatALostDeviceHas: on an operation that is not Close nothing
-// changes when the wait fails.
+// TestClipLeavesWhatALostDeviceHas: if the wait of an operation other than Close fails,
+// nothing changes.
 func TestClipLeavesWhatALostDeviceHas(t *testing.T) {
 	mayLose(t)
 	w := newWorld(t, 1)

@@ -195,6 +195,7 @@ func (r *Reservation) changeAccess(a Access, devs []*Device) (*accessChange, err
 			c.blocks = append(c.blocks, r.blockCopies(now, d)...)
 		}
 	}
+	// Nothing is told to the driver before the work of those that lose access has ended.
 	var err error
 	if len(losing) > 0 {
 		blocks := r.blockCopies(a, losing...)
@@ -247,6 +248,7 @@ func (r *Reservation) setAccess(a Access, devs []*Device) error {
 	if len(after) == 0 {
 		return nil
 	}
+	// Listed first, so that no device closes while it has access.
 	var lent []*Device
 	if a != AccessNone {
 		var err error
@@ -296,7 +298,7 @@ func (r *Reservation) accessCalls(a Access, devs []*Device) (after, before []dri
 func (r *Reservation) accessUnsure() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.accessInDoubt) > 0 || r.counters.quarantined.now > 0 &&
+	return len(r.accessInDoubt) > 0 || r.anyQuarantinedLocked() &&
 		slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
 }
 
@@ -305,7 +307,7 @@ func (r *Reservation) accessCertainLocked() {
 	invariants.Held(&r.mu)
 	r.accessInDoubt = nil
 	r.setWaitsForLocked()
-	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
+	for i := 0; r.anyQuarantinedLocked() && i < len(r.table); i++ {
 		if s := &r.table[i]; s.State != slots.Mapped {
 			r.unquarantineLocked(s)
 		}
@@ -356,6 +358,7 @@ func (r *Reservation) restoreAccess(n int, before []driver.Grant, devs []*Device
 		if err == nil {
 			continue
 		}
+		// Now the driver may have either access there: both are assumed.
 		why = also(why, "and setting access back", err)
 		r.mu.Lock()
 		for k := i; k < j; k++ {

@@ -19,9 +19,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// What these tests measure means something on a GPU. On the host they run with
-// small sizes, so that they go on working. A missed target is said in the table
-// and fails nothing: only a wrong result does.
+// What these tests measure means something on a GPU. On the host they run with small
+// sizes, so that they keep working. A missed target is noted in the table and fails
+// nothing: only a wrong result does.
 
 // scaled is a size on a GPU, or a small one on the host.
 func scaled(gpu uint64) uint64 {
@@ -58,8 +58,8 @@ func verdict(met bool) string {
 	return "not met"
 }
 
-// traffic copies inside the device on a stream of its own until stop, and says
-// how many bytes a second it moved.
+// traffic copies inside the device on its own stream until stop, and says how many bytes a
+// second it moved.
 type traffic struct {
 	dev   *vmm.Device
 	s     *vmm.Stream
@@ -115,9 +115,9 @@ func (a *traffic) start(t *testing.T) (stop func() float64) {
 	}
 }
 
-// appends appends n bytes at a time on the device, at a rate in bytes a second,
-// up to total, and gives what those appends took that had to grow the range or,
-// with look-ahead, that used a chunk first.
+// appends appends n bytes at a time on the device, at a rate in bytes a second, up to
+// total. It returns the times of those appends that had to grow the range or, with
+// look-ahead, that used a chunk first.
 func appends(t *testing.T, g *vmm.Range, s *vmm.Stream, from vmm.Ptr, n, total uint64, rate float64) (crossing []float64, took time.Duration) {
 	t.Helper()
 	var each []time.Duration
@@ -156,8 +156,8 @@ func appends(t *testing.T, g *vmm.Range, s *vmm.Stream, from vmm.Ptr, n, total u
 	return crossing, took
 }
 
-// TestAppendsWithLookAhead: what an append costs that has to have a new chunk,
-// with look-ahead and without.
+// TestAppendsWithLookAhead measures appends that need a new chunk, with look-ahead and
+// without.
 func TestAppendsWithLookAhead(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -175,7 +175,7 @@ func TestAppendsWithLookAhead(t *testing.T) {
 					g, err := d.NewRange(vmm.RangeOptions{Max: 2 * total, Chunk: chunk, GrowAhead: ahead})
 					require.NoError(t, err)
 					for ahead > 0 && g.Cap() < ahead {
-						time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not what is measured
+						time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not measured
 					}
 					before := d.Stats().WorkTime
 					crossing, all := appends(t, g, s, from.Ptr(), n, total, rate)
@@ -184,7 +184,7 @@ func TestAppendsWithLookAhead(t *testing.T) {
 					require.Zero(t, g.Stats().GrowAheadFailures)
 					require.NoError(t, g.Close())
 					if onCUDA {
-						time.Sleep(80 * time.Millisecond) //nolint:forbidigo // what was given back is being cleared
+						time.Sleep(80 * time.Millisecond) //nolint:forbidigo // the driver is clearing released memory
 					}
 				}
 			}
@@ -202,8 +202,8 @@ func TestAppendsWithLookAhead(t *testing.T) {
 	w.end()
 }
 
-// TestLookAheadLeavesOthersAlone: what copies on another stream lose while
-// appends grow a range in the background, against appends that find all of it.
+// TestLookAheadLeavesOthersAlone measures how much slower copies on another stream are
+// while appends grow a range in the background, against appends to mapped memory.
 func TestLookAheadLeavesOthersAlone(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -220,14 +220,14 @@ func TestLookAheadLeavesOthersAlone(t *testing.T) {
 				require.NoError(t, g.Grow(total+scaled(8<<30)))
 			}
 			for g.Cap() < o.GrowAhead {
-				time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not what is measured
+				time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not measured
 			}
 			stop := other.start(t)
 			appends(t, g, s, from.Ptr(), n, total, rate)
 			moved := stop()
 			require.NoError(t, g.Close())
 			if onCUDA {
-				time.Sleep(80 * time.Millisecond) //nolint:forbidigo // what was given back is being cleared
+				time.Sleep(80 * time.Millisecond) //nolint:forbidigo // the driver is clearing released memory
 			}
 			return time.Duration(1e21 / moved) // time for a fixed amount
 		}
@@ -251,8 +251,8 @@ func TestLookAheadLeavesOthersAlone(t *testing.T) {
 	require.NoError(t, from.Close())
 }
 
-// TestClipsLeaveOthersAlone: 500 times a second a range on stream B grows by 256
-// MiB, is written and clipped, while copies run on stream A.
+// TestClipsLeaveOthersAlone: 500 times a second a range on stream B grows by 256 MiB, is
+// written and clipped, while copies run on stream A.
 func TestClipsLeaveOthersAlone(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -302,7 +302,7 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 	}
 	out.log(t)
 
-	// With A idle, and with A queued for long.
+	// With A idle, and with A busy for long.
 	out = table("Clip with A\tn\tp50 us\tp99 us\tmax us")
 	for _, queued := range []int{0, 1, 1000} { // 1000 outlast the clips
 		clips = nil
@@ -319,8 +319,8 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
-// TestThousandRangesGrowAtRandom to 100 GiB in total, a few times over; nothing
-// of it stays.
+// TestThousandRangesGrowAtRandom to 100 GiB in total, a few times over. None of it is left
+// afterwards.
 func TestThousandRangesGrowAtRandom(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/internal/prefix"
 )
 
 // ReadFrom and WriteTo move this much at once, ReadFrom as much only from a
@@ -26,10 +26,11 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
-	at, err := g.appendOn(s, p)
-	for err != nil && g.r.dev.relieved(err) {
+	var at uint64
+	err := g.r.dev.retry(func() (err error) {
 		at, err = g.appendOn(s, p)
-	}
+		return err
+	})
 	return g.fail("append", at, uint64(len(p)), err)
 }
 
@@ -118,6 +119,7 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 		if err != nil {
 			return n, err
 		}
+		// A reader that fills the buffer has more: larger moves go faster.
 		if m == len(buf) && m < mostMove {
 			buf = make([]byte, 2*m)
 		}
@@ -142,6 +144,8 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
+	// The fence before the copy is counted: a wait must not hold up those that wait for
+	// copies.
 	if err := g.r.fence(); err != nil {
 		return 0, err
 	}
@@ -154,21 +158,13 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	have := g.len.Load()
-	if uint64(off) >= have {
-		if len(p) == 0 {
-			return 0, nil
+	n, eof := prefix.Part(len(p), off, g.len.Load())
+	if n > 0 {
+		if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+			return 0, err
 		}
-		return 0, io.EOF
 	}
-	n := min(uint64(len(p)), have-uint64(off))
-	if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
-		return 0, err
-	}
-	if n < uint64(len(p)) {
-		return int(n), io.EOF
-	}
-	return int(n), nil
+	return n, eof
 }
 
 // WriteAt replaces bytes from off on. All of them must lie below Len, else it
@@ -235,28 +231,11 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 // ErrNotSupported on CUDA. It stays valid while the range grows, up to a Clip
 // or SetLen below it, or Close: touching it after that ends the process. It
 // waits for nothing.
-func (g *Range) Host() ([]byte, error) {
-	b, err := g.host()
+func (g *Range) Host() (b []byte, err error) {
+	if err = g.live(); err == nil {
+		b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, g.len.Load())
+	}
 	return b, g.fail("view from the host", 0, 0, err)
-}
-
-func (g *Range) host() ([]byte, error) {
-	if err := g.live(); err != nil {
-		return nil, err
-	}
-	v, ok := g.r.dev.drv.(driver.HostViewer)
-	if !ok {
-		return nil, fmt.Errorf("%w: the CPU cannot address this memory", ErrNotSupported)
-	}
-	n := g.len.Load()
-	b, err := v.HostBytes(g.r.ptr, n)
-	if n == 0 && !errors.Is(err, ErrNotSupported) {
-		return []byte{}, nil // nothing may be mapped yet
-	}
-	if err != nil {
-		return nil, err
-	}
-	return b[:n:n], nil
 }
 
 var (

@@ -71,6 +71,7 @@ func (l Layout) Validate() error {
 	if len(l.Shape) > maxDims {
 		return fmt.Errorf("%w: rows of %d dimensions, of at most %d", ErrInvalid, len(l.Shape), maxDims)
 	}
+	// Row by row with a check for overflow: shapes come from other processes, too.
 	row := l.Size
 	for _, n := range l.Shape {
 		if n < 1 {
@@ -116,6 +117,7 @@ func (l Layout) String() string {
 	if len(l.Shape) > 0 {
 		b.WriteByte(' ')
 	}
+	// The size of a number is a part of its name, but for bytes and bools.
 	b.WriteString(l.Kind.String())
 	switch l.Kind {
 	case ElemOpaque:
@@ -179,6 +181,7 @@ func (l Layout) tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {
 	if l.Pitch%unit != 0 {
 		return Tensor{}, fmt.Errorf("%w: rows %d bytes apart, which is no whole number of %d-byte elements", ErrNotSupported, l.Pitch, unit)
 	}
+	// Strides from the last dimension up, in elements; the first one is the pitch.
 	steps := make([]int64, len(dims))
 	steps[0] = int64(l.Pitch / unit)
 	step := int64(1)

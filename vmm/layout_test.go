@@ -90,8 +90,8 @@ func TestLayoutTensor(t *testing.T) {
 	w.end()
 }
 
-// TestTensorStaysWithinItsBytes: what a layout from anywhere is told of, the
-// tensor does not go beyond.
+// TestTensorStaysWithinItsBytes: whatever a layout says, the tensor does not exceed the
+// bytes.
 func TestTensorStaysWithinItsBytes(t *testing.T) {
 	w := newWorld(t, 1)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -108,9 +108,9 @@ func TestTensorStaysWithinItsBytes(t *testing.T) {
 		if err != nil {
 			return
 		}
-		var last, unit uint64 = 0, 1
+		var last, elem uint64 = 0, 1
 		if kind != vmm.ElemOpaque {
-			unit = l.Size
+			elem = l.Size
 		}
 		for i, n := range ten.Shape {
 			if n == 0 {
@@ -118,7 +118,7 @@ func TestTensorStaysWithinItsBytes(t *testing.T) {
 			}
 			last += uint64(n-1) * uint64(ten.Strides[i])
 		}
-		if (last+1)*unit > bytes {
+		if (last+1)*elem > bytes {
 			rt.Fatalf("%+v is beyond %d bytes", ten, bytes)
 		}
 	})

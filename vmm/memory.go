@@ -123,9 +123,8 @@ func (d *Device) releaseAgain() (failed error) {
 // Range may have: releasing memory is the expensive part of shrinking. Only
 // private memory comes here: created here, never able to leave the process.
 type cache struct {
-	mu        lock.Mutex
-	threshold uint64
-	list      freelist.List[driver.Prop, driver.Handle]
+	mu   lock.Mutex
+	list freelist.List[driver.Prop, driver.Handle]
 }
 
 // SetReleaseThreshold is how many bytes of unused memory the device keeps for its
@@ -142,10 +141,10 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	defer d.state.pressureMu.Unlock()
 	live := d.live() == nil
 	d.cache.mu.Lock()
-	old = d.cache.threshold
+	old = d.counters.read(&d.counters.threshold)
 	var out []*memory
 	if live {
-		d.cache.threshold = bytes
+		d.counters.setThreshold(bytes)
 		out = d.evictLocked(bytes)
 	}
 	d.cache.mu.Unlock()
@@ -161,11 +160,12 @@ func (d *Device) cacheMemory(m *memory) bool {
 	}
 	c := &d.cache
 	c.mu.Lock()
-	if m.size > c.threshold {
+	threshold := d.counters.read(&d.counters.threshold)
+	if m.size > threshold {
 		c.mu.Unlock()
 		return false
 	}
-	out := d.evictLocked(c.threshold - m.size)
+	out := d.evictLocked(threshold - m.size)
 	c.list.Put(m.prop, m.size, m.handle)
 	d.counters.add(m.size, &d.counters.cached)
 	c.mu.Unlock()

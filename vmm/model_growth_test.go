@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// slow is what the model has for memory that is kept, made ahead of need, given
-// up while work runs, or asleep.
+// slow is the model's part for memory that is kept, made ahead of need, clipped while work
+// runs, or asleep.
 type slow struct {
 	t       *testing.T
 	ahead   bool
@@ -50,8 +50,8 @@ func (m *model) slowActions() map[string]func() {
 	}
 }
 
-// unlessAsleep runs an action. On a range that sleeps it holds that the range
-// says so, and sometimes wakes it.
+// unlessAsleep runs an action. If the range sleeps, it checks that the action returns
+// ErrAsleep, and sometimes wakes the range.
 func (m *model) unlessAsleep(name string, f func()) {
 	g, b := m.g, []byte{1}
 	calls := map[string]func() error{
@@ -78,7 +78,7 @@ func (m *model) unlessAsleep(name string, f func()) {
 	}
 }
 
-// scarce says whether err is what the limit answers; nothing has changed then.
+// scarce says whether err is the limit's. Nothing has changed then.
 func (m *model) scarce(err error) bool {
 	if m.limit == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
 		return false
@@ -87,7 +87,7 @@ func (m *model) scarce(err error) bool {
 	return true
 }
 
-// budget holds what is cheap to see of the device's books.
+// budget checks what is cheap to see of the device's counts.
 func (m *model) budget() {
 	st := m.w.devs[0].Stats()
 	if m.limit > 0 {
@@ -140,8 +140,8 @@ func (m *model) use() {
 	}
 }
 
-// work has the stream read the range's memory, now or when the gate opens. Were
-// it unmapped meanwhile, the device would be lost.
+// work makes the stream read the range's memory, now or when the gate opens. If the memory
+// were unmapped meanwhile, the device would be lost.
 func (m *model) work() {
 	if m.asleep || m.g.Cap() < page {
 		return
@@ -154,11 +154,11 @@ func (m *model) work() {
 	}
 	from := vmm.Ptr(rapid.Uint64Range(0, m.g.Cap()-page).Draw(m.T, "from"))
 	require.NoError(m, m.s.Copy(m.scratch.Ptr(), m.ptr+from, page))
-	// Only what is named is safe from a clip that waits for nobody else.
+	// Only a named stream is waited for by a clip that ignores the others.
 	require.NoError(m, m.g.UsedBy(m.s))
 }
 
-// finishWork opens the gate: what follows waits.
+// finishWork opens the gate: later work waits.
 func (m *model) finishWork() {
 	if m.gate != nil {
 		m.gate()

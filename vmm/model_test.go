@@ -15,9 +15,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestModel runs random operations on a Range and on a Reservation and on plain
-// Go slices beside them, and wants the same answers: 100,000 in all, VMM_SOAK
-// ten times as many. Whatever it took goes back.
+// TestModel runs random operations on a Range, on a Reservation and on plain Go slices
+// beside them, and wants the same results: 100,000 in all, with VMM_SOAK ten times as many.
+// At the end everything is released.
 func TestModel(t *testing.T) {
 	steps := 1000
 	if os.Getenv("VMM_SOAK") != "" {
@@ -80,7 +80,7 @@ type placement struct {
 	p   *piece
 }
 
-// modelDevices is 2, or 1 where a machine has no more: then there is no peer.
+// modelDevices is 2, or 1 on a machine with one device: then there is no peer.
 func modelDevices() int {
 	if onCUDA {
 		if all, err := vmm.Devices(); err == nil && len(all) < 3 { // the host is one of them
@@ -122,7 +122,7 @@ func (m *model) held() (n uint64) {
 	return n
 }
 
-// check holds the cheap facts after every action on the range.
+// check checks the cheap facts after every action on the range.
 func (m *model) check() {
 	require.Equal(m, m.ptr, m.g.Ptr())
 	require.EqualValues(m, len(m.want), m.g.Len())
@@ -190,19 +190,19 @@ func (m *model) grow() {
 	m.check()
 }
 
-// setLen moves down or, as a kernel's user would, up over bytes it wrote.
+// setLen moves down or, as after a kernel, up over bytes that were written.
 func (m *model) setLen() {
-	room := m.g.Cap()
-	n := rapid.Uint64Range(0, room+1).Draw(m.T, "length")
+	capacity := m.g.Cap()
+	n := rapid.Uint64Range(0, capacity+1).Draw(m.T, "length")
 	have := uint64(len(m.want))
-	if n > have && n <= room {
+	if n > have && n <= capacity {
 		fill := pattern(int(n-have), byte(n))
 		require.NoError(m, m.w.devs[0].CopyIn(m.ptr+vmm.Ptr(have), fill))
 		m.want = append(m.want, fill...)
 	}
 	switch err := m.g.SetLen(n); {
-	case n > room:
-		if err == nil && m.ahead { // it fits by now; one byte that nobody wrote
+	case n > capacity:
+		if err == nil && m.ahead { // it fits by now; no action wrote that one byte
 			m.want = append(m.want, make([]byte, int(n-have))...)
 			require.NoError(m, m.w.devs[0].CopyIn(m.ptr+vmm.Ptr(have), m.want[have:]))
 			break

@@ -87,6 +87,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 	if a > AccessReadWrite {
 		return owner.fail(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
 	}
+	// Two Devices on one ordinal are one device twice.
 	for i, d := range devs {
 		if d == nil {
 			return owner.fail(planning, 0, 0, d.live())
@@ -101,6 +102,7 @@ func sensible(a Access, devs []*Device, ranges []*Range) error {
 // plan looks at everything once, and asks the driver once for each device and pair.
 func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 	p := &Plan{Access: a, devs: slices.Clone(devs), ranges: slices.Clone(ranges)}
+	// Each answer of the driver is remembered: there are more ranges than pairs.
 	type pair struct{ from, to *deviceState }
 	known := map[pair]error{}
 	once := func(k pair, ask func() error) error {
@@ -152,7 +154,7 @@ func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) 
 		rp.Devices[i].From = r.granted(rp.Devices[i].Device)
 	}
 	rp.Waits = r.narrows(a, peers)
-	rp.Chunks, rp.Bytes = len(r.table), r.counters.committed.now
+	rp.Chunks, rp.Bytes = len(r.table), r.committedLocked()
 	if len(peers) > 0 && len(after) > 0 {
 		rp.Calls = r.runCount()
 	}
@@ -174,6 +176,7 @@ func (p *Plan) Err() error {
 	if p == nil {
 		return errNoPlan
 	}
+	// The error is of the first range that has one, and names all others.
 	var first *Range
 	var all error
 	for i := range p.Ranges {
@@ -211,6 +214,7 @@ func (p *Plan) apply() error {
 	if err := p.Err(); err != nil {
 		return err
 	}
+	// The grants of all ranges are locked to the end, so that the undo is exact.
 	unlock := lockGrants(p.ranges)
 	defer unlock()
 	var done []*accessChange
@@ -412,6 +416,8 @@ func (k legacyKey) open() error {
 		p.users++
 		return nil
 	}
+	// The driver enables a pair once, whoever asks: what another library has enabled is
+	// used, and left to it.
 	dev, err := legacyDevice(k.from)
 	if err == nil {
 		err = dev.EnablePeer(k.to.state.n)
@@ -437,6 +443,7 @@ func (k legacyKey) shut(undo bool) error {
 	all := &k.l.parent.legacy
 	p := all.pairs[at]
 	var err error
+	// The last user disables it.
 	if p.users == 1 {
 		err = disablePair(p, k, at)
 		if err != nil && !lost(err) {

@@ -43,8 +43,8 @@ func stopAt(t *testing.T, devices int, name string, dev int) *stopped {
 	return s
 }
 
-// during holds that take does not make the call named never before the stopped
-// call has ended.
+// during checks that take does not make the call named never before the stopped call has
+// ended.
 func (s *stopped) during(t *testing.T, work, take func() error, never string) {
 	t.Helper()
 	worked, taken := make(chan error, 1), make(chan error, 1)
@@ -91,9 +91,9 @@ func TestRevokeWaitsForAPeersCopyUnderWay(t *testing.T) {
 	s.end()
 }
 
-// TestNoCopyBeginsWhileAccessLeaves: from the moment Revoke waits, the peer's
-// copies are refused, and the owner's are not.
-func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
+// TestNoCopyBeginsDuringARevoke: from the moment Revoke waits, the peer's copies are
+// refused, and the owner's are not.
+func TestNoCopyBeginsDuringARevoke(t *testing.T) {
 	s := stopAt(t, 2, "SyncIfActive", 1)
 	g := ranged(t, s.world, page)
 	require.NoError(t, g.Grant(vmm.AccessReadWrite, s.devs[1]))
@@ -110,8 +110,8 @@ func TestNoCopyBeginsWhileAccessLeaves(t *testing.T) {
 	s.end()
 }
 
-// TestAGrantWaitsForARevoke: a grant that comes while Revoke waits would let new
-// work in, which the wait has not covered. It comes after it.
+// TestAGrantWaitsForARevoke: a grant during Revoke's wait would allow new work, which the
+// wait does not cover. So it waits for Revoke.
 func TestAGrantWaitsForARevoke(t *testing.T) {
 	s := stopAt(t, 2, "SyncIfActive", 1)
 	g := ranged(t, s.world, page)
@@ -122,9 +122,9 @@ func TestAGrantWaitsForARevoke(t *testing.T) {
 	s.end()
 }
 
-// TestStrayIsWaitedFor: a device that kept access because an undo failed is
-// waited for, though the books do not grant it anything.
-func TestStrayIsWaitedFor(t *testing.T) {
+// TestUnrecordedAccessIsWaitedFor: a device that kept access because an undo failed is
+// waited for, though no grant to it is recorded.
+func TestUnrecordedAccessIsWaitedFor(t *testing.T) {
 	w := newWorld(t, 2)
 	r := holed(t, w)
 	w.arm(3, 4) // the second run's SetAccess, and setting the first one back
@@ -132,7 +132,7 @@ func TestStrayIsWaitedFor(t *testing.T) {
 	w.disarm()
 	a, err := w.drv.Access(r.Ptr(), vmm.Location{Kind: vmm.LocationDevice, ID: 1})
 	require.NoError(t, err)
-	require.Equal(t, vmm.AccessReadWrite, a, "it has access that nobody granted")
+	require.Equal(t, vmm.AccessReadWrite, a, "it has access that was not granted")
 
 	s := stream(t, w.devs[1])
 	open := work(t, w.devs[1], s.Raw(), r.Ptr())
@@ -147,7 +147,7 @@ func TestStrayIsWaitedFor(t *testing.T) {
 	require.NoError(t, w.devs[1].Sync())
 }
 
-// resettable is a world whose contexts somebody else may reset.
+// resettable is a world whose contexts another library may reset.
 func resettable(t *testing.T, n int) (w *world, reset func(dev int)) {
 	t.Helper()
 	drv := host.New(host.Config{Devices: n, Memory: 512 * 512 * page, PageGranularity: page == 4096})
@@ -157,8 +157,8 @@ func resettable(t *testing.T, n int) (w *world, reset func(dev int)) {
 	}
 }
 
-// TestEveryDeviceIsWaitedFor: that one device's context is gone is no reason to
-// unmap under another.
+// TestEveryDeviceIsWaitedFor: if one device's context is gone, the other devices are waited
+// for all the same.
 func TestEveryDeviceIsWaitedFor(t *testing.T) {
 	w, reset := resettable(t, 2)
 	g := ranged(t, w, page)
@@ -178,8 +178,8 @@ func TestEveryDeviceIsWaitedFor(t *testing.T) {
 	require.NoError(t, w.devs[1].Sync(), "the peer is well")
 }
 
-// TestALostDeviceIsALostProcess: with a peer the owner is lost too, says so, and
-// takes its memory back.
+// TestALostDeviceIsALostProcess: with a peer the owner is lost too. Its error says so, and
+// its memory can be released.
 func TestALostDeviceIsALostProcess(t *testing.T) {
 	mayLose(t)
 	w := newWorld(t, 2)
@@ -211,8 +211,8 @@ func lose(t *testing.T, w *world, d *vmm.Device) {
 	require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
 }
 
-// TestOwnerOutlivesALostPeer: a peer whose context is gone takes nothing from the
-// owner, whose memory stays usable and grows, and after Revoke too.
+// TestOwnerOutlivesALostPeer: if a peer's context is gone, the owner's memory stays usable
+// and grows, also after Revoke.
 func TestOwnerOutlivesALostPeer(t *testing.T) {
 	w, reset := resettable(t, 2)
 	g := ranged(t, w, page)
@@ -229,8 +229,8 @@ func TestOwnerOutlivesALostPeer(t *testing.T) {
 	require.NoError(t, w.devs[1].Close())
 }
 
-// TestStreamsAndReservationsDoNotDeadlock: queueing, naming, closing and
-// synchronising take their locks in one order.
+// TestStreamsAndReservationsDoNotDeadlock: queueing, naming, closing and synchronizing take
+// their locks in one order.
 func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
 	for range 30 {
 		w := newWorld(t, 1)
@@ -243,7 +243,7 @@ func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
 				for range 50 {
 					if err := f(); err != nil {
 						if !errors.Is(err, vmm.ErrClosed) && !errors.Is(err, vmm.ErrInvalid) {
-							t.Error(err) // else the range is closed, its addresses nobody's
+							t.Error(err) // else the range is closed, and its addresses are free
 						}
 						return
 					}
@@ -266,9 +266,9 @@ func TestStreamsAndReservationsDoNotDeadlock(t *testing.T) {
 	}
 }
 
-// TestUseDoesNotWaitForTheStream: naming a stream that is being waited for
-// holds nobody up.
-func TestUseDoesNotWaitForTheStream(t *testing.T) {
+// TestUsedByDoesNotWaitForTheStream: naming a stream that is being waited for delays no
+// call.
+func TestUsedByDoesNotWaitForTheStream(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])
@@ -286,7 +286,7 @@ func TestUseDoesNotWaitForTheStream(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
-// TestHoldDuringUnmap: bytes that are being given up cannot be held.
+// TestHoldDuringUnmap: bytes that are being unmapped cannot be held.
 func TestHoldDuringUnmap(t *testing.T) {
 	w := newWorld(t, 1)
 	r := holed(t, w)
@@ -305,8 +305,8 @@ func TestHoldDuringUnmap(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// TestCaptureIsAskedForFirst: nothing is recorded on a stream that is captured.
-func TestCaptureIsAskedForFirst(t *testing.T) {
+// TestCaptureIsCheckedFirst: nothing is recorded on a stream that is captured.
+func TestCaptureIsCheckedFirst(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	require.NoError(t, g.Grow(3*page))
@@ -320,11 +320,11 @@ func TestCaptureIsAskedForFirst(t *testing.T) {
 	require.NoError(t, g.Close())
 }
 
-// TestDeviceCloseJoins: a close that its caller gave up on is waited for.
+// TestDeviceCloseJoins a close whose caller stopped waiting.
 func TestDeviceCloseJoins(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
-	other, err := vmm.OpenDriver(w.drv, 0) // whose work it is, and who stays
+	other, err := vmm.OpenDriver(w.drv, 0) // it runs the work, and stays open
 	require.NoError(t, err)
 	s := stream(t, other)
 	open := work(t, other, s.Raw(), g.Ptr())
@@ -349,8 +349,8 @@ func TestDeviceCloseJoins(t *testing.T) {
 	w.end()
 }
 
-// TestStreamCloseLeavesUse: a closed stream is on no list any more.
-func TestStreamCloseLeavesUse(t *testing.T) {
+// TestStreamCloseEndsUsedBy: a closed stream is on no list any more.
+func TestStreamCloseEndsUsedBy(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])
@@ -377,8 +377,8 @@ func TestMemoryMappedElsewhereKeepsItsDevice(t *testing.T) {
 	w.end()
 }
 
-// TestFailedAllocWaitsForNobody: there is nothing that work could be using.
-func TestFailedAllocWaitsForNobody(t *testing.T) {
+// TestFailedAllocWaitsForNothing: no work could use the memory.
+func TestFailedAllocWaitsForNothing(t *testing.T) {
 	w := newWorld(t, 1)
 	s := stream(t, w.devs[0])
 	open := gate(t, w.devs[0], s.Raw())
@@ -388,7 +388,7 @@ func TestFailedAllocWaitsForNobody(t *testing.T) {
 	open()
 }
 
-// TestGrowthOfManyChunksAllocatesNoList: the sizes are made as they are needed.
+// TestGrowthOfManyChunksAllocatesNoList of sizes: they are computed one by one.
 func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: true})
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1 << 40, Chunk: page})
@@ -402,7 +402,7 @@ func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	w.end()
 }
 
-// TestGrowthMeetsSleep that fails, or that Wake ends: the capacity is whole again.
+// TestGrowthMeetsSleep that fails, or that Wake ends: the capacity covers the length again.
 func TestGrowthMeetsSleep(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 3*page)
@@ -434,7 +434,7 @@ func TestGrowthMeetsSleep(t *testing.T) {
 	w.end()
 }
 
-// TestNoGoroutineAfterClose: a Grow that Close overtook does not start it.
+// TestNoGoroutineAfterClose: if Close overtakes a Grow, the Grow does not start it.
 func TestNoGoroutineAfterClose(t *testing.T) {
 	for range 500 {
 		w := newWorld(t, 1)

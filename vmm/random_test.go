@@ -19,8 +19,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// failing is the calls that random programs may have refused: all that can fail
-// without its caller's doing.
+// failing are the calls that random programs may have refused: all that can fail without a
+// mistake of the caller.
 var failing = map[string]bool{
 	"Create": true, "Map": true, "SetAccess": true, "Unmap": true, "Release": true, "Reserve": true, "Free": true,
 	"SyncEvent": true, "Record": true, "NewEvent": true, "FreeEvent": true, "Done": true, "SyncIfActive": true,
@@ -28,9 +28,9 @@ var failing = map[string]bool{
 	"Capturing": true, "AllocHost": true, "CanAccessPeer": true, "MemInfo": true,
 }
 
-// TestEverythingAtOnce: devices come and go while others hold their ranges to what
-// they wrote, and driver calls fail at random, in percent. VMM_RANDOM_SECONDS is how
-// long each rate runs, VMM_RANDOM_SEED what the random numbers begin with.
+// TestEverythingAtOnce: devices open and close while ranges of others are checked against
+// what was written to them, and driver calls fail at random, in percent.
+// VMM_RANDOM_SECONDS is how long each rate runs, VMM_RANDOM_SEED the first seed.
 func TestEverythingAtOnce(t *testing.T) {
 	seconds, seed := 2, uint64(time.Now().UnixNano())
 	if os.Getenv("VMM_SOAK") != "" {
@@ -54,7 +54,7 @@ func TestEverythingAtOnce(t *testing.T) {
 			}
 			var on atomic.Bool
 			injected := drivertest.Inject(drv, func(c drivertest.Call) error {
-				if rand.IntN(4) == 0 { // so that others come between two calls
+				if rand.IntN(4) == 0 { // so that other goroutines run between two calls
 					runtime.Gosched()
 				}
 				if on.Load() && failing[c.Name] && rand.IntN(100) < percent {

@@ -90,6 +90,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	if o, err = d.resolveOptions(o, gran); err != nil {
 		return nil, err
 	}
+	// The addresses last: all that can be wrong with the options is known by now.
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
 	g.hostCopy.Take, g.hostCopy.Return = takeAddresses, giveAddresses
 	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, true); err != nil {
@@ -106,6 +107,7 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 	if o.Max == 0 {
 		o.Max = d.info.Memory
 	}
+	// Sizes are filled in before they are checked against each other.
 	if o.MaxChunk == 0 {
 		o.MaxChunk = max(defaultMaxChunk, gran)
 	}
@@ -129,10 +131,11 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // room for no more than its last chunk holds. It takes no cached memory. If a step
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
-	g, err := d.alloc(size)
-	for err != nil && d.relieved(err) {
+	var g *Range
+	err := d.retry(func() (err error) {
 		g, err = d.alloc(size)
-	}
+		return err
+	})
 	return g, d.fail("allocate", 0, size, err)
 }
 
@@ -316,20 +319,14 @@ func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
 	}
-	err := g.growBy(n)
-	for err != nil && g.r.dev.relieved(err) {
-		err = g.growBy(n)
-	}
-	return g.fail("grow", 0, n, err)
-}
-
-func (g *Range) growBy(n uint64) error {
-	need, err := g.endWithin(g.len.Load(), n)
-	if err == nil && need > g.cap.Load() {
-		err = g.ensure(need)
-	}
-	g.lookAhead()
-	return err
+	return g.fail("grow", 0, n, g.r.dev.retry(func() error {
+		need, err := g.endWithin(g.len.Load(), n)
+		if err == nil && need > g.cap.Load() {
+			err = g.ensure(need)
+		}
+		g.lookAhead()
+		return err
+	}))
 }
 
 // endWithin is a+n if that is within Max.
@@ -547,6 +544,7 @@ func (g *Range) lookAhead() {
 	if ready <= g.opts.GrowAhead/4 {
 		need = urgently
 	}
+	// It is put on the list once, by the caller that changes nothing to something.
 	was := g.aheadWanted.Load()
 	pause := g.aheadPause.Load()
 	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {

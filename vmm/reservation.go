@@ -146,6 +146,12 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	return r, nil
 }
 
+// unreserve counts the addresses as given back.
+func (r *Reservation) unreserve() {
+	giveAddresses(r.size)
+	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
+}
+
 // roundUp rounds n up to a multiple of unit; false if that overflows.
 func roundUp(n, unit uint64) (uint64, bool) {
 	if rest := n % unit; rest != 0 {
@@ -244,11 +250,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	err := r.mapChunks(off, held, forCaller)
-	for err != nil && r.dev.relieved(err) {
-		err = r.mapChunks(off, held, forCaller)
-	}
-	return r.fail("map", off, size, err)
+	return r.fail("map", off, size, r.dev.retry(func() error { return r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
@@ -322,6 +324,7 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 		}
 		size = sum
 	}
+	// Bounds before the table: an offset that is not within it finds no slot.
 	switch end := off + size; {
 	case len(ms) == 0:
 		return 0, 0, fmt.Errorf("%w: no chunks", ErrInvalid)
@@ -412,6 +415,12 @@ func (r *Reservation) unquarantineLocked(s *slot) {
 	s.Quarantined = nil
 }
 
+// anyQuarantinedLocked says whether a slot is quarantined. It needs r.mu.
+func (r *Reservation) anyQuarantinedLocked() bool { return r.counters.quarantined.now > 0 }
+
+// committedLocked is how many bytes are mapped. It needs r.mu.
+func (r *Reservation) committedLocked() uint64 { return r.counters.committed.now }
+
 // quarantinedLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
 func (r *Reservation) quarantinedLocked(off uint64) error {
@@ -460,6 +469,7 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 	if off+n < off || off+n > r.size {
 		return nil, r.outOfBounds(off, n)
 	}
+	// What retires may be unmapped at any moment, so it cannot be held any more.
 	h := &hold{off, off + n}
 	if n == 0 {
 		h = &hold{} // in front of all bytes: it keeps Close away and nothing else

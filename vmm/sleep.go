@@ -186,6 +186,7 @@ func (s *sleeper) quiesce() error {
 	defer g.capMu.Unlock()
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
+	// All locks at once: no append, growth or unmap is half done when it sleeps.
 	r.mu.Lock()
 	err := r.live()
 	if err == nil && len(r.holds) > 0 {

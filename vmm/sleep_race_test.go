@@ -11,7 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestSleepInTheMiddle: everybody uses ranges that fall asleep and wake.
+// TestSleepInTheMiddle: many goroutines use ranges that fall asleep and wake.
 func TestSleepInTheMiddle(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
@@ -85,8 +85,8 @@ func TestSleepInTheMiddle(t *testing.T) {
 	w.end()
 }
 
-// TestSetsThatOverlap fall asleep and wake in any order of their names, without
-// a deadlock; each call is all or none.
+// TestSetsThatOverlap fall asleep and wake in any order, without a deadlock. Each call is
+// all or none.
 func TestSetsThatOverlap(t *testing.T) {
 	w := newWorld(t, 1)
 	a, b, c := ranged(t, w, page), ranged(t, w, 2*page), ranged(t, w, 3*page)
@@ -111,7 +111,7 @@ func TestSetsThatOverlap(t *testing.T) {
 	w.end()
 }
 
-// TestCloseMeetsWake: whoever comes second finds a range that is closed.
+// TestCloseMeetsWake: if Wake is later, it finds the range closed.
 func TestCloseMeetsWake(t *testing.T) {
 	w := newWorld(t, 1)
 	for range 20 {
@@ -135,8 +135,8 @@ func TestCloseMeetsWake(t *testing.T) {
 	w.end()
 }
 
-// TestSleepOfALostDevice: nothing falls asleep or wakes there, and all that
-// there is goes back.
+// TestSleepOfALostDevice: nothing falls asleep or wakes there, and everything can be
+// released.
 func TestSleepOfALostDevice(t *testing.T) {
 	mayLose(t)
 	w := newWorld(t, 2)

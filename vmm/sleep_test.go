@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestSleepAndWake: the memory goes, all that is known of it comes back.
+// TestSleepAndWake: the memory is released, and everything known of it is restored.
 func TestSleepAndWake(t *testing.T) {
 	for name, o := range map[string]vmm.RangeOptions{
 		"ladder": {Max: 256 * page},
@@ -84,8 +84,8 @@ func TestSleepDropsContents(t *testing.T) {
 	w.end()
 }
 
-// TestSleepReleases although the device keeps memory: that is what it is for.
-// Waking may take what was kept.
+// TestSleepReleases although the device keeps memory: that is its purpose. Wake may use
+// kept memory.
 func TestSleepReleases(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -107,7 +107,7 @@ func TestSleepReleases(t *testing.T) {
 	w.end()
 }
 
-// TestWakeThatRunsOutInMap has a second chance, as a growth has.
+// TestWakeThatRunsOutInMap is tried a second time, as a growth is.
 func TestWakeThatRunsOutInMap(t *testing.T) {
 	for _, name := range []string{"Map", "SetAccess"} {
 		w := newWorld(t, 1)
@@ -124,7 +124,7 @@ func TestWakeThatRunsOutInMap(t *testing.T) {
 	}
 }
 
-// TestAllocWakesInNewMemory: it is promised none that was kept.
+// TestAllocWakesInNewMemory: kept memory would not read zero.
 func TestAllocWakesInNewMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -139,7 +139,7 @@ func TestAllocWakesInNewMemory(t *testing.T) {
 	w.end()
 }
 
-// TestASleepingRange answers ErrAsleep to all but Wake and Close.
+// TestASleepingRange returns ErrAsleep to all calls but Wake and Close.
 func TestASleepingRange(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
@@ -204,7 +204,7 @@ func TestASleepingRange(t *testing.T) {
 	w.end()
 }
 
-// zeros reads zeros for ever.
+// zeros reads zeros without end.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
@@ -231,20 +231,20 @@ func TestBadSleep(t *testing.T) {
 	w.end()
 }
 
-// TestASetWithAClosedRange: its address may be another's by now.
+// TestASetWithAClosedRange: its address may be another range's by now.
 func TestASetWithAClosedRange(t *testing.T) {
 	w := newWorld(t, 1)
 	a := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page})
 	require.NoError(t, a.Close())
-	b := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page}) // often where a was
+	b := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page}) // often at the address of a
 	require.ErrorIs(t, vmm.Wake(a, b, a), vmm.ErrClosed)
 	require.ErrorIs(t, vmm.Sleep(vmm.SleepDrop, b, a, b), vmm.ErrClosed)
 	require.NoError(t, b.Close())
 	w.end()
 }
 
-// TestASetSleepsTogether: ranges of several devices, empty ones and ones that
-// were never used among them; one that is held keeps all awake.
+// TestASetSleepsTogether: ranges of several devices, some empty or never used. If one is
+// held, all stay awake.
 func TestASetSleepsTogether(t *testing.T) {
 	w := newWorld(t, 2)
 	d, peer := w.devs[0], w.devs[1]
@@ -284,7 +284,7 @@ func TestASetSleepsTogether(t *testing.T) {
 		require.NoError(t, vmm.Wake(all...))
 		require.Equal(t, before, pictures())
 	}
-	// Those that are awake are left alone.
+	// Ranges that are awake stay as they are.
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, b))
 	gen := a.Generation()
 	require.NoError(t, vmm.Wake(all...))
@@ -322,8 +322,8 @@ func TestWakeThatFindsNoMemory(t *testing.T) {
 	w.end()
 }
 
-// TestWakeThatFailsDuringACapture waits for nothing that would destroy it: only
-// our own copies can be under way in memory that nobody had yet.
+// TestWakeThatFailsDuringACapture waits for nothing that would destroy it: only our own
+// copies can run in memory that no caller has seen.
 func TestWakeThatFailsDuringACapture(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -346,8 +346,8 @@ func TestWakeThatFailsDuringACapture(t *testing.T) {
 	w.end()
 }
 
-// TestWakeHealsWhatWasQuarantined: the contents are still there.
-func TestWakeHealsWhatWasQuarantined(t *testing.T) {
+// TestWakeMendsWhatWasQuarantined: the contents are still there.
+func TestWakeMendsWhatWasQuarantined(t *testing.T) {
 	for _, name := range []string{"SetAccess", "CopyIn"} {
 		w := newWorld(t, 1)
 		d := w.devs[0]
@@ -371,7 +371,7 @@ func TestWakeHealsWhatWasQuarantined(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForACopyOfWake that nobody could wait for when Wake failed.
+// TestCloseWaitsForACopyOfWake that could not be waited for when Wake failed.
 func TestCloseWaitsForACopyOfWake(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -388,7 +388,7 @@ func TestCloseWaitsForACopyOfWake(t *testing.T) {
 	w.end()
 }
 
-// TestHostMemoryOfSleepers is used again, and goes with Clip and Close.
+// TestHostMemoryOfSleepers is used again, and freed by Clip and Close.
 func TestHostMemoryOfSleepers(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 5*page)
@@ -418,9 +418,9 @@ func TestHostMemoryOfSleepers(t *testing.T) {
 	w.end()
 }
 
-// TestHostMemoryOfSleepersIsNobodysBusiness: strangers' work and captures on the
-// host device neither hold up nor fail a Clip.
-func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
+// TestHostDeviceWorkDelaysNoClip: others' work and captures on the host device neither
+// delay nor fail the Clip of a range with host memory.
+func TestHostDeviceWorkDelaysNoClip(t *testing.T) {
 	w := newWorld(t, 1)
 	h, err := vmm.Open("host")
 	require.NoError(t, err)
@@ -430,11 +430,11 @@ func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
 	captive, err := h.NewStream()
 	require.NoError(t, err)
 	end := captured(t, &world{devs: []*vmm.Device{h}}, captive)
-	for _, give := range []func(*vmm.Range) error{(*vmm.Range).Clip, (*vmm.Range).Close} {
+	for _, release := range []func(*vmm.Range) error{(*vmm.Range).Clip, (*vmm.Range).Close} {
 		g := ranged(t, w, 2*page)
 		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 		require.NoError(t, vmm.Wake(g))
-		require.NoError(t, give(g))
+		require.NoError(t, release(g))
 		require.Zero(t, vmm.HostCopy(g))
 		require.NoError(t, g.Close())
 	}
@@ -446,7 +446,7 @@ func TestHostMemoryOfSleepersIsNobodysBusiness(t *testing.T) {
 	w.end()
 }
 
-// TestSleepWaits for queued work, as Unmap does, and for what retires.
+// TestSleepWaits for queued work, as Unmap does, and for retiring memory.
 func TestSleepWaits(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -498,7 +498,7 @@ func TestSleepWithRetirements(t *testing.T) {
 	w.end()
 }
 
-// TestWakeOfWhatItsOwnerMayOnlyRead brings the contents back, and the access.
+// TestWakeOfWhatItsOwnerMayOnlyRead restores the contents and the access.
 func TestWakeOfWhatItsOwnerMayOnlyRead(t *testing.T) {
 	faults(t, func(t *testing.T, at ...int) []string {
 		w := newWorld(t, 1)

@@ -126,6 +126,7 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 			if !ok {
 				return nil
 			}
+			// One block is filled while the copy out of the other runs.
 			b := &l.blocks[k]
 			if err := o.stage.ready(b); err != nil {
 				return err
@@ -216,6 +217,7 @@ func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece)
 		}
 		return off, min(piece, n-off), true
 	}
+	// The first error ends the copy: the others find no piece left.
 	var once sync.Once
 	copier := func(l *lane) {
 		failed := work(l, next)
@@ -365,6 +367,7 @@ func (st *staging) worthStaging(at Ptr) bool {
 	if off || forced || known != unasked {
 		return !off && (forced || known == far)
 	}
+	// Asked without the lock, since it is a driver call; two may ask at once.
 	known = far
 	if v, ok := st.device.state.parent.drv.(driver.HostViewer); ok {
 		_, err := v.HostBytes(at, 1)
@@ -458,9 +461,9 @@ func (st *staging) syncOrphaned() error {
 		return nil
 	}
 	st.mu.Lock()
-	scrap := slices.Clone(st.broken)
+	broken := slices.Clone(st.broken)
 	st.mu.Unlock()
-	for _, l := range scrap {
+	for _, l := range broken {
 		if l.s == 0 { // never made
 			continue
 		}
@@ -510,6 +513,7 @@ func (st *staging) close() error {
 // free gives back what the lane still has, and can be called again.
 func (l *lane) free(raw driver.Device) error {
 	gone := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
+	// The work first: pinned memory is freed only once no copy uses it.
 	if l.s != 0 {
 		if err := raw.SyncStream(l.s); !gone(err) {
 			return err

@@ -17,9 +17,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// TestStagingAgainstTheDriver measures 1 GiB of ordinary memory up and down
-// beside the driver's own pageable copy and a copy of pinned memory. A missed
-// target is said in the table and fails nothing: only a wrong byte does.
+// TestStagingAgainstTheDriver measures 1 GiB of ordinary memory up and down beside the
+// driver's own pageable copy and a copy of pinned memory. A missed target is noted in the
+// table and fails nothing: only a wrong byte does.
 func TestStagingAgainstTheDriver(t *testing.T) {
 	if !onCUDA {
 		testgate.Require(t, "cuda", fmt.Errorf("VMM_TEST_DRIVER=cuda is not set"))
@@ -48,8 +48,7 @@ func TestStagingAgainstTheDriver(t *testing.T) {
 		}
 		return dev.SyncStream(s.Raw())
 	}
-	// Each way starts from bytes that are wrong everywhere, and all of them are
-	// looked at.
+	// Each way starts from bytes that are wrong everywhere, and all of them are checked.
 	wipe := func() {
 		require.NoError(t, s.Fill(g.Ptr(), 0, 1, size))
 		require.NoError(t, s.Sync())
@@ -81,7 +80,7 @@ func TestStagingAgainstTheDriver(t *testing.T) {
 	row := func(name string, overDriver, ofPinned float64, ways ...func() time.Duration) {
 		took := versus.Rounds(pairs, ways...)
 		rate := func(i int) float64 { return size / versus.Median(took[i]) }
-		// Times turned over are rates.
+		// The inverse of a time is a rate.
 		low, high := versus.Interval(took[1], took[0])
 		lowPin, highPin := versus.Interval(took[2], took[0])
 		target := "met"
@@ -105,7 +104,7 @@ func TestStagingAgainstTheDriver(t *testing.T) {
 	}
 	both(4, 0.8, 2)
 	old := runtime.GOMAXPROCS(2)
-	const equal = 0.97 // of the driver's own way, which is what is taken where it is as fast
+	const equal = 0.97 // of the driver's own way, which is used if it is as fast
 	both(equal, 0, equal)
 	runtime.GOMAXPROCS(old)
 	require.NoError(t, table.Flush())

@@ -17,11 +17,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
-// edge is the size of staging's blocks in these tests: small and odd, so that
-// many pieces begin and end anywhere.
+// edge is the size of staging's blocks in these tests. It is small and odd, so that many
+// pieces begin and end anywhere.
 const edge = 1000
 
-// staged is a world of one device whose copies all go through blocks of edge.
+// staged returns a world of one device whose copies all go through blocks of edge.
 func staged(t testing.TB, lanes int) *world {
 	t.Helper()
 	w := newWorld(t, 1)
@@ -29,8 +29,8 @@ func staged(t testing.TB, lanes int) *world {
 	return w
 }
 
-// unstaged is a world none of whose copies is staged, so that an operation
-// always makes the same calls.
+// unstaged returns a world none of whose copies is staged, so that an operation always
+// makes the same calls.
 func unstaged(t testing.TB) *world {
 	t.Helper()
 	w := newWorld(t, peers())
@@ -92,9 +92,9 @@ func TestStagedCopiesEveryByte(t *testing.T) {
 				}
 			}
 		}
-		all, scrap := vmm.Lanes(w.devs[0])
+		all, broken := vmm.Lanes(w.devs[0])
 		require.Equal(t, lanes, all)
-		require.Zero(t, scrap)
+		require.Zero(t, broken)
 		require.Zero(t, w.drv.Counts()["CopyIn"].Made+w.drv.Counts()["CopyOut"].Made, "all of it was staged")
 		require.NoError(t, g.Close())
 		require.NoError(t, s.Close())
@@ -117,8 +117,8 @@ func TestStagedReadFromWriteTo(t *testing.T) {
 	w.end()
 }
 
-// TestStagedByManyAtOnce has more copies than lanes; those that find none go
-// the driver's way.
+// TestStagedByManyAtOnce has more copies than lanes. Copies without a lane go the driver's
+// way.
 func TestStagedByManyAtOnce(t *testing.T) {
 	const ranges, each, rounds = 3, 4, 12
 	w := staged(t, 3)
@@ -152,7 +152,7 @@ func TestStagedByManyAtOnce(t *testing.T) {
 			})
 		}
 		t.Cleanup(func() {
-			// Each piece is whole, wherever it has come to lie.
+			// Each piece is whole, wherever it is.
 			have := make([]byte, g.Len())
 			_, err := g.ReadAt(have, 0)
 			require.NoError(t, err)
@@ -246,8 +246,8 @@ func TestStagedFaults(t *testing.T) {
 	}
 }
 
-// TestNoPinnedMemoryFallsBack: what keeps a lane from being made is no error
-// and is not tried again, and nothing of it is left.
+// TestNoPinnedMemoryFallsBack: a lane that cannot be made is no error and is not tried
+// again, and nothing of it is left.
 func TestNoPinnedMemoryFallsBack(t *testing.T) {
 	for _, refused := range []error{vmm.ErrOutOfMemory, vmm.ErrNotSupported} {
 		for nth := 1; nth <= 4; nth++ {
@@ -284,8 +284,8 @@ func TestNoPinnedMemoryFallsBack(t *testing.T) {
 	}
 }
 
-// TestStagingSparesCaptures: pinning memory would destroy a capture that is
-// not a relaxed one, and a staged copy would be captured.
+// TestStagingSparesCaptures: pinning memory would destroy a capture that is not a relaxed
+// one, and a staged copy would be captured.
 func TestStagingSparesCaptures(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -313,7 +313,7 @@ func TestStagingSparesCaptures(t *testing.T) {
 	w.end()
 }
 
-// held has each block of each lane busy on a stream that waits for a gate.
+// held makes each block of each lane busy on a stream that waits for a gate.
 func held(t *testing.T, w *world, g *vmm.Range, lanes int) (s *vmm.Stream, open func()) {
 	t.Helper()
 	s = stream(t, w.devs[0])
@@ -325,9 +325,9 @@ func held(t *testing.T, w *world, g *vmm.Range, lanes int) (s *vmm.Stream, open 
 	return s, open
 }
 
-// TestGatedStreamHoldsNobodyUp: copies of others find other lanes, or the
-// driver's way, and do not wait for a stream that is not theirs.
-func TestGatedStreamHoldsNobodyUp(t *testing.T) {
+// TestGatedStreamDelaysNoOtherCopy: other copies use other lanes, or the driver's way, and
+// do not wait for a stream that is not theirs.
+func TestGatedStreamDelaysNoOtherCopy(t *testing.T) {
 	const lanes = 2
 	w := staged(t, lanes)
 	g, want := noisy(t, w, 20*edge)
@@ -386,9 +386,9 @@ func TestGrantOfLessWaitsForAnAppendUnderWay(t *testing.T) {
 	s.end()
 }
 
-// TestAppendIsRefusedWhileItsAccessLeaves: staging's streams are not what the
-// fence of a Grant of less waits for.
-func TestAppendIsRefusedWhileItsAccessLeaves(t *testing.T) {
+// TestAppendIsRefusedWhileItsAccessIsReduced: the fence of a Grant of less does not wait
+// for staging's streams.
+func TestAppendIsRefusedWhileItsAccessIsReduced(t *testing.T) {
 	s := stopAt(t, 1, "SyncIfActive", 0)
 	g, _ := noisy(t, s.world, 3*edge)
 	granted := make(chan error, 1)
@@ -420,8 +420,8 @@ func TestDeviceCloseRefusesWhileACopyIsUnderWay(t *testing.T) {
 	s.end()
 }
 
-// TestDeviceCloseFreesLanesOnceMore: each call of giving the lanes back fails
-// in turn, and the next Close goes on from there.
+// TestDeviceCloseFreesLanesOnceMore: each call that frees the lanes fails in turn, and the
+// next Close goes on from there.
 func TestDeviceCloseFreesLanesOnceMore(t *testing.T) {
 	for i := 1; ; i++ {
 		w := staged(t, 2)
@@ -459,10 +459,9 @@ func TestStagingOnALostDevice(t *testing.T) {
 	require.NoError(t, w.devs[0].Close())
 }
 
-// TestStagingWaitsForNoStream: a copy that makes lanes asks the streams whether
-// they are captured, while it keeps its memory from being unmapped. It must not
-// wait there for a stream that waits to close, behind a copy that may be
-// waiting for that memory.
+// TestStagingWaitsForNoStream: a copy that makes lanes checks whether streams are captured,
+// while it keeps its memory from being unmapped. It must not wait there for a stream that
+// waits to close, behind a copy that may be waiting for that memory.
 func TestStagingWaitsForNoStream(t *testing.T) {
 	stopped := stopAt(t, 1, "Fill", 0)
 	d := stopped.devs[0]
@@ -487,8 +486,8 @@ func TestStagingWaitsForNoStream(t *testing.T) {
 	stopped.end()
 }
 
-// TestStagedCopyEndsWithItsWaits: whatever its pieces answer, each block is
-// waited for before the caller has its memory back.
+// TestStagedCopyEndsWithItsWaits: whatever its pieces return, each block is waited for
+// before the copy returns the memory to the caller.
 func TestStagedCopyEndsWithItsWaits(t *testing.T) {
 	for _, failing := range []bool{false, true} {
 		w := staged(t, 1)
@@ -510,9 +509,9 @@ func TestStagedCopyEndsWithItsWaits(t *testing.T) {
 	}
 }
 
-// TestCopiesAdriftAreWaitedFor: where a piece could neither be ended nor be
-// waited for, the next copy and whoever unmaps the memory wait for it instead.
-func TestCopiesAdriftAreWaitedFor(t *testing.T) {
+// TestOrphanedCopiesAreWaitedFor: if a piece could neither be ended nor be waited for, the
+// next copy, and every call that unmaps the memory, wait for it instead.
+func TestOrphanedCopiesAreWaitedFor(t *testing.T) {
 	for _, closing := range []bool{false, true} {
 		w := staged(t, 1)
 		g, _ := noisy(t, w, 2*edge)
@@ -524,8 +523,8 @@ func TestCopiesAdriftAreWaitedFor(t *testing.T) {
 		_, err := g.WriteAt(noise(2*edge, 2), 0)
 		require.ErrorIs(t, err, errInjected)
 		w.refuse("SyncEvent", 0, nil)
-		_, scrap := vmm.Lanes(w.devs[0])
-		require.Equal(t, 1, scrap)
+		_, broken := vmm.Lanes(w.devs[0])
+		require.Equal(t, 1, broken)
 		if closing {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			require.ErrorIs(t, g.CloseContext(ctx), context.DeadlineExceeded, "it waits")
@@ -540,7 +539,7 @@ func TestCopiesAdriftAreWaitedFor(t *testing.T) {
 			}()
 			select {
 			case err := <-written:
-				t.Fatal("what is adrift comes later", err)
+				t.Fatal("the orphaned copy comes later", err)
 			case <-time.After(20 * time.Millisecond):
 			}
 			open()

@@ -26,6 +26,7 @@ type counters struct {
 	Counts
 
 	freedBytes uint64 // that went back to the driver, ever
+	threshold  uint64 // of the cache; changes with its lock held, too
 }
 
 // rangeCounters are the counters of one reservation, under its device's counters.mu.
@@ -100,6 +101,13 @@ func (c *counters) released(size uint64) {
 	c.freedBytes += size
 }
 
+// setThreshold is for SetReleaseThreshold.
+func (c *counters) setThreshold(bytes uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.threshold = bytes
+}
+
 // read reads a number.
 func (c *counters) read(n *uint64) uint64 {
 	c.mu.Lock()
@@ -160,13 +168,11 @@ func (d *Device) Stats() Stats {
 	d.state.mu.Lock()
 	limit := d.state.limit
 	d.state.mu.Unlock()
-	d.cache.mu.Lock()
-	threshold := d.cache.threshold
-	d.cache.mu.Unlock()
 	var pinned uint64
 	if o := d.state.open.Load(); o != nil {
 		pinned = o.pinned()
 	}
+	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,7 +193,7 @@ func (d *Device) Stats() Stats {
 		Counts:           c.Counts,
 		WorkTime:         time.Duration(d.worked.Load()),
 		Limit:            limit,
-		ReleaseThreshold: threshold,
+		ReleaseThreshold: c.threshold,
 		AddressLimit:     addresses,
 	}
 }
@@ -289,6 +295,7 @@ func (d *Device) Report() Report {
 		return Report{}
 	}
 	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
+	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
 	things := make(map[any]OpenObject, len(d.open))
 	for thing, o := range d.open {
@@ -339,19 +346,4 @@ func (o openedAt) where() string {
 			return fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
 	}
-}
-
-// openNamesLocked says what is open and where it was made, in a stable order, the first
-// few if there are many. d.mu is held.
-func (d *Device) openNamesLocked() []string {
-	const most = 8
-	var all []string
-	for thing, o := range d.open {
-		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.where()))
-	}
-	slices.Sort(all)
-	if n := len(all); n > most {
-		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
-	}
-	return all
 }

@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write testdata")
 
-// numbered sets every number of a struct to another one, so that a golden file
-// shows each field under its name.
+// numbered sets every number of a struct to a different one, so that a golden file shows
+// each field under its name.
 func numbered[T any](t *testing.T) T {
 	t.Helper()
 	var v T
@@ -48,8 +48,8 @@ func numbered[T any](t *testing.T) T {
 	return v
 }
 
-// TestStatsSchema: the JSON names are what dashboards are built on. A new one is
-// added to the golden file with -update; none goes and none changes.
+// TestStatsSchema: dashboards rely on the JSON names. A new one is added to the golden file
+// with -update. None is removed or changed.
 func TestStatsSchema(t *testing.T) {
 	for file, v := range map[string]any{
 		"testdata/stats.json":      numbered[vmm.Stats](t),
@@ -194,8 +194,8 @@ func TestStatsFollow(t *testing.T) {
 	w.end()
 }
 
-// TestStatsAreOfOneMoment: in every snapshot taken under load the parts fit
-// into the whole, and no peak lies below what there is.
+// TestStatsAreOfOneMoment: in every snapshot under load the parts fit into the whole, and
+// no peak is below the current value.
 func TestStatsAreOfOneMoment(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]

@@ -46,26 +46,20 @@ func newStream(d *Device) *Stream {
 func (d *Device) NewStream() (*Stream, error) {
 	s := newStream(d)
 	err := d.track(s, "stream") // first, so that the device does not close meanwhile
-	if err == nil {
-		err = s.make()
-		if err != nil {
-			d.untrack(s)
-		}
-	}
 	if err != nil {
 		return nil, d.fail("make stream", 0, 0, err)
 	}
-	d.state.addStream(s)
-	return s, nil
-}
-
-func (s *Stream) make() error {
-	o, err := s.dev.ensureOpen()
+	o, err := d.ensureOpen()
 	if err == nil {
 		s.raw, err = o.NewStream()
-		s.handle = s.raw
 	}
-	return err
+	if err != nil {
+		d.untrack(s)
+		return nil, d.fail("make stream", 0, 0, err)
+	}
+	s.handle = s.raw
+	d.state.addStream(s)
+	return s, nil
 }
 
 // WrapStream makes another library's stream known here (cuBLAS, NCCL, PyTorch):
@@ -139,10 +133,7 @@ func (s *Stream) device() *Device {
 }
 
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
-	if s == nil {
-		return (*Device)(nil).fail(op, p, n, err)
-	}
-	return s.dev.fail(op, p, n, err)
+	return s.device().fail(op, p, n, err)
 }
 
 // Copy queues a copy of n bytes. Either side is device memory, a peer's, or
@@ -493,21 +484,15 @@ func (e *Event) with(f func(dev driver.Device) error) error {
 	if e == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
-	if err := e.acquire(); err != nil {
-		return err
-	}
-	defer e.release()
-	return f(e.on)
-}
-
-func (e *Event) acquire() error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.closed {
+		e.mu.Unlock()
 		return fmt.Errorf("%w: event", ErrClosed)
 	}
 	e.users++
-	return nil
+	e.mu.Unlock()
+	defer e.release()
+	return f(e.on)
 }
 
 func (e *Event) release() {
@@ -579,7 +564,7 @@ func (e *Event) Close() error {
 		return nil
 	}
 	e.closed = true
-	now := e.users == 0
+	now := e.users == 0 // else the last call under way frees it
 	e.mu.Unlock()
 	if !now {
 		return nil

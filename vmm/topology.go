@@ -64,6 +64,7 @@ func Topology(devs ...*Device) (*Links, error) {
 			return nil, d.fail(askingTopology, 0, 0, err)
 		}
 	}
+	// All are of one driver by now.
 	only := func(i Info) bool {
 		return slices.ContainsFunc(devs, func(d *Device) bool { return d.info.Ordinal == i.Ordinal })
 	}
@@ -284,6 +285,7 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 			return err
 		}
 	}
+	// Each way by itself before both at once, so that every grant is there by then.
 	for i := range pairs {
 		p := &pairs[i]
 		if !p.Access {
@@ -337,6 +339,7 @@ func (e *end) open(drv driver.Driver, n int, size uint64) (err error) {
 	if e.g, err = e.d.Alloc(2 * size); err != nil {
 		return err
 	}
+	// The stream is named, so that giving the memory back waits for no other work.
 	if e.s, err = e.d.NewStream(); err != nil {
 		return err
 	}
@@ -405,6 +408,7 @@ func round(size uint64, ways []way) (sum float64, err error) {
 			return 0, err
 		}
 	}
+	// In turn, so that all ways are busy at the same time.
 	for range copies {
 		for _, w := range ways {
 			if err := w.from.s.Copy(w.to.g.Ptr()+Ptr(size), w.from.g.Ptr(), size); err != nil {

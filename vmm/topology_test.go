@@ -16,7 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// golden holds text to a file of testdata.
+// golden compares text with a file of testdata.
 func golden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
@@ -73,7 +73,7 @@ func TestTopologyOfTheMachine(t *testing.T) {
 // plainDriver is a driver without optional interfaces.
 type plainDriver struct{ driver.Driver }
 
-// refuser is one whose optional interface is there and not supported.
+// refuser has the optional interface, which returns ErrNotSupported.
 type refuser struct{ driver.Driver }
 
 func (refuser) Peering(int, int) (driver.Peering, error) {
@@ -119,7 +119,7 @@ func TestTopologyJSON(t *testing.T) {
 	}
 	require.Contains(t, l.String(), "nvlink 0 +")
 	require.Contains(t, l.String(), "396")
-	l.Pairs[0].OneWay, l.Pairs[0].Both = 999.7e9, 1783e9 // an exponent is no figure for a table
+	l.Pairs[0].OneWay, l.Pairs[0].Both = 999.7e9, 1783e9 // no figure of a table has an exponent
 	require.Contains(t, l.String(), " 1783\n")
 	require.NotContains(t, l.String(), "e+")
 	b, err := json.Marshal(vmm.Links{})
@@ -162,8 +162,8 @@ func TestMeasureLinks(t *testing.T) {
 	require.Equal(t, "no links", none.String())
 }
 
-// TestMeasureLinksCaptured: that somebody captures a stream meanwhile keeps
-// nothing from being given back.
+// TestMeasureLinksCaptured: while another thread captures a stream, everything can be
+// released all the same.
 func TestMeasureLinksCaptured(t *testing.T) {
 	devs := opened(t, host.New(host.Config{Devices: 2, Memory: 64 * mib}), 2)
 	l, err := vmm.Topology(devs...)
@@ -182,7 +182,7 @@ func TestMeasureLinksCaptured(t *testing.T) {
 	}
 }
 
-// TestMeasureSomeLinks: Pairs belongs to the caller, who may want some of them.
+// TestMeasureSomeLinks: Pairs is the caller's, who may want only some of them.
 func TestMeasureSomeLinks(t *testing.T) {
 	l, err := vmm.Topology(opened(t, host.New(host.Config{Devices: 2, Memory: 64 * mib}), 2)...)
 	require.NoError(t, err)
@@ -194,14 +194,14 @@ func TestMeasureSomeLinks(t *testing.T) {
 	require.ErrorIs(t, l.Measure(t.Context(), mib), vmm.ErrInvalid)
 }
 
-// TestMeasureLinksFault fails every call: an error that is typed, nothing of the
-// topology changed and nothing left behind.
+// TestMeasureLinksFault fails every call: the error is typed, the topology is unchanged and
+// nothing is left.
 func TestMeasureLinksFault(t *testing.T) {
 	w := worldOn(t, 2, host.Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})
 	l, err := vmm.Topology(w.devs...)
 	require.NoError(t, err)
 	before := l.String()
-	require.NoError(t, l.Measure(t.Context(), 8192)) // makes what the next ones find made
+	require.NoError(t, l.Measure(t.Context(), 8192)) // makes what the next ones use
 	w.arm()
 	require.NoError(t, l.Measure(t.Context(), 8192))
 	calls := w.disarm()
@@ -210,7 +210,7 @@ func TestMeasureLinksFault(t *testing.T) {
 	for i := range calls {
 		switch calls[i] {
 		case "FreeStream", "FreeEvent", "Close", "Free", "Unmap", "Capturing":
-			continue // giving back: what the driver will not take stays
+			continue // releasing: what the driver refuses stays
 		}
 		w.arm(i + 1)
 		err := l.Measure(t.Context(), 8192)
@@ -258,7 +258,7 @@ func TestTopologyBadInput(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 
-// A device that is lost does not hide the others.
+// A lost device does not hide the others.
 func TestTopologyWithALostDevice(t *testing.T) {
 	drv := drivertest.Inject(host.New(host.Config{Devices: 3, Memory: 1 << 30}), func(c drivertest.Call) error {
 		if c.Name == "Peering" && c.Dev == 1 {

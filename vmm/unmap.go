@@ -66,6 +66,8 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	if err != nil {
 		return r.fail("unmap later", off, size, err)
 	}
+	// The streams stand for all work but the library's own copies, which UsedBy does not
+	// name either.
 	r.copies.wait()
 	r.mu.Lock()
 	states := r.mayAccessLocked(nil)
@@ -186,6 +188,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 			return nil, err
 		}
 	}
+	// Checked before the first slot changes: it completes or changes nothing.
 	for _, s := range r.table[i:j] {
 		switch s.State {
 		case slots.Retiring, slots.Unmapping:

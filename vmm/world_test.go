@@ -19,11 +19,11 @@ import (
 
 const mib = 1 << 20
 
-// onCUDA says whether these tests run on the machine's GPUs, as VMM_TEST_DRIVER
-// asks, instead of on host drivers of their own.
+// onCUDA says whether these tests run on the machine's GPUs, as VMM_TEST_DRIVER says,
+// instead of on host drivers of their own.
 var onCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 
-// peers is how many devices tests of peers take: what the usual machine has.
+// peers is how many devices tests of peers use: as many as the usual machine has.
 func peers() int {
 	if onCUDA {
 		return 2
@@ -31,7 +31,7 @@ func peers() int {
 	return 3
 }
 
-// errInjected is what an armed fault answers.
+// errInjected is the error of an injected fault.
 var errInjected = errors.New("injected")
 
 // fault fails chosen calls, counted from the moment it is armed.
@@ -39,14 +39,14 @@ type fault struct {
 	mu    sync.Mutex
 	armed bool
 	seen  []string
-	waits map[int]bool // devices that a wait was begun for
+	waits map[int]bool // devices for which a wait was begun
 	at    []int
 	err   error
 
 	refused map[string]refusal
 }
 
-// refusal is how many calls of a name are refused, and with what.
+// refusal says how many calls of a name are refused, and with what error.
 type refusal struct {
 	left int
 	err  error
@@ -96,7 +96,7 @@ func (f *fault) waiting(dev int) bool {
 	return f.waits[dev]
 }
 
-// disarm gives the names of the calls seen since arm.
+// disarm returns the names of the calls seen since arm.
 func (f *fault) disarm() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -104,14 +104,14 @@ func (f *fault) disarm() []string {
 	return f.seen
 }
 
-// world is a fresh host driver with faults to inject and devices opened on it.
-// Its cleanup closes the devices and holds the driver's counts to zero drift.
+// world is a fresh host driver with faults to inject and devices opened on it. Its cleanup
+// closes the devices and checks that the driver's counts balance.
 type world struct {
 	t    testing.TB
 	drv  *drivertest.Injected
 	devs []*vmm.Device
 	fault
-	before func(drivertest.Call) error // asked first; set while no call is under way
+	before func(drivertest.Call) error // called first; set while no call is under way
 }
 
 // newWorld has n devices whose granularity is page.
@@ -129,7 +129,7 @@ func worldWith(t testing.TB, n int, before func(drivertest.Call)) *world {
 	return worldOf(t, n, host.New(host.Config{Devices: n, Memory: 512 * 512 * page, PageGranularity: page == 4096}), before)
 }
 
-// cudaDriver is the machine's, if it has n devices.
+// cudaDriver returns the machine's, if it has n devices.
 func cudaDriver(t testing.TB, n int) driver.Driver {
 	t.Helper()
 	d, err := vmm.Open("cuda:0")
@@ -144,8 +144,8 @@ func cudaDriver(t testing.TB, n int) driver.Driver {
 	return drv
 }
 
-// mayLose skips where a lost device does not come back. The rules of drivertest
-// lose devices in processes of their own.
+// mayLose skips the test if a lost device cannot be used again. The rules of drivertest lose
+// devices in processes of their own.
 func mayLose(t testing.TB) {
 	t.Helper()
 	if onCUDA {
@@ -153,7 +153,7 @@ func mayLose(t testing.TB) {
 	}
 }
 
-// worldOn has host devices of the test's choice, wherever it runs.
+// worldOn returns host devices of the test's choice, wherever it runs.
 func worldOn(t testing.TB, n int, c host.Config) *world {
 	t.Helper()
 	return worldOf(t, n, host.New(c), nil)
@@ -181,7 +181,7 @@ func worldOf(t testing.TB, n int, drv driver.Driver, before func(drivertest.Call
 	return w
 }
 
-// end closes the devices; nothing may be left open or unbalanced.
+// end closes the devices and checks that nothing is left open or unbalanced.
 func (w *world) end() {
 	w.t.Helper()
 	w.disarm()
@@ -197,7 +197,7 @@ func (w *world) end() {
 	require.NoError(w.t, w.drv.Balanced())
 }
 
-// raw is the driver's device.
+// raw returns the driver's device.
 func raw(t testing.TB, d *vmm.Device) driver.Device {
 	t.Helper()
 	r, err := d.Raw()
@@ -233,7 +233,7 @@ func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
 	})
 }
 
-// pattern is n bytes that differ by place.
+// pattern returns n bytes that differ by position.
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
 	for i := range b {

@@ -64,9 +64,9 @@ const (
 	exportable = "yes"
 )
 
-// basic is the preset for everyday use: one direction at a time, memory that
-// grows against ordinary memory.
-func (p *bwPlan) basic() {
+// article is the default preset. It measures what an article about such memory
+// measured: one direction at a time, memory that grows against ordinary memory.
+func (p *bwPlan) article() {
 	p.directions.values = []string{h2d, d2h, d2d}
 	p.hosts.values = []string{pageable, pinned}
 	p.mems.values = []string{memVMM, memPlain}
@@ -86,8 +86,8 @@ func (p *bwPlan) full() {
 func (a *app) bw() *cobra.Command {
 	var m measureFlags
 	p := newBWPlan()
-	p.basic()
-	preset := choice{value: "basic", of: []string{"basic", "full"}}
+	p.article()
+	preset := choice{value: "article", of: []string{"article", "full"}}
 	c := command(&cobra.Command{
 		Use:   "bw",
 		Short: "Measure copies: host to device, device to host, within the device",

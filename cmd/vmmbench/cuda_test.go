@@ -32,7 +32,7 @@ func TestOnFakeCUDA(t *testing.T) {
 	ops := newOpsPlan()
 	ops.busy = counts{0, 1}
 	copies := newBWPlan()
-	copies.basic()
+	copies.article()
 	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{16 << 20}, size.List{0, 1 << 20}
 	growths := newGrowPlan()
 	growths.targets, growths.step, growths.busy = size.List{16 << 20}, 2<<20, counts{0, 1}

@@ -51,7 +51,7 @@ func newRunner() *runner {
 // and gives back what it had.
 func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 	plan := newBWPlan()
-	plan.basic()
+	plan.article()
 	plan.sizes = []uint64{2 << 20}
 	plan.directions.values = []string{d2d}
 	for _, call := range []string{"Create", "AllocPlain", "NewStream", "NewEvent"} {

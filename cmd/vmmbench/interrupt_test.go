@@ -19,7 +19,7 @@ func TestInterruptWithinASample(t *testing.T) {
 	growths.targets, growths.step = []uint64{32 << 20}, 1<<20
 	growths.mems.values = []string{growPlain}
 	copies := newBWPlan()
-	copies.basic()
+	copies.article()
 	copies.sizes = []uint64{8 << 20}
 	copies.mems.values = []string{memPlain}
 	copies.directions.values = []string{d2h}

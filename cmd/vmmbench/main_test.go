@@ -75,7 +75,7 @@ func TestTour(t *testing.T) {
 			continue
 		}
 		require.LessOrEqual(t, *c.Low, *c.High)
-		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Conclusion))
+		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Verdict))
 	}
 
 	lines, err := os.ReadFile(file)

@@ -164,7 +164,7 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 		a, b := cases[p.a], cases[p.b]
 		c := report.Comparison{
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
-			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Conclusion: stat.Unclear,
+			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.Unclear,
 		}
 		for _, side := range []report.Case{a, b} {
 			if side.Status != report.Passed && c.Reason == "" {
@@ -186,7 +186,7 @@ func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
 		c.Reason = report.Text(err.Error())
 		return
 	}
-	c.Ratio, c.Low, c.High, c.Conclusion = &ratio, &interval.Low, &interval.High, stat.Conclude(interval, c.Margin)
+	c.Ratio, c.Low, c.High, c.Verdict = &ratio, &interval.Low, &interval.High, stat.Judge(interval, c.Margin)
 }
 
 // add adds to the report and to the outputs.

@@ -44,7 +44,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 			// Both parts are made from the one list of sizes, so --size bounds the
 			// whole tour.
 			copies, growths := newBWPlan(), newGrowPlan()
-			copies.basic()
+			copies.article()
 			copies.sizes = sizes
 			largest := slices.Max(sizes)
 			growths.targets = size.List{largest}

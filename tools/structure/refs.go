@@ -149,19 +149,19 @@ func report(decls []*decl, found []ref, verbose bool) {
 	if !verbose {
 		return
 	}
-	place := map[string]int{}
+	position := map[string]int{}
 	fmt.Println("\nOrder; a file should refer only to those above it:")
 	for i, n := range order {
-		place[files[n]] = i
+		position[files[n]] = i
 		fmt.Printf("%3d %-40s %5d lines\n", i+1, files[n], lines[files[n]])
 	}
 	sorted := slices.SortedFunc(maps.Keys(pairs), func(a, b pair) int {
-		return cmp.Or(place[a.from]-place[b.from], place[a.to]-place[b.to])
+		return cmp.Or(position[a.from]-position[b.from], position[a.to]-position[b.to])
 	})
 	for _, forward := range []bool{true, false} {
 		fmt.Println(map[bool]string{true: "\nAgainst the order:", false: "\nWith the order:"}[forward])
 		for _, p := range sorted {
-			if (place[p.to] > place[p.from]) == forward {
+			if (position[p.to] > position[p.from]) == forward {
 				fmt.Printf("%-32s -> %-32s %s\n", p.from, p.to, examples(pairs[p]))
 			}
 		}

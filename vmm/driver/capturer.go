@@ -1,6 +1,6 @@
 package driver
 
-// CaptureMode says what other calls may not be made during a capture.
+// CaptureMode says which other calls are forbidden during a capture.
 type CaptureMode uint8
 
 // Capture modes, as CUDA's.
@@ -11,10 +11,12 @@ const (
 )
 
 // Capturer is a Device whose streams can be captured into a graph. It exists
-// for tests: the graph is thrown away.
+// for tests, and no graph is kept.
 type Capturer interface {
+	// BeginCapture begins a capture of the stream.
 	BeginCapture(Stream, CaptureMode) error
-	// EndCapture ends it. A capture that a wait destroyed is ErrInvalid, and has
-	// ended. So is one that another thread began, which goes on.
+	// EndCapture ends the capture. If a wait has destroyed it, EndCapture returns
+	// ErrInvalid, and the capture has ended. If another thread began it, EndCapture
+	// returns ErrInvalid too, and the capture goes on.
 	EndCapture(Stream) error
 }

@@ -11,17 +11,18 @@ type Peering struct {
 // PeerInfo is a Driver that knows more of pairs of devices than CanAccessPeer.
 // It needs no context and makes none.
 type PeerInfo interface {
+	// Peering describes how device from reaches memory of device to.
 	Peering(from, to int) (Peering, error)
 }
 
 // LegacyPeers is a Device that reaches plain memory of another device: what
 // cuMemAlloc made, not what was mapped, for which SetAccess alone counts.
 type LegacyPeers interface {
-	// EnablePeer lets this device's context reach plain memory of device to.
-	// Already enabled, by whoever, is ErrPeerEnabled; a pair without a path is
-	// ErrNotSupported.
+	// EnablePeer lets this device's context reach plain memory of device to. If it
+	// is enabled already, by any library, that is ErrPeerEnabled. A pair without a
+	// path is ErrNotSupported.
 	EnablePeer(to int) error
-	// DisablePeer undoes it. Not enabled is ErrInvalid. Work that uses the
-	// memory must have ended. A lost device lets go of its peers all the same.
+	// DisablePeer undoes EnablePeer. If it is not enabled, that is ErrInvalid. Work
+	// that uses the memory must have ended. DisablePeer works on a lost device too.
 	DisablePeer(to int) error
 }

@@ -1,13 +1,13 @@
 package driver
 
-// RangeExporter is a Driver that gives address spans to other devices, network
-// cards above all, as dma-buf.
+// RangeExporter is a Driver that exports address spans as dma-buf, for other devices
+// such as network cards.
 type RangeExporter interface {
-	// ExportRange gives a dma-buf of the memory that is mapped at [p, p+size),
-	// whole pages of the host: several chunks, or a part of one. The descriptor
-	// is close-on-exec and keeps that memory alive, whatever is mapped there
-	// later. It needs a context of the device, and where none is active it makes
-	// one for the call. What is empty, no whole pages, or not all mapped is
-	// ErrInvalid. The caller must close the descriptor.
+	// ExportRange returns a dma-buf of the memory that is mapped at [p, p+size),
+	// whole pages of the host: several chunks, or a part of one. The descriptor is
+	// close-on-exec and keeps that memory alive, whatever is mapped there later.
+	// The caller must close it. ExportRange needs a context of the device; if none
+	// is active, it makes one for the call. A span that is empty, is no whole
+	// pages, or is not mapped throughout is ErrInvalid.
 	ExportRange(p Ptr, size uint64) (fd int, err error)
 }

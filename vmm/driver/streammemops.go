@@ -1,15 +1,15 @@
 package driver
 
 // StreamMemOps is a Device whose streams can write words of memory and wait for
-// them. A closed gate (a wait for a pinned word that the host writes later) is
-// how tests hold work back and how vmmbench keeps queueing out of its timings.
+// them. Tests make a stream wait for a pinned word that the host writes later, to
+// hold its work back; vmmbench does, to keep queueing out of its timings.
 //
-// Never let a stream wait for a word that another process writes: when that
-// process dies, the stream and every synchronise of its context hang.
+// A stream must never wait for a word that another process writes: when that
+// process dies, the stream and every synchronize of its context hang.
 type StreamMemOps interface {
 	// WriteValue queues a store of v at p, width 4 or 8 bytes, p aligned to it.
 	WriteValue(s Stream, p Ptr, v uint64, width int) error
-	// WaitValue makes later work of s wait until the word at p, less v, is not
-	// negative as a signed number of that width.
+	// WaitValue makes later work of s wait until the word at p minus v is not
+	// negative, as a signed number of that width.
 	WaitValue(s Stream, p Ptr, v uint64, width int) error
 }

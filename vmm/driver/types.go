@@ -9,32 +9,33 @@ type Ptr uint64
 // String is the address in hexadecimal.
 func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
 
-// Handle names one piece of physical memory, the unit of map, unmap and share.
+// Handle names one allocation of physical memory, which is mapped, unmapped and
+// shared as a whole.
 type Handle uint64
 
 // Stream names a queue of work on one device. 0 and 1 are CUDA's legacy default
-// stream, and 2 is the default stream of the calling thread, so whoever uses it
-// stays on one. The legacy stream comes after the work that all threads' streams
-// have when it is used, and theirs after its; streams of NewStream take no part.
-// While a thread's stream is captured, use of the legacy stream is ErrCapturing
-// and destroys the capture, but for Capturing.
+// stream. 2 is the default stream of the calling thread, so a caller that uses it
+// must stay on one thread. Work of the legacy stream runs after the work that is
+// queued on all threads' streams, and work queued on those later runs after it.
+// Streams of NewStream take no part. While a thread's stream is captured, every use
+// of the legacy stream but Capturing returns ErrCapturing and destroys the capture.
 type Stream uint64
 
 // Event names a point in a stream.
 type Event uint64
 
-// Kind says what a Location is.
+// LocationKind says what a Location is.
 type LocationKind uint8
 
-// Kinds of location. LocationOwner stands for the device that is asked: package vmm
-// resolves it, and at the seam it is ErrInvalid.
+// Kinds of location. LocationOwner stands for the device that a call of package vmm
+// is made on. A Driver returns ErrInvalid for it.
 const (
 	LocationOwner    LocationKind = iota
 	LocationDevice                // ID is a device ordinal
 	LocationHostNUMA              // ID is a NUMA node
 )
 
-// Location is where memory lives or who may touch it.
+// Location is where memory is, or what may have access to it.
 type Location struct {
 	Kind LocationKind
 	ID   int
@@ -81,7 +82,7 @@ type Grant struct {
 }
 
 // Share is a set of ways in which a chunk can leave the process. It is fixed
-// when the chunk is created; nothing upgrades it later.
+// when the chunk is created and cannot be extended later.
 type Share uint8
 
 // Ways to share. ShareReadOnly only narrows ShareFD.
@@ -93,7 +94,7 @@ const (
 
 // Prop describes physical memory. It is comparable.
 type Prop struct {
-	Location Location // where the memory lives
+	Location Location // where the memory is
 	Share    Share    // 0: private to this process
 	RDMA     bool     // usable by GPUDirect RDMA
 	Compress bool     // generic compression
@@ -102,7 +103,7 @@ type Prop struct {
 // Info describes a device. Reading it needs no context.
 type Info struct {
 	Ordinal int
-	Open    string // what vmm.Open takes, "cuda:0"
+	Open    string // the name for vmm.Open, "cuda:0"
 	Name    string
 	Arch    string // "sm_90"; empty where it has no meaning
 	PCI     string // "0000:3b:00.0"; empty where it has no meaning
@@ -128,7 +129,7 @@ const (
 	FeatureLegacyIPC                   // cuIpc handles of plain memory
 	FeatureStreamMemOps                // StreamMemOps
 	FeatureKernels                     // load and launch
-	FeatureReadOnlyMap                 // Access Read is enforced
+	FeatureReadOnlyMap                 // AccessRead is enforced
 	features
 )
 

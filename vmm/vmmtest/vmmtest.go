@@ -139,8 +139,8 @@ func open(tb testing.TB, drv driver.Driver, n int, hooks []func(drivertest.Call)
 	return devs
 }
 
-// all asks every hook, so that each of them counts every call, and answers
-// with the first error.
+// all calls every hook, so that each of them counts every call, and returns the
+// first error.
 func all(hooks []func(drivertest.Call) error) func(drivertest.Call) error {
 	return func(c drivertest.Call) error {
 		var first error

@@ -30,7 +30,7 @@ func (r *recorder) Errorf(format string, args ...any) {
 
 func (r *recorder) Cleanup(f func()) { r.last = append(r.last, f) }
 
-// end runs the cleanups and gives the errors in one line.
+// end runs the cleanups and returns the errors in one line.
 func (r *recorder) end() string {
 	for _, f := range slices.Backward(r.last) {
 		f()

@@ -44,6 +44,7 @@ func (h *Buffer) Ensure(n uint64) error {
 	if err := h.Take(size); err != nil {
 		return err
 	}
+	// Each step is noted in h, so that Free undoes those that were done.
 	err = func() (err error) {
 		if h.ptr, err = drv.Reserve(size, 0); err != nil {
 			h.Return(size)
@@ -71,9 +72,10 @@ func (h *Buffer) Ensure(n uint64) error {
 	return err
 }
 
-// Free gives the memory back. After an error it can be called again.
+// Free frees the memory. After an error it can be called again.
 func (h *Buffer) Free() error {
 	drv := host.Default()
+	// In the reverse order of Ensure; what has been given back is not given back again.
 	h.Mem = nil
 	if h.mapped {
 		if err := drv.Unmap(h.ptr, h.size); err != nil {

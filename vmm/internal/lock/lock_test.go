@@ -23,6 +23,7 @@ func TestInversion(t *testing.T) {
 	if !lock.Ordered {
 		t.Skip("needs the race detector: make race")
 	}
+	lock.CheckAll()
 	for name, c := range map[string]struct {
 		levels [2]lock.Level
 		keys   [2]uint64

@@ -30,8 +30,8 @@ func config(c *clock) Config {
 	return Config{Samples: 20, MinTime: time.Millisecond, MaxTime: time.Minute, Now: c.now}
 }
 
-// From the clock to the conclusion, with contenders that are slower by a known part.
-func TestConclusionsOfAScriptedClock(t *testing.T) {
+// From the clock to the verdict, with contenders that are slower by a known part.
+func TestVerdictsOfAScriptedClock(t *testing.T) {
 	const spread = 0.003
 	seeds := 40
 	if os.Getenv("VMM_SOAK") != "" {
@@ -39,7 +39,7 @@ func TestConclusionsOfAScriptedClock(t *testing.T) {
 	}
 	for _, c := range []struct {
 		slowdown float64
-		want     stat.Conclusion
+		want     stat.Verdict
 	}{{0, stat.Equal}, {0.01, stat.Equal}, {0.03, stat.Slower}, {0.10, stat.Slower}, {-0.10, stat.Faster}} {
 		right := 0
 		for seed := range uint64(seeds) {
@@ -50,7 +50,7 @@ func TestConclusionsOfAScriptedClock(t *testing.T) {
 			out := Run(t.Context(), cfg, []Func{clk.work(2e6, spread, r), clk.work(2e6*(1+c.slowdown), spread, r)})
 			_, of, err := stat.Ratio(out[0].Times(), out[1].Times(), seed)
 			require.NoError(t, err)
-			if stat.Conclude(of, 0.02) == c.want {
+			if stat.Judge(of, 0.02) == c.want {
 				right++
 			}
 		}
@@ -71,7 +71,7 @@ func TestBlocksCancelDrift(t *testing.T) {
 	out := Run(t.Context(), config(&clk), []Func{work, work})
 	_, of, err := stat.Ratio(out[0].Times(), out[1].Times(), 1)
 	require.NoError(t, err)
-	require.Equal(t, stat.Equal, stat.Conclude(of, 0.02))
+	require.Equal(t, stat.Equal, stat.Judge(of, 0.02))
 	require.True(t, stat.Drifts(out[0].Times(), 0.02, 1))
 }
 

@@ -231,15 +231,15 @@ type Growth struct {
 // Comparison says how the time of case B relates to that of case A. Above 1, B
 // takes longer.
 type Comparison struct {
-	ID         string          `json:"id"`
-	A          string          `json:"a"`
-	B          string          `json:"b"`
-	Ratio      *float64        `json:"ratio"`
-	Low        *float64        `json:"low"`
-	High       *float64        `json:"high"`
-	Margin     float64         `json:"margin"`
-	Conclusion stat.Conclusion `json:"conclusion"`
-	Reason     Text            `json:"reason"`
+	ID      string       `json:"id"`
+	A       string       `json:"a"`
+	B       string       `json:"b"`
+	Ratio   *float64     `json:"ratio"`
+	Low     *float64     `json:"low"`
+	High    *float64     `json:"high"`
+	Margin  float64      `json:"margin"`
+	Verdict stat.Verdict `json:"verdict"`
+	Reason  Text         `json:"reason"`
 }
 
 // Exit codes of the command.

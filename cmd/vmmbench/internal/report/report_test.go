@@ -62,8 +62,8 @@ func sample() *Report {
 		{ID: "grow/2MiB/async", Axes: axes, Unit: "ms", Bytes: 2 << 20, Status: Waived, Reason: "no pool", Samples: []float64{}, Flags: []string{}},
 	}
 	r.Comparisons = []Comparison{
-		{ID: "x", A: "a", B: "b", Ratio: of(1.001), Low: of(0.99), High: of(1.01), Margin: 0.02, Conclusion: stat.Equal},
-		{ID: "y", A: "a", B: "c", Margin: 0.02, Conclusion: stat.Unclear, Reason: "c: waived"},
+		{ID: "x", A: "a", B: "b", Ratio: of(1.001), Low: of(0.99), High: of(1.01), Margin: 0.02, Verdict: stat.Equal},
+		{ID: "y", A: "a", B: "c", Margin: 0.02, Verdict: stat.Unclear, Reason: "c: waived"},
 	}
 	return r
 }

@@ -248,7 +248,7 @@ func notes(c Case) string {
 
 func comparisons(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "conclusion", "notes"})
+	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "verdict", "notes"})
 	for _, c := range r.Comparisons {
 		ratio, of := "-", "-"
 		if c.Ratio != nil {
@@ -257,7 +257,7 @@ func comparisons(r *Report) table.Writer {
 		if c.Low != nil && c.High != nil {
 			of = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
 		}
-		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Conclusion, c.Reason})
+		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, c.Reason})
 	}
 	return t
 }

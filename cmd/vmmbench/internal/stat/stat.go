@@ -1,4 +1,4 @@
-// Package stat turns samples into medians, intervals and conclusions. All of it
+// Package stat turns samples into medians, intervals and verdicts. All of it
 // is deterministic: random numbers come from a seed.
 package stat
 
@@ -81,7 +81,7 @@ func Drifts(samples []float64, margin float64, seed uint64) bool {
 	if err != nil {
 		return false
 	}
-	v := Conclude(interval, margin)
+	v := Judge(interval, margin)
 	return v == Slower || v == Faster
 }
 

@@ -37,10 +37,10 @@ func TestRatio(t *testing.T) {
 	require.Error(t, err, "a ratio to zero is none")
 }
 
-func TestConclude(t *testing.T) {
+func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		of   Interval
-		want Conclusion
+		want Verdict
 	}{
 		{Interval{0.99, 1.01}, Equal},
 		{Interval{0.98, 1.02}, Equal},
@@ -50,20 +50,20 @@ func TestConclude(t *testing.T) {
 		{Interval{1.01, 1.05}, Unclear},
 		{Interval{0.5, 2}, Unclear},
 	} {
-		require.Equal(t, c.want, Conclude(c.of, 0.02), "%v", c.of)
+		require.Equal(t, c.want, Judge(c.of, 0.02), "%v", c.of)
 	}
 }
 
 // With a spread of 1 %, 20 samples and a margin of 2 %, what is equal is found
 // equal and a slowdown of 5 % is found, each for at least 95 of 100 seeds.
-func TestConclusionPower(t *testing.T) {
+func TestVerdictPower(t *testing.T) {
 	seeds := 100
 	if os.Getenv("VMM_SOAK") != "" {
 		seeds = 1000
 	}
 	for _, c := range []struct {
 		slowdown float64
-		want     Conclusion
+		want     Verdict
 	}{{0, Equal}, {0.05, Slower}, {-0.05, Faster}} {
 		right := 0
 		for seed := range uint64(seeds) {
@@ -75,7 +75,7 @@ func TestConclusionPower(t *testing.T) {
 			}
 			_, of, err := Ratio(a, b, seed)
 			require.NoError(t, err)
-			if Conclude(of, 0.02) == c.want {
+			if Judge(of, 0.02) == c.want {
 				right++
 			}
 		}

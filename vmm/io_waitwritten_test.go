@@ -19,8 +19,8 @@ type writtenResult struct {
 	err error
 }
 
-// written runs WaitWritten beside the test, and comes back when it waits.
-func written(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan writtenResult { //nolint:revive // t first
+// waitWritten runs WaitWritten in a goroutine, and returns when that waits.
+func waitWritten(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan writtenResult { //nolint:revive // t first
 	t.Helper()
 	done := make(chan writtenResult, 1)
 	w.arm()
@@ -34,7 +34,7 @@ func written(t *testing.T, ctx context.Context, w *world, g *vmm.Range) <-chan w
 	return done
 }
 
-// there is what lies in the range, whatever is queued for it.
+// there returns the bytes of the range, whatever is queued for it.
 func there(t *testing.T, g *vmm.Range, s *vmm.Stream, n uint64) []byte {
 	t.Helper()
 	b := make([]byte, n)
@@ -42,7 +42,7 @@ func there(t *testing.T, g *vmm.Range, s *vmm.Stream, n uint64) []byte {
 	return b
 }
 
-func TestWrittenWaitsForAppendOn(t *testing.T) {
+func TestWaitWrittenWaitsForAppendOn(t *testing.T) {
 	w := newWorld(t, 1)
 	g, first := noisy(t, w, 10)
 	s, side := stream(t, w.devs[0]), stream(t, w.devs[0])
@@ -50,14 +50,14 @@ func TestWrittenWaitsForAppendOn(t *testing.T) {
 	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 10, n)
-	require.Empty(t, w.disarm(), "nothing is queued, so nothing is asked")
+	require.Empty(t, w.disarm(), "nothing is queued, so nothing is checked")
 
 	open := gate(t, w.devs[0], s.Raw())
 	second := noise(edge, 2)
 	require.NoError(t, g.AppendOn(s, second))
 	want := append(first, second...)
-	done := written(t, t.Context(), w, g)
-	require.NoError(t, g.Append([]byte{1}), "it holds nobody up")
+	done := waitWritten(t, t.Context(), w, g)
+	require.NoError(t, g.Append([]byte{1}), "it delays no append")
 	require.NotEqual(t, want, there(t, g, side, 10+edge), "the bytes have not arrived, and it has not said so")
 	select {
 	case r := <-done:
@@ -65,7 +65,7 @@ func TestWrittenWaitsForAppendOn(t *testing.T) {
 	default:
 	}
 	open()
-	require.Equal(t, writtenResult{n: 10 + edge}, <-done, "the length when it was asked")
+	require.Equal(t, writtenResult{n: 10 + edge}, <-done, "the length when it was called")
 	require.Equal(t, want, there(t, g, side, 10+edge))
 
 	w.arm()
@@ -79,23 +79,23 @@ func TestWrittenWaitsForAppendOn(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenKeepsWhatCameLater: an AppendOn that comes while it waits is the
-// next one's to wait for.
-func TestWrittenKeepsWhatCameLater(t *testing.T) {
+// TestWaitWrittenLeavesLaterAppends: an AppendOn that comes during the wait is waited for by
+// the next one.
+func TestWaitWrittenLeavesLaterAppends(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
 	s, side := stream(t, w.devs[0]), stream(t, w.devs[0])
 	open := gate(t, w.devs[0], s.Raw())
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
-	done := written(t, t.Context(), w, g)
+	done := waitWritten(t, t.Context(), w, g)
 	later := gate(t, w.devs[0], s.Raw())
 	require.NoError(t, g.AppendOn(s, noise(10, 3)))
 	require.NoError(t, g.AppendOn(side, noise(10, 4)))
 	var opened sync.WaitGroup
-	opened.Go(open) // which comes back when the second gate is open too
+	opened.Go(open) // which returns when the second gate is open too
 	require.Equal(t, writtenResult{n: 20}, <-done)
 
-	done = written(t, context.Background(), w, g)
+	done = waitWritten(t, context.Background(), w, g)
 	select {
 	case r := <-done:
 		t.Fatal("it did not wait", r)
@@ -110,14 +110,14 @@ func TestWrittenKeepsWhatCameLater(t *testing.T) {
 	w.end()
 }
 
-func TestWrittenGivesUp(t *testing.T) {
+func TestWaitWrittenCancelled(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
 	s := stream(t, w.devs[0])
 	open := gate(t, w.devs[0], s.Raw())
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
 	ctx, cancel := context.WithCancel(t.Context())
-	done := written(t, ctx, w, g)
+	done := waitWritten(t, ctx, w, g)
 	cancel()
 	require.ErrorIs(t, (<-done).err, context.Canceled)
 	w.arm()
@@ -134,17 +134,17 @@ func TestWrittenGivesUp(t *testing.T) {
 	open = gate(t, w.devs[0], s.Raw())
 	require.NoError(t, g.AppendOn(s, noise(10, 3)))
 	ctx, cancel = context.WithCancel(t.Context())
-	done = written(t, ctx, w, g)
+	done = waitWritten(t, ctx, w, g)
 	cancel()
 	require.ErrorIs(t, (<-done).err, context.Canceled)
 	open()
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
-	w.end() // it joins the wait
+	w.end() // it waits until that wait has ended
 }
 
-// TestWrittenOfAPeersStream: the peer's context stays while it is waited for.
-func TestWrittenOfAPeersStream(t *testing.T) {
+// TestWaitWrittenOfAPeersStream: the peer's context stays open during the wait.
+func TestWaitWrittenOfAPeersStream(t *testing.T) {
 	w := newWorld(t, 2)
 	g, _ := noisy(t, w, 10)
 	require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[1]))
@@ -171,7 +171,7 @@ func TestWrittenOfAPeersStream(t *testing.T) {
 	w.end()
 }
 
-func TestWrittenDuringACapture(t *testing.T) {
+func TestWaitWrittenDuringACapture(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
 	s := stream(t, w.devs[0])
@@ -189,8 +189,8 @@ func TestWrittenDuringACapture(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenOfClosedThings: a closed stream has been waited for.
-func TestWrittenOfClosedThings(t *testing.T) {
+// TestWaitWrittenOfClosedThings: a closed stream has been waited for.
+func TestWaitWrittenOfClosedThings(t *testing.T) {
 	w := newWorld(t, 1)
 	g, _ := noisy(t, w, 10)
 	s := stream(t, w.devs[0])
@@ -207,7 +207,7 @@ func TestWrittenOfClosedThings(t *testing.T) {
 	s = stream(t, w.devs[0])
 	require.NoError(t, g.UsedBy(s))
 	require.NoError(t, g.AppendOn(s, noise(10, 2)))
-	_, err = g.WaitWritten(nil) //nolint:staticcheck // what it answers is the point
+	_, err = g.WaitWritten(nil) //nolint:staticcheck // its result is tested
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	_, err = g.WaitWritten(t.Context())
 	require.NoError(t, err)
@@ -226,8 +226,8 @@ func TestWrittenOfClosedThings(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenOfALostDevice: what was lost has not been written, closed or not.
-func TestWrittenOfALostDevice(t *testing.T) {
+// TestWaitWrittenOfALostDevice: lost work has not been written, closed or not.
+func TestWaitWrittenOfALostDevice(t *testing.T) {
 	mayLose(t)
 	for _, closed := range []bool{false, true} {
 		w := newWorld(t, 1)
@@ -246,8 +246,8 @@ func TestWrittenOfALostDevice(t *testing.T) {
 	}
 }
 
-// TestWrittenWhateverFails: a failed wait forgets nothing and keeps no event.
-func TestWrittenWhateverFails(t *testing.T) {
+// TestWaitWrittenWhateverFails: a failed wait forgets nothing and keeps no event.
+func TestWaitWrittenWhateverFails(t *testing.T) {
 	for k := 1; ; k++ {
 		w := newWorld(t, 1)
 		g, _ := noisy(t, w, 10)
@@ -274,14 +274,14 @@ func TestWrittenWhateverFails(t *testing.T) {
 		require.NoError(t, g.Close())
 		w.end()
 		if calls < k {
-			require.Greater(t, k, 6, "two streams are asked, marked and waited for")
+			require.Greater(t, k, 6, "two streams are checked, recorded and waited for")
 			return
 		}
 	}
 }
 
-// TestWrittenOfAnotherContext: its streams take no event of ours.
-func TestWrittenOfAnotherContext(t *testing.T) {
+// TestWaitWrittenOfAnotherContext: its streams cannot have our events.
+func TestWaitWrittenOfAnotherContext(t *testing.T) {
 	w := newWorld(t, 1)
 	foreign, err := raw(t, w.devs[0]).NewStream()
 	require.NoError(t, err)
@@ -305,9 +305,9 @@ func TestWrittenOfAnotherContext(t *testing.T) {
 	w.end()
 }
 
-// TestWrittenIsTrue: whatever others append meanwhile, and whoever gives up, the
-// bytes below what WaitWritten answers have arrived.
-func TestWrittenIsTrue(t *testing.T) {
+// TestWaitWrittenIsTrue: whatever others append meanwhile, and whichever wait is cancelled,
+// the bytes below WaitWritten's result have arrived.
+func TestWaitWrittenIsTrue(t *testing.T) {
 	w := newWorld(t, 1)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 512 * page})
 	require.NoError(t, err)

@@ -25,7 +25,7 @@ func TestLimit(t *testing.T) {
 	_, err = again.Create(5*page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.ErrorContains(t, err, "limit")
-	require.Equal(t, calls, w.made("Create"), "the driver was not asked")
+	require.Equal(t, calls, w.made("Create"), "the driver was not called")
 	b, err := again.Create(4*page, vmm.Prop{})
 	require.NoError(t, err)
 	other, err := w.devs[1].Create(20*page, vmm.Prop{})
@@ -60,9 +60,9 @@ func TestLimit(t *testing.T) {
 	w.end()
 }
 
-// TestLimitMakesKeptMemoryGo, and a growth that cannot have its quarter on top
-// takes what it needs.
-func TestLimitMakesKeptMemoryGo(t *testing.T) {
+// TestLimitReleasesKeptMemory, and a growth that cannot have a quarter on top grows by what
+// it needs.
+func TestLimitReleasesKeptMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	again, err := vmm.OpenDriver(w.drv, 0)
@@ -79,7 +79,7 @@ func TestLimitMakesKeptMemoryGo(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.EqualValues(t, 16*page, g.Len())
 
-	// What is imported does not count, and what sleeps has none.
+	// Imported memory does not count, and a range that sleeps has none.
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	c, err := d.Create(16*page, vmm.Prop{})
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func TestImportedMemoryIsNotLimited(t *testing.T) {
 	require.NoError(t, in.Close())
 	require.NoError(t, c.Close())
 	c, err = d.Create(2*page, vmm.Prop{})
-	require.NoError(t, err, "neither charged nor given back")
+	require.NoError(t, err, "neither charged nor discharged")
 	_, err = d.Create(page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.NoError(t, c.Close())

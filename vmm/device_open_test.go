@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestAutoWithoutItsDriver: a GPU that this program cannot use must not become
-// host memory without a word.
+// TestAutoWithoutItsDriver: if this program cannot use the GPU, it must not silently use
+// host memory.
 func TestAutoWithoutItsDriver(t *testing.T) {
 	d, err := vmm.Open("cuda:0")
 	if err == nil {

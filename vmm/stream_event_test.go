@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// TestEventsRecordedAgain: an event of one's own can be recorded any number of
-// times; each wait is for the last.
+// TestEventsRecordedAgain: an event of the caller's can be recorded any number of times,
+// and each wait is for the last.
 func TestEventsRecordedAgain(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -41,7 +41,7 @@ func TestEventsRecordedAgain(t *testing.T) {
 	w.end()
 }
 
-// TestEventsThatTime: only events that were made for it.
+// TestEventsThatTime: only events that were made for it do.
 func TestEventsThatTime(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -70,7 +70,7 @@ func TestEventsThatTime(t *testing.T) {
 	w.end()
 }
 
-// TestAnEventClosesUnderAWait: the wait goes on, and the event goes with its end.
+// TestAnEventClosesUnderAWait: the wait goes on, and the event is freed when it ends.
 func TestAnEventClosesUnderAWait(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -88,7 +88,7 @@ func TestAnEventClosesUnderAWait(t *testing.T) {
 	w.end()
 }
 
-// TestEventsOfAnotherDriver are refused: its numbers mean something else here.
+// TestEventsOfAnotherDriver are refused: another driver's handles mean nothing here.
 func TestEventsOfAnotherDriver(t *testing.T) {
 	a, b := newWorld(t, 1), worldOn(t, 1, host.Config{})
 	s, other := stream(t, a.devs[0]), stream(t, b.devs[0])

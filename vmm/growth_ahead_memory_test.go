@@ -17,14 +17,14 @@ func ofMemory(t *testing.T, pages uint64, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := worldOn(t, 1, host.Config{Memory: pages * page, PageGranularity: page == 4096})
-		raw(t, w.devs[0]) // look-ahead asks what is free where a context is open
+		raw(t, w.devs[0]) // look-ahead reads the free memory if a context is open
 		f(t, w)
 		w.end()
 	})
 }
 
-// TestLookAheadLeavesSome of the device's memory to those who cannot wait, and
-// asks instead of trying.
+// TestLookAheadLeavesSome of the device's memory to growth that cannot wait. It reads
+// how much is free instead of trying.
 func TestLookAheadLeavesSome(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
@@ -46,9 +46,9 @@ func TestLookAheadLeavesSome(t *testing.T) {
 	})
 }
 
-// TestLookAheadGivesWay to growth that has just run out of memory: it rests, and
-// what comes back is for them.
-func TestLookAheadGivesWay(t *testing.T) {
+// TestLookAheadRests after a growth has run out of memory: memory that is released then
+// is left to such growths.
+func TestLookAheadRests(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
 		b := newRange(t, d, vmm.RangeOptions{Max: 128 * page, Chunk: page})
@@ -71,7 +71,7 @@ func TestLookAheadGivesWay(t *testing.T) {
 	})
 }
 
-// TestLookAheadKeepsWhatItGot where memory runs out in its middle.
+// TestLookAheadKeepsWhatItGot if memory runs out in its middle.
 func TestLookAheadKeepsWhatItGot(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		creates := 0
@@ -94,8 +94,8 @@ func TestLookAheadKeepsWhatItGot(t *testing.T) {
 	})
 }
 
-// TestLookAheadOfALargeRangeLeavesSome, too, where growth that somebody waits for
-// takes a quarter of what is there already.
+// TestLookAheadOfALargeRangeLeavesSome, too, although growth that a caller waits for
+// grows by a quarter of the range.
 func TestLookAheadOfALargeRangeLeavesSome(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]

@@ -12,10 +12,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// An imported chunk is at home where its memory is, not on the device that
-// imported it; where the driver cannot say, the handle goes back.
-func TestImportHome(t *testing.T) {
-	errUnknown := errors.New("nobody knows")
+// The location of an imported chunk is that of its memory, not the device that imported it.
+// If the driver cannot say it, the handle is released.
+func TestImportLocation(t *testing.T) {
+	errUnknown := errors.New("unknown location")
 	failing := false
 	drv := drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 28}), func(c drivertest.Call) error {
 		if failing && c.Name == "Location" {

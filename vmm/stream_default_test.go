@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// TestDefaultStreamsAreFenced: work on the legacy stream and on a thread's own is
-// waited for through a Stream that wraps its handle, whatever thread waits.
+// TestDefaultStreamsAreFenced: work on the legacy stream and on a thread's own stream is
+// waited for through a Stream that wraps its handle, whichever thread waits.
 func TestDefaultStreamsAreFenced(t *testing.T) {
 	for handle := range uintptr(3) {
 		for _, twoThreads := range []bool{false, true} {
@@ -57,7 +57,7 @@ func TestDefaultStreamsAreFenced(t *testing.T) {
 	}
 }
 
-// TestStreamDoneDuringACapture leaves the capture alone.
+// TestStreamDoneDuringACapture does not disturb the capture.
 func TestStreamDoneDuringACapture(t *testing.T) {
 	w := newWorld(t, 1)
 	s := stream(t, w.devs[0])

@@ -83,7 +83,7 @@ func subjects(t *testing.T, n int) map[string]func() *subject {
 	}
 }
 
-// end closes everything; nothing may be left.
+// end closes everything and checks that nothing is left.
 func (s *subject) end(t *testing.T) {
 	t.Helper()
 	closeAll(t, s.ranges...)
@@ -114,9 +114,9 @@ func peerChunks(c int) bool {
 	return c <= 8 || c%16 == 0 || c == 100 || os.Getenv("VMM_SOAK") != ""
 }
 
-// TestPeerFaultAtEveryCall fails each call of enabling, adding, narrowing and
-// revoking, for 1 to 4 peers and 1 to 100 chunks: access is as before, all of it,
-// also what comes next has; and then the same works.
+// TestPeerFaultAtEveryCall fails each call of enabling, adding, narrowing and revoking, for
+// 1 to 4 peers and 1 to 100 chunks: all access is as before, also for later chunks, and
+// then the same works.
 func TestPeerFaultAtEveryCall(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		for kind, made := range subjects(t, n) {
@@ -135,7 +135,7 @@ func TestPeerFaultAtEveryCall(t *testing.T) {
 							err := s.set(st.set, st.devs(peers)...)
 							made := len(s.w.disarm())
 							if err == nil {
-								require.Less(t, made, i, "a fault that nobody heard of")
+								require.Less(t, made, i, "a fault that was not reported")
 								break
 							}
 							note := fmt.Sprintf("%s, %d chunks, call %d: %v", st.name, s.chunks, i, err)
@@ -158,8 +158,8 @@ func TestPeerFaultAtEveryCall(t *testing.T) {
 	}
 }
 
-// TestPeerFaultTwice fails a call and one that undoes it: what could not be set
-// back is counted, the next try heals it or says why not, and nothing is left.
+// TestPeerFaultTwice fails a call and one that undoes it: what could not be undone is
+// counted, the next try mends it or returns why not, and nothing is left.
 func TestPeerFaultTwice(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for kind, made := range subjects(t, n) {
@@ -182,8 +182,8 @@ func TestPeerFaultTwice(t *testing.T) {
 	}
 }
 
-// twice brings a subject to step at, fails calls i and k there, and says how many
-// calls there were.
+// twice brings a subject to step at, fails calls i and k there, and returns how many calls
+// there were.
 func twice(t *testing.T, s *subject, chunks, at, i, k int) (calls int) {
 	t.Helper()
 	for range chunks {
@@ -201,7 +201,7 @@ func twice(t *testing.T, s *subject, chunks, at, i, k int) (calls int) {
 	note := fmt.Sprintf("%s, calls %d and %d of %v: %v", st.name, i, k, made, err)
 	if err != nil {
 		isInjected(s.w, err)
-		if s.w.devs[0].Stats().Quarantined == 0 && s.holes != nil { // of ranges, one may keep its grant, in the books too
+		if s.w.devs[0].Stats().Quarantined == 0 && s.holes != nil { // if it has ranges, one may keep its recorded grant, too
 			require.Equal(t, before, s.access(t), note)
 		}
 		require.NoError(t, s.set(st.set, st.devs(peers)...), note)

@@ -14,8 +14,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// TestBadInput: a typed error that names operation, size and device, and
-// nothing changes.
+// TestBadInput: the error is typed and names operation, size and device, and nothing
+// changes.
 func TestBadInput(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
@@ -34,7 +34,7 @@ func TestBadInput(t *testing.T) {
 	require.NoError(t, err)
 	fabric := vmm.ErrNotSupported
 	if onCUDA {
-		fabric = vmm.ErrPermission // where nothing manages the fabric
+		fabric = vmm.ErrPermission // if nothing manages the fabric
 	}
 
 	for _, c := range []struct {
@@ -101,7 +101,7 @@ func TestBadInput(t *testing.T) {
 		{"use a nil stream", vmm.ErrInvalid, func() error { return g.UsedBy(nil) }},
 		{"use another driver's stream", vmm.ErrInvalid, func() error { return g.UsedBy(stream(t, other.devs[0])) }},
 		{"grant nothing", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessNone, w.devs[1]) }},
-		{"grant to nobody", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead) }},
+		{"grant to no device", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead) }},
 		{"grant to nil", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, nil) }},
 		{"grant twice in one", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, w.devs[1], w.devs[1]) }},
 		{"grant to another driver", vmm.ErrInvalid, func() error { return g.Grant(vmm.AccessRead, other.devs[0]) }},
@@ -131,7 +131,7 @@ func TestBadInput(t *testing.T) {
 	require.Equal(t, free, now)
 }
 
-// TestInnerReservation: what a Range is made of answers ErrBusy to others.
+// TestInnerReservation: the reservation of a Range returns ErrBusy to other callers.
 func TestInnerReservation(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 3*page)
@@ -203,7 +203,7 @@ func TestStandardErrors(t *testing.T) {
 	require.ErrorIs(t, vmm.ErrPermission, fs.ErrPermission)
 }
 
-// TestNilReceivers: an error or a zero value, never a panic.
+// TestNilReceivers return an error or a zero value and never panic.
 func TestNilReceivers(t *testing.T) {
 	var d *vmm.Device
 	var r *vmm.Reservation

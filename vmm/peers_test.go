@@ -31,8 +31,8 @@ func rangeOn(t *testing.T, w *world, n, chunks int) *vmm.Range {
 	return g
 }
 
-// allows holds that each device has the access wanted to all that is mapped, by
-// the driver's word.
+// allows checks that each device has the wanted access to all that is mapped, as the driver
+// says.
 func (w *world) allows(g *vmm.Range, want map[int]vmm.Access) {
 	w.t.Helper()
 	for _, s := range g.Segments() {
@@ -111,7 +111,7 @@ func TestNoPeersAtAll(t *testing.T) {
 	w.end()
 }
 
-// TestPeersLater: read-only, then one more, then more access, then none.
+// TestPeersLater: read-only, then one more peer, then more access, then none.
 func TestPeersLater(t *testing.T) {
 	w := hostWorld(t, 4)
 	g, h := rangeOn(t, w, 0, 3), rangeOn(t, w, 1, 2)
@@ -136,7 +136,7 @@ func TestPeersLater(t *testing.T) {
 	require.NoError(t, p.Apply())
 	both(vmm.AccessNone, w.devs[2])
 	w.allows(g, map[int]vmm.Access{0: rw, 3: r})
-	for _, x := range []*vmm.Range{g, h} { // also for what comes now
+	for _, x := range []*vmm.Range{g, h} { // also for new memory
 		require.NoError(t, x.Append(pattern(2*4096, 1)))
 	}
 	w.allows(g, map[int]vmm.Access{0: rw, 3: r})
@@ -152,7 +152,7 @@ func TestPeersLater(t *testing.T) {
 	w.end()
 }
 
-// TestRevokeOfWhatWasNotGranted: beside one that was, it leaves nothing behind.
+// TestRevokeOfWhatWasNotGranted, beside a real revoke, leaves nothing behind.
 func TestRevokeOfWhatWasNotGranted(t *testing.T) {
 	w := hostWorld(t, 3)
 	g := rangeOn(t, w, 0, 1)
@@ -165,7 +165,7 @@ func TestRevokeOfWhatWasNotGranted(t *testing.T) {
 	w.end()
 }
 
-// TestAfterARevoke: a copy by the peer is a typed error, and both contexts are
+// TestAfterARevoke: a copy by the peer returns a typed error, and both contexts are
 // healthy. TestNoFenceLosesTheDevice is the negative control.
 func TestAfterARevoke(t *testing.T) {
 	w := newWorld(t, 2)
@@ -265,10 +265,10 @@ func TestPlanBadInput(t *testing.T) {
 	w.end()
 }
 
-// TestPlanAsksForMapping: a device whose driver cannot map memory is refused; that
-// memory is short just now settles nothing.
-func TestPlanAsksForMapping(t *testing.T) {
-	for _, c := range []struct{ answer, want error }{
+// TestPlanChecksMapping: a device whose driver cannot map memory is refused. That memory is
+// short at the moment says nothing about it.
+func TestPlanChecksMapping(t *testing.T) {
+	for _, c := range []struct{ result, want error }{
 		{vmm.ErrNotSupported, vmm.ErrNotSupported},
 		{vmm.ErrDeviceLost, vmm.ErrDeviceLost},
 		{vmm.ErrOutOfMemory, nil},
@@ -277,7 +277,7 @@ func TestPlanAsksForMapping(t *testing.T) {
 		g := rangeOn(t, w, 0, 1)
 		w.before = func(call drivertest.Call) error {
 			if call.Name == "Supports" && call.Dev == 1 {
-				return c.answer
+				return c.result
 			}
 			return nil
 		}
@@ -294,8 +294,8 @@ func TestPlanAsksForMapping(t *testing.T) {
 	}
 }
 
-// TestPlanAsksOnce: a path is asked for once, however many ranges there are.
-func TestPlanAsksOnce(t *testing.T) {
+// TestPlanChecksAPathOnce, however many ranges there are.
+func TestPlanChecksAPathOnce(t *testing.T) {
 	w := hostWorld(t, 3)
 	ranges := []*vmm.Range{rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)}
 	w.arm()
@@ -305,7 +305,7 @@ func TestPlanAsksOnce(t *testing.T) {
 	w.end()
 }
 
-// TestStalePlan: a plan is made anew when it is applied.
+// TestStalePlan: applying a plan checks everything again.
 func TestStalePlan(t *testing.T) {
 	t.Run("growth and grants since are taken as they are", func(t *testing.T) {
 		w := hostWorld(t, 3)
@@ -345,8 +345,8 @@ func TestStalePlan(t *testing.T) {
 	}
 }
 
-// TestDeviceClosesMeanwhile: a device that closes after it was looked at is
-// refused by its pair as well, and nothing has changed.
+// TestDeviceClosesMeanwhile: a device that closes after the check is refused by its pair as
+// well, and nothing has changed.
 func TestDeviceClosesMeanwhile(t *testing.T) {
 	w := hostWorld(t, 3)
 	g := rangeOn(t, w, 0, 2)
@@ -367,7 +367,7 @@ func TestDeviceClosesMeanwhile(t *testing.T) {
 	w.end()
 }
 
-// others is what somebody else does to a range while EnablePeers is about to fail.
+// others is what another goroutine does to a range while EnablePeers is about to fail.
 type others struct {
 	do   func(g *vmm.Range, peer *vmm.Device) error
 	want map[int]vmm.Access // afterwards
@@ -387,8 +387,8 @@ func othersDo() map[string]others {
 	}
 }
 
-// undoBeside has EnablePeers fail at its second range, while another goroutine
-// does something to the first, and gives what the first allows then.
+// undoBeside makes EnablePeers fail at its second range, while another goroutine does
+// something to the first. It returns what the first allows then.
 func undoBeside(t *testing.T, w *world, o others, unlocked bool) *vmm.Range {
 	t.Helper()
 	g, h := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1)
@@ -401,7 +401,7 @@ func undoBeside(t *testing.T, w *world, o others, unlocked bool) *vmm.Range {
 		}
 		go func() { done <- o.do(g, w.devs[1]) }()
 		if unlocked {
-			done <- <-done // or the undo might be faster than what it is to meet
+			done <- <-done // or the undo might be over before the other call begins
 			return errInjected
 		}
 		for range 1000 {
@@ -417,8 +417,8 @@ func undoBeside(t *testing.T, w *world, o others, unlocked bool) *vmm.Range {
 	return g
 }
 
-// TestUndoBesideOthers: whoever else changes the access of a range, or unmaps it,
-// while EnablePeers may still be undone, waits; what they set stands.
+// TestUndoBesideOthers: another call that changes the access of a range, or unmaps it,
+// waits while EnablePeers may still be undone. What it sets stays.
 func TestUndoBesideOthers(t *testing.T) {
 	for name, o := range othersDo() {
 		t.Run(name, func(t *testing.T) {
@@ -444,8 +444,8 @@ func TestUndoWithoutTheLock(t *testing.T) {
 	w.end()
 }
 
-// TestEnablePeersTogether: many at once, over ranges that overlap, some failing;
-// in the end the driver has what the books have.
+// TestEnablePeersTogether: many at once, over ranges that overlap, some failing. In the end
+// the driver's access is the recorded one.
 func TestEnablePeersTogether(t *testing.T) {
 	w := hostWorld(t, 3)
 	var ranges []*vmm.Range
@@ -483,8 +483,8 @@ func TestEnablePeersTogether(t *testing.T) {
 	w.end()
 }
 
-// TestUndoUnderACopy: a copy that a peer queues under a grant which is then undone
-// would lose its device, so it is refused until the grant stands.
+// TestUndoUnderACopy: a copy that a peer queues under a grant which is then undone would
+// lose its device. So it is refused until the grant is complete.
 func TestUndoUnderACopy(t *testing.T) {
 	w := hostWorld(t, 2)
 	g, h, own := rangeOn(t, w, 0, 2), rangeOn(t, w, 0, 1), rangeOn(t, w, 1, 1)

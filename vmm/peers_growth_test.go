@@ -13,8 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// follower is a peer that copies all of a range, as far as it is shown, to
-// memory of its own, by a stream of its own.
+// follower is a peer that copies all of a range, up to its length, to memory of its own, on
+// a stream of its own.
 type follower struct {
 	t *testing.T
 	d *vmm.Device
@@ -33,7 +33,7 @@ func newFollower(t *testing.T, d *vmm.Device, most uint64) *follower {
 	return &follower{t, d, s, g}
 }
 
-// copy copies [0, n) of the range and gives [from, n) of the copy.
+// copy copies [0, n) of the range and returns [from, n) of the copy.
 func (f *follower) copy(g *vmm.Range, from, n uint64) ([]byte, error) {
 	if err := f.s.Copy(f.g.Ptr(), g.Ptr(), n); err != nil {
 		return nil, err
@@ -54,8 +54,8 @@ func (f *follower) end() {
 // fresh is what growth number i appends: it crosses chunks.
 func fresh(i int) []byte { return pattern(page-1, byte(i)) }
 
-// TestPeerCopiesWhatGrows: after each of a thousand growths a peer copies all
-// that is shown, without a fault and right to the last byte.
+// TestPeerCopiesWhatGrows: after each of a thousand growths a peer copies all bytes up to
+// the length, without a fault and with the right last byte.
 func TestPeerCopiesWhatGrows(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -130,8 +130,8 @@ func TestPeerCopiesWhatGrows(t *testing.T) {
 	}
 }
 
-// TestPeerCopiesWhileItGrows is the same without taking turns: whatever Len the
-// peer reads, it may copy that much, and Cap too is memory that it may touch.
+// TestPeerCopiesWhileItGrows is the same without taking turns: whatever Len the peer reads,
+// it may copy that much, and it may touch memory up to Cap, too.
 func TestPeerCopiesWhileItGrows(t *testing.T) {
 	w := newWorld(t, 2)
 	const most = 1024 * page
@@ -182,8 +182,8 @@ func TestPeerCopiesWhileItGrows(t *testing.T) {
 	w.end()
 }
 
-// TestPeersGrantedWhileItGrows: a grant and a growth that meet leave no chunk
-// without the grant, and no device with one that was taken away.
+// TestPeersGrantedWhileItGrows: if a grant and a growth meet, no chunk lacks the grant, and
+// no device keeps access that was revoked.
 func TestPeersGrantedWhileItGrows(t *testing.T) {
 	w := newWorld(t, 2)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1024 * page, Chunk: page})
@@ -212,21 +212,21 @@ func TestPeersGrantedWhileItGrows(t *testing.T) {
 	w.end()
 }
 
-// forgetful is a driver that gives new chunks to their owner alone.
+// forgetful is a driver that sets the access of new chunks for their owner alone.
 type forgetful struct {
 	driver.Driver
 	on bool
 }
 
-func (d *forgetful) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+func (d *forgetful) SetAccess(p driver.Ptr, size uint64, grants []driver.Grant) error {
 	if d.on {
-		who = who[:1]
+		grants = grants[:1]
 	}
-	return d.Driver.SetAccess(p, size, who)
+	return d.Driver.SetAccess(p, size, grants)
 }
 
-// TestPeerMissesAGrant is the negative control of the tests above: a chunk
-// without the grant does not go unnoticed.
+// TestPeerMissesAGrant is the negative control of the tests above: a chunk without the
+// grant is noticed.
 func TestPeerMissesAGrant(t *testing.T) {
 	drv := &forgetful{Driver: host.New(host.Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})}
 	devs := opened(t, drv, 2)

@@ -15,8 +15,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
-// What is tested here is the order of the device's goroutine and those who call.
-// Time is synctest's: it stands still while anybody has something to do.
+// What is tested here is the order of the device's goroutine and its callers. Time is
+// synctest's: it stands still while any goroutine has something to do.
 
 // bubble runs f with a world inside a synctest bubble. Before it ends no
 // goroutine may be left.
@@ -36,13 +36,13 @@ func bubble(t *testing.T, devices int, f func(t *testing.T, w *paced)) {
 	})
 }
 
-// paced is a world that stops a call, or notes when calls are made.
+// paced is a world that stops a call, or records when calls are made.
 type paced struct {
 	*world
 	mu    sync.Mutex
 	stop  string // the next call of this name stops
 	let   chan struct{}
-	note  string // calls of this name are noted
+	note  string // calls of this name are recorded
 	times []time.Time
 }
 
@@ -73,7 +73,7 @@ func (p *paced) stopNext(name string) (let func()) {
 	return let
 }
 
-// noting forgets the times so far and notes those of calls of a name.
+// noting forgets the recorded times and records those of calls of a name.
 func (p *paced) noting(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,7 +91,7 @@ func (p *paced) gaps(start time.Time) (all []time.Duration) {
 	return all
 }
 
-// pass lets time go by.
+// pass waits so long.
 func pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
@@ -110,7 +110,7 @@ func begun(f func() error) <-chan error {
 	return done
 }
 
-// ahead is a range that keeps four pages ready, and does already.
+// ahead returns a range that keeps four pages ready, and has them already.
 func ahead(t *testing.T, d *vmm.Device) *vmm.Range {
 	t.Helper()
 	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
@@ -131,7 +131,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 			require.LessOrEqual(t, g.Cap()-g.Len(), uint64(4*page))
 		}
 		st := g.Stats()
-		require.Zero(t, st.Growths, "nobody waited for one")
+		require.Zero(t, st.Growths, "no call waited for one")
 		require.LessOrEqual(t, st.GrowAheads, uint64(11), "sparse: half of it at once")
 		require.EqualValues(t, g.Cap(), d.Stats().Committed)
 		require.EqualValues(t, st.GrowAheads, d.Stats().GrowAheads)
@@ -145,7 +145,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 			require.Equal(t, pattern(page, byte(n)), b)
 		}
 		require.NoError(t, g.Clip())
-		require.Equal(t, g.Len(), g.Cap(), "Clip gives it back")
+		require.Equal(t, g.Len(), g.Cap(), "Clip releases it")
 		looked()
 		require.Equal(t, g.Len(), g.Cap(), "and it stays so until the range is used")
 		require.NoError(t, g.Close())
@@ -166,8 +166,8 @@ func TestLookAheadOfTheLadder(t *testing.T) {
 	})
 }
 
-// TestTheForegroundCatchesUp with a look-ahead that is under way in each of its
-// calls: it waits for what is coming, and nothing is lost or made twice.
+// TestTheForegroundCatchesUp with a look-ahead that is at each of its calls: it waits for
+// that memory, and nothing is lost or made twice.
 func TestTheForegroundCatchesUp(t *testing.T) {
 	for _, name := range []string{"Create", "Map", "SetAccess"} {
 		for _, pages := range []int{3, 6} {
@@ -197,8 +197,8 @@ func TestTheForegroundCatchesUp(t *testing.T) {
 	}
 }
 
-// TestOthersDuringLookAhead: what ends or shrinks the range waits for the
-// look-ahead, or turns it away; neither leaves anything behind.
+// TestOthersDuringLookAhead: a call that ends or shrinks the range waits for the look-ahead
+// or cancels it. Neither leaves anything behind.
 func TestOthersDuringLookAhead(t *testing.T) {
 	cancelled := func(t *testing.T) context.Context {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -242,7 +242,7 @@ func TestOthersDuringLookAhead(t *testing.T) {
 	}
 }
 
-// TestTheDeviceClosesDuringLookAhead of a range whose Close was given up on.
+// TestTheDeviceClosesDuringLookAhead of a range whose Close stopped waiting.
 func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		let := w.stopNext("Create")
@@ -258,8 +258,8 @@ func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
 	})
 }
 
-// TestTheDeviceIsUsedAgainWhileItCloses: then it does not wait for what has come
-// since, and says what is open.
+// TestTheDeviceIsUsedAgainWhileItCloses: then Close does not wait for the new objects, and
+// returns what is open.
 func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
@@ -280,9 +280,8 @@ func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
 	})
 }
 
-// TestLookAheadFailsAtEachCall: it is counted, what it had before is kept, the
-// growth that needs the memory tries itself, and after a while look-ahead works
-// again.
+// TestLookAheadFailsAtEachCall: the failure is counted, earlier memory is kept, the growth
+// that needs the memory tries itself, and after a while look-ahead works again.
 func TestLookAheadFailsAtEachCall(t *testing.T) {
 	for call := 1; ; call++ {
 		calls := 0
@@ -367,7 +366,7 @@ func TestLookAheadKeepsWithinTheMaximum(t *testing.T) {
 		require.Empty(t, w.disarm())
 		require.NoError(t, g.Close())
 
-		// More than the addresses there are.
+		// More than the remaining addresses.
 		g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 3 * page, GrowAhead: 1 << 63})
 		looked()
 		require.EqualValues(t, 3*page, g.Cap())

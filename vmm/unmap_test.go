@@ -14,8 +14,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
-// deferred is a range of three pages, the last two retiring behind a gate of a
-// stream that it named.
+// deferred returns a range of three pages, the last two retiring behind a gate of a stream
+// that it named.
 func deferred(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
 	t.Helper()
 	g = ranged(t, w, 3*page)
@@ -59,7 +59,7 @@ func TestDeferredClip(t *testing.T) {
 	})
 }
 
-// TestTheGoroutineRestsLonger and longer while nothing happens.
+// TestTheGoroutineRestsLonger and longer while there is nothing to do.
 func TestTheGoroutineRestsLonger(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		w.noting("Done")
@@ -78,9 +78,9 @@ func TestTheGoroutineRestsLonger(t *testing.T) {
 	})
 }
 
-// TestGrowthTakesBackWhatRetires without a driver call, as far as it needs; the
-// rest goes its way.
-func TestGrowthTakesBackWhatRetires(t *testing.T) {
+// TestGrowthReclaimsRetiringMemory without a driver call, as far as it needs. The rest is
+// unmapped as before.
+func TestGrowthReclaimsRetiringMemory(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		g, s, open := deferred(t, w.world)
@@ -91,7 +91,7 @@ func TestGrowthTakesBackWhatRetires(t *testing.T) {
 		require.EqualValues(t, page, d.Stats().Reclaimed)
 		require.EqualValues(t, page, g.Stats().Reclaimed)
 		require.EqualValues(t, page, g.Stats().Retiring)
-		require.NoError(t, g.Clip(), "and is given up again")
+		require.NoError(t, g.Clip(), "and retires again")
 		require.EqualValues(t, 2*page, g.Stats().Retiring)
 		require.NoError(t, g.Grow(page))
 		open()
@@ -105,8 +105,8 @@ func TestGrowthTakesBackWhatRetires(t *testing.T) {
 	})
 }
 
-// TestGrowthBesideTheUnmap: what is being unmapped cannot be taken back, and the
-// growth maps anew behind it. Where the unmap fails it is taken back after all.
+// TestGrowthBesideTheUnmap: memory that is being unmapped cannot be reclaimed, and the
+// growth maps new memory behind it. If the unmap fails, the memory is reclaimed after all.
 func TestGrowthBesideTheUnmap(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(fmt.Sprint(fails), func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestGrowthBesideTheUnmap(t *testing.T) {
 	}
 }
 
-// TestRetirementsEndInOrder: the later one lies in front of the earlier.
+// TestRetirementsEndInOrder: the later one has the lower addresses.
 func TestRetirementsEndInOrder(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
@@ -164,7 +164,7 @@ func TestRetirementsEndInOrder(t *testing.T) {
 	})
 }
 
-// TestAFailedUnmapIsTriedAgain by the goroutine, and so is a failed question.
+// TestAFailedUnmapIsTriedAgain by the goroutine, and so is a failed check.
 func TestAFailedUnmapIsTriedAgain(t *testing.T) {
 	for _, name := range []string{"Done", "Unmap"} {
 		bubble(t, 1, func(t *testing.T, w *paced) {
@@ -182,7 +182,7 @@ func TestAFailedUnmapIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestTrimUnmapsWhatWaitsNoLonger at once, and leaves what does.
+// TestTrimUnmapsWhatWaitsNoLonger at once, and nothing else.
 func TestTrimUnmapsWhatWaitsNoLonger(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
@@ -211,8 +211,8 @@ func TestTrimUnmapsWhatWaitsNoLonger(t *testing.T) {
 	})
 }
 
-// TestMemoryThatRetiresGoesWhereMemoryRunsOut, if its wait is over.
-func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
+// TestRetiringMemoryIsReleasedWhenMemoryRunsOut, if its wait is over.
+func TestRetiringMemoryIsReleasedWhenMemoryRunsOut(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		again, err := vmm.OpenDriver(w.drv, 0)
@@ -232,8 +232,8 @@ func TestMemoryThatRetiresGoesWhereMemoryRunsOut(t *testing.T) {
 	})
 }
 
-// TestCloseWaitsForWhatRetires; CloseContext may give up, and Device.Close joins.
-func TestCloseWaitsForWhatRetires(t *testing.T) {
+// TestCloseWaitsForRetiringMemory. CloseContext may stop waiting, and Device.Close joins.
+func TestCloseWaitsForRetiringMemory(t *testing.T) {
 	if onCUDA {
 		t.Skip("the bubble's clock stands still while a call into the driver waits")
 	}
@@ -284,9 +284,9 @@ func TestTwoDevicesOnOneOrdinal(t *testing.T) {
 	})
 }
 
-// TestAPeerClosesBeforeWhatRetires has come to its end: the events on the
-// peer's streams are reached, and go back before its context does.
-func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
+// TestAPeerClosesBeforeTheRetirement has ended: the events on the peer's streams count as
+// reached, and are freed before its context is.
+func TestAPeerClosesBeforeTheRetirement(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *paced) {
 		d, peer := w.devs[0], w.devs[1]
 		vmm.SetNoWorker(d, true)
@@ -308,8 +308,8 @@ func TestAPeerClosesBeforeWhatRetires(t *testing.T) {
 	})
 }
 
-// TestTwoPeersCloseAtOnce, the last of their context: one of them sees to the
-// events, whichever is last.
+// TestTwoPeersCloseAtOnce, the last of their context: one of them frees the events,
+// whichever is last.
 func TestTwoPeersCloseAtOnce(t *testing.T) {
 	rounds := 100
 	if onCUDA {
@@ -339,8 +339,8 @@ func TestTwoPeersCloseAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnotherContextsStreamComesAfterADeferredClip: events do not do for it, so
-// that clip waits, and with it what retired before.
+// TestAnotherContextsStreamComesAfterADeferredClip: events do not work for it, so that clip
+// waits, and with it all memory that retired before.
 func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
@@ -364,7 +364,7 @@ func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
 	})
 }
 
-// TestClipDuringACapture of a named stream: nothing has changed.
+// TestClipDuringACapture of a named stream changes nothing.
 func TestClipDuringACapture(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
@@ -383,9 +383,9 @@ func TestClipDuringACapture(t *testing.T) {
 	w.end()
 }
 
-// TestWhatGrowthTookBackLeavesNothing: a clip that a growth undoes behind a busy
-// stream leaves no retirement and makes no event of its own.
-func TestWhatGrowthTookBackLeavesNothing(t *testing.T) {
+// TestReclaimedMemoryLeavesNothing: a clip that a growth undoes behind a busy stream leaves
+// no retirement and makes no event of its own.
+func TestReclaimedMemoryLeavesNothing(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
 	s := stream(t, w.devs[0])
@@ -405,8 +405,8 @@ func TestWhatGrowthTookBackLeavesNothing(t *testing.T) {
 	w.end()
 }
 
-// TestGrowthBesideAnUnmapThatFails: what a Clip was about to unmap is there again
-// when the growth that waited for it looks.
+// TestGrowthBesideAnUnmapThatFails: when the growth that waited for the unmap goes on, the
+// memory is there again.
 func TestGrowthBesideAnUnmapThatFails(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)

@@ -54,9 +54,9 @@ func TestFailedAppendOnLeavesNothingQueued(t *testing.T) {
 	w.end()
 }
 
-// TestStreamCopyInFreesItsSource: src is overwritten as soon as CopyIn returns,
-// while the stream stands at a gate. Where blocks are used again before they
-// are free, what is copied is not what was given.
+// TestStreamCopyInFreesItsSource: src is overwritten as soon as CopyIn returns, while the
+// stream waits at a gate. If blocks were used again before they are free, the wrong bytes
+// would be copied.
 func TestStreamCopyInFreesItsSource(t *testing.T) {
 	for _, careless := range []bool{false, true} {
 		w := newWorld(t, 1)
@@ -113,7 +113,7 @@ func TestSmallStreamCopiesShareABlock(t *testing.T) {
 	w.end()
 }
 
-// TestStreamCopiesKeepTheStreamsOrder has them between fills of the stream.
+// TestStreamCopiesKeepTheStreamsOrder puts them between fills of the stream.
 func TestStreamCopiesKeepTheStreamsOrder(t *testing.T) {
 	w := staged(t, 2)
 	g, _ := noisy(t, w, 8*edge)
@@ -136,7 +136,7 @@ func TestStreamCopiesKeepTheStreamsOrder(t *testing.T) {
 	w.end()
 }
 
-func TestAppendOnAsksForANamedStream(t *testing.T) {
+func TestAppendOnNeedsANamedStream(t *testing.T) {
 	w := staged(t, 2)
 	g, want := noisy(t, w, edge)
 	s, other := stream(t, w.devs[0]), stream(t, w.devs[0])
@@ -174,7 +174,7 @@ func TestAppendOnAsksForANamedStream(t *testing.T) {
 	w.end()
 }
 
-// TestStreamOfAnotherContext takes no event of ours: it is waited for.
+// TestStreamOfAnotherContext cannot have our events: it is waited for.
 func TestStreamOfAnotherContext(t *testing.T) {
 	w := newWorld(t, 1)
 	foreign, err := raw(t, w.devs[0]).NewStream()
@@ -207,8 +207,8 @@ func TestStreamOfAnotherContext(t *testing.T) {
 	w.end()
 }
 
-// TestCopyInBehindAFailedCopyOut: what a copy out has still to write into a
-// block must not run over what the stream's next copy in puts there.
+// TestCopyInBehindAFailedCopyOut: bytes that a copy out has still to write into a block
+// must not overwrite those of the stream's next copy in.
 func TestCopyInBehindAFailedCopyOut(t *testing.T) {
 	w := staged(t, 1)
 	g, _ := noisy(t, w, edge)
@@ -236,8 +236,8 @@ func TestCopyInBehindAFailedCopyOut(t *testing.T) {
 	w.end()
 }
 
-// TestFencesCoverAppendsUnderWay: an AppendOn before UsedBy named other streams is
-// waited for like theirs.
+// TestFencesCoverAppendsUnderWay: an AppendOn from before UsedBy named other streams is
+// waited for as well.
 func TestFencesCoverAppendsUnderWay(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -268,8 +268,8 @@ func TestFencesCoverAppendsUnderWay(t *testing.T) {
 	w.end()
 }
 
-// TestAFailedAppendOnHasWaited, also where no event can be had: else its copy came
-// over what is appended later.
+// TestAFailedAppendOnHasWaited, also if there is no event: else its copy would overwrite
+// what is appended later.
 func TestAFailedAppendOnHasWaited(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -310,8 +310,7 @@ func TestAFailedAppendOnHasWaited(t *testing.T) {
 	w.end()
 }
 
-// TestUnnamedStreamsAreRefused by all that would queue work which no fence waits
-// for.
+// TestUnnamedStreamsAreRefused by all calls that would queue work which no fence waits for.
 func TestUnnamedStreamsAreRefused(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]

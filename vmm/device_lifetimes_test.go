@@ -40,9 +40,8 @@ func haltAt(w *world, match func(drivertest.Call) bool) *halt {
 	return h
 }
 
-// TestFenceOutlivesADevice: a fence waits for an event of a device that closes
-// meanwhile. A device that closed counts as waited for, and no event of it is
-// used again.
+// TestFenceOutlivesADevice: a fence waits for an event of a device that closes meanwhile. A
+// device that has closed counts as waited for, and no event of it is used again.
 func TestFenceOutlivesADevice(t *testing.T) {
 	for name, begin := range map[string]func(t *testing.T, w *world, g *vmm.Range) (s *vmm.Stream, leave func() error){
 		"its stream was named": func(t *testing.T, w *world, g *vmm.Range) (*vmm.Stream, func() error) {
@@ -87,8 +86,8 @@ func TestFenceOutlivesADevice(t *testing.T) {
 	}
 }
 
-// TestDeferredClipOutlivesADevice: what Clip gave up waits for an event of a device
-// that closes before the wait is noted. The memory goes back all the same.
+// TestDeferredClipOutlivesADevice: clipped memory waits for an event of a device that
+// closes before the wait is recorded. The memory is released all the same.
 func TestDeferredClipOutlivesADevice(t *testing.T) {
 	w := newWorld(t, 2)
 	vmm.SetNoWorker(w.devs[0], true)
@@ -112,7 +111,7 @@ func TestDeferredClipOutlivesADevice(t *testing.T) {
 	w.end()
 }
 
-// TestWhatClosesLate is tried again by the next Device.Close.
+// TestWhatClosesLate is closed by the next Device.Close.
 func TestWhatClosesLate(t *testing.T) {
 	w := newWorld(t, 2)
 	vmm.SetNoWorker(w.devs[0], true)
@@ -130,7 +129,7 @@ func TestWhatClosesLate(t *testing.T) {
 	w.end()
 }
 
-// TestStreamsMadeWhileADeviceCloses are given back, or never made.
+// TestStreamsMadeWhileADeviceCloses are freed, or never made.
 func TestStreamsMadeWhileADeviceCloses(t *testing.T) {
 	rounds := 200
 	if testing.Short() {
@@ -163,8 +162,8 @@ func TestStreamsMadeWhileADeviceCloses(t *testing.T) {
 	}
 }
 
-// TestOthersWhileADeviceCloses: no lock that others need is held while the driver
-// waits for the device.
+// TestOthersWhileADeviceCloses: while the driver waits for the device, no lock is held that
+// other calls need.
 func TestOthersWhileADeviceCloses(t *testing.T) {
 	for _, at := range []string{"SyncStream", "FreeHost", "Close"} {
 		w := newWorld(t, 1)
@@ -190,7 +189,7 @@ func TestOthersWhileADeviceCloses(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Errorf("%s: others wait for the Close of a device", at)
 		}
-		again, err := vmm.OpenDriver(w.drv, 0) // it does not get what is closing
+		again, err := vmm.OpenDriver(w.drv, 0) // it does not get the device that is closing
 		require.NoError(t, err)
 		_, _, err = again.MemInfo()
 		require.NoError(t, err)
@@ -203,8 +202,8 @@ func TestOthersWhileADeviceCloses(t *testing.T) {
 	}
 }
 
-// TestAFailedAllocNamesItsReason: what keeps a device open is what the driver would
-// not take back, not a range that the caller never had.
+// TestAFailedAllocNamesItsReason: memory that the driver did not release keeps a device
+// open, and not a range that the caller never had.
 func TestAFailedAllocNamesItsReason(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -220,7 +219,7 @@ func TestAFailedAllocNamesItsReason(t *testing.T) {
 	w.end()
 }
 
-// TestAClosedDeviceChangesNothing of the one that is opened after it.
+// TestAClosedDeviceChangesNothing of the device that is opened after it.
 func TestAClosedDeviceChangesNothing(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[1]
@@ -237,9 +236,9 @@ func TestAClosedDeviceChangesNothing(t *testing.T) {
 	w.end()
 }
 
-// TestTrimOffersAgain what the driver would not take back: memory, mappings that
-// were never accessible, and access that may not be what the books say.
-func TestTrimOffersAgain(t *testing.T) {
+// TestTrimReleasesAgain what the driver refused to: memory, mappings that were never
+// accessible, and access that may differ from what the library has recorded.
+func TestTrimReleasesAgain(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, w *world, g *vmm.Range){
 		"memory": func(t *testing.T, w *world, g *vmm.Range) {
 			require.NoError(t, g.SetLen(page))
@@ -272,8 +271,8 @@ func TestTrimOffersAgain(t *testing.T) {
 	}
 }
 
-// TestGrowthOffersAgain what the driver would not take back, where memory runs out.
-func TestGrowthOffersAgain(t *testing.T) {
+// TestGrowthReleasesAgain what the driver refused to, if memory runs out.
+func TestGrowthReleasesAgain(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 4 * page, PageGranularity: page == 4096})
 	g, h := ranged(t, w, 3*page), ranged(t, w, page)
 	require.NoError(t, g.SetLen(0))
@@ -287,9 +286,9 @@ func TestGrowthOffersAgain(t *testing.T) {
 	w.end()
 }
 
-// TestGrowthUsesWhatOthersGiveBack: of two growths out of memory one empties the
-// caches; the other finds nothing kept any more, but enough that is free.
-func TestGrowthUsesWhatOthersGiveBack(t *testing.T) {
+// TestGrowthUsesWhatOthersReleased: of two growths that are out of memory one empties the
+// caches. The other finds nothing kept any more, but enough that is free.
+func TestGrowthUsesWhatOthersReleased(t *testing.T) {
 	drv := &afterCreate{Driver: host.New(host.Config{Memory: 8 * page, PageGranularity: page == 4096})}
 	d, err := vmm.OpenDriver(drv, 0)
 	require.NoError(t, err)
@@ -342,7 +341,7 @@ func TestGrowthsOutOfMemoryTogether(t *testing.T) {
 	}
 }
 
-// afterCreate calls a function with what each Create answered.
+// afterCreate calls a function with the result of each Create.
 type afterCreate struct {
 	*host.Driver
 	after atomic.Pointer[func(error)]
@@ -364,8 +363,8 @@ func (d *afterCreate) Create(size uint64, p driver.Prop) (driver.Handle, error) 
 	return h, err
 }
 
-// TestNobodyWaitsBehindAClip that waits for a device: contract 9.
-func TestNobodyWaitsBehindAClip(t *testing.T) {
+// TestNoCallWaitsBehindAClip that waits for a device: contract 9.
+func TestNoCallWaitsBehindAClip(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	g := ranged(t, w, page)
@@ -398,9 +397,9 @@ func TestNobodyWaitsBehindAClip(t *testing.T) {
 	w.end()
 }
 
-// TestNobodyWaitsBehindARead: a first Grant, a Clip and a Revoke that wait for a
-// long read hold up no Append; a Grant that takes nothing away does not wait itself.
-func TestNobodyWaitsBehindARead(t *testing.T) {
+// TestNoCallWaitsBehindARead: a first Grant, a Clip and a Revoke that wait for a long read
+// delay no Append. A Grant that removes no access does not wait itself.
+func TestNoCallWaitsBehindARead(t *testing.T) {
 	for name, c := range map[string]struct {
 		do    func(g *vmm.Range, peer *vmm.Device) error
 		waits bool
@@ -440,7 +439,7 @@ func TestNobodyWaitsBehindARead(t *testing.T) {
 	}
 }
 
-// within gives what comes soon.
+// within returns what comes soon.
 func within(t *testing.T, c <-chan error, what string) error {
 	t.Helper()
 	select {
@@ -452,8 +451,8 @@ func within(t *testing.T, c <-chan error, what string) error {
 	}
 }
 
-// TestAResetByAnotherLibrary ends what was opened and leaves what is mapped: close,
-// and the device opens again, with nothing of the old one used.
+// TestAResetByAnotherLibrary ends what was opened and leaves what is mapped: the device can
+// be closed and opened again, and nothing of the old one is used.
 func TestAResetByAnotherLibrary(t *testing.T) {
 	for _, used := range []bool{false, true} {
 		drv := host.New(host.Config{Devices: 2, PageGranularity: page == 4096})
@@ -497,7 +496,7 @@ func TestAResetByAnotherLibrary(t *testing.T) {
 	}
 }
 
-// TestCopiesAfterAReset touch no pinned memory of the context that is gone.
+// TestCopiesAfterAReset do not touch pinned memory of the old context.
 func TestCopiesAfterAReset(t *testing.T) {
 	if onCUDA {
 		t.Skip("the host driver alone can be reset without losing this process's tests")
@@ -522,7 +521,7 @@ func TestCopiesAfterAReset(t *testing.T) {
 	}
 }
 
-// TestDeviceCloseDoesNotJoinWaits of what is open: it says that it is.
+// TestDeviceCloseDoesNotJoinWaits of what is open: it returns that it is open.
 func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -540,7 +539,7 @@ func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
 	w.end()
 }
 
-// TestGrowthWaitsForTrim that is about to give back what is kept.
+// TestGrowthWaitsForTrim that is about to release kept memory.
 func TestGrowthWaitsForTrim(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: page == 4096})
 	d := w.devs[0]
@@ -559,8 +558,8 @@ func TestGrowthWaitsForTrim(t *testing.T) {
 	w.end()
 }
 
-// TestAnImportThatCannotBeGivenBack is offered again.
-func TestAnImportThatCannotBeGivenBack(t *testing.T) {
+// TestAnImportThatCannotBeReleased is released later.
+func TestAnImportThatCannotBeReleased(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	c, err := d.Create(page, vmm.Prop{Share: vmm.ShareFD})

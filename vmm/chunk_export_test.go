@@ -12,12 +12,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// exporter is a host driver that says yes to every span, and whose fabric is a
-// table of descriptors.
+// exporter is a host driver that exports every span, and whose fabric is a table of
+// descriptors.
 type exporter struct {
 	*host.Driver
 	t     *testing.T
-	spans [][2]uint64 // what was asked for
+	spans [][2]uint64 // what the caller wanted
 	names map[[64]byte]int
 }
 
@@ -94,8 +94,8 @@ func TestExportDMABuf(t *testing.T) {
 	w.end()
 }
 
-// TestExportedMemoryIsNeverKept: contract 6. What a card was shown must not
-// come back as another range's memory, so what may be kept is not shown.
+// TestExportedMemoryIsNeverKept: contract 6. Memory that a card has used must not become
+// another range's memory, so memory that may be kept is not exported.
 func TestExportedMemoryIsNeverKept(t *testing.T) {
 	w, x := exporting(t)
 	d := w.devs[0]
@@ -170,16 +170,16 @@ func TestFabric(t *testing.T) {
 	var none *vmm.Chunk
 	_, err = none.ExportFabric()
 	require.ErrorIs(t, err, vmm.ErrInvalid)
-	var nobody *vmm.Device
-	_, err = nobody.ImportFabric(name, page, vmm.Prop{})
+	var nilDev *vmm.Device
+	_, err = nilDev.ImportFabric(name, page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	w.end()
 	_, err = d.ImportFabric(name, page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }
 
-// TestNothingToExportWith: an interface that is not there and one that says no
-// are the same answer.
+// TestNothingToExportWith: an interface that is missing and one that returns
+// ErrNotSupported mean the same.
 func TestNothingToExportWith(t *testing.T) {
 	h := host.New(host.Config{Devices: 1})
 	for _, drv := range []driver.Driver{h, plainDriver{host.New(host.Config{Devices: 1})}} {

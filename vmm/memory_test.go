@@ -12,13 +12,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// small is n host devices of so many pages each.
+// small returns n host devices of so many pages each.
 func small(t testing.TB, n int, pages uint64) *world {
 	t.Helper()
 	return worldOn(t, n, host.Config{Devices: n, Memory: pages * page, PageGranularity: page == 4096})
 }
 
-// made is how many calls of a name succeeded.
+// made says how many calls of a name succeeded.
 func (w *world) made(name string) int { return w.drv.Counts()[name].Made }
 
 func newRange(t testing.TB, d *vmm.Device, o vmm.RangeOptions) *vmm.Range {
@@ -28,7 +28,7 @@ func newRange(t testing.TB, d *vmm.Device, o vmm.RangeOptions) *vmm.Range {
 	return g
 }
 
-// keepChunks leaves memory of these many pages each in the cache, in this order.
+// keepChunks leaves chunks of so many pages each in the cache, in this order.
 func keepChunks(t testing.TB, w *world, pages ...uint64) {
 	t.Helper()
 	var all []*vmm.Chunk
@@ -40,8 +40,8 @@ func keepChunks(t testing.TB, w *world, pages ...uint64) {
 	}
 }
 
-// TestRegrowthOfKeptMemory: a range that shrinks and grows again neither
-// releases nor creates.
+// TestRegrowthOfKeptMemory: a range that shrinks and grows again neither releases nor
+// creates memory.
 func TestRegrowthOfKeptMemory(t *testing.T) {
 	for name, o := range map[string]vmm.RangeOptions{"ladder": {Max: 256 * page}, "fixed": {Max: 256 * page, Chunk: 2 * page}} {
 		t.Run(name, func(t *testing.T) {
@@ -78,8 +78,8 @@ func TestRegrowthOfKeptMemory(t *testing.T) {
 	}
 }
 
-// TestGrowthTakesWhatFits: chunks of the range's own size, or of the ladder's
-// reach; never larger than what is wanted, and none that is hardly worth it.
+// TestGrowthTakesWhatFits: kept chunks of the range's own size, or of its default sizes.
+// None is larger than the growth, and none is too small to be worth a mapping.
 func TestGrowthTakesWhatFits(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -123,7 +123,7 @@ func TestGrowthTakesWhatFits(t *testing.T) {
 	}
 }
 
-func TestTheOldestGoFirst(t *testing.T) {
+func TestTheOldestAreReleasedFirst(t *testing.T) {
 	for _, c := range []struct {
 		kept  []uint64
 		keep  uint64
@@ -154,7 +154,7 @@ func TestThreshold(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	keepChunks(t, w, 1)
-	require.Zero(t, d.Stats().Cached, "nothing is kept unless asked for")
+	require.Zero(t, d.Stats().Cached, "nothing is kept by default")
 	require.Equal(t, 1, w.made("Release"))
 
 	require.EqualValues(t, 0, d.SetReleaseThreshold(4*page))
@@ -164,7 +164,7 @@ func TestThreshold(t *testing.T) {
 	keepChunks(t, w, 2, 2)
 	require.EqualValues(t, 4*page, d.Stats().Cached)
 	keepChunks(t, w, 1)
-	require.EqualValues(t, 3*page, d.Stats().Cached, "the oldest made room")
+	require.EqualValues(t, 3*page, d.Stats().Cached, "the oldest were released for it")
 
 	require.EqualValues(t, 4*page, d.SetReleaseThreshold(2*page))
 	require.EqualValues(t, page, d.Stats().Cached, "a lower threshold holds at once")
@@ -187,9 +187,9 @@ func TestThreshold(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }
 
-// TestKeptMemoryGoesWithTheDevice: Close gives it back, and where the driver
-// will not take it, keeps it in the books and can be called again.
-func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
+// TestKeptMemoryIsReleasedWithTheDevice, by Close. If the driver refuses, the memory
+// stays counted and Close can be called again.
+func TestKeptMemoryIsReleasedWithTheDevice(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(8 * page)
@@ -205,8 +205,8 @@ func TestKeptMemoryGoesWithTheDevice(t *testing.T) {
 	w.end()
 }
 
-// TestTrimCountsWhatWentBack, and says what would not.
-func TestTrimCountsWhatWentBack(t *testing.T) {
+// TestTrimCountsWhatItReleased, and reports what the driver refused.
+func TestTrimCountsWhatItReleased(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(8 * page)
@@ -220,9 +220,9 @@ func TestTrimCountsWhatWentBack(t *testing.T) {
 	w.end()
 }
 
-// TestKeptMemoryGoesWhereMemoryRunsOut: whoever of the process's Devices on the
-// ordinal needs it, for whatever; the call is made once more and no more.
-func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
+// TestKeptMemoryIsReleasedWhenMemoryRunsOut, for every Device of the process on the
+// ordinal and for every operation. The failed call is made once more and no more.
+func TestKeptMemoryIsReleasedWhenMemoryRunsOut(t *testing.T) {
 	needs := map[string]func(t *testing.T, d *vmm.Device) (end func() error){
 		"a range grows": func(t *testing.T, d *vmm.Device) func() error {
 			g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
@@ -241,7 +241,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 		},
 	}
 	for name, need := range needs {
-		for who := range 2 {
+		for i := range 2 {
 			t.Run(name, func(t *testing.T) {
 				w := small(t, 1, 16)
 				d := w.devs[0]
@@ -251,7 +251,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 				keepChunks(t, w, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
 				require.EqualValues(t, 16*page, d.Stats().Cached)
 				failed := w.drv.Counts()["Create"].Failed
-				end := need(t, []*vmm.Device{d, other}[who])
+				end := need(t, []*vmm.Device{d, other}[i])
 				require.Equal(t, failed+1, w.drv.Counts()["Create"].Failed)
 				require.Zero(t, d.Stats().Cached)
 				require.NoError(t, end())
@@ -262,7 +262,7 @@ func TestKeptMemoryGoesWhereMemoryRunsOut(t *testing.T) {
 	}
 }
 
-// TestMemoryThatRunsOutInMap is given a second chance as well.
+// TestMemoryThatRunsOutInMap is tried a second time as well.
 func TestMemoryThatRunsOutInMap(t *testing.T) {
 	for _, name := range []string{"Map", "SetAccess"} {
 		w := newWorld(t, 1)
@@ -272,7 +272,7 @@ func TestMemoryThatRunsOutInMap(t *testing.T) {
 		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
 		w.refuse(name, 1, vmm.ErrOutOfMemory)
 		require.NoError(t, g.Grow(2*page))
-		require.Zero(t, d.Stats().Cached, "what was kept went for it")
+		require.Zero(t, d.Stats().Cached, "kept memory was released for it")
 		require.EqualValues(t, 2*page, g.Cap())
 
 		// With nothing kept there is no second try.
@@ -307,9 +307,9 @@ func TestAFailedGrowthPutsBackWhatItTook(t *testing.T) {
 	}
 }
 
-// TestNobodyElseGetsKeptMemory: Create and Alloc take new memory, and so does a
-// range that is shared, compressed or of a network card.
-func TestNobodyElseGetsKeptMemory(t *testing.T) {
+// TestKeptMemoryIsForPrivateRanges: Create and Alloc get new memory, and so does a range
+// that is shared, compressed or for RDMA.
+func TestKeptMemoryIsForPrivateRanges(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(100 * page)
@@ -333,9 +333,8 @@ func TestNobodyElseGetsKeptMemory(t *testing.T) {
 	w.end()
 }
 
-// peek says whether one who was given a range's memory sees what another range
-// writes after the first has given the memory up. With pretend the memory
-// passes for private.
+// peek says whether an importer of a range's memory sees what another range writes after
+// the first has released it. If pretend is set, the library takes the memory for private.
 func peek(t *testing.T, pretend bool) (seen bool) {
 	t.Helper()
 	w := newWorld(t, 1)
@@ -409,7 +408,7 @@ func TestWhatIsNeverKept(t *testing.T) {
 	for _, p := range []vmm.Prop{{Share: vmm.ShareFD}, {}} {
 		in, err := d.Import(fd, page, p)
 		if p.Share == 0 && err != nil {
-			continue // a driver may want to be told
+			continue // a driver may need to know
 		}
 		require.NoError(t, err)
 		require.NoError(t, in.Close())
@@ -421,7 +420,7 @@ func TestWhatIsNeverKept(t *testing.T) {
 	w.end()
 }
 
-// TestMemoryOfAnotherDeviceIsNotKept: no range of this one could grow with it.
+// TestMemoryOfAnotherDeviceIsNotKept: no range of this device could use it.
 func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 	w := newWorld(t, 2)
 	d := w.devs[0]
@@ -433,9 +432,9 @@ func TestMemoryOfAnotherDeviceIsNotKept(t *testing.T) {
 	w.end()
 }
 
-// TestAStaleSegmentIsNoWayIn: a segment of what was clipped, kept and taken by
+// TestAStaleSegmentHasNoChunk: a segment of memory that was clipped, kept and reused by
 // another range.
-func TestAStaleSegmentIsNoWayIn(t *testing.T) {
+func TestAStaleSegmentHasNoChunk(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(100 * page)
@@ -456,14 +455,14 @@ func TestAStaleSegmentIsNoWayIn(t *testing.T) {
 	h := ranged(t, w, page)
 	require.EqualValues(t, 1, d.Stats().Hits)
 	_, err = old.Chunk()
-	require.ErrorIs(t, err, vmm.ErrClosed, "somebody else's")
+	require.ErrorIs(t, err, vmm.ErrClosed, "another range's")
 	require.NoError(t, h.Close())
 	require.NoError(t, g.Close())
 	w.end()
 }
 
-// TestCacheUnderRace: everybody grows and shrinks, keeps and gives back, within
-// a limit that is not enough for all.
+// TestCacheUnderRace: many goroutines grow, shrink and trim, within a limit that is not
+// enough for all.
 func TestCacheUnderRace(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -516,7 +515,7 @@ func TestCacheUnderRace(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, d.Stats().Committed)
 	c, err := d.Create(limit, vmm.Prop{})
-	require.NoError(t, err, "the limit's books are exact")
+	require.NoError(t, err, "the limit's count is exact")
 	require.NoError(t, c.Close())
 	w.end()
 }

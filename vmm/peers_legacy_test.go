@@ -85,7 +85,7 @@ func (v *pairDevice) set(name string, to int, on bool) error {
 	return nil
 }
 
-// pairs is how many pairs are enabled, by whoever.
+// pairs says how many pairs are enabled, by any library.
 func (d *pairDriver) pairs() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,7 +115,7 @@ func newLegacyWorld(t *testing.T, n int, noPeer ...[2]int) *legacyWorld {
 	return w
 }
 
-// end closes the devices; no pair may be left.
+// end closes the devices and checks that no pair is left.
 func (w *legacyWorld) end() {
 	w.t.Helper()
 	w.disarm()
@@ -136,11 +136,11 @@ func TestLegacyPeers(t *testing.T) {
 	err = w.devs[0].Close()
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	require.ErrorContains(t, err, "legacy peer access of host:0 to memory of host:1")
-	require.ErrorContains(t, err, "legacypeers_test.go", "it says where")
+	require.ErrorContains(t, err, "peers_legacy_test.go", "it says where")
 	require.Equal(t, "legacy peer access", w.devs[0].Report().Open[0].Kind)
 
 	require.NoError(t, disable())
-	require.Equal(t, 2, w.drv.pairs(), "somebody else counts on them")
+	require.Equal(t, 2, w.drv.pairs(), "another library relies on them")
 	require.NoError(t, disable(), "twice is fine")
 	require.Equal(t, 2, w.drv.pairs())
 	require.NoError(t, w.devs[2].Close(), "nothing of it is enabled")
@@ -148,7 +148,7 @@ func TestLegacyPeers(t *testing.T) {
 	w.end()
 }
 
-// TestLegacyPeersOfOthers: what another library enabled is used and stays.
+// TestLegacyPeersOfOthers: pairs that another library enabled are used and stay enabled.
 func TestLegacyPeersOfOthers(t *testing.T) {
 	w := newLegacyWorld(t, 2)
 	theirs := raw(t, w.devs[0]).(driver.LegacyPeers)
@@ -167,8 +167,8 @@ func TestLegacyPeersOfOthers(t *testing.T) {
 	w.end()
 }
 
-// TestLegacyPeersDisabledByOthers: a pair that another library has turned off is
-// off, and no reason to keep its devices open for ever.
+// TestLegacyPeersDisabledByOthers: a pair that another library has disabled is disabled,
+// and does not keep its devices open.
 func TestLegacyPeersDisabledByOthers(t *testing.T) {
 	w := newLegacyWorld(t, 2)
 	disable, err := vmm.EnableLegacyPeers(w.devs...)
@@ -178,8 +178,7 @@ func TestLegacyPeersDisabledByOthers(t *testing.T) {
 	w.end()
 }
 
-// TestLegacyPeersByTwoDevices: pairs are counted for the process, whatever Device
-// asks.
+// TestLegacyPeersByTwoDevices: pairs are counted for the process, for all its Devices.
 func TestLegacyPeersByTwoDevices(t *testing.T) {
 	w := newLegacyWorld(t, 2)
 	twin, err := vmm.OpenDriver(w.drv, 0)
@@ -238,7 +237,7 @@ func TestLegacyPeersBadInput(t *testing.T) {
 		want error
 		pair string
 	}{
-		"nobody":          {nil, vmm.ErrInvalid, ""},
+		"no device":       {nil, vmm.ErrInvalid, ""},
 		"nil":             {[]*vmm.Device{d[0], nil}, vmm.ErrInvalid, ""},
 		"closed":          {[]*vmm.Device{d[0], closed}, vmm.ErrClosed, "host:1 host:0"},
 		"closed alone":    {[]*vmm.Device{closed}, vmm.ErrClosed, "host:1 host:1"},
@@ -326,7 +325,7 @@ func TestNoFenceDisablesUnderWork(t *testing.T) {
 	w.end()
 }
 
-// TestLegacyPeersOfALostDevice: nothing of it is left, and it says so once.
+// TestLegacyPeersOfALostDevice: no pair of it is left, and the error is returned once.
 func TestLegacyPeersOfALostDevice(t *testing.T) {
 	w := newLegacyWorld(t, 2)
 	disable, err := vmm.EnableLegacyPeers(w.devs...)
@@ -338,8 +337,8 @@ func TestLegacyPeersOfALostDevice(t *testing.T) {
 	require.NoError(t, w.devs[1].Close())
 }
 
-// TestLegacyPeersFault fails each call of enabling and disabling, and each with
-// each after it: all pairs, or those that there were before.
+// TestLegacyPeersFault fails each call of enabling and disabling, and each with each after
+// it: afterwards all pairs are enabled, or those that were before.
 func TestLegacyPeersFault(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		for _, shared := range []bool{false, true} {
@@ -385,7 +384,7 @@ func TestLegacyPeersFault(t *testing.T) {
 					if before < all {
 						require.NotEqual(t, before, w.drv.pairs(), "what failed stays enabled")
 					}
-					require.NoError(t, disable(), "and goes at the next try")
+					require.NoError(t, disable(), "and is disabled at the next try")
 					require.Equal(t, before, w.drv.pairs())
 				}
 				for i := 1; i <= enables; i++ {
@@ -408,7 +407,8 @@ func TestLegacyPeersFault(t *testing.T) {
 	}
 }
 
-// TestLegacyPeersLeftOver: what an undo left enabled goes when the device closes.
+// TestLegacyPeersLeftOver: pairs that an undo left enabled are disabled when the device
+// closes.
 func TestLegacyPeersLeftOver(t *testing.T) {
 	w := newLegacyWorld(t, 3)
 	for _, d := range w.devs {
@@ -435,7 +435,7 @@ func TestLegacyPeersLeftOver(t *testing.T) {
 	w.end()
 }
 
-// TestLegacyPeersReachPlainMemory is about the driver itself, without faults.
+// TestLegacyPeersReachPlainMemory tests the driver itself, without faults.
 func TestLegacyPeersReachPlainMemory(t *testing.T) {
 	var drv driver.Driver = host.New(host.Config{Devices: 2, Memory: 64 * mib})
 	if onCUDA {

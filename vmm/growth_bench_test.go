@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// BenchmarkBooks is what the books of a range of n chunks cost, where the
-// driver's calls cost nothing.
+// BenchmarkBooks measures the bookkeeping of a range of n chunks on a driver whose
+// calls cost nothing.
 func BenchmarkBooks(b *testing.B) {
 	const chunk = 2 << 20
 	for _, n := range []uint64{1, 100, 10_000} {
@@ -62,8 +62,8 @@ func BenchmarkBooks(b *testing.B) {
 	}
 }
 
-// BenchmarkReadBesideStreams is what a read of one byte costs beside streams that
-// may be being captured: all of them are asked, and after UsedBy none but those named.
+// BenchmarkReadBesideStreams measures a read of one byte beside streams that may be
+// captured: it checks all of them, and after UsedBy only those named.
 func BenchmarkReadBesideStreams(b *testing.B) {
 	for _, n := range []int{0, 1000} {
 		for _, used := range []bool{false, true} {
@@ -97,8 +97,8 @@ func BenchmarkReadBesideStreams(b *testing.B) {
 	}
 }
 
-// BenchmarkManyChunks is what chunks cost one by one, where there are many: grown,
-// put to sleep, and given up into a cache that is full.
+// BenchmarkManyChunks measures the cost of a chunk where there are many: grown, put to
+// sleep, and clipped into a full cache.
 func BenchmarkManyChunks(b *testing.B) {
 	const chunk, n = 2 << 20, 100_000
 	d, err := vmm.OpenDriver(nulldriver.New(), 0)

@@ -1,0 +1,141 @@
+package walls
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestWords holds sources and documents to tools/words.txt.
+func TestWords(t *testing.T) {
+	dir := root(t)
+	list, err := os.ReadFile(filepath.Join(dir, "tools", "words.txt"))
+	require.NoError(t, err)
+	words, names := wordLists(list)
+	require.NotEmpty(t, words)
+	require.NotEmpty(t, names)
+	files := 0
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if path != dir && (d.Name() == "bin" || strings.HasPrefix(d.Name(), ".")) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		switch filepath.Ext(path) {
+		case ".go", ".c", ".h", ".md", ".py", ".yml":
+		default:
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if filepath.Base(rel) == "words_test.go" {
+			return nil // its examples are such words
+		}
+		files++
+		for _, c := range wordsIn(filepath.Ext(path), string(text), words, names) {
+			t.Errorf("%s:%s", filepath.ToSlash(rel), c)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.NotZero(t, files)
+}
+
+func TestWordRules(t *testing.T) {
+	words, names := wordLists([]byte("# a comment\ndoze quiesce\n=room ensure\n"))
+	for text, want := range map[string]int{
+		"func doze() {}":            1,
+		"// It dozes.":              0,
+		"// It may Doze.":           1,
+		"stayDozing, dozeOff := 1":  1,
+		"room := 1 // for the room": 1,
+		"x.room()":                  1,
+		"// room for more":          0,
+		"roomy := \"room\"":         0,
+		"x := `a\nroom`; y()":       0,
+		"/* a\nroom */ *room = 1":   1,
+		"x := '\"'; room := '\"'":   1,
+	} {
+		require.Len(t, wordsIn(".go", "package p\n"+text+"\n", words, names), want, text)
+	}
+	require.Len(t, wordsIn(".md", "There is room to doze.", words, names), 1)
+}
+
+// wordLists reads tools/words.txt: words of prose or parts of names, and whole names.
+func wordLists(list []byte) (words, names map[string]bool) {
+	words, names = map[string]bool{}, map[string]bool{}
+	for line := range strings.Lines(string(list)) {
+		first, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch {
+		case first == "", first[0] == '#':
+		case first[0] == '=':
+			names[first[1:]] = true
+		default:
+			words[first] = true
+		}
+	}
+	return words, names
+}
+
+var (
+	identifier = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_]*`)
+	// notCode matches what is not searched for names: strings, characters, comments and
+	// C's includes.
+	notCode = regexp.MustCompile("(?m)\"(?:[^\"\\\\\n]|\\\\.)*\"|'(?:[^'\\\\\n]|\\\\.)+'|`[^`]*`|//.*$|/\\*(?s:.*?)\\*/|^#include.*$")
+)
+
+// wordsIn says which listed words and names stand in a file, by line.
+func wordsIn(ext string, text string, words, names map[string]bool) (found []string) {
+	for n, line := range strings.Split(text, "\n") {
+		for _, id := range identifier.FindAllString(line, -1) {
+			for _, part := range parts(id) {
+				if words[strings.ToLower(part)] {
+					found = append(found, fmt.Sprintf("%d says %s", n+1, part))
+				}
+			}
+		}
+	}
+	if ext != ".go" && ext != ".c" && ext != ".h" {
+		return found
+	}
+	// Lines are counted, so those of a comment have to stay.
+	code := notCode.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
+	for n, line := range strings.Split(code, "\n") {
+		for _, id := range identifier.FindAllString(line, -1) {
+			if names[id] {
+				found = append(found, fmt.Sprintf("%d says %s", n+1, id))
+			}
+		}
+	}
+	return found
+}
+
+// parts are the words of a name in camel case or with underscores.
+func parts(name string) (all []string) {
+	start := 0
+	runes := []rune(name)
+	for i := 1; i <= len(runes); i++ {
+		if i == len(runes) || runes[i] == '_' || unicode.IsUpper(runes[i]) && !unicode.IsUpper(runes[i-1]) {
+			all = append(all, strings.Trim(string(runes[start:i]), "_"))
+			start = i
+		}
+	}
+	return all
+}
