@@ -20,8 +20,8 @@ import (
 
 // What is tested here is UnmapAfter, beside everything else that takes memory away.
 
-// behind is work on s; a test that fails lets it run, or its cleanup waits for ever.
-func behind(t *testing.T, d *vmm.Device, s *vmm.Stream, p vmm.Ptr) (open func()) {
+// queued is work on s; a test that fails lets it run, or its cleanup waits for ever.
+func queued(t *testing.T, d *vmm.Device, s *vmm.Stream, p vmm.Ptr) (open func()) {
 	t.Helper()
 	open = work(t, d, s.Raw(), p)
 	t.Cleanup(func() {
@@ -51,8 +51,8 @@ func TestUnmapAfter(t *testing.T) {
 					require.NoError(t, r.UsedBy(other))
 				}
 				gen := r.Generation()
-				open := behind(t, d, s, r.Ptr()+8*page)
-				unrelated := behind(t, d, other, r.Ptr())
+				open := queued(t, d, s, r.Ptr()+8*page)
+				unrelated := queued(t, d, other, r.Ptr())
 				require.NoError(t, r.UnmapAfter(8*page, 3*page, s))
 				pass(time.Second)
 				require.EqualValues(t, 3*page, d.Stats().Retiring)
@@ -156,7 +156,7 @@ func TestUnmapAfterWaitsForAForeignStream(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		r, s := holed(t, w.world), stream(t, d)
-		open := behind(t, d, s, r.Ptr())
+		open := queued(t, d, s, r.Ptr())
 		vmm.SetForeign(s, true)
 		w.refuse("Record", 2, vmm.ErrInvalid)
 		unmapped := begun(func() error { return r.UnmapAfter(0, page, s) })
@@ -189,7 +189,7 @@ func TestCloseDuringUnmapAfter(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *paced) {
 				d := w.devs[0]
 				r, s := holed(t, w.world), stream(t, d)
-				open := behind(t, d, s, r.Ptr())
+				open := queued(t, d, s, r.Ptr())
 				require.NoError(t, r.UnmapAfter(0, 3*page, s))
 				first := begun(func() error { return both[0](r, s) })
 				pass(time.Second)
@@ -281,7 +281,7 @@ func TestUnmapAfterInNoOrder(t *testing.T) {
 	vmm.SetNoWorker(d, true)
 	r := holed(t, w)
 	slow, fast := stream(t, d), stream(t, d)
-	open := behind(t, d, slow, r.Ptr())
+	open := queued(t, d, slow, r.Ptr())
 	require.NoError(t, r.UnmapAfter(0, page, slow))
 	require.NoError(t, r.UnmapAfter(page, 2*page, fast))
 	require.NoError(t, r.UnmapAfter(8*page, page, slow))
@@ -316,7 +316,7 @@ func TestUnmapAfterDuringAnUnmap(t *testing.T) {
 	unmapped := make(chan error, 1)
 	go func() { unmapped <- r.Unmap(8*page, 3*page) }()
 	<-h.reached
-	open := behind(t, d, s, r.Ptr())
+	open := queued(t, d, s, r.Ptr())
 	require.NoError(t, r.UnmapAfter(0, page, s))
 	h.let()
 	require.NoError(t, <-unmapped)
@@ -349,7 +349,7 @@ func TestUnmapAfterOfAStreamThatUsedByLeftOut(t *testing.T) {
 				require.NoError(t, r.Grant(vmm.AccessReadWrite, peer))
 				named, other := stream(t, d), stream(t, peer)
 				require.NoError(t, r.UsedBy(named))
-				open := behind(t, peer, other, r.Ptr())
+				open := queued(t, peer, other, r.Ptr())
 				require.NoError(t, r.UnmapAfter(0, page, other, other))
 				taken := begun(func() error { return take(w.world, r) })
 				pass(time.Second)

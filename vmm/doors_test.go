@@ -246,7 +246,7 @@ func TestFence(t *testing.T) {
 	s, later := stream(t, d), stream(t, peer)
 	passed, err := s.Fence()
 	require.NoError(t, err)
-	open := behind(t, d, s, g.Ptr())
+	open := queued(t, d, s, g.Ptr())
 	f, err := s.Fence()
 	require.NoError(t, err)
 	require.NoError(t, passed.Sync())
