@@ -2,7 +2,6 @@ package vmm_test
 
 import (
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,36 +191,36 @@ func TestPressureStops(t *testing.T) {
 	})
 }
 
-// TestPressureOfSeveral that need memory at once: none waits for another's call.
+// TestPressureOfSeveral that need memory at once: none waits for another's call, and
+// what one of them has released is for all.
 func TestPressureOfSeveral(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	hog := spent(t, w)
 	var inside sync.WaitGroup
 	inside.Add(2)
-	var calls atomic.Int32
-	stop := d.OnPressure(func(error) bool {
-		if calls.Add(1) <= 2 {
-			inside.Done()
-			inside.Wait()
-		}
-		return hog.Close() == nil && calls.Load() <= 2
+	var once sync.Once
+	stop := d.OnPressure(func(error) (released bool) {
+		inside.Done()
+		inside.Wait()
+		once.Do(func() { released = hog.Close() == nil })
+		return released
 	})
+	var made [2]*vmm.Chunk
 	var all sync.WaitGroup
-	for range 2 {
+	for i := range made {
 		all.Go(func() {
-			c, err := d.Create(page, vmm.Prop{})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if err := c.Close(); err != nil {
+			var err error
+			if made[i], err = d.Create(page, vmm.Prop{}); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
 	stop()
+	for _, c := range made {
+		require.NoError(t, c.Close())
+	}
 	w.end()
 }
 
