@@ -149,15 +149,11 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if err := g.r.fence(); err != nil {
 		return 0, err
 	}
-	raw, err := g.r.dev.state.ensureOpen()
+	raw, epoch, err := g.beginCopy()
 	if err != nil {
 		return 0, err
 	}
-	epoch := g.r.copies.begin()
 	defer g.r.copies.end(epoch)
-	if err := g.live(); err != nil {
-		return 0, err
-	}
 	n, eof := prefix.Part(len(p), off, g.len.Load())
 	if n > 0 {
 		if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
@@ -179,15 +175,11 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	raw, err := g.r.dev.state.ensureOpen()
+	raw, epoch, err := g.beginCopy()
 	if err != nil {
 		return 0, err
 	}
-	epoch := g.r.copies.begin()
 	defer g.r.copies.end(epoch)
-	if err := g.live(); err != nil { // closed while the device opened; its length is 0 now
-		return 0, err
-	}
 	have := g.len.Load()
 	if off < 0 || uint64(off) > have || uint64(len(p)) > have-uint64(off) {
 		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, len(p), off, have)

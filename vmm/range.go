@@ -276,13 +276,10 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 			return at, err
 		}
 	}
-	raw, err := g.r.dev.state.ensureOpen()
+	raw, epoch, err := g.beginCopy()
 	if err != nil {
 		return at, err
 	}
-	// The copy is counted before the check, so that whatever takes the memory away
-	// after the check waits for the copy.
-	epoch := g.r.copies.begin()
 	defer g.r.copies.end(epoch)
 	if err := g.writable(at, uint64(len(p))); err != nil {
 		return at, err
@@ -298,13 +295,24 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 	return at, nil
 }
 
-// writable is nil if [at, at+n) can be written, and stays so until the copy that
-// the caller has begun ends: whatever takes memory of a range away lowers Cap, or
-// closes the range, before it waits for copies.
-func (g *Range) writable(at, n uint64) error {
-	if err := g.r.live(); err != nil {
-		return err
+// beginCopy opens the device and counts a copy: whatever takes the range's memory away
+// from now on waits for it. The range is open, and stays so until the caller ends the
+// copy.
+func (g *Range) beginCopy() (raw *openDevice, epoch uint64, err error) {
+	if raw, err = g.r.dev.state.ensureOpen(); err != nil {
+		return nil, 0, err
 	}
+	epoch = g.r.copies.begin()
+	if err = g.r.live(); err != nil { // it has closed, or sleeps; Len may be 0 by now
+		g.r.copies.end(epoch)
+	}
+	return raw, epoch, err
+}
+
+// writable is nil if [at, at+n) can be written, and stays so until the copy that
+// the caller has begun ends: whatever takes memory of a range away lowers Cap before
+// it waits for copies.
+func (g *Range) writable(at, n uint64) error {
 	if g.r.copyBlockCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}

@@ -168,22 +168,16 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 
 // Record marks the stream's end of now. The caller must Close the Event.
 func (s *Stream) Record() (*Event, error) {
-	e := newEvent(s.device())
-	err := s.with(func(o *openDevice) error {
-		err := s.dev.track(e, "event") // first, so that the device stays open
-		if err != nil {
+	var e *Event
+	err := s.with(func(o *openDevice) (err error) {
+		e, err = s.dev.makeEvent(func(e *Event) (err error) {
+			e.pooled = true
+			e.fenceEvent, err = o.recordFence(s.raw)
 			return err
-		}
-		e.pooled = true
-		if e.fenceEvent, err = o.recordFence(s.raw); err != nil {
-			s.dev.untrack(e)
-		}
+		})
 		return err
 	})
-	if err != nil {
-		return nil, s.fail("record event", 0, 0, err)
-	}
-	return e, nil
+	return e, s.fail("record event", 0, 0, err)
 }
 
 // Wait makes later work of the stream wait for the event.
@@ -430,10 +424,18 @@ type Event struct {
 	closed bool
 }
 
-func newEvent(d *Device) *Event {
+// makeEvent lists an event as open, first, so that the device stays open, and fills it.
+func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 	e := &Event{dev: d}
 	e.mu.At(lock.Event, 0)
-	return e
+	if err := d.track(e, "event"); err != nil {
+		return nil, err
+	}
+	if err := fill(e); err != nil {
+		d.untrack(e)
+		return nil, err
+	}
+	return e, nil
 }
 
 // NewEvent makes an event that no stream has been recorded in yet: it counts as
@@ -441,20 +443,13 @@ func newEvent(d *Device) *Event {
 // a Sync that sleeps, EventInterprocess. What Stream.Record returns is EventBlocking
 // alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
-	e := newEvent(d)
-	err := d.track(e, "event") // first, so that the device stays open
-	if err == nil {
+	e, err := d.makeEvent(func(e *Event) (err error) {
 		if e.on, err = d.ensureOpen(); err == nil {
 			e.e, err = e.on.NewEvent(flags)
 		}
-		if err != nil {
-			d.untrack(e)
-		}
-	}
-	if err != nil {
-		return nil, d.fail("make event", 0, 0, err)
-	}
-	return e, nil
+		return err
+	})
+	return e, d.fail("make event", 0, 0, err)
 }
 
 // Record moves the event to the stream's end of now; calls that wait for where it
