@@ -88,6 +88,9 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 				return err
 			}
 			locked = append(locked, l)
+			if err := l.checkGranted(s.dev, x.Access); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
@@ -96,6 +99,20 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 		return nil, s.fail("lock spans", 0, 0, err)
 	}
 	return unlock, nil
+}
+
+// checkGranted is nil if d may use the spans with access a. A copy need not ask: the
+// driver refuses it, but lets a kernel run until it faults.
+func (l *lockedSpans) checkGranted(d *Device, a Access) error {
+	for _, x := range l {
+		if x.r == nil {
+			continue
+		}
+		if have := x.r.Access(d); a > have {
+			return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, x.r.ptr, a)
+		}
+	}
+	return nil
 }
 
 // checkSpan is nil if the device may use the span on that stream, as far as r knows.

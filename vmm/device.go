@@ -233,12 +233,14 @@ func (d *Device) untrack(thing any) {
 }
 
 // runPressureHooks says whether a function of OnPressure released something for an operation
-// that has failed with err. The caller holds no lock, and tries again if so.
+// that has failed with err; what another goroutine's call has released meanwhile
+// counts. The caller holds no lock, and tries again if so.
 func (d *Device) runPressureHooks(err error) (released bool) {
 	if !errors.Is(err, ErrOutOfMemory) {
 		return false
 	}
 	s := d.state
+	seen := s.released.Load()
 	s.mu.Lock()
 	all := slices.Clone(s.pressureHooks)
 	for _, h := range all {
@@ -249,7 +251,7 @@ func (d *Device) runPressureHooks(err error) (released bool) {
 		released = h.f(err) || released
 		h.running.Done()
 	}
-	return released
+	return released || s.released.Load() != seen
 }
 
 // retry runs op, again each time that OnPressure has released something for it.

@@ -157,6 +157,7 @@ func (s *deviceState) releaseState(d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opened = slices.DeleteFunc(s.opened, func(e *Device) bool { return e == d })
+	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
 	if len(s.opened) == 0 {
 		s.limit = 0
 	}

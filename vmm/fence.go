@@ -75,8 +75,9 @@ func (r *Reservation) mayAccessLocked(states []*deviceState) []*deviceState {
 }
 
 // usersNow is what may be using the memory after UsedBy: the library's own streams on
-// the devices with access, and the streams that were named or on which an AppendOn
-// may not have run yet, which stand for all other work.
+// the devices with access, and the streams that were named, on which an AppendOn may not
+// have run yet, or which an UnmapAfter is still to wait for. They stand for all other
+// work.
 func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,6 +87,13 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 	for s := range r.pendingAppends {
 		if _, named := r.namedStreams[s]; !named {
 			streams = append(streams, s)
+		}
+	}
+	for _, left := range r.leftTo {
+		for _, s := range left {
+			if !slices.Contains(streams, s) {
+				streams = append(streams, s)
+			}
 		}
 	}
 	return r.mayAccessLocked(states), streams

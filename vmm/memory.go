@@ -243,17 +243,17 @@ func (d *Device) trim(keep uint64) error {
 }
 
 // OnPressure has f called when memory of the device runs out, before ErrOutOfMemory
-// is returned by a Create, Alloc, Grow, Append or Wake: f releases what its program
+// is returned by a Create, Alloc, Map, Grow, Append, AppendOn or Wake: f releases what its program
 // can do without, a pool's free blocks for one, and returns whether it released
 // anything; if so, the operation is tried again. The package's own unused memory goes
 // first. f is called by the goroutine that needs memory, by several at once, and with
-// no lock of this package held. stop removes f, and returns when no call of f is
+// no lock of this package held. It must return false once it has nothing to release. stop removes f, and returns when no call of f is
 // running, so f must not call it. On a nil or closed device f is never called.
 func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 	if d.live() != nil || f == nil {
 		return func() {}
 	}
-	h := &pressureHook{f: f}
+	h := &pressureHook{dev: d, f: f}
 	s := d.state
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,6 +268,7 @@ func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 
 // pressureHook is one function of OnPressure.
 type pressureHook struct {
+	dev     *Device
 	f       func(need error) bool
 	running sync.WaitGroup
 }

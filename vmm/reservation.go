@@ -59,6 +59,7 @@ type Reservation struct {
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
 	retireSeq      uint64                 // counts retirements
 	retirements    []*retirement          // by sequence, left to the device's goroutine
+	leftTo         map[uint64][]*Stream   // by retirement, the streams that UnmapAfter named
 	holds          []*hold
 	counters       rangeCounters // also under the device's counters.mu
 }
@@ -378,6 +379,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 		s := &r.table[k]
 		if s.State >= slots.Retiring {
 			retiring += s.Size
+			delete(r.leftTo, s.RetireSeq)
 		}
 		if s.Quarantined != nil {
 			r.unquarantineLocked(s)
@@ -469,6 +471,9 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 	}
 	// What retires may be unmapped at any moment, so it cannot be held any more.
 	h := &hold{off, off + n}
+	if n == 0 {
+		h = &hold{} // in front of all bytes: it keeps Close away and nothing else
+	}
 	for _, s := range r.table.In(h.off, h.end) {
 		if s.State >= slots.Retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))

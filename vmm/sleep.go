@@ -39,18 +39,21 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	once := func() error {
-		unlock, err := lockRanges(ranges)
-		if err == nil {
-			err = wake(ranges)
-			unlock()
-		}
-		return err
+	short, err := wakeOnce(ranges)
+	for err != nil && short != nil && short.runPressureHooks(err) {
+		short, err = wakeOnce(ranges)
 	}
-	if len(ranges) == 0 || ranges[0] == nil {
-		return failFirst("wake", ranges, once())
+	return failFirst("wake", ranges, err)
+}
+
+// wakeOnce returns also the device whose range could not be woken.
+func wakeOnce(ranges []*Range) (short *Device, err error) {
+	unlock, err := lockRanges(ranges)
+	if err != nil {
+		return nil, err
 	}
-	return failFirst("wake", ranges, ranges[0].r.dev.retryUnderPressure(once))
+	defer unlock()
+	return wake(ranges)
 }
 
 // failFirst wraps err for op on several ranges.
@@ -308,7 +311,7 @@ func (s *sleeper) releaseMemory() {
 	s.mem = nil
 }
 
-func wake(ranges []*Range) error {
+func wake(ranges []*Range) (short *Device, err error) {
 	var all []*sleeper
 	for _, g := range ranges {
 		err := g.r.live()
@@ -323,14 +326,14 @@ func wake(ranges []*Range) error {
 			for _, s := range all {
 				err = also(err, "and", s.rollback(nil)) // its copy has ended
 			}
-			return err
+			return g.r.dev, err
 		}
 		all = append(all, s)
 	}
 	for _, s := range all {
 		s.commitAwake()
 	}
-	return nil
+	return nil, nil
 }
 
 // restore gives a sleeping range memory and contents. If it fails the range has

@@ -61,7 +61,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	}
 	var t *retirement
 	if err == nil {
-		t, err = r.retire(off, size)
+		t, err = r.retire(off, size, streams...)
 	}
 	if err != nil {
 		return r.fail("unmap later", off, size, err)
@@ -167,8 +167,9 @@ func (g *Range) recountCap() {
 }
 
 // retire gives up the whole slots that fill [off, off+size): no use of them begins
-// any more. The caller then waits for copies.
-func (r *Reservation) retire(off, size uint64) (*retirement, error) {
+// any more. The caller then waits for copies. The streams are those of UnmapAfter: until
+// the slots are unmapped, fences wait for them too.
+func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
@@ -196,7 +197,14 @@ func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 			return nil, fmt.Errorf("quarantined: %w", s.Quarantined)
 		}
 	}
-	return r.retireLocked(i, j), nil
+	t := r.retireLocked(i, j)
+	if len(streams) > 0 {
+		if r.leftTo == nil {
+			r.leftTo = map[uint64][]*Stream{}
+		}
+		r.leftTo[t.seq] = slices.Clone(streams)
+	}
+	return t, nil
 }
 
 // retireLocked retires the accessible slots of [i, j). A quarantined slot without
@@ -226,6 +234,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 func (r *Reservation) unretireLocked(s *slot) {
 	invariants.Held(&r.mu)
 	s.State = slots.Accessible
+	delete(r.leftTo, s.RetireSeq)
 	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
 }
 
@@ -244,8 +253,9 @@ func (r *Reservation) unretire(t *retirement) {
 // If either fails it makes the memory accessible again.
 func (r *Reservation) fenceAndUnmap(t *retirement) error {
 	err := r.waitForWork()
-	if err == nil {
-		// What retired earlier lies behind it, and the fence covers that too.
+	if err == nil && r.inRange {
+		// What retired earlier lies behind it, and the fence covers that too. In a user's
+		// reservation neither is so: an UnmapAfter may have come since.
 		err = r.unmapEarlier()
 	}
 	if err == nil {
@@ -343,22 +353,31 @@ func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) [
 	return append(fences, t.fences...)
 }
 
-// unmapFinishedLocked unmaps the retirements whose work has ended, in order: so there is
-// never a hole between a range's capacity and the end of what retires. waited is that
-// the caller has waited for all of it. What fails is still retiring: a growth can take
-// it back, and Close gives it back. It needs d.sweepMu.
-func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, err error) {
+// unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
+// order: so there is never a hole between its capacity and the end of what retires.
+// waited is that the caller has waited for all of it. What fails is still retiring: a
+// growth can take it back, and Close gives it back. It needs d.sweepMu.
+func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed error) {
 	invariants.Held(&r.dev.sweepMu)
-	for {
+	var busy [][]*Stream // what waits for the same streams is not asked about again
+	for i := 0; ; {
 		r.mu.Lock()
-		if len(r.retirements) == 0 {
-			r.dev.mu.Lock()
-			delete(r.dev.retiring, r)
-			r.dev.mu.Unlock()
+		if i == len(r.retirements) {
+			if i == 0 {
+				r.dev.mu.Lock()
+				delete(r.dev.retiring, r)
+				r.dev.mu.Unlock()
+			}
 			r.mu.Unlock()
-			return progress, nil
+			return progress, failed
 		}
-		t := r.retirements[0]
+		t := r.retirements[i]
+		streams := r.leftTo[t.seq]
+		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, streams) }) {
+			r.mu.Unlock()
+			i++
+			continue
+		}
 		t.unmapping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
@@ -381,16 +400,26 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, err error
 		t.unmapping = false
 		gone := finished || t.left == 0 // a growth may have taken all of it back meanwhile
 		if gone {
-			r.retirements = slices.Delete(r.retirements, 0, 1)
+			r.retirements = slices.Delete(r.retirements, i, i+1)
 		}
 		r.mu.Unlock()
 		if gone && len(t.fences) > 0 {
 			freeFences(t.fences)
 		}
-		if !finished {
+		switch {
+		case finished:
+			progress = true
+		case r.inRange:
 			return progress, err
+		default:
+			failed = also(failed, "and", err)
+			if err == nil {
+				busy = append(busy, streams)
+			}
+			if !gone {
+				i++
+			}
 		}
-		progress = true
 	}
 }
 

@@ -1,0 +1,268 @@
+package vmm_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// hungry is the operations that take two pages of memory. The range has one page, or
+// two if it sleeps; each leaves behind what it made.
+func hungry() map[string]func(t *testing.T, w *world, g *vmm.Range) (do func() error) {
+	return map[string]func(t *testing.T, w *world, g *vmm.Range) (do func() error){
+		"Append": func(_ *testing.T, _ *world, g *vmm.Range) func() error {
+			return func() error { return g.Append(pattern(2*page, 1)) }
+		},
+		"AppendOn": func(t *testing.T, w *world, g *vmm.Range) func() error {
+			s := stream(t, w.devs[0])
+			return func() error {
+				err := g.AppendOn(s, pattern(2*page, 1))
+				if err == nil {
+					err = s.Close()
+				}
+				return err
+			}
+		},
+		"Grow": func(_ *testing.T, _ *world, g *vmm.Range) func() error {
+			return func() error { return g.Grow(2 * page) }
+		},
+		"Wake": func(t *testing.T, _ *world, g *vmm.Range) func() error {
+			require.NoError(t, g.Grow(page))
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+			return func() error { return vmm.Wake(g) }
+		},
+		"Create": func(_ *testing.T, w *world, _ *vmm.Range) func() error {
+			return func() error {
+				c, err := w.devs[0].Create(2*page, vmm.Prop{})
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			}
+		},
+		"Alloc": func(_ *testing.T, w *world, _ *vmm.Range) func() error {
+			return func() error {
+				g, err := w.devs[0].Alloc(2 * page)
+				if err == nil {
+					err = g.Close()
+				}
+				return err
+			}
+		},
+		"Map": func(t *testing.T, w *world, _ *vmm.Range) func() error {
+			r, c := holed(t, w), chunk(t, w, page)
+			return func() error {
+				err := r.Map(16*page, c)
+				if err == nil {
+					require.NoError(t, c.Close())
+					err = r.Close()
+				}
+				return err
+			}
+		},
+	}
+}
+
+// spent leaves no memory on the device: two pages are the hog's.
+func spent(t *testing.T, w *world) (hog *vmm.Chunk) {
+	t.Helper()
+	d := w.devs[0]
+	d.SetLimit(d.Stats().Committed + 2*page)
+	return chunk(t, w, 2*page)
+}
+
+// TestPressure: an operation that runs out of memory asks once, and tries again if
+// something was released. What it asks may use the device and its ranges.
+func TestPressure(t *testing.T) {
+	for name, prepare := range hungry() {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			d := w.devs[0]
+			g, h := ranged(t, w, page), ranged(t, w, page)
+			do := prepare(t, w, g)
+			hog := spent(t, w)
+			calls, give := 0, false
+			stop := d.OnPressure(func(need error) bool {
+				calls++
+				require.ErrorIs(t, need, vmm.ErrOutOfMemory)
+				if name != "Wake" {
+					require.NoError(t, g.SetLen(g.Len()))
+					require.NoError(t, g.Clip())
+					require.NoError(t, g.Append(nil))
+					_, err := g.ReadAt(make([]byte, 1), 0)
+					require.NoError(t, err)
+				}
+				require.NoError(t, h.SetLen(1))
+				require.NoError(t, h.Grow(page-1))
+				require.NoError(t, h.Append([]byte{1}))
+				d.Stats()
+				g.Stats()
+				d.Report()
+				_, err := d.Trim(0)
+				require.NoError(t, err)
+				d.OnPressure(func(error) bool { return false })() // another one, and its stop
+				if give {
+					require.NoError(t, hog.Close())
+				}
+				return give
+			})
+			refused := func() {
+				if name == "Map" {
+					w.refuse("Map", 1, vmm.ErrOutOfMemory)
+				}
+			}
+			refused()
+			require.ErrorIs(t, do(), vmm.ErrOutOfMemory)
+			require.Equal(t, 1, calls)
+			give = true
+			refused()
+			require.NoError(t, do())
+			require.Equal(t, 2, calls)
+			stop()
+			stop()
+			require.NoError(t, g.Close())
+			require.NoError(t, h.Close())
+			w.end()
+		})
+	}
+}
+
+// TestPressureComesLast: after what the package itself can release, and never for
+// look-ahead.
+func TestPressureComesLast(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		calls := 0
+		stop := d.OnPressure(func(error) bool { calls++; return false })
+		d.SetLimit(4 * page)
+		d.SetReleaseThreshold(4 * page)
+		keepChunks(t, w.world, 2, 2)
+		c := chunk(t, w.world, 4*page)
+		require.Zero(t, calls, "the cache was enough")
+		pass(time.Second) // look-ahead rests while memory has just run out
+		g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, GrowAhead: 4 * page})
+		pass(time.Second)
+		require.Zero(t, g.Cap())
+		require.NotZero(t, d.Stats().GrowAheadFailures)
+		require.Zero(t, calls, "look-ahead does without")
+		require.ErrorIs(t, g.Grow(page), vmm.ErrOutOfMemory)
+		require.Equal(t, 1, calls)
+		require.NoError(t, c.Close())
+		require.NoError(t, g.Close())
+		stop()
+	})
+}
+
+// TestPressureStops: stop waits for a call that is running, and no other begins.
+func TestPressureStops(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		hog := spent(t, w.world)
+		entered, let := make(chan struct{}), make(chan struct{})
+		stop := d.OnPressure(func(error) bool {
+			close(entered)
+			<-let
+			return false
+		})
+		other := 0
+		stopOther := d.OnPressure(func(error) bool {
+			other++
+			return other == 1 && hog.Close() == nil
+		})
+		created := begun(func() error { _, err := d.Create(3*page, vmm.Prop{}); return err })
+		<-entered
+		stopped := begun(func() error { stop(); return nil })
+		pass(time.Second)
+		require.Empty(t, stopped)
+		close(let)
+		require.NoError(t, <-stopped)
+		require.ErrorIs(t, <-created, vmm.ErrOutOfMemory, "after a second try")
+		require.Equal(t, 2, other)
+		stopOther()
+		_, err := d.Create(3*page, vmm.Prop{})
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		require.Equal(t, 2, other)
+		(*vmm.Device)(nil).OnPressure(func(error) bool { panic("of no device") })()
+		d.OnPressure(nil)()
+	})
+}
+
+// TestPressureOfSeveral that need memory at once: none waits for another's call, and
+// what one of them has released is for all.
+func TestPressureOfSeveral(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	hog := spent(t, w)
+	var inside sync.WaitGroup
+	inside.Add(2)
+	var once sync.Once
+	stop := d.OnPressure(func(error) (released bool) {
+		inside.Done()
+		inside.Wait()
+		once.Do(func() { released = hog.Close() == nil })
+		return released
+	})
+	var made [2]*vmm.Chunk
+	var all sync.WaitGroup
+	for i := range made {
+		all.Go(func() {
+			var err error
+			if made[i], err = d.Create(page, vmm.Prop{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	stop()
+	for _, c := range made {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}
+
+// TestPressureOfTheDeviceThatIsShort: others are not asked, also where one Wake is for
+// ranges of several.
+func TestPressureOfTheDeviceThatIsShort(t *testing.T) {
+	w := newWorld(t, 2)
+	d, peer := w.devs[0], w.devs[1]
+	h := newRange(t, peer, vmm.RangeOptions{Max: page})
+	require.NoError(t, h.Append(pattern(page, 1)))
+	g := ranged(t, w, 2*page)
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, h, g))
+	hog := spent(t, w)
+	asked := 0
+	defer d.OnPressure(func(error) bool { return hog.Close() == nil })()
+	defer peer.OnPressure(func(error) bool { asked++; return false })()
+	require.NoError(t, vmm.Wake(h, g))
+	require.Zero(t, asked)
+	require.NoError(t, g.Close())
+	require.NoError(t, h.Close())
+	w.end()
+}
+
+// TestPressureEndsWithItsDevice: another Device on the ordinal asks no function of one
+// that is closed.
+func TestPressureEndsWithItsDevice(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	again, err := vmm.OpenDriver(w.drv, 0)
+	require.NoError(t, err)
+	asked := 0
+	stop := again.OnPressure(func(error) bool { asked++; return false })
+	hog := spent(t, w)
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 1, asked, "one limit, one memory")
+	require.NoError(t, again.Close())
+	again.OnPressure(func(error) bool { asked++; return false })()
+	_, err = d.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 1, asked)
+	stop()
+	require.NoError(t, hog.Close())
+	w.end()
+}
