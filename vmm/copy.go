@@ -69,7 +69,7 @@ type Span struct {
 // in which UsedBy has named other streams is ErrInvalid; one whose access is being
 // changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory that no reservation
 // knows is left to the driver. unlock must be called once, soon: a Clip, an Unmap or a
-// Close of the memory may be waiting for it.
+// Close of any part of the reservation may be waiting for it.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	var locked []lockedSpans
 	unlock = sync.OnceFunc(func() {
@@ -160,10 +160,10 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	pins, raw, err := d.lockSpan(span{dst, n, AccessReadWrite})
+	locked, raw, err := d.lockSpan(span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
 		err = raw.copyIn(dst, src)
-		pins.unlock()
+		locked.unlock()
 	}
 	return d.fail("copy in", dst, n, err)
 }
@@ -172,24 +172,24 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	pins, raw, err := d.lockSpan(span{src, n, AccessRead})
+	locked, raw, err := d.lockSpan(span{src, n, AccessRead})
 	if err == nil && n > 0 {
 		err = raw.copyOut(dst, src)
-		pins.unlock()
+		locked.unlock()
 	}
 	return d.fail("copy out", src, n, err)
 }
 
 // lockSpan locks s for a copy on the library's own stream.
-func (d *Device) lockSpan(s span) (pins lockedSpans, raw *openDevice, err error) {
+func (d *Device) lockSpan(s span) (locked lockedSpans, raw *openDevice, err error) {
 	if raw, err = d.ensureOpen(); err != nil {
-		return pins, nil, err
+		return locked, nil, err
 	}
 	if s.addr+Ptr(s.size) < s.addr {
-		return pins, nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
+		return locked, nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
-	pins, err = d.lockSpans(nil, s)
-	return pins, raw, err
+	locked, err = d.lockSpans(nil, s)
+	return locked, raw, err
 }
 
 // CopyIn copies ordinary memory to the device in the stream's order: work queued
@@ -307,8 +307,8 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 	})
 }
 
-// move queues the copy between a block and the device, whose side is given
-// again as a span, and has the block busy until it has run. A stream of another
+// move queues one copy between a block and the device, whose side is given again as a
+// span. The block is busy until it has run. A stream of another
 // context takes no event of this one and is waited for instead.
 func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	var loose bool
@@ -342,9 +342,8 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 	return err
 }
 
-// borrow takes a lane with a block for a copy on the stream, or with one that
-// such a copy can wait for without waiting for another stream; nil if there is
-// none. It is an error if there is no pinned memory at all.
+// borrow takes a lane that a copy on the stream can use without waiting for another
+// stream; nil if there is none. It is an error if there is no pinned memory at all.
 func (st *staging) borrow(s driver.Stream) (*lane, error) {
 	if err := st.syncMaybeBusy(); err != nil {
 		return nil, err
@@ -402,6 +401,7 @@ func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 // fits says how well. A lane that is busy on another stream does not, since the
 // copy would come to wait for it. It needs st.mu.
 func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
+	invariants.Held(&st.mu)
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		f := allFree

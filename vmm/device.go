@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -74,7 +75,7 @@ func newDevice(drv driver.Driver, info Info) *Device {
 	return d
 }
 
-// deviceCount gives the order in which several Devices are locked.
+// deviceCount defines the order in which several Devices are locked.
 var deviceCount atomic.Uint64
 
 // String is the device's name, "cuda:0".
@@ -113,6 +114,7 @@ func (d *Device) live() error {
 
 // liveLocked is live; it needs d.mu.
 func (d *Device) liveLocked() error {
+	invariants.Held(&d.mu)
 	if d.closed || d.closing {
 		return fmt.Errorf("%w: device %s", ErrClosed, d.name)
 	}
@@ -135,15 +137,6 @@ func (d *Device) Raw() (driver.Device, error) {
 		return nil, d.fail("open context", 0, 0, err)
 	}
 	return o.Device, nil
-}
-
-// granularity asks the driver each time: it also returns ErrDeviceLost, which is not
-// remembered here.
-func (d *Device) granularity(p Prop) (uint64, error) {
-	if err := d.live(); err != nil {
-		return 0, err
-	}
-	return d.drv.Granularity(p)
 }
 
 // Supports returns nil, ErrNotSupported, or an error that settles nothing. It
@@ -378,6 +371,7 @@ func (d *Device) beginClose() (again bool, err error) {
 
 // checkUnusedLocked is nil if nothing is open. It needs d.mu.
 func (d *Device) checkUnusedLocked() error {
+	invariants.Held(&d.mu)
 	if len(d.open) > 0 {
 		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.openNamesLocked(), "; "))
 	}
@@ -396,6 +390,7 @@ func (d *Device) waitForCloses() {
 
 // staysOpenLocked says whether a reservation is open that is not closing. It needs d.mu.
 func (d *Device) staysOpenLocked() bool {
+	invariants.Held(&d.mu)
 	for thing := range d.open {
 		if r, ok := thing.(*Reservation); ok && r.phase.Load() < phaseClosing && r.closesRunning.Load() == 0 {
 			return true
@@ -424,6 +419,7 @@ func (d *Device) stopWorker() error {
 // openNamesLocked says what is open and where it was made, in a stable order, the first
 // few if there are many. d.mu is held.
 func (d *Device) openNamesLocked() []string {
+	invariants.Held(&d.mu)
 	const most = 8
 	var all []string
 	for thing, o := range d.open {

@@ -13,7 +13,7 @@ import (
 // What Devices share, from the outside in:
 //
 //	process      the address budget, and a driverState for each driver with Devices
-//	driverState  all Devices of one driver: whose address something is
+//	driverState  all Devices of one driver: which reservation an address lies in
 //	deviceState  all Devices on one ordinal: limit, streams, and the openDevice
 //	openDevice   the driver's device while it is open: its context, events, staging
 //

@@ -109,7 +109,7 @@ func sizeText(n uint64) string {
 	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
 }
 
-// The seam's plain types under this package's name, so that applications
+// Package driver's plain types under this package's name, so that applications
 // import vmm only. Their documentation is in package driver.
 type (
 	Ptr          = driver.Ptr
@@ -123,7 +123,7 @@ type (
 	EventFlags   = driver.EventFlags
 )
 
-// The seam's constants under this package's name.
+// Package driver's constants under this package's name.
 const (
 	LocationOwner    = driver.LocationOwner
 	LocationDevice   = driver.LocationDevice

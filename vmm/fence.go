@@ -49,9 +49,9 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	return nil
 }
 
-// setWaitsForLocked keeps the devices that a fence waits for, so that it takes no lock
-// to find them: nil after UsedBy. It needs r.mu, and comes after each change of what
-// it looks at.
+// setWaitsForLocked computes waitsFor anew: the devices that a fence waits for, so that
+// it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
+// change of the grants, of accessInDoubt and of usersNamed.
 func (r *Reservation) setWaitsForLocked() {
 	invariants.Held(&r.mu)
 	if r.usersNamed {
@@ -206,6 +206,7 @@ type appendSpan struct{ first, last uint64 }
 
 // noteAppendLocked notes an AppendOn on s. It needs r.mu.
 func (r *Reservation) noteAppendLocked(s *Stream) {
+	invariants.Held(&r.mu)
 	r.appendSeq++
 	o, ok := r.pendingAppends[s]
 	if !ok {
@@ -238,7 +239,8 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	}
 }
 
-// appendTail is the end of a stream that owes, as far as the AppendOn numbered upTo.
+// appendTail is the end of a stream with AppendOns, of which the last is numbered upTo,
+// that may not have run yet.
 type appendTail struct {
 	s    *Stream
 	upTo uint64
@@ -285,7 +287,7 @@ func (r *Reservation) waitAppends(seq uint64) error {
 // The zero Fence has passed. Safe for concurrent use, up to Free.
 type Fence struct{ f fenceEvent }
 
-// Fence marks the stream's end of now. The caller must Free the Fence. While the stream
+// Fence records an event after the work that the stream has now. The caller must Free the Fence. While the stream
 // is being captured it returns ErrCapturing.
 func (s *Stream) Fence() (f Fence, err error) {
 	if err = s.notCapturing(); err == nil {
@@ -401,8 +403,8 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	}))
 }
 
-// close is Close for a user's reservation and for the one inside a range; with keeps
-// others from adding to it while it is being closed to them.
+// close closes a user's reservation, or the one inside a range. with is the range's lenMu,
+// so that no Append is half done.
 func (r *Reservation) close(with sync.Locker) error {
 	r.closeMu.Lock()
 	defer r.closeMu.Unlock()
@@ -480,7 +482,7 @@ func (r *Reservation) teardown() error {
 
 // free gives the addresses back; with them the reservation is closed.
 func (r *Reservation) finishClose() error {
-	r.dropRetirements()
+	_ = r.unmapEarlier() // nothing is mapped any more: it only frees their events
 	// Out of the look-up first: the driver may hand the addresses out again at once.
 	all := r.dev.state.parent
 	all.remove(r)
@@ -523,7 +525,7 @@ func (s *Stream) addNamedBy(r *Reservation) bool {
 	return true
 }
 
-// removeNamedBy undoes remember.
+// removeNamedBy undoes addNamedBy.
 func (s *Stream) removeNamedBy(r *Reservation) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()

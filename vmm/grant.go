@@ -277,6 +277,7 @@ func (r *Reservation) setAccessLocked(a Access, devs []*Device) error {
 // tell it to undo that. If an earlier undo failed the driver may have
 // anything, so it is told everything. It needs r.mappingMu.
 func (r *Reservation) accessCallsLocked(a Access, devs []*Device) (after, before []driver.Grant) {
+	invariants.Held(&r.mappingMu)
 	unsure := r.anyInDoubt()
 	if unsure {
 		for _, p := range r.accessInDoubt {
@@ -317,6 +318,7 @@ func (r *Reservation) noneInDoubtLocked() {
 // trackGrantsLocked lists the grant with each device that has none yet, so that it stays
 // open as long as the grant stands.
 func (r *Reservation) trackGrantsLocked(devs []*Device) (lent []*Device, err error) {
+	invariants.Held(&r.mappingMu)
 	for _, d := range devs {
 		if r.granted(d) != AccessNone {
 			continue
@@ -342,6 +344,7 @@ func (r *Reservation) runCount() (n int) {
 
 // setRunAccessLocked sets the access of who to the slots [i, j), which lie side by side.
 func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
+	invariants.Held(&r.mappingMu)
 	off := r.table[i].Off
 	return r.dev.drv.SetAccess(r.ptr+Ptr(off), r.table[j-1].End()-off, who)
 }
@@ -350,6 +353,7 @@ func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 // may be half done. If that fails too the slots are quarantined, and devs are waited
 // for as if they still had access. It needs r.mappingMu.
 func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, devs []*Device, why error) error {
+	invariants.Held(&r.mappingMu)
 	for i, j := range r.table.Runs() {
 		if i >= n {
 			break
@@ -378,6 +382,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, devs []*
 // setAllAccessLocked gives the driver the access that stands in the grants. It needs
 // r.mappingMu.
 func (r *Reservation) setAllAccessLocked() error {
+	invariants.Held(&r.mappingMu)
 	all, _ := r.accessCallsLocked(AccessNone, nil)
 	for i, j := range r.table.Runs() {
 		if err := r.setRunAccessLocked(i, j, all); err != nil {
@@ -393,6 +398,7 @@ func (r *Reservation) setAllAccessLocked() error {
 // recordGrantsLocked enters devs with access a into the grants. It needs r.mappingMu
 // and r.mu.
 func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
+	invariants.Held(&r.mu)
 	grants := slices.Clone(r.grants)
 	for _, d := range devs {
 		i := slices.IndexFunc(grants, func(g grant) bool { return g.dev.state == d.state })
@@ -410,6 +416,7 @@ func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
 
 // setGrantsLocked keeps the grants also in the driver's form, so that a Map allocates nothing.
 func (r *Reservation) setGrantsLocked(grants []grant) {
+	invariants.Held(&r.mu)
 	who := make([]driver.Grant, len(grants))
 	for i, g := range grants {
 		who[i] = driver.Grant{To: g.dev.location, Access: g.access}

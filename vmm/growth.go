@@ -57,6 +57,7 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
 func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
+	invariants.Held(&g.capMu)
 	r := g.r
 	r.mu.Lock()
 	var err error
@@ -84,6 +85,7 @@ func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 // mapBatchLocked maps want bytes of memory at off: cached chunks first, new ones for the
 // rest. For a caller it is all or nothing; look-ahead keeps what it got.
 func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err error) {
+	invariants.Held(&g.capMu)
 	var buf [64]*memory
 	batch := buf[:0]
 	// The batch owns its memory until the mappings do. What was not mapped goes back.

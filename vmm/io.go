@@ -107,7 +107,7 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 	for {
 		m, err := r.Read(buf)
 		if m < 0 || m > len(buf) {
-			return n, g.fail("read from", 0, 0, fmt.Errorf("%w: the reader answered %d bytes of %d", ErrInvalid, m, len(buf)))
+			return n, g.fail("read from", 0, 0, fmt.Errorf("%w: the reader returned %d bytes of %d", ErrInvalid, m, len(buf)))
 		}
 		if werr := g.Append(buf[:m]); werr != nil {
 			return n, werr
@@ -187,6 +187,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	// Below Len, but a SetLen and a Clip may take it away up to here.
 	if err := g.writable(uint64(off), uint64(len(p))); err != nil {
 		return 0, err
 	}

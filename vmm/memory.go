@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/freelist"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -26,7 +27,7 @@ type memory struct {
 	refs    atomic.Int64
 }
 
-// purpose is whom a growth is for.
+// purpose is what a growth is for.
 type purpose bool
 
 const (
@@ -196,6 +197,7 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 // evictLocked takes the oldest memory out of the cache until at most keep bytes are
 // left. It needs cache.mu.
 func (d *Device) evictLocked(keep uint64) (out []*memory) {
+	invariants.Held(&d.cache.mu)
 	c := &d.cache
 	for c.list.Bytes > keep {
 		x := c.list.Oldest()
@@ -229,7 +231,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
 }
 
-// trim is Trim with pressureMu held.
+// trim is the part of Trim that waits for no work.
 func (d *Device) trim(keep uint64) error {
 	_, err := sweepRetired(d)
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
@@ -242,13 +244,14 @@ func (d *Device) trim(keep uint64) error {
 	return also(err, "and", freeAll(out))
 }
 
-// OnPressure has f called when memory of the device runs out, before ErrOutOfMemory
-// is returned by a Create, Alloc, Map, Grow, Append, AppendOn or Wake: f releases what its program
-// can do without, a pool's free blocks for one, and returns whether it released
+// OnPressure has f called when memory of the device runs out, before ErrOutOfMemory is
+// returned by a Create, Alloc, Map, Grow, Append, AppendOn or Wake. f releases what its
+// program can do without, a pool's free blocks for one, and returns whether it released
 // anything; if so, the operation is tried again. The package's own unused memory goes
 // first. f is called by the goroutine that needs memory, by several at once, and with
-// no lock of this package held. It must return false once it has nothing to release. stop removes f, and returns when no call of f is
-// running, so f must not call it. On a nil or closed device f is never called.
+// no lock of this package held. It must return false once it has nothing to release, and
+// must not panic. stop removes f, and returns when no call of f is running, so f must not
+// call it. On a nil or closed device f is never called.
 func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 	if d.live() != nil || f == nil {
 		return func() {}

@@ -102,7 +102,7 @@ func checkPlanArguments(a Access, devs []*Device, ranges []*Range) error {
 // plan looks at everything once, and asks the driver once for each device and pair.
 func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 	p := &Plan{Access: a, devs: slices.Clone(devs), ranges: slices.Clone(ranges)}
-	// Each answer of the driver is remembered: there are more ranges than pairs.
+	// Each result of the driver is remembered: there are more ranges than pairs.
 	type pair struct{ from, to *deviceState }
 	known := map[pair]error{}
 	once := func(k pair, ask func() error) error {
@@ -404,8 +404,8 @@ func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 	return p, nil
 }
 
-// open counts a user of the pair, the first of whom enables it. It needs
-// legacyPairs.mu, and so do the following.
+// openLocked counts a user of the pair; the first user enables it. It needs
+// legacyPairs.mu.
 func (k legacyKey) openLocked() error {
 	at := [2]int{k.from.state.n, k.to.state.n}
 	all := &k.l.parent.legacy
@@ -416,7 +416,7 @@ func (k legacyKey) openLocked() error {
 		p.users++
 		return nil
 	}
-	// The driver enables a pair once, whoever asks: what another library has enabled is
+	// The driver enables a pair once, whichever library asks: what another library has enabled is
 	// used, and left to it.
 	dev, err := legacyDevice(k.from)
 	if err == nil {
@@ -434,7 +434,7 @@ func (k legacyKey) openLocked() error {
 	return nil
 }
 
-// shut undoes open; the last user disables the pair. A device that is lost has
+// shutLocked undoes openLocked; the last user disables the pair. A device that is lost has
 // nothing left to disable. After an error the pair stays as it was, or, where
 // no caller could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes.
@@ -519,13 +519,13 @@ func (l *legacy) fence() error {
 	if l.parent.hooks.noFence {
 		return nil
 	}
-	var ports []*deviceState
+	var states []*deviceState
 	for _, k := range l.left {
-		if !slices.Contains(ports, k.from.state) {
-			ports = append(ports, k.from.state)
+		if !slices.Contains(states, k.from.state) {
+			states = append(states, k.from.state)
 		}
 	}
-	return waitDevices(nil, ports)
+	return waitDevices(nil, states)
 }
 
 // track keeps both devices open as long as the pair is used.

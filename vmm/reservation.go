@@ -25,17 +25,18 @@ type Reservation struct {
 	gran     uint64
 	readOnly bool
 	inRange  bool   // a Range alone maps and unmaps
-	id       uint64 // gives the order in which several are locked
+	id       uint64 // defines the order in which several are locked
 
 	copies inFlight // the library's own copies of its memory
 
 	// Close, Clip, Sleep and Wake hold closeMu to their end, waits included. Then
-	// comes grantMu, for all that changes who may access the memory, or unmaps all of it.
+	// comes grantMu, for all that changes which devices may access the memory, or unmaps
+	// all of it.
 	closeMu lock.Mutex
 	grantMu lock.Mutex
 
-	// mappingMu is held across the driver calls that change what is mapped, or who
-	// may access it. The table of slots and the grants change only with mappingMu and
+	// mappingMu is held across the driver calls that change what is mapped, or which
+	// devices may access it. The table of slots and the grants change only with mappingMu and
 	// mu held, so one of the two is enough to read them.
 	mappingMu lock.Mutex
 
@@ -67,10 +68,10 @@ type Reservation struct {
 // slot is one whole mapping in a reservation. It holds a reference to its memory.
 type slot = slots.Slot[*memory]
 
-// reservationCount gives their ids.
+// reservationCount counts reservations, for their ids.
 var reservationCount atomic.Uint64
 
-// The phases of a reservation on its way out.
+// The phases of a reservation.
 const (
 	phaseOpen    uint32 = iota
 	phaseAsleep         // no memory: only Wake and Close work
@@ -152,6 +153,15 @@ func (r *Reservation) unreserve() {
 	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 }
 
+// granularity asks the driver each time: it also returns ErrDeviceLost, which is not
+// remembered here.
+func (d *Device) granularity(p Prop) (uint64, error) {
+	if err := d.live(); err != nil {
+		return 0, err
+	}
+	return d.drv.Granularity(p)
+}
+
 // roundUp rounds n up to a multiple of unit; false if that overflows.
 func roundUp(n, unit uint64) (uint64, bool) {
 	if rest := n % unit; rest != 0 {
@@ -196,8 +206,8 @@ func (r *Reservation) fail(op string, off, size uint64, err error) error {
 	return r.dev.fail(op, r.ptr+Ptr(off), size, err)
 }
 
-// live is nil while the reservation is open. Without r.mu it may end meanwhile. A
-// copy asks after copies.begin; then it stays so until the copy's end.
+// live is nil while the reservation is open. Without r.mu that may be over when it
+// returns, except between copies.begin and copies.end.
 func (r *Reservation) live() error {
 	switch r.phase.Load() {
 	case phaseOpen:
@@ -416,10 +426,16 @@ func (r *Reservation) unquarantineLocked(s *slot) {
 }
 
 // anyQuarantinedLocked says whether a slot is quarantined. It needs r.mu.
-func (r *Reservation) anyQuarantinedLocked() bool { return r.counters.quarantined.now > 0 }
+func (r *Reservation) anyQuarantinedLocked() bool {
+	invariants.Held(&r.mu)
+	return r.counters.quarantined.now > 0
+}
 
 // committedLocked is how many bytes are mapped. It needs r.mu.
-func (r *Reservation) committedLocked() uint64 { return r.counters.committed.now }
+func (r *Reservation) committedLocked() uint64 {
+	invariants.Held(&r.mu)
+	return r.counters.committed.now
+}
 
 // quarantinedLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
@@ -433,9 +449,10 @@ func (r *Reservation) quarantinedLocked(off uint64) error {
 	return nil
 }
 
-// checkInvariantsLocked holds the table to what the rest relies on, in builds of our
-// own tests. It needs r.mu.
+// checkInvariantsLocked panics if the table is not consistent; only with -tags
+// invariants. It needs r.mu.
 func (r *Reservation) checkInvariantsLocked() {
+	invariants.Held(&r.mu)
 	err := r.table.Check(r.size, r.gran)
 	for i := range r.table {
 		if r.table[i].Mem.refs.Load() < 1 {

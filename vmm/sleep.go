@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -68,7 +69,7 @@ func failFirst(op string, ranges []*Range, err error) error {
 }
 
 // lockRanges keeps others from clipping and closing the ranges, from putting them to
-// sleep and waking them, and from changing who may access them: each kind of lock in
+// sleep and waking them, and from changing which devices may access them: each kind of lock in
 // the order of the ranges.
 func lockRanges(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
@@ -444,8 +445,8 @@ func (s *sleeper) load() error {
 	return nil
 }
 
-// rollback undoes restore, after a wait that returned err. What cannot be unmapped
-// is quarantined, accessible: Close waits for the copy that may be under way.
+// rollback undoes restore. If err says that the copy may still run, or if unmapping
+// fails, the memory stays mapped and is quarantined: Close waits for the copy.
 func (s *sleeper) rollback(err error) error {
 	r := s.r
 	r.mappingMu.Lock()
@@ -482,6 +483,7 @@ func (s *sleeper) commitAwake() {
 // showAwakeLocked puts mapped memory into the table and opens the range. It needs
 // s.capMu and r.mappingMu.
 func (s *sleeper) showAwakeLocked() {
+	invariants.Held(&s.r.mappingMu)
 	r := s.r
 	r.mu.Lock()
 	r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, nil)

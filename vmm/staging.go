@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
@@ -43,7 +44,7 @@ type staging struct {
 	inUse     int          // lanes in use or being made
 	maybeBusy atomic.Int32 // broken lanes whose own streams may still copy
 	noMore    bool         // no more lanes can be had
-	why       error        // what kept the first one from being made
+	why       error        // why no more can be made
 	reach     reach
 }
 
@@ -66,19 +67,22 @@ const (
 	far
 )
 
-// lane is what one copier works with. It is used by one call at a time.
+// lane is a stream with two pinned buffers: what one copier works with. It is used by one
+// call at a time. After a failure it may still be copying:
+//
+//	eventMissing  a copy was queued, and no event could be recorded after it
+//	maybeBusy     nor could its stream be waited for: fences wait for it from now on
 type lane struct {
 	s            driver.Stream
 	blocks       [2]block
-	eventMissing bool // something was queued that no event stands behind
-	maybeBusy    bool // nor could it be waited for
+	eventMissing bool
+	maybeBusy    bool
 }
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
 // While it is busy, its first used bytes belong to copies queued on the stream
 // on; only a copy that is queued behind them there may have the rest. A copy
-// that no event stands behind makes its lane unfenced, and an unfenced lane that
-// could not be waited for is orphaned: it is not used again, and fences wait for it.
+// after which no event could be recorded leaves its lane eventMissing (see lane).
 type block struct {
 	p     Ptr
 	mem   []byte
@@ -268,7 +272,7 @@ func (st *staging) ready(b *block) error {
 }
 
 // rest waits for all that the lane has on its own stream: for its events, else for the
-// stream. If neither works the lane is orphaned.
+// stream. If neither works the lane may be busy for good.
 func (l *lane) sync(raw driver.Device) (err error) {
 	for i := range l.blocks {
 		if b := &l.blocks[i]; b.busy && !l.eventMissing {
@@ -337,6 +341,7 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 
 // free says whether both blocks are free, without waiting. It needs st.mu.
 func (st *staging) laneIdleLocked(l *lane) bool {
+	invariants.Held(&st.mu)
 	for i := range l.blocks {
 		if !st.blockDoneLocked(&l.blocks[i]) {
 			return false
@@ -384,8 +389,8 @@ func (st *staging) worthStaging(at Ptr) bool {
 	return known == far
 }
 
-// newLane makes one more lane; nil if it cannot. What keeps it from being made will
-// keep the next one too, a capture excepted: allocating would destroy it.
+// newLane makes one more lane; nil if it cannot. If allocation fails, no more lanes are
+// made. During a capture, which it would destroy, it is not tried.
 func (st *staging) newLane() *lane {
 	if !st.device.retain() {
 		return nil // it would not be freed any more
@@ -420,14 +425,14 @@ func (st *staging) newLane() *lane {
 // makeLane makes a lane. With an error it returns what has been made so far.
 func makeLane(raw driver.Device, size uint64) (*lane, error) {
 	l := &lane{}
-	pinner, ok := raw.(driver.HostAllocator)
+	allocator, ok := raw.(driver.HostAllocator)
 	if !ok {
 		return l, fmt.Errorf("%w: pinned memory", ErrNotSupported)
 	}
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		var err error
-		if b.p, b.mem, err = pinner.AllocHost(size); err != nil {
+		if b.p, b.mem, err = allocator.AllocHost(size); err != nil {
 			return l, err
 		}
 		if b.event, err = raw.NewEvent(EventBlocking); err != nil {
@@ -454,7 +459,7 @@ func (st *staging) putBack(lanes ...*lane) {
 	}
 }
 
-// syncMaybeBusy waits for what orphaned lanes may still be copying. Every
+// syncMaybeBusy waits for what maybeBusy lanes may still be copying. Every
 // copy and fence calls it first.
 func (st *staging) syncMaybeBusy() error {
 	if st.maybeBusy.Load() == 0 {
@@ -533,8 +538,8 @@ func (l *lane) free(raw driver.Device) error {
 			}
 			b.event = 0
 		}
-		if pinner, ok := raw.(driver.HostAllocator); ok && b.p != 0 {
-			if err := pinner.FreeHost(b.p); !gone(err) {
+		if allocator, ok := raw.(driver.HostAllocator); ok && b.p != 0 {
+			if err := allocator.FreeHost(b.p); !gone(err) {
 				return err
 			}
 			b.p, b.mem = 0, nil

@@ -31,7 +31,7 @@ type Stream struct {
 
 	// Guarded by dev.mu.
 	namedBy map[*Reservation]struct{} // whose fences wait for it
-	unnamed bool                      // taken off every UsedBy for good
+	unnamed bool                      // no reservation can name it any more
 }
 
 // newStream is a Stream without a handle yet.
@@ -166,7 +166,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 	}))
 }
 
-// Record marks the stream's end of now. The caller must Close the Event.
+// Record records an event after the work that the stream has now. The caller must Close the Event.
 func (s *Stream) Record() (*Event, error) {
 	var e *Event
 	err := s.with(func(o *openDevice) (err error) {
@@ -397,7 +397,7 @@ func (o *openDevice) notCapturing(s driver.Stream) error {
 
 var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
 
-// usable is nil if r may name the stream.
+// usable is nil if the stream is open and of this driver.
 func (s *Stream) usable(sys *driverState) error {
 	if s == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
@@ -452,8 +452,8 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	return e, d.fail("make event", 0, 0, err)
 }
 
-// Record moves the event to the stream's end of now; calls that wait for where it
-// was go on waiting for that. The stream has to be of the event's device.
+// Record records the event anew, after the work that the stream has now; calls that wait
+// for where it was go on waiting for that. The stream has to be of the event's device.
 func (e *Event) Record(s *Stream) error {
 	return e.fail("record event", e.with(func(driver.Device) error {
 		return s.with(func(o *openDevice) error {

@@ -13,7 +13,7 @@ import (
 //
 //	retire         its slots are given up: no new use begins (unretire)
 //	copies.wait    the library's own copies that use it end
-//	fence          so does the work of devices, or an event stands behind it
+//	waitForWork    the work of devices ends, or an event is recorded after it
 //	unmapRetired   one driver call; then each chunk is cached or released
 //
 // Between retire and unmapRetired a growth may take slots back (reclaim). Unmap does
@@ -89,8 +89,8 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 // streams have done what they were told so far, and are unmapped then (see
 // Stats.Retiring). Otherwise it waits as Unmap does. A growth that needs the memory
 // before it is unmapped takes it back without a driver call and without a wait:
-// what those streams were told to write there is then still to come, and comes
-// over what is appended meanwhile, just as after a SetLen alone.
+// work that those streams have queued then overwrites what is appended meanwhile, just
+// as after a SetLen alone.
 func (g *Range) Clip() error {
 	if g == nil || g.r.live() != nil { // before the lock, so that it does not wait for a Close
 		return g.fail("clip", 0, 0, g.live())
@@ -146,7 +146,7 @@ func (g *Range) retireTail() (*retirement, error) {
 	if off == was {
 		return nil, r.live()
 	}
-	// Cap first: a Grow that finds room afterwards finds it for good, or waits here.
+	// Cap falls first, so that no caller counts on memory that is about to go.
 	g.cap.Store(off)
 	t, err := r.retire(off, was-off)
 	if err != nil {
@@ -430,23 +430,6 @@ func (r *Reservation) unmapEarlier() error {
 	defer r.dev.sweepMu.Unlock()
 	_, err := r.unmapFinishedLocked(true)
 	return err
-}
-
-// dropRetirements forgets what was left to the device's goroutine. r has waited for all
-// of it and has nothing mapped.
-func (r *Reservation) dropRetirements() {
-	r.dev.sweepMu.Lock()
-	defer r.dev.sweepMu.Unlock()
-	r.mu.Lock()
-	all := r.retirements
-	r.retirements = nil
-	r.dev.mu.Lock()
-	delete(r.dev.retiring, r)
-	r.dev.mu.Unlock()
-	r.mu.Unlock()
-	for _, t := range all {
-		freeFences(t.fences)
-	}
 }
 
 // sweepRetired unmaps what has retired and is not in use any more, and says whether

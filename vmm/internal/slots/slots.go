@@ -50,7 +50,7 @@ func (t Table[M]) Find(off uint64) int {
 	return i
 }
 
-// In yields the slots that begin or end in [off, end), with their indices.
+// In yields the slots that overlap [off, end), with their indices.
 func (t Table[M]) In(off, end uint64) iter.Seq2[int, *Slot[M]] {
 	return func(yield func(int, *Slot[M]) bool) {
 		for i := t.Find(off); i < len(t) && t[i].Off < end && yield(i, &t[i]); i++ {
