@@ -45,7 +45,6 @@ type staging struct {
 	maybeBusy atomic.Int32 // broken lanes whose own streams may still copy
 	noMore    bool         // no more lanes can be had
 	why       error        // why no more can be made
-	reach     reach
 }
 
 // stagingHooks are those of testHooks for staging.
@@ -56,16 +55,6 @@ type stagingHooks struct {
 	lanes    int    // 0 is as many as there are processors
 	careless bool   // blocks are used again before they are free
 }
-
-// reach is whether the CPU can address a driver's memory, which makes its own
-// copy the fastest.
-type reach int8
-
-const (
-	unasked reach = iota
-	near
-	far
-)
 
 // lane is a stream with two pinned buffers: what one copier works with. It is used by one
 // call at a time. After a failure it may still be copying:
@@ -363,30 +352,17 @@ func (st *staging) blockDoneLocked(b *block) bool {
 }
 
 // worthStaging says whether staging is faster than the driver's own copy, which it is
-// not where the CPU can address the memory. What could not be found out is
-// asked again.
+// not if the CPU can address the memory.
 func (st *staging) worthStaging(at Ptr) bool {
-	st.mu.Lock()
-	known, off, forced := st.reach, st.hooks.off, st.hooks.forced
-	st.mu.Unlock()
-	if off || forced || known != unasked {
-		return !off && (forced || known == far)
+	if st.hooks.off || st.hooks.forced {
+		return !st.hooks.off
 	}
-	// Asked without the lock, since it is a driver call; two may ask at once.
-	known = far
-	if v, ok := st.device.state.parent.drv.(driver.HostViewer); ok {
-		_, err := v.HostBytes(at, 1)
-		switch {
-		case err == nil:
-			known = near
-		case !errors.Is(err, ErrNotSupported):
-			return false
-		}
+	v, ok := st.device.state.parent.drv.(driver.HostViewer)
+	if !ok {
+		return true
 	}
-	st.mu.Lock()
-	st.reach = known
-	st.mu.Unlock()
-	return known == far
+	_, err := v.HostBytes(at, 1)
+	return errors.Is(err, ErrNotSupported)
 }
 
 // newLane makes one more lane; nil if it cannot. If allocation fails, no more lanes are
