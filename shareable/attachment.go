@@ -138,13 +138,13 @@ func (a *attachment) nextFrame() (f outFrame, ok bool) {
 		return f, true
 	case a.nextChunk < len(p.chunks) && len(a.unacked) < a.windowLocked() && !a.stalled:
 		return a.chunksFrameLocked(), true
-	case a.wantsPublish && a.sentLen != p.done:
-		a.sentLen = p.done
-		f := wire.Publish{Object: p.id, Length: p.done, Generation: p.generation, Timeline: p.done}
+	case a.wantsPublish && a.sentLen != p.published:
+		a.sentLen = p.published
+		f := wire.Publish{Object: p.id, Length: p.published, Generation: p.generation, Timeline: p.published}
 		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true
 	case p.sealed && !a.sentSealed:
 		a.sentSealed = true
-		f := wire.Sealed{Object: p.id, Length: p.done}
+		f := wire.Sealed{Object: p.id, Length: p.published}
 		if p.digest != nil {
 			f.HasDigest, f.Digest = true, *p.digest
 		}

@@ -20,8 +20,8 @@ type ownerPage struct {
 	mem []byte
 	fd  int // for readers: opened for reading only
 
-	queued, done, generation, state, heartbeat *atomic.Uint64
-	wake                                       *atomic.Uint32
+	queued, published, generation, state, heartbeat *atomic.Uint64
+	wake                                            *atomic.Uint32
 }
 
 // newOwnerPage makes a page that only this mapping can write.
@@ -108,7 +108,7 @@ type readerPage struct{ b []byte }
 
 func (p *readerPage) queued() uint64 { return word(p.b, atQueued).Load() }
 
-func (p *readerPage) done() uint64 { return word(p.b, atDone).Load() }
+func (p *readerPage) published() uint64 { return word(p.b, atDone).Load() }
 
 func (p *readerPage) generation() uint64 { return word(p.b, atGeneration).Load() }
 

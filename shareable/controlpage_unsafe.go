@@ -34,7 +34,7 @@ func (p *ownerPage) initWords(instance [16]byte, id uint64) {
 	binary.LittleEndian.PutUint32(p.mem[atVersion:], pageVersion)
 	copy(p.mem[atInstance:], instance[:])
 	binary.LittleEndian.PutUint64(p.mem[atObject:], id)
-	p.queued, p.done = word(p.mem, atQueued), word(p.mem, atDone)
+	p.queued, p.published = word(p.mem, atQueued), word(p.mem, atDone)
 	p.generation, p.state = word(p.mem, atGeneration), word(p.mem, atState)
 	p.heartbeat, p.wake = word(p.mem, atHeartbeat), word32(p.mem, atWake)
 	p.state.Store(uint64(wire.StateLive))

@@ -494,7 +494,7 @@ func TestWithoutSeals(t *testing.T) {
 	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
 	require.NoError(t, err)
 	p := &readerPage{b: b}
-	require.Zero(t, p.done())
+	require.Zero(t, p.published())
 	require.NoError(t, syscall.Ftruncate(fd, 0))
-	t.Log(p.done())
+	t.Log(p.published())
 }

@@ -314,7 +314,7 @@ func TestResetWithFramesUnread(t *testing.T) {
 	pg, err := newOwnerPage(o.Instance, o.ID)
 	require.NoError(t, err)
 	defer pg.close()
-	pg.done.Store(3 * crashChunk)
+	pg.published.Store(3 * crashChunk)
 	require.NoError(t, c.Write(wire.TypeHello, 0, 0, h.Append(nil)))
 	require.NoError(t, c.Write(wire.TypeObject, attachRequest, 0, o.Append(nil), pg.fd))
 	v, err := AttachConn(t.Context(), far, "x", dev, AttachOptions{})

@@ -51,7 +51,7 @@ type Publication struct {
 	chunks         []publishedChunk
 	lastID         uint64 // the highest chunk id so far
 	generation     uint64
-	done           uint64 // the published length
+	published      uint64 // the published length
 	sealed         bool   // stays true after Close
 	digest         *[32]byte
 	attachments    map[*attachment]struct{}
@@ -311,15 +311,15 @@ func (p *Publication) publishLen(n uint64) error {
 	if p.failed != nil {
 		return p.failed
 	}
-	if n <= p.done {
+	if n <= p.published {
 		return nil
 	}
-	p.done = n
-	// queued is never below done on the page.
+	p.published = n
+	// queued is never below the published length on the page.
 	if n > p.page.queued.Load() {
 		p.page.queued.Store(n)
 	}
-	p.page.done.Store(n)
+	p.page.published.Store(n)
 	p.page.notify()
 	for a := range p.attachments {
 		if a.wantsPublish {
@@ -353,7 +353,7 @@ func (p *Publication) Len() uint64 {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.done
+	return p.published
 }
 
 // Generation counts how often published memory was taken back or replaced. Within
@@ -453,12 +453,12 @@ func (p *Publication) waitUntil(ctx context.Context, reached func() bool) error 
 // objectLocked describes the publication as it is now. Requires mu.
 func (p *Publication) objectLocked(access uint32) wire.Object {
 	invariants.Held(&p.mu)
-	l, queued := p.opts.Layout, p.done
+	l, queued := p.opts.Layout, p.published
 	if p.state != wire.StateClosed { // teardown unmaps the page
 		queued = max(queued, p.page.queued.Load())
 	}
 	o := wire.Object{
-		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.done, Queued: queued,
+		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.published, Queued: queued,
 		Capacity: p.endLocked(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}

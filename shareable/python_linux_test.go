@@ -235,7 +235,7 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 	require.NoError(t, err)
 	_, err = unix.Pwrite(fd, []byte{7, 7}, 0)
 	require.NoError(t, err)
-	page.done.Store(2)
+	page.published.Store(2)
 	chunks := wire.Chunks{Object: 9, Records: []wire.Chunk{{ID: 4, Size: 4096}}}
 	require.NoError(t, c.Write(wire.TypeChunks, 0, 0, chunks.Append(nil), fd))
 	f.says("length 2 sum 14")
@@ -243,7 +243,7 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, wire.TypeAck, m.Type)
 
-	page.done.Store(5000) // more than is mapped
+	page.published.Store(5000) // more than is mapped
 	require.NoError(t, c.Close())
 	last := ""
 	for f.lines.Scan() {

@@ -36,9 +36,9 @@ func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
 		return err
 	}
 	p.mu.Lock()
-	if n > p.done {
+	if n > p.published {
 		p.mu.Unlock()
-		return fmt.Errorf("%w: %d bytes are published", vmm.ErrBounds, p.done)
+		return fmt.Errorf("%w: %d bytes are published", vmm.ErrBounds, p.published)
 	}
 	if len(p.pending) > 0 || p.pendingRunning {
 		p.mu.Unlock()
@@ -47,8 +47,8 @@ func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
 	// The generation moves first, then the length: a reader never takes the
 	// shorter length for one of the old generation.
 	p.dropChunksLocked(p.chunksBelowLocked(n))
-	p.done = n
-	p.page.done.Store(n)
+	p.published = n
+	p.page.published.Store(n)
 	p.page.queued.Store(n)
 	p.page.notify()
 	generation := p.generation

@@ -73,7 +73,7 @@ func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err err
 	}
 	// Chunks beyond the final length are retired now: nothing watches the range
 	// any more once the object is sealed.
-	if i := p.chunksBelowLocked(p.done); i < len(p.chunks) {
+	if i := p.chunksBelowLocked(p.published); i < len(p.chunks) {
 		p.dropChunksLocked(i)
 	}
 	p.state, p.sealed, p.digest = wire.StateSealed, true, digest

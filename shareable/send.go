@@ -74,7 +74,7 @@ func (p *Publication) sealForSendExclusive(ctx context.Context) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := p.chunksBelowLocked(p.done); i < len(p.chunks) {
+	if i := p.chunksBelowLocked(p.published); i < len(p.chunks) {
 		p.dropChunksLocked(i)
 	}
 	p.state, p.sealed = wire.StateSealed, true

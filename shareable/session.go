@@ -34,8 +34,8 @@ type session struct {
 	err      error
 
 	// The reader's goroutine: a token bucket that limits requests.
-	tokens   float64 // requests that may come at once, as of tokensAt
-	tokensAt time.Time
+	requestsLeft float64 // requests that may come at once, as of tokensAt
+	requestsAt   time.Time
 
 	// Guarded by mu.
 	mu          sync.Mutex // no other lock is taken while it is held
@@ -46,7 +46,7 @@ type session struct {
 func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 	return &session{
 		srv: s, conn: c, cred: cred, wake: make(chan struct{}, 1), done: make(chan struct{}), closing: make(chan struct{}),
-		attachments: map[uint64]*attachment{}, tokens: float64(s.opts.Rate), tokensAt: time.Now(),
+		attachments: map[uint64]*attachment{}, requestsLeft: float64(s.opts.Rate), requestsAt: time.Now(),
 	}
 }
 
@@ -58,7 +58,7 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
-	ses.conn.OnSkip(func() error { return ses.takeToken(0) })
+	ses.conn.OnSkip(func() error { return ses.countRequest(0) })
 	err := ses.exchangeHello()
 	ses.mu.Lock()
 	ses.helloDone = err == nil
@@ -212,13 +212,13 @@ func (ses *session) hasAttachments() bool {
 	return len(ses.attachments) > 0
 }
 
-// takeToken counts a request against Options.Rate. An error ends the connection.
-func (ses *session) takeToken(request uint32) error {
+// countRequest counts a request against Options.Rate. An error ends the connection.
+func (ses *session) countRequest(request uint32) error {
 	now := time.Now()
 	rate := float64(ses.srv.opts.Rate)
-	ses.tokens = min(ses.tokens+now.Sub(ses.tokensAt).Seconds()*rate, rate)
-	ses.tokensAt = now
-	if ses.tokens--; ses.tokens >= 0 {
+	ses.requestsLeft = min(ses.requestsLeft+now.Sub(ses.requestsAt).Seconds()*rate, rate)
+	ses.requestsAt = now
+	if ses.requestsLeft--; ses.requestsLeft >= 0 {
 		return nil
 	}
 	_ = ses.refuse(request, wire.CodeLimit, "too many requests")
@@ -237,7 +237,7 @@ func (ses *session) handle(f wire.Frame) error {
 			return err
 		}
 	}
-	if err := ses.takeToken(f.Request); err != nil {
+	if err := ses.countRequest(f.Request); err != nil {
 		return err
 	}
 	switch f.Type {
@@ -280,7 +280,7 @@ func (ses *session) list(f wire.Frame) error {
 			break
 		}
 		p.mu.Lock()
-		reply.Entries = append(reply.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.done, Name: p.name})
+		reply.Entries = append(reply.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.published, Name: p.name})
 		p.mu.Unlock()
 	}
 	return ses.write(wire.TypeListed, f.Request, reply.Append(nil))

@@ -29,7 +29,7 @@ func tooManyRefs(error) bool { return false }
 type ownerPage struct {
 	fd int
 
-	queued, done, generation, state, heartbeat *atomic.Uint64
+	queued, published, generation, state, heartbeat *atomic.Uint64
 }
 
 func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
@@ -47,7 +47,7 @@ func closeAfter(err error, _ *readerPage) error { return err }
 
 func (p *readerPage) queued() uint64 { return 0 }
 
-func (p *readerPage) done() uint64 { return 0 }
+func (p *readerPage) published() uint64 { return 0 }
 
 func (p *readerPage) generation() uint64 { return 0 }
 

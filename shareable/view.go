@@ -108,7 +108,7 @@ func (v *View) lenLocked() uint64 {
 	case v.page == nil:
 		return 0
 	}
-	n := min(v.page.done(), v.mapped)
+	n := min(v.page.published(), v.mapped)
 	if v.page.generation() != v.generation { // a RETIRE is on its way
 		return min(v.lastLen.Load(), v.mapped)
 	}

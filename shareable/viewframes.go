@@ -298,7 +298,7 @@ func (v *View) hideFrom(generation, from, before uint64) error {
 	// the new generation already, its length replaces the old one.
 	last := v.lastLen.Load()
 	if v.page != nil {
-		if n := v.page.done(); v.page.generation() == generation {
+		if n := v.page.published(); v.page.generation() == generation {
 			last = n
 		}
 	}

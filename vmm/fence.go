@@ -18,7 +18,8 @@ import (
 // instead of for whole devices. Streams of other contexts and other libraries
 // count too; see Device.WrapStream. Closing a stream takes it off the list.
 // From then on this package's own calls on a stream that is not on it, Stream.Copy
-// for one, return ErrInvalid if they would touch the memory.
+// for one, return ErrInvalid if they would touch the memory. Streams that UnmapAfter has
+// named are waited for as well, until their chunks are unmapped.
 func (r *Reservation) UsedBy(streams ...*Stream) error {
 	return r.fail("use streams", 0, 0, r.nameStreams(streams))
 }
