@@ -73,7 +73,7 @@ func TestUnmapAfter(t *testing.T) {
 				require.Equal(t, 1, w.made("Unmap"))
 				require.NoError(t, r.Map(9*page, c))
 				unrelated()
-				<-opened
+				require.NoError(t, <-opened)
 				require.NoError(t, d.Sync(), "the device is well")
 				require.NoError(t, c.Close())
 				require.NoError(t, r.Close())
@@ -211,7 +211,8 @@ func TestMemoryOfUnmapAfterComesBeforePressure(t *testing.T) {
 	vmm.SetNoWorker(d, true)
 	r, s := holed(t, w), stream(t, d)
 	d.SetLimit(6 * page)
-	defer d.OnPressure(func(error) bool { t.Error("not needed"); return false })()
+	stop := d.OnPressure(func(error) bool { t.Error("not needed"); return false })
+	defer stop()
 	require.NoError(t, r.UnmapAfter(0, 3*page, s))
 	require.NoError(t, s.Sync())
 	c := chunk(t, w, 3*page)
@@ -482,9 +483,10 @@ func TestDoorsAtOnce(t *testing.T) {
 			return errors.Join(err, again)
 		},
 		func() error {
-			defer d.OnPressure(func(error) bool {
+			stop := d.OnPressure(func(error) bool {
 				return g.Clip() == nil && r.UnmapAfter(slot(), page, streams...) == nil
-			})()
+			})
+			defer stop()
 			c, err := d.Alloc(uint64(1+rand.IntN(16)) * page)
 			return errors.Join(err, c.Close())
 		},
@@ -536,14 +538,18 @@ func TestDoorsAtOnce(t *testing.T) {
 					t.Error(i, err)
 					return
 				}
-				time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond) // the processors are for all
+				<-time.After(time.Duration(rand.IntN(100)) * time.Microsecond) // the processors are for all
 			}
 		})
 	}
-	time.Sleep(time.Duration(seconds) * time.Second)
+	<-time.After(time.Duration(seconds) * time.Second)
+	late := time.Now().Add(time.Minute)
 	for i := range worked { // each has come through at least once
 		for worked[i].Load() == 0 && !t.Failed() {
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
+			if time.Now().After(late) {
+				t.Errorf("job %d never came through", i)
+			}
 		}
 	}
 	stop.Store(true)

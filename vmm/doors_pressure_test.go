@@ -235,8 +235,10 @@ func TestPressureOfTheDeviceThatIsShort(t *testing.T) {
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, h, g))
 	hog := spent(t, w)
 	asked := 0
-	defer d.OnPressure(func(error) bool { return hog.Close() == nil })()
-	defer peer.OnPressure(func(error) bool { asked++; return false })()
+	stop := d.OnPressure(func(error) bool { return hog.Close() == nil })
+	defer stop()
+	stopPeer := peer.OnPressure(func(error) bool { asked++; return false })
+	defer stopPeer()
 	require.NoError(t, vmm.Wake(h, g))
 	require.Zero(t, asked)
 	require.NoError(t, g.Close())
