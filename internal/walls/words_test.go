@@ -61,10 +61,10 @@ func TestWords(t *testing.T) {
 func TestWordRules(t *testing.T) {
 	words, names := wordLists([]byte("# a comment\ndoze quiesce\n=room ensure\n"))
 	for text, want := range map[string]int{
-		"func doze() {}":            1,
-		"// It dozes.":              0,
-		"// It may Doze.":           1,
-		"stayDozing, dozeOff := 1":  1,
+		"func frob() {}":            1,
+		"// It frobs.":              0,
+		"// It may Frob.":           1,
+		"stayFrobbing, frobOff := 1":  1,
 		"room := 1 // for the room": 1,
 		"x.room()":                  1,
 		"// room for more":          0,
@@ -75,7 +75,7 @@ func TestWordRules(t *testing.T) {
 	} {
 		require.Len(t, wordsIn(".go", "package p\n"+text+"\n", words, names), want, text)
 	}
-	require.Len(t, wordsIn(".md", "There is room to doze.", words, names), 1)
+	require.Len(t, wordsIn(".md", "There is room to frob.", words, names), 1)
 }
 
 // wordLists reads tools/words.txt: words of prose or parts of names, and whole names.
