@@ -209,7 +209,7 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
 }
 
-// begin checks a copy between the device and ordinary memory.
+// checkCopy checks a copy between the device and ordinary memory.
 func (s *Stream) checkCopy(p Ptr, n uint64) (raw *openDevice, err error) {
 	err = s.with(func(dev *openDevice) error {
 		raw = dev
@@ -264,7 +264,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	return queued, nil
 }
 
-// alone waits for the stream, if it may use the span: without a lane a copy is made
+// syncForSpan waits for the stream, if it may use the span: without a lane a copy is made
 // once the stream has come to rest.
 func (s *Stream) syncForSpan(dev span) error {
 	p, err := s.dev.lockSpans(s, dev)
@@ -398,7 +398,7 @@ func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 	return l, best
 }
 
-// fits says how well. A lane that is busy on another stream does not, since the
+// fitsLocked says how well. A lane that is busy on another stream does not, since the
 // copy would come to wait for it. It needs st.mu.
 func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
 	invariants.Held(&st.mu)
@@ -420,7 +420,7 @@ func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
 	return best
 }
 
-// full says whether a copy on the stream has to wait for the block.
+// mustWait says whether a copy on the stream has to wait for the block.
 func (b *block) mustWait(s driver.Stream) bool {
 	return b.busy && (b.on != s || b.used == uint64(len(b.mem)))
 }

@@ -247,7 +247,7 @@ func (d *Device) runPressureHooks(err error) (released bool) {
 	return released || s.released.Load() != seen
 }
 
-// retry runs op, again each time that OnPressure has released something for it.
+// retryUnderPressure runs op, again each time that OnPressure has released something for it.
 func (d *Device) retryUnderPressure(op func() error) error {
 	err := op()
 	for err != nil && d.runPressureHooks(err) {

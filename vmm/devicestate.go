@@ -118,25 +118,25 @@ type deviceState struct {
 func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	sys := process.drivers[drv]
-	if sys == nil {
-		sys = &driverState{drv: drv, states: map[int]*deviceState{}}
-		sys.mu.At(lock.Driver, 0)
-		sys.legacy.mu.At(lock.LegacyPairs, 0)
-		process.drivers[drv] = sys
+	parent := process.drivers[drv]
+	if parent == nil {
+		parent = &driverState{drv: drv, states: map[int]*deviceState{}}
+		parent.mu.At(lock.Driver, 0)
+		parent.legacy.mu.At(lock.LegacyPairs, 0)
+		process.drivers[drv] = parent
 	}
-	sys.devicesOpen++ // before process.mu is released, so that the last Close sees it
-	sys.mu.Lock()
-	defer sys.mu.Unlock()
-	p := sys.states[n]
-	if p == nil {
-		p = newDeviceState(sys, n)
-		sys.states[n] = p
+	parent.devicesOpen++ // before process.mu is released, so that the last Close sees it
+	parent.mu.Lock()
+	defer parent.mu.Unlock()
+	s := parent.states[n]
+	if s == nil {
+		s = newDeviceState(parent, n)
+		parent.states[n] = s
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.opened = append(p.opened, d)
-	return p
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened = append(s.opened, d)
+	return s
 }
 
 func newDeviceState(parent *driverState, n int) *deviceState {
@@ -469,7 +469,7 @@ func (f fenceEvent) free() {
 	f.on.release()
 }
 
-// wait waits for the work, asleep, and frees the event.
+// waitAndFree waits for the work, asleep, and frees the event.
 func (f fenceEvent) waitAndFree() error {
 	if f.on == nil {
 		return nil

@@ -19,10 +19,12 @@
 //
 //	Reserved -> Mapped -> Accessible -> Retiring -> Reserved
 //
-// Retiring memory has been given up while work that may still use it runs; a
-// Range that grows meanwhile takes it back without a driver call, up to the
-// moment when the driver is asked to unmap it. Mapped is only ever seen when an
-// undo failed: see [Stats], Quarantined. A range that sleeps has nothing but Reserved.
+// Retiring memory has been given up while work that may still use it runs; a Range that
+// grows meanwhile takes it back without a driver call, up to the moment when the driver
+// is asked to unmap it. Mapped is only seen when an undo failed. Such a chunk is
+// quarantined, and so is memory that the driver refused to release: [Stats] counts both,
+// and Trim, growth that runs out of memory, and Close try again. A range that sleeps has
+// nothing but Reserved.
 //
 // # Waiting
 //
@@ -88,10 +90,10 @@
 //	                        staging.mu, counters.mu
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
-// goroutine that takes a lock out of order panics. Of several ranges each kind is taken in the
-// order in which the ranges were made. These are held across a wait for the device:
-// the closeMu of all kinds, grantMu, legacy.mu, lenMu by Append and AppendOn for their own bytes,
-// and Stream.mu for reading, only if no event could be recorded. None is held across a
+// goroutine that takes a lock out of order panics. Of several ranges each kind is taken
+// in the order in which the ranges were made. These are held across a wait for the
+// device: the closeMu of all kinds, grantMu, legacy.mu, lenMu by Append and AppendOn for
+// their own bytes, and Stream.mu for reading, only if no event could be recorded. None is held across a
 // callback. Reservation.mu and what comes after it are not held even across a driver
 // call, apart from staging.mu, which asks events.
 //

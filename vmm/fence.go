@@ -100,7 +100,7 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 	return r.mayAccessLocked(states), streams
 }
 
-// fence waits for all work that may use the memory: of every device with
+// waitForWork waits for all work that may use the memory: of every device with
 // access, or, after UsedBy, of the named streams and the library's own. It begins
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
@@ -481,7 +481,7 @@ func (r *Reservation) teardown() error {
 	return failed
 }
 
-// free gives the addresses back; with them the reservation is closed.
+// finishClose gives the addresses back; with them the reservation is closed.
 func (r *Reservation) finishClose() error {
 	_ = r.unmapEarlier() // nothing is mapped any more: it only frees their events
 	// Out of the look-up first: the driver may hand the addresses out again at once.

@@ -239,7 +239,7 @@ func (c *accessChange) undo() (failed error) {
 	return failed
 }
 
-// setAccess sets the access of devs to a: on the driver, then in the grants. It needs
+// setAccessLocked sets the access of devs to a: on the driver, then in the grants. It needs
 // r.grantMu.
 func (r *Reservation) setAccessLocked(a Access, devs []*Device) error {
 	r.mappingMu.Lock()

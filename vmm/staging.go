@@ -260,7 +260,7 @@ func (st *staging) ready(b *block) error {
 	return nil
 }
 
-// rest waits for all that the lane has on its own stream: for its events, else for the
+// sync waits for all that the lane has on its own stream: for its events, else for the
 // stream. If neither works the lane may be busy for good.
 func (l *lane) sync(raw driver.Device) (err error) {
 	for i := range l.blocks {
@@ -328,7 +328,7 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 	return lanes, min(max(piece, least), size)
 }
 
-// free says whether both blocks are free, without waiting. It needs st.mu.
+// laneIdleLocked says whether both blocks are free, without waiting. It needs st.mu.
 func (st *staging) laneIdleLocked(l *lane) bool {
 	invariants.Held(&st.mu)
 	for i := range l.blocks {

@@ -331,7 +331,7 @@ func describe(thing any, kind string) string {
 	return kind
 }
 
-// where is the first line outside this module's own packages, the caller's.
+// caller is the first line outside this module's own packages, the caller's.
 func (o openedAt) caller() string {
 	n := slices.Index(o.made[:], 0)
 	if n < 0 {

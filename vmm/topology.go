@@ -362,7 +362,7 @@ func (e *end) admit(from *end) error {
 	return e.g.Grant(AccessReadWrite, from.d)
 }
 
-// ranges gives the memory back, which ends the grants.
+// closeRange gives the memory back, which ends the grants.
 func (e *end) closeRange() error { return e.g.Close() }
 
 // close gives back the rest of what open took, as far as it came.
