@@ -47,16 +47,8 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 
 // FreeEvent frees an event.
 func (v *Device) FreeEvent(e driver.Event) error {
-	const call = "cuEventDestroy"
-	if err := v.beginEvenLost(call); err != nil {
-		return err
-	}
-	defer v.end()
-	return v.d.events.remove(call, uint64(e), v, func(maker *Device) error {
-		if maker.reset.Load() {
-			return nil
-		}
-		return maker.checkFree(call, C.cuvmm_event_destroy(maker.d.api, maker.ctx, event(e)))
+	return v.freeHandle("cuEventDestroy", &v.d.events, uint64(e), func(maker *Device) C.CUresult {
+		return C.cuvmm_event_destroy(maker.d.api, maker.ctx, event(e))
 	})
 }
 
@@ -113,22 +105,7 @@ func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
 
 // onEvent makes a call with an event that this package made.
 func (v *Device) onEvent(call string, e driver.Event, f func() C.CUresult) error {
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
-	entry, err := v.d.events.acquire(call, uint64(e), v)
-	if err == nil && entry == nil {
-		err = refuse(call, driver.ErrInvalid, "no event %#x", uint64(e))
-	}
-	if err != nil {
-		return err
-	}
-	defer entry.release(v)
-	if entry != nil && entry.maker.n != v.n {
-		return v.checkBoth(call, f())
-	}
-	return v.check(call, f())
+	return v.onHandle(call, &v.d.events, uint64(e), f)
 }
 
 // onEventAndStream is onEvent and onStream for one call.

@@ -35,16 +35,8 @@ func (v *Device) NewStream() (driver.Stream, error) {
 
 // FreeStream destroys a stream; its queued work still runs.
 func (v *Device) FreeStream(s driver.Stream) error {
-	const call = "cuStreamDestroy"
-	if err := v.beginEvenLost(call); err != nil {
-		return err
-	}
-	defer v.end()
-	return v.d.streams.remove(call, uint64(s), v, func(maker *Device) error {
-		if maker.reset.Load() {
-			return nil
-		}
-		return maker.checkFree(call, C.cuvmm_stream_destroy(maker.d.api, maker.ctx, stream(s)))
+	return v.freeHandle("cuStreamDestroy", &v.d.streams, uint64(s), func(maker *Device) C.CUresult {
+		return C.cuvmm_stream_destroy(maker.d.api, maker.ctx, stream(s))
 	})
 }
 
@@ -69,22 +61,46 @@ func (v *Device) StreamDone(s driver.Stream) (bool, error) {
 	return done, err
 }
 
-// onStream makes a call with a stream.
+// onStream makes a call with a stream, which may be another library's.
 func (v *Device) onStream(call string, s driver.Stream, f func() C.CUresult) error {
+	return v.onHandle(call, &v.d.streams, uint64(s), f)
+}
+
+// onHandle makes a call with a stream or an event that cannot be freed meanwhile.
+func (v *Device) onHandle(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
 	defer v.end()
-	entry, err := v.d.streams.acquire(call, uint64(s), v)
+	entry, err := table.acquire(call, handle, v)
+	// Another library's stream can be used, its event cannot.
+	if err == nil && entry == nil && table == &v.d.events {
+		err = refuse(call, driver.ErrInvalid, "no event %#x", handle)
+	}
 	if err != nil {
 		return err
 	}
 	defer entry.release(v)
-	// Where the stream is another device's, a reset may be that device's.
+	// Where the handle is another device's, a reset may be that device's.
 	if entry != nil && entry.maker.n != v.n {
 		return v.checkBoth(call, f())
 	}
 	return v.check(call, f())
+}
+
+// freeHandle frees a stream or an event. One that a reset has ended is only taken off
+// the table.
+func (v *Device) freeHandle(call string, table *handleTable, handle uint64, destroy func(maker *Device) C.CUresult) error {
+	if err := v.beginEvenLost(call); err != nil {
+		return err
+	}
+	defer v.end()
+	return table.remove(call, handle, v, func(maker *Device) error {
+		if maker.reset.Load() {
+			return nil
+		}
+		return maker.checkFree(call, destroy(maker))
+	})
 }
 
 // stream is a handle as C wants it. It points into the driver's memory, never
