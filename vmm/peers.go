@@ -146,17 +146,22 @@ func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) 
 	}
 	r.mappingMu.Lock() // so that what is counted is what is granted
 	defer r.mappingMu.Unlock()
-	peers := rp.peers()
-	after, _ := r.accessCallsLocked(a, peers)
+	unsure, change := r.anyInDoubt(), false
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range rp.Devices {
-		rp.Devices[i].From = r.granted(rp.Devices[i].Device)
-	}
-	rp.Waits = r.narrows(a, peers)
 	rp.Chunks, rp.Bytes = len(r.table), r.committedLocked()
-	if len(peers) > 0 && len(after) > 0 {
-		rp.Calls = r.runCount()
+	for i := range rp.Devices {
+		d := &rp.Devices[i]
+		d.From = r.granted(d.Device)
+		if d.Err == nil {
+			change = change || d.From != a || unsure
+			rp.Waits = rp.Waits || d.From > a
+		}
+	}
+	for range r.table.Runs() {
+		if change {
+			rp.Calls++
+		}
 	}
 	return rp
 }
