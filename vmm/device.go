@@ -484,7 +484,7 @@ func open(name string) (*Device, error) {
 					"have libcuda.so.1 where the loader looks, or take Open(\"host\")", err, nvidiaDevice)
 			}
 		}
-		if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
+		if noDevice(err) {
 			return open("host")
 		}
 		return d, err
@@ -498,11 +498,10 @@ func open(name string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := ordinal(drv, which)
-	if err != nil {
-		return nil, err
+	if n, err := strconv.Atoi(which); err == nil {
+		which = strconv.Itoa(n)
 	}
-	return openDriver(drv, n)
+	return openDriver(drv, which)
 }
 
 // driverNamed returns the driver that the part of a device name before the colon stands for.
@@ -516,21 +515,18 @@ func driverNamed(kind string) (driver.Driver, error) {
 	return nil, fmt.Errorf("%w: a device is \"auto\", \"cuda:N\", \"cuda:UUID\" or \"host:N\"", ErrInvalid)
 }
 
-// ordinal finds the device that which, the part after the colon, stands for.
-func ordinal(drv driver.Driver, which string) (int, error) {
-	if n, err := strconv.Atoi(which); err == nil {
-		return n, nil
+// noDevice says whether err is that there is no driver, or no device of it.
+func noDevice(err error) bool { return errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) }
+
+// cudaDevices is CUDA's devices; that there are none is no error.
+func cudaDevices() (drv driver.Driver, all []Info, err error) {
+	if drv, err = cuda.Default(); err == nil {
+		all, err = drv.Devices()
 	}
-	all, err := drv.Devices()
-	if err != nil {
-		return 0, err
+	if noDevice(err) {
+		return nil, nil, nil
 	}
-	for _, i := range all {
-		if which != "" && (which == i.MIG || which == uuidText(i.UUID)) {
-			return i.Ordinal, nil
-		}
-	}
-	return 0, fmt.Errorf("%w: none of the %d of driver %s is %q", ErrNoDevice, len(all), drv.Name(), which)
+	return drv, all, err
 }
 
 // uuidText is how NVIDIA's tools write a device's UUID.
@@ -542,14 +538,15 @@ func uuidText(u [16]byte) string {
 // another vendor. The driver's dynamic type must be comparable, as pointers
 // are. The caller must Close it.
 func OpenDriver(drv driver.Driver, n int) (*Device, error) {
-	d, err := openDriver(drv, n)
+	d, err := openDriver(drv, strconv.Itoa(n))
 	if err != nil {
 		return nil, &OpError{Op: "open", Device: fmt.Sprintf("device %d", n), Err: err}
 	}
 	return d, nil
 }
 
-func openDriver(drv driver.Driver, n int) (*Device, error) {
+// openDriver opens the device that which stands for: an ordinal, or a UUID.
+func openDriver(drv driver.Driver, which string) (*Device, error) {
 	if drv == nil || !reflect.ValueOf(drv).Comparable() {
 		return nil, fmt.Errorf("%w: no driver, or one whose type cannot be compared", ErrInvalid)
 	}
@@ -558,23 +555,19 @@ func openDriver(drv driver.Driver, n int) (*Device, error) {
 		return nil, err
 	}
 	for _, i := range all {
-		if i.Ordinal == n {
+		if which != "" && slices.Contains([]string{strconv.Itoa(i.Ordinal), i.MIG, uuidText(i.UUID)}, which) {
 			return newDevice(drv, i), nil
 		}
 	}
-	return nil, fmt.Errorf("%w: driver %s has %d, this is number %d", ErrNoDevice, drv.Name(), len(all), n)
+	return nil, fmt.Errorf("%w: none of the %d of driver %s is %q", ErrNoDevice, len(all), drv.Name(), which)
 }
 
 // Devices lists CUDA's devices, then the host's first; "host:1" and on, which
 // share its memory, are opened on demand. That there is no CUDA driver is no
 // error; that there is one and it fails is.
 func Devices() ([]Info, error) {
-	var all []Info
-	drv, err := cuda.Default()
-	if err == nil {
-		all, err = drv.Devices()
-	}
-	if err != nil && !errors.Is(err, ErrNoDriver) && !errors.Is(err, ErrNoDevice) {
+	_, all, err := cudaDevices()
+	if err != nil {
 		return nil, &OpError{Op: "list devices", Err: err}
 	}
 	here, err := host.Default().Devices()
@@ -584,13 +577,20 @@ func Devices() ([]Info, error) {
 	return append(all, here[:1]...), nil
 }
 
-// checkDistinct is nil if two devices are two, and of one driver.
-func checkDistinct(a, b *Device) error {
-	switch {
-	case a.state == b.state:
-		return fmt.Errorf("%w: %v is named twice", ErrInvalid, b)
-	case a.state.parent != b.state.parent:
-		return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, b, a)
+// checkDevices is nil if the devices are open, of one driver, and each is named once.
+func checkDevices(devs []*Device) error {
+	for i, d := range devs {
+		if err := d.live(); err != nil {
+			return pairFail(d, devs[(i+1)%len(devs)], err)
+		}
+		for _, e := range devs[:i] {
+			switch {
+			case e.state == d.state:
+				return pairFail(d, e, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
+			case e.state.parent != d.state.parent:
+				return pairFail(d, e, fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, e))
+			}
+		}
 	}
 	return nil
 }

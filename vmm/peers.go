@@ -348,18 +348,8 @@ func (l *legacy) enable(devs []*Device) error {
 	if len(devs) == 0 {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
-	for i, d := range devs {
-		if d == nil {
-			return d.live()
-		}
-		for _, e := range devs[:i] {
-			if err := checkDistinct(e, d); err != nil {
-				return pairFail(d, e, err)
-			}
-		}
-		if err := d.live(); err != nil {
-			return pairFail(d, devs[(i+1)%len(devs)], err)
-		}
+	if err := checkDevices(devs); err != nil {
+		return err
 	}
 	l.parent = devs[0].state.parent
 	var all []legacyKey
