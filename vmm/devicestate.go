@@ -111,7 +111,7 @@ type deviceState struct {
 	pressureHooks []*pressureHook
 
 	streamsMu lock.RWMutex // shared while they are asked, so that none is freed
-	streams   []*Stream    // that this package knows; each knows its index
+	streams   []*Stream    // that this package knows
 }
 
 // acquireState makes d a user of the state of device n.
@@ -121,6 +121,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	parent := process.drivers[drv]
 	if parent == nil {
 		parent = &driverState{drv: drv, states: map[int]*deviceState{}}
+		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = parent
@@ -227,7 +228,6 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 func (s *deviceState) addStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	st.index = len(s.streams)
 	s.streams = append(s.streams, st)
 }
 
@@ -235,15 +235,7 @@ func (s *deviceState) addStream(st *Stream) {
 func (s *deviceState) removeStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	last := len(s.streams) - 1
-	if st.index > last || s.streams[st.index] != st {
-		return
-	}
-	// The last one takes its place.
-	s.streams[st.index] = s.streams[last]
-	s.streams[st.index].index = st.index
-	s.streams[last] = nil
-	s.streams = s.streams[:last]
+	s.streams = slices.DeleteFunc(s.streams, func(e *Stream) bool { return e == st })
 }
 
 // notCapturing is ErrCapturing if a stream that is known here is being captured,

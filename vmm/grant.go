@@ -299,6 +299,14 @@ func (r *Reservation) noneInDoubtLocked() {
 	}
 }
 
+// runCount is how many calls of setRunAccessLocked all of it takes.
+func (r *Reservation) runCount() (n int) {
+	for range r.table.Runs() {
+		n++
+	}
+	return n
+}
+
 // setRunAccessLocked sets the access of who to the slots [i, j), which lie side by side.
 func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 	invariants.Held(&r.mappingMu)

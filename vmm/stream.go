@@ -19,8 +19,6 @@ type Stream struct {
 	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
 
-	index int // in deviceState.streams; guarded by streamsMu
-
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // of Hold
 
