@@ -373,23 +373,6 @@ func (r *Reservation) setGrantsLocked(grants []grant) {
 	r.setWaitsForLocked()
 }
 
-// lockGrants holds the grants of several ranges as they are, in the order of
-// their ids.
-func lockGrants(ranges []*Range) (unlock func()) {
-	if len(ranges) > 0 && ranges[0].r.dev.state.parent.hooks.noGrantLock {
-		return func() {}
-	}
-	sorted := inOrder(ranges)
-	for _, g := range sorted {
-		g.r.grantMu.Lock()
-	}
-	return func() {
-		for _, g := range sorted {
-			g.r.grantMu.Unlock()
-		}
-	}
-}
-
 func (k grantKey) describe(kind string) string {
 	return fmt.Sprintf("%s of memory of %v at %v", kind, k.r.dev, k.r.ptr)
 }

@@ -227,9 +227,7 @@ func (p *Plan) apply() error {
 		g := p.Ranges[i].Range
 		c, err := g.r.changeAccessLocked(p.Access, peers)
 		if err != nil {
-			for _, c := range slices.Backward(done) {
-				err = also(err, "and setting access back", c.undo())
-			}
+			err = undoAll(err, "and setting access back", done, (*accessChange).undo)
 			return g.fail(enablingPeers, 0, g.Max(), err)
 		}
 		done = append(done, c)
@@ -371,16 +369,11 @@ func (l *legacy) enable(devs []*Device) error {
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
-		err := k.openLocked()
-		if err == nil {
-			l.left = append(l.left, k)
-			continue
+		if err := k.openLocked(); err != nil {
+			shut := func(k legacyKey) error { return k.shutLocked(true) }
+			return undoAll(pairFail(k.from, k.to, err), "and disabling it again", l.left, shut)
 		}
-		err = pairFail(k.from, k.to, err)
-		for _, k := range slices.Backward(l.left) {
-			err = also(err, "and disabling it again", k.shutLocked(true))
-		}
-		return err
+		l.left = append(l.left, k)
 	}
 	return nil
 }
