@@ -42,7 +42,7 @@ type Device struct {
 	closed     bool
 	closing    bool // Close is giving back what is open of the driver's device
 	open       map[any]openedAt
-	deferred   []func() error            // releases that the driver refused; Close tries again
+	deferred   retries                   // Trim and Close try again
 	unreleased []*memory                 // refused too; Trim, and growth out of memory, try again
 	background int                       // what Close waits for: mostly closes that their callers gave up on
 	retiring   map[*Reservation]struct{} // have retirements that the goroutine ends
@@ -142,10 +142,11 @@ func (d *Device) Raw() (driver.Device, error) {
 // Supports returns nil, ErrNotSupported, or an error that settles nothing. It
 // tries rather than reads attributes.
 func (d *Device) Supports(f Feature) error {
-	if err := d.live(); err != nil {
-		return d.fail("probe "+f.String(), 0, 0, err)
+	err := d.live()
+	if err == nil {
+		err = d.drv.Supports(d.state.n, f)
 	}
-	return d.fail("probe "+f.String(), 0, 0, d.drv.Supports(d.state.n, f))
+	return d.fail("probe "+f.String(), 0, 0, err)
 }
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
@@ -256,29 +257,6 @@ func (d *Device) retryUnderPressure(op func() error) error {
 	return err
 }
 
-// deferRelease keeps a release that the driver has refused, for a later try.
-func (d *Device) deferRelease(again func() error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.deferred = append(d.deferred, again)
-}
-
-// runDeferred tries once more.
-func (d *Device) runDeferred() error {
-	d.mu.Lock()
-	all := d.deferred
-	d.deferred = nil
-	d.mu.Unlock()
-	var failed error
-	for _, again := range all {
-		if err := again(); err != nil {
-			failed = also(failed, "and", err)
-			d.deferRelease(again)
-		}
-	}
-	return failed
-}
-
 // until runs f to its end, but returns when ctx is done; then Close waits for f.
 func (d *Device) until(ctx context.Context, f func() error) error {
 	if ctx == nil {
@@ -325,12 +303,12 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.waitForCloses()
-	kept := d.runDeferred()
+	kept := d.deferred.run()
 	if err := d.stopWorker(); err != nil {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
 	err := also(kept, "and", d.trim(0))
-	err = also(err, "and", d.state.parent.closeUnfinished())
+	err = also(err, "and", d.state.parent.unfinished.run())
 	if err != nil {
 		return err
 	}

@@ -433,7 +433,7 @@ func (k legacyKey) shutLocked(undo bool) error {
 			if !undo {
 				return err
 			}
-			k.from.deferRelease(func() error { return k.leftover(p) })
+			k.from.deferred.add(func() error { return k.leftover(p) })
 		}
 	}
 	p.users--

@@ -160,7 +160,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if undo := g.close(); undo != nil {
 		err = also(err, "and giving it back", undo)
 		d.rename(g.r, "what a failed Alloc could not give back")
-		d.deferRelease(g.close)
+		d.deferred.add(g.close)
 	}
 	return nil, err
 }

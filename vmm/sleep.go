@@ -106,6 +106,8 @@ func sleep(mode SleepMode, ranges []*Range) error {
 	for _, g := range ranges {
 		all = append(all, &sleeper{Range: g, mode: mode})
 	}
+	// Each step for all ranges before the next one begins, so that undo can still take
+	// back whatever was done.
 	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).fence, (*sleeper).save, (*sleeper).unmapAll} {
 		for _, s := range all {
 			if err := step(s); err != nil {

@@ -494,7 +494,7 @@ func (e *Event) release() {
 	last := e.closed && e.users == 0
 	e.mu.Unlock()
 	if last && e.free() != nil {
-		e.dev.deferRelease(e.free)
+		e.dev.deferred.add(e.free)
 	}
 }
 
