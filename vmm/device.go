@@ -42,7 +42,7 @@ type Device struct {
 	closed     bool
 	closing    bool // Close is giving back what is open of the driver's device
 	open       map[any]openedAt
-	deferred   []func() error            // releases that the driver refused; Close tries again
+	deferred   retries                   // Trim and Close try again
 	unreleased []*memory                 // refused too; Trim, and growth out of memory, try again
 	background int                       // what Close waits for: mostly closes that their callers gave up on
 	retiring   map[*Reservation]struct{} // have retirements that the goroutine ends
@@ -142,10 +142,11 @@ func (d *Device) Raw() (driver.Device, error) {
 // Supports returns nil, ErrNotSupported, or an error that settles nothing. It
 // tries rather than reads attributes.
 func (d *Device) Supports(f Feature) error {
-	if err := d.live(); err != nil {
-		return d.fail("probe "+f.String(), 0, 0, err)
+	err := d.live()
+	if err == nil {
+		err = d.drv.Supports(d.state.n, f)
 	}
-	return d.fail("probe "+f.String(), 0, 0, d.drv.Supports(d.state.n, f))
+	return d.fail("probe "+f.String(), 0, 0, err)
 }
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
@@ -256,29 +257,6 @@ func (d *Device) retryUnderPressure(op func() error) error {
 	return err
 }
 
-// deferRelease keeps a release that the driver has refused, for a later try.
-func (d *Device) deferRelease(again func() error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.deferred = append(d.deferred, again)
-}
-
-// runDeferred tries once more.
-func (d *Device) runDeferred() error {
-	d.mu.Lock()
-	all := d.deferred
-	d.deferred = nil
-	d.mu.Unlock()
-	var failed error
-	for _, again := range all {
-		if err := again(); err != nil {
-			failed = also(failed, "and", err)
-			d.deferRelease(again)
-		}
-	}
-	return failed
-}
-
 // until runs f to its end, but returns when ctx is done; then Close waits for f.
 func (d *Device) until(ctx context.Context, f func() error) error {
 	if ctx == nil {
@@ -325,12 +303,12 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.waitForCloses()
-	kept := d.runDeferred()
+	kept := d.deferred.run()
 	if err := d.stopWorker(); err != nil {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
 	err := also(kept, "and", d.trim(0))
-	err = also(err, "and", d.state.parent.closeUnfinished())
+	err = also(err, "and", d.state.parent.unfinished.run())
 	if err != nil {
 		return err
 	}
@@ -484,7 +462,7 @@ func open(name string) (*Device, error) {
 					"have libcuda.so.1 where the loader looks, or take Open(\"host\")", err, nvidiaDevice)
 			}
 		}
-		if errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) {
+		if noDevice(err) {
 			return open("host")
 		}
 		return d, err
@@ -498,11 +476,10 @@ func open(name string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := ordinal(drv, which)
-	if err != nil {
-		return nil, err
+	if n, err := strconv.Atoi(which); err == nil {
+		which = strconv.Itoa(n)
 	}
-	return openDriver(drv, n)
+	return openDriver(drv, which)
 }
 
 // driverNamed returns the driver that the part of a device name before the colon stands for.
@@ -516,21 +493,18 @@ func driverNamed(kind string) (driver.Driver, error) {
 	return nil, fmt.Errorf("%w: a device is \"auto\", \"cuda:N\", \"cuda:UUID\" or \"host:N\"", ErrInvalid)
 }
 
-// ordinal finds the device that which, the part after the colon, stands for.
-func ordinal(drv driver.Driver, which string) (int, error) {
-	if n, err := strconv.Atoi(which); err == nil {
-		return n, nil
+// noDevice says whether err is that there is no driver, or no device of it.
+func noDevice(err error) bool { return errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) }
+
+// cudaDevices is CUDA's devices; that there are none is no error.
+func cudaDevices() (drv driver.Driver, all []Info, err error) {
+	if drv, err = cuda.Default(); err == nil {
+		all, err = drv.Devices()
 	}
-	all, err := drv.Devices()
-	if err != nil {
-		return 0, err
+	if noDevice(err) {
+		return nil, nil, nil
 	}
-	for _, i := range all {
-		if which != "" && (which == i.MIG || which == uuidText(i.UUID)) {
-			return i.Ordinal, nil
-		}
-	}
-	return 0, fmt.Errorf("%w: none of the %d of driver %s is %q", ErrNoDevice, len(all), drv.Name(), which)
+	return drv, all, err
 }
 
 // uuidText is how NVIDIA's tools write a device's UUID.
@@ -542,14 +516,15 @@ func uuidText(u [16]byte) string {
 // another vendor. The driver's dynamic type must be comparable, as pointers
 // are. The caller must Close it.
 func OpenDriver(drv driver.Driver, n int) (*Device, error) {
-	d, err := openDriver(drv, n)
+	d, err := openDriver(drv, strconv.Itoa(n))
 	if err != nil {
 		return nil, &OpError{Op: "open", Device: fmt.Sprintf("device %d", n), Err: err}
 	}
 	return d, nil
 }
 
-func openDriver(drv driver.Driver, n int) (*Device, error) {
+// openDriver opens the device that which stands for: an ordinal, or a UUID.
+func openDriver(drv driver.Driver, which string) (*Device, error) {
 	if drv == nil || !reflect.ValueOf(drv).Comparable() {
 		return nil, fmt.Errorf("%w: no driver, or one whose type cannot be compared", ErrInvalid)
 	}
@@ -558,23 +533,19 @@ func openDriver(drv driver.Driver, n int) (*Device, error) {
 		return nil, err
 	}
 	for _, i := range all {
-		if i.Ordinal == n {
+		if which != "" && slices.Contains([]string{strconv.Itoa(i.Ordinal), i.MIG, uuidText(i.UUID)}, which) {
 			return newDevice(drv, i), nil
 		}
 	}
-	return nil, fmt.Errorf("%w: driver %s has %d, this is number %d", ErrNoDevice, drv.Name(), len(all), n)
+	return nil, fmt.Errorf("%w: none of the %d of driver %s is %q", ErrNoDevice, len(all), drv.Name(), which)
 }
 
 // Devices lists CUDA's devices, then the host's first; "host:1" and on, which
 // share its memory, are opened on demand. That there is no CUDA driver is no
 // error; that there is one and it fails is.
 func Devices() ([]Info, error) {
-	var all []Info
-	drv, err := cuda.Default()
-	if err == nil {
-		all, err = drv.Devices()
-	}
-	if err != nil && !errors.Is(err, ErrNoDriver) && !errors.Is(err, ErrNoDevice) {
+	_, all, err := cudaDevices()
+	if err != nil {
 		return nil, &OpError{Op: "list devices", Err: err}
 	}
 	here, err := host.Default().Devices()
@@ -584,13 +555,20 @@ func Devices() ([]Info, error) {
 	return append(all, here[:1]...), nil
 }
 
-// checkDistinct is nil if two devices are two, and of one driver.
-func checkDistinct(a, b *Device) error {
-	switch {
-	case a.state == b.state:
-		return fmt.Errorf("%w: %v is named twice", ErrInvalid, b)
-	case a.state.parent != b.state.parent:
-		return fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, b, a)
+// checkDevices is nil if the devices are open, of one driver, and each is named once.
+func checkDevices(devs []*Device) error {
+	for i, d := range devs {
+		if err := d.live(); err != nil {
+			return pairFail(d, devs[(i+1)%len(devs)], err)
+		}
+		for _, e := range devs[:i] {
+			switch {
+			case e.state == d.state:
+				return pairFail(d, e, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
+			case e.state.parent != d.state.parent:
+				return pairFail(d, e, fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, e))
+			}
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -70,7 +71,7 @@ func giveAddresses(size uint64) {
 // a path on that is otherwise seldom taken.
 type testHooks struct {
 	noFence     bool // no wait before memory is taken away
-	noGrantLock bool // EnablePeers does not lock the grants of its ranges
+	noGrantLock bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
 	noWorker    bool // no device goroutine is started
 	staging     stagingHooks
 }
@@ -81,12 +82,12 @@ type driverState struct {
 	hooks  testHooks
 	legacy legacyPairs
 
-	devicesOpen int // Devices; guarded by process.mu
+	devicesOpen int     // Devices; guarded by process.mu
+	unfinished  retries // closes of an openDevice that failed when its last use ended; Device.Close tries again
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
 	reservations []*Reservation // by address
-	unfinished   []*openDevice  // could not be closed when the last use of it ended
 }
 
 // deviceState is one device of a driver, shared by all Devices opened on it.
@@ -111,7 +112,7 @@ type deviceState struct {
 	pressureHooks []*pressureHook
 
 	streamsMu lock.RWMutex // shared while they are asked, so that none is freed
-	streams   []*Stream    // that this package knows; each knows its index
+	streams   []*Stream    // that this package knows
 }
 
 // acquireState makes d a user of the state of device n.
@@ -121,6 +122,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	parent := process.drivers[drv]
 	if parent == nil {
 		parent = &driverState{drv: drv, states: map[int]*deviceState{}}
+		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = parent
@@ -177,7 +179,7 @@ func (s *deviceState) closeDevice(d *Device) error {
 	}
 	err := o.close()
 	if err != nil {
-		d.deferRelease(o.close) // it may be half closed: it is not used again
+		d.deferred.add(o.close) // it may be half closed: it is not used again
 	}
 	return err
 }
@@ -227,7 +229,6 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 func (s *deviceState) addStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	st.index = len(s.streams)
 	s.streams = append(s.streams, st)
 }
 
@@ -235,15 +236,7 @@ func (s *deviceState) addStream(st *Stream) {
 func (s *deviceState) removeStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	last := len(s.streams) - 1
-	if st.index > last || s.streams[st.index] != st {
-		return
-	}
-	// The last one takes its place.
-	s.streams[st.index] = s.streams[last]
-	s.streams[st.index].index = st.index
-	s.streams[last] = nil
-	s.streams = s.streams[:last]
+	s.streams = slices.DeleteFunc(s.streams, func(e *Stream) bool { return e == st })
 }
 
 // notCapturing is ErrCapturing if a stream that is known here is being captured,
@@ -366,19 +359,9 @@ func (o *openDevice) release() {
 	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
 		return
 	}
-	_ = o.finishOrKeep() // the next Device.Close tries again, and says so
-}
-
-// finishOrKeep is finish; after an error it is left to the next Device.Close.
-func (o *openDevice) finishOrKeep() error {
-	err := o.finish()
-	if err != nil {
-		all := o.state.parent
-		all.mu.Lock()
-		defer all.mu.Unlock()
-		all.unfinished = append(all.unfinished, o)
+	if o.finish() != nil { // the next Device.Close tries again, and says so
+		o.state.parent.unfinished.add(o.finish)
 	}
-	return err
 }
 
 // close gives everything back to the driver, or leaves that to the last use. After
@@ -412,14 +395,29 @@ func (o *openDevice) finish() error {
 	return o.Device.Close()
 }
 
-// closeUnfinished closes what could not be closed when its last use ended.
-func (s *driverState) closeUnfinished() (failed error) {
-	s.mu.Lock()
-	late := s.unfinished
-	s.unfinished = nil
-	s.mu.Unlock()
-	for _, o := range late {
-		failed = also(failed, "and", o.finishOrKeep())
+// retries is releases that the driver refused, for a later try.
+type retries struct {
+	mu  sync.Mutex // nothing else is locked while it is held
+	all []func() error
+}
+
+func (r *retries) add(again func() error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, again)
+}
+
+// run tries once more.
+func (r *retries) run() (failed error) {
+	r.mu.Lock()
+	all := r.all
+	r.all = nil
+	r.mu.Unlock()
+	for _, again := range all {
+		if err := again(); err != nil {
+			failed = also(failed, "and", err)
+			r.add(again)
+		}
 	}
 	return failed
 }

@@ -3,7 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -49,23 +49,17 @@ type OpError struct {
 }
 
 func (e *OpError) Error() string {
-	var b strings.Builder
-	b.WriteString(e.Op)
+	text := e.Op
 	if e.Size != 0 {
-		b.WriteByte(' ')
-		b.WriteString(sizeText(e.Size))
+		text += " " + sizeText(e.Size)
 	}
 	if e.Addr != 0 {
-		b.WriteString(" at ")
-		b.WriteString(e.Addr.String())
+		text += " at " + e.Addr.String()
 	}
 	if e.Device != "" {
-		b.WriteString(" on ")
-		b.WriteString(e.Device)
+		text += " on " + e.Device
 	}
-	b.WriteString(": ")
-	b.WriteString(e.Err.Error())
-	return b.String()
+	return text + ": " + e.Err.Error()
 }
 
 // Unwrap returns Err.
@@ -94,6 +88,15 @@ func also(first error, doing string, second error) error {
 		return second
 	}
 	return fmt.Errorf("%w; %s: %w", first, doing, second)
+}
+
+// undoAll undoes what was done, the last first, after err. What cannot be undone joins
+// err.
+func undoAll[T any](err error, doing string, done []T, undo func(T) error) error {
+	for _, d := range slices.Backward(done) {
+		err = also(err, doing, undo(d))
+	}
+	return err
 }
 
 // sizeText is "2 MiB (2097152 bytes)": round sizes read well, odd ones stay exact.

@@ -6,8 +6,8 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 // tests of fences.
 func SetNoFence(d *Device, off bool) { d.state.parent.hooks.noFence = off }
 
-// SetNoGrantLock makes EnablePeers not lock the grants of its ranges: the negative control
-// of the test that no other call changes them meanwhile.
+// SetNoGrantLock makes EnablePeers, Sleep and Wake not lock the grants of their ranges: the
+// negative control of the test that no other call changes them meanwhile.
 func SetNoGrantLock(d *Device, off bool) { d.state.parent.hooks.noGrantLock = off }
 
 // SetNoWorker keeps the background goroutine of the driver's devices from starting. Drain

@@ -500,7 +500,7 @@ func (r *Reservation) finishClose() error {
 	r.mu.Unlock()
 	// The devices and streams last: until here they stay open for the memory.
 	for _, g := range grants {
-		g.dev.untrack(grantKey{r, g.dev})
+		g.dev.untrack(grantKey{r})
 	}
 	for s := range named {
 		s.removeNamedBy(r)

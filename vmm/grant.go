@@ -16,10 +16,7 @@ type grant struct {
 }
 
 // grantKey lists a grant among what the granted device has open.
-type grantKey struct {
-	r   *Reservation
-	dev *Device
-}
+type grantKey struct{ r *Reservation }
 
 // Grant gives devices access to all that is mapped and all that will be. Peers
 // have no other way to reach mapped memory: enabling peer access between
@@ -135,12 +132,6 @@ func (r *Reservation) grantOf(d *Device) grant {
 // granted is what the device may do now. It needs what grantOf needs.
 func (r *Reservation) granted(d *Device) Access { return r.grantOf(d).access }
 
-// narrows says whether setting devs to a takes access away. It needs what grantOf
-// needs.
-func (r *Reservation) narrows(a Access, devs []*Device) bool {
-	return slices.ContainsFunc(devs, func(d *Device) bool { return a < r.granted(d) })
-}
-
 // copyBlock refuses new copies of this package by a device that need more than
 // left of its access.
 type copyBlock struct {
@@ -148,17 +139,15 @@ type copyBlock struct {
 	left Access
 }
 
-// blockCopies refuses copies by devices that need more than left. Those that
-// began before may still be under way.
-func (r *Reservation) blockCopies(left Access, devs ...*Device) (blocks []*copyBlock) {
-	for _, d := range devs {
-		blocks = append(blocks, &copyBlock{d.state, left})
-	}
+// blockCopies refuses copies by d that need more than left. Those that began before
+// may still be under way.
+func (r *Reservation) blockCopies(d *Device, left Access) *copyBlock {
+	b := &copyBlock{d.state, left}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.copyBlocks = append(r.copyBlocks, blocks...)
+	r.copyBlocks = append(r.copyBlocks, b)
 	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
-	return blocks
+	return b
 }
 
 // unblockCopies undoes blockCopies.
@@ -174,50 +163,50 @@ func (r *Reservation) unblockCopies(blocks []*copyBlock) {
 type accessChange struct {
 	r      *Reservation
 	before []grant      // of the devices that it is about
-	blocks []*copyBlock // keep copies of ours from access that may go again
+	blocks []*copyBlock // keep copies of ours from access that comes or goes
 }
 
 // changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
 // for the work of those that lose some. The caller holds r.grantMu.
 func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChange, error) {
+	if !r.dev.state.parent.hooks.noGrantLock {
+		invariants.Held(&r.grantMu)
+	}
 	if err := r.live(); err != nil {
 		return nil, err
 	}
 	c := &accessChange{r: r}
-	var losing []*Device
+	var after []grant
+	losing := false
 	for _, d := range devs {
 		before := r.grantOf(d)
-		now := before.access
 		c.before = append(c.before, before)
-		if a < now {
-			losing = append(losing, d)
-		} else if a > now {
-			c.blocks = append(c.blocks, r.blockCopies(now, d)...)
-		}
+		c.blocks = append(c.blocks, r.blockCopies(d, min(a, before.access)))
+		after = append(after, grant{dev: d, access: a})
+		losing = losing || a < before.access
 	}
 	// Nothing is told to the driver before the work of those that lose access has ended.
 	var err error
-	if len(losing) > 0 {
-		blocks := r.blockCopies(a, losing...)
-		defer r.unblockCopies(blocks)
+	if losing {
 		r.copies.wait()
 		err = r.waitForWork()
 	}
 	if err == nil {
-		err = r.setAccessLocked(a, devs)
+		err = r.setAccess(after)
 	}
 	if err != nil {
-		r.unblockCopies(c.blocks)
+		c.commit()
 		return nil, err
 	}
 	return c, nil
 }
 
-// commit makes a change final: devices that have no access left may close.
+// commit makes a change final, or what is left of it after an undo: devices that have
+// no access may close.
 func (c *accessChange) commit() {
 	for _, g := range c.before {
 		if c.r.granted(g.dev) == AccessNone {
-			g.dev.untrack(grantKey{c.r, g.dev})
+			g.dev.untrack(grantKey{c.r})
 		}
 	}
 	c.r.unblockCopies(c.blocks)
@@ -225,58 +214,53 @@ func (c *accessChange) commit() {
 
 // undo sets the access back, without a wait for work: no caller has been told of
 // what was given, and no copy of ours has used it.
-func (c *accessChange) undo() (failed error) {
-	var back [AccessReadWrite + 1][]*Device
-	for _, g := range c.before {
-		back[g.access] = append(back[g.access], g.dev)
-	}
-	for a, devs := range back {
-		if len(devs) > 0 {
-			failed = also(failed, "and", c.r.setAccessLocked(Access(a), devs))
-		}
-	}
+func (c *accessChange) undo() error {
+	err := c.r.setAccess(c.before)
 	c.commit()
-	return failed
+	return err
 }
 
-// setAccessLocked sets the access of devs to a: on the driver, then in the grants. It needs
-// r.grantMu.
-func (r *Reservation) setAccessLocked(a Access, devs []*Device) error {
+// setAccess is setAccessLocked with r.mappingMu. It needs r.grantMu.
+func (r *Reservation) setAccess(to []grant) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	after, before := r.accessCallsLocked(a, devs)
+	return r.setAccessLocked(to)
+}
+
+// setAccessLocked sets access: on the driver, then in the grants. It needs r.mappingMu,
+// and r.grantMu if there is a grant to change. It may list devices that stay without
+// access, until commit.
+func (r *Reservation) setAccessLocked(to []grant) error {
+	invariants.Held(&r.mappingMu)
+	after, before := r.accessCallsLocked(to)
 	if len(after) == 0 {
 		return nil
 	}
 	// Listed first, so that no device closes while it has access.
-	var lent []*Device
-	if a != AccessNone {
-		var err error
-		if lent, err = r.trackGrantsLocked(devs); err != nil {
-			return err
+	for _, g := range to {
+		if g.access == AccessNone || r.granted(g.dev) != AccessNone {
+			continue
+		}
+		if err := g.dev.track(grantKey{r}, "grant"); err != nil {
+			return pairFail(g.dev, r.dev, err)
 		}
 	}
 	for i, j := range r.table.Runs() {
-		err := r.setRunAccessLocked(i, j, after)
-		if err == nil {
-			continue
+		if err := r.setRunAccessLocked(i, j, after); err != nil {
+			return r.restoreAccessLocked(j, before, to, err)
 		}
-		for _, d := range lent {
-			d.untrack(grantKey{r, d})
-		}
-		return r.restoreAccessLocked(j, before, devs, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.recordGrantsLocked(a, devs)
+	r.recordGrantsLocked(to)
 	r.noneInDoubtLocked()
 	return nil
 }
 
-// accessCallsLocked is what to tell the driver so that devs have access a, and what to
-// tell it to undo that. If an earlier undo failed the driver may have
-// anything, so it is told everything. It needs r.mappingMu.
-func (r *Reservation) accessCallsLocked(a Access, devs []*Device) (after, before []driver.Grant) {
+// accessCallsLocked is what to tell the driver to set access, and what to tell it to
+// undo that. If an earlier undo failed the driver may have anything, so it is told
+// everything. It needs r.mappingMu.
+func (r *Reservation) accessCallsLocked(to []grant) (after, before []driver.Grant) {
 	invariants.Held(&r.mappingMu)
 	unsure := r.anyInDoubt()
 	if unsure {
@@ -286,10 +270,10 @@ func (r *Reservation) accessCallsLocked(a Access, devs []*Device) (after, before
 		}
 		after, before = append(after, r.driverGrants...), append(before, r.driverGrants...)
 	}
-	for _, d := range devs {
-		if now := r.granted(d); now != a || unsure {
-			after = append(after, driver.Grant{To: d.location, Access: a}) // the last one for a device counts
-			before = append(before, driver.Grant{To: d.location, Access: now})
+	for _, g := range to {
+		if now := r.granted(g.dev); now != g.access || unsure {
+			after = append(after, driver.Grant{To: g.dev.location, Access: g.access}) // the last one for a device counts
+			before = append(before, driver.Grant{To: g.dev.location, Access: now})
 		}
 	}
 	return after, before
@@ -315,25 +299,6 @@ func (r *Reservation) noneInDoubtLocked() {
 	}
 }
 
-// trackGrantsLocked lists the grant with each device that has none yet, so that it stays
-// open as long as the grant stands.
-func (r *Reservation) trackGrantsLocked(devs []*Device) (lent []*Device, err error) {
-	invariants.Held(&r.mappingMu)
-	for _, d := range devs {
-		if r.granted(d) != AccessNone {
-			continue
-		}
-		if err := d.track(grantKey{r, d}, "grant"); err != nil {
-			for _, d := range lent {
-				d.untrack(grantKey{r, d})
-			}
-			return nil, pairFail(d, r.dev, err)
-		}
-		lent = append(lent, d)
-	}
-	return lent, nil
-}
-
 // runCount is how many calls of setRunAccessLocked all of it takes.
 func (r *Reservation) runCount() (n int) {
 	for range r.table.Runs() {
@@ -350,9 +315,9 @@ func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 }
 
 // restoreAccessLocked undoes SetAccess on the first n slots, the failed run included, which
-// may be half done. If that fails too the slots are quarantined, and devs are waited
-// for as if they still had access. It needs r.mappingMu.
-func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, devs []*Device, why error) error {
+// may be half done. If that fails too the slots are quarantined, and the devices of to are
+// waited for as if they still had access. It needs r.mappingMu.
+func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []grant, why error) error {
 	invariants.Held(&r.mappingMu)
 	for i, j := range r.table.Runs() {
 		if i >= n {
@@ -368,9 +333,9 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, devs []*
 		for k := i; k < j; k++ {
 			r.quarantineLocked(&r.table[k], why)
 		}
-		for _, d := range devs {
-			if !slices.Contains(r.accessInDoubt, d.state) {
-				r.accessInDoubt = append(r.accessInDoubt, d.state)
+		for _, g := range to {
+			if !slices.Contains(r.accessInDoubt, g.dev.state) {
+				r.accessInDoubt = append(r.accessInDoubt, g.dev.state)
 			}
 		}
 		r.setWaitsForLocked()
@@ -379,36 +344,19 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, devs []*
 	return why
 }
 
-// setAllAccessLocked gives the driver the access that stands in the grants. It needs
-// r.mappingMu.
-func (r *Reservation) setAllAccessLocked() error {
-	invariants.Held(&r.mappingMu)
-	all, _ := r.accessCallsLocked(AccessNone, nil)
-	for i, j := range r.table.Runs() {
-		if err := r.setRunAccessLocked(i, j, all); err != nil {
-			return err
-		}
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.noneInDoubtLocked()
-	return nil
-}
-
-// recordGrantsLocked enters devs with access a into the grants. It needs r.mappingMu
-// and r.mu.
-func (r *Reservation) recordGrantsLocked(a Access, devs []*Device) {
+// recordGrantsLocked enters access into the grants. It needs r.mappingMu and r.mu.
+func (r *Reservation) recordGrantsLocked(to []grant) {
 	invariants.Held(&r.mu)
 	grants := slices.Clone(r.grants)
-	for _, d := range devs {
-		i := slices.IndexFunc(grants, func(g grant) bool { return g.dev.state == d.state })
+	for _, g := range to {
+		i := slices.IndexFunc(grants, func(o grant) bool { return o.dev.state == g.dev.state })
 		switch {
-		case i < 0 && a != AccessNone:
-			grants = append(grants, grant{dev: d, access: a})
-		case i > 0 && a == AccessNone:
+		case i < 0 && g.access != AccessNone:
+			grants = append(grants, g)
+		case i > 0 && g.access == AccessNone:
 			grants = slices.Delete(grants, i, i+1)
 		case i >= 0:
-			grants[i].access = a
+			grants[i].access = g.access
 		}
 	}
 	r.setGrantsLocked(grants)
@@ -423,23 +371,6 @@ func (r *Reservation) setGrantsLocked(grants []grant) {
 	}
 	r.grants, r.driverGrants = grants, who
 	r.setWaitsForLocked()
-}
-
-// lockGrants holds the grants of several ranges as they are, in the order of
-// their ids.
-func lockGrants(ranges []*Range) (unlock func()) {
-	if len(ranges) > 0 && ranges[0].r.dev.state.parent.hooks.noGrantLock {
-		return func() {}
-	}
-	sorted := inOrder(ranges)
-	for _, g := range sorted {
-		g.r.grantMu.Lock()
-	}
-	return func() {
-		for _, g := range sorted {
-			g.r.grantMu.Unlock()
-		}
-	}
 }
 
 func (k grantKey) describe(kind string) string {

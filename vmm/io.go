@@ -259,9 +259,16 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	if ctx == nil {
 		return 0, fmt.Errorf("%w: no context", ErrInvalid)
 	}
-	n, seq, some, err := g.lengthAndAppends()
-	if err != nil || !some {
-		return n, err
+	// Under r.mu: a length that is seen has its append among those pending.
+	r := g.r
+	r.mu.Lock()
+	n, seq, some, err := g.len.Load(), r.appendSeq, len(r.pendingAppends) > 0, r.live()
+	r.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	if !some {
+		return n, nil
 	}
 	// One waits at a time, for what all of them need: those that give up leave no
 	// more than one thread behind.
@@ -270,23 +277,12 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	err = g.r.dev.until(ctx, func() error {
+	err = r.dev.until(ctx, func() error {
 		defer func() { <-g.waitSlot }()
-		return g.r.waitAppends(seq)
+		return r.waitAppends(seq)
 	})
 	if err != nil {
 		return 0, err
 	}
 	return n, nil
-}
-
-// lengthAndAppends is Len, the number of the last AppendOn, and whether some may not have
-// run yet.
-func (g *Range) lengthAndAppends() (n, seq uint64, some bool, err error) {
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	if err := g.r.live(); err != nil {
-		return 0, 0, false, err
-	}
-	return g.len.Load(), g.r.appendSeq, len(g.r.pendingAppends) > 0, nil
 }

@@ -224,7 +224,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 		return 0, d.fail("trim", 0, keep, err)
 	}
 	before := d.counters.read(&d.counters.freedBytes)
-	err = d.runDeferred()     // it may wait, so not within trim
+	err = d.deferred.run()    // it may wait, so not within trim
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
@@ -146,17 +147,17 @@ func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) 
 	}
 	r.mappingMu.Lock() // so that what is counted is what is granted
 	defer r.mappingMu.Unlock()
-	peers := rp.peers()
-	after, _ := r.accessCallsLocked(a, peers)
+	unsure := r.anyInDoubt()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range rp.Devices {
-		rp.Devices[i].From = r.granted(rp.Devices[i].Device)
-	}
-	rp.Waits = r.narrows(a, peers)
 	rp.Chunks, rp.Bytes = len(r.table), r.committedLocked()
-	if len(peers) > 0 && len(after) > 0 {
-		rp.Calls = r.runCount()
+	for i := range rp.Devices {
+		d := &rp.Devices[i]
+		d.From = r.granted(d.Device)
+		if d.Err == nil && (d.From != a || unsure) {
+			rp.Calls = r.runCount()
+			rp.Waits = rp.Waits || d.From > a
+		}
 	}
 	return rp
 }
@@ -226,9 +227,7 @@ func (p *Plan) apply() error {
 		g := p.Ranges[i].Range
 		c, err := g.r.changeAccessLocked(p.Access, peers)
 		if err != nil {
-			for _, c := range slices.Backward(done) {
-				err = also(err, "and setting access back", c.undo())
-			}
+			err = undoAll(err, "and setting access back", done, (*accessChange).undo)
 			return g.fail(enablingPeers, 0, g.Max(), err)
 		}
 		done = append(done, c)
@@ -305,6 +304,9 @@ type legacyKey struct {
 	from, to *Device
 }
 
+// at is the pair's ordinals.
+func (k legacyKey) at() [2]int { return [2]int{k.from.state.n, k.to.state.n} }
+
 // legacy is the pairs of one EnableLegacyPeers.
 type legacy struct {
 	parent *driverState
@@ -343,18 +345,8 @@ func (l *legacy) enable(devs []*Device) error {
 	if len(devs) == 0 {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
-	for i, d := range devs {
-		if d == nil {
-			return d.live()
-		}
-		for _, e := range devs[:i] {
-			if err := checkDistinct(e, d); err != nil {
-				return pairFail(d, e, err)
-			}
-		}
-		if err := d.live(); err != nil {
-			return pairFail(d, devs[(i+1)%len(devs)], err)
-		}
+	if err := checkDevices(devs); err != nil {
+		return err
 	}
 	l.parent = devs[0].state.parent
 	var all []legacyKey
@@ -377,16 +369,11 @@ func (l *legacy) enable(devs []*Device) error {
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
-		err := k.openLocked()
-		if err == nil {
-			l.left = append(l.left, k)
-			continue
+		if err := k.openLocked(); err != nil {
+			shut := func(k legacyKey) error { return k.shutLocked(true) }
+			return undoAll(pairFail(k.from, k.to, err), "and disabling it again", l.left, shut)
 		}
-		err = pairFail(k.from, k.to, err)
-		for _, k := range slices.Backward(l.left) {
-			err = also(err, "and disabling it again", k.shutLocked(true))
-		}
-		return err
+		l.left = append(l.left, k)
 	}
 	return nil
 }
@@ -407,12 +394,12 @@ func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 // openLocked counts a user of the pair; the first user enables it. It needs
 // legacyPairs.mu.
 func (k legacyKey) openLocked() error {
-	at := [2]int{k.from.state.n, k.to.state.n}
 	all := &k.l.parent.legacy
+	invariants.Held(&all.mu)
 	if err := k.track(); err != nil {
 		return err
 	}
-	if p := all.pairs[at]; p != nil {
+	if p := all.pairs[k.at()]; p != nil {
 		p.users++
 		return nil
 	}
@@ -427,69 +414,61 @@ func (k legacyKey) openLocked() error {
 		k.untrack()
 		return err
 	}
-	if all.pairs == nil {
-		all.pairs = map[[2]int]*legacyPair{}
-	}
-	all.pairs[at] = &legacyPair{users: 1, theirs: theirs}
+	all.pairs[k.at()] = &legacyPair{users: 1, theirs: theirs}
 	return nil
 }
 
 // shutLocked undoes openLocked; the last user disables the pair. A device that is lost has
 // nothing left to disable. After an error the pair stays as it was, or, where
 // no caller could be told of it, stays enabled without a user: the next one finds
-// it, and the device tries again when it closes.
+// it, and the device tries again when it closes. It needs legacyPairs.mu.
 func (k legacyKey) shutLocked(undo bool) error {
-	at := [2]int{k.from.state.n, k.to.state.n}
 	all := &k.l.parent.legacy
-	p := all.pairs[at]
+	invariants.Held(&all.mu)
+	p := all.pairs[k.at()]
 	var err error
-	// The last user disables it.
 	if p.users == 1 {
-		err = disablePairLocked(p, k, at)
+		err = k.disableLocked(p)
 		if err != nil && !lost(err) {
 			if !undo {
-				return pairFail(k.from, k.to, err)
+				return err
 			}
-			p.users = 0
-			k.from.deferRelease(func() error { return k.leftover(at, p) })
-		} else {
-			delete(all.pairs, at)
+			k.from.deferred.add(func() error { return k.leftover(p) })
 		}
-	} else {
-		p.users--
 	}
+	p.users--
 	k.untrack()
-	return pairFail(k.from, k.to, err)
-}
-
-// disablePairLocked takes away what was enabled here, unless another library has done so
-// by now, which the driver calls invalid.
-func disablePairLocked(p *legacyPair, k legacyKey, at [2]int) error {
-	if p.theirs {
-		return nil
-	}
-	dev, err := legacyDevice(k.from)
-	if err != nil {
-		return err
-	}
-	if err = dev.DisablePeer(at[1]); errors.Is(err, ErrInvalid) {
-		return nil
-	}
 	return err
 }
 
+// disableLocked takes away what was enabled here, unless another library has done so
+// by now, which the driver calls invalid, and forgets the pair. It needs legacyPairs.mu.
+func (k legacyKey) disableLocked(p *legacyPair) error {
+	all := &k.l.parent.legacy
+	invariants.Held(&all.mu)
+	dev, err := legacyDevice(k.from)
+	if err == nil && !p.theirs {
+		if err = dev.DisablePeer(k.to.state.n); errors.Is(err, ErrInvalid) {
+			err = nil
+		}
+	}
+	if err == nil || lost(err) {
+		delete(all.pairs, k.at())
+	}
+	return pairFail(k.from, k.to, err)
+}
+
 // leftover disables a pair that an undo left enabled, unless it is used by now.
-func (k legacyKey) leftover(at [2]int, p *legacyPair) error {
+func (k legacyKey) leftover(p *legacyPair) error {
 	all := &k.l.parent.legacy
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	if all.pairs[at] != p || p.users > 0 {
+	if all.pairs[k.at()] != p || p.users > 0 {
 		return nil
 	}
-	if err := disablePairLocked(p, k, at); err != nil && !lost(err) {
-		return pairFail(k.from, k.to, err)
+	if err := k.disableLocked(p); !lost(err) {
+		return err
 	}
-	delete(all.pairs, at)
 	return nil
 }
 

@@ -160,7 +160,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if undo := g.close(); undo != nil {
 		err = also(err, "and giving it back", undo)
 		d.rename(g.r, "what a failed Alloc could not give back")
-		d.deferRelease(g.close)
+		d.deferred.add(g.close)
 	}
 	return nil, err
 }
@@ -466,9 +466,7 @@ func (g *Range) countClosed() bool {
 	if g.r.phase.Load() != phaseClosed {
 		return false
 	}
-	if g.asleep {
-		g.countAwakeLocked()
-	}
+	g.countAwakeLocked()
 	g.cap.Store(0)
 	g.publishLenLocked(0)
 	return true
@@ -518,19 +516,37 @@ func (g *Range) ResetPeaks() {
 	}
 }
 
-// countAwakeLocked undoes what commit counts. It needs r.mu.
+// countAwakeLocked undoes what commit counts, if it did. It needs r.mu.
 func (g *Range) countAwakeLocked() {
 	invariants.Held(&g.r.mu)
+	if !g.asleep {
+		return
+	}
 	c := &g.r.dev.counters
 	c.move(g.len.Load(), &c.asleep, &c.used)
 	g.asleep = false
 }
 
-// inOrder is the order in which several ranges are locked.
-func inOrder(ranges []*Range) []*Range {
+// lockEach takes one lock of each range, in the order of their ids.
+func lockEach(ranges []*Range, of func(*Reservation) *lock.Mutex) (unlock func()) {
 	sorted := slices.Clone(ranges)
 	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
-	return sorted
+	for _, g := range sorted {
+		of(g.r).Lock()
+	}
+	return func() {
+		for _, g := range sorted {
+			of(g.r).Unlock()
+		}
+	}
+}
+
+// lockGrants holds the grants of several ranges as they are.
+func lockGrants(ranges []*Range) (unlock func()) {
+	if len(ranges) > 0 && ranges[0].r.dev.state.parent.hooks.noGrantLock {
+		return func() {}
+	}
+	return lockEach(ranges, func(r *Reservation) *lock.Mutex { return &r.grantMu })
 }
 
 // What a range wants of the device's goroutine.

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,40 +27,22 @@ const (
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
 func Sleep(mode SleepMode, ranges ...*Range) error {
-	unlock, err := lockRanges(ranges)
-	if err == nil {
-		err = sleep(mode, ranges)
-		unlock()
-	}
-	return failFirst("sleep", ranges, err)
+	return failFirst("sleep", ranges, sleep(mode, ranges))
 }
 
 // Wake gives sleeping ranges memory again, at the same addresses, in chunks of
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	short, err := wakeOnce(ranges)
-	for err != nil && short != nil && short.runPressureHooks(err) {
-		short, err = wakeOnce(ranges)
+	short, err := wake(ranges)
+	for short != nil && short.runPressureHooks(err) {
+		short, err = wake(ranges)
 	}
 	return failFirst("wake", ranges, err)
 }
 
-// wakeOnce returns also the device whose range could not be woken.
-func wakeOnce(ranges []*Range) (short *Device, err error) {
-	unlock, err := lockRanges(ranges)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	return wake(ranges)
-}
-
 // failFirst wraps err for op on several ranges.
 func failFirst(op string, ranges []*Range, err error) error {
-	if err == nil {
-		return nil
-	}
 	if len(ranges) == 0 {
 		return (*Device)(nil).fail(op, 0, 0, err)
 	}
@@ -69,35 +50,24 @@ func failFirst(op string, ranges []*Range, err error) error {
 }
 
 // lockRanges keeps others from clipping and closing the ranges, from putting them to
-// sleep and waking them, and from changing which devices may access them: each kind of lock in
-// the order of the ranges.
+// sleep and waking them, and from changing which devices may access them.
 func lockRanges(ranges []*Range) (unlock func(), err error) {
 	if len(ranges) == 0 || slices.Contains(ranges, nil) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
-	for _, g := range ranges { // before the locks, so that it does not wait for a Close that is under way
+	for i, g := range ranges { // before the locks, so that it does not wait for a Close that is under way
 		if err := g.r.live(); err != nil && !errors.Is(err, ErrAsleep) {
 			return nil, err
 		}
-	}
-	sorted := inOrder(ranges)
-	if len(slices.Compact(slices.Clone(sorted))) < len(sorted) {
-		return nil, fmt.Errorf("%w: a range is named twice", ErrInvalid)
-	}
-	var held []*lock.Mutex
-	for _, g := range sorted {
-		held = append(held, &g.r.closeMu)
-	}
-	for _, g := range sorted {
-		held = append(held, &g.r.grantMu)
-	}
-	for _, l := range held {
-		l.Lock()
-	}
-	return func() {
-		for _, l := range slices.Backward(held) {
-			l.Unlock()
+		if slices.Contains(ranges[:i], g) {
+			return nil, fmt.Errorf("%w: a range is named twice", ErrInvalid)
 		}
+	}
+	unlockClose := lockEach(ranges, func(r *Reservation) *lock.Mutex { return &r.closeMu })
+	unlockGrants := lockGrants(ranges)
+	return func() {
+		unlockGrants()
+		unlockClose()
 	}, nil
 }
 
@@ -117,8 +87,9 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 //	commitAwake  the table and the counters show that
 type sleeper struct {
 	*Range
-	retired  *retirement
-	capacity uint64 // when it is awake
+	mode     SleepMode
+	retired  *retirement // nil before quiesce
+	capacity uint64      // when it is awake
 	mem      []*memory
 }
 
@@ -126,54 +97,45 @@ func sleep(mode SleepMode, ranges []*Range) error {
 	if mode > SleepKeep {
 		return fmt.Errorf("%w: contents %d", ErrInvalid, mode)
 	}
-	// Up to unmapAll nothing has changed that resume does not undo.
-	var all []*sleeper
-	err := func() error {
-		for _, g := range ranges {
-			s := &sleeper{Range: g}
-			if err := s.quiesce(); err != nil {
-				return err
-			}
-			all = append(all, s)
-		}
-		for _, s := range all {
-			if err := s.r.waitForWork(); err != nil {
-				return err
-			}
-		}
-		for _, s := range all {
-			if err := s.save(mode); err != nil {
-				return err
-			}
-		}
-		return nil
-	}()
+	unlock, err := lockRanges(ranges)
 	if err != nil {
-		for _, s := range all {
-			s.resume()
-		}
 		return err
 	}
-	for i, s := range all {
-		err := s.unmapAll()
-		if err == nil {
-			continue
-		}
-		for _, s := range all[:i] {
-			if again := s.remapAll(); again != nil {
-				err = also(err, "and mapping another range again, which now sleeps", again)
-				s.commit(mode)
+	defer unlock()
+	var all []*sleeper
+	for _, g := range ranges {
+		all = append(all, &sleeper{Range: g, mode: mode})
+	}
+	// Each step for all ranges before the next one begins, so that undo can still take
+	// back whatever was done.
+	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).fence, (*sleeper).save, (*sleeper).unmapAll} {
+		for _, s := range all {
+			if err := step(s); err != nil {
+				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
 			}
 		}
-		for _, s := range all[i:] {
-			s.resume()
-		}
-		return err
 	}
 	for _, s := range all {
-		s.commit(mode)
+		s.commit()
 	}
 	return nil
+}
+
+// undo undoes the steps of sleep that were done. If the memory cannot be mapped again
+// the range sleeps.
+func (s *sleeper) undo() error {
+	switch {
+	case s.retired == nil:
+		return nil
+	case len(s.mem) == 0: // nothing was unmapped that was below the capacity
+		s.resume()
+		return nil
+	}
+	err := s.remapAll()
+	if err != nil {
+		s.commit()
+	}
+	return err
 }
 
 // quiesce lets nothing use the range any more and retires all of it; no copy of ours
@@ -219,10 +181,13 @@ func (s *sleeper) resume() {
 	s.cap.Store(s.capacity)
 }
 
+// fence waits for the work that may use the range.
+func (s *sleeper) fence() error { return s.r.waitForWork() }
+
 // save copies the contents to host memory. Nothing uses the range.
-func (s *sleeper) save(mode SleepMode) error {
+func (s *sleeper) save() error {
 	n := s.len.Load()
-	if n == 0 || mode == SleepDrop {
+	if n == 0 || s.mode == SleepDrop {
 		return nil
 	}
 	raw, err := s.r.dev.ensureOpen()
@@ -239,21 +204,19 @@ func (s *sleeper) save(mode SleepMode) error {
 func (s *sleeper) unmapAll() error {
 	r := s.r
 	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
 	n := len(r.table)
 	if n == 0 {
-		r.mappingMu.Unlock()
 		return nil
 	}
 	// It is one stretch: what retires lies right behind the capacity.
 	if err := r.dev.drv.Unmap(r.ptr, r.table[n-1].End()); err != nil {
-		r.mappingMu.Unlock()
 		return err
 	}
 	r.mu.Lock()
 	gone := r.removeSlotsLocked(0, n, nil)
+	r.notify()
 	r.mu.Unlock()
-	r.mappingMu.Unlock()
-
 	var have uint64
 	for _, m := range gone {
 		if have < s.capacity {
@@ -273,17 +236,15 @@ func (s *sleeper) remapAll() error {
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if len(s.mem) > 0 {
-		if err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants); err != nil {
-			return err
-		}
+	if err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants); err != nil {
+		return err
 	}
 	s.showAwakeLocked()
 	return nil
 }
 
 // commit releases the memory; the range is asleep.
-func (s *sleeper) commit(mode SleepMode) {
+func (s *sleeper) commit() {
 	s.sleptChunks = nil
 	for _, m := range s.mem {
 		s.sleptChunks = append(s.sleptChunks, m.size)
@@ -295,7 +256,7 @@ func (s *sleeper) commit(mode SleepMode) {
 	defer s.lenMu.Unlock()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	if mode == SleepDrop {
+	if s.mode == SleepDrop {
 		s.publishLenLocked(0)
 	}
 	c := &s.r.dev.counters
@@ -312,7 +273,13 @@ func (s *sleeper) releaseMemory() {
 	s.mem = nil
 }
 
+// wake returns also the device whose range could not be woken.
 func wake(ranges []*Range) (short *Device, err error) {
+	unlock, err := lockRanges(ranges)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	var all []*sleeper
 	for _, g := range ranges {
 		err := g.r.live()
@@ -324,10 +291,8 @@ func wake(ranges []*Range) (short *Device, err error) {
 			err = s.restore()
 		}
 		if err != nil {
-			for _, s := range all {
-				err = also(err, "and", s.rollback(nil)) // its copy has ended
-			}
-			return g.r.dev, err
+			rollback := func(s *sleeper) error { return s.rollback(nil) } // its copy has ended
+			return g.r.dev, undoAll(err, "and", all, rollback)
 		}
 		all = append(all, s)
 	}
@@ -382,16 +347,15 @@ func (s *sleeper) createMemory() error {
 // until load has.
 func (s *sleeper) mapMemory() error {
 	r := s.r
-	var quarantined error // a try that could not be undone
-	err := r.dev.state.retryAfterRelease(forCaller, func() error {
-		r.mu.Lock()
-		quarantined = r.quarantinedLocked(r.size)
-		r.mu.Unlock()
-		if quarantined != nil {
-			return nil
-		}
+	return r.dev.state.retryAfterRelease(forCaller, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
+		r.mu.Lock()
+		err := r.quarantinedLocked(r.size) // a try that could not be undone
+		r.mu.Unlock()
+		if err != nil {
+			return err
+		}
 		who := r.driverGrants
 		if who[0].Access == AccessRead && s.len.Load() > 0 {
 			who = slices.Clone(who)
@@ -399,7 +363,6 @@ func (s *sleeper) mapMemory() error {
 		}
 		return r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who)
 	})
-	return cmp.Or(err, quarantined)
 }
 
 // unmapQuarantined unmaps what an earlier undo could not.
@@ -468,15 +431,11 @@ func (s *sleeper) rollback(err error) error {
 
 // commitAwake shows memory that restore has mapped: the range is awake.
 func (s *sleeper) commitAwake() {
-	r := s.r
 	s.capMu.Lock()
-	r.mappingMu.Lock()
-	r.mu.Lock()
-	s.countAwakeLocked()
-	r.mu.Unlock()
+	defer s.capMu.Unlock()
+	s.r.mappingMu.Lock()
+	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
-	r.mappingMu.Unlock()
-	s.capMu.Unlock()
 	s.requestGrowAhead()
 }
 
@@ -486,6 +445,7 @@ func (s *sleeper) showAwakeLocked() {
 	invariants.Held(&s.r.mappingMu)
 	r := s.r
 	r.mu.Lock()
+	s.countAwakeLocked()
 	r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, nil)
 	r.phase.Store(phaseOpen)
 	s.cap.Store(s.capacity)

@@ -19,8 +19,6 @@ type Stream struct {
 	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
 
-	index int // in deviceState.streams; guarded by streamsMu
-
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // of Hold
 
@@ -496,7 +494,7 @@ func (e *Event) release() {
 	last := e.closed && e.users == 0
 	e.mu.Unlock()
 	if last && e.free() != nil {
-		e.dev.deferRelease(e.free)
+		e.dev.deferred.add(e.free)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -48,23 +47,11 @@ type Link struct {
 func Topology(devs ...*Device) (*Links, error) {
 	if len(devs) == 0 {
 		l, err := topology()
-		if err != nil {
-			return nil, &OpError{Op: askingTopology, Err: err}
-		}
-		return l, nil
+		return l, (*Device)(nil).fail(askingTopology, 0, 0, err)
 	}
-	for i, d := range devs {
-		err := d.live()
-		for _, e := range devs[:i] {
-			if err == nil {
-				err = pairFail(d, e, checkDistinct(e, d))
-			}
-		}
-		if err != nil {
-			return nil, d.fail(askingTopology, 0, 0, err)
-		}
+	if err := checkDevices(devs); err != nil {
+		return nil, devs[0].fail(askingTopology, 0, 0, err)
 	}
-	// All are of one driver by now.
 	only := func(i Info) bool {
 		return slices.ContainsFunc(devs, func(d *Device) bool { return d.info.Ordinal == i.Ordinal })
 	}
@@ -77,7 +64,7 @@ func (d *Device) Topology() (*Links, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail(askingTopology, 0, 0, err)
 	}
-	l, err := linksOf(d.drv, func(Info) bool { return true })
+	l, err := linksOf(d.drv, allDevices)
 	return l, d.fail(askingTopology, 0, 0, err)
 }
 
@@ -85,19 +72,17 @@ const askingTopology, measuring = "ask for topology", "measure links"
 
 // topology is that of the first driver with devices.
 func topology() (*Links, error) {
-	all := func(Info) bool { return true }
-	drv, err := cuda.Default()
-	if err == nil {
-		var l *Links
-		if l, err = linksOf(drv, all); err == nil && len(l.Devices) > 0 {
-			return l, nil
-		}
-	}
-	if err != nil && !errors.Is(err, ErrNoDriver) && !errors.Is(err, ErrNoDevice) {
+	drv, cudas, err := cudaDevices()
+	if err != nil {
 		return nil, err
 	}
-	return linksOf(host.Default(), all)
+	if len(cudas) == 0 {
+		drv = host.Default()
+	}
+	return linksOf(drv, allDevices)
 }
+
+func allDevices(Info) bool { return true }
 
 // linksOf asks the driver about the devices that are wanted.
 func linksOf(drv driver.Driver, wanted func(Info) bool) (*Links, error) {
@@ -219,10 +204,7 @@ func (p *Link) text() string {
 	if !p.Access {
 		return cmp.Or(p.Kind, "none")
 	}
-	text := p.Kind
-	if text == "" {
-		text = "access"
-	}
+	text := cmp.Or(p.Kind, "access")
 	if p.Rank >= 0 {
 		text += fmt.Sprintf(" %d", p.Rank)
 	}
@@ -250,28 +232,23 @@ func rate(bytes float64) string {
 // when ctx is done.
 func (l *Links) Measure(ctx context.Context, size uint64) error {
 	if l == nil || l.drv == nil || ctx == nil || size == 0 {
-		return &OpError{Op: measuring, Size: size, Err: fmt.Errorf("%w: no topology, no context or no size", ErrInvalid)}
+		return (*Device)(nil).fail(measuring, 0, size, fmt.Errorf("%w: no topology, no context or no size", ErrInvalid))
 	}
 	pairs := slices.Clone(l.Pairs)
 	if err := l.measure(ctx, size, pairs); err != nil {
-		var done *OpError
-		if errors.As(err, &done) {
-			return err
-		}
-		return &OpError{Op: measuring, Size: size, Err: err}
+		return (*Device)(nil).fail(measuring, 0, size, err)
 	}
 	l.Pairs = pairs
 	return nil
 }
 
 func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err error) {
-	ends := map[int]*end{}
-	var all []*end
+	ends := map[int]*end{} // by ordinal
 	defer func() {
-		for _, e := range all {
-			err = also(err, "and", e.closeRange())
+		for _, e := range ends { // which ends the grants
+			err = also(err, "and", e.g.Close())
 		}
-		for _, e := range all {
+		for _, e := range ends {
 			err = also(err, "and", e.close())
 		}
 	}()
@@ -280,7 +257,7 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 			continue
 		}
 		e := &end{}
-		ends[i.Ordinal], all = e, append(all, e)
+		ends[i.Ordinal] = e
 		if err := e.open(l.drv, i.Ordinal, size); err != nil {
 			return err
 		}
@@ -324,16 +301,12 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 type end struct {
 	d           *Device
 	g           *Range
-	raw         driver.Device
 	s           *Stream
-	first, last driver.Event
+	first, last *Event
 }
 
 func (e *end) open(drv driver.Driver, n int, size uint64) (err error) {
 	if e.d, err = OpenDriver(drv, n); err != nil {
-		return err
-	}
-	if e.raw, err = e.d.Raw(); err != nil {
 		return err
 	}
 	if e.g, err = e.d.Alloc(2 * size); err != nil {
@@ -346,10 +319,10 @@ func (e *end) open(drv driver.Driver, n int, size uint64) (err error) {
 	if err = e.g.UsedBy(e.s); err != nil {
 		return err
 	}
-	if e.first, err = e.raw.NewEvent(EventTiming); err != nil {
+	if e.first, err = e.d.NewEvent(EventTiming); err != nil {
 		return err
 	}
-	e.last, err = e.raw.NewEvent(EventTiming)
+	e.last, err = e.d.NewEvent(EventTiming)
 	return err
 }
 
@@ -362,18 +335,11 @@ func (e *end) admit(from *end) error {
 	return e.g.Grant(AccessReadWrite, from.d)
 }
 
-// closeRange gives the memory back, which ends the grants.
-func (e *end) closeRange() error { return e.g.Close() }
-
-// close gives back the rest of what open took, as far as it came.
-func (e *end) close() (failed error) {
-	for _, ev := range []driver.Event{e.first, e.last} {
-		if ev != 0 {
-			failed = also(failed, "and", e.raw.FreeEvent(ev))
-		}
-	}
-	failed = also(failed, "and", e.s.Close())
-	return also(failed, "and", e.d.Close())
+// close gives back all but the memory of what open took, as far as it came.
+func (e *end) close() error {
+	err := also(e.first.Close(), "and", e.last.Close())
+	err = also(err, "and", e.s.Close())
+	return also(err, "and", e.d.Close())
 }
 
 // way is copies from one device's memory to another's.
@@ -404,7 +370,7 @@ func fastest(ctx context.Context, size uint64, ways ...way) (best float64, err e
 // devices tell the times.
 func round(size uint64, ways []way) (sum float64, err error) {
 	for _, w := range ways {
-		if err := w.from.raw.Record(w.from.first, w.from.s.queue); err != nil {
+		if err := w.from.first.Record(w.from.s); err != nil {
 			return 0, err
 		}
 	}
@@ -417,7 +383,7 @@ func round(size uint64, ways []way) (sum float64, err error) {
 		}
 	}
 	for _, w := range ways {
-		if err := w.from.raw.Record(w.from.last, w.from.s.queue); err != nil {
+		if err := w.from.last.Record(w.from.s); err != nil {
 			return 0, err
 		}
 	}
@@ -425,7 +391,7 @@ func round(size uint64, ways []way) (sum float64, err error) {
 		if err := w.from.s.Sync(); err != nil {
 			return 0, err
 		}
-		took, err := w.from.raw.Elapsed(w.from.first, w.from.last)
+		took, err := w.from.last.Elapsed(w.from.first)
 		if err != nil {
 			return 0, err
 		}

@@ -486,7 +486,7 @@ func (r *Reservation) repair() error {
 		m.release() //nolint:errcheck // counted as quarantined
 	}
 	if r.anyInDoubt() {
-		failed = also(failed, "and", r.setAllAccessLocked())
+		failed = also(failed, "and", r.setAccessLocked(nil))
 	}
 	return failed
 }
