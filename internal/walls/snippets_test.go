@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"go/format"
 	"os"
 	"os/exec"
 	"path"
@@ -12,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -29,12 +31,26 @@ type snippet struct {
 	code string
 }
 
+// patience is how long a program may run that takes a second.
+const patience = 2 * time.Minute
+
 // prints is what a program says it prints, by lines.
 var prints = regexp.MustCompile(`(?m)// prints (.*)$`)
 
 // Programs in the documents must compile, and run as they say.
 func TestSnippets(t *testing.T) {
-	all := readSnippets(t)
+	var all []snippet
+	for _, doc := range snippetPages {
+		found, err := snippetsIn(doc, readDoc(t, doc))
+		require.NoError(t, err)
+		all = append(all, found...)
+	}
+	require.NotEmpty(t, all)
+	for _, s := range all {
+		formatted, err := format.Source([]byte(s.code))
+		require.NoError(t, err, "%s:%d", s.doc, s.line)
+		require.Equal(t, string(formatted), s.code, "%s:%d is not as gofmt writes it", s.doc, s.line)
+	}
 	app := makeApp(t, all)
 	goIn(t, app, "vet", "./...")
 	if runtime.GOOS != "linux" {
@@ -51,7 +67,9 @@ func TestSnippets(t *testing.T) {
 			t.Run(s.file, func(t *testing.T) { follow(t, filepath.Join(bin, "owner"), program, s) })
 		default:
 			t.Run(s.file, func(t *testing.T) {
-				out, err := exec.CommandContext(t.Context(), program).Output()
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				out, err := exec.CommandContext(ctx, program).Output()
 				require.NoError(t, err)
 				printsWhatItSays(t, s, string(out))
 			})
@@ -60,19 +78,23 @@ func TestSnippets(t *testing.T) {
 	t.Run("test", func(t *testing.T) { goIn(t, app, "test", "./...") })
 }
 
-// The same check must refuse a program that does not compile, and name its line.
+// The same check must refuse what does not compile, and name its line.
 func TestSnippetsAreCompiled(t *testing.T) {
-	doc := "Text.\n\n```go\n// bad/main.go\npackage main\n\nfunc main() { vmm.Open() }\n```\n"
-	app := makeApp(t, snippetsIn("README.md", doc))
-	out, err := goCommand(t, app, "vet", "./...").CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(out), "README.md:7: undefined: vmm")
-
-	doc = "```go\nfunc open() (*vmm.Device, error) { return vmm.Open() }\n```\n"
-	app = makeApp(t, snippetsIn("docs/embedding.md", doc))
-	out, err = goCommand(t, app, "vet", "./...").CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(out), "embedding.md:2: not enough arguments in call to vmm.Open")
+	for _, test := range []struct{ doc, want string }{
+		{"Text.\n\n```go\n// bad/main.go\npackage main\n\nfunc main() { vmm.Open() }\n```\n", "DOC.md:7: undefined: vmm"},
+		{"```go\nfunc open() (*vmm.Device, error) { return vmm.Open() }\n```\n", "DOC.md:2: not enough arguments in call to vmm.Open"},
+		{"```go\nfunc first(v *growable.Vector[int64]) { v.Nothing() }\n```\n", "DOC.md:2: v.Nothing undefined"},
+	} {
+		found, err := snippetsIn("DOC.md", test.doc)
+		require.NoError(t, err)
+		out, err := goCommand(t, makeApp(t, found), "vet", "./...").CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), test.want)
+	}
+	for _, doc := range []string{"```go\nfunc f() {}\n", "```Go\nfunc f() {}\n```\n", "```go\n```go\n```\n"} {
+		_, err := snippetsIn("DOC.md", doc)
+		require.Error(t, err, doc)
+	}
 }
 
 func readDoc(t *testing.T, doc string) string {
@@ -82,17 +104,8 @@ func readDoc(t *testing.T, doc string) string {
 	return string(text)
 }
 
-func readSnippets(t *testing.T) (all []snippet) {
-	t.Helper()
-	for _, doc := range snippetPages {
-		all = append(all, snippetsIn(doc, readDoc(t, doc))...)
-	}
-	require.NotEmpty(t, all)
-	return all
-}
-
-// snippetsIn finds the blocks of Go in a document.
-func snippetsIn(doc, text string) (all []snippet) {
+// snippetsIn finds the blocks of Go in a document. All blocks between fences are Go.
+func snippetsIn(doc, text string) (all []snippet, err error) {
 	var s *snippet
 	for n, line := range strings.Split(text, "\n") {
 		switch {
@@ -101,11 +114,16 @@ func snippetsIn(doc, text string) (all []snippet) {
 		case s != nil && line == "```":
 			s.file = s.fileName()
 			all, s = append(all, *s), nil
+		case strings.HasPrefix(line, "```"):
+			return nil, fmt.Errorf("%s:%d: a fence that is neither ```go nor its end", doc, n+1)
 		case s != nil:
 			s.code += line + "\n"
 		}
 	}
-	return all
+	if s != nil {
+		return nil, fmt.Errorf("%s:%d: a block without an end", doc, s.line)
+	}
+	return all, nil
 }
 
 // fileName is the file that the snippet goes into: the one that it names, or else one in a
@@ -130,7 +148,7 @@ func (s *snippet) source() string {
 		"context", "errors", "fmt", "io", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver",
 	} {
-		if strings.Contains(s.code, path.Base(p)+".") {
+		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
 			imports += fmt.Sprintf("import %q\n", p)
 		}
 	}
@@ -191,7 +209,7 @@ func printsWhatItSays(t *testing.T, s snippet, out string) {
 // is interrupted at the end, and must end without an error.
 func follow(t *testing.T, owner, reader string, s snippet) {
 	env := append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	o := exec.CommandContext(ctx, owner)
 	o.Env, o.Stderr = env, os.Stderr
