@@ -1,0 +1,233 @@
+package walls
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"go/format"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// snippetPages are the documents whose Go is compiled as a reader would compile it: in
+// a module of its own.
+var snippetPages = []string{"README.md", "docs/getting-started.md", "docs/embedding.md", "docs/others.md"}
+
+// snippet is one block of Go in a document. It is a file, which may name itself in its
+// first line ("// grow/main.go"), or declarations without a package clause.
+type snippet struct {
+	doc  string
+	line int    // of the first line of code, from 1
+	file string // where it goes in the reader's module
+	code string
+}
+
+// patience is how long a program may run that takes a second.
+const patience = 2 * time.Minute
+
+// prints is what a program says it prints, by lines.
+var prints = regexp.MustCompile(`(?m)// prints (.*)$`)
+
+// Programs in the documents must compile, and run as they say.
+func TestSnippets(t *testing.T) {
+	var all []snippet
+	for _, doc := range snippetPages {
+		found, err := snippetsIn(doc, readDoc(t, doc))
+		require.NoError(t, err)
+		all = append(all, found...)
+	}
+	require.NotEmpty(t, all)
+	for _, s := range all {
+		formatted, err := format.Source([]byte(s.code))
+		require.NoError(t, err, "%s:%d", s.doc, s.line)
+		require.Equal(t, string(formatted), s.code, "%s:%d is not as gofmt writes it", s.doc, s.line)
+	}
+	app := makeApp(t, all)
+	goIn(t, app, "vet", "./...")
+	if runtime.GOOS != "linux" {
+		t.Skip("running them needs the host driver, which is for Linux")
+	}
+	bin := filepath.Join(app, "bin") + string(filepath.Separator)
+	goIn(t, app, "build", "-o", bin, "./...")
+	for _, s := range all {
+		program := filepath.Join(bin, path.Base(path.Dir(s.file)))
+		switch {
+		case !strings.Contains(s.code, "package main"):
+		case s.file == "owner/main.go": // runs beside the reader
+		case s.file == "reader/main.go":
+			t.Run(s.file, func(t *testing.T) { follow(t, filepath.Join(bin, "owner"), program, s) })
+		default:
+			t.Run(s.file, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				out, err := exec.CommandContext(ctx, program).Output()
+				require.NoError(t, err)
+				printsWhatItSays(t, s, string(out))
+			})
+		}
+	}
+	t.Run("test", func(t *testing.T) { goIn(t, app, "test", "./...") })
+}
+
+// The same check must refuse what does not compile, and name its line.
+func TestSnippetsAreCompiled(t *testing.T) {
+	for _, test := range []struct{ doc, want string }{
+		{"Text.\n\n```go\n// bad/main.go\npackage main\n\nfunc main() { vmm.Open() }\n```\n", "DOC.md:7: undefined: vmm"},
+		{"```go\nfunc open() (*vmm.Device, error) { return vmm.Open() }\n```\n", "DOC.md:2: not enough arguments in call to vmm.Open"},
+		{"```go\nfunc first(v *growable.Vector[int64]) { v.Nothing() }\n```\n", "DOC.md:2: v.Nothing undefined"},
+	} {
+		found, err := snippetsIn("DOC.md", test.doc)
+		require.NoError(t, err)
+		out, err := goCommand(t, makeApp(t, found), "vet", "./...").CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), test.want)
+	}
+	for _, doc := range []string{"```go\nfunc f() {}\n", "```Go\nfunc f() {}\n```\n", "```go\n```go\n```\n"} {
+		_, err := snippetsIn("DOC.md", doc)
+		require.Error(t, err, doc)
+	}
+}
+
+func readDoc(t *testing.T, doc string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root(t), filepath.FromSlash(doc)))
+	require.NoError(t, err)
+	return string(text)
+}
+
+// snippetsIn finds the blocks of Go in a document. All blocks between fences are Go.
+func snippetsIn(doc, text string) (all []snippet, err error) {
+	var s *snippet
+	for n, line := range strings.Split(text, "\n") {
+		switch {
+		case s == nil && line == "```go":
+			s = &snippet{doc: doc, line: n + 2}
+		case s != nil && line == "```":
+			s.file = s.fileName()
+			all, s = append(all, *s), nil
+		case strings.HasPrefix(line, "```"):
+			return nil, fmt.Errorf("%s:%d: a fence that is neither ```go nor its end", doc, n+1)
+		case s != nil:
+			s.code += line + "\n"
+		}
+	}
+	if s != nil {
+		return nil, fmt.Errorf("%s:%d: a block without an end", doc, s.line)
+	}
+	return all, nil
+}
+
+// fileName is the file that the snippet goes into: the one that it names, or else one in a
+// folder of its own.
+func (s *snippet) fileName() string {
+	first, _, _ := strings.Cut(s.code, "\n")
+	if name, named := strings.CutPrefix(first, "// "); named && strings.HasSuffix(name, ".go") {
+		return name
+	}
+	doc := strings.TrimSuffix(path.Base(s.doc), ".md")
+	return fmt.Sprintf("%s%d/main.go", strings.ToLower(doc), s.line)
+}
+
+// source is the snippet as a file. Errors of the compiler name the document.
+func (s *snippet) source() string {
+	line := fmt.Sprintf("//line %s:%d\n", s.doc, s.line)
+	if regexp.MustCompile(`(?m)^package `).MatchString(s.code) {
+		return line + s.code
+	}
+	var imports string
+	for _, p := range []string{
+		"context", "errors", "fmt", "io", "time",
+		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver",
+	} {
+		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
+			imports += fmt.Sprintf("import %q\n", p)
+		}
+	}
+	return "package snippet\n" + imports + line + s.code
+}
+
+// makeApp is the module of a reader who has followed the documents: its own files, and
+// this module in place of the newest release.
+func makeApp(t *testing.T, all []snippet) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	write := func(name, text string) {
+		file := filepath.Join(dir, filepath.FromSlash(name))
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		require.NoFileExists(t, file)
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+	for _, s := range all {
+		write(s.file, s.source())
+	}
+	// What this module requires is known, so nothing has to be looked up.
+	mod := strings.Replace(readDoc(t, "go.mod"), "module "+module, "module example.com/app", 1)
+	mod += fmt.Sprintf("\nrequire %s v0.0.0\n\nreplace %s => %s\n", module, module, root(t))
+	write("go.mod", mod)
+	write("go.sum", readDoc(t, "go.sum"))
+	return dir
+}
+
+// goCommand is the go command in dir. It reaches no network.
+func goCommand(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("needs the go command")
+	}
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOWORK=off")
+	return cmd
+}
+
+func goIn(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	out, err := goCommand(t, dir, args...).CombinedOutput()
+	require.NoError(t, err, string(out))
+}
+
+// printsWhatItSays compares the output with the lines that the program promises.
+func printsWhatItSays(t *testing.T, s snippet, out string) {
+	t.Helper()
+	promised := prints.FindAllStringSubmatch(s.code, -1)
+	require.NotEmpty(t, promised, "%s does not say what it prints", s.doc)
+	for _, p := range promised {
+		require.Contains(t, strings.Split(out, "\n"), p[1])
+	}
+}
+
+// follow runs the owner, and beside it the reader, whose output is compared. The owner
+// is interrupted at the end, and must end without an error.
+func follow(t *testing.T, owner, reader string, s snippet) {
+	env := append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	o := exec.CommandContext(ctx, owner)
+	o.Env, o.Stderr = env, os.Stderr
+	o.Cancel = func() error { return o.Process.Signal(os.Interrupt) }
+	stdout, err := o.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, o.Start())
+	lines := bufio.NewScanner(stdout)
+	require.True(t, lines.Scan(), "the owner ended early") // it has published
+
+	r := exec.CommandContext(ctx, reader)
+	r.Env, r.Stderr = env, os.Stderr
+	out, err := r.Output()
+	cancel()
+	for lines.Scan() { // to the owner's end
+	}
+	_ = o.Wait() // it says that its context has ended
+	require.NoError(t, err)
+	require.Zero(t, o.ProcessState.ExitCode(), "the owner")
+	printsWhatItSays(t, s, string(out))
+}
