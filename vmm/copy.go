@@ -148,7 +148,7 @@ func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 // checkStreamLocked is nil if fences wait for the stream. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
 	invariants.Held(&r.mu)
-	if _, named := r.namedStreams[s]; r.usersNamed && !named {
+	if _, named := r.namedStreams[s]; r.namedStreams != nil && !named {
 		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}
 	return nil
@@ -363,8 +363,8 @@ func (st *staging) borrow(s driver.Stream) (*lane, error) {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if errors.Is(st.why, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
-		return nil, st.why
+	if errors.Is(st.noMore, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
+		return nil, st.noMore
 	}
 	return nil, nil
 }

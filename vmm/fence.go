@@ -37,11 +37,10 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	if err := cmp.Or(r.live(), unusable); err != nil {
 		return err
 	}
-	r.usersNamed = true
-	r.setWaitsForLocked()
 	if r.namedStreams == nil {
 		r.namedStreams = map[*Stream]struct{}{}
 	}
+	r.setWaitsForLocked()
 	for _, s := range streams {
 		if s.addNamedBy(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}
@@ -52,10 +51,10 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 
 // setWaitsForLocked computes waitsFor anew: the devices that a fence waits for, so that
 // it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
-// change of the grants, of accessInDoubt and of usersNamed.
+// change of the grants and of accessInDoubt, and after UsedBy.
 func (r *Reservation) setWaitsForLocked() {
 	invariants.Held(&r.mu)
-	if r.usersNamed {
+	if r.namedStreams != nil {
 		r.waitsFor.Store(nil)
 		return
 	}
@@ -395,12 +394,17 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	if err := r.notInRange(); err != nil {
 		return r.fail("close", 0, r.size, err)
 	}
+	return r.closeContext(ctx, func() error { return r.close(new(sync.Mutex)) })
+}
+
+// closeContext runs close, of the reservation or of its range, for CloseContext.
+func (r *Reservation) closeContext(ctx context.Context, close func() error) error {
 	if ctx != nil {
 		r.closesRunning.Add(1)
 	}
 	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
 		defer r.closesRunning.Add(-1)
-		return r.close(new(sync.Mutex))
+		return close()
 	}))
 }
 
@@ -418,10 +422,18 @@ func (r *Reservation) close(with sync.Locker) error {
 		return err
 	}
 	r.copies.wait()
-	err = r.lastFence()
+	r.mu.Lock()
+	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
+	r.mu.Unlock()
+	if used { // else there is nothing that work could be using
+		err = r.waitForWork()
+	}
 	switch {
 	case errors.Is(err, ErrCapturing):
-		r.undoClose(t, was)
+		r.unretire(t)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.phase.Store(was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
 		err = also(err, "and giving it back", r.teardown())
 	}
@@ -444,25 +456,6 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 	}
 	r.phase.Store(phaseClosing)
 	return r.retireLocked(0, len(r.table)), was, nil
-}
-
-// lastFence is fence if there is something that work could be using.
-func (r *Reservation) lastFence() error {
-	r.mu.Lock()
-	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
-	r.mu.Unlock()
-	if !used {
-		return nil
-	}
-	return r.waitForWork()
-}
-
-// undoClose undoes beginClose.
-func (r *Reservation) undoClose(t *retirement, to uint32) {
-	r.unretire(t)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.phase.Store(to)
 }
 
 // teardown gives back whatever the driver will take. What it refuses stays
@@ -491,7 +484,8 @@ func (r *Reservation) finishClose() error {
 		all.add(r)
 		return err
 	}
-	r.unreserve()
+	giveAddresses(r.size)
+	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)
 	r.notify()

@@ -60,10 +60,7 @@ func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 	invariants.Held(&g.capMu)
 	r := g.r
 	r.mu.Lock()
-	var err error
-	if r.counters.quarantined.now > 0 {
-		err = r.quarantinedLocked(have)
-	}
+	err := r.quarantinedLocked(have)
 	r.mu.Unlock()
 	if err != nil {
 		return err
@@ -171,7 +168,7 @@ func (g *Range) growAhead() {
 	}
 	d := g.r.dev
 	within := g.affordable(have, goal)
-	err := error(nil)
+	var err error
 	if within > have {
 		err = g.growLocked(within, forGrowAhead)
 	}

@@ -180,9 +180,6 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 	c := &d.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.list.Bytes == 0 {
-		return nil
-	}
 	x := c.list.Take(p, least, most)
 	if x == nil {
 		return nil

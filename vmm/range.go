@@ -83,7 +83,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 		return nil, err
 	}
 	prop := Prop{Location: d.location, Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
-	gran, err := d.granularity(prop)
+	gran, err := d.drv.Granularity(prop)
 	if err != nil {
 		return nil, err
 	}
@@ -436,13 +436,7 @@ func (g *Range) CloseContext(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
-	if ctx != nil {
-		g.r.closesRunning.Add(1)
-	}
-	return g.fail("close", 0, g.r.size, g.r.dev.until(ctx, func() error {
-		defer g.r.closesRunning.Add(-1)
-		return g.close()
-	}))
+	return g.r.closeContext(ctx, g.close)
 }
 
 func (g *Range) close() error {

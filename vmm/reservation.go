@@ -50,12 +50,11 @@ type Reservation struct {
 
 	mu             lock.Mutex // never held across a driver call
 	table          slots.Table[*memory]
-	grants         []grant        // the owner first
-	driverGrants   []driver.Grant // the same, as the driver wants it
-	accessInDoubt  []*deviceState // may still have access: taking it away failed
-	copyBlocks     []*copyBlock   // devices whose access is being changed
-	usersNamed     bool           // UsedBy was called
-	namedStreams   map[*Stream]struct{}
+	grants         []grant                // the owner first
+	driverGrants   []driver.Grant         // the same, as the driver wants it
+	accessInDoubt  []*deviceState         // may still have access: taking it away failed
+	copyBlocks     []*copyBlock           // devices whose access is being changed
+	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
 	retireSeq      uint64                 // counts retirements
@@ -93,7 +92,8 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	gran, err := d.granularity(Prop{Location: d.location})
+	// Asked each time: it also returns ErrDeviceLost, which is not remembered here.
+	gran, err := d.drv.Granularity(Prop{Location: d.location})
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
@@ -145,21 +145,6 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	d.state.parent.add(r)
 	d.counters.add(rounded, &d.counters.reserved)
 	return r, nil
-}
-
-// unreserve counts the addresses as given back.
-func (r *Reservation) unreserve() {
-	giveAddresses(r.size)
-	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
-}
-
-// granularity asks the driver each time: it also returns ErrDeviceLost, which is not
-// remembered here.
-func (d *Device) granularity(p Prop) (uint64, error) {
-	if err := d.live(); err != nil {
-		return 0, err
-	}
-	return d.drv.Granularity(p)
 }
 
 // roundUp rounds n up to a multiple of unit; false if that overflows.
@@ -391,9 +376,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 			retiring += s.Size
 			delete(r.leftTo, s.RetireSeq)
 		}
-		if s.Quarantined != nil {
-			r.unquarantineLocked(s)
-		}
+		r.unquarantineLocked(s)
 		size += s.Size
 		gone = append(gone, s.Mem)
 	}

@@ -107,9 +107,7 @@ func (g *Range) Clip() error {
 		later := false
 		// Without UsedBy any work of a device may use the memory: no event covers that.
 		if r.waitsFor.Load() == nil && !r.dev.state.parent.hooks.noFence {
-			var stateBuf [8]*deviceState
-			var streamBuf [16]*Stream
-			states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+			states, streams := r.usersNow(nil, nil)
 			if later, err = r.queueUnmap(t, states, streams); err != nil {
 				r.unretire(t)
 			}
@@ -183,10 +181,8 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 	if !ok {
 		return nil, fmt.Errorf("%w: [%#x, %#x) is not made of whole chunks", ErrInvalid, off, end)
 	}
-	if len(r.holds) > 0 {
-		if err := r.checkHoldsLocked(off, end); err != nil {
-			return nil, err
-		}
+	if err := r.checkHoldsLocked(off, end); err != nil {
+		return nil, err
 	}
 	// Checked before the first slot changes: it completes or changes nothing.
 	for _, s := range r.table[i:j] {
@@ -446,9 +442,7 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 	for _, r := range all {
 		some, err := r.unmapFinishedLocked(false)
 		progress = progress || some
-		if err != nil {
-			failed = also(failed, "and", err)
-		}
+		failed = also(failed, "and", err)
 	}
 	return progress, failed
 }
