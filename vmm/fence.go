@@ -462,12 +462,10 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
 	r.mappingMu.Lock()
-	gone, failed := r.unmapRunsLocked(func(*slot) bool { return true })
+	kept, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := len(r.table)
 	r.mappingMu.Unlock()
-	for _, m := range gone {
-		failed = also(failed, "and", m.release())
-	}
+	failed = also(failed, "and", kept)
 	if left == 0 {
 		failed = also(failed, "and", r.finishClose())
 	}

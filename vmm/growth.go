@@ -87,9 +87,7 @@ func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err e
 	batch := buf[:0]
 	// The batch owns its memory until the mappings do. What was not mapped goes back.
 	defer func() {
-		for _, m := range batch {
-			m.release() //nolint:errcheck // mapped by now, or cached, or counted as quarantined
-		}
+		releaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 	}()
 	d, p := g.r.dev, g.prop
 	left := want

@@ -232,9 +232,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	var buf [16]*memory
 	held := buf[:0]
 	defer func() {
-		for _, m := range held {
-			m.release() //nolint:errcheck // the mapping, or the chunk, holds it too
-		}
+		releaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
 	}()
 	var size uint64
 	for _, c := range chunks {

@@ -300,9 +300,7 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 	gone := r.removeSlotsLocked(i, j, nil)
 	r.notify()
 	r.mu.Unlock()
-	for _, m := range gone {
-		m.release() //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
-	}
+	releaseAll(gone) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	return nil
 }
 
@@ -475,20 +473,19 @@ func (r *Reservation) repair() error {
 	if !bad {
 		return nil
 	}
-	gone, failed := r.unmapRunsLocked(func(s *slot) bool { return s.State == slots.Mapped })
-	for _, m := range gone {
-		m.release() //nolint:errcheck // counted as quarantined
-	}
+	_, failed := r.unmapRunsLocked(func(s *slot) bool { return s.State == slots.Mapped })
 	if r.anyInDoubt() {
 		failed = also(failed, "and", r.setAllAccessLocked())
 	}
 	return failed
 }
 
-// unmapRunsLocked unmaps the slots that match, run by run, and returns the memory that was
-// there. A run that the driver refuses is quarantined. It needs r.mappingMu.
-func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (gone []*memory, failed error) {
+// unmapRunsLocked unmaps the slots that match, run by run, and releases the memory that
+// was there. A run that the driver refuses is quarantined; kept is the error for memory that
+// it would not take back, which is counted as quarantined. It needs r.mappingMu.
+func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed error) {
 	invariants.Held(&r.mappingMu)
+	var gone []*memory
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
 		i := j - 1
@@ -514,7 +511,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (gone []*memory, f
 		j = i
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.notify()
-	return gone, failed
+	r.mu.Unlock()
+	return releaseAll(gone), failed
 }
