@@ -120,7 +120,7 @@ func (r *Reservation) waitForWork() error {
 // own streams on the devices, have now. enough is false if events cannot tell when
 // all of it has ended: for streams that take none of ours, as those of other contexts,
 // and for copies of ours that could not be waited for.
-func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []fenceEvent, enough bool, failed error) {
+func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
 	// All are asked before the first event is recorded, so that a refusal changes nothing.
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
@@ -128,7 +128,7 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		}
 	}
 	enough = true
-	add := func(of *deviceState, f fenceEvent, err error) {
+	add := func(of *deviceState, f Fence, err error) {
 		switch {
 		case err == nil && f.on != nil:
 			fences = append(fences, f)
@@ -244,7 +244,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 type appendTail struct {
 	s    *Stream
 	upTo uint64
-	m    fenceEvent
+	m    Fence
 	err  error
 }
 
@@ -281,46 +281,26 @@ func (r *Reservation) waitAppends(seq uint64) error {
 	return failed
 }
 
-// Fence is the end of a stream's work of one moment: what Record returns, for programs
-// that need many. It is one of the device's pooled events, costs no allocation and no look
-// at the stack, and is not listed as open: when the Device closes its work has ended.
-// The zero Fence has passed. Safe for concurrent use, up to Free.
-type Fence struct{ f fenceEvent }
-
 // Fence records an event after the work that the stream has now. The caller must Free the Fence. While the stream
 // is being captured it returns ErrCapturing.
 func (s *Stream) Fence() (f Fence, err error) {
 	if err = s.notCapturing(); err == nil {
-		f.f, err = s.recordFence()
+		f, err = s.recordFence()
 	}
 	return f, s.fail("record fence", 0, 0, err)
 }
-
-// Done says whether the work has ended, without waiting.
-func (f Fence) Done() (bool, error) { return f.f.done() }
-
-// Sync waits until the work has ended.
-func (f Fence) Sync() error {
-	if f.f.on == nil {
-		return nil
-	}
-	return f.f.on.SyncEvent(f.f.e)
-}
-
-// Free gives the Fence up. It must be called once.
-func (f Fence) Free() { f.f.free() }
 
 // WaitFence makes later work of the stream wait for the fence, of any device of the
 // same driver.
 func (s *Stream) WaitFence(f Fence) error {
 	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
 		switch {
-		case f.f.on == nil:
+		case f.on == nil:
 			return nil
-		case f.f.on.state.parent != o.state.parent:
+		case f.on.state.parent != o.state.parent:
 			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
 		}
-		return o.Wait(s.queue, f.f.e)
+		return o.Wait(s.queue, f.e)
 	}))
 }
 

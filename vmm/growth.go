@@ -131,7 +131,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 		r.mu.Unlock()
 		return off
 	}
-	var fences []fenceEvent
+	var fences []Fence
 	var taken uint64
 	for _, s := range r.table.In(off, need) {
 		// A slot that is accessible came back because its unmapping failed.

@@ -316,7 +316,7 @@ func (g *Range) writable(at, n uint64) error {
 	if g.r.copyBlockCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
-	return g.r.checkSpan(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
+	return g.r.checkSpan(Span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
 }
 
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,

@@ -26,7 +26,7 @@ import (
 type retirement struct {
 	seq, off, size uint64
 	left           int // slots that no growth has taken back
-	fences         []fenceEvent
+	fences         []Fence
 	unmapping      bool // a goroutine is at it
 }
 
@@ -333,7 +333,7 @@ func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams [
 
 // forgetRetiredSlotLocked counts one slot of a retirement as taken back, and appends
 // the fences of a retirement that has no other. It needs r.mu.
-func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) []fenceEvent {
+func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []Fence) []Fence {
 	invariants.Held(&r.mu)
 	i, ok := slices.BinarySearchFunc(r.retirements, seq, (*retirement).bySeq)
 	if !ok {
@@ -378,10 +378,10 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
 			if !waited {
-				finished, err = t.fences[0].done()
+				finished, err = t.fences[0].Done()
 			}
 			if finished && err == nil {
-				t.fences[0].free()
+				t.fences[0].Free()
 				t.fences = t.fences[1:]
 			}
 		}
