@@ -78,8 +78,9 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 				return err
 			}
 			locked = append(locked, l)
-			if err := l.checkGranted(s.dev, x.Access); err != nil {
-				return err
+			// A copy need not ask: the driver refuses it, but lets a kernel run until it faults.
+			if r := l[0].r; r != nil && x.Access > r.Access(s.dev) {
+				return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
 			}
 		}
 		return nil
@@ -89,20 +90,6 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 		return nil, s.fail("lock spans", 0, 0, err)
 	}
 	return unlock, nil
-}
-
-// checkGranted is nil if d may use the spans with access a. A copy need not ask: the
-// driver refuses it, but lets a kernel run until it faults.
-func (l *lockedSpans) checkGranted(d *Device, a Access) error {
-	for _, x := range l {
-		if x.r == nil {
-			continue
-		}
-		if have := x.r.Access(d); a > have {
-			return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, x.r.ptr, a)
-		}
-	}
-	return nil
 }
 
 // checkSpan is nil if the device may use the span on that stream, as far as r knows.
@@ -119,10 +106,8 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}
 	}
-	if on != nil {
-		if err := r.checkStreamLocked(on); err != nil {
-			return err
-		}
+	if err := r.checkStreamLocked(on); err != nil {
+		return err
 	}
 	off := uint64(s.Addr - r.ptr)
 	end := off + s.Size
@@ -135,10 +120,11 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	return nil
 }
 
-// checkStreamLocked is nil if fences wait for the stream. It needs r.mu.
+// checkStreamLocked is nil if fences wait for the stream, which they do for the library's
+// own, nil. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
 	invariants.Held(&r.mu)
-	if _, named := r.namedStreams[s]; r.namedStreams != nil && !named {
+	if _, named := r.namedStreams[s]; r.namedStreams != nil && s != nil && !named {
 		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}
 	return nil

@@ -89,10 +89,12 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 			streams = append(streams, s)
 		}
 	}
-	for _, left := range r.leftTo {
-		for _, s := range left {
-			if !slices.Contains(streams, s) {
-				streams = append(streams, s)
+	for i := 0; !r.inRange && i < len(r.table); i++ { // a range has no UnmapAfter
+		if t := r.table[i].Retired; t != nil {
+			for _, s := range t.streams {
+				if !slices.Contains(streams, s) {
+					streams = append(streams, s)
+				}
 			}
 		}
 	}

@@ -140,8 +140,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 		}
 		if s.State == slots.Retiring {
 			taken += s.Size
-			r.unretireLocked(s)
-			fences = r.forgetRetiredSlotLocked(s.RetireSeq, fences)
+			fences = r.unretireLocked(s, fences)
 		}
 		off = s.End()
 	}

@@ -49,7 +49,7 @@ type Reservation struct {
 	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
-	table          slots.Table[*memory]
+	table          slots.Table[*memory, *retirement]
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
 	accessInDoubt  []*deviceState         // may still have access: taking it away failed
@@ -57,15 +57,13 @@ type Reservation struct {
 	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
-	retireSeq      uint64                 // counts retirements
-	retirements    []*retirement          // by sequence, left to the device's goroutine
-	leftTo         map[uint64][]*Stream   // by retirement, the streams that UnmapAfter named
+	retirements    []*retirement          // left to the device's goroutine, in order
 	holds          []*hold
 	counters       rangeCounters // also under the device's counters.mu
 }
 
 // slot is one whole mapping in a reservation. It holds a reference to its memory.
-type slot = slots.Slot[*memory]
+type slot = slots.Slot[*memory, *retirement]
 
 // reservationCount counts reservations, for their ids.
 var reservationCount atomic.Uint64
@@ -112,8 +110,8 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
-	r.generation.Store(r.id << 32)             // so that no two reservations have the same, at one address or not
-	r.table = make(slots.Table[*memory], 0, 4) // so that the first growth allocates its chunk and nothing else
+	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
+	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.RangeClose, r.id)
 	r.grantMu.At(lock.Grants, r.id)
 	r.mappingMu.At(lock.Mapping, r.id)
@@ -346,7 +344,7 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size uint64
-	r.table = append(r.table, make(slots.Table[*memory], len(ms))...)
+	r.table = append(r.table, make(slots.Table[*memory, *retirement], len(ms))...)
 	copy(r.table[i+len(ms):], r.table[i:])
 	for n, m := range ms {
 		m.refs.Add(1) // the caller has one, so it was not 0
@@ -372,7 +370,6 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 		s := &r.table[k]
 		if s.State >= slots.Retiring {
 			retiring += s.Size
-			delete(r.leftTo, s.RetireSeq)
 		}
 		r.unquarantineLocked(s)
 		size += s.Size

@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -24,13 +23,12 @@ import (
 // goroutine, it stands in r.retirements, and its fences are events behind which no
 // work uses it any more. Guarded by r.mu, but for the fences while it is unmapping.
 type retirement struct {
-	seq, off, size uint64
-	left           int // slots that no growth has taken back
-	fences         []Fence
-	unmapping      bool // a goroutine is at it
+	off, size uint64
+	left      int       // slots that no growth has taken back
+	streams   []*Stream // that UnmapAfter named
+	fences    []Fence
+	unmapping bool // a goroutine is at it
 }
-
-func (t *retirement) bySeq(seq uint64) int { return cmp.Compare(t.seq, seq) }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting
 // for work that may use them (see the package comment). It completes or changes
@@ -194,12 +192,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 		}
 	}
 	t := r.retireLocked(i, j)
-	if len(streams) > 0 {
-		if r.leftTo == nil {
-			r.leftTo = map[uint64][]*Stream{}
-		}
-		r.leftTo[t.seq] = slices.Clone(streams)
-	}
+	t.streams = slices.Clone(streams)
 	return t, nil
 }
 
@@ -207,8 +200,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 // access stays mapped: only Close and Trim try it again. It needs r.mu.
 func (r *Reservation) retireLocked(i, j int) *retirement {
 	invariants.Held(&r.mu)
-	r.retireSeq++
-	t := &retirement{seq: r.retireSeq}
+	t := &retirement{}
 	var bytes uint64
 	for k := i; k < j; k++ {
 		s := &r.table[k]
@@ -219,28 +211,36 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 			t.off = s.Off
 		}
 		t.size = s.Off + s.Size - t.off
-		s.State, s.RetireSeq = slots.Retiring, t.seq
+		s.State, s.Retired = slots.Retiring, t
+		t.left++
 		bytes += s.Size
 	}
 	r.dev.counters.add(bytes, &r.dev.counters.retiring, &r.counters.retiring)
 	return t
 }
 
-// unretireLocked makes a slot that was given up accessible again. It needs r.mu.
-func (r *Reservation) unretireLocked(s *slot) {
+// unretireLocked makes a slot that was given up accessible again. If it was the last one
+// of its retirement, that is forgotten, and its fences are appended. It needs r.mu.
+func (r *Reservation) unretireLocked(s *slot, fences []Fence) []Fence {
 	invariants.Held(&r.mu)
-	s.State = slots.Accessible
-	delete(r.leftTo, s.RetireSeq)
+	t := s.Retired
+	s.State, s.Retired = slots.Accessible, nil
 	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
+	if t.left--; t.left > 0 || t.unmapping {
+		return fences
+	}
+	r.retirements = slices.DeleteFunc(r.retirements, func(e *retirement) bool { return e == t })
+	return append(fences, t.fences...)
 }
 
-// unretire makes accessible again what is left of a retirement.
+// unretire makes accessible again what is left of a retirement, which is not left to the
+// device's goroutine.
 func (r *Reservation) unretire(t *retirement) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq == t.seq && s.State == slots.Retiring {
-			r.unretireLocked(s)
+		if s.Retired == t {
+			r.unretireLocked(s, nil)
 		}
 	}
 }
@@ -274,7 +274,7 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 	var size uint64
 	r.mu.Lock()
 	for k, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq != t.seq || s.State != slots.Retiring {
+		if s.Retired != t {
 			continue
 		}
 		if size == 0 {
@@ -313,38 +313,18 @@ func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams [
 	if err != nil || !later {
 		return false, err
 	}
-	t.fences = fences
 	r.mu.Lock()
-	for _, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq == t.seq && s.State == slots.Retiring {
-			t.left++
-		}
+	queued := t.left > 0 // else a growth was faster
+	if queued {
+		t.fences = fences
+		r.retirements = append(r.retirements, t)
+		r.dev.queueRetiring(r)
 	}
-	if t.left == 0 { // a growth was faster
-		r.mu.Unlock()
-		freeFences(fences)
-		return true, nil
-	}
-	r.retirements = append(r.retirements, t)
-	r.dev.queueRetiring(r)
 	r.mu.Unlock()
+	if !queued {
+		freeFences(fences)
+	}
 	return true, nil
-}
-
-// forgetRetiredSlotLocked counts one slot of a retirement as taken back, and appends
-// the fences of a retirement that has no other. It needs r.mu.
-func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []Fence) []Fence {
-	invariants.Held(&r.mu)
-	i, ok := slices.BinarySearchFunc(r.retirements, seq, (*retirement).bySeq)
-	if !ok {
-		return fences
-	}
-	t := r.retirements[i]
-	if t.left--; t.left > 0 || t.unmapping {
-		return fences
-	}
-	r.retirements = slices.Delete(r.retirements, i, i+1)
-	return append(fences, t.fences...)
 }
 
 // unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
@@ -366,8 +346,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 			return progress, failed
 		}
 		t := r.retirements[i]
-		streams := r.leftTo[t.seq]
-		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, streams) }) {
+		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, t.streams) }) {
 			r.mu.Unlock()
 			i++
 			continue
@@ -408,7 +387,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		default:
 			failed = also(failed, "and", err)
 			if err == nil {
-				busy = append(busy, streams)
+				busy = append(busy, t.streams)
 			}
 			if !gone {
 				i++
