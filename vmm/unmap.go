@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -40,7 +41,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.copies.wait()
-		err = r.fenceAndUnmap(t)
+		err = r.fenceAndUnmap(t, r.waitForWork)
 	}
 	return r.fail("unmap", off, size, err)
 }
@@ -70,16 +71,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	r.mu.Lock()
 	states := r.mayAccessLocked(nil)
 	r.mu.Unlock()
-	later, err := r.queueUnmap(t, states, streams)
-	if err == nil && !later {
-		if err = waitStreams(r.dev.state, states, streams); err == nil {
-			err = r.unmapRetired(t)
-		}
-	}
-	if err != nil {
-		r.unretire(t)
-	}
-	return r.fail("unmap later", off, size, err)
+	return r.fail("unmap later", off, size, r.queueUnmap(t, states, streams))
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It completes or changes
@@ -102,25 +94,19 @@ func (g *Range) Clip() error {
 	}
 	if t != nil {
 		r.copies.wait()
-		later := false
 		// Without UsedBy any work of a device may use the memory: no event covers that.
-		if r.waitsFor.Load() == nil && !r.dev.state.parent.hooks.noFence {
+		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noFence {
+			err = r.fenceAndUnmap(t, r.waitForWork)
+		} else {
 			states, streams := r.usersNow(nil, nil)
-			if later, err = r.queueUnmap(t, states, streams); err != nil {
-				r.unretire(t)
-			}
-		}
-		if !later && err == nil {
-			err = r.fenceAndUnmap(t)
+			err = r.queueUnmap(t, states, streams)
 		}
 		if err != nil {
 			g.recountCap()
 			return g.fail("clip", g.len.Load(), 0, err)
 		}
 	}
-	if g.hostCopy.Mem != nil {
-		_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close
-	}
+	_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close
 	return nil
 }
 
@@ -245,10 +231,10 @@ func (r *Reservation) unretire(t *retirement) {
 	}
 }
 
-// fenceAndUnmap waits for the work that may use a retirement's memory and unmaps it.
-// If either fails it makes the memory accessible again.
-func (r *Reservation) fenceAndUnmap(t *retirement) error {
-	err := r.waitForWork()
+// fenceAndUnmap waits with fence for the work that may use a retirement's memory and unmaps
+// it. If either fails it makes the memory accessible again.
+func (r *Reservation) fenceAndUnmap(t *retirement, fence func() error) error {
+	err := fence()
 	if err == nil && r.inRange {
 		// What retired earlier lies behind it, and the fence covers that too. In a user's
 		// reservation neither is so: an UnmapAfter may have come since.
@@ -305,13 +291,17 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 }
 
 // queueUnmap leaves a retirement to the device's goroutine, which unmaps it once
-// events behind the work of now say so; false if no event can stand for all of it. The
+// events behind the work of now say so. If no event can stand for all of it, it waits. The
 // states are of the devices whose own copies count, the streams stand for all other
-// work.
-func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) (later bool, err error) {
-	fences, later, err := recordFences(r.dev.state, states, streams)
-	if err != nil || !later {
-		return false, err
+// work. If it fails it makes the memory accessible again.
+func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) error {
+	fences, enough, err := recordFences(r.dev.state, states, streams)
+	if err != nil {
+		r.unretire(t)
+		return err
+	}
+	if !enough {
+		return r.fenceAndUnmap(t, func() error { return waitStreams(r.dev.state, states, streams) })
 	}
 	r.mu.Lock()
 	queued := t.left > 0 // else a growth was faster
@@ -324,7 +314,7 @@ func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams [
 	if !queued {
 		freeFences(fences)
 	}
-	return true, nil
+	return nil
 }
 
 // unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
@@ -411,10 +401,7 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 	d.sweepMu.Lock()
 	defer d.sweepMu.Unlock()
 	d.mu.Lock()
-	all := make([]*Reservation, 0, len(d.retiring))
-	for r := range d.retiring {
-		all = append(all, r)
-	}
+	all := slices.Collect(maps.Keys(d.retiring))
 	d.mu.Unlock()
 	for _, r := range all {
 		some, err := r.unmapFinishedLocked(false)
