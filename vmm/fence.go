@@ -490,11 +490,8 @@ func (r *Reservation) finishClose() error {
 func (s *Stream) addNamedBy(r *Reservation) bool {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	if s.unnamed {
-		return false
-	}
 	if s.namedBy == nil {
-		s.namedBy = map[*Reservation]struct{}{}
+		return false
 	}
 	s.namedBy[r] = struct{}{}
 	return true

@@ -60,7 +60,10 @@ func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 	invariants.Held(&g.capMu)
 	r := g.r
 	r.mu.Lock()
-	err := r.quarantinedLocked(have)
+	var err error
+	if r.counters.quarantined.now > 0 {
+		err = r.quarantinedLocked(have)
+	}
 	r.mu.Unlock()
 	if err != nil {
 		return err
@@ -92,7 +95,9 @@ func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err e
 	d, p := g.r.dev, g.prop
 	left := want
 	for left > 0 && !g.noCache {
-		m := d.takeCached(p, sizes.LeastCached(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
+		// The driver sets access chunk by chunk, so many small chunks cost more than new
+		// memory. With an eighth as the least, a growth takes a few dozen.
+		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
 		if m == nil {
 			break
 		}

@@ -90,7 +90,9 @@ func (m *memory) release() error {
 // releaseAll releases memory, and returns what the driver refused.
 func releaseAll(all []*memory) (failed error) {
 	for _, m := range all {
-		failed = also(failed, "and", m.release())
+		if err := m.release(); err != nil {
+			failed = also(failed, "and", err)
+		}
 	}
 	return failed
 }
@@ -188,6 +190,9 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 	c := &d.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.list.Bytes == 0 {
+		return nil
+	}
 	x := c.list.Take(p, least, most)
 	if x == nil {
 		return nil

@@ -371,7 +371,9 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 		if s.State >= slots.Retiring {
 			retiring += s.Size
 		}
-		r.unquarantineLocked(s)
+		if s.Quarantined != nil {
+			r.unquarantineLocked(s)
+		}
 		size += s.Size
 		gone = append(gone, s.Mem)
 	}

@@ -299,7 +299,7 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 	}
 	st.mu.Lock()
 	for i := len(st.idle) - 1; i >= 0 && len(lanes) < want; i-- {
-		// A lane of which both blocks are free.
+		// Both blocks have to be free: take waits for no lane.
 		if l := st.idle[i]; st.blockDoneLocked(&l.blocks[0]) && st.blockDoneLocked(&l.blocks[1]) {
 			st.idle = append(st.idle[:i], st.idle[i+1:]...)
 			lanes = append(lanes, l)

@@ -30,13 +30,12 @@ type Stream struct {
 	lost    error        // or lost, and this is why
 
 	// Guarded by dev.mu.
-	namedBy map[*Reservation]struct{} // whose fences wait for it
-	unnamed bool                      // no reservation can name it any more
+	namedBy map[*Reservation]struct{} // whose fences wait for it; nil once none can name it any more
 }
 
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
-	s := &Stream{dev: d}
+	s := &Stream{dev: d, namedBy: map[*Reservation]struct{}{}}
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -247,7 +246,7 @@ func (s *Stream) close() error {
 	}
 	s.dev.mu.Lock()
 	users := s.namedBy
-	s.namedBy, s.unnamed = nil, true
+	s.namedBy = nil
 	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()

@@ -106,7 +106,9 @@ func (g *Range) Clip() error {
 			return g.fail("clip", g.len.Load(), 0, err)
 		}
 	}
-	_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close
+	if g.hostCopy.Mem != nil {
+		_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close
+	}
 	return nil
 }
 
@@ -165,8 +167,10 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 	if !ok {
 		return nil, fmt.Errorf("%w: [%#x, %#x) is not made of whole chunks", ErrInvalid, off, end)
 	}
-	if err := r.checkHoldsLocked(off, end); err != nil {
-		return nil, err
+	if len(r.holds) > 0 {
+		if err := r.checkHoldsLocked(off, end); err != nil {
+			return nil, err
+		}
 	}
 	// Checked before the first slot changes: it completes or changes nothing.
 	for _, s := range r.table[i:j] {
@@ -308,7 +312,10 @@ func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams [
 	if queued {
 		t.fences = fences
 		r.retirements = append(r.retirements, t)
-		r.dev.queueRetiring(r)
+		r.dev.mu.Lock()
+		r.dev.retiring[r] = struct{}{}
+		r.dev.startWorkerLocked()
+		r.dev.mu.Unlock()
 	}
 	r.mu.Unlock()
 	if !queued {
@@ -406,7 +413,9 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 	for _, r := range all {
 		some, err := r.unmapFinishedLocked(false)
 		progress = progress || some
-		failed = also(failed, "and", err)
+		if err != nil {
+			failed = also(failed, "and", err)
+		}
 	}
 	return progress, failed
 }
