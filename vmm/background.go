@@ -33,14 +33,6 @@ const (
 	idleTimeout = 20 * time.Millisecond
 )
 
-// queueRetiring has the goroutine end the retirements of r once their work has ended.
-func (d *Device) queueRetiring(r *Reservation) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.retiring[r] = struct{}{}
-	d.startWorkerLocked()
-}
-
 // queueGrowth has the goroutine grow g when it looks next.
 func (d *Device) queueGrowth(g *Range) {
 	d.mu.Lock()

@@ -9,11 +9,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// span is memory that a call reads or writes.
-type span struct {
-	addr Ptr
-	size uint64
-	need Access
+// Span is memory that a call reads or writes; see Stream.LockSpans.
+type Span struct {
+	Addr   Ptr
+	Size   uint64 // bytes
+	Access Access // what the call needs
 }
 
 // lockedSpans is the reservations that a call touches: memory in them is not unmapped,
@@ -27,12 +27,12 @@ type lockedSpans [2]struct {
 // of the spans is mapped, that this device's access is not about to go, and that
 // UsedBy has not named other streams than on, which is nil for the library's own.
 // Memory that no reservation knows (plain, pinned) is the driver's to judge.
-func (d *Device) lockSpans(on *Stream, spans ...span) (l lockedSpans, err error) {
+func (d *Device) lockSpans(on *Stream, spans ...Span) (l lockedSpans, err error) {
 	for i, s := range spans {
-		if s.size == 0 {
+		if s.Size == 0 {
 			continue
 		}
-		r := d.state.parent.find(s.addr)
+		r := d.state.parent.find(s.Addr)
 		if r == nil {
 			continue
 		}
@@ -55,13 +55,6 @@ func (l *lockedSpans) unlock() {
 	}
 }
 
-// Span is memory that a call reads or writes, for Stream.LockSpans.
-type Span struct {
-	Addr   Ptr
-	Size   uint64 // bytes
-	Access Access // what the call needs
-}
-
 // LockSpans keeps spans from being unmapped, and access to them from being taken away,
 // for the time of one call that queues work on the stream: a kernel's launch for one.
 // What takes the memory away waits for unlock, and then for the work as always. All of
@@ -80,16 +73,14 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(*openDevice) error {
 		for _, x := range spans {
-			if x.Addr+Ptr(x.Size) < x.Addr {
-				return fmt.Errorf("%w: the addresses overflow", ErrBounds)
-			}
-			l, err := s.dev.lockSpans(s, span{x.Addr, x.Size, x.Access})
+			l, _, err := s.dev.lockSpan(s, x)
 			if err != nil {
 				return err
 			}
 			locked = append(locked, l)
-			if err := l.checkGranted(s.dev, x.Access); err != nil {
-				return err
+			// A copy need not ask: the driver refuses it, but lets a kernel run until it faults.
+			if r := l[0].r; r != nil && x.Access > r.Access(s.dev) {
+				return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
 			}
 		}
 		return nil
@@ -101,23 +92,9 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// checkGranted is nil if d may use the spans with access a. A copy need not ask: the
-// driver refuses it, but lets a kernel run until it faults.
-func (l *lockedSpans) checkGranted(d *Device, a Access) error {
-	for _, x := range l {
-		if x.r == nil {
-			continue
-		}
-		if have := x.r.Access(d); a > have {
-			return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, x.r.ptr, a)
-		}
-	}
-	return nil
-}
-
 // checkSpan is nil if the device may use the span on that stream, as far as r knows.
 // The caller has begun a copy.
-func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
+func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
@@ -125,19 +102,17 @@ func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 	}
 	// Access that is being changed counts as gone: what begins now might outlast it.
 	for _, b := range r.copyBlocks {
-		if b.deviceState == by && s.need > b.left {
+		if b.deviceState == by && s.Access > b.left {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}
 	}
-	if on != nil {
-		if err := r.checkStreamLocked(on); err != nil {
-			return err
-		}
+	if err := r.checkStreamLocked(on); err != nil {
+		return err
 	}
-	off := uint64(s.addr - r.ptr)
-	end := off + s.size
+	off := uint64(s.Addr - r.ptr)
+	end := off + s.Size
 	if end < off || end > r.size {
-		return r.outOfBounds(off, s.size)
+		return r.outOfBounds(off, s.Size)
 	}
 	if have := r.table.Accessible(off, end); have < end {
 		return fmt.Errorf("%w: %v is not mapped, or given up", ErrBounds, r.ptr+Ptr(have))
@@ -145,10 +120,11 @@ func (r *Reservation) checkSpan(s span, by *deviceState, on *Stream) error {
 	return nil
 }
 
-// checkStreamLocked is nil if fences wait for the stream. It needs r.mu.
+// checkStreamLocked is nil if fences wait for the stream, which they do for the library's
+// own, nil. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
 	invariants.Held(&r.mu)
-	if _, named := r.namedStreams[s]; r.usersNamed && !named {
+	if _, named := r.namedStreams[s]; r.namedStreams != nil && s != nil && !named {
 		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}
 	return nil
@@ -160,7 +136,7 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	locked, raw, err := d.lockSpan(span{dst, n, AccessReadWrite})
+	locked, raw, err := d.lockSpan(nil, Span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
 		err = raw.copyIn(dst, src)
 		locked.unlock()
@@ -172,7 +148,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	locked, raw, err := d.lockSpan(span{src, n, AccessRead})
+	locked, raw, err := d.lockSpan(nil, Span{src, n, AccessRead})
 	if err == nil && n > 0 {
 		err = raw.copyOut(dst, src)
 		locked.unlock()
@@ -180,15 +156,15 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	return d.fail("copy out", src, n, err)
 }
 
-// lockSpan locks s for a copy on the library's own stream.
-func (d *Device) lockSpan(s span) (locked lockedSpans, raw *openDevice, err error) {
+// lockSpan is lockSpans of one span, which may be any, and opens the device.
+func (d *Device) lockSpan(on *Stream, s Span) (locked lockedSpans, raw *openDevice, err error) {
 	if raw, err = d.ensureOpen(); err != nil {
 		return locked, nil, err
 	}
-	if s.addr+Ptr(s.size) < s.addr {
+	if s.Addr+Ptr(s.Size) < s.Addr {
 		return locked, nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
-	locked, err = d.lockSpans(nil, s)
+	locked, err = d.lockSpans(on, s)
 	return locked, raw, err
 }
 
@@ -209,39 +185,41 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
 }
 
-// checkCopy checks a copy between the device and ordinary memory.
-func (s *Stream) checkCopy(p Ptr, n uint64) (raw *openDevice, err error) {
-	err = s.with(func(dev *openDevice) error {
-		raw = dev
-		if p+Ptr(n) < p {
+// borrowLane checks a copy between the span and ordinary memory and borrows a lane for it.
+// Without a lane the copy is made by the Device: the stream has come to rest then.
+func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
+	err = s.with(func(o *openDevice) error {
+		st = &o.stage
+		if dev.Addr+Ptr(dev.Size) < dev.Addr {
 			return fmt.Errorf("%w: the addresses overflow", ErrBounds)
 		}
-		return nil
+		if err := o.notCapturing(s.queue); err != nil {
+			return err
+		}
+		return o.checkAlive()
 	})
-	if err == nil {
-		err = s.notCapturing()
+	if err != nil || dev.Size == 0 {
+		return nil, nil, err
 	}
-	if err == nil {
-		err = raw.checkAlive()
+	if l, err = st.borrow(s.queue); err != nil || l != nil {
+		return st, l, err
 	}
-	return raw, err
+	// What the stream may not use is refused before the wait.
+	p, err := s.dev.lockSpans(s, dev)
+	if err == nil {
+		p.unlock()
+		err = s.sync()
+	}
+	return nil, nil, err
 }
 
 // copyIn is CopyIn, and says whether something may be queued though it failed.
 func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
-	raw, err := s.checkCopy(dst, uint64(len(src)))
-	if err != nil || len(src) == 0 {
-		return false, err
-	}
-	st := &raw.stage
-	l, err := st.borrow(s.queue)
+	st, l, err := s.borrowLane(Span{dst, uint64(len(src)), AccessReadWrite})
 	if err != nil {
 		return false, err
 	}
 	if l == nil {
-		if err := s.syncForSpan(span{dst, uint64(len(src)), AccessReadWrite}); err != nil {
-			return false, err
-		}
 		return false, s.dev.CopyIn(dst, src)
 	}
 	defer st.putBack(l)
@@ -256,7 +234,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		at := b.used
 		n := uint64(copy(b.mem[at:], src))
 		b.used, queued = at+n, true
-		if err := s.move(l, b, dst, b.p+Ptr(at), span{dst, n, AccessReadWrite}); err != nil {
+		if err := s.move(l, b, dst, b.p+Ptr(at), Span{dst, n, AccessReadWrite}); err != nil {
 			return queued, err
 		}
 		dst, src = dst+Ptr(n), src[n:]
@@ -264,31 +242,12 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	return queued, nil
 }
 
-// syncForSpan waits for the stream, if it may use the span: without a lane a copy is made
-// once the stream has come to rest.
-func (s *Stream) syncForSpan(dev span) error {
-	p, err := s.dev.lockSpans(s, dev)
-	if err != nil {
-		return err
-	}
-	p.unlock()
-	return s.sync()
-}
-
 func (s *Stream) copyOut(dst []byte, src Ptr) error {
-	raw, err := s.checkCopy(src, uint64(len(dst)))
-	if err != nil || len(dst) == 0 {
-		return err
-	}
-	st := &raw.stage
-	l, err := st.borrow(s.queue)
+	st, l, err := s.borrowLane(Span{src, uint64(len(dst)), AccessRead})
 	if err != nil {
 		return err
 	}
 	if l == nil {
-		if err := s.syncForSpan(span{src, uint64(len(dst)), AccessRead}); err != nil {
-			return err
-		}
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
@@ -297,7 +256,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		if n == 0 {
 			return nil, nil
 		}
-		if err := s.move(l, b, b.p, src, span{src, n, AccessRead}); err != nil {
+		if err := s.move(l, b, b.p, src, Span{src, n, AccessRead}); err != nil {
 			return nil, err
 		}
 		b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
@@ -310,7 +269,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 // move queues one copy between a block and the device, whose side is given again as a
 // span. The block is busy until it has run. A stream of another
 // context takes no event of this one and is waited for instead.
-func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
+func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	var loose bool
 	err := s.with(func(raw *openDevice) error {
 		p, err := s.dev.lockSpans(s, dev)
@@ -318,7 +277,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev span) error {
 			return err
 		}
 		defer p.unlock()
-		if err := raw.Copy(dst, src, dev.size, s.queue); err != nil {
+		if err := raw.Copy(dst, src, dev.Size, s.queue); err != nil {
 			return err
 		}
 		err = l.record(raw, b, s.queue)
@@ -363,8 +322,8 @@ func (st *staging) borrow(s driver.Stream) (*lane, error) {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if errors.Is(st.why, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
-		return nil, st.why
+	if errors.Is(st.noMore, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
+		return nil, st.noMore
 	}
 	return nil, nil
 }

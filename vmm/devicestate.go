@@ -422,21 +422,23 @@ func (r *retries) run() (failed error) {
 	return failed
 }
 
-// fenceEvent is an event recorded at the end of a stream. It retains its openDevice.
-// The zero one has nothing to wait for.
-type fenceEvent struct {
-	on *openDevice
+// Fence is the end of a stream's work of one moment: what Record returns, for programs
+// that need many. It is one of the device's pooled events, costs no allocation and no look
+// at the stack, and is not listed as open: when the Device closes its work has ended.
+// The zero Fence has passed. Safe for concurrent use, up to Free.
+type Fence struct {
+	on *openDevice // retained; nil if there is nothing to wait for
 	e  driver.Event
 }
 
 // recordFence records an event at the end of a stream; the zero one if o is closing,
 // since then nothing is left to wait for. The caller must free it.
-func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
+func (o *openDevice) recordFence(s driver.Stream) (Fence, error) {
 	if !o.retain() {
-		return fenceEvent{}, nil
+		return Fence{}, nil
 	}
 	// A pooled event first: making one is a driver call.
-	f := fenceEvent{on: o}
+	f := Fence{on: o}
 	o.mu.Lock()
 	if last := len(o.events) - 1; last >= 0 {
 		f.e, o.events = o.events[last], o.events[:last]
@@ -446,18 +448,18 @@ func (o *openDevice) recordFence(s driver.Stream) (fenceEvent, error) {
 		var err error
 		if f.e, err = o.NewEvent(EventBlocking); err != nil {
 			o.release()
-			return fenceEvent{}, err
+			return Fence{}, err
 		}
 	}
 	if err := o.Record(f.e, s); err != nil {
-		f.free()
-		return fenceEvent{}, err
+		f.Free()
+		return Fence{}, err
 	}
 	return f, nil
 }
 
-// free makes the event free to use again.
-func (f fenceEvent) free() {
+// Free gives the Fence up. It must be called once.
+func (f Fence) Free() {
 	if f.on == nil {
 		return
 	}
@@ -467,17 +469,22 @@ func (f fenceEvent) free() {
 	f.on.release()
 }
 
-// waitAndFree waits for the work, asleep, and frees the event.
-func (f fenceEvent) waitAndFree() error {
+// Sync waits until the work has ended.
+func (f Fence) Sync() error {
 	if f.on == nil {
 		return nil
 	}
-	defer f.free()
 	return f.on.SyncEvent(f.e)
 }
 
-// done says whether the work has ended, by itself or with its device.
-func (f fenceEvent) done() (bool, error) {
+// waitAndFree waits for the work, asleep, and frees the event.
+func (f Fence) waitAndFree() error {
+	defer f.Free()
+	return f.Sync()
+}
+
+// Done says whether the work has ended, by itself or with its device, without waiting.
+func (f Fence) Done() (bool, error) {
 	if f.on == nil {
 		return true, nil
 	}
@@ -489,9 +496,9 @@ func (f fenceEvent) done() (bool, error) {
 }
 
 // freeFences frees events.
-func freeFences(all []fenceEvent) {
+func freeFences(all []Fence) {
 	for _, f := range all {
-		f.free()
+		f.Free()
 	}
 }
 

@@ -37,11 +37,10 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	if err := cmp.Or(r.live(), unusable); err != nil {
 		return err
 	}
-	r.usersNamed = true
-	r.setWaitsForLocked()
 	if r.namedStreams == nil {
 		r.namedStreams = map[*Stream]struct{}{}
 	}
+	r.setWaitsForLocked()
 	for _, s := range streams {
 		if s.addNamedBy(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}
@@ -52,10 +51,10 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 
 // setWaitsForLocked computes waitsFor anew: the devices that a fence waits for, so that
 // it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
-// change of the grants, of accessInDoubt and of usersNamed.
+// change of the grants and of accessInDoubt, and after UsedBy.
 func (r *Reservation) setWaitsForLocked() {
 	invariants.Held(&r.mu)
-	if r.usersNamed {
+	if r.namedStreams != nil {
 		r.waitsFor.Store(nil)
 		return
 	}
@@ -90,10 +89,12 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 			streams = append(streams, s)
 		}
 	}
-	for _, left := range r.leftTo {
-		for _, s := range left {
-			if !slices.Contains(streams, s) {
-				streams = append(streams, s)
+	for i := 0; !r.inRange && i < len(r.table); i++ { // a range has no UnmapAfter
+		if t := r.table[i].Retired; t != nil {
+			for _, s := range t.streams {
+				if !slices.Contains(streams, s) {
+					streams = append(streams, s)
+				}
 			}
 		}
 	}
@@ -121,7 +122,7 @@ func (r *Reservation) waitForWork() error {
 // own streams on the devices, have now. enough is false if events cannot tell when
 // all of it has ended: for streams that take none of ours, as those of other contexts,
 // and for copies of ours that could not be waited for.
-func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []fenceEvent, enough bool, failed error) {
+func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
 	// All are asked before the first event is recorded, so that a refusal changes nothing.
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
@@ -129,7 +130,7 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		}
 	}
 	enough = true
-	add := func(of *deviceState, f fenceEvent, err error) {
+	add := func(of *deviceState, f Fence, err error) {
 		switch {
 		case err == nil && f.on != nil:
 			fences = append(fences, f)
@@ -245,7 +246,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 type appendTail struct {
 	s    *Stream
 	upTo uint64
-	m    fenceEvent
+	m    Fence
 	err  error
 }
 
@@ -282,46 +283,26 @@ func (r *Reservation) waitAppends(seq uint64) error {
 	return failed
 }
 
-// Fence is the end of a stream's work of one moment: what Record returns, for programs
-// that need many. It is one of the device's pooled events, costs no allocation and no look
-// at the stack, and is not listed as open: when the Device closes its work has ended.
-// The zero Fence has passed. Safe for concurrent use, up to Free.
-type Fence struct{ f fenceEvent }
-
 // Fence records an event after the work that the stream has now. The caller must Free the Fence. While the stream
 // is being captured it returns ErrCapturing.
 func (s *Stream) Fence() (f Fence, err error) {
 	if err = s.notCapturing(); err == nil {
-		f.f, err = s.recordFence()
+		f, err = s.recordFence()
 	}
 	return f, s.fail("record fence", 0, 0, err)
 }
-
-// Done says whether the work has ended, without waiting.
-func (f Fence) Done() (bool, error) { return f.f.done() }
-
-// Sync waits until the work has ended.
-func (f Fence) Sync() error {
-	if f.f.on == nil {
-		return nil
-	}
-	return f.f.on.SyncEvent(f.f.e)
-}
-
-// Free gives the Fence up. It must be called once.
-func (f Fence) Free() { f.f.free() }
 
 // WaitFence makes later work of the stream wait for the fence, of any device of the
 // same driver.
 func (s *Stream) WaitFence(f Fence) error {
 	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
 		switch {
-		case f.f.on == nil:
+		case f.on == nil:
 			return nil
-		case f.f.on.state.parent != o.state.parent:
+		case f.on.state.parent != o.state.parent:
 			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
 		}
-		return o.Wait(s.queue, f.f.e)
+		return o.Wait(s.queue, f.e)
 	}))
 }
 
@@ -395,12 +376,17 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	if err := r.notInRange(); err != nil {
 		return r.fail("close", 0, r.size, err)
 	}
+	return r.closeContext(ctx, func() error { return r.close(new(sync.Mutex)) })
+}
+
+// closeContext runs close, of the reservation or of its range, for CloseContext.
+func (r *Reservation) closeContext(ctx context.Context, close func() error) error {
 	if ctx != nil {
 		r.closesRunning.Add(1)
 	}
 	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
 		defer r.closesRunning.Add(-1)
-		return r.close(new(sync.Mutex))
+		return close()
 	}))
 }
 
@@ -418,10 +404,18 @@ func (r *Reservation) close(with sync.Locker) error {
 		return err
 	}
 	r.copies.wait()
-	err = r.lastFence()
+	r.mu.Lock()
+	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
+	r.mu.Unlock()
+	if used { // else there is nothing that work could be using
+		err = r.waitForWork()
+	}
 	switch {
 	case errors.Is(err, ErrCapturing):
-		r.undoClose(t, was)
+		r.unretire(t)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.phase.Store(was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
 		err = also(err, "and giving it back", r.teardown())
 	}
@@ -446,35 +440,14 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 	return r.retireLocked(0, len(r.table)), was, nil
 }
 
-// lastFence is fence if there is something that work could be using.
-func (r *Reservation) lastFence() error {
-	r.mu.Lock()
-	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
-	r.mu.Unlock()
-	if !used {
-		return nil
-	}
-	return r.waitForWork()
-}
-
-// undoClose undoes beginClose.
-func (r *Reservation) undoClose(t *retirement, to uint32) {
-	r.unretire(t)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.phase.Store(to)
-}
-
 // teardown gives back whatever the driver will take. What it refuses stays
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
 	r.mappingMu.Lock()
-	gone, failed := r.unmapRunsLocked(func(*slot) bool { return true })
+	kept, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := len(r.table)
 	r.mappingMu.Unlock()
-	for _, m := range gone {
-		failed = also(failed, "and", m.release())
-	}
+	failed = also(failed, "and", kept)
 	if left == 0 {
 		failed = also(failed, "and", r.finishClose())
 	}
@@ -491,7 +464,8 @@ func (r *Reservation) finishClose() error {
 		all.add(r)
 		return err
 	}
-	r.unreserve()
+	giveAddresses(r.size)
+	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)
 	r.notify()
@@ -516,11 +490,8 @@ func (r *Reservation) finishClose() error {
 func (s *Stream) addNamedBy(r *Reservation) bool {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	if s.unnamed {
-		return false
-	}
 	if s.namedBy == nil {
-		s.namedBy = map[*Reservation]struct{}{}
+		return false
 	}
 	s.namedBy[r] = struct{}{}
 	return true

@@ -90,14 +90,14 @@ func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err e
 	batch := buf[:0]
 	// The batch owns its memory until the mappings do. What was not mapped goes back.
 	defer func() {
-		for _, m := range batch {
-			m.release() //nolint:errcheck // mapped by now, or cached, or counted as quarantined
-		}
+		releaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 	}()
 	d, p := g.r.dev, g.prop
 	left := want
 	for left > 0 && !g.noCache {
-		m := d.takeCached(p, sizes.LeastCached(left, g.opts.Chunk), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
+		// The driver sets access chunk by chunk, so many small chunks cost more than new
+		// memory. With an eighth as the least, a growth takes a few dozen.
+		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
 		if m == nil {
 			break
 		}
@@ -136,7 +136,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 		r.mu.Unlock()
 		return off
 	}
-	var fences []fenceEvent
+	var fences []Fence
 	var taken uint64
 	for _, s := range r.table.In(off, need) {
 		// A slot that is accessible came back because its unmapping failed.
@@ -145,8 +145,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 		}
 		if s.State == slots.Retiring {
 			taken += s.Size
-			r.unretireLocked(s)
-			fences = r.forgetRetiredSlotLocked(s.RetireSeq, fences)
+			fences = r.unretireLocked(s, fences)
 		}
 		off = s.End()
 	}
@@ -171,7 +170,7 @@ func (g *Range) growAhead() {
 	}
 	d := g.r.dev
 	within := g.affordable(have, goal)
-	err := error(nil)
+	var err error
 	if within > have {
 		err = g.growLocked(within, forGrowAhead)
 	}

@@ -87,6 +87,16 @@ func (m *memory) release() error {
 	return m.free()
 }
 
+// releaseAll releases memory, and returns what the driver refused.
+func releaseAll(all []*memory) (failed error) {
+	for _, m := range all {
+		if err := m.release(); err != nil {
+			failed = also(failed, "and", err)
+		}
+	}
+	return failed
+}
+
 // free gives memory without references back to the driver. If the driver refuses,
 // the device keeps it: counted as quarantined, and offered again by Trim, by growth
 // that runs out of memory, and by Device.Close.
@@ -149,7 +159,7 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 		out = d.evictLocked(bytes)
 	}
 	d.cache.mu.Unlock()
-	freeAll(out) //nolint:errcheck // counted as quarantined
+	releaseAll(out) //nolint:errcheck // counted as quarantined
 	return old
 }
 
@@ -170,7 +180,7 @@ func (d *Device) cacheMemory(m *memory) bool {
 	c.list.Put(m.prop, m.size, m.handle)
 	d.counters.add(m.size, &d.counters.cached)
 	c.mu.Unlock()
-	freeAll(out) //nolint:errcheck // counted as quarantined
+	releaseAll(out) //nolint:errcheck // counted as quarantined
 	return true
 }
 
@@ -187,32 +197,30 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 	if x == nil {
 		return nil
 	}
+	m := d.uncached(x)
+	m.private = true
+	return m
+}
+
+// uncached is the memory, with one reference, of a piece that was taken out of the cache.
+func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle]) *memory {
 	d.counters.sub(x.Size, &d.counters.cached)
 	// A new object: a Segment of the old one has no claim to it.
-	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: p, private: true, created: true}
+	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true}
 	m.refs.Store(1)
 	return m
 }
 
 // evictLocked takes the oldest memory out of the cache until at most keep bytes are
-// left. It needs cache.mu.
+// left. The memory is not private, so that its release does not cache it again. It needs
+// cache.mu.
 func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	invariants.Held(&d.cache.mu)
 	c := &d.cache
 	for c.list.Bytes > keep {
-		x := c.list.Oldest()
-		d.counters.sub(x.Size, &d.counters.cached)
-		out = append(out, &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true})
+		out = append(out, d.uncached(c.list.Oldest()))
 	}
 	return out
-}
-
-// freeAll gives memory that was evicted back to the driver.
-func freeAll(all []*memory) (failed error) {
-	for _, m := range all {
-		failed = also(failed, "and", m.free())
-	}
-	return failed
 }
 
 // Trim unmaps retired memory whose work has ended, offers the driver once more what
@@ -241,7 +249,7 @@ func (d *Device) trim(keep uint64) error {
 	d.cache.mu.Lock()
 	out := d.evictLocked(keep)
 	d.cache.mu.Unlock()
-	return also(err, "and", freeAll(out))
+	return also(err, "and", releaseAll(out))
 }
 
 // OnPressure has f called when memory of the device runs out, before ErrOutOfMemory is

@@ -83,7 +83,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 		return nil, err
 	}
 	prop := Prop{Location: d.location, Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
-	gran, err := d.granularity(prop)
+	gran, err := d.drv.Granularity(prop)
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ func (g *Range) writable(at, n uint64) error {
 	if g.r.copyBlockCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
-	return g.r.checkSpan(span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
+	return g.r.checkSpan(Span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
 }
 
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,
@@ -436,13 +436,7 @@ func (g *Range) CloseContext(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
-	if ctx != nil {
-		g.r.closesRunning.Add(1)
-	}
-	return g.fail("close", 0, g.r.size, g.r.dev.until(ctx, func() error {
-		defer g.r.closesRunning.Add(-1)
-		return g.close()
-	}))
+	return g.r.closeContext(ctx, g.close)
 }
 
 func (g *Range) close() error {

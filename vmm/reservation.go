@@ -49,24 +49,21 @@ type Reservation struct {
 	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
-	table          slots.Table[*memory]
-	grants         []grant        // the owner first
-	driverGrants   []driver.Grant // the same, as the driver wants it
-	accessInDoubt  []*deviceState // may still have access: taking it away failed
-	copyBlocks     []*copyBlock   // devices whose access is being changed
-	usersNamed     bool           // UsedBy was called
-	namedStreams   map[*Stream]struct{}
+	table          slots.Table[*memory, *retirement]
+	grants         []grant                // the owner first
+	driverGrants   []driver.Grant         // the same, as the driver wants it
+	accessInDoubt  []*deviceState         // may still have access: taking it away failed
+	copyBlocks     []*copyBlock           // devices whose access is being changed
+	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
-	retireSeq      uint64                 // counts retirements
-	retirements    []*retirement          // by sequence, left to the device's goroutine
-	leftTo         map[uint64][]*Stream   // by retirement, the streams that UnmapAfter named
+	retirements    []*retirement          // left to the device's goroutine, in order
 	holds          []*hold
 	counters       rangeCounters // also under the device's counters.mu
 }
 
 // slot is one whole mapping in a reservation. It holds a reference to its memory.
-type slot = slots.Slot[*memory]
+type slot = slots.Slot[*memory, *retirement]
 
 // reservationCount counts reservations, for their ids.
 var reservationCount atomic.Uint64
@@ -93,7 +90,8 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.live(); err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
-	gran, err := d.granularity(Prop{Location: d.location})
+	// Asked each time: it also returns ErrDeviceLost, which is not remembered here.
+	gran, err := d.drv.Granularity(Prop{Location: d.location})
 	if err != nil {
 		return nil, d.fail("reserve", 0, size, err)
 	}
@@ -112,8 +110,8 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
-	r.generation.Store(r.id << 32)             // so that no two reservations have the same, at one address or not
-	r.table = make(slots.Table[*memory], 0, 4) // so that the first growth allocates its chunk and nothing else
+	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
+	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.RangeClose, r.id)
 	r.grantMu.At(lock.Grants, r.id)
 	r.mappingMu.At(lock.Mapping, r.id)
@@ -145,21 +143,6 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	d.state.parent.add(r)
 	d.counters.add(rounded, &d.counters.reserved)
 	return r, nil
-}
-
-// unreserve counts the addresses as given back.
-func (r *Reservation) unreserve() {
-	giveAddresses(r.size)
-	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
-}
-
-// granularity asks the driver each time: it also returns ErrDeviceLost, which is not
-// remembered here.
-func (d *Device) granularity(p Prop) (uint64, error) {
-	if err := d.live(); err != nil {
-		return 0, err
-	}
-	return d.drv.Granularity(p)
 }
 
 // roundUp rounds n up to a multiple of unit; false if that overflows.
@@ -247,9 +230,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	var buf [16]*memory
 	held := buf[:0]
 	defer func() {
-		for _, m := range held {
-			m.release() //nolint:errcheck // the mapping, or the chunk, holds it too
-		}
+		releaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
 	}()
 	var size uint64
 	for _, c := range chunks {
@@ -363,7 +344,7 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size uint64
-	r.table = append(r.table, make(slots.Table[*memory], len(ms))...)
+	r.table = append(r.table, make(slots.Table[*memory, *retirement], len(ms))...)
 	copy(r.table[i+len(ms):], r.table[i:])
 	for n, m := range ms {
 		m.refs.Add(1) // the caller has one, so it was not 0
@@ -389,7 +370,6 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 		s := &r.table[k]
 		if s.State >= slots.Retiring {
 			retiring += s.Size
-			delete(r.leftTo, s.RetireSeq)
 		}
 		if s.Quarantined != nil {
 			r.unquarantineLocked(s)

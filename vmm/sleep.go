@@ -267,9 +267,7 @@ func (s *sleeper) commit() {
 
 // releaseMemory gives up the sleeper's references.
 func (s *sleeper) releaseMemory() {
-	for _, m := range s.mem {
-		m.release() //nolint:errcheck // mapped, or counted as quarantined
-	}
+	releaseAll(s.mem) //nolint:errcheck // mapped, or counted as quarantined
 	s.mem = nil
 }
 
@@ -378,11 +376,8 @@ func (s *sleeper) unmapQuarantined() error {
 		return also(why, "and waiting to unmap it", err)
 	}
 	r.mappingMu.Lock()
-	gone, err := r.unmapRunsLocked(func(*slot) bool { return true })
-	r.mappingMu.Unlock()
-	for _, m := range gone {
-		m.release() //nolint:errcheck // counted as quarantined
-	}
+	defer r.mappingMu.Unlock()
+	_, err := r.unmapRunsLocked(func(*slot) bool { return true })
 	return err
 }
 

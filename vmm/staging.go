@@ -43,8 +43,7 @@ type staging struct {
 	unusable  []*lane      // half made, or what is on them is not known to have ended
 	inUse     int          // lanes in use or being made
 	maybeBusy atomic.Int32 // broken lanes whose own streams may still copy
-	noMore    bool         // no more lanes can be had
-	why       error        // why no more can be made
+	noMore    error        // why no more lanes can be made; nil if they can
 }
 
 // stagingHooks are those of testHooks for staging.
@@ -300,7 +299,8 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 	}
 	st.mu.Lock()
 	for i := len(st.idle) - 1; i >= 0 && len(lanes) < want; i-- {
-		if l := st.idle[i]; st.laneIdleLocked(l) {
+		// Both blocks have to be free: take waits for no lane.
+		if l := st.idle[i]; st.blockDoneLocked(&l.blocks[0]) && st.blockDoneLocked(&l.blocks[1]) {
 			st.idle = append(st.idle[:i], st.idle[i+1:]...)
 			lanes = append(lanes, l)
 		}
@@ -328,20 +328,9 @@ func (st *staging) take(at Ptr, n uint64, fewest int) (lanes []*lane, piece uint
 	return lanes, min(max(piece, least), size)
 }
 
-// laneIdleLocked says whether both blocks are free, without waiting. It needs st.mu.
-func (st *staging) laneIdleLocked(l *lane) bool {
-	invariants.Held(&st.mu)
-	for i := range l.blocks {
-		if !st.blockDoneLocked(&l.blocks[i]) {
-			return false
-		}
-	}
-	return true
-}
-
-// blockDoneLocked says whether the block is free, without waiting. It needs st.mu, or a
-// lane of one's own.
+// blockDoneLocked says whether the block is free, without waiting. It needs st.mu.
 func (st *staging) blockDoneLocked(b *block) bool {
+	invariants.Held(&st.mu)
 	if b.busy && !st.hooks.careless {
 		if done, err := st.device.Done(b.event); err != nil || !done {
 			return false
@@ -373,7 +362,7 @@ func (st *staging) newLane() *lane {
 	}
 	defer st.device.release()
 	st.mu.Lock()
-	if st.noMore || len(st.idle)+len(st.unusable)+st.inUse >= st.limit() {
+	if st.noMore != nil || len(st.idle)+len(st.unusable)+st.inUse >= st.limit() {
 		st.mu.Unlock()
 		return nil
 	}
@@ -393,7 +382,7 @@ func (st *staging) newLane() *lane {
 	st.inUse--
 	if calm && !errors.Is(err, ErrClosed) {
 		st.unusable = append(st.unusable, l)
-		st.noMore, st.why = true, err
+		st.noMore = err
 	}
 	return nil
 }
@@ -486,7 +475,7 @@ func (st *staging) close() error {
 	st.unusable = append(st.unusable, lanes...)
 	if err == nil {
 		st.maybeBusy.Store(0)
-		st.noMore, st.why = false, nil
+		st.noMore = nil
 	}
 	return err
 }

@@ -28,13 +28,12 @@ type Stream struct {
 	lost    error        // or lost, and this is why
 
 	// Guarded by dev.mu.
-	namedBy map[*Reservation]struct{} // whose fences wait for it
-	unnamed bool                      // no reservation can name it any more
+	namedBy map[*Reservation]struct{} // whose fences wait for it; nil once none can name it any more
 }
 
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
-	s := &Stream{dev: d}
+	s := &Stream{dev: d, namedBy: map[*Reservation]struct{}{}}
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -122,16 +121,11 @@ func (s *Stream) Hold() (raw driver.Stream, capturing bool, release func(), err 
 	return s.queue, capturing, sync.OnceFunc(s.holds.Done), nil
 }
 
-// device is the stream's, nil for a nil Stream.
-func (s *Stream) device() *Device {
-	if s == nil {
-		return nil
-	}
-	return s.dev
-}
-
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
-	return s.device().fail(op, p, n, err)
+	if s == nil {
+		return (*Device)(nil).fail(op, p, n, err)
+	}
+	return s.dev.fail(op, p, n, err)
 }
 
 // Copy queues a copy of n bytes. Either side is device memory, a peer's, or
@@ -139,7 +133,7 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 	return s.fail("copy", dst, n, s.with(func(dev *openDevice) error {
-		p, err := s.dev.lockSpans(s, span{dst, n, AccessReadWrite}, span{src, n, AccessRead})
+		p, err := s.dev.lockSpans(s, Span{dst, n, AccessReadWrite}, Span{src, n, AccessRead})
 		if err != nil {
 			return err
 		}
@@ -155,7 +149,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
-		p, err := s.dev.lockSpans(s, span{dst, size, AccessReadWrite})
+		p, err := s.dev.lockSpans(s, Span{dst, size, AccessReadWrite})
 		if err != nil {
 			return err
 		}
@@ -170,7 +164,7 @@ func (s *Stream) Record() (*Event, error) {
 	err := s.with(func(o *openDevice) (err error) {
 		e, err = s.dev.makeEvent(func(e *Event) (err error) {
 			e.pooled = true
-			e.fenceEvent, err = o.recordFence(s.queue)
+			e.f, err = o.recordFence(s.queue)
 			return err
 		})
 		return err
@@ -181,11 +175,11 @@ func (s *Stream) Record() (*Event, error) {
 // Wait makes later work of the stream wait for the event.
 func (s *Stream) Wait(e *Event) error {
 	return s.fail("wait for event", 0, 0, s.with(func(o *openDevice) error {
-		return e.with(func(driver.Device) error {
+		return e.with(func() error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Wait(s.queue, e.e)
+			return o.Wait(s.queue, e.f.e)
 		})
 	}))
 }
@@ -204,10 +198,7 @@ func (s *Stream) Done() (done bool, err error) {
 // Sync waits for the stream. While it is being captured it returns ErrCapturing
 // and leaves the capture alone.
 func (s *Stream) Sync() error {
-	err := s.with(func(*openDevice) error { return nil })
-	if err == nil {
-		err = s.notCapturing()
-	}
+	err := s.with(func(o *openDevice) error { return o.notCapturing(s.queue) })
 	if err == nil {
 		err = s.sync()
 	}
@@ -239,7 +230,10 @@ func (s *Stream) close() error {
 		return nil
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lost := s.syncDriver()
+	lost := s.notCapturing()
+	if lost == nil {
+		lost = s.sync()
+	}
 	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
 		s.setClosing(false)
 		return lost
@@ -250,7 +244,7 @@ func (s *Stream) close() error {
 	}
 	s.dev.mu.Lock()
 	users := s.namedBy
-	s.namedBy, s.unnamed = nil, true
+	s.namedBy = nil
 	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()
@@ -294,35 +288,23 @@ func (s *Stream) free(lost error) error {
 	return nil
 }
 
-// syncDriver waits for the stream's work, unless that would destroy a capture.
-func (s *Stream) syncDriver() error {
-	if err := s.notCapturing(); err != nil {
-		return err
-	}
-	o, err := s.dev.state.ensureOpen()
-	if err != nil {
-		return err
-	}
-	return o.SyncStream(s.queue)
-}
-
 // recordFence records an event at the stream's end of now; the zero one if the stream
 // is gone, its work waited for.
-func (s *Stream) recordFence() (fenceEvent, error) {
+func (s *Stream) recordFence() (Fence, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.gone {
-		return fenceEvent{}, nil
+		return Fence{}, nil
 	}
 	o, err := s.dev.state.ensureOpen()
 	if err != nil {
-		return fenceEvent{}, err
+		return Fence{}, err
 	}
 	return o.recordFence(s.queue)
 }
 
 // recordEnd is recordFence, and the error if the stream's work was lost.
-func (s *Stream) recordEnd() (fenceEvent, error) {
+func (s *Stream) recordEnd() (Fence, error) {
 	m, err := s.recordFence()
 	if err == nil && m.on == nil {
 		s.mu.RLock()
@@ -341,12 +323,11 @@ func (s *Stream) sync() error {
 // syncFence waits for what was queued on the stream when recordFence returned m and
 // err. If no event could be recorded, as for a stream of another context, it waits for
 // the stream itself. The caller has asked whether it is being captured.
-func (s *Stream) syncFence(m fenceEvent, err error) error {
+func (s *Stream) syncFence(m Fence, err error) error {
 	if err == nil {
-		if err = m.waitAndFree(); err == nil || lost(err) {
-			return err
-		}
-	} else if lost(err) {
+		err = m.waitAndFree()
+	}
+	if err == nil || lost(err) {
 		return err
 	}
 	s.mu.RLock() // a wait, but one that Close would begin too
@@ -413,8 +394,8 @@ func (s *Stream) usable(sys *driverState) error {
 
 // Event is a point in a stream. Safe for concurrent use. The caller must Close it.
 type Event struct {
-	dev *Device
-	fenceEvent
+	dev    *Device
+	f      Fence
 	pooled bool // goes back to the device's free events
 
 	mu     lock.Mutex
@@ -442,8 +423,8 @@ func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 // alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	e, err := d.makeEvent(func(e *Event) (err error) {
-		if e.on, err = d.ensureOpen(); err == nil {
-			e.e, err = e.on.NewEvent(flags)
+		if e.f.on, err = d.ensureOpen(); err == nil {
+			e.f.e, err = e.f.on.NewEvent(flags)
 		}
 		return err
 	})
@@ -453,12 +434,12 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 // Record records the event anew, after the work that the stream has now; calls that wait
 // for where it was go on waiting for that. The stream has to be of the event's device.
 func (e *Event) Record(s *Stream) error {
-	return e.fail("record event", e.with(func(driver.Device) error {
+	return e.fail("record event", e.with(func() error {
 		return s.with(func(o *openDevice) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Record(e.e, s.queue)
+			return o.Record(e.f.e, s.queue)
 		})
 	}))
 }
@@ -466,14 +447,14 @@ func (e *Event) Record(s *Stream) error {
 // sameDriver refuses the event to another driver, which would take its number for
 // one of its own.
 func (e *Event) sameDriver(o *openDevice) error {
-	if e.on.state.parent != o.state.parent {
+	if e.f.on.state.parent != o.state.parent {
 		return fmt.Errorf("%w: the event is of another driver", ErrInvalid)
 	}
 	return nil
 }
 
 // with runs f, which may wait, with the event kept from being used again.
-func (e *Event) with(f func(dev driver.Device) error) error {
+func (e *Event) with(f func() error) error {
 	if e == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
@@ -485,7 +466,7 @@ func (e *Event) with(f func(dev driver.Device) error) error {
 	e.users++
 	e.mu.Unlock()
 	defer e.release()
-	return f(e.on)
+	return f()
 }
 
 func (e *Event) release() {
@@ -501,8 +482,8 @@ func (e *Event) release() {
 // free gives up an event that is closed and not in use.
 func (e *Event) free() error {
 	if e.pooled {
-		e.fenceEvent.free()
-	} else if err := e.on.FreeEvent(e.e); err != nil {
+		e.f.Free()
+	} else if err := e.f.on.FreeEvent(e.f.e); err != nil {
 		return err
 	}
 	e.dev.untrack(e)
@@ -518,8 +499,8 @@ func (e *Event) fail(op string, err error) error {
 
 // Done says whether the work before the event has finished.
 func (e *Event) Done() (done bool, err error) {
-	err = e.with(func(dev driver.Device) (err error) {
-		done, err = dev.Done(e.e)
+	err = e.with(func() (err error) {
+		done, err = e.f.on.Done(e.f.e)
 		return err
 	})
 	return done, e.fail("query event", err)
@@ -527,18 +508,18 @@ func (e *Event) Done() (done bool, err error) {
 
 // Sync waits until the work before the event has finished.
 func (e *Event) Sync() error {
-	return e.fail("wait for event", e.with(func(dev driver.Device) error { return dev.SyncEvent(e.e) }))
+	return e.fail("wait for event", e.with(func() error { return e.f.Sync() }))
 }
 
 // Elapsed is the device's own time from one event to this one. Both need
 // EventTiming and have to be reached, else it returns ErrInvalid.
 func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
-	err = e.with(func(dev driver.Device) error {
-		return from.with(func(driver.Device) (err error) {
-			if err := from.sameDriver(e.on); err != nil {
+	err = e.with(func() error {
+		return from.with(func() (err error) {
+			if err := from.sameDriver(e.f.on); err != nil {
 				return err
 			}
-			took, err = dev.Elapsed(from.e, e.e)
+			took, err = e.f.on.Elapsed(from.f.e, e.f.e)
 			return err
 		})
 	})

@@ -1,8 +1,8 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -24,13 +24,12 @@ import (
 // goroutine, it stands in r.retirements, and its fences are events behind which no
 // work uses it any more. Guarded by r.mu, but for the fences while it is unmapping.
 type retirement struct {
-	seq, off, size uint64
-	left           int // slots that no growth has taken back
-	fences         []fenceEvent
-	unmapping      bool // a goroutine is at it
+	off, size uint64
+	left      int       // slots that no growth has taken back
+	streams   []*Stream // that UnmapAfter named
+	fences    []Fence
+	unmapping bool // a goroutine is at it
 }
-
-func (t *retirement) bySeq(seq uint64) int { return cmp.Compare(t.seq, seq) }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting
 // for work that may use them (see the package comment). It completes or changes
@@ -42,7 +41,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.copies.wait()
-		err = r.fenceAndUnmap(t)
+		err = r.fenceAndUnmap(t, r.waitForWork)
 	}
 	return r.fail("unmap", off, size, err)
 }
@@ -72,16 +71,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	r.mu.Lock()
 	states := r.mayAccessLocked(nil)
 	r.mu.Unlock()
-	later, err := r.queueUnmap(t, states, streams)
-	if err == nil && !later {
-		if err = waitStreams(r.dev.state, states, streams); err == nil {
-			err = r.unmapRetired(t)
-		}
-	}
-	if err != nil {
-		r.unretire(t)
-	}
-	return r.fail("unmap later", off, size, err)
+	return r.fail("unmap later", off, size, r.queueUnmap(t, states, streams))
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It completes or changes
@@ -104,18 +94,12 @@ func (g *Range) Clip() error {
 	}
 	if t != nil {
 		r.copies.wait()
-		later := false
 		// Without UsedBy any work of a device may use the memory: no event covers that.
-		if r.waitsFor.Load() == nil && !r.dev.state.parent.hooks.noFence {
-			var stateBuf [8]*deviceState
-			var streamBuf [16]*Stream
-			states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
-			if later, err = r.queueUnmap(t, states, streams); err != nil {
-				r.unretire(t)
-			}
-		}
-		if !later && err == nil {
-			err = r.fenceAndUnmap(t)
+		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noFence {
+			err = r.fenceAndUnmap(t, r.waitForWork)
+		} else {
+			states, streams := r.usersNow(nil, nil)
+			err = r.queueUnmap(t, states, streams)
 		}
 		if err != nil {
 			g.recountCap()
@@ -198,12 +182,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 		}
 	}
 	t := r.retireLocked(i, j)
-	if len(streams) > 0 {
-		if r.leftTo == nil {
-			r.leftTo = map[uint64][]*Stream{}
-		}
-		r.leftTo[t.seq] = slices.Clone(streams)
-	}
+	t.streams = slices.Clone(streams)
 	return t, nil
 }
 
@@ -211,8 +190,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 // access stays mapped: only Close and Trim try it again. It needs r.mu.
 func (r *Reservation) retireLocked(i, j int) *retirement {
 	invariants.Held(&r.mu)
-	r.retireSeq++
-	t := &retirement{seq: r.retireSeq}
+	t := &retirement{}
 	var bytes uint64
 	for k := i; k < j; k++ {
 		s := &r.table[k]
@@ -223,36 +201,44 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 			t.off = s.Off
 		}
 		t.size = s.Off + s.Size - t.off
-		s.State, s.RetireSeq = slots.Retiring, t.seq
+		s.State, s.Retired = slots.Retiring, t
+		t.left++
 		bytes += s.Size
 	}
 	r.dev.counters.add(bytes, &r.dev.counters.retiring, &r.counters.retiring)
 	return t
 }
 
-// unretireLocked makes a slot that was given up accessible again. It needs r.mu.
-func (r *Reservation) unretireLocked(s *slot) {
+// unretireLocked makes a slot that was given up accessible again. If it was the last one
+// of its retirement, that is forgotten, and its fences are appended. It needs r.mu.
+func (r *Reservation) unretireLocked(s *slot, fences []Fence) []Fence {
 	invariants.Held(&r.mu)
-	s.State = slots.Accessible
-	delete(r.leftTo, s.RetireSeq)
+	t := s.Retired
+	s.State, s.Retired = slots.Accessible, nil
 	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
+	if t.left--; t.left > 0 || t.unmapping {
+		return fences
+	}
+	r.retirements = slices.DeleteFunc(r.retirements, func(e *retirement) bool { return e == t })
+	return append(fences, t.fences...)
 }
 
-// unretire makes accessible again what is left of a retirement.
+// unretire makes accessible again what is left of a retirement, which is not left to the
+// device's goroutine.
 func (r *Reservation) unretire(t *retirement) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq == t.seq && s.State == slots.Retiring {
-			r.unretireLocked(s)
+		if s.Retired == t {
+			r.unretireLocked(s, nil)
 		}
 	}
 }
 
-// fenceAndUnmap waits for the work that may use a retirement's memory and unmaps it.
-// If either fails it makes the memory accessible again.
-func (r *Reservation) fenceAndUnmap(t *retirement) error {
-	err := r.waitForWork()
+// fenceAndUnmap waits with fence for the work that may use a retirement's memory and unmaps
+// it. If either fails it makes the memory accessible again.
+func (r *Reservation) fenceAndUnmap(t *retirement, fence func() error) error {
+	err := fence()
 	if err == nil && r.inRange {
 		// What retired earlier lies behind it, and the fence covers that too. In a user's
 		// reservation neither is so: an UnmapAfter may have come since.
@@ -278,7 +264,7 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 	var size uint64
 	r.mu.Lock()
 	for k, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq != t.seq || s.State != slots.Retiring {
+		if s.Retired != t {
 			continue
 		}
 		if size == 0 {
@@ -304,53 +290,38 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 	gone := r.removeSlotsLocked(i, j, nil)
 	r.notify()
 	r.mu.Unlock()
-	for _, m := range gone {
-		m.release() //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
-	}
+	releaseAll(gone) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	return nil
 }
 
 // queueUnmap leaves a retirement to the device's goroutine, which unmaps it once
-// events behind the work of now say so; false if no event can stand for all of it. The
+// events behind the work of now say so. If no event can stand for all of it, it waits. The
 // states are of the devices whose own copies count, the streams stand for all other
-// work.
-func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) (later bool, err error) {
-	fences, later, err := recordFences(r.dev.state, states, streams)
-	if err != nil || !later {
-		return false, err
+// work. If it fails it makes the memory accessible again.
+func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) error {
+	fences, enough, err := recordFences(r.dev.state, states, streams)
+	if err != nil {
+		r.unretire(t)
+		return err
 	}
-	t.fences = fences
+	if !enough {
+		return r.fenceAndUnmap(t, func() error { return waitStreams(r.dev.state, states, streams) })
+	}
 	r.mu.Lock()
-	for _, s := range r.table.In(t.off, t.off+t.size) {
-		if s.RetireSeq == t.seq && s.State == slots.Retiring {
-			t.left++
-		}
+	queued := t.left > 0 // else a growth was faster
+	if queued {
+		t.fences = fences
+		r.retirements = append(r.retirements, t)
+		r.dev.mu.Lock()
+		r.dev.retiring[r] = struct{}{}
+		r.dev.startWorkerLocked()
+		r.dev.mu.Unlock()
 	}
-	if t.left == 0 { // a growth was faster
-		r.mu.Unlock()
-		freeFences(fences)
-		return true, nil
-	}
-	r.retirements = append(r.retirements, t)
-	r.dev.queueRetiring(r)
 	r.mu.Unlock()
-	return true, nil
-}
-
-// forgetRetiredSlotLocked counts one slot of a retirement as taken back, and appends
-// the fences of a retirement that has no other. It needs r.mu.
-func (r *Reservation) forgetRetiredSlotLocked(seq uint64, fences []fenceEvent) []fenceEvent {
-	invariants.Held(&r.mu)
-	i, ok := slices.BinarySearchFunc(r.retirements, seq, (*retirement).bySeq)
-	if !ok {
-		return fences
+	if !queued {
+		freeFences(fences)
 	}
-	t := r.retirements[i]
-	if t.left--; t.left > 0 || t.unmapping {
-		return fences
-	}
-	r.retirements = slices.Delete(r.retirements, i, i+1)
-	return append(fences, t.fences...)
+	return nil
 }
 
 // unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
@@ -372,8 +343,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 			return progress, failed
 		}
 		t := r.retirements[i]
-		streams := r.leftTo[t.seq]
-		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, streams) }) {
+		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, t.streams) }) {
 			r.mu.Unlock()
 			i++
 			continue
@@ -384,10 +354,10 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
 			if !waited {
-				finished, err = t.fences[0].done()
+				finished, err = t.fences[0].Done()
 			}
 			if finished && err == nil {
-				t.fences[0].free()
+				t.fences[0].Free()
 				t.fences = t.fences[1:]
 			}
 		}
@@ -414,7 +384,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		default:
 			failed = also(failed, "and", err)
 			if err == nil {
-				busy = append(busy, streams)
+				busy = append(busy, t.streams)
 			}
 			if !gone {
 				i++
@@ -438,10 +408,7 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 	d.sweepMu.Lock()
 	defer d.sweepMu.Unlock()
 	d.mu.Lock()
-	all := make([]*Reservation, 0, len(d.retiring))
-	for r := range d.retiring {
-		all = append(all, r)
-	}
+	all := slices.Collect(maps.Keys(d.retiring))
 	d.mu.Unlock()
 	for _, r := range all {
 		some, err := r.unmapFinishedLocked(false)
@@ -481,20 +448,19 @@ func (r *Reservation) repair() error {
 	if !bad {
 		return nil
 	}
-	gone, failed := r.unmapRunsLocked(func(s *slot) bool { return s.State == slots.Mapped })
-	for _, m := range gone {
-		m.release() //nolint:errcheck // counted as quarantined
-	}
+	_, failed := r.unmapRunsLocked(func(s *slot) bool { return s.State == slots.Mapped })
 	if r.anyInDoubt() {
 		failed = also(failed, "and", r.setAccessLocked(nil))
 	}
 	return failed
 }
 
-// unmapRunsLocked unmaps the slots that match, run by run, and returns the memory that was
-// there. A run that the driver refuses is quarantined. It needs r.mappingMu.
-func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (gone []*memory, failed error) {
+// unmapRunsLocked unmaps the slots that match, run by run, and releases the memory that
+// was there. A run that the driver refuses is quarantined; kept is the error for memory that
+// it would not take back, which is counted as quarantined. It needs r.mappingMu.
+func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed error) {
 	invariants.Held(&r.mappingMu)
+	var gone []*memory
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
 		i := j - 1
@@ -520,7 +486,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (gone []*memory, f
 		j = i
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.notify()
-	return gone, failed
+	r.mu.Unlock()
+	return releaseAll(gone), failed
 }

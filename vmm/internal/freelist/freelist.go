@@ -79,19 +79,14 @@ func (p *List[K, V]) remove(e *list.Element) *Piece[K, V] {
 	p.byAge.Remove(x.age)
 	x.of.pieces.Remove(x.same)
 	if x.of.pieces.Len() == 0 {
-		p.forget(x.Kind, x.Size)
+		all := p.byKind[x.Kind]
+		i := slices.Index(all, x.of)
+		if all = slices.Delete(all, i, i+1); len(all) > 0 {
+			p.byKind[x.Kind] = all
+		} else {
+			delete(p.byKind, x.Kind)
+		}
 	}
 	p.Bytes -= x.Size
 	return x
-}
-
-// forget drops a size of which nothing is left.
-func (p *List[K, V]) forget(kind K, size uint64) {
-	all := p.byKind[kind]
-	i, _ := slices.BinarySearchFunc(all, size, (*ofSize).bySize)
-	if all = slices.Delete(all, i, i+1); len(all) > 0 {
-		p.byKind[kind] = all
-	} else {
-		delete(p.byKind, kind)
-	}
 }

@@ -35,13 +35,3 @@ func Chunks(want, most, fixed uint64) iter.Seq[uint64] {
 		}
 	}
 }
-
-// LeastCached is the smallest cached chunk that a growth by left bytes takes. The
-// driver sets access chunk by chunk, so many small chunks cost more than new
-// memory. With an eighth as the least, a growth takes a few dozen.
-func LeastCached(left, fixed uint64) uint64 {
-	if fixed != 0 {
-		return fixed
-	}
-	return left / 8
-}

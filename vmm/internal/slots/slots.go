@@ -23,25 +23,25 @@ func (s State) String() string {
 	return [...]string{"mapped", "accessible", "retiring", "unmapping"}[s]
 }
 
-// Slot is one whole mapping of memory of type M.
-type Slot[M any] struct {
+// Slot is one whole mapping of memory of type M. What is given up together has an R.
+type Slot[M, R any] struct {
 	Off, Size   uint64
 	Mem         M
 	State       State
-	RetireSeq   uint64 // which retirement, while Retiring or Unmapping
-	Quarantined error  // an undo failed here: the driver may not agree with the table
+	Retired     R     // what it was given up with, while Retiring or Unmapping
+	Quarantined error // an undo failed here: the driver may not agree with the table
 }
 
 // End is the first offset behind the slot.
-func (s *Slot[M]) End() uint64 { return s.Off + s.Size }
+func (s *Slot[M, R]) End() uint64 { return s.Off + s.Size }
 
 // Table is the slots of one range of addresses. Its zero value is empty. Callers
 // may change a slot, but for its offset and size.
-type Table[M any] []Slot[M]
+type Table[M, R any] []Slot[M, R]
 
 // Find is the index of the first slot that ends behind off.
-func (t Table[M]) Find(off uint64) int {
-	i, _ := slices.BinarySearchFunc(t, off, func(s Slot[M], off uint64) int {
+func (t Table[M, R]) Find(off uint64) int {
+	i, _ := slices.BinarySearchFunc(t, off, func(s Slot[M, R], off uint64) int {
 		if s.Off+s.Size <= off {
 			return -1
 		}
@@ -51,8 +51,8 @@ func (t Table[M]) Find(off uint64) int {
 }
 
 // In yields the slots that overlap [off, end), with their indices.
-func (t Table[M]) In(off, end uint64) iter.Seq2[int, *Slot[M]] {
-	return func(yield func(int, *Slot[M]) bool) {
+func (t Table[M, R]) In(off, end uint64) iter.Seq2[int, *Slot[M, R]] {
+	return func(yield func(int, *Slot[M, R]) bool) {
 		for i := t.Find(off); i < len(t) && t[i].Off < end && yield(i, &t[i]); i++ {
 		}
 	}
@@ -60,7 +60,7 @@ func (t Table[M]) In(off, end uint64) iter.Seq2[int, *Slot[M]] {
 
 // Whole is the slots [i, j) that fill [off, end) without a hole or a part of a
 // slot; false if there is no such run.
-func (t Table[M]) Whole(off, end uint64) (i, j int, ok bool) {
+func (t Table[M, R]) Whole(off, end uint64) (i, j int, ok bool) {
 	i = t.Find(off)
 	at := off
 	for j = i; j < len(t) && t[j].Off == at && at+t[j].Size <= end; j++ {
@@ -71,7 +71,7 @@ func (t Table[M]) Whole(off, end uint64) (i, j int, ok bool) {
 
 // Accessible is how far the slots from off on are accessible without a hole, end
 // at most.
-func (t Table[M]) Accessible(off, end uint64) uint64 {
+func (t Table[M, R]) Accessible(off, end uint64) uint64 {
 	for i := t.Find(off); i < len(t) && off < end && t[i].Off <= off && t[i].State == Accessible; i++ {
 		off = t[i].End()
 	}
@@ -79,7 +79,7 @@ func (t Table[M]) Accessible(off, end uint64) uint64 {
 }
 
 // Runs yields the bounds [i, j) of each run of slots that lie side by side.
-func (t Table[M]) Runs() iter.Seq2[int, int] {
+func (t Table[M, R]) Runs() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		for i, j := 0, 0; i < len(t); i = j {
 			for j = i + 1; j < len(t) && t[j].Off == t[j-1].End(); j++ {
@@ -93,7 +93,7 @@ func (t Table[M]) Runs() iter.Seq2[int, int] {
 
 // Check is what is wrong with a table of a range of size bytes whose offsets are
 // multiples of gran; nil if nothing is.
-func (t Table[M]) Check(size, gran uint64) error {
+func (t Table[M, R]) Check(size, gran uint64) error {
 	var end uint64
 	for i := range t {
 		if s := &t[i]; s.Off < end || s.End() > size || s.Off%gran != 0 {

@@ -14,13 +14,13 @@ import (
 func TestTableAgainstBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size = 40
-		var table slots.Table[int]
+		var table slots.Table[int, int]
 		owner := make([]int, size) // index of the byte's slot, from 1 on; 0: none
 		for off := uint64(0); off < size; {
 			n := rapid.Uint64Range(1, 6).Draw(t, "size")
 			if off+n <= size && rapid.Bool().Draw(t, "mapped") {
 				state := slots.State(rapid.IntRange(0, 3).Draw(t, "state"))
-				table = append(table, slots.Slot[int]{Off: off, Size: n, Mem: len(table), State: state})
+				table = append(table, slots.Slot[int, int]{Off: off, Size: n, Mem: len(table), State: state})
 				for b := off; b < off+n; b++ {
 					owner[b] = len(table)
 				}
@@ -76,7 +76,7 @@ func TestTableAgainstBytes(t *testing.T) {
 
 // TestCheck: what a table must not have is found.
 func TestCheck(t *testing.T) {
-	for name, table := range map[string]slots.Table[int]{
+	for name, table := range map[string]slots.Table[int, int]{
 		"overlap":   {{Off: 0, Size: 4}, {Off: 2, Size: 4}},
 		"order":     {{Off: 4, Size: 4}, {Off: 0, Size: 4}},
 		"too far":   {{Off: 8, Size: 4}},
@@ -85,6 +85,6 @@ func TestCheck(t *testing.T) {
 	} {
 		require.Error(t, table.Check(10, 2), name)
 	}
-	require.NoError(t, slots.Table[int]{{Off: 0, Size: 4}, {Off: 6, Size: 4}}.Check(10, 2))
-	require.NoError(t, slots.Table[int](nil).Check(0, 2))
+	require.NoError(t, slots.Table[int, int]{{Off: 0, Size: 4}, {Off: 6, Size: 4}}.Check(10, 2))
+	require.NoError(t, slots.Table[int, int](nil).Check(0, 2))
 }
