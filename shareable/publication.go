@@ -458,7 +458,7 @@ func (p *Publication) objectLocked(access uint32) wire.Object {
 		queued = max(queued, p.page.queued.Load())
 	}
 	o := wire.Object{
-		ID: p.id, Max: p.r.Max(), Generation: p.generation, Length: p.published, Queued: queued,
+		ID: p.id, Max: p.r.Stats().Reserved, Generation: p.generation, Length: p.published, Queued: queued,
 		Capacity: p.endLocked(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}

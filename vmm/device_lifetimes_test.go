@@ -207,8 +207,8 @@ func TestOthersWhileADeviceCloses(t *testing.T) {
 func TestAFailedAllocNamesItsReason(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	w.refuse("Fill", 1, driver.ErrInvalid)
-	w.refuse("Unmap", 2, errInjected)
+	w.refuse("SetAccess", 1, driver.ErrInvalid)
+	w.refuse("Unmap", 3, errInjected) // in the undo, in Alloc's own and in the first Close
 	_, err := d.Alloc(page)
 	require.ErrorIs(t, err, driver.ErrInvalid)
 	require.ErrorIs(t, err, errInjected)

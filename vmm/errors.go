@@ -151,6 +151,7 @@ const (
 	FeatureStreamMemOps = driver.FeatureStreamMemOps
 	FeatureKernels      = driver.FeatureKernels
 	FeatureReadOnlyMap  = driver.FeatureReadOnlyMap
+	FeatureZeroFilled   = driver.FeatureZeroFilled
 
 	EventTiming       = driver.EventTiming
 	EventBlocking     = driver.EventBlocking

@@ -252,7 +252,9 @@ func (r *Reservation) setAccessLocked(to []grant) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.recordGrantsLocked(to)
+	if len(to) > 0 { // without r.grantMu nothing may change
+		r.recordGrantsLocked(to)
+	}
 	r.noneInDoubtLocked()
 	return nil
 }

@@ -37,7 +37,19 @@ func (g *Range) ensure(need uint64) error {
 func (g *Range) growLocked(need uint64, why purpose) error {
 	invariants.Held(&g.capMu)
 	for {
-		have := reclaim(g.r, g.cap.Load(), need)
+		was := g.cap.Load()
+		have := reclaim(g.r, was, need)
+		if have > was && g.r.zeroed != zeroNone {
+			// Work from before it retired may still write to it.
+			epoch, err := g.quiet()
+			if err == nil {
+				err = g.r.zero(was, have-was)
+				g.r.copies.end(epoch)
+			}
+			if err != nil {
+				return err
+			}
+		}
 		g.cap.Store(have)
 		if need <= have {
 			return nil

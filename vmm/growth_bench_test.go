@@ -140,3 +140,31 @@ func BenchmarkManyChunks(b *testing.B) {
 	require.NoError(b, h.Close())
 	require.NoError(b, d.Close())
 }
+
+// BenchmarkZero is the growth of a range by 64 MiB of cached memory, or of new memory, and
+// what drops it again, with and without RangeOptions.Zero.
+func BenchmarkZero(b *testing.B) {
+	const size = 64 << 20
+	for _, threshold := range []uint64{0, 1 << 30} {
+		for _, zero := range []bool{false, true} {
+			b.Run(fmt.Sprintf("threshold=%d/zero=%v", threshold, zero), func(b *testing.B) {
+				d, err := vmm.Open("auto")
+				require.NoError(b, err)
+				d.SetReleaseThreshold(threshold)
+				g, err := d.NewRange(vmm.RangeOptions{Max: size, Zero: zero})
+				require.NoError(b, err)
+				buf := make([]byte, size)
+				for b.Loop() {
+					require.NoError(b, g.Append(buf))
+					b.StopTimer()
+					require.NoError(b, g.Close())
+					g, err = d.NewRange(vmm.RangeOptions{Max: size, Zero: zero})
+					require.NoError(b, err)
+					b.StartTimer()
+				}
+				require.NoError(b, g.Close())
+				require.NoError(b, d.Close())
+			})
+		}
+	}
+}

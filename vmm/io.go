@@ -62,6 +62,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 				r.noteAppendLocked(s) // so fences wait for it
 				r.mu.Unlock()
 			}
+			err = g.zeroFailed(at, uint64(len(p)), err)
 		}
 		return at, err
 	}

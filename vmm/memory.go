@@ -24,8 +24,18 @@ type memory struct {
 	prop    Prop
 	private bool // made here, and nothing outside this process can have it
 	created bool // counts against the limit
+	used    bool // was cached, so it may hold bytes of another range
 	refs    atomic.Int64
 }
+
+// zeroing is which memory is filled with zeros when it is mapped.
+type zeroing uint8
+
+const (
+	zeroNone zeroing = iota
+	zeroUsed         // memory that was used before: new memory reads as zeros
+	zeroAll
+)
 
 // purpose is what a growth is for.
 type purpose bool
@@ -206,7 +216,7 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle]) *memory {
 	d.counters.sub(x.Size, &d.counters.cached)
 	// A new object: a Segment of the old one has no claim to it.
-	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true}
+	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, used: true}
 	m.refs.Store(1)
 	return m
 }

@@ -3,6 +3,7 @@ package vmm
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -47,8 +48,8 @@ type Range struct {
 
 // RangeOptions is how a Range is made; its zero value is the default.
 type RangeOptions struct {
-	// Max is how many bytes of addresses to reserve, rounded up to the
-	// granularity. 0 is the device's memory.
+	// Max is how many bytes the range can grow to. Its addresses are reserved at once,
+	// in whole chunks. 0 is the device's memory.
 	Max uint64
 	// Chunk is the size of every chunk, a multiple of the granularity. 0 is the
 	// ladder: powers of two that grow with the range, up to MaxChunk.
@@ -61,6 +62,13 @@ type RangeOptions struct {
 	// memory, where its context is open and so can be asked what is free, and of the
 	// limit. Clip unmaps them. 0 is none.
 	GrowAhead uint64
+	// Zero fills memory with zeros when it enters Cap, and bytes that SetLen drops, in
+	// both cases after the work that may still write to them. So SetLen upwards shows
+	// zeros, or what was written there since: it fills nothing itself. Without it, memory
+	// that was cached keeps what an earlier range wrote. Growth then costs a fill of
+	// memory that was used before, on CUDA of all memory, and Clip followed by growth a
+	// wait for work. The owner needs write access to grow.
+	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
 	// RDMA and Compress are as in Prop.
@@ -90,12 +98,24 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	if o, err = d.resolveOptions(o, gran); err != nil {
 		return nil, err
 	}
+	zeroed := zeroNone
+	if o.Zero {
+		zeroed = zeroUsed
+		err := d.drv.Supports(d.state.n, FeatureZeroFilled)
+		if errors.Is(err, ErrNotSupported) {
+			zeroed = zeroAll
+		} else if err != nil {
+			return nil, err
+		}
+	}
 	// The addresses last: all that can be wrong with the options is known by now.
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
 	g.hostCopy.Take, g.hostCopy.Return = takeAddresses, giveAddresses
-	if g.r, err = d.reserve(o.Max, gran, ReserveOptions{Align: o.Align}, true); err != nil {
+	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
+	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, true); err != nil {
 		return nil, err
 	}
+	g.r.zeroed = zeroed
 	g.lenMu.At(lock.Len, g.r.id)
 	g.capMu.At(lock.Cap, g.r.id)
 	g.requestGrowAhead()
@@ -117,8 +137,7 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 	if o.Chunk%gran != 0 {
 		return o, fmt.Errorf("%w: chunks of %d bytes, which is no multiple of the granularity %d", ErrInvalid, o.Chunk, gran)
 	}
-	var ok bool
-	if o.Max, ok = roundUp(o.Max, max(gran, o.Chunk)); !ok {
+	if _, ok := roundUp(o.Max, max(gran, o.Chunk)); !ok {
 		return o, fmt.Errorf("%w: a maximum of %d bytes", ErrInvalid, o.Max)
 	}
 	if o.Align == 0 {
@@ -143,14 +162,11 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
-	g, err := d.newRange(RangeOptions{Max: size}, true)
+	g, err := d.newRange(RangeOptions{Max: size, Zero: true}, true)
 	if err != nil {
 		return nil, err
 	}
 	if err = g.ensure(size); err == nil {
-		err = g.zero(size)
-	}
-	if err == nil {
 		err = g.setLen(size)
 	}
 	if err == nil {
@@ -165,24 +181,11 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	return nil, err
 }
 
-// zero fills the first n bytes: no driver promises that fresh memory reads zero.
-func (g *Range) zero(n uint64) error {
-	raw, err := g.r.dev.state.ensureOpen()
-	if err != nil {
-		return err
-	}
-	s := raw.CopyStream()
-	if err := raw.Fill(g.r.ptr, 0, 1, n, s); err != nil {
-		return err
-	}
-	return raw.SyncStream(s)
-}
-
 // Ptr is the first address. It stays the same until Close.
 func (g *Range) Ptr() Ptr { return g.res().Ptr() }
 
 // Max is how many bytes the range can grow to.
-func (g *Range) Max() uint64 { return g.res().Size() }
+func (g *Range) Max() uint64 { return g.Options().Max }
 
 // Device is the device that made the range, its owner.
 func (g *Range) Device() *Device { return g.res().Device() }
@@ -204,12 +207,13 @@ func (g *Range) Len() uint64 {
 	return g.len.Load()
 }
 
-// Cap is how many bytes have memory behind them.
+// Cap is how far Len can go without growth: how many bytes have memory behind them, up
+// to Max.
 func (g *Range) Cap() uint64 {
 	if g == nil {
 		return 0
 	}
-	return g.cap.Load()
+	return min(g.cap.Load(), g.opts.Max)
 }
 
 // Options returns the options with everything filled in.
@@ -285,7 +289,7 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 		return at, err
 	}
 	if err := raw.copyIn(g.r.ptr+Ptr(at), p); err != nil {
-		return at, err
+		return at, g.zeroFailed(at, uint64(len(p)), err)
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
@@ -293,6 +297,19 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 		g.requestGrowAhead()
 	}
 	return at, nil
+}
+
+// zeroFailed fills with zeros, in a range that promises them, where an append has failed
+// with err and may have written a part.
+func (g *Range) zeroFailed(at, n uint64, err error) error {
+	if g.r.zeroed == zeroNone {
+		return err
+	}
+	again := g.r.waitForWork()
+	if again == nil {
+		again = g.r.zero(at, n)
+	}
+	return also(err, "and filling with zeros again", again)
 }
 
 // beginCopy opens the device and counts a copy: whatever takes the range's memory away
@@ -339,15 +356,17 @@ func (g *Range) Grow(n uint64) error {
 
 // endWithin is a+n if that is within Max.
 func (g *Range) endWithin(a, n uint64) (uint64, error) {
-	if end := a + n; end >= a && end <= g.r.size {
+	if end := a + n; end >= a && end <= g.opts.Max {
 		return end, nil
 	}
-	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.r.size)
+	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.opts.Max)
 }
 
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
-// ErrBusy below a Hold. Moved up it shows bytes that a kernel wrote, or that
-// nothing did; moved down it drops bytes and keeps the memory (see Clip).
+// ErrBusy below a Hold. Moved up it shows what the memory contains: bytes that a kernel
+// wrote, zeros with RangeOptions.Zero, else anything. Moved down it drops bytes and keeps
+// the memory (see Clip); with Zero it first waits for work, and returns ErrCapturing
+// during a capture.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil {
 		return g.fail("set length", 0, n, g.live())
@@ -358,13 +377,33 @@ func (g *Range) SetLen(n uint64) error {
 func (g *Range) setLen(n uint64) error {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
+	old := g.len.Load()
+	if n >= old || g.r.zeroed == zeroNone {
+		return g.setLenLocked(n)
+	}
+	// All that can fail comes before Len moves. What is dropped is filled after it, so
+	// that no reader sees the zeros.
+	epoch, err := g.quiet()
+	if err != nil {
+		return err
+	}
+	defer g.r.copies.end(epoch)
+	if err := g.setLenLocked(n); err != nil {
+		return err
+	}
+	return g.r.zero(n, old-n)
+}
+
+// setLenLocked moves Len. It needs g.lenMu.
+func (g *Range) setLenLocked(n uint64) error {
+	invariants.Held(&g.lenMu)
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return err
 	}
-	if c := g.cap.Load(); n > c {
+	if c := g.Cap(); n > c {
 		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
 	}
 	if err := r.checkHoldsLocked(n, math.MaxUint64); err != nil {
@@ -373,6 +412,15 @@ func (g *Range) setLen(n uint64) error {
 	g.publishLenLocked(n)
 	g.requestGrowAhead()
 	return nil
+}
+
+// quiet waits for the work that may write to the range and counts a copy, which the
+// caller must end.
+func (g *Range) quiet() (epoch uint64, err error) {
+	if err = g.r.waitForWork(); err == nil {
+		_, epoch, err = g.beginCopy()
+	}
+	return epoch, err
 }
 
 // publishLenLocked shows a new Len. It needs g.lenMu.

@@ -24,7 +24,8 @@ type Reservation struct {
 	size     uint64
 	gran     uint64
 	readOnly bool
-	inRange  bool   // a Range alone maps and unmaps
+	inRange  bool // a Range alone maps and unmaps
+	zeroed   zeroing
 	id       uint64 // defines the order in which several are locked
 
 	copies inFlight // the library's own copies of its memory
@@ -255,7 +256,7 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
 		if err != nil {
 			return err
 		}
-		if err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants); err != nil {
+		if err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants, r.zeroed); err != nil {
 			return err
 		}
 		// The table last: whoever finds a chunk there may use it.
@@ -267,9 +268,10 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
 	})
 }
 
-// mapOnDriverLocked maps ms at off and sets access for who, all or nothing. What cannot be
-// undone becomes quarantined slots from index i on. It needs r.mappingMu.
-func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant) error {
+// mapOnDriverLocked maps ms at off, sets access for who and fills with zeros as zeroed
+// says, all or nothing. What cannot be undone becomes quarantined slots from index i on.
+// It needs r.mappingMu.
+func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant, zeroed zeroing) error {
 	invariants.Held(&r.mappingMu)
 	drv := r.dev.drv
 	var n int       // how many are mapped
@@ -284,6 +286,9 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	if err == nil {
 		err = drv.SetAccess(r.ptr+Ptr(off), size, who)
 	}
+	if err == nil && zeroed != zeroNone {
+		err = r.zeroMemory(off, ms, zeroed)
+	}
 	if err == nil || done == 0 {
 		return err
 	}
@@ -295,6 +300,38 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
 	}
 	return err
+}
+
+// zeroMemory fills memory that is mapped from off on with zeros, and waits for that. It
+// needs r.mappingMu.
+func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) error {
+	from := off // of a stretch to fill, which ends at off
+	for _, m := range ms {
+		if which == zeroUsed && !m.used {
+			if err := r.zero(from, off-from); err != nil {
+				return err
+			}
+			from = off + m.size
+		}
+		off += m.size
+	}
+	return r.zero(from, off-from)
+}
+
+// zero fills n bytes from off on with zeros, and waits for that.
+func (r *Reservation) zero(off, n uint64) error {
+	if n == 0 {
+		return nil
+	}
+	o, err := r.dev.state.ensureOpen()
+	if err != nil {
+		return err
+	}
+	s := o.CopyStream()
+	if err := o.Fill(r.ptr+Ptr(off), 0, 1, n, s); err != nil {
+		return err
+	}
+	return o.SyncStream(s)
 }
 
 // checkVacant checks that ms fit at off. It returns the index where their slots go

@@ -236,7 +236,7 @@ func (s *sleeper) remapAll() error {
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants); err != nil {
+	if err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants, zeroNone); err != nil {
 		return err
 	}
 	s.showAwakeLocked()
@@ -355,11 +355,11 @@ func (s *sleeper) mapMemory() error {
 			return err
 		}
 		who := r.driverGrants
-		if who[0].Access == AccessRead && s.len.Load() > 0 {
+		if who[0].Access == AccessRead && (s.len.Load() > 0 || r.zeroed != zeroNone) {
 			who = slices.Clone(who)
 			who[0].Access = AccessReadWrite
 		}
-		return r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who)
+		return r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
 	})
 }
 
@@ -383,18 +383,19 @@ func (s *sleeper) unmapQuarantined() error {
 
 // load copies the contents back.
 func (s *sleeper) load() error {
+	r := s.r
 	n := s.len.Load()
-	if n == 0 {
+	if n > 0 {
+		raw, err := r.dev.ensureOpen()
+		if err != nil {
+			return err
+		}
+		if err := raw.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
+			return err
+		}
+	} else if r.zeroed == zeroNone {
 		return nil
 	}
-	raw, err := s.r.dev.ensureOpen()
-	if err != nil {
-		return err
-	}
-	if err := raw.copyIn(s.r.ptr, s.hostCopy.Mem[:n]); err != nil {
-		return err
-	}
-	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	if r.driverGrants[0].Access == AccessRead { // as granted; see mapMemory

@@ -130,12 +130,13 @@ const (
 	FeatureStreamMemOps                // StreamMemOps
 	FeatureKernels                     // load and launch
 	FeatureReadOnlyMap                 // AccessRead is enforced
+	FeatureZeroFilled                  // memory of Create reads as zeros, by promise
 	features
 )
 
 var featureNames = [features]string{
 	"vmm", "share-fd", "share-fabric", "dma-buf", "rdma", "host-numa",
-	"pools", "legacy-ipc", "stream-mem-ops", "kernels", "read-only-map",
+	"pools", "legacy-ipc", "stream-mem-ops", "kernels", "read-only-map", "zero-filled",
 }
 
 func (f Feature) String() string {

@@ -117,7 +117,7 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 		return err
 	}
 	switch f {
-	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureShareFD:
+	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureShareFD, driver.FeatureZeroFilled:
 		return d.probe(f == driver.FeatureShareFD)
 	}
 	return refuse(verb, driver.ErrNotSupported, "%v", f)
