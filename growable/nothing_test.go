@@ -1,9 +1,7 @@
 package growable_test
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
 	"testing"
@@ -60,7 +58,9 @@ func silent(v any, but ...string) (methods []string) {
 func TestNothingIsAnError(t *testing.T) {
 	for _, v := range []any{
 		(*growable.Vector[int32])(nil), (*growable.Rows[int32])(nil), (*growable.Writer[int32])(nil),
+		(*growable.Reader[int32])(nil), (*growable.RowsReader[int32])(nil),
 		&growable.Vector[int32]{}, &growable.Rows[int32]{}, &growable.Writer[int32]{},
+		&growable.Reader[int32]{}, &growable.RowsReader[int32]{},
 	} {
 		// Nothing is closed already.
 		for _, method := range silent(v, "Close", "CloseContext") {
@@ -73,15 +73,29 @@ func TestNothingIsAnError(t *testing.T) {
 	require.NoError(t, err)
 	r, err := growable.NewRows[int32](d, 3, growable.RowsOptions{MaxRows: 10})
 	require.NoError(t, err)
+	er, err := growable.NewReader[int32](v.Range())
+	require.NoError(t, err)
+	rr, err := growable.NewRowsReader[int32](r.Range(), 3)
+	require.NoError(t, err)
 	w := growable.NewWriter(v, 4)
-	for _, c := range []io.Closer{v, r} {
-		require.NoError(t, c.Close())
-	}
-	for _, x := range []any{v, r} {
+	require.NoError(t, v.Close())
+	require.NoError(t, r.Close())
+	for _, x := range []any{v, r, er, rr} {
 		for _, method := range silent(x, "Close", "CloseContext") {
 			t.Errorf("%T, closed: no error from %s", x, method)
 		}
 	}
 	require.ErrorIs(t, w.Flush(), vmm.ErrClosed)
-	require.NoError(t, v.CloseContext(context.Background()))
+
+	// What can return no error returns nothing.
+	var none growable.Vector[int32]
+	<-none.Range().Changed()
+	require.Zero(t, none.Len()+none.Cap()+none.MaxLen())
+	require.Zero(t, none.PtrAt(0))
+	<-(&growable.Reader[int32]{}).Changed()
+	var noRows growable.Rows[int32]
+	require.Zero(t, noRows.Len()+noRows.Cap()+noRows.MaxLen()+noRows.Width()+noRows.Pitch())
+	require.Equal(t, vmm.Layout{}, noRows.Layout())
+	var noWriter growable.Writer[int32]
+	require.Zero(t, noWriter.Size()+noWriter.Buffered()+noWriter.Available())
 }

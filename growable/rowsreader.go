@@ -49,11 +49,16 @@ func findRows(src Source, t reflect.Type, width int) (counted, int, uint64, erro
 		width = have.Shape[0]
 	}
 	data, pitch, err := rowSize(t, width, 0)
-	if err == nil {
-		pitch = max(pitch, have.Pitch)
-		err = checkSource(src, layoutOf(t, pitch, width))
+	if err != nil {
+		return counted{}, 0, 0, err
 	}
-	return counted{src, pitch, "rows"}, width, data, err
+	want, packed := layoutOf(t, data, width), have
+	packed.Pitch = data
+	if packed.Equal(want) {
+		pitch = max(data, have.Pitch)
+		want.Pitch = pitch
+	}
+	return counted{src, pitch, "rows"}, width, data, checkSource(src, want)
 }
 
 // rowSize returns the size of a row, and the bytes from one row to the next.

@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Vector is a slice of T in device memory that grows in place. Counts and
-// indices are elements. Safe for concurrent use: Append is atomic, while Grow
-// and SetLen used together want one producer at a time. The caller must Close it.
+// Vector is a slice of T in device memory that grows in place. Counts and indices are
+// elements. Safe for concurrent use: Append is atomic, while Grow, SetLen and Truncate
+// used together want one producer at a time. The caller must Close it.
 type Vector[T any] struct {
 	r      *vmm.Range // nil in a zero Vector
 	reader Reader[T]  // of r
