@@ -1,19 +1,27 @@
 package growable
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"iter"
+	"math"
 	"math/bits"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// counted is a Range whose length is counted in items of one size: the elements of
-// a Vector, or the rows of Rows. Its zero value is that of a nil Vector or nil Rows.
+// noCopy has go vet find copies of what contains it: a copy of a Vector would close
+// the memory of the other.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}
+
+var errNothing = fmt.Errorf("%w: a nil or zero value", vmm.ErrInvalid)
+
+// counted is a Source whose length is counted in items of one size: elements, or rows.
+// It is nil for a nil Vector, Rows or reader, and its zero value is that of a zero one.
 type counted struct {
-	r      *vmm.Range
+	src    Source
 	stride uint64 // bytes from one item to the next
 	noun   string // "elements" or "rows"
 }
@@ -21,123 +29,189 @@ type counted struct {
 // maxBytes is the maximum of a Range for n items; for n = 0 it is limit. If both
 // are set, they must be the same.
 func maxBytes(n int, stride uint64, noun string, limit uint64) (uint64, error) {
-	if n < 0 {
-		return 0, fmt.Errorf("%w: at most %d %s", vmm.ErrInvalid, n, noun)
-	}
 	if n == 0 {
 		return limit, nil
 	}
+	if n < 0 {
+		return 0, fmt.Errorf("%w: at most %d %s, where 0 is the least", vmm.ErrInvalid, n, noun)
+	}
 	over, size := bits.Mul64(uint64(n), stride)
-	if over != 0 || limit != 0 && limit != size {
-		return 0, fmt.Errorf("%w: %d %s of %d bytes in at most %d bytes", vmm.ErrInvalid, n, noun, stride, limit)
+	if over != 0 || size > math.MaxInt64 {
+		return 0, fmt.Errorf("%w: at most %d %s of %d bytes each: all of them are more than 2^63-1 bytes", vmm.ErrInvalid, n, noun, stride)
+	}
+	if limit != 0 && limit != size {
+		return 0, fmt.Errorf("%w: at most %d %s are %d bytes, but Range.Max is %d: set one of the two", vmm.ErrInvalid, n, noun, size, limit)
 	}
 	return size, nil
 }
 
 // count is how many whole items n bytes are.
-func (c counted) count(n uint64) int {
-	if c.r == nil {
+func (c *counted) count(n uint64) int {
+	if c == nil || c.stride == 0 {
 		return 0
 	}
 	return int(n / c.stride)
 }
 
-func (c counted) length() int { return c.count(c.r.Len()) }
+func (c *counted) length() int {
+	if c == nil || c.src == nil {
+		return 0
+	}
+	return c.count(c.src.Len())
+}
 
-// ptrAt is the address of item i. Outside [0, Cap] it panics as an index does.
-func (c counted) ptrAt(i int) vmm.Ptr {
-	index(i, c.count(c.r.Cap())+1)
-	return c.r.Ptr() + vmm.Ptr(uint64(i)*c.stride)
+// changed is the Source's Changed.
+func (c *counted) changed() <-chan struct{} {
+	if c == nil || c.src == nil {
+		none := make(chan struct{})
+		close(none)
+		return none
+	}
+	return c.src.Changed()
 }
 
 // index panics if i is no index of a slice of that length.
 func index(i, length int) { _ = make([]struct{}, length)[i] }
 
-// checkWhole returns an error if the Range ends inside an item: the next one would
-// not begin where it should.
-func (c counted) checkWhole(op string, n int) error {
-	if c.r != nil && c.r.Len()%c.stride != 0 {
-		return fmt.Errorf("%s %d elements: %w: the range below ends inside one of its %s", op, n, vmm.ErrInvalid, c.noun)
+// ptrAt is the address of item i of r, which is the Source. Outside [0, Cap] it panics
+// as an index does.
+func (c *counted) ptrAt(r *vmm.Range, i int) vmm.Ptr {
+	index(i, c.count(r.Cap())+1)
+	if c == nil {
+		return 0
 	}
-	return nil
+	return r.Ptr() + vmm.Ptr(uint64(i)*c.stride)
+}
+
+// whole reports whether r, which is the Source, ends behind a whole item: the next one
+// begins where it should.
+func (c *counted) whole(r *vmm.Range) bool { return r != nil && r.Len()%c.stride == 0 }
+
+// notWhole is the error of an append where whole is false.
+func (c *counted) notWhole(n int) error {
+	if c == nil || c.src == nil {
+		return fmt.Errorf("append %d elements: %w", n, errNothing)
+	}
+	return fmt.Errorf("append %d elements: %w: the range below ends inside one of its %s", n, vmm.ErrInvalid, c.noun)
 }
 
 // bytes is the size of n items.
-func (c counted) bytes(op string, n int) (uint64, error) {
-	if c.r == nil || n < 0 {
-		return 0, fmt.Errorf("%s %d: %w: nothing to work on, or a negative count", op, n, vmm.ErrInvalid)
+func (c *counted) bytes(op string, n int) (uint64, error) {
+	if c == nil || c.src == nil {
+		return 0, fmt.Errorf("%s %d: %w", op, n, errNothing)
+	}
+	if n < 0 {
+		return 0, fmt.Errorf("%s %d %s: %w: 0 is the least", op, n, c.noun, vmm.ErrInvalid)
 	}
 	over, size := bits.Mul64(uint64(n), c.stride)
 	if over != 0 {
-		return 0, fmt.Errorf("%s %d %s of %d bytes: %w", op, n, c.noun, c.stride, vmm.ErrFull)
+		return 0, fmt.Errorf("%s %d %s of %d bytes each: %w: they are more than 2^64-1 bytes", op, n, c.noun, c.stride, vmm.ErrFull)
 	}
 	return size, nil
 }
 
 // offset is the byte at which item i begins.
-func (c counted) offset(op string, i int) (int64, error) {
-	if c.r == nil {
-		return 0, fmt.Errorf("%s at %d: %w: nothing to work on", op, i, vmm.ErrInvalid)
+func (c *counted) offset(op string, i int) (int64, error) {
+	if c == nil || c.src == nil {
+		return 0, fmt.Errorf("%s at %d: %w", op, i, errNothing)
 	}
 	over, off := bits.Mul64(uint64(i), c.stride)
 	if i < 0 || over != 0 || int64(off) < 0 {
-		return 0, fmt.Errorf("%s at %d of its %s: %w", op, i, c.noun, vmm.ErrBounds)
+		return 0, fmt.Errorf("%s at %d: %w: there are %d %s", op, i, vmm.ErrBounds, c.length(), c.noun)
 	}
 	return int64(off), nil
 }
 
-func (c counted) grow(n int) error {
+// read is the Source's ReadAt, checked.
+func (c *counted) read(b []byte, off int64) (int, error) {
+	n, err := c.src.ReadAt(b, off)
+	if n != len(b) {
+		n, err = c.short(n, len(b), err)
+	}
+	return n, err
+}
+
+// short checks what the Source's ReadAt has returned for less than it was asked for. A
+// Source may be a caller's own: loops over one that returns too little without an error
+// would be endless.
+func (c *counted) short(n, of int, err error) (int, error) {
+	if n < 0 || n > of || err == nil {
+		return 0, fmt.Errorf("%w: %T.ReadAt returned %d of %d bytes and the error %v", vmm.ErrInvalid, c.src, n, of, err)
+	}
+	return n, err
+}
+
+// grow, setLen and truncate are those of r, which is the Source, in items.
+
+func (c *counted) grow(r *vmm.Range, n int) error {
 	size, err := c.bytes("grow by", n)
 	if err != nil {
 		return err
 	}
-	return c.r.Grow(size)
+	return r.Grow(size)
 }
 
-func (c counted) setLen(n int) error {
+func (c *counted) setLen(r *vmm.Range, n int) error {
 	size, err := c.bytes("set length to", n)
 	if err != nil {
 		return err
 	}
-	return c.r.SetLen(size)
+	return r.SetLen(size)
 }
 
-// blocks yields all items below the length that c has at the start, as many at a
-// time as fit into buf; each has width elements. A nil buf is about 1 MiB. readAt
-// returns how many items it has read.
-func blocks[T any](c counted, width int, buf []T, readAt func([]T, int) (int, error)) iter.Seq2[[]T, error] {
-	return func(yield func([]T, error) bool) {
-		end := c.length()
-		if len(buf) == 0 && end > 0 {
-			buf = make([]T, width*int(max(1, min(uint64(end), 1<<20/c.stride))))
-		}
-		// A buffer that holds no item would make the loop below endless.
-		fits := len(buf) / max(width, 1)
-		if fits == 0 && end > 0 {
-			yield(nil, fmt.Errorf("read into %d elements: %w: a row has %d", len(buf), vmm.ErrInvalid, width))
-			return
-		}
-		for i := 0; i < end; {
-			n, err := readAt(buf[:width*min(fits, end-i)], i)
-			if errors.Is(err, io.EOF) {
-				end = i + n // the length has gone down meanwhile
-			} else if err != nil {
-				yield(nil, err)
-				return
-			}
-			if n > 0 && !yield(buf[:width*n], nil) {
-				return
-			}
-			i += n
-		}
-	}
-}
-
-// host returns the elements below the length, if the CPU can address them.
-func host[T any](r *vmm.Range) ([]T, error) {
-	b, err := r.Host()
+func (c *counted) truncate(r *vmm.Range, n int) error {
+	size, err := c.bytes("truncate to", n)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return elements[T](b), nil
+	have := r.Len()
+	if size <= have {
+		return r.SetLen(size)
+	}
+	if err := open(r); err != nil { // then Len is 0
+		return fmt.Errorf("truncate to %d %s: %w", n, c.noun, err)
+	}
+	return fmt.Errorf("truncate to %d %s: %w: there are %d", n, c.noun, vmm.ErrBounds, c.count(have))
+}
+
+// open is nil unless r is closed or asleep.
+func open(r *vmm.Range) error {
+	release, err := r.Hold(0, 0)
+	if err == nil {
+		release()
+	}
+	return err
+}
+
+var errNoSeq = fmt.Errorf("append a sequence: %w: there is none", vmm.ErrInvalid)
+
+// appendSeq appends what seq yields, in whole items of width elements, and returns how
+// many items it has appended.
+func appendSeq[T any](c *counted, width int, add func(...T) error, seq iter.Seq[[]T]) (items int, err error) {
+	if c == nil || c.src == nil {
+		return 0, fmt.Errorf("append a sequence: %w", errNothing)
+	}
+	full := width * int(max(1, defaultBuffer/c.stride))
+	var buf []T
+	flush := func() bool {
+		if err = add(buf...); err != nil {
+			return false
+		}
+		items, buf = items+len(buf)/width, buf[:0]
+		return true
+	}
+	for s := range seq {
+		// What came before a slice that is no whole items is appended nevertheless.
+		if len(s)%width != 0 {
+			if flush() {
+				err = fmt.Errorf("append %d elements: %w: not whole rows of %d", len(s), vmm.ErrInvalid, width)
+			}
+			return items, err
+		}
+		if buf = append(buf, s...); len(buf) >= full && !flush() {
+			return items, err
+		}
+	}
+	flush()
+	return items, err
 }

@@ -141,6 +141,7 @@ func TestMisuseIsNoPanic(t *testing.T) {
 		(*vmm.Device)(nil), (*vmm.Range)(nil), (*vmm.Reservation)(nil), (*vmm.Chunk)(nil),
 		(*vmm.Stream)(nil), (*vmm.Event)(nil), (*vmm.Plan)(nil),
 		(*growable.Vector[int32])(nil), (*growable.Rows[int32])(nil), (*growable.Writer[int32])(nil),
+		(*growable.Reader[int32])(nil), (*growable.RowsReader[int32])(nil),
 	} {
 		check("nil", v)
 	}
@@ -148,6 +149,7 @@ func TestMisuseIsNoPanic(t *testing.T) {
 	for _, v := range []any{
 		vmm.Segment{}, vmm.Layout{}, &vmm.Plan{}, &vmm.Links{}, vmm.Tensor{}, vmm.Stats{}, vmm.Report{},
 		&growable.Vector[int32]{}, &growable.Rows[int32]{}, &growable.Writer[int32]{},
+		&growable.Reader[int32]{}, &growable.RowsReader[int32]{},
 	} {
 		check("zero", v)
 	}
@@ -171,12 +173,16 @@ func TestMisuseIsNoPanic(t *testing.T) {
 	require.NoError(t, err)
 	rows, err := growable.NewRows[int32](d, 3, growable.RowsOptions{Pitch: 16, MaxRows: 1 << 20})
 	require.NoError(t, err)
-	w := growable.NewWriter(v, 4)
+	w, wr := growable.NewWriter(v, 4), growable.NewWriter(rows, 4)
+	er, err := growable.NewReader[int32](g)
+	require.NoError(t, err)
+	rr, err := growable.NewRowsReader[int32](g, 3)
+	require.NoError(t, err)
 	plan, err := vmm.PlanPeers(vmm.AccessRead, devs, g)
 	require.NoError(t, err)
 	seg := g.Segments()[0]
 
-	for _, v := range []any{g, r, c, s, e, v, rows, w, d, plan, seg} {
+	for _, v := range []any{g, r, c, s, e, v, rows, w, wr, er, rr, d, plan, seg} {
 		check("open", v, "Close", "CloseContext")
 	}
 	d.SetLimit(0)
@@ -184,7 +190,7 @@ func TestMisuseIsNoPanic(t *testing.T) {
 	for _, c := range []io.Closer{e, s, c, g, r, v, rows} {
 		require.NoError(t, c.Close())
 	}
-	for _, v := range []any{g, r, c, s, e, v, rows, w, plan, seg} {
+	for _, v := range []any{g, r, c, s, e, v, rows, w, wr, er, rr, plan, seg} {
 		check("closed", v)
 	}
 	require.NoError(t, d.Close())

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -20,20 +21,42 @@ var kinds = map[reflect.Kind]vmm.ElemKind{
 	reflect.Complex64: vmm.ElemComplex, reflect.Complex128: vmm.ElemComplex,
 }
 
-// layoutOf is the Layout of rows of t with the given shape; the zero Layout if t
-// cannot be an element. Arrays become dimensions, so a Vector of [3]float32 and
+// LayoutOf describes elements of T or, with dims, rows of them of that shape, side by
+// side: LayoutOf[float32](768) is rows of 768 float32. A Vector's Layout and that of
+// Rows without a pitch are the same. Arrays become dimensions. Structs are opaque, with
+// a hash of the names, types and offsets of their fields. If T is not plain data,
+// LayoutOf returns ErrElement; for dims that no memory can have, vmm.ErrInvalid.
+func LayoutOf[T any](dims ...int) (vmm.Layout, error) {
+	t := reflect.TypeFor[T]()
+	if err := check(t); err != nil {
+		return vmm.Layout{}, fmt.Errorf("describe %v: %w", t, err)
+	}
+	// The size of a row is right unless it overflows, which Validate finds, too.
+	pitch := uint64(t.Size())
+	for _, n := range dims {
+		pitch *= uint64(n)
+	}
+	l := layoutOf(t, pitch, dims...)
+	if err := l.Validate(); err != nil {
+		return vmm.Layout{}, fmt.Errorf("describe %v in rows of %v: %w", t, dims, err)
+	}
+	return l, nil
+}
+
+// layoutOf is the Layout of rows of t with the given pitch and shape; the zero Layout
+// if t cannot be an element. Arrays become dimensions, so a Vector of [3]float32 and
 // Rows of three float32 have the same Layout. Structs, and arrays of too many
 // dimensions, are opaque.
 func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
 	if check(t) != nil {
 		return vmm.Layout{}
 	}
-	elem, dims := t, shape
+	elem, dims := t, slices.Clone(shape)
 	for elem.Kind() == reflect.Array {
 		elem, dims = elem.Elem(), append(dims, elem.Len())
 	}
 	if len(dims) > maxDims {
-		elem, dims = t, shape
+		elem, dims = t, slices.Clone(shape)
 	}
 	l := vmm.Layout{Kind: vmm.ElemOpaque, Bits: 8, Size: uint64(elem.Size()), Shape: dims, Pitch: pitch}
 	if k, ok := kinds[elem.Kind()]; ok {
@@ -73,29 +96,33 @@ func describe(b *strings.Builder, t reflect.Type) {
 }
 
 // Layout describes the Vector's bytes, as a reader in another process must know
-// them. Arrays become dimensions. Structs are opaque, with a hash of the names,
-// types and offsets of their fields.
+// them; see LayoutOf.
 func (v *Vector[T]) Layout() vmm.Layout {
 	t := reflect.TypeFor[T]()
 	return layoutOf(t, uint64(t.Size()))
 }
 
 // Tensor describes the elements below Len in DLPack's terms.
-func (v *Vector[T]) Tensor() (vmm.Tensor, error) { return v.base().tensor(v.Layout()) }
+func (v *Vector[T]) Tensor() (vmm.Tensor, error) { return v.base().tensor(v.Range(), v.Layout()) }
 
 // Layout describes the rows' bytes, as Vector.Layout does; for nil Rows it is the
 // zero Layout.
 func (r *Rows[T]) Layout() vmm.Layout {
-	if r == nil {
+	if r.Width() == 0 {
 		return vmm.Layout{}
 	}
-	return layoutOf(reflect.TypeFor[T](), r.c.stride, r.width)
+	return layoutOf(reflect.TypeFor[T](), uint64(r.Pitch()), r.Width())
 }
 
 // Tensor describes the rows below Len in DLPack's terms. If the pitch is no multiple
 // of the element's size, it returns vmm.ErrNotSupported.
-func (r *Rows[T]) Tensor() (vmm.Tensor, error) { return r.base().tensor(r.Layout()) }
+func (r *Rows[T]) Tensor() (vmm.Tensor, error) { return r.base().tensor(r.Range(), r.Layout()) }
 
-func (c counted) tensor(l vmm.Layout) (vmm.Tensor, error) {
-	return l.Tensor(c.r.Device(), c.r.Ptr(), uint64(c.length())*c.stride)
+// tensor describes the whole items in r, which is the Source.
+func (c *counted) tensor(r *vmm.Range, l vmm.Layout) (vmm.Tensor, error) {
+	// A range that is closed has a device and an address still.
+	if err := open(r); err != nil {
+		return vmm.Tensor{}, fmt.Errorf("describe as tensor: %w", err)
+	}
+	return l.Tensor(r.Device(), r.Ptr(), uint64(c.length())*c.stride)
 }

@@ -2,6 +2,7 @@ package growable_test
 
 import (
 	"encoding/hex"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -97,6 +98,45 @@ func TestLayoutOfRows(t *testing.T) {
 	got, err = v.Tensor()
 	require.NoError(t, err)
 	require.Equal(t, vmm.Tensor{Device: "host", Ptr: v.Ptr(), Kind: vmm.ElemInt, Bits: 16, Shape: []int64{3}, Strides: []int64{1}}, got)
+}
+
+// TestLayoutOfATypeAndDimensions: the same as of what holds the elements.
+func TestLayoutOfATypeAndDimensions(t *testing.T) {
+	l, err := growable.LayoutOf[float32](768)
+	require.NoError(t, err)
+	require.Equal(t, "rows of 768 float32", l.String())
+	r, err := growable.NewRows[float32](vmmtest.Device(t), 768, growable.RowsOptions{MaxRows: 10})
+	require.NoError(t, err)
+	defer r.Close()
+	require.NoError(t, r.Layout().Check(l))
+	l, err = growable.LayoutOf[event]()
+	require.NoError(t, err)
+	require.NoError(t, layoutOf[event](t).Check(l))
+	l, err = growable.LayoutOf[[3]float32](2)
+	require.NoError(t, err)
+	require.NoError(t, layoutOf[[2][3]float32](t).Check(l))
+
+	// The caller's slice stays the caller's, with what lies behind its end.
+	dims := []int{2, 9}
+	l, err = growable.LayoutOf[[3]float32](dims[:1]...)
+	require.NoError(t, err)
+	dims[0] = 7
+	require.Equal(t, []int{2, 3}, l.Shape)
+	require.Equal(t, 9, dims[1])
+
+	for text, make := range map[string]func() (vmm.Layout, error){
+		"rows of 5 dimensions":                              func() (vmm.Layout, error) { return growable.LayoutOf[int8](1, 1, 1, 1, 1) },
+		"describe int8 in rows of [0]: invalid argument: a": func() (vmm.Layout, error) { return growable.LayoutOf[int8](0) },
+		"a dimension of -3":                                 func() (vmm.Layout, error) { return growable.LayoutOf[int8](-3) },
+		"rows of [4611686018427387904 8] elements":          func() (vmm.Layout, error) { return growable.LayoutOf[int8](math.MaxInt/2+1, 8) },
+		"9223372036854775808 apart":                         func() (vmm.Layout, error) { return growable.LayoutOf[int8](math.MaxInt/2+1, 2) },
+	} {
+		_, err := make()
+		require.ErrorIs(t, err, vmm.ErrInvalid, text)
+		require.ErrorContains(t, err, text)
+	}
+	_, err = growable.LayoutOf[string](3)
+	require.ErrorIs(t, err, growable.ErrElement)
 }
 
 func TestLayoutOfNothing(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/bits"
 	"reflect"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -17,9 +16,8 @@ import (
 // written as zeros and never read. Safe for concurrent use as Vector is. The caller
 // must Close it.
 type Rows[T any] struct {
-	c     counted
-	width int
-	data  uint64 // bytes of a row without its padding
+	r      *vmm.Range    // nil in zero Rows
+	reader RowsReader[T] // of r
 }
 
 // RowsOptions configures NewRows; its zero value is the default.
@@ -27,8 +25,8 @@ type RowsOptions struct {
 	// Pitch is the number of bytes from one row to the next: a multiple of the
 	// element's alignment, and at least the size of a row. 0 is no padding.
 	Pitch int
-	// MaxRows is how many rows to reserve addresses for; 0 uses Range.Max. If both
-	// are set, they must be the same.
+	// MaxRows is how many rows there can be; 0 uses Range.Max. If both are set, they
+	// must be the same.
 	MaxRows int
 	// Range configures the Range that holds the rows.
 	Range vmm.RangeOptions
@@ -41,7 +39,7 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make rows: %w", err)
 	}
-	data, pitch, err := layout(t, width, o.Pitch)
+	data, pitch, err := rowSize(t, width, o.Pitch)
 	if err == nil {
 		o.Range.Max, err = maxBytes(o.MaxRows, pitch, "rows", o.Range.Max)
 	}
@@ -52,53 +50,47 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("make rows of %d %v: %w", width, t, err)
 	}
-	return &Rows[T]{counted{r, pitch, "rows"}, width, data}, nil
+	return &Rows[T]{r: r, reader: RowsReader[T]{c: counted{r, pitch, "rows"}, width: width, data: data}}, nil
 }
 
-// layout returns the size of a row, and the bytes from one row to the next.
-func layout(t reflect.Type, width, pitch int) (data, step uint64, err error) {
-	if width < 1 {
-		return 0, 0, fmt.Errorf("%w: rows of %d elements", vmm.ErrInvalid, width)
-	}
-	over, data := bits.Mul64(uint64(width), uint64(t.Size()))
-	if over != 0 || int64(data) < 0 {
-		return 0, 0, fmt.Errorf("%w: rows of %d elements of %d bytes", vmm.ErrInvalid, width, t.Size())
-	}
-	if pitch == 0 {
-		return data, data, nil
-	}
-	if pitch < 0 || uint64(pitch) < data || pitch%t.Align() != 0 {
-		return 0, 0, fmt.Errorf("%w: a pitch of %d bytes for rows of %d, aligned to %d", vmm.ErrInvalid, pitch, data, t.Align())
-	}
-	return data, uint64(pitch), nil
-}
-
-// base returns the counted Range; the zero value for nil Rows.
-func (r *Rows[T]) base() counted {
+// read returns the RowsReader of the rows; nil for nil Rows.
+func (r *Rows[T]) read() *RowsReader[T] {
 	if r == nil {
-		return counted{}
+		return nil
 	}
-	return r.c
+	return &r.reader
 }
+
+// base returns the counted Range; nil for nil Rows.
+func (r *Rows[T]) base() *counted { return r.read().base() }
 
 // Range returns the Range that holds the rows, for bytes, peers, streams, segments
 // and sharing. A caller that writes through it must write whole rows with their
 // padding.
-func (r *Rows[T]) Range() *vmm.Range { return r.base().r }
-
-// Width is how many elements a row has.
-func (r *Rows[T]) Width() int {
+func (r *Rows[T]) Range() *vmm.Range {
 	if r == nil {
-		return 0
+		return nil
 	}
-	return r.width
+	return r.r
 }
 
+// String is the type and width of the rows, their device, length, capacity and maximum.
+func (r *Rows[T]) String() string {
+	if r.Range() == nil {
+		return "no rows"
+	}
+	return fmt.Sprintf("rows of %d %s on %v: length %d, capacity %d, maximum %d",
+		r.Width(), typeName(reflect.TypeFor[T]()), r.r.Device(), r.Len(), r.Cap(), r.MaxLen())
+}
+
+// Width is how many elements a row has.
+func (r *Rows[T]) Width() int { return r.read().Width() }
+
 // Pitch is the number of bytes from one row to the next.
-func (r *Rows[T]) Pitch() int { return int(r.base().stride) }
+func (r *Rows[T]) Pitch() int { return r.read().Pitch() }
 
 // Len is how many rows have been written.
-func (r *Rows[T]) Len() int { return r.base().length() }
+func (r *Rows[T]) Len() int { return r.base().count(r.Range().Len()) }
 
 // Cap is how many rows have memory.
 func (r *Rows[T]) Cap() int { return r.base().count(r.Range().Cap()) }
@@ -111,13 +103,13 @@ func (r *Rows[T]) Ptr() vmm.Ptr { return r.Range().Ptr() }
 
 // PtrAt is a row's address, for rows from 0 to Cap. Outside it panics as an
 // index does.
-func (r *Rows[T]) PtrAt(row int) vmm.Ptr { return r.base().ptrAt(row) }
+func (r *Rows[T]) PtrAt(row int) vmm.Ptr { return r.base().ptrAt(r.Range(), row) }
 
 // Append writes s, which must be whole rows, after the last row, as Vector.Append
 // does. With a pitch it first makes a copy of s with padding.
 func (r *Rows[T]) Append(s ...T) error {
-	if err := r.base().checkWhole("append", len(s)); err != nil {
-		return err
+	if !r.base().whole(r.Range()) {
+		return r.base().notWhole(len(s))
 	}
 	b, err := r.pack("append", s)
 	if err != nil {
@@ -126,49 +118,53 @@ func (r *Rows[T]) Append(s ...T) error {
 	return r.Range().Append(b)
 }
 
-// rows is how many rows n elements make; an error if not a whole number.
-func (r *Rows[T]) rows(op string, n int) (int, error) {
-	if width := r.Width(); width == 0 || n%width != 0 {
-		return 0, fmt.Errorf("%s %d elements: %w: rows have %d", op, n, vmm.ErrInvalid, r.Width())
-	}
-	return n / r.width, nil
-}
-
-// packed reports whether the rows have no padding.
-func (r *Rows[T]) packed() bool { return r.c.stride == r.data }
-
 // pack returns whole rows as bytes with their padding.
 func (r *Rows[T]) pack(op string, s []T) ([]byte, error) {
-	n, err := r.rows(op, len(s))
+	n, err := r.read().rows(op, len(s))
 	if err != nil {
 		return nil, err
 	}
 	b := bytesOf(s)
-	if n == 0 || r.packed() {
+	if n == 0 || r.reader.packed() {
 		return b, nil
 	}
-	size, err := r.c.bytes(op, n)
+	c, data := &r.reader.c, r.reader.data
+	size, err := c.bytes(op, n)
 	if err != nil {
 		return nil, err
 	}
 	// Checked before the copy is allocated: with a large pitch it exceeds s by far.
-	if limit := r.c.r.Max(); size > limit {
-		return nil, fmt.Errorf("%s %d rows: %w: %d bytes, of at most %d", op, n, vmm.ErrFull, size, limit)
+	if limit := r.r.Max(); size > limit {
+		return nil, fmt.Errorf("%s %d rows: %w: there can be %d", op, n, vmm.ErrFull, c.count(limit))
 	}
 	out := make([]byte, size)
 	for i := range uint64(n) {
-		copy(out[i*r.c.stride:], b[i*r.data:(i+1)*r.data])
+		copy(out[i*c.stride:], b[i*data:(i+1)*data])
 	}
 	return out, nil
 }
 
+// AppendSeq appends the rows of seq, about 1 MiB at a time, and returns how many it has
+// appended. Each slice must be whole rows. If one is not, or an Append fails, the rows
+// before it stay, and what was read from seq behind them is lost.
+func (r *Rows[T]) AppendSeq(seq iter.Seq[[]T]) (int, error) {
+	if seq == nil {
+		return 0, errNoSeq
+	}
+	return appendSeq(r.base(), r.Width(), r.Append, seq)
+}
+
 // Grow raises Cap to at least n rows beyond Len. It completes or changes nothing.
 // A kernel may then write from PtrAt(Len()) on; SetLen counts what it wrote.
-func (r *Rows[T]) Grow(n int) error { return r.base().grow(n) }
+func (r *Rows[T]) Grow(n int) error { return r.base().grow(r.Range(), n) }
 
 // SetLen sets Len to n rows, at most Cap. A smaller Len drops rows and keeps the
 // memory; see Clip.
-func (r *Rows[T]) SetLen(n int) error { return r.base().setLen(n) }
+func (r *Rows[T]) SetLen(n int) error { return r.base().setLen(r.Range(), n) }
+
+// Truncate drops the rows from n on and keeps the memory; see Clip. It is SetLen for
+// callers that mean to drop only: if n is above Len, it returns vmm.ErrBounds.
+func (r *Rows[T]) Truncate(n int) error { return r.base().truncate(r.Range(), n) }
 
 // Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
 // may use them.
@@ -176,51 +172,8 @@ func (r *Rows[T]) Clip() error { return r.Range().Clip() }
 
 // ReadAt copies rows from row on to dst, which must be whole rows, after waiting
 // for work that may write them. It returns how many rows it copied; beyond Len also
-// io.EOF.
-func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) {
-	off, err := r.base().offset("read", row)
-	if err != nil {
-		return 0, err
-	}
-	want, err := r.rows("read into", len(dst))
-	if err != nil {
-		return 0, err
-	}
-	b := bytesOf(dst)
-	if want == 0 || r.packed() {
-		n, err := r.c.r.ReadAt(b, off)
-		return r.c.count(uint64(n)), err
-	}
-	// The padding is read as well, and removed: about 1 MiB at a time, whatever the
-	// size of dst.
-	batch := int(max(1, min(uint64(want), 1<<20/r.c.stride)))
-	var buf []byte
-	if batch > 1 {
-		buf = make([]byte, uint64(batch)*r.c.stride)
-	}
-	for i := 0; i < want; {
-		got, err := r.readBatch(b[uint64(i)*r.data:], min(batch, want-i), off+int64(uint64(i)*r.c.stride), buf)
-		i += got
-		if err != nil {
-			return i, err
-		}
-	}
-	return want, nil
-}
-
-// readBatch reads n rows from byte off on through buf; a single row without it.
-func (r *Rows[T]) readBatch(dst []byte, n int, off int64, buf []byte) (int, error) {
-	if n == 1 {
-		m, err := r.c.r.ReadAt(dst[:r.data], off)
-		return int(uint64(m) / r.data), err
-	}
-	m, err := r.c.r.ReadAt(buf[:uint64(n)*r.c.stride], off)
-	got := r.c.count(uint64(m))
-	for i := range uint64(got) {
-		copy(dst[i*r.data:], buf[i*r.c.stride:][:r.data])
-	}
-	return got, err
-}
+// io.EOF. To read one row, pass a dst of Width elements: that costs no allocation.
+func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) { return r.read().ReadAt(dst, row) }
 
 // WriteAt replaces the rows from row on by src, which must be whole rows. It returns
 // how many it wrote. If not all of them lie below Len, it returns vmm.ErrBounds and
@@ -237,27 +190,23 @@ func (r *Rows[T]) WriteAt(src []T, row int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := r.c.r.WriteAt(b, off)
-	return r.c.count(uint64(n)), err
+	n, err := r.r.WriteAt(b, off)
+	return r.base().count(uint64(n)), err
 }
 
 // Blocks yields all rows below the Len at the start, as many at a time as fit into
 // buf, which must hold at least one; a nil buf is about 1 MiB. Each slice is valid
 // until the next. If a copy fails, the last pair has the error.
-func (r *Rows[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
-	return blocks(r.base(), r.Width(), buf, r.ReadAt)
-}
+func (r *Rows[T]) Blocks(buf []T) iter.Seq2[[]T, error] { return r.read().Blocks(buf) }
+
+// All yields all rows below the Len at the start, one by one. Each slice is valid until
+// the next. If a copy fails, the last pair has the error.
+func (r *Rows[T]) All() iter.Seq2[[]T, error] { return r.read().All() }
 
 // Host returns the rows below Len as one slice. If the CPU cannot address the
 // memory, or rows have padding, it returns vmm.ErrNotSupported. The slice is valid
 // while the Rows grow, until a Clip or SetLen below its end, or Close.
-func (r *Rows[T]) Host() ([]T, error) {
-	if r != nil && !r.packed() {
-		return nil, fmt.Errorf("view rows of %d bytes %d apart as one slice: %w", r.data, r.c.stride, vmm.ErrNotSupported)
-	}
-	h, err := host[T](r.Range())
-	return h[:len(h)-len(h)%max(r.Width(), 1)], err
-}
+func (r *Rows[T]) Host() ([]T, error) { return r.read().Host() }
 
 // Close waits for work that may use the memory, and frees memory and addresses; see
 // vmm.Reservation.Close. Twice is fine, and so is a nil Rows.

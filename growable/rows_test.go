@@ -6,11 +6,13 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -237,7 +239,8 @@ func TestNilAndClosedRows(t *testing.T) {
 		require.ErrorIs(t, err, want)
 		require.Zero(t, r.Len()+r.Cap())
 		for b, err := range r.Blocks(nil) {
-			t.Fatal("a block of nothing", b, err)
+			require.Empty(t, b)
+			require.ErrorIs(t, err, want)
 		}
 		require.NoError(t, r.Close())
 		require.NoError(t, r.CloseContext(t.Context()))
@@ -246,4 +249,58 @@ func TestNilAndClosedRows(t *testing.T) {
 	require.Zero(t, none.Width()+none.Pitch()+none.MaxLen())
 	require.Zero(t, none.Ptr())
 	require.Nil(t, none.Range())
+}
+
+func TestRowsAll(t *testing.T) {
+	d := vmmtest.Device(t)
+	for _, pitch := range []int{0, 16} {
+		r := rows[int32](t, d, 3, growable.RowsOptions{Pitch: pitch, MaxRows: 1 << 20})
+		want := [][]int32{{1, 2, 3}, {4, 5, 6}, {7, 8, 9}}
+		n, err := r.AppendSeq(slices.Values(want))
+		require.NoError(t, err)
+		require.Equal(t, 3, n)
+		var got [][]int32
+		for row, err := range r.All() {
+			require.NoError(t, err)
+			got = append(got, slices.Clone(row))
+		}
+		require.Equal(t, want, got)
+
+		// Several rows at once, none, and then one that is too short.
+		n, err = r.AppendSeq(slices.Values([][]int32{{1, 2, 3, 4, 5, 6}, {}, {7, 8}, {9, 9, 9}}))
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+		require.ErrorContains(t, err, "append 2 elements: invalid argument: not whole rows of 3")
+		require.Equal(t, 2, n)
+		require.Equal(t, 5, r.Len())
+		_, err = r.AppendSeq(nil)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+
+		require.NoError(t, r.Truncate(1))
+		require.ErrorContains(t, r.Truncate(2), "truncate to 2 rows: out of bounds: there are 1")
+		require.Equal(t, fmt.Sprintf("rows of 3 int32 on host:0: length 1, capacity %d, maximum %d", r.Cap(), r.MaxLen()), r.String())
+	}
+	require.Equal(t, "no rows", (&growable.Rows[int8]{}).String())
+}
+
+// TestOneRowCostsNoAllocation: read into a slice of the caller's, with padding too.
+func TestOneRowCostsNoAllocation(t *testing.T) {
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(t, err)
+	for _, pitch := range []int{0, 16} {
+		r, err := growable.NewRows[int32](d, 3, growable.RowsOptions{Pitch: pitch, MaxRows: 100})
+		require.NoError(t, err)
+		require.NoError(t, r.Append(make([]int32, 30)...))
+		reader, err := growable.NewRowsReader[int32](r.Range(), 3)
+		require.NoError(t, err)
+		row := make([]int32, 3)
+		for _, read := range []func([]int32, int) (int, error){r.ReadAt, reader.ReadAt} {
+			require.Zero(t, testing.AllocsPerRun(100, func() {
+				if n, err := read(row, 7); n != 1 || err != nil {
+					t.Fatal(n, err)
+				}
+			}))
+		}
+		require.NoError(t, r.Close())
+	}
+	require.NoError(t, d.Close())
 }

@@ -4,22 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"reflect"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Vector is a slice of T in device memory that grows in place. Counts and
-// indices are elements. Safe for concurrent use: Append is atomic, while Grow
-// and SetLen used together want one producer at a time. The caller must Close it.
-type Vector[T any] struct{ c counted }
+// Vector is a slice of T in device memory that grows in place. Counts and indices are
+// elements. Safe for concurrent use: Append is atomic, while Grow, SetLen and Truncate
+// used together want one producer at a time. The caller must Close it.
+type Vector[T any] struct {
+	r      *vmm.Range // nil in a zero Vector
+	reader Reader[T]  // of r
+}
 
 // Options configures New; its zero value is the default.
 type Options struct {
-	// MaxLen is how many elements to reserve addresses for; 0 uses Range.Max. If
-	// both are set, they must be the same.
+	// MaxLen is how many elements there can be; 0 uses Range.Max. If both are set,
+	// they must be the same.
 	MaxLen int
 	// Range configures the Range that holds the elements.
 	Range vmm.RangeOptions
@@ -40,7 +42,11 @@ func New[T any](d *vmm.Device, o Options) (*Vector[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("make vector of %v: %w", t, err)
 	}
-	return &Vector[T]{counted{r, uint64(t.Size()), "elements"}}, nil
+	return newVector[T](r), nil
+}
+
+func newVector[T any](r *vmm.Range) *Vector[T] {
+	return &Vector[T]{r: r, reader: Reader[T]{c: counted{r, uint64(reflect.TypeFor[T]().Size()), "elements"}}}
 }
 
 // FromRange makes a Vector of the bytes in r, whose length must be a whole number
@@ -50,26 +56,51 @@ func FromRange[T any](r *vmm.Range) (*Vector[T], error) {
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make vector: %w", err)
 	}
-	if r == nil || r.Len()%uint64(t.Size()) != 0 {
-		return nil, fmt.Errorf("make vector of %v: %w: %v is no whole number of %d-byte elements", t, vmm.ErrInvalid, r, t.Size())
+	if r == nil {
+		return nil, fmt.Errorf("make vector of %v: %w: no range", t, vmm.ErrInvalid)
 	}
-	return &Vector[T]{counted{r, uint64(t.Size()), "elements"}}, nil
+	if n := r.Len(); n%uint64(t.Size()) != 0 {
+		return nil, fmt.Errorf("make vector of %v: %w: the range has %d bytes, which are no whole number of %d-byte elements", t, vmm.ErrInvalid, n, t.Size())
+	}
+	return newVector[T](r), nil
 }
 
-// base returns the counted Range; the zero value for a nil Vector.
-func (v *Vector[T]) base() counted {
+// read returns the Reader of the elements; nil for a nil Vector.
+func (v *Vector[T]) read() *Reader[T] {
 	if v == nil {
-		return counted{}
+		return nil
 	}
-	return v.c
+	return &v.reader
+}
+
+// base returns the counted Range; nil for a nil Vector.
+func (v *Vector[T]) base() *counted {
+	if v == nil {
+		return nil
+	}
+	return &v.reader.c
 }
 
 // Range returns the Range that holds the elements, for bytes, peers, streams,
 // segments and sharing. A caller that writes through it must write whole elements.
-func (v *Vector[T]) Range() *vmm.Range { return v.base().r }
+func (v *Vector[T]) Range() *vmm.Range {
+	if v == nil {
+		return nil
+	}
+	return v.r
+}
+
+// String is the Vector's type, device, length, capacity and maximum.
+func (v *Vector[T]) String() string {
+	if v.Range() == nil {
+		return "no vector"
+	}
+	return fmt.Sprintf("vector of %s on %v: length %d, capacity %d, maximum %d",
+		typeName(reflect.TypeFor[T]()), v.r.Device(), v.Len(), v.Cap(), v.MaxLen())
+}
 
 // Len is how many elements have been written.
-func (v *Vector[T]) Len() int { return v.base().length() }
+func (v *Vector[T]) Len() int { return v.base().count(v.Range().Len()) }
 
 // Cap is how many elements have memory.
 func (v *Vector[T]) Cap() int { return v.base().count(v.Range().Cap()) }
@@ -82,7 +113,7 @@ func (v *Vector[T]) Ptr() vmm.Ptr { return v.Range().Ptr() }
 
 // PtrAt is element i's address, for i from 0 to Cap. Outside it panics as an
 // index does.
-func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(i) }
+func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(v.Range(), i) }
 
 // Append writes s after the last element. The copy has finished when Append
 // returns: s may be reused, and later readers see the data. A failed Append leaves
@@ -92,20 +123,41 @@ func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(i) }
 // them to another thread. A slice of the caller's costs none, and a Writer buffers
 // single values.
 func (v *Vector[T]) Append(s ...T) error {
-	if err := v.base().checkWhole("append", len(s)); err != nil {
-		return err
+	if !v.base().whole(v.Range()) {
+		return v.base().notWhole(len(s))
 	}
 	return v.Range().Append(bytesOf(s))
+}
+
+// AppendSeq appends the elements of seq, about 1 MiB at a time, and returns how many it
+// has appended. If an Append fails, those before it stay, and what was read from seq
+// behind them is lost.
+func (v *Vector[T]) AppendSeq(seq iter.Seq[T]) (int, error) {
+	if seq == nil {
+		return 0, errNoSeq
+	}
+	return appendSeq(v.base(), 1, v.Append, func(yield func([]T) bool) {
+		one := make([]T, 1)
+		for one[0] = range seq {
+			if !yield(one) {
+				return
+			}
+		}
+	})
 }
 
 // Grow raises Cap to at least n elements beyond Len. It completes or changes
 // nothing. A kernel may then write from PtrAt(Len()) on; SetLen counts what it
 // wrote.
-func (v *Vector[T]) Grow(n int) error { return v.base().grow(n) }
+func (v *Vector[T]) Grow(n int) error { return v.base().grow(v.Range(), n) }
 
 // SetLen sets Len to n, at most Cap. A smaller Len drops elements and keeps the
 // memory; see Clip.
-func (v *Vector[T]) SetLen(n int) error { return v.base().setLen(n) }
+func (v *Vector[T]) SetLen(n int) error { return v.base().setLen(v.Range(), n) }
+
+// Truncate drops the elements from n on and keeps the memory; see Clip. It is SetLen
+// for callers that mean to drop only: if n is above Len, it returns vmm.ErrBounds.
+func (v *Vector[T]) Truncate(n int) error { return v.base().truncate(v.Range(), n) }
 
 // Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
 // may use them.
@@ -114,23 +166,18 @@ func (v *Vector[T]) Clip() error { return v.Range().Clip() }
 // At reads element i, after waiting for work that may write it. An index outside
 // [0, Len) panics as a slice's does. The error is that of the copy.
 func (v *Vector[T]) At(i int) (x T, err error) {
-	one := make([]T, 1)
-	if i >= 0 {
-		_, err = v.ReadAt(one, i)
-	}
-	if i < 0 || errors.Is(err, io.EOF) || errors.Is(err, vmm.ErrBounds) {
+	x, err = v.read().At(i)
+	if err != nil && errors.Is(err, vmm.ErrBounds) {
 		index(i, v.Len())
 	}
-	return one[0], err
+	return x, err
 }
 
 // Set replaces element i. An index outside [0, Len) panics as a slice's does. The
 // error is that of the copy.
-func (v *Vector[T]) Set(i int, x T) (err error) {
-	if i >= 0 {
-		_, err = v.WriteAt([]T{x}, i)
-	}
-	if i < 0 || errors.Is(err, vmm.ErrBounds) {
+func (v *Vector[T]) Set(i int, x T) error {
+	_, err := v.WriteAt([]T{x}, i)
+	if errors.Is(err, vmm.ErrBounds) {
 		index(i, v.Len())
 	}
 	return err
@@ -138,14 +185,7 @@ func (v *Vector[T]) Set(i int, x T) (err error) {
 
 // ReadAt copies elements from i on to dst, after waiting for work that may write
 // them. It returns how many it copied; beyond Len also io.EOF.
-func (v *Vector[T]) ReadAt(dst []T, i int) (int, error) {
-	off, err := v.base().offset("read", i)
-	if err != nil {
-		return 0, err
-	}
-	n, err := v.Range().ReadAt(bytesOf(dst), off)
-	return v.base().count(uint64(n)), err
-}
+func (v *Vector[T]) ReadAt(dst []T, i int) (int, error) { return v.read().ReadAt(dst, i) }
 
 // WriteAt replaces the elements from i on. If not all of them lie below Len, it
 // returns vmm.ErrBounds and writes nothing.
@@ -154,21 +194,23 @@ func (v *Vector[T]) WriteAt(src []T, i int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := v.Range().WriteAt(bytesOf(src), off)
+	n, err := v.r.WriteAt(bytesOf(src), off)
 	return v.base().count(uint64(n)), err
 }
 
 // Blocks yields all elements below the Len at the start, at most len(buf) at a
 // time; a nil buf is about 1 MiB. Each slice is valid until the next. If a copy
 // fails, the last pair has the error.
-func (v *Vector[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
-	return blocks(v.base(), 1, buf, v.ReadAt)
-}
+func (v *Vector[T]) Blocks(buf []T) iter.Seq2[[]T, error] { return v.read().Blocks(buf) }
+
+// All yields all elements below the Len at the start, one by one. If a copy fails, the
+// last pair has the error.
+func (v *Vector[T]) All() iter.Seq2[T, error] { return v.read().All() }
 
 // Host returns the elements below Len as a slice, if the CPU can address the
 // memory; on CUDA it returns vmm.ErrNotSupported. The slice is valid while the
 // Vector grows, until a Clip or SetLen below its end, or Close.
-func (v *Vector[T]) Host() ([]T, error) { return host[T](v.Range()) }
+func (v *Vector[T]) Host() ([]T, error) { return v.read().Host() }
 
 // Close waits for work that may use the memory, and frees memory and addresses; see
 // vmm.Reservation.Close. Twice is fine, and so is a nil Vector.

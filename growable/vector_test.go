@@ -1,6 +1,7 @@
 package growable_test
 
 import (
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -285,8 +286,122 @@ func TestNilVector(t *testing.T) {
 	require.Zero(t, v.Ptr())
 	require.Nil(t, v.Range())
 	for b, err := range v.Blocks(nil) {
-		t.Fatal("a block of nothing", b, err)
+		require.Empty(t, b)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
 	}
 	require.NoError(t, v.Close())
 	require.NoError(t, v.CloseContext(t.Context()))
+}
+
+func TestVectorAll(t *testing.T) {
+	v := vector[int32](t, vmmtest.Device(t, drivertest.FailNth("CopyOut", 3, vmm.ErrInvalid)), growable.Options{MaxLen: 1000})
+	require.Empty(t, collect(t, v.All()))
+	n, err := v.AppendSeq(slices.Values([]int32{1, 2, 3, 4}))
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	require.Equal(t, []int32{1, 2, 3, 4}, collect(t, v.All()))
+	for x, err := range v.All() {
+		require.NoError(t, err)
+		if x == 2 {
+			break
+		}
+	}
+	for x, err := range v.All() {
+		require.Zero(t, x)
+		require.ErrorIs(t, err, vmm.ErrInvalid, "the copy failed")
+	}
+}
+
+// TestVectorAppendSeq: a sequence larger than the buffer, and one that fails on the way.
+func TestVectorAppendSeq(t *testing.T) {
+	const many = 1<<18 + 5 // elements of 4 bytes: the buffer holds 1 MiB
+	counting := func(yield func(int32) bool) {
+		for i := range int32(many) {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+	fail := false
+	d := vmmtest.Device(t, func(c drivertest.Call) error {
+		if c.Name == "CopyIn" && c.Size < 1<<20 && fail {
+			return vmm.ErrOutOfMemory
+		}
+		return nil
+	})
+	v := vector[int32](t, d, growable.Options{MaxLen: 3 * many})
+	n, err := v.AppendSeq(counting)
+	require.NoError(t, err)
+	require.Equal(t, many, n)
+	got := all(t, v)
+	require.Len(t, got, many)
+	for i, x := range got {
+		require.EqualValues(t, i, x)
+	}
+
+	fail = true
+	n, err = v.AppendSeq(counting)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 1<<18, n, "what was appended before stays")
+	require.Equal(t, many+n, v.Len())
+
+	n, err = v.AppendSeq(func(func(int32) bool) {})
+	require.NoError(t, err)
+	require.Zero(t, n)
+	_, err = v.AppendSeq(nil)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+}
+
+func TestVectorTruncate(t *testing.T) {
+	v := vector[int32](t, vmmtest.Device(t), growable.Options{MaxLen: 1000})
+	require.NoError(t, v.Append(1, 2, 3))
+	require.Greater(t, v.Cap(), 4)
+	require.NoError(t, v.Truncate(3))
+	err := v.Truncate(4)
+	require.ErrorIs(t, err, vmm.ErrBounds, "although there is memory for it")
+	require.ErrorContains(t, err, "truncate to 4 elements: out of bounds: there are 3")
+	require.ErrorIs(t, v.Truncate(-1), vmm.ErrInvalid)
+	require.ErrorIs(t, v.Truncate(math.MaxInt), vmm.ErrFull)
+	capacity := v.Cap()
+	require.NoError(t, v.Truncate(1))
+	require.Equal(t, []int32{1}, all(t, v))
+	require.Equal(t, capacity, v.Cap(), "the memory stays")
+	require.NoError(t, v.Truncate(0))
+	require.ErrorIs(t, v.Truncate(1), vmm.ErrBounds)
+	require.NoError(t, v.Close())
+	for _, n := range []int{0, 1} {
+		require.ErrorIs(t, v.Truncate(n), vmm.ErrClosed)
+	}
+}
+
+func TestVectorString(t *testing.T) {
+	v := vector[float32](t, vmmtest.Device(t), growable.Options{MaxLen: 1 << 19})
+	require.NoError(t, v.Append(1, 2, 3))
+	require.Equal(t, fmt.Sprintf("vector of float32 on host:0: length 3, capacity %d, maximum 524288", v.Cap()), v.String())
+	require.Equal(t, v.String(), fmt.Sprint(v))
+	var none *growable.Vector[float32]
+	require.Equal(t, "no vector", none.String())
+	require.Equal(t, "no vector", (&growable.Vector[int8]{}).String())
+	require.Contains(t, vector[struct{ A, B int8 }](t, v.Range().Device(), growable.Options{MaxLen: 1}).String(), "vector of struct {..} on ")
+}
+
+// TestMaxLenIsExact: not one element more than was asked for.
+func TestMaxLenIsExact(t *testing.T) {
+	t.Skip("needs an exact Range.Max")
+	d := vmmtest.Device(t)
+	v := vector[int32](t, d, growable.Options{MaxLen: 100})
+	require.Equal(t, 100, v.MaxLen())
+	require.ErrorIs(t, v.Append(make([]int32, 101)...), vmm.ErrFull)
+	for i := range int32(100) {
+		require.NoError(t, v.Append(i))
+	}
+	require.ErrorIs(t, v.Append(100), vmm.ErrFull)
+	require.ErrorIs(t, v.Grow(1), vmm.ErrFull)
+	require.Equal(t, 100, v.Len())
+
+	r := rows[int16](t, d, 3, growable.RowsOptions{Pitch: 8, MaxRows: 100})
+	require.Equal(t, 100, r.MaxLen())
+	require.NoError(t, r.Append(make([]int16, 300)...))
+	require.ErrorIs(t, r.Append(1, 2, 3), vmm.ErrFull)
+	require.Equal(t, 100, r.Len())
 }

@@ -8,15 +8,28 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Writer buffers elements and appends them to a Vector many at a time, as a
-// bufio.Writer does for an io.Writer. Call Flush after the last Append. An error is
-// not sticky, unlike that of a bufio.Writer: because Vector.Append is all or
-// nothing, a call that returns an error has taken none of its elements and lost
-// none of those before, and can be repeated. Not safe for concurrent use.
+// Appender is what a Writer appends to: a *Vector[T], or *Rows[T].
+type Appender[T any] interface {
+	Append(s ...T) error
+	itemWidth() int // elements of an item; 0 for nil or zero Rows
+}
+
+func (v *Vector[T]) itemWidth() int { return 1 }
+
+func (r *Rows[T]) itemWidth() int { return r.Width() }
+
+// Writer buffers the elements of a Vector, or the rows of Rows, and appends many at a
+// time, as a bufio.Writer does for an io.Writer. Counts are elements or rows. Call
+// Flush after the last Append. An error is not sticky, unlike that of a bufio.Writer:
+// because the Append below is all or nothing, a call that returns an error has taken
+// none of its elements and lost none of those before, and can be repeated. Not safe for
+// concurrent use.
 type Writer[T any] struct {
-	v   *Vector[T]
-	buf []T
-	n   int // elements of buf that are not appended yet
+	_     noCopy
+	to    Appender[T]
+	width int // of to, at least 1
+	buf   []T
+	n     int // elements of buf that are not appended yet; whole items
 }
 
 // Sizes of a buffer in bytes. From the default on, copying a full buffer costs more
@@ -26,37 +39,43 @@ const (
 	maxBuffer     = 64 << 20
 )
 
-// NewWriter makes a Writer that buffers n elements, at most 64 MiB; for n <= 0
-// about 1 MiB.
-func NewWriter[T any](v *Vector[T], n int) *Writer[T] {
-	size := max(int(reflect.TypeFor[T]().Size()), 1)
+// NewWriter makes a Writer that buffers n elements of a Vector or n rows, at most
+// 64 MiB and at least one; for n <= 0 about 1 MiB.
+func NewWriter[T any](to Appender[T], n int) *Writer[T] {
+	w := &Writer[T]{}
+	w.Reset(to)
+	size := max(1, w.width*int(reflect.TypeFor[T]().Size()))
 	if n <= 0 {
 		n = defaultBuffer / size
 	}
-	return &Writer[T]{v: v, buf: make([]T, max(1, min(n, maxBuffer/size)))}
+	w.buf = make([]T, w.width*max(1, min(n, maxBuffer/size)))
+	return w
 }
 
-// Append takes all of x or, with an error, none of it. If x does not fit into the
-// buffer, the buffer is flushed first. A call costs a few nanoseconds and no
-// allocation. For slices as large as the buffer use AppendSlice.
+// Append takes all of x or, with an error, none of it; for Rows, x must be whole rows.
+// If x does not fit into the buffer, the buffer is flushed first. A call costs a few
+// nanoseconds and no allocation. For slices as large as the buffer use AppendSlice.
 func (w *Writer[T]) Append(x ...T) error {
 	if w == nil {
-		return noWriter("append", len(x))
+		return fmt.Errorf("append %d elements: %w", len(x), errNothing)
 	}
-	if len(x) == 1 && w.n < len(w.buf) {
+	if len(x) == 1 && w.width == 1 && w.n < len(w.buf) {
 		w.buf[w.n] = x[0]
 		w.n++
 		return nil
 	}
+	if err := w.check(len(x)); err != nil {
+		return err
+	}
 	// The flush comes before anything of x is taken: if it fails, none of x is.
-	if len(x) > w.Available() {
+	if len(x) > len(w.buf)-w.n {
 		if err := w.Flush(); err != nil {
 			return err
 		}
 		if len(x) > len(w.buf) {
 			// A clone, so that x does not escape: else the elements of every call
 			// would have to be allocated on the heap.
-			return w.v.Append(slices.Clone(x)...)
+			return w.to.Append(slices.Clone(x)...)
 		}
 	}
 	w.n += copy(w.buf[w.n:], x)
@@ -64,59 +83,79 @@ func (w *Writer[T]) Append(x ...T) error {
 }
 
 // AppendSlice is Append for large slices: one that would fill the whole buffer is
-// appended to the Vector without a copy.
+// appended without a copy.
 func (w *Writer[T]) AppendSlice(s []T) error {
-	if w == nil {
-		return noWriter("append", len(s))
-	}
-	if len(s) < len(w.buf) {
+	if w == nil || len(s) < len(w.buf) {
 		return w.Append(s...)
+	}
+	if err := w.check(len(s)); err != nil {
+		return err
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	return w.v.Append(s...)
+	return w.to.Append(s...)
 }
 
-// Flush appends the buffered elements to the Vector. If that fails, all of them
-// stay buffered.
-func (w *Writer[T]) Flush() error {
-	if w.Buffered() == 0 {
-		return nil
+// check returns an error if n elements cannot be taken.
+func (w *Writer[T]) check(n int) error {
+	if w.to == nil {
+		return fmt.Errorf("append %d elements: %w", n, errNothing)
 	}
-	if err := w.v.Append(w.buf[:w.n]...); err != nil {
+	if n%w.width != 0 {
+		return fmt.Errorf("append %d elements: %w: not whole rows of %d", n, vmm.ErrInvalid, w.width)
+	}
+	return nil
+}
+
+// Flush appends what is buffered. If that fails, all of it stays buffered.
+func (w *Writer[T]) Flush() error {
+	if w == nil || w.to == nil {
+		return fmt.Errorf("flush: %w", errNothing)
+	}
+	// Also without elements: the Vector may be closed.
+	if err := w.to.Append(w.buf[:w.n]...); err != nil {
 		return fmt.Errorf("flush %d elements: %w", w.n, err)
 	}
 	w.n = 0
 	return nil
 }
 
-// Reset drops the buffered elements and continues with v.
-func (w *Writer[T]) Reset(v *Vector[T]) {
-	if w != nil {
-		w.v, w.n = v, 0
+// Reset drops what is buffered and continues with another Vector or other Rows. The
+// buffer stays the same.
+func (w *Writer[T]) Reset(to Appender[T]) {
+	if w == nil {
+		return
+	}
+	w.to, w.width, w.n = to, 1, 0
+	if to != nil {
+		w.width = max(1, to.itemWidth())
 	}
 }
 
-// Size is how many elements the buffer holds.
+// Size is how many elements or rows the buffer holds.
 func (w *Writer[T]) Size() int {
 	if w == nil {
 		return 0
 	}
-	return len(w.buf)
+	return w.items(len(w.buf))
 }
 
-// Buffered is how many elements are in the buffer.
+// Buffered is how many elements or rows are in the buffer.
 func (w *Writer[T]) Buffered() int {
 	if w == nil {
 		return 0
 	}
-	return w.n
+	return w.items(w.n)
 }
 
-// Available is how many more elements fit before a flush.
+// Available is how many more elements or rows fit before a flush.
 func (w *Writer[T]) Available() int { return w.Size() - w.Buffered() }
 
-func noWriter(op string, n int) error {
-	return fmt.Errorf("%s %d elements: %w: no writer", op, n, vmm.ErrInvalid)
+// items is how many whole items n elements are.
+func (w *Writer[T]) items(n int) int {
+	if w.width <= 1 { // no division for a Vector
+		return n
+	}
+	return n / w.width
 }

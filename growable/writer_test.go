@@ -136,6 +136,54 @@ func TestWriterReset(t *testing.T) {
 	require.Equal(t, []int64{4}, all(t, b))
 }
 
+// TestWriterOfRows: the same, counted in rows, with padding too.
+func TestWriterOfRows(t *testing.T) {
+	d := vmmtest.Device(t)
+	for _, pitch := range []int{0, 20} {
+		r := rows[int32](t, d, 3, growable.RowsOptions{Pitch: pitch, MaxRows: 10_000})
+		w := growable.NewWriter(r, 4)
+		require.Equal(t, 4, w.Size())
+		var want []int32
+		for i := range 50 {
+			x := make([]int32, 3*(i%7))
+			for k := range x {
+				x[k] = int32(len(want) + k)
+			}
+			add := w.AppendSlice
+			if i%2 == 0 {
+				add = func(x []int32) error { return w.Append(x...) }
+			}
+			require.NoError(t, add(x))
+			want = append(want, x...)
+			require.Equal(t, len(want)/3, r.Len()+w.Buffered())
+			require.Equal(t, 4, w.Buffered()+w.Available())
+
+			// Part of a row is refused, and takes nothing.
+			require.ErrorIs(t, w.Append(1), vmm.ErrInvalid)
+			require.ErrorContains(t, w.AppendSlice(make([]int32, 13)), "append 13 elements: invalid argument: not whole rows of 3")
+			require.Equal(t, len(want)/3, r.Len()+w.Buffered())
+		}
+		require.NoError(t, w.Flush())
+		got := make([]int32, len(want))
+		_, err := r.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+
+		// It continues with other rows, here with some that are longer than the buffer.
+		wide := rows[int32](t, d, 16, growable.RowsOptions{MaxRows: 100})
+		w.Reset(wide)
+		require.Zero(t, w.Size())
+		require.NoError(t, w.Append(make([]int32, 16)...))
+		require.NoError(t, w.Flush())
+		require.Equal(t, 1, wide.Len())
+		require.NoError(t, r.Close())
+		w.Reset(r)
+		require.ErrorIs(t, w.Flush(), vmm.ErrClosed)
+	}
+	require.Equal(t, 1<<18/3, growable.NewWriter(rows[int32](t, d, 3, growable.RowsOptions{MaxRows: 1}), 0).Size(), "1 MiB")
+	require.Equal(t, 1, growable.NewWriter(rows[int32](t, d, 1<<24, growable.RowsOptions{MaxRows: 1}), 9).Size(), "64 MiB")
+}
+
 func TestWriterSizes(t *testing.T) {
 	require.Equal(t, 1<<18, growable.NewWriter[int32](nil, 0).Size())
 	require.Equal(t, 1, growable.NewWriter[[1 << 21]byte](nil, -1).Size())

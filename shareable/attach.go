@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -53,6 +54,8 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	if o.UIDs == nil {
 		o.UIDs = []uint32{uint32(os.Getuid()), 0}
 	}
+	// The View keeps both for Reattach.
+	o.UIDs, o.Token = slices.Clone(o.UIDs), slices.Clone(o.Token)
 	if o.MaxBytes == 0 {
 		o.MaxBytes = dev.Info().Memory
 	}
@@ -78,11 +81,20 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
+	path, err = socketPath(path)
+	if err != nil {
+		return nil, attachFail(name, err)
+	}
 	conn, err := connect(ctx, path, o)
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
-	return AttachConn(ctx, conn, name, dev, o)
+	v, err := AttachConn(ctx, conn, name, dev, o)
+	if err != nil {
+		return nil, err
+	}
+	v.path = path
+	return v, nil
 }
 
 // connect connects to the server at path.

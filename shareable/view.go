@@ -34,6 +34,7 @@ type View struct {
 	res  *vmm.Reservation
 	obj  wire.Object
 	opts AttachOptions
+	path string        // of the socket, for Reattach; empty after AttachConn and Receive
 	stop chan struct{} // closed by markClosed
 
 	// The goroutine that reads the socket.

@@ -112,19 +112,85 @@ func sizeText(n uint64) string {
 	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
 }
 
-// Package driver's plain types under this package's name, so that applications
-// import vmm only. Their documentation is in package driver.
-type (
-	Ptr          = driver.Ptr
-	LocationKind = driver.LocationKind
-	Location     = driver.Location
-	Access       = driver.Access
-	Share        = driver.Share
-	Prop         = driver.Prop
-	Info         = driver.Info
-	Feature      = driver.Feature
-	EventFlags   = driver.EventFlags
-)
+// Package driver's plain types under this package's name, so that applications import
+// vmm only. The comment on each lists its fields or constants, because go doc shows none
+// of an alias; a test compares them with package driver's.
+
+// Ptr is a device address. It is an integer, and prints in hexadecimal.
+type Ptr = driver.Ptr
+
+// LocationKind says what a Location is:
+//
+//	LocationOwner     the device that the call is made on
+//	LocationDevice    ID is a device ordinal
+//	LocationHostNUMA  ID is a NUMA node
+type LocationKind = driver.LocationKind
+
+// Location is where memory is, or what may have access to it. Its zero value is the
+// device that the call is made on.
+//
+//	Kind LocationKind
+//	ID   int
+type Location = driver.Location
+
+// Access is what a device may do with mapped memory, in rising order:
+//
+//	AccessNone
+//	AccessRead
+//	AccessReadWrite
+type Access = driver.Access
+
+// Share is a set of ways in which memory can leave the process. It is fixed when the
+// memory is created. 0 is none.
+//
+//	ShareFD        a file descriptor
+//	ShareFabric    a 64-byte fabric handle
+//	ShareReadOnly  importers cannot write; ErrNotSupported where that cannot be enforced, as on CUDA
+type Share = driver.Share
+
+// Prop describes physical memory; see Device.Create. It is comparable.
+//
+//	Location Location // where the memory is
+//	Share    Share    // 0: private to this process
+//	RDMA     bool     // usable by GPUDirect RDMA
+//	Compress bool     // generic compression
+type Prop = driver.Prop
+
+// Info describes a device; see Device.Info. Reading it needs no context.
+//
+//	Ordinal int
+//	Open    string   // the name for vmm.Open, "cuda:0"
+//	Name    string
+//	Arch    string   // "sm_90"; empty where it has no meaning
+//	PCI     string   // "0000:3b:00.0"; empty where it has no meaning
+//	MIG     string   // the MIG instance's UUID; empty if it is none
+//	Driver  string   // the driver's version
+//	UUID    [16]byte
+//	Memory  uint64   // bytes in all
+//	Compute string   // compute mode; empty where it has no meaning
+type Info = driver.Info
+
+// Feature is something a device may be able to do; see Device.Supports.
+//
+//	FeatureVMM           reserve, create, map, set access
+//	FeatureShareFD       export and import as file descriptors
+//	FeatureShareFabric   export and import as fabric handles
+//	FeatureDMABuf        export of address spans as dma-buf
+//	FeatureRDMA          Prop.RDMA
+//	FeatureHostNUMA      Prop.Location on a host NUMA node
+//	FeaturePools         stream-ordered pools
+//	FeatureLegacyIPC     cuIpc handles of plain memory
+//	FeatureStreamMemOps  StreamMemOps
+//	FeatureKernels       load and launch
+//	FeatureReadOnlyMap   AccessRead is enforced
+type Feature = driver.Feature
+
+// EventFlags say what an event is for; see Device.NewEvent.
+//
+//	EventTiming        Elapsed works on it
+//	EventBlocking      a wait for it sleeps instead of spinning
+//	EventInterprocess  other processes may open it; excludes EventTiming
+type EventFlags = driver.EventFlags
 
 // Package driver's constants under this package's name.
 const (

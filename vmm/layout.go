@@ -55,9 +55,46 @@ type Layout struct {
 }
 
 // Equal says whether both are the same, their hashes included.
-func (l Layout) Equal(m Layout) bool {
-	return l.Kind == m.Kind && l.Bits == m.Bits && l.Size == m.Size && l.Pitch == m.Pitch &&
-		l.Hash == m.Hash && slices.Equal(l.Shape, m.Shape)
+func (l Layout) Equal(m Layout) bool { return l.difference(m) == "" }
+
+// Check is nil if l equals want, else ErrInvalid with the first difference and both
+// its values: "a pitch of 4096 bytes, not 3072".
+func (l Layout) Check(want Layout) error {
+	what := l.difference(want)
+	switch {
+	case what == "":
+		return nil
+	case l.Equal(Layout{}):
+		return fmt.Errorf("%w: there is no layout, and %v is wanted", ErrInvalid, want)
+	}
+	return fmt.Errorf("%w: a layout of %v, not %v: %s", ErrInvalid, l, want, what)
+}
+
+// difference is the first thing in which l is not want; empty if there is none.
+func (l Layout) difference(want Layout) string {
+	switch {
+	case l.Kind != want.Kind:
+		return fmt.Sprintf("elements of kind %v, not %v", l.Kind, want.Kind)
+	case l.Bits != want.Bits:
+		return fmt.Sprintf("numbers of %d bits, not %d", l.Bits, want.Bits)
+	case l.Size != want.Size:
+		return fmt.Sprintf("elements of %d bytes, not %d", l.Size, want.Size)
+	case !slices.Equal(l.Shape, want.Shape):
+		return fmt.Sprintf("a shape of %v, not %v", l.Shape, want.Shape)
+	case l.Pitch != want.Pitch:
+		return fmt.Sprintf("a pitch of %d bytes, not %d", l.Pitch, want.Pitch)
+	case l.Hash != want.Hash:
+		return fmt.Sprintf("a hash of %s, not %s", hashText(l.Hash), hashText(want.Hash))
+	}
+	return ""
+}
+
+// hashText is the whole hash: no shorter text tells every two apart.
+func hashText(hash [32]byte) string {
+	if hash == [32]byte{} {
+		return "none"
+	}
+	return hex.EncodeToString(hash[:])
 }
 
 // Validate is nil if memory can be laid out like this, else ErrInvalid.

@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,6 +41,32 @@ func TestLayoutValidate(t *testing.T) {
 	other = good
 	other.Shape = []int{3, 4}
 	require.True(t, good.Equal(other))
+}
+
+// TestLayoutCheck: the error names the first difference, and both values.
+func TestLayoutCheck(t *testing.T) {
+	want := vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{768}, Pitch: 3072, Hash: [32]byte{0xbd, 31: 0x64}}
+	require.NoError(t, want.Check(want))
+	one := "bd" + strings.Repeat("00", 30) + "64"
+	for text, change := range map[string]func(*vmm.Layout){
+		"a layout of rows of 768 int32, not rows of 768 float32: elements of kind int, not float": func(l *vmm.Layout) { l.Kind = vmm.ElemInt },
+		"numbers of 64 bits, not 32":    func(l *vmm.Layout) { l.Bits, l.Size, l.Pitch = 64, 8, 6144 },
+		"elements of 8 bytes, not 4":    func(l *vmm.Layout) { l.Size = 8 },
+		"a shape of [3 256], not [768]": func(l *vmm.Layout) { l.Shape = []int{3, 256} },
+		"a shape of [], not [768]":      func(l *vmm.Layout) { l.Shape, l.Pitch = nil, 4 },
+		"a layout of rows of 768 float32, 4096 bytes apart, not rows of 768 float32: a pitch of 4096 bytes, not 3072": func(l *vmm.Layout) { l.Pitch = 4096 },
+		"a layout of rows of 768 float32, not rows of 768 float32: a hash of none, not " + one:                        func(l *vmm.Layout) { l.Hash = [32]byte{} },
+		"there is no layout, and rows of 768 float32 is wanted":                                                       func(l *vmm.Layout) { *l = vmm.Layout{} },
+	} {
+		l := want
+		change(&l)
+		err := l.Check(want)
+		require.ErrorIs(t, err, vmm.ErrInvalid, text)
+		require.ErrorContains(t, err, text)
+	}
+	other := want
+	other.Hash[30] = 1
+	require.ErrorContains(t, other.Check(want), "not "+one)
 }
 
 func TestLayoutString(t *testing.T) {

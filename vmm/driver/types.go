@@ -30,9 +30,9 @@ type LocationKind uint8
 // Kinds of location. LocationOwner stands for the device that a call of package vmm
 // is made on. A Driver returns ErrInvalid for it.
 const (
-	LocationOwner    LocationKind = iota
-	LocationDevice                // ID is a device ordinal
-	LocationHostNUMA              // ID is a NUMA node
+	LocationOwner    LocationKind = iota // the device that the call is made on
+	LocationDevice                       // ID is a device ordinal
+	LocationHostNUMA                     // ID is a NUMA node
 )
 
 // Location is where memory is, or what may have access to it.
@@ -161,6 +161,6 @@ type EventFlags uint8
 // Event flags.
 const (
 	EventTiming       EventFlags = 1 << iota // Elapsed works on it
-	EventBlocking                            // SyncEvent sleeps instead of spinning
+	EventBlocking                            // a wait for it sleeps instead of spinning
 	EventInterprocess                        // other processes may open it; excludes EventTiming
 )

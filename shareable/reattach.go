@@ -1,0 +1,38 @@
+package shareable
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Reattach attaches once more, as old was attached by Attach, if old no longer follows
+// its owner: the owner was started again, say. It returns the new View and true. While
+// old.Err is nil, it returns old and false.
+//
+// Nothing carries over to a new View. It has an address, a Len and a Generation of its
+// own, and after a restart another Instance.
+//
+// The caller must Close both. What old has mapped can be read, and keeps its memory
+// allocated, until old is closed; that may also be before Reattach.
+//
+// If it cannot attach, Reattach returns old, false, and an error as Attach does:
+// ErrOwnerGone or ErrNotFound until the owner has published again. It does not wait for
+// that. For a View that was not made by Attach it returns vmm.ErrInvalid.
+func Reattach(ctx context.Context, old *View) (v *View, fresh bool, err error) {
+	if old == nil {
+		return nil, false, fmt.Errorf("attach again: %w", errNoView)
+	}
+	if old.Err() == nil {
+		return old, false, nil
+	}
+	if old.path == "" {
+		return old, false, fmt.Errorf("attach to %q again: %w: Attach has not made this view", old.Name(), vmm.ErrInvalid)
+	}
+	v, err = Attach(ctx, old.path, old.Name(), old.dev, old.opts)
+	if err != nil {
+		return old, false, err
+	}
+	return v, true, nil
+}
