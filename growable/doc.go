@@ -1,8 +1,11 @@
 // Package growable has Vector, a slice in device memory that grows in place: growth
 // copies no element, and the address never changes.
 //
-// Rows is the same for rows whose width is known at run time. Writer buffers
-// elements for a Vector.
+//	Vector              elements of one type
+//	Rows                rows of a width known at run time, with or without padding
+//	Writer              buffers single elements or rows for either
+//	Reader, RowsReader  read a shareable.View, or a vmm.Range, as elements or rows
+//	LayoutOf            says what the bytes are, for another process
 //
 // A Vector is a [vmm.Range] that knows the size of its element, and nothing more.
 // Use Vector.Range for bytes, peers, streams and sharing.

@@ -3,6 +3,7 @@ package growable_test
 import (
 	"fmt"
 	"log"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -87,4 +88,98 @@ func ExampleRows() {
 	// 3 rows, 0x10 apart
 	// [1 2 3 4 5 6] <nil>
 	// [7 8 9] <nil>
+}
+
+func ExampleRows_ReadAt() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+
+	x, err := growable.NewRows[float32](dev, 3, growable.RowsOptions{MaxRows: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+
+	if err := x.Append(1, 2, 3, 4, 5, 6); err != nil {
+		log.Fatal(err)
+	}
+	row := make([]float32, x.Width()) // for all rows, one after the other
+	_, err = x.ReadAt(row, 1)
+	fmt.Println(row, err)
+	// Output: [4 5 6] <nil>
+}
+
+func ExampleVector_All() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+
+	x, err := growable.New[int32](dev, growable.Options{MaxLen: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+
+	n, err := x.AppendSeq(slices.Values([]int32{1, 4, 9}))
+	fmt.Println(n, err)
+	for y, err := range x.All() {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(y)
+	}
+	// Output:
+	// 3 <nil>
+	// 1
+	// 4
+	// 9
+}
+
+// A RowsReader of a Range, which could as well be a shareable.View of another process.
+func ExampleRowsReader() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+
+	x, err := growable.NewRows[float32](dev, 2, growable.RowsOptions{MaxRows: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+
+	r, err := growable.NewRowsReader[float32](x.Range(), 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	changed := r.Changed()
+	if err := x.Append(1, 2, 3, 4); err != nil {
+		log.Fatal(err)
+	}
+	<-changed
+	for row, err := range r.All() {
+		fmt.Println(row, err)
+	}
+	// Output:
+	// [1 2] <nil>
+	// [3 4] <nil>
+}
+
+func ExampleLayoutOf() {
+	layout, err := growable.LayoutOf[float32](768)
+	fmt.Println(layout, err)
+	other, err := growable.LayoutOf[float64](768)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(other.Check(layout))
+	// Output:
+	// rows of 768 float32 <nil>
+	// invalid argument: a layout of rows of 768 float64, not rows of 768 float32: numbers of 64 bits, not 32
 }

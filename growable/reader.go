@@ -16,13 +16,13 @@ type Source interface {
 	io.ReaderAt
 	// Len is how many bytes there are.
 	Len() uint64
-	// Changed is closed when Len changes, or nothing changes any more.
+	// Changed is closed when Len changes next. Once it cannot change any more, Changed is
+	// closed already.
 	Changed() <-chan struct{}
 }
 
-// Reader reads a Source as elements of T, as a Vector would be read. It owns nothing
-// and costs nothing: there is no Close, and the Source must stay open. Safe for
-// concurrent use.
+// Reader reads a Source as elements of T, as a Vector would be read. It owns nothing:
+// there is no Close, and the Source must stay open. Safe for concurrent use.
 type Reader[T any] struct {
 	_ noCopy
 	c counted
@@ -70,16 +70,9 @@ func (r *Reader[T]) base() *counted {
 // Len is how many whole elements there are. It may fall if the Source's does.
 func (r *Reader[T]) Len() int { return r.base().length() }
 
-// Changed is closed when Len changes, or nothing changes any more. Take it before
-// Len, so that no change is missed:
-//
-//	for {
-//		changed := r.Changed()
-//		... the elements from the last Len to this one
-//		<-changed
-//	}
-//
-// What ended it is the Source's to say: shareable.View.Err.
+// Changed is the Source's: it is closed when Len changes next, and once Len cannot
+// change any more it is closed already. Take it before Len, and no change is missed.
+// Whether more can come is for the Source to say: View.Err and View.Sealed.
 func (r *Reader[T]) Changed() <-chan struct{} { return r.base().changed() }
 
 // At reads element i. Unlike Vector.At it does not panic, because another process may

@@ -109,7 +109,7 @@ func (r *RowsReader[T]) Pitch() int {
 // Len is how many whole rows there are. It falls if the Source's Len does.
 func (r *RowsReader[T]) Len() int { return r.base().length() }
 
-// Changed is closed when Len changes; see Reader.Changed.
+// Changed is the Source's; see Reader.Changed.
 func (r *RowsReader[T]) Changed() <-chan struct{} { return r.base().changed() }
 
 // ReadAt copies rows from row on to dst, which must be whole rows. It returns how many

@@ -26,7 +26,7 @@ func all[T any](t testing.TB, v *growable.Vector[T]) []T {
 func TestWriterKeepsOrder(t *testing.T) {
 	d := vmmtest.Device(t)
 	for _, size := range []int{1, 2, 7, 64, 1000} {
-		v := vector[int32](t, d, growable.Options{MaxLen: 100_000})
+		v := vector[int32](t, d, growable.Options{MaxLen: 300 * (2*size + 1)})
 		w := growable.NewWriter(v, size)
 		require.Equal(t, size, w.Size())
 		random := rand.New(rand.NewPCG(1, uint64(size)))

@@ -183,6 +183,7 @@ type Info = driver.Info
 //	FeatureStreamMemOps  StreamMemOps
 //	FeatureKernels       load and launch
 //	FeatureReadOnlyMap   AccessRead is enforced
+//	FeatureZeroFilled    memory of Create reads as zeros, by promise
 type Feature = driver.Feature
 
 // EventFlags say what an event is for; see Device.NewEvent.
