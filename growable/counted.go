@@ -136,7 +136,7 @@ func (c *counted) read(b []byte, off int64) (int, error) {
 // would be endless.
 func (c *counted) short(n, of int, err error) (int, error) {
 	if n < 0 || n > of || err == nil {
-		return 0, fmt.Errorf("%w: %T.ReadAt returned %d of %d bytes and the error %v", vmm.ErrInvalid, c.src, n, of, err)
+		return 0, fmt.Errorf("%w: %T.ReadAt returned %d of %d bytes, which an io.ReaderAt must not", vmm.ErrInvalid, c.src, n, of)
 	}
 	return n, err
 }
