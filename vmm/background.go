@@ -20,24 +20,24 @@ type worker struct {
 // takes it back for nothing, and releasing memory as fast as it is given up
 // slows down running copies, since what is released is cleared.
 const (
-	firstRest = 4 * time.Millisecond
-	lastRest  = 32 * time.Millisecond
+	minSweepInterval = 4 * time.Millisecond
+	maxSweepInterval = 32 * time.Millisecond
 )
 
 // Ranges put themselves on the list without waking the goroutine, unless it is
 // urgent: waking it is a system call in the middle of an append. So it looks for
 // itself, less and less often, and stays a little when there is nothing to do.
 const (
-	firstLook   = 250 * time.Microsecond
-	lastLook    = 4 * time.Millisecond
-	idleTimeout = 20 * time.Millisecond
+	minPollInterval = 250 * time.Microsecond
+	maxPollInterval = 4 * time.Millisecond
+	idleTimeout     = 20 * time.Millisecond
 )
 
 // queueGrowth has the goroutine grow g when it looks next.
 func (d *Device) queueGrowth(g *Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, open := d.open[g.r]; !open {
+	if _, open := d.unclosed[g.r]; !open {
 		return // a Close has overtaken the Grow, and would not wait for the goroutine
 	}
 	d.worker.queue = append(d.worker.queue, g)
@@ -49,7 +49,7 @@ func (d *Device) startWorkerLocked() {
 	invariants.Held(&d.mu)
 	if w := &d.worker; !w.running && !d.state.parent.hooks.noWorker {
 		w.running = true
-		go d.work()
+		go d.runWorker()
 	}
 }
 
@@ -63,30 +63,30 @@ func (w *worker) kick() {
 
 // work runs until nothing is left to do. Growth comes first in each round: an append
 // may be about to need it, and no caller waits for what retires.
-func (d *Device) work() {
-	rest, look := firstRest, firstLook
+func (d *Device) runWorker() {
+	rest, look := minSweepInterval, minPollInterval
 	began := time.Now()
 	due, busy := began.Add(rest), began
 	for {
 		for g := d.nextGrowth(); g != nil; g = d.nextGrowth() {
 			g.growAhead()
-			look, busy = firstLook, time.Now()
+			look, busy = minPollInterval, time.Now()
 		}
 		if !began.Before(due) {
-			rest = min(2*rest, lastRest)
+			rest = min(2*rest, maxSweepInterval)
 			if progress, _ := sweepRetired(d); progress { // what fails is tried again
-				rest, busy = firstRest, time.Now()
+				rest, busy = minSweepInterval, time.Now()
 			}
 			due = time.Now().Add(rest)
 		}
-		d.worked.Add(int64(time.Since(began)))
+		d.workTime.Add(int64(time.Since(began)))
 		if d.stopIfIdle(time.Since(busy) >= idleTimeout) {
 			return
 		}
 		select {
 		case <-d.worker.kicked:
 		case <-time.After(min(look, max(0, time.Until(due)))):
-			look = min(2*look, lastLook)
+			look = min(2*look, maxPollInterval)
 		}
 		began = time.Now()
 	}
@@ -110,7 +110,7 @@ func (d *Device) nextGrowth() *Range {
 func (d *Device) stopIfIdle(idle bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.worker.queue) > 0 || len(d.retiring) > 0 || !idle && len(d.open) > 0 {
+	if len(d.worker.queue) > 0 || len(d.retiring) > 0 || !idle && len(d.unclosed) > 0 {
 		return false
 	}
 	d.worker.running = false

@@ -101,7 +101,7 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 		return err
 	}
 	// Access that is being changed counts as gone: what begins now might outlast it.
-	for _, b := range r.copyBlocks {
+	for _, b := range r.copyBans {
 		if b.deviceState == by && s.Access > b.left {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}
@@ -224,7 +224,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	}
 	defer st.putBack(l)
 	// A block is filled while the copy out of the other one runs.
-	for k := l.roomy(s.queue); len(src) > 0; k ^= 1 {
+	for k := l.firstBlock(s.queue); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
 		if b.mustWait(s.queue) {
 			if err := st.ready(b); err != nil {
@@ -251,7 +251,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	return st.drain(l, l.roomy(s.queue), func(b *block) ([]byte, error) {
+	return st.drain(l, l.firstBlock(s.queue), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
 		if n == 0 {
 			return nil, nil
@@ -333,9 +333,9 @@ type fit int
 
 const (
 	busyElsewhere fit = iota
-	fullOfOwn
+	ownBlocksFull
 	allFree
-	roomBehindOwn // what is in the block is the stream's own
+	ownBlockHasRoom // what is in the block is the stream's own
 )
 
 // pick takes the idle lane that serves the stream best.
@@ -369,9 +369,9 @@ func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
 			case b.on != s:
 				return busyElsewhere
 			case b.mustWait(s):
-				f = fullOfOwn
+				f = ownBlocksFull
 			default:
-				f = roomBehindOwn
+				f = ownBlockHasRoom
 			}
 		}
 		best = max(best, f)
@@ -386,7 +386,7 @@ func (b *block) mustWait(s driver.Stream) bool {
 
 // roomy is the block to begin with: the one that has room, of two the one
 // that is in use already.
-func (l *lane) roomy(s driver.Stream) int {
+func (l *lane) firstBlock(s driver.Stream) int {
 	first, second := &l.blocks[0], &l.blocks[1]
 	if first.mustWait(s) && !second.mustWait(s) || !first.busy && second.busy && !second.mustWait(s) {
 		return 1

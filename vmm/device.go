@@ -34,19 +34,19 @@ type Device struct {
 
 	counters counters
 	cache    cache
-	worked   atomic.Int64 // nanoseconds of the goroutine's work
+	workTime atomic.Int64 // nanoseconds of the goroutine's work
 	sweepMu  lock.Mutex   // held while retirements come to their end
 
-	mu         lock.Mutex
-	wakeup     *sync.Cond // on mu: background fell, the goroutine ended, or something was opened
-	closed     bool
-	closing    bool // Close is giving back what is open of the driver's device
-	open       map[any]openedAt
-	deferred   retries                   // Trim and Close try again
-	unreleased []*memory                 // refused too; Trim, and growth out of memory, try again
-	background int                       // what Close waits for: mostly closes that their callers gave up on
-	retiring   map[*Reservation]struct{} // have retirements that the goroutine ends
-	worker     worker
+	mu            lock.Mutex
+	wakeup        *sync.Cond // on mu: background fell, the goroutine ended, or something was opened
+	closed        bool
+	closing       bool // Close is giving back what is open of the driver's device
+	unclosed      map[any]openedAt
+	refusedCalls  refusedCalls              // Trim and Close try again
+	refusedMemory []*memory                 // refused too; Trim, and growth out of memory, try again
+	detachedCalls int                       // what Close waits for: mostly closes that their callers gave up on
+	retiring      map[*Reservation]struct{} // have retirements that the goroutine ends
+	worker        worker
 }
 
 // openedAt is what kind of object is open and where it was made.
@@ -61,7 +61,7 @@ func newDevice(drv driver.Driver, info Info) *Device {
 		name:     fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
 		info:     info,
 		location: Location{Kind: LocationDevice, ID: info.Ordinal},
-		open:     map[any]openedAt{},
+		unclosed: map[any]openedAt{},
 		retiring: map[*Reservation]struct{}{},
 	}
 	key := deviceCount.Add(1)
@@ -204,7 +204,7 @@ func (d *Device) track(thing any, kind string) error {
 	if err := d.liveLocked(); err != nil {
 		return err
 	}
-	d.open[thing] = o
+	d.unclosed[thing] = o
 	d.wakeup.Broadcast() // a Close that waits need not
 	return nil
 }
@@ -213,9 +213,9 @@ func (d *Device) track(thing any, kind string) error {
 func (d *Device) rename(thing any, kind string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if o, ok := d.open[thing]; ok {
+	if o, ok := d.unclosed[thing]; ok {
 		o.kind = kind
-		d.open[thing] = o
+		d.unclosed[thing] = o
 	}
 }
 
@@ -223,7 +223,7 @@ func (d *Device) rename(thing any, kind string) {
 func (d *Device) untrack(thing any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.open, thing)
+	delete(d.unclosed, thing)
 }
 
 // runPressureHooks says whether a function of OnPressure released something for an operation
@@ -258,7 +258,7 @@ func (d *Device) retryUnderPressure(op func() error) error {
 }
 
 // until runs f to its end, but returns when ctx is done; then Close waits for f.
-func (d *Device) until(ctx context.Context, f func() error) error {
+func (d *Device) runDetached(ctx context.Context, f func() error) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", ErrInvalid)
 	}
@@ -267,13 +267,13 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 	}
 	done := make(chan error, 1)
 	d.mu.Lock()
-	d.background++
+	d.detachedCalls++
 	d.mu.Unlock()
 	go func() {
 		done <- f()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.background--
+		d.detachedCalls--
 		d.wakeup.Broadcast()
 	}()
 	select {
@@ -302,13 +302,13 @@ func (d *Device) Close() error {
 }
 
 func (d *Device) close() error {
-	d.waitForCloses()
-	kept := d.deferred.run()
+	d.waitForDetachedCalls()
+	kept := d.refusedCalls.retry()
 	if err := d.stopWorker(); err != nil {
 		return also(kept, "and", err) // why it is still open, where that is known
 	}
 	err := also(kept, "and", d.trim(0))
-	err = also(err, "and", d.state.parent.unfinished.run())
+	err = also(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err
 	}
@@ -350,7 +350,7 @@ func (d *Device) beginClose() (again bool, err error) {
 // checkUnusedLocked is nil if nothing is open. It needs d.mu.
 func (d *Device) checkUnusedLocked() error {
 	invariants.Held(&d.mu)
-	if len(d.open) > 0 {
+	if len(d.unclosed) > 0 {
 		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.openNamesLocked(), "; "))
 	}
 	return nil
@@ -358,10 +358,10 @@ func (d *Device) checkUnusedLocked() error {
 
 // waitForCloses waits for the closes that their callers stopped waiting for, unless a
 // reservation is open besides, so that Close will not come to its end anyway.
-func (d *Device) waitForCloses() {
+func (d *Device) waitForDetachedCalls() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.background > 0 && !d.staysOpenLocked() {
+	for d.detachedCalls > 0 && !d.staysOpenLocked() {
 		d.wakeup.Wait()
 	}
 }
@@ -369,7 +369,7 @@ func (d *Device) waitForCloses() {
 // staysOpenLocked says whether a reservation is open that is not closing. It needs d.mu.
 func (d *Device) staysOpenLocked() bool {
 	invariants.Held(&d.mu)
-	for thing := range d.open {
+	for thing := range d.unclosed {
 		if r, ok := thing.(*Reservation); ok && r.phase.Load() < phaseClosing && r.closesRunning.Load() == 0 {
 			return true
 		}
@@ -400,7 +400,7 @@ func (d *Device) openNamesLocked() []string {
 	invariants.Held(&d.mu)
 	const most = 8
 	var all []string
-	for thing, o := range d.open {
+	for thing, o := range d.unclosed {
 		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.caller()))
 	}
 	slices.Sort(all)

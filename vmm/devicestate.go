@@ -70,7 +70,7 @@ func giveAddresses(size uint64) {
 // testHooks are set by tests only, before the first use: each turns one guard off, or
 // a path on that is otherwise seldom taken.
 type testHooks struct {
-	noFence     bool // no wait before memory is taken away
+	noWait      bool // no wait before memory is taken away
 	noGrantLock bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
 	noWorker    bool // no device goroutine is started
 	staging     stagingHooks
@@ -82,8 +82,8 @@ type driverState struct {
 	hooks  testHooks
 	legacy legacyPairs
 
-	devicesOpen int     // Devices; guarded by process.mu
-	unfinished  retries // closes of an openDevice that failed when its last use ended; Device.Close tries again
+	devicesOpen   int          // Devices; guarded by process.mu
+	refusedCloses refusedCalls // closes of an openDevice that failed when its last use ended; Device.Close tries again
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
@@ -97,7 +97,7 @@ type deviceState struct {
 	n      int // the ordinal
 
 	// Atomic.
-	open          atomic.Pointer[openDevice] // nil before the first need
+	openDevice    atomic.Pointer[openDevice] // nil before the first need
 	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
 	pressureUntil atomic.Int64               // look-ahead rests until then, in Unix nanoseconds
 
@@ -106,7 +106,7 @@ type deviceState struct {
 	openMu     lock.Mutex // held while open changes, and while the driver opens its device
 
 	mu            lock.Mutex
-	opened        []*Device
+	devices       []*Device
 	limit         uint64 // of what this process creates; 0: none
 	created       uint64
 	pressureHooks []*pressureHook
@@ -137,7 +137,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.opened = append(s.opened, d)
+	s.devices = append(s.devices, d)
 	return s
 }
 
@@ -158,9 +158,9 @@ func (s *deviceState) releaseState(d *Device) {
 	defer process.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.opened = slices.DeleteFunc(s.opened, func(e *Device) bool { return e == d })
+	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
 	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
-	if len(s.opened) == 0 {
+	if len(s.devices) == 0 {
 		s.limit = 0
 	}
 	s.parent.devicesOpen--
@@ -173,42 +173,42 @@ func (s *deviceState) releaseState(d *Device) {
 // on it. It waits for the device, so it needs closeMu and holds no other lock; a
 // Device that is opened meanwhile opens the driver's device anew.
 func (s *deviceState) closeDevice(d *Device) error {
-	o := s.detachOpen(d)
+	o := s.detachIfLast(d)
 	if o == nil {
 		return nil
 	}
 	err := o.close()
 	if err != nil {
-		d.deferred.add(o.close) // it may be half closed: it is not used again
+		d.refusedCalls.add(o.close) // it may be half closed: it is not used again
 	}
 	return err
 }
 
 // detachOpen takes what is open out of use, if d is the only Device.
-func (s *deviceState) detachOpen(d *Device) *openDevice {
+func (s *deviceState) detachIfLast(d *Device) *openDevice {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.opened) != 1 || s.opened[0] != d {
+	if len(s.devices) != 1 || s.devices[0] != d {
 		return nil
 	}
-	return s.open.Swap(nil)
+	return s.openDevice.Swap(nil)
 }
 
 // ensureOpen opens the driver's device at the first call that needs one.
 func (s *deviceState) ensureOpen() (*openDevice, error) {
-	if o := s.open.Load(); o != nil {
+	if o := s.openDevice.Load(); o != nil {
 		return o, nil
 	}
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
-	if o := s.open.Load(); o != nil {
+	if o := s.openDevice.Load(); o != nil {
 		return o, nil
 	}
 	// Once the last Device has closed, nothing would close what is opened now.
 	s.mu.Lock()
-	users := len(s.opened)
+	users := len(s.devices)
 	s.mu.Unlock()
 	if users == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, s.n)
@@ -221,7 +221,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	o.mu.At(lock.OpenDevice, 0)
 	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
 	o.stage.mu.At(lock.Staging, 0)
-	s.open.Store(o)
+	s.openDevice.Store(o)
 	return o, nil
 }
 
@@ -244,7 +244,7 @@ func (s *deviceState) removeStream(st *Stream) {
 func (s *deviceState) notCapturing() error {
 	s.streamsMu.RLock()
 	defer s.streamsMu.RUnlock()
-	o := s.open.Load()
+	o := s.openDevice.Load()
 	if o == nil && len(s.streams) > 0 { // of another library
 		var err error
 		if o, err = s.ensureOpen(); err != nil {
@@ -360,7 +360,7 @@ func (o *openDevice) release() {
 		return
 	}
 	if o.finish() != nil { // the next Device.Close tries again, and says so
-		o.state.parent.unfinished.add(o.finish)
+		o.state.parent.refusedCloses.add(o.finish)
 	}
 }
 
@@ -396,19 +396,19 @@ func (o *openDevice) finish() error {
 }
 
 // retries is releases that the driver refused, for a later try.
-type retries struct {
+type refusedCalls struct {
 	mu  sync.Mutex // nothing else is locked while it is held
 	all []func() error
 }
 
-func (r *retries) add(again func() error) {
+func (r *refusedCalls) add(again func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all = append(r.all, again)
 }
 
 // run tries once more.
-func (r *retries) run() (failed error) {
+func (r *refusedCalls) retry() (failed error) {
 	r.mu.Lock()
 	all := r.all
 	r.all = nil

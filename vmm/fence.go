@@ -42,7 +42,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	}
 	r.setWaitsForLocked()
 	for _, s := range streams {
-		if s.addNamedBy(r) { // else it has closed, and its work was waited for
+		if s.addWaitedForBy(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}
 		}
 	}
@@ -106,7 +106,7 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
 func (r *Reservation) waitForWork() error {
-	if r.dev.state.parent.hooks.noFence {
+	if r.dev.state.parent.hooks.noWait {
 		return nil
 	}
 	if states := r.waitsFor.Load(); states != nil {
@@ -143,7 +143,7 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		add(s.dev.state, f, err)
 	}
 	for _, of := range states {
-		if o := of.open.Load(); o != nil {
+		if o := of.openDevice.Load(); o != nil {
 			f, err := o.recordFence(o.CopyStream())
 			add(of, f, err)
 			enough = enough && o.stage.maybeBusy.Load() == 0
@@ -182,7 +182,7 @@ func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) e
 		w.add(owner, s.dev.state, s.sync())
 	}
 	for _, of := range states {
-		if o := of.open.Load(); o != nil {
+		if o := of.openDevice.Load(); o != nil {
 			w.add(owner, of, o.syncOwn())
 		}
 	}
@@ -212,7 +212,7 @@ func (r *Reservation) noteAppendLocked(s *Stream) {
 	r.appendSeq++
 	o, ok := r.pendingAppends[s]
 	if !ok {
-		if !s.addNamedBy(r) {
+		if !s.addWaitedForBy(r) {
 			return // closed meanwhile, its work waited for
 		}
 		o.first = r.appendSeq
@@ -236,7 +236,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	default:
 		delete(r.pendingAppends, s)
 		if _, named := r.namedStreams[s]; !named {
-			s.removeNamedBy(r)
+			s.removeWaitedForBy(r)
 		}
 	}
 }
@@ -246,7 +246,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 type appendTail struct {
 	s    *Stream
 	upTo uint64
-	m    Fence
+	f    Fence
 	err  error
 }
 
@@ -269,11 +269,11 @@ func (r *Reservation) waitAppends(seq uint64) error {
 	}
 	for i := range tails {
 		t := &tails[i]
-		t.m, t.err = t.s.recordEnd()
+		t.f, t.err = t.s.recordEnd()
 	}
 	var failed error
 	for _, t := range tails {
-		err := t.s.syncFence(t.m, t.err)
+		err := t.s.syncFence(t.f, t.err)
 		if err == nil {
 			r.appendsDone(t.s, t.upTo)
 		} else if failed == nil {
@@ -384,7 +384,7 @@ func (r *Reservation) closeContext(ctx context.Context, close func() error) erro
 	if ctx != nil {
 		r.closesRunning.Add(1)
 	}
-	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
+	return r.fail("close", 0, r.size, r.dev.runDetached(ctx, func() error {
 		defer r.closesRunning.Add(-1)
 		return close()
 	}))
@@ -477,29 +477,29 @@ func (r *Reservation) finishClose() error {
 		g.dev.untrack(grantKey{r})
 	}
 	for s := range named {
-		s.removeNamedBy(r)
+		s.removeWaitedForBy(r)
 	}
 	for s := range pending {
-		s.removeNamedBy(r)
+		s.removeWaitedForBy(r)
 	}
 	r.dev.untrack(r)
 	return nil
 }
 
 // addNamedBy notes that r names the stream; false if it is closed.
-func (s *Stream) addNamedBy(r *Reservation) bool {
+func (s *Stream) addWaitedForBy(r *Reservation) bool {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	if s.namedBy == nil {
+	if s.waitedForBy == nil {
 		return false
 	}
-	s.namedBy[r] = struct{}{}
+	s.waitedForBy[r] = struct{}{}
 	return true
 }
 
 // removeNamedBy undoes addNamedBy.
-func (s *Stream) removeNamedBy(r *Reservation) {
+func (s *Stream) removeWaitedForBy(r *Reservation) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	delete(s.namedBy, r)
+	delete(s.waitedForBy, r)
 }

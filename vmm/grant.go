@@ -71,7 +71,7 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	if err != nil {
 		return err
 	}
-	change.commit()
+	change.finish()
 	return nil
 }
 
@@ -134,36 +134,36 @@ func (r *Reservation) granted(d *Device) Access { return r.grantOf(d).access }
 
 // copyBlock refuses new copies of this package by a device that need more than
 // left of its access.
-type copyBlock struct {
+type copyBan struct {
 	*deviceState
 	left Access
 }
 
 // blockCopies refuses copies by d that need more than left. Those that began before
 // may still be under way.
-func (r *Reservation) blockCopies(d *Device, left Access) *copyBlock {
-	b := &copyBlock{d.state, left}
+func (r *Reservation) banCopies(d *Device, left Access) *copyBan {
+	b := &copyBan{d.state, left}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.copyBlocks = append(r.copyBlocks, b)
-	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
+	r.copyBans = append(r.copyBans, b)
+	r.copyBanCount.Store(int32(len(r.copyBans)))
 	return b
 }
 
 // unblockCopies undoes blockCopies.
-func (r *Reservation) unblockCopies(blocks []*copyBlock) {
+func (r *Reservation) allowCopies(blocks []*copyBan) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.copyBlocks = slices.DeleteFunc(r.copyBlocks, func(b *copyBlock) bool { return slices.Contains(blocks, b) })
-	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
+	r.copyBans = slices.DeleteFunc(r.copyBans, func(b *copyBan) bool { return slices.Contains(blocks, b) })
+	r.copyBanCount.Store(int32(len(r.copyBans)))
 }
 
 // accessChange is access that was set and may still be undone, exactly: r.grantMu is
 // held until commit or undo, so no access has been set since.
 type accessChange struct {
 	r      *Reservation
-	before []grant      // of the devices that it is about
-	blocks []*copyBlock // keep copies of ours from access that comes or goes
+	before []grant    // of the devices that it is about
+	bans   []*copyBan // keep copies of ours from access that comes or goes
 }
 
 // changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
@@ -181,7 +181,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 	for _, d := range devs {
 		before := r.grantOf(d)
 		c.before = append(c.before, before)
-		c.blocks = append(c.blocks, r.blockCopies(d, min(a, before.access)))
+		c.bans = append(c.bans, r.banCopies(d, min(a, before.access)))
 		after = append(after, grant{dev: d, access: a})
 		losing = losing || a < before.access
 	}
@@ -195,7 +195,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 		err = r.setAccess(after)
 	}
 	if err != nil {
-		c.commit()
+		c.finish()
 		return nil, err
 	}
 	return c, nil
@@ -203,20 +203,20 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 
 // commit makes a change final, or what is left of it after an undo: devices that have
 // no access may close.
-func (c *accessChange) commit() {
+func (c *accessChange) finish() {
 	for _, g := range c.before {
 		if c.r.granted(g.dev) == AccessNone {
 			g.dev.untrack(grantKey{c.r})
 		}
 	}
-	c.r.unblockCopies(c.blocks)
+	c.r.allowCopies(c.bans)
 }
 
 // undo sets the access back, without a wait for work: no caller has been told of
 // what was given, and no copy of ours has used it.
 func (c *accessChange) undo() error {
 	err := c.r.setAccess(c.before)
-	c.commit()
+	c.finish()
 	return err
 }
 

@@ -41,7 +41,7 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 		have := reclaim(g.r, was, need)
 		if have > was && g.r.zeroed != zeroNone {
 			// Work from before it retired may still write to it.
-			epoch, err := g.quiet()
+			epoch, err := g.waitAndBeginCopy()
 			if err == nil {
 				err = g.r.zero(was, have-was)
 				g.r.copies.end(epoch)
@@ -74,7 +74,7 @@ func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 	r.mu.Lock()
 	var err error
 	if r.counters.quarantined.now > 0 {
-		err = r.quarantinedLocked(have)
+		err = r.quarantineErrLocked(have)
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -204,7 +204,7 @@ const aheadLeaves = 16
 func (g *Range) affordable(have, goal uint64) uint64 {
 	d := g.r.dev
 	spare := d.state.limitLeft(aheadLeaves)
-	if o := d.state.open.Load(); o != nil && o.retain() {
+	if o := d.state.openDevice.Load(); o != nil && o.retain() {
 		free, total, err := o.MemInfo()
 		o.release()
 		if err == nil {

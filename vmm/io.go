@@ -278,7 +278,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	err = r.dev.until(ctx, func() error {
+	err = r.dev.runDetached(ctx, func() error {
 		defer func() { <-g.waitSlot }()
 		return r.waitAppends(seq)
 	})

@@ -18,22 +18,22 @@ import (
 // memory is one piece of physical memory, counted by what refers to it: Chunks and
 // mappings. When the last reference goes, the memory is cached or released.
 type memory struct {
-	dev     *Device
-	handle  driver.Handle
-	size    uint64
-	prop    Prop
-	private bool // made here, and nothing outside this process can have it
-	created bool // counts against the limit
-	used    bool // was cached, so it may hold bytes of another range
-	refs    atomic.Int64
+	dev       *Device
+	handle    driver.Handle
+	size      uint64
+	prop      Prop
+	cacheable bool // made here, and nothing outside this process can have it
+	created   bool // counts against the limit
+	recycled  bool // was cached, so it may hold bytes of another range
+	refs      atomic.Int64
 }
 
 // zeroing is which memory is filled with zeros when it is mapped.
 type zeroing uint8
 
 const (
-	zeroNone zeroing = iota
-	zeroUsed         // memory that was used before: new memory reads as zeros
+	zeroNone     zeroing = iota
+	zeroRecycled         // memory that was used before: new memory reads as zeros
 	zeroAll
 )
 
@@ -60,7 +60,7 @@ func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error)
 		}
 		m = d.adopt(h, size, p)
 		// A network card may go on reading memory that it was shown.
-		m.created, m.private = true, p.Share == 0 && !p.RDMA
+		m.created, m.cacheable = true, p.Share == 0 && !p.RDMA
 		d.counters.count(1, &d.counters.Creates)
 		return nil
 	})
@@ -116,7 +116,7 @@ func (m *memory) free() error {
 		d.counters.add(m.size, &d.counters.quarantined)
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.unreleased = append(d.unreleased, m)
+		d.refusedMemory = append(d.refusedMemory, m)
 		return err
 	}
 	d.counters.released(m.size)
@@ -130,8 +130,8 @@ func (m *memory) free() error {
 // releaseRefused offers the driver once more what it refused.
 func (d *Device) releaseRefused() (failed error) {
 	d.mu.Lock()
-	all := d.unreleased
-	d.unreleased = nil
+	all := d.refusedMemory
+	d.refusedMemory = nil
 	d.mu.Unlock()
 	for _, m := range all {
 		d.counters.sub(m.size, &d.counters.quarantined)
@@ -176,7 +176,7 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 // cacheMemory puts memory without references into the cache; false if it is to be
 // released.
 func (d *Device) cacheMemory(m *memory) bool {
-	if !m.private || m.prop.Location != d.location { // no range of d asks for other memory
+	if !m.cacheable || m.prop.Location != d.location { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache
@@ -208,7 +208,7 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 		return nil
 	}
 	m := d.uncached(x)
-	m.private = true
+	m.cacheable = true
 	return m
 }
 
@@ -216,7 +216,7 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle]) *memory {
 	d.counters.sub(x.Size, &d.counters.cached)
 	// A new object: a Segment of the old one has no claim to it.
-	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, used: true}
+	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, recycled: true}
 	m.refs.Store(1)
 	return m
 }
@@ -242,8 +242,8 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 		return 0, d.fail("trim", 0, keep, err)
 	}
 	before := d.counters.read(&d.counters.freedBytes)
-	err = d.deferred.run()    // it may wait, so not within trim
-	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
+	err = d.refusedCalls.retry() // it may wait, so not within trim
+	d.state.pressureMu.Lock()    // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
 	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
@@ -318,7 +318,7 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 	s.pressureMu.Lock() // what another goroutine is about to release counts
 	defer s.pressureMu.Unlock()
 	s.mu.Lock()
-	devs := slices.Clone(s.opened)
+	devs := slices.Clone(s.devices)
 	s.mu.Unlock()
 	for _, d := range devs {
 		if s.released.Load() == seen {

@@ -233,7 +233,7 @@ func (p *Plan) apply() error {
 		done = append(done, c)
 	}
 	for _, c := range done {
-		c.commit()
+		c.finish()
 	}
 	return nil
 }
@@ -369,8 +369,8 @@ func (l *legacy) enable(devs []*Device) error {
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
-		if err := k.openLocked(); err != nil {
-			shut := func(k legacyKey) error { return k.shutLocked(true) }
+		if err := k.addUserLocked(); err != nil {
+			shut := func(k legacyKey) error { return k.removeUserLocked(true) }
 			return undoAll(pairFail(k.from, k.to, err), "and disabling it again", l.left, shut)
 		}
 		l.left = append(l.left, k)
@@ -393,7 +393,7 @@ func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 
 // openLocked counts a user of the pair; the first user enables it. It needs
 // legacyPairs.mu.
-func (k legacyKey) openLocked() error {
+func (k legacyKey) addUserLocked() error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
 	if err := k.track(); err != nil {
@@ -422,7 +422,7 @@ func (k legacyKey) openLocked() error {
 // nothing left to disable. After an error the pair stays as it was, or, where
 // no caller could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes. It needs legacyPairs.mu.
-func (k legacyKey) shutLocked(undo bool) error {
+func (k legacyKey) removeUserLocked(undo bool) error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
 	p := all.pairs[k.at()]
@@ -433,7 +433,7 @@ func (k legacyKey) shutLocked(undo bool) error {
 			if !undo {
 				return err
 			}
-			k.from.deferred.add(func() error { return k.leftover(p) })
+			k.from.refusedCalls.add(func() error { return k.leftover(p) })
 		}
 	}
 	p.users--
@@ -479,14 +479,14 @@ func (l *legacy) disable() error {
 	if len(l.left) == 0 {
 		return nil
 	}
-	if err := l.fence(); err != nil {
+	if err := l.waitForWork(); err != nil {
 		return err
 	}
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
-		err := k.shutLocked(false)
+		err := k.removeUserLocked(false)
 		failed = also(failed, "and", err)
 		return err == nil || lost(err)
 	})
@@ -494,8 +494,8 @@ func (l *legacy) disable() error {
 }
 
 // fence waits for the work of all devices that may use a peer's memory.
-func (l *legacy) fence() error {
-	if l.parent.hooks.noFence {
+func (l *legacy) waitForWork() error {
+	if l.parent.hooks.noWait {
 		return nil
 	}
 	var states []*deviceState

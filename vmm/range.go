@@ -100,7 +100,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	}
 	zeroed := zeroNone
 	if o.Zero {
-		zeroed = zeroUsed
+		zeroed = zeroRecycled
 		err := d.drv.Supports(d.state.n, FeatureZeroFilled)
 		if errors.Is(err, ErrNotSupported) {
 			zeroed = zeroAll
@@ -176,7 +176,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if undo := g.close(); undo != nil {
 		err = also(err, "and giving it back", undo)
 		d.rename(g.r, "what a failed Alloc could not give back")
-		d.deferred.add(g.close)
+		d.refusedCalls.add(g.close)
 	}
 	return nil, err
 }
@@ -330,7 +330,7 @@ func (g *Range) beginCopy() (raw *openDevice, epoch uint64, err error) {
 // the caller has begun ends: whatever takes memory of a range away lowers Cap before
 // it waits for copies.
 func (g *Range) writable(at, n uint64) error {
-	if g.r.copyBlockCount.Load() == 0 && at+n <= g.cap.Load() {
+	if g.r.copyBanCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
 	return g.r.checkSpan(Span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
@@ -383,7 +383,7 @@ func (g *Range) setLen(n uint64) error {
 	}
 	// All that can fail comes before Len moves. What is dropped is filled after it, so
 	// that no reader sees the zeros.
-	epoch, err := g.quiet()
+	epoch, err := g.waitAndBeginCopy()
 	if err != nil {
 		return err
 	}
@@ -416,7 +416,7 @@ func (g *Range) setLenLocked(n uint64) error {
 
 // quiet waits for the work that may write to the range and counts a copy, which the
 // caller must end.
-func (g *Range) quiet() (epoch uint64, err error) {
+func (g *Range) waitAndBeginCopy() (epoch uint64, err error) {
 	if err = g.r.waitForWork(); err == nil {
 		_, epoch, err = g.beginCopy()
 	}

@@ -42,19 +42,19 @@ type Reservation struct {
 	mappingMu lock.Mutex
 
 	// Atomic: read without a lock.
-	phase          atomic.Uint32 // changes with mu held
-	closesRunning  atomic.Int32
-	copyBlockCount atomic.Int32                   // length of copyBlocks
-	waitsFor       atomic.Pointer[[]*deviceState] // see setWaitsForLocked
-	generation     atomic.Uint64
-	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
+	phase         atomic.Uint32 // changes with mu held
+	closesRunning atomic.Int32
+	copyBanCount  atomic.Int32                   // length of copyBlocks
+	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
+	generation    atomic.Uint64
+	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
 	table          slots.Table[*memory, *retirement]
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
 	accessInDoubt  []*deviceState         // may still have access: taking it away failed
-	copyBlocks     []*copyBlock           // devices whose access is being changed
+	copyBans       []*copyBan             // devices whose access is being changed
 	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
@@ -113,7 +113,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
 	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
 	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
-	r.closeMu.At(lock.RangeClose, r.id)
+	r.closeMu.At(lock.ReservationClose, r.id)
 	r.grantMu.At(lock.Grants, r.id)
 	r.mappingMu.At(lock.Mapping, r.id)
 	r.mu.At(lock.Reservation, r.id)
@@ -307,7 +307,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) error {
 	from := off // of a stretch to fill, which ends at off
 	for _, m := range ms {
-		if which == zeroUsed && !m.used {
+		if which == zeroRecycled && !m.recycled {
 			if err := r.zero(from, off-from); err != nil {
 				return err
 			}
@@ -456,7 +456,7 @@ func (r *Reservation) committedLocked() uint64 {
 
 // quarantinedLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
-func (r *Reservation) quarantinedLocked(off uint64) error {
+func (r *Reservation) quarantineErrLocked(off uint64) error {
 	invariants.Held(&r.mu)
 	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
 		if s := &r.table[i]; s.Off <= off && s.Quarantined != nil {

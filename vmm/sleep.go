@@ -108,7 +108,7 @@ func sleep(mode SleepMode, ranges []*Range) error {
 	}
 	// Each step for all ranges before the next one begins, so that undo can still take
 	// back whatever was done.
-	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).fence, (*sleeper).save, (*sleeper).unmapAll} {
+	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).save, (*sleeper).unmapAll} {
 		for _, s := range all {
 			if err := step(s); err != nil {
 				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
@@ -116,7 +116,7 @@ func sleep(mode SleepMode, ranges []*Range) error {
 		}
 	}
 	for _, s := range all {
-		s.commit()
+		s.finishSleep()
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func (s *sleeper) undo() error {
 	}
 	err := s.remapAll()
 	if err != nil {
-		s.commit()
+		s.finishSleep()
 	}
 	return err
 }
@@ -156,7 +156,7 @@ func (s *sleeper) quiesce() error {
 		err = fmt.Errorf("%w: bytes are held", ErrBusy)
 	}
 	if err == nil {
-		err = r.quarantinedLocked(r.size)
+		err = r.quarantineErrLocked(r.size)
 	}
 	if err != nil {
 		r.mu.Unlock()
@@ -182,7 +182,7 @@ func (s *sleeper) resume() {
 }
 
 // fence waits for the work that may use the range.
-func (s *sleeper) fence() error { return s.r.waitForWork() }
+func (s *sleeper) waitForWork() error { return s.r.waitForWork() }
 
 // save copies the contents to host memory. Nothing uses the range.
 func (s *sleeper) save() error {
@@ -244,12 +244,12 @@ func (s *sleeper) remapAll() error {
 }
 
 // commit releases the memory; the range is asleep.
-func (s *sleeper) commit() {
+func (s *sleeper) finishSleep() {
 	s.sleptChunks = nil
 	for _, m := range s.mem {
 		s.sleptChunks = append(s.sleptChunks, m.size)
 		// Not into the cache: the program sleeps so that others get the memory.
-		m.private = false
+		m.cacheable = false
 	}
 	s.releaseMemory()
 	s.lenMu.Lock()
@@ -295,7 +295,7 @@ func wake(ranges []*Range) (short *Device, err error) {
 		all = append(all, s)
 	}
 	for _, s := range all {
-		s.commitAwake()
+		s.finishWake()
 	}
 	return nil, nil
 }
@@ -349,7 +349,7 @@ func (s *sleeper) mapMemory() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		r.mu.Lock()
-		err := r.quarantinedLocked(r.size) // a try that could not be undone
+		err := r.quarantineErrLocked(r.size) // a try that could not be undone
 		r.mu.Unlock()
 		if err != nil {
 			return err
@@ -367,7 +367,7 @@ func (s *sleeper) mapMemory() error {
 func (s *sleeper) unmapQuarantined() error {
 	r := s.r
 	r.mu.Lock()
-	why := r.quarantinedLocked(r.size)
+	why := r.quarantineErrLocked(r.size)
 	r.mu.Unlock()
 	if why == nil {
 		return nil
@@ -426,7 +426,7 @@ func (s *sleeper) rollback(err error) error {
 }
 
 // commitAwake shows memory that restore has mapped: the range is awake.
-func (s *sleeper) commitAwake() {
+func (s *sleeper) finishWake() {
 	s.capMu.Lock()
 	defer s.capMu.Unlock()
 	s.r.mappingMu.Lock()

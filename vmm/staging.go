@@ -29,7 +29,7 @@ const (
 	leastPiece = 1 << 20
 	// Two copiers up reach 21 GB/s on an H200, and the driver's own pageable copy
 	// 10 up and 19 down (docs/benchmarks.md).
-	fewestUp, fewestDown = 2, 3
+	fewestToDevice, fewestToHost = 2, 3
 )
 
 // staging is the pinned memory through which ordinary memory is copied to and
@@ -61,7 +61,7 @@ type stagingHooks struct {
 //	eventMissing  a copy was queued, and no event could be recorded after it
 //	maybeBusy     nor could its stream be waited for: fences wait for it from now on
 type lane struct {
-	s            driver.Stream
+	queue        driver.Stream
 	blocks       [2]block
 	eventMissing bool
 	maybeBusy    bool
@@ -112,7 +112,7 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 	if o.stage.tooSmall(uint64(len(src))) {
 		return o.CopyIn(dst, src)
 	}
-	staged, err := o.stage.run(dst, uint64(len(src)), fewestUp, func(l *lane, next nextPiece) error {
+	staged, err := o.stage.run(dst, uint64(len(src)), fewestToDevice, func(l *lane, next nextPiece) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
 			if !ok {
@@ -124,7 +124,7 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 				return err
 			}
 			copy(b.mem, src[off:off+n])
-			if err := l.queue(o.Device, b, dst+Ptr(off), b.p, n); err != nil {
+			if err := l.queueCopy(o.Device, b, dst+Ptr(off), b.p, n); err != nil {
 				return err
 			}
 		}
@@ -140,13 +140,13 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	if o.stage.tooSmall(uint64(len(dst))) {
 		return o.CopyOut(dst, src)
 	}
-	staged, err := o.stage.run(src, uint64(len(dst)), fewestDown, func(l *lane, next nextPiece) error {
+	staged, err := o.stage.run(src, uint64(len(dst)), fewestToHost, func(l *lane, next nextPiece) error {
 		return o.stage.drain(l, 0, func(b *block) ([]byte, error) {
 			off, n, ok := next()
 			if !ok {
 				return nil, nil
 			}
-			return dst[off : off+n], l.queue(o.Device, b, b.p, src+Ptr(off), n)
+			return dst[off : off+n], l.queueCopy(o.Device, b, b.p, src+Ptr(off), n)
 		})
 	})
 	if err == nil && !staged {
@@ -231,11 +231,11 @@ func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece)
 }
 
 // queue copies between the block and the device on the lane's own stream.
-func (l *lane) queue(raw driver.Device, b *block, dst, src Ptr, n uint64) error {
-	if err := raw.Copy(dst, src, n, l.s); err != nil {
+func (l *lane) queueCopy(raw driver.Device, b *block, dst, src Ptr, n uint64) error {
+	if err := raw.Copy(dst, src, n, l.queue); err != nil {
 		return err
 	}
-	return l.record(raw, b, l.s)
+	return l.record(raw, b, l.queue)
 }
 
 // record makes the block busy until what is on the stream now has ended.
@@ -270,7 +270,7 @@ func (l *lane) sync(raw driver.Device) (err error) {
 		}
 	}
 	if l.eventMissing {
-		if again := raw.SyncStream(l.s); again != nil {
+		if again := raw.SyncStream(l.queue); again != nil {
 			l.maybeBusy = true
 			return also(err, "and waiting for its stream", again)
 		}
@@ -405,7 +405,7 @@ func makeLane(raw driver.Device, size uint64) (*lane, error) {
 		}
 	}
 	var err error
-	l.s, err = raw.NewStream()
+	l.queue, err = raw.NewStream()
 	return l, err
 }
 
@@ -434,10 +434,10 @@ func (st *staging) syncMaybeBusy() error {
 	broken := slices.Clone(st.unusable)
 	st.mu.Unlock()
 	for _, l := range broken {
-		if l.s == 0 { // never made
+		if l.queue == 0 { // never made
 			continue
 		}
-		if err := st.device.SyncStream(l.s); err != nil {
+		if err := st.device.SyncStream(l.queue); err != nil {
 			return err
 		}
 		st.mu.Lock()
@@ -484,8 +484,8 @@ func (st *staging) close() error {
 func (l *lane) free(raw driver.Device) error {
 	gone := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
 	// The work first: pinned memory is freed only once no copy uses it.
-	if l.s != 0 {
-		if err := raw.SyncStream(l.s); !gone(err) {
+	if l.queue != 0 {
+		if err := raw.SyncStream(l.queue); !gone(err) {
 			return err
 		}
 	}
@@ -510,11 +510,11 @@ func (l *lane) free(raw driver.Device) error {
 			b.p, b.mem = 0, nil
 		}
 	}
-	if l.s != 0 {
-		if err := raw.FreeStream(l.s); err != nil {
+	if l.queue != 0 {
+		if err := raw.FreeStream(l.queue); err != nil {
 			return err
 		}
-		l.s = 0
+		l.queue = 0
 	}
 	return nil
 }

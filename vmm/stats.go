@@ -169,7 +169,7 @@ func (d *Device) Stats() Stats {
 	limit := d.state.limit
 	d.state.mu.Unlock()
 	var pinned uint64
-	if o := d.state.open.Load(); o != nil {
+	if o := d.state.openDevice.Load(); o != nil {
 		pinned = o.pinned()
 	}
 	// What follows is of one moment; the limits above change by themselves.
@@ -191,7 +191,7 @@ func (d *Device) Stats() Stats {
 		PeakCached:       c.cached.peak,
 		PeakRetiring:     c.retiring.peak,
 		Counts:           c.Counts,
-		WorkTime:         time.Duration(d.worked.Load()),
+		WorkTime:         time.Duration(d.workTime.Load()),
 		Limit:            limit,
 		ReleaseThreshold: c.threshold,
 		AddressLimit:     addresses,
@@ -297,8 +297,8 @@ func (d *Device) Report() Report {
 	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
 	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
-	things := make(map[any]OpenObject, len(d.open))
-	for thing, o := range d.open {
+	things := make(map[any]OpenObject, len(d.unclosed))
+	for thing, o := range d.unclosed {
 		things[thing] = OpenObject{Kind: o.kind, Made: o.caller()}
 	}
 	d.mu.Unlock()

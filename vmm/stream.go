@@ -24,16 +24,16 @@ type Stream struct {
 
 	mu      lock.RWMutex // shared by calls that need raw to stay valid
 	closing bool         // no new work
-	gone    bool         // its work was waited for
+	freed   bool         // its work was waited for
 	lost    error        // or lost, and this is why
 
 	// Guarded by dev.mu.
-	namedBy map[*Reservation]struct{} // whose fences wait for it; nil once none can name it any more
+	waitedForBy map[*Reservation]struct{} // whose fences wait for it; nil once none can name it any more
 }
 
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
-	s := &Stream{dev: d, namedBy: map[*Reservation]struct{}{}}
+	s := &Stream{dev: d, waitedForBy: map[*Reservation]struct{}{}}
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -74,7 +74,7 @@ func (d *Device) WrapStream(raw uintptr) *Stream {
 		s.queue = 0
 	}
 	if err := d.track(s, "wrapped stream"); err != nil {
-		s.closing, s.gone = true, true
+		s.closing, s.freed = true, true
 		return s
 	}
 	d.state.addStream(s)
@@ -243,8 +243,8 @@ func (s *Stream) close() error {
 		return err
 	}
 	s.dev.mu.Lock()
-	users := s.namedBy
-	s.namedBy = nil
+	users := s.waitedForBy
+	s.waitedForBy = nil
 	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()
@@ -284,7 +284,7 @@ func (s *Stream) free(lost error) error {
 			return err
 		}
 	}
-	s.gone, s.lost = true, lost
+	s.freed, s.lost = true, lost
 	return nil
 }
 
@@ -293,7 +293,7 @@ func (s *Stream) free(lost error) error {
 func (s *Stream) recordFence() (Fence, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.gone {
+	if s.freed {
 		return Fence{}, nil
 	}
 	o, err := s.dev.state.ensureOpen()
@@ -332,7 +332,7 @@ func (s *Stream) syncFence(m Fence, err error) error {
 	}
 	s.mu.RLock() // a wait, but one that Close would begin too
 	defer s.mu.RUnlock()
-	if s.gone {
+	if s.freed {
 		return s.lost
 	}
 	o, again := s.dev.state.ensureOpen()
@@ -352,7 +352,7 @@ func (s *Stream) notCapturing() error {
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.gone {
+	if s.freed {
 		return nil
 	}
 	o, err := s.dev.state.ensureOpen()
@@ -475,7 +475,7 @@ func (e *Event) release() {
 	last := e.closed && e.users == 0
 	e.mu.Unlock()
 	if last && e.free() != nil {
-		e.dev.deferred.add(e.free)
+		e.dev.refusedCalls.add(e.free)
 	}
 }
 

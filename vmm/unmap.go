@@ -41,7 +41,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.copies.wait()
-		err = r.fenceAndUnmap(t, r.waitForWork)
+		err = r.waitAndUnmap(t, r.waitForWork)
 	}
 	return r.fail("unmap", off, size, err)
 }
@@ -95,8 +95,8 @@ func (g *Range) Clip() error {
 	if t != nil {
 		r.copies.wait()
 		// Without UsedBy any work of a device may use the memory: no event covers that.
-		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noFence {
-			err = r.fenceAndUnmap(t, r.waitForWork)
+		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noWait {
+			err = r.waitAndUnmap(t, r.waitForWork)
 		} else {
 			states, streams := r.usersNow(nil, nil)
 			err = r.queueUnmap(t, states, streams)
@@ -237,7 +237,7 @@ func (r *Reservation) unretire(t *retirement) {
 
 // fenceAndUnmap waits with fence for the work that may use a retirement's memory and unmaps
 // it. If either fails it makes the memory accessible again.
-func (r *Reservation) fenceAndUnmap(t *retirement, fence func() error) error {
+func (r *Reservation) waitAndUnmap(t *retirement, fence func() error) error {
 	err := fence()
 	if err == nil && r.inRange {
 		// What retired earlier lies behind it, and the fence covers that too. In a user's
@@ -305,7 +305,7 @@ func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams [
 		return err
 	}
 	if !enough {
-		return r.fenceAndUnmap(t, func() error { return waitStreams(r.dev.state, states, streams) })
+		return r.waitAndUnmap(t, func() error { return waitStreams(r.dev.state, states, streams) })
 	}
 	r.mu.Lock()
 	queued := t.left > 0 // else a growth was faster
@@ -424,7 +424,7 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 func repairAll(d *Device) (failed error) {
 	var all []*Reservation
 	d.mu.Lock()
-	for thing := range d.open {
+	for thing := range d.unclosed {
 		if r, ok := thing.(*Reservation); ok {
 			all = append(all, r)
 		}

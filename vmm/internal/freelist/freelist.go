@@ -14,8 +14,8 @@ type Piece[K comparable, V any] struct {
 	Size  uint64
 	Value V
 
-	age, same *list.Element // where it is listed
-	of        *ofSize
+	inAge, inSize *list.Element // where it is listed
+	of            *ofSize
 }
 
 // List is what is kept. Every operation takes a time that does not grow with
@@ -47,7 +47,7 @@ func (p *List[K, V]) Put(kind K, size uint64, value V) {
 		p.byKind[kind] = all
 	}
 	x := &Piece[K, V]{Kind: kind, Size: size, Value: value, of: all[i]}
-	x.age, x.same = p.byAge.PushBack(x), x.of.pieces.PushBack(x)
+	x.inAge, x.inSize = p.byAge.PushBack(x), x.of.pieces.PushBack(x)
 	p.Bytes += size
 }
 
@@ -76,8 +76,8 @@ func (p *List[K, V]) Oldest() *Piece[K, V] {
 // remove takes out the piece that is listed there.
 func (p *List[K, V]) remove(e *list.Element) *Piece[K, V] {
 	x := e.Value.(*Piece[K, V]) //nolint:forcetypeassert // nothing else is listed
-	p.byAge.Remove(x.age)
-	x.of.pieces.Remove(x.same)
+	p.byAge.Remove(x.inAge)
+	x.of.pieces.Remove(x.inSize)
 	if x.of.pieces.Len() == 0 {
 		all := p.byKind[x.Kind]
 		i := slices.Index(all, x.of)
