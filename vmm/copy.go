@@ -270,7 +270,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 // span. The block is busy until it has run. A stream of another
 // context takes no event of this one and is waited for instead.
 func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
-	var loose bool
+	var eventMissing bool
 	err := s.with(func(raw *openDevice) error {
 		p, err := s.dev.lockSpans(s, dev)
 		if err != nil {
@@ -281,10 +281,10 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 			return err
 		}
 		err = l.record(raw, b, s.queue)
-		loose = err != nil
+		eventMissing = err != nil
 		return err
 	})
-	if !loose {
+	if !eventMissing {
 		return err
 	}
 	// No event stands behind the copy, so the block is free only once the stream has

@@ -303,11 +303,11 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.waitForDetachedCalls()
-	kept := d.refusedCalls.retry()
+	refused := d.refusedCalls.retry()
 	if err := d.stopWorker(); err != nil {
-		return also(kept, "and", err) // why it is still open, where that is known
+		return also(refused, "and", err) // why it is still open, where that is known
 	}
-	err := also(kept, "and", d.trim(0))
+	err := also(refused, "and", d.trim(0))
 	err = also(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err

@@ -99,7 +99,7 @@ type deviceState struct {
 	// Atomic.
 	openDevice    atomic.Pointer[openDevice] // nil before the first need
 	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
-	pressureUntil atomic.Int64               // look-ahead rests until then, in Unix nanoseconds
+	pressureUntil atomic.Int64               // growth ahead rests until then, in Unix nanoseconds
 
 	closeMu    lock.Mutex // Device.Close alone takes it, and holds it across waits
 	pressureMu lock.Mutex // one goroutine at a time looks for memory to release

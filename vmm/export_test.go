@@ -2,9 +2,9 @@ package vmm
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-// SetNoFence turns off every fence of the device's driver: the negative control of the
-// tests of fences.
-func SetNoFence(d *Device, off bool) { d.state.parent.hooks.noWait = off }
+// SetNoWait turns off every wait of the device's driver: the negative control of the
+// tests of waits.
+func SetNoWait(d *Device, off bool) { d.state.parent.hooks.noWait = off }
 
 // SetNoGrantLock makes EnablePeers, Sleep and Wake not lock the grants of their ranges: the
 // negative control of the test that no other call changes them meanwhile.

@@ -112,10 +112,10 @@ func TestFaultsInADeferredClip(t *testing.T) {
 	}
 }
 
-// TestFaultsInLookAhead: whichever two calls of it fail, the range is as it was, apart from
-// memory that look-ahead had before. What could not be undone is counted, growth past it
+// TestFaultsInGrowthAhead: whichever two calls of it fail, the range is as it was, apart from
+// memory that growth ahead had before. What could not be undone is counted, growth past it
 // returns the reason, and Close releases everything.
-func TestFaultsInLookAhead(t *testing.T) {
+func TestFaultsInGrowthAhead(t *testing.T) {
 	for _, kept := range []int{0, 1} {
 		faults(t, func(t *testing.T, at ...int) (calls []string) {
 			bubble(t, 1, func(t *testing.T, w *paced) {

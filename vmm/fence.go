@@ -58,27 +58,27 @@ func (r *Reservation) setWaitsForLocked() {
 		r.waitsFor.Store(nil)
 		return
 	}
-	states := r.mayAccessLocked(nil)
-	r.waitsFor.Store(&states)
+	devs := r.mayAccessLocked(nil)
+	r.waitsFor.Store(&devs)
 }
 
 // mayAccessLocked appends the devices whose work may use the memory. It needs r.mu.
-func (r *Reservation) mayAccessLocked(states []*deviceState) []*deviceState {
+func (r *Reservation) mayAccessLocked(devs []*deviceState) []*deviceState {
 	invariants.Held(&r.mu)
-	states = append(states, r.accessInDoubt...)
+	devs = append(devs, r.accessInDoubt...)
 	for _, g := range r.grants {
-		if !slices.Contains(states, g.dev.state) {
-			states = append(states, g.dev.state)
+		if !slices.Contains(devs, g.dev.state) {
+			devs = append(devs, g.dev.state)
 		}
 	}
-	return states
+	return devs
 }
 
 // usersNow is what may be using the memory after UsedBy: the library's own streams on
 // the devices with access, and the streams that were named, on which an AppendOn may not
 // have run yet, or which an UnmapAfter is still to wait for. They stand for all other
 // work.
-func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
+func (r *Reservation) usersNow(devs []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.namedStreams {
@@ -98,7 +98,7 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 			}
 		}
 	}
-	return r.mayAccessLocked(states), streams
+	return r.mayAccessLocked(devs), streams
 }
 
 // waitForWork waits for all work that may use the memory: of every device with
@@ -109,20 +109,20 @@ func (r *Reservation) waitForWork() error {
 	if r.dev.state.parent.hooks.noWait {
 		return nil
 	}
-	if states := r.waitsFor.Load(); states != nil {
-		return waitDevices(r.dev.state, *states)
+	if devs := r.waitsFor.Load(); devs != nil {
+		return waitDevices(r.dev.state, *devs)
 	}
 	var stateBuf [8]*deviceState
 	var streamBuf [16]*Stream
-	states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
-	return waitStreams(r.dev.state, states, streams)
+	devs, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+	return waitStreams(r.dev.state, devs, streams)
 }
 
 // recordFences records an event behind the work that the streams, and the library's
 // own streams on the devices, have now. enough is false if events cannot tell when
 // all of it has ended: for streams that take none of ours, as those of other contexts,
 // and for copies of ours that could not be waited for.
-func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
+func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
 	// All are asked before the first event is recorded, so that a refusal changes nothing.
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
@@ -142,7 +142,7 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		f, err := s.recordFence()
 		add(s.dev.state, f, err)
 	}
-	for _, of := range states {
+	for _, of := range devs {
 		if o := of.openDevice.Load(); o != nil {
 			f, err := o.recordFence(o.CopyStream())
 			add(of, f, err)
@@ -157,21 +157,21 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 }
 
 // waitDevices waits for the whole context of each device, whoever queued the work.
-func waitDevices(owner *deviceState, states []*deviceState) error {
-	for _, of := range states {
+func waitDevices(owner *deviceState, devs []*deviceState) error {
+	for _, of := range devs {
 		if err := of.notCapturing(); err != nil {
 			return err
 		}
 	}
 	var w waitResult
-	for _, of := range states {
+	for _, of := range devs {
 		w.add(owner, of, of.parent.drv.SyncIfActive(of.n))
 	}
 	return w.err
 }
 
 // waitStreams waits for the streams and for the library's own on each device.
-func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) error {
+func waitStreams(owner *deviceState, devs []*deviceState, streams []*Stream) error {
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return err
@@ -181,7 +181,7 @@ func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) e
 	for _, s := range streams {
 		w.add(owner, s.dev.state, s.sync())
 	}
-	for _, of := range states {
+	for _, of := range devs {
 		if o := of.openDevice.Load(); o != nil {
 			w.add(owner, of, o.syncOwn())
 		}
@@ -444,10 +444,10 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
 	r.mappingMu.Lock()
-	kept, failed := r.unmapRunsLocked(func(*slot) bool { return true })
+	refused, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := len(r.table)
 	r.mappingMu.Unlock()
-	failed = also(failed, "and", kept)
+	failed = also(failed, "and", refused)
 	if left == 0 {
 		failed = also(failed, "and", r.finishClose())
 	}

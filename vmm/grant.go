@@ -319,7 +319,7 @@ func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 // restoreAccessLocked undoes SetAccess on the first n slots, the failed run included, which
 // may be half done. If that fails too the slots are quarantined, and the devices of to are
 // waited for as if they still had access. It needs r.mappingMu.
-func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []grant, why error) error {
+func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []grant, cause error) error {
 	invariants.Held(&r.mappingMu)
 	for i, j := range r.table.Runs() {
 		if i >= n {
@@ -330,10 +330,10 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 			continue
 		}
 		// Now the driver may have either access there: both are assumed.
-		why = also(why, "and setting access back", err)
+		cause = also(cause, "and setting access back", err)
 		r.mu.Lock()
 		for k := i; k < j; k++ {
-			r.quarantineLocked(&r.table[k], why)
+			r.quarantineLocked(&r.table[k], cause)
 		}
 		for _, g := range to {
 			if !slices.Contains(r.accessInDoubt, g.dev.state) {
@@ -343,7 +343,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 		r.setWaitsForLocked()
 		r.mu.Unlock()
 	}
-	return why
+	return cause
 }
 
 // recordGrantsLocked enters access into the grants. It needs r.mappingMu and r.mu.

@@ -34,7 +34,7 @@ func (g *Range) ensure(need uint64) error {
 }
 
 // growLocked brings Cap to at least need. It needs g.capMu.
-func (g *Range) growLocked(need uint64, why purpose) error {
+func (g *Range) growLocked(need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
 	for {
 		was := g.cap.Load()
@@ -54,7 +54,7 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 		if need <= have {
 			return nil
 		}
-		err := g.mapMoreLocked(have, need, why)
+		err := g.mapMoreLocked(have, need, purpose)
 		if err == nil {
 			return nil
 		}
@@ -68,7 +68,7 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 }
 
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
-func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
+func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
 	r := g.r
 	r.mu.Lock()
@@ -82,21 +82,21 @@ func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 	}
 	least := (need - have + g.unit - 1) / g.unit * g.unit // both Max and Cap are multiples of the unit
 	want := least
-	if why == forCaller { // look-ahead takes what is affordable and no more
+	if purpose == forCaller { // growth ahead takes what is affordable and no more
 		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
 	}
-	got, err := g.mapBatchLocked(have, want, why)
+	got, err := g.mapBatchLocked(have, want, purpose)
 	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > least {
 		// What is left of the device's memory may still do for the need alone.
-		got, err = g.mapBatchLocked(have, least, why)
+		got, err = g.mapBatchLocked(have, least, purpose)
 	}
 	g.cap.Store(have + got)
 	return err
 }
 
 // mapBatchLocked maps want bytes of memory at off: cached chunks first, new ones for the
-// rest. For a caller it is all or nothing; look-ahead keeps what it got.
-func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err error) {
+// rest. For a caller it is all or nothing; growth ahead keeps what it got.
+func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, err error) {
 	invariants.Held(&g.capMu)
 	var buf [64]*memory
 	batch := buf[:0]
@@ -117,25 +117,25 @@ func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err e
 		left -= m.size
 	}
 	hits := uint64(len(batch))
-	var short error
+	var createErr error
 	for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
 		var m *memory
-		if m, short = d.create(size, p, why); short != nil {
+		if m, createErr = d.create(size, p, purpose); createErr != nil {
 			break
 		}
 		batch = append(batch, m)
 		left -= min(left, size)
 	}
-	if short != nil && (why == forCaller || len(batch) == 0) {
-		return 0, short
+	if createErr != nil && (purpose == forCaller || len(batch) == 0) {
+		return 0, createErr
 	}
-	if err := g.r.mapChunks(off, batch, why); err != nil {
+	if err := g.r.mapChunks(off, batch, purpose); err != nil {
 		return 0, err
 	}
 	if hits > 0 {
 		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
 	}
-	return want - left, short
+	return want - left, createErr
 }
 
 // reclaim makes retiring slots at off accessible again, front to back, until need is
@@ -195,11 +195,11 @@ func (g *Range) growAhead() {
 	d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
 }
 
-// aheadLeaves is which part of the device's memory, and of the limit, look-ahead
+// aheadLeaves is which part of the device's memory, and of the limit, growth ahead
 // leaves to callers that cannot wait.
 const aheadLeaves = 16
 
-// affordable is how far towards goal look-ahead may bring Cap, given what is free
+// affordable is how far towards goal growth ahead may bring Cap, given what is free
 // now. It asks the driver only if a context is open; it makes none.
 func (g *Range) affordable(have, goal uint64) uint64 {
 	d := g.r.dev

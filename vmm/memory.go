@@ -46,9 +46,9 @@ const (
 )
 
 // create makes memory with one reference. Prop's location is resolved already.
-func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error) {
+func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, err error) {
 	s := d.state
-	err = s.retryAfterRelease(why, func() error {
+	err = s.retryAfterRelease(purpose, func() error {
 		// The limit first: what it refuses costs no driver call.
 		if err := s.charge(size); err != nil {
 			return err
@@ -297,17 +297,17 @@ type pressureHook struct {
 // retryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for
 // the memory, it has memory released and calls f again. It stops when no memory was
 // released since the last try; another goroutine's release counts.
-func (s *deviceState) retryAfterRelease(why purpose, f func() error) error {
+func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
 	for {
 		seen := s.released.Load()
 		err := f()
-		if why != forCaller || !errors.Is(err, ErrOutOfMemory) || !s.releaseForOthers(seen) {
+		if purpose != forCaller || !errors.Is(err, ErrOutOfMemory) || !s.releaseForOthers(seen) {
 			return err
 		}
 	}
 }
 
-// afterFailure is how long look-ahead rests after it found less memory than it
+// afterFailure is how long growth ahead rests after it found less memory than it
 // wanted. A growth that needs the memory tries for itself.
 const afterFailure = 100 * time.Millisecond
 

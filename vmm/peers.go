@@ -498,13 +498,13 @@ func (l *legacy) waitForWork() error {
 	if l.parent.hooks.noWait {
 		return nil
 	}
-	var states []*deviceState
+	var devs []*deviceState
 	for _, k := range l.left {
-		if !slices.Contains(states, k.from.state) {
-			states = append(states, k.from.state)
+		if !slices.Contains(devs, k.from.state) {
+			devs = append(devs, k.from.state)
 		}
 	}
-	return waitDevices(nil, states)
+	return waitDevices(nil, devs)
 }
 
 // track keeps both devices open as long as the pair is used.

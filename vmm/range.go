@@ -33,7 +33,7 @@ type Range struct {
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
 
-	// Of look-ahead.
+	// Of growth ahead.
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
 

@@ -247,9 +247,9 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
 // its own.
-func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
+func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error {
 	// The mapping itself takes memory of the device, which may have run out.
-	return r.dev.state.retryAfterRelease(why, func() error {
+	return r.dev.state.retryAfterRelease(purpose, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		i, size, err := r.checkVacant(off, ms)
@@ -376,8 +376,8 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 }
 
 // insertSlotsLocked adds slots for ms at index i, each with a reference of its own,
-// quarantined if why is not nil. It needs r.mappingMu and r.mu.
-func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slots.State, why error) {
+// quarantined if cause is not nil. It needs r.mappingMu and r.mu.
+func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slots.State, cause error) {
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size uint64
@@ -386,8 +386,8 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	for n, m := range ms {
 		m.refs.Add(1) // the caller has one, so it was not 0
 		r.table[i+n] = slot{Off: off + size, Size: m.size, Mem: m, State: st}
-		if why != nil {
-			r.quarantineLocked(&r.table[i+n], why)
+		if cause != nil {
+			r.quarantineLocked(&r.table[i+n], cause)
 		}
 		size += m.size
 	}
@@ -399,7 +399,7 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 
 // removeSlotsLocked takes the slots [i, j) out and appends their memory, references
 // included. It needs r.mappingMu and r.mu.
-func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
+func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size, retiring uint64
@@ -412,7 +412,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 			r.unquarantineLocked(s)
 		}
 		size += s.Size
-		gone = append(gone, s.Mem)
+		removed = append(removed, s.Mem)
 	}
 	r.dev.counters.unmapped(j-i, size, retiring, &r.counters)
 	r.table = slices.Delete(r.table, i, j)
@@ -420,17 +420,17 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 	if invariants.Enabled {
 		r.checkInvariantsLocked()
 	}
-	return gone
+	return removed
 }
 
 // quarantineLocked marks a slot where an undo failed. From now on growth past it
-// returns why. It needs r.mu.
-func (r *Reservation) quarantineLocked(s *slot, why error) {
+// returns cause. It needs r.mu.
+func (r *Reservation) quarantineLocked(s *slot, cause error) {
 	invariants.Held(&r.mu)
 	if s.Quarantined == nil {
 		r.dev.counters.add(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
 	}
-	s.Quarantined = why
+	s.Quarantined = cause
 }
 
 // unquarantineLocked undoes quarantineLocked. It needs r.mu.

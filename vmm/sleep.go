@@ -34,9 +34,9 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	short, err := wake(ranges)
-	for short != nil && short.runPressureHooks(err) {
-		short, err = wake(ranges)
+	failedDev, err := wake(ranges)
+	for failedDev != nil && failedDev.runPressureHooks(err) {
+		failedDev, err = wake(ranges)
 	}
 	return failFirst("wake", ranges, err)
 }
@@ -214,11 +214,11 @@ func (s *sleeper) unmapAll() error {
 		return err
 	}
 	r.mu.Lock()
-	gone := r.removeSlotsLocked(0, n, nil)
+	removed := r.removeSlotsLocked(0, n, nil)
 	r.notify()
 	r.mu.Unlock()
 	var have uint64
-	for _, m := range gone {
+	for _, m := range removed {
 		if have < s.capacity {
 			s.mem = append(s.mem, m)
 			have += m.size
@@ -272,7 +272,7 @@ func (s *sleeper) releaseMemory() {
 }
 
 // wake returns also the device whose range could not be woken.
-func wake(ranges []*Range) (short *Device, err error) {
+func wake(ranges []*Range) (failedDev *Device, err error) {
 	unlock, err := lockRanges(ranges)
 	if err != nil {
 		return nil, err
@@ -367,13 +367,13 @@ func (s *sleeper) mapMemory() error {
 func (s *sleeper) unmapQuarantined() error {
 	r := s.r
 	r.mu.Lock()
-	why := r.quarantineErrLocked(r.size)
+	cause := r.quarantineErrLocked(r.size)
 	r.mu.Unlock()
-	if why == nil {
+	if cause == nil {
 		return nil
 	}
 	if err := r.waitForWork(); err != nil && !lost(err) {
-		return also(why, "and waiting to unmap it", err)
+		return also(cause, "and waiting to unmap it", err)
 	}
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()

@@ -85,7 +85,7 @@ func TestSleepDropsContents(t *testing.T) {
 }
 
 // TestSleepReleases although the device keeps memory: that is its purpose. Wake may use
-// kept memory.
+// cached memory.
 func TestSleepReleases(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -124,7 +124,7 @@ func TestWakeThatRunsOutInMap(t *testing.T) {
 	}
 }
 
-// TestAllocWakesInNewMemory: kept memory would not read zero.
+// TestAllocWakesInNewMemory: cached memory would not read zero.
 func TestAllocWakesInNewMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]

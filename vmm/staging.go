@@ -371,8 +371,8 @@ func (st *staging) newLane() *lane {
 
 	var l *lane
 	var err error
-	calm := st.device.state.notCapturing() == nil
-	if calm {
+	noCapture := st.device.state.notCapturing() == nil
+	if noCapture {
 		if l, err = makeLane(st.device.Device, st.size()); err == nil {
 			return l
 		}
@@ -380,7 +380,7 @@ func (st *staging) newLane() *lane {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.inUse--
-	if calm && !errors.Is(err, ErrClosed) {
+	if noCapture && !errors.Is(err, ErrClosed) {
 		st.unusable = append(st.unusable, l)
 		st.noMore = err
 	}
@@ -482,17 +482,17 @@ func (st *staging) close() error {
 
 // free gives back what the lane still has, and can be called again.
 func (l *lane) free(raw driver.Device) error {
-	gone := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
+	released := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
 	// The work first: pinned memory is freed only once no copy uses it.
 	if l.queue != 0 {
-		if err := raw.SyncStream(l.queue); !gone(err) {
+		if err := raw.SyncStream(l.queue); !released(err) {
 			return err
 		}
 	}
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		if b.busy {
-			if err := raw.SyncEvent(b.event); !gone(err) {
+			if err := raw.SyncEvent(b.event); !released(err) {
 				return err
 			}
 			b.busy = false
@@ -504,7 +504,7 @@ func (l *lane) free(raw driver.Device) error {
 			b.event = 0
 		}
 		if allocator, ok := raw.(driver.HostAllocator); ok && b.p != 0 {
-			if err := allocator.FreeHost(b.p); !gone(err) {
+			if err := allocator.FreeHost(b.p); !released(err) {
 				return err
 			}
 			b.p, b.mem = 0, nil

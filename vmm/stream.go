@@ -377,7 +377,7 @@ func (o *openDevice) notCapturing(s driver.Stream) error {
 var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
 
 // usable is nil if the stream is open and of this driver.
-func (s *Stream) usable(sys *driverState) error {
+func (s *Stream) usable(parent *driverState) error {
 	if s == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
@@ -386,7 +386,7 @@ func (s *Stream) usable(sys *driverState) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	if s.dev.state.parent != sys {
+	if s.dev.state.parent != parent {
 		return fmt.Errorf("%w: the stream is of another driver", ErrInvalid)
 	}
 	return nil

@@ -69,9 +69,9 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	// name either.
 	r.copies.wait()
 	r.mu.Lock()
-	states := r.mayAccessLocked(nil)
+	devs := r.mayAccessLocked(nil)
 	r.mu.Unlock()
-	return r.fail("unmap later", off, size, r.queueUnmap(t, states, streams))
+	return r.fail("unmap later", off, size, r.queueUnmap(t, devs, streams))
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It completes or changes
@@ -98,8 +98,8 @@ func (g *Range) Clip() error {
 		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noWait {
 			err = r.waitAndUnmap(t, r.waitForWork)
 		} else {
-			states, streams := r.usersNow(nil, nil)
-			err = r.queueUnmap(t, states, streams)
+			devs, streams := r.usersNow(nil, nil)
+			err = r.queueUnmap(t, devs, streams)
 		}
 		if err != nil {
 			g.recountCap()
@@ -287,25 +287,25 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 		r.mu.Unlock()
 		return err
 	}
-	gone := r.removeSlotsLocked(i, j, nil)
+	removed := r.removeSlotsLocked(i, j, nil)
 	r.notify()
 	r.mu.Unlock()
-	releaseAll(gone) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
+	releaseAll(removed) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	return nil
 }
 
 // queueUnmap leaves a retirement to the device's goroutine, which unmaps it once
 // events behind the work of now say so. If no event can stand for all of it, it waits. The
-// states are of the devices whose own copies count, the streams stand for all other
+// devs are of the devices whose own copies count, the streams stand for all other
 // work. If it fails it makes the memory accessible again.
-func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) error {
-	fences, enough, err := recordFences(r.dev.state, states, streams)
+func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*Stream) error {
+	fences, enough, err := recordFences(r.dev.state, devs, streams)
 	if err != nil {
 		r.unretire(t)
 		return err
 	}
 	if !enough {
-		return r.waitAndUnmap(t, func() error { return waitStreams(r.dev.state, states, streams) })
+		return r.waitAndUnmap(t, func() error { return waitStreams(r.dev.state, devs, streams) })
 	}
 	r.mu.Lock()
 	queued := t.left > 0 // else a growth was faster
@@ -368,12 +368,12 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 
 		r.mu.Lock()
 		t.unmapping = false
-		gone := finished || t.left == 0 // a growth may have taken all of it back meanwhile
-		if gone {
+		ended := finished || t.left == 0 // a growth may have taken all of it back meanwhile
+		if ended {
 			r.retirements = slices.Delete(r.retirements, i, i+1)
 		}
 		r.mu.Unlock()
-		if gone && len(t.fences) > 0 {
+		if ended && len(t.fences) > 0 {
 			freeFences(t.fences)
 		}
 		switch {
@@ -386,7 +386,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 			if err == nil {
 				busy = append(busy, t.streams)
 			}
-			if !gone {
+			if !ended {
 				i++
 			}
 		}
@@ -456,11 +456,11 @@ func (r *Reservation) repair() error {
 }
 
 // unmapRunsLocked unmaps the slots that match, run by run, and releases the memory that
-// was there. A run that the driver refuses is quarantined; kept is the error for memory that
+// was there. A run that the driver refuses is quarantined; refused is the error for memory that
 // it would not take back, which is counted as quarantined. It needs r.mappingMu.
-func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed error) {
+func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed error) {
 	invariants.Held(&r.mappingMu)
-	var gone []*memory
+	var removed []*memory
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
 		i := j - 1
@@ -475,7 +475,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed erro
 		err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
 		r.mu.Lock()
 		if err == nil {
-			gone = r.removeSlotsLocked(i, j, gone)
+			removed = r.removeSlotsLocked(i, j, removed)
 		} else {
 			failed = also(failed, "and", err)
 			for k := i; k < j; k++ {
@@ -488,5 +488,5 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed erro
 	r.mu.Lock()
 	r.notify()
 	r.mu.Unlock()
-	return releaseAll(gone), failed
+	return releaseAll(removed), failed
 }
