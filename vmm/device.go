@@ -38,13 +38,13 @@ type Device struct {
 	sweepMu  lock.Mutex   // held while retirements come to their end
 
 	mu            lock.Mutex
-	wakeup        *sync.Cond // on mu: background fell, the goroutine ended, or something was opened
+	wakeup        *sync.Cond // on mu: a detached call or the goroutine ended, or something was opened
 	closed        bool
-	closing       bool // Close is giving back what is open of the driver's device
+	closing       bool // Close is closing the driver's device
 	unclosed      map[any]openedAt
-	refusedCalls  refusedCalls              // Trim and Close try again
-	refusedMemory []*memory                 // refused too; Trim, and growth out of memory, try again
-	detachedCalls int                       // what Close waits for: mostly closes that their callers gave up on
+	refusedCalls  refusedCalls              // releases that Trim and Close try again
+	refusedMemory []*memory                 // not released; Trim, and growth out of memory, try again
+	detachedCalls int                       // of runDetached; Close waits for them
 	retiring      map[*Reservation]struct{} // have retirements that the goroutine ends
 	worker        worker
 }
@@ -151,9 +151,9 @@ func (d *Device) Supports(f Feature) error {
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
 func (d *Device) MemInfo() (free, total uint64, err error) {
-	raw, err := d.ensureOpen()
+	o, err := d.ensureOpen()
 	if err == nil {
-		free, total, err = raw.MemInfo()
+		free, total, err = o.MemInfo()
 	}
 	return free, total, d.fail("read memory info", 0, 0, err)
 }
@@ -161,12 +161,12 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 // Sync waits for all work of the device's context. While a stream of it is
 // being captured it returns ErrCapturing and leaves the capture alone.
 func (d *Device) Sync() error {
-	raw, err := d.ensureOpen()
+	o, err := d.ensureOpen()
 	if err == nil {
 		err = d.state.notCapturing()
 	}
 	if err == nil {
-		err = raw.Sync()
+		err = o.Sync()
 	}
 	return d.fail("synchronise", 0, 0, err)
 }
@@ -174,7 +174,7 @@ func (d *Device) Sync() error {
 // Do runs f on a locked thread with the device's context current, for the
 // caller's own calls into CUDA.
 func (d *Device) Do(f func() error) error {
-	raw, err := d.ensureOpen()
+	o, err := d.ensureOpen()
 	if err != nil {
 		return d.fail("run in context", 0, 0, err)
 	}
@@ -182,7 +182,7 @@ func (d *Device) Do(f func() error) error {
 		return d.fail("run in context", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
 	var own error
-	err = raw.Do(func() error {
+	err = o.Do(func() error {
 		own = f()
 		return own
 	})
@@ -192,7 +192,8 @@ func (d *Device) Do(f func() error) error {
 	return d.fail("run in context", 0, 0, err)
 }
 
-// track notes that thing is open, or about to be; Close names it.
+// track notes that thing is open, or is about to be opened. Close returns ErrBusy and names
+// it until untrack.
 func (d *Device) track(thing any, kind string) error {
 	if d == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
@@ -205,11 +206,11 @@ func (d *Device) track(thing any, kind string) error {
 		return err
 	}
 	d.unclosed[thing] = o
-	d.wakeup.Broadcast() // a Close that waits need not
+	d.wakeup.Broadcast() // a Close that waits returns ErrBusy instead
 	return nil
 }
 
-// rename says what a thing is that is no longer what it was opened as.
+// rename changes the kind under which Close and Report name a thing that is tracked.
 func (d *Device) rename(thing any, kind string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -257,7 +258,9 @@ func (d *Device) retryUnderPressure(op func() error) error {
 	return err
 }
 
-// until runs f to its end, but returns when ctx is done; then Close waits for f.
+// runDetached runs f in a goroutine of its own and waits for it, but no longer than until
+// ctx is done. f then runs on: Device.Close waits for it. If ctx cannot be done, f runs in
+// the caller.
 func (d *Device) runDetached(ctx context.Context, f func() error) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", ErrInvalid)
@@ -281,7 +284,7 @@ func (d *Device) runDetached(ctx context.Context, f func() error) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // both may be ready: what f has done counts
+	select { // both may be ready: then the result of f counts
 	case err := <-done:
 		return err
 	default:
@@ -303,19 +306,23 @@ func (d *Device) Close() error {
 
 func (d *Device) close() error {
 	d.waitForDetachedCalls()
+	// What was refused comes first: until it is released it counts as open.
 	refused := d.refusedCalls.retry()
 	if err := d.stopWorker(); err != nil {
-		return also(refused, "and", err) // why it is still open, where that is known
+		return also(refused, "and", err) // a refused close is why something is still open
 	}
+	// After the goroutine has ended: nothing more is cached.
 	err := also(refused, "and", d.trim(0))
 	err = also(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err
 	}
+	// The driver's device last, since all that was done so far needed it. Nothing can be
+	// opened from beginClose on.
 	d.state.closeMu.Lock()
 	defer d.state.closeMu.Unlock()
-	again, err := d.beginClose()
-	if err != nil || again {
+	closed, err := d.beginClose()
+	if err != nil || closed {
 		return err
 	}
 	err = d.state.closeDevice(d)
@@ -329,9 +336,9 @@ func (d *Device) close() error {
 	return err
 }
 
-// beginClose lets nothing be opened any more; again is that the device is
-// closed.
-func (d *Device) beginClose() (again bool, err error) {
+// beginClose lets nothing be opened any more, or returns ErrBusy; closed says that the
+// device was closed before.
+func (d *Device) beginClose() (closed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -341,7 +348,7 @@ func (d *Device) beginClose() (again bool, err error) {
 		return false, err
 	}
 	if n := d.counters.read(&d.counters.committed.now); n > 0 {
-		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or on their way back", ErrBusy, sizeText(n))
+		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or not yet released", ErrBusy, sizeText(n))
 	}
 	d.closing = true
 	return false, nil
@@ -356,8 +363,8 @@ func (d *Device) checkUnusedLocked() error {
 	return nil
 }
 
-// waitForCloses waits for the closes that their callers stopped waiting for, unless a
-// reservation is open besides, so that Close will not come to its end anyway.
+// waitForDetachedCalls waits for closes and others whose callers may have stopped waiting,
+// unless another reservation is open: then Close returns ErrBusy in any case.
 func (d *Device) waitForDetachedCalls() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

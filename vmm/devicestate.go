@@ -70,7 +70,7 @@ func giveAddresses(size uint64) {
 // testHooks are set by tests only, before the first use: each turns one guard off, or
 // a path on that is otherwise seldom taken.
 type testHooks struct {
-	noWait      bool // no wait before memory is taken away
+	noWait      bool // no wait for work before memory is taken away
 	noGrantLock bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
 	noWorker    bool // no device goroutine is started
 	staging     stagingHooks
@@ -83,7 +83,7 @@ type driverState struct {
 	legacy legacyPairs
 
 	devicesOpen   int          // Devices; guarded by process.mu
-	refusedCloses refusedCalls // closes of an openDevice that failed when its last use ended; Device.Close tries again
+	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
@@ -99,11 +99,11 @@ type deviceState struct {
 	// Atomic.
 	openDevice    atomic.Pointer[openDevice] // nil before the first need
 	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
-	pressureUntil atomic.Int64               // growth ahead rests until then, in Unix nanoseconds
+	pressureUntil atomic.Int64               // no growth ahead until then, in Unix nanoseconds
 
 	closeMu    lock.Mutex // Device.Close alone takes it, and holds it across waits
 	pressureMu lock.Mutex // one goroutine at a time looks for memory to release
-	openMu     lock.Mutex // held while open changes, and while the driver opens its device
+	openMu     lock.Mutex // held while openDevice changes, and while the driver opens its device
 
 	mu            lock.Mutex
 	devices       []*Device
@@ -111,8 +111,8 @@ type deviceState struct {
 	created       uint64
 	pressureHooks []*pressureHook
 
-	streamsMu lock.RWMutex // shared while they are asked, so that none is freed
-	streams   []*Stream    // that this package knows
+	streamsMu lock.RWMutex // shared while the driver is asked about them, so that none is freed
+	streams   []*Stream    // that this package knows: made here, or by WrapStream
 }
 
 // acquireState makes d a user of the state of device n.
@@ -169,8 +169,7 @@ func (s *deviceState) releaseState(d *Device) {
 	}
 }
 
-// closeDevice closes what is open of the driver's device if d is the only Device left
-// on it. It waits for the device, so it needs closeMu and holds no other lock; a
+// closeDevice closes the driver's device if d is the only Device left on it. It waits for the device, so it needs closeMu and holds no other lock; a
 // Device that is opened meanwhile opens the driver's device anew.
 func (s *deviceState) closeDevice(d *Device) error {
 	o := s.detachIfLast(d)
@@ -184,7 +183,8 @@ func (s *deviceState) closeDevice(d *Device) error {
 	return err
 }
 
-// detachOpen takes what is open out of use, if d is the only Device.
+// detachIfLast takes the driver's device out of use if d is the only Device on it; nil if
+// there are others, or none is open.
 func (s *deviceState) detachIfLast(d *Device) *openDevice {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
@@ -213,11 +213,11 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	if users == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, s.n)
 	}
-	dev, err := s.parent.drv.Open(s.n)
+	raw, err := s.parent.drv.Open(s.n)
 	if err != nil {
 		return nil, err
 	}
-	o := &openDevice{Device: dev, state: s}
+	o := &openDevice{Device: raw, state: s}
 	o.mu.At(lock.OpenDevice, 0)
 	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
 	o.stage.mu.At(lock.Staging, 0)
@@ -332,11 +332,11 @@ type openDevice struct {
 // The bits of openDevice.uses.
 const (
 	closingBit   = 1 << 62         // the last Device closes: it cannot be retained any more
-	finishingBit = closingBit >> 1 // finish has begun, so that a refused use that ends meanwhile does not begin it again
+	finishingBit = closingBit >> 1 // finish has begun: a retain that comes too late, and so is released at once, does not begin it again
 )
 
-// checkAlive is nil unless the device is lost or was reset. Then pinned memory may be gone
-// and must not be touched.
+// checkAlive is an error if the device is lost or was reset. Then pinned memory may be freed
+// already and must not be touched.
 func (o *openDevice) checkAlive() error {
 	if _, err := o.Capturing(o.CopyStream()); lost(err) {
 		return err
@@ -344,8 +344,8 @@ func (o *openDevice) checkAlive() error {
 	return nil
 }
 
-// retain keeps the driver's device open until release; false if it is closing, and
-// all that this package has queued on it has ended.
+// retain keeps the driver's device open until release; false if it is closing. Then all that
+// this package has queued on it has ended.
 func (o *openDevice) retain() bool {
 	if o.uses.Add(1)&closingBit == 0 {
 		return true
@@ -354,7 +354,8 @@ func (o *openDevice) retain() bool {
 	return false
 }
 
-// release undoes retain.
+// release undoes retain. The last release after close has begun leaves closingBit alone in
+// uses: it then calls finish.
 func (o *openDevice) release() {
 	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
 		return
@@ -364,16 +365,17 @@ func (o *openDevice) release() {
 	}
 }
 
-// close gives everything back to the driver, or leaves that to the last use. After
-// an error o cannot be used any more, and close can be called again.
+// close closes the driver's device, or leaves that to the last use. After an error o cannot
+// be used any more, and close can be called again.
 func (o *openDevice) close() error {
-	o.uses.Add(closingBit + 1) // with a use, so that no other finishes meanwhile
+	// It retains o itself, so that no release finishes before it knows whether it is alone.
+	o.uses.Add(closingBit + 1)
 	if !o.uses.CompareAndSwap(closingBit+1, closingBit|finishingBit) {
 		o.release()
 		return nil
 	}
 	err := o.finish()
-	if err != nil {
+	if err != nil { // neither bit, as before: the next close sets them again
 		o.uses.Add(-closingBit - finishingBit)
 	}
 	return err
@@ -395,7 +397,8 @@ func (o *openDevice) finish() error {
 	return o.Device.Close()
 }
 
-// retries is releases that the driver refused, for a later try.
+// refusedCalls are calls by which something is released, and which the driver refused. They
+// are tried again later.
 type refusedCalls struct {
 	mu  sync.Mutex // nothing else is locked while it is held
 	all []func() error
@@ -407,7 +410,7 @@ func (r *refusedCalls) add(again func() error) {
 	r.all = append(r.all, again)
 }
 
-// run tries once more.
+// retry calls each once more, and keeps those that are refused again.
 func (r *refusedCalls) retry() (failed error) {
 	r.mu.Lock()
 	all := r.all
@@ -422,18 +425,18 @@ func (r *refusedCalls) retry() (failed error) {
 	return failed
 }
 
-// Fence is the end of a stream's work of one moment: what Record returns, for programs
-// that need many. It is one of the device's pooled events, costs no allocation and no look
-// at the stack, and is not listed as open: when the Device closes its work has ended.
-// The zero Fence has passed. Safe for concurrent use, up to Free.
+// Fence is an event recorded at the end of a stream's work, as Record returns it, for
+// programs that need many. Its event is one of the device's pool: it costs no allocation and
+// no look at the stack, and is not listed as open. When the Device closes, its work has
+// ended. The zero Fence is done. Safe for concurrent use, up to Free.
 type Fence struct {
-	on *openDevice // retained; nil if there is nothing to wait for
+	on *openDevice // whose event it is, retained; nil if there is nothing to wait for
 	e  driver.Event
 }
 
 // recordFence records an event at the end of a stream; the zero one if o is closing,
 // since then nothing is left to wait for. The caller must free it.
-func (o *openDevice) recordFence(s driver.Stream) (Fence, error) {
+func (o *openDevice) recordFence(queue driver.Stream) (Fence, error) {
 	if !o.retain() {
 		return Fence{}, nil
 	}
@@ -451,7 +454,7 @@ func (o *openDevice) recordFence(s driver.Stream) (Fence, error) {
 			return Fence{}, err
 		}
 	}
-	if err := o.Record(f.e, s); err != nil {
+	if err := o.Record(f.e, queue); err != nil {
 		f.Free()
 		return Fence{}, err
 	}
@@ -502,8 +505,8 @@ func freeFences(all []Fence) {
 	}
 }
 
-// legacyPairs is the pairs of a driver's devices that this process has enabled
-// for plain memory.
+// legacyPairs is the pairs of a driver's devices whose peer access to cudaMalloc memory this
+// process has enabled; see EnableLegacyPeers.
 type legacyPairs struct {
 	mu    lock.Mutex // held across the driver's calls, so that they agree with the counts
 	pairs map[[2]int]*legacyPair

@@ -132,14 +132,14 @@ func (r *Reservation) grantOf(d *Device) grant {
 // granted is what the device may do now. It needs what grantOf needs.
 func (r *Reservation) granted(d *Device) Access { return r.grantOf(d).access }
 
-// copyBlock refuses new copies of this package by a device that need more than
+// copyBan refuses new copies of this package by a device that need more than
 // left of its access.
 type copyBan struct {
 	*deviceState
 	left Access
 }
 
-// blockCopies refuses copies by d that need more than left. Those that began before
+// banCopies refuses copies by d that need more than left. Those that began before
 // may still be under way.
 func (r *Reservation) banCopies(d *Device, left Access) *copyBan {
 	b := &copyBan{d.state, left}
@@ -150,16 +150,16 @@ func (r *Reservation) banCopies(d *Device, left Access) *copyBan {
 	return b
 }
 
-// unblockCopies undoes blockCopies.
-func (r *Reservation) allowCopies(blocks []*copyBan) {
+// allowCopies undoes banCopies.
+func (r *Reservation) allowCopies(bans []*copyBan) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.copyBans = slices.DeleteFunc(r.copyBans, func(b *copyBan) bool { return slices.Contains(blocks, b) })
+	r.copyBans = slices.DeleteFunc(r.copyBans, func(b *copyBan) bool { return slices.Contains(bans, b) })
 	r.copyBanCount.Store(int32(len(r.copyBans)))
 }
 
 // accessChange is access that was set and may still be undone, exactly: r.grantMu is
-// held until commit or undo, so no access has been set since.
+// held until finish or undo, so no access has been set since.
 type accessChange struct {
 	r      *Reservation
 	before []grant    // of the devices that it is about
@@ -201,7 +201,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 	return c, nil
 }
 
-// commit makes a change final, or what is left of it after an undo: devices that have
+// finish makes a change final, or what is left of it after an undo: devices that have
 // no access may close.
 func (c *accessChange) finish() {
 	for _, g := range c.before {
@@ -229,7 +229,7 @@ func (r *Reservation) setAccess(to []grant) error {
 
 // setAccessLocked sets access: on the driver, then in the grants. It needs r.mappingMu,
 // and r.grantMu if there is a grant to change. It may list devices that stay without
-// access, until commit.
+// access, until finish.
 func (r *Reservation) setAccessLocked(to []grant) error {
 	invariants.Held(&r.mappingMu)
 	after, before := r.accessCallsLocked(to)

@@ -150,14 +150,14 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if err := g.r.waitForWork(); err != nil {
 		return 0, err
 	}
-	raw, epoch, err := g.beginCopy()
+	o, epoch, err := g.beginCopy()
 	if err != nil {
 		return 0, err
 	}
 	defer g.r.copies.end(epoch)
 	n, eof := prefix.Part(len(p), off, g.len.Load())
 	if n > 0 {
-		if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+		if err := o.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
 			return 0, err
 		}
 	}
@@ -176,7 +176,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	raw, epoch, err := g.beginCopy()
+	o, epoch, err := g.beginCopy()
 	if err != nil {
 		return 0, err
 	}
@@ -192,7 +192,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.writable(uint64(off), uint64(len(p))); err != nil {
 		return 0, err
 	}
-	if err := raw.copyIn(g.r.ptr+Ptr(off), p); err != nil {
+	if err := o.copyIn(g.r.ptr+Ptr(off), p); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -22,9 +22,9 @@ type memory struct {
 	handle    driver.Handle
 	size      uint64
 	prop      Prop
-	cacheable bool // made here, and nothing outside this process can have it
+	cacheable bool // a range may have it next, since nothing outside this process can have it
 	created   bool // counts against the limit
-	recycled  bool // was cached, so it may hold bytes of another range
+	recycled  bool // it was in the cache, so it may hold bytes of another range
 	refs      atomic.Int64
 }
 
@@ -33,7 +33,7 @@ type zeroing uint8
 
 const (
 	zeroNone     zeroing = iota
-	zeroRecycled         // memory that was used before: new memory reads as zeros
+	zeroRecycled         // memory from the cache: new memory reads as zeros
 	zeroAll
 )
 
@@ -75,7 +75,7 @@ func (d *Device) adopt(h driver.Handle, size uint64, p Prop) *memory {
 	return m
 }
 
-// retain adds a reference; false if the memory is gone already.
+// retain adds a reference; false if there was none left.
 func (m *memory) retain() bool {
 	for {
 		n := m.refs.Load()
@@ -108,8 +108,8 @@ func releaseAll(all []*memory) (failed error) {
 }
 
 // free gives memory without references back to the driver. If the driver refuses,
-// the device keeps it: counted as quarantined, and offered again by Trim, by growth
-// that runs out of memory, and by Device.Close.
+// it is counted as quarantined: Trim, growth that runs out of memory, and Device.Close
+// try again.
 func (m *memory) free() error {
 	d := m.dev
 	if err := d.drv.Release(m.handle); err != nil {
@@ -127,7 +127,7 @@ func (m *memory) free() error {
 	return nil
 }
 
-// releaseRefused offers the driver once more what it refused.
+// releaseRefused asks the driver again to release the memory that it refused.
 func (d *Device) releaseRefused() (failed error) {
 	d.mu.Lock()
 	all := d.refusedMemory
@@ -141,17 +141,17 @@ func (d *Device) releaseRefused() (failed error) {
 }
 
 // cache is memory of a device that no one uses and that the next growth of a
-// Range may have: releasing memory is the expensive part of shrinking. Only
-// private memory comes here: created here, never able to leave the process.
+// Range may have: releasing memory is the expensive part of shrinking. Only cacheable
+// memory comes here: created here, and never able to leave the process.
 type cache struct {
 	mu   lock.Mutex
 	list freelist.List[driver.Prop, driver.Handle]
 }
 
-// SetReleaseThreshold is how many bytes of unused memory the device keeps for its
+// SetReleaseThreshold is how many bytes of unused memory the device caches for its
 // ranges to grow with, instead of releasing them. Like sql.DB.SetMaxIdleConns it can
 // be changed at any time; it returns the old value. The default is 0: nothing is
-// kept. Cached memory is released when memory runs out, by Trim and by Close. Memory
+// cached. Cached memory is released when memory runs out, by Trim and by Close. Memory
 // that was shareable or imported is never cached, and Create and Alloc never take
 // cached memory.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
@@ -222,7 +222,7 @@ func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle]) *memory
 }
 
 // evictLocked takes the oldest memory out of the cache until at most keep bytes are
-// left. The memory is not private, so that its release does not cache it again. It needs
+// left. The memory is not cacheable, so that its release does not cache it again. It needs
 // cache.mu.
 func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	invariants.Held(&d.cache.mu)

@@ -380,11 +380,11 @@ func (l *legacy) enable(devs []*Device) error {
 
 // legacyDevice is the driver's device with what enables pairs.
 func legacyDevice(d *Device) (driver.LegacyPeers, error) {
-	raw, err := d.state.ensureOpen()
+	o, err := d.state.ensureOpen()
 	if err != nil {
 		return nil, err
 	}
-	p, ok := raw.Device.(driver.LegacyPeers)
+	p, ok := o.Device.(driver.LegacyPeers)
 	if !ok {
 		return nil, fmt.Errorf("%w: the driver has no peer access to plain memory", ErrNotSupported)
 	}
@@ -405,9 +405,9 @@ func (k legacyKey) addUserLocked() error {
 	}
 	// The driver enables a pair once, whichever library asks: what another library has enabled is
 	// used, and left to it.
-	dev, err := legacyDevice(k.from)
+	raw, err := legacyDevice(k.from)
 	if err == nil {
-		err = dev.EnablePeer(k.to.state.n)
+		err = raw.EnablePeer(k.to.state.n)
 	}
 	theirs := errors.Is(err, driver.ErrPeerEnabled)
 	if err != nil && !theirs {
@@ -446,9 +446,9 @@ func (k legacyKey) removeUserLocked(undo bool) error {
 func (k legacyKey) disableLocked(p *legacyPair) error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
-	dev, err := legacyDevice(k.from)
+	raw, err := legacyDevice(k.from)
 	if err == nil && !p.theirs {
-		if err = dev.DisablePeer(k.to.state.n); errors.Is(err, ErrInvalid) {
+		if err = raw.DisablePeer(k.to.state.n); errors.Is(err, ErrInvalid) {
 			err = nil
 		}
 	}

@@ -33,7 +33,7 @@ type Range struct {
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
 
-	// Of growth ahead.
+	// Of growth ahead: what RangeOptions.GrowAhead has the device's goroutine do.
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
 
@@ -56,9 +56,9 @@ type RangeOptions struct {
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
-	// GrowAhead is how many bytes of memory the device's goroutine keeps ready beyond
-	// Len, so that growth finds them; never past Max or the device's limit. It
-	// acts when half of them are used up, and leaves a sixteenth of the device's
+	// GrowAhead is how many bytes of memory the device's goroutine keeps mapped beyond
+	// Len, so that growth finds them; never past Max or the device's limit. This is growth
+	// ahead. It acts when half of them are used up, and leaves a sixteenth of the device's
 	// memory, where its context is open and so can be asked what is free, and of the
 	// limit. Clip unmaps them. 0 is none.
 	GrowAhead uint64
@@ -207,8 +207,8 @@ func (g *Range) Len() uint64 {
 	return g.len.Load()
 }
 
-// Cap is how far Len can go without growth: how many bytes have memory behind them, up
-// to Max.
+// Cap is how far Len can go without growth: how many bytes are backed by memory, up to
+// Max.
 func (g *Range) Cap() uint64 {
 	if g == nil {
 		return 0
@@ -248,7 +248,7 @@ func (g *Range) live() error {
 	return g.r.live()
 }
 
-// Append writes p behind the last byte and moves Len. It has finished when it
+// Append writes p after the last byte and moves Len. It has finished when it
 // returns: p may be reused, and later readers see the data. A failed Append
 // leaves Len and contents as they were; capacity gained is kept. Beyond Max it
 // returns ErrFull.
@@ -280,7 +280,7 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 			return at, err
 		}
 	}
-	raw, epoch, err := g.beginCopy()
+	o, epoch, err := g.beginCopy()
 	if err != nil {
 		return at, err
 	}
@@ -288,7 +288,7 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 	if err := g.writable(at, uint64(len(p))); err != nil {
 		return at, err
 	}
-	if err := raw.copyIn(g.r.ptr+Ptr(at), p); err != nil {
+	if err := o.copyIn(g.r.ptr+Ptr(at), p); err != nil {
 		return at, g.zeroFailed(at, uint64(len(p)), err)
 	}
 	// Len last: whoever sees it may read the bytes.
@@ -309,21 +309,21 @@ func (g *Range) zeroFailed(at, n uint64, err error) error {
 	if again == nil {
 		again = g.r.zero(at, n)
 	}
-	return also(err, "and filling with zeros again", again)
+	return also(err, "and filling with zeros", again)
 }
 
 // beginCopy opens the device and counts a copy: whatever takes the range's memory away
 // from now on waits for it. The range is open, and stays so until the caller ends the
 // copy.
-func (g *Range) beginCopy() (raw *openDevice, epoch uint64, err error) {
-	if raw, err = g.r.dev.state.ensureOpen(); err != nil {
+func (g *Range) beginCopy() (o *openDevice, epoch uint64, err error) {
+	if o, err = g.r.dev.state.ensureOpen(); err != nil {
 		return nil, 0, err
 	}
 	epoch = g.r.copies.begin()
 	if err = g.r.live(); err != nil { // it has closed, or sleeps; Len may be 0 by now
 		g.r.copies.end(epoch)
 	}
-	return raw, epoch, err
+	return o, epoch, err
 }
 
 // writable is nil if [at, at+n) can be written, and stays so until the copy that
@@ -414,8 +414,8 @@ func (g *Range) setLenLocked(n uint64) error {
 	return nil
 }
 
-// quiet waits for the work that may write to the range and counts a copy, which the
-// caller must end.
+// waitAndBeginCopy waits for the work that may write to the range and counts a copy, which
+// the caller must end.
 func (g *Range) waitAndBeginCopy() (epoch uint64, err error) {
 	if err = g.r.waitForWork(); err == nil {
 		_, epoch, err = g.beginCopy()
@@ -558,7 +558,7 @@ func (g *Range) ResetPeaks() {
 	}
 }
 
-// countAwakeLocked undoes what commit counts, if it did. It needs r.mu.
+// countAwakeLocked undoes what finishSleep counted, if it did. It needs r.mu.
 func (g *Range) countAwakeLocked() {
 	invariants.Held(&g.r.mu)
 	if !g.asleep {
@@ -594,7 +594,7 @@ func lockGrants(ranges []*Range) (unlock func()) {
 // What a range wants of the device's goroutine.
 const (
 	growNotWanted int32 = iota
-	growSoon            // memory, when it looks
+	growSoon            // memory, when it polls
 	growNow             // memory, at once
 )
 

@@ -75,16 +75,16 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 //
 // To sleep, each step for all ranges before the next one begins:
 //
-//	quiesce   nothing else uses the range; all of it retires    (undone by resume)
-//	fence     the work that may use it has ended
-//	save      its contents are copied to host memory
-//	unmapAll  it is unmapped; the memory is still ours          (undone by remapAll)
-//	commit    the memory is released, and the range sleeps: the point of no return
+//	quiesce      nothing new uses the range; all of it retires     (undone by resume)
+//	waitForWork  the work that may use it has ended
+//	save         its contents are copied to host memory
+//	unmapAll     it is unmapped; the memory is still ours          (undone by remapAll)
+//	finishSleep  the memory is released, and the range sleeps: the point of no return
 //
 // Awake, step by step for each range, and at the end for all of them:
 //
-//	restore      it has memory, mappings and contents           (undone by rollback)
-//	commitAwake  the table and the counters show that
+//	restore      it has memory, mappings and contents              (undone by rollback)
+//	finishWake   the table and the counters show that
 type sleeper struct {
 	*Range
 	mode     SleepMode
@@ -95,7 +95,7 @@ type sleeper struct {
 
 func sleep(mode SleepMode, ranges []*Range) error {
 	if mode > SleepKeep {
-		return fmt.Errorf("%w: contents %d", ErrInvalid, mode)
+		return fmt.Errorf("%w: sleep mode %d", ErrInvalid, mode)
 	}
 	unlock, err := lockRanges(ranges)
 	if err != nil {
@@ -181,7 +181,7 @@ func (s *sleeper) resume() {
 	s.cap.Store(s.capacity)
 }
 
-// fence waits for the work that may use the range.
+// waitForWork waits for the work that may use the range.
 func (s *sleeper) waitForWork() error { return s.r.waitForWork() }
 
 // save copies the contents to host memory. Nothing uses the range.
@@ -190,14 +190,14 @@ func (s *sleeper) save() error {
 	if n == 0 || s.mode == SleepDrop {
 		return nil
 	}
-	raw, err := s.r.dev.ensureOpen()
+	o, err := s.r.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
 	if err := s.hostCopy.Ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return raw.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
+	return o.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
 }
 
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
@@ -209,7 +209,7 @@ func (s *sleeper) unmapAll() error {
 	if n == 0 {
 		return nil
 	}
-	// It is one stretch: what retires lies right behind the capacity.
+	// It is one stretch: what retires begins where the capacity ends.
 	if err := r.dev.drv.Unmap(r.ptr, r.table[n-1].End()); err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func (s *sleeper) unmapAll() error {
 	return nil
 }
 
-// remapAll undoes unmapAll and quiesce; what was retiring behind the capacity is gone.
+// remapAll undoes unmapAll and quiesce; what was retiring above the capacity was released.
 func (s *sleeper) remapAll() error {
 	s.capMu.Lock()
 	defer s.capMu.Unlock()
@@ -243,7 +243,7 @@ func (s *sleeper) remapAll() error {
 	return nil
 }
 
-// commit releases the memory; the range is asleep.
+// finishSleep releases the memory; the range is asleep.
 func (s *sleeper) finishSleep() {
 	s.sleptChunks = nil
 	for _, m := range s.mem {
@@ -386,11 +386,11 @@ func (s *sleeper) load() error {
 	r := s.r
 	n := s.len.Load()
 	if n > 0 {
-		raw, err := r.dev.ensureOpen()
+		o, err := r.dev.ensureOpen()
 		if err != nil {
 			return err
 		}
-		if err := raw.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
+		if err := o.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
 			return err
 		}
 	} else if r.zeroed == zeroNone {
@@ -425,7 +425,7 @@ func (s *sleeper) rollback(err error) error {
 	return err
 }
 
-// commitAwake shows memory that restore has mapped: the range is awake.
+// finishWake shows memory that restore has mapped: the range is awake.
 func (s *sleeper) finishWake() {
 	s.capMu.Lock()
 	defer s.capMu.Unlock()

@@ -22,18 +22,18 @@ const (
 
 const (
 	// stageFrom is where staging begins. Below it the driver was faster on an
-	// H200 (BenchmarkCopyIn, staging forced): at 16 MiB 18 against 11 GB/s up, at
-	// 32 MiB 18 against 19, at 64 MiB 19 against 31.
+	// H200 (BenchmarkCopyIn, staging forced): host to device, 18 against 11 GB/s at
+	// 16 MiB, 18 against 19 at 32 MiB, 19 against 31 at 64 MiB.
 	stageFrom = 32 << 20
 	// leastPiece keeps the calls for a piece small beside its copy.
 	leastPiece = 1 << 20
-	// Two copiers up reach 21 GB/s on an H200, and the driver's own pageable copy
-	// 10 up and 19 down (docs/benchmarks.md).
+	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
+	// copy 10, and 19 from device to host (docs/benchmarks.md).
 	fewestToDevice, fewestToHost = 2, 3
 )
 
-// staging is the pinned memory through which ordinary memory is copied to and
-// from a device faster than its driver does.
+// staging is the pinned memory through which pageable host memory is copied to and from a
+// device, faster than its driver does.
 type staging struct {
 	device *openDevice
 	hooks  *stagingHooks
@@ -59,7 +59,7 @@ type stagingHooks struct {
 // call at a time. After a failure it may still be copying:
 //
 //	eventMissing  a copy was queued, and no event could be recorded after it
-//	maybeBusy     nor could its stream be waited for: fences wait for it from now on
+//	maybeBusy     nor could its stream be waited for: waitForWork waits for it from now on
 type lane struct {
 	queue        driver.Stream
 	blocks       [2]block
@@ -69,7 +69,7 @@ type lane struct {
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
 // While it is busy, its first used bytes belong to copies queued on the stream
-// on; only a copy that is queued behind them there may have the rest. A copy
+// on; only a copy that is queued after them there may have the rest. A copy
 // after which no event could be recorded leaves its lane eventMissing (see lane).
 type block struct {
 	p     Ptr
@@ -106,7 +106,7 @@ func (st *staging) limit() int {
 	return min(runtime.GOMAXPROCS(0), mostLanes)
 }
 
-// copyIn copies ordinary memory to the device and has finished when it returns.
+// copyIn copies host memory to the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
 func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 	if o.stage.tooSmall(uint64(len(src))) {
@@ -155,13 +155,13 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	return err
 }
 
-// drain copies out of the lane's blocks in turn, beginning with block k. queue queues
-// the next copy into a block and returns where its bytes go, nil if there is no more.
+// drain copies out of the lane's blocks in turn, beginning with block k. queueNext
+// queues the next copy into a block and returns where its bytes go, nil if there is no more.
 // So one copy runs while the bytes of the one before are copied out of the other block.
-func (st *staging) drain(l *lane, k int, queue func(*block) (dst []byte, err error)) error {
+func (st *staging) drain(l *lane, k int, queueNext func(*block) (dst []byte, err error)) error {
 	var last []byte // where the bytes in the other block go
 	for ; ; k ^= 1 {
-		next, err := queue(&l.blocks[k])
+		next, err := queueNext(&l.blocks[k])
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ type nextPiece func() (off, n uint64, ok bool)
 
 // run has lanes work through the pieces of a copy of n bytes until none is left or one
 // has failed, the first lane in the caller; false if the driver's own way is no slower.
-// All lanes have come to rest when it returns. It returns the first error.
+// No lane has work left when it returns. It returns the first error.
 func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece) error) (staged bool, err error) {
 	if err := st.syncMaybeBusy(); err != nil {
 		return false, err
@@ -213,8 +213,8 @@ func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece)
 	var once sync.Once
 	copier := func(l *lane) {
 		failed := work(l, next)
-		if rest := l.sync(st.device.Device); failed == nil {
-			failed = rest
+		if syncErr := l.sync(st.device.Device); failed == nil {
+			failed = syncErr
 		}
 		if failed != nil {
 			done.Store(n)
@@ -239,12 +239,12 @@ func (l *lane) queueCopy(raw driver.Device, b *block, dst, src Ptr, n uint64) er
 }
 
 // record makes the block busy until what is on the stream now has ended.
-func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
-	if err := raw.Record(b.event, s); err != nil {
+func (l *lane) record(raw driver.Device, b *block, queue driver.Stream) error {
+	if err := raw.Record(b.event, queue); err != nil {
 		l.eventMissing = true
 		return err
 	}
-	b.busy, b.on = true, s
+	b.busy, b.on = true, queue
 	return nil
 }
 
@@ -425,7 +425,7 @@ func (st *staging) putBack(lanes ...*lane) {
 }
 
 // syncMaybeBusy waits for what maybeBusy lanes may still be copying. Every
-// copy and fence calls it first.
+// copy, and every wait for work, calls it first.
 func (st *staging) syncMaybeBusy() error {
 	if st.maybeBusy.Load() == 0 {
 		return nil
@@ -450,7 +450,7 @@ func (st *staging) syncMaybeBusy() error {
 	return nil
 }
 
-// close gives everything back to the driver. Freeing pinned memory waits for the
+// close frees everything. Freeing pinned memory waits for the
 // whole device, so it is done here only. What a lost device does not take back
 // goes with its context.
 func (st *staging) close() error {

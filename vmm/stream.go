@@ -20,15 +20,15 @@ type Stream struct {
 	wrapped bool
 
 	closeMu lock.Mutex     // Close alone takes it
-	holds   sync.WaitGroup // of Hold
+	holds   sync.WaitGroup // Holds that have not been released
 
-	mu      lock.RWMutex // shared by calls that need raw to stay valid
+	mu      lock.RWMutex // shared by calls that need queue and handle to stay valid
 	closing bool         // no new work
-	freed   bool         // its work was waited for
-	lost    error        // or lost, and this is why
+	freed   bool         // its work has ended: it was waited for
+	lost    error        // or lost with the device, and this is the error
 
 	// Guarded by dev.mu.
-	waitedForBy map[*Reservation]struct{} // whose fences wait for it; nil once none can name it any more
+	waitedForBy map[*Reservation]struct{} // whose work includes the stream's: waitForWork waits for it; nil once it is freed
 }
 
 // newStream is a Stream without a handle yet.
@@ -67,10 +67,10 @@ func (d *Device) NewStream() (*Stream, error) {
 // The default streams are 0 and 1, the legacy one, and 2, a thread's own.
 // Goroutines change threads, so all of them are treated as the legacy stream,
 // which work of every thread's own waits for and is waited for by.
-func (d *Device) WrapStream(raw uintptr) *Stream {
+func (d *Device) WrapStream(handle uintptr) *Stream {
 	s := newStream(d)
-	s.queue, s.handle, s.wrapped = driver.Stream(raw), driver.Stream(raw), true
-	if raw <= perThread {
+	s.queue, s.handle, s.wrapped = driver.Stream(handle), driver.Stream(handle), true
+	if handle <= perThread {
 		s.queue = 0
 	}
 	if err := d.track(s, "wrapped stream"); err != nil {
@@ -94,21 +94,21 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	dev, err := s.dev.ensureOpen()
+	o, err := s.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
-	return f(dev)
+	return f(o)
 }
 
 var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
 // Hold keeps the stream from being closed until release, for the time of a call of the
-// program's own that queues work on it: raw is the driver's handle, a CUstream on CUDA.
+// program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
 // capturing says whether the stream is being captured into a graph, so that the call
 // is recorded and does not run. A Close waits for release, which must be called once
 // and soon.
-func (s *Stream) Hold() (raw driver.Stream, capturing bool, release func(), err error) {
+func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
 		if capturing, err = o.Capturing(s.queue); err == nil {
 			s.holds.Add(1)
@@ -132,20 +132,20 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // pinned host memory. An address that is not mapped, or that the device may not
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
-	return s.fail("copy", dst, n, s.with(func(dev *openDevice) error {
+	return s.fail("copy", dst, n, s.with(func(o *openDevice) error {
 		p, err := s.dev.lockSpans(s, Span{dst, n, AccessReadWrite}, Span{src, n, AccessRead})
 		if err != nil {
 			return err
 		}
 		defer p.unlock()
-		return dev.Copy(dst, src, n, s.queue)
+		return o.Copy(dst, src, n, s.queue)
 	}))
 }
 
 // Fill queues n elements of width bytes (1, 2 or 4), each set to pattern.
 func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 	size := n * uint64(width)
-	return s.fail("fill", dst, size, s.with(func(dev *openDevice) error {
+	return s.fail("fill", dst, size, s.with(func(o *openDevice) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
@@ -154,7 +154,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 			return err
 		}
 		defer p.unlock()
-		return dev.Fill(dst, pattern, width, n, s.queue)
+		return o.Fill(dst, pattern, width, n, s.queue)
 	}))
 }
 
@@ -230,18 +230,19 @@ func (s *Stream) close() error {
 		return nil
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lost := s.notCapturing()
-	if lost == nil {
-		lost = s.sync()
+	lostErr := s.notCapturing()
+	if lostErr == nil {
+		lostErr = s.sync()
 	}
-	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
+	if lostErr != nil && !lost(lostErr) {
 		s.setClosing(false)
-		return lost
+		return lostErr
 	}
-	if err := s.free(lost); err != nil {
+	if err := s.free(lostErr); err != nil {
 		s.setClosing(false)
 		return err
 	}
+	// Freed before it is forgotten: until then reservations wait for its work.
 	s.dev.mu.Lock()
 	users := s.waitedForBy
 	s.waitedForBy = nil
@@ -249,13 +250,15 @@ func (s *Stream) close() error {
 	for r := range users {
 		r.mu.Lock()
 		delete(r.namedStreams, s)
-		if lost == nil {
+		// AppendOns of lost work have not run: they stay, so that WaitWritten returns the
+		// stream's error.
+		if lostErr == nil {
 			delete(r.pendingAppends, s)
 		}
 		r.mu.Unlock()
 	}
 	s.dev.untrack(s)
-	return lost
+	return lostErr
 }
 
 // setClosing lets no new work in, or lets it in again; false if it was so.
@@ -288,8 +291,8 @@ func (s *Stream) free(lost error) error {
 	return nil
 }
 
-// recordFence records an event at the stream's end of now; the zero one if the stream
-// is gone, its work waited for.
+// recordFence records an event after the work that the stream has now; the zero one if the
+// stream is freed, its work waited for.
 func (s *Stream) recordFence() (Fence, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -363,8 +366,8 @@ func (s *Stream) notCapturing() error {
 }
 
 // notCapturing is ErrCapturing while the driver's stream is being captured.
-func (o *openDevice) notCapturing(s driver.Stream) error {
-	capturing, err := o.Capturing(s)
+func (o *openDevice) notCapturing(queue driver.Stream) error {
+	capturing, err := o.Capturing(queue)
 	switch {
 	case err == nil && capturing:
 		return errCapturing
