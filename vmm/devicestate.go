@@ -331,8 +331,11 @@ type openDevice struct {
 
 // The bits of openDevice.uses.
 const (
-	closingBit   = 1 << 62         // the last Device closes: it cannot be retained any more
-	finishingBit = closingBit >> 1 // finish has begun: a retain that comes too late, and so is released at once, does not begin it again
+	// The last Device closes: it cannot be retained any more.
+	closingBit = 1 << 62
+	// finish has begun. A retain that comes too late is released at once, and must not begin
+	// it again.
+	finishingBit = closingBit >> 1
 )
 
 // checkAlive is an error if the device is lost or was reset. Then pinned memory may be freed

@@ -58,8 +58,8 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 		if err == nil {
 			return nil
 		}
-		// The chunks behind Cap may have been on their way out, and be back because
-		// the driver refused to unmap them. Then they are taken first.
+		// The device's goroutine may have been unmapping the chunks above Cap, and the
+		// driver may have refused that. Then they are taken first.
 		have = g.cap.Load()
 		if reclaim(g.r, have, need) == have {
 			return err
@@ -144,7 +144,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 func reclaim(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
 	n := len(r.table)
-	if n == 0 || r.table[n-1].Off < off || r.live() != nil { // nothing lies behind off, mostly
+	if n == 0 || r.table[n-1].Off < off || r.live() != nil { // nothing lies above off, mostly
 		r.mu.Unlock()
 		return off
 	}

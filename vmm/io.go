@@ -17,7 +17,7 @@ const firstMove, mostMove = 1 << 20, stageFrom
 var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
-// the bytes arrive behind what the stream has queued, and work that it queues
+// the bytes arrive after what the stream has queued, and work that it queues
 // later sees them. Len moves at once, so other readers wait as for bytes
 // that a kernel writes; ReadAt does, and WaitWritten is the length up to which the
 // bytes have arrived. If UsedBy has named streams, s has to be one
@@ -59,7 +59,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 			if again := s.sync(); again != nil {
 				err = also(err, "and waiting for its stream", again)
 				r.mu.Lock()
-				r.noteAppendLocked(s) // so fences wait for it
+				r.noteAppendLocked(s) // so waitForWork waits for it
 				r.mu.Unlock()
 			}
 			err = g.zeroFailed(at, uint64(len(p)), err)
@@ -77,7 +77,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	return at, nil
 }
 
-// checkAppendStream is nil if the range's fence waits for the stream, which is open and
+// checkAppendStream is nil if waitForWork waits for the stream, which is open and
 // not being captured.
 func (g *Range) checkAppendStream(s *Stream) error {
 	if err := s.usable(g.r.dev.state.parent); err != nil {
@@ -145,8 +145,7 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
-	// The fence before the copy is counted: a wait must not hold up those that wait for
-	// copies.
+	// Before the copy is counted: this wait must not hold up those that wait for copies.
 	if err := g.r.waitForWork(); err != nil {
 		return 0, err
 	}
@@ -272,7 +271,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 		return n, nil
 	}
 	// One waits at a time, for what all of them need: those that give up leave no
-	// more than one thread behind.
+	// more than one thread waiting.
 	select {
 	case g.waitSlot <- struct{}{}:
 	case <-ctx.Done():

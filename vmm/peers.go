@@ -298,7 +298,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// legacyKey lists a pair among what both its devices have open.
+// legacyKey lists a pair, of EnableLegacyPeers, among what both its devices have open.
 type legacyKey struct {
 	l        *legacy
 	from, to *Device
@@ -316,9 +316,11 @@ type legacy struct {
 
 const enabling, disabling = "enable legacy peers", "disable legacy peers"
 
-// EnableLegacyPeers lets every one of the devices reach plain memory of every
-// other: what cuMemAlloc, cudaMalloc or another library's pool made. For what is
-// mapped, ranges and reservations, it does nothing; see EnablePeers. All pairs
+// EnableLegacyPeers lets every one of the devices reach memory of every other that
+// cuMemAlloc, cudaMalloc or another library's pool made. This is CUDA's older peer access,
+// of one context to all such memory of another: cuCtxEnablePeerAccess. It has nothing to
+// do with the legacy stream, and does nothing for mapped memory, ranges and reservations;
+// see EnablePeers. All pairs
 // are enabled or none. Pairs are counted for the whole process, and one that
 // another library enabled before is used and never disabled here.
 //
@@ -370,8 +372,8 @@ func (l *legacy) enable(devs []*Device) error {
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
 		if err := k.addUserLocked(); err != nil {
-			shut := func(k legacyKey) error { return k.removeUserLocked(true) }
-			return undoAll(pairFail(k.from, k.to, err), "and disabling it again", l.left, shut)
+			remove := func(k legacyKey) error { return k.removeUserLocked(true) }
+			return undoAll(pairFail(k.from, k.to, err), "and disabling another pair", l.left, remove)
 		}
 		l.left = append(l.left, k)
 	}
@@ -386,12 +388,12 @@ func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 	}
 	p, ok := o.Device.(driver.LegacyPeers)
 	if !ok {
-		return nil, fmt.Errorf("%w: the driver has no peer access to plain memory", ErrNotSupported)
+		return nil, fmt.Errorf("%w: the driver has no peer access to cuMemAlloc memory", ErrNotSupported)
 	}
 	return p, nil
 }
 
-// openLocked counts a user of the pair; the first user enables it. It needs
+// addUserLocked counts a user of the pair; the first user enables it. It needs
 // legacyPairs.mu.
 func (k legacyKey) addUserLocked() error {
 	all := &k.l.parent.legacy
@@ -418,7 +420,7 @@ func (k legacyKey) addUserLocked() error {
 	return nil
 }
 
-// shutLocked undoes openLocked; the last user disables the pair. A device that is lost has
+// removeUserLocked undoes addUserLocked; the last user disables the pair. A device that is lost has
 // nothing left to disable. After an error the pair stays as it was, or, where
 // no caller could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes. It needs legacyPairs.mu.
@@ -493,7 +495,7 @@ func (l *legacy) disable() error {
 	return failed
 }
 
-// fence waits for the work of all devices that may use a peer's memory.
+// waitForWork waits for the work of all devices that may use a peer's memory.
 func (l *legacy) waitForWork() error {
 	if l.parent.hooks.noWait {
 		return nil

@@ -63,7 +63,8 @@ type Reservation struct {
 	counters       rangeCounters // also under the device's counters.mu
 }
 
-// slot is one whole mapping in a reservation. It holds a reference to its memory.
+// slot is one entry of the table: a chunk where it is mapped, and its state. It holds a
+// reference to the memory. Segment shows callers the accessible ones, Mapping all of them.
 type slot = slots.Slot[*memory, *retirement]
 
 // reservationCount counts reservations, for their ids.
@@ -84,7 +85,7 @@ type ReserveOptions struct {
 }
 
 // Reserve takes a range of addresses of at least size bytes, rounded up to the
-// granularity. No memory stands behind it until Map. If addresses run out, or
+// granularity. No memory backs it until Map. If addresses run out, or
 // this process has its fill of them (SetAddressLimit), it returns ErrAddressSpace.
 // The caller must Close the Reservation.
 func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
@@ -294,7 +295,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	}
 	// Undo: one call unmaps what has been mapped.
 	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {
-		err = also(err, "and unmapping again", again)
+		err = also(err, "and undoing the mapping", again)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
@@ -397,8 +398,8 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	}
 }
 
-// removeSlotsLocked takes the slots [i, j) out and appends their memory, references
-// included. It needs r.mappingMu and r.mu.
+// removeSlotsLocked takes the slots [i, j) out and appends their memory to removed,
+// references included. It needs r.mappingMu and r.mu.
 func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
@@ -454,7 +455,7 @@ func (r *Reservation) committedLocked() uint64 {
 	return r.counters.committed.now
 }
 
-// quarantinedLocked is the error of a quarantined slot that begins at most at off,
+// quarantineErrLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
 func (r *Reservation) quarantineErrLocked(off uint64) error {
 	invariants.Held(&r.mu)

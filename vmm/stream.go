@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -273,7 +272,7 @@ func (s *Stream) setClosing(to bool) bool {
 }
 
 // free gives the stream back, one of another library's excepted.
-func (s *Stream) free(lost error) error {
+func (s *Stream) free(lostErr error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev.state.removeStream(s)
@@ -287,7 +286,7 @@ func (s *Stream) free(lost error) error {
 			return err
 		}
 	}
-	s.freed, s.lost = true, lost
+	s.freed, s.lost = true, lostErr
 	return nil
 }
 

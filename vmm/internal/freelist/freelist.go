@@ -1,5 +1,5 @@
-// Package freelist keeps pieces of memory that no one uses, found by kind and size
-// and let go by age. It knows no lock and calls no driver.
+// Package freelist lists pieces of memory that no one uses, found by kind and size
+// and evicted by age. It knows no lock and calls no driver.
 package freelist
 
 import (
@@ -8,21 +8,21 @@ import (
 	"slices"
 )
 
-// Piece is one kept piece of memory.
+// Piece is one listed piece of memory.
 type Piece[K comparable, V any] struct {
 	Kind  K
 	Size  uint64
 	Value V
 
-	inAge, inSize *list.Element // where it is listed
+	inAge, inSize *list.Element // its places in List.byAge and in its ofSize
 	of            *ofSize
 }
 
-// List is what is kept. Every operation takes a time that does not grow with
+// List is the pieces. Every operation takes a time that does not grow with
 // the number of pieces, but with that of different sizes. Its zero value is
 // empty.
 type List[K comparable, V any] struct {
-	Bytes  uint64          // how much is kept; only the methods change it
+	Bytes  uint64          // of all pieces; only the methods change it
 	byAge  list.List       // the oldest first
 	byKind map[K][]*ofSize // the smallest size first
 }
@@ -35,7 +35,7 @@ type ofSize struct {
 
 func (o *ofSize) bySize(size uint64) int { return cmp.Compare(o.size, size) }
 
-// Put keeps a piece.
+// Put adds a piece.
 func (p *List[K, V]) Put(kind K, size uint64, value V) {
 	if p.byKind == nil {
 		p.byKind = map[K][]*ofSize{}
