@@ -211,7 +211,7 @@ func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
 	return fd, nil
 }
 
-// exportable is nil if [off, off+size) is mapped and none of it could be cached.
+// exportable is nil if [off, off+size) is mapped and none of it is cacheable.
 func (r *Reservation) exportable(off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,6 +18,24 @@ import (
 //
 // ensure is the caller's way in, growAhead the one of the device's goroutine.
 
+// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
+// except that what was retiring may be back in Cap; beyond Max it returns
+// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
+// wrote.
+func (g *Range) Grow(n uint64) error {
+	if err := g.live(); err != nil {
+		return g.fail("grow", 0, n, err)
+	}
+	return g.fail("grow", 0, n, g.r.dev.retryUnderPressure(func() error {
+		need, err := g.endWithin(g.len.Load(), n)
+		if err == nil && need > g.cap.Load() {
+			err = g.ensure(need)
+		}
+		g.requestGrowAhead()
+		return err
+	}))
+}
+
 // ensure brings Cap to at least need.
 func (g *Range) ensure(need uint64) error {
 	g.capMu.Lock()
@@ -65,6 +83,14 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 			return err
 		}
 	}
+}
+
+// waitAndBeginCopy waits for work that may write to the range, and then is beginCopy.
+func (g *Range) waitAndBeginCopy() (epoch uint64, err error) {
+	if err = g.r.waitForWork(); err == nil {
+		_, epoch, err = g.beginCopy()
+	}
+	return epoch, err
 }
 
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.

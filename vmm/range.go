@@ -336,24 +336,6 @@ func (g *Range) writable(at, n uint64) error {
 	return g.r.checkSpan(Span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
 }
 
-// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
-// except that what was retiring may be back in Cap; beyond Max it returns
-// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
-// wrote.
-func (g *Range) Grow(n uint64) error {
-	if err := g.live(); err != nil {
-		return g.fail("grow", 0, n, err)
-	}
-	return g.fail("grow", 0, n, g.r.dev.retryUnderPressure(func() error {
-		need, err := g.endWithin(g.len.Load(), n)
-		if err == nil && need > g.cap.Load() {
-			err = g.ensure(need)
-		}
-		g.requestGrowAhead()
-		return err
-	}))
-}
-
 // endWithin is a+n if that is within Max.
 func (g *Range) endWithin(a, n uint64) (uint64, error) {
 	if end := a + n; end >= a && end <= g.opts.Max {
@@ -412,15 +394,6 @@ func (g *Range) setLenLocked(n uint64) error {
 	g.publishLenLocked(n)
 	g.requestGrowAhead()
 	return nil
-}
-
-// waitAndBeginCopy waits for the work that may write to the range and counts a copy, which
-// the caller must end.
-func (g *Range) waitAndBeginCopy() (epoch uint64, err error) {
-	if err = g.r.waitForWork(); err == nil {
-		_, epoch, err = g.beginCopy()
-	}
-	return epoch, err
 }
 
 // publishLenLocked shows a new Len. It needs g.lenMu.

@@ -44,7 +44,7 @@ type Reservation struct {
 	// Atomic: read without a lock.
 	phase         atomic.Uint32 // changes with mu held
 	closesRunning atomic.Int32
-	copyBanCount  atomic.Int32                   // length of copyBlocks
+	copyBanCount  atomic.Int32                   // length of copyBans
 	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
 	generation    atomic.Uint64
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
@@ -63,8 +63,8 @@ type Reservation struct {
 	counters       rangeCounters // also under the device's counters.mu
 }
 
-// slot is one entry of the table: a chunk where it is mapped, and its state. It holds a
-// reference to the memory. Segment shows callers the accessible ones, Mapping all of them.
+// slot is one entry of the table: a mapped chunk, a reference to its memory, and its state.
+// Callers see the accessible ones as a Segment, and all of them as a Mapping.
 type slot = slots.Slot[*memory, *retirement]
 
 // reservationCount counts reservations, for their ids.
@@ -101,8 +101,7 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	return r, d.fail("reserve", 0, size, err)
 }
 
-// reserve makes a reservation whose chunks are multiples of gran, for a range or for
-// the user.
+// reserve makes a reservation, for a range or a user, of chunks of multiples of gran.
 func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
 	if !ok || size == 0 {
@@ -246,8 +245,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	return r.fail("map", off, size, r.dev.retryUnderPressure(func() error { return r.mapChunks(off, held, forCaller) }))
 }
 
-// mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
-// its own.
+// mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.
 func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error {
 	// The mapping itself takes memory of the device, which may have run out.
 	return r.dev.state.retryAfterRelease(purpose, func() error {
