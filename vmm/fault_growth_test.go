@@ -47,7 +47,7 @@ func only(name string, calls []string, at []int) bool {
 	return true
 }
 
-// extended checks that a range is as it was, apart from memory behind it.
+// extended checks that a range is as it was, apart from memory above Cap.
 func (w *world) extended(before picture, g *vmm.Range, note string) {
 	w.t.Helper()
 	now := w.picture(g)

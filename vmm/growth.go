@@ -196,7 +196,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 	return off
 }
 
-// growAhead is what the device's goroutine does for a range on its list.
+// growAhead is what the device's goroutine does for a range in its queue.
 func (g *Range) growAhead() {
 	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
 	g.capMu.Lock()

@@ -353,8 +353,7 @@ func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	return old
 }
 
-// limitLeft is how much may still be created if one part of so many of the limit
-// is to be left.
+// limitLeft is how much may still be created if 1/parts of the limit is to stay free.
 func (s *deviceState) limitLeft(parts uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

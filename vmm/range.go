@@ -571,8 +571,8 @@ const (
 	growNow             // memory, at once
 )
 
-// requestGrowAhead puts the range on the list of the device's goroutine if half of
-// what it is to have ready is used up, and wakes that at three quarters.
+// requestGrowAhead queues the range for the device's goroutine if half of GrowAhead is used
+// up, and wakes the goroutine at three quarters.
 func (g *Range) requestGrowAhead() {
 	have := g.cap.Load()
 	ready := have - min(g.len.Load(), have)
@@ -583,7 +583,7 @@ func (g *Range) requestGrowAhead() {
 	if ready <= g.opts.GrowAhead/4 {
 		need = growNow
 	}
-	// It is put on the list once, by the caller that changes nothing to something.
+	// It is queued once: by the call that changes aheadWanted from growNotWanted.
 	was := g.aheadWanted.Load()
 	pause := g.aheadPause.Load()
 	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {

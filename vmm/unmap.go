@@ -27,7 +27,7 @@ type retirement struct {
 	left      int       // slots that no growth has taken back
 	streams   []*Stream // that UnmapAfter named
 	fences    []Fence
-	unmapping bool // a goroutine is at it
+	unmapping bool // a goroutine is unmapping it, or asking its fences
 }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting

@@ -106,7 +106,7 @@ func TestGrowthReclaimsRetiringMemory(t *testing.T) {
 }
 
 // TestGrowthBesideTheUnmap: memory that is being unmapped cannot be reclaimed, and the
-// growth maps new memory behind it. If the unmap fails, the memory is reclaimed after all.
+// growth maps new memory above it. If the unmap fails, the memory is reclaimed after all.
 func TestGrowthBesideTheUnmap(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(fmt.Sprint(fails), func(t *testing.T) {
