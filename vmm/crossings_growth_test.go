@@ -38,7 +38,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 	// gate, and on the stream with the gate.
 	whileRetiring := func(f func(t *testing.T, g *vmm.Range, s *vmm.Stream, open func()) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
-			g, s, open := deferred(t, w)
+			g, s, open := queuedClip(t, w)
 			result := f(t, g, s, open)
 			open()
 			require.NoError(t, g.Close())

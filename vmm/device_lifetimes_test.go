@@ -86,9 +86,9 @@ func TestWaitOutlivesADevice(t *testing.T) {
 	}
 }
 
-// TestDeferredClipOutlivesADevice: clipped memory waits for an event of a device that
+// TestQueuedClipOutlivesADevice: clipped memory waits for an event of a device that
 // closes before the wait is recorded. The memory is released all the same.
-func TestDeferredClipOutlivesADevice(t *testing.T) {
+func TestQueuedClipOutlivesADevice(t *testing.T) {
 	w := newWorld(t, 2)
 	vmm.SetNoWorker(w.devs[0], true)
 	g := ranged(t, w, page)

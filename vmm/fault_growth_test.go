@@ -58,9 +58,9 @@ func (w *world) extended(before picture, g *vmm.Range, note string) {
 	require.Equal(w.t, before, now, note)
 }
 
-// TestFaultsInADeferredClip: the clip completes or changes nothing. Its memory is retiring
+// TestFaultsInAQueuedClip: the clip completes or changes nothing. Its memory is retiring
 // and counted until it is unmapped, and can be reclaimed.
-func TestFaultsInADeferredClip(t *testing.T) {
+func TestFaultsInAQueuedClip(t *testing.T) {
 	for _, kept := range []uint64{0, 64 * page} {
 		faults(t, func(t *testing.T, at ...int) []string {
 			w := newWorld(t, 2)

@@ -478,7 +478,7 @@ func TestSleepWithRetirements(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(100 * page)
-	g, s, open := deferred(t, w)
+	g, s, open := queuedClip(t, w)
 	slept := make(chan error, 1)
 	go func() { slept <- vmm.Sleep(vmm.SleepKeep, g) }()
 	for !g.Stats().Asleep {
