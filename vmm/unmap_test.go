@@ -339,9 +339,9 @@ func TestTwoPeersCloseAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnotherContextsStreamComesAfterADeferredClip: events do not work for it, so that clip
+// TestAnotherContextsStreamComesAfterAQueuedClip: events do not work for it, so that clip
 // waits, and with it all memory that retired before.
-func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
+func TestAnotherContextsStreamComesAfterAQueuedClip(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		vmm.SetNoWorker(d, true)
