@@ -13,31 +13,31 @@ import (
 type worker struct {
 	running bool          // under Device.mu
 	queue   []*Range      // to grow ahead of need, each once; under Device.mu
-	kicked  chan struct{} // ends its rest
+	kicked  chan struct{} // wakes it
 }
 
-// What retired is looked at every few milliseconds: a growth that comes before
-// takes it back for nothing, and releasing memory as fast as it is given up
-// slows down running copies, since what is released is cleared.
+// The sweep interval: how often what has retired is looked at. A growth that comes before
+// takes it back for nothing, and releasing memory as fast as it is given up slows down
+// running copies, since what is released is cleared.
 const (
-	firstRest = 4 * time.Millisecond
-	lastRest  = 32 * time.Millisecond
+	minSweepInterval = 4 * time.Millisecond
+	maxSweepInterval = 32 * time.Millisecond
 )
 
-// Ranges put themselves on the list without waking the goroutine, unless it is
-// urgent: waking it is a system call in the middle of an append. So it looks for
-// itself, less and less often, and stays a little when there is nothing to do.
+// The poll interval: how often the goroutine looks at its queue. Ranges put themselves there
+// without waking it, unless it is urgent: waking it is a system call in the middle of an
+// append. It ends once it has had nothing to do for idleTimeout.
 const (
-	firstLook   = 250 * time.Microsecond
-	lastLook    = 4 * time.Millisecond
-	idleTimeout = 20 * time.Millisecond
+	minPollInterval = 250 * time.Microsecond
+	maxPollInterval = 4 * time.Millisecond
+	idleTimeout     = 20 * time.Millisecond
 )
 
-// queueGrowth has the goroutine grow g when it looks next.
+// queueGrowth has the goroutine grow g when it polls next.
 func (d *Device) queueGrowth(g *Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, open := d.open[g.r]; !open {
+	if _, listed := d.unclosed[g.r]; !listed {
 		return // a Close has overtaken the Grow, and would not wait for the goroutine
 	}
 	d.worker.queue = append(d.worker.queue, g)
@@ -49,11 +49,11 @@ func (d *Device) startWorkerLocked() {
 	invariants.Held(&d.mu)
 	if w := &d.worker; !w.running && !d.state.parent.hooks.noWorker {
 		w.running = true
-		go d.work()
+		go d.runWorker()
 	}
 }
 
-// kick ends the goroutine's rest.
+// kick wakes the goroutine.
 func (w *worker) kick() {
 	select {
 	case w.kicked <- struct{}{}:
@@ -61,34 +61,38 @@ func (w *worker) kick() {
 	}
 }
 
-// work runs until nothing is left to do. Growth comes first in each round: an append
-// may be about to need it, and no caller waits for what retires.
-func (d *Device) work() {
-	rest, look := firstRest, firstLook
-	began := time.Now()
-	due, busy := began.Add(rest), began
+// runWorker runs until nothing is left to do. It looks at the queue at the end of each poll
+// interval and sweeps at the end of each sweep interval. Both double up to their maximum
+// while there is nothing to do, and are the minimum again once there was something.
+func (d *Device) runWorker() {
+	sweepInterval, pollInterval := minSweepInterval, minPollInterval
+	awake := time.Now() // since when: what is counted as work
+	nextSweep, lastProgress := awake.Add(sweepInterval), awake
 	for {
+		// Growth first: an append may be about to need it, and no caller waits for what
+		// retires.
 		for g := d.nextGrowth(); g != nil; g = d.nextGrowth() {
 			g.growAhead()
-			look, busy = firstLook, time.Now()
+			pollInterval, lastProgress = minPollInterval, time.Now()
 		}
-		if !began.Before(due) {
-			rest = min(2*rest, lastRest)
+		if !awake.Before(nextSweep) {
+			sweepInterval = min(2*sweepInterval, maxSweepInterval)
 			if progress, _ := sweepRetired(d); progress { // what fails is tried again
-				rest, busy = firstRest, time.Now()
+				sweepInterval, lastProgress = minSweepInterval, time.Now()
 			}
-			due = time.Now().Add(rest)
+			nextSweep = time.Now().Add(sweepInterval)
 		}
-		d.worked.Add(int64(time.Since(began)))
-		if d.stopIfIdle(time.Since(busy) >= idleTimeout) {
+		d.workTime.Add(int64(time.Since(awake)))
+		if d.stopIfIdle(time.Since(lastProgress) >= idleTimeout) {
 			return
 		}
+		// A sweep that is due comes in time however long the poll interval is by now.
 		select {
 		case <-d.worker.kicked:
-		case <-time.After(min(look, max(0, time.Until(due)))):
-			look = min(2*look, lastLook)
+		case <-time.After(min(pollInterval, max(0, time.Until(nextSweep)))):
+			pollInterval = min(2*pollInterval, maxPollInterval)
 		}
-		began = time.Now()
+		awake = time.Now()
 	}
 }
 
@@ -110,7 +114,7 @@ func (d *Device) nextGrowth() *Range {
 func (d *Device) stopIfIdle(idle bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.worker.queue) > 0 || len(d.retiring) > 0 || !idle && len(d.open) > 0 {
+	if len(d.worker.queue) > 0 || len(d.retiring) > 0 || !idle && len(d.unclosed) > 0 {
 		return false
 	}
 	d.worker.running = false

@@ -135,7 +135,8 @@ func (c *Chunk) Close() error {
 	return c.dev.fail("close chunk", 0, c.mem.size, err)
 }
 
-// Segment is one chunk of memory where it is mapped.
+// Segment is one accessible chunk, with its address and the memory, which can be registered
+// or shared. Mapping, in a Report, is for people: any mapped chunk, and its state.
 type Segment struct {
 	Addr     Ptr
 	Size     uint64
@@ -144,7 +145,7 @@ type Segment struct {
 	dev      *Device
 }
 
-// Chunk is a new reference to the segment's memory, ErrClosed if that is gone.
+// Chunk is a new reference to the segment's memory, ErrClosed if that was released.
 // The caller must Close it.
 func (s Segment) Chunk() (*Chunk, error) {
 	if s.mem == nil {
@@ -210,7 +211,7 @@ func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
 	return fd, nil
 }
 
-// exportable is nil if [off, off+size) is mapped and none of it private.
+// exportable is nil if [off, off+size) is mapped and none of it is cacheable.
 func (r *Reservation) exportable(off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -224,7 +225,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 	case size == 0:
 		return fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
-	// Slot by slot, since a hole, a quarantined slot and a private chunk each have their
+	// Slot by slot, since a hole, a quarantined slot and a cacheable chunk each have their
 	// own error.
 	at := off
 	for _, s := range r.table.In(off, end) {
@@ -235,7 +236,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 			return fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
 		case s.State == slots.Mapped:
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
-		case s.Mem.private:
+		case s.Mem.cacheable:
 			return fmt.Errorf("%w: the chunk at %v was made without Share or RDMA", ErrInvalid, r.ptr+Ptr(s.Off))
 		}
 		at = s.End()

@@ -26,7 +26,7 @@ type lockedSpans [2]struct {
 // lockSpans locks the reservations that at most two spans lie in. It checks that all
 // of the spans is mapped, that this device's access is not about to go, and that
 // UsedBy has not named other streams than on, which is nil for the library's own.
-// Memory that no reservation knows (plain, pinned) is the driver's to judge.
+// Memory in no reservation (of cuMemAlloc, or of the host) is the driver's to judge.
 func (d *Device) lockSpans(on *Stream, spans ...Span) (l lockedSpans, err error) {
 	for i, s := range spans {
 		if s.Size == 0 {
@@ -100,8 +100,9 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	if err := r.live(); err != nil {
 		return err
 	}
-	// Access that is being changed counts as gone: what begins now might outlast it.
-	for _, b := range r.copyBlocks {
+	// Access that is being changed counts as taken away: a copy that begins now might outlast
+	// it.
+	for _, b := range r.copyBans {
 		if b.deviceState == by && s.Access > b.left {
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}
@@ -120,8 +121,8 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	return nil
 }
 
-// checkStreamLocked is nil if fences wait for the stream, which they do for the library's
-// own, nil. It needs r.mu.
+// checkStreamLocked is nil if waitForWork waits for the stream. It always does for the
+// library's own, which is nil here. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
 	invariants.Held(&r.mu)
 	if _, named := r.namedStreams[s]; r.namedStreams != nil && s != nil && !named {
@@ -136,9 +137,9 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	locked, raw, err := d.lockSpan(nil, Span{dst, n, AccessReadWrite})
+	locked, o, err := d.lockSpan(nil, Span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
-		err = raw.copyIn(dst, src)
+		err = o.copyIn(dst, src)
 		locked.unlock()
 	}
 	return d.fail("copy in", dst, n, err)
@@ -148,27 +149,27 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	locked, raw, err := d.lockSpan(nil, Span{src, n, AccessRead})
+	locked, o, err := d.lockSpan(nil, Span{src, n, AccessRead})
 	if err == nil && n > 0 {
-		err = raw.copyOut(dst, src)
+		err = o.copyOut(dst, src)
 		locked.unlock()
 	}
 	return d.fail("copy out", src, n, err)
 }
 
 // lockSpan is lockSpans of one span, which may be any, and opens the device.
-func (d *Device) lockSpan(on *Stream, s Span) (locked lockedSpans, raw *openDevice, err error) {
-	if raw, err = d.ensureOpen(); err != nil {
+func (d *Device) lockSpan(on *Stream, s Span) (locked lockedSpans, o *openDevice, err error) {
+	if o, err = d.ensureOpen(); err != nil {
 		return locked, nil, err
 	}
 	if s.Addr+Ptr(s.Size) < s.Addr {
 		return locked, nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
 	locked, err = d.lockSpans(on, s)
-	return locked, raw, err
+	return locked, o, err
 }
 
-// CopyIn copies ordinary memory to the device in the stream's order: work queued
+// CopyIn copies pageable host memory to the device in the stream's order: work queued
 // later sees it. It returns as soon as src may be reused, which is before the
 // copy has run, and waits for no other stream. On a stream that is being
 // captured it returns ErrCapturing, since a graph would copy whatever lies in
@@ -185,8 +186,8 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) error {
 	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
 }
 
-// borrowLane checks a copy between the span and ordinary memory and borrows a lane for it.
-// Without a lane the copy is made by the Device: the stream has come to rest then.
+// borrowLane checks a copy between the span and host memory and borrows a lane for it.
+// If there is no lane, it waits for the stream: the Device makes the copy then.
 func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
 	err = s.with(func(o *openDevice) error {
 		st = &o.stage
@@ -224,7 +225,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	}
 	defer st.putBack(l)
 	// A block is filled while the copy out of the other one runs.
-	for k := l.roomy(s.queue); len(src) > 0; k ^= 1 {
+	for k := l.firstBlock(s.queue); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
 		if b.mustWait(s.queue) {
 			if err := st.ready(b); err != nil {
@@ -251,7 +252,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	return st.drain(l, l.roomy(s.queue), func(b *block) ([]byte, error) {
+	return st.drain(l, l.firstBlock(s.queue), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
 		if n == 0 {
 			return nil, nil
@@ -259,7 +260,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		if err := s.move(l, b, b.p, src, Span{src, n, AccessRead}); err != nil {
 			return nil, err
 		}
-		b.used = st.size() // or a CopyIn behind a failure here would put its bytes in the way
+		b.used = st.size() // else a CopyIn after a failure here could write where this copy still may
 		to := dst[:n]
 		dst, src = dst[n:], src+Ptr(n)
 		return to, nil
@@ -270,31 +271,33 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 // span. The block is busy until it has run. A stream of another
 // context takes no event of this one and is waited for instead.
 func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
-	var loose bool
-	err := s.with(func(raw *openDevice) error {
+	var eventMissing bool
+	err := s.with(func(o *openDevice) error {
 		p, err := s.dev.lockSpans(s, dev)
 		if err != nil {
 			return err
 		}
 		defer p.unlock()
-		if err := raw.Copy(dst, src, dev.Size, s.queue); err != nil {
+		if err := o.Copy(dst, src, dev.Size, s.queue); err != nil {
 			return err
 		}
-		err = l.record(raw, b, s.queue)
-		loose = err != nil
+		err = l.record(o, b, s.queue)
+		eventMissing = err != nil
 		return err
 	})
-	if !loose {
+	if !eventMissing {
 		return err
 	}
-	// No event stands behind the copy, so the block is free only once the stream has
-	// come to rest; if that cannot be known, fences have to wait for the lane.
+	// No event was recorded after the copy, so the block is free only once the stream has no
+	// work left. If the stream cannot be waited for, waitForWork has to wait for the lane.
 	if again := s.sync(); again != nil {
 		l.maybeBusy = true
 		return also(err, "and waiting for its stream", again)
 	}
 	l.eventMissing = false
 	b.busy, b.used = false, 0
+	// A wrapped stream of another context runs the copy, and refuses only this context's
+	// event. The copy has run by now.
 	if s.wrapped && errors.Is(err, ErrInvalid) {
 		return nil
 	}
@@ -303,11 +306,11 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 
 // borrow takes a lane that a copy on the stream can use without waiting for another
 // stream; nil if there is none. It is an error if there is no pinned memory at all.
-func (st *staging) borrow(s driver.Stream) (*lane, error) {
+func (st *staging) borrow(queue driver.Stream) (*lane, error) {
 	if err := st.syncMaybeBusy(); err != nil {
 		return nil, err
 	}
-	l, best := st.pick(s)
+	l, best := st.pick(queue)
 	// A lane more is better than a wait, as long as there may be one.
 	if best < allFree {
 		if made := st.newLane(); made != nil {
@@ -332,19 +335,19 @@ func (st *staging) borrow(s driver.Stream) (*lane, error) {
 type fit int
 
 const (
-	busyElsewhere fit = iota
-	fullOfOwn
+	busyElsewhere fit = iota // on another stream
+	ownBlocksFull            // busy on this stream
 	allFree
-	roomBehindOwn // what is in the block is the stream's own
+	ownBlockHasRoom // a block is busy on this stream alone, and not full
 )
 
 // pick takes the idle lane that serves the stream best.
-func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
+func (st *staging) pick(queue driver.Stream) (l *lane, best fit) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	at := -1
 	for i := range st.idle {
-		if f := st.fitsLocked(st.idle[i], s); f > best {
+		if f := st.fitsLocked(st.idle[i], queue); f > best {
 			at, best = i, f
 		}
 	}
@@ -357,21 +360,21 @@ func (st *staging) pick(s driver.Stream) (l *lane, best fit) {
 	return l, best
 }
 
-// fitsLocked says how well. A lane that is busy on another stream does not, since the
-// copy would come to wait for it. It needs st.mu.
-func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
+// fitsLocked says how well the lane serves a stream. One that is busy on another stream is
+// not taken, since the copy would wait for that stream. It needs st.mu.
+func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
 	invariants.Held(&st.mu)
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		f := allFree
 		if !st.blockDoneLocked(b) {
 			switch {
-			case b.on != s:
+			case b.on != queue:
 				return busyElsewhere
-			case b.mustWait(s):
-				f = fullOfOwn
+			case b.mustWait(queue):
+				f = ownBlocksFull
 			default:
-				f = roomBehindOwn
+				f = ownBlockHasRoom
 			}
 		}
 		best = max(best, f)
@@ -380,15 +383,15 @@ func (st *staging) fitsLocked(l *lane, s driver.Stream) (best fit) {
 }
 
 // mustWait says whether a copy on the stream has to wait for the block.
-func (b *block) mustWait(s driver.Stream) bool {
-	return b.busy && (b.on != s || b.used == uint64(len(b.mem)))
+func (b *block) mustWait(queue driver.Stream) bool {
+	return b.busy && (b.on != queue || b.used == uint64(len(b.mem)))
 }
 
-// roomy is the block to begin with: the one that has room, of two the one
+// firstBlock is the block to begin with: the one that has room, of two the one
 // that is in use already.
-func (l *lane) roomy(s driver.Stream) int {
+func (l *lane) firstBlock(queue driver.Stream) int {
 	first, second := &l.blocks[0], &l.blocks[1]
-	if first.mustWait(s) && !second.mustWait(s) || !first.busy && second.busy && !second.mustWait(s) {
+	if first.mustWait(queue) && !second.mustWait(queue) || !first.busy && second.busy && !second.mustWait(queue) {
 		return 1
 	}
 	return 0

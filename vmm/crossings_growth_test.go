@@ -20,7 +20,7 @@ func awake(t *testing.T, g *vmm.Range) {
 	require.Equal(t, pattern(len(b), 7), b)
 }
 
-// growthScenes are the scenes of kept memory, look-ahead, deferred clips and sleep.
+// growthScenes are the scenes of cached memory, growth ahead, queued clips and sleep.
 func growthScenes() map[string]func(t *testing.T, w *world) error {
 	// whileAsleep runs f on a range that sleeps. It still sleeps afterwards.
 	whileAsleep := func(f func(w *world, g *vmm.Range) error) func(*testing.T, *world) error {
@@ -38,7 +38,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 	// gate, and on the stream with the gate.
 	whileRetiring := func(f func(t *testing.T, g *vmm.Range, s *vmm.Stream, open func()) error) func(*testing.T, *world) error {
 		return func(t *testing.T, w *world) error {
-			g, s, open := deferred(t, w)
+			g, s, open := queuedClip(t, w)
 			result := f(t, g, s, open)
 			open()
 			require.NoError(t, g.Close())
@@ -177,7 +177,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Close())
 			return result
 		},
-		"Sleep x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, open func()) error {
+		"Sleep x Clip queued": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, open func()) error {
 			slept := begun(func() error { return vmm.Sleep(vmm.SleepKeep, g) })
 			require.Empty(t, slept, "it waits for the stream")
 			open()
@@ -191,33 +191,33 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Grow(page))
 			return g.Clip()
 		}),
-		"Close x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, open func()) error {
+		"Close x Clip queued": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, open func()) error {
 			closed := begun(g.Close)
 			require.Empty(t, closed, "it waits for the stream")
 			open()
 			return <-closed
 		}),
-		"CloseContext x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
+		"CloseContext x Clip queued": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			return g.CloseContext(ctx)
 		}),
-		"Grow x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
+		"Grow x Clip queued": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
 			err := g.Grow(4 * page)
 			require.EqualValues(t, 2*page, g.Stats().Reclaimed)
 			require.NoError(t, g.Append(pattern(4*page, 1)))
 			return err
 		}),
-		"Device.Close x Clip deferred": whileRetiring(func(_ *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
+		"Device.Close x Clip queued": whileRetiring(func(_ *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
 			return g.Device().Close()
 		}),
-		"Trim x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
+		"Trim x Clip queued": whileRetiring(func(t *testing.T, g *vmm.Range, _ *vmm.Stream, _ func()) error {
 			freed, err := g.Device().Trim(0)
 			require.Zero(t, freed)
 			require.EqualValues(t, 2*page, g.Stats().Retiring)
 			return err
 		}),
-		"Stream.Close x Clip deferred": whileRetiring(func(t *testing.T, g *vmm.Range, s *vmm.Stream, open func()) error {
+		"Stream.Close x Clip queued": whileRetiring(func(t *testing.T, g *vmm.Range, s *vmm.Stream, open func()) error {
 			closed := begun(s.Close)
 			require.Empty(t, closed, "it waits for its work")
 			open()
@@ -226,13 +226,13 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.Zero(t, g.Stats().Retiring)
 			return err
 		}),
-		"Device.Close x kept memory": func(t *testing.T, w *world) error {
+		"Device.Close x cached memory": func(t *testing.T, w *world) error {
 			w.devs[0].SetReleaseThreshold(8 * page)
 			keepChunks(t, w, 2, 3)
 			require.EqualValues(t, 5*page, w.devs[0].Stats().Cached)
 			return w.devs[0].Close()
 		},
-		"Grow x no memory but what is kept": func(t *testing.T, w *world) error {
+		"Grow x no memory but what is cached": func(t *testing.T, w *world) error {
 			d := w.devs[0]
 			d.SetReleaseThreshold(8 * page)
 			keepChunks(t, w, 1, 1, 1, 1)
@@ -248,7 +248,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			defer w.devs[0].SetLimit(0)
 			return second(w.devs[0].Create(2*page, vmm.Prop{}))
 		},
-		"Segment.Chunk x clipped and kept": func(t *testing.T, w *world) error {
+		"Segment.Chunk x clipped and cached": func(t *testing.T, w *world) error {
 			w.devs[0].SetReleaseThreshold(8 * page)
 			g := ranged(t, w, page)
 			s := g.Segments()[0]
@@ -260,11 +260,11 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Close())
 			return result
 		},
-		"Grow x look-ahead":  whileAhead(func(g *vmm.Range) error { return g.Grow(6 * page) }),
-		"Clip x look-ahead":  whileAhead((*vmm.Range).Clip),
-		"Close x look-ahead": whileAhead((*vmm.Range).Close),
-		"Sleep x look-ahead": whileAhead(func(g *vmm.Range) error { return vmm.Sleep(vmm.SleepKeep, g) }),
-		"Append x look-ahead failed": func(t *testing.T, w *world) error {
+		"Grow x growth ahead":  whileAhead(func(g *vmm.Range) error { return g.Grow(6 * page) }),
+		"Clip x growth ahead":  whileAhead((*vmm.Range).Clip),
+		"Close x growth ahead": whileAhead((*vmm.Range).Close),
+		"Sleep x growth ahead": whileAhead(func(g *vmm.Range) error { return vmm.Sleep(vmm.SleepKeep, g) }),
+		"Append x growth ahead failed": func(t *testing.T, w *world) error {
 			w.refuse("Create", 1, errInjected)
 			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 			for g.Stats().GrowAheadFailures == 0 {

@@ -97,7 +97,7 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 			closeAll(t, g)
 			return result
 		},
-		"EnablePeers x look-ahead": func(t *testing.T, w *world) error {
+		"EnablePeers x growth ahead": func(t *testing.T, w *world) error {
 			g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, GrowAhead: 8 * page})
 			require.NoError(t, err)
 			result := vmm.EnablePeers(vmm.AccessRead, w.devs, g)

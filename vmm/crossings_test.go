@@ -220,7 +220,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			return err
 		}),
 		"Grant x Clip waits": whileClipping(func(w *world, g *vmm.Range) error { return g.Grant(vmm.AccessRead, w.devs[1]) }),
-		"CopyIn behind Cap x Clip waits": whileClipping(func(w *world, g *vmm.Range) error {
+		"CopyIn above Cap x Clip waits": whileClipping(func(w *world, g *vmm.Range) error {
 			return w.devs[0].CopyIn(g.Ptr()+vmm.Ptr(g.Cap()), []byte{1})
 		}),
 		"CloseContext x queued work": func(t *testing.T, w *world) error {
@@ -276,7 +276,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		"Unmap x quarantined": func(t *testing.T, w *world) error {
 			r := holed(t, w)
 			c := chunk(t, w, page)
-			w.arm(2, 3) // SetAccess, and unmapping again
+			w.arm(2, 3) // SetAccess, and the Unmap that undoes the mapping
 			require.ErrorIs(t, r.Map(3*page, c), errInjected)
 			w.disarm()
 			result := r.Unmap(3*page, page)

@@ -34,19 +34,19 @@ type Device struct {
 
 	counters counters
 	cache    cache
-	worked   atomic.Int64 // nanoseconds of the goroutine's work
+	workTime atomic.Int64 // nanoseconds of the goroutine's work
 	sweepMu  lock.Mutex   // held while retirements come to their end
 
-	mu         lock.Mutex
-	wakeup     *sync.Cond // on mu: background fell, the goroutine ended, or something was opened
-	closed     bool
-	closing    bool // Close is giving back what is open of the driver's device
-	open       map[any]openedAt
-	deferred   retries                   // Trim and Close try again
-	unreleased []*memory                 // refused too; Trim, and growth out of memory, try again
-	background int                       // what Close waits for: mostly closes that their callers gave up on
-	retiring   map[*Reservation]struct{} // have retirements that the goroutine ends
-	worker     worker
+	mu            lock.Mutex
+	wakeup        *sync.Cond // on mu: a detached call or the goroutine ended, or something was opened
+	closed        bool
+	closing       bool // Close is closing the driver's device
+	unclosed      map[any]openedAt
+	refusedCalls  refusedCalls              // releases that Trim and Close try again
+	refusedMemory []*memory                 // not released; Trim, and growth out of memory, try again
+	detachedCalls int                       // of runDetached; Close waits for them
+	retiring      map[*Reservation]struct{} // have retirements that the goroutine ends
+	worker        worker
 }
 
 // openedAt is what kind of object is open and where it was made.
@@ -61,7 +61,7 @@ func newDevice(drv driver.Driver, info Info) *Device {
 		name:     fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
 		info:     info,
 		location: Location{Kind: LocationDevice, ID: info.Ordinal},
-		open:     map[any]openedAt{},
+		unclosed: map[any]openedAt{},
 		retiring: map[*Reservation]struct{}{},
 	}
 	key := deviceCount.Add(1)
@@ -151,9 +151,9 @@ func (d *Device) Supports(f Feature) error {
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
 func (d *Device) MemInfo() (free, total uint64, err error) {
-	raw, err := d.ensureOpen()
+	o, err := d.ensureOpen()
 	if err == nil {
-		free, total, err = raw.MemInfo()
+		free, total, err = o.MemInfo()
 	}
 	return free, total, d.fail("read memory info", 0, 0, err)
 }
@@ -161,12 +161,12 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 // Sync waits for all work of the device's context. While a stream of it is
 // being captured it returns ErrCapturing and leaves the capture alone.
 func (d *Device) Sync() error {
-	raw, err := d.ensureOpen()
+	o, err := d.ensureOpen()
 	if err == nil {
 		err = d.state.notCapturing()
 	}
 	if err == nil {
-		err = raw.Sync()
+		err = o.Sync()
 	}
 	return d.fail("synchronise", 0, 0, err)
 }
@@ -174,7 +174,7 @@ func (d *Device) Sync() error {
 // Do runs f on a locked thread with the device's context current, for the
 // caller's own calls into CUDA.
 func (d *Device) Do(f func() error) error {
-	raw, err := d.ensureOpen()
+	o, err := d.ensureOpen()
 	if err != nil {
 		return d.fail("run in context", 0, 0, err)
 	}
@@ -182,7 +182,7 @@ func (d *Device) Do(f func() error) error {
 		return d.fail("run in context", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
 	var own error
-	err = raw.Do(func() error {
+	err = o.Do(func() error {
 		own = f()
 		return own
 	})
@@ -192,7 +192,8 @@ func (d *Device) Do(f func() error) error {
 	return d.fail("run in context", 0, 0, err)
 }
 
-// track notes that thing is open, or about to be; Close names it.
+// track notes that thing is open, or is about to be opened. Close returns ErrBusy and names
+// it until untrack.
 func (d *Device) track(thing any, kind string) error {
 	if d == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
@@ -204,18 +205,18 @@ func (d *Device) track(thing any, kind string) error {
 	if err := d.liveLocked(); err != nil {
 		return err
 	}
-	d.open[thing] = o
-	d.wakeup.Broadcast() // a Close that waits need not
+	d.unclosed[thing] = o
+	d.wakeup.Broadcast() // a Close that waits returns ErrBusy instead
 	return nil
 }
 
-// rename says what a thing is that is no longer what it was opened as.
+// rename changes the kind under which Close and Report name a thing that is tracked.
 func (d *Device) rename(thing any, kind string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if o, ok := d.open[thing]; ok {
+	if o, ok := d.unclosed[thing]; ok {
 		o.kind = kind
-		d.open[thing] = o
+		d.unclosed[thing] = o
 	}
 }
 
@@ -223,7 +224,7 @@ func (d *Device) rename(thing any, kind string) {
 func (d *Device) untrack(thing any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.open, thing)
+	delete(d.unclosed, thing)
 }
 
 // runPressureHooks says whether a function of OnPressure released something for an operation
@@ -257,8 +258,10 @@ func (d *Device) retryUnderPressure(op func() error) error {
 	return err
 }
 
-// until runs f to its end, but returns when ctx is done; then Close waits for f.
-func (d *Device) until(ctx context.Context, f func() error) error {
+// runDetached runs f in a goroutine of its own and waits for it, but no longer than until
+// ctx is done. f then runs on: Device.Close waits for it. If ctx cannot be done, f runs in
+// the caller.
+func (d *Device) runDetached(ctx context.Context, f func() error) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", ErrInvalid)
 	}
@@ -267,13 +270,13 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 	}
 	done := make(chan error, 1)
 	d.mu.Lock()
-	d.background++
+	d.detachedCalls++
 	d.mu.Unlock()
 	go func() {
 		done <- f()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.background--
+		d.detachedCalls--
 		d.wakeup.Broadcast()
 	}()
 	select {
@@ -281,7 +284,7 @@ func (d *Device) until(ctx context.Context, f func() error) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // both may be ready: what f has done counts
+	select { // both may be ready: then the result of f counts
 	case err := <-done:
 		return err
 	default:
@@ -302,20 +305,24 @@ func (d *Device) Close() error {
 }
 
 func (d *Device) close() error {
-	d.waitForCloses()
-	kept := d.deferred.run()
+	d.waitForDetachedCalls()
+	// What was refused comes first: until it is released it counts as open.
+	refused := d.refusedCalls.retry()
 	if err := d.stopWorker(); err != nil {
-		return also(kept, "and", err) // why it is still open, where that is known
+		return also(refused, "and", err) // a refused close is why something is still open
 	}
-	err := also(kept, "and", d.trim(0))
-	err = also(err, "and", d.state.parent.unfinished.run())
+	// After the goroutine has ended: nothing more is cached.
+	err := also(refused, "and", d.trim(0))
+	err = also(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err
 	}
+	// The driver's device last, since all that was done so far needed it. Nothing can be
+	// opened from beginClose on.
 	d.state.closeMu.Lock()
 	defer d.state.closeMu.Unlock()
-	again, err := d.beginClose()
-	if err != nil || again {
+	closed, err := d.beginClose()
+	if err != nil || closed {
 		return err
 	}
 	err = d.state.closeDevice(d)
@@ -329,9 +336,9 @@ func (d *Device) close() error {
 	return err
 }
 
-// beginClose lets nothing be opened any more; again is that the device is
-// closed.
-func (d *Device) beginClose() (again bool, err error) {
+// beginClose lets nothing be opened any more, or returns ErrBusy; closed says that the
+// device was closed before.
+func (d *Device) beginClose() (closed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -341,7 +348,7 @@ func (d *Device) beginClose() (again bool, err error) {
 		return false, err
 	}
 	if n := d.counters.read(&d.counters.committed.now); n > 0 {
-		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or on their way back", ErrBusy, sizeText(n))
+		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or not yet released", ErrBusy, sizeText(n))
 	}
 	d.closing = true
 	return false, nil
@@ -350,18 +357,18 @@ func (d *Device) beginClose() (again bool, err error) {
 // checkUnusedLocked is nil if nothing is open. It needs d.mu.
 func (d *Device) checkUnusedLocked() error {
 	invariants.Held(&d.mu)
-	if len(d.open) > 0 {
+	if len(d.unclosed) > 0 {
 		return fmt.Errorf("%w: %s", ErrBusy, strings.Join(d.openNamesLocked(), "; "))
 	}
 	return nil
 }
 
-// waitForCloses waits for the closes that their callers stopped waiting for, unless a
-// reservation is open besides, so that Close will not come to its end anyway.
-func (d *Device) waitForCloses() {
+// waitForDetachedCalls waits for closes and others whose callers may have stopped waiting,
+// unless another reservation is open: then Close returns ErrBusy in any case.
+func (d *Device) waitForDetachedCalls() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for d.background > 0 && !d.staysOpenLocked() {
+	for d.detachedCalls > 0 && !d.staysOpenLocked() {
 		d.wakeup.Wait()
 	}
 }
@@ -369,7 +376,7 @@ func (d *Device) waitForCloses() {
 // staysOpenLocked says whether a reservation is open that is not closing. It needs d.mu.
 func (d *Device) staysOpenLocked() bool {
 	invariants.Held(&d.mu)
-	for thing := range d.open {
+	for thing := range d.unclosed {
 		if r, ok := thing.(*Reservation); ok && r.phase.Load() < phaseClosing && r.closesRunning.Load() == 0 {
 			return true
 		}
@@ -400,7 +407,7 @@ func (d *Device) openNamesLocked() []string {
 	invariants.Held(&d.mu)
 	const most = 8
 	var all []string
-	for thing, o := range d.open {
+	for thing, o := range d.unclosed {
 		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.caller()))
 	}
 	slices.Sort(all)

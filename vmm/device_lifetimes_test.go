@@ -40,9 +40,9 @@ func haltAt(w *world, match func(drivertest.Call) bool) *halt {
 	return h
 }
 
-// TestFenceOutlivesADevice: a fence waits for an event of a device that closes meanwhile. A
+// TestWaitOutlivesADevice: a wait for an event of a device that closes meanwhile. A
 // device that has closed counts as waited for, and no event of it is used again.
-func TestFenceOutlivesADevice(t *testing.T) {
+func TestWaitOutlivesADevice(t *testing.T) {
 	for name, begin := range map[string]func(t *testing.T, w *world, g *vmm.Range) (s *vmm.Stream, leave func() error){
 		"its stream was named": func(t *testing.T, w *world, g *vmm.Range) (*vmm.Stream, func() error) {
 			s := stream(t, w.devs[1])
@@ -86,9 +86,9 @@ func TestFenceOutlivesADevice(t *testing.T) {
 	}
 }
 
-// TestDeferredClipOutlivesADevice: clipped memory waits for an event of a device that
+// TestQueuedClipOutlivesADevice: clipped memory waits for an event of a device that
 // closes before the wait is recorded. The memory is released all the same.
-func TestDeferredClipOutlivesADevice(t *testing.T) {
+func TestQueuedClipOutlivesADevice(t *testing.T) {
 	w := newWorld(t, 2)
 	vmm.SetNoWorker(w.devs[0], true)
 	g := ranged(t, w, page)
@@ -539,7 +539,7 @@ func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
 	w.end()
 }
 
-// TestGrowthWaitsForTrim that is about to release kept memory.
+// TestGrowthWaitsForTrim that is about to release cached memory.
 func TestGrowthWaitsForTrim(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: page == 4096})
 	d := w.devs[0]

@@ -70,7 +70,7 @@ func giveAddresses(size uint64) {
 // testHooks are set by tests only, before the first use: each turns one guard off, or
 // a path on that is otherwise seldom taken.
 type testHooks struct {
-	noFence     bool // no wait before memory is taken away
+	noWait      bool // no wait for work before memory is taken away
 	noGrantLock bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
 	noWorker    bool // no device goroutine is started
 	staging     stagingHooks
@@ -82,8 +82,8 @@ type driverState struct {
 	hooks  testHooks
 	legacy legacyPairs
 
-	devicesOpen int     // Devices; guarded by process.mu
-	unfinished  retries // closes of an openDevice that failed when its last use ended; Device.Close tries again
+	devicesOpen   int          // Devices; guarded by process.mu
+	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
@@ -97,22 +97,22 @@ type deviceState struct {
 	n      int // the ordinal
 
 	// Atomic.
-	open          atomic.Pointer[openDevice] // nil before the first need
+	openDevice    atomic.Pointer[openDevice] // nil before the first need
 	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
-	pressureUntil atomic.Int64               // look-ahead rests until then, in Unix nanoseconds
+	pressureUntil atomic.Int64               // no growth ahead until then, in Unix nanoseconds
 
 	closeMu    lock.Mutex // Device.Close alone takes it, and holds it across waits
 	pressureMu lock.Mutex // one goroutine at a time looks for memory to release
-	openMu     lock.Mutex // held while open changes, and while the driver opens its device
+	openMu     lock.Mutex // held while openDevice changes, and while the driver opens its device
 
 	mu            lock.Mutex
-	opened        []*Device
+	devices       []*Device
 	limit         uint64 // of what this process creates; 0: none
 	created       uint64
 	pressureHooks []*pressureHook
 
-	streamsMu lock.RWMutex // shared while they are asked, so that none is freed
-	streams   []*Stream    // that this package knows
+	streamsMu lock.RWMutex // shared while the driver is asked about them, so that none is freed
+	streams   []*Stream    // that this package knows: made here, or by WrapStream
 }
 
 // acquireState makes d a user of the state of device n.
@@ -137,7 +137,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.opened = append(s.opened, d)
+	s.devices = append(s.devices, d)
 	return s
 }
 
@@ -158,9 +158,9 @@ func (s *deviceState) releaseState(d *Device) {
 	defer process.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.opened = slices.DeleteFunc(s.opened, func(e *Device) bool { return e == d })
+	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
 	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
-	if len(s.opened) == 0 {
+	if len(s.devices) == 0 {
 		s.limit = 0
 	}
 	s.parent.devicesOpen--
@@ -169,59 +169,59 @@ func (s *deviceState) releaseState(d *Device) {
 	}
 }
 
-// closeDevice closes what is open of the driver's device if d is the only Device left
-// on it. It waits for the device, so it needs closeMu and holds no other lock; a
+// closeDevice closes the driver's device if d is the only Device left on it. It waits for the device, so it needs closeMu and holds no other lock; a
 // Device that is opened meanwhile opens the driver's device anew.
 func (s *deviceState) closeDevice(d *Device) error {
-	o := s.detachOpen(d)
+	o := s.detachIfLast(d)
 	if o == nil {
 		return nil
 	}
 	err := o.close()
 	if err != nil {
-		d.deferred.add(o.close) // it may be half closed: it is not used again
+		d.refusedCalls.add(o.close) // it may be half closed: it is not used again
 	}
 	return err
 }
 
-// detachOpen takes what is open out of use, if d is the only Device.
-func (s *deviceState) detachOpen(d *Device) *openDevice {
+// detachIfLast takes the driver's device out of use if d is the only Device on it; nil if
+// there are others, or none is open.
+func (s *deviceState) detachIfLast(d *Device) *openDevice {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.opened) != 1 || s.opened[0] != d {
+	if len(s.devices) != 1 || s.devices[0] != d {
 		return nil
 	}
-	return s.open.Swap(nil)
+	return s.openDevice.Swap(nil)
 }
 
 // ensureOpen opens the driver's device at the first call that needs one.
 func (s *deviceState) ensureOpen() (*openDevice, error) {
-	if o := s.open.Load(); o != nil {
+	if o := s.openDevice.Load(); o != nil {
 		return o, nil
 	}
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
-	if o := s.open.Load(); o != nil {
+	if o := s.openDevice.Load(); o != nil {
 		return o, nil
 	}
 	// Once the last Device has closed, nothing would close what is opened now.
 	s.mu.Lock()
-	users := len(s.opened)
+	users := len(s.devices)
 	s.mu.Unlock()
 	if users == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, s.n)
 	}
-	dev, err := s.parent.drv.Open(s.n)
+	raw, err := s.parent.drv.Open(s.n)
 	if err != nil {
 		return nil, err
 	}
-	o := &openDevice{Device: dev, state: s}
+	o := &openDevice{Device: raw, state: s}
 	o.mu.At(lock.OpenDevice, 0)
 	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
 	o.stage.mu.At(lock.Staging, 0)
-	s.open.Store(o)
+	s.openDevice.Store(o)
 	return o, nil
 }
 
@@ -244,7 +244,7 @@ func (s *deviceState) removeStream(st *Stream) {
 func (s *deviceState) notCapturing() error {
 	s.streamsMu.RLock()
 	defer s.streamsMu.RUnlock()
-	o := s.open.Load()
+	o := s.openDevice.Load()
 	if o == nil && len(s.streams) > 0 { // of another library
 		var err error
 		if o, err = s.ensureOpen(); err != nil {
@@ -331,12 +331,15 @@ type openDevice struct {
 
 // The bits of openDevice.uses.
 const (
-	closingBit   = 1 << 62         // the last Device closes: it cannot be retained any more
-	finishingBit = closingBit >> 1 // finish has begun, so that a refused use that ends meanwhile does not begin it again
+	// The last Device closes: it cannot be retained any more.
+	closingBit = 1 << 62
+	// finish has begun. A retain that comes too late is released at once, and must not begin
+	// it again.
+	finishingBit = closingBit >> 1
 )
 
-// checkAlive is nil unless the device is lost or was reset. Then pinned memory may be gone
-// and must not be touched.
+// checkAlive is an error if the device is lost or was reset. Then pinned memory may be freed
+// already and must not be touched.
 func (o *openDevice) checkAlive() error {
 	if _, err := o.Capturing(o.CopyStream()); lost(err) {
 		return err
@@ -344,8 +347,8 @@ func (o *openDevice) checkAlive() error {
 	return nil
 }
 
-// retain keeps the driver's device open until release; false if it is closing, and
-// all that this package has queued on it has ended.
+// retain keeps the driver's device open until release; false if it is closing. Then all that
+// this package has queued on it has ended.
 func (o *openDevice) retain() bool {
 	if o.uses.Add(1)&closingBit == 0 {
 		return true
@@ -354,26 +357,28 @@ func (o *openDevice) retain() bool {
 	return false
 }
 
-// release undoes retain.
+// release undoes retain. The last release after close has begun leaves closingBit alone in
+// uses: it then calls finish.
 func (o *openDevice) release() {
 	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
 		return
 	}
 	if o.finish() != nil { // the next Device.Close tries again, and says so
-		o.state.parent.unfinished.add(o.finish)
+		o.state.parent.refusedCloses.add(o.finish)
 	}
 }
 
-// close gives everything back to the driver, or leaves that to the last use. After
-// an error o cannot be used any more, and close can be called again.
+// close closes the driver's device, or leaves that to the last use. After an error o cannot
+// be used any more, and close can be called again.
 func (o *openDevice) close() error {
-	o.uses.Add(closingBit + 1) // with a use, so that no other finishes meanwhile
+	// It retains o itself, so that no release finishes before it knows whether it is alone.
+	o.uses.Add(closingBit + 1)
 	if !o.uses.CompareAndSwap(closingBit+1, closingBit|finishingBit) {
 		o.release()
 		return nil
 	}
 	err := o.finish()
-	if err != nil {
+	if err != nil { // neither bit, as before: the next close sets them again
 		o.uses.Add(-closingBit - finishingBit)
 	}
 	return err
@@ -395,20 +400,21 @@ func (o *openDevice) finish() error {
 	return o.Device.Close()
 }
 
-// retries is releases that the driver refused, for a later try.
-type retries struct {
+// refusedCalls are calls by which something is released, and which the driver refused. They
+// are tried again later.
+type refusedCalls struct {
 	mu  sync.Mutex // nothing else is locked while it is held
 	all []func() error
 }
 
-func (r *retries) add(again func() error) {
+func (r *refusedCalls) add(again func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all = append(r.all, again)
 }
 
-// run tries once more.
-func (r *retries) run() (failed error) {
+// retry calls each once more, and keeps those that are refused again.
+func (r *refusedCalls) retry() (failed error) {
 	r.mu.Lock()
 	all := r.all
 	r.all = nil
@@ -422,18 +428,18 @@ func (r *retries) run() (failed error) {
 	return failed
 }
 
-// Fence is the end of a stream's work of one moment: what Record returns, for programs
-// that need many. It is one of the device's pooled events, costs no allocation and no look
-// at the stack, and is not listed as open: when the Device closes its work has ended.
-// The zero Fence has passed. Safe for concurrent use, up to Free.
+// Fence is an event recorded at the end of a stream's work, as Record returns it, for
+// programs that need many. Its event is one of the device's pool: it costs no allocation and
+// no look at the stack, and is not listed as open. When the Device closes, its work has
+// ended. The zero Fence is done. Safe for concurrent use, up to Free.
 type Fence struct {
-	on *openDevice // retained; nil if there is nothing to wait for
+	on *openDevice // whose event it is, retained; nil if there is nothing to wait for
 	e  driver.Event
 }
 
 // recordFence records an event at the end of a stream; the zero one if o is closing,
 // since then nothing is left to wait for. The caller must free it.
-func (o *openDevice) recordFence(s driver.Stream) (Fence, error) {
+func (o *openDevice) recordFence(queue driver.Stream) (Fence, error) {
 	if !o.retain() {
 		return Fence{}, nil
 	}
@@ -451,7 +457,7 @@ func (o *openDevice) recordFence(s driver.Stream) (Fence, error) {
 			return Fence{}, err
 		}
 	}
-	if err := o.Record(f.e, s); err != nil {
+	if err := o.Record(f.e, queue); err != nil {
 		f.Free()
 		return Fence{}, err
 	}
@@ -502,8 +508,8 @@ func freeFences(all []Fence) {
 	}
 }
 
-// legacyPairs is the pairs of a driver's devices that this process has enabled
-// for plain memory.
+// legacyPairs is the pairs of a driver's devices whose peer access to cudaMalloc memory this
+// process has enabled; see EnableLegacyPeers.
 type legacyPairs struct {
 	mu    lock.Mutex // held across the driver's calls, so that they agree with the counts
 	pairs map[[2]int]*legacyPair

@@ -36,8 +36,8 @@
 // other contexts (unless their streams are named), graphs launched later, and
 // other processes. While a stream that this package knows is being captured
 // into a graph, such a wait would destroy the capture: it returns
-// [ErrCapturing] and nothing has changed. A capture on a stream it does not
-// know it cannot see, but for those that wait for the legacy stream.
+// [ErrCapturing] and nothing has changed. It cannot see a capture on a stream
+// that it does not know, unless that stream waits for the legacy stream.
 //
 // Somebody else's cuDevicePrimaryCtxReset is another matter: it ends the streams
 // and events of the Devices that are open on that GPU, and calls return
@@ -47,7 +47,7 @@
 // # Growth that does not wait
 //
 // RangeOptions.GrowAhead has the device's goroutine map memory before it is needed;
-// [Device.SetReleaseThreshold] keeps memory that was given up for growth to come;
+// [Device.SetReleaseThreshold] caches memory that was given up, for growth to come;
 // [Device.SetLimit] bounds what this process takes. The goroutine is there
 // while there is something to do, and Device.Close waits for it.
 //
@@ -55,15 +55,18 @@
 //
 // [Topology] says which devices reach each other's memory; [PlanPeers] what
 // giving them access would do, and [EnablePeers] does it. A grant holds for what
-// is mapped later too. [EnableLegacyPeers] is for memory that others allocated.
+// is mapped later too. [EnableLegacyPeers] is for memory that
+// cuMemAlloc or cudaMalloc allocated: CUDA's older peer access between contexts, which does
+// nothing for mapped memory.
 //
-// # Copies of ordinary memory
+// # Copies of pageable host memory
 //
 // A copy of 32 MiB or more to or from a device whose memory the CPU cannot
 // address goes through pinned memory of the library's own, on several
 // processors at once: [Range.Append], [Device.CopyIn] and their kin. At most 64
 // MiB are pinned for a device, from the first such copy to the last Close.
-// Nothing waits for another copy's share of it; the driver's own way remains.
+// A copy never waits for pinned memory that another copy uses: it then takes the driver's
+// own way.
 // [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order.
 //
 // # Lock order

@@ -132,7 +132,7 @@ func TestPressure(t *testing.T) {
 }
 
 // TestPressureComesLast: after what the package itself can release, and never for
-// look-ahead.
+// growth ahead.
 func TestPressureComesLast(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
@@ -143,12 +143,12 @@ func TestPressureComesLast(t *testing.T) {
 		keepChunks(t, w.world, 2, 2)
 		c := chunk(t, w.world, 4*page)
 		require.Zero(t, calls, "the cache was enough")
-		pass(time.Second) // look-ahead rests while memory has just run out
+		pass(time.Second) // growth ahead rests while memory has just run out
 		g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, GrowAhead: 4 * page})
 		pass(time.Second)
 		require.Zero(t, g.Cap())
 		require.NotZero(t, d.Stats().GrowAheadFailures)
-		require.Zero(t, calls, "look-ahead does without")
+		require.Zero(t, calls, "growth ahead does without")
 		require.ErrorIs(t, g.Grow(page), vmm.ErrOutOfMemory)
 		require.Equal(t, 1, calls)
 		require.NoError(t, c.Close())

@@ -101,7 +101,7 @@ func TestLockSpansRefuses(t *testing.T) {
 	require.NoError(t, full.Append(pattern(2*page, 1)))
 	require.NoError(t, vmm.Sleep(vmm.SleepDrop, asleep))
 	s, other, theirs := stream(t, d), stream(t, d), stream(t, peer)
-	gone, late, open := deferred(t, w)
+	gone, late, open := queuedClip(t, w)
 	require.NoError(t, named.UsedBy(other))
 	require.NoError(t, granted.Grant(vmm.AccessRead, peer))
 	closed := stream(t, d)

@@ -2,9 +2,9 @@ package vmm
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-// SetNoFence turns off every fence of the device's driver: the negative control of the
-// tests of fences.
-func SetNoFence(d *Device, off bool) { d.state.parent.hooks.noFence = off }
+// SetNoWait turns off every wait of the device's driver: the negative control of the
+// tests of waits.
+func SetNoWait(d *Device, off bool) { d.state.parent.hooks.noWait = off }
 
 // SetNoGrantLock makes EnablePeers, Sleep and Wake not lock the grants of their ranges: the
 // negative control of the test that no other call changes them meanwhile.
@@ -50,7 +50,7 @@ func SetStaging(d *Device, to *Staging) {
 
 // Lanes returns how many lanes the device has, and how many of them are broken.
 func Lanes(d *Device) (all, broken int) {
-	o := d.state.open.Load()
+	o := d.state.openDevice.Load()
 	if o == nil {
 		return 0, 0
 	}
@@ -62,10 +62,10 @@ func Lanes(d *Device) (all, broken int) {
 
 // IdleLane returns the stream of one of the device's lanes.
 func IdleLane(d *Device) driver.Stream {
-	st := &d.state.open.Load().stage
+	st := &d.state.openDevice.Load().stage
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return st.idle[0].s
+	return st.idle[0].queue
 }
 
 // Closing says whether a Close of the stream is waiting for calls under way.
@@ -86,7 +86,7 @@ func Working(d *Device) (running bool, wanted int) {
 
 // PretendPrivate makes the library take the memory of a segment for private: the negative
 // control of contract 6.
-func PretendPrivate(s Segment) { s.mem.private = true }
+func PretendPrivate(s Segment) { s.mem.cacheable = true }
 
 // SetForeign makes the library take the stream for one of another context.
 func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }

@@ -47,7 +47,7 @@ func only(name string, calls []string, at []int) bool {
 	return true
 }
 
-// extended checks that a range is as it was, apart from memory behind it.
+// extended checks that a range is as it was, apart from memory above Cap.
 func (w *world) extended(before picture, g *vmm.Range, note string) {
 	w.t.Helper()
 	now := w.picture(g)
@@ -58,9 +58,9 @@ func (w *world) extended(before picture, g *vmm.Range, note string) {
 	require.Equal(w.t, before, now, note)
 }
 
-// TestFaultsInADeferredClip: the clip completes or changes nothing. Its memory is retiring
+// TestFaultsInAQueuedClip: the clip completes or changes nothing. Its memory is retiring
 // and counted until it is unmapped, and can be reclaimed.
-func TestFaultsInADeferredClip(t *testing.T) {
+func TestFaultsInAQueuedClip(t *testing.T) {
 	for _, kept := range []uint64{0, 64 * page} {
 		faults(t, func(t *testing.T, at ...int) []string {
 			w := newWorld(t, 2)
@@ -112,10 +112,10 @@ func TestFaultsInADeferredClip(t *testing.T) {
 	}
 }
 
-// TestFaultsInLookAhead: whichever two calls of it fail, the range is as it was, apart from
-// memory that look-ahead had before. What could not be undone is counted, growth past it
+// TestFaultsInGrowthAhead: whichever two calls of it fail, the range is as it was, apart from
+// memory that growth ahead had before. What could not be undone is counted, growth past it
 // returns the reason, and Close releases everything.
-func TestFaultsInLookAhead(t *testing.T) {
+func TestFaultsInGrowthAhead(t *testing.T) {
 	for _, kept := range []int{0, 1} {
 		faults(t, func(t *testing.T, at ...int) (calls []string) {
 			bubble(t, 1, func(t *testing.T, w *paced) {

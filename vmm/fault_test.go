@@ -119,7 +119,7 @@ func operations() []operation {
 	}
 	return []operation{
 		{"Range.Grow", exact, onRange(func(g *vmm.Range) error { return g.Grow(3 * page) })},
-		{"Range.Grow of kept memory", exact, func(t testing.TB, w *world) scene {
+		{"Range.Grow of cached memory", exact, func(t testing.TB, w *world) scene {
 			g := ranged(t, w, 3*page)
 			w.devs[0].SetReleaseThreshold(64 * page)
 			keepChunks(t, w, 1, 1)
@@ -303,7 +303,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	return len(calls) - i
 }
 
-// spare says how much memory of the first device is unused, kept memory included.
+// spare says how much memory of the first device is unused, cached memory included.
 func (w *world) spare() uint64 {
 	w.t.Helper()
 	free, _, err := w.devs[0].MemInfo()

@@ -42,14 +42,14 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	}
 	r.setWaitsForLocked()
 	for _, s := range streams {
-		if s.addNamedBy(r) { // else it has closed, and its work was waited for
+		if s.addWaitedForBy(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}
 		}
 	}
 	return nil
 }
 
-// setWaitsForLocked computes waitsFor anew: the devices that a fence waits for, so that
+// setWaitsForLocked computes waitsFor anew: the devices that waitForWork waits for, so that
 // it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
 // change of the grants and of accessInDoubt, and after UsedBy.
 func (r *Reservation) setWaitsForLocked() {
@@ -58,27 +58,31 @@ func (r *Reservation) setWaitsForLocked() {
 		r.waitsFor.Store(nil)
 		return
 	}
-	states := r.mayAccessLocked(nil)
-	r.waitsFor.Store(&states)
+	devs := r.mayAccessLocked(nil)
+	r.waitsFor.Store(&devs)
 }
 
 // mayAccessLocked appends the devices whose work may use the memory. It needs r.mu.
-func (r *Reservation) mayAccessLocked(states []*deviceState) []*deviceState {
+func (r *Reservation) mayAccessLocked(devs []*deviceState) []*deviceState {
 	invariants.Held(&r.mu)
-	states = append(states, r.accessInDoubt...)
+	devs = append(devs, r.accessInDoubt...)
 	for _, g := range r.grants {
-		if !slices.Contains(states, g.dev.state) {
-			states = append(states, g.dev.state)
+		if !slices.Contains(devs, g.dev.state) {
+			devs = append(devs, g.dev.state)
 		}
 	}
-	return states
+	return devs
 }
 
-// usersNow is what may be using the memory after UsedBy: the library's own streams on
-// the devices with access, and the streams that were named, on which an AppendOn may not
-// have run yet, or which an UnmapAfter is still to wait for. They stand for all other
-// work.
-func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
+// usersNow appends what may be using the memory after UsedBy. The devices are those whose
+// work may use the memory: of each, the library's own stream counts. The streams are those
+//
+//   - that UsedBy has named
+//   - on which an AppendOn may not have run yet
+//   - that an UnmapAfter still waits for
+//
+// UsedBy promises that there is no other work.
+func (r *Reservation) usersNow(devs []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.namedStreams {
@@ -98,7 +102,7 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 			}
 		}
 	}
-	return r.mayAccessLocked(states), streams
+	return r.mayAccessLocked(devs), streams
 }
 
 // waitForWork waits for all work that may use the memory: of every device with
@@ -106,23 +110,23 @@ func (r *Reservation) usersNow(states []*deviceState, streams []*Stream) ([]*dev
 // no wait that would destroy a capture it can see. A device that closes
 // meanwhile has waited for its work itself.
 func (r *Reservation) waitForWork() error {
-	if r.dev.state.parent.hooks.noFence {
+	if r.dev.state.parent.hooks.noWait {
 		return nil
 	}
-	if states := r.waitsFor.Load(); states != nil {
-		return waitDevices(r.dev.state, *states)
+	if devs := r.waitsFor.Load(); devs != nil {
+		return waitDevices(r.dev.state, *devs)
 	}
 	var stateBuf [8]*deviceState
 	var streamBuf [16]*Stream
-	states, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
-	return waitStreams(r.dev.state, states, streams)
+	devs, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+	return waitStreams(r.dev.state, devs, streams)
 }
 
-// recordFences records an event behind the work that the streams, and the library's
+// recordFences records an event after the work that the streams, and the library's
 // own streams on the devices, have now. enough is false if events cannot tell when
 // all of it has ended: for streams that take none of ours, as those of other contexts,
 // and for copies of ours that could not be waited for.
-func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
+func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
 	// All are asked before the first event is recorded, so that a refusal changes nothing.
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
@@ -130,11 +134,11 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		}
 	}
 	enough = true
-	add := func(of *deviceState, f Fence, err error) {
+	add := func(dev *deviceState, f Fence, err error) {
 		switch {
 		case err == nil && f.on != nil:
 			fences = append(fences, f)
-		case err != nil && !(lost(err) && of != owner): // a peer that is lost runs nothing any more
+		case err != nil && !(lost(err) && dev != owner): // a peer that is lost runs nothing any more
 			enough = false
 		}
 	}
@@ -142,10 +146,10 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 		f, err := s.recordFence()
 		add(s.dev.state, f, err)
 	}
-	for _, of := range states {
-		if o := of.open.Load(); o != nil {
+	for _, dev := range devs {
+		if o := dev.openDevice.Load(); o != nil {
 			f, err := o.recordFence(o.CopyStream())
-			add(of, f, err)
+			add(dev, f, err)
 			enough = enough && o.stage.maybeBusy.Load() == 0
 		}
 	}
@@ -157,21 +161,21 @@ func recordFences(owner *deviceState, states []*deviceState, streams []*Stream) 
 }
 
 // waitDevices waits for the whole context of each device, whoever queued the work.
-func waitDevices(owner *deviceState, states []*deviceState) error {
-	for _, of := range states {
-		if err := of.notCapturing(); err != nil {
+func waitDevices(owner *deviceState, devs []*deviceState) error {
+	for _, dev := range devs {
+		if err := dev.notCapturing(); err != nil {
 			return err
 		}
 	}
 	var w waitResult
-	for _, of := range states {
-		w.add(owner, of, of.parent.drv.SyncIfActive(of.n))
+	for _, dev := range devs {
+		w.add(owner, dev, dev.parent.drv.SyncIfActive(dev.n))
 	}
 	return w.err
 }
 
 // waitStreams waits for the streams and for the library's own on each device.
-func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) error {
+func waitStreams(owner *deviceState, devs []*deviceState, streams []*Stream) error {
 	for _, s := range streams {
 		if err := s.notCapturing(); err != nil {
 			return err
@@ -181,9 +185,9 @@ func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) e
 	for _, s := range streams {
 		w.add(owner, s.dev.state, s.sync())
 	}
-	for _, of := range states {
-		if o := of.open.Load(); o != nil {
-			w.add(owner, of, o.syncOwn())
+	for _, dev := range devs {
+		if o := dev.openDevice.Load(); o != nil {
+			w.add(owner, dev, o.syncOwn())
 		}
 	}
 	return w.err
@@ -195,11 +199,11 @@ func waitStreams(owner *deviceState, states []*deviceState, streams []*Stream) e
 // owner's ErrDeviceLost is reported only if nothing else failed.
 type waitResult struct{ err error }
 
-func (w *waitResult) add(owner, of *deviceState, err error) {
+func (w *waitResult) add(owner, dev *deviceState, err error) {
 	switch {
-	case err == nil, of != owner && errors.Is(err, ErrDeviceLost):
+	case err == nil, dev != owner && errors.Is(err, ErrDeviceLost):
 	case w.err == nil, errors.Is(w.err, ErrDeviceLost):
-		w.err = fmt.Errorf("wait for device %d: %w", of.n, err)
+		w.err = fmt.Errorf("wait for device %d: %w", dev.n, err)
 	}
 }
 
@@ -210,33 +214,33 @@ type appendSpan struct{ first, last uint64 }
 func (r *Reservation) noteAppendLocked(s *Stream) {
 	invariants.Held(&r.mu)
 	r.appendSeq++
-	o, ok := r.pendingAppends[s]
+	span, ok := r.pendingAppends[s]
 	if !ok {
-		if !s.addNamedBy(r) {
+		if !s.addWaitedForBy(r) {
 			return // closed meanwhile, its work waited for
 		}
-		o.first = r.appendSeq
+		span.first = r.appendSeq
 		if r.pendingAppends == nil {
 			r.pendingAppends = map[*Stream]appendSpan{}
 		}
 	}
-	o.last = r.appendSeq
-	r.pendingAppends[s] = o
+	span.last = r.appendSeq
+	r.pendingAppends[s] = span
 }
 
 // appendsDone notes that the AppendOns on s up to the given one have run.
 func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	o, ok := r.pendingAppends[s]
+	span, ok := r.pendingAppends[s]
 	switch {
 	case !ok:
-	case o.last > upTo:
-		r.pendingAppends[s] = appendSpan{max(o.first, upTo+1), o.last}
+	case span.last > upTo:
+		r.pendingAppends[s] = appendSpan{max(span.first, upTo+1), span.last}
 	default:
 		delete(r.pendingAppends, s)
 		if _, named := r.namedStreams[s]; !named {
-			s.removeNamedBy(r)
+			s.removeWaitedForBy(r)
 		}
 	}
 }
@@ -246,7 +250,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 type appendTail struct {
 	s    *Stream
 	upTo uint64
-	m    Fence
+	f    Fence
 	err  error
 }
 
@@ -254,9 +258,9 @@ type appendTail struct {
 func (r *Reservation) waitAppends(seq uint64) error {
 	var tails []appendTail
 	r.mu.Lock()
-	for s, o := range r.pendingAppends {
-		if o.first <= seq {
-			tails = append(tails, appendTail{s: s, upTo: o.last})
+	for s, span := range r.pendingAppends {
+		if span.first <= seq {
+			tails = append(tails, appendTail{s: s, upTo: span.last})
 		}
 	}
 	r.mu.Unlock()
@@ -269,11 +273,11 @@ func (r *Reservation) waitAppends(seq uint64) error {
 	}
 	for i := range tails {
 		t := &tails[i]
-		t.m, t.err = t.s.recordEnd()
+		t.f, t.err = t.s.recordEnd()
 	}
 	var failed error
 	for _, t := range tails {
-		err := t.s.syncFence(t.m, t.err)
+		err := t.s.syncFence(t.f, t.err)
 		if err == nil {
 			r.appendsDone(t.s, t.upTo)
 		} else if failed == nil {
@@ -379,30 +383,31 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	return r.closeContext(ctx, func() error { return r.close(new(sync.Mutex)) })
 }
 
-// closeContext runs close, of the reservation or of its range, for CloseContext.
-func (r *Reservation) closeContext(ctx context.Context, close func() error) error {
+// closeContext runs closeAll, of the reservation or of its range, for CloseContext.
+func (r *Reservation) closeContext(ctx context.Context, closeAll func() error) error {
 	if ctx != nil {
 		r.closesRunning.Add(1)
 	}
-	return r.fail("close", 0, r.size, r.dev.until(ctx, func() error {
+	return r.fail("close", 0, r.size, r.dev.runDetached(ctx, func() error {
 		defer r.closesRunning.Add(-1)
-		return close()
+		return closeAll()
 	}))
 }
 
-// close closes a user's reservation, or the one inside a range. with is the range's lenMu,
-// so that no Append is half done.
-func (r *Reservation) close(with sync.Locker) error {
+// close closes a user's reservation, or the one inside a range, whose lenMu it takes so that
+// no Append is half done.
+func (r *Reservation) close(lenMu sync.Locker) error {
 	r.closeMu.Lock()
 	defer r.closeMu.Unlock()
 	r.grantMu.Lock()
 	defer r.grantMu.Unlock()
-	with.Lock()
+	lenMu.Lock()
 	t, was, err := r.beginClose()
-	with.Unlock()
+	lenMu.Unlock()
 	if err != nil || t == nil {
 		return err
 	}
+	// The library's own copies first: they may still queue work, which is waited for next.
 	r.copies.wait()
 	r.mu.Lock()
 	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
@@ -411,6 +416,8 @@ func (r *Reservation) close(with sync.Locker) error {
 		err = r.waitForWork()
 	}
 	switch {
+	// Only a capture opens it again: it ends, and the memory is as usable as before. If the
+	// wait itself failed, the device may be beyond use: then nothing but Close works.
 	case errors.Is(err, ErrCapturing):
 		r.unretire(t)
 		r.mu.Lock()
@@ -444,10 +451,10 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 // quarantined, and the reservation closing.
 func (r *Reservation) teardown() error {
 	r.mappingMu.Lock()
-	kept, failed := r.unmapRunsLocked(func(*slot) bool { return true })
+	refused, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := len(r.table)
 	r.mappingMu.Unlock()
-	failed = also(failed, "and", kept)
+	failed = also(failed, "and", refused)
 	if left == 0 {
 		failed = also(failed, "and", r.finishClose())
 	}
@@ -477,29 +484,29 @@ func (r *Reservation) finishClose() error {
 		g.dev.untrack(grantKey{r})
 	}
 	for s := range named {
-		s.removeNamedBy(r)
+		s.removeWaitedForBy(r)
 	}
 	for s := range pending {
-		s.removeNamedBy(r)
+		s.removeWaitedForBy(r)
 	}
 	r.dev.untrack(r)
 	return nil
 }
 
-// addNamedBy notes that r names the stream; false if it is closed.
-func (s *Stream) addNamedBy(r *Reservation) bool {
+// addWaitedForBy notes that r waits for the stream; false if it is closed.
+func (s *Stream) addWaitedForBy(r *Reservation) bool {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	if s.namedBy == nil {
+	if s.waitedForBy == nil {
 		return false
 	}
-	s.namedBy[r] = struct{}{}
+	s.waitedForBy[r] = struct{}{}
 	return true
 }
 
-// removeNamedBy undoes addNamedBy.
-func (s *Stream) removeNamedBy(r *Reservation) {
+// removeWaitedForBy undoes addWaitedForBy.
+func (s *Stream) removeWaitedForBy(r *Reservation) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	delete(s.namedBy, r)
+	delete(s.waitedForBy, r)
 }

@@ -189,15 +189,15 @@ func TestFenceWaitsForQueuedWork(t *testing.T) {
 	}
 }
 
-// TestNoFenceLosesTheDevice is the negative control of the test above.
-func TestNoFenceLosesTheDevice(t *testing.T) {
+// TestNoWaitLosesTheDevice is the negative control of the test above.
+func TestNoWaitLosesTheDevice(t *testing.T) {
 	mayLose(t)
 	for _, d := range dangers() {
 		t.Run(d.name, func(t *testing.T) {
 			for range times {
 				w := newWorld(t, 2)
 				worker, open, take := d.queue(t, w)
-				vmm.SetNoFence(worker, true)
+				vmm.SetNoWait(worker, true)
 				require.NoError(t, take())
 				open()
 				require.ErrorIs(t, worker.Sync(), vmm.ErrDeviceLost)
@@ -219,9 +219,9 @@ func TestLostDevice(t *testing.T) {
 	g, p := grown(t, w)
 	s := stream(t, d)
 	open := work(t, d, s.Raw(), p)
-	vmm.SetNoFence(d, true)
+	vmm.SetNoWait(d, true)
 	require.NoError(t, g.Clip())
-	vmm.SetNoFence(d, false)
+	vmm.SetNoWait(d, false)
 	open()
 
 	for name, op := range map[string]func() error{
@@ -264,9 +264,9 @@ func TestClipLeavesWhatALostDeviceHas(t *testing.T) {
 	h, _ := grown(t, w)
 	capacity := h.Cap()
 	open := work(t, w.devs[0], stream(t, w.devs[0]).Raw(), p)
-	vmm.SetNoFence(w.devs[0], true)
+	vmm.SetNoWait(w.devs[0], true)
 	require.NoError(t, g.Clip())
-	vmm.SetNoFence(w.devs[0], false)
+	vmm.SetNoWait(w.devs[0], false)
 	open()
 	require.ErrorIs(t, h.Clip(), vmm.ErrDeviceLost)
 	require.Equal(t, capacity, h.Cap())

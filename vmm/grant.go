@@ -71,7 +71,7 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	if err != nil {
 		return err
 	}
-	change.commit()
+	change.finish()
 	return nil
 }
 
@@ -132,38 +132,38 @@ func (r *Reservation) grantOf(d *Device) grant {
 // granted is what the device may do now. It needs what grantOf needs.
 func (r *Reservation) granted(d *Device) Access { return r.grantOf(d).access }
 
-// copyBlock refuses new copies of this package by a device that need more than
+// copyBan refuses new copies of this package by a device that need more than
 // left of its access.
-type copyBlock struct {
+type copyBan struct {
 	*deviceState
 	left Access
 }
 
-// blockCopies refuses copies by d that need more than left. Those that began before
+// banCopies refuses copies by d that need more than left. Those that began before
 // may still be under way.
-func (r *Reservation) blockCopies(d *Device, left Access) *copyBlock {
-	b := &copyBlock{d.state, left}
+func (r *Reservation) banCopies(d *Device, left Access) *copyBan {
+	b := &copyBan{d.state, left}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.copyBlocks = append(r.copyBlocks, b)
-	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
+	r.copyBans = append(r.copyBans, b)
+	r.copyBanCount.Store(int32(len(r.copyBans)))
 	return b
 }
 
-// unblockCopies undoes blockCopies.
-func (r *Reservation) unblockCopies(blocks []*copyBlock) {
+// allowCopies undoes banCopies.
+func (r *Reservation) allowCopies(bans []*copyBan) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.copyBlocks = slices.DeleteFunc(r.copyBlocks, func(b *copyBlock) bool { return slices.Contains(blocks, b) })
-	r.copyBlockCount.Store(int32(len(r.copyBlocks)))
+	r.copyBans = slices.DeleteFunc(r.copyBans, func(b *copyBan) bool { return slices.Contains(bans, b) })
+	r.copyBanCount.Store(int32(len(r.copyBans)))
 }
 
 // accessChange is access that was set and may still be undone, exactly: r.grantMu is
-// held until commit or undo, so no access has been set since.
+// held until finish or undo, so no access has been set since.
 type accessChange struct {
 	r      *Reservation
-	before []grant      // of the devices that it is about
-	blocks []*copyBlock // keep copies of ours from access that comes or goes
+	before []grant    // of the devices that it is about
+	bans   []*copyBan // keep copies of ours from access that comes or goes
 }
 
 // changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
@@ -181,7 +181,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 	for _, d := range devs {
 		before := r.grantOf(d)
 		c.before = append(c.before, before)
-		c.blocks = append(c.blocks, r.blockCopies(d, min(a, before.access)))
+		c.bans = append(c.bans, r.banCopies(d, min(a, before.access)))
 		after = append(after, grant{dev: d, access: a})
 		losing = losing || a < before.access
 	}
@@ -195,28 +195,28 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 		err = r.setAccess(after)
 	}
 	if err != nil {
-		c.commit()
+		c.finish()
 		return nil, err
 	}
 	return c, nil
 }
 
-// commit makes a change final, or what is left of it after an undo: devices that have
+// finish makes a change final, or what is left of it after an undo: devices that have
 // no access may close.
-func (c *accessChange) commit() {
+func (c *accessChange) finish() {
 	for _, g := range c.before {
 		if c.r.granted(g.dev) == AccessNone {
 			g.dev.untrack(grantKey{c.r})
 		}
 	}
-	c.r.unblockCopies(c.blocks)
+	c.r.allowCopies(c.bans)
 }
 
 // undo sets the access back, without a wait for work: no caller has been told of
 // what was given, and no copy of ours has used it.
 func (c *accessChange) undo() error {
 	err := c.r.setAccess(c.before)
-	c.commit()
+	c.finish()
 	return err
 }
 
@@ -229,7 +229,7 @@ func (r *Reservation) setAccess(to []grant) error {
 
 // setAccessLocked sets access: on the driver, then in the grants. It needs r.mappingMu,
 // and r.grantMu if there is a grant to change. It may list devices that stay without
-// access, until commit.
+// access, until finish.
 func (r *Reservation) setAccessLocked(to []grant) error {
 	invariants.Held(&r.mappingMu)
 	after, before := r.accessCallsLocked(to)
@@ -319,7 +319,7 @@ func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 // restoreAccessLocked undoes SetAccess on the first n slots, the failed run included, which
 // may be half done. If that fails too the slots are quarantined, and the devices of to are
 // waited for as if they still had access. It needs r.mappingMu.
-func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []grant, why error) error {
+func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []grant, cause error) error {
 	invariants.Held(&r.mappingMu)
 	for i, j := range r.table.Runs() {
 		if i >= n {
@@ -330,10 +330,10 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 			continue
 		}
 		// Now the driver may have either access there: both are assumed.
-		why = also(why, "and setting access back", err)
+		cause = also(cause, "and setting access back", err)
 		r.mu.Lock()
 		for k := i; k < j; k++ {
-			r.quarantineLocked(&r.table[k], why)
+			r.quarantineLocked(&r.table[k], cause)
 		}
 		for _, g := range to {
 			if !slices.Contains(r.accessInDoubt, g.dev.state) {
@@ -343,7 +343,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 		r.setWaitsForLocked()
 		r.mu.Unlock()
 	}
-	return why
+	return cause
 }
 
 // recordGrantsLocked enters access into the grants. It needs r.mappingMu and r.mu.

@@ -18,6 +18,24 @@ import (
 //
 // ensure is the caller's way in, growAhead the one of the device's goroutine.
 
+// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
+// except that what was retiring may be back in Cap; beyond Max it returns
+// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
+// wrote.
+func (g *Range) Grow(n uint64) error {
+	if err := g.live(); err != nil {
+		return g.fail("grow", 0, n, err)
+	}
+	return g.fail("grow", 0, n, g.r.dev.retryUnderPressure(func() error {
+		need, err := g.endWithin(g.len.Load(), n)
+		if err == nil && need > g.cap.Load() {
+			err = g.ensure(need)
+		}
+		g.requestGrowAhead()
+		return err
+	}))
+}
+
 // ensure brings Cap to at least need.
 func (g *Range) ensure(need uint64) error {
 	g.capMu.Lock()
@@ -34,14 +52,14 @@ func (g *Range) ensure(need uint64) error {
 }
 
 // growLocked brings Cap to at least need. It needs g.capMu.
-func (g *Range) growLocked(need uint64, why purpose) error {
+func (g *Range) growLocked(need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
 	for {
 		was := g.cap.Load()
 		have := reclaim(g.r, was, need)
 		if have > was && g.r.zeroed != zeroNone {
 			// Work from before it retired may still write to it.
-			epoch, err := g.quiet()
+			epoch, err := g.waitAndBeginCopy()
 			if err == nil {
 				err = g.r.zero(was, have-was)
 				g.r.copies.end(epoch)
@@ -54,12 +72,12 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 		if need <= have {
 			return nil
 		}
-		err := g.mapMoreLocked(have, need, why)
+		err := g.mapMoreLocked(have, need, purpose)
 		if err == nil {
 			return nil
 		}
-		// The chunks behind Cap may have been on their way out, and be back because
-		// the driver refused to unmap them. Then they are taken first.
+		// The device's goroutine may have been unmapping the chunks above Cap, and the
+		// driver may have refused that. Then they are taken first.
 		have = g.cap.Load()
 		if reclaim(g.r, have, need) == have {
 			return err
@@ -67,14 +85,22 @@ func (g *Range) growLocked(need uint64, why purpose) error {
 	}
 }
 
+// waitAndBeginCopy waits for work that may write to the range, and then is beginCopy.
+func (g *Range) waitAndBeginCopy() (epoch uint64, err error) {
+	if err = g.r.waitForWork(); err == nil {
+		_, epoch, err = g.beginCopy()
+	}
+	return epoch, err
+}
+
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
-func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
+func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
 	r := g.r
 	r.mu.Lock()
 	var err error
 	if r.counters.quarantined.now > 0 {
-		err = r.quarantinedLocked(have)
+		err = r.quarantineErrLocked(have)
 	}
 	r.mu.Unlock()
 	if err != nil {
@@ -82,21 +108,21 @@ func (g *Range) mapMoreLocked(have, need uint64, why purpose) error {
 	}
 	least := (need - have + g.unit - 1) / g.unit * g.unit // both Max and Cap are multiples of the unit
 	want := least
-	if why == forCaller { // look-ahead takes what is affordable and no more
+	if purpose == forCaller { // growth ahead takes what is affordable and no more
 		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
 	}
-	got, err := g.mapBatchLocked(have, want, why)
+	got, err := g.mapBatchLocked(have, want, purpose)
 	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > least {
 		// What is left of the device's memory may still do for the need alone.
-		got, err = g.mapBatchLocked(have, least, why)
+		got, err = g.mapBatchLocked(have, least, purpose)
 	}
 	g.cap.Store(have + got)
 	return err
 }
 
 // mapBatchLocked maps want bytes of memory at off: cached chunks first, new ones for the
-// rest. For a caller it is all or nothing; look-ahead keeps what it got.
-func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err error) {
+// rest. For a caller it is all or nothing; growth ahead keeps what it got.
+func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, err error) {
 	invariants.Held(&g.capMu)
 	var buf [64]*memory
 	batch := buf[:0]
@@ -117,25 +143,25 @@ func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err e
 		left -= m.size
 	}
 	hits := uint64(len(batch))
-	var short error
+	var createErr error
 	for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
 		var m *memory
-		if m, short = d.create(size, p, why); short != nil {
+		if m, createErr = d.create(size, p, purpose); createErr != nil {
 			break
 		}
 		batch = append(batch, m)
 		left -= min(left, size)
 	}
-	if short != nil && (why == forCaller || len(batch) == 0) {
-		return 0, short
+	if createErr != nil && (purpose == forCaller || len(batch) == 0) {
+		return 0, createErr
 	}
-	if err := g.r.mapChunks(off, batch, why); err != nil {
+	if err := g.r.mapChunks(off, batch, purpose); err != nil {
 		return 0, err
 	}
 	if hits > 0 {
 		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
 	}
-	return want - left, short
+	return want - left, createErr
 }
 
 // reclaim makes retiring slots at off accessible again, front to back, until need is
@@ -144,7 +170,7 @@ func (g *Range) mapBatchLocked(off, want uint64, why purpose) (got uint64, err e
 func reclaim(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
 	n := len(r.table)
-	if n == 0 || r.table[n-1].Off < off || r.live() != nil { // nothing lies behind off, mostly
+	if n == 0 || r.table[n-1].Off < off || r.live() != nil { // nothing lies above off, mostly
 		r.mu.Unlock()
 		return off
 	}
@@ -170,7 +196,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 	return off
 }
 
-// growAhead is what the device's goroutine does for a range on its list.
+// growAhead is what the device's goroutine does for a range in its queue.
 func (g *Range) growAhead() {
 	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
 	g.capMu.Lock()
@@ -195,16 +221,16 @@ func (g *Range) growAhead() {
 	d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
 }
 
-// aheadLeaves is which part of the device's memory, and of the limit, look-ahead
+// aheadLeaves is which part of the device's memory, and of the limit, growth ahead
 // leaves to callers that cannot wait.
 const aheadLeaves = 16
 
-// affordable is how far towards goal look-ahead may bring Cap, given what is free
+// affordable is how far towards goal growth ahead may bring Cap, given what is free
 // now. It asks the driver only if a context is open; it makes none.
 func (g *Range) affordable(have, goal uint64) uint64 {
 	d := g.r.dev
 	spare := d.state.limitLeft(aheadLeaves)
-	if o := d.state.open.Load(); o != nil && o.retain() {
+	if o := d.state.openDevice.Load(); o != nil && o.retain() {
 		free, total, err := o.MemInfo()
 		o.release()
 		if err == nil {

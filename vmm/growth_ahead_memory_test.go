@@ -17,15 +17,15 @@ func ofMemory(t *testing.T, pages uint64, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := worldOn(t, 1, host.Config{Memory: pages * page, PageGranularity: page == 4096})
-		raw(t, w.devs[0]) // look-ahead reads the free memory if a context is open
+		raw(t, w.devs[0]) // growth ahead reads the free memory if a context is open
 		f(t, w)
 		w.end()
 	})
 }
 
-// TestLookAheadLeavesSome of the device's memory to growth that cannot wait. It reads
+// TestGrowthAheadLeavesSome of the device's memory to growth that cannot wait. It reads
 // how much is free instead of trying.
-func TestLookAheadLeavesSome(t *testing.T) {
+func TestGrowthAheadLeavesSome(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
 		w.before = func(c drivertest.Call) error {
@@ -46,9 +46,9 @@ func TestLookAheadLeavesSome(t *testing.T) {
 	})
 }
 
-// TestLookAheadRests after a growth has run out of memory: memory that is released then
+// TestGrowthAheadRests after a growth has run out of memory: memory that is released then
 // is left to such growths.
-func TestLookAheadRests(t *testing.T) {
+func TestGrowthAheadRests(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
 		b := newRange(t, d, vmm.RangeOptions{Max: 128 * page, Chunk: page})
@@ -71,8 +71,8 @@ func TestLookAheadRests(t *testing.T) {
 	})
 }
 
-// TestLookAheadKeepsWhatItGot if memory runs out in its middle.
-func TestLookAheadKeepsWhatItGot(t *testing.T) {
+// TestGrowthAheadKeepsWhatItGot if memory runs out in its middle.
+func TestGrowthAheadKeepsWhatItGot(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		creates := 0
 		w.before = func(c drivertest.Call) error {
@@ -94,9 +94,9 @@ func TestLookAheadKeepsWhatItGot(t *testing.T) {
 	})
 }
 
-// TestLookAheadOfALargeRangeLeavesSome, too, although growth that a caller waits for
+// TestGrowthAheadOfALargeRangeLeavesSome, too, although growth that a caller waits for
 // grows by a quarter of the range.
-func TestLookAheadOfALargeRangeLeavesSome(t *testing.T) {
+func TestGrowthAheadOfALargeRangeLeavesSome(t *testing.T) {
 	ofMemory(t, 64, func(t *testing.T, w *world) {
 		d := w.devs[0]
 		a := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, GrowAhead: 8 * page})

@@ -119,7 +119,7 @@ func ahead(t *testing.T, d *vmm.Device) *vmm.Range {
 	return g
 }
 
-func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
+func TestGrowthAheadIsThereBeforeTheNeed(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		g := ahead(t, d)
@@ -152,7 +152,7 @@ func TestLookAheadIsThereBeforeTheNeed(t *testing.T) {
 	})
 }
 
-func TestLookAheadOfTheLadder(t *testing.T) {
+func TestGrowthAheadOfTheLadder(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 256 * page, GrowAhead: 8 * page})
 		looked()
@@ -166,7 +166,7 @@ func TestLookAheadOfTheLadder(t *testing.T) {
 	})
 }
 
-// TestTheForegroundCatchesUp with a look-ahead that is at each of its calls: it waits for
+// TestTheForegroundCatchesUp with a growth ahead that is at each of its calls: it waits for
 // that memory, and nothing is lost or made twice.
 func TestTheForegroundCatchesUp(t *testing.T) {
 	for _, name := range []string{"Create", "Map", "SetAccess"} {
@@ -197,9 +197,9 @@ func TestTheForegroundCatchesUp(t *testing.T) {
 	}
 }
 
-// TestOthersDuringLookAhead: a call that ends or shrinks the range waits for the look-ahead
+// TestOthersDuringGrowthAhead: a call that ends or shrinks the range waits for the growth ahead
 // or cancels it. Neither leaves anything behind.
-func TestOthersDuringLookAhead(t *testing.T) {
+func TestOthersDuringGrowthAhead(t *testing.T) {
 	cancelled := func(t *testing.T) context.Context {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -209,7 +209,7 @@ func TestOthersDuringLookAhead(t *testing.T) {
 		name string
 		do   func(t *testing.T, g *vmm.Range) error
 		want error
-		cap  uint64 // pages, afterwards; the look-ahead may come after the operation
+		cap  uint64 // pages, afterwards; the growth ahead may come after the operation
 	}{
 		{"Close", func(_ *testing.T, g *vmm.Range) error { return g.Close() }, nil, 0},
 		{"CloseContext", func(t *testing.T, g *vmm.Range) error { return g.CloseContext(cancelled(t)) }, context.Canceled, 0},
@@ -242,8 +242,8 @@ func TestOthersDuringLookAhead(t *testing.T) {
 	}
 }
 
-// TestTheDeviceClosesDuringLookAhead of a range whose Close stopped waiting.
-func TestTheDeviceClosesDuringLookAhead(t *testing.T) {
+// TestTheDeviceClosesDuringGrowthAhead of a range whose Close stopped waiting.
+func TestTheDeviceClosesDuringGrowthAhead(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		let := w.stopNext("Create")
 		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
@@ -280,9 +280,9 @@ func TestTheDeviceIsUsedAgainWhileItCloses(t *testing.T) {
 	})
 }
 
-// TestLookAheadFailsAtEachCall: the failure is counted, earlier memory is kept, the growth
-// that needs the memory tries itself, and after a while look-ahead works again.
-func TestLookAheadFailsAtEachCall(t *testing.T) {
+// TestGrowthAheadFailsAtEachCall: the failure is counted, earlier memory is kept, the growth
+// that needs the memory tries itself, and after a while growth ahead works again.
+func TestGrowthAheadFailsAtEachCall(t *testing.T) {
 	for call := 1; ; call++ {
 		calls := 0
 		bubble(t, 1, func(t *testing.T, w *paced) {
@@ -334,8 +334,8 @@ func TestLookAheadFailsAtEachCall(t *testing.T) {
 	}
 }
 
-// TestLookAheadThatCannotBeUndone is quarantined like any growth.
-func TestLookAheadThatCannotBeUndone(t *testing.T) {
+// TestGrowthAheadThatCannotBeUndone is quarantined like any growth.
+func TestGrowthAheadThatCannotBeUndone(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		g := ahead(t, w.devs[0])
 		w.refuse("SetAccess", 1, errInjected)
@@ -350,7 +350,7 @@ func TestLookAheadThatCannotBeUndone(t *testing.T) {
 	})
 }
 
-func TestLookAheadKeepsWithinTheMaximum(t *testing.T) {
+func TestGrowthAheadKeepsWithinTheMaximum(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 7 * page, GrowAhead: 4 * page})
 		for range 7 {
@@ -374,7 +374,7 @@ func TestLookAheadKeepsWithinTheMaximum(t *testing.T) {
 	})
 }
 
-func TestLookAheadKeepsWithinTheLimit(t *testing.T) {
+func TestGrowthAheadKeepsWithinTheLimit(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		d.SetLimit(6 * page)

@@ -117,7 +117,7 @@ func (a *traffic) start(t *testing.T) (stop func() float64) {
 
 // appends appends n bytes at a time on the device, at a rate in bytes a second, up to
 // total. It returns the times of those appends that had to grow the range or, with
-// look-ahead, that used a chunk first.
+// growth ahead, that used a chunk first.
 func appends(t *testing.T, g *vmm.Range, s *vmm.Stream, from vmm.Ptr, n, total uint64, rate float64) (crossing []float64, took time.Duration) {
 	t.Helper()
 	var each []time.Duration
@@ -156,9 +156,9 @@ func appends(t *testing.T, g *vmm.Range, s *vmm.Stream, from vmm.Ptr, n, total u
 	return crossing, took
 }
 
-// TestAppendsWithLookAhead measures appends that need a new chunk, with look-ahead and
+// TestAppendsWithGrowthAhead measures appends that need a new chunk, with growth ahead and
 // without.
-func TestAppendsWithLookAhead(t *testing.T) {
+func TestAppendsWithGrowthAhead(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	n, total := scaled(16<<20), scaled(32<<30)
@@ -175,7 +175,7 @@ func TestAppendsWithLookAhead(t *testing.T) {
 					g, err := d.NewRange(vmm.RangeOptions{Max: 2 * total, Chunk: chunk, GrowAhead: ahead})
 					require.NoError(t, err)
 					for ahead > 0 && g.Cap() < ahead {
-						time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not measured
+						time.Sleep(time.Millisecond) //nolint:forbidigo // the first growth ahead is not measured
 					}
 					before := d.Stats().WorkTime
 					crossing, all := appends(t, g, s, from.Ptr(), n, total, rate)
@@ -202,9 +202,9 @@ func TestAppendsWithLookAhead(t *testing.T) {
 	w.end()
 }
 
-// TestLookAheadLeavesOthersAlone measures how much slower copies on another stream are
+// TestGrowthAheadLeavesOthersAlone measures how much slower copies on another stream are
 // while appends grow a range in the background, against appends to mapped memory.
-func TestLookAheadLeavesOthersAlone(t *testing.T) {
+func TestGrowthAheadLeavesOthersAlone(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	n, total := scaled(16<<20), scaled(32<<30)
@@ -220,7 +220,7 @@ func TestLookAheadLeavesOthersAlone(t *testing.T) {
 				require.NoError(t, g.Grow(total+scaled(8<<30)))
 			}
 			for g.Cap() < o.GrowAhead {
-				time.Sleep(time.Millisecond) //nolint:forbidigo // the first look-ahead is not measured
+				time.Sleep(time.Millisecond) //nolint:forbidigo // the first growth ahead is not measured
 			}
 			stop := other.start(t)
 			appends(t, g, s, from.Ptr(), n, total, rate)
@@ -232,7 +232,7 @@ func TestLookAheadLeavesOthersAlone(t *testing.T) {
 			return time.Duration(1e21 / moved) // time for a fixed amount
 		}
 	}
-	out := table("copies beside appends at\tchunks\tpairs\tslower by look-ahead\t95 %\ttarget")
+	out := table("copies beside appends at\tchunks\tpairs\tslower by growth ahead\t95 %\ttarget")
 	for _, rate := range []float64{100e9, 300e9} {
 		for _, chunk := range []uint64{scaled(256 << 20), 0} {
 			pairs := 12

@@ -17,7 +17,7 @@ const firstMove, mostMove = 1 << 20, stageFrom
 var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
 // AppendOn is Append in the order of a stream: p may be reused when it returns,
-// the bytes arrive behind what the stream has queued, and work that it queues
+// the bytes arrive after what the stream has queued, and work that it queues
 // later sees them. Len moves at once, so other readers wait as for bytes
 // that a kernel writes; ReadAt does, and WaitWritten is the length up to which the
 // bytes have arrived. If UsedBy has named streams, s has to be one
@@ -59,7 +59,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 			if again := s.sync(); again != nil {
 				err = also(err, "and waiting for its stream", again)
 				r.mu.Lock()
-				r.noteAppendLocked(s) // so fences wait for it
+				r.noteAppendLocked(s) // so waitForWork waits for it
 				r.mu.Unlock()
 			}
 			err = g.zeroFailed(at, uint64(len(p)), err)
@@ -77,7 +77,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	return at, nil
 }
 
-// checkAppendStream is nil if the range's fence waits for the stream, which is open and
+// checkAppendStream is nil if waitForWork waits for the stream, which is open and
 // not being captured.
 func (g *Range) checkAppendStream(s *Stream) error {
 	if err := s.usable(g.r.dev.state.parent); err != nil {
@@ -145,19 +145,18 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
-	// The fence before the copy is counted: a wait must not hold up those that wait for
-	// copies.
+	// Before the copy is counted: this wait must not hold up those that wait for copies.
 	if err := g.r.waitForWork(); err != nil {
 		return 0, err
 	}
-	raw, epoch, err := g.beginCopy()
+	o, epoch, err := g.beginCopy()
 	if err != nil {
 		return 0, err
 	}
 	defer g.r.copies.end(epoch)
 	n, eof := prefix.Part(len(p), off, g.len.Load())
 	if n > 0 {
-		if err := raw.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+		if err := o.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
 			return 0, err
 		}
 	}
@@ -176,7 +175,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
-	raw, epoch, err := g.beginCopy()
+	o, epoch, err := g.beginCopy()
 	if err != nil {
 		return 0, err
 	}
@@ -192,7 +191,7 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	if err := g.writable(uint64(off), uint64(len(p))); err != nil {
 		return 0, err
 	}
-	if err := raw.copyIn(g.r.ptr+Ptr(off), p); err != nil {
+	if err := o.copyIn(g.r.ptr+Ptr(off), p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -272,13 +271,13 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 		return n, nil
 	}
 	// One waits at a time, for what all of them need: those that give up leave no
-	// more than one thread behind.
+	// more than one thread waiting.
 	select {
 	case g.waitSlot <- struct{}{}:
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	err = r.dev.until(ctx, func() error {
+	err = r.dev.runDetached(ctx, func() error {
 		defer func() { <-g.waitSlot }()
 		return r.waitAppends(seq)
 	})

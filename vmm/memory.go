@@ -18,22 +18,22 @@ import (
 // memory is one piece of physical memory, counted by what refers to it: Chunks and
 // mappings. When the last reference goes, the memory is cached or released.
 type memory struct {
-	dev     *Device
-	handle  driver.Handle
-	size    uint64
-	prop    Prop
-	private bool // made here, and nothing outside this process can have it
-	created bool // counts against the limit
-	used    bool // was cached, so it may hold bytes of another range
-	refs    atomic.Int64
+	dev       *Device
+	handle    driver.Handle
+	size      uint64
+	prop      Prop
+	cacheable bool // a range may have it next, since nothing outside this process can have it
+	created   bool // counts against the limit
+	recycled  bool // it was in the cache, so it may hold bytes of another range
+	refs      atomic.Int64
 }
 
 // zeroing is which memory is filled with zeros when it is mapped.
 type zeroing uint8
 
 const (
-	zeroNone zeroing = iota
-	zeroUsed         // memory that was used before: new memory reads as zeros
+	zeroNone     zeroing = iota
+	zeroRecycled         // memory from the cache: new memory reads as zeros
 	zeroAll
 )
 
@@ -46,9 +46,9 @@ const (
 )
 
 // create makes memory with one reference. Prop's location is resolved already.
-func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error) {
+func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, err error) {
 	s := d.state
-	err = s.retryAfterRelease(why, func() error {
+	err = s.retryAfterRelease(purpose, func() error {
 		// The limit first: what it refuses costs no driver call.
 		if err := s.charge(size); err != nil {
 			return err
@@ -60,7 +60,7 @@ func (d *Device) create(size uint64, p Prop, why purpose) (m *memory, err error)
 		}
 		m = d.adopt(h, size, p)
 		// A network card may go on reading memory that it was shown.
-		m.created, m.private = true, p.Share == 0 && !p.RDMA
+		m.created, m.cacheable = true, p.Share == 0 && !p.RDMA
 		d.counters.count(1, &d.counters.Creates)
 		return nil
 	})
@@ -75,7 +75,7 @@ func (d *Device) adopt(h driver.Handle, size uint64, p Prop) *memory {
 	return m
 }
 
-// retain adds a reference; false if the memory is gone already.
+// retain adds a reference; false if there was none left.
 func (m *memory) retain() bool {
 	for {
 		n := m.refs.Load()
@@ -108,15 +108,15 @@ func releaseAll(all []*memory) (failed error) {
 }
 
 // free gives memory without references back to the driver. If the driver refuses,
-// the device keeps it: counted as quarantined, and offered again by Trim, by growth
-// that runs out of memory, and by Device.Close.
+// it is counted as quarantined: Trim, growth that runs out of memory, and Device.Close
+// try again.
 func (m *memory) free() error {
 	d := m.dev
 	if err := d.drv.Release(m.handle); err != nil {
 		d.counters.add(m.size, &d.counters.quarantined)
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.unreleased = append(d.unreleased, m)
+		d.refusedMemory = append(d.refusedMemory, m)
 		return err
 	}
 	d.counters.released(m.size)
@@ -127,11 +127,11 @@ func (m *memory) free() error {
 	return nil
 }
 
-// releaseRefused offers the driver once more what it refused.
+// releaseRefused asks the driver again to release the memory that it refused.
 func (d *Device) releaseRefused() (failed error) {
 	d.mu.Lock()
-	all := d.unreleased
-	d.unreleased = nil
+	all := d.refusedMemory
+	d.refusedMemory = nil
 	d.mu.Unlock()
 	for _, m := range all {
 		d.counters.sub(m.size, &d.counters.quarantined)
@@ -141,17 +141,17 @@ func (d *Device) releaseRefused() (failed error) {
 }
 
 // cache is memory of a device that no one uses and that the next growth of a
-// Range may have: releasing memory is the expensive part of shrinking. Only
-// private memory comes here: created here, never able to leave the process.
+// Range may have: releasing memory is the expensive part of shrinking. Only cacheable
+// memory comes here: created here, and never able to leave the process.
 type cache struct {
 	mu   lock.Mutex
 	list freelist.List[driver.Prop, driver.Handle]
 }
 
-// SetReleaseThreshold is how many bytes of unused memory the device keeps for its
+// SetReleaseThreshold is how many bytes of unused memory the device caches for its
 // ranges to grow with, instead of releasing them. Like sql.DB.SetMaxIdleConns it can
 // be changed at any time; it returns the old value. The default is 0: nothing is
-// kept. Cached memory is released when memory runs out, by Trim and by Close. Memory
+// cached. Cached memory is released when memory runs out, by Trim and by Close. Memory
 // that was shareable or imported is never cached, and Create and Alloc never take
 // cached memory.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
@@ -176,7 +176,7 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 // cacheMemory puts memory without references into the cache; false if it is to be
 // released.
 func (d *Device) cacheMemory(m *memory) bool {
-	if !m.private || m.prop.Location != d.location { // no range of d asks for other memory
+	if !m.cacheable || m.prop.Location != d.location { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache
@@ -208,7 +208,7 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 		return nil
 	}
 	m := d.uncached(x)
-	m.private = true
+	m.cacheable = true
 	return m
 }
 
@@ -216,13 +216,13 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle]) *memory {
 	d.counters.sub(x.Size, &d.counters.cached)
 	// A new object: a Segment of the old one has no claim to it.
-	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, used: true}
+	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, recycled: true}
 	m.refs.Store(1)
 	return m
 }
 
 // evictLocked takes the oldest memory out of the cache until at most keep bytes are
-// left. The memory is not private, so that its release does not cache it again. It needs
+// left. The memory is not cacheable, so that its release does not cache it again. It needs
 // cache.mu.
 func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	invariants.Held(&d.cache.mu)
@@ -242,8 +242,8 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 		return 0, d.fail("trim", 0, keep, err)
 	}
 	before := d.counters.read(&d.counters.freedBytes)
-	err = d.deferred.run()    // it may wait, so not within trim
-	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
+	err = d.refusedCalls.retry() // it may wait, so not within trim
+	d.state.pressureMu.Lock()    // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
 	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
@@ -297,18 +297,17 @@ type pressureHook struct {
 // retryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for
 // the memory, it has memory released and calls f again. It stops when no memory was
 // released since the last try; another goroutine's release counts.
-func (s *deviceState) retryAfterRelease(why purpose, f func() error) error {
+func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
 	for {
 		seen := s.released.Load()
 		err := f()
-		if why != forCaller || !errors.Is(err, ErrOutOfMemory) || !s.releaseForOthers(seen) {
+		if purpose != forCaller || !errors.Is(err, ErrOutOfMemory) || !s.releaseForOthers(seen) {
 			return err
 		}
 	}
 }
 
-// afterFailure is how long look-ahead rests after it found less memory than it
-// wanted. A growth that needs the memory tries for itself.
+// afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth that needs the memory tries for itself.
 const afterFailure = 100 * time.Millisecond
 
 // releaseForOthers has all Devices on this one release what they can do without,
@@ -318,7 +317,7 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 	s.pressureMu.Lock() // what another goroutine is about to release counts
 	defer s.pressureMu.Unlock()
 	s.mu.Lock()
-	devs := slices.Clone(s.opened)
+	devs := slices.Clone(s.devices)
 	s.mu.Unlock()
 	for _, d := range devs {
 		if s.released.Load() == seen {
@@ -354,8 +353,7 @@ func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	return old
 }
 
-// limitLeft is how much may still be created if one part of so many of the limit
-// is to be left.
+// limitLeft is how much may still be created if 1/parts of the limit is to stay free.
 func (s *deviceState) limitLeft(parts uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

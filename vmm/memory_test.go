@@ -272,7 +272,7 @@ func TestMemoryThatRunsOutInMap(t *testing.T) {
 		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page})
 		w.refuse(name, 1, vmm.ErrOutOfMemory)
 		require.NoError(t, g.Grow(2*page))
-		require.Zero(t, d.Stats().Cached, "kept memory was released for it")
+		require.Zero(t, d.Stats().Cached, "cached memory was released for it")
 		require.EqualValues(t, 2*page, g.Cap())
 
 		// With nothing kept there is no second try.

@@ -134,7 +134,7 @@ func (m *model) check() {
 		require.Equal(m, m.ptr+vmm.Ptr(sum), s.Addr, "one after the other")
 		sum += s.Size
 	}
-	// Look-ahead may map more, and show it a little later.
+	// Growth ahead may map more, and show it a little later.
 	require.LessOrEqual(m, least, sum)
 	require.True(m, m.ahead || least == sum)
 	m.budget()

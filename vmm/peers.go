@@ -233,7 +233,7 @@ func (p *Plan) apply() error {
 		done = append(done, c)
 	}
 	for _, c := range done {
-		c.commit()
+		c.finish()
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// legacyKey lists a pair among what both its devices have open.
+// legacyKey lists a pair, of EnableLegacyPeers, among what both its devices have open.
 type legacyKey struct {
 	l        *legacy
 	from, to *Device
@@ -316,9 +316,11 @@ type legacy struct {
 
 const enabling, disabling = "enable legacy peers", "disable legacy peers"
 
-// EnableLegacyPeers lets every one of the devices reach plain memory of every
-// other: what cuMemAlloc, cudaMalloc or another library's pool made. For what is
-// mapped, ranges and reservations, it does nothing; see EnablePeers. All pairs
+// EnableLegacyPeers lets every one of the devices reach memory of every other that
+// cuMemAlloc, cudaMalloc or another library's pool made. This is CUDA's older peer access,
+// of one context to all such memory of another: cuCtxEnablePeerAccess. It has nothing to
+// do with the legacy stream, and does nothing for mapped memory, ranges and reservations;
+// see EnablePeers. All pairs
 // are enabled or none. Pairs are counted for the whole process, and one that
 // another library enabled before is used and never disabled here.
 //
@@ -369,9 +371,9 @@ func (l *legacy) enable(devs []*Device) error {
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
-		if err := k.openLocked(); err != nil {
-			shut := func(k legacyKey) error { return k.shutLocked(true) }
-			return undoAll(pairFail(k.from, k.to, err), "and disabling it again", l.left, shut)
+		if err := k.addUserLocked(); err != nil {
+			remove := func(k legacyKey) error { return k.removeUserLocked(true) }
+			return undoAll(pairFail(k.from, k.to, err), "and disabling another pair", l.left, remove)
 		}
 		l.left = append(l.left, k)
 	}
@@ -380,20 +382,20 @@ func (l *legacy) enable(devs []*Device) error {
 
 // legacyDevice is the driver's device with what enables pairs.
 func legacyDevice(d *Device) (driver.LegacyPeers, error) {
-	raw, err := d.state.ensureOpen()
+	o, err := d.state.ensureOpen()
 	if err != nil {
 		return nil, err
 	}
-	p, ok := raw.Device.(driver.LegacyPeers)
+	p, ok := o.Device.(driver.LegacyPeers)
 	if !ok {
-		return nil, fmt.Errorf("%w: the driver has no peer access to plain memory", ErrNotSupported)
+		return nil, fmt.Errorf("%w: the driver has no peer access to cuMemAlloc memory", ErrNotSupported)
 	}
 	return p, nil
 }
 
-// openLocked counts a user of the pair; the first user enables it. It needs
+// addUserLocked counts a user of the pair; the first user enables it. It needs
 // legacyPairs.mu.
-func (k legacyKey) openLocked() error {
+func (k legacyKey) addUserLocked() error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
 	if err := k.track(); err != nil {
@@ -405,9 +407,9 @@ func (k legacyKey) openLocked() error {
 	}
 	// The driver enables a pair once, whichever library asks: what another library has enabled is
 	// used, and left to it.
-	dev, err := legacyDevice(k.from)
+	raw, err := legacyDevice(k.from)
 	if err == nil {
-		err = dev.EnablePeer(k.to.state.n)
+		err = raw.EnablePeer(k.to.state.n)
 	}
 	theirs := errors.Is(err, driver.ErrPeerEnabled)
 	if err != nil && !theirs {
@@ -418,11 +420,11 @@ func (k legacyKey) openLocked() error {
 	return nil
 }
 
-// shutLocked undoes openLocked; the last user disables the pair. A device that is lost has
+// removeUserLocked undoes addUserLocked; the last user disables the pair. A device that is lost has
 // nothing left to disable. After an error the pair stays as it was, or, where
 // no caller could be told of it, stays enabled without a user: the next one finds
 // it, and the device tries again when it closes. It needs legacyPairs.mu.
-func (k legacyKey) shutLocked(undo bool) error {
+func (k legacyKey) removeUserLocked(undo bool) error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
 	p := all.pairs[k.at()]
@@ -433,7 +435,7 @@ func (k legacyKey) shutLocked(undo bool) error {
 			if !undo {
 				return err
 			}
-			k.from.deferred.add(func() error { return k.leftover(p) })
+			k.from.refusedCalls.add(func() error { return k.leftover(p) })
 		}
 	}
 	p.users--
@@ -446,9 +448,9 @@ func (k legacyKey) shutLocked(undo bool) error {
 func (k legacyKey) disableLocked(p *legacyPair) error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
-	dev, err := legacyDevice(k.from)
+	raw, err := legacyDevice(k.from)
 	if err == nil && !p.theirs {
-		if err = dev.DisablePeer(k.to.state.n); errors.Is(err, ErrInvalid) {
+		if err = raw.DisablePeer(k.to.state.n); errors.Is(err, ErrInvalid) {
 			err = nil
 		}
 	}
@@ -479,32 +481,32 @@ func (l *legacy) disable() error {
 	if len(l.left) == 0 {
 		return nil
 	}
-	if err := l.fence(); err != nil {
+	if err := l.waitForWork(); err != nil {
 		return err
 	}
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
-		err := k.shutLocked(false)
+		err := k.removeUserLocked(false)
 		failed = also(failed, "and", err)
 		return err == nil || lost(err)
 	})
 	return failed
 }
 
-// fence waits for the work of all devices that may use a peer's memory.
-func (l *legacy) fence() error {
-	if l.parent.hooks.noFence {
+// waitForWork waits for the work of all devices that may use a peer's memory.
+func (l *legacy) waitForWork() error {
+	if l.parent.hooks.noWait {
 		return nil
 	}
-	var states []*deviceState
+	var devs []*deviceState
 	for _, k := range l.left {
-		if !slices.Contains(states, k.from.state) {
-			states = append(states, k.from.state)
+		if !slices.Contains(devs, k.from.state) {
+			devs = append(devs, k.from.state)
 		}
 	}
-	return waitDevices(nil, states)
+	return waitDevices(nil, devs)
 }
 
 // track keeps both devices open as long as the pair is used.

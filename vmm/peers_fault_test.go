@@ -20,7 +20,7 @@ type subject struct {
 	chunks int
 }
 
-// more adds a chunk, behind a hole every third time where there can be one.
+// more adds a chunk, after a hole every third time where there can be one.
 func (s *subject) more(t *testing.T) {
 	t.Helper()
 	for _, g := range s.ranges {

@@ -79,8 +79,8 @@ func TestPeerCopiesWhatGrows(t *testing.T) {
 			}
 			return g.Clip()
 		}},
-		{name: "look-ahead", growths: 200, o: vmm.RangeOptions{GrowAhead: 32 * page}},
-		{name: "look-ahead and a clip", growths: 200, o: vmm.RangeOptions{GrowAhead: 32 * page}, every: 10, then: (*vmm.Range).Clip},
+		{name: "growth ahead", growths: 200, o: vmm.RangeOptions{GrowAhead: 32 * page}},
+		{name: "growth ahead and a clip", growths: 200, o: vmm.RangeOptions{GrowAhead: 32 * page}, every: 10, then: (*vmm.Range).Clip},
 		{name: "sleep", growths: 100, o: vmm.RangeOptions{Chunk: page}, every: 10, then: func(g *vmm.Range) error {
 			if err := vmm.Sleep(vmm.SleepKeep, g); err != nil {
 				return err

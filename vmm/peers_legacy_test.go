@@ -309,17 +309,17 @@ func TestLegacyPeersWait(t *testing.T) {
 	w.end()
 }
 
-// TestNoFenceDisablesUnderWork is the negative control of the test above.
-func TestNoFenceDisablesUnderWork(t *testing.T) {
+// TestNoWaitDisablesUnderWork is the negative control of the test above.
+func TestNoWaitDisablesUnderWork(t *testing.T) {
 	w := newLegacyWorld(t, 2)
 	disable, err := vmm.EnableLegacyPeers(w.devs...)
 	require.NoError(t, err)
 	s, err := w.devs[1].NewStream()
 	require.NoError(t, err)
 	open := gate(t, w.devs[1], s.Raw())
-	vmm.SetNoFence(w.devs[0], true)
+	vmm.SetNoWait(w.devs[0], true)
 	require.NoError(t, disable(), "it did not wait")
-	vmm.SetNoFence(w.devs[0], false)
+	vmm.SetNoWait(w.devs[0], false)
 	open()
 	require.NoError(t, s.Close())
 	w.end()

@@ -166,7 +166,7 @@ func TestRevokeOfWhatWasNotGranted(t *testing.T) {
 }
 
 // TestAfterARevoke: a copy by the peer returns a typed error, and both contexts are
-// healthy. TestNoFenceLosesTheDevice is the negative control.
+// healthy. TestNoWaitLosesTheDevice is the negative control.
 func TestAfterARevoke(t *testing.T) {
 	w := newWorld(t, 2)
 	g := ranged(t, w, 2*page)

@@ -33,7 +33,7 @@ type Range struct {
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
 
-	// Of look-ahead.
+	// Of growth ahead: what RangeOptions.GrowAhead has the device's goroutine do.
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
 
@@ -56,9 +56,9 @@ type RangeOptions struct {
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
-	// GrowAhead is how many bytes of memory the device's goroutine keeps ready beyond
-	// Len, so that growth finds them; never past Max or the device's limit. It
-	// acts when half of them are used up, and leaves a sixteenth of the device's
+	// GrowAhead is how many bytes of memory the device's goroutine keeps mapped beyond
+	// Len, so that growth finds them; never past Max or the device's limit. This is growth
+	// ahead. It acts when half of them are used up, and leaves a sixteenth of the device's
 	// memory, where its context is open and so can be asked what is free, and of the
 	// limit. Clip unmaps them. 0 is none.
 	GrowAhead uint64
@@ -100,7 +100,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	}
 	zeroed := zeroNone
 	if o.Zero {
-		zeroed = zeroUsed
+		zeroed = zeroRecycled
 		err := d.drv.Supports(d.state.n, FeatureZeroFilled)
 		if errors.Is(err, ErrNotSupported) {
 			zeroed = zeroAll
@@ -176,7 +176,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if undo := g.close(); undo != nil {
 		err = also(err, "and giving it back", undo)
 		d.rename(g.r, "what a failed Alloc could not give back")
-		d.deferred.add(g.close)
+		d.refusedCalls.add(g.close)
 	}
 	return nil, err
 }
@@ -207,8 +207,8 @@ func (g *Range) Len() uint64 {
 	return g.len.Load()
 }
 
-// Cap is how far Len can go without growth: how many bytes have memory behind them, up
-// to Max.
+// Cap is how far Len can go without growth: how many bytes are backed by memory, up to
+// Max.
 func (g *Range) Cap() uint64 {
 	if g == nil {
 		return 0
@@ -248,7 +248,7 @@ func (g *Range) live() error {
 	return g.r.live()
 }
 
-// Append writes p behind the last byte and moves Len. It has finished when it
+// Append writes p after the last byte and moves Len. It has finished when it
 // returns: p may be reused, and later readers see the data. A failed Append
 // leaves Len and contents as they were; capacity gained is kept. Beyond Max it
 // returns ErrFull.
@@ -280,7 +280,7 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 			return at, err
 		}
 	}
-	raw, epoch, err := g.beginCopy()
+	o, epoch, err := g.beginCopy()
 	if err != nil {
 		return at, err
 	}
@@ -288,7 +288,7 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 	if err := g.writable(at, uint64(len(p))); err != nil {
 		return at, err
 	}
-	if err := raw.copyIn(g.r.ptr+Ptr(at), p); err != nil {
+	if err := o.copyIn(g.r.ptr+Ptr(at), p); err != nil {
 		return at, g.zeroFailed(at, uint64(len(p)), err)
 	}
 	// Len last: whoever sees it may read the bytes.
@@ -309,49 +309,31 @@ func (g *Range) zeroFailed(at, n uint64, err error) error {
 	if again == nil {
 		again = g.r.zero(at, n)
 	}
-	return also(err, "and filling with zeros again", again)
+	return also(err, "and filling with zeros", again)
 }
 
 // beginCopy opens the device and counts a copy: whatever takes the range's memory away
 // from now on waits for it. The range is open, and stays so until the caller ends the
 // copy.
-func (g *Range) beginCopy() (raw *openDevice, epoch uint64, err error) {
-	if raw, err = g.r.dev.state.ensureOpen(); err != nil {
+func (g *Range) beginCopy() (o *openDevice, epoch uint64, err error) {
+	if o, err = g.r.dev.state.ensureOpen(); err != nil {
 		return nil, 0, err
 	}
 	epoch = g.r.copies.begin()
 	if err = g.r.live(); err != nil { // it has closed, or sleeps; Len may be 0 by now
 		g.r.copies.end(epoch)
 	}
-	return raw, epoch, err
+	return o, epoch, err
 }
 
 // writable is nil if [at, at+n) can be written, and stays so until the copy that
 // the caller has begun ends: whatever takes memory of a range away lowers Cap before
 // it waits for copies.
 func (g *Range) writable(at, n uint64) error {
-	if g.r.copyBlockCount.Load() == 0 && at+n <= g.cap.Load() {
+	if g.r.copyBanCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
 	return g.r.checkSpan(Span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
-}
-
-// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
-// except that what was retiring may be back in Cap; beyond Max it returns
-// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
-// wrote.
-func (g *Range) Grow(n uint64) error {
-	if err := g.live(); err != nil {
-		return g.fail("grow", 0, n, err)
-	}
-	return g.fail("grow", 0, n, g.r.dev.retryUnderPressure(func() error {
-		need, err := g.endWithin(g.len.Load(), n)
-		if err == nil && need > g.cap.Load() {
-			err = g.ensure(need)
-		}
-		g.requestGrowAhead()
-		return err
-	}))
 }
 
 // endWithin is a+n if that is within Max.
@@ -383,7 +365,7 @@ func (g *Range) setLen(n uint64) error {
 	}
 	// All that can fail comes before Len moves. What is dropped is filled after it, so
 	// that no reader sees the zeros.
-	epoch, err := g.quiet()
+	epoch, err := g.waitAndBeginCopy()
 	if err != nil {
 		return err
 	}
@@ -412,15 +394,6 @@ func (g *Range) setLenLocked(n uint64) error {
 	g.publishLenLocked(n)
 	g.requestGrowAhead()
 	return nil
-}
-
-// quiet waits for the work that may write to the range and counts a copy, which the
-// caller must end.
-func (g *Range) quiet() (epoch uint64, err error) {
-	if err = g.r.waitForWork(); err == nil {
-		_, epoch, err = g.beginCopy()
-	}
-	return epoch, err
 }
 
 // publishLenLocked shows a new Len. It needs g.lenMu.
@@ -558,7 +531,7 @@ func (g *Range) ResetPeaks() {
 	}
 }
 
-// countAwakeLocked undoes what commit counts, if it did. It needs r.mu.
+// countAwakeLocked undoes what finishSleep counted, if it did. It needs r.mu.
 func (g *Range) countAwakeLocked() {
 	invariants.Held(&g.r.mu)
 	if !g.asleep {
@@ -594,12 +567,12 @@ func lockGrants(ranges []*Range) (unlock func()) {
 // What a range wants of the device's goroutine.
 const (
 	growNotWanted int32 = iota
-	growSoon            // memory, when it looks
+	growSoon            // memory, when it polls
 	growNow             // memory, at once
 )
 
-// requestGrowAhead puts the range on the list of the device's goroutine if half of
-// what it is to have ready is used up, and wakes that at three quarters.
+// requestGrowAhead queues the range for the device's goroutine if half of GrowAhead is used
+// up, and wakes the goroutine at three quarters.
 func (g *Range) requestGrowAhead() {
 	have := g.cap.Load()
 	ready := have - min(g.len.Load(), have)
@@ -610,7 +583,7 @@ func (g *Range) requestGrowAhead() {
 	if ready <= g.opts.GrowAhead/4 {
 		need = growNow
 	}
-	// It is put on the list once, by the caller that changes nothing to something.
+	// It is queued once: by the call that changes aheadWanted from growNotWanted.
 	was := g.aheadWanted.Load()
 	pause := g.aheadPause.Load()
 	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {

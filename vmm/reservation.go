@@ -42,19 +42,19 @@ type Reservation struct {
 	mappingMu lock.Mutex
 
 	// Atomic: read without a lock.
-	phase          atomic.Uint32 // changes with mu held
-	closesRunning  atomic.Int32
-	copyBlockCount atomic.Int32                   // length of copyBlocks
-	waitsFor       atomic.Pointer[[]*deviceState] // see setWaitsForLocked
-	generation     atomic.Uint64
-	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
+	phase         atomic.Uint32 // changes with mu held
+	closesRunning atomic.Int32
+	copyBanCount  atomic.Int32                   // length of copyBans
+	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
+	generation    atomic.Uint64
+	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
 	table          slots.Table[*memory, *retirement]
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
 	accessInDoubt  []*deviceState         // may still have access: taking it away failed
-	copyBlocks     []*copyBlock           // devices whose access is being changed
+	copyBans       []*copyBan             // devices whose access is being changed
 	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
@@ -63,7 +63,8 @@ type Reservation struct {
 	counters       rangeCounters // also under the device's counters.mu
 }
 
-// slot is one whole mapping in a reservation. It holds a reference to its memory.
+// slot is one entry of the table: a mapped chunk, a reference to its memory, and its state.
+// Callers see the accessible ones as a Segment, and all of them as a Mapping.
 type slot = slots.Slot[*memory, *retirement]
 
 // reservationCount counts reservations, for their ids.
@@ -84,7 +85,7 @@ type ReserveOptions struct {
 }
 
 // Reserve takes a range of addresses of at least size bytes, rounded up to the
-// granularity. No memory stands behind it until Map. If addresses run out, or
+// granularity. No memory backs it until Map. If addresses run out, or
 // this process has its fill of them (SetAddressLimit), it returns ErrAddressSpace.
 // The caller must Close the Reservation.
 func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
@@ -100,8 +101,7 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	return r, d.fail("reserve", 0, size, err)
 }
 
-// reserve makes a reservation whose chunks are multiples of gran, for a range or for
-// the user.
+// reserve makes a reservation, for a range or a user, of chunks of multiples of gran.
 func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
 	if !ok || size == 0 {
@@ -113,7 +113,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
 	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
 	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
-	r.closeMu.At(lock.RangeClose, r.id)
+	r.closeMu.At(lock.ReservationClose, r.id)
 	r.grantMu.At(lock.Grants, r.id)
 	r.mappingMu.At(lock.Mapping, r.id)
 	r.mu.At(lock.Reservation, r.id)
@@ -245,11 +245,10 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	return r.fail("map", off, size, r.dev.retryUnderPressure(func() error { return r.mapChunks(off, held, forCaller) }))
 }
 
-// mapChunks maps ms from off on, all or nothing. Each mapping takes a reference of
-// its own.
-func (r *Reservation) mapChunks(off uint64, ms []*memory, why purpose) error {
+// mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.
+func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error {
 	// The mapping itself takes memory of the device, which may have run out.
-	return r.dev.state.retryAfterRelease(why, func() error {
+	return r.dev.state.retryAfterRelease(purpose, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		i, size, err := r.checkVacant(off, ms)
@@ -294,7 +293,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	}
 	// Undo: one call unmaps what has been mapped.
 	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {
-		err = also(err, "and unmapping again", again)
+		err = also(err, "and undoing the mapping", again)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
@@ -307,7 +306,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) error {
 	from := off // of a stretch to fill, which ends at off
 	for _, m := range ms {
-		if which == zeroUsed && !m.used {
+		if which == zeroRecycled && !m.recycled {
 			if err := r.zero(from, off-from); err != nil {
 				return err
 			}
@@ -376,8 +375,8 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 }
 
 // insertSlotsLocked adds slots for ms at index i, each with a reference of its own,
-// quarantined if why is not nil. It needs r.mappingMu and r.mu.
-func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slots.State, why error) {
+// quarantined if cause is not nil. It needs r.mappingMu and r.mu.
+func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slots.State, cause error) {
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size uint64
@@ -386,8 +385,8 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	for n, m := range ms {
 		m.refs.Add(1) // the caller has one, so it was not 0
 		r.table[i+n] = slot{Off: off + size, Size: m.size, Mem: m, State: st}
-		if why != nil {
-			r.quarantineLocked(&r.table[i+n], why)
+		if cause != nil {
+			r.quarantineLocked(&r.table[i+n], cause)
 		}
 		size += m.size
 	}
@@ -397,9 +396,9 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	}
 }
 
-// removeSlotsLocked takes the slots [i, j) out and appends their memory, references
-// included. It needs r.mappingMu and r.mu.
-func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
+// removeSlotsLocked takes the slots [i, j) out and appends their memory to removed,
+// references included. It needs r.mappingMu and r.mu.
+func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size, retiring uint64
@@ -412,7 +411,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 			r.unquarantineLocked(s)
 		}
 		size += s.Size
-		gone = append(gone, s.Mem)
+		removed = append(removed, s.Mem)
 	}
 	r.dev.counters.unmapped(j-i, size, retiring, &r.counters)
 	r.table = slices.Delete(r.table, i, j)
@@ -420,17 +419,17 @@ func (r *Reservation) removeSlotsLocked(i, j int, gone []*memory) []*memory {
 	if invariants.Enabled {
 		r.checkInvariantsLocked()
 	}
-	return gone
+	return removed
 }
 
 // quarantineLocked marks a slot where an undo failed. From now on growth past it
-// returns why. It needs r.mu.
-func (r *Reservation) quarantineLocked(s *slot, why error) {
+// returns cause. It needs r.mu.
+func (r *Reservation) quarantineLocked(s *slot, cause error) {
 	invariants.Held(&r.mu)
 	if s.Quarantined == nil {
 		r.dev.counters.add(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
 	}
-	s.Quarantined = why
+	s.Quarantined = cause
 }
 
 // unquarantineLocked undoes quarantineLocked. It needs r.mu.
@@ -454,9 +453,9 @@ func (r *Reservation) committedLocked() uint64 {
 	return r.counters.committed.now
 }
 
-// quarantinedLocked is the error of a quarantined slot that begins at most at off,
+// quarantineErrLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
-func (r *Reservation) quarantinedLocked(off uint64) error {
+func (r *Reservation) quarantineErrLocked(off uint64) error {
 	invariants.Held(&r.mu)
 	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
 		if s := &r.table[i]; s.Off <= off && s.Quarantined != nil {

@@ -34,9 +34,9 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	short, err := wake(ranges)
-	for short != nil && short.runPressureHooks(err) {
-		short, err = wake(ranges)
+	failedDev, err := wake(ranges)
+	for failedDev != nil && failedDev.runPressureHooks(err) {
+		failedDev, err = wake(ranges)
 	}
 	return failFirst("wake", ranges, err)
 }
@@ -75,16 +75,16 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 //
 // To sleep, each step for all ranges before the next one begins:
 //
-//	quiesce   nothing else uses the range; all of it retires    (undone by resume)
-//	fence     the work that may use it has ended
-//	save      its contents are copied to host memory
-//	unmapAll  it is unmapped; the memory is still ours          (undone by remapAll)
-//	commit    the memory is released, and the range sleeps: the point of no return
+//	quiesce      nothing new uses the range; all of it retires     (undone by resume)
+//	waitForWork  the work that may use it has ended
+//	save         its contents are copied to host memory
+//	unmapAll     it is unmapped; the memory is still ours          (undone by remapAll)
+//	finishSleep  the memory is released, and the range sleeps: the point of no return
 //
 // Awake, step by step for each range, and at the end for all of them:
 //
-//	restore      it has memory, mappings and contents           (undone by rollback)
-//	commitAwake  the table and the counters show that
+//	restore      it has memory, mappings and contents              (undone by rollback)
+//	finishWake   the table and the counters show that
 type sleeper struct {
 	*Range
 	mode     SleepMode
@@ -95,7 +95,7 @@ type sleeper struct {
 
 func sleep(mode SleepMode, ranges []*Range) error {
 	if mode > SleepKeep {
-		return fmt.Errorf("%w: contents %d", ErrInvalid, mode)
+		return fmt.Errorf("%w: sleep mode %d", ErrInvalid, mode)
 	}
 	unlock, err := lockRanges(ranges)
 	if err != nil {
@@ -108,7 +108,7 @@ func sleep(mode SleepMode, ranges []*Range) error {
 	}
 	// Each step for all ranges before the next one begins, so that undo can still take
 	// back whatever was done.
-	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).fence, (*sleeper).save, (*sleeper).unmapAll} {
+	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).save, (*sleeper).unmapAll} {
 		for _, s := range all {
 			if err := step(s); err != nil {
 				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
@@ -116,7 +116,7 @@ func sleep(mode SleepMode, ranges []*Range) error {
 		}
 	}
 	for _, s := range all {
-		s.commit()
+		s.finishSleep()
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func (s *sleeper) undo() error {
 	}
 	err := s.remapAll()
 	if err != nil {
-		s.commit()
+		s.finishSleep()
 	}
 	return err
 }
@@ -156,7 +156,7 @@ func (s *sleeper) quiesce() error {
 		err = fmt.Errorf("%w: bytes are held", ErrBusy)
 	}
 	if err == nil {
-		err = r.quarantinedLocked(r.size)
+		err = r.quarantineErrLocked(r.size)
 	}
 	if err != nil {
 		r.mu.Unlock()
@@ -181,8 +181,8 @@ func (s *sleeper) resume() {
 	s.cap.Store(s.capacity)
 }
 
-// fence waits for the work that may use the range.
-func (s *sleeper) fence() error { return s.r.waitForWork() }
+// waitForWork waits for the work that may use the range.
+func (s *sleeper) waitForWork() error { return s.r.waitForWork() }
 
 // save copies the contents to host memory. Nothing uses the range.
 func (s *sleeper) save() error {
@@ -190,14 +190,14 @@ func (s *sleeper) save() error {
 	if n == 0 || s.mode == SleepDrop {
 		return nil
 	}
-	raw, err := s.r.dev.ensureOpen()
+	o, err := s.r.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
 	if err := s.hostCopy.Ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return raw.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
+	return o.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
 }
 
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
@@ -209,16 +209,16 @@ func (s *sleeper) unmapAll() error {
 	if n == 0 {
 		return nil
 	}
-	// It is one stretch: what retires lies right behind the capacity.
+	// It is one stretch: what retires begins where the capacity ends.
 	if err := r.dev.drv.Unmap(r.ptr, r.table[n-1].End()); err != nil {
 		return err
 	}
 	r.mu.Lock()
-	gone := r.removeSlotsLocked(0, n, nil)
+	removed := r.removeSlotsLocked(0, n, nil)
 	r.notify()
 	r.mu.Unlock()
 	var have uint64
-	for _, m := range gone {
+	for _, m := range removed {
 		if have < s.capacity {
 			s.mem = append(s.mem, m)
 			have += m.size
@@ -229,7 +229,7 @@ func (s *sleeper) unmapAll() error {
 	return nil
 }
 
-// remapAll undoes unmapAll and quiesce; what was retiring behind the capacity is gone.
+// remapAll undoes unmapAll and quiesce; what was retiring above the capacity was released.
 func (s *sleeper) remapAll() error {
 	s.capMu.Lock()
 	defer s.capMu.Unlock()
@@ -243,13 +243,13 @@ func (s *sleeper) remapAll() error {
 	return nil
 }
 
-// commit releases the memory; the range is asleep.
-func (s *sleeper) commit() {
+// finishSleep releases the memory; the range is asleep.
+func (s *sleeper) finishSleep() {
 	s.sleptChunks = nil
 	for _, m := range s.mem {
 		s.sleptChunks = append(s.sleptChunks, m.size)
 		// Not into the cache: the program sleeps so that others get the memory.
-		m.private = false
+		m.cacheable = false
 	}
 	s.releaseMemory()
 	s.lenMu.Lock()
@@ -272,7 +272,7 @@ func (s *sleeper) releaseMemory() {
 }
 
 // wake returns also the device whose range could not be woken.
-func wake(ranges []*Range) (short *Device, err error) {
+func wake(ranges []*Range) (failedDev *Device, err error) {
 	unlock, err := lockRanges(ranges)
 	if err != nil {
 		return nil, err
@@ -295,7 +295,7 @@ func wake(ranges []*Range) (short *Device, err error) {
 		all = append(all, s)
 	}
 	for _, s := range all {
-		s.commitAwake()
+		s.finishWake()
 	}
 	return nil, nil
 }
@@ -349,7 +349,7 @@ func (s *sleeper) mapMemory() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		r.mu.Lock()
-		err := r.quarantinedLocked(r.size) // a try that could not be undone
+		err := r.quarantineErrLocked(r.size) // a try that could not be undone
 		r.mu.Unlock()
 		if err != nil {
 			return err
@@ -367,13 +367,13 @@ func (s *sleeper) mapMemory() error {
 func (s *sleeper) unmapQuarantined() error {
 	r := s.r
 	r.mu.Lock()
-	why := r.quarantinedLocked(r.size)
+	cause := r.quarantineErrLocked(r.size)
 	r.mu.Unlock()
-	if why == nil {
+	if cause == nil {
 		return nil
 	}
 	if err := r.waitForWork(); err != nil && !lost(err) {
-		return also(why, "and waiting to unmap it", err)
+		return also(cause, "and waiting to unmap it", err)
 	}
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
@@ -386,11 +386,11 @@ func (s *sleeper) load() error {
 	r := s.r
 	n := s.len.Load()
 	if n > 0 {
-		raw, err := r.dev.ensureOpen()
+		o, err := r.dev.ensureOpen()
 		if err != nil {
 			return err
 		}
-		if err := raw.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
+		if err := o.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
 			return err
 		}
 	} else if r.zeroed == zeroNone {
@@ -425,8 +425,8 @@ func (s *sleeper) rollback(err error) error {
 	return err
 }
 
-// commitAwake shows memory that restore has mapped: the range is awake.
-func (s *sleeper) commitAwake() {
+// finishWake shows memory that restore has mapped: the range is awake.
+func (s *sleeper) finishWake() {
 	s.capMu.Lock()
 	defer s.capMu.Unlock()
 	s.r.mappingMu.Lock()

@@ -143,7 +143,7 @@ func TestSleepOfALostDevice(t *testing.T) {
 	d := w.devs[0]
 	asleep, up := ranged(t, w, page), ranged(t, w, page)
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, asleep))
-	g, s, open := deferred(t, w)
+	g, s, open := queuedClip(t, w)
 	lose(t, w, d)
 	open()
 	require.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, up), vmm.ErrDeviceLost)

@@ -85,7 +85,7 @@ func TestSleepDropsContents(t *testing.T) {
 }
 
 // TestSleepReleases although the device keeps memory: that is its purpose. Wake may use
-// kept memory.
+// cached memory.
 func TestSleepReleases(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -124,7 +124,7 @@ func TestWakeThatRunsOutInMap(t *testing.T) {
 	}
 }
 
-// TestAllocWakesInNewMemory: kept memory would not read zero.
+// TestAllocWakesInNewMemory: cached memory would not read zero.
 func TestAllocWakesInNewMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
@@ -478,7 +478,7 @@ func TestSleepWithRetirements(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(100 * page)
-	g, s, open := deferred(t, w)
+	g, s, open := queuedClip(t, w)
 	slept := make(chan error, 1)
 	go func() { slept <- vmm.Sleep(vmm.SleepKeep, g) }()
 	for !g.Stats().Asleep {

@@ -22,18 +22,18 @@ const (
 
 const (
 	// stageFrom is where staging begins. Below it the driver was faster on an
-	// H200 (BenchmarkCopyIn, staging forced): at 16 MiB 18 against 11 GB/s up, at
-	// 32 MiB 18 against 19, at 64 MiB 19 against 31.
+	// H200 (BenchmarkCopyIn, staging forced): host to device, 18 against 11 GB/s at
+	// 16 MiB, 18 against 19 at 32 MiB, 19 against 31 at 64 MiB.
 	stageFrom = 32 << 20
 	// leastPiece keeps the calls for a piece small beside its copy.
 	leastPiece = 1 << 20
-	// Two copiers up reach 21 GB/s on an H200, and the driver's own pageable copy
-	// 10 up and 19 down (docs/benchmarks.md).
-	fewestUp, fewestDown = 2, 3
+	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
+	// copy 10, and 19 from device to host (docs/benchmarks.md).
+	fewestToDevice, fewestToHost = 2, 3
 )
 
-// staging is the pinned memory through which ordinary memory is copied to and
-// from a device faster than its driver does.
+// staging is the pinned memory through which pageable host memory is copied to and from a
+// device, faster than its driver does.
 type staging struct {
 	device *openDevice
 	hooks  *stagingHooks
@@ -59,9 +59,9 @@ type stagingHooks struct {
 // call at a time. After a failure it may still be copying:
 //
 //	eventMissing  a copy was queued, and no event could be recorded after it
-//	maybeBusy     nor could its stream be waited for: fences wait for it from now on
+//	maybeBusy     nor could its stream be waited for: waitForWork waits for it from now on
 type lane struct {
-	s            driver.Stream
+	queue        driver.Stream
 	blocks       [2]block
 	eventMissing bool
 	maybeBusy    bool
@@ -69,7 +69,7 @@ type lane struct {
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
 // While it is busy, its first used bytes belong to copies queued on the stream
-// on; only a copy that is queued behind them there may have the rest. A copy
+// on; only a copy that is queued after them there may have the rest. A copy
 // after which no event could be recorded leaves its lane eventMissing (see lane).
 type block struct {
 	p     Ptr
@@ -106,13 +106,13 @@ func (st *staging) limit() int {
 	return min(runtime.GOMAXPROCS(0), mostLanes)
 }
 
-// copyIn copies ordinary memory to the device and has finished when it returns.
+// copyIn copies host memory to the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
 func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 	if o.stage.tooSmall(uint64(len(src))) {
 		return o.CopyIn(dst, src)
 	}
-	staged, err := o.stage.run(dst, uint64(len(src)), fewestUp, func(l *lane, next nextPiece) error {
+	staged, err := o.stage.run(dst, uint64(len(src)), fewestToDevice, func(l *lane, next nextPiece) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
 			if !ok {
@@ -124,7 +124,7 @@ func (o *openDevice) copyIn(dst Ptr, src []byte) error {
 				return err
 			}
 			copy(b.mem, src[off:off+n])
-			if err := l.queue(o.Device, b, dst+Ptr(off), b.p, n); err != nil {
+			if err := l.queueCopy(o.Device, b, dst+Ptr(off), b.p, n); err != nil {
 				return err
 			}
 		}
@@ -140,13 +140,13 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	if o.stage.tooSmall(uint64(len(dst))) {
 		return o.CopyOut(dst, src)
 	}
-	staged, err := o.stage.run(src, uint64(len(dst)), fewestDown, func(l *lane, next nextPiece) error {
+	staged, err := o.stage.run(src, uint64(len(dst)), fewestToHost, func(l *lane, next nextPiece) error {
 		return o.stage.drain(l, 0, func(b *block) ([]byte, error) {
 			off, n, ok := next()
 			if !ok {
 				return nil, nil
 			}
-			return dst[off : off+n], l.queue(o.Device, b, b.p, src+Ptr(off), n)
+			return dst[off : off+n], l.queueCopy(o.Device, b, b.p, src+Ptr(off), n)
 		})
 	})
 	if err == nil && !staged {
@@ -155,13 +155,13 @@ func (o *openDevice) copyOut(dst []byte, src Ptr) error {
 	return err
 }
 
-// drain copies out of the lane's blocks in turn, beginning with block k. queue queues
-// the next copy into a block and returns where its bytes go, nil if there is no more.
+// drain copies out of the lane's blocks in turn, beginning with block k. queueNext
+// queues the next copy into a block and returns where its bytes go, nil if there is no more.
 // So one copy runs while the bytes of the one before are copied out of the other block.
-func (st *staging) drain(l *lane, k int, queue func(*block) (dst []byte, err error)) error {
+func (st *staging) drain(l *lane, k int, queueNext func(*block) (dst []byte, err error)) error {
 	var last []byte // where the bytes in the other block go
 	for ; ; k ^= 1 {
-		next, err := queue(&l.blocks[k])
+		next, err := queueNext(&l.blocks[k])
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ type nextPiece func() (off, n uint64, ok bool)
 
 // run has lanes work through the pieces of a copy of n bytes until none is left or one
 // has failed, the first lane in the caller; false if the driver's own way is no slower.
-// All lanes have come to rest when it returns. It returns the first error.
+// No lane has work left when it returns. It returns the first error.
 func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece) error) (staged bool, err error) {
 	if err := st.syncMaybeBusy(); err != nil {
 		return false, err
@@ -213,8 +213,8 @@ func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece)
 	var once sync.Once
 	copier := func(l *lane) {
 		failed := work(l, next)
-		if rest := l.sync(st.device.Device); failed == nil {
-			failed = rest
+		if syncErr := l.sync(st.device.Device); failed == nil {
+			failed = syncErr
 		}
 		if failed != nil {
 			done.Store(n)
@@ -231,20 +231,20 @@ func (st *staging) run(at Ptr, n uint64, fewest int, work func(*lane, nextPiece)
 }
 
 // queue copies between the block and the device on the lane's own stream.
-func (l *lane) queue(raw driver.Device, b *block, dst, src Ptr, n uint64) error {
-	if err := raw.Copy(dst, src, n, l.s); err != nil {
+func (l *lane) queueCopy(raw driver.Device, b *block, dst, src Ptr, n uint64) error {
+	if err := raw.Copy(dst, src, n, l.queue); err != nil {
 		return err
 	}
-	return l.record(raw, b, l.s)
+	return l.record(raw, b, l.queue)
 }
 
 // record makes the block busy until what is on the stream now has ended.
-func (l *lane) record(raw driver.Device, b *block, s driver.Stream) error {
-	if err := raw.Record(b.event, s); err != nil {
+func (l *lane) record(raw driver.Device, b *block, queue driver.Stream) error {
+	if err := raw.Record(b.event, queue); err != nil {
 		l.eventMissing = true
 		return err
 	}
-	b.busy, b.on = true, s
+	b.busy, b.on = true, queue
 	return nil
 }
 
@@ -270,7 +270,7 @@ func (l *lane) sync(raw driver.Device) (err error) {
 		}
 	}
 	if l.eventMissing {
-		if again := raw.SyncStream(l.s); again != nil {
+		if again := raw.SyncStream(l.queue); again != nil {
 			l.maybeBusy = true
 			return also(err, "and waiting for its stream", again)
 		}
@@ -371,8 +371,8 @@ func (st *staging) newLane() *lane {
 
 	var l *lane
 	var err error
-	calm := st.device.state.notCapturing() == nil
-	if calm {
+	noCapture := st.device.state.notCapturing() == nil
+	if noCapture {
 		if l, err = makeLane(st.device.Device, st.size()); err == nil {
 			return l
 		}
@@ -380,7 +380,7 @@ func (st *staging) newLane() *lane {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.inUse--
-	if calm && !errors.Is(err, ErrClosed) {
+	if noCapture && !errors.Is(err, ErrClosed) {
 		st.unusable = append(st.unusable, l)
 		st.noMore = err
 	}
@@ -405,7 +405,7 @@ func makeLane(raw driver.Device, size uint64) (*lane, error) {
 		}
 	}
 	var err error
-	l.s, err = raw.NewStream()
+	l.queue, err = raw.NewStream()
 	return l, err
 }
 
@@ -425,7 +425,7 @@ func (st *staging) putBack(lanes ...*lane) {
 }
 
 // syncMaybeBusy waits for what maybeBusy lanes may still be copying. Every
-// copy and fence calls it first.
+// copy, and every wait for work, calls it first.
 func (st *staging) syncMaybeBusy() error {
 	if st.maybeBusy.Load() == 0 {
 		return nil
@@ -434,10 +434,10 @@ func (st *staging) syncMaybeBusy() error {
 	broken := slices.Clone(st.unusable)
 	st.mu.Unlock()
 	for _, l := range broken {
-		if l.s == 0 { // never made
+		if l.queue == 0 { // never made
 			continue
 		}
-		if err := st.device.SyncStream(l.s); err != nil {
+		if err := st.device.SyncStream(l.queue); err != nil {
 			return err
 		}
 		st.mu.Lock()
@@ -450,7 +450,7 @@ func (st *staging) syncMaybeBusy() error {
 	return nil
 }
 
-// close gives everything back to the driver. Freeing pinned memory waits for the
+// close frees everything. Freeing pinned memory waits for the
 // whole device, so it is done here only. What a lost device does not take back
 // goes with its context.
 func (st *staging) close() error {
@@ -482,17 +482,17 @@ func (st *staging) close() error {
 
 // free gives back what the lane still has, and can be called again.
 func (l *lane) free(raw driver.Device) error {
-	gone := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
+	released := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
 	// The work first: pinned memory is freed only once no copy uses it.
-	if l.s != 0 {
-		if err := raw.SyncStream(l.s); !gone(err) {
+	if l.queue != 0 {
+		if err := raw.SyncStream(l.queue); !released(err) {
 			return err
 		}
 	}
 	for i := range l.blocks {
 		b := &l.blocks[i]
 		if b.busy {
-			if err := raw.SyncEvent(b.event); !gone(err) {
+			if err := raw.SyncEvent(b.event); !released(err) {
 				return err
 			}
 			b.busy = false
@@ -504,17 +504,17 @@ func (l *lane) free(raw driver.Device) error {
 			b.event = 0
 		}
 		if allocator, ok := raw.(driver.HostAllocator); ok && b.p != 0 {
-			if err := allocator.FreeHost(b.p); !gone(err) {
+			if err := allocator.FreeHost(b.p); !released(err) {
 				return err
 			}
 			b.p, b.mem = 0, nil
 		}
 	}
-	if l.s != 0 {
-		if err := raw.FreeStream(l.s); err != nil {
+	if l.queue != 0 {
+		if err := raw.FreeStream(l.queue); err != nil {
 			return err
 		}
-		l.s = 0
+		l.queue = 0
 	}
 	return nil
 }

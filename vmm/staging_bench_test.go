@@ -10,13 +10,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// BenchmarkCopyIn uploads ordinary memory: the driver's way, through staging,
+// BenchmarkCopyIn copies pageable host memory to the device: the driver's way, through staging,
 // and through staging with blocks of other sizes.
 func BenchmarkCopyIn(b *testing.B) {
 	benchmarkCopies(b, driver.Device.CopyIn, (*vmm.Device).CopyIn)
 }
 
-// BenchmarkCopyOut downloads to ordinary memory.
+// BenchmarkCopyOut copies to pageable host memory.
 func BenchmarkCopyOut(b *testing.B) {
 	benchmarkCopies(b,
 		func(d driver.Device, p vmm.Ptr, m []byte) error { return d.CopyOut(m, p) },

@@ -17,7 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// TestStagingAgainstTheDriver measures 1 GiB of ordinary memory up and down beside the
+// TestStagingAgainstTheDriver measures 1 GiB of pageable host memory in both directions beside the
 // driver's own pageable copy and a copy of pinned memory. A missed target is noted in the
 // table and fails nothing: only a wrong byte does.
 func TestStagingAgainstTheDriver(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 // gauge is a number of bytes now and the most it has been.
 type gauge struct{ now, peak uint64 }
 
-// counters is what stands behind the Stats of a device and of its ranges: one lock, so
+// counters is what the Stats of a device and of its ranges are read from: one lock, so
 // that all numbers are of one moment. Nothing else is locked while it is held.
 type counters struct {
 	mu lock.Mutex
@@ -92,7 +92,7 @@ func (c *counters) unmapped(n int, size, retiring uint64, of *rangeCounters) {
 	c.retiring.now -= retiring
 }
 
-// released counts a chunk of size bytes as gone back to the driver.
+// released counts a chunk of size bytes as released by the driver.
 func (c *counters) released(size uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +169,7 @@ func (d *Device) Stats() Stats {
 	limit := d.state.limit
 	d.state.mu.Unlock()
 	var pinned uint64
-	if o := d.state.open.Load(); o != nil {
+	if o := d.state.openDevice.Load(); o != nil {
 		pinned = o.pinned()
 	}
 	// What follows is of one moment; the limits above change by themselves.
@@ -191,7 +191,7 @@ func (d *Device) Stats() Stats {
 		PeakCached:       c.cached.peak,
 		PeakRetiring:     c.retiring.peak,
 		Counts:           c.Counts,
-		WorkTime:         time.Duration(d.worked.Load()),
+		WorkTime:         time.Duration(d.workTime.Load()),
 		Limit:            limit,
 		ReleaseThreshold: c.threshold,
 		AddressLimit:     addresses,
@@ -280,7 +280,8 @@ type OpenObject struct {
 	Chunks []Mapping `json:"chunks,omitempty"` // of a range or a reservation
 }
 
-// Mapping is one chunk where it is mapped.
+// Mapping is one chunk where it is mapped, whatever its state: numbers and text for a
+// Report. Segment gives access to the memory.
 type Mapping struct {
 	Off         uint64 `json:"off"`
 	Size        uint64 `json:"size"`
@@ -297,8 +298,8 @@ func (d *Device) Report() Report {
 	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
 	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
-	things := make(map[any]OpenObject, len(d.open))
-	for thing, o := range d.open {
+	things := make(map[any]OpenObject, len(d.unclosed))
+	for thing, o := range d.unclosed {
 		things[thing] = OpenObject{Kind: o.kind, Made: o.caller()}
 	}
 	d.mu.Unlock()

@@ -101,7 +101,7 @@ func TestReportSchema(t *testing.T) {
 // TestStatsMakeNoDriverCall, whatever the device is doing.
 func TestStatsMakeNoDriverCall(t *testing.T) {
 	w := newWorld(t, 1)
-	g, s, open := deferred(t, w)
+	g, s, open := queuedClip(t, w)
 	vmm.SetNoWorker(w.devs[0], true)
 	for n, _ := vmm.Working(w.devs[0]); n; n, _ = vmm.Working(w.devs[0]) {
 		open() // until the goroutine is gone

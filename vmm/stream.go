@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -20,20 +19,20 @@ type Stream struct {
 	wrapped bool
 
 	closeMu lock.Mutex     // Close alone takes it
-	holds   sync.WaitGroup // of Hold
+	holds   sync.WaitGroup // Holds that have not been released
 
-	mu      lock.RWMutex // shared by calls that need raw to stay valid
+	mu      lock.RWMutex // shared by calls that need queue and handle to stay valid
 	closing bool         // no new work
-	gone    bool         // its work was waited for
-	lost    error        // or lost, and this is why
+	freed   bool         // its work has ended: it was waited for
+	lost    error        // or lost with the device, and this is the error
 
 	// Guarded by dev.mu.
-	namedBy map[*Reservation]struct{} // whose fences wait for it; nil once none can name it any more
+	waitedForBy map[*Reservation]struct{} // whose work includes the stream's: waitForWork waits for it; nil once it is freed
 }
 
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
-	s := &Stream{dev: d, namedBy: map[*Reservation]struct{}{}}
+	s := &Stream{dev: d, waitedForBy: map[*Reservation]struct{}{}}
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -67,14 +66,14 @@ func (d *Device) NewStream() (*Stream, error) {
 // The default streams are 0 and 1, the legacy one, and 2, a thread's own.
 // Goroutines change threads, so all of them are treated as the legacy stream,
 // which work of every thread's own waits for and is waited for by.
-func (d *Device) WrapStream(raw uintptr) *Stream {
+func (d *Device) WrapStream(handle uintptr) *Stream {
 	s := newStream(d)
-	s.queue, s.handle, s.wrapped = driver.Stream(raw), driver.Stream(raw), true
-	if raw <= perThread {
+	s.queue, s.handle, s.wrapped = driver.Stream(handle), driver.Stream(handle), true
+	if handle <= perThread {
 		s.queue = 0
 	}
 	if err := d.track(s, "wrapped stream"); err != nil {
-		s.closing, s.gone = true, true
+		s.closing, s.freed = true, true
 		return s
 	}
 	d.state.addStream(s)
@@ -94,21 +93,21 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	dev, err := s.dev.ensureOpen()
+	o, err := s.dev.ensureOpen()
 	if err != nil {
 		return err
 	}
-	return f(dev)
+	return f(o)
 }
 
 var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
 // Hold keeps the stream from being closed until release, for the time of a call of the
-// program's own that queues work on it: raw is the driver's handle, a CUstream on CUDA.
+// program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
 // capturing says whether the stream is being captured into a graph, so that the call
 // is recorded and does not run. A Close waits for release, which must be called once
 // and soon.
-func (s *Stream) Hold() (raw driver.Stream, capturing bool, release func(), err error) {
+func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
 		if capturing, err = o.Capturing(s.queue); err == nil {
 			s.holds.Add(1)
@@ -132,20 +131,20 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // pinned host memory. An address that is not mapped, or that the device may not
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
-	return s.fail("copy", dst, n, s.with(func(dev *openDevice) error {
+	return s.fail("copy", dst, n, s.with(func(o *openDevice) error {
 		p, err := s.dev.lockSpans(s, Span{dst, n, AccessReadWrite}, Span{src, n, AccessRead})
 		if err != nil {
 			return err
 		}
 		defer p.unlock()
-		return dev.Copy(dst, src, n, s.queue)
+		return o.Copy(dst, src, n, s.queue)
 	}))
 }
 
 // Fill queues n elements of width bytes (1, 2 or 4), each set to pattern.
 func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 	size := n * uint64(width)
-	return s.fail("fill", dst, size, s.with(func(dev *openDevice) error {
+	return s.fail("fill", dst, size, s.with(func(o *openDevice) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
@@ -154,7 +153,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 			return err
 		}
 		defer p.unlock()
-		return dev.Fill(dst, pattern, width, n, s.queue)
+		return o.Fill(dst, pattern, width, n, s.queue)
 	}))
 }
 
@@ -230,32 +229,35 @@ func (s *Stream) close() error {
 		return nil
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lost := s.notCapturing()
-	if lost == nil {
-		lost = s.sync()
+	lostErr := s.notCapturing()
+	if lostErr == nil {
+		lostErr = s.sync()
 	}
-	if lost != nil && !errors.Is(lost, ErrDeviceLost) {
+	if lostErr != nil && !lost(lostErr) {
 		s.setClosing(false)
-		return lost
+		return lostErr
 	}
-	if err := s.free(lost); err != nil {
+	if err := s.free(lostErr); err != nil {
 		s.setClosing(false)
 		return err
 	}
+	// Freed before it is forgotten: until then reservations wait for its work.
 	s.dev.mu.Lock()
-	users := s.namedBy
-	s.namedBy = nil
+	users := s.waitedForBy
+	s.waitedForBy = nil
 	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()
 		delete(r.namedStreams, s)
-		if lost == nil {
+		// AppendOns of lost work have not run: they stay, so that WaitWritten returns the
+		// stream's error.
+		if lostErr == nil {
 			delete(r.pendingAppends, s)
 		}
 		r.mu.Unlock()
 	}
 	s.dev.untrack(s)
-	return lost
+	return lostErr
 }
 
 // setClosing lets no new work in, or lets it in again; false if it was so.
@@ -270,7 +272,7 @@ func (s *Stream) setClosing(to bool) bool {
 }
 
 // free gives the stream back, one of another library's excepted.
-func (s *Stream) free(lost error) error {
+func (s *Stream) free(lostErr error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev.state.removeStream(s)
@@ -284,16 +286,16 @@ func (s *Stream) free(lost error) error {
 			return err
 		}
 	}
-	s.gone, s.lost = true, lost
+	s.freed, s.lost = true, lostErr
 	return nil
 }
 
-// recordFence records an event at the stream's end of now; the zero one if the stream
-// is gone, its work waited for.
+// recordFence records an event after the work that the stream has now; the zero one if the
+// stream is freed, its work waited for.
 func (s *Stream) recordFence() (Fence, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.gone {
+	if s.freed {
 		return Fence{}, nil
 	}
 	o, err := s.dev.state.ensureOpen()
@@ -332,7 +334,7 @@ func (s *Stream) syncFence(m Fence, err error) error {
 	}
 	s.mu.RLock() // a wait, but one that Close would begin too
 	defer s.mu.RUnlock()
-	if s.gone {
+	if s.freed {
 		return s.lost
 	}
 	o, again := s.dev.state.ensureOpen()
@@ -352,7 +354,7 @@ func (s *Stream) notCapturing() error {
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.gone {
+	if s.freed {
 		return nil
 	}
 	o, err := s.dev.state.ensureOpen()
@@ -363,8 +365,8 @@ func (s *Stream) notCapturing() error {
 }
 
 // notCapturing is ErrCapturing while the driver's stream is being captured.
-func (o *openDevice) notCapturing(s driver.Stream) error {
-	capturing, err := o.Capturing(s)
+func (o *openDevice) notCapturing(queue driver.Stream) error {
+	capturing, err := o.Capturing(queue)
 	switch {
 	case err == nil && capturing:
 		return errCapturing
@@ -377,7 +379,7 @@ func (o *openDevice) notCapturing(s driver.Stream) error {
 var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
 
 // usable is nil if the stream is open and of this driver.
-func (s *Stream) usable(sys *driverState) error {
+func (s *Stream) usable(parent *driverState) error {
 	if s == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
@@ -386,7 +388,7 @@ func (s *Stream) usable(sys *driverState) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	if s.dev.state.parent != sys {
+	if s.dev.state.parent != parent {
 		return fmt.Errorf("%w: the stream is of another driver", ErrInvalid)
 	}
 	return nil
@@ -475,7 +477,7 @@ func (e *Event) release() {
 	last := e.closed && e.users == 0
 	e.mu.Unlock()
 	if last && e.free() != nil {
-		e.dev.deferred.add(e.free)
+		e.dev.refusedCalls.add(e.free)
 	}
 }
 

@@ -296,7 +296,7 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 	return nil
 }
 
-// end is one device as Links.Measure uses it: memory to copy from and, behind
+// end is one device as Links.Measure uses it: memory to copy from and, after
 // it, memory for others to copy to.
 type end struct {
 	d           *Device

@@ -9,9 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// Memory is unmapped in these steps, each of which has one opposite until the last:
+// Memory is unmapped in these steps. What retire did, unretire undoes, up to unmapRetired:
 //
-//	retire         its slots are given up: no new use begins (unretire)
+//	retire         its slots are given up: no new use begins
 //	copies.wait    the library's own copies that use it end
 //	waitForWork    the work of devices ends, or an event is recorded after it
 //	unmapRetired   one driver call; then each chunk is cached or released
@@ -21,14 +21,13 @@ import (
 // device's goroutine.
 
 // retirement is memory that was given up together. If it is left to the device's
-// goroutine, it stands in r.retirements, and its fences are events behind which no
-// work uses it any more. Guarded by r.mu, but for the fences while it is unmapping.
+// goroutine, it stands in r.retirements, and no work uses it once its fences are done. Guarded by r.mu, but for the fences while it is unmapping.
 type retirement struct {
 	off, size uint64
 	left      int       // slots that no growth has taken back
 	streams   []*Stream // that UnmapAfter named
 	fences    []Fence
-	unmapping bool // a goroutine is at it
+	unmapping bool // a goroutine is unmapping it, or asking its fences
 }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting
@@ -41,7 +40,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.copies.wait()
-		err = r.fenceAndUnmap(t, r.waitForWork)
+		err = r.waitAndUnmap(t, r.waitForWork)
 	}
 	return r.fail("unmap", off, size, err)
 }
@@ -69,9 +68,9 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	// name either.
 	r.copies.wait()
 	r.mu.Lock()
-	states := r.mayAccessLocked(nil)
+	devs := r.mayAccessLocked(nil)
 	r.mu.Unlock()
-	return r.fail("unmap later", off, size, r.queueUnmap(t, states, streams))
+	return r.fail("unmap later", off, size, r.queueUnmap(t, devs, streams))
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It completes or changes
@@ -95,11 +94,11 @@ func (g *Range) Clip() error {
 	if t != nil {
 		r.copies.wait()
 		// Without UsedBy any work of a device may use the memory: no event covers that.
-		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noFence {
-			err = r.fenceAndUnmap(t, r.waitForWork)
+		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noWait {
+			err = r.waitAndUnmap(t, r.waitForWork)
 		} else {
-			states, streams := r.usersNow(nil, nil)
-			err = r.queueUnmap(t, states, streams)
+			devs, streams := r.usersNow(nil, nil)
+			err = r.queueUnmap(t, devs, streams)
 		}
 		if err != nil {
 			g.recountCap()
@@ -152,7 +151,7 @@ func (g *Range) recountCap() {
 
 // retire gives up the whole slots that fill [off, off+size): no use of them begins
 // any more. The caller then waits for copies. The streams are those of UnmapAfter: until
-// the slots are unmapped, fences wait for them too.
+// the slots are unmapped, waitForWork waits for them too.
 func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -235,13 +234,13 @@ func (r *Reservation) unretire(t *retirement) {
 	}
 }
 
-// fenceAndUnmap waits with fence for the work that may use a retirement's memory and unmaps
-// it. If either fails it makes the memory accessible again.
-func (r *Reservation) fenceAndUnmap(t *retirement, fence func() error) error {
-	err := fence()
+// waitAndUnmap calls wait, which waits for the work that may use a retirement's memory, and
+// unmaps it. If either fails it makes the memory accessible again.
+func (r *Reservation) waitAndUnmap(t *retirement, wait func() error) error {
+	err := wait()
 	if err == nil && r.inRange {
-		// What retired earlier lies behind it, and the fence covers that too. In a user's
-		// reservation neither is so: an UnmapAfter may have come since.
+		// What retired earlier lies above it, and its work was waited for as well. In a
+		// user's reservation neither is so: an UnmapAfter may have come since.
 		err = r.unmapEarlier()
 	}
 	if err == nil {
@@ -287,25 +286,26 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 		r.mu.Unlock()
 		return err
 	}
-	gone := r.removeSlotsLocked(i, j, nil)
+	removed := r.removeSlotsLocked(i, j, nil)
 	r.notify()
 	r.mu.Unlock()
-	releaseAll(gone) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
+	releaseAll(removed) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	return nil
 }
 
-// queueUnmap leaves a retirement to the device's goroutine, which unmaps it once
-// events behind the work of now say so. If no event can stand for all of it, it waits. The
-// states are of the devices whose own copies count, the streams stand for all other
-// work. If it fails it makes the memory accessible again.
-func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams []*Stream) error {
-	fences, enough, err := recordFences(r.dev.state, states, streams)
+// queueUnmap leaves a retirement to the device's goroutine. It records events after the work
+// that may use the memory: of the library's own streams on devs, and of streams. The
+// goroutine unmaps the memory once they are done. If events cannot cover all of that work,
+// queueUnmap waits for it and unmaps at once. If it fails it makes the memory accessible
+// again.
+func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*Stream) error {
+	fences, enough, err := recordFences(r.dev.state, devs, streams)
 	if err != nil {
 		r.unretire(t)
 		return err
 	}
 	if !enough {
-		return r.fenceAndUnmap(t, func() error { return waitStreams(r.dev.state, states, streams) })
+		return r.waitAndUnmap(t, func() error { return waitStreams(r.dev.state, devs, streams) })
 	}
 	r.mu.Lock()
 	queued := t.left > 0 // else a growth was faster
@@ -325,12 +325,12 @@ func (r *Reservation) queueUnmap(t *retirement, states []*deviceState, streams [
 }
 
 // unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
-// order: so there is never a hole between its capacity and the end of what retires.
-// waited is that the caller has waited for all of it. What fails is still retiring: a
-// growth can take it back, and Close gives it back. It needs d.sweepMu.
+// order: so there is never a hole between its capacity and the end of what retires. waited
+// says that the caller has waited for all of that work. What fails is still retiring: a
+// growth can take it back, and Close releases it. It needs d.sweepMu.
 func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed error) {
 	invariants.Held(&r.dev.sweepMu)
-	var busy [][]*Stream // what waits for the same streams is not asked about again
+	var busy [][]*Stream // a retirement that waits for one of these lists is not done either
 	for i := 0; ; {
 		r.mu.Lock()
 		if i == len(r.retirements) {
@@ -351,6 +351,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		t.unmapping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
+		// Without r.mu: the driver is called.
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
 			if !waited {
@@ -368,25 +369,26 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 
 		r.mu.Lock()
 		t.unmapping = false
-		gone := finished || t.left == 0 // a growth may have taken all of it back meanwhile
-		if gone {
+		// A growth may have taken all of it back meanwhile, and has left its fences to us.
+		removed := finished || t.left == 0
+		if removed {
 			r.retirements = slices.Delete(r.retirements, i, i+1)
 		}
 		r.mu.Unlock()
-		if gone && len(t.fences) > 0 {
+		if removed && len(t.fences) > 0 {
 			freeFences(t.fences)
 		}
 		switch {
-		case finished:
+		case finished: // i is the next one by now
 			progress = true
-		case r.inRange:
+		case r.inRange: // none may be unmapped before this one
 			return progress, err
-		default:
+		default: // those of a user's reservation have no order: the others are tried
 			failed = also(failed, "and", err)
 			if err == nil {
 				busy = append(busy, t.streams)
 			}
-			if !gone {
+			if !removed {
 				i++
 			}
 		}
@@ -424,7 +426,7 @@ func sweepRetired(d *Device) (progress bool, failed error) {
 func repairAll(d *Device) (failed error) {
 	var all []*Reservation
 	d.mu.Lock()
-	for thing := range d.open {
+	for thing := range d.unclosed {
 		if r, ok := thing.(*Reservation); ok {
 			all = append(all, r)
 		}
@@ -456,11 +458,12 @@ func (r *Reservation) repair() error {
 }
 
 // unmapRunsLocked unmaps the slots that match, run by run, and releases the memory that
-// was there. A run that the driver refuses is quarantined; kept is the error for memory that
-// it would not take back, which is counted as quarantined. It needs r.mappingMu.
-func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed error) {
+// was there. A run that the driver does not unmap is quarantined, and failed says why;
+// refused is the error for memory that it did not take back, which is counted as
+// quarantined. It needs r.mappingMu.
+func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed error) {
 	invariants.Held(&r.mappingMu)
-	var gone []*memory
+	var removed []*memory
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
 		i := j - 1
@@ -475,7 +478,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed erro
 		err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
 		r.mu.Lock()
 		if err == nil {
-			gone = r.removeSlotsLocked(i, j, gone)
+			removed = r.removeSlotsLocked(i, j, removed)
 		} else {
 			failed = also(failed, "and", err)
 			for k := i; k < j; k++ {
@@ -488,5 +491,5 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (kept, failed erro
 	r.mu.Lock()
 	r.notify()
 	r.mu.Unlock()
-	return releaseAll(gone), failed
+	return releaseAll(removed), failed
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
-// deferred returns a range of three pages, the last two retiring behind a gate of a stream
+// queuedClip returns a range of three pages, the last two retiring behind a gate of a stream
 // that it named.
-func deferred(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
+func queuedClip(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
 	t.Helper()
 	g = ranged(t, w, 3*page)
 	s = stream(t, w.devs[0])
@@ -36,10 +36,10 @@ func deferred(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func())
 	return g, s, open
 }
 
-func TestDeferredClip(t *testing.T) {
+func TestQueuedClip(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		gen := g.Generation()
 		pass(time.Second)
 		require.EqualValues(t, 2*page, d.Stats().Retiring, "the work still runs")
@@ -64,7 +64,7 @@ func TestTheGoroutineRestsLonger(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		w.noting("Done")
 		start := time.Now()
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		pass(100 * time.Millisecond)
 		gaps := w.gaps(start)
 		const ms = time.Millisecond
@@ -83,7 +83,7 @@ func TestTheGoroutineRestsLonger(t *testing.T) {
 func TestGrowthReclaimsRetiringMemory(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		w.arm()
 		require.NoError(t, g.Grow(page))
 		require.Empty(t, w.disarm())
@@ -106,13 +106,13 @@ func TestGrowthReclaimsRetiringMemory(t *testing.T) {
 }
 
 // TestGrowthBesideTheUnmap: memory that is being unmapped cannot be reclaimed, and the
-// growth maps new memory behind it. If the unmap fails, the memory is reclaimed after all.
+// growth maps new memory above it. If the unmap fails, the memory is reclaimed after all.
 func TestGrowthBesideTheUnmap(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(fmt.Sprint(fails), func(t *testing.T) {
 			bubble(t, 1, func(t *testing.T, w *paced) {
 				d := w.devs[0]
-				g, s, open := deferred(t, w.world)
+				g, s, open := queuedClip(t, w.world)
 				open()
 				let := w.stopNext("Unmap")
 				if fails {
@@ -168,7 +168,7 @@ func TestRetirementsEndInOrder(t *testing.T) {
 func TestAFailedUnmapIsTriedAgain(t *testing.T) {
 	for _, name := range []string{"Done", "Unmap"} {
 		bubble(t, 1, func(t *testing.T, w *paced) {
-			g, s, open := deferred(t, w.world)
+			g, s, open := queuedClip(t, w.world)
 			open()
 			w.refuse(name, 3, errInjected)
 			pass(3 * time.Millisecond)
@@ -186,7 +186,7 @@ func TestAFailedUnmapIsTriedAgain(t *testing.T) {
 func TestTrimUnmapsWhatWaitsNoLonger(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		freed, err := d.Trim(0)
 		require.NoError(t, err)
 		require.Zero(t, freed)
@@ -218,7 +218,7 @@ func TestRetiringMemoryIsReleasedWhenMemoryRunsOut(t *testing.T) {
 		again, err := vmm.OpenDriver(w.drv, 0)
 		require.NoError(t, err)
 		d.SetLimit(3 * page)
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		_, err = again.Create(page, vmm.Prop{})
 		require.ErrorIs(t, err, vmm.ErrOutOfMemory, "work still uses it")
 		require.EqualValues(t, 2*page, g.Stats().Retiring)
@@ -239,7 +239,7 @@ func TestCloseWaitsForRetiringMemory(t *testing.T) {
 	}
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		require.ErrorIs(t, d.Close(), vmm.ErrBusy)
 		ctx, cancel := context.WithCancel(t.Context())
 		gaveUp := begun(func() error { return g.CloseContext(ctx) })
@@ -264,7 +264,7 @@ func TestTwoDevicesOnOneOrdinal(t *testing.T) {
 		d := w.devs[0]
 		again, err := vmm.OpenDriver(w.drv, 0)
 		require.NoError(t, err)
-		g, s, open := deferred(t, w.world)
+		g, s, open := queuedClip(t, w.world)
 		h := ahead(t, again)
 		require.NoError(t, h.UsedBy(s)) // a stream of the other Device, of the same context
 		require.NoError(t, h.SetLen(page))
@@ -339,9 +339,9 @@ func TestTwoPeersCloseAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnotherContextsStreamComesAfterADeferredClip: events do not work for it, so that clip
+// TestAnotherContextsStreamComesAfterAQueuedClip: events do not work for it, so that clip
 // waits, and with it all memory that retired before.
-func TestAnotherContextsStreamComesAfterADeferredClip(t *testing.T) {
+func TestAnotherContextsStreamComesAfterAQueuedClip(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
 		vmm.SetNoWorker(d, true)

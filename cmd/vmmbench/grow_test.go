@@ -23,7 +23,7 @@ func TestGrowUnderLoad(t *testing.T) {
 	}, ids)
 }
 
-func TestLookAheadOfGrow(t *testing.T) {
+func TestGrowthAheadOfGrow(t *testing.T) {
 	p := newGrowPlan()
 	p.step = 1 << 20
 	require.Zero(t, p.options(growVMM, 1<<30, 0).GrowAhead)

@@ -124,7 +124,7 @@ func keptFactory(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func()
 func (g *growingRange) append(p []byte) error { return g.Append(p) }
 func (g *growingRange) address() any          { return g.Ptr() }
 
-// cost counts look-ahead too, which may be committed and not yet be capacity.
+// cost counts growth ahead too, which may be committed and not yet be capacity.
 func (g *growingRange) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
 func (g *growingRange) close() error                { return g.Close() }
 func (g *growingRange) buffer() *buffer {

@@ -1,5 +1,5 @@
-// Package freelist keeps pieces of memory that no one uses, found by kind and size
-// and let go by age. It knows no lock and calls no driver.
+// Package freelist lists pieces of memory that no one uses, found by kind and size
+// and evicted by age. It knows no lock and calls no driver.
 package freelist
 
 import (
@@ -8,21 +8,21 @@ import (
 	"slices"
 )
 
-// Piece is one kept piece of memory.
+// Piece is one listed piece of memory.
 type Piece[K comparable, V any] struct {
 	Kind  K
 	Size  uint64
 	Value V
 
-	age, same *list.Element // where it is listed
-	of        *ofSize
+	inAge, inSize *list.Element // its places in List.byAge and in its ofSize
+	of            *ofSize
 }
 
-// List is what is kept. Every operation takes a time that does not grow with
+// List is the pieces. Every operation takes a time that does not grow with
 // the number of pieces, but with that of different sizes. Its zero value is
 // empty.
 type List[K comparable, V any] struct {
-	Bytes  uint64          // how much is kept; only the methods change it
+	Bytes  uint64          // of all pieces; only the methods change it
 	byAge  list.List       // the oldest first
 	byKind map[K][]*ofSize // the smallest size first
 }
@@ -35,7 +35,7 @@ type ofSize struct {
 
 func (o *ofSize) bySize(size uint64) int { return cmp.Compare(o.size, size) }
 
-// Put keeps a piece.
+// Put adds a piece.
 func (p *List[K, V]) Put(kind K, size uint64, value V) {
 	if p.byKind == nil {
 		p.byKind = map[K][]*ofSize{}
@@ -47,7 +47,7 @@ func (p *List[K, V]) Put(kind K, size uint64, value V) {
 		p.byKind[kind] = all
 	}
 	x := &Piece[K, V]{Kind: kind, Size: size, Value: value, of: all[i]}
-	x.age, x.same = p.byAge.PushBack(x), x.of.pieces.PushBack(x)
+	x.inAge, x.inSize = p.byAge.PushBack(x), x.of.pieces.PushBack(x)
 	p.Bytes += size
 }
 
@@ -76,8 +76,8 @@ func (p *List[K, V]) Oldest() *Piece[K, V] {
 // remove takes out the piece that is listed there.
 func (p *List[K, V]) remove(e *list.Element) *Piece[K, V] {
 	x := e.Value.(*Piece[K, V]) //nolint:forcetypeassert // nothing else is listed
-	p.byAge.Remove(x.age)
-	x.of.pieces.Remove(x.same)
+	p.byAge.Remove(x.inAge)
+	x.of.pieces.Remove(x.inSize)
 	if x.of.pieces.Len() == 0 {
 		all := p.byKind[x.Kind]
 		i := slices.Index(all, x.of)

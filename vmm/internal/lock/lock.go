@@ -12,7 +12,7 @@ type Level int
 const (
 	_ Level = iota
 	DeviceClose
-	RangeClose
+	ReservationClose
 	Grants
 	Len
 	Cap

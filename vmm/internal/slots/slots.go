@@ -32,14 +32,14 @@ type Slot[M, R any] struct {
 	Quarantined error // an undo failed here: the driver may not agree with the table
 }
 
-// End is the first offset behind the slot.
+// End is the first offset after the slot.
 func (s *Slot[M, R]) End() uint64 { return s.Off + s.Size }
 
 // Table is the slots of one range of addresses. Its zero value is empty. Callers
 // may change a slot, but for its offset and size.
 type Table[M, R any] []Slot[M, R]
 
-// Find is the index of the first slot that ends behind off.
+// Find is the index of the first slot that ends after off.
 func (t Table[M, R]) Find(off uint64) int {
 	i, _ := slices.BinarySearchFunc(t, off, func(s Slot[M, R], off uint64) int {
 		if s.Off+s.Size <= off {
@@ -97,7 +97,7 @@ func (t Table[M, R]) Check(size, gran uint64) error {
 	var end uint64
 	for i := range t {
 		if s := &t[i]; s.Off < end || s.End() > size || s.Off%gran != 0 {
-			return fmt.Errorf("slot %d at %#x, behind %#x, of %#x", i, s.Off, end, size)
+			return fmt.Errorf("slot %d at %#x, where the one before ends at %#x, of %#x", i, s.Off, end, size)
 		}
 		end = t[i].End()
 	}
