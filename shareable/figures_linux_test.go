@@ -228,7 +228,7 @@ func TestPublishedUntilReadable(t *testing.T) {
 	for _, ahead := range []bool{true, false} {
 		name := "as it is appended"
 		if ahead {
-			name = "with look-ahead"
+			name = "with growth ahead"
 		}
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			chunk, rounds := gpu(64<<20, 2<<20), int(gpu(200, 20))

@@ -149,7 +149,7 @@ func trials() []trial {
 	}
 }
 
-// warmSteps grows in steps from kept memory.
+// warmSteps grows in steps from cached memory.
 func (v *rivals) warmSteps() (job, remark) {
 	w := v.kept(v.byThe64()...)
 	return job{
@@ -199,7 +199,7 @@ func (v *rivals) movingSteps() (job, remark) {
 		}
 }
 
-// keptDoubling doubles from kept memory, compared with a pool that keeps memory too.
+// keptDoubling doubles from cached memory, compared with a pool that keeps memory too.
 func (v *rivals) keptDoubling() (job, remark) {
 	w := v.kept(v.doublings()...)
 	v.warmPool()
@@ -280,7 +280,7 @@ func (v *rivals) clipAndRegrow() (job, remark) {
 		return func() time.Duration { return v.timed(func() error { return clipAndGrow(g, size) }) }
 	}
 	return job{
-			name: "Clip and regrow " + mibs(size), against: []string{"no kept memory"},
+			name: "Clip and regrow " + mibs(size), against: []string{"no cached memory"},
 			ways:    []func() time.Duration{cycle(v.keeping()), cycle(v)},
 			prepare: func() {},
 			undo:    func() {},
@@ -317,7 +317,7 @@ func compareGrowth(t *testing.T, v *rivals, most int) {
 	t.Log("\n" + table(results...) + strings.Join(remarks, "\n"))
 }
 
-// TestAgainstCGrowth measures long growth, cold and from kept memory. As in
+// TestAgainstCGrowth measures long growth, cold and from cached memory. As in
 // TestAgainstC, a missed target is reported and fails no test.
 func TestAgainstCGrowth(t *testing.T) {
 	compareGrowth(t, newRivals(t, device(t), "libcuda.so.1"), math.MaxInt)
