@@ -79,7 +79,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 
 // Size is the chunk's size in bytes.
 func (c *Chunk) Size() uint64 {
-	if c == nil {
+	if c == nil || c.mem == nil {
 		return 0
 	}
 	return c.mem.size
@@ -87,7 +87,7 @@ func (c *Chunk) Size() uint64 {
 
 // Location is where the memory lives.
 func (c *Chunk) Location() Location {
-	if c == nil {
+	if c == nil || c.mem == nil {
 		return Location{}
 	}
 	return c.mem.prop.Location
@@ -97,7 +97,7 @@ func (c *Chunk) Location() Location {
 // alive. It is ErrInvalid for a chunk that was not created with ShareFD. The
 // caller must close it.
 func (c *Chunk) Export() (fd int, err error) {
-	if c == nil {
+	if c == nil || c.mem == nil {
 		return -1, &OpError{Op: "export chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
 	m, err := c.retain()
@@ -115,7 +115,7 @@ func (c *Chunk) Export() (fd int, err error) {
 // retain returns the memory with a reference that the caller must release. It keeps
 // the driver from handing the same handle out again meanwhile.
 func (c *Chunk) retain() (*memory, error) {
-	if c == nil {
+	if c == nil || c.mem == nil {
 		return nil, fmt.Errorf("%w: no chunk", ErrInvalid)
 	}
 	if c.closed.Load() || !c.mem.retain() {
@@ -127,7 +127,7 @@ func (c *Chunk) retain() (*memory, error) {
 // Close gives up this reference. The memory goes back when nothing maps it and
 // no exported file descriptor is left. Twice is fine, and so is a nil Chunk.
 func (c *Chunk) Close() error {
-	if c == nil || c.closed.Swap(true) {
+	if c == nil || c.mem == nil || c.closed.Swap(true) {
 		return nil
 	}
 	err := c.mem.release()
@@ -161,7 +161,7 @@ func (s Segment) Chunk() (*Chunk, error) {
 // Segments lists what is mapped, by address, without what is retiring. Every
 // one of them has to be registered or shared, not only the first.
 func (r *Reservation) Segments() []Segment {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return nil
 	}
 	r.mu.Lock()
@@ -192,7 +192,7 @@ func (r *Reservation) ExportDMABuf(off, size uint64) (fd int, err error) {
 }
 
 func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return -1, fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
 	r.mappingMu.Lock() // nothing of it is unmapped meanwhile
@@ -259,7 +259,7 @@ func (g *Range) ExportDMABuf(off, size uint64) (fd int, err error) {
 // ShareFabric.
 func (c *Chunk) ExportFabric() ([64]byte, error) {
 	const op = "export chunk to the fabric"
-	if c == nil {
+	if c == nil || c.mem == nil {
 		return [64]byte{}, &OpError{Op: op, Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
 	m, err := c.retain()

@@ -80,7 +80,7 @@ var deviceCount atomic.Uint64
 
 // String is the device's name, "cuda:0".
 func (d *Device) String() string {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return ""
 	}
 	return d.name
@@ -88,7 +88,7 @@ func (d *Device) String() string {
 
 // Info describes the device. It costs no driver call.
 func (d *Device) Info() Info {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return Info{}
 	}
 	return d.info
@@ -96,7 +96,7 @@ func (d *Device) Info() Info {
 
 // Driver is the driver below, for packages beside this one; nil for a nil Device.
 func (d *Device) Driver() driver.Driver {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return nil
 	}
 	return d.drv
@@ -104,7 +104,7 @@ func (d *Device) Driver() driver.Driver {
 
 // live is nil while the device is open.
 func (d *Device) live() error {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
 	d.mu.Lock()
@@ -195,7 +195,7 @@ func (d *Device) Do(f func() error) error {
 // track notes that thing is open, or is about to be opened. Close returns ErrBusy and names
 // it until untrack.
 func (d *Device) track(thing any, kind string) error {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
 	o := openedAt{kind: kind}
@@ -298,7 +298,7 @@ func (d *Device) runDetached(ctx context.Context, f func() error) error {
 // not, Close returns the error and can be called again. Twice is fine, and so
 // is a nil Device.
 func (d *Device) Close() error {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return nil
 	}
 	return d.fail("close device", 0, 0, d.close())

@@ -304,7 +304,7 @@ func (s *driverState) find(p Ptr) *Reservation {
 // the same driver, and the offset in it. Map, Unmap and Close of the
 // reservation inside a Range return ErrBusy.
 func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return nil, 0, false
 	}
 	r = d.state.parent.find(p)

@@ -59,7 +59,7 @@ func (e *OpError) Error() string {
 	if e.Device != "" {
 		text += " on " + e.Device
 	}
-	return text + ": " + e.Err.Error()
+	return fmt.Sprintf("%s: %v", text, e.Err)
 }
 
 // Unwrap returns Err.

@@ -282,7 +282,7 @@ func TestNilReceivers(t *testing.T) {
 	require.Zero(t, s.Raw())
 	<-r.Changed()
 	w := d.WrapStream(1)
-	require.ErrorIs(t, w.Sync(), vmm.ErrClosed)
+	require.ErrorIs(t, w.Sync(), vmm.ErrInvalid, "no stream of a nil device")
 	require.NoError(t, w.Close())
 	_, err := vmm.Segment{}.Chunk()
 	require.ErrorIs(t, err, vmm.ErrInvalid)

@@ -25,7 +25,7 @@ func (r *Reservation) UsedBy(streams ...*Stream) error {
 }
 
 func (r *Reservation) nameStreams(streams []*Stream) error {
-	if r == nil || len(streams) == 0 {
+	if r == nil || r.dev == nil || len(streams) == 0 {
 		return fmt.Errorf("%w: no reservation, or no stream", ErrInvalid)
 	}
 	var unusable error
@@ -374,7 +374,7 @@ func (r *Reservation) Close() error { return r.CloseContext(context.Background()
 // CloseContext is Close that stops waiting when ctx is done and returns its
 // error. The close goes on by itself; Device.Close waits for it.
 func (r *Reservation) CloseContext(ctx context.Context) error {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return nil
 	}
 	if err := r.notInRange(); err != nil {

@@ -26,7 +26,7 @@ type grantKey struct{ r *Reservation }
 // Unmap does; given less, the owner cannot write either. It completes or changes
 // nothing. While a grant stands, Close of the device granted returns ErrBusy.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
-	if r == nil || a != AccessRead && a != AccessReadWrite {
+	if r == nil || r.dev == nil || a != AccessRead && a != AccessReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
 	}
 	return r.fail("grant "+a.String(), 0, r.size, r.setGrants(a, devs))
@@ -36,7 +36,7 @@ func (r *Reservation) Grant(a Access, devs ...*Device) error {
 // waiting as Unmap does. Revoking what was not granted does nothing; the owner
 // cannot be revoked. It completes or changes nothing.
 func (r *Reservation) Revoke(devs ...*Device) error {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return r.fail("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))
 	}
 	return r.fail("revoke", 0, r.size, r.setGrants(AccessNone, devs))
@@ -46,7 +46,7 @@ func (r *Reservation) Revoke(devs ...*Device) error {
 // was granted nothing, and once the reservation is closed. It looks at the grants
 // and does not ask the driver.
 func (r *Reservation) Access(d *Device) Access {
-	if r == nil || d == nil {
+	if r == nil || r.dev == nil || d == nil {
 		return AccessNone
 	}
 	r.mu.Lock()

@@ -246,3 +246,36 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 	}
 	return goal
 }
+
+// What a range wants of the device's goroutine.
+const (
+	growNotWanted int32 = iota
+	growSoon            // memory, when it polls
+	growNow             // memory, at once
+)
+
+// requestGrowAhead queues the range for the device's goroutine if half of GrowAhead is used
+// up, and wakes the goroutine at three quarters.
+func (g *Range) requestGrowAhead() {
+	have := g.cap.Load()
+	ready := have - min(g.len.Load(), have)
+	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
+		return
+	}
+	need := growSoon
+	if ready <= g.opts.GrowAhead/4 {
+		need = growNow
+	}
+	// It is queued once: by the call that changes aheadWanted from growNotWanted.
+	was := g.aheadWanted.Load()
+	pause := g.aheadPause.Load()
+	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
+		return
+	}
+	if was == growNotWanted {
+		g.r.dev.queueGrowth(g)
+	}
+	if need == growNow {
+		g.r.dev.worker.kick()
+	}
+}

@@ -23,7 +23,7 @@ var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 // bytes have arrived. If UsedBy has named streams, s has to be one
 // of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
 	var at uint64

@@ -155,7 +155,7 @@ type cache struct {
 // that was shareable or imported is never cached, and Create and Alloc never take
 // cached memory.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return 0
 	}
 	d.state.pressureMu.Lock() // as in Trim
@@ -339,7 +339,7 @@ func (s *deviceState) underPressure() bool { return time.Now().UnixNano() < s.pr
 // does. The limit lasts until the last Device on it closes; on a closed Device
 // nothing changes.
 func (d *Device) SetLimit(bytes uint64) (old uint64) {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return 0
 	}
 	d.mu.Lock() // a Device that is closed limits no one

@@ -118,6 +118,9 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	g.r.zeroed = zeroed
 	g.lenMu.At(lock.Len, g.r.id)
 	g.capMu.At(lock.Cap, g.r.id)
+	g.r.mu.Lock()
+	g.r.partOf = g
+	g.r.mu.Unlock()
 	g.requestGrowAhead()
 	return g, nil
 }
@@ -193,7 +196,7 @@ func (g *Range) Device() *Device { return g.res().Device() }
 // res is the reservation: nil for a nil Range, and the methods of both can be called
 // on nil.
 func (g *Range) res() *Reservation {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return nil
 	}
 	return g.r
@@ -201,7 +204,7 @@ func (g *Range) res() *Reservation {
 
 // Len is how many bytes have been written.
 func (g *Range) Len() uint64 {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return 0
 	}
 	return g.len.Load()
@@ -210,7 +213,7 @@ func (g *Range) Len() uint64 {
 // Cap is how far Len can go without growth: how many bytes are backed by memory, up to
 // Max.
 func (g *Range) Cap() uint64 {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return 0
 	}
 	return min(g.cap.Load(), g.opts.Max)
@@ -218,7 +221,7 @@ func (g *Range) Cap() uint64 {
 
 // Options returns the options with everything filled in.
 func (g *Range) Options() RangeOptions {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return RangeOptions{}
 	}
 	return g.opts
@@ -226,7 +229,7 @@ func (g *Range) Options() RangeOptions {
 
 // String is the range's device, addresses and sizes.
 func (g *Range) String() string {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return "no range"
 	}
 	return fmt.Sprintf("range on %v [%v, %v): %d of %d bytes", g.r.dev, g.r.ptr, g.r.ptr+Ptr(g.r.size), g.Len(), g.Cap())
@@ -242,7 +245,7 @@ func (g *Range) fail(op string, off, size uint64, err error) error {
 
 // live is nil while the range is open.
 func (g *Range) live() error {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return fmt.Errorf("%w: no range", ErrInvalid)
 	}
 	return g.r.live()
@@ -253,7 +256,7 @@ func (g *Range) live() error {
 // leaves Len and contents as they were; capacity gained is kept. Beyond Max it
 // returns ErrFull.
 func (g *Range) Append(p []byte) error {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
 	at, err := g.append(p)
@@ -350,7 +353,7 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 // the memory (see Clip); with Zero it first waits for work, and returns ErrCapturing
 // during a capture.
 func (g *Range) SetLen(n uint64) error {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())
 	}
 	return g.fail("set length", 0, n, g.setLen(n))
@@ -416,7 +419,7 @@ func (g *Range) publishLenLocked(n uint64) {
 // is called, SetLen below their end and Close return ErrBusy. Calling release again
 // does nothing.
 func (g *Range) Hold(off, n uint64) (release func(), err error) {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return nil, g.fail("hold", off, n, g.live())
 	}
 	g.lenMu.Lock()
@@ -454,7 +457,7 @@ func (g *Range) Close() error { return g.CloseContext(context.Background()) }
 
 // CloseContext is Reservation.CloseContext.
 func (g *Range) CloseContext(ctx context.Context) error {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return nil
 	}
 	return g.r.closeContext(ctx, g.close)
@@ -489,7 +492,7 @@ func (g *Range) countClosed() bool {
 
 // Stats reads the range's counters.
 func (g *Range) Stats() RangeStats {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return RangeStats{}
 	}
 	r := g.r
@@ -521,7 +524,7 @@ func (g *Range) Stats() RangeStats {
 
 // ResetPeaks makes the high-water marks what there is now.
 func (g *Range) ResetPeaks() {
-	if g == nil {
+	if g == nil || g.r == nil {
 		return
 	}
 	g.r.dev.counters.mu.Lock()
@@ -529,6 +532,19 @@ func (g *Range) ResetPeaks() {
 	for _, x := range []*gauge{&g.r.counters.committed, &g.r.counters.used} {
 		x.peak = x.now
 	}
+}
+
+// LookupRange is Lookup for an address in a Range, which it returns: nil and false for one
+// outside all ranges, or in a reservation that is in none.
+func (d *Device) LookupRange(p Ptr) (g *Range, off uint64, ok bool) {
+	r, off, ok := d.Lookup(p)
+	if !ok {
+		return nil, 0, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g, ok = r.partOf.(*Range)
+	return g, off, ok
 }
 
 // countAwakeLocked undoes what finishSleep counted, if it did. It needs r.mu.
@@ -562,37 +578,4 @@ func lockGrants(ranges []*Range) (unlock func()) {
 		return func() {}
 	}
 	return lockEach(ranges, func(r *Reservation) *lock.Mutex { return &r.grantMu })
-}
-
-// What a range wants of the device's goroutine.
-const (
-	growNotWanted int32 = iota
-	growSoon            // memory, when it polls
-	growNow             // memory, at once
-)
-
-// requestGrowAhead queues the range for the device's goroutine if half of GrowAhead is used
-// up, and wakes the goroutine at three quarters.
-func (g *Range) requestGrowAhead() {
-	have := g.cap.Load()
-	ready := have - min(g.len.Load(), have)
-	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
-		return
-	}
-	need := growSoon
-	if ready <= g.opts.GrowAhead/4 {
-		need = growNow
-	}
-	// It is queued once: by the call that changes aheadWanted from growNotWanted.
-	was := g.aheadWanted.Load()
-	pause := g.aheadPause.Load()
-	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
-		return
-	}
-	if was == growNotWanted {
-		g.r.dev.queueGrowth(g)
-	}
-	if need == growNow {
-		g.r.dev.worker.kick()
-	}
 }

@@ -50,6 +50,7 @@ type Reservation struct {
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
+	partOf         any        // a *Range, once that is made; nil for a user's reservation
 	table          slots.Table[*memory, *retirement]
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
@@ -63,12 +64,11 @@ type Reservation struct {
 	counters       rangeCounters // also under the device's counters.mu
 }
 
-// slot is one entry of the table: a mapped chunk, a reference to its memory, and its state.
-// Callers see the accessible ones as a Segment, and all of them as a Mapping.
+// slot is a mapped chunk: a reference to its memory, and its state. Callers see the
+// accessible ones as a Segment, and all of them as a Mapping.
 type slot = slots.Slot[*memory, *retirement]
 
-// reservationCount counts reservations, for their ids.
-var reservationCount atomic.Uint64
+var reservationCount atomic.Uint64 // for their ids
 
 // The phases of a reservation.
 const (
@@ -104,10 +104,10 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 // reserve makes a reservation, for a range or a user, of chunks of multiples of gran.
 func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
-	if !ok || size == 0 {
+	switch {
+	case !ok || size == 0:
 		return nil, fmt.Errorf("%w: a size of %d bytes", ErrInvalid, size)
-	}
-	if o.Align != 0 && bits.OnesCount64(o.Align) != 1 {
+	case o.Align != 0 && bits.OnesCount64(o.Align) != 1:
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
 	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
@@ -157,7 +157,7 @@ func roundUp(n, unit uint64) (uint64, bool) {
 
 // Ptr is the first address. It stays the same until Close.
 func (r *Reservation) Ptr() Ptr {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return 0
 	}
 	return r.ptr
@@ -165,7 +165,7 @@ func (r *Reservation) Ptr() Ptr {
 
 // Size is how many bytes of addresses are reserved.
 func (r *Reservation) Size() uint64 {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return 0
 	}
 	return r.size
@@ -173,7 +173,7 @@ func (r *Reservation) Size() uint64 {
 
 // Device is the device that made the reservation, its owner.
 func (r *Reservation) Device() *Device {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return nil
 	}
 	return r.dev
@@ -184,7 +184,7 @@ func (r *Reservation) fail(op string, off, size uint64, err error) error {
 	if err == nil {
 		return nil
 	}
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return &OpError{Op: op, Size: size, Err: err}
 	}
 	return r.dev.fail(op, r.ptr+Ptr(off), size, err)
@@ -206,7 +206,7 @@ var errReservationClosed = fmt.Errorf("%w: reservation", ErrClosed)
 
 // notInRange refuses callers that may not touch the reservation inside a Range.
 func (r *Reservation) notInRange() error {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
 	if r.inRange {
@@ -536,7 +536,7 @@ func (r *Reservation) checkHoldsLocked(off, end uint64) error {
 // it alone, so a registration (NCCL, RDMA) made at the same generation is still
 // right for the bytes it covers.
 func (r *Reservation) Generation() uint64 {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return 0
 	}
 	return r.generation.Load()
@@ -545,7 +545,7 @@ func (r *Reservation) Generation() uint64 {
 // Changed is closed at the next Map or Unmap, and on a Range also when Len
 // moves. After Close it is closed already.
 func (r *Reservation) Changed() <-chan struct{} {
-	if r == nil {
+	if r == nil || r.dev == nil {
 		return closedChan
 	}
 	r.mu.Lock()

@@ -159,7 +159,7 @@ type Stats struct {
 
 // Stats reads the device's counters.
 func (d *Device) Stats() Stats {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return Stats{}
 	}
 	process.mu.Lock()
@@ -198,9 +198,17 @@ func (d *Device) Stats() Stats {
 	}
 }
 
+// Var is the device's Stats as a variable for expvar.Publish: its String reads them anew
+// each time, as JSON. Stats().String() is a string of one moment.
+func (d *Device) Var() fmt.Stringer { return statsVar{d} }
+
+type statsVar struct{ d *Device }
+
+func (v statsVar) String() string { return v.d.Stats().String() }
+
 // ResetPeaks makes the high-water marks what there is now.
 func (d *Device) ResetPeaks() {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return
 	}
 	c := &d.counters
@@ -292,7 +300,7 @@ type Mapping struct {
 // Report lists what is open, where it was made, and what is mapped in it. It
 // makes no driver call.
 func (d *Device) Report() Report {
-	if d == nil {
+	if d == nil || d.state == nil {
 		return Report{}
 	}
 	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}

@@ -85,7 +85,7 @@ const perThread = 2
 
 // with runs f with the stream kept from being freed.
 func (s *Stream) with(f func(o *openDevice) error) error {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
 	s.mu.RLock()
@@ -121,7 +121,7 @@ func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), e
 }
 
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return (*Device)(nil).fail(op, p, n, err)
 	}
 	return s.dev.fail(op, p, n, err)
@@ -206,7 +206,7 @@ func (s *Stream) Sync() error {
 
 // Raw is the driver's handle, a CUstream on CUDA.
 func (s *Stream) Raw() driver.Stream {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return 0
 	}
 	return s.handle
@@ -216,7 +216,7 @@ func (s *Stream) Raw() driver.Stream {
 // it, a wrapped one excepted. While the stream is being captured it returns
 // ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
 func (s *Stream) Close() error {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return nil
 	}
 	return s.fail("close stream", 0, 0, s.close())
@@ -349,7 +349,7 @@ func (s *Stream) syncFence(m Fence, err error) error {
 
 // notCapturing is ErrCapturing while the stream is being captured.
 func (s *Stream) notCapturing() error {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
 	s.mu.RLock()
@@ -380,7 +380,7 @@ var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCaptur
 
 // usable is nil if the stream is open and of this driver.
 func (s *Stream) usable(parent *driverState) error {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return fmt.Errorf("%w: no stream", ErrInvalid)
 	}
 	s.mu.RLock()
@@ -457,7 +457,7 @@ func (e *Event) sameDriver(o *openDevice) error {
 
 // with runs f, which may wait, with the event kept from being used again.
 func (e *Event) with(f func() error) error {
-	if e == nil {
+	if e == nil || e.dev == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
 	e.mu.Lock()
@@ -493,7 +493,7 @@ func (e *Event) free() error {
 }
 
 func (e *Event) fail(op string, err error) error {
-	if e == nil {
+	if e == nil || e.dev == nil {
 		return (*Device)(nil).fail(op, 0, 0, err)
 	}
 	return e.dev.fail(op, 0, 0, err)
@@ -531,7 +531,7 @@ func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 // Close gives the event up; calls under way go on. Twice is fine, and so is a
 // nil Event. After an error it can be called again.
 func (e *Event) Close() error {
-	if e == nil {
+	if e == nil || e.dev == nil {
 		return nil
 	}
 	e.mu.Lock()

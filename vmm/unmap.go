@@ -81,7 +81,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 // work that those streams have queued then overwrites what is appended meanwhile, just
 // as after a SetLen alone.
 func (g *Range) Clip() error {
-	if g == nil || g.r.live() != nil { // before the lock, so that it does not wait for a Close
+	if g == nil || g.r == nil || g.r.live() != nil { // before the lock, so that it does not wait for a Close
 		return g.fail("clip", 0, 0, g.live())
 	}
 	r := g.r
