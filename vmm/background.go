@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -68,17 +69,24 @@ func (d *Device) runWorker() {
 	sweepInterval, pollInterval := minSweepInterval, minPollInterval
 	awake := time.Now() // since when: what is counted as work
 	nextSweep, lastProgress := awake.Add(sweepInterval), awake
+	logged := "" // the text of the last failure of a sweep
 	for {
 		// Growth first: an append may be about to need it, and no caller waits for what
 		// retires.
 		for g := d.nextGrowth(); g != nil; g = d.nextGrowth() {
-			g.growAhead()
+			d.logFailure(g.growAhead())
 			pollInterval, lastProgress = minPollInterval, time.Now()
 		}
 		if !awake.Before(nextSweep) {
 			sweepInterval = min(2*sweepInterval, maxSweepInterval)
-			if progress, _ := sweepRetired(d); progress { // what fails is tried again
+			progress, err := sweepRetired(d)
+			if progress {
 				sweepInterval, lastProgress = minSweepInterval, time.Now()
+			}
+			// What fails is tried again, and logged once.
+			if err != nil && err.Error() != logged {
+				logged = err.Error()
+				d.logFailure(err)
 			}
 			nextSweep = time.Now().Add(sweepInterval)
 		}
@@ -93,6 +101,23 @@ func (d *Device) runWorker() {
 			pollInterval = min(2*pollInterval, maxPollInterval)
 		}
 		awake = time.Now()
+	}
+}
+
+// SetLogger has the failures logged that no caller is told of: those of growth ahead, and
+// of unmapping what a Clip or an UnmapAfter has left to the device's goroutine. Both are
+// tried again. The logger's handler may call the device; a slow one delays its goroutine.
+// With nil, the default, nothing is logged.
+func (d *Device) SetLogger(l *slog.Logger) {
+	if d != nil {
+		d.logger.Store(l)
+	}
+}
+
+// logFailure logs err, if there is one. The caller holds no lock.
+func (d *Device) logFailure(err error) {
+	if l := d.logger.Load(); l != nil && err != nil {
+		l.Warn("the device's goroutine", "device", d.name, "error", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"reflect"
 	"runtime"
@@ -36,6 +37,7 @@ type Device struct {
 	cache    cache
 	workTime atomic.Int64 // nanoseconds of the goroutine's work
 	sweepMu  lock.Mutex   // held while retirements come to their end
+	logger   atomic.Pointer[slog.Logger]
 
 	mu            lock.Mutex
 	wakeup        *sync.Cond // on mu: a detached call or the goroutine ended, or something was opened

@@ -3,6 +3,7 @@ package vmm
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -197,14 +198,15 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 }
 
 // growAhead is what the device's goroutine does for a range in its queue.
-func (g *Range) growAhead() {
+// It returns an error if the range has less than it should, for the first time in a row.
+func (g *Range) growAhead() error {
 	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	end, have := g.len.Load(), g.cap.Load()
 	goal := end + min(g.opts.GrowAhead, g.r.size-end)
 	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
-		return
+		return nil
 	}
 	d := g.r.dev
 	within := g.affordable(have, goal)
@@ -212,13 +214,21 @@ func (g *Range) growAhead() {
 	if within > have {
 		err = g.growLocked(within, forGrowAhead)
 	}
-	if err != nil || within < goal {
-		again := time.Now().Add(afterFailure)
-		g.aheadPause.Store(&again)
-		d.counters.count(1, &d.counters.GrowAheadFailures, &g.r.counters.GrowAheadFailures)
-		return
+	if err == nil && within < goal {
+		err = fmt.Errorf("%w: %s of %s can be had without taking it from others", ErrOutOfMemory, sizeText(within-have), sizeText(goal-have))
 	}
-	d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
+	if err == nil {
+		g.aheadPause.Store(nil)
+		d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
+		return nil
+	}
+	again := time.Now().Add(afterFailure)
+	before := g.aheadPause.Swap(&again)
+	d.counters.count(1, &d.counters.GrowAheadFailures, &g.r.counters.GrowAheadFailures)
+	if before != nil {
+		return nil
+	}
+	return g.fail("grow ahead", have, goal-have, err)
 }
 
 // aheadLeaves is which part of the device's memory, and of the limit, growth ahead
