@@ -95,6 +95,13 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 // end the process with SIGBUS: a file that can shrink below its mapping, and huge
 // pages, which may be missing when they are touched.
 func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, err error) {
+	// The seals first: the kernel itself knows that only a memory file has some. Any
+	// other question may go to the file's file system, which can be a daemon that does
+	// not reply.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)
+	}
 	if err := unix.Fstat(fd, &st); err != nil {
 		return st, false, d.fail("fstat", driver.ErrInvalid, err)
 	}
@@ -106,10 +113,6 @@ func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, er
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o, file system %#x)", fd, st.Mode, fs.Type)
 	}
 	// Without these seals the file could become smaller than its mappings.
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)
-	}
 	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW; seals&need != need {
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not sealed against shrinking and growing (seals %#x)", fd, seals)
 	}

@@ -9,7 +9,9 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/cuvmm/cuvmm/internal/silentfs"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -304,4 +306,24 @@ func TestLeaseSignal(t *testing.T) {
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
 	require.NoError(t, err)
 	require.NoError(t, d.Release(h))
+}
+
+// TestImportAsksNoDaemon: to refuse a file of a FUSE mount, nothing is asked of its
+// daemon, which may have stopped replying.
+func TestImportAsksNoDaemon(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	fd, end := silentfs.File(t)
+	imported := make(chan error, 1)
+	go func() {
+		_, err := d.Import(fd, 2*mib, shared)
+		imported <- err
+	}()
+	select {
+	case err := <-imported:
+		require.ErrorIs(t, err, driver.ErrInvalid)
+		require.ErrorContains(t, err, "F_GET_SEALS")
+	case <-time.After(10 * time.Second):
+		end()
+		t.Fatalf("Import waits for the daemon; without it: %v", <-imported)
+	}
 }
