@@ -45,29 +45,36 @@ func File(tb testing.TB) (fd int, end func()) {
 
 // openFile opens a file of a file system that serve serves. The mount is in a
 // namespace of one thread and goes with it, so no other program meets it.
-func openFile(dev int, dir string, serve func()) (fd int, err error) {
-	done := make(chan struct{})
+func openFile(dev int, dir string, serve func()) (int, error) {
+	type result struct {
+		fd  int
+		err error
+	}
+	opened := make(chan result)
 	go func() {
-		defer close(done)
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err = unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			err = fmt.Errorf("unshare: %w", err)
-			return
-		}
-		if err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			err = fmt.Errorf("make mounts private: %w", err)
-			return
-		}
-		options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
-		if err = unix.Mount("silent", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options); err != nil {
-			err = fmt.Errorf("mount: %w", err)
+		if err := mount(dev, dir); err != nil {
+			opened <- result{-1, err}
 			return
 		}
 		go serve()
-		fd, err = unix.Open(filepath.Join(dir, "file"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(filepath.Join(dir, "file"), unix.O_RDWR|unix.O_CLOEXEC, 0)
+		opened <- result{fd, err}
 	}()
-	<-done
-	return fd, err
+	r := <-opened
+	return r.fd, r.err
+}
+
+// mount mounts the file system of dev at dir, for the calling thread only.
+func mount(dev int, dir string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)
+	return unix.Mount("silent", dir, "fuse", unix.MS_NODEV|unix.MS_NOSUID, options)
 }
 
 // The part of the FUSE protocol (linux/fuse.h) that leads to an open file.
