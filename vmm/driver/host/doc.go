@@ -16,7 +16,7 @@
 //	capacity of a device     a count, charged at Create and AllocPlain
 //	stream                   a queue and, while it is not empty, a goroutine
 //	illegal address          all devices count as lost; no fault happens
-//	exported descriptor      the memfd opened again, for reading only if shared so
+//	exported descriptor      the memfd opened once more, for reading only if shared so
 //	primary context          what the open Devices of an ordinal share
 //	capture                  checked and dropped; a wait destroys it, and so does
 //	                         allocating plain memory unless it is relaxed

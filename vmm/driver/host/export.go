@@ -11,9 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Export opens the memory once more. A read-only share is opened for reading. At its
-// first export it is sealed too, so that the descriptor cannot be reopened for
-// writing; only mappings that exist by then stay writable.
+// Export returns a duplicate of the memory's second opening. Memory that is shared
+// read-only is opened for reading. At its first export it is sealed too, so that the
+// descriptor cannot be reopened for writing; only mappings that exist by then stay
+// writable.
 func (d *Driver) Export(h driver.Handle) (int, error) {
 	const verb = "Export"
 	d.memMu.Lock()
@@ -29,28 +30,44 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 	if x.share&driver.ShareFD == 0 {
 		return -1, refuse(verb, driver.ErrInvalid, "imported, or created without a way to share")
 	}
-	readOnly := x.share&driver.ShareReadOnly != 0
-	if readOnly && x.writable && !m.sealed && m.mapped == 0 {
-		return -1, refuse(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or no process could ever write it")
+	if m.export < 0 {
+		readOnly := x.share&driver.ShareReadOnly != 0
+		if readOnly && m.mapped == 0 {
+			return -1, refuse(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or no process could ever write it")
+		}
+		if err := d.openExport(m, readOnly); err != nil {
+			return -1, err
+		}
 	}
+	fd, err := unix.FcntlInt(uintptr(m.export), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, d.fail("fcntl(F_DUPFD_CLOEXEC)", driver.ErrOutOfMemory, err)
+	}
+	return fd, nil
+}
+
+// openExport opens the memory for all exports to come. Once another process has a
+// descriptor the owner may not be able to: with fchmod, any process of its user can
+// take the right away.
+func (d *Driver) openExport(m *memory, readOnly bool) error {
 	// An importer can open the file again with the rights of the descriptor at most.
 	mode := unix.O_RDWR
-	if readOnly || !x.writable {
+	if readOnly {
 		mode = unix.O_RDONLY
 	}
 	fd, err := reopen(m.fd, mode)
 	if err != nil {
-		return -1, d.fail("open", driver.ErrOutOfMemory, err)
+		return d.fail("open", driver.ErrOutOfMemory, err)
 	}
-	if readOnly && x.writable && !m.sealed {
+	if readOnly {
 		if _, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL); err != nil {
 			_ = unix.Close(fd)
-			return -1, d.fail("fcntl(F_ADD_SEALS)", driver.ErrOutOfMemory, err)
+			return d.fail("fcntl(F_ADD_SEALS)", driver.ErrOutOfMemory, err)
 		}
 		m.sealed = true
 	}
-	m.exported = true
-	return fd, nil
+	m.export, m.exported = fd, true
+	return nil
 }
 
 // reopen opens the file of fd again. The new descriptor can have other rights than
@@ -86,7 +103,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if err != nil {
 		return 0, d.fail("fcntl(F_DUPFD_CLOEXEC)", driver.ErrOutOfMemory, err)
 	}
-	m := &memory{fd: own, size: uint64(st.Size), state: u}
+	m := &memory{fd: own, export: -1, size: uint64(st.Size), state: u}
 	m.touched.Store(m.size)
 	return d.newHandle(m, size, 0, writable), nil
 }

@@ -253,6 +253,62 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 	}
 }
 
+// TestExportAfterFchmod: a process of the same user that has a descriptor can take the
+// rights to the file away from all of them. Root has no need of such rights, so the
+// test becomes another user.
+func TestExportAfterFchmod(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	if os.Geteuid() == 0 {
+		require.NoError(t, syscall.Setresuid(65534, 65534, 65534)) // all threads
+	}
+	d := New(Config{Memory: 64 * mib})
+	for _, p := range []driver.Prop{shared, frozen} {
+		h := create(t, d, 2*mib, p)
+		at := reserved(t, d, 2*mib)
+		require.NoError(t, d.Map(at, 2*mib, h))
+		first := export(t, d, h)
+		require.NoError(t, unix.Fchmod(first, 0))
+		_, err := reopen(first, unix.O_RDONLY)
+		require.ErrorIs(t, err, unix.EACCES, "the system grants it all the same: this test tests nothing")
+
+		second := export(t, d, h)
+		flags, err := unix.FcntlInt(uintptr(second), unix.F_GETFL, 0)
+		require.NoError(t, err)
+		want := unix.O_RDWR
+		if p == frozen {
+			want = unix.O_RDONLY
+		}
+		require.Equal(t, want, flags&unix.O_ACCMODE)
+
+		// While it takes the rights away again and again.
+		stop := make(chan struct{})
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_ = unix.Fchmod(first, 0)
+				}
+			}
+		}()
+		for range 200 {
+			fd, err := d.Export(h)
+			require.NoError(t, err)
+			require.NoError(t, unix.Close(fd))
+		}
+		close(stop)
+		<-ended
+		require.NoError(t, d.Unmap(at, 2*mib))
+		require.NoError(t, d.Release(h))
+		require.NoError(t, d.Free(at, 2*mib))
+	}
+}
+
 // TestWithoutLeaseMemoryCountsAsUsed: if the kernel no longer tells whether memory is
 // open elsewhere, it counts as used.
 func TestWithoutLeaseMemoryCountsAsUsed(t *testing.T) {

@@ -14,11 +14,12 @@ import (
 // exported descriptors.
 type memory struct {
 	fd       int
+	export   int // a second opening, which Export duplicates; -1: none
 	id       inode
 	size     uint64
 	state    *deviceState
 	charged  bool // created here, so counted here
-	exported bool
+	exported bool // a descriptor may be open elsewhere
 	sealed   bool // no new mapping may write it
 	handles  int
 	mapped   int
@@ -63,7 +64,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 		u.used -= size
 		return 0, err
 	}
-	m := &memory{fd: fd, id: id, size: size, state: u, charged: true}
+	m := &memory{fd: fd, export: -1, id: id, size: size, state: u, charged: true}
 	d.created[id] = m
 	return d.newHandle(m, size, p.Share, true), nil
 }
@@ -128,8 +129,14 @@ func (d *Driver) charge(verb string, u *deviceState, size uint64) error {
 
 // freeIfUnused frees memory if nothing refers to it.
 func (d *Driver) freeIfUnused(m *memory) {
+	if m.handles > 0 || m.mapped > 0 {
+		return
+	}
+	if m.export >= 0 { // it would count as open elsewhere
+		_ = unix.Close(m.export)
+		m.export = -1
+	}
 	switch {
-	case m.handles > 0 || m.mapped > 0:
 	case m.charged && m.exported && m.shared():
 		d.orphans = append(d.orphans, m)
 	default:
