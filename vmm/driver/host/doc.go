@@ -52,8 +52,12 @@
 // stores through HostBytes cannot.
 //
 // Exported memory counts as used until its last descriptor and mapping are gone. The
-// kernel grants a lease (fcntl F_SETLEASE) only then, so sharing is not supported
-// where fs.leases-enable is 0. A process that has changed its user gets no lease on
+// system does not notify about that. So a timer asks for memory that was released here,
+// at first after 10 ms and then up to once a second, until none is left. It goes on
+// after the last Device has closed, because other processes keep the memory beyond
+// that. A Create without a descriptor left, and a call that runs out of memory or reads
+// MemInfo, ask at once. The kernel grants a lease (fcntl F_SETLEASE) only where nothing
+// else is open, so sharing is not supported where fs.leases-enable is 0. A process that has changed its user gets no lease on
 // memory that it created before: that memory counts as used until the process has
 // its old user again. Opening the file during a lease makes the kernel send this
 // process a SIGURG, which does nothing unless it is handled.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -29,6 +30,7 @@ type Driver struct {
 	handles      map[driver.Handle]*handle
 	created      map[inode]*memory // made here; imports of it find it again
 	orphans      []*memory         // released, but an exported descriptor may be open
+	orphanPause  time.Duration     // before the next look at them; 0: none is due
 	closing      []int             // descriptors to close after memMu is unlocked
 	lastHandle   driver.Handle
 

@@ -4,7 +4,6 @@ package host
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -142,38 +141,6 @@ func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, er
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d cannot be read", fd)
 	}
 	return st, mode == unix.O_RDWR && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) == 0, nil
-}
-
-// unorphan removes m from the orphans.
-func (d *Driver) unorphan(m *memory) {
-	d.orphans = slices.DeleteFunc(d.orphans, func(o *memory) bool { return o == m })
-}
-
-// shared says whether an exported descriptor, or a mapping of one, may exist in any
-// process. In doubt it says yes, because memory in use must not count as free.
-func (m *memory) shared() bool { return lease(m.fd) != nil }
-
-// lease takes a lease for writing and ends it. The kernel grants one only if the file
-// is not open anywhere else, and returns EAGAIN if it is. Any other error means that
-// the kernel cannot tell: leases are switched off, or this process no longer owns the
-// file.
-func lease(fd int) error {
-	if err := takeLease(fd); err != nil {
-		return err
-	}
-	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
-	return err
-}
-
-// takeLease takes a lease. First it chooses the signal that the kernel sends if the
-// file is opened during the lease: SIGIO would end a process that does not handle it,
-// SIGURG does nothing. The choice ends with the lease.
-func takeLease(fd int) error {
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETSIG, int(unix.SIGURG)); err != nil {
-		return err
-	}
-	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
-	return err
 }
 
 // countable opens a memory file once more, as a descriptor that the kernel counts as

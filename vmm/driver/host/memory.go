@@ -3,7 +3,7 @@
 package host
 
 import (
-	"slices"
+	"errors"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -50,7 +50,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	d.memMu.Lock()
 	defer d.unlockAndClose()
-	d.collectSomeOrphans()
+	d.collectSomeOrphans(orphansPerCreate)
 	if err := d.charge(verb, u, size); err != nil {
 		return 0, err
 	}
@@ -60,6 +60,9 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 		seals |= unix.F_SEAL_SEAL
 	}
 	fd, id, err := d.memfd(size, seals, p.Share&driver.ShareFD != 0)
+	if errors.Is(err, unix.EMFILE) && d.closeOrphans() {
+		fd, id, err = d.memfd(size, seals, p.Share&driver.ShareFD != 0)
+	}
 	if err != nil {
 		u.used -= size
 		return 0, err
@@ -138,7 +141,7 @@ func (d *Driver) freeIfUnused(m *memory) {
 	}
 	switch {
 	case m.charged && m.exported && m.shared():
-		d.orphans = append(d.orphans, m)
+		d.addOrphan(m)
 	default:
 		d.freeMemory(m)
 	}
@@ -158,35 +161,12 @@ func (d *Driver) unlockAndClose() {
 	fds := d.closing
 	d.closing = nil
 	d.memMu.Unlock()
+	closeAll(fds)
+}
+
+func closeAll(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)
-	}
-}
-
-// collectOrphans frees the orphans whose last descriptor is closed. The system does
-// not notify about that, so it is asked when it matters.
-func (d *Driver) collectOrphans() {
-	d.orphans = slices.DeleteFunc(d.orphans, func(m *memory) bool {
-		if m.shared() {
-			return false
-		}
-		d.freeMemory(m)
-		return true
-	})
-}
-
-// collectSomeOrphans is collectOrphans for the two orphans that were checked longest
-// ago. Each holds a descriptor and its pages, and a process may run out of
-// descriptors long before it runs out of memory.
-func (d *Driver) collectSomeOrphans() {
-	for range min(2, len(d.orphans)) {
-		m := d.orphans[0]
-		d.orphans = d.orphans[1:]
-		if m.shared() {
-			d.orphans = append(d.orphans, m)
-		} else {
-			d.freeMemory(m)
-		}
 	}
 }
 
