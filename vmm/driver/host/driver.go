@@ -31,8 +31,10 @@ type Driver struct {
 	created      map[inode]*memory // made here; imports of it find it again
 	orphans      []*memory         // released, but an exported descriptor may be open
 	orphanPause  time.Duration     // before the next look at them; 0: none is due
-	closing      []int             // descriptors to close after memMu is unlocked
+	freed        freed             // to be closed after memMu is unlocked
 	lastHandle   driver.Handle
+
+	arenas arenas // has a lock of its own
 
 	// workMu guards streams, events and captures. It is locked after memMu.
 	workMu sync.Mutex

@@ -17,12 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// export returns a descriptor that the test's end closes.
+// export returns a descriptor that the test's end closes. Then no timer frees the
+// memory during another test.
 func export(t *testing.T, d *Driver, h driver.Handle) int {
 	t.Helper()
 	fd, err := d.Export(h)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = unix.Close(fd) })
+	t.Cleanup(func() {
+		_ = unix.Close(fd)
+		d.memMu.Lock()
+		defer d.unlockAndClose()
+		d.collectOrphans()
+	})
 	return fd
 }
 
@@ -86,7 +92,7 @@ func TestReadOnlyExport(t *testing.T) {
 	if err == nil {
 		_, err = unix.Pwrite(again, []byte{1}, 0)
 		require.ErrorIs(t, err, unix.EPERM)
-		_, err = mmap(0, 2*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, again)
+		_, err = mmap(0, 2*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, again, 0)
 		require.ErrorIs(t, err, unix.EPERM)
 		require.NoError(t, unix.Close(again))
 	}
@@ -237,7 +243,7 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 		require.Zero(t, free(t, v))
 
 		// A mapping without a descriptor counts as well.
-		raw, err := mmap(0, 4*mib, unix.PROT_READ, unix.MAP_SHARED, fd)
+		raw, err := mmap(0, 4*mib, unix.PROT_READ, unix.MAP_SHARED, fd, 0)
 		require.NoError(t, err)
 		require.NoError(t, unix.Close(fd))
 		require.Zero(t, free(t, v))

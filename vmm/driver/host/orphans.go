@@ -80,10 +80,10 @@ func (d *Driver) collectSomeOrphans(n int) (found bool) {
 // whether it closed any.
 func (d *Driver) closeOrphans() bool {
 	d.collectOrphans()
-	fds := d.closing
-	d.closing = nil
-	closeAll(fds)
-	return len(fds) > 0
+	f := d.freed
+	d.freed = freed{}
+	d.close(f)
+	return len(f.fds) > 0
 }
 
 // shared says whether an exported descriptor, or a mapping of one, may exist in any

@@ -60,7 +60,7 @@ func TestDriversShareTheMappings(t *testing.T) {
 	// kernel cannot join.
 	const own = 1 << 14
 	page := uint64(unix.Getpagesize())
-	at, err := mmap(0, own*page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	at, err := mmap(0, own*page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
 	require.NoError(t, err)
 	for i := uint64(0); i < own; i += 2 {
 		require.NoError(t, mprotect(at+i*page, page, unix.PROT_READ|unix.PROT_WRITE))
