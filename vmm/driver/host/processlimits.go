@@ -79,7 +79,7 @@ func (l *processLimits) recount() {
 	// The kernel counts adjacent reservations as one mapping, so the difference alone
 	// could be too small.
 	l.limit = maxMapCount() - spareMappings - max(all-l.mappings, foreign)
-	l.untilRecount = min((l.limit-l.mappings)/2, recountAfter)
+	l.untilRecount = min((l.limit+spareForLess-l.mappings)/2, recountAfter)
 }
 
 func (l *processLimits) returnMappings(n int) {
