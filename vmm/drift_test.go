@@ -214,7 +214,8 @@ func TestTheDriversOwnAddressesRunOut(t *testing.T) {
 
 func TestOutOfMappings(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 1 << 30, PageGranularity: true, Mappings: 64})
-	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4096 * page, Chunk: page})
+	// Chunks that can be shared: the kernel joins others to one mapping.
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4096 * page, Chunk: page, Share: vmm.ShareFD})
 	require.NoError(t, err)
 	for err == nil {
 		err = g.Append(pattern(page, 1))
