@@ -137,17 +137,20 @@ const (
 	ShareFabric   = driver.ShareFabric
 	ShareReadOnly = driver.ShareReadOnly
 
-	FeatureVMM          = driver.FeatureVMM
-	FeatureShareFD      = driver.FeatureShareFD
-	FeatureShareFabric  = driver.FeatureShareFabric
-	FeatureDMABuf       = driver.FeatureDMABuf
-	FeatureRDMA         = driver.FeatureRDMA
-	FeatureHostNUMA     = driver.FeatureHostNUMA
-	FeaturePools        = driver.FeaturePools
-	FeatureLegacyIPC    = driver.FeatureLegacyIPC
-	FeatureStreamMemOps = driver.FeatureStreamMemOps
-	FeatureKernels      = driver.FeatureKernels
-	FeatureReadOnlyMap  = driver.FeatureReadOnlyMap
+	FeatureVMM           = driver.FeatureVMM
+	FeatureShareFD       = driver.FeatureShareFD
+	FeatureShareFabric   = driver.FeatureShareFabric
+	FeatureDMABuf        = driver.FeatureDMABuf
+	FeatureRDMA          = driver.FeatureRDMA
+	FeatureHostNUMA      = driver.FeatureHostNUMA
+	FeaturePools         = driver.FeaturePools
+	FeatureLegacyIPC     = driver.FeatureLegacyIPC
+	FeatureStreamMemOps  = driver.FeatureStreamMemOps
+	FeatureKernels       = driver.FeatureKernels
+	FeatureReadOnlyMap   = driver.FeatureReadOnlyMap
+	FeatureShareReadOnly = driver.FeatureShareReadOnly
+	FeaturePageChunks    = driver.FeaturePageChunks
+	FeatureHostView      = driver.FeatureHostView
 
 	EventTiming       = driver.EventTiming
 	EventBlocking     = driver.EventBlocking

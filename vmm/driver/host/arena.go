@@ -26,8 +26,8 @@ const (
 
 // arenas are the arenas of a Driver. Its lock is a leaf.
 type arenas struct {
-	mu   sync.Mutex
-	room []*arena // those with free parts
+	mu      sync.Mutex
+	nonFull []*arena // those with free parts
 }
 
 // arena is one memory file.
@@ -51,7 +51,7 @@ func (p part) end() uint64 { return p.off + p.size }
 func (s *arenas) take(size uint64, newArena func(uint64) (*arena, error)) (part, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, a := range s.room {
+	for _, a := range s.nonFull {
 		if p, ok := s.takeFrom(a, size); ok {
 			return p, nil
 		}
@@ -60,12 +60,12 @@ func (s *arenas) take(size uint64, newArena func(uint64) (*arena, error)) (part,
 	if err != nil {
 		return part{}, err
 	}
-	s.room = append(s.room, a)
+	s.nonFull = append(s.nonFull, a)
 	p, _ := s.takeFrom(a, size)
 	return p, nil
 }
 
-// takeFrom takes a part of a, at the lowest offset where there is room. The caller
+// takeFrom takes a part of a, at the lowest offset where one fits. The caller
 // holds mu.
 func (s *arenas) takeFrom(a *arena, size uint64) (part, bool) {
 	if a.longest < size {
@@ -85,7 +85,7 @@ func (s *arenas) takeFrom(a *arena, size uint64) (part, bool) {
 			a.free = slices.Delete(a.free, i, i+1)
 		}
 		if len(a.free) == 0 {
-			s.room = slices.DeleteFunc(s.room, func(b *arena) bool { return b == a })
+			s.nonFull = slices.DeleteFunc(s.nonFull, func(b *arena) bool { return b == a })
 		}
 		a.used += size
 		return p, true
@@ -115,7 +115,7 @@ func (s *arenas) give(p part) {
 		return // it does not read zero, so it is never used again
 	}
 	if len(a.free) == 0 {
-		s.room = append(s.room, a)
+		s.nonFull = append(s.nonFull, a)
 	}
 	a.insert(p)
 }
@@ -133,7 +133,7 @@ func (s *arenas) remove(p part) bool {
 
 // close closes an arena, from which nothing can be taken any more. The caller holds mu.
 func (s *arenas) close(a *arena) {
-	s.room = slices.DeleteFunc(s.room, func(b *arena) bool { return b == a })
+	s.nonFull = slices.DeleteFunc(s.nonFull, func(b *arena) bool { return b == a })
 	_ = unix.Close(a.fd)
 }
 

@@ -25,7 +25,7 @@ func TestManySmallChunks(t *testing.T) {
 		t.Skipf("needs a smaller vm.max_map_count than %d, to pass it", maxMapCount())
 	}
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}))
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	v := open(t, d, 0)
 	page := d.granularity
 	before := memoryFiles(holds(t))
@@ -61,7 +61,7 @@ func TestManySmallChunks(t *testing.T) {
 	require.NoError(t, d.Free(p, uint64(n)*page))
 	require.Equal(t, before, memoryFiles(holds(t)))
 	require.Zero(t, used(d))
-	require.Empty(t, d.arenas.room)
+	require.Empty(t, d.arenas.nonFull)
 }
 
 // pagesOf is how many bytes of pages the file of a handle has.
@@ -74,7 +74,7 @@ func pagesOf(t *testing.T, d *Driver, h driver.Handle) int64 {
 
 // TestFreedPartsAreEmpty: pages go back at once, and the next memory reads zero.
 func TestFreedPartsAreEmpty(t *testing.T) {
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096})
 	v := open(t, d, 0)
 	const size = 256 << 10
 	stays := create(t, d, size, home)
@@ -102,7 +102,7 @@ func TestFreedPartsAreEmpty(t *testing.T) {
 // TestPartThatCannotBeEmptied is never used again. A pipe stands for a file that takes
 // no holes.
 func TestPartThatCannotBeEmptied(t *testing.T) {
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096})
 	page := d.granularity
 	before := holds(t)
 	stays, h := create(t, d, page, home), create(t, d, page, home)
@@ -127,7 +127,7 @@ func TestPartThatCannotBeEmptied(t *testing.T) {
 // TestSmallAndSharedChunks: what can be shared has a file of its own, and so has what
 // is large.
 func TestSmallAndSharedChunks(t *testing.T) {
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096})
 	page := d.granularity
 	var all []driver.Handle
 	files := map[int]bool{}
@@ -152,7 +152,7 @@ func TestArenaBelowTheFileSizeLimit(t *testing.T) {
 		return
 	}
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: mib, Max: mib}))
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096})
 	small, large := create(t, d, mib/2, home), create(t, d, mib, home)
 	require.NotEqual(t, d.handles[small].memory.fd, d.handles[large].memory.fd)
 	_, err := d.Create(mib+d.granularity, home)
@@ -164,7 +164,7 @@ func TestArenaBelowTheFileSizeLimit(t *testing.T) {
 
 // TestArenasInParallel: chunks of goroutines do not meet in one arena.
 func TestArenasInParallel(t *testing.T) {
-	d := New(Config{Memory: 1 << 30, PageGranularity: true})
+	d := New(Config{Memory: 1 << 30, Granularity: 4096})
 	v := open(t, d, 0)
 	page := d.granularity
 	stays := create(t, d, page, home)
@@ -222,7 +222,7 @@ func TestArenasInParallel(t *testing.T) {
 
 // TestLastPartsInParallel: an arena is closed when its last two parts are freed at once.
 func TestLastPartsInParallel(t *testing.T) {
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	before := holds(t)
 	for range 2000 {
 		var s arenas
@@ -234,7 +234,7 @@ func TestLastPartsInParallel(t *testing.T) {
 		both.Go(func() { s.give(p) })
 		s.give(q)
 		both.Wait()
-		require.Empty(t, s.room)
+		require.Empty(t, s.nonFull)
 	}
 	require.Equal(t, before, holds(t))
 }
@@ -243,7 +243,7 @@ func TestLastPartsInParallel(t *testing.T) {
 func TestArenaIsTheModels(t *testing.T) {
 	const pages = 64
 	random := rand.New(rand.NewPCG(2, 3))
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	page := d.granularity
 	made := 0
 	newArena := func(uint64) (*arena, error) {
@@ -289,7 +289,7 @@ func TestArenaIsTheModels(t *testing.T) {
 		was := made
 		p, err := s.take(size, newArena)
 		require.NoError(t, err)
-		require.Equal(t, !fits, made > was, "a new arena only where none has room")
+		require.Equal(t, !fits, made > was, "a new arena only where no other has one")
 		is := taken[p.arena]
 		for k := p.off / page; k < p.end()/page; k++ {
 			require.False(t, is[k], "taken twice")
@@ -303,14 +303,14 @@ func TestArenaIsTheModels(t *testing.T) {
 		s.give(p)
 	}
 	require.Equal(t, before, holds(t))
-	require.Empty(t, s.room)
+	require.Empty(t, s.nonFull)
 }
 
 // TestMappingCountWithParts compares the count with /proc, where the kernel joins parts
 // of an arena and splits them again.
 func TestMappingCountWithParts(t *testing.T) {
 	const places = 12
-	d := New(Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Devices: 2, Memory: 64 * mib, Granularity: 4096})
 	page := d.granularity
 	random := rand.New(rand.NewPCG(4, 5))
 	size := places * page
@@ -385,7 +385,7 @@ func TestMappingCountWithParts(t *testing.T) {
 // TestGivingUpAtTheLimit: where no mapping may be taken any more, access that splits a
 // joined mapping is refused, and giving one of its parts up works.
 func TestGivingUpAtTheLimit(t *testing.T) {
-	d := New(Config{Memory: 64 * mib, PageGranularity: true, Mappings: 2})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096, Mappings: 2})
 	page := d.granularity
 	p := reserved(t, d, 4*page)
 	var handles []driver.Handle
@@ -423,7 +423,7 @@ func TestGivingUpAtTheLimit(t *testing.T) {
 func TestAccessOnItsWay(t *testing.T) {
 	const n, before, peak = 8, 4, 3
 	for _, limit := range []int{before + peak - 1, before + peak} {
-		d := New(Config{Devices: 2, Memory: 64 * mib, PageGranularity: true, Mappings: limit})
+		d := New(Config{Devices: 2, Memory: 64 * mib, Granularity: 4096, Mappings: limit})
 		page := d.granularity
 		p := reserved(t, d, n*page)
 		at := func(i int) driver.Ptr { return p + driver.Ptr(uint64(i)*page) }
@@ -468,14 +468,14 @@ func TestGivingUpAtTheProcessLimit(t *testing.T) {
 	if limit > 1<<17 {
 		t.Skipf("needs a smaller vm.max_map_count than %d, to reach it", limit)
 	}
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096})
 	page := d.granularity
 	const n = 2 * spareForLess
 	p := reserved(t, d, (n+1)*page)
 	for i := range driver.Ptr(n) {
 		require.NoError(t, d.Map(p+i*driver.Ptr(page), page, create(t, d, page, home)))
 	}
-	_, undo := sieve(t, New(Config{Memory: 64 * mib, PageGranularity: true}), limit)
+	_, undo := sieve(t, New(Config{Memory: 64 * mib, Granularity: 4096}), limit)
 	// Every second one, until that is refused too.
 	var err error
 	given := 0

@@ -147,7 +147,7 @@ func BenchmarkLife(b *testing.B) {
 		{"chunk=64MiB", 64 * mib, home}, {"chunk=2MiB/shared", 2 * mib, shared},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			d := New(Config{PageGranularity: c.size < 2*mib})
+			d := New(Config{Granularity: min(c.size, 2*mib)})
 			p := reserved(b, d, c.size)
 			who := grant(0, driver.AccessReadWrite)
 			b.ReportAllocs()
@@ -177,7 +177,7 @@ func BenchmarkLife(b *testing.B) {
 // BenchmarkGrowInParallel shows what goroutines that each write fresh memory wait for.
 func BenchmarkGrowInParallel(b *testing.B) {
 	const size = 4 * mib
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	v := open(b, d, 0)
 	src := pattern(size)
 	for _, chunk := range []uint64{64 << 10, 1 * mib, 4 * mib} {

@@ -158,9 +158,10 @@ func (d *Driver) countable(fd int) (int, error) {
 	return counted, nil
 }
 
-// probe tries whether the system has what memory files need, and sharing.
-func (d *Driver) probe(sharing bool) error {
-	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, sharing)
+// probe tries whether the system has what memory files need: these seals besides the
+// usual ones, and sharing.
+func (d *Driver) probe(seals int, sharing bool) error {
+	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|seals, sharing)
 	if err != nil {
 		return err
 	}

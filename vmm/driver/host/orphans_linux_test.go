@@ -35,7 +35,7 @@ func used(d *Driver) uint64 {
 // TestOrphansGoBack: memory that was released while another process had it
 // is freed once none has, although there is memory enough.
 func TestOrphansGoBack(t *testing.T) {
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	kept := orphan(t, d)
 	for range 100 {
 		require.NoError(t, unix.Close(orphan(t, d)))
@@ -49,7 +49,7 @@ func TestOrphansGoBack(t *testing.T) {
 // its descriptors back when another process that had the memory is killed.
 func TestOrphansOfAKilledProcess(t *testing.T) {
 	before := holds(t)
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	fds := make([]*os.File, 3)
 	for i := range fds {
 		fds[i] = os.NewFile(uintptr(orphan(t, d)), "exported")
@@ -91,7 +91,7 @@ func TestOrphansAreLookedAtSeldom(t *testing.T) {
 			defer d.memMu.Unlock()
 			return d.orphanPause
 		}
-		d := New(Config{PageGranularity: true})
+		d := New(Config{Granularity: 4096})
 		first := orphan(t, d)
 		require.Equal(t, firstOrphanPause, pause(d))
 		<-time.After(firstOrphanPause)
@@ -129,7 +129,7 @@ func TestOrphansAreLookedAtSeldom(t *testing.T) {
 // TestOrphansAreLookedAtInTurn: one look asks for a part of many, those first that were
 // asked for longest ago.
 func TestOrphansAreLookedAtInTurn(t *testing.T) {
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	const n = orphansPerLook + 10
 	var fds []int
 	d.memMu.Lock()
@@ -157,7 +157,7 @@ func TestOrphansHoldDescriptors(t *testing.T) {
 	if !inChild(t) {
 		return
 	}
-	d := New(Config{PageGranularity: true})
+	d := New(Config{Granularity: 4096})
 	d.orphanPause = lastOrphanPause // as if a look were due, so there is none
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
