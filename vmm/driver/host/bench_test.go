@@ -150,6 +150,8 @@ func BenchmarkLife(b *testing.B) {
 			d := New(Config{Granularity: min(c.size, 2*mib)})
 			p := reserved(b, d, c.size)
 			who := grant(0, driver.AccessReadWrite)
+			stays := create(b, d, c.size, c.prop) // small ones share a file with it
+			defer func() { require.NoError(b, d.Release(stays)) }()
 			b.ReportAllocs()
 			for b.Loop() {
 				h, err := d.Create(c.size, c.prop)
