@@ -17,7 +17,7 @@
 //	capacity of a device     a count, charged at Create and AllocPlain
 //	stream                   a queue and, while it is not empty, a goroutine
 //	illegal address          all devices count as lost; no fault happens
-//	exported descriptor      the memfd opened once more, for reading only if shared so
+//	exported descriptor      the memfd opened again, for reading only if shared so
 //	primary context          what the open Devices of an ordinal share
 //	capture                  checked and dropped; a wait destroys it, and so does
 //	                         allocating plain memory unless it is relaxed
@@ -49,8 +49,8 @@
 // undo works. A part of what stays spare is for calls that only give memory up.
 //
 // It limits the descriptors too (RLIMIT_NOFILE). A chunk of 2 MiB and more takes one,
-// and so does each chunk that can be shared; its first export takes another. Smaller
-// chunks that cannot be shared take one for each 64 MiB. At the limit Create and Export
+// and so does each chunk that can be shared. Smaller chunks that cannot be shared take
+// one for each 64 MiB. At the limit Create and Export
 // return driver.ErrLimit: larger chunks help.
 //
 // All Drivers together reserve at most 96 TiB, which leaves addresses for Go's heap.

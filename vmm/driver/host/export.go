@@ -5,15 +5,16 @@ package host
 import (
 	"fmt"
 	"strconv"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
 )
 
-// Export returns a duplicate of the memory's second opening. Memory that is shared
-// read-only is opened for reading. At its first export it is sealed too, so that the
-// descriptor cannot be reopened for writing; only mappings that exist by then stay
-// writable.
+// Export opens the memory once more. A read-only share is opened for reading. At its
+// first export it is sealed too, so that the descriptor cannot be reopened for
+// writing; only mappings that exist by then stay writable.
 func (d *Driver) Export(h driver.Handle) (int, error) {
 	const verb = "Export"
 	d.memMu.Lock()
@@ -29,50 +30,64 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 	if x.share&driver.ShareFD == 0 {
 		return -1, refuse(verb, driver.ErrInvalid, "imported, or created without a way to share")
 	}
-	if m.export < 0 {
-		readOnly := x.share&driver.ShareReadOnly != 0
-		if readOnly && m.mapped == 0 {
-			return -1, refuse(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or no process could ever write it")
-		}
-		if err := d.openExport(m, readOnly); err != nil {
-			return -1, err
-		}
+	readOnly := x.share&driver.ShareReadOnly != 0
+	if readOnly && x.writable && !m.sealed && m.mapped == 0 {
+		return -1, refuse(verb, driver.ErrInvalid, "a read-only share must be mapped before its first export, or no process could ever write it")
 	}
-	fd, err := unix.FcntlInt(uintptr(m.export), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return -1, d.fail("fcntl(F_DUPFD_CLOEXEC)", driver.ErrOutOfMemory, err)
-	}
-	return fd, nil
-}
-
-// openExport opens the memory for all exports to come. Once another process has a
-// descriptor the owner may not be able to: with fchmod, any process of its user can
-// take the right away.
-func (d *Driver) openExport(m *memory, readOnly bool) error {
 	// An importer can open the file again with the rights of the descriptor at most.
 	mode := unix.O_RDWR
-	if readOnly {
+	if readOnly || !x.writable {
 		mode = unix.O_RDONLY
 	}
 	fd, err := reopen(m.fd, mode)
-	if err != nil {
-		return d.fail("open", driver.ErrOutOfMemory, err)
+	if err == unix.EACCES {
+		fd, err = reopenDenied(m.fd, mode)
 	}
-	if readOnly {
+	if err != nil {
+		return -1, d.fail("open", driver.ErrOutOfMemory, err)
+	}
+	if readOnly && x.writable && !m.sealed {
 		if _, err := unix.FcntlInt(uintptr(m.fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL); err != nil {
 			_ = unix.Close(fd)
-			return d.fail("fcntl(F_ADD_SEALS)", driver.ErrOutOfMemory, err)
+			return -1, d.fail("fcntl(F_ADD_SEALS)", driver.ErrOutOfMemory, err)
 		}
 		m.sealed = true
 	}
-	m.export, m.exported = fd, true
-	return nil
+	m.exported = true
+	return fd, nil
 }
 
 // reopen opens the file of fd again. The new descriptor can have other rights than
 // fd, and the kernel counts it as another opening.
 func reopen(fd, mode int) (int, error) {
 	return unix.Open("/proc/self/fd/"+strconv.Itoa(fd), mode|unix.O_CLOEXEC, 0)
+}
+
+// reopenDenied is reopen where the system has returned EACCES: no seal keeps another
+// process of the same user, which has a descriptor, from taking all rights to the file
+// away with fchmod. So this process gives them back.
+func reopenDenied(fd, mode int) (int, error) {
+	// The other process may take them away again before the file is open. A second
+	// thread here is as fast, so of many tries some find them given.
+	const tries = 10_000
+	var stop atomic.Bool
+	var second sync.WaitGroup
+	second.Go(func() {
+		for !stop.Load() && unix.Fchmod(fd, 0o600) == nil {
+		}
+	})
+	defer second.Wait()
+	defer stop.Store(true)
+	for range tries {
+		if err := unix.Fchmod(fd, 0o600); err != nil {
+			return -1, unix.EACCES // the file is another user's, or was made as one
+		}
+		again, err := reopen(fd, mode)
+		if err != unix.EACCES {
+			return again, err
+		}
+	}
+	return -1, unix.EACCES
 }
 
 // Import makes a handle of a sealed memory file. As on the card, the handle cannot
@@ -102,7 +117,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	if err != nil {
 		return 0, d.fail("fcntl(F_DUPFD_CLOEXEC)", driver.ErrOutOfMemory, err)
 	}
-	m := &memory{fd: own, export: -1, size: uint64(st.Size), state: u}
+	m := &memory{fd: own, size: uint64(st.Size), state: u}
 	m.touched.Store(m.size)
 	return d.newHandle(m, size, 0, writable), nil
 }

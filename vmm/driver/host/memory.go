@@ -20,7 +20,7 @@ type memory struct {
 	size     uint64
 	state    *deviceState
 	charged  bool // created here, so counted here
-	exported bool // a descriptor may be open elsewhere
+	exported bool
 	sealed   bool // no new mapping may write it
 	handles  int
 	mapped   int
@@ -76,7 +76,7 @@ func (d *Driver) newMemory(size uint64, share driver.Share) (*memory, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &memory{fd: p.arena.fd, part: p, export: -1, size: size}, nil
+		return &memory{fd: p.arena.fd, part: p, size: size}, nil
 	}
 	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if share&driver.ShareReadOnly == 0 {
@@ -87,7 +87,7 @@ func (d *Driver) newMemory(size uint64, share driver.Share) (*memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &memory{fd: fd, export: -1, id: id, size: size}
+	m := &memory{fd: fd, id: id, size: size}
 	if share != 0 {
 		d.created[id] = m
 	}
@@ -154,14 +154,8 @@ func (d *Driver) charge(verb string, u *deviceState, size uint64) error {
 
 // freeIfUnused frees memory if nothing refers to it.
 func (d *Driver) freeIfUnused(m *memory) {
-	if m.handles > 0 || m.mapped > 0 {
-		return
-	}
-	if m.export >= 0 { // it would count as open elsewhere
-		_ = unix.Close(m.export)
-		m.export = -1
-	}
 	switch {
+	case m.handles > 0 || m.mapped > 0:
 	case m.charged && m.exported && m.shared():
 		d.addOrphan(m)
 	default:
