@@ -15,7 +15,6 @@ import (
 type memory struct {
 	fd       int
 	part     part // of an arena; its offset is 0 for a file of its own
-	export   int  // a second opening, which Export duplicates; -1: none
 	id       inode
 	size     uint64
 	state    *deviceState
