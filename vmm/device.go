@@ -536,7 +536,7 @@ func openDriver(drv driver.Driver, n int) (*Device, error) {
 			return newDevice(drv, i), nil
 		}
 	}
-	return nil, fmt.Errorf("%w: number %d; %s", ErrNoDevice, n, devicesOf(drv, all))
+	return nil, fmt.Errorf("%w: none is %d; %s", ErrNoDevice, n, devicesOf(drv, all))
 }
 
 // Devices lists CUDA's devices, then the host's first; "host:1" and on, which

@@ -115,10 +115,10 @@ func TestOpenSaysWhatThereIs(t *testing.T) {
 		{"host?page=0", vmm.ErrInvalid, []string{"power of two"}},
 		{"host?page=17179869184G", vmm.ErrInvalid, []string{"power of two"}},
 		{"host?page=4K&page=4K", vmm.ErrInvalid, []string{"page=4K&page=4K"}},
-		{"host:16", vmm.ErrNoDevice, []string{"number 16", "there are host:0 to host:15"}},
+		{"host:16", vmm.ErrNoDevice, []string{"none is 16", "there are host:0 to host:15"}},
 		{"host:-1", vmm.ErrNoDevice, []string{"there are host:0 to host:15"}},
 		{"host:16?page=64K", vmm.ErrNoDevice, []string{"host:15?page=64K"}},
-		{"host:first", vmm.ErrNoDevice, []string{`"first"`, "there are host:0 to host:15"}},
+		{"host:first", vmm.ErrNoDevice, []string{"none is first", "there are host:0 to host:15"}},
 		{"host:", vmm.ErrNoDevice, []string{"there are host:0"}},
 	} {
 		if runtime.GOOS != "linux" && errors.Is(c.is, vmm.ErrNoDevice) {

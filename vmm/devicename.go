@@ -38,7 +38,7 @@ func ordinal(drv driver.Driver, which string) (int, error) {
 			return i.Ordinal, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: %q is no number and no UUID of a device; %s", ErrNoDevice, which, devicesOf(drv, all))
+	return 0, fmt.Errorf("%w: none is %s; %s", ErrNoDevice, which, devicesOf(drv, all))
 }
 
 // uuidText is how NVIDIA's tools write a device's UUID.
