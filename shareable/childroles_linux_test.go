@@ -167,7 +167,7 @@ func playReaders(p *part) {
 		nums[i] = n
 	}
 	readers, last := nums[0], nums[1]
-	dev, err := vmm.OpenDriver(host.New(host.Config{PageGranularity: true}), 0)
+	dev, err := vmm.OpenDriver(host.New(host.Config{Granularity: 4096}), 0)
 	p.must(err)
 	var all sync.WaitGroup
 	looks := make([]uint64, readers)

@@ -121,7 +121,7 @@ func TestStreamThatWaitsForAnotherProcess(t *testing.T) {
 // smallOwner is an owner in this process of a range of small chunks.
 func smallOwner(t *testing.T, o Options, chunk, size uint64) (*Server, *Publication, *vmm.Range) {
 	t.Helper()
-	dev, err := vmm.OpenDriver(host.New(host.Config{PageGranularity: true}), 0)
+	dev, err := vmm.OpenDriver(host.New(host.Config{Granularity: 4096}), 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	return ownerOn(t, dev, o, chunk, size)

@@ -273,7 +273,7 @@ func openFDs(t *testing.T) int {
 // pageDevice is vmmtest.Device with the granularity of a page.
 func pageDevice(t *testing.T, hooks ...func(drivertest.Call) error) *vmm.Device {
 	t.Helper()
-	counted := drivertest.Inject(host.New(host.Config{PageGranularity: true}), func(c drivertest.Call) error {
+	counted := drivertest.Inject(host.New(host.Config{Granularity: 4096}), func(c drivertest.Call) error {
 		for _, h := range hooks {
 			if err := h(c); err != nil {
 				return err

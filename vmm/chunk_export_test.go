@@ -48,7 +48,7 @@ func (x *exporter) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driv
 
 func exporting(t *testing.T) (*world, *exporter) {
 	t.Helper()
-	x := &exporter{Driver: host.New(host.Config{Devices: 1, Memory: 512 * page, PageGranularity: page == 4096}), t: t, names: map[[64]byte]int{}}
+	x := &exporter{Driver: host.New(host.Config{Devices: 1, Memory: 512 * page, Granularity: page}), t: t, names: map[[64]byte]int{}}
 	return worldOf(t, 1, x, nil), x
 }
 

@@ -263,7 +263,7 @@ func TestThousandImports(t *testing.T) {
 func TestStatsAfterOutOfMemory(t *testing.T) {
 	for _, name := range []string{"", "Create", "Map", "SetAccess"} {
 		for _, threshold := range []uint64{0, 20 * page} {
-			w := worldOn(t, 1, host.Config{Memory: 100 * page, PageGranularity: page == 4096})
+			w := worldOn(t, 1, host.Config{Memory: 100 * page, Granularity: page})
 			d := w.devs[0]
 			d.SetReleaseThreshold(threshold)
 			agree := func() {
@@ -422,7 +422,7 @@ func (v *reusing) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int)
 // TestReusedStreamHandles: a closed stream and the next one are two streams, though the
 // driver uses one handle for both.
 func TestReusedStreamHandles(t *testing.T) {
-	w := worldOf(t, 1, &reuser{host.New(host.Config{Memory: 512 * page, PageGranularity: page == 4096})}, nil)
+	w := worldOf(t, 1, &reuser{host.New(host.Config{Memory: 512 * page, Granularity: page})}, nil)
 	d := w.devs[0]
 	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page})
 	require.NoError(t, err)

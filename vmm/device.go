@@ -60,7 +60,7 @@ type openedAt struct {
 func newDevice(drv driver.Driver, info Info) *Device {
 	d := &Device{
 		drv:      drv,
-		name:     fmt.Sprintf("%s:%d", drv.Name(), info.Ordinal),
+		name:     info.Open,
 		info:     info,
 		location: Location{Kind: LocationDevice, ID: info.Ordinal},
 		unclosed: map[any]openedAt{},
@@ -80,7 +80,7 @@ func newDevice(drv driver.Driver, info Info) *Device {
 // deviceCount defines the order in which several Devices are locked.
 var deviceCount atomic.Uint64
 
-// String is the device's name, "cuda:0".
+// String is the device's name, Info.Open, as in "cuda:0".
 func (d *Device) String() string {
 	if d == nil || d.state == nil {
 		return ""
@@ -444,13 +444,19 @@ func pairFail(from, to *Device, err error) error {
 //
 //	"auto"             the first CUDA device; the host only where there is no
 //	                   CUDA driver or no device of it
-//	"cuda:1"           by ordinal
+//	"cuda:1"           by ordinal; "cuda" is "cuda:0"
 //	"cuda:GPU-..."     by UUID, "cuda:MIG-..." a MIG instance
-//	"host", "host:1"   host memory
+//	"host", "host:1"   host memory, up to "host:15"
+//	"host?page=4K"     host memory whose granularity is 4 KiB instead of 2 MiB;
+//	                   "host:1?page=64K"
+//
+// A page is a power of two from a page of the system to 1G. Host devices of different
+// granularities are devices of different drivers.
 //
 // A CUDA driver that is there and fails is an error for "auto" too, and so is
 // one that this program cannot use: it was built without cgo, or finds no
-// libcuda. No context is made until a call needs one. The caller must Close it.
+// libcuda. No context is made until a call needs one. Another name is ErrInvalid, and
+// one of a device that is not there ErrNoDevice. The caller must Close it.
 func Open(name string) (*Device, error) {
 	d, err := open(name)
 	if err != nil {
@@ -476,12 +482,14 @@ func open(name string) (*Device, error) {
 		}
 		return d, err
 	}
-	// The driver is found by the name before the colon, its device by what follows.
-	kind, which, colon := strings.Cut(name, ":")
+	// The driver is found by the name before the colon and the options behind the
+	// question mark, its device by what is between them.
+	bare, options, _ := strings.Cut(name, "?")
+	kind, which, colon := strings.Cut(bare, ":")
 	if !colon {
 		which = "0"
 	}
-	drv, err := driverNamed(kind)
+	drv, err := driverNamed(kind, options)
 	if err != nil {
 		return nil, err
 	}
@@ -489,17 +497,6 @@ func open(name string) (*Device, error) {
 		which = strconv.Itoa(n)
 	}
 	return openDriver(drv, which)
-}
-
-// driverNamed returns the driver that the part of a device name before the colon stands for.
-func driverNamed(kind string) (driver.Driver, error) {
-	switch kind {
-	case "host":
-		return host.Default(), nil
-	case "cuda":
-		return cuda.Default()
-	}
-	return nil, fmt.Errorf("%w: a device is \"auto\", \"cuda:N\", \"cuda:UUID\" or \"host:N\"", ErrInvalid)
 }
 
 // noDevice says whether err is that there is no driver, or no device of it.
@@ -514,11 +511,6 @@ func cudaDevices() (drv driver.Driver, all []Info, err error) {
 		return nil, nil, nil
 	}
 	return drv, all, err
-}
-
-// uuidText is how NVIDIA's tools write a device's UUID.
-func uuidText(u [16]byte) string {
-	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
 // OpenDriver opens device n of any driver: one that injects faults, or one of
@@ -546,7 +538,7 @@ func openDriver(drv driver.Driver, which string) (*Device, error) {
 			return newDevice(drv, i), nil
 		}
 	}
-	return nil, fmt.Errorf("%w: none of the %d of driver %s is %q", ErrNoDevice, len(all), drv.Name(), which)
+	return nil, fmt.Errorf("%w: none is %s; %s", ErrNoDevice, which, devicesOf(drv, all))
 }
 
 // Devices lists CUDA's devices, then the host's first; "host:1" and on, which

@@ -136,7 +136,7 @@ func TestStreamsMadeWhileADeviceCloses(t *testing.T) {
 		rounds = 20
 	}
 	for range rounds {
-		drv := drivertest.Inject(host.New(host.Config{PageGranularity: true}), nil)
+		drv := drivertest.Inject(host.New(host.Config{Granularity: 4096}), nil)
 		d, err := vmm.OpenDriver(drv, 0)
 		require.NoError(t, err)
 		raw(t, d)
@@ -273,7 +273,7 @@ func TestTrimReleasesAgain(t *testing.T) {
 
 // TestGrowthReleasesAgain what the driver refused to, if memory runs out.
 func TestGrowthReleasesAgain(t *testing.T) {
-	w := worldOn(t, 1, host.Config{Memory: 4 * page, PageGranularity: page == 4096})
+	w := worldOn(t, 1, host.Config{Memory: 4 * page, Granularity: page})
 	g, h := ranged(t, w, 3*page), ranged(t, w, page)
 	require.NoError(t, g.SetLen(0))
 	w.refuse("Release", 3, errInjected)
@@ -289,7 +289,7 @@ func TestGrowthReleasesAgain(t *testing.T) {
 // TestGrowthUsesWhatOthersReleased: of two growths that are out of memory one empties the
 // caches. The other finds nothing kept any more, but enough that is free.
 func TestGrowthUsesWhatOthersReleased(t *testing.T) {
-	drv := &afterCreate{Driver: host.New(host.Config{Memory: 8 * page, PageGranularity: page == 4096})}
+	drv := &afterCreate{Driver: host.New(host.Config{Memory: 8 * page, Granularity: page})}
 	d, err := vmm.OpenDriver(drv, 0)
 	require.NoError(t, err)
 	d.SetReleaseThreshold(8 * page)
@@ -320,7 +320,7 @@ func TestGrowthUsesWhatOthersReleased(t *testing.T) {
 // TestGrowthsOutOfMemoryTogether all find what was kept.
 func TestGrowthsOutOfMemoryTogether(t *testing.T) {
 	for range 100 {
-		w := worldOn(t, 1, host.Config{Memory: 64 * page, PageGranularity: page == 4096})
+		w := worldOn(t, 1, host.Config{Memory: 64 * page, Granularity: page})
 		d := w.devs[0]
 		d.SetReleaseThreshold(64 * page)
 		old := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page})
@@ -455,7 +455,7 @@ func within(t *testing.T, c <-chan error, what string) error {
 // be closed and opened again, and nothing of the old one is used.
 func TestAResetByAnotherLibrary(t *testing.T) {
 	for _, used := range []bool{false, true} {
-		drv := host.New(host.Config{Devices: 2, PageGranularity: page == 4096})
+		drv := host.New(host.Config{Devices: 2, Granularity: page})
 		w := worldOf(t, 2, drv, nil)
 		d := w.devs[0]
 		g := ranged(t, w, 2*page)
@@ -509,7 +509,7 @@ func TestCopiesAfterAReset(t *testing.T) {
 		"ReadAt":   func(g *vmm.Range, _ *vmm.Stream) error { _, err := g.ReadAt(make([]byte, page), 0); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
-			drv := host.New(host.Config{PageGranularity: page == 4096})
+			drv := host.New(host.Config{Granularity: page})
 			w := worldOf(t, 1, drv, nil)
 			vmm.SetStaging(w.devs[0], &vmm.Staging{Block: page, Lanes: 2})
 			g, s := ranged(t, w, 8*page), stream(t, w.devs[0])
@@ -541,7 +541,7 @@ func TestDeviceCloseDoesNotJoinWaits(t *testing.T) {
 
 // TestGrowthWaitsForTrim that is about to release cached memory.
 func TestGrowthWaitsForTrim(t *testing.T) {
-	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: page == 4096})
+	w := worldOn(t, 1, host.Config{Memory: 16 * page, Granularity: page})
 	d := w.devs[0]
 	d.SetReleaseThreshold(16 * page)
 	keepChunks(t, w, 4, 4, 4)

@@ -213,8 +213,9 @@ func TestTheDriversOwnAddressesRunOut(t *testing.T) {
 }
 
 func TestOutOfMappings(t *testing.T) {
-	w := worldOn(t, 1, host.Config{Memory: 1 << 30, PageGranularity: true, Mappings: 64})
-	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4096 * page, Chunk: page})
+	w := worldOn(t, 1, host.Config{Memory: 1 << 30, Granularity: 4096, Mappings: 64})
+	// Chunks that can be shared: the kernel joins others to one mapping.
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4096 * page, Chunk: page, Share: vmm.ShareFD})
 	require.NoError(t, err)
 	for err == nil {
 		err = g.Append(pattern(page, 1))
@@ -231,7 +232,7 @@ func TestOutOfMappings(t *testing.T) {
 }
 
 func TestOutOfMemoryLeavesTheNeed(t *testing.T) {
-	w := worldOn(t, 1, host.Config{Memory: 100 * page, PageGranularity: true})
+	w := worldOn(t, 1, host.Config{Memory: 100 * page, Granularity: 4096})
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 200 * page})
 	require.NoError(t, err)
 	require.NoError(t, g.Grow(90*page))

@@ -183,6 +183,9 @@ type Info = driver.Info
 //	FeatureStreamMemOps  StreamMemOps
 //	FeatureKernels       load and launch
 //	FeatureReadOnlyMap   AccessRead is enforced
+//	FeatureShareReadOnly ShareReadOnly: an importer cannot write, whatever it does
+//	FeaturePageChunks    the granularity is a page of the host
+//	FeatureHostView      HostViewer: the CPU addresses the memory directly
 //	FeatureZeroFilled    memory of Create reads as zeros, by promise
 type Feature = driver.Feature
 
@@ -207,18 +210,21 @@ const (
 	ShareFabric   = driver.ShareFabric
 	ShareReadOnly = driver.ShareReadOnly
 
-	FeatureVMM          = driver.FeatureVMM
-	FeatureShareFD      = driver.FeatureShareFD
-	FeatureShareFabric  = driver.FeatureShareFabric
-	FeatureDMABuf       = driver.FeatureDMABuf
-	FeatureRDMA         = driver.FeatureRDMA
-	FeatureHostNUMA     = driver.FeatureHostNUMA
-	FeaturePools        = driver.FeaturePools
-	FeatureLegacyIPC    = driver.FeatureLegacyIPC
-	FeatureStreamMemOps = driver.FeatureStreamMemOps
-	FeatureKernels      = driver.FeatureKernels
-	FeatureReadOnlyMap  = driver.FeatureReadOnlyMap
-	FeatureZeroFilled   = driver.FeatureZeroFilled
+	FeatureVMM           = driver.FeatureVMM
+	FeatureShareFD       = driver.FeatureShareFD
+	FeatureShareFabric   = driver.FeatureShareFabric
+	FeatureDMABuf        = driver.FeatureDMABuf
+	FeatureRDMA          = driver.FeatureRDMA
+	FeatureHostNUMA      = driver.FeatureHostNUMA
+	FeaturePools         = driver.FeaturePools
+	FeatureLegacyIPC     = driver.FeatureLegacyIPC
+	FeatureStreamMemOps  = driver.FeatureStreamMemOps
+	FeatureKernels       = driver.FeatureKernels
+	FeatureReadOnlyMap   = driver.FeatureReadOnlyMap
+	FeatureShareReadOnly = driver.FeatureShareReadOnly
+	FeaturePageChunks    = driver.FeaturePageChunks
+	FeatureHostView      = driver.FeatureHostView
+	FeatureZeroFilled    = driver.FeatureZeroFilled
 
 	EventTiming       = driver.EventTiming
 	EventBlocking     = driver.EventBlocking

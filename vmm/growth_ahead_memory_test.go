@@ -16,7 +16,7 @@ import (
 func ofMemory(t *testing.T, pages uint64, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := worldOn(t, 1, host.Config{Memory: pages * page, PageGranularity: page == 4096})
+		w := worldOn(t, 1, host.Config{Memory: pages * page, Granularity: page})
 		raw(t, w.devs[0]) // growth ahead reads the free memory if a context is open
 		f(t, w)
 		w.end()

@@ -15,7 +15,7 @@ import (
 // small returns n host devices of so many pages each.
 func small(t testing.TB, n int, pages uint64) *world {
 	t.Helper()
-	return worldOn(t, n, host.Config{Devices: n, Memory: pages * page, PageGranularity: page == 4096})
+	return worldOn(t, n, host.Config{Devices: n, Memory: pages * page, Granularity: page})
 }
 
 // made says how many calls of a name succeeded.

@@ -65,7 +65,7 @@ func (s *subject) access(t *testing.T) (all []vmm.Access) {
 // subjects makes both kinds on the first device of a world with n peers.
 func subjects(t *testing.T, n int) map[string]func() *subject {
 	make := func() *world {
-		return worldOn(t, n+1, host.Config{Devices: n + 1, Memory: 64 * mib, PageGranularity: true})
+		return worldOn(t, n+1, host.Config{Devices: n + 1, Memory: 64 * mib, Granularity: 4096})
 	}
 	return map[string]func() *subject{
 		"ranges": func() *subject {

@@ -228,7 +228,7 @@ func (d *forgetful) SetAccess(p driver.Ptr, size uint64, grants []driver.Grant) 
 // TestPeerMissesAGrant is the negative control of the tests above: a chunk without the
 // grant is noticed.
 func TestPeerMissesAGrant(t *testing.T) {
-	drv := &forgetful{Driver: host.New(host.Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})}
+	drv := &forgetful{Driver: host.New(host.Config{Devices: 2, Memory: 64 * mib, Granularity: 4096})}
 	devs := opened(t, drv, 2)
 	g, err := devs[0].NewRange(vmm.RangeOptions{Max: 64 * 4096, Chunk: 4096})
 	require.NoError(t, err)

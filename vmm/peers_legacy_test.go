@@ -104,7 +104,7 @@ func newLegacyWorld(t *testing.T, n int, noPeer ...[2]int) *legacyWorld {
 	t.Helper()
 	w := &legacyWorld{t: t}
 	w.drv = &pairDriver{
-		Driver: host.New(host.Config{Devices: n, Memory: 64 * mib, PageGranularity: true, NoPeer: noPeer}),
+		Driver: host.New(host.Config{Devices: n, Memory: 64 * mib, Granularity: 4096, NoPeer: noPeer}),
 		hook:   w.hook, on: map[[2]int]bool{},
 	}
 	for i := range n {

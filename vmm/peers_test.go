@@ -19,7 +19,7 @@ import (
 // hostWorld is host devices with small pages, wherever the test runs.
 func hostWorld(t *testing.T, n int, noPeer ...[2]int) *world {
 	t.Helper()
-	return worldOn(t, n, host.Config{Devices: n, Memory: 64 * mib, PageGranularity: true, NoPeer: noPeer})
+	return worldOn(t, n, host.Config{Devices: n, Memory: 64 * mib, Granularity: 4096, NoPeer: noPeer})
 }
 
 // rangeOn is a range of device n with chunks of 4 KiB.

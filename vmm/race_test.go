@@ -150,7 +150,7 @@ func TestUnrecordedAccessIsWaitedFor(t *testing.T) {
 // resettable is a world whose contexts another library may reset.
 func resettable(t *testing.T, n int) (w *world, reset func(dev int)) {
 	t.Helper()
-	drv := host.New(host.Config{Devices: n, Memory: 512 * 512 * page, PageGranularity: page == 4096})
+	drv := host.New(host.Config{Devices: n, Memory: 512 * 512 * page, Granularity: page})
 	return worldOf(t, n, drv, nil), func(dev int) {
 		t.Helper()
 		require.NoError(t, drv.ResetContext(dev))
@@ -390,7 +390,7 @@ func TestFailedAllocWaitsForNothing(t *testing.T) {
 
 // TestGrowthOfManyChunksAllocatesNoList of sizes: they are computed one by one.
 func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
-	w := worldOn(t, 1, host.Config{Memory: 16 * page, PageGranularity: true})
+	w := worldOn(t, 1, host.Config{Memory: 16 * page, Granularity: 4096})
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1 << 40, Chunk: page})
 	require.NoError(t, err)
 	var before, after runtime.MemStats

@@ -45,7 +45,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	for _, percent := range []int{0, 1, 10} {
 		t.Run(fmt.Sprintf("failing=%d%%", percent), func(t *testing.T) {
 			t.Logf("VMM_RANDOM_SEED=%d", seed)
-			var drv driver.Driver = host.New(host.Config{Devices: 3, Memory: 4096 * page, PageGranularity: page == 4096})
+			var drv driver.Driver = host.New(host.Config{Devices: 3, Memory: 4096 * page, Granularity: page})
 			o := randomops.Options{Devices: []int{0, 1}, Guests: []int{2, 2}, Granule: page, Meddlers: 6, Seed: seed, For: time.Duration(seconds) * time.Second}
 			slack := uint64(0)
 			if onCUDA {

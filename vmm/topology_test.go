@@ -197,7 +197,7 @@ func TestMeasureSomeLinks(t *testing.T) {
 // TestMeasureLinksFault fails every call: the error is typed, the topology is unchanged and
 // nothing is left.
 func TestMeasureLinksFault(t *testing.T) {
-	w := worldOn(t, 2, host.Config{Devices: 2, Memory: 64 * mib, PageGranularity: true})
+	w := worldOn(t, 2, host.Config{Devices: 2, Memory: 64 * mib, Granularity: 4096})
 	l, err := vmm.Topology(w.devs...)
 	require.NoError(t, err)
 	before := l.String()

@@ -126,7 +126,7 @@ func worldWith(t testing.TB, n int, before func(drivertest.Call)) *world {
 	if onCUDA {
 		return worldOf(t, n, cudaDriver(t, n), before)
 	}
-	return worldOf(t, n, host.New(host.Config{Devices: n, Memory: 512 * 512 * page, PageGranularity: page == 4096}), before)
+	return worldOf(t, n, host.New(host.Config{Devices: n, Memory: 512 * 512 * page, Granularity: page}), before)
 }
 
 // cudaDriver returns the machine's, if it has n devices.

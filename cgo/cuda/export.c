@@ -1,7 +1,10 @@
 // Memory that leaves the process: file descriptors, dma-buf, fabric handles.
 #include "internal.h"
 
+#include <linux/fcntl.h>
+#include <linux/stat.h>
 #include <stdint.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h) {
@@ -9,6 +12,15 @@ cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h) {
 	CUVMM_RETURN_IF_FORKED(CUVMM_FORKED_VALUE);
 	CUresult r = api->mem_export(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 	return (cuvmm_value){r, (unsigned long long)fd};
+}
+
+// cuvmm_file_mode is what the kernel knows of the kind of fd's file, or -1 and errno.
+// It does not ask the file system, as fstat would.
+int cuvmm_file_mode(int fd) {
+	struct statx st;
+	if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &st) != 0)
+		return -1;
+	return st.stx_mode;
 }
 
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd) {

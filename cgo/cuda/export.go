@@ -157,14 +157,15 @@ func fabricError(err error) error {
 }
 
 // checkExported refuses a descriptor that cannot be exported memory before the
-// driver sees it. Exported memory is a character device.
+// driver sees it. Exported memory is a character device. Only the kernel is asked: a
+// file system may be a daemon that does not reply.
 func checkExported(fd int) error {
-	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err != nil {
-		return err
+	mode, err := C.cuvmm_file_mode(C.int(fd))
+	if mode < 0 {
+		return fmt.Errorf("statx: %w", err)
 	}
-	if st.Mode&syscall.S_IFMT != syscall.S_IFCHR {
-		return fmt.Errorf("descriptor %d is not of a character device (mode %#o)", fd, st.Mode)
+	if mode&syscall.S_IFMT != syscall.S_IFCHR {
+		return fmt.Errorf("descriptor %d is not of a character device (mode %#o)", fd, mode)
 	}
 	return nil
 }

@@ -5,10 +5,12 @@ package cuda_test
 import (
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/silentfs"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -156,4 +158,25 @@ func TestExportDMABufOfAGrowingRange(t *testing.T) {
 	require.NoError(t, f.Close())
 	require.NoError(t, dev.Close())
 	require.Zero(t, fake.Live().Contexts)
+}
+
+// TestImportAsksNoDaemon: to refuse a file of a FUSE mount, nothing is asked of its
+// daemon, which may have stopped replying. CUDA, which could ask, does not see it.
+func TestImportAsksNoDaemon(t *testing.T) {
+	d, fake := onFake(t)
+	fd, end := silentfs.File(t)
+	imported := make(chan error, 1)
+	go func() {
+		_, err := d.Import(fd, granule, driver.Prop{Location: onDevice(0), Share: driver.ShareFD})
+		imported <- err
+	}()
+	select {
+	case err := <-imported:
+		isOnly(t, err, driver.ErrInvalid)
+		require.ErrorContains(t, err, "not of a character device")
+	case <-time.After(10 * time.Second):
+		end()
+		t.Fatalf("Import waits for the daemon; without it: %v", <-imported)
+	}
+	require.Zero(t, fake.Calls("cuMemImportFromShareableHandle"))
 }

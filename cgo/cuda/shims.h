@@ -127,6 +127,7 @@ cuvmm_value cuvmm_get_access(cuvmm_lib api, CUdeviceptr p, CUmemLocation who);
 
 // In export.c.
 cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
+int cuvmm_file_mode(int fd);
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
 cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
 cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size);

@@ -19,9 +19,9 @@ func Require(tb testing.TB, what string, missing error) {
 	for name := range strings.SplitSeq(os.Getenv("VMM_TEST_REQUIRE"), ",") {
 		name = strings.TrimSpace(name)
 		switch name {
-		case "", "cuda", "p2p":
+		case "", "host", "cuda", "p2p":
 		default:
-			tb.Fatalf("VMM_TEST_REQUIRE asks for %q; there are cuda and p2p", name)
+			tb.Fatalf("VMM_TEST_REQUIRE asks for %q; there are host, cuda and p2p", name)
 		}
 		required = required || name == what
 	}

@@ -39,11 +39,11 @@ func TestRequire(t *testing.T) {
 		{"", nil, "goes on"},
 		{"cuda", nil, "goes on"},
 		{"", lacking, "skip: needs cuda: no libcuda.so.1"},
-		{"p2p", lacking, "skip: needs cuda: no libcuda.so.1"},
+		{"host,p2p", lacking, "skip: needs cuda: no libcuda.so.1"},
 		{"p2p,cuda", lacking, "fatal: VMM_TEST_REQUIRE asks for cuda: no libcuda.so.1"},
 		{" p2p , cuda ,", lacking, "fatal: VMM_TEST_REQUIRE asks for cuda: no libcuda.so.1"},
-		{"p2p,CUDA", lacking, `fatal: VMM_TEST_REQUIRE asks for "CUDA"; there are cuda and p2p`},
-		{"gpu", nil, `fatal: VMM_TEST_REQUIRE asks for "gpu"; there are cuda and p2p`},
+		{"p2p,CUDA", lacking, `fatal: VMM_TEST_REQUIRE asks for "CUDA"; there are host, cuda and p2p`},
+		{"gpu", nil, `fatal: VMM_TEST_REQUIRE asks for "gpu"; there are host, cuda and p2p`},
 	} {
 		t.Setenv("VMM_TEST_REQUIRE", tc.env)
 		r := &recorder{TB: t}

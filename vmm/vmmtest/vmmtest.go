@@ -6,6 +6,9 @@
 // With a hook it is also a device on which a chosen call fails:
 //
 //	dev := vmmtest.Device(t, drivertest.FailNth("Create", 3, vmm.ErrOutOfMemory))
+//
+// Host memory is a device on Linux only. Elsewhere the test is skipped and says so, or
+// fails where the environment variable VMM_TEST_REQUIRE lists host.
 package vmmtest
 
 import (
@@ -33,7 +36,7 @@ func Device(tb testing.TB, hooks ...func(drivertest.Call) error) *vmm.Device {
 // granted the memory of the others.
 func Devices(tb testing.TB, n int, hooks ...func(drivertest.Call) error) []*vmm.Device {
 	tb.Helper()
-	return open(tb, host.New(host.Config{Devices: n}), n, hooks)
+	return open(tb, onHost(tb, host.New(host.Config{Devices: n})), n, hooks)
 }
 
 // Driver is a driver that a test can run on.
@@ -43,13 +46,24 @@ type Driver struct {
 }
 
 // Drivers are those that tests of behaviour should run on, for a table: the
-// host's, and CUDA's, which skips the test where there is none, or fails it
-// where the environment variable VMM_TEST_REQUIRE lists cuda.
+// host's and CUDA's. Each skips the test where there is none, or fails it where the
+// environment variable VMM_TEST_REQUIRE lists its name.
 func Drivers() []Driver {
 	return []Driver{
-		{"host", func(testing.TB) driver.Driver { return host.New(host.Config{Devices: 2}) }},
+		{"host", func(tb testing.TB) driver.Driver {
+			tb.Helper()
+			return onHost(tb, host.New(host.Config{Devices: 2}))
+		}},
 		{"cuda", findCUDA},
 	}
+}
+
+// onHost returns drv, or skips the test where the system is not one for it.
+func onHost(tb testing.TB, drv driver.Driver) driver.Driver {
+	tb.Helper()
+	_, err := drv.Devices()
+	testgate.Require(tb, "host", err)
+	return drv
 }
 
 // Devices opens devices 0 to n-1 of the driver, as the function Devices does.

@@ -62,3 +62,13 @@ func TestConformance(t *testing.T) {
 		}
 	})
 }
+
+// TestConformanceOfSmallChunks runs the suites on chunks of a page, which the host
+// driver allocates in another way.
+func TestConformanceOfSmallChunks(t *testing.T) {
+	open := func(testing.TB) driver.Driver {
+		return host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{1, 2}}, Granularity: 4096})
+	}
+	t.Run("Memory", func(t *testing.T) { drivertest.Memory(t, open) })
+	t.Run("Async", func(t *testing.T) { drivertest.Async(t, open) })
+}

@@ -73,6 +73,9 @@ func mutants() map[string]mutant {
 		"a mapping starts with access":          memory("map-no-access", func(d *host.Driver) driver.Driver { return &mapOpen{d} }),
 		"unmap skips holes":                     memory("unmap-hole", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
 		"unmap of a part does nothing":          memory("unmap-part", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
+		"read-only shares are hidden":           memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureShareReadOnly} }),
+		"its address space is hidden":           memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureHostView} }),
+		"large granules are called pages":       memory("supports-what-works", func(d *host.Driver) driver.Driver { return &boasts{d, driver.FeaturePageChunks} }),
 		"reading is writing":                    memory("read-only", func(d *host.Driver) driver.Driver { return &readWrites{d} }),
 		"a grant is for everyone":               memory("peer-others-keep", func(d *host.Driver) driver.Driver { return &grantAll{d} }),
 		"revoke is forgotten":                   memory("access-none", func(d *host.Driver) driver.Driver { return &revokeNothing{d} }),
@@ -564,4 +567,30 @@ func (d *keepLost) DisablePeer(to int) error {
 		return err
 	}
 	return d.full.DisablePeer(to)
+}
+
+// hides has a feature and denies it.
+type hides struct {
+	*host.Driver
+	feature driver.Feature
+}
+
+func (d *hides) Supports(dev int, f driver.Feature) error {
+	if f == d.feature {
+		return d.Driver.Supports(dev, driver.FeatureKernels) // ErrNotSupported
+	}
+	return d.Driver.Supports(dev, f)
+}
+
+// boasts claims a feature that it has not.
+type boasts struct {
+	*host.Driver
+	feature driver.Feature
+}
+
+func (d *boasts) Supports(dev int, f driver.Feature) error {
+	if f == d.feature {
+		return nil
+	}
+	return d.Driver.Supports(dev, f)
 }

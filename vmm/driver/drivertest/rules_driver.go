@@ -3,6 +3,7 @@ package drivertest
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 
@@ -14,6 +15,7 @@ func driverRules() []Rule {
 		{Name: "devices", Says: "Devices lists ordinals from 0 with the names that open them", Source: seam, run: devicesListed},
 		{Name: "no-such-device", Says: "every call that names a device that does not exist is ErrNoDevice", Source: seam, run: noSuchDevice},
 		{Name: "supports", Says: "Supports returns nil or ErrNotSupported for every feature, also for an unknown one", Source: seam, run: supports},
+		{Name: "supports-what-works", Says: "Supports agrees with what calls do about read-only shares, the granularity and HostBytes", Source: seam, run: supportsWhatWorks},
 		{Name: "granularity", Says: "granularity is a power of two of at least a page, the recommended one a multiple of it, and for LocationOwner both are ErrInvalid", Source: seam, run: granularity},
 		{Name: "no-context", Says: "addresses, memory, mappings and access work with no device opened", Source: measured, run: noContext},
 		{Name: "concurrent", Says: "reserve, create, map, unmap, release and free are safe on many goroutines at once", Source: contract(9), run: concurrentMemory},
@@ -28,8 +30,9 @@ func devicesListed(c *check) {
 		if info.Ordinal != i {
 			c.Errorf("device %d has ordinal %d", i, info.Ordinal)
 		}
-		if want := fmt.Sprintf("%s:%d", c.d.Name(), i); info.Open != want {
-			c.Errorf("device %d is opened as %q, want %q", i, info.Open, want)
+		// A driver that options were passed to names them after a question mark.
+		if bare, _, _ := strings.Cut(info.Open, "?"); bare != fmt.Sprintf("%s:%d", c.d.Name(), i) {
+			c.Errorf("device %d is opened as %q, want %s:%d", i, info.Open, c.d.Name(), i)
 		}
 		if info.Name == "" || info.Memory == 0 {
 			c.Errorf("device %d has name %q and %d bytes", i, info.Name, info.Memory)
@@ -64,6 +67,31 @@ func supports(c *check) {
 			}
 		}
 		c.want(c.d.Supports(dev, 250), "ask for feature 250", driver.ErrNotSupported)
+	}
+}
+
+func supportsWhatWorks(c *check) {
+	p, _ := c.chunks(1)
+	_, err := c.d.HostBytes(p, c.gran)
+	c.agrees(driver.FeatureHostView, err == nil, "HostBytes returns %v", err)
+	c.agrees(driver.FeaturePageChunks, c.gran == uint64(os.Getpagesize()), "the granularity is %d", c.gran)
+	if errors.Is(c.d.Supports(0, driver.FeatureShareFD), driver.ErrNotSupported) {
+		return
+	}
+	prop := shared()
+	prop.Share |= driver.ShareReadOnly
+	h, err := c.d.Create(c.gran, prop)
+	if err == nil {
+		c.held.handles[h] = true
+	}
+	c.agrees(driver.FeatureShareReadOnly, err == nil, "Create returns %v", err)
+}
+
+// agrees checks what Supports says of device 0 by what was seen.
+func (c *check) agrees(f driver.Feature, works bool, seen string, args ...any) {
+	c.Helper()
+	if err := c.d.Supports(0, f); (err == nil) != works {
+		c.Errorf("ask for %v: %v, but %s", f, err, fmt.Sprintf(seen, args...))
 	}
 }
 

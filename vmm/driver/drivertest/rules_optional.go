@@ -65,7 +65,7 @@ func pinned(c *check) {
 		c.Fatalf("%d bytes pinned of %d", len(b), 2*4096+10)
 	}
 	n := uint64(len(b))
-	p, _ := c.chunks(1)
+	p, _ := c.chunks(3) // enough with any granularity
 	want := pattern(n, 3)
 	copy(b, want)
 	c.must(d.Copy(p, host, n, d.CopyStream()), "copy from pinned memory")
@@ -78,10 +78,10 @@ func pinned(c *check) {
 	}
 	// Memory that one device allocated is pinned for all of them.
 	for i := range c.info[1:] {
-		q := c.reserve(c.gran)
+		q := c.reserve(3 * c.gran)
 		other := c.dev(i + 1)
-		c.mapHandle(q, c.gran, c.createAs(c.gran, private(i+1)))
-		c.access(q, c.gran, grant(i+1, driver.AccessReadWrite))
+		c.mapHandle(q, 3*c.gran, c.createAs(3*c.gran, private(i+1)))
+		c.access(q, 3*c.gran, grant(i+1, driver.AccessReadWrite))
 		c.must(other.Copy(q, host, n, other.CopyStream()), "copy on device %d from memory pinned by device 0", i+1)
 		c.must(other.Sync(), "sync")
 	}

@@ -32,6 +32,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 	}
 	// Every mapping is checked before anything changes.
 	next := d.newAccessTable(j - i)
+	then := make([]driver.Access, j-i)
 	for k, m := range r.maps[i:j] {
 		row := next.row(k)
 		copy(row, m.access)
@@ -41,16 +42,44 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 			}
 			row[g.To.ID] = g.Access
 		}
-		if union(row) == driver.AccessReadWrite && !m.writable {
+		then[k] = slices.Max(row)
+		if then[k] == driver.AccessReadWrite && !m.writable {
 			return refuse(verb, driver.ErrPermission, "the memory at %#x was shared read-only", m.base)
 		}
 	}
 
-	// Before the page table changes, because running work would fault on it and end
-	// the process. If the kernel then refuses, the access is as before, but work on
-	// the memory has lost the devices all the same.
-	here := within(uint64(p), uint64(p)+size)
-	d.loseIfUsed(func(u *deviceState, s span) bool {
+	peak, more := r.bordersOfAccess(i, then)
+	return d.changeMappings(verb, peak, more, purposeOf(who), func() error {
+		// Before the page table changes, because running work would fault on it and end
+		// the process. If the kernel then refuses, the access is as before, but work on
+		// the memory has lost the devices all the same.
+		d.loseIfUsed(narrowed(uint64(p), uint64(p)+size, who))
+		if err := protect(r.maps[i:j], then); err != nil {
+			return d.fail("mprotect", driver.ErrOutOfMemory, err)
+		}
+		for k, m := range r.maps[i:j] {
+			copy(m.access, next.row(k))
+			m.allowed = then[k]
+		}
+		return nil
+	})
+}
+
+// purposeOf is forLess if the grants only take access away.
+func purposeOf(who []driver.Grant) purpose {
+	for _, g := range who {
+		if g.Access != driver.AccessNone {
+			return forMore
+		}
+	}
+	return forLess
+}
+
+// narrowed says whether an op's span has bytes in [from, to) and its device may do less
+// there after the grants than the op needs.
+func narrowed(from, to uint64, who []driver.Grant) func(*deviceState, span) bool {
+	here := within(from, to)
+	return func(u *deviceState, s span) bool {
 		if !here(u, s) {
 			return false
 		}
@@ -60,14 +89,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 			}
 		}
 		return false
-	})
-	if err := protect(r.maps[i:j], next); err != nil {
-		return d.fail("mprotect", driver.ErrOutOfMemory, err)
 	}
-	for k, m := range r.maps[i:j] {
-		copy(m.access, next.row(k))
-	}
-	return nil
 }
 
 func (d *Driver) checkGrant(verb string, g driver.Grant) error {
@@ -99,30 +121,21 @@ func (d *Driver) newAccessTable(mappings int) accessTable {
 
 func (r accessTable) row(i int) []driver.Access { return r.access[i*r.devices:][:r.devices] }
 
-// union is what any device may do, which the one page table has to allow.
-func union(row []driver.Access) driver.Access { return slices.Max(row) }
-
-// protect changes the page table from now to next, or nothing. It makes one call
-// for neighbours with the same access.
-func protect(now []*mapping, next accessTable) error {
-	for i := 0; i < len(now); {
-		was, will := union(now[i].access), union(next.row(i))
-		j := i + 1
-		for j < len(now) && union(next.row(j)) == will && union(now[j].access) == was {
-			j++
+// protect has the page table allow then, or changes nothing.
+func protect(now []*mapping, then []driver.Access) error {
+	return stretches(now, then, func(from, to int) error {
+		if then[from] == now[from].allowed {
+			return nil
 		}
-		if will != was {
-			if err := mprotect(now[i].base, now[j-1].end()-now[i].base, prot(will)); err != nil {
-				// What is done already, and what this call may have done in part.
-				for k := range j {
-					_ = mprotect(now[k].base, now[k].size, prot(union(now[k].access)))
-				}
-				return err
+		err := mprotect(now[from].base, now[to-1].end()-now[from].base, prot(then[from]))
+		if err != nil {
+			// What is done already, and what this call may have done in part.
+			for _, m := range now[:to] {
+				_ = mprotect(m.base, m.size, prot(m.allowed))
 			}
 		}
-		i = j
-	}
-	return nil
+		return err
+	})
 }
 
 func prot(a driver.Access) int {

@@ -90,11 +90,11 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 	if !process.takeAddresses(size) {
 		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
 	}
-	if err := d.takeMappings(verb, 1); err != nil {
+	if err := d.takeMappings(verb, 1, forMore); err != nil {
 		process.returnAddresses(size)
 		return 0, err
 	}
-	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
 	if err != nil {
 		d.returnMappings(1)
 		process.returnAddresses(size)

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"fmt"
 	"runtime"
 	"runtime/debug"
 	"testing"
@@ -86,7 +87,7 @@ func BenchmarkGrow(b *testing.B) {
 		for b.Loop() {
 			fd, _, err := d.memfd(size, 0, false)
 			require.NoError(b, err)
-			p, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, fd)
+			p, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, fd, 0)
 			require.NoError(b, err)
 			for at := uint64(0); at < size; at += step {
 				copy(bytesAt(p+at, step), src)
@@ -131,5 +132,89 @@ func BenchmarkMap(b *testing.B) {
 		if err := d.Unmap(p, 2*mib); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkLife is the price of a chunk's life: created, mapped, one page written,
+// unmapped, released.
+func BenchmarkLife(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		size uint64
+		prop driver.Prop
+	}{
+		{"chunk=4KiB", 4 << 10, home}, {"chunk=64KiB", 64 << 10, home}, {"chunk=2MiB", 2 * mib, home},
+		{"chunk=64MiB", 64 * mib, home}, {"chunk=2MiB/shared", 2 * mib, shared},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			d := New(Config{Granularity: min(c.size, 2*mib)})
+			p := reserved(b, d, c.size)
+			who := grant(0, driver.AccessReadWrite)
+			stays := create(b, d, c.size, c.prop) // small ones share a file with it
+			defer func() { require.NoError(b, d.Release(stays)) }()
+			b.ReportAllocs()
+			for b.Loop() {
+				h, err := d.Create(c.size, c.prop)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := d.Map(p, c.size, h); err != nil {
+					b.Fatal(err)
+				}
+				if err := d.SetAccess(p, c.size, who); err != nil {
+					b.Fatal(err)
+				}
+				bytesAt(uint64(p), 1)[0] = 1
+				if err := d.Unmap(p, c.size); err != nil {
+					b.Fatal(err)
+				}
+				if err := d.Release(h); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkGrowInParallel shows what goroutines that each write fresh memory wait for.
+func BenchmarkGrowInParallel(b *testing.B) {
+	const size = 4 * mib
+	d := New(Config{Granularity: 4096})
+	v := open(b, d, 0)
+	src := pattern(size)
+	for _, chunk := range []uint64{64 << 10, 1 * mib, 4 * mib} {
+		b.Run(fmt.Sprintf("chunk=%dKiB", chunk>>10), func(b *testing.B) {
+			b.SetBytes(size)
+			b.RunParallel(func(pb *testing.PB) {
+				p := reserved(b, d, size)
+				for pb.Next() {
+					var all []driver.Handle
+					for at := driver.Ptr(0); at < size; at += driver.Ptr(chunk) {
+						h := create(b, d, chunk, home)
+						all = append(all, h)
+						if err := d.Map(p+at, chunk, h); err != nil {
+							b.Fatal(err)
+						}
+					}
+					if err := d.SetAccess(p, size, grant(0, driver.AccessReadWrite)); err != nil {
+						b.Fatal(err)
+					}
+					if err := v.CopyIn(p, src); err != nil {
+						b.Fatal(err)
+					}
+					if err := d.Unmap(p, size); err != nil {
+						b.Fatal(err)
+					}
+					for _, h := range all {
+						if err := d.Release(h); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				if err := d.Free(p, size); err != nil {
+					b.Fatal(err)
+				}
+			})
+		})
 	}
 }

@@ -47,16 +47,53 @@ func TestNoPeer(t *testing.T) {
 	require.NoError(t, d.SetAccess(p, 2*mib, grant(1, driver.AccessRead)))
 }
 
-func TestPageGranularity(t *testing.T) {
+func TestGranularity(t *testing.T) {
 	page := uint64(os.Getpagesize())
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
-	g, err := d.Granularity(home)
-	require.NoError(t, err)
-	require.Equal(t, page, g)
+	for _, c := range []struct{ ask, is uint64 }{
+		{0, 2 * mib}, {1, page}, {page, page}, {page + 1, 2 * page}, {3 * mib, 4 * mib}, {1 << 40, 1 << 40}, {^uint64(0), 1 << 62},
+	} {
+		g, err := New(Config{Granularity: c.ask}).Granularity(home)
+		require.NoError(t, err)
+		require.Equal(t, c.is, g, "%d", c.ask)
+	}
+	d := New(Config{Memory: 64 * mib, Granularity: page})
 	v := open(t, d, 0)
 	p := chunk(t, d, 3*page)
 	require.NoError(t, v.CopyIn(p+driver.Ptr(3*page-1), []byte{7}))
 	require.ErrorIs(t, v.CopyIn(p+driver.Ptr(3*page-1), []byte{7, 7}), driver.ErrInvalid)
+}
+
+// TestDefaultWith: a driver for each granularity, whose devices name it.
+func TestDefaultWith(t *testing.T) {
+	none, err := DefaultWith("")
+	require.NoError(t, err)
+	require.Same(t, Default(), none)
+	same, err := DefaultWith("page=2048K")
+	require.NoError(t, err)
+	require.Same(t, Default(), same)
+	d, err := DefaultWith("page=64K")
+	require.NoError(t, err)
+	again, err := DefaultWith("page=65536")
+	require.NoError(t, err)
+	require.Same(t, d, again)
+	all, err := d.Devices()
+	require.NoError(t, err)
+	require.Len(t, all, 16)
+	require.Equal(t, "host:15?page=64K", all[15].Open)
+	require.Equal(t, "host", d.Name())
+}
+
+// TestSupports names what host memory has and a card has not.
+func TestSupports(t *testing.T) {
+	small, large := New(Config{Granularity: 1}), New(Config{})
+	for _, f := range []driver.Feature{driver.FeatureShareReadOnly, driver.FeatureHostView} {
+		require.NoError(t, small.Supports(0, f))
+		require.NoError(t, large.Supports(0, f))
+	}
+	require.NoError(t, small.Supports(0, driver.FeaturePageChunks))
+	err := large.Supports(0, driver.FeaturePageChunks)
+	require.ErrorIs(t, err, driver.ErrNotSupported)
+	require.ErrorContains(t, err, "page-chunks: the granularity is 2097152 bytes")
 }
 
 // TestUnionIsWhatThePageTableAllows compares the union with /proc.

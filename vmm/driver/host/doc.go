@@ -9,7 +9,8 @@
 //
 //	on the card              here
 //	address range            anonymous mapping without access
-//	physical memory          memfd, sealed against shrinking and growing
+//	physical memory          memfd, sealed against shrinking and growing; small chunks
+//	                         that cannot be shared are parts of large ones
 //	map                      MAP_FIXED|MAP_SHARED over the range, without access
 //	set access               the table; mprotect with what any device may do
 //	copies, fills            checked against the table when they are queued
@@ -40,11 +41,19 @@
 //   - A fault through a slice of HostBytes ends the program.
 //
 // The kernel limits the mappings of a process (vm.max_map_count). Each chunk takes
-// one, and so does each gap between chunks. They are counted, for all Drivers
-// together and with what else the process has mapped, and refused with
-// driver.ErrLimit before the kernel would refuse: at the kernel's limit no undo
-// works. All Drivers together reserve at most 96 TiB, which leaves addresses for
-// Go's heap.
+// one, and so does each gap between chunks. Small chunks side by side take one
+// together, if they were created one after the other and have the same access; to
+// unmap one in the middle, or to change its access, then takes up to two more. They
+// are counted, for all Drivers together and with what else the process has mapped, and
+// refused with driver.ErrLimit before the kernel would refuse: at the kernel's limit no
+// undo works. A part of what stays spare is for calls that only give memory up.
+//
+// It limits the descriptors too (RLIMIT_NOFILE). A chunk of 2 MiB and more takes one,
+// and so does each chunk that can be shared. Smaller chunks that cannot be shared take
+// one for each 64 MiB. At the limit Create and Export
+// return driver.ErrLimit: larger chunks help.
+//
+// All Drivers together reserve at most 96 TiB, which leaves addresses for Go's heap.
 //
 // Where the system has promised more memory than it has, touching a page that it
 // cannot provide ends the process with SIGBUS. Large copies into untouched memory
@@ -52,15 +61,22 @@
 // stores through HostBytes cannot.
 //
 // Exported memory counts as used until its last descriptor and mapping are gone. The
-// kernel grants a lease (fcntl F_SETLEASE) only then, so sharing is not supported
-// where fs.leases-enable is 0. A process that has changed its user gets no lease on
-// memory that it created before: that memory counts as used until the process has
-// its old user again. Opening the file during a lease makes the kernel send this
-// process a SIGURG, which does nothing unless it is handled.
+// system does not notify about that. So a timer asks for memory that was released here,
+// at first after 10 ms and then up to once a second, until none is left. It goes on
+// after the last Device has closed, because other processes keep the memory beyond
+// that. A Create without a descriptor left, and a call that runs out of memory or reads
+// MemInfo, ask at once.
+//
+// To ask is to take a lease (fcntl F_SETLEASE), which the kernel grants only where
+// nothing else is open. So sharing is not supported where fs.leases-enable is 0. A
+// process that has changed its user gets no lease on memory that it created before:
+// that memory counts as used until the process has its old user again. Opening the file
+// during a lease makes the kernel send this process a SIGURG, which does nothing unless
+// it is handled.
 //
 // Lock order: Driver.memMu (addresses, handles, access), then Driver.workMu
-// (streams, events, captures), then the process's count of mappings and addresses.
-// None is held while bytes move. Work is checked and queued under memMu held for
-// reading, and memory is unmapped under memMu held for writing. So an unmap sees all
-// work that has passed a check.
+// (streams, events, captures), then the arenas of small chunks, then the process's count
+// of mappings and addresses. None is held while bytes move. Work is checked and queued
+// under memMu held for reading, and memory is unmapped under memMu held for writing. So
+// an unmap sees all work that has passed a check.
 package host

@@ -4,17 +4,21 @@ package host
 
 import (
 	"errors"
+	"math/bits"
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
 )
 
 // Driver is host memory as a driver.Driver. It holds no thread and no
 // goroutine while nothing is queued. Safe for concurrent use.
 type Driver struct {
 	granularity uint64
+	options     string // in the names of its devices, "?page=4K"; empty for none
 	noPeer      map[[2]int]bool
 	states      []*deviceState
 	lost        atomic.Bool // one device is, so all are
@@ -29,8 +33,11 @@ type Driver struct {
 	handles      map[driver.Handle]*handle
 	created      map[inode]*memory // made here; imports of it find it again
 	orphans      []*memory         // released, but an exported descriptor may be open
-	closing      []int             // descriptors to close after memMu is unlocked
+	orphanPause  time.Duration     // before the next look at them; 0: none is due
+	freed        freed             // to be closed after memMu is unlocked
 	lastHandle   driver.Handle
+
+	arenas arenas // has a lock of its own
 
 	// workMu guards streams, events and captures. It is locked after memMu.
 	workMu sync.Mutex
@@ -55,16 +62,13 @@ var (
 // closing: it holds only what its caller reserved, created and opened.
 func New(c Config) *Driver {
 	d := &Driver{
-		granularity:  2 << 20,
+		granularity:  granularityOf(c.Granularity),
 		noPeer:       make(map[[2]int]bool),
 		mappingLimit: max(0, c.Mappings),
 		handles:      make(map[driver.Handle]*handle),
 		created:      make(map[inode]*memory),
 		events:       make(map[driver.Event]*event),
 		lastID:       lastDefault,
-	}
-	if c.PageGranularity {
-		d.granularity = uint64(os.Getpagesize())
 	}
 	if c.Memory == 0 {
 		c.Memory = machineMemory()
@@ -80,15 +84,14 @@ func New(c Config) *Driver {
 	return d
 }
 
-// Default is the driver that the names "host" and "host:0" to "host:15" mean.
-// It is made at the first call and is the same for the whole process. Its
-// sixteen devices share the machine's memory and each is as large as it.
-func Default() *Driver { return defaultDriver() }
-
-// defaultDevices is how many devices Default has.
-const defaultDevices = 16
-
-var defaultDriver = sync.OnceValue(func() *Driver { return New(Config{Devices: defaultDevices}) })
+// granularityOf is the granularity that a Config asks for.
+func granularityOf(bytes uint64) uint64 {
+	if bytes == 0 {
+		return defaultGranularity
+	}
+	bytes = min(max(bytes, uint64(os.Getpagesize())), 1<<62)
+	return 1 << bits.Len64(bytes-1)
+}
 
 // Name is "host".
 func (d *Driver) Name() string { return "host" }
@@ -117,8 +120,22 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 		return err
 	}
 	switch f {
-	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureShareFD, driver.FeatureZeroFilled:
-		return d.probe(f == driver.FeatureShareFD)
+	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureHostView, driver.FeatureZeroFilled:
+		return d.probe(0, false)
+	case driver.FeatureShareFD:
+		return d.probe(0, true)
+	case driver.FeatureShareReadOnly:
+		err := d.probe(unix.F_SEAL_FUTURE_WRITE, true)
+		if errors.Is(err, unix.EINVAL) {
+			return refuse(verb, driver.ErrNotSupported, "%v: the kernel has no such seal; it came with Linux 5.1", f)
+		}
+		return err
+	case driver.FeaturePageChunks:
+		page := uint64(os.Getpagesize())
+		if d.granularity == page {
+			return d.probe(0, false)
+		}
+		return refuse(verb, driver.ErrNotSupported, "%v: the granularity is %d bytes; \"host?page=%s\" has it", f, d.granularity, sizeText(page))
 	}
 	return refuse(verb, driver.ErrNotSupported, "%v", f)
 }
@@ -138,7 +155,7 @@ func (d *Driver) canReach(from, to int) bool {
 	return from == to || !d.noPeer[[2]int{from, to}]
 }
 
-// Granularity is 2 MiB, as on the card, or the page size.
+// Granularity is 2 MiB, as on the card, or that of the Config.
 func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
 	if _, err := d.stateFor("Granularity", p); err != nil {
 		return 0, err

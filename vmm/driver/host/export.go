@@ -4,8 +4,9 @@ package host
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
@@ -39,6 +40,9 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 		mode = unix.O_RDONLY
 	}
 	fd, err := reopen(m.fd, mode)
+	if err == unix.EACCES {
+		fd, err = reopenDenied(m.fd, mode)
+	}
 	if err != nil {
 		return -1, d.fail("open", driver.ErrOutOfMemory, err)
 	}
@@ -57,6 +61,33 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 // fd, and the kernel counts it as another opening.
 func reopen(fd, mode int) (int, error) {
 	return unix.Open("/proc/self/fd/"+strconv.Itoa(fd), mode|unix.O_CLOEXEC, 0)
+}
+
+// reopenDenied is reopen where the system has returned EACCES: no seal keeps another
+// process of the same user, which has a descriptor, from taking all rights to the file
+// away with fchmod. So this process gives them back.
+func reopenDenied(fd, mode int) (int, error) {
+	// The other process may take them away again before the file is open. A second
+	// thread here is as fast, so of many tries some find them given.
+	const tries = 10_000
+	var stop atomic.Bool
+	var second sync.WaitGroup
+	second.Go(func() {
+		for !stop.Load() && unix.Fchmod(fd, 0o600) == nil {
+		}
+	})
+	defer second.Wait()
+	defer stop.Store(true)
+	for range tries {
+		if err := unix.Fchmod(fd, 0o600); err != nil {
+			return -1, unix.EACCES // the file is another user's, or was made as one
+		}
+		again, err := reopen(fd, mode)
+		if err != unix.EACCES {
+			return again, err
+		}
+	}
+	return -1, unix.EACCES
 }
 
 // Import makes a handle of a sealed memory file. As on the card, the handle cannot
@@ -95,6 +126,13 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 // end the process with SIGBUS: a file that can shrink below its mapping, and huge
 // pages, which may be missing when they are touched.
 func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, err error) {
+	// The seals first: the kernel itself knows that only a memory file has some. Any
+	// other question may go to the file's file system, which can be a daemon that does
+	// not reply.
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)
+	}
 	if err := unix.Fstat(fd, &st); err != nil {
 		return st, false, d.fail("fstat", driver.ErrInvalid, err)
 	}
@@ -106,10 +144,6 @@ func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, er
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not a memory file (mode %#o, file system %#x)", fd, st.Mode, fs.Type)
 	}
 	// Without these seals the file could become smaller than its mappings.
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return st, false, d.fail("fcntl(F_GET_SEALS)", driver.ErrInvalid, err)
-	}
 	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW; seals&need != need {
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d is not sealed against shrinking and growing (seals %#x)", fd, seals)
 	}
@@ -122,38 +156,6 @@ func (d *Driver) inspect(verb string, fd int) (st unix.Stat_t, writable bool, er
 		return st, false, refuse(verb, driver.ErrInvalid, "fd %d cannot be read", fd)
 	}
 	return st, mode == unix.O_RDWR && seals&(unix.F_SEAL_WRITE|unix.F_SEAL_FUTURE_WRITE) == 0, nil
-}
-
-// unorphan removes m from the orphans.
-func (d *Driver) unorphan(m *memory) {
-	d.orphans = slices.DeleteFunc(d.orphans, func(o *memory) bool { return o == m })
-}
-
-// shared says whether an exported descriptor, or a mapping of one, may exist in any
-// process. In doubt it says yes, because memory in use must not count as free.
-func (m *memory) shared() bool { return lease(m.fd) != nil }
-
-// lease takes a lease for writing and ends it. The kernel grants one only if the file
-// is not open anywhere else, and returns EAGAIN if it is. Any other error means that
-// the kernel cannot tell: leases are switched off, or this process no longer owns the
-// file.
-func lease(fd int) error {
-	if err := takeLease(fd); err != nil {
-		return err
-	}
-	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
-	return err
-}
-
-// takeLease takes a lease. First it chooses the signal that the kernel sends if the
-// file is opened during the lease: SIGIO would end a process that does not handle it,
-// SIGURG does nothing. The choice ends with the lease.
-func takeLease(fd int) error {
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETSIG, int(unix.SIGURG)); err != nil {
-		return err
-	}
-	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
-	return err
 }
 
 // countable opens a memory file once more, as a descriptor that the kernel counts as
@@ -171,9 +173,10 @@ func (d *Driver) countable(fd int) (int, error) {
 	return counted, nil
 }
 
-// probe tries whether the system has what memory files need, and sharing.
-func (d *Driver) probe(sharing bool) error {
-	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, sharing)
+// probe tries whether the system has what memory files need: these seals besides the
+// usual ones, and sharing.
+func (d *Driver) probe(seals int, sharing bool) error {
+	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|seals, sharing)
 	if err != nil {
 		return err
 	}

@@ -9,18 +9,26 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/cuvmm/cuvmm/internal/silentfs"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
 
-// export returns a descriptor that the test's end closes.
+// export returns a descriptor that the test's end closes. Then no timer frees the
+// memory during another test.
 func export(t *testing.T, d *Driver, h driver.Handle) int {
 	t.Helper()
 	fd, err := d.Export(h)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = unix.Close(fd) })
+	t.Cleanup(func() {
+		_ = unix.Close(fd)
+		d.memMu.Lock()
+		defer d.unlockAndClose()
+		d.collectOrphans()
+	})
 	return fd
 }
 
@@ -84,7 +92,7 @@ func TestReadOnlyExport(t *testing.T) {
 	if err == nil {
 		_, err = unix.Pwrite(again, []byte{1}, 0)
 		require.ErrorIs(t, err, unix.EPERM)
-		_, err = mmap(0, 2*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, again)
+		_, err = mmap(0, 2*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, again, 0)
 		require.ErrorIs(t, err, unix.EPERM)
 		require.NoError(t, unix.Close(again))
 	}
@@ -235,7 +243,7 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 		require.Zero(t, free(t, v))
 
 		// A mapping without a descriptor counts as well.
-		raw, err := mmap(0, 4*mib, unix.PROT_READ, unix.MAP_SHARED, fd)
+		raw, err := mmap(0, 4*mib, unix.PROT_READ, unix.MAP_SHARED, fd, 0)
 		require.NoError(t, err)
 		require.NoError(t, unix.Close(fd))
 		require.Zero(t, free(t, v))
@@ -248,6 +256,62 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 		require.NoError(t, d.Release(h))
 		require.Equal(t, uint64(4*mib), free(t, v))
 		require.Equal(t, before, holds(t))
+	}
+}
+
+// TestExportAfterFchmod: a process of the same user that has a descriptor can take the
+// rights to the file away from all of them. Root has no need of such rights, so the
+// test becomes another user.
+func TestExportAfterFchmod(t *testing.T) {
+	if !inChild(t) {
+		return
+	}
+	if os.Geteuid() == 0 {
+		require.NoError(t, syscall.Setresuid(65534, 65534, 65534)) // all threads
+	}
+	d := New(Config{Memory: 64 * mib})
+	for _, p := range []driver.Prop{shared, frozen} {
+		h := create(t, d, 2*mib, p)
+		at := reserved(t, d, 2*mib)
+		require.NoError(t, d.Map(at, 2*mib, h))
+		first := export(t, d, h)
+		require.NoError(t, unix.Fchmod(first, 0))
+		_, err := reopen(first, unix.O_RDONLY)
+		require.ErrorIs(t, err, unix.EACCES, "the system grants it all the same: this test tests nothing")
+
+		second := export(t, d, h)
+		flags, err := unix.FcntlInt(uintptr(second), unix.F_GETFL, 0)
+		require.NoError(t, err)
+		want := unix.O_RDWR
+		if p == frozen {
+			want = unix.O_RDONLY
+		}
+		require.Equal(t, want, flags&unix.O_ACCMODE)
+
+		// While it takes the rights away again and again.
+		stop := make(chan struct{})
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_ = unix.Fchmod(first, 0)
+				}
+			}
+		}()
+		for range 200 {
+			fd, err := d.Export(h)
+			require.NoError(t, err)
+			require.NoError(t, unix.Close(fd))
+		}
+		close(stop)
+		<-ended
+		require.NoError(t, d.Unmap(at, 2*mib))
+		require.NoError(t, d.Release(h))
+		require.NoError(t, d.Free(at, 2*mib))
 	}
 }
 
@@ -304,4 +368,24 @@ func TestLeaseSignal(t *testing.T) {
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_UNLCK)
 	require.NoError(t, err)
 	require.NoError(t, d.Release(h))
+}
+
+// TestImportAsksNoDaemon: to refuse a file of a FUSE mount, nothing is asked of its
+// daemon, which may have stopped replying.
+func TestImportAsksNoDaemon(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	fd, end := silentfs.File(t)
+	imported := make(chan error, 1)
+	go func() {
+		_, err := d.Import(fd, 2*mib, shared)
+		imported <- err
+	}()
+	select {
+	case err := <-imported:
+		require.ErrorIs(t, err, driver.ErrInvalid)
+		require.ErrorContains(t, err, "F_GET_SEALS")
+	case <-time.After(10 * time.Second):
+		end()
+		t.Fatalf("Import waits for the daemon; without it: %v", <-imported)
+	}
 }

@@ -40,7 +40,7 @@ func FuzzCalls(f *testing.F) {
 	f.Add([]byte("\x00\x01\x00\x02\x01\x01\x02\x02\x01\x02\x03\x01\x04\x01\x23\x05\x01\x09\x01\x01\x00\x06\x03\x01\x03\x01\x03"))
 	f.Add([]byte("\x00\x02\x00\x02\x07\x02\x04\x07\x11\x04\x07\x10\x05\x07\x01\x02\x07\x02\x03\x07\x02\x01\x02\x00\x01\x02\x00"))
 	f.Fuzz(func(t *testing.T, calls []byte) {
-		d := New(Config{Memory: 16 * mib, PageGranularity: true})
+		d := New(Config{Memory: 16 * mib, Granularity: 4096})
 		v, err := d.Open(0)
 		require.NoError(t, err)
 		page := d.granularity

@@ -20,7 +20,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 	for i, u := range d.states {
 		all[i] = driver.Info{
 			Ordinal: i,
-			Open:    fmt.Sprintf("host:%d", i),
+			Open:    fmt.Sprintf("host:%d%s", i, d.options),
 			Name:    "host memory",
 			Arch:    runtime.GOARCH,
 			Driver:  release(),

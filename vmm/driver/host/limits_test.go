@@ -176,7 +176,7 @@ func TestOutOfAddresses(t *testing.T) {
 }
 
 func TestAlignment(t *testing.T) {
-	for _, c := range []Config{{}, {PageGranularity: true}} {
+	for _, c := range []Config{{}, {Granularity: 4096}} {
 		d := New(c)
 		for _, align := range []uint64{0, 1, 4096, 2 * mib, 64 * mib, 1 << 35} {
 			before := len(mappings(t))

@@ -16,6 +16,7 @@ type mapping struct {
 	memory     *memory
 	writable   bool            // the kernel allows it to be written
 	access     []driver.Access // by device ordinal
+	allowed    driver.Access   // what any device may do, so what the page table allows
 }
 
 func (m *mapping) end() uint64 { return m.base + m.size }
@@ -51,20 +52,18 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 		writable: x.writable && !x.memory.sealed,
 		access:   make([]driver.Access, len(d.states)),
 	}
-	// A mapping within a gap leaves up to two gaps where there was one.
-	extra := r.gaps(i, m.base, m.end())
-	if err := d.takeMappings(verb, extra); err != nil {
-		return err
-	}
-	if _, err := mmap(m.base, m.size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED, x.memory.fd); err != nil {
-		d.returnMappings(extra)
-		// The kernel may have removed the old mapping before it failed.
-		_, _ = mmap(m.base, m.size, unix.PROT_NONE, noMemory|unix.MAP_FIXED, -1)
-		return d.fail("mmap", driver.ErrOutOfMemory, err)
-	}
-	r.maps = slices.Insert(r.maps, i, m)
-	m.memory.mapped++
-	return nil
+	left, here, right := r.seen(i-1), seen{m, driver.AccessNone}, r.seen(i)
+	more := r.border(left, here) + r.border(here, right) - r.border(left, right)
+	return d.changeMappings(verb, max(more, 0), more, forMore, func() error {
+		if _, err := mmap(m.base, m.size, unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED, x.memory.fd, x.memory.part.off); err != nil {
+			// The kernel may have removed the old mapping before it failed.
+			_, _ = mmap(m.base, m.size, unix.PROT_NONE, noMemory|unix.MAP_FIXED, -1, 0)
+			return d.fail("mmap", driver.ErrOutOfMemory, err)
+		}
+		r.maps = slices.Insert(r.maps, i, m)
+		m.memory.mapped++
+		return nil
+	})
 }
 
 // Unmap replaces whole mappings by addresses without memory.
@@ -79,34 +78,23 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 	if err != nil {
 		return err
 	}
-	from, to := uint64(p), uint64(p)+size
-	// Before the pages go, because running work would fault and end the process. If
-	// the kernel then refuses, the memory stays, but work on it has lost the devices
-	// all the same.
-	d.loseIfUsed(within(from, to))
-	if _, err := mmap(from, size, unix.PROT_NONE, noMemory|unix.MAP_FIXED, -1); err != nil {
-		return d.fail("mmap", driver.ErrOutOfMemory, err)
-	}
-	for _, m := range r.maps[i:j] {
-		m.memory.mapped--
-		d.freeIfUnused(m.memory)
-	}
-	r.maps = slices.Delete(r.maps, i, j)
-	d.returnMappings(j - i - 1 + r.gaps(i, from, to))
-	return nil
-}
-
-// gaps is how many gaps there are beside [from, to), which is r.maps[i] or would be.
-// The kernel counts each gap as a mapping.
-func (r *region) gaps(i int, from, to uint64) int {
-	n := 0
-	if left := r.base; i == 0 && left < from || i > 0 && r.maps[i-1].end() < from {
-		n++
-	}
-	if right := r.end(); i == len(r.maps) && to < right || i < len(r.maps) && to < r.maps[i].base {
-		n++
-	}
-	return n
+	more := r.border(r.seen(i-1), r.seen(j)) - r.borders(i, j)
+	return d.changeMappings(verb, max(more, 0), more, forLess, func() error {
+		from, to := uint64(p), uint64(p)+size
+		// Before the pages go, because running work would fault and end the process. If
+		// the kernel then refuses, the memory stays, but work on it has lost the devices
+		// all the same.
+		d.loseIfUsed(within(from, to))
+		if _, err := mmap(from, size, unix.PROT_NONE, noMemory|unix.MAP_FIXED, -1, 0); err != nil {
+			return d.fail("mmap", driver.ErrOutOfMemory, err)
+		}
+		for _, m := range r.maps[i:j] {
+			m.memory.mapped--
+			d.freeIfUnused(m.memory)
+		}
+		r.maps = slices.Delete(r.maps, i, j)
+		return nil
+	})
 }
 
 // index is the index of a mapping at p, or where it would be inserted.

@@ -3,17 +3,18 @@
 package host
 
 import (
-	"slices"
+	"errors"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
 )
 
-// memory is one memfd. It is freed with its last reference: handles, mappings and
-// exported descriptors.
+// memory is one memfd, or a part of an arena. It is freed with its last reference:
+// handles, mappings and exported descriptors.
 type memory struct {
 	fd       int
+	part     part // of an arena; its offset is 0 for a file of its own
 	id       inode
 	size     uint64
 	state    *deviceState
@@ -37,7 +38,9 @@ type handle struct {
 	writable bool
 }
 
-// Create makes a memfd that can neither shrink nor grow.
+// Create makes a memfd that can neither shrink nor grow, or takes a part of one. Only
+// memory that cannot leave the process shares a file: seals, descriptors and leases
+// are of whole files.
 func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	const verb = "Create"
 	u, err := d.stateFor(verb, p)
@@ -49,23 +52,45 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	}
 	d.memMu.Lock()
 	defer d.unlockAndClose()
-	d.collectSomeOrphans()
+	d.collectSomeOrphans(orphansPerCreate)
 	if err := d.charge(verb, u, size); err != nil {
 		return 0, err
 	}
-	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
-	if p.Share&driver.ShareReadOnly == 0 {
-		// Else the holder of a writable descriptor could add more seals.
-		seals |= unix.F_SEAL_SEAL
+	m, err := d.newMemory(size, p.Share)
+	if errors.Is(err, unix.EMFILE) && d.closeOrphans() {
+		m, err = d.newMemory(size, p.Share)
 	}
-	fd, id, err := d.memfd(size, seals, p.Share&driver.ShareFD != 0)
 	if err != nil {
 		u.used -= size
 		return 0, err
 	}
-	m := &memory{fd: fd, id: id, size: size, state: u, charged: true}
-	d.created[id] = m
+	m.state, m.charged = u, true
 	return d.newHandle(m, size, p.Share, true), nil
+}
+
+// newMemory makes memory that no device is charged for yet.
+func (d *Driver) newMemory(size uint64, share driver.Share) (*memory, error) {
+	if share == 0 && size < arenaChunk {
+		p, err := d.arenas.take(size, d.newArena)
+		if err != nil {
+			return nil, err
+		}
+		return &memory{fd: p.arena.fd, part: p, size: size}, nil
+	}
+	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	if share&driver.ShareReadOnly == 0 {
+		// Else the holder of a writable descriptor could add more seals.
+		seals |= unix.F_SEAL_SEAL
+	}
+	fd, id, err := d.memfd(size, seals, share&driver.ShareFD != 0)
+	if err != nil {
+		return nil, err
+	}
+	m := &memory{fd: fd, id: id, size: size}
+	if share != 0 {
+		d.created[id] = m
+	}
+	return m, nil
 }
 
 // Location is the device that the memory was created on. For memory that another
@@ -131,55 +156,56 @@ func (d *Driver) freeIfUnused(m *memory) {
 	switch {
 	case m.handles > 0 || m.mapped > 0:
 	case m.charged && m.exported && m.shared():
-		d.orphans = append(d.orphans, m)
+		d.addOrphan(m)
 	default:
 		d.freeMemory(m)
 	}
 }
 
 func (d *Driver) freeMemory(m *memory) {
-	d.closing = append(d.closing, m.fd)
-	if m.charged {
-		m.state.used -= m.size
+	if m.part.arena != nil {
+		d.freed.addPart(m.part)
+	} else {
+		d.freed.fds = append(d.freed.fds, m.fd)
 		delete(d.created, m.id)
 	}
+	if m.charged {
+		m.state.used -= m.size
+	}
+}
+
+// freed is memory whose pages are yet to go back to the system.
+type freed struct {
+	fds   []int
+	parts []part
+}
+
+// addPart adds a part to the last one, if it is its neighbour, or by itself.
+func (f *freed) addPart(p part) {
+	if n := len(f.parts); n > 0 {
+		if last := &f.parts[n-1]; last.arena == p.arena && last.end() == p.off {
+			last.size += p.size
+			return
+		}
+	}
+	f.parts = append(f.parts, p)
 }
 
 // unlockAndClose unlocks memMu and then closes the memory that was freed: the kernel
 // takes long to free the pages, and copies need not wait for that.
 func (d *Driver) unlockAndClose() {
-	fds := d.closing
-	d.closing = nil
+	f := d.freed
+	d.freed = freed{}
 	d.memMu.Unlock()
-	for _, fd := range fds {
+	d.close(f)
+}
+
+func (d *Driver) close(f freed) {
+	for _, fd := range f.fds {
 		_ = unix.Close(fd)
 	}
-}
-
-// collectOrphans frees the orphans whose last descriptor is closed. The system does
-// not notify about that, so it is asked when it matters.
-func (d *Driver) collectOrphans() {
-	d.orphans = slices.DeleteFunc(d.orphans, func(m *memory) bool {
-		if m.shared() {
-			return false
-		}
-		d.freeMemory(m)
-		return true
-	})
-}
-
-// collectSomeOrphans is collectOrphans for the two orphans that were checked longest
-// ago. Each holds a descriptor and its pages, and a process may run out of
-// descriptors long before it runs out of memory.
-func (d *Driver) collectSomeOrphans() {
-	for range min(2, len(d.orphans)) {
-		m := d.orphans[0]
-		d.orphans = d.orphans[1:]
-		if m.shared() {
-			d.orphans = append(d.orphans, m)
-		} else {
-			d.freeMemory(m)
-		}
+	for _, p := range f.parts {
+		d.arenas.give(p)
 	}
 }
 

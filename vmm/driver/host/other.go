@@ -2,10 +2,14 @@
 
 package host
 
-import "github.com/cuvmm/cuvmm/vmm/driver"
+import (
+	"errors"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
 
 // Driver returns ErrNotSupported: it needs Linux's memfd.
-type Driver struct{}
+type Driver struct{ options string }
 
 var (
 	_ driver.Driver     = (*Driver)(nil)
@@ -16,11 +20,8 @@ var (
 // New makes a driver without devices.
 func New(Config) *Driver { return &Driver{} }
 
-// Default is a driver without devices.
-func Default() *Driver { return &Driver{} }
-
 func no(verb string) error {
-	return &driver.CallError{Call: verb, Kind: driver.ErrNotSupported}
+	return &driver.CallError{Call: verb, Kind: driver.ErrNotSupported, Err: errors.New("host memory as a device needs Linux")}
 }
 
 // Name is "host".

@@ -14,6 +14,10 @@ const (
 	// spareMappings are left to the Go runtime, thread stacks and libraries.
 	spareMappings = 1024
 
+	// spareForLess of them may be used to give memory up. Where the kernel has joined
+	// mappings, to unmap one of them or to take its access away takes up to two more.
+	spareForLess = spareMappings / 2
+
 	// recountAfter is how many mappings are taken at most before the mappings of the
 	// whole process are counted again.
 	recountAfter = 4096
@@ -38,8 +42,16 @@ type processLimits struct {
 // process is the count of this process.
 var process processLimits
 
+// purpose is what mappings are taken for.
+type purpose int
+
+const (
+	forMore purpose = iota // more memory or access
+	forLess                // less of it, so that other mappings may go
+)
+
 // takeMappings counts n more mappings, or returns false at the limit.
-func (l *processLimits) takeMappings(n int) bool {
+func (l *processLimits) takeMappings(n int, why purpose) bool {
 	if n == 0 {
 		return true
 	}
@@ -48,7 +60,11 @@ func (l *processLimits) takeMappings(n int) bool {
 	if n > l.untilRecount {
 		l.recount()
 	}
-	if l.mappings+n > l.limit {
+	limit := l.limit
+	if why == forLess {
+		limit += spareForLess
+	}
+	if l.mappings+n > limit {
 		return false
 	}
 	l.mappings += n
@@ -63,7 +79,7 @@ func (l *processLimits) recount() {
 	// The kernel counts adjacent reservations as one mapping, so the difference alone
 	// could be too small.
 	l.limit = maxMapCount() - spareMappings - max(all-l.mappings, foreign)
-	l.untilRecount = min((l.limit-l.mappings)/2, recountAfter)
+	l.untilRecount = min((l.limit+spareForLess-l.mappings)/2, recountAfter)
 }
 
 func (l *processLimits) returnMappings(n int) {
@@ -109,11 +125,14 @@ func mapped() (all, foreign int) {
 // takeMappings counts n more kernel mappings, or returns ErrLimit. At the kernel's
 // own limit even the undo of a call fails, so this limit is lower. The caller holds
 // memMu.
-func (d *Driver) takeMappings(verb string, n int) error {
-	if d.mappingLimit > 0 && d.mappings+n > d.mappingLimit {
+func (d *Driver) takeMappings(verb string, n int, why purpose) error {
+	if n == 0 {
+		return nil
+	}
+	if d.mappingLimit > 0 && d.mappings+n > d.mappingLimit && why == forMore {
 		return refuse(verb, driver.ErrLimit, "%d of the driver's %d mappings are in use (Config.Mappings, below vm.max_map_count)", d.mappings, d.mappingLimit)
 	}
-	if !process.takeMappings(n) {
+	if !process.takeMappings(n, why) {
 		return refuse(verb, driver.ErrLimit, "the process has no mappings left (vm.max_map_count is %d, %d of them stay spare)", maxMapCount(), spareMappings)
 	}
 	d.mappings += n

@@ -44,7 +44,7 @@ func TestDriversShareTheMappings(t *testing.T) {
 	if limit > 1<<17 {
 		t.Skipf("needs a smaller vm.max_map_count than %d, to reach it", limit)
 	}
-	a, b := New(Config{Memory: 64 * mib, PageGranularity: true}), New(Config{Memory: 64 * mib, PageGranularity: true})
+	a, b := New(Config{Memory: 64 * mib, Granularity: 4096}), New(Config{Memory: 64 * mib, Granularity: 4096})
 	n, undoA := sieve(t, a, limit/3)
 	require.Equal(t, limit/3, n)
 	_, undoB := sieve(t, b, limit)
@@ -60,7 +60,7 @@ func TestDriversShareTheMappings(t *testing.T) {
 	// kernel cannot join.
 	const own = 1 << 14
 	page := uint64(unix.Getpagesize())
-	at, err := mmap(0, own*page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	at, err := mmap(0, own*page, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
 	require.NoError(t, err)
 	for i := uint64(0); i < own; i += 2 {
 		require.NoError(t, mprotect(at+i*page, page, unix.PROT_READ|unix.PROT_WRITE))
@@ -75,7 +75,7 @@ func TestDriversShareTheMappings(t *testing.T) {
 // TestRecountCountsNeighboursApart: where the kernel joins adjacent reservations, the
 // count does not fall.
 func TestRecountCountsNeighboursApart(t *testing.T) {
-	d := New(Config{Memory: 64 * mib, PageGranularity: true})
+	d := New(Config{Memory: 64 * mib, Granularity: 4096})
 	var l processLimits
 	l.recount()
 	before := l.limit

@@ -39,7 +39,7 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 	}
 	// Addresses and mappings are counted before the kernel is asked: at its own limits
 	// Go's heap could not grow.
-	if err := d.takeMappings(verb, 1); err != nil {
+	if err := d.takeMappings(verb, 1, forMore); err != nil {
 		process.returnAddresses(size)
 		return 0, err
 	}
@@ -58,7 +58,7 @@ const noMemory = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
 
 // reserve maps size bytes without memory at a multiple of align.
 func reserve(size, align uint64) (uint64, error) {
-	base, err := mmap(0, size, unix.PROT_NONE, noMemory, -1)
+	base, err := mmap(0, size, unix.PROT_NONE, noMemory, -1, 0)
 	if err != nil || base%align == 0 {
 		return base, err
 	}
@@ -66,7 +66,7 @@ func reserve(size, align uint64) (uint64, error) {
 		return 0, err
 	}
 	// Map more than that and unmap what is too much on either side.
-	base, err = mmap(0, size+align, unix.PROT_NONE, noMemory, -1)
+	base, err = mmap(0, size+align, unix.PROT_NONE, noMemory, -1, 0)
 	if err != nil {
 		return 0, err
 	}

@@ -47,12 +47,12 @@ func store(p, v uint64, width int) {
 	atomic.StoreUint64((*uint64)(pointer(p)), v)
 }
 
-// mmap maps n bytes at p, or anywhere for p == 0. The raw call is used because
-// unix.Mmap keeps a table of its own.
+// mmap maps n bytes at p, or anywhere for p == 0, from an offset of fd. The raw call is
+// used because unix.Mmap keeps a table of its own.
 //
 // Safety: a fixed p is inside a reservation of this package.
-func mmap(p, n uint64, prot, flags, fd int) (uint64, error) {
-	at, err := unix.MmapPtr(fd, 0, pointer(p), uintptr(n), prot, flags)
+func mmap(p, n uint64, prot, flags, fd int, off uint64) (uint64, error) {
+	at, err := unix.MmapPtr(fd, int64(off), pointer(p), uintptr(n), prot, flags)
 	return uint64(uintptr(at)), err
 }
 

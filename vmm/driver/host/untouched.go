@@ -60,7 +60,7 @@ func (c *context) write(all []extent, src []byte) (whole bool, err error) {
 			if c.stopped() {
 				return false, nil
 			}
-			n, err := unix.Pwrite(x.memory.fd, part[at:min(at+piece, x.n)], int64(x.off+at))
+			n, err := unix.Pwrite(x.memory.fd, part[at:min(at+piece, x.n)], int64(x.memory.part.off+x.off+at))
 			if err == unix.EPERM { // sealed meanwhile, so only the mapping may still write
 				if !c.move(bytesAt(x.at+at, x.n-at), part[at:]) {
 					return false, nil
