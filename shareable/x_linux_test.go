@@ -1,0 +1,2 @@
+package shareable
+func takingFDs(o Options) Options { return o }
