@@ -45,6 +45,12 @@ func slowFile(t *testing.T) (fd int, finish func()) {
 	return fd, finish
 }
 
+// takingFDs has descriptors arrive at the server, as they do before Linux 6.16.
+func takingFDs(o Options) Options {
+	o.hooks.takeFDs = true
+	return o
+}
+
 // returns fails the test unless f returns in time.
 func returns(t *testing.T, what string, f func()) {
 	t.Helper()
@@ -196,7 +202,7 @@ func TestForeignDescriptorsOfStrangers(t *testing.T) {
 			s, err := NewServer(dev, takingFDs(Options{UIDs: []uint32{uint32(os.Getuid()) + 1}}))
 			require.NoError(t, err)
 			path := filepath.Join(t.TempDir(), "s")
-			s.socket, err = listen(path)
+			s.socket, err = listen(path, hooks{takeFDs: true})
 			require.NoError(t, err)
 			before := openFDs(t)
 			var finish []func()

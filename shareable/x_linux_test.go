@@ -1,2 +1,0 @@
-package shareable
-func takingFDs(o Options) Options { return o }
