@@ -2,12 +2,10 @@ package shareable
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -95,27 +93,6 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	}
 	v.path = path
 	return v, nil
-}
-
-// connect connects to the server at path.
-func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, error) {
-	path, err := socketPath(path)
-	if err != nil {
-		return nil, err
-	}
-	c, err := (&net.Dialer{Timeout: o.Timeout}).DialContext(ctx, "unixpacket", path)
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("%w: no server listens: %w", ErrOwnerGone, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c)
-	}
-	return conn, nil
 }
 
 // AttachConn is Attach over an existing connection of the kind "unixpacket". It

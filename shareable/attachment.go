@@ -3,6 +3,7 @@ package shareable
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -24,25 +25,27 @@ type attachment struct {
 	detached bool
 
 	// Chunks.
-	nextChunk int      // index in the publication's chunks of the next one to send
-	sentID    uint64   // the highest id sent
-	ackedID   uint64   // the highest id mapped, as the reader says
-	unacked   []uint64 // the last id of each frame that is not acknowledged
-	batch     int      // chunks in one frame at most
-	charged   uint64   // bytes sent, counted for the user
-	stalled   bool     // the next chunk is gone from the range: wait for the next generation
+	nextChunk int       // index in the publication's chunks of the next one to send
+	sentID    uint64    // the highest id sent
+	ackedID   uint64    // the highest id that the reader needs to map no more
+	unacked   []uint64  // the last id of each frame that is not acknowledged
+	batch     int       // chunks in one frame at most
+	charged   uint64    // bytes sent of what is published, counted for the user
+	retryAt   time.Time // no chunks before then; zero: at once
+	blockedAt time.Time // since when the next chunks cannot be sent; zero: they can
 
-	// Generations.
+	// Generations. At most one RETIRE is not acknowledged.
 	sentGeneration  uint64
 	ackedGeneration uint64
 	retireFrom      uint64 // the capacity for the next RETIRE
+	retiredID       uint64 // sentID when the last RETIRE was sent
 
 	// Lengths.
 	sentLen    uint64 // of the last PUBLISH
 	sentSealed bool   // SEALED was sent
 
-	// Since when the reader has had chunks to map, or a generation to apply; zero
-	// while it has none. See deadline.
+	// Since when the reader has had chunks to map without progress, or a generation
+	// to apply; zero while it has none. See times.
 	chunksSince, retireSince time.Time
 }
 
@@ -53,7 +56,7 @@ func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) 
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state == wire.StateClosed {
+	if p.state == wire.StateClosed || a.detached {
 		return o, -1, fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
 	if fd, err = dup(p.page.fd); err != nil {
@@ -79,28 +82,66 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 	invariants.Held(&a.pub.mu)
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
-	a.stalled = false
+	a.unblockLocked()
+	if capacity < a.charged {
+		a.pub.srv.refund(a.ses.cred.UID, a.charged-capacity)
+		a.charged = capacity
+	}
 }
 
 // outFrame is a frame to be sent.
 type outFrame struct {
 	kind    wire.Type
 	payload []byte
-	chunks  []publishedChunk // whose descriptors go with it
 	last    bool
 }
 
-// sendNext sends the next frame and reports whether there was one.
+// sendNext sends the next frame. It returns false if none can be sent now.
 func (a *attachment) sendNext() (sent bool, err error) {
-	f, ok := a.nextFrame()
-	if !ok {
-		return false, nil
-	}
-	if len(f.chunks) > 0 {
-		return true, a.sendChunks(f)
-	}
-	if err := a.ses.write(f.kind, 0, f.payload); err != nil {
+	// Chunks are exported without a lock, and before anything is recorded: the driver
+	// takes long, and can refuse.
+	chunks := a.nextChunks()
+	acquired, fds, err := a.exportChunks(chunks)
+	defer func() {
+		for i, d := range acquired {
+			a.pub.releaseFD(chunks[i], d)
+		}
+	}()
+	if err != nil {
+		_ = a.ses.refuse(0, wire.CodeInternal, err.Error())
 		return false, err
+	}
+	if len(fds) < len(chunks) {
+		chunks = nil // later; other frames can go
+	}
+	a.ses.sending.Lock()
+	defer a.ses.sending.Unlock()
+	f, ok, err := a.nextFrame(chunks)
+	if errors.Is(err, errStillHeld) {
+		if a.pub.srv.forgetFreed(a.ses.cred.UID) {
+			return true, nil
+		}
+		if a.block() {
+			chunks = nil // later; other frames can go
+			f, ok, err = a.nextFrame(nil)
+		}
+	}
+	if err != nil {
+		_ = a.ses.refuse(0, codeOf(err), err.Error())
+		return false, err
+	}
+	if !ok {
+		return len(chunks) > 0, nil // they are the next no more: look again
+	}
+	if f.kind != wire.TypeChunks {
+		fds = nil
+	}
+	if err := a.ses.write(f.kind, 0, f.payload, fds...); err != nil {
+		return false, err
+	}
+	if f.kind == wire.TypeChunks {
+		a.ses.unread++
+		a.pub.srv.counts.frames.Add(1)
 	}
 	if f.last {
 		a.detach()
@@ -108,51 +149,36 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	return true, nil
 }
 
-// nextFrame returns the next frame for the reader and records it as sent. Its
-// priorities, the first that applies:
-//
-//  1. DELETED, once the publication is closed and the reader knows whether it was
-//     sealed: nothing else matters then;
-//  2. RETIRE, if the generation has moved: the owner waits for it, and chunks of
-//     the new generation must come after it;
-//  3. CHUNKS, while the window has room;
-//  4. PUBLISH, if the reader asked for it and the length has moved;
-//  5. SEALED, after the chunks;
-//  6. DELETED, if the publication has failed and all of the above is sent.
-func (a *attachment) nextFrame() (f outFrame, ok bool) {
+// nextChunks returns the chunks to send next; none while they have to wait.
+func (a *attachment) nextChunks() []publishedChunk {
 	p := a.pub
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case !a.started || a.detached:
-		return f, false
-	case p.state == wire.StateClosed && p.sealed == a.sentSealed:
-		return outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
-	case a.sentGeneration != p.generation:
-		a.sentGeneration = p.generation
-		f = outFrame{kind: wire.TypeRetire, payload: wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}.Append(nil)}
-		a.retireFrom = p.endLocked()
-		// The acknowledgement of a RETIRE stands for all frames before it.
-		a.unacked, a.chunksSince = nil, time.Time{}
-		startClock(&a.retireSince)
-		return f, true
-	case a.nextChunk < len(p.chunks) && len(a.unacked) < a.windowLocked() && !a.stalled:
-		return a.chunksFrameLocked(), true
-	case a.wantsPublish && a.sentLen != p.published:
-		a.sentLen = p.published
-		f := wire.Publish{Object: p.id, Length: p.published, Generation: p.generation, Timeline: p.published}
-		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true
-	case p.sealed && !a.sentSealed:
-		a.sentSealed = true
-		f := wire.Sealed{Object: p.id, Length: p.published}
-		if p.digest != nil {
-			f.HasDigest, f.Digest = true, *p.digest
+	if !a.retryAt.IsZero() {
+		if time.Now().Before(a.retryAt) {
+			return nil
 		}
-		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true
-	case p.failed != nil && p.state == wire.StateLive:
-		return outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}, true
+		a.retryAt = time.Time{}
 	}
-	return f, false
+	chunks := a.sendableLocked()
+	// The reader owes it to read what lies there.
+	if len(chunks) > 0 && a.ses.mayHaveUnread() {
+		startClock(&a.chunksSince)
+		a.retryAt = time.Now().Add(retryDelay)
+		return nil
+	}
+	return slices.Clone(chunks)
+}
+
+// sendableLocked returns the chunks that the reader lacks and may have now. Requires
+// pub.mu.
+func (a *attachment) sendableLocked() []publishedChunk {
+	invariants.Held(&a.pub.mu)
+	p := a.pub
+	if !a.started || a.detached || a.sentGeneration != p.generation || a.nextChunk >= len(p.chunks) || len(a.unacked) >= a.windowLocked() {
+		return nil
+	}
+	return p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]
 }
 
 // windowLocked is how many frames of chunks may be unacknowledged: descriptors in
@@ -167,22 +193,156 @@ func (a *attachment) windowLocked() int {
 	return 1
 }
 
-// chunksFrameLocked makes a frame of the next chunks and records them as sent.
+// blockRetry is the pause before chunks that could not be sent are tried again. A new
+// generation ends it.
+const blockRetry = 50 * time.Millisecond
+
+// exportChunks returns a descriptor of each chunk, or fewer if one cannot be exported
+// now. The caller must release those it has acquired. After an error no try will help.
+func (a *attachment) exportChunks(chunks []publishedChunk) (acquired []*cachedFD, fds []int, err error) {
+	for _, c := range chunks {
+		d, err := a.pub.srv.fds.acquire(c.seg)
+		if err != nil {
+			return acquired, fds, a.exportFailed(c, err)
+		}
+		acquired, fds = append(acquired, d), append(fds, d.fd)
+	}
+	return acquired, fds, nil
+}
+
+// exportFailed has a chunk tried again later. It returns the cause once that has lasted
+// for AckTimeout. Which error an export returns while the range gives the chunk up
+// depends on how far that is, so the range is asked instead: what it does not have any
+// more is waited for, since the publication will notice too.
+func (a *attachment) exportFailed(c publishedChunk, cause error) error {
+	p := a.pub
+	gone := !slices.Contains(p.r.Segments(), c.seg)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.hasLocked(c) {
+		return nil
+	}
+	if gone {
+		a.blockedAt = time.Time{}
+	}
+	if !a.blockLocked() {
+		return fmt.Errorf("export chunk %d: %w", c.ID, cause)
+	}
+	return nil
+}
+
+// block has the next chunks wait, unless they have done so for AckTimeout.
+func (a *attachment) block() (waits bool) {
+	a.pub.mu.Lock()
+	defer a.pub.mu.Unlock()
+	return a.blockLocked()
+}
+
+// blockLocked is block. Requires pub.mu.
+func (a *attachment) blockLocked() (waits bool) {
+	invariants.Held(&a.pub.mu)
+	now := time.Now()
+	a.retryAt = now.Add(blockRetry)
+	startClock(&a.blockedAt)
+	return now.Sub(a.blockedAt) < a.pub.srv.opts.AckTimeout
+}
+
+// unblockLocked undoes blockLocked. Requires pub.mu.
+func (a *attachment) unblockLocked() {
+	invariants.Held(&a.pub.mu)
+	a.retryAt, a.blockedAt = time.Time{}, time.Time{}
+}
+
+// nextFrame returns the next frame for the reader and records it as sent; chunks are
+// those that can be sent. Its priorities, the first that applies:
+//
+//  1. DELETED, once the publication is closed and the reader knows whether it was
+//     sealed: nothing else matters then;
+//  2. RETIRE, if the generation has moved and the last RETIRE is acknowledged: the
+//     owner waits for it, and all that follows must come after it;
+//  3. CHUNKS, while the window has room;
+//  4. PUBLISH, if the reader asked for it and the length has moved;
+//  5. SEALED, after the chunks;
+//  6. DELETED, if the publication has failed and all of the above is sent, or never
+//     can be.
+func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, err error) {
+	p := a.pub
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	closed := p.state == wire.StateClosed
+	deleted := outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}
+	switch {
+	case !a.started || a.detached:
+		return f, false, nil
+	case closed && p.sealed == a.sentSealed:
+		return deleted, true, nil
+	case a.sentGeneration != p.generation:
+		// A closed publication waits for no reader.
+		if a.ackedGeneration != a.sentGeneration && !closed {
+			return f, false, nil
+		}
+		return a.retireFrameLocked(), true, nil
+	case len(chunks) > 0:
+		return a.chunksFrameLocked(chunks)
+	case a.wantsPublish && a.sentLen != p.published:
+		a.sentLen = p.published
+		f := wire.Publish{Object: p.id, Length: p.published, Generation: p.generation, Timeline: p.published}
+		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true, nil
+	case p.sealed && !a.sentSealed:
+		a.sentSealed = true
+		f := wire.Sealed{Object: p.id, Length: p.published}
+		if p.digest != nil {
+			f.HasDigest, f.Digest = true, *p.digest
+		}
+		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true, nil
+	case p.failed != nil && p.state == wire.StateLive && (a.nextChunk == len(p.chunks) || !a.blockedAt.IsZero()):
+		return deleted, true, nil
+	}
+	return f, false, nil
+}
+
+// retireFrameLocked makes a RETIRE of the newest generation and records it as sent.
 // Requires pub.mu.
-func (a *attachment) chunksFrameLocked() outFrame {
+func (a *attachment) retireFrameLocked() outFrame {
 	invariants.Held(&a.pub.mu)
 	p := a.pub
-	pieces := append([]publishedChunk(nil), p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]...)
-	a.nextChunk += len(pieces)
+	a.sentGeneration = p.generation
+	f := wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}
+	a.retireFrom = p.endLocked()
+	a.retiredID, a.retireSince = a.sentID, time.Now()
+	return outFrame{kind: wire.TypeRetire, payload: f.Append(nil)}
+}
+
+// chunksFrameLocked makes a frame of the chunks and records them as sent, unless others
+// have become the next. Requires pub.mu.
+func (a *attachment) chunksFrameLocked(chunks []publishedChunk) (f outFrame, ok bool, err error) {
+	invariants.Held(&a.pub.mu)
+	p := a.pub
+	if !slices.EqualFunc(chunks, a.sendableLocked(), sameChunk) {
+		return f, false, nil
+	}
+	last := chunks[len(chunks)-1]
+	// The user is charged before the descriptors are sent: they cannot be taken back.
+	if end := last.Offset + last.Size; end > a.charged {
+		if err := p.srv.charge(a.ses.cred.UID, end-a.charged); err != nil {
+			return f, false, err
+		}
+		a.charged = end
+	}
+	if p.srv.limitsBytes() {
+		p.noteSentLocked(a.nextChunk, len(chunks), a.ses.cred.UID)
+	}
+	a.unblockLocked()
+	a.nextChunk += len(chunks)
 	msg := wire.Chunks{Object: p.id, Generation: a.sentGeneration}
-	for _, c := range pieces {
+	for _, c := range chunks {
 		msg.Records = append(msg.Records, c.Chunk)
 	}
-	a.sentID = max(a.sentID, pieces[len(pieces)-1].ID)
-	a.unacked = append(a.unacked, pieces[len(pieces)-1].ID)
+	a.sentID = max(a.sentID, last.ID)
+	a.unacked = append(a.unacked, last.ID)
 	a.retireFrom = max(a.retireFrom, p.endLocked())
 	startClock(&a.chunksSince)
-	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil), chunks: pieces}
+	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil)}, true, nil
 }
 
 // startClock sets since to now, unless it is set.
@@ -192,80 +352,8 @@ func startClock(since *time.Time) {
 	}
 }
 
-// restartClock sets since to now if there is more to do, else to zero.
-func restartClock(since *time.Time, more bool) {
-	*since = time.Time{}
-	if more {
-		startClock(since)
-	}
-}
-
-// sendChunks sends chunks with their descriptors.
-func (a *attachment) sendChunks(f outFrame) error {
-	p := a.pub
-	// The user is charged before the descriptors are sent: they cannot be taken
-	// back.
-	if err := a.charge(f.chunks[len(f.chunks)-1]); err != nil {
-		_ = a.ses.refuse(0, wire.CodeLimit, err.Error())
-		return err
-	}
-	acquired := make([]*cachedFD, 0, len(f.chunks))
-	fds := make([]int, 0, len(f.chunks))
-	defer func() {
-		for i, d := range acquired {
-			p.releaseFD(f.chunks[i], d)
-		}
-	}()
-	for _, c := range f.chunks {
-		d, err := p.srv.fds.acquire(c.seg)
-		if err != nil {
-			return a.undoChunks(f, err)
-		}
-		acquired, fds = append(acquired, d), append(fds, d.fd)
-	}
-	if err := a.ses.write(f.kind, 0, f.payload, fds...); err != nil {
-		return err
-	}
-	p.srv.counts.frames.Add(1)
-	return nil
-}
-
-// charge counts the memory up to the end of the chunk for the reader's user.
-func (a *attachment) charge(last publishedChunk) error {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
-	end := last.Offset + last.Size
-	if end <= a.charged || a.detached {
-		return nil
-	}
-	err := a.pub.srv.charge(a.ses.cred.UID, end-a.charged)
-	if err == nil {
-		a.charged = end
-	}
-	return err
-}
-
-// undoChunks undoes chunksFrameLocked if a chunk could not be exported because
-// the range has unmapped it: the publication will notice that and retire it. Any
-// other cause is returned.
-func (a *attachment) undoChunks(f outFrame, cause error) error {
-	if !errors.Is(cause, vmm.ErrClosed) {
-		return cause
-	}
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	a.nextChunk = min(a.nextChunk, p.indexLocked(f.chunks[0].ID))
-	a.unacked = a.unacked[:max(len(a.unacked)-1, 0)]
-	if len(a.unacked) == 0 {
-		a.chunksSince = time.Time{}
-	}
-	a.stalled = a.sentGeneration == p.generation && p.state != wire.StateClosed
-	return nil
-}
-
 // acknowledge records what the reader has mapped and applied, and reports whether
-// that is new. Only a new one restarts the reader's time.
+// that is new.
 func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	p := a.pub
 	p.mu.Lock()
@@ -274,22 +362,26 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	if ack.Chunk > a.sentID || ack.Generation > a.sentGeneration {
 		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sentID, a.sentGeneration)}
 	}
-	// The two clocks are apart: chunks that are mapped do not excuse a RETIRE.
-	if ack.Generation > a.ackedGeneration {
-		a.ackedGeneration, news = ack.Generation, true
-		restartClock(&a.retireSince, a.ackedGeneration < a.sentGeneration)
+	acked := ack.Chunk
+	if ack.Generation == a.sentGeneration && ack.Generation > a.ackedGeneration {
+		a.ackedGeneration, a.retireSince, news = ack.Generation, time.Time{}, true
+		acked = max(acked, a.retiredID) // it stands for all frames before the RETIRE
 	}
-	if ack.Chunk > a.ackedID {
-		a.ackedID, news = ack.Chunk, true
-	}
+	progress := acked > a.ackedID
+	a.ackedID = max(a.ackedID, acked)
 	// One acknowledgement may stand for several frames.
-	before := len(a.unacked)
 	for len(a.unacked) > 0 && a.unacked[0] <= a.ackedID {
 		a.unacked = a.unacked[1:]
-	}
-	if len(a.unacked) < before {
-		restartClock(&a.chunksSince, len(a.unacked) > 0)
 		news = true
+	}
+	news = news || progress
+	// Only progress wins the reader time: chunks that it has asked for again and had
+	// acknowledged before are none.
+	switch {
+	case news && len(a.unacked) == 0 && a.ackedID == a.sentID:
+		a.chunksSince = time.Time{}
+	case progress:
+		a.chunksSince = time.Now()
 	}
 	if news {
 		p.signalLocked()
@@ -297,19 +389,22 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	return news, nil
 }
 
-// deadline is when the reader must have acknowledged; zero if it has nothing to
-// acknowledge.
-func (a *attachment) deadline() time.Time {
+// times returns when the reader must have acknowledged, and when chunks are to be tried
+// again; each is zero if there is no such time.
+func (a *attachment) times() (deadline, retry time.Time) {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
+	if a.detached {
+		return deadline, retry
+	}
 	first := a.chunksSince
 	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
 		first = a.retireSince
 	}
-	if first.IsZero() || a.detached {
-		return time.Time{}
+	if !first.IsZero() {
+		deadline = first.Add(a.pub.srv.opts.AckTimeout)
 	}
-	return first.Add(a.pub.srv.opts.AckTimeout)
+	return deadline, a.retryAt
 }
 
 // resync goes back to the chunk that the reader asks for, in smaller frames.

@@ -348,3 +348,28 @@ func keepUp(c *wire.Conn) error {
 		}
 	}
 }
+
+// playPasser sends its second argument, a file, to the server at its first, and says
+// whether some other process still has a lock on that file.
+func playPasser(p *part) {
+	raw, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: p.args[0], Net: "unixpacket"})
+	p.must(err)
+	c, err := wire.NewConn(raw)
+	p.must(err)
+	p.must(c.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: wire.BackendHost, Granularity: 4096}.Append(nil)))
+	_, err = c.Read()
+	p.must(err)
+	fd, err := unix.Open(p.args[1], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	p.must(err)
+	p.must(c.Write(wire.TypeList, 1, 0, wire.List{}.Append(nil), fd))
+	for err == nil {
+		_, err = c.Read()
+	}
+	p.must(c.Close())
+	lock := unix.Flock_t{Type: unix.F_RDLCK}
+	p.must(unix.FcntlFlock(uintptr(fd), unix.F_GETLK, &lock))
+	if lock.Type == unix.F_UNLCK {
+		p.say("lock lost")
+	}
+	p.say("lock held")
+}

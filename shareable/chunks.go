@@ -13,7 +13,8 @@ import (
 // publishedChunk is a chunk of the range with the id that readers know it by.
 type publishedChunk struct {
 	wire.Chunk
-	seg vmm.Segment
+	seg    vmm.Segment
+	sentTo []uint32 // the users who were sent it, if Options.MaxBytesPerUID is set
 }
 
 // updateChunks makes the list of published chunks that of the range: chunks that
@@ -39,7 +40,7 @@ func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
 			break
 		}
 		p.lastID++
-		p.chunks = append(p.chunks, publishedChunk{wire.Chunk{ID: p.lastID, Offset: end, Size: seg.Size}, seg})
+		p.chunks = append(p.chunks, publishedChunk{wire.Chunk{ID: p.lastID, Offset: end, Size: seg.Size}, seg, p.srv.republish(seg)})
 		end, grown = end+seg.Size, true
 	}
 	if n > end && len(p.chunks) >= wire.MaxChunks && p.failed == nil {
@@ -62,6 +63,7 @@ func (p *Publication) dropChunksLocked(i int) {
 	for _, c := range p.chunks[i:] {
 		p.srv.fds.drop(c.seg)
 	}
+	p.srv.takeBack(p.chunks[i:])
 	p.chunks = p.chunks[:i]
 	p.generation++
 	p.page.generation.Store(p.generation)
@@ -70,6 +72,19 @@ func (p *Publication) dropChunksLocked(i int) {
 	}
 	p.page.notify()
 	p.wakeSendersLocked()
+}
+
+// sameChunk reports whether both are the same chunk of one publication.
+func sameChunk(a, b publishedChunk) bool { return a.ID == b.ID }
+
+// noteSentLocked records that n chunks from index i on are sent to a user. Requires mu.
+func (p *Publication) noteSentLocked(i, n int, uid uint32) {
+	invariants.Held(&p.mu)
+	for k := i; k < i+n; k++ {
+		if c := &p.chunks[k]; !slices.Contains(c.sentTo, uid) {
+			c.sentTo = append(c.sentTo, uid)
+		}
+	}
 }
 
 // endLocked is the offset at which the chunks end. Requires mu.

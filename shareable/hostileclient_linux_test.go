@@ -283,9 +283,14 @@ func attacks(x wire.Object) []attack {
 		{"an unknown type", false, sends(999, nil), violates},
 		{"an unknown type that may be skipped", false, func(e *hostileClient) {
 			h := e.header(999, list)
+			h.Flags = wire.FlagOptional
+			_ = e.packet(raw(h, list))
+		}, goesOn},
+		{"an unknown type that may be skipped, with fds", false, func(e *hostileClient) {
+			h := e.header(999, list)
 			h.Flags, h.FDs = wire.FlagOptional, 64
 			_ = e.packet(raw(h, list), nulls(e.t, 64)...)
-		}, goesOn},
+		}, violates},
 		{"a LIST that may be skipped", false, func(e *hostileClient) {
 			h := e.header(wire.TypeList, list)
 			h.Flags = wire.FlagOptional
@@ -405,7 +410,7 @@ func skipFlood(e *hostileClient) {
 // TestHostileClients: whatever a client sends costs it the connection and
 // nothing else: the server goes on, and has what it had before.
 func TestHostileClients(t *testing.T) {
-	s, p, g := stage(t, Options{}, PublishOptions{})
+	s, p, g := stage(t, takingFDs(Options{}), PublishOptions{})
 	want := pattern(0, 5<<20)
 	require.NoError(t, g.Append(want))
 	dev := vmmtest.Device(t)

@@ -42,6 +42,13 @@ type Options struct {
 	// Logger gets a line for each connection that is refused or cut off; nil
 	// logs nothing.
 	Logger *slog.Logger
+
+	hooks hooks
+}
+
+// hooks are for tests only.
+type hooks struct {
+	takeFDs bool // the kernel does not refuse descriptors from readers, as before Linux 6.16
 }
 
 // tokenSize is the size of HELLO's token field.

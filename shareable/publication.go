@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,7 +148,7 @@ func (s *Server) register(p *Publication) error {
 	case len(s.names) >= s.opts.MaxObjects:
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
-	s.names[p.name] = p
+	s.addLocked(p)
 	p.tasks.Go(p.follow)
 	p.tasks.Go(p.exportAhead)
 	return nil
@@ -338,6 +339,8 @@ func (p *Publication) wakeSendersLocked() {
 	}
 }
 
+func (p *Publication) byID(id uint64) int { return cmp.Compare(p.id, id) }
+
 // Name is the name that readers attach to.
 func (p *Publication) Name() string {
 	if p == nil {
@@ -391,9 +394,7 @@ func (p *Publication) Close() error {
 		p.mu.Unlock()
 		p.cancel()
 		p.tasks.Wait()
-		p.srv.mu.Lock()
-		delete(p.srv.names, p.name)
-		p.srv.mu.Unlock()
+		p.srv.remove(p)
 		p.teardown()
 	})
 	return nil
@@ -414,6 +415,7 @@ func (p *Publication) teardown() {
 	for _, c := range p.chunks {
 		p.srv.fds.drop(c.seg)
 	}
+	p.srv.takeBack(p.chunks)
 	p.chunks = nil
 	p.page.close()
 	p.release()

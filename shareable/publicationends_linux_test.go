@@ -55,12 +55,17 @@ func TestSendsAfterClose(t *testing.T) {
 	ses, _ := served(t, s)
 	require.NoError(t, ses.startAttachment(p, 1, wire.AccessRead, false))
 	a := ses.find(p.id)
-	f, ok := a.nextFrame()
-	require.True(t, ok)
-	require.Len(t, f.chunks, 1)
+	chunks := a.nextChunks()
+	require.Len(t, chunks, 1)
+	acquired, _, err := a.exportChunks(chunks)
+	require.NoError(t, err)
+	require.Len(t, acquired, 1)
 	require.NoError(t, p.Close())
-	require.Zero(t, s.Stats().KeptFDs)
-	require.NoError(t, a.sendChunks(f))
+	f, ok, err := a.nextFrame(chunks)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, wire.TypeDeleted, f.kind)
+	p.releaseFD(chunks[0], acquired[0])
 	require.Zero(t, s.Stats().KeptFDs)
 	a.detach()
 }
@@ -256,10 +261,12 @@ func TestUnsentOwesNothing(t *testing.T) {
 	ses, _ := served(t, s)
 	require.NoError(t, ses.startAttachment(p, 1, wire.AccessRead, false))
 	a := ses.find(p.id)
-	f, ok := a.nextFrame()
-	require.True(t, ok)
-	require.NoError(t, a.undoChunks(f, vmm.ErrClosed))
-	require.Zero(t, a.deadline())
+	chunks := a.nextChunks()
+	require.Len(t, chunks, 1)
+	require.NoError(t, a.exportFailed(chunks[0], vmm.ErrClosed))
+	deadline, retry := a.times()
+	require.Zero(t, deadline)
+	require.NotZero(t, retry)
 	a.detach()
 }
 
@@ -345,12 +352,12 @@ func TestTurnedAway(t *testing.T) {
 
 // TestReadAckGivesUp: the context has ended just before the deadline is set anew.
 func TestReadAckGivesUp(t *testing.T) {
-	s, _, _ := stage(t, Options{}, PublishOptions{})
+	s, p, _ := stage(t, Options{}, PublishOptions{})
 	ses, _ := served(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	done := make(chan error, 1)
-	go func() { done <- ses.readAck(ctx, time.Time{}) }()
+	go func() { done <- ses.readAck(ctx, &attachment{pub: p, ses: ses}) }()
 	select {
 	case err := <-done:
 		require.ErrorIs(t, err, context.Canceled)

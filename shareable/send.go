@@ -46,7 +46,7 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if err := p.runExclusive(ctx, p.sealForSendExclusive); err != nil {
 		return err
 	}
-	c, err := wire.NewConn(conn)
+	c, err := wire.NewOwnerConn(conn)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
 	defer a.detach()
-	// Send what the window allows, then wait for an ACK, until all is mapped.
+	// Send what can be sent, then wait for an ACK, until all is mapped.
 	for ctx.Err() == nil {
 		sent, err := a.sendNext()
 		if err != nil {
@@ -113,20 +113,25 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		if a.complete() {
 			return ses.write(wire.TypeDone, 0, nil)
 		}
-		if err := ses.readAck(ctx, a.deadline()); err != nil {
+		if err := ses.readAck(ctx, a); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// readAck reads one frame from the reader: an ACK, a RESYNC, or an ERROR. The
-// deadline is that of the attachment, so other frames win the reader no time.
-func (ses *session) readAck(ctx context.Context, deadline time.Time) error {
+// readAck reads one frame from the reader, or waits until chunks are to be tried again.
+// The deadline is that of the attachment, so that no other frame wins the reader time.
+func (ses *session) readAck(ctx context.Context, a *attachment) error {
+	deadline, retry := a.times()
 	if deadline.IsZero() {
 		deadline = time.Now().Add(ses.srv.opts.AckTimeout)
 	}
-	if err := ses.conn.SetReadDeadline(deadline); err != nil {
+	until := deadline
+	if !retry.IsZero() && retry.Before(until) {
+		until = retry
+	}
+	if err := ses.conn.SetReadDeadline(until); err != nil {
 		return err
 	}
 	// ctx is checked after the deadline is set: had ctx ended before, its own
@@ -136,25 +141,31 @@ func (ses *session) readAck(ctx context.Context, deadline time.Time) error {
 	}
 	f, err := ses.conn.Read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
+		if time.Now().Before(deadline) {
+			return nil
+		}
 		return fmt.Errorf("%w to acknowledge", errTooSlow)
 	}
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // a reader sends no descriptors
-	if f.Type == wire.TypeError {
+	switch f.Type {
+	case wire.TypeAck, wire.TypeResync:
+		return ses.handle(f)
+	case wire.TypeError:
 		e, err := wire.DecodeError(f.Payload)
 		if err != nil {
 			return err
 		}
 		return peerError(e)
 	}
-	return ses.handle(f)
+	return &wire.ProtocolError{What: fmt.Sprintf("%v to a sender", f.Type)}
 }
 
-// complete reports whether the reader has acknowledged everything.
+// complete reports whether the reader has acknowledged everything once, whatever it has
+// asked for again.
 func (a *attachment) complete() bool {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
-	return a.sentSealed && a.nextChunk == len(a.pub.chunks) && len(a.unacked) == 0
+	return a.sentSealed && (len(a.pub.chunks) == 0 || a.ackedID >= a.pub.chunks[len(a.pub.chunks)-1].ID)
 }

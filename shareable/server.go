@@ -1,16 +1,16 @@
 package shareable
 
 import (
-	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -29,6 +29,7 @@ type Server struct {
 
 	// Safe for concurrent use.
 	tasks  sync.WaitGroup
+	unread closeQueue // connections in which descriptors lie unread
 	counts struct{ accepted, refused, timedOut, violations, frames, resyncs atomic.Uint64 }
 
 	// Guarded by mu.
@@ -36,8 +37,11 @@ type Server struct {
 	closed     bool
 	nextID     uint64
 	names      map[string]*Publication
+	objects    []*Publication // the same, by id
 	sessions   map[*session]struct{}
-	bytesByUID map[uint32]uint64 // bytes of memory sent to the readers of a user
+	bytesByUID map[uint32]uint64 // bytes of published memory sent to the readers of a user
+	takenByUID map[uint32]uint64 // bytes of taken that count for a user
+	taken      map[vmm.Segment]*takenMemory
 }
 
 // Stats counts what a Server has done since it was made.
@@ -67,7 +71,8 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	}
 	s := &Server{
 		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}),
-		names: map[string]*Publication{}, sessions: map[*session]struct{}{}, bytesByUID: map[uint32]uint64{},
+		names: map[string]*Publication{}, sessions: map[*session]struct{}{},
+		bytesByUID: map[uint32]uint64{}, takenByUID: map[uint32]uint64{}, taken: map[vmm.Segment]*takenMemory{},
 	}
 	if s.hello, err = localHello(dev); err != nil {
 		return nil, err
@@ -91,7 +96,7 @@ func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := listen(path)
+	l, err := listen(path, s.opts.hooks)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen: %w", err), s.Close())
 	}
@@ -137,146 +142,6 @@ func (s *Server) heartbeatLoop() {
 	}
 }
 
-// acceptLoop accepts connections until the socket is closed.
-func (s *Server) acceptLoop() {
-	for {
-		c, err := s.socket.AcceptUnix()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			// Any other error passes: one connection failed, or there are no
-			// descriptors just now.
-			s.opts.Logger.Warn("accept", "path", s.path, "error", err)
-			select {
-			case <-s.stop:
-				return
-			case <-time.After(50 * time.Millisecond):
-			}
-			continue
-		}
-		s.tasks.Go(func() { _ = s.serve(c) })
-	}
-}
-
-// ServeConn serves one connection, of the kind "unixpacket" or half of a socket
-// pair, until it ends, and closes it. It returns nil if the peer closed it, else
-// why it ended.
-func (s *Server) ServeConn(c *net.UnixConn) error {
-	if c == nil {
-		return fmt.Errorf("serve: %w: no connection", vmm.ErrInvalid)
-	}
-	if s == nil {
-		return errors.Join(errNoServer, c.Close())
-	}
-	return s.serve(c)
-}
-
-func (s *Server) serve(raw *net.UnixConn) error {
-	c, err := wire.NewConn(raw)
-	if err != nil {
-		_ = raw.Close()
-		return fmt.Errorf("serve: %w", err)
-	}
-	defer c.Close() //nolint:errcheck // nothing depends on it
-	// The user is checked first: a peer that may not connect costs no session.
-	ses, err := s.admit(c)
-	if err != nil {
-		s.counts.refused.Add(1)
-		s.sendRefusal(c, err)
-		s.opts.Logger.Warn("connection refused", "error", err)
-		return fmt.Errorf("serve: %w", err)
-	}
-	s.counts.accepted.Add(1)
-	err = ses.run()
-	// The session no longer counts against the limits before its end is logged.
-	s.removeSession(ses)
-	if err != nil {
-		var bad *wire.ProtocolError
-		switch {
-		case errors.As(err, &bad):
-			s.counts.violations.Add(1)
-		case errors.Is(err, errTooSlow):
-			s.counts.timedOut.Add(1)
-		}
-		s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
-		return fmt.Errorf("serve: %w", err)
-	}
-	return nil
-}
-
-// admit checks the peer's user and the limits before anything is read, and makes
-// a session.
-func (s *Server) admit(c *wire.Conn) (*session, error) {
-	// The kernel's word on the user comes before the locks and the limits: a
-	// stranger learns nothing of how busy the server is.
-	cred, err := c.Cred()
-	if err != nil {
-		return nil, err
-	}
-	if !slices.Contains(s.opts.UIDs, cred.UID) {
-		return nil, fmt.Errorf("%w: user %d", vmm.ErrPermission, cred.UID)
-	}
-	ses := newSession(s, c, cred)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, fmt.Errorf("%w: server", vmm.ErrClosed)
-	}
-	// Counting and adding are one step under mu, so that two connections at a
-	// time cannot both take the last place.
-	same := 0
-	for other := range s.sessions {
-		if other.cred.UID == cred.UID {
-			same++
-		}
-	}
-	if len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID {
-		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
-	}
-	s.sessions[ses] = struct{}{}
-	return ses, nil
-}
-
-// sendRefusal tells the peer why. A new connection has room for that frame.
-func (s *Server) sendRefusal(c *wire.Conn, err error) {
-	e := wire.Error{Code: codeOf(err), Text: "too many connections"}
-	switch {
-	case errors.Is(err, vmm.ErrClosed):
-		e = wire.Error{Code: wire.CodeClosed, Text: "the server closes"}
-	case errors.Is(err, vmm.ErrPermission):
-		e.Text = "this user may not connect"
-	}
-	if c.SetWriteDeadline(time.Now().Add(s.opts.HandshakeTimeout)) == nil {
-		_ = c.Write(wire.TypeError, 0, 0, e.Append(nil))
-	}
-}
-
-func (s *Server) removeSession(ses *session) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.sessions, ses)
-}
-
-// charge counts n more bytes that were sent to readers of a user.
-func (s *Server) charge(uid uint32, n uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if used := s.bytesByUID[uid]; n > s.opts.MaxBytesPerUID-used {
-		return fmt.Errorf("%w: user %d has %d bytes of at most %d", vmm.ErrLimit, uid, used, s.opts.MaxBytesPerUID)
-	}
-	s.bytesByUID[uid] += n
-	return nil
-}
-
-func (s *Server) refund(uid uint32, n uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.bytesByUID[uid] -= n; s.bytesByUID[uid] == 0 {
-		delete(s.bytesByUID, uid)
-	}
-}
-
 // find is the publication of that name; nil if there is none.
 func (s *Server) find(name string) *Publication {
 	s.mu.Lock()
@@ -284,16 +149,33 @@ func (s *Server) find(name string) *Publication {
 	return s.names[name]
 }
 
-// publications are all publications, by id.
-func (s *Server) publications() []*Publication {
+// publications returns up to most publications with ids above after, by id.
+func (s *Server) publications(after uint64, most int) []*Publication {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*Publication, 0, len(s.names))
-	for _, p := range s.names {
-		all = append(all, p)
+	i, found := slices.BinarySearchFunc(s.objects, after, (*Publication).byID)
+	if found {
+		i++
 	}
-	slices.SortFunc(all, func(a, b *Publication) int { return cmp.Compare(a.id, b.id) })
-	return all
+	return slices.Clone(s.objects[i:min(len(s.objects), i+most)])
+}
+
+// addLocked lists a publication. Requires mu.
+func (s *Server) addLocked(p *Publication) {
+	invariants.Held(&s.mu)
+	s.names[p.name] = p
+	i, _ := slices.BinarySearchFunc(s.objects, p.id, (*Publication).byID)
+	s.objects = slices.Insert(s.objects, i, p)
+}
+
+// remove undoes addLocked.
+func (s *Server) remove(p *Publication) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.names, p.name)
+	if i, ok := slices.BinarySearchFunc(s.objects, p.id, (*Publication).byID); ok {
+		s.objects = slices.Delete(s.objects, i, i+1)
+	}
 }
 
 // Stats returns the counters as of now.
@@ -328,11 +210,12 @@ func (s *Server) Close() error {
 	}
 	// No new connection comes from here on. The publications go before the
 	// sessions, so that the readers still get DELETED.
+	close(s.stop)
 	var err error
 	if s.socket != nil {
 		err = s.socket.Close()
 	}
-	for _, p := range s.publications() {
+	for _, p := range s.publications(0, math.MaxInt) {
 		err = errors.Join(err, p.Close())
 	}
 	s.mu.Lock()
@@ -340,7 +223,6 @@ func (s *Server) Close() error {
 		ses.shutdown()
 	}
 	s.mu.Unlock()
-	close(s.stop)
 	s.tasks.Wait()
 	return err
 }

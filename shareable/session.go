@@ -26,10 +26,10 @@ type session struct {
 	conn    *wire.Conn
 	cred    wire.Cred
 	wake    chan struct{} // wakes the writer: there may be a frame to send
-	done    chan struct{} // closed when the first of the two goroutines ends
+	done    chan struct{} // closed by stop
 	closing chan struct{} // closed by shutdown
 
-	// Set once, by the goroutine that ends first.
+	// Set once, by stop.
 	stopOnce sync.Once
 	err      error
 
@@ -37,9 +37,17 @@ type session struct {
 	requestsLeft float64 // requests that may come at once, as of tokensAt
 	requestsAt   time.Time
 
+	// The writer's goroutine.
+	unread int // frames of chunks sent since the kernel held nothing for the reader
+
+	// sending is held while an attachment's frame is chosen and sent. DETACH takes it,
+	// so that no such frame follows its reply. It is before Publication.mu.
+	sending sync.Mutex
+
 	// Guarded by mu.
 	mu          sync.Mutex // no other lock is taken while it is held
 	helloDone   bool
+	stopped     bool                   // nothing is attached any more
 	attachments map[uint64]*attachment // by the object's id
 }
 
@@ -52,7 +60,6 @@ func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 
 // run serves the connection until it ends.
 func (ses *session) run() error {
-	defer ses.detachAll()
 	// The small buffer is set before anything is sent: it bounds what a reader
 	// that stops reading costs the kernel.
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
@@ -63,8 +70,7 @@ func (ses *session) run() error {
 	ses.mu.Lock()
 	ses.helloDone = err == nil
 	ses.mu.Unlock()
-	// Each of the two loops stops the other by closing the connection, and the
-	// error of the first one counts.
+	// The first of the two loops that ends stops the other, and its error counts.
 	if err == nil {
 		var writer sync.WaitGroup
 		writer.Go(func() { ses.stop(ses.writeLoop()) })
@@ -83,12 +89,18 @@ func (ses *session) run() error {
 // reader, whatever it requests.
 const sendBuffer = 24 << 10
 
-// stop ends both goroutines.
+// stop ends the session. No Retire waits for its reader any more.
 func (ses *session) stop(err error) {
 	ses.stopOnce.Do(func() {
 		ses.err = err
 		close(ses.done)
-		_ = ses.conn.Close()
+		_ = ses.conn.Shutdown() // both goroutines return from the kernel
+		ses.mu.Lock()
+		ses.stopped = true
+		ses.mu.Unlock()
+		for _, a := range ses.all() {
+			a.detach()
+		}
 	})
 }
 
@@ -107,7 +119,7 @@ func (ses *session) shutdown() {
 	defer ses.mu.Unlock()
 	close(ses.closing)
 	if !ses.helloDone { // no writer runs that would end it
-		_ = ses.conn.Close()
+		_ = ses.conn.Shutdown()
 	}
 }
 
@@ -154,9 +166,8 @@ func (ses *session) exchangeHello() error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	if f.Type != wire.TypeHello || len(f.FDs) > 0 {
-		return &wire.ProtocolError{What: fmt.Sprintf("the first frame has type %d and %d descriptors", f.Type, len(f.FDs))}
+	if f.Type != wire.TypeHello {
+		return &wire.ProtocolError{What: fmt.Sprintf("the first frame has type %d", f.Type)}
 	}
 	peer, err := wire.DecodeHello(f.Payload)
 	if err != nil {
@@ -196,11 +207,15 @@ func (ses *session) readLoop() error {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = fmt.Errorf("%w to send a request", errTooSlow)
 		}
-		if err == nil {
-			err = ses.handle(f)
-			_ = f.Close()
-		}
 		if err != nil {
+			return err
+		}
+		select {
+		case <-ses.done: // what came before the end is not handled after it
+			return nil
+		default:
+		}
+		if err := ses.handle(f); err != nil {
 			return err
 		}
 	}
@@ -227,9 +242,6 @@ func (ses *session) countRequest(request uint32) error {
 
 // handle handles one frame from the reader. An error ends the connection.
 func (ses *session) handle(f wire.Frame) error {
-	if len(f.FDs) > 0 {
-		return &wire.ProtocolError{What: fmt.Sprintf("%d descriptors on a request", len(f.FDs))}
-	}
 	// An ACK that acknowledges something new is not counted as a request: the
 	// reader has to send it. One that repeats itself is.
 	if f.Type == wire.TypeAck {
@@ -271,10 +283,7 @@ func (ses *session) list(f wire.Frame) error {
 	const maxBytes = 16 << 10 // a reader with a small buffer takes that, too
 	var reply wire.Listed
 	size := 0
-	for _, p := range ses.srv.publications() {
-		if p.id <= q.After {
-			continue
-		}
+	for _, p := range ses.srv.publications(q.After, maxBytes/32) {
 		if size += 32 + len(p.name); size > maxBytes {
 			reply.More = true
 			break
@@ -323,12 +332,15 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	// The place in the map is taken first: a second ATTACH of the object, or the
 	// end of the session, then finds the attachment.
 	ses.mu.Lock()
-	taken := ses.attachments[p.id] != nil
-	if !taken {
+	stopped, taken := ses.stopped, ses.attachments[p.id] != nil
+	if !stopped && !taken {
 		ses.attachments[p.id] = a
 	}
 	ses.mu.Unlock()
-	if taken {
+	switch {
+	case stopped:
+		return io.EOF
+	case taken:
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
 	o, fd, err := a.register(access)
@@ -387,6 +399,8 @@ func (ses *session) detach(f wire.Frame) error {
 		return ses.refuse(f.Request, wire.CodeNotFound, "not attached")
 	}
 	a.detach()
+	ses.sending.Lock() // a frame of the object that is under way comes first
+	defer ses.sending.Unlock()
 	return ses.write(wire.TypeDone, f.Request, nil)
 }
 
@@ -407,12 +421,6 @@ func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 	return news, err
 }
 
-func (ses *session) detachAll() {
-	for _, a := range ses.all() {
-		a.detach()
-	}
-}
-
 func (ses *session) all() []*attachment {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
@@ -423,6 +431,19 @@ func (ses *session) all() []*attachment {
 	return list
 }
 
+// maxUnread is how many frames of chunks may lie unread in a connection, for all its
+// attachments: descriptors in flight keep memory and count against limits of the user's.
+const maxUnread = 2
+
+// mayHaveUnread reports whether maxUnread frames of chunks may lie unread. An
+// acknowledgement is no evidence: a reader knows the ids without reading.
+func (ses *session) mayHaveUnread() bool {
+	if n, err := ses.conn.Queued(); err == nil && n == 0 {
+		ses.unread = 0
+	}
+	return ses.unread >= maxUnread
+}
+
 // writeLoop sends events until the connection ends. Each round it sends at most
 // one frame for each attachment, so that a large object does not delay the
 // others. CLOSING comes last, when no attachment has a frame to send.
@@ -430,24 +451,24 @@ func (ses *session) writeLoop() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		var deadline time.Time // the first of all attachments
 		sent := false
+		wait := time.Hour
 		for _, a := range ses.all() {
 			more, err := a.sendNext()
 			if err != nil {
 				return err
 			}
 			sent = sent || more
-			if d := a.deadline(); !d.IsZero() && (deadline.IsZero() || d.Before(deadline)) {
-				deadline = d
-			}
-		}
-		// The deadline is checked in each round: a reader that takes frames but
-		// acknowledges none is too slow as well.
-		wait := time.Hour
-		if !deadline.IsZero() {
-			if wait = time.Until(deadline); wait <= 0 {
+			// The deadline is checked in each round: a reader that takes frames but
+			// acknowledges none is too slow as well.
+			deadline, retry := a.times()
+			if !deadline.IsZero() && time.Until(deadline) <= 0 {
 				return fmt.Errorf("%w to acknowledge", errTooSlow)
+			}
+			for _, at := range []time.Time{deadline, retry} {
+				if !at.IsZero() {
+					wait = min(wait, max(time.Until(at), 0))
+				}
 			}
 		}
 		if sent {

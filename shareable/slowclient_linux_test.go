@@ -293,12 +293,15 @@ func TestSendAfterClose(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
 	a.start()
-	f, ok := a.nextFrame()
-	require.True(t, ok)
-	require.NotEmpty(t, f.chunks)
+	chunks := a.nextChunks()
+	require.NotEmpty(t, chunks)
 	require.NoError(t, p.Close())
 	require.Zero(t, s.Stats().KeptFDs)
-	_ = a.sendChunks(f)
+	acquired, _, err := a.exportChunks(chunks)
+	require.NoError(t, err)
+	for i, d := range acquired {
+		p.releaseFD(chunks[i], d)
+	}
 	require.Zero(t, s.Stats().KeptFDs)
 	a.detach()
 }

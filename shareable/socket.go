@@ -1,11 +1,16 @@
 package shareable
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -39,4 +44,40 @@ func ownDirectory() string {
 		return filepath.Join(dir, "cuvmm")
 	}
 	return filepath.Join(os.TempDir(), "cuvmm-"+strconv.Itoa(os.Getuid()))
+}
+
+// connect connects to the server at path.
+func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, error) {
+	path, err := socketPath(path)
+	if err != nil {
+		return nil, err
+	}
+	end := time.Now().Add(o.Timeout)
+	dialer := net.Dialer{Deadline: end}
+	c, err := dialer.DialContext(ctx, "unixpacket", path)
+	// As many connections wait for the server as the kernel lets wait. No event says when
+	// there are fewer.
+	for errors.Is(err, syscall.EAGAIN) {
+		select {
+		case <-time.After(retryDelay):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("%w: the server accepts no connections: %w", os.ErrDeadlineExceeded, err)
+		}
+		c, err = dialer.DialContext(ctx, "unixpacket", path)
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("%w: no server listens: %w", ErrOwnerGone, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		_ = c.Close()
+		return nil, fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c)
+	}
+	return conn, nil
 }

@@ -1,7 +1,9 @@
 package shareable
 
 import (
+	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -9,9 +11,11 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -23,9 +27,9 @@ func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
 	return st.Uid, true
 }
 
-// makeDirectory makes the user's own directory if path lies in it. It refuses a
-// directory that another user could have made.
-func makeDirectory(path string) error {
+// checkDirectory makes the user's own directory if path lies in it. It refuses a
+// directory in which another user could replace the socket.
+func checkDirectory(path string) error {
 	// Any other directory must exist already: it is the caller's to make.
 	dir := filepath.Dir(path)
 	own := dir == ownDirectory()
@@ -43,11 +47,14 @@ func makeDirectory(path string) error {
 		return fmt.Errorf("%w: %s is not a directory, or is a link to one", vmm.ErrPermission, dir)
 	}
 	uid, known := ownerOf(info)
+	mode := info.Mode()
 	switch {
 	case known && uid != uint32(os.Getuid()) && (own || uid != 0):
 		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, uid)
-	case own && info.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%w: %s has mode %#o, which admits other users", vmm.ErrPermission, dir, info.Mode().Perm())
+	case own && mode.Perm()&0o077 != 0:
+		return fmt.Errorf("%w: %s has mode %#o, which admits other users", vmm.ErrPermission, dir, mode.Perm())
+	case mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0:
+		return fmt.Errorf("%w: %s has mode %#o, so other users can replace the socket", vmm.ErrPermission, dir, mode.Perm())
 	}
 	return nil
 }
@@ -56,20 +63,20 @@ func makeDirectory(path string) error {
 type socket struct {
 	*net.UnixListener
 	path string
-	lock int // descriptor of the lock file, locked while the socket is open; -1 for an abstract name
+	lock int         // descriptor of the lock file, locked while the socket is open; -1 for an abstract name
+	file fs.FileInfo // the socket file
 }
 
 // listen makes a socket at path. The lock file decides which server has the path,
 // so the socket file of a dead server can be replaced.
-func listen(path string) (*socket, error) {
+func listen(path string, h hooks) (*socket, error) {
+	s := &socket{path: path, lock: -1}
 	if strings.HasPrefix(path, "@") {
-		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-		if err != nil {
-			return nil, err
-		}
-		return &socket{l, path, -1}, nil
+		var err error
+		s.UnixListener, err = listenAt(path, h)
+		return s, err
 	}
-	if err := makeDirectory(path); err != nil {
+	if err := checkDirectory(path); err != nil {
 		return nil, err
 	}
 	// The lock file stays when the server ends: removing it would let two servers
@@ -78,31 +85,32 @@ func listen(path string) (*socket, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path + ".lock", Err: err}
 	}
-	s := &socket{path: path, lock: lock}
-	if err := s.bind(); err != nil {
+	s.lock = lock
+	if err := s.bind(h); err != nil {
 		_ = unix.Close(lock)
 		return nil, err
 	}
 	return s, nil
 }
 
-// bind binds a socket to a temporary name, restricts its mode, and renames it. So
-// the socket is at no time open to other users under its path.
-func (s *socket) bind() error {
+// bind binds a socket to a temporary name and renames it. It replaces nothing but a
+// socket.
+func (s *socket) bind(h hooks) error {
 	if err := unix.Flock(s.lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("%w: another server holds %s: %w", vmm.ErrBusy, s.path, err)
+	}
+	if info, err := os.Lstat(s.path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%w: %s is there and is not a socket", vmm.ErrInvalid, s.path)
 	}
 	temporary := s.path + "." + rand.Text()[:8]
 	if len(temporary) > maxPath {
 		return fmt.Errorf("%w: socket path %q is too long by %d bytes", vmm.ErrInvalid, s.path, len(temporary)-maxPath)
 	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: temporary, Net: "unixpacket"})
+	l, err := listenAt(temporary, h)
 	if err != nil {
 		return err
 	}
-	// Close removes the file at path itself, while the lock is held.
-	l.SetUnlinkOnClose(false)
-	if err = os.Chmod(temporary, 0o600); err == nil {
+	if s.file, err = os.Lstat(temporary); err == nil {
 		err = os.Rename(temporary, s.path)
 	}
 	if err != nil {
@@ -114,15 +122,80 @@ func (s *socket) bind() error {
 	return nil
 }
 
-// Close removes the socket file before it unlocks the lock file: after that the
-// path may be another server's.
+// listenAt listens on a new socket. Its file is at no time open to other users: the mode
+// is that of the socket when it is bound, less the umask.
+func listenAt(address string, h hooks) (*net.UnixListener, error) {
+	prepare := func(_, _ string, c syscall.RawConn) error {
+		if !h.takeFDs {
+			_ = wire.RefuseFDs(c) // where the kernel cannot, nothing takes them either
+		}
+		var failed error
+		if err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) }); err != nil {
+			return err
+		}
+		return failed
+	}
+	l, err := (&net.ListenConfig{Control: prepare}).Listen(context.Background(), "unixpacket", address)
+	if err != nil {
+		return nil, err
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a listener of type %T", vmm.ErrInvalid, l), l.Close())
+	}
+	ul.SetUnlinkOnClose(false) // Close does that itself, if the file is still this socket's
+	return ul, nil
+}
+
+// Close ends the socket: no process can connect any more, and AcceptUnix returns. The
+// listener stays open until closeListener.
 func (s *socket) Close() error {
 	if s.lock >= 0 {
-		_ = os.Remove(s.path)
-	}
-	err := s.UnixListener.Close()
-	if s.lock >= 0 {
+		// The file goes before the lock does: after that the path may be another
+		// server's. It may be that too if someone has removed the lock file.
+		if now, err := os.Lstat(s.path); err == nil && os.SameFile(now, s.file) {
+			_ = os.Remove(s.path)
+		}
 		_ = unix.Close(s.lock)
 	}
-	return err
+	err := s.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
+	return errors.Join(err, s.SetDeadline(time.Unix(1, 0)))
+}
+
+// takeWaiting returns the connections that no AcceptUnix has returned, after Close. It
+// returns false if that is not all of them.
+func (s *socket) takeWaiting() (conns []*net.UnixConn, all bool) {
+	err := s.control(func(listener int) error {
+		for {
+			fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+			if err != nil {
+				return err
+			}
+			f := os.NewFile(uintptr(fd), "")
+			c, err := net.FileConn(f)
+			_ = f.Close() // c has another descriptor of it
+			if err != nil {
+				return err
+			}
+			if u, ok := c.(*net.UnixConn); ok {
+				conns = append(conns, u)
+			}
+		}
+	})
+	return conns, errors.Is(err, unix.EAGAIN)
+}
+
+func (s *socket) closeListener() { _ = s.UnixListener.Close() }
+
+// control calls f with the listener's descriptor.
+func (s *socket) control(f func(fd int) error) error {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = f(int(fd)) }); err != nil {
+		return err
+	}
+	return failed
 }

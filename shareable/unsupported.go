@@ -15,7 +15,11 @@ var errLinux = fmt.Errorf("%w: sharing needs Linux", vmm.ErrNotSupported)
 
 type socket struct{ *net.UnixListener }
 
-func listen(string) (*socket, error) { return nil, errLinux }
+func listen(string, hooks) (*socket, error) { return nil, errLinux }
+
+func (s *socket) closeListener() {}
+
+func (s *socket) takeWaiting() ([]*net.UnixConn, bool) { return nil, true }
 
 func fileLimit() int { return 0 }
 

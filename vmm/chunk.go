@@ -158,6 +158,21 @@ func (s Segment) Chunk() (*Chunk, error) {
 	return c, s.dev.fail("take chunk", s.Addr, s.Size, err)
 }
 
+// Freed reports whether the segment's memory is free: this process has no reference to
+// it, and no other process a descriptor or a mapping. In doubt it is false. It is
+// ErrNotSupported where the driver cannot tell, as CUDA's.
+func (s Segment) Freed() (bool, error) {
+	if s.mem == nil {
+		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
+	}
+	r, ok := s.dev.drv.(driver.FreeReporter)
+	if !ok {
+		return false, s.dev.fail("ask for freed memory", s.Addr, s.Size, fmt.Errorf("%w: freed memory", ErrNotSupported))
+	}
+	freed, err := r.Freed(s.mem.handle)
+	return freed && s.mem.refs.Load() == 0, s.dev.fail("ask for freed memory", s.Addr, s.Size, err)
+}
+
 // Segments lists what is mapped, by address, without what is retiring. Every
 // one of them has to be registered or shared, not only the first.
 func (r *Reservation) Segments() []Segment {

@@ -48,7 +48,9 @@ type Cred struct {
 // Conn sends and receives frames. One goroutine reads; all may call the other
 // methods.
 type Conn struct {
-	c *net.UnixConn // immutable
+	// Immutable.
+	c   *net.UnixConn
+	raw syscall.RawConn // of NewOwnerConn; else nil
 
 	// The reader's goroutine.
 	in, control []byte
@@ -82,6 +84,19 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 	return &Conn{c: c, in: make([]byte, MaxFrame), control: make([]byte, controlSize)}, nil
 }
 
+// NewOwnerConn is NewConn for the owner's side, which takes no fds. A packet with fds
+// breaks the protocol and stays unread: when a process drops the last reference to a
+// file, the system call in which it does so can take as long as the file's maker likes.
+func NewOwnerConn(c *net.UnixConn) (*Conn, error) {
+	oc, err := NewConn(c)
+	if err != nil {
+		return nil, err
+	}
+	oc.control = nil
+	oc.raw, err = c.SyscallConn()
+	return oc, err
+}
+
 // Read waits for the next frame of a known type. A frame that is returned with an
 // error has no fds. After ErrTruncated, which comes with the frame, and after an
 // exceeded deadline Read can be called again; after any other error it cannot.
@@ -109,12 +124,16 @@ func (c *Conn) OnSkip(f func() error) { c.onSkip = f }
 
 // readPacket reads one packet and checks it.
 func (c *Conn) readPacket() (Frame, error) {
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
+	n, oobn, flags, err := c.readMsg()
 	if errors.Is(err, syscall.ECONNRESET) && !c.reset {
 		// The peer closed before it had read everything. The kernel reports that
 		// once, and then returns the packets that the peer had sent.
 		c.reset = true
-		n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
+		n, oobn, flags, err = c.readMsg()
+	}
+	var broke *ProtocolError
+	if errors.As(err, &broke) {
+		return Frame{}, err
 	}
 	// The fds are taken out before anything is checked, so that none stays open. An
 	// empty packet can have fds, although Go reports it as the end.
@@ -128,6 +147,21 @@ func (c *Conn) readPacket() (Frame, error) {
 		f.FDs = append(f.FDs, NewFD(fd))
 	}
 	return f, nil
+}
+
+// readMsg reads one packet. For NewOwnerConn it refuses one with fds.
+func (c *Conn) readMsg() (n, oobn, flags int, err error) {
+	if c.raw != nil {
+		fds, err := waitForPacket(c.raw)
+		if fds {
+			err = protocolf("fds from a reader")
+		}
+		if err != nil {
+			return 0, 0, 0, err
+		}
+	}
+	n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
+	return n, oobn, flags, err
 }
 
 // checkPacket makes a Frame of a packet. err is that of the socket; bad is why
@@ -202,6 +236,16 @@ func (c *Conn) Cred() (Cred, error) { return peerCred(c.c) }
 // Queued is how much memory the kernel holds for frames that the peer has not
 // read. It is more than the bytes of the frames.
 func (c *Conn) Queued() (int, error) { return queued(c.c) }
+
+// Shutdown ends the connection in both directions: a Read or Write that waits returns,
+// and the peer sees the end. It never waits. What the peer sent before can still be
+// read.
+func (c *Conn) Shutdown() error { return shutdown(c.c) }
+
+// Discard takes what the peer sent before Shutdown and nothing has read. It returns
+// false if there are fds in it: these it leaves, and Close can take long. No Read may
+// run or follow.
+func (c *Conn) Discard() bool { return discard(c.c) }
 
 // Close closes the connection and ends a Read or Write that waits. Further calls
 // return the error of the first.

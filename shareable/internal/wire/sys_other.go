@@ -5,6 +5,7 @@ package wire
 import (
 	"errors"
 	"net"
+	"syscall"
 )
 
 // Connections need Linux: here NewConn returns errors.ErrUnsupported.
@@ -17,3 +18,9 @@ func closeFD(int) error                                   { return errors.ErrUns
 func keepsPackets(*net.UnixConn) (bool, error)            { return false, errors.ErrUnsupported }
 func peerCred(*net.UnixConn) (Cred, error)                { return Cred{}, errors.ErrUnsupported }
 func queued(*net.UnixConn) (int, error)                   { return 0, errors.ErrUnsupported }
+func shutdown(*net.UnixConn) error                        { return errors.ErrUnsupported }
+func discard(*net.UnixConn) bool                          { return true }
+func waitForPacket(syscall.RawConn) (bool, error)         { return false, errors.ErrUnsupported }
+
+// RefuseFDs returns errors.ErrUnsupported.
+func RefuseFDs(syscall.RawConn) error { return errors.ErrUnsupported }

@@ -49,6 +49,7 @@ var (
 	_ driver.PeerInfo      = (*Injected)(nil)
 	_ driver.RangeExporter = (*Injected)(nil)
 	_ driver.FabricSharer  = (*Injected)(nil)
+	_ driver.FreeReporter  = (*Injected)(nil)
 	_ driver.Wrapper       = (*Injected)(nil)
 )
 
@@ -264,6 +265,17 @@ func (d *Injected) ExportRange(p driver.Ptr, size uint64) (int, error) {
 		return err
 	})
 	return fd, err
+}
+
+// Freed implements driver.FreeReporter.
+func (d *Injected) Freed(h driver.Handle) (bool, error) {
+	return get(d, "Freed", -1, 0, func() (bool, error) {
+		r, ok := d.inner.(driver.FreeReporter)
+		if !ok {
+			return false, absent("Freed")
+		}
+		return r.Freed(h)
+	})
 }
 
 // ExportFabric implements driver.FabricSharer.

@@ -25,6 +25,7 @@ func shareRules() []Rule {
 		{Name: "import-refused", Says: "import with LocationOwner is ErrInvalid, with a device that does not exist ErrNoDevice", Source: seam, run: importRefused},
 		{Name: "import-location", Says: "Location says where imported memory is, whichever location Import was passed", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
+		{Name: "share-freed", Says: "Freed is false until memory is released and its last descriptor closed", Source: seam, run: shareFreed},
 	}
 	for i := range rules {
 		rules[i].needs = []driver.Feature{driver.FeatureShareFD}
@@ -315,4 +316,22 @@ func shareReadOnly(c *check) {
 		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 	}
 	c.want(err, "import it as writable", driver.ErrPermission)
+}
+
+func shareFreed(c *check) {
+	h := c.createAs(c.gran, shared())
+	f := c.export(h)
+	freed := func(want bool, when string) {
+		c.Helper()
+		now, err := c.d.Freed(h)
+		c.optional(err, "FreeReporter")
+		if now != want {
+			c.Errorf("%s Freed is %v", when, now)
+		}
+	}
+	freed(false, "before the release")
+	c.release(h)
+	freed(false, "with a descriptor open")
+	c.close(f)
+	freed(true, "after the last descriptor")
 }

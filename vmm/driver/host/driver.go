@@ -54,8 +54,9 @@ type deviceState struct {
 }
 
 var (
-	_ driver.Driver     = (*Driver)(nil)
-	_ driver.HostViewer = (*Driver)(nil)
+	_ driver.Driver       = (*Driver)(nil)
+	_ driver.HostViewer   = (*Driver)(nil)
+	_ driver.FreeReporter = (*Driver)(nil)
 )
 
 // New makes a driver with devices, capacity and handles of its own. It needs no

@@ -21,6 +21,7 @@ type memory struct {
 	charged  bool // created here, so counted here
 	exported bool
 	sealed   bool // no new mapping may write it
+	first    driver.Handle // that of Create
 	handles  int
 	mapped   int
 	touched  atomic.Uint64 // bytes below this offset may have been written
@@ -128,6 +129,9 @@ func (d *Driver) newHandle(m *memory, size uint64, share driver.Share, writable 
 	d.lastHandle++
 	d.handles[d.lastHandle] = &handle{m, size, share, writable}
 	m.handles++
+	if m.first == 0 {
+		m.first = d.lastHandle
+	}
 	return d.lastHandle
 }
 

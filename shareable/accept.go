@@ -1,0 +1,234 @@
+package shareable
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// acceptLoop accepts connections until Close.
+func (s *Server) acceptLoop() {
+	for {
+		raw, err := s.socket.AcceptUnix()
+		switch {
+		case err == nil:
+			if ses, err := s.openSession(raw); err == nil {
+				go s.runSession(ses) //nolint:errcheck // it is logged
+			}
+		case s.isStopped():
+			s.closeListener()
+			return
+		default: // it passes: one connection failed, or there are no descriptors just now
+			s.opts.Logger.Warn("accept", "path", s.path, "error", err)
+			s.pause()
+		}
+		for s.unread.len() >= s.opts.MaxConns && !s.isStopped() {
+			s.pause()
+		}
+	}
+}
+
+// closeListener turns away the connections that were not accepted, and then closes the
+// listener: with them in it, descriptors that lie unread there would be closed too.
+func (s *Server) closeListener() {
+	waiting, all := s.socket.takeWaiting()
+	for _, c := range waiting {
+		_, _ = s.openSession(c)
+	}
+	if !all {
+		s.unread.add(s.socket.closeListener)
+		return
+	}
+	s.socket.closeListener()
+}
+
+// pause waits a moment, or until Close.
+func (s *Server) pause() {
+	select {
+	case <-s.stop:
+	case <-time.After(50 * time.Millisecond):
+	}
+}
+
+func (s *Server) isStopped() bool {
+	select {
+	case <-s.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// ServeConn serves one connection, of the kind "unixpacket" or half of a socket
+// pair, until it ends, and closes it. It returns nil if the peer closed it, else
+// why it ended.
+func (s *Server) ServeConn(c *net.UnixConn) error {
+	if c == nil {
+		return fmt.Errorf("serve: %w: no connection", vmm.ErrInvalid)
+	}
+	if s == nil {
+		return errors.Join(errNoServer, c.Close())
+	}
+	if !s.opts.hooks.takeFDs {
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = wire.RefuseFDs(raw)
+		}
+	}
+	ses, err := s.openSession(c)
+	if err != nil {
+		return err
+	}
+	return s.runSession(ses)
+}
+
+// openSession makes a session of a connection, or refuses and closes it. That is
+// cheap: any process may connect, as often as it likes.
+func (s *Server) openSession(raw *net.UnixConn) (*session, error) {
+	c, err := wire.NewOwnerConn(raw)
+	if err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	ses, err := s.admit(c)
+	if err != nil {
+		s.counts.refused.Add(1)
+		s.sendRefusal(c, err)
+		s.closeConn(c, func() {})
+		s.opts.Logger.Warn("connection refused", "error", err)
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	s.counts.accepted.Add(1)
+	return ses, nil
+}
+
+// runSession serves a session until its end.
+func (s *Server) runSession(ses *session) error {
+	defer s.tasks.Done() // of admit
+	err := ses.run()
+	// The connection counts against the limits until it is closed.
+	s.closeConn(ses.conn, func() { s.removeSession(ses) })
+	if err != nil {
+		var bad *wire.ProtocolError
+		switch {
+		case errors.As(err, &bad):
+			s.counts.violations.Add(1)
+		case errors.Is(err, errTooSlow):
+			s.counts.timedOut.Add(1)
+		}
+		s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
+		return fmt.Errorf("serve: %w", err)
+	}
+	return nil
+}
+
+// closeConn closes a connection, and then calls closed. If descriptors lie unread in
+// it, closing them takes as long as the peer likes, and closeConn does not wait for that.
+func (s *Server) closeConn(c *wire.Conn, closed func()) {
+	_ = c.Shutdown()
+	if !c.Discard() {
+		s.unread.add(func() { _ = c.Close(); closed() })
+		return
+	}
+	_ = c.Close()
+	closed()
+}
+
+// closeQueue calls functions one after the other, on a goroutine that no one waits for:
+// each of them closes files of other processes. One goroutine is enough for all, and one
+// thread is all that they can block.
+type closeQueue struct {
+	mu      sync.Mutex
+	waiting []func()
+	running bool
+}
+
+func (q *closeQueue) add(f func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, f)
+	if !q.running {
+		q.running = true
+		go q.run()
+	}
+}
+
+func (q *closeQueue) run() {
+	for {
+		q.mu.Lock()
+		if len(q.waiting) == 0 {
+			q.running = false
+			q.mu.Unlock()
+			return
+		}
+		f := q.waiting[0]
+		q.waiting = q.waiting[1:]
+		q.mu.Unlock()
+		f()
+	}
+}
+
+func (q *closeQueue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting)
+}
+
+// admit checks the peer's user and the limits before anything is read, and makes
+// a session.
+func (s *Server) admit(c *wire.Conn) (*session, error) {
+	// The kernel's word on the user comes before the locks and the limits: a
+	// stranger learns nothing of how busy the server is.
+	cred, err := c.Cred()
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(s.opts.UIDs, cred.UID) {
+		return nil, fmt.Errorf("%w: user %d", vmm.ErrPermission, cred.UID)
+	}
+	ses := newSession(s, c, cred)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, fmt.Errorf("%w: server", vmm.ErrClosed)
+	}
+	// Counting and adding are one step under mu, so that two connections at a
+	// time cannot both take the last place.
+	same := 0
+	for other := range s.sessions {
+		if other.cred.UID == cred.UID {
+			same++
+		}
+	}
+	if len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID {
+		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
+	}
+	s.sessions[ses] = struct{}{}
+	s.tasks.Add(1)
+	return ses, nil
+}
+
+// sendRefusal tells the peer why. A new connection has room for that frame.
+func (s *Server) sendRefusal(c *wire.Conn, err error) {
+	e := wire.Error{Code: codeOf(err), Text: "too many connections"}
+	switch {
+	case errors.Is(err, vmm.ErrClosed):
+		e = wire.Error{Code: wire.CodeClosed, Text: "the server closes"}
+	case errors.Is(err, vmm.ErrPermission):
+		e.Text = "this user may not connect"
+	}
+	if c.SetWriteDeadline(time.Now().Add(s.opts.HandshakeTimeout)) == nil {
+		_ = c.Write(wire.TypeError, 0, 0, e.Append(nil))
+	}
+}
+
+func (s *Server) removeSession(ses *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, ses)
+}

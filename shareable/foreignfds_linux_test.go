@@ -1,0 +1,290 @@
+package shareable
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// slowFile is a descriptor whose last close waits a minute, or until finish: a TCP
+// connection that waits for the other side to take its data.
+func slowFile(t *testing.T) (fd int, finish func()) {
+	t.Helper()
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	near, err := net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
+	require.NoError(t, err)
+	far, err := l.AcceptTCP()
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	for { // until the buffers of both sides are full
+		require.NoError(t, near.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
+		if _, err := near.Write(make([]byte, 1<<20)); err != nil {
+			break
+		}
+	}
+	f, err := near.File()
+	require.NoError(t, err)
+	require.NoError(t, near.Close()) // not the last one
+	fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	require.NoError(t, err)
+	const wait = 13 // the socket option, as two integers: on, and seconds
+	require.NoError(t, unix.SetsockoptString(fd, unix.SOL_SOCKET, wait, "\x01\x00\x00\x00\x3c\x00\x00\x00"))
+	require.NoError(t, f.Close())
+	finish = func() { _ = far.Close() } // with data unread, which resets the connection
+	t.Cleanup(finish)
+	return fd, finish
+}
+
+// takingFDs has descriptors arrive at the server, as they do before Linux 6.16.
+func takingFDs(o Options) Options {
+	o.hooks.takeFDs = true
+	return o
+}
+
+// returns fails the test unless f returns in time.
+func returns(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(inTime):
+		require.FailNow(t, what+" does not return")
+	}
+}
+
+// TestSlowFileControl: closing a socket in which a slow file lies unread waits, and so
+// does taking that packet without its descriptors.
+func TestSlowFileControl(t *testing.T) {
+	for name, drop := range map[string]func(fd int){
+		"close": func(int) {},
+		"read":  func(fd int) { _, _, _, _, _ = unix.Recvmsg(fd, make([]byte, 10), nil, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+			require.NoError(t, err)
+			slow, finish := slowFile(t)
+			require.NoError(t, sendRaw(fds[0], []byte{1}, unix.UnixRights(slow)))
+			require.NoError(t, unix.Close(slow))
+			closed := make(chan struct{})
+			go func() {
+				drop(fds[1])
+				_ = unix.Close(fds[1])
+				close(closed)
+			}()
+			require.Never(t, func() bool { return isClosed(closed) }, 200*time.Millisecond, 50*time.Millisecond)
+			finish()
+			<-closed
+			require.NoError(t, unix.Close(fds[0]))
+		})
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// slow sends a frame with a slow file. The owner must not have seen it when slow
+// returns: the test's own close would wait.
+func (e *hostileClient) slow(of wire.Type, flags uint32, body []byte) (finish func()) {
+	e.t.Helper()
+	h := e.header(of, body)
+	h.Flags, h.FDs = flags, 1
+	return e.slowPacket(raw(h, body))
+}
+
+func (e *hostileClient) slowPacket(b []byte) (finish func()) {
+	e.t.Helper()
+	fd, finish := slowFile(e.t)
+	require.NoError(e.t, e.packet(b, fd))
+	require.NoError(e.t, unix.Close(fd))
+	return finish
+}
+
+// TestForeignDescriptors: a reader sends descriptors whose close takes as long as it
+// likes. The owner's calls do not wait for that, and all of it goes back later.
+func TestForeignDescriptors(t *testing.T) {
+	list := wire.List{}.Append(nil)
+	hello := wire.Hello{Backend: wire.BackendHost, Granularity: 4096}.Append(nil)
+	for _, c := range []struct {
+		name  string
+		early bool // instead of HELLO
+		do    func(e *hostileClient) (finish func())
+	}{
+		{"a request", false, func(e *hostileClient) func() { return e.slow(wire.TypeList, 0, list) }},
+		{"a frame that may be skipped", false, func(e *hostileClient) func() { return e.slow(999, wire.FlagOptional, nil) }},
+		{"an empty packet", false, func(e *hostileClient) func() { return e.slowPacket(nil) }},
+		{"behind an empty packet", false, func(e *hostileClient) func() {
+			require.NoError(e.t, e.packet(nil))
+			return e.slowPacket(nil)
+		}},
+		{"behind a breach", false, func(e *hostileClient) func() {
+			require.NoError(e.t, e.send(wire.TypeDone, nil))
+			return e.slow(wire.TypeList, 0, list)
+		}},
+		{"HELLO", true, func(e *hostileClient) func() { return e.slow(wire.TypeHello, 0, hello) }},
+		{"behind HELLO", true, func(e *hostileClient) func() {
+			require.NoError(e.t, e.send(wire.TypeHello, hello))
+			return e.slow(wire.TypeList, 0, list)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, p, g := stage(t, takingFDs(Options{}), PublishOptions{})
+			require.NoError(t, g.Append(pattern(0, 5<<20)))
+			require.NoError(t, p.Flush(t.Context()))
+			dev := vmmtest.Device(t)
+			honest(t, s.Path(), dev, pattern(0, 5<<20), AttachOptions{})
+			soon(t, "the reader has gone", func() bool { return s.Stats().Conns == 0 })
+			attack := func() (finish func()) {
+				e := rawConn(t, s.Path())
+				defer e.close()
+				if !c.early {
+					e.hello()
+					e.attach("x")
+				}
+				// With the lock held the server gets no further than this LIST, or than the
+				// limit on connections.
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				if !c.early {
+					require.NoError(t, e.send(wire.TypeList, list))
+				}
+				return c.do(e)
+			}
+
+			finish := attack()
+			returns(t, "Retire", func() { require.NoError(t, p.Retire(t.Context(), 1<<20)) })
+			soon(t, "the reader is forgotten", func() bool { return p.Readers() == 0 })
+			// The connection counts against the limits for as long as it is being closed.
+			soon(t, "it is connected", func() bool { return s.Stats().Conns == 1 })
+			require.Never(t, func() bool { return s.Stats().Conns == 0 }, 100*time.Millisecond, 10*time.Millisecond)
+			honest(t, s.Path(), dev, pattern(0, 1<<20), AttachOptions{})
+			finish()
+			soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
+			before := countResources(t, g.Device())
+			attack()()
+			soon(t, "the next is closed too", func() bool { return s.Stats().Accepted == 4 && s.Stats().Conns == 0 })
+			waitReleased(t, g.Device(), before)
+
+			// Close does not wait either.
+			finish = attack()
+			returns(t, "Close", func() { require.NoError(t, s.Close()) })
+			finish()
+			soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
+		})
+	}
+}
+
+// TestForeignDescriptorsOfStrangers: so it is with those of peers that may not connect,
+// and of connections that nothing has accepted when the server closes.
+func TestForeignDescriptorsOfStrangers(t *testing.T) {
+	for name, first := range map[string]bool{"accepted": true, "closed": false} {
+		t.Run(name, func(t *testing.T) {
+			dev := vmmtest.Device(t)
+			s, err := NewServer(dev, takingFDs(Options{UIDs: []uint32{uint32(os.Getuid()) + 1}}))
+			require.NoError(t, err)
+			path := filepath.Join(t.TempDir(), "s")
+			s.socket, err = listen(path, hooks{takeFDs: true})
+			require.NoError(t, err)
+			before := openFDs(t)
+			var finish []func()
+			for range 5 {
+				e := rawConn(t, path)
+				finish = append(finish, e.slowPacket([]byte{1}))
+				e.close()
+			}
+			if first {
+				s.tasks.Go(s.acceptLoop)
+				soon(t, "all are refused", func() bool { return s.Stats().Refused == 5 })
+				e := rawConn(t, path)
+				require.Equal(t, wire.CodePermission, e.last())
+				e.close()
+				returns(t, "Close", func() { require.NoError(t, s.Close()) })
+			} else {
+				s.mu.Lock()
+				s.closed = true
+				s.mu.Unlock()
+				s.tasks.Go(s.acceptLoop)
+				close(s.stop)
+				returns(t, "Close", func() { require.NoError(t, s.socket.Close()); s.tasks.Wait() })
+			}
+			for _, f := range finish {
+				f()
+			}
+			soon(t, "all are closed", func() bool { return openFDs(t) < before })
+		})
+	}
+}
+
+// TestForeignDescriptorsByHand: ServeConn and Send do not wait either.
+func TestForeignDescriptorsByHand(t *testing.T) {
+	t.Run("ServeConn", func(t *testing.T) {
+		s, _, _ := stage(t, Options{}, PublishOptions{})
+		near, far := pair(t)
+		finish := slowPacket(t, far)
+		returns(t, "ServeConn", func() { require.Error(t, s.ServeConn(near)) })
+		finish()
+		soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
+	})
+	t.Run("Send", func(t *testing.T) {
+		_, _, g := stage(t, Options{}, PublishOptions{})
+		near, far := pair(t)
+		finish := slowPacket(t, far)
+		returns(t, "Send", func() { require.Error(t, Send(t.Context(), near, g)) })
+		finish()
+	})
+	t.Run("Send without an end", func(t *testing.T) {
+		_, _, g := stage(t, Options{}, PublishOptions{})
+		near, far := pair(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		finish := slowPacket(t, far)
+		cancel()
+		returns(t, "Send", func() { require.Error(t, Send(ctx, near, g)) })
+		finish()
+	})
+}
+
+// slowPacket sends a packet with a slow file.
+func slowPacket(t *testing.T, c *net.UnixConn) (finish func()) {
+	t.Helper()
+	fd, finish := slowFile(t)
+	_, _, err := c.WriteMsgUnix([]byte{1}, unix.UnixRights(fd), nil)
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(fd))
+	return finish
+}
+
+// TestLocksStay: a lock of this process on a file is not lost when another process
+// passes a descriptor of that file, which a close in this process would do.
+func TestLocksStay(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "database")
+	require.NoError(t, os.WriteFile(name, []byte("x"), 0o600))
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer f.Close() //nolint:errcheck // in a test
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	require.NoError(t, unix.FcntlFlock(f.Fd(), unix.F_SETLK, &lock))
+
+	s, _, _ := stage(t, takingFDs(Options{}), PublishOptions{})
+	c := spawn(t, "passer", s.Path(), name)
+	require.Equal(t, "held", c.expect("lock")) // once it was cut off
+	require.Equal(t, uint64(1), s.Stats().Violations)
+}

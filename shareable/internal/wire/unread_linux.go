@@ -1,0 +1,81 @@
+package wire
+
+import (
+	"errors"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// RefuseFDs has the kernel refuse packets with fds where they are sent: on this
+// socket and, if it listens, on every connection to it. Before Linux 6.16 it returns
+// ENOPROTOOPT.
+func RefuseFDs(c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0)
+	})
+	if err == nil {
+		err = failed
+	}
+	return err
+}
+
+// waitForPacket waits until a packet or the end can be read, and reports whether it
+// has fds. It takes nothing.
+func waitForPacket(c syscall.RawConn) (fds bool, err error) {
+	var failed error
+	err = c.Read(func(fd uintptr) bool {
+		_, fds, failed = peek(int(fd), nil)
+		return !errors.Is(failed, unix.EAGAIN)
+	})
+	if err == nil {
+		err = failed
+	}
+	return fds, err
+}
+
+// peek looks at the next packet. control has no room for fds, so the kernel says that
+// there are some and installs none. message is that there was a control message.
+func peek(fd int, control []byte) (message, fds bool, err error) {
+	var first [1]byte
+	for {
+		_, oobn, flags, _, err := unix.Recvmsg(fd, first[:], control, unix.MSG_PEEK|unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			return oobn > 0, flags&unix.MSG_CTRUNC != 0, err
+		}
+	}
+}
+
+// discard is Conn.Discard. Every packet comes with its sender's credentials here, and
+// the end of the connection does not.
+func discard(c *net.UnixConn) (empty bool) {
+	control := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	empty, err := withFD(c, func(fd int) (bool, error) {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+			return false, err
+		}
+		for {
+			message, fds, err := peek(fd, control)
+			switch {
+			case errors.Is(err, unix.ECONNRESET): // reported once, before what is unread
+			case err != nil, fds:
+				return false, err
+			case !message:
+				return true, nil
+			default:
+				_, _, _, _, err = unix.Recvmsg(fd, nil, nil, unix.MSG_DONTWAIT)
+				if err != nil {
+					return false, err
+				}
+			}
+		}
+	})
+	return empty && err == nil
+}
+
+func shutdown(c *net.UnixConn) error {
+	_, err := withFD(c, func(fd int) (struct{}, error) { return struct{}{}, unix.Shutdown(fd, unix.SHUT_RDWR) })
+	return err
+}
