@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test soak race asan bench fuzz cover lint abi-check gpu-bundle gpu-test
+.PHONY: help build test soak race asan bench fuzz cover lint wasm abi-check gpu-bundle gpu-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' Makefile
@@ -14,6 +14,10 @@ build: ## compile everything, and the commands into bin/
 test: ## vet and test
 	go vet ./...
 	go test ./...
+
+wasm: ## vet and test examples/wasm, a module of its own
+	go -C examples/wasm vet ./...
+	go -C examples/wasm test ./...
 
 soak: ## the same tests, longer (VMM_SOAK=1)
 	VMM_SOAK=1 go test -tags invariants -count=1 -timeout 60m ./...
@@ -40,6 +44,7 @@ cover: ## coverage of all packages by all tests, into cover.out
 lint: tools/bin/golangci-lint ## golangci-lint, with the walls between packages
 	tools/bin/golangci-lint run ./...
 	GOOS=darwin CGO_ENABLED=0 tools/bin/golangci-lint run ./...
+	cd examples/wasm && ../../tools/bin/golangci-lint run ./...
 
 tools/bin/%: tools/go.mod tools/go.sum
 	go build -C tools -o bin/ tool

@@ -220,8 +220,8 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 	return n, nil
 }
 
-// Host is the first Len bytes as a slice, where the CPU can address the memory;
-// ErrNotSupported on CUDA. It stays valid while the range grows, up to a Clip
+// Host is the first Len bytes as a slice at Ptr, where the CPU can address the
+// memory; ErrNotSupported on CUDA. It stays valid while the range grows, up to a Clip
 // or SetLen below it, or Close: touching it after that ends the process. It
 // waits for nothing.
 func (g *Range) Host() (b []byte, err error) {

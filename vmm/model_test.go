@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -274,6 +275,7 @@ func (m *model) all() {
 	} else {
 		require.NoError(m, err)
 		require.True(m, bytes.Equal(m.want, h))
+		require.Equal(m, fmt.Sprintf("%#x", uint64(m.g.Ptr())), fmt.Sprintf("%p", h), "also of no bytes")
 	}
 }
 

@@ -3,7 +3,6 @@
 package prefix
 
 import (
-	"errors"
 	"fmt"
 	"io"
 
@@ -30,9 +29,6 @@ func HostBytes(drv driver.Driver, p driver.Ptr, n uint64) ([]byte, error) {
 		return nil, fmt.Errorf("%w: the CPU cannot address this memory", driver.ErrNotSupported)
 	}
 	b, err := v.HostBytes(p, n)
-	if n == 0 && !errors.Is(err, driver.ErrNotSupported) {
-		return []byte{}, nil // nothing may be mapped yet
-	}
 	if err != nil {
 		return nil, err
 	}

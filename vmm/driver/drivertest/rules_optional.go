@@ -46,11 +46,15 @@ func hostBytes(c *check) {
 	}
 	// With a hole in the middle, and at both ends of the range.
 	c.unmap(c.chunk(p, 1), c.gran)
+	hole := c.chunk(p, 1)
+	if b, err := c.d.HostBytes(hole, 0); err != nil || fmt.Sprintf("%p", b) != fmt.Sprintf("%#x", uint64(hole)) {
+		c.Errorf("no bytes at %v are at %p (%v)", hole, b, err)
+	}
 	for _, bad := range []struct {
 		p driver.Ptr
 		n uint64
 	}{
-		{c.chunk(p, 1), 1}, {p, c.gran + 1}, {p, 3 * c.gran}, {c.chunk(p, 2), c.gran + 1},
+		{hole, 1}, {p, c.gran + 1}, {p, 3 * c.gran}, {c.chunk(p, 2), c.gran + 1},
 		{p, 1 << 63}, {p, 1<<64 - 1}, {0, 1}, {1<<64 - 1, 2},
 	} {
 		_, err := c.d.HostBytes(bad.p, bad.n)

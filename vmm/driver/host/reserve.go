@@ -139,7 +139,7 @@ func (d *Driver) HostBytes(p driver.Ptr, n uint64) ([]byte, error) {
 	if r == nil || n > r.end()-uint64(p) {
 		return nil, refuse(verb, driver.ErrInvalid, "%d bytes at %v are not in one reservation", n, p)
 	}
-	if r.block == nil && r.covering(uint64(p), n) == nil {
+	if n > 0 && r.block == nil && r.covering(uint64(p), n) == nil {
 		return nil, refuse(verb, driver.ErrInvalid, "%d bytes at %v are not mapped throughout", n, p)
 	}
 	return bytesAt(uint64(p), n), nil

@@ -1,0 +1,16 @@
+module github.com/cuvmm/cuvmm/examples/wasm
+
+go 1.26.0
+
+require (
+	github.com/cuvmm/cuvmm v0.0.0
+	github.com/stretchr/testify v1.12.1
+	github.com/tetratelabs/wazero v1.12.0
+)
+
+require (
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	golang.org/x/sys v0.46.0 // indirect
+)
+
+replace github.com/cuvmm/cuvmm => ../..
