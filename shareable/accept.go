@@ -111,20 +111,20 @@ func (s *Server) openSession(raw *net.UnixConn) (*session, error) {
 func (s *Server) runSession(ses *session) error {
 	defer s.tasks.Done() // of admit
 	err := ses.run()
+	var bad *wire.ProtocolError
+	switch {
+	case errors.As(err, &bad):
+		s.counts.violations.Add(1)
+	case errors.Is(err, errTooSlow):
+		s.counts.timedOut.Add(1)
+	}
 	// The connection counts against the limits until it is closed.
 	s.closeConn(ses.conn, func() { s.removeSession(ses) })
-	if err != nil {
-		var bad *wire.ProtocolError
-		switch {
-		case errors.As(err, &bad):
-			s.counts.violations.Add(1)
-		case errors.Is(err, errTooSlow):
-			s.counts.timedOut.Add(1)
-		}
-		s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
-		return fmt.Errorf("serve: %w", err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
+	return fmt.Errorf("serve: %w", err)
 }
 
 // closeConn closes a connection, and then calls closed. If descriptors lie unread in

@@ -100,19 +100,20 @@ type outFrame struct {
 func (a *attachment) sendNext() (sent bool, err error) {
 	// Chunks are exported without a lock, and before anything is recorded: the driver
 	// takes long, and can refuse.
-	chunks := a.nextChunks()
-	acquired, fds, err := a.exportChunks(chunks)
+	next := a.nextChunks()
+	acquired, fds, err := a.exportChunks(next)
 	defer func() {
 		for i, d := range acquired {
-			a.pub.releaseFD(chunks[i], d)
+			a.pub.releaseFD(next[i], d)
 		}
 	}()
 	if err != nil {
 		_ = a.ses.refuse(0, wire.CodeInternal, err.Error())
 		return false, err
 	}
-	if len(fds) < len(chunks) {
-		chunks = nil // later; other frames can go
+	var chunks []publishedChunk
+	if len(fds) == len(next) { // else later; other frames can go
+		chunks = next
 	}
 	a.ses.sending.Lock()
 	defer a.ses.sending.Unlock()

@@ -3,6 +3,7 @@ package shareable
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -118,6 +119,9 @@ func (e *hostileClient) attach(name string) wire.Object {
 func (e *hostileClient) read() (wire.Frame, bool) {
 	b, oob := make([]byte, wire.MaxFrame), make([]byte, 2048)
 	n, m, _, _, err := unix.Recvmsg(e.fd, b, oob, unix.MSG_CMSG_CLOEXEC)
+	for errors.Is(err, unix.EINTR) { // with a time limit the system does not go on by itself
+		n, m, _, _, err = unix.Recvmsg(e.fd, b, oob, unix.MSG_CMSG_CLOEXEC)
+	}
 	require.NotErrorIs(e.t, err, unix.EAGAIN, "nothing came in time")
 	if err != nil || n == 0 {
 		return wire.Frame{}, false

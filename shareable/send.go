@@ -22,19 +22,19 @@ import (
 // it; after an error, or when ctx has ended, it cannot be used any more. The range
 // is as for Publish.
 func Send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
-	if err := send(ctx, conn, r); err != nil {
+	if err := send(ctx, conn, r, Options{}); err != nil {
 		return fmt.Errorf("send %v: %w", r, err)
 	}
 	return nil
 }
 
-func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
+func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range, o Options) error {
 	if conn == nil || r == nil {
 		return fmt.Errorf("%w: no connection or no range", vmm.ErrInvalid)
 	}
 	// A server without a socket, and a publication that no reader can find by
 	// name, carry one reader through the same code as Publish.
-	s, err := newServer(r.Device(), Options{})
+	s, err := newServer(r.Device(), o)
 	if err != nil {
 		return err
 	}

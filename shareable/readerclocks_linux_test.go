@@ -1,0 +1,311 @@
+package shareable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+const smallChunk = 4096
+
+// smallOwnerOf publishes "x", which has n chunks of a page.
+func smallOwnerOf(t *testing.T, n int, o Options) (*Server, *Publication, *vmm.Range) {
+	t.Helper()
+	s, p, g := smallOwner(t, o, smallChunk, 4<<20)
+	require.NoError(t, g.Append(pattern(0, n*smallChunk)))
+	require.NoError(t, p.Flush(t.Context()))
+	return s, p, g
+}
+
+// again sends a RESYNC from the first chunk on.
+func again(o uint64) []byte { return wire.Resync{Object: o, Batch: wire.MaxFDs}.Append(nil) }
+
+// TestUnreadFrames: whatever a reader does that does not read, at most two frames of
+// chunks lie in its connection. When it reads, it gets all of them.
+func TestUnreadFrames(t *testing.T) {
+	const chunks = 256
+	attach := func(e *hostileClient, name string) {
+		require.NoError(e.t, e.send(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Name: name}.Append(nil)))
+	}
+	for name, do := range map[string]func(t *testing.T, e *hostileClient, p *Publication){
+		"RESYNC": func(t *testing.T, e *hostileClient, p *Publication) {
+			attach(e, "x")
+			for range 60 {
+				require.NoError(t, e.send(wire.TypeResync, again(p.id)))
+				<-time.After(2 * time.Millisecond)
+			}
+		},
+		"ACK": func(t *testing.T, e *hostileClient, p *Publication) {
+			attach(e, "x")
+			for range 60 {
+				p.mu.Lock()
+				var last uint64
+				for a := range p.attachments {
+					last = a.sentID
+				}
+				p.mu.Unlock()
+				require.NoError(t, e.send(wire.TypeAck, wire.Ack{Object: p.id, Chunk: last}.Append(nil)))
+				<-time.After(2 * time.Millisecond)
+			}
+		},
+		"many objects": func(t *testing.T, e *hostileClient, p *Publication) {
+			for i := range 20 {
+				more, err := p.srv.Publish(fmt.Sprint("more", i), p.r, PublishOptions{})
+				require.NoError(t, err)
+				defer func() { require.NoError(t, more.Close()) }()
+				require.NoError(t, more.Flush(t.Context()))
+				attach(e, more.Name())
+			}
+			attach(e, "x")
+			require.Never(t, func() bool { return p.srv.Stats().Frames > 2 }, 100*time.Millisecond, 10*time.Millisecond)
+		},
+		"generations": func(t *testing.T, e *hostileClient, p *Publication) {
+			attach(e, "x")
+			for i := range 20 {
+				require.NoError(t, p.r.Grow(uint64(chunks+64*(1+i%2))*smallChunk))
+				require.NoError(t, p.Flush(t.Context()))
+				require.NoError(t, p.r.Clip())
+				require.NoError(t, p.Flush(t.Context()))
+				<-time.After(2 * time.Millisecond)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, p, _ := smallOwnerOf(t, chunks, Options{AckTimeout: time.Hour, RequestTimeout: time.Hour})
+			e := rawConn(t, s.Path())
+			e.hello()
+			do(t, e, p)
+			require.LessOrEqual(t, s.Stats().Frames, uint64(2))
+			// It reads now.
+			last, generation := uint64(0), uint64(0)
+			for last < chunks {
+				f, ok := e.read()
+				require.True(t, ok)
+				ack := wire.Ack{Generation: generation}
+				switch f.Type {
+				case wire.TypeRetire:
+					m, err := wire.DecodeRetire(f.Payload)
+					require.NoError(t, err)
+					generation = m.Generation
+					ack = wire.Ack{Object: m.Object, Chunk: last, Generation: generation}
+				case wire.TypeChunks:
+					m, err := wire.DecodeChunks(f.Payload)
+					require.NoError(t, err)
+					ack = wire.Ack{Object: m.Object, Chunk: m.Records[len(m.Records)-1].ID, Generation: m.Generation}
+					if m.Object == p.id {
+						last = max(last, ack.Chunk)
+					}
+				default:
+					continue
+				}
+				require.NoError(t, e.send(wire.TypeAck, ack.Append(nil)))
+			}
+		})
+	}
+}
+
+// TestRetireOneGenerationAtATime: a reader that acknowledges each generation at the last
+// moment keeps no Retire waiting for longer than twice its time.
+func TestRetireOneGenerationAtATime(t *testing.T) {
+	const limit, generations = 300 * time.Millisecond, 20
+	s, p, g := smallOwnerOf(t, 4, Options{AckTimeout: limit})
+	e := rawConn(t, s.Path())
+	e.hello()
+	o := e.attach("x")
+	f, _ := e.read()
+	require.Equal(t, wire.TypeChunks, f.Type)
+	require.NoError(t, e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: 4}.Append(nil)))
+	for range generations {
+		require.NoError(t, g.Grow(8*smallChunk))
+		require.NoError(t, p.Flush(t.Context()))
+		require.NoError(t, g.Clip())
+		require.NoError(t, p.Flush(t.Context()))
+	}
+	require.GreaterOrEqual(t, p.Generation(), uint64(generations))
+	retired := make(chan error, 1)
+	go func() { retired <- p.Retire(t.Context(), smallChunk) }()
+	begun := time.Now()
+	acked := 0
+	for done := false; !done; {
+		select {
+		case err := <-retired:
+			require.NoError(t, err)
+			done = true
+		case <-time.After(limit * 3 / 4):
+			acked++
+			_ = e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: 4, Generation: uint64(acked)}.Append(nil))
+		}
+	}
+	t.Logf("Retire returned after %v, %d of %d acknowledged", time.Since(begun), acked, p.Generation())
+	require.LessOrEqual(t, acked, 6)
+	soon(t, "that is counted", func() bool { return s.Stats().TimedOut == 1 })
+}
+
+// TestStreamOfGenerations: a reader that takes its time for each of them is not cut off,
+// and has one RETIRE to apply at a time.
+func TestStreamOfGenerations(t *testing.T) {
+	s, p, g := smallOwnerOf(t, 4, Options{AckTimeout: 2 * time.Second})
+	r := attachPlain(t, s.Path(), "x")
+	r.until(4 * smallChunk)
+	r.lazy = true
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for !isClosed(stop) {
+			if err := errors.Join(g.Grow(8*smallChunk), p.Flush(t.Context()), g.Clip(), p.Flush(t.Context())); err != nil {
+				stopped <- err
+				return
+			}
+			<-time.After(time.Millisecond)
+		}
+		stopped <- nil
+	}()
+	for range 15 {
+		for r.step() != wire.TypeRetire {
+		}
+		applied := r.tracker.Generation()
+		<-time.After(200 * time.Millisecond)
+		p.mu.Lock()
+		for a := range p.attachments {
+			require.Equal(t, applied, a.sentGeneration)
+		}
+		p.mu.Unlock()
+		r.ack()
+	}
+	close(stop)
+	require.NoError(t, <-stopped)
+	r.lazy = false
+	require.NoError(t, g.Append(pattern(4*smallChunk, 8*smallChunk)))
+	require.Equal(t, pattern(0, 12*smallChunk), r.until(12*smallChunk))
+	require.Zero(t, s.Stats().TimedOut)
+	require.Equal(t, 1, p.Readers())
+}
+
+// TestOldAcknowledgements: to ask again for chunks that are acknowledged, and to
+// acknowledge them again, wins a reader no time for those that are not.
+func TestOldAcknowledgements(t *testing.T) {
+	s, p, _ := smallOwnerOf(t, 128, Options{AckTimeout: 300 * time.Millisecond})
+	e := rawConn(t, s.Path())
+	e.hello()
+	o := e.attach("x")
+	go func() { // reads, so that it is not cut off for that
+		for _, ok := e.read(); ok; _, ok = e.read() {
+		}
+	}()
+	soon(t, "a reader is there", func() bool { return p.Readers() == 1 })
+	for i := 0; p.Readers() > 0; i++ {
+		require.Less(t, i, 200)
+		_ = e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: min(64, s.Stats().Frames*64)}.Append(nil))
+		_ = e.send(wire.TypeResync, again(o.ID))
+		<-time.After(50 * time.Millisecond)
+	}
+	soon(t, "that is counted", func() bool { return s.Stats().TimedOut == 1 })
+}
+
+// TestSendIsBounded: a receiver cannot keep Send waiting by what it says.
+func TestSendIsBounded(t *testing.T) {
+	const limit = 300 * time.Millisecond
+	_, _, g := smallOwnerOf(t, 200, Options{})
+	type receiver struct {
+		*wire.Conn
+		t      *testing.T
+		object uint64
+		unread bool
+	}
+	ack := func(r receiver, chunk uint64) error {
+		return r.Write(wire.TypeAck, 0, 0, wire.Ack{Object: r.object, Chunk: chunk}.Append(nil))
+	}
+	resync := func(r receiver) error { return r.Write(wire.TypeResync, 0, 0, again(r.object)) }
+	for name, c := range map[string]struct {
+		works  bool
+		unread bool
+		each   func(r receiver, i int) error
+	}{
+		"RESYNC and an old ACK": {each: func(r receiver, _ int) error {
+			if err := resync(r); err != nil {
+				return err
+			}
+			return ack(r, 64)
+		}},
+		"RESYNC, all acknowledged": {works: true, each: func(r receiver, _ int) error {
+			for _, chunk := range []uint64{64, 128, 192, 200} {
+				if err := ack(r, chunk); err != nil {
+					return err
+				}
+				<-time.After(20 * time.Millisecond)
+			}
+			return resync(r)
+		}},
+		"DETACH and LIST": {each: func(r receiver, i int) error {
+			if i == 0 {
+				return r.Write(wire.TypeDetach, 3, 0, wire.Detach{Object: r.object}.Append(nil))
+			}
+			return r.Write(wire.TypeList, uint32(4+i), 0, wire.List{}.Append(nil))
+		}},
+		"LIST": {each: func(r receiver, i int) error {
+			return r.Write(wire.TypeList, uint32(4+i), 0, wire.List{}.Append(nil))
+		}},
+		"nothing is read": {unread: true, each: func(r receiver, i int) error {
+			return ack(r, min(64*uint64(1+i%2), 128))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t)
+			conn, err := wire.NewConn(b)
+			require.NoError(t, err)
+			r := receiver{Conn: conn, t: t}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*limit)
+			defer cancel()
+			sent := make(chan error, 1)
+			go func() { sent <- send(ctx, a, g, Options{AckTimeout: limit}) }()
+			require.NoError(t, r.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: 1}.Append(nil)))
+			for _, of := range []wire.Type{wire.TypeHello, wire.TypeObject} {
+				f, err := r.Read()
+				require.NoError(t, err)
+				require.Equal(t, of, f.Type)
+				if of == wire.TypeObject {
+					o, err := wire.DecodeObject(f.Payload)
+					require.NoError(t, err)
+					r.object = o.ID
+				}
+				require.NoError(t, f.Close())
+			}
+			reads := make(chan struct{})
+			go func() {
+				defer close(reads)
+				for !c.unread {
+					f, err := r.Read()
+					if err != nil {
+						return
+					}
+					_ = f.Close()
+				}
+			}()
+			<-time.After(limit / 4) // what can be sent at once is
+			done := false
+			for i := 0; !done; i++ {
+				_ = c.each(r, i)
+				select {
+				case err = <-sent:
+					done = true
+				case <-time.After(limit / 4):
+				}
+			}
+			if c.works {
+				require.NoError(t, err)
+			} else {
+				require.Error(t, err)
+				require.NotErrorIs(t, err, context.DeadlineExceeded)
+			}
+			require.NoError(t, a.Close())
+			require.NoError(t, r.Close())
+			<-reads
+		})
+	}
+}
