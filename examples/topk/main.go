@@ -69,7 +69,11 @@ type owner struct {
 // own serves vectors of its own until ctx ends. The deferred closes run in the order that
 // is needed: the publication before its rows.
 func own(ctx context.Context, dev *vmm.Device, o options) (err error) {
-	rows, err := growable.NewRows[float32](dev, o.width, growable.RowsOptions{Range: vmm.RangeOptions{Share: vmm.ShareFD}})
+	share := vmm.ShareFD
+	if dev.Supports(vmm.FeatureShareReadOnly) == nil {
+		share |= vmm.ShareReadOnly // the kernel keeps readers from writing
+	}
+	rows, err := growable.NewRows[float32](dev, o.width, growable.RowsOptions{Range: vmm.RangeOptions{Share: share}})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
+// device is host memory in pieces of 64 KiB, which is a page of WebAssembly.
+const device = "host?page=64K"
+
 func main() {
 	if err := run(context.Background(), os.Stdout); err != nil {
 		log.Fatal(err)
@@ -23,7 +26,7 @@ func main() {
 }
 
 func run(ctx context.Context, w io.Writer) (err error) {
-	dev, err := vmm.Open("host")
+	dev, err := vmm.Open(device)
 	if err != nil {
 		return err
 	}
