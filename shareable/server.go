@@ -179,6 +179,7 @@ func (s *Server) serve(raw *net.UnixConn) error {
 		return fmt.Errorf("serve: %w", err)
 	}
 	defer c.Close() //nolint:errcheck // nothing depends on it
+	defer c.Release()
 	// The user is checked first: a peer that may not connect costs no session.
 	ses, err := s.admit(c)
 	if err != nil {

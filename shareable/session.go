@@ -36,6 +36,7 @@ type session struct {
 	// The reader's goroutine: a token bucket that limits requests.
 	requestsLeft float64 // requests that may come at once, as of tokensAt
 	requestsAt   time.Time
+	wakePage     *wakePage // on which the reader sleeps; nil before the first ATTACH
 
 	// Guarded by mu.
 	mu          sync.Mutex // no other lock is taken while it is held
@@ -52,7 +53,10 @@ func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 
 // run serves the connection until it ends.
 func (ses *session) run() error {
-	defer ses.detachAll()
+	defer func() {
+		ses.detachAll()
+		ses.wakePage.close()
+	}()
 	// The small buffer is set before anything is sent: it bounds what a reader
 	// that stops reading costs the kernel.
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
@@ -317,7 +321,8 @@ func (ses *session) attach(f wire.Frame) error {
 }
 
 // startAttachment attaches the reader to a publication: it sends OBJECT, after
-// which the writer sends the chunks.
+// which the writer sends the chunks. With OBJECT go the control page and the wake page,
+// unless it is no reply: what Send sends is final.
 func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
 	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
 	// The place in the map is taken first: a second ATTACH of the object, or the
@@ -331,19 +336,46 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	if taken {
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
-	o, fd, err := a.register(access)
+	// The reader is woken by every change that OBJECT does not show.
+	wake, err := ses.wakes(request != 0)
+	if err == nil && wake != nil {
+		p.wakes.add(a, wake)
+	}
+	var o wire.Object
+	fd := -1
+	if err == nil {
+		o, fd, err = a.register(access)
+	}
 	if err != nil {
+		p.wakes.remove(a)
 		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
+	var pages []int
+	if wake != nil {
+		pages = []int{fd, wake.fd}
+	}
 	// Chunks must not come before OBJECT, so start follows the write.
-	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
+	err = ses.write(wire.TypeObject, request, o.Append(nil), pages...)
 	_ = closeFD(fd)
 	if err != nil {
 		return err
 	}
 	a.start()
 	return nil
+}
+
+// wakes returns the connection's wake page, if it needs one. The first time it makes it.
+func (ses *session) wakes(needed bool) (*wakePage, error) {
+	if !needed || ses.wakePage != nil {
+		return ses.wakePage, nil
+	}
+	page, err := newWakePage()
+	if err != nil {
+		return nil, err
+	}
+	ses.wakePage = page
+	return page, nil
 }
 
 func (ses *session) find(object uint64) *attachment {

@@ -27,7 +27,8 @@ func tooManyRefs(error) bool { return false }
 
 // ownerPage cannot be made here.
 type ownerPage struct {
-	fd int
+	fd      int
+	changed chan struct{}
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
@@ -53,10 +54,21 @@ func (p *readerPage) generation() uint64 { return 0 }
 
 func (p *readerPage) heartbeat() uint64 { return 0 }
 
-func (p *readerPage) wake() uint32 { return 0 }
-
-func (p *readerPage) wait(uint32, time.Duration) {}
-
-func (p *readerPage) wakeWaiters() {}
-
 func (p *readerPage) close() error { return nil }
+
+// wakePage cannot be made here.
+type wakePage struct{ fd int }
+
+func newWakePage() (*wakePage, error) { return nil, errLinux }
+
+func openWakePage(int) (*wakePage, error) { return nil, errLinux }
+
+func (p *wakePage) word() *atomic.Uint32 { return new(atomic.Uint32) }
+
+func (p *wakePage) wait(uint32, time.Duration) {}
+
+func (p *wakePage) wakeOwn() {}
+
+func (p *wakePage) wakeReader() bool { return false }
+
+func (p *wakePage) close() {}

@@ -12,32 +12,29 @@ import (
 )
 
 const (
-	watchTimeout = 100 * time.Millisecond // of one futex wait, in case a wake is missed
-	watchIdle    = 32                     // wakes in a row without a new length, before watchPage pauses
-	watchBurst   = 32                     // wakes within watchPause, before watchPage pauses
-	watchPause   = time.Millisecond       // the pause
+	watchTimeout = 10 * time.Second // of one futex wait: an owner can move a thread that sleeps to a futex of its own
+	watchIdle    = 32               // wakes in a row without a new length, before watch pauses
+	watchBurst   = 32               // wakes within watchPause, before watch pauses
+	watchPause   = time.Millisecond // the pause
 )
 
-// watchLocked starts watchPage unless it runs. Requires mu.
+// watchLocked starts watch unless it runs. Requires mu.
 func (v *View) watchLocked() {
 	invariants.Held(&v.mu)
-	if v.watching || v.detached || v.closed || v.page == nil {
+	if v.watching || v.detached || v.closed || v.wake == nil {
 		return
 	}
 	v.watching = true
-	v.tasks.Add(1)
-	go v.watchPage(v.page)
+	go v.watch(v.wake)
 }
 
-// watchPage sleeps on the page's wake word and notifies the waiting calls and
-// streams, as long as there are any. An owner that wakes it without end cannot use
-// up a CPU: after watchIdle or watchBurst wakes it pauses.
-func (v *View) watchPage(page *readerPage) {
-	defer v.tasks.Done()
+// watch sleeps on the wake page and notifies the waiting calls and streams, as long as
+// there are any. An owner that wakes it without end cannot use up a CPU: after watchIdle
+// or watchBurst wakes it pauses. endWatch ends it.
+func (v *View) watch(page *wakePage) {
 	since := time.Now()
 	for idle, burst := 0, 0; ; idle, burst = idle+1, burst+1 {
-		v.pageChecks.Add(1)
-		wake := page.wake() // before the length, so that no change is missed
+		word := page.word().Load() // before the length, so that no change is missed
 		moved, more := v.checkPage()
 		if !more {
 			return
@@ -57,7 +54,8 @@ func (v *View) watchPage(page *readerPage) {
 			burst, since = 0, time.Now()
 		}
 		began := time.Now()
-		page.wait(wake, watchTimeout)
+		page.wait(word, watchTimeout)
+		v.counts.wakes.Add(1)
 		// A wait that took its time was no wake without end.
 		if time.Since(began) >= watchPause {
 			idle = 0
@@ -65,15 +63,36 @@ func (v *View) watchPage(page *readerPage) {
 	}
 }
 
-// checkPage updates the length and reports whether it has moved, and whether
-// anything still waits for more.
+// checkPage updates the length and reports whether it has moved, and whether anything
+// waited for that. If nothing did, watch is over. Who has been notified may wait again, so
+// watch sleeps once more then.
 func (v *View) checkPage() (moved, more bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	moved = v.updateLenLocked()
-	more = !v.detached && !v.closed && (v.waiters > 0 || len(v.pendingWaits) > 0)
+	more = !v.detached && !v.closed && (v.changed != nil || len(v.pendingWaits) > 0)
 	v.watching = more
-	return moved, more
+	return v.updateLenLocked(), more
+}
+
+// endWatch waits until watch is over, and unmaps the wake page. The View has ended. A
+// wake that comes before the thread sleeps is lost, so it is repeated.
+func (v *View) endWatch() {
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for {
+		v.mu.Lock()
+		watching, page := v.watching, v.wake
+		if !watching {
+			v.wake = nil
+		}
+		v.mu.Unlock()
+		if !watching {
+			page.close()
+			return
+		}
+		page.wakeOwn()
+		<-again.C
+	}
 }
 
 // Wait waits until Len is at least n. If that cannot happen any more, it returns
@@ -94,20 +113,47 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 		}
 		// The channel is taken and the watch is on before the lock is given up, so
 		// that no change is missed.
-		if v.lenChanged == nil {
-			v.lenChanged = make(chan struct{})
-		}
-		changed := v.lenChanged
-		v.waiters++
-		v.watchLocked()
+		changed := v.changedLocked()
 		v.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		v.mu.Lock()
-		v.waiters--
 	}
+}
+
+// Changed is closed at the next change: of Len, Cap, Generation, Sealed or Err. Once
+// nothing more can come it is closed already: after Close, after an error, and when a
+// sealed object is wholly mapped.
+func (v *View) Changed() <-chan struct{} {
+	if v == nil {
+		return closedChan
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed || v.detached || v.sealed && v.mapped >= v.sealedLen {
+		return closedChan
+	}
+	// A length that has moved already is no change that comes next.
+	v.updateLenLocked()
+	return v.changedLocked()
+}
+
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// changedLocked returns the channel that the next change closes. Requires mu.
+func (v *View) changedLocked() <-chan struct{} {
+	invariants.Held(&v.mu)
+	if v.changed == nil {
+		v.changed = make(chan struct{})
+	}
+	v.watchLocked()
+	return v.changed
 }
 
 // reachedLocked reports whether Len is at least n; the error is why it never will
@@ -119,8 +165,8 @@ func (v *View) reachedLocked(n uint64) (bool, error) {
 		return false, errViewClosed
 	case v.lenLocked() >= n:
 		return true, nil
-	case n > v.obj.Max:
-		return false, fmt.Errorf("%w: %d bytes, over a maximum of %d", vmm.ErrBounds, n, v.obj.Max)
+	case n > v.max:
+		return false, fmt.Errorf("%w: %d bytes, over a maximum of %d", vmm.ErrBounds, n, v.max)
 	case v.detached && v.err != nil:
 		return false, v.err
 	case v.sealed && n > v.sealedLen:
@@ -133,22 +179,28 @@ func (v *View) reachedLocked(n uint64) (bool, error) {
 // whether it has. Requires mu.
 func (v *View) updateLenLocked() (moved bool) {
 	invariants.Held(&v.mu)
-	n := v.lenLocked()
-	if n == v.notifiedLen {
+	if v.lenLocked() == v.notifiedLen {
 		return false
 	}
-	v.notifiedLen = n
-	v.notifyLocked()
+	v.notifyLenLocked()
 	return true
 }
 
-// notifyLocked wakes every call of Wait, and releases the streams whose wait is
-// over. Requires mu.
+// notifyLenLocked notifies of the present length, and of what else has changed.
+// Requires mu.
+func (v *View) notifyLenLocked() {
+	invariants.Held(&v.mu)
+	v.notifiedLen = v.lenLocked()
+	v.notifyLocked()
+}
+
+// notifyLocked closes the channel of Changed, which wakes every call of Wait, and
+// releases the streams whose wait is over. Requires mu.
 func (v *View) notifyLocked() {
 	invariants.Held(&v.mu)
-	if v.lenChanged != nil {
-		close(v.lenChanged)
-		v.lenChanged = nil
+	if v.changed != nil {
+		close(v.changed)
+		v.changed = nil
 	}
 	v.pendingWaits = slices.DeleteFunc(v.pendingWaits, func(s *streamWait) bool {
 		ok, err := v.reachedLocked(s.n)
