@@ -204,23 +204,19 @@ func (h *handshake) attach(name string) error {
 	case obj.State == wire.StateClosed:
 		return fmt.Errorf("%w: it is closed", ErrNotFound)
 	}
-	return h.c.work(func() error { return h.openPages(obj, f.FDs[0].Int(), f.FDs[1].Int()) })
-}
-
-// openPages maps the two pages and makes the View.
-func (h *handshake) openPages(obj wire.Object, control, wake int) error {
-	// The pages come first: they can be unmapped without a driver call.
-	page, err := openReaderPage(control, obj.Instance, obj.ID)
-	if err != nil {
+	// The goroutine closes the wake socket at its end: the owner made it.
+	if h.c.wake, err = openWakeReceiver(f.FDs[1]); err != nil {
 		return err
 	}
-	word, err := openWakePage(wake)
-	if err != nil {
-		return closeAfter(err, page)
-	}
-	if err := h.newView(obj, page, word); err != nil {
-		word.close()
-		return closeAfter(err, page)
-	}
-	return nil
+	return h.c.work(func() error {
+		// The page comes first: it can be unmapped without a driver call.
+		page, err := openReaderPage(f.FDs[0].Int(), obj.Instance, obj.ID)
+		if err != nil {
+			return err
+		}
+		if err := h.newView(obj, page); err != nil {
+			return closeAfter(err, page)
+		}
+		return nil
+	})
 }

@@ -160,7 +160,7 @@ type part struct {
 func play(role string) {
 	p := &part{args: os.Args[1:], in: bufio.NewScanner(os.Stdin)}
 	roles := map[string]func(*part){
-		"owner": playOwner, "reader": playReader, "crowd": playReaders, "storm": playConnections,
+		"owner": playOwner, "reader": playReader, "crowd": playReaders, "storm": playConnections, "waiters": playWaiters,
 	}
 	act, ok := roles[role]
 	if !ok {

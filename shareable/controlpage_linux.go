@@ -44,15 +44,15 @@ func newSharedPage(name string) (mem []byte, fd int, err error) {
 		own, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
-		return nil, -1, systemError("memfd_create", err)
+		return nil, -1, systemError("control page: memfd_create", err)
 	}
 	defer unix.Close(own) //nolint:errcheck // the mapping holds the memory
 	if err := unix.Ftruncate(own, pageBytes); err != nil {
-		return nil, -1, systemError("ftruncate", err)
+		return nil, -1, systemError("control page: ftruncate", err)
 	}
 	mem, err = unix.Mmap(own, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, -1, systemError("mmap", err)
+		return nil, -1, systemError("control page: mmap", err)
 	}
 	defer func() {
 		if err != nil {
@@ -63,11 +63,11 @@ func newSharedPage(name string) (mem []byte, fd int, err error) {
 	// exist. F_SEAL_SHRINK protects readers from SIGBUS.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 	if _, err := unix.FcntlInt(uintptr(own), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, -1, systemError("fcntl(F_ADD_SEALS)", err)
+		return nil, -1, systemError("control page: fcntl(F_ADD_SEALS)", err)
 	}
 	// Readers get a descriptor of their own, opened for reading.
 	if fd, err = unix.Open("/proc/self/fd/"+strconv.Itoa(own), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, -1, systemError("open", err)
+		return nil, -1, systemError("control page: open", err)
 	}
 	return mem, fd, nil
 }
@@ -85,13 +85,13 @@ func (p *ownerPage) close() {
 	_ = unix.Munmap(p.mem)
 }
 
-// systemError makes a driver.CallError of a failed system call of this package.
+// systemError makes a driver.CallError of a failed system call of the owner's side.
 func systemError(call string, err error) error {
 	kind := driver.ErrOutOfMemory
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		kind = driver.ErrLimit
 	}
-	return fmt.Errorf("control page: %w", &driver.CallError{Call: call, Kind: kind, Err: err})
+	return &driver.CallError{Call: call, Kind: kind, Err: err}
 }
 
 // The control page: one word for each thing that changes, each on a cache line

@@ -512,7 +512,7 @@ func fdLimit(t *testing.T) {
 	// Room for a few at a time: in smaller frames all of it comes.
 	c := spawn(t, "reader", s.Path(), "raise")
 	c.expect("ready")
-	fds := 3
+	fds := 3 // the connection and two that come with OBJECT
 	if withCUDA {
 		fds = 8 // the driver needs some of its own
 	}

@@ -27,7 +27,9 @@ type noServerError struct {
 	cause error
 }
 
-func (e *noServerError) Error() string        { return fmt.Sprintf("no server listens at %s: %v", e.path, e.cause) }
+func (e *noServerError) Error() string {
+	return fmt.Sprintf("no server listens at %s: %v", e.path, e.cause)
+}
 func (e *noServerError) Is(target error) bool { return target == ErrOwnerGone }
 func (e *noServerError) Unwrap() error        { return e.cause }
 

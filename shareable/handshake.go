@@ -144,8 +144,8 @@ func (h *handshake) readFrame(t wire.Type, request uint32) (wire.Frame, error) {
 	return wire.Frame{}, fmt.Errorf("%w: %v (request %d) instead of %v (%d)", ErrProtocol, f.Type, f.Request, t, request)
 }
 
-// readObject reads OBJECT, with as many descriptors as pages.
-func (h *handshake) readObject(request uint32, pages int) (wire.Object, wire.Frame, error) {
+// readObject reads OBJECT, with so many descriptors.
+func (h *handshake) readObject(request uint32, fds int) (wire.Object, wire.Frame, error) {
 	f, err := h.readFrame(wire.TypeObject, request)
 	if err != nil {
 		return wire.Object{}, f, err
@@ -156,8 +156,8 @@ func (h *handshake) readObject(request uint32, pages int) (wire.Object, wire.Fra
 		return wire.Object{}, f, wireError(err)
 	case obj.Instance != h.peer.Instance:
 		return wire.Object{}, f, fmt.Errorf("%w: an object of instance %x from %x", ErrProtocol, obj.Instance, h.peer.Instance)
-	case len(f.FDs) != pages:
-		return wire.Object{}, f, fmt.Errorf("%w: an object with %d pages instead of %d", ErrProtocol, len(f.FDs), pages)
+	case len(f.FDs) != fds:
+		return wire.Object{}, f, fmt.Errorf("%w: an object with %d descriptors instead of %d", ErrProtocol, len(f.FDs), fds)
 	case h.opts.Write && obj.Access != wire.AccessReadWrite:
 		return wire.Object{}, f, fmt.Errorf("%w: the owner allows reading only", vmm.ErrPermission)
 	}
@@ -166,7 +166,7 @@ func (h *handshake) readObject(request uint32, pages int) (wire.Object, wire.Fra
 
 // newView reserves the object's addresses and makes the View. It is work of the
 // connection.
-func (h *handshake) newView(obj wire.Object, page *readerPage, wake *wakePage) error {
+func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 	// The tracker checks the object, so that its maximum can be trusted below.
 	limits := wire.Limits{Granularity: h.gran, Quota: h.opts.MaxBytes, MaxChunks: h.opts.MaxChunks}
 	track, err := wire.NewTracker(obj, limits)
@@ -183,7 +183,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage, wake *wakePage) e
 	h.view = &View{
 		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size,
 		conn: h.c, track: track, batch: wire.MaxFDs,
-		stop: make(chan struct{}), live: page != nil, page: page, wake: wake, generation: obj.Generation,
+		stop: make(chan struct{}), live: page != nil, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}
 	return nil

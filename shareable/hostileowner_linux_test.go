@@ -34,7 +34,7 @@ type hostileOwner struct {
 	o    wire.Object
 	page []byte // to write to
 	fd   int    // of the page, to send
-	wake *wakePage
+	wake *wakeSender
 }
 
 func newHostileOwner(t *testing.T) (*hostileOwner, *net.UnixConn) {
@@ -52,7 +52,7 @@ func newHostileOwner(t *testing.T) (*hostileOwner, *net.UnixConn) {
 	seal(t, k.fd, firmPage)
 	(&ownerPage{mem: k.page}).initWords(k.o.Instance, k.o.ID)
 	word(k.page, atGeneration).Store(k.o.Generation)
-	k.wake, err = newWakePage()
+	k.wake, err = newWakeSender()
 	require.NoError(t, err)
 	t.Cleanup(k.wake.close)
 	return k, far
@@ -122,7 +122,7 @@ func (k *hostileOwner) accept() {
 	k.t.Helper()
 	k.hello()
 	f := k.expect(wire.TypeAttach)
-	k.send(wire.TypeObject, f.Request, k.o.Append(nil), k.fd, k.wake.fd)
+	k.send(wire.TypeObject, f.Request, k.o.Append(nil), k.fd, k.wake.reader)
 }
 
 // records are n whole chunks from the i-th on.
@@ -150,7 +150,7 @@ func (k *hostileOwner) done(n uint64) {
 	k.notify()
 }
 
-func (k *hostileOwner) notify() { k.wake.wakeReader() }
+func (k *hostileOwner) notify() { k.wake.send() }
 
 type attaching struct {
 	v   *View
@@ -465,18 +465,18 @@ func TestHostilePages(t *testing.T) {
 		"/dev/zero":        func(t *testing.T) int { return special(t, "/dev/zero", unix.O_RDWR) },
 		"directory":        func(t *testing.T) int { return special(t, "/", unix.O_RDONLY) },
 	} {
-		for i, page := range []string{"control page", "wake page"} {
+		for i, place := range []string{"control page", "wake socket"} {
 			if i == 1 && strings.HasPrefix(name, "another") {
-				continue // that page says nothing
+				continue // that has no words
 			}
-			t.Run(name+" as "+page, func(t *testing.T) {
+			t.Run(name+" as "+place, func(t *testing.T) {
 				before := countResources(t, dev)
 				t.Run("victim", func(t *testing.T) {
 					k, far := newHostileOwner(t)
 					got := begins(t, far, dev, AttachOptions{})
 					k.hello()
 					f := k.expect(wire.TypeAttach)
-					pages := []int{k.fd, k.wake.fd}
+					pages := []int{k.fd, k.wake.reader}
 					if pages[i] = open(t); pages[i] < 0 {
 						pages = slices.Delete(pages, i, i+1)
 					}

@@ -43,7 +43,7 @@ func TestHostileObjects(t *testing.T) {
 			k.hello()
 			f := k.expect(wire.TypeAttach)
 			change(&k.o)
-			k.send(wire.TypeObject, f.Request, k.o.Append(nil), k.fd, k.wake.fd)
+			k.send(wire.TypeObject, f.Request, k.o.Append(nil), k.fd, k.wake.reader)
 		}
 	}
 	cases := map[string]answer{
@@ -57,7 +57,7 @@ func TestHostileObjects(t *testing.T) {
 		"CHUNKS first": {func(k *hostileOwner) {
 			k.send(wire.TypeChunks, 0, k.records(0, 1).Append(nil), memory(k.t, piecesize, firm))
 		}, ErrProtocol},
-		"OBJECT first": {func(k *hostileOwner) { k.send(wire.TypeObject, 1, k.o.Append(nil), k.fd, k.wake.fd) }, ErrProtocol},
+		"OBJECT first": {func(k *hostileOwner) { k.send(wire.TypeObject, 1, k.o.Append(nil), k.fd, k.wake.reader) }, ErrProtocol},
 		"CLOSING":      {func(k *hostileOwner) { k.send(wire.TypeClosing, 0, wire.Closing{}.Append(nil)) }, ErrOwnerGone},
 		"memory of a card": {func(k *hostileOwner) {
 			k.send(wire.TypeHello, 0, wire.Hello{Backend: wire.BackendCUDA}.Append(nil))
@@ -74,7 +74,7 @@ func TestHostileObjects(t *testing.T) {
 		"the answer to another request": {func(k *hostileOwner) {
 			k.hello()
 			f := k.expect(wire.TypeAttach)
-			k.send(wire.TypeObject, f.Request+1, k.o.Append(nil), k.fd, k.wake.fd)
+			k.send(wire.TypeObject, f.Request+1, k.o.Append(nil), k.fd, k.wake.reader)
 		}, ErrProtocol},
 		"another name":         {object(func(o *wire.Object) { o.Name = "y" }), ErrProtocol},
 		"a bad name":           {object(func(o *wire.Object) { o.Name = "../x" }), ErrProtocol},
@@ -352,7 +352,7 @@ func TestReaderDoesNotSpin(t *testing.T) {
 			took, looks := time.Since(begun), v.counts.wakes.Load()-before
 			// So many looks take a pause at least, and each is short.
 			require.LessOrEqual(t, looks, uint64(took/watchPause+2)*(watchBurst+2))
-			t.Logf("%d looks in %v, at %d wakes", looks, took, k.wake.word().Load())
+			t.Logf("%d looks in %v", looks, took)
 			cancel()
 			require.ErrorIs(t, <-got, context.Canceled)
 		})

@@ -323,11 +323,6 @@ func (p *Publication) publishLen(n uint64) error {
 	}
 	p.page.published.Store(n)
 	p.page.notify()
-	for a := range p.attachments {
-		if a.wantsPublish {
-			a.ses.wakeSender()
-		}
-	}
 	return nil
 }
 

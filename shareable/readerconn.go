@@ -29,6 +29,7 @@ type readerConn struct {
 	keep  bool          // the connection stays the caller's, unless start fails
 	limit time.Duration // of each wait for the other side, until start returns
 	late  *time.Timer   // fires when that has passed
+	wake  *wakeReceiver // set by f of start; nil without one
 	ended chan struct{} // closed by end
 
 	// Held by the goroutine while it works on what it has read. After end it does not
@@ -92,6 +93,7 @@ func (c *readerConn) start(ctx context.Context, f func() error, next func()) err
 func (c *readerConn) finish(err error) {
 	c.letGo(!c.keep || err != nil)
 	defer leftBehind.remove()
+	c.wake.close()
 	c.conn.Release()
 	if c.keep && c.isShut {
 		// The caller has a descriptor of the socket, too. Its close must find no packets.

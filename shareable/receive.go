@@ -74,7 +74,7 @@ func (h *handshake) receive() error {
 	if err := h.exchangeHello(); err != nil {
 		return err
 	}
-	// A sealed object needs no pages: its length is final.
+	// A sealed object needs neither page nor wakes: its length is final.
 	obj, _, err := h.readObject(0, 0)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (h *handshake) receive() error {
 	if obj.State != wire.StateSealed {
 		return fmt.Errorf("%w: sent memory that is not sealed", ErrProtocol)
 	}
-	if err := h.c.work(func() error { return h.newView(obj, nil, nil) }); err != nil {
+	if err := h.c.work(func() error { return h.newView(obj, nil) }); err != nil {
 		return err
 	}
 	// The frames are handled here rather than by View.follow: the connection stays the

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -34,8 +35,8 @@ type scriptedOwner struct {
 	raw   *net.UnixConn
 	obj   wire.Object
 	page  []byte
-	pages []int // the fds of the control page and the wake page
-	wake  *wakePage
+	pages []int // the fds of the control page and the wake socket
+	wake  *wakeSender
 	ids   uint64
 }
 
@@ -97,9 +98,9 @@ func newScriptedOwnerOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, shar
 	readOnly, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
-	s.wake, err = newWakePage()
+	s.wake, err = newWakeSender()
 	require.NoError(t, err)
-	s.pages = []int{readOnly, s.wake.fd}
+	s.pages = []int{readOnly, s.wake.reader}
 	t.Cleanup(func() {
 		require.NoError(t, unix.Munmap(s.page))
 		s.wake.close()
@@ -121,7 +122,7 @@ func (s *scriptedOwner) done(n uint64) {
 	s.notify()
 }
 
-func (s *scriptedOwner) notify() { s.wake.wakeReader() }
+func (s *scriptedOwner) notify() { s.wake.send() }
 
 func (s *scriptedOwner) write(t wire.Type, request uint32, payload []byte, fds ...int) {
 	s.t.Helper()
@@ -263,6 +264,7 @@ func ended(t *testing.T, v *View) error {
 // openFDs counts this process's descriptors.
 func openFDs(t *testing.T) int {
 	t.Helper()
+	settled(t)
 	all, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	return len(all)
@@ -272,6 +274,15 @@ func openFDs(t *testing.T) int {
 // connection.
 func staysOpen(t *testing.T, n int) {
 	t.Helper()
+	defer func() {
+		if t.Failed() {
+			all, _ := filepath.Glob("/proc/self/fd/*")
+			for _, name := range all {
+				what, _ := os.Readlink(name)
+				t.Log(name, what)
+			}
+		}
+	}()
 	soon(t, fmt.Sprintf("%d descriptors are open", n), func() bool { return openFDs(t) == n })
 }
 

@@ -36,7 +36,7 @@ type session struct {
 	// The reader's goroutine: a token bucket that limits requests.
 	requestsLeft float64 // requests that may come at once, as of tokensAt
 	requestsAt   time.Time
-	wakePage     *wakePage // on which the reader sleeps; nil before the first ATTACH
+	waker        *wakeSender // which wakes the reader; nil before the first ATTACH
 
 	// Guarded by mu.
 	mu          sync.Mutex // no other lock is taken while it is held
@@ -55,7 +55,7 @@ func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 func (ses *session) run() error {
 	defer func() {
 		ses.detachAll()
-		ses.wakePage.close()
+		ses.waker.close()
 	}()
 	// The small buffer is set before anything is sent: it bounds what a reader
 	// that stops reading costs the kernel.
@@ -321,8 +321,8 @@ func (ses *session) attach(f wire.Frame) error {
 }
 
 // startAttachment attaches the reader to a publication: it sends OBJECT, after
-// which the writer sends the chunks. With OBJECT go the control page and the wake page,
-// unless it is no reply: what Send sends is final.
+// which the writer sends the chunks. With OBJECT go the control page and the wake
+// socket, unless it is no reply: what Send sends is final.
 func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
 	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
 	// The place in the map is taken first: a second ATTACH of the object, or the
@@ -337,7 +337,7 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
 	// The reader is woken by every change that OBJECT does not show.
-	wake, err := ses.wakes(request != 0)
+	wake, err := ses.openWaker(request != 0)
 	if err == nil && wake != nil {
 		p.wakes.add(a, wake)
 	}
@@ -351,12 +351,12 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
-	var pages []int
+	var fds []int
 	if wake != nil {
-		pages = []int{fd, wake.fd}
+		fds = []int{fd, wake.reader}
 	}
 	// Chunks must not come before OBJECT, so start follows the write.
-	err = ses.write(wire.TypeObject, request, o.Append(nil), pages...)
+	err = ses.write(wire.TypeObject, request, o.Append(nil), fds...)
 	_ = closeFD(fd)
 	if err != nil {
 		return err
@@ -365,17 +365,17 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	return nil
 }
 
-// wakes returns the connection's wake page, if it needs one. The first time it makes it.
-func (ses *session) wakes(needed bool) (*wakePage, error) {
-	if !needed || ses.wakePage != nil {
-		return ses.wakePage, nil
+// openWaker returns what wakes the reader, if it needs that. The first time it makes it.
+func (ses *session) openWaker(needed bool) (*wakeSender, error) {
+	if !needed || ses.waker != nil {
+		return ses.waker, nil
 	}
-	page, err := newWakePage()
+	w, err := newWakeSender()
 	if err != nil {
 		return nil, err
 	}
-	ses.wakePage = page
-	return page, nil
+	ses.waker = w
+	return w, nil
 }
 
 func (ses *session) find(object uint64) *attachment {
@@ -462,6 +462,13 @@ func (ses *session) writeLoop() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
+		// This is asked before frames are looked for: those of before the close are sent.
+		closing := false
+		select {
+		case <-ses.closing:
+			closing = true
+		default:
+		}
 		var deadline time.Time // the first of all attachments
 		sent := false
 		for _, a := range ses.all() {
@@ -485,11 +492,9 @@ func (ses *session) writeLoop() error {
 		if sent {
 			continue
 		}
-		select {
-		case <-ses.closing:
+		if closing {
 			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
 			return io.EOF
-		default:
 		}
 		timer.Reset(wait)
 		select {

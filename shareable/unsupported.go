@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 	"sync/atomic"
-	"time"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -56,19 +56,25 @@ func (p *readerPage) heartbeat() uint64 { return 0 }
 
 func (p *readerPage) close() error { return nil }
 
-// wakePage cannot be made here.
-type wakePage struct{ fd int }
+// wakeSender cannot be made here.
+type wakeSender struct {
+	reader int
+	slow   atomic.Bool
+}
 
-func newWakePage() (*wakePage, error) { return nil, errLinux }
+func newWakeSender() (*wakeSender, error) { return nil, errLinux }
 
-func openWakePage(int) (*wakePage, error) { return nil, errLinux }
+func (w *wakeSender) send() {}
 
-func (p *wakePage) word() *atomic.Uint32 { return new(atomic.Uint32) }
+func (w *wakeSender) sendApart() {}
 
-func (p *wakePage) wait(uint32, time.Duration) {}
+func (w *wakeSender) close() {}
 
-func (p *wakePage) wakeOwn() {}
+// wakeReceiver cannot be made here.
+type wakeReceiver struct{}
 
-func (p *wakePage) wakeReader() bool { return false }
+func openWakeReceiver(*wire.FD) (*wakeReceiver, error) { return nil, errLinux }
 
-func (p *wakePage) close() {}
+func (w *wakeReceiver) wait() bool { return false }
+
+func (w *wakeReceiver) close() {}

@@ -35,8 +35,9 @@ type View struct {
 	obj  wire.Object
 	opts AttachOptions
 	max  uint64        // bytes that can be mapped here
-	live bool          // made by Attach: there are control page and wake page
+	live bool          // made by Attach: there is a control page
 	stop chan struct{} // closed by markClosed
+	wake *wakeReceiver // nil after Receive
 
 	// The goroutine that reads the socket.
 	conn        *readerConn // nil after Receive; Close may be called by others
@@ -47,6 +48,9 @@ type View struct {
 	shortSince  time.Time     // since when there are too few descriptors; zero while there are enough
 	pause       time.Duration // before the next RESYNC for a single chunk
 
+	// The goroutine of watch, of which there is one at a time.
+	pace wakePace
+
 	// Safe for concurrent use.
 	lastLen atomic.Uint64 // the length last seen in this generation
 	counts  struct{ frames, resyncs, wakes atomic.Uint64 }
@@ -56,7 +60,6 @@ type View struct {
 	// Guarded by mu.
 	mu           sync.RWMutex // never held across a wait
 	page         *readerPage  // nil after Receive and after Close
-	wake         *wakePage    // nil after Receive and after the end of the connection
 	mapped       uint64       // bytes mapped, from the first address on
 	chunks       int          // chunks mapped
 	generation   uint64       // the generation applied

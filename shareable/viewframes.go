@@ -20,8 +20,6 @@ func (v *View) follow() {
 	if errors.Is(err, ErrProtocol) {
 		v.sendError(err)
 	}
-	v.conn.end()
-	v.endWatch()
 }
 
 // sendError tells the owner why the View ends the connection. The owner may be

@@ -12,10 +12,9 @@ import (
 )
 
 const (
-	watchTimeout = 10 * time.Second // of one futex wait: an owner can move a thread that sleeps to a futex of its own
-	watchIdle    = 32               // wakes in a row without a new length, before watch pauses
-	watchBurst   = 32               // wakes within watchPause, before watch pauses
-	watchPause   = time.Millisecond // the pause
+	watchIdle  = 32               // wakes in a row without a new length, before watch pauses
+	watchBurst = 32               // wakes within watchPause, before watch pauses
+	watchPause = time.Millisecond // the pause
 )
 
 // watchLocked starts watch unless it runs. Requires mu.
@@ -25,47 +24,60 @@ func (v *View) watchLocked() {
 		return
 	}
 	v.watching = true
-	go v.watch(v.wake)
+	go v.watch()
 }
 
-// watch sleeps on the wake page and notifies the waiting calls and streams, as long as
-// there are any. An owner that wakes it without end cannot use up a CPU: after watchIdle
-// or watchBurst wakes it pauses. endWatch ends it.
-func (v *View) watch(page *wakePage) {
-	since := time.Now()
-	for idle, burst := 0, 0; ; idle, burst = idle+1, burst+1 {
-		word := page.word().Load() // before the length, so that no change is missed
+// watch waits for the wake socket and notifies the waiting calls and streams, as long as
+// there are any.
+func (v *View) watch() {
+	for {
 		moved, more := v.checkPage()
 		if !more {
 			return
 		}
 		if moved {
-			idle = 0
 			runtime.Gosched() // the notified goroutine runs now, on this thread
 		}
-		tooFast := burst == watchBurst && time.Since(since) < watchPause
-		if idle >= watchIdle || tooFast {
-			select {
-			case <-v.stop:
-			case <-time.After(watchPause):
-			}
+		v.pace.look(moved, v.stop)
+		begun := time.Now()
+		if !v.wake.wait() {
+			v.endWatch()
+			return
 		}
-		if burst == watchBurst {
-			burst, since = 0, time.Now()
-		}
-		began := time.Now()
-		page.wait(word, watchTimeout)
 		v.counts.wakes.Add(1)
-		// A wait that took its time was no wake without end.
-		if time.Since(began) >= watchPause {
-			idle = 0
+		if time.Since(begun) >= watchPause {
+			v.pace.idle = 0 // no wake without end
 		}
 	}
 }
 
+// wakePace keeps an owner that wakes a View without end from using up a CPU.
+type wakePace struct {
+	idle, burst int       // looks in a row without a new length; looks since
+	since       time.Time // when the burst began
+}
+
+// look counts one look at the length. After watchIdle, or watchBurst within watchPause,
+// it pauses.
+func (p *wakePace) look(moved bool, stop <-chan struct{}) {
+	if moved {
+		p.idle = 0
+	}
+	if p.idle >= watchIdle || p.burst >= watchBurst && time.Since(p.since) < watchPause {
+		select {
+		case <-stop:
+		case <-time.After(watchPause):
+		}
+	}
+	if p.burst >= watchBurst {
+		p.burst, p.since = 0, time.Now()
+	}
+	p.idle, p.burst = p.idle+1, p.burst+1
+}
+
 // checkPage updates the length and reports whether it has moved, and whether anything
 // waited for that. If nothing did, watch is over. Who has been notified may wait again, so
-// watch sleeps once more then.
+// watch waits once more then.
 func (v *View) checkPage() (moved, more bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -74,25 +86,11 @@ func (v *View) checkPage() (moved, more bool) {
 	return v.updateLenLocked(), more
 }
 
-// endWatch waits until watch is over, and unmaps the wake page. The View has ended. A
-// wake that comes before the thread sleeps is lost, so it is repeated.
+// endWatch records that watch is over.
 func (v *View) endWatch() {
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for {
-		v.mu.Lock()
-		watching, page := v.watching, v.wake
-		if !watching {
-			v.wake = nil
-		}
-		v.mu.Unlock()
-		if !watching {
-			page.close()
-			return
-		}
-		page.wakeOwn()
-		<-again.C
-	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.watching = false
 }
 
 // Wait waits until Len is at least n. If that cannot happen any more, it returns

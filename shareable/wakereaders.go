@@ -8,28 +8,31 @@ import (
 // wakeReaders wakes the readers after each change of the control page, until Close.
 // Those who change the page do not wait for it, and changes that come during a round
 // share the next one.
+//
+// A round is followed by a pause of restRatio times as long: it leaves the processors to
+// the readers, and the owner's appends. Pauses below shortestRest are saved up, because
+// the runtime cannot sleep that briefly.
 func (p *Publication) wakeReaders() {
-	// What has been spent on rounds runs ahead of the clock. Pauses below shortestPause
-	// are saved up: the runtime cannot sleep that briefly.
-	var spent time.Time
-	pause := time.NewTimer(0)
-	defer pause.Stop()
+	var restUntil time.Time
+	rest := time.NewTimer(0)
+	defer rest.Stop()
 	for {
 		select {
 		case <-p.page.changed:
 		case <-p.ctx.Done():
 			return
 		}
-		visited, woken := p.wakes.round()
+		begun := time.Now()
+		p.wakes.round()
 		now := time.Now()
-		if spent.Before(now) {
-			spent = now
+		if restUntil.Before(now) {
+			restUntil = now
 		}
-		spent = spent.Add(time.Duration(visited)*visitCost + time.Duration(woken)*wakeCost)
-		if wait := spent.Sub(now); wait >= shortestPause {
-			pause.Reset(wait)
+		restUntil = restUntil.Add(restRatio * now.Sub(begun))
+		if left := restUntil.Sub(now); left >= shortestRest {
+			rest.Reset(left)
 			select {
-			case <-pause.C:
+			case <-rest.C:
 			case <-p.ctx.Done():
 				return
 			}
@@ -37,46 +40,46 @@ func (p *Publication) wakeReaders() {
 	}
 }
 
-// What a round may cost: a pause of this length follows for each reader. A wake costs the
-// machine some 10 us, most of them in the reader, which has the processors during the
-// pause. So 1,000 readers that wait are awake within 20 ms, and an owner that appends all
-// the time keeps most of its own.
 const (
-	visitCost     = time.Microsecond
-	wakeCost      = 10 * time.Microsecond
-	shortestPause = time.Millisecond
+	restRatio    = 2
+	shortestRest = time.Millisecond
 )
 
-// wakeList has the wake pages of a publication's readers.
+// wakeList has what wakes the readers of a publication.
 type wakeList struct {
-	mu    sync.Mutex // held for a round; no other lock is taken while it is held
-	pages map[*attachment]*wakePage
+	mu      sync.Mutex // held for a round; no other lock is taken while it is held
+	senders map[*attachment]*wakeSender
 }
 
-func (l *wakeList) add(a *attachment, page *wakePage) {
+func (l *wakeList) add(a *attachment, w *wakeSender) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.pages == nil {
-		l.pages = map[*attachment]*wakePage{}
+	if l.senders == nil {
+		l.senders = map[*attachment]*wakeSender{}
 	}
-	l.pages[a] = page
+	l.senders[a] = w
 }
 
-// remove returns once nothing of the page is used.
+// remove returns once no round uses what wakes the reader.
 func (l *wakeList) remove(a *attachment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.pages, a)
+	delete(l.senders, a)
 }
 
-// round wakes every reader, and returns how many there are and how many slept.
-func (l *wakeList) round() (visited, woken int) {
+// round wakes every reader, and has PUBLISH sent to those that asked for it.
+func (l *wakeList) round() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, page := range l.pages {
-		if page.wakeReader() {
-			woken++
+	for a, w := range l.senders {
+		if a.wantsPublish {
+			a.ses.wakeSender()
 		}
+		// A reader that makes its wakes slow keeps no other one waiting.
+		if w.slow.Load() {
+			w.sendApart()
+			continue
+		}
+		w.send()
 	}
-	return len(l.pages), woken
 }

@@ -43,8 +43,8 @@ GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
 KINDS = ("opaque", "int", "uint", "float", "complex", "bool")
 ATTACH_REQUEST = 1
 
-PAUSE = 0.001  # seconds between two reads of the control page
-MAX_SHORT_PAUSE = 0.1  # seconds between two requests of a reader that has no free descriptor
+# Seconds between two requests of a reader that has no free descriptor.
+SHORT_PAUSE, MAX_SHORT_PAUSE = 0.001, 0.1
 
 
 class OwnerGone(Exception):
@@ -288,10 +288,10 @@ class Reader:
         self.generation = self.last_length = self.end = self.last_id = 0
         self.chunks = []  # (id, offset, size) of the mapped chunks
         self.batch, self.resyncing = MAX_FDS, False
-        self.short_since, self.short_pause = None, PAUSE  # too few descriptors
+        self.short_since, self.short_pause = None, SHORT_PAUSE  # too few descriptors
         self.timeout = timeout
         self.sent = self.received = 0
-        self.memory = self.page = None
+        self.memory = self.page = self.wake = None
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.sock.settimeout(timeout)
@@ -326,7 +326,7 @@ class Reader:
             self.sock.shutdown(socket.SHUT_RDWR)  # the owner knows at once
         except OSError:
             pass  # it is not connected any more
-        close_later(self.sock.close)
+        close_later(lambda: [s.close() for s in (self.sock, self.wake) if s])
 
     # Frames.
 
@@ -429,9 +429,9 @@ class Reader:
             self._object(Payload(frame.payload), instance, name)
             if frame.truncated:
                 raise OSError("the limit on open files is reached")
-            # The second is the wake page. This reader polls.
-            expect(len(frame.fds) == 2, f"{len(frame.fds)} pages")
+            expect(len(frame.fds) == 2, f"{len(frame.fds)} descriptors")
             self._open_page(frame.fds[0], instance)
+            self._open_wake(frame.fds)
         # Only now: CUDA takes longer to start than an owner waits for ATTACH.
         self.memory = HostMemory(uuid) if self.backend == HOST else CudaMemory(uuid)
         self.device = getattr(self.memory, "device", None)
@@ -464,6 +464,17 @@ class Reader:
         self.page = map_pages(None, PAGE_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, fd)
         head = struct.unpack("<II16sQ", ctypes.string_at(self.page, 32))
         expect(head == (PAGE_MAGIC, PAGE_VERSION, instance, self.id), "the control page of something else")
+
+    def _open_wake(self, fds):
+        try:
+            wake = socket.socket(fileno=fds[1])  # asks the kernel what kind it is
+        except OSError as e:
+            raise ProtocolError(f"a wake socket that is none: {e}") from e
+        if (wake.family, wake.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+            wake.detach()
+            raise ProtocolError(f"a wake socket of family {wake.family} and type {wake.type}")
+        self.wake = wake
+        del fds[1]
 
     # Following.
 
@@ -510,10 +521,20 @@ class Reader:
         before = self.last_length
         watch = select.poll()
         watch.register(self.sock, select.POLLIN)
+        watch.register(self.wake, select.POLLIN)
         while True:
-            if watch.poll(PAUSE * 1000):
+            left = None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+            ready = dict(watch.poll(left))
+            if self.wake.fileno() in ready:
+                # Read empty first, so that no later change is missed.
+                try:
+                    if not self.wake.recv(64, socket.MSG_DONTWAIT):
+                        watch.unregister(self.wake)  # the end; that of the connection follows
+                except BlockingIOError:
+                    pass
+            if self.sock.fileno() in ready:
                 return self._take()
-            if self.length() != before or deadline is not None and time.monotonic() >= deadline:
+            if self.length() != before or not ready:
                 return None
 
     def _take(self):
@@ -582,7 +603,7 @@ class Reader:
             os.close(fd)  # it is memory, whose close does not wait
             self.chunks.append((chunk, offset, size))
             self.end, self.last_id = offset + size, chunk
-        self.short_since, self.short_pause = None, PAUSE
+        self.short_since, self.short_pause = None, SHORT_PAUSE
         self._ack()
 
     def _resync(self, frame):
