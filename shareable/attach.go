@@ -26,8 +26,13 @@ type AttachOptions struct {
 	// reserved. If the owner sends more, the View ends with vmm.ErrLimit. 0 is the
 	// size of the device's memory.
 	MaxBytes uint64
-	// Timeout limits each wait for the other side, and the wait for local work on
-	// memory that the owner takes back. 0 is 5 s.
+	// MaxChunks limits the chunks that are mapped at a time, up to 65,536. If the
+	// owner sends more, the View ends with vmm.ErrLimit. On the host each chunk keeps a
+	// descriptor open: there 0 is half of RLIMIT_NOFILE. Elsewhere 0 is 65,536.
+	MaxChunks int
+	// Timeout limits each wait for the other side, the wait for local work on
+	// memory that the owner takes back, and the time for which a View without a free
+	// descriptor tries again. 0 is 5 s.
 	Timeout time.Duration
 	// Align is the alignment of the first address, a power of two. 0 is the
 	// granularity.
@@ -48,6 +53,8 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 		return o, errToken(o.Token)
 	case o.Timeout < 0:
 		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+	case o.MaxChunks < 0:
+		return o, fmt.Errorf("%w: at most %d chunks", vmm.ErrInvalid, o.MaxChunks)
 	}
 	if o.UIDs == nil {
 		o.UIDs = []uint32{uint32(os.Getuid()), 0}
@@ -56,6 +63,12 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	o.UIDs, o.Token = slices.Clone(o.UIDs), slices.Clone(o.Token)
 	if o.MaxBytes == 0 {
 		o.MaxBytes = dev.Info().Memory
+	}
+	if o.MaxChunks == 0 && dev.Driver().Name() == "host" {
+		o.MaxChunks = fileLimit() / 2
+	}
+	if o.MaxChunks == 0 || o.MaxChunks > wire.MaxChunks {
+		o.MaxChunks = wire.MaxChunks
 	}
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
@@ -69,25 +82,39 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 //
 // It returns ErrOwnerGone if no server listens at path, ErrNotFound if there is no
 // such object, vmm.ErrPermission if the server runs as another user or refuses
-// this process, and os.ErrDeadlineExceeded if the server does not reply in time.
+// this process, and os.ErrDeadlineExceeded if the server does not reply in time. It
+// returns vmm.ErrLimit if 64 connections of this process have ended and cannot be
+// closed, because their owners passed descriptors whose close waits.
+//
+// The owner passes descriptors to this process, of files that it chooses, and this
+// process closes them. As with any close, the POSIX record locks (fcntl F_SETLK) that
+// this process holds on such a file are gone then. In a process that attaches to owners
+// it does not trust, use open file description locks (F_OFD_SETLK) or flock.
+//
 // The caller must Close the View.
 func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	if ctx == nil {
-		return nil, attachFail(name, fmt.Errorf("%w: no context", vmm.ErrInvalid))
-	}
-	o, err := o.resolve(dev)
+	v, err := attachPath(ctx, path, name, dev, o)
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
-	path, err = socketPath(path)
+	return v, nil
+}
+
+func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
+
+func attachPath(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+	o, err := checkAttach(ctx, name, dev, o)
 	if err != nil {
-		return nil, attachFail(name, err)
+		return nil, err
+	}
+	if path, err = socketPath(path); err != nil {
+		return nil, err
 	}
 	conn, err := connect(ctx, path, o)
 	if err != nil {
-		return nil, attachFail(name, err)
+		return nil, err
 	}
-	v, err := AttachConn(ctx, conn, name, dev, o)
+	v, err := attach(ctx, conn, name, dev, o)
 	if err != nil {
 		return nil, err
 	}
@@ -95,78 +122,89 @@ func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOpt
 	return v, nil
 }
 
-// AttachConn is Attach over an existing connection of the kind "unixpacket". It
-// closes conn when the View ends, and also if it fails.
-func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	if conn == nil {
-		return nil, attachFail(name, fmt.Errorf("%w: no connection", vmm.ErrInvalid))
+// checkAttach checks the arguments of Attach, and that a new connection may be made. It
+// returns the options with their defaults.
+func checkAttach(ctx context.Context, name string, dev *vmm.Device, o AttachOptions) (AttachOptions, error) {
+	if ctx == nil {
+		return o, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	v, err := attach(ctx, conn, name, dev, o)
+	o, err := o.resolve(dev)
 	if err != nil {
-		_ = conn.Close()
+		return o, err
+	}
+	if err := wire.CheckName(name); err != nil {
+		return o, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	}
+	return o, leftBehind.admit(ctx, o.Timeout)
+}
+
+// AttachConn is Attach over an existing connection of the kind "unixpacket". It takes
+// conn over, and closes it when the View ends, and also if it fails; the close can end
+// after the call.
+func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+	v, err := attachConn(ctx, conn, name, dev, o)
+	if err != nil {
 		return nil, attachFail(name, err)
 	}
-	v.tasks.Add(1)
-	go v.follow()
 	return v, nil
 }
 
-func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
+func attachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+	if conn == nil {
+		return nil, fmt.Errorf("%w: no connection", vmm.ErrInvalid)
+	}
+	o, err := checkAttach(ctx, name, dev, o)
+	if err != nil {
+		closeLater(conn)
+		return nil, err
+	}
+	return attach(ctx, conn, name, dev, o)
+}
 
+// attach takes over conn. The options are resolved.
 func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	o, err := o.resolve(dev)
+	h, err := newHandshake(conn, dev, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := wire.CheckName(name); err != nil {
-		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
-	}
-	h := handshake{opts: o, dev: dev}
-	if err := h.checkPeer(ctx, conn); err != nil {
-		return nil, err
-	}
-	v, err := h.attach(ctx, name)
-	// If ctx ended, its deadline in the past may be set: the connection is lost.
-	if canceled := h.clearDeadlines(ctx); canceled != nil {
-		_ = v.Close() // nothing uses it yet
-		return nil, canceled
-	}
-	return v, err
+	return h.run(ctx, func() error { return h.attach(name) }, func() { h.view.follow() })
 }
 
 // attach requests the object and makes a View of the reply.
-func (h *handshake) attach(ctx context.Context, name string) (*View, error) {
-	if err := h.exchangeHello(ctx); err != nil {
-		return nil, err
+func (h *handshake) attach(name string) error {
+	if err := h.exchangeHello(); err != nil {
+		return err
 	}
 	ask := wire.Attach{Access: wire.AccessRead, Name: name}
 	if h.opts.Write {
 		ask.Access = wire.AccessReadWrite
 	}
 	if err := h.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
-		return nil, err
+		return err
 	}
-	obj, f, err := h.readObject(ctx, attachRequest)
+	obj, f, err := h.readObject(attachRequest, 2)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer f.Close() //nolint:errcheck // the page is mapped or refused
 	switch {
 	case obj.Name != name:
-		return nil, fmt.Errorf("%w: the reply describes %q", ErrProtocol, obj.Name)
+		return fmt.Errorf("%w: the reply describes %q", ErrProtocol, obj.Name)
 	case obj.State == wire.StateClosed:
-		return nil, fmt.Errorf("%w: it is closed", ErrNotFound)
-	case len(f.FDs) != 1:
-		return nil, fmt.Errorf("%w: no control page", ErrProtocol)
+		return fmt.Errorf("%w: it is closed", ErrNotFound)
 	}
-	page, err := openReaderPage(f.FDs[0].Int(), obj.Instance, obj.ID)
-	if err != nil {
-		return nil, err
+	// The goroutine closes the wake socket at its end: the owner made it.
+	if h.c.wake, err = openWakeReceiver(f.FDs[1]); err != nil {
+		return err
 	}
-	// The page comes first: it can be unmapped without a driver call.
-	v, err := h.newView(obj, page)
-	if err != nil {
-		return nil, closeAfter(err, page)
-	}
-	return v, nil
+	return h.c.work(func() error {
+		// The page comes first: it can be unmapped without a driver call.
+		page, err := openReaderPage(f.FDs[0].Int(), obj.Instance, obj.ID)
+		if err != nil {
+			return err
+		}
+		if err := h.newView(obj, page); err != nil {
+			return closeAfter(err, page)
+		}
+		return nil
+	})
 }

@@ -430,6 +430,7 @@ func (a *attachment) detach() {
 	a.charged = 0
 	p.signalLocked()
 	p.mu.Unlock()
+	p.wakes.remove(a)
 	a.ses.removeAttachment(a)
 	if !again {
 		p.srv.refund(a.ses.cred.UID, charged)

@@ -117,7 +117,7 @@ func playReader(p *part) {
 		switch verb, n := p.next(); verb {
 		case "attach":
 			var err error
-			v, err = Attach(context.Background(), p.args[0], "x", dev, AttachOptions{})
+			v, err = Attach(context.Background(), p.args[0], "x", dev, AttachOptions{MaxChunks: crashMax / crashChunk})
 			p.answer("attached", err)
 		case "wait":
 			p.answer("there", waitFor(v, n))
@@ -132,6 +132,11 @@ func playReader(p *part) {
 			p.answer("orphaned", v.Err())
 		case "close":
 			p.answer("closed", v.Close())
+		case "settled": // the connections that have ended are closed
+			for left() > 0 {
+				<-time.After(200 * time.Microsecond)
+			}
+			p.say("settled", "ok")
 		case "fds":
 			n, err := processFDs()
 			p.must(err)

@@ -17,55 +17,67 @@ import (
 // without a request. Each changes by one atomic store, so an owner that is killed
 // leaves none half written.
 type ownerPage struct {
-	mem []byte
-	fd  int // for readers: opened for reading only
+	mem     []byte
+	fd      int           // for readers: opened for reading only
+	changed chan struct{} // wakes Publication.wakeReaders
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
-	wake                                            *atomic.Uint32
 }
 
 // newOwnerPage makes a page that only this mapping can write.
-func newOwnerPage(instance [16]byte, id uint64) (p *ownerPage, err error) {
+func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
+	mem, fd, err := newSharedPage("cuvmm-control")
+	if err != nil {
+		return nil, err
+	}
+	p := &ownerPage{mem: mem, fd: fd, changed: make(chan struct{}, 1)}
+	p.initWords(instance, id)
+	return p, nil
+}
+
+// newSharedPage maps a page of zeros that only this mapping can write, and returns a
+// descriptor of it for readers.
+func newSharedPage(name string) (mem []byte, fd int, err error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate("cuvmm-control", flags|unix.MFD_NOEXEC_SEAL)
+	own, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
-		fd, err = unix.MemfdCreate("cuvmm-control", flags)
+		own, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
-		return nil, systemError("memfd_create", err)
+		return nil, -1, systemError("control page: memfd_create", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // the mapping holds the memory
-	if err := unix.Ftruncate(fd, pageBytes); err != nil {
-		return nil, systemError("ftruncate", err)
+	defer unix.Close(own) //nolint:errcheck // the mapping holds the memory
+	if err := unix.Ftruncate(own, pageBytes); err != nil {
+		return nil, -1, systemError("control page: ftruncate", err)
 	}
-	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	mem, err = unix.Mmap(own, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, systemError("mmap", err)
+		return nil, -1, systemError("control page: mmap", err)
 	}
 	defer func() {
 		if err != nil {
 			_ = unix.Munmap(mem)
 		}
 	}()
-	p = &ownerPage{mem: mem}
-	p.initWords(instance, id)
 	// F_SEAL_FUTURE_WRITE comes after the mapping: it spares writable mappings that
 	// exist. F_SEAL_SHRINK protects readers from SIGBUS.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals); err != nil {
-		return nil, systemError("fcntl(F_ADD_SEALS)", err)
+	if _, err := unix.FcntlInt(uintptr(own), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, -1, systemError("control page: fcntl(F_ADD_SEALS)", err)
 	}
 	// Readers get a descriptor of their own, opened for reading.
-	if p.fd, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, systemError("open", err)
+	if fd, err = unix.Open("/proc/self/fd/"+strconv.Itoa(own), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, -1, systemError("control page: open", err)
 	}
-	return p, nil
+	return mem, fd, nil
 }
 
-// notify wakes the readers that wait for the page to change.
+// notify has the readers woken that wait for the page to change. It never waits.
 func (p *ownerPage) notify() {
-	p.wake.Add(1)
-	futexWakeAll(p.mem)
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
 }
 
 func (p *ownerPage) close() {
@@ -73,13 +85,13 @@ func (p *ownerPage) close() {
 	_ = unix.Munmap(p.mem)
 }
 
-// systemError makes a driver.CallError of a failed system call of this package.
+// systemError makes a driver.CallError of a failed system call of the owner's side.
 func systemError(call string, err error) error {
 	kind := driver.ErrOutOfMemory
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		kind = driver.ErrLimit
 	}
-	return fmt.Errorf("control page: %w", &driver.CallError{Call: call, Kind: kind, Err: err})
+	return &driver.CallError{Call: call, Kind: kind, Err: err}
 }
 
 // The control page: one word for each thing that changes, each on a cache line
@@ -98,7 +110,6 @@ const (
 	atGeneration = 192
 	atState      = 256
 	atHeartbeat  = 320
-	atWake       = 384
 )
 
 // readerPage is another process's control page, mapped for reading. That process
@@ -113,8 +124,6 @@ func (p *readerPage) published() uint64 { return word(p.b, atDone).Load() }
 func (p *readerPage) generation() uint64 { return word(p.b, atGeneration).Load() }
 
 func (p *readerPage) heartbeat() uint64 { return word(p.b, atHeartbeat).Load() }
-
-func (p *readerPage) wake() uint32 { return word32(p.b, atWake).Load() }
 
 // check checks the words that never change.
 func (p *readerPage) check(instance [16]byte, object uint64) error {
@@ -145,34 +154,44 @@ func closeAfter(err error, p *readerPage) error {
 // openReaderPage maps the control page behind fd for reading, and checks that it is
 // the page of this object. It does not take fd.
 func openReaderPage(fd int, instance [16]byte, object uint64) (*readerPage, error) {
-	// Size and seals are checked before the mapping: an owner that could shrink the
-	// file would kill this process with SIGBUS.
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("control page: fstat: %w", err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != pageBytes {
-		return nil, fmt.Errorf("%w: control page is a file of mode %#o and %d bytes", ErrProtocol, st.Mode, st.Size)
-	}
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	b, err := mapSharedPage(fd)
 	if err != nil {
-		return nil, fmt.Errorf("%w: control page is no memory file: %w", ErrProtocol, err)
-	}
-	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE; seals&need != need {
-		return nil, fmt.Errorf("%w: control page has seals %#x and needs %#x", ErrProtocol, seals, need)
-	}
-	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
-	switch {
-	case errors.Is(err, unix.ENOMEM):
-		return nil, fmt.Errorf("%w: control page: mmap: %w", vmm.ErrLimit, err)
-	case err != nil:
-		return nil, fmt.Errorf("control page: mmap: %w", err)
+		return nil, fmt.Errorf("control page: %w", err)
 	}
 	p := &readerPage{b: b}
 	if err := p.check(instance, object); err != nil {
 		return nil, fmt.Errorf("%w: control page: %w", ErrProtocol, closeAfter(err, p))
 	}
 	return p, nil
+}
+
+// mapSharedPage maps a page that the owner shares for reading. It does not take fd.
+//
+// The seals come first: an owner that could shrink the file would kill this process
+// with SIGBUS. Only a file in memory has seals, so fstat does not wait for a daemon.
+func mapSharedPage(fd int) ([]byte, error) {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: no file in memory: %w", ErrProtocol, err)
+	}
+	if need := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE; seals&need != need {
+		return nil, fmt.Errorf("%w: seals %#x instead of %#x", ErrProtocol, seals, need)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("fstat: %w", err)
+	}
+	if st.Size != pageBytes {
+		return nil, fmt.Errorf("%w: %d bytes instead of %d", ErrProtocol, st.Size, pageBytes)
+	}
+	b, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)
+	if errors.Is(err, unix.ENOMEM) {
+		return nil, fmt.Errorf("%w: mmap: %w", vmm.ErrLimit, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("mmap: %w", err)
+	}
+	return b, nil
 }
 
 // close unmaps the page. Nothing may use it any more.

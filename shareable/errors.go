@@ -21,6 +21,18 @@ var (
 	ErrProtocol  = errors.New("the other side broke the protocol")                     // the connection is closed
 )
 
+// noServerError is ErrOwnerGone where no server listens now, and maybe none ever did.
+type noServerError struct {
+	path  string
+	cause error
+}
+
+func (e *noServerError) Error() string {
+	return fmt.Sprintf("no server listens at %s: %v", e.path, e.cause)
+}
+func (e *noServerError) Is(target error) bool { return target == ErrOwnerGone }
+func (e *noServerError) Unwrap() error        { return e.cause }
+
 // wireError turns an error of package wire into one of the kinds above.
 func wireError(err error) error {
 	var broke *wire.ProtocolError

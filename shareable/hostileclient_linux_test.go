@@ -28,6 +28,7 @@ type resources struct {
 
 func countResources(t *testing.T, dev *vmm.Device) (b resources) {
 	t.Helper()
+	settled(t)
 	fds, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	maps, err := os.ReadFile("/proc/self/maps")

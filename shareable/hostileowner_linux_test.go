@@ -6,7 +6,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,6 +34,7 @@ type hostileOwner struct {
 	o    wire.Object
 	page []byte // to write to
 	fd   int    // of the page, to send
+	wake *wakeSender
 }
 
 func newHostileOwner(t *testing.T) (*hostileOwner, *net.UnixConn) {
@@ -49,6 +52,9 @@ func newHostileOwner(t *testing.T) (*hostileOwner, *net.UnixConn) {
 	seal(t, k.fd, firmPage)
 	(&ownerPage{mem: k.page}).initWords(k.o.Instance, k.o.ID)
 	word(k.page, atGeneration).Store(k.o.Generation)
+	k.wake, err = newWakeSender()
+	require.NoError(t, err)
+	t.Cleanup(k.wake.close)
 	return k, far
 }
 
@@ -116,7 +122,7 @@ func (k *hostileOwner) accept() {
 	k.t.Helper()
 	k.hello()
 	f := k.expect(wire.TypeAttach)
-	k.send(wire.TypeObject, f.Request, k.o.Append(nil), k.fd)
+	k.send(wire.TypeObject, f.Request, k.o.Append(nil), k.fd, k.wake.reader)
 }
 
 // records are n whole chunks from the i-th on.
@@ -144,10 +150,7 @@ func (k *hostileOwner) done(n uint64) {
 	k.notify()
 }
 
-func (k *hostileOwner) notify() {
-	word32(k.page, atWake).Add(1)
-	futexWakeAll(k.page)
-}
+func (k *hostileOwner) notify() { k.wake.send() }
 
 type attaching struct {
 	v   *View
@@ -445,7 +448,7 @@ func TestHostilePages(t *testing.T) {
 	}
 	dev := vmmtest.Device(t)
 	for name, open := range map[string]func(*testing.T) int{
-		"none":             func(*testing.T) int { return -1 },
+		"none":             func(*testing.T) int { return -1 }, // the other one alone
 		"unsealed":         made(pageBytes, 0, -1, 0),
 		"may be written":   made(pageBytes, firm, -1, 0),
 		"may shrink":       made(pageBytes, firmPage&^unix.F_SEAL_SHRINK, -1, 0),
@@ -462,23 +465,28 @@ func TestHostilePages(t *testing.T) {
 		"/dev/zero":        func(t *testing.T) int { return special(t, "/dev/zero", unix.O_RDWR) },
 		"directory":        func(t *testing.T) int { return special(t, "/", unix.O_RDONLY) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			before := countResources(t, dev)
-			t.Run("victim", func(t *testing.T) {
-				k, far := newHostileOwner(t)
-				got := begins(t, far, dev, AttachOptions{})
-				k.hello()
-				f := k.expect(wire.TypeAttach)
-				if fd := open(t); fd >= 0 {
-					k.send(wire.TypeObject, f.Request, k.o.Append(nil), fd)
-				} else {
-					k.send(wire.TypeObject, f.Request, k.o.Append(nil))
-				}
-				require.ErrorIs(t, (<-got).err, ErrProtocol)
-				_, err := k.c.Read()
-				require.ErrorIs(t, err, io.EOF)
+		for i, place := range []string{"control page", "wake socket"} {
+			if i == 1 && strings.HasPrefix(name, "another") {
+				continue // that has no words
+			}
+			t.Run(name+" as "+place, func(t *testing.T) {
+				before := countResources(t, dev)
+				t.Run("victim", func(t *testing.T) {
+					k, far := newHostileOwner(t)
+					got := begins(t, far, dev, AttachOptions{})
+					k.hello()
+					f := k.expect(wire.TypeAttach)
+					pages := []int{k.fd, k.wake.reader}
+					if pages[i] = open(t); pages[i] < 0 {
+						pages = slices.Delete(pages, i, i+1)
+					}
+					k.send(wire.TypeObject, f.Request, k.o.Append(nil), pages...)
+					require.ErrorIs(t, (<-got).err, ErrProtocol)
+					_, err := k.c.Read()
+					require.ErrorIs(t, err, io.EOF)
+				})
+				waitReleased(t, dev, before)
 			})
-			waitReleased(t, dev, before)
-		})
+		}
 	}
 }

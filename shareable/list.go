@@ -3,7 +3,6 @@ package shareable
 import (
 	"context"
 	"fmt"
-	"net"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -34,37 +33,44 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 	if err != nil {
 		return nil, err
 	}
+	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
+		return nil, err
+	}
 	conn, err := connect(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // all has been read
-	all, err := listOver(ctx, conn, &handshake{opts: o, dev: dev})
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	return all, err
-}
-
-// listOver sends LIST until the owner says that there are no more objects.
-func listOver(ctx context.Context, conn *net.UnixConn, h *handshake) (all []Listing, err error) {
-	if err := h.checkPeer(ctx, conn); err != nil {
+	h, err := newHandshake(conn, dev, o)
+	if err != nil {
 		return nil, err
 	}
-	defer h.stopAbort()
-	if err := h.exchangeHello(ctx); err != nil {
+	// The list is read only once the goroutine has reported: it may go on after an error.
+	var all []Listing
+	if _, err := h.run(ctx, func() (err error) { all, err = h.list(); return err }, nil); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// list sends LIST until the owner says that there are no more objects.
+func (h *handshake) list() (all []Listing, err error) {
+	if err := h.exchangeHello(); err != nil {
 		return nil, err
 	}
 	// One reply holds only as many objects as a frame does, so each request asks
 	// for those after the last id.
 	var after uint64
 	for request := uint32(1); ; request++ {
-		if err := h.c.Write(wire.TypeList, request, 0, wire.List{After: after}.Append(nil)); err != nil {
-			return nil, h.connError(err)
+		if err := h.write(wire.TypeList, request, wire.List{After: after}.Append(nil)); err != nil {
+			return nil, err
 		}
-		page, err := h.readListed(ctx, request)
+		f, err := h.readFrame(wire.TypeListed, request)
 		if err != nil {
 			return nil, err
+		}
+		page, err := wire.DecodeListed(f.Payload)
+		if err != nil {
+			return nil, wireError(err)
 		}
 		for _, e := range page.Entries {
 			if e.ID <= after { // else an owner could keep this loop running
@@ -84,14 +90,3 @@ func listOver(ctx context.Context, conn *net.UnixConn, h *handshake) (all []List
 
 // maxListed is more than an owner has.
 const maxListed = 1 << 16
-
-// readListed reads LISTED.
-func (h *handshake) readListed(ctx context.Context, request uint32) (wire.Listed, error) {
-	f, err := h.readFrame(ctx, wire.TypeListed, request)
-	if err != nil {
-		return wire.Listed{}, err
-	}
-	defer f.Close() //nolint:errcheck // no descriptors come with a list
-	page, err := wire.DecodeListed(f.Payload)
-	return page, wireError(err)
-}

@@ -69,7 +69,7 @@ func attachPlain(t *testing.T, path, name string) *plainReader {
 	require.NoError(t, err)
 	require.Equal(t, wire.TypeObject, f.Type, string(f.Payload))
 	require.Equal(t, uint32(7), f.Request)
-	require.Len(t, f.FDs, 1)
+	require.Len(t, f.FDs, 2)
 	p.o, err = wire.DecodeObject(f.Payload)
 	require.NoError(t, err)
 	p.page, err = unix.Mmap(f.FDs[0].Int(), 0, pageBytes, unix.PROT_READ, unix.MAP_SHARED)

@@ -314,9 +314,12 @@ func TestResetWithFramesUnread(t *testing.T) {
 	pg, err := newOwnerPage(o.Instance, o.ID)
 	require.NoError(t, err)
 	defer pg.close()
+	wake, err := newWakeSender()
+	require.NoError(t, err)
+	defer wake.close()
 	pg.published.Store(3 * crashChunk)
 	require.NoError(t, c.Write(wire.TypeHello, 0, 0, h.Append(nil)))
-	require.NoError(t, c.Write(wire.TypeObject, attachRequest, 0, o.Append(nil), pg.fd))
+	require.NoError(t, c.Write(wire.TypeObject, attachRequest, 0, o.Append(nil), pg.fd, wake.reader))
 	v, err := AttachConn(t.Context(), far, "x", dev, AttachOptions{})
 	require.NoError(t, err)
 	var fds []int
@@ -343,7 +346,7 @@ func TestResetWithFramesUnread(t *testing.T) {
 		return err == nil && n > 0
 	})
 	v.mu.RLock() // the view cannot go on meanwhile, and then reads before it writes
-	require.NoError(t, c.Write(wire.TypePublish, 0, 0, wire.Publish{Object: 1, Length: crashChunk}.Append(nil)))
+	require.NoError(t, c.Write(wire.TypeSealed, 0, 0, wire.Sealed{Object: 1, Length: 4 * crashChunk}.Append(nil)))
 	chunk(1)
 	chunk(2)
 	require.NoError(t, c.Close())

@@ -39,6 +39,7 @@ type Publication struct {
 	closeOnce    sync.Once
 	exportWanted chan struct{} // wakes exportAhead: there are new chunks
 	recheck      chan struct{} // wakes follow: the range and the page differ
+	wakes        wakeList
 
 	// Guarded by exclusive, a lock that a context can stop waiting for: holding
 	// it is having put the one element into the channel; see runExclusive.
@@ -151,6 +152,7 @@ func (s *Server) register(p *Publication) error {
 	s.addLocked(p)
 	p.tasks.Go(p.follow)
 	p.tasks.Go(p.exportAhead)
+	p.tasks.Go(p.wakeReaders)
 	return nil
 }
 
@@ -305,7 +307,7 @@ func (p *Publication) holdLenExclusive() (uint64, error) {
 	}
 }
 
-// publishLen stores the length n on the page and wakes the readers.
+// publishLen stores the length n on the page and has the readers woken.
 func (p *Publication) publishLen(n uint64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -322,11 +324,6 @@ func (p *Publication) publishLen(n uint64) error {
 	}
 	p.page.published.Store(n)
 	p.page.notify()
-	for a := range p.attachments {
-		if a.wantsPublish {
-			a.ses.wakeSender()
-		}
-	}
 	return nil
 }
 
@@ -396,6 +393,7 @@ func (p *Publication) Close() error {
 		p.tasks.Wait()
 		p.srv.remove(p)
 		p.teardown()
+		p.wakes.round() // for the state, which changed last
 	})
 	return nil
 }
@@ -410,7 +408,6 @@ func (p *Publication) teardown() {
 	// Readers are told before the hold ends: after it the bytes may change.
 	p.state = wire.StateClosed
 	p.page.state.Store(uint64(wire.StateClosed))
-	p.page.notify()
 	p.wakeSendersLocked()
 	for _, c := range p.chunks {
 		p.srv.fds.drop(c.seg)

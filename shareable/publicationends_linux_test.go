@@ -28,7 +28,12 @@ func served(t *testing.T, s *Server) (*session, *wire.Conn) {
 	require.NoError(t, err)
 	cred, err := a.Cred()
 	require.NoError(t, err)
-	return newSession(s, a, cred), b
+	ses := newSession(s, a, cred)
+	t.Cleanup(func() {
+		ses.stop(nil)
+		ses.waker.close()
+	})
+	return ses, b
 }
 
 // TestDescribeAfterClose: a STAT has found the object, and then it is closed.

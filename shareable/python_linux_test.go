@@ -225,8 +225,11 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 	page, err := newOwnerPage(id, 9)
 	require.NoError(t, err)
 	defer page.close()
+	wake, err := newWakeSender()
+	require.NoError(t, err)
+	defer wake.close()
 	o := wire.Object{ID: 9, Max: 1 << 20, State: wire.StateLive, Access: wire.AccessRead, Instance: id, Name: "rows"}
-	require.NoError(t, c.Write(wire.TypeObject, 1, 0, o.Append(nil), page.fd))
+	require.NoError(t, c.Write(wire.TypeObject, 1, 0, o.Append(nil), page.fd, wake.reader))
 	fd, err := unix.MemfdCreate("rows", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	require.NoError(t, err)
 	defer syscall.Close(fd) //nolint:errcheck // in a test

@@ -43,7 +43,7 @@ func TestReceive(t *testing.T) {
 	s, far := sending(t, 3)
 	v, err := receiving(t, s, far, AttachOptions{}, func() {
 		s.hello()
-		s.write(wire.TypeObject, 0, s.obj.Append(nil), s.pages)
+		s.write(wire.TypeObject, 0, s.obj.Append(nil))
 		s.chunks(0, 2)
 		require.Equal(t, uint64(2), s.ack().Chunk)
 		s.chunks(2, 1)

@@ -3,10 +3,11 @@ package shareable
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,7 +35,8 @@ type scriptedOwner struct {
 	raw   *net.UnixConn
 	obj   wire.Object
 	page  []byte
-	pages int // the page's fd
+	pages []int // the fds of the control page and the wake socket
+	wake  *wakeSender
 	ids   uint64
 }
 
@@ -93,14 +95,16 @@ func newScriptedOwnerOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, shar
 	require.NoError(t, err)
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
 	require.NoError(t, err)
-	s.pages, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	readOnly, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
+	s.wake, err = newWakeSender()
+	require.NoError(t, err)
+	s.pages = []int{readOnly, s.wake.reader}
 	t.Cleanup(func() {
 		require.NoError(t, unix.Munmap(s.page))
-		if s.pages >= 0 {
-			require.NoError(t, unix.Close(s.pages))
-		}
+		s.wake.close()
+		_ = unix.Close(readOnly)
 	})
 	binary.LittleEndian.PutUint32(s.page[atMagic:], pageMagic)
 	binary.LittleEndian.PutUint32(s.page[atVersion:], pageVersion)
@@ -110,8 +114,6 @@ func newScriptedOwnerOn(t *testing.T, dev *vmm.Device, chunks, gran uint64, shar
 	return s, far
 }
 
-func (s *scriptedOwner) view() *readerPage { return &readerPage{b: s.page} }
-
 func (s *scriptedOwner) generation(n uint64) { storeWord(s.page, atGeneration, n) }
 
 // done publishes n bytes.
@@ -120,10 +122,7 @@ func (s *scriptedOwner) done(n uint64) {
 	s.notify()
 }
 
-func (s *scriptedOwner) notify() {
-	atomic.AddUint32(wakeWord(s.page), 1)
-	s.view().wakeWaiters()
-}
+func (s *scriptedOwner) notify() { s.wake.send() }
 
 func (s *scriptedOwner) write(t wire.Type, request uint32, payload []byte, fds ...int) {
 	s.t.Helper()
@@ -158,7 +157,7 @@ func (s *scriptedOwner) accept() {
 	s.t.Helper()
 	s.hello()
 	f := s.expect(wire.TypeAttach)
-	s.write(wire.TypeObject, f.Request, s.obj.Append(nil), s.pages)
+	s.write(wire.TypeObject, f.Request, s.obj.Append(nil), s.pages...)
 }
 
 // grow appends whole chunks, filled with their number, to the range.
@@ -265,9 +264,26 @@ func ended(t *testing.T, v *View) error {
 // openFDs counts this process's descriptors.
 func openFDs(t *testing.T) int {
 	t.Helper()
+	settled(t)
 	all, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	return len(all)
+}
+
+// staysOpen waits until this process has n descriptors: nobody waits for the close of a
+// connection.
+func staysOpen(t *testing.T, n int) {
+	t.Helper()
+	defer func() {
+		if t.Failed() {
+			all, _ := filepath.Glob("/proc/self/fd/*")
+			for _, name := range all {
+				what, _ := os.Readlink(name)
+				t.Log(name, what)
+			}
+		}
+	}()
+	soon(t, fmt.Sprintf("%d descriptors are open", n), func() bool { return openFDs(t) == n })
 }
 
 // pageDevice is vmmtest.Device with the granularity of a page.

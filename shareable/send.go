@@ -50,6 +50,7 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range, o Options) erro
 	if err != nil {
 		return err
 	}
+	defer c.Release()
 	cred, err := c.Cred()
 	if err != nil {
 		return err

@@ -36,6 +36,7 @@ type session struct {
 	// The reader's goroutine: a token bucket that limits requests.
 	requestsLeft float64 // requests that may come at once, as of tokensAt
 	requestsAt   time.Time
+	waker        *wakeSender // which wakes the reader; nil before the first ATTACH
 
 	// The writer's goroutine.
 	unread int // frames of chunks sent since the kernel held nothing for the reader
@@ -60,6 +61,7 @@ func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 
 // run serves the connection until it ends.
 func (ses *session) run() error {
+	defer func() { ses.waker.close() }()
 	// The small buffer is set before anything is sent: it bounds what a reader
 	// that stops reading costs the kernel.
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
@@ -326,7 +328,8 @@ func (ses *session) attach(f wire.Frame) error {
 }
 
 // startAttachment attaches the reader to a publication: it sends OBJECT, after
-// which the writer sends the chunks.
+// which the writer sends the chunks. With OBJECT go the control page and the wake
+// socket, unless it is no reply: what Send sends is final.
 func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
 	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
 	// The place in the map is taken first: a second ATTACH of the object, or the
@@ -343,19 +346,46 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	case taken:
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
-	o, fd, err := a.register(access)
+	// The reader is woken by every change that OBJECT does not show.
+	wake, err := ses.openWaker(request != 0)
+	if err == nil && wake != nil {
+		p.wakes.add(a, wake)
+	}
+	var o wire.Object
+	fd := -1
+	if err == nil {
+		o, fd, err = a.register(access)
+	}
 	if err != nil {
+		p.wakes.remove(a)
 		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
+	var fds []int
+	if wake != nil {
+		fds = []int{fd, wake.reader}
+	}
 	// Chunks must not come before OBJECT, so start follows the write.
-	err = ses.write(wire.TypeObject, request, o.Append(nil), fd)
+	err = ses.write(wire.TypeObject, request, o.Append(nil), fds...)
 	_ = closeFD(fd)
 	if err != nil {
 		return err
 	}
 	a.start()
 	return nil
+}
+
+// openWaker returns what wakes the reader, if it needs that. The first time it makes it.
+func (ses *session) openWaker(needed bool) (*wakeSender, error) {
+	if !needed || ses.waker != nil {
+		return ses.waker, nil
+	}
+	w, err := newWakeSender()
+	if err != nil {
+		return nil, err
+	}
+	ses.waker = w
+	return w, nil
 }
 
 func (ses *session) find(object uint64) *attachment {
@@ -451,6 +481,13 @@ func (ses *session) writeLoop() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
+		// This is asked before frames are looked for: those of before the close are sent.
+		closing := false
+		select {
+		case <-ses.closing:
+			closing = true
+		default:
+		}
 		sent := false
 		wait := time.Hour
 		for _, a := range ses.all() {
@@ -474,11 +511,9 @@ func (ses *session) writeLoop() error {
 		if sent {
 			continue
 		}
-		select {
-		case <-ses.closing:
+		if closing {
 			_ = ses.write(wire.TypeClosing, 0, wire.Closing{Reason: "the server closes"}.Append(nil))
 			return io.EOF
-		default:
 		}
 		timer.Reset(wait)
 		select {

@@ -69,7 +69,7 @@ func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, 
 		c, err = dialer.DialContext(ctx, "unixpacket", path)
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("%w: no server listens: %w", ErrOwnerGone, err)
+		err = &noServerError{path: path, cause: err}
 	}
 	if err != nil {
 		return nil, err

@@ -32,11 +32,7 @@ func TestTypedReaders(t *testing.T) {
 	})
 
 	v := attached(t, s, AttachOptions{})
-	src, ok := any(v).(growable.Source)
-	if !ok {
-		t.Skip("needs View.Changed")
-	}
-	r, err := growable.NewRowsReader[float32](src, 0)
+	r, err := growable.NewRowsReader[float32](v, 0)
 	require.NoError(t, err)
 	require.Equal(t, 3, r.Width())
 	require.Equal(t, 16, r.Pitch())

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 	"sync/atomic"
-	"time"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -31,7 +31,8 @@ func tooManyRefs(error) bool { return false }
 
 // ownerPage cannot be made here.
 type ownerPage struct {
-	fd int
+	fd      int
+	changed chan struct{}
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
@@ -57,10 +58,27 @@ func (p *readerPage) generation() uint64 { return 0 }
 
 func (p *readerPage) heartbeat() uint64 { return 0 }
 
-func (p *readerPage) wake() uint32 { return 0 }
-
-func (p *readerPage) wait(uint32, time.Duration) {}
-
-func (p *readerPage) wakeWaiters() {}
-
 func (p *readerPage) close() error { return nil }
+
+// wakeSender cannot be made here.
+type wakeSender struct {
+	reader int
+	slow   atomic.Bool
+}
+
+func newWakeSender() (*wakeSender, error) { return nil, errLinux }
+
+func (w *wakeSender) send() {}
+
+func (w *wakeSender) sendApart() {}
+
+func (w *wakeSender) close() {}
+
+// wakeReceiver cannot be made here.
+type wakeReceiver struct{}
+
+func openWakeReceiver(*wire.FD) (*wakeReceiver, error) { return nil, errLinux }
+
+func (w *wakeReceiver) wait() bool { return false }
+
+func (w *wakeReceiver) close() {}

@@ -35,25 +35,34 @@ type View struct {
 	obj  wire.Object
 	opts AttachOptions
 	path string        // of the socket, for Reattach; empty after AttachConn and Receive
+	max  uint64        // bytes that can be mapped here
+	live bool          // made by Attach: there is a control page
 	stop chan struct{} // closed by markClosed
+	wake *wakeReceiver // nil after Receive
 
 	// The goroutine that reads the socket.
-	conn        *wire.Conn // nil after Receive; Close may be called by others
+	conn        *readerConn // nil after Receive; Close may be called by others
 	track       *wire.Tracker
-	batch       uint32 // fds in one frame at most, as the owner was told
-	resyncing   bool   // RESYNC was sent, and frames from before it may still come
-	staleFrames int    // frames skipped since the RESYNC
+	batch       uint32        // fds in one frame at most, as the owner was told
+	resyncing   bool          // RESYNC was sent, and frames from before it may still come
+	staleFrames int           // frames skipped since the RESYNC
+	shortSince  time.Time     // since when there are too few descriptors; zero while there are enough
+	pause       time.Duration // before the next RESYNC for a single chunk
+
+	// The goroutine of watch, of which there is one at a time.
+	pace wakePace
 
 	// Safe for concurrent use.
-	lastLen    atomic.Uint64 // the length last seen in this generation
-	pageChecks atomic.Uint64 // how often watchPage has looked at the page, for tests
-	tasks      sync.WaitGroup
-	waits      streamWaits
+	lastLen atomic.Uint64 // the length last seen in this generation
+	counts  struct{ frames, resyncs, wakes atomic.Uint64 }
+	tasks   sync.WaitGroup // unmaps
+	waits   streamWaits
 
 	// Guarded by mu.
 	mu           sync.RWMutex // never held across a wait
 	page         *readerPage  // nil after Receive and after Close
 	mapped       uint64       // bytes mapped, from the first address on
+	chunks       int          // chunks mapped
 	generation   uint64       // the generation applied
 	sealed       bool
 	sealedLen    uint64 // the final length
@@ -63,10 +72,9 @@ type View struct {
 	err          error  // why it detached
 	closed       bool
 	hostLen      uint64        // bytes that Host has returned
-	notifiedLen  uint64        // the length of the last notifyLocked
-	lenChanged   chan struct{} // closed by notifyLocked; nil while no call waits
-	waiters      int           // calls of Wait
-	watching     bool          // watchPage runs
+	notifiedLen  uint64        // the length of the last notifyLenLocked
+	changed      chan struct{} // closed by notifyLocked; nil while no call has it
+	watching     bool          // watch runs
 	pendingWaits []*streamWait // queued on streams and not released
 
 	// Guarded by closeMu.
@@ -150,7 +158,7 @@ func (v *View) Queued() uint64 {
 	if v.closed || v.detached || v.sealed || v.page == nil {
 		return n
 	}
-	return max(n, min(v.page.queued(), v.obj.Max))
+	return max(n, min(v.page.queued(), v.max))
 }
 
 // Heartbeat is the time, by the owner's clock, at which the owner last showed that
@@ -168,12 +176,13 @@ func (v *View) Heartbeat() time.Time {
 	return time.Unix(0, int64(v.page.heartbeat()))
 }
 
-// Max is how many bytes the view can grow to.
+// Max is how many bytes can be mapped here at most: the owner's maximum, and no more
+// than AttachOptions.MaxBytes.
 func (v *View) Max() uint64 {
 	if v == nil {
 		return 0
 	}
-	return v.obj.Max
+	return v.max
 }
 
 // Device is the device that the memory is mapped for.
@@ -288,9 +297,6 @@ func (v *View) detach(why error) {
 		v.err = why
 	}
 	v.notifyLocked()
-	if v.page != nil {
-		v.page.wakeWaiters()
-	}
 }
 
 // Segments returns the mapped chunks by address, as Range.Segments does.
@@ -383,13 +389,18 @@ func (v *View) markClosed() {
 	close(v.stop)
 	v.notifyLocked()
 	if v.conn != nil {
-		_ = v.conn.Close() // the owner notices, whatever becomes of this close
+		v.conn.end() // the owner notices, whatever becomes of this close
 	}
 }
 
-// releaseAll releases everything. Each step can be repeated after an error.
+// releaseAll releases everything but the connection, which its goroutine closes. Each
+// step can be repeated after an error.
 func (v *View) releaseAll() error {
-	v.waitTasks() // the goroutines use the page and the mappings
+	// Frames and unmaps use the page and the mappings.
+	if v.conn != nil {
+		v.conn.waitWork()
+	}
+	v.tasks.Wait()
 	v.mu.Lock()
 	page := v.page
 	v.page = nil
@@ -402,26 +413,25 @@ func (v *View) releaseAll() error {
 	return cmp.Or(v.res.Close(), pinned, err)
 }
 
-// waitTasks waits for the View's goroutines. It wakes the one that sleeps on the
-// page, again and again, since that may not be asleep yet.
-func (v *View) waitTasks() {
-	done := make(chan struct{})
-	go func() {
-		v.tasks.Wait()
-		close(done)
-	}()
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for {
-		v.mu.RLock()
-		if v.page != nil && v.watching {
-			v.page.wakeWaiters()
-		}
-		v.mu.RUnlock()
-		select {
-		case <-done:
-			return
-		case <-again.C:
-		}
+// ViewStats counts what a View has and has done since it was made.
+type ViewStats struct {
+	Chunks  int    `json:"chunks"`  // mapped now
+	Mapped  uint64 `json:"mapped"`  // bytes mapped now
+	Frames  uint64 `json:"frames"`  // frames of chunks that were mapped
+	Resyncs uint64 `json:"resyncs"` // requests to send chunks again, because of too few descriptors
+	Wakes   uint64 `json:"wakes"`   // how often the owner woke a wait, which then looked at the length
+}
+
+// Stats returns the counts as of now. After Close nothing is mapped.
+func (v *View) Stats() ViewStats {
+	if v == nil {
+		return ViewStats{}
 	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s := ViewStats{Frames: v.counts.frames.Load(), Resyncs: v.counts.resyncs.Load(), Wakes: v.counts.wakes.Load()}
+	if !v.closed {
+		s.Chunks, s.Mapped = v.chunks, v.mapped
+	}
+	return s
 }

@@ -317,7 +317,7 @@ func TestAttachRefused(t *testing.T) {
 			s.hello()
 			f := s.expect(wire.TypeAttach)
 			s.obj.Instance[0]++
-			s.write(wire.TypeObject, f.Request, s.obj.Append(nil), s.pages)
+			s.write(wire.TypeObject, f.Request, s.obj.Append(nil), s.pages...)
 		}, AttachOptions{}, ErrProtocol},
 		{"other object", func(s *scriptedOwner) { s.obj.Name = "another"; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"uneven max", func(s *scriptedOwner) { s.obj.Max++; s.accept() }, AttachOptions{}, ErrProtocol},
@@ -375,7 +375,6 @@ func TestAttachByPath(t *testing.T) {
 	s.done(10)
 	s.chunks(0, 1)
 	s.ack()
-	s.write(wire.TypePublish, 0, wire.Publish{Object: 7, Length: 10, Generation: 1}.Append(nil))
 	require.NoError(t, v.Wait(t.Context(), 10))
 	stream, err := dev.NewStream()
 	require.NoError(t, err)

@@ -101,9 +101,7 @@ func TestFalseChunksOnDrivers(t *testing.T) {
 					require.Zero(t, v.Cap())
 					require.NoError(t, v.Close())
 					require.NoError(t, s.c.Close())
-					require.NoError(t, unix.Close(s.pages))
-					s.pages = -1
-					require.Equal(t, before, openFDs(t))
+					staysOpen(t, before+len(s.pages)+1) // the owner's own end of the wake socket
 					sound, err := dev.Alloc(gran)
 					require.NoError(t, err)
 					require.Zero(t, firstByte(t, sound))

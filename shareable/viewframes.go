@@ -9,15 +9,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// follow handles the owner's frames until the connection ends.
+// follow handles the owner's frames until the connection ends. What others wait for is
+// done before the goroutine closes any descriptor of the owner's.
 func (v *View) follow() {
-	defer v.tasks.Done()
-	err := v.readLoop()
+	var err error
+	for err == nil {
+		_, err = v.handleNext()
+	}
+	v.detach(err)
 	if errors.Is(err, ErrProtocol) {
 		v.sendError(err)
 	}
-	v.detach(err)
-	_ = v.conn.Close()
 }
 
 // sendError tells the owner why the View ends the connection. The owner may be
@@ -26,26 +28,22 @@ func (v *View) sendError(err error) {
 	_ = v.send(wire.TypeError, wire.Error{Code: wire.CodeProtocol, Text: err.Error()}.Append(nil))
 }
 
-func (v *View) readLoop() error {
-	for {
-		f, err := v.conn.Read()
-		switch {
-		case errors.Is(err, wire.ErrTruncated):
-			if err := v.requestSmallerFrames(f, wireError(err)); err != nil {
-				return err
-			}
-			continue
-		case disconnected(err):
-			return ErrOwnerGone
-		case err != nil:
-			return wireError(err)
-		}
-		err = v.handle(f)
-		_ = f.Close() // a mapping does not need its fd
-		if err != nil {
-			return err
-		}
+// handleNext reads a frame and handles it. It reports whether the frame was DONE.
+func (v *View) handleNext() (done bool, err error) {
+	f, err := v.conn.read()
+	switch {
+	case errors.Is(err, wire.ErrTruncated):
+		return false, v.requestAgain(f, wireError(err))
+	case disconnected(err):
+		return false, ErrOwnerGone
+	case err != nil:
+		return false, wireError(err)
 	}
+	err = v.conn.work(func() error { return v.handle(f) })
+	if errors.Is(err, errNoFDs) {
+		return false, v.requestAgain(f, err)
+	}
+	return f.Type == wire.TypeDone, err
 }
 
 // handle handles one frame of the owner. An error ends the connection.
@@ -69,11 +67,6 @@ func (v *View) handle(f wire.Frame) error {
 			return wireError(err)
 		}
 		return v.handleSealed(s)
-	case wire.TypePublish: // the page has the length
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		v.updateLenLocked()
-		return nil
 	case wire.TypeDeleted:
 		d, err := wire.DecodeDeleted(f.Payload)
 		if err != nil {
@@ -92,16 +85,20 @@ func (v *View) handle(f wire.Frame) error {
 			return wireError(err)
 		}
 		return peerError(e)
+	case wire.TypeDone:
+		if !v.live {
+			return nil
+		}
 	}
-	return fmt.Errorf("%w: %v to a reader", ErrProtocol, f.Type)
+	return fmt.Errorf("%w: %v to a reader that did not ask for it", ErrProtocol, f.Type)
 }
 
 // send sends a frame that has no reply.
 func (v *View) send(t wire.Type, payload []byte) error {
-	if err := v.conn.SetWriteDeadline(time.Now().Add(v.opts.Timeout)); err != nil {
+	if err := v.conn.conn.SetWriteDeadline(time.Now().Add(v.opts.Timeout)); err != nil {
 		return ErrOwnerGone
 	}
-	err := v.conn.Write(t, 0, 0, payload)
+	err := v.conn.conn.Write(t, 0, 0, payload)
 	if disconnected(err) {
 		return ErrOwnerGone
 	}
@@ -125,7 +122,7 @@ func (v *View) ack() error {
 func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	// After a RESYNC a frame with a gap before it was sent too early: it comes
 	// again.
-	if v.resyncing && len(c.Records) > 0 && c.Records[0].Offset > v.track.End() {
+	if v.resyncing && c.Records[0].Offset > v.track.End() {
 		return v.skipStale()
 	}
 	v.resyncing = false
@@ -149,19 +146,17 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 				err = second
 			}
 		}
-		if errors.Is(err, errNoFDs) {
-			return v.requestSmallerFrames(f, err)
-		}
 		if err != nil {
 			return fmt.Errorf("map chunks: %w", err)
 		}
 	}
 	// The length is shown before the acknowledgement: the owner may act on it.
 	v.track.Mapped(len(fresh))
-	v.staleFrames = 0
+	v.staleFrames, v.shortSince, v.pause = 0, time.Time{}, 0
+	v.counts.frames.Add(1)
 	v.mu.Lock()
-	v.mapped = v.track.End()
-	v.updateLenLocked()
+	v.mapped, v.chunks = v.track.End(), v.track.Len()
+	v.notifyLenLocked()
 	v.mu.Unlock()
 	return v.ack()
 }
@@ -182,6 +177,7 @@ func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Ch
 			return chunks, err
 		}
 		chunks = append(chunks, c)
+		// What could be imported is memory, whose close does not wait.
 		if err := fds[i].Close(); err != nil {
 			return chunks, err
 		}
@@ -201,24 +197,49 @@ func (v *View) skipStale() error {
 	return nil
 }
 
-// requestSmallerFrames sends RESYNC after a frame whose fds did not all fit: it
-// asks for the same chunks in frames of half as many.
-func (v *View) requestSmallerFrames(f wire.Frame, why error) error {
+// maxShortPause is the longest pause between two requests of a View that has no free
+// descriptor. Nothing tells when one is free.
+const maxShortPause = 100 * time.Millisecond
+
+// requestAgain sends RESYNC after a frame whose fds did not all fit: it asks for the
+// same chunks in frames of half as many. If not even one fits, it asks again after a
+// pause that grows, until Timeout has passed without any chunk. f has no FDs.
+func (v *View) requestAgain(f wire.Frame, why error) error {
+	v.conn.release() // those that came take up room
 	had := uint32(f.Header.FDs)
 	switch {
 	case f.Type != wire.TypeChunks:
 		return nil // its fds are not needed
-	case v.resyncing && had > v.batch:
+	case v.resyncing && (had > v.batch || v.leavesGap(f)):
 		return v.skipStale()
-	case had <= 1:
-		return fmt.Errorf("receive one fd at a time: %w", why)
 	}
-	v.batch, v.resyncing = max(min(v.batch, had)/2, 1), true
+	if v.shortSince.IsZero() {
+		v.shortSince, v.pause = time.Now(), time.Millisecond
+	}
+	if had <= 1 {
+		if time.Since(v.shortSince) > v.opts.Timeout {
+			return fmt.Errorf("no room for one fd within %v: %w", v.opts.Timeout, why)
+		}
+		select {
+		case <-v.conn.ended:
+			return errEnded
+		case <-time.After(v.pause):
+		}
+		v.pause = min(2*v.pause, maxShortPause)
+	}
+	v.batch, v.resyncing, v.staleFrames = max(min(v.batch, had)/2, 1), true, 0
+	v.counts.resyncs.Add(1)
 	r := wire.Resync{Object: v.obj.ID, Batch: v.batch}
 	if last := v.track.LastID(); last > 0 {
 		r.Next = last + 1
 	}
 	return v.send(wire.TypeResync, r.Append(nil))
+}
+
+// leavesGap reports whether a frame of chunks does not follow on those that are mapped.
+func (v *View) leavesGap(f wire.Frame) bool {
+	c, err := wire.DecodeChunks(f.Payload)
+	return err == nil && c.Records[0].Offset > v.track.End()
 }
 
 // handleSealed records the final length.
@@ -240,8 +261,7 @@ func (v *View) handleSealed(s wire.Sealed) error {
 	if s.HasDigest {
 		v.digest = &s.Digest
 	}
-	v.notifiedLen = v.lenLocked()
-	v.notifyLocked()
+	v.notifyLenLocked()
 	return nil
 }
 
@@ -262,6 +282,9 @@ func (v *View) handleDeleted(d wire.Deleted) error {
 // handleRetire hides, unmaps and acknowledges what the owner takes back, in this
 // order: new work must not start on memory that is about to go.
 func (v *View) handleRetire(r wire.Retire) error {
+	if v.sealed { // only this goroutine sets it
+		return fmt.Errorf("%w: sealed memory is taken back", ErrProtocol)
+	}
 	before := v.track.End()
 	_, from, err := v.track.Retire(r)
 	if err != nil {
@@ -293,7 +316,7 @@ func (v *View) hideFrom(generation, from, before uint64) error {
 			return fmt.Errorf("%w: a stream waits for %d bytes, and %d are left", ErrRetired, s.n, from)
 		}
 	}
-	v.mapped, v.generation = from, generation
+	v.mapped, v.chunks, v.generation = from, v.track.Len(), generation
 	// The owner can take the length back inside a chunk that stays. If the page has
 	// the new generation already, its length replaces the old one.
 	last := v.lastLen.Load()
@@ -303,15 +326,14 @@ func (v *View) hideFrom(generation, from, before uint64) error {
 		}
 	}
 	v.lastLen.Store(min(last, from))
-	v.notifiedLen = v.lenLocked()
-	v.notifyLocked()
+	v.notifyLenLocked()
 	return nil
 }
 
 // unmapInTime unmaps chunks. If local work on them does not end within Timeout, it
 // returns ErrRetired: the View detaches rather than keep the owner waiting.
 func (v *View) unmapInTime(off, size uint64) error {
-	// The unmap goes on by itself after the timeout; waitTasks waits for it.
+	// The unmap goes on by itself after the timeout; Close waits for it.
 	done := make(chan error, 1)
 	v.tasks.Add(1)
 	go func() {

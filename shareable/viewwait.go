@@ -12,68 +12,85 @@ import (
 )
 
 const (
-	watchTimeout = 100 * time.Millisecond // of one futex wait, in case a wake is missed
-	watchIdle    = 32                     // wakes in a row without a new length, before watchPage pauses
-	watchBurst   = 32                     // wakes within watchPause, before watchPage pauses
-	watchPause   = time.Millisecond       // the pause
+	watchIdle  = 32               // wakes in a row without a new length, before watch pauses
+	watchBurst = 32               // wakes within watchPause, before watch pauses
+	watchPause = time.Millisecond // the pause
 )
 
-// watchLocked starts watchPage unless it runs. Requires mu.
+// watchLocked starts watch unless it runs. Requires mu.
 func (v *View) watchLocked() {
 	invariants.Held(&v.mu)
-	if v.watching || v.detached || v.closed || v.page == nil {
+	if v.watching || v.detached || v.closed || v.wake == nil {
 		return
 	}
 	v.watching = true
-	v.tasks.Add(1)
-	go v.watchPage(v.page)
+	go v.watch()
 }
 
-// watchPage sleeps on the page's wake word and notifies the waiting calls and
-// streams, as long as there are any. An owner that wakes it without end cannot use
-// up a CPU: after watchIdle or watchBurst wakes it pauses.
-func (v *View) watchPage(page *readerPage) {
-	defer v.tasks.Done()
-	since := time.Now()
-	for idle, burst := 0, 0; ; idle, burst = idle+1, burst+1 {
-		v.pageChecks.Add(1)
-		wake := page.wake() // before the length, so that no change is missed
+// watch waits for the wake socket and notifies the waiting calls and streams, as long as
+// there are any.
+func (v *View) watch() {
+	for {
 		moved, more := v.checkPage()
 		if !more {
 			return
 		}
 		if moved {
-			idle = 0
 			runtime.Gosched() // the notified goroutine runs now, on this thread
 		}
-		tooFast := burst == watchBurst && time.Since(since) < watchPause
-		if idle >= watchIdle || tooFast {
-			select {
-			case <-v.stop:
-			case <-time.After(watchPause):
-			}
+		v.pace.look(moved, v.stop)
+		begun := time.Now()
+		if !v.wake.wait() {
+			v.endWatch()
+			return
 		}
-		if burst == watchBurst {
-			burst, since = 0, time.Now()
-		}
-		began := time.Now()
-		page.wait(wake, watchTimeout)
-		// A wait that took its time was no wake without end.
-		if time.Since(began) >= watchPause {
-			idle = 0
+		v.counts.wakes.Add(1)
+		if time.Since(begun) >= watchPause {
+			v.pace.idle = 0 // no wake without end
 		}
 	}
 }
 
-// checkPage updates the length and reports whether it has moved, and whether
-// anything still waits for more.
+// wakePace keeps an owner that wakes a View without end from using up a CPU.
+type wakePace struct {
+	idle, burst int       // looks in a row without a new length; looks since
+	since       time.Time // when the burst began
+}
+
+// look counts one look at the length. After watchIdle, or watchBurst within watchPause,
+// it pauses.
+func (p *wakePace) look(moved bool, stop <-chan struct{}) {
+	if moved {
+		p.idle = 0
+	}
+	if p.idle >= watchIdle || p.burst >= watchBurst && time.Since(p.since) < watchPause {
+		select {
+		case <-stop:
+		case <-time.After(watchPause):
+		}
+	}
+	if p.burst >= watchBurst {
+		p.burst, p.since = 0, time.Now()
+	}
+	p.idle, p.burst = p.idle+1, p.burst+1
+}
+
+// checkPage updates the length and reports whether it has moved, and whether anything
+// waited for that. If nothing did, watch is over. Who has been notified may wait again, so
+// watch waits once more then.
 func (v *View) checkPage() (moved, more bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	moved = v.updateLenLocked()
-	more = !v.detached && !v.closed && (v.waiters > 0 || len(v.pendingWaits) > 0)
+	more = !v.detached && !v.closed && (v.changed != nil || len(v.pendingWaits) > 0)
 	v.watching = more
-	return moved, more
+	return v.updateLenLocked(), more
+}
+
+// endWatch records that watch is over.
+func (v *View) endWatch() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.watching = false
 }
 
 // Wait waits until Len is at least n. If that cannot happen any more, it returns
@@ -94,20 +111,47 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 		}
 		// The channel is taken and the watch is on before the lock is given up, so
 		// that no change is missed.
-		if v.lenChanged == nil {
-			v.lenChanged = make(chan struct{})
-		}
-		changed := v.lenChanged
-		v.waiters++
-		v.watchLocked()
+		changed := v.changedLocked()
 		v.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		v.mu.Lock()
-		v.waiters--
 	}
+}
+
+// Changed is closed at the next change: of Len, Cap, Generation, Sealed or Err. Once
+// nothing more can come it is closed already: after Close, after an error, and when a
+// sealed object is wholly mapped.
+func (v *View) Changed() <-chan struct{} {
+	if v == nil {
+		return closedChan
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed || v.detached || v.sealed && v.mapped >= v.sealedLen {
+		return closedChan
+	}
+	// A length that has moved already is no change that comes next.
+	v.updateLenLocked()
+	return v.changedLocked()
+}
+
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// changedLocked returns the channel that the next change closes. Requires mu.
+func (v *View) changedLocked() <-chan struct{} {
+	invariants.Held(&v.mu)
+	if v.changed == nil {
+		v.changed = make(chan struct{})
+	}
+	v.watchLocked()
+	return v.changed
 }
 
 // reachedLocked reports whether Len is at least n; the error is why it never will
@@ -119,8 +163,8 @@ func (v *View) reachedLocked(n uint64) (bool, error) {
 		return false, errViewClosed
 	case v.lenLocked() >= n:
 		return true, nil
-	case n > v.obj.Max:
-		return false, fmt.Errorf("%w: %d bytes, over a maximum of %d", vmm.ErrBounds, n, v.obj.Max)
+	case n > v.max:
+		return false, fmt.Errorf("%w: %d bytes, over a maximum of %d", vmm.ErrBounds, n, v.max)
 	case v.detached && v.err != nil:
 		return false, v.err
 	case v.sealed && n > v.sealedLen:
@@ -133,22 +177,28 @@ func (v *View) reachedLocked(n uint64) (bool, error) {
 // whether it has. Requires mu.
 func (v *View) updateLenLocked() (moved bool) {
 	invariants.Held(&v.mu)
-	n := v.lenLocked()
-	if n == v.notifiedLen {
+	if v.lenLocked() == v.notifiedLen {
 		return false
 	}
-	v.notifiedLen = n
-	v.notifyLocked()
+	v.notifyLenLocked()
 	return true
 }
 
-// notifyLocked wakes every call of Wait, and releases the streams whose wait is
-// over. Requires mu.
+// notifyLenLocked notifies of the present length, and of what else has changed.
+// Requires mu.
+func (v *View) notifyLenLocked() {
+	invariants.Held(&v.mu)
+	v.notifiedLen = v.lenLocked()
+	v.notifyLocked()
+}
+
+// notifyLocked closes the channel of Changed, which wakes every call of Wait, and
+// releases the streams whose wait is over. Requires mu.
 func (v *View) notifyLocked() {
 	invariants.Held(&v.mu)
-	if v.lenChanged != nil {
-		close(v.lenChanged)
-		v.lenChanged = nil
+	if v.changed != nil {
+		close(v.changed)
+		v.changed = nil
 	}
 	v.pendingWaits = slices.DeleteFunc(v.pendingWaits, func(s *streamWait) bool {
 		ok, err := v.reachedLocked(s.n)

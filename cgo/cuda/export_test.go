@@ -164,7 +164,7 @@ func TestExportDMABufOfAGrowingRange(t *testing.T) {
 // daemon, which may have stopped replying. CUDA, which could ask, does not see it.
 func TestImportAsksNoDaemon(t *testing.T) {
 	d, fake := onFake(t)
-	fd, end := silentfs.File(t)
+	fd, end := silentfs.File(t, false)
 	imported := make(chan error, 1)
 	go func() {
 		_, err := d.Import(fd, granule, driver.Prop{Location: onDevice(0), Share: driver.ShareFD})

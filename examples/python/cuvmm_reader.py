@@ -19,6 +19,7 @@ import select
 import socket
 import stat
 import struct
+import threading
 import time
 import warnings
 
@@ -42,7 +43,8 @@ GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
 KINDS = ("opaque", "int", "uint", "float", "complex", "bool")
 ATTACH_REQUEST = 1
 
-PAUSE = 0.001  # seconds between two reads of the control page
+# Seconds between two requests of a reader that has no free descriptor.
+SHORT_PAUSE, MAX_SHORT_PAUSE = 0.001, 0.1
 
 
 class OwnerGone(Exception):
@@ -66,6 +68,13 @@ def expect(ok, what):
         raise ProtocolError(what)
 
 
+def close_later(closing):
+    """Closes what the owner chose in a thread that nobody waits for. The close of a
+    file can wait for as long as its sender likes, and so can that of a socket with
+    files in packets that were not read."""
+    threading.Thread(target=closing, daemon=True).start()
+
+
 # Pages.
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -86,15 +95,28 @@ def map_pages(address, size, prot, flags, fd=-1):
 
 
 def check_memory_file(fd, size, seals):
-    """Checks size and seals: an owner that could truncate the file could kill
-    this process with SIGBUS."""
-    st = os.fstat(fd)
-    expect(stat.S_ISREG(st.st_mode) and st.st_size == size, f"a file of {st.st_size} bytes instead of memory of {size}")
+    """Checks seals and size: an owner that could truncate the file could kill
+    this process with SIGBUS. Only a file in memory has seals; fstat of any other
+    file could wait for the daemon of a file system."""
     try:
         have = fcntl.fcntl(fd, GET_SEALS)
     except OSError as e:
         raise ProtocolError(f"a file without seals: {e}") from e
     expect(have & seals == seals, f"memory with seals {have:#x}, not {seals:#x}")
+    st = os.fstat(fd)
+    expect(st.st_size == size, f"{st.st_size} bytes of memory instead of {size}")
+
+
+AT_EMPTY_PATH, AT_STATX_DONT_SYNC, STATX_TYPE = 0x1000, 0x4000, 1
+
+
+def is_device(fd):
+    """Whether fd is a character device. fstat could wait for the daemon of a file
+    system; this asks the kernel only."""
+    found = ctypes.create_string_buffer(256)  # struct statx
+    if libc.statx(fd, b"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, found) != 0:
+        return False
+    return stat.S_ISCHR(struct.unpack_from("<H", found.raw, 28)[0])
 
 
 class HostMemory:
@@ -169,7 +191,7 @@ class CudaMemory:
 
     def map(self, offset, size, fd):
         # For any other file the driver returns CUDA_ERROR_UNKNOWN.
-        expect(stat.S_ISCHR(os.fstat(fd).st_mode), "a file that is no device instead of GPU memory")
+        expect(is_device(fd), "a file that is no device instead of GPU memory")
         posix = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         handle = self.call("cuMemImportFromShareableHandle", fd, posix)
         at = self.address + offset
@@ -205,7 +227,8 @@ class CudaMemory:
 
 
 class Frame:
-    """One packet. Its exit closes the descriptors that came with it."""
+    """One packet. Its exit closes the descriptors that came with it and are still in
+    fds: nobody knows what they are."""
 
     def __init__(self, fds):
         self.fds, self.type, self.request, self.payload, self.truncated = fds, 0, 0, b"", False
@@ -214,8 +237,9 @@ class Frame:
         return self
 
     def __exit__(self, *_):
-        while self.fds:
-            os.close(self.fds.pop())
+        fds, self.fds = self.fds, []
+        if fds:
+            close_later(lambda: [os.close(fd) for fd in fds])
 
 
 class Payload:
@@ -264,8 +288,10 @@ class Reader:
         self.generation = self.last_length = self.end = self.last_id = 0
         self.chunks = []  # (id, offset, size) of the mapped chunks
         self.batch, self.resyncing = MAX_FDS, False
+        self.short_since, self.short_pause = None, SHORT_PAUSE  # too few descriptors
+        self.timeout = timeout
         self.sent = self.received = 0
-        self.memory = self.page = None
+        self.memory = self.page = self.wake = None
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.sock.settimeout(timeout)
@@ -282,7 +308,7 @@ class Reader:
 
     def close(self):
         """Unmaps everything. Arrays must not be used any more. Twice is fine."""
-        self.sock.close()
+        self._disconnect()
         if self.page:
             libc.munmap(self.page, PAGE_BYTES)
             self.page = None
@@ -294,6 +320,13 @@ class Reader:
             self.memory = None
         self.chunks, self.end, self.last_length = [], 0, 0
         self.gone = self.gone or ValueError("the reader is closed")
+
+    def _disconnect(self):
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)  # the owner knows at once
+        except OSError:
+            pass  # it is not connected any more
+        close_later(lambda: [s.close() for s in (self.sock, self.wake) if s])
 
     # Frames.
 
@@ -310,8 +343,9 @@ class Reader:
         size = socket.CMSG_SPACE(KERNEL_FDS * 4)
         try:
             data, control, flags, _ = self.sock.recvmsg(MAX_FRAME, size, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError as e:
-            raise OwnerGone("the owner is gone") from e
+        except ConnectionResetError:
+            # Reported once. What the owner sent before can still be read.
+            data, control, flags, _ = self.sock.recvmsg(MAX_FRAME, size, socket.MSG_CMSG_CLOEXEC)
         frame = Frame([])
         try:
             for level, kind, body in control:
@@ -338,7 +372,8 @@ class Reader:
         frame.truncated = bool(flags & socket.MSG_CTRUNC)
         expect(frame.truncated or nfds == len(frame.fds), f"{len(frame.fds)} descriptors instead of {nfds}")
         expect(kind in KNOWN or bits & OPTIONAL, f"a frame of type {kind}")
-        expect(nfds <= (MAX_FDS if kind == CHUNKS or kind not in KNOWN else kind == OBJECT), f"{nfds} descriptors")
+        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else 2 if kind == OBJECT else 0
+        expect(nfds <= most, f"{nfds} descriptors")
         frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
 
     def _reply(self, kind, request):
@@ -394,8 +429,9 @@ class Reader:
             self._object(Payload(frame.payload), instance, name)
             if frame.truncated:
                 raise OSError("the limit on open files is reached")
-            expect(len(frame.fds) == 1, "no control page")
+            expect(len(frame.fds) == 2, f"{len(frame.fds)} descriptors")
             self._open_page(frame.fds[0], instance)
+            self._open_wake(frame.fds)
         # Only now: CUDA takes longer to start than an owner waits for ATTACH.
         self.memory = HostMemory(uuid) if self.backend == HOST else CudaMemory(uuid)
         self.device = getattr(self.memory, "device", None)
@@ -413,7 +449,7 @@ class Reader:
         self.metadata = p.string(32 << 10)
         p.end()
         expect(same, "an object that was not asked for")
-        expect(self.max > 0 and length <= self.max and capacity <= self.max, "more bytes than the maximum")
+        expect(self.id > 0 and self.max > 0 and length <= self.max and capacity <= self.max, "more bytes than the maximum")
         expect(kind < len(KINDS) and state in (1, 2, 3) and access in (1, 2), "an unknown kind of object")
         expect(zero == 0 and ndim <= 4 and all(dims[:ndim]) and not any(dims[ndim:]), f"{ndim} dimensions {dims}")
         self.kind, self.shape = KINDS[kind], tuple(dims[:ndim])
@@ -428,6 +464,17 @@ class Reader:
         self.page = map_pages(None, PAGE_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, fd)
         head = struct.unpack("<II16sQ", ctypes.string_at(self.page, 32))
         expect(head == (PAGE_MAGIC, PAGE_VERSION, instance, self.id), "the control page of something else")
+
+    def _open_wake(self, fds):
+        try:
+            wake = socket.socket(fileno=fds[1])  # asks the kernel what kind it is
+        except OSError as e:
+            raise ProtocolError(f"a wake socket that is none: {e}") from e
+        if (wake.family, wake.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+            wake.detach()
+            raise ProtocolError(f"a wake socket of family {wake.family} and type {wake.type}")
+        self.wake = wake
+        del fds[1]
 
     # Following.
 
@@ -474,10 +521,20 @@ class Reader:
         before = self.last_length
         watch = select.poll()
         watch.register(self.sock, select.POLLIN)
+        watch.register(self.wake, select.POLLIN)
         while True:
-            if watch.poll(PAUSE * 1000):
+            left = None if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+            ready = dict(watch.poll(left))
+            if self.wake.fileno() in ready:
+                # Read empty first, so that no later change is missed.
+                try:
+                    if not self.wake.recv(64, socket.MSG_DONTWAIT):
+                        watch.unregister(self.wake)  # the end; that of the connection follows
+                except BlockingIOError:
+                    pass
+            if self.sock.fileno() in ready:
                 return self._take()
-            if self.length() != before or deadline is not None and time.monotonic() >= deadline:
+            if self.length() != before or not ready:
                 return None
 
     def _take(self):
@@ -487,14 +544,14 @@ class Reader:
         except Exception as e:
             self.length()  # the page's last length is final
             self.gone = e
-            self.sock.close()  # so that the owner does not wait for this reader
+            self._disconnect()  # so that the owner does not wait for this reader
             raise
 
     def _do(self, frame):
         if frame.type not in KNOWN:
             return
         if frame.truncated:
-            return self._resync()
+            return self._resync(frame)
         p = Payload(frame.payload)
         if frame.type == CHUNKS:
             return self._map(p, frame)
@@ -511,8 +568,6 @@ class Reader:
             p.end()
             self.length()
             self.deleted = True
-            return None
-        if frame.type == PUBLISH:  # the page has the length
             return None
         self._check_end(frame)
         raise ProtocolError(f"type {frame.type} to a reader")
@@ -544,22 +599,37 @@ class Reader:
             raise MemoryError(f"{at} bytes, over a limit of {self.max_bytes}")
         for fd, chunk, offset, size in fresh:
             self.memory.map(offset, size, fd)
+            frame.fds.remove(fd)
+            os.close(fd)  # it is memory, whose close does not wait
             self.chunks.append((chunk, offset, size))
             self.end, self.last_id = offset + size, chunk
+        self.short_since, self.short_pause = None, SHORT_PAUSE
         self._ack()
 
-    def _resync(self):
+    def _resync(self, frame):
         """Descriptors were lost at the limit on open files: requests the same
-        chunks in smaller frames."""
-        if self.batch == 1:
-            raise OSError("the limit on open files is reached")
-        self.batch, self.resyncing = self.batch // 2, True
+        chunks in smaller frames, and single ones again after a pause."""
+        if frame.type != CHUNKS:
+            return
+        p = Payload(frame.payload)
+        _, _, count, _, _, offset = p.unpack("QQIIQQ")
+        if self.resyncing and offset > self.end:
+            return  # sent before the owner read the RESYNC; it comes again
+        frame.__exit__()  # those that came take up room
+        self.short_since = self.short_since or time.monotonic()
+        if count == 1:
+            if time.monotonic() - self.short_since > self.timeout:
+                raise OSError("the limit on open files is reached")
+            time.sleep(self.short_pause)
+            self.short_pause = min(2 * self.short_pause, MAX_SHORT_PAUSE)
+        self.batch, self.resyncing = max(min(self.batch, count) // 2, 1), True
         self._send(RESYNC, struct.pack("<QQII", self.id, self.last_id + 1 if self.last_id else 0, self.batch, 0))
 
     def _retire(self, p):
         object_id, generation, capacity = p.unpack("QQQ")
         p.end()
         expect(object_id == self.id and generation > self.generation, "something else is retired")
+        expect(self.sealed is None, "sealed memory is taken back")
         keep = len(self.chunks)
         while keep and self.chunks[keep - 1][1] >= capacity:
             keep -= 1

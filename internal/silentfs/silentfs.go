@@ -16,8 +16,10 @@ import (
 
 // File returns a descriptor of a file whose attributes only the daemon knows. A call
 // that asks for them waits until end is called; then it fails. The test's end calls
-// end, and closes the descriptor. File skips the test where it may not mount.
-func File(tb testing.TB) (fd int, end func()) {
+// end, and closes the descriptor. With flush each close of a descriptor of the file
+// waits for the daemon too, also that at the end of a process. File skips the test where
+// it may not mount.
+func File(tb testing.TB, flush bool) (fd int, end func()) {
 	tb.Helper()
 	if os.Geteuid() != 0 {
 		tb.Skip("needs root, to mount a file system")
@@ -30,7 +32,7 @@ func File(tb testing.TB) (fd int, end func()) {
 	tb.Cleanup(end)
 	served := make(chan error, 1)
 	fd, err = openFile(dev, tb.TempDir(), func() {
-		err := serve(dev)
+		err := serve(dev, flush)
 		if err != nil {
 			end() // or the opening would wait
 		}
@@ -103,7 +105,7 @@ const (
 
 // serve replies until the file is open, and to nothing after that. The requests that
 // come then stay with the kernel, so what waits for them can be killed.
-func serve(dev int) error {
+func serve(dev int, flush bool) error {
 	request := make([]byte, requestSize)
 	order := binary.NativeEndian
 	for {
@@ -133,7 +135,9 @@ func serve(dev int) error {
 			order.PutUint32(body[40+64:], 1)                  // its links
 		case opOpen:
 			body = make([]byte, 16)
-			order.PutUint32(body[8:], noFlush)
+			if !flush {
+				order.PutUint32(body[8:], noFlush)
+			}
 		default:
 			errno = unix.ENOSYS
 		}

@@ -13,7 +13,7 @@ import (
 // TestFileIsSilent: what asks for the file's attributes waits until end, and what asks
 // only the kernel does not.
 func TestFileIsSilent(t *testing.T) {
-	fd, end := File(t)
+	fd, end := File(t, false)
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	require.ErrorIs(t, err, unix.EINVAL)
 

@@ -16,19 +16,20 @@ var (
 	ErrNotPacket = errors.New("not a SOCK_SEQPACKET socket")
 
 	// ErrTruncated is for a frame whose fds did not all fit below this process's
-	// limit on open files. Those that came are closed. The connection can be read
-	// further.
+	// limit on open files. The connection can be read further.
 	ErrTruncated = errors.New("no room for all file descriptors of a frame")
 )
 
-// Frame is one received frame. The caller must Close it, or each of FDs.
+// Frame is one received frame. Payload and FDs are valid until the next Read, which
+// closes the FDs; so does Conn.Release.
 type Frame struct {
 	Header
-	Payload []byte // valid until the next Read
+	Payload []byte
 	FDs     []*FD
 }
 
-// Close closes the FDs that are still open.
+// Close closes the FDs that are still open. It is for those who know what they are:
+// the close of a file can wait as long as the sender of the file likes.
 func (f *Frame) Close() error {
 	var first error
 	for _, fd := range f.FDs {
@@ -45,8 +46,8 @@ type Cred struct {
 	UID, GID uint32
 }
 
-// Conn sends and receives frames. One goroutine reads; all may call the other
-// methods.
+// Conn sends and receives frames. One goroutine calls Read, Release and Drain; all may
+// call the other methods.
 type Conn struct {
 	// Immutable.
 	c   *net.UnixConn
@@ -54,6 +55,7 @@ type Conn struct {
 
 	// The reader's goroutine.
 	in, control []byte
+	open        []*FD        // of the last packet, whether it was a good frame or not
 	received    uint64       // the sequence number of the last frame
 	reset       bool         // ECONNRESET was seen once
 	onSkip      func() error // set before the first Read
@@ -98,15 +100,19 @@ func NewOwnerConn(c *net.UnixConn) (*Conn, error) {
 }
 
 // Read waits for the next frame of a known type. A frame that is returned with an
-// error has no fds. After ErrTruncated, which comes with the frame, and after an
+// error has no FDs. After ErrTruncated, which comes with the frame, and after an
 // exceeded deadline Read can be called again; after any other error it cannot.
+//
+// Read closes the fds of the frame before, also of one that it refused, and fds for
+// which there is no room are closed by the kernel during the call. Both can wait as
+// long as the sender of a file likes, so Read can outlast its deadline.
 //
 // An empty packet without fds cannot be told from the end of the connection.
 func (c *Conn) Read() (Frame, error) {
 	for {
+		c.Release()
 		f, err := c.readPacket()
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
-			_ = f.Close() // an optional frame of a later minor version
 			if c.onSkip != nil {
 				if err := c.onSkip(); err != nil {
 					return Frame{}, err
@@ -137,16 +143,15 @@ func (c *Conn) readPacket() (Frame, error) {
 	}
 	// The fds are taken out before anything is checked, so that none stays open. An
 	// empty packet can have fds, although Go reports it as the end.
-	fds, bad := receive(c.control[:max(oobn, 0)], flags, closeFD)
-	f, err := c.checkPacket(c.in[:max(n, 0)], flags, fds, bad, err)
-	if err != nil {
-		closeAll(fds, closeFD)
-		return f, err
-	}
+	fds, bad := receive(c.control[:max(oobn, 0)], flags)
 	for _, fd := range fds {
-		f.FDs = append(f.FDs, NewFD(fd))
+		c.open = append(c.open, NewFD(fd))
 	}
-	return f, nil
+	f, err := c.checkPacket(c.in[:max(n, 0)], flags, fds, bad, err)
+	if err == nil {
+		f.FDs = c.open
+	}
+	return f, err
 }
 
 // readMsg reads one packet. For NewOwnerConn it refuses one with fds.
@@ -164,8 +169,37 @@ func (c *Conn) readMsg() (n, oobn, flags int, err error) {
 	return n, oobn, flags, err
 }
 
-// checkPacket makes a Frame of a packet. err is that of the socket; bad is why
-// there are no fds.
+// Release closes the fds of the last frame that are still open.
+func (c *Conn) Release() {
+	for _, fd := range c.open {
+		_ = fd.Close()
+	}
+	c.open = nil
+}
+
+// Drain reads the packets that are queued, once Shutdown has ended the connection, and
+// closes their fds. The close of a socket would do the same, in the process that is
+// the last to close it.
+func (c *Conn) Drain() {
+	// With the sender's credentials on each packet, an empty one differs from the end.
+	if err := passCred(c.c); err != nil {
+		return
+	}
+	for {
+		c.Release()
+		_, oobn, flags, _, err := c.c.ReadMsgUnix(c.in, c.control)
+		if oobn == 0 || err != nil && !errors.Is(err, io.EOF) {
+			return
+		}
+		fds, _ := receive(c.control[:oobn], flags)
+		for _, fd := range fds {
+			c.open = append(c.open, NewFD(fd))
+		}
+	}
+}
+
+// checkPacket makes a Frame of a packet. err is that of the socket; bad is what is
+// wrong with the fds.
 func (c *Conn) checkPacket(packet []byte, flags int, fds []int, bad, err error) (Frame, error) {
 	switch {
 	case err != nil && (len(fds) > 0 || bad != nil) && errors.Is(err, io.EOF):
@@ -188,12 +222,6 @@ func (c *Conn) checkPacket(packet []byte, flags int, fds []int, bad, err error) 
 	}
 	c.received = h.Sequence
 	return Frame{Header: h, Payload: packet[HeaderSize:]}, bad
-}
-
-func closeAll(fds []int, closeFD func(int) error) {
-	for _, fd := range fds {
-		_ = closeFD(fd)
-	}
 }
 
 // Write sends a frame in one packet. It does not take the fds. After an error
@@ -238,8 +266,8 @@ func (c *Conn) Cred() (Cred, error) { return peerCred(c.c) }
 func (c *Conn) Queued() (int, error) { return queued(c.c) }
 
 // Shutdown ends the connection in both directions: a Read or Write that waits returns,
-// and the peer sees the end. It never waits. What the peer sent before can still be
-// read.
+// and the peer sees the end. It closes nothing and never waits. What the peer sent
+// before can still be read.
 func (c *Conn) Shutdown() error { return shutdown(c.c) }
 
 // Discard takes what the peer sent before Shutdown and nothing has read. It returns
@@ -247,8 +275,9 @@ func (c *Conn) Shutdown() error { return shutdown(c.c) }
 // run or follow.
 func (c *Conn) Discard() bool { return discard(c.c) }
 
-// Close closes the connection and ends a Read or Write that waits. Further calls
-// return the error of the first.
+// Close closes the connection and ends a Read or Write that waits. It waits for them,
+// and for the close of fds that were sent and not read: as long as the sender of a file
+// likes. Further calls return the error of the first.
 func (c *Conn) Close() error {
 	c.once.Do(func() { c.err = c.c.Close() })
 	return c.err

@@ -361,5 +361,66 @@ func TestConnSkips(t *testing.T) {
 	require.NoError(t, a.Write(200, 0, 0, nil, fds...))
 	_, err = b.Read()
 	require.ErrorContains(t, err, "frame of the unknown type 200")
+	b.Release()
 	require.Equal(t, before, openFDs(t))
+}
+
+// The fds of a frame stay open until the next Read, or Release.
+func TestConnRelease(t *testing.T) {
+	a, b := conns(t)
+	fds := null(t, 2)
+	records := Chunks{Records: make([]Chunk, 2)}.Append(nil)
+	before := openFDs(t)
+	for range 2 {
+		require.NoError(t, a.Write(TypeChunks, 0, 0, records, fds...))
+	}
+	_, err := b.Read()
+	require.NoError(t, err)
+	f, err := b.Read()
+	require.NoError(t, err)
+	require.Equal(t, before+2, openFDs(t))
+	b.Release()
+	b.Release()
+	require.Equal(t, before, openFDs(t))
+	require.Equal(t, -1, f.FDs[0].Int())
+}
+
+// After Shutdown the peer sends nothing more, and Drain closes what it has sent, empty
+// packets or not.
+func TestConnDrain(t *testing.T) {
+	c, raw := pair(t)
+	fds := null(t, 3)
+	before := openFDs(t)
+	require.NoError(t, sendRaw(t, raw, packet(TypeDone, 0, 1, nil), nil))
+	for _, n := range []int{3, 0, 2, 0, 0, 1} {
+		require.NoError(t, sendRaw(t, raw, nil, control(fds[:n])))
+	}
+	require.NoError(t, sendRaw(t, raw, []byte("noise"), control(fds)))
+	_, err := c.Read()
+	require.NoError(t, err)
+	require.NoError(t, c.Shutdown())
+	require.ErrorIs(t, sendRaw(t, raw, []byte("late"), nil), unix.EPIPE)
+	c.Drain()
+	require.Equal(t, before, openFDs(t))
+	_, err = c.Read()
+	require.ErrorIs(t, err, io.EOF)
+	require.NoError(t, c.Shutdown())
+	require.NoError(t, c.Close())
+	require.ErrorIs(t, c.Shutdown(), net.ErrClosed)
+}
+
+// A Read that waits is ended by Shutdown, on either side.
+func TestConnShutdownEndsRead(t *testing.T) {
+	a, b := conns(t)
+	read := make(chan error, 2)
+	for _, c := range []*Conn{a, b} {
+		go func() {
+			_, err := c.Read()
+			read <- err
+		}()
+	}
+	require.NoError(t, b.Shutdown())
+	for range 2 {
+		require.ErrorIs(t, <-read, io.EOF)
+	}
 }

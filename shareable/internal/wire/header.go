@@ -228,7 +228,7 @@ func (t Type) maxFDs() uint16 {
 	case t == TypeChunks || t.name() == "":
 		return MaxFDs
 	case t == TypeObject:
-		return 1
+		return 2
 	}
 	return 0
 }

@@ -62,6 +62,7 @@ func TestConnRefuses(t *testing.T) {
 			require.ErrorAs(t, err, new(*ProtocolError))
 			require.ErrorContains(t, err, test.want)
 			require.Empty(t, f.FDs)
+			c.Release()
 			require.Equal(t, before, openFDs(t))
 		})
 	}
@@ -79,6 +80,7 @@ func TestMostFDs(t *testing.T) {
 	require.NoError(t, sendRaw(t, raw, packet(TypeDone, 0, 1, nil), append(rights(fds[:127]), rights(fds[127:253])...)))
 	_, err := c.Read()
 	require.ErrorContains(t, err, "DONE with 253 fds instead of 0")
+	c.Release()
 	require.Equal(t, before, openFDs(t))
 }
 
@@ -91,6 +93,7 @@ func TestEmptyPacket(t *testing.T) {
 	require.NoError(t, sendRaw(t, raw, nil, rights(null(t, 1))))
 	_, err = c.Read()
 	require.NotErrorIs(t, err, io.EOF)
+	c.Release()
 }
 
 // Whoever passes a socket on may have asked the kernel for more than fds.
@@ -111,6 +114,7 @@ func TestOtherControlMessages(t *testing.T) {
 			_, err = c.Read()
 			require.ErrorAs(t, err, new(*ProtocolError))
 			require.ErrorContains(t, err, "control message of level 1")
+			c.Release()
 			require.Equal(t, before, openFDs(t))
 		})
 	}
@@ -153,6 +157,7 @@ func TestTruncated(t *testing.T) {
 	got, err := DecodeChunks(f.Payload)
 	require.NoError(t, err)
 	require.Equal(t, ten, got)
+	b.Release()
 	require.Equal(t, before, openFDs(t))
 
 	// What is wrong with such a frame otherwise is more important.
@@ -162,10 +167,12 @@ func TestTruncated(t *testing.T) {
 	require.NoError(t, sendRaw(t, raw, []byte("no frame"), rights(fds)))
 	_, err = c.Read()
 	require.ErrorAs(t, err, new(*ProtocolError))
+	c.Release()
 	require.Equal(t, before, openFDs(t))
 	require.NoError(t, sendRaw(t, raw, nil, rights(fds)))
 	_, err = c.Read()
 	require.ErrorContains(t, err, "fds in an empty packet")
+	c.Release()
 	require.Equal(t, before, openFDs(t))
 
 	// A smaller batch comes through on the same connection, and what is skipped

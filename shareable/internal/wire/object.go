@@ -1,6 +1,9 @@
 package wire
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 // Kinds of an element.
 const (
@@ -21,7 +24,8 @@ type Elem struct {
 }
 
 // Object describes an object and its present length. As the reply to ATTACH it
-// comes with the descriptor of the control page, else without one.
+// comes with the descriptors of the control page and of the connection's wake page,
+// else without any.
 type Object struct {
 	ID         uint64
 	Max        uint64 // bytes of addresses to reserve
@@ -61,7 +65,7 @@ func (o Object) Append(b []byte) []byte {
 }
 
 // DecodeObject is the reverse of Object.Append. It also checks that the size of a
-// row does not overflow, and that it does not exceed the pitch, if there is one.
+// row fits in a signed number, and that it does not exceed the pitch, if there is one.
 func DecodeObject(payload []byte) (Object, error) {
 	d := decoder{of: TypeObject, b: payload}
 	o := Object{
@@ -83,12 +87,15 @@ func DecodeObject(payload []byte) (Object, error) {
 	// The dimensions lie before the pitch in the payload, and are checked with it.
 	o.Shape = d.shape()
 	o.Pitch = d.u64("pitch")
-	if row, ok := product(o.Elem.Size, o.Shape); !ok || o.Pitch != 0 && row > o.Pitch {
+	if row, ok := rowSize(o.Elem.Size, o.Shape); !ok || o.Pitch > math.MaxInt64 || o.Pitch != 0 && row > o.Pitch {
 		d.failf("rows of %v elements of %d bytes, %d bytes apart", o.Shape, o.Elem.Size, o.Pitch)
 	}
 	o.Instance = d.id("instance")
 	o.Name = d.name()
 	o.Meta = d.blob("metadata", MaxMeta)
+	if d.err == nil && o.ID == 0 {
+		d.failf("object 0")
+	}
 	return finish(&d, o)
 }
 
@@ -115,14 +122,19 @@ func (d *decoder) shape() []uint64 {
 	return shape
 }
 
-// product is size times all of dims; false if that overflows.
-func product(size uint64, dims []uint64) (uint64, bool) {
+// rowSize is size times all of dims; false if that, or the number of elements, is more
+// than a signed number holds. A size of 0 stands for bytes that are not described.
+func rowSize(size uint64, dims []uint64) (uint64, bool) {
+	row := max(size, 1)
 	for _, dim := range dims {
-		over, low := bits.Mul64(size, dim)
+		over, low := bits.Mul64(row, dim)
 		if over != 0 {
 			return 0, false
 		}
-		size = low
+		row = low
 	}
-	return size, true
+	if size == 0 {
+		return 0, row <= math.MaxInt64
+	}
+	return row, row <= math.MaxInt64
 }

@@ -136,7 +136,7 @@ var kinds = []kind{
 			return l
 		}),
 	}, {
-		of: TypeObject, fds: 1, decode: decoding(DecodeObject),
+		of: TypeObject, fds: 2, decode: decoding(DecodeObject),
 		full: Object{
 			ID: 7, Max: 1 << 40, Generation: 3, Length: 1 << 33, Queued: 1<<33 + 96, Capacity: 1 << 34,
 			State: StateSealed, Access: AccessReadWrite,
@@ -146,17 +146,17 @@ var kinds = []kind{
 		},
 		any: drawing(func(t *rapid.T) Object {
 			o := Object{
-				ID: anyU64(t), Max: anyU64(t), Generation: anyU64(t), Length: anyU64(t), Queued: anyU64(t), Capacity: anyU64(t),
+				ID: rapid.Uint64Min(1).Draw(t, "id"), Max: anyU64(t), Generation: anyU64(t), Length: anyU64(t), Queued: anyU64(t), Capacity: anyU64(t),
 				State: from(t, StateLive, StateClosed), Access: from(t, AccessRead, AccessReadWrite),
 				Elem: Elem{
 					Kind: from(t, KindOpaque, KindBool), Bits: rapid.Uint32().Draw(t, "bits"),
-					Size: rapid.Uint64Range(0, 1<<15).Draw(t, "size"), Hash: anyHash(t),
+					Size: rapid.Uint64Range(0, 1<<15-1).Draw(t, "size"), Hash: anyHash(t),
 				},
 				Instance: anyID(t), Name: anyName(t), Meta: some(rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "meta")),
 				Shape: some(rapid.SliceOfN(rapid.Uint64Range(1, 1<<12), 0, MaxDims).Draw(t, "shape")),
 			}
-			if row, ok := product(o.Elem.Size, o.Shape); ok && rapid.Bool().Draw(t, "pitched") {
-				o.Pitch = rapid.Uint64Range(row, math.MaxUint64).Draw(t, "pitch")
+			if row, ok := rowSize(o.Elem.Size, o.Shape); ok && rapid.Bool().Draw(t, "pitched") {
+				o.Pitch = rapid.Uint64Range(row, math.MaxInt64).Draw(t, "pitch")
 			}
 			return o
 		}),
@@ -300,7 +300,7 @@ func TestMaxEntriesFit(t *testing.T) {
 
 func TestObjectFits(t *testing.T) {
 	o := Object{
-		State: StateLive, Access: AccessRead, Shape: []uint64{1, 1, 1, 1},
+		ID: 1, State: StateLive, Access: AccessRead, Shape: []uint64{1, 1, 1, 1},
 		Name: strings.Repeat("n", MaxName), Meta: make([]byte, MaxMeta),
 	}
 	b := o.Append(nil)
@@ -323,7 +323,7 @@ func TestLongTextsAreClipped(t *testing.T) {
 }
 
 func TestDecodedIsACopy(t *testing.T) {
-	b := Object{State: StateLive, Access: AccessRead, Name: "name", Meta: []byte("meta")}.Append(nil)
+	b := Object{ID: 1, State: StateLive, Access: AccessRead, Name: "name", Meta: []byte("meta")}.Append(nil)
 	o, err := DecodeObject(b)
 	require.NoError(t, err)
 	clear(b)

@@ -56,8 +56,8 @@ func TestHeaderRefused(t *testing.T) {
 		{"an fd too many", with[uint16](list, 12, 1), "LIST with 1 fds, over 0"},
 		{"a reserved field", with[uint16](list, 14, 0x100), "LIST with 0x100 in a reserved field"},
 		{"a payload of 4 GiB", with[uint32](list, 16, 1<<32-1), "LIST with 8 bytes of payload instead of 4294967295"},
-		{"the control page", object, ""},
-		{"two control pages", with[uint16](object, 12, 2), "OBJECT with 2 fds, over 1"},
+		{"the two pages", object, ""},
+		{"three pages", with[uint16](object, 12, 3), "OBJECT with 3 fds, over 2"},
 		{"chunks without fds", with[uint16](chunks, 12, 0), "CHUNKS without fds"},
 		{"more fds than records", with[uint16](chunks, 12, 2), "CHUNKS with 2 fds and 48 bytes of payload"},
 		{"65 fds", with[uint16](chunks, 12, 65), "CHUNKS with 65 fds, over 64"},
@@ -154,6 +154,10 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeObject, with[uint32](object, shapeAt, 2), "5 as dimension 2 of 2"},
 		{TypeObject, with[uint32](object, shapeAt+4, 1), "reserved field 1 is not from 0 to 0"},
 		{TypeObject, with[uint64](object, shapeAt+8, 1<<63), "rows of [9223372036854775808 3 5] elements of 2 bytes, 64 bytes apart"},
+		{TypeObject, with[uint64](with[uint64](object, elemAt+8, 0), shapeAt+8, 1<<63), "rows of [9223372036854775808 3 5] elements of 0 bytes, 64 bytes apart"},
+		{TypeObject, with[uint64](with[uint64](object, shapeAt+8, 1<<60), pitchAt, 0), "rows of [1152921504606846976 3 5] elements of 2 bytes, 0 bytes apart"},
+		{TypeObject, with[uint64](object, pitchAt, 1<<63), "rows of [2 3 5] elements of 2 bytes, 9223372036854775808 bytes apart"},
+		{TypeObject, with[uint64](object, 0, 0), "object 0"},
 		{TypeObject, with[uint64](object, pitchAt, 59), "rows of [2 3 5] elements of 2 bytes, 59 bytes apart"},
 		{TypeObject, with[uint32](object, len(object)-18, 15), "14 bytes left for metadata of 15"},
 		{TypeObject, with[uint32](object, len(object)-18, 1<<31), "length of metadata 2147483648 is not from 0 to 32768"},
@@ -191,7 +195,7 @@ func TestTypeNames(t *testing.T) {
 // A payload that announces more than it has is refused before room is made.
 func TestDecodersAllocateLittle(t *testing.T) {
 	listed := with[uint32](Listed{}.Append(nil), 4, 1<<32-1)
-	meta := Object{State: StateLive, Access: AccessRead, Name: "n", Meta: []byte("m")}.Append(nil)
+	meta := Object{ID: 1, State: StateLive, Access: AccessRead, Name: "n", Meta: []byte("m")}.Append(nil)
 	meta = with[uint32](meta, len(meta)-5, MaxMeta)
 	chunks := with[uint32](make([]byte, chunksFixed), 16, MaxFDs)
 	for _, decode := range []func() error{

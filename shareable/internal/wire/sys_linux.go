@@ -12,11 +12,9 @@ import (
 const controlSize = 2048
 
 // receive takes the fds out of the control messages of a packet. If not all of
-// them came, or a message is of another kind, it closes them with closeFD and
-// returns an error: ErrTruncated or a ProtocolError.
-func receive(control []byte, flags int, closeFD func(int) error) ([]int, error) {
-	var fds []int
-	var bad error
+// them came, or a message is of another kind, it also returns an error: ErrTruncated
+// or a ProtocolError.
+func receive(control []byte, flags int) (fds []int, bad error) {
 	// All messages are read even after a bad one, so that no fd stays open.
 	for len(control) >= unix.SizeofCmsghdr {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -39,11 +37,7 @@ func receive(control []byte, flags int, closeFD func(int) error) ([]int, error) 
 	if bad == nil && flags&unix.MSG_CTRUNC != 0 {
 		bad = ErrTruncated
 	}
-	if bad != nil {
-		closeAll(fds, closeFD)
-		return nil, bad
-	}
-	return fds, nil
+	return fds, bad
 }
 
 // truncated reports whether a packet was longer than the buffer.
@@ -68,6 +62,19 @@ func peerCred(c *net.UnixConn) (Cred, error) {
 		}
 		return Cred{PID: u.Pid, UID: u.Uid, GID: u.Gid}, nil
 	})
+}
+
+// passCred has each packet that is read from now on come with its sender's credentials.
+func passCred(c *net.UnixConn) error {
+	_, err := withFD(c, func(fd int) (int, error) {
+		return 0, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+	})
+	return err
+}
+
+func shutdown(c *net.UnixConn) error {
+	_, err := withFD(c, func(fd int) (int, error) { return 0, unix.Shutdown(fd, unix.SHUT_RDWR) })
+	return err
 }
 
 func queued(c *net.UnixConn) (int, error) {

@@ -170,6 +170,9 @@ func (t *Tracker) Retire(r Retire) (keep int, from uint64, err error) {
 // End is the offset at which the mapped chunks end.
 func (t *Tracker) End() uint64 { return endOf(t.chunks[:t.mapped]) }
 
+// Len is how many chunks are mapped.
+func (t *Tracker) Len() int { return t.mapped }
+
 // LastID is the highest id that was ever mapped, 0 if none was.
 func (t *Tracker) LastID() uint64 { return t.mappedID }
 

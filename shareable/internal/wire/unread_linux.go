@@ -74,8 +74,3 @@ func discard(c *net.UnixConn) (empty bool) {
 	})
 	return empty && err == nil
 }
-
-func shutdown(c *net.UnixConn) error {
-	_, err := withFD(c, func(fd int) (struct{}, error) { return struct{}{}, unix.Shutdown(fd, unix.SHUT_RDWR) })
-	return err
-}

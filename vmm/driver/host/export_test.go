@@ -374,7 +374,7 @@ func TestLeaseSignal(t *testing.T) {
 // daemon, which may have stopped replying.
 func TestImportAsksNoDaemon(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
-	fd, end := silentfs.File(t)
+	fd, end := silentfs.File(t, false)
 	imported := make(chan error, 1)
 	go func() {
 		_, err := d.Import(fd, 2*mib, shared)
