@@ -82,9 +82,9 @@ func TestTypedReaders(t *testing.T) {
 	require.NoError(t, <-appended)
 
 	// A reader of something else is told what differs.
-	_, err = growable.NewRowsReader[float32](src, 4)
+	_, err = growable.NewRowsReader[float32](v, 4)
 	require.ErrorContains(t, err, "a layout of rows of 3 float32, 16 bytes apart, not rows of 4 float32: a shape of [3], not [4]")
-	_, err = growable.NewReader[[3]float32](src)
+	_, err = growable.NewReader[[3]float32](v)
 	require.ErrorContains(t, err, "a pitch of 16 bytes, not 12")
 
 	// The end is a change, and stays one.
