@@ -309,3 +309,31 @@ func TestSendIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingAfterDone: no frame of the object follows the reply to DETACH, also if
+// chunks were being exported meanwhile.
+func TestNothingAfterDone(t *testing.T) {
+	exports, goOn := make(chan struct{}, 100), make(chan struct{})
+	s, _, g := hookedOwner(t, Options{KeepFDs: -1}, vmm.ShareFD, func(*vmm.Range) error {
+		exports <- struct{}{}
+		<-goOn
+		return nil
+	})
+	require.NoError(t, g.Append(pattern(0, 5<<20)))
+	e := rawConn(t, s.Path())
+	e.hello()
+	require.NoError(t, e.send(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Name: "x"}.Append(nil)))
+	f, _ := e.read()
+	require.Equal(t, wire.TypeObject, f.Type)
+	o, err := wire.DecodeObject(f.Payload)
+	require.NoError(t, err)
+	<-exports
+	require.NoError(t, e.send(wire.TypeDetach, wire.Detach{Object: o.ID}.Append(nil)))
+	f, _ = e.read()
+	require.Equal(t, wire.TypeDone, f.Type)
+	close(goOn)
+	soon(t, "the export has ended", func() bool { return s.Stats().KeptFDs == 0 })
+	require.NoError(t, e.send(wire.TypeList, wire.List{}.Append(nil)))
+	f, _ = e.read()
+	require.Equal(t, wire.TypeListed, f.Type)
+}

@@ -46,10 +46,16 @@ type Server struct {
 
 // Stats counts what a Server has done since it was made.
 type Stats struct {
-	Conns, Published, KeptFDs int    // as of now
-	Accepted, Refused         uint64 // connections; refused because of their user, or of a limit
-	Violations, TimedOut      uint64 // connections that broke the protocol, or took longer than a time limit
-	Frames, Resyncs           uint64 // frames of chunks sent, and requests to send some again
+	Conns     int `json:"conns"`     // open now, also those that are being closed
+	Published int `json:"published"` // publications now
+	KeptFDs   int `json:"kept_fds"`  // descriptors of chunks kept open now
+
+	Accepted   uint64 `json:"accepted"`   // connections
+	Refused    uint64 `json:"refused"`    // connections, because of their user or of a limit
+	Violations uint64 `json:"violations"` // connections that broke the protocol
+	TimedOut   uint64 `json:"timed_out"`  // connections that took longer than a time limit
+	Frames     uint64 `json:"frames"`     // frames of chunks sent
+	Resyncs    uint64 `json:"resyncs"`    // requests to send chunks again
 }
 
 // NewServer makes a server without a socket of its own, for connections that are

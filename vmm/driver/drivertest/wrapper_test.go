@@ -23,6 +23,7 @@ var (
 		"PeerInfo":      reflect.TypeFor[driver.PeerInfo](),
 		"RangeExporter": reflect.TypeFor[driver.RangeExporter](),
 		"FabricSharer":  reflect.TypeFor[driver.FabricSharer](),
+		"FreeReporter":  reflect.TypeFor[driver.FreeReporter](),
 		"Wrapper":       reflect.TypeFor[driver.Wrapper](),
 	}
 	deviceInterfaces = map[string]reflect.Type{
@@ -78,6 +79,7 @@ type unreached struct {
 	driver.PeerInfo
 	driver.RangeExporter
 	driver.FabricSharer
+	driver.FreeReporter
 }
 
 func (*unreached) Name() string                    { return "unreached" }
