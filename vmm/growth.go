@@ -56,18 +56,16 @@ func (g *Range) ensure(need uint64) error {
 func (g *Range) growLocked(need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
 	for {
-		was := g.cap.Load()
-		have := reclaim(g.r, was, need)
-		if have > was && g.r.zeroed != zeroNone {
-			// Work from before it retired may still write to it.
-			epoch, err := g.waitAndBeginCopy()
-			if err == nil {
-				err = g.r.zero(was, have-was)
-				g.r.copies.end(epoch)
-			}
+		have := g.cap.Load()
+		if g.r.zeroed != zeroNone {
+			unlock, err := g.zeroReclaimableLocked(have, need)
 			if err != nil {
 				return err
 			}
+			have = reclaim(g.r, have, need)
+			unlock()
+		} else {
+			have = reclaim(g.r, have, need)
 		}
 		g.cap.Store(have)
 		if need <= have {
@@ -80,18 +78,32 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 		// The device's goroutine may have been unmapping the chunks above Cap, and the
 		// driver may have refused that. Then they are taken first.
 		have = g.cap.Load()
-		if reclaim(g.r, have, need) == have {
+		if reclaimable(g.r, have, need) == have {
 			return err
 		}
 	}
 }
 
-// waitAndBeginCopy waits for work that may write to the range, and then is beginCopy.
-func (g *Range) waitAndBeginCopy() (epoch uint64, err error) {
-	if err = g.r.waitForWork(); err == nil {
-		_, epoch, err = g.beginCopy()
+// zeroReclaimableLocked fills with zeros what reclaim would take back, as long as it still
+// retires: if that fails nothing has changed. Until unlock is called no one unmaps it. It
+// needs g.capMu.
+func (g *Range) zeroReclaimableLocked(have, need uint64) (unlock func(), err error) {
+	invariants.Held(&g.capMu)
+	r := g.r
+	if reclaimable(r, have, need) == have {
+		return func() {}, nil
 	}
-	return epoch, err
+	// Work from before it retired may still write to it, and so may copies of ours.
+	if err := r.waitForWork(); err != nil {
+		return nil, err
+	}
+	r.copies.wait()
+	r.mappingMu.Lock()
+	if _, err := r.zero(have, reclaimable(r, have, need)-have); err != nil {
+		r.mappingMu.Unlock()
+		return nil, err
+	}
+	return r.mappingMu.Unlock, nil
 }
 
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
@@ -163,6 +175,22 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
 	}
 	return want - left, createErr
+}
+
+// reclaimable is how far reclaim would come.
+func reclaimable(r *Reservation, off, need uint64) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.table); n == 0 || r.table[n-1].Off < off || r.live() != nil {
+		return off
+	}
+	for _, s := range r.table.In(off, need) {
+		if s.Off != off || s.State != slots.Retiring && s.State != slots.Accessible {
+			break
+		}
+		off = s.End()
+	}
+	return off
 }
 
 // reclaim makes retiring slots at off accessible again, front to back, until need is
@@ -288,4 +316,40 @@ func (g *Range) requestGrowAhead() {
 	if need == growNow {
 		g.r.dev.worker.kick()
 	}
+}
+
+// zeroMemory fills memory that is mapped from off on with zeros, and waits for that. If
+// that fails, running says whether the fill may still run. It needs r.mappingMu.
+func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (running bool, err error) {
+	from := off // of a stretch to fill, which ends at off
+	for _, m := range ms {
+		if which == zeroRecycled && !m.recycled {
+			if running, err = r.zero(from, off-from); err != nil {
+				return running, err
+			}
+			from = off + m.size
+		}
+		off += m.size
+	}
+	return r.zero(from, off-from)
+}
+
+// zero fills n bytes from off on with zeros, and waits for that. If that fails, running
+// says whether the fill may still run.
+func (r *Reservation) zero(off, n uint64) (running bool, err error) {
+	if n == 0 {
+		return false, nil
+	}
+	o, err := r.dev.state.ensureOpen()
+	if err != nil {
+		return false, err
+	}
+	s := o.CopyStream()
+	if err := o.Fill(r.ptr+Ptr(off), 0, 1, n, s); err != nil {
+		return false, err
+	}
+	if err = o.SyncStream(s); err != nil && !lost(err) {
+		running = o.SyncStream(s) != nil
+	}
+	return running, err
 }

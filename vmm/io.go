@@ -62,9 +62,8 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 				r.noteAppendLocked(s) // so waitForWork waits for it
 				r.mu.Unlock()
 			}
-			err = g.zeroFailed(at, uint64(len(p)), err)
 		}
-		return at, err
+		return at, g.zeroFailed(at, uint64(len(p)), err)
 	}
 	// Both under r.mu: WaitWritten sees the length only with its append.
 	r.mu.Lock()

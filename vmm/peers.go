@@ -79,7 +79,7 @@ func checkPlanArguments(a Access, devs []*Device, ranges []*Range) error {
 	}
 	for i, g := range ranges {
 		switch {
-		case g == nil:
+		case g == nil || g.r == nil:
 			return owner.fail(planning, 0, 0, g.live())
 		case slices.Contains(ranges[:i], g):
 			return g.fail(planning, 0, 0, fmt.Errorf("%w: %v is named twice", ErrInvalid, g))
@@ -90,7 +90,7 @@ func checkPlanArguments(a Access, devs []*Device, ranges []*Range) error {
 	}
 	// Two Devices on one ordinal are one device twice.
 	for i, d := range devs {
-		if d == nil {
+		if d == nil || d.state == nil {
 			return owner.fail(planning, 0, 0, d.live())
 		}
 		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {

@@ -66,8 +66,9 @@ type RangeOptions struct {
 	// both cases after the work that may still write to them. So SetLen upwards shows
 	// zeros, or what was written there since: it fills nothing itself. Without it, memory
 	// that was cached keeps what an earlier range wrote. Growth then costs a fill of
-	// memory that was used before, on CUDA of all memory, and Clip followed by growth a
-	// wait for work. The owner needs write access to grow.
+	// memory that was used before, on CUDA of all memory. Growth into what a Clip gave up
+	// waits for work, and so returns ErrCapturing during a capture. The owner needs write
+	// access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
@@ -310,7 +311,7 @@ func (g *Range) zeroFailed(at, n uint64, err error) error {
 	}
 	again := g.r.waitForWork()
 	if again == nil {
-		again = g.r.zero(at, n)
+		_, again = g.r.zero(at, n)
 	}
 	return also(err, "and filling with zeros", again)
 }
@@ -351,7 +352,7 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 // ErrBusy below a Hold. Moved up it shows what the memory contains: bytes that a kernel
 // wrote, zeros with RangeOptions.Zero, else anything. Moved down it drops bytes and keeps
 // the memory (see Clip); with Zero it first waits for work, and returns ErrCapturing
-// during a capture.
+// during a capture. If it cannot fill them, Len stays, and they may be zeros.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())
@@ -366,17 +367,23 @@ func (g *Range) setLen(n uint64) error {
 	if n >= old || g.r.zeroed == zeroNone {
 		return g.setLenLocked(n)
 	}
-	// All that can fail comes before Len moves. What is dropped is filled after it, so
-	// that no reader sees the zeros.
-	epoch, err := g.waitAndBeginCopy()
-	if err != nil {
+	if err := g.r.waitForWork(); err != nil {
 		return err
 	}
-	defer g.r.copies.end(epoch)
 	if err := g.setLenLocked(n); err != nil {
 		return err
 	}
-	return g.r.zero(n, old-n)
+	// What is dropped is filled after Len has moved, so that no reader sees the zeros, and
+	// after the writes that had looked at Len before. What a Clip gives up meanwhile is
+	// filled when it comes back.
+	g.r.copies.wait()
+	g.r.mappingMu.Lock()
+	defer g.r.mappingMu.Unlock()
+	_, err := g.r.zero(n, max(n, min(old, g.cap.Load()))-n)
+	if err != nil && g.cap.Load() >= old {
+		g.publishLenLocked(old)
+	}
+	return err
 }
 
 // setLenLocked moves Len. It needs g.lenMu.
@@ -543,8 +550,10 @@ func (d *Device) LookupRange(p Ptr) (g *Range, off uint64, ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	g, ok = r.partOf.(*Range)
-	return g, off, ok
+	if g, ok = r.partOf.(*Range); !ok {
+		return nil, 0, false
+	}
+	return g, off, true
 }
 
 // countAwakeLocked undoes what finishSleep counted, if it did. It needs r.mu.

@@ -285,10 +285,17 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	if err == nil {
 		err = drv.SetAccess(r.ptr+Ptr(off), size, who)
 	}
+	running := false // a fill that could not be waited for
 	if err == nil && zeroed != zeroNone {
-		err = r.zeroMemory(off, ms, zeroed)
+		running, err = r.zeroMemory(off, ms, zeroed)
 	}
 	if err == nil || done == 0 {
+		return err
+	}
+	if running {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.insertSlotsLocked(i, off, ms, slots.Accessible, err) // Close waits before it unmaps
 		return err
 	}
 	// Undo: one call unmaps what has been mapped.
@@ -299,38 +306,6 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
 	}
 	return err
-}
-
-// zeroMemory fills memory that is mapped from off on with zeros, and waits for that. It
-// needs r.mappingMu.
-func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) error {
-	from := off // of a stretch to fill, which ends at off
-	for _, m := range ms {
-		if which == zeroRecycled && !m.recycled {
-			if err := r.zero(from, off-from); err != nil {
-				return err
-			}
-			from = off + m.size
-		}
-		off += m.size
-	}
-	return r.zero(from, off-from)
-}
-
-// zero fills n bytes from off on with zeros, and waits for that.
-func (r *Reservation) zero(off, n uint64) error {
-	if n == 0 {
-		return nil
-	}
-	o, err := r.dev.state.ensureOpen()
-	if err != nil {
-		return err
-	}
-	s := o.CopyStream()
-	if err := o.Fill(r.ptr+Ptr(off), 0, 1, n, s); err != nil {
-		return err
-	}
-	return o.SyncStream(s)
 }
 
 // checkVacant checks that ms fit at off. It returns the index where their slots go

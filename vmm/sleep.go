@@ -52,7 +52,7 @@ func failFirst(op string, ranges []*Range, err error) error {
 // lockRanges keeps others from clipping and closing the ranges, from putting them to
 // sleep and waking them, and from changing which devices may access them.
 func lockRanges(ranges []*Range) (unlock func(), err error) {
-	if len(ranges) == 0 || slices.Contains(ranges, nil) {
+	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(g *Range) bool { return g == nil || g.r == nil }) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
 	for i, g := range ranges { // before the locks, so that it does not wait for a Close that is under way

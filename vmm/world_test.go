@@ -62,6 +62,13 @@ func (f *fault) refuse(name string, n int, err error) {
 	f.refused[name] = refusal{n, err}
 }
 
+// left is how many calls of a name are still to be refused.
+func (f *fault) left(name string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.refused[name].left
+}
+
 func (f *fault) hook(c drivertest.Call) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -3,6 +3,7 @@ package vmm_test
 import (
 	"bytes"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 const secret = 0x5a
@@ -210,6 +212,153 @@ func TestMaxIsExact(t *testing.T) {
 	require.EqualValues(t, 2*page, g.Stats().Committed)
 	require.ErrorIs(t, g.SetLen(page+101), vmm.ErrBounds)
 	require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrFull)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// givenUp is a range with Zero and two pages, and two more that retire behind a stream.
+func givenUp(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
+	t.Helper()
+	g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	s = stream(t, w.devs[0])
+	require.NoError(t, g.Grow(4*page))
+	require.NoError(t, g.SetLen(2*page))
+	require.NoError(t, g.UsedBy(s))
+	open = work(t, w.devs[0], s.Raw(), g.Ptr()+3*page)
+	require.NoError(t, g.Clip())
+	require.EqualValues(t, 2*page, g.Stats().Retiring)
+	return g, s, open
+}
+
+// TestZeroedGrowthThatFailsChangesNothing: what retires still retires, and the range grows
+// later.
+func TestZeroedGrowthThatFailsChangesNothing(t *testing.T) {
+	for name, fails := range map[string]func(w *world, g *vmm.Range, s *vmm.Stream, open func()){
+		"captured": func(w *world, g *vmm.Range, s *vmm.Stream, open func()) {
+			end := captured(t, w, s)
+			require.ErrorIs(t, g.Grow(2*page), vmm.ErrCapturing)
+			require.EqualValues(t, 2*page, g.Stats().Retiring)
+			end()
+			open()
+		},
+		"not filled": func(w *world, g *vmm.Range, _ *vmm.Stream, open func()) {
+			w.refuse("Fill", 1, driver.ErrInvalid)
+			grown := make(chan error, 1)
+			go func() { grown <- g.Grow(2 * page) }()
+			open()
+			require.ErrorIs(t, <-grown, driver.ErrInvalid)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			g, s, open := givenUp(t, w)
+			fails(w, g, s, open)
+			require.NoError(t, s.Sync())
+			require.NoError(t, g.SetLen(0))
+			require.NoError(t, g.Clip())
+			require.Eventually(t, func() bool { return g.Stats().Committed == 0 }, 10*time.Second, time.Millisecond)
+			require.NoError(t, g.Grow(4*page))
+			require.Equal(t, make([]byte, 4*page), shown(t, g, 0))
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
+}
+
+// TestZeroedSetLenThatFailsChangesNothing: Len stays, and what is dropped later is filled.
+func TestZeroedSetLenThatFailsChangesNothing(t *testing.T) {
+	for name, c := range map[string]struct{ fail, mend func(w *world, g *vmm.Range) }{
+		"Fill":       {func(w *world, _ *vmm.Range) { w.refuse("Fill", 1, driver.ErrInvalid) }, nil},
+		"SyncStream": {func(w *world, _ *vmm.Range) { w.refuse("SyncStream", 1, driver.ErrInvalid) }, nil},
+		"read-only owner": {
+			func(w *world, g *vmm.Range) { require.NoError(t, g.Grant(vmm.AccessRead, w.devs[0])) },
+			func(w *world, g *vmm.Range) { require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[0])) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+			require.NoError(t, g.Append(bytes.Repeat([]byte{secret}, 2*page)))
+			c.fail(w, g)
+			require.ErrorIs(t, g.SetLen(0), driver.ErrInvalid)
+			require.EqualValues(t, 2*page, g.Len())
+			if c.mend != nil {
+				c.mend(w, g)
+			}
+			require.NoError(t, g.SetLen(0))
+			require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
+}
+
+// TestAFillThatRunsIsNotUnmapped: if it cannot be waited for, its memory stays, and is
+// filled again.
+func TestAFillThatRunsIsNotUnmapped(t *testing.T) {
+	for _, refused := range []int{1, 2} {
+		w := newWorld(t, 1)
+		usedPages(t, w, 4)
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+		open := gate(t, w.devs[0], raw(t, w.devs[0]).CopyStream())
+		w.refuse("SyncStream", refused, driver.ErrInvalid)
+		grown := make(chan error, 1)
+		go func() { grown <- g.Grow(2 * page) }()
+		require.Eventually(t, func() bool { return w.left("SyncStream") == 0 }, 10*time.Second, time.Millisecond)
+		open()
+		if refused == 1 { // the second wait was for the fill
+			require.ErrorIs(t, <-grown, driver.ErrInvalid)
+			require.Zero(t, g.Stats().Committed)
+		} else {
+			require.NoError(t, <-grown)
+			require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
+		}
+		require.NoError(t, g.Close())
+		require.NoError(t, w.devs[0].Sync(), "the device is well")
+		w.end()
+	}
+}
+
+// TestZeroAfterAWriteThatHadBegun: a WriteAt that looked at Len before SetLen lowered it
+// does not write after the fill.
+func TestZeroAfterAWriteThatHadBegun(t *testing.T) {
+	var g *vmm.Range
+	set := make(chan error, 1)
+	begun := false
+	w := worldWith(t, 1, func(c drivertest.Call) {
+		if c.Name != "CopyIn" || !begun {
+			return
+		}
+		begun = false
+		go func() { set <- g.SetLen(0) }()
+		for g.Len() > 0 { // until it waits for the write
+			runtime.Gosched()
+		}
+	})
+	g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	require.NoError(t, g.Append(make([]byte, 2*page)))
+	begun = true
+	_, err := g.WriteAt(bytes.Repeat([]byte{secret}, page), 0)
+	require.NoError(t, err)
+	require.NoError(t, <-set)
+	require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestZeroValuesOfSeveral ranges at a time.
+func TestZeroValuesOfSeveral(t *testing.T) {
+	w := newWorld(t, 1)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: page})
+	for _, all := range [][]*vmm.Range{{{}}, {g, {}}, {nil}} {
+		require.ErrorIs(t, vmm.Sleep(vmm.SleepDrop, all...), vmm.ErrInvalid)
+		require.ErrorIs(t, vmm.Wake(all...), vmm.ErrInvalid)
+		require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, w.devs, all...), vmm.ErrInvalid)
+		_, err := vmm.PlanPeers(vmm.AccessRead, w.devs, all...)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+	}
+	require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, []*vmm.Device{{}}, g), vmm.ErrInvalid)
 	require.NoError(t, g.Close())
 	w.end()
 }

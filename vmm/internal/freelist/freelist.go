@@ -51,8 +51,9 @@ func (p *List[K, V]) Put(kind K, size uint64, value V) {
 	p.Bytes += size
 }
 
-// Take returns the largest piece of a kind from least to most bytes, of several
-// the newest; nil if there is none.
+// Take returns the largest piece of a kind from least to most bytes, of several the
+// oldest; nil if there is none. Memory that came back in the order of its addresses is
+// taken in that order, and the system can join its mappings again.
 func (p *List[K, V]) Take(kind K, least, most uint64) *Piece[K, V] {
 	all := p.byKind[kind]
 	i, found := slices.BinarySearchFunc(all, most, (*ofSize).bySize)
@@ -62,7 +63,7 @@ func (p *List[K, V]) Take(kind K, least, most uint64) *Piece[K, V] {
 	if i < 0 || all[i].size < least {
 		return nil
 	}
-	return p.remove(all[i].pieces.Back())
+	return p.remove(all[i].pieces.Front())
 }
 
 // Oldest returns the piece that came first; nil if there is none.

@@ -44,7 +44,7 @@ func TestAgainstAList(t *testing.T) {
 				}
 				best := -1
 				for i, x := range all {
-					if x.kind == kind && x.size >= least && x.size <= most && (best < 0 || x.size >= all[best].size) {
+					if x.kind == kind && x.size >= least && x.size <= most && (best < 0 || x.size > all[best].size) {
 						best = i
 					}
 				}
