@@ -70,7 +70,7 @@ func (s *follower) attach(ctx context.Context) (err error) {
 	if !fresh {
 		return err
 	}
-	rows, err := growable.NewRowsReader[float32](source{view}, 0) // 0: the width is the owner's
+	rows, err := growable.NewRowsReader[float32](view, 0) // 0: the width is the owner's
 	if err == nil {
 		err = view.Wait(ctx, view.Queued()) // the memory arrives after the view
 	}
@@ -84,11 +84,6 @@ func (s *follower) attach(ctx context.Context) (err error) {
 	return old.Close() // which a nil View allows
 }
 
-// source TEMPORARY
-type source struct{ *shareable.View }
-
-func (s source) Changed() <-chan struct{} { return nil }
-
 func (s *follower) use(f func(table) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -101,10 +96,12 @@ func (s *follower) use(f func(table) error) error {
 func (s *follower) stats() any {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	stats := map[string]any{"device": s.dev.Stats(), "following": s.view != nil && s.view.Err() == nil}
-	if s.view != nil {
-		instance := s.view.Instance()
-		stats["rows"], stats["width"], stats["owner"] = s.rows.Len(), s.rows.Width(), hex.EncodeToString(instance[:])
+	if s.view == nil {
+		return map[string]any{"following": false, "device": s.dev.Stats()}
 	}
-	return stats
+	owner := s.view.Instance()
+	return map[string]any{
+		"rows": s.rows.Len(), "width": s.rows.Width(), "following": s.view.Err() == nil,
+		"owner": hex.EncodeToString(owner[:]), "view": s.view.Stats(), "device": s.dev.Stats(),
+	}
 }

@@ -57,7 +57,7 @@ func wrongWidth(v []float32, t table) error {
 // handler serves what owner and followers have in common.
 func handler(s store) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /nearest", post(func(q query) (out any, err error) {
+	mux.HandleFunc("POST /nearest", post(func(_ context.Context, q query) (out any, err error) {
 		err = s.use(func(t table) error { out, err = nearest(t, q); return err })
 		return out, err
 	}))
@@ -105,14 +105,14 @@ func distance(a, b []float32) (sum float64) {
 }
 
 // post serves JSON in, JSON out.
-func post[In any](f func(In) (any, error)) http.HandlerFunc {
+func post[In any](f func(context.Context, In) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in In
 		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&in); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		out, err := f(in)
+		out, err := f(r.Context(), in)
 		if err != nil {
 			http.Error(w, err.Error(), status(err))
 			return

@@ -95,8 +95,9 @@ func own(ctx context.Context, dev *vmm.Device, o options) (err error) {
 	return serve(ctx, o.addr, mux)
 }
 
-// add appends all vectors or none.
-func (s *owner) add(vectors [][]float32) (any, error) {
+// add appends all vectors or none. When it returns they are published: readers see them, once
+// they have mapped the memory.
+func (s *owner) add(ctx context.Context, vectors [][]float32) (any, error) {
 	flat := make([]float32, 0, len(vectors)*s.rows.Width())
 	for _, v := range vectors {
 		if len(v) != s.rows.Width() {
@@ -105,6 +106,9 @@ func (s *owner) add(vectors [][]float32) (any, error) {
 		flat = append(flat, v...)
 	}
 	if err := s.rows.Append(flat...); err != nil {
+		return nil, err
+	}
+	if err := s.pub.Flush(ctx); err != nil {
 		return nil, err
 	}
 	return map[string]int{"rows": s.rows.Len()}, nil
