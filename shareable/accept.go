@@ -67,7 +67,8 @@ func (s *Server) isStopped() bool {
 
 // ServeConn serves one connection, of the kind "unixpacket" or half of a socket
 // pair, until it ends, and closes it. It returns nil if the peer closed it, else
-// why it ended.
+// why it ended. If the peer has sent descriptors whose close takes long, the connection
+// may be closed later.
 func (s *Server) ServeConn(c *net.UnixConn) error {
 	if c == nil {
 		return fmt.Errorf("serve: %w: no connection", vmm.ErrInvalid)

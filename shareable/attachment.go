@@ -44,8 +44,8 @@ type attachment struct {
 	sentLen    uint64 // of the last PUBLISH
 	sentSealed bool   // SEALED was sent
 
-	// Since when the reader has had chunks to map without progress, or a generation
-	// to apply; zero while it has none. See times.
+	// Since when the reader has had chunks to map without progress, or since when it
+	// lacks a generation; zero while it does not. See times.
 	chunksSince, retireSince time.Time
 }
 
@@ -82,6 +82,9 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 	invariants.Held(&a.pub.mu)
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
+	// The time counts from here, also if no frame can be sent yet. While another RETIRE is
+	// not acknowledged it counts from that.
+	startClock(&a.retireSince)
 	a.unblockLocked()
 	if capacity < a.charged {
 		a.pub.srv.refund(a.ses.cred.UID, a.charged-capacity)
@@ -310,7 +313,7 @@ func (a *attachment) retireFrameLocked() outFrame {
 	a.sentGeneration = p.generation
 	f := wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}
 	a.retireFrom = p.endLocked()
-	a.retiredID, a.retireSince = a.sentID, time.Now()
+	a.retiredID = a.sentID
 	return outFrame{kind: wire.TypeRetire, payload: f.Append(nil)}
 }
 
@@ -366,6 +369,9 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	acked := ack.Chunk
 	if ack.Generation == a.sentGeneration && ack.Generation > a.ackedGeneration {
 		a.ackedGeneration, a.retireSince, news = ack.Generation, time.Time{}, true
+		if a.sentGeneration != p.generation {
+			a.retireSince = time.Now()
+		}
 		acked = max(acked, a.retiredID) // it stands for all frames before the RETIRE
 	}
 	progress := acked > a.ackedID

@@ -38,6 +38,7 @@
 // # Lock order
 //
 //	Publication.exclusive        one change of what is published at a time
+//	session.sending              one frame of an attachment at a time
 //	  Publication.mu
 //	    Server.mu
 //	    fdCache.mu
@@ -46,9 +47,9 @@
 //	streamWaits.mu
 //	  View.mu
 //
-// Publication.exclusive is held across driver calls, and streamWaits.mu while a
-// wait is queued on a stream. No other lock is held across a driver call, and none
-// of these while a frame is written to a peer. A method whose name ends in
+// Publication.exclusive is held across driver calls, streamWaits.mu while a wait is
+// queued on a stream, and session.sending while the driver is asked what memory is free
+// and while a frame is written to a peer. No other lock is held across any of these. A method whose name ends in
 // Exclusive runs inside Publication.runExclusive; one that ends in Locked needs
 // the lock that its comment names.
 package shareable

@@ -290,6 +290,41 @@ func TestForeignDescriptorsByHand(t *testing.T) {
 	})
 }
 
+// TestDescriptorsAreRefused: where the kernel can, it refuses them to their sender, who
+// keeps the connection.
+func TestDescriptorsAreRefused(t *testing.T) {
+	list := wire.List{}.Append(nil)
+	frame := func(e *hostileClient) []byte {
+		h := e.header(wire.TypeList, list)
+		h.FDs = 1
+		return raw(h, list)
+	}
+	control, _, _ := stage(t, takingFDs(Options{}), PublishOptions{})
+	e := rawConn(t, control.Path())
+	e.hello()
+	require.NoError(t, e.packet(frame(e), nulls(t, 1)...))
+
+	s, _, _ := stage(t, Options{}, PublishOptions{})
+	e = rawConn(t, s.Path())
+	e.hello()
+	err := e.packet(frame(e), nulls(t, 1)...)
+	if err == nil {
+		t.Skip("needs Linux 6.16")
+	}
+	require.ErrorIs(t, err, unix.EPERM)
+	e.n--
+	e.works()
+
+	near, far := pair(t)
+	served := make(chan error, 1)
+	go func() { served <- s.ServeConn(near) }()
+	soon(t, "it is served", func() bool { return s.Stats().Conns == 2 })
+	_, _, err = far.WriteMsgUnix([]byte{1}, unix.UnixRights(nulls(t, 1)...), nil)
+	require.ErrorIs(t, err, unix.EPERM)
+	require.NoError(t, far.Close())
+	require.NoError(t, <-served)
+}
+
 // slowPacket sends a packet with a slow file.
 func slowPacket(t *testing.T, c *net.UnixConn) (finish func()) {
 	t.Helper()

@@ -20,20 +20,26 @@ type Options struct {
 	// asks for none.
 	Token []byte
 	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user;
-	// 0 is 128 and 32.
+	// 0 is 128 and 32. A connection counts until it is closed, which takes long if its
+	// peer has sent descriptors whose close takes long.
 	MaxConns, MaxConnsPerUID int
 	// MaxObjects limits how many publications there are at a time; 0 is 4096.
 	MaxObjects int
-	// MaxBytesPerUID limits the memory that was sent to all readers of one user
-	// together; 0 is no limit.
+	// MaxBytesPerUID limits the memory of all readers of one user together, in bytes:
+	// what is published, once for each connection over which it was sent, and what was
+	// sent and is published no more, until it is free. Where the driver cannot tell
+	// when memory is free, as CUDA's, the second does not count. A reader that would
+	// exceed the limit is disconnected. 0 is no limit.
 	MaxBytesPerUID uint64
-	// Rate limits the requests of a connection per second; 0 is 1000.
+	// Rate limits the frames from a connection per second, apart from those that
+	// acknowledge something new; 0 is 1000.
 	Rate int
 	// HandshakeTimeout is how long a reader may take to send HELLO; 0 is 2 s.
 	// RequestTimeout is how long it may take to receive a frame and, while it has
 	// nothing attached, to send a request; 0 is 5 s. AckTimeout is how long it may
 	// take to map or unmap chunks; 0 is 10 s. A reader that takes longer is
-	// disconnected.
+	// disconnected. So is one for which the owner cannot export chunks for
+	// AckTimeout.
 	HandshakeTimeout, RequestTimeout, AckTimeout time.Duration
 	// KeepFDs is how many descriptors of exported chunks stay open; the least
 	// recently used are closed first. 0 is a quarter of RLIMIT_NOFILE; below 0

@@ -216,7 +216,6 @@ func TestSendIsBounded(t *testing.T) {
 		*wire.Conn
 		t      *testing.T
 		object uint64
-		unread bool
 	}
 	ack := func(r receiver, chunk uint64) error {
 		return r.Write(wire.TypeAck, 0, 0, wire.Ack{Object: r.object, Chunk: chunk}.Append(nil))

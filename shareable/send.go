@@ -19,8 +19,10 @@ import (
 // for that.
 //
 // conn is of the kind "unixpacket" or half of a socket pair. Send does not close
-// it; after an error, or when ctx has ended, it cannot be used any more. The range
-// is as for Publish.
+// it; after an error, or when ctx has ended, it cannot be used any more. A receiver that
+// makes no progress for 10 s, or sends anything but what Receive sends, ends Send with
+// an error. If it has sent descriptors, which Send does not take, closing conn closes
+// those, which can take as long as the receiver likes. The range is as for Publish.
 func Send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
 	if err := send(ctx, conn, r, Options{}); err != nil {
 		return fmt.Errorf("send %v: %w", r, err)

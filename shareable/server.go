@@ -87,12 +87,14 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	return s, err
 }
 
-// Listen makes a server with a socket at path. A path with a slash is a file,
-// whose directory must not be a link. A name without a slash is a file in the
-// user's own directory ($XDG_RUNTIME_DIR/cuvmm, else cuvmm-<uid> among the
-// temporary files), and "" is the name "default". A name that begins with @ is
-// an abstract one, which only the check of the user protects. While another
-// server has the path, Listen returns vmm.ErrBusy. The caller must Close it.
+// Listen makes a server with a socket at path. A path with a slash is a file. Its
+// directory must exist, belong to this user or to root, not be a link, and not be
+// writable for others unless it is sticky; else Listen returns vmm.ErrPermission. A
+// name without a slash is a file in the user's own directory ($XDG_RUNTIME_DIR/cuvmm,
+// else cuvmm-<uid> among the temporary files), and "" is the name "default". A name
+// that begins with @ is an abstract one, which only the check of the user protects.
+// While another server has the path, Listen returns vmm.ErrBusy; if there is something
+// that is not a socket, vmm.ErrInvalid. The caller must Close it.
 func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 	path, err := socketPath(path)
 	if err != nil {
@@ -200,8 +202,9 @@ func (s *Server) Stats() Stats {
 }
 
 // Close closes every publication and ends the connections of the readers, which
-// keep what they have mapped. It waits for work that PublishAfter waits for.
-// Twice is fine, and so is a nil Server.
+// keep what they have mapped. It waits for work that PublishAfter waits for, and for
+// no reader: a connection whose close takes long is closed by a goroutine that goes on
+// after Close. Twice is fine, and so is a nil Server.
 func (s *Server) Close() error {
 	if s == nil {
 		return nil

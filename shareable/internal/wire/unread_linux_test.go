@@ -121,7 +121,7 @@ func TestDiscard(t *testing.T) {
 
 // TestShutdown: what waits returns, and what came before can be read.
 func TestShutdown(t *testing.T) {
-	o, far := ownerPair(t)
+	o, _ := ownerPair(t)
 	ended := make(chan error)
 	go func() {
 		_, err := o.Read()
@@ -131,7 +131,7 @@ func TestShutdown(t *testing.T) {
 	require.ErrorIs(t, <-ended, io.EOF)
 	require.ErrorIs(t, o.Write(TypeDone, 0, 0, nil), unix.EPIPE)
 
-	o, far = ownerPair(t)
+	o, far := ownerPair(t)
 	require.NoError(t, sendRaw(t, far, header(TypeDone, 0, 0, 1), nil))
 	require.NoError(t, o.Shutdown())
 	_, err := o.Read()

@@ -15,13 +15,13 @@ import (
 type memory struct {
 	fd       int
 	part     part // of an arena; its offset is 0 for a file of its own
+	first    driver.Handle
 	id       inode
 	size     uint64
 	state    *deviceState
 	charged  bool // created here, so counted here
 	exported bool
 	sealed   bool // no new mapping may write it
-	first    driver.Handle // that of Create
 	handles  int
 	mapped   int
 	touched  atomic.Uint64 // bytes below this offset may have been written
