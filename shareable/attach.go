@@ -202,6 +202,7 @@ func (h *handshake) attach(name string) error {
 		if err != nil {
 			return err
 		}
+		_ = f.FDs[0].Close() // it is memory, whose close does not wait
 		if err := h.newView(obj, page); err != nil {
 			return closeAfter(err, page)
 		}

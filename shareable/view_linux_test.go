@@ -321,6 +321,18 @@ func TestAttachRefused(t *testing.T) {
 		}, AttachOptions{}, ErrProtocol},
 		{"other object", func(s *scriptedOwner) { s.obj.Name = "another"; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"uneven max", func(s *scriptedOwner) { s.obj.Max++; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"object 0", func(s *scriptedOwner) { s.obj.ID = 0; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"a negative dimension", func(s *scriptedOwner) { s.obj.Shape = []uint64{1 << 63}; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"a negative dimension of nothing", func(s *scriptedOwner) {
+			s.obj.Elem.Size, s.obj.Shape = 0, []uint64{1 << 63}
+			s.accept()
+		}, AttachOptions{}, ErrProtocol},
+		{"too many dimensions of nothing", func(s *scriptedOwner) {
+			s.obj.Elem.Size, s.obj.Shape = 0, []uint64{1 << 40, 1 << 40}
+			s.accept()
+		}, AttachOptions{}, ErrProtocol},
+		{"an endless pitch", func(s *scriptedOwner) { s.obj.Pitch = 1 << 63; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"no wake socket", func(s *scriptedOwner) { s.pages = s.pages[:1]; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"bad token", func(*scriptedOwner) {}, AttachOptions{Token: make([]byte, tokenSize+1)}, vmm.ErrInvalid},
 	} {
 		t.Run(test.name, func(t *testing.T) {

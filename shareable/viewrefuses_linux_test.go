@@ -140,13 +140,22 @@ func TestViewRefusesChunks(t *testing.T) {
 		"a retire of half":    {retiring(2, 10), ErrProtocol},
 		"a retire beyond max": {retiring(2, 1<<40), ErrProtocol},
 		"a seal beyond max":   {sealing(1 << 40), ErrProtocol},
-		"noise":               {func(_ *testing.T, s *scriptedOwner) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
-		"an error of its own": {refusing(wire.CodeLimit), vmm.ErrLimit},
-		"closed by it":        {refusing(wire.CodeClosed), ErrOwnerGone},
-		"closing, it says so": {closed, ErrOwnerGone},
-		"half a frame":        {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
-		"deleted":             {deleting(7), ErrOwnerGone},
-		"another is deleted":  {deleting(8), ErrProtocol},
+		"a retire of what is sealed": {func(t *testing.T, s *scriptedOwner) {
+			sealing(s.gran)(t, s)
+			retiring(2, s.gran)(t, s)
+		}, ErrProtocol},
+		"a publish that was not asked for": {func(_ *testing.T, s *scriptedOwner) {
+			s.write(wire.TypePublish, 0, wire.Publish{Object: 7, Length: 2 * s.gran, Generation: 1}.Append(nil))
+		}, ErrProtocol},
+		"a publish of three bytes": {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypePublish, 0, []byte("abc")) }, ErrProtocol},
+		"done":                     {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypeDone, 0, nil) }, ErrProtocol},
+		"noise":                    {func(_ *testing.T, s *scriptedOwner) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
+		"an error of its own":      {refusing(wire.CodeLimit), vmm.ErrLimit},
+		"closed by it":             {refusing(wire.CodeClosed), ErrOwnerGone},
+		"closing, it says so":      {closed, ErrOwnerGone},
+		"half a frame":             {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
+		"deleted":                  {deleting(7), ErrOwnerGone},
+		"another is deleted":       {deleting(8), ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, far := newScriptedOwner(t, 6)
