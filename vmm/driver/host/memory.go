@@ -14,8 +14,8 @@ import (
 // handles, mappings and exported descriptors.
 type memory struct {
 	fd       int
-	part     part // of an arena; its offset is 0 for a file of its own
-	first    driver.Handle
+	part     part          // of an arena; its offset is 0 for a file of its own
+	first    driver.Handle // the one that Create returned; Freed is asked by it
 	id       inode
 	size     uint64
 	state    *deviceState
