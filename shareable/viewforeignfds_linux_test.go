@@ -92,7 +92,7 @@ func (k *hostileOwner) speaksFirst() {
 	k.done(2 * piecesize)
 }
 
-// left is how many goroutines of connections nobody waits for any more.
+// left is how many goroutines of connections no one waits for any more.
 func left() int {
 	leftBehind.mu.Lock()
 	defer leftBehind.mu.Unlock()

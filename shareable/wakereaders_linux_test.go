@@ -37,7 +37,7 @@ func pending(t *testing.T, s *wakeSender) int {
 }
 
 // TestWakeSocket: a wake that comes before the wait is not lost, many are one, and
-// nobody has to read them.
+// no one has to read them.
 func TestWakeSocket(t *testing.T) {
 	s, r := wakes(t)
 	s.send()
@@ -57,7 +57,7 @@ func TestWakeSocket(t *testing.T) {
 	r.shutdown()
 	require.False(t, <-waiting)
 	require.False(t, r.wait())
-	s.send() // nobody is there to be woken
+	s.send() // no one is there to be woken
 }
 
 // TestWakeSocketOneWay: the reader can put nothing into the owner's end, where the owner
