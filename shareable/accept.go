@@ -73,7 +73,7 @@ func (s *Server) ServeConn(c *net.UnixConn) error {
 	if c == nil {
 		return fmt.Errorf("serve: %w: no connection", vmm.ErrInvalid)
 	}
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return errors.Join(errNoServer, c.Close())
 	}
 	if !s.opts.hooks.takeFDs {

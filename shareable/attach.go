@@ -78,7 +78,7 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 
 // Attach makes a View of the object that the server at path has published under
 // name; path is as for Listen. It returns once the addresses are reserved. The
-// memory arrives later: use View.Wait.
+// memory arrives later: View.Wait with View.Queued waits for all that there is so far.
 //
 // It returns ErrOwnerGone if no server listens at path, ErrNotFound if there is no
 // such object, vmm.ErrPermission if the server runs as another user or refuses

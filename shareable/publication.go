@@ -68,7 +68,7 @@ type Publication struct {
 // Publish returns vmm.ErrInvalid; if the name is in use, vmm.ErrBusy. The caller
 // must Close the Publication.
 func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
 	}
 	p, err := s.publish(name, r, o)
@@ -204,7 +204,7 @@ func (p *Publication) fail(err error) {
 
 // Err returns why the publication no longer follows its range; nil while it does.
 func (p *Publication) Err() error {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return errNoPublication
 	}
 	p.mu.Lock()
@@ -212,8 +212,9 @@ func (p *Publication) Err() error {
 	return p.failed
 }
 
-// Flush returns when the length that the range had at the call is published.
-// Calling it is not necessary: a publication follows its range by itself.
+// Flush returns when the length that the range had at the call is published. A
+// publication follows its range by itself; call Flush before you tell anyone that the
+// bytes are there.
 func (p *Publication) Flush(ctx context.Context) error {
 	return p.runExclusive(ctx, p.publishRangeExclusive)
 }
@@ -225,7 +226,7 @@ var errNoPublication = fmt.Errorf("%w: no publication", vmm.ErrInvalid)
 // and with Close.
 func (p *Publication) runExclusive(ctx context.Context, f func(context.Context) error) error {
 	switch {
-	case p == nil:
+	case p == nil || p.srv == nil:
 		return errNoPublication
 	case ctx == nil:
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
@@ -340,7 +341,7 @@ func (p *Publication) byID(id uint64) int { return cmp.Compare(p.id, id) }
 
 // Name is the name that readers attach to.
 func (p *Publication) Name() string {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return ""
 	}
 	return p.name
@@ -348,7 +349,7 @@ func (p *Publication) Name() string {
 
 // Len is the published length in bytes.
 func (p *Publication) Len() uint64 {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return 0
 	}
 	p.mu.Lock()
@@ -359,7 +360,7 @@ func (p *Publication) Len() uint64 {
 // Generation counts how often published memory was taken back or replaced. Within
 // one generation Len never goes back.
 func (p *Publication) Generation() uint64 {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return 0
 	}
 	p.mu.Lock()
@@ -369,7 +370,7 @@ func (p *Publication) Generation() uint64 {
 
 // Readers is the number of readers that are attached.
 func (p *Publication) Readers() int {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return 0
 	}
 	p.mu.Lock()
@@ -382,7 +383,7 @@ func (p *Publication) Readers() int {
 // View. Close waits for work that PublishAfter waits for. Twice is fine, and so is
 // a nil Publication.
 func (p *Publication) Close() error {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return nil
 	}
 	p.closeOnce.Do(func() {

@@ -16,7 +16,7 @@ import (
 // The Publication closes the event, also if PublishAfter fails. If a later step
 // fails, Err returns the error and Len stays where it is.
 func (p *Publication) PublishAfter(n uint64, event *vmm.Event) error {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return errors.Join(errNoPublication, event.Close())
 	}
 	if err := p.addPending(n, event); err != nil {

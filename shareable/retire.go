@@ -18,7 +18,7 @@ import (
 // If ctx ends first, or the range refuses the length, Retire returns the error and
 // the range's Len is published again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return errNoPublication
 	}
 	if err := p.runExclusive(ctx, func(ctx context.Context) error { return p.retireExclusive(ctx, n) }); err != nil {

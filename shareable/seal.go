@@ -28,7 +28,7 @@ type SealOptions struct {
 // but vmm.ShareReadOnly, on the host, keeps a reader from writing to sealed
 // memory; elsewhere readers are trusted not to.
 func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
-	if p == nil {
+	if p == nil || p.srv == nil {
 		return errNoPublication
 	}
 	err := p.waitUntil(ctx, func() bool { return len(p.pending) == 0 && !p.pendingRunning })

@@ -115,7 +115,7 @@ func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 
 // Path is the path of the server's socket; empty without one.
 func (s *Server) Path() string {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return ""
 	}
 	return s.path
@@ -123,7 +123,7 @@ func (s *Server) Path() string {
 
 // Instance is a random number of this server: another one after each start.
 func (s *Server) Instance() [16]byte {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return [16]byte{}
 	}
 	return s.hello.Instance
@@ -188,7 +188,7 @@ func (s *Server) remove(p *Publication) {
 
 // Stats returns the counters as of now.
 func (s *Server) Stats() Stats {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return Stats{}
 	}
 	s.mu.Lock()
@@ -206,7 +206,7 @@ func (s *Server) Stats() Stats {
 // no reader: a connection whose close takes long is closed by a goroutine that goes on
 // after Close. Twice is fine, and so is a nil Server.
 func (s *Server) Close() error {
-	if s == nil {
+	if s == nil || s.dev == nil {
 		return nil
 	}
 	s.mu.Lock()

@@ -84,7 +84,7 @@ type View struct {
 
 // Ptr is the first address. It stays the same until Close.
 func (v *View) Ptr() vmm.Ptr {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0
 	}
 	return v.res.Ptr()
@@ -94,7 +94,7 @@ func (v *View) Ptr() vmm.Ptr {
 // mapped here. It makes no system call. It only grows, unless the owner takes
 // bytes back, which changes Generation. After Close it is 0.
 func (v *View) Len() uint64 {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0
 	}
 	v.mu.RLock()
@@ -135,7 +135,7 @@ func (v *View) lenLocked() uint64 {
 
 // Cap is how many bytes are mapped. Those beyond Len have no meaning yet.
 func (v *View) Cap() uint64 {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0
 	}
 	v.mu.RLock()
@@ -149,7 +149,7 @@ func (v *View) Cap() uint64 {
 // Queued is how many bytes the owner says it has begun to write. Len will reach
 // it unless the owner ends first.
 func (v *View) Queued() uint64 {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0
 	}
 	v.mu.RLock()
@@ -165,7 +165,7 @@ func (v *View) Queued() uint64 {
 // it runs. A running owner updates it once a second; nothing else tells a stopped
 // owner from an idle one. It is zero without a control page.
 func (v *View) Heartbeat() time.Time {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return time.Time{}
 	}
 	v.mu.RLock()
@@ -179,7 +179,7 @@ func (v *View) Heartbeat() time.Time {
 // Max is how many bytes can be mapped here at most: the owner's maximum, and no more
 // than AttachOptions.MaxBytes.
 func (v *View) Max() uint64 {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0
 	}
 	return v.max
@@ -187,7 +187,7 @@ func (v *View) Max() uint64 {
 
 // Device is the device that the memory is mapped for.
 func (v *View) Device() *vmm.Device {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return nil
 	}
 	return v.dev
@@ -195,7 +195,7 @@ func (v *View) Device() *vmm.Device {
 
 // Name is the object's name.
 func (v *View) Name() string {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return ""
 	}
 	return v.obj.Name
@@ -203,7 +203,7 @@ func (v *View) Name() string {
 
 // Instance is a random number of the owner: another one after each start.
 func (v *View) Instance() [16]byte {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return [16]byte{}
 	}
 	return v.obj.Instance
@@ -211,7 +211,7 @@ func (v *View) Instance() [16]byte {
 
 // Meta returns a copy of PublishOptions.Meta.
 func (v *View) Meta() []byte {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return nil
 	}
 	return slices.Clone(v.obj.Meta)
@@ -219,7 +219,7 @@ func (v *View) Meta() []byte {
 
 // Generation rises whenever the owner has taken bytes back or replaced them.
 func (v *View) Generation() uint64 {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0
 	}
 	v.mu.RLock()
@@ -230,7 +230,7 @@ func (v *View) Generation() uint64 {
 // Sealed reports whether the owner has said that neither length nor bytes change
 // any more.
 func (v *View) Sealed() bool {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return false
 	}
 	v.mu.RLock()
@@ -241,7 +241,7 @@ func (v *View) Sealed() bool {
 // Digest is the SHA-256 of the sealed bytes as the owner computed it; false if it
 // sent none.
 func (v *View) Digest() ([32]byte, bool) {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return [32]byte{}, false
 	}
 	v.mu.RLock()
@@ -253,10 +253,11 @@ func (v *View) Digest() ([32]byte, bool) {
 }
 
 // Err returns nil while more bytes can come, and also once the object is sealed
-// and all of it is mapped. Else it returns why nothing more comes: ErrOwnerGone,
+// and all of it is mapped. Else it returns why nothing more comes: ErrOwnerGone, also
+// after the owner has closed the Publication,
 // ErrProtocol, ErrRetired, an error of mapping, or after Close vmm.ErrClosed.
 func (v *View) Err() error {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return errNoView
 	}
 	v.mu.RLock()
@@ -301,7 +302,7 @@ func (v *View) detach(why error) {
 
 // Segments returns the mapped chunks by address, as Range.Segments does.
 func (v *View) Segments() []vmm.Segment {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return nil
 	}
 	return v.res.Segments()
@@ -311,7 +312,7 @@ func (v *View) Segments() []vmm.Segment {
 // View waits for the work queued on them before it unmaps memory that the owner
 // takes back, and at Close.
 func (v *View) UsedBy(streams ...*vmm.Stream) error {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return errNoView
 	}
 	return v.res.UsedBy(streams...)
@@ -333,7 +334,7 @@ func (v *View) Close() error { return v.CloseContext(context.Background()) }
 // CloseContext is Close, except that it stops waiting when ctx is done and returns
 // its error. The close continues; another Close waits for it.
 func (v *View) CloseContext(ctx context.Context) error {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return nil
 	}
 	if ctx == nil {
@@ -424,7 +425,7 @@ type ViewStats struct {
 
 // Stats returns the counts as of now. After Close nothing is mapped.
 func (v *View) Stats() ViewStats {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return ViewStats{}
 	}
 	v.mu.RLock()

@@ -18,7 +18,7 @@ type Snapshot struct {
 
 // Snapshot returns the prefix that can be read now. After Close it is empty.
 func (v *View) Snapshot() Snapshot {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return Snapshot{}
 	}
 	v.mu.RLock()
@@ -33,7 +33,7 @@ func (v *View) Snapshot() Snapshot {
 // the snapshot. Call it after reading: if it returns true, what was read before is
 // what the snapshot showed.
 func (v *View) Valid(s Snapshot) bool {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return false
 	}
 	v.mu.RLock()
@@ -50,7 +50,7 @@ func (v *View) Valid(s Snapshot) bool {
 // takes back bytes of it, the View keeps them mapped and detaches from the owner
 // (ErrRetired). Access to the slice after Close crashes the process.
 func (v *View) Host() ([]byte, error) {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return nil, errNoView
 	}
 	// hostLen changes under the lock that also guards a retirement, so that no
@@ -72,7 +72,7 @@ func (v *View) Host() ([]byte, error) {
 // ReadAt copies bytes from off on to p. It does not wait for queued work. Beyond
 // Len it returns io.EOF, as Range.ReadAt does.
 func (v *View) ReadAt(p []byte, off int64) (int, error) {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return 0, errNoView
 	}
 	// The lock is not held during the copy: what is unmapped meanwhile waits for
@@ -99,7 +99,7 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 // pointer, a shape and strides. If the object has no layout, Tensor returns
 // vmm.ErrInvalid.
 func (v *View) Tensor() (vmm.Tensor, error) {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return vmm.Tensor{}, errNoView
 	}
 	l, s := v.Layout(), v.Snapshot()
@@ -112,7 +112,7 @@ func (v *View) Tensor() (vmm.Tensor, error) {
 // Layout is the layout of the bytes as the owner described it: opaque bytes if it
 // did not.
 func (v *View) Layout() vmm.Layout {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return vmm.Layout{}
 	}
 	l := vmm.Layout{

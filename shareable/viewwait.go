@@ -97,7 +97,7 @@ func (v *View) endWatch() {
 // why: vmm.ErrBounds if n is beyond Max, ErrSealed if the object was sealed below
 // n, vmm.ErrClosed after Close, else Err. If ctx ends first, it returns its error.
 func (v *View) Wait(ctx context.Context, n uint64) error {
-	if v == nil || ctx == nil {
+	if v == nil || v.dev == nil || ctx == nil {
 		return fmt.Errorf("%w: no view, or no context", vmm.ErrInvalid)
 	}
 	v.mu.Lock()
@@ -125,7 +125,7 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 // nothing more can come it is closed already: after Close, after an error, and when a
 // sealed object is wholly mapped.
 func (v *View) Changed() <-chan struct{} {
-	if v == nil {
+	if v == nil || v.dev == nil {
 		return closedChan
 	}
 	v.mu.Lock()

@@ -179,7 +179,7 @@ func TestOneWakeSocketForAConnection(t *testing.T) {
 		if i == 0 {
 			wake, err = openWakeReceiver(f.FDs[1])
 			require.NoError(t, err)
-			defer wake.close()
+			t.Cleanup(func() { wake.close() })
 		}
 	}
 	woken := make(chan bool, 1)
