@@ -154,6 +154,7 @@ func TestReplacedMemoryIsGivenUp(t *testing.T) {
 	wait(t, v, size)
 	require.Equal(t, pattern(0, size), read(t, v, size))
 	require.NoError(t, v.Close())
+	soon(t, "it is gone", func() bool { return s.Stats().Conns == 0 })
 
 	// So it is with memory that is published again without a Clip, and with readers that
 	// come and go.

@@ -194,7 +194,9 @@ func TestOldAcknowledgements(t *testing.T) {
 	e := rawConn(t, s.Path())
 	e.hello()
 	o := e.attach("x")
-	go func() { // reads, so that it is not cut off for that
+	reads := make(chan struct{})
+	go func() { // so that it is not cut off for that
+		defer close(reads)
 		for _, ok := e.read(); ok; _, ok = e.read() {
 		}
 	}()
@@ -206,6 +208,7 @@ func TestOldAcknowledgements(t *testing.T) {
 		<-time.After(50 * time.Millisecond)
 	}
 	soon(t, "that is counted", func() bool { return s.Stats().TimedOut == 1 })
+	<-reads
 }
 
 // TestSendIsBounded: a receiver cannot keep Send waiting by what it says.

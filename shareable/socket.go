@@ -53,7 +53,7 @@ func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, 
 		return nil, err
 	}
 	end := time.Now().Add(o.Timeout)
-	dialer := net.Dialer{Deadline: end}
+	var dialer net.Dialer // one try never waits
 	c, err := dialer.DialContext(ctx, "unixpacket", path)
 	// As many connections wait for the server as the kernel lets wait. No event says when
 	// there are fewer.
