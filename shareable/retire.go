@@ -11,8 +11,8 @@ import (
 //
 //  1. readers see no more than n bytes, in a new generation;
 //  2. they unmap the chunks that hold no byte below n, and acknowledge; a reader
-//     that takes longer than Options.AckTimeout is disconnected. A change that it was
-//     told of before comes first, so one reader takes at most twice that;
+//     that takes longer than Options.AckTimeout is disconnected. It may have to take
+//     an earlier frame, and this one, before: one reader takes at most three times that;
 //  3. the range's Len becomes n, and Clip can free the memory.
 //
 // If ctx ends first, or the range refuses the length, Retire returns the error and

@@ -120,16 +120,30 @@ func (ses *session) shutdown() {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	close(ses.closing)
+	// A write that waits for a reader that does not read ends soon.
+	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
 	if !ses.helloDone { // no writer runs that would end it
 		_ = ses.conn.Shutdown()
 	}
 }
 
-// write sends a frame within Options.RequestTimeout.
+// closeGrace is how long a closing server waits for a reader to take a frame: one that
+// reads has room for it.
+const closeGrace = 50 * time.Millisecond
+
+// write sends a frame within Options.RequestTimeout, and within AckTimeout, because a
+// Retire waits for what is sent before its frame.
 func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {
-	end := time.Now().Add(ses.srv.opts.RequestTimeout)
+	end := time.Now().Add(min(ses.srv.opts.RequestTimeout, ses.srv.opts.AckTimeout))
 	if err := ses.conn.SetWriteDeadline(end); err != nil {
 		return err
+	}
+	select {
+	case <-ses.closing: // after the deadline was set, which may have been after shutdown's
+		if err := ses.conn.SetWriteDeadline(time.Now().Add(closeGrace)); err != nil {
+			return err
+		}
+	default:
 	}
 	err := ses.conn.Write(t, request, 0, payload, fds...)
 	// The limit on descriptors in flight is shared by all sockets of the user, so
