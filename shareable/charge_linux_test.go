@@ -88,11 +88,11 @@ func (h *hoarder) attachTo(s *Server) *wire.Conn {
 }
 
 // replace takes all memory back and publishes as much again.
-func replace(t *testing.T, p *Publication, g *vmm.Range, n int) {
+func replace(t *testing.T, p *Publication, g *vmm.Range, data []byte) {
 	t.Helper()
 	require.NoError(t, p.Retire(t.Context(), 0))
 	require.NoError(t, g.Clip())
-	require.NoError(t, g.Append(pattern(0, n)))
+	require.NoError(t, g.Append(data))
 	require.NoError(t, p.Flush(t.Context()))
 }
 
@@ -100,10 +100,11 @@ func replace(t *testing.T, p *Publication, g *vmm.Range, n int) {
 // against the limit of its user, also after it has disconnected, until it is free.
 func TestReplacedMemoryCounts(t *testing.T) {
 	const size, limit, most = 2 * mib, 6 * mib, 20
+	data := pattern(0, size)
 	for name, stays := range map[string]bool{"one connection": true, "one each time": false} {
 		t.Run(name, func(t *testing.T) {
 			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: 300 * time.Millisecond}, mib/2, 8*mib)
-			require.NoError(t, g.Append(pattern(0, size)))
+			require.NoError(t, g.Append(data))
 			require.NoError(t, p.Flush(t.Context()))
 			h := &hoarder{t: t}
 			defer h.close()
@@ -112,18 +113,19 @@ func TestReplacedMemoryCounts(t *testing.T) {
 			code := h.follow(c, &last, &generation, size)
 			for i := 0; code == 0; i++ {
 				require.Less(t, i, most, "it keeps %d MiB, at a limit of %d", h.bytes/mib, limit/mib)
-				if !stays {
+				replaced := make(chan struct{})
+				if stays {
+					go func() { defer close(replaced); replace(t, p, g, data) }()
+				} else {
 					require.NoError(t, c.Close())
 					soon(t, "it is gone", func() bool { return s.Stats().Conns == 0 })
-					replace(t, p, g, size)
+					replace(t, p, g, data)
+					close(replaced)
 					last, generation = 0, p.Generation()
 					c = h.attachTo(s)
-				} else {
-					replaced := make(chan struct{})
-					go func() { defer close(replaced); replace(t, p, g, size) }()
-					defer func() { <-replaced }()
 				}
 				code = h.follow(c, &last, &generation, size)
+				<-replaced
 			}
 			require.Equal(t, wire.CodeLimit, code)
 			require.Equal(t, uint64(limit), h.bytes)
@@ -143,16 +145,17 @@ func TestReplacedMemoryCounts(t *testing.T) {
 // off, however often all of it is replaced, at a limit that is just enough.
 func TestReplacedMemoryIsGivenUp(t *testing.T) {
 	const size, cycles = 2 * mib, 100
+	data := pattern(0, size)
 	s, p, g := smallOwner(t, Options{MaxBytesPerUID: size}, mib/2, 8*mib)
-	require.NoError(t, g.Append(pattern(0, size)))
+	require.NoError(t, g.Append(data))
 	v, err := Attach(t.Context(), s.Path(), "x", pageDevice(t), AttachOptions{})
 	require.NoError(t, err)
 	for range cycles {
 		wait(t, v, size)
-		replace(t, p, g, size)
+		replace(t, p, g, data)
 	}
 	wait(t, v, size)
-	require.Equal(t, pattern(0, size), read(t, v, size))
+	require.Equal(t, data, read(t, v, size))
 	require.NoError(t, v.Close())
 	soon(t, "it is gone", func() bool { return s.Stats().Conns == 0 })
 
@@ -163,7 +166,7 @@ func TestReplacedMemoryIsGivenUp(t *testing.T) {
 		require.NoError(t, err)
 		wait(t, v, size)
 		require.NoError(t, p.Retire(t.Context(), 0))
-		require.NoError(t, g.Append(pattern(0, size)))
+		require.NoError(t, g.Append(data))
 		wait(t, v, size)
 		require.NoError(t, v.Close())
 		soon(t, "it is gone", func() bool { return s.Stats().Conns == 0 })
