@@ -70,6 +70,8 @@ func (w *wakeSender) sendApart() {}
 
 func (w *wakeSender) close() {}
 
+func yieldProcessor() {}
+
 // wakeReceiver cannot be made here.
 type wakeReceiver struct{}
 
