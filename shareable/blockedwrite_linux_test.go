@@ -22,20 +22,20 @@ func blockWrite(t *testing.T, s *Server, p *Publication, g *vmm.Range) {
 	f, _ := e.read()
 	require.Equal(t, wire.TypeChunks, f.Type)
 	require.NoError(t, e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: 4}.Append(nil)))
-	behind := 0 // looks in a row, a millisecond apart, at which the last length was not sent
-	for behind < 50 {
-		if behind == 0 && g.Len() < g.Cap() {
+	late := 0 // looks in a row, a millisecond apart, at which the last length was not sent
+	for late < 50 {
+		if late == 0 && g.Len() < g.Cap() {
 			require.NoError(t, g.Append([]byte{1}))
 			require.NoError(t, p.Flush(t.Context()))
 		}
-		if behind > 0 {
+		if late > 0 {
 			<-time.After(time.Millisecond)
 		}
 		p.mu.Lock()
-		behind++
+		late++
 		for a := range p.attachments {
 			if a.sentLen == p.published {
-				behind = 0
+				late = 0
 			}
 		}
 		p.mu.Unlock()

@@ -20,7 +20,7 @@
 // reading. So reading it takes no system call, and an owner that is killed leaves
 // nothing half written there. The socket carries chunks, never lengths.
 //
-//	append -> Len moves -> the page: done, a futex wake        -> View.Len, Wait, WaitOn
+//	append -> Len moves -> the page: done; a byte to wake it   -> View.Len, Wait, WaitOn
 //	grow   -> Changed   -> the socket: CHUNKS with descriptors -> import, map, set access
 //	Clip   -> Changed   -> the page: generation; RETIRE        -> unmap, acknowledge
 //
@@ -43,13 +43,18 @@
 //	    Server.mu
 //	    fdCache.mu
 //	    session.mu
+//	wakeList.mu
 //	View.closeMu
+//	readerConn.working           one frame of the owner at a time
+//	  View.mu
+//	    readerConn.mu
 //	streamWaits.mu
 //	  View.mu
 //
-// Publication.exclusive is held across driver calls, streamWaits.mu while a wait is
-// queued on a stream, and session.sending while the driver is asked what memory is free
-// and while a frame is written to a peer. No other lock is held across any of these. A method whose name ends in
+// Publication.exclusive and readerConn.working are held across driver calls,
+// streamWaits.mu while a wait is queued on a stream, and session.sending while the driver
+// is asked what memory is free. No other lock is held across a driver call, and of these
+// only readerConn.working and session.sending while a frame is written to a peer. A method whose name ends in
 // Exclusive runs inside Publication.runExclusive; one that ends in Locked needs
 // the lock that its comment names.
 package shareable

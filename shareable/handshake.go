@@ -167,8 +167,11 @@ func (h *handshake) readObject(request uint32, fds int) (wire.Object, wire.Frame
 // newView reserves the object's addresses and makes the View. It is work of the
 // connection.
 func (h *handshake) newView(obj wire.Object, page *readerPage) error {
+	if h.peer.Granularity%h.gran != 0 {
+		return fmt.Errorf("%w: the owner's chunks are multiples of %d bytes, and this device's of %d", vmm.ErrNotSupported, h.peer.Granularity, h.gran)
+	}
 	// The tracker checks the object, so that its maximum can be trusted below.
-	limits := wire.Limits{Granularity: h.gran, Quota: h.opts.MaxBytes, MaxChunks: h.opts.MaxChunks}
+	limits := wire.Limits{Granularity: max(h.gran, h.peer.Granularity), Quota: h.opts.MaxBytes, MaxChunks: h.opts.MaxChunks}
 	track, err := wire.NewTracker(obj, limits)
 	if err != nil {
 		return wireError(err)

@@ -465,11 +465,11 @@ func TestHostilePages(t *testing.T) {
 		"/dev/zero":        func(t *testing.T) int { return special(t, "/dev/zero", unix.O_RDWR) },
 		"directory":        func(t *testing.T) int { return special(t, "/", unix.O_RDONLY) },
 	} {
-		for i, role := range []string{"control page", "wake socket"} {
+		for i, page := range []string{"control page", "wake socket"} {
 			if i == 1 && strings.HasPrefix(name, "another") {
 				continue // that has no words
 			}
-			t.Run(name+" as "+role, func(t *testing.T) {
+			t.Run(name+" as "+page, func(t *testing.T) {
 				before := countResources(t, dev)
 				t.Run("victim", func(t *testing.T) {
 					k, far := newHostileOwner(t)

@@ -14,9 +14,10 @@ import (
 )
 
 // readerConn is a reader's end of a connection, with the goroutine that reads it.
-// No one waits for that goroutine inside the kernel, because the other side decides how
-// long it stays there. It passes descriptors, and the close of one can wait: for a TCP
-// socket with SO_LINGER, for the daemon of a FUSE mount. Three calls close such files:
+// No call waits for that goroutine inside the kernel, because the other side decides how
+// long it stays there. It passes descriptors, and the close of one can wait: for a peer
+// that takes no data from a TCP socket, for the daemon of a FUSE mount. Three calls close
+// such files:
 //
 //   - close of the descriptor;
 //   - recvmsg, if this process has no room for the descriptors of a packet;
@@ -170,7 +171,7 @@ func (c *readerConn) release() {
 // honest peer leaves none for longer than a close takes.
 const maxLeftBehind = 64
 
-// leftBehind counts the goroutines of this process that no one waits for any more, and
+// leftBehind counts the goroutines of this process that no call waits for any more, and
 // that have not ended: the other side passed something whose close takes its time.
 var leftBehind counter
 
@@ -224,7 +225,7 @@ func (c *counter) admit(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// closeLater closes a connection that no one has read, where no one waits.
+// closeLater closes a connection that was not read, where no call waits for that.
 func closeLater(conn *net.UnixConn) {
 	_, _ = conn.CloseWrite(), conn.CloseRead() // the other side knows at once
 	leftBehind.add()

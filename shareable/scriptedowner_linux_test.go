@@ -270,7 +270,7 @@ func openFDs(t *testing.T) int {
 	return len(all)
 }
 
-// staysOpen waits until this process has n descriptors: no one waits for the close of a
+// staysOpen waits until this process has n descriptors: no call waits for the close of a
 // connection.
 func staysOpen(t *testing.T, n int) {
 	t.Helper()

@@ -74,6 +74,8 @@ func (w *wakeSender) sendApart() {}
 
 func (w *wakeSender) close() {}
 
+func yieldProcessor() {}
+
 // wakeReceiver cannot be made here.
 type wakeReceiver struct{}
 

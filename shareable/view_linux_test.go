@@ -332,6 +332,8 @@ func TestAttachRefused(t *testing.T) {
 			s.accept()
 		}, AttachOptions{}, ErrProtocol},
 		{"an endless pitch", func(s *scriptedOwner) { s.obj.Pitch = 1 << 63; s.accept() }, AttachOptions{}, ErrProtocol},
+		{"chunks of half a page", func(s *scriptedOwner) { s.gran /= 2; s.accept() }, AttachOptions{}, vmm.ErrNotSupported},
+		{"an uneven max for the owner", func(s *scriptedOwner) { s.gran *= 4; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"no wake socket", func(s *scriptedOwner) { s.pages = s.pages[:1]; s.accept() }, AttachOptions{}, ErrProtocol},
 		{"bad token", func(*scriptedOwner) {}, AttachOptions{Token: make([]byte, tokenSize+1)}, vmm.ErrInvalid},
 	} {

@@ -151,9 +151,9 @@ func TestMaxChunks(t *testing.T) {
 	require.Equal(t, wire.MaxChunks, o.MaxChunks)
 }
 
-// TestNoOneListens: where there is no server, the error says so, and of what path; it is
+// TestNoServerListens: where there is no server, the error says so, and of what path; it is
 // ErrOwnerGone all the same.
-func TestNoOneListens(t *testing.T) {
+func TestNoServerListens(t *testing.T) {
 	path := t.TempDir() + "/none.sock"
 	dev := pageDevice(t)
 	for name, try := range map[string]func() error{

@@ -19,9 +19,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// lingering is a socket whose close waits: it has bytes that its peer does not read,
-// and SO_LINGER. It waits until release is called, and at most until the test ends.
-func lingering(t *testing.T) (fd int, release func()) {
+// slowSocket is a TCP socket whose last close waits until its peer, which does not read,
+// has all bytes: until release is called, and at most until the test ends.
+func slowSocket(t *testing.T) (fd int, release func()) {
 	t.Helper()
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -45,19 +45,20 @@ func lingering(t *testing.T) (fd int, release func()) {
 		}
 	}
 	require.NoError(t, unix.SetNonblock(fd, false))
-	require.NoError(t, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 600}))
+	const wait = 13 // the option of socket(7) for that; its value is two integers: on, and 600 seconds
+	require.NoError(t, unix.SetsockoptString(fd, unix.SOL_SOCKET, wait, "\x01\x00\x00\x00\x58\x02\x00\x00"))
 	return fd, func() { _ = unix.Shutdown(peer, unix.SHUT_RDWR); _ = unix.Close(peer) }
 }
 
-// TestLingering is the control: the last close of such a socket waits. A signal ends the
+// TestSlowSocket is the control: the last close of such a socket waits. A signal ends the
 // wait, also one of the runtime's, so it may take more than one.
-func TestLingering(t *testing.T) {
+func TestSlowSocket(t *testing.T) {
 	soon(t, "a close waits", func() bool {
-		fd, release := lingering(t)
+		fd, release := slowSocket(t)
 		closed := make(chan struct{})
 		go func() {
-			defer close(closed)
-			_ = unix.Close(fd) // EINTR, after a signal
+			_ = unix.Close(fd)
+			close(closed)
 		}()
 		select {
 		case <-closed:
@@ -95,7 +96,7 @@ func (k *hostileOwner) speaksFirst() {
 	k.done(2 * piecesize)
 }
 
-// left is how many goroutines of connections no one waits for any more.
+// left is how many goroutines of connections no call waits for any more.
 func left() int {
 	leftBehind.mu.Lock()
 	defer leftBehind.mu.Unlock()
@@ -118,15 +119,15 @@ func (k *hostileOwner) saysHello() {
 // the pages or with frames that are skipped. Attach returns all the same, and when they
 // can be closed they are.
 func TestForeignDescriptorsAtAttach(t *testing.T) {
-	linger := func(t *testing.T) (int, func(), func()) {
-		fd, release := lingering(t)
+	socket := func(t *testing.T) (int, func(), func()) {
+		fd, release := slowSocket(t)
 		return fd, func() { require.NoError(t, unix.Close(fd)) }, release
 	}
 	silent := func(t *testing.T) (int, func(), func()) { // each close of it waits, not only the last
 		fd, end := silentfs.File(t, true)
 		return fd, func() {}, end
 	}
-	for name, make := range map[string]func(*testing.T) (fd int, sent, release func()){"lingering": linger, "silent": silent} {
+	for name, make := range map[string]func(*testing.T) (fd int, sent, release func()){"socket": socket, "silent": silent} {
 		for stage, c := range map[string]struct {
 			do   func(k *hostileOwner, fd int)
 			want error
@@ -208,7 +209,7 @@ func TestForeignDescriptorsOfViews(t *testing.T) {
 			t.Run("victim", func(t *testing.T) {
 				k, far := newHostileOwner(t)
 				k.speaksFirst()
-				fd, release := lingering(t)
+				fd, release := slowSocket(t)
 				c.do(k, fd)
 				require.NoError(t, unix.Close(fd))
 				v, err := AttachConn(t.Context(), far, "x", dev, AttachOptions{Timeout: 100 * time.Millisecond})
@@ -236,7 +237,7 @@ func TestForeignDescriptorsOfViews(t *testing.T) {
 func TestForeignDescriptorsWithoutRoom(t *testing.T) {
 	s, far := newScriptedOwner(t, 2)
 	v := viewed(t, s, far, AttachOptions{})
-	fd, release := lingering(t)
+	fd, release := slowSocket(t)
 	c := wire.Chunks{Object: 7, Generation: 1, Records: []wire.Chunk{{ID: 1, Size: s.gran}}}
 	restore := leaveFDs(t, 0)
 	// The View holds a frame that it cannot handle, so it reads no other, and the test's
@@ -281,7 +282,7 @@ func TestForeignDescriptorsReceived(t *testing.T) {
 				k.o.State, k.o.Length = wire.StateSealed, piecesize
 				k.saysHello()
 				k.send(wire.TypeObject, 0, k.o.Append(nil))
-				fd, release := lingering(t)
+				fd, release := slowSocket(t)
 				c.do(k, fd)
 				require.NoError(t, unix.Close(fd))
 				within(t, "Receive", func() {
@@ -342,7 +343,7 @@ func TestForeignDescriptorsOfLists(t *testing.T) {
 	k.hello()
 	f := k.expect(wire.TypeList)
 	// Should the reader be so fast that the close here is the last, this one waits.
-	fd, release := lingering(t)
+	fd, release := slowSocket(t)
 	go func() {
 		_ = k.c.Write(wire.TypeObject, f.Request, 0, k.o.Append(nil), k.fd, fd)
 		_ = unix.Close(fd)

@@ -26,7 +26,7 @@ func playWaiters(p *part) {
 	p.must(err)
 	dev := p.device(host.Config{})
 	var mu sync.Mutex
-	seen, last := map[uint64]int{}, map[uint64]int64{} // by length: how many readers have seen it, and when the last one did
+	saw, last := map[uint64]int{}, map[uint64]int64{} // by length: how many have seen it, and when the last one did
 	moved := sync.NewCond(&mu)
 	for range readers {
 		v, err := Attach(context.Background(), p.args[0], "x", dev, AttachOptions{Timeout: time.Minute})
@@ -37,7 +37,7 @@ func playWaiters(p *part) {
 				now, at := v.Len(), clock()
 				mu.Lock()
 				for ; n <= now; n++ {
-					seen[n]++
+					saw[n]++
 					last[n] = max(last[n], at)
 				}
 				mu.Unlock()
@@ -49,7 +49,7 @@ func playWaiters(p *part) {
 	for {
 		_, n := p.next()
 		mu.Lock()
-		for seen[n] < readers {
+		for saw[n] < readers {
 			moved.Wait()
 		}
 		p.say("last", last[n])

@@ -29,7 +29,8 @@ func (p *Publication) wakeReaders() {
 			restUntil = now
 		}
 		restUntil = restUntil.Add(restRatio * now.Sub(begun))
-		if left := restUntil.Sub(now); left >= shortestRest {
+		yieldProcessor()
+		if left := time.Until(restUntil); left >= shortestRest {
 			rest.Reset(left)
 			select {
 			case <-rest.C:

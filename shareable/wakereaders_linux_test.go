@@ -37,7 +37,7 @@ func pending(t *testing.T, s *wakeSender) int {
 }
 
 // TestWakeSocket: a wake that comes before the wait is not lost, many are one, and
-// no one has to read them.
+// they need not be read.
 func TestWakeSocket(t *testing.T) {
 	s, r := wakes(t)
 	s.send()
@@ -57,7 +57,7 @@ func TestWakeSocket(t *testing.T) {
 	r.shutdown()
 	require.False(t, <-waiting)
 	require.False(t, r.wait())
-	s.send() // no one is there to be woken
+	s.send() // there is none to be woken
 }
 
 // TestWakeSocketOneWay: the reader can put nothing into the owner's end, where the owner
@@ -179,7 +179,7 @@ func TestOneWakeSocketForAConnection(t *testing.T) {
 		if i == 0 {
 			wake, err = openWakeReceiver(f.FDs[1])
 			require.NoError(t, err)
-			t.Cleanup(func() { wake.close() })
+			t.Cleanup(wake.close)
 		}
 	}
 	woken := make(chan bool, 1)
@@ -235,7 +235,7 @@ func TestWakesOfStrangers(t *testing.T) {
 			return v.watching
 		})
 		// The View is kept from reading until the test's own close is not the last.
-		fd, release := lingering(t)
+		fd, release := slowSocket(t)
 		v.mu.Lock()
 		k.wake.send()
 		soon(t, "watch has read that", func() bool { return pending(t, k.wake) == 0 })

@@ -48,6 +48,11 @@ func newWakeSender() (*wakeSender, error) {
 	return w, nil
 }
 
+// yieldProcessor lets a reader run that has been woken. The kernel takes a send for the
+// last thing that a thread does before it sleeps, and so puts the reader on the same
+// processor.
+func yieldProcessor() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
 // slowSend is far more than a send takes, which is some us.
 const slowSend = time.Millisecond
 

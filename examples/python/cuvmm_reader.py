@@ -69,7 +69,7 @@ def expect(ok, what):
 
 
 def close_later(closing):
-    """Closes what the owner chose in a thread that no one waits for. The close of a
+    """Closes what the owner chose in a thread that nothing waits for. The close of a
     file can wait for as long as its sender likes, and so can that of a socket with
     files in packets that were not read."""
     threading.Thread(target=closing, daemon=True).start()
@@ -435,8 +435,10 @@ class Reader:
         # Only now: CUDA takes longer to start than an owner waits for ATTACH.
         self.memory = HostMemory(uuid) if self.backend == HOST else CudaMemory(uuid)
         self.device = getattr(self.memory, "device", None)
-        self.granularity = math.lcm(granularity, self.memory.granularity)
-        expect(self.max % self.granularity == 0, f"a maximum of {self.max} bytes, no multiple of {self.granularity}")
+        if granularity % self.memory.granularity:
+            raise ValueError(f"the owner's chunks are multiples of {granularity} bytes, and those here of {self.memory.granularity}")
+        self.granularity = granularity
+        expect(self.max % granularity == 0, f"a maximum of {self.max} bytes, no multiple of {granularity}")
         self.memory.reserve(self.max)
         self.address = self.memory.address
 

@@ -62,7 +62,7 @@ func TestProtocolDocument(t *testing.T) {
 		{"owner", TypeObject, 1, Object{
 			ID: 5, Max: 1 << 20, Generation: 2, Length: 24, Queued: 36, Capacity: 8192, State: StateLive, Access: AccessRead,
 			Elem: Elem{Kind: KindFloat, Bits: 32, Size: 4}, Shape: []uint64{3}, Pitch: 12, Instance: id, Name: "emb",
-		}.Append(nil), 1},
+		}.Append(nil), 2},
 		{"owner", TypeChunks, 0, Chunks{Object: 5, Generation: 2, Records: []Chunk{{7, 0, 4096}, {8, 4096, 4096}}}.Append(nil), 2},
 		{"reader", TypeAck, 0, Ack{Object: 5, Chunk: 8, Generation: 2}.Append(nil), 0},
 		{"owner", TypeRetire, 0, Retire{Object: 5, Generation: 3, Capacity: 4096}.Append(nil), 0},
