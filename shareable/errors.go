@@ -3,6 +3,7 @@ package shareable
 import (
 	"errors"
 	"fmt"
+	"net"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -28,8 +29,13 @@ type noServerError struct {
 }
 
 func (e *noServerError) Error() string {
-	return fmt.Sprintf("no server listens at %s: %v", e.path, e.cause)
+	cause := e.cause
+	if op := (*net.OpError)(nil); errors.As(cause, &op) {
+		cause = op.Err // which does not name the path again
+	}
+	return fmt.Sprintf("no server listens at %s: %v", e.path, cause)
 }
+
 func (e *noServerError) Is(target error) bool { return target == ErrOwnerGone }
 func (e *noServerError) Unwrap() error        { return e.cause }
 

@@ -95,8 +95,9 @@ func (w *wakeSender) close() {
 
 // wakeReceiver is the reader's end of a wake socket.
 type wakeReceiver struct {
-	f   *os.File
-	raw syscall.RawConn
+	f     *os.File
+	raw   syscall.RawConn
+	bytes [64]byte // of the wait that runs; they mean nothing
 }
 
 // openWakeReceiver makes a wakeReceiver of the owner's descriptor and takes it, unless
@@ -116,17 +117,17 @@ func openWakeReceiver(fd *wire.FD) (*wakeReceiver, error) {
 	}
 	f := os.NewFile(uintptr(fd.Take()), "wake socket")
 	raw, err := f.SyscallConn()
-	return &wakeReceiver{f, raw}, err
+	return &wakeReceiver{f: f, raw: raw}, err
 }
 
 // wait waits until something has changed, and reads the socket empty. It returns false
-// once nothing more comes.
+// once nothing more comes. One goroutine at a time calls it.
 func (w *wakeReceiver) wait() bool {
 	n := 0
 	err := w.raw.Read(func(fd uintptr) bool {
 		// The owner has a descriptor of this end, too, and can make it block.
 		var failed error
-		n, _, failed = unix.Recvfrom(int(fd), make([]byte, 64), unix.MSG_DONTWAIT)
+		n, _, failed = unix.Recvfrom(int(fd), w.bytes[:], unix.MSG_DONTWAIT)
 		return !errors.Is(failed, unix.EAGAIN) && !errors.Is(failed, unix.EINTR)
 	})
 	return err == nil && n > 0
