@@ -103,7 +103,7 @@ func TestReplacedMemoryCounts(t *testing.T) {
 	data := pattern(0, size)
 	for name, stays := range map[string]bool{"one connection": true, "one each time": false} {
 		t.Run(name, func(t *testing.T) {
-			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: 300 * time.Millisecond}, mib/2, 8*mib)
+			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: 3 * time.Second}, mib/2, 8*mib)
 			require.NoError(t, g.Append(data))
 			require.NoError(t, p.Flush(t.Context()))
 			h := &hoarder{t: t}
