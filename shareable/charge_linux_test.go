@@ -55,7 +55,7 @@ func (h *hoarder) follow(c *wire.Conn, last, generation *uint64, n uint64) (code
 		require.NoError(h.t, f.Close())
 		ack.Chunk, ack.Generation = *last, *generation
 		if f.Type == wire.TypeRetire || f.Type == wire.TypeChunks {
-			require.NoError(h.t, c.Write(wire.TypeAck, 0, 0, ack.Append(nil)))
+			_ = c.Write(wire.TypeAck, 0, 0, ack.Append(nil)) // if the connection has ended, an ERROR follows
 		}
 	}
 	return 0
@@ -103,7 +103,7 @@ func TestReplacedMemoryCounts(t *testing.T) {
 	data := pattern(0, size)
 	for name, stays := range map[string]bool{"one connection": true, "one each time": false} {
 		t.Run(name, func(t *testing.T) {
-			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: 300 * time.Millisecond}, mib/2, 8*mib)
+			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: 3 * time.Second}, mib/2, 8*mib)
 			require.NoError(t, g.Append(data))
 			require.NoError(t, p.Flush(t.Context()))
 			h := &hoarder{t: t}
