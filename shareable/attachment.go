@@ -165,13 +165,24 @@ func (a *attachment) nextChunks() []publishedChunk {
 		a.retryAt = time.Time{}
 	}
 	chunks := a.sendableLocked()
-	// The reader owes it to read what lies there.
-	if len(chunks) > 0 && a.ses.mayHaveUnread() {
+	switch {
+	case len(chunks) == 0:
+		return nil
+	case a.ses.mayHaveUnread(): // the reader's time runs until it reads that
 		startClock(&a.chunksSince)
 		a.retryAt = time.Now().Add(retryDelay)
 		return nil
+	case a.hasAllLocked():
+		a.chunksSince = time.Time{}
 	}
 	return slices.Clone(chunks)
+}
+
+// hasAllLocked reports whether the reader has acknowledged all chunks that were sent.
+// Requires pub.mu.
+func (a *attachment) hasAllLocked() bool {
+	invariants.Held(&a.pub.mu)
+	return len(a.unacked) == 0 && a.ackedID == a.sentID
 }
 
 // sendableLocked returns the chunks that the reader lacks and may have now. Requires
@@ -385,7 +396,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	// Only progress wins the reader time: chunks that it has asked for again and had
 	// acknowledged before are none.
 	switch {
-	case news && len(a.unacked) == 0 && a.ackedID == a.sentID:
+	case news && a.hasAllLocked():
 		a.chunksSince = time.Time{}
 	case progress:
 		a.chunksSince = time.Now()
