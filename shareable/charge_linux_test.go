@@ -1,9 +1,11 @@
 package shareable
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -11,80 +13,90 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// hoarder attaches, acknowledges everything, and keeps a descriptor of all that it was
-// sent.
+// hoarder is a reader that acknowledges everything, and keeps a descriptor of all that it
+// was sent.
 type hoarder struct {
-	t     *testing.T
+	t       *testing.T
+	c       *wire.Conn
+	arrived atomic.Uint64 // the end of what came in this generation
+	ended   chan uint32   // the code of the ERROR at its end
+
+	// Of its goroutine, while that runs.
 	kept  []int
 	bytes uint64
 	seen  map[uint64]bool // inodes
 }
 
-func (h *hoarder) close() {
-	for _, fd := range h.kept {
-		require.NoError(h.t, unix.Close(fd))
-	}
-	h.kept, h.bytes, h.seen = nil, 0, nil
+// attach attaches to "x" and starts to read.
+func (h *hoarder) attach(s *Server) {
+	h.t.Helper()
+	h.c = greeted(h.t, s.Path())
+	require.NoError(h.t, h.c.Write(wire.TypeAttach, 1, 0, wire.Attach{Access: wire.AccessRead, Name: "x"}.Append(nil)))
+	f, err := h.c.Read()
+	require.NoError(h.t, err)
+	require.Equal(h.t, wire.TypeObject, f.Type)
+	o, err := wire.DecodeObject(f.Payload)
+	require.NoError(h.t, err)
+	require.NoError(h.t, f.Close())
+	h.arrived.Store(0)
+	h.ended = make(chan uint32, 1)
+	go func() { h.ended <- h.read(o) }()
 }
 
-// follow reads until n bytes have come since it attached, or the owner ends the
-// connection, for which it returns the code of the ERROR.
-func (h *hoarder) follow(c *wire.Conn, last, generation *uint64, n uint64) (code uint32) {
-	h.t.Helper()
-	for end := uint64(0); end < n; {
-		f, err := c.Read()
-		require.NoError(h.t, err)
-		ack := wire.Ack{Object: 1}
+func (h *hoarder) read(o wire.Object) (code uint32) {
+	ack := wire.Ack{Object: o.ID, Generation: o.Generation}
+	for {
+		f, err := h.c.Read()
+		if err != nil {
+			return code
+		}
 		switch f.Type {
 		case wire.TypeError:
 			e, err := wire.DecodeError(f.Payload)
-			require.NoError(h.t, err)
-			return e.Code
+			assert.NoError(h.t, err)
+			code = e.Code
 		case wire.TypeRetire:
 			m, err := wire.DecodeRetire(f.Payload)
-			require.NoError(h.t, err)
-			*generation, end = m.Generation, 0
+			assert.NoError(h.t, err)
+			ack.Generation = m.Generation
+			h.arrived.Store(m.Capacity)
 		case wire.TypeChunks:
 			m, err := wire.DecodeChunks(f.Payload)
-			require.NoError(h.t, err)
+			assert.NoError(h.t, err)
 			for i, r := range m.Records {
 				h.keep(f.FDs[i])
-				*last, end = r.ID, r.Offset+r.Size
+				ack.Chunk = r.ID
+				h.arrived.Store(r.Offset + r.Size)
 			}
 		}
-		require.NoError(h.t, f.Close())
-		ack.Chunk, ack.Generation = *last, *generation
-		if f.Type == wire.TypeRetire || f.Type == wire.TypeChunks {
-			_ = c.Write(wire.TypeAck, 0, 0, ack.Append(nil)) // if the connection has ended, an ERROR follows
-		}
+		_ = f.Close()
+		_ = h.c.Write(wire.TypeAck, 0, 0, ack.Append(nil)) // if the connection has ended, an ERROR follows
 	}
-	return 0
 }
 
 func (h *hoarder) keep(f *wire.FD) {
-	h.t.Helper()
 	var st unix.Stat_t
-	require.NoError(h.t, unix.Fstat(f.Int(), &st))
+	assert.NoError(h.t, unix.Fstat(f.Int(), &st))
 	if !h.seen[st.Ino] {
-		if h.seen == nil {
-			h.seen = map[uint64]bool{}
-		}
 		h.seen[st.Ino] = true
 		h.bytes += uint64(st.Size)
 		h.kept = append(h.kept, f.Take())
 	}
 }
 
-// attachTo attaches and returns the connection.
-func (h *hoarder) attachTo(s *Server) *wire.Conn {
-	h.t.Helper()
-	c := greeted(h.t, s.Path())
-	require.NoError(h.t, c.Write(wire.TypeAttach, 1, 0, wire.Attach{Access: wire.AccessRead, Name: "x"}.Append(nil)))
-	f, err := c.Read()
-	require.NoError(h.t, err)
-	require.Equal(h.t, wire.TypeObject, f.Type)
-	require.NoError(h.t, f.Close())
-	return c
+// leave disconnects, unless the owner has done so, and returns the code of the ERROR.
+func (h *hoarder) leave() uint32 {
+	_ = h.c.Close()
+	code := <-h.ended
+	h.ended <- code
+	return code
+}
+
+func (h *hoarder) release() {
+	for _, fd := range h.kept {
+		require.NoError(h.t, unix.Close(fd))
+	}
+	h.kept, h.seen, h.bytes = nil, map[uint64]bool{}, 0
 }
 
 // replace takes all memory back and publishes as much again.
@@ -103,36 +115,30 @@ func TestReplacedMemoryCounts(t *testing.T) {
 	data := pattern(0, size)
 	for name, stays := range map[string]bool{"one connection": true, "one each time": false} {
 		t.Run(name, func(t *testing.T) {
-			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: 3 * time.Second}, mib/2, 8*mib)
+			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: time.Second}, mib/2, 8*mib)
 			require.NoError(t, g.Append(data))
 			require.NoError(t, p.Flush(t.Context()))
-			h := &hoarder{t: t}
-			defer h.close()
-			var last, generation uint64
-			c := h.attachTo(s)
-			code := h.follow(c, &last, &generation, size)
-			for i := 0; code == 0; i++ {
-				require.Less(t, i, most, "it keeps %d MiB, at a limit of %d", h.bytes/mib, limit/mib)
-				replaced := make(chan struct{})
-				if stays {
-					go func() { defer close(replaced); replace(t, p, g, data) }()
-				} else {
-					require.NoError(t, c.Close())
+			h := &hoarder{t: t, seen: map[uint64]bool{}}
+			h.attach(s)
+			code := uint32(0)
+			for i := 0; code == 0 && i < most; i++ {
+				soon(t, "all of it came, or it is cut off", func() bool { return h.arrived.Load() == size || len(h.ended) > 0 })
+				if len(h.ended) > 0 || !stays {
+					code = h.leave()
 					soon(t, "it is gone", func() bool { return s.Stats().Conns == 0 })
-					replace(t, p, g, data)
-					close(replaced)
-					last, generation = 0, p.Generation()
-					c = h.attachTo(s)
 				}
-				code = h.follow(c, &last, &generation, size)
-				<-replaced
+				if code == 0 {
+					replace(t, p, g, data)
+				}
+				if code == 0 && !stays {
+					h.attach(s)
+				}
 			}
-			require.Equal(t, wire.CodeLimit, code)
+			require.Equal(t, wire.CodeLimit, code, "it keeps %d MiB, at a limit of %d", h.bytes/mib, limit/mib)
 			require.Equal(t, uint64(limit), h.bytes)
-			soon(t, "it is cut off", func() bool { return s.Stats().Conns == 0 })
 
 			// The user can have as much again once it is free.
-			h.close()
+			h.release()
 			v, err := Attach(t.Context(), s.Path(), "x", pageDevice(t), AttachOptions{})
 			require.NoError(t, err)
 			wait(t, v, size)

@@ -213,7 +213,7 @@ func TestOldAcknowledgements(t *testing.T) {
 
 // TestSendIsBounded: a receiver cannot keep Send waiting by what it says.
 func TestSendIsBounded(t *testing.T) {
-	const limit = 300 * time.Millisecond
+	const limit = time.Second
 	_, _, g := smallOwnerOf(t, 200, Options{})
 	type receiver struct {
 		*wire.Conn
