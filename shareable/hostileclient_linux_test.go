@@ -46,7 +46,9 @@ func waitReleased(t *testing.T, dev *vmm.Device, before resources) {
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
 	for end := time.Now().Add(inTime); time.Now().Before(end); <-look.C {
-		if now = countResources(t, dev); now == before {
+		// Memory of earlier tests may be freed meanwhile, when the driver looks at it.
+		now = countResources(t, dev)
+		if now.fds <= before.fds && now.maps <= before.maps && now.free >= before.free {
 			return
 		}
 	}

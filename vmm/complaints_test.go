@@ -249,7 +249,7 @@ func TestThousandImports(t *testing.T) {
 		require.ErrorIs(t, err, errInjected)
 		require.NoError(t, r.Close())
 	}
-	require.Equal(t, before, descriptors())
+	require.LessOrEqual(t, descriptors(), before, "memory of earlier tests may have been freed meanwhile")
 	require.EqualValues(t, 500*page, d.Stats().Reserved)
 	for _, r := range all {
 		require.NoError(t, r.Close())
