@@ -269,7 +269,7 @@ func TestFDsGoBack(t *testing.T) {
 		require.Equal(t, pattern(0, 30<<20), r.until(30<<20))
 		require.Eventually(t, func() bool { return s.Stats().KeptFDs <= 3 }, 5*time.Second, time.Millisecond)
 	})
-	require.Equal(t, before, count())
+	require.LessOrEqual(t, count(), before)
 }
 
 func TestSendNeedsAContext(t *testing.T) {
