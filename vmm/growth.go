@@ -319,13 +319,13 @@ func (g *Range) requestGrowAhead() {
 }
 
 // zeroMemory fills memory that is mapped from off on with zeros, and waits for that. If
-// that fails, running says whether the fill may still run. It needs r.mappingMu.
-func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (running bool, err error) {
+// that fails, filling says whether the fill may still run. It needs r.mappingMu.
+func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (filling bool, err error) {
 	from := off // of a stretch to fill, which ends at off
 	for _, m := range ms {
 		if which == zeroRecycled && !m.recycled {
-			if running, err = r.zero(from, off-from); err != nil {
-				return running, err
+			if filling, err = r.zero(from, off-from); err != nil {
+				return filling, err
 			}
 			from = off + m.size
 		}
@@ -334,9 +334,9 @@ func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (runni
 	return r.zero(from, off-from)
 }
 
-// zero fills n bytes from off on with zeros, and waits for that. If that fails, running
+// zero fills n bytes from off on with zeros, and waits for that. If that fails, filling
 // says whether the fill may still run.
-func (r *Reservation) zero(off, n uint64) (running bool, err error) {
+func (r *Reservation) zero(off, n uint64) (filling bool, err error) {
 	if n == 0 {
 		return false, nil
 	}
@@ -349,7 +349,7 @@ func (r *Reservation) zero(off, n uint64) (running bool, err error) {
 		return false, err
 	}
 	if err = o.SyncStream(s); err != nil && !lost(err) {
-		running = o.SyncStream(s) != nil
+		filling = o.SyncStream(s) != nil
 	}
-	return running, err
+	return filling, err
 }

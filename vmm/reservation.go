@@ -255,27 +255,29 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 		if err != nil {
 			return err
 		}
-		if err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants, r.zeroed); err != nil {
+		filling, err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants, r.zeroed)
+		if err != nil && !filling {
 			return err
 		}
-		// The table last: whoever finds a chunk there may use it.
+		// The table last: whoever finds a chunk there may use it. While one is still being
+		// filled, unmapping it waits for that; the next growth finds it and fills it again.
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
 		r.notify()
-		return nil
+		return err
 	})
 }
 
 // mapOnDriverLocked maps ms at off, sets access for who and fills with zeros as zeroed
 // says, all or nothing. What cannot be undone becomes quarantined slots from index i on.
-// It needs r.mappingMu.
-func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant, zeroed zeroing) error {
+// If it fails and filling is true, all of ms is mapped, with access, and may still be
+// written to; the caller makes the slots. It needs r.mappingMu.
+func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant, zeroed zeroing) (filling bool, err error) {
 	invariants.Held(&r.mappingMu)
 	drv := r.dev.drv
 	var n int       // how many are mapped
 	var done uint64 // their bytes
-	var err error
 	for n < len(ms) && err == nil {
 		if err = drv.Map(r.ptr+Ptr(off+done), ms[n].size, ms[n].handle); err == nil {
 			done += ms[n].size
@@ -285,18 +287,11 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	if err == nil {
 		err = drv.SetAccess(r.ptr+Ptr(off), size, who)
 	}
-	running := false // a fill that could not be waited for
 	if err == nil && zeroed != zeroNone {
-		running, err = r.zeroMemory(off, ms, zeroed)
+		filling, err = r.zeroMemory(off, ms, zeroed)
 	}
-	if err == nil || done == 0 {
-		return err
-	}
-	if running {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.insertSlotsLocked(i, off, ms, slots.Accessible, err) // Close waits before it unmaps
-		return err
+	if err == nil || done == 0 || filling {
+		return filling, err
 	}
 	// Undo: one call unmaps what has been mapped.
 	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {
@@ -305,7 +300,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
 	}
-	return err
+	return false, err
 }
 
 // checkVacant checks that ms fit at off. It returns the index where their slots go

@@ -236,7 +236,7 @@ func (s *sleeper) remapAll() error {
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants, zeroNone); err != nil {
+	if _, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants, zeroNone); err != nil {
 		return err
 	}
 	s.showAwakeLocked()
@@ -359,7 +359,13 @@ func (s *sleeper) mapMemory() error {
 			who = slices.Clone(who)
 			who[0].Access = AccessReadWrite
 		}
-		return r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
+		filling, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
+		if filling {
+			r.mu.Lock()
+			r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, err) // for unmapQuarantined
+			r.mu.Unlock()
+		}
+		return err
 	})
 }
 

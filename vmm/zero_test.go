@@ -312,12 +312,33 @@ func TestAFillThatRunsIsNotUnmapped(t *testing.T) {
 			require.Zero(t, g.Stats().Committed)
 		} else {
 			require.NoError(t, <-grown)
+			require.Zero(t, g.Stats().Quarantined, "it has been filled after all")
 			require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
+			require.NoError(t, g.Grow(page))
 		}
 		require.NoError(t, g.Close())
 		require.NoError(t, w.devs[0].Sync(), "the device is well")
 		w.end()
 	}
+}
+
+// TestAFillThatRunsDuringAWake: the range sleeps on, and the next Wake unmaps first.
+func TestAFillThatRunsDuringAWake(t *testing.T) {
+	w := newWorld(t, 1)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	b := bytes.Repeat([]byte{secret}, page)
+	require.NoError(t, g.Append(b))
+	require.NoError(t, g.Grow(3*page))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+	usedPages(t, w, 4) // which the wake takes, and has to fill
+	w.refuse("SyncStream", 2, driver.ErrInvalid)
+	require.ErrorIs(t, vmm.Wake(g), driver.ErrInvalid)
+	require.Zero(t, g.Cap())
+	require.NoError(t, vmm.Wake(g))
+	require.Zero(t, g.Stats().Quarantined)
+	require.Equal(t, append(b, make([]byte, 3*page)...), shown(t, g, 0))
+	require.NoError(t, g.Close())
+	w.end()
 }
 
 // TestZeroAfterAWriteThatHadBegun: a WriteAt that looked at Len before SetLen lowered it
