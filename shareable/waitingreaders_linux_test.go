@@ -16,7 +16,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
-	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // playWaiters attaches to "x" as often as it is told, and waits with each View for every
@@ -86,7 +85,7 @@ func TestManyWaitingReaders(t *testing.T) {
 	if soaking {
 		crowd, rounds, rest = 1000, 300, 10*time.Second
 	}
-	dev := vmmtest.Device(t)
+	dev := crashDevice(t)
 	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 2 << 20, Chunk: 2 << 20})
 	require.NoError(t, err)
 	s, err := Listen(dev, socketAt(t), Options{MaxConns: 2 * crowd, MaxConnsPerUID: 2 * crowd})
