@@ -44,8 +44,9 @@ type Publication struct {
 	// Guarded by exclusive, a lock that a context can stop waiting for: holding
 	// it is having put the one element into the channel; see runExclusive.
 	exclusive chan struct{}
-	release   func() // ends the hold on the range
-	held      uint64 // bytes held
+	segments  []vmm.Segment // the range's, as they were last; inside runExclusive
+	release   func()        // ends the hold on the range
+	held      uint64        // bytes held
 
 	// Guarded by mu.
 	mu             sync.Mutex // after exclusive; never held across a driver call
@@ -241,10 +242,14 @@ func (p *Publication) runExclusive(ctx context.Context, f func(context.Context) 
 	}
 	defer func() { <-p.exclusive }()
 	// f may wait for work. A Close waits for the lock, so it has to end that.
-	sub, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(p.ctx, cancel)
-	defer stop()
+	sub := ctx
+	if ctx != p.ctx { // which is that of follow
+		both, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stop := context.AfterFunc(p.ctx, cancel)
+		defer stop()
+		sub = both
+	}
 	err := f(sub)
 	// A cancel that is not the caller's was Close's.
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil {
@@ -271,7 +276,8 @@ func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.updateChunks(p.r.Segments(), n)
+	p.segments = p.r.AppendSegments(p.segments[:0])
+	p.updateChunks(p.segments, n)
 	return p.publishLen(n)
 }
 

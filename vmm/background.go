@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -71,6 +72,9 @@ func (d *Device) runWorker() {
 	nextSweep, lastProgress := awake.Add(sweepInterval), awake
 	logged := "" // the text of the last failure of a sweep
 	for {
+		// A growth takes long, and whoever has been made ready last runs first on a thread.
+		// So those whom the same change has woken go before.
+		runtime.Gosched()
 		// Growth first: an append may be about to need it, and no caller waits for what
 		// retires.
 		for g := d.nextGrowth(); g != nil; g = d.nextGrowth() {

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -175,19 +176,22 @@ func (s Segment) Freed() (bool, error) {
 
 // Segments lists what is mapped, by address, without what is retiring. Every
 // one of them has to be registered or shared, not only the first.
-func (r *Reservation) Segments() []Segment {
+func (r *Reservation) Segments() []Segment { return r.AppendSegments(nil) }
+
+// AppendSegments appends what Segments lists to dst, for those who ask often.
+func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 	if r == nil || r.dev == nil {
-		return nil
+		return dst
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]Segment, 0, len(r.table))
+	dst = slices.Grow(dst, len(r.table))
 	for i := range r.table {
 		if s := &r.table[i]; s.State == slots.Accessible {
-			all = append(all, Segment{r.ptr + Ptr(s.Off), s.Size, s.Mem.prop.Location, s.Mem, r.dev})
+			dst = append(dst, Segment{r.ptr + Ptr(s.Off), s.Size, s.Mem.prop.Location, s.Mem, r.dev})
 		}
 	}
-	return all
+	return dst
 }
 
 // ExportDMABuf returns a dma-buf of [off, off+size), whole pages of the host, for

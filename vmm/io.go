@@ -31,6 +31,7 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		at, err = g.appendOn(s, p)
 		return err
 	})
+	g.requestGrowAhead()
 	return g.fail("append", at, uint64(len(p)), err)
 }
 
@@ -72,7 +73,6 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	}
 	g.publishLenLocked(end)
 	r.mu.Unlock()
-	g.requestGrowAhead()
 	return at, nil
 }
 

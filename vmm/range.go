@@ -264,6 +264,9 @@ func (g *Range) Append(p []byte) error {
 	for err != nil && g.r.dev.runPressureHooks(err) {
 		at, err = g.append(p)
 	}
+	if g.opts.GrowAhead > 0 {
+		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
+	}
 	return g.fail("append", at, uint64(len(p)), err)
 }
 
@@ -297,9 +300,6 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
-	if g.opts.GrowAhead > 0 {
-		g.requestGrowAhead()
-	}
 	return at, nil
 }
 
@@ -357,7 +357,10 @@ func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())
 	}
-	return g.fail("set length", 0, n, g.setLen(n))
+	err := g.setLen(n)
+	// Without the locks of setLen: those that wait for the length take them.
+	g.requestGrowAhead()
+	return g.fail("set length", 0, n, err)
 }
 
 func (g *Range) setLen(n uint64) error {
@@ -402,7 +405,6 @@ func (g *Range) setLenLocked(n uint64) error {
 		return err
 	}
 	g.publishLenLocked(n)
-	g.requestGrowAhead()
 	return nil
 }
 
@@ -452,6 +454,9 @@ func (g *Range) Access(d *Device) Access { return g.res().Access(d) }
 
 // Segments is Reservation.Segments.
 func (g *Range) Segments() []Segment { return g.res().Segments() }
+
+// AppendSegments is Reservation.AppendSegments.
+func (g *Range) AppendSegments(dst []Segment) []Segment { return g.res().AppendSegments(dst) }
 
 // Changed is Reservation.Changed.
 func (g *Range) Changed() <-chan struct{} { return g.res().Changed() }
