@@ -211,6 +211,49 @@ func TestOldAcknowledgements(t *testing.T) {
 	<-reads
 }
 
+// TestChunksThatWaitForOthers: chunks may have to wait until the reader reads those of
+// another object. It then has its whole time for them.
+func TestChunksThatWaitForOthers(t *testing.T) {
+	s, x, _ := smallOwnerOf(t, wire.MaxFDs, Options{AckTimeout: time.Hour})
+	r, err := x.r.Device().NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Chunk: smallChunk, Max: 2 * smallChunk})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, r.Close()) }()
+	y, err := s.Publish("y", r, PublishOptions{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, y.Close()) }()
+	since := func() (at time.Time) {
+		y.mu.Lock()
+		defer y.mu.Unlock()
+		for a := range y.attachments {
+			at = a.chunksSince
+		}
+		return at
+	}
+
+	e := rawConn(t, s.Path())
+	e.hello()
+	o := e.attach("y")
+	require.NoError(t, r.Append(pattern(0, smallChunk)))
+	f, _ := e.read()
+	require.Equal(t, wire.TypeChunks, f.Type)
+	require.NoError(t, e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: 1}.Append(nil)))
+	soon(t, "all of y is acknowledged", func() bool { return since().IsZero() })
+
+	// For the owner, two frames of chunks may lie unread now: it cannot know whether the
+	// first of them has been read.
+	require.NoError(t, e.send(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Name: "x"}.Append(nil)))
+	soon(t, "chunks of x are sent", func() bool { return s.Stats().Frames == 2 })
+	require.NoError(t, r.Append(pattern(smallChunk, smallChunk)))
+	soon(t, "y waits for them", func() bool { return !since().IsZero() })
+	begun := time.Now()
+	for range 2 { // OBJECT and CHUNKS
+		_, ok := e.read()
+		require.True(t, ok)
+	}
+	soon(t, "the chunk of y is sent", func() bool { return s.Stats().Frames == 3 })
+	require.True(t, since().After(begun))
+}
+
 // TestSendIsBounded: a receiver cannot keep Send waiting by what it says.
 func TestSendIsBounded(t *testing.T) {
 	const limit = time.Second
