@@ -166,17 +166,27 @@ func TestZeroLeavesWhatIsWritten(t *testing.T) {
 
 // TestAFailedAppendLeavesZeros: the part of it that was written is not shown later.
 func TestAFailedAppendLeavesZeros(t *testing.T) {
-	w := newWorld(t, 1)
-	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-	require.NoError(t, g.Grow(2*page))
-	fillCap(t, g) // as if the copy had come so far
-	w.refuse("CopyIn", 1, driver.ErrInvalid)
-	require.ErrorIs(t, g.Append(make([]byte, 100)), driver.ErrInvalid)
-	b := shown(t, g, 0)
-	require.Equal(t, make([]byte, 100), b[:100])
-	require.EqualValues(t, secret, b[100])
-	require.NoError(t, g.Close())
-	w.end()
+	for name, fails := range map[string]func(g *vmm.Range, s *vmm.Stream) error{
+		"Append":   func(g *vmm.Range, _ *vmm.Stream) error { return g.Append(make([]byte, 100)) },
+		"AppendOn": func(g *vmm.Range, s *vmm.Stream) error { return g.AppendOn(s, make([]byte, 100)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := unstaged(t)
+			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+			s := stream(t, w.devs[0])
+			require.NoError(t, g.Grow(2*page))
+			fillCap(t, g) // as if the copy had come so far
+			w.refuse("AllocHost", 1, driver.ErrOutOfMemory) // so that AppendOn has no lane
+			w.refuse("CopyIn", 1, driver.ErrInvalid)
+			require.ErrorIs(t, fails(g, s), driver.ErrInvalid)
+			b := shown(t, g, 0)
+			require.Equal(t, make([]byte, 100), b[:100])
+			require.EqualValues(t, secret, b[100])
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+			w.end()
+		})
+	}
 }
 
 // TestZeroWithAReadOnlyOwner: it wakes, and does not grow.
