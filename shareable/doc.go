@@ -12,6 +12,16 @@
 // exports the chunks in the background and sends them to the readers. A reader
 // attaches and gets a [View] at an address of its own that never moves.
 //
+// # Words
+//
+//	owner, reader    the process whose memory it is, and one that maps it
+//	object           what a name stands for: a Publication of the owner's, a View of a reader's
+//	chunk            memory of one allocation, with a descriptor and an id of its own
+//	control page     the words that the owner changes and the readers look at
+//	retire           to have all readers unmap memory before the owner takes it back
+//	generation       how often that was done; a length belongs to one generation
+//	attachment       what the owner knows about one reader of one object
+//
 // # What a reader sees
 //
 // A reader maps every chunk of the range: one handle never covers a range that
@@ -20,7 +30,7 @@
 // reading. So reading it takes no system call, and an owner that is killed leaves
 // nothing half written there. The socket carries chunks, never lengths.
 //
-//	append -> Len moves -> the page: done; a byte to wake it   -> View.Len, Wait, WaitOn
+//	append -> Len moves -> the page: length; a byte to wake it -> View.Len, Wait, WaitOn
 //	grow   -> Changed   -> the socket: CHUNKS with descriptors -> import, map, set access
 //	Clip   -> Changed   -> the page: generation; RETIRE        -> unmap, acknowledge
 //

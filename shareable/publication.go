@@ -158,7 +158,7 @@ func (s *Server) register(p *Publication) error {
 }
 
 // retryDelay is the pause before something is tried again that failed for the
-// moment, when no event says that it can work now.
+// moment, when nothing says that it can work now.
 const retryDelay = 2 * time.Millisecond
 
 // follow publishes every change of the range until Close.
@@ -166,8 +166,8 @@ func (p *Publication) follow() {
 	for {
 		changed := p.r.Changed() // before Flush, so that no change is missed
 		err := p.Flush(p.ctx)
-		// What ends a failure decides how to wait: a capture has no event, so it
-		// is polled; a Wake closes changed; a dead range ends the loop.
+		// What ends a failure decides how to wait: nothing tells of the end of a
+		// capture, so it is polled; a Wake closes changed; a dead range ends the loop.
 		var timer <-chan time.Time
 		switch {
 		case err == nil:

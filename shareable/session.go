@@ -16,16 +16,16 @@ import (
 // errTooSlow ends the connection of a reader that exceeds a time limit.
 var errTooSlow = errors.New("the peer takes too long")
 
-// session is one connection on the owner's side. Its reader goroutine handles
-// requests; its writer goroutine sends events. No event is queued: the writer
-// derives the next frame from the state of each attachment, so a reader that
-// stops reading costs no memory.
+// session is one connection on the owner's side, with two goroutines. readLoop handles
+// the reader's requests and replies to them; writeLoop sends what no request asked for.
+// No such frame is queued: writeLoop derives the next one from the state of each
+// attachment, so a reader that stops reading costs no memory.
 type session struct {
 	// Immutable.
 	srv     *Server
 	conn    *wire.Conn
 	cred    wire.Cred
-	wake    chan struct{} // wakes the writer: there may be a frame to send
+	wake    chan struct{} // wakes writeLoop: there may be a frame to send
 	done    chan struct{} // closed by stop
 	closing chan struct{} // closed by shutdown
 
@@ -33,12 +33,12 @@ type session struct {
 	stopOnce sync.Once
 	err      error
 
-	// The reader's goroutine: a token bucket that limits requests.
-	requestsLeft float64 // requests that may come at once, as of tokensAt
+	// Of readLoop: a token bucket that limits requests.
+	requestsLeft float64 // requests that may come at once, as of requestsAt
 	requestsAt   time.Time
 	waker        *wakeSender // which wakes the reader; nil before the first ATTACH
 
-	// The writer's goroutine.
+	// Of writeLoop.
 	unread int // frames of chunks sent since the kernel held nothing for the reader
 
 	// sending is held while an attachment's frame is chosen and sent. DETACH takes it,
@@ -67,7 +67,7 @@ func (ses *session) run() error {
 	if err := ses.conn.SetSendBuffer(sendBuffer); err != nil {
 		return err
 	}
-	ses.conn.OnSkip(func() error { return ses.countRequest(0) })
+	ses.conn.OnUnknown(func() error { return ses.countRequest(0) })
 	err := ses.exchangeHello()
 	ses.mu.Lock()
 	ses.helloDone = err == nil
@@ -106,7 +106,7 @@ func (ses *session) stop(err error) {
 	})
 }
 
-// wakeSender has the writer look for frames to send. It takes no lock.
+// wakeSender has writeLoop look for frames to send. It takes no lock.
 func (ses *session) wakeSender() {
 	select {
 	case ses.wake <- struct{}{}:
@@ -147,7 +147,7 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 	}
 	err := ses.conn.Write(t, request, 0, payload, fds...)
 	// The limit on descriptors in flight is shared by all sockets of the user, so
-	// waiting helps. No event says when.
+	// waiting helps. Nothing says when.
 	for tooManyRefs(err) && time.Now().Before(end) {
 		select {
 		case <-time.After(retryDelay):
@@ -210,7 +210,7 @@ func (ses *session) refuse(request uint32, code uint32, text string) error {
 // readLoop handles requests until the connection ends.
 func (ses *session) readLoop() error {
 	for {
-		// A reader that is attached may be silent: the writer watches its
+		// A reader that is attached may be silent: writeLoop watches its
 		// acknowledgements. One that is not must ask for something in time.
 		var deadline time.Time
 		if !ses.hasAttachments() {
@@ -342,7 +342,7 @@ func (ses *session) attach(f wire.Frame) error {
 }
 
 // startAttachment attaches the reader to a publication: it sends OBJECT, after
-// which the writer sends the chunks. With OBJECT go the control page and the wake
+// which writeLoop sends the chunks. With OBJECT go the control page and the wake
 // socket, unless it is no reply: what Send sends is final.
 func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
 	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
@@ -488,7 +488,7 @@ func (ses *session) mayHaveUnread() bool {
 	return ses.unread >= maxUnread
 }
 
-// writeLoop sends events until the connection ends. Each round it sends at most
+// writeLoop sends frames that no request asked for, until the connection ends. Each round it sends at most
 // one frame for each attachment, so that a large object does not delay the
 // others. CLOSING comes last, when no attachment has a frame to send.
 func (ses *session) writeLoop() error {

@@ -407,11 +407,11 @@ func (v *View) releaseAll() error {
 	v.page = nil
 	v.mu.Unlock()
 	err := page.close()
-	pinned := v.waits.close(v.dev)
-	if pinned != nil && !errors.Is(pinned, vmm.ErrDeviceLost) {
-		return cmp.Or(err, pinned)
+	waits := v.waits.close(v.dev)
+	if waits != nil && !errors.Is(waits, vmm.ErrDeviceLost) {
+		return cmp.Or(err, waits)
 	}
-	return cmp.Or(v.res.Close(), pinned, err)
+	return cmp.Or(v.res.Close(), waits, err)
 }
 
 // ViewStats counts what a View has and has done since it was made.

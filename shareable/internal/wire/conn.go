@@ -53,12 +53,12 @@ type Conn struct {
 	c   *net.UnixConn
 	raw syscall.RawConn // of NewOwnerConn; else nil
 
-	// The reader's goroutine.
+	// Of the goroutine that calls Read.
 	in, control []byte
 	open        []*FD        // of the last packet, whether it was a good frame or not
 	received    uint64       // the sequence number of the last frame
 	reset       bool         // ECONNRESET was seen once
-	onSkip      func() error // set before the first Read
+	onUnknown   func() error // set before the first Read
 
 	// Guarded by writing.
 	writing sync.Mutex
@@ -113,8 +113,8 @@ func (c *Conn) Read() (Frame, error) {
 		c.Release()
 		f, err := c.readPacket()
 		if (err == nil || errors.Is(err, ErrTruncated)) && f.Type.name() == "" {
-			if c.onSkip != nil {
-				if err := c.onSkip(); err != nil {
+			if c.onUnknown != nil {
+				if err := c.onUnknown(); err != nil {
 					return Frame{}, err
 				}
 			}
@@ -124,9 +124,9 @@ func (c *Conn) Read() (Frame, error) {
 	}
 }
 
-// OnSkip has Read call f for each frame of an unknown type; an error of f ends
-// Read. OnSkip must be called before the first Read.
-func (c *Conn) OnSkip(f func() error) { c.onSkip = f }
+// OnUnknown has Read call f for each frame of an unknown type; an error of f ends
+// Read. OnUnknown must be called before the first Read.
+func (c *Conn) OnUnknown(f func() error) { c.onUnknown = f }
 
 // readPacket reads one packet and checks it.
 func (c *Conn) readPacket() (Frame, error) {

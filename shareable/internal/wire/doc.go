@@ -9,7 +9,8 @@
 // [ProtocolError], after which the connection is closed.
 //
 // Both sides send HELLO at once, and read the other's before anything else. A
-// request carries a number that its reply repeats; an event carries 0.
+// request carries a number that its reply repeats. An event, which is a frame that no
+// request asked for, carries 0.
 //
 //	request                              reply
 //	LIST                                 LISTED
