@@ -15,8 +15,10 @@ import (
 //     an earlier frame, and this one, before: one reader takes at most three times that;
 //  3. the range's Len becomes n, and Clip can free the memory.
 //
-// If ctx ends first, or the range refuses the length, Retire returns the error and
-// the range's Len is published again.
+// n must be at most the published length, else Retire returns vmm.ErrBounds: call Flush
+// before, if bytes beyond n were appended just now. While PublishAfter waits for an event it
+// returns vmm.ErrBusy. If ctx ends first, or the range refuses the length, Retire returns the
+// error and the range's Len is published again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	if p == nil || p.srv == nil {
 		return errNoPublication
