@@ -28,7 +28,7 @@ func (s *Server) acceptLoop() {
 			s.opts.Logger.Warn("accept", "path", s.path, "error", err)
 			s.pause()
 		}
-		for s.unread.len() >= s.opts.MaxConns && !s.isStopped() {
+		for s.slowCloses.len() >= s.opts.MaxConns && !s.isStopped() {
 			s.pause()
 		}
 	}
@@ -42,7 +42,7 @@ func (s *Server) closeListener() {
 		_, _ = s.openSession(c)
 	}
 	if !all {
-		s.unread.add(s.socket.closeListener)
+		s.slowCloses.add(s.socket.closeListener)
 		return
 	}
 	s.socket.closeListener()
@@ -133,7 +133,7 @@ func (s *Server) runSession(ses *session) error {
 func (s *Server) closeConn(c *wire.Conn, closed func()) {
 	_ = c.Shutdown()
 	if !c.Discard() {
-		s.unread.add(func() { _ = c.Close(); closed() })
+		s.slowCloses.add(func() { _ = c.Close(); closed() })
 		return
 	}
 	_ = c.Close()

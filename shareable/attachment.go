@@ -18,7 +18,7 @@ type attachment struct {
 	// Immutable.
 	pub          *Publication
 	ses          *session
-	wantsPublish bool // the reader asked for PUBLISH frames
+	wantsPublish bool // the reader asked for PUBLISH frames, as no View of this package does
 
 	// All that follows is guarded by pub.mu.
 	started  bool // OBJECT was sent
@@ -73,7 +73,7 @@ func (a *attachment) start() {
 	a.pub.mu.Lock()
 	defer a.pub.mu.Unlock()
 	a.started = true
-	a.ses.wakeSender()
+	a.ses.wakeWriter()
 }
 
 // retireLocked has the reader unmap from capacity on, which is the offset of
@@ -82,8 +82,8 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 	invariants.Held(&a.pub.mu)
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
-	// The time counts from here, also if no frame can be sent yet. While another RETIRE is
-	// not acknowledged it counts from that.
+	// The reader's time for this generation starts now, even if no frame can go yet. If an
+	// earlier RETIRE is not acknowledged, its time runs on.
 	startClock(&a.retireSince)
 	a.unblockLocked()
 	if capacity < a.charged {
@@ -144,7 +144,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 		return false, err
 	}
 	if f.kind == wire.TypeChunks {
-		a.ses.unread++
+		a.ses.unreadFrames++
 		a.pub.srv.counts.frames.Add(1)
 	}
 	if f.last {

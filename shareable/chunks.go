@@ -47,7 +47,7 @@ func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
 		p.failed = fmt.Errorf("%w: readers map at most %d chunks of one object", vmm.ErrLimit, wire.MaxChunks)
 	}
 	if grown {
-		p.wakeSendersLocked()
+		p.wakeWritersLocked()
 		select {
 		case p.exportWanted <- struct{}{}:
 		default:
@@ -71,7 +71,7 @@ func (p *Publication) dropChunksLocked(i int) {
 		a.retireLocked(p.endLocked(), i)
 	}
 	p.page.notify()
-	p.wakeSendersLocked()
+	p.wakeWritersLocked()
 }
 
 // sameChunk reports whether both are the same chunk of one publication.

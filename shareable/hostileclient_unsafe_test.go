@@ -24,8 +24,14 @@ func sendRaw(fd int, packet, control []byte) error {
 		m.Control = &control[0]
 		m.SetControllen(len(control))
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL); errno != 0 {
-		return errno
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL)
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINTR: // with a time limit the system does not go on by itself
+		default:
+			return errno
+		}
 	}
-	return nil
 }

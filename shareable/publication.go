@@ -61,6 +61,7 @@ type Publication struct {
 	progress       chan struct{} // closed, and made anew, when a reader acknowledges or goes
 	pending        []pendingLength
 	pendingRunning bool  // publishPending runs
+	lengthSetters  int   // calls of Seal and Retire that run: PublishAfter is refused
 	failed         error // why the range is no longer followed
 }
 
@@ -200,7 +201,7 @@ func (p *Publication) fail(err error) {
 	if p.failed == nil {
 		p.failed = err
 	}
-	p.wakeSendersLocked()
+	p.wakeWritersLocked()
 }
 
 // Err returns why the publication no longer follows its range; nil while it does.
@@ -334,12 +335,12 @@ func (p *Publication) publishLen(n uint64) error {
 	return nil
 }
 
-// wakeSendersLocked has the sessions of all readers look for frames to send.
+// wakeWritersLocked has the sessions of all readers look for frames to send.
 // Requires mu.
-func (p *Publication) wakeSendersLocked() {
+func (p *Publication) wakeWritersLocked() {
 	invariants.Held(&p.mu)
 	for a := range p.attachments {
-		a.ses.wakeSender()
+		a.ses.wakeWriter()
 	}
 }
 
@@ -415,7 +416,7 @@ func (p *Publication) teardown() {
 	// Readers are told before the hold ends: after it the bytes may change.
 	p.state = wire.StateClosed
 	p.page.state.Store(uint64(wire.StateClosed))
-	p.wakeSendersLocked()
+	p.wakeWritersLocked()
 	for _, c := range p.chunks {
 		p.srv.fds.drop(c.seg)
 	}

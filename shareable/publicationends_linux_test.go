@@ -3,6 +3,7 @@ package shareable
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"runtime"
 	"runtime/debug"
@@ -291,6 +292,45 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	}
 	<-p.exclusive
 	require.NoError(t, <-closed)
+}
+
+// TestPublishAfterDuringRetireAndSeal: a length that is accepted is published, so none is
+// accepted while another one is being decided.
+func TestPublishAfterDuringRetireAndSeal(t *testing.T) {
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 4<<20)))
+	require.NoError(t, p.Flush(t.Context()))
+	st, err := g.Device().NewStream()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, st.Close()) }()
+	after := func(n uint64) error {
+		e, err := st.Record()
+		require.NoError(t, err)
+		return p.PublishAfter(n, e)
+	}
+
+	e := rawConn(t, s.Path())
+	e.hello()
+	e.attach("x")
+	retired := make(chan error, 1)
+	go func() { retired <- p.Retire(t.Context(), 1<<20) }()
+	soon(t, "Retire waits for the reader", func() bool { return p.Generation() == 1 })
+	require.ErrorIs(t, after(3<<20), vmm.ErrBusy)
+	e.close()
+	require.NoError(t, <-retired)
+	require.EqualValues(t, 1<<20, p.page.queued.Load())
+
+	require.NoError(t, after(2<<20))
+	soon(t, "that is published", func() bool { return p.Len() == 2<<20 })
+	p.exclusive <- struct{}{}
+	sealed := make(chan error, 1)
+	go func() { sealed <- p.Seal(t.Context(), SealOptions{}) }()
+	soon(t, "Seal runs", func() bool { return errors.Is(after(2<<20), vmm.ErrBusy) })
+	require.ErrorIs(t, after(3<<20), vmm.ErrBusy)
+	<-p.exclusive
+	require.NoError(t, <-sealed)
+	require.EqualValues(t, 2<<20, p.Len())
+	require.EqualValues(t, 2<<20, p.page.queued.Load())
 }
 
 // TestQueuedAfterAFailure: what was queued behind work that failed does not

@@ -44,6 +44,9 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) error {
 	if p.state != wire.StateLive {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
+	if p.lengthSetters > 0 { // it would move Len after they have decided on it
+		return fmt.Errorf("%w: Seal or Retire is under way", vmm.ErrBusy)
+	}
 	if before := p.page.queued.Load(); n < before {
 		return fmt.Errorf("%w: %d were queued before", vmm.ErrInvalid, before)
 	}
@@ -55,6 +58,19 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) error {
 		p.tasks.Go(p.publishPending)
 	}
 	return nil
+}
+
+// addLengthSetter keeps PublishAfter away until removeLengthSetter.
+func (p *Publication) addLengthSetter() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lengthSetters++
+}
+
+func (p *Publication) removeLengthSetter() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lengthSetters--
 }
 
 // publishPending waits for each event in turn and sets the range's Len. It ends

@@ -92,7 +92,7 @@ func (c *readerConn) start(ctx context.Context, f func() error, next func()) err
 // finish is the end of the goroutine: nothing but its closes is left. err is that of
 // start's f.
 func (c *readerConn) finish(err error) {
-	c.letGo(!c.keep || err != nil)
+	c.abandon(!c.keep || err != nil)
 	defer leftBehind.remove()
 	c.wake.close()
 	c.conn.Release()
@@ -103,10 +103,12 @@ func (c *readerConn) finish(err error) {
 	_ = c.conn.Close()
 }
 
-// end disconnects, and lets go of the goroutine. It never waits. Twice is fine.
-func (c *readerConn) end() { c.letGo(true) }
+// end disconnects, and abandons the goroutine. It never waits. Twice is fine.
+func (c *readerConn) end() { c.abandon(true) }
 
-func (c *readerConn) letGo(shut bool) {
+// abandon has no call wait for the goroutine any more: from now on it counts in
+// leftBehind, until its closes are done. With shut, it disconnects as well.
+func (c *readerConn) abandon(shut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isEnded {
@@ -116,7 +118,7 @@ func (c *readerConn) letGo(shut bool) {
 	close(c.ended)
 	leftBehind.add()
 	if shut {
-		// The goroutine closes the socket only after its own call of letGo. So the
+		// The goroutine closes the socket only after its own call of abandon. So the
 		// socket is open here, and this call is not the one that closes it.
 		_ = c.conn.Shutdown()
 	}

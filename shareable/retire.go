@@ -11,18 +11,20 @@ import (
 //
 //  1. readers see no more than n bytes, in a new generation;
 //  2. they unmap the chunks that hold no byte below n, and acknowledge; a reader
-//     that takes longer than Options.AckTimeout is disconnected. It may have to take
-//     an earlier frame, and this one, before: one reader takes at most three times that;
+//     that takes longer than Options.AckTimeout is disconnected. Before that it may use
+//     up two more such limits: one to take an earlier frame, one to take this one;
 //  3. the range's Len becomes n, and Clip can free the memory.
 //
 // n must be at most the published length, else Retire returns vmm.ErrBounds: call Flush
 // before, if bytes beyond n were appended just now. While PublishAfter waits for an event it
-// returns vmm.ErrBusy. If ctx ends first, or the range refuses the length, Retire returns the
+// returns vmm.ErrBusy, and while it runs, so does PublishAfter. If ctx ends first, or the range refuses the length, Retire returns the
 // error and the range's Len is published again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	if p == nil || p.srv == nil {
 		return errNoPublication
 	}
+	p.addLengthSetter()
+	defer p.removeLengthSetter()
 	if err := p.runExclusive(ctx, func(ctx context.Context) error { return p.retireExclusive(ctx, n) }); err != nil {
 		select {
 		case p.recheck <- struct{}{}:

@@ -24,13 +24,16 @@ type SealOptions struct {
 }
 
 // Seal publishes Len as the final length, after every event that PublishAfter
-// waits for. Readers that wait for more return. The range stays held. Nothing
+// waits for; while it runs, PublishAfter returns vmm.ErrBusy. Readers that wait for more
+// return. The range stays held. Nothing
 // but vmm.ShareReadOnly, on the host, keeps a reader from writing to sealed
 // memory; elsewhere readers are trusted not to.
 func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
 	if p == nil || p.srv == nil {
 		return errNoPublication
 	}
+	p.addLengthSetter()
+	defer p.removeLengthSetter()
 	err := p.waitUntil(ctx, func() bool { return len(p.pending) == 0 && !p.pendingRunning })
 	if err == nil {
 		err = p.runExclusive(ctx, func(ctx context.Context) error { return p.sealExclusive(ctx, o) })
@@ -79,7 +82,7 @@ func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err err
 	p.state, p.sealed, p.digest = wire.StateSealed, true, digest
 	p.page.state.Store(uint64(wire.StateSealed))
 	p.page.notify()
-	p.wakeSendersLocked()
+	p.wakeWritersLocked()
 	return nil
 }
 

@@ -28,9 +28,9 @@ type Server struct {
 	stop   chan struct{} // closed by Close
 
 	// Safe for concurrent use.
-	tasks  sync.WaitGroup
-	unread closeQueue // connections in which descriptors lie unread
-	counts struct{ accepted, refused, timedOut, violations, frames, resyncs atomic.Uint64 }
+	tasks      sync.WaitGroup
+	slowCloses closeQueue // connections in which descriptors lie unread
+	counts     struct{ accepted, refused, timedOut, violations, frames, resyncs atomic.Uint64 }
 
 	// Guarded by mu.
 	mu         sync.Mutex // after Publication.mu

@@ -39,7 +39,7 @@ type session struct {
 	waker        *wakeSender // which wakes the reader; nil before the first ATTACH
 
 	// Of writeLoop.
-	unread int // frames of chunks sent since the kernel held nothing for the reader
+	unreadFrames int // frames of chunks sent since the kernel held nothing for the reader
 
 	// sending is held while an attachment's frame is chosen and sent. DETACH takes it,
 	// so that no such frame follows its reply. It is before Publication.mu.
@@ -106,8 +106,8 @@ func (ses *session) stop(err error) {
 	})
 }
 
-// wakeSender has writeLoop look for frames to send. It takes no lock.
-func (ses *session) wakeSender() {
+// wakeWriter has writeLoop look for frames to send. It takes no lock.
+func (ses *session) wakeWriter() {
 	select {
 	case ses.wake <- struct{}{}:
 	default:
@@ -212,11 +212,10 @@ func (ses *session) readLoop() error {
 	for {
 		// A reader that is attached may be silent: writeLoop watches its
 		// acknowledgements. One that is not must ask for something in time.
-		var deadline time.Time
-		if !ses.hasAttachments() {
-			deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
-		}
-		if err := ses.conn.SetReadDeadline(deadline); err != nil {
+		ses.mu.Lock()
+		err := ses.setReadDeadlineLocked()
+		ses.mu.Unlock()
+		if err != nil {
 			return err
 		}
 		f, err := ses.conn.Read()
@@ -237,10 +236,14 @@ func (ses *session) readLoop() error {
 	}
 }
 
-func (ses *session) hasAttachments() bool {
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	return len(ses.attachments) > 0
+// setReadDeadlineLocked limits the time to the next request, if nothing is attached. It
+// needs ses.mu: both goroutines set it, and the last one must be right.
+func (ses *session) setReadDeadlineLocked() error {
+	var deadline time.Time
+	if len(ses.attachments) == 0 {
+		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
+	}
+	return ses.conn.SetReadDeadline(deadline)
 }
 
 // countRequest counts a request against Options.Rate. An error ends the connection.
@@ -413,9 +416,7 @@ func (ses *session) removeAttachment(a *attachment) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	delete(ses.attachments, a.pub.id)
-	if len(ses.attachments) == 0 { // as in readLoop: now it must send a request in time
-		_ = ses.conn.SetReadDeadline(time.Now().Add(ses.srv.opts.RequestTimeout))
-	}
+	_ = ses.setReadDeadlineLocked() // an error is the end of the connection, which readLoop sees
 }
 
 func (ses *session) resync(f wire.Frame) error {
@@ -429,7 +430,7 @@ func (ses *session) resync(f wire.Frame) error {
 	}
 	ses.srv.counts.resyncs.Add(1)
 	a.resync(q)
-	ses.wakeSender()
+	ses.wakeWriter()
 	return nil
 }
 
@@ -460,7 +461,7 @@ func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 		return false, nil
 	}
 	if news, err = a.acknowledge(ack); news {
-		ses.wakeSender()
+		ses.wakeWriter()
 	}
 	return news, err
 }
@@ -483,9 +484,9 @@ const maxUnread = 2
 // acknowledgement is no evidence: a reader knows the ids without reading.
 func (ses *session) mayHaveUnread() bool {
 	if n, err := ses.conn.Queued(); err == nil && n == 0 {
-		ses.unread = 0
+		ses.unreadFrames = 0
 	}
-	return ses.unread >= maxUnread
+	return ses.unreadFrames >= maxUnread
 }
 
 // writeLoop sends frames that no request asked for, until the connection ends. Each round it sends at most

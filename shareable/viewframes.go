@@ -107,7 +107,7 @@ func (v *View) send(t wire.Type, payload []byte) error {
 
 // ack acknowledges what is mapped and the generation applied. If the owner is
 // gone, that is no error here: frames that it sent before can still be read, and
-// then readLoop notices.
+// then follow notices.
 func (v *View) ack() error {
 	err := v.send(wire.TypeAck, wire.Ack{
 		Object: v.obj.ID, Chunk: v.track.LastID(), Generation: v.track.Generation(),

@@ -74,7 +74,7 @@ func (l *wakeList) round() {
 	defer l.mu.Unlock()
 	for a, w := range l.senders {
 		if a.wantsPublish {
-			a.ses.wakeSender()
+			a.ses.wakeWriter()
 		}
 		// A reader that makes its wakes slow keeps no other one waiting.
 		if w.slow.Load() {

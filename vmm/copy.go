@@ -289,7 +289,9 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 		return err
 	}
 	// No event was recorded after the copy, so the block is free only once the stream has no
-	// work left. If the stream cannot be waited for, waitForWork has to wait for the lane.
+	// work left. If the stream cannot be waited for, the lane is never lent again: nothing
+	// tells when the copy has read its block. For the memory, waitForWork waits as for any
+	// work of the stream.
 	if again := s.sync(); again != nil {
 		l.maybeBusy = true
 		return also(err, "and waiting for its stream", again)

@@ -429,8 +429,8 @@ func (r *refusedCalls) retry() (failed error) {
 }
 
 // Fence is an event recorded at the end of a stream's work, as Record returns it, for
-// programs that need many. Its event is one of the device's pool: it costs no allocation and
-// no look at the stack, and is not listed as open. When the Device closes, its work has
+// programs that need many. Its event is one of the device's pool: it costs no allocation,
+// does not record where it was made, and is not listed as open. When the Device closes, its work has
 // ended. The zero Fence is done. Safe for concurrent use, up to Free.
 type Fence struct {
 	on *openDevice // whose event it is, retained; nil if there is nothing to wait for

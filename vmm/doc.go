@@ -80,7 +80,7 @@
 //	            Device.sweepMu          retirements come to their end
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
 //	                Reservation.mu
-//	      legacy.mu, legacyPairs.mu   what enables and disables them
+//	      legacy.mu, legacyPairs.mu   EnableLegacyPeers and its end; the counts of pairs
 //	      Stream.closeMu
 //	        Stream.mu
 //	          deviceState.streamsMu
@@ -94,11 +94,16 @@
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics. Of several ranges each kind is taken
-// in the order in which the ranges were made. These are held across a wait for the
-// device: the closeMu of all kinds, grantMu, legacy.mu, lenMu by Append and AppendOn for
-// their own bytes, and Stream.mu for reading, only if no event could be recorded. None is held across a
-// callback. Reservation.mu and what comes after it are not held even across a driver
-// call, apart from staging.mu, which asks events.
+// in the order in which the ranges were made. These are held across a wait for the device:
+//
+//	closeMu of all kinds, grantMu, legacy.mu
+//	lenMu               by Append and AppendOn, for their own bytes
+//	lenMu, capMu, mappingMu   with RangeOptions.Zero, for work that may still write and
+//	                    for the fill: Grow, SetLen downwards, Append that grows
+//	Stream.mu           for reading, if no event could be recorded
+//
+// None is held across a callback. Reservation.mu and what comes after it are not held even
+// across a driver call, apart from staging.mu, which asks events.
 //
 // The library's own copies take no lock: they are counted (inFlight). Whatever takes
 // memory away marks it first and then waits for the copies that began before.

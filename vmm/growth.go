@@ -206,7 +206,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 	var fences []Fence
 	var taken uint64
 	for _, s := range r.table.In(off, need) {
-		// A slot that is accessible came back because its unmapping failed.
+		// Accessible above Cap: its unmapping failed, or the fill when it was mapped.
 		if s.Off != off || s.State != slots.Retiring && s.State != slots.Accessible {
 			break
 		}
@@ -234,6 +234,11 @@ func (g *Range) growAhead() error {
 	end, have := g.len.Load(), g.cap.Load()
 	goal := end + min(g.opts.GrowAhead, g.r.size-end)
 	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
+		return nil
+	}
+	// What a Clip gave up can be filled only after the work that used it. The other ranges
+	// of the device would wait for that, too; so the next append takes it back.
+	if g.r.zeroed != zeroNone && reclaimable(g.r, have, goal) > have {
 		return nil
 	}
 	d := g.r.dev
@@ -319,13 +324,13 @@ func (g *Range) requestGrowAhead() {
 }
 
 // zeroMemory fills memory that is mapped from off on with zeros, and waits for that. If
-// that fails, filling says whether the fill may still run. It needs r.mappingMu.
-func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (filling bool, err error) {
+// that fails, mayStillFill says whether the fill may still run. It needs r.mappingMu.
+func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (mayStillFill bool, err error) {
 	from := off // of a stretch to fill, which ends at off
 	for _, m := range ms {
 		if which == zeroRecycled && !m.recycled {
-			if filling, err = r.zero(from, off-from); err != nil {
-				return filling, err
+			if mayStillFill, err = r.zero(from, off-from); err != nil {
+				return mayStillFill, err
 			}
 			from = off + m.size
 		}
@@ -334,9 +339,9 @@ func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (filli
 	return r.zero(from, off-from)
 }
 
-// zero fills n bytes from off on with zeros, and waits for that. If that fails, filling
+// zero fills n bytes from off on with zeros, and waits for that. If that fails, mayStillFill
 // says whether the fill may still run.
-func (r *Reservation) zero(off, n uint64) (filling bool, err error) {
+func (r *Reservation) zero(off, n uint64) (mayStillFill bool, err error) {
 	if n == 0 {
 		return false, nil
 	}
@@ -349,7 +354,7 @@ func (r *Reservation) zero(off, n uint64) (filling bool, err error) {
 		return false, err
 	}
 	if err = o.SyncStream(s); err != nil && !lost(err) {
-		filling = o.SyncStream(s) != nil
+		mayStillFill = o.SyncStream(s) != nil
 	}
-	return filling, err
+	return mayStillFill, err
 }

@@ -269,8 +269,8 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	if !some {
 		return n, nil
 	}
-	// One waits at a time, for what all of them need: those that give up leave no
-	// more than one thread waiting.
+	// One goroutine waits at a time; other callers wait for the slot. So callers that give
+	// up leave at most one thread in the driver.
 	select {
 	case g.waitSlot <- struct{}{}:
 	case <-ctx.Done():

@@ -65,10 +65,10 @@ type RangeOptions struct {
 	// Zero fills memory with zeros when it enters Cap, and bytes that SetLen drops, in
 	// both cases after the work that may still write to them. So SetLen upwards shows
 	// zeros, or what was written there since: it fills nothing itself. Without it, memory
-	// that was cached keeps what an earlier range wrote. Growth then costs a fill of
-	// memory that was used before, on CUDA of all memory. Growth into what a Clip gave up
-	// waits for work, and so returns ErrCapturing during a capture. The owner needs write
-	// access.
+	// that was cached keeps what an earlier range wrote. With it, growth costs a fill of
+	// memory that was used before; on CUDA, of all memory. Growth into what a Clip gave up
+	// waits for work, and so returns ErrCapturing during a capture; growth ahead leaves
+	// that to the next append. The owner needs write access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share

@@ -24,9 +24,9 @@ type Reservation struct {
 	size     uint64
 	gran     uint64
 	readOnly bool
-	inRange  bool // a Range alone maps and unmaps
-	zeroed   zeroing
-	id       uint64 // defines the order in which several are locked
+	inRange  bool    // a Range alone maps and unmaps
+	zeroed   zeroing // what memory is filled with zeros when it is mapped
+	id       uint64  // defines the order in which several are locked
 
 	copies inFlight // the library's own copies of its memory
 
@@ -255,12 +255,12 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 		if err != nil {
 			return err
 		}
-		filling, err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants, r.zeroed)
-		if err != nil && !filling {
+		mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants, r.zeroed)
+		if err != nil && !mayStillFill {
 			return err
 		}
-		// The table last: whoever finds a chunk there may use it. While one is still being
-		// filled, unmapping it waits for that; the next growth finds it and fills it again.
+		// The table last: whoever finds a chunk there may use it. If the wait for the fill
+		// failed, the chunks stay in the table above Cap; the next growth fills them again.
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
@@ -271,9 +271,9 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 
 // mapOnDriverLocked maps ms at off, sets access for who and fills with zeros as zeroed
 // says, all or nothing. What cannot be undone becomes quarantined slots from index i on.
-// If it fails and filling is true, all of ms is mapped, with access, and may still be
+// If it fails and mayStillFill is true, all of ms is mapped, with access, and may still be
 // written to; the caller makes the slots. It needs r.mappingMu.
-func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant, zeroed zeroing) (filling bool, err error) {
+func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, who []driver.Grant, zeroed zeroing) (mayStillFill bool, err error) {
 	invariants.Held(&r.mappingMu)
 	drv := r.dev.drv
 	var n int       // how many are mapped
@@ -288,10 +288,10 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 		err = drv.SetAccess(r.ptr+Ptr(off), size, who)
 	}
 	if err == nil && zeroed != zeroNone {
-		filling, err = r.zeroMemory(off, ms, zeroed)
+		mayStillFill, err = r.zeroMemory(off, ms, zeroed)
 	}
-	if err == nil || done == 0 || filling {
-		return filling, err
+	if err == nil || done == 0 || mayStillFill {
+		return mayStillFill, err
 	}
 	// Undo: one call unmaps what has been mapped.
 	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {

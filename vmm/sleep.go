@@ -359,8 +359,8 @@ func (s *sleeper) mapMemory() error {
 			who = slices.Clone(who)
 			who[0].Access = AccessReadWrite
 		}
-		filling, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
-		if filling {
+		mayStillFill, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
+		if mayStillFill {
 			r.mu.Lock()
 			r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, err) // for unmapQuarantined
 			r.mu.Unlock()

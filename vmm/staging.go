@@ -40,9 +40,9 @@ type staging struct {
 
 	mu        lock.Mutex
 	idle      []*lane
-	unusable  []*lane      // half made, or what is on them is not known to have ended
+	unusable  []*lane      // never lent again, freed by close: half made, or once maybeBusy
 	inUse     int          // lanes in use or being made
-	maybeBusy atomic.Int32 // broken lanes whose own streams may still copy
+	maybeBusy atomic.Int32 // of unusable: those whose own streams were not waited for yet
 	noMore    error        // why no more lanes can be made; nil if they can
 }
 
@@ -59,7 +59,8 @@ type stagingHooks struct {
 // call at a time. After a failure it may still be copying:
 //
 //	eventMissing  a copy was queued, and no event could be recorded after it
-//	maybeBusy     nor could its stream be waited for: waitForWork waits for it from now on
+//	maybeBusy     nor could the stream be waited for: the lane is never lent again, and
+//	              waitForWork waits once for the lane's own stream
 type lane struct {
 	queue        driver.Stream
 	blocks       [2]block
@@ -68,8 +69,8 @@ type lane struct {
 }
 
 // block is pinned memory. From a copy on it is busy until its event is reached.
-// While it is busy, its first used bytes belong to copies queued on the stream
-// on; only a copy that is queued after them there may have the rest. A copy
+// While it is busy, the first used bytes belong to copies queued on the stream on. Only a
+// later copy on that same stream may have the rest. A copy
 // after which no event could be recorded leaves its lane eventMissing (see lane).
 type block struct {
 	p     Ptr
@@ -431,9 +432,9 @@ func (st *staging) syncMaybeBusy() error {
 		return nil
 	}
 	st.mu.Lock()
-	broken := slices.Clone(st.unusable)
+	lanes := slices.Clone(st.unusable)
 	st.mu.Unlock()
-	for _, l := range broken {
+	for _, l := range lanes {
 		if l.queue == 0 { // never made
 			continue
 		}

@@ -21,13 +21,14 @@ import (
 // device's goroutine.
 
 // retirement is memory that was given up together. If it is left to the device's
-// goroutine, it stands in r.retirements, and no work uses it once its fences are done. Guarded by r.mu, but for the fences while it is unmapping.
+// goroutine, it stands in r.retirements, and no work uses it once its fences are done.
+// Guarded by r.mu, but for the fences while it is being swept.
 type retirement struct {
 	off, size uint64
 	left      int       // slots that no growth has taken back
 	streams   []*Stream // that UnmapAfter named
 	fences    []Fence
-	unmapping bool // a goroutine is unmapping it, or asking its fences
+	sweeping  bool // a goroutine has its fences; growth may still take slots back
 }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting
@@ -120,18 +121,19 @@ func (g *Range) retireTail() (*retirement, error) {
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	was := g.cap.Load()
-	off := was
 	r.mu.Lock()
+	end := max(was, r.table.Accessible(0, r.size)) // above Cap only after a failure
+	off := end
 	for i := len(r.table) - 1; i >= 0 && r.table[i].Off >= g.len.Load(); i-- {
 		off = min(off, r.table[i].Off)
 	}
 	r.mu.Unlock()
-	if off == was {
+	if off == end {
 		return nil, r.live()
 	}
 	// Cap falls first, so that no caller counts on memory that is about to go.
-	g.cap.Store(off)
-	t, err := r.retire(off, was-off)
+	g.cap.Store(min(was, off))
+	t, err := r.retire(off, end-off)
 	if err != nil {
 		g.cap.Store(was)
 	}
@@ -215,7 +217,7 @@ func (r *Reservation) unretireLocked(s *slot, fences []Fence) []Fence {
 	t := s.Retired
 	s.State, s.Retired = slots.Accessible, nil
 	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
-	if t.left--; t.left > 0 || t.unmapping {
+	if t.left--; t.left > 0 || t.sweeping {
 		return fences
 	}
 	r.retirements = slices.DeleteFunc(r.retirements, func(e *retirement) bool { return e == t })
@@ -239,8 +241,9 @@ func (r *Reservation) unretire(t *retirement) {
 func (r *Reservation) waitAndUnmap(t *retirement, wait func() error) error {
 	err := wait()
 	if err == nil && r.inRange {
-		// What retired earlier lies above it, and its work was waited for as well. In a
-		// user's reservation neither is so: an UnmapAfter may have come since.
+		// In a range, what retired earlier lies above t, and the wait covered it too: it is
+		// unmapped first. In a user's reservation an UnmapAfter may have come since that
+		// the wait does not cover.
 		err = r.unmapEarlier()
 	}
 	if err == nil {
@@ -348,7 +351,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 			i++
 			continue
 		}
-		t.unmapping = true // its fences are this goroutine's until it is false again
+		t.sweeping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
 		// Without r.mu: the driver is called.
@@ -368,7 +371,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		finished = finished && err == nil
 
 		r.mu.Lock()
-		t.unmapping = false
+		t.sweeping = false
 		// A growth may have taken all of it back meanwhile, and has left its fences to us.
 		removed := finished || t.left == 0
 		if removed {

@@ -175,7 +175,7 @@ func TestAFailedAppendLeavesZeros(t *testing.T) {
 			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
 			s := stream(t, w.devs[0])
 			require.NoError(t, g.Grow(2*page))
-			fillCap(t, g) // as if the copy had come so far
+			fillCap(t, g)                                   // as if the copy had come so far
 			w.refuse("AllocHost", 1, driver.ErrOutOfMemory) // so that AppendOn has no lane
 			w.refuse("CopyIn", 1, driver.ErrInvalid)
 			require.ErrorIs(t, fails(g, s), driver.ErrInvalid)
@@ -330,6 +330,52 @@ func TestAFillThatRunsIsNotUnmapped(t *testing.T) {
 		require.NoError(t, w.devs[0].Sync(), "the device is well")
 		w.end()
 	}
+}
+
+// TestClipAfterAFillThatRuns: Clip takes the chunks above Cap, too.
+func TestClipAfterAFillThatRuns(t *testing.T) {
+	w := newWorld(t, 1)
+	usedPages(t, w, 4)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	require.NoError(t, g.Grow(page))
+	w.refuse("SyncStream", 4, driver.ErrInvalid) // of the growth, and of its next try
+	require.ErrorIs(t, g.Grow(3*page), driver.ErrInvalid)
+	require.Zero(t, w.left("SyncStream"))
+	require.EqualValues(t, page, g.Cap())
+	require.EqualValues(t, 3*page, g.Stats().Committed)
+	require.NoError(t, g.Clip())
+	require.Zero(t, g.Stats().Committed)
+	require.NoError(t, g.Grow(4*page))
+	require.Equal(t, make([]byte, 4*page), shown(t, g, 0))
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestZeroedGrowthAheadDoesNotWait: memory that waits for work keeps the device's goroutine
+// from no other range.
+func TestZeroedGrowthAheadDoesNotWait(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true, GrowAhead: 2 * page})
+	s := stream(t, d)
+	require.NoError(t, g.Grow(4*page))
+	require.NoError(t, g.UsedBy(s))
+	open := work(t, d, s.Raw(), g.Ptr()+3*page)
+	require.NoError(t, g.SetLen(page))
+	require.NoError(t, g.Clip())
+	require.NotZero(t, g.Stats().Retiring)
+	require.NoError(t, g.SetLen(page)) // asks for growth ahead
+
+	other := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
+	require.NoError(t, other.Append([]byte{1}))
+	require.Eventually(t, func() bool { return other.Cap() >= 4*page }, 10*time.Second, time.Millisecond)
+	require.NotZero(t, g.Stats().Retiring, "its work runs all the time")
+	open()
+	require.NoError(t, s.Sync())
+	for _, x := range []interface{ Close() error }{s, other, g} {
+		require.NoError(t, x.Close())
+	}
+	w.end()
 }
 
 // TestAFillThatRunsDuringAWake: the range sleeps on, and the next Wake unmaps first.

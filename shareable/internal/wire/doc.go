@@ -15,7 +15,7 @@
 //	request                              reply
 //	LIST                                 LISTED
 //	STAT                                 OBJECT
-//	ATTACH                               OBJECT with the control page, then CHUNKS
+//	ATTACH                               OBJECT with control page and wake socket, then CHUNKS
 //	RESYNC                               CHUNKS
 //	DETACH                               DONE
 //	ACK                                  none

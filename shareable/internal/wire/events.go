@@ -63,7 +63,7 @@ type Publish struct {
 	Object     uint64
 	Length     uint64 // bytes
 	Generation uint64
-	Timeline   uint64
+	Timeline   uint64 // rises within a generation; an owner of this package sends the length
 }
 
 // Append appends the payload to b.

@@ -24,7 +24,7 @@ type Elem struct {
 }
 
 // Object describes an object and its present length. As the reply to ATTACH it
-// comes with the descriptors of the control page and of the connection's wake page,
+// comes with the descriptors of the control page and of the connection's wake socket,
 // else without any.
 type Object struct {
 	ID         uint64
