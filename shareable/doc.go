@@ -44,8 +44,9 @@
 // writing. On CUDA a descriptor carries no rights: any process that has it can write. A
 // server checks the user at the other end before it reads anything, and both
 // sides limit what the other can cost them. docs/sharing.md has the details.
-//
-// # Lock order
+package shareable
+
+// Lock order:
 //
 //	Publication.exclusive        one change of what is published at a time
 //	session.sending              one frame of an attachment at a time
@@ -67,4 +68,3 @@
 // only readerConn.working and session.sending while a frame is written to a peer. A method whose name ends in
 // Exclusive runs inside Publication.runExclusive; one that ends in Locked needs
 // the lock that its comment names.
-package shareable

@@ -68,8 +68,9 @@
 // A copy never waits for pinned memory that another copy uses: it then takes the driver's
 // own way.
 // [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order.
-//
-// # Lock order
+package vmm
+
+// Lock order:
 //
 //	deviceState.closeMu      Device.Close alone
 //	  Reservation.closeMu    Close, Clip, Sleep and Wake
@@ -107,4 +108,3 @@
 //
 // The library's own copies take no lock: they are counted (inFlight). Whatever takes
 // memory away marks it first and then waits for the copies that began before.
-package vmm

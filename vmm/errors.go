@@ -8,30 +8,30 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Errors of the driver below; see package driver.
+// Errors of the driver below.
 var (
-	ErrOutOfMemory  = driver.ErrOutOfMemory
-	ErrAddressSpace = driver.ErrAddressSpace
-	ErrNotSupported = driver.ErrNotSupported
-	ErrInvalid      = driver.ErrInvalid
-	ErrPermission   = driver.ErrPermission
-	ErrClosed       = driver.ErrClosed
-	ErrNoDriver     = driver.ErrNoDriver
-	ErrNoDevice     = driver.ErrNoDevice
-	ErrDeviceLost   = driver.ErrDeviceLost
-	ErrCapturing    = driver.ErrCapturing
-	ErrPeerEnabled  = driver.ErrPeerEnabled
-	ErrLimit        = driver.ErrLimit
-	ErrContextReset = driver.ErrContextReset
-	ErrUnavailable  = driver.ErrUnavailable
+	ErrOutOfMemory  = driver.ErrOutOfMemory  // no more memory on the device, or beyond Device.SetLimit
+	ErrAddressSpace = driver.ErrAddressSpace // no more addresses, see SetAddressLimit
+	ErrNotSupported = driver.ErrNotSupported // the device or the system cannot do this
+	ErrInvalid      = driver.ErrInvalid      // an argument breaks a rule; nothing has changed
+	ErrPermission   = driver.ErrPermission   // the system refuses
+	ErrClosed       = driver.ErrClosed       // used after Close
+	ErrNoDriver     = driver.ErrNoDriver     // not installed; the text says what was looked for
+	ErrNoDevice     = driver.ErrNoDevice     // the driver is there, this device is not
+	ErrDeviceLost   = driver.ErrDeviceLost   // all devices of the process, until it ends
+	ErrCapturing    = driver.ErrCapturing    // a stream is being captured; the wait would destroy the capture
+	ErrPeerEnabled  = driver.ErrPeerEnabled  // legacy peer access is enabled already, maybe by another library
+	ErrLimit        = driver.ErrLimit        // open files, mappings (vm.max_map_count), or peers of a device
+	ErrContextReset = driver.ErrContextReset // another library has reset the device's context; an ErrDeviceLost, too
+	ErrUnavailable  = driver.ErrUnavailable  // the device is not ready, or in exclusive use: try later
 )
 
-// What this package adds.
+// Errors that this package adds.
 var (
 	ErrFull   = errors.New("beyond the range's maximum")
-	ErrBusy   = errors.New("in use")
-	ErrBounds = errors.New("out of bounds")
-	ErrAsleep = errors.New("asleep, see Wake")
+	ErrBusy   = errors.New("in use")           // held, published, or another call is at it
+	ErrBounds = errors.New("out of bounds")    // beyond Len, or Cap
+	ErrAsleep = errors.New("asleep, see Wake") // has no memory until Wake
 )
 
 // lost says whether the device is gone, and with it all its work.

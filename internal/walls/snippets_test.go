@@ -145,7 +145,7 @@ func (s *snippet) source() string {
 	}
 	var imports string
 	for _, p := range []string{
-		"context", "errors", "fmt", "io", "time",
+		"context", "errors", "fmt", "io", "reflect", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver",
 	} {
 		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
