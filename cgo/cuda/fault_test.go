@@ -22,7 +22,7 @@ import (
 var faults = []string{
 	"cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
 	"cuMemGetAllocationGranularity", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2",
-	"cuCtxSynchronize", "cuPointerGetAttribute", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize",
+	"cuCtxSynchronize", "cuPointerGetAttribute", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2", "cuStreamSynchronize",
 	"cuStreamCreate", "cuStreamIsCapturing", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuEventQuery",
 	"cuMemGetInfo_v2", "cuDeviceGet", "cuDeviceGetName", "cuDeviceCanAccessPeer",
 }

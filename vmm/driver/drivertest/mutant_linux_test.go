@@ -139,6 +139,7 @@ type full interface {
 	driver.Capturer
 	driver.StreamMemOps
 	driver.LegacyPeers
+	driver.Copier2D
 }
 
 type otherDevice struct {
