@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -189,12 +190,12 @@ func TestFailedAppendRows(t *testing.T) {
 		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 16 * page, Chunk: page, Zero: zero})
 		require.NoError(t, g.Append([]byte{1, 2}))
 		require.NoError(t, g.Grow(page))
-		third := drivertest.FailNth("CopyIn", 3, errInjected)
+		last := drivertest.FailNth("CopyIn", 4, errInjected)
 		w.before = func(c drivertest.Call) error {
 			if err := noRows(c); err != nil {
 				return err
 			}
-			return third(c)
+			return last(c)
 		}
 		rows := bytes.Repeat([]byte{secret}, 40)
 		err := g.AppendRows(rows, 10, 16)
@@ -213,6 +214,41 @@ func TestFailedAppendRows(t *testing.T) {
 		require.NoError(t, g.Close())
 		w.end()
 	}
+}
+
+// TestRowsQueuedBeforeAFailureAreWaitedFor: where rows go to a lane's stream one by one and
+// one cannot be queued, those before it have run when the call returns.
+func TestRowsQueuedBeforeAFailureAreWaitedFor(t *testing.T) {
+	w := staged(t, 1)
+	g, want := noisy(t, w, 2*edge)
+	open := gate(t, w.devs[0], vmm.IdleLane(w.devs[0]))
+	third := drivertest.FailNth("Copy", 3, errInjected)
+	w.before = func(c drivertest.Call) error {
+		if err := noRows(c); err != nil {
+			return err
+		}
+		return third(c)
+	}
+	written := make(chan error, 1)
+	go func() {
+		_, err := g.WriteRowsAt(bytes.Repeat([]byte{secret}, 40), 0, 10, 16)
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		t.Fatal("two rows are still to be copied", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	open()
+	require.ErrorIs(t, <-written, errInjected)
+	got := make([]byte, len(want))
+	_, err := g.ReadAt(got, 0)
+	require.NoError(t, err)
+	copy(want, bytes.Repeat([]byte{secret}, 10))
+	copy(want[16:], bytes.Repeat([]byte{secret}, 10))
+	require.True(t, bytes.Equal(want, got))
+	require.NoError(t, g.Close())
+	w.end()
 }
 
 // TestCopy2D copies rows in the order of a stream, with and without a driver that can.

@@ -151,8 +151,10 @@ func (c *context) allocate(all []extent) (whole bool, err error) {
 				err, _ = unix.Fallocate(x.memory.fd, unix.FALLOC_FL_KEEP_SIZE,
 					int64(x.memory.part.off+x.off+at), int64(min(piece, x.n-at))).(unix.Errno)
 			}
-			// After any other error the pages come with the stores, as for small copies.
-			if err == unix.ENOSPC || err == unix.ENOMEM {
+			switch err {
+			case 0:
+			case unix.EOPNOTSUPP, unix.ENOSYS, unix.EPERM: // pages come with the stores, as for small copies
+			default:
 				return true, c.d.fail("fallocate", driver.ErrOutOfMemory, err)
 			}
 		}
