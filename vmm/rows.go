@@ -232,7 +232,7 @@ func (r rows) of(width uint64) rows {
 // stagedFrom is from how many bytes on a copy is staged, and by how many lanes at least,
 // where that of flat bytes needs fewest.
 func (r rows) stagedFrom(fewest int) (from uint64, lanes int) {
-	if r.isFlat() || r.width%evenWidth == 0 {
+	if r.isFlat() || r.width%evenWidth == 0 || r.width >= wideRow {
 		return stageFrom, fewest
 	}
 	return stageRowsFrom, 1

@@ -30,9 +30,11 @@ const (
 	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
 	// copy 10, and 19 from device to host (docs/benchmarks.md).
 	fewestToDevice, fewestToHost = 2, 3
-	// The driver's copies of pageable rows reach 1.2 to 1.6 GB/s on an H200 where the width is
-	// 508 bytes, and 9 to 14 where it is 64 or 3,072; those of pinned rows 32 to 55.
-	stageRowsFrom, evenWidth = 64 << 10, 64
+	// On an H200 the driver's copy of pageable rows of an odd width is slow: 0.2 GB/s at 60
+	// bytes, 1.5 at 508, 3.5 at 1,000. With a multiple of evenWidth it reaches 15, and from
+	// wideRow on it does not matter. Staged rows of 500 bytes reach 6.
+	stageRowsFrom      = 64 << 10
+	evenWidth, wideRow = 16, 2 << 10
 )
 
 // staging is the pinned memory through which pageable host memory is copied to and from a

@@ -146,13 +146,13 @@ func (c *context) allocate(all []extent) (whole bool, err error) {
 			if c.stopped() {
 				return false, nil
 			}
-			err := unix.EINTR
+			off, n := int64(x.memory.part.off+x.off+at), int64(min(piece, x.n-at))
+			err := unix.Fallocate(x.memory.fd, unix.FALLOC_FL_KEEP_SIZE, off, n)
 			for err == unix.EINTR {
-				err, _ = unix.Fallocate(x.memory.fd, unix.FALLOC_FL_KEEP_SIZE,
-					int64(x.memory.part.off+x.off+at), int64(min(piece, x.n-at))).(unix.Errno)
+				err = unix.Fallocate(x.memory.fd, unix.FALLOC_FL_KEEP_SIZE, off, n)
 			}
 			switch err {
-			case 0:
+			case nil:
 			case unix.EOPNOTSUPP, unix.ENOSYS, unix.EPERM: // pages come with the stores, as for small copies
 			default:
 				return true, c.d.fail("fallocate", driver.ErrOutOfMemory, err)

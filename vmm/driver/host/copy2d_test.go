@@ -31,7 +31,7 @@ func TestNoPageForRowsIsAnError(t *testing.T) {
 	m.fd = fd
 	require.NoError(t, unix.Close(full))
 	rows := driver.PitchedPtr{Ptr: p, Pitch: 128 << 10}
-	require.NoError(t, v.CopyIn2D(rows, src[:32*100], 100), "few bytes far apart ask for no pages between them")
+	require.NoError(t, v.CopyIn2D(rows, src[:32*10_000], 10_000), "few bytes far apart ask for no pages between them")
 	require.Zero(t, m.touched.Load())
 	rows.Pitch = 1024
 	require.NoError(t, v.CopyIn2D(rows, src[:1000*1000], 1000), "the device goes on")
