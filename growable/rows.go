@@ -12,8 +12,9 @@ import (
 // Rows is a table of T in device memory that grows in place, row by row. All rows
 // have one width that is known at run time: the length of an embedding, say.
 // Counts and indices are rows. With a pitch, padding follows each row; it is never
-// written and never read, so it is zeros with RangeOptions.Zero and else anything. Safe
-// for concurrent use as Vector is. The caller must Close it.
+// written and never read. With RangeOptions.Zero it is zeros, else what the memory
+// contained, which readers of other processes see too. Safe for concurrent use as Vector
+// is. The caller must Close it.
 type Rows[T any] struct {
 	r      *vmm.Range    // nil in zero Rows
 	reader RowsReader[T] // of r

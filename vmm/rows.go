@@ -57,7 +57,8 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, rows uint64) error {
 
 // AppendRows is Append of rows: p has rows of width bytes one behind the other, and
 // each is written pitch bytes behind the one before. Len moves by pitch for each row.
-// What lies between the rows is not written. If p is no whole rows, or the pitch is
+// What lies between the rows is not written: with RangeOptions.Zero it is zeros, else it
+// may be what an earlier range of the Device left. If p is no whole rows, or the pitch is
 // below the width, it returns ErrInvalid.
 func (g *Range) AppendRows(p []byte, width, pitch uint64) error {
 	size, err := sizeOfRows(p, width, pitch)
