@@ -139,7 +139,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
 	locked, o, err := d.lockSpan(nil, Span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
-		err = o.copyIn(dst, src)
+		err = o.copyIn(flat(dst), src)
 		locked.unlock()
 	}
 	return d.fail("copy in", dst, n, err)
@@ -151,7 +151,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
 	locked, o, err := d.lockSpan(nil, Span{src, n, AccessRead})
 	if err == nil && n > 0 {
-		err = o.copyOut(dst, src)
+		err = o.copyOut(dst, flat(src))
 		locked.unlock()
 	}
 	return d.fail("copy out", src, n, err)

@@ -130,14 +130,14 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 // them, as Unmap does, and so returns ErrCapturing during a capture. Past Len
 // it returns io.EOF.
 func (g *Range) ReadAt(p []byte, off int64) (int, error) {
-	n, err := g.readAt(p, off)
+	n, err := g.readAt(p, off, 1, 1)
 	if errors.Is(err, io.EOF) {
 		return n, io.EOF
 	}
 	return n, g.fail("read", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
-func (g *Range) readAt(p []byte, off int64) (int, error) {
+func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
@@ -153,9 +153,9 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	defer g.r.copies.end(epoch)
-	n, eof := prefix.Part(len(p), off, g.len.Load())
+	n, eof := rowsBelow(len(p), off, g.len.Load(), width, pitch)
 	if n > 0 {
-		if err := o.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+		if err := o.copyOut(p[:n], rows{g.r.ptr + Ptr(off), width, pitch}); err != nil {
 			return 0, err
 		}
 	}
@@ -166,11 +166,12 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 // returns ErrBounds and writes nothing. It has finished when it returns and
 // waits for nothing that other streams have queued.
 func (g *Range) WriteAt(p []byte, off int64) (int, error) {
-	n, err := g.writeAt(p, off)
+	n, err := g.writeAt(p, off, uint64(len(p)), 1, 1)
 	return n, g.fail("write", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
-func (g *Range) writeAt(p []byte, off int64) (int, error) {
+// writeAt writes rows that take size bytes with their padding.
+func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
@@ -180,17 +181,17 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	}
 	defer g.r.copies.end(epoch)
 	have := g.len.Load()
-	if off < 0 || uint64(off) > have || uint64(len(p)) > have-uint64(off) {
-		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, len(p), off, have)
+	if off < 0 || uint64(off) > have || size > have-uint64(off) {
+		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, size, off, have)
 	}
 	if len(p) == 0 {
 		return 0, nil
 	}
 	// Below Len, but a SetLen and a Clip may take it away up to here.
-	if err := g.writable(uint64(off), uint64(len(p))); err != nil {
+	if err := g.writable(uint64(off), size); err != nil {
 		return 0, err
 	}
-	if err := o.copyIn(g.r.ptr+Ptr(off), p); err != nil {
+	if err := o.copyIn(rows{g.r.ptr + Ptr(off), width, pitch}, p); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -197,7 +197,7 @@ func (s *sleeper) save() error {
 	if err := s.hostCopy.Ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return o.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
+	return o.copyOut(s.hostCopy.Mem[:n], flat(s.r.ptr))
 }
 
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
@@ -396,7 +396,7 @@ func (s *sleeper) load() error {
 		if err != nil {
 			return err
 		}
-		if err := o.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
+		if err := o.copyIn(flat(r.ptr), s.hostCopy.Mem[:n]); err != nil {
 			return err
 		}
 	} else if r.zeroed == zeroNone {
