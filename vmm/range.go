@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -298,7 +300,7 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 	if err := g.writable(at, size); err != nil {
 		return at, err
 	}
-	if err := o.copyIn(rows{g.r.ptr + Ptr(at), width, pitch}, p); err != nil {
+	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
 		return at, g.zeroFailed(at, size, err)
 	}
 	// Len last: whoever sees it may read the bytes.
