@@ -323,6 +323,49 @@ func (g *Range) requestGrowAhead() {
 	}
 }
 
+// unfilled is what a failed append has left where a range promises zeros, and what could not
+// be filled since: the next change of Len fills it first. It is empty if end is 0.
+type unfilled struct{ off, end uint64 }
+
+// zeroFailed fills with zeros, in a range that promises them, where an append has failed
+// with err and may have written a part. It needs g.lenMu.
+func (g *Range) zeroFailed(at, n uint64, err error) error {
+	if g.r.zeroed == zeroNone {
+		return err
+	}
+	if g.unfilled.end == 0 {
+		g.unfilled.off = at
+	}
+	g.unfilled = unfilled{min(at, g.unfilled.off), max(at+n, g.unfilled.end)}
+	return also(err, "and filling with zeros", g.fillLocked())
+}
+
+// fillLocked fills what is unfilled. It needs g.lenMu.
+func (g *Range) fillLocked() error {
+	invariants.Held(&g.lenMu)
+	u := g.unfilled
+	if u.end == 0 {
+		return nil
+	}
+	if err := g.r.waitForWork(); err != nil {
+		return err
+	}
+	_, epoch, err := g.beginCopy()
+	if err != nil {
+		return err
+	}
+	defer g.r.copies.end(epoch)
+	// What a Clip takes is filled when it comes back. It lowers Cap before it waits for
+	// copies, so what lies below stays mapped.
+	if end := min(u.end, g.cap.Load()); end > u.off {
+		if _, err := g.r.zero(u.off, end-u.off); err != nil {
+			return err
+		}
+	}
+	g.unfilled = unfilled{}
+	return nil
+}
+
 // zeroMemory fills memory that is mapped from off on with zeros, and waits for that. If
 // that fails, mayStillFill says whether the fill may still run. It needs r.mappingMu.
 func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (mayStillFill bool, err error) {
@@ -354,7 +397,9 @@ func (r *Reservation) zero(off, n uint64) (mayStillFill bool, err error) {
 		return false, err
 	}
 	if err = o.SyncStream(s); err != nil && !lost(err) {
-		mayStillFill = o.SyncStream(s) != nil
+		if mayStillFill = o.SyncStream(s) != nil; mayStillFill {
+			o.stage.noteFill()
+		}
 	}
 	return mayStillFill, err
 }

@@ -50,6 +50,9 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 		return at, err
 	}
 	end, err := g.endWithin(at, uint64(len(p)))
+	if err == nil {
+		err = g.fillLocked()
+	}
 	if err == nil && end > g.cap.Load() {
 		err = g.ensure(end)
 	}

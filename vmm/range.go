@@ -39,6 +39,8 @@ type Range struct {
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
 
+	unfilled unfilled // guarded by lenMu
+
 	waitSlot chan struct{} // taken by the one WaitWritten that waits
 
 	// Of Sleep; guarded by r.closeMu.
@@ -287,6 +289,9 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 	if err != nil || size == 0 {
 		return at, err
 	}
+	if err := g.fillLocked(); err != nil {
+		return at, err
+	}
 	if end > g.cap.Load() {
 		if err := g.ensure(end); err != nil {
 			return at, err
@@ -306,19 +311,6 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
 	return at, nil
-}
-
-// zeroFailed fills with zeros, in a range that promises them, where an append has failed
-// with err and may have written a part.
-func (g *Range) zeroFailed(at, n uint64, err error) error {
-	if g.r.zeroed == zeroNone {
-		return err
-	}
-	again := g.r.waitForWork()
-	if again == nil {
-		_, again = g.r.zero(at, n)
-	}
-	return also(err, "and filling with zeros", again)
 }
 
 // beginCopy opens the device and counts a copy: whatever takes the range's memory away
@@ -372,6 +364,9 @@ func (g *Range) setLen(n uint64) error {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	old := g.len.Load()
+	if err := g.fillLocked(); err != nil {
+		return err
+	}
 	if n >= old || g.r.zeroed == zeroNone {
 		return g.setLenLocked(n)
 	}

@@ -49,7 +49,8 @@ type staging struct {
 	idle      []*lane
 	unusable  []*lane      // never lent again, freed by close: half made, or once maybeBusy
 	inUse     int          // lanes in use or being made
-	maybeBusy atomic.Int32 // of unusable: those whose own streams were not waited for yet
+	maybeBusy atomic.Int32 // of unusable: those whose own streams were not waited for yet; and 1 for fillRuns
+	fillRuns  bool         // a fill on the device's copy stream was not waited for yet
 	noMore    error        // why no more lanes can be made; nil if they can
 }
 
@@ -449,7 +450,7 @@ func (st *staging) putBack(lanes ...*lane) {
 	}
 }
 
-// syncMaybeBusy waits for what maybeBusy lanes may still be copying. Every
+// syncMaybeBusy waits for what maybeBusy lanes may still be copying, and for a fill. Every
 // copy, and every wait for work, calls it first.
 func (st *staging) syncMaybeBusy() error {
 	if st.maybeBusy.Load() == 0 {
@@ -472,7 +473,33 @@ func (st *staging) syncMaybeBusy() error {
 		}
 		st.mu.Unlock()
 	}
+	st.mu.Lock()
+	fillRuns := st.fillRuns
+	st.mu.Unlock()
+	if !fillRuns {
+		return nil
+	}
+	if err := st.device.SyncStream(st.device.CopyStream()); err != nil {
+		return err
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.fillRuns {
+		st.fillRuns = false
+		st.maybeBusy.Add(-1)
+	}
 	return nil
+}
+
+// noteFill notes that a fill on the device's copy stream could not be waited for: what
+// would copy, wait or unmap does that first.
+func (st *staging) noteFill() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if !st.fillRuns {
+		st.fillRuns = true
+		st.maybeBusy.Add(1)
+	}
 }
 
 // close frees everything. Freeing pinned memory waits for the
@@ -500,6 +527,7 @@ func (st *staging) close() error {
 	st.unusable = append(st.unusable, lanes...)
 	if err == nil {
 		st.maybeBusy.Store(0)
+		st.fillRuns = false
 		st.noMore = nil
 	}
 	return err

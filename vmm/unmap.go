@@ -333,6 +333,14 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 // growth can take it back, and Close releases it. It needs d.sweepMu.
 func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed error) {
 	invariants.Held(&r.dev.sweepMu)
+	// No fence of a retirement covers a fill that came after it.
+	if o := r.dev.state.openDevice.Load(); o != nil && o.stage.maybeBusy.Load() > 0 && o.retain() {
+		err := o.stage.syncMaybeBusy()
+		o.release()
+		if err != nil && !lost(err) {
+			return false, err
+		}
+	}
 	var busy [][]*Stream // a retirement that waits for one of these lists is not done either
 	for i := 0; ; {
 		r.mu.Lock()

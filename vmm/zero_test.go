@@ -351,6 +351,91 @@ func TestClipAfterAFillThatRuns(t *testing.T) {
 	w.end()
 }
 
+// gatedFill has the next Fill of the library wait, and neither of the two tries to wait for
+// it succeed. open lets it run.
+func gatedFill(t *testing.T, w *world) (open func()) {
+	t.Helper()
+	d, started := w.devs[0], false
+	let := func() {}
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "Fill" && !started {
+			started = true
+			let = gate(t, d, raw(t, d).CopyStream())
+			w.refuse("SyncStream", 2, driver.ErrInvalid)
+		}
+		return nil
+	}
+	return func() { let() }
+}
+
+// TestAFillThatRunsInRetiredMemory: what retires again after it is not unmapped under it.
+func TestAFillThatRunsInRetiredMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, s, done := givenUp(t, w)
+	done()
+	vmm.SetNoWorker(d, true)
+	open := gatedFill(t, w)
+	require.ErrorIs(t, g.Grow(2*page), driver.ErrInvalid)
+	swept := make(chan error, 1)
+	go func() { swept <- vmm.Drain(d) }()
+	require.Never(t, func() bool { return g.Stats().Retiring == 0 }, 50*time.Millisecond, time.Millisecond)
+	open()
+	require.NoError(t, <-swept)
+	require.NoError(t, d.Sync(), "the device is well")
+	vmm.SetNoWorker(d, false)
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestAFillThatRunsBesideAnAppend: an append that comes after it writes after it.
+func TestAFillThatRunsBesideAnAppend(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	s := stream(t, d)
+	require.NoError(t, g.Grow(2*page))
+	w.refuse("CopyIn", 1, driver.ErrInvalid)
+	open := gatedFill(t, w)
+	require.ErrorIs(t, g.Append(make([]byte, page)), driver.ErrInvalid)
+	b := bytes.Repeat([]byte{secret}, page)
+	appended := make(chan error, 1)
+	go func() { appended <- g.AppendOn(s, b) }()
+	select {
+	case err := <-appended: // it may be queued, but not before the fill
+		require.NoError(t, err)
+		appended <- nil
+	case <-time.After(50 * time.Millisecond):
+	}
+	open()
+	require.NoError(t, <-appended)
+	require.NoError(t, s.Sync())
+	require.NoError(t, d.Sync())
+	require.Equal(t, b, shown(t, g, 0)[:page])
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestAFailedFillIsDoneLater: what a failed append wrote between rows, and could not fill
+// with zeros, is filled before rows are appended there.
+func TestAFailedFillIsDoneLater(t *testing.T) {
+	w := unstaged(t)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	require.NoError(t, g.Grow(page))
+	fillCap(t, g) // as if the copy had come so far
+	w.refuse("CopyIn", 1, driver.ErrInvalid)
+	w.refuse("CopyIn2D", 1, driver.ErrInvalid)
+	w.refuse("Fill", 1, driver.ErrInvalid)
+	require.ErrorIs(t, g.AppendRows(make([]byte, 80), 10, 100), driver.ErrInvalid)
+	require.NoError(t, g.AppendRows(bytes.Repeat([]byte{1}, 20), 10, 100))
+	b := shown(t, g, 0)[:200]
+	require.Equal(t, append(bytes.Repeat([]byte{1}, 10), make([]byte, 90)...), b[:100])
+	require.NoError(t, g.Close())
+	w.end()
+}
+
 // TestZeroedGrowthAheadDoesNotWait: memory that waits for work keeps the device's goroutine
 // from no other range.
 func TestZeroedGrowthAheadDoesNotWait(t *testing.T) {
