@@ -304,12 +304,14 @@ func (p *Publication) holdLenExclusive() (uint64, error) {
 			return n, nil
 		}
 		release, err := p.r.Hold(0, n)
-		if err == nil {
+		switch back := p.r.Len() < n; {
+		case err == nil && back: // before the hold, which does not count then
+			release()
+		case err == nil:
 			p.release()
 			p.release, p.held = release, n
 			return n, nil
-		}
-		if p.r.Len() >= n { // else Len went back meanwhile, and the smaller one is tried
+		case !back:
 			return 0, err
 		}
 	}

@@ -333,6 +333,29 @@ func TestPublishAfterDuringRetireAndSeal(t *testing.T) {
 	require.EqualValues(t, 2<<20, p.page.queued.Load())
 }
 
+// TestClipBelowAQueuedLength: the memory of a length that was accepted stays.
+func TestClipBelowAQueuedLength(t *testing.T) {
+	_, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Grow(4<<20))
+	st, open := blockedStream(t, g.Device())
+	defer open()
+	e, err := st.Record()
+	require.NoError(t, err)
+	require.NoError(t, p.PublishAfter(1<<20, e))
+	require.ErrorIs(t, g.Clip(), vmm.ErrBusy)
+	require.NoError(t, g.SetLen(1<<10), "what is held can be counted")
+	open()
+	soon(t, "it is published", func() bool { return p.Len() == 1<<20 })
+	require.NoError(t, p.Err())
+
+	require.ErrorIs(t, p.PublishAfter(1<<10, nil), vmm.ErrInvalid)
+	e, err = st.Record()
+	require.NoError(t, err)
+	require.ErrorIs(t, p.PublishAfter(1<<10, e), vmm.ErrInvalid, "below the length")
+	require.ErrorIs(t, p.PublishAfter(1<<20, e), vmm.ErrClosed, "it closes the event, also if it fails")
+	require.NoError(t, p.Err())
+}
+
 // TestQueuedAfterAFailure: what was queued behind work that failed does not
 // become readable.
 func TestQueuedAfterAFailure(t *testing.T) {

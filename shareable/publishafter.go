@@ -11,8 +11,10 @@ import (
 // PublishAfter publishes the length n once the event has passed: for a kernel
 // that writes the memory that Grow has mapped, say. Readers see n as queued at
 // once. When the event has passed, the range's Len becomes n, which publishes it;
-// several lengths follow in the order of the calls. n must not exceed Cap
-// (vmm.ErrBounds) and must not be below a length queued before (vmm.ErrInvalid).
+// several lengths follow in the order of the calls. Until then the bytes below n are held:
+// a Clip that would unmap some of them returns vmm.ErrBusy. n must not exceed Cap
+// (vmm.ErrBounds), and must be below neither Len nor a length queued before
+// (vmm.ErrInvalid). While Seal or Retire runs, PublishAfter returns vmm.ErrBusy.
 // The Publication closes the event, also if PublishAfter fails. If a later step
 // fails, Err returns the error and Len stays where it is.
 func (p *Publication) PublishAfter(n uint64, event *vmm.Event) error {
@@ -26,33 +28,55 @@ func (p *Publication) PublishAfter(n uint64, event *vmm.Event) error {
 	return nil
 }
 
+var errDeciding = fmt.Errorf("%w: Seal or Retire is under way", vmm.ErrBusy)
+
 // addPending appends a length to the list, and starts its goroutine if none runs.
-func (p *Publication) addPending(n uint64, event *vmm.Event) error {
+func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 	// The arguments are checked before the page changes: readers never see a
 	// queued length that is refused.
 	if err := p.checkLive(); err != nil {
 		return err
 	}
+	p.mu.Lock()
+	deciding := p.lengthSetters > 0
+	p.mu.Unlock()
+	if deciding {
+		return errDeciding
+	}
 	if event == nil {
 		return fmt.Errorf("%w: no event", vmm.ErrInvalid)
 	}
-	if have := p.r.Cap(); n > have {
-		return fmt.Errorf("%w: the capacity is %d bytes", vmm.ErrBounds, have)
+	// A closed event, or one of a lost device, would end the publication later.
+	if _, err := event.Done(); err != nil {
+		return err
 	}
+	if have := p.r.Len(); n < have {
+		return fmt.Errorf("%w: the length is %d", vmm.ErrInvalid, have)
+	}
+	// A Clip would take the memory away before Len counts it.
+	release, err := p.r.Hold(0, n)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.state != wire.StateLive {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
 	if p.lengthSetters > 0 { // it would move Len after they have decided on it
-		return fmt.Errorf("%w: Seal or Retire is under way", vmm.ErrBusy)
+		return errDeciding
 	}
 	if before := p.page.queued.Load(); n < before {
 		return fmt.Errorf("%w: %d were queued before", vmm.ErrInvalid, before)
 	}
 	p.page.queued.Store(n)
 	p.page.notify()
-	p.pending = append(p.pending, pendingLength{n, event})
+	p.pending = append(p.pending, pendingLength{n, event, release})
 	if !p.pendingRunning {
 		p.pendingRunning = true
 		p.tasks.Go(p.publishPending)
@@ -94,6 +118,7 @@ func (p *Publication) publishPending() {
 		if err == nil && p.Err() == nil && q.n > p.r.Len() {
 			err = p.r.SetLen(q.n)
 		}
+		q.release()
 		if err != nil {
 			p.fail(fmt.Errorf("publish %d bytes after an event: %w", q.n, err))
 		}
@@ -102,6 +127,7 @@ func (p *Publication) publishPending() {
 
 // pendingLength is a length whose bytes are written once the event has passed.
 type pendingLength struct {
-	n     uint64
-	event *vmm.Event
+	n       uint64
+	event   *vmm.Event
+	release func() // ends the hold on the bytes
 }

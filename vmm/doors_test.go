@@ -460,9 +460,17 @@ func TestHoldOfSpansInARange(t *testing.T) {
 	require.ErrorIs(t, g.SetLen(9), vmm.ErrBusy)
 	short()
 	require.NoError(t, g.SetLen(0))
+	ahead, err := g.Hold(2*page, page)
+	require.NoError(t, err, "beyond Len, within Cap")
+	require.ErrorIs(t, g.Clip(), vmm.ErrBusy)
+	require.NoError(t, g.SetLen(10), "upwards, below a hold")
+	require.NoError(t, g.SetLen(3*page))
+	require.ErrorIs(t, g.SetLen(10), vmm.ErrBusy)
+	ahead()
+	require.NoError(t, g.SetLen(0))
 	require.ErrorIs(t, g.Close(), vmm.ErrBusy, "a hold of no bytes")
 	none()
-	for _, x := range [][2]uint64{{math.MaxUint64, 2}, {1, math.MaxUint64}, {0, 1}} {
+	for _, x := range [][2]uint64{{math.MaxUint64, 2}, {1, math.MaxUint64}, {0, g.Cap() + 1}} {
 		_, err := g.Hold(x[0], x[1])
 		require.ErrorIs(t, err, vmm.ErrBounds)
 	}

@@ -281,11 +281,12 @@ func (m *model) all() {
 
 func (m *model) hold() {
 	n := rapid.Uint64Range(0, uint64(len(m.want))+1).Draw(m.T, "below")
-	release, err := m.g.Hold(0, n)
 	if n > uint64(len(m.want)) {
+		_, err := m.g.Hold(0, m.g.Max()+1)
 		require.ErrorIs(m, err, vmm.ErrBounds)
 		return
 	}
+	release, err := m.g.Hold(0, n)
 	require.NoError(m, err)
 	m.holds[n] = append(m.holds[n], release)
 }

@@ -401,8 +401,10 @@ func (g *Range) setLenLocked(n uint64) error {
 	if c := g.Cap(); n > c {
 		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
 	}
-	if err := r.checkHoldsLocked(n, math.MaxUint64); err != nil {
-		return err
+	if n < g.len.Load() { // moved up it takes nothing away
+		if err := r.checkHoldsLocked(n, math.MaxUint64); err != nil {
+			return err
+		}
 	}
 	g.publishLenLocked(n)
 	return nil
@@ -424,17 +426,17 @@ func (g *Range) publishLenLocked(n uint64) {
 	r.notify()
 }
 
-// Hold makes the n bytes from off on, which must be within Len, stay: until release
-// is called, SetLen below their end and Close return ErrBusy. Calling release again
-// does nothing.
+// Hold makes the n bytes from off on, which must be within Cap, stay: until release
+// is called, whatever would drop or unmap some of them returns ErrBusy: SetLen downwards
+// below their end, Clip, Sleep and Close. Calling release again does nothing.
 func (g *Range) Hold(off, n uint64) (release func(), err error) {
 	if g == nil || g.r == nil {
 		return nil, g.fail("hold", off, n, g.live())
 	}
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	if l := g.len.Load(); (off+n < n || off+n > l) && g.live() == nil {
-		return nil, g.fail("hold", off, n, fmt.Errorf("%w: the length is %d", ErrBounds, l))
+	if have := g.cap.Load(); (off+n < n || off+n > have) && g.live() == nil {
+		return nil, g.fail("hold", off, n, fmt.Errorf("%w: the capacity is %d", ErrBounds, have))
 	}
 	release, err = g.r.hold(off, n)
 	return release, g.fail("hold", off, n, err)
