@@ -61,7 +61,7 @@ func TestMessages(t *testing.T) {
 		{v.SetLen(-7), "set length to -7 elements: invalid argument: 0 is the least"},
 		{r.Grow(-1), "grow by -1 rows: invalid argument: 0 is the least"},
 		{v.Grow(math.MaxInt), "grow by 9223372036854775807 elements of 4 bytes each: beyond the range's maximum: they are more than 2^64-1 bytes"},
-		{r.Append(make([]int64, 3*(r.MaxLen()+1))...), "beyond the range's maximum: there can be "},
+		{r.Append(make([]int64, 3*(r.MaxLen()+1))...), "beyond the range's maximum: 4040 bytes beyond 80, of at most 4000"},
 		{none.Grow(1), "grow by 1: invalid argument: a nil or zero value"},
 		{none.Append(1, 2), "append 2 elements: invalid argument: a nil or zero value"},
 		{noRange, "make vector of int32: invalid argument: no range"},

@@ -2,7 +2,6 @@ package growable
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"reflect"
@@ -12,9 +11,10 @@ import (
 
 // Rows is a table of T in device memory that grows in place, row by row. All rows
 // have one width that is known at run time: the length of an embedding, say.
-// Counts and indices are rows. With a pitch, padding follows each row; it is
-// written as zeros and never read. Safe for concurrent use as Vector is. The caller
-// must Close it.
+// Counts and indices are rows. With a pitch, padding follows each row; it is never
+// written and never read. With RangeOptions.Zero it is zeros, else what the memory
+// contained, which readers of other processes see too. Safe for concurrent use as Vector
+// is. The caller must Close it.
 type Rows[T any] struct {
 	r      *vmm.Range    // nil in zero Rows
 	reader RowsReader[T] // of r
@@ -23,7 +23,8 @@ type Rows[T any] struct {
 // RowsOptions configures NewRows; its zero value is the default.
 type RowsOptions struct {
 	// Pitch is the number of bytes from one row to the next: a multiple of the
-	// element's alignment, and at least the size of a row. 0 is no padding.
+	// element's alignment, and at least the size of a row. 0 is no padding, and
+	// DevicePitch is the device's choice.
 	Pitch int
 	// MaxRows is how many rows there can be; 0 uses Range.Max. If both are set, they
 	// must be the same.
@@ -32,6 +33,10 @@ type RowsOptions struct {
 	Range vmm.RangeOptions
 }
 
+// DevicePitch as RowsOptions.Pitch has the device choose, as vmm.Device.Pitch does. That
+// makes the device's context if there is none yet. Rows.Pitch is what it has chosen.
+const DevicePitch = -1
+
 // NewRows makes empty Rows of width elements each. It commits no memory yet. If T
 // is not plain data, it returns ErrElement. The caller must Close it.
 func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
@@ -39,7 +44,7 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make rows: %w", err)
 	}
-	data, pitch, err := rowSize(t, width, o.Pitch)
+	data, pitch, err := rowSizeOn(d, t, width, o.Pitch)
 	if err == nil {
 		o.Range.Max, err = maxBytes(o.MaxRows, pitch, "rows", o.Range.Max)
 	}
@@ -65,8 +70,8 @@ func (r *Rows[T]) read() *RowsReader[T] {
 func (r *Rows[T]) base() *counted { return r.read().base() }
 
 // Range returns the Range that holds the rows, for bytes, peers, streams, segments
-// and sharing. A caller that writes through it must write whole rows with their
-// padding.
+// and sharing. A caller that appends through it must append whole rows with their
+// padding; see vmm.Range.AppendRows.
 func (r *Rows[T]) Range() *vmm.Range {
 	if r == nil {
 		return nil
@@ -106,42 +111,15 @@ func (r *Rows[T]) Ptr() vmm.Ptr { return r.Range().Ptr() }
 func (r *Rows[T]) PtrAt(row int) vmm.Ptr { return r.base().ptrAt(r.Range(), row) }
 
 // Append writes s, which must be whole rows, after the last row, as Vector.Append
-// does. With a pitch it first makes a copy of s with padding.
+// does.
 func (r *Rows[T]) Append(s ...T) error {
 	if !r.base().whole(r.Range()) {
 		return r.base().notWhole(len(s))
 	}
-	b, err := r.pack("append", s)
-	if err != nil {
+	if _, err := r.read().rows("append", len(s)); err != nil {
 		return err
 	}
-	return r.Range().Append(b)
-}
-
-// pack returns whole rows as bytes with their padding.
-func (r *Rows[T]) pack(op string, s []T) ([]byte, error) {
-	n, err := r.read().rows(op, len(s))
-	if err != nil {
-		return nil, err
-	}
-	b := bytesOf(s)
-	if n == 0 || r.reader.packed() {
-		return b, nil
-	}
-	c, data := &r.reader.c, r.reader.data
-	size, err := c.bytes(op, n)
-	if err != nil {
-		return nil, err
-	}
-	// Checked before the copy is allocated: with a large pitch it exceeds s by far.
-	if limit := r.r.Max(); size > limit {
-		return nil, fmt.Errorf("%s %d rows: %w: there can be %d", op, n, vmm.ErrFull, c.count(limit))
-	}
-	out := make([]byte, size)
-	for i := range uint64(n) {
-		copy(out[i*c.stride:], b[i*data:(i+1)*data])
-	}
-	return out, nil
+	return r.r.AppendRows(bytesOf(s), r.reader.data, r.reader.c.stride)
 }
 
 // AppendSeq appends the rows of seq, about 1 MiB at a time, and returns how many it has
@@ -177,21 +155,17 @@ func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) { return r.read().ReadAt
 
 // WriteAt replaces the rows from row on by src, which must be whole rows. It returns
 // how many it wrote. If not all of them lie below Len, it returns vmm.ErrBounds and
-// writes nothing. With a pitch it first makes a copy of src with padding.
+// writes nothing.
 func (r *Rows[T]) WriteAt(src []T, row int) (int, error) {
 	off, err := r.base().offset("write", row)
 	if err != nil {
 		return 0, err
 	}
-	b, err := r.pack("write", src)
-	if errors.Is(err, vmm.ErrFull) {
-		err = fmt.Errorf("write %d elements at row %d: %w: there are %d rows", len(src), row, vmm.ErrBounds, r.Len())
-	}
-	if err != nil {
+	if _, err := r.read().rows("write", len(src)); err != nil {
 		return 0, err
 	}
-	n, err := r.r.WriteAt(b, off)
-	return r.base().count(uint64(n)), err
+	n, err := r.r.WriteRowsAt(bytesOf(src), off, r.reader.data, r.reader.c.stride)
+	return int(uint64(n) / r.reader.data), err
 }
 
 // Blocks yields all rows below the Len at the start, as many at a time as fit into

@@ -96,31 +96,130 @@ func TestRowsOfEveryPitch(t *testing.T) {
 	}
 }
 
-func TestRowsPaddingIsWrittenAnew(t *testing.T) {
+// TestRowsPaddingIsNeverWritten: what lies there stays, and with Zero it is zeros.
+func TestRowsPaddingIsNeverWritten(t *testing.T) {
 	d := vmmtest.Device(t)
 	r := rows[uint8](t, d, 3, growable.RowsOptions{Pitch: 8, MaxRows: 10})
-	require.NoError(t, r.Grow(2))
-	require.NoError(t, d.CopyIn(r.Ptr(), []byte("################")))
+	require.NoError(t, r.Grow(4))
+	require.NoError(t, d.CopyIn(r.Ptr(), []byte("################################")))
 	require.NoError(t, r.Append([]byte("abc")...))
-	require.NoError(t, r.SetLen(2)) // as after a kernel, padding and all
-	_, err := r.WriteAt([]byte("def"), 1)
+	require.NoError(t, r.Append([]byte("ghijkl")...))
+	require.NoError(t, r.SetLen(4)) // as after a kernel
+	n, err := r.WriteAt([]byte("defmno"), 0)
 	require.NoError(t, err)
+	require.Equal(t, 2, n)
 	raw, err := r.Range().Host()
 	require.NoError(t, err)
-	require.Equal(t, "abc\x00\x00\x00\x00\x00def\x00\x00\x00\x00\x00", string(raw))
+	require.Equal(t, "def#####mno#####jkl#############", string(raw))
+
+	// Memory of the Rows that were is used again.
+	d.SetReleaseThreshold(1 << 30)
+	require.NoError(t, r.Close())
+	for _, zero := range []bool{true, false} {
+		old := rows[uint8](t, d, 3, growable.RowsOptions{MaxRows: 8})
+		require.NoError(t, old.Append([]byte("########################")...))
+		require.NoError(t, old.Close())
+		r = rows[uint8](t, d, 3, growable.RowsOptions{Pitch: 8, MaxRows: 3, Range: vmm.RangeOptions{Zero: zero}})
+		require.NoError(t, r.Append([]byte("abcdefghi")...))
+		raw, err = r.Range().Host()
+		require.NoError(t, err)
+		if zero {
+			require.Equal(t, "abc\x00\x00\x00\x00\x00def\x00\x00\x00\x00\x00ghi\x00\x00\x00\x00\x00", string(raw))
+		} else {
+			require.Equal(t, "abc#####def#####ghi#####", string(raw))
+		}
+		require.NoError(t, r.Close())
+	}
 }
 
 func TestRowsAppendIsAtomic(t *testing.T) {
-	d := vmmtest.Device(t, drivertest.FailNth("CopyIn", 2, vmm.ErrOutOfMemory))
+	d := vmmtest.Device(t, drivertest.FailNth("CopyIn2D", 2, vmm.ErrOutOfMemory))
 	r := rows[float32](t, d, 4, growable.RowsOptions{Pitch: 32, MaxRows: 100})
-	require.NoError(t, r.Append(1, 2, 3, 4))
+	require.NoError(t, r.Append(1, 2, 3, 4, 5, 6, 7, 8))
 	require.ErrorIs(t, r.Append(make([]float32, 80)...), vmm.ErrOutOfMemory)
-	require.Equal(t, 1, r.Len())
-	require.NoError(t, r.Append(5, 6, 7, 8))
-	got := make([]float32, 8)
+	require.Equal(t, 2, r.Len())
+	require.NoError(t, r.Append(9, 10, 11, 12))
+	got := make([]float32, 12)
 	_, err := r.ReadAt(got, 0)
 	require.NoError(t, err)
-	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 7, 8}, got)
+	require.Equal(t, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, got)
+}
+
+// TestRowsMoveNoPadding: as many bytes are copied as the elements have, and none between.
+func TestRowsMoveNoPadding(t *testing.T) {
+	d := vmmtest.Device(t)
+	r := rows[float32](t, d, 3, growable.RowsOptions{Pitch: 1 << 10, MaxRows: 100})
+	s := slices.Repeat([]float32{1, 2, 3}, 50)
+	require.NoError(t, r.Append(s...))
+	_, err := r.WriteAt(s, 0)
+	require.NoError(t, err)
+	_, err = r.ReadAt(make([]float32, len(s)), 0)
+	require.NoError(t, err)
+	made := d.Driver().(*drivertest.Injected).Counts()
+	require.EqualValues(t, 2*50*12, made["CopyIn2D"].Bytes)
+	require.EqualValues(t, 50*12, made["CopyOut2D"].Bytes)
+	require.Zero(t, made["CopyIn"].Made+made["CopyOut"].Made)
+	require.NoError(t, r.Append(1, 2, 3))
+	made = d.Driver().(*drivertest.Injected).Counts()
+	require.EqualValues(t, 12, made["CopyIn"].Bytes, "one row is no copy of rows")
+}
+
+// TestDevicePitch: the device chooses, and a driver without a choice has no padding.
+func TestDevicePitch(t *testing.T) {
+	d := vmmtest.Device(t)
+	none, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(t, err)
+	for _, width := range []int{1, 100, 768} {
+		r := rows[float32](t, d, width, growable.RowsOptions{Pitch: growable.DevicePitch, MaxRows: 20})
+		want, err := d.Pitch(uint64(4 * width))
+		require.NoError(t, err)
+		require.EqualValues(t, want, r.Pitch())
+		require.Equal(t, 20, r.MaxLen())
+		s := make([]float32, 5*width)
+		for i := range s {
+			s[i] = float32(i)
+		}
+		require.NoError(t, r.Append(s...))
+		got := make([]float32, len(s))
+		_, err = r.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.Equal(t, s, got)
+
+		flat := rows[float32](t, none, width, growable.RowsOptions{Pitch: growable.DevicePitch, MaxRows: 20})
+		require.Equal(t, 4*width, flat.Pitch())
+		require.NoError(t, flat.Close())
+	}
+	require.NoError(t, none.Close())
+	_, err = growable.NewRows[float32](none, 3, growable.RowsOptions{Pitch: growable.DevicePitch})
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	_, err = growable.NewRows[float32](nil, 3, growable.RowsOptions{Pitch: growable.DevicePitch})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+}
+
+// BenchmarkRowsAppend appends 4 MiB of rows with padding: to memory that has been written,
+// and to memory that is new.
+func BenchmarkRowsAppend(b *testing.B) {
+	const width, count = 750, 1400
+	d, err := vmm.Open("host:0")
+	require.NoError(b, err)
+	s := make([]float32, width*count)
+	for _, fresh := range []bool{false, true} {
+		b.Run(fmt.Sprintf("fresh=%v", fresh), func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(4 * width * count)
+			r, err := growable.NewRows[float32](d, width, growable.RowsOptions{Pitch: 3072, MaxRows: count})
+			require.NoError(b, err)
+			for b.Loop() {
+				require.NoError(b, r.SetLen(0))
+				if fresh {
+					require.NoError(b, r.Clip())
+				}
+				require.NoError(b, r.Append(s...))
+			}
+			require.NoError(b, r.Close())
+		})
+	}
+	require.NoError(b, d.Close())
 }
 
 func TestRowsKernelsFillRoom(t *testing.T) {
@@ -284,6 +383,9 @@ func TestRowsAll(t *testing.T) {
 
 // TestOneRowCostsNoAllocation: read into a slice of the caller's, with padding too.
 func TestOneRowCostsNoAllocation(t *testing.T) {
+	if raceBuild {
+		t.Skip("the locks of the race build allocate")
+	}
 	d, err := vmm.OpenDriver(nulldriver.New(), 0)
 	require.NoError(t, err)
 	for _, pitch := range []int{0, 16} {

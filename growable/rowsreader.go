@@ -82,6 +82,21 @@ func rowSize(t reflect.Type, width, pitch int) (data, step uint64, err error) {
 	return data, uint64(pitch), nil
 }
 
+// rowSizeOn is rowSize where the pitch may be the device's choice.
+func rowSizeOn(d *vmm.Device, t reflect.Type, width, pitch int) (data, step uint64, err error) {
+	if pitch != DevicePitch {
+		return rowSize(t, width, pitch)
+	}
+	if data, _, err = rowSize(t, width, 0); err != nil {
+		return 0, 0, err
+	}
+	chosen, err := d.Pitch(data)
+	if err != nil {
+		return 0, 0, err
+	}
+	return rowSize(t, width, int(min(chosen, math.MaxInt)))
+}
+
 // base returns the counted Source; nil for a nil RowsReader.
 func (r *RowsReader[T]) base() *counted {
 	if r == nil {
@@ -112,6 +127,11 @@ func (r *RowsReader[T]) Len() int { return r.base().length() }
 // Changed is the Source's; see Reader.Changed.
 func (r *RowsReader[T]) Changed() <-chan struct{} { return r.base().changed() }
 
+// pitchedSource is a Source that can leave the padding out, as a vmm.Range can.
+type pitchedSource interface {
+	ReadRowsAt(p []byte, off int64, width, pitch uint64) (int, error)
+}
+
 // ReadAt copies rows from row on to dst, which must be whole rows. It returns how many
 // rows it copied; beyond Len also io.EOF. To read one row, pass a dst of Width
 // elements: that costs no allocation.
@@ -130,8 +150,15 @@ func (r *RowsReader[T]) ReadAt(dst []T, row int) (int, error) {
 		n, err := c.read(b, off)
 		return c.count(uint64(n)), err
 	}
-	// The padding is read as well, and removed: about 1 MiB at a time, whatever the
-	// size of dst.
+	if src, ok := c.src.(pitchedSource); ok {
+		n, err := src.ReadRowsAt(b, off, r.data, c.stride)
+		if n != len(b) {
+			n, err = c.short(n, len(b), err)
+		}
+		return int(uint64(n) / r.data), err
+	}
+	// From another Source the padding is read as well, and removed: about 1 MiB at a
+	// time, whatever the size of dst.
 	batch := int(max(1, min(uint64(want), 1<<20/c.stride)))
 	var buf []byte
 	if batch > 1 {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -139,7 +141,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
 	locked, o, err := d.lockSpan(nil, Span{dst, n, AccessReadWrite})
 	if err == nil && n > 0 {
-		err = o.copyIn(dst, src)
+		err = o.copyIn(rows.Flat(dst), src)
 		locked.unlock()
 	}
 	return d.fail("copy in", dst, n, err)
@@ -151,7 +153,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
 	locked, o, err := d.lockSpan(nil, Span{src, n, AccessRead})
 	if err == nil && n > 0 {
-		err = o.copyOut(dst, src)
+		err = o.copyOut(dst, rows.Flat(src))
 		locked.unlock()
 	}
 	return d.fail("copy out", src, n, err)
@@ -397,4 +399,95 @@ func (l *lane) firstBlock(queue driver.Stream) int {
 		return 1
 	}
 	return 0
+}
+
+// Copy2D queues a copy of count rows of width bytes each: only them, and not what
+// lies between them on either side. Width must be at most each pitch, else it returns
+// ErrInvalid. Either side is as for Copy. All memory from the first row to the end of
+// the last must be mapped and accessible, the padding included. After an error of the
+// driver some rows may be copied.
+func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
+	to, ok := dst.Extent(width, count)
+	from, also := src.Extent(width, count)
+	return s.fail("copy rows", dst.Ptr, to, s.with(func(o *openDevice) error {
+		if !ok || !also {
+			return fmt.Errorf("%w: %d rows of %d bytes from %v to %v", ErrInvalid, count, width, src, dst)
+		}
+		p, err := s.dev.lockSpans(s, Span{dst.Ptr, to, AccessReadWrite}, Span{src.Ptr, from, AccessRead})
+		if err != nil || to == 0 {
+			return err
+		}
+		defer p.unlock()
+		return copyRows(o.Device, rows.At(dst, width), rows.At(src, width), width*count, s.queue)
+	}))
+}
+
+// Pitch is the number of bytes from one row to the next that suits the device, for rows
+// of rowBytes: at least rowBytes, and what cuMemAllocPitch would choose. A driver that
+// prefers none returns rowBytes. It makes the device's context if there is none yet.
+func (d *Device) Pitch(rowBytes uint64) (uint64, error) {
+	n, err := d.pitch(rowBytes)
+	return n, d.fail("choose pitch", 0, rowBytes, err)
+}
+
+func (d *Device) pitch(rowBytes uint64) (uint64, error) {
+	o, err := d.ensureOpen()
+	if err != nil {
+		return 0, err
+	}
+	if rowBytes == 0 {
+		return 0, fmt.Errorf("%w: rows of 0 bytes", ErrInvalid)
+	}
+	if c, ok := o.Device.(driver.Copier2D); ok {
+		if n, err := c.Pitch(rowBytes); !errors.Is(err, ErrNotSupported) {
+			return n, err
+		}
+	}
+	return rowBytes, nil
+}
+
+// copyInNow copies rows by the driver's own copy of host memory: row by row where the
+// driver has none of rows.
+func (o *openDevice) copyInNow(dst rows.Rows, src []byte) error {
+	n := uint64(len(src))
+	if dst.IsFlat() {
+		return o.CopyIn(dst.Ptr, src)
+	}
+	if c, ok := o.Device.(driver.Copier2D); ok {
+		if err := c.CopyIn2D(dst.Pitched(), src, dst.Width); !errors.Is(err, ErrNotSupported) {
+			return err
+		}
+	}
+	return dst.Each(n, func(off uint64, p Ptr) error { return o.CopyIn(p, src[off:off+dst.Width]) })
+}
+
+// copyOutNow is copyInNow the other way.
+func (o *openDevice) copyOutNow(dst []byte, src rows.Rows) error {
+	n := uint64(len(dst))
+	if src.IsFlat() {
+		return o.CopyOut(dst, src.Ptr)
+	}
+	if c, ok := o.Device.(driver.Copier2D); ok {
+		if err := c.CopyOut2D(dst, src.Pitched(), src.Width); !errors.Is(err, ErrNotSupported) {
+			return err
+		}
+	}
+	return src.Each(n, func(off uint64, p Ptr) error { return o.CopyOut(dst[off:off+src.Width], p) })
+}
+
+// copyRows queues a copy of n bytes between rows of one width, or flat memory. After an
+// error some of it may be queued.
+func copyRows(raw driver.Device, dst, src rows.Rows, n uint64, queue driver.Stream) error {
+	if dst, src = dst.First(n), src.First(n); dst.IsFlat() && src.IsFlat() {
+		return raw.Copy(dst.Ptr, src.Ptr, n, queue)
+	}
+	width := max(dst.Width, src.Width) // one side may be flat
+	dst, src = dst.OfWidth(width), src.OfWidth(width)
+	if c, ok := raw.(driver.Copier2D); ok {
+		err := c.Copy2D(dst.Pitched(), src.Pitched(), width, n/width, queue)
+		if !errors.Is(err, ErrNotSupported) {
+			return err
+		}
+	}
+	return dst.Each(n, func(off uint64, p Ptr) error { return raw.Copy(p, src.From(off).Ptr, width, queue) })
 }

@@ -170,6 +170,12 @@ type Prop = driver.Prop
 //	Compute string   // compute mode; empty where it has no meaning
 type Info = driver.Info
 
+// PitchedPtr is where rows are; see Stream.Copy2D.
+//
+//	Ptr   Ptr
+//	Pitch uint64 // bytes from one row to the next
+type PitchedPtr = driver.PitchedPtr
+
 // Feature is something a device may be able to do; see Device.Supports.
 //
 //	FeatureVMM           reserve, create, map, set access
@@ -187,6 +193,7 @@ type Info = driver.Info
 //	FeaturePageChunks    the granularity is a page of the host
 //	FeatureHostView      HostViewer: the CPU addresses the memory directly
 //	FeatureZeroFilled    memory of Create reads as zeros, by promise
+//	FeatureCopy2D        Copier2D: copies of rows with padding between them
 type Feature = driver.Feature
 
 // EventFlags say what an event is for; see Device.NewEvent.
@@ -225,6 +232,7 @@ const (
 	FeaturePageChunks    = driver.FeaturePageChunks
 	FeatureHostView      = driver.FeatureHostView
 	FeatureZeroFilled    = driver.FeatureZeroFilled
+	FeatureCopy2D        = driver.FeatureCopy2D
 
 	EventTiming       = driver.EventTiming
 	EventBlocking     = driver.EventBlocking

@@ -133,6 +133,11 @@ func operations() []operation {
 			return scene{do: func() error { return g.Grow(3 * page) }, obj: g, close: g.Close}
 		}},
 		{"Range.Append", roomy, onRange(func(g *vmm.Range) error { return g.Append(pattern(2*page, 9)) })},
+		{"Range.AppendRows", roomy, onRange(func(g *vmm.Range) error { return g.AppendRows(pattern(2*page, 9), 64, 100) })},
+		{"Range.ReadRowsAt", exact, onRange(func(g *vmm.Range) error {
+			_, err := g.ReadRowsAt(make([]byte, page), 5, 64, 100)
+			return err
+		})},
 		{"Range.ReadFrom", roomy, onRange(func(g *vmm.Range) error {
 			_, err := g.ReadFrom(bytes.NewReader(pattern(4096, 9))) // in one piece
 			return err

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
 	"github.com/cuvmm/cuvmm/internal/prefix"
 )
@@ -130,14 +133,14 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 // them, as Unmap does, and so returns ErrCapturing during a capture. Past Len
 // it returns io.EOF.
 func (g *Range) ReadAt(p []byte, off int64) (int, error) {
-	n, err := g.readAt(p, off)
+	n, err := g.readAt(p, off, 1, 1)
 	if errors.Is(err, io.EOF) {
 		return n, io.EOF
 	}
 	return n, g.fail("read", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
-func (g *Range) readAt(p []byte, off int64) (int, error) {
+func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
@@ -153,9 +156,9 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	defer g.r.copies.end(epoch)
-	n, eof := prefix.Part(len(p), off, g.len.Load())
+	n, eof := rows.Below(len(p), off, g.len.Load(), width, pitch)
 	if n > 0 {
-		if err := o.copyOut(p[:n], g.r.ptr+Ptr(off)); err != nil {
+		if err := o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
 			return 0, err
 		}
 	}
@@ -166,11 +169,12 @@ func (g *Range) readAt(p []byte, off int64) (int, error) {
 // returns ErrBounds and writes nothing. It has finished when it returns and
 // waits for nothing that other streams have queued.
 func (g *Range) WriteAt(p []byte, off int64) (int, error) {
-	n, err := g.writeAt(p, off)
+	n, err := g.writeAt(p, off, uint64(len(p)), 1, 1)
 	return n, g.fail("write", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
-func (g *Range) writeAt(p []byte, off int64) (int, error) {
+// writeAt writes rows that take size bytes with their padding.
+func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, error) {
 	if err := g.live(); err != nil {
 		return 0, err
 	}
@@ -180,17 +184,17 @@ func (g *Range) writeAt(p []byte, off int64) (int, error) {
 	}
 	defer g.r.copies.end(epoch)
 	have := g.len.Load()
-	if off < 0 || uint64(off) > have || uint64(len(p)) > have-uint64(off) {
-		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, len(p), off, have)
+	if off < 0 || uint64(off) > have || size > have-uint64(off) {
+		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, size, off, have)
 	}
 	if len(p) == 0 {
 		return 0, nil
 	}
 	// Below Len, but a SetLen and a Clip may take it away up to here.
-	if err := g.writable(uint64(off), uint64(len(p))); err != nil {
+	if err := g.writable(uint64(off), size); err != nil {
 		return 0, err
 	}
-	if err := o.copyIn(g.r.ptr+Ptr(off), p); err != nil {
+	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}, p); err != nil {
 		return 0, err
 	}
 	return len(p), nil
@@ -237,6 +241,73 @@ var (
 	_ io.ReaderFrom = (*Range)(nil)
 	_ io.WriterTo   = (*Range)(nil)
 )
+
+// AppendRows is Append of rows: p has rows of width bytes one behind the other, and
+// each is written pitch bytes behind the one before. Len moves by pitch for each row.
+// What lies between the rows is not written: with RangeOptions.Zero it is zeros, else it
+// may be what an earlier range of the Device left. If p is no whole rows, or the pitch is
+// below the width, it returns ErrInvalid.
+func (g *Range) AppendRows(p []byte, width, pitch uint64) error {
+	size, err := sizeOfRows(p, width, pitch)
+	if err != nil {
+		if dead := g.live(); dead != nil {
+			err = dead
+		}
+		return g.fail("append rows", g.Len(), uint64(len(p)), err)
+	}
+	return g.appendRows("append rows", p, size, width, pitch)
+}
+
+// ReadRowsAt is ReadAt of rows as AppendRows writes them, the first at off: p takes
+// rows of width bytes, one behind the other. It returns how many bytes it copied, in
+// whole rows. If fewer rows than p takes lie below Len, each with its padding, it also
+// returns io.EOF.
+func (g *Range) ReadRowsAt(p []byte, off int64, width, pitch uint64) (n int, err error) {
+	if err = checkRows(p, width, pitch); err == nil || g.live() != nil {
+		n, err = g.readAt(p, off, max(width, 1), max(pitch, 1))
+	}
+	if errors.Is(err, io.EOF) {
+		return n, io.EOF
+	}
+	return n, g.fail("read rows", uint64(max(off, 0)), uint64(len(p)), err)
+}
+
+// WriteRowsAt is WriteAt of rows as AppendRows writes them, the first at off. All of
+// them, each with its padding, must lie below Len, else it returns ErrBounds and
+// writes nothing. It returns how many bytes of p it wrote.
+func (g *Range) WriteRowsAt(p []byte, off int64, width, pitch uint64) (n int, err error) {
+	size, err := sizeOfRows(p, width, pitch)
+	if errors.Is(err, ErrFull) {
+		err = fmt.Errorf("%w: %d rows with a pitch of %d bytes", ErrBounds, uint64(len(p))/width, pitch)
+	}
+	if err == nil || g.live() != nil {
+		n, err = g.writeAt(p, off, size, max(width, 1), max(pitch, 1))
+	}
+	return n, g.fail("write rows", uint64(max(off, 0)), uint64(len(p)), err)
+}
+
+// checkRows is nil if p is whole rows of width bytes that do not overlap.
+func checkRows(p []byte, width, pitch uint64) error {
+	switch {
+	case width == 0 || pitch < width:
+		return fmt.Errorf("%w: a pitch of %d bytes for rows of %d", ErrInvalid, pitch, width)
+	case uint64(len(p))%width != 0:
+		return fmt.Errorf("%w: %d bytes are no whole rows of %d", ErrInvalid, len(p), width)
+	}
+	return nil
+}
+
+// sizeOfRows is how many bytes the rows in p take with their padding.
+func sizeOfRows(p []byte, width, pitch uint64) (uint64, error) {
+	if err := checkRows(p, width, pitch); err != nil {
+		return 0, err
+	}
+	over, size := bits.Mul64(uint64(len(p))/width, pitch)
+	if over != 0 {
+		return 0, fmt.Errorf("%w: %d rows with a pitch of %d bytes are more than 2^64-1", ErrFull, uint64(len(p))/width, pitch)
+	}
+	return size, nil
+}
 
 // WaitWritten is Len as it is now, once the copies that AppendOn has queued for
 // bytes below it have run: what may then be shown to readers that know nothing

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -256,30 +258,33 @@ func (g *Range) live() error {
 // returns: p may be reused, and later readers see the data. A failed Append
 // leaves Len and contents as they were; capacity gained is kept. Beyond Max it
 // returns ErrFull.
-func (g *Range) Append(p []byte) error {
+func (g *Range) Append(p []byte) error { return g.appendRows("append", p, uint64(len(p)), 1, 1) }
+
+// appendRows is Append of rows that take size bytes with their padding.
+func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error {
 	if g == nil || g.r == nil {
-		return g.fail("append", 0, uint64(len(p)), g.live())
+		return g.fail(op, 0, size, g.live())
 	}
-	at, err := g.append(p)
+	at, err := g.append(p, size, width, pitch)
 	for err != nil && g.r.dev.runPressureHooks(err) {
-		at, err = g.append(p)
+		at, err = g.append(p, size, width, pitch)
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
 	}
-	return g.fail("append", at, uint64(len(p)), err)
+	return g.fail(op, at, size, err)
 }
 
 // append returns also where the bytes were to go.
-func (g *Range) append(p []byte) (at uint64, err error) {
+func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	at = g.len.Load()
-	end, err := g.endWithin(at, uint64(len(p)))
+	end, err := g.endWithin(at, size)
 	if err == nil {
 		err = g.r.live()
 	}
-	if err != nil || len(p) == 0 {
+	if err != nil || size == 0 {
 		return at, err
 	}
 	if end > g.cap.Load() {
@@ -292,11 +297,11 @@ func (g *Range) append(p []byte) (at uint64, err error) {
 		return at, err
 	}
 	defer g.r.copies.end(epoch)
-	if err := g.writable(at, uint64(len(p))); err != nil {
+	if err := g.writable(at, size); err != nil {
 		return at, err
 	}
-	if err := o.copyIn(g.r.ptr+Ptr(at), p); err != nil {
-		return at, g.zeroFailed(at, uint64(len(p)), err)
+	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
+		return at, g.zeroFailed(at, size, err)
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)

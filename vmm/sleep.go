@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -197,7 +199,7 @@ func (s *sleeper) save() error {
 	if err := s.hostCopy.Ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return o.copyOut(s.hostCopy.Mem[:n], s.r.ptr)
+	return o.copyOut(s.hostCopy.Mem[:n], rows.Flat(s.r.ptr))
 }
 
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
@@ -396,7 +398,7 @@ func (s *sleeper) load() error {
 		if err != nil {
 			return err
 		}
-		if err := o.copyIn(r.ptr, s.hostCopy.Mem[:n]); err != nil {
+		if err := o.copyIn(rows.Flat(r.ptr), s.hostCopy.Mem[:n]); err != nil {
 			return err
 		}
 	} else if r.zeroed == zeroNone {

@@ -183,6 +183,14 @@ func TestStagedFaults(t *testing.T) {
 			_, err := c.g.ReadAt(make([]byte, 5*edge), 3)
 			return err
 		},
+		"WriteRowsAt": func(c scene) error {
+			_, err := c.g.WriteRowsAt(pattern(3*edge, 3), 2*edge, edge/2, 3*edge/4)
+			return err
+		},
+		"ReadRowsAt": func(c scene) error {
+			_, err := c.g.ReadRowsAt(make([]byte, 4*edge), 3, edge/2, edge)
+			return err
+		},
 		"WriteAt": func(c scene) error {
 			_, err := c.g.WriteAt(pattern(5*edge, 3), 2*edge)
 			return err

@@ -17,6 +17,7 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUarray_st *CUarray;
 
 typedef struct CUuuid_st {
 	char bytes[16];
@@ -73,6 +74,7 @@ typedef enum {
 } CUresult;
 
 typedef enum {
+	CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT = 14,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_MODE = 20,
 	CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
 	CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
@@ -187,5 +189,30 @@ typedef struct {
 	CUmemLocation location;
 	CUmemAccess_flags flags;
 } CUmemAccessDesc;
+
+typedef enum {
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
+	CU_MEMORYTYPE_UNIFIED = 4,
+} CUmemorytype;
+
+typedef struct CUDA_MEMCPY2D_st {
+	size_t srcXInBytes;
+	size_t srcY;
+	CUmemorytype srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	CUarray srcArray;
+	size_t srcPitch;
+	size_t dstXInBytes;
+	size_t dstY;
+	CUmemorytype dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	CUarray dstArray;
+	size_t dstPitch;
+	size_t WidthInBytes;
+	size_t Height;
+} CUDA_MEMCPY2D;
 
 #endif

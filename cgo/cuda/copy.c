@@ -1,9 +1,8 @@
 // Copies and fills.
 #include "internal.h"
 
-// check_address returns INVALID_VALUE for an address that CUDA does not know. A
-// copy would take such an address for pageable host memory.
-static CUresult check_address(cuvmm_lib api, CUdeviceptr p) {
+// A copy would take an address that CUDA does not know for pageable host memory.
+CUresult cuvmm_check_address(cuvmm_lib api, CUdeviceptr p) {
 	unsigned int type = 0;
 	return api->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p);
 }
@@ -16,7 +15,7 @@ CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsi
 	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = check_address(api, dst);
+	r = cuvmm_check_address(api, dst);
 	if (r == CUDA_SUCCESS)
 		r = api->copy_in(dst, src, n, s);
 	if (r == CUDA_SUCCESS)
@@ -29,7 +28,7 @@ CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdevi
 	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = check_address(api, src);
+	r = cuvmm_check_address(api, src);
 	if (r == CUDA_SUCCESS)
 		r = api->copy_out(dst, src, n, s);
 	if (r == CUDA_SUCCESS)
@@ -41,9 +40,9 @@ CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr s
 	CUresult r = cuvmm_push(api, ctx);
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = check_address(api, dst);
+	r = cuvmm_check_address(api, dst);
 	if (r == CUDA_SUCCESS)
-		r = check_address(api, src);
+		r = cuvmm_check_address(api, src);
 	if (r == CUDA_SUCCESS)
 		r = api->copy(dst, src, n, s);
 	return cuvmm_pop(api, r);
@@ -53,7 +52,7 @@ CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int 
 	CUresult r = cuvmm_push(api, ctx);
 	if (r != CUDA_SUCCESS)
 		return r;
-	r = check_address(api, dst);
+	r = cuvmm_check_address(api, dst);
 	if (r != CUDA_SUCCESS)
 		return cuvmm_pop(api, r);
 	switch (width) {

@@ -6,8 +6,8 @@
 //	shims.h     one C function for each call; it pushes the context, works and pops it
 //
 // Every subject has a Go file, and a C file of the same name where it calls
-// libcuda: load, info, device, memory, access, export, peers, copy, stream, event,
-// capture, streammemops, allocator, hostallocator. Without a C file are driver.go
+// libcuda: load, info, device, memory, access, export, peers, copy, copy2d, stream,
+// event, capture, streammemops, allocator, hostallocator. Without a C file are driver.go
 // (what all devices share), handletable.go (the streams and events that exist),
 // result.go and kind.go (from CUDA's results to the errors of package driver).
 //

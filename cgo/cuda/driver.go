@@ -89,6 +89,6 @@ func checkSpan(call string, p driver.Ptr, n uint64) error {
 
 // pointer is a handle of the driver's as the C pointer that it is.
 //
-// Safety: the pointer is outside Go's heap. Go memory reaches C in CopyIn and
-// CopyOut alone, whose shims do not use it after they return.
+// Safety: the pointer is outside Go's heap. Go memory reaches C in CopyIn,
+// CopyOut, CopyIn2D and CopyOut2D alone, whose shims do not use it after they return.
 func pointer(n uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }

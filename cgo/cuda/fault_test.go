@@ -22,7 +22,7 @@ import (
 var faults = []string{
 	"cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
 	"cuMemGetAllocationGranularity", "cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2",
-	"cuCtxSynchronize", "cuPointerGetAttribute", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize",
+	"cuCtxSynchronize", "cuPointerGetAttribute", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2", "cuStreamSynchronize",
 	"cuStreamCreate", "cuStreamIsCapturing", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuEventQuery",
 	"cuMemGetInfo_v2", "cuDeviceGet", "cuDeviceGetName", "cuDeviceCanAccessPeer",
 }
@@ -113,6 +113,7 @@ func operations() []operation {
 	return []operation{
 		{name: "Range.Grow", scene: onRange(func(g *vmm.Range) error { return g.Grow(3 * granule) })},
 		{name: "Range.Append", roomy: true, scene: onRange(func(g *vmm.Range) error { return g.Append(make([]byte, 2*granule)) })},
+		{name: "Range.AppendRows", roomy: true, scene: onRange(func(g *vmm.Range) error { return g.AppendRows(make([]byte, 2*granule), 512, 1024) })},
 		{name: "Range.Clip", scene: func(t *testing.T, devs [2]*vmm.Device) scene {
 			g := grown(t, devs[0])
 			require.NoError(t, g.Grow(3*granule))

@@ -22,4 +22,7 @@ CUresult cuvmm_primary_retain(cuvmm_lib api, CUcontext *ctx, int dev);
 CUresult cuvmm_push_relaxed(cuvmm_lib api, cuvmm_ctx ctx, CUstreamCaptureMode *mode);
 CUresult cuvmm_pop_relaxed(cuvmm_lib api, CUresult r, CUstreamCaptureMode mode);
 
+// In copy.c. It returns INVALID_VALUE for an address that CUDA does not know.
+CUresult cuvmm_check_address(cuvmm_lib api, CUdeviceptr p);
+
 #endif

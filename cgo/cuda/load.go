@@ -7,11 +7,13 @@ package cuda
 #cgo LDFLAGS: -lpthread
 
 // No shim keeps a pointer that it was passed, and none calls back into Go.
-// cuvmm_copy_in and cuvmm_copy_out end with a synchronise of their stream; the
+// The copies of ordinary memory end with a synchronise of their stream; the
 // others that take a pointer queue nothing.
 #cgo noescape cuvmm_set_access
 #cgo noescape cuvmm_copy_in
 #cgo noescape cuvmm_copy_out
+#cgo noescape cuvmm_copy_2d_in
+#cgo noescape cuvmm_copy_2d_out
 #cgo nocallback cuvmm_granularity
 #cgo nocallback cuvmm_reserve
 #cgo nocallback cuvmm_address_free
@@ -23,6 +25,9 @@ package cuda
 #cgo nocallback cuvmm_copy_in
 #cgo nocallback cuvmm_copy_out
 #cgo nocallback cuvmm_copy
+#cgo nocallback cuvmm_copy_2d_in
+#cgo nocallback cuvmm_copy_2d_out
+#cgo nocallback cuvmm_copy_2d
 #cgo nocallback cuvmm_fill
 #include <stdlib.h>
 #include "shims.h"

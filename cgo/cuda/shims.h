@@ -81,6 +81,13 @@ typedef struct {
 	int retained;
 } cuvmm_peer;
 
+// cuvmm_rows is where rows are: the first at p, each other one pitch bytes behind the
+// one before.
+typedef struct {
+	CUdeviceptr p;
+	size_t pitch;
+} cuvmm_rows;
+
 typedef const struct cuvmm_api *cuvmm_lib;
 
 // In load.c. Symbol i is the i-th of CUVMM_SYMBOLS.
@@ -145,6 +152,11 @@ CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsi
 CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream s);
 CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
 CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s);
+
+// In copy2d.c.
+CUresult cuvmm_copy_2d_in(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_rows dst, const unsigned char *src, size_t width, size_t rows, CUstream s);
+CUresult cuvmm_copy_2d_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, cuvmm_rows src, size_t width, size_t rows, CUstream s);
+CUresult cuvmm_copy_2d(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_rows dst, cuvmm_rows src, size_t width, size_t rows, CUstream s);
 
 // In stream.c.
 cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx);

@@ -49,6 +49,7 @@
 	REQUIRED(copy_in, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t n, CUstream stream)) \
 	REQUIRED(copy_out, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t n, CUstream stream)) \
 	REQUIRED(copy, "cuMemcpyAsync", (CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream)) \
+	REQUIRED(copy_2d, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *copy, CUstream stream)) \
 	REQUIRED(fill8, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char pattern, size_t n, CUstream stream)) \
 	REQUIRED(fill16, "cuMemsetD16Async", (CUdeviceptr dst, unsigned short pattern, size_t n, CUstream stream)) \
 	REQUIRED(fill32, "cuMemsetD32Async", (CUdeviceptr dst, unsigned int pattern, size_t n, CUstream stream)) \

@@ -49,7 +49,7 @@ struct control {
 // memory would still be under way.
 static const char usual[] =
 	"cuDeviceCanAccessPeer,cuCtxSynchronize,cuMemAddressReserve,cuMemAddressFree,cuMemCreate,cuMemRelease,cuMemMap,"
-	"cuMemUnmap,cuMemSetAccess,cuPointerGetAttribute,cuMemcpyHtoDAsync_v2,cuMemcpyDtoHAsync_v2,cuMemcpyAsync,"
+	"cuMemUnmap,cuMemSetAccess,cuPointerGetAttribute,cuMemcpyHtoDAsync_v2,cuMemcpyDtoHAsync_v2,cuMemcpyAsync,cuMemcpy2DAsync_v2,"
 	"cuMemsetD8Async,cuMemsetD32Async,cuStreamCreate,cuStreamDestroy_v2,cuStreamIsCapturing,cuStreamWaitEvent,"
 	"cuEventCreate,cuEventDestroy_v2,cuEventRecord,cuEventSynchronize,cuEventQuery,cuMemHostAlloc,cuMemFreeHost";
 

@@ -134,6 +134,7 @@ const (
 	FeaturePageChunks                   // the granularity is a page of the host
 	FeatureHostView                     // HostViewer: the CPU addresses the memory directly
 	FeatureZeroFilled                   // memory of Create reads as zeros, by promise
+	FeatureCopy2D                       // Copier2D
 	features
 )
 
@@ -141,6 +142,7 @@ var featureNames = [features]string{
 	"vmm", "share-fd", "share-fabric", "dma-buf", "rdma", "host-numa",
 	"pools", "legacy-ipc", "stream-mem-ops", "kernels", "read-only-map",
 	"share-read-only", "page-chunks", "host-view", "zero-filled",
+	"copy-2d",
 }
 
 func (f Feature) String() string {

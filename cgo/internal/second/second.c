@@ -192,3 +192,23 @@ second_took second_reset_primary(const char *path, int dev) {
 	dlclose(lib);
 	return t;
 }
+
+second_took second_alloc_pitch(struct second *s, size_t width, unsigned int element, size_t *pitch) {
+	CUresult (*alloc)(CUdeviceptr *p, size_t *pitch, size_t width, size_t height, unsigned int element);
+	CUresult (*release)(CUdeviceptr p);
+	CUcontext old;
+	CUdeviceptr p;
+	void *found = dlsym(s->lib, "cuMemAllocPitch_v2"), *also = dlsym(s->lib, "cuMemFree_v2");
+	if (found == NULL || also == NULL)
+		return (second_took){"cuMemAllocPitch_v2", -1};
+	memcpy(&alloc, &found, sizeof found);
+	memcpy(&release, &also, sizeof also);
+	second_took t = took("ctx_push", s->api.ctx_push(s->ctx));
+	if (t.call != NULL)
+		return t;
+	t = took("cuMemAllocPitch_v2", alloc(&p, pitch, width, 2, element));
+	if (t.call == NULL)
+		t = took("cuMemFree_v2", release(p));
+	CUresult popped = s->api.ctx_pop(&old);
+	return t.call == NULL ? took("ctx_pop", popped) : t;
+}

@@ -93,3 +93,13 @@ func ResetPrimary(path string, dev int) error {
 	defer C.free(unsafe.Pointer(name))
 	return result(C.second_reset_primary(name, C.int(dev)))
 }
+
+// AllocPitch is the pitch that cuMemAllocPitch chooses for rows of width bytes and
+// elements of that size.
+//
+// Safety: C keeps no pointer to the result.
+func (c *Context) AllocPitch(width uint64, element int) (uint64, error) {
+	var pitch C.size_t
+	err := result(C.second_alloc_pitch(c.c, C.size_t(width), C.uint(element), &pitch))
+	return uint64(pitch), err
+}

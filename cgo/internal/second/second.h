@@ -24,4 +24,8 @@ second_took second_sync(struct second *s);
 
 second_took second_reset_primary(const char *path, int dev);
 
+// second_alloc_pitch allocates two rows as cuMemAllocPitch does, frees them, and returns
+// their pitch.
+second_took second_alloc_pitch(struct second *s, size_t width, unsigned int element, size_t *pitch);
+
 #endif

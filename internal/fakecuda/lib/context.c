@@ -175,6 +175,9 @@ CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice 
 	ENTER(device_attribute, "attribute=%d dev=%d", attribute, dev);
 	TRY(known_device(dev));
 	switch ((int)attribute) {
+	case CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT:
+		*value = 512;
+		return CUDA_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
 		*value = 0;
 		return CUDA_SUCCESS;

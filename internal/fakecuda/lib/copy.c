@@ -77,6 +77,56 @@ CUresult cu_copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream) {
 	return CUDA_SUCCESS;
 }
 
+// side_2d checks one end of a copy of rows: all of it from the first row to the end of
+// the last, as measured.
+static CUresult side_2d(struct device *dev, CUmemorytype type, const void *host, CUdeviceptr p, size_t pitch,
+			const CUDA_MEMCPY2D *c, int need) {
+	if (pitch < c->WidthInBytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (type == CU_MEMORYTYPE_HOST)
+		return host == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+	size_t before, n;
+	if (__builtin_mul_overflow(c->Height - 1, pitch, &before) || __builtin_add_overflow(before, c->WidthInBytes, &n)) {
+		violate("%zu rows with a pitch of %zu overflow", c->Height, pitch);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return side(dev, p, n, need);
+}
+
+// row_at is where a row begins, and how many of its bytes follow there.
+static unsigned char *row_at(CUmemorytype type, const void *host, CUdeviceptr p, size_t *rest) {
+	if (type != CU_MEMORYTYPE_HOST)
+		return bytes_at(p, rest);
+	*rest = SIZE_MAX;
+	return (unsigned char *)(uintptr_t)host;
+}
+
+CUresult cu_copy_2d(const CUDA_MEMCPY2D *c, CUstream stream) {
+	ENTER(copy_2d, "dst=%d:%#llx pitch=%zu src=%d:%#llx pitch=%zu width=%zu height=%zu stream=%p", (int)c->dstMemoryType,
+	      c->dstMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)c->dstHost : c->dstDevice, c->dstPitch, (int)c->srcMemoryType,
+	      c->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)c->srcHost : c->srcDevice, c->srcPitch, c->WidthInBytes,
+	      c->Height, (void *)stream);
+	struct device *dev;
+	bool run;
+	TRY(context(&dev));
+	TRY(queue(dev, stream, &run));
+	if (c->srcXInBytes != 0 || c->srcY != 0 || c->dstXInBytes != 0 || c->dstY != 0 || c->srcArray != NULL || c->dstArray != NULL)
+		violate("offsets and arrays are not known here");
+	if (c->WidthInBytes == 0 || c->Height == 0)
+		return CUDA_SUCCESS;
+	TRY(side_2d(dev, c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch, c, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+	TRY(side_2d(dev, c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch, c, CU_MEM_ACCESS_FLAGS_PROT_READ));
+	for (size_t row = 0; run && row < c->Height; row++)
+		for (size_t done = 0, step; done < c->WidthInBytes; done += step) {
+			size_t to = row * c->dstPitch + done, from = row * c->srcPitch + done, to_room, from_room;
+			unsigned char *dst = row_at(c->dstMemoryType, (char *)c->dstHost + to, c->dstDevice + to, &to_room);
+			unsigned char *src = row_at(c->srcMemoryType, (const char *)c->srcHost + from, c->srcDevice + from, &from_room);
+			step = least(least(to_room, from_room), c->WidthInBytes - done);
+			memmove(dst, src, step);
+		}
+	return CUDA_SUCCESS;
+}
+
 static CUresult fill(CUdeviceptr dst, const void *pattern, size_t width, size_t n, CUstream stream) {
 	struct device *dev;
 	bool run;

@@ -48,6 +48,7 @@
 	OLD(old_mem_info, "cuMemGetInfo") \
 	OLD(old_copy_in, "cuMemcpyHtoDAsync") \
 	OLD(old_copy_out, "cuMemcpyDtoHAsync") \
+	OLD(old_copy_2d, "cuMemcpy2DAsync") \
 	OLD(old_stream_destroy, "cuStreamDestroy") \
 	OLD(old_begin_capture, "cuStreamBeginCapture") \
 	OLD(old_event_destroy, "cuEventDestroy") \

@@ -151,6 +151,11 @@ func TestInjectWithoutOptionalInterfaces(t *testing.T) {
 	_, absent["ImportFabric"] = d.ImportFabric([64]byte{}, 1, driver.Prop{})
 	absent["EnablePeer"] = as[driver.LegacyPeers](t, dev).EnablePeer(1)
 	absent["DisablePeer"] = as[driver.LegacyPeers](t, dev).DisablePeer(1)
+	rows := driver.PitchedPtr{Ptr: 64, Pitch: 8}
+	_, absent["Pitch"] = as[driver.Copier2D](t, dev).Pitch(1)
+	absent["CopyIn2D"] = as[driver.Copier2D](t, dev).CopyIn2D(rows, []byte{1}, 1)
+	absent["CopyOut2D"] = as[driver.Copier2D](t, dev).CopyOut2D([]byte{1}, rows, 1)
+	absent["Copy2D"] = as[driver.Copier2D](t, dev).Copy2D(rows, rows, 1, 1, 1)
 	for name, err := range absent {
 		require.ErrorIs(t, err, driver.ErrNotSupported, name)
 		require.Equal(t, drivertest.Count{Failed: 1}, d.Counts()[name], name)

@@ -24,6 +24,7 @@ var (
 	_ driver.Capturer      = (*device)(nil)
 	_ driver.StreamMemOps  = (*device)(nil)
 	_ driver.LegacyPeers   = (*device)(nil)
+	_ driver.Copier2D      = (*device)(nil)
 	_ driver.Wrapper       = (*device)(nil)
 )
 
@@ -194,4 +195,21 @@ func (v *device) EnablePeer(to int) error {
 
 func (v *device) DisablePeer(to int) error {
 	return ask(v, "DisablePeer", 0, func(i driver.LegacyPeers) error { return i.DisablePeer(to) })
+}
+
+func (v *device) Pitch(rowBytes uint64) (n uint64, err error) {
+	err = ask(v, "Pitch", 0, func(i driver.Copier2D) (err error) { n, err = i.Pitch(rowBytes); return err })
+	return n, err
+}
+
+func (v *device) CopyIn2D(dst driver.PitchedPtr, src []byte, width uint64) error {
+	return ask(v, "CopyIn2D", uint64(len(src)), func(i driver.Copier2D) error { return i.CopyIn2D(dst, src, width) })
+}
+
+func (v *device) CopyOut2D(dst []byte, src driver.PitchedPtr, width uint64) error {
+	return ask(v, "CopyOut2D", uint64(len(dst)), func(i driver.Copier2D) error { return i.CopyOut2D(dst, src, width) })
+}
+
+func (v *device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver.Stream) error {
+	return ask(v, "Copy2D", width*rows, func(i driver.Copier2D) error { return i.Copy2D(dst, src, width, rows, s) })
 }

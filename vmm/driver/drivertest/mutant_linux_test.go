@@ -2,6 +2,7 @@ package drivertest_test
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"runtime"
@@ -64,7 +65,7 @@ func mutants() map[string]mutant {
 		return m
 	}
 	memory := func(rule string, of func(*host.Driver) driver.Driver) mutant { return mutant{rule: rule, of: of} }
-	return map[string]mutant{
+	all := map[string]mutant{
 		"one code for both kinds of exhaustion": memory("reserve-exhausted", func(d *host.Driver) driver.Driver { return &oneCode{d} }),
 		"errors without their call":             memory("reserve-size", func(d *host.Driver) driver.Driver { return &bareErrors{d} }),
 		"free takes any size":                   memory("free-exact", func(d *host.Driver) driver.Driver { return &freeAny{d} }),
@@ -74,6 +75,7 @@ func mutants() map[string]mutant {
 		"unmap skips holes":                     memory("unmap-hole", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
 		"unmap of a part does nothing":          memory("unmap-part", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
 		"read-only shares are hidden":           memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureShareReadOnly} }),
+		"copies of rows are hidden":             memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureCopy2D} }),
 		"its address space is hidden":           memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureHostView} }),
 		"large granules are called pages":       memory("supports-what-works", func(d *host.Driver) driver.Driver { return &boasts{d, driver.FeaturePageChunks} }),
 		"reading is writing":                    memory("read-only", func(d *host.Driver) driver.Driver { return &readWrites{d} }),
@@ -129,6 +131,8 @@ func mutants() map[string]mutant {
 		"freeing a stream waits":    hangs("stream-free", "FreeStream"),
 		"freeing an event waits":    hangs("event-free", "FreeEvent"),
 	}
+	maps.Copy(all, copy2DMutants(device))
+	return all
 }
 
 // full is the host's Device with its optional interfaces.
@@ -139,6 +143,7 @@ type full interface {
 	driver.Capturer
 	driver.StreamMemOps
 	driver.LegacyPeers
+	driver.Copier2D
 }
 
 type otherDevice struct {
@@ -567,30 +572,4 @@ func (d *keepLost) DisablePeer(to int) error {
 		return err
 	}
 	return d.full.DisablePeer(to)
-}
-
-// hides has a feature and denies it.
-type hides struct {
-	*host.Driver
-	feature driver.Feature
-}
-
-func (d *hides) Supports(dev int, f driver.Feature) error {
-	if f == d.feature {
-		return d.Driver.Supports(dev, driver.FeatureKernels) // ErrNotSupported
-	}
-	return d.Driver.Supports(dev, f)
-}
-
-// boasts claims a feature that it has not.
-type boasts struct {
-	*host.Driver
-	feature driver.Feature
-}
-
-func (d *boasts) Supports(dev int, f driver.Feature) error {
-	if f == d.feature {
-		return nil
-	}
-	return d.Driver.Supports(dev, f)
 }

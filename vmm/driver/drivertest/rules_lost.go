@@ -58,8 +58,12 @@ func lostEntry(c *check) {
 		f = int(c.export(c.createAs(c.gran, shared())).Fd())
 	}
 	e := c.event(d, 0)
+	hasRows := c.d.Supports(0, driver.FeatureCopy2D) == nil
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(d, c.chunk(p, 1), s, e)
+	if hasRows {
+		maps.Copy(calls, rowCalls(as[driver.Copier2D](c, d), c.chunk(p, 1), s))
+	}
 	maps.Copy(calls, map[string]func() error{
 		"AllocHost":  func() error { _, _, err := as[driver.HostAllocator](c, d).AllocHost(4096); return err },
 		"WaitValue":  func() error { return as[driver.StreamMemOps](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },

@@ -33,6 +33,7 @@ var (
 		"Capturer":      reflect.TypeFor[driver.Capturer](),
 		"StreamMemOps":  reflect.TypeFor[driver.StreamMemOps](),
 		"LegacyPeers":   reflect.TypeFor[driver.LegacyPeers](),
+		"Copier2D":      reflect.TypeFor[driver.Copier2D](),
 		"Wrapper":       reflect.TypeFor[driver.Wrapper](),
 	}
 )
@@ -92,6 +93,7 @@ type unreachedDevice struct {
 	driver.Capturer
 	driver.StreamMemOps
 	driver.LegacyPeers
+	driver.Copier2D
 }
 
 func (*unreachedDevice) CopyStream() driver.Stream { return 0 }

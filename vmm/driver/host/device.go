@@ -22,6 +22,7 @@ var (
 	_ driver.HostAllocator = (*device)(nil)
 	_ driver.Capturer      = (*device)(nil)
 	_ driver.StreamMemOps  = (*device)(nil)
+	_ driver.Copier2D      = (*device)(nil)
 )
 
 // Open retains the context of a device.

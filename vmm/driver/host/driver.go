@@ -121,7 +121,7 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 		return err
 	}
 	switch f {
-	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureHostView, driver.FeatureZeroFilled:
+	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureHostView, driver.FeatureZeroFilled, driver.FeatureCopy2D:
 		return d.probe(0, false)
 	case driver.FeatureShareFD:
 		return d.probe(0, true)

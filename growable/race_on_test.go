@@ -1,0 +1,6 @@
+//go:build race
+
+package growable_test
+
+// raceBuild: its locks note their order, which allocates.
+const raceBuild = true
