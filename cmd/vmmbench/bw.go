@@ -231,7 +231,7 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]grou
 }
 
 func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, w copyKind, n uint64) group {
-	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt}
+	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt, keepsMemory: true}
 	shared := &copyGroup{dev: dev, raw: raw, copyKind: w, size: n}
 	// Each group has its own data: what another group left cannot pass for them.
 	shared.pattern.Seed = measure.Seed(seed, g.name)

@@ -39,6 +39,9 @@ type group struct {
 	minSamples int    // of each task, also if --max-time is over
 	maxLoops   int    // repetitions in a sample at most; 0: no limit
 	memory     uint64 // bytes of the host that the group needs at once, estimated
+	// keepsMemory says that a contender works on the same memory in all samples. It is
+	// opened again now and then, because it matters where that lies.
+	keepsMemory bool
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)
 }

@@ -185,23 +185,24 @@ type Case struct {
 	Flags   []string       `json:"flags"`
 }
 
-// Stats describes the samples of a case. Low and High are the 95 % bootstrap
-// interval of the median. Value is the median in the case's unit.
+// Stats describes the samples of a case. Low and High are the 95 % interval of the
+// median, null if there are too few samples for one. Value is the median in the case's
+// unit.
 type Stats struct {
-	N         int     `json:"n"`
-	Loops     int     `json:"loops"` // repetitions in one sample
-	Stop      string  `json:"stop"`
-	Median    float64 `json:"median_ns"`
-	MAD       float64 `json:"mad_ns"`
-	Min       float64 `json:"min_ns"`
-	Max       float64 `json:"max_ns"`
-	P5        float64 `json:"p5_ns"`
-	P95       float64 `json:"p95_ns"`
-	Low       float64 `json:"low_ns"`
-	High      float64 `json:"high_ns"`
-	Value     float64 `json:"value"`
-	ValueLow  float64 `json:"value_low"`
-	ValueHigh float64 `json:"value_high"`
+	N         int      `json:"n"`
+	Loops     int      `json:"loops"` // repetitions in one sample
+	Stop      string   `json:"stop"`
+	Median    float64  `json:"median_ns"`
+	MAD       float64  `json:"mad_ns"`
+	Min       float64  `json:"min_ns"`
+	Max       float64  `json:"max_ns"`
+	P5        float64  `json:"p5_ns"`
+	P95       float64  `json:"p95_ns"`
+	Low       *float64 `json:"low_ns"`
+	High      *float64 `json:"high_ns"`
+	Value     float64  `json:"value"`
+	ValueLow  *float64 `json:"value_low"`
+	ValueHigh *float64 `json:"value_high"`
 
 	Traffic *float64 `json:"traffic,omitempty"` // device to device: read and written, twice the payload
 	*Both
@@ -229,7 +230,7 @@ type Growth struct {
 }
 
 // Comparison says how the time of case B relates to that of case A. Above 1, B
-// takes longer.
+// takes longer. Needed is about how many samples would give a firm verdict.
 type Comparison struct {
 	ID      string       `json:"id"`
 	A       string       `json:"a"`
@@ -239,6 +240,7 @@ type Comparison struct {
 	High    *float64     `json:"high"`
 	Margin  float64      `json:"margin"`
 	Verdict stat.Verdict `json:"verdict"`
+	Needed  *int         `json:"needed_samples"`
 	Reason  Text         `json:"reason"`
 }
 

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/jedib0t/go-pretty/v6/table"
 )
@@ -204,8 +203,8 @@ func timing(c Case) table.Row {
 		return table.Row{"-", "-", 0}
 	}
 	interval := "-"
-	if stat.Enough(s.N) {
-		interval = fmt.Sprintf("%.4g to %.4g", s.ValueLow, s.ValueHigh)
+	if s.ValueLow != nil && s.ValueHigh != nil {
+		interval = fmt.Sprintf("%.4g to %.4g", *s.ValueLow, *s.ValueHigh)
 	}
 	return table.Row{
 		fmt.Sprintf("%.4g %s", s.Value, c.Unit),
@@ -257,7 +256,11 @@ func comparisons(r *Report) table.Writer {
 		if c.Low != nil && c.High != nil {
 			of = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
 		}
-		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, c.Reason})
+		notes := string(c.Reason)
+		if c.Needed != nil {
+			notes = fmt.Sprintf("about %d samples would do", *c.Needed)
+		}
+		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, notes})
 	}
 	return t
 }
