@@ -10,9 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // bench runs the command and returns what it wrote.
@@ -65,7 +67,7 @@ func TestTour(t *testing.T) {
 		require.Len(t, c.Samples, 7, c.ID)
 		require.Equal(t, "samples", c.Stats.Stop)
 		require.Positive(t, c.Stats.Value)
-		require.LessOrEqual(t, c.Stats.ValueLow, c.Stats.ValueHigh)
+		require.LessOrEqual(t, *c.Stats.ValueLow, *c.Stats.ValueHigh)
 	}
 	require.GreaterOrEqual(t, passed, 12)
 	require.GreaterOrEqual(t, len(r.Comparisons), 6)
@@ -75,7 +77,7 @@ func TestTour(t *testing.T) {
 			continue
 		}
 		require.LessOrEqual(t, *c.Low, *c.High)
-		require.Contains(t, []string{"equal", "slower", "faster", "unclear"}, string(c.Verdict))
+		require.Contains(t, []stat.Verdict{stat.Equal, stat.Slower, stat.Faster, stat.TooNoisy, stat.AtMargin}, c.Verdict)
 	}
 
 	lines, err := os.ReadFile(file)

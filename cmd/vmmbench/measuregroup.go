@@ -73,10 +73,10 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	c := measure.Config{
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
-		WarmTime: warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
+		WarmTime: r.flags.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
 	}
 	if g.keepsMemory {
-		c.Rounds = rounds
+		c.Rounds = r.flags.rounds
 		// All are closed before the first is opened, so that they exchange their memory.
 		c.Renew = func(ctx context.Context, order []int) []error {
 			errs := make([]error, len(order))
@@ -98,11 +98,6 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	return nil
 }
-
-const (
-	warmTime = 50 * time.Millisecond // the first samples of a cold contender were 1.6 and 1.2 times as long
-	rounds   = 10                    // in how many places the memory lies, one after the other
-)
 
 // closeContender closes a contender, if there is one.
 func closeContender(c contender) error {
