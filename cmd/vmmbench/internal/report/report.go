@@ -6,6 +6,9 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
@@ -158,6 +161,39 @@ func (a Axes) MarshalJSON() ([]byte, error) {
 	}
 	b.WriteByte('}')
 	return b.Bytes(), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler. A whole number becomes a uint64, as sizes
+// are.
+func (a *Axes) UnmarshalJSON(b []byte) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return errors.Join(err, fmt.Errorf("axes are %v instead of an object", t))
+	}
+	*a = Axes{}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		value, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if number, ok := value.(json.Number); ok {
+			if value, err = strconv.ParseUint(number.String(), 10, 64); err != nil {
+				if value, err = number.Float64(); err != nil {
+					return err
+				}
+			}
+		}
+		if _, nested := value.(json.Delim); nested {
+			return fmt.Errorf("axis %v is no plain value", name)
+		}
+		*a = append(*a, Axis{fmt.Sprint(name), value})
+	}
+	return nil
 }
 
 // Of returns the value of the axis called name, nil if there is none.
