@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -42,13 +43,34 @@ type group struct {
 	// keepsMemory says that a contender works on the same memory in all samples. It is
 	// opened again now and then, because it matters where that lies.
 	keepsMemory bool
+	controls    []pair // the comparisons, if each task is there twice
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)
 }
 
+// addControls adds each task once more. The comparisons are then those of a task with
+// itself: what is not equal is an error of the measurement.
+func (g *group) addControls() {
+	for i, t := range g.tasks {
+		t.label += "-again"
+		t.c.ID += "-again"
+		t.c.Axes = slices.Clone(t.c.Axes)
+		for k, x := range t.c.Axes {
+			if x.Name == "mem" {
+				t.c.Axes[k].Value = fmt.Sprint(x.Value, "-again")
+			}
+		}
+		g.controls = append(g.controls, pair{i, len(g.tasks)})
+		g.tasks = append(g.tasks, t)
+	}
+}
+
 // pairs returns the comparisons to make: each task that grows, b, with each that
-// does not, a.
+// does not, a; or the controls.
 func (g group) pairs() []pair {
+	if g.controls != nil {
+		return g.controls
+	}
 	var list []pair
 	for a := range g.tasks {
 		for b := range g.tasks {
