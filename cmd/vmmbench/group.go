@@ -43,6 +43,7 @@ type group struct {
 	// keepsMemory says that a contender works on the same memory in all samples. It is
 	// opened again now and then, because it matters where that lies.
 	keepsMemory bool
+	edges       bool   // checking all of the data would take too long: --verify full means edges
 	controls    []pair // the comparisons, if each task is there twice
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)

@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -92,9 +93,13 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 			return errs
 		}
 	}
+	mode := r.flags.verify
+	if g.edges && mode == verify.Full {
+		mode = verify.Edges
+	}
 	outcomes := measure.Run(ctx, c, work)
 	for k, i := range index {
-		r.finishCase(ctx, &cases[i], open[k], outcomes[k])
+		r.finishCase(ctx, &cases[i], open[k], outcomes[k], mode)
 	}
 	return nil
 }
@@ -111,7 +116,7 @@ func closeContender(c contender) error {
 }
 
 // finishCase completes a case from the samples of its contender.
-func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
+func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome, mode verify.Mode) {
 	c.Samples = o.Times()
 	if o.Stop == measure.Failed || by == nil { // it is nil after an interrupt while memory was renewed
 		endWithError(c, o.Err)
@@ -126,7 +131,7 @@ func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o
 		endWithError(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
 		return
 	}
-	result, err := by.verify(ctx, r.flags.verify, r.flags.corrupt)
+	result, err := by.verify(ctx, mode, r.flags.corrupt)
 	switch bad := result.FirstBad; {
 	case bad != nil: // whether or not the check came to its end
 		c.Verify, c.Status, c.Reason = &result, report.Failed, report.Text(bad.String())
