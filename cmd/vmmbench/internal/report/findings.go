@@ -49,7 +49,6 @@ type copyCount struct {
 	all, equal, open int
 	margin           float64
 	differ           []string
-	against          string
 }
 
 func (n *copyCount) add(c Comparison, b Case) {

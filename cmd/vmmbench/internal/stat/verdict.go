@@ -50,9 +50,9 @@ const mostSamples = 10_000
 // more than mostSamples.
 func (e Estimate) Needed(margin float64) int {
 	width := e.halfWidth()
-	room := math.Abs(math.Abs(math.Log(e.Ratio)) - math.Log1p(margin)) // from the ratio to the border of the margin
-	n := math.Ceil(float64(e.N) * width * width / (room * room))
-	if !(n <= mostSamples) { // also for a room of 0
+	gap := math.Abs(math.Abs(math.Log(e.Ratio)) - math.Log1p(margin)) // from the ratio to the border of the margin
+	n := math.Ceil(float64(e.N) * width * width / (gap * gap))
+	if !(n <= mostSamples) { // also for a gap of 0
 		return 0
 	}
 	return int(n)
