@@ -38,6 +38,7 @@ type bwPlan struct {
 	sizes, chunks, steps    size.List
 	exportable, calls       choices
 	streams                 counts
+	control                 bool // compare each kind of memory with itself
 }
 
 func newBWPlan() *bwPlan {
@@ -119,6 +120,7 @@ size by appends of that many bytes, which decide the sizes of its chunks.`,
 	f.Var(&p.calls, "call", "async queues the copies, sync waits for each of them")
 	f.Var(&p.streams, "streams", "how many streams share a copy")
 	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
+	f.BoolVar(&p.control, "control", false, "compare each kind of memory with a second one of the same kind: all should be equal")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		// A preset fills in what no flag says.
 		if preset.value == "full" {
@@ -231,7 +233,7 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]grou
 }
 
 func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, w copyKind, n uint64) group {
-	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt}
+	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt, keepsMemory: true}
 	shared := &copyGroup{dev: dev, raw: raw, copyKind: w, size: n}
 	// Each group has its own data: what another group left cannot pass for them.
 	shared.pattern.Seed = measure.Seed(seed, g.name)
@@ -260,6 +262,9 @@ func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, w copyKi
 				open: func(ctx context.Context) (contender, error) { return shared.contender(ctx, kind, s) },
 			})
 		}
+	}
+	if p.control {
+		g.addControls()
 	}
 	if w.direction != d2d {
 		g.memory = payload // the contenders share the host's end

@@ -80,6 +80,7 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 	plan := newGrowPlan()
 	plan.targets, plan.step = []uint64{8 << 20}, 2<<20
 	plan.mems.values = []string{growVMM, growPlain}
+	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
 		dev, raw := device(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
 		s := newRunner()

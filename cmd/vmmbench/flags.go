@@ -65,6 +65,8 @@ type measureFlags struct {
 	device           string
 	samples          int
 	minTime, maxTime time.Duration
+	warmTime         time.Duration // of each contender, before its first sample
+	rounds           int           // in how many places memory lies that contenders keep, one after the other
 	seed             uint64
 	order            choice
 	verify           verify.Mode
@@ -75,6 +77,7 @@ type measureFlags struct {
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration) {
+	m.warmTime, m.rounds = 50*time.Millisecond, 10
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = 0.02
@@ -83,7 +86,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration)
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
-	f.Uint64Var(&m.seed, "seed", 1, "seed of the order, the data and the resampling")
+	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
 	f.Var(&m.order, "order", "order of the contenders in a block")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")

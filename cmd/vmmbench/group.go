@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -39,13 +40,38 @@ type group struct {
 	minSamples int    // of each task, also if --max-time is over
 	maxLoops   int    // repetitions in a sample at most; 0: no limit
 	memory     uint64 // bytes of the host that the group needs at once, estimated
+	// keepsMemory says that a contender works on the same memory in all samples. It is
+	// opened again now and then, because it matters where that lies.
+	keepsMemory bool
+	edges       bool   // checking all of the data would take too long: --verify full means edges
+	controls    []pair // the comparisons, if each task is there twice
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)
 }
 
+// addControls adds each task once more. The comparisons are then those of a task with
+// itself: what is not equal is an error of the measurement.
+func (g *group) addControls() {
+	for i, t := range g.tasks {
+		t.label += "-again"
+		t.c.ID += "-again"
+		t.c.Axes = slices.Clone(t.c.Axes)
+		for k, x := range t.c.Axes {
+			if x.Name == "mem" {
+				t.c.Axes[k].Value = fmt.Sprint(x.Value, "-again")
+			}
+		}
+		g.controls = append(g.controls, pair{i, len(g.tasks)})
+		g.tasks = append(g.tasks, t)
+	}
+}
+
 // pairs returns the comparisons to make: each task that grows, b, with each that
-// does not, a.
+// does not, a; or the controls.
 func (g group) pairs() []pair {
+	if g.controls != nil {
+		return g.controls
+	}
 	var list []pair
 	for a := range g.tasks {
 		for b := range g.tasks {

@@ -7,6 +7,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
@@ -14,7 +16,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/spf13/cobra"
 )
 
 // Ways to grow, as --mem takes them.
@@ -30,11 +31,17 @@ const (
 	growWarm   = "warm"   // the same in a heap that keeps its pages
 )
 
+// Where the bytes come from that are appended, as --write takes it.
+const (
+	onDevice = "device" // they are on the device already, where a kernel would make them
+	upload   = "upload" // from memory of the host
+)
+
 // growPlan is what grow measures.
 type growPlan struct {
 	targets, chunks size.List
 	step, ahead     size.One
-	mems            choices
+	mems, writes    choices
 	busy            counts
 	samples         int // at most, also if --samples asks for more
 }
@@ -44,6 +51,7 @@ func newGrowPlan() *growPlan {
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
 		mems: choices{of: append(all, growWarm), values: all}, busy: counts{0}, samples: math.MaxInt,
+		writes: choices{of: []string{onDevice, upload}, values: []string{onDevice}},
 	}
 }
 
@@ -64,6 +72,8 @@ func (a *app) grow() *cobra.Command {
   append  Go's append on the host, with new pages from the system as for the others
   warm    the same in a heap that keeps its pages. Not in one run with append,
           which gives those pages back
+What is appended is copied on the device, as a kernel would write there; with --write
+upload it comes from memory of the host, which takes longer than most growth.
 With --busy, streams copy all the time meanwhile. The first step includes making
 the container. Giving the memory back is not timed.`,
 		Example: `  vmmbench grow
@@ -79,6 +89,7 @@ the container. Giving the memory back is not timed.`,
 	f.Var(&p.mems, "mem", "ways to grow")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
 	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
+	f.Var(&p.writes, "write", "where the appended bytes come from")
 	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
 	c.RunE = func(c *cobra.Command, _ []string) error { return a.measure(c.Context(), c.Name(), &m, p.groups) }
 	return c
@@ -93,8 +104,10 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]gr
 		if err := checkSize(target); err != nil {
 			return nil, err
 		}
-		for _, streams := range p.busy {
-			list = append(list, p.group(dev, raw, seed, target, streams))
+		for _, write := range p.writes.values {
+			for _, streams := range p.busy {
+				list = append(list, p.group(dev, raw, seed, target, write, streams))
+			}
 		}
 	}
 	return list, nil
@@ -118,11 +131,25 @@ const minAhead = 64 << 20
 // isVMM says whether a way to grow uses this project's ranges.
 func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
 
-func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64, streams int) group {
+func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64, write string, streams int) group {
 	l := &busyStreams{dev: dev, raw: raw, n: streams}
-	g := group{
-		name: busyName("grow/"+size.Format(target), streams), samples: p.samples, maxLoops: 1,
-		setup: l.setup,
+	name := "grow/" + size.Format(target)
+	if write == upload {
+		name += "/upload"
+	}
+	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
+	pattern := verify.Pattern{Seed: measure.Seed(seed, g.name)}
+	var source *growSource // nil: what is appended is uploaded
+	windows := uint64(0)   // of the source, one for the samples of each task and one for its check
+	g.setup = func(ctx context.Context) (func() error, error) {
+		undo, err := l.setup(ctx)
+		if err != nil || write == upload {
+			return undo, err
+		}
+		if source, err = newGrowSource(ctx, dev, raw, target+windows*window, pattern); err != nil {
+			return nil, errors.Join(err, undo())
+		}
+		return func() error { return errors.Join(source.free(), undo()) }, nil
 	}
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
@@ -131,6 +158,8 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 		}
 		for _, chunk := range chunks {
 			name, label := growName(dev, kind), growChunk(kind, chunk)
+			at := windows * window
+			windows += 2
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
 				grows: isVMM(kind),
@@ -139,13 +168,16 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 					Axes: report.Axes{
 						{Name: "device", Value: dev.String()}, {Name: "size", Value: target},
 						{Name: "step", Value: uint64(p.step)}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
-						{Name: "busy", Value: streams},
+						{Name: "write", Value: write}, {Name: "busy", Value: streams},
 					},
 				},
 				open: func(context.Context) (contender, error) {
 					x := &growth{
-						ready: l.waitQueued, target: target, step: make([]byte, min(uint64(p.step), target)),
-						pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
+						ready: l.waitQueued, target: target, step: min(uint64(p.step), target),
+						pattern: pattern, source: source, at: at,
+					}
+					if source == nil {
+						x.block = make([]byte, x.step)
 					}
 					var err error
 					x.start, x.undo, err = growerFactory(dev, raw, kind, target, p.options(kind, target, chunk))
@@ -157,7 +189,7 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 	if onHost(dev) {
 		// An old block beside one twice its size, as much again that Go has not
 		// collected yet, and the kept chunks.
-		g.memory = 5 * target
+		g.memory = 6 * target // with the source
 	}
 	return g
 }
@@ -192,10 +224,17 @@ type growth struct {
 	undo    func() error
 	ready   func(context.Context) // called before each sample
 	target  uint64
-	step    []byte // what is appended, made anew for each step
-	pattern verify.Pattern
-	last    usage // of the last growth
+	step    uint64         // bytes appended at a time
+	pattern verify.Pattern // of the source
+	source  *growSource    // nil: what is appended is uploaded
+	at      uint64         // where in the source the samples begin; the check begins a window behind it
+	block   []byte         // what is uploaded, made anew for each step
+	last    usage          // of the last growth
 }
+
+// window is how far apart the parts of the source begin with which growths and checks
+// work: so each has its own data, and what another one left cannot pass for them.
+const window = 256
 
 // usage is the memory and the copies that a growth needed.
 type usage struct {
@@ -205,13 +244,23 @@ type usage struct {
 
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	g.ready(ctx)
-	err = g.run(ctx, g.pattern, &s, func(grower) error { return nil })
+	err = g.run(ctx, g.at, &s, func(grower) error { return nil })
 	return s, err
 }
 
-// run grows once, calls then with the result, and frees it. If ctx is done, run
-// stops between two steps.
-func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sample, then func(grower) error) (err error) {
+// piece is what is appended at off.
+func (g *growth) piece(at, off uint64) piece {
+	n := min(g.step, g.target-off)
+	if g.source != nil {
+		return g.source.piece(at+off, n)
+	}
+	g.pattern.From(at).Fill(g.block[:n], off)
+	return piece{size: n, host: g.block[:n]}
+}
+
+// run grows once, with the bytes from at on, calls then with the result, and frees it. If
+// ctx is done, run stops between two steps.
+func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then func(grower) error) (err error) {
 	var x grower
 	defer func() {
 		if x != nil {
@@ -219,13 +268,12 @@ func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sam
 		}
 	}()
 	g.last = usage{}
-	var at any
-	for off := uint64(0); off < g.target; off += uint64(len(g.step)) {
+	var address any
+	for off := uint64(0); off < g.target; off += g.step {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		part := g.step[:min(uint64(len(g.step)), g.target-off)]
-		pattern.Fill(part, off) // outside of the time
+		part := g.piece(at, off) // outside of the time
 
 		// The first step pays for the container, as a program would.
 		began := time.Now()
@@ -237,15 +285,15 @@ func (g *growth) run(ctx context.Context, pattern verify.Pattern, s *measure.Sam
 		err := x.append(part)
 		took := float64(time.Since(began))
 		if err != nil {
-			return fmt.Errorf("append %d bytes to %d: %w", len(part), off, err)
+			return fmt.Errorf("append %d bytes to %d: %w", part.size, off, err)
 		}
 		s.Parts = append(s.Parts, took)
 		s.NS += took
-		if now := x.address(); now != at {
-			if at != nil {
+		if now := x.address(); now != address {
+			if address != nil {
 				g.last.moves++
 			}
-			at = now
+			address = now
 		}
 	}
 	g.last.copied, g.last.peak = x.cost()
@@ -259,9 +307,9 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if mode == verify.Off {
 		return result, nil
 	}
-	fresh := verify.Pattern{Seed: ^g.pattern.Seed}
+	fresh := g.pattern.From(g.at + window)
 	var s measure.Sample
-	err := g.run(ctx, fresh, &s, func(x grower) (err error) {
+	err := g.run(ctx, g.at+window, &s, func(x grower) (err error) {
 		b := x.buffer()
 		b.size = g.target
 		if err := b.flip(corrupt); err != nil {

@@ -1,25 +1,82 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
 	"runtime/debug"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // grower is a container that grows.
 type grower interface {
-	append(p []byte) error
+	append(p piece) error
 	address() any // comparable: another value means that the container moved
 	// cost returns how many bytes growing has copied, without those appended,
 	// and the most memory it held at once.
 	cost() (copied, peak uint64)
 	buffer() *buffer
 	close() error
+}
+
+// piece is what is appended: bytes of the host that are uploaded, or of the device that are
+// copied there.
+type piece struct {
+	size uint64
+	host []byte     // the same bytes where the CPU has their address; nil elsewhere
+	ptr  driver.Ptr // 0 if they are uploaded
+}
+
+// write copies the piece to device memory, and has finished when it returns.
+func (p piece) write(raw driver.Device, dst driver.Ptr) error {
+	if p.ptr == 0 {
+		return raw.CopyIn(dst, p.host)
+	}
+	own := raw.CopyStream()
+	if err := raw.Copy(dst, p.ptr, p.size, own); err != nil {
+		return err
+	}
+	return raw.SyncStream(own)
+}
+
+// growSource is device memory from which growths append. It is filled once, before them.
+type growSource struct {
+	*buffer
+}
+
+// newGrowSource makes it, of size bytes.
+func newGrowSource(ctx context.Context, dev *vmm.Device, raw driver.Device, size uint64, p verify.Pattern) (*growSource, error) {
+	r, err := grownRange(dev, shape{size: size})
+	if err != nil {
+		return nil, err
+	}
+	s := &growSource{&buffer{raw: raw, ptr: r.Ptr(), size: size, free: r.Close}}
+	if addressable(dev) {
+		if err = r.SetLen(size); err == nil {
+			s.host, err = r.Host()
+		}
+	}
+	if err == nil {
+		err = s.fill(ctx, p)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return s, nil
+}
+
+// piece is n bytes at off.
+func (s *growSource) piece(off, n uint64) piece {
+	p := piece{size: n, ptr: s.ptr + driver.Ptr(off)}
+	if s.host != nil {
+		p.host = s.host[off : off+n]
+	}
+	return p
 }
 
 // growerFactory returns a function that makes growers of a kind, and one to call
@@ -121,8 +178,21 @@ func keptFactory(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func()
 	return func() (grower, error) { return newGrowingRange(own, raw, o) }, undo, nil
 }
 
-func (g *growingRange) append(p []byte) error { return g.Append(p) }
-func (g *growingRange) address() any          { return g.Ptr() }
+func (g *growingRange) append(p piece) error {
+	if p.ptr == 0 {
+		return g.Append(p.host)
+	}
+	have := g.Len()
+	if err := g.Grow(p.size); err != nil {
+		return err
+	}
+	if err := p.write(g.raw, g.Ptr()+driver.Ptr(have)); err != nil {
+		return err
+	}
+	return g.SetLen(have + p.size)
+}
+
+func (g *growingRange) address() any { return g.Ptr() }
 
 // cost counts growth ahead too, which may be committed and not yet be capacity.
 func (g *growingRange) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
@@ -162,14 +232,14 @@ func newWholeRange(dev *vmm.Device, raw driver.Device, target uint64) (grower, e
 	return g, nil
 }
 
-func (g *wholeRange) append(p []byte) error {
+func (g *wholeRange) append(p piece) error {
 	at := g.len
-	g.len += uint64(len(p))
-	if g.view != nil {
-		copy(g.view[at:], p)
+	g.len += p.size
+	if g.view != nil && p.ptr == 0 {
+		copy(g.view[at:], p.host)
 		return nil
 	}
-	return g.raw.CopyIn(g.Ptr()+driver.Ptr(at), p)
+	return p.write(g.raw, g.Ptr()+driver.Ptr(at))
 }
 
 // reallocating allocates new memory when it is full, and copies the old contents.
@@ -188,16 +258,16 @@ type reallocating struct {
 func growExact(_, need uint64) uint64       { return need }
 func growDoubling(have, need uint64) uint64 { return max(2*have, need) }
 
-func (g *reallocating) append(p []byte) error {
-	if need := g.len + uint64(len(p)); need > g.cap {
+func (g *reallocating) append(p piece) error {
+	if need := g.len + p.size; need > g.cap {
 		if err := g.move(g.nextCap(g.cap, need)); err != nil {
 			return err
 		}
 	}
-	if err := g.raw.CopyIn(g.ptr+driver.Ptr(g.len), p); err != nil {
+	if err := p.write(g.raw, g.ptr+driver.Ptr(g.len)); err != nil {
 		return err
 	}
-	g.len += uint64(len(p))
+	g.len += p.size
 	return nil
 }
 
@@ -241,9 +311,9 @@ type goSlice struct {
 	copied, peak uint64
 }
 
-func (g *goSlice) append(p []byte) error {
+func (g *goSlice) append(p piece) error {
 	was := g.b
-	g.b = append(g.b, p...)
+	g.b = append(g.b, p.host...)
 	if cap(g.b) != cap(was) {
 		g.copied += uint64(len(was))
 		g.peak = max(g.peak, uint64(cap(was)+cap(g.b)))

@@ -78,6 +78,41 @@ func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+// TestEachGrowthHasItsOwnData: a contender that writes nothing, and gets the memory of the one
+// before it, does not pass.
+func TestEachGrowthHasItsOwnData(t *testing.T) {
+	for _, write := range []string{onDevice, upload} {
+		p := newGrowPlan()
+		p.targets, p.step = []uint64{1 << 20}, 256<<10
+		p.mems.values, p.writes.values = []string{growVMM, growPlain}, []string{write}
+		dev, raw := device(t, nil)
+		groups, err := p.groups(dev, raw, 1)
+		require.NoError(t, err)
+		undo, err := groups[0].setup(t.Context())
+		require.NoError(t, err)
+		var left []byte // what the last one wrote
+		check := func(i int, full bool) uint64 {
+			c, err := groups[0].tasks[i].open(t.Context())
+			require.NoError(t, err)
+			g := c.(*growth)
+			g.start = func() (grower, error) {
+				if full {
+					left = nil
+				}
+				return &staleGrower{b: &left, full: !full}, nil
+			}
+			r, err := g.verify(t.Context(), verify.Full, -1)
+			require.NoError(t, err)
+			require.NoError(t, c.close())
+			return r.Errors
+		}
+		require.Zero(t, check(0, true))
+		require.NotZero(t, check(1, false), write)
+		require.Zero(t, check(1, true))
+		require.NoError(t, undo())
+	}
+}
+
 // brokenOff is a contender whose check found a wrong byte before the signal.
 type brokenOff struct{ contender }
 
@@ -87,7 +122,7 @@ func (brokenOff) verify(context.Context, verify.Mode, int64) (verify.Result, err
 
 func TestInterruptDoesNotHideWrongData(t *testing.T) {
 	s, c := newRunner(), report.Case{}
-	s.finishCase(t.Context(), &c, brokenOff{}, measure.Outcome{})
+	s.finishCase(t.Context(), &c, brokenOff{}, measure.Outcome{}, verify.Full)
 	require.Equal(t, report.Failed, c.Status)
 	require.Equal(t, uint64(1), c.Verify.Errors)
 	s.report.Cases = append(s.report.Cases, c, report.Case{Status: report.Interrupted})
@@ -101,9 +136,9 @@ type staleGrower struct {
 	full bool
 }
 
-func (k *staleGrower) append(p []byte) error {
+func (k *staleGrower) append(p piece) error {
 	if !k.full {
-		*k.b = append(*k.b, p...)
+		*k.b = append(*k.b, p.host...)
 	}
 	return nil
 }
@@ -120,7 +155,7 @@ func TestStaleGrowthIsFound(t *testing.T) {
 	g := &growth{
 		start:  func() (grower, error) { return &staleGrower{b: &left, full: len(left) > 0}, nil },
 		ready:  func(context.Context) {},
-		target: 1 << 10, step: make([]byte, 64), pattern: verify.Pattern{Seed: 1},
+		target: 1 << 10, step: 64, block: make([]byte, 64), pattern: verify.Pattern{Seed: 1},
 	}
 	_, err := g.measure(t.Context(), 1)
 	require.NoError(t, err)

@@ -15,11 +15,17 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"syscall"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), endSignals...)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	if len(pipeSignals) > 0 {
+		// Stdout may be a pipe to head. While this is on, writes to it fail instead of ending
+		// the process, so the files are still written.
+		ctx, stop = signal.NotifyContext(ctx, pipeSignals...)
+	}
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
 }

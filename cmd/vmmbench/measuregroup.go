@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -56,8 +57,8 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	var work []measure.Func
 	defer func() {
 		for k, c := range open {
-			if err := c.close(); err != nil {
-				endWithError(&cases[index[k]], fmt.Errorf("close: %w", err))
+			if err := closeContender(c); err != nil {
+				endWithError(&cases[index[k]], err)
 			}
 		}
 	}()
@@ -67,22 +68,57 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 			endWithError(&cases[i], err)
 			continue
 		}
-		index, open, work = append(index, i), append(open, c), append(work, c.measure)
+		k := len(open)
+		index, open = append(index, i), append(open, c)
+		work = append(work, func(ctx context.Context, loops int) (measure.Sample, error) { return open[k].measure(ctx, loops) })
 	}
-	outcomes := measure.Run(ctx, measure.Config{
+	c := measure.Config{
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
-		Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
-	}, work)
+		WarmTime: r.flags.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
+	}
+	if g.keepsMemory {
+		c.Rounds = r.flags.rounds
+		// All are closed before the first is opened, so that they exchange their memory.
+		c.Renew = func(ctx context.Context, order []int) []error {
+			errs := make([]error, len(order))
+			for n, k := range order {
+				errs[n] = closeContender(open[k])
+				open[k] = nil
+			}
+			for n, k := range order {
+				if errs[n] == nil {
+					open[k], errs[n] = g.tasks[index[k]].open(ctx)
+				}
+			}
+			return errs
+		}
+	}
+	mode := r.flags.verify
+	if g.edges && mode == verify.Full {
+		mode = verify.Edges
+	}
+	outcomes := measure.Run(ctx, c, work)
 	for k, i := range index {
-		r.finishCase(ctx, &cases[i], open[k], outcomes[k])
+		r.finishCase(ctx, &cases[i], open[k], outcomes[k], mode)
+	}
+	return nil
+}
+
+// closeContender closes a contender, if there is one.
+func closeContender(c contender) error {
+	if c == nil {
+		return nil
+	}
+	if err := c.close(); err != nil {
+		return fmt.Errorf("close: %w", err)
 	}
 	return nil
 }
 
 // finishCase completes a case from the samples of its contender.
-func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome) {
+func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome, mode verify.Mode) {
 	c.Samples = o.Times()
-	if o.Stop == measure.Failed {
+	if o.Stop == measure.Failed || by == nil { // it is nil after an interrupt while memory was renewed
 		endWithError(c, o.Err)
 		return
 	}
@@ -95,7 +131,7 @@ func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o
 		endWithError(c, fmt.Errorf("after %d samples, not verified: %w", len(c.Samples), err))
 		return
 	}
-	result, err := by.verify(ctx, r.flags.verify, r.flags.corrupt)
+	result, err := by.verify(ctx, mode, r.flags.corrupt)
 	switch bad := result.FirstBad; {
 	case bad != nil: // whether or not the check came to its end
 		c.Verify, c.Status, c.Reason = &result, report.Failed, report.Text(bad.String())
@@ -108,24 +144,26 @@ func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o
 
 // summarize adds the statistics to a case.
 func (r *runner) summarize(c *report.Case, o measure.Outcome) {
-	seed := measure.Seed(r.flags.seed, c.ID)
-	sum := stat.Summarize(c.Samples, seed)
+	sum := stat.Summarize(c.Samples)
 	c.Stats = &report.Stats{
 		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
 		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
-		Low: sum.Interval.Low, High: sum.Interval.High,
-		Value: inUnit(c, sum.Median), ValueLow: inUnit(c, sum.Interval.Low), ValueHigh: inUnit(c, sum.Interval.High),
+		Value: inUnit(c, sum.Median),
 	}
-	if v := c.Stats; v.ValueLow > v.ValueHigh {
-		v.ValueLow, v.ValueHigh = v.ValueHigh, v.ValueLow // the longest time is the lowest bandwidth
-	}
-	if !stat.Enough(sum.N) {
+	if of := sum.Interval; of != nil {
+		low, high := inUnit(c, of.Low), inUnit(c, of.High)
+		low, high = min(low, high), max(low, high) // the longest time is the lowest bandwidth
+		c.Stats.Low, c.Stats.High, c.Stats.ValueLow, c.Stats.ValueHigh = &of.Low, &of.High, &low, &high
+	} else {
 		c.Flags = append(c.Flags, "few-samples")
+	}
+	if sum.Correlated {
+		c.Flags = append(c.Flags, "correlated")
 	}
 	if sum.CV > 0.05 {
 		c.Flags = append(c.Flags, "noisy")
 	}
-	if stat.Drifts(c.Samples, float64(r.flags.margin), seed) {
+	if stat.Drifts(c.Samples, float64(r.flags.margin)) {
 		c.Flags = append(c.Flags, "drift")
 	}
 }
@@ -164,7 +202,7 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 		a, b := cases[p.a], cases[p.b]
 		c := report.Comparison{
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
-			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.Unclear,
+			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.Waived,
 		}
 		for _, side := range []report.Case{a, b} {
 			if side.Status != report.Passed && c.Reason == "" {
@@ -181,12 +219,18 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 
 // addRatio adds the ratio of b's time to a's, or the reason why there is none.
 func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
-	ratio, interval, err := stat.Ratio(a.Samples, b.Samples, measure.Seed(r.flags.seed, c.ID))
+	e, err := stat.Ratio(a.Samples, b.Samples)
 	if err != nil {
 		c.Reason = report.Text(err.Error())
+		if errors.Is(err, stat.ErrTooFew) {
+			c.Verdict = stat.TooFew
+		}
 		return
 	}
-	c.Ratio, c.Low, c.High, c.Verdict = &ratio, &interval.Low, &interval.High, stat.Judge(interval, c.Margin)
+	c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, c.Margin)
+	if needed := e.Needed(c.Margin); c.Verdict == stat.TooNoisy && needed > 0 {
+		c.Needed = &needed
+	}
 }
 
 // add adds to the report and to the outputs.

@@ -20,7 +20,7 @@ type output struct {
 // openOutputs opens stdout and the files. It is called before anything is measured,
 // so that a path which cannot be written is found early.
 func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
-	list := []*output{{Output: report.Output{W: a.stdout, Format: o.format}}}
+	var list []*output
 	// Opening ndjson truncates the file. It comes last: if another output cannot be
 	// opened, the file of the earlier run is still there.
 	ndjson := func(name string) bool { return filepath.Ext(name) == ".ndjson" }
@@ -40,7 +40,8 @@ func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 		}
 		list = append(list, out)
 	}
-	return list, nil
+	// Stdout is written last: whoever reads it may have gone.
+	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format}}), nil
 }
 
 // openFile opens a file for the report. The report is written to a file beside it,

@@ -4,21 +4,36 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/spf13/cobra"
 )
 
 // tourGrowths is the number of samples of growing. Growing by allocating and
 // copying takes many times as long as a copy, and the tour has to be short.
 const tourGrowths = 7
 
+// tourSizes returns the bytes of one copy, and what growing goes to in how many steps: as
+// much as fits the device, and the time.
+func tourSizes(dev *vmm.Device) (one, target, steps uint64) {
+	if onHost(dev) {
+		return 16 << 20, 64 << 20, 8
+	}
+	one, target, steps = 1<<30, 8<<30, 128
+	// Growing by copying takes three times the target at its end.
+	for free, _, err := dev.MemInfo(); err == nil && target > 64<<20 && 5*target > free; target /= 2 {
+		one = min(one, target/2)
+	}
+	return one, target, steps
+}
+
 // tour is the root command: vmmbench without a subcommand.
 func (a *app) tour() *cobra.Command {
 	var m measureFlags
-	sizes := size.List{16 << 20, 64 << 20}
+	var sizes size.List
 	c := command(&cobra.Command{
 		Use:   "vmmbench",
 		Short: "Measure GPU and host memory that grows in place",
@@ -38,17 +53,22 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 	m.add(f, 31, 12*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
-	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest")
+	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest; by default what fits the device")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
-			// Both parts are made from the one list of sizes, so --size bounds the
-			// whole tour.
+			one, target, steps := tourSizes(dev)
+			if len(sizes) > 0 { // so that it bounds the whole tour
+				one, target, steps = 0, slices.Max(sizes), 8
+			}
 			copies, growths := newBWPlan(), newGrowPlan()
 			copies.article()
 			copies.sizes = sizes
-			largest := slices.Max(sizes)
-			growths.targets = size.List{largest}
-			growths.step = size.One((largest/8 + 7) &^ 7)
+			if one > 0 {
+				copies.sizes = size.List{one}
+			}
+			growths.targets = size.List{target}
+			growths.step = size.One((target/steps + 7) &^ 7)
+			growths.mems.values = []string{growVMM, growWhole, growPlain, growAsync, growAppend}
 			if !f.Changed("samples") {
 				growths.samples = tourGrowths
 			}
@@ -61,6 +81,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 			// The tour shows ratios, and a ratio needs so many samples.
 			for i := range list {
 				list[i].minSamples = stat.MinSamples
+				list[i].edges = target > 1<<30
 			}
 			return list, err
 		})

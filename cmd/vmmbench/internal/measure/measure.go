@@ -41,11 +41,19 @@ type Config struct {
 	Samples   int           // of each contender
 	MinTime   time.Duration // a sample repeats the work until it takes this long
 	MaxTime   time.Duration // of the whole comparison
+	WarmTime  time.Duration // each contender works at least this long before its first sample
 	MinBlocks int           // blocks that are measured whatever MaxTime says; at least one is
 	MaxLoops  int           // repetitions in a sample at most; 0 means no limit
 	Fixed     bool          // keep the order as given, instead of drawing it
 	Seed      uint64
 	Now       func() time.Time // the clock of MaxTime
+
+	// Renew gives the contenders other memory, in that order, and returns an error for each.
+	// How fast memory is depends on where it lies, by a per cent or more, and that does not
+	// change while it is kept. Samples over several placements show how large that is. It is
+	// called Rounds-1 times; nil keeps what there is.
+	Renew  func(ctx context.Context, order []int) []error
+	Rounds int
 }
 
 // Outcome is the result of one contender. Samples are per repetition.
@@ -69,80 +77,143 @@ func (o Outcome) Times() []float64 {
 // its samples so far are kept. If ctx is done, Run returns what there is; an
 // unfinished sample does not count.
 func Run(ctx context.Context, c Config, contenders []Func) []Outcome {
-	start := c.Now()
-	out := make([]Outcome, len(contenders))
-	loops := warmUp(ctx, c, contenders, out)
-	order := make([]int, len(contenders))
+	r := &run{Config: c, start: c.Now(), contenders: contenders, out: make([]Outcome, len(contenders))}
+	for i := range contenders {
+		r.calibrate(ctx, i)
+	}
+	stop := r.blocks(ctx)
+	// An error that ctx caused is no failure of the contender.
+	for i := range r.out {
+		switch err := r.out[i].Err; {
+		case err == nil:
+			r.out[i].Stop = stop
+		case errors.Is(err, ctx.Err()):
+			r.out[i].Stop = Interrupted
+		default:
+			r.out[i].Stop = Failed
+		}
+	}
+	return r.out
+}
+
+// run is one call of Run.
+type run struct {
+	Config
+	start      time.Time
+	contenders []Func
+	out        []Outcome
+	renewing   time.Duration // how long Renew has taken
+}
+
+func (r *run) outOfTime() bool { return r.Now().Sub(r.start) >= r.MaxTime }
+
+// blocks measures block after block.
+func (r *run) blocks(ctx context.Context) Stop {
+	order := make([]int, len(r.contenders))
 	for i := range order {
 		order[i] = i
-		out[i].Loops = loops
 	}
-	r := rand.New(rand.NewPCG(c.Seed, 1))
-
-	stop := Enough
-blocks:
-	for block := range c.Samples {
-		if block >= max(1, c.MinBlocks) && c.Now().Sub(start) >= c.MaxTime {
-			stop = OutOfTime
-			break
+	draw := rand.New(rand.NewPCG(r.Seed, 1))
+	shuffle := func() {
+		if !r.Fixed {
+			draw.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		}
-		if !c.Fixed {
-			r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	}
+	round := 0
+	for block := range r.Samples {
+		if block >= max(1, r.MinBlocks) && r.outOfTime() {
+			return OutOfTime
 		}
+		if at := block * r.Rounds / r.Samples; at > round {
+			round = at
+			shuffle() // who comes first gets the memory that was given back last
+			r.renew(ctx, order)
+		}
+		shuffle()
 		for _, i := range order {
-			if out[i].Err != nil {
+			if r.out[i].Err != nil {
 				continue
 			}
 			if ctx.Err() != nil {
-				stop = Interrupted
-				break blocks
+				return Interrupted
 			}
-			s, err := contenders[i](ctx, loops)
-			if err != nil {
-				out[i].Err = err
-				continue
+			s, ok := r.sample(ctx, i)
+			// A first run that was long for another reason has ended calibrate too early.
+			if block == 0 && ok && s.NS < float64(r.MinTime)/2 && r.out[i].Loops < r.mostLoops() {
+				r.calibrate(ctx, i)
+				s, ok = r.sample(ctx, i)
 			}
-			out[i].Samples = append(out[i].Samples, s.per(loops))
+			if ok {
+				r.out[i].Samples = append(r.out[i].Samples, s.per(r.out[i].Loops))
+			}
 		}
 	}
-	// An error that ctx caused is no failure of the contender.
-	for i := range out {
-		switch err := out[i].Err; {
-		case err == nil:
-			out[i].Stop = stop
-		case errors.Is(err, ctx.Err()):
-			out[i].Stop = Interrupted
-		default:
-			out[i].Stop = Failed
-		}
-	}
-	return out
+	return Enough
 }
 
-// warmUp runs each contender and finds how many repetitions make a sample long
-// enough. All contenders have the same number, so that none has its memory warmer
-// in the cache than another.
-func warmUp(ctx context.Context, c Config, contenders []Func, out []Outcome) int {
-	most := c.MaxLoops
-	if most <= 0 {
-		most = math.MaxInt32
+// sample takes one sample, and keeps the error if it fails.
+func (r *run) sample(ctx context.Context, i int) (Sample, bool) {
+	s, err := r.contenders[i](ctx, r.out[i].Loops)
+	if err != nil {
+		r.out[i].Err = err
 	}
-	loops := 1
-	for i, f := range contenders {
-		if ctx.Err() != nil {
-			return loops
-		}
-		s, err := f(ctx, 1)
-		for err == nil && s.NS < float64(c.MinTime) && loops < most && ctx.Err() == nil {
-			loops = nextLoops(loops, most, s.NS, float64(c.MinTime))
-			s, err = f(ctx, loops)
-		}
-		out[i].Err = err
-	}
-	return loops
+	return s, err == nil
 }
 
-// nextLoops returns the number of repetitions to try after one that took ns
+// renew calls Renew, and has each contender work once on its new memory, without a sample.
+// If that takes long, as for large memory that has to be cleared, it is done less often.
+func (r *run) renew(ctx context.Context, order []int) {
+	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/5 {
+		return
+	}
+	begun := r.Now()
+	var open []int
+	for _, i := range order {
+		if r.out[i].Err == nil {
+			open = append(open, i)
+		}
+	}
+	for k, err := range r.Renew(ctx, open) {
+		if i := open[k]; err != nil {
+			r.out[i].Err = err
+		} else {
+			r.sample(ctx, i)
+		}
+	}
+	r.renewing += r.Now().Sub(begun)
+}
+
+// calibrate warms a contender up, and finds how many repetitions make a sample of MinTime.
+// Each contender has its own number: one of them may take a thousand times as long as
+// another.
+func (r *run) calibrate(ctx context.Context, i int) {
+	out, most, begun := &r.out[i], r.mostLoops(), r.Now()
+	out.Loops = 1
+	for ctx.Err() == nil {
+		s, ok := r.sample(ctx, i)
+		if !ok {
+			return
+		}
+		// The first run may be far slower than the next, so only one that is long enough
+		// by its own count ends this, and the number follows each of them.
+		enough := s.NS >= float64(r.MinTime) || out.Loops >= most
+		next := nextLoops(out.Loops, most, s.NS, float64(r.MinTime))
+		if enough && r.Now().Sub(begun) >= r.WarmTime || r.outOfTime() {
+			out.Loops = min(out.Loops, max(next, 1))
+			return
+		}
+		out.Loops = next
+	}
+}
+
+func (r *run) mostLoops() int {
+	if r.MaxLoops > 0 {
+		return r.MaxLoops
+	}
+	return math.MaxInt32
+}
+
+// nextLoops returns the number of repetitions to try after a number that took ns
 // nanoseconds and not want. It grows at most tenfold at a time, because a first
 // run may be much slower than the next.
 func nextLoops(loops, most int, ns, want float64) int {
@@ -151,7 +222,7 @@ func nextLoops(loops, most int, ns, want float64) int {
 		factor = min(factor, 1.2*want/ns)
 	}
 	next := math.Ceil(float64(loops) * factor)
-	return int(min(max(next, float64(loops+1)), float64(most)))
+	return int(min(max(next, 1), float64(most)))
 }
 
 // per returns the sample divided by its number of repetitions.

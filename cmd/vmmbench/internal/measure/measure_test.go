@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -48,9 +49,9 @@ func TestVerdictsOfAScriptedClock(t *testing.T) {
 			cfg := config(&clk)
 			cfg.Seed = seed
 			out := Run(t.Context(), cfg, []Func{clk.work(2e6, spread, r), clk.work(2e6*(1+c.slowdown), spread, r)})
-			_, of, err := stat.Ratio(out[0].Times(), out[1].Times(), seed)
+			e, err := stat.Ratio(out[0].Times(), out[1].Times())
 			require.NoError(t, err)
-			if stat.Judge(of, 0.02) == c.want {
+			if stat.Judge(e, 0.02) == c.want {
 				right++
 			}
 		}
@@ -69,10 +70,10 @@ func TestBlocksCancelDrift(t *testing.T) {
 		return Sample{NS: took}, nil
 	}
 	out := Run(t.Context(), config(&clk), []Func{work, work})
-	_, of, err := stat.Ratio(out[0].Times(), out[1].Times(), 1)
+	e, err := stat.Ratio(out[0].Times(), out[1].Times())
 	require.NoError(t, err)
-	require.Equal(t, stat.Equal, stat.Judge(of, 0.02))
-	require.True(t, stat.Drifts(out[0].Times(), 0.02, 1))
+	require.Equal(t, stat.Equal, stat.Judge(e, 0.02))
+	require.True(t, stat.Drifts(out[0].Times(), 0.02))
 }
 
 func TestLoopsUntilASampleIsLongEnough(t *testing.T) {
@@ -86,6 +87,72 @@ func TestLoopsUntilASampleIsLongEnough(t *testing.T) {
 	cfg := config(&clk)
 	cfg.MaxLoops = 64
 	require.Equal(t, 64, Run(t.Context(), cfg, []Func{clk.work(100, 0, r)})[0].Loops)
+}
+
+// Each contender gets the repetitions that it needs, after a first run that is much slower
+// than the others, and no sample is much longer than MinTime.
+func TestCalibration(t *testing.T) {
+	var clk clock
+	var longest float64
+	contender := func(first, then float64) Func {
+		calls := 0
+		return func(_ context.Context, loops int) (Sample, error) {
+			ns := then * float64(loops)
+			if calls++; calls == 1 {
+				ns = first
+			}
+			longest = max(longest, ns)
+			clk.at = clk.at.Add(time.Duration(ns))
+			return Sample{NS: ns}, nil
+		}
+	}
+	cfg := config(&clk)
+	cfg.WarmTime = 5 * time.Millisecond
+	out := Run(t.Context(), cfg, []Func{contender(3e6, 50), contender(100, 100), contender(1e9, 2e4), contender(2e7, 2e8)})
+	for i, ns := range []float64{50, 100, 2e4, 2e8} {
+		sample := float64(out[i].Loops) * ns
+		require.GreaterOrEqual(t, sample, 1e6, "contender %d", i)
+		require.LessOrEqual(t, sample, max(2e6, ns), "contender %d", i)
+		require.Len(t, out[i].Samples, 20)
+	}
+	require.LessOrEqual(t, longest, 1e9, "and no run on the way is longer than its first one")
+	require.Less(t, clk.at.Sub(time.Time{}), 7*time.Second)
+}
+
+// Memory is renewed between the blocks, in an order drawn anew, unless that takes long.
+func TestRenew(t *testing.T) {
+	var clk clock
+	r := rand.New(rand.NewPCG(1, 1))
+	broken := errors.New("broken")
+	var orders [][]int
+	cfg := config(&clk)
+	cfg.Rounds = 10
+	cfg.Renew = func(_ context.Context, order []int) []error {
+		orders = append(orders, slices.Clone(order))
+		errs := make([]error, len(order))
+		if i := slices.Index(order, 2); len(orders) == 4 && i >= 0 {
+			errs[i] = broken
+		}
+		return errs
+	}
+	out := Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r), clk.work(2e6, 0, r), clk.work(2e6, 0, r)})
+	require.Len(t, orders, 9)
+	require.Len(t, out[0].Samples, 20)
+	first := orders[0]
+	require.True(t, slices.ContainsFunc(orders[:3], func(o []int) bool { return !slices.Equal(o, first) }))
+	require.ErrorIs(t, out[2].Err, broken)
+	require.Len(t, out[2].Samples, 8)
+	require.Len(t, orders[4], 2, "what has failed is not renewed")
+
+	orders = nil
+	cfg.MaxTime = time.Second
+	cfg.Renew = func(_ context.Context, order []int) []error {
+		orders = append(orders, order)
+		clk.at = clk.at.Add(300 * time.Millisecond)
+		return make([]error, len(order))
+	}
+	Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})
+	require.Len(t, orders, 1)
 }
 
 func TestOrderIsDrawnFromTheSeed(t *testing.T) {

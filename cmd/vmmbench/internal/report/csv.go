@@ -37,6 +37,14 @@ func csvColumns(r *Report) []csvColumn {
 			return strconv.FormatFloat(of(c.Stats), 'f', -1, 64)
 		}}
 	}
+	bound := func(name string, of func(*Stats) *float64) csvColumn {
+		return csvColumn{name, func(c Case) string {
+			if c.Stats == nil || of(c.Stats) == nil {
+				return ""
+			}
+			return strconv.FormatFloat(*of(c.Stats), 'f', -1, 64)
+		}}
+	}
 	checked := func(name string, of func(Case) string) csvColumn {
 		return csvColumn{name, func(c Case) string {
 			if c.Verify == nil {
@@ -53,8 +61,8 @@ func csvColumns(r *Report) []csvColumn {
 		csvColumn{"flags", func(c Case) string { return strings.Join(c.Flags, " ") }},
 		stats("n", func(s *Stats) float64 { return float64(s.N) }),
 		stats("value", func(s *Stats) float64 { return s.Value }),
-		stats("value_low", func(s *Stats) float64 { return s.ValueLow }),
-		stats("value_high", func(s *Stats) float64 { return s.ValueHigh }),
+		bound("value_low", func(s *Stats) *float64 { return s.ValueLow }),
+		bound("value_high", func(s *Stats) *float64 { return s.ValueHigh }),
 		stats("median_ns", func(s *Stats) float64 { return s.Median }),
 		stats("mad_ns", func(s *Stats) float64 { return s.MAD }),
 		stats("min_ns", func(s *Stats) float64 { return s.Min }),

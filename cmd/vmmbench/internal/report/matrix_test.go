@@ -22,7 +22,7 @@ func pairs() *Report {
 				{"direction", direction}, {"size", n}, {"mem", mem},
 			},
 			Unit: valueUnit, Bytes: n, Status: Passed, Samples: []float64{1, 2, 3}, Flags: []string{"gated"},
-			Stats:  &Stats{N: 3, Loops: 1, Stop: "samples", Value: value, ValueLow: value, ValueHigh: value},
+			Stats:  &Stats{N: 3, Loops: 1, Stop: "samples", Value: value},
 			Verify: &verify.Result{Mode: verify.Full, Bytes: n},
 		}
 		if mem == "vmm" && (from == 2 || to == 2) {

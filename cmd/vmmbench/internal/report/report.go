@@ -6,6 +6,9 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
@@ -160,6 +163,39 @@ func (a Axes) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// UnmarshalJSON implements json.Unmarshaler. A whole number becomes a uint64, as sizes
+// are.
+func (a *Axes) UnmarshalJSON(b []byte) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return errors.Join(err, fmt.Errorf("axes are %v instead of an object", t))
+	}
+	*a = Axes{}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		value, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if number, ok := value.(json.Number); ok {
+			if value, err = strconv.ParseUint(number.String(), 10, 64); err != nil {
+				if value, err = number.Float64(); err != nil {
+					return err
+				}
+			}
+		}
+		if _, nested := value.(json.Delim); nested {
+			return fmt.Errorf("axis %v is no plain value", name)
+		}
+		*a = append(*a, Axis{fmt.Sprint(name), value})
+	}
+	return nil
+}
+
 // Of returns the value of the axis called name, nil if there is none.
 func (a Axes) Of(name string) any {
 	for _, x := range a {
@@ -185,23 +221,24 @@ type Case struct {
 	Flags   []string       `json:"flags"`
 }
 
-// Stats describes the samples of a case. Low and High are the 95 % bootstrap
-// interval of the median. Value is the median in the case's unit.
+// Stats describes the samples of a case. Low and High are the 95 % interval of the
+// median, null if there are too few samples for one. Value is the median in the case's
+// unit.
 type Stats struct {
-	N         int     `json:"n"`
-	Loops     int     `json:"loops"` // repetitions in one sample
-	Stop      string  `json:"stop"`
-	Median    float64 `json:"median_ns"`
-	MAD       float64 `json:"mad_ns"`
-	Min       float64 `json:"min_ns"`
-	Max       float64 `json:"max_ns"`
-	P5        float64 `json:"p5_ns"`
-	P95       float64 `json:"p95_ns"`
-	Low       float64 `json:"low_ns"`
-	High      float64 `json:"high_ns"`
-	Value     float64 `json:"value"`
-	ValueLow  float64 `json:"value_low"`
-	ValueHigh float64 `json:"value_high"`
+	N         int      `json:"n"`
+	Loops     int      `json:"loops"` // repetitions in one sample
+	Stop      string   `json:"stop"`
+	Median    float64  `json:"median_ns"`
+	MAD       float64  `json:"mad_ns"`
+	Min       float64  `json:"min_ns"`
+	Max       float64  `json:"max_ns"`
+	P5        float64  `json:"p5_ns"`
+	P95       float64  `json:"p95_ns"`
+	Low       *float64 `json:"low_ns"`
+	High      *float64 `json:"high_ns"`
+	Value     float64  `json:"value"`
+	ValueLow  *float64 `json:"value_low"`
+	ValueHigh *float64 `json:"value_high"`
 
 	Traffic *float64 `json:"traffic,omitempty"` // device to device: read and written, twice the payload
 	*Both
@@ -229,7 +266,7 @@ type Growth struct {
 }
 
 // Comparison says how the time of case B relates to that of case A. Above 1, B
-// takes longer.
+// takes longer. Needed is about how many samples would give a firm verdict.
 type Comparison struct {
 	ID      string       `json:"id"`
 	A       string       `json:"a"`
@@ -239,6 +276,7 @@ type Comparison struct {
 	High    *float64     `json:"high"`
 	Margin  float64      `json:"margin"`
 	Verdict stat.Verdict `json:"verdict"`
+	Needed  *int         `json:"needed_samples"`
 	Reason  Text         `json:"reason"`
 }
 

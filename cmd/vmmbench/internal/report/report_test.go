@@ -39,10 +39,11 @@ func sample() *Report {
 	axes := Axes{{"device", "host:0"}, {"direction", "d2d"}, {"size", uint64(2 << 20)}, {"mem", "vmm"}}
 	stats := Stats{
 		N: 3, Loops: 1, Stop: "samples", Median: 2e6, MAD: 1e5, Min: 1e6, Max: 3e6, P5: 1.1e6, P95: 2.9e6,
-		Low: 1e6, High: 3e6, Value: 1.048576, ValueLow: 0.7, ValueHigh: 2.1,
+		Value: 1.048576,
 	}
 	copied, both, grown := stats, stats, stats
 	copied.Traffic = of(2.097152)
+	copied.N, copied.Low, copied.High, copied.ValueLow, copied.ValueHigh = 6, of(1e6), of(3e6), of(0.7), of(2.1)
 	both.Both = &Both{Forward: 0.5, Reverse: 0.6}
 	grown.Growth = &Growth{Steps: 2, StepP50: 1e3, StepP99: 2e6, StepMax: 3e9, Copied: 4, Peak: 8, Moves: 1, Samples: [][]float64{{1, 2}}}
 	r.Cases = []Case{
@@ -63,7 +64,8 @@ func sample() *Report {
 	}
 	r.Comparisons = []Comparison{
 		{ID: "x", A: "a", B: "b", Ratio: of(1.001), Low: of(0.99), High: of(1.01), Margin: 0.02, Verdict: stat.Equal},
-		{ID: "y", A: "a", B: "c", Margin: 0.02, Verdict: stat.Unclear, Reason: "c: waived"},
+		{ID: "y", A: "a", B: "c", Margin: 0.02, Verdict: stat.Waived, Reason: "c: waived"},
+		{ID: "z", A: "a", B: "d", Ratio: of(1.001), Low: of(0.9), High: of(1.1), Margin: 0.02, Verdict: stat.TooNoisy, Needed: of(120)},
 	}
 	return r
 }

@@ -6,10 +6,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jedib0t/go-pretty/v6/table"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
-	"github.com/jedib0t/go-pretty/v6/table"
 )
 
 // tables writes the report as tables, for people.
@@ -27,6 +28,13 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 		parts = append(parts, heading+"\n"+t.Render())
 	}
 
+	if found := findings(r); len(found) > 0 {
+		bullet := ""
+		if markdown {
+			bullet = "- "
+		}
+		parts = append(parts, bullet+strings.Join(found, "\n"+bullet))
+	}
 	add("Machine", machine(r))
 	add("Devices", devices(r))
 	if r.Run.Measure == nil {
@@ -34,7 +42,8 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 		add("Limits", limits(r))
 	}
 	for _, command := range commands(r) {
-		add(strings.ToUpper(command), cases(r, command))
+		t, constants := cases(r, command)
+		add(strings.ToUpper(command)+constants, t)
 	}
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
@@ -42,7 +51,10 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	for _, m := range pairs {
 		add(m.name+", "+m.valueUnit, m.render(top[m.scale]))
 	}
-	add("Comparisons: time of B over time of A, above 1 means B takes longer", comparisons(r))
+	add("Comparisons: the time of the first over that of the second; below 1 the first is faster", comparisons(r))
+	if absent := notHere(r); absent != "" {
+		parts = append(parts, absent)
+	}
 	if r.Run.Measure != nil {
 		parts = append(parts, summary(r))
 	}
@@ -155,22 +167,33 @@ func commands(r *Report) []string {
 	return list
 }
 
-func cases(r *Report, command string) table.Writer {
-	t := table.NewWriter()
+// cases is the table of a command's cases, but for what this machine does not have.
+// constants are the axes that are the same in all of them.
+func cases(r *Report, command string) (t table.Writer, constants string) {
+	t = table.NewWriter()
+	var shown []Case
+	for _, c := range r.Cases {
+		if strings.HasPrefix(c.ID, command+"/") && c.Status != Waived {
+			shown = append(shown, c)
+		}
+	}
+	if len(shown) == 0 {
+		return t, ""
+	}
 	// The columns come first: those of growing only if a case has grown.
 	var axes []string
-	grow := false
-	for _, c := range r.Cases {
-		if !strings.HasPrefix(c.ID, command+"/") {
-			continue
+	for _, a := range shown[0].Axes {
+		same := len(shown) > 1 && !slices.ContainsFunc(shown, func(c Case) bool { return text(c.Axes.Of(a.Name)) != text(a.Value) })
+		if same {
+			constants += fmt.Sprintf(", %s %s", a.Name, text(a.Value))
+		} else {
+			axes = append(axes, a.Name)
 		}
-		if axes == nil {
-			for _, a := range c.Axes {
-				axes = append(axes, a.Name)
-			}
-		}
-		grow = grow || c.Stats != nil && c.Stats.Growth != nil
 	}
+	if constants != "" {
+		constants = ": " + constants[2:]
+	}
+	grow := slices.ContainsFunc(shown, func(c Case) bool { return c.Stats != nil && c.Stats.Growth != nil })
 	header := table.Row{}
 	for _, a := range axes {
 		header = append(header, a)
@@ -181,10 +204,7 @@ func cases(r *Report, command string) table.Writer {
 	}
 	t.AppendHeader(append(header, "verified", "status", "notes"))
 
-	for _, c := range r.Cases {
-		if !strings.HasPrefix(c.ID, command+"/") {
-			continue
-		}
+	for _, c := range shown {
 		row := table.Row{}
 		for _, name := range axes {
 			row = append(row, text(c.Axes.Of(name)))
@@ -195,7 +215,21 @@ func cases(r *Report, command string) table.Writer {
 		}
 		t.AppendRow(append(row, verified(c), c.Status, notes(c)))
 	}
-	return t
+	return t, constants
+}
+
+// notHere names the cases that this machine cannot do, with the reasons.
+func notHere(r *Report) string {
+	var list []string
+	for _, c := range r.Cases {
+		if c.Status == Waived {
+			list = append(list, c.ID+": "+string(c.Reason))
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return "Not on this machine\n " + strings.Join(list, "\n ")
 }
 
 func timing(c Case) table.Row {
@@ -204,8 +238,8 @@ func timing(c Case) table.Row {
 		return table.Row{"-", "-", 0}
 	}
 	interval := "-"
-	if stat.Enough(s.N) {
-		interval = fmt.Sprintf("%.4g to %.4g", s.ValueLow, s.ValueHigh)
+	if s.ValueLow != nil && s.ValueHigh != nil {
+		interval = fmt.Sprintf("%.4g to %.4g", *s.ValueLow, *s.ValueHigh)
 	}
 	return table.Row{
 		fmt.Sprintf("%.4g %s", s.Value, c.Unit),
@@ -250,6 +284,9 @@ func comparisons(r *Report) table.Writer {
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "verdict", "notes"})
 	for _, c := range r.Comparisons {
+		if c.Verdict == stat.Waived {
+			continue
+		}
 		ratio, of := "-", "-"
 		if c.Ratio != nil {
 			ratio = fmt.Sprintf("%.3f", *c.Ratio)
@@ -257,7 +294,11 @@ func comparisons(r *Report) table.Writer {
 		if c.Low != nil && c.High != nil {
 			of = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
 		}
-		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, c.Reason})
+		notes := string(c.Reason)
+		if c.Needed != nil {
+			notes = fmt.Sprintf("about %d samples would do", *c.Needed)
+		}
+		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, notes})
 	}
 	return t
 }

@@ -1,35 +1,29 @@
-// Package stat turns samples into medians, intervals and verdicts. All of it
-// is deterministic: random numbers come from a seed.
+// Package stat turns samples into medians, intervals and verdicts. None of it draws
+// random numbers.
 package stat
 
 import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 
 	"golang.org/x/exp/stats"
 )
-
-// resamples is how often a bootstrap draws. With 1000, each end of a 95 %
-// interval has 25 draws outside of it, so its error is a few per cent of the width.
-const resamples = 1000
-
-// Interval is a 95 % confidence interval.
-type Interval struct{ Low, High float64 }
 
 // Summary describes one set of samples.
 type Summary struct {
 	N                     int
 	Median, MAD, Min, Max float64
 	P5, P95               float64
-	CV                    float64  // standard deviation over mean
-	Interval              Interval // of the median
+	CV                    float64   // standard deviation over mean
+	Interval              *Interval // of the median; nil with fewer than MinSamples
+	Correlated            bool      // successive samples resemble each other: the interval is wider for that
 }
 
-// Summarize describes samples, of which there must be at least one.
-func Summarize(samples []float64, seed uint64) Summary {
+// Summarize describes samples in the order in which they were taken. There must be at
+// least one.
+func Summarize(samples []float64) Summary {
 	q := stats.Quantiles(samples, 0, 0.05, 0.5, 0.95, 1)
 	s := Summary{N: len(samples), Min: q[0], P5: q[1], Median: q[2], P95: q[3], Max: q[4]}
 	away := make([]float64, len(samples))
@@ -40,73 +34,58 @@ func Summarize(samples []float64, seed uint64) Summary {
 	if mean, sd := stats.MeanAndStdDev(samples); mean > 0 && len(samples) > 1 {
 		s.CV = sd / mean
 	}
-	scratch := make([]float64, len(samples))
-	s.Interval = bootstrap(len(samples), seed, func(draw []int) float64 { return medianOf(samples, draw, scratch) })
+	if Enough(len(samples)) {
+		var of Interval
+		_, of, s.Correlated = medianInterval(samples)
+		s.Interval = &of
+	}
 	return s
 }
 
 // Quantile is the q-quantile of samples, of which there must be at least one.
 func Quantile(samples []float64, q float64) float64 { return stats.Quantiles(samples, q)[0] }
 
-// MinSamples is the least number of samples for a 95 % interval. Of five samples,
-// all lie on one side of the true median once in 16 times, which is over 5 %.
-const MinSamples = 6
-
-// Enough says whether n samples are enough for an interval.
-func Enough(n int) bool { return n >= MinSamples }
-
-// Ratio returns the median of b over the median of a, with its interval. Sample i
-// of a and sample i of b were taken in the same block, and the bootstrap draws
-// blocks: what slowed down both cancels. Samples without a partner are left out.
-// Too few pairs are an error, and so is a sample of a that took no time.
-func Ratio(a, b []float64, seed uint64) (ratio float64, interval Interval, err error) {
-	n := min(len(a), len(b))
-	if !Enough(n) {
-		return 0, Interval{}, fmt.Errorf("%d pairs of samples, an interval needs %d", n, MinSamples)
-	}
-	a, b = a[:n], b[:n]
-	if slices.Min(a) <= 0 {
-		return 0, Interval{}, errors.New("a sample took no time at all") // every resampled median must be positive
-	}
-	scratch := make([]float64, n)
-	interval = bootstrap(n, seed, func(draw []int) float64 { return medianOf(b, draw, scratch) / medianOf(a, draw, scratch) })
-	return stats.Median(b) / stats.Median(a), interval, nil
+// Estimate is a ratio of times and what is known about it.
+type Estimate struct {
+	N          int // pairs of samples
+	Ratio      float64
+	Interval   Interval
+	Correlated bool // as in Summary
 }
 
-// Drifts says whether the second half of the samples differs from the first half
-// by more than margin.
-func Drifts(samples []float64, margin float64, seed uint64) bool {
+// Ratio estimates how many times as long as a b takes: the median of the ratios of
+// sample i of b to sample i of a. Both were taken in the same block, so what slowed down
+// both cancels. Samples without a partner are left out. Fewer than MinSamples pairs are
+// ErrTooFew; a sample that took no time is another error.
+func Ratio(a, b []float64) (Estimate, error) {
+	n := min(len(a), len(b))
+	if !Enough(n) {
+		return Estimate{}, fmt.Errorf("%w: %d pairs, an interval needs %d", ErrTooFew, n, MinSamples)
+	}
+	// The logarithm makes twice as long and half as long the same distance.
+	logs := make([]float64, n)
+	for i := range logs {
+		if a[i] <= 0 || b[i] <= 0 {
+			return Estimate{}, errors.New("a sample took no time at all")
+		}
+		logs[i] = math.Log(b[i] / a[i])
+	}
+	m, of, correlated := medianInterval(logs)
+	return Estimate{N: n, Ratio: math.Exp(m), Interval: Interval{math.Exp(of.Low), math.Exp(of.High)}, Correlated: correlated}, nil
+}
+
+// ErrTooFew says that there are not enough samples for an interval.
+var ErrTooFew = errors.New("too few samples")
+
+// Drifts says whether the second half of the samples differs from the first half by more
+// than margin.
+func Drifts(samples []float64, margin float64) bool {
 	half := len(samples) / 2
-	_, interval, err := Ratio(samples[:half], samples[len(samples)-half:], seed)
+	first, second := slices.Clone(samples[:half]), slices.Clone(samples[len(samples)-half:])
+	e, err := Ratio(first, second)
 	if err != nil {
 		return false
 	}
-	v := Judge(interval, margin)
+	v := Judge(e, margin)
 	return v == Slower || v == Faster
-}
-
-// bootstrap draws n indices with replacement, again and again, and returns the
-// middle 95 % of the results of f.
-func bootstrap(n int, seed uint64, f func(draw []int) float64) Interval {
-	r := rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15))
-	draw := make([]int, n)
-	all := make([]float64, resamples)
-	for i := range all {
-		for j := range draw {
-			draw[j] = r.IntN(n)
-		}
-		all[i] = f(draw)
-	}
-	q := stats.Quantiles(all, 0.025, 0.975)
-	return Interval{Low: q[0], High: q[1]}
-}
-
-// medianOf returns the median of the drawn samples. It sorts them in scratch.
-func medianOf(samples []float64, draw []int, scratch []float64) float64 {
-	for i, j := range draw {
-		scratch[i] = samples[j]
-	}
-	slices.Sort(scratch)
-	n := len(scratch)
-	return (scratch[(n-1)/2] + scratch[n/2]) / 2
 }

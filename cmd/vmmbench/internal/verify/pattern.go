@@ -14,6 +14,10 @@ const word = 8 // bytes
 // and the word's absolute offset.
 type Pattern struct{ Seed uint64 }
 
+// From is the pattern as it goes on from off, a multiple of 8: what lies there in a buffer
+// that was filled from its beginning.
+func (p Pattern) From(off uint64) Pattern { return Pattern{p.Seed + off/word*golden} }
+
 // golden is odd, so multiplying by it can be undone.
 const golden = 0x9e3779b97f4a7c15
 

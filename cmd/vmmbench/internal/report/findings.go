@@ -1,0 +1,81 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+// findings says in sentences what was found: growth in place against allocating and
+// copying, and copies in memory that grows against others.
+func findings(r *Report) []string {
+	byID := map[string]Case{}
+	for _, c := range r.Cases {
+		byID[c.ID] = c
+	}
+	var list []string
+	var copies copyCount
+	for _, c := range r.Comparisons {
+		a, b := byID[c.A], byID[c.B]
+		command, _, _ := strings.Cut(c.B, "/")
+		switch {
+		case c.Ratio == nil || text(b.Axes.Of("mem")) != "vmm":
+		case command == "grow" && strings.HasSuffix(text(a.Axes.Of("mem")), "-copy"):
+			list = append(list, growthFinding(c, a, b))
+		case command == "bw":
+			copies.add(c, b)
+		}
+	}
+	return append(list, copies.sentences()...)
+}
+
+// growthFinding compares growth in place with growth by copying.
+func growthFinding(c Comparison, a, b Case) string {
+	moved := "allocating and copying"
+	if mem := strings.TrimSuffix(text(a.Axes.Of("mem")), "-copy"); mem == "mallocAsync" {
+		moved = "from the driver's pool, with a copy each time,"
+	}
+	s := fmt.Sprintf("Growing in place to %s by %s took %s; %s %s", text(b.Axes.Of("size")), text(b.Axes.Of("step")), span(b.Stats.Median), moved, span(a.Stats.Median))
+	if c.Low == nil || c.High == nil {
+		return s + "."
+	}
+	times := func(x float64) string { return fmt.Sprintf("%.3g", 1/x) }
+	return s + fmt.Sprintf(" (%s times as long; 95 %% %s to %s).", times(*c.Ratio), times(*c.High), times(*c.Low))
+}
+
+// copyCount counts the verdicts on copies.
+type copyCount struct {
+	all, equal, open int
+	margin           float64
+	differ           []string
+}
+
+func (n *copyCount) add(c Comparison, b Case) {
+	n.all++
+	n.margin = c.Margin
+	switch c.Verdict {
+	case stat.Equal:
+		n.equal++
+	case stat.Slower, stat.Faster:
+		n.differ = append(n.differ, fmt.Sprintf("%s %s %s takes %.3g times as long (95 %% %.3f to %.3f)",
+			text(b.Axes.Of("direction")), text(b.Axes.Of("host")), text(b.Axes.Of("size")), *c.Ratio, *c.Low, *c.High))
+	default:
+		n.open++
+	}
+}
+
+func (n *copyCount) sentences() []string {
+	if n.all == 0 {
+		return nil
+	}
+	s := fmt.Sprintf("Of %d copies in memory that grows, %d take as long as in other memory, within %g %%", n.all, n.equal, 100*n.margin)
+	if n.open > 0 {
+		s += fmt.Sprintf("; for %d this machine is too noisy, or the samples too few, to tell", n.open)
+	}
+	list := []string{s + "."}
+	for _, d := range n.differ {
+		list = append(list, "But "+d+".")
+	}
+	return list
+}

@@ -1,0 +1,14 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"syscall"
+)
+
+// endSignals end a run: it writes what it has measured, and marks it.
+var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
+
+// pipeSignals come when stdout is read no more.
+var pipeSignals = []os.Signal{syscall.SIGPIPE}
