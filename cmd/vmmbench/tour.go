@@ -50,7 +50,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
   vmmbench --format json -o tour.txt`,
 	})
 	f := c.Flags()
-	m.add(f, 31, 12*time.Second)
+	m.add(f, 15, 5*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest; by default what fits the device")
