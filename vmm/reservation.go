@@ -37,8 +37,9 @@ type Reservation struct {
 	grantMu lock.Mutex
 
 	// mappingMu is held across the driver calls that change what is mapped, or which
-	// devices may access it. The table of slots and the grants change only with mappingMu and
-	// mu held, so one of the two is enough to read them.
+	// devices may access it. Which slots there are, and the grants, change only with
+	// mappingMu and mu held, so one of the two is enough to read them. The states of slots
+	// change with mu alone.
 	mappingMu lock.Mutex
 
 	// Atomic: read without a lock.

@@ -478,13 +478,16 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 	// From the end, so that taking slots out leaves those to come alone.
 	for j := len(r.table); j > 0; {
 		i := j - 1
+		r.mu.Lock() // which slots there are needs mappingMu; their states change with r.mu alone
 		if !match(&r.table[i]) {
+			r.mu.Unlock()
 			j = i
 			continue
 		}
 		for i > 0 && match(&r.table[i-1]) && r.table[i-1].End() == r.table[i].Off {
 			i--
 		}
+		r.mu.Unlock()
 		off := r.table[i].Off
 		err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
 		r.mu.Lock()
