@@ -28,8 +28,6 @@ func (p *Publication) PublishAfter(n uint64, event *vmm.Event) error {
 	return nil
 }
 
-var errDeciding = fmt.Errorf("%w: Seal or Retire is under way", vmm.ErrBusy)
-
 // addPending appends a length to the list, and starts its goroutine if none runs.
 func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 	// The arguments are checked before the page changes: readers never see a
@@ -37,21 +35,12 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 	if err := p.checkLive(); err != nil {
 		return err
 	}
-	p.mu.Lock()
-	deciding := p.lengthSetters > 0
-	p.mu.Unlock()
-	if deciding {
-		return errDeciding
-	}
 	if event == nil {
 		return fmt.Errorf("%w: no event", vmm.ErrInvalid)
 	}
 	// A closed event, or one of a lost device, would end the publication later.
 	if _, err := event.Done(); err != nil {
 		return err
-	}
-	if have := p.r.Len(); n < have {
-		return fmt.Errorf("%w: the length is %d", vmm.ErrInvalid, have)
 	}
 	// A Clip would take the memory away before Len counts it.
 	release, err := p.r.Hold(0, n)
@@ -69,7 +58,10 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 		return fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
 	if p.lengthSetters > 0 { // it would move Len after they have decided on it
-		return errDeciding
+		return fmt.Errorf("%w: Seal or Retire is under way", vmm.ErrBusy)
+	}
+	if have := p.r.Len(); n < have {
+		return fmt.Errorf("%w: the length is %d", vmm.ErrInvalid, have)
 	}
 	if before := p.page.queued.Load(); n < before {
 		return fmt.Errorf("%w: %d were queued before", vmm.ErrInvalid, before)

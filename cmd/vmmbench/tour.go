@@ -40,7 +40,8 @@ func (a *app) tour() *cobra.Command {
 		Long: `Without a subcommand, the quick tour: the device, copies with memory that grows
 against ordinary memory, and growing in place against allocating and copying.
 It takes less than a minute. Then each case is done once more, over other data, and
-every byte of the result is checked, or less by --verify. Each case has at least six
+every byte of the result is checked, or less by --verify; if growing goes beyond 1 GiB, the
+edges of the chunks are. Each case has at least six
 samples, also if --max-time is over: with fewer, a ratio has no interval.
 
 Exit status: 0 all passed, 1 a case could not be run or a report not be written,
