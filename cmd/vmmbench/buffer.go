@@ -45,7 +45,7 @@ const (
 )
 
 // memName is the report's name of a kind of memory: the call that makes it.
-func memName(dev *vmm.Device, kind string) string {
+func memName(dev device, kind string) string {
 	switch {
 	case kind == memAsync:
 		return "mallocAsync"
@@ -62,21 +62,21 @@ func memName(dev *vmm.Device, kind string) string {
 }
 
 // notSupported is the error of something that a device does not offer.
-func notSupported(dev *vmm.Device, what string) error {
+func notSupported(dev device, what string) error {
 	return fmt.Errorf("%s has no %s: %w", dev, what, driver.ErrNotSupported)
 }
 
 // onHost says whether the device's memory is the host's.
-func onHost(dev *vmm.Device) bool { return dev.Driver().Name() == "host" }
+func onHost(dev device) bool { return dev.Driver().Name() == "host" }
 
 // location is where the device's memory is.
-func location(dev *vmm.Device) driver.Location {
+func location(dev device) driver.Location {
 	return driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}
 }
 
 // deviceBuffer makes device memory of a kind.
-func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*buffer, error) {
-	b := &buffer{raw: raw, size: s.size, chunks: []uint64{0}}
+func deviceBuffer(dev device, kind string, s shape) (*buffer, error) {
+	b := &buffer{raw: dev.raw, size: s.size, chunks: []uint64{0}}
 	// Only vmm memory has chunks; the rest is one allocation of the driver.
 	if kind == memVMM {
 		r, err := grownRange(dev, s)
@@ -86,14 +86,14 @@ func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*bu
 		b.ptr, b.free, b.chunks = r.Ptr(), r.Close, chunkStarts(r)
 		return b, nil
 	}
-	plain, ok := raw.(driver.Allocator)
+	plain, ok := dev.raw.(driver.Allocator)
 	if !ok {
 		return nil, notSupported(dev, memName(dev, kind))
 	}
 	var err error
 	if kind == memAsync {
-		b.ptr, err = plain.AllocAsync(s.size, raw.CopyStream())
-		b.free = func() error { return plain.FreeAsync(b.ptr, raw.CopyStream()) }
+		b.ptr, err = plain.AllocAsync(s.size, dev.raw.CopyStream())
+		b.free = func() error { return plain.FreeAsync(b.ptr, dev.raw.CopyStream()) }
 	} else {
 		b.ptr, err = plain.AllocPlain(s.size)
 		b.free = func() error { return plain.FreePlain(b.ptr) }
@@ -105,7 +105,7 @@ func deviceBuffer(dev *vmm.Device, raw driver.Device, kind string, s shape) (*bu
 }
 
 // grownRange makes a range and grows it to its size by steps, as appends would.
-func grownRange(dev *vmm.Device, s shape) (*vmm.Range, error) {
+func grownRange(dev device, s shape) (*vmm.Range, error) {
 	o := vmm.RangeOptions{Max: s.size, Chunk: s.chunk}
 	if s.share {
 		o.Share = vmm.ShareFD
@@ -142,16 +142,16 @@ func chunkStarts(r *vmm.Range) []uint64 {
 
 // hostBuffer makes host memory of a kind: pinned memory, or a Go slice that is
 // copied by the driver or by this project's staging.
-func hostBuffer(dev *vmm.Device, raw driver.Device, kind string, size uint64) (*buffer, error) {
-	b := &buffer{raw: raw, size: size, chunks: []uint64{0}, free: noUndo}
+func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
+	b := &buffer{raw: dev.raw, size: size, chunks: []uint64{0}, free: noUndo}
 	if kind != pinned {
 		b.host = make([]byte, size)
 		if kind == staging {
-			b.stagingDev = dev
+			b.stagingDev = dev.Device
 		}
 		return b, nil
 	}
-	pinner, ok := raw.(driver.HostAllocator)
+	pinner, ok := dev.raw.(driver.HostAllocator)
 	if !ok {
 		return nil, notSupported(dev, "pinned memory")
 	}

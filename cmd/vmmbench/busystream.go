@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -29,8 +28,7 @@ func busyName(name string, n int) string {
 
 // busyStreams are n streams that copy as long as a group is measured.
 type busyStreams struct {
-	dev     *vmm.Device
-	raw     driver.Device
+	dev     device
 	n       int
 	streams []*busyStream
 }
@@ -49,7 +47,7 @@ func (l *busyStreams) setup(context.Context) (undo func() error, err error) {
 		return err
 	}
 	for range l.n {
-		b, err := newBusyStream(l.dev, l.raw)
+		b, err := newBusyStream(l.dev)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), undo())
 		}
@@ -91,8 +89,8 @@ type busyStream struct {
 
 // newBusyStream starts a stream, which has work when newBusyStream returns. The
 // caller must close quit and then call close.
-func newBusyStream(dev *vmm.Device, raw driver.Device) (_ *busyStream, err error) {
-	b := &busyStream{raw: raw, quit: make(chan struct{}), queued: make(chan struct{}, 1), ended: make(chan struct{})}
+func newBusyStream(dev device) (_ *busyStream, err error) {
+	b := &busyStream{raw: dev.raw, quit: make(chan struct{}), queued: make(chan struct{}, 1), ended: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.free())
@@ -103,16 +101,16 @@ func newBusyStream(dev *vmm.Device, raw driver.Device) (_ *busyStream, err error
 		half = busyHostCopy
 	}
 	half = max(min(half, dev.Info().Memory/64), 1)
-	if b.mem, err = deviceBuffer(dev, raw, memVMM, shape{size: 2 * half}); err != nil {
+	if b.mem, err = deviceBuffer(dev, memVMM, shape{size: 2 * half}); err != nil {
 		return nil, err
 	}
-	if b.stream, err = raw.NewStream(); err != nil {
+	if b.stream, err = dev.raw.NewStream(); err != nil {
 		return nil, err
 	}
 	// The events are filled before the goroutine starts, so it always has a copy
 	// to wait for.
 	for range busyQueued {
-		e, err := raw.NewEvent(driver.EventBlocking)
+		e, err := dev.raw.NewEvent(driver.EventBlocking)
 		if err != nil {
 			return nil, err
 		}

@@ -8,12 +8,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/spf13/cobra"
 )
 
 // Directions of a copy, seen from the host.
@@ -126,7 +126,7 @@ size by appends of that many bytes, which decide the sizes of its chunks.`,
 		if preset.value == "full" {
 			p.fullExcept(f.Changed)
 		}
-		return a.measure(c.Context(), c.Name(), &m, p.groups)
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, onOne(p.groups))
 	}
 	return c
 }
@@ -178,7 +178,7 @@ func (w copyKind) gateable() bool { return !w.synchronous() && w.call == callAsy
 
 // unsupported is the error of copies that this device cannot do, or that would
 // be the same as others.
-func (w copyKind) unsupported(dev *vmm.Device) error {
+func (w copyKind) unsupported(dev device) error {
 	switch {
 	case w.host == staging && addressable(dev):
 		return fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", dev, driver.ErrNotSupported)
@@ -215,7 +215,7 @@ func (p *bwPlan) copyKinds() ([]copyKind, error) {
 }
 
 // groups plans one group for each kind of copy and each size.
-func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
+func (p *bwPlan) groups(dev device, seed uint64) ([]group, error) {
 	ways, err := p.copyKinds()
 	if err != nil {
 		return nil, err
@@ -226,19 +226,19 @@ func (p *bwPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]grou
 			if err := checkSize(n); err != nil {
 				return nil, err
 			}
-			list = append(list, p.group(dev, raw, seed, w, n))
+			list = append(list, p.group(dev, seed, w, n))
 		}
 	}
 	return list, nil
 }
 
-func (p *bwPlan) group(dev *vmm.Device, raw driver.Device, seed uint64, w copyKind, n uint64) group {
+func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt, keepsMemory: true}
-	shared := &copyGroup{dev: dev, raw: raw, copyKind: w, size: n}
+	shared := &copyGroup{dev: dev, copyKind: w, size: n}
 	// Each group has its own data: what another group left cannot pass for them.
 	shared.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = shared.setup
-	if _, _, ok := gateSupport(dev, raw); ok && shared.gateable() {
+	if _, _, ok := gateSupport(dev); ok && shared.gateable() {
 		g.maxLoops = max(gatedLoops/w.streams, 1)
 	}
 	payload := n

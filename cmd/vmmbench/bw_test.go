@@ -4,9 +4,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/stretchr/testify/require"
 )
 
 // Memory that grows by steps has the chunks that appends would have made.
@@ -24,19 +25,19 @@ func TestCopiesOfMemoryThatGrewBySteps(t *testing.T) {
 	require.Equal(t, "whole", r.Cases[0].Axes["step"])
 	require.Equal(t, "1MiB", r.Cases[1].Axes["step"])
 
-	dev, raw := device(t, nil)
+	dev := hookedDevice(t, nil)
 	appended, err := dev.NewRange(vmm.RangeOptions{Max: 32 << 20})
 	require.NoError(t, err)
 	defer appended.Close()
 	for range 32 {
 		require.NoError(t, appended.Append(make([]byte, 1<<20)))
 	}
-	b, err := deviceBuffer(dev, raw, memVMM, shape{size: 32 << 20, step: 1 << 20})
+	b, err := deviceBuffer(dev, memVMM, shape{size: 32 << 20, step: 1 << 20})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.free()) }()
 	require.Equal(t, chunkStarts(appended), b.chunks)
 	require.Greater(t, len(b.chunks), 4)
-	whole, err := deviceBuffer(dev, raw, memVMM, shape{size: 32 << 20})
+	whole, err := deviceBuffer(dev, memVMM, shape{size: 32 << 20})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, whole.free()) }()
 	require.Len(t, whole.chunks, 1)
@@ -81,11 +82,11 @@ func TestCopiesByCallAndStreams(t *testing.T) {
 }
 
 func TestPartsOfACopyCoverIt(t *testing.T) {
-	dev, raw := device(t, nil)
+	dev := hookedDevice(t, nil)
 	for _, n := range []uint64{1, 4096, 10000, 1 << 20} {
-		src, err := hostBuffer(dev, raw, pinned, n)
+		src, err := hostBuffer(dev, pinned, n)
 		require.NoError(t, err)
-		dst, err := hostBuffer(dev, raw, pinned, n)
+		dst, err := hostBuffer(dev, pinned, n)
 		require.NoError(t, err)
 		for i := range src.host {
 			src.host[i] = byte(i%251) + 1
@@ -95,7 +96,7 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 			parts := src.splitCopy(dst, streams)
 			require.Len(t, parts, streams)
 			for _, q := range parts {
-				require.NoError(t, q.thenSync(raw)(raw.CopyStream()))
+				require.NoError(t, q.thenSync(dev.raw)(dev.raw.CopyStream()))
 			}
 			require.Equal(t, src.host, dst.host)
 		}

@@ -8,16 +8,13 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
-	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // copyGroup is what the contenders of one group of bw share. They copy from and
 // to the same host memory, so its address makes no difference between them.
 type copyGroup struct {
 	copyKind
-	dev      *vmm.Device
-	raw      driver.Device
+	dev      device
 	size     uint64
 	pattern  verify.Pattern
 	up, down *buffer // host memory that is read, that is written; nil if unused
@@ -36,7 +33,7 @@ func (s *copyGroup) setup(ctx context.Context) (func() error, error) {
 	}
 	var err error
 	if s.direction == h2d || s.direction == both {
-		if s.up, err = hostBuffer(s.dev, s.raw, s.host, s.size); err != nil {
+		if s.up, err = hostBuffer(s.dev, s.host, s.size); err != nil {
 			return nil, err
 		}
 		if err := s.up.fill(ctx, s.pattern); err != nil {
@@ -44,7 +41,7 @@ func (s *copyGroup) setup(ctx context.Context) (func() error, error) {
 		}
 	}
 	if s.direction == d2h || s.direction == both {
-		if s.down, err = hostBuffer(s.dev, s.raw, s.host, s.size); err != nil {
+		if s.down, err = hostBuffer(s.dev, s.host, s.size); err != nil {
 			return nil, errors.Join(err, undo())
 		}
 	}
@@ -59,8 +56,8 @@ func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_
 			err = errors.Join(err, c.close())
 		}
 	}()
-	source := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, s.raw, kind, layout, c.fill) }
-	target := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, s.raw, kind, layout, poison) }
+	source := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, kind, layout, c.fill) }
+	target := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, kind, layout, poison) }
 	if s.direction == d2d {
 		src, err := source()
 		if err != nil {
@@ -93,10 +90,10 @@ func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_
 	}
 	if s.call == callSync {
 		for i, f := range c.copies {
-			c.copies[i] = f.thenSync(s.raw)
+			c.copies[i] = f.thenSync(s.dev.raw)
 		}
 	}
-	c.timer, err = newTimer(s.dev, s.raw, len(c.copies), s.gateable())
+	c.timer, err = newTimer(s.dev, len(c.copies), s.gateable())
 	return c, err
 }
 
@@ -115,8 +112,8 @@ type copier struct {
 
 // deviceEnd makes the device's end of a transfer and prepares its contents. c
 // owns it.
-func (c *copier) deviceEnd(ctx context.Context, dev *vmm.Device, raw driver.Device, kind string, layout shape, prepare func(context.Context, *buffer) error) (*buffer, error) {
-	b, err := deviceBuffer(dev, raw, kind, layout)
+func (c *copier) deviceEnd(ctx context.Context, dev device, kind string, layout shape, prepare func(context.Context, *buffer) error) (*buffer, error) {
+	b, err := deviceBuffer(dev, kind, layout)
 	if err != nil {
 		return nil, err
 	}

@@ -3,15 +3,14 @@
 package main
 
 import (
-	"io"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
-	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/stretchr/testify/require"
 )
 
 // What the host does not have, the fake CUDA driver has: a pool, and memory that
@@ -23,11 +22,8 @@ func TestOnFakeCUDA(t *testing.T) {
 	drv, err := cuda.Load(path)
 	require.NoError(t, err)
 	t.Cleanup(fake.Clean)
-	dev, err := vmm.OpenDriver(drv, 0)
-	require.NoError(t, err)
+	dev := openDriver(t, drv, 0)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
-	raw, err := dev.Raw()
-	require.NoError(t, err)
 
 	ops := newOpsPlan()
 	ops.busy = counts{0, 1}
@@ -37,9 +33,9 @@ func TestOnFakeCUDA(t *testing.T) {
 	growths := newGrowPlan()
 	growths.targets, growths.step, growths.busy = size.List{16 << 20}, 2<<20, counts{0, 1}
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
-	for name, plan := range map[string]planFunc{"ops": ops.groups, "bw": copies.groups, "grow": growths.groups} {
+	for name, plan := range map[string]planFunc{"ops": onOne(ops.groups), "bw": onOne(copies.groups), "grow": onOne(growths.groups)} {
 		s := newRunner()
-		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan))
+		s.run(t.Context(), t, dev, plan)
 		require.NotEmpty(t, s.report.Cases)
 		for _, c := range s.report.Cases {
 			require.Equal(t, report.Passed, c.Status, "%s: %s: %s", name, c.ID, c.Reason)

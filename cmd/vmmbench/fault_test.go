@@ -6,34 +6,31 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
-	"github.com/stretchr/testify/require"
 )
 
-// device is a small host device with a hook before each of its calls.
-func device(t *testing.T, hook func(drivertest.Call) error) (*vmm.Device, driver.Device) {
+// hookedDevice is a small host device with a hook before each of its calls.
+func hookedDevice(t *testing.T, hook func(drivertest.Call) error) device {
 	t.Helper()
 	drv := host.New(host.Config{Devices: 1, Memory: 1 << 30})
-	dev, err := vmm.OpenDriver(drivertest.Inject(drv, hook), 0)
-	require.NoError(t, err)
+	dev := openDriver(t, drivertest.Inject(drv, hook), 0)
 	t.Cleanup(func() { require.NoError(t, dev.Close(), "nothing may be left open") })
-	raw, err := dev.Raw()
-	require.NoError(t, err)
-	return dev, raw
+	return dev
 }
 
 // run measures on a device what is planned for it.
-func (r *runner) run(ctx context.Context, stderr io.Writer, dev *vmm.Device, raw driver.Device, plan planFunc) error {
-	groups, err := plan(dev, raw, r.flags.seed)
-	if err != nil {
-		return err
-	}
-	return r.measureGroups(ctx, stderr, []*vmm.Device{dev}, groups)
+func (r *runner) run(ctx context.Context, t *testing.T, dev device, plan planFunc) {
+	t.Helper()
+	groups, err := plan([]device{dev}, r.flags.seed)
+	require.NoError(t, err)
+	r.measureGroups(ctx, groups)
 }
 
 func newRunner() *runner {
@@ -58,7 +55,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 		for n := 1; n <= 2; n++ {
 			// What the device makes for itself when it is opened comes first.
 			var hook func(drivertest.Call) error
-			dev, raw := device(t, func(c drivertest.Call) error {
+			dev := hookedDevice(t, func(c drivertest.Call) error {
 				if hook == nil {
 					return nil
 				}
@@ -66,7 +63,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 			})
 			hook = drivertest.FailNth(call, n, vmm.ErrOutOfMemory)
 			s := newRunner()
-			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
+			s.run(t.Context(), t, dev, onOne(plan.groups))
 			count := s.report.Count()
 			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
 			require.Equal(t, report.ExitFailed, s.report.Exit())
@@ -82,9 +79,9 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 	plan.mems.values = []string{growVMM, growPlain}
 	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
-		dev, raw := device(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
+		dev := hookedDevice(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
 		s := newRunner()
-		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, plan.groups))
+		s.run(t.Context(), t, dev, onOne(plan.groups))
 		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)
 	}
 }
@@ -92,11 +89,11 @@ func TestGrowthThatBreaksOff(t *testing.T) {
 // A queue that is full blocks the caller until the gate opens. The gate opens
 // by itself, and the sample says that it was not gated.
 func TestGateThatTimesOut(t *testing.T) {
-	dev, raw := device(t, func(drivertest.Call) error { return nil })
-	if _, _, ok := gateSupport(dev, raw); !ok {
+	dev := hookedDevice(t, func(drivertest.Call) error { return nil })
+	if _, _, ok := gateSupport(dev); !ok {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
-	timer, err := newTimer(dev, raw, 1, true)
+	timer, err := newTimer(dev, 1, true)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, timer.close()) })
 	require.Equal(t, "gated", timer.flag)
@@ -106,10 +103,10 @@ func TestGateThatTimesOut(t *testing.T) {
 	require.Less(t, s.NS, float64(time.Second))
 
 	timer.gate.timeout = time.Millisecond
-	_, err = timer.time(t.Context(), 1, raw.SyncStream)
+	_, err = timer.time(t.Context(), 1, dev.raw.SyncStream)
 	require.NoError(t, err)
 	require.Equal(t, "gate-timeout", timer.flag)
 	require.Nil(t, timer.gate, "it is not tried again")
-	_, err = timer.time(t.Context(), 1, raw.SyncStream)
+	_, err = timer.time(t.Context(), 1, dev.raw.SyncStream)
 	require.NoError(t, err)
 }

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -19,9 +18,9 @@ const (
 
 // gateSupport returns what a gate needs. ok is false where a stream cannot wait
 // for a word of memory.
-func gateSupport(dev *vmm.Device, raw driver.Device) (ops driver.StreamMemOps, alloc driver.HostAllocator, ok bool) {
-	ops, hasOps := raw.(driver.StreamMemOps)
-	alloc, hasAlloc := raw.(driver.HostAllocator)
+func gateSupport(dev device) (ops driver.StreamMemOps, alloc driver.HostAllocator, ok bool) {
+	ops, hasOps := dev.raw.(driver.StreamMemOps)
+	alloc, hasAlloc := dev.raw.(driver.HostAllocator)
 	return ops, alloc, hasOps && hasAlloc && dev.Supports(driver.FeatureStreamMemOps) == nil
 }
 

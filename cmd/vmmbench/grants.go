@@ -21,8 +21,12 @@ const (
 const grantChunk = 2 << 20
 
 // grantGroup times granting access to n chunks of the owner, and revoking it.
-func grantGroup(owner *vmm.Device, peers []*vmm.Device, n int) group {
+func grantGroup(owner device, peers []device, n int) group {
 	all := uint64(n) * grantChunk
+	others := make([]*vmm.Device, len(peers))
+	for i, dev := range peers {
+		others[i] = dev.Device
+	}
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
 	for _, op := range []string{opGrant, opRevoke} {
 		g.tasks = append(g.tasks, task{
@@ -40,7 +44,7 @@ func grantGroup(owner *vmm.Device, peers []*vmm.Device, n int) group {
 				if err != nil {
 					return nil, err
 				}
-				do := func(w *stopwatch) error { return grantAndRevoke(w, r, peers) }
+				do := func(w *stopwatch) error { return grantAndRevoke(w, r, others) }
 				return &operation{name: op, ready: func(context.Context) {}, undo: r.Close, do: do}, nil
 			},
 		})

@@ -15,7 +15,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Ways to grow, as --mem takes them.
@@ -91,11 +90,13 @@ the container. Giving the memory back is not timed.`,
 	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
 	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
-	c.RunE = func(c *cobra.Command, _ []string) error { return a.measure(c.Context(), c.Name(), &m, p.groups) }
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, onOne(p.groups))
+	}
 	return c
 }
 
-func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
+func (p *growPlan) groups(dev device, seed uint64) ([]group, error) {
 	if p.step == 0 || p.step%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step)}
 	}
@@ -106,7 +107,7 @@ func (p *growPlan) groups(dev *vmm.Device, raw driver.Device, seed uint64) ([]gr
 		}
 		for _, write := range p.writes.values {
 			for _, streams := range p.busy {
-				list = append(list, p.group(dev, raw, seed, target, write, streams))
+				list = append(list, p.group(dev, seed, target, write, streams))
 			}
 		}
 	}
@@ -131,8 +132,8 @@ const minAhead = 64 << 20
 // isVMM says whether a way to grow uses this project's ranges.
 func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
 
-func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64, write string, streams int) group {
-	l := &busyStreams{dev: dev, raw: raw, n: streams}
+func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
+	l := &busyStreams{dev: dev, n: streams}
 	name := "grow/" + size.Format(target)
 	if write == upload {
 		name += "/upload"
@@ -146,7 +147,7 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 		if err != nil || write == upload {
 			return undo, err
 		}
-		if source, err = newGrowSource(ctx, dev, raw, target+windows*window, pattern); err != nil {
+		if source, err = newGrowSource(ctx, dev, target+windows*window, pattern); err != nil {
 			return nil, errors.Join(err, undo())
 		}
 		return func() error { return errors.Join(source.free(), undo()) }, nil
@@ -180,7 +181,7 @@ func (p *growPlan) group(dev *vmm.Device, raw driver.Device, seed, target uint64
 						x.block = make([]byte, x.step)
 					}
 					var err error
-					x.start, x.undo, err = growerFactory(dev, raw, kind, target, p.options(kind, target, chunk))
+					x.start, x.undo, err = growerFactory(dev, kind, target, p.options(kind, target, chunk))
 					return x, err
 				},
 			})
@@ -202,7 +203,7 @@ func growChunk(kind string, chunk uint64) string {
 	return whole
 }
 
-func growName(dev *vmm.Device, kind string) string {
+func growName(dev device, kind string) string {
 	switch kind {
 	case growVMM:
 		return kind

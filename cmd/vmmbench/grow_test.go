@@ -3,8 +3,9 @@ package main
 import (
 	"testing"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 func TestGrowUnderLoad(t *testing.T) {

@@ -50,12 +50,12 @@ type growSource struct {
 }
 
 // newGrowSource makes it, of size bytes.
-func newGrowSource(ctx context.Context, dev *vmm.Device, raw driver.Device, size uint64, p verify.Pattern) (*growSource, error) {
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*growSource, error) {
 	r, err := grownRange(dev, shape{size: size})
 	if err != nil {
 		return nil, err
 	}
-	s := &growSource{&buffer{raw: raw, ptr: r.Ptr(), size: size, free: r.Close}}
+	s := &growSource{&buffer{raw: dev.raw, ptr: r.Ptr(), size: size, free: r.Close}}
 	if addressable(dev) {
 		if err = r.SetLen(size); err == nil {
 			s.host, err = r.Host()
@@ -81,34 +81,34 @@ func (s *growSource) piece(off, n uint64) piece {
 
 // growerFactory returns a function that makes growers of a kind, and one to call
 // when no more are needed. o are the options of ranges that grow in place.
-func growerFactory(dev *vmm.Device, raw driver.Device, kind string, target uint64, o vmm.RangeOptions) (start func() (grower, error), undo func() error, err error) {
+func growerFactory(dev device, kind string, target uint64, o vmm.RangeOptions) (start func() (grower, error), undo func() error, err error) {
 	switch kind {
 	case growVMM, growAhead:
-		return func() (grower, error) { return newGrowingRange(dev, raw, o) }, noUndo, nil
+		return func() (grower, error) { return newGrowingRange(dev, o) }, noUndo, nil
 	case growKept:
-		return keptFactory(dev, raw, o)
+		return keptFactory(dev, o)
 	case growWhole:
-		return func() (grower, error) { return newWholeRange(dev, raw, target) }, noUndo, nil
+		return func() (grower, error) { return newWholeRange(dev, target) }, noUndo, nil
 	case growAppend, growWarm:
 		if !addressable(dev) {
 			return nil, nil, notSupported(dev, "memory that a Go slice can be made of")
 		}
 		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, noUndo, nil
 	}
-	return reallocatingFactory(dev, raw, kind)
+	return reallocatingFactory(dev, kind)
 }
 
 // reallocatingFactory is growerFactory for memory that moves when it grows.
-func reallocatingFactory(dev *vmm.Device, raw driver.Device, kind string) (start func() (grower, error), undo func() error, err error) {
-	plain, ok := raw.(driver.Allocator)
+func reallocatingFactory(dev device, kind string) (start func() (grower, error), undo func() error, err error) {
+	plain, ok := dev.raw.(driver.Allocator)
 	if !ok {
 		return nil, nil, notSupported(dev, memName(dev, memPlain))
 	}
-	own := raw.CopyStream()
-	x := reallocating{raw: raw, nextCap: growExact, alloc: plain.AllocPlain}
+	own := dev.raw.CopyStream()
+	x := reallocating{raw: dev.raw, nextCap: growExact, alloc: plain.AllocPlain}
 	x.free = func(p driver.Ptr) error {
 		// The copy out of this memory may still run.
-		if err := raw.SyncStream(own); err != nil {
+		if err := dev.raw.SyncStream(own); err != nil {
 			return err
 		}
 		return plain.FreePlain(p)
@@ -142,7 +142,7 @@ func keepPool(pool driver.Allocator) (undo func() error, err error) {
 }
 
 // addressable says whether the CPU has the addresses of the device's memory.
-func addressable(dev *vmm.Device) bool {
+func addressable(dev device) bool {
 	_, ok := dev.Driver().(driver.HostViewer)
 	return ok && onHost(dev)
 }
@@ -153,18 +153,18 @@ type growingRange struct {
 	raw driver.Device
 }
 
-func newGrowingRange(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (grower, error) {
+func newGrowingRange(dev device, o vmm.RangeOptions) (grower, error) {
 	r, err := dev.NewRange(o)
 	if err != nil {
 		return nil, err
 	}
-	return &growingRange{Range: r, raw: raw}, nil
+	return &growingRange{Range: r, raw: dev.raw}, nil
 }
 
 // keptFactory is growerFactory for ranges that take the chunks which the range
 // before them released. The warm-up, which does not count, makes the chunks. A
 // Device of its own keeps them, so that the other contenders start with nothing.
-func keptFactory(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
+func keptFactory(dev device, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
 	own, err := vmm.OpenDriver(dev.Driver(), dev.Info().Ordinal)
 	if err != nil {
 		return nil, nil, err
@@ -175,7 +175,7 @@ func keptFactory(dev *vmm.Device, raw driver.Device, o vmm.RangeOptions) (func()
 		own.SetReleaseThreshold(old)
 		return errors.Join(err, own.Close())
 	}
-	return func() (grower, error) { return newGrowingRange(own, raw, o) }, undo, nil
+	return func() (grower, error) { return newGrowingRange(device{own, dev.raw}, o) }, undo, nil
 }
 
 func (g *growingRange) append(p piece) error {
@@ -209,7 +209,7 @@ type wholeRange struct {
 	len  uint64
 }
 
-func newWholeRange(dev *vmm.Device, raw driver.Device, target uint64) (grower, error) {
+func newWholeRange(dev device, target uint64) (grower, error) {
 	gran, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
 	if err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func newWholeRange(dev *vmm.Device, raw driver.Device, target uint64) (grower, e
 	if err != nil {
 		return nil, err
 	}
-	g := &wholeRange{growingRange: growingRange{Range: r, raw: raw}}
+	g := &wholeRange{growingRange: growingRange{Range: r, raw: dev.raw}}
 	err = errors.Join(r.Grow(target), r.SetLen(target))
 	if err == nil {
 		g.view, err = r.Host()

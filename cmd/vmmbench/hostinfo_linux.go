@@ -1,8 +1,9 @@
 package main
 
 import (
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 func limits() []report.Limit {

@@ -7,10 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/spf13/cobra"
 )
 
 func (a *app) info() *cobra.Command {
@@ -44,10 +45,11 @@ func (r *runner) describeDevices(which string) error {
 	}
 	var cases []report.Case
 	for _, name := range names {
-		err := r.app.onDevice(name, func(dev *vmm.Device, _ driver.Device) error {
+		dev, err := openDevice(name)
+		if err == nil {
 			r.report.Devices = append(r.report.Devices, describeDevice(dev))
-			return nil
-		})
+			err = dev.Close()
+		}
 		c, err := r.app.waivedCase(name, err)
 		if err != nil {
 			return err
@@ -79,7 +81,7 @@ func deviceNames(which string) ([]string, error) {
 
 // describeDevice describes a device for the report. If the driver returns an error
 // for something, that is null, and Reason has the error.
-func describeDevice(dev *vmm.Device) report.Device {
+func describeDevice(dev device) report.Device {
 	info := dev.Info()
 	d := report.Device{
 		Open: info.Open, Name: info.Name, Driver: report.Text(info.Driver), UUID: uuid(info.UUID),
@@ -128,7 +130,7 @@ func describeDevice(dev *vmm.Device) report.Device {
 }
 
 // probe tries a feature.
-func probe(dev *vmm.Device, f driver.Feature) report.Feature {
+func probe(dev device, f driver.Feature) report.Feature {
 	err := dev.Supports(f)
 	result := report.Feature{Name: f.String()}
 	switch yes, no := true, false; {

@@ -2,14 +2,14 @@ package main
 
 import (
 	"context"
-	"io"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
-	"github.com/stretchr/testify/require"
 )
 
 // A signal that comes during the n-th call of the device lets that call end,
@@ -30,7 +30,7 @@ func TestInterruptWithinASample(t *testing.T) {
 	for _, c := range []struct {
 		name, call string
 		n          int
-		plan       planFunc
+		plan       func(device, uint64) ([]group, error)
 		samples    int
 	}{
 		{"in the warm-up of a growth", "AllocPlain", 3, growths.groups, 0},
@@ -46,7 +46,7 @@ func TestInterruptWithinASample(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			calls := 0
-			dev, raw := device(t, func(call drivertest.Call) error {
+			dev := hookedDevice(t, func(call drivertest.Call) error {
 				if call.Name == c.call {
 					if calls++; calls == c.n {
 						cancel()
@@ -55,7 +55,7 @@ func TestInterruptWithinASample(t *testing.T) {
 				return nil
 			})
 			s := newRunner()
-			require.NoError(t, s.run(ctx, io.Discard, dev, raw, c.plan))
+			s.run(ctx, t, dev, onOne(c.plan))
 			require.Equal(t, c.n, calls)
 			require.Len(t, s.report.Cases, 1)
 			got := s.report.Cases[0]
@@ -85,8 +85,8 @@ func TestEachGrowthHasItsOwnData(t *testing.T) {
 		p := newGrowPlan()
 		p.targets, p.step = []uint64{1 << 20}, 256<<10
 		p.mems.values, p.writes.values = []string{growVMM, growPlain}, []string{write}
-		dev, raw := device(t, nil)
-		groups, err := p.groups(dev, raw, 1)
+		dev := hookedDevice(t, nil)
+		groups, err := p.groups(dev, 1)
 		require.NoError(t, err)
 		undo, err := groups[0].setup(t.Context())
 		require.NoError(t, err)

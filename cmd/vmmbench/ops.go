@@ -8,13 +8,13 @@ import (
 	"os"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/spf13/cobra"
 )
 
 // Operations, as --op takes them.
@@ -88,7 +88,7 @@ is one call or one growth. Nothing is written, so nothing is verified.`,
 	f.Var(&p.total, "total", "bytes to grow to, an eighth of the free memory at most")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		p.sizesGiven = f.Changed("size")
-		return a.measure(c.Context(), c.Name(), &m, p.groups)
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, onOne(p.groups))
 	}
 	return c
 }
@@ -98,8 +98,8 @@ is one call or one growth. Nothing is written, so nothing is verified.`,
 const memoryShare = 8
 
 // groups plans one group for each size and number of busy streams.
-func (p *opsPlan) groups(dev *vmm.Device, raw driver.Device, _ uint64) ([]group, error) {
-	free, _, err := raw.MemInfo()
+func (p *opsPlan) groups(dev device, _ uint64) ([]group, error) {
+	free, _, err := dev.raw.MemInfo()
 	if err != nil {
 		return nil, err
 	}
@@ -111,16 +111,16 @@ func (p *opsPlan) groups(dev *vmm.Device, raw driver.Device, _ uint64) ([]group,
 		if !p.sizesGiven && i > 0 && n > free/memoryShare {
 			break
 		}
-		s := newChunkOps(dev, raw, n, min(uint64(p.total), free/memoryShare))
+		s := newChunkOps(dev, n, min(uint64(p.total), free/memoryShare))
 		for _, streams := range p.busy {
-			list = append(list, p.group(dev, raw, s, streams))
+			list = append(list, p.group(dev, s, streams))
 		}
 	}
 	return list, nil
 }
 
-func (p *opsPlan) group(dev *vmm.Device, raw driver.Device, s *chunkOps, streams int) group {
-	l := &busyStreams{dev: dev, raw: raw, n: streams}
+func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
+	l := &busyStreams{dev: dev, n: streams}
 	g := group{
 		name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1,
 		setup: l.setup,
@@ -147,7 +147,7 @@ func (p *opsPlan) group(dev *vmm.Device, raw driver.Device, s *chunkOps, streams
 }
 
 // opName is the report's name of an operation.
-func opName(dev *vmm.Device, op string) string {
+func opName(dev device, op string) string {
 	cuda := dev.Driver().Name() == "cuda"
 	switch op {
 	case opPlainAlloc:
@@ -175,10 +175,10 @@ type chunkOps struct {
 	count  int // chunks of a growth
 }
 
-func newChunkOps(dev *vmm.Device, raw driver.Device, size, total uint64) *chunkOps {
+func newChunkOps(dev device, size, total uint64) *chunkOps {
 	home := location(dev)
 	return &chunkOps{
-		drv: dev.Driver(), raw: raw, size: size, count: int(max(total/size, 1)),
+		drv: dev.Driver(), raw: dev.raw, size: size, count: int(max(total/size, 1)),
 		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
 	}
 }
@@ -212,7 +212,7 @@ type operation struct {
 
 // newOperation makes the contender of an operation. ready is called before each
 // sample.
-func (s *chunkOps) newOperation(dev *vmm.Device, op string, ready func(context.Context)) (contender, error) {
+func (s *chunkOps) newOperation(dev device, op string, ready func(context.Context)) (contender, error) {
 	o := &operation{name: op, ready: ready, undo: noUndo}
 	switch op {
 	case opExport, opImport:
@@ -240,7 +240,7 @@ func (s *chunkOps) newOperation(dev *vmm.Device, op string, ready func(context.C
 }
 
 // completeAllocator completes the contender of a call of an ordinary allocator.
-func (s *chunkOps) completeAllocator(dev *vmm.Device, o *operation) error {
+func (s *chunkOps) completeAllocator(dev device, o *operation) error {
 	plain, ok := s.raw.(driver.Allocator)
 	if !ok {
 		return notSupported(dev, opName(dev, o.name))

@@ -3,17 +3,17 @@ package main
 import (
 	"context"
 	"encoding/csv"
-	"io"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
-	"github.com/stretchr/testify/require"
 )
 
 func TestOps(t *testing.T) {
@@ -75,12 +75,9 @@ func TestOpsThatFailGiveBack(t *testing.T) {
 		for n := 1; n <= 3; n++ {
 			drv := drivertest.Inject(host.New(host.Config{Devices: 1, Memory: 1 << 30}), nil)
 			failing := drivertest.Inject(drv, drivertest.FailNth(c.call, n, vmm.ErrOutOfMemory))
-			dev, err := vmm.OpenDriver(failing, 0)
-			require.NoError(t, err)
-			raw, err := dev.Raw()
-			require.NoError(t, err)
+			dev := openDriver(t, failing, 0)
 			s := newRunner()
-			require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, opsPlanOf(c.op).groups))
+			s.run(t.Context(), t, dev, onOne(opsPlanOf(c.op).groups))
 			require.Equal(t, report.Error, s.report.Cases[0].Status, "%s, call %d of %s", c.op, n, c.call)
 			require.NoError(t, dev.Close())
 			require.NoError(t, drv.Balanced(), "%s, call %d of %s", c.op, n, c.call)
@@ -91,7 +88,7 @@ func TestOpsThatFailGiveBack(t *testing.T) {
 func TestOpsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	calls := 0
-	dev, raw := device(t, func(c drivertest.Call) error {
+	dev := hookedDevice(t, func(c drivertest.Call) error {
 		if c.Name == "Create" {
 			if calls++; calls == 3 { // the first is the warm-up's
 				cancel()
@@ -101,16 +98,16 @@ func TestOpsInterrupted(t *testing.T) {
 	})
 	s := newRunner()
 	s.flags.samples = 9
-	require.NoError(t, s.run(ctx, io.Discard, dev, raw, opsPlanOf(opCreate).groups))
+	s.run(ctx, t, dev, onOne(opsPlanOf(opCreate).groups))
 	require.Equal(t, report.Interrupted, s.report.Cases[0].Status)
 	require.Len(t, s.report.Cases[0].Samples, 2)
 	require.Equal(t, 3, calls)
 }
 
 func TestOpsSizesThatFit(t *testing.T) {
-	dev, raw := device(t, nil) // 1 GiB
+	dev := hookedDevice(t, nil) // 1 GiB
 	names := func(p *opsPlan) (list []string) {
-		groups, err := p.groups(dev, raw, 1)
+		groups, err := p.groups(dev, 1)
 		require.NoError(t, err)
 		for _, g := range groups {
 			list = append(list, g.name)
@@ -127,8 +124,8 @@ func TestOpsSizesThatFit(t *testing.T) {
 // A stream has work when a sample begins, and whatever becomes of it there is
 // nothing left.
 func TestBusyStreams(t *testing.T) {
-	dev, raw := device(t, nil)
-	l := &busyStreams{dev: dev, raw: raw, n: 2}
+	dev := hookedDevice(t, nil)
+	l := &busyStreams{dev: dev, n: 2}
 	undo, err := l.setup(t.Context())
 	require.NoError(t, err)
 	for range 10 {
@@ -146,7 +143,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 		n    int
 	}{{"Reserve", 1}, {"Create", 1}, {"NewStream", 1}, {"NewStream", 2}, {"NewEvent", 1}, {"NewEvent", 6}, {"Copy", 1}, {"Copy", 10}, {"Record", 2}, {"SyncEvent", 3}} {
 		var hook func(drivertest.Call) error
-		dev, raw := device(t, func(call drivertest.Call) error {
+		dev := hookedDevice(t, func(call drivertest.Call) error {
 			if hook == nil {
 				return nil
 			}
@@ -157,7 +154,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 		p.busy = counts{2}
 		s := newRunner()
 		s.flags.samples = 20
-		require.NoError(t, s.run(t.Context(), io.Discard, dev, raw, p.groups))
+		s.run(t.Context(), t, dev, onOne(p.groups))
 		got := s.report.Cases[0]
 		require.Equal(t, report.Error, got.Status, "%+v", c)
 		require.Contains(t, string(got.Reason), "busy stream", "%+v", c)

@@ -7,8 +7,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // A run that fails at its very end, as when the device will not close, has

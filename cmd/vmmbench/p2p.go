@@ -2,19 +2,19 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/spf13/cobra"
 )
 
 // Ways to reach the memory of another device, as --mem takes them; vmm is memVMM.
@@ -85,26 +85,13 @@ by the number of devices that get access.`,
 	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
 	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measureOn(c.Context(), c.Name(), &m, p.opener(&m))
-	}
-	return c
-}
-
-// opener returns the deviceOpener for the devices that the flags name.
-func (p *p2pPlan) opener(m *measureFlags) deviceOpener {
-	return func(use func([]*vmm.Device, []group) error) error {
 		names, err := p2pNames(m.device)
 		if err != nil {
 			return err
 		}
-		return onDevices(names, func(devs []*vmm.Device) error {
-			groups, err := p.groups(devs, m.seed)
-			if err != nil {
-				return err
-			}
-			return use(devs, groups)
-		})
+		return a.measure(c.Context(), c.Name(), &m, names, p.groups)
 	}
+	return c
 }
 
 // p2pNames are the devices that --device of p2p stands for.
@@ -141,27 +128,9 @@ func p2pNames(which string) ([]string, error) {
 	return []string{"cuda:0"}, nil // opening it returns the reason why there is none
 }
 
-// onDevices calls f with open devices.
-func onDevices(names []string, f func([]*vmm.Device) error) (err error) {
-	var devs []*vmm.Device
-	defer func() {
-		for _, dev := range slices.Backward(devs) {
-			err = errors.Join(err, dev.Close())
-		}
-	}()
-	for _, name := range names {
-		dev, err := open(name)
-		if err != nil {
-			return err
-		}
-		devs = append(devs, dev)
-	}
-	return f(devs)
-}
-
 // groups plans one group for each direction, size and ordered pair, and one for
 // each number of chunks and of devices that are granted access.
-func (p *p2pPlan) groups(devs []*vmm.Device, seed uint64) ([]group, error) {
+func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 	for i, dev := range devs {
 		for _, other := range devs[:i] {
 			if err := checkPair(other, dev); err != nil {
@@ -180,11 +149,7 @@ func (p *p2pPlan) groups(devs []*vmm.Device, seed uint64) ([]group, error) {
 	}
 	var list []group
 	for _, pair := range p.pairs(devs) {
-		g, err := p.group(pair, seed)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, g)
+		list = append(list, p.group(pair, seed))
 	}
 	for _, n := range p.grants {
 		if n < 0 || n > 1<<20 {
@@ -202,7 +167,7 @@ func (p *p2pPlan) groups(devs []*vmm.Device, seed uint64) ([]group, error) {
 
 // pairs returns what is copied between the devices: every direction, size and
 // ordered pair.
-func (p *p2pPlan) pairs(devs []*vmm.Device) []*peerPair {
+func (p *p2pPlan) pairs(devs []device) []*peerPair {
 	var list []*peerPair
 	timedOut := map[string]bool{}
 	for _, direction := range p.directions.values {
@@ -220,7 +185,7 @@ func (p *p2pPlan) pairs(devs []*vmm.Device) []*peerPair {
 }
 
 // checkPair refuses devices between which nothing can be measured.
-func checkPair(a, b *vmm.Device) error {
+func checkPair(a, b device) error {
 	switch {
 	case a.Driver() != b.Driver():
 		return usageError{fmt.Errorf("%s and %s are of two drivers", a, b)}
@@ -231,7 +196,7 @@ func checkPair(a, b *vmm.Device) error {
 }
 
 // orderedPairs are all pairs of two different devices, in both orders.
-func orderedPairs(devs []*vmm.Device) []*peerPair {
+func orderedPairs(devs []device) []*peerPair {
 	var list []*peerPair
 	for _, from := range devs {
 		for _, to := range devs {
@@ -244,7 +209,7 @@ func orderedPairs(devs []*vmm.Device) []*peerPair {
 }
 
 // singleDevice is a group whose only case is waived: one device has no pair.
-func singleDevice(dev *vmm.Device) group {
+func singleDevice(dev device) group {
 	return group{
 		name: "p2p/pairs", samples: 1,
 		tasks: []task{{
@@ -257,21 +222,15 @@ func singleDevice(dev *vmm.Device) group {
 }
 
 // group plans the copies of one pair, one for each kind of memory.
-func (p *p2pPlan) group(pair *peerPair, seed uint64) (_ group, err error) {
+func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	from, to, direction, n := pair.from, pair.to, pair.direction, pair.size
-	if pair.fromRaw, err = from.Raw(); err != nil {
-		return group{}, err
-	}
-	if pair.toRaw, err = to.Raw(); err != nil {
-		return group{}, err
-	}
 	g := group{
 		name:    fmt.Sprintf("p2p/%s/%s/%s-%s", direction, size.Format(n), from, to),
 		samples: math.MaxInt,
 	}
 	// Each group has its own data: what another pair left cannot pass for them.
 	pair.pattern.Seed = measure.Seed(seed, g.name)
-	if _, _, pair.gateable = gateSupport(from, pair.fromRaw); pair.gateable {
+	if _, _, pair.gateable = gateSupport(from); pair.gateable {
 		g.maxLoops = gatedLoops
 	}
 	payload, caseUnit := n, unitGBs
@@ -298,5 +257,5 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) (_ group, err error) {
 	if onHost(from) {
 		g.memory = 2 * payload * uint64(len(g.tasks))
 	}
-	return g, nil
+	return g
 }

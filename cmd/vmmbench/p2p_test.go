@@ -2,12 +2,13 @@ package main
 
 import (
 	"errors"
-	"io"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
@@ -15,7 +16,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
-	"github.com/stretchr/testify/require"
 )
 
 func TestP2P(t *testing.T) {
@@ -109,20 +109,27 @@ func TestP2PFindsAWrongByte(t *testing.T) {
 	}
 }
 
+// openDriver opens a device of a driver. The caller closes it.
+func openDriver(t *testing.T, drv driver.Driver, ordinal int) device {
+	t.Helper()
+	dev, err := vmm.OpenDriver(drv, ordinal)
+	require.NoError(t, err)
+	d, err := withRaw(dev)
+	require.NoError(t, err)
+	return d
+}
+
 // p2pOn measures a short plan on two devices of a driver.
 func p2pOn(t *testing.T, drv driver.Driver, mems ...string) *runner {
 	t.Helper()
-	a, err := vmm.OpenDriver(drv, 0)
-	require.NoError(t, err)
-	b, err := vmm.OpenDriver(drv, 1)
-	require.NoError(t, err)
+	a, b := openDriver(t, drv, 0), openDriver(t, drv, 1)
 	p := newP2PPlan()
 	p.sizes, p.grants = size.List{64 << 10}, []int{2}
 	p.mems.values = mems
 	s := newRunner()
-	groups, err := p.groups([]*vmm.Device{a, b}, 1)
+	groups, err := p.groups([]device{a, b}, 1)
 	require.NoError(t, err)
-	require.NoError(t, s.measureGroups(t.Context(), io.Discard, []*vmm.Device{a, b}, groups))
+	s.measureGroups(t.Context(), groups)
 	require.NoError(t, b.Close(), "nothing may be left open")
 	require.NoError(t, a.Close(), "nothing may be left open")
 	return s
@@ -224,16 +231,10 @@ func TestP2PThatFailsGivesBack(t *testing.T) {
 // Copies that wait for the gate are not gated again, of whichever pair.
 func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	drv := host.New(host.Config{Devices: 2, Memory: 1 << 30})
-	var devs []*vmm.Device
-	for n := range 2 {
-		dev, err := vmm.OpenDriver(drv, n)
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, dev.Close()) })
-		devs = append(devs, dev)
-	}
-	pair := &peerPair{from: devs[0], to: devs[1], direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
-	_, err := newP2PPlan().group(pair, 1)
-	require.NoError(t, err)
+	a, b := openDriver(t, drv, 0), openDriver(t, drv, 1)
+	t.Cleanup(func() { require.NoError(t, closeDevices([]device{a, b})) })
+	pair := &peerPair{from: a, to: b, direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
+	newP2PPlan().group(pair, 1)
 	if !pair.gateable {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
@@ -245,12 +246,12 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	}
 	c := contender()
 	require.Equal(t, peerGateTimeout, c.timer.gate.timeout)
-	_, err = c.measure(t.Context(), 1)
+	_, err := c.measure(t.Context(), 1)
 	require.NoError(t, err)
 	require.Empty(t, pair.gateTimedOut)
 
 	c.timer.gate.timeout = time.Millisecond
-	c.copies = []copyFunc{pair.fromRaw.SyncStream}
+	c.copies = []copyFunc{pair.from.raw.SyncStream}
 	_, err = c.measure(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, map[string]bool{legacyPeer: true}, pair.gateTimedOut)

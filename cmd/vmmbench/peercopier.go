@@ -18,13 +18,12 @@ const peerGateTimeout = 250 * time.Millisecond
 
 // peerPair is a device that copies, and one whose memory it reaches.
 type peerPair struct {
-	from, to       *vmm.Device
-	fromRaw, toRaw driver.Device
-	direction      string
-	size           uint64
-	pattern        verify.Pattern
-	gateable       bool
-	gateTimedOut   map[string]bool // kinds of memory whose copies had to wait for a gate; shared by all pairs
+	from, to     device
+	direction    string
+	size         uint64
+	pattern      verify.Pattern
+	gateable     bool
+	gateTimedOut map[string]bool // kinds of memory whose copies had to wait for a gate; shared by all pairs
 }
 
 // peerCopier is a copier whose copies reach another device's memory.
@@ -67,7 +66,7 @@ func (p *peerPair) contender(ctx context.Context, kind string) (_ contender, err
 	}
 	// Copies that go through the host do not run behind a gate.
 	gateable := p.gateable && !p.gateTimedOut[kind] && kind != noPeer
-	c.timer, err = newTimer(p.from, p.fromRaw, len(c.copies), gateable)
+	c.timer, err = newTimer(p.from, len(c.copies), gateable)
 	if c.timer.gate != nil {
 		c.timer.gate.timeout = peerGateTimeout
 	} else {
@@ -78,7 +77,7 @@ func (p *peerPair) contender(ctx context.Context, kind string) (_ contender, err
 
 // addCopy makes memory of src and of dst and adds the copy between them, which
 // the device by makes.
-func (c *peerCopier) addCopy(ctx context.Context, src, dst, by *vmm.Device) error {
+func (c *peerCopier) addCopy(ctx context.Context, src, dst, by device) error {
 	var t transfer
 	var err error
 	if t.src, err = c.memory(ctx, src, by, c.fill); err != nil {
@@ -87,7 +86,7 @@ func (c *peerCopier) addCopy(ctx context.Context, src, dst, by *vmm.Device) erro
 	if t.dst, err = c.memory(ctx, dst, by, poison); err != nil {
 		return err
 	}
-	f := func(s driver.Stream) error { return c.pair.fromRaw.Copy(t.dst.ptr, t.src.ptr, c.pair.size, s) }
+	f := func(s driver.Stream) error { return c.pair.from.raw.Copy(t.dst.ptr, t.src.ptr, c.pair.size, s) }
 	if by != c.pair.from {
 		if f, err = c.copyByOther(t); err != nil {
 			return err
@@ -99,25 +98,21 @@ func (c *peerCopier) addCopy(ctx context.Context, src, dst, by *vmm.Device) erro
 
 // memory makes one end of a transfer: memory of owner that the device by copies
 // from or to.
-func (c *peerCopier) memory(ctx context.Context, owner, by *vmm.Device, prepare func(context.Context, *buffer) error) (*buffer, error) {
-	raw := c.pair.fromRaw
-	if owner == c.pair.to {
-		raw = c.pair.toRaw
-	}
+func (c *peerCopier) memory(ctx context.Context, owner, by device, prepare func(context.Context, *buffer) error) (*buffer, error) {
 	kind, layout := memPlain, shape{size: c.pair.size}
 	if c.kind == memVMM {
 		kind = memVMM
 		if owner != by {
-			layout.peer = by
+			layout.peer = by.Device
 		}
 	}
-	return c.deviceEnd(ctx, owner, raw, kind, layout, prepare)
+	return c.deviceEnd(ctx, owner, kind, layout, prepare)
 }
 
 // copyByOther has the other device copy, between two events of a stream of this
 // device, whose timer takes the time.
 func (c *peerCopier) copyByOther(t transfer) (copyFunc, error) {
-	from, to := c.pair.fromRaw, c.pair.toRaw
+	from, to := c.pair.from.raw, c.pair.to.raw
 	s, err := to.NewStream()
 	if err != nil {
 		return nil, err
@@ -162,7 +157,7 @@ func (c *peerCopier) event(raw driver.Device) (driver.Event, error) {
 // checkPeerAccessOff makes sure that peer access is off, by switching it on and
 // off again. If the devices cannot have peer access, there is nothing to check.
 func (c *peerCopier) checkPeerAccessOff() error {
-	peer, ok := c.pair.fromRaw.(driver.LegacyPeers)
+	peer, ok := c.pair.from.raw.(driver.LegacyPeers)
 	if !ok {
 		return nil
 	}
@@ -185,7 +180,7 @@ func (c *peerCopier) withPeerAccess(f func() error) (err error) {
 	if c.kind != legacyPeer {
 		return f()
 	}
-	if c.disable, err = vmm.EnableLegacyPeers(c.pair.from, c.pair.to); err != nil {
+	if c.disable, err = vmm.EnableLegacyPeers(c.pair.from.Device, c.pair.to.Device); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.disablePeerAccess()) }()

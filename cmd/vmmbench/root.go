@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/spf13/cobra"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // usageError is a mistake on the command line.

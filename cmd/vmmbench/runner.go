@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // runner runs one command and makes its report.
@@ -24,62 +21,68 @@ type runner struct {
 	lost    error // from outputs that were dropped
 }
 
-// planFunc plans what to measure on a device, with data made from a seed.
-type planFunc func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error)
+// planFunc plans what to measure on devices, with data made from a seed.
+type planFunc func(devs []device, seed uint64) ([]group, error)
 
-// deviceOpener opens devices, plans what to measure on them, and calls use while
-// they are open.
-type deviceOpener func(use func(devs []*vmm.Device, groups []group) error) error
-
-// measure runs a command that measures one device, from its flags to its exit code.
-func (a *app) measure(ctx context.Context, name string, m *measureFlags, plan planFunc) error {
-	return a.measureOn(ctx, name, m, func(use func([]*vmm.Device, []group) error) error {
-		return a.onDevice(m.device, func(dev *vmm.Device, raw driver.Device) error {
-			groups, err := plan(dev, raw, m.seed)
-			if err != nil {
-				return err
-			}
-			return use([]*vmm.Device{dev}, groups)
-		})
-	})
+// onOne is the planFunc of a command that measures one device.
+func onOne(plan func(dev device, seed uint64) ([]group, error)) planFunc {
+	return func(devs []device, seed uint64) ([]group, error) { return plan(devs[0], seed) }
 }
 
-// measureOn is measure for the devices that on opens.
-func (a *app) measureOn(ctx context.Context, name string, m *measureFlags, on deviceOpener) error {
+// measure runs a command that measures the devices with these names, from its flags to
+// its exit code.
+func (a *app) measure(ctx context.Context, name string, m *measureFlags, names []string, plan planFunc) (err error) {
 	if err := m.check(); err != nil {
 		return err
 	}
+	devs, err := openDevices(names)
+	defer func() { err = errors.Join(err, closeDevices(devs)) }()
+	// A report is written also if there is no such device: its only case is waived.
+	absent, err := a.waivedCase(m.device, err)
+	if err != nil {
+		return err
+	}
+	var groups []group
+	if absent == nil {
+		if groups, err = plan(devs, m.seed); err != nil {
+			return err
+		}
+	}
 	if m.dryRun {
-		return a.dryRun(m, on)
+		return a.dryRun(groups, absent)
 	}
 	return a.withReport(name, &m.outputFlags, func(r *runner) error {
 		r.flags = m
 		r.report.Run.Measure = m.describe()
-		err := on(func(devs []*vmm.Device, groups []group) error {
-			return r.measureGroups(ctx, a.stderr, devs, groups)
-		})
-		// A report is written also if there is no such device: its only case is waived.
-		c, err := a.waivedCase(m.device, err)
-		if c == nil {
-			return err
+		for _, dev := range devs {
+			r.report.Devices = append(r.report.Devices, describeDevice(dev))
 		}
 		if err := r.start(); err != nil {
 			return err
 		}
-		r.add([]report.Case{*c}, nil)
+		if absent != nil {
+			r.add([]report.Case{*absent}, nil)
+			return nil
+		}
+		r.measureGroups(ctx, groups)
 		return nil
 	})
 }
 
 // dryRun prints the names of the cases. Its exit code is that of a run, as far as
 // it is known without measuring.
-func (a *app) dryRun(m *measureFlags, on deviceOpener) error {
-	err := on(func(_ []*vmm.Device, groups []group) error { return a.printNames(groups) })
-	c, err := a.waivedCase(m.device, err)
-	if c != nil {
+func (a *app) dryRun(groups []group, absent *report.Case) error {
+	if absent != nil {
 		a.code = report.ExitWaived
 	}
-	return err
+	for _, g := range groups {
+		for _, t := range g.tasks {
+			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // withReport writes the report that fill makes, and sets its exit code. After fill
@@ -126,39 +129,6 @@ func (r *runner) eachOutput(f func(*output) error) {
 	})
 }
 
-// noDeviceError says that this machine does not have the device.
-type noDeviceError struct{ err error }
-
-func (e noDeviceError) Error() string { return e.err.Error() }
-func (e noDeviceError) Unwrap() error { return e.err }
-
-// open opens a device. For a name that is not valid it returns a usageError, for a
-// device that this machine does not have a noDeviceError.
-func open(name string) (*vmm.Device, error) {
-	dev, err := vmm.Open(name)
-	switch {
-	case errors.Is(err, vmm.ErrInvalid):
-		err = usageError{err}
-	case notAvailable(err):
-		err = noDeviceError{err}
-	}
-	return dev, err
-}
-
-// onDevice calls f while a device is open.
-func (a *app) onDevice(name string, f func(*vmm.Device, driver.Device) error) (err error) {
-	dev, err := open(name)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
-	raw, err := dev.Raw()
-	if err != nil {
-		return err
-	}
-	return f(dev, raw)
-}
-
 // waivedCase returns a waived case for a noDeviceError. It returns any other error
 // as it is.
 func (a *app) waivedCase(device string, err error) (*report.Case, error) {
@@ -172,31 +142,12 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 	return &c, nil
 }
 
-// printNames prints the names of the cases.
-func (a *app) printNames(groups []group) error {
-	for _, g := range groups {
-		for _, t := range g.tasks {
-			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// measureGroups measures groups on open devices.
-func (r *runner) measureGroups(ctx context.Context, stderr io.Writer, devs []*vmm.Device, groups []group) error {
-	for _, dev := range devs {
-		r.report.Devices = append(r.report.Devices, describeDevice(dev))
-	}
-	if err := r.start(); err != nil {
-		return err
-	}
-	p := newProgress(stderr, r.flags.progress.value, len(groups))
+// measureGroups measures one group after the other.
+func (r *runner) measureGroups(ctx context.Context, groups []group) {
+	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
 	defer p.close()
 	for _, g := range groups {
 		p.begin(g.name)
 		r.measureGroup(ctx, g)
 	}
-	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -52,20 +51,20 @@ type timer struct {
 // newTimer makes a timer for n copies at once. Copies of ordinary Go memory are
 // not gateable: they block the host, which has to open the gate. The caller must
 // close the timer.
-func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *timer, err error) {
-	t = &timer{raw: raw, flag: wallClock}
+func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
+	t = &timer{raw: dev.raw, flag: wallClock}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, t.close())
 		}
 	}()
 	for range n {
-		s, err := raw.NewStream()
+		s, err := dev.raw.NewStream()
 		if err != nil {
 			return t, err
 		}
 		t.streams = append(t.streams, s)
-		t.undo = append(t.undo, func() error { return raw.FreeStream(s) })
+		t.undo = append(t.undo, func() error { return dev.raw.FreeStream(s) })
 		e, err := t.event()
 		if err != nil {
 			return t, err
@@ -78,7 +77,7 @@ func newTimer(dev *vmm.Device, raw driver.Device, n int, gateable bool) (t *time
 	if n > 1 {
 		t.flag = ungated
 	}
-	ops, alloc, ok := gateSupport(dev, raw)
+	ops, alloc, ok := gateSupport(dev)
 	if !gateable || !ok {
 		return t, nil
 	}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
-	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // tourGrowths is the number of samples of growing. Growing by allocating and
@@ -18,7 +16,7 @@ const tourGrowths = 7
 
 // tourSizes returns the bytes of one copy, and what growing goes to in how many steps: as
 // much as fits the device, and the time.
-func tourSizes(dev *vmm.Device) (one, target, steps uint64) {
+func tourSizes(dev device) (one, target, steps uint64) {
 	if onHost(dev) {
 		return 16 << 20, 64 << 20, 8
 	}
@@ -56,7 +54,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 	m.addMinTime(f)
 	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest; by default what fits the device")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), "tour", &m, func(dev *vmm.Device, raw driver.Device, seed uint64) ([]group, error) {
+		return a.measure(c.Context(), "tour", &m, []string{m.device}, onOne(func(dev device, seed uint64) ([]group, error) {
 			one, target, steps := tourSizes(dev)
 			if len(sizes) > 0 { // so that it bounds the whole tour
 				one, target, steps = 0, slices.Max(sizes), 8
@@ -73,11 +71,11 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 			if !f.Changed("samples") {
 				growths.samples = tourGrowths
 			}
-			list, err := copies.groups(dev, raw, seed)
+			list, err := copies.groups(dev, seed)
 			if err != nil {
 				return nil, err
 			}
-			more, err := growths.groups(dev, raw, seed)
+			more, err := growths.groups(dev, seed)
 			list = append(list, more...)
 			// The tour shows ratios, and a ratio needs so many samples.
 			for i := range list {
@@ -85,7 +83,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report not be written,
 				list[i].edges = target > 1<<30
 			}
 			return list, err
-		})
+		}))
 	}
 	return c
 }

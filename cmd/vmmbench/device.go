@@ -1,0 +1,70 @@
+package main
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// device is an open device, and the same without its tables of memory.
+type device struct {
+	*vmm.Device
+	raw driver.Device
+}
+
+// noDeviceError says that this machine does not have the device.
+type noDeviceError struct{ err error }
+
+func (e noDeviceError) Error() string { return e.err.Error() }
+func (e noDeviceError) Unwrap() error { return e.err }
+
+// openDevice opens a device. For a name that is not valid it returns a usageError, for a
+// device that this machine does not have a noDeviceError.
+func openDevice(name string) (device, error) {
+	dev, err := vmm.Open(name)
+	switch {
+	case errors.Is(err, vmm.ErrInvalid):
+		return device{}, usageError{err}
+	case notAvailable(err):
+		return device{}, noDeviceError{err}
+	case err != nil:
+		return device{}, err
+	}
+	d, err := withRaw(dev)
+	if err != nil {
+		return device{}, errors.Join(err, dev.Close())
+	}
+	return d, nil
+}
+
+func withRaw(dev *vmm.Device) (device, error) {
+	raw, err := dev.Raw()
+	return device{dev, raw}, err
+}
+
+// openDevices opens all or none.
+func openDevices(names []string) ([]device, error) {
+	var list []device
+	for _, name := range names {
+		dev, err := openDevice(name)
+		if err != nil {
+			if closing := closeDevices(list); closing != nil {
+				err = errors.Join(err, closing)
+			}
+			return nil, err
+		}
+		list = append(list, dev)
+	}
+	return list, nil
+}
+
+// closeDevices closes all, the last one first.
+func closeDevices(list []device) error {
+	var err error
+	for _, dev := range slices.Backward(list) {
+		err = errors.Join(err, dev.Close())
+	}
+	return err
+}
