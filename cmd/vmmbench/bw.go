@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -43,14 +44,36 @@ type bwPlan struct {
 
 func newBWPlan() *bwPlan {
 	return &bwPlan{
-		directions: choices{of: []string{h2d, d2h, d2d, both}},
-		hosts:      choices{of: []string{pageable, pinned, staging}},
-		mems:       choices{of: []string{memVMM, memPlain, memAsync}},
-		exportable: choices{of: []string{private, exportable}, values: []string{private}},
+		directions: choices{of: []string{h2d, d2h, d2d, both}, values: []string{h2d, d2h, d2d}},
+		hosts:      choices{of: []string{pageable, pinned, staging}, values: []string{pageable, pinned}},
+		mems:       choices{of: []string{memVMM, memPlain, memAsync}, values: []string{memVMM, memPlain}},
+		sizes:      size.List{16 << 20, 64 << 20, 256 << 20},
+		chunks:     size.List{0},
 		steps:      size.List{0},
+		exportable: choices{of: []string{private, exportable}, values: []string{private}},
 		calls:      choices{of: []string{callAsync, callSync}, values: []string{callAsync}},
 		streams:    counts{1},
 	}
+}
+
+func (p *bwPlan) flags(f *pflag.FlagSet) {
+	for _, axis := range []struct {
+		name, usage string
+		value       pflag.Value
+	}{
+		{"direction", "directions; both is h2d and d2h at once", &p.directions},
+		{"host", "kinds of host memory", &p.hosts},
+		{"mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host", &p.mems},
+		{"size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2", &p.sizes},
+		{"chunk", "chunk sizes of vmm memory; 0 leaves them to the range", &p.chunks},
+		{"step", "bytes by which vmm memory grows to its size; 0 is all at once", &p.steps},
+		{"call", "async queues the copies, sync waits for each of them", &p.calls},
+		{"streams", "how many streams share a copy", &p.streams},
+		{"exportable", "whether vmm memory could be given to another process", &p.exportable},
+	} {
+		f.Var(axis.value, axis.name, axis.usage)
+	}
+	f.BoolVar(&p.control, "control", false, "compare each kind of memory with a second one of the same kind: all should be equal")
 }
 
 // Values of --call.
@@ -65,30 +88,9 @@ const (
 	exportable = "yes"
 )
 
-// article is the default preset. It measures what an article about such memory
-// measured: one direction at a time, memory that grows against ordinary memory.
-func (p *bwPlan) article() {
-	p.directions.values = []string{h2d, d2h, d2d}
-	p.hosts.values = []string{pageable, pinned}
-	p.mems.values = []string{memVMM, memPlain}
-	p.sizes = size.List{16 << 20, 64 << 20, 256 << 20}
-	p.chunks = size.List{0}
-}
-
-// full is the preset with everything that this command can do, small copies too.
-func (p *bwPlan) full() {
-	p.directions.values = p.directions.of
-	p.hosts.values = p.hosts.of
-	p.mems.values = p.mems.of
-	p.sizes = size.List{64 << 10, 1 << 20, 16 << 20, 256 << 20}
-	p.chunks = size.List{0, 2 << 20, 64 << 20}
-}
-
 func (a *app) bw() *cobra.Command {
 	var m measureFlags
 	p := newBWPlan()
-	p.article()
-	preset := choice{value: "article", of: []string{"article", "full"}}
 	c := command(&cobra.Command{
 		Use:   "bw",
 		Short: "Measure copies: host to device, device to host, within the device",
@@ -104,52 +106,17 @@ size by appends of that many bytes, which decide the sizes of its chunks.`,
 		Example: `  vmmbench bw
   vmmbench bw --direction h2d,both --host pinned --size 64K:256M:x4
   vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
-  vmmbench bw --preset full --format json -o full.txt`,
+  vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	})
 	f := c.Flags()
 	m.add(f, 15, 4*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
-	f.Var(&preset, "preset", "what to measure, where the flags below say nothing")
-	f.Var(&p.directions, "direction", "directions; both is h2d and d2h at once")
-	f.Var(&p.hosts, "host", "kinds of host memory")
-	f.Var(&p.mems, "mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host")
-	f.Var(&p.sizes, "size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2")
-	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
-	f.Var(&p.steps, "step", "bytes by which vmm memory grows to its size; 0 is all at once")
-	f.Var(&p.calls, "call", "async queues the copies, sync waits for each of them")
-	f.Var(&p.streams, "streams", "how many streams share a copy")
-	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
-	f.BoolVar(&p.control, "control", false, "compare each kind of memory with a second one of the same kind: all should be equal")
+	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		// A preset fills in what no flag says.
-		if preset.value == "full" {
-			p.fullExcept(f.Changed)
-		}
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, onOne(p.groups))
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
 	}
 	return c
-}
-
-// fullExcept is full, but for what a flag was given for.
-func (p *bwPlan) fullExcept(given func(flag string) bool) {
-	old := *p
-	p.full()
-	if given("direction") {
-		p.directions = old.directions
-	}
-	if given("host") {
-		p.hosts = old.hosts
-	}
-	if given("mem") {
-		p.mems = old.mems
-	}
-	if given("size") {
-		p.sizes = old.sizes
-	}
-	if given("chunk") {
-		p.chunks = old.chunks
-	}
 }
 
 // copyKind says how bytes are copied.
@@ -215,7 +182,7 @@ func (p *bwPlan) copyKinds() ([]copyKind, error) {
 }
 
 // groups plans one group for each kind of copy and each size.
-func (p *bwPlan) groups(dev device, seed uint64) ([]group, error) {
+func (p *bwPlan) groups(devs []device, seed uint64) ([]group, error) {
 	ways, err := p.copyKinds()
 	if err != nil {
 		return nil, err
@@ -226,7 +193,7 @@ func (p *bwPlan) groups(dev device, seed uint64) ([]group, error) {
 			if err := checkSize(n); err != nil {
 				return nil, err
 			}
-			list = append(list, p.group(dev, seed, w, n))
+			list = append(list, p.group(devs[0], seed, w, n))
 		}
 	}
 	return list, nil

@@ -28,12 +28,11 @@ func TestOnFakeCUDA(t *testing.T) {
 	ops := newOpsPlan()
 	ops.busy = counts{0, 1}
 	copies := newBWPlan()
-	copies.article()
 	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{16 << 20}, size.List{0, 1 << 20}
 	growths := newGrowPlan()
-	growths.targets, growths.step, growths.busy = size.List{16 << 20}, 2<<20, counts{0, 1}
+	growths.targets, growths.step, growths.busy = size.List{16 << 20}, growStep{bytes: 2 << 20}, counts{0, 1}
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
-	for name, plan := range map[string]planFunc{"ops": onOne(ops.groups), "bw": onOne(copies.groups), "grow": onOne(growths.groups)} {
+	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths} {
 		s := newRunner()
 		s.run(t.Context(), t, dev, plan)
 		require.NotEmpty(t, s.report.Cases)

@@ -26,9 +26,9 @@ func hookedDevice(t *testing.T, hook func(drivertest.Call) error) device {
 }
 
 // run measures on a device what is planned for it.
-func (r *runner) run(ctx context.Context, t *testing.T, dev device, plan planFunc) {
+func (r *runner) run(ctx context.Context, t *testing.T, dev device, p plan) {
 	t.Helper()
-	groups, err := plan([]device{dev}, r.flags.seed)
+	groups, err := p.groups([]device{dev}, r.flags.seed)
 	require.NoError(t, err)
 	r.measureGroups(ctx, groups)
 }
@@ -48,7 +48,6 @@ func newRunner() *runner {
 // and gives back what it had.
 func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 	plan := newBWPlan()
-	plan.article()
 	plan.sizes = []uint64{2 << 20}
 	plan.directions.values = []string{d2d}
 	for _, call := range []string{"Create", "AllocPlain", "NewStream", "NewEvent"} {
@@ -63,7 +62,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 			})
 			hook = drivertest.FailNth(call, n, vmm.ErrOutOfMemory)
 			s := newRunner()
-			s.run(t.Context(), t, dev, onOne(plan.groups))
+			s.run(t.Context(), t, dev, plan)
 			count := s.report.Count()
 			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
 			require.Equal(t, report.ExitFailed, s.report.Exit())
@@ -75,13 +74,13 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 
 func TestGrowthThatBreaksOff(t *testing.T) {
 	plan := newGrowPlan()
-	plan.targets, plan.step = []uint64{8 << 20}, 2<<20
+	plan.targets, plan.step = []uint64{8 << 20}, growStep{bytes: 2 << 20}
 	plan.mems.values = []string{growVMM, growPlain}
 	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
 		dev := hookedDevice(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
 		s := newRunner()
-		s.run(t.Context(), t, dev, onOne(plan.groups))
+		s.run(t.Context(), t, dev, plan)
 		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)
 	}
 }

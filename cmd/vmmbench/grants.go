@@ -44,8 +44,8 @@ func grantGroup(owner device, peers []device, n int) group {
 				if err != nil {
 					return nil, err
 				}
-				do := func(w *stopwatch) error { return grantAndRevoke(w, r, others) }
-				return &operation{name: op, ready: func(context.Context) {}, undo: r.Close, do: do}, nil
+				do := func(w stopwatch) error { return grantAndRevoke(w, r, others) }
+				return &operation{name: op, ready: func(context.Context) {}, undo: r.Close, pass: &pass{do: do}}, nil
 			},
 		})
 	}
@@ -56,7 +56,7 @@ func grantGroup(owner device, peers []device, n int) group {
 }
 
 // grantAndRevoke makes both calls, since each of them needs the other.
-func grantAndRevoke(w *stopwatch, r *vmm.Range, peers []*vmm.Device) error {
+func grantAndRevoke(w stopwatch, r *vmm.Range, peers []*vmm.Device) error {
 	if err := w.call(opGrant, func() error { return r.Grant(vmm.AccessReadWrite, peers...) }); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -26,6 +27,7 @@ const (
 	growPlain  = memPlain
 	growDouble = "double" // plain, doubling its capacity
 	growAsync  = memAsync
+	growRemap  = "remap"  // mremap on the host, which moves pages instead of their contents
 	growAppend = "append" // Go's own, on the host, from memory the system has
 	growWarm   = "warm"   // the same in a heap that keeps its pages
 )
@@ -34,24 +36,38 @@ const (
 const (
 	onDevice = "device" // they are on the device already, where a kernel would make them
 	upload   = "upload" // from memory of the host
+	nothing  = "none"   // nothing is written: growing alone is timed
 )
 
 // growPlan is what grow measures.
 type growPlan struct {
 	targets, chunks size.List
-	step, ahead     size.One
+	memory          percent // of the free memory is the target, if not 0
+	step            growStep
+	ahead           size.One
 	mems, writes    choices
 	busy            counts
 	samples         int // at most, also if --samples asks for more
 }
 
 func newGrowPlan() *growPlan {
-	all := []string{growVMM, growAhead, growKept, growWhole, growPlain, growDouble, growAsync, growAppend}
+	all := []string{growVMM, growAhead, growKept, growWhole, growPlain, growDouble, growAsync, growRemap, growAppend}
 	return &growPlan{
-		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
+		targets: size.List{256 << 20}, chunks: size.List{0}, step: growStep{bytes: 16 << 20},
 		mems: choices{of: append(all, growWarm), values: all}, busy: counts{0}, samples: math.MaxInt,
-		writes: choices{of: []string{onDevice, upload}, values: []string{onDevice}},
+		writes: choices{of: []string{onDevice, upload, nothing}, values: []string{onDevice}},
 	}
+}
+
+func (p *growPlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
+	f.Var(&p.memory, "memory", "grow to this share of the free memory, instead of --size (of half of it on the host)")
+	f.Var(&p.step, "step", "bytes appended at a time; x2 begins with 2 MiB and doubles")
+	f.Var(&p.mems, "mem", "ways to grow")
+	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
+	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
+	f.Var(&p.writes, "write", "where the appended bytes come from")
+	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
 }
 
 func (a *app) grow() *cobra.Command {
@@ -68,11 +84,13 @@ func (a *app) grow() *cobra.Command {
   plain   a new allocation at each step, and a copy of the old one
   double  the same, but only when the old one is full
   async   as plain, from the device's pool
+  remap   mremap on the host, which moves pages to a larger range and copies nothing
   append  Go's append on the host, with new pages from the system as for the others
   warm    the same in a heap that keeps its pages. Not in one run with append,
           which gives those pages back
 What is appended is copied on the device, as a kernel would write there; with --write
-upload it comes from memory of the host, which takes longer than most growth.
+upload it comes from memory of the host, which takes longer than most growth, and with
+--write none nothing is written, so nothing is verified.
 With --busy, streams copy all the time meanwhile. The first step includes making
 the container. Giving the memory back is not timed.`,
 		Example: `  vmmbench grow
@@ -83,36 +101,108 @@ the container. Giving the memory back is not timed.`,
 	f := c.Flags()
 	m.add(f, 7, 15*time.Second)
 	m.addVerify(f)
-	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
-	f.Var(&p.step, "step", "bytes appended at a time")
-	f.Var(&p.mems, "mem", "ways to grow")
-	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
-	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
-	f.Var(&p.writes, "write", "where the appended bytes come from")
-	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
+	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, onOne(p.groups))
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
 	}
 	return c
 }
 
-func (p *growPlan) groups(dev device, seed uint64) ([]group, error) {
-	if p.step == 0 || p.step%8 != 0 {
-		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step)}
+func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
+	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
+		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
+	}
+	targets := p.targets
+	if p.memory > 0 {
+		target, err := p.share(devs[0])
+		if err != nil {
+			return nil, err
+		}
+		targets = size.List{target}
 	}
 	var list []group
-	for _, target := range p.targets {
+	for _, target := range targets {
 		if err := checkSize(target); err != nil {
 			return nil, err
 		}
 		for _, write := range p.writes.values {
 			for _, streams := range p.busy {
-				list = append(list, p.group(dev, seed, target, write, streams))
+				list = append(list, p.group(devs[0], seed, target, write, streams))
 			}
 		}
 	}
 	return list, nil
 }
+
+// share is the target for --memory. It is a whole number of steps.
+func (p *growPlan) share(dev device) (uint64, error) {
+	free, _, err := dev.MemInfo()
+	if onHost(dev) {
+		if has, ok := freeMemory("/"); ok {
+			free = min(free, has)
+		}
+		free /= 2 // what is copied is there twice, and other programs need some
+	}
+	most := uint64(float64(p.memory) * float64(free))
+	target := uint64(0)
+	for {
+		next := target + p.step.after(target)
+		if next > most || next < target {
+			break
+		}
+		if target = next; !p.step.double {
+			target = most / p.step.bytes * p.step.bytes
+			break
+		}
+	}
+	if err == nil && target == 0 {
+		err = usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
+	}
+	return target, err
+}
+
+// growStep says how much is appended at a time.
+type growStep struct {
+	bytes  uint64 // the first step if double
+	double bool   // each further step is as much as there is
+}
+
+// after is the step that follows when there are n bytes.
+func (s growStep) after(n uint64) uint64 {
+	if s.double && n > 0 {
+		return n
+	}
+	return s.bytes
+}
+
+// Set implements pflag.Value.
+func (s *growStep) Set(text string) error {
+	if text == "x2" {
+		*s = growStep{bytes: 2 << 20, double: true}
+		return nil
+	}
+	n, err := size.Parse(text)
+	*s = growStep{bytes: n}
+	return err
+}
+
+func (s *growStep) String() string {
+	if s.double {
+		return "x2"
+	}
+	return size.Format(s.bytes)
+}
+
+// axis is the value in the report.
+func (s *growStep) axis() any {
+	if s.double {
+		return "x2"
+	}
+	return s.bytes
+}
+
+// Type implements pflag.Value.
+func (s *growStep) Type() string { return "SIZE|x2" }
 
 // options are those of a range that grows in place.
 func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
@@ -120,7 +210,7 @@ func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
 	if kind == growAhead {
 		o.GrowAhead = uint64(p.ahead)
 		if o.GrowAhead == 0 {
-			o.GrowAhead = max(minAhead, 4*uint64(p.step))
+			o.GrowAhead = max(minAhead, 4*p.step.bytes)
 		}
 	}
 	return o
@@ -135,8 +225,11 @@ func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || ki
 func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
 	l := &busyStreams{dev: dev, n: streams}
 	name := "grow/" + size.Format(target)
-	if write == upload {
-		name += "/upload"
+	if write != onDevice {
+		name += "/" + write
+	}
+	if p.step.double {
+		name += "/x2"
 	}
 	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
 	pattern := verify.Pattern{Seed: measure.Seed(seed, g.name)}
@@ -144,7 +237,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	windows := uint64(0)   // of the source, one for the samples of each task and one for its check
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := l.setup(ctx)
-		if err != nil || write == upload {
+		if err != nil || write != onDevice {
 			return undo, err
 		}
 		if source, err = newGrowSource(ctx, dev, target+windows*window, pattern); err != nil {
@@ -168,17 +261,14 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
 					Axes: report.Axes{
 						{Name: "device", Value: dev.String()}, {Name: "size", Value: target},
-						{Name: "step", Value: uint64(p.step)}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
+						{Name: "step", Value: p.step.axis()}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
 						{Name: "write", Value: write}, {Name: "busy", Value: streams},
 					},
 				},
 				open: func(context.Context) (contender, error) {
 					x := &growth{
-						ready: l.waitQueued, target: target, step: min(uint64(p.step), target),
+						ready: l.waitQueued, target: target, step: p.step, write: write,
 						pattern: pattern, source: source, at: at,
-					}
-					if source == nil {
-						x.block = make([]byte, x.step)
 					}
 					var err error
 					x.start, x.undo, err = growerFactory(dev, kind, target, p.options(kind, target, chunk))
@@ -191,6 +281,9 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		// An old block beside one twice its size, as much again that Go has not
 		// collected yet, and the kept chunks.
 		g.memory = 6 * target // with the source
+		if write == nothing { // only what is copied takes memory
+			g.memory = 2 * target
+		}
 	}
 	return g
 }
@@ -209,6 +302,8 @@ func growName(dev device, kind string) string {
 		return kind
 	case growAhead, growKept, growWhole:
 		return growVMM + "-" + kind
+	case growRemap:
+		return "mremap"
 	case growAppend:
 		return "go-append"
 	case growWarm:
@@ -225,11 +320,12 @@ type growth struct {
 	undo    func() error
 	ready   func(context.Context) // called before each sample
 	target  uint64
-	step    uint64         // bytes appended at a time
+	step    growStep
+	write   string
 	pattern verify.Pattern // of the source
-	source  *growSource    // nil: what is appended is uploaded
+	source  *growSource    // nil: nothing is written, or what is appended is uploaded
 	at      uint64         // where in the source the samples begin; the check begins a window behind it
-	block   []byte         // what is uploaded, made anew for each step
+	block   []byte         // what is uploaded, filled anew for each step
 	last    usage          // of the last growth
 }
 
@@ -251,9 +347,15 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 
 // piece is what is appended at off.
 func (g *growth) piece(at, off uint64) piece {
-	n := min(g.step, g.target-off)
-	if g.source != nil {
+	n := min(g.step.after(off), g.target-off)
+	switch {
+	case g.write == nothing:
+		return piece{size: n}
+	case g.source != nil:
 		return g.source.piece(at+off, n)
+	}
+	if uint64(len(g.block)) < n {
+		g.block = make([]byte, n)
 	}
 	g.pattern.From(at).Fill(g.block[:n], off)
 	return piece{size: n, host: g.block[:n]}
@@ -270,7 +372,7 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 	}()
 	g.last = usage{}
 	var address any
-	for off := uint64(0); off < g.target; off += g.step {
+	for off := uint64(0); off < g.target; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -288,6 +390,7 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 		if err != nil {
 			return fmt.Errorf("append %d bytes to %d: %w", part.size, off, err)
 		}
+		off += part.size
 		s.Parts = append(s.Parts, took)
 		s.NS += took
 		if now := x.address(); now != address {
@@ -305,8 +408,8 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 // earlier growth, whose data must not pass for the work of this one.
 func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
 	result := verify.Result{Mode: mode}
-	if mode == verify.Off {
-		return result, nil
+	if mode == verify.Off || g.write == nothing {
+		return verify.Result{Mode: verify.Off}, nil
 	}
 	fresh := g.pattern.From(g.at + window)
 	var s measure.Sample

@@ -26,11 +26,11 @@ func TestGrowUnderLoad(t *testing.T) {
 
 func TestGrowthAheadOfGrow(t *testing.T) {
 	p := newGrowPlan()
-	p.step = 1 << 20
+	p.step.bytes = 1 << 20
 	require.Zero(t, p.options(growVMM, 1<<30, 0).GrowAhead)
 	require.Zero(t, p.options(growKept, 1<<30, 0).GrowAhead)
 	require.Equal(t, uint64(64<<20), p.options(growAhead, 1<<30, 0).GrowAhead)
-	p.step = 32 << 20
+	p.step = growStep{bytes: 32 << 20}
 	require.Equal(t, uint64(128<<20), p.options(growAhead, 1<<30, 0).GrowAhead)
 	p.ahead = 8 << 20
 	require.Equal(t, uint64(8<<20), p.options(growAhead, 1<<30, 0).GrowAhead)

@@ -25,15 +25,20 @@ type grower interface {
 }
 
 // piece is what is appended: bytes of the host that are uploaded, or of the device that are
-// copied there.
+// copied there. If it has neither, nothing is written.
 type piece struct {
 	size uint64
 	host []byte     // the same bytes where the CPU has their address; nil elsewhere
 	ptr  driver.Ptr // 0 if they are uploaded
 }
 
+func (p piece) blank() bool { return p.ptr == 0 && p.host == nil }
+
 // write copies the piece to device memory, and has finished when it returns.
 func (p piece) write(raw driver.Device, dst driver.Ptr) error {
+	if p.blank() {
+		return nil
+	}
 	if p.ptr == 0 {
 		return raw.CopyIn(dst, p.host)
 	}
@@ -89,6 +94,11 @@ func growerFactory(dev device, kind string, target uint64, o vmm.RangeOptions) (
 		return keptFactory(dev, o)
 	case growWhole:
 		return func() (grower, error) { return newWholeRange(dev, target) }, noUndo, nil
+	case growRemap:
+		if !addressable(dev) {
+			return nil, nil, notSupported(dev, "mremap")
+		}
+		return func() (grower, error) { return newRemapped() }, noUndo, nil
 	case growAppend, growWarm:
 		if !addressable(dev) {
 			return nil, nil, notSupported(dev, "memory that a Go slice can be made of")
@@ -179,7 +189,7 @@ func keptFactory(dev device, o vmm.RangeOptions) (func() (grower, error), func()
 }
 
 func (g *growingRange) append(p piece) error {
-	if p.ptr == 0 {
+	if p.ptr == 0 && !p.blank() {
 		return g.Append(p.host)
 	}
 	have := g.Len()
@@ -312,6 +322,9 @@ type goSlice struct {
 }
 
 func (g *goSlice) append(p piece) error {
+	if p.blank() {
+		return fmt.Errorf("append writes what it appends: %w", driver.ErrNotSupported)
+	}
 	was := g.b
 	g.b = append(g.b, p.host...)
 	if cap(g.b) != cap(was) {

@@ -16,10 +16,9 @@ import (
 // and no other of its kind is made.
 func TestInterruptWithinASample(t *testing.T) {
 	growths := newGrowPlan()
-	growths.targets, growths.step = []uint64{32 << 20}, 1<<20
+	growths.targets, growths.step = []uint64{32 << 20}, growStep{bytes: 1 << 20}
 	growths.mems.values = []string{growPlain}
 	copies := newBWPlan()
-	copies.article()
 	copies.sizes = []uint64{8 << 20}
 	copies.mems.values = []string{memPlain}
 	copies.directions.values = []string{d2h}
@@ -30,18 +29,18 @@ func TestInterruptWithinASample(t *testing.T) {
 	for _, c := range []struct {
 		name, call string
 		n          int
-		plan       func(device, uint64) ([]group, error)
+		plan       plan
 		samples    int
 	}{
-		{"in the warm-up of a growth", "AllocPlain", 3, growths.groups, 0},
-		{"in the first sample of a growth", "AllocPlain", 32 + 3, growths.groups, 0},
-		{"in the second sample of a growth", "AllocPlain", 64 + 3, growths.groups, 1},
-		{"while a growth is verified", "AllocPlain", 96 + 3, growths.groups, 2},
-		{"while a growth is read back", "CopyOut", 3, growths.groups, 2},
-		{"while a buffer is filled", "CopyIn", 3, copies.groups, 0},
-		{"in the warm-up of a copy", "CopyOut", 1, copies.groups, 0},
-		{"while a copy is verified", "CopyOut", 4, copies.groups, 2},
-		{"while a copy is read back", "CopyOut", 3, upward.groups, 2},
+		{"in the warm-up of a growth", "AllocPlain", 3, growths, 0},
+		{"in the first sample of a growth", "AllocPlain", 32 + 3, growths, 0},
+		{"in the second sample of a growth", "AllocPlain", 64 + 3, growths, 1},
+		{"while a growth is verified", "AllocPlain", 96 + 3, growths, 2},
+		{"while a growth is read back", "CopyOut", 3, growths, 2},
+		{"while a buffer is filled", "CopyIn", 3, copies, 0},
+		{"in the warm-up of a copy", "CopyOut", 1, copies, 0},
+		{"while a copy is verified", "CopyOut", 4, copies, 2},
+		{"while a copy is read back", "CopyOut", 3, &upward, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -55,7 +54,7 @@ func TestInterruptWithinASample(t *testing.T) {
 				return nil
 			})
 			s := newRunner()
-			s.run(ctx, t, dev, onOne(c.plan))
+			s.run(ctx, t, dev, c.plan)
 			require.Equal(t, c.n, calls)
 			require.Len(t, s.report.Cases, 1)
 			got := s.report.Cases[0]
@@ -83,10 +82,10 @@ func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
 func TestEachGrowthHasItsOwnData(t *testing.T) {
 	for _, write := range []string{onDevice, upload} {
 		p := newGrowPlan()
-		p.targets, p.step = []uint64{1 << 20}, 256<<10
+		p.targets, p.step = []uint64{1 << 20}, growStep{bytes: 256 << 10}
 		p.mems.values, p.writes.values = []string{growVMM, growPlain}, []string{write}
 		dev := hookedDevice(t, nil)
-		groups, err := p.groups(dev, 1)
+		groups, err := p.groups([]device{dev}, 1)
 		require.NoError(t, err)
 		undo, err := groups[0].setup(t.Context())
 		require.NoError(t, err)
@@ -155,7 +154,7 @@ func TestStaleGrowthIsFound(t *testing.T) {
 	g := &growth{
 		start:  func() (grower, error) { return &staleGrower{b: &left, full: len(left) > 0}, nil },
 		ready:  func(context.Context) {},
-		target: 1 << 10, step: 64, block: make([]byte, 64), pattern: verify.Pattern{Seed: 1},
+		target: 1 << 10, step: growStep{bytes: 64}, write: upload, pattern: verify.Pattern{Seed: 1},
 	}
 	_, err := g.measure(t.Context(), 1)
 	require.NoError(t, err)

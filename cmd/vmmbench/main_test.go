@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -114,9 +115,56 @@ func TestGrowInPlace(t *testing.T) {
 			require.Equal(t, c.Bytes, c.Stats.Peak, "and no more than Max is ever mapped")
 			continue
 		}
+		if c.Axes["mem"] == "mremap" {
+			require.Zero(t, c.Stats.Copied, "pages move, not bytes")
+			continue
+		}
 		require.Positive(t, c.Stats.Moves, c.ID)
 		require.Positive(t, c.Stats.Copied, c.ID)
 	}
+}
+
+// Growing by doubling has a step for each power of two, and growing without writing has
+// nothing to check.
+func TestGrowDoubling(t *testing.T) {
+	args := []string{"grow", "--device", "host", "--size", "16M", "--step", "x2", "--samples", "1", "--format", "json", "--progress", "off"}
+	code, out, _ := bench(t, args...)
+	require.Equal(t, report.ExitPassed, code)
+	for _, c := range parse(t, out).Cases {
+		if c.Status != report.Waived {
+			require.Equal(t, 4, c.Stats.Steps, c.ID) // 2, 2, 4 and 8 MiB
+			require.Equal(t, uint64(16<<20), c.Verify.Bytes)
+		}
+	}
+	code, out, _ = bench(t, append(args, "--write", "none")...)
+	require.Equal(t, report.ExitPassed, code)
+	for _, c := range parse(t, out).Cases {
+		if c.Status == report.Waived {
+			continue
+		}
+		require.Equal(t, 4, c.Stats.Steps, c.ID)
+		require.Equal(t, verify.Off, c.Verify.Mode)
+		if c.Axes["mem"] == "mmap-copy" {
+			require.Equal(t, uint64(14<<20), c.Stats.Copied)
+		}
+	}
+}
+
+// --memory is a share of what is free, in whole steps.
+func TestGrowToAShareOfMemory(t *testing.T) {
+	dev := hookedDevice(t, nil) // 1 GiB, or less if the machine has less than twice that
+	p := newGrowPlan()
+	p.memory, p.step = 0.5, growStep{bytes: 2 << 20, double: true}
+	target, err := p.share(dev)
+	require.NoError(t, err)
+	require.Equal(t, uint64(256<<20), target)
+	p.memory, p.step = 0.99, growStep{bytes: 100 << 20}
+	target, err = p.share(dev)
+	require.NoError(t, err)
+	require.Equal(t, uint64(500<<20), target)
+	p.step = growStep{bytes: 8 << 30}
+	_, err = p.share(dev)
+	require.ErrorAs(t, err, &usageError{})
 }
 
 func TestBothWays(t *testing.T) {
@@ -217,7 +265,7 @@ func TestInterruptLeavesValidResults(t *testing.T) {
 		require.NotNil(t, c.Samples)
 		require.NotEmpty(t, c.Reason)
 	}
-	require.Len(t, r.Cases, 25, "what was not started is there, and says so")
+	require.Len(t, r.Cases, 26, "what was not started is there, and says so")
 }
 
 func TestNoCUDAExitsWith77(t *testing.T) {
@@ -350,17 +398,26 @@ func TestDryRunMeasuresNothing(t *testing.T) {
 	require.Equal(t, report.ExitPassed, code)
 	require.Empty(t, stderr)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 15)
+	require.Len(t, lines, 16)
 	require.Equal(t, "bw/h2d/pageable/16MiB/vmm", lines[0])
 }
 
-func TestPresetGivesWayToFlags(t *testing.T) {
-	_, out, _ := bench(t, "bw", "--device", "host", "--preset", "full", "--size", "64K", "--mem", "vmm", "--dry-run")
-	require.Equal(t, []string{
-		"bw/h2d/pageable/64KiB/vmm", "bw/h2d/pageable/64KiB/vmm-2MiB", "bw/h2d/pageable/64KiB/vmm-64MiB",
-	}, strings.Split(out, "\n")[:3])
-	require.Contains(t, out, "bw/both/pinned/64KiB/vmm")
-	require.NotContains(t, out, "mmap")
+// Each line of a preset is a command with flags that this program has.
+func TestPresets(t *testing.T) {
+	for _, p := range presets[1:] {
+		code, out, _ := bench(t, "--preset", p.name, "--device", "host", "--dry-run")
+		require.Equal(t, report.ExitPassed, code, p.name)
+		ids := strings.Fields(out)
+		slices.Sort(ids)
+		require.Equal(t, slices.Compact(slices.Clone(ids)), ids, "%s: a case is there twice", p.name)
+		require.NotEmpty(t, ids, p.name)
+	}
+	_, out, _ := bench(t, "--preset", "nvbandwidth", "--device", "host", "--dry-run")
+	require.Contains(t, out, "nvbandwidth/device_local_copy/")
+	require.Contains(t, out, "nvbandwidth/device_to_device_memcpy_read_ce/")
+	code, _, stderr := bench(t, "--preset", "full", "--size", "1M", "--dry-run")
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, stderr, "--preset quick")
 }
 
 func TestInfo(t *testing.T) {

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -38,11 +40,10 @@ const (
 
 // opsPlan is what ops measures.
 type opsPlan struct {
-	ops        choices
-	sizes      size.List
-	sizesGiven bool // by a flag; if not, groups leaves out what the device has too little memory for
-	busy       counts
-	total      size.One // of grow and regrow
+	ops   choices
+	sizes size.List // empty: as many of opsSizes as the device has memory for
+	busy  counts
+	total size.One // of grow and regrow
 }
 
 func newOpsPlan() *opsPlan {
@@ -51,9 +52,18 @@ func newOpsPlan() *opsPlan {
 		opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree, opGrow, opRegrow,
 	}
 	return &opsPlan{
-		ops: choices{of: all, values: all, what: "OPS"}, sizes: size.List{2 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30},
-		busy: counts{0, 1}, total: 1 << 30,
+		ops: choices{of: all, values: all, what: "OPS"}, busy: counts{0, 1}, total: 1 << 30,
 	}
+}
+
+// opsSizes are the sizes of chunks that are measured by default.
+var opsSizes = size.List{2 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30}
+
+func (p *opsPlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.ops, "op", "operations")
+	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range (default as many of "+opsSizes.String()+" as the memory is enough for)")
+	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
+	f.Var(&p.total, "total", "bytes to grow to, an eighth of the free memory at most")
 }
 
 func (a *app) ops() *cobra.Command {
@@ -82,13 +92,9 @@ is one call or one growth. Nothing is written, so nothing is verified.`,
 	// Nothing is written: there is no --verify, and a call is not repeated in a sample.
 	f := c.Flags()
 	m.add(f, 100, 5*time.Second)
-	f.Var(&p.ops, "op", "operations")
-	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range; by default as many of these as the memory is enough for")
-	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
-	f.Var(&p.total, "total", "bytes to grow to, an eighth of the free memory at most")
+	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		p.sizesGiven = f.Changed("size")
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, onOne(p.groups))
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
 	}
 	return c
 }
@@ -98,21 +104,25 @@ is one call or one growth. Nothing is written, so nothing is verified.`,
 const memoryShare = 8
 
 // groups plans one group for each size and number of busy streams.
-func (p *opsPlan) groups(dev device, _ uint64) ([]group, error) {
+func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
+	dev := devs[0]
 	free, _, err := dev.raw.MemInfo()
 	if err != nil {
 		return nil, err
 	}
 	var list []group
-	for i, n := range p.sizes {
+	sizes := p.sizes
+	if len(sizes) == 0 {
+		tooLarge := func(n uint64) bool { return n > free/memoryShare }
+		sizes = slices.DeleteFunc(slices.Clone(opsSizes), tooLarge)
+		sizes = append(sizes, opsSizes[0])[:max(len(sizes), 1)]
+	}
+	for _, n := range sizes {
 		if err := checkSize(n); err != nil {
 			return nil, err
 		}
-		if !p.sizesGiven && i > 0 && n > free/memoryShare {
-			break
-		}
-		s := newChunkOps(dev, n, min(uint64(p.total), free/memoryShare))
 		for _, streams := range p.busy {
+			s := newChunkOps(dev, n, min(uint64(p.total), free/memoryShare))
 			list = append(list, p.group(dev, s, streams))
 		}
 	}
@@ -173,45 +183,63 @@ type chunkOps struct {
 	grants []driver.Grant
 	size   uint64
 	count  int // chunks of a growth
+
+	chunk, share, plain, async pass
 }
 
 func newChunkOps(dev device, size, total uint64) *chunkOps {
 	home := location(dev)
-	return &chunkOps{
+	s := &chunkOps{
 		drv: dev.Driver(), raw: dev.raw, size: size, count: int(max(total/size, 1)),
 		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
 	}
+	s.chunk.do, s.share.do, s.plain.do, s.async.do = s.timeChunk, s.timeShare, s.timePlain, s.timeAsync
+	return s
 }
 
-// stopwatch times the calls of one name. Other calls are made and not timed.
-type stopwatch struct {
-	name string
-	took time.Duration
-}
+// stopwatch has the time of each call, by its name.
+type stopwatch map[string]time.Duration
 
-func (w *stopwatch) call(name string, f func() error) error {
+func (w stopwatch) call(name string, f func() error) error {
 	began := time.Now()
 	err := f()
-	if took := time.Since(began); name == w.name {
-		w.took += took
-	}
+	w[name] += time.Since(began)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
 
-// operation is a contender that times one call. do makes the other calls that
-// this one needs, too.
+// pass makes calls that need each other and times each of them. The operations of a
+// pass take their times from it, and the one that finds its time taken makes it again.
+type pass struct {
+	do    func(stopwatch) error
+	times stopwatch // not taken yet
+}
+
+func (p *pass) take(ctx context.Context, name string, ready func(context.Context)) (time.Duration, error) {
+	if _, ok := p.times[name]; !ok {
+		ready(ctx)
+		p.times = stopwatch{}
+		if err := p.do(p.times); err != nil {
+			p.times = nil
+			return 0, err
+		}
+	}
+	took := p.times[name]
+	delete(p.times, name)
+	return took, nil
+}
+
+// operation is a contender that times one call of a pass.
 type operation struct {
 	name  string
-	ready func(context.Context)
-	do    func(*stopwatch) error
+	ready func(context.Context) // called before the pass is made
+	pass  *pass
 	undo  func() error
 }
 
-// newOperation makes the contender of an operation. ready is called before each
-// sample.
+// newOperation makes the contender of an operation. ready is called before each pass.
 func (s *chunkOps) newOperation(dev device, op string, ready func(context.Context)) (contender, error) {
 	o := &operation{name: op, ready: ready, undo: noUndo}
 	switch op {
@@ -219,9 +247,9 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 		if err := dev.Supports(driver.FeatureShareFD); err != nil {
 			return nil, err
 		}
-		o.do = s.timeShare
+		o.pass = &s.share
 	case opGrow:
-		o.do = s.timeGrow
+		o.pass = &pass{do: s.timeGrow}
 	case opRegrow:
 		// The chunks are made once, before the first sample, and kept for all.
 		kept, err := s.create()
@@ -229,37 +257,29 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 			return nil, errors.Join(err, s.release(kept))
 		}
 		take := func() ([]driver.Handle, error) { return kept, nil }
-		o.do = func(w *stopwatch) error { return s.timeMapping(w, opRegrow, take) }
+		o.pass = &pass{do: func(w stopwatch) error { return s.timeMapping(w, opRegrow, take) }}
 		o.undo = func() error { return s.release(kept) }
 	case opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree:
-		return o, s.completeAllocator(dev, o)
+		plain, ok := s.raw.(driver.Allocator)
+		if !ok {
+			return nil, notSupported(dev, opName(dev, op))
+		}
+		if o.pass = &s.plain; op == opPlainAlloc || op == opPlainFree {
+			break
+		}
+		o.pass = &s.async
+		var err error
+		o.undo, err = keepPool(plain)
+		return o, err
 	default:
-		o.do = s.timeChunk
+		o.pass = &s.chunk
 	}
 	return o, nil
 }
 
-// completeAllocator completes the contender of a call of an ordinary allocator.
-func (s *chunkOps) completeAllocator(dev device, o *operation) error {
-	plain, ok := s.raw.(driver.Allocator)
-	if !ok {
-		return notSupported(dev, opName(dev, o.name))
-	}
-	if o.name == opPlainAlloc || o.name == opPlainFree {
-		o.do = func(w *stopwatch) error { return s.timePlain(w, plain) }
-		return nil
-	}
-	undo, err := keepPool(plain)
-	if err != nil {
-		return err
-	}
-	o.do, o.undo = func(w *stopwatch) error { return s.timeAsync(w, plain) }, undo
-	return nil
-}
-
 // timeChunk makes all the calls from a reservation to memory with access, and
 // those that undo them.
-func (s *chunkOps) timeChunk(w *stopwatch) (err error) {
+func (s *chunkOps) timeChunk(w stopwatch) (err error) {
 	undo := func(name string, f func() error) { err = errors.Join(err, w.call(name, f)) }
 	var p driver.Ptr
 	if err := w.call(opReserve, func() (err error) { p, err = s.drv.Reserve(s.size, 0); return err }); err != nil {
@@ -279,7 +299,7 @@ func (s *chunkOps) timeChunk(w *stopwatch) (err error) {
 }
 
 // timeShare exports a chunk that is made for it and imports it again.
-func (s *chunkOps) timeShare(w *stopwatch) (err error) {
+func (s *chunkOps) timeShare(w stopwatch) (err error) {
 	prop := s.prop
 	prop.Share = driver.ShareFD
 	h, err := s.drv.Create(s.size, prop)
@@ -301,7 +321,8 @@ func (s *chunkOps) timeShare(w *stopwatch) (err error) {
 }
 
 // timePlain allocates and frees plain memory.
-func (s *chunkOps) timePlain(w *stopwatch, plain driver.Allocator) error {
+func (s *chunkOps) timePlain(w stopwatch) error {
+	plain := s.raw.(driver.Allocator)
 	var p driver.Ptr
 	if err := w.call(opPlainAlloc, func() (err error) { p, err = plain.AllocPlain(s.size); return err }); err != nil {
 		return err
@@ -310,7 +331,8 @@ func (s *chunkOps) timePlain(w *stopwatch, plain driver.Allocator) error {
 }
 
 // timeAsync allocates from the device's pool and frees into it.
-func (s *chunkOps) timeAsync(w *stopwatch, plain driver.Allocator) error {
+func (s *chunkOps) timeAsync(w stopwatch) error {
+	plain := s.raw.(driver.Allocator)
 	own := s.raw.CopyStream()
 	var p driver.Ptr
 	if err := w.call(opAsyncAlloc, func() (err error) { p, err = plain.AllocAsync(s.size, own); return err }); err != nil {
@@ -321,7 +343,7 @@ func (s *chunkOps) timeAsync(w *stopwatch, plain driver.Allocator) error {
 }
 
 // timeGrow times a growth with new memory, which is released afterwards.
-func (s *chunkOps) timeGrow(w *stopwatch) (err error) {
+func (s *chunkOps) timeGrow(w stopwatch) (err error) {
 	var made []driver.Handle
 	defer func() { err = errors.Join(err, s.release(made)) }()
 	return s.timeMapping(w, opGrow, func() ([]driver.Handle, error) {
@@ -332,7 +354,7 @@ func (s *chunkOps) timeGrow(w *stopwatch) (err error) {
 
 // timeMapping times taking chunks, mapping them side by side and one setaccess
 // for all of them. Reserving the addresses and unmapping are not timed.
-func (s *chunkOps) timeMapping(w *stopwatch, name string, take func() ([]driver.Handle, error)) (err error) {
+func (s *chunkOps) timeMapping(w stopwatch, name string, take func() ([]driver.Handle, error)) (err error) {
 	all := s.size * uint64(s.count)
 	p, err := s.drv.Reserve(all, 0)
 	if err != nil {
@@ -384,10 +406,8 @@ func (s *chunkOps) release(handles []driver.Handle) error {
 }
 
 func (o *operation) measure(ctx context.Context, _ int) (measure.Sample, error) {
-	o.ready(ctx)
-	w := stopwatch{name: o.name}
-	err := o.do(&w)
-	return measure.Sample{NS: float64(w.took)}, err
+	took, err := o.pass.take(ctx, o.name, o.ready)
+	return measure.Sample{NS: float64(took)}, err
 }
 
 // verify has no data to check.

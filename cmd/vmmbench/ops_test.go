@@ -58,7 +58,7 @@ func TestOpsAsCSV(t *testing.T) {
 // opsPlanOf is a short plan of these operations.
 func opsPlanOf(ops ...string) *opsPlan {
 	p := newOpsPlan()
-	p.ops.values, p.sizes, p.sizesGiven, p.total, p.busy = ops, size.List{2 << 20}, true, 6<<20, counts{0}
+	p.ops.values, p.sizes, p.total, p.busy = ops, size.List{2 << 20}, 6<<20, counts{0}
 	return p
 }
 
@@ -77,7 +77,7 @@ func TestOpsThatFailGiveBack(t *testing.T) {
 			failing := drivertest.Inject(drv, drivertest.FailNth(c.call, n, vmm.ErrOutOfMemory))
 			dev := openDriver(t, failing, 0)
 			s := newRunner()
-			s.run(t.Context(), t, dev, onOne(opsPlanOf(c.op).groups))
+			s.run(t.Context(), t, dev, opsPlanOf(c.op))
 			require.Equal(t, report.Error, s.report.Cases[0].Status, "%s, call %d of %s", c.op, n, c.call)
 			require.NoError(t, dev.Close())
 			require.NoError(t, drv.Balanced(), "%s, call %d of %s", c.op, n, c.call)
@@ -98,7 +98,7 @@ func TestOpsInterrupted(t *testing.T) {
 	})
 	s := newRunner()
 	s.flags.samples = 9
-	s.run(ctx, t, dev, onOne(opsPlanOf(opCreate).groups))
+	s.run(ctx, t, dev, opsPlanOf(opCreate))
 	require.Equal(t, report.Interrupted, s.report.Cases[0].Status)
 	require.Len(t, s.report.Cases[0].Samples, 2)
 	require.Equal(t, 3, calls)
@@ -107,7 +107,7 @@ func TestOpsInterrupted(t *testing.T) {
 func TestOpsSizesThatFit(t *testing.T) {
 	dev := hookedDevice(t, nil) // 1 GiB
 	names := func(p *opsPlan) (list []string) {
-		groups, err := p.groups(dev, 1)
+		groups, err := p.groups([]device{dev}, 1)
 		require.NoError(t, err)
 		for _, g := range groups {
 			list = append(list, g.name)
@@ -117,7 +117,7 @@ func TestOpsSizesThatFit(t *testing.T) {
 	p := newOpsPlan()
 	p.busy = counts{0}
 	require.Equal(t, []string{"ops/2MiB", "ops/32MiB", "ops/128MiB"}, names(p))
-	p.sizesGiven = true
+	p.sizes = opsSizes
 	require.Len(t, names(p), 5, "what was asked for is tried")
 }
 
@@ -154,7 +154,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 		p.busy = counts{2}
 		s := newRunner()
 		s.flags.samples = 20
-		s.run(t.Context(), t, dev, onOne(p.groups))
+		s.run(t.Context(), t, dev, p)
 		got := s.report.Cases[0]
 		require.Equal(t, report.Error, got.Status, "%+v", c)
 		require.Contains(t, string(got.Reason), "busy stream", "%+v", c)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -47,6 +48,13 @@ func newP2PPlan() *p2pPlan {
 	}
 }
 
+func (p *p2pPlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.mems, "mem", "ways to reach the other's memory")
+	f.Var(&p.directions, "direction", "directions; both is each writing to the other's memory at once")
+	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
+	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
+}
+
 func (a *app) p2p() *cobra.Command {
 	var m measureFlags
 	p := newP2PPlan()
@@ -80,16 +88,13 @@ by the number of devices that get access.`,
 	m.margin = 0.01
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
-	f.Var(&p.mems, "mem", "ways to reach the other's memory")
-	f.Var(&p.directions, "direction", "directions; both is each writing to the other's memory at once")
-	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
-	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
+	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		names, err := p2pNames(m.device)
 		if err != nil {
 			return err
 		}
-		return a.measure(c.Context(), c.Name(), &m, names, p.groups)
+		return a.measure(c.Context(), c.Name(), &m, names, p)
 	}
 	return c
 }

@@ -27,7 +27,7 @@ type app struct {
 // run is the program without its process: tests call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
-	root := a.tour()
+	root := a.root()
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)

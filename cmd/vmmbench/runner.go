@@ -21,17 +21,16 @@ type runner struct {
 	lost    error // from outputs that were dropped
 }
 
-// planFunc plans what to measure on devices, with data made from a seed.
-type planFunc func(devs []device, seed uint64) ([]group, error)
-
-// onOne is the planFunc of a command that measures one device.
-func onOne(plan func(dev device, seed uint64) ([]group, error)) planFunc {
-	return func(devs []device, seed uint64) ([]group, error) { return plan(devs[0], seed) }
+// plan says what to measure.
+type plan interface {
+	// groups plans the cases, with data made from a seed. A plan for one device takes
+	// the first.
+	groups(devs []device, seed uint64) ([]group, error)
 }
 
 // measure runs a command that measures the devices with these names, from its flags to
 // its exit code.
-func (a *app) measure(ctx context.Context, name string, m *measureFlags, names []string, plan planFunc) (err error) {
+func (a *app) measure(ctx context.Context, name string, m *measureFlags, names []string, p plan) (err error) {
 	if err := m.check(); err != nil {
 		return err
 	}
@@ -44,7 +43,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	}
 	var groups []group
 	if absent == nil {
-		if groups, err = plan(devs, m.seed); err != nil {
+		if groups, err = p.groups(devs, m.seed); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,76 +18,115 @@ import (
 // copying takes many times as long as a copy, and the tour has to be short.
 const tourGrowths = 7
 
-// tourSizes returns the bytes of one copy, and what growing goes to in how many steps: as
+// tour is the plan of the preset quick. It fits the device.
+type tour struct {
+	sizes   size.List // of copies; growing goes to the largest. Empty: what fits
+	growths int       // samples of growing
+}
+
+// fit returns the bytes of one copy, and what growing goes to in how many steps: as
 // much as fits the device, and the time.
-func tourSizes(dev device) (one, target, steps uint64) {
-	if onHost(dev) {
-		return 16 << 20, 64 << 20, 8
+func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
+	if len(t.sizes) > 0 { // so that it bounds the whole tour
+		return t.sizes, slices.Max(t.sizes), 8
 	}
-	one, target, steps = 1<<30, 8<<30, 128
+	if onHost(dev) {
+		return size.List{16 << 20}, 64 << 20, 8
+	}
+	one := uint64(1 << 30)
+	target, steps = 8<<30, 128
 	// Growing by copying takes three times the target at its end.
 	for free, _, err := dev.MemInfo(); err == nil && target > 64<<20 && 5*target > free; target /= 2 {
 		one = min(one, target/2)
 	}
-	return one, target, steps
+	return size.List{one}, target, steps
 }
 
-// tour is the root command: vmmbench without a subcommand.
-func (a *app) tour() *cobra.Command {
+func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
+	one, target, steps := t.fit(devs[0])
+	copies, growths := newBWPlan(), newGrowPlan()
+	copies.sizes = one
+	growths.targets = size.List{target}
+	growths.step = growStep{bytes: (target/steps + 7) &^ 7}
+	growths.mems.values = []string{growVMM, growWhole, growPlain, growAsync, growRemap, growAppend}
+	growths.samples = t.growths
+	list, err := copies.groups(devs, seed)
+	if err != nil {
+		return nil, err
+	}
+	more, err := growths.groups(devs, seed)
+	list = append(list, more...)
+	// The tour shows ratios, and a ratio needs so many samples.
+	for i := range list {
+		list[i].minSamples = stat.MinSamples
+		list[i].edges = target > 1<<30
+	}
+	return list, err
+}
+
+// root is vmmbench without a subcommand: a preset, and of these the tour.
+func (a *app) root() *cobra.Command {
 	var m measureFlags
 	var sizes size.List
+	which := choice{value: quickPreset, of: presetNames()}
 	c := command(&cobra.Command{
 		Use:   "vmmbench",
 		Short: "Measure GPU and host memory that grows in place",
-		Long: `Without a subcommand, the quick tour: the device, copies with memory that grows
-against ordinary memory, and growing in place against allocating and copying.
-It takes less than a minute. Then each case is done once more, over other data, and
-every byte of the result is checked, or less by --verify; if growing goes beyond 1 GiB, the
-edges of the chunks are. Each case has at least six
+		Long: `Without a subcommand, a preset. The default one is a quick tour: the device, copies
+with memory that grows against ordinary memory, and growing in place against
+allocating and copying. It takes about half a minute. Then each case is done once more,
+over other data, and every byte of the result is checked, or less by --verify; if
+growing goes beyond 1 GiB, the edges of the chunks are. Each case has at least six
 samples, also if --max-time is over: with fewer, a ratio has no interval.
 
+The presets:
+` + presetHelp() + `
 Exit status: 0 all passed, 1 a case could not be run or a report not be written,
-2 usage, 3 data were wrong, 77 this machine can do none of it, 130 interrupted
-(partial results are written).`,
+2 usage, 3 data were wrong, 4 slower than the baseline, 77 this machine can do none of
+it, 130 interrupted (partial results are written).`,
 		Example: `  vmmbench --device host
-  vmmbench --format json -o tour.txt`,
+  vmmbench --preset full -o full.json`,
 	})
 	f := c.Flags()
 	m.add(f, 15, 5*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
-	f.Var(&sizes, "size", "bytes of one copy; growing goes to the largest; by default what fits the device")
+	f.Var(&which, "preset", "what to measure")
+	f.Var(&sizes, "size", "with preset quick: bytes of one copy; growing goes to the largest; by default what fits the device")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), "tour", &m, []string{m.device}, onOne(func(dev device, seed uint64) ([]group, error) {
-			one, target, steps := tourSizes(dev)
-			if len(sizes) > 0 { // so that it bounds the whole tour
-				one, target, steps = 0, slices.Max(sizes), 8
+		p := presets[slices.Index(which.of, which.value)]
+		if p.name != quickPreset {
+			if len(sizes) > 0 {
+				return usageError{errors.New("--size is for --preset quick; the others have sizes of their own")}
 			}
-			copies, growths := newBWPlan(), newGrowPlan()
-			copies.article()
-			copies.sizes = sizes
-			if one > 0 {
-				copies.sizes = size.List{one}
-			}
-			growths.targets = size.List{target}
-			growths.step = size.One((target/steps + 7) &^ 7)
-			growths.mems.values = []string{growVMM, growWhole, growPlain, growAsync, growAppend}
-			if !f.Changed("samples") {
-				growths.samples = tourGrowths
-			}
-			list, err := copies.groups(dev, seed)
-			if err != nil {
-				return nil, err
-			}
-			more, err := growths.groups(dev, seed)
-			list = append(list, more...)
-			// The tour shows ratios, and a ratio needs so many samples.
-			for i := range list {
-				list[i].minSamples = stat.MinSamples
-				list[i].edges = target > 1<<30
-			}
-			return list, err
-		}))
+			return a.measurePreset(c.Context(), &m, p)
+		}
+		t := &tour{sizes: sizes, growths: tourGrowths}
+		if f.Changed("samples") {
+			t.growths = m.samples
+		}
+		return a.measure(c.Context(), "tour", &m, []string{m.device}, t)
 	}
 	return c
+}
+
+// measurePreset measures a preset, on all devices if it measures pairs of them.
+func (a *app) measurePreset(ctx context.Context, m *measureFlags, p preset) error {
+	names := []string{m.device}
+	if p.pairs() {
+		var err error
+		if names, err = p2pNames(m.device); err != nil {
+			return err
+		}
+	}
+	return a.measure(ctx, p.name, m, names, p)
+}
+
+// presetHelp has a paragraph for each preset: what it measures, and its commands.
+func presetHelp() string {
+	var b strings.Builder
+	for _, p := range presets {
+		fmt.Fprintf(&b, "  %-12s %s\n", p.name, p.what)
+	}
+	return b.String()
 }

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// preset is a plan made of several: each line is a command with its flags.
+type preset struct {
+	name, what string
+	lines      []presetLine
+}
+
+// presetLine is one command. If it has a name, its cases are called by it instead of by
+// the command.
+type presetLine struct{ name, command string }
+
+// quickPreset is the name of the preset that fits the device, and is the default.
+const quickPreset = "quick"
+
+// presets are in the order in which the help names them.
+var presets = []preset{
+	{name: quickPreset, what: "copies and growth, as large as fits the device and half a minute"},
+	{name: "article", what: "what an article on this memory measured: copies large and small, queued, one by one, and on four streams", lines: []presetLine{
+		{"", "bw --direction h2d,d2h,d2d --host pageable,pinned --mem vmm,plain --size 4K,64K,16M,64M,256M"},
+		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync"},
+		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4"},
+	}},
+	{name: "blog", what: "NVIDIA's experiment on growing: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []presetLine{
+		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
+	}},
+	{name: "nvbandwidth", what: "the cases of nvbandwidth that copy engines do, under its names", lines: []presetLine{
+		{"host_to_device_memcpy_ce", "bw --direction h2d --host pinned --mem plain,vmm --size 512M"},
+		{"device_to_host_memcpy_ce", "bw --direction d2h --host pinned --mem plain,vmm --size 512M"},
+		{"host_to_device_bidirectional_memcpy_ce", "bw --direction both --host pinned --mem plain,vmm --size 512M"},
+		{"device_local_copy", "bw --direction d2d --mem plain,vmm --size 512M"},
+		{"device_to_device_memcpy_read_ce", "p2p --direction read --mem enable,vmm --size 512M --grants 0"},
+		{"device_to_device_memcpy_write_ce", "p2p --direction write --mem enable,vmm --size 512M --grants 0"},
+		{"device_to_device_bidirectional_memcpy_write_ce", "p2p --direction both --mem enable,vmm --size 512M --grants 0"},
+	}},
+	{name: "full", what: "every command, over many sizes and kinds of memory", lines: []presetLine{
+		{"", "bw --direction h2d,d2h,d2d,both --host pageable,pinned,staging --mem vmm,plain,async --size 64K,1M,16M,256M --chunk 0,2M,64M"},
+		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync"},
+		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4"},
+		{"", "grow --size 64M,1G --step 16M"},
+		{"", "grow --size 256M --step 16M --write upload"},
+		{"", "grow --size 256M --step 16M --busy 1 --mem vmm,ahead,kept,plain"},
+		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
+		{"", "ops"},
+		{"", "p2p"},
+	}},
+}
+
+func presetNames() []string {
+	var list []string
+	for _, p := range presets {
+		list = append(list, p.name)
+	}
+	return list
+}
+
+// commandPlan is the plan of a command: the values of its flags.
+type commandPlan interface {
+	plan
+	flags(*pflag.FlagSet)
+}
+
+// commandPlans are the plans of the commands that a preset may name, with the default of
+// each flag.
+var commandPlans = map[string]func() commandPlan{
+	"bw":   func() commandPlan { return newBWPlan() },
+	"grow": func() commandPlan { return newGrowPlan() },
+	"ops":  func() commandPlan { return newOpsPlan() },
+	"p2p":  func() commandPlan { return newP2PPlan() },
+}
+
+// plan reads the line.
+func (l presetLine) plan() (plan, error) {
+	words := strings.Fields(l.command)
+	p := commandPlans[words[0]]()
+	f := pflag.NewFlagSet(l.command, pflag.ContinueOnError)
+	p.flags(f)
+	if err := f.Parse(words[1:]); err != nil {
+		return nil, fmt.Errorf("preset: %s: %w", l.command, err)
+	}
+	return p, nil
+}
+
+// pairs says whether the preset measures pairs of devices.
+func (p preset) pairs() bool {
+	return slices.ContainsFunc(p.lines, func(l presetLine) bool { return strings.HasPrefix(l.command, "p2p") })
+}
+
+func (p preset) groups(devs []device, seed uint64) ([]group, error) {
+	var list []group
+	for _, line := range p.lines {
+		plan, err := line.plan()
+		if err != nil {
+			return nil, err
+		}
+		groups, err := plan.groups(devs, seed)
+		if err != nil {
+			return nil, err
+		}
+		for i := range groups {
+			groups[i].rename(p.name, line.name)
+		}
+		list = append(list, groups...)
+	}
+	return list, nil
+}
+
+// rename calls the cases of a group by a preset and one of its lines, if that has a name.
+func (g *group) rename(preset, line string) {
+	if line == "" {
+		return
+	}
+	_, rest, _ := strings.Cut(g.name, "/")
+	old := g.name
+	g.name = preset + "/" + line + "/" + rest
+	for i, t := range g.tasks {
+		g.tasks[i].c.ID = g.name + strings.TrimPrefix(t.c.ID, old)
+		g.tasks[i].c.Axes = append(t.c.Axes, report.Axis{Name: "test", Value: line})
+	}
+}
