@@ -30,7 +30,7 @@ func grantGroup(owner device, peers []device, n int) group {
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
 	for _, op := range []string{opGrant, opRevoke} {
 		g.tasks = append(g.tasks, task{
-			label: op,
+			label: op, sample: callTime,
 			c: report.Case{
 				ID: g.name + "/" + op, Unit: unitUs, Bytes: all,
 				Axes: report.Axes{

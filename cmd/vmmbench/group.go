@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -30,6 +31,9 @@ type task struct {
 	grows bool        // uses memory of this project; it is compared with those that do not
 	c     report.Case // ID, Axes, Unit and Bytes are set
 	open  func(context.Context) (contender, error)
+
+	sample time.Duration // that one takes, estimated
+	data   uint64        // bytes that are filled before the samples and checked after them, both counted
 }
 
 // group has the tasks that are measured against each other.

@@ -256,7 +256,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 			windows += 2
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
-				grows: isVMM(kind),
+				grows: isVMM(kind), sample: p.sampleTime(dev, kind, target), data: 2 * target,
 				c: report.Case{
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
 					Axes: report.Axes{
@@ -286,6 +286,20 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		}
 	}
 	return g
+}
+
+// sampleTime estimates one growth: bytes that are written, and those that are copied.
+func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Duration {
+	bytes := target
+	switch {
+	case kind == growDouble || p.step.double && (kind == growPlain || kind == growAsync):
+		bytes += target
+	case kind == growPlain || kind == growAsync:
+		bytes += target / 2 * (target / p.step.bytes)
+	case kind == growAppend || kind == growWarm:
+		bytes *= 8 // with what collecting the garbage takes
+	}
+	return span(bytes, rate(dev, d2d, noHost)) + callTime
 }
 
 // growChunk is the value of the chunk axis.

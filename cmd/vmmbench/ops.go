@@ -142,7 +142,7 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 			bytes *= uint64(s.count)
 		}
 		g.tasks = append(g.tasks, task{
-			label: name,
+			label: name, sample: callTime,
 			c: report.Case{
 				ID: g.name + "/" + name, Unit: unitUs, Bytes: bytes,
 				Axes: report.Axes{

@@ -248,7 +248,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	for _, kind := range p.mems.values {
 		g.tasks = append(g.tasks, task{
 			label: kind,
-			grows: kind == memVMM,
+			grows: kind == memVMM, sample: span(n, rate(from, h2d, pinned)), data: 2 * payload,
 			c: report.Case{
 				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
 				Axes: report.Axes{

@@ -48,7 +48,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		}
 	}
 	if m.dryRun {
-		return a.dryRun(groups, absent)
+		return a.dryRun(groups, absent, m)
 	}
 	return a.withReport(name, &m.outputFlags, func(r *runner) error {
 		r.flags = m
@@ -68,19 +68,23 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	})
 }
 
-// dryRun prints the names of the cases. Its exit code is that of a run, as far as
-// it is known without measuring.
-func (a *app) dryRun(groups []group, absent *report.Case) error {
+// dryRun prints the names of the cases, and to stderr about how long they take. Its
+// exit code is that of a run, as far as it is known without measuring.
+func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error {
 	if absent != nil {
 		a.code = report.ExitWaived
+		return nil
 	}
+	cases := 0
 	for _, g := range groups {
+		cases += len(g.tasks)
 		for _, t := range g.tasks {
 			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
 				return err
 			}
 		}
 	}
+	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups, %s\n", cases, len(groups), about(sum(estimates(groups, m))))
 	return nil
 }
 
@@ -143,7 +147,7 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
-	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
+	p := newProgress(r.app.stderr, r.flags.progress.value, estimates(groups, r.flags))
 	defer p.close()
 	for _, g := range groups {
 		p.begin(g.name)

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+)
+
+// The speeds that an estimate begins with, in bytes a nanosecond. What has been measured
+// so far corrects them.
+const (
+	hostRate   = 4.0    // copies of the host's memory, and page faults
+	linkRate   = 40.0   // between pinned memory and a GPU
+	slowRate   = 10.0   // between pageable memory and a GPU
+	deviceRate = 1500.0 // within a GPU
+	callTime   = 300 * time.Microsecond
+)
+
+// rate is how fast a device probably copies.
+func rate(dev device, direction, host string) float64 {
+	switch {
+	case onHost(dev):
+		return hostRate
+	case direction == d2d:
+		return deviceRate
+	case host == pinned:
+		return linkRate
+	}
+	return slowRate
+}
+
+// span is the time for bytes at a rate.
+func span(bytes uint64, rate float64) time.Duration { return time.Duration(float64(bytes) / rate) }
+
+// patternRate returns how many bytes a nanosecond this machine fills or checks.
+func patternRate() float64 {
+	block := make([]byte, 1<<20)
+	begun := time.Now()
+	verify.Pattern{Seed: 1}.Fill(block, 0)
+	return float64(len(block)) / float64(max(time.Since(begun), 1))
+}
+
+// estimate is how long a group probably takes: its samples, or --max-time if that is
+// less, and filling and checking, which --max-time does not bound.
+func (g group) estimate(m *measureFlags, pattern float64) time.Duration {
+	var block time.Duration // one sample of each task
+	var data uint64
+	for _, t := range g.tasks {
+		block += max(t.sample, m.minTime)
+		data += t.data
+	}
+	if m.verify == verify.Off {
+		data /= 2 // it is filled, and not checked
+	}
+	if m.verify == verify.Edges || g.edges {
+		data /= 2
+	}
+	samples := min(time.Duration(min(m.samples, g.samples))*block, m.maxTime)
+	samples = max(samples, time.Duration(g.minSamples)*block)
+	warm := time.Duration(len(g.tasks)) * m.warmTime
+	return warm + samples + span(data, pattern)
+}
+
+// estimates is the estimate of each group.
+func estimates(groups []group, m *measureFlags) []time.Duration {
+	pattern := patternRate()
+	list := make([]time.Duration, len(groups))
+	for i, g := range groups {
+		list[i] = g.estimate(m, pattern)
+	}
+	return list
+}
