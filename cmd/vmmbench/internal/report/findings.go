@@ -20,7 +20,7 @@ func findings(r *Report) []string {
 		a, b := byID[c.A], byID[c.B]
 		command, _, _ := strings.Cut(c.B, "/")
 		switch {
-		case c.Ratio == nil || text(b.Axes.Of("mem")) != "vmm":
+		case c.Ratio == nil || a.Stats == nil || b.Stats == nil || text(b.Axes.Of("mem")) != "vmm":
 		case command == "grow" && strings.HasSuffix(text(a.Axes.Of("mem")), "-copy"):
 			list = append(list, growthFinding(c, a, b))
 		case command == "bw":

@@ -130,6 +130,9 @@ const (
 	Interrupted Status = "interrupted"
 )
 
+// statuses are all of them.
+var statuses = []Status{Passed, Failed, Waived, Error, Interrupted}
+
 // Axis is a parameter in which cases differ. Value is a string or a number.
 type Axis struct {
 	Name  string

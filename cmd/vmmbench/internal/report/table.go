@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -103,11 +104,18 @@ func devices(r *Report) table.Writer {
 func features(r *Report) table.Writer {
 	t := table.NewWriter()
 	header := table.Row{"feature"}
-	var columns [][]string
+	var names []string
+	var columns []map[string]string
 	first := ""
 	for _, d := range r.Devices {
-		column := featureColumn(d)
-		if n := len(columns); n > 0 && slices.Equal(columns[n-1], column) {
+		column := map[string]string{}
+		for _, f := range d.Features {
+			column[f.Name] = supported(f)
+			if !slices.Contains(names, f.Name) {
+				names = append(names, f.Name)
+			}
+		}
+		if n := len(columns); n > 0 && maps.Equal(columns[n-1], column) {
 			header[n] = first + " to " + d.Open
 			continue
 		}
@@ -115,32 +123,25 @@ func features(r *Report) table.Writer {
 		header, columns = append(header, d.Open), append(columns, column)
 	}
 	t.AppendHeader(header)
-	// All devices have the same features in the same order.
-	for i := 0; len(columns) > 0 && i < len(r.Devices[0].Features); i++ {
-		row := table.Row{r.Devices[0].Features[i].Name}
+	for _, name := range names {
+		row := table.Row{name}
 		for _, column := range columns {
-			row = append(row, column[i])
+			row = append(row, column[name])
 		}
 		t.AppendRow(row)
 	}
 	return t
 }
 
-// featureColumn is the result of each probe of a device: yes, no, or open with
-// the reason.
-func featureColumn(d Device) []string {
-	list := make([]string, len(d.Features))
-	for i, f := range d.Features {
-		switch {
-		case f.Supported == nil:
-			list[i] = "open: " + string(f.Reason)
-		case *f.Supported:
-			list[i] = "yes"
-		default:
-			list[i] = "no"
-		}
+// supported is the result of a probe: yes, no, or open with the reason.
+func supported(f Feature) string {
+	switch {
+	case f.Supported == nil:
+		return "open: " + string(f.Reason)
+	case *f.Supported:
+		return "yes"
 	}
-	return list
+	return "no"
 }
 
 func limits(r *Report) table.Writer {
