@@ -25,13 +25,13 @@ func fromFile(t testing.TB, name string) *Report {
 }
 
 // requireFits requires that no line is longer than a terminal is wide, and that no table
-// has more than maxRows.
+// has more than 20 rows.
 func requireFits(t *testing.T, what, text string) {
 	t.Helper()
 	rows := 0
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, " \n")
-		require.LessOrEqual(t, termtext.StringWidth(line), maxWidth, "%s: %s", what, line)
+		require.LessOrEqual(t, termtext.StringWidth(line), 80, "%s: %s", what, line)
 		switch {
 		case strings.HasPrefix(line, "──"):
 			rows = 0
@@ -40,7 +40,7 @@ func requireFits(t *testing.T, what, text string) {
 		default:
 			rows++
 		}
-		require.LessOrEqual(t, rows, maxRows, "%s: %s", what, line)
+		require.LessOrEqual(t, rows, 20, "%s: %s", what, line)
 	}
 }
 
