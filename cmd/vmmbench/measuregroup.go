@@ -202,11 +202,15 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 		a, b := cases[p.a], cases[p.b]
 		c := report.Comparison{
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
-			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.Waived,
+			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.NotMeasured,
 		}
+		// A side that is waived is the reason, whatever became of the other.
 		for _, side := range []report.Case{a, b} {
-			if side.Status != report.Passed && c.Reason == "" {
+			if side.Status != report.Passed && c.Verdict != stat.Waived {
 				c.Reason = report.Text(fmt.Sprintf("%s: %s", side.ID, side.Status))
+			}
+			if side.Status == report.Waived {
+				c.Verdict = stat.Waived
 			}
 		}
 		if c.Reason == "" {

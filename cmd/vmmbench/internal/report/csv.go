@@ -2,110 +2,206 @@ package report
 
 import (
 	"encoding/csv"
+	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// csvColumn is a column. of returns its value for a case, empty if there is none.
+// csvColumn is a column. of returns its value for a case, comparison that for a
+// comparison. One that is nil leaves the column empty in such lines.
 type csvColumn struct {
-	name string
-	of   func(Case) string
+	name       string
+	of         func(Case) string
+	comparison func(Comparison) string
 }
 
-// csvColumns has a column for each axis of any case, and those of all cases.
+// csvColumns has a column for each axis of any case, those of all cases, and those of
+// comparisons. The first says which of the two a line is.
 func csvColumns(r *Report) []csvColumn {
-	list := []csvColumn{{"id", func(c Case) string { return c.ID }}}
-	var seen []string
+	list := []csvColumn{
+		{"record", func(Case) string { return "case" }, func(Comparison) string { return "comparison" }},
+		{"id", func(c Case) string { return c.ID }, func(c Comparison) string { return c.ID }},
+	}
+	byID := map[string]Case{}
+	for _, c := range r.Cases {
+		byID[c.ID] = c
+	}
+	// A comparison lies where both of its sides lie.
+	for _, name := range axesOf(r) {
+		list = append(list, csvColumn{
+			name, func(c Case) string { return csvAxis(c.Axes.Of(name)) },
+			func(c Comparison) string {
+				a, b := csvAxis(byID[c.A].Axes.Of(name)), csvAxis(byID[c.B].Axes.Of(name))
+				if a != b {
+					return ""
+				}
+				return b
+			},
+		})
+	}
+	list = append(list,
+		csvColumn{"unit", func(c Case) string { return c.Unit }, nil},
+		csvColumn{"bytes", func(c Case) string { return csvNumber(c.Bytes) }, nil},
+		csvColumn{"status", func(c Case) string { return string(c.Status) }, nil},
+		csvColumn{"reason", func(c Case) string { return string(c.Reason) }, func(c Comparison) string { return string(c.Reason) }},
+		csvColumn{"flags", func(c Case) string { return strings.Join(c.Flags, " ") }, nil},
+	)
+	list = append(list, csvStats()...)
+	return append(list,
+		csvColumn{"a", nil, func(c Comparison) string { return c.A }},
+		csvColumn{"b", nil, func(c Comparison) string { return c.B }},
+		csvColumn{"ratio", nil, func(c Comparison) string { return csvOptional(c.Ratio) }},
+		csvColumn{"ratio_low", nil, func(c Comparison) string { return csvOptional(c.Low) }},
+		csvColumn{"ratio_high", nil, func(c Comparison) string { return csvOptional(c.High) }},
+		csvColumn{"margin", nil, func(c Comparison) string { return csvNumber(c.Margin) }},
+		csvColumn{"verdict", nil, func(c Comparison) string { return string(c.Verdict) }},
+		csvColumn{"needed_samples", nil, func(c Comparison) string { return csvOptional(c.Needed) }},
+	)
+}
+
+// axesOf returns the axes of all cases, in the order in which they come.
+func axesOf(r *Report) []string {
+	var list []string
 	for _, c := range r.Cases {
 		for _, a := range c.Axes {
-			if slices.Contains(seen, a.Name) {
-				continue
+			if !slices.Contains(list, a.Name) {
+				list = append(list, a.Name)
 			}
-			seen = append(seen, a.Name)
-			list = append(list, csvColumn{a.Name, func(c Case) string { return csvAxis(c.Axes.Of(a.Name)) }})
 		}
 	}
-	// A case without statistics, or without a check, has empty columns for them.
-	whole := func(n uint64) string { return strconv.FormatUint(n, 10) }
-	stats := func(name string, of func(*Stats) float64) csvColumn {
+	return list
+}
+
+// csvStats are the columns of what was measured. A case without it has empty ones.
+func csvStats() []csvColumn {
+	stats := func(name string, of func(*Stats) string) csvColumn {
 		return csvColumn{name, func(c Case) string {
 			if c.Stats == nil {
 				return ""
 			}
-			return strconv.FormatFloat(of(c.Stats), 'f', -1, 64)
-		}}
+			return of(c.Stats)
+		}, nil}
 	}
-	bound := func(name string, of func(*Stats) *float64) csvColumn {
-		return csvColumn{name, func(c Case) string {
-			if c.Stats == nil || of(c.Stats) == nil {
+	ways := func(name string, of func(*Both) float64) csvColumn {
+		return stats(name, func(s *Stats) string {
+			if s.Both == nil {
 				return ""
 			}
-			return strconv.FormatFloat(*of(c.Stats), 'f', -1, 64)
-		}}
+			return csvNumber(of(s.Both))
+		})
 	}
-	checked := func(name string, of func(Case) string) csvColumn {
+	growth := func(name string, of func(*Growth) string) csvColumn {
+		return stats(name, func(s *Stats) string {
+			if s.Growth == nil {
+				return ""
+			}
+			return of(s.Growth)
+		})
+	}
+	checked := func(name string, of func(*verify.Result) string) csvColumn {
 		return csvColumn{name, func(c Case) string {
 			if c.Verify == nil {
 				return ""
 			}
-			return of(c)
-		}}
+			return of(c.Verify)
+		}, nil}
 	}
-	return append(list,
-		csvColumn{"unit", func(c Case) string { return c.Unit }},
-		csvColumn{"bytes", func(c Case) string { return whole(c.Bytes) }},
-		csvColumn{"status", func(c Case) string { return string(c.Status) }},
-		csvColumn{"reason", func(c Case) string { return string(c.Reason) }},
-		csvColumn{"flags", func(c Case) string { return strings.Join(c.Flags, " ") }},
-		stats("n", func(s *Stats) float64 { return float64(s.N) }),
-		stats("value", func(s *Stats) float64 { return s.Value }),
-		bound("value_low", func(s *Stats) *float64 { return s.ValueLow }),
-		bound("value_high", func(s *Stats) *float64 { return s.ValueHigh }),
-		stats("median_ns", func(s *Stats) float64 { return s.Median }),
-		stats("mad_ns", func(s *Stats) float64 { return s.MAD }),
-		stats("min_ns", func(s *Stats) float64 { return s.Min }),
-		stats("p5_ns", func(s *Stats) float64 { return s.P5 }),
-		stats("p95_ns", func(s *Stats) float64 { return s.P95 }),
-		stats("max_ns", func(s *Stats) float64 { return s.Max }),
-		checked("verify", func(c Case) string { return string(c.Verify.Mode) }),
-		checked("verify_bytes", func(c Case) string { return whole(c.Verify.Bytes) }),
-		checked("verify_errors", func(c Case) string { return whole(c.Verify.Errors) }),
-	)
+	return []csvColumn{
+		stats("n", func(s *Stats) string { return csvNumber(s.N) }),
+		stats("loops", func(s *Stats) string { return csvNumber(s.Loops) }),
+		stats("stop", func(s *Stats) string { return s.Stop }),
+		stats("value", func(s *Stats) string { return csvNumber(s.Value) }),
+		stats("value_low", func(s *Stats) string { return csvOptional(s.ValueLow) }),
+		stats("value_high", func(s *Stats) string { return csvOptional(s.ValueHigh) }),
+		stats("traffic", func(s *Stats) string { return csvOptional(s.Traffic) }),
+		ways("forward", func(b *Both) float64 { return b.Forward }),
+		ways("reverse", func(b *Both) float64 { return b.Reverse }),
+		stats("median_ns", func(s *Stats) string { return csvNumber(s.Median) }),
+		stats("mad_ns", func(s *Stats) string { return csvNumber(s.MAD) }),
+		stats("min_ns", func(s *Stats) string { return csvNumber(s.Min) }),
+		stats("p5_ns", func(s *Stats) string { return csvNumber(s.P5) }),
+		stats("p95_ns", func(s *Stats) string { return csvNumber(s.P95) }),
+		stats("max_ns", func(s *Stats) string { return csvNumber(s.Max) }),
+		growth("steps", func(g *Growth) string { return csvNumber(g.Steps) }),
+		growth("step_p50_ns", func(g *Growth) string { return csvNumber(g.StepP50) }),
+		growth("step_p99_ns", func(g *Growth) string { return csvNumber(g.StepP99) }),
+		growth("step_max_ns", func(g *Growth) string { return csvNumber(g.StepMax) }),
+		growth("bytes_copied", func(g *Growth) string { return csvNumber(g.Copied) }),
+		growth("peak_bytes", func(g *Growth) string { return csvNumber(g.Peak) }),
+		growth("moves", func(g *Growth) string { return csvNumber(g.Moves) }),
+		checked("verify", func(v *verify.Result) string { return string(v.Mode) }),
+		checked("verify_bytes", func(v *verify.Result) string { return csvNumber(v.Bytes) }),
+		checked("verify_errors", func(v *verify.Result) string { return csvNumber(v.Errors) }),
+	}
+}
+
+// csvNumber prints a number so that nothing of it is lost.
+func csvNumber[T int | uint64 | float64](x T) string {
+	if f, ok := any(x).(float64); ok {
+		return strconv.FormatFloat(f, 'f', -1, 64)
+	}
+	return fmt.Sprint(x)
+}
+
+// csvOptional prints a number that may be missing.
+func csvOptional[T int | float64](x *T) string {
+	if x == nil {
+		return ""
+	}
+	return csvNumber(*x)
 }
 
 // csvAxis prints the value of an axis, sizes in bytes.
 func csvAxis(value any) string {
 	switch v := value.(type) {
-	case string:
-		return v
-	case uint64:
-		return strconv.FormatUint(v, 10)
-	case int:
-		return strconv.Itoa(v)
+	case nil:
+		return ""
+	case float64:
+		return csvNumber(v)
 	}
-	return ""
+	return fmt.Sprint(value)
 }
 
-// writeCSV writes a line for each case, by RFC 4180. It has no samples; the other
-// formats do.
+// writeCSV writes a line for each case and each comparison, by RFC 4180. It has no
+// samples; the other formats do.
 func writeCSV(w io.Writer, r *Report) error {
 	out := csv.NewWriter(w)
 	out.UseCRLF = true
 	columns := csvColumns(r)
 	line := make([]string, len(columns))
-	for i, column := range columns {
-		line[i] = column.name
+	// write writes a line; of is its value in a column.
+	write := func(of func(csvColumn) string) error {
+		for i, column := range columns {
+			line[i] = of(column)
+		}
+		return out.Write(line)
 	}
-	if err := out.Write(line); err != nil {
+	if err := write(func(column csvColumn) string { return column.name }); err != nil {
 		return err
 	}
 	for _, c := range r.Cases {
-		for i, column := range columns {
-			line[i] = column.of(c)
+		err := write(func(column csvColumn) string {
+			if column.of == nil {
+				return ""
+			}
+			return column.of(c)
+		})
+		if err != nil {
+			return err
 		}
-		if err := out.Write(line); err != nil {
+	}
+	for _, c := range r.Comparisons {
+		err := write(func(column csvColumn) string {
+			if column.comparison == nil {
+				return ""
+			}
+			return column.comparison(c)
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -15,14 +15,18 @@ func findings(r *Report) []string {
 		byID[c.ID] = c
 	}
 	var list []string
+	told := map[string]bool{} // of the ways to grow in place, the first
 	var copies copyCount
 	for _, c := range r.Comparisons {
 		a, b := byID[c.A], byID[c.B]
 		command, _, _ := strings.Cut(c.B, "/")
 		switch {
-		case c.Ratio == nil || text(b.Axes.Of("mem")) != "vmm":
-		case command == "grow" && strings.HasSuffix(text(a.Axes.Of("mem")), "-copy"):
-			list = append(list, growthFinding(c, a, b))
+		case c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
+		case command == "grow" && strings.HasSuffix(a.Axes.text("mem"), "-copy"):
+			if to := a.Axes.text("mem") + b.Axes.text("size") + b.Axes.text("step"); !told[to] {
+				told[to] = true
+				list = append(list, growthFinding(c, a, b))
+			}
 		case command == "bw":
 			copies.add(c, b)
 		}
@@ -33,10 +37,10 @@ func findings(r *Report) []string {
 // growthFinding compares growth in place with growth by copying.
 func growthFinding(c Comparison, a, b Case) string {
 	moved := "allocating and copying"
-	if mem := strings.TrimSuffix(text(a.Axes.Of("mem")), "-copy"); mem == "mallocAsync" {
+	if mem := strings.TrimSuffix(a.Axes.text("mem"), "-copy"); mem == "mallocAsync" {
 		moved = "from the driver's pool, with a copy each time,"
 	}
-	s := fmt.Sprintf("Growing in place to %s by %s took %s; %s %s", text(b.Axes.Of("size")), text(b.Axes.Of("step")), span(b.Stats.Median), moved, span(a.Stats.Median))
+	s := fmt.Sprintf("Growing in place to %s by %s took %s; %s %s", b.Axes.text("size"), b.Axes.text("step"), span(b.Stats.Median), moved, span(a.Stats.Median))
 	if c.Low == nil || c.High == nil {
 		return s + "."
 	}
@@ -59,7 +63,7 @@ func (n *copyCount) add(c Comparison, b Case) {
 		n.equal++
 	case stat.Slower, stat.Faster:
 		n.differ = append(n.differ, fmt.Sprintf("%s %s %s takes %.3g times as long (95 %% %.3f to %.3f)",
-			text(b.Axes.Of("direction")), text(b.Axes.Of("host")), text(b.Axes.Of("size")), *c.Ratio, *c.Low, *c.High))
+			b.Axes.text("direction"), b.Axes.text("host"), b.Axes.text("size"), *c.Ratio, *c.Low, *c.High))
 	default:
 		n.open++
 	}

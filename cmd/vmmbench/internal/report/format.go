@@ -127,7 +127,7 @@ func goBench(w io.Writer, r *Report) error {
 		command, _, _ := strings.Cut(c.ID, "/")
 		name.WriteString("Benchmark" + strings.ToUpper(command[:1]) + command[1:])
 		for _, a := range c.Axes {
-			fmt.Fprintf(&name, "/%s=%s", a.Name, text(a.Value))
+			fmt.Fprintf(&name, "/%s=%s", a.Name, a.String())
 		}
 		for _, ns := range c.Samples {
 			if _, err := fmt.Fprintf(w, "%s 1 %.3f ns/op %.3f MB/s\n", name.String(), ns, float64(c.Bytes)/ns*1e3); err != nil {

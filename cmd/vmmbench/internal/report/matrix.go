@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -14,10 +13,12 @@ const axisFrom, axisTo = "from", "to"
 
 // matrix has the cases that differ in the pair of devices only.
 type matrix struct {
-	name, valueUnit string
-	scale           string   // matrices with the same scale share their shades
-	devs            []string // rows and columns
-	cells           map[[2]string]Case
+	name  string
+	unit  string
+	scale string   // matrices with the same scale share their shades
+	devs  []string // rows and columns
+	cells map[[2]string]Case
+	flags []string // of all cells
 }
 
 // matrices groups the cases for pairs by their other axes, in order.
@@ -34,9 +35,9 @@ func matrices(r *Report) []*matrix {
 			if a.Name == axisFrom || a.Name == axisTo {
 				continue
 			}
-			rest = append(rest, text(a.Value))
+			rest = append(rest, a.String())
 			if a.Name != "mem" {
-				scale = append(scale, text(a.Value))
+				scale = append(scale, a.String())
 			}
 		}
 		name := strings.Join(rest, " ")
@@ -45,12 +46,13 @@ func matrices(r *Report) []*matrix {
 		}
 		m := byName[name]
 		if m == nil {
-			m = &matrix{name: name, valueUnit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}}
+			m = &matrix{name: name, unit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}, flags: c.Flags}
 			byName[name] = m
 			list = append(list, m)
 		}
-		at := [2]string{text(from), text(to)}
+		at := [2]string{c.Axes.text(axisFrom), c.Axes.text(axisTo)}
 		m.cells[at] = c
+		m.flags = slices.DeleteFunc(slices.Clone(m.flags), func(f string) bool { return !slices.Contains(c.Flags, f) })
 		for _, dev := range at {
 			if !slices.Contains(m.devs, dev) {
 				m.devs = append(m.devs, dev)
@@ -60,26 +62,42 @@ func matrices(r *Report) []*matrix {
 	return list
 }
 
-// shades mark a value, from small to large against the greatest value that any
-// kind of memory reached.
-var shades = []string{"░", "▒", "▓", "█"}
-
-// heat returns the shade of a value.
-func heat(value, most float64) string {
-	if most <= 0 {
-		return shades[0]
-	}
-	return shades[min(int(value/most*float64(len(shades))), len(shades)-1)]
+func (m *matrix) heading() string {
+	return strings.Join(append([]string{m.name, m.unit}, m.flags...), ", ")
 }
 
-// render makes the matrix a table. most is the greatest value of its scale.
-func (m *matrix) render(most float64) table.Writer {
+// shades mark a value, the last one the best that any kind of memory reached.
+var shades = []string{"░", "▒", "▓", "█"}
+
+// heat returns the shade of a value: of a bandwidth the largest is the best, of a time the
+// smallest.
+func heat(value, best float64, unit string) string {
+	share := value / best
+	if isTime(unit) {
+		share = best / value
+	}
+	if !(share >= 0) { // also if both are 0
+		return shades[0]
+	}
+	return shades[int(min(share*float64(len(shades)), float64(len(shades)-1)))]
+}
+
+// isTime says whether less of a unit is better.
+func isTime(unit string) bool { return unit == "us" || unit == "ms" }
+
+// render makes the matrix a table. best is that of its scale.
+func (m *matrix) render(best float64) table.Writer {
 	t := table.NewWriter()
 	header := table.Row{"from \\ to"}
 	for _, to := range m.devs {
 		header = append(header, to)
 	}
 	t.AppendHeader(header)
+	// Eight devices fit with three digits.
+	precision := 4
+	if len(m.devs) > 6 {
+		precision = 3
+	}
 	// A pair that was not measured, as a device and itself, is a dash.
 	for _, from := range m.devs {
 		row := table.Row{from}
@@ -91,7 +109,7 @@ func (m *matrix) render(most float64) table.Writer {
 			case c.Stats == nil || c.Status != Passed:
 				row = append(row, string(c.Status))
 			default:
-				row = append(row, fmt.Sprintf("%s %.4g", heat(c.Stats.Value, most), c.Stats.Value))
+				row = append(row, heat(c.Stats.Value, best, m.unit)+" "+digits(c.Stats.Value, precision))
 			}
 		}
 		t.AppendRow(row)
@@ -99,15 +117,19 @@ func (m *matrix) render(most float64) table.Writer {
 	return t
 }
 
-// maxByScale returns the greatest value of each scale.
-func maxByScale(list []*matrix) map[string]float64 {
-	top := map[string]float64{}
+// bestByScale returns the best value of each scale.
+func bestByScale(list []*matrix) map[string]float64 {
+	best := map[string]float64{}
 	for _, m := range list {
 		for _, c := range m.cells {
-			if c.Stats != nil && c.Status == Passed {
-				top[m.scale] = max(top[m.scale], c.Stats.Value)
+			if c.Stats == nil || c.Status != Passed {
+				continue
+			}
+			value := c.Stats.Value
+			if other, ok := best[m.scale]; !ok || (value > other) != isTime(m.unit) {
+				best[m.scale] = value
 			}
 		}
 	}
-	return top
+	return best
 }

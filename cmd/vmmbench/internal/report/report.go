@@ -8,8 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
@@ -130,10 +132,29 @@ const (
 	Interrupted Status = "interrupted"
 )
 
+// statuses are all of them.
+var statuses = []Status{Passed, Failed, Waived, Error, Interrupted}
+
 // Axis is a parameter in which cases differ. Value is a string or a number.
 type Axis struct {
 	Name  string
 	Value any
+}
+
+// byteAxes are the axes whose numbers are bytes; those of others are counts.
+var byteAxes = []string{"size", "step", "chunk"}
+
+// String returns the value as it is printed: bytes in binary units, a dash for none.
+func (a Axis) String() string {
+	switch v := a.Value.(type) {
+	case nil:
+		return "-"
+	case uint64:
+		if slices.Contains(byteAxes, a.Name) {
+			return size.Format(v)
+		}
+	}
+	return fmt.Sprint(a.Value)
 }
 
 // Axes are a JSON object that keeps its order.
@@ -205,6 +226,9 @@ func (a Axes) Of(name string) any {
 	}
 	return nil
 }
+
+// text prints the value of the axis called name.
+func (a Axes) text(name string) string { return Axis{name, a.Of(name)}.String() }
 
 // Case is one measurement. Bytes is the payload of one repetition; every
 // sample is nanoseconds for one repetition.

@@ -3,63 +3,119 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
 // tables writes the report as tables, for people.
 func tables(w io.Writer, r *Report, markdown bool) error {
-	var parts []string
-	add := func(heading string, t table.Writer) {
-		if t.Length() == 0 {
-			return
-		}
-		if markdown {
-			parts = append(parts, "## "+heading+"\n\n"+t.RenderMarkdown())
-			return
-		}
-		t.SetStyle(style())
-		parts = append(parts, heading+"\n"+t.Render())
-	}
-
-	if found := findings(r); len(found) > 0 {
-		bullet := ""
-		if markdown {
-			bullet = "- "
-		}
-		parts = append(parts, bullet+strings.Join(found, "\n"+bullet))
-	}
-	add("Machine", machine(r))
-	add("Devices", devices(r))
+	p := page{markdown: markdown}
+	p.list(findings(r))
+	p.para(machine(r))
+	p.add(devices(r))
 	if r.Run.Measure == nil {
-		add("Features", features(r))
-		add("Limits", limits(r))
-	}
-	for _, command := range commands(r) {
-		t, constants := cases(r, command)
-		add(strings.ToUpper(command)+constants, t)
+		p.add(identities(r))
+		p.add(features(r))
+		p.add(limits(r))
 	}
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
-	top := maxByScale(pairs)
+	for _, command := range commands(r) {
+		list := cases(r, command)
+		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(markdown)) > 1 {
+			list = failedPairs(list)
+		}
+		p.add(list)
+		p.add(growths(r, command))
+	}
+	best := bestByScale(pairs)
 	for _, m := range pairs {
-		add(m.name+", "+m.valueUnit, m.render(top[m.scale]))
+		p.table(printed{heading: m.heading(), body: m.render(best[m.scale])})
 	}
-	add("Comparisons: the time of the first over that of the second; below 1 the first is faster", comparisons(r))
-	if absent := notHere(r); absent != "" {
-		parts = append(parts, absent)
+	for _, command := range commands(r) {
+		p.add(comparisons(r, command))
 	}
+	p.add(otherComparisons(r))
+	p.para(chance(r))
+	p.legend()
+	p.list(notHere(r))
 	if r.Run.Measure != nil {
-		parts = append(parts, summary(r))
+		p.para(summary(r))
 	}
-	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
+	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
 	return err
+}
+
+// page collects what is printed.
+type page struct {
+	markdown bool
+	parts    []string
+	shown    strings.Builder // all tables and their headings, in which the legend looks for words
+}
+
+// para adds a paragraph, if there is one.
+func (p *page) para(s string) {
+	switch {
+	case s == "":
+	case p.markdown:
+		p.parts = append(p.parts, s)
+	default:
+		p.parts = append(p.parts, wrap(s, ""))
+	}
+}
+
+// list adds sentences, each on its own line.
+func (p *page) list(sentences []string) {
+	var lines []string
+	for _, s := range sentences {
+		if p.markdown {
+			lines = append(lines, "- "+s)
+		} else {
+			lines = append(lines, wrap(s, "  "))
+		}
+	}
+	if len(lines) > 0 {
+		p.parts = append(p.parts, strings.Join(lines, "\n"))
+	}
+}
+
+// add adds a grid, as one table or more.
+func (p *page) add(g grid) {
+	for _, t := range g.tables(p.markdown) {
+		p.table(t)
+	}
+}
+
+// table adds a table; without a body it is the heading of those that follow.
+func (p *page) table(t printed) {
+	p.shown.WriteString(t.heading + "\n" + strings.Join(t.below, "\n") + "\n")
+	heading := "## " + t.heading
+	if !p.markdown {
+		heading = wrap(t.heading, "  ")
+	}
+	if t.body == nil {
+		p.parts = append(p.parts, heading)
+		return
+	}
+	t.body.SetStyle(style())
+	text := t.body.Render()
+	p.shown.WriteString(text + "\n")
+	if p.markdown {
+		p.parts = append(p.parts, heading+"\n\n"+t.body.RenderMarkdown())
+		return
+	}
+	for _, note := range t.below {
+		text += "\n" + wrap(note, "    ")
+	}
+	p.parts = append(p.parts, heading+"\n"+text)
 }
 
 func style() table.Style {
@@ -70,237 +126,144 @@ func style() table.Style {
 	return s
 }
 
-func machine(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"os", "cpu", "cpus", "memory", "go"})
-	t.AppendRow(table.Row{
-		strings.TrimSpace(r.Host.OS + "/" + r.Host.Arch + " " + string(r.Host.Kernel)),
-		dash(r.Host.CPU), r.Host.CPUs, bytesOf(r.Host.Memory), r.Host.Go,
-	})
-	return t
+// machine says in words what the program ran on.
+func machine(r *Report) string {
+	h := r.Host
+	list := []string{strings.TrimSpace(h.OS + "/" + h.Arch + " " + string(h.Kernel))}
+	if h.CPU != "" {
+		list = append(list, string(h.CPU))
+	}
+	list = append(list, fmt.Sprintf("%d cpus", h.CPUs))
+	if h.Memory != nil {
+		list = append(list, size.Approx(*h.Memory)+" memory")
+	}
+	return "Machine: " + strings.Join(append(list, h.Go), ", ")
 }
 
-func devices(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "recommended", "arch", "pci", "uuid", "mode", "peers"})
-	for _, d := range r.Devices {
-		printed := func(n *uint64) string {
-			if n == nil {
-				return "-"
-			}
-			return size.Format(*n)
+// devices is the table of devices.
+func devices(r *Report) grid {
+	g := grid{
+		title: "Devices", keys: []string{"device"},
+		columns: []string{"name", "driver", "memory", "free", "granularity", "recommended", "arch"},
+	}
+	printed := func(n *uint64) string {
+		if n == nil {
+			return "-"
 		}
-		t.AppendRow(table.Row{
-			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), printed(d.Recommended),
-			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
+		return size.Format(*n)
+	}
+	for _, d := range r.Devices {
+		recommended := printed(d.Recommended)
+		if recommended == printed(d.Granularity) {
+			recommended = ""
+		}
+		row := gridRow{
+			keys:  []string{d.Open},
+			cells: []string{d.Name, string(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), recommended, string(d.Arch)},
+		}
+		if d.Reason != "" {
+			row.notes = []string{string(d.Reason)}
+		}
+		g.rows = append(g.rows, row)
+	}
+	return g
+}
+
+// identities is the table of what tells devices apart.
+func identities(r *Report) grid {
+	g := grid{title: "Identity", keys: []string{"device"}, columns: []string{"uuid", "pci", "mig", "mode", "peers"}}
+	for _, d := range r.Devices {
+		g.rows = append(g.rows, gridRow{
+			keys:  []string{d.Open},
+			cells: []string{string(d.UUID), string(d.PCI), string(d.MIG), string(d.Compute), fmt.Sprint(len(d.Peers))},
 		})
 	}
-	return t
+	return g
 }
 
 // features has a column for each device. Neighbours with the same features, as
 // the host's devices are, share a column.
-func features(r *Report) table.Writer {
-	t := table.NewWriter()
-	header := table.Row{"feature"}
-	var columns [][]string
+func features(r *Report) grid {
+	g := grid{title: "Features", keys: []string{"feature"}}
+	var names []string
+	var columns []map[string]string
+	notes := map[string][]string{}
 	first := ""
 	for _, d := range r.Devices {
-		column := featureColumn(d)
-		if n := len(columns); n > 0 && slices.Equal(columns[n-1], column) {
-			header[n] = first + " to " + d.Open
+		column := map[string]string{}
+		for _, f := range d.Features {
+			column[f.Name] = supported(f)
+			if !slices.Contains(names, f.Name) {
+				names = append(names, f.Name)
+			}
+			if note := string(f.Reason); f.Supported == nil && !slices.Contains(notes[f.Name], note) {
+				notes[f.Name] = append(notes[f.Name], note)
+			}
+		}
+		if n := len(columns); n > 0 && maps.Equal(columns[n-1], column) {
+			g.columns[n-1] = first + " to " + d.Open
 			continue
 		}
 		first = d.Open
-		header, columns = append(header, d.Open), append(columns, column)
+		g.columns, columns = append(g.columns, d.Open), append(columns, column)
 	}
-	t.AppendHeader(header)
-	// All devices have the same features in the same order.
-	for i := 0; len(columns) > 0 && i < len(r.Devices[0].Features); i++ {
-		row := table.Row{r.Devices[0].Features[i].Name}
+	for _, name := range names {
+		row := gridRow{keys: []string{name}, notes: notes[name]}
 		for _, column := range columns {
-			row = append(row, column[i])
+			row.cells = append(row.cells, column[name])
 		}
-		t.AppendRow(row)
+		g.rows = append(g.rows, row)
 	}
-	return t
+	return g
 }
 
-// featureColumn is the result of each probe of a device: yes, no, or open with
-// the reason.
-func featureColumn(d Device) []string {
-	list := make([]string, len(d.Features))
-	for i, f := range d.Features {
-		switch {
-		case f.Supported == nil:
-			list[i] = "open: " + string(f.Reason)
-		case *f.Supported:
-			list[i] = "yes"
-		default:
-			list[i] = "no"
-		}
+// supported is the result of a probe.
+func supported(f Feature) string {
+	switch {
+	case f.Supported == nil:
+		return "open"
+	case *f.Supported:
+		return "yes"
 	}
-	return list
+	return "no"
 }
 
-func limits(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"limit", "value"})
+func limits(r *Report) grid {
+	g := grid{title: "Limits", keys: []string{"limit"}, columns: []string{"value"}}
 	for _, l := range r.Host.Limits {
 		value := string(l.Reason)
 		if l.Value != nil {
 			value = fmt.Sprint(*l.Value)
 		}
-		t.AppendRow(table.Row{l.Name, value})
+		g.rows = append(g.rows, gridRow{keys: []string{l.Name}, cells: []string{value}})
 	}
-	return t
+	return g
 }
 
-// commands are the first parts of the cases' names, in order.
-func commands(r *Report) []string {
-	var list []string
+// notHere names the cases that this machine cannot do, by their reasons.
+func notHere(r *Report) []string {
+	var reasons []string
+	ids := map[string][]string{}
 	for _, c := range r.Cases {
-		if command, _, _ := strings.Cut(c.ID, "/"); !slices.Contains(list, command) {
-			list = append(list, command)
-		}
-	}
-	return list
-}
-
-// cases is the table of a command's cases, but for what this machine does not have.
-// constants are the axes that are the same in all of them.
-func cases(r *Report, command string) (t table.Writer, constants string) {
-	t = table.NewWriter()
-	var shown []Case
-	for _, c := range r.Cases {
-		if strings.HasPrefix(c.ID, command+"/") && c.Status != Waived {
-			shown = append(shown, c)
-		}
-	}
-	if len(shown) == 0 {
-		return t, ""
-	}
-	// The columns come first: those of growing only if a case has grown.
-	var axes []string
-	for _, a := range shown[0].Axes {
-		same := len(shown) > 1 && !slices.ContainsFunc(shown, func(c Case) bool { return text(c.Axes.Of(a.Name)) != text(a.Value) })
-		if same {
-			constants += fmt.Sprintf(", %s %s", a.Name, text(a.Value))
-		} else {
-			axes = append(axes, a.Name)
-		}
-	}
-	if constants != "" {
-		constants = ": " + constants[2:]
-	}
-	grow := slices.ContainsFunc(shown, func(c Case) bool { return c.Stats != nil && c.Stats.Growth != nil })
-	header := table.Row{}
-	for _, a := range axes {
-		header = append(header, a)
-	}
-	header = append(header, "median", "95 %", "n")
-	if grow {
-		header = append(header, "step p50", "p99", "max", "copied", "peak", "moves")
-	}
-	t.AppendHeader(append(header, "verified", "status", "notes"))
-
-	for _, c := range shown {
-		row := table.Row{}
-		for _, name := range axes {
-			row = append(row, text(c.Axes.Of(name)))
-		}
-		row = append(row, timing(c)...)
-		if grow {
-			row = append(row, growth(c.Stats)...)
-		}
-		t.AppendRow(append(row, verified(c), c.Status, notes(c)))
-	}
-	return t, constants
-}
-
-// notHere names the cases that this machine cannot do, with the reasons.
-func notHere(r *Report) string {
-	var list []string
-	for _, c := range r.Cases {
-		if c.Status == Waived {
-			list = append(list, c.ID+": "+string(c.Reason))
-		}
-	}
-	if len(list) == 0 {
-		return ""
-	}
-	return "Not on this machine\n " + strings.Join(list, "\n ")
-}
-
-func timing(c Case) table.Row {
-	s := c.Stats
-	if s == nil {
-		return table.Row{"-", "-", 0}
-	}
-	interval := "-"
-	if s.ValueLow != nil && s.ValueHigh != nil {
-		interval = fmt.Sprintf("%.4g to %.4g", *s.ValueLow, *s.ValueHigh)
-	}
-	return table.Row{
-		fmt.Sprintf("%.4g %s", s.Value, c.Unit),
-		interval, s.N,
-	}
-}
-
-func growth(s *Stats) table.Row {
-	if s == nil || s.Growth == nil {
-		return table.Row{"-", "-", "-", "-", "-", "-"}
-	}
-	g := s.Growth
-	return table.Row{span(g.StepP50), span(g.StepP99), span(g.StepMax), size.Approx(g.Copied), size.Approx(g.Peak), g.Moves}
-}
-
-func verified(c Case) string {
-	if c.Verify == nil || c.Verify.Mode == verify.Off {
-		return "no"
-	}
-	return size.Format(c.Verify.Bytes)
-}
-
-// notes are the flags, the figures that only some measurements have, and the
-// reason.
-func notes(c Case) string {
-	list := slices.Clone(c.Flags)
-	if s := c.Stats; s != nil {
-		if s.Traffic != nil {
-			list = append(list, fmt.Sprintf("traffic %.4g %s", *s.Traffic, c.Unit))
-		}
-		if s.Both != nil {
-			list = append(list, fmt.Sprintf("forward %.4g, reverse %.4g %s", s.Forward, s.Reverse, c.Unit))
-		}
-	}
-	if c.Reason != "" {
-		list = append(list, string(c.Reason))
-	}
-	return strings.Join(list, "; ")
-}
-
-func comparisons(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"comparison", "ratio", "95 %", "margin", "verdict", "notes"})
-	for _, c := range r.Comparisons {
-		if c.Verdict == stat.Waived {
+		if c.Status != Waived {
 			continue
 		}
-		ratio, of := "-", "-"
-		if c.Ratio != nil {
-			ratio = fmt.Sprintf("%.3f", *c.Ratio)
+		reason := string(c.Reason)
+		if ids[reason] == nil {
+			reasons = append(reasons, reason)
 		}
-		if c.Low != nil && c.High != nil {
-			of = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
-		}
-		notes := string(c.Reason)
-		if c.Needed != nil {
-			notes = fmt.Sprintf("about %d samples would do", *c.Needed)
-		}
-		t.AppendRow(table.Row{c.ID, ratio, of, fmt.Sprintf("%g %%", c.Margin*100), c.Verdict, notes})
+		ids[reason] = append(ids[reason], c.ID)
 	}
-	return t
+	var list []string
+	for _, reason := range reasons {
+		of := ids[reason]
+		names := strings.Join(of, ", ")
+		if len(of) > 3 {
+			names = fmt.Sprintf("%d cases, the first is %s", len(of), of[0])
+		}
+		list = append(list, fmt.Sprintf("Not on this machine: %s (%s).", names, reason))
+	}
+	return list
 }
 
 func summary(r *Report) string {
@@ -329,36 +292,62 @@ func summary(r *Report) string {
 	return s
 }
 
-// text prints the value of an axis, sizes in binary units.
-func text(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return "-"
-	case uint64:
-		return size.Format(v)
-	default:
-		return fmt.Sprint(v)
+// manyIntervals is how many 95 % intervals there are, at least, if one of them is likely
+// to miss by chance.
+const manyIntervals = 10
+
+// chance says how many verdicts are firm, and, of many, how many may be wrong by chance.
+func chance(r *Report) string {
+	firm := map[stat.Verdict]int{}
+	firmCount, intervals := 0, 0
+	for _, c := range r.Comparisons {
+		if c.Low != nil && c.High != nil {
+			intervals++
+		}
+		if c.Verdict.Firm() {
+			firm[c.Verdict]++
+			firmCount++
+		}
 	}
+	if intervals == 0 {
+		return ""
+	}
+	s := fmt.Sprintf("%d of %d ratios have a firm verdict", firmCount, intervals)
+	var list []string
+	for _, v := range []stat.Verdict{stat.Equal, stat.Slower, stat.Faster} {
+		if firm[v] > 0 {
+			list = append(list, fmt.Sprintf("%d %s", firm[v], v))
+		}
+	}
+	if len(list) > 0 {
+		s += " (" + strings.Join(list, ", ") + ")"
+	}
+	s += "."
+	if intervals >= manyIntervals {
+		s += fmt.Sprintf(" Of %d intervals at 95 %%, about %.0f miss the true ratio by chance.", intervals, float64(intervals)/20)
+	}
+	return s
+}
+
+// digits prints a number with so many digits, or more if its integer part has more.
+func digits(x float64, n int) string {
+	if math.Abs(x) >= math.Pow10(n) {
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(x, 'g', n, 64)
 }
 
 // span prints nanoseconds in a fitting unit.
 func span(ns float64) string {
 	switch {
 	case ns < 1e3:
-		return fmt.Sprintf("%.3g ns", ns)
+		return digits(ns, 3) + " ns"
 	case ns < 1e6:
-		return fmt.Sprintf("%.4g us", ns/1e3)
+		return digits(ns/1e3, 4) + " us"
 	case ns < 1e9:
-		return fmt.Sprintf("%.4g ms", ns/1e6)
+		return digits(ns/1e6, 4) + " ms"
 	}
-	return fmt.Sprintf("%.4g s", ns/1e9)
-}
-
-func dash(t Text) string {
-	if t == "" {
-		return "-"
-	}
-	return string(t)
+	return digits(ns/1e9, 4) + " s"
 }
 
 func bytesOf(n *uint64) string {

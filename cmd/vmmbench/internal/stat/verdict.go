@@ -8,14 +8,20 @@ type Verdict string
 // The values of Verdict. The first three are results: the whole interval lies inside the
 // margin, or outside of it. The others say why there is none.
 const (
-	Equal    Verdict = "equal"
-	Slower   Verdict = "slower"
-	Faster   Verdict = "faster"
-	Waived   Verdict = "waived"        // one of the two could not be measured
-	TooFew   Verdict = "too few"       // samples, for an interval
-	TooNoisy Verdict = "too noisy"     // the interval is too wide; see Estimate.Needed
-	AtMargin Verdict = "at the margin" // the difference is about as large as the margin, so more samples would not help
+	Equal       Verdict = "equal"
+	Slower      Verdict = "slower"
+	Faster      Verdict = "faster"
+	Waived      Verdict = "waived"        // this machine cannot do one of the two
+	NotMeasured Verdict = "not measured"  // one of the two failed, ended with an error, or was interrupted
+	TooFew      Verdict = "too few"       // samples, for an interval
+	TooNoisy    Verdict = "too noisy"     // the interval is too wide; see Estimate.Needed
+	AtMargin    Verdict = "at the margin" // the difference is about as large as the margin, so more samples would not help
 )
+
+// Verdicts returns all of them.
+func Verdicts() []Verdict {
+	return []Verdict{Equal, Slower, Faster, Waived, NotMeasured, TooFew, TooNoisy, AtMargin}
+}
 
 // Firm says whether a verdict is a result.
 func (v Verdict) Firm() bool { return v == Equal || v == Slower || v == Faster }

@@ -1,0 +1,236 @@
+package report
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	termtext "github.com/jedib0t/go-pretty/v6/text"
+)
+
+// Limits of a printed table: what a terminal shows at once.
+const (
+	maxWidth = 80
+	maxRows  = 20
+)
+
+// grid is a table before it is printed. What is the same in all rows goes into its
+// heading. If it is too large, it becomes several tables.
+type grid struct {
+	title   string
+	keys    []string // names of the columns that say which row it is
+	columns []string // names of the other columns
+	lift    []string // those of columns that go into the heading if all rows have the same
+	rows    []gridRow
+}
+
+// gridRow is a row. Notes are words that most rows do not have.
+type gridRow struct {
+	keys, cells, notes []string
+}
+
+// printed is a table as it is printed.
+type printed struct {
+	heading string
+	body    table.Writer // nil: the heading is that of the tables that follow
+	below   []string     // notes that do not fit into the table
+}
+
+// tables returns the grid as tables that fit. In Markdown every width fits.
+func (g grid) tables(markdown bool) []printed {
+	if len(g.rows) == 0 {
+		return nil
+	}
+	said := g.liftConstants()
+	heading := g.title
+	if len(said) > 0 {
+		heading += ": " + strings.Join(said, ", ")
+	}
+	if g.fits(markdown) || len(g.keys) < 2 {
+		return []printed{g.print(heading, markdown)}
+	}
+	return append([]printed{{heading: heading}}, g.split("", markdown)...)
+}
+
+// split returns the grid as a table for each value of a key: of the one that makes the
+// fewest tables that fit. If none does, each part of the first is split again.
+func (g grid) split(heading string, markdown bool) []printed {
+	if g.fits(markdown) || len(g.keys) < 2 {
+		return []printed{g.print(heading, markdown)}
+	}
+	best := g.by(0)
+	fit := false
+	for i := range g.keys {
+		parts := g.by(i)
+		tooLarge := func(p grid) bool { return !p.fits(markdown) }
+		if !slices.ContainsFunc(parts, tooLarge) && (!fit || len(parts) < len(best)) {
+			best, fit = parts, true
+		}
+	}
+	var list []printed
+	for _, part := range best {
+		list = append(list, part.split(strings.TrimPrefix(heading+", "+part.title, ", "), markdown)...)
+	}
+	return list
+}
+
+// by returns a grid for each value of a key. Their titles are what their rows share.
+func (g grid) by(key int) []grid {
+	var values []string
+	byValue := map[string][]gridRow{}
+	for _, row := range g.rows {
+		value := row.keys[key]
+		if !slices.Contains(values, value) {
+			values = append(values, value)
+		}
+		row.keys = dropAt(row.keys, key)
+		byValue[value] = append(byValue[value], row)
+	}
+	var list []grid
+	for _, value := range values {
+		part := g
+		part.keys, part.rows = dropAt(g.keys, key), byValue[value]
+		part.title = strings.Join(append([]string{g.keys[key] + " " + value}, part.liftConstants()...), ", ")
+		list = append(list, part)
+	}
+	return list
+}
+
+// liftConstants removes the columns whose value is the same in all rows, and the notes
+// that all rows have. It returns them in words. Of one row, nothing is the same.
+func (g *grid) liftConstants() []string {
+	g.rows = slices.Clone(g.rows)
+	if len(g.rows) < 2 {
+		return nil
+	}
+	var said []string
+	first := g.rows[0]
+	same := func(of func(gridRow) string) bool {
+		return !slices.ContainsFunc(g.rows, func(row gridRow) bool { return of(row) != of(first) })
+	}
+	for i := 0; i < len(g.keys); {
+		if !same(func(row gridRow) string { return row.keys[i] }) {
+			i++
+			continue
+		}
+		said = append(said, strings.TrimSpace(g.keys[i]+" "+g.rows[0].keys[i]))
+		g.keys = dropAt(g.keys, i)
+		for n := range g.rows {
+			g.rows[n].keys = dropAt(g.rows[n].keys, i)
+		}
+		first = g.rows[0]
+	}
+	for i := 0; i < len(g.columns); {
+		if !slices.Contains(g.lift, g.columns[i]) || !same(func(row gridRow) string { return row.cells[i] }) {
+			i++
+			continue
+		}
+		said = append(said, strings.TrimSpace(g.columns[i]+" "+g.rows[0].cells[i]))
+		g.columns = dropAt(g.columns, i)
+		for n := range g.rows {
+			g.rows[n].cells = dropAt(g.rows[n].cells, i)
+		}
+		first = g.rows[0]
+	}
+	for _, note := range first.notes {
+		if slices.ContainsFunc(g.rows, func(row gridRow) bool { return !slices.Contains(row.notes, note) }) {
+			continue
+		}
+		said = append(said, note)
+		for n := range g.rows {
+			g.rows[n].notes = slices.DeleteFunc(slices.Clone(g.rows[n].notes), func(s string) bool { return s == note })
+		}
+	}
+	return said
+}
+
+func dropAt(list []string, i int) []string {
+	return slices.Delete(slices.Clone(list), i, i+1)
+}
+
+// fits says whether the grid is small enough for one table.
+func (g grid) fits(markdown bool) bool {
+	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).body) <= maxWidth)
+}
+
+// width is how many columns of a terminal a table takes.
+func width(t table.Writer) int {
+	return termtext.LongestLineLen(strings.TrimRight(t.Render(), " \n"))
+}
+
+// Where the notes of a table are.
+const (
+	noNotes = -1
+	inLine  = 0 // as long as they are; a greater number is the width that they are wrapped to
+	minWrap = 24
+)
+
+// print makes a table of the grid. Notes that are too long for the line are wrapped, or
+// stand below the table.
+func (g grid) print(heading string, markdown bool) printed {
+	t := g.writer(inLine)
+	if markdown || width(t) <= maxWidth {
+		return printed{heading: heading, body: t}
+	}
+	bare := g.writer(noNotes)
+	if room := maxWidth - width(bare) - 2; room >= minWrap {
+		return printed{heading: heading, body: g.writer(room)}
+	}
+	var below []string
+	for _, row := range g.rows {
+		if len(row.notes) > 0 {
+			below = append(below, strings.TrimPrefix(strings.Join(row.keys, " ")+": "+strings.Join(row.notes, "; "), ": "))
+		}
+	}
+	return printed{heading, bare, below}
+}
+
+// writer is the table with its notes as asked for. Columns without a value are left out.
+func (g grid) writer(notes int) table.Writer {
+	t := table.NewWriter()
+	t.SetStyle(style())
+	has := func(i int) bool {
+		return slices.ContainsFunc(g.rows, func(row gridRow) bool { return row.cells[i] != "" })
+	}
+	hasNotes := notes != noNotes && slices.ContainsFunc(g.rows, func(row gridRow) bool { return len(row.notes) > 0 })
+	line := func(keys, cells []string, last string) table.Row {
+		var row table.Row
+		for _, key := range keys {
+			row = append(row, key)
+		}
+		for i, cell := range cells {
+			if has(i) {
+				row = append(row, cell)
+			}
+		}
+		if hasNotes {
+			row = append(row, last)
+		}
+		return row
+	}
+	t.AppendHeader(line(g.keys, g.columns, "notes"))
+	for _, row := range g.rows {
+		t.AppendRow(line(row.keys, row.cells, strings.Join(row.notes, "; ")))
+	}
+	if hasNotes && notes > 0 {
+		t.SetColumnConfigs([]table.ColumnConfig{{Name: "notes", WidthMax: notes, WidthMaxEnforcer: termtext.WrapSoft}})
+	}
+	return t
+}
+
+// wrap breaks a text into lines that fit. Lines after the first begin with indent.
+func wrap(s, indent string) string {
+	var lines []string
+	line := ""
+	for word := range strings.FieldsSeq(s) {
+		switch {
+		case line == "":
+			line = word
+		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > maxWidth:
+			lines, line = append(lines, line), indent+word
+		default:
+			line += " " + word
+		}
+	}
+	return strings.Join(append(lines, line), "\n")
+}

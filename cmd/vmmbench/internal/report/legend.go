@@ -1,0 +1,106 @@
+package report
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// term is a word of the tables and what it means.
+type term struct{ word, means string }
+
+// terms are the words that need an explanation, in the order in which it is printed.
+var terms = []term{
+	{"median", "the middle one of the samples"},
+	{"95 %", "an interval that contains the true median, or ratio, with this probability"},
+	{"n", "samples"},
+	{"h2d", "from host to device"},
+	{"d2h", "from device to host"},
+	{"d2d", "within the device"},
+	{"both", "two copies at once, one each way"},
+	{"pageable", "ordinary host memory, which the driver copies through its own"},
+	{"pinned", "page-locked host memory"},
+	{"staging", "pageable memory, copied through pinned blocks of this library"},
+	{"vmm", "memory of this library, which grows in place"},
+	{"vmm-whole", "the same, all mapped at once: what no growth could beat"},
+	{"vmm-ahead", "grows in place, with memory mapped before it is needed"},
+	{"vmm-kept", "grows in place, from chunks that an earlier growth released"},
+	{"cuMemAlloc", "ordinary device memory"},
+	{"mallocAsync", "device memory from the driver's pool"},
+	{"mmap", "ordinary memory of the system"},
+	{"cuMemAlloc-copy", "allocates anew at each step and copies"},
+	{"mallocAsync-copy", "the same from the driver's pool"},
+	{"mmap-copy", "maps anew at each step and copies"},
+	{"cuMemAlloc-double", "the same, but twice as much when it is full"},
+	{"mmap-double", "the same, but twice as much when it is full"},
+	{"go-append", "append of Go"},
+	{"go-append-warm", "append of Go in a heap that keeps its pages"},
+	{"enable", "ordinary memory with peer access on"},
+	{"ladder", "the library chooses the sizes of chunks"},
+	{"traffic", "bytes read and written, twice the payload"},
+	{"forward", "the part of the host to device copies, or of the device in from"},
+	{"reverse", "the part of the copies the other way"},
+	{"step p50", "median time of one step"},
+	{"p99", "99 of 100 steps took no longer"},
+	{"max", "the longest step"},
+	{"copied", "bytes that growing itself copied"},
+	{"peak", "the most memory held at once"},
+	{"moves", "how often the address changed, which makes pointers to it invalid"},
+	{"gated", "timed by the device, with all work queued before it begins"},
+	{"ungated", "timed by the device; queueing is in the time"},
+	{"gate-timeout", "as ungated, because the device began before all was queued"},
+	{"wall-clock", "timed by the host, from the call to the end of the work"},
+	{"cached", "the data fit into a cache, which is faster than memory"},
+	{"few-samples", "too few samples for an interval"},
+	{"noisy", "the samples' standard deviation is over 5 % of their mean"},
+	{"drift", "the second half of the samples differs from the first by more than the margin"},
+	{"correlated", "successive samples resemble each other, so the interval is wider"},
+	{"verified all", "every byte was compared with what it should be"},
+	{"ratio", "the time of mem over that of against, below 1 mem is faster"},
+	{"margin", "how far from 1 a ratio may be and still count as equal"},
+	{"equal", "the whole interval lies within the margin"},
+	{"slower", "the whole interval lies above the margin"},
+	{"faster", "the whole interval lies below the margin"},
+	{"at the margin", "the ratio is about as far from 1 as the margin, so more samples would not help"},
+	{"too noisy", "the interval is too wide for a verdict"},
+	{"needs", "about so many samples would give a firm verdict"},
+	{"too few", "samples, for an interval"},
+	{"not measured", "a side failed, so there is no ratio"},
+	{shades[len(shades)-1], "near the best of the tables with the same direction and size; " + shades[0] + " is far from it"},
+}
+
+// legend explains the words that occur in the tables.
+func (p *page) legend() {
+	shown := p.shown.String()
+	var lines []string
+	for _, t := range terms {
+		if !hasWord(shown, t.word) {
+			continue
+		}
+		if p.markdown {
+			lines = append(lines, "- "+t.word+": "+t.means)
+		} else {
+			lines = append(lines, wrap(t.word+": "+t.means, "  "))
+		}
+	}
+	if len(lines) > 0 {
+		p.parts = append(p.parts, strings.Join(lines, "\n"))
+	}
+}
+
+// hasWord says whether a word stands in a text, and not as a part of another.
+func hasWord(s, word string) bool {
+	part := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_", r) }
+	for at := 0; ; {
+		i := strings.Index(s[at:], word)
+		if i < 0 {
+			return false
+		}
+		before, _ := utf8.DecodeLastRuneInString(s[:at+i])
+		after, _ := utf8.DecodeRuneInString(s[at+i+len(word):])
+		if !part(before) && !part(after) {
+			return true
+		}
+		at += i + len(word)
+	}
+}

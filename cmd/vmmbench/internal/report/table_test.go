@@ -1,0 +1,144 @@
+package report
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	termtext "github.com/jedib0t/go-pretty/v6/text"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+// fromFile reads a report of a real run, from which the samples were left out.
+func fromFile(t testing.TB, name string) *Report {
+	t.Helper()
+	f, err := os.Open(filepath.Join("testdata", name))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	r, err := Read(f)
+	require.NoError(t, err)
+	return r
+}
+
+// requireFits requires that no line is longer than a terminal is wide, and that no table
+// has more than 20 rows.
+func requireFits(t *testing.T, what, text string) {
+	t.Helper()
+	rows := 0
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, " \n")
+		require.LessOrEqual(t, termtext.StringWidth(line), 80, "%s: %s", what, line)
+		switch {
+		case strings.HasPrefix(line, "──"):
+			rows = 0
+		case !strings.HasPrefix(line, " "):
+			rows = -1 << 20 // no table
+		default:
+			rows++
+		}
+		require.LessOrEqual(t, rows, 20, "%s: %s", what, line)
+	}
+}
+
+// UPDATE_GOLDEN=1 writes them.
+func TestTablesOfRuns(t *testing.T) {
+	for _, name := range []string{"tour", "full", "grow"} {
+		r := fromFile(t, name+".json")
+		for _, format := range []Format{Table, Markdown} {
+			got, file := written(t, r, format), "testdata/"+name+"."+string(format)
+			if os.Getenv("UPDATE_GOLDEN") != "" {
+				require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got)
+		}
+		text := written(t, r, Table)
+		requireFits(t, name, text)
+		for _, c := range r.Cases {
+			if c.Status == Passed {
+				require.Contains(t, text, digits(c.Stats.Value, 4), "%s: every case is there", c.ID)
+			}
+		}
+	}
+}
+
+// Nothing in a report makes a table too large: long names and reasons are wrapped, many
+// devices have many matrices.
+func TestTablesFit(t *testing.T) {
+	r := fromFile(t, "tour.json")
+	r.Host.CPU = "Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz of a machine with a long name"
+	r.Devices[0].Reason = "memory info: device lost; and so were many other things, which take a while to tell"
+	r.Cases[1].Status, r.Cases[1].Stats = Error, nil
+	r.Cases[1].Reason = "needs about 1099511627776 bytes of host memory, 25769803776 are free: out of memory"
+	r.Comparisons[0].Reason, r.Comparisons[0].Verdict = Text(r.Cases[1].ID+": error"), stat.NotMeasured
+	r.Comparisons[0].Ratio, r.Comparisons[0].Low, r.Comparisons[0].High, r.Comparisons[0].Needed = nil, nil, nil, nil
+	text := written(t, r, Table)
+	requireFits(t, "long", text)
+	require.Contains(t, text, "not measured: a side failed")
+
+	r = pairs()
+	one := r.Cases[0]
+	r.Cases = nil
+	for from := range 8 {
+		for to := range 8 {
+			if from == to {
+				continue
+			}
+			for _, mem := range []string{"none", "enable", "vmm"} {
+				c := one
+				c.ID = fmt.Sprintf("p2p/write/64MiB/cuda:%d-cuda:%d/%s", from, to, mem)
+				c.Axes = Axes{{"from", fmt.Sprintf("cuda:%d", from)}, {"to", fmt.Sprintf("cuda:%d", to)}, {"direction", "write"}, {"size", uint64(64 << 20)}, {"mem", mem}}
+				c.Status, c.Reason = Passed, ""
+				stats := *one.Stats
+				stats.Value = 396.7
+				c.Stats = &stats
+				r.Cases = append(r.Cases, c)
+			}
+		}
+	}
+	r.Cases[5].Status, r.Cases[5].Reason = Failed, "offset 5 (chunk 0): expected 0x01, got 0x02"
+	text = written(t, r, Table)
+	requireFits(t, "pairs", text)
+	require.Equal(t, 3, strings.Count(text, "from \\ to"))
+	require.Contains(t, text, "offset 5")
+	require.Less(t, strings.Count(text, "\n"), 60, "what passed is in the matrices only")
+}
+
+func TestCountsAreNoBytes(t *testing.T) {
+	axes := Axes{{"streams", uint64(4)}, {"size", uint64(4096)}, {"busy", 1}}
+	require.Equal(t, []string{"4", "4KiB", "1", "-"}, []string{axes.text("streams"), axes.text("size"), axes.text("busy"), axes.text("none")})
+}
+
+func TestDigits(t *testing.T) {
+	for x, want := range map[float64]string{0: "0", 1.23456: "1.235", 123.456: "123.5", 12345.6: "12346", 1e7: "10000000"} {
+		require.Equal(t, want, digits(x, 4))
+	}
+}
+
+// A word is explained where it stands alone, and only there.
+func TestLegend(t *testing.T) {
+	require.True(t, hasWord("a: vmm, b", "vmm"))
+	require.True(t, hasWord("vmm-copy vmm", "vmm"))
+	require.False(t, hasWord("vmm-copy xvmm vmm2", "vmm"))
+	text := written(t, fromFile(t, "tour.json"), Table)
+	for _, word := range []string{"median", "95 %", "gated", "wall-clock", "noisy", "drift", "step p50", "peak", "moves", "traffic", "ratio", "needs", "too noisy", "faster"} {
+		require.Contains(t, text, "\n"+word+": ")
+	}
+	for _, word := range []string{"correlated", "few-samples", "equal", "slower", "both", "cuMemAlloc", "cached", "█"} {
+		require.NotContains(t, text, "\n"+word+": ")
+	}
+}
+
+// With many intervals, it is said that some are wrong.
+func TestChance(t *testing.T) {
+	require.NotContains(t, written(t, fromFile(t, "tour.json"), Table), "by chance")
+	r := fromFile(t, "full.json")
+	require.Contains(t, strings.ReplaceAll(written(t, r, Table), "\n", " "), "Of 36 intervals at 95 %, about 2 miss the true ratio by chance.")
+	r.Comparisons[0].Verdict, r.Comparisons[1].Verdict = stat.Slower, stat.Equal
+	require.Contains(t, chance(r), "2 of 36 ratios have a firm verdict (1 equal, 1 slower).")
+}
