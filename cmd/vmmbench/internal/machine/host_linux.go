@@ -1,4 +1,4 @@
-package main
+package machine
 
 import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
