@@ -16,6 +16,7 @@ require (
 )
 
 require (
+	github.com/NVIDIA/go-nvml v0.12.9-0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/mattn/go-runewidth v0.0.16 // indirect
 	github.com/mitchellh/colorstring v0.0.0-20190213212951-d06e56a500db // indirect

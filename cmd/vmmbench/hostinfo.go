@@ -1,53 +1,12 @@
 package main
 
 import (
-	"os"
-	"runtime"
-	"strconv"
-	"strings"
-
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // hostInfo describes the machine, as far as it can be read.
-func hostInfo() report.Host {
-	h := report.Host{
-		OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(),
-		Kernel: kernel(), CPU: report.Text(procField("/proc/cpuinfo", "model name")),
-		Limits: append(limits(), mapCount()),
-	}
-	if n, ok := meminfo("/", "MemTotal"); ok {
-		h.Memory = &n
-	}
-	return h
-}
+func hostInfo() report.Host { return machine.Host("/") }
 
-// procField returns the value of the first line "name : value" in a file of /proc,
-// empty if there is none.
-func procField(file, name string) string {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(string(b)) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
-}
-
-// mapCount is the number of mappings that the system allows a process.
-func mapCount() report.Limit {
-	l := report.Limit{Name: "vm.max_map_count"}
-	b, err := os.ReadFile("/proc/sys/vm/max_map_count")
-	if err == nil {
-		var n uint64
-		if n, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
-			l.Value = &n
-			return l
-		}
-	}
-	l.Reason = report.Text(err.Error())
-	return l
-}
+// freeMemory returns how much more memory this process can have.
+func freeMemory(root string) (free uint64, ok bool) { return machine.FreeMemory(root) }

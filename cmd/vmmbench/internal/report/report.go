@@ -26,6 +26,8 @@ type Report struct {
 	Run         Run          `json:"run"`
 	Host        Host         `json:"host"`
 	Devices     []Device     `json:"devices"`
+	Topology    []Link       `json:"topology,omitempty"` // of info
+	Plan        PeerPlan     `json:"plan,omitempty"`     // of p2p --plan
 	Cases       []Case       `json:"cases"`
 	Comparisons []Comparison `json:"comparisons"`
 }
@@ -82,6 +84,9 @@ type Host struct {
 	Memory *uint64 `json:"memory"`
 	Go     string  `json:"go"`
 	Limits []Limit `json:"limits"`
+
+	State    *HostState `json:"state"`     // when the run started
+	StateEnd *HostState `json:"state_end"` // when it ended; null if nothing was measured
 }
 
 // Limit is what the system allows this process. Value is nil where there is no
@@ -102,6 +107,7 @@ type Device struct {
 	MIG         Text      `json:"mig"`
 	Arch        Text      `json:"arch"`
 	Compute     Text      `json:"compute_mode"`
+	Unified     bool      `json:"unified_addressing"` // the host and the device share one address space
 	Memory      uint64    `json:"memory"`
 	Free        *uint64   `json:"free"`
 	Granularity *uint64   `json:"granularity"`
@@ -109,6 +115,9 @@ type Device struct {
 	Peers       []string  `json:"peers"`
 	Features    []Feature `json:"features"`
 	Reason      Text      `json:"reason"` // why something above is null
+
+	State    *DeviceState `json:"state"`     // when the run started; null for memory of the host, whose state is Host's
+	StateEnd *DeviceState `json:"state_end"` // when it ended; null if nothing was measured
 }
 
 // Feature is the result of a probe: true, false, or null with a reason if the

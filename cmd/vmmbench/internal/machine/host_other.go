@@ -1,6 +1,6 @@
 //go:build !linux
 
-package main
+package machine
 
 import "github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 

@@ -1,4 +1,4 @@
-package main
+package machine
 
 import (
 	"os"
@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// freeMemory returns how much more memory this process can have: what the machine
+// FreeMemory returns how much more memory this process can have: what the machine
 // has, or less if a control group limits it. root is where the system's files are.
-func freeMemory(root string) (free uint64, ok bool) {
+func FreeMemory(root string) (free uint64, ok bool) {
 	free, ok = meminfo(root, "MemAvailable")
 	for _, g := range memoryGroups(root) {
 		if left, limited := g.available(); limited && (!ok || left < free) {
@@ -104,4 +104,17 @@ func readNumber(file string) (n uint64, ok bool) {
 	}
 	n, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	return n, err == nil
+}
+
+// memoryLimit is the tightest limit of memory of the control groups that this process
+// is in. One that is not below the machine's memory is none.
+func memoryLimit(root string) (n uint64, limited bool) {
+	total, ok := meminfo(root, "MemTotal")
+	for _, g := range memoryGroups(root) {
+		limit, found := readNumber(g.limit)
+		if found && (!ok || limit < total) && (!limited || limit < n) {
+			n, limited = limit, true
+		}
+	}
+	return n, limited
 }

@@ -1,4 +1,4 @@
-package main
+package machine
 
 import (
 	"os"
@@ -55,10 +55,10 @@ func TestFreeMemory(t *testing.T) {
 		for name, text := range c.files {
 			write(name, text)
 		}
-		free, ok := freeMemory(root)
+		free, ok := FreeMemory(root)
 		require.True(t, ok, c.name)
 		require.Equal(t, c.want, free, c.name)
 	}
-	_, ok := freeMemory(t.TempDir())
+	_, ok := FreeMemory(t.TempDir())
 	require.False(t, ok, "there is no figure where the files are missing")
 }

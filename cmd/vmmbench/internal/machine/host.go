@@ -1,0 +1,59 @@
+// Package machine reads what a report says of the machine, and its state: of the host
+// from the files of the system, of GPUs from those and from NVML, NVIDIA's management
+// library. What cannot be read is null in the report, with the reason. Nothing here
+// changes the machine, and nothing makes a context on a device.
+package machine
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// Host describes the machine, as far as it can be read, without its state. root is
+// where the system's files are, "/" but in tests.
+func Host(root string) report.Host {
+	h := report.Host{
+		OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(),
+		Kernel: kernel(), CPU: report.Text(procField(filepath.Join(root, "proc/cpuinfo"), "model name")),
+		Limits: append(limits(), mapCount(root)),
+	}
+	if n, ok := meminfo(root, "MemTotal"); ok {
+		h.Memory = &n
+	}
+	return h
+}
+
+// procField returns the value of the first line "name : value" in a file of /proc,
+// empty if there is none.
+func procField(file, name string) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// mapCount is the number of mappings that the system allows a process.
+func mapCount(root string) report.Limit {
+	l := report.Limit{Name: "vm.max_map_count"}
+	b, err := os.ReadFile(filepath.Join(root, "proc/sys/vm/max_map_count"))
+	if err == nil {
+		var n uint64
+		if n, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
+			l.Value = &n
+			return l
+		}
+	}
+	l.Reason = report.Text(err.Error())
+	return l
+}

@@ -1,0 +1,215 @@
+//go:build cgo && linux && !nonvml
+
+package machine
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// fakeNVML builds testdata/nvml.c against NVIDIA's own header, without the functions
+// that are named, and returns what loads it.
+func fakeNVML(t *testing.T, missing ...string) func() (library, error) {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("needs a C compiler: %v", err)
+	}
+	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
+	if err != nil {
+		t.Skipf("needs the go command: %v", err)
+	}
+	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
+	_, err = os.Stat("testdata/nvml.c") // so that the test cache knows of it
+	require.NoError(t, err)
+	args := []string{
+		"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-fPIC", "-shared", "-DNVML_NO_UNVERSIONED_FUNC_DEFS",
+		"-I", filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml"), "-o", path, "testdata/nvml.c",
+	}
+	for _, symbol := range missing {
+		args = append(args, "-D"+symbol+"=absent_"+symbol)
+	}
+	out, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput()
+	require.NoError(t, err, string(out))
+	return func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath(path))) }
+}
+
+// gpus are three GPUs, an instance of the third, and memory of the host.
+func gpus() []report.Device {
+	return []report.Device{
+		{Open: "cuda:0", UUID: "0", PCI: "0000:10:00.0"},
+		{Open: "cuda:1", UUID: "1", PCI: "0000:20:00.0"},
+		{Open: "cuda:2", UUID: "2", PCI: "0000:30:00.0"},
+		{Open: "cuda:3", UUID: "x", MIG: "MIG-0", PCI: "0000:30:00.0"},
+		{Open: "host:0", UUID: "y"},
+	}
+}
+
+func TestStateByNVML(t *testing.T) {
+	open := fakeNVML(t)
+	list := deviceStates(t.TempDir(), gpus(), open)
+	require.Nil(t, list[4], "memory of the host has no state of its own")
+	for i, s := range list[:4] {
+		require.Equal(t, report.Text("570.86"), s.DriverVersion)
+		require.Equal(t, []uint64{345, 1980, 2619, 3201, 41}, []uint64{*s.ClockSM, *s.ClockSMMax, *s.ClockMemory, *s.ClockMemoryMax, *s.Temperature})
+		require.InDelta(t, 118.5, *s.Power, 1e-9)
+		require.InDelta(t, 700, *s.PowerLimit, 1e-9)
+		require.Equal(t, []string{"software power cap", "hardware thermal slowdown"}, s.Throttle)
+		require.Equal(t, []uint64{4, 5, 8, 16}, []uint64{*s.PCIeGeneration, *s.PCIeGenerationMax, *s.PCIeWidth, *s.PCIeWidthMax})
+		require.True(t, *s.Persistence)
+		require.True(t, *s.ECC)
+		require.False(t, *s.C2C)
+		require.Equal(t, uint64(2), *s.Processes)
+		require.Equal(t, []int{3, 2, 0, 0}[i], *s.NVLinks)
+	}
+	require.Equal(t, uint64(12), *list[0].Utilization)
+	require.Equal(t, uint64(3), *list[0].UtilizationMemory)
+	require.Equal(t, uint64(3<<20), *list[0].ProcessesMemory)
+
+	// The instance has no utilisation, and its driver tells the memory of one process only.
+	require.Nil(t, list[3].Utilization)
+	require.Nil(t, list[3].ProcessesMemory)
+	require.Contains(t, list[3].Reason, "utilization, utilization_memory: Not Supported")
+	require.Contains(t, list[3].Reason, "other_processes_memory: the driver does not tell")
+}
+
+// symbols are the functions of NVML that a state or a path takes, with what is missing
+// from the report if the driver lacks one.
+var symbols = map[string]string{
+	"nvmlSystemGetDriverVersion":              "driver_version",
+	"nvmlDeviceGetClockInfo":                  "clock_sm, clock_memory",
+	"nvmlDeviceGetMaxClockInfo":               "clock_sm_max, clock_memory_max",
+	"nvmlDeviceGetTemperature":                "temperature",
+	"nvmlDeviceGetPowerUsage":                 "power",
+	"nvmlDeviceGetEnforcedPowerLimit":         "power_limit",
+	"nvmlDeviceGetCurrPcieLinkGeneration":     "pcie_generation",
+	"nvmlDeviceGetMaxPcieLinkGeneration":      "pcie_generation_max",
+	"nvmlDeviceGetCurrPcieLinkWidth":          "pcie_width",
+	"nvmlDeviceGetMaxPcieLinkWidth":           "pcie_width_max",
+	"nvmlDeviceGetPersistenceMode":            "persistence",
+	"nvmlDeviceGetEccMode":                    "ecc",
+	"nvmlDeviceGetC2cModeInfoV":               "c2c",
+	"nvmlDeviceGetUtilizationRates":           "utilization, utilization_memory",
+	"nvmlDeviceGetComputeRunningProcesses_v3": "other_processes",
+	"nvmlDeviceGetNvLinkState":                "nvlinks",
+}
+
+// A driver that lacks a function leaves one value out, and one that fails does.
+func TestStateWithoutAFunction(t *testing.T) {
+	all := make([]string, 0, len(symbols))
+	for symbol := range symbols {
+		all = append(all, symbol)
+	}
+	without := deviceStates(t.TempDir(), gpus()[:1], fakeNVML(t, append(all, "nvmlDeviceGetCurrentClocksEventReasons")...))[0]
+	for symbol, names := range symbols {
+		for name := range strings.SplitSeq(names, ", ") {
+			require.Contains(t, without.Reason, name, symbol)
+		}
+	}
+	require.True(t, strings.HasSuffix(string(without.Reason), ": the driver is too old to tell"), without.Reason)
+	require.Equal(t, []string{"idle"}, without.Throttle, "by the function's old name")
+
+	open := fakeNVML(t)
+	for symbol, names := range symbols {
+		t.Setenv("FAKE_NVML_FAIL", symbol)
+		t.Setenv("FAKE_NVML_CODE", "999")
+		s := deviceStates(t.TempDir(), gpus()[:1], open)[0]
+		require.Contains(t, s.Reason, names+": error 999", symbol)
+	}
+	t.Setenv("FAKE_NVML_FAIL", "nvmlInit_v2")
+	s := deviceStates(t.TempDir(), gpus()[:1], open)[0]
+	require.Contains(t, s.Reason, "NVML: NVML cannot be used: error 999")
+	t.Setenv("FAKE_NVML_FAIL", "nvmlDeviceGetHandleByUUID")
+	s = deviceStates(t.TempDir(), gpus()[3:4], open)[0]
+	require.Equal(t, uint64(345), *s.ClockSM, "the GPU is found by its place on the bus")
+	require.Contains(t, s.Reason, "the MIG instance is not found")
+	s = deviceStates(t.TempDir(), gpus()[:1], open)[0]
+	require.Equal(t, uint64(12), *s.Utilization)
+}
+
+func TestStateWithoutTheLibrary(t *testing.T) {
+	open := func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath("/no/libnvidia-ml.so.1"))) }
+	s := deviceStates(t.TempDir(), gpus()[:1], open)[0]
+	require.Contains(t, s.Reason, "cannot be loaded")
+	require.Nil(t, s.ClockSM)
+
+	open = fakeNVML(t)
+	s = deviceStates(t.TempDir(), []report.Device{{Open: "cuda:0", UUID: "other", PCI: "0000:77:00.0"}}, open)[0]
+	require.Contains(t, s.Reason, "NVML: GPU-other is not found")
+	require.Equal(t, report.Text("570.86"), s.DriverVersion)
+}
+
+// paths returns the links between GPUs 0, 1, 2 and the instance.
+func paths(t *testing.T, open func() (library, error)) map[string]*report.Link {
+	t.Helper()
+	byName, list := map[string]*report.Link{}, []*report.Link{}
+	for _, from := range gpus() {
+		for _, to := range gpus() {
+			if from.Open != to.Open {
+				l := &report.Link{From: from.Open, To: to.Open}
+				byName[from.Open+" "+to.Open] = l
+				list = append(list, l)
+			}
+		}
+	}
+	addPaths(gpus(), list, open)
+	return byName
+}
+
+func TestPathsByNVML(t *testing.T) {
+	open := fakeNVML(t)
+	l := paths(t, open)
+	require.Equal(t, report.Link{From: "host:0", To: "cuda:0"}, *l["host:0 cuda:0"])
+	require.Equal(t, report.Text("NV2"), l["cuda:0 cuda:1"].Path, "the third link leads elsewhere")
+	require.Equal(t, 2, *l["cuda:0 cuda:1"].NVLinks)
+	require.Empty(t, l["cuda:0 cuda:1"].Refused)
+	require.Equal(t, report.Text("SYS"), l["cuda:0 cuda:2"].Path)
+	require.Zero(t, *l["cuda:0 cuda:2"].NVLinks)
+	require.Equal(t, report.Text("PHB"), l["cuda:2 cuda:0"].Path)
+	require.Equal(t, report.Text("the chipset does not support it"), l["cuda:2 cuda:0"].Refused)
+	require.Equal(t, report.Text("same GPU"), l["cuda:2 cuda:3"].Path)
+	for name, l := range l {
+		require.Empty(t, l.Reason, name)
+	}
+
+	t.Setenv("FAKE_NVML_SWITCH", "1")
+	l = paths(t, open)
+	require.Equal(t, report.Text("NV2"), l["cuda:0 cuda:1"].Path, "through a switch, as many as both have")
+
+	for symbol, name := range map[string]string{
+		"nvmlDeviceGetNvLinkState": "nvlinks", "nvmlDeviceGetPciInfo_v3": "nvlinks",
+		"nvmlDeviceGetP2PStatus": "refused", "nvmlDeviceGetHandleByUUID": "",
+	} {
+		t.Setenv("FAKE_NVML_FAIL", symbol)
+		t.Setenv("FAKE_NVML_CODE", "999")
+		l := paths(t, open)["cuda:0 cuda:1"]
+		require.NotEmpty(t, l.Path, symbol)
+		if name != "" {
+			require.Contains(t, l.Reason, name, symbol)
+		}
+	}
+	t.Setenv("FAKE_NVML_FAIL", "nvmlDeviceGetTopologyCommonAncestor")
+	t.Setenv("FAKE_NVML_CODE", "")
+	none := paths(t, open)["cuda:0 cuda:2"]
+	require.Empty(t, none.Path)
+	require.Equal(t, report.Text("path: Not Supported"), none.Reason)
+}
+
+func TestPathsWithoutTheFunctions(t *testing.T) {
+	open := fakeNVML(t, "nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetPciInfo_v3")
+	l := paths(t, open)["cuda:0 cuda:1"]
+	require.Empty(t, l.Path)
+	require.Equal(t, report.Text("refused, nvlinks, path: the driver is too old to tell"), l.Reason)
+
+	open = func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath("/no/libnvidia-ml.so.1"))) }
+	l = paths(t, open)["cuda:0 cuda:1"]
+	require.Contains(t, l.Reason, "path: NVML, libnvidia-ml.so.1, cannot be loaded")
+}

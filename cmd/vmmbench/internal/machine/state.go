@@ -1,0 +1,238 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// AddState fills in the state of the host and of all devices of the report, as it is
+// at the start of a run. It returns no error: what cannot be read is null.
+func AddState(r *report.Report) {
+	host, devices := state("/", r.Devices, openNVML)
+	r.Host.State = host
+	for i := range r.Devices {
+		r.Devices[i].State = devices[i]
+	}
+}
+
+// AddEndState is AddState for the end of a run. So the report shows clocks that went
+// down, and other users that came.
+func AddEndState(r *report.Report) {
+	host, devices := state("/", r.Devices, openNVML)
+	r.Host.StateEnd = host
+	for i := range r.Devices {
+		r.Devices[i].StateEnd = devices[i]
+	}
+}
+
+// state reads the state of the host and of each device.
+func state(root string, devices []report.Device, open func() (library, error)) (*report.HostState, []*report.DeviceState) {
+	return hostState(root), deviceStates(root, devices, open)
+}
+
+// hostState reads the state of the host.
+func hostState(root string) *report.HostState {
+	s := &report.HostState{Time: time.Now().UTC().Format(time.RFC3339)}
+	var why reasons
+	s.Load = load(root, &why)
+	s.Governors = governors(root, &why)
+	switch text, err := line(root, "sys/devices/system/cpu/smt/active"); {
+	case err != nil:
+		why.add("smt", err)
+	default:
+		on := text == "1"
+		s.SMT = &on
+	}
+	// The setting in use is the one in brackets.
+	text, err := line(root, "sys/kernel/mm/transparent_hugepage/enabled")
+	_, chosen, _ := strings.Cut(text, "[")
+	chosen, _, ok := strings.Cut(chosen, "]")
+	if err == nil && !ok {
+		err = fmt.Errorf("%q", text)
+	}
+	s.HugePages = report.Text(chosen)
+	why.add("transparent_huge_pages", err)
+	// The kernel prints the number of pages without a unit and their size in kB.
+	for name, field := range map[string]**uint64{"HugePages_Total": &s.HugePagesTotal, "HugePages_Free": &s.HugePagesFree} {
+		if n, err := strconv.ParseUint(procField(filepath.Join(root, "proc/meminfo"), name), 10, 64); err == nil {
+			*field = &n
+		}
+	}
+	if n, ok := meminfo(root, "Hugepagesize"); ok {
+		s.HugePageBytes = &n
+	}
+	if s.HugePagesTotal == nil || s.HugePageBytes == nil {
+		why.add("huge_pages", errors.New("the kernel has none"))
+	}
+	numa(root, s, &why)
+	if n, limited := memoryLimit(root); limited {
+		s.MemoryLimit = &n
+	} else {
+		why.add("memory_limit", errors.New("no limit below the machine's memory"))
+	}
+	s.Reason = why.text()
+	return s
+}
+
+// load reads the load averages.
+func load(root string, why *reasons) []float64 {
+	text, err := line(root, "proc/loadavg")
+	if err != nil {
+		why.add("load", err)
+		return nil
+	}
+	var list []float64
+	for _, field := range strings.Fields(text) {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil || len(list) == 3 {
+			break
+		}
+		list = append(list, n)
+	}
+	if len(list) < 3 {
+		why.add("load", fmt.Errorf("%q", text))
+		return nil
+	}
+	return list
+}
+
+// governors reads which governors the CPUs have, each once and sorted.
+func governors(root string, why *reasons) []string {
+	const pattern = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
+	files, err := filepath.Glob(filepath.Join(root, pattern))
+	if err == nil && len(files) == 0 {
+		err = errors.New("the system shows none, as in most virtual machines")
+	}
+	why.add("governors", err)
+	var list []string
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			why.add("governors", short(err))
+			continue
+		}
+		list = append(list, strings.TrimSpace(string(text)))
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// numa reads the NUMA nodes, and those that this process may use.
+func numa(root string, s *report.HostState, why *reasons) {
+	const nodes = "sys/devices/system/node"
+	text, err := line(root, nodes+"/online")
+	if err == nil {
+		s.NUMANodes, err = numbers(text)
+	}
+	why.add("numa_nodes", err)
+	cpus, err := allowed(root, "Cpus_allowed_list")
+	// A node counts if one of its CPUs is allowed.
+	for _, n := range s.NUMANodes {
+		if err != nil {
+			break
+		}
+		var of []int
+		text, e := line(root, fmt.Sprintf("%s/node%d/cpulist", nodes, n))
+		if e == nil {
+			of, e = numbers(text)
+		}
+		if err = e; slices.ContainsFunc(of, func(cpu int) bool { return slices.Contains(cpus, cpu) }) {
+			s.NUMARun = append(s.NUMARun, n)
+		}
+	}
+	if err != nil {
+		s.NUMARun = nil
+	}
+	why.add("numa_run", err)
+	s.NUMAMemory, err = allowed(root, "Mems_allowed_list")
+	why.add("numa_memory", err)
+}
+
+// allowed reads what this process may use.
+func allowed(root, name string) ([]int, error) {
+	text := procField(filepath.Join(root, "proc/self/status"), name)
+	if text == "" {
+		return nil, errors.New("the kernel does not tell")
+	}
+	return numbers(text)
+}
+
+// numbers parses a list of the kernel, such as 0-2,5. It may be empty: a node need not
+// have CPUs.
+func numbers(text string) ([]int, error) {
+	var list []int
+	if text == "" {
+		return list, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		from, to, several := strings.Cut(part, "-")
+		if !several {
+			to = from
+		}
+		first, err1 := strconv.Atoi(from)
+		last, err2 := strconv.Atoi(to)
+		if err := errors.Join(err1, err2); err != nil || first > last || last-first > 1<<16 {
+			return nil, fmt.Errorf("%q is no list of numbers", text)
+		}
+		for n := first; n <= last; n++ {
+			list = append(list, n)
+		}
+	}
+	return list, nil
+}
+
+// line reads a file of one line.
+func line(root, name string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(root, name))
+	return strings.TrimSpace(string(text)), short(err)
+}
+
+// short drops the path of an error: the name of the value stands before it.
+func short(err error) error {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return at.Err
+	}
+	return err
+}
+
+// reasons collects why values are missing. Those that are missing for the same reason
+// are named together.
+type reasons struct {
+	texts []string
+	names map[string][]string
+}
+
+// add notes why a value is missing. A nil error is no reason.
+func (r *reasons) add(name string, err error) {
+	if err == nil {
+		return
+	}
+	text := strings.Join(strings.Fields(err.Error()), " ") // one line
+	if r.names == nil {
+		r.names = map[string][]string{}
+	}
+	if r.names[text] == nil {
+		r.texts = append(r.texts, text)
+	}
+	if !slices.Contains(r.names[text], name) {
+		r.names[text] = append(r.names[text], name)
+	}
+}
+
+func (r *reasons) text() report.Text {
+	list := make([]string, len(r.texts))
+	for i, text := range r.texts {
+		list[i] = strings.Join(r.names[text], ", ") + ": " + text
+	}
+	return report.Text(strings.Join(list, "; "))
+}

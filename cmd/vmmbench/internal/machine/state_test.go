@@ -1,0 +1,163 @@
+package machine
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/stretchr/testify/require"
+)
+
+// tree writes files under a folder that stands for the root of the system.
+func tree(t *testing.T, files map[string]string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, text := range files {
+		name = filepath.Join(root, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	}
+	return root
+}
+
+// server is a machine with two NUMA nodes, of which this process may use one.
+func server() map[string]string {
+	return map[string]string{
+		"proc/loadavg":     "0.50 1.25 2.00 3/812 4711\n",
+		"proc/self/status": "Name:\tvmmbench\nCpus_allowed_list:\t2-3,6\nMems_allowed_list:\t1\n",
+		"proc/meminfo":     "MemTotal: 4000 kB\nHugePages_Total:      64\nHugePages_Free:       60\nHugepagesize:       2048 kB\n",
+		"proc/self/cgroup": "0::/pod/job\n",
+
+		"sys/fs/cgroup/pod/memory.max":     "2048000\n",
+		"sys/fs/cgroup/pod/job/memory.max": "max\n",
+
+		"sys/devices/system/cpu/smt/active":                        "1\n",
+		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor":     "powersave\n",
+		"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor":     "performance\n",
+		"sys/devices/system/cpu/cpu10/cpufreq/scaling_governor":    "performance\n",
+		"sys/devices/system/cpu/cpufreq/ondemand/scaling_governor": "no CPU\n",
+		"sys/devices/system/node/online":                           "0-1,3\n",
+		"sys/devices/system/node/node0/cpulist":                    "0-1,4-5\n",
+		"sys/devices/system/node/node1/cpulist":                    "2-3,6-7\n",
+		"sys/devices/system/node/node3/cpulist":                    "\n",
+		"sys/kernel/mm/transparent_hugepage/enabled":               "always [madvise] never\n",
+	}
+}
+
+func TestHostState(t *testing.T) {
+	s := hostState(tree(t, server()))
+	_, err := time.Parse(time.RFC3339, s.Time)
+	require.NoError(t, err)
+	require.Equal(t, []float64{0.5, 1.25, 2}, s.Load)
+	require.Equal(t, []string{"performance", "powersave"}, s.Governors)
+	require.True(t, *s.SMT)
+	require.Equal(t, report.Text("madvise"), s.HugePages)
+	require.Equal(t, []uint64{2 << 20, 64, 60}, []uint64{*s.HugePageBytes, *s.HugePagesTotal, *s.HugePagesFree})
+	require.Equal(t, []int{0, 1, 3}, s.NUMANodes)
+	require.Equal(t, []int{1}, s.NUMARun, "node 3 has no CPU at all")
+	require.Equal(t, []int{1}, s.NUMAMemory)
+	require.Equal(t, uint64(2048000), *s.MemoryLimit)
+	require.Empty(t, s.Reason)
+}
+
+// What is missing or makes no sense is null, and the reason names it.
+func TestHostStateThatCannotBeRead(t *testing.T) {
+	s := hostState(t.TempDir())
+	require.Equal(t, &report.HostState{Time: s.Time, Reason: s.Reason}, s)
+	for _, name := range []string{
+		"load", "governors", "smt", "transparent_huge_pages", "huge_pages", "numa_nodes", "numa_run", "numa_memory", "memory_limit",
+	} {
+		require.Contains(t, s.Reason, name)
+	}
+	require.NotContains(t, s.Reason, "open /")
+
+	for name, c := range map[string]struct {
+		text, reason string
+	}{
+		"proc/loadavg":                               {"none", `load: "none"`},
+		"sys/devices/system/node/online":             {"0-x", `numa_nodes: "0-x" is no list`},
+		"sys/devices/system/node/node1/cpulist":      {"3-2", `numa_run: "3-2" is no list`},
+		"proc/self/status":                           {"Name: x", "numa_run, numa_memory: the kernel does not tell"},
+		"sys/fs/cgroup/pod/memory.max":               {"9223372036854771712", "memory_limit: no limit"},
+		"sys/kernel/mm/transparent_hugepage/enabled": {"never", "transparent_huge_pages: "},
+	} {
+		files := server()
+		files[name] = c.text
+		require.Contains(t, hostState(tree(t, files)).Reason, c.reason, name)
+	}
+}
+
+func TestHost(t *testing.T) {
+	root := tree(t, map[string]string{
+		"proc/cpuinfo": "processor : 0\nmodel name\t: Fast One\n", "proc/meminfo": "MemTotal: 4000 kB\n",
+		"proc/sys/vm/max_map_count": "65530\n",
+	})
+	h := Host(root)
+	require.Equal(t, report.Text("Fast One"), h.CPU)
+	require.Equal(t, uint64(4000<<10), *h.Memory)
+	last := h.Limits[len(h.Limits)-1]
+	require.Equal(t, uint64(65530), *last.Value)
+}
+
+// Where NVML is missing, the files of the system say something of a GPU.
+func TestDeviceStateWithoutNVML(t *testing.T) {
+	const dir = "sys/bus/pci/devices/0000:3b:00.0/"
+	root := tree(t, map[string]string{
+		dir + "numa_node": "1\n", dir + "local_cpulist": "16-31\n",
+		dir + "current_link_speed": "2.5 GT/s PCIe\n", dir + "max_link_speed": "32.0 GT/s PCIe\n",
+		dir + "current_link_width": "8\n", dir + "max_link_width": "16\n",
+
+		"sys/bus/pci/devices/0000:5e:00.0/numa_node":          "-1\n",
+		"sys/bus/pci/devices/0000:5e:00.0/local_cpulist":      "0-31\n",
+		"sys/bus/pci/devices/0000:5e:00.0/current_link_speed": "Unknown\n",
+		"sys/bus/pci/devices/0000:5e:00.0/current_link_width": "63\n",
+	})
+	opened := 0
+	open := func() (library, error) {
+		opened++
+		return nil, errors.New("no NVML here")
+	}
+	host := report.Device{Open: "host:0", UUID: "y"}
+	require.Equal(t, []*report.DeviceState{nil}, deviceStates(root, []report.Device{host}, open))
+	require.Zero(t, opened, "without a GPU NVML is not loaded")
+
+	list := deviceStates(root, []report.Device{
+		host, {Open: "cuda:0", UUID: "x", PCI: "0000:3b:00.0"}, {Open: "cuda:1", PCI: "0000:5e:00.0"}, {Open: "cuda:2"},
+	}, open)
+	require.Equal(t, 1, opened)
+	require.Nil(t, list[0])
+	s := list[1]
+	require.Equal(t, 1, *s.NUMANode)
+	require.Equal(t, report.Text("16-31"), s.CPUs)
+	require.Equal(t, []uint64{1, 5, 8, 16}, []uint64{*s.PCIeGeneration, *s.PCIeGenerationMax, *s.PCIeWidth, *s.PCIeWidthMax})
+	require.Equal(t, report.Text("NVML: no NVML here"), s.Reason)
+
+	require.Nil(t, list[2].NUMANode)
+	require.Nil(t, list[2].PCIeGeneration)
+	require.Nil(t, list[2].PCIeWidth)
+	require.Contains(t, list[2].Reason, "numa_node: the system ties the device to no node")
+	require.Contains(t, list[3].Reason, "on no PCI bus")
+}
+
+// The state is taken twice, and once does not disturb the other.
+func TestStateAtBothEnds(t *testing.T) {
+	r := report.New(report.Run{}, report.Host{})
+	r.Devices = []report.Device{{Open: "host:0"}}
+	AddState(r)
+	first := r.Host.State
+	require.NotNil(t, first)
+	require.Nil(t, r.Host.StateEnd)
+	AddEndState(r)
+	require.Same(t, first, r.Host.State)
+	require.NotNil(t, r.Host.StateEnd)
+	require.Nil(t, r.Devices[0].StateEnd)
+}
+
+func TestThrottleNames(t *testing.T) {
+	require.Empty(t, throttleNames(0))
+	require.NotNil(t, throttleNames(0), "null would mean that it is not known")
+	require.Equal(t, []string{"idle", "display clock setting", "unknown 0x600"}, throttleNames(1|256|0x600))
+}
