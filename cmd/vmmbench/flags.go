@@ -74,6 +74,7 @@ type measureFlags struct {
 	margin           percent
 	progress         choice
 	dryRun           bool
+	resume           string // the file of an earlier run
 	corrupt          int64
 }
 
@@ -91,6 +92,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration)
 	f.Var(&m.order, "order", "order of the contenders in a block")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
+	f.StringVar(&m.resume, "resume", "", "take over what this report, .json or .ndjson, has measured already, if the file is there")
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,10 @@ import (
 
 // measureGroup measures one group and adds its cases to the report.
 func (r *runner) measureGroup(ctx context.Context, g group) {
+	if cases := r.earlier.cases(g); cases != nil {
+		r.add(cases, r.compare(g, cases))
+		return
+	}
 	cases := make([]report.Case, len(g.tasks))
 	for i, t := range g.tasks {
 		cases[i] = t.c
@@ -223,6 +228,11 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 
 // addRatio adds the ratio of b's time to a's, or the reason why there is none.
 func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
+	// What a gate keeps out of the time, the other side has paid for.
+	if isGated(a) != isGated(b) {
+		c.Reason = "one was timed behind a gate and the other not"
+		return
+	}
 	e, err := stat.Ratio(a.Samples, b.Samples)
 	if err != nil {
 		c.Reason = report.Text(err.Error())
@@ -236,6 +246,8 @@ func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
 		c.Needed = &needed
 	}
 }
+
+func isGated(c report.Case) bool { return slices.Contains(c.Flags, gated) }
 
 // add adds to the report and to the outputs.
 func (r *runner) add(cases []report.Case, comparisons []report.Comparison) {

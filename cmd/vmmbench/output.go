@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
@@ -21,16 +20,7 @@ type output struct {
 // so that a path which cannot be written is found early.
 func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 	var list []*output
-	// Opening ndjson truncates the file. It comes last: if another output cannot be
-	// opened, the file of the earlier run is still there.
-	ndjson := func(name string) bool { return filepath.Ext(name) == ".ndjson" }
-	names := slices.DeleteFunc(slices.Clone(o.files), ndjson)
 	for _, name := range o.files {
-		if ndjson(name) {
-			names = append(names, name)
-		}
-	}
-	for _, name := range names {
 		out, err := openFile(name)
 		if err != nil {
 			for _, opened := range list {
@@ -45,9 +35,9 @@ func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 }
 
 // openFile opens a file for the report. The report is written to a file beside it,
-// which is renamed when it is complete: so an earlier report stays until then. Two
-// kinds are written in place: ndjson, so that a killed run leaves what it had, and
-// what is not a regular file.
+// which is renamed when it is complete: so an earlier report stays until then. ndjson is
+// renamed before the first case, so that a killed run leaves what it had. What is not a
+// regular file is written in place.
 func openFile(name string) (*output, error) {
 	format, err := report.FormatOf(name)
 	if err != nil {
@@ -58,7 +48,7 @@ func openFile(name string) (*output, error) {
 	}
 	out := &output{Output: report.Output{Format: format}}
 	st, err := os.Stat(name)
-	if inPlace := err == nil && !st.Mode().IsRegular(); inPlace || format == report.NDJSON {
+	if inPlace := err == nil && !st.Mode().IsRegular(); inPlace {
 		out.file, err = os.Create(name)
 	} else {
 		out.target = name
@@ -68,17 +58,35 @@ func openFile(name string) (*output, error) {
 	return out, err
 }
 
+// start writes what is known before the first case. If it fails, the caller must drop
+// the output.
+func (o *output) start(r *report.Report) error {
+	if err := o.Started(r); err != nil || o.Format != report.NDJSON {
+		return err
+	}
+	return o.rename()
+}
+
+// rename gives the file its final name, if it does not have it yet.
+func (o *output) rename() error {
+	if o.target == "" {
+		return nil
+	}
+	err := os.Rename(o.file.Name(), o.target)
+	if err == nil {
+		o.target = ""
+	}
+	return err
+}
+
 // finish writes the rest of the report and renames the file. If it fails, the
 // caller must drop the output.
 func (o *output) finish(r *report.Report) error {
 	if err := o.Finished(r); err != nil || o.file == nil {
 		return err
 	}
-	if o.target != "" {
-		if err := os.Rename(o.file.Name(), o.target); err != nil {
-			return err
-		}
-		o.target = ""
+	if err := o.rename(); err != nil {
+		return err
 	}
 	return o.drop()
 }

@@ -69,7 +69,8 @@ device writes to the other's memory at once, and the figure is the sum. The memo
   enable  plain memory, peer access on, as cudaDeviceEnablePeerAccess has it
   vmm     a range that grants access by SetAccess, peer access off
 Every vmm case is compared with the other two; the ratio is of times, so above 1
-vmm takes longer. Peer access is switched on and off around each sample, outside of
+vmm takes longer. Latency without peer access cannot be timed behind a gate and is not
+compared; larger copies are timed without one unless --mem leaves none out. Peer access is switched on and off around each sample, outside of
 its time, and a copy that does not count comes first.
 
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
@@ -235,7 +236,14 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	}
 	// Each group has its own data: what another pair left cannot pass for them.
 	pair.pattern.Seed = measure.Seed(seed, g.name)
-	if _, _, pair.gateable = gateSupport(from); pair.gateable {
+	// Copies that go through the host cannot wait behind a gate, and are compared with
+	// others only if those do not either. A latency without a gate is that of the host's
+	// calls, so there the others keep theirs and are not compared with these.
+	_, _, pair.gateable = gateSupport(from)
+	if slices.Contains(p.mems.values, noPeer) && n > maxLatencySize {
+		pair.gateable = false
+	}
+	if pair.gateable {
 		g.maxLoops = gatedLoops
 	}
 	payload, caseUnit := n, unitGBs

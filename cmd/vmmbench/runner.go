@@ -18,7 +18,8 @@ type runner struct {
 	report  *report.Report
 	outputs []*output
 	started bool
-	lost    error // from outputs that were dropped
+	earlier earlier // nil if there is nothing to go on with
+	lost    error   // from outputs that were dropped
 }
 
 // plan says what to measure.
@@ -55,6 +56,11 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		r.report.Run.Measure = m.describe()
 		for _, dev := range devs {
 			r.report.Devices = append(r.report.Devices, describeDevice(dev))
+		}
+		if m.resume != "" { // before the outputs, of which it may be one
+			if r.earlier, err = readEarlier(m.resume, r.report); err != nil {
+				return err
+			}
 		}
 		if err := r.start(); err != nil {
 			return err
@@ -116,7 +122,7 @@ func (r *runner) start() error {
 		return err
 	}
 	r.outputs, r.started = outputs, true
-	r.eachOutput(func(o *output) error { return o.Started(r.report) })
+	r.eachOutput(func(o *output) error { return o.start(r.report) })
 	return nil
 }
 
