@@ -105,7 +105,7 @@ func (o Output) Finished(r *Report) error {
 	case CSV:
 		return writeCSV(o.W, r)
 	case GoBench:
-		return goBench(o.W, r)
+		return writeGoBench(o.W, r)
 	}
 	return tables(o.W, r, o.Format == Markdown)
 }
@@ -118,22 +118,4 @@ func (o Output) line(object map[string]any) error {
 	}
 	_, err = o.W.Write(append(b, '\n'))
 	return err
-}
-
-// goBench writes every sample as a line of a Go benchmark, for benchstat.
-func goBench(w io.Writer, r *Report) error {
-	for _, c := range r.Cases {
-		var name strings.Builder
-		command, _, _ := strings.Cut(c.ID, "/")
-		name.WriteString("Benchmark" + strings.ToUpper(command[:1]) + command[1:])
-		for _, a := range c.Axes {
-			fmt.Fprintf(&name, "/%s=%s", a.Name, a.String())
-		}
-		for _, ns := range c.Samples {
-			if _, err := fmt.Fprintf(w, "%s 1 %.3f ns/op %.3f MB/s\n", name.String(), ns, float64(c.Bytes)/ns*1e3); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

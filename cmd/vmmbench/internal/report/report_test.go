@@ -237,11 +237,3 @@ func TestCSVHasEverything(t *testing.T) {
 		}
 	}
 }
-
-func TestGoBenchNamesAreBenchmarks(t *testing.T) {
-	var b bytes.Buffer
-	require.NoError(t, goBench(&b, sample()))
-	for line := range strings.Lines(b.String()) {
-		require.Regexp(t, `^Benchmark[A-Z][a-z]*(/[a-z]+=\S+)+ 1 [0-9.]+ ns/op [0-9.]+ MB/s\n$`, line)
-	}
-}
