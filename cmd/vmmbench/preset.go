@@ -52,6 +52,7 @@ var presets = []preset{
 		{"", "grow --size 256M --step 16M --busy 1 --mem vmm,ahead,kept,plain"},
 		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
 		{"", "ops"},
+		{"", "share"},
 		{"", "p2p"},
 	}},
 }
@@ -73,10 +74,11 @@ type commandPlan interface {
 // commandPlans are the plans of the commands that a preset may name, with the default of
 // each flag.
 var commandPlans = map[string]func() commandPlan{
-	"bw":   func() commandPlan { return newBWPlan() },
-	"grow": func() commandPlan { return newGrowPlan() },
-	"ops":  func() commandPlan { return newOpsPlan() },
-	"p2p":  func() commandPlan { return newP2PPlan() },
+	"bw":    func() commandPlan { return newBWPlan() },
+	"grow":  func() commandPlan { return newGrowPlan() },
+	"ops":   func() commandPlan { return newOpsPlan() },
+	"p2p":   func() commandPlan { return newP2PPlan() },
+	"share": func() commandPlan { return newSharePlan() },
 }
 
 // plan reads the line.

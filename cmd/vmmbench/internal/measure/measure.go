@@ -20,6 +20,14 @@ type Sample struct {
 	Parts []float64
 }
 
+// Longest is the sample as long as the longest of its parts, which run at once.
+func (s Sample) Longest() Sample {
+	for _, ns := range s.Parts {
+		s.NS = max(s.NS, ns)
+	}
+	return s
+}
+
 // Func does the work loops times and returns the time of all together. The time
 // does not include setting up and checking. If ctx is done, Func may stop with its
 // error.

@@ -170,6 +170,23 @@ func growths(r *Report, command string) grid {
 	return g
 }
 
+// sharings is the table of what sharing adds to its cases.
+func sharings(r *Report, command string) grid {
+	l := layoutOf(r, command)
+	g := grid{title: strings.ToUpper(command) + ", its readers", keys: l.axes, columns: []string{"p99", "reader fds"}}
+	for _, c := range casesOf(r, command) {
+		if c.Stats == nil || c.Stats.Sharing == nil {
+			continue
+		}
+		row := gridRow{keys: l.values(c), cells: []string{span(c.Stats.Sharing.P99), ""}}
+		if n := c.Stats.ReaderFDs; n > 0 {
+			row.cells[1] = fmt.Sprint(n)
+		}
+		g.rows = append(g.rows, row)
+	}
+	return g
+}
+
 // comparisons is the table of the comparisons of a command's cases, but for what this
 // machine does not have.
 func comparisons(r *Report, command string) grid {

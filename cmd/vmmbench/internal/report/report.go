@@ -276,6 +276,7 @@ type Stats struct {
 	Traffic *float64 `json:"traffic,omitempty"` // device to device: read and written, twice the payload
 	*Both
 	*Growth
+	*Sharing
 }
 
 // Both is added to Stats by a copy in both directions at once. Value is the sum
@@ -296,6 +297,12 @@ type Growth struct {
 	Peak    uint64      `json:"peak_bytes"`
 	Moves   int         `json:"moves"` // how often the address changed
 	Samples [][]float64 `json:"step_samples_ns"`
+}
+
+// Sharing is added to Stats by sharing with other processes.
+type Sharing struct {
+	P99       float64 `json:"p99_ns"`
+	ReaderFDs int     `json:"reader_fds"` // descriptors that one reader keeps open, with all mapped
 }
 
 // Comparison says how the time of case B relates to that of case A. Above 1, B

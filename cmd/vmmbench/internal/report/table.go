@@ -35,6 +35,7 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 		}
 		p.add(list)
 		p.add(growths(r, command))
+		p.add(sharings(r, command))
 	}
 	best := bestByScale(pairs)
 	for _, m := range pairs {

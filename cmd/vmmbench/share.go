@@ -1,0 +1,364 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// What share measures, as --op takes it.
+const (
+	opAttach = "attach" // a process that attaches has mapped all there is
+	opChunk  = "chunk"  // the owner appends over the end of a chunk; a process can read there
+	opLength = "length" // the owner appends within a chunk
+	opWake   = "wake"   // the same process reads a byte of a pipe: what waking it takes
+)
+
+// howFD is sharing by descriptors of chunks, as shareable does it.
+const howFD = "fd"
+
+// sharePlan is what share measures.
+type sharePlan struct {
+	ops           choices
+	sizes, chunks size.List
+	readers       counts
+}
+
+func newSharePlan() *sharePlan {
+	all := []string{opAttach, opChunk, opLength, opWake}
+	return &sharePlan{
+		ops: choices{of: all, values: all}, readers: counts{1, 2},
+		sizes: size.List{64 << 20}, chunks: size.List{2 << 20, 32 << 20},
+	}
+}
+
+func (p *sharePlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.ops, "op", "what is measured")
+	f.Var(&p.sizes, "size", "bytes that are there when a process attaches: a list or a range")
+	f.Var(&p.chunks, "chunk", "chunk sizes")
+	f.Var(&p.readers, "readers", "how many processes read")
+}
+
+func (a *app) share() *cobra.Command {
+	var m measureFlags
+	p := newSharePlan()
+	c := command(&cobra.Command{
+		Use:   "share",
+		Short: "Measure sharing with other processes, also while memory grows",
+		Long: `Publish a range and time what other processes, which this command starts, see:
+  attach  a process attaches and has mapped all --size bytes: export, send, import and
+          map of each chunk
+  chunk   the owner appends over the end of a chunk, and a process can read there
+  length  the owner appends within a chunk, and a process can read there
+  wake    a byte through a pipe, read by the same process: what it takes to wake it
+With several --readers it is the time of the last of them. All times are of one clock,
+from the owner's call to the end of the wait in the reader. A reader waits by
+View.Wait. Every byte is compared in each reader, or less by --verify.`,
+		Example: `  vmmbench share
+  vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4`,
+	})
+	f := c.Flags()
+	m.add(f, 100, 10*time.Second)
+	m.addVerify(f)
+	p.flags(f)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
+	}
+	return c
+}
+
+func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
+	var list []group
+	for _, n := range p.sizes {
+		for _, chunk := range p.chunks {
+			for _, readers := range p.readers {
+				if err := checkSize(n); err != nil {
+					return nil, err
+				}
+				if readers == 0 || chunk == 0 {
+					return nil, usageError{errors.New("--readers and --chunk: want more than 0")}
+				}
+				list = append(list, p.group(devs[0], seed, n, chunk, readers))
+			}
+		}
+	}
+	return list, nil
+}
+
+func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group {
+	g := group{
+		name:    fmt.Sprintf("share/%s/%s-chunks/readers-%d", size.Format(n), size.Format(chunk), readers),
+		samples: math.MaxInt, maxLoops: 1, memory: 2 * n * uint64(len(p.ops.values)),
+	}
+	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
+	g.setup = s.setup
+	for _, op := range p.ops.values {
+		bytes := n
+		if op != opAttach {
+			bytes = shareStep
+		}
+		if op == opChunk {
+			bytes = chunk
+		}
+		g.tasks = append(g.tasks, task{
+			label: op, sample: callTime, data: 2 * n,
+			c: report.Case{
+				ID: g.name + "/" + op, Unit: unitUs, Bytes: bytes,
+				Axes: report.Axes{
+					{Name: "device", Value: dev.String()}, {Name: "how", Value: howFD}, {Name: "size", Value: n},
+					{Name: "chunk", Value: chunk}, {Name: "readers", Value: readers}, {Name: "op", Value: op},
+				},
+			},
+			open: func(ctx context.Context) (contender, error) { return s.open(ctx, op) },
+		})
+	}
+	return g
+}
+
+// sharing is what the tasks of a group share: processes that read, and a server.
+type sharing struct {
+	dev         device
+	size, chunk uint64
+	readers     int
+	pattern     verify.Pattern
+
+	server *shareable.Server
+	procs  []*readerProcess
+	names  int // of objects so far
+}
+
+// setup starts the server and the readers.
+func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
+	if err := s.dev.Supports(driver.FeatureShareFD); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "vmmbench")
+	if err != nil {
+		return nil, err
+	}
+	undo = func() error {
+		var err error
+		for _, p := range s.procs {
+			err = errors.Join(err, p.close())
+		}
+		if s.server != nil {
+			err = errors.Join(err, s.server.Close())
+		}
+		s.procs, s.server = nil, nil
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	if s.server, err = shareable.Listen(s.dev.Device, filepath.Join(dir, "socket"), shareable.Options{}); err != nil {
+		return nil, errors.Join(err, undo())
+	}
+	for range s.readers {
+		p, err := startReader(ctx, s.dev.Info().Open, s.server.Path())
+		if err != nil {
+			return nil, errors.Join(err, undo())
+		}
+		s.procs = append(s.procs, p)
+	}
+	return undo, nil
+}
+
+// open publishes a range of its own for the contender.
+func (s *sharing) open(ctx context.Context, op string) (contender, error) {
+	c := &sharer{sharing: s, op: op}
+	if op == opWake {
+		return c, nil
+	}
+	if err := c.publish(ctx); err != nil {
+		return nil, errors.Join(err, c.close())
+	}
+	return c, nil
+}
+
+const (
+	shareStep  = 8  // bytes appended within a chunk
+	shareSteps = 64 // chunks that one range grows by before there is a new one
+)
+
+// sharer is a contender that publishes a range.
+type sharer struct {
+	*sharing
+	op   string
+	name string
+	r    *vmm.Range
+	p    *shareable.Publication
+	fds  []int // of each reader, with all of the object mapped
+}
+
+// publish makes a range of the size, filled with the pattern, and has the readers follow
+// it. A reader that only attaches does so in each sample.
+func (c *sharer) publish(ctx context.Context) error {
+	spare := shareSteps * c.chunk
+	r, err := c.dev.NewRange(vmm.RangeOptions{Max: roundUp(c.size, c.chunk) + spare, Chunk: c.chunk, Share: vmm.ShareFD})
+	if err != nil {
+		return err
+	}
+	c.r = r
+	if err := r.Grow(c.size); err != nil {
+		return err
+	}
+	b := &buffer{raw: c.dev.raw, ptr: r.Ptr(), size: c.size}
+	if err := errors.Join(b.fill(ctx, c.pattern), r.SetLen(c.size)); err != nil {
+		return err
+	}
+	c.names++
+	c.name = fmt.Sprint("x", c.names)
+	if c.p, err = c.server.Publish(c.name, r, shareable.PublishOptions{}); err != nil {
+		return err
+	}
+	if c.op == opAttach {
+		return nil
+	}
+	_, err = c.all(readerRequest{Do: "follow", Name: c.name, Len: c.size})
+	return err
+}
+
+// unpublish undoes publish.
+func (c *sharer) unpublish() error {
+	var err error
+	if c.p != nil {
+		if c.op != opAttach {
+			_, err = c.all(readerRequest{Do: "leave", Name: c.name})
+		}
+		err = errors.Join(err, c.p.Close())
+	}
+	if c.r != nil {
+		err = errors.Join(err, c.r.Close())
+	}
+	c.p, c.r = nil, nil
+	return err
+}
+
+// all asks all readers the same and returns the replies.
+func (c *sharer) all(q readerRequest) ([]readerReply, error) {
+	var err error
+	for _, p := range c.procs {
+		err = errors.Join(err, p.send(q))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.replies()
+}
+
+// replies returns one reply of each reader.
+func (c *sharer) replies() ([]readerReply, error) {
+	var list []readerReply
+	var err error
+	for _, p := range c.procs {
+		r, failed := p.receive()
+		list, err = append(list, r), errors.Join(err, failed)
+	}
+	return list, err
+}
+
+func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
+	switch c.op {
+	case opAttach:
+		replies, err := c.all(readerRequest{Do: "attach", Name: c.name, Len: c.size})
+		c.fds = nil
+		for _, r := range replies {
+			s.Parts = append(s.Parts, float64(r.NS))
+			c.fds = append(c.fds, r.FDs)
+		}
+		return s.Longest(), err
+	case opWake:
+		return c.until(readerRequest{Do: "byte"}, func() error {
+			for _, p := range c.procs {
+				if err := p.wake(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	next := c.r.Len() + shareStep
+	if c.op == opChunk {
+		next = roundUp(c.r.Len(), c.chunk) + c.chunk
+	}
+	if next > c.r.Max() {
+		if err := errors.Join(c.unpublish(), c.publish(ctx)); err != nil {
+			return s, err
+		}
+		return c.measure(ctx, 1)
+	}
+	return c.until(readerRequest{Do: "see", Name: c.name, Len: next}, func() error {
+		if err := c.r.Grow(next - c.r.Len()); err != nil {
+			return err
+		}
+		return c.r.SetLen(next)
+	})
+}
+
+// settle is how long the readers get to begin to wait, after they have said that they do.
+const settle = 200 * time.Microsecond
+
+// until tells the readers what to wait for, does it, and returns how long it took until
+// each of them saw it.
+func (c *sharer) until(q readerRequest, do func() error) (s measure.Sample, err error) {
+	if _, err := c.all(q); err != nil {
+		return s, err
+	}
+	time.Sleep(settle)
+	begun := monotonic()
+	if err := do(); err != nil {
+		_, late := c.replies() // the readers give up after a while
+		return s, errors.Join(err, late)
+	}
+	replies, err := c.replies()
+	for _, r := range replies {
+		s.Parts = append(s.Parts, float64(r.NS-begun))
+	}
+	return s.Longest(), err
+}
+
+// verify has each reader compare what it sees with the pattern.
+func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
+	result := verify.Result{Mode: mode}
+	if mode == verify.Off || c.op == opWake {
+		return verify.Result{Mode: verify.Off}, nil
+	}
+	b := &buffer{raw: c.dev.raw, ptr: c.r.Ptr(), size: c.size}
+	if err := b.flip(corrupt); err != nil {
+		return result, err
+	}
+	if err := ctx.Err(); err != nil {
+		return result, err
+	}
+	replies, err := c.all(readerRequest{Do: "check", Name: c.name, Len: c.size, Mode: mode, Seed: c.pattern.Seed, Chunks: chunkStarts(c.r)})
+	for _, r := range replies {
+		if r.Check != nil {
+			result.Add(*r.Check)
+		}
+	}
+	return result, err
+}
+
+func (c *sharer) describe(rc *report.Case, samples []measure.Sample) {
+	rc.Flags = append(rc.Flags, wallClock)
+	x := &report.Sharing{P99: stat.Quantile(measure.Outcome{Samples: samples}.Times(), 0.99)}
+	for _, n := range c.fds {
+		x.ReaderFDs = max(x.ReaderFDs, n)
+	}
+	rc.Stats.Sharing = x
+}
+
+func (c *sharer) close() error { return c.unpublish() }

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// readersAreTests has the processes that read run this test's program.
+func readersAreTests(t *testing.T) {
+	t.Helper()
+	was := readerArgs
+	t.Cleanup(func() { readerArgs = was })
+	readerArgs = func(args ...string) (argv, env []string) {
+		return []string{"-test.run=^TestMainProcess$"}, []string{mainEnv + "=" + strings.Join(args, " ")}
+	}
+}
+
+func TestShare(t *testing.T) {
+	readersAreTests(t)
+	args := []string{"share", "--device", "host", "--size", "5M", "--chunk", "2M", "--readers", "2", "--format", "json", "--progress", "off"}
+	code, out, stderr := bench(t, append(args, "--samples", "70")...) // more than one range has room for
+	require.Equal(t, report.ExitPassed, code, stderr)
+	r := parse(t, out)
+	require.Len(t, r.Cases, 4)
+	for _, c := range r.Cases {
+		require.Len(t, c.Samples, 70, c.ID)
+		require.Positive(t, c.Stats.Sharing.P99)
+		switch c.Axes["op"] {
+		case opAttach:
+			require.GreaterOrEqual(t, c.Stats.ReaderFDs, 3, "a descriptor for each chunk of the host's")
+			fallthrough
+		case opChunk, opLength:
+			require.Equal(t, uint64(2*5<<20), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
+		}
+	}
+
+	code, out, _ = bench(t, append(args, "--samples", "1", "--corrupt", "3145729")...)
+	require.Equal(t, report.ExitMismatch, code)
+	for _, c := range parse(t, out).Cases {
+		if c.Axes["op"] == opWake {
+			continue
+		}
+		require.Equal(t, uint64(3145729), c.Verify.FirstBad.Offset, c.ID)
+		require.Equal(t, 1, c.Verify.FirstBad.Chunk)
+		require.Equal(t, uint64(2), c.Verify.Errors, "one for each reader")
+	}
+}
+
+// A reader that cannot start is an error of its group, and leaves no process behind.
+func TestShareWithoutReaders(t *testing.T) {
+	readersAreTests(t)
+	whole := readerArgs
+	readerArgs = func(args ...string) (argv, env []string) {
+		argv, env = whole(args...)
+		return argv, []string{strings.Replace(env[0], "--device host:0", "--device host:99", 1)}
+	}
+	code, out, _ := bench(t, "share", "--device", "host", "--samples", "1", "--readers", "1", "--chunk", "2M", "--format", "json", "--progress", "off")
+	require.Equal(t, report.ExitFailed, code)
+	for _, c := range parse(t, out).Cases {
+		require.Contains(t, string(c.Reason), "host:99")
+	}
+}

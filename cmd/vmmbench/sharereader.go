@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/shareable"
+)
+
+// readerRequest is what share asks a process that reads: one line of JSON on its stdin.
+type readerRequest struct {
+	Do     string      `json:"do"`
+	Name   string      `json:"name"`
+	Len    uint64      `json:"len"`
+	Mode   verify.Mode `json:"mode,omitempty"`
+	Seed   uint64      `json:"seed,omitempty"`
+	Chunks []uint64    `json:"chunks,omitempty"`
+}
+
+// readerReply is the reply, on its stdout. NS is a time of the clock of monotonic, or how
+// long something took.
+type readerReply struct {
+	NS    int64          `json:"ns"`
+	FDs   int            `json:"fds"`
+	Check *verify.Result `json:"check,omitempty"`
+	Error string         `json:"error,omitempty"`
+}
+
+// readerProcess is a process that reads.
+type readerProcess struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+// readerCommand is the name of the hidden command that a reader runs.
+const readerCommand = "share-reader"
+
+// readerArgs makes the arguments and the environment of a reader. Tests replace it, since
+// they are another program.
+var readerArgs = func(args ...string) (argv, env []string) { return args, nil }
+
+// startReader starts a process that reads what a server on path has published.
+func startReader(ctx context.Context, device, path string) (*readerProcess, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	argv, env := readerArgs(readerCommand, "--device", device, "--socket", path)
+	p := &readerProcess{cmd: exec.CommandContext(context.WithoutCancel(ctx), self, argv...)}
+	p.cmd.Env, p.cmd.Stderr = append(os.Environ(), env...), os.Stderr
+	endWithParent(p.cmd)
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	p.out = json.NewDecoder(bufio.NewReader(out))
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	if _, err := p.receive(); err != nil { // it says that it has opened the device
+		return nil, errors.Join(fmt.Errorf("a process that reads: %w", err), p.close())
+	}
+	return p, nil
+}
+
+func (p *readerProcess) send(q readerRequest) error { return json.NewEncoder(p.in).Encode(q) }
+
+// wake is what a reader that was asked for a byte waits for.
+func (p *readerProcess) wake() error {
+	_, err := p.in.Write([]byte("\n"))
+	return err
+}
+
+func (p *readerProcess) receive() (r readerReply, err error) {
+	if err := p.out.Decode(&r); err != nil {
+		return r, err
+	}
+	if r.Error != "" {
+		err = errors.New(r.Error)
+	}
+	return r, err
+}
+
+// close ends the process: it reads its stdin to the end.
+func (p *readerProcess) close() error { return errors.Join(p.in.Close(), p.cmd.Wait()) }
+
+// shareReader is the command of a process that reads.
+func (a *app) shareReader() *cobra.Command {
+	c := command(&cobra.Command{Use: readerCommand, Hidden: true, Short: "Read what share has published"})
+	device := c.Flags().String("device", "", "the device")
+	socket := c.Flags().String("socket", "", "the server")
+	c.RunE = func(c *cobra.Command, _ []string) (err error) {
+		dev, err := openDevice(*device)
+		out := json.NewEncoder(a.stdout)
+		if err != nil {
+			return out.Encode(readerReply{Error: err.Error()})
+		}
+		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewReader(os.Stdin), out: out, views: map[string]*shareable.View{}}
+		defer func() { err = errors.Join(err, r.close()) }()
+		if err := out.Encode(readerReply{}); err != nil {
+			return err
+		}
+		// Signals are for the process that has asked: it ends this one.
+		return r.serve(context.WithoutCancel(c.Context()))
+	}
+	return c
+}
+
+// shareReader replies to requests.
+type shareReader struct {
+	dev    device
+	socket string
+	in     *bufio.Reader
+	out    *json.Encoder
+	views  map[string]*shareable.View
+}
+
+func (r *shareReader) close() error {
+	var err error
+	for _, v := range r.views {
+		err = errors.Join(err, v.Close())
+	}
+	return errors.Join(err, r.dev.Close())
+}
+
+func (r *shareReader) serve(ctx context.Context) error {
+	for {
+		line, err := r.in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		var q readerRequest
+		if err == nil {
+			err = json.Unmarshal(line, &q)
+		}
+		if err != nil {
+			return err
+		}
+		reply, err := r.reply(ctx, q)
+		if err != nil {
+			reply.Error = err.Error()
+		}
+		if err := r.out.Encode(reply); err != nil {
+			return err
+		}
+	}
+}
+
+// readerTimeout is how long a reader waits for what it was told will come.
+const readerTimeout = 30 * time.Second
+
+func (r *shareReader) reply(ctx context.Context, q readerRequest) (readerReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, readerTimeout)
+	defer cancel()
+	v := r.views[q.Name]
+	switch q.Do {
+	case "attach":
+		return r.attachOnce(ctx, q)
+	case "follow":
+		v, err := r.attach(ctx, q)
+		r.views[q.Name] = v
+		return readerReply{}, err
+	case "leave":
+		delete(r.views, q.Name)
+		return readerReply{}, v.Close()
+	case "see":
+		// The first reply says that this process is about to wait.
+		if err := r.out.Encode(readerReply{}); err != nil {
+			return readerReply{}, err
+		}
+		err := v.Wait(ctx, q.Len)
+		return readerReply{NS: monotonic()}, err
+	case "byte":
+		if err := r.out.Encode(readerReply{}); err != nil {
+			return readerReply{}, err
+		}
+		_, err := r.in.ReadByte()
+		return readerReply{NS: monotonic()}, err
+	case "check":
+		return r.check(ctx, q)
+	}
+	return readerReply{}, fmt.Errorf("request %q is unknown", q.Do)
+}
+
+// attach returns once all that the owner has said is there has been mapped.
+func (r *shareReader) attach(ctx context.Context, q readerRequest) (*shareable.View, error) {
+	v, err := shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Wait(ctx, q.Len); err != nil {
+		return nil, errors.Join(err, v.Close())
+	}
+	return v, nil
+}
+
+// attachOnce times it, and counts the descriptors that it took.
+func (r *shareReader) attachOnce(ctx context.Context, q readerRequest) (readerReply, error) {
+	before, begun := openFiles(), monotonic()
+	v, err := r.attach(ctx, q)
+	reply := readerReply{NS: monotonic() - begun, FDs: openFiles() - before}
+	if err != nil {
+		return reply, err
+	}
+	return reply, v.Close()
+}
+
+// check compares the bytes, in a view of its own if this process has none.
+func (r *shareReader) check(ctx context.Context, q readerRequest) (reply readerReply, err error) {
+	v := r.views[q.Name]
+	if v == nil {
+		if v, err = r.attach(ctx, q); err != nil {
+			return reply, err
+		}
+		defer func() { err = errors.Join(err, v.Close()) }()
+	}
+	block := make([]byte, hostBlock)
+	result, err := verify.Pattern{Seed: q.Seed}.Check(q.Mode, q.Len, q.Chunks, func(off, n uint64) ([]byte, error) {
+		_, err := v.ReadAt(block[:n], int64(off))
+		return block[:n], err
+	})
+	reply.Check = &result
+	return reply, err
+}
+
+// openFiles is the number of this process's descriptors, 0 if it cannot be found out.
+func openFiles() int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(list)
+}
