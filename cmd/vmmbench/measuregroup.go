@@ -214,27 +214,11 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 			}
 		}
 		if c.Reason == "" {
-			r.addRatio(&c, a, b)
+			c.Judge(stat.Ratio(a.Samples, b.Samples))
 		}
 		list = append(list, c)
 	}
 	return list
-}
-
-// addRatio adds the ratio of b's time to a's, or the reason why there is none.
-func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
-	e, err := stat.Ratio(a.Samples, b.Samples)
-	if err != nil {
-		c.Reason = report.Text(err.Error())
-		if errors.Is(err, stat.ErrTooFew) {
-			c.Verdict = stat.TooFew
-		}
-		return
-	}
-	c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, c.Margin)
-	if needed := e.Needed(c.Margin); c.Verdict == stat.TooNoisy && needed > 0 {
-		c.Needed = &needed
-	}
 }
 
 // add adds to the report and to the outputs.
