@@ -27,7 +27,7 @@ type app struct {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
 	root := a.tour()
-	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p())
+	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.compare())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)
 	// The completion command is cobra's. It gets the same checks as the others.

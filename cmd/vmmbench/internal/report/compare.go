@@ -13,6 +13,7 @@ import (
 // whose A and B are one name: A is the case of the baseline.
 type Baseline struct {
 	Run     Run      `json:"run"`
+	New     *Run     `json:"new_run"` // that of the cases, if another has compared them
 	Host    Host     `json:"host"`
 	Devices []Device `json:"devices"`
 	OnlyOld []string `json:"only_old"` // cases that the new run does not have

@@ -73,9 +73,17 @@ var terms = []term{
 // legend explains the words that occur in the tables.
 func (p *page) legend() {
 	shown := p.shown.String()
+	found := map[string]bool{}
+	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
+	for _, t := range terms {
+		if strings.Contains(t.word, " ") && hasWord(shown, t.word) {
+			found[t.word] = true
+			shown = strings.ReplaceAll(shown, t.word, "")
+		}
+	}
 	var lines []string
 	for _, t := range terms {
-		if !hasWord(shown, t.word) {
+		if !found[t.word] && !hasWord(shown, t.word) {
 			continue
 		}
 		if p.markdown {

@@ -137,6 +137,9 @@ func (r *Report) complete() error {
 		d.Peers, d.Features = empty(d.Peers), empty(d.Features)
 	}
 	if b := r.Baseline; b != nil {
+		if b.New != nil {
+			b.New.Args = empty(b.New.Args)
+		}
 		b.Run.Args, b.Host.Limits = empty(b.Run.Args), empty(b.Host.Limits)
 		b.Devices, b.OnlyOld, b.OnlyNew = empty(b.Devices), empty(b.OnlyOld), empty(b.OnlyNew)
 	}

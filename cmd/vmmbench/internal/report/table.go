@@ -73,12 +73,27 @@ func (p *page) measured(r *Report) {
 // reports.
 func (p *page) comparedRuns(r *Report) {
 	p.list(runsFinding(r))
+	if b := r.Baseline; b != nil && b.New != nil {
+		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
+	}
 	p.add(devices(r))
 	for _, command := range commands(r) {
 		p.add(comparisons(r, command, true))
 	}
 	p.para(chance(r))
 	p.legend()
+}
+
+// origin says which run it was.
+func origin(run Run) string {
+	s := strings.TrimSpace("vmmbench " + strings.Join(run.Args, " "))
+	if run.Version != "" {
+		s += ", " + string(run.Version)
+	}
+	if run.Interrupted {
+		s += ", interrupted"
+	}
+	return s + ", " + run.Started
 }
 
 // page collects what is printed.
