@@ -218,33 +218,16 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 				c.Verdict = stat.Waived
 			}
 		}
-		if c.Reason == "" {
-			r.addRatio(&c, a, b)
+		switch {
+		case c.Reason != "":
+		case isGated(a) != isGated(b):
+			c.Reason = "one was timed behind a gate and the other not" // what that keeps out of the time, the other has paid for
+		default:
+			c.Judge(stat.Ratio(a.Samples, b.Samples))
 		}
 		list = append(list, c)
 	}
 	return list
-}
-
-// addRatio adds the ratio of b's time to a's, or the reason why there is none.
-func (r *runner) addRatio(c *report.Comparison, a, b report.Case) {
-	// What a gate keeps out of the time, the other side has paid for.
-	if isGated(a) != isGated(b) {
-		c.Reason = "one was timed behind a gate and the other not"
-		return
-	}
-	e, err := stat.Ratio(a.Samples, b.Samples)
-	if err != nil {
-		c.Reason = report.Text(err.Error())
-		if errors.Is(err, stat.ErrTooFew) {
-			c.Verdict = stat.TooFew
-		}
-		return
-	}
-	c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, c.Margin)
-	if needed := e.Needed(c.Margin); c.Verdict == stat.TooNoisy && needed > 0 {
-		c.Needed = &needed
-	}
 }
 
 func isGated(c report.Case) bool { return slices.Contains(c.Flags, gated) }

@@ -61,7 +61,7 @@ func layoutOf(r *Report, command string) layout {
 	for _, c := range r.Comparisons {
 		a, found := byID[c.A]
 		b, both := byID[c.B]
-		if !found || !both {
+		if !found || !both || c.ofRuns() {
 			continue
 		}
 		l.axes = slices.DeleteFunc(l.axes, func(name string) bool {
@@ -187,22 +187,20 @@ func sharings(r *Report, command string) grid {
 	return g
 }
 
+// ratioColumns are the columns of a comparison.
+var ratioColumns = []string{"ratio", "95 %", "margin", "verdict", "needs"}
+
 // comparisons is the table of the comparisons of a command's cases, but for what this
-// machine does not have.
-func comparisons(r *Report, command string) grid {
+// machine does not have. With runs, it is of those with the baseline.
+func comparisons(r *Report, command string, runs bool) grid {
 	l := layoutOf(r, command)
-	g := grid{
-		title:   strings.ToUpper(command) + " compared, ratio of times",
-		columns: []string{"ratio", "95 %", "margin", "verdict", "needs"}, lift: []string{"margin"},
+	g := grid{title: strings.ToUpper(command) + " compared, ratio of times", columns: ratioColumns, lift: []string{"margin"}}
+	if runs {
+		g.title = strings.ToUpper(command) + ", new run against old"
 	}
 	byID := map[string]Case{}
 	for _, c := range casesOf(r, command) {
 		byID[c.ID] = c
-	}
-	// Two cases of one name are of two runs.
-	runs := true
-	for _, c := range r.Comparisons {
-		runs = runs && c.A == c.B
 	}
 	for _, axis := range l.axes {
 		if runs || axis != axisMem {
@@ -214,15 +212,14 @@ func comparisons(r *Report, command string) grid {
 	}
 	for _, c := range r.Comparisons {
 		b, known := byID[c.B]
-		if c.Verdict == stat.Waived || !known {
+		if c.Verdict == stat.Waived || !known || c.ofRuns() != runs {
 			continue
 		}
 		var row gridRow
 		for _, axis := range g.keys {
-			switch {
-			case axis == "against":
+			if axis == "against" {
 				row.keys = append(row.keys, lastPart(c.A))
-			default:
+			} else {
 				row.keys = append(row.keys, l.value(b, axis))
 			}
 		}
@@ -234,10 +231,7 @@ func comparisons(r *Report, command string) grid {
 
 // otherComparisons is the table of comparisons of cases that are not in the report.
 func otherComparisons(r *Report) grid {
-	g := grid{
-		title: "Compared, ratio of times", keys: []string{"comparison"},
-		columns: []string{"ratio", "95 %", "margin", "verdict", "needs"}, lift: []string{"margin"},
-	}
+	g := grid{title: "Compared, ratio of times", keys: []string{"comparison"}, columns: ratioColumns, lift: []string{"margin"}}
 	for _, c := range r.Comparisons {
 		is := func(x Case) bool { return x.ID == c.B }
 		if c.Verdict == stat.Waived || slices.ContainsFunc(r.Cases, is) {

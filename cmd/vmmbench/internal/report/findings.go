@@ -21,7 +21,7 @@ func findings(r *Report) []string {
 		a, b := byID[c.A], byID[c.B]
 		command, _, _ := strings.Cut(c.B, "/")
 		switch {
-		case c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
+		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
 		case command == "grow" && strings.HasSuffix(a.Axes.text("mem"), "-copy"):
 			if to := a.Axes.text("mem") + b.Axes.text("size") + b.Axes.text("step"); !told[to] {
 				told[to] = true
@@ -82,4 +82,55 @@ func (n *copyCount) sentences() []string {
 		list = append(list, "But "+d+".")
 	}
 	return list
+}
+
+// runsFinding says what the comparison of two runs found.
+func runsFinding(r *Report) []string {
+	count := map[stat.Verdict]int{}
+	var worst *Comparison
+	all, margin := 0, 0.0
+	for i, c := range r.Comparisons {
+		if !c.ofRuns() {
+			continue
+		}
+		all++
+		margin = c.Margin
+		count[c.Verdict]++
+		if c.Verdict == stat.Slower && (worst == nil || *c.Ratio > *worst.Ratio) {
+			worst = &r.Comparisons[i]
+		}
+	}
+	var parts []string
+	for _, v := range stat.Verdicts() {
+		if count[v] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", count[v], v))
+		}
+	}
+	s := fmt.Sprintf("%d cases are in both runs", all)
+	if len(parts) > 0 {
+		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, strings.Join(parts, ", "))
+	}
+	list := []string{s + "."}
+	if worst != nil {
+		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (95 %% %.3f to %.3f).", worst.B, *worst.Ratio, *worst.Low, *worst.High))
+	}
+	if b := r.Baseline; b != nil {
+		for _, x := range []struct {
+			run string
+			ids []string
+		}{{"old", b.OnlyOld}, {"new", b.OnlyNew}} {
+			if len(x.ids) > 0 {
+				list = append(list, fmt.Sprintf("Only in the %s run: %s.", x.run, some(x.ids)))
+			}
+		}
+	}
+	return list
+}
+
+// some names a few of the cases.
+func some(ids []string) string {
+	if len(ids) > 3 {
+		return fmt.Sprintf("%d cases, the first is %s", len(ids), ids[0])
+	}
+	return strings.Join(ids, ", ")
 }

@@ -101,6 +101,11 @@ func (o Output) Finished(r *Report) error {
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	case NDJSON:
+		if r.Baseline != nil {
+			if err := o.line(map[string]any{"baseline": r.Baseline}); err != nil {
+				return err
+			}
+		}
 		return o.line(map[string]any{"end": r.Run})
 	case CSV:
 		return writeCSV(o.W, r)

@@ -61,7 +61,8 @@ var terms = []term{
 	{"drift", "the second half of the samples differs from the first by more than the margin"},
 	{"correlated", "successive samples resemble each other, so the interval is wider"},
 	{"verified all", "every byte was compared with what it should be"},
-	{"ratio", "the time of mem over that of against, below 1 mem is faster"},
+	{"ratio of times", "the time of mem over that of against, below 1 mem is faster"},
+	{"new run against old", "the ratio is the new run's time over the old one's, below 1 it is faster"},
 	{"margin", "how far from 1 a ratio may be and still count as equal"},
 	{"equal", "the whole interval lies within the margin"},
 	{"slower", "the whole interval lies above the margin"},
@@ -77,9 +78,17 @@ var terms = []term{
 // legend explains the words that occur in the tables.
 func (p *page) legend() {
 	shown := p.shown.String()
+	found := map[string]bool{}
+	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
+	for _, t := range terms {
+		if strings.Contains(t.word, " ") && hasWord(shown, t.word) {
+			found[t.word] = true
+			shown = strings.ReplaceAll(shown, t.word, "")
+		}
+	}
 	var lines []string
 	for _, t := range terms {
-		if !hasWord(shown, t.word) {
+		if !found[t.word] && !hasWord(shown, t.word) {
 			continue
 		}
 		if p.markdown {

@@ -6,8 +6,9 @@ import (
 	"os"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
 // pairs is a report of three devices, the last of which has no path.

@@ -92,6 +92,7 @@ func readLines(first, rest []byte) (*Report, error) {
 			Device     *Device     `json:"device"`
 			Case       *Case       `json:"case"`
 			Comparison *Comparison `json:"comparison"`
+			Baseline   *Baseline   `json:"baseline"`
 			End        *Run        `json:"end"`
 		}
 		if err := json.Unmarshal(line, &one); err != nil && len(bytes.TrimSpace(line)) > 0 {
@@ -111,6 +112,8 @@ func readLines(first, rest []byte) (*Report, error) {
 			got.Cases = append(got.Cases, *one.Case)
 		case one.Comparison != nil:
 			got.Comparisons = append(got.Comparisons, *one.Comparison)
+		case one.Baseline != nil:
+			got.Baseline = one.Baseline
 		case one.End != nil:
 			got.Run, ended = *one.End, true
 		}
@@ -132,6 +135,13 @@ func (r *Report) complete() error {
 	for i := range r.Devices {
 		d := &r.Devices[i]
 		d.Peers, d.Features = empty(d.Peers), empty(d.Features)
+	}
+	if b := r.Baseline; b != nil {
+		if b.New != nil {
+			b.New.Args = empty(b.New.Args)
+		}
+		b.Run.Args, b.Host.Limits = empty(b.Run.Args), empty(b.Host.Limits)
+		b.Devices, b.OnlyOld, b.OnlyNew = empty(b.Devices), empty(b.OnlyOld), empty(b.OnlyNew)
 	}
 	for i := range r.Cases {
 		c := &r.Cases[i]

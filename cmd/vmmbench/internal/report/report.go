@@ -30,6 +30,7 @@ type Report struct {
 	Plan        PeerPlan     `json:"plan,omitempty"`     // of p2p --plan
 	Cases       []Case       `json:"cases"`
 	Comparisons []Comparison `json:"comparisons"`
+	Baseline    *Baseline    `json:"baseline,omitempty"` // if there is one
 }
 
 // New is a Report without devices, cases and comparisons.
@@ -305,8 +306,9 @@ type Sharing struct {
 	ReaderFDs int     `json:"reader_fds"` // descriptors that one reader keeps open, with all mapped
 }
 
-// Comparison says how the time of case B relates to that of case A. Above 1, B
-// takes longer. Needed is about how many samples would give a firm verdict.
+// Comparison says how the time of case B relates to that of case A, which is of the
+// baseline if it has the same name. Above 1, B takes longer. Needed is about how many
+// samples would give a firm verdict.
 type Comparison struct {
 	ID      string       `json:"id"`
 	A       string       `json:"a"`
@@ -320,12 +322,17 @@ type Comparison struct {
 	Reason  Text         `json:"reason"`
 }
 
+// CommandCompare is Run.Command of a report that compares two runs and has measured
+// nothing.
+const CommandCompare = "compare"
+
 // Exit codes of the command.
 const (
 	ExitPassed      = 0
 	ExitFailed      = 1
 	ExitUsage       = 2
 	ExitMismatch    = 3
+	ExitWorse       = 4
 	ExitWaived      = 77
 	ExitInterrupted = 130
 )

@@ -10,9 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
-	"github.com/stretchr/testify/require"
 )
 
 func of[T any](x T) *T { return &x }

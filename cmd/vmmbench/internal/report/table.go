@@ -18,6 +18,17 @@ import (
 // tables writes the report as tables, for people.
 func tables(w io.Writer, r *Report, markdown bool) error {
 	p := page{markdown: markdown}
+	if r.Run.Command == CommandCompare {
+		p.comparedRuns(r)
+	} else {
+		p.measured(r)
+	}
+	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
+	return err
+}
+
+// measured adds the report of a run.
+func (p *page) measured(r *Report) {
 	p.list(findings(r))
 	p.para(machine(r))
 	p.add(devices(r))
@@ -30,7 +41,7 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	pairs := matrices(r)
 	for _, command := range commands(r) {
 		list := cases(r, command)
-		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(markdown)) > 1 {
+		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(p.markdown)) > 1 {
 			list = failedPairs(list)
 		}
 		p.add(list)
@@ -42,17 +53,48 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 		p.table(printed{heading: m.heading(), body: m.render(best[m.scale])})
 	}
 	for _, command := range commands(r) {
-		p.add(comparisons(r, command))
+		p.add(comparisons(r, command, false))
 	}
 	p.add(otherComparisons(r))
+	for _, command := range commands(r) {
+		p.add(comparisons(r, command, true))
+	}
 	p.para(chance(r))
 	p.legend()
 	p.list(notHere(r))
+	if r.Baseline != nil {
+		p.list(runsFinding(r))
+	}
 	if r.Run.Measure != nil {
 		p.para(summary(r))
 	}
-	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
-	return err
+}
+
+// comparedRuns adds the comparison of two runs. What they measured is in their own
+// reports.
+func (p *page) comparedRuns(r *Report) {
+	p.list(runsFinding(r))
+	if b := r.Baseline; b != nil && b.New != nil {
+		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
+	}
+	p.add(devices(r))
+	for _, command := range commands(r) {
+		p.add(comparisons(r, command, true))
+	}
+	p.para(chance(r))
+	p.legend()
+}
+
+// origin says which run it was.
+func origin(run Run) string {
+	s := strings.TrimSpace("vmmbench " + strings.Join(run.Args, " "))
+	if run.Version != "" {
+		s += ", " + string(run.Version)
+	}
+	if run.Interrupted {
+		s += ", interrupted"
+	}
+	return s + ", " + run.Started
 }
 
 // page collects what is printed.
@@ -257,12 +299,7 @@ func notHere(r *Report) []string {
 	}
 	var list []string
 	for _, reason := range reasons {
-		of := ids[reason]
-		names := strings.Join(of, ", ")
-		if len(of) > 3 {
-			names = fmt.Sprintf("%d cases, the first is %s", len(of), of[0])
-		}
-		list = append(list, fmt.Sprintf("Not on this machine: %s (%s).", names, reason))
+		list = append(list, fmt.Sprintf("Not on this machine: %s (%s).", some(ids[reason]), reason))
 	}
 	return list
 }

@@ -66,7 +66,7 @@ func Ratio(a, b []float64) (Estimate, error) {
 	logs := make([]float64, n)
 	for i := range logs {
 		if a[i] <= 0 || b[i] <= 0 {
-			return Estimate{}, errors.New("a sample took no time at all")
+			return Estimate{}, errNoTime
 		}
 		logs[i] = math.Log(b[i] / a[i])
 	}
@@ -76,6 +76,8 @@ func Ratio(a, b []float64) (Estimate, error) {
 
 // ErrTooFew says that there are not enough samples for an interval.
 var ErrTooFew = errors.New("too few samples")
+
+var errNoTime = errors.New("a sample took no time at all")
 
 // Drifts says whether the second half of the samples differs from the first half by more
 // than margin.

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+// Values of --fail-on.
+const (
+	failNone      = "none"
+	failSlower    = "slower"
+	failFaster    = "faster"
+	failDifferent = "different" // slower or faster
+)
+
+// baselineFlags are the flags of what is compared with an older run.
+type baselineFlags struct {
+	failOn               choice
+	anyDevice, anyDriver bool
+}
+
+func (b *baselineFlags) add(f *pflag.FlagSet) {
+	b.failOn = choice{value: failNone, of: []string{failNone, failSlower, failFaster, failDifferent}}
+	f.Var(&b.failOn, "fail-on", "exit with 4 if a case has this verdict")
+	f.BoolVar(&b.anyDevice, "any-device", false, "also compare runs on different devices")
+	f.BoolVar(&b.anyDriver, "any-driver", false, "also compare runs with different drivers")
+}
+
+// compare compares a new report with an older one, by report.Compare. What may not be
+// compared is a usageError that names the flag which allows it.
+func (b *baselineFlags) compare(older, newer *report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
+	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver})
+	if errors.Is(err, report.ErrDifferent) {
+		err = usageError{fmt.Errorf("%w (see --any-device and --any-driver)", err)}
+	}
+	return base, list, err
+}
+
+// fails says whether one of the comparisons is what --fail-on names.
+func (b *baselineFlags) fails(list []report.Comparison) bool {
+	for _, c := range list {
+		slower, faster := c.Verdict == stat.Slower, c.Verdict == stat.Faster
+		switch b.failOn.value {
+		case failSlower:
+			faster = false
+		case failFaster:
+			slower = false
+		case failNone:
+			return false
+		}
+		if slower || faster {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *app) compare() *cobra.Command {
+	var o outputFlags
+	var b baselineFlags
+	margin := percent(0.02)
+	c := command(&cobra.Command{
+		Use:   "compare OLD NEW",
+		Short: "Compare two runs, case by case",
+		Long: `Compare two reports, JSON or ndjson, by the names of their cases. The ratio is the
+median time of the new run over that of the old one: above 1 the new one is slower.
+Its 95 % interval is made of those of the two medians. The whole interval within
+--margin is equal, wholly outside is slower or faster.
+
+An interval says what chance does within two runs. It does not know what was different
+between them: clocks, temperature, where memory lay. Compare more runs than two before
+you believe a small difference.
+
+Runs on different devices or with different drivers are refused, unless --any-device
+or --any-driver is given, and so are cases of one name that did not do the same work.
+
+Exit status: 0, 4 if a verdict is what --fail-on names, 3 if data were wrong in the new
+run (before 4), 1 if no case is in both runs or a report cannot be read, 2 usage, also
+for runs that may not be compared.`,
+		Example: `  vmmbench compare old.json new.json
+  vmmbench compare old.json new.ndjson --fail-on slower --margin 5% -o verdicts.md`,
+	})
+	f := c.Flags()
+	o.add(f)
+	b.add(f)
+	f.Var(&margin, "margin", "how far apart two runs may be and still count as equal")
+	c.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) != 2 {
+			return usageError{fmt.Errorf("compare takes the files of two reports, not %d", len(args))}
+		}
+		return nil
+	}
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		if err := o.check(); err != nil {
+			return err
+		}
+		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
+			return err
+		}
+		older, err := loadReport(args[0])
+		if err != nil {
+			return err
+		}
+		newer, err := loadReport(args[1])
+		if err != nil {
+			return err
+		}
+		base, list, err := b.compare(older, newer, float64(margin))
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			return errors.New("no case is in both runs")
+		}
+		if err := a.writeComparison(&o, base, newer, list); err != nil {
+			return err
+		}
+		// What a case of the new run could not do is its own run's exit code.
+		switch {
+		case newer.Count()[report.Failed] > 0:
+			a.code = report.ExitMismatch
+		case b.fails(list):
+			a.code = report.ExitWorse
+		default:
+			a.code = report.ExitPassed
+		}
+		return nil
+	}
+	return c
+}
+
+// writeComparison writes a report with the cases of the new run, and where it ran.
+func (a *app) writeComparison(o *outputFlags, base *report.Baseline, newer *report.Report, list []report.Comparison) error {
+	return a.withReport(report.CommandCompare, o, func(r *runner) error {
+		r.report.Host, r.report.Devices, r.report.Baseline = newer.Host, newer.Devices, base
+		base.New = &newer.Run
+		if err := r.start(); err != nil {
+			return err
+		}
+		r.add(newer.Cases, list)
+		return nil
+	})
+}
+
+// loadReport reads the report in a file.
+func loadReport(name string) (*report.Report, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	r, err := report.Read(f)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return r, errors.Join(err, f.Close())
+}

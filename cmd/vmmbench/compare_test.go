@@ -1,0 +1,233 @@
+package main
+
+import (
+	"context"
+	"encoding/csv"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+// copied is the report of a few copies, measured once.
+var copied = sync.OnceValue(func() string {
+	var out strings.Builder
+	run(context.Background(), []string{"bw", "--device", "host", "--size", "64K", "--direction", "h2d,d2d", "--host", "pinned",
+		"--samples", "10", "--min-time", "0", "--progress", "off", "--format", "json"}, &out, io.Discard)
+	return out.String()
+})
+
+// copies returns that report.
+func copies(t *testing.T) *report.Report {
+	t.Helper()
+	r, err := report.Read(strings.NewReader(copied()))
+	require.NoError(t, err)
+	return r
+}
+
+// save writes a report as JSON or ndjson, by the name's suffix.
+func save(t *testing.T, r *report.Report, name string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	format, err := report.FormatOf(name)
+	require.NoError(t, err)
+	f, err := os.Create(file)
+	require.NoError(t, err)
+	o := report.Output{W: f, Format: format}
+	require.NoError(t, o.Started(r))
+	for _, c := range r.Cases {
+		require.NoError(t, o.Case(c))
+	}
+	require.NoError(t, o.Finished(r))
+	require.NoError(t, f.Close())
+	return file
+}
+
+// setSamples gives a case samples around a median, in nanoseconds.
+func setSamples(c *report.Case, median float64) {
+	c.Samples = nil
+	for i := range 11 {
+		c.Samples = append(c.Samples, median*(1+0.0002*float64(i-5)))
+	}
+}
+
+// verdictRuns returns an old and a new run, whose four cases are equal, slower, faster,
+// and too noisy.
+func verdictRuns(t *testing.T) (older, newer *report.Report) {
+	older, newer = copies(t), copies(t)
+	require.Len(t, older.Cases, 4)
+	for i, factor := range []float64{1.001, 1.1, 0.9, 1} {
+		setSamples(&older.Cases[i], 1e6)
+		setSamples(&newer.Cases[i], 1e6*factor)
+	}
+	for k := range newer.Cases[3].Samples {
+		newer.Cases[3].Samples[k] *= 1 + 0.1*float64(k%5)
+	}
+	return older, newer
+}
+
+func TestCompareRuns(t *testing.T) {
+	older, newer := verdictRuns(t)
+	files := []string{save(t, older, "old.ndjson"), save(t, newer, "new.json")}
+	for failOn, want := range map[string]int{"none": report.ExitPassed, "slower": report.ExitWorse, "faster": report.ExitWorse, "different": report.ExitWorse} {
+		code, _, stderr := bench(t, append([]string{"compare", "--fail-on", failOn}, files...)...)
+		require.Equal(t, want, code, "%s: %s", failOn, stderr)
+	}
+	// With a margin of 50 % nothing is different.
+	code, _, _ := bench(t, append([]string{"compare", "--fail-on", "different", "--margin", "50%"}, files...)...)
+	require.Equal(t, report.ExitPassed, code)
+
+	code, out, _ := bench(t, append([]string{"compare", "--format", "json"}, files...)...)
+	require.Equal(t, report.ExitPassed, code)
+	r, err := report.Read(strings.NewReader(out))
+	require.NoError(t, err)
+	require.Equal(t, newer.Cases, r.Cases)
+	require.Equal(t, older.Run, r.Baseline.Run)
+	require.Equal(t, newer.Run, *r.Baseline.New)
+	var verdicts []stat.Verdict
+	for i, c := range r.Comparisons {
+		require.Equal(t, []string{older.Cases[i].ID, newer.Cases[i].ID}, []string{c.A, c.B})
+		verdicts = append(verdicts, c.Verdict)
+	}
+	require.Equal(t, []stat.Verdict{stat.Equal, stat.Slower, stat.Faster, stat.TooNoisy}, verdicts)
+
+	_, out, _ = bench(t, append([]string{"compare"}, files...)...)
+	first, _, _ := strings.Cut(strings.ReplaceAll(out, "\n  ", " "), "\n")
+	require.Equal(t, "4 cases are in both runs. The new one against the old one, within 2 %: 1 equal, 1 slower, 1 faster, 1 too noisy.", first)
+	require.Contains(t, out, "The most, "+newer.Cases[1].ID+" takes 1.1 times as long")
+
+	_, out, _ = bench(t, append([]string{"compare", "--format", "csv"}, files...)...)
+	lines, err := csv.NewReader(strings.NewReader(out)).ReadAll()
+	require.NoError(t, err)
+	require.Len(t, lines, 1+4+4)
+	_, out, _ = bench(t, append([]string{"compare", "--format", "md"}, files...)...)
+	require.Contains(t, out, "| slower |")
+}
+
+func TestCompareNamesCasesOfOneRun(t *testing.T) {
+	older, newer := verdictRuns(t)
+	gone, added := older.Cases[0].ID, newer.Cases[1].ID
+	older.Cases = append(older.Cases[:1:1], older.Cases[2:]...)
+	newer.Cases = newer.Cases[1:]
+	old, new := save(t, older, "old.json"), save(t, newer, "new.json")
+	_, out, _ := bench(t, "compare", old, new)
+	require.Contains(t, out, "Only in the old run: "+gone+".")
+	require.Contains(t, out, "Only in the new run: "+added+".")
+	require.Contains(t, out, "2 cases are in both runs")
+
+	newer.Cases = newer.Cases[:1]
+	code, out, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
+	require.Equal(t, report.ExitFailed, code)
+	require.Empty(t, out)
+	require.Contains(t, stderr, "no case is in both")
+}
+
+// A case that did not pass has no verdict. Wrong data in the new run are worse than a
+// slower one.
+func TestCompareOfCasesThatFailed(t *testing.T) {
+	older, newer := verdictRuns(t)
+	older.Cases[0].Status, newer.Cases[2].Status = report.Failed, report.Waived
+	verdicts := func() (list []stat.Verdict, code int) {
+		code, out, _ := bench(t, "compare", save(t, older, "old.json"), save(t, newer, "new.json"), "--fail-on", "slower", "--format", "json")
+		for _, c := range parse(t, out).Comparisons {
+			list = append(list, c.Verdict)
+		}
+		return list, code
+	}
+	list, code := verdicts()
+	require.Equal(t, []stat.Verdict{stat.NotMeasured, stat.Slower, stat.Waived, stat.TooNoisy}, list)
+	require.Equal(t, report.ExitWorse, code, "the old run is over")
+
+	newer.Cases[0].Status = report.Failed
+	_, code = verdicts()
+	require.Equal(t, report.ExitMismatch, code)
+
+	newer.Cases[0].Status, newer.Cases[1].Samples = report.Error, newer.Cases[1].Samples[:3]
+	list, code = verdicts()
+	require.Equal(t, []stat.Verdict{stat.NotMeasured, stat.TooFew, stat.Waived, stat.TooNoisy}, list)
+	require.Equal(t, report.ExitPassed, code, "that case made the exit code of the run itself")
+}
+
+func TestCompareRefusesToMix(t *testing.T) {
+	for _, c := range []struct {
+		what, want, allowed string
+		change              func(*report.Report)
+	}{
+		{"device", "devices", "--any-device", func(r *report.Report) { r.Devices[0].Name = "another" }},
+		{"processor", "devices", "--any-device", func(r *report.Report) { r.Host.CPU = "another" }},
+		{"MIG", "devices", "--any-device", func(r *report.Report) { r.Devices[0].MIG = "1g.18gb" }},
+		{"number", "devices", "--any-device", func(r *report.Report) { r.Devices = append(r.Devices, r.Devices[0]) }},
+		{"driver", "drivers", "--any-driver", func(r *report.Report) { r.Devices[0].Driver = "another" }},
+		{"ordinal", "device host:0, and host:1", "--any-device", func(r *report.Report) {
+			for i := range r.Cases {
+				r.Cases[i].Axes[0].Value = "host:1"
+			}
+		}},
+		{"payload", "bytes", "", func(r *report.Report) { r.Cases[0].Bytes++ }},
+		{"unit", "GB/s", "", func(r *report.Report) { r.Cases[0].Unit = "ms" }},
+		{"axis", "streams 1, and 2", "", func(r *report.Report) { r.Cases[0].Axes[4].Value = 2 }},
+		{"new axis", "extra -, and x", "", func(r *report.Report) {
+			r.Cases[0].Axes = append(r.Cases[0].Axes, report.Axis{Name: "extra", Value: "x"})
+		}},
+	} {
+		older, newer := verdictRuns(t)
+		c.change(newer)
+		args := []string{"compare", save(t, older, "old.json"), save(t, newer, "new.json")}
+		code, out, stderr := bench(t, args...)
+		require.Equal(t, report.ExitUsage, code, c.what)
+		require.Empty(t, out)
+		require.Contains(t, stderr, c.want, c.what)
+		for _, flag := range []string{"--any-device", "--any-driver"} {
+			want := report.ExitUsage
+			if flag == c.allowed {
+				want = report.ExitPassed
+			}
+			code, _, _ := bench(t, append(args, flag)...)
+			require.Equal(t, want, code, "%s with %s", c.what, flag)
+		}
+	}
+}
+
+func TestCompareUsage(t *testing.T) {
+	older, newer := verdictRuns(t)
+	old, new := save(t, older, "old.json"), save(t, newer, "new.json")
+	for _, args := range [][]string{
+		{}, {old}, {old, new, new}, {old, new, "--fail-on", "worse"}, {old, new, "--margin", "2"},
+		{old, new, "--format", "ndjson"}, {old, new, "--format", "gobench"}, {old, new, "-o", "out.xml"},
+	} {
+		code, out, _ := bench(t, append([]string{"compare"}, args...)...)
+		require.Equal(t, report.ExitUsage, code, args)
+		require.Empty(t, out)
+	}
+	// A report that cannot be read is named.
+	bad := filepath.Join(t.TempDir(), "bad.json")
+	require.NoError(t, os.WriteFile(bad, []byte(`{"schema":"vmmbench/2"}`), 0o600))
+	for _, file := range []string{bad, filepath.Join(t.TempDir(), "missing.json")} {
+		code, out, stderr := bench(t, "compare", old, file)
+		require.Equal(t, report.ExitFailed, code)
+		require.Empty(t, out)
+		require.Contains(t, stderr, filepath.Base(file))
+	}
+	newer.Cases = append(newer.Cases, newer.Cases[0])
+	code, _, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
+	require.Equal(t, report.ExitFailed, code)
+	require.Contains(t, stderr, "twice")
+}
+
+// Every flag of a case is explained where it is printed.
+func TestLegendExplainsFlags(t *testing.T) {
+	r := copies(t)
+	for _, flag := range []string{gated, gateTimedOut, ungated, wallClock, "few-samples", "correlated", "noisy", "drift"} {
+		r.Cases[0].Flags = []string{flag}
+		var out strings.Builder
+		require.NoError(t, report.Output{W: &out, Format: report.Table}.Finished(r))
+		require.Contains(t, out.String(), "\n"+flag+": ")
+	}
+}

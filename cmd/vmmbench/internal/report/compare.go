@@ -1,0 +1,173 @@
+package report
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+// Baseline is an earlier run that a report was compared with. Its comparisons are those
+// whose A and B are one name: A is the case of the baseline.
+type Baseline struct {
+	Run     Run      `json:"run"`
+	New     *Run     `json:"new_run"` // that of the cases, if another has compared them
+	Host    Host     `json:"host"`
+	Devices []Device `json:"devices"`
+	OnlyOld []string `json:"only_old"` // cases that the new run does not have
+	OnlyNew []string `json:"only_new"` // cases that the baseline does not have
+}
+
+// CompareOptions say how two runs are compared.
+type CompareOptions struct {
+	Margin    float64 // how far from 1 a ratio may be and still count as equal
+	AnyDevice bool    // also runs on different devices
+	AnyDriver bool    // also runs with different drivers
+}
+
+// ErrDifferent says that two reports are not of the same thing: of different devices or
+// drivers, or with cases of one name that are not the same.
+var ErrDifferent = errors.New("not comparable")
+
+// Compare compares the cases of two runs that have the same name. It returns the
+// comparisons in the order of the new run's cases, for the caller to add to its report
+// with the baseline. Neither report is changed. The samples of two runs are no pairs, so
+// the ratios are those of stat.Unpaired.
+//
+// If the runs may not be compared, the error is ErrDifferent. A case that did not pass in
+// both runs has a comparison without a ratio.
+func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, error) {
+	if err := sameMachine(older, newer, o); err != nil {
+		return nil, nil, err
+	}
+	before, err := caseByID(older)
+	if err != nil {
+		return nil, nil, fmt.Errorf("old report: %w", err)
+	}
+	after, err := caseByID(newer)
+	if err != nil {
+		return nil, nil, fmt.Errorf("new report: %w", err)
+	}
+	base := &Baseline{Run: older.Run, Host: older.Host, Devices: older.Devices, OnlyOld: []string{}, OnlyNew: []string{}}
+	list := []Comparison{}
+	for _, b := range newer.Cases {
+		a, ok := before[b.ID]
+		if !ok {
+			base.OnlyNew = append(base.OnlyNew, b.ID)
+			continue
+		}
+		if err := sameCase(a, b, o); err != nil {
+			return nil, nil, err
+		}
+		list = append(list, compareRuns(a, b, o.Margin))
+	}
+	for _, a := range older.Cases {
+		if _, ok := after[a.ID]; !ok {
+			base.OnlyOld = append(base.OnlyOld, a.ID)
+		}
+	}
+	return base, list, nil
+}
+
+// caseByID returns the cases of a report by their names, each of which may be there once.
+func caseByID(r *Report) (map[string]Case, error) {
+	list := map[string]Case{}
+	for _, c := range r.Cases {
+		if _, again := list[c.ID]; again {
+			return nil, fmt.Errorf("case %s is there twice", c.ID)
+		}
+		list[c.ID] = c
+	}
+	return list, nil
+}
+
+// sameMachine refuses runs on different devices, or with different drivers. Where a device
+// is opened does not matter.
+func sameMachine(older, newer *Report, o CompareOptions) error {
+	differ := func(what string, of func(*Report) []string) error {
+		a, b := strings.Join(of(older), ", "), strings.Join(of(newer), ", ")
+		if a == b {
+			return nil
+		}
+		return fmt.Errorf("%w: %s %q and %q", ErrDifferent, what, a, b)
+	}
+	if !o.AnyDevice {
+		// The memory of the host is as fast as its processor.
+		err := differ("devices", func(r *Report) (list []string) {
+			for _, d := range r.Devices {
+				name := strings.TrimSpace(d.Name + " " + string(d.MIG))
+				if strings.HasPrefix(d.Open, "host") {
+					name += " of " + string(r.Host.CPU)
+				}
+				list = append(list, name)
+			}
+			return list
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if !o.AnyDriver {
+		return differ("drivers", func(r *Report) (list []string) {
+			for _, d := range r.Devices {
+				if !slices.Contains(list, string(d.Driver)) {
+					list = append(list, string(d.Driver))
+				}
+			}
+			return list
+		})
+	}
+	return nil
+}
+
+// sameCase refuses two cases of one name that did not do the same work.
+func sameCase(a, b Case, o CompareOptions) error {
+	if a.Bytes != b.Bytes || a.Unit != b.Unit {
+		return fmt.Errorf("%w: case %s is of %d bytes in %s, and of %d in %s", ErrDifferent, a.ID, a.Bytes, a.Unit, b.Bytes, b.Unit)
+	}
+	for _, axis := range a.Axes {
+		// An axis that only one of them has is of another version, or another program.
+		if b.Axes.Of(axis.Name) == nil || axis.Name == "device" && o.AnyDevice {
+			continue
+		}
+		if x, y := a.Axes.text(axis.Name), b.Axes.text(axis.Name); x != y {
+			return fmt.Errorf("%w: case %s has %s %s, and %s", ErrDifferent, a.ID, axis.Name, x, y)
+		}
+	}
+	return nil
+}
+
+// compareRuns compares a case with the same of an older run.
+func compareRuns(a, b Case, margin float64) Comparison {
+	c := Comparison{ID: b.ID + ": new against old", A: a.ID, B: b.ID, Margin: margin, Verdict: stat.NotMeasured}
+	if a.Status != Passed || b.Status != Passed {
+		c.Reason = Text(fmt.Sprintf("old: %s, new: %s", a.Status, b.Status))
+		if a.Status == Waived || b.Status == Waived {
+			c.Verdict = stat.Waived
+		}
+		return c
+	}
+	c.Judge(stat.Unpaired(a.Samples, b.Samples))
+	return c
+}
+
+// Judge completes a comparison by an estimate, or by the error in its place.
+func (c *Comparison) Judge(e stat.Estimate, err error) {
+	if err != nil {
+		c.Reason = Text(err.Error())
+		c.Verdict = stat.NotMeasured
+		if errors.Is(err, stat.ErrTooFew) {
+			c.Verdict = stat.TooFew
+		}
+		return
+	}
+	c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, c.Margin)
+	if needed := e.Needed(c.Margin); c.Verdict == stat.TooNoisy && needed > 0 {
+		c.Needed = &needed
+	}
+}
+
+// ofRuns says whether a comparison is of one case in two runs.
+func (c Comparison) ofRuns() bool { return c.A == c.B }
