@@ -67,8 +67,14 @@ its time, and a copy that does not count comes first.
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
 Range.Revoke, with the wait that revoking needs, by the number of chunks of 2 MiB and
-by the number of devices that get access.`,
+by the number of devices that get access.
+
+With --plan, nothing is measured and nothing changed. For each ordered pair it prints
+the path, what the driver says of it, and what EnablePeers would do or why it cannot.
+The exit status is 0 if every pair can have access, 77 if none can, and 1 if only some
+can: EnablePeers grants all or nothing.`,
 		Example: `  vmmbench p2p
+  vmmbench p2p --plan
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
 	})
@@ -84,7 +90,11 @@ by the number of devices that get access.`,
 	f.Var(&p.directions, "direction", "directions; both is each writing to the other's memory at once")
 	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
 	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
+	plan := f.Bool("plan", false, "measure nothing; print for each pair what EnablePeers would do, or why it cannot")
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if *plan {
+			return a.planPeers(&m)
+		}
 		return a.measureOn(c.Context(), c.Name(), &m, p.opener(&m))
 	}
 	return c

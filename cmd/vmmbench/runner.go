@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -110,6 +111,7 @@ func (r *runner) start() error {
 		return err
 	}
 	r.outputs, r.started = outputs, true
+	machine.AddState(r.report)
 	r.eachOutput(func(o *output) error { return o.Started(r.report) })
 	return nil
 }

@@ -36,8 +36,14 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 		parts = append(parts, bullet+strings.Join(found, "\n"+bullet))
 	}
 	add("Machine", machine(r))
-	add("Devices", devices(r))
-	if r.Run.Measure == nil {
+	add("State of the host", hostStates(r))
+	devices(r, add)
+	add(topologyHeading(r), topology(r))
+	add("Plan: what EnablePeers would do", plan(r))
+	if r.Run.Measure != nil {
+		add("State of the devices", deviceStates(r))
+	}
+	if r.Run.Measure == nil && r.Plan == nil {
 		add("Features", features(r))
 		add("Limits", limits(r))
 	}
@@ -77,24 +83,6 @@ func machine(r *Report) table.Writer {
 		strings.TrimSpace(r.Host.OS + "/" + r.Host.Arch + " " + string(r.Host.Kernel)),
 		dash(r.Host.CPU), r.Host.CPUs, bytesOf(r.Host.Memory), r.Host.Go,
 	})
-	return t
-}
-
-func devices(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "name", "driver", "memory", "free", "granularity", "recommended", "arch", "pci", "uuid", "mode", "peers"})
-	for _, d := range r.Devices {
-		printed := func(n *uint64) string {
-			if n == nil {
-				return "-"
-			}
-			return size.Format(*n)
-		}
-		t.AppendRow(table.Row{
-			d.Open, d.Name, dash(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), printed(d.Recommended),
-			dash(d.Arch), dash(d.PCI), dash(d.UUID), dash(d.Compute), len(d.Peers),
-		})
-	}
 	return t
 }
 
