@@ -168,6 +168,7 @@ type Prop = driver.Prop
 //	UUID    [16]byte
 //	Memory  uint64   // bytes in all
 //	Compute string   // compute mode; empty where it has no meaning
+//	Unified bool     // unified addressing: an address means the same to the host and to the device
 type Info = driver.Info
 
 // PitchedPtr is where rows are; see Stream.Copy2D.

@@ -58,3 +58,40 @@ func TestP2POnFakeCUDA(t *testing.T) {
 	}
 	require.Zero(t, fake.Live().Peers, "peer access is never left on")
 }
+
+// The plan and the topology on CUDA: what the fake driver connects by NVLink, by PCIe and
+// not at all.
+func TestPlanAndTopologyOnFakeCUDA(t *testing.T) {
+	path := fakecuda.Build(t)
+	fake := fakecuda.Open(t, path)
+	fake.Configure(3, 512<<20)
+	fake.Link(0, 1, fakecuda.PCIe)
+	fake.Link(2, 0, fakecuda.NoPath)
+	drv, err := cuda.Load(path)
+	require.NoError(t, err)
+	t.Cleanup(fake.Clean)
+	devs := opened(t, drv, 0, 1, 2)
+
+	plan, rows := planOn(t, devs)
+	require.Equal(t, report.ExitFailed, plan.Exit())
+	require.Equal(t, report.Text("pcie"), rows["cuda:0 cuda:1"].Kind)
+	require.False(t, *rows["cuda:0 cuda:1"].Atomics)
+	require.Equal(t, report.Text("nvlink"), rows["cuda:1 cuda:2"].Kind)
+	require.True(t, *rows["cuda:1 cuda:2"].Atomics)
+	require.False(t, rows["cuda:2 cuda:0"].Can)
+	require.Contains(t, rows["cuda:2 cuda:0"].Why, "no path")
+	require.Zero(t, fake.Live().Peers, "nothing was enabled")
+
+	links, err := devs[0].Topology()
+	require.NoError(t, err)
+	described := []report.Device{describeDevice(devs[0]), describeDevice(devs[2])}
+	require.True(t, described[0].Unified)
+	list := topology(links, described)
+	require.Len(t, list, 2, "of the devices that are described")
+	require.Equal(t, "cuda:0 cuda:2", list[0].From+" "+list[0].To)
+	require.True(t, *list[0].Access)
+	require.False(t, *list[1].Access)
+	require.Nil(t, list[1].Rank)
+	require.Contains(t, list[0].Reason, "path: ", "there is no NVML for the fake driver")
+	require.Nil(t, topology(nil, described))
+}

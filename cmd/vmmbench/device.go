@@ -68,3 +68,12 @@ func closeDevices(list []device) error {
 	}
 	return err
 }
+
+// withoutRaw returns the devices as vmm takes them.
+func withoutRaw(devs []device) []*vmm.Device {
+	list := make([]*vmm.Device, len(devs))
+	for i, dev := range devs {
+		list[i] = dev.Device
+	}
+	return list
+}

@@ -23,10 +23,7 @@ const grantChunk = 2 << 20
 // grantGroup times granting access to n chunks of the owner, and revoking it.
 func grantGroup(owner device, peers []device, n int) group {
 	all := uint64(n) * grantChunk
-	others := make([]*vmm.Device, len(peers))
-	for i, dev := range peers {
-		others[i] = dev.Device
-	}
+	others := withoutRaw(peers)
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
 	for _, op := range []string{opGrant, opRevoke} {
 		g.tasks = append(g.tasks, task{

@@ -3,12 +3,16 @@ package main
 import (
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -44,10 +48,18 @@ func (r *runner) describeDevices(which string) error {
 		return err
 	}
 	var cases []report.Case
+	var links *vmm.Links // of the first driver that is not the host's
 	for _, name := range names {
 		dev, err := openDevice(name)
 		if err == nil {
-			r.report.Devices = append(r.report.Devices, describeDevice(dev))
+			d := describeDevice(dev)
+			if links == nil && !onHost(dev) {
+				links, err = dev.Topology()
+			}
+			if err != nil { // the rest is worth showing
+				d.Reason = report.Text(strings.TrimPrefix(string(d.Reason)+"; "+err.Error(), "; "))
+			}
+			r.report.Devices = append(r.report.Devices, d)
 			err = dev.Close()
 		}
 		c, err := r.app.waivedCase(name, err)
@@ -58,12 +70,52 @@ func (r *runner) describeDevices(which string) error {
 			cases = append(cases, *c)
 		}
 	}
+	r.report.Topology = topology(links, r.report.Devices)
 	// The outputs are opened last, so a usage error leaves old files alone.
 	if err := r.start(); err != nil {
 		return err
 	}
 	r.add(cases, nil)
 	return nil
+}
+
+// topology returns the links between devices of the report, with what connects them.
+func topology(links *vmm.Links, devices []report.Device) []report.Link {
+	if links == nil {
+		return nil
+	}
+	shown := map[int]bool{}
+	for _, i := range links.Devices {
+		shown[i.Ordinal] = slices.ContainsFunc(devices, func(d report.Device) bool { return d.Open == i.Open })
+	}
+	var list []report.Link
+	for _, p := range links.Pairs {
+		if shown[p.From] && shown[p.To] {
+			list = append(list, link(links, p))
+		}
+	}
+	at := make([]*report.Link, len(list))
+	for i := range list {
+		at[i] = &list[i]
+	}
+	machine.AddPaths(devices, at)
+	return list
+}
+
+// link describes a pair for the report, as far as the driver knows it.
+func link(links *vmm.Links, p vmm.Link) report.Link {
+	name := func(ordinal int) string {
+		at := slices.IndexFunc(links.Devices, func(i vmm.Info) bool { return i.Ordinal == ordinal })
+		return links.Devices[at].Open
+	}
+	l := report.Link{From: name(p.From), To: name(p.To), Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
+	switch {
+	case p.Rank >= 0:
+		l.Rank = &p.Rank
+	case p.Access:
+		l.Reason = "rank: the driver does not tell"
+	}
+	return l
 }
 
 // deviceNames returns the devices that --device of info means.
@@ -86,7 +138,7 @@ func describeDevice(dev device) report.Device {
 	d := report.Device{
 		Open: info.Open, Name: info.Name, Driver: report.Text(info.Driver), UUID: uuid(info.UUID),
 		PCI: report.Text(info.PCI), MIG: report.Text(info.MIG), Arch: report.Text(info.Arch),
-		Compute: report.Text(info.Compute), Memory: info.Memory, Peers: []string{},
+		Compute: report.Text(info.Compute), Unified: info.Unified, Memory: info.Memory, Peers: []string{},
 	}
 	// A value that cannot be had does not hide the others.
 	var reasons []string
@@ -178,4 +230,14 @@ func version() report.Text {
 		}
 	}
 	return report.Text(v)
+}
+
+// fullVersion is what --version prints: the version, the commit, and what the program
+// was built with and for. It loads no driver.
+func fullVersion() string {
+	v := version()
+	if v == "" {
+		v = "of an unknown version"
+	}
+	return fmt.Sprintf("%s %s %s/%s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -28,6 +28,8 @@ type app struct {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
 	root := a.root()
+	root.Version = fullVersion()
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.share(), a.compare(), a.shareReader())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)

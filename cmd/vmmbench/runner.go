@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
@@ -122,6 +123,7 @@ func (r *runner) start() error {
 		return err
 	}
 	r.outputs, r.started = outputs, true
+	machine.AddState(r.report)
 	r.eachOutput(func(o *output) error { return o.start(r.report) })
 	return nil
 }

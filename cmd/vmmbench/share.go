@@ -25,8 +25,8 @@ import (
 // What share measures, as --op takes it.
 const (
 	opAttach = "attach" // a process that attaches has mapped all there is
-	opChunk  = "chunk"  // the owner appends over the end of a chunk; a process can read there
-	opLength = "length" // the owner appends within a chunk
+	opGrowth = "growth" // the owner appends over the end of a chunk; a process can read there
+	opAppend = "append" // the owner appends within a chunk
 	opWake   = "wake"   // the same process reads a byte of a pipe: what waking it takes
 )
 
@@ -41,7 +41,7 @@ type sharePlan struct {
 }
 
 func newSharePlan() *sharePlan {
-	all := []string{opAttach, opChunk, opLength, opWake}
+	all := []string{opAttach, opGrowth, opAppend, opWake}
 	return &sharePlan{
 		ops: choices{of: all, values: all}, readers: counts{1, 2},
 		sizes: size.List{64 << 20}, chunks: size.List{2 << 20, 32 << 20},
@@ -64,8 +64,8 @@ func (a *app) share() *cobra.Command {
 		Long: `Publish a range and time what other processes, which this command starts, see:
   attach  a process attaches and has mapped all --size bytes: export, send, import and
           map of each chunk
-  chunk   the owner appends over the end of a chunk, and a process can read there
-  length  the owner appends within a chunk, and a process can read there
+  growth  the owner appends over the end of a chunk, and a process can read there
+  append  the owner appends within a chunk, and a process can read there
   wake    a byte through a pipe, read by the same process: what it takes to wake it
 With several --readers it is the time of the last of them. All times are of one clock,
 from the owner's call to the end of the wait in the reader. A reader waits by
@@ -113,7 +113,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		if op != opAttach {
 			bytes = shareStep
 		}
-		if op == opChunk {
+		if op == opGrowth {
 			bytes = chunk
 		}
 		g.tasks = append(g.tasks, task{
@@ -291,7 +291,7 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		})
 	}
 	next := c.r.Len() + shareStep
-	if c.op == opChunk {
+	if c.op == opGrowth {
 		next = roundUp(c.r.Len(), c.chunk) + c.chunk
 	}
 	if next > c.r.Max() {

@@ -33,7 +33,7 @@ func TestShare(t *testing.T) {
 		case opAttach:
 			require.GreaterOrEqual(t, c.Stats.ReaderFDs, 3, "a descriptor for each chunk of the host's")
 			fallthrough
-		case opChunk, opLength:
+		case opGrowth, opAppend:
 			require.Equal(t, uint64(2*5<<20), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
 		}
 	}

@@ -112,6 +112,7 @@ type Info struct {
 	UUID    [16]byte
 	Memory  uint64 // bytes in all
 	Compute string // compute mode; empty where it has no meaning
+	Unified bool   // unified addressing: an address means the same to the host and to the device
 }
 
 // Feature is something a device may be able to do; see Driver.Supports.

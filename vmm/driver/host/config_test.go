@@ -23,6 +23,7 @@ func TestDefault(t *testing.T) {
 	require.NotEqual(t, all[0].UUID, all[1].UUID)
 	require.Equal(t, "host:15", all[15].Open)
 	require.NotZero(t, all[0].Memory)
+	require.True(t, all[0].Unified)
 	open(t, d, 15)
 	_, err = d.Open(16)
 	require.ErrorIs(t, err, driver.ErrNoDevice)

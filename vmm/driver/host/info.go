@@ -26,6 +26,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 			Driver:  release(),
 			UUID:    uuid(i),
 			Memory:  u.memory,
+			Unified: true, // the addresses are the CPU's own
 		}
 	}
 	return all, nil

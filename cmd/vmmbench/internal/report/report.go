@@ -348,6 +348,8 @@ func (r *Report) Exit() int {
 		return ExitInterrupted
 	case count[Error] > 0:
 		return ExitFailed
+	case r.Plan != nil:
+		return r.Plan.Exit()
 	case count[Waived] > 0 && count[Waived] == len(r.Cases):
 		return ExitWaived
 	}

@@ -27,15 +27,23 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	return err
 }
 
-// measured adds the report of a run.
+// measured adds the report of a run, or of info, which measures nothing.
 func (p *page) measured(r *Report) {
 	p.list(findings(r))
 	p.para(machine(r))
-	p.add(devices(r))
 	if r.Run.Measure == nil {
-		p.add(identities(r))
+		p.block("State of the host", hostStates(r))
+	}
+	if r.Run.Measure == nil && r.Plan == nil {
+		for _, d := range r.Devices {
+			p.block("Device "+d.Open, deviceBlock(d))
+		}
+		p.block(topologyHeading(r), topology(r))
 		p.add(features(r))
 		p.add(limits(r))
+	} else {
+		p.add(devices(r))
+		p.block("Plan: what EnablePeers would do", plan(r))
 	}
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
@@ -66,6 +74,8 @@ func (p *page) measured(r *Report) {
 		p.list(runsFinding(r))
 	}
 	if r.Run.Measure != nil {
+		p.para(hostState(r))
+		p.block("State of the devices", deviceStates(r))
 		p.para(summary(r))
 	}
 }
@@ -134,6 +144,13 @@ func (p *page) list(sentences []string) {
 func (p *page) add(g grid) {
 	for _, t := range g.tables(p.markdown) {
 		p.table(t)
+	}
+}
+
+// block adds a table that is laid out already, if it has rows.
+func (p *page) block(heading string, t table.Writer) {
+	if t.Length() > 0 {
+		p.table(printed{heading: heading, body: t})
 	}
 }
 
@@ -208,18 +225,6 @@ func devices(r *Report) grid {
 			row.notes = []string{string(d.Reason)}
 		}
 		g.rows = append(g.rows, row)
-	}
-	return g
-}
-
-// identities is the table of what tells devices apart.
-func identities(r *Report) grid {
-	g := grid{title: "Identity", keys: []string{"device"}, columns: []string{"uuid", "pci", "mig", "mode", "peers"}}
-	for _, d := range r.Devices {
-		g.rows = append(g.rows, gridRow{
-			keys:  []string{d.Open},
-			cells: []string{string(d.UUID), string(d.PCI), string(d.MIG), string(d.Compute), fmt.Sprint(len(d.Peers))},
-		})
 	}
 	return g
 }

@@ -1,0 +1,109 @@
+package report
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+// gpu is a GPU with all of its state.
+func gpu(open string) Device {
+	return Device{
+		Open: open, Name: "NVIDIA H200", Driver: "CUDA 12.8", UUID: "01234567-89ab-cdef-0123-456789abcdef", PCI: "0000:3b:00.0",
+		Arch: "sm_90", Compute: "default", Unified: true, Memory: 140 << 30, Free: of(uint64(139 << 30)), Peers: []string{},
+		State: &DeviceState{
+			DriverVersion: "570.86", ClockSM: of(uint64(1980)), ClockSMMax: of(uint64(1980)), ClockMemory: of(uint64(3201)),
+			Temperature: of(uint64(41)), Power: of(118.5), PowerLimit: of(700.0), Throttle: []string{},
+			PCIeGeneration: of(uint64(4)), PCIeGenerationMax: of(uint64(5)), PCIeWidth: of(uint64(16)),
+			NUMANode: of(1), CPUs: "16-31,48-63", Persistence: of(true), ECC: of(true), C2C: of(false), NVLinks: of(18),
+			Utilization: of(uint64(0)), Processes: of(uint64(0)), ProcessesMemory: of(uint64(0)),
+			Reason: "clock_memory_max, utilization_memory: " + Text(strings.Repeat("the driver is too old ", 6)),
+		},
+		StateEnd: &DeviceState{
+			ClockSM: of(uint64(1410)), ClockSMMax: of(uint64(1980)), Throttle: []string{"software power cap", "hardware thermal slowdown"},
+			Temperature: of(uint64(88)), Power: of(699.2), PowerLimit: of(700.0), Processes: of(uint64(2)), ProcessesMemory: of(uint64(3 << 30)),
+		},
+	}
+}
+
+// narrow fails if a line has more than 100 columns.
+func narrow(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(line, " \n")), 100, line)
+	}
+}
+
+func TestInfoHasABlockForEachDevice(t *testing.T) {
+	r := New(Run{Command: "info"}, Host{OS: "linux", State: &HostState{
+		Load: []float64{12.5, 11.25, 10}, Governors: []string{"performance"}, SMT: of(true), HugePages: "madvise",
+		NUMANodes: []int{0, 1}, NUMARun: []int{1}, NUMAMemory: []int{0, 1}, MemoryLimit: of(uint64(64 << 30)),
+	}})
+	r.Devices = []Device{gpu("cuda:0"), gpu("cuda:1"), {Open: "host:0", Name: "host memory"}}
+	r.Devices[1].State = nil
+	yes, no := true, false
+	r.Topology = []Link{
+		{From: "cuda:0", To: "cuda:1", Path: "NV18", Access: &yes}, {From: "cuda:1", To: "cuda:0", Path: "SYS", Access: &no},
+	}
+	text := written(t, r, Table)
+	narrow(t, text)
+	for _, want := range []string{
+		"Device cuda:0\n", "Device host:0\n", " clock of the SMs     1980 of 1980 MHz", "118.5 of 700 W", " held down by         nothing",
+		" PCIe generation      4 of 5", "PCIe lanes           16 ", "unified addressing   yes", " other processes      0, 0 B", "too old",
+		" performance  madvise     yes  0 1    1        0 1        64 GiB", "12.5 11.25 10",
+		" cuda:0     -       NV18    1          16-31,48-63", " cuda:1     (SYS)   -       -          -",
+	} {
+		require.Contains(t, text, want)
+	}
+	require.Contains(t, strings.Join(strings.Fields(text), " "), "(in brackets) no peer access")
+	// Without NVML the matrix has what the CUDA driver says.
+	r.Topology[0].Path, r.Topology[1].Path = "", ""
+	text = written(t, r, Table)
+	require.Contains(t, text, " cuda:0     -       yes ")
+	require.Contains(t, text, " cuda:1     no      - ")
+	require.Contains(t, text, "is there peer access?")
+	require.Contains(t, written(t, r, Markdown), "| temperature | 41 °C |")
+}
+
+// A run that measured shows the state of its two ends.
+func TestStateAtBothEnds(t *testing.T) {
+	r := sample()
+	r.Cases = nil
+	r.Comparisons = nil
+	r.Devices = []Device{gpu("cuda:0")}
+	r.Host.State, r.Host.StateEnd = &HostState{Load: []float64{0, 0, 0}}, &HostState{Load: []float64{1, 0, 0}}
+	text := written(t, r, Table)
+	narrow(t, text)
+	require.Contains(t, text, "1410 of 1980  88  699.2 of 700  -           2, 3.0 GiB  software power cap,")
+	require.Contains(t, text, "1980 of 1980  41  118.5 of 700  gen 4, x16  0, 0 B      nothing")
+	require.Contains(t, text, "load 0 before and 1 after the run")
+	require.NotContains(t, text, "persistence")
+}
+
+func TestPlanTable(t *testing.T) {
+	yes, no := true, false
+	r := New(Run{Command: "p2p"}, Host{})
+	r.Plan = PeerPlan{
+		{Link: Link{From: "cuda:0", To: "cuda:1", Path: "NV18", Access: &yes, Atomics: &yes, Rank: of(0)}, Can: true, Now: "none", Then: "read-write"},
+		{Link: Link{From: "cuda:1", To: "cuda:0", Kind: "none", Access: &no}, Now: "none", Why: "not supported: no path between them; by NVML, the chipset does not support it"},
+	}
+	text := written(t, r, Table)
+	narrow(t, text)
+	require.Contains(t, text, " cuda:0  cuda:1  NV18  yes     yes      0     none  none -> read-write")
+	require.Contains(t, text, " cuda:1  cuda:0  none  no      -        -     none  nothing: not supported: no path")
+	require.Equal(t, ExitFailed, r.Exit())
+	require.Equal(t, ExitPassed, r.Plan[:1].Exit())
+	require.Equal(t, ExitWaived, r.Plan[1:].Exit())
+	require.Equal(t, ExitWaived, PeerPlan{}.Exit(), "a pair takes two devices")
+
+	// What is embedded is flat in JSON, and what is unknown is null.
+	var back struct{ Plan []map[string]any }
+	require.NoError(t, json.Unmarshal([]byte(written(t, r, JSON)), &back))
+	require.Equal(t, "NV18", back.Plan[0]["path"])
+	require.Equal(t, true, back.Plan[0]["can"])
+	require.Nil(t, back.Plan[1]["then"])
+	require.Contains(t, back.Plan[1], "then")
+}
