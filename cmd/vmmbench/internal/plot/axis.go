@@ -24,8 +24,10 @@ type axis struct {
 
 // short prints bytes as in 64K.
 func short(n uint64) string {
-	s := size.Format(n)
-	return strings.TrimSuffix(strings.TrimSuffix(s, "iB"), "B")
+	if n == 0 {
+		return "0"
+	}
+	return strings.TrimSuffix(size.Format(n), "iB")
 }
 
 // sizeAxis is for sizes, each of which has a tick.
@@ -78,7 +80,7 @@ func linearAxis(label string, low, high, of float64) axis {
 		high = low + 1
 	}
 	a := axis{label: label, min: low, max: high}
-	step := nice((high-low)/of, 5)
+	step := nice((high-low)/of, 6)
 	for i := math.Ceil(low / of / step); i*step*of <= high*(1+1e-9); i++ {
 		a.ticks = append(a.ticks, plot.Tick{Value: i * step * of, Label: trim(i * step)})
 	}
@@ -88,8 +90,8 @@ func linearAxis(label string, low, high, of float64) axis {
 // trim prints a tick without the noise of binary fractions.
 func trim(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
 
-// logAxis goes from low to high with ticks at 1, 2 and 5, or at powers of ten if the span
-// is large. Both must be above 0.
+// logAxis goes from low to high with ticks at 1, 2 and 5 and their powers of ten: more of
+// them if the span is small, fewer if it is large. Both must be above 0.
 func logAxis(label string, low, high float64, print func(float64) string) axis {
 	low, high = low/1.15, high*1.15
 	a := axis{label: label, min: low, max: high, log: true}
@@ -101,8 +103,11 @@ func logAxis(label string, low, high float64, print func(float64) string) axis {
 		return a
 	}
 	factors, every := []float64{1, 2, 5}, 1
-	if decades := math.Log10(high / low); decades > 2.5 {
+	switch decades := math.Log10(high / low); {
+	case decades > 2.5:
 		factors, every = []float64{1}, int(math.Ceil(decades/6))
+	case decades < 1.2:
+		factors = []float64{1, 1.5, 2, 3, 5, 7}
 	}
 	for e := math.Floor(math.Log10(low)); math.Pow(10, e) <= high; e++ {
 		for _, f := range factors {
@@ -159,7 +164,7 @@ func number(v float64) string {
 }
 
 // set makes a the axis of a plot. room is the space for its labels, in their direction.
-func (a axis) set(to *plot.Axis, k look, room vg.Length, across bool) {
+func (a axis) set(to *plot.Axis, room vg.Length, across bool) {
 	to.Min, to.Max = a.min, a.max
 	if a.log {
 		to.Scale = plot.LogScale{}
@@ -225,8 +230,8 @@ func (k look) axes(c draw.Canvas, x, y axis) *plot.Plot {
 		a.Tick.Label = label
 	}
 	p.Y.Tick.Label.XAlign, p.Y.Tick.Label.YAlign = draw.XRight, draw.YCenter
-	x.set(&p.X, k, c.Size().X-40, true)
-	y.set(&p.Y, k, c.Size().Y-40, false)
+	x.set(&p.X, c.Size().X-40, true)
+	y.set(&p.Y, c.Size().Y-40, false)
 	p.Y.Label.Text = "" // it stands above the panel
 	p.Add(grid{k, x.ticks, y.ticks})
 	return p

@@ -93,7 +93,7 @@ func (d *drawing) bandwidth() {
 			list = append(list, ways.of[key])
 		}
 		if oneSize(list) {
-			d.dots(Bandwidth, first, list, "GB/s", "a copy", func(v float64) string { return number(v) + " GB/s" })
+			d.dots(Bandwidth, first, list, "GB/s", "copies", func(v float64) string { return number(v) + " GB/s" })
 			continue
 		}
 		for _, way := range list {
@@ -176,12 +176,12 @@ func (d *drawing) dots(kind Kind, first string, list []*sized, unit, of string, 
 			x = logAxis(unit, low, high, func(v float64) string { return strings.TrimSuffix(print(v), " "+unit) })
 		}
 		n := sizes(list)[0]
-		what := short(uint64(n))
+		of := of + " of " + short(uint64(n))
 		if list[0].axis != "size" {
-			what = fmt.Sprintf("%.0f, %s", n, list[0].axis)
+			of = "calls for " + plural(int(n), "device", "devices")
 		}
 		c := &Chart{
-			Title: fmt.Sprintf("%s: %s to %s for %s (%s)", first, print(lowest(rows)), print(highest(rows)), of, what),
+			Title: fmt.Sprintf("%s: %s, %s to %s", first, of, print(lowest(rows)), print(highest(rows))),
 			Alt: fmt.Sprintf("Dot plot of %s, in %s, with a row for each way and a mark for each of %s. The line through a mark is the 95 %% interval of the median.",
 				unit, first, strings.Join(part, ", ")),
 			legend: seriesLegend(part, false),
@@ -254,7 +254,7 @@ func (d *drawing) calls() {
 			list = append(list, commands.of[first].of[key])
 		}
 		if oneSize(list) {
-			d.dots(Calls, first, list, "time", "a call", span)
+			d.dots(Calls, first, list, "time", "calls", span)
 			continue
 		}
 		for _, part := range parts(labels(list)) {

@@ -136,7 +136,7 @@ var quantiles = []float64{0.5, 0.9, 0.99, 1}
 func (d *drawing) stepsOf(group string, part []string, cases []report.Case) {
 	c := &Chart{Header: []string{"contender", "steps", "p50", "p90", "p99", "max"}, legend: seriesLegend(part, true)}
 	var lines []series
-	most := 0
+	last := 0.0
 	for i, label := range part {
 		of := cases[slices.Index(contenders(cases), label)]
 		steps := slices.Sorted(slices.Values(slices.Concat(of.Stats.Growth.Samples...)))
@@ -144,8 +144,9 @@ func (d *drawing) stepsOf(group string, part []string, cases []report.Case) {
 			d.leave("%s: a step took no time at all", of.ID)
 			continue
 		}
-		most = max(most, len(steps))
-		lines = append(lines, series{label: label, style: i, points: quantileCurve(steps)})
+		curve := quantileCurve(steps)
+		last = max(last, curve[len(curve)-1].x)
+		lines = append(lines, series{label: label, style: i, points: curve})
 		row := []string{label, fmt.Sprint(len(steps))}
 		for _, q := range quantiles {
 			row = append(row, span(stat.Quantile(steps, q)))
@@ -156,7 +157,7 @@ func (d *drawing) stepsOf(group string, part []string, cases []report.Case) {
 		return
 	}
 	low, high := bounds(lines)
-	x := axis{label: "part of the steps that take no longer", max: tail(1 - 1/float64(max(most, 2)))}
+	x := axis{label: "part of the steps that take no longer", max: last}
 	for _, q := range []float64{0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999} {
 		if tail(q) <= x.max {
 			x.ticks = append(x.ticks, plot.Tick{Value: tail(q), Label: trim(100*q) + " %"})

@@ -118,23 +118,25 @@ func (m *pairs) brightness(v float64) float64 {
 	return 1 - (v-m.low)/(m.high-m.low)
 }
 
-// names shortens the devices to what differs, if all begin alike.
-func (m *pairs) names() (short []string, prefix string) {
-	prefix, _, _ = strings.Cut(m.devs[0], ":")
-	prefix += ":"
+// names shortens the devices to what differs, if they are many and all begin alike.
+func (m *pairs) names() (short []string, note string) {
+	if len(m.devs) <= 4 {
+		return m.devs, ""
+	}
+	prefix, _, _ := strings.Cut(m.devs[0], ":")
 	for _, dev := range m.devs {
-		rest, ok := strings.CutPrefix(dev, prefix)
+		rest, ok := strings.CutPrefix(dev, prefix+":")
 		if !ok {
 			return m.devs, ""
 		}
 		short = append(short, rest)
 	}
-	return short, prefix
+	return short, " (" + prefix + ")"
 }
 
 func (m *pairs) panel(mem string, cells map[[2]string]report.Case) panel {
 	n := vg.Length(len(m.devs))
-	names, prefix := m.names()
+	names, note := m.names()
 	side := func(k look) (left, cell vg.Length) {
 		style := k.muted(textSize)
 		for _, name := range names {
@@ -144,7 +146,7 @@ func (m *pairs) panel(mem string, cells map[[2]string]report.Case) panel {
 	}
 	high := func(cell vg.Length) vg.Length { return min(cell, 40) }
 	return panel{
-		head:   fmt.Sprintf("%s, %s; from row %s to column %s", mem, m.unit, prefix, prefix),
+		head:   fmt.Sprintf("%s, %s; from row to column%s", mem, m.unit, note),
 		height: func(k look) vg.Length { _, cell := side(k); return textSize + 6 + n*high(cell) },
 		draw: func(k look, c draw.Canvas) {
 			left, cell := side(k)
@@ -156,14 +158,13 @@ func (m *pairs) panel(mem string, cells map[[2]string]report.Case) panel {
 // cells draws the names of the devices and a cell for each pair.
 func (m *pairs) cells(k look, c draw.Canvas, names []string, cells map[[2]string]report.Case, left, cell, high vg.Length) {
 	name := k.muted(textSize)
-	name.YAlign = draw.YCenter
 	top := c.Max.Y - textSize - 6
 	for i, from := range m.devs {
 		y := top - (vg.Length(i)+0.5)*high
 		name.XAlign = draw.XRight
-		c.FillText(name, vg.Point{X: c.Min.X + left - 6, Y: y}, names[i])
+		middle(c, name, vg.Point{X: c.Min.X + left - 6, Y: y}, names[i])
 		name.XAlign = draw.XCenter
-		c.FillText(name, vg.Point{X: c.Min.X + left + (vg.Length(i)+0.5)*cell, Y: top + textSize/2}, names[i])
+		middle(c, name, vg.Point{X: c.Min.X + left + (vg.Length(i)+0.5)*cell, Y: top + textSize/2 + 1}, names[i])
 		for j, to := range m.devs {
 			// A pair without a value has a plain cell, with a word for why.
 			x := c.Min.X + left + vg.Length(j)*cell
@@ -182,8 +183,8 @@ func (m *pairs) cells(k look, c draw.Canvas, names []string, cells map[[2]string
 			for style.Width(text) > cell-3 && style.Font.Size > 6 {
 				style.Font.Size -= 0.5
 			}
-			style.Color, style.XAlign, style.YAlign = ink, draw.XCenter, draw.YCenter
-			c.FillText(style, vg.Point{X: x + cell/2, Y: y}, shorten(style, text, cell-2))
+			style.Color, style.XAlign = ink, draw.XCenter
+			middle(c, style, vg.Point{X: x + cell/2, Y: y}, shorten(style, text, cell-2))
 		}
 	}
 }

@@ -65,7 +65,7 @@ func (k look) muted(size vg.Length) draw.TextStyle {
 // wrap breaks text into lines of at most this width.
 func wrap(s draw.TextStyle, text string, width vg.Length) []string {
 	var lines []string
-	for word := range strings.FieldsSeq(text) {
+	for word := range strings.SplitSeq(text, " ") { // not at no-break spaces
 		if n := len(lines); n > 0 && s.Width(lines[n-1]+" "+word) <= width {
 			lines[n-1] += " " + word
 			continue
@@ -73,6 +73,13 @@ func wrap(s draw.TextStyle, text string, width vg.Length) []string {
 		lines = append(lines, word)
 	}
 	return lines
+}
+
+// middle draws a line of text whose middle is at the height of pt.
+func middle(c draw.Canvas, s draw.TextStyle, pt vg.Point, text string) {
+	s.YAlign = draw.YCenter
+	pt.Y += s.FontExtents().Descent // as the names of ticks
+	c.FillText(s, pt, text)
 }
 
 // shorten cuts text in the middle, so that it fits.
@@ -180,19 +187,18 @@ func (p *page) draw(canvas vg.CanvasSizer) {
 		}
 		y -= h + gap
 	}
-	lines(p.muted(smallSize), edge, y+4, footerLine, p.footer)
+	lines(p.muted(smallSize), edge, y+2, footerLine, p.footer)
 }
 
 func (p *page) drawLegend(c draw.Canvas, y vg.Length, row []entry) {
 	x, style := vg.Length(edge), p.text(textSize, false)
-	style.YAlign = draw.YCenter
 	for _, e := range row {
 		glyph, line := e.style(p.Theme)
 		if line != nil {
 			c.StrokeLine2(*line, x, y, x+legendGlyph-6, y)
 		}
 		c.DrawGlyphNoClip(glyph, vg.Point{X: x + (legendGlyph-6)/2, Y: y})
-		c.FillText(style, vg.Point{X: x + legendGlyph, Y: y + 1}, e.label)
+		middle(c, style, vg.Point{X: x + legendGlyph, Y: y}, e.label)
 		x += legendGlyph + style.Width(e.label) + legendGap
 	}
 }

@@ -130,6 +130,12 @@ func footer(r *report.Report) string {
 	if r.Run.Interrupted {
 		parts = append(parts, "interrupted")
 	}
+	// A short part stays on one line.
+	for i, part := range parts {
+		if len(part) < 30 {
+			parts[i] = strings.ReplaceAll(part, " ", "\u00A0")
+		}
+	}
 	return strings.Join(parts, " · ")
 }
 
@@ -176,10 +182,13 @@ func number64(value any) (uint64, bool) {
 	return 0, false
 }
 
-// without is a group's name without its command and without one of its parts.
+// noHost stands in the name of a copy that has no end on the host, for the memory there.
+const noHost = "none"
+
+// without is a group's name without its command, one of its parts, and what says nothing.
 func without(group, part string) string {
 	_, rest := command(group)
-	list := slices.DeleteFunc(strings.Split(rest, "/"), func(s string) bool { return s == part })
+	list := slices.DeleteFunc(strings.Split(rest, "/"), func(s string) bool { return s == part || s == noHost })
 	return strings.Join(list, " ")
 }
 

@@ -15,16 +15,25 @@ import (
 // maxPictures is how many pictures of rows a command gets. What differs most is shown.
 const maxPictures = 3
 
-// verdicts of comparisons, by their style.
+// verdicts of comparisons, by their style. The last is for all that are not firm.
 var verdicts = []struct {
 	label string
-	is    func(v stat.Verdict) bool
 	glyph draw.GlyphDrawer
 }{
-	{"equal", func(v stat.Verdict) bool { return v == stat.Equal }, draw.CircleGlyph{}},
-	{"slower", func(v stat.Verdict) bool { return v == stat.Slower }, draw.PyramidGlyph{}},
-	{"faster", func(v stat.Verdict) bool { return v == stat.Faster }, draw.BoxGlyph{}},
-	{"no firm result", func(v stat.Verdict) bool { return !v.Firm() }, draw.RingGlyph{}},
+	{string(stat.Equal), draw.CircleGlyph{}}, {string(stat.Slower), draw.PyramidGlyph{}},
+	{string(stat.Faster), draw.BoxGlyph{}}, {"without a firm result", ring},
+}
+
+func styleOf(v stat.Verdict) int {
+	switch v {
+	case stat.Equal:
+		return 0
+	case stat.Slower:
+		return 1
+	case stat.Faster:
+		return 2
+	}
+	return 3
 }
 
 // verdictMark is how a verdict is drawn.
@@ -53,8 +62,10 @@ func (d *drawing) ratios() {
 		if len(kept) < len(list) {
 			d.leave("%s: the %d of %d comparisons that are nearest to 1", first, len(list)-len(kept), len(list))
 		}
-		for i := range slices.Collect(slices.Chunk(kept, maxRows)) {
-			d.ratiosOf(first, slices.Collect(slices.Chunk(kept, maxRows))[i], len(list))
+		from := 1
+		for part := range slices.Chunk(kept, maxRows) {
+			d.ratiosOf(first, part, among(from, len(part), len(kept)))
+			from += len(part)
 		}
 	}
 }
@@ -78,20 +89,14 @@ func foremost[T any](list []T, n int, score func(T) float64) []T {
 	return kept
 }
 
-func (d *drawing) ratiosOf(first string, list []report.Comparison, of int) {
+func (d *drawing) ratiosOf(first string, list []report.Comparison, which string) {
 	var rows []row
 	count := make([]int, len(verdicts))
 	margin := 0.0
 	c := &Chart{Header: []string{"comparison", "ratio", "95 %", "margin", "verdict"}}
 	for _, x := range list {
 		_, label := command(x.ID)
-		style := slices.IndexFunc(verdicts, func(v struct {
-			label string
-			is    func(v stat.Verdict) bool
-			glyph draw.GlyphDrawer
-		}) bool {
-			return v.is(x.Verdict)
-		})
+		style := styleOf(x.Verdict)
 		count[style]++
 		margin = max(margin, x.Margin)
 		p := interval(*x.Ratio, float64(style), x.Low, x.High)
@@ -118,10 +123,7 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, of int) {
 			return mark, &draw.LineStyle{Color: mark.Color, Width: 1.5}
 		}})
 	}
-	c.Title = fmt.Sprintf("%s: of %s, %s", first, plural(len(list), "comparison", "comparisons"), strings.Join(said, ", "))
-	if len(list) < of {
-		c.Title = fmt.Sprintf("%s: of %d of %d comparisons, %s", first, len(list), of, strings.Join(said, ", "))
-	}
+	c.Title = fmt.Sprintf("%s: %s%s, %s", first, plural(len(list), "comparison", "comparisons"), which, strings.Join(said, ", "))
 	c.Alt = fmt.Sprintf("Forest plot of %d ratios of times with their 95 %% intervals on a logarithmic axis, and the margin of %g %% around 1 in which two times count as equal. Left of 1 the first of the two is faster.", len(list), 100*margin)
 	c.panels = []panel{rowPanel("", x, [2]float64{1 - margin, 1 + margin}, rows, verdictMark)}
 	d.add(Ratio, first, c)

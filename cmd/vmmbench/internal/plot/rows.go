@@ -25,7 +25,7 @@ func rowPanel(head string, x axis, zone [2]float64, rows []row, mark func(t Them
 	for _, r := range rows {
 		most = max(most, len(r.points))
 	}
-	const foot = 40
+	const foot = 42
 	rowHeight := func(k look) vg.Length {
 		h := vg.Length(max(20, 9*most+8))
 		if k.above(rows) {
@@ -42,8 +42,10 @@ func rowPanel(head string, x axis, zone [2]float64, rows []row, mark func(t Them
 			if !above {
 				right += k.textWidth(rows)
 			}
-			p := k.axes(draw.Crop(c, 0, -right, 0, 0), x, k.rowAxis(rows, above))
+			names := k.rowAxis(rows, above)
+			p := k.axes(draw.Crop(c, 0, -right, 0, 0), x, names)
 			p.X.Tick.Marker = plot.ConstantTicks(x.thin(p.X.Tick.Label, c.Size().X-right-k.labelWidth(rows, above), true))
+			p.Y.Tick.Marker = plot.ConstantTicks(names.ticks) // all of them
 			p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width, p.Y.Tick.Length = 0, 0, 0
 			p.Y.Tick.Label.Color = k.Ink
 			p.Add(drawnRows{k, rows, zone, above, mark})
@@ -119,8 +121,8 @@ func (d drawnRows) Plot(c draw.Canvas, p *plot.Plot) {
 			c.FillText(label, vg.Point{X: c.Max.X, Y: top - 1}, r.text)
 			top -= textSize + 3
 		} else {
-			label.XAlign, label.YAlign = draw.XLeft, draw.YCenter
-			c.FillText(label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, r.text)
+			label.XAlign = draw.XLeft
+			middle(c, label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, r.text)
 		}
 
 		// Values share the height of the row, the first at the top.

@@ -31,8 +31,10 @@ func (d *drawing) samples() {
 		if len(kept) < len(list) {
 			d.leave("samples of %s: the %d of %d cases that vary least", first, len(list)-len(kept), len(list))
 		}
+		from := 1
 		for part := range slices.Chunk(kept, maxRows) {
-			d.samplesOf(first, part, len(list))
+			d.samplesOf(first, part, among(from, len(part), len(kept)))
+			from += len(part)
 		}
 	}
 }
@@ -41,7 +43,7 @@ func (d *drawing) samples() {
 // make all others a flat line.
 const mostDeviation = 0.5
 
-func (d *drawing) samplesOf(first string, list []report.Case, of int) {
+func (d *drawing) samplesOf(first string, list []report.Case, which string) {
 	c := &Chart{Header: []string{"case", "samples", "median", "first half", "second half", "min", "max", "flags"}}
 	n, deviation, drifts := 0, 0.01, 0
 	for _, x := range list {
@@ -59,13 +61,18 @@ func (d *drawing) samplesOf(first string, list []report.Case, of int) {
 	deviation = min(deviation, math.Log1p(mostDeviation))
 	percent := 100 * math.Expm1(deviation)
 
-	c.Title = fmt.Sprintf("Samples of %s in order: %s", first, drifting(drifts, len(list)))
-	if len(list) < of {
-		c.Title += fmt.Sprintf(" (of %d)", of)
-	}
+	c.Title = fmt.Sprintf("Samples of %s in order%s: %s", first, which, drifting(drifts, len(list)))
 	c.Alt = fmt.Sprintf("%d strips, one for each case, of all its samples in the order in which they were taken, against their median. A strip is %.2g %% of the median high in each direction; what goes beyond is cut. A line that rises or falls on the whole is drift.", len(list), percent)
 	c.panels = []panel{stripPanel(fmt.Sprintf("each strip: median ±%.2g %%, slower is higher", percent), list, n, deviation)}
 	d.add(Samples, first, c)
+}
+
+// among says which part of all a picture has, if there are several.
+func among(from, n, all int) string {
+	if n == all {
+		return ""
+	}
+	return fmt.Sprintf(" (%d to %d of %d)", from, from+n-1, all)
 }
 
 func drifting(n, all int) string {
@@ -93,7 +100,7 @@ func stripPanel(head string, list []report.Case, n int, deviation float64) panel
 	x := linearAxis("sample", 1, float64(max(n, 2)), 1)
 	return panel{
 		head:   head,
-		height: func(k look) vg.Length { return 40 + vg.Length(len(rows))*height(k) },
+		height: func(k look) vg.Length { return 42 + vg.Length(len(rows))*height(k) },
 		draw: func(k look, c draw.Canvas) {
 			above := k.above(rows)
 			right := vg.Length(8)
@@ -101,8 +108,10 @@ func stripPanel(head string, list []report.Case, n int, deviation float64) panel
 				right += k.textWidth(rows) + 4
 			}
 			c = draw.Crop(c, 0, -right, 0, 0)
-			p := k.axes(c, x, k.rowAxis(rows, above))
+			names := k.rowAxis(rows, above)
+			p := k.axes(c, x, names)
 			p.X.Tick.Marker = plot.ConstantTicks(x.thin(p.X.Tick.Label, c.Size().X-k.labelWidth(rows, above), true))
+			p.Y.Tick.Marker = plot.ConstantTicks(names.ticks) // all of them
 			p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width, p.Y.Tick.Length = 0, 0, 0
 			p.Y.Tick.Label.Color = k.Ink
 			p.Add(strips{k, list, rows, deviation, above})
@@ -135,15 +144,15 @@ func (s strips) Plot(c draw.Canvas, p *plot.Plot) {
 			c.FillText(label, vg.Point{X: c.Max.X, Y: top}, s.rows[i].text)
 			top -= textSize + 2
 		} else {
-			label.XAlign, label.YAlign = draw.XLeft, draw.YCenter
-			c.FillText(label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, s.rows[i].text)
+			label.XAlign = draw.XLeft
+			middle(c, label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, s.rows[i].text)
 		}
-		middle, half := (top+bottom)/2, (top-bottom)/2-2
-		c.StrokeLine2(draw.LineStyle{Color: s.Grid, Width: 1}, c.Min.X, middle, c.Max.X, middle)
+		center, half := (top+bottom)/2, (top-bottom)/2-2
+		c.StrokeLine2(draw.LineStyle{Color: s.Grid, Width: 1}, c.Min.X, center, c.Max.X, center)
 		var points []vg.Point
 		for j, ns := range of.Samples {
 			v := math.Log(ns/of.Stats.Median) / s.deviation
-			points = append(points, vg.Point{X: x(float64(j + 1)), Y: middle + half*vg.Length(min(max(v, -1), 1))})
+			points = append(points, vg.Point{X: x(float64(j + 1)), Y: center + half*vg.Length(min(max(v, -1), 1))})
 		}
 		c.StrokeLines(line, extremes(points, 300)...)
 	}

@@ -3,6 +3,7 @@ package plot
 import (
 	"fmt"
 	"image/color"
+	"math"
 
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -57,10 +58,40 @@ func (t Theme) Variables() []Variable {
 
 func hex(c color.NRGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c.B) }
 
+// outline is a shape that is not filled: lines, from the center, in radii.
+type outline [][][2]vg.Length
+
+// DrawGlyph implements draw.GlyphDrawer.
+func (o outline) DrawGlyph(c *draw.Canvas, s draw.GlyphStyle, at vg.Point) {
+	line := draw.LineStyle{Color: s.Color, Width: 1.5}
+	if o == nil { // a ring
+		c.SetLineStyle(line)
+		var p vg.Path
+		p.Move(vg.Point{X: at.X + s.Radius, Y: at.Y})
+		p.Arc(at, s.Radius, 0, 2*math.Pi)
+		c.Stroke(p)
+		return
+	}
+	for _, points := range o {
+		var list []vg.Point
+		for _, p := range points {
+			list = append(list, vg.Point{X: at.X + p[0]*s.Radius, Y: at.Y + p[1]*s.Radius})
+		}
+		c.StrokeLines(line, list)
+	}
+}
+
+var (
+	ring   = outline(nil)
+	cross  = outline{{{-1, -1}, {1, 1}}, {{-1, 1}, {1, -1}}}
+	plus   = outline{{{-1.2, 0}, {1.2, 0}}, {{0, -1.2}, {0, 1.2}}}
+	square = outline{{{-1, -1}, {1, -1}, {1, 1}, {-1, 1}, {-1, -1}}}
+)
+
 // glyphs and dashes tell series apart without their colors.
 var (
 	glyphs = [7]draw.GlyphDrawer{
-		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{}, draw.SquareGlyph{},
+		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, ring, cross, plus, square,
 	}
 	dashes = [7][]vg.Length{nil, {6, 3}, {2, 2}, {8, 3, 2, 3}, {10, 4}, {4, 2, 1, 2}, {1, 3}}
 )
