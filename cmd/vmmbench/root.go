@@ -27,13 +27,8 @@ type app struct {
 // run is the program without its process: tests call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
-<<<<<<< HEAD
 	root := a.root()
-	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p())
-=======
-	root := a.tour()
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.plot())
->>>>>>> c7c38de (vmmbench: plot draws the figures of reports)
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)
 	// The completion command is cobra's. It gets the same checks as the others.
