@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -26,13 +25,14 @@ func (a *app) plot() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "plot REPORT...",
 		Short: "Draw the figures of reports as SVG or PNG",
-		Long: `Draw the figures of reports that were written with -o FILE.json. The kinds of pictures:
+		Long: `Draw the figures of reports that were written with -o FILE.json or -o FILE.ndjson.
+The kinds of pictures:
   growth     time over the bytes appended so far
+  steps      how long the steps of growing take, by quantile
   ratio      comparisons, with their intervals and the margin
   bandwidth  GB/s by size
   peers      copies between devices, for each pair
   calls      time of a call by size
-  steps      how long the steps of growing take, by quantile
   samples    every sample in order, to see drift
 A line's band and the bar through a mark are the 95 % interval of the median. The names
 of the files go to stdout. What no picture can show is left out, and named on stderr.`,
@@ -106,16 +106,14 @@ func themeOf(name string) plot.Theme {
 
 // loadReport reads the report in a file.
 func loadReport(name string) (*report.Report, error) {
-	b, err := os.ReadFile(name)
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	r := &report.Report{}
-	if err := json.Unmarshal(b, r); err != nil {
+	defer f.Close()
+	r, err := report.Read(f)
+	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if r.Schema != report.Schema {
-		return nil, fmt.Errorf("%s: schema %q, want %q", name, r.Schema, report.Schema)
 	}
 	return r, nil
 }

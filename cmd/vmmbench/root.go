@@ -28,7 +28,7 @@ type app struct {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
 	root := a.root()
-	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.plot())
+	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.plot(), a.page())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)
 	// The completion command is cobra's. It gets the same checks as the others.

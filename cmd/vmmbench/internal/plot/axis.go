@@ -53,6 +53,7 @@ func countAxis(label string, counts []float64) axis {
 
 // bytesAxis goes from 0 up to most, with ticks at binary sizes.
 func bytesAxis(label string, most float64) axis {
+	most = max(most, 4)
 	a := axis{label: label, max: most}
 	step := math.Exp2(math.Floor(math.Log2(most / 4)))
 	for v := 0.0; v <= most; v += step {

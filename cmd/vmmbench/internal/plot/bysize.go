@@ -172,7 +172,10 @@ func (d *drawing) dots(kind Kind, first string, list []*sized, unit, of string, 
 		}
 		low, high := rowBounds(rows)
 		x := linearAxis(unit, 0, high*1.05, 1)
-		if kind == Calls || high/low > 10 {
+		if low <= 0 { // an interval may reach there
+			low = high / 1e4
+		}
+		if high > 0 && (kind == Calls || high/low > 10) {
 			x = logAxis(unit, low, high, func(v float64) string { return strings.TrimSuffix(print(v), " "+unit) })
 		}
 		n := sizes(list)[0]

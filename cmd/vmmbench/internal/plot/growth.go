@@ -77,14 +77,10 @@ func (d *drawing) growthOf(group string, part []string, cases []report.Case) {
 
 // cumulative is the time so far after each step, of the median growth.
 func cumulative(c report.Case) []point {
-	step, ok := number64(c.Axes.Of("step"))
 	samples := c.Stats.Growth.Samples
 	steps := len(samples[0])
 	for _, s := range samples {
 		steps = min(steps, len(s)) // one that was interrupted has fewer
-	}
-	if !ok && steps > 0 {
-		step = c.Bytes / uint64(steps)
 	}
 	points := []point{{}}
 	so := make([]float64, len(samples))
@@ -93,7 +89,7 @@ func cumulative(c report.Case) []point {
 			so[j] += s[i]
 		}
 		sum := stat.Summarize(so)
-		p := point{float64(min(uint64(i+1)*step, c.Bytes)), sum.Median, math.NaN(), math.NaN()}
+		p := point{appended(c, i, steps), sum.Median, math.NaN(), math.NaN()}
 		if sum.Interval != nil {
 			p.low, p.high = max(0, sum.Interval.Low), sum.Interval.High
 		}
@@ -104,6 +100,28 @@ func cumulative(c report.Case) []point {
 		points[0].low = math.NaN()
 	}
 	return thinned(points, 256)
+}
+
+// doubled is the value of the axis of steps each of which appends as much as there is, and
+// firstDoubled the first of them.
+const (
+	doubled      = "x2"
+	firstDoubled = 2 << 20
+)
+
+// appended is how many bytes there are after step i of so many.
+func appended(c report.Case, i, steps int) float64 {
+	if i == steps-1 {
+		return float64(c.Bytes) // the last step may be shorter
+	}
+	if c.Axes.Of("step") == doubled {
+		return min(math.Ldexp(firstDoubled, i), float64(c.Bytes))
+	}
+	step, ok := number64(c.Axes.Of("step"))
+	if !ok {
+		step = c.Bytes / uint64(steps)
+	}
+	return min(float64(step)*float64(i+1), float64(c.Bytes))
 }
 
 // thinned keeps about n of a list, evenly, the first and the last among them.

@@ -109,10 +109,12 @@ func (d *drawing) heatMap(m *pairs) {
 
 // brightness places a value between 0 and 1: bandwidth from 0, times against their range.
 func (m *pairs) brightness(v float64) float64 {
-	if m.unit == "GB/s" {
+	switch {
+	case m.high <= 0:
+		return 0
+	case m.unit == "GB/s":
 		return v / m.high
-	}
-	if m.high == m.low {
+	case m.high == m.low:
 		return 1
 	}
 	return 1 - (v-m.low)/(m.high-m.low)

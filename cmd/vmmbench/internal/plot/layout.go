@@ -146,7 +146,7 @@ func (c *Chart) layout(t Theme, width vg.Length) *page {
 	for _, h := range p.heights {
 		p.total += h + gap
 	}
-	p.total += vg.Length(len(p.footer))*footerLine + edge - 4
+	p.total += vg.Length(len(p.footer))*footerLine + edge
 	return p
 }
 
@@ -187,7 +187,7 @@ func (p *page) draw(canvas vg.CanvasSizer) {
 		}
 		y -= h + gap
 	}
-	lines(p.muted(smallSize), edge, y+2, footerLine, p.footer)
+	lines(p.muted(smallSize), edge, y-2, footerLine, p.footer)
 }
 
 func (p *page) drawLegend(c draw.Canvas, y vg.Length, row []entry) {
@@ -207,21 +207,54 @@ func (p *page) drawLegend(c draw.Canvas, y vg.Length, row []entry) {
 // the ids in it, so that several fit one page.
 func (c *Chart) SVG(w io.Writer, t Theme, width int, id string) error {
 	p := c.layout(t, vg.Length(width))
-	canvas := vgsvg.New(vg.Length(width), p.total)
+	canvas := &measured{Canvas: vgsvg.New(vg.Length(width), p.total)}
 	p.draw(canvas)
 	var raw bytes.Buffer
 	if _, err := canvas.WriteTo(&raw); err != nil {
 		return err
 	}
 	// The head is ours: a size that scales, and what a screen reader reads.
-	body := raw.String()
+	body := strings.Map(printable, raw.String())
 	body = body[strings.Index(body, "<g "):]
 	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%.0f" viewBox="0 0 %d %.0f" role="img" aria-labelledby="%s-title %s-desc">
 <title id="%s-title">%s</title>
 <desc id="%s-desc">%s</desc>
-%s`, width, p.total.Points(), width, p.total.Points(), id, id, id, html.EscapeString(c.Title), id, html.EscapeString(c.Alt), compact.Replace(body))
+%s`, width, p.total.Points(), width, p.total.Points(), id, id, id, escape(c.Title), id, escape(c.Alt), canvas.fit(compact.Replace(body)))
 	return err
 }
+
+// measured knows how wide each text is drawn.
+type measured struct {
+	*vgsvg.Canvas
+	widths []vg.Length
+}
+
+// FillString implements vg.Canvas.
+func (m *measured) FillString(f font.Face, at vg.Point, text string) {
+	m.widths = append(m.widths, f.Width(text))
+	m.Canvas.FillString(f, at, text)
+}
+
+// fit gives each text of an SVG document its width, so that a font that runs wider, on a
+// machine without those named, does not make texts overlap.
+func (m *measured) fit(svg string) string {
+	const tag = "<text "
+	parts := strings.Split(svg, tag)
+	for i := range parts[1:] {
+		parts[i+1] = fmt.Sprintf(`textLength="%.1f" lengthAdjust="spacingAndGlyphs" %s`, m.widths[i].Points(), parts[i+1])
+	}
+	return strings.Join(parts, tag)
+}
+
+// printable drops what XML does not allow.
+func printable(r rune) rune {
+	if r < ' ' && r != '\n' && r != '\t' || r == 0xFFFE || r == 0xFFFF {
+		return -1
+	}
+	return r
+}
+
+func escape(s string) string { return html.EscapeString(strings.Map(printable, s)) }
 
 // compact leaves out of an SVG document what is the default, and names fonts of the same
 // widths for those who do not have the first.

@@ -3,6 +3,8 @@ package plot
 import (
 	"image/color"
 	"math"
+	"slices"
+	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/vg"
@@ -143,9 +145,20 @@ func bounds(list []series) (low, high float64) {
 	return low, high
 }
 
-// parts cuts series into as many as one picture tells apart. The first is in each part,
-// since the others are compared with it.
+// parts puts memory that grows first and cuts series into as many as one picture tells
+// apart. The first is in each part, since the others are compared with it.
 func parts(labels []string) [][]string {
+	rank := func(label string) int {
+		switch {
+		case label == "vmm":
+			return 0
+		case strings.HasPrefix(label, "vmm"):
+			return 1
+		}
+		return 2
+	}
+	labels = slices.Clone(labels)
+	slices.SortStableFunc(labels, func(a, b string) int { return rank(a) - rank(b) })
 	if len(labels) <= maxSeries {
 		return [][]string{labels}
 	}

@@ -22,16 +22,16 @@ type Kind string
 // Kinds, in the order in which a report is read.
 const (
 	Growth    Kind = "growth"    // time over the bytes appended so far
+	Steps     Kind = "steps"     // how long the steps of growing take, by quantile
 	Ratio     Kind = "ratio"     // comparisons with their intervals and the margin
 	Bandwidth Kind = "bandwidth" // GB/s by size
 	Peers     Kind = "peers"     // pairs of devices
 	Calls     Kind = "calls"     // time of a call by size
-	Steps     Kind = "steps"     // how long the steps of growing take, by quantile
 	Samples   Kind = "samples"   // every sample, in order
 )
 
 // Kinds are all kinds.
-var Kinds = []Kind{Growth, Ratio, Bandwidth, Peers, Calls, Steps, Samples}
+var Kinds = []Kind{Growth, Steps, Ratio, Bandwidth, Peers, Calls, Samples}
 
 // Chart is one picture, and its figures as a table.
 type Chart struct {

@@ -111,8 +111,25 @@ func heatColor(v float64) (cell, text color.NRGBA) {
 	a, b, part := heatStops[i], heatStops[i+1], at-float64(i)
 	mix := func(x, y uint8) uint8 { return uint8(float64(x) + part*(float64(y)-float64(x)) + 0.5) }
 	cell = color.NRGBA{R: mix(a.R, b.R), G: mix(a.G, b.G), B: mix(a.B, b.B), A: 255}
-	if v < 0.45 {
-		return cell, rgb(0xFEFEFE)
+	white, black := rgb(0xFEFEFE), rgb(0x010101)
+	if contrast(cell, white) > contrast(cell, black) {
+		return cell, white
 	}
-	return cell, rgb(0x010101)
+	return cell, black
+}
+
+// contrast is the ratio of contrast of two colors, from 1 to 21, as the Web Content
+// Accessibility Guidelines define it.
+func contrast(a, b color.NRGBA) float64 {
+	light := func(c color.NRGBA) float64 {
+		part := func(v uint8) float64 {
+			if x := float64(v) / 255; x > 0.04045 {
+				return math.Pow((x+0.055)/1.055, 2.4)
+			}
+			return float64(v) / 255 / 12.92
+		}
+		return 0.2126*part(c.R) + 0.7152*part(c.G) + 0.0722*part(c.B)
+	}
+	x, y := light(a), light(b)
+	return (max(x, y) + 0.05) / (min(x, y) + 0.05)
 }

@@ -73,10 +73,12 @@ var terms = []term{
 func (p *page) legend() {
 	shown := p.shown.String()
 	var lines []string
+	var words Piece
 	for _, t := range terms {
 		if !hasWord(shown, t.word) {
 			continue
 		}
+		words.Words = append(words.Words, Word{t.word, t.means})
 		if p.markdown {
 			lines = append(lines, "- "+t.word+": "+t.means)
 		} else {
@@ -85,6 +87,7 @@ func (p *page) legend() {
 	}
 	if len(lines) > 0 {
 		p.parts = append(p.parts, strings.Join(lines, "\n"))
+		p.pieces = append(p.pieces, words)
 	}
 }
 

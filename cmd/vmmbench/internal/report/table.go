@@ -19,18 +19,35 @@ import (
 func tables(w io.Writer, r *Report, markdown bool) error {
 	p := page{markdown: markdown}
 	p.list(findings(r))
+	p.about(r)
+	if r.Run.Measure == nil {
+		p.abilities(r)
+	}
+	p.figures(r)
+	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
+	return err
+}
+
+// about adds the machine and its devices.
+func (p *page) about(r *Report) {
 	p.para(machine(r))
 	p.add(devices(r))
-	if r.Run.Measure == nil {
-		p.add(identities(r))
-		p.add(features(r))
-		p.add(limits(r))
-	}
+}
+
+// abilities adds what the devices can do.
+func (p *page) abilities(r *Report) {
+	p.add(identities(r))
+	p.add(features(r))
+	p.add(limits(r))
+}
+
+// figures adds what was measured.
+func (p *page) figures(r *Report) {
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
 	for _, command := range commands(r) {
 		list := cases(r, command)
-		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(markdown)) > 1 {
+		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(p.markdown)) > 1 {
 			list = failedPairs(list)
 		}
 		p.add(list)
@@ -50,8 +67,6 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	if r.Run.Measure != nil {
 		p.para(summary(r))
 	}
-	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
-	return err
 }
 
 // page collects what is printed.
@@ -59,10 +74,14 @@ type page struct {
 	markdown bool
 	parts    []string
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
+	pieces   []Piece         // the same as parts, for HTML
 }
 
 // para adds a paragraph, if there is one.
 func (p *page) para(s string) {
+	if s != "" {
+		p.pieces = append(p.pieces, Piece{Sentences: []string{s}})
+	}
 	switch {
 	case s == "":
 	case p.markdown:
@@ -84,6 +103,7 @@ func (p *page) list(sentences []string) {
 	}
 	if len(lines) > 0 {
 		p.parts = append(p.parts, strings.Join(lines, "\n"))
+		p.pieces = append(p.pieces, Piece{Sentences: sentences})
 	}
 }
 
@@ -103,9 +123,11 @@ func (p *page) table(t printed) {
 	}
 	if t.body == nil {
 		p.parts = append(p.parts, heading)
+		p.pieces = append(p.pieces, Piece{Heading: t.heading})
 		return
 	}
 	t.body.SetStyle(style())
+	p.pieces = append(p.pieces, Piece{Heading: t.heading, HTML: t.body.RenderHTML(), Sentences: t.below})
 	text := t.body.Render()
 	p.shown.WriteString(text + "\n")
 	if p.markdown {
