@@ -97,7 +97,7 @@ func logAxis(label string, low, high float64, print func(float64) string) axis {
 	low, high = low/1.15, high*1.15
 	a := axis{label: label, min: low, max: high, log: true}
 	if high/low < 3 { // too short for such ticks
-		step := nice(high-low, 4)
+		step := nice(high-low, 6)
 		for i := math.Ceil(low / step); i*step <= high; i++ {
 			a.ticks = append(a.ticks, plot.Tick{Value: i * step, Label: print(i * step)})
 		}

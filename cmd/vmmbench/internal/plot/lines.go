@@ -65,58 +65,69 @@ func linePanel(name string, x, y axis, height vg.Length, list []series) panel {
 		height: func(look) vg.Length { return height },
 		draw: func(k look, c draw.Canvas) {
 			p := k.axes(c, x, y)
-			for _, s := range list {
-				p.Add(drawnSeries{k, s})
-			}
+			p.Add(drawnSeries{k, list})
 			p.Draw(c)
 		},
 	}
 }
 
-// drawnSeries draws the band of the intervals, the line, and marks on it.
+// drawnSeries draws the bands of the intervals, the lines, and marks on them. Lines often
+// lie on each other. So the dashed ones are above the solid first, and the marks of the
+// first are above the larger ones of the others.
 type drawnSeries struct {
 	look
-	series
+	list []series
 }
 
 // maxMarks is how many marks a line gets: more would hide it.
 const maxMarks = 12
 
 // Plot implements plot.Plotter.
-func (s drawnSeries) Plot(c draw.Canvas, p *plot.Plot) {
+func (d drawnSeries) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
 	at := func(px, py float64) vg.Point {
 		return vg.Point{X: x(px), Y: y(min(max(py, p.Y.Min), p.Y.Max))}
 	}
-	line := s.line(s.style)
-	solid := draw.LineStyle{Color: line.Color, Width: 1}
+	for _, s := range d.list {
+		d.band(c, s, at)
+	}
+	for _, s := range d.list {
+		var line []vg.Point
+		for _, q := range s.points {
+			line = append(line, at(q.x, q.y))
+		}
+		if len(line) > 1 {
+			c.StrokeLines(d.line(s.style), line)
+		}
+	}
+	for i, s := range slices.Backward(d.list) {
+		mark := d.mark(s.style)
+		mark.Radius = 3 + vg.Length(i)*0.5
+		every := (len(s.points) + maxMarks - 1) / maxMarks
+		for j, q := range s.points {
+			if (len(s.points)-1-j)%max(every, 1) == 0 {
+				c.DrawGlyphNoClip(mark, at(q.x, q.y))
+			}
+		}
+	}
+}
 
-	// A single point has no band: its interval is a bar.
-	var upper, lower, middle []vg.Point
+// band draws the intervals of a series. A single point has no band: its interval is a bar.
+func (d drawnSeries) band(c draw.Canvas, s series, at func(x, y float64) vg.Point) {
+	var upper, lower []vg.Point
 	for _, q := range s.points {
-		middle = append(middle, at(q.x, q.y))
 		if q.hasInterval() {
 			upper, lower = append(upper, at(q.x, q.high)), append(lower, at(q.x, q.low))
 		}
 	}
-	if len(upper) > 1 {
-		band := upper
-		for i := range lower {
-			band = append(band, lower[len(lower)-1-i])
-		}
-		c.FillPolygon(faint(s.Series[s.style%maxSeries]), band)
-	} else if len(upper) == 1 {
-		errorBar(c, solid, lower[0], upper[0], vg.Point{X: 4})
-	}
-
-	if len(middle) > 1 {
-		c.StrokeLines(line, middle)
-	}
-	every := (len(middle) + maxMarks - 1) / maxMarks
-	for i, q := range middle {
-		if (len(middle)-1-i)%max(every, 1) == 0 {
-			c.DrawGlyphNoClip(s.mark(s.style), q)
-		}
+	of := d.Series[s.style%maxSeries]
+	switch len(upper) {
+	case 0:
+	case 1:
+		errorBar(c, draw.LineStyle{Color: of, Width: 1}, lower[0], upper[0], vg.Point{X: 4})
+	default:
+		slices.Reverse(lower)
+		c.FillPolygon(faint(of), append(upper, lower...))
 	}
 }
 

@@ -111,7 +111,7 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, which string)
 	// 1 and the margin are always seen.
 	low, high := rowBounds(rows)
 	low, high = min(max(low, 1e-6), 1-margin), max(high, 1+margin)
-	x := logAxis(fmt.Sprintf("time of the first over that of the second; grey: margin of %g %%", 100*margin), low, high, func(v float64) string { return trim(math.Round(v*1e6) / 1e6) })
+	x := logAxis("ratio of times", low, high, func(v float64) string { return trim(math.Round(v*1e6) / 1e6) })
 	var said []string
 	for i, v := range verdicts {
 		if count[i] == 0 {
@@ -125,6 +125,7 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, which string)
 	}
 	c.Title = fmt.Sprintf("%s: %s%s, %s", first, plural(len(list), "comparison", "comparisons"), which, strings.Join(said, ", "))
 	c.Alt = fmt.Sprintf("Forest plot of %d ratios of times with their 95 %% intervals on a logarithmic axis, and the margin of %g %% around 1 in which two times count as equal. Left of 1 the first of the two is faster.", len(list), 100*margin)
-	c.panels = []panel{rowPanel("", x, [2]float64{1 - margin, 1 + margin}, rows, verdictMark)}
+	head := fmt.Sprintf("time of the first over that of the second; grey: margin of %g %%", 100*margin)
+	c.panels = []panel{rowPanel(head, x, [2]float64{1 - margin, 1 + margin}, rows, verdictMark)}
 	d.add(Ratio, first, c)
 }
