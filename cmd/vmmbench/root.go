@@ -30,7 +30,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := a.root()
 	root.Version = fullVersion()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.share(), a.compare(), a.shareReader())
+	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.share(), a.compare(), a.plot(), a.page(), a.shareReader())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(args...)
 	// The completion command is cobra's. It gets the same checks as the others.

@@ -87,10 +87,12 @@ func (p *page) legend() {
 		}
 	}
 	var lines []string
+	var words Piece
 	for _, t := range terms {
 		if !found[t.word] && !hasWord(shown, t.word) {
 			continue
 		}
+		words.Words = append(words.Words, Word{t.word, t.means})
 		if p.markdown {
 			lines = append(lines, "- "+t.word+": "+t.means)
 		} else {
@@ -99,6 +101,7 @@ func (p *page) legend() {
 	}
 	if len(lines) > 0 {
 		p.parts = append(p.parts, strings.Join(lines, "\n"))
+		p.pieces = append(p.pieces, words)
 	}
 }
 

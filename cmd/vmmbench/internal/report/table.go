@@ -30,21 +30,35 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 // measured adds the report of a run, or of info, which measures nothing.
 func (p *page) measured(r *Report) {
 	p.list(findings(r))
-	p.para(machine(r))
-	if r.Run.Measure == nil {
-		p.block("State of the host", hostStates(r))
-	}
+	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
-		for _, d := range r.Devices {
-			p.block("Device "+d.Open, deviceBlock(d))
-		}
-		p.block(topologyHeading(r), topology(r))
-		p.add(features(r))
-		p.add(limits(r))
-	} else {
+		p.abilities(r)
+	}
+	p.figures(r)
+}
+
+// about adds the machine and its devices.
+func (p *page) about(r *Report) {
+	p.para(machine(r))
+	if r.Run.Measure != nil || r.Plan != nil {
 		p.add(devices(r))
 		p.block("Plan: what EnablePeers would do", plan(r))
 	}
+}
+
+// abilities adds what the devices can do, and all that is known of them.
+func (p *page) abilities(r *Report) {
+	p.block("State of the host", hostStates(r))
+	for _, d := range r.Devices {
+		p.block("Device "+d.Open, deviceBlock(d))
+	}
+	p.block(topologyHeading(r), topology(r))
+	p.add(features(r))
+	p.add(limits(r))
+}
+
+// figures adds what was measured.
+func (p *page) figures(r *Report) {
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
 	for _, command := range commands(r) {
@@ -112,10 +126,14 @@ type page struct {
 	markdown bool
 	parts    []string
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
+	pieces   []Piece         // the same as parts, for HTML
 }
 
 // para adds a paragraph, if there is one.
 func (p *page) para(s string) {
+	if s != "" {
+		p.pieces = append(p.pieces, Piece{Sentences: []string{s}})
+	}
 	switch {
 	case s == "":
 	case p.markdown:
@@ -137,6 +155,7 @@ func (p *page) list(sentences []string) {
 	}
 	if len(lines) > 0 {
 		p.parts = append(p.parts, strings.Join(lines, "\n"))
+		p.pieces = append(p.pieces, Piece{Sentences: sentences})
 	}
 }
 
@@ -163,9 +182,11 @@ func (p *page) table(t printed) {
 	}
 	if t.body == nil {
 		p.parts = append(p.parts, heading)
+		p.pieces = append(p.pieces, Piece{Heading: t.heading})
 		return
 	}
 	t.body.SetStyle(style())
+	p.pieces = append(p.pieces, Piece{Heading: t.heading, HTML: t.body.RenderHTML(), Sentences: t.below})
 	text := t.body.Render()
 	p.shown.WriteString(text + "\n")
 	if p.markdown {

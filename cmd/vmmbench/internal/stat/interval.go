@@ -39,13 +39,14 @@ func medianInterval(samples []float64) (median float64, of Interval, correlated 
 // as leave the true median inside with 95 % or more. How many samples lie below it is a
 // binomial distribution.
 func outside(n int) int {
-	k, term, tail := 0, math.Pow(0.5, float64(n)), 0.0
+	// Its terms are added as logarithms: the first is 0 as a float from 1075 samples on.
+	k, term, tail := 0, float64(n)*math.Log(0.5), 0.0
 	for ; ; k++ {
-		tail += term // at most k samples lie below the true median
+		tail += math.Exp(term) // at most k samples lie below the true median
 		if tail > 0.025 {
 			return max(0, k-1)
 		}
-		term *= float64(n-k) / float64(k+1)
+		term += math.Log(float64(n-k) / float64(k+1))
 	}
 }
 

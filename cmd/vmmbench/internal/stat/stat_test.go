@@ -40,7 +40,7 @@ func TestRatio(t *testing.T) {
 
 // The ranks of the interval of a median are known from tables.
 func TestOutside(t *testing.T) {
-	for n, want := range map[int]int{6: 0, 8: 0, 9: 1, 11: 1, 12: 2, 15: 3, 20: 5, 30: 9, 50: 17, 100: 39} {
+	for n, want := range map[int]int{6: 0, 8: 0, 9: 1, 11: 1, 12: 2, 15: 3, 20: 5, 30: 9, 50: 17, 100: 39, 1000: 468, 5000: 2430} {
 		require.Equal(t, want, outside(n), "%d samples", n)
 	}
 }

@@ -1,0 +1,232 @@
+// Package page makes one HTML page of reports. It needs no network and no script: what it
+// shows is in it. It has a light and a dark theme, a form for phones, and one for paper.
+package page
+
+import (
+	"bytes"
+	_ "embed" // the template and the styles
+	"fmt"
+	"html/template"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+//go:embed page.html
+var pageText string
+
+//go:embed page.css
+var styleText string
+
+var pageTemplate = template.Must(template.New("page").Parse(pageText))
+
+// section is one report on the page.
+type section struct {
+	ID, Title, Subtitle string
+	Warnings            []string
+	Findings            []string
+	About               []piece
+	States              []state
+	Abilities           []piece
+	Groups              []group
+	Figures             []piece
+}
+
+// group has the pictures of one kind.
+type group struct {
+	Heading, Lead string
+	Folded        bool
+	Pictures      []picture
+}
+
+// picture is a chart for wide and for narrow pages, with its figures.
+type picture struct {
+	ID, Alt      string
+	Wide, Narrow template.HTML
+	Header       []string
+	Rows         [][]string
+}
+
+// piece is a report.Piece whose table can go into the page.
+type piece struct {
+	report.Piece
+	Table template.HTML
+}
+
+// headings of the kinds, and how to read them.
+var headings = map[plot.Kind]group{
+	plot.Growth:    {Heading: "Growth", Lead: "The time in total while memory grows. The band is the 95 % interval of the median. Lower is better."},
+	plot.Ratio:     {Heading: "Comparisons", Lead: "How the time of the first relates to that of the second, with its 95 % interval. Left of 1 the first is faster; inside the grey margin both count as equal."},
+	plot.Bandwidth: {Heading: "Bandwidth", Lead: "Payload in GB/s, 1e9 bytes a second, with the 95 % interval of the median. Higher is better."},
+	plot.Peers:     {Heading: "Between devices", Lead: "From the device in the row to that in the column. Brighter is better."},
+	plot.Calls:     {Heading: "Calls", Lead: "The time of one call, on a logarithmic axis, with the 95 % interval of the median. Lower is better."},
+	plot.Steps:     {Heading: "Steps of growing", Lead: "The time that a part of the steps stays below. The axis is stretched at its right end, where the slowest steps are."},
+	plot.Samples:   {Heading: "Every sample, in order", Lead: "A line that rises or falls on the whole is drift: the machine changed while it was measured.", Folded: true},
+}
+
+// Write writes the page of reports. names are what they are called, such as their files.
+// left says of each what no picture shows.
+func Write(w io.Writer, names []string, reports []*report.Report) (left [][]string, err error) {
+	st := styles{}
+	var sections []section
+	for i, r := range reports {
+		s, notDrawn, err := newSection(fmt.Sprintf("r%d", i+1), names[i], r, &st)
+		if err != nil {
+			return nil, err
+		}
+		sections, left = append(sections, s), append(left, notDrawn)
+	}
+	title, heading := "vmmbench: "+sections[0].Title, "vmmbench report"
+	if len(sections) > 1 {
+		heading = fmt.Sprintf("vmmbench: %d reports", len(sections))
+		title = heading
+	}
+	data := struct {
+		Title    string
+		Heading  string
+		Style    template.CSS
+		Sections []section
+	}{title, heading, template.CSS(colors() + styleText + st.css()), sections} // #nosec: made of constants
+	return left, pageTemplate.Execute(w, data)
+}
+
+// colors defines the colors of both themes. Paper is light.
+func colors() string {
+	list := func(t plot.Theme) string {
+		var b strings.Builder
+		for _, v := range t.Variables() {
+			fmt.Fprintf(&b, "--%s:%s;", v.Name, v.Color)
+		}
+		return b.String()
+	}
+	return fmt.Sprintf(":root{color-scheme:light dark;%s}\n@media screen and (prefers-color-scheme:dark){:root{%s}}\n", list(plot.Light), list(plot.Dark))
+}
+
+func newSection(id, name string, r *report.Report, st *styles) (section, []string, error) {
+	s := section{
+		ID: id, Title: titleOf(r), Findings: report.Findings(r),
+		About: pieces(report.About(r)), Abilities: pieces(report.Abilities(r)), Figures: pieces(report.Figures(r)),
+		States: states(r),
+	}
+	s.Subtitle = strings.Join(slices.DeleteFunc([]string{
+		name, "vmmbench " + strings.Join(r.Run.Args, " "), "version " + orUnknown(string(r.Run.Version)), r.Run.Started, seed(r),
+	}, func(s string) bool { return s == "" }), " · ")
+	if r.Run.Interrupted {
+		s.Warnings = append(s.Warnings, "The run was interrupted, so this is not all.")
+	}
+	if r.Run.Error != "" {
+		s.Warnings = append(s.Warnings, "The run ended with an error: "+string(r.Run.Error))
+	}
+	if n := r.Count()[report.Failed]; n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("Data were wrong in %d of %d cases.", n, len(r.Cases)))
+	}
+
+	// Charts come ordered by kind.
+	charts, left := plot.Charts(r)
+	for _, c := range charts {
+		p, err := newPicture(id, c, st)
+		if err != nil {
+			return section{}, nil, err
+		}
+		g := headings[c.Kind]
+		if n := len(s.Groups); n == 0 || s.Groups[n-1].Heading != g.Heading {
+			s.Groups = append(s.Groups, g)
+		}
+		last := &s.Groups[len(s.Groups)-1]
+		last.Pictures = append(last.Pictures, p)
+	}
+	return s, left, nil
+}
+
+// titleOf is the command and the devices.
+func titleOf(r *report.Report) string {
+	title := r.Run.Command
+	var names []string
+	for _, d := range r.Devices {
+		if !slices.Contains(names, d.Name) {
+			names = append(names, d.Name)
+		}
+	}
+	if len(names) > 0 {
+		title += " on " + strings.Join(names, ", ")
+	}
+	return title
+}
+
+func seed(r *report.Report) string {
+	if r.Run.Measure == nil {
+		return ""
+	}
+	return fmt.Sprintf("seed %d", r.Run.Measure.Seed)
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}
+
+func pieces(list []report.Piece) []piece {
+	var all []piece
+	for _, p := range list {
+		all = append(all, piece{p, template.HTML(p.HTML)}) // #nosec: report.Piece says that it is escaped
+	}
+	return all
+}
+
+func newPicture(section string, c *plot.Chart, st *styles) (p picture, err error) {
+	p = picture{ID: section + "-" + c.Name, Alt: c.Alt, Header: c.Header, Rows: c.Rows}
+	if p.Wide, err = st.inline(c, plot.Wide, p.ID+"-wide"); err != nil {
+		return p, err
+	}
+	p.Narrow, err = st.inline(c, plot.Narrow, p.ID+"-narrow")
+	return p, err
+}
+
+// styles collects the styles of pictures. A page has each of them once, as a class, with
+// the names of colors instead of the colors of one theme.
+type styles struct {
+	class map[string]string
+	list  []string
+}
+
+var styleAttribute = regexp.MustCompile(`style="([^"]*)"`)
+
+// inline draws a picture for the page.
+func (s *styles) inline(c *plot.Chart, width int, id string) (template.HTML, error) {
+	var b bytes.Buffer
+	if err := c.SVG(&b, plot.Light, width, id); err != nil {
+		return "", fmt.Errorf("%s: %w", c.Name, err)
+	}
+	svg := styleAttribute.ReplaceAllStringFunc(b.String(), func(attribute string) string {
+		style := styleAttribute.FindStringSubmatch(attribute)[1]
+		if s.class == nil {
+			s.class = map[string]string{}
+		}
+		if s.class[style] == "" {
+			s.class[style] = fmt.Sprintf("p%d", len(s.list)+1)
+			s.list = append(s.list, style)
+		}
+		return `class="` + s.class[style] + `"`
+	})
+	return template.HTML(svg), nil // #nosec: package plot escapes what it takes from the report
+}
+
+// css defines the classes.
+func (s *styles) css() string {
+	var names []string
+	for _, v := range plot.Light.Variables() {
+		names = append(names, v.Color, "var(--"+v.Name+")")
+	}
+	named := strings.NewReplacer(names...)
+	var b strings.Builder
+	for i, style := range s.list {
+		fmt.Fprintf(&b, ".p%d{%s}\n", i+1, named.Replace(style))
+	}
+	return b.String()
+}

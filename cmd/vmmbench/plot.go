@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
+)
+
+// Formats of pictures.
+const (
+	formatSVG = "svg"
+	formatPNG = "png"
+)
+
+func (a *app) plot() *cobra.Command {
+	c := command(&cobra.Command{
+		Use:   "plot REPORT...",
+		Short: "Draw the figures of reports as SVG or PNG",
+		Long: `Draw the figures of reports that were written with -o FILE.json or -o FILE.ndjson.
+The kinds of pictures:
+  growth     time over the bytes appended so far
+  steps      how long the steps of growing take, by quantile
+  ratio      comparisons, with their intervals and the margin
+  bandwidth  GB/s by size
+  peers      copies between devices, for each pair
+  calls      time of a call by size
+  samples    every sample in order, to see drift
+A line's band and the bar through a mark are the 95 % interval of the median. The names
+of the files go to stdout. What no picture can show is left out, and named on stderr.`,
+		Example: `  vmmbench grow -o grow.json && vmmbench plot grow.json -o pictures
+  vmmbench plot grow.json --kind growth --theme dark -o growth.png`,
+	})
+	c.Args = wantReports
+	output, theme := ".", choice{value: plot.Light.Name}
+	for _, t := range plot.Themes {
+		theme.of = append(theme.of, t.Name)
+	}
+	format := choice{value: formatSVG, of: []string{formatSVG, formatPNG}}
+	var kinds choices
+	for _, k := range plot.Kinds {
+		kinds.of = append(kinds.of, string(k))
+	}
+	kinds.values = kinds.of
+	f := c.Flags()
+	f.StringVarP(&output, "output", "o", output, "a folder, which is made; or, for a single picture, a file with the suffix .svg or .png")
+	f.Var(&kinds, "kind", "kinds of pictures")
+	f.Var(&theme, "theme", "colors for light or dark pages")
+	f.Var(&format, "format", "format of pictures in a folder")
+	c.RunE = func(_ *cobra.Command, files []string) error {
+		// A single file has its format in its name.
+		single := pictureFormat(output)
+		if single != "" && f.Changed("format") {
+			return usageError{errors.New("--format is for a folder: the suffix of a file is its format")}
+		}
+		pictures, err := a.pictures(files, kinds)
+		if err != nil {
+			return err
+		}
+		draw := drawing{theme: themeOf(theme.value), format: format.value}
+		if single != "" {
+			draw.format = single
+			if len(pictures) != 1 {
+				return usageError{fmt.Errorf("-o %s is one file, but there are %d pictures: name a folder, or one --kind", output, len(pictures))}
+			}
+			return a.writePicture(draw, pictures[0], output)
+		}
+		for _, p := range pictures {
+			if err := a.writePicture(draw, p, filepath.Join(output, p.name+"."+format.value)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return c
+}
+
+// wantReports refuses a command line without files.
+func wantReports(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usageError{errors.New("no report: name the JSON file of one, as -o FILE.json writes it")}
+	}
+	return nil
+}
+
+// pictureFormat is the format for the suffix of a file's name, empty for a folder.
+func pictureFormat(name string) string {
+	suffix := strings.TrimPrefix(filepath.Ext(name), ".")
+	if suffix == formatSVG || suffix == formatPNG {
+		return suffix
+	}
+	return ""
+}
+
+func themeOf(name string) plot.Theme {
+	return plot.Themes[slices.IndexFunc(plot.Themes, func(t plot.Theme) bool { return t.Name == name })]
+}
+
+// picture is a picture and the name of its file.
+type picture struct {
+	name string
+	*plot.Chart
+}
+
+// pictures are those of all reports. With several, the file of its report begins the name
+// of each picture.
+func (a *app) pictures(files []string, kinds choices) ([]picture, error) {
+	var list []picture
+	var asked []plot.Kind
+	if len(kinds.values) < len(kinds.of) {
+		for _, k := range kinds.values {
+			asked = append(asked, plot.Kind(k))
+		}
+	}
+	for i, file := range files {
+		r, err := loadReport(file)
+		if err != nil {
+			return nil, err
+		}
+		prefix := ""
+		if len(files) > 1 {
+			prefix = fmt.Sprintf("%d-%s-", i+1, strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)))
+		}
+		charts, left := plot.Charts(r, asked...)
+		for _, c := range charts {
+			list = append(list, picture{prefix + c.Name, c})
+		}
+		a.leftOut(file, left)
+	}
+	return list, nil
+}
+
+// leftOut says on stderr what no picture shows.
+func (a *app) leftOut(file string, left []string) {
+	for _, what := range left {
+		_, _ = fmt.Fprintf(a.stderr, "%s: not drawn: %s\n", file, what)
+	}
+}
+
+// drawing is how pictures are drawn.
+type drawing struct {
+	theme  plot.Theme
+	format string
+}
+
+// writePicture writes a picture and prints the name of its file.
+func (a *app) writePicture(d drawing, p picture, name string) error {
+	var b bytes.Buffer
+	draw := func() error { return p.SVG(&b, d.theme, plot.Wide, p.Name) }
+	if d.format == formatPNG {
+		draw = func() error { return p.PNG(&b, d.theme, plot.Wide) }
+	}
+	if err := draw(); err != nil {
+		return fmt.Errorf("%s: %w", p.Name, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
+		return err
+	}
+	if err := os.WriteFile(name, b.Bytes(), 0o666); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(a.stdout, name)
+	return err
+}
