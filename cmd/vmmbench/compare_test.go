@@ -173,9 +173,6 @@ func TestCompareRefusesToMix(t *testing.T) {
 		{"payload", "bytes", "", func(r *report.Report) { r.Cases[0].Bytes++ }},
 		{"unit", "GB/s", "", func(r *report.Report) { r.Cases[0].Unit = "ms" }},
 		{"axis", "streams 1, and 2", "", func(r *report.Report) { r.Cases[0].Axes[4].Value = 2 }},
-		{"new axis", "extra -, and x", "", func(r *report.Report) {
-			r.Cases[0].Axes = append(r.Cases[0].Axes, report.Axis{Name: "extra", Value: "x"})
-		}},
 	} {
 		older, newer := verdictRuns(t)
 		c.change(newer)

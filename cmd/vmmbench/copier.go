@@ -93,7 +93,10 @@ func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_
 			c.copies[i] = f.thenSync(s.dev.raw)
 		}
 	}
-	c.timer, err = newTimer(s.dev, len(c.copies), s.gateable())
+	if c.timer, err = newTimer(s.dev, len(c.copies), s.gateable()); err != nil {
+		return nil, err
+	}
+	c.cost, err = c.timer.cost(ctx, c.copies...)
 	return c, err
 }
 
@@ -107,6 +110,7 @@ type copier struct {
 	transfers []transfer
 	copies    []copyFunc // of each transfer as many as there are streams
 	timer     *timer
+	cost      float64 // of timing a sample, nanoseconds
 	own       []*buffer // freed by close
 }
 
@@ -173,6 +177,10 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 
 func (c *copier) describe(rc *report.Case, samples []measure.Sample) {
 	rc.Flags = append(rc.Flags, c.timer.flag)
+	if each := c.cost / float64(rc.Stats.Loops); each > 0.01*rc.Stats.Median {
+		rc.Stats.Timer = &each
+		rc.Flags = append(rc.Flags, timerCost)
+	}
 	switch c.direction {
 	case d2d:
 		traffic := 2 * rc.Stats.Value

@@ -66,12 +66,15 @@ func (p *peerPair) contender(ctx context.Context, kind string) (_ contender, err
 	}
 	// Copies that go through the host do not run behind a gate.
 	gateable := p.gateable && !p.gateTimedOut[kind] && kind != noPeer
-	c.timer, err = newTimer(p.from, len(c.copies), gateable)
+	if c.timer, err = newTimer(p.from, len(c.copies), gateable); err != nil {
+		return nil, err
+	}
 	if c.timer.gate != nil {
 		c.timer.gate.timeout = peerGateTimeout
 	} else {
 		c.timer.flag, c.timer.byDevice = ungated, true
 	}
+	c.cost, err = c.timer.cost(ctx, c.copies...)
 	return c, err
 }
 

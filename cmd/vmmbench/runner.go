@@ -104,6 +104,9 @@ func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) 
 	if !r.started {
 		return err
 	}
+	if r.report.Run.Measure != nil {
+		machine.AddEndState(r.report)
+	}
 	run := &r.report.Run
 	run.Seconds = time.Since(begun).Seconds()
 	run.Interrupted = r.report.Count()[report.Interrupted] > 0

@@ -89,7 +89,7 @@ func TestOutputsConformToTheSchema(t *testing.T) {
 	small := append([]string{"--min-time", "0"}, fast...)
 	runs := map[string][]string{
 		"tour":    append([]string{"--size", "64K"}, small...),
-		"bw":      append([]string{"bw", "--size", "64K", "--preset", "full"}, small...),
+		"bw":      append([]string{"bw", "--size", "64K", "--direction", "d2d,both", "--chunk", "0,2M"}, small...),
 		"corrupt": append([]string{"bw", "--size", "64K", "--corrupt", "5", "--verify", "edges"}, small...),
 		"grow":    append([]string{"grow", "--size", "64K", "--step", "32K"}, fast...),
 		"off":     append([]string{"grow", "--size", "64K", "--step", "32K", "--verify", "off"}, fast...),
@@ -113,7 +113,9 @@ func TestOutputsConformToTheSchema(t *testing.T) {
 			require.NoError(t, conforms(t, line, one), "%s: %s", name, one)
 		}
 	}
-	_, out, _ := bench(t, "compare", "--format", "json", filepath.Join(dir, "bw.json"), filepath.Join(dir, "bw.ndjson"))
+	_, out, _ := bench(t, "p2p", "--plan", "--device", "host", "--format", "json")
+	require.NoError(t, conforms(t, whole, []byte(out)), "plan")
+	_, out, _ = bench(t, "compare", "--format", "json", filepath.Join(dir, "bw.json"), filepath.Join(dir, "bw.ndjson"))
 	require.NoError(t, conforms(t, whole, []byte(out)), "compare")
 	require.Contains(t, out, `"baseline"`)
 
@@ -224,6 +226,7 @@ func TestSchemaIsComplete(t *testing.T) {
 	for name, part := range map[string]any{
 		"run": report.Run{}, "measure": report.Measure{}, "host": report.Host{}, "limit": report.Limit{}, "device": report.Device{},
 		"feature": report.Feature{}, "case": report.Case{}, "stats": report.Stats{}, "comparison": report.Comparison{}, "baseline": report.Baseline{},
+		"host_state": report.HostState{}, "device_state": report.DeviceState{}, "link": report.Link{}, "peer_pair": report.PeerPair{},
 	} {
 		properties, ok := at("$defs", name, "properties").(map[string]any)
 		require.True(t, ok)

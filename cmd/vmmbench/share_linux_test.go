@@ -24,6 +24,7 @@ func TestShare(t *testing.T) {
 	args := []string{"share", "--device", "host", "--size", "5M", "--chunk", "2M", "--readers", "2", "--format", "json", "--progress", "off"}
 	code, out, stderr := bench(t, append(args, "--samples", "70")...) // more than one range has room for
 	require.Equal(t, report.ExitPassed, code, stderr)
+	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
 	r := parse(t, out)
 	require.Len(t, r.Cases, 4)
 	for _, c := range r.Cases {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -15,6 +16,7 @@ const (
 	gateTimedOut = "gate-timeout" // the gate opened by itself, before all was queued
 	ungated      = "ungated"      // by the device, without a gate
 	wallClock    = "wall-clock"   // by the host's clock
+	timerCost    = "timer-cost"   // timing itself took more than a hundredth
 )
 
 // copyFunc queues one copy on a stream, or has done it when it returns.
@@ -140,6 +142,22 @@ func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (measur
 	}
 	return s, nil
 }
+
+// cost is the least that time returns if there is nothing to do between its start and
+// its end: what timing itself takes.
+func (t *timer) cost(ctx context.Context, copies ...copyFunc) (float64, error) {
+	least := math.Inf(1)
+	for range costSamples {
+		s, err := t.time(ctx, 0, copies...)
+		if err != nil {
+			return 0, err
+		}
+		least = min(least, s.NS)
+	}
+	return least, nil
+}
+
+const costSamples = 5
 
 // enqueue records the start, queues everything behind it, and records the ends.
 func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc) error {

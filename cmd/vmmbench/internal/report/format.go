@@ -66,6 +66,11 @@ func (o Output) Started(r *Report) error {
 	if err := o.line(map[string]any{"schema": r.Schema, "run": r.Run}); err != nil {
 		return err
 	}
+	return o.machine(r)
+}
+
+// machine writes the host and the devices.
+func (o Output) machine(r *Report) error {
 	if err := o.line(map[string]any{"host": r.Host}); err != nil {
 		return err
 	}
@@ -105,6 +110,10 @@ func (o Output) Finished(r *Report) error {
 			if err := o.line(map[string]any{"baseline": r.Baseline}); err != nil {
 				return err
 			}
+		}
+		// Once more, with their state at the end.
+		if err := o.machine(r); err != nil {
+			return err
 		}
 		return o.line(map[string]any{"end": r.Run})
 	case CSV:

@@ -55,6 +55,7 @@ var terms = []term{
 	{"ungated", "timed by the device; queueing is in the time"},
 	{"gate-timeout", "as ungated, because the device began before all was queued"},
 	{"wall-clock", "timed by the host, from the call to the end of the work"},
+	{"timer-cost", "timing itself took over 1 % of a sample, and is in the figure"},
 	{"cached", "the data fit into a cache, which is faster than memory"},
 	{"few-samples", "too few samples for an interval"},
 	{"noisy", "the samples' standard deviation is over 5 % of their mean"},

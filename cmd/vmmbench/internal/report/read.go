@@ -107,7 +107,13 @@ func readLines(first, rest []byte) (*Report, error) {
 		case one.Host != nil:
 			got.Host = *one.Host
 		case one.Device != nil:
-			got.Devices = append(got.Devices, *one.Device)
+			// The end has each device once more, with its state then.
+			same := func(d Device) bool { return d.Open == one.Device.Open }
+			if i := slices.IndexFunc(got.Devices, same); i >= 0 {
+				got.Devices[i] = *one.Device
+			} else {
+				got.Devices = append(got.Devices, *one.Device)
+			}
 		case one.Case != nil:
 			got.Cases = append(got.Cases, *one.Case)
 		case one.Comparison != nil:
