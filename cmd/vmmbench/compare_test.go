@@ -231,3 +231,19 @@ func TestLegendExplainsFlags(t *testing.T) {
 		require.Contains(t, out.String(), "\n"+flag+": ")
 	}
 }
+
+// The C++ program in testdata/p2p has the names and payloads of p2p for the same copies.
+func TestProgramHasTheNamesOfP2P(t *testing.T) {
+	example, err := loadReport("testdata/p2p/example.ndjson")
+	require.NoError(t, err)
+	require.False(t, example.Run.Interrupted)
+	_, out, _ := bench(t, "p2p", "--device", "host", "--size", "1M", "--grants", "0", "--samples", "1", "--min-time", "0",
+		"--progress", "off", "--format", "json")
+	r, err := report.Read(strings.NewReader(strings.ReplaceAll(out, "host:", "cuda:")))
+	require.NoError(t, err)
+	base, list, err := report.Compare(example, r, report.CompareOptions{Margin: 0.02, AnyDevice: true, AnyDriver: true})
+	require.NoError(t, err)
+	require.Empty(t, base.OnlyOld)
+	require.Empty(t, base.OnlyNew)
+	require.Len(t, list, 18)
+}
