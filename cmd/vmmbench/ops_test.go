@@ -52,7 +52,7 @@ func TestOpsAsCSV(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, lines, 2)
 	require.Equal(t, "2", lines[1][slices.Index(lines[0], "busy")])
-	require.Equal(t, "ops/2MiB/busy-2/create", lines[1][0])
+	require.Equal(t, []string{"case", "ops/2MiB/busy-2/create"}, lines[1][:2])
 }
 
 // opsPlanOf is a short plan of these operations.
