@@ -130,5 +130,10 @@ func FuzzRead(f *testing.F) {
 		again, err := Read(strings.NewReader(written(t, r, JSON)))
 		require.NoError(t, err)
 		require.Equal(t, r.Cases, again.Cases)
+		// So can a comparison with itself, if its names are unique.
+		if base, list, err := Compare(again, r, CompareOptions{Margin: 0.02}); err == nil {
+			r.Run.Command, r.Baseline, r.Comparisons = CommandCompare, base, list
+			require.NoError(t, Output{W: &bytes.Buffer{}, Format: Table}.Finished(r))
+		}
 	})
 }
