@@ -28,10 +28,13 @@ type baselineFlags struct {
 
 func (b *baselineFlags) add(f *pflag.FlagSet) {
 	b.failOn = choice{value: failNone, of: []string{failNone, failSlower, failFaster, failDifferent}}
-	f.Var(&b.failOn, "fail-on", "exit with 4 if a case has this verdict")
+	f.Var(&b.failOn, "fail-on", "exit with 4 if a case has this verdict against the older run")
 	f.BoolVar(&b.anyDevice, "any-device", false, "also compare runs on different devices")
 	f.BoolVar(&b.anyDriver, "any-driver", false, "also compare runs with different drivers")
 }
+
+// given says whether one of the flags was given.
+func (b *baselineFlags) given() bool { return b.failOn.value != failNone || b.anyDevice || b.anyDriver }
 
 // compare compares a new report with an older one, by report.Compare. What may not be
 // compared is a usageError that names the flag which allows it.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/csv"
 	"io"
@@ -227,4 +228,61 @@ func TestLegendExplainsFlags(t *testing.T) {
 		require.NoError(t, report.Output{W: &out, Format: report.Table}.Finished(r))
 		require.Contains(t, out.String(), "\n"+flag+": ")
 	}
+}
+
+// The C++ program in testdata/p2p has the names and payloads of p2p for the same copies.
+func TestProgramHasTheNamesOfP2P(t *testing.T) {
+	example, err := loadReport("testdata/p2p/example.ndjson")
+	require.NoError(t, err)
+	require.False(t, example.Run.Interrupted)
+	_, out, _ := bench(t, "p2p", "--device", "host", "--size", "1M", "--grants", "0", "--samples", "1", "--min-time", "0",
+		"--progress", "off", "--format", "json")
+	r, err := report.Read(strings.NewReader(strings.ReplaceAll(out, "host:", "cuda:")))
+	require.NoError(t, err)
+	base, list, err := report.Compare(example, r, report.CompareOptions{Margin: 0.02, AnyDevice: true, AnyDriver: true})
+	require.NoError(t, err)
+	require.Empty(t, base.OnlyOld)
+	require.Empty(t, base.OnlyNew)
+	require.Len(t, list, 18)
+}
+
+// A run compares itself with an older one.
+func TestBaseline(t *testing.T) {
+	args := []string{"bw", "--device", "host", "--size", "64K", "--host", "pinned", "--direction", "d2d", "--samples", "9", "--progress", "off", "--format", "json"}
+	old := filepath.Join(t.TempDir(), "old.json")
+	code, out, _ := bench(t, append(args, "-o", old)...)
+	require.Equal(t, report.ExitPassed, code)
+
+	code, out, _ = bench(t, append(args, "--baseline", old)...)
+	require.Equal(t, report.ExitPassed, code)
+	r := parse(t, out)
+	require.NotNil(t, r.Baseline)
+	require.Len(t, r.Comparisons, 1+2, "vmm with plain memory, and each with itself")
+
+	// A baseline of a faster machine: every case is slower.
+	text, err := os.ReadFile(old)
+	require.NoError(t, err)
+	fast, err := report.Read(bytes.NewReader(text))
+	require.NoError(t, err)
+	for _, c := range fast.Cases {
+		for i := range c.Samples {
+			c.Samples[i] /= 100
+		}
+	}
+	faster := save(t, fast, "fast.json")
+	code, _, _ = bench(t, append(args, "--baseline", faster)...)
+	require.Equal(t, report.ExitPassed, code)
+	code, _, _ = bench(t, append(args, "--baseline", faster, "--fail-on", "slower")...)
+	require.Equal(t, report.ExitWorse, code)
+	code, _, _ = bench(t, append(args, "--baseline", faster, "--fail-on", "faster")...)
+	require.Equal(t, report.ExitPassed, code)
+
+	// What cannot be compared is found before anything is measured.
+	fast.Devices[0].Name = "another"
+	code, out, stderr := bench(t, append(args, "--baseline", save(t, fast, "other.json"))...)
+	require.Equal(t, report.ExitUsage, code)
+	require.Empty(t, out)
+	require.Contains(t, stderr, "--any-device")
+	code, _, _ = bench(t, append(args, "--fail-on", "slower")...)
+	require.Equal(t, report.ExitUsage, code)
 }

@@ -75,6 +75,8 @@ type measureFlags struct {
 	progress         choice
 	dryRun           bool
 	resume           string // the file of an earlier run
+	baseline         string // the file of a run to compare with
+	against          baselineFlags
 	corrupt          int64
 }
 
@@ -93,6 +95,8 @@ func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration)
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
 	f.StringVar(&m.resume, "resume", "", "take over what this report, .json or .ndjson, has measured already, if the file is there")
+	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of this report, .json or .ndjson")
+	m.against.add(f)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 
@@ -117,6 +121,8 @@ func (m *measureFlags) check() error {
 		return usageError{fmt.Errorf("--min-time %v: negative", m.minTime)}
 	case m.maxTime <= 0:
 		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
+	case m.baseline == "" && m.against.given():
+		return usageError{errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")}
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}

@@ -7,8 +7,9 @@
 //
 // The report goes to stdout, progress to stderr. The exit code is 0 if all passed,
 // 1 if a case could not be run or a report could not be written, 2 for bad usage, 3
-// if data were wrong, 77 if this machine can do none of the cases, and 130 if the
-// run was interrupted. An interrupted run writes what it has measured, and marks it.
+// if data were wrong, 4 if compare found what --fail-on names, 77 if this machine
+// can do none of the cases, and 130 if the run was interrupted. An interrupted run
+// writes what it has measured, and marks it.
 package main
 
 import (

@@ -20,6 +20,7 @@ type runner struct {
 	outputs []*output
 	started bool
 	earlier earlier // nil if there is nothing to go on with
+	worse   bool    // than the baseline, by --fail-on
 	lost    error   // from outputs that were dropped
 }
 
@@ -63,6 +64,12 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 				return err
 			}
 		}
+		var older *report.Report
+		if m.baseline != "" {
+			if older, err = r.readBaseline(); err != nil {
+				return err
+			}
+		}
 		if err := r.start(); err != nil {
 			return err
 		}
@@ -71,8 +78,34 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
-		return nil
+		return r.compareWith(older)
 	})
+}
+
+// readBaseline reads the report to compare with. What cannot be compared is found before
+// anything is measured.
+func (r *runner) readBaseline() (*report.Report, error) {
+	older, err := loadReport(r.flags.baseline)
+	if err != nil {
+		return nil, err
+	}
+	_, _, err = r.flags.against.compare(older, r.report, float64(r.flags.margin))
+	return older, err
+}
+
+// compareWith adds the comparisons with an older run, if there is one.
+func (r *runner) compareWith(older *report.Report) error {
+	if older == nil {
+		return nil
+	}
+	base, list, err := r.flags.against.compare(older, r.report, float64(r.flags.margin))
+	if err != nil {
+		return err
+	}
+	r.report.Baseline = base
+	r.add(nil, list)
+	r.worse = r.flags.against.fails(list)
+	return nil
 }
 
 // dryRun prints the names of the cases, and to stderr about how long they take. Its
@@ -115,6 +148,9 @@ func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) 
 	}
 	r.eachOutput(func(o *output) error { return o.finish(r.report) })
 	a.code = r.report.Exit()
+	if r.worse && (a.code == report.ExitPassed || a.code == report.ExitFailed) {
+		a.code = report.ExitWorse
+	}
 	return errors.Join(err, r.lost)
 }
 

@@ -241,7 +241,11 @@ func jsonFields(of reflect.Type) []string {
 	for i := range of.NumField() {
 		f := of.Field(i)
 		if f.Anonymous {
-			list = append(list, jsonFields(f.Type.Elem())...)
+			embedded := f.Type
+			if embedded.Kind() == reflect.Pointer {
+				embedded = embedded.Elem()
+			}
+			list = append(list, jsonFields(embedded)...)
 			continue
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -188,7 +188,7 @@ func sharings(r *Report, command string) grid {
 }
 
 // ratioColumns are the columns of a comparison.
-var ratioColumns = []string{"ratio", "95 %", "margin", "verdict", "needs"}
+var ratioColumns = []string{"ratio", "95 %", "margin", "verdict", "n needed"}
 
 // comparisons is the table of the comparisons of a command's cases, but for what this
 // machine does not have. With runs, it is of those with the baseline.

@@ -173,8 +173,8 @@ func (g grid) print(heading string, markdown bool) printed {
 		return printed{heading: heading, body: t}
 	}
 	bare := g.writer(noNotes)
-	if room := maxWidth - width(bare) - 2; room >= minWrap {
-		return printed{heading: heading, body: g.writer(room)}
+	if space := maxWidth - width(bare) - 2; space >= minWrap {
+		return printed{heading: heading, body: g.writer(space)}
 	}
 	var below []string
 	for _, row := range g.rows {

@@ -30,7 +30,9 @@ func written(t testing.TB, r *Report, format Format) string {
 func TestReadReturnsWhatWasWritten(t *testing.T) {
 	for _, format := range []Format{JSON, NDJSON} {
 		want := sample()
-		want.Devices[0].Features = empty(want.Devices[0].Features)
+		base, list, err := Compare(sample(), want, CompareOptions{Margin: 0.02})
+		require.NoError(t, err)
+		want.Baseline, want.Comparisons = base, append(want.Comparisons, list...)
 		got, err := Read(strings.NewReader(written(t, want, format)))
 		require.NoError(t, err, format)
 		require.Equal(t, want, got, format)
@@ -128,5 +130,10 @@ func FuzzRead(f *testing.F) {
 		again, err := Read(strings.NewReader(written(t, r, JSON)))
 		require.NoError(t, err)
 		require.Equal(t, r.Cases, again.Cases)
+		// So can a comparison with itself, if its names are unique.
+		if base, list, err := Compare(again, r, CompareOptions{Margin: 0.02}); err == nil {
+			r.Run.Command, r.Baseline, r.Comparisons = CommandCompare, base, list
+			require.NoError(t, Output{W: &bytes.Buffer{}, Format: Table}.Finished(r))
+		}
 	})
 }

@@ -126,7 +126,7 @@ func TestLegend(t *testing.T) {
 	require.True(t, hasWord("vmm-copy vmm", "vmm"))
 	require.False(t, hasWord("vmm-copy xvmm vmm2", "vmm"))
 	text := written(t, fromFile(t, "tour.json"), Table)
-	for _, word := range []string{"median", "95 %", "gated", "wall-clock", "noisy", "drift", "step p50", "peak", "moves", "traffic", "ratio of times", "needs", "too noisy", "faster"} {
+	for _, word := range []string{"median", "95 %", "gated", "wall-clock", "noisy", "drift", "step p50", "peak", "moves", "traffic", "ratio of times", "n needed", "too noisy", "faster"} {
 		require.Contains(t, text, "\n"+word+": ")
 	}
 	for _, word := range []string{"correlated", "few-samples", "equal", "slower", "both", "cuMemAlloc", "cached", "█"} {

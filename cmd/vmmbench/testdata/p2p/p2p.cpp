@@ -3,16 +3,16 @@
 //
 //   p2p [MiB of a copy [rounds]]
 //
-// It prints a line for each ordered pair, kind of memory and direction:
-//
-//   from to kind direction GB/s
+// It prints a report of vmmbench, as ndjson without statistics, for vmmbench compare: a
+// case for each ordered pair, kind of memory and direction, under the name that vmmbench
+// has for it.
 //
 // from copies, on a stream of its own, between its memory and that of to. none is
 // plain memory without peer access, enable is plain memory with it, vmm is mapped
 // memory with access set for both. write goes to the other's memory, read comes
-// from it, both is either device writing to the other's at once, and the sum. Each figure is the median of
-// the rounds by the device's clock, after three to warm up; every byte of one
-// more copy, into memory that held something else, is compared first.
+// from it, both is either device writing to the other's at once. Each sample is a round
+// by the device's clock, after three rounds to warm up; every byte of one more copy, into
+// memory that held something else, is compared first.
 #include <cuda.h>
 
 #include <algorithm>
@@ -234,17 +234,32 @@ void verify(const Runner &runner, const std::vector<Copy> &copies, const Host &h
 	}
 }
 
-double median(std::vector<double> v) {
-	std::sort(v.begin(), v.end());
-	const size_t n = v.size();
-	return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+// sizeName is a size as vmmbench prints it.
+std::string sizeName(size_t bytes) {
+	const size_t mib = bytes >> 20;
+	return mib % 1024 == 0 ? std::to_string(mib / 1024) + "GiB" : std::to_string(mib) + "MiB";
+}
+
+// print writes a case. samples are nanoseconds for one copy, or for one each way.
+void print(const Device &from, const Device &to, const char *kind, const char *direction, size_t n, size_t payload,
+	const std::vector<double> &samples) {
+	const std::string a = "cuda:" + std::to_string(from.id), b = "cuda:" + std::to_string(to.id);
+	std::printf("{\"case\":{\"id\":\"p2p/%s/%s/%s-%s/%s\",", direction, sizeName(n).c_str(), a.c_str(), b.c_str(), kind);
+	std::printf("\"axes\":{\"from\":\"%s\",\"to\":\"%s\",\"direction\":\"%s\",\"size\":%zu,\"mem\":\"%s\"},", a.c_str(), b.c_str(),
+		direction, n, kind);
+	std::printf("\"unit\":\"GB/s\",\"bytes\":%zu,\"status\":\"passed\",\"samples_ns\":[", payload);
+	for (size_t i = 0; i < samples.size(); i++)
+		std::printf("%s%.1f", i ? "," : "", samples[i]);
+	std::printf("]}}\n");
+	std::fflush(stdout);
 }
 
 // directions measures write, read and both with memory that is there.
-void directions(const Device &from, const Device &to, const std::string &pair, const char *kind, const Memory &mine, const Memory &target,
+void directions(const Device &from, const Device &to, const char *kind, const Memory &mine, const Memory &target,
 	const Memory &theirs, const Memory &there, const Host &host, int rounds) {
 	mine.fill(host.data, host.size);
 	theirs.fill(host.data, host.size);
+	const std::string pair = "cuda:" + std::to_string(from.id) + " cuda:" + std::to_string(to.id);
 	Runner runner(from, to);
 	const Copy write{&there, &mine}, read{&target, &theirs};
 	const std::vector<std::pair<const char *, std::vector<Copy>>> all{{"write", {write}}, {"read", {read}}, {"both", {write, read}}};
@@ -252,24 +267,20 @@ void directions(const Device &from, const Device &to, const std::string &pair, c
 		verify(runner, copies, host, pair + " " + kind + " " + direction);
 		for (int i = 0; i < warmUps; i++)
 			runner.run(copies, host.size, copiesInRound);
-		std::vector<double> rates;
-		for (int i = 0; i < rounds; i++) {
-			const double bytes = static_cast<double>(host.size) * copiesInRound * static_cast<double>(copies.size());
-			rates.push_back(bytes / runner.run(copies, host.size, copiesInRound) / 1e6);
-		}
-		std::printf("%s %s %s %.3f\n", pair.c_str(), kind, direction, median(rates));
-		std::fflush(stdout);
+		std::vector<double> samples;
+		for (int i = 0; i < rounds; i++)
+			samples.push_back(runner.run(copies, host.size, copiesInRound) * 1e6 / copiesInRound);
+		print(from, to, kind, direction, host.size, host.size * copies.size(), samples);
 	}
 }
 
 void measure(const Device &from, const Device &to, const Host &host, int rounds) {
-	const std::string pair = "cuda:" + std::to_string(from.id) + " cuda:" + std::to_string(to.id);
 	const size_t n = host.size;
 	int can = 0;
 	CU(cuDeviceCanAccessPeer(&can, from.id, to.id));
 	{
 		const Memory mine(from, n), target(from, n), theirs(to, n), there(to, n);
-		directions(from, to, pair, "none", mine, target, theirs, there, host, rounds);
+		directions(from, to, "none", mine, target, theirs, there, host, rounds);
 		if (can) {
 			{
 				Current c(from);
@@ -279,7 +290,7 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 				Current c(to);
 				CU(cuCtxEnablePeerAccess(from.ctx, 0));
 			}
-			directions(from, to, pair, "enable", mine, target, theirs, there, host, rounds);
+			directions(from, to, "enable", mine, target, theirs, there, host, rounds);
 			{
 				Current c(to);
 				CU(cuCtxDisablePeerAccess(from.ctx));
@@ -289,11 +300,11 @@ void measure(const Device &from, const Device &to, const Host &host, int rounds)
 		}
 	}
 	if (!can) {
-		std::fprintf(stderr, "p2p: %s: no path\n", pair.c_str());
+		std::fprintf(stderr, "p2p: no path from device %d to %d\n", from.id, to.id);
 		return;
 	}
 	const Memory mine(from, n, {from}), target(from, n, {from, to}), theirs(to, n, {to, from}), there(to, n, {to, from});
-	directions(from, to, pair, "vmm", mine, target, theirs, there, host, rounds);
+	directions(from, to, "vmm", mine, target, theirs, there, host, rounds);
 }
 
 // number is an argument, or exit 2.
@@ -326,6 +337,7 @@ int main(int argc, char **argv) {
 		CU(cuDevicePrimaryCtxRetain(&d.ctx, d.id));
 	}
 	const Host host(devices[0], size);
+	std::printf("{\"schema\":\"vmmbench/1\",\"run\":{\"command\":\"testdata/p2p\"}}\n");
 	for (const Device &from : devices)
 		for (const Device &to : devices)
 			if (from.id != to.id)
@@ -337,5 +349,6 @@ int main(int argc, char **argv) {
 	}
 	for (const Device &d : devices)
 		CU(cuDevicePrimaryCtxRelease(d.id));
+	std::printf("{\"end\":{\"command\":\"testdata/p2p\"}}\n");
 	return 0;
 }
