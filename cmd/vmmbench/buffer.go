@@ -12,10 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-const (
-	hostBlock = 1 << 20  // bytes that pass through the host at a time
-	fillBlock = 64 << 20 // bytes that the device fills at a time
-)
+// fillBlock is how many bytes the device fills at a time.
+const fillBlock = 64 << 20
 
 // buffer is memory at one end of a copy.
 type buffer struct {
@@ -202,64 +200,49 @@ func (b *buffer) splitCopy(dst *buffer, n int) []copyFunc {
 // roundUp is the least multiple that is not less than n.
 func roundUp(n, multiple uint64) uint64 { return (n + multiple - 1) / multiple * multiple }
 
-// eachBlock calls f for one block of the buffer after the other, until ctx is done.
-func (b *buffer) eachBlock(ctx context.Context, block uint64, f func(off, n uint64) error) error {
-	for off := uint64(0); off < b.size; off += block {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := f(off, min(block, b.size-off)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // fill writes the pattern.
 func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
-	if b.host != nil {
-		return b.eachBlock(ctx, hostBlock, func(off, n uint64) error {
+	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
+		if b.host != nil {
 			p.Fill(b.host[off:off+n], off)
 			return nil
-		})
-	}
-	block := make([]byte, min(hostBlock, b.size))
-	return b.eachBlock(ctx, hostBlock, func(off, n uint64) error {
-		p.Fill(block[:n], off)
-		return b.raw.CopyIn(b.ptr+driver.Ptr(off), block[:n])
+		}
+		p.Fill(scratch[:n], off)
+		return b.raw.CopyIn(b.ptr+driver.Ptr(off), scratch[:n])
 	})
 }
 
 // poison overwrites everything with verify.Poison.
 func (b *buffer) poison(ctx context.Context) error {
 	if b.host != nil {
-		block := bytes.Repeat([]byte{verify.Poison}, int(min(hostBlock, b.size)))
-		return b.eachBlock(ctx, hostBlock, func(off, n uint64) error {
-			copy(b.host[off:], block[:n])
+		block := bytes.Repeat([]byte{verify.Poison}, int(min(verify.Block, b.size)))
+		return verify.EachBlock(ctx, b.size, func(_ []byte, off, n uint64) error {
+			copy(b.host[off:off+n], block)
 			return nil
 		})
 	}
 	own := b.raw.CopyStream()
-	return b.eachBlock(ctx, fillBlock, func(off, n uint64) error {
+	for off := uint64(0); off < b.size; off += fillBlock {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(fillBlock, b.size-off)
 		if err := b.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
 			return err
 		}
-		return b.raw.SyncStream(own) // else an interrupt would have to wait for all fills
-	})
+		if err := b.raw.SyncStream(own); err != nil { // else an interrupt would have to wait for all fills
+			return err
+		}
+	}
+	return nil
 }
 
-// view reads the buffer back for verify.Pattern.Check, until ctx is done.
-func (b *buffer) view(ctx context.Context) verify.View {
-	block := make([]byte, min(hostBlock, b.size))
-	return func(off, n uint64) ([]byte, error) {
-		switch err := ctx.Err(); {
-		case err != nil:
-			return nil, err
-		case b.host != nil:
-			return b.host[off : off+n], nil
-		}
-		return block[:n], b.raw.CopyOut(block[:n], b.ptr+driver.Ptr(off))
+// view reads the buffer back for verify.Pattern.Check.
+func (b *buffer) view(scratch []byte, off, n uint64) ([]byte, error) {
+	if b.host != nil {
+		return b.host[off : off+n], nil
 	}
+	return scratch[:n], b.raw.CopyOut(scratch[:n], b.ptr+driver.Ptr(off))
 }
 
 // flip inverts the byte at off, if the buffer has one there.

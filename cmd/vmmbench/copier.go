@@ -166,7 +166,7 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		} else {
 			chunks = t.src.chunks // host memory has none, and an error is searched by the device's
 		}
-		r, err := c.pattern.Check(mode, t.dst.size, chunks, t.dst.view(ctx))
+		r, err := c.pattern.Check(ctx, mode, t.dst.size, chunks, t.dst.view)
 		result.Add(r)
 		if err != nil {
 			return result, err

@@ -433,7 +433,7 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		if err := b.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = fresh.Check(mode, g.target, b.chunks, b.view(ctx))
+		result, err = fresh.Check(ctx, mode, g.target, b.chunks, b.view)
 		return err
 	})
 	return result, err

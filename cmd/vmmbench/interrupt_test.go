@@ -69,11 +69,11 @@ func TestInterruptWithinASample(t *testing.T) {
 func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	b := &buffer{host: make([]byte, 2*hostBlock), size: 2 * hostBlock}
+	b := &buffer{host: make([]byte, 2*verify.Block), size: 2 * verify.Block}
 	require.ErrorIs(t, b.fill(ctx, verify.Pattern{Seed: 1}), context.Canceled)
 	require.ErrorIs(t, b.poison(ctx), context.Canceled)
 	require.Equal(t, make([]byte, len(b.host)), b.host)
-	_, err := b.view(ctx)(0, 8)
+	_, err := verify.Pattern{}.Check(ctx, verify.Full, b.size, b.chunks, b.view)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

@@ -228,10 +228,9 @@ func (r *shareReader) check(ctx context.Context, q readerRequest) (reply readerR
 		}
 		defer func() { err = errors.Join(err, v.Close()) }()
 	}
-	block := make([]byte, hostBlock)
-	result, err := verify.Pattern{Seed: q.Seed}.Check(q.Mode, q.Len, q.Chunks, func(off, n uint64) ([]byte, error) {
-		_, err := v.ReadAt(block[:n], int64(off))
-		return block[:n], err
+	result, err := verify.Pattern{Seed: q.Seed}.Check(ctx, q.Mode, q.Len, q.Chunks, func(scratch []byte, off, n uint64) ([]byte, error) {
+		_, err := v.ReadAt(scratch[:n], int64(off))
+		return scratch[:n], err
 	})
 	reply.Check = &result
 	return reply, err

@@ -1,9 +1,11 @@
 package verify
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sort"
+	"sync"
 )
 
 // Mode says how much is checked.
@@ -31,10 +33,7 @@ func (m *Mode) String() string { return string(*m) }
 // Type implements pflag.Value.
 func (m *Mode) Type() string { return "full|edges|off" }
 
-const (
-	edge  = 4 << 10
-	block = 1 << 20 // read at a time
-)
+const edge = 4 << 10
 
 // Poison fills a destination before a copy, so that data of an earlier copy cannot
 // pass for the work of this one.
@@ -75,37 +74,37 @@ func (b Bad) String() string {
 	return s
 }
 
-// View returns the bytes [off, off+n) of the buffer under test. They are valid
-// until the next call.
-type View func(off, n uint64) ([]byte, error)
+// View returns the bytes [off, off+n) of the buffer under test, in scratch or where they
+// are. It is called from several goroutines at once.
+type View func(scratch []byte, off, n uint64) ([]byte, error)
 
 // Bytes returns the View of a slice.
 func Bytes(b []byte) View {
-	return func(off, n uint64) ([]byte, error) { return b[off : off+n], nil }
+	return func(_ []byte, off, n uint64) ([]byte, error) { return b[off : off+n], nil }
 }
 
-// Check compares size bytes with the pattern. chunks are the offsets at which the
-// chunks of the buffer begin: multiples of 8, the first one 0. Check counts all
+// Check compares size bytes with the pattern, until ctx is done. chunks are the offsets at
+// which the chunks of the buffer begin: multiples of 8, the first one 0. Check counts all
 // wrong bytes, so it does not stop at the first.
-func (p Pattern) Check(mode Mode, size uint64, chunks []uint64, view View) (Result, error) {
+func (p Pattern) Check(ctx context.Context, mode Mode, size uint64, chunks []uint64, view View) (Result, error) {
 	r := Result{Mode: mode}
-	for _, s := range spans(mode, size, chunks) {
-		for off := s.from; off < s.to; {
-			n := min(block, s.to-off)
-			got, err := view(off, n)
-			if err != nil {
-				return r, fmt.Errorf("read back %d bytes at offset %d: %w", n, off, err)
-			}
-			bad, first := p.differ(got, off)
-			r.Bytes += n
-			r.Errors += bad
-			if bad > 0 && r.FirstBad == nil {
-				r.FirstBad = p.bad(off, first, got, size, chunks)
-			}
-			off += n
+	var mu sync.Mutex // of r
+	err := eachBlock(ctx, spans(mode, size, chunks), func(scratch []byte, off, n uint64) error {
+		got, err := view(scratch[:n], off, n)
+		if err != nil {
+			return fmt.Errorf("read back %d bytes at offset %d: %w", n, off, err)
 		}
-	}
-	return r, nil
+		bad, first := p.differ(got, off)
+		mu.Lock()
+		defer mu.Unlock()
+		r.Bytes += n
+		r.Errors += bad
+		if bad > 0 && (r.FirstBad == nil || off < r.FirstBad.Offset) {
+			r.FirstBad = p.bad(off, first, got, size, chunks)
+		}
+		return nil
+	})
+	return r, err
 }
 
 // bad describes the first wrong byte, got[first], of a block at off.

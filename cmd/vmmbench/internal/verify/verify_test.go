@@ -23,7 +23,7 @@ func filled() []byte {
 
 func check(t *testing.T, mode Mode, b []byte) Result {
 	t.Helper()
-	r, err := pattern.Check(mode, uint64(len(b)), starts, Bytes(b))
+	r, err := pattern.Check(t.Context(), mode, uint64(len(b)), starts, Bytes(b))
 	require.NoError(t, err)
 	return r
 }
@@ -58,7 +58,7 @@ func FuzzOneByteIsFound(f *testing.F) {
 		b := make([]byte, size)
 		p.Fill(b, 0)
 		b[at] ^= change
-		r, err := p.Check(Full, uint64(size), []uint64{0}, Bytes(b))
+		r, err := p.Check(t.Context(), Full, uint64(size), []uint64{0}, Bytes(b))
 		require.NoError(t, err)
 		require.Equal(t, uint64(1), r.Errors)
 		require.Equal(t, uint64(at), r.FirstBad.Offset)
@@ -136,7 +136,7 @@ func TestStaleDestinationIsFound(t *testing.T) {
 
 func TestReadErrorIsReturned(t *testing.T) {
 	broken := errors.New("broken")
-	_, err := pattern.Check(Full, chunk, starts, func(uint64, uint64) ([]byte, error) { return nil, broken })
+	_, err := pattern.Check(t.Context(), Full, chunk, starts, func([]byte, uint64, uint64) ([]byte, error) { return nil, broken })
 	require.ErrorIs(t, err, broken)
 }
 
@@ -153,7 +153,7 @@ func BenchmarkCheck(b *testing.B) {
 	pattern.Fill(buf, 0)
 	b.SetBytes(int64(len(buf)))
 	for b.Loop() {
-		_, err := pattern.Check(Full, uint64(len(buf)), starts[:1], Bytes(buf))
+		_, err := pattern.Check(b.Context(), Full, uint64(len(buf)), starts[:1], Bytes(buf))
 		require.NoError(b, err)
 	}
 }
