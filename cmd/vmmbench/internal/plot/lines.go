@@ -131,10 +131,18 @@ func (d drawnSeries) band(c draw.Canvas, s series, at func(x, y float64) vg.Poin
 	}
 }
 
-// faint is a color that what lies behind shows through.
-func faint(c color.NRGBA) color.NRGBA {
-	c.A = 46
-	return c
+// faint is a color that what lies behind shows through. Unlike a color.NRGBA it rounds up
+// where it multiplies by its opacity. The canvas for SVG divides and rounds down, so the
+// document has the color of the theme, which a page looks for.
+type faint color.NRGBA
+
+// opacity of faint colors, of 255.
+const opacity = 46
+
+// RGBA implements color.Color.
+func (f faint) RGBA() (r, g, b, a uint32) {
+	part := func(v uint8) uint32 { return (uint32(v)*opacity*0x101 + 254) / 255 }
+	return part(f.R), part(f.G), part(f.B), opacity * 0x101
 }
 
 // errorBar is a line with a cap at each end. cap is half of it.

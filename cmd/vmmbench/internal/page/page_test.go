@@ -1,0 +1,152 @@
+package page
+
+import (
+	"bytes"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+func load(t *testing.T) *report.Report {
+	t.Helper()
+	f, err := os.Open("../plot/testdata/gpu.json")
+	require.NoError(t, err)
+	defer f.Close()
+	r, err := report.Read(f)
+	require.NoError(t, err)
+	return r
+}
+
+func write(t *testing.T, reports ...*report.Report) string {
+	t.Helper()
+	var b bytes.Buffer
+	names := make([]string, len(reports))
+	for i := range names {
+		names[i] = "gpu.json"
+	}
+	left, err := Write(&b, names, reports)
+	require.NoError(t, err)
+	require.Len(t, left, len(reports))
+	return b.String()
+}
+
+func TestPage(t *testing.T) {
+	page := write(t, load(t))
+	require.Less(t, len(page), 1_500_000)
+	require.Contains(t, page, `<html lang="en">`)
+	require.Contains(t, page, "Growing in place to 8GiB by 256MiB took", "what was found")
+	require.Less(t, strings.Index(page, "What was found"), strings.Index(page, "<svg"), "comes first")
+	for _, heading := range []string{"Machine", "Growth", "Steps of growing", "Comparisons", "Bandwidth", "Between devices", "Every sample, in order", "All figures"} {
+		require.Contains(t, page, "<h3>"+heading+"</h3>")
+	}
+	require.Contains(t, page, "<dt>median</dt><dd>", "words are explained")
+	require.Empty(t, outside(page), "the page loads nothing")
+	require.Equal(t, []string{"https://example.com/x.js", "//example.com", "x.png"},
+		outside(`<script src="https://example.com/x.js"></script><a href="//example.com">x</a><style>a{background:url(x.png)}</style>`))
+
+	// Headings are in order, and an id names one element.
+	level := 0
+	for _, m := range regexp.MustCompile(`<h([1-6])`).FindAllStringSubmatch(page, -1) {
+		next := int(m[1][0] - '0')
+		require.LessOrEqual(t, next, level+1, m[0])
+		level = next
+	}
+	ids := map[string]bool{}
+	for _, m := range regexp.MustCompile(` id="([^"]*)"`).FindAllStringSubmatch(page, -1) {
+		require.False(t, ids[m[1]], m[1])
+		ids[m[1]] = true
+	}
+	for _, m := range regexp.MustCompile(`(?:href="#|aria-labelledby=")([^"]*)"`).FindAllStringSubmatch(page, -1) {
+		for id := range strings.FieldsSeq(m[1]) {
+			require.True(t, ids[id], "nothing has the id %s", id)
+		}
+	}
+	require.Equal(t, page, write(t, load(t)), "twice the same")
+}
+
+// outside are the addresses that a page refers to, but for its own parts, data in it, and
+// the name of SVG.
+func outside(page string) (list []string) {
+	for _, m := range regexp.MustCompile(`(?:src|srcset|href|action|data)="([^"]*)"|url\(([^)]*)\)|@import ([^;]*)`).FindAllStringSubmatch(page, -1) {
+		at := m[1] + m[2] + m[3]
+		if !strings.HasPrefix(at, "#") && !strings.HasPrefix(at, "data:") {
+			list = append(list, at)
+		}
+	}
+	return list
+}
+
+// A picture's colors are names, which both themes define, so that one picture does for
+// both.
+func TestThemes(t *testing.T) {
+	page := write(t, load(t))
+	style := page[strings.Index(page, "<style>"):strings.Index(page, "</style>")]
+	body := page[strings.Index(page, "<body>"):]
+	require.NotContains(t, body, "style=", "styles of pictures are classes")
+	used := regexp.MustCompile(`--[a-z0-9-]+:#[0-9A-F]{6};`).ReplaceAllString(style, "")
+	require.Contains(t, used, ");fill-opacity:", "bands are faint")
+	require.NotRegexp(t, `#[0-9A-F]{6};fill-opacity`, used, "and have the colors of the theme, too")
+	for i, v := range plot.Light.Variables() {
+		require.NotContains(t, body, v.Color)
+		require.NotContains(t, used, v.Color, "used by name only")
+		require.Contains(t, style, "--"+v.Name+":"+v.Color)
+		require.Contains(t, style, "--"+v.Name+":"+plot.Dark.Variables()[i].Color)
+	}
+	for _, m := range regexp.MustCompile(`class="(p\d+)"`).FindAllStringSubmatch(body, -1) {
+		require.Contains(t, style, "."+m[1]+"{")
+	}
+}
+
+// What comes from a report is text, wherever it is shown.
+func TestHostileReport(t *testing.T) {
+	const hostile = `"><script>alert(1)</script><img src=x onerror=alert(1)>`
+	r := load(t)
+	r.Run.Command, r.Run.Args, r.Run.Version, r.Run.Error = hostile, []string{hostile}, hostile, hostile
+	r.Run.Interrupted = true
+	r.Host.CPU = hostile
+	r.Host.State = &report.HostState{Governors: []string{hostile}}
+	r.Devices[0].Name, r.Devices[0].Driver = hostile, hostile
+	for i := range r.Cases {
+		r.Cases[i].ID += hostile
+		r.Cases[i].Flags = []string{hostile}
+	}
+	for i := range r.Comparisons {
+		r.Comparisons[i].ID += hostile
+	}
+	page := write(t, r)
+	require.NotContains(t, page, "<script")
+	require.NotContains(t, page, "<img")
+	require.Contains(t, page, "&lt;script&gt;")
+	require.Contains(t, page, "The run was interrupted")
+	require.Contains(t, page, "ended with an error")
+}
+
+func TestSeveralReports(t *testing.T) {
+	empty := report.New(report.Run{Command: "info"}, report.Host{OS: "linux"})
+	page := write(t, load(t), empty)
+	require.Contains(t, page, "<h1>vmmbench: 2 reports</h1>")
+	require.Contains(t, page, `<a href="#r2">info</a>`)
+	require.NotContains(t, page[strings.Index(page, `<section id="r2"`):], "<svg")
+	require.NotContains(t, write(t, load(t)), "<nav")
+}
+
+// The state of the machine stands as it was at the start beside the end. What is not known
+// is left out.
+func TestStates(t *testing.T) {
+	limit, yes, watts := uint64(1<<30), true, 71.25
+	r := report.New(report.Run{}, report.Host{
+		State:    &report.HostState{Time: "a", Load: []float64{0.5, 1}, SMT: &yes},
+		StateEnd: &report.HostState{Time: "b", Load: []float64{2, 1}, MemoryLimit: &limit},
+	})
+	r.Devices = []report.Device{{Open: "host:0"}, {Open: "cuda:0", State: &report.DeviceState{Power: &watts}}}
+	require.Equal(t, []state{
+		{"Machine", [][3]string{{"time", "a", "b"}, {"load", "0.5, 1", "2, 1"}, {"smt", "yes", ""}, {"memory limit", "", "1073741824"}}},
+		{"cuda:0", [][3]string{{"power w", "71.25", ""}}},
+	}, states(r))
+}
