@@ -82,12 +82,11 @@ func (k look) above(rows []row) bool {
 // rowAxis has a place for each row, the first at the top.
 func (k look) rowAxis(rows []row, above bool) axis {
 	a := axis{min: 0, max: float64(len(rows))}
+	if above {
+		return a // the names are drawn with the rows
+	}
 	for i, r := range rows {
-		t := plot.Tick{Value: float64(len(rows)-i) - 0.5, Label: r.label}
-		if above {
-			t.Label = " "
-		}
-		a.ticks = append(a.ticks, t)
+		a.ticks = append(a.ticks, plot.Tick{Value: float64(len(rows)-i) - 0.5, Label: r.label})
 	}
 	return a
 }

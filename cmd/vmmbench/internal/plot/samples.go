@@ -93,7 +93,7 @@ func stripPanel(head string, list []report.Case, n int, deviation float64) panel
 	}
 	height := func(k look) vg.Length {
 		if k.above(rows) {
-			return 38
+			return 44
 		}
 		return 26
 	}
@@ -142,7 +142,7 @@ func (s strips) Plot(c draw.Canvas, p *plot.Plot) {
 			c.FillText(label, vg.Point{X: c.Min.X, Y: top}, shorten(label, s.rows[i].label, c.Max.X-c.Min.X-label.Width(s.rows[i].text)-8))
 			label.XAlign = draw.XRight
 			c.FillText(label, vg.Point{X: c.Max.X, Y: top}, s.rows[i].text)
-			top -= textSize + 2
+			top -= textSize + 5
 		} else {
 			label.XAlign = draw.XLeft
 			middle(c, label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, s.rows[i].text)
