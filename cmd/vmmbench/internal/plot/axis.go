@@ -37,8 +37,8 @@ func sizeAxis(label string, sizes []float64) axis {
 	for _, n := range sizes {
 		a.ticks = append(a.ticks, plot.Tick{Value: n, Label: short(uint64(n))})
 	}
-	room := max(1.1, math.Pow(a.max/a.min, 0.03))
-	a.min, a.max = a.min/room, a.max*room
+	wider := max(1.1, math.Pow(a.max/a.min, 0.03))
+	a.min, a.max = a.min/wider, a.max*wider
 	return a
 }
 
@@ -164,18 +164,18 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// set makes a the axis of a plot. room is the space for its labels, in their direction.
-func (a axis) set(to *plot.Axis, room vg.Length, across bool) {
+// set makes a the axis of a plot. space is what there is for its labels, in their direction.
+func (a axis) set(to *plot.Axis, space vg.Length, across bool) {
 	to.Min, to.Max = a.min, a.max
 	if a.log {
 		to.Scale = plot.LogScale{}
 	}
-	to.Tick.Marker = plot.ConstantTicks(a.thin(to.Tick.Label, room, across))
+	to.Tick.Marker = plot.ConstantTicks(a.thin(to.Tick.Label, space, across))
 	to.Label.Text = a.label
 }
 
-// thin drops labels until those that stay have room.
-func (a axis) thin(s draw.TextStyle, room vg.Length, across bool) []plot.Tick {
+// thin drops labels until those that stay have space.
+func (a axis) thin(s draw.TextStyle, space vg.Length, across bool) []plot.Tick {
 	ticks := slices.Clone(a.ticks)
 	at := func(v float64) float64 {
 		if a.log {
@@ -190,7 +190,7 @@ func (a axis) thin(s draw.TextStyle, room vg.Length, across bool) []plot.Tick {
 				ticks[i].Label = ""
 			}
 		}
-		if fits(ticks, s, room, across, at) {
+		if fits(ticks, s, space, across, at) {
 			break
 		}
 	}
@@ -198,7 +198,7 @@ func (a axis) thin(s draw.TextStyle, room vg.Length, across bool) []plot.Tick {
 }
 
 // fits says whether no label touches the next.
-func fits(ticks []plot.Tick, s draw.TextStyle, room vg.Length, across bool, at func(float64) float64) bool {
+func fits(ticks []plot.Tick, s draw.TextStyle, space vg.Length, across bool, at func(float64) float64) bool {
 	end := vg.Length(math.Inf(-1))
 	for _, t := range ticks {
 		if t.Label == "" {
@@ -208,7 +208,7 @@ func fits(ticks []plot.Tick, s draw.TextStyle, room vg.Length, across bool, at f
 		if across {
 			half = s.Width(t.Label)/2 + 4
 		}
-		center := room * vg.Length(at(t.Value))
+		center := space * vg.Length(at(t.Value))
 		if center-half < end {
 			return false
 		}

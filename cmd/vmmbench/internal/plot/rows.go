@@ -54,7 +54,7 @@ func rowPanel(head string, x axis, zone [2]float64, rows []row, mark func(t Them
 	}
 }
 
-// labelWidth is the room that the names at the left take.
+// labelWidth is the space that the names at the left take.
 func (k look) labelWidth(rows []row, above bool) (most vg.Length) {
 	if above {
 		return 0
@@ -114,8 +114,8 @@ func (d drawnRows) Plot(c draw.Canvas, p *plot.Plot) {
 		top, bottom := y(float64(len(d.rows)-i)), y(float64(len(d.rows)-i-1))
 		if d.above {
 			label.XAlign, label.YAlign = draw.XLeft, draw.YTop
-			room := c.Max.X - c.Min.X - label.Width(r.text) - 8
-			c.FillText(label, vg.Point{X: c.Min.X, Y: top - 1}, shorten(label, r.label, room))
+			space := c.Max.X - c.Min.X - label.Width(r.text) - 8
+			c.FillText(label, vg.Point{X: c.Min.X, Y: top - 1}, shorten(label, r.label, space))
 			label.XAlign = draw.XRight
 			c.FillText(label, vg.Point{X: c.Max.X, Y: top - 1}, r.text)
 			top -= textSize + 3
