@@ -250,10 +250,10 @@ func TestProgramHasTheNamesOfP2P(t *testing.T) {
 func TestBaseline(t *testing.T) {
 	args := []string{"bw", "--device", "host", "--size", "64K", "--host", "pinned", "--direction", "d2d", "--samples", "9", "--progress", "off", "--format", "json"}
 	old := filepath.Join(t.TempDir(), "old.json")
-	code, out, _ := bench(t, append(args, "-o", old)...)
+	code, _, _ := bench(t, append(args, "-o", old)...)
 	require.Equal(t, report.ExitPassed, code)
 
-	code, out, _ = bench(t, append(args, "--baseline", old)...)
+	code, out, _ := bench(t, append(args, "--baseline", old)...)
 	require.Equal(t, report.ExitPassed, code)
 	r := parse(t, out)
 	require.NotNil(t, r.Baseline)

@@ -110,7 +110,7 @@ type copier struct {
 	transfers []transfer
 	copies    []copyFunc // of each transfer as many as there are streams
 	timer     *timer
-	cost      float64 // of timing a sample, nanoseconds
+	cost      float64   // of timing a sample, nanoseconds
 	own       []*buffer // freed by close
 }
 

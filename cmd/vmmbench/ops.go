@@ -184,6 +184,7 @@ type chunkOps struct {
 	size   uint64
 	count  int // chunks of a growth
 
+	allocator                  driver.Allocator // nil: the device has none
 	chunk, share, plain, async pass
 }
 
@@ -193,6 +194,7 @@ func newChunkOps(dev device, size, total uint64) *chunkOps {
 		drv: dev.Driver(), raw: dev.raw, size: size, count: int(max(total/size, 1)),
 		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
 	}
+	s.allocator, _ = dev.raw.(driver.Allocator)
 	s.chunk.do, s.share.do, s.plain.do, s.async.do = s.timeChunk, s.timeShare, s.timePlain, s.timeAsync
 	return s
 }
@@ -260,8 +262,7 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 		o.pass = &pass{do: func(w stopwatch) error { return s.timeMapping(w, opRegrow, take) }}
 		o.undo = func() error { return s.release(kept) }
 	case opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree:
-		plain, ok := s.raw.(driver.Allocator)
-		if !ok {
+		if s.allocator == nil {
 			return nil, notSupported(dev, opName(dev, op))
 		}
 		if o.pass = &s.plain; op == opPlainAlloc || op == opPlainFree {
@@ -269,7 +270,7 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 		}
 		o.pass = &s.async
 		var err error
-		o.undo, err = keepPool(plain)
+		o.undo, err = keepPool(s.allocator)
 		return o, err
 	default:
 		o.pass = &s.chunk
@@ -322,7 +323,7 @@ func (s *chunkOps) timeShare(w stopwatch) (err error) {
 
 // timePlain allocates and frees plain memory.
 func (s *chunkOps) timePlain(w stopwatch) error {
-	plain := s.raw.(driver.Allocator)
+	plain := s.allocator
 	var p driver.Ptr
 	if err := w.call(opPlainAlloc, func() (err error) { p, err = plain.AllocPlain(s.size); return err }); err != nil {
 		return err
@@ -332,7 +333,7 @@ func (s *chunkOps) timePlain(w stopwatch) error {
 
 // timeAsync allocates from the device's pool and frees into it.
 func (s *chunkOps) timeAsync(w stopwatch) error {
-	plain := s.raw.(driver.Allocator)
+	plain := s.allocator
 	own := s.raw.CopyStream()
 	var p driver.Ptr
 	if err := w.call(opAsyncAlloc, func() (err error) { p, err = plain.AllocAsync(s.size, own); return err }); err != nil {

@@ -274,7 +274,7 @@ type Stats struct {
 	ValueLow  *float64 `json:"value_low"`
 	ValueHigh *float64 `json:"value_high"`
 
-	Traffic *float64 `json:"traffic,omitempty"` // device to device: read and written, twice the payload
+	Traffic *float64 `json:"traffic,omitempty"`  // device to device: read and written, twice the payload
 	Timer   *float64 `json:"timer_ns,omitempty"` // what timing itself took, as a part of each repetition; it is in the samples
 	*Both
 	*Growth
