@@ -217,7 +217,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 			label, axes := s.describe(memName(dev, kind), kind)
 			g.tasks = append(g.tasks, task{
 				label: label,
-				grows: kind == memVMM, sample: span(n, rate(dev, w.direction, w.host)), data: 2 * payload,
+				grows: kind == memVMM, sample: span(n, rate(dev, w.direction, w.host)), check: payload,
 				c: report.Case{
 					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
 					Axes: append(report.Axes{
@@ -233,6 +233,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 	if p.control {
 		g.addControls()
 	}
+	g.fill = payload * uint64(len(g.tasks))
 	if w.direction != d2d {
 		g.memory = payload // the contenders share the host's end
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"runtime"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
@@ -37,27 +38,27 @@ func patternRate() float64 {
 	block := make([]byte, 1<<20)
 	begun := time.Now()
 	verify.Pattern{Seed: 1}.Fill(block, 0)
-	return float64(len(block)) / float64(max(time.Since(begun), 1))
+	one := float64(len(block)) / float64(max(time.Since(begun), 1))
+	return min(one*float64(runtime.GOMAXPROCS(0)), slowRate) // the data pass through pageable memory
 }
 
 // estimate is how long a group probably takes: its samples, or --max-time if that is
 // less, and filling and checking, which --max-time does not bound.
 func (g group) estimate(m *measureFlags, pattern float64) time.Duration {
 	var block time.Duration // one sample of each task
-	var data uint64
+	data := g.fill
 	for _, t := range g.tasks {
 		block += max(t.sample, m.minTime)
-		data += t.data
-	}
-	if m.verify == verify.Off {
-		data /= 2 // it is filled, and not checked
-	}
-	if m.verify == verify.Edges || g.edges {
-		data /= 2
+		if m.verify == verify.Full && !g.edges {
+			data += t.check
+		}
 	}
 	samples := min(time.Duration(min(m.samples, g.samples))*block, m.maxTime)
 	samples = max(samples, time.Duration(g.minSamples)*block)
-	warm := time.Duration(len(g.tasks)) * m.warmTime
+	warm := max(time.Duration(len(g.tasks))*m.warmTime, block)
+	if m.verify != verify.Off {
+		samples += block // the one that is checked
+	}
 	return warm + samples + span(data, pattern)
 }
 

@@ -33,7 +33,7 @@ type task struct {
 	open  func(context.Context) (contender, error)
 
 	sample time.Duration // that one takes, estimated
-	data   uint64        // bytes that are filled before the samples and checked after them, both counted
+	check  uint64        // bytes that are checked after the samples
 }
 
 // group has the tasks that are measured against each other.
@@ -43,6 +43,7 @@ type group struct {
 	samples    int    // of each task, at most
 	minSamples int    // of each task, also if --max-time is over
 	maxLoops   int    // repetitions in a sample at most; 0: no limit
+	fill       uint64 // bytes that are filled before the samples
 	memory     uint64 // bytes of the host that the group needs at once, estimated
 	// keepsMemory says that a contender works on the same memory in all samples. It is
 	// opened again now and then, because it matters where that lies.

@@ -91,6 +91,7 @@ func (a *app) grow() *cobra.Command {
 What is appended is copied on the device, as a kernel would write there; with --write
 upload it comes from memory of the host, which takes longer than most growth, and with
 --write none nothing is written, so nothing is verified.
+On a GPU there is a pause after each sample, in which the driver clears what was given back.
 With --busy, streams copy all the time meanwhile. The first step includes making
 the container. Giving the memory back is not timed.`,
 		Example: `  vmmbench grow
@@ -256,7 +257,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 			windows += 2
 			g.tasks = append(g.tasks, task{
 				label: taskLabel(name, label),
-				grows: isVMM(kind), sample: p.sampleTime(dev, kind, target), data: 2 * target,
+				grows: isVMM(kind), sample: p.sampleTime(dev, kind, target), check: target,
 				c: report.Case{
 					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
 					Axes: report.Axes{
@@ -270,12 +271,18 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 						ready: l.waitQueued, target: target, step: p.step, write: write,
 						pattern: pattern, source: source, at: at,
 					}
+					if !onHost(dev) {
+						x.clearing = clearRate
+					}
 					var err error
 					x.start, x.undo, err = growerFactory(dev, kind, target, p.options(kind, target, chunk))
 					return x, err
 				},
 			})
 		}
+	}
+	if write == onDevice {
+		g.fill = target
 	}
 	if onHost(dev) {
 		// An old block beside one twice its size, as much again that Go has not
@@ -330,17 +337,18 @@ func growName(dev device, kind string) string {
 
 // growth is a contender that grows from nothing to a target.
 type growth struct {
-	start   func() (grower, error)
-	undo    func() error
-	ready   func(context.Context) // called before each sample
-	target  uint64
-	step    growStep
-	write   string
-	pattern verify.Pattern // of the source
-	source  *growSource    // nil: nothing is written, or what is appended is uploaded
-	at      uint64         // where in the source the samples begin; the check begins a window behind it
-	block   []byte         // what is uploaded, filled anew for each step
-	last    usage          // of the last growth
+	start    func() (grower, error)
+	undo     func() error
+	ready    func(context.Context) // called before each sample
+	target   uint64
+	step     growStep
+	write    string
+	pattern  verify.Pattern // of the source
+	source   *growSource    // nil: nothing is written, or what is appended is uploaded
+	at       uint64         // where in the source the samples begin; the check begins a window behind it
+	block    []byte         // what is uploaded, filled anew for each step
+	last     usage          // of the last growth
+	clearing float64        // bytes a nanosecond that the driver clears in the background; 0: none
 }
 
 // window is how far apart the parts of the source begin with which growths and checks
@@ -356,8 +364,25 @@ type usage struct {
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	g.ready(ctx)
 	err = g.run(ctx, g.at, &s, func(grower) error { return nil })
+	g.rest(ctx)
 	return s, err
 }
+
+// rest waits until a GPU's driver has probably cleared what the growth gave back. It does
+// that in the background, and a growth in that time would wait for it: the time of one
+// contender would depend on which was there before.
+func (g *growth) rest(ctx context.Context) {
+	if g.clearing == 0 {
+		return
+	}
+	select {
+	case <-time.After(20*time.Millisecond + span(g.last.peak, g.clearing)):
+	case <-ctx.Done():
+	}
+}
+
+// clearRate is how many bytes a nanosecond are cleared, a third of what an H200 does.
+const clearRate = 200
 
 // piece is what is appended at off.
 func (g *growth) piece(at, off uint64) piece {

@@ -266,7 +266,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	for _, kind := range p.mems.values {
 		g.tasks = append(g.tasks, task{
 			label: kind,
-			grows: kind == memVMM, sample: span(n, rate(from, h2d, pinned)), data: 2 * payload,
+			grows: kind == memVMM, sample: span(n, rate(from, h2d, pinned)), check: payload,
 			c: report.Case{
 				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
 				Axes: report.Axes{
@@ -277,6 +277,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 			open: func(ctx context.Context) (contender, error) { return pair.contender(ctx, kind) },
 		})
 	}
+	g.fill = payload * uint64(len(g.tasks))
 	if onHost(from) {
 		g.memory = 2 * payload * uint64(len(g.tasks))
 	}

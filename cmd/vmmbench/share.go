@@ -107,7 +107,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		samples: math.MaxInt, maxLoops: 1, memory: 2 * n * uint64(len(p.ops.values)),
 	}
 	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
-	g.setup = s.setup
+	g.setup, g.fill = s.setup, n*uint64(len(p.ops.values))
 	for _, op := range p.ops.values {
 		bytes := n
 		if op != opAttach {
@@ -117,7 +117,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 			bytes = chunk
 		}
 		g.tasks = append(g.tasks, task{
-			label: op, sample: callTime, data: 2 * n,
+			label: op, sample: callTime, check: n * uint64(readers),
 			c: report.Case{
 				ID: g.name + "/" + op, Unit: unitUs, Bytes: bytes,
 				Axes: report.Axes{

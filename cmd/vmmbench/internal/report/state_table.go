@@ -214,7 +214,12 @@ func others(s *DeviceState) string {
 	return join(value(s.Processes, "%v", plain), value(s.ProcessesMemory, "%s", size.Approx))
 }
 
-func plain[T any](n T) string { return fmt.Sprint(n) }
+func plain[T any](n T) string {
+	if x, ok := any(n).(float64); ok {
+		return digits(x, 4)
+	}
+	return fmt.Sprint(n)
+}
 
 // value prints a value, or nothing if it is not known.
 func value[T any](n *T, format string, print func(T) string) string {
