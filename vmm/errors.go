@@ -168,6 +168,7 @@ type Prop = driver.Prop
 //	UUID    [16]byte
 //	Memory  uint64   // bytes in all
 //	Compute string   // compute mode; empty where it has no meaning
+//	Cache   uint64   // bytes of its largest cache, a GPU's L2 or a processor's L3; 0: not known
 //	Unified bool     // unified addressing: an address means the same to the host and to the device
 type Info = driver.Info
 

@@ -37,6 +37,8 @@ cuvmm_device cuvmm_device_info(cuvmm_lib api, int ordinal) {
 	if (d.r == CUDA_SUCCESS)
 		d.r = api->device_attribute(&d.minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, dev);
 	if (d.r == CUDA_SUCCESS)
+		d.r = api->device_attribute(&d.cache, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, dev);
+	if (d.r == CUDA_SUCCESS)
 		d.r = api->device_attribute(&d.unified, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, dev);
 	if (d.r == CUDA_SUCCESS)
 		d.r = api->device_attribute(&d.mode, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, dev);

@@ -56,6 +56,7 @@ func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 		Driver:  fmt.Sprintf("CUDA %d.%d", version/1000, version%1000/10),
 		UUID:    *(*[16]byte)(unsafe.Pointer(&c.uuid)),
 		Memory:  uint64(c.memory),
+		Cache:   uint64(c.cache),
 		Unified: c.unified != 0,
 	}
 	// Only the name shows that it is a MIG instance; its UUID is then the instance's.

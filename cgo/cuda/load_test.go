@@ -151,6 +151,7 @@ func TestLoadOld(t *testing.T) {
 	require.Equal(t, "fake-cuda-uuid-\x01", string(all[1].UUID[:]))
 	require.Equal(t, "cuDeviceGetUuid dev=1", fake.Last("cuDeviceGetUuid"))
 	require.True(t, all[1].Unified)
+	require.Equal(t, uint64(50<<20), all[1].Cache)
 
 	fake.Link(1, 0, fakecuda.NoPath)
 	for pair, want := range map[[2]int]driver.Peering{

@@ -38,7 +38,7 @@ typedef struct {
 	char pci[32];
 	unsigned char uuid[16];
 	unsigned long long memory;
-	int major, minor, unified, mode;
+	int major, minor, cache, unified, mode;
 } cuvmm_device;
 
 // cuvmm_ctx is a primary context and its id: a reset gives the next one the same

@@ -51,6 +51,8 @@ func (s *copyGroup) setup(ctx context.Context) (func() error, error) {
 // contender makes a copier whose device memory is of this kind and layout.
 func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_ contender, err error) {
 	c := &copier{copyKind: s.copyKind, pattern: s.pattern}
+	// Both ends of a copy. Between a host and a GPU the link is slower than any cache.
+	c.cached = 2*s.size <= s.dev.Info().Cache && (s.direction == d2d || onHost(s.dev))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.close())
@@ -111,6 +113,7 @@ type copier struct {
 	copies    []copyFunc // of each transfer as many as there are streams
 	timer     *timer
 	cost      float64   // of timing a sample, nanoseconds
+	cached    bool      // the data fit into a cache
 	own       []*buffer // freed by close
 }
 
@@ -180,6 +183,9 @@ func (c *copier) describe(rc *report.Case, samples []measure.Sample) {
 	if each := c.cost / float64(rc.Stats.Loops); each > 0.01*rc.Stats.Median {
 		rc.Stats.Timer = &each
 		rc.Flags = append(rc.Flags, timerCost)
+	}
+	if c.cached {
+		rc.Flags = append(rc.Flags, cached)
 	}
 	switch c.direction {
 	case d2d:

@@ -140,6 +140,9 @@ func describeDevice(dev device) report.Device {
 		PCI: report.Text(info.PCI), MIG: report.Text(info.MIG), Arch: report.Text(info.Arch),
 		Compute: report.Text(info.Compute), Unified: info.Unified, Memory: info.Memory, Peers: []string{},
 	}
+	if info.Cache > 0 {
+		d.Cache = &info.Cache
+	}
 	// A value that cannot be had does not hide the others.
 	var reasons []string
 	if free, _, err := dev.MemInfo(); err == nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -32,7 +33,7 @@ func TestErrorAtTheEndKeepsTheReport(t *testing.T) {
 			return errors.New("device lost")
 		})
 		require.EqualError(t, err, "device lost")
-		require.Equal(t, c.code, a.exit(err))
+		require.Equal(t, c.code, a.exit(&cobra.Command{Use: "vmmbench"}, err))
 		require.Contains(t, complaints.String(), "device lost")
 		r := parse(t, out.String())
 		require.Equal(t, []float64{1, 2, 3}, r.Cases[0].Samples)

@@ -167,7 +167,10 @@ func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 	for _, pair := range p.pairs(devs) {
 		list = append(list, p.group(pair, seed))
 	}
-	for _, n := range p.grants {
+	for i, n := range p.grants {
+		if slices.Contains(p.grants[:i], n) {
+			continue
+		}
 		if n < 0 || n > 1<<20 {
 			return nil, usageError{fmt.Errorf("--grants %d: want 0 to %d", n, 1<<20)}
 		}

@@ -46,13 +46,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	return a.exit(root.ExecuteContext(ctx))
+	completeValues(root)
+	ran, err := root.ExecuteContextC(ctx)
+	return a.exit(ran, err)
 }
 
 // exit prints the error of a command and returns the exit code. An error changes
 // the code only if the cases have passed or were waived: wrong data, for one, are
 // worse than an error.
-func (a *app) exit(err error) int {
+func (a *app) exit(ran *cobra.Command, err error) int {
 	if err == nil {
 		return a.code
 	}
@@ -60,7 +62,7 @@ func (a *app) exit(err error) int {
 	var usage usageError
 	switch {
 	case errors.As(err, &usage):
-		a.printError(errors.New("see vmmbench --help"))
+		a.printError(fmt.Errorf("see %s --help", ran.CommandPath()))
 		return report.ExitUsage
 	case a.code == report.ExitPassed || a.code == report.ExitWaived:
 		return report.ExitFailed

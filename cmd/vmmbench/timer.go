@@ -10,12 +10,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Flags of a case, which say how it was timed.
+// Flags of a case, which say how it was timed and what else its time depends on.
 const (
 	gated        = "gated"        // by the device, everything queued behind a gate
 	gateTimedOut = "gate-timeout" // the gate opened by itself, before all was queued
 	ungated      = "ungated"      // by the device, without a gate
 	wallClock    = "wall-clock"   // by the host's clock
+	cached       = "cached"       // the data fit into a cache
 	timerCost    = "timer-cost"   // timing itself took more than a hundredth
 )
 

@@ -7,11 +7,15 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync"
 
-	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Devices lists every device that can be opened.
@@ -26,6 +30,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 			Driver:  release(),
 			UUID:    uuid(i),
 			Memory:  u.memory,
+			Cache:   lastLevelCache(),
 			Unified: true, // the addresses are the CPU's own
 		}
 	}
@@ -39,6 +44,27 @@ var release = sync.OnceValue(func() string {
 		return ""
 	}
 	return unix.ByteSliceToString(u.Release[:])
+})
+
+// lastLevelCache is the size of the largest cache of the first CPU, 0 if the system does
+// not tell.
+var lastLevelCache = sync.OnceValue(func() uint64 {
+	files, err := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
+	if err != nil {
+		return 0
+	}
+	most := uint64(0)
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		kib, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(string(text)), "K"), 10, 54)
+		if err == nil {
+			most = max(most, kib<<10)
+		}
+	}
+	return most
 })
 
 // machine is what tells this machine from others: its id, or where it has

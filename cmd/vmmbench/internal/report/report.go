@@ -108,6 +108,7 @@ type Device struct {
 	MIG         Text      `json:"mig"`
 	Arch        Text      `json:"arch"`
 	Compute     Text      `json:"compute_mode"`
+	Cache       *uint64   `json:"cache"`              // bytes of its largest cache
 	Unified     bool      `json:"unified_addressing"` // the host and the device share one address space
 	Memory      uint64    `json:"memory"`
 	Free        *uint64   `json:"free"`

@@ -31,6 +31,7 @@ func deviceBlock(d Device) table.Writer {
 	row("architecture", string(d.Arch))
 	row("memory", join(size.Approx(d.Memory), value(d.Free, "%s free", size.Approx)))
 	row("granularity", join(value(d.Granularity, "%s", size.Format), value(d.Recommended, "%s recommended", size.Format)))
+	row("largest cache", value(d.Cache, "%s", size.Format))
 	row("unified addressing", yesNo(&d.Unified))
 	row("compute mode", string(d.Compute))
 	row("pci", string(d.PCI))

@@ -1,6 +1,9 @@
 package size
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // One is a flag that takes one size.
 type One uint64
@@ -23,7 +26,12 @@ type List []uint64
 // Set implements pflag.Value. It replaces the default.
 func (l *List) Set(s string) error {
 	list, err := ParseList(s)
-	*l = list
+	*l = nil
+	for _, n := range list {
+		if !slices.Contains(*l, n) { // 1G:1G:x2,1G is one size
+			*l = append(*l, n)
+		}
+	}
 	return err
 }
 

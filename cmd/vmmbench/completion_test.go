@@ -1,0 +1,54 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// A shell completes the values of flags, and each item of a list.
+func TestCompletionOfValues(t *testing.T) {
+	for line, want := range map[string]string{
+		"--preset ":          "quick article blog nvbandwidth full",
+		"bw --mem vmm,":      "vmm,plain vmm,async",
+		"grow --write ":      "device upload none",
+		"p2p --verify ":      "full edges off",
+		"bw --format ":       "table json ndjson csv md gobench",
+		"compare --fail-on ": "none slower faster different",
+	} {
+		args := append([]string{"__complete"}, strings.Split(line, " ")...)
+		_, out, _ := bench(t, args...)
+		words, _, _ := strings.Cut(out, "\n:")
+		require.Equal(t, strings.Fields(want), strings.Fields(words), line)
+	}
+	_, out, _ := bench(t, "__complete", "ops", "--device", "")
+	require.Contains(t, out, "auto\nhost\n")
+	require.Contains(t, out, "host:0\n")
+}
+
+// A mistake points at the help of its command.
+func TestHintsNameTheCommand(t *testing.T) {
+	for line, want := range map[string]string{
+		"grow --foo":          "see vmmbench grow --help",
+		"bw --size 0":         "see vmmbench bw --help",
+		"--foo":               "see vmmbench --help",
+		"completion bash x":   "see vmmbench completion bash --help",
+		"compare only-one":    "see vmmbench compare --help",
+		"ops --device banana": "see vmmbench ops --help",
+	} {
+		code, _, stderr := bench(t, strings.Fields(line)...)
+		require.Equal(t, report.ExitUsage, code, line)
+		require.True(t, strings.HasSuffix(strings.TrimSpace(stderr), want), stderr)
+	}
+}
+
+// What a list names twice is measured once.
+func TestDuplicatesAreMeasuredOnce(t *testing.T) {
+	_, out, _ := bench(t, "bw", "--device", "host", "--dry-run", "--size", "1M,1M:2M:x2,1048576", "--mem", "vmm,vmm", "--direction", "d2d", "--chunk", "0,0", "--streams", "1,1")
+	require.Equal(t, []string{"bw/d2d/none/1MiB/vmm", "bw/d2d/none/2MiB/vmm"}, strings.Fields(out))
+	_, out, _ = bench(t, "p2p", "--device", "host", "--dry-run", "--size", "1M", "--mem", "vmm", "--direction", "write", "--grants", "1,1")
+	require.Len(t, strings.Fields(out), 2+2)
+}
