@@ -272,7 +272,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 						pattern: pattern, source: source, at: at,
 					}
 					if !onHost(dev) {
-						x.clearing = clearRate
+						x.wake = func() error { return wakeDriver(dev) }
 					}
 					var err error
 					x.start, x.undo, err = growerFactory(dev, kind, target, p.options(kind, target, chunk))
@@ -337,18 +337,18 @@ func growName(dev device, kind string) string {
 
 // growth is a contender that grows from nothing to a target.
 type growth struct {
-	start    func() (grower, error)
-	undo     func() error
-	ready    func(context.Context) // called before each sample
-	target   uint64
-	step     growStep
-	write    string
-	pattern  verify.Pattern // of the source
-	source   *growSource    // nil: nothing is written, or what is appended is uploaded
-	at       uint64         // where in the source the samples begin; the check begins a window behind it
-	block    []byte         // what is uploaded, filled anew for each step
-	last     usage          // of the last growth
-	clearing float64        // bytes a nanosecond that the driver clears in the background; 0: none
+	start   func() (grower, error)
+	undo    func() error
+	ready   func(context.Context) // called before each sample
+	target  uint64
+	step    growStep
+	write   string
+	pattern verify.Pattern // of the source
+	source  *growSource    // nil: nothing is written, or what is appended is uploaded
+	at      uint64         // where in the source the samples begin; the check begins a window behind it
+	block   []byte         // what is uploaded, filled anew for each step
+	last    usage          // of the last growth
+	wake    func() error   // before each sample, on a GPU, whose driver needs a pause after each; nil elsewhere
 }
 
 // window is how far apart the parts of the source begin with which growths and checks
@@ -362,27 +362,42 @@ type usage struct {
 }
 
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
+	if g.wake != nil {
+		if err := g.wake(); err != nil {
+			return s, err
+		}
+	}
 	g.ready(ctx)
 	err = g.run(ctx, g.at, &s, func(grower) error { return nil })
 	g.rest(ctx)
 	return s, err
 }
 
+// wakeDriver makes a chunk and releases it. A driver call after a pause may take 10 ms and
+// more, which is no part of growing.
+func wakeDriver(dev device) error {
+	r, err := grownRange(dev, shape{size: 1})
+	if err != nil {
+		return err
+	}
+	return r.Close()
+}
+
 // rest waits until a GPU's driver has probably cleared what the growth gave back. It does
 // that in the background, and a growth in that time would wait for it: the time of one
 // contender would depend on which was there before.
 func (g *growth) rest(ctx context.Context) {
-	if g.clearing == 0 {
+	if g.wake == nil {
 		return
 	}
 	select {
-	case <-time.After(20*time.Millisecond + span(g.last.peak, g.clearing)):
+	case <-time.After(20*time.Millisecond + span(g.last.peak, clearRate)):
 	case <-ctx.Done():
 	}
 }
 
-// clearRate is how many bytes a nanosecond are cleared, a third of what an H200 does.
-const clearRate = 200
+// clearRate is how many bytes a nanosecond are cleared, half of what an H200 does.
+const clearRate = 300
 
 // piece is what is appended at off.
 func (g *growth) piece(at, off uint64) piece {

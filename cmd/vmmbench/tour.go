@@ -88,7 +88,7 @@ it, 130 interrupted (partial results are written).`,
   vmmbench --preset full -o full.json`,
 	})
 	f := c.Flags()
-	m.add(f, 15, 3*time.Second)
+	m.add(f, 15, 2*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&which, "preset", "what to measure")

@@ -22,25 +22,50 @@ func findings(r *Report) []string {
 		command, _, _ := strings.Cut(c.B, "/")
 		switch {
 		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
-		case command == "grow" && strings.HasSuffix(a.Axes.text("mem"), "-copy"):
-			if to := a.Axes.text("mem") + b.Axes.text("size") + b.Axes.text("step"); !told[to] {
+		case command == "grow" && rivalName(a) != "":
+			if to := rivalName(a) + b.growthText(); !told[to] {
 				told[to] = true
 				list = append(list, growthFinding(c, a, b))
 			}
 		case command == "bw":
-			copies.add(c, b)
+			copies.add(c)
 		}
 	}
 	return append(list, copies.sentences()...)
 }
 
-// growthFinding compares growth in place with growth by copying.
-func growthFinding(c Comparison, a, b Case) string {
-	moved := "allocating and copying"
-	if mem := strings.TrimSuffix(a.Axes.text("mem"), "-copy"); mem == "mallocAsync" {
-		moved = "from the driver's pool, with a copy each time,"
+// rivalName is a way to grow without this library in words; empty for other cases.
+func rivalName(c Case) string {
+	mem := c.Axes.text("mem")
+	switch {
+	case mem == "mallocAsync-copy":
+		return "from the driver's pool, with a copy each time,"
+	case strings.HasSuffix(mem, "-copy"):
+		return "allocating and copying"
+	case mem == "mremap":
+		return "mremap"
 	}
-	s := fmt.Sprintf("Growing in place to %s by %s took %s; %s %s", b.Axes.text("size"), b.Axes.text("step"), span(b.Stats.Median), moved, span(a.Stats.Median))
+	return ""
+}
+
+// growthText says what a case grew to and how.
+func (c Case) growthText() string {
+	s := fmt.Sprintf("to %s by %s", c.Axes.text("size"), c.Axes.text("step"))
+	switch c.Axes.text("write") {
+	case "upload":
+		s += ", with uploads,"
+	case "none":
+		s += ", without writing,"
+	}
+	if busy := c.Axes.text("busy"); busy != "0" && busy != "-" {
+		s += fmt.Sprintf(" beside %s busy streams", busy)
+	}
+	return s
+}
+
+// growthFinding compares growth in place with growth by other means.
+func growthFinding(c Comparison, a, b Case) string {
+	s := fmt.Sprintf("Growing in place %s took %s; %s %s", b.growthText(), span(b.Stats.Median), rivalName(a), span(a.Stats.Median))
 	if c.Low == nil || c.High == nil {
 		return s + "."
 	}
@@ -55,15 +80,16 @@ type copyCount struct {
 	differ           []string
 }
 
-func (n *copyCount) add(c Comparison, b Case) {
+func (n *copyCount) add(c Comparison) {
 	n.all++
 	n.margin = c.Margin
 	switch c.Verdict {
 	case stat.Equal:
 		n.equal++
 	case stat.Slower, stat.Faster:
-		n.differ = append(n.differ, fmt.Sprintf("%s %s %s takes %.3g times as long (95 %% %.3f to %.3f)",
-			b.Axes.text("direction"), b.Axes.text("host"), b.Axes.text("size"), *c.Ratio, *c.Low, *c.High))
+		of, _, _ := strings.Cut(c.ID, ":")
+		n.differ = append(n.differ, fmt.Sprintf("%s in %s takes %.3g times as long as in %s (95 %% %.3f to %.3f)",
+			strings.TrimPrefix(of, "bw/"), lastPart(c.B), *c.Ratio, lastPart(c.A), *c.Low, *c.High))
 	default:
 		n.open++
 	}
