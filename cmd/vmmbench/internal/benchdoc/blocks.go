@@ -89,14 +89,14 @@ func machineOf(r *report.Report) string {
 	return strings.Join(names, ", ")
 }
 
-// kernel is the system with the first two numbers of its version.
+// kernel is the name of the operating system with the first two numbers of its version.
 func kernel(r *report.Report) string {
-	system := map[string]string{"linux": "Linux"}[r.Host.OS]
-	if system == "" {
-		system = r.Host.OS
+	name := r.Host.OS
+	if name == "linux" {
+		name = "Linux"
 	}
 	numbers := strings.SplitN(string(r.Host.Kernel), ".", 3)
-	return strings.TrimSpace(system + " " + strings.Join(numbers[:min(2, len(numbers))], "."))
+	return strings.TrimSpace(name + " " + strings.Join(numbers[:min(2, len(numbers))], "."))
 }
 
 // findings are the sentences that say what was found.
