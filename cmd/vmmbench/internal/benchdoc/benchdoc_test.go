@@ -122,6 +122,9 @@ func TestBlocks(t *testing.T) {
 		require.Contains(t, string(text), want)
 	}
 	require.NotContains(t, string(text), "x.json")
+	drawn, err := os.ReadFile(filepath.Join(dir, "images/bench-gpu-growth-1gib-dark.svg"))
+	require.NoError(t, err)
+	require.Contains(t, string(drawn), "Some GPU, driver 580.1 (CUDA 13.0)")
 
 	// Whatever is not what the reports make is found, and made anew.
 	data := func(old string) string {
