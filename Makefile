@@ -2,14 +2,16 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test soak race asan bench fuzz cover lint wasm abi-check gpu-bundle gpu-test
+.PHONY: help build test soak race asan bench benchmarks-doc fuzz cover lint wasm abi-check gpu-bundle gpu-test
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
 
+# The figures of vmmbench name the commit. Empty, what Go has recorded is taken.
+build: commit = $(shell git describe --always --dirty 2>/dev/null)
 build: ## compile everything, and the commands into bin/
 	go build ./...
-	go build -o bin/ ./cmd/...
+	go build -ldflags "-X main.commit=$(commit)" -o bin/ ./cmd/...
 
 test: ## vet and test
 	go vet ./...
@@ -32,6 +34,9 @@ asan: ## test the CUDA binding on the fake driver under the address sanitizer
 
 bench: ## Go benchmarks; compare two outputs with tools/bin/benchstat
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -count $(COUNT) ./...
+
+benchmarks-doc: ## docs/benchmarks.md and its pictures, of docs/benchmarks/*.json
+	go test ./cmd/vmmbench/internal/benchdoc -run TestDocument -update
 
 fuzz: ## each fuzz target for FUZZTIME
 	tools/fuzz $(FUZZTIME)

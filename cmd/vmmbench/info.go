@@ -217,8 +217,16 @@ func (a *app) runInfo(command string, start time.Time) report.Run {
 	return report.Run{Command: command, Args: args, Version: version(), Started: start.UTC().Format(time.RFC3339)}
 }
 
-// version is that of the module, with the commit if the build has recorded it.
+// commit is set by the linker, as make build and tools/gpu-bundle do: with
+// -X main.commit=..., because not every build finds the repository.
+var commit string
+
+// version is the commit that was built. If no one has set it, it is the version of the
+// module, with the commit if the build has recorded it.
 func version() report.Text {
+	if commit != "" {
+		return report.Text(commit)
+	}
 	b, ok := debug.ReadBuildInfo()
 	if !ok {
 		return ""

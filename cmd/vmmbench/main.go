@@ -1,3 +1,5 @@
+//go:build !man
+
 // Command vmmbench measures memory that grows in place against the memory that a
 // program would use otherwise. Then it does each case once more, over other data,
 // and checks every byte of the result, or less by --verify.

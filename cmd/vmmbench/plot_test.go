@@ -68,6 +68,43 @@ func TestReport(t *testing.T) {
 	require.Contains(t, string(text), "Growing in place to 1MiB by 256KiB took")
 }
 
+// A report can be written in each format later on, and some cases of it.
+func TestReportFormats(t *testing.T) {
+	file, dir := measured(t), t.TempDir()
+	for suffix, want := range map[string]string{
+		"md": "| vmm |", "txt": "vmm", "csv": "grow/1MiB/vmm", "bench": "mem=vmm", "ndjson": `{"comparison":`, "json": `"comparisons": [`,
+	} {
+		out := filepath.Join(dir, "report."+suffix)
+		code, stdout, stderr := bench(t, "report", file, "-o", out)
+		require.Equal(t, report.ExitPassed, code, stderr)
+		require.Empty(t, stdout)
+		text, err := os.ReadFile(out)
+		require.NoError(t, err)
+		require.Contains(t, string(text), want, suffix)
+	}
+	whole, err := loadReport(file)
+	require.NoError(t, err)
+	for _, suffix := range []string{"json", "ndjson"} {
+		again, err := loadReport(filepath.Join(dir, "report."+suffix))
+		require.NoError(t, err)
+		require.Equal(t, whole, again, suffix)
+	}
+
+	part := filepath.Join(dir, "part.json")
+	code, _, stderr := bench(t, "report", file, "--only", "grow/1MiB/vmm,bw", "-o", part)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	got, err := loadReport(part)
+	require.NoError(t, err)
+	require.Len(t, got.Cases, 1)
+	require.Equal(t, "grow/1MiB/vmm", got.Cases[0].ID)
+	require.Empty(t, got.Comparisons, "the other side is left out")
+	code, _, stderr = bench(t, "report", file, "--only", "grow", "-o", part)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	got, err = loadReport(part)
+	require.NoError(t, err)
+	require.Equal(t, whole, got)
+}
+
 func TestPlotAndReportRefuse(t *testing.T) {
 	dir := t.TempDir()
 	wrong := filepath.Join(dir, "wrong.json")
@@ -82,6 +119,8 @@ func TestPlotAndReportRefuse(t *testing.T) {
 		{report.ExitUsage, "no report", []string{"report", "-o", "x.html"}},
 		{report.ExitUsage, "-o FILE.html", []string{"report", file}},
 		{report.ExitUsage, "-o FILE.html", []string{"report", file, "-o", "x.pdf"}},
+		{report.ExitUsage, "only an HTML page has several", []string{"report", file, file, "-o", "x.md"}},
+		{report.ExitUsage, "no case is called gro, bw", []string{"report", file, "--only", "gro,bw", "-o", filepath.Join(dir, "x.md")}},
 		{report.ExitUsage, "want one of", []string{"plot", file, "--theme", "blue"}},
 		{report.ExitUsage, "want a list of", []string{"plot", file, "--kind", "cake"}},
 		{report.ExitUsage, "4 pictures", []string{"plot", file, "-o", filepath.Join(dir, "x.svg")}},

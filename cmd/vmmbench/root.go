@@ -27,12 +27,22 @@ type app struct {
 // run is the program without its process: tests call it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	a := &app{args: args, stdout: stdout, stderr: stderr}
+	root := a.commands()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	ran, err := root.ExecuteContextC(ctx)
+	return a.exit(ran, err)
+}
+
+// commands is vmmbench with all its commands.
+func (a *app) commands() *cobra.Command {
 	root := a.root()
 	root.Version = fullVersion()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.p2p(), a.share(), a.compare(), a.plot(), a.page(), a.shareReader())
 	root.SetHelpCommand(help())
-	root.InitDefaultCompletionCmd(args...)
+	root.InitDefaultCompletionCmd(a.args...)
 	// The completion command is cobra's. It gets the same checks as the others.
 	for _, c := range root.Commands() {
 		if c.Name() != "completion" {
@@ -43,12 +53,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			command(shell)
 		}
 	}
-	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
 	completeValues(root)
-	ran, err := root.ExecuteContextC(ctx)
-	return a.exit(ran, err)
+	return root
 }
 
 // exit prints the error of a command and returns the exit code. An error changes

@@ -99,7 +99,7 @@ func cumulative(c report.Case) []point {
 	if !points[len(points)-1].hasInterval() {
 		points[0].low = math.NaN()
 	}
-	return thinned(points, 256)
+	return thinned(points, 96) // more would not be seen, and make a large file
 }
 
 // doubled is the value of the axis of steps each of which appends as much as there is, and

@@ -111,7 +111,10 @@ func footer(r *report.Report) string {
 	var devices []string
 	for _, d := range r.Devices {
 		of := d.Name
-		if d.Driver != "" {
+		switch {
+		case d.State != nil && d.State.DriverVersion != "":
+			of += fmt.Sprintf(", driver %s (%s)", d.State.DriverVersion, d.Driver)
+		case d.Driver != "":
 			of += ", driver " + string(d.Driver)
 		}
 		if !slices.Contains(devices, of) {

@@ -5,6 +5,7 @@ package report
 type Piece struct {
 	Heading   string
 	HTML      string // the table; what it shows is escaped
+	Markdown  string // the same table
 	Sentences []string
 	Words     []Word
 }

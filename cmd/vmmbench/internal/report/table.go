@@ -186,7 +186,7 @@ func (p *page) table(t printed) {
 		return
 	}
 	t.body.SetStyle(style())
-	p.pieces = append(p.pieces, Piece{Heading: t.heading, HTML: t.body.RenderHTML(), Sentences: t.below})
+	p.pieces = append(p.pieces, Piece{Heading: t.heading, HTML: t.body.RenderHTML(), Markdown: t.body.RenderMarkdown(), Sentences: t.below})
 	text := t.body.Render()
 	p.shown.WriteString(text + "\n")
 	if p.markdown {

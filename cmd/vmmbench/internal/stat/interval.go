@@ -23,16 +23,29 @@ func Enough(n int) bool { return n >= MinSamples }
 // each other, n of them tell as much as fewer would. That happens when memory is placed
 // well or badly for some blocks, or a clock wanders. Then the interval is wider.
 func medianInterval(samples []float64) (median float64, of Interval, correlated bool) {
+	median, of = orderInterval(samples)
+	wider := widening(samples)
+	return median, Interval{median - wider*(median-of.Low), median + wider*(of.High-median)}, wider > 1
+}
+
+// timeInterval is medianInterval for times, which are above 0, and so are the ends of
+// their interval: it gets wider by the same power of their ratios to the median.
+func timeInterval(samples []float64) (of Interval, correlated bool) {
+	median, of := orderInterval(samples)
+	wider := widening(samples)
+	if wider > 1 && of.Low > 0 {
+		of = Interval{median * math.Pow(of.Low/median, wider), median * math.Pow(of.High/median, wider)}
+	}
+	return of, wider > 1
+}
+
+// orderInterval returns the median, and the two samples that enclose it with 95 %
+// probability if no sample depends on another.
+func orderInterval(samples []float64) (median float64, of Interval) {
 	sorted := slices.Sorted(slices.Values(samples))
 	n := len(sorted)
-	median = (sorted[(n-1)/2] + sorted[n/2]) / 2
 	drop := outside(n)
-	of = Interval{sorted[drop], sorted[n-1-drop]}
-	if wider := widening(samples); wider > 1 {
-		correlated = true
-		of = Interval{median - wider*(median-of.Low), median + wider*(of.High-median)}
-	}
-	return median, of, correlated
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2, Interval{sorted[drop], sorted[n-1-drop]}
 }
 
 // outside is how many of n sorted samples lie outside the interval on each side: as many

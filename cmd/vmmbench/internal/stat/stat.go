@@ -36,7 +36,7 @@ func Summarize(samples []float64) Summary {
 	}
 	if Enough(len(samples)) {
 		var of Interval
-		_, of, s.Correlated = medianInterval(samples)
+		of, s.Correlated = timeInterval(samples)
 		s.Interval = &of
 	}
 	return s

@@ -234,3 +234,19 @@ func TestDrifts(t *testing.T) {
 	require.True(t, Drifts(rising, 0.02))
 	require.False(t, Drifts([]float64{1, 2, 3}, 0.02), "three samples show no drift")
 }
+
+// However much wider the interval of a time has to be, it stays above 0.
+func TestIntervalOfTimesIsPositive(t *testing.T) {
+	var samples []float64
+	for i := range 20 {
+		samples = append(samples, 10+float64(i%10*i%10)*9) // far apart
+	}
+	for i := range 10 {
+		samples[i] = 1 + float64(i)/10
+	}
+	s := Summarize(samples)
+	require.True(t, s.Correlated)
+	require.Positive(t, s.Interval.Low)
+	require.LessOrEqual(t, s.Interval.Low, s.Median)
+	require.GreaterOrEqual(t, s.Interval.High, s.Median)
+}

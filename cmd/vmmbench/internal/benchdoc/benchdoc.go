@@ -1,0 +1,198 @@
+// Package benchdoc makes the parts of docs/benchmarks.md that come from reports of
+// vmmbench, and its pictures.
+//
+// A part stands in a block, between two comments:
+//
+//	<!-- bench growth h200-growth.json only=grow/8GiB -->
+//	<!-- /bench -->
+//
+// The first word says what to show, the next ones of which files of docs/benchmarks, where
+// * is all of them. only= takes some of their cases. What stands between the comments is replaced. The rest
+// of the document is written by hand.
+package benchdoc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// Where things are, below the folder of the documents.
+const (
+	document = "benchmarks.md"
+	dataDir  = "benchmarks"
+	pictures = "images/bench-*.svg"
+)
+
+// files makes the document in dir, its data and its pictures anew. It returns them by
+// their names below dir, and changes nothing. stale are the pictures that the document
+// does not show any more.
+func files(dir string) (made map[string][]byte, stale []string, err error) {
+	data, err := loadData(filepath.Join(dir, dataDir))
+	if err != nil {
+		return nil, nil, err
+	}
+	made = map[string][]byte{}
+	for name, r := range data {
+		if made[dataDir+"/"+name], err = encode(r, maxData); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, document))
+	if err != nil {
+		return nil, nil, err
+	}
+	f := filler{data: data, files: made, unused: slices.Sorted(maps.Keys(data))}
+	filled, err := f.fill(string(text))
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", document, err)
+	}
+	made[document] = []byte(filled)
+
+	old, err := filepath.Glob(filepath.Join(dir, pictures))
+	for _, file := range old {
+		name := "images/" + filepath.Base(file)
+		if made[name] == nil {
+			stale = append(stale, name)
+		}
+	}
+	return made, stale, err
+}
+
+// filler fills the blocks of a document.
+type filler struct {
+	data   map[string]*report.Report
+	files  map[string][]byte // pictures are added to them
+	unused []string          // names of data that no block has shown yet
+}
+
+const blockStart, blockEnd, commentEnd = "<!-- bench ", "<!-- /bench -->", " -->"
+
+// fill replaces what is in the blocks of the text.
+func (f *filler) fill(text string) (string, error) {
+	var b strings.Builder
+	for n, rest := 1, text; rest != ""; {
+		line, after, _ := strings.Cut(rest, "\n")
+		b.WriteString(line + "\n")
+		rest = after
+		if strings.HasPrefix(line, blockEnd) {
+			return "", fmt.Errorf("line %d: the end of a block that has no start", n)
+		}
+		n++
+		if !strings.HasPrefix(line, blockStart) {
+			continue
+		}
+		old, after, closed := strings.Cut("\n"+rest, "\n"+blockEnd+"\n")
+		if !closed || strings.Contains(old, "\n"+blockStart) {
+			return "", fmt.Errorf("line %d: the block has no end", n-1)
+		}
+		words := strings.Fields(strings.TrimSuffix(strings.TrimPrefix(line, blockStart), commentEnd))
+		filled, err := f.block(words)
+		if err != nil {
+			return "", fmt.Errorf("line %d: %s: %w", n-1, line, err)
+		}
+		b.WriteString("\n" + filled + "\n\n" + blockEnd + "\n")
+		n += strings.Count(old, "\n") + 1
+		rest = after
+	}
+	if len(f.unused) > 0 {
+		return "", fmt.Errorf("no block shows %s", strings.Join(f.unused, ", "))
+	}
+	return b.String(), nil
+}
+
+// source is a report that a block shows, and the name of its file.
+type source struct {
+	file string
+	*report.Report
+}
+
+// block makes what stands in a block.
+func (f *filler) block(words []string) (string, error) {
+	if len(words) < 2 {
+		return "", errors.New("want what to show and of which files")
+	}
+	what, kind, _ := strings.Cut(words[0], ":")
+	show := blocks[what]
+	if show == nil {
+		return "", fmt.Errorf("%q is none of %v", what, slices.Sorted(maps.Keys(blocks)))
+	}
+	var list []source
+	var only []string
+	for _, word := range words[1:] {
+		if names, ok := strings.CutPrefix(word, "only="); ok {
+			only = strings.Split(names, ",")
+			continue
+		}
+		if word == "*" {
+			for _, name := range slices.Sorted(maps.Keys(f.data)) {
+				list = append(list, source{name, f.data[name]})
+			}
+			continue // a block of its own has to show each
+		}
+		r := f.data[word]
+		if r == nil {
+			return "", fmt.Errorf("no %s in docs/%s", word, dataDir)
+		}
+		f.unused = slices.DeleteFunc(f.unused, func(name string) bool { return name == word })
+		list = append(list, source{word, r})
+	}
+	for i := range list {
+		if only == nil {
+			continue
+		}
+		if list[i].Report = list[i].Only(only...); len(list[i].Cases) == 0 {
+			return "", fmt.Errorf("%s has no such cases", list[i].file)
+		}
+	}
+	text, err := show(f, kind, list)
+	return strings.TrimSpace(text), err
+}
+
+// Write writes what files makes, and removes the stale pictures.
+func Write(dir string) error {
+	made, stale, err := files(dir)
+	if err != nil {
+		return err
+	}
+	for name, text := range made {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
+			return err
+		}
+	}
+	for _, name := range stale {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check returns an error that names what Write would change.
+func Check(dir string) error {
+	made, stale, err := files(dir)
+	if err != nil {
+		return err
+	}
+	for name, want := range made {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil && !os.IsNotExist(err) {
+			return err
+		}
+		if !bytes.Equal(got, want) {
+			stale = append(stale, name)
+		}
+	}
+	if len(stale) > 0 {
+		slices.Sort(stale)
+		return fmt.Errorf("not as the reports in docs/%s make them: %s; run make benchmarks-doc", dataDir, strings.Join(stale, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package benchdoc
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+var update = flag.Bool("update", false, "write docs/benchmarks.md, its data and its pictures")
+
+// docs/benchmarks.md and its pictures are what the reports in docs/benchmarks make. make
+// benchmarks-doc writes them.
+func TestDocument(t *testing.T) {
+	const docs = "../../../../docs"
+	if _, err := os.Stat(docs); err != nil {
+		t.Skip("needs the module's sources")
+	}
+	if *update {
+		require.NoError(t, Write(docs))
+	}
+	require.NoError(t, Check(docs))
+}
+
+// number makes a pointer, as optional figures are.
+func number(x float64) *float64 { return &x }
+
+// grown is a small report: growth in place is faster than a copy and slower than mremap.
+func grown() *report.Report {
+	r := report.New(report.Run{
+		Command: "grow", Args: []string{"grow", "--size", "1G", "-o", "/tmp/x.json", "--progress=off", "--order", "fixed"},
+		Version: "4b1d2ef", Started: "2026-11-22T13:28:49Z",
+	}, report.Host{OS: "linux", Kernel: "6.18.4-x", CPU: "Some CPU", CPUs: 4})
+	r.Devices = append(r.Devices, report.Device{Open: "cuda:0", Name: "Some GPU", Driver: "CUDA 13.0", State: &report.DeviceState{DriverVersion: "580.1"}})
+	for _, c := range []struct {
+		mem string
+		ms  float64
+	}{{"vmm", 10}, {"mmap-copy", 80}, {"mremap", 5}} {
+		step := c.ms / 4 * 1e6
+		samples := make([]float64, 6)
+		steps := make([][]float64, 6)
+		for i := range samples {
+			samples[i], steps[i] = c.ms*1e6, []float64{step, step, step, step}
+		}
+		r.Cases = append(r.Cases, report.Case{
+			ID: "grow/1GiB/" + c.mem, Unit: "ms", Bytes: 1 << 30, Status: report.Passed, Samples: samples,
+			Axes: report.Axes{{Name: "size", Value: uint64(1 << 30)}, {Name: "step", Value: uint64(256 << 20)}, {Name: "mem", Value: c.mem}},
+			Stats: &report.Stats{
+				N: 6, Median: c.ms * 1e6, Value: c.ms, Low: number(c.ms * 0.9e6), High: number(c.ms * 1.1e6),
+				Growth: &report.Growth{Steps: 4, StepP50: step, StepP99: step, StepMax: step, Copied: 3 << 28, Peak: 1 << 30, Moves: 3, Samples: steps},
+			},
+		})
+	}
+	for _, c := range []struct {
+		against string
+		ratio   float64
+		verdict stat.Verdict
+	}{{"mmap-copy", 0.125, stat.Faster}, {"mremap", 2, stat.Slower}} {
+		r.Comparisons = append(r.Comparisons, report.Comparison{
+			ID: "grow/1GiB: vmm against " + c.against, A: "grow/1GiB/" + c.against, B: "grow/1GiB/vmm",
+			Ratio: number(c.ratio), Low: number(c.ratio * 0.8), High: number(c.ratio * 1.25), Margin: 0.02, Verdict: c.verdict,
+		})
+	}
+	return r
+}
+
+// docs is a folder with a document that shows r, before it is filled.
+func docs(t *testing.T, r *report.Report, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, sub := range []string{"benchmarks", "images"} {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
+	}
+	f, err := os.Create(filepath.Join(dir, "benchmarks", "gpu.json"))
+	require.NoError(t, err)
+	require.NoError(t, report.Output{W: f, Format: report.JSON}.Finished(r))
+	require.NoError(t, f.Close())
+	change(t, dir, "benchmarks.md", func(string) string { return text })
+	return dir
+}
+
+// change replaces a file by what f makes of it.
+func change(t *testing.T, dir, name string, f func(string) string) {
+	t.Helper()
+	old, err := os.ReadFile(filepath.Join(dir, name))
+	if !os.IsNotExist(err) {
+		require.NoError(t, err)
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(f(string(old))), 0o644))
+}
+
+// block is an empty block.
+func block(words string) string { return "<!-- bench " + words + " -->\n<!-- /bench -->\n" }
+
+func TestBlocks(t *testing.T) {
+	dir := docs(t, grown(), "# By hand\n\n"+block("origin gpu.json")+"\nAlso by hand.\n\n"+block("findings gpu.json")+
+		block("growth gpu.json")+block("times gpu.json")+block("slower *")+block("picture:growth gpu.json only=grow/1GiB")+
+		block("tables gpu.json")+block("words *")+"The end.\n")
+	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.json, images/bench-gpu-growth-1gib-dark.svg, images/bench-gpu-growth-1gib-light.svg; run make benchmarks-doc")
+	require.NoError(t, Write(dir))
+	require.NoError(t, Check(dir))
+	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
+	require.NoError(t, err)
+	for _, want := range []string{
+		"# By hand\n\n<!-- bench origin gpu.json -->\n\nSome GPU; driver 580.1 (CUDA 13.0); 4 CPUs, Some CPU; Linux 6.18; commit 4b1d2ef; 2026-11-22. All samples: [gpu.json](benchmarks/gpu.json).\n\n    vmmbench grow --size 1G --order fixed\n\n<!-- /bench -->\n\nAlso by hand.\n",
+		"- Growing in place to 1GiB by 256MiB took 10 ms; allocating and copying 80 ms (8 times as long; 95 % 6.4 to 10).\n",
+		"| 1GiB by 256MiB | mmap-copy | 80 ms | 72 ms to 88 ms | 8 | 6.4 to 10 | faster | 20 ms | 20 ms | 768 MiB | 1.0 GiB | 3 |\n",
+		"| mremap | 5 ms (0.5) |\n",
+		"Of 2 comparisons memory that grows is slower in 1.\n",
+		"| Some GPU | grow/1GiB | vmm | 10 ms | mremap | 5 ms | 2.000 | 1.600 to 2.500 |\n",
+		`srcset="images/bench-gpu-growth-1gib-dark.svg"`,
+		"<summary>All figures of gpu.json</summary>\n\n**GROW: ",
+		"- mmap-copy: maps at each step and copies\n",
+		"<!-- /bench -->\nThe end.\n",
+	} {
+		require.Contains(t, string(text), want)
+	}
+	require.NotContains(t, string(text), "x.json")
+	drawn, err := os.ReadFile(filepath.Join(dir, "images/bench-gpu-growth-1gib-dark.svg"))
+	require.NoError(t, err)
+	require.Contains(t, string(drawn), "Some GPU, driver 580.1 (CUDA 13.0)")
+
+	// Whatever is not what the reports make is found, and made anew.
+	data := func(old string) string {
+		return strings.Replace(old, `"median_ns":10000000`, `"median_ns":11000000`, 1)
+	}
+	for _, made := range []struct {
+		name string
+		f    func(string) string
+	}{
+		{"benchmarks.md", func(old string) string { return strings.Replace(old, "took 10 ms", "took 9 ms", 1) }},
+		{"images/bench-gpu-growth-1gib-light.svg", func(old string) string { return old + " " }},
+		{"images/bench-gone-growth-1gib-light.svg", func(string) string { return "" }},
+		{"benchmarks/gpu.json", func(old string) string { return data(old) + " " }},
+	} {
+		change(t, dir, made.name, made.f)
+		require.ErrorContains(t, Check(dir), made.name)
+		require.NoError(t, Write(dir))
+		require.NoError(t, Check(dir), made.name)
+	}
+	text, err = os.ReadFile(filepath.Join(dir, "benchmarks.md"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "took 11 ms", "new data, new text")
+}
+
+func TestBlocksRefuse(t *testing.T) {
+	shown := block("origin gpu.json")
+	for text, want := range map[string]string{
+		"by hand\n":                                     "no block shows gpu.json",
+		block("words *"):                                "no block shows gpu.json",
+		shown + block("cake gpu.json"):                  `line 3: <!-- bench cake gpu.json -->: "cake" is none of [`,
+		shown + block("origin"):                         "want what to show",
+		shown + block("origin none.json"):               "no none.json in docs/benchmarks",
+		shown + block("growth gpu.json only=bw"):        "gpu.json has no such cases",
+		shown + block("picture:cake gpu.json"):          "want picture:KIND",
+		shown + block("picture:peers gpu.json"):         "the report has no figures for it",
+		shown + "<!-- bench origin gpu.json -->\n":      "line 3: the block has no end",
+		"<!-- bench origin gpu.json -->\n" + shown:      "line 1: the block has no end",
+		shown + "<!-- /bench -->\n":                     "line 3: the end of a block that has no start",
+		shown + block("growth gpu.json only=grow/1GiB"): "",
+	} {
+		dir := docs(t, grown(), text)
+		if err := Write(dir); want == "" {
+			require.NoError(t, err, text)
+		} else {
+			require.ErrorContains(t, err, want, text)
+		}
+	}
+	// A report that compares nothing has no such lines.
+	alone := grown()
+	alone.Comparisons = nil
+	require.ErrorContains(t, Write(docs(t, alone, shown+block("slower *"))), "no comparisons")
+	require.ErrorContains(t, Write(docs(t, alone, shown+block("findings gpu.json"))), "has nothing of that")
+}
+
+// A large report loses the samples of its steps, and its pictures of growth with them.
+func TestEncode(t *testing.T) {
+	r := grown()
+	whole, err := encode(r, maxData)
+	require.NoError(t, err)
+	require.Contains(t, string(whole), "2500000,2500000")
+	require.Equal(t, []string{"grow", "--size", "1G", "--order", "fixed"}, r.Run.Args)
+	small, err := encode(r, len(whole)-2)
+	require.NoError(t, err)
+	require.NotContains(t, string(small), "2500000,2500000")
+	require.Contains(t, string(small), `"step_p50_ns":2500000`)
+	_, err = encode(r, 100)
+	require.ErrorContains(t, err, "over 100")
+	require.Equal(t, []string{"bw", "--size", "1M"}, withoutFiles([]string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}))
+}
