@@ -36,8 +36,8 @@ func (b *baselineFlags) add(f *pflag.FlagSet) {
 // given says whether one of the flags was given.
 func (b *baselineFlags) given() bool { return b.failOn.value != failNone || b.anyDevice || b.anyDriver }
 
-// compare compares a new report with an older one, by report.Compare. What may not be
-// compared is a usageError that names the flag which allows it.
+// compare compares a new report with an older one, by report.Compare. For runs that differ
+// it returns a usageError that names the flags which allow that.
 func (b *baselineFlags) compare(older, newer *report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
 	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver})
 	if errors.Is(err, report.ErrDifferent) {
@@ -74,10 +74,10 @@ func (a *app) compare() *cobra.Command {
 		Short: "Compare two runs, case by case",
 		Long: `Compare two reports, JSON or ndjson, by the names of their cases. The ratio is the
 median time of the new run over that of the old one: above 1 the new one is slower.
-Its 95 % interval is made of those of the two medians. The whole interval within
---margin is equal, wholly outside is slower or faster.
+Its 95 % interval is made of those of the two medians. The verdict is
+equal if that lies within --margin, slower or faster if it lies outside.
 
-An interval says what chance does within two runs. It does not know what was different
+An interval shows only what chance does within two runs. It does not know what was different
 between them: clocks, temperature, where memory lay. Compare more runs than two before
 you believe a small difference.
 

@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// The speeds that an estimate begins with, in bytes a nanosecond. What has been measured
-// so far corrects them.
+// The speeds that an estimate begins with, in bytes a nanosecond. progress.left corrects
+// it by the groups that have ended.
 const (
 	hostRate   = 4.0    // copies of the host's memory, and page faults
 	linkRate   = 40.0   // between pinned memory and a GPU

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
@@ -42,7 +43,7 @@ const (
 // growPlan is what grow measures.
 type growPlan struct {
 	targets, chunks size.List
-	memory          percent // of the free memory is the target, if not 0
+	memory          percent // the target as a share of the free memory; 0: targets
 	step            growStep
 	ahead           size.One
 	mems, writes    choices
@@ -61,13 +62,13 @@ func newGrowPlan() *growPlan {
 
 func (p *growPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
-	f.Var(&p.memory, "memory", "grow to this share of the free memory, instead of --size (of half of it on the host)")
+	f.Var(&p.memory, "memory", "grow to this share of the free memory, on the host of half of it, instead of --size")
 	f.Var(&p.step, "step", "bytes appended at a time; x2 begins with 2 MiB and doubles")
 	f.Var(&p.mems, "mem", "ways to grow")
-	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
-	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
+	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0: the library chooses")
+	f.Var(&p.ahead, "ahead", "bytes that --mem ahead keeps mapped beyond its length; 0: four steps, 64 MiB at least")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
-	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
+	f.Var(&p.busy, "busy", "how many streams copy in the background")
 }
 
 func (a *app) grow() *cobra.Command {
@@ -88,12 +89,13 @@ func (a *app) grow() *cobra.Command {
   append  Go's append on the host, with new pages from the system as for the others
   warm    the same in a heap that keeps its pages. Not in one run with append,
           which gives those pages back
-What is appended is copied on the device, as a kernel would write there; with --write
-upload it comes from memory of the host, which takes longer than most growth, and with
---write none nothing is written, so nothing is verified.
-On a GPU there is a pause after each sample, in which the driver clears what was given back.
-With --busy, streams copy all the time meanwhile. The first step includes making
-the container. Giving the memory back is not timed.`,
+The appended bytes are copied on the device, where a kernel would write them. With
+--write upload they come from memory of the host, which takes longer than most growth.
+With --write none nothing is written, so nothing is verified. With --busy, streams copy
+in the background.
+
+The first step includes making the container. Giving the memory back is not timed; a
+GPU's driver clears it afterwards, so there is a pause after each sample.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
@@ -115,7 +117,7 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	}
 	targets := p.targets
 	if p.memory > 0 {
-		target, err := p.share(devs[0])
+		target, err := p.memoryTarget(devs[0])
 		if err != nil {
 			return nil, err
 		}
@@ -135,31 +137,30 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	return list, nil
 }
 
-// share is the target for --memory. It is a whole number of steps.
-func (p *growPlan) share(dev device) (uint64, error) {
+// memoryTarget is the target for --memory. It is a whole number of steps.
+func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 	free, _, err := dev.MemInfo()
+	if err != nil {
+		return 0, err
+	}
 	if onHost(dev) {
-		if has, ok := freeMemory("/"); ok {
+		if has, ok := machine.FreeMemory("/"); ok {
 			free = min(free, has)
 		}
 		free /= 2 // what is copied is there twice, and other programs need some
 	}
 	most := uint64(float64(p.memory) * float64(free))
-	target := uint64(0)
-	for {
-		next := target + p.step.after(target)
-		if next > most || next < target {
-			break
-		}
-		if target = next; !p.step.double {
-			target = most / p.step.bytes * p.step.bytes
-			break
-		}
+	if most < p.step.bytes {
+		return 0, usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
 	}
-	if err == nil && target == 0 {
-		err = usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
+	if !p.step.double {
+		return most / p.step.bytes * p.step.bytes, nil
 	}
-	return target, err
+	target := p.step.bytes
+	for target <= most/2 {
+		target *= 2
+	}
+	return target, nil
 }
 
 // growStep says how much is appended at a time.

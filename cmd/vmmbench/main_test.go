@@ -155,15 +155,15 @@ func TestGrowToAShareOfMemory(t *testing.T) {
 	dev := hookedDevice(t, nil) // 1 GiB, or less if the machine has less than twice that
 	p := newGrowPlan()
 	p.memory, p.step = 0.5, growStep{bytes: 2 << 20, double: true}
-	target, err := p.share(dev)
+	target, err := p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(256<<20), target)
 	p.memory, p.step = 0.99, growStep{bytes: 100 << 20}
-	target, err = p.share(dev)
+	target, err = p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(500<<20), target)
 	p.step = growStep{bytes: 8 << 30}
-	_, err = p.share(dev)
+	_, err = p.memoryTarget(dev)
 	require.ErrorAs(t, err, &usageError{})
 }
 

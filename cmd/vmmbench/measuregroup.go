@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
@@ -44,7 +45,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("not started: %w", err)
 	}
-	if free, ok := freeMemory("/"); ok && g.memory > free {
+	if free, ok := machine.FreeMemory("/"); ok && g.memory > free {
 		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {
@@ -209,7 +210,7 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
 			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.NotMeasured,
 		}
-		// A side that is waived is the reason, whatever became of the other.
+		// If a side is waived, that is the reason, however the other ended.
 		for _, side := range []report.Case{a, b} {
 			if side.Status != report.Passed && c.Verdict != stat.Waived {
 				c.Reason = report.Text(fmt.Sprintf("%s: %s", side.ID, side.Status))
@@ -221,7 +222,8 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 		switch {
 		case c.Reason != "":
 		case isGated(a) != isGated(b):
-			c.Reason = "one was timed behind a gate and the other not" // what that keeps out of the time, the other has paid for
+			// Queueing is in the time of one of them only.
+			c.Reason = "one was timed behind a gate and the other not"
 		default:
 			c.Judge(stat.Ratio(a.Samples, b.Samples))
 		}

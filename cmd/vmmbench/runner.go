@@ -132,7 +132,7 @@ func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error
 // has called start, the report is written even if fill fails.
 func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) error {
 	begun := time.Now()
-	r := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
+	r := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), machine.Host("/"))}
 	err := fill(r)
 	if !r.started {
 		return err
