@@ -217,7 +217,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 			label, axes := s.describe(memName(dev, kind), kind)
 			g.tasks = append(g.tasks, task{
 				label: label,
-				grows: kind == memVMM, sample: span(n, rate(dev, w.direction, w.host)), check: payload,
+				grows: kind == memVMM, sample: transferTime(n, rate(dev, w.direction, w.host)), check: payload,
 				c: report.Case{
 					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
 					Axes: append(report.Axes{

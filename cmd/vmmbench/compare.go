@@ -107,36 +107,42 @@ for runs that may not be compared.`,
 		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
 			return err
 		}
-		older, err := loadReport(args[0])
-		if err != nil {
-			return err
-		}
-		newer, err := loadReport(args[1])
-		if err != nil {
-			return err
-		}
-		base, list, err := b.compare(older, newer, float64(margin))
-		if err != nil {
-			return err
-		}
-		if len(list) == 0 {
-			return errors.New("no case is in both runs")
-		}
-		if err := a.writeComparison(&o, base, newer, list); err != nil {
-			return err
-		}
-		// What a case of the new run could not do is its own run's exit code.
-		switch {
-		case newer.Count()[report.Failed] > 0:
-			a.code = report.ExitMismatch
-		case b.fails(list):
-			a.code = report.ExitWorse
-		default:
-			a.code = report.ExitPassed
-		}
-		return nil
+		return a.compareFiles(&o, &b, args[0], args[1], float64(margin))
 	}
 	return c
+}
+
+// compareFiles compares the reports in two files, writes the comparisons and sets the exit
+// code.
+func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile string, margin float64) error {
+	older, err := loadReport(oldFile)
+	if err != nil {
+		return err
+	}
+	newer, err := loadReport(newFile)
+	if err != nil {
+		return err
+	}
+	base, list, err := b.compare(older, newer, margin)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		return errors.New("no case is in both runs")
+	}
+	if err := a.writeComparison(o, base, newer, list); err != nil {
+		return err
+	}
+	// An error of a case in the new run is not counted: it was the exit code of that run.
+	switch {
+	case newer.Count()[report.Failed] > 0:
+		a.code = report.ExitMismatch
+	case b.fails(list):
+		a.code = report.ExitWorse
+	default:
+		a.code = report.ExitPassed
+	}
+	return nil
 }
 
 // writeComparison writes a report with the cases of the new run, and where it ran.

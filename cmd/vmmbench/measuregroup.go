@@ -84,20 +84,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds
-		// All are closed before the first is opened, so that they exchange their memory.
-		c.Renew = func(ctx context.Context, order []int) []error {
-			errs := make([]error, len(order))
-			for n, k := range order {
-				errs[n] = closeContender(open[k])
-				open[k] = nil
-			}
-			for n, k := range order {
-				if errs[n] == nil {
-					open[k], errs[n] = g.tasks[index[k]].open(ctx)
-				}
-			}
-			return errs
-		}
+		c.Renew = func(ctx context.Context, order []int) []error { return g.renew(ctx, open, index, order) }
 	}
 	mode := r.flags.verify
 	if g.edges && mode == verify.Full {
@@ -108,6 +95,23 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 		r.finishCase(ctx, &cases[i], open[k], outcomes[k], mode)
 	}
 	return nil
+}
+
+// renew closes the contenders in this order and opens them again, so that they have other
+// memory. open[k] is of tasks[index[k]]. All are closed before the first is opened, so that
+// they exchange their memory.
+func (g group) renew(ctx context.Context, open []contender, index, order []int) []error {
+	errs := make([]error, len(order))
+	for n, k := range order {
+		errs[n] = closeContender(open[k])
+		open[k] = nil
+	}
+	for n, k := range order {
+		if errs[n] == nil {
+			open[k], errs[n] = g.tasks[index[k]].open(ctx)
+		}
+	}
+	return errs
 }
 
 // closeContender closes a contender, if there is one.

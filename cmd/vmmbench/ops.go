@@ -111,6 +111,7 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 		return nil, err
 	}
 	var list []group
+	// Without --size: those that the memory is enough for, the smallest at least.
 	sizes := p.sizes
 	if len(sizes) == 0 {
 		tooLarge := func(n uint64) bool { return n > free/memoryShare }

@@ -271,7 +271,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	for _, kind := range p.mems.values {
 		g.tasks = append(g.tasks, task{
 			label: kind,
-			grows: kind == memVMM, sample: span(n, rate(from, h2d, pinned)), check: payload,
+			grows: kind == memVMM, sample: transferTime(n, rate(from, h2d, pinned)), check: payload,
 			c: report.Case{
 				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
 				Axes: report.Axes{

@@ -109,6 +109,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
 	g.setup, g.fill = s.setup, n*uint64(len(p.ops.values))
 	for _, op := range p.ops.values {
+		// The payload is what is new to a reader.
 		bytes := n
 		if op != opAttach {
 			bytes = shareStep
@@ -166,6 +167,7 @@ func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
 	if s.server, err = shareable.Listen(s.dev.Device, filepath.Join(dir, "socket"), shareable.Options{}); err != nil {
 		return nil, errors.Join(err, undo())
 	}
+	// A reader is told where the server listens, so it starts after it.
 	for range s.readers {
 		p, err := startReader(ctx, s.dev.Info().Open, s.server.Path())
 		if err != nil {
@@ -190,7 +192,7 @@ func (s *sharing) open(ctx context.Context, op string) (contender, error) {
 
 const (
 	shareStep  = 8  // bytes appended within a chunk
-	shareSteps = 64 // chunks that one range grows by before there is a new one
+	shareSteps = 64 // chunks that a range grows by before another replaces it
 )
 
 // sharer is a contender that publishes a range.
@@ -204,8 +206,9 @@ type sharer struct {
 }
 
 // publish makes a range of the size, filled with the pattern, and has the readers follow
-// it. A reader that only attaches does so in each sample.
+// it.
 func (c *sharer) publish(ctx context.Context) error {
+	// Beyond its size the range has room for samples of growth.
 	spare := shareSteps * c.chunk
 	r, err := c.dev.NewRange(vmm.RangeOptions{Max: roundUp(c.size, c.chunk) + spare, Chunk: c.chunk, Share: vmm.ShareFD})
 	if err != nil {
@@ -224,6 +227,7 @@ func (c *sharer) publish(ctx context.Context) error {
 	if c.p, err = c.server.Publish(c.name, r, shareable.PublishOptions{}); err != nil {
 		return err
 	}
+	// A reader that only attaches does so in each sample.
 	if c.op == opAttach {
 		return nil
 	}
