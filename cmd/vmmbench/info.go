@@ -114,7 +114,7 @@ func link(links *vmm.Links, p vmm.Link) report.Link {
 	case p.Rank >= 0:
 		l.Rank = &p.Rank
 	case p.Access:
-		l.Reason = "rank: the driver does not tell"
+		l.Reason = "rank: the driver does not say"
 	}
 	return l
 }
