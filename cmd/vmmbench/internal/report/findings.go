@@ -7,19 +7,16 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// findings says in sentences what was found: growth in place against allocating and
-// copying, and copies in memory that grows against others.
-func findings(r *Report) []string {
-	byID := map[string]Case{}
-	for _, c := range r.Cases {
-		byID[c.ID] = c
-	}
+// Findings says in sentences what was found: growth in place against allocating and
+// copying, and copies in memory that grows against others. There may be none.
+func Findings(r *Report) []string {
+	cases := byID(r.Cases)
 	var list []string
-	told := map[string]bool{} // of the ways to grow in place, the first
+	told := map[string]bool{} // rivals and growths; of the ways to grow in place, the first is told
 	var copies copyCount
 	for _, c := range r.Comparisons {
-		a, b := byID[c.A], byID[c.B]
-		command, _, _ := strings.Cut(c.B, "/")
+		a, b := cases[c.A], cases[c.B]
+		command := commandOf(c.B)
 		switch {
 		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
 		case command == "grow" && rivalName(a) != "":
@@ -115,6 +112,7 @@ func runsFinding(r *Report) []string {
 	count := map[stat.Verdict]int{}
 	var worst *Comparison
 	all, margin := 0, 0.0
+	// Verdicts are counted; of what is slower, the worst has its figures.
 	for i, c := range r.Comparisons {
 		if !c.ofRuns() {
 			continue

@@ -12,9 +12,6 @@ type Piece struct {
 // Word is a word of the tables and what it means.
 type Word struct{ Word, Means string }
 
-// Findings says in sentences what was found. There may be none.
-func Findings(r *Report) []string { return findings(r) }
-
 // About is the machine and its devices.
 func About(r *Report) []Piece {
 	p := page{markdown: true}

@@ -6,11 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// term is a word of the tables and what it means.
-type term struct{ word, means string }
-
 // terms are the words that need an explanation, in the order in which it is printed.
-var terms = []term{
+var terms = []Word{
 	{"median", "the middle one of the samples"},
 	{"95 %", "an interval that contains the true median, or ratio, with this probability"},
 	{"n", "samples"},
@@ -82,22 +79,22 @@ func (p *page) legend() {
 	found := map[string]bool{}
 	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
 	for _, t := range terms {
-		if strings.Contains(t.word, " ") && hasWord(shown, t.word) {
-			found[t.word] = true
-			shown = strings.ReplaceAll(shown, t.word, "")
+		if strings.Contains(t.Word, " ") && hasWord(shown, t.Word) {
+			found[t.Word] = true
+			shown = strings.ReplaceAll(shown, t.Word, "")
 		}
 	}
 	var lines []string
 	var words Piece
 	for _, t := range terms {
-		if !found[t.word] && !hasWord(shown, t.word) {
+		if !found[t.Word] && !hasWord(shown, t.Word) {
 			continue
 		}
-		words.Words = append(words.Words, Word{t.word, t.means})
+		words.Words = append(words.Words, t)
 		if p.markdown {
-			lines = append(lines, "- "+t.word+": "+t.means)
+			lines = append(lines, "- "+t.Word+": "+t.Means)
 		} else {
-			lines = append(lines, wrap(t.word+": "+t.means, "  "))
+			lines = append(lines, wrap(t.Word+": "+t.Means, "  "))
 		}
 	}
 	if len(lines) > 0 {

@@ -213,6 +213,7 @@ func (a *Axes) UnmarshalJSON(b []byte) error {
 		if err != nil {
 			return err
 		}
+		// A number that is not whole, or negative, is a float64.
 		if number, ok := value.(json.Number); ok {
 			if value, err = strconv.ParseUint(number.String(), 10, 64); err != nil {
 				if value, err = number.Float64(); err != nil {

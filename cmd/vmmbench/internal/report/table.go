@@ -29,7 +29,7 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 
 // measured adds the report of a run, or of info, which measures nothing.
 func (p *page) measured(r *Report) {
-	p.list(findings(r))
+	p.list(Findings(r))
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
 		p.abilities(r)
@@ -227,20 +227,14 @@ func devices(r *Report) grid {
 		title: "Devices", keys: []string{"device"},
 		columns: []string{"name", "driver", "memory", "free", "granularity", "recommended", "arch"},
 	}
-	printed := func(n *uint64) string {
-		if n == nil {
-			return "-"
-		}
-		return size.Format(*n)
-	}
 	for _, d := range r.Devices {
-		recommended := printed(d.Recommended)
-		if recommended == printed(d.Granularity) {
+		granularity, recommended := orDash(value(d.Granularity, "%s", size.Format)), orDash(value(d.Recommended, "%s", size.Format))
+		if recommended == granularity {
 			recommended = ""
 		}
 		row := gridRow{
 			keys:  []string{d.Open},
-			cells: []string{d.Name, string(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), recommended, string(d.Arch)},
+			cells: []string{d.Name, string(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), granularity, recommended, string(d.Arch)},
 		}
 		if d.Reason != "" {
 			row.notes = []string{string(d.Reason)}
@@ -276,6 +270,7 @@ func features(r *Report) grid {
 		first = d.Open
 		g.columns, columns = append(g.columns, d.Open), append(columns, column)
 	}
+	// A feature that a device does not know has an empty cell.
 	for _, name := range names {
 		row := gridRow{keys: []string{name}, notes: notes[name]}
 		for _, column := range columns {
@@ -377,7 +372,7 @@ func chance(r *Report) string {
 		return ""
 	}
 	s := fmt.Sprintf("%d of %d ratios have a firm verdict", firmCount, intervals)
-	var list []string
+	var list []string // of firm verdicts, those that there are
 	for _, v := range []stat.Verdict{stat.Equal, stat.Slower, stat.Faster} {
 		if firm[v] > 0 {
 			list = append(list, fmt.Sprintf("%d %s", firm[v], v))
@@ -414,9 +409,5 @@ func span(ns float64) string {
 	return digits(ns/1e9, 4) + " s"
 }
 
-func bytesOf(n *uint64) string {
-	if n == nil {
-		return "-"
-	}
-	return size.Approx(*n)
-}
+// bytesOf prints a size, or a dash if it is not known.
+func bytesOf(n *uint64) string { return orDash(value(n, "%s", size.Approx)) }
