@@ -125,7 +125,7 @@ func TestCompareNamesCasesOfOneRun(t *testing.T) {
 
 	newer.Cases = newer.Cases[:1]
 	code, out, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Empty(t, out)
 	require.Contains(t, stderr, "no case is in both")
 }
@@ -209,13 +209,13 @@ func TestCompareUsage(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte(`{"schema":"vmmbench/2"}`), 0o600))
 	for _, file := range []string{bad, filepath.Join(t.TempDir(), "missing.json")} {
 		code, out, stderr := bench(t, "compare", old, file)
-		require.Equal(t, report.ExitFailed, code)
+		require.Equal(t, report.ExitError, code)
 		require.Empty(t, out)
 		require.Contains(t, stderr, filepath.Base(file))
 	}
 	newer.Cases = append(newer.Cases, newer.Cases[0])
 	code, _, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Contains(t, stderr, "twice")
 }
 

@@ -318,7 +318,7 @@ func TestNoSuchHostDeviceIsWaived(t *testing.T) {
 func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
 	for _, command := range []string{"bw", "grow"} {
 		code, out, _ := bench(t, command, "--device", "host", "--size", "64T", "--format", "json")
-		require.Equal(t, report.ExitFailed, code)
+		require.Equal(t, report.ExitError, code)
 		for _, c := range parse(t, out).Cases {
 			require.Equal(t, report.Error, c.Status)
 			require.Contains(t, string(c.Reason), "bytes of host memory")
@@ -328,7 +328,7 @@ func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
 
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	code, out, _ := bench(t, "bw", "--device", "host", "-o", filepath.Join(t.TempDir(), "no", "such", "dir.json"))
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Empty(t, out, "and it is known before anything is measured")
 }
 

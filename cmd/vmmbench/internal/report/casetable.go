@@ -174,7 +174,7 @@ func growths(r *Report, command string) grid {
 		x := c.Stats.Growth
 		g.rows = append(g.rows, gridRow{
 			keys:  l.values(c),
-			cells: []string{span(x.StepP50), span(x.StepP99), span(x.StepMax), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)},
+			cells: []string{formatTime(x.StepP50), formatTime(x.StepP99), formatTime(x.StepMax), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)},
 		})
 	}
 	return g
@@ -188,7 +188,7 @@ func sharings(r *Report, command string) grid {
 		if c.Stats == nil || c.Stats.Sharing == nil {
 			continue
 		}
-		row := gridRow{keys: l.values(c), cells: []string{span(c.Stats.Sharing.P99), ""}}
+		row := gridRow{keys: l.values(c), cells: []string{formatTime(c.Stats.Sharing.P99), ""}}
 		if n := c.Stats.ReaderFDs; n > 0 {
 			row.cells[1] = fmt.Sprint(n)
 		}

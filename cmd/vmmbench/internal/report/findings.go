@@ -62,7 +62,7 @@ func (c Case) growthText() string {
 
 // growthFinding compares growth in place with growth by other means.
 func growthFinding(c Comparison, a, b Case) string {
-	s := fmt.Sprintf("Growing in place %s took %s; %s %s", b.growthText(), span(b.Stats.Median), rivalName(a), span(a.Stats.Median))
+	s := fmt.Sprintf("Growing in place %s took %s; %s %s", b.growthText(), formatTime(b.Stats.Median), rivalName(a), formatTime(a.Stats.Median))
 	if c.Low == nil || c.High == nil {
 		return s + "."
 	}

@@ -74,7 +74,7 @@ var terms = []Word{
 }
 
 // legend explains the words that occur in the tables.
-func (p *page) legend() {
+func (p *document) legend() {
 	shown := p.shown.String()
 	found := map[string]bool{}
 	// "too noisy" is not "noisy": terms of several words come first, and are cut out.

@@ -332,7 +332,7 @@ const CommandCompare = "compare"
 // Exit codes of the command.
 const (
 	ExitPassed      = 0
-	ExitFailed      = 1
+	ExitError      = 1
 	ExitUsage       = 2
 	ExitMismatch    = 3
 	ExitWorse       = 4
@@ -350,7 +350,7 @@ func (r *Report) Exit() int {
 	case r.Run.Interrupted:
 		return ExitInterrupted
 	case count[Error] > 0:
-		return ExitFailed
+		return ExitError
 	case r.Plan != nil:
 		return r.Plan.Exit()
 	case count[Waived] > 0 && count[Waived] == len(r.Cases):

@@ -141,7 +141,7 @@ func TestExit(t *testing.T) {
 		{nil, false, ExitPassed},
 		{[]Status{Passed, Waived}, false, ExitPassed},
 		{[]Status{Waived, Waived}, false, ExitWaived},
-		{[]Status{Passed, Error}, false, ExitFailed},
+		{[]Status{Passed, Error}, false, ExitError},
 		{[]Status{Error, Failed}, false, ExitMismatch},
 		{[]Status{Passed, Interrupted}, true, ExitInterrupted},
 		{[]Status{Error, Interrupted}, true, ExitInterrupted},

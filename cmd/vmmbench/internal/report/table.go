@@ -17,7 +17,7 @@ import (
 
 // tables writes the report as tables, for people.
 func tables(w io.Writer, r *Report, markdown bool) error {
-	p := page{markdown: markdown}
+	p := document{markdown: markdown}
 	if r.Run.Command == CommandCompare {
 		p.comparedRuns(r)
 	} else {
@@ -28,7 +28,7 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 }
 
 // measured adds the report of a run, or of info, which measures nothing.
-func (p *page) measured(r *Report) {
+func (p *document) measured(r *Report) {
 	p.list(Findings(r))
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
@@ -38,7 +38,7 @@ func (p *page) measured(r *Report) {
 }
 
 // about adds the machine and its devices.
-func (p *page) about(r *Report) {
+func (p *document) about(r *Report) {
 	p.para(machine(r))
 	if r.Run.Measure != nil || r.Plan != nil {
 		p.add(devices(r))
@@ -47,7 +47,7 @@ func (p *page) about(r *Report) {
 }
 
 // abilities adds what the devices can do, and all that is known of them.
-func (p *page) abilities(r *Report) {
+func (p *document) abilities(r *Report) {
 	p.block("State of the host", hostStates(r))
 	for _, d := range r.Devices {
 		p.block("Device "+d.Open, deviceBlock(d))
@@ -58,7 +58,7 @@ func (p *page) abilities(r *Report) {
 }
 
 // figures adds what was measured.
-func (p *page) figures(r *Report) {
+func (p *document) figures(r *Report) {
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
 	for _, command := range commands(r) {
@@ -96,7 +96,7 @@ func (p *page) figures(r *Report) {
 
 // comparedRuns adds the comparison of two runs. What they measured is in their own
 // reports.
-func (p *page) comparedRuns(r *Report) {
+func (p *document) comparedRuns(r *Report) {
 	p.list(runsFinding(r))
 	if b := r.Baseline; b != nil && b.New != nil {
 		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
@@ -121,8 +121,8 @@ func origin(run Run) string {
 	return s + ", " + run.Started
 }
 
-// page collects what is printed.
-type page struct {
+// document collects what is printed.
+type document struct {
 	markdown bool
 	parts    []string
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
@@ -130,7 +130,7 @@ type page struct {
 }
 
 // para adds a paragraph, if there is one.
-func (p *page) para(s string) {
+func (p *document) para(s string) {
 	if s != "" {
 		p.pieces = append(p.pieces, Piece{Sentences: []string{s}})
 	}
@@ -144,7 +144,7 @@ func (p *page) para(s string) {
 }
 
 // list adds sentences, each on its own line.
-func (p *page) list(sentences []string) {
+func (p *document) list(sentences []string) {
 	var lines []string
 	for _, s := range sentences {
 		if p.markdown {
@@ -160,21 +160,21 @@ func (p *page) list(sentences []string) {
 }
 
 // add adds a grid, as one table or more.
-func (p *page) add(g grid) {
+func (p *document) add(g grid) {
 	for _, t := range g.tables(p.markdown) {
 		p.table(t)
 	}
 }
 
 // block adds a table that is laid out already, if it has rows.
-func (p *page) block(heading string, t table.Writer) {
+func (p *document) block(heading string, t table.Writer) {
 	if t.Length() > 0 {
 		p.table(printed{heading: heading, body: t})
 	}
 }
 
 // table adds a table; without a body it is the heading of those that follow.
-func (p *page) table(t printed) {
+func (p *document) table(t printed) {
 	p.shown.WriteString(t.heading + "\n" + strings.Join(t.below, "\n") + "\n")
 	heading := "## " + t.heading
 	if !p.markdown {
@@ -396,8 +396,8 @@ func digits(x float64, n int) string {
 	return strconv.FormatFloat(x, 'g', n, 64)
 }
 
-// span prints nanoseconds in a fitting unit.
-func span(ns float64) string {
+// formatTime prints nanoseconds in the unit that fits.
+func formatTime(ns float64) string {
 	switch {
 	case ns < 1e3:
 		return digits(ns, 3) + " ns"
