@@ -12,7 +12,7 @@ import (
 func Findings(r *Report) []string {
 	cases := byID(r.Cases)
 	var list []string
-	told := map[string]bool{} // rivals and growths; of the ways to grow in place, the first is told
+	told := map[string]bool{} // a rival with a growth: only the first way to grow in place is compared with it
 	var copies copyCount
 	for _, c := range r.Comparisons {
 		a, b := cases[c.A], cases[c.B]

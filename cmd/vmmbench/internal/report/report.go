@@ -332,7 +332,7 @@ const CommandCompare = "compare"
 // Exit codes of the command.
 const (
 	ExitPassed      = 0
-	ExitError      = 1
+	ExitError       = 1
 	ExitUsage       = 2
 	ExitMismatch    = 3
 	ExitWorse       = 4
