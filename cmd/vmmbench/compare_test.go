@@ -222,11 +222,11 @@ func TestCompareUsage(t *testing.T) {
 // Every flag of a case is explained where it is printed.
 func TestLegendExplainsFlags(t *testing.T) {
 	r := copies(t)
-	for _, flag := range []string{gated, gateTimedOut, ungated, wallClock, "few-samples", "correlated", "noisy", "drift"} {
+	for _, flag := range []string{gated, gateTimedOut, ungated, wallClock, timerCost, cached, resumedFlag, "few-samples", "correlated", "noisy", "drift"} {
 		r.Cases[0].Flags = []string{flag}
 		var out strings.Builder
 		require.NoError(t, report.Output{W: &out, Format: report.Table}.Finished(r))
-		require.Contains(t, out.String(), "\n"+flag+": ")
+		require.Contains(t, out.String(), "\n"+flag+": ", flag)
 	}
 }
 
