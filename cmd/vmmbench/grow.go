@@ -239,13 +239,13 @@ func (p *growPlan) groupName(target uint64, write string, streams int) string {
 
 // group plans growth to a target, one task for each way to grow and size of chunks.
 func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
-	l := &busyStreams{dev: dev, n: streams}
+	busy := &busyStreams{dev: dev, n: streams}
 	g := group{name: p.groupName(target, write, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
 	pattern := verify.Pattern{Seed: measure.Seed(seed, g.name)}
 	var source *growSource // nil: what is appended is uploaded
 	windows := uint64(0)   // see window: one for the samples of each task and one for its check
 	g.setup = func(ctx context.Context) (func() error, error) {
-		undo, err := l.setup(ctx)
+		undo, err := busy.setup(ctx)
 		if err != nil || write != onDevice {
 			return undo, err
 		}
@@ -276,7 +276,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 				},
 				open: func(context.Context) (contender, error) {
 					x := &growth{
-						ready: l.waitQueued, target: target, step: p.step, write: write,
+						ready: busy.waitQueued, target: target, step: p.step, write: write,
 						pattern: pattern, source: source, at: at,
 					}
 					if !onHost(dev) {

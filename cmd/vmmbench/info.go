@@ -25,7 +25,7 @@ func (a *app) info() *cobra.Command {
 		Short: "Show the machine, its devices, and what they can do",
 		Long: `Show the machine, its devices and its limits. A feature of a device is found by
 trying it, not by asking the driver. If the trial does not decide it, the table says
-open.`,
+unknown.`,
 	})
 	o.add(c.Flags())
 	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")

@@ -273,7 +273,7 @@ func TestNoCUDAExitsWith77(t *testing.T) {
 		require.NoError(t, dev.Close())
 		t.Skip("needs a machine without a CUDA device")
 	}
-	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"p2p"}, {"info"}} {
+	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"p2p"}, {"share"}, {"info"}} {
 		args = append(args, "--device", "cuda:0", "--format", "json")
 		code, out, stderr := bench(t, args...)
 		require.Equal(t, report.ExitWaived, code, args)

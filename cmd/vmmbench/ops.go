@@ -131,10 +131,10 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 }
 
 func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
-	l := &busyStreams{dev: dev, n: streams}
+	busy := &busyStreams{dev: dev, n: streams}
 	g := group{
 		name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1,
-		setup: l.setup,
+		setup: busy.setup,
 	}
 	for _, op := range p.ops.values {
 		// The payload of a growth is all its chunks.
@@ -151,7 +151,7 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 					{Name: "op", Value: name}, {Name: "busy", Value: streams},
 				},
 			},
-			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, l.waitQueued) },
+			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, busy.waitQueued) },
 		})
 	}
 	return g

@@ -51,7 +51,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A reader that cannot start is an error of its group, and leaves no process behind.
+// If a reader cannot start, its reason is that of every case of the group.
 func TestShareWithoutReaders(t *testing.T) {
 	readersAreTests(t)
 	whole := readerArgs

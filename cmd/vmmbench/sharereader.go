@@ -56,8 +56,8 @@ type readerProcess struct {
 // readerCommand is the name of the hidden command that a reader runs.
 const readerCommand = "share-reader"
 
-// readerArgs makes the arguments and the environment of a reader. Tests replace it, since
-// they are another program.
+// readerArgs returns the arguments and the additional environment of a reader. Tests
+// replace it, since their program has other arguments.
 var readerArgs = func(args ...string) (argv, env []string) { return args, nil }
 
 // startReader starts a process that reads what a server on path has published.
@@ -81,7 +81,7 @@ func startReader(ctx context.Context, device, path string) (*readerProcess, erro
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	if _, err := p.receive(); err != nil { // it says that it has opened the device
+	if _, err := p.receive(); err != nil { // its first reply comes when it has opened the device
 		return nil, errors.Join(fmt.Errorf("a process that reads: %w", err), p.close())
 	}
 	return p, nil
@@ -89,7 +89,7 @@ func startReader(ctx context.Context, device, path string) (*readerProcess, erro
 
 func (p *readerProcess) send(q readerRequest) error { return json.NewEncoder(p.in).Encode(q) }
 
-// wake is what a reader that was asked for a byte waits for.
+// wake writes the byte that a reader waits for after doByte.
 func (p *readerProcess) wake() error {
 	_, err := p.in.Write([]byte("\n"))
 	return err

@@ -257,7 +257,7 @@ func printable(r rune) rune {
 func escape(s string) string { return html.EscapeString(strings.Map(printable, s)) }
 
 // compact leaves out of an SVG document what is the default, and names fonts of the same
-// widths for those who do not have the first.
+// widths for machines without the first.
 var compact = strings.NewReplacer(
 	"font-variant:normal;", "", "font-weight:normal;", "", "font-style:normal;", "",
 	"font-family:Liberation Sans;", "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif;",

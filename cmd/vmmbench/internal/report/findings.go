@@ -12,7 +12,7 @@ import (
 func Findings(r *Report) []string {
 	cases := byID(r.Cases)
 	var list []string
-	told := map[string]bool{} // a rival with a growth: only the first way to grow in place is compared with it
+	told := map[string]bool{} // of the ways to grow in place, only the first is named beside a rival
 	var copies copyCount
 	for _, c := range r.Comparisons {
 		a, b := cases[c.A], cases[c.B]
@@ -151,7 +151,7 @@ func runsFinding(r *Report) []string {
 	return list
 }
 
-// some names a few of the cases.
+// some names the cases if they are few, else their number and the first.
 func some(ids []string) string {
 	if len(ids) > 3 {
 		return fmt.Sprintf("%d cases, the first is %s", len(ids), ids[0])

@@ -285,7 +285,7 @@ func features(r *Report) grid {
 func supported(f Feature) string {
 	switch {
 	case f.Supported == nil:
-		return "open"
+		return "unknown"
 	case *f.Supported:
 		return "yes"
 	}
