@@ -34,24 +34,24 @@ type busyStreams struct {
 }
 
 // setup is for group.setup. It starts the streams, and undo stops them.
-func (l *busyStreams) setup(context.Context) (undo func() error, err error) {
+func (s *busyStreams) setup(context.Context) (undo func() error, err error) {
 	undo = func() error {
-		for _, b := range l.streams {
+		for _, b := range s.streams {
 			close(b.quit) // all before the first wait, else each wait is as long as the others' copies
 		}
 		var err error
-		for _, b := range l.streams {
+		for _, b := range s.streams {
 			err = errors.Join(err, b.close())
 		}
-		l.streams = nil
+		s.streams = nil
 		return err
 	}
-	for range l.n {
-		b, err := newBusyStream(l.dev)
+	for range s.n {
+		b, err := newBusyStream(s.dev)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), undo())
 		}
-		l.streams = append(l.streams, b)
+		s.streams = append(s.streams, b)
 	}
 	return undo, nil
 }
@@ -59,14 +59,14 @@ func (l *busyStreams) setup(context.Context) (undo func() error, err error) {
 // waitQueued waits until every stream has been given new work, or until ctx is
 // done. It is called before each sample: a contender that calls the driver
 // without a pause may keep the streams' goroutines from queueing.
-func (l *busyStreams) waitQueued(ctx context.Context) {
-	for _, b := range l.streams {
+func (s *busyStreams) waitQueued(ctx context.Context) {
+	for _, b := range s.streams {
 		select {
 		case <-b.queued: // queued before the call
 		default:
 		}
 	}
-	for _, b := range l.streams {
+	for _, b := range s.streams {
 		select {
 		case <-b.queued:
 		case <-b.ended:

@@ -65,8 +65,8 @@ func (p *bwPlan) flags(f *pflag.FlagSet) {
 		{"host", "kinds of host memory", &p.hosts},
 		{"mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host", &p.mems},
 		{"size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2", &p.sizes},
-		{"chunk", "chunk sizes of vmm memory; 0 leaves them to the range", &p.chunks},
-		{"step", "bytes by which vmm memory grows to its size; 0 is all at once", &p.steps},
+		{"chunk", "chunk sizes of vmm memory; 0: the library chooses", &p.chunks},
+		{"step", "bytes by which vmm memory grows to its size; 0: all at once", &p.steps},
 		{"call", "async queues the copies, sync waits for each of them", &p.calls},
 		{"streams", "how many streams share a copy", &p.streams},
 		{"exportable", "whether vmm memory could be given to another process", &p.exportable},
@@ -217,7 +217,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 			label, axes := s.describe(memName(dev, kind), kind)
 			g.tasks = append(g.tasks, task{
 				label: label,
-				grows: kind == memVMM, sample: span(n, rate(dev, w.direction, w.host)), check: payload,
+				grows: kind == memVMM, sample: transferTime(n, rate(dev, w.direction, w.host)), check: payload,
 				c: report.Case{
 					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
 					Axes: append(report.Axes{

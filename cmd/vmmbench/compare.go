@@ -36,8 +36,8 @@ func (b *baselineFlags) add(f *pflag.FlagSet) {
 // given says whether one of the flags was given.
 func (b *baselineFlags) given() bool { return b.failOn.value != failNone || b.anyDevice || b.anyDriver }
 
-// compare compares a new report with an older one, by report.Compare. What may not be
-// compared is a usageError that names the flag which allows it.
+// compare compares a new report with an older one, by report.Compare. For runs that differ
+// it returns a usageError that names the flags which allow that.
 func (b *baselineFlags) compare(older, newer *report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
 	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver})
 	if errors.Is(err, report.ErrDifferent) {
@@ -74,10 +74,10 @@ func (a *app) compare() *cobra.Command {
 		Short: "Compare two runs, case by case",
 		Long: `Compare two reports, JSON or ndjson, by the names of their cases. The ratio is the
 median time of the new run over that of the old one: above 1 the new one is slower.
-Its 95 % interval is made of those of the two medians. The whole interval within
---margin is equal, wholly outside is slower or faster.
+Its 95 % interval is made of those of the two medians. The verdict is
+equal if that lies within --margin, slower or faster if it lies outside.
 
-An interval says what chance does within two runs. It does not know what was different
+An interval shows only what chance does within two runs. It does not know what was different
 between them: clocks, temperature, where memory lay. Compare more runs than two before
 you believe a small difference.
 
@@ -107,36 +107,42 @@ for runs that may not be compared.`,
 		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
 			return err
 		}
-		older, err := loadReport(args[0])
-		if err != nil {
-			return err
-		}
-		newer, err := loadReport(args[1])
-		if err != nil {
-			return err
-		}
-		base, list, err := b.compare(older, newer, float64(margin))
-		if err != nil {
-			return err
-		}
-		if len(list) == 0 {
-			return errors.New("no case is in both runs")
-		}
-		if err := a.writeComparison(&o, base, newer, list); err != nil {
-			return err
-		}
-		// What a case of the new run could not do is its own run's exit code.
-		switch {
-		case newer.Count()[report.Failed] > 0:
-			a.code = report.ExitMismatch
-		case b.fails(list):
-			a.code = report.ExitWorse
-		default:
-			a.code = report.ExitPassed
-		}
-		return nil
+		return a.compareFiles(&o, &b, args[0], args[1], float64(margin))
 	}
 	return c
+}
+
+// compareFiles compares the reports in two files, writes the comparisons and sets the exit
+// code.
+func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile string, margin float64) error {
+	older, err := loadReport(oldFile)
+	if err != nil {
+		return err
+	}
+	newer, err := loadReport(newFile)
+	if err != nil {
+		return err
+	}
+	base, list, err := b.compare(older, newer, margin)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		return errors.New("no case is in both runs")
+	}
+	if err := a.writeComparison(o, base, newer, list); err != nil {
+		return err
+	}
+	// An error of a case in the new run is not counted: it was the exit code of that run.
+	switch {
+	case newer.Count()[report.Failed] > 0:
+		a.code = report.ExitMismatch
+	case b.fails(list):
+		a.code = report.ExitWorse
+	default:
+		a.code = report.ExitPassed
+	}
+	return nil
 }
 
 // writeComparison writes a report with the cases of the new run, and where it ran.

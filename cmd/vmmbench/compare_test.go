@@ -125,7 +125,7 @@ func TestCompareNamesCasesOfOneRun(t *testing.T) {
 
 	newer.Cases = newer.Cases[:1]
 	code, out, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Empty(t, out)
 	require.Contains(t, stderr, "no case is in both")
 }
@@ -209,24 +209,24 @@ func TestCompareUsage(t *testing.T) {
 	require.NoError(t, os.WriteFile(bad, []byte(`{"schema":"vmmbench/2"}`), 0o600))
 	for _, file := range []string{bad, filepath.Join(t.TempDir(), "missing.json")} {
 		code, out, stderr := bench(t, "compare", old, file)
-		require.Equal(t, report.ExitFailed, code)
+		require.Equal(t, report.ExitError, code)
 		require.Empty(t, out)
 		require.Contains(t, stderr, filepath.Base(file))
 	}
 	newer.Cases = append(newer.Cases, newer.Cases[0])
 	code, _, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Contains(t, stderr, "twice")
 }
 
 // Every flag of a case is explained where it is printed.
 func TestLegendExplainsFlags(t *testing.T) {
 	r := copies(t)
-	for _, flag := range []string{gated, gateTimedOut, ungated, wallClock, "few-samples", "correlated", "noisy", "drift"} {
+	for _, flag := range []string{gated, gateTimedOut, ungated, wallClock, timerCost, cached, resumedFlag, "few-samples", "correlated", "noisy", "drift"} {
 		r.Cases[0].Flags = []string{flag}
 		var out strings.Builder
 		require.NoError(t, report.Output{W: &out, Format: report.Table}.Finished(r))
-		require.Contains(t, out.String(), "\n"+flag+": ")
+		require.Contains(t, out.String(), "\n"+flag+": ", flag)
 	}
 }
 

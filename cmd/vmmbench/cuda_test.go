@@ -73,7 +73,7 @@ func TestPlanAndTopologyOnFakeCUDA(t *testing.T) {
 	devs := opened(t, drv, 0, 1, 2)
 
 	plan, rows := planOn(t, devs)
-	require.Equal(t, report.ExitFailed, plan.Exit())
+	require.Equal(t, report.ExitError, plan.Exit())
 	require.Equal(t, report.Text("pcie"), rows["cuda:0 cuda:1"].Kind)
 	require.False(t, *rows["cuda:0 cuda:1"].Atomics)
 	require.Equal(t, report.Text("nvlink"), rows["cuda:1 cuda:2"].Kind)

@@ -8,7 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// device is an open device, and the same without its tables of memory.
+// device is an open device. raw is the driver's device below it, for calls that the
+// library does not make for others.
 type device struct {
 	*vmm.Device
 	raw driver.Device
@@ -20,8 +21,8 @@ type noDeviceError struct{ err error }
 func (e noDeviceError) Error() string { return e.err.Error() }
 func (e noDeviceError) Unwrap() error { return e.err }
 
-// openDevice opens a device. For a name that is not valid it returns a usageError, for a
-// device that this machine does not have a noDeviceError.
+// openDevice opens a device. The error is a usageError if the name is not valid, and a
+// noDeviceError if this machine does not have the device.
 func openDevice(name string) (device, error) {
 	dev, err := vmm.Open(name)
 	switch {
@@ -50,10 +51,7 @@ func openDevices(names []string) ([]device, error) {
 	for _, name := range names {
 		dev, err := openDevice(name)
 		if err != nil {
-			if closing := closeDevices(list); closing != nil {
-				err = errors.Join(err, closing)
-			}
-			return nil, err
+			return nil, errors.Join(err, closeDevices(list))
 		}
 		list = append(list, dev)
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// The speeds that an estimate begins with, in bytes a nanosecond. What has been measured
-// so far corrects them.
+// The speeds that an estimate begins with, in bytes a nanosecond. progress.left corrects
+// it by the groups that have ended.
 const (
 	hostRate   = 4.0    // copies of the host's memory, and page faults
 	linkRate   = 40.0   // between pinned memory and a GPU
@@ -30,8 +30,10 @@ func rate(dev device, direction, host string) float64 {
 	return slowRate
 }
 
-// span is the time for bytes at a rate.
-func span(bytes uint64, rate float64) time.Duration { return time.Duration(float64(bytes) / rate) }
+// transferTime is the time for bytes at a rate.
+func transferTime(bytes uint64, rate float64) time.Duration {
+	return time.Duration(float64(bytes) / rate)
+}
 
 // patternRate returns how many bytes a nanosecond this machine fills or checks.
 func patternRate() float64 {
@@ -59,7 +61,7 @@ func (g group) estimate(m *measureFlags, pattern float64) time.Duration {
 	if m.verify != verify.Off {
 		samples += block // the one that is checked
 	}
-	return warm + samples + span(data, pattern)
+	return warm + samples + transferTime(data, pattern)
 }
 
 // estimates is the estimate of each group.

@@ -65,7 +65,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 			s.run(t.Context(), t, dev, plan)
 			count := s.report.Count()
 			require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, count, "%s %d", call, n)
-			require.Equal(t, report.ExitFailed, s.report.Exit())
+			require.Equal(t, report.ExitError, s.report.Exit())
 			require.Nil(t, s.report.Comparisons[0].Ratio)
 			require.NotEmpty(t, s.report.Comparisons[0].Reason)
 		}

@@ -24,9 +24,9 @@ type outputFlags struct {
 
 func (o *outputFlags) add(f *pflag.FlagSet) {
 	o.format = report.Table
-	f.Var(&o.format, "format", "what stdout gets")
+	f.Var(&o.format, "format", "format of what is written to stdout")
 	f.StringArrayVarP(&o.files, "output", "o", nil,
-		"also write to this file, in the format of its suffix: .txt, .json, .ndjson, .csv, .md, .bench (repeatable)")
+		"also write to this `FILE`, in the format of its suffix: .txt, .json, .ndjson, .csv, .md, .bench (repeatable)")
 }
 
 // check refuses files of unknown format and files that are given twice. It is
@@ -67,7 +67,7 @@ type measureFlags struct {
 	samples          int
 	minTime, maxTime time.Duration
 	warmTime         time.Duration // of each contender, before its first sample
-	rounds           int           // in how many places memory lies that contenders keep, one after the other
+	rounds           int           // how often contenders that keep their memory make it, each time at other addresses
 	seed             uint64
 	order            choice
 	verify           verify.Mode
@@ -88,14 +88,14 @@ func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration)
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
 	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
-	f.IntVar(&m.samples, "samples", samples, "samples of each case")
+	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
-	f.Var(&m.order, "order", "order of the contenders in a block")
+	f.Var(&m.order, "order", "the cases of a group take their samples by turns; the order in each turn")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
-	f.StringVar(&m.resume, "resume", "", "take over what this report, .json or .ndjson, has measured already, if the file is there")
-	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of this report, .json or .ndjson")
+	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
+	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson")
 	m.against.add(f)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }

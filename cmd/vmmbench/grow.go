@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
@@ -42,7 +43,7 @@ const (
 // growPlan is what grow measures.
 type growPlan struct {
 	targets, chunks size.List
-	memory          percent // of the free memory is the target, if not 0
+	memory          percent // the target as a share of the free memory; 0: targets
 	step            growStep
 	ahead           size.One
 	mems, writes    choices
@@ -61,13 +62,13 @@ func newGrowPlan() *growPlan {
 
 func (p *growPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
-	f.Var(&p.memory, "memory", "grow to this share of the free memory, instead of --size (of half of it on the host)")
+	f.Var(&p.memory, "memory", "grow to this share of the free memory, on the host of half of it, instead of --size")
 	f.Var(&p.step, "step", "bytes appended at a time; x2 begins with 2 MiB and doubles")
 	f.Var(&p.mems, "mem", "ways to grow")
-	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0 leaves them to the range")
-	f.Var(&p.ahead, "ahead", "bytes that ahead keeps mapped beyond its length; 0 is four steps, 64 MiB at least")
+	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0: the library chooses")
+	f.Var(&p.ahead, "ahead", "bytes that --mem ahead keeps mapped beyond its length; 0: four steps, 64 MiB at least")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
-	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
+	f.Var(&p.busy, "busy", "how many streams copy in the background")
 }
 
 func (a *app) grow() *cobra.Command {
@@ -88,12 +89,13 @@ func (a *app) grow() *cobra.Command {
   append  Go's append on the host, with new pages from the system as for the others
   warm    the same in a heap that keeps its pages. Not in one run with append,
           which gives those pages back
-What is appended is copied on the device, as a kernel would write there; with --write
-upload it comes from memory of the host, which takes longer than most growth, and with
---write none nothing is written, so nothing is verified.
-On a GPU there is a pause after each sample, in which the driver clears what was given back.
-With --busy, streams copy all the time meanwhile. The first step includes making
-the container. Giving the memory back is not timed.`,
+The appended bytes are copied on the device, where a kernel would write them. With
+--write upload they come from memory of the host, which takes longer than most growth.
+With --write none nothing is written, so nothing is verified. With --busy, streams copy
+in the background.
+
+The first step includes making the container. Giving the memory back is not timed; a
+GPU's driver clears it afterwards, so there is a pause after each sample.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
@@ -113,9 +115,10 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
 	}
+	// --memory replaces --size.
 	targets := p.targets
 	if p.memory > 0 {
-		target, err := p.share(devs[0])
+		target, err := p.memoryTarget(devs[0])
 		if err != nil {
 			return nil, err
 		}
@@ -135,31 +138,30 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	return list, nil
 }
 
-// share is the target for --memory. It is a whole number of steps.
-func (p *growPlan) share(dev device) (uint64, error) {
+// memoryTarget is the target for --memory. It is a whole number of steps.
+func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 	free, _, err := dev.MemInfo()
+	if err != nil {
+		return 0, err
+	}
 	if onHost(dev) {
-		if has, ok := freeMemory("/"); ok {
+		if has, ok := machine.FreeMemory("/"); ok {
 			free = min(free, has)
 		}
 		free /= 2 // what is copied is there twice, and other programs need some
 	}
 	most := uint64(float64(p.memory) * float64(free))
-	target := uint64(0)
-	for {
-		next := target + p.step.after(target)
-		if next > most || next < target {
-			break
-		}
-		if target = next; !p.step.double {
-			target = most / p.step.bytes * p.step.bytes
-			break
-		}
+	if most < p.step.bytes {
+		return 0, usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
 	}
-	if err == nil && target == 0 {
-		err = usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
+	if !p.step.double {
+		return most / p.step.bytes * p.step.bytes, nil
 	}
-	return target, err
+	target := p.step.bytes
+	for target <= most/2 {
+		target *= 2
+	}
+	return target, nil
 }
 
 // growStep says how much is appended at a time.
@@ -223,8 +225,8 @@ const minAhead = 64 << 20
 // isVMM says whether a way to grow uses this project's ranges.
 func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
 
-func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
-	l := &busyStreams{dev: dev, n: streams}
+// groupName leaves out what is the default.
+func (p *growPlan) groupName(target uint64, write string, streams int) string {
 	name := "grow/" + size.Format(target)
 	if write != onDevice {
 		name += "/" + write
@@ -232,12 +234,18 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if p.step.double {
 		name += "/x2"
 	}
-	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
+	return busyName(name, streams)
+}
+
+// group plans growth to a target, one task for each way to grow and size of chunks.
+func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
+	busy := &busyStreams{dev: dev, n: streams}
+	g := group{name: p.groupName(target, write, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
 	pattern := verify.Pattern{Seed: measure.Seed(seed, g.name)}
 	var source *growSource // nil: what is appended is uploaded
-	windows := uint64(0)   // of the source, one for the samples of each task and one for its check
+	windows := uint64(0)   // see window: one for the samples of each task and one for its check
 	g.setup = func(ctx context.Context) (func() error, error) {
-		undo, err := l.setup(ctx)
+		undo, err := busy.setup(ctx)
 		if err != nil || write != onDevice {
 			return undo, err
 		}
@@ -268,7 +276,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 				},
 				open: func(context.Context) (contender, error) {
 					x := &growth{
-						ready: l.waitQueued, target: target, step: p.step, write: write,
+						ready: busy.waitQueued, target: target, step: p.step, write: write,
 						pattern: pattern, source: source, at: at,
 					}
 					if !onHost(dev) {
@@ -285,14 +293,19 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		g.fill = target
 	}
 	if onHost(dev) {
-		// An old block beside one twice its size, as much again that Go has not
-		// collected yet, and the kept chunks.
-		g.memory = 6 * target // with the source
-		if write == nothing { // only what is copied takes memory
-			g.memory = 2 * target
-		}
+		g.memory = hostMemory(target, write)
 	}
 	return g
+}
+
+// hostMemory is how much memory of the host a growth to target needs at most.
+func hostMemory(target uint64, write string) uint64 {
+	if write == nothing { // only what is copied takes memory
+		return 2 * target
+	}
+	// The source, an old block beside one twice its size, as much again that Go has not
+	// collected yet, and the kept chunks.
+	return 6 * target
 }
 
 // sampleTime estimates one growth: bytes that are written, and those that are copied.
@@ -306,7 +319,7 @@ func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Durat
 	case kind == growAppend || kind == growWarm:
 		bytes *= 8 // with what collecting the garbage takes
 	}
-	return span(bytes, rate(dev, d2d, noHost)) + callTime
+	return transferTime(bytes, rate(dev, d2d, noHost)) + callTime
 }
 
 // growChunk is the value of the chunk axis.
@@ -345,14 +358,14 @@ type growth struct {
 	write   string
 	pattern verify.Pattern // of the source
 	source  *growSource    // nil: nothing is written, or what is appended is uploaded
-	at      uint64         // where in the source the samples begin; the check begins a window behind it
+	at      uint64         // offset in the source for the samples; at+window is that for the check
 	block   []byte         // what is uploaded, filled anew for each step
 	last    usage          // of the last growth
-	wake    func() error   // before each sample, on a GPU, whose driver needs a pause after each; nil elsewhere
+	wake    func() error   // wakes the driver before each sample; nil if it never sleeps, as on the host
 }
 
-// window is how far apart the parts of the source begin with which growths and checks
-// work: so each has its own data, and what another one left cannot pass for them.
+// window is the distance between the offsets of the source at which growths and checks
+// begin: so each has its own data, and what another one left cannot pass for them.
 const window = 256
 
 // usage is the memory and the copies that a growth needed.
@@ -373,8 +386,8 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 	return s, err
 }
 
-// wakeDriver makes a chunk and releases it. A driver call after a pause may take 10 ms and
-// more, which is no part of growing.
+// wakeDriver makes a chunk and releases it. The first driver call after a pause may take
+// 10 ms and more, which is no part of growing.
 func wakeDriver(dev device) error {
 	r, err := grownRange(dev, shape{size: 1})
 	if err != nil {
@@ -383,23 +396,24 @@ func wakeDriver(dev device) error {
 	return r.Close()
 }
 
-// rest waits until a GPU's driver has probably cleared what the growth gave back. It does
-// that in the background, and a growth in that time would wait for it: the time of one
-// contender would depend on which was there before.
+// rest waits until a GPU's driver has probably cleared what the growth gave back. The driver
+// does that in the background, and a growth meanwhile would wait for it: the time of a
+// contender would depend on which of them was measured before it.
 func (g *growth) rest(ctx context.Context) {
 	if g.wake == nil {
 		return
 	}
 	select {
-	case <-time.After(20*time.Millisecond + span(g.last.peak, clearRate)):
+	case <-time.After(20*time.Millisecond + transferTime(g.last.peak, clearRate)):
 	case <-ctx.Done():
 	}
 }
 
-// clearRate is how many bytes a nanosecond are cleared, half of what an H200 does.
+// clearRate is how many bytes a nanosecond a driver clears: half of what that of an H200
+// does, to be safe.
 const clearRate = 300
 
-// piece is what is appended at off.
+// piece is what is appended at off, from the bytes of the source from at on.
 func (g *growth) piece(at, off uint64) piece {
 	n := min(g.step.after(off), g.target-off)
 	switch {
@@ -415,8 +429,8 @@ func (g *growth) piece(at, off uint64) piece {
 	return piece{size: n, host: g.block[:n]}
 }
 
-// run grows once, with the bytes from at on, calls then with the result, and frees it. If
-// ctx is done, run stops between two steps.
+// run grows once, by the bytes of the source from at on, calls then with the result, and
+// frees it. If ctx is done, run stops between two steps.
 func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then func(grower) error) (err error) {
 	var x grower
 	defer func() {

@@ -24,7 +24,8 @@ func (a *app) info() *cobra.Command {
 		Use:   "info",
 		Short: "Show the machine, its devices, and what they can do",
 		Long: `Show the machine, its devices and its limits. A feature of a device is found by
-trying it, not by asking the driver. If a trial does not show it, the feature is open.`,
+trying it, not by asking the driver. If the trial does not decide it, the table says
+unknown.`,
 	})
 	o.add(c.Flags())
 	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
@@ -113,7 +114,7 @@ func link(links *vmm.Links, p vmm.Link) report.Link {
 	case p.Rank >= 0:
 		l.Rank = &p.Rank
 	case p.Access:
-		l.Reason = "rank: the driver does not tell"
+		l.Reason = "rank: the driver does not say"
 	}
 	return l
 }

@@ -155,15 +155,15 @@ func TestGrowToAShareOfMemory(t *testing.T) {
 	dev := hookedDevice(t, nil) // 1 GiB, or less if the machine has less than twice that
 	p := newGrowPlan()
 	p.memory, p.step = 0.5, growStep{bytes: 2 << 20, double: true}
-	target, err := p.share(dev)
+	target, err := p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(256<<20), target)
 	p.memory, p.step = 0.99, growStep{bytes: 100 << 20}
-	target, err = p.share(dev)
+	target, err = p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(500<<20), target)
 	p.step = growStep{bytes: 8 << 30}
-	_, err = p.share(dev)
+	_, err = p.memoryTarget(dev)
 	require.ErrorAs(t, err, &usageError{})
 }
 
@@ -273,7 +273,7 @@ func TestNoCUDAExitsWith77(t *testing.T) {
 		require.NoError(t, dev.Close())
 		t.Skip("needs a machine without a CUDA device")
 	}
-	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"p2p"}, {"info"}} {
+	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"p2p"}, {"share"}, {"info"}} {
 		args = append(args, "--device", "cuda:0", "--format", "json")
 		code, out, stderr := bench(t, args...)
 		require.Equal(t, report.ExitWaived, code, args)
@@ -318,7 +318,7 @@ func TestNoSuchHostDeviceIsWaived(t *testing.T) {
 func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
 	for _, command := range []string{"bw", "grow"} {
 		code, out, _ := bench(t, command, "--device", "host", "--size", "64T", "--format", "json")
-		require.Equal(t, report.ExitFailed, code)
+		require.Equal(t, report.ExitError, code)
 		for _, c := range parse(t, out).Cases {
 			require.Equal(t, report.Error, c.Status)
 			require.Contains(t, string(c.Reason), "bytes of host memory")
@@ -328,7 +328,7 @@ func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
 
 func TestOutputThatCannotBeWritten(t *testing.T) {
 	code, out, _ := bench(t, "bw", "--device", "host", "-o", filepath.Join(t.TempDir(), "no", "such", "dir.json"))
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Empty(t, out, "and it is known before anything is measured")
 }
 

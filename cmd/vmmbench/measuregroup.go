@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
@@ -44,7 +45,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("not started: %w", err)
 	}
-	if free, ok := freeMemory("/"); ok && g.memory > free {
+	if free, ok := machine.FreeMemory("/"); ok && g.memory > free {
 		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {
@@ -83,20 +84,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds
-		// All are closed before the first is opened, so that they exchange their memory.
-		c.Renew = func(ctx context.Context, order []int) []error {
-			errs := make([]error, len(order))
-			for n, k := range order {
-				errs[n] = closeContender(open[k])
-				open[k] = nil
-			}
-			for n, k := range order {
-				if errs[n] == nil {
-					open[k], errs[n] = g.tasks[index[k]].open(ctx)
-				}
-			}
-			return errs
-		}
+		c.Renew = func(ctx context.Context, order []int) []error { return g.renew(ctx, open, index, order) }
 	}
 	mode := r.flags.verify
 	if g.edges && mode == verify.Full {
@@ -107,6 +95,23 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 		r.finishCase(ctx, &cases[i], open[k], outcomes[k], mode)
 	}
 	return nil
+}
+
+// renew closes the contenders in this order and opens them again, so that they have other
+// memory. open[k] is of tasks[index[k]]. All are closed before the first is opened, so that
+// they exchange their memory.
+func (g group) renew(ctx context.Context, open []contender, index, order []int) []error {
+	errs := make([]error, len(order))
+	for n, k := range order {
+		errs[n] = closeContender(open[k])
+		open[k] = nil
+	}
+	for n, k := range order {
+		if errs[n] == nil {
+			open[k], errs[n] = g.tasks[index[k]].open(ctx)
+		}
+	}
+	return errs
 }
 
 // closeContender closes a contender, if there is one.
@@ -209,7 +214,7 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 			ID: fmt.Sprintf("%s: %s against %s", g.name, g.tasks[p.b].label, g.tasks[p.a].label),
 			A:  a.ID, B: b.ID, Margin: float64(r.flags.margin), Verdict: stat.NotMeasured,
 		}
-		// A side that is waived is the reason, whatever became of the other.
+		// If a side is waived, that is the reason, however the other ended.
 		for _, side := range []report.Case{a, b} {
 			if side.Status != report.Passed && c.Verdict != stat.Waived {
 				c.Reason = report.Text(fmt.Sprintf("%s: %s", side.ID, side.Status))
@@ -221,7 +226,8 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 		switch {
 		case c.Reason != "":
 		case isGated(a) != isGated(b):
-			c.Reason = "one was timed behind a gate and the other not" // what that keeps out of the time, the other has paid for
+			// Queueing is in the time of one of them only.
+			c.Reason = "one was timed behind a gate and the other not"
 		default:
 			c.Judge(stat.Ratio(a.Samples, b.Samples))
 		}

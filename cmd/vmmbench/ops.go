@@ -61,9 +61,9 @@ var opsSizes = size.List{2 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30}
 
 func (p *opsPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.ops, "op", "operations")
-	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range (default as many of "+opsSizes.String()+" as the memory is enough for)")
-	f.Var(&p.busy, "busy", "how many streams copy all the time meanwhile")
-	f.Var(&p.total, "total", "bytes to grow to, an eighth of the free memory at most")
+	f.Var(&p.sizes, "size", "bytes of a chunk: a list or a range (default those of "+opsSizes.String()+" that the memory is enough for)")
+	f.Var(&p.busy, "busy", "how many streams copy in the background")
+	f.Var(&p.total, "total", "bytes that grow and regrow map, an eighth of the free memory at most")
 }
 
 func (a *app) ops() *cobra.Command {
@@ -83,9 +83,9 @@ copy:
   grow                     --total bytes by chunks of this size: create and map
                            for each chunk, one setaccess for all
   regrow                   the same from kept chunks: map and setaccess only
-Choose a chunk size by grow. If --total is no multiple of the chunk, it is rounded
-down, to one chunk at least; the bytes of the case say what it was. Every sample
-is one call or one growth. Nothing is written, so nothing is verified.`,
+To choose a chunk size, look at grow. If --total is no multiple of the chunk, it is
+rounded down, to one chunk at least; the case has the bytes that it was. Every sample is
+one call or one growth. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench ops
   vmmbench ops --op grow,regrow --size 2M:2G:x4 --busy 0`,
 	})
@@ -111,6 +111,7 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 		return nil, err
 	}
 	var list []group
+	// Without --size: those that the memory is enough for, the smallest at least.
 	sizes := p.sizes
 	if len(sizes) == 0 {
 		tooLarge := func(n uint64) bool { return n > free/memoryShare }
@@ -130,10 +131,10 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 }
 
 func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
-	l := &busyStreams{dev: dev, n: streams}
+	busy := &busyStreams{dev: dev, n: streams}
 	g := group{
 		name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1,
-		setup: l.setup,
+		setup: busy.setup,
 	}
 	for _, op := range p.ops.values {
 		// The payload of a growth is all its chunks.
@@ -150,7 +151,7 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 					{Name: "op", Value: name}, {Name: "busy", Value: streams},
 				},
 			},
-			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, l.waitQueued) },
+			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, busy.waitQueued) },
 		})
 	}
 	return g
@@ -212,8 +213,9 @@ func (w stopwatch) call(name string, f func() error) error {
 	return nil
 }
 
-// pass makes calls that need each other and times each of them. The operations of a
-// pass take their times from it, and the one that finds its time taken makes it again.
+// pass makes calls that need each other, as map needs create, and times each of them. Its
+// operations take their times from it. If the time of one was taken before, the calls are
+// made again.
 type pass struct {
 	do    func(stopwatch) error
 	times stopwatch // not taken yet

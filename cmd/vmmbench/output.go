@@ -30,7 +30,7 @@ func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 		}
 		list = append(list, out)
 	}
-	// Stdout is written last: whoever reads it may have gone.
+	// Stdout is written last: if it is a pipe, its reader may have ended.
 	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format}}), nil
 }
 

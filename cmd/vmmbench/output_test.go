@@ -20,8 +20,8 @@ func TestErrorAtTheEndKeepsTheReport(t *testing.T) {
 		status report.Status
 		code   int
 	}{
-		{report.Passed, report.ExitFailed},
-		{report.Waived, report.ExitFailed},
+		{report.Passed, report.ExitError},
+		{report.Waived, report.ExitError},
 		{report.Failed, report.ExitMismatch},
 		{report.Interrupted, report.ExitInterrupted},
 	} {
@@ -54,7 +54,7 @@ func TestFullDiskLosesNoOtherOutput(t *testing.T) {
 		args = append(args, "-o", full)
 	}
 	code, out, stderr := bench(t, args...)
-	require.Equal(t, report.ExitFailed, code)
+	require.Equal(t, report.ExitError, code)
 	require.Contains(t, stderr, "no space left on device")
 	require.Equal(t, report.Passed, parse(t, out).Cases[0].Status)
 	text, err := os.ReadFile(good)
@@ -82,7 +82,7 @@ func TestRunThatCannotStartLeavesTheLastReport(t *testing.T) {
 			args = append(args, "-o", file)
 		}
 		code, out, _ := bench(t, args...)
-		require.Contains(t, []int{report.ExitUsage, report.ExitFailed}, code, args)
+		require.Contains(t, []int{report.ExitUsage, report.ExitError}, code, args)
 		require.Empty(t, out, args)
 		for _, file := range files {
 			text, err := os.ReadFile(file)

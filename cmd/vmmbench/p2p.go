@@ -69,9 +69,11 @@ device writes to the other's memory at once, and the figure is the sum. The memo
   enable  plain memory, peer access on, as cudaDeviceEnablePeerAccess has it
   vmm     a range that grants access by SetAccess, peer access off
 Every vmm case is compared with the other two; the ratio is of times, so above 1
-vmm takes longer. Latency without peer access cannot be timed behind a gate and is not
-compared; larger copies are timed without one unless --mem leaves none out. Peer access is switched on and off around each sample, outside of
-its time, and a copy that does not count comes first.
+vmm takes longer. Copies that go through the host cannot wait until all of them are
+queued, so queueing is in their time. It is then in that of the others too, unless
+--mem leaves none out. Latencies are the exception: there that of none is not compared.
+Peer access is switched on and off around each sample, outside of its time. A copy that
+does not count comes first.
 
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
@@ -269,7 +271,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	for _, kind := range p.mems.values {
 		g.tasks = append(g.tasks, task{
 			label: kind,
-			grows: kind == memVMM, sample: span(n, rate(from, h2d, pinned)), check: payload,
+			grows: kind == memVMM, sample: transferTime(n, rate(from, h2d, pinned)), check: payload,
 			c: report.Case{
 				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
 				Axes: report.Axes{

@@ -88,7 +88,7 @@ func TestP2PPlanChangesNothing(t *testing.T) {
 func TestP2PPlanWithoutAPath(t *testing.T) {
 	drv := host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{0, 1}}})
 	plan, rows := planOn(t, opened(t, drv, 0, 1, 2))
-	require.Equal(t, report.ExitFailed, plan.Exit(), "EnablePeers would refuse all")
+	require.Equal(t, report.ExitError, plan.Exit(), "EnablePeers would refuse all")
 	for name, p := range rows {
 		none := name == "host:0 host:1" || name == "host:1 host:0"
 		require.Equal(t, !none, p.Can, name)
@@ -107,7 +107,7 @@ func TestP2PPlanOfTwoDrivers(t *testing.T) {
 	a := opened(t, host.New(host.Config{Devices: 2, Memory: 1 << 30}), 0, 1)
 	b := opened(t, host.New(host.Config{Devices: 3, Memory: 1 << 30}), 2)
 	plan, rows := planOn(t, slices.Concat(a, b))
-	require.Equal(t, report.ExitFailed, plan.Exit())
+	require.Equal(t, report.ExitError, plan.Exit())
 	require.True(t, rows["host:0 host:1"].Can)
 	p := rows["host:0 host:2"]
 	require.False(t, p.Can)

@@ -64,16 +64,16 @@ of the files go to stdout. What no picture can show is left out, and named on st
 		if err != nil {
 			return err
 		}
-		draw := drawing{theme: themeOf(theme.value), format: format.value}
+		style := pictureStyle{theme: themeOf(theme.value), format: format.value}
 		if single != "" {
-			draw.format = single
+			style.format = single
 			if len(pictures) != 1 {
 				return usageError{fmt.Errorf("-o %s is one file, but there are %d pictures: name a folder, or one --kind", output, len(pictures))}
 			}
-			return a.writePicture(draw, pictures[0], output)
+			return a.writePicture(style, pictures[0], output)
 		}
 		for _, p := range pictures {
-			if err := a.writePicture(draw, p, filepath.Join(output, p.name+"."+format.value)); err != nil {
+			if err := a.writePicture(style, p, filepath.Join(output, p.name+"."+format.value)); err != nil {
 				return err
 			}
 		}
@@ -113,6 +113,7 @@ type picture struct {
 // of each picture.
 func (a *app) pictures(files []string, kinds choices) ([]picture, error) {
 	var list []picture
+	// Of a kind that was asked for, it is said if the report has nothing to draw.
 	var asked []plot.Kind
 	if len(kinds.values) < len(kinds.of) {
 		for _, k := range kinds.values {
@@ -144,18 +145,18 @@ func (a *app) leftOut(file string, left []string) {
 	}
 }
 
-// drawing is how pictures are drawn.
-type drawing struct {
+// pictureStyle is how pictures are drawn.
+type pictureStyle struct {
 	theme  plot.Theme
 	format string
 }
 
 // writePicture writes a picture and prints the name of its file.
-func (a *app) writePicture(d drawing, p picture, name string) error {
+func (a *app) writePicture(style pictureStyle, p picture, name string) error {
 	var b bytes.Buffer
-	draw := func() error { return p.SVG(&b, d.theme, plot.Wide, p.Name) }
-	if d.format == formatPNG {
-		draw = func() error { return p.PNG(&b, d.theme, plot.Wide) }
+	draw := func() error { return p.SVG(&b, style.theme, plot.Wide, p.Name) }
+	if style.format == formatPNG {
+		draw = func() error { return p.PNG(&b, style.theme, plot.Wide) }
 	}
 	if err := draw(); err != nil {
 		return fmt.Errorf("%s: %w", p.Name, err)

@@ -126,9 +126,9 @@ func TestPlotAndReportRefuse(t *testing.T) {
 		{report.ExitUsage, "4 pictures", []string{"plot", file, "-o", filepath.Join(dir, "x.svg")}},
 		{report.ExitUsage, "0 pictures", []string{"plot", file, "--kind", "calls", "-o", filepath.Join(dir, "x.svg")}},
 		{report.ExitUsage, "--format is for a folder", []string{"plot", file, "--format", "png", "-o", filepath.Join(dir, "x.svg")}},
-		{report.ExitFailed, "no such file", []string{"plot", filepath.Join(dir, "none.json")}},
-		{report.ExitFailed, "wrong.json", []string{"plot", wrong, "-o", dir}},
-		{report.ExitFailed, "wrong.json", []string{"report", wrong, "-o", filepath.Join(dir, "x.html")}},
+		{report.ExitError, "no such file", []string{"plot", filepath.Join(dir, "none.json")}},
+		{report.ExitError, "wrong.json", []string{"plot", wrong, "-o", dir}},
+		{report.ExitError, "wrong.json", []string{"report", wrong, "-o", filepath.Join(dir, "x.html")}},
 	} {
 		code, out, stderr := bench(t, c.args...)
 		require.Equal(t, c.code, code, "%v: %s", c.args, stderr)

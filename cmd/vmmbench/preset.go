@@ -10,31 +10,31 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// preset is a plan made of several: each line is a command with its flags.
+// preset is a plan made of the plans of commands.
 type preset struct {
 	name, what string
 	lines      []presetLine
 }
 
-// presetLine is one command. If it has a name, its cases are called by it instead of by
-// the command.
+// presetLine is one command with its flags. A name replaces the command in the names of
+// its cases.
 type presetLine struct{ name, command string }
 
-// quickPreset is the name of the preset that fits the device, and is the default.
+// quickPreset is the default. Its sizes depend on the device, so its plan is a tour.
 const quickPreset = "quick"
 
 // presets are in the order in which the help names them.
 var presets = []preset{
-	{name: quickPreset, what: "copies and growth, as large as fits the device and half a minute"},
-	{name: "article", what: "what an article on this memory measured: copies large and small, queued, one by one, and on four streams", lines: []presetLine{
+	{name: quickPreset, what: "copies and growth, as large as fits the device and half a minute (the default)"},
+	{name: "article", what: "copies as in an article on virtual memory: from 4 KiB to 256 MiB, queued, one by one, and on four streams", lines: []presetLine{
 		{"", "bw --direction h2d,d2h,d2d --host pageable,pinned --mem vmm,plain --size 4K,64K,16M,64M,256M"},
 		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync"},
 		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4"},
 	}},
-	{name: "blog", what: "NVIDIA's experiment on growing: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []presetLine{
+	{name: "blog", what: "growth as in NVIDIA's blog on virtual memory: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []presetLine{
 		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
 	}},
-	{name: "nvbandwidth", what: "the cases of nvbandwidth that copy engines do, under its names", lines: []presetLine{
+	{name: "nvbandwidth", what: "the copy engine cases of NVIDIA's nvbandwidth, under its names", lines: []presetLine{
 		{"host_to_device_memcpy_ce", "bw --direction h2d --host pinned --mem plain,vmm --size 512M"},
 		{"device_to_host_memcpy_ce", "bw --direction d2h --host pinned --mem plain,vmm --size 512M"},
 		{"host_to_device_bidirectional_memcpy_ce", "bw --direction both --host pinned --mem plain,vmm --size 512M"},
@@ -93,7 +93,7 @@ func (l presetLine) plan() (plan, error) {
 	return p, nil
 }
 
-// pairs says whether the preset measures pairs of devices.
+// pairs says whether the preset measures pairs of devices, and so needs all of them.
 func (p preset) pairs() bool {
 	return slices.ContainsFunc(p.lines, func(l presetLine) bool { return strings.HasPrefix(l.command, "p2p") })
 }
@@ -117,7 +117,8 @@ func (p preset) groups(devs []device, seed uint64) ([]group, error) {
 	return list, nil
 }
 
-// rename calls the cases of a group by a preset and one of its lines, if that has a name.
+// rename replaces the command in the names of a group and its cases by the preset and the
+// name of the line, if it has one.
 func (g *group) rename(preset, line string) {
 	if line == "" {
 		return

@@ -9,6 +9,6 @@ import (
 
 func endWithParent(*exec.Cmd) {}
 
-// monotonic is a clock that all processes of the machine share. Memory is shared on Linux
-// only, so nothing is timed by this one.
+// monotonic is the clock of the system, which may be set meanwhile. Nothing is timed by
+// it: memory is shared on Linux only.
 func monotonic() int64 { return time.Now().UnixNano() }

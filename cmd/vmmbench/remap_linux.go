@@ -2,8 +2,8 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// remapped is anonymous memory of the host that grows by mremap: in place if the
-// addresses behind it are free, else its pages move to other addresses.
+// remapped is anonymous memory of the host that grows by mremap. Its pages move to other
+// addresses unless those behind it are free.
 type remapped struct {
 	b     []byte
 	start *byte // of b; nil before the first append

@@ -3,11 +3,11 @@
 package main
 
 import (
-	"errors"
+	"fmt"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 func newRemapped() (grower, error) {
-	return nil, errors.Join(errors.New("mremap is Linux's"), driver.ErrNotSupported)
+	return nil, fmt.Errorf("mremap needs Linux: %w", driver.ErrNotSupported)
 }

@@ -5,34 +5,29 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// earlier has the cases of a run that --resume goes on with, by their names.
+// earlier has the cases of the run that --resume goes on with, by their names.
 type earlier map[string]report.Case
 
-// resumedFlag marks a case that an earlier run has measured.
+// resumedFlag is the flag of a case that an earlier run has measured.
 const resumedFlag = "resumed"
 
 // readEarlier reads the report of an earlier run and makes sure that it measured the same,
 // on the same devices, as now does. There is nothing to go on with if the file does not
 // exist.
 func readEarlier(file string, now *report.Report) (earlier, error) {
-	f, err := os.Open(file)
+	old, err := loadReport(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--resume: %w", err)
 	}
-	defer f.Close()
-	old, err := report.Read(f)
-	if err != nil {
-		return nil, fmt.Errorf("--resume %s: %w", file, err)
-	}
+	// What was measured otherwise must not stand beside what is measured now.
 	for _, same := range []struct {
 		what     string
 		old, now any
@@ -54,7 +49,7 @@ func readEarlier(file string, now *report.Report) (earlier, error) {
 	return list, nil
 }
 
-// devicesOf has what tells the devices of a report from others.
+// devicesOf returns what identifies the devices of a report.
 func devicesOf(r *report.Report) []string {
 	list := []string{}
 	for _, d := range r.Devices {
@@ -71,9 +66,9 @@ func sameJSON(a, b any) bool {
 	return err == nil && err2 == nil && string(x) == string(y)
 }
 
-// cases returns the cases of a group, if the earlier run has ended all of them. One that
-// was interrupted or could not be run is not ended: then the group is measured again,
-// since its cases are compared with each other.
+// cases returns the cases of a group if all of them have ended. If one was interrupted or
+// could not be run, it returns nil and the whole group is measured again, since its cases
+// are compared with each other.
 func (e earlier) cases(g group) []report.Case {
 	var list []report.Case
 	for _, t := range g.tasks {

@@ -71,7 +71,7 @@ func (a *app) exit(ran *cobra.Command, err error) int {
 		a.printError(fmt.Errorf("see %s --help", ran.CommandPath()))
 		return report.ExitUsage
 	case a.code == report.ExitPassed || a.code == report.ExitWaived:
-		return report.ExitFailed
+		return report.ExitError
 	}
 	return a.code
 }

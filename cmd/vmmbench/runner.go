@@ -21,7 +21,7 @@ type runner struct {
 	started bool
 	earlier earlier // nil if there is nothing to go on with
 	worse   bool    // than the baseline, by --fail-on
-	lost    error   // from outputs that were dropped
+	lost    error   // of outputs that could not be written and were dropped
 }
 
 // plan says what to measure.
@@ -82,8 +82,8 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	})
 }
 
-// readBaseline reads the report to compare with. What cannot be compared is found before
-// anything is measured.
+// readBaseline reads the report to compare with. It compares with no case yet, so that
+// runs that may not be compared are refused before anything is measured.
 func (r *runner) readBaseline() (*report.Report, error) {
 	older, err := loadReport(r.flags.baseline)
 	if err != nil {
@@ -108,8 +108,8 @@ func (r *runner) compareWith(older *report.Report) error {
 	return nil
 }
 
-// dryRun prints the names of the cases, and to stderr about how long they take. Its
-// exit code is that of a run, as far as it is known without measuring.
+// dryRun prints the names of the cases, and to stderr an estimate of how long they take.
+// Its exit code is that of a run, as far as it is known without measuring.
 func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error {
 	if absent != nil {
 		a.code = report.ExitWaived
@@ -132,11 +132,12 @@ func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error
 // has called start, the report is written even if fill fails.
 func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) error {
 	begun := time.Now()
-	r := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), hostInfo())}
+	r := &runner{app: a, to: o, report: report.New(a.runInfo(name, begun), machine.Host("/"))}
 	err := fill(r)
 	if !r.started {
 		return err
 	}
+	// The state is read first: writing large reports is work too.
 	if r.report.Run.Measure != nil {
 		machine.AddEndState(r.report)
 	}
@@ -148,7 +149,7 @@ func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) 
 	}
 	r.eachOutput(func(o *output) error { return o.finish(r.report) })
 	a.code = r.report.Exit()
-	if r.worse && (a.code == report.ExitPassed || a.code == report.ExitFailed) {
+	if r.worse && (a.code == report.ExitPassed || a.code == report.ExitError) {
 		a.code = report.ExitWorse
 	}
 	return errors.Join(err, r.lost)

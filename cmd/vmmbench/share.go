@@ -27,7 +27,7 @@ const (
 	opAttach = "attach" // a process that attaches has mapped all there is
 	opGrowth = "growth" // the owner appends over the end of a chunk; a process can read there
 	opAppend = "append" // the owner appends within a chunk
-	opWake   = "wake"   // the same process reads a byte of a pipe: what waking it takes
+	opWake   = "wake"   // the owner writes a byte to a pipe; a process has read it: what waking it takes
 )
 
 // howFD is sharing by descriptors of chunks, as shareable does it.
@@ -109,6 +109,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
 	g.setup, g.fill = s.setup, n*uint64(len(p.ops.values))
 	for _, op := range p.ops.values {
+		// The payload is what is new to a reader.
 		bytes := n
 		if op != opAttach {
 			bytes = shareStep
@@ -166,6 +167,7 @@ func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
 	if s.server, err = shareable.Listen(s.dev.Device, filepath.Join(dir, "socket"), shareable.Options{}); err != nil {
 		return nil, errors.Join(err, undo())
 	}
+	// A reader is told where the server listens, so it starts after it.
 	for range s.readers {
 		p, err := startReader(ctx, s.dev.Info().Open, s.server.Path())
 		if err != nil {
@@ -190,7 +192,7 @@ func (s *sharing) open(ctx context.Context, op string) (contender, error) {
 
 const (
 	shareStep  = 8  // bytes appended within a chunk
-	shareSteps = 64 // chunks that one range grows by before there is a new one
+	shareSteps = 64 // chunks that a range grows by before another replaces it
 )
 
 // sharer is a contender that publishes a range.
@@ -204,8 +206,9 @@ type sharer struct {
 }
 
 // publish makes a range of the size, filled with the pattern, and has the readers follow
-// it. A reader that only attaches does so in each sample.
+// it.
 func (c *sharer) publish(ctx context.Context) error {
+	// Beyond its size the range has room for samples of growth.
 	spare := shareSteps * c.chunk
 	r, err := c.dev.NewRange(vmm.RangeOptions{Max: roundUp(c.size, c.chunk) + spare, Chunk: c.chunk, Share: vmm.ShareFD})
 	if err != nil {
@@ -224,10 +227,11 @@ func (c *sharer) publish(ctx context.Context) error {
 	if c.p, err = c.server.Publish(c.name, r, shareable.PublishOptions{}); err != nil {
 		return err
 	}
+	// A reader that only attaches does so in each sample.
 	if c.op == opAttach {
 		return nil
 	}
-	_, err = c.all(readerRequest{Do: "follow", Name: c.name, Len: c.size})
+	_, err = c.all(readerRequest{Do: doFollow, Name: c.name, Len: c.size})
 	return err
 }
 
@@ -236,7 +240,7 @@ func (c *sharer) unpublish() error {
 	var err error
 	if c.p != nil {
 		if c.op != opAttach {
-			_, err = c.all(readerRequest{Do: "leave", Name: c.name})
+			_, err = c.all(readerRequest{Do: doLeave, Name: c.name})
 		}
 		err = errors.Join(err, c.p.Close())
 	}
@@ -247,7 +251,7 @@ func (c *sharer) unpublish() error {
 	return err
 }
 
-// all asks all readers the same and returns the replies.
+// all makes the same request to all readers and returns the replies.
 func (c *sharer) all(q readerRequest) ([]readerReply, error) {
 	var err error
 	for _, p := range c.procs {
@@ -272,8 +276,8 @@ func (c *sharer) replies() ([]readerReply, error) {
 
 func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	switch c.op {
-	case opAttach:
-		replies, err := c.all(readerRequest{Do: "attach", Name: c.name, Len: c.size})
+	case opAttach: // a reader times it by itself
+		replies, err := c.all(readerRequest{Do: doAttach, Name: c.name, Len: c.size})
 		c.fds = nil
 		for _, r := range replies {
 			s.Parts = append(s.Parts, float64(r.NS))
@@ -281,7 +285,7 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		}
 		return s.Longest(), err
 	case opWake:
-		return c.until(readerRequest{Do: "byte"}, func() error {
+		return c.timeUntil(readerRequest{Do: doByte}, func() error {
 			for _, p := range c.procs {
 				if err := p.wake(); err != nil {
 					return err
@@ -290,17 +294,18 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 			return nil
 		})
 	}
+	// Growth ends in a new chunk, the other append in the same one.
 	next := c.r.Len() + shareStep
 	if c.op == opGrowth {
 		next = roundUp(c.r.Len(), c.chunk) + c.chunk
 	}
-	if next > c.r.Max() {
+	if next > c.r.Max() { // full: the next range begins with the first size again
 		if err := errors.Join(c.unpublish(), c.publish(ctx)); err != nil {
 			return s, err
 		}
 		return c.measure(ctx, 1)
 	}
-	return c.until(readerRequest{Do: "see", Name: c.name, Len: next}, func() error {
+	return c.timeUntil(readerRequest{Do: doWait, Name: c.name, Len: next}, func() error {
 		if err := c.r.Grow(next - c.r.Len()); err != nil {
 			return err
 		}
@@ -308,19 +313,19 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 	})
 }
 
-// settle is how long the readers get to begin to wait, after they have said that they do.
-const settle = 200 * time.Microsecond
+// waitDelay is how long the readers get to begin to wait: they reply just before.
+const waitDelay = 200 * time.Microsecond
 
-// until tells the readers what to wait for, does it, and returns how long it took until
+// timeUntil tells the readers what to wait for, does it, and returns how long it took until
 // each of them saw it.
-func (c *sharer) until(q readerRequest, do func() error) (s measure.Sample, err error) {
+func (c *sharer) timeUntil(q readerRequest, do func() error) (s measure.Sample, err error) {
 	if _, err := c.all(q); err != nil {
 		return s, err
 	}
-	time.Sleep(settle)
+	time.Sleep(waitDelay)
 	begun := monotonic()
 	if err := do(); err != nil {
-		_, late := c.replies() // the readers give up after a while
+		_, late := c.replies() // which come after readerTimeout
 		return s, errors.Join(err, late)
 	}
 	replies, err := c.replies()
@@ -343,7 +348,7 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if err := ctx.Err(); err != nil {
 		return result, err
 	}
-	replies, err := c.all(readerRequest{Do: "check", Name: c.name, Len: c.size, Mode: mode, Seed: c.pattern.Seed, Chunks: chunkStarts(c.r)})
+	replies, err := c.all(readerRequest{Do: doCheck, Name: c.name, Len: c.size, Mode: mode, Seed: c.pattern.Seed, Chunks: chunkStarts(c.r)})
 	for _, r := range replies {
 		if r.Check != nil {
 			result.Add(*r.Check)

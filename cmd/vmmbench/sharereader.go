@@ -17,6 +17,16 @@ import (
 	"github.com/cuvmm/cuvmm/shareable"
 )
 
+// Requests to a reader, the values of Do.
+const (
+	doAttach = "attach" // attaches, waits for Len bytes and detaches; the reply has the time
+	doFollow = "follow" // attaches and keeps the view
+	doLeave  = "leave"  // closes that view
+	doWait   = "wait"   // replies, waits for Len bytes, and replies again
+	doByte   = "byte"   // replies, reads a byte of stdin, and replies again
+	doCheck  = "check"  // compares the bytes with the pattern
+)
+
 // readerRequest is what share asks a process that reads: one line of JSON on its stdin.
 type readerRequest struct {
 	Do     string      `json:"do"`
@@ -46,8 +56,8 @@ type readerProcess struct {
 // readerCommand is the name of the hidden command that a reader runs.
 const readerCommand = "share-reader"
 
-// readerArgs makes the arguments and the environment of a reader. Tests replace it, since
-// they are another program.
+// readerArgs returns the arguments and the additional environment of a reader. Tests
+// replace it, since their program has other arguments.
 var readerArgs = func(args ...string) (argv, env []string) { return args, nil }
 
 // startReader starts a process that reads what a server on path has published.
@@ -71,7 +81,7 @@ func startReader(ctx context.Context, device, path string) (*readerProcess, erro
 	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
-	if _, err := p.receive(); err != nil { // it says that it has opened the device
+	if _, err := p.receive(); err != nil { // its first reply comes when it has opened the device
 		return nil, errors.Join(fmt.Errorf("a process that reads: %w", err), p.close())
 	}
 	return p, nil
@@ -79,7 +89,7 @@ func startReader(ctx context.Context, device, path string) (*readerProcess, erro
 
 func (p *readerProcess) send(q readerRequest) error { return json.NewEncoder(p.in).Encode(q) }
 
-// wake is what a reader that was asked for a byte waits for.
+// wake writes the byte that a reader waits for after doByte.
 func (p *readerProcess) wake() error {
 	_, err := p.in.Write([]byte("\n"))
 	return err
@@ -160,7 +170,7 @@ func (r *shareReader) serve(ctx context.Context) error {
 	}
 }
 
-// readerTimeout is how long a reader waits for what it was told will come.
+// readerTimeout is how long a reader waits for what a request is about.
 const readerTimeout = 30 * time.Second
 
 func (r *shareReader) reply(ctx context.Context, q readerRequest) (readerReply, error) {
@@ -168,35 +178,35 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (readerReply, 
 	defer cancel()
 	v := r.views[q.Name]
 	switch q.Do {
-	case "attach":
+	case doAttach:
 		return r.attachOnce(ctx, q)
-	case "follow":
+	case doFollow:
 		v, err := r.attach(ctx, q)
 		r.views[q.Name] = v
 		return readerReply{}, err
-	case "leave":
+	case doLeave:
 		delete(r.views, q.Name)
 		return readerReply{}, v.Close()
-	case "see":
+	case doWait:
 		// The first reply says that this process is about to wait.
 		if err := r.out.Encode(readerReply{}); err != nil {
 			return readerReply{}, err
 		}
 		err := v.Wait(ctx, q.Len)
 		return readerReply{NS: monotonic()}, err
-	case "byte":
+	case doByte:
 		if err := r.out.Encode(readerReply{}); err != nil {
 			return readerReply{}, err
 		}
 		_, err := r.in.ReadByte()
 		return readerReply{NS: monotonic()}, err
-	case "check":
+	case doCheck:
 		return r.check(ctx, q)
 	}
 	return readerReply{}, fmt.Errorf("request %q is unknown", q.Do)
 }
 
-// attach returns once all that the owner has said is there has been mapped.
+// attach returns a view once q.Len bytes are mapped.
 func (r *shareReader) attach(ctx context.Context, q readerRequest) (*shareable.View, error) {
 	v, err := shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
 	if err != nil {
@@ -208,7 +218,7 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest) (*shareable.V
 	return v, nil
 }
 
-// attachOnce times it, and counts the descriptors that it took.
+// attachOnce times attaching, and counts the descriptors that the view holds.
 func (r *shareReader) attachOnce(ctx context.Context, q readerRequest) (readerReply, error) {
 	before, begun := openFiles(), monotonic()
 	v, err := r.attach(ctx, q)

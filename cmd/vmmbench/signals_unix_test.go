@@ -51,7 +51,7 @@ func readReport(t *testing.T, file string) (r report.Report) {
 
 // A reader of stdout that goes early costs the files nothing.
 func TestClosedPipe(t *testing.T) {
-	for format, want := range map[string]int{"table": report.ExitFailed, "ndjson": report.ExitInterrupted} {
+	for format, want := range map[string]int{"table": report.ExitError, "ndjson": report.ExitInterrupted} {
 		t.Run(format, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "a.json")
 			cmd := process(t, "bw --device host --size 64K --samples 6 --mem vmm,plain --host pinned --direction d2d --format "+format+" -o "+file)

@@ -14,8 +14,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// tourGrowths is the number of samples of growing. Growing by allocating and
-// copying takes many times as long as a copy, and the tour has to be short.
+// tourGrowths is the number of samples of growing. Allocating and copying takes many
+// times as long as one copy, and the tour has to be short.
 const tourGrowths = 7
 
 // tour is the plan of the preset quick. It fits the device.
@@ -24,10 +24,10 @@ type tour struct {
 	growths int       // samples of growing
 }
 
-// fit returns the bytes of one copy, and what growing goes to in how many steps: as
-// much as fits the device, and the time.
+// fit returns the sizes of copies, and what memory grows to in how many steps: as much as
+// fits the device and half a minute.
 func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
-	if len(t.sizes) > 0 { // so that it bounds the whole tour
+	if len(t.sizes) > 0 {
 		return t.sizes, slices.Max(t.sizes), 8
 	}
 	if onHost(dev) {
@@ -64,7 +64,7 @@ func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
 	return list, err
 }
 
-// root is vmmbench without a subcommand: a preset, and of these the tour.
+// root is vmmbench without a subcommand: it measures a preset, by default quick.
 func (a *app) root() *cobra.Command {
 	var m measureFlags
 	var sizes size.List
@@ -72,18 +72,19 @@ func (a *app) root() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "vmmbench",
 		Short: "Measure GPU and host memory that grows in place",
-		Long: `Without a subcommand, a preset. The default one is a quick tour: the device, copies
-with memory that grows against ordinary memory, and growing in place against
-allocating and copying. It takes about half a minute. Then each case is done once more,
-over other data, and every byte of the result is checked, or less by --verify; if
-growing goes beyond 1 GiB, the edges of the chunks are. Each case has at least six
-samples, also if --max-time is over: with fewer, a ratio has no interval.
+		Long: `Measure memory that grows in place, on a GPU or on the host. Without a subcommand
+vmmbench measures a preset. The default one, quick, takes about half a minute: copies
+with memory that grows against ordinary memory, and growing in place against allocating
+and copying. After its samples each case is done once more, over other data, and every
+byte of the result is checked, or fewer by --verify; if memory grows beyond 1 GiB, only
+the edges of its chunks are. Each case of quick has at least six samples, even if that
+takes longer than --max-time: with fewer, a ratio has no interval.
 
 The presets:
 ` + presetHelp() + `
-Exit status: 0 all passed, 1 a case could not be run or a report not be written,
-2 usage, 3 data were wrong, 4 slower than the baseline, 77 this machine can do none of
-it, 130 interrupted (partial results are written).`,
+Exit status: 0 all passed, 1 a case could not be run or a report could not be written,
+2 usage, 3 data were wrong, 4 a verdict against --baseline is what --fail-on names,
+77 this machine can do none of the cases, 130 interrupted (partial results are written).`,
 		Example: `  vmmbench --device host
   vmmbench --preset full -o full.json`,
 	})
@@ -92,7 +93,7 @@ it, 130 interrupted (partial results are written).`,
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&which, "preset", "what to measure")
-	f.Var(&sizes, "size", "with preset quick: bytes of one copy; growing goes to the largest; by default what fits the device")
+	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		p := presets[slices.Index(which.of, which.value)]
 		if p.name != quickPreset {
@@ -122,7 +123,7 @@ func (a *app) measurePreset(ctx context.Context, m *measureFlags, p preset) erro
 	return a.measure(ctx, p.name, m, names, p)
 }
 
-// presetHelp has a paragraph for each preset: what it measures, and its commands.
+// presetHelp has a line for each preset: its name and what it measures.
 func presetHelp() string {
 	var b strings.Builder
 	for _, p := range presets {

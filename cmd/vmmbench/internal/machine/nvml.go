@@ -30,7 +30,7 @@ type gpu interface {
 	refusal(other gpu) (string, error) // why there is no peer access; empty if there is
 }
 
-// process is one that uses a GPU. bytes is nil if the driver does not tell.
+// process is one that uses a GPU. bytes is nil if the driver does not say.
 type process struct {
 	pid   uint32
 	bytes *uint64
@@ -164,15 +164,18 @@ func fromNVML(s *report.DeviceState, g gpu, why *reasons) {
 	if bits := get(throttle); bits != nil {
 		s.Throttle = throttleNames(*bits)
 	}
-	// The system knows of the link what the GPU can do. NVML knows the slot too.
-	for q, field := range map[query]**uint64{
-		pcieGeneration: &s.PCIeGeneration, pcieGenerationMax: &s.PCIeGenerationMax,
-		pcieWidth: &s.PCIeWidth, pcieWidthMax: &s.PCIeWidthMax,
+	// The maxima of fromSystem are those of the GPU alone. NVML has those with its slot.
+	for _, x := range []struct {
+		query
+		field **uint64
+	}{
+		{pcieGeneration, &s.PCIeGeneration}, {pcieGenerationMax, &s.PCIeGenerationMax},
+		{pcieWidth, &s.PCIeWidth}, {pcieWidthMax, &s.PCIeWidthMax},
 	} {
-		if n, err := g.value(q); err == nil {
-			*field = &n
-		} else if *field == nil {
-			why.add(q.String(), err)
+		if n, err := g.value(x.query); err == nil {
+			*x.field = &n
+		} else if *x.field == nil {
+			why.add(x.String(), err)
 		}
 	}
 	s.Persistence, s.ECC, s.C2C = on(persistence), on(ecc), on(c2c)
@@ -192,6 +195,7 @@ func otherProcesses(s *report.DeviceState, g gpu, why *reasons) {
 		why.add("other_processes", err)
 		return
 	}
+	// Their memory is known only if that of each of them is.
 	var count, bytes uint64
 	known := true
 	for _, p := range all {
@@ -209,7 +213,7 @@ func otherProcesses(s *report.DeviceState, g gpu, why *reasons) {
 	if known {
 		s.ProcessesMemory = &bytes
 	} else {
-		why.add("other_processes_memory", errors.New("the driver does not tell it of each process"))
+		why.add("other_processes_memory", errors.New("the driver does not give it for each process"))
 	}
 }
 

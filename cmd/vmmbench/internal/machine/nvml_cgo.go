@@ -9,14 +9,14 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// openNVML loads NVML where the loader finds it. Who opens it must close it.
+// openNVML loads NVML where the loader finds it. The caller must close it.
 func openNVML() (library, error) { return openLibrary(nvml.New()) }
 
 // openLibrary loads NVML. A call of a function that the loaded library lacks would end
 // the process, since go-nvml leaves such names to the loader. So each is looked up
 // before it is called. nvmlInit, nvmlShutdown and nvmlErrorString are in every version.
 func openLibrary(lib nvml.Interface) (library, error) {
-	// go-nvml does not tell why a library cannot be loaded.
+	// go-nvml does not say why a library cannot be loaded.
 	if r := lib.Init(); errors.Is(r, nvml.ERROR_LIBRARY_NOT_FOUND) {
 		return nil, errors.New("NVML, libnvidia-ml.so.1, cannot be loaded")
 	} else if r != nvml.SUCCESS {
@@ -35,7 +35,7 @@ func call[T any](l nvml.Interface, f func() (T, nvml.Return), symbols ...string)
 		found = found || l.Extensions().LookupSymbol(symbol) == nil
 	}
 	if !found {
-		return result, errors.New("the driver is too old to tell")
+		return result, errors.New("the driver is too old for this value")
 	}
 	result, r := f()
 	if r != nvml.SUCCESS {
@@ -59,6 +59,7 @@ func (l nvmlLibrary) driver() (string, error) {
 func (l nvmlLibrary) find(which id) (gpu, error) {
 	byUUID := func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByUUID(which.uuid) }
 	d, err := call(l, byUUID, "nvmlDeviceGetHandleByUUID")
+	// A MIG instance is found by its UUID only. By PCI address its GPU is, which has most values.
 	if err == nil && which.mig {
 		parent, err := call(l, d.GetDeviceHandleFromMigDeviceHandle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
 		return nvmlGPU{l, d, parent}, err
@@ -117,7 +118,7 @@ func (g nvmlGPU) value(q query) (uint64, error) {
 	case powerLimit:
 		return number(g, "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit)
 	case throttle:
-		// The same bits under a new name. The old one is going.
+		// The second is the old name of the first.
 		bits, err := number(g, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
 		if err != nil {
 			bits, err = number(g, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
@@ -149,7 +150,7 @@ func (g nvmlGPU) value(q query) (uint64, error) {
 	return 0, fmt.Errorf("no query %d", q)
 }
 
-// utilization is of the instance itself, which NVML may refuse to tell.
+// utilization is that of a MIG instance itself, which NVML may not have.
 func (g nvmlGPU) utilization(q query) (uint64, error) {
 	if g.own == nil {
 		return 0, errNoInstance
@@ -198,8 +199,8 @@ func (g nvmlGPU) linksUp() (up []int, err error) {
 }
 
 // nvlinksTo counts the NVLinks that end at the other GPU. If none does, but the driver
-// reaches it by NVLink, all links go through switches, and the GPU with fewer of them
-// sets how many are of use.
+// reaches it by NVLink, all links go through switches. Then as many are of use as the GPU
+// with fewer of them has.
 func (g nvmlGPU) nvlinksTo(other gpu) (int, error) {
 	to := other.(nvmlGPU) //nolint:forcetypeassert // both are from this library
 	up, err := g.linksUp()

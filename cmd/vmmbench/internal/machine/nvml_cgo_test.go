@@ -78,7 +78,7 @@ func TestStateByNVML(t *testing.T) {
 	require.Nil(t, list[3].Utilization)
 	require.Nil(t, list[3].ProcessesMemory)
 	require.Contains(t, list[3].Reason, "utilization, utilization_memory: Not Supported")
-	require.Contains(t, list[3].Reason, "other_processes_memory: the driver does not tell")
+	require.Contains(t, list[3].Reason, "other_processes_memory: the driver does not give it")
 }
 
 // symbols are the functions of NVML that a state or a path takes, with what is missing
@@ -114,7 +114,7 @@ func TestStateWithoutAFunction(t *testing.T) {
 			require.Contains(t, without.Reason, name, symbol)
 		}
 	}
-	require.True(t, strings.HasSuffix(string(without.Reason), ": the driver is too old to tell"), without.Reason)
+	require.True(t, strings.HasSuffix(string(without.Reason), ": the driver is too old for this value"), without.Reason)
 	require.Equal(t, []string{"idle"}, without.Throttle, "by the function's old name")
 
 	open := fakeNVML(t)
@@ -207,7 +207,7 @@ func TestPathsWithoutTheFunctions(t *testing.T) {
 	open := fakeNVML(t, "nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetPciInfo_v3")
 	l := paths(t, open)["cuda:0 cuda:1"]
 	require.Empty(t, l.Path)
-	require.Equal(t, report.Text("refused, nvlinks, path: the driver is too old to tell"), l.Reason)
+	require.Equal(t, report.Text("refused, nvlinks, path: the driver is too old for this value"), l.Reason)
 
 	open = func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath("/no/libnvidia-ml.so.1"))) }
 	l = paths(t, open)["cuda:0 cuda:1"]

@@ -24,8 +24,8 @@ func AddState(r *report.Report) {
 	}
 }
 
-// AddEndState is AddState for the end of a run. So the report shows clocks that went
-// down, and other users that came.
+// AddEndState is AddState for the end of a run. Beside the first state it shows whether
+// clocks went down or other users came.
 func AddEndState(r *report.Report) {
 	host, devices := state("/", r.Devices, openNVML)
 	r.Host.StateEnd = host
@@ -161,7 +161,7 @@ func numa(root string, s *report.HostState, why *reasons) {
 func allowed(root, name string) ([]int, error) {
 	text := procField(filepath.Join(root, "proc/self/status"), name)
 	if text == "" {
-		return nil, errors.New("the kernel does not tell")
+		return nil, errors.New("the kernel does not say")
 	}
 	return numbers(text)
 }
@@ -196,7 +196,7 @@ func line(root, name string) (string, error) {
 	return strings.TrimSpace(string(text)), short(err)
 }
 
-// short drops the path of an error: the name of the value stands before it.
+// short drops the path of an error, since a reason begins with the name of the value.
 func short(err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {

@@ -80,7 +80,7 @@ func TestHostStateThatCannotBeRead(t *testing.T) {
 		"proc/loadavg":                               {"none", `load: "none"`},
 		"sys/devices/system/node/online":             {"0-x", `numa_nodes: "0-x" is no list`},
 		"sys/devices/system/node/node1/cpulist":      {"3-2", `numa_run: "3-2" is no list`},
-		"proc/self/status":                           {"Name: x", "numa_run, numa_memory: the kernel does not tell"},
+		"proc/self/status":                           {"Name: x", "numa_run, numa_memory: the kernel does not say"},
 		"sys/fs/cgroup/pod/memory.max":               {"9223372036854771712", "memory_limit: no limit"},
 		"sys/kernel/mm/transparent_hugepage/enabled": {"never", "transparent_huge_pages: "},
 	} {
@@ -160,4 +160,28 @@ func TestThrottleNames(t *testing.T) {
 	require.Empty(t, throttleNames(0))
 	require.NotNil(t, throttleNames(0), "null would mean that it is not known")
 	require.Equal(t, []string{"idle", "display clock setting", "unknown 0x600"}, throttleNames(1|256|0x600))
+}
+
+// silentGPU knows nothing.
+type silentGPU struct{}
+
+var errSilent = errors.New("no value")
+
+func (silentGPU) value(query) (uint64, error)   { return 0, errSilent }
+func (silentGPU) processes() ([]process, error) { return nil, errSilent }
+func (silentGPU) nvlinks() (int, error)         { return 0, errSilent }
+func (silentGPU) nvlinksTo(gpu) (int, error)    { return 0, errSilent }
+func (silentGPU) level(gpu) (string, error)     { return "", errSilent }
+func (silentGPU) refusal(gpu) (string, error)   { return "", errSilent }
+
+// Reports of the same machine are the same: reasons name what is missing in one order.
+func TestReasonsAreInOrder(t *testing.T) {
+	for range 50 {
+		var s report.DeviceState
+		var why reasons
+		fromNVML(&s, silentGPU{}, &why)
+		require.Equal(t, report.Text("clock_sm, clock_sm_max, clock_memory, clock_memory_max, temperature, power, power_limit, throttle, "+
+			"pcie_generation, pcie_generation_max, pcie_width, pcie_width_max, persistence, ecc, c2c, utilization, utilization_memory, "+
+			"nvlinks, other_processes: no value"), why.text())
+	}
 }

@@ -134,7 +134,7 @@ func (r *run) blocks(ctx context.Context) Stop {
 		}
 		if at := block * r.Rounds / r.Samples; at > round {
 			round = at
-			shuffle() // who comes first gets the memory that was given back last
+			shuffle() // the first to open gets the memory that was given back last
 			r.renew(ctx, order)
 		}
 		shuffle()

@@ -146,8 +146,8 @@ func timeAxis(most float64) axis {
 	return axis{}
 }
 
-// span prints nanoseconds in the unit that fits.
-func span(ns float64) string {
+// formatTime prints nanoseconds in the unit that fits.
+func formatTime(ns float64) string {
 	for _, u := range units {
 		if ns >= u.ns*0.9999 {
 			return number(ns/u.ns) + " " + u.name

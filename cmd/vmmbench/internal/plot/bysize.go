@@ -5,11 +5,9 @@ import (
 	"math"
 	"slices"
 	"strings"
-
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// sized is a diagram by size that is being collected: series of points.
+// sized collects the points of a diagram by size.
 type sized struct {
 	name   string
 	axis   string // what the sizes are
@@ -145,9 +143,7 @@ func bySizeTable(first string, lines []series, x, y func(float64) string) (heade
 				return row
 			})
 			row[1+2*i] = y(p.y)
-			if p.hasInterval() {
-				row[2+2*i] = y(p.low) + " to " + y(p.high)
-			}
+			row[2+2*i] = p.intervalText(y)
 		}
 	}
 	for _, key := range at.keys {
@@ -221,11 +217,7 @@ func dotsTable(list []*sized, part []string, print func(float64) string) (header
 	for _, s := range list {
 		for _, line := range s.lines(part) {
 			for _, p := range line.points {
-				of := "-"
-				if p.hasInterval() {
-					of = print(p.low) + " to " + print(p.high)
-				}
-				rows = append(rows, []string{s.name, line.label, print(p.y), of})
+				rows = append(rows, []string{s.name, line.label, print(p.y), p.intervalText(print)})
 			}
 		}
 	}
@@ -257,7 +249,7 @@ func (d *drawing) calls() {
 			list = append(list, commands.of[first].of[key])
 		}
 		if oneSize(list) {
-			d.dots(Calls, first, list, "time", "calls", span)
+			d.dots(Calls, first, list, "time", "calls", formatTime)
 			continue
 		}
 		for _, part := range parts(labels(list)) {
@@ -272,7 +264,7 @@ func (d *drawing) callsOf(first string, list []*sized, part []string) {
 	if low <= 0 { // an interval may reach there
 		low = high / 1e4
 	}
-	x, y := sizeAxis("", sizes(list)), logAxis("", low, high, span)
+	x, y := sizeAxis("", sizes(list)), logAxis("", low, high, formatTime)
 	if list[0].axis != "size" {
 		x = countAxis("", sizes(list))
 	}
@@ -286,22 +278,10 @@ func (d *drawing) callsOf(first string, list []*sized, part []string) {
 		c.panels = append(c.panels, linePanel(s.name, x, y, 150, s.lines(part)))
 		for _, line := range s.lines(part) {
 			for _, p := range line.points {
-				of := "-"
-				if p.hasInterval() {
-					of = span(p.low) + " to " + span(p.high)
-				}
-				c.Rows = append(c.Rows, []string{s.name, line.label, short(uint64(p.x)), span(p.y), of})
+				c.Rows = append(c.Rows, []string{s.name, line.label, short(uint64(p.x)), formatTime(p.y), p.intervalText(formatTime)})
 			}
 		}
 	}
 	c.Header = []string{"call", "device", list[0].axis, "median", "95 %"}
 	d.add(Calls, first, c)
-}
-
-// stillness is the highest share by which a sample differs from the median of its case.
-func stillness(c report.Case) (most float64) {
-	for _, ns := range c.Samples {
-		most = max(most, math.Abs(math.Log(ns/c.Stats.Median)))
-	}
-	return most
 }

@@ -14,23 +14,21 @@ import (
 )
 
 // growths groups the cases that have grown by what they have grown to.
-func (d *drawing) growths() (list ordered[*[]report.Case]) {
-	for _, c := range d.report.Cases {
+func (d *drawing) growths() ordered[[]report.Case] {
+	return byKey(d.report.Cases, func(c report.Case) string {
 		if !usable(c) || c.Stats.Growth == nil || len(c.Stats.Growth.Samples) == 0 {
-			continue
+			return ""
 		}
 		group, _ := split(c.ID)
-		cases := list.at(group, func() *[]report.Case { return new([]report.Case) })
-		*cases = append(*cases, c)
-	}
-	return list
+		return group
+	})
 }
 
 // growth draws how the time adds up while memory grows.
 func (d *drawing) growth() {
 	groups := d.growths()
 	for _, group := range groups.keys {
-		cases := *groups.of[group]
+		cases := groups.of[group]
 		for _, part := range parts(contenders(cases)) {
 			d.growthOf(group, part, cases)
 		}
@@ -59,9 +57,9 @@ func (d *drawing) growthOf(group string, part []string, cases []report.Case) {
 	// The title has the first contender, and the slowest.
 	last := func(s series) float64 { return s.points[len(s.points)-1].y }
 	slowest := slices.MaxFunc(lines, func(a, b series) int { return int(math.Copysign(1, last(a)-last(b))) })
-	title := fmt.Sprintf("Growing to %s: %s %s", size.Format(target), lines[0].label, span(last(lines[0])))
+	title := fmt.Sprintf("Growing to %s: %s %s", size.Format(target), lines[0].label, formatTime(last(lines[0])))
 	if slowest.label != lines[0].label {
-		title += fmt.Sprintf(", %s %s", slowest.label, span(last(slowest)))
+		title += fmt.Sprintf(", %s %s", slowest.label, formatTime(last(slowest)))
 	}
 	c := &Chart{
 		Title: title,
@@ -70,7 +68,7 @@ func (d *drawing) growthOf(group string, part []string, cases []report.Case) {
 		legend: seriesLegend(part, true),
 		panels: []panel{linePanel("", x, y, 300, lines)},
 	}
-	c.Header, c.Rows = bySizeTable("appended", lines, func(v float64) string { return size.Approx(uint64(v)) }, span)
+	c.Header, c.Rows = bySizeTable("appended", lines, func(v float64) string { return size.Approx(uint64(v)) }, formatTime)
 	c.Rows = thinned(c.Rows, 16)
 	d.add(Growth, without(group, ""), c)
 }
@@ -141,7 +139,7 @@ func thinned[T any](list []T, n int) []T {
 func (d *drawing) steps() {
 	groups := d.growths()
 	for _, group := range groups.keys {
-		cases := *groups.of[group]
+		cases := groups.of[group]
 		for _, part := range parts(contenders(cases)) {
 			d.stepsOf(group, part, cases)
 		}
@@ -159,7 +157,7 @@ func (d *drawing) stepsOf(group string, part []string, cases []report.Case) {
 		of := cases[slices.Index(contenders(cases), label)]
 		steps := slices.Sorted(slices.Values(slices.Concat(of.Stats.Growth.Samples...)))
 		if len(steps) == 0 || steps[0] <= 0 {
-			d.leave("%s: a step took no time at all", of.ID)
+			d.leaveOut("%s: a step took no time at all", of.ID)
 			continue
 		}
 		curve := quantileCurve(steps)
@@ -167,13 +165,14 @@ func (d *drawing) stepsOf(group string, part []string, cases []report.Case) {
 		lines = append(lines, series{label: label, style: i, points: curve})
 		row := []string{label, fmt.Sprint(len(steps))}
 		for _, q := range quantiles {
-			row = append(row, span(stat.Quantile(steps, q)))
+			row = append(row, formatTime(stat.Quantile(steps, q)))
 		}
 		c.Rows = append(c.Rows, row)
 	}
 	if len(lines) == 0 {
 		return
 	}
+	// The axis ends where the curves do, and has ticks that far.
 	low, high := bounds(lines)
 	x := axis{label: "part of the steps that take no longer", max: last}
 	for _, q := range []float64{0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999} {
@@ -184,7 +183,7 @@ func (d *drawing) stepsOf(group string, part []string, cases []report.Case) {
 	first := c.Rows[0]
 	c.Title = fmt.Sprintf("Steps of growing to %s: of %s, half take under %s, 1 in 10 over %s", size.Format(cases[0].Bytes), first[0], first[2], first[3])
 	c.Alt = fmt.Sprintf("Line chart of the time of one step, on a logarithmic axis, over the part of the steps that take no longer, for %s. The axis is stretched at its end, so that the slowest steps can be seen. Lower is better; a flat line means that all steps take alike.", strings.Join(part, ", "))
-	c.panels = []panel{linePanel("", x, logAxis("time of a step", low, high, span), 280, lines)}
+	c.panels = []panel{linePanel("", x, logAxis("time of a step", low, high, formatTime), 280, lines)}
 	d.add(Steps, without(group, ""), c)
 }
 

@@ -47,7 +47,7 @@ func (d *drawing) peers() {
 	for _, key := range list.keys {
 		m := list.of[key]
 		if m.high < m.low {
-			d.leave("%s: no pair has a value", key)
+			d.leaveOut("%s: no pair has a value", key)
 			continue
 		}
 		d.heatMap(m)
@@ -82,7 +82,7 @@ func (d *drawing) heatMap(m *pairs) {
 	if len(m.devs) > 4 {
 		c.panelWidth = 300
 	}
-	// Peer access and grants are seen by how the memory kinds differ.
+	// Memories stand side by side, to show what peer access and grants change.
 	for _, mem := range m.mems.keys {
 		cells := *m.mems.of[mem]
 		c.panels = append(c.panels, m.panel(mem, cells))
@@ -95,11 +95,7 @@ func (d *drawing) heatMap(m *pairs) {
 					c.Rows = append(c.Rows, []string{mem, from, to, string(x.Status), "-"})
 				default:
 					p := interval(0, x.Stats.Value, x.Stats.ValueLow, x.Stats.ValueHigh)
-					of := "-"
-					if p.hasInterval() {
-						of = number(p.low) + " to " + number(p.high)
-					}
-					c.Rows = append(c.Rows, []string{mem, from, to, number(x.Stats.Value), of})
+					c.Rows = append(c.Rows, []string{mem, from, to, number(x.Stats.Value), p.intervalText(number)})
 				}
 			}
 		}

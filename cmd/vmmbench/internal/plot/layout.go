@@ -92,8 +92,8 @@ func shorten(s draw.TextStyle, text string, width vg.Length) string {
 	return text
 }
 
-// page is a picture with every line broken and every place known.
-type page struct {
+// sheet is a picture with every line of text broken and every place known.
+type sheet struct {
 	look
 	chart           *Chart
 	title, footer   []string
@@ -109,9 +109,9 @@ const (
 )
 
 // layout breaks the lines of the picture and adds up its height.
-func (c *Chart) layout(t Theme, width vg.Length) *page {
+func (c *Chart) layout(t Theme, width vg.Length) *sheet {
 	inner := width - 2*edge
-	p := &page{look: look{Theme: t, width: inner, narrow: width < 500}, chart: c}
+	p := &sheet{look: look{Theme: t, width: inner, narrow: width < 500}, chart: c}
 	p.title = wrap(p.text(titleSize, true), c.Title, inner)
 	p.footer = wrap(p.muted(smallSize), c.footer, inner)
 
@@ -150,10 +150,10 @@ func (c *Chart) layout(t Theme, width vg.Length) *page {
 	return p
 }
 
-func (p *page) headLines(x panel) []string { return wrap(p.muted(textSize), x.head, p.width) }
+func (p *sheet) headLines(x panel) []string { return wrap(p.muted(textSize), x.head, p.width) }
 
 // draw paints the picture from top to bottom.
-func (p *page) draw(canvas vg.CanvasSizer) {
+func (p *sheet) draw(canvas vg.CanvasSizer) {
 	c := draw.New(canvas)
 	c.FillPolygon(p.Background, []vg.Point{c.Min, {X: c.Max.X, Y: c.Min.Y}, c.Max, {X: c.Min.X, Y: c.Max.Y}})
 	lines := func(s draw.TextStyle, x, y, step vg.Length, text []string) {
@@ -190,7 +190,7 @@ func (p *page) draw(canvas vg.CanvasSizer) {
 	lines(p.muted(smallSize), edge, y-2, footerLine, p.footer)
 }
 
-func (p *page) drawLegend(c draw.Canvas, y vg.Length, row []entry) {
+func (p *sheet) drawLegend(c draw.Canvas, y vg.Length, row []entry) {
 	x, style := vg.Length(edge), p.text(textSize, false)
 	for _, e := range row {
 		glyph, line := e.style(p.Theme)
@@ -257,7 +257,7 @@ func printable(r rune) rune {
 func escape(s string) string { return html.EscapeString(strings.Map(printable, s)) }
 
 // compact leaves out of an SVG document what is the default, and names fonts of the same
-// widths for those who do not have the first.
+// widths for machines without the first.
 var compact = strings.NewReplacer(
 	"font-variant:normal;", "", "font-weight:normal;", "", "font-style:normal;", "",
 	"font-family:Liberation Sans;", "font-family:'Liberation Sans',Arimo,Arial,Helvetica,sans-serif;",

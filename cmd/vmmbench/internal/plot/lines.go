@@ -27,6 +27,14 @@ func interval(x, y float64, low, high *float64) point {
 
 func (p point) hasInterval() bool { return !math.IsNaN(p.low) && !math.IsNaN(p.high) }
 
+// intervalText prints the interval, or a dash if there is none.
+func (p point) intervalText(print func(float64) string) string {
+	if !p.hasInterval() {
+		return "-"
+	}
+	return print(p.low) + " to " + print(p.high)
+}
+
 // series is a line of a diagram. style is its place among the series of the picture.
 type series struct {
 	label  string

@@ -57,12 +57,13 @@ func Charts(r *report.Report, kinds ...Kind) (list []*Chart, left []string) {
 		case c.Status == report.Waived:
 			waived++
 		case !usable(c):
-			d.leave("%s: %s", c.ID, c.Status)
+			d.leaveOut("%s: %s", c.ID, c.Status)
 		}
 	}
 	if waived > 0 {
-		d.leave("cases that this machine cannot do: %d", waived)
+		d.leaveOut("cases that this machine cannot do: %d", waived)
 	}
+	// If kinds were asked for, one without a picture is named.
 	of := map[Kind]func(){
 		Growth: d.growth, Ratio: d.ratios, Bandwidth: d.bandwidth, Peers: d.peers,
 		Calls: d.calls, Steps: d.steps, Samples: d.samples,
@@ -74,7 +75,7 @@ func Charts(r *report.Report, kinds ...Kind) (list []*Chart, left []string) {
 		before := len(d.charts)
 		of[kind]()
 		if len(d.charts) == before && len(kinds) > 0 {
-			d.leave("%s: the report has no figures for it", kind)
+			d.leaveOut("%s: the report has no figures for it", kind)
 		}
 	}
 	return d.charts, d.left
@@ -87,7 +88,7 @@ type drawing struct {
 	left   []string
 }
 
-func (d *drawing) leave(format string, args ...any) {
+func (d *drawing) leaveOut(format string, args ...any) {
 	d.left = append(d.left, fmt.Sprintf(format, args...))
 }
 
@@ -210,6 +211,18 @@ func (o *ordered[T]) at(key string, fresh func() T) T {
 		o.keys, o.of[key] = append(o.keys, key), fresh()
 	}
 	return o.of[key]
+}
+
+// byKey groups a list by a key, in the order in which the keys come. It leaves out what has
+// no key.
+func byKey[T any](list []T, key func(T) string) (o ordered[[]T]) {
+	for _, x := range list {
+		if k := key(x); k != "" {
+			same := o.at(k, func() []T { return nil })
+			o.of[k] = append(same, x)
+		}
+	}
+	return o
 }
 
 // plural prints a number of things.

@@ -260,10 +260,10 @@ func TestTicks(t *testing.T) {
 	require.Equal(t, "0 10 20 30 40 50", text(linearAxis("", 0, 55, 1)))
 	require.Equal(t, "0 200 400 600 800 1000", text(timeAxis(999e3)))
 	require.Equal(t, "us", timeAxis(999e3).label)
-	require.Equal(t, "1 us 10 us 100 us 1 ms", text(logAxis("", 1e3, 1e6, span)))
+	require.Equal(t, "1 us 10 us 100 us 1 ms", text(logAxis("", 1e3, 1e6, formatTime)))
 	require.Equal(t, "0.7 0.8 0.9 1 1.1 1.2", text(logAxis("", 0.8, 1.1, func(v float64) string { return trim(math.Round(v*1e6) / 1e6) })))
-	require.Equal(t, "999 ns", span(999))
-	require.Equal(t, "1.5 s", span(1.5e9))
+	require.Equal(t, "999 ns", formatTime(999))
+	require.Equal(t, "1.5 s", formatTime(1.5e9))
 }
 
 // A line with few points keeps its highest and lowest.

@@ -47,20 +47,18 @@ func verdictMark(t Theme, style int) draw.GlyphStyle {
 
 // ratios draws the comparisons of each command, with the margin.
 func (d *drawing) ratios() {
-	var commands ordered[*[]report.Comparison]
-	for _, c := range d.report.Comparisons {
+	commands := byKey(d.report.Comparisons, func(c report.Comparison) string {
 		if c.Ratio == nil || *c.Ratio <= 0 {
-			continue
+			return ""
 		}
 		first, _ := command(c.ID)
-		list := commands.at(first, func() *[]report.Comparison { return new([]report.Comparison) })
-		*list = append(*list, c)
-	}
+		return first
+	})
 	for _, first := range commands.keys {
-		list := *commands.of[first]
+		list := commands.of[first]
 		kept := foremost(list, maxPictures*maxRows, func(c report.Comparison) float64 { return math.Abs(math.Log(*c.Ratio)) })
 		if len(kept) < len(list) {
-			d.leave("%s: the %d of %d comparisons that are nearest to 1", first, len(list)-len(kept), len(list))
+			d.leaveOut("%s: the %d of %d comparisons that are nearest to 1", first, len(list)-len(kept), len(list))
 		}
 		from := 1
 		for part := range slices.Chunk(kept, maxRows) {
@@ -101,11 +99,8 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, which string)
 		margin = max(margin, x.Margin)
 		p := interval(*x.Ratio, float64(style), x.Low, x.High)
 		rows = append(rows, row{label: label, text: fmt.Sprintf("%.3f  %s", *x.Ratio, x.Verdict), points: []point{p}})
-		interval := "-"
-		if p.hasInterval() {
-			interval = fmt.Sprintf("%.3f to %.3f", p.low, p.high)
-		}
-		c.Rows = append(c.Rows, []string{label, fmt.Sprintf("%.3f", *x.Ratio), interval, fmt.Sprintf("%g %%", 100*x.Margin), string(x.Verdict)})
+		ratio := func(v float64) string { return fmt.Sprintf("%.3f", v) }
+		c.Rows = append(c.Rows, []string{label, ratio(*x.Ratio), p.intervalText(ratio), fmt.Sprintf("%g %%", 100*x.Margin), string(x.Verdict)})
 	}
 
 	// 1 and the margin are always seen.

@@ -37,21 +37,45 @@ func rowPanel(head string, x axis, zone [2]float64, rows []row, mark func(t Them
 		head:   head,
 		height: func(k look) vg.Length { return foot + vg.Length(len(rows))*rowHeight(k) },
 		draw: func(k look, c draw.Canvas) {
-			right := vg.Length(8)
 			above := k.above(rows)
-			if !above {
-				right += k.textWidth(rows)
-			}
-			names := k.rowAxis(rows, above)
-			p := k.axes(draw.Crop(c, 0, -right, 0, 0), x, names)
-			p.X.Tick.Marker = plot.ConstantTicks(x.thin(p.X.Tick.Label, c.Size().X-right-k.labelWidth(rows, above), true))
-			p.Y.Tick.Marker = plot.ConstantTicks(names.ticks) // all of them
-			p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width, p.Y.Tick.Length = 0, 0, 0
-			p.Y.Tick.Label.Color = k.Ink
-			p.Add(drawnRows{k, rows, zone, above, mark})
-			p.Draw(draw.Crop(c, 0, -right, 0, 0))
+			k.drawRows(c, x, rows, above, drawnRows{k, rows, zone, above, mark})
 		},
 	}
+}
+
+// drawRows draws contents between the names of rows at the left and their text at the
+// right. It draws the names unless they stand above the rows, where contents draws them.
+func (k look) drawRows(c draw.Canvas, x axis, rows []row, above bool, contents plot.Plotter) {
+	right := vg.Length(8)
+	if !above {
+		right += k.textWidth(rows)
+	}
+	c = draw.Crop(c, 0, -right, 0, 0)
+	names := k.rowAxis(rows, above)
+	p := k.axes(c, x, names)
+	p.X.Tick.Marker = plot.ConstantTicks(x.thin(p.X.Tick.Label, c.Size().X-k.labelWidth(rows, above), true))
+	p.Y.Tick.Marker = plot.ConstantTicks(names.ticks) // all of them
+	p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width, p.Y.Tick.Length = 0, 0, 0
+	p.Y.Tick.Label.Color = k.Ink
+	p.Add(contents)
+	p.Draw(c)
+}
+
+// rowText draws the text of a row, and its name if that stands above it. It returns the
+// top of what is left of the row.
+func (k look) rowText(c draw.Canvas, r row, above bool, top, bottom vg.Length) vg.Length {
+	label := k.text(textSize, false)
+	if !above {
+		label.XAlign = draw.XLeft
+		middle(c, label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, r.text)
+		return top
+	}
+	label.XAlign, label.YAlign = draw.XLeft, draw.YTop
+	space := c.Max.X - c.Min.X - label.Width(r.text) - 8
+	c.FillText(label, vg.Point{X: c.Min.X, Y: top - 1}, shorten(label, r.label, space))
+	label.XAlign = draw.XRight
+	c.FillText(label, vg.Point{X: c.Max.X, Y: top - 1}, r.text)
+	return top - textSize - 3
 }
 
 // labelWidth is the space that the names at the left take.
@@ -66,6 +90,7 @@ func (k look) labelWidth(rows []row, above bool) (most vg.Length) {
 	return most
 }
 
+// textWidth is the space that the texts at the right take.
 func (k look) textWidth(rows []row) (most vg.Length) {
 	style := k.text(textSize, false)
 	for _, r := range rows {
@@ -109,20 +134,9 @@ func (d drawnRows) Plot(c draw.Canvas, p *plot.Plot) {
 		c.FillPolygon(d.Zone, []vg.Point{{X: from, Y: c.Min.Y}, {X: to, Y: c.Min.Y}, {X: to, Y: c.Max.Y}, {X: from, Y: c.Max.Y}})
 		c.StrokeLine2(draw.LineStyle{Color: d.Muted, Width: 0.75}, x(1), c.Min.Y, x(1), c.Max.Y)
 	}
-	label := d.text(textSize, false)
 	for i, r := range d.rows {
 		top, bottom := y(float64(len(d.rows)-i)), y(float64(len(d.rows)-i-1))
-		if d.above {
-			label.XAlign, label.YAlign = draw.XLeft, draw.YTop
-			space := c.Max.X - c.Min.X - label.Width(r.text) - 8
-			c.FillText(label, vg.Point{X: c.Min.X, Y: top - 1}, shorten(label, r.label, space))
-			label.XAlign = draw.XRight
-			c.FillText(label, vg.Point{X: c.Max.X, Y: top - 1}, r.text)
-			top -= textSize + 3
-		} else {
-			label.XAlign = draw.XLeft
-			middle(c, label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, r.text)
-		}
+		top = d.rowText(c, r, d.above, top, bottom)
 
 		// Values share the height of the row, the first at the top.
 		for j, q := range r.points {

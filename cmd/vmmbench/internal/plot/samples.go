@@ -16,20 +16,18 @@ import (
 
 // samples draws every sample of a command's cases in order, a strip for each case.
 func (d *drawing) samples() {
-	var commands ordered[*[]report.Case]
-	for _, c := range d.report.Cases {
+	commands := byKey(d.report.Cases, func(c report.Case) string {
 		if !usable(c) || len(c.Samples) < 2 || c.Stats.Median <= 0 || slices.Min(c.Samples) <= 0 {
-			continue
+			return ""
 		}
 		first, _ := command(c.ID)
-		list := commands.at(first, func() *[]report.Case { return new([]report.Case) })
-		*list = append(*list, c)
-	}
+		return first
+	})
 	for _, first := range commands.keys {
-		list := *commands.of[first]
-		kept := foremost(list, maxPictures*maxRows, stillness)
+		list := commands.of[first]
+		kept := foremost(list, maxPictures*maxRows, largestDeviation)
 		if len(kept) < len(list) {
-			d.leave("samples of %s: the %d of %d cases that vary least", first, len(list)-len(kept), len(list))
+			d.leaveOut("samples of %s: the %d of %d cases that vary least", first, len(list)-len(kept), len(list))
 		}
 		from := 1
 		for part := range slices.Chunk(kept, maxRows) {
@@ -37,6 +35,15 @@ func (d *drawing) samples() {
 			from += len(part)
 		}
 	}
+}
+
+// largestDeviation is how far a sample of the case is from the median at most, as the
+// logarithm of their ratio.
+func largestDeviation(c report.Case) (most float64) {
+	for _, ns := range c.Samples {
+		most = max(most, math.Abs(math.Log(ns/c.Stats.Median)))
+	}
+	return most
 }
 
 // mostDeviation bounds what a strip shows. One sample that took ten times as long would
@@ -47,15 +54,15 @@ func (d *drawing) samplesOf(first string, list []report.Case, which string) {
 	c := &Chart{Header: []string{"case", "samples", "median", "first half", "second half", "min", "max", "flags"}}
 	n, deviation, drifts := 0, 0.01, 0
 	for _, x := range list {
-		n, deviation = max(n, len(x.Samples)), max(deviation, stillness(x))
+		n, deviation = max(n, len(x.Samples)), max(deviation, largestDeviation(x))
 		if slices.Contains(x.Flags, "drift") {
 			drifts++
 		}
 		half := len(x.Samples) / 2
 		_, label := command(x.ID)
 		c.Rows = append(c.Rows, []string{
-			label, fmt.Sprint(len(x.Samples)), span(x.Stats.Median), span(stat.Quantile(x.Samples[:half], 0.5)),
-			span(stat.Quantile(x.Samples[len(x.Samples)-half:], 0.5)), span(x.Stats.Min), span(x.Stats.Max), strings.Join(x.Flags, ", "),
+			label, fmt.Sprint(len(x.Samples)), formatTime(x.Stats.Median), formatTime(stat.Quantile(x.Samples[:half], 0.5)),
+			formatTime(stat.Quantile(x.Samples[len(x.Samples)-half:], 0.5)), formatTime(x.Stats.Min), formatTime(x.Stats.Max), strings.Join(x.Flags, ", "),
 		})
 	}
 	deviation = min(deviation, math.Log1p(mostDeviation))
@@ -103,19 +110,7 @@ func stripPanel(head string, list []report.Case, n int, deviation float64) panel
 		height: func(k look) vg.Length { return 42 + vg.Length(len(rows))*height(k) },
 		draw: func(k look, c draw.Canvas) {
 			above := k.above(rows)
-			right := vg.Length(8)
-			if !above {
-				right += k.textWidth(rows) + 4
-			}
-			c = draw.Crop(c, 0, -right, 0, 0)
-			names := k.rowAxis(rows, above)
-			p := k.axes(c, x, names)
-			p.X.Tick.Marker = plot.ConstantTicks(x.thin(p.X.Tick.Label, c.Size().X-k.labelWidth(rows, above), true))
-			p.Y.Tick.Marker = plot.ConstantTicks(names.ticks) // all of them
-			p.Y.LineStyle.Width, p.Y.Tick.LineStyle.Width, p.Y.Tick.Length = 0, 0, 0
-			p.Y.Tick.Label.Color = k.Ink
-			p.Add(strips{k, list, rows, deviation, above})
-			p.Draw(c)
+			k.drawRows(c, x, rows, above, strips{k, list, rows, deviation, above})
 		},
 	}
 }
@@ -133,20 +128,10 @@ type strips struct {
 // Plot implements plot.Plotter.
 func (s strips) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
-	label := s.text(textSize, false)
 	line := draw.LineStyle{Color: s.Series[0], Width: 1}
 	for i, of := range s.cases {
 		top, bottom := y(float64(len(s.cases)-i)), y(float64(len(s.cases)-i-1))
-		if s.above {
-			label.XAlign, label.YAlign = draw.XLeft, draw.YTop
-			c.FillText(label, vg.Point{X: c.Min.X, Y: top}, shorten(label, s.rows[i].label, c.Max.X-c.Min.X-label.Width(s.rows[i].text)-8))
-			label.XAlign = draw.XRight
-			c.FillText(label, vg.Point{X: c.Max.X, Y: top}, s.rows[i].text)
-			top -= textSize + 5
-		} else {
-			label.XAlign = draw.XLeft
-			middle(c, label, vg.Point{X: c.Max.X + 10, Y: (top + bottom) / 2}, s.rows[i].text)
-		}
+		top = s.rowText(c, s.rows[i], s.above, top, bottom)
 		center, half := (top+bottom)/2, (top-bottom)/2-2
 		c.StrokeLine2(draw.LineStyle{Color: s.Grid, Width: 1}, c.Min.X, center, c.Max.X, center)
 		var points []vg.Point

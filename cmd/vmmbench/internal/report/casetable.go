@@ -40,6 +40,15 @@ func casesOf(r *Report, command string) []Case {
 	return list
 }
 
+// byID returns cases by their names.
+func byID(list []Case) map[string]Case {
+	cases := map[string]Case{}
+	for _, c := range list {
+		cases[c.ID] = c
+	}
+	return cases
+}
+
 // layout says in which axes the cases of a command lie. Memory has one axis: what else
 // differs between compared cases, as the size of chunks, is a part of its name.
 type layout struct {
@@ -49,18 +58,19 @@ type layout struct {
 
 func layoutOf(r *Report, command string) layout {
 	var l layout
-	byID := map[string]Case{}
-	for _, c := range casesOf(r, command) {
-		byID[c.ID] = c
+	list := casesOf(r, command)
+	for _, c := range list {
 		for _, a := range c.Axes {
 			if !slices.Contains(l.axes, a.Name) {
 				l.axes = append(l.axes, a.Name)
 			}
 		}
 	}
+	// What differs between compared cases, other than memory, is in their names.
+	known := byID(list)
 	for _, c := range r.Comparisons {
-		a, found := byID[c.A]
-		b, both := byID[c.B]
+		a, found := known[c.A]
+		b, both := known[c.B]
 		if !found || !both || c.ofRuns() {
 			continue
 		}
@@ -164,7 +174,7 @@ func growths(r *Report, command string) grid {
 		x := c.Stats.Growth
 		g.rows = append(g.rows, gridRow{
 			keys:  l.values(c),
-			cells: []string{span(x.StepP50), span(x.StepP99), span(x.StepMax), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)},
+			cells: []string{formatTime(x.StepP50), formatTime(x.StepP99), formatTime(x.StepMax), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)},
 		})
 	}
 	return g
@@ -178,7 +188,7 @@ func sharings(r *Report, command string) grid {
 		if c.Stats == nil || c.Stats.Sharing == nil {
 			continue
 		}
-		row := gridRow{keys: l.values(c), cells: []string{span(c.Stats.Sharing.P99), ""}}
+		row := gridRow{keys: l.values(c), cells: []string{formatTime(c.Stats.Sharing.P99), ""}}
 		if n := c.Stats.ReaderFDs; n > 0 {
 			row.cells[1] = fmt.Sprint(n)
 		}
@@ -198,10 +208,7 @@ func comparisons(r *Report, command string, runs bool) grid {
 	if runs {
 		g.title = strings.ToUpper(command) + ", new run against old"
 	}
-	byID := map[string]Case{}
-	for _, c := range casesOf(r, command) {
-		byID[c.ID] = c
-	}
+	// Two runs of a case differ in nothing; two cases of a run differ in their memory.
 	for _, axis := range l.axes {
 		if runs || axis != axisMem {
 			g.keys = append(g.keys, axis)
@@ -210,8 +217,9 @@ func comparisons(r *Report, command string, runs bool) grid {
 	if !runs {
 		g.keys = append(g.keys, axisMem, "against")
 	}
+	cases := byID(casesOf(r, command))
 	for _, c := range r.Comparisons {
-		b, known := byID[c.B]
+		b, known := cases[c.B]
 		if c.Verdict == stat.Waived || !known || c.ofRuns() != runs {
 			continue
 		}

@@ -27,8 +27,8 @@ type CompareOptions struct {
 	AnyDriver bool    // also runs with different drivers
 }
 
-// ErrDifferent says that two reports are not of the same thing: of different devices or
-// drivers, or with cases of one name that are not the same.
+// ErrDifferent says that two reports may not be compared: they are of different devices or
+// drivers, or cases of one name did not do the same work.
 var ErrDifferent = errors.New("not comparable")
 
 // Compare compares the cases of two runs that have the same name. It returns the
@@ -42,11 +42,12 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 	if err := sameMachine(older, newer, o); err != nil {
 		return nil, nil, err
 	}
-	before, err := caseByID(older)
+	// Names pair the cases, so none may be there twice.
+	before, err := uniqueCases(older)
 	if err != nil {
 		return nil, nil, fmt.Errorf("old report: %w", err)
 	}
-	after, err := caseByID(newer)
+	after, err := uniqueCases(newer)
 	if err != nil {
 		return nil, nil, fmt.Errorf("new report: %w", err)
 	}
@@ -71,8 +72,9 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 	return base, list, nil
 }
 
-// caseByID returns the cases of a report by their names, each of which may be there once.
-func caseByID(r *Report) (map[string]Case, error) {
+// uniqueCases returns the cases of a report by their names. It refuses a name that is there
+// twice.
+func uniqueCases(r *Report) (map[string]Case, error) {
 	list := map[string]Case{}
 	for _, c := range r.Cases {
 		if _, again := list[c.ID]; again {

@@ -12,7 +12,7 @@ import (
 )
 
 // csvColumn is a column. of returns its value for a case, comparison that for a
-// comparison. One that is nil leaves the column empty in such lines.
+// comparison. If it is nil, the column is empty in such lines.
 type csvColumn struct {
 	name       string
 	of         func(Case) string
@@ -26,16 +26,13 @@ func csvColumns(r *Report) []csvColumn {
 		{"record", func(Case) string { return "case" }, func(Comparison) string { return "comparison" }},
 		{"id", func(c Case) string { return c.ID }, func(c Comparison) string { return c.ID }},
 	}
-	byID := map[string]Case{}
-	for _, c := range r.Cases {
-		byID[c.ID] = c
-	}
-	// A comparison lies where both of its sides lie.
+	cases := byID(r.Cases)
+	// A comparison has the axes in which its sides do not differ.
 	for _, name := range axesOf(r) {
 		list = append(list, csvColumn{
 			name, func(c Case) string { return csvAxis(c.Axes.Of(name)) },
 			func(c Comparison) string {
-				a, b := csvAxis(byID[c.A].Axes.Of(name)), csvAxis(byID[c.B].Axes.Of(name))
+				a, b := csvAxis(cases[c.A].Axes.Of(name)), csvAxis(cases[c.B].Axes.Of(name))
 				if a != b {
 					return ""
 				}
@@ -86,6 +83,7 @@ func csvStats() []csvColumn {
 			return of(c.Stats)
 		}, nil}
 	}
+	// Some columns are of what only some cases have.
 	ways := func(name string, of func(*Both) float64) csvColumn {
 		return stats(name, func(s *Stats) string {
 			if s.Both == nil {

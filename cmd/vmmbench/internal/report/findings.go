@@ -7,19 +7,16 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// findings says in sentences what was found: growth in place against allocating and
-// copying, and copies in memory that grows against others.
-func findings(r *Report) []string {
-	byID := map[string]Case{}
-	for _, c := range r.Cases {
-		byID[c.ID] = c
-	}
+// Findings says in sentences what was found: growth in place against allocating and
+// copying, and copies in memory that grows against others. There may be none.
+func Findings(r *Report) []string {
+	cases := byID(r.Cases)
 	var list []string
-	told := map[string]bool{} // of the ways to grow in place, the first
+	told := map[string]bool{} // of the ways to grow in place, only the first is named beside a rival
 	var copies copyCount
 	for _, c := range r.Comparisons {
-		a, b := byID[c.A], byID[c.B]
-		command, _, _ := strings.Cut(c.B, "/")
+		a, b := cases[c.A], cases[c.B]
+		command := commandOf(c.B)
 		switch {
 		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
 		case command == "grow" && rivalName(a) != "":
@@ -65,7 +62,7 @@ func (c Case) growthText() string {
 
 // growthFinding compares growth in place with growth by other means.
 func growthFinding(c Comparison, a, b Case) string {
-	s := fmt.Sprintf("Growing in place %s took %s; %s %s", b.growthText(), span(b.Stats.Median), rivalName(a), span(a.Stats.Median))
+	s := fmt.Sprintf("Growing in place %s took %s; %s %s", b.growthText(), formatTime(b.Stats.Median), rivalName(a), formatTime(a.Stats.Median))
 	if c.Low == nil || c.High == nil {
 		return s + "."
 	}
@@ -115,6 +112,7 @@ func runsFinding(r *Report) []string {
 	count := map[stat.Verdict]int{}
 	var worst *Comparison
 	all, margin := 0, 0.0
+	// Verdicts are counted; of what is slower, the worst has its figures.
 	for i, c := range r.Comparisons {
 		if !c.ofRuns() {
 			continue
@@ -153,7 +151,7 @@ func runsFinding(r *Report) []string {
 	return list
 }
 
-// some names a few of the cases.
+// some names the cases if they are few, else their number and the first.
 func some(ids []string) string {
 	if len(ids) > 3 {
 		return fmt.Sprintf("%d cases, the first is %s", len(ids), ids[0])

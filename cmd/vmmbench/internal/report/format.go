@@ -36,7 +36,13 @@ func (f *Format) Set(s string) error {
 func (f *Format) String() string { return string(*f) }
 
 // Type implements pflag.Value.
-func (f *Format) Type() string { return "table|json|ndjson|csv|md|gobench" }
+func (f *Format) Type() string {
+	var words []string
+	for _, x := range formats {
+		words = append(words, string(x))
+	}
+	return strings.Join(words, "|")
+}
 
 // FormatOf returns the format for the suffix of a file's name.
 func FormatOf(name string) (Format, error) {

@@ -16,6 +16,7 @@ func writeGoBench(w io.Writer, r *Report) error {
 			fmt.Fprintf(&b, "%s: %s\n", key, value)
 		}
 	}
+	// Lines like those of the go command, and one for the devices.
 	config("goos", r.Host.OS)
 	config("goarch", r.Host.Arch)
 	config("pkg", "github.com/cuvmm/cuvmm/cmd/vmmbench")

@@ -108,6 +108,7 @@ func (g *grid) liftConstants() []string {
 	same := func(of func(gridRow) string) bool {
 		return !slices.ContainsFunc(g.rows, func(row gridRow) bool { return of(row) != of(first) })
 	}
+	// A key that is the same says nothing of a row. Of the other columns only some may go.
 	for i := 0; i < len(g.keys); {
 		if !same(func(row gridRow) string { return row.keys[i] }) {
 			i++
@@ -132,6 +133,7 @@ func (g *grid) liftConstants() []string {
 		}
 		first = g.rows[0]
 	}
+	// A note of all rows is one of the table.
 	for _, note := range first.notes {
 		if slices.ContainsFunc(g.rows, func(row gridRow) bool { return !slices.Contains(row.notes, note) }) {
 			continue
@@ -192,6 +194,7 @@ func (g grid) writer(notes int) table.Writer {
 	has := func(i int) bool {
 		return slices.ContainsFunc(g.rows, func(row gridRow) bool { return row.cells[i] != "" })
 	}
+	// Notes have a column of their own, the last, if a row has any.
 	hasNotes := notes != noNotes && slices.ContainsFunc(g.rows, func(row gridRow) bool { return len(row.notes) > 0 })
 	line := func(keys, cells []string, last string) table.Row {
 		var row table.Row

@@ -71,7 +71,7 @@ func GrowthTimes(r *Report) (header []string, rows [][]string) {
 			if byMemory[label] == nil {
 				memory, byMemory[label] = append(memory, label), make([]string, len(groups))
 			}
-			cell := span(c.Stats.Median)
+			cell := formatTime(c.Stats.Median)
 			if x := growthAgainst(r, c); x != nil {
 				cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
 			}
@@ -90,9 +90,9 @@ func GrowthDetails(r *Report) (header []string, rows [][]string) {
 	for _, g := range growthGroups(r) {
 		for _, c := range g.cases {
 			s, x := c.Stats, c.Stats.Growth
-			row := []string{g.name, lastPart(c.ID), span(s.Median), "", "", "", ""}
+			row := []string{g.name, lastPart(c.ID), formatTime(s.Median), "", "", "", ""}
 			if s.Low != nil && s.High != nil {
-				row[3] = span(*s.Low) + " to " + span(*s.High)
+				row[3] = formatTime(*s.Low) + " to " + formatTime(*s.High)
 			}
 			if against := growthAgainst(r, c); against != nil {
 				row[4], row[6] = fmt.Sprintf("%.3g", 1 / *against.Ratio), string(against.Verdict)
@@ -100,7 +100,7 @@ func GrowthDetails(r *Report) (header []string, rows [][]string) {
 					row[5] = fmt.Sprintf("%.3g to %.3g", 1 / *against.High, 1 / *against.Low)
 				}
 			}
-			rows = append(rows, append(row, span(x.StepP50), span(x.StepP99), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)))
+			rows = append(rows, append(row, formatTime(x.StepP50), formatTime(x.StepP99), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)))
 		}
 	}
 	return header, rows

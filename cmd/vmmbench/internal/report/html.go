@@ -13,26 +13,23 @@ type Piece struct {
 // Word is a word of the tables and what it means.
 type Word struct{ Word, Means string }
 
-// Findings says in sentences what was found. There may be none.
-func Findings(r *Report) []string { return findings(r) }
-
 // About is the machine and its devices.
 func About(r *Report) []Piece {
-	p := page{markdown: true}
+	p := document{markdown: true}
 	p.about(r)
 	return p.pieces
 }
 
 // Abilities is what the devices can do, and the limits of the machine.
 func Abilities(r *Report) []Piece {
-	p := page{markdown: true}
+	p := document{markdown: true}
 	p.abilities(r)
 	return p.pieces
 }
 
 // Figures is what was measured: all cases and comparisons, and what their words mean.
 func Figures(r *Report) []Piece {
-	p := page{markdown: true}
+	p := document{markdown: true}
 	p.figures(r)
 	return p.pieces
 }

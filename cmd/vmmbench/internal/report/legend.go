@@ -6,11 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// term is a word of the tables and what it means.
-type term struct{ word, means string }
-
 // terms are the words that need an explanation, in the order in which it is printed.
-var terms = []term{
+var terms = []Word{
 	{"median", "the middle one of the samples"},
 	{"95 %", "an interval that contains the true median, or ratio, with this probability"},
 	{"n", "samples"},
@@ -33,6 +30,7 @@ var terms = []term{
 	{"mmap-copy", "maps at each step and copies"},
 	{"cuMemAlloc-double", "allocates twice as much when it is full, and copies"},
 	{"mmap-double", "maps twice as much when it is full, and copies"},
+	{"mremap", "moves pages to a larger range of addresses and copies nothing"},
 	{"go-append", "append of Go"},
 	{"go-append-warm", "append of Go in a heap that keeps its pages"},
 	{"enable", "ordinary memory with peer access on"},
@@ -56,6 +54,7 @@ var terms = []term{
 	{"gate-timeout", "as ungated, because the device began before all was queued"},
 	{"wall-clock", "timed by the host, from the call to the end of the work"},
 	{"timer-cost", "timing itself took over 1 % of a sample, and is in the figure"},
+	{"resumed", "measured by the earlier run that --resume goes on with"},
 	{"cached", "the data fit into a cache, which is faster than memory"},
 	{"few-samples", "too few samples for an interval"},
 	{"noisy", "the samples' standard deviation is over 5 % of their mean"},
@@ -77,27 +76,27 @@ var terms = []term{
 }
 
 // legend explains the words that occur in the tables.
-func (p *page) legend() {
+func (p *document) legend() {
 	shown := p.shown.String()
 	found := map[string]bool{}
 	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
 	for _, t := range terms {
-		if strings.Contains(t.word, " ") && hasWord(shown, t.word) {
-			found[t.word] = true
-			shown = strings.ReplaceAll(shown, t.word, "")
+		if strings.Contains(t.Word, " ") && hasWord(shown, t.Word) {
+			found[t.Word] = true
+			shown = strings.ReplaceAll(shown, t.Word, "")
 		}
 	}
 	var lines []string
 	var words Piece
 	for _, t := range terms {
-		if !found[t.word] && !hasWord(shown, t.word) {
+		if !found[t.Word] && !hasWord(shown, t.Word) {
 			continue
 		}
-		words.Words = append(words.Words, Word{t.word, t.means})
+		words.Words = append(words.Words, t)
 		if p.markdown {
-			lines = append(lines, "- "+t.word+": "+t.means)
+			lines = append(lines, "- "+t.Word+": "+t.Means)
 		} else {
-			lines = append(lines, wrap(t.word+": "+t.means, "  "))
+			lines = append(lines, wrap(t.Word+": "+t.Means, "  "))
 		}
 	}
 	if len(lines) > 0 {

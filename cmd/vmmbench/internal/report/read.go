@@ -135,20 +135,21 @@ func readLines(first, rest []byte) (*Report, error) {
 // complete checks what the other formats rely on, and puts empty lists where there are
 // none.
 func (r *Report) complete() error {
-	r.Run.Args = empty(r.Run.Args)
-	r.Host.Limits = empty(r.Host.Limits)
-	r.Devices, r.Cases, r.Comparisons = empty(r.Devices), empty(r.Cases), empty(r.Comparisons)
+	r.Run.Args = notNil(r.Run.Args)
+	r.Host.Limits = notNil(r.Host.Limits)
+	r.Devices, r.Cases, r.Comparisons = notNil(r.Devices), notNil(r.Cases), notNil(r.Comparisons)
 	for i := range r.Devices {
 		d := &r.Devices[i]
-		d.Peers, d.Features = empty(d.Peers), empty(d.Features)
+		d.Peers, d.Features = notNil(d.Peers), notNil(d.Features)
 	}
 	if b := r.Baseline; b != nil {
 		if b.New != nil {
-			b.New.Args = empty(b.New.Args)
+			b.New.Args = notNil(b.New.Args)
 		}
-		b.Run.Args, b.Host.Limits = empty(b.Run.Args), empty(b.Host.Limits)
-		b.Devices, b.OnlyOld, b.OnlyNew = empty(b.Devices), empty(b.OnlyOld), empty(b.OnlyNew)
+		b.Run.Args, b.Host.Limits = notNil(b.Run.Args), notNil(b.Host.Limits)
+		b.Devices, b.OnlyOld, b.OnlyNew = notNil(b.Devices), notNil(b.OnlyOld), notNil(b.OnlyNew)
 	}
+	// Names, statuses and verdicts are what everything else goes by.
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		switch {
@@ -157,7 +158,7 @@ func (r *Report) complete() error {
 		case !slices.Contains(statuses, c.Status):
 			return fmt.Errorf("report: case %s: status %q is none of %v", c.ID, c.Status, statuses)
 		}
-		c.Axes, c.Samples, c.Flags = empty(c.Axes), empty(c.Samples), empty(c.Flags)
+		c.Axes, c.Samples, c.Flags = notNil(c.Axes), notNil(c.Samples), notNil(c.Flags)
 	}
 	for _, c := range r.Comparisons {
 		switch {
@@ -170,8 +171,8 @@ func (r *Report) complete() error {
 	return nil
 }
 
-// empty returns the list, which is not nil.
-func empty[L ~[]E, E any](list L) L {
+// notNil returns the list, an empty one instead of nil.
+func notNil[L ~[]E, E any](list L) L {
 	if list == nil {
 		return L{}
 	}

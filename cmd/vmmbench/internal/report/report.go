@@ -213,6 +213,7 @@ func (a *Axes) UnmarshalJSON(b []byte) error {
 		if err != nil {
 			return err
 		}
+		// A number that is not whole, or negative, is a float64.
 		if number, ok := value.(json.Number); ok {
 			if value, err = strconv.ParseUint(number.String(), 10, 64); err != nil {
 				if value, err = number.Float64(); err != nil {
@@ -331,7 +332,7 @@ const CommandCompare = "compare"
 // Exit codes of the command.
 const (
 	ExitPassed      = 0
-	ExitFailed      = 1
+	ExitError       = 1
 	ExitUsage       = 2
 	ExitMismatch    = 3
 	ExitWorse       = 4
@@ -349,7 +350,7 @@ func (r *Report) Exit() int {
 	case r.Run.Interrupted:
 		return ExitInterrupted
 	case count[Error] > 0:
-		return ExitFailed
+		return ExitError
 	case r.Plan != nil:
 		return r.Plan.Exit()
 	case count[Waived] > 0 && count[Waived] == len(r.Cases):

@@ -104,7 +104,7 @@ func TestInfoHasFeaturesAndLimits(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, Output{W: &b, Format: Table}.Finished(r))
 	require.Contains(t, b.String(), "host:0 to host:1", "devices that answer alike share a column")
-	require.Regexp(t, `pools +open +busy`, b.String())
+	require.Regexp(t, `pools +unknown +busy`, b.String())
 	require.Contains(t, b.String(), "unlimited")
 }
 
@@ -141,7 +141,7 @@ func TestExit(t *testing.T) {
 		{nil, false, ExitPassed},
 		{[]Status{Passed, Waived}, false, ExitPassed},
 		{[]Status{Waived, Waived}, false, ExitWaived},
-		{[]Status{Passed, Error}, false, ExitFailed},
+		{[]Status{Passed, Error}, false, ExitError},
 		{[]Status{Error, Failed}, false, ExitMismatch},
 		{[]Status{Passed, Interrupted}, true, ExitInterrupted},
 		{[]Status{Error, Interrupted}, true, ExitInterrupted},

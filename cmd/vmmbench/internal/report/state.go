@@ -77,7 +77,7 @@ type PeerPair struct {
 type PeerPlan []PeerPair
 
 // Exit returns the exit code for a plan: ExitPassed if every pair can have access,
-// ExitWaived if none can, and ExitFailed if some can: EnablePeers would refuse them all.
+// ExitWaived if none can, and ExitError if some can: EnablePeers would refuse them all.
 func (p PeerPlan) Exit() int {
 	can := 0
 	for _, pair := range p {
@@ -91,5 +91,5 @@ func (p PeerPlan) Exit() int {
 	case len(p):
 		return ExitPassed
 	}
-	return ExitFailed
+	return ExitError
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 )
 
-// maxText is the width of a column of prose. With the columns beside it, it keeps a
-// table within 100 columns.
+// maxText is the width of the column of values of a device. Their table is wider than
+// others: UUIDs and reasons are long.
 const maxText = 72
 
 // deviceBlock has a row for each value of a device. What is null is left out, but for
@@ -76,7 +76,7 @@ func hostStates(r *Report) table.Writer {
 	}{{"start", r.Host.State}, {"end", r.Host.StateEnd}} {
 		if s := at.s; s != nil {
 			t.AppendRow(table.Row{
-				at.when, list(s.Load), list(s.Governors), or(string(s.HugePages)), or(yesNo(s.SMT)),
+				at.when, list(s.Load), list(s.Governors), orDash(string(s.HugePages)), orDash(yesNo(s.SMT)),
 				list(s.NUMANodes), list(s.NUMARun), list(s.NUMAMemory), bytesOf(s.MemoryLimit),
 			})
 		}
@@ -113,8 +113,8 @@ func deviceStates(r *Report) table.Writer {
 			if s := at.s; s != nil {
 				pcie := join(value(s.PCIeGeneration, "gen %v", plain), value(s.PCIeWidth, "x%v", plain))
 				t.AppendRow(table.Row{
-					d.Open, at.when, or(ofMax(s.ClockSM, s.ClockSMMax, "")), or(value(s.Temperature, "%v", plain)),
-					or(ofMax(s.Power, s.PowerLimit, "")), or(pcie), or(others(s)), or(heldDown(s)),
+					d.Open, at.when, orDash(ofMax(s.ClockSM, s.ClockSMMax, "")), orDash(value(s.Temperature, "%v", plain)),
+					orDash(ofMax(s.Power, s.PowerLimit, "")), orDash(pcie), orDash(others(s)), orDash(heldDown(s)),
 				})
 			}
 		}
@@ -128,6 +128,7 @@ func topology(r *Report) table.Writer {
 	if len(r.Topology) == 0 {
 		return t
 	}
+	// Only devices with links are in the matrix, in their order.
 	header := table.Row{"from \\ to"}
 	var names []string
 	for _, d := range r.Devices {
@@ -152,7 +153,7 @@ func topology(r *Report) table.Writer {
 		}
 		node, cpus := "-", "-"
 		if d.State != nil {
-			node, cpus = or(value(d.State.NUMANode, "%v", plain)), or(string(d.State.CPUs))
+			node, cpus = orDash(value(d.State.NUMANode, "%v", plain)), orDash(string(d.State.CPUs))
 		}
 		t.AppendRow(append(row, node, cpus))
 	}
@@ -171,7 +172,7 @@ func topologyHeading(r *Report) string {
 // access. A path without it is in brackets.
 func pathOf(l Link) string {
 	if l.Path == "" {
-		return or(yesNo(l.Access))
+		return orDash(yesNo(l.Access))
 	}
 	if l.Access != nil && !*l.Access {
 		return "(" + string(l.Path) + ")"
@@ -194,7 +195,7 @@ func plan(r *Report) table.Writer {
 			would = fmt.Sprintf("%s -> %s", p.Now, p.Then)
 		}
 		t.AppendRow(table.Row{
-			p.From, p.To, or(string(path)), or(yesNo(p.Access)), or(yesNo(p.Atomics)), or(value(p.Rank, "%v", plain)), or(string(p.Now)), would,
+			p.From, p.To, orDash(string(path)), orDash(yesNo(p.Access)), orDash(yesNo(p.Atomics)), orDash(value(p.Rank, "%v", plain)), orDash(string(p.Now)), would,
 		})
 	}
 	return t
@@ -262,11 +263,11 @@ func list[T any](all []T) string {
 	for i, x := range all {
 		texts[i] = fmt.Sprint(x)
 	}
-	return or(strings.Join(texts, " "))
+	return orDash(strings.Join(texts, " "))
 }
 
-// or prints a dash for what is not known.
-func or(text string) string {
+// orDash returns the text, or a dash if there is none.
+func orDash(text string) string {
 	if text == "" {
 		return "-"
 	}

@@ -94,7 +94,7 @@ func TestPlanTable(t *testing.T) {
 	narrow(t, text)
 	require.Contains(t, text, " cuda:0  cuda:1  NV18  yes     yes      0     none  none -> read-write")
 	require.Contains(t, text, " cuda:1  cuda:0  none  no      -        -     none  nothing: not supported: no path")
-	require.Equal(t, ExitFailed, r.Exit())
+	require.Equal(t, ExitError, r.Exit())
 	require.Equal(t, ExitPassed, r.Plan[:1].Exit())
 	require.Equal(t, ExitWaived, r.Plan[1:].Exit())
 	require.Equal(t, ExitWaived, PeerPlan{}.Exit(), "a pair takes two devices")

@@ -17,7 +17,7 @@ import (
 
 // tables writes the report as tables, for people.
 func tables(w io.Writer, r *Report, markdown bool) error {
-	p := page{markdown: markdown}
+	p := document{markdown: markdown}
 	if r.Run.Command == CommandCompare {
 		p.comparedRuns(r)
 	} else {
@@ -28,8 +28,8 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 }
 
 // measured adds the report of a run, or of info, which measures nothing.
-func (p *page) measured(r *Report) {
-	p.list(findings(r))
+func (p *document) measured(r *Report) {
+	p.list(Findings(r))
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
 		p.abilities(r)
@@ -38,7 +38,7 @@ func (p *page) measured(r *Report) {
 }
 
 // about adds the machine and its devices.
-func (p *page) about(r *Report) {
+func (p *document) about(r *Report) {
 	p.para(machine(r))
 	if r.Run.Measure != nil || r.Plan != nil {
 		p.add(devices(r))
@@ -47,7 +47,7 @@ func (p *page) about(r *Report) {
 }
 
 // abilities adds what the devices can do, and all that is known of them.
-func (p *page) abilities(r *Report) {
+func (p *document) abilities(r *Report) {
 	p.block("State of the host", hostStates(r))
 	for _, d := range r.Devices {
 		p.block("Device "+d.Open, deviceBlock(d))
@@ -58,7 +58,7 @@ func (p *page) abilities(r *Report) {
 }
 
 // figures adds what was measured.
-func (p *page) figures(r *Report) {
+func (p *document) figures(r *Report) {
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
 	for _, command := range commands(r) {
@@ -96,7 +96,7 @@ func (p *page) figures(r *Report) {
 
 // comparedRuns adds the comparison of two runs. What they measured is in their own
 // reports.
-func (p *page) comparedRuns(r *Report) {
+func (p *document) comparedRuns(r *Report) {
 	p.list(runsFinding(r))
 	if b := r.Baseline; b != nil && b.New != nil {
 		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
@@ -121,8 +121,8 @@ func origin(run Run) string {
 	return s + ", " + run.Started
 }
 
-// page collects what is printed.
-type page struct {
+// document collects what is printed.
+type document struct {
 	markdown bool
 	parts    []string
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
@@ -130,7 +130,7 @@ type page struct {
 }
 
 // para adds a paragraph, if there is one.
-func (p *page) para(s string) {
+func (p *document) para(s string) {
 	if s != "" {
 		p.pieces = append(p.pieces, Piece{Sentences: []string{s}})
 	}
@@ -144,7 +144,7 @@ func (p *page) para(s string) {
 }
 
 // list adds sentences, each on its own line.
-func (p *page) list(sentences []string) {
+func (p *document) list(sentences []string) {
 	var lines []string
 	for _, s := range sentences {
 		if p.markdown {
@@ -160,21 +160,21 @@ func (p *page) list(sentences []string) {
 }
 
 // add adds a grid, as one table or more.
-func (p *page) add(g grid) {
+func (p *document) add(g grid) {
 	for _, t := range g.tables(p.markdown) {
 		p.table(t)
 	}
 }
 
 // block adds a table that is laid out already, if it has rows.
-func (p *page) block(heading string, t table.Writer) {
+func (p *document) block(heading string, t table.Writer) {
 	if t.Length() > 0 {
 		p.table(printed{heading: heading, body: t})
 	}
 }
 
 // table adds a table; without a body it is the heading of those that follow.
-func (p *page) table(t printed) {
+func (p *document) table(t printed) {
 	p.shown.WriteString(t.heading + "\n" + strings.Join(t.below, "\n") + "\n")
 	heading := "## " + t.heading
 	if !p.markdown {
@@ -227,20 +227,14 @@ func devices(r *Report) grid {
 		title: "Devices", keys: []string{"device"},
 		columns: []string{"name", "driver", "memory", "free", "granularity", "recommended", "arch"},
 	}
-	printed := func(n *uint64) string {
-		if n == nil {
-			return "-"
-		}
-		return size.Format(*n)
-	}
 	for _, d := range r.Devices {
-		recommended := printed(d.Recommended)
-		if recommended == printed(d.Granularity) {
+		granularity, recommended := orDash(value(d.Granularity, "%s", size.Format)), orDash(value(d.Recommended, "%s", size.Format))
+		if recommended == granularity {
 			recommended = ""
 		}
 		row := gridRow{
 			keys:  []string{d.Open},
-			cells: []string{d.Name, string(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), printed(d.Granularity), recommended, string(d.Arch)},
+			cells: []string{d.Name, string(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), granularity, recommended, string(d.Arch)},
 		}
 		if d.Reason != "" {
 			row.notes = []string{string(d.Reason)}
@@ -276,6 +270,7 @@ func features(r *Report) grid {
 		first = d.Open
 		g.columns, columns = append(g.columns, d.Open), append(columns, column)
 	}
+	// A feature that a device does not know has an empty cell.
 	for _, name := range names {
 		row := gridRow{keys: []string{name}, notes: notes[name]}
 		for _, column := range columns {
@@ -290,7 +285,7 @@ func features(r *Report) grid {
 func supported(f Feature) string {
 	switch {
 	case f.Supported == nil:
-		return "open"
+		return "unknown"
 	case *f.Supported:
 		return "yes"
 	}
@@ -377,7 +372,7 @@ func chance(r *Report) string {
 		return ""
 	}
 	s := fmt.Sprintf("%d of %d ratios have a firm verdict", firmCount, intervals)
-	var list []string
+	var list []string // of firm verdicts, those that there are
 	for _, v := range []stat.Verdict{stat.Equal, stat.Slower, stat.Faster} {
 		if firm[v] > 0 {
 			list = append(list, fmt.Sprintf("%d %s", firm[v], v))
@@ -401,8 +396,8 @@ func digits(x float64, n int) string {
 	return strconv.FormatFloat(x, 'g', n, 64)
 }
 
-// span prints nanoseconds in a fitting unit.
-func span(ns float64) string {
+// formatTime prints nanoseconds in the unit that fits.
+func formatTime(ns float64) string {
 	switch {
 	case ns < 1e3:
 		return digits(ns, 3) + " ns"
@@ -414,9 +409,5 @@ func span(ns float64) string {
 	return digits(ns/1e9, 4) + " s"
 }
 
-func bytesOf(n *uint64) string {
-	if n == nil {
-		return "-"
-	}
-	return size.Approx(*n)
-}
+// bytesOf prints a size, or a dash if it is not known.
+func bytesOf(n *uint64) string { return orDash(value(n, "%s", size.Approx)) }

@@ -103,7 +103,7 @@ void print(const std::string &id, size_t bytes, const std::vector<double> &ns) {
 	std::fflush(stdout);
 }
 
-// compare ends the program if a copy was not one.
+// compare ends the program if bytes differ.
 void compare(const std::string &id, const unsigned char *got, const unsigned char *want, size_t n) {
 	if (std::memcmp(got, want, n) == 0)
 		return;
@@ -151,7 +151,7 @@ void once(const Queue &copy) {
 	CU(cuStreamDestroy(s));
 }
 
-// one measures copies of one device.
+// one measures copies from the host to a device, back, and within it.
 void one(const Buffers &host, int samples) {
 	const size_t n = host.size;
 	CUdeviceptr a, b;
@@ -187,11 +187,11 @@ void one(const Buffers &host, int samples) {
 // pair measures copies that from makes between its memory and that of to.
 void pair(const Device &from, const Device &to, const Buffers &host, int samples) {
 	const size_t n = host.size;
-	const std::string who = "cuda:" + std::to_string(from.id) + "-cuda:" + std::to_string(to.id);
+	const std::string pairName = "cuda:" + std::to_string(from.id) + "-cuda:" + std::to_string(to.id);
 	int can = 0;
 	CU(cuDeviceCanAccessPeer(&can, from.id, to.id));
 	if (!can) {
-		std::fprintf(stderr, "bandwidth: %s: no path\n", who.c_str());
+		std::fprintf(stderr, "bandwidth: %s: no path\n", pairName.c_str());
 		return;
 	}
 	CUdeviceptr mine, theirs;
@@ -205,7 +205,7 @@ void pair(const Device &from, const Device &to, const Buffers &host, int samples
 	CU(cuMemsetD8(mine, poison, n));
 	CU(cuCtxSynchronize());
 	const auto id = [&](const char *way) {
-		return "nvbandwidth/device_to_device_memcpy_" + std::string(way) + "_ce/" + way + "/" + sizeName(n) + "/" + who + "/enable";
+		return "nvbandwidth/device_to_device_memcpy_" + std::string(way) + "_ce/" + way + "/" + sizeName(n) + "/" + pairName + "/enable";
 	};
 
 	const Queue read = [&](CUstream s) { CU(cuMemcpyAsync(mine, theirs, n, s)); };
