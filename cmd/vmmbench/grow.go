@@ -319,7 +319,11 @@ func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Durat
 	case kind == growAppend || kind == growWarm:
 		bytes *= 8 // with what collecting the garbage takes
 	}
-	return transferTime(bytes, rate(dev, d2d, noHost)) + callTime
+	took := transferTime(bytes, rate(dev, d2d, noHost)) + callTime
+	if !onHost(dev) {
+		took += clearTime(2 * target)
+	}
+	return took
 }
 
 // growChunk is the value of the chunk axis.
@@ -404,9 +408,14 @@ func (g *growth) rest(ctx context.Context) {
 		return
 	}
 	select {
-	case <-time.After(20*time.Millisecond + transferTime(g.last.peak, clearRate)):
+	case <-time.After(clearTime(g.last.peak)):
 	case <-ctx.Done():
 	}
+}
+
+// clearTime is how long it takes to clear bytes that were given back.
+func clearTime(bytes uint64) time.Duration {
+	return 20*time.Millisecond + transferTime(bytes, clearRate)
 }
 
 // clearRate is how many bytes a nanosecond a driver clears: half of what that of an H200

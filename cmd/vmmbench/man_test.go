@@ -44,7 +44,7 @@ func checkPages(t *testing.T, dir string, c *cobra.Command, pages map[string]boo
 	delete(pages, page)
 	text, err := os.ReadFile(filepath.Join(dir, page))
 	require.NoError(t, err)
-	plain := strings.NewReplacer(`\&`, "", `\`, "").Replace(string(text)) // without what roff needs
+	plain := strings.NewReplacer(`\fB`, "", `\fP`, "", `\&`, "", `\`, "").Replace(string(text)) // without what roff needs
 	require.Contains(t, plain, c.Short, page)
 	for line := range strings.SplitSeq(c.Long, "\n") {
 		// A list is indented by the page.
@@ -55,7 +55,8 @@ func checkPages(t *testing.T, dir string, c *cobra.Command, pages map[string]boo
 			require.NotContains(t, plain, "--"+f.Name, page)
 		} else {
 			require.Contains(t, plain, "--"+f.Name, page)
-			require.Contains(t, plain, "\t"+f.Usage+"\n", page)
+			_, usage := pflag.UnquoteUsage(f)
+			require.Contains(t, plain, "\t"+usage+"\n", page)
 		}
 	})
 	for _, sub := range c.Commands() {

@@ -1,31 +1,42 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// docs/benchmarks.md has every preset with its commands.
+// docs/vmmbench.md has every preset with its commands. UPDATE_GOLDEN writes them.
 func TestPresetsInDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/benchmarks.md")
+	const name, begin, end = "../../docs/vmmbench.md", "<!-- presets -->\n", "<!-- /presets -->\n"
+	text, err := os.ReadFile(name)
 	if os.IsNotExist(err) {
 		t.Skip("needs the module's sources")
 	}
 	require.NoError(t, err)
+	var want strings.Builder
 	for _, p := range presets {
-		want := "**" + p.name + "**: " + p.what + ".\n"
-		for i, line := range p.lines {
-			if i == 0 {
-				want += "\n"
-			}
-			want += "    vmmbench " + line.command
+		fmt.Fprintf(&want, "**%s**: %s.\n\n", p.name, p.what)
+		for _, line := range p.lines {
+			fmt.Fprintf(&want, "    vmmbench %s", line.command)
 			if line.name != "" {
-				want += "    # " + line.name
+				fmt.Fprintf(&want, "    # %s", line.name)
 			}
-			want += "\n"
+			want.WriteByte('\n')
 		}
-		require.Contains(t, string(text), want+"\n", p.name)
+		if len(p.lines) > 0 {
+			want.WriteByte('\n')
+		}
 	}
+	before, rest, _ := strings.Cut(string(text), begin)
+	got, after, found := strings.Cut(rest, end)
+	require.True(t, found)
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		require.NoError(t, os.WriteFile(name, []byte(before+begin+want.String()+end+after), 0o644))
+		return
+	}
+	require.Equal(t, want.String(), got)
 }

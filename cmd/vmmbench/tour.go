@@ -106,7 +106,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report could not be wr
 		if f.Changed("samples") {
 			t.growths = m.samples
 		}
-		return a.measure(c.Context(), "tour", &m, []string{m.device}, t)
+		return a.measure(c.Context(), quickPreset, &m, []string{m.device}, t)
 	}
 	return c
 }

@@ -100,6 +100,14 @@ func csvStats() []csvColumn {
 			return of(s.Growth)
 		})
 	}
+	sharing := func(name string, of func(*Sharing) string) csvColumn {
+		return stats(name, func(s *Stats) string {
+			if s.Sharing == nil {
+				return ""
+			}
+			return of(s.Sharing)
+		})
+	}
 	checked := func(name string, of func(*verify.Result) string) csvColumn {
 		return csvColumn{name, func(c Case) string {
 			if c.Verify == nil {
@@ -131,6 +139,9 @@ func csvStats() []csvColumn {
 		growth("bytes_copied", func(g *Growth) string { return csvNumber(g.Copied) }),
 		growth("peak_bytes", func(g *Growth) string { return csvNumber(g.Peak) }),
 		growth("moves", func(g *Growth) string { return csvNumber(g.Moves) }),
+		stats("timer_ns", func(s *Stats) string { return csvOptional(s.Timer) }),
+		sharing("p99_ns", func(x *Sharing) string { return csvNumber(x.P99) }),
+		sharing("reader_fds", func(x *Sharing) string { return csvNumber(x.ReaderFDs) }),
 		checked("verify", func(v *verify.Result) string { return string(v.Mode) }),
 		checked("verify_bytes", func(v *verify.Result) string { return csvNumber(v.Bytes) }),
 		checked("verify_errors", func(v *verify.Result) string { return csvNumber(v.Errors) }),

@@ -16,15 +16,14 @@ func Findings(r *Report) []string {
 	var copies copyCount
 	for _, c := range r.Comparisons {
 		a, b := cases[c.A], cases[c.B]
-		command := commandOf(c.B)
 		switch {
 		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
-		case command == "grow" && rivalName(a) != "":
+		case rivalName(a) != "":
 			if to := rivalName(a) + b.growthText(); !told[to] {
 				told[to] = true
 				list = append(list, growthFinding(c, a, b))
 			}
-		case command == "bw":
+		case b.Axes.Of("direction") != nil && b.Axes.Of("host") != nil: // a copy with the host, or within a device
 			copies.add(c)
 		}
 	}

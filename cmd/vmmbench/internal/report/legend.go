@@ -9,7 +9,7 @@ import (
 // terms are the words that need an explanation, in the order in which it is printed.
 var terms = []Word{
 	{"median", "the middle one of the samples"},
-	{"95 %", "an interval that contains the true median, or ratio, with this probability"},
+	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
 	{"n", "samples"},
 	{"h2d", "from host to device"},
 	{"d2h", "from device to host"},
