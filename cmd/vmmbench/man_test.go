@@ -44,7 +44,7 @@ func checkPages(t *testing.T, dir string, c *cobra.Command, pages map[string]boo
 	delete(pages, page)
 	text, err := os.ReadFile(filepath.Join(dir, page))
 	require.NoError(t, err)
-	plain := strings.NewReplacer(`\fB`, "", `\fP`, "", `\&`, "", `\`, "").Replace(string(text)) // without what roff needs
+	plain := strings.NewReplacer(`\fB`, "", `\fP`, "", `\fR`, "", `\&`, "", `\`, "").Replace(string(text)) // without what roff needs
 	require.Contains(t, plain, c.Short, page)
 	for line := range strings.SplitSeq(c.Long, "\n") {
 		// A list is indented by the page.
