@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -38,8 +40,8 @@ func (b *baselineFlags) given() bool { return b.failOn.value != failNone || b.an
 
 // compare compares a new report with an older one, by report.Compare. For runs that differ
 // it returns a usageError that names the flags which allow that.
-func (b *baselineFlags) compare(older, newer *report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
-	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver})
+func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
+	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver})
 	if errors.Is(err, report.ErrDifferent) {
 		err = usageError{fmt.Errorf("%w (see --any-device and --any-driver)", err)}
 	}
@@ -71,15 +73,17 @@ func (a *app) compare() *cobra.Command {
 	margin := percent(0.02)
 	c := command(&cobra.Command{
 		Use:   "compare OLD NEW",
-		Short: "Compare two runs, case by case",
+		Short: "Compare runs, case by case",
 		Long: `Compare two reports, JSON or ndjson, by the names of their cases. The ratio is the
 median time of the new run over that of the old one: above 1 the new one is slower.
 Its 95 % interval is made of those of the two medians. The verdict is
 equal if that lies within --margin, slower or faster if it lies outside.
 
 An interval shows only what chance does within two runs. It does not know what was different
-between them: clocks, temperature, where memory lay. Compare more runs than two before
-you believe a small difference.
+between them: clocks, temperature, where memory lay. So OLD and NEW may each be
+several reports, with commas between: each old one is compared with each new one, and
+the interval contains all of theirs. Use three of each before you believe a small
+difference, and where --fail-on decides.
 
 Runs on different devices or with different drivers are refused, unless --any-device
 or --any-driver is given, and so are cases of one name that did not do the same work.
@@ -88,7 +92,7 @@ Exit status: 0, 4 if a verdict is what --fail-on names, 3 if data were wrong in 
 run (before 4), 1 if no case is in both runs or a report cannot be read, 2 usage, also
 for runs that may not be compared.`,
 		Example: `  vmmbench compare old.json new.json
-  vmmbench compare old.json new.ndjson --fail-on slower --margin 5% -o verdicts.md`,
+  vmmbench compare a1.json,a2.json,a3.json b1.json,b2.json,b3.json --fail-on slower`,
 	})
 	f := c.Flags()
 	o.add(f)
@@ -115,11 +119,11 @@ for runs that may not be compared.`,
 // compareFiles compares the reports in two files, writes the comparisons and sets the exit
 // code.
 func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile string, margin float64) error {
-	older, err := loadReport(oldFile)
+	older, err := loadReports(oldFile)
 	if err != nil {
 		return err
 	}
-	newer, err := loadReport(newFile)
+	newer, err := loadReports(newFile)
 	if err != nil {
 		return err
 	}
@@ -130,12 +134,13 @@ func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile st
 	if len(list) == 0 {
 		return errors.New("no case is in both runs")
 	}
-	if err := a.writeComparison(o, base, newer, list); err != nil {
+	if err := a.writeComparison(o, base, newer[0], list); err != nil {
 		return err
 	}
 	// An error of a case in the new run is not counted: it was the exit code of that run.
+	wrong := func(r *report.Report) bool { return r.Count()[report.Failed] > 0 }
 	switch {
-	case newer.Count()[report.Failed] > 0:
+	case slices.ContainsFunc(newer, wrong):
 		a.code = report.ExitMismatch
 	case b.fails(list):
 		a.code = report.ExitWorse
@@ -156,6 +161,19 @@ func (a *app) writeComparison(o *outputFlags, base *report.Baseline, newer *repo
 		r.add(newer.Cases, list)
 		return nil
 	})
+}
+
+// loadReports reads the reports in files with commas between their names.
+func loadReports(names string) ([]*report.Report, error) {
+	var list []*report.Report
+	for name := range strings.SplitSeq(names, ",") {
+		r, err := loadReport(name)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
 }
 
 // loadReport reads the report in a file.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/csv"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -285,4 +286,42 @@ func TestBaseline(t *testing.T) {
 	require.Contains(t, stderr, "--any-device")
 	code, _, _ = bench(t, append(args, "--fail-on", "slower")...)
 	require.Equal(t, report.ExitUsage, code)
+}
+
+// With several runs on a side, a verdict is firm if it is the same for all of them.
+func TestCompareOfSeveralRuns(t *testing.T) {
+	run := func(factors ...float64) []string { // a report for each, whose times are longer by the factor
+		var files []string
+		for i, f := range factors {
+			r, _ := verdictRuns(t)
+			for _, c := range r.Cases {
+				for k := range c.Samples {
+					c.Samples[k] *= f
+				}
+			}
+			files = append(files, save(t, r, fmt.Sprintf("%d-%g.json", i, f)))
+		}
+		return files
+	}
+	compare := func(older, newer []string) (report.Comparison, int) {
+		code, out, stderr := bench(t, "compare", strings.Join(older, ","), strings.Join(newer, ","), "--fail-on", "slower", "--format", "json")
+		require.NotEqual(t, report.ExitUsage, code, stderr)
+		r := parse(t, out)
+		require.Equal(t, len(older), r.Baseline.OldRuns)
+		require.Equal(t, len(newer), r.Baseline.NewRuns)
+		return r.Comparisons[0], code
+	}
+	c, code := compare(run(1), run(1.1))
+	require.Equal(t, stat.Slower, c.Verdict)
+	require.Equal(t, report.ExitWorse, code)
+	// One of three runs was as fast as before: it is the runs that differ.
+	c, code = compare(run(1, 1.05, 0.97), run(1.1, 1.02, 1.12))
+	require.Equal(t, stat.TooNoisy, c.Verdict)
+	require.Equal(t, report.ExitPassed, code)
+	require.Less(t, *c.Low, 1.0)
+	require.Greater(t, *c.High, 1.1)
+	c, code = compare(run(1, 1.01, 0.99), run(1.2, 1.21, 1.19))
+	require.Equal(t, stat.Slower, c.Verdict)
+	require.Equal(t, report.ExitWorse, code)
+	require.InDelta(t, 1.2, *c.Ratio, 0.01)
 }

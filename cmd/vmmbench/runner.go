@@ -64,7 +64,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 				return err
 			}
 		}
-		var older *report.Report
+		var older []*report.Report
 		if m.baseline != "" {
 			if older, err = r.readBaseline(); err != nil {
 				return err
@@ -84,21 +84,21 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 
 // readBaseline reads the report to compare with. It compares with no case yet, so that
 // runs that may not be compared are refused before anything is measured.
-func (r *runner) readBaseline() (*report.Report, error) {
-	older, err := loadReport(r.flags.baseline)
+func (r *runner) readBaseline() ([]*report.Report, error) {
+	older, err := loadReports(r.flags.baseline)
 	if err != nil {
 		return nil, err
 	}
-	_, _, err = r.flags.against.compare(older, r.report, float64(r.flags.margin))
+	_, _, err = r.flags.against.compare(older, []*report.Report{r.report}, float64(r.flags.margin))
 	return older, err
 }
 
 // compareWith adds the comparisons with an older run, if there is one.
-func (r *runner) compareWith(older *report.Report) error {
+func (r *runner) compareWith(older []*report.Report) error {
 	if older == nil {
 		return nil
 	}
-	base, list, err := r.flags.against.compare(older, r.report, float64(r.flags.margin))
+	base, list, err := r.flags.against.compare(older, []*report.Report{r.report}, float64(r.flags.margin))
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package report
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -16,6 +17,8 @@ type Baseline struct {
 	New     *Run     `json:"new_run"` // that of the cases, if another has compared them
 	Host    Host     `json:"host"`
 	Devices []Device `json:"devices"`
+	OldRuns int      `json:"old_runs"` // of how many reports the comparisons are
+	NewRuns int      `json:"new_runs"`
 	OnlyOld []string `json:"only_old"` // cases that the new run does not have
 	OnlyNew []string `json:"only_new"` // cases that the baseline does not have
 }
@@ -139,6 +142,57 @@ func sameCase(a, b Case, o CompareOptions) error {
 		}
 	}
 	return nil
+}
+
+// CompareRuns is Compare for several runs on a side: each old one is compared with each new
+// one, and the interval of a case contains theirs. So it knows what differs from run to run,
+// and a verdict is firm if it is the same for all. The baseline is the first old run.
+func CompareRuns(older, newer []*Report, o CompareOptions) (*Baseline, []Comparison, error) {
+	base, list, err := Compare(older[0], newer[0], o)
+	if err != nil {
+		return nil, nil, err
+	}
+	base.OldRuns, base.NewRuns = len(older), len(newer)
+	byName := map[string][]Comparison{}
+	for _, a := range older {
+		for _, b := range newer {
+			_, more, err := Compare(a, b, o)
+			if err != nil {
+				return nil, nil, err
+			}
+			for _, c := range more {
+				byName[c.B] = append(byName[c.B], c)
+			}
+		}
+	}
+	for i, c := range list {
+		list[i] = together(byName[c.B], len(older)*len(newer))
+	}
+	return base, list, nil
+}
+
+// together is one comparison of those of a case, of which there should be so many.
+func together(list []Comparison, want int) Comparison {
+	c := list[0]
+	if len(list) < want {
+		c.Ratio, c.Low, c.High, c.Needed = nil, nil, nil, nil
+		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
+		return c
+	}
+	mean, low, high := 0.0, math.Inf(1), 0.0
+	for _, x := range list {
+		if x.Ratio == nil {
+			return x
+		}
+		mean += math.Log(*x.Ratio) / float64(want)
+		low, high = min(low, *x.Low), max(high, *x.High)
+	}
+	e := stat.Estimate{N: want, Ratio: math.Exp(mean), Interval: stat.Interval{Low: low, High: high}}
+	c.Judge(e, nil)
+	if want > 1 {
+		c.Needed = nil // more samples in a run do not show what differs between runs
+	}
+	return c
 }
 
 // compareRuns compares a case with the same of an older run.

@@ -137,6 +137,9 @@ func runsFinding(r *Report) []string {
 	if worst != nil {
 		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (95 %% %.3f to %.3f).", worst.B, *worst.Ratio, *worst.Low, *worst.High))
 	}
+	if b := r.Baseline; b != nil && b.OldRuns*b.NewRuns == 1 {
+		list = append(list, "Two runs may differ by more than their intervals show: in clocks, in temperature, in where memory lies. Give several reports of each, as old1.json,old2.json,old3.json, and their intervals contain that.")
+	}
 	if b := r.Baseline; b != nil {
 		for _, x := range []struct {
 			run string

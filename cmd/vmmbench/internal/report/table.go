@@ -360,6 +360,9 @@ func chance(r *Report) string {
 	firm := map[stat.Verdict]int{}
 	firmCount, intervals := 0, 0
 	for _, c := range r.Comparisons {
+		if c.ofRuns() {
+			continue // what differs between two runs is not chance
+		}
 		if c.Low != nil && c.High != nil {
 			intervals++
 		}
