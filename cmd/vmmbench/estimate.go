@@ -10,7 +10,8 @@ import (
 // The speeds that an estimate begins with, in bytes a nanosecond. progress.left corrects
 // it by the groups that have ended.
 const (
-	hostRate   = 4.0    // copies of the host's memory, and page faults
+	hostRate   = 4.0    // copies of the host's memory
+	faultRate  = 1.2    // first writes to the host's memory, with a page fault for each page
 	linkRate   = 40.0   // between pinned memory and a GPU
 	slowRate   = 10.0   // between pageable memory and a GPU
 	deviceRate = 1500.0 // within a GPU

@@ -106,6 +106,9 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 	m.addVerify(f)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
+		if f.Changed("memory") && f.Changed("size") {
+			return usageError{errors.New("--memory and --size both say what to grow to")}
+		}
 		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
 	}
 	return c
@@ -320,9 +323,10 @@ func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Durat
 		bytes *= 8 // with what collecting the garbage takes
 	}
 	took := transferTime(bytes, rate(dev, d2d, noHost)) + callTime
-	if !onHost(dev) {
-		took += clearTime(2 * target)
+	if onHost(dev) {
+		return transferTime(bytes, faultRate)
 	}
+	took += clearTime(2 * target)
 	return took
 }
 

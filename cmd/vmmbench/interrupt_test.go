@@ -123,7 +123,7 @@ func (brokenOff) verify(context.Context, verify.Mode, int64) (verify.Result, err
 
 func TestInterruptDoesNotHideWrongData(t *testing.T) {
 	s, c := newRunner(), report.Case{}
-	s.finishCase(t.Context(), &c, brokenOff{}, measure.Outcome{}, verify.Full)
+	s.finishCase(t.Context(), group{}, &c, brokenOff{}, measure.Outcome{}, verify.Full)
 	require.Equal(t, report.Failed, c.Status)
 	require.Equal(t, uint64(1), c.Verify.Errors)
 	s.report.Cases = append(s.report.Cases, c, report.Case{Status: report.Interrupted})

@@ -92,7 +92,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	outcomes := measure.Run(ctx, c, work)
 	for k, i := range index {
-		r.finishCase(ctx, &cases[i], open[k], outcomes[k], mode)
+		r.finishCase(ctx, g, &cases[i], open[k], outcomes[k], mode)
 	}
 	return nil
 }
@@ -126,14 +126,14 @@ func closeContender(c contender) error {
 }
 
 // finishCase completes a case from the samples of its contender.
-func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o measure.Outcome, mode verify.Mode) {
+func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by contender, o measure.Outcome, mode verify.Mode) {
 	c.Samples = o.Times()
 	if o.Stop == measure.Failed || by == nil { // it is nil after an interrupt while memory was renewed
 		endWithError(c, o.Err)
 		return
 	}
 	if len(c.Samples) > 0 {
-		r.summarize(c, o)
+		r.summarize(g, c, o)
 		by.describe(c, o.Samples)
 	}
 	// Verifying takes as long as a sample, so an interrupt leaves it out.
@@ -153,7 +153,7 @@ func (r *runner) finishCase(ctx context.Context, c *report.Case, by contender, o
 }
 
 // summarize adds the statistics to a case.
-func (r *runner) summarize(c *report.Case, o measure.Outcome) {
+func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	sum := stat.Summarize(c.Samples)
 	c.Stats = &report.Stats{
 		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
@@ -166,6 +166,9 @@ func (r *runner) summarize(c *report.Case, o measure.Outcome) {
 		c.Stats.Low, c.Stats.High, c.Stats.ValueLow, c.Stats.ValueHigh = &of.Low, &of.High, &low, &high
 	} else {
 		c.Flags = append(c.Flags, "few-samples")
+	}
+	if g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2 {
+		c.Flags = append(c.Flags, "short-samples")
 	}
 	if sum.Correlated {
 		c.Flags = append(c.Flags, "correlated")

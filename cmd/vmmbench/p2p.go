@@ -247,7 +247,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	from, to, direction, n := pair.from, pair.to, pair.direction, pair.size
 	g := group{
 		name:    fmt.Sprintf("p2p/%s/%s/%s-%s", direction, size.Format(n), from, to),
-		samples: math.MaxInt,
+		samples: math.MaxInt, keepsMemory: true,
 	}
 	// Each group has its own data: what another pair left cannot pass for them.
 	pair.pattern.Seed = measure.Seed(seed, g.name)

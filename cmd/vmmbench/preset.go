@@ -21,7 +21,7 @@ type preset struct {
 type presetLine struct{ name, command string }
 
 // quickPreset is the default. Its sizes depend on the device, so its plan is a tour.
-const quickPreset = "quick"
+const quickPreset = report.CommandQuick
 
 // presets are in the order in which the help names them.
 var presets = []preset{

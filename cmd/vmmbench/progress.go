@@ -83,18 +83,18 @@ func (p *progress) begin(name string) {
 		_, _ = fmt.Fprintf(p.w, "[%d/%d] %s (%s left)\n", p.n, len(p.estimates), name, about(p.left(i)))
 		return
 	}
-	p.bar.Describe(fmt.Sprintf("[%d/%d] %s, %s left", p.n, len(p.estimates), name, about(p.left(i))))
 	p.quit, p.ended = make(chan struct{}), make(chan struct{})
-	go p.moveBar(i, p.quit, p.ended)
+	go p.moveBar(i, name, p.quit, p.ended)
 }
 
 // moveBar moves the bar while the i-th group is measured, up to its estimate.
-func (p *progress) moveBar(i int, quit <-chan struct{}, ended chan<- struct{}) {
+func (p *progress) moveBar(i int, name string, quit <-chan struct{}, ended chan<- struct{}) {
 	defer close(ended)
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
-	done, begun := sum(p.estimates[:i]), time.Now()
+	done, begun, left := sum(p.estimates[:i]), time.Now(), p.left(i)
 	for {
+		p.bar.Describe(fmt.Sprintf("[%d/%d] %s, %s left", i+1, len(p.estimates), name, about(left-time.Since(begun))))
 		_ = p.bar.Set64(int64(done + min(time.Since(begun), p.estimates[i])))
 		select {
 		case <-quit:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
@@ -31,7 +32,11 @@ func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
 		return t.sizes, slices.Max(t.sizes), 8
 	}
 	if onHost(dev) {
-		return size.List{16 << 20}, 64 << 20, 8
+		one, target := uint64(16<<20), uint64(64<<20)
+		for free, ok := machine.FreeMemory("/"); ok && target > 1<<20 && 8*target > free; target /= 2 {
+			one = min(one, target/8)
+		}
+		return size.List{one}, target, 8
 	}
 	one := uint64(1 << 30)
 	target, steps = 8<<30, 128

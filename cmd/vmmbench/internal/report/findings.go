@@ -18,7 +18,7 @@ func Findings(r *Report) []string {
 		a, b := cases[c.A], cases[c.B]
 		switch {
 		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
-		case rivalName(a) != "":
+		case rivalName(a) != "" && (a.Stats.Growth == nil || a.Stats.Growth.Moves > 0): // one step is no growth
 			if to := rivalName(a) + b.growthText(); !told[to] {
 				told[to] = true
 				list = append(list, growthFinding(c, a, b))
@@ -92,16 +92,19 @@ func (n *copyCount) add(c Comparison) {
 }
 
 func (n *copyCount) sentences() []string {
-	if n.all == 0 {
+	switch {
+	case n.all == 0:
 		return nil
+	case n.open == n.all:
+		return []string{fmt.Sprintf("Whether copies take as long in memory that grows as in other memory, within %g %%, cannot be told of any of the %d: this machine is too noisy for so few samples.", 100*n.margin, n.all)}
 	}
 	s := fmt.Sprintf("Of %d copies in memory that grows, %d take as long as in other memory, within %g %%", n.all, n.equal, 100*n.margin)
 	if n.open > 0 {
-		s += fmt.Sprintf("; for %d this machine is too noisy, or the samples too few, to tell", n.open)
+		s += fmt.Sprintf("; of %d it cannot be told, because this machine is too noisy for so few samples", n.open)
 	}
 	list := []string{s + "."}
 	for _, d := range n.differ {
-		list = append(list, "But "+d+".")
+		list = append(list, strings.ToUpper(d[:1])+d[1:]+".")
 	}
 	return list
 }

@@ -96,6 +96,11 @@ func (g grid) by(key int) []grid {
 	return list
 }
 
+// usual are the values of axes that no heading names: those without a flag.
+var usual = map[string]string{
+	"call": "async", "streams": "1", "step": "whole", "exportable": "no", "busy": "0", "write": "device", "how": "fd",
+}
+
 // liftConstants removes the columns whose value is the same in all rows, and the notes
 // that all rows have. It returns them in words. Of one row, nothing is the same.
 func (g *grid) liftConstants() []string {
@@ -114,7 +119,9 @@ func (g *grid) liftConstants() []string {
 			i++
 			continue
 		}
-		said = append(said, strings.TrimSpace(g.keys[i]+" "+g.rows[0].keys[i]))
+		if value := g.rows[0].keys[i]; usual[g.keys[i]] != value {
+			said = append(said, strings.TrimSpace(g.keys[i]+" "+value))
+		}
 		g.keys = dropAt(g.keys, i)
 		for n := range g.rows {
 			g.rows[n].keys = dropAt(g.rows[n].keys, i)

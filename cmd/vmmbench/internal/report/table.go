@@ -59,6 +59,8 @@ func (p *document) abilities(r *Report) {
 
 // figures adds what was measured.
 func (p *document) figures(r *Report) {
+	// The quick tour is one page of a terminal. All is in the other formats.
+	brief := r.Run.Command == CommandQuick && !p.markdown
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs := matrices(r)
 	for _, command := range commands(r) {
@@ -67,7 +69,9 @@ func (p *document) figures(r *Report) {
 			list = failedPairs(list)
 		}
 		p.add(list)
-		p.add(growths(r, command))
+		if !brief {
+			p.add(growths(r, command))
+		}
 		p.add(sharings(r, command))
 	}
 	best := bestByScale(pairs)
@@ -75,13 +79,19 @@ func (p *document) figures(r *Report) {
 		p.table(printed{heading: m.heading(), body: m.render(best[m.scale])})
 	}
 	for _, command := range commands(r) {
-		p.add(comparisons(r, command, false))
+		// What was found about copies is in the first sentences.
+		if !brief || command != "bw" {
+			p.add(comparisons(r, command, false))
+		}
 	}
 	p.add(otherComparisons(r))
 	for _, command := range commands(r) {
 		p.add(comparisons(r, command, true))
 	}
 	p.para(chance(r))
+	if brief {
+		p.para("Steps of growing, and the comparisons of copies: -o quick.json, then vmmbench report.")
+	}
 	p.legend()
 	p.list(notHere(r))
 	if r.Baseline != nil {
@@ -325,6 +335,14 @@ func notHere(r *Report) []string {
 	return list
 }
 
+// counted is a number of things.
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprint(n, " ", what, "s")
+}
+
 func summary(r *Report) string {
 	var checked, wrong uint64
 	for _, c := range r.Cases {
@@ -335,13 +353,13 @@ func summary(r *Report) string {
 	}
 	// Passed is always there; the other statuses only if there are any.
 	count := r.Count()
-	s := fmt.Sprintf("%d cases: %d passed", len(r.Cases), count[Passed])
+	s := fmt.Sprintf("%s: %d passed", counted(len(r.Cases), "case"), count[Passed])
 	for _, status := range []Status{Failed, Error, Waived, Interrupted} {
 		if count[status] > 0 {
 			s += fmt.Sprintf(", %d %s", count[status], status)
 		}
 	}
-	s += fmt.Sprintf("; %d comparisons; %d bytes verified, %d wrong; %.1f s", len(r.Comparisons), checked, wrong, r.Run.Seconds)
+	s += fmt.Sprintf("; %s; %s verified, %s wrong; %.1f s", counted(len(r.Comparisons), "comparison"), size.Approx(checked), counted(int(wrong), "byte"), r.Run.Seconds)
 	if r.Run.Interrupted {
 		s += "; interrupted, so this is not all"
 	}
