@@ -63,6 +63,8 @@ func TestShareReaderIsKilled(t *testing.T) {
 	cmd := process(t, twoGroups+" -o "+file)
 	require.NoError(t, cmd.Start())
 	signalReader(t, cmd.Process.Pid, syscall.SIGKILL)
+	// This is what a write to that reader may cause. It is not about stdout.
+	require.NoError(t, cmd.Process.Signal(syscall.SIGPIPE))
 	var exit *exec.ExitError
 	require.ErrorAs(t, cmd.Wait(), &exit)
 	require.Equal(t, report.ExitError, exit.ExitCode())
