@@ -16,8 +16,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
+	"syscall"
 )
 
 func main() {
@@ -26,9 +28,27 @@ func main() {
 	if len(pipeSignals) > 0 {
 		// Stdout may be a pipe to head. While this is on, writes to it fail instead of ending
 		// the process, so the files are still written.
-		ctx, stop = signal.NotifyContext(ctx, pipeSignals...)
+		signal.Notify(make(chan os.Signal, 1), pipeSignals...)
 	}
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	ctx, cancel := context.WithCancel(ctx)
+	code := run(ctx, os.Args[1:], pipeOut{os.Stdout, cancel}, os.Stderr)
+	cancel()
 	stop()
 	os.Exit(code)
+}
+
+// pipeOut is stdout. It ends the run when nobody reads it any more. The signal alone would
+// not do: it also comes when a process that reads for share has ended.
+type pipeOut struct {
+	*os.File
+	end func()
+}
+
+// Write implements io.Writer.
+func (p pipeOut) Write(b []byte) (int, error) {
+	n, err := p.File.Write(b)
+	if errors.Is(err, syscall.EPIPE) {
+		p.end()
+	}
+	return n, err
 }

@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
@@ -43,19 +45,81 @@ func openFile(name string) (*output, error) {
 	if err != nil {
 		return nil, err
 	}
-	if file, err := filepath.EvalSymlinks(name); err == nil {
-		name = file // a link stays a link
+	if name, err = resolveLinks(name); err != nil {
+		return nil, err
 	}
 	out := &output{Output: report.Output{Format: format}}
 	st, err := os.Stat(name)
-	if inPlace := err == nil && !st.Mode().IsRegular(); inPlace {
-		out.file, err = os.Create(name)
-	} else {
+	switch {
+	case err == nil && !st.Mode().IsRegular():
+		out.file, err = openInPlace(name, st.Mode())
+	case err == nil || errors.Is(err, fs.ErrNotExist):
 		out.target = name
-		out.file, err = os.OpenFile(fmt.Sprintf("%s.%d.tmp", name, os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		out.file, err = createBeside(name, st)
 	}
 	out.W = out.file
 	return out, err
+}
+
+// openInPlace opens what is not a regular file. A named pipe has to have a reader by then:
+// what is written to one without is lost when the run ends.
+func openInPlace(name string, mode fs.FileMode) (*os.File, error) {
+	how := os.O_WRONLY
+	if mode&fs.ModeNamedPipe != 0 {
+		how |= syscall.O_NONBLOCK // without it, this waits for a reader
+	}
+	f, err := os.OpenFile(name, how, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		return nil, fmt.Errorf("output file %q: nobody reads this pipe", name)
+	}
+	return f, err
+}
+
+// createBeside creates the temporary file for name, with the permissions of old, the file
+// that is there. old may be nil.
+func createBeside(name string, old fs.FileInfo) (*os.File, error) {
+	mode := fs.FileMode(0o666)
+	if old != nil {
+		mode = old.Mode().Perm()
+	}
+	f, err := os.OpenFile(fmt.Sprintf("%s.%d.tmp", name, os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil || old == nil {
+		return f, err
+	}
+	// The process may take some permissions from what it creates.
+	if err := f.Chmod(mode); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+	}
+	return f, nil
+}
+
+// maxLinks is how many links of links are followed: a loop has no end.
+const maxLinks = 40
+
+// resolveLinks returns what a name is a link to, so that it stays a link. There need not be
+// such a file yet.
+func resolveLinks(name string) (string, error) {
+	first := name
+	for range maxLinks {
+		st, err := os.Lstat(name)
+		if err != nil || st.Mode()&fs.ModeSymlink == 0 {
+			return name, nil // what is wrong with it is found when it is opened
+		}
+		to, err := os.Readlink(name)
+		if err != nil {
+			return "", err
+		}
+		if !filepath.IsAbs(to) {
+			// Its folder may be a link too, and have another folder above it.
+			dir, err := filepath.EvalSymlinks(filepath.Dir(name))
+			if err != nil {
+				return "", err
+			}
+			to = filepath.Join(dir, to)
+		}
+		name = to
+	}
+	return "", fmt.Errorf("output file %q: too many links", first)
 }
 
 // start writes what is known before the first case. If it fails, the caller must drop

@@ -105,3 +105,49 @@ func TestRunThatCannotStartLeavesTheLastReport(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, left, 3, "no temporary file is left")
 }
+
+// A link to a file that is not there yet has the file made, and stays a link.
+func TestOutputThroughLinks(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link.json")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub"), 0o700))
+	require.NoError(t, os.Symlink("sub/next.json", link))
+	require.NoError(t, os.Symlink("../file.json", filepath.Join(dir, "sub", "next.json")))
+	code, _, stderr := bench(t, "info", "--device", "host", "-o", link)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	st, err := os.Lstat(filepath.Join(dir, "file.json"))
+	require.NoError(t, err)
+	require.True(t, st.Mode().IsRegular())
+	to, err := os.Readlink(link)
+	require.NoError(t, err)
+	require.Equal(t, "sub/next.json", to)
+
+	loop := filepath.Join(dir, "loop.json")
+	require.NoError(t, os.Symlink("loop.json", loop))
+	code, _, stderr = bench(t, "info", "--device", "host", "-o", loop)
+	require.Equal(t, report.ExitError, code)
+	require.Contains(t, stderr, "too many")
+	to, err = os.Readlink(loop)
+	require.NoError(t, err)
+	require.Equal(t, "loop.json", to)
+}
+
+// A report that replaces another has the same permissions.
+func TestOutputKeepsPermissions(t *testing.T) {
+	for _, suffix := range []string{"json", "ndjson"} {
+		file := filepath.Join(t.TempDir(), "a."+suffix)
+		require.NoError(t, os.WriteFile(file, nil, 0o600))
+		code, _, stderr := bench(t, "info", "--device", "host", "-o", file)
+		require.Equal(t, report.ExitPassed, code, stderr)
+		st, err := os.Stat(file)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), st.Mode().Perm())
+		require.NotZero(t, st.Size())
+	}
+}
+
+func TestHTMLIsMadeByReport(t *testing.T) {
+	code, _, stderr := bench(t, "info", "--device", "host", "-o", filepath.Join(t.TempDir(), "a.html"))
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, stderr, "write FILE.json, then vmmbench report FILE.json -o FILE.html")
+}

@@ -32,7 +32,8 @@ Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv,
 	c.Args = wantReports
 	output := c.Flags().StringP("output", "o", "", "the file, with the suffix .html, or that of another format")
 	only := c.Flags().StringSlice("only", nil, "take the cases whose names begin so, as grow or grow/1GiB")
-	c.RunE = func(_ *cobra.Command, files []string) error {
+	c.RunE = func(c *cobra.Command, files []string) error {
+		defer endAtSignal(c.Context())()
 		suffix := filepath.Ext(*output)
 		html := suffix == ".html" || suffix == ".htm"
 		format, err := report.FormatOf(*output)

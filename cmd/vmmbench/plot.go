@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // Formats of pictures.
@@ -19,6 +21,15 @@ const (
 	formatSVG = "svg"
 	formatPNG = "png"
 )
+
+// exitNow ends the process. Tests replace it.
+var exitNow = os.Exit
+
+// endAtSignal has the first signal end the process, until stop is called: who draws has
+// nothing to complete.
+func endAtSignal(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { exitNow(report.ExitInterrupted) })
+}
 
 func (a *app) plot() *cobra.Command {
 	c := command(&cobra.Command{
@@ -54,7 +65,8 @@ of the files go to stdout. What no picture can show is left out, and named on st
 	f.Var(&kinds, "kind", "kinds of pictures")
 	f.Var(&theme, "theme", "colors for light or dark pages")
 	f.Var(&format, "format", "format of pictures in a folder")
-	c.RunE = func(_ *cobra.Command, files []string) error {
+	c.RunE = func(c *cobra.Command, files []string) error {
+		defer endAtSignal(c.Context())()
 		// A single file has its format in its name.
 		single := pictureFormat(output)
 		if single != "" && f.Changed("format") {

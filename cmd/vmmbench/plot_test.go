@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -103,6 +106,26 @@ func TestReportFormats(t *testing.T) {
 	got, err = loadReport(part)
 	require.NoError(t, err)
 	require.Equal(t, whole, got)
+}
+
+// The first signal ends what draws: there is nothing to complete.
+func TestSignalEndsDrawing(t *testing.T) {
+	file, dir := measured(t), t.TempDir()
+	was := exitNow
+	t.Cleanup(func() { exitNow = was })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, args := range [][]string{{"plot", file, "-o", dir}, {"report", file, "-o", filepath.Join(dir, "x.html")}} {
+		codes := make(chan int, 1)
+		exitNow = func(code int) { codes <- code }
+		run(ctx, args, io.Discard, io.Discard)
+		select {
+		case code := <-codes:
+			require.Equal(t, report.ExitInterrupted, code)
+		case <-time.After(30 * time.Second):
+			require.Fail(t, "the signal has no effect", args)
+		}
+	}
 }
 
 func TestPlotAndReportRefuse(t *testing.T) {

@@ -154,9 +154,20 @@ func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
 		return nil, err
 	}
 	undo = func() error {
-		var err error
+		// If one is lost, another may wait for what does not come any more.
+		err := s.lost()
 		for _, p := range s.procs {
-			err = errors.Join(err, p.close())
+			if err != nil {
+				p.end(err)
+			}
+		}
+		for _, p := range s.procs {
+			if failed := p.close(); err == nil {
+				err = failed
+			}
+		}
+		if errors.Is(err, context.Canceled) { // then each case says so by itself
+			err = nil
 		}
 		if s.server != nil {
 			err = errors.Join(err, s.server.Close())
@@ -176,6 +187,16 @@ func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
 		s.procs = append(s.procs, p)
 	}
 	return undo, nil
+}
+
+// lost returns why a reader takes no requests any more, nil if all do.
+func (s *sharing) lost() error {
+	for _, p := range s.procs {
+		if err := p.lost(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // open publishes a range of its own for the contender.
@@ -239,7 +260,8 @@ func (c *sharer) publish(ctx context.Context) error {
 func (c *sharer) unpublish() error {
 	var err error
 	if c.p != nil {
-		if c.op != opAttach {
+		// Views end with their processes.
+		if c.op != opAttach && c.lost() == nil {
 			_, err = c.all(readerRequest{Do: doLeave, Name: c.name})
 		}
 		err = errors.Join(err, c.p.Close())
@@ -251,14 +273,16 @@ func (c *sharer) unpublish() error {
 	return err
 }
 
-// all makes the same request to all readers and returns the replies.
+// all makes the same request to all readers and returns the replies. If one is lost, none
+// is asked any more: the others may still be at an earlier request.
 func (c *sharer) all(q readerRequest) ([]readerReply, error) {
-	var err error
-	for _, p := range c.procs {
-		err = errors.Join(err, p.send(q))
-	}
-	if err != nil {
+	if err := c.lost(); err != nil {
 		return nil, err
+	}
+	for _, p := range c.procs {
+		if err := p.send(q); err != nil {
+			return nil, err
+		}
 	}
 	return c.replies()
 }
@@ -270,6 +294,9 @@ func (c *sharer) replies() ([]readerReply, error) {
 	for _, p := range c.procs {
 		r, failed := p.receive()
 		list, err = append(list, r), errors.Join(err, failed)
+		if lost := p.lost(); lost != nil {
+			return list, lost
+		}
 	}
 	return list, err
 }

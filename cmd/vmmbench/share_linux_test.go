@@ -14,9 +14,7 @@ func readersAreTests(t *testing.T) {
 	t.Helper()
 	was := readerArgs
 	t.Cleanup(func() { readerArgs = was })
-	readerArgs = func(args ...string) (argv, env []string) {
-		return []string{"-test.run=^TestMainProcess$"}, []string{mainEnv + "=" + strings.Join(args, " ")}
-	}
+	readerArgs = testReader
 }
 
 func TestShare(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,67 +45,12 @@ type readerReply struct {
 	Error string         `json:"error,omitempty"`
 }
 
-// readerProcess is a process that reads.
-type readerProcess struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
-
 // readerCommand is the name of the hidden command that a reader runs.
 const readerCommand = "share-reader"
 
 // readerArgs returns the arguments and the additional environment of a reader. Tests
 // replace it, since their program has other arguments.
 var readerArgs = func(args ...string) (argv, env []string) { return args, nil }
-
-// startReader starts a process that reads what a server on path has published.
-func startReader(ctx context.Context, device, path string) (*readerProcess, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	argv, env := readerArgs(readerCommand, "--device", device, "--socket", path)
-	p := &readerProcess{cmd: exec.CommandContext(context.WithoutCancel(ctx), self, argv...)}
-	p.cmd.Env, p.cmd.Stderr = append(os.Environ(), env...), os.Stderr
-	endWithParent(p.cmd)
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	p.out = json.NewDecoder(bufio.NewReader(out))
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if _, err := p.receive(); err != nil { // its first reply comes when it has opened the device
-		return nil, errors.Join(fmt.Errorf("a process that reads: %w", err), p.close())
-	}
-	return p, nil
-}
-
-func (p *readerProcess) send(q readerRequest) error { return json.NewEncoder(p.in).Encode(q) }
-
-// wake writes the byte that a reader waits for after doByte.
-func (p *readerProcess) wake() error {
-	_, err := p.in.Write([]byte("\n"))
-	return err
-}
-
-func (p *readerProcess) receive() (r readerReply, err error) {
-	if err := p.out.Decode(&r); err != nil {
-		return r, err
-	}
-	if r.Error != "" {
-		err = errors.New(r.Error)
-	}
-	return r, err
-}
-
-// close ends the process: it reads its stdin to the end.
-func (p *readerProcess) close() error { return errors.Join(p.in.Close(), p.cmd.Wait()) }
 
 // shareReader is the command of a process that reads.
 func (a *app) shareReader() *cobra.Command {

@@ -26,7 +26,13 @@ func TestMainProcess(t *testing.T) {
 		t.Skip("is run by other tests")
 	}
 	os.Args = append([]string{"vmmbench"}, strings.Fields(args)...)
+	readerArgs = testReader
 	main()
+}
+
+// testReader has a process that reads run this test's program.
+func testReader(args ...string) (argv, env []string) {
+	return []string{"-test.run=^TestMainProcess$"}, []string{mainEnv + "=" + strings.Join(args, " ")}
 }
 
 // process is vmmbench with these arguments, without a report on stdout.

@@ -107,6 +107,8 @@ func colors() string {
 }
 
 func newSection(id, name string, r *report.Report, st *styles) (section, []string, error) {
+	whole := r
+	r, left := whole.First(report.MaxShown)
 	s := section{
 		ID: id, Title: titleOf(r), Findings: report.Findings(r),
 		About: pieces(report.About(r)), Abilities: pieces(report.Abilities(r)), Figures: pieces(report.Figures(r)),
@@ -121,12 +123,15 @@ func newSection(id, name string, r *report.Report, st *styles) (section, []strin
 	if r.Run.Error != "" {
 		s.Warnings = append(s.Warnings, "The run ended with an error: "+string(r.Run.Error))
 	}
-	if n := r.Count()[report.Failed]; n > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("Data were wrong in %d of %d cases.", n, len(r.Cases)))
+	if n := whole.Count()[report.Failed]; n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("Data were wrong in %d of %d cases.", n, len(whole.Cases)))
+	}
+	if len(left) > 0 {
+		s.Warnings = append(s.Warnings, "Not shown: "+strings.Join(left, ", ")+".")
 	}
 
 	// Charts come ordered by kind.
-	charts, left := plot.Charts(r)
+	charts, notDrawn := plot.Charts(r)
 	for _, c := range charts {
 		p, err := newPicture(id, c, st)
 		if err != nil {
@@ -139,7 +144,7 @@ func newSection(id, name string, r *report.Report, st *styles) (section, []strin
 		last := &s.Groups[len(s.Groups)-1]
 		last.Pictures = append(last.Pictures, p)
 	}
-	return s, left, nil
+	return s, append(left, notDrawn...), nil
 }
 
 // titleOf is the command and the devices.

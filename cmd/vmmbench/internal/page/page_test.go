@@ -2,6 +2,7 @@ package page
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -68,6 +69,18 @@ func TestPage(t *testing.T) {
 		}
 	}
 	require.Equal(t, page, write(t, load(t)), "twice the same")
+}
+
+// A page of very many cases has the first, and says so.
+func TestPageOfManyCases(t *testing.T) {
+	r := load(t)
+	r.Cases = r.Cases[:1]
+	for i := range report.MaxShown {
+		r.Cases = append(r.Cases, report.Case{ID: fmt.Sprintf("case-%d", i), Status: report.Waived})
+	}
+	page := write(t, r)
+	require.Contains(t, page, "Not shown: the last 1 of 2001 cases")
+	require.NotContains(t, page, fmt.Sprintf("case-%d", report.MaxShown-1))
 }
 
 // outside are the addresses that a page refers to, but for its own parts, data in it, and

@@ -48,9 +48,11 @@ type Chart struct {
 	footer     string
 }
 
-// Charts returns the pictures of a report. left says what no picture shows, and why.
+// Charts returns the pictures of a report, of no more cases than report.MaxShown. left says
+// what no picture shows, and why.
 func Charts(r *report.Report, kinds ...Kind) (list []*Chart, left []string) {
-	d := &drawing{report: r}
+	r, left = r.First(report.MaxShown)
+	d := &drawing{report: r, left: left}
 	waived := 0
 	for _, c := range r.Cases {
 		switch {

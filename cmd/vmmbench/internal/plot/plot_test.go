@@ -266,6 +266,25 @@ func TestTicks(t *testing.T) {
 	require.Equal(t, "1.5 s", formatTime(1.5e9))
 }
 
+// Of a report with very many cases the first are drawn, and it says so.
+func TestManyCases(t *testing.T) {
+	r := one("bw/h2d/1KiB/vmm", "GB/s", report.Axes{{Name: "size", Value: uint64(1 << 10)}}, 5, 6)
+	c := r.Cases[0]
+	for i := range report.MaxShown {
+		c.ID = fmt.Sprintf("ops/%d/map", i)
+		r.Cases = append(r.Cases, c)
+	}
+	one := 1.0
+	r.Comparisons = []report.Comparison{
+		{ID: "a", A: r.Cases[0].ID, B: r.Cases[1].ID, Ratio: &one, Low: &one, High: &one},
+		{ID: "b", A: r.Cases[0].ID, B: c.ID, Ratio: &one, Low: &one, High: &one},
+	}
+	_, left := Charts(r, Ratio)
+	require.Equal(t, []string{"the last 1 of 2001 cases", "1 of 2 comparisons"}, left)
+	require.Len(t, r.Cases, report.MaxShown+1, "the report stays as it was")
+	require.Len(t, r.Comparisons, 2)
+}
+
 // A line with few points keeps its highest and lowest.
 func TestExtremes(t *testing.T) {
 	r := one("x", "us", nil, make([]float64, 5000)...)

@@ -105,7 +105,7 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, which string)
 
 	// 1 and the margin are always seen.
 	low, high := rowBounds(rows)
-	low, high = min(max(low, 1e-6), 1-margin), max(high, 1+margin)
+	low, high = min(max(low, 1e-6), 1-margin), max(min(high, 1e6), 1+margin)
 	x := logAxis("ratio of times", low, high, func(v float64) string { return trim(math.Round(v*1e6) / 1e6) })
 	var said []string
 	for i, v := range verdicts {

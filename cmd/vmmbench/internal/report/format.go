@@ -53,6 +53,8 @@ func FormatOf(name string) (Format, error) {
 		return GoBench, nil
 	case "json", "ndjson", "csv", "md":
 		return Format(suffix), nil
+	case "html", "htm":
+		return "", fmt.Errorf("output file %q: a page is made later: write FILE.json, then vmmbench report FILE.json -o FILE.html", name)
 	}
 	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv, .md or .bench", name)
 }

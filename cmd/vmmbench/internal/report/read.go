@@ -2,13 +2,13 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
-
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"strconv"
 )
 
 // Read reads a report that was written as JSON or as ndjson; it looks at the content
@@ -149,23 +149,21 @@ func (r *Report) complete() error {
 		b.Run.Args, b.Host.Limits = notNil(b.Run.Args), notNil(b.Host.Limits)
 		b.Devices, b.OnlyOld, b.OnlyNew = notNil(b.Devices), notNil(b.OnlyOld), notNil(b.OnlyNew)
 	}
-	// Names, statuses and verdicts are what everything else goes by.
+	if r.Run.Measure != nil {
+		if err := checkMargin(r.Run.Measure.Margin); err != nil {
+			return fmt.Errorf("report: run: %w", err)
+		}
+	}
 	for i := range r.Cases {
 		c := &r.Cases[i]
-		switch {
-		case c.ID == "":
-			return fmt.Errorf("report: case %d has no id", i)
-		case !slices.Contains(statuses, c.Status):
-			return fmt.Errorf("report: case %s: status %q is none of %v", c.ID, c.Status, statuses)
+		if err := c.check(); err != nil {
+			return fmt.Errorf("report: case %s: %w", cmp.Or(c.ID, strconv.Itoa(i)), err)
 		}
 		c.Axes, c.Samples, c.Flags = notNil(c.Axes), notNil(c.Samples), notNil(c.Flags)
 	}
 	for _, c := range r.Comparisons {
-		switch {
-		case !slices.Contains(stat.Verdicts(), c.Verdict):
-			return fmt.Errorf("report: comparison %s: verdict %q is none of %v", c.ID, c.Verdict, stat.Verdicts())
-		case c.Verdict.Firm() && (c.Ratio == nil || c.Low == nil || c.High == nil):
-			return fmt.Errorf("report: comparison %s: it is %s without an interval", c.ID, c.Verdict)
+		if err := c.check(); err != nil {
+			return fmt.Errorf("report: comparison %s: %w", c.ID, err)
 		}
 	}
 	return nil

@@ -3,6 +3,8 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -69,6 +71,11 @@ func TestReadOfAKilledRun(t *testing.T) {
 	require.ErrorContains(t, err, "cut off", "JSON is written at once")
 }
 
+// withCase is a report of a case with these fields.
+func withCase(fields string) string {
+	return `{"schema":"vmmbench/1","cases":[{"id":"x","status":"passed",` + fields + `}]}`
+}
+
 func TestReadRefuses(t *testing.T) {
 	const head = `{"schema":"vmmbench/1","run":{}}` + "\n"
 	for _, c := range []struct{ text, want string }{
@@ -83,11 +90,27 @@ func TestReadRefuses(t *testing.T) {
 		{`{"schema":"vmmbench/2","run":7}` + "\n", `"vmmbench/2"`},
 		{`{"schema":"vmmbench/1","cases":7}`, "report: json"},
 		{`{"schema":"vmmbench/1","cases":[]} 7`, "cut off"},
-		{`{"schema":"vmmbench/1","cases":[{"status":"passed"}]}`, "case 0 has no id"},
+		{`{"schema":"vmmbench/1","cases":[{"status":"passed"}]}`, "case 0: it has no id"},
 		{`{"schema":"vmmbench/1","cases":[{"id":"x","status":"fine"}]}`, `status "fine"`},
 		{`{"schema":"vmmbench/1","cases":[{"id":"x","status":"passed","axes":{"a":[1]}}]}`, "no plain value"},
 		{`{"schema":"vmmbench/1","cases":[],"comparisons":[{"id":"x","verdict":"unclear"}]}`, `verdict "unclear"`},
 		{`{"schema":"vmmbench/1","cases":[],"comparisons":[{"id":"x","verdict":"slower","ratio":2}]}`, "without an interval"},
+		{`{"schema":"vmmbench/1","cases":[],"comparisons":[{"id":"x","verdict":"waived","margin":1e308}]}`, "comparison x: margin 1e+308 is not in [0, 1)"},
+		{`{"schema":"vmmbench/1","cases":[],"comparisons":[{"id":"x","verdict":"waived","margin":-0.1}]}`, "comparison x: margin -0.1"},
+		{`{"schema":"vmmbench/1","cases":[],"comparisons":[{"id":"x","verdict":"waived","ratio":-1}]}`, "comparison x: -1 is"},
+		{`{"schema":"vmmbench/1","cases":[],"run":{"measure":{"margin":1}}}`, "run: margin 1 is"},
+		{withCase(`"samples_ns":[1,-2]`), "case x: -2 is"},
+		{withCase(`"samples_ns":[1,1e999]`), "report: json"},
+		{withCase(`"bytes":-1`), "report: json"},
+		{withCase(`"stats":{"n":-1,"loops":1}`), "case x: -1 samples"},
+		{withCase(`"stats":{"n":1,"loops":0}`), "case x: 0 repetitions"},
+		{withCase(`"samples_ns":[1,2],"stats":{"n":3,"loops":1}`), "case x: 3 samples by its statistics, 2 in its list"},
+		{withCase(`"stats":{"n":1,"loops":1,"median_ns":-1}`), "case x: -1 is"},
+		{withCase(`"stats":{"n":1,"loops":1,"value":-7}`), "case x: -7 is"},
+		{withCase(`"stats":{"n":1,"loops":1,"forward":-8}`), "case x: -8 is"},
+		{withCase(`"stats":{"n":1,"loops":1,"step_samples_ns":[[-9]]}`), "case x: -9 is"},
+		{withCase(`"stats":{"n":1,"loops":1,"steps":-2}`), "case x: -2 is"},
+		{withCase(`"stats":{"n":1,"loops":1,"p99_ns":-4}`), "case x: -4 is"},
 		{head + `{"case":` + "\n" + `{"end":{}}` + "\n", "line 2"},
 		{head + `{"case":7}`, "line 2"},
 		{head + `{"case":{"id":"x"}}`, `status ""`},
@@ -136,4 +159,28 @@ func FuzzRead(f *testing.F) {
 			require.NoError(t, Output{W: &bytes.Buffer{}, Format: Table}.Finished(r))
 		}
 	})
+}
+
+// Reports that were measured can be read.
+func TestReadMeasured(t *testing.T) {
+	files := []string{}
+	for _, pattern := range []string{
+		"../../../../docs/benchmarks/*.json", "../../testdata/*/*.ndjson", "../../testdata/*/*.json", "testdata/*.ndjson", "testdata/*.json",
+	} {
+		found, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		files = append(files, found...)
+	}
+	read := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if !bytes.Contains(text, []byte(`"`+Schema+`"`)) {
+			continue // what else there is
+		}
+		_, err = Read(bytes.NewReader(text))
+		require.NoError(t, err, file)
+		read++
+	}
+	require.GreaterOrEqual(t, read, 10)
 }
