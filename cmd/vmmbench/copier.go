@@ -58,8 +58,8 @@ func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_
 			err = errors.Join(err, c.close())
 		}
 	}()
-	source := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, kind, layout, c.fill) }
-	target := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, kind, layout, poison) }
+	source := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, kind, layout) }
+	target := func() (*buffer, error) { return c.deviceEnd(ctx, s.dev, kind, layout) }
 	if s.direction == d2d {
 		src, err := source()
 		if err != nil {
@@ -117,22 +117,16 @@ type copier struct {
 	own       []*buffer // freed by close
 }
 
-// deviceEnd makes the device's end of a transfer and prepares its contents. c
-// owns it.
-func (c *copier) deviceEnd(ctx context.Context, dev device, kind string, layout shape, prepare func(context.Context, *buffer) error) (*buffer, error) {
+// deviceEnd makes the device's end of a transfer, and writes all of it: memory of the host
+// gets its pages so. c owns it.
+func (c *copier) deviceEnd(ctx context.Context, dev device, kind string, layout shape) (*buffer, error) {
 	b, err := deviceBuffer(dev, kind, layout)
 	if err != nil {
 		return nil, err
 	}
 	c.own = append(c.own, b)
-	return b, prepare(ctx, b)
+	return b, b.poison(ctx)
 }
-
-// fill makes b a source.
-func (c *copier) fill(ctx context.Context, b *buffer) error { return b.fill(ctx, c.pattern) }
-
-// poison makes b a target.
-func poison(ctx context.Context, b *buffer) error { return b.poison(ctx) }
 
 func (c *copier) measure(ctx context.Context, loops int) (measure.Sample, error) {
 	return c.timer.time(ctx, loops, c.copies...)
@@ -146,8 +140,14 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if mode == verify.Off {
 		return result, nil
 	}
-	// What the samples left must not pass for the work of this copy.
+	// What the samples left must not pass for the work of this copy. Until now no data were
+	// needed on the device: memory is made anew several times, and filling it takes longer.
 	for _, t := range c.transfers {
+		if slices.Contains(c.own, t.src) {
+			if err := t.src.fill(ctx, c.pattern); err != nil {
+				return result, err
+			}
+		}
 		if err := t.dst.poison(ctx); err != nil {
 			return result, err
 		}

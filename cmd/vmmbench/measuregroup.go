@@ -160,6 +160,9 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
 		Value: inUnit(c, sum.Median),
 	}
+	if g.keepsMemory {
+		c.Stats.Rounds = o.Rounds
+	}
 	if of := sum.Interval; of != nil {
 		low, high := inUnit(c, of.Low), inUnit(c, of.High)
 		low, high = min(low, high), max(low, high) // the longest time is the lowest bandwidth
@@ -233,6 +236,10 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 			c.Reason = "one was timed behind a gate and the other not"
 		default:
 			c.Judge(stat.Ratio(a.Samples, b.Samples))
+			if places := min(a.Stats.Rounds, b.Stats.Rounds); g.keepsMemory && c.Verdict.Firm() && !stat.Enough(places) {
+				c.Verdict = stat.TooFew
+				c.Reason = report.Text(fmt.Sprintf("memory lay in %d places, a verdict needs %d: give it more --max-time", places, stat.MinSamples))
+			}
 		}
 		list = append(list, c)
 	}

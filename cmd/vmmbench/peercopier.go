@@ -83,10 +83,10 @@ func (p *peerPair) contender(ctx context.Context, kind string) (_ contender, err
 func (c *peerCopier) addCopy(ctx context.Context, src, dst, by device) error {
 	var t transfer
 	var err error
-	if t.src, err = c.memory(ctx, src, by, c.fill); err != nil {
+	if t.src, err = c.memory(ctx, src, by); err != nil {
 		return err
 	}
-	if t.dst, err = c.memory(ctx, dst, by, poison); err != nil {
+	if t.dst, err = c.memory(ctx, dst, by); err != nil {
 		return err
 	}
 	f := func(s driver.Stream) error { return c.pair.from.raw.Copy(t.dst.ptr, t.src.ptr, c.pair.size, s) }
@@ -101,7 +101,7 @@ func (c *peerCopier) addCopy(ctx context.Context, src, dst, by device) error {
 
 // memory makes one end of a transfer: memory of owner that the device by copies
 // from or to.
-func (c *peerCopier) memory(ctx context.Context, owner, by device, prepare func(context.Context, *buffer) error) (*buffer, error) {
+func (c *peerCopier) memory(ctx context.Context, owner, by device) (*buffer, error) {
 	kind, layout := memPlain, shape{size: c.pair.size}
 	if c.kind == memVMM {
 		kind = memVMM
@@ -109,7 +109,7 @@ func (c *peerCopier) memory(ctx context.Context, owner, by device, prepare func(
 			layout.peer = by.Device
 		}
 	}
-	return c.deviceEnd(ctx, owner, kind, layout, prepare)
+	return c.deviceEnd(ctx, owner, kind, layout)
 }
 
 // copyByOther has the other device copy, between two events of a stream of this

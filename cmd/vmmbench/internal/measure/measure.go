@@ -68,6 +68,7 @@ type Config struct {
 type Outcome struct {
 	Samples []Sample
 	Loops   int
+	Rounds  int // placements of the memory that the samples are of
 	Stop    Stop
 	Err     error
 }
@@ -85,7 +86,7 @@ func (o Outcome) Times() []float64 {
 // its samples so far are kept. If ctx is done, Run returns what there is; an
 // unfinished sample does not count.
 func Run(ctx context.Context, c Config, contenders []Func) []Outcome {
-	r := &run{Config: c, start: c.Now(), contenders: contenders, out: make([]Outcome, len(contenders))}
+	r := &run{Config: c, start: c.Now(), contenders: contenders, out: make([]Outcome, len(contenders)), rounds: 1}
 	for i := range contenders {
 		r.calibrate(ctx, i)
 	}
@@ -111,9 +112,16 @@ type run struct {
 	contenders []Func
 	out        []Outcome
 	renewing   time.Duration // how long Renew has taken
+	rounds     int           // placements so far
 }
 
 func (r *run) outOfTime() bool { return r.Now().Sub(r.start) >= r.MaxTime }
+
+// progress is the part of the samples that has been taken, or of MaxTime that is over,
+// whichever is more.
+func (r *run) progress(block int) float64 {
+	return max(float64(block)/float64(r.Samples), float64(r.Now().Sub(r.start))/float64(r.MaxTime))
+}
 
 // blocks measures block after block.
 func (r *run) blocks(ctx context.Context) Stop {
@@ -132,8 +140,8 @@ func (r *run) blocks(ctx context.Context) Stop {
 		if block >= max(1, r.MinBlocks) && r.outOfTime() {
 			return OutOfTime
 		}
-		if at := block * r.Rounds / r.Samples; at > round {
-			round = at
+		if at := min(int(r.progress(block)*float64(r.Rounds)), r.Rounds-1); at > round {
+			round++
 			shuffle() // the first to open gets the memory that was given back last
 			r.renew(ctx, order)
 		}
@@ -153,6 +161,7 @@ func (r *run) blocks(ctx context.Context) Stop {
 			}
 			if ok {
 				r.out[i].Samples = append(r.out[i].Samples, s.per(r.out[i].Loops))
+				r.out[i].Rounds = r.rounds
 			}
 		}
 	}
@@ -171,7 +180,7 @@ func (r *run) sample(ctx context.Context, i int) (Sample, bool) {
 // renew calls Renew, and has each contender work once on its new memory, without a sample.
 // If that takes long, as for large memory that has to be cleared, it is done less often.
 func (r *run) renew(ctx context.Context, order []int) {
-	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/5 {
+	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/3 {
 		return
 	}
 	begun := r.Now()
@@ -188,6 +197,7 @@ func (r *run) renew(ctx context.Context, order []int) {
 			r.sample(ctx, i)
 		}
 	}
+	r.rounds++
 	r.renewing += r.Now().Sub(begun)
 }
 

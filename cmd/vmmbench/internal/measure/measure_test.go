@@ -151,8 +151,9 @@ func TestRenew(t *testing.T) {
 		clk.at = clk.at.Add(300 * time.Millisecond)
 		return make([]error, len(order))
 	}
-	Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})
-	require.Len(t, orders, 1)
+	out = Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})
+	require.Len(t, orders, 2, "until a third of the time is over")
+	require.Equal(t, 3, out[0].Rounds)
 }
 
 func TestOrderIsDrawnFromTheSeed(t *testing.T) {

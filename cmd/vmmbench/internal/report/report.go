@@ -262,7 +262,8 @@ type Case struct {
 // unit.
 type Stats struct {
 	N         int      `json:"n"`
-	Loops     int      `json:"loops"` // repetitions in one sample
+	Loops     int      `json:"loops"`            // repetitions in one sample
+	Rounds    int      `json:"rounds,omitempty"` // places where memory lay that is kept over many samples, one after the other
 	Stop      string   `json:"stop"`
 	Median    float64  `json:"median_ns"`
 	MAD       float64  `json:"mad_ns"`
