@@ -42,6 +42,11 @@ func save(t *testing.T, r *report.Report, name string) string {
 	require.NoError(t, err)
 	f, err := os.Create(file)
 	require.NoError(t, err)
+	for _, c := range r.Cases {
+		if c.Stats != nil {
+			c.Stats.N = len(c.Samples) // tests change samples
+		}
+	}
 	o := report.Output{W: f, Format: format}
 	require.NoError(t, o.Started(r))
 	for _, c := range r.Cases {
