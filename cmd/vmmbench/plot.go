@@ -66,7 +66,8 @@ of the files go to stdout. What no picture can show is left out, and named on st
 	f.Var(&theme, "theme", "colors for light or dark pages")
 	f.Var(&format, "format", "format of pictures in a folder")
 	c.RunE = func(c *cobra.Command, files []string) error {
-		defer endAtSignal(c.Context())()
+		stop := endAtSignal(c.Context())
+		defer stop()
 		// A single file has its format in its name.
 		single := pictureFormat(output)
 		if single != "" && f.Changed("format") {

@@ -5,13 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"reflect"
 	"slices"
+	"strconv"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// earlier has the cases of the run that --resume goes on with, by their names.
-type earlier map[string]report.Case
+// earlier is the run that --resume goes on with. Without cases there is nothing to go on
+// with.
+type earlier struct {
+	byID   map[string]report.Case
+	verify verify.Mode // how much that run, and this one, checks
+}
 
 // resumedFlag is the flag of a case that an earlier run has measured.
 const resumedFlag = "resumed"
@@ -19,34 +27,57 @@ const resumedFlag = "resumed"
 // readEarlier reads the report of an earlier run and makes sure that it measured the same,
 // on the same devices, as now does. There is nothing to go on with if the file does not
 // exist.
-func readEarlier(file string, now *report.Report) (earlier, error) {
+func readEarlier(file string, now *report.Report) (list earlier, err error) {
 	old, err := loadReport(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return list, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--resume: %w", err)
+		return list, fmt.Errorf("--resume: %w", err)
 	}
 	// What was measured otherwise must not stand beside what is measured now.
-	for _, same := range []struct {
-		what     string
-		old, now any
-	}{
-		{"command", old.Run.Command, now.Run.Command},
-		{"version", old.Run.Version, now.Run.Version},
-		{"samples, times, order, margin or verification", old.Run.Measure, now.Run.Measure},
-		{"kernel", old.Host.Kernel, now.Host.Kernel},
-		{"devices", devicesOf(old), devicesOf(now)},
-	} {
-		if !sameJSON(same.old, same.now) {
-			return nil, usageError{fmt.Errorf("--resume %s: that run had other %s", file, same.what)}
+	if old.Run.Measure == nil {
+		return list, usageError{fmt.Errorf("--resume %s: that run has measured nothing", file)}
+	}
+	was, is := described(old), described(now)
+	for _, what := range slices.Sorted(maps.Keys(is)) {
+		if !sameJSON(was[what], is[what]) {
+			return list, usageError{fmt.Errorf("--resume %s: that run had other %s: %s, and now %s", file, what, printed(was[what]), printed(is[what]))}
 		}
 	}
-	list := earlier{}
+	list.byID, list.verify = map[string]report.Case{}, now.Run.Measure.Verify
 	for _, c := range old.Cases {
-		list[c.ID] = c
+		list.byID[c.ID] = c
 	}
 	return list, nil
+}
+
+// described returns what has to be the same in two runs, by its name: each part of how
+// they measure, and on what.
+func described(r *report.Report) map[string]any {
+	all := map[string]any{
+		"command": r.Run.Command, "version": r.Run.Version, "kernel": r.Host.Kernel, "CPU": r.Host.CPU, "devices": devicesOf(r),
+	}
+	v := reflect.ValueOf(*r.Run.Measure)
+	for i := range v.NumField() {
+		all[v.Type().Field(i).Tag.Get("json")] = v.Field(i).Interface()
+	}
+	return all
+}
+
+// printed is a value for a message: whole numbers in full, and text as it is written.
+func printed(v any) string {
+	switch v := v.(type) {
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	case []string:
+		return fmt.Sprint(v)
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Sprint(v)
+	}
+	return string(text)
 }
 
 // devicesOf returns what identifies the devices of a report.
@@ -66,15 +97,14 @@ func sameJSON(a, b any) bool {
 	return err == nil && err2 == nil && string(x) == string(y)
 }
 
-// cases returns the cases of a group if all of them have ended. If one was interrupted or
-// could not be run, it returns nil and the whole group is measured again, since its cases
+// cases returns the cases of a group if all of them have ended, and as this run would have
+// it. If one has not, it returns nil and the whole group is measured again, since its cases
 // are compared with each other.
 func (e earlier) cases(g group) []report.Case {
 	var list []report.Case
 	for _, t := range g.tasks {
-		c, ok := e[t.c.ID]
-		ended := c.Status == report.Passed || c.Status == report.Failed || c.Status == report.Waived
-		if !ok || !ended || !sameJSON(c.Axes, t.c.Axes) || c.Bytes != t.c.Bytes {
+		c, ok := e.byID[t.c.ID]
+		if !ok || !sameJSON(c.Axes, t.c.Axes) || c.Bytes != t.c.Bytes || !e.hasEnded(c, g, t) {
 			return nil
 		}
 		if !slices.Contains(c.Flags, resumedFlag) {
@@ -83,4 +113,25 @@ func (e earlier) cases(g group) []report.Case {
 		list = append(list, c)
 	}
 	return list
+}
+
+// hasEnded says whether a case of a task came to its end, with all its samples and checks.
+func (e earlier) hasEnded(c report.Case, g group, t task) bool {
+	switch {
+	case c.Status == report.Waived:
+		return true
+	case c.Status != report.Passed && c.Status != report.Failed:
+		return false
+	case c.Stats == nil || c.Verify == nil || c.Stats.N != len(c.Samples):
+		return false
+	}
+	wanted := e.verify
+	if g.edges && wanted == verify.Full {
+		wanted = verify.Edges
+	}
+	if t.check == 0 || t.c.Axes.Of("write") == nothing { // there are no data to check
+		wanted = verify.Off
+	}
+	strength := []verify.Mode{verify.Off, verify.Edges, verify.Full}
+	return slices.Index(strength, c.Verify.Mode) >= slices.Index(strength, wanted)
 }

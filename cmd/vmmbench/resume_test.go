@@ -5,11 +5,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
 // A run that was interrupted goes on where it stopped: what it has measured is taken over
@@ -56,12 +58,20 @@ func TestResume(t *testing.T) {
 	require.Len(t, whole.Cases, len(second.Cases))
 	require.False(t, whole.Run.Interrupted)
 
-	for _, other := range [][]string{{"--seed", "2"}, {"--samples", "8"}, {"--device", "host:1"}, {"--verify", "off"}} {
+	for _, other := range [][]string{
+		{"--seed", "2", "that run had other seed: 1, and now 2"},
+		{"--samples", "8", "that run had other samples: 7, and now 8"},
+		{"--device", "host:1", "that run had other devices: [host:0 "},
+		{"--verify", "off", `that run had other verify: "full", and now "off"`},
+		{"--max-time", "7s", "that run had other max_time_ns: 4000000000, and now 7000000000"},
+	} {
+		want := other[2]
+		other = other[:2]
 		before, err := os.ReadFile(file)
 		require.NoError(t, err)
 		code, _, stderr := bench(t, append(args, other...)...)
 		require.Equal(t, report.ExitUsage, code, other)
-		require.Contains(t, stderr, "that run had other")
+		require.Contains(t, stderr, want)
 		after, err := os.ReadFile(file)
 		require.NoError(t, err)
 		require.Equal(t, before, after, "the file is left alone")
@@ -72,5 +82,54 @@ func TestResume(t *testing.T) {
 	require.Equal(t, report.ExitPassed, code)
 	for _, c := range parse(t, text).Cases {
 		require.NotContains(t, c.Flags, resumedFlag, c.ID)
+	}
+}
+
+// What is not as this run would have measured it is not taken over.
+func TestResumeRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "run.json")
+	args := []string{"bw", "--device", "host", "--size", "64K,256K", "--direction", "h2d", "--mem", "vmm", "--host", "pinned", "--samples", "6", "--progress", "off"}
+	code, _, stderr := bench(t, append(args, "-o", file)...)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	args = append(args, "--resume", file, "--format", "json")
+	// with runs it with a report that was changed.
+	with := func(change func(*report.Report)) (code int, out, stderr string) {
+		r, err := loadReport(file)
+		require.NoError(t, err)
+		was, err := os.ReadFile(file)
+		require.NoError(t, err)
+		change(r)
+		var b bytes.Buffer
+		require.NoError(t, report.Output{W: &b, Format: report.JSON}.Write(r))
+		require.NoError(t, os.WriteFile(file, b.Bytes(), 0o600))
+		code, out, stderr = bench(t, args...)
+		require.NoError(t, os.WriteFile(file, was, 0o600))
+		return code, out, stderr
+	}
+
+	code, _, stderr = with(func(r *report.Report) { r.Host.CPU = "Other One" })
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, stderr, `that run had other CPU: "Other One", and now "`)
+	code, _, stderr = with(func(r *report.Report) { r.Run.Measure = nil })
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, stderr, "that run has measured nothing")
+
+	for name, c := range map[string]struct {
+		again  bool
+		change func(*report.Case)
+	}{
+		"nothing":                 {false, func(*report.Case) {}},
+		"fewer bytes are checked": {true, func(c *report.Case) { c.Verify.Mode = verify.Edges }},
+		"no bytes are checked":    {true, func(c *report.Case) { c.Verify.Mode = verify.Off }},
+		"no check is there":       {true, func(c *report.Case) { c.Verify = nil }},
+		"no samples are there":    {true, func(c *report.Case) { c.Samples = nil }},
+		"no statistics are there": {true, func(c *report.Case) { c.Stats = nil }},
+	} {
+		code, out, stderr := with(func(r *report.Report) { c.change(&r.Cases[0]) })
+		require.Equal(t, report.ExitPassed, code, "%s: %s", name, stderr)
+		cases := parse(t, out).Cases
+		require.Len(t, cases, 2)
+		require.Equal(t, !c.again, slices.Contains(cases[0].Flags, resumedFlag), name)
+		require.Contains(t, cases[1].Flags, resumedFlag, name)
 	}
 }

@@ -117,8 +117,12 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		if op == opGrowth {
 			bytes = chunk
 		}
+		check := n * uint64(readers)
+		if op == opWake { // has no data
+			check = 0
+		}
 		g.tasks = append(g.tasks, task{
-			label: op, sample: callTime, check: n * uint64(readers),
+			label: op, sample: callTime, check: check,
 			c: report.Case{
 				ID: g.name + "/" + op, Unit: unitUs, Bytes: bytes,
 				Axes: report.Axes{

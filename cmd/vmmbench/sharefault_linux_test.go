@@ -42,9 +42,7 @@ func signalReader(t *testing.T, parent int, sig syscall.Signal) {
 // tempFolder has temporary files made in an empty folder, and returns it.
 func tempFolder(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "t") // a short path: there is a socket in it
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	return dir
 }
