@@ -63,6 +63,9 @@ func setSamples(c *report.Case, median float64) {
 	for i := range 11 {
 		c.Samples = append(c.Samples, median*(1+0.0002*float64(i-5)))
 	}
+	if c.Stats != nil {
+		c.Stats.N = len(c.Samples)
+	}
 }
 
 // verdictRuns returns an old and a new run, whose four cases are equal, slower, faster,
@@ -157,6 +160,7 @@ func TestCompareOfCasesThatFailed(t *testing.T) {
 	require.Equal(t, report.ExitMismatch, code)
 
 	newer.Cases[0].Status, newer.Cases[1].Samples = report.Error, newer.Cases[1].Samples[:3]
+	newer.Cases[1].Stats.N = 3
 	list, code = verdicts()
 	require.Equal(t, []stat.Verdict{stat.NotMeasured, stat.TooFew, stat.Waived, stat.TooNoisy}, list)
 	require.Equal(t, report.ExitPassed, code, "that case made the exit code of the run itself")

@@ -37,7 +37,7 @@ func main() {
 	os.Exit(code)
 }
 
-// pipeOut is stdout. It ends the run when nobody reads it any more. The signal alone would
+// pipeOut is stdout. It ends the run when it is read no more. The signal alone would
 // not do: it also comes when a process that reads for share has ended.
 type pipeOut struct {
 	*os.File

@@ -70,7 +70,7 @@ func openInPlace(name string, mode fs.FileMode) (*os.File, error) {
 	}
 	f, err := os.OpenFile(name, how, 0)
 	if errors.Is(err, syscall.ENXIO) {
-		return nil, fmt.Errorf("output file %q: nobody reads this pipe", name)
+		return nil, fmt.Errorf("output file %q: this pipe has no reader", name)
 	}
 	return f, err
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // MaxShown is how many cases of a report are drawn, and printed on a page. A page with
-// more takes minutes to make, and nobody reads it.
+// more takes minutes to make, and is too long to read.
 const MaxShown = 2000
 
 // First returns the report with its first n cases, and with the first n comparisons of
