@@ -8,6 +8,7 @@ import (
 
 // terms are the words that need an explanation, in the order in which it is printed.
 var terms = []Word{
+	{"granularity", "sizes of chunks are multiples of it"},
 	{"median", "the middle one of the samples"},
 	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
 	{"n", "samples"},
@@ -15,6 +16,7 @@ var terms = []Word{
 	{"d2h", "from device to host"},
 	{"d2d", "within the device"},
 	{"both", "two copies at once, one each way"},
+	{"none", "of host: no memory of the host has part in the copy; of mem: no access to the peer"},
 	{"pageable", "ordinary host memory, which the driver copies through its own"},
 	{"pinned", "page-locked host memory"},
 	{"staging", "pageable memory, copied through pinned blocks of this library"},
