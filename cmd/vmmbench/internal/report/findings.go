@@ -18,7 +18,7 @@ func Findings(r *Report) []string {
 		a, b := cases[c.A], cases[c.B]
 		switch {
 		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
-		case rivalName(a) != "" && (a.Stats.Growth == nil || a.Stats.Growth.Moves > 0): // one step is no growth
+		case rivalName(a) != "" && (a.Stats.Growth == nil || a.Stats.Growth.Steps != 1): // one step is no growth
 			if to := rivalName(a) + b.growthText(); !told[to] {
 				told[to] = true
 				list = append(list, growthFinding(c, a, b))
