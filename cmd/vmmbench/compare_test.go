@@ -320,6 +320,14 @@ func TestCompareOfSeveralRuns(t *testing.T) {
 		require.Equal(t, len(newer), r.Baseline.NewRuns)
 		return r.Comparisons[0], code
 	}
+	older, newer := verdictRuns(t)
+	_, want, err := report.Compare(older, newer, report.CompareOptions{Margin: 0.02})
+	require.NoError(t, err)
+	_, one, err := report.CompareRuns([]*report.Report{older}, []*report.Report{newer}, report.CompareOptions{Margin: 0.02})
+	require.NoError(t, err)
+	require.Equal(t, want, one, "of two runs it is the comparison itself, with the samples that it needs")
+	require.NotNil(t, want[3].Needed)
+
 	c, code := compare(run(1), run(1.1))
 	require.Equal(t, stat.Slower, c.Verdict)
 	require.Equal(t, report.ExitWorse, code)

@@ -25,7 +25,7 @@ what the words mean. The page has all it needs in itself, and no script. It is l
 dark as the browser is set, fits phones, and can be printed.
 Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv, .md,
 .bench.`,
-		Example: `  vmmbench -o tour.json && vmmbench report tour.json -o tour.html
+		Example: `  vmmbench -o quick.json && vmmbench report quick.json -o quick.html
   vmmbench report host.json gpu.json -o both.html
   vmmbench report full.json --only grow,bw/d2d -o growth.md`,
 	})

@@ -174,6 +174,9 @@ func CompareRuns(older, newer []*Report, o CompareOptions) (*Baseline, []Compari
 // together is one comparison of those of a case, of which there should be so many.
 func together(list []Comparison, want int) Comparison {
 	c := list[0]
+	if want == 1 {
+		return c
+	}
 	if len(list) < want {
 		c.Ratio, c.Low, c.High, c.Needed = nil, nil, nil, nil
 		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
@@ -189,9 +192,7 @@ func together(list []Comparison, want int) Comparison {
 	}
 	e := stat.Estimate{N: want, Ratio: math.Exp(mean), Interval: stat.Interval{Low: low, High: high}}
 	c.Judge(e, nil)
-	if want > 1 {
-		c.Needed = nil // more samples in a run do not show what differs between runs
-	}
+	c.Needed = nil // more samples in a run do not show what differs between runs
 	return c
 }
 
