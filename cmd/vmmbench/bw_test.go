@@ -3,10 +3,13 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -101,5 +104,25 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 			require.Equal(t, src.host, dst.host)
 		}
 		require.NoError(t, freeAll(src, dst))
+	}
+}
+
+// A verdict on memory that is kept needs six placements of it. The margin is so large that
+// any two copies are equal.
+func TestVerdictNeedsPlacements(t *testing.T) {
+	for rounds, firm := range map[int]bool{3: false, 6: true} {
+		p := newBWPlan()
+		p.directions.values, p.sizes = []string{d2d}, size.List{4 << 20}
+		s := newRunner()
+		s.flags.samples, s.flags.rounds, s.flags.margin, s.flags.minTime = 12, rounds, 0.99, 5*time.Millisecond
+		s.run(t.Context(), t, hookedDevice(t, nil), p)
+		c := s.report.Comparisons[0]
+		require.Equal(t, rounds, s.report.Cases[0].Stats.Rounds)
+		require.NotNil(t, c.Ratio)
+		if firm {
+			require.NotEqual(t, stat.TooFew, c.Verdict)
+		} else {
+			require.False(t, c.Verdict.Firm(), "%s", c.Verdict)
+		}
 	}
 }
