@@ -78,11 +78,11 @@ func outcomeOf(err error) string {
 // checks that it was not destroyed.
 func captured(t *testing.T, w *world, s *vmm.Stream) (end func()) {
 	t.Helper()
-	c := raw(t, w.devs[0]).(driver.Capturer)
+	c := raw(t, w.devs[0]).(driver.Grapher)
 	runtime.LockOSThread() // a capture ends on the thread where it began
 	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureGlobal))
 	return func() {
-		require.NoError(t, c.EndCapture(s.Raw()), "the capture was destroyed")
+		require.NoError(t, endCapture(c, s.Raw()), "the capture was destroyed")
 		runtime.UnlockOSThread()
 	}
 }

@@ -26,7 +26,7 @@ type pairDevice struct {
 	driver.Device
 	driver.HostAllocator
 	driver.StreamMemOps
-	driver.Capturer
+	driver.Grapher
 	d *pairDriver
 	n int
 }
@@ -60,7 +60,7 @@ func (d *pairDriver) Open(dev int) (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pairDevice{v, v.(driver.HostAllocator), v.(driver.StreamMemOps), v.(driver.Capturer), d, dev}, nil
+	return &pairDevice{v, v.(driver.HostAllocator), v.(driver.StreamMemOps), v.(driver.Grapher), d, dev}, nil
 }
 
 func (v *pairDevice) EnablePeer(to int) error  { return v.set("EnablePeer", to, true) }
@@ -285,11 +285,11 @@ func TestLegacyPeersWait(t *testing.T) {
 	require.NoError(t, err)
 	s, err := w.devs[1].NewStream()
 	require.NoError(t, err)
-	c := raw(t, w.devs[1]).(driver.Capturer)
+	c := raw(t, w.devs[1]).(driver.Grapher)
 	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureRelaxed))
 	require.ErrorIs(t, disable(), vmm.ErrCapturing)
 	require.Equal(t, 2, w.drv.pairs(), "nothing changed")
-	require.NoError(t, c.EndCapture(s.Raw()), "the capture was not destroyed")
+	require.NoError(t, endCapture(c, s.Raw()), "the capture was not destroyed")
 
 	open := gate(t, w.devs[1], s.Raw())
 	w.arm()

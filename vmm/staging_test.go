@@ -301,7 +301,7 @@ func TestStagingSparesCaptures(t *testing.T) {
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 512 * page})
 	require.NoError(t, err)
 	s := stream(t, w.devs[0])
-	cap := raw(t, w.devs[0]).(driver.Capturer)
+	cap := raw(t, w.devs[0]).(driver.Grapher)
 	for _, lanes := range []int{0, 2} {
 		require.NoError(t, cap.BeginCapture(s.Raw(), driver.CaptureGlobal))
 		require.NoError(t, g.Append(noise(9*edge, 1)), "growing and appending are fine")
@@ -313,7 +313,7 @@ func TestStagingSparesCaptures(t *testing.T) {
 		require.Equal(t, c, g.Cap())
 		all, _ := vmm.Lanes(w.devs[0])
 		require.Equal(t, lanes, all)
-		require.NoError(t, cap.EndCapture(s.Raw()), "the capture is whole")
+		require.NoError(t, endCapture(cap, s.Raw()), "the capture is whole")
 		require.NoError(t, g.Append(noise(9*edge, 1)))
 	}
 	require.NoError(t, s.Close())

@@ -61,11 +61,11 @@ func TestDefaultStreamsAreFenced(t *testing.T) {
 func TestStreamDoneDuringACapture(t *testing.T) {
 	w := newWorld(t, 1)
 	s := stream(t, w.devs[0])
-	c := raw(t, w.devs[0]).(driver.Capturer)
+	c := raw(t, w.devs[0]).(driver.Grapher)
 	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureRelaxed))
 	_, err := s.Done()
 	require.ErrorIs(t, err, vmm.ErrCapturing)
-	require.NoError(t, c.EndCapture(s.Raw()))
+	require.NoError(t, endCapture(c, s.Raw()))
 	require.NoError(t, s.Close())
 	w.end()
 }

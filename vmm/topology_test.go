@@ -170,10 +170,10 @@ func TestMeasureLinksCaptured(t *testing.T) {
 	require.NoError(t, err)
 	s, err := devs[0].NewStream()
 	require.NoError(t, err)
-	c := raw(t, devs[0]).(driver.Capturer)
+	c := raw(t, devs[0]).(driver.Grapher)
 	require.NoError(t, c.BeginCapture(s.Raw(), driver.CaptureRelaxed))
 	require.NoError(t, l.Measure(t.Context(), mib))
-	require.NoError(t, c.EndCapture(s.Raw()), "the capture was not destroyed")
+	require.NoError(t, endCapture(c, s.Raw()), "the capture was not destroyed")
 	require.NoError(t, s.Close())
 	for _, d := range devs {
 		free, total, err := d.MemInfo()

@@ -248,3 +248,12 @@ func pattern(n int, seed byte) []byte {
 	}
 	return b
 }
+
+// endCapture ends a capture and drops the graph.
+func endCapture(d driver.Grapher, s driver.Stream) error {
+	g, err := d.EndCapture(s)
+	if err == nil {
+		err = d.FreeGraph(g)
+	}
+	return err
+}

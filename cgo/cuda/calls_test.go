@@ -43,7 +43,7 @@ func (x *things) calls() []call {
 		if err := v.BeginCapture(s, driver.CaptureRelaxed); err != nil {
 			return err
 		}
-		return v.EndCapture(s)
+		return endCapture(v, s)
 	}
 	export := func() error {
 		fd, err := d.ExportRange(p, 8192)
@@ -342,4 +342,13 @@ func TestNoContext(t *testing.T) {
 		require.Zero(t, fake.Live().Pushed, c.name)
 	}); i++ {
 	}
+}
+
+// endCapture ends a capture and drops the graph.
+func endCapture(d driver.Grapher, s driver.Stream) error {
+	g, err := d.EndCapture(s)
+	if err == nil {
+		err = d.FreeGraph(g)
+	}
+	return err
 }

@@ -7,7 +7,7 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-var _ driver.Capturer = (*Device)(nil)
+var _ driver.Grapher = (*Device)(nil)
 
 // Capturing says whether a stream is being captured.
 func (v *Device) Capturing(s driver.Stream) (bool, error) {
@@ -27,7 +27,7 @@ func (v *Device) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
 }
 
 // EndCapture ends a capture and destroys the graph.
-func (v *Device) EndCapture(s driver.Stream) error {
+func (v *Device) EndCapture(s driver.Stream) (driver.Graph, error) {
 	const call = "cuStreamEndCapture"
 	var r Result
 	err := v.onStream(call, s, func() C.CUresult {
@@ -37,9 +37,16 @@ func (v *Device) EndCapture(s driver.Stream) error {
 	})
 	switch r {
 	case captureInvalidated, captureUnmatched, captureUnjoined:
-		return refuse(call, driver.ErrInvalid, "the capture was destroyed: %w", v.d.text(r))
+		return 0, refuse(call, driver.ErrInvalid, "the capture was destroyed: %w", v.d.text(r))
 	case captureWrongThread:
-		return refuse(call, driver.ErrInvalid, "the capture goes on: %w", v.d.text(r))
+		return 0, refuse(call, driver.ErrInvalid, "the capture goes on: %w", v.d.text(r))
 	}
-	return err
+	return 0, err
 }
+
+func (v *Device) CaptureID(driver.Stream) (uint64, error)              { panic("TODO") }
+func (v *Device) FreeGraph(driver.Graph) error                         { return nil }
+func (v *Device) Instantiate(driver.Graph) (driver.GraphExec, error)   { panic("TODO") }
+func (v *Device) FreeGraphExec(driver.GraphExec) error                 { panic("TODO") }
+func (v *Device) UpdateGraphExec(driver.GraphExec, driver.Graph) error { panic("TODO") }
+func (v *Device) LaunchGraph(driver.GraphExec, driver.Stream) error    { panic("TODO") }

@@ -110,7 +110,7 @@ func (x *things) uses() map[string]func() error {
 		"SetPoolThreshold":       func() error { return v.SetPoolThreshold(1) },
 		"AllocHost":              func() error { _, _, err := v.AllocHost(1); return err },
 		"BeginCapture":           func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
-		"EndCapture":             func() error { return v.EndCapture(s) },
+		"EndCapture":             func() error { return endCapture(v, s) },
 		"WriteValue":             func() error { return v.WriteValue(s, p, 1, 8) },
 		"WaitValue":              func() error { return v.WaitValue(s, p, 0, 4) },
 	}

@@ -169,7 +169,7 @@ func TestResetHandles(t *testing.T) {
 			"Elapsed":         func() error { _, err := v.Elapsed(e, good); return err },
 			"Elapsed to it":   func() error { _, err := v.Elapsed(good, e); return err },
 			"BeginCapture":    func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
-			"EndCapture":      func() error { return v.EndCapture(s) },
+			"EndCapture":      func() error { return endCapture(v, s) },
 			"WriteValue":      func() error { return v.WriteValue(s, 1<<30, 1, 8) },
 			"AllocAsync":      func() error { _, err := v.AllocAsync(1, s); return err },
 			"FreeAsync":       func() error { return v.FreeAsync(1<<30, s) },

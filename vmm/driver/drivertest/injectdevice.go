@@ -18,14 +18,16 @@ type device struct {
 }
 
 var (
-	_ driver.Device        = (*device)(nil)
-	_ driver.Allocator     = (*device)(nil)
-	_ driver.HostAllocator = (*device)(nil)
-	_ driver.Capturer      = (*device)(nil)
-	_ driver.StreamMemOps  = (*device)(nil)
-	_ driver.LegacyPeers   = (*device)(nil)
-	_ driver.Copier2D      = (*device)(nil)
-	_ driver.Wrapper       = (*device)(nil)
+	_ driver.Device           = (*device)(nil)
+	_ driver.Allocator        = (*device)(nil)
+	_ driver.HostAllocator    = (*device)(nil)
+	_ driver.Grapher          = (*device)(nil)
+	_ driver.Launcher         = (*device)(nil)
+	_ driver.StreamMemOps     = (*device)(nil)
+	_ driver.LegacyPeers      = (*device)(nil)
+	_ driver.Copier2D         = (*device)(nil)
+	_ driver.StreamPriorities = (*device)(nil)
+	_ driver.Wrapper          = (*device)(nil)
 )
 
 func (v *device) Wraps() driver.Identity { return driver.IdentityOf(v.inner) }
@@ -174,11 +176,90 @@ func (v *device) FreeHost(p driver.Ptr) error {
 }
 
 func (v *device) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
-	return ask(v, "BeginCapture", 0, func(i driver.Capturer) error { return i.BeginCapture(s, m) })
+	return ask(v, "BeginCapture", 0, func(i driver.Grapher) error { return i.BeginCapture(s, m) })
 }
 
-func (v *device) EndCapture(s driver.Stream) error {
-	return ask(v, "EndCapture", 0, func(i driver.Capturer) error { return i.EndCapture(s) })
+func (v *device) EndCapture(s driver.Stream) (g driver.Graph, err error) {
+	err = ask(v, "EndCapture", 0, func(i driver.Grapher) (err error) { g, err = i.EndCapture(s); return err })
+	return g, err
+}
+
+func (v *device) CaptureID(s driver.Stream) (id uint64, err error) {
+	err = ask(v, "CaptureID", 0, func(i driver.Grapher) (err error) { id, err = i.CaptureID(s); return err })
+	return id, err
+}
+
+func (v *device) FreeGraph(g driver.Graph) error {
+	return ask(v, "FreeGraph", 0, func(i driver.Grapher) error { return i.FreeGraph(g) })
+}
+
+func (v *device) Instantiate(g driver.Graph) (x driver.GraphExec, err error) {
+	err = ask(v, "Instantiate", 0, func(i driver.Grapher) (err error) { x, err = i.Instantiate(g); return err })
+	return x, err
+}
+
+func (v *device) FreeGraphExec(x driver.GraphExec) error {
+	return ask(v, "FreeGraphExec", 0, func(i driver.Grapher) error { return i.FreeGraphExec(x) })
+}
+
+func (v *device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
+	return ask(v, "UpdateGraphExec", 0, func(i driver.Grapher) error { return i.UpdateGraphExec(x, g) })
+}
+
+func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
+	return ask(v, "LaunchGraph", 0, func(i driver.Grapher) error { return i.LaunchGraph(x, s) })
+}
+
+func (v *device) LoadModule(code driver.Code) (m driver.Module, log string, err error) {
+	err = ask(v, "LoadModule", uint64(len(code.Image)), func(i driver.Launcher) (err error) { m, log, err = i.LoadModule(code); return err })
+	return m, log, err
+}
+
+func (v *device) UnloadModule(m driver.Module) error {
+	return ask(v, "UnloadModule", 0, func(i driver.Launcher) error { return i.UnloadModule(m) })
+}
+
+func (v *device) Function(m driver.Module, name string) (f driver.Function, err error) {
+	err = ask(v, "Function", 0, func(i driver.Launcher) (err error) { f, err = i.Function(m, name); return err })
+	return f, err
+}
+
+func (v *device) Params(f driver.Function) (p []driver.Param, err error) {
+	err = ask(v, "Params", 0, func(i driver.Launcher) (err error) { p, err = i.Params(f); return err })
+	return p, err
+}
+
+func (v *device) FunctionInfo(f driver.Function) (info driver.FunctionInfo, err error) {
+	err = ask(v, "FunctionInfo", 0, func(i driver.Launcher) (err error) { info, err = i.FunctionInfo(f); return err })
+	return info, err
+}
+
+func (v *device) SetMaxDynamicShared(f driver.Function, n uint32) error {
+	return ask(v, "SetMaxDynamicShared", uint64(n), func(i driver.Launcher) error { return i.SetMaxDynamicShared(f, n) })
+}
+
+func (v *device) Occupancy(f driver.Function, threads, shared uint32) (blocks int, err error) {
+	err = ask(v, "Occupancy", 0, func(i driver.Launcher) (err error) { blocks, err = i.Occupancy(f, threads, shared); return err })
+	return blocks, err
+}
+
+func (v *device) SuggestBlock(f driver.Function, shared uint32) (threads, blocks uint32, err error) {
+	err = ask(v, "SuggestBlock", 0, func(i driver.Launcher) (err error) { threads, blocks, err = i.SuggestBlock(f, shared); return err })
+	return threads, blocks, err
+}
+
+func (v *device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) error {
+	return ask(v, "Launch", uint64(len(l.Args)), func(i driver.Launcher) error { return i.Launch(f, l, s) })
+}
+
+func (v *device) Priorities() (least, greatest int, err error) {
+	err = ask(v, "Priorities", 0, func(i driver.StreamPriorities) (err error) { least, greatest, err = i.Priorities(); return err })
+	return least, greatest, err
+}
+
+func (v *device) NewStreamPriority(priority int) (s driver.Stream, err error) {
+	err = ask(v, "NewStreamPriority", 0, func(i driver.StreamPriorities) (err error) { s, err = i.NewStreamPriority(priority); return err })
+	return s, err
 }
 
 func (v *device) WriteValue(s driver.Stream, p driver.Ptr, x uint64, width int) error {

@@ -140,7 +140,7 @@ type full interface {
 	driver.Device
 	driver.Allocator
 	driver.HostAllocator
-	driver.Capturer
+	driver.Grapher
 	driver.StreamMemOps
 	driver.LegacyPeers
 	driver.Copier2D
@@ -335,8 +335,9 @@ func (d *noWait) Wait(driver.Stream, driver.Event) error { return nil }
 
 type endAny struct{ full }
 
-func (d *endAny) EndCapture(s driver.Stream) error {
-	return pass(d.full.EndCapture(s), driver.ErrInvalid)
+func (d *endAny) EndCapture(s driver.Stream) (driver.Graph, error) {
+	g, err := d.full.EndCapture(s)
+	return g, pass(err, driver.ErrInvalid)
 }
 
 type syncCopy struct{ full }

@@ -27,7 +27,7 @@ func (c *check) capture(d driver.Device, m driver.CaptureMode) driver.Stream {
 	runtime.LockOSThread()
 	c.Cleanup(runtime.UnlockOSThread)
 	s := c.stream(d)
-	c.optional(as[driver.Capturer](c, d).BeginCapture(s, m), "Capturer")
+	c.optional(as[driver.Grapher](c, d).BeginCapture(s, m), "Grapher")
 	c.capturing(d, s, true)
 	return s
 }
@@ -44,8 +44,17 @@ func (c *check) capturing(d driver.Device, s driver.Stream, want bool) {
 // survives ends a capture and checks that it was not destroyed.
 func (c *check) survives(d driver.Device, s driver.Stream) {
 	c.Helper()
-	c.must(as[driver.Capturer](c, d).EndCapture(s), "end the capture")
+	c.must(endCapture(as[driver.Grapher](c, d), s), "end the capture")
 	c.capturing(d, s, false)
+}
+
+// endCapture ends a capture and drops the graph.
+func endCapture(d driver.Grapher, s driver.Stream) error {
+	g, err := d.EndCapture(s)
+	if err == nil {
+		err = d.FreeGraph(g)
+	}
+	return err
 }
 
 func modes() []driver.CaptureMode {
@@ -82,7 +91,7 @@ func captureSync(c *check) {
 			s := c.capture(d, m)
 			c.want(wait.f(s), wait.doing, driver.ErrCapturing)
 			c.capturing(d, s, true)
-			c.want(as[driver.Capturer](c, d).EndCapture(s), "end the destroyed capture", driver.ErrInvalid)
+			c.want(endCapture(as[driver.Grapher](c, d), s), "end the destroyed capture", driver.ErrInvalid)
 			c.capturing(d, s, false)
 			c.must(d.SyncStream(s), "sync the stream afterwards")
 			c.must(d.Sync(), "sync the device afterwards")
@@ -170,9 +179,9 @@ func captureLegacy(c *check) {
 	d := c.dev(0)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	i := as[driver.Capturer](c, d)
+	i := as[driver.Grapher](c, d)
 	for _, m := range modes() {
-		c.optional(i.BeginCapture(perThread, m), "Capturer")
+		c.optional(i.BeginCapture(perThread, m), "Grapher")
 		for _, s := range []driver.Stream{0, legacy} {
 			_, err := d.Capturing(s)
 			c.want(err, "ask whether the legacy stream is captured", driver.ErrCapturing)
@@ -215,11 +224,11 @@ func captureOnly(c *check) {
 
 func capturePairs(c *check) {
 	d := c.dev(0)
-	i := as[driver.Capturer](c, d)
+	i := as[driver.Grapher](c, d)
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.want(i.BeginCapture(s, driver.CaptureRelaxed), "begin again", driver.ErrInvalid)
 	c.survives(d, s)
-	c.want(i.EndCapture(s), "end again", driver.ErrInvalid)
+	c.want(endCapture(i, s), "end again", driver.ErrInvalid)
 	c.want(i.BeginCapture(s, 99), "begin in an unknown mode", driver.ErrInvalid)
 	c.sync(d, s)
 }

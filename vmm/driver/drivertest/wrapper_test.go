@@ -30,7 +30,7 @@ var (
 		"Device":        reflect.TypeFor[driver.Device](),
 		"Allocator":     reflect.TypeFor[driver.Allocator](),
 		"HostAllocator": reflect.TypeFor[driver.HostAllocator](),
-		"Capturer":      reflect.TypeFor[driver.Capturer](),
+		"Grapher":      reflect.TypeFor[driver.Grapher](),
 		"StreamMemOps":  reflect.TypeFor[driver.StreamMemOps](),
 		"LegacyPeers":   reflect.TypeFor[driver.LegacyPeers](),
 		"Copier2D":      reflect.TypeFor[driver.Copier2D](),
@@ -90,7 +90,7 @@ type unreachedDevice struct {
 	driver.Device
 	driver.Allocator
 	driver.HostAllocator
-	driver.Capturer
+	driver.Grapher
 	driver.StreamMemOps
 	driver.LegacyPeers
 	driver.Copier2D

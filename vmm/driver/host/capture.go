@@ -58,9 +58,9 @@ func (v *device) BeginCapture(s driver.Stream, mode driver.CaptureMode) error {
 }
 
 // EndCapture ends the capture, also one that was destroyed.
-func (v *device) EndCapture(s driver.Stream) error {
+func (v *device) EndCapture(s driver.Stream) (driver.Graph, error) {
 	const verb = "EndCapture"
-	return v.onStream(verb, s, func(x *stream) error {
+	return 0, v.onStream(verb, s, func(x *stream) error {
 		c := x.capture
 		if c == nil {
 			return refuse(verb, driver.ErrInvalid, "stream %d is not being captured", s)
@@ -123,3 +123,10 @@ func (v *device) onStream(verb string, s driver.Stream, f func(*stream) error) e
 	}
 	return f(x)
 }
+
+func (v *device) CaptureID(driver.Stream) (uint64, error)              { panic("TODO") }
+func (v *device) FreeGraph(driver.Graph) error                         { return nil }
+func (v *device) Instantiate(driver.Graph) (driver.GraphExec, error)   { panic("TODO") }
+func (v *device) FreeGraphExec(driver.GraphExec) error                 { panic("TODO") }
+func (v *device) UpdateGraphExec(driver.GraphExec, driver.Graph) error { panic("TODO") }
+func (v *device) LaunchGraph(driver.GraphExec, driver.Stream) error    { panic("TODO") }
