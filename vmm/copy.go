@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
@@ -11,19 +12,21 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Span is memory that a call reads or writes; see Stream.LockSpans.
-type Span struct {
-	Addr   Ptr
-	Size   uint64 // bytes
-	Access Access // what the call needs
-}
-
-// lockedSpans is the reservations that a call touches: memory in them is not unmapped,
-// and no access to it ends, before unlock.
-type lockedSpans [2]struct {
-	r     *Reservation
+// lockedSpan is a reservation that a call touches: its memory is not unmapped, and no
+// access to it ends, before unlock.
+type lockedSpan struct {
+	r     *Reservation // nil for memory in no reservation
 	epoch uint64
 }
+
+func (l lockedSpan) unlock() {
+	if l.r != nil {
+		l.r.copies.end(l.epoch)
+	}
+}
+
+// lockedSpans is what a copy touches.
+type lockedSpans [2]lockedSpan
 
 // lockSpans locks the reservations that at most two spans lie in. It checks that all
 // of the spans is mapped, that this device's access is not about to go, and that
@@ -34,13 +37,7 @@ func (d *Device) lockSpans(on *Stream, spans ...Span) (l lockedSpans, err error)
 		if s.Size == 0 {
 			continue
 		}
-		r := d.state.parent.find(s.Addr)
-		if r == nil {
-			continue
-		}
-		// Counted before it is checked: what takes the memory away later waits.
-		l[i].r, l[i].epoch = r, r.copies.begin()
-		if err = r.checkSpan(s, d.state, on); err != nil {
+		if l[i], err = d.lockReservation(on, d.state.parent.find(s.Addr), s); err != nil {
 			l.unlock()
 			return lockedSpans{}, err
 		}
@@ -48,50 +45,86 @@ func (d *Device) lockSpans(on *Stream, spans ...Span) (l lockedSpans, err error)
 	return l, nil
 }
 
+// lockReservation locks r, which the span lies in; nil locks nothing.
+func (d *Device) lockReservation(on *Stream, r *Reservation, s Span) (l lockedSpan, err error) {
+	if r == nil {
+		return l, nil
+	}
+	// Counted before it is checked: what takes the memory away later waits.
+	l = lockedSpan{r, r.copies.begin()}
+	if err = r.checkSpan(s, d.state, on); err != nil {
+		l.unlock()
+		return lockedSpan{}, err
+	}
+	return l, nil
+}
+
 // unlock undoes lockSpans.
 func (l *lockedSpans) unlock() {
 	for _, x := range l {
-		if x.r != nil {
-			x.r.copies.end(x.epoch)
+		x.unlock()
+	}
+}
+
+// lockForKernel locks what a kernel uses, and appends it to locked. Of a span of 0 bytes
+// the first one is checked. A copy need not ask for the access: the driver refuses it, but
+// lets a kernel run until it faults. After an error nothing is locked.
+func (s *Stream) lockForKernel(locked []lockedSpan, spans []Span) ([]lockedSpan, error) {
+	for _, x := range spans {
+		x.Size = max(x.Size, 1)
+		if x.Addr+Ptr(x.Size) < x.Addr {
+			unlockAll(locked)
+			return nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 		}
+		r := s.dev.state.parent.find(x.Addr)
+		l, err := s.dev.lockReservation(s, r, x)
+		if err == nil && r != nil && x.Access > r.Access(s.dev) {
+			l.unlock()
+			err = fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
+		}
+		if err != nil {
+			unlockAll(locked)
+			return nil, err
+		}
+		locked = append(locked, l)
+	}
+	return locked, nil
+}
+
+// unlockAll undoes lockForKernel.
+func unlockAll(locked []lockedSpan) {
+	for _, l := range locked {
+		l.unlock()
 	}
 }
 
 // LockSpans keeps spans from being unmapped, and access to them from being taken away,
-// for the time of one call that queues work on the stream: a kernel's launch for one.
-// What takes the memory away waits for unlock, and then for the work as always. All of
+// for the time of one call of the program's own that queues work on the stream; a kernel
+// that Function.Launch queues needs none. What takes the memory away waits for unlock, and
+// then for the work as always. All of
 // a span must be mapped and accessible to the stream's device, else ErrBounds; a span
 // in which UsedBy has named other streams is ErrInvalid; one whose access is being
 // changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory that no reservation
-// knows is left to the driver. unlock must be called once, soon: a Clip, an Unmap or a
+// knows is left to the driver. If the stream is being captured, the graph remembers the
+// spans. unlock must be called once, soon: a Clip, an Unmap or a
 // Close of any part of the reservation may be waiting for it.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
-	var locked []lockedSpans
-	unlock = sync.OnceFunc(func() {
-		for i := range locked {
-			locked[i].unlock()
-		}
-	})
+	var locked []lockedSpan
 	// The stream is kept open until all are locked: the spans are checked for it.
-	err = s.with(func(*openDevice) error {
-		for _, x := range spans {
-			l, _, err := s.dev.lockSpan(s, x)
-			if err != nil {
-				return err
-			}
-			locked = append(locked, l)
-			// A copy need not ask: the driver refuses it, but lets a kernel run until it faults.
-			if r := l[0].r; r != nil && x.Access > r.Access(s.dev) {
-				return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
-			}
+	err = s.with(func(o *openDevice) (err error) {
+		spans = slices.DeleteFunc(slices.Clone(spans), func(x Span) bool { return x.Size == 0 })
+		if locked, err = s.lockForKernel(nil, spans); err != nil {
+			return err
 		}
-		return nil
+		if err = s.remember(o, nil, spans...); err != nil {
+			unlockAll(locked)
+		}
+		return err
 	})
 	if err != nil {
-		unlock()
 		return nil, s.fail("lock spans", 0, 0, err)
 	}
-	return unlock, nil
+	return sync.OnceFunc(func() { unlockAll(locked) }), nil
 }
 
 // checkSpan is nil if the device may use the span on that stream, as far as r knows.
@@ -139,7 +172,7 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 // those of Range.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
-	locked, o, err := d.lockSpan(nil, Span{dst, n, AccessReadWrite})
+	locked, o, err := d.lockSpan(nil, Span{Addr: dst, Size: n, Access: AccessReadWrite})
 	if err == nil && n > 0 {
 		err = o.copyIn(rows.Flat(dst), src)
 		locked.unlock()
@@ -151,7 +184,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 // waits for nothing that other streams have queued; Range.ReadAt does.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
-	locked, o, err := d.lockSpan(nil, Span{src, n, AccessRead})
+	locked, o, err := d.lockSpan(nil, Span{Addr: src, Size: n, Access: AccessRead})
 	if err == nil && n > 0 {
 		err = o.copyOut(dst, rows.Flat(src))
 		locked.unlock()
@@ -218,7 +251,7 @@ func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
 
 // copyIn is CopyIn, and says whether something may be queued though it failed.
 func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
-	st, l, err := s.borrowLane(Span{dst, uint64(len(src)), AccessReadWrite})
+	st, l, err := s.borrowLane(Span{Addr: dst, Size: uint64(len(src)), Access: AccessReadWrite})
 	if err != nil {
 		return false, err
 	}
@@ -237,7 +270,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		at := b.used
 		n := uint64(copy(b.mem[at:], src))
 		b.used, queued = at+n, true
-		if err := s.move(l, b, dst, b.p+Ptr(at), Span{dst, n, AccessReadWrite}); err != nil {
+		if err := s.move(l, b, dst, b.p+Ptr(at), Span{Addr: dst, Size: n, Access: AccessReadWrite}); err != nil {
 			return queued, err
 		}
 		dst, src = dst+Ptr(n), src[n:]
@@ -246,7 +279,7 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 }
 
 func (s *Stream) copyOut(dst []byte, src Ptr) error {
-	st, l, err := s.borrowLane(Span{src, uint64(len(dst)), AccessRead})
+	st, l, err := s.borrowLane(Span{Addr: src, Size: uint64(len(dst)), Access: AccessRead})
 	if err != nil {
 		return err
 	}
@@ -259,7 +292,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		if n == 0 {
 			return nil, nil
 		}
-		if err := s.move(l, b, b.p, src, Span{src, n, AccessRead}); err != nil {
+		if err := s.move(l, b, b.p, src, Span{Addr: src, Size: n, Access: AccessRead}); err != nil {
 			return nil, err
 		}
 		b.used = st.size() // else a CopyIn after a failure here could write where this copy still may
@@ -413,11 +446,15 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 		if !ok || !also {
 			return fmt.Errorf("%w: %d rows of %d bytes from %v to %v", ErrInvalid, count, width, src, dst)
 		}
-		p, err := s.dev.lockSpans(s, Span{dst.Ptr, to, AccessReadWrite}, Span{src.Ptr, from, AccessRead})
+		write, read := Span{Addr: dst.Ptr, Size: to, Access: AccessReadWrite}, Span{Addr: src.Ptr, Size: from, Access: AccessRead}
+		p, err := s.dev.lockSpans(s, write, read)
 		if err != nil || to == 0 {
 			return err
 		}
 		defer p.unlock()
+		if err := s.remember(o, nil, write, read); err != nil {
+			return err
+		}
 		return copyRows(o.Device, rows.At(dst, width), rows.At(src, width), width*count, s.queue)
 	}))
 }

@@ -73,14 +73,16 @@ type testHooks struct {
 	noWait      bool // no wait for work before memory is taken away
 	noGrantLock bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
 	noWorker    bool // no device goroutine is started
+	noNameCheck bool // work on streams that UsedBy has not named is let through
 	staging     stagingHooks
 }
 
 // driverState is one driver and what this process has open on it.
 type driverState struct {
-	drv    driver.Driver
-	hooks  testHooks
-	legacy legacyPairs
+	drv      driver.Driver
+	hooks    testHooks
+	legacy   legacyPairs
+	captures captures
 
 	devicesOpen   int          // Devices; guarded by process.mu
 	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again
@@ -125,6 +127,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
+		parent.captures.mu.At(lock.Captures, 0)
 		process.drivers[drv] = parent
 	}
 	parent.devicesOpen++ // before process.mu is released, so that the last Close sees it

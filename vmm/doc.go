@@ -82,8 +82,11 @@ package vmm
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
 //	                Reservation.mu
 //	      legacy.mu, legacyPairs.mu   EnableLegacyPeers and its end; the counts of pairs
+//	      Module.closeMu
+//	      Graph.mu, GraphExec.mu
 //	      Stream.closeMu
 //	        Stream.mu
+//	          Module.mu
 //	          deviceState.streamsMu
 //	            deviceState.openMu         the driver opens its device
 //	              Event.mu, Reservation.mu
@@ -91,7 +94,7 @@ package vmm
 //	                  process.mu
 //	                    driverState.mu
 //	                      deviceState.mu, cache.mu, openDevice.mu
-//	                        staging.mu, counters.mu
+//	                        staging.mu, captures.mu, counters.mu
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics. Of several ranges each kind is taken
@@ -102,6 +105,7 @@ package vmm
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for work that may still write and
 //	                    for the fill: Grow, SetLen downwards, Append that grows
 //	Stream.mu           for reading, if no event could be recorded
+//	Module.closeMu      by Close, for work that may run the module's kernels
 //
 // None is held across a callback. Reservation.mu and what comes after it are not held even
 // across a driver call, apart from staging.mu, which asks events.

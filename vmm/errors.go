@@ -178,6 +178,64 @@ type Info = driver.Info
 //	Pitch uint64 // bytes from one row to the next
 type PitchedPtr = driver.PitchedPtr
 
+// Span is memory that a call reads or writes; see Stream.LockSpans and Launch.
+//
+//	Addr   Ptr
+//	Size   uint64 // bytes
+//	Access Access // what the call needs
+type Span = driver.Span
+
+// Code is what Device.LoadModule loads; see package kernel, which makes it of Go values.
+//
+//	Image        []byte                // PTX text, a cubin or a fatbin
+//	MaxRegisters uint32                // of a thread, when PTX is compiled; 0: no limit
+//	LineInfo     bool                  // line numbers, for profilers
+//	Host         map[string]HostKernel // stand in for the kernels of Image on host memory
+type Code = driver.Code
+
+// HostKernel is a kernel of the host driver.
+//
+//	Params []Param
+//	Run    func(l *Launch) error // does the work of a whole grid
+type HostKernel = driver.HostKernel
+
+// Param is where a parameter of a kernel lies in Launch.Args.
+//
+//	Offset uint32 // bytes
+//	Size   uint32 // bytes
+type Param = driver.Param
+
+// FunctionInfo describes a kernel as it was compiled. On the host all is 0 but MaxThreads.
+//
+//	MaxThreads       uint32 // in a block
+//	Registers        uint32 // of a thread
+//	StaticShared     uint32 // bytes of a block
+//	Local            uint32 // bytes of a thread
+//	Constant         uint32 // bytes
+//	MaxDynamicShared uint32 // bytes; see Function.SetMaxDynamicShared
+//	PTXVersion       uint32 // 75 is 7.5
+//	BinaryVersion    uint32 // of the architecture: 90 is sm_90
+type FunctionInfo = driver.FunctionInfo
+
+// Dim is the extent of a grid, of a block or of a cluster. A zero counts as 1.
+//
+//	X uint32
+//	Y uint32
+//	Z uint32
+type Dim = driver.Dim
+
+// Launch says how a kernel runs and what it gets; see Function.Launch.
+//
+//	Grid        Dim    // blocks in the grid
+//	Block       Dim    // threads in a block
+//	Shared      uint32 // bytes of dynamic shared memory of a block
+//	Cluster     Dim    // blocks in a cluster; zero: no clusters
+//	Cooperative bool   // all blocks run at once, so that they can wait for each other
+//	Priority    int32  // of the kernel; lower is more urgent; 0: the stream's
+//	Args        []byte // the parameters, packed as C packs a struct of them
+//	Memory      []Span // what the kernel uses; of 0 bytes: what is mapped from there on
+type Launch = driver.Launch
+
 // Feature is something a device may be able to do; see Device.Supports.
 //
 //	FeatureVMM           reserve, create, map, set access

@@ -334,7 +334,7 @@ func (g *Range) writable(at, n uint64) error {
 	if g.r.copyBanCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
-	return g.r.checkSpan(Span{g.r.ptr + Ptr(at), n, AccessReadWrite}, g.r.dev.state, nil)
+	return g.r.checkSpan(Span{Addr: g.r.ptr + Ptr(at), Size: n, Access: AccessReadWrite}, g.r.dev.state, nil)
 }
 
 // endWithin is a+n if that is within Max.

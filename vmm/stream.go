@@ -1,8 +1,10 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -17,6 +19,8 @@ type Stream struct {
 	queue   driver.Stream // where work is queued; see WrapStream
 	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
+
+	captureID atomic.Uint64 // of the capture that BeginCapture began; 0: none
 
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // Holds that have not been released
@@ -40,6 +44,40 @@ func newStream(d *Device) *Stream {
 
 // NewStream makes a non-blocking stream. The caller must Close it.
 func (d *Device) NewStream() (*Stream, error) {
+	return d.makeStream(func(o *openDevice) (driver.Stream, error) { return o.NewStream() })
+}
+
+// NewStreamPriority makes a non-blocking stream whose waiting work goes before that of
+// streams with a greater number, as far as the device can; see StreamPriorities. A
+// priority beyond that range is taken for the nearest in it. The caller must Close the
+// Stream.
+func (d *Device) NewStreamPriority(priority int) (*Stream, error) {
+	return d.makeStream(func(o *openDevice) (driver.Stream, error) {
+		p, ok := o.Device.(driver.StreamPriorities)
+		if !ok {
+			return 0, fmt.Errorf("%w: streams with priorities", ErrNotSupported)
+		}
+		return p.NewStreamPriority(priority)
+	})
+}
+
+// StreamPriorities is the range of priorities that NewStreamPriority takes, from the least
+// urgent to the most urgent, which is the smaller number. Both are 0 where the device has
+// no priorities. A plain stream has 0.
+func (d *Device) StreamPriorities() (least, greatest int, err error) {
+	o, err := d.ensureOpen()
+	if err == nil {
+		if p, ok := o.Device.(driver.StreamPriorities); ok {
+			least, greatest, err = p.Priorities()
+		}
+		if errors.Is(err, ErrNotSupported) {
+			err = nil
+		}
+	}
+	return least, greatest, d.fail("read stream priorities", 0, 0, err)
+}
+
+func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Stream, error) {
 	s := newStream(d)
 	err := d.track(s, "stream") // first, so that the device does not close meanwhile
 	if err != nil {
@@ -47,7 +85,7 @@ func (d *Device) NewStream() (*Stream, error) {
 	}
 	o, err := d.ensureOpen()
 	if err == nil {
-		s.queue, err = o.NewStream()
+		s.queue, err = open(o)
 	}
 	if err != nil {
 		d.untrack(s)
@@ -93,7 +131,8 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 	if s.closing {
 		return errStreamClosed
 	}
-	o, err := s.dev.ensureOpen()
+	// The stream is open, and so is its device.
+	o, err := s.dev.state.ensureOpen()
 	if err != nil {
 		return err
 	}
@@ -132,11 +171,15 @@ func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 	return s.fail("copy", dst, n, s.with(func(o *openDevice) error {
-		p, err := s.dev.lockSpans(s, Span{dst, n, AccessReadWrite}, Span{src, n, AccessRead})
+		write, read := Span{Addr: dst, Size: n, Access: AccessReadWrite}, Span{Addr: src, Size: n, Access: AccessRead}
+		p, err := s.dev.lockSpans(s, write, read)
 		if err != nil {
 			return err
 		}
 		defer p.unlock()
+		if err := s.remember(o, nil, write, read); err != nil {
+			return err
+		}
 		return o.Copy(dst, src, n, s.queue)
 	}))
 }
@@ -148,11 +191,15 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
-		p, err := s.dev.lockSpans(s, Span{dst, size, AccessReadWrite})
+		write := Span{Addr: dst, Size: size, Access: AccessReadWrite}
+		p, err := s.dev.lockSpans(s, write)
 		if err != nil {
 			return err
 		}
 		defer p.unlock()
+		if err := s.remember(o, nil, write); err != nil {
+			return err
+		}
 		return o.Fill(dst, pattern, width, n, s.queue)
 	}))
 }

@@ -20,7 +20,7 @@ var (
 	_ driver.Device        = (*device)(nil)
 	_ driver.Allocator     = (*device)(nil)
 	_ driver.HostAllocator = (*device)(nil)
-	_ driver.Grapher      = (*device)(nil)
+	_ driver.Grapher       = (*device)(nil)
 	_ driver.StreamMemOps  = (*device)(nil)
 	_ driver.Copier2D      = (*device)(nil)
 )

@@ -21,8 +21,12 @@ const (
 	Mapping
 	LegacyPeers
 	LegacyPairs
+	ModuleClose
+	Graph
+	GraphExec
 	StreamClose
 	Stream
+	Module
 	Streams
 	Open
 	Event
@@ -34,6 +38,7 @@ const (
 	Cache
 	OpenDevice
 	Staging
+	Captures
 	Counters
 )
 

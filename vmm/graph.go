@@ -1,0 +1,359 @@
+package vmm
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// captures are the captures that BeginCapture has begun on any device of a driver.
+type captures struct {
+	active atomic.Int32 // their number: without any, queueing work need not ask the driver
+
+	mu   lock.Mutex
+	byID map[uint64]*captured
+}
+
+// captured is what the work of a capture, or of the graph made of it, uses.
+type captured struct {
+	memory  []capturedSpan
+	modules []*Module
+}
+
+// capturedSpan is memory in a reservation that a device uses in captured work.
+type capturedSpan struct {
+	r    *Reservation
+	span Span
+	by   *Device
+}
+
+// BeginCapture begins to capture the stream into a graph: work that is queued on it from
+// now on does not run, but becomes part of the graph that EndCapture returns. A stream that
+// waits for an event of the capture is captured with it, and has to be waited for by this
+// one before the end. The mode is CUDA's relaxed one, the only one that does not bind a
+// capture to a thread: goroutines change threads.
+//
+// Copies between pageable host memory and the device return ErrCapturing meanwhile, and so
+// does whatever would have to wait for the stream. Growth goes on.
+func (s *Stream) BeginCapture() error {
+	return s.fail("begin capture", 0, 0, s.with(func(o *openDevice) error {
+		g, ok := o.Device.(graphDevice)
+		if !ok {
+			return fmt.Errorf("%w: graphs", ErrNotSupported)
+		}
+		if err := g.BeginCapture(s.queue, driver.CaptureRelaxed); err != nil {
+			return err
+		}
+		id, err := g.CaptureID(s.queue)
+		if err != nil {
+			if graph, undo := g.EndCapture(s.queue); undo == nil {
+				undo = g.FreeGraph(graph)
+				err = also(err, "and ending the capture", undo)
+			}
+			return err
+		}
+		s.dev.state.parent.captures.begin(id)
+		s.captureID.Store(id)
+		return nil
+	}))
+}
+
+func (all *captures) begin(id uint64) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.byID == nil {
+		all.byID = map[uint64]*captured{}
+	}
+	all.byID[id] = &captured{}
+	all.active.Store(int32(len(all.byID))) //nolint:gosec // one for each stream at most
+}
+
+// end undoes begin and returns what was remembered since.
+func (all *captures) end(id uint64) (c captured) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if known := all.byID[id]; known != nil {
+		c = *known
+	}
+	delete(all.byID, id)
+	all.active.Store(int32(len(all.byID))) //nolint:gosec // one for each stream at most
+	return c
+}
+
+// remember notes what work uses that is about to be queued on the stream, if the stream is
+// being captured by BeginCapture.
+func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
+	if s.dev.state.parent.captures.active.Load() == 0 {
+		return nil
+	}
+	var c captured
+	if m != nil {
+		c.modules = []*Module{m}
+	}
+	for _, x := range spans {
+		if r := s.dev.state.parent.find(x.Addr); r != nil && x.Size > 0 || m != nil && r != nil {
+			c.memory = append(c.memory, capturedSpan{r, x, s.dev})
+		}
+	}
+	return s.rememberAll(o, c)
+}
+
+// rememberAll is remember for what a graph uses that is launched.
+func (s *Stream) rememberAll(o *openDevice, uses captured) error {
+	all := &s.dev.state.parent.captures
+	if all.active.Load() == 0 {
+		return nil
+	}
+	g, ok := o.Device.(driver.Grapher)
+	if !ok {
+		return nil
+	}
+	id, err := g.CaptureID(s.queue)
+	if err != nil || id == 0 {
+		return err
+	}
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	c := all.byID[id]
+	if c == nil { // another library's
+		return nil
+	}
+	for _, u := range uses.memory {
+		if !slices.Contains(c.memory, u) {
+			c.memory = append(c.memory, u)
+		}
+	}
+	for _, m := range uses.modules {
+		if !slices.Contains(c.modules, m) {
+			c.modules = append(c.modules, m)
+		}
+	}
+	return nil
+}
+
+// EndCapture ends the capture that BeginCapture began on this stream, and returns the
+// graph of its work. If a wait has destroyed the capture, or if a stream that joined it was
+// not waited for, it returns ErrInvalid, and the capture has ended. The caller must Close
+// the Graph.
+func (s *Stream) EndCapture() (*Graph, error) {
+	var graph *Graph
+	err := s.with(func(o *openDevice) (err error) {
+		graph, err = s.endCapture(o)
+		return err
+	})
+	return graph, s.fail("end capture", 0, 0, err)
+}
+
+func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
+	id := s.captureID.Load()
+	raw, ok := o.Device.(graphDevice)
+	if !ok || id == 0 {
+		return nil, fmt.Errorf("%w: BeginCapture has not begun a capture on this stream", ErrInvalid)
+	}
+	graph = &Graph{dev: s.dev, raw: raw}
+	graph.mu.At(lock.Graph, 0)
+	if err := s.dev.track(graph, "graph"); err != nil { // first, so that the device does not close meanwhile
+		return nil, err
+	}
+	if graph.handle, err = raw.EndCapture(s.queue); err != nil {
+		s.dev.untrack(graph)
+		// A capture that goes on can be ended again.
+		if capturing, again := raw.Capturing(s.queue); again == nil && capturing {
+			return nil, err
+		}
+	}
+	s.captureID.CompareAndSwap(id, 0)
+	graph.uses = s.dev.state.parent.captures.end(id)
+	slices.SortFunc(graph.uses.modules, func(a, b *Module) int { return cmp.Compare(a.id, b.id) }) // to be locked in order
+	if err != nil {
+		return nil, err
+	}
+	return graph, nil
+}
+
+// Graph is work that a stream captured. It remembers which memory of this package's
+// reservations the work uses, and which modules. It can be instantiated several times.
+// Safe for concurrent use. The caller must Close it.
+type Graph struct {
+	dev  *Device
+	raw  graphDevice
+	uses captured // immutable
+
+	mu     lock.Mutex // held across driver calls: CUDA locks no graph itself
+	handle driver.Graph
+	closed bool
+}
+
+// graphDevice is a driver's device with graphs.
+type graphDevice interface {
+	driver.Device
+	driver.Grapher
+}
+
+// Instantiate makes the graph executable. The caller must Close the GraphExec.
+func (g *Graph) Instantiate() (*GraphExec, error) {
+	if g == nil || g.dev == nil {
+		return nil, (*Device)(nil).fail("instantiate graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	x := &GraphExec{dev: g.dev, raw: g.raw, uses: g.uses}
+	x.mu.At(lock.GraphExec, 0)
+	if g.closed {
+		return nil, g.dev.fail("instantiate graph", 0, 0, errGraphClosed)
+	}
+	err := g.dev.track(x, "executable graph")
+	if err == nil {
+		if x.handle, err = g.raw.Instantiate(g.handle); err != nil {
+			g.dev.untrack(x)
+		}
+	}
+	if err != nil {
+		return nil, g.dev.fail("instantiate graph", 0, 0, err)
+	}
+	return x, nil
+}
+
+var errGraphClosed = fmt.Errorf("%w: graph", ErrClosed)
+
+// Close frees the graph. What was instantiated from it stays. Twice is fine, and so is a
+// nil Graph. After an error it can be called again.
+func (g *Graph) Close() error {
+	if g == nil || g.dev == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil
+	}
+	if err := g.raw.FreeGraph(g.handle); err != nil && !lost(err) {
+		return g.dev.fail("close graph", 0, 0, err)
+	}
+	g.closed = true
+	g.dev.untrack(g)
+	return nil
+}
+
+// GraphExec is a Graph that can be launched, again and again; launches run one after the
+// other. Safe for concurrent use. The caller must Close it.
+type GraphExec struct {
+	dev *Device
+	raw graphDevice
+
+	mu     lock.Mutex // held across driver calls: CUDA locks no graph itself
+	handle driver.GraphExec
+	uses   captured
+	locked []lockedSpan // of the launch under way; kept, to be used again
+	closed bool
+}
+
+// Launch queues the graph's work on the stream. Memory of this package's reservations that
+// the work uses is checked and kept as for Function.Launch: if some of it is not mapped, or
+// sleeps, or if UsedBy has named other streams than s, nothing is queued. Once it is mapped
+// again, at the same address as always, the graph can be launched again. A reservation or a
+// module that was closed is ErrClosed for good.
+//
+// Work that other libraries queued while the stream was captured is not known here.
+func (x *GraphExec) Launch(s *Stream) error {
+	if x == nil || x.dev == nil {
+		return s.fail("launch graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return s.fail("launch graph", 0, 0, s.with(func(o *openDevice) error {
+		switch {
+		case x.closed:
+			return errGraphClosed
+		case o.state.parent != x.dev.state.parent:
+			return fmt.Errorf("%w: the graph is of another driver", ErrInvalid)
+		}
+		unlock, err := x.lockUses(s)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := s.rememberAll(o, x.uses); err != nil {
+			return err
+		}
+		return x.raw.LaunchGraph(x.handle, s.queue)
+	}))
+}
+
+// lockUses locks everything that the graph uses, for a launch on s. After an error nothing
+// is locked. It needs x.mu.
+func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
+	modules := 0
+	unlock = func() {
+		for _, m := range x.uses.modules[:modules] {
+			m.mu.RUnlock()
+		}
+		unlockAll(x.locked)
+		x.locked = x.locked[:0]
+	}
+	for _, m := range x.uses.modules {
+		m.mu.RLock()
+		modules++
+		if m.closed {
+			unlock()
+			return nil, errModuleClosed
+		}
+	}
+	for _, u := range x.uses.memory {
+		l, err := u.by.lockReservation(s, u.r, Span{Addr: u.span.Addr, Size: max(u.span.Size, 1), Access: u.span.Access})
+		if err != nil {
+			unlock()
+			return nil, fmt.Errorf("memory that the graph uses: %w", err)
+		}
+		x.locked = append(x.locked, l)
+	}
+	return unlock, nil
+}
+
+// Update gives the executable graph the arguments and addresses of another one, which must
+// have the same work in the same order, else it returns ErrInvalid and stays as it was.
+// Launches that are queued are not affected.
+func (x *GraphExec) Update(g *Graph) error {
+	const op = "update graph"
+	if x == nil || x.dev == nil || g == nil || g.dev == nil {
+		return (*Device)(nil).fail(op, 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.closed || g.closed:
+		return x.dev.fail(op, 0, 0, errGraphClosed)
+	case x.dev.state.parent != g.dev.state.parent:
+		return x.dev.fail(op, 0, 0, fmt.Errorf("%w: the graph is of another driver", ErrInvalid))
+	}
+	if err := x.raw.UpdateGraphExec(x.handle, g.handle); err != nil {
+		return x.dev.fail(op, 0, 0, err)
+	}
+	x.uses = g.uses
+	return nil
+}
+
+// Close frees the executable graph; launches that are queued still run. Twice is fine, and
+// so is a nil GraphExec. After an error it can be called again.
+func (x *GraphExec) Close() error {
+	if x == nil || x.dev == nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		return nil
+	}
+	if err := x.raw.FreeGraphExec(x.handle); err != nil && !lost(err) {
+		return x.dev.fail("close graph", 0, 0, err)
+	}
+	x.closed = true
+	x.dev.untrack(x)
+	return nil
+}

@@ -1,0 +1,233 @@
+package vmm
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// Module is code that is loaded on a device: kernels, found by their names. Package kernel
+// makes modules of CUDA source and Go functions, and its launches take Go values; this is
+// what it stands on. Safe for concurrent use. The caller must Close it.
+type Module struct {
+	dev    *Device
+	on     *openDevice
+	raw    driver.Launcher
+	handle driver.Module
+	id     uint64 // the order in which several are locked
+
+	closeMu lock.Mutex   // Close alone takes it
+	mu      lock.RWMutex // shared by calls that need the code to stay loaded
+	closed  bool
+}
+
+// Function is a kernel of a Module, valid until that is closed. Safe for concurrent use.
+type Function struct {
+	m      *Module
+	name   string
+	op     string // for errors of Launch
+	handle driver.Function
+}
+
+// LoadModule loads code on the device. log is what the compiler says of PTX, also where it
+// fails. PTX or a binary that this device or driver cannot run returns ErrNotSupported,
+// code that cannot be parsed ErrInvalid. On the host device Code.Host is what counts:
+// without it, it returns ErrNotSupported. The caller must Close the Module.
+func (d *Device) LoadModule(c Code) (m *Module, log string, err error) {
+	m = &Module{dev: d, id: moduleCount.Add(1)}
+	m.closeMu.At(lock.ModuleClose, m.id)
+	m.mu.At(lock.Module, m.id)
+	if err = d.track(m, "module"); err != nil { // first, so that the device does not close meanwhile
+		return nil, "", d.fail("load module", 0, 0, err)
+	}
+	if log, err = m.load(c); err != nil {
+		d.untrack(m)
+		return nil, log, d.fail("load module", 0, 0, err)
+	}
+	return m, log, nil
+}
+
+func (m *Module) load(c Code) (log string, err error) {
+	if m.on, err = m.dev.ensureOpen(); err != nil {
+		return "", err
+	}
+	var ok bool
+	if m.raw, ok = m.on.Device.(driver.Launcher); !ok {
+		return "", fmt.Errorf("%w: kernels", ErrNotSupported)
+	}
+	m.handle, log, err = m.raw.LoadModule(c)
+	return log, err
+}
+
+var moduleCount atomic.Uint64
+
+// Device is the device that the code is loaded on.
+func (m *Module) Device() *Device {
+	if m == nil {
+		return nil
+	}
+	return m.dev
+}
+
+// with runs f with the code kept loaded.
+func (m *Module) with(f func() error) error {
+	if m == nil || m.dev == nil {
+		return fmt.Errorf("%w: no module", ErrInvalid)
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.closed {
+		return errModuleClosed
+	}
+	return f()
+}
+
+var errModuleClosed = fmt.Errorf("%w: module", ErrClosed)
+
+// Function finds a kernel by its name: in C++ code that is not extern "C", the mangled
+// one. If there is none, it returns ErrInvalid.
+func (m *Module) Function(name string) (f *Function, err error) {
+	f = &Function{m: m, name: name, op: "launch " + name}
+	err = m.with(func() (err error) {
+		f.handle, err = m.raw.Function(m.handle, name)
+		return err
+	})
+	if err != nil {
+		return nil, m.Device().fail("find kernel "+name, 0, 0, err)
+	}
+	return f, nil
+}
+
+// Close waits for the work of the device's context, which may run the module's kernels, and
+// unloads the code. While a stream of the device is being captured it returns ErrCapturing
+// and changes nothing. Graphs with kernels of the module cannot be launched any more. Twice
+// is fine, and so is a nil Module. After an error it can be called again.
+func (m *Module) Close() error {
+	if m == nil || m.dev == nil {
+		return nil
+	}
+	return m.dev.fail("close module", 0, 0, m.close())
+}
+
+func (m *Module) close() error {
+	m.closeMu.Lock()
+	defer m.closeMu.Unlock()
+	if !m.setClosed(true) {
+		return nil
+	}
+	// No launch begins from here on, and those that were queued have ended after the wait.
+	err := waitDevices(m.dev.state, []*deviceState{m.dev.state})
+	if err == nil {
+		err = m.raw.UnloadModule(m.handle)
+	}
+	if err != nil && !lost(err) {
+		m.setClosed(false)
+		return err
+	}
+	m.dev.untrack(m)
+	return err
+}
+
+// setClosed lets no launch in any more, or lets them in again; false if it was so.
+func (m *Module) setClosed(to bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed == to {
+		return false
+	}
+	m.closed = to
+	return true
+}
+
+// Name is the kernel's name.
+func (f *Function) Name() string { return f.name }
+
+// Module is the module that the kernel is in.
+func (f *Function) Module() *Module { return f.m }
+
+// Params lists the parameters in order. A driver that cannot know, of CUDA before 12.4,
+// returns ErrNotSupported.
+func (f *Function) Params() (p []Param, err error) {
+	err = f.with("read parameters", func(raw driver.Launcher) (err error) { p, err = raw.Params(f.handle); return err })
+	return p, err
+}
+
+// Info describes the kernel as it was compiled.
+func (f *Function) Info() (i FunctionInfo, err error) {
+	err = f.with("describe", func(raw driver.Launcher) (err error) { i, err = raw.FunctionInfo(f.handle); return err })
+	return i, err
+}
+
+// SetMaxDynamicShared allows launches with up to n bytes of dynamic shared memory. Without
+// it the limit is 48 KiB. More than the device has is ErrInvalid.
+func (f *Function) SetMaxDynamicShared(n uint32) error {
+	return f.with("allow shared memory for", func(raw driver.Launcher) error { return raw.SetMaxDynamicShared(f.handle, n) })
+}
+
+// Occupancy is how many blocks of that many threads, each with shared bytes of dynamic
+// shared memory, run at once on one multiprocessor.
+func (f *Function) Occupancy(threads, shared uint32) (blocks int, err error) {
+	err = f.with("compute occupancy of", func(raw driver.Launcher) (err error) {
+		blocks, err = raw.Occupancy(f.handle, threads, shared)
+		return err
+	})
+	return blocks, err
+}
+
+// SuggestBlock is the number of threads in a block with which the kernel occupies the
+// device best, and how many such blocks fill the device.
+func (f *Function) SuggestBlock(shared uint32) (threads, blocks uint32, err error) {
+	err = f.with("suggest a block for", func(raw driver.Launcher) (err error) {
+		threads, blocks, err = raw.SuggestBlock(f.handle, shared)
+		return err
+	})
+	return threads, blocks, err
+}
+
+// with makes a call of the driver with the code kept loaded.
+func (f *Function) with(op string, call func(driver.Launcher) error) error {
+	if f == nil || f.m == nil {
+		return (*Device)(nil).fail(op, 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
+	}
+	return f.m.dev.fail(op+" "+f.name, 0, 0, f.m.with(func() error { return call(f.m.raw) }))
+}
+
+// Launch queues the kernel on the stream, which must be of the module's device. l.Args and
+// l.Memory can be used again once it returns.
+//
+// l.Memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and
+// no access to it is taken away; what does so later waits for the kernel as for any work.
+// The errors are those of LockSpans. Of a span of 0 bytes only the first is checked.
+// Memory that is not listed is not kept, and a kernel that touches what is not there loses
+// the device: all devices of the process, until it ends.
+//
+// What is beyond a limit of the device or the kernel returns ErrInvalid, a launch attribute
+// that the driver does not know ErrNotSupported. On a stream that is being captured the
+// kernel becomes part of the graph, which remembers the memory and the module.
+func (f *Function) Launch(s *Stream, l *Launch) error {
+	if f == nil || f.m == nil {
+		return s.fail("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
+	}
+	return s.fail(f.op, 0, 0, s.with(func(o *openDevice) error {
+		if o != f.m.on {
+			return fmt.Errorf("%w: the kernel is loaded on %v, the stream is of %v", ErrInvalid, f.m.dev, s.dev)
+		}
+		f.m.mu.RLock()
+		defer f.m.mu.RUnlock()
+		if f.m.closed {
+			return errModuleClosed
+		}
+		var buf [8]lockedSpan
+		locked, err := s.lockForKernel(buf[:0], l.Memory)
+		if err != nil {
+			return err
+		}
+		defer unlockAll(locked)
+		if err := s.remember(o, f.m, l.Memory...); err != nil {
+			return err
+		}
+		return f.m.raw.Launch(f.handle, l, s.queue)
+	}))
+}
