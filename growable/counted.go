@@ -215,3 +215,19 @@ func appendSeq[T any](c *counted, width int, add func(...T) error, seq iter.Seq[
 	flush()
 	return items, err
 }
+
+// memoryArg is the whole items as an argument of a kernel; zero where the source is no
+// memory of package vmm.
+func (c *counted) memoryArg() (m vmm.MemoryArg) {
+	if c == nil {
+		return m
+	}
+	src, ok := c.src.(interface{ MemoryArg() vmm.MemoryArg })
+	if !ok {
+		return m
+	}
+	m = src.MemoryArg()
+	m.Count = m.Size / c.stride
+	m.Size = m.Count * c.stride
+	return m
+}

@@ -186,3 +186,11 @@ func host[T any](c *counted) ([]T, error) {
 	}
 	return elements[T](b)
 }
+
+// MemoryArg is the memory as an argument of a kernel that only reads it, for package
+// kernel: the elements up to Len.
+func (r *Reader[T]) MemoryArg() vmm.MemoryArg {
+	m := r.base().memoryArg()
+	m.Access = vmm.AccessRead
+	return m
+}

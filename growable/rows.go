@@ -189,3 +189,6 @@ func (r *Rows[T]) Close() error { return r.Range().Close() }
 // CloseContext is Close, except that it stops waiting when ctx is done. The close
 // continues.
 func (r *Rows[T]) CloseContext(ctx context.Context) error { return r.Range().CloseContext(ctx) }
+
+// MemoryArg is the memory as an argument of a kernel, for package kernel: the rows up to Len, with what is between them.
+func (r *Rows[T]) MemoryArg() vmm.MemoryArg { return r.base().memoryArg() }

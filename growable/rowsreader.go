@@ -236,3 +236,11 @@ func (r *RowsReader[T]) Host() ([]T, error) {
 	h, err := host[T](r.base())
 	return h[:len(h)-len(h)%max(r.Width(), 1)], err
 }
+
+// MemoryArg is the memory as an argument of a kernel that only reads it, for package
+// kernel: the rows up to Len, with what is between them.
+func (r *RowsReader[T]) MemoryArg() vmm.MemoryArg {
+	m := r.base().memoryArg()
+	m.Access = vmm.AccessRead
+	return m
+}

@@ -219,3 +219,6 @@ func (v *Vector[T]) Close() error { return v.Range().Close() }
 // CloseContext is Close, except that it stops waiting when ctx is done. The close
 // continues.
 func (v *Vector[T]) CloseContext(ctx context.Context) error { return v.Range().CloseContext(ctx) }
+
+// MemoryArg is the memory as an argument of a kernel, for package kernel: the elements up to Len.
+func (v *Vector[T]) MemoryArg() vmm.MemoryArg { return v.base().memoryArg() }

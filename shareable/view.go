@@ -436,3 +436,12 @@ func (v *View) Stats() ViewStats {
 	}
 	return s
 }
+
+// MemoryArg is the view as an argument of a kernel, for package kernel: the bytes up to
+// Len. A kernel may read them; if it writes, the view must have been attached so.
+func (v *View) MemoryArg() vmm.MemoryArg {
+	if v == nil || v.dev == nil {
+		return vmm.MemoryArg{}
+	}
+	return v.res.MemoryArg(0, v.Len())
+}

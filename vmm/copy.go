@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
@@ -66,22 +65,12 @@ func (l *lockedSpans) unlock() {
 	}
 }
 
-// lockForKernel locks what a kernel uses, and appends it to locked. Of a span of 0 bytes
-// the first one is checked. A copy need not ask for the access: the driver refuses it, but
+// lockForKernel locks memory that a kernel uses, and appends it to locked. Of 0 bytes the
+// first one is checked. A copy need not ask for the access: the driver refuses it, but
 // lets a kernel run until it faults. After an error nothing is locked.
-func (s *Stream) lockForKernel(locked []lockedSpan, spans []Span) ([]lockedSpan, error) {
-	for _, x := range spans {
-		x.Size = max(x.Size, 1)
-		if x.Addr+Ptr(x.Size) < x.Addr {
-			unlockAll(locked)
-			return nil, fmt.Errorf("%w: the addresses overflow", ErrBounds)
-		}
-		r := s.dev.state.parent.find(x.Addr)
-		l, err := s.dev.lockReservation(s, r, x)
-		if err == nil && r != nil && x.Access > r.Access(s.dev) {
-			l.unlock()
-			err = fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
-		}
+func (s *Stream) lockForKernel(locked []lockedSpan, memory []MemoryArg) ([]lockedSpan, error) {
+	for i := range memory {
+		l, err := s.lockMemory(&memory[i])
 		if err != nil {
 			unlockAll(locked)
 			return nil, err
@@ -89,6 +78,26 @@ func (s *Stream) lockForKernel(locked []lockedSpan, spans []Span) ([]lockedSpan,
 		locked = append(locked, l)
 	}
 	return locked, nil
+}
+
+func (s *Stream) lockMemory(m *MemoryArg) (lockedSpan, error) {
+	x, r := m.Span, m.in
+	if r == nil {
+		x.Size = max(x.Size, 1)
+		r = s.dev.state.parent.find(x.Addr)
+	}
+	switch {
+	case x.Addr == 0:
+		return lockedSpan{}, fmt.Errorf("%w: no memory", ErrInvalid)
+	case x.Addr+Ptr(x.Size) < x.Addr:
+		return lockedSpan{}, fmt.Errorf("%w: the addresses overflow", ErrBounds)
+	}
+	l, err := s.dev.lockReservation(s, r, x)
+	if err == nil && r != nil && x.Access > r.Access(s.dev) {
+		l.unlock()
+		return lockedSpan{}, fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
+	}
+	return l, err
 }
 
 // unlockAll undoes lockForKernel.
@@ -112,8 +121,13 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	var locked []lockedSpan
 	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(o *openDevice) (err error) {
-		spans = slices.DeleteFunc(slices.Clone(spans), func(x Span) bool { return x.Size == 0 })
-		if locked, err = s.lockForKernel(nil, spans); err != nil {
+		var memory []MemoryArg
+		for _, x := range spans {
+			if x.Size > 0 {
+				memory = append(memory, MemoryArg{Span: x})
+			}
+		}
+		if locked, err = s.lockForKernel(nil, memory); err != nil {
 			return err
 		}
 		if err = s.remember(o, nil, spans...); err != nil {

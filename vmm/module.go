@@ -194,19 +194,52 @@ func (f *Function) with(op string, call func(driver.Launcher) error) error {
 	return f.m.dev.fail(op+" "+f.name, 0, 0, f.m.with(func() error { return call(f.m.raw) }))
 }
 
-// Launch queues the kernel on the stream, which must be of the module's device. l.Args and
-// l.Memory can be used again once it returns.
+// MemoryArg is memory as an argument of a kernel: where it is, what the kernel does with
+// it, and how many items lie there.
+type MemoryArg struct {
+	Span
+	Count uint64 // bytes, elements or rows, as Len counts them
+
+	in *Reservation // nil: it is found by its address
+}
+
+// MemoryArg is the range as an argument of a kernel: its bytes up to Len.
+func (g *Range) MemoryArg() MemoryArg {
+	if g == nil || g.r == nil {
+		return MemoryArg{}
+	}
+	return g.r.MemoryArg(0, g.Len())
+}
+
+// MemoryArg is n bytes from off on as an argument of a kernel, which writes them unless
+// the reservation is read-only.
+func (r *Reservation) MemoryArg(off, n uint64) MemoryArg {
+	if r == nil || r.dev == nil {
+		return MemoryArg{}
+	}
+	access := AccessReadWrite
+	if r.readOnly {
+		access = AccessRead
+	}
+	return MemoryArg{Span: Span{Addr: r.ptr + Ptr(off), Size: n, Access: access}, Count: n, in: r}
+}
+
+// Launch queues the kernel on the stream, which must be of the module's device. l.Args can
+// be used again once it returns; l.Memory is written.
 //
-// l.Memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and
+// memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and
 // no access to it is taken away; what does so later waits for the kernel as for any work.
-// The errors are those of LockSpans. Of a span of 0 bytes only the first is checked.
-// Memory that is not listed is not kept, and a kernel that touches what is not there loses
-// the device: all devices of the process, until it ends.
+// All of it must be mapped and accessible to the device, else ErrBounds; memory in which
+// UsedBy has named other streams is ErrInvalid, whose access is being changed ErrBusy, of
+// a range that sleeps ErrAsleep, of a closed one ErrClosed. Of 0 bytes at an address only
+// the first byte is checked, and of 0 bytes of a Range nothing. Memory in no reservation
+// is left to the driver. A kernel that touches what is not there loses the device: all
+// devices of the process, until it ends.
 //
 // What is beyond a limit of the device or the kernel returns ErrInvalid, a launch attribute
 // that the driver does not know ErrNotSupported. On a stream that is being captured the
 // kernel becomes part of the graph, which remembers the memory and the module.
-func (f *Function) Launch(s *Stream, l *Launch) error {
+func (f *Function) Launch(s *Stream, l *Launch, memory ...MemoryArg) error {
 	if f == nil || f.m == nil {
 		return s.fail("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
@@ -220,11 +253,18 @@ func (f *Function) Launch(s *Stream, l *Launch) error {
 			return errModuleClosed
 		}
 		var buf [8]lockedSpan
-		locked, err := s.lockForKernel(buf[:0], l.Memory)
+		locked, err := s.lockForKernel(buf[:0], memory)
 		if err != nil {
 			return err
 		}
 		defer unlockAll(locked)
+		l.Memory = l.Memory[:0]
+		for i := range memory {
+			// Of what the driver sees, 0 bytes are all that is mapped from there on.
+			if m := &memory[i]; m.Size > 0 || m.in == nil {
+				l.Memory = append(l.Memory, m.Span)
+			}
+		}
 		if err := s.remember(o, f.m, l.Memory...); err != nil {
 			return err
 		}
