@@ -1,0 +1,221 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Cursor appends to a range from kernels. It is a few words of device memory, which a kernel
+// gets as a cuvmm::cursor * (see cuvmm_append.cuh) and a Go function of a Host as a
+// *DeviceCursor. The kernel reserves room by adding to a count. What does not fit in the
+// range's memory is counted and not written, and the kernel notes which of its work items
+// that was. Append then grows the range, at its address, and has the kernel run again for
+// those items alone.
+//
+// Safe for concurrent use; one Append runs at a time. While one does, nothing else may
+// change the range's length. The caller must Close the Cursor, before the range.
+type Cursor struct {
+	dst   *vmm.Range
+	elem  uint64 // bytes of an element
+	words *vmm.Range
+
+	mu         sync.Mutex // held by Append to its end
+	unfinished uint64     // items noted by the last pass of an Append that failed
+	items      uint64     // of that Append: how long the two lists are
+	noted      uint64     // 0 or 1: which of the lists has them
+	closed     bool
+}
+
+// The words of a cursor, as cuvmm_append.cuh has them.
+const (
+	wordReserved = iota
+	wordCapacity
+	wordWritten
+	wordUnfinished
+	wordData
+	wordItems
+	wordLimit
+	wordTodo
+	wordTodoCount
+	cursorWords
+)
+
+// listsAt is where the lists of items begin, behind the words.
+const listsAt = 256
+
+// NewCursor makes a cursor that appends elements of elem bytes to the range. It takes
+// memory for its words, and for the lists of items that Append needs: 16 bytes for each. The
+// caller must Close it.
+func NewCursor(dst *vmm.Range, elem uint64) (*Cursor, error) {
+	if dst == nil || elem == 0 {
+		return nil, fmt.Errorf("make cursor: %w: no range, or elements of no bytes", vmm.ErrInvalid)
+	}
+	words, err := dst.Device().NewRange(vmm.RangeOptions{Max: 1 << 34})
+	if err == nil {
+		if err = words.Grow(listsAt); err == nil {
+			err = words.SetLen(listsAt)
+		}
+		if err != nil {
+			err = errors.Join(err, words.Close())
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make cursor: %w", err)
+	}
+	return &Cursor{dst: dst, elem: elem, words: words}, nil
+}
+
+// Close gives the cursor's memory back, after waiting for work that may use it. Twice is
+// fine, and so is a nil Cursor.
+func (c *Cursor) Close() error {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.words.Close(); err != nil {
+		return err
+	}
+	c.closed = true
+	return nil
+}
+
+// MemoryArg is the cursor's words.
+func (c *Cursor) MemoryArg() vmm.MemoryArg { return c.words.MemoryArg() }
+
+// room is the memory that a kernel may append to: the range's, mapped already.
+type room struct{ r *vmm.Range }
+
+func (m room) MemoryArg() vmm.MemoryArg {
+	a := m.r.MemoryArg()
+	a.Size = m.r.Cap()
+	return a
+}
+
+// Append has kernels append to the range. launch queues on the stream the kernels that do
+// the given number of work items, with the cursor among their arguments: all of the items
+// the first time; if some did not fit, again with as many as did not, and
+// cuvmm::item tells the kernel which. What an item is, is up to the kernel: a tile of the
+// input, an element. It must append all that is of an item or nothing.
+//
+// Append returns how many elements were appended, and the range's length includes them. It
+// waits for the stream, and for no other. A range that cannot grow any more (vmm.ErrFull,
+// vmm.ErrOutOfMemory) returns that error, and what fitted has been appended: Resume goes on
+// with the rest once there is room.
+func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) error) (n uint64, err error) {
+	return c.run(s, items, launch)
+}
+
+// Resume goes on with the items that the last Append, or Resume, could not finish.
+func (c *Cursor) Resume(s *vmm.Stream, launch func(items uint64) error) (n uint64, err error) {
+	return c.run(s, 0, launch)
+}
+
+// Unfinished is how many items the last Append could not finish.
+func (c *Cursor) Unfinished() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unfinished
+}
+
+// run is Append, or Resume where items is 0.
+func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n uint64, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if launch == nil {
+		return 0, c.fail(fmt.Errorf("%w: nothing to launch", vmm.ErrInvalid))
+	}
+	todo := items
+	if items == 0 {
+		if todo = c.unfinished; todo == 0 {
+			return 0, nil
+		}
+	} else {
+		if items > (c.words.Max()-listsAt)/16 {
+			return 0, c.fail(fmt.Errorf("%w: %d items, more than %d", vmm.ErrInvalid, items, (c.words.Max()-listsAt)/16))
+		}
+		if need := listsAt + 16*items; need > c.words.Cap() {
+			if err := c.words.Grow(need - c.words.Len()); err != nil {
+				return 0, c.fail(err)
+			}
+		}
+		if err := c.words.SetLen(max(c.words.Len(), listsAt+16*items)); err != nil {
+			return 0, c.fail(err)
+		}
+		c.items, c.unfinished = items, 0
+	}
+	first := c.dst.Len() / c.elem
+	if first*c.elem != c.dst.Len() {
+		return 0, c.fail(fmt.Errorf("%w: %d bytes are no whole number of elements of %d", vmm.ErrInvalid, c.dst.Len(), c.elem))
+	}
+	for pass := 0; ; pass++ {
+		res, err := c.pass(s, todo, items == 0 || pass > 0, launch)
+		n = res.written - first
+		if err != nil {
+			return n, c.fail(err)
+		}
+		if todo = res.unfinished; todo == 0 {
+			return n, nil
+		}
+		// All items have said what they need, so one growth is enough.
+		if err := c.dst.Grow((res.reserved - res.written) * c.elem); err != nil {
+			return n, c.fail(err)
+		}
+	}
+}
+
+func (c *Cursor) fail(err error) error { return fmt.Errorf("append from the device: %w", err) }
+
+// passed is the state of a cursor after a pass.
+type passed struct{ reserved, written, unfinished uint64 }
+
+// pass launches todo items once: those of the list that has them, or all.
+func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint64) error) (res passed, err error) {
+	res.written = c.dst.Len() / c.elem
+	var w [8 * cursorWords]byte
+	put := func(i int, v uint64) { binary.NativeEndian.PutUint64(w[8*i:], v) }
+	word := func(i int) uint64 { return binary.NativeEndian.Uint64(w[8*i:]) }
+	list := func(i uint64) uint64 { return uint64(c.words.Ptr()) + listsAt + 8*c.items*i }
+	var to uint64
+	if listed { // one list is read and the other one written
+		to = 1 - c.noted
+	}
+	put(wordReserved, res.written)
+	put(wordCapacity, c.dst.Cap()/c.elem)
+	put(wordWritten, math.MaxUint64)
+	put(wordData, uint64(c.dst.Ptr()))
+	put(wordItems, list(to))
+	put(wordLimit, c.items)
+	if listed {
+		put(wordTodo, list(c.noted))
+		put(wordTodoCount, todo)
+	}
+	if err := s.CopyIn(c.words.Ptr(), w[:]); err != nil {
+		return res, err
+	}
+	if err := launch(todo); err != nil {
+		return res, err
+	}
+	if err := s.CopyOut(w[:], c.words.Ptr()); err != nil {
+		return res, err
+	}
+	full := min(word(wordWritten), word(wordReserved))
+	if full < res.written || full > word(wordCapacity) || word(wordUnfinished) > c.items {
+		return res, fmt.Errorf("%w: the kernel has left the cursor with %d elements of %d, and %d of %d items unfinished",
+			vmm.ErrInvalid, full, word(wordCapacity), word(wordUnfinished), c.items)
+	}
+	if c.dst.Len()/c.elem != res.written {
+		return res, fmt.Errorf("%w: the range's length was changed meanwhile", vmm.ErrBusy)
+	}
+	if err := c.dst.SetLen(full * c.elem); err != nil {
+		return res, err
+	}
+	c.noted = to
+	c.unfinished = word(wordUnfinished)
+	return passed{word(wordReserved), full, c.unfinished}, nil
+}

@@ -1,0 +1,31 @@
+// Package kernel runs kernels on memory of package vmm: code from PTX, from a binary or
+// compiled at run time, launched with Go values. With no GPU, Go functions stand in for the
+// kernels and run in the stream's order, so that a program is the same everywhere.
+//
+//	mod, err := kernel.Load(dev, kernel.Code{CUDA: source, Host: kernel.Host{"saxpy": saxpy}})
+//	f, err := mod.Func("saxpy")
+//	err = f.Launch(stream, kernel.Over(x.Len(), 256), float32(2), kernel.Read(x), y)
+//
+// # Arguments
+//
+//	Go                                      C
+//	int8 ... uint64, float32, float64, bool the same; not int and uint, whose size differs
+//	structs and arrays of these             the same struct, by value
+//	vmm.Ptr                                 a pointer
+//	a Memory: Range, Vector, Rows, View     a pointer and a 64-bit count, as two parameters
+//	                                        or as one struct; Len counts bytes, elements, rows
+//	Pointer(Memory)                         a pointer alone
+//	*Cursor                                 cuvmm::cursor *
+//
+// The sizes are checked against the kernel's parameters where they are known: on the host,
+// by a driver of CUDA 12.4 or later, and for PTX text by any driver. For a binary on an
+// older driver nothing can be checked.
+//
+// # What a launch holds
+//
+// Memory among the arguments is not unmapped, and no access to it is taken away, until the
+// kernel is queued; whatever does so later waits for the kernel (see vmm.Reservation.UsedBy
+// for what it waits for). So a vector may grow, be clipped and be closed at any time: a
+// launch that comes too late is refused and none faults. A kernel gets the length that a
+// vector has at the launch, and may rely on nothing beyond it while it runs.
+package kernel

@@ -1,0 +1,129 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Func is a kernel of a Module, valid until that is closed. Its methods beside Launch and
+// Bind are those of vmm.Function: Info, Occupancy, SuggestBlock, SetMaxDynamicShared. Safe
+// for concurrent use.
+type Func struct {
+	*vmm.Function
+	params []vmm.Param // nil: not known
+}
+
+// Launch queues the kernel on the stream, with its arguments in order; see the package's
+// documentation. Wrong arguments, and what is beyond a limit of the device, return
+// vmm.ErrInvalid and queue nothing; memory that cannot be used is as for
+// vmm.Function.Launch. To launch the same again and again, Bind costs less.
+func (f *Func) Launch(s *vmm.Stream, c Config, args ...any) error {
+	b, err := f.Bind(c, args...)
+	if err != nil {
+		return err
+	}
+	return b.Launch(s)
+}
+
+// Bound is a kernel with its arguments: what is launched again and again. Memory among them
+// is looked at anew for each launch, so that a vector's length is what it is then. Launch
+// and Set are not safe for concurrent use.
+type Bound struct {
+	f       *Func
+	launch  vmm.Launch
+	nothing bool
+	args    []arg
+	offs    [][2]uint32
+	memory  []vmm.MemoryArg
+}
+
+// Bind checks the arguments and packs them for launches.
+func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
+	if f == nil || f.Function == nil {
+		return nil, fmt.Errorf("launch: %w: no function", vmm.ErrInvalid)
+	}
+	b := &Bound{f: f, nothing: c.nothing, args: make([]arg, len(args))}
+	held := 0
+	for i, v := range args {
+		a, err := newArg(v)
+		if err != nil {
+			return nil, fmt.Errorf("launch %s: argument %d: %w", f.Name(), i+1, err)
+		}
+		b.args[i] = a
+		if a.holds {
+			held++
+		}
+	}
+	offs, size, err := place(b.args, f.params)
+	if err != nil {
+		return nil, fmt.Errorf("launch %s: %w", f.Name(), err)
+	}
+	b.offs = offs
+	b.memory = make([]vmm.MemoryArg, 0, held)
+	b.launch = vmm.Launch{
+		Grid: c.Grid, Block: c.Block, Shared: c.Shared,
+		Cluster: c.Cluster, Cooperative: c.Cooperative, Priority: c.Priority,
+		Args: make([]byte, size), Memory: make([]vmm.Span, 0, held),
+	}
+	for i := range b.args {
+		b.put(i)
+	}
+	return b, nil
+}
+
+// put writes an argument's value where the kernel looks for it.
+func (b *Bound) put(i int) {
+	a, off := &b.args[i], b.offs[i]
+	if a.pieces == 2 {
+		copy(b.launch.Args[off[0]:], a.bytes[:8])
+		copy(b.launch.Args[off[1]:], a.bytes[8:])
+		return
+	}
+	copy(b.launch.Args[off[0]:], a.bytes)
+}
+
+// Set changes an argument, counted from 0, to another of the same size.
+func (b *Bound) Set(i int, v any) error {
+	if i < 0 || i >= len(b.args) {
+		return fmt.Errorf("launch %s: %w: argument %d of %d", b.f.Name(), vmm.ErrInvalid, i+1, len(b.args))
+	}
+	a, err := newArg(v)
+	if err == nil && (len(a.bytes) != len(b.args[i].bytes) || a.pieces != b.args[i].pieces) {
+		err = fmt.Errorf("%w: %s in place of %s", vmm.ErrInvalid, a.text, b.args[i].text)
+	}
+	if err != nil {
+		return fmt.Errorf("launch %s: argument %d: %w", b.f.Name(), i+1, err)
+	}
+	b.args[i] = a
+	b.put(i)
+	return nil
+}
+
+// Launch queues the kernel. It allocates nothing.
+func (b *Bound) Launch(s *vmm.Stream) error {
+	b.memory = b.memory[:0]
+	for i := range b.args {
+		a := &b.args[i]
+		switch {
+		case !a.holds:
+		case a.memory == nil:
+			b.memory = append(b.memory, a.fixed)
+		default:
+			m := a.memory.MemoryArg()
+			if a.read {
+				m.Access = min(m.Access, vmm.AccessRead)
+			}
+			b.memory = append(b.memory, m)
+			binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][0]:], uint64(m.Addr))
+			if a.pieces == 2 {
+				binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][1]:], m.Count)
+			}
+		}
+	}
+	if b.nothing {
+		return nil
+	}
+	return b.f.Function.Launch(s, &b.launch, b.memory...)
+}

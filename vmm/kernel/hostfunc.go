@@ -1,0 +1,102 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"reflect"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Threads is the size of a launch, for a function of a Host.
+type Threads struct{ Grid, Block vmm.Dim }
+
+// Count is the number of threads.
+func (t Threads) Count() uint64 { return t.Grid.Size() * t.Block.Size() }
+
+// kernels is the functions as the host driver takes them.
+func (h Host) kernels() (map[string]vmm.HostKernel, error) {
+	all := make(map[string]vmm.HostKernel, len(h))
+	for name, f := range h {
+		k, err := hostKernel(reflect.ValueOf(f))
+		if err != nil {
+			return nil, fmt.Errorf("the Go function for %q: %w", name, err)
+		}
+		all[name] = k
+	}
+	return all, nil
+}
+
+var (
+	threadsType = reflect.TypeFor[Threads]()
+	ptrType     = reflect.TypeFor[vmm.Ptr]()
+	errorType   = reflect.TypeFor[error]()
+)
+
+// hostKernel makes a kernel of a Go function.
+func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
+	if f.Kind() != reflect.Func || f.IsNil() {
+		return k, fmt.Errorf("%w: it is no function", vmm.ErrInvalid)
+	}
+	t := f.Type()
+	switch {
+	case t.IsVariadic():
+		return k, fmt.Errorf("%w: it is variadic", vmm.ErrInvalid)
+	case t.NumOut() > 1 || t.NumOut() == 1 && t.Out(0) != errorType:
+		return k, fmt.Errorf("%w: it returns more than an error", vmm.ErrInvalid)
+	}
+	// Each parameter's decoder knows where its bytes lie.
+	var decode []func(*vmm.Launch) reflect.Value
+	var end uint32
+	add := func(size, align uint32) (off uint32) {
+		off = (end + align - 1) &^ (align - 1)
+		end = off + size
+		k.Params = append(k.Params, vmm.Param{Offset: off, Size: size})
+		return off
+	}
+	for i := range t.NumIn() {
+		in := t.In(i)
+		switch {
+		case in == threadsType && i == 0:
+			decode = append(decode, func(l *vmm.Launch) reflect.Value {
+				return reflect.ValueOf(Threads{l.Grid, l.Block})
+			})
+		case in == ptrType:
+			off := add(8, 8)
+			decode = append(decode, func(l *vmm.Launch) reflect.Value { return reflect.ValueOf(ptrAt(l, off)) })
+		case in.Kind() == reflect.Slice && notPlain(in.Elem()) == "":
+			off := add(8, 8)
+			count := add(8, 8)
+			decode = append(decode, func(l *vmm.Launch) reflect.Value {
+				return sliceAt(in, ptrAt(l, off), int(ptrAt(l, count))) //nolint:gosec // a count of what is mapped
+			})
+		case in.Kind() == reflect.Pointer && notPlain(in.Elem()) == "":
+			off := add(8, 8)
+			decode = append(decode, func(l *vmm.Launch) reflect.Value { return pointerAt(in, ptrAt(l, off)) })
+		case notPlain(in) == "":
+			size := uint32(in.Size())           //nolint:gosec // a parameter's
+			off := add(size, uint32(in.Align())) //nolint:gosec // at most 8
+			decode = append(decode, func(l *vmm.Launch) reflect.Value { return valueOf(in, l.Args[off:off+size]) })
+		default:
+			return k, fmt.Errorf("%w: parameter %d: %s", vmm.ErrInvalid, i+1, notPlain(in))
+		}
+	}
+	k.Run = func(l *vmm.Launch) error {
+		in := make([]reflect.Value, len(decode))
+		for i, d := range decode {
+			in[i] = d(l)
+		}
+		out := f.Call(in)
+		if len(out) == 0 || out[0].IsNil() {
+			return nil
+		}
+		err, _ := out[0].Interface().(error)
+		return err
+	}
+	return k, nil
+}
+
+// ptrAt is the 64-bit word at off.
+func ptrAt(l *vmm.Launch, off uint32) vmm.Ptr {
+	return vmm.Ptr(binary.NativeEndian.Uint64(l.Args[off:]))
+}

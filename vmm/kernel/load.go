@@ -1,0 +1,128 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Code is what Load loads: one of Image and CUDA for a GPU, Host for host memory.
+type Code struct {
+	// Image is PTX text, a cubin or a fatbin.
+	Image []byte
+	// CUDA is source in CUDA C++, compiled at run time by libnvrtc for the device's
+	// architecture; see Compile. It can include cuvmm_append.cuh.
+	CUDA string
+	// Compile says how CUDA is compiled.
+	Compile CompileOptions
+	// Host has Go functions that stand in for the kernels on host memory.
+	Host Host
+
+	MaxRegisters uint32 // of a thread, when PTX is compiled by the driver; 0: no limit
+	LineInfo     bool   // line numbers for profilers, when PTX is compiled by the driver
+}
+
+// Module is code that is loaded on a device. Safe for concurrent use. The caller must Close
+// it.
+type Module struct {
+	m     *vmm.Module
+	log   string
+	names map[string]string      // mangled names of Compile.Names
+	ptx   map[string][]vmm.Param // parameters, where Image is PTX text
+}
+
+// Load loads code on the device. Code that the device or the driver cannot run returns
+// vmm.ErrNotSupported, and so does code without Host on a host device, and CUDA source where
+// there is no libnvrtc; code with mistakes returns vmm.ErrInvalid with the compiler's text.
+// The caller must Close the Module.
+func Load(dev *vmm.Device, c Code) (*Module, error) {
+	m := &Module{}
+	if c.Image != nil && c.CUDA != "" {
+		return nil, fmt.Errorf("load module: %w: both Image and CUDA", vmm.ErrInvalid)
+	}
+	host, err := c.Host.kernels()
+	if err != nil {
+		return nil, fmt.Errorf("load module: %w", err)
+	}
+	// A host device has no architecture: nothing is compiled for it.
+	if c.CUDA != "" && dev.Info().Arch != "" {
+		compiled, err := Compile(dev, c.CUDA, c.Compile)
+		if err != nil {
+			return nil, fmt.Errorf("load module: %w", err)
+		}
+		c.Image, m.log, m.names = compiled.Image, compiled.Log, compiled.Names
+	}
+	var log string
+	m.m, log, err = dev.LoadModule(vmm.Code{Image: c.Image, MaxRegisters: c.MaxRegisters, LineInfo: c.LineInfo, Host: host})
+	if err != nil {
+		return nil, err
+	}
+	m.log += log
+	m.ptx = ptxParams(c.Image)
+	return m, nil
+}
+
+// Log is what the compilers said: warnings, and with Compile.Flags more.
+func (m *Module) Log() string {
+	if m == nil {
+		return ""
+	}
+	return m.log
+}
+
+// Close waits for the work of the device's context and unloads the code; see
+// vmm.Module.Close. Twice is fine, and so is a nil Module.
+func (m *Module) Close() error {
+	if m == nil {
+		return nil
+	}
+	return m.m.Close()
+}
+
+// Device is the device that the code is loaded on.
+func (m *Module) Device() *vmm.Device {
+	if m == nil {
+		return nil
+	}
+	return m.m.Device()
+}
+
+// Func finds a kernel: by its name if it is extern "C", else by its mangled name, or by one
+// of CompileOptions.Names. If there is none, it returns vmm.ErrInvalid.
+func (m *Module) Func(name string) (*Func, error) {
+	if m == nil {
+		return nil, fmt.Errorf("find kernel %s: %w: no module", name, vmm.ErrInvalid)
+	}
+	symbol := name
+	if mangled, ok := m.names[name]; ok {
+		symbol = mangled
+	}
+	f, err := m.m.Function(symbol)
+	if err != nil {
+		return nil, err
+	}
+	params, err := f.Params()
+	if err != nil {
+		var known bool
+		if params, known = m.ptx[symbol]; !known {
+			params = nil
+		}
+	} else if params == nil {
+		params = []vmm.Param{}
+	}
+	return &Func{Function: f, params: params}, nil
+}
+
+// Host has Go functions that stand in for kernels, by the kernels' names. A function runs
+// once for a whole launch, in the stream's order, in a goroutine of the driver. Its
+// parameters take the arguments of the launch, in order:
+//
+//	fixed-size numbers, structs and arrays of them  by value, as in C
+//	[]T                                             a pointer and a count
+//	*T, vmm.Ptr                                     a pointer; see Slice
+//	*DeviceCursor                                   a *Cursor
+//	Threads, as the first parameter                 takes no argument: the launch's size
+//
+// It may return an error. A function that returns one, panics, or touches memory that is
+// not there has faulted, as a kernel can: the device is lost.
+type Host map[string]any
