@@ -30,7 +30,7 @@ var (
 		"Device":        reflect.TypeFor[driver.Device](),
 		"Allocator":     reflect.TypeFor[driver.Allocator](),
 		"HostAllocator": reflect.TypeFor[driver.HostAllocator](),
-		"Grapher":      reflect.TypeFor[driver.Grapher](),
+		"Grapher":       reflect.TypeFor[driver.Grapher](),
 		"StreamMemOps":  reflect.TypeFor[driver.StreamMemOps](),
 		"LegacyPeers":   reflect.TypeFor[driver.LegacyPeers](),
 		"Copier2D":      reflect.TypeFor[driver.Copier2D](),
