@@ -47,7 +47,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 
 // Supports is nil for the features that have a method here.
 func (d *Driver) Supports(_ int, f driver.Feature) error {
-	if f == driver.FeatureVMM || f == driver.FeatureReadOnlyMap {
+	if f == driver.FeatureVMM || f == driver.FeatureReadOnlyMap || f == driver.FeatureKernels {
 		return nil
 	}
 	return driver.ErrNotSupported

@@ -167,6 +167,27 @@ func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error
 	return driver.AccessNone, refuse(verb, driver.ErrInvalid, "nothing is mapped at %v", p)
 }
 
+// accessibleUpTo is where the memory ends that begins with a checked span and that the
+// device may use without a hole.
+func (d *Driver) accessibleUpTo(dev int, s span) uint64 {
+	r := d.region(s.from)
+	if r.block != nil {
+		return r.base + r.block.n
+	}
+	i, exact := r.index(s.from)
+	if !exact {
+		i--
+	}
+	end := r.maps[i].end()
+	for _, m := range r.maps[i+1:] {
+		if m.base != end || m.access[dev] < s.need {
+			break
+		}
+		end = m.end()
+	}
+	return end
+}
+
 // checkAccess checks that a device may use n bytes at p. Every device may use plain
 // and pinned memory. The caller holds memMu.
 func (d *Driver) checkAccess(verb string, dev int, p driver.Ptr, n uint64, need driver.Access) error {

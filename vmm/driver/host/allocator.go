@@ -141,7 +141,7 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	d.remove(r)
 	d.memMu.Unlock()
 	ops := v.context.pendingOps()
-	d.visitOps(within(r.base, r.end()), func(_ *deviceState, o *op) { ops = append(ops, o) })
+	d.visitOps(within(r.base, r.end()), func(o *op) { ops = append(ops, o) })
 	_ = v.context.wait(verb, ops)
 	d.workMu.Unlock()
 

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestCaptureSpreadsToNoOtherStream: unlike on the card, an event recorded in a capture
-// can be used only inside that capture.
-func TestCaptureSpreadsToNoOtherStream(t *testing.T) {
+// TestCaptureIsApart: what is captured and what is not do not wait for each other, nor do
+// two captures.
+func TestCaptureIsApart(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})
 	v := open(t, d, 0)
 	a, err := v.NewStream()
@@ -24,11 +24,15 @@ func TestCaptureSpreadsToNoOtherStream(t *testing.T) {
 	require.NoError(t, v.BeginCapture(a, driver.CaptureGlobal))
 	require.NoError(t, v.Record(e, a))
 	require.NoError(t, v.Wait(a, e))
-	require.ErrorIs(t, v.Wait(b, e), driver.ErrInvalid)
+	require.ErrorIs(t, v.Wait(0, e), driver.ErrInvalid, "the legacy stream joins no capture")
+	require.NoError(t, v.BeginCapture(b, driver.CaptureGlobal))
+	require.ErrorIs(t, v.Wait(b, e), driver.ErrInvalid, "two captures")
+	require.NoError(t, endCapture(v, b))
 	require.ErrorIs(t, v.SyncEvent(e), driver.ErrCapturing)
 	require.NoError(t, v.SyncStream(b))
 	require.NoError(t, endCapture(v, a), "none of it destroyed the capture")
 	require.ErrorIs(t, v.SyncEvent(e), driver.ErrInvalid, "the point is in no stream")
+	require.ErrorIs(t, v.Wait(b, e), driver.ErrInvalid, "nor can a stream wait for it")
 	require.NoError(t, v.Record(e, a))
 	require.NoError(t, v.SyncEvent(e))
 

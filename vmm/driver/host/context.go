@@ -22,6 +22,11 @@ type context struct {
 	peers   map[int]bool         // enabled for plain memory; see EnablePeer
 	stopCh  chan struct{}        // closed when nothing may run any more: lost, reset or ended
 	reset   atomic.Bool          // see ResetContext
+
+	modules   map[driver.Module]*module
+	functions map[driver.Function]*function
+	graphs    map[driver.Graph][]node
+	execs     map[driver.GraphExec]*graphExec
 }
 
 func newContext(d *Driver, u *deviceState) *context {
@@ -31,7 +36,13 @@ func newContext(d *Driver, u *deviceState) *context {
 		busy:    make(map[*stream]struct{}),
 		peers:   make(map[int]bool),
 		threads: make(map[int]*stream),
-		stopCh:  make(chan struct{}),
+
+		modules:   make(map[driver.Module]*module),
+		functions: make(map[driver.Function]*function),
+		graphs:    make(map[driver.Graph][]node),
+		execs:     make(map[driver.GraphExec]*graphExec),
+
+		stopCh: make(chan struct{}),
 	}
 	c.legacy = &stream{context: c}
 	return c
@@ -57,7 +68,7 @@ func (c *context) stop() {
 // stoppedError is the error of a call that finds the context stopped.
 func (c *context) stoppedError(verb string) error {
 	if c.d.lost.Load() {
-		return c.state.lostError(verb)
+		return c.d.lostError(verb, c.state)
 	}
 	if c.reset.Load() {
 		return c.resetError(verb)
@@ -65,8 +76,8 @@ func (c *context) stoppedError(verb string) error {
 	return refuse(verb, driver.ErrClosed, "host:%d", c.state.ordinal)
 }
 
-// queue adds an op to a stream, or drops it if the stream is being captured. Where
-// the op uses memory, the caller holds memMu at least for reading.
+// queue adds an op to a stream, or its work to the stream's capture. Where the op uses
+// memory, the caller holds memMu at least for reading.
 func (c *context) queue(verb string, s driver.Stream, o *op) error {
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
@@ -75,7 +86,7 @@ func (c *context) queue(verb string, s driver.Stream, o *op) error {
 		return err
 	}
 	if x.capture != nil {
-		return x.capture.addWork(verb)
+		return x.captureWork(verb, o.work)
 	}
 	if err := x.checkWork(verb); err != nil {
 		return err

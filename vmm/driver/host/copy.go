@@ -17,7 +17,8 @@ const piece = 1 << 20
 func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	const verb = "CopyIn"
 	n := uint64(len(src))
-	o := &op{spans: [2]span{{uint64(dst), uint64(dst) + n, driver.AccessReadWrite}}}
+	o := &op{}
+	o.use(dst, n, driver.AccessReadWrite)
 	return v.runNow(verb, n, o, func() {
 		o.run = func(c *context) bool { return c.move(bytesAt(uint64(dst), n), src) }
 		if n < minWrite {
@@ -35,7 +36,8 @@ func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 // CopyOut is CopyIn the other way.
 func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	n := uint64(len(dst))
-	o := &op{spans: [2]span{{uint64(src), uint64(src) + n, driver.AccessRead}}}
+	o := &op{}
+	o.use(src, n, driver.AccessRead)
 	return v.runNow("CopyOut", n, o, func() {
 		o.run = func(c *context) bool { return c.move(dst, bytesAt(uint64(src), n)) }
 	})
@@ -43,15 +45,11 @@ func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 
 // Copy queues a copy. Overlapping spans are copied from the front.
 func (v *device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
-	o := &op{run: func(c *context) bool {
+	o := &op{work: work{kind: copying, run: func(c *context) bool {
 		return n == 0 || c.move(bytesAt(uint64(dst), n), bytesAt(uint64(src), n))
-	}}
-	if n > 0 {
-		o.spans = [2]span{
-			{uint64(dst), uint64(dst) + n, driver.AccessReadWrite},
-			{uint64(src), uint64(src) + n, driver.AccessRead},
-		}
-	}
+	}}}
+	o.use(dst, n, driver.AccessReadWrite)
+	o.use(src, n, driver.AccessRead)
 	return v.queue("Copy", s, o)
 }
 
@@ -70,12 +68,10 @@ func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 	case n > ^uint64(0)/w:
 		return refuse(verb, driver.ErrInvalid, "%d elements of %d bytes", n, width)
 	}
-	o := &op{run: func(c *context) bool {
+	o := &op{work: work{kind: filling, run: func(c *context) bool {
 		return n == 0 || c.fill(bytesAt(uint64(dst), n*w), pattern, width)
-	}}
-	if n > 0 {
-		o.spans[0] = span{uint64(dst), uint64(dst) + n*w, driver.AccessReadWrite}
-	}
+	}}}
+	o.use(dst, n*w, driver.AccessReadWrite)
 	return v.queue(verb, s, o)
 }
 
@@ -88,20 +84,26 @@ func (v *device) queue(verb string, s driver.Stream, o *op) error {
 	d := v.context.d
 	d.memMu.RLock()
 	defer d.memMu.RUnlock()
-	if err := v.checkOp(verb, o); err != nil {
+	o.context = v.context
+	if err := o.check(verb); err != nil {
 		return err
 	}
 	return v.context.queue(verb, s, o)
 }
 
-// checkOp checks that the device may use the memory of an op.
-func (v *device) checkOp(verb string, o *op) error {
-	for _, s := range o.spans {
-		if s.need == driver.AccessNone {
-			continue
-		}
-		if err := v.context.d.checkAccess(verb, v.context.state.ordinal, driver.Ptr(s.from), s.to-s.from, s.need); err != nil {
+// check checks that the op's device may use its memory. The caller holds memMu.
+func (o *op) check(verb string) error {
+	d, dev := o.context.d, o.context.state.ordinal
+	o.spans = o.memory
+	for i, s := range o.memory {
+		if err := d.checkAccess(verb, dev, driver.Ptr(s.from), s.to-s.from, s.need); err != nil {
 			return err
+		}
+		if s.open {
+			if &o.spans[0] == &o.memory[0] {
+				o.spans = slices.Clone(o.memory) // how far it goes may differ from one op to the next
+			}
+			o.spans[i].to = d.accessibleUpTo(dev, s)
 		}
 	}
 	return nil
@@ -118,8 +120,9 @@ func (v *device) runNow(verb string, n uint64, o *op, prepare func()) error {
 	}
 	c := v.context
 	d := c.d
+	o.context = c
 	d.memMu.RLock()
-	if err := v.checkOp(verb, o); err != nil {
+	if err := o.check(verb); err != nil {
 		d.memMu.RUnlock()
 		return err
 	}

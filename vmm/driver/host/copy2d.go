@@ -32,7 +32,8 @@ func (v *device) CopyIn2D(dst driver.PitchedPtr, src []byte, width uint64) error
 		return err
 	}
 	p := uint64(dst.Ptr)
-	o := &op{spans: [2]span{{p, p + n, driver.AccessReadWrite}}}
+	o := &op{}
+	o.use(dst.Ptr, n, driver.AccessReadWrite)
 	return v.runNow(verb, n, o, func() {
 		var fresh []extent
 		if len(src) >= minWrite {
@@ -56,7 +57,8 @@ func (v *device) CopyOut2D(dst []byte, src driver.PitchedPtr, width uint64) erro
 		return err
 	}
 	p := uint64(src.Ptr)
-	o := &op{spans: [2]span{{p, p + n, driver.AccessRead}}}
+	o := &op{}
+	o.use(src.Ptr, n, driver.AccessRead)
 	return v.runNow(verb, n, o, func() {
 		o.run = func(c *context) bool { return c.moveRows(dst, width, bytesAt(p, n), src.Pitch, width) }
 	})
@@ -73,15 +75,11 @@ func (v *device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver
 	if !ok || !also {
 		return refuse(verb, driver.ErrInvalid, "%d rows of %d bytes from %v to %v", rows, width, src, dst)
 	}
-	o := &op{run: func(c *context) bool {
+	o := &op{work: work{kind: copyingRows, run: func(c *context) bool {
 		return to == 0 || c.moveRows(bytesAt(uint64(dst.Ptr), to), dst.Pitch, bytesAt(uint64(src.Ptr), from), src.Pitch, width)
-	}}
-	if to > 0 {
-		o.spans = [2]span{
-			{uint64(dst.Ptr), uint64(dst.Ptr) + to, driver.AccessReadWrite},
-			{uint64(src.Ptr), uint64(src.Ptr) + from, driver.AccessRead},
-		}
-	}
+	}}}
+	o.use(dst.Ptr, to, driver.AccessReadWrite)
+	o.use(src.Ptr, from, driver.AccessRead)
 	return v.queue(verb, s, o)
 }
 

@@ -58,16 +58,7 @@ func (s *stream) orderDefaults() {
 	if before == nil {
 		return
 	}
-	s.push(&op{run: func(c *context) bool {
-		for _, reached := range before {
-			select {
-			case <-reached:
-			case <-c.stopCh:
-				return false
-			}
-		}
-		return true
-	}})
+	s.push(waitFor(before...))
 }
 
 // checkImplicitCapture refuses a use of the legacy stream while a thread's stream is

@@ -21,8 +21,11 @@ var (
 	_ driver.Allocator     = (*device)(nil)
 	_ driver.HostAllocator = (*device)(nil)
 	_ driver.Grapher       = (*device)(nil)
+	_ driver.Launcher      = (*device)(nil)
 	_ driver.StreamMemOps  = (*device)(nil)
 	_ driver.Copier2D      = (*device)(nil)
+
+	_ driver.StreamPriorities = (*device)(nil)
 )
 
 // Open retains the context of a device.
@@ -37,7 +40,7 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	d.workMu.Lock()
 	defer d.workMu.Unlock()
 	if d.lost.Load() { // since the check above
-		return nil, u.lostError("Open")
+		return nil, d.lostError("Open", u)
 	}
 	if u.context == nil {
 		u.context = newContext(d, u)
@@ -54,7 +57,7 @@ func (v *device) checkOpen(verb string) error {
 		return v.closedError(verb)
 	}
 	if v.context.d.lost.Load() {
-		return v.context.state.lostError(verb)
+		return v.context.d.lostError(verb, v.context.state)
 	}
 	if v.context.reset.Load() {
 		return v.context.resetError(verb)

@@ -16,11 +16,14 @@
 //	copies, fills            checked against the table when they are queued
 //	capacity of a device     a count, charged at Create and AllocPlain
 //	stream                   a queue and, while it is not empty, a goroutine
-//	illegal address          all devices count as lost; no fault happens
+//	illegal address          all devices count as lost; in copies no fault happens, and
+//	                         in a kernel it becomes a panic, which is recovered
 //	exported descriptor      the memfd opened again, for reading only if shared so
 //	primary context          what the open Devices of an ordinal share
-//	capture                  checked and dropped; a wait destroys it, and so does
+//	kernel                   a Go function that does the work of a whole grid
+//	capture                  a list of work; a wait destroys it, and so does
 //	                         allocating plain memory unless it is relaxed
+//	graph                    that list; a launch queues all of it on one stream
 //	plain and pinned memory  anonymous mappings, open to every device
 //	peer access to it        recorded; nothing needs it
 //
@@ -35,7 +38,15 @@
 //   - The system provides memory at the first touch, not at Create. So all devices
 //     together can promise more than the machine has.
 //   - Memory that another process created is counted only there.
-//   - An event recorded in a capture adds no other stream to the capture.
+//   - A launch of a graph runs its work in the order in which it was captured, one piece
+//     at a time, whichever streams captured it. So work must not wait for a value that
+//     work captured later writes.
+//   - A kernel cannot be cut short: an unmap of its memory, a Close of the last Device and
+//     ResetContext wait for its end. It must not call this package.
+//   - Memory that a kernel uses and that [driver.Launch] does not name is not checked. A
+//     fault there is that of an illegal address. But what another device may use, a
+//     kernel reads and writes too, and a goroutine that a kernel starts ends the program
+//     with its fault.
 //   - What a thread-local capture forbids its thread is forbidden to all threads,
 //     because goroutines change threads.
 //   - A fault through a slice of HostBytes ends the program.

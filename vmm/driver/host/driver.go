@@ -21,7 +21,8 @@ type Driver struct {
 	options     string // in the names of its devices, "?page=4K"; empty for none
 	noPeer      map[[2]int]bool
 	states      []*deviceState
-	lost        atomic.Bool // one device is, so all are
+	lost        atomic.Bool            // one device is, so all are
+	lostWhy     atomic.Pointer[string] // set before lost
 
 	// memMu guards addresses, memory and access. It is held for reading while work
 	// is checked and queued, and for writing while memory is unmapped or narrowed. So
@@ -105,13 +106,13 @@ func (d *Driver) state(verb string, dev int) (*deviceState, error) {
 	}
 	u := d.states[dev]
 	if d.lost.Load() {
-		return nil, u.lostError(verb)
+		return nil, d.lostError(verb, u)
 	}
 	return u, nil
 }
 
-func (u *deviceState) lostError(verb string) error {
-	return refuse(verb, driver.ErrDeviceLost, "host:%d: memory was taken away from queued work, of this device or of another", u.ordinal)
+func (d *Driver) lostError(verb string, u *deviceState) error {
+	return refuse(verb, driver.ErrDeviceLost, "host:%d: %s", u.ordinal, *d.lostWhy.Load())
 }
 
 // Supports tries what a feature needs of the system.
@@ -123,6 +124,8 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 	switch f {
 	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureHostView, driver.FeatureZeroFilled, driver.FeatureCopy2D:
 		return d.probe(0, false)
+	case driver.FeatureKernels:
+		return nil
 	case driver.FeatureShareFD:
 		return d.probe(0, true)
 	case driver.FeatureShareReadOnly:

@@ -15,6 +15,7 @@ type event struct {
 	flags   driver.EventFlags
 	last    *record
 	capture *capture // it was last recorded in one
+	after   []int    // the captured work before that record
 }
 
 // record is a point in a stream.
@@ -86,10 +87,10 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			return refuse(verb, driver.ErrInvalid, "event %d is of another device than stream %d", e, s)
 		}
 		if x.capture != nil {
-			if err := x.capture.addWork(verb); err != nil {
+			if err := x.capture.checkWork(verb); err != nil {
 				return err
 			}
-			ev.last, ev.capture = nil, x.capture
+			ev.last, ev.capture, ev.after = nil, x.capture, x.after
 			return nil
 		}
 		if err := x.checkWork(verb); err != nil {
@@ -102,7 +103,7 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			r.at = time.Now()
 			return true
 		}
-		ev.last, ev.capture = r, nil
+		ev.last, ev.capture, ev.after = r, nil, nil
 		if len(x.lastOps()) == 0 {
 			r.run(v.context)
 			r.end()
@@ -113,9 +114,9 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 	})
 }
 
-// Wait makes later work of the stream wait for the event's last record. An event
-// that was recorded in a capture can be waited for only inside that capture, because
-// captures do not spread to other streams here.
+// Wait makes later work of the stream wait for the event's last record. If that is in a
+// capture, the stream becomes part of the capture. Captured work cannot wait for a record
+// outside the capture.
 func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	const verb = "Wait"
 	return v.onStream(verb, s, func(x *stream) error {
@@ -124,16 +125,15 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 			return err
 		}
 		if x.capture != nil {
-			if err := x.capture.addWork(verb); err != nil {
+			if err := x.capture.checkWork(verb); err != nil {
 				return err
 			}
 		}
-		// Only an event of the same capture orders captured work.
-		if ev.capture != nil || x.capture != nil && ev.last != nil {
-			if ev.capture != x.capture {
-				return refuse(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
-			}
-			return nil
+		if ev.capture != nil {
+			return x.captureWait(verb, ev)
+		}
+		if x.capture != nil && ev.last != nil {
+			return refuse(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
 		}
 		if err := x.checkWork(verb); err != nil {
 			return err
@@ -142,15 +142,7 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 			return nil
 		}
 		x.orderDefaults()
-		reached := ev.last.pending()
-		x.push(&op{run: func(c *context) bool {
-			select {
-			case <-reached:
-				return true
-			case <-c.stopCh:
-				return false
-			}
-		}})
+		x.push(waitFor(ev.last.pending()))
 		return nil
 	})
 }
@@ -221,7 +213,7 @@ func (v *device) onEvent(verb string, e driver.Event, f func(*event) error) erro
 	case err != nil:
 		return err
 	case d.lost.Load():
-		return ev.context.state.lostError(verb)
+		return d.lostError(verb, ev.context.state)
 	case ev.capture != nil && !ev.capture.ended:
 		return refuse(verb, driver.ErrCapturing, "event %d was recorded in a capture", e)
 	case ev.capture != nil:

@@ -4,8 +4,6 @@ package host
 
 import (
 	"slices"
-
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // loseIfUsed marks all devices as lost if one of them has work, queued or running, on
@@ -13,42 +11,50 @@ import (
 // lost device is a lost process. It returns when none of that work runs any more, so
 // that nothing touches the pages afterwards: on the card that would be an illegal
 // address, here it would end the process. The wait is short, because a copy checks
-// after every piece whether it was stopped. The caller holds memMu for writing, so no
+// after every piece whether it was stopped. A kernel runs to its end. The caller holds memMu for writing, so no
 // new work can pass its check meanwhile.
 func (d *Driver) loseIfUsed(hit func(*deviceState, span) bool) {
 	d.workMu.Lock()
 	defer d.workMu.Unlock()
 	var running []*op
-	d.visitOps(hit, func(_ *deviceState, o *op) {
-		d.lost.Store(true)
+	used := false
+	d.visitOps(hit, func(o *op) {
+		used = true
 		if o.started {
 			running = append(running, o)
 		}
 	})
-	if !d.lost.Load() {
-		return
-	}
-	for _, u := range d.states {
-		if u.context != nil {
-			u.context.stop()
-		}
+	if used {
+		d.lose("memory was taken away from queued work, of this device or of another")
 	}
 	for _, o := range running {
 		o.wait(d)
 	}
 }
 
+// lose marks all devices as lost and stops their work. The first reason is the one that
+// errors say. The caller holds workMu.
+func (d *Driver) lose(why string) {
+	d.lostWhy.CompareAndSwap(nil, &why)
+	d.lost.Store(true)
+	for _, u := range d.states {
+		if u.context != nil {
+			u.context.stop()
+		}
+	}
+}
+
 // visitOps visits the ops, queued and running, that use a span for which hit is true.
 // The caller holds workMu.
-func (d *Driver) visitOps(hit func(*deviceState, span) bool, visit func(*deviceState, *op)) {
+func (d *Driver) visitOps(hit func(*deviceState, span) bool, visit func(*op)) {
 	for _, u := range d.states {
 		if u.context == nil {
 			continue
 		}
 		for s := range u.context.busy {
 			for _, o := range slices.Concat(s.inline, s.queue) {
-				if slices.ContainsFunc(o.spans[:], func(x span) bool { return x.need != driver.AccessNone && hit(u, x) }) {
-					visit(u, o)
+				if slices.ContainsFunc(o.spans, func(x span) bool { return hit(o.context.state, x) }) {
+					visit(o)
 				}
 			}
 		}

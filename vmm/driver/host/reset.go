@@ -44,8 +44,7 @@ func (d *Driver) endContext(c *context) {
 	_ = c.wait("end", c.pendingOps())
 	for s := range c.allStreams() {
 		if s.capture != nil {
-			s.capture.ended = true
-			s.capture = nil
+			s.capture.removeStream(s)
 		}
 	}
 }

@@ -14,12 +14,39 @@ type stream struct {
 	queue   []*op   // in order; the first may be running
 	inline  []*op   // synchronous copies that run in their callers' goroutines
 	capture *capture
+	after   []int // the captured work that its next captured work comes after
 }
 
-// op is one piece of work. Driver.workMu guards the fields that change.
-type op struct {
-	spans   [2]span
+// work is what an op does. A graph keeps it, and each launch makes ops of it.
+type work struct {
+	kind    kind
+	context *context // of the device that does it
+	memory  []span
+	two     [2]span             // where memory lies if it is no more
 	run     func(*context) bool // returns false if it was cut short
+}
+
+// kind is the kind of work, for comparing graphs.
+type kind uint8
+
+const (
+	waiting kind = iota // for what is queued elsewhere; never captured
+	copying
+	copyingRows
+	filling
+	writingValue
+	waitingValue
+	launching
+)
+
+func (k kind) String() string {
+	return [...]string{"wait", "Copy", "Copy2D", "Fill", "WriteValue", "WaitValue", "Launch"}[k]
+}
+
+// op is one piece of queued work. Driver.workMu guards the fields that change.
+type op struct {
+	work
+	spans   []span // its memory, as it was when the op was queued
 	started bool
 	ended   bool
 	dropped bool          // it did not run to its end
@@ -31,6 +58,32 @@ type op struct {
 type span struct {
 	from, to uint64
 	need     driver.Access
+	open     bool // it goes on from to as far as there is memory
+}
+
+// use adds n bytes at p to the memory of the work.
+func (w *work) use(p driver.Ptr, n uint64, need driver.Access) {
+	if n == 0 {
+		return
+	}
+	if w.memory == nil {
+		w.memory = w.two[:0] // no allocation for copies
+	}
+	w.memory = append(w.memory, span{from: uint64(p), to: uint64(p) + n, need: need})
+}
+
+// waitFor is an op that waits for what is queued elsewhere.
+func waitFor(reached ...<-chan struct{}) *op {
+	return &op{work: work{run: func(c *context) bool {
+		for _, ch := range reached {
+			select {
+			case <-ch:
+			case <-c.stopCh:
+				return false
+			}
+		}
+		return true
+	}}}
 }
 
 // stream finds a stream of c. The caller holds workMu.
@@ -171,7 +224,7 @@ func (v *device) FreeStream(s driver.Stream) error {
 // removeStream removes a stream and ends its capture.
 func (c *context) removeStream(s driver.Stream) {
 	if x := c.streams[s]; x.capture != nil {
-		x.capture.ended = true
+		x.capture.removeStream(x)
 	}
 	delete(c.streams, s)
 }
@@ -201,3 +254,11 @@ func (v *device) SyncStream(s driver.Stream) error {
 	}
 	return c.wait(verb, x.lastOps())
 }
+
+// Priorities is 0 for both: no stream is more urgent than another here.
+func (v *device) Priorities() (least, greatest int, err error) {
+	return 0, 0, v.checkOpen("Priorities")
+}
+
+// NewStreamPriority is NewStream.
+func (v *device) NewStreamPriority(int) (driver.Stream, error) { return v.NewStream() }

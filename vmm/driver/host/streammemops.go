@@ -17,7 +17,7 @@ const (
 
 // WriteValue queues an atomic store.
 func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
-	return v.onWord("WriteValue", s, p, width, driver.AccessReadWrite, func(*context) bool {
+	return v.onWord("WriteValue", writingValue, s, p, width, driver.AccessReadWrite, func(*context) bool {
 		store(uint64(p), val, width)
 		return true
 	})
@@ -25,7 +25,7 @@ func (v *device) WriteValue(s driver.Stream, p driver.Ptr, val uint64, width int
 
 // WaitValue holds the stream until an atomic load finds the value.
 func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int) error {
-	return v.onWord("WaitValue", s, p, width, driver.AccessRead, func(c *context) bool {
+	return v.onWord("WaitValue", waitingValue, s, p, width, driver.AccessRead, func(c *context) bool {
 		timer := time.NewTimer(0)
 		defer timer.Stop()
 		for pause := firstPause; ; pause = min(2*pause, lastPause) {
@@ -44,15 +44,14 @@ func (v *device) WaitValue(s driver.Stream, p driver.Ptr, val uint64, width int)
 }
 
 // onWord queues an op on an aligned word.
-func (v *device) onWord(verb string, s driver.Stream, p driver.Ptr, width int, need driver.Access, run func(*context) bool) error {
+func (v *device) onWord(verb string, kind kind, s driver.Stream, p driver.Ptr, width int, need driver.Access, run func(*context) bool) error {
 	if width != 4 && width != 8 || uint64(p)%uint64(width) != 0 {
 		if err := v.checkOpen(verb); err != nil {
 			return err
 		}
 		return refuse(verb, driver.ErrInvalid, "a word of %d bytes at %v", width, p)
 	}
-	return v.queue(verb, s, &op{
-		spans: [2]span{{uint64(p), uint64(p) + uint64(width), need}},
-		run:   run,
-	})
+	o := &op{work: work{kind: kind, run: run}}
+	o.use(p, uint64(width), need)
+	return v.queue(verb, s, o)
 }

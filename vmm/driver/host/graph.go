@@ -1,0 +1,147 @@
+//go:build linux
+
+package host
+
+import (
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// node is work of a graph. after is the indices of the nodes that it comes directly
+// after. A launch runs all nodes in the order in which they were captured.
+type node struct {
+	work
+	after []int
+}
+
+// graphExec is a graph that can be launched.
+type graphExec struct {
+	nodes []node
+	last  *op // of the last launch
+}
+
+// FreeGraph frees a graph.
+func (v *device) FreeGraph(g driver.Graph) error {
+	return v.onGraph("FreeGraph", g, func([]node) error {
+		delete(v.context.graphs, g)
+		return nil
+	})
+}
+
+// Instantiate makes a graph executable.
+func (v *device) Instantiate(g driver.Graph) (x driver.GraphExec, err error) {
+	err = v.onGraph("Instantiate", g, func(nodes []node) error {
+		v.context.d.lastID++
+		x = driver.GraphExec(v.context.d.lastID)
+		v.context.execs[x] = &graphExec{nodes: nodes}
+		return nil
+	})
+	return x, err
+}
+
+// FreeGraphExec frees an executable graph. Its queued launches still run.
+func (v *device) FreeGraphExec(x driver.GraphExec) error {
+	const verb = "FreeGraphExec"
+	return v.onContext(verb, func(c *context) error {
+		_, err := c.exec(verb, x)
+		delete(c.execs, x)
+		return err
+	})
+}
+
+// UpdateGraphExec replaces what an executable graph does by the same kinds of work, in
+// the same order, on the same devices.
+func (v *device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
+	const verb = "UpdateGraphExec"
+	return v.onGraph(verb, g, func(nodes []node) error {
+		exec, err := v.context.exec(verb, x)
+		if err != nil {
+			return err
+		}
+		if len(nodes) != len(exec.nodes) {
+			return refuse(verb, driver.ErrInvalid, "%d pieces of work instead of %d", len(nodes), len(exec.nodes))
+		}
+		for i, n := range nodes {
+			old := exec.nodes[i]
+			switch {
+			case n.kind != old.kind:
+				return refuse(verb, driver.ErrInvalid, "work %d is a %v and was a %v", i, n.kind, old.kind)
+			case n.context != old.context:
+				return refuse(verb, driver.ErrInvalid, "work %d is of another device than it was", i)
+			case !slices.Equal(n.after, old.after):
+				return refuse(verb, driver.ErrInvalid, "work %d comes after other work than it did", i)
+			}
+		}
+		exec.nodes = nodes
+		return nil
+	})
+}
+
+// LaunchGraph queues the work of a graph, or adds it to the stream's capture.
+func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
+	const verb = "LaunchGraph"
+	if err := v.checkOpen(verb); err != nil {
+		return err
+	}
+	d := v.context.d
+	d.memMu.RLock()
+	defer d.memMu.RUnlock()
+	return v.onStream(verb, s, func(to *stream) error {
+		exec, err := v.context.exec(verb, x)
+		if err != nil {
+			return err
+		}
+		// All is checked before anything is queued.
+		ops := make([]*op, len(exec.nodes))
+		for i, n := range exec.nodes {
+			if n.context.stopped() {
+				return refuse(verb, driver.ErrInvalid, "the graph has work of host:%d, which has closed", n.context.state.ordinal)
+			}
+			ops[i] = &op{work: n.work}
+			if err := ops[i].check(verb); err != nil {
+				return err
+			}
+		}
+		if to.capture != nil {
+			for _, o := range ops {
+				if err := to.captureWork(verb, o.work); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		if err := to.checkWork(verb); err != nil {
+			return err
+		}
+		to.orderDefaults()
+		if exec.last != nil && !exec.last.ended {
+			to.push(waitFor(exec.last.pending()))
+		}
+		for _, o := range ops {
+			to.push(o)
+			exec.last = o
+		}
+		return nil
+	})
+}
+
+// exec finds an executable graph. The caller holds workMu.
+func (c *context) exec(verb string, x driver.GraphExec) (*graphExec, error) {
+	exec := c.execs[x]
+	if exec == nil {
+		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no executable graph %d", c.state.ordinal, x)
+	}
+	return exec, nil
+}
+
+// onGraph calls f with the nodes of a graph, under workMu.
+func (v *device) onGraph(verb string, g driver.Graph, f func([]node) error) error {
+	return v.onContext(verb, func(c *context) error {
+		nodes, ok := c.graphs[g]
+		if !ok {
+			return refuse(verb, driver.ErrInvalid, "host:%d has no graph %d", c.state.ordinal, g)
+		}
+		return f(nodes)
+	})
+}
