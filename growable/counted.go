@@ -227,7 +227,7 @@ func (c *counted) memoryArg() (m vmm.MemoryArg) {
 		return m
 	}
 	m = src.MemoryArg()
-	m.Count = m.Size / c.stride
+	m.Count, m.Stride = m.Size/c.stride, c.stride
 	m.Size = m.Count * c.stride
 	return m
 }

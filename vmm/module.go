@@ -198,7 +198,8 @@ func (f *Function) with(op string, call func(driver.Launcher) error) error {
 // it, and how many items lie there.
 type MemoryArg struct {
 	Span
-	Count uint64 // bytes, elements or rows, as Len counts them
+	Count  uint64 // bytes, elements or rows, as Len counts them
+	Stride uint64 // bytes from one of them to the next
 
 	in *Reservation // nil: it is found by its address
 }
@@ -221,7 +222,7 @@ func (r *Reservation) MemoryArg(off, n uint64) MemoryArg {
 	if r.readOnly {
 		access = AccessRead
 	}
-	return MemoryArg{Span: Span{Addr: r.ptr + Ptr(off), Size: n, Access: access}, Count: n, in: r}
+	return MemoryArg{Span: Span{Addr: r.ptr + Ptr(off), Size: n, Access: access}, Count: n, Stride: 1, in: r}
 }
 
 // Launch queues the kernel on the stream, which must be of the module's device. l.Args can

@@ -36,6 +36,7 @@ type arg struct {
 	bytes  []byte        // the value, or the pointer and the count
 	pieces int           // parameters at most: 2 for a pointer with a count
 	memory Memory        // read again at each launch of a Bound
+	also   Memory        // held without being an argument of its own
 	fixed  vmm.MemoryArg // of a vmm.Ptr
 	holds  bool          // memory or fixed is to be held
 	read   bool
@@ -59,11 +60,10 @@ func newArg(v any) (a arg, err error) {
 	case nil:
 		return a, fmt.Errorf("%w: nil", vmm.ErrInvalid)
 	case *Cursor:
-		m, err := x.arg()
-		if err != nil {
-			return a, err
+		if x == nil || x.words == nil {
+			return a, fmt.Errorf("%w: a nil cursor", vmm.ErrInvalid)
 		}
-		a.memory, a.holds, a.pieces, a.align, a.bytes = m, true, 1, 8, make([]byte, 8)
+		a.memory, a.also, a.holds, a.pieces, a.align, a.bytes = x, room{x.dst}, true, 1, 8, make([]byte, 8)
 		return a, nil
 	case vmm.Ptr:
 		a.align, a.pieces, a.bytes = 8, 1, binary.NativeEndian.AppendUint64(nil, uint64(x))

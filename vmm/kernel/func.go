@@ -53,7 +53,7 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 		}
 		b.args[i] = a
 		if a.holds {
-			held++
+			held += 2 // a cursor holds two
 		}
 	}
 	offs, size, err := place(b.args, f.params)
@@ -119,6 +119,9 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 			binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][0]:], uint64(m.Addr))
 			if a.pieces == 2 {
 				binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][1]:], m.Count)
+			}
+			if a.also != nil {
+				b.memory = append(b.memory, a.also.MemoryArg())
 			}
 		}
 	}

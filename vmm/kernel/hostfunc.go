@@ -74,7 +74,7 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
 			off := add(8, 8)
 			decode = append(decode, func(l *vmm.Launch) reflect.Value { return pointerAt(in, ptrAt(l, off)) })
 		case notPlain(in) == "":
-			size := uint32(in.Size())           //nolint:gosec // a parameter's
+			size := uint32(in.Size())            //nolint:gosec // a parameter's
 			off := add(size, uint32(in.Align())) //nolint:gosec // at most 8
 			decode = append(decode, func(l *vmm.Launch) reflect.Value { return valueOf(in, l.Args[off:off+size]) })
 		default:

@@ -3,6 +3,7 @@ package kernel
 import (
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/cgo/nvrtc"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -10,11 +11,12 @@ import (
 type Code struct {
 	// Image is PTX text, a cubin or a fatbin.
 	Image []byte
-	// CUDA is source in CUDA C++, compiled at run time by libnvrtc for the device's
-	// architecture; see Compile. It can include cuvmm_append.cuh.
+	// CUDA is source in CUDA C++, compiled at run time by libnvrtc. It can include
+	// cuvmm_append.cuh.
 	CUDA string
-	// Compile says how CUDA is compiled.
-	Compile CompileOptions
+	// Compile says how CUDA is compiled. Its Arch is the device's if it is empty, and
+	// Headers has cuvmm_append.cuh besides.
+	Compile nvrtc.Options
 	// Host has Go functions that stand in for the kernels on host memory.
 	Host Host
 
@@ -27,7 +29,7 @@ type Code struct {
 type Module struct {
 	m     *vmm.Module
 	log   string
-	names map[string]string      // mangled names of Compile.Names
+	names map[string]string      // mangled names of Compile.Expressions
 	ptx   map[string][]vmm.Param // parameters, where Image is PTX text
 }
 
@@ -46,7 +48,7 @@ func Load(dev *vmm.Device, c Code) (*Module, error) {
 	}
 	// A host device has no architecture: nothing is compiled for it.
 	if c.CUDA != "" && dev.Info().Arch != "" {
-		compiled, err := Compile(dev, c.CUDA, c.Compile)
+		compiled, err := compile(dev, c.CUDA, c.Compile)
 		if err != nil {
 			return nil, fmt.Errorf("load module: %w", err)
 		}
@@ -88,7 +90,7 @@ func (m *Module) Device() *vmm.Device {
 }
 
 // Func finds a kernel: by its name if it is extern "C", else by its mangled name, or by one
-// of CompileOptions.Names. If there is none, it returns vmm.ErrInvalid.
+// of Code.Compile.Expressions. If there is none, it returns vmm.ErrInvalid.
 func (m *Module) Func(name string) (*Func, error) {
 	if m == nil {
 		return nil, fmt.Errorf("find kernel %s: %w: no module", name, vmm.ErrInvalid)

@@ -1,0 +1,64 @@
+package kernel
+
+import "github.com/cuvmm/cuvmm/vmm"
+
+// DeviceCursor is a Cursor as kernels see it: cuvmm::cursor of cuvmm_append.cuh. It is for
+// functions of a Host; one of them runs at a time on a stream, so nothing is atomic here.
+type DeviceCursor struct {
+	Reserved   uint64  // elements asked for, those that did not fit included
+	Capacity   uint64  // elements that Data has room for
+	Written    uint64  // where the first reservation began that did not fit
+	Unfinished uint64  // items noted
+	Data       vmm.Ptr // the first element
+	Items      vmm.Ptr // numbers of the items noted, 8 bytes each
+	Limit      uint64  // how many there is room for
+	Todo       vmm.Ptr // items of this launch; 0: all
+	TodoCount  uint64
+}
+
+// noCapacityCheck is the negative control of the tests.
+var noCapacityCheck bool
+
+// AppendTo appends elements, all or none: false says that they do not fit. It is append
+// and tile_appender of cuvmm_append.cuh.
+func AppendTo[T any](c *DeviceCursor, values ...T) bool {
+	n := uint64(len(values))
+	if n == 0 {
+		return true
+	}
+	first := c.Reserved
+	c.Reserved += n
+	if first+n > c.Capacity && !noCapacityCheck {
+		if first <= c.Capacity {
+			c.Written = first
+		}
+		return false
+	}
+	copy(Slice[T](c.Data, first+n)[first:], values)
+	return true
+}
+
+// ItemCount is how many work items this launch has, of all that there are.
+func (c *DeviceCursor) ItemCount(all uint64) uint64 {
+	if c.Todo != 0 {
+		return c.TodoCount
+	}
+	return all
+}
+
+// Item is the number of the i-th work item of this launch.
+func (c *DeviceCursor) Item(i uint64) uint64 {
+	if c.Todo != 0 {
+		return Slice[uint64](c.Todo, c.TodoCount)[i]
+	}
+	return i
+}
+
+// NoteUnfinished notes that a work item has to be done again, because its elements did not
+// fit.
+func (c *DeviceCursor) NoteUnfinished(item uint64) {
+	if c.Unfinished < c.Limit {
+		Slice[uint64](c.Items, c.Limit)[c.Unfinished] = item
+	}
+	c.Unfinished++
+}
