@@ -56,3 +56,14 @@ func sliceAt(t reflect.Type, p vmm.Ptr, n int) reflect.Value {
 // pointerAt is the pointer p as one of type t.
 // Safety: as for Slice.
 func pointerAt(t reflect.Type, p vmm.Ptr) reflect.Value { return reflect.NewAt(t.Elem(), addr(p)) }
+
+// sizeOf is the bytes of a T.
+// Safety: nothing is dereferenced.
+func sizeOf[T any]() uint64 {
+	var z T
+	return uint64(unsafe.Sizeof(z))
+}
+
+// rawBytes is the memory of a value of plain data.
+// Safety: the slice is of x alone, and keeps it alive.
+func rawBytes[T any](x *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(x)), sizeOf[T]()) }

@@ -1,0 +1,217 @@
+package kernel
+
+import (
+	_ "embed"
+	"fmt"
+	"math"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Builtins are the kernels that this package brings along, on one device: they fill and
+// verify patterns, count, reduce, compact, and move rows. On host memory Go functions do the
+// same. Safe for concurrent use. The caller must Close it.
+//
+// A call that returns a result waits for its stream, and for no other; the others return
+// once their work is queued. Memory of elements is a growable.Vector of that type, or a
+// Range of whole elements.
+type Builtins struct {
+	mod     *Module
+	funcs   map[string]*Func
+	blocks  uint32     // that fill the device
+	scratch *vmm.Range // scratchSlots pieces of scratchSize
+	free    chan uint64
+}
+
+// builtinPTX is made by `make kernels`.
+//
+//go:embed device/builtin.ptx
+var builtinPTX []byte
+
+const (
+	builtinThreads = 256
+	maxBlocks      = 4096 // partial results of a reduction
+
+	// A piece of scratch memory has a result, a ticket, and the partial results.
+	scratchTicket   = 64
+	scratchPartials = 128
+	scratchSize     = scratchPartials + 8*maxBlocks
+	scratchSlots    = 16
+)
+
+// LoadBuiltins loads the kernels on the device. On a GPU of compute capability below 7.5
+// it returns vmm.ErrNotSupported. The caller must Close it.
+func LoadBuiltins(dev *vmm.Device) (*Builtins, error) {
+	mod, err := Load(dev, Code{Image: builtinPTX, Host: hostBuiltins()})
+	if err != nil {
+		return nil, err
+	}
+	b := &Builtins{mod: mod, funcs: map[string]*Func{}, free: make(chan uint64, scratchSlots)}
+	if err := b.prepare(dev); err != nil {
+		_ = b.Close() // the first error counts
+		return nil, fmt.Errorf("load built-in kernels: %w", err)
+	}
+	return b, nil
+}
+
+func (b *Builtins) prepare(dev *vmm.Device) (err error) {
+	for name := range hostBuiltins() {
+		if b.funcs[name], err = b.mod.Func(name); err != nil {
+			return err
+		}
+	}
+	if _, b.blocks, err = b.funcs["cuvmm_sum_u32"].SuggestBlock(0); err != nil {
+		return err
+	}
+	b.blocks = min(max(b.blocks, 1), maxBlocks)
+	// Tickets must be 0, and are again after each use.
+	b.scratch, err = dev.NewRange(vmm.RangeOptions{Max: scratchSlots * scratchSize})
+	if err != nil {
+		return err
+	}
+	if err := b.scratch.Append(make([]byte, scratchSlots*scratchSize)); err != nil {
+		return err
+	}
+	for i := range uint64(scratchSlots) {
+		b.free <- i * scratchSize
+	}
+	return nil
+}
+
+// Close gives memory and code back, after waiting for the work of the device's context.
+// Twice is fine, and so is a nil Builtins.
+func (b *Builtins) Close() error {
+	if b == nil {
+		return nil
+	}
+	if err := b.scratch.Close(); err != nil {
+		return err
+	}
+	return b.mod.Close()
+}
+
+// fixed is memory as it was when it was looked at.
+type fixed vmm.MemoryArg
+
+func (f fixed) MemoryArg() vmm.MemoryArg { return vmm.MemoryArg(f) }
+
+// elements is memory as n elements of size bytes.
+func elements(m Memory, size uint64) (at fixed, n uint64, err error) {
+	if m == nil {
+		return at, 0, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
+	}
+	a := m.MemoryArg()
+	switch {
+	case a.Addr == 0:
+		return at, 0, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
+	case a.Stride != 1 && a.Stride != size:
+		return at, 0, fmt.Errorf("%w: elements of %d bytes, not %d", vmm.ErrInvalid, a.Stride, size)
+	case a.Size%size != 0 || uint64(a.Addr)%size != 0:
+		return at, 0, fmt.Errorf("%w: %d bytes at %v are no whole elements of %d", vmm.ErrInvalid, a.Size, a.Addr, size)
+	}
+	return fixed(a), a.Size / size, nil
+}
+
+// grid is a launch that fills the device with blocks for n units, of which a block does
+// that many at a time.
+func (b *Builtins) grid(n, unit uint64) Config {
+	blocks := min((n+unit-1)/unit, uint64(b.blocks))
+	return Config{Grid: vmm.Dim{X: uint32(max(blocks, 1))}, Block: vmm.Dim{X: builtinThreads}} //nolint:gosec // at most maxBlocks
+}
+
+// tileBytes is what a block reads at a time in kernels that go through memory once.
+const tileBytes = builtinThreads * 16 * 4
+
+func (b *Builtins) launch(name string, s *vmm.Stream, c Config, args ...any) error {
+	return b.funcs[name].Launch(s, c, args...)
+}
+
+// withScratch runs f, which queues work that uses a piece of scratch memory and waits for
+// it.
+func (b *Builtins) withScratch(s *vmm.Stream, f func(result vmm.Ptr) error) error {
+	at := <-b.free
+	err := f(b.scratch.Ptr() + vmm.Ptr(at))
+	// After an error the work may still run; while it may, no one else gets the piece.
+	if err == nil || s.Sync() == nil {
+		b.free <- at
+	}
+	return err
+}
+
+// FillPattern queues the pattern, from its beginning, over all of m. The address must be a
+// multiple of 8.
+func (b *Builtins) FillPattern(s *vmm.Stream, m Memory, p Pattern) error {
+	at, n, err := elements(asBytes{m}, 1)
+	if err != nil || n == 0 {
+		return opErr("fill pattern", err)
+	}
+	return b.launch("cuvmm_fill_pattern", s, b.grid(n, tileBytes), Pointer(at), n, p.Seed)
+}
+
+// VerifyPattern compares m with what FillPattern writes, and returns how many bytes differ
+// and the offset of the first; 0 and 0 if none does.
+func (b *Builtins) VerifyPattern(s *vmm.Stream, m Memory, p Pattern) (bad, first uint64, err error) {
+	at, n, err := elements(asBytes{m}, 1)
+	if err != nil || n == 0 {
+		return 0, 0, opErr("verify pattern", err)
+	}
+	err = b.withScratch(s, func(result vmm.Ptr) error {
+		res := [2]uint64{math.MaxUint64, 0}
+		if err := s.CopyIn(result, rawBytes(&res)); err != nil {
+			return err
+		}
+		if err := b.launch("cuvmm_verify_pattern", s, b.grid(n, tileBytes), Read(Pointer(at)), n, p.Seed, result); err != nil {
+			return err
+		}
+		if err := s.CopyOut(rawBytes(&res), result); err != nil {
+			return err
+		}
+		if first, bad = res[0], res[1]; bad == 0 {
+			first = 0
+		}
+		return nil
+	})
+	return bad, first, err
+}
+
+// asBytes is any memory as bytes.
+type asBytes struct{ m Memory }
+
+func (b asBytes) MemoryArg() (a vmm.MemoryArg) {
+	if b.m != nil {
+		a = b.m.MemoryArg()
+		a.Count, a.Stride = a.Size, 1
+	}
+	return a
+}
+
+func opErr(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// Number is an element type of the built-in kernels.
+type Number interface {
+	int32 | uint32 | int64 | uint64 | float32 | float64
+}
+
+// typeName is the suffix of the kernels for T.
+func typeName[T Number]() string {
+	var z T
+	switch any(z).(type) {
+	case int32:
+		return "i32"
+	case uint32:
+		return "u32"
+	case int64:
+		return "i64"
+	case uint64:
+		return "u64"
+	case float32:
+		return "f32"
+	}
+	return "f64"
+}
+
