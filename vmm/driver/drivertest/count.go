@@ -48,8 +48,11 @@ func pairs() []pair {
 		{take: []string{"Create", "Import", "ImportFabric"}, free: []string{"Release"}},
 		{take: []string{"Map"}, free: []string{"Unmap"}, bytes: true},
 		{take: []string{"Open"}, free: []string{"Close"}},
-		{take: []string{"NewStream"}, free: []string{"FreeStream"}},
+		{take: []string{"NewStream", "NewStreamPriority"}, free: []string{"FreeStream"}},
 		{take: []string{"NewEvent"}, free: []string{"FreeEvent"}},
+		{take: []string{"LoadModule"}, free: []string{"UnloadModule"}},
+		{take: []string{"EndCapture"}, free: []string{"FreeGraph"}},
+		{take: []string{"Instantiate"}, free: []string{"FreeGraphExec"}},
 		{take: []string{"EnablePeer"}, free: []string{"DisablePeer"}},
 		{take: []string{"AllocHost"}, free: []string{"FreeHost"}},
 		{take: []string{"AllocPlain", "AllocAsync"}, free: []string{"FreePlain", "FreeAsync"}},
@@ -58,7 +61,8 @@ func pairs() []pair {
 
 // Balanced returns nil if everything that was taken through the wrapper was given
 // back: reservations freed, handles released, mapped bytes unmapped, devices closed,
-// streams, events and pinned and plain memory freed, access to peers disabled. Else
+// streams, events, graphs and pinned and plain memory freed, modules unloaded, access to
+// peers disabled. Else
 // the error names each pair that is not even. What a Close of a device frees by itself
 // counts as not given back. File descriptors are not counted.
 func (d *Injected) Balanced() error {

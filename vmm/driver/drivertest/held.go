@@ -18,9 +18,12 @@ type held struct {
 	events   []owned[driver.Event]
 	pinned   []owned[driver.Ptr]
 	gates    []*gate
+	modules  []owned[driver.Module]
+	graphs   []owned[driver.Graph]
+	execs    []owned[driver.GraphExec]
 }
 
-// owned is a stream, an event or memory of one device.
+// owned is a stream, an event, memory, a module or a graph of one device.
 type owned[T any] struct {
 	dev driver.Device
 	it  T
@@ -179,6 +182,17 @@ func (c *check) giveBack() {
 	for n, d := range c.held.devices {
 		if !c.rule.lost {
 			atEnd(fmt.Sprintf("sync device %d", n), d.Sync)
+		}
+	}
+	if !c.rule.lost {
+		for _, x := range c.held.execs {
+			atEnd("free an executable graph", func() error { return as[driver.Grapher](c, x.dev).FreeGraphExec(x.it) })
+		}
+		for _, g := range c.held.graphs {
+			atEnd("free a graph", func() error { return as[driver.Grapher](c, g.dev).FreeGraph(g.it) })
+		}
+		for _, m := range c.held.modules {
+			atEnd("unload a module", func() error { return as[driver.Launcher](c, m.dev).UnloadModule(m.it) })
 		}
 	}
 	for _, s := range c.held.streams {

@@ -15,7 +15,7 @@ type hides struct {
 
 func (d *hides) Supports(dev int, f driver.Feature) error {
 	if f == d.feature {
-		return d.Driver.Supports(dev, driver.FeatureKernels) // ErrNotSupported
+		return d.Driver.Supports(dev, driver.FeatureRDMA) // ErrNotSupported
 	}
 	return d.Driver.Supports(dev, f)
 }

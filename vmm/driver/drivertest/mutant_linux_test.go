@@ -76,6 +76,7 @@ func mutants() map[string]mutant {
 		"unmap of a part does nothing":          memory("unmap-part", func(d *host.Driver) driver.Driver { return &unmapAny{d} }),
 		"read-only shares are hidden":           memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureShareReadOnly} }),
 		"copies of rows are hidden":             memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureCopy2D} }),
+		"kernels are hidden":                    memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureKernels} }),
 		"its address space is hidden":           memory("supports-what-works", func(d *host.Driver) driver.Driver { return &hides{d, driver.FeatureHostView} }),
 		"large granules are called pages":       memory("supports-what-works", func(d *host.Driver) driver.Driver { return &boasts{d, driver.FeaturePageChunks} }),
 		"reading is writing":                    memory("read-only", func(d *host.Driver) driver.Driver { return &readWrites{d} }),
@@ -132,6 +133,8 @@ func mutants() map[string]mutant {
 		"freeing an event waits":    hangs("event-free", "FreeEvent"),
 	}
 	maps.Copy(all, copy2DMutants(device))
+	maps.Copy(all, launchMutants(device))
+	maps.Copy(all, graphMutants(device))
 	return all
 }
 
@@ -144,6 +147,8 @@ type full interface {
 	driver.StreamMemOps
 	driver.LegacyPeers
 	driver.Copier2D
+	driver.Launcher
+	driver.StreamPriorities
 }
 
 type otherDevice struct {

@@ -19,6 +19,8 @@ func lostRules() []Rule {
 		{Name: "lost-read-only", Says: "if memory becomes read-only under a queued write, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: lostReadOnly},
 		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is not enough: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
 		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be disabled and not enabled", Source: contract(7), devices: 2, run: lostPeerDisable},
+		{Name: "lost-kernel", Says: "a kernel that writes where nothing is mapped loses every device of the process; its module can still be unloaded", Source: manual, needs: []driver.Feature{driver.FeatureKernels}, run: lostKernel},
+		{Name: "lost-kernel-unmap", Says: "if memory is unmapped under a queued kernel that uses it, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureKernels}, run: lostKernelUnmap},
 		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
@@ -59,10 +61,18 @@ func lostEntry(c *check) {
 	}
 	e := c.event(d, 0)
 	hasRows := c.d.Supports(0, driver.FeatureCopy2D) == nil
+	var kernel driver.Function
+	hasKernels := c.d.Supports(0, driver.FeatureKernels) == nil
+	if hasKernels {
+		kernel = c.kernel(d, addWords)
+	}
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(d, c.chunk(p, 1), s, e)
 	if hasRows {
 		maps.Copy(calls, rowCalls(as[driver.Copier2D](c, d), c.chunk(p, 1), s))
+	}
+	if hasKernels {
+		maps.Copy(calls, launchCalls(c, d, kernel, c.chunk(p, 1), s))
 	}
 	maps.Copy(calls, map[string]func() error{
 		"AllocHost":  func() error { _, _, err := as[driver.HostAllocator](c, d).AllocHost(4096); return err },
@@ -146,6 +156,41 @@ func lostGiveBack(c *check) {
 	delete(c.held.devices, 0)
 	_, err := c.d.Open(0)
 	c.want(err, "open it again", driver.ErrDeviceLost)
+}
+
+func lostKernel(c *check) {
+	d := c.dev(0)
+	f := c.kernel(d, storeOne)
+	p := c.reserve(c.gran)
+	s := c.stream(d)
+	// Opened before, because afterwards no device can be.
+	for n := range c.info {
+		c.dev(n)
+	}
+	c.launch(d, f, storeLaunch(p, 1), s)
+	err := c.returns("sync the stream", func() error { return d.SyncStream(s) })
+	c.want(err, "sync the stream whose kernel faulted", driver.ErrDeviceLost)
+	for n := range c.info {
+		c.want(c.returns("sync", c.dev(n).Sync), "sync a device afterwards", driver.ErrDeviceLost)
+	}
+	_, err = c.d.Create(c.gran, private(0))
+	c.want(err, "create memory", driver.ErrDeviceLost)
+	c.must(as[driver.Launcher](c, d).UnloadModule(c.held.modules[0].it), "unload the module")
+}
+
+func lostKernelUnmap(c *check) {
+	d := c.dev(0)
+	f := c.kernel(d, addWords)
+	p, _ := c.chunks(2)
+	s := c.stream(d)
+	g := c.hold(d, s)
+	l := addLaunch(p, uint32(2*c.gran/4), 1)
+	l.Memory[0].Size = 0
+	c.launch(d, f, l, s)
+	c.unmap(c.chunk(p, 1), c.gran)
+	g.open()
+	err := c.returns("sync the stream", func() error { return d.SyncStream(s) })
+	c.want(err, "sync the stream whose memory is gone", driver.ErrDeviceLost)
 }
 
 func lostNarrow(c *check) {

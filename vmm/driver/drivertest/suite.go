@@ -53,7 +53,7 @@ func Rules() []Rule {
 	return slices.Concat(
 		suite("Memory", driverRules(), addressRules(), createRules(), mapRules(), accessRules(),
 			peerRules(), legacyPeerRules(), shareRules(), rangeRules(), fabricRules(), copyRules(), copy2DRules(), optionalRules()),
-		suite("Async", streamRules(), eventRules(), captureRules(), orderRules(), copy2DOrderRules(), resetRules(), lostRules()),
+		suite("Async", streamRules(), eventRules(), captureRules(), graphRules(), launchRules(), orderRules(), copy2DOrderRules(), resetRules(), lostRules()),
 	)
 }
 
@@ -65,8 +65,8 @@ func Memory(t *testing.T, open func(testing.TB) driver.Driver) []Result {
 	return runSuite(t, "Memory", open)
 }
 
-// Async holds a driver to the rules of streams, events, captures, the order of
-// work and lost devices. The rest is as for Memory.
+// Async holds a driver to the rules of streams, events, captures, graphs, kernels, the
+// order of work and lost devices. The rest is as for Memory.
 func Async(t *testing.T, open func(testing.TB) driver.Driver) []Result {
 	return runSuite(t, "Async", open)
 }

@@ -34,7 +34,10 @@ var (
 		"StreamMemOps":  reflect.TypeFor[driver.StreamMemOps](),
 		"LegacyPeers":   reflect.TypeFor[driver.LegacyPeers](),
 		"Copier2D":      reflect.TypeFor[driver.Copier2D](),
-		"Wrapper":       reflect.TypeFor[driver.Wrapper](),
+		"Launcher":      reflect.TypeFor[driver.Launcher](),
+
+		"StreamPriorities": reflect.TypeFor[driver.StreamPriorities](),
+		"Wrapper":          reflect.TypeFor[driver.Wrapper](),
 	}
 )
 
@@ -94,6 +97,8 @@ type unreachedDevice struct {
 	driver.StreamMemOps
 	driver.LegacyPeers
 	driver.Copier2D
+	driver.Launcher
+	driver.StreamPriorities
 }
 
 func (*unreachedDevice) CopyStream() driver.Stream { return 0 }
@@ -121,7 +126,11 @@ func TestInjectIsNotBypassed(t *testing.T) {
 			name, f := v.Type().Method(i).Name, v.Method(i)
 			var args []reflect.Value
 			for j := range f.Type().NumIn() {
-				args = append(args, reflect.Zero(f.Type().In(j)))
+				if in := f.Type().In(j); in == reflect.TypeFor[*driver.Launch]() {
+					args = append(args, reflect.New(in.Elem()))
+				} else {
+					args = append(args, reflect.Zero(in))
+				}
 			}
 			before := refused
 			out := f.Call(args)

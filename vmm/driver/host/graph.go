@@ -23,18 +23,25 @@ type graphExec struct {
 
 // FreeGraph frees a graph.
 func (v *device) FreeGraph(g driver.Graph) error {
-	return v.onGraph("FreeGraph", g, func([]node) error {
-		delete(v.context.graphs, g)
-		return nil
+	const verb = "FreeGraph"
+	return v.onContextEvenLost(verb, func(c *context) error {
+		_, err := c.graph(verb, g)
+		delete(c.graphs, g)
+		return err
 	})
 }
 
 // Instantiate makes a graph executable.
 func (v *device) Instantiate(g driver.Graph) (x driver.GraphExec, err error) {
-	err = v.onGraph("Instantiate", g, func(nodes []node) error {
-		v.context.d.lastID++
-		x = driver.GraphExec(v.context.d.lastID)
-		v.context.execs[x] = &graphExec{nodes: nodes}
+	const verb = "Instantiate"
+	err = v.onContext(verb, func(c *context) error {
+		nodes, err := c.graph(verb, g)
+		if err != nil {
+			return err
+		}
+		c.d.lastID++
+		x = driver.GraphExec(c.d.lastID)
+		c.execs[x] = &graphExec{nodes: nodes}
 		return nil
 	})
 	return x, err
@@ -43,7 +50,7 @@ func (v *device) Instantiate(g driver.Graph) (x driver.GraphExec, err error) {
 // FreeGraphExec frees an executable graph. Its queued launches still run.
 func (v *device) FreeGraphExec(x driver.GraphExec) error {
 	const verb = "FreeGraphExec"
-	return v.onContext(verb, func(c *context) error {
+	return v.onContextEvenLost(verb, func(c *context) error {
 		_, err := c.exec(verb, x)
 		delete(c.execs, x)
 		return err
@@ -54,8 +61,12 @@ func (v *device) FreeGraphExec(x driver.GraphExec) error {
 // the same order, on the same devices.
 func (v *device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
 	const verb = "UpdateGraphExec"
-	return v.onGraph(verb, g, func(nodes []node) error {
-		exec, err := v.context.exec(verb, x)
+	return v.onContext(verb, func(c *context) error {
+		exec, err := c.exec(verb, x)
+		if err != nil {
+			return err
+		}
+		nodes, err := c.graph(verb, g)
 		if err != nil {
 			return err
 		}
@@ -135,13 +146,11 @@ func (c *context) exec(verb string, x driver.GraphExec) (*graphExec, error) {
 	return exec, nil
 }
 
-// onGraph calls f with the nodes of a graph, under workMu.
-func (v *device) onGraph(verb string, g driver.Graph, f func([]node) error) error {
-	return v.onContext(verb, func(c *context) error {
-		nodes, ok := c.graphs[g]
-		if !ok {
-			return refuse(verb, driver.ErrInvalid, "host:%d has no graph %d", c.state.ordinal, g)
-		}
-		return f(nodes)
-	})
+// graph finds the nodes of a graph. The caller holds workMu.
+func (c *context) graph(verb string, g driver.Graph) ([]node, error) {
+	nodes, ok := c.graphs[g]
+	if !ok {
+		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no graph %d", c.state.ordinal, g)
+	}
+	return nodes, nil
 }

@@ -89,11 +89,15 @@ func checkKernel(verb, name string, k driver.HostKernel) error {
 // UnloadModule removes a module and its functions. Launches that are queued still run.
 func (v *device) UnloadModule(m driver.Module) error {
 	const verb = "UnloadModule"
-	return v.onModule(verb, m, func(x *module) error {
-		for _, f := range x.functions {
-			delete(v.context.functions, f)
+	return v.onContextEvenLost(verb, func(c *context) error {
+		x, err := c.module(verb, m)
+		if err != nil {
+			return err
 		}
-		delete(v.context.modules, m)
+		for _, f := range x.functions {
+			delete(c.functions, f)
+		}
+		delete(c.modules, m)
 		return nil
 	})
 }
@@ -101,7 +105,11 @@ func (v *device) UnloadModule(m driver.Module) error {
 // Function finds a kernel by its name.
 func (v *device) Function(m driver.Module, name string) (f driver.Function, err error) {
 	const verb = "Function"
-	err = v.onModule(verb, m, func(x *module) error {
+	err = v.onContext(verb, func(c *context) error {
+		x, err := c.module(verb, m)
+		if err != nil {
+			return err
+		}
 		f = x.functions[name]
 		if f == 0 {
 			return refuse(verb, driver.ErrInvalid, "module %d has no kernel %q", m, name)
@@ -290,15 +298,25 @@ func (v *device) onContext(verb string, f func(*context) error) error {
 	return f(c)
 }
 
-// onModule calls f with a module of the device, under workMu.
-func (v *device) onModule(verb string, m driver.Module, f func(*module) error) error {
-	return v.onContext(verb, func(c *context) error {
-		x := c.modules[m]
-		if x == nil {
-			return refuse(verb, driver.ErrInvalid, "host:%d has no module %d", c.state.ordinal, m)
-		}
-		return f(x)
-	})
+// onContextEvenLost is onContext for calls that free something. They work on a lost
+// device and after a reset.
+func (v *device) onContextEvenLost(verb string, f func(*context) error) error {
+	if v.closed.Load() {
+		return v.closedError(verb)
+	}
+	c := v.context
+	c.d.workMu.Lock()
+	defer c.d.workMu.Unlock()
+	return f(c)
+}
+
+// module finds a module. The caller holds workMu.
+func (c *context) module(verb string, m driver.Module) (*module, error) {
+	x := c.modules[m]
+	if x == nil {
+		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no module %d", c.state.ordinal, m)
+	}
+	return x, nil
 }
 
 // onFunction calls f with a function of the device, under workMu.

@@ -1,0 +1,242 @@
+//go:build linux
+
+package host
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/stretchr/testify/require"
+)
+
+// captured captures what f queues and makes it executable.
+func captured(t testing.TB, v *device, f func(driver.Stream)) (driver.Graph, driver.GraphExec) {
+	t.Helper()
+	s, err := v.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, v.BeginCapture(s, driver.CaptureRelaxed))
+	f(s)
+	g, err := v.EndCapture(s)
+	require.NoError(t, err)
+	x, err := v.Instantiate(g)
+	require.NoError(t, err)
+	require.NoError(t, v.FreeStream(s))
+	return g, x
+}
+
+// A launch checks all memory that the graph captured before it queues any work.
+func TestGraphMemory(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	a, b := chunk(t, d, 4*mib), chunk(t, d, 4*mib)
+	f := kernel(t, v, fillKernel(b, 10, 2))
+	_, copies := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Fill(a, 1, 1, 4*mib, s))
+		require.NoError(t, v.Copy(b, a, mib, s))
+	})
+	_, kernels := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Fill(a, 2, 1, 4*mib, s))
+		require.NoError(t, v.Launch(f, uses(b, 0, driver.AccessReadWrite), s))
+	})
+	require.NoError(t, d.SetAccess(b, 4*mib, grant(0, driver.AccessRead)))
+	for _, x := range []driver.GraphExec{copies, kernels} {
+		require.ErrorIs(t, v.LaunchGraph(x, 0), driver.ErrInvalid)
+		require.NoError(t, v.Sync())
+		require.Zero(t, bytesAt(uint64(a), 1)[0], "nothing was queued")
+	}
+	require.NoError(t, d.SetAccess(b, 4*mib, grant(0, driver.AccessReadWrite)))
+	for i, x := range []driver.GraphExec{copies, kernels} {
+		require.NoError(t, v.LaunchGraph(x, 0))
+		require.NoError(t, v.Sync())
+		require.EqualValues(t, i+1, bytesAt(uint64(a), 1)[0])
+		require.EqualValues(t, i+1, bytesAt(uint64(b), 10)[9])
+	}
+	require.NoError(t, d.Unmap(b, 4*mib))
+	require.ErrorIs(t, v.LaunchGraph(kernels, 0), driver.ErrInvalid)
+	require.False(t, d.lost.Load())
+}
+
+// A graph's work is seen by an unmap as other work is.
+func TestUnmapUnderGraph(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	p := chunk(t, d, 4*mib)
+	_, x := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Fill(p, 1, 1, 8, s))
+		require.NoError(t, v.WriteValue(s, p, 1, 4))
+	})
+	gate(t, v, 0)
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.NoError(t, v.FreeGraphExec(x))
+	require.NoError(t, d.Unmap(p, 4*mib))
+	require.ErrorIs(t, v.Sync(), driver.ErrDeviceLost)
+}
+
+// Work of another device joins a capture too. Each piece is checked as that of its own
+// device, also when it waits in a stream of the first.
+func TestGraphOfTwoDevices(t *testing.T) {
+	d := New(Config{Devices: 2, Memory: 64 * mib})
+	v := open(t, d, 0)
+	dev, err := d.Open(1)
+	require.NoError(t, err)
+	other := dev.(*device)
+	p := chunk(t, d, 4*mib) // device 0's
+	q := chunk(t, d, 4*mib)
+	require.NoError(t, d.SetAccess(q, 4*mib, []driver.Grant{{To: on(0)}, {To: on(1), Access: driver.AccessReadWrite}}))
+	far, err := other.NewStream()
+	require.NoError(t, err)
+	e, err := v.NewEvent(0)
+	require.NoError(t, err)
+	back, err := other.NewEvent(0)
+	require.NoError(t, err)
+	_, x := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Fill(p, 1, 1, 8, s))
+		require.NoError(t, v.Record(e, s))
+		require.NoError(t, other.Wait(far, e))
+		require.NoError(t, other.Fill(q, 2, 1, 8, far))
+		require.NoError(t, other.Record(back, far))
+		require.NoError(t, v.Wait(s, back))
+	})
+	captures, err := other.Capturing(far)
+	require.NoError(t, err)
+	require.False(t, captures)
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.NoError(t, v.Sync())
+	require.Equal(t, []byte{1, 2}, []byte{bytesAt(uint64(p), 1)[0], bytesAt(uint64(q), 1)[0]})
+
+	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessRead)))
+	require.ErrorIs(t, v.LaunchGraph(x, 0), driver.ErrInvalid)
+	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessReadWrite)))
+	require.NoError(t, other.Close())
+	require.ErrorIs(t, v.LaunchGraph(x, 0), driver.ErrInvalid)
+
+	again := open(t, d, 1)
+	far, err = again.NewStream()
+	require.NoError(t, err)
+	back, err = again.NewEvent(0)
+	require.NoError(t, err)
+	_, x = captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Record(e, s))
+		require.NoError(t, again.Wait(far, e))
+		require.NoError(t, again.Fill(q, 2, 1, 8, far))
+		require.NoError(t, again.Record(back, far))
+		require.NoError(t, v.Wait(s, back))
+	})
+	gate(t, v, 0)
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.NoError(t, d.SetAccess(q, 4*mib, grant(0, driver.AccessNone)))
+	require.False(t, d.lost.Load(), "device 0 does not use it")
+	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessRead)))
+	require.True(t, d.lost.Load(), "device 1 does")
+}
+
+// TestGraphPairs: graphs that were freed or never made are unknown.
+func TestGraphPairs(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	g, x := captured(t, v, func(driver.Stream) {})
+	require.NoError(t, v.LaunchGraph(x, 0), "a graph of nothing")
+	require.NoError(t, v.UpdateGraphExec(x, g))
+	require.NoError(t, v.FreeGraph(g))
+	require.ErrorIs(t, v.UpdateGraphExec(x, g), driver.ErrInvalid)
+	require.NoError(t, v.FreeGraphExec(x))
+	_, err := v.Instantiate(g)
+	require.ErrorIs(t, err, driver.ErrInvalid)
+	for _, err := range []error{v.FreeGraph(g), v.FreeGraphExec(x), v.LaunchGraph(x, 0), v.FreeGraph(0), v.FreeGraphExec(0)} {
+		require.ErrorIs(t, err, driver.ErrInvalid)
+	}
+	require.Empty(t, v.context.graphs)
+	require.Empty(t, v.context.execs)
+}
+
+// An update may not change what comes after what: on the card such a graph is another.
+func TestUpdateKeepsOrder(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	p := chunk(t, d, 4*mib)
+	side, err := v.NewStream()
+	require.NoError(t, err)
+	e, err := v.NewEvent(0)
+	require.NoError(t, err)
+	fork := func(joinFirst bool) func(driver.Stream) {
+		return func(s driver.Stream) {
+			require.NoError(t, v.Record(e, s))
+			require.NoError(t, v.Wait(side, e))
+			require.NoError(t, v.Fill(p, 1, 1, 8, side))
+			require.NoError(t, v.Record(e, side))
+			if joinFirst {
+				require.NoError(t, v.Wait(s, e))
+			}
+			require.NoError(t, v.Fill(p+8, 1, 1, 8, s))
+			require.NoError(t, v.Wait(s, e))
+		}
+	}
+	_, x := captured(t, v, fork(true))
+	g, _ := captured(t, v, fork(true))
+	require.NoError(t, v.UpdateGraphExec(x, g))
+	g, _ = captured(t, v, fork(false))
+	require.ErrorIs(t, v.UpdateGraphExec(x, g), driver.ErrInvalid)
+}
+
+// A graph that is launched on a captured stream becomes part of that capture.
+func TestGraphInGraph(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	p := chunk(t, d, 4*mib)
+	var n int
+	f := kernel(t, v, func(*driver.Launch) error { n++; return nil })
+	_, inner := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Launch(f, uses(p, 0, driver.AccessRead), s))
+	})
+	_, outer := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.LaunchGraph(inner, s))
+		require.NoError(t, v.LaunchGraph(inner, s))
+	})
+	require.NoError(t, v.FreeGraphExec(inner))
+	require.NoError(t, v.LaunchGraph(outer, 0))
+	require.NoError(t, v.Sync())
+	require.Equal(t, 2, n)
+}
+
+// A destroyed capture takes no work and no stream. A stream that goes away destroys its
+// capture, or ends it if it began there.
+func TestCaptureLosesStreams(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	p := chunk(t, d, 4*mib)
+	e, err := v.NewEvent(0)
+	require.NoError(t, err)
+	fork := func() (s, side driver.Stream) {
+		s, err := v.NewStream()
+		require.NoError(t, err)
+		side, err = v.NewStream()
+		require.NoError(t, err)
+		require.NoError(t, v.BeginCapture(s, driver.CaptureRelaxed))
+		require.NoError(t, v.Record(e, s))
+		require.NoError(t, v.Wait(side, e))
+		return s, side
+	}
+	s, side := fork()
+	require.NoError(t, v.FreeStream(side))
+	_, err = v.EndCapture(s)
+	require.ErrorIs(t, err, driver.ErrInvalid)
+
+	s, side = fork()
+	require.NoError(t, v.FreeStream(s))
+	captures, err := v.Capturing(side)
+	require.NoError(t, err)
+	require.False(t, captures)
+	require.NoError(t, v.Fill(p, 1, 1, 8, side))
+	require.NoError(t, v.SyncStream(side))
+
+	s, side = fork()
+	require.ErrorIs(t, v.SyncStream(side), driver.ErrCapturing)
+	require.ErrorIs(t, v.Fill(p, 1, 1, 8, s), driver.ErrCapturing, "one capture, so it is destroyed for both")
+	third, err := v.NewStream()
+	require.NoError(t, err)
+	require.ErrorIs(t, v.Wait(third, e), driver.ErrCapturing)
+	_, err = v.EndCapture(s)
+	require.ErrorIs(t, err, driver.ErrInvalid)
+	require.NoError(t, v.SyncStream(side))
+	require.Zero(t, len(v.context.busy))
+}
