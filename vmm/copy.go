@@ -174,7 +174,7 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 // library's own, which is nil here. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
 	invariants.Held(&r.mu)
-	if _, named := r.namedStreams[s]; r.namedStreams != nil && s != nil && !named {
+	if _, named := r.namedStreams[s]; r.namedStreams != nil && s != nil && !named && !r.dev.state.parent.hooks.noNameCheck {
 		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}
 	return nil

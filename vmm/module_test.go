@@ -4,12 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"testing"
-	"unsafe"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 // addPTX adds v to n words.
@@ -42,11 +43,6 @@ DONE:
 	ret;
 }
 `
-
-// hostWords is n words of the host driver's memory.
-func hostWords(p, n uint64) []uint32 {
-	return unsafe.Slice((*uint32)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), n)
-}
 
 var addParams = []vmm.Param{{Offset: 0, Size: 8}, {Offset: 8, Size: 8}, {Offset: 16, Size: 4}}
 
@@ -222,6 +218,7 @@ func TestLaunchUnnamedStream(t *testing.T) {
 		require.NoError(t, g.UsedBy(named))
 		_, f := adder(t, d)
 		open := gate(t, d, s.Raw())
+		t.Cleanup(open)
 		err := f.Launch(s, addLaunch(g.Ptr()+3*page, 1), g.MemoryArg())
 		if checked {
 			require.ErrorIs(t, err, vmm.ErrInvalid)
@@ -229,7 +226,7 @@ func TestLaunchUnnamedStream(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err)
-		require.NoError(t, g.Truncate(page))
+		require.NoError(t, g.SetLen(page))
 		require.NoError(t, clipped(g)())
 		open()
 		require.ErrorIs(t, d.Sync(), vmm.ErrDeviceLost)
@@ -250,10 +247,15 @@ func TestLaunchHoldsMemory(t *testing.T) {
 	clip := make(chan error, 1)
 	arg := g.MemoryArg()
 	arg.Size = g.Cap()
-	w.before = onCall("Launch", func() {
+	w.before = func(c drivertest.Call) error {
+		if c.Name != "Launch" {
+			return nil
+		}
 		go func() { clip <- g.Clip() }()
-		require.Never(t, func() bool { return g.Stats().Retiring == 0 && len(clip) > 0 }, 20*ms, ms)
-	})
+		require.Eventually(t, func() bool { return g.Cap() == page }, time.Minute, time.Millisecond, "the clip has begun")
+		require.Empty(t, clip, "and waits")
+		return nil
+	}
 	require.NoError(t, f.Launch(s, addLaunch(g.Ptr()+vmm.Ptr(g.Cap()-page), 1), arg))
 	w.before = nil
 	require.NoError(t, <-clip)
@@ -279,7 +281,9 @@ func TestKernelFaults(t *testing.T) {
 		require.ErrorIs(t, err, vmm.ErrDeviceLost)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, name)
-		require.NoError(t, errors.Join(s.Close()), "what is lost can be closed")
+		require.ErrorIs(t, s.Close(), vmm.ErrDeviceLost)
+		require.ErrorIs(t, m.Close(), vmm.ErrDeviceLost)
+		require.NoError(t, d.Close(), "what is lost can be closed")
 	}
 }
 
@@ -356,4 +360,3 @@ func TestStreamPriorities(t *testing.T) {
 	w.disarm()
 	w.end()
 }
-

@@ -214,4 +214,3 @@ func typeName[T Number]() string {
 	}
 	return "f64"
 }
-
