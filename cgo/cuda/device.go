@@ -94,8 +94,9 @@ func (v *Device) release() error {
 	}
 	// The tables first: no other Device may use a handle whose context goes. Access
 	// to peers is taken away while the context is still there.
-	v.d.streams.removeAllOf(v)
-	v.d.events.removeAllOf(v)
+	for _, table := range []*handleTable{&v.d.streams, &v.d.events, &v.d.functions, &v.d.modules, &v.d.execs, &v.d.graphs} {
+		table.removeAllOf(v)
+	}
 	peersErr := v.disablePeers()
 	err := v.releaseContext()
 	if errors.Is(err, driver.ErrDeviceLost) {

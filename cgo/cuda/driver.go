@@ -29,7 +29,9 @@ type Driver struct {
 
 	// One table for all devices, because the streams of one may wait for the events
 	// of another.
-	streams, events handleTable
+	streams, events    handleTable
+	modules, functions handleTable
+	graphs, execs      handleTable
 
 	granularities sync.Map // granularityKey to uint64
 }
@@ -89,6 +91,7 @@ func checkSpan(call string, p driver.Ptr, n uint64) error {
 
 // pointer is a handle of the driver's as the C pointer that it is.
 //
-// Safety: the pointer is outside Go's heap. Go memory reaches C in CopyIn,
-// CopyOut, CopyIn2D and CopyOut2D alone, whose shims do not use it after they return.
+// Safety: the pointer is outside Go's heap. Go memory reaches C in CopyIn, CopyOut,
+// CopyIn2D, CopyOut2D, LoadModule and Launch alone, whose shims do not use it after they
+// return.
 func pointer(n uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }

@@ -16,33 +16,27 @@ import (
 // NewEvent makes an event.
 func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 	const call = "cuEventCreate"
-	if err := v.begin(call); err != nil {
-		return 0, err
-	}
-	defer v.end()
-	if f&^(driver.EventTiming|driver.EventBlocking|driver.EventInterprocess) != 0 {
-		return 0, refuse(call, driver.ErrInvalid, "event flags %#x", uint8(f))
-	}
-	if f&driver.EventTiming != 0 && f&driver.EventInterprocess != 0 {
-		return 0, refuse(call, driver.ErrInvalid, "an event for other processes cannot have a time")
-	}
-	// CUDA's default is an event with a time, ours one without.
-	flags := C.uint(C.CU_EVENT_DISABLE_TIMING)
-	if f&driver.EventTiming != 0 {
-		flags = 0
-	}
-	if f&driver.EventBlocking != 0 {
-		flags |= C.CU_EVENT_BLOCKING_SYNC
-	}
-	if f&driver.EventInterprocess != 0 {
-		flags |= C.CU_EVENT_INTERPROCESS
-	}
-	c := C.cuvmm_event_create(v.d.api, v.ctx, flags)
-	if err := v.check(call, c.r); err != nil {
-		return 0, err
-	}
-	v.d.events.add(uint64(c.v), &tableEntry{maker: v})
-	return driver.Event(c.v), nil
+	e, err := v.newHandle(call, &v.d.events, func() (c C.cuvmm_value, err error) {
+		if f&^(driver.EventTiming|driver.EventBlocking|driver.EventInterprocess) != 0 {
+			return c, refuse(call, driver.ErrInvalid, "event flags %#x", uint8(f))
+		}
+		if f&driver.EventTiming != 0 && f&driver.EventInterprocess != 0 {
+			return c, refuse(call, driver.ErrInvalid, "an event for other processes cannot have a time")
+		}
+		// CUDA's default is an event with a time, ours one without.
+		flags := C.uint(C.CU_EVENT_DISABLE_TIMING)
+		if f&driver.EventTiming != 0 {
+			flags = 0
+		}
+		if f&driver.EventBlocking != 0 {
+			flags |= C.CU_EVENT_BLOCKING_SYNC
+		}
+		if f&driver.EventInterprocess != 0 {
+			flags |= C.CU_EVENT_INTERPROCESS
+		}
+		return C.cuvmm_event_create(v.d.api, v.ctx, flags), nil
+	})
+	return driver.Event(e), err
 }
 
 // FreeEvent frees an event.

@@ -10,18 +10,25 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// handleTable lists the streams, or the events, that this package made and has
-// not freed: libcuda crashes on a handle that is gone. Its zero value is empty.
-// Its lock guards the table alone and is not held during calls of libcuda.
+// handleTable lists the streams, events, modules, functions, graphs or executable
+// graphs that this package made and has not freed: libcuda crashes on a handle that is
+// gone. Its zero value is empty. Its lock guards the table alone and is not held during
+// calls of libcuda.
 type handleTable struct {
 	mu      sync.RWMutex
 	entries map[uint64]*tableEntry
+
+	// oneAtATime says that CUDA does not take a handle from two threads at once, as is
+	// so of graphs. It never changes.
+	oneAtATime bool
 }
 
-// tableEntry is one stream or event.
+// tableEntry is one stream, event, graph or executable graph, or a module with all of
+// its functions.
 type tableEntry struct {
 	maker      *Device
-	copyStream bool // the maker's own, which only its Close frees
+	copyStream bool       // the maker's own, which only its Close frees
+	call       sync.Mutex // held during a call, for tables with oneAtATime
 
 	// users counts the calls that use the handle. closedBit says that it is being
 	// freed and no call may begin; the last call to end then frees it. freed says
@@ -46,6 +53,13 @@ func (m *handleTable) removeAllOf(maker *Device) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.entries, func(_ uint64, e *tableEntry) bool { return e.maker == maker })
+}
+
+// removeEntry removes all handles that have this entry.
+func (m *handleTable) removeEntry(gone *tableEntry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.entries, func(_ uint64, e *tableEntry) bool { return e == gone })
 }
 
 // acquire keeps a handle from being freed during a call of v, until release. It
@@ -93,7 +107,7 @@ func (e *tableEntry) release(v *Device) {
 // remove takes a handle off the table and frees it with free. It does not wait for
 // calls that use the handle: the last of them then frees it. Where free fails at
 // once the handle stays.
-func (m *handleTable) remove(call string, handle uint64, v *Device, free func(maker *Device) error) error {
+func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*tableEntry) error) error {
 	// First off the table: libcuda may return the same number from another
 	// thread's create before free has come back.
 	e, err := m.unlist(call, handle, v)
@@ -106,7 +120,7 @@ func (m *handleTable) remove(call string, handle uint64, v *Device, free func(ma
 		}
 		defer e.maker.end()
 	}
-	e.free = func() error { return free(e.maker) }
+	e.free = func() error { return free(e) }
 	// Without users it is freed here, else the last of them does it.
 	for !e.users.CompareAndSwap(0, freed) {
 		if n := e.users.Load(); n != 0 && e.users.CompareAndSwap(n, n|closedBit) {

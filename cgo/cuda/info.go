@@ -122,7 +122,7 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 			return absent
 		}
 		return d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, absent)
-	case driver.FeatureCopy2D:
+	case driver.FeatureCopy2D, driver.FeatureKernels: // of every driver that has the required symbols
 		return nil
 	}
 	return absent

@@ -14,17 +14,26 @@ const (
 	deviceUnavailable   Result = 46 // in exclusive compute mode, and another process uses it
 	noDevice            Result = 100
 	invalidDevice       Result = 101
+	invalidImage        Result = 200
 	invalidContext      Result = 201
+	noBinary            Result = 209 // code for other architectures
 	eccUncorrectable    Result = 214
 	peerUnsupported     Result = 217
+	invalidPTX          Result = 218
 	nvlinkUncorrectable Result = 220
+	noCompiler          Result = 221
+	unsupportedPTX      Result = 222 // of a newer version
+	compilerDisabled    Result = 223
+	unsupportedAffinity Result = 224
 	contained           Result = 226 // an error that the device contained; it ends the process's work all the same
+	invalidSource       Result = 300
 	operatingSystem     Result = 304
 	invalidHandle       Result = 400
 	illegalState        Result = 401
 	notFound            Result = 500
 	notReady            Result = 600
 	illegalAddress      Result = 700
+	outOfResources      Result = 701 // a block needs more registers or shared memory than there are
 	launchTimeout       Result = 702
 	peerEnabled         Result = 704
 	peerNotEnabled      Result = 705
@@ -37,6 +46,7 @@ const (
 	invalidSpace        Result = 717
 	invalidPC           Result = 718
 	launchFailed        Result = 719
+	tooLarge            Result = 720 // the blocks of a cooperative launch cannot all run at once
 	tensorLeak          Result = 721 // a kernel ended without freeing its tensor memory
 	notPermitted        Result = 800
 	notSupported        Result = 801
@@ -48,7 +58,9 @@ const (
 	captureUnjoined     Result = 904
 	captureWrongThread  Result = 908
 	captureLast         Result = 908
+	updateFailure       Result = 910 // the two graphs are not alike
 	externalDevice      Result = 911 // a device outside CUDA, for which this process waits, failed
+	invalidCluster      Result = 912
 	unknown             Result = 999
 )
 
@@ -99,9 +111,10 @@ func (r Result) kind(call string) error {
 		if call == "cuMemImportFromShareableHandle" {
 			return driver.ErrInvalid // the descriptor is of something else
 		}
-	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled:
+	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled,
+		invalidImage, invalidPTX, invalidSource, outOfResources, tooLarge, invalidCluster, updateFailure:
 		return driver.ErrInvalid
-	case peerUnsupported:
+	case peerUnsupported, noBinary, noCompiler, unsupportedPTX, compilerDisabled, unsupportedAffinity:
 		return driver.ErrNotSupported
 	case peerEnabled:
 		return driver.ErrPeerEnabled

@@ -7,13 +7,15 @@ package cuda
 #cgo LDFLAGS: -lpthread
 
 // No shim keeps a pointer that it was passed, and none calls back into Go.
-// The copies of ordinary memory end with a synchronise of their stream; the
-// others that take a pointer queue nothing.
+// The copies of ordinary memory end with a synchronise of their stream, a launch
+// copies its arguments, and the others that take a pointer queue nothing.
 #cgo noescape cuvmm_set_access
 #cgo noescape cuvmm_copy_in
 #cgo noescape cuvmm_copy_out
 #cgo noescape cuvmm_copy_2d_in
 #cgo noescape cuvmm_copy_2d_out
+#cgo noescape cuvmm_launch
+#cgo noescape cuvmm_launch_ex
 #cgo nocallback cuvmm_granularity
 #cgo nocallback cuvmm_reserve
 #cgo nocallback cuvmm_address_free
@@ -29,6 +31,8 @@ package cuda
 #cgo nocallback cuvmm_copy_2d_out
 #cgo nocallback cuvmm_copy_2d
 #cgo nocallback cuvmm_fill
+#cgo nocallback cuvmm_launch
+#cgo nocallback cuvmm_launch_ex
 #include <stdlib.h>
 #include "shims.h"
 */
@@ -95,6 +99,7 @@ func Load(path string) (*Driver, error) {
 // Safety: as Load.
 func bind(path string, lib *dl.Library) (*Driver, error) {
 	d := &Driver{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), allocations: map[driver.Handle]allocation{}}
+	d.graphs.oneAtATime, d.execs.oneAtATime = true, true
 	if d.api == nil {
 		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrOutOfMemory}
 	}

@@ -88,6 +88,43 @@ typedef struct {
 	size_t pitch;
 } cuvmm_rows;
 
+// cuvmm_param is a result and where a kernel's parameter is.
+typedef struct {
+	CUresult r;
+	size_t offset, size;
+} cuvmm_param;
+
+// cuvmm_function describes a kernel.
+typedef struct {
+	CUresult r;
+	int threads, registers, shared, local, constant, dynamic, ptx, binary;
+} cuvmm_function;
+
+// cuvmm_block is a result and the block and grid that occupy a device best.
+typedef struct {
+	CUresult r;
+	int threads, blocks;
+} cuvmm_block;
+
+// cuvmm_shape is the grid of a launch, its block and their dynamic shared memory. A 0
+// in grid or block counts as 1.
+typedef struct {
+	unsigned int grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
+} cuvmm_shape;
+
+// cuvmm_attributes is what cuLaunchKernel does not take. All zero: none. Else a 0 in
+// the cluster counts as 1.
+typedef struct {
+	unsigned int cluster_x, cluster_y, cluster_z;
+	int cooperative, priority;
+} cuvmm_attributes;
+
+// cuvmm_priorities is a result and the range of the streams' priorities.
+typedef struct {
+	CUresult r;
+	int least, greatest;
+} cuvmm_priorities;
+
 typedef const struct cuvmm_api *cuvmm_lib;
 
 // In load.c. Symbol i is the i-th of CUVMM_SYMBOLS.
@@ -163,6 +200,8 @@ cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx);
 CUresult cuvmm_stream_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_stream_sync(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_stream_query(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+cuvmm_priorities cuvmm_stream_priorities(cuvmm_lib api, cuvmm_ctx ctx);
+cuvmm_value cuvmm_stream_create_priority(cuvmm_lib api, cuvmm_ctx ctx, int priority);
 
 // In event.c.
 cuvmm_value cuvmm_event_create(cuvmm_lib api, cuvmm_ctx ctx, unsigned int flags);
@@ -173,10 +212,32 @@ CUresult cuvmm_event_sync(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
 CUresult cuvmm_event_query(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
 cuvmm_value cuvmm_event_elapsed(cuvmm_lib api, cuvmm_ctx ctx, CUevent from, CUevent to); // v: bits of a float
 
-// In capture.c.
+// In module.c.
+cuvmm_value cuvmm_module_load(cuvmm_lib api, cuvmm_ctx ctx, const unsigned char *image, unsigned int registers, int lines,
+                              unsigned char *info, unsigned char *errors, size_t size);
+CUresult cuvmm_module_unload(cuvmm_lib api, cuvmm_ctx ctx, CUmodule module);
+cuvmm_value cuvmm_module_function(cuvmm_lib api, cuvmm_ctx ctx, CUmodule module, const char *name);
+cuvmm_param cuvmm_function_param(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, size_t i);
+cuvmm_function cuvmm_function_info(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f);
+CUresult cuvmm_function_set_shared(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, int n);
+cuvmm_value cuvmm_occupancy(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, int threads, size_t shared);
+cuvmm_block cuvmm_occupancy_block(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, size_t shared);
+
+// In launch.c.
+CUresult cuvmm_launch(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, cuvmm_shape shape, const unsigned char *args, size_t n, CUstream s);
+CUresult cuvmm_launch_ex(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, cuvmm_shape shape, cuvmm_attributes a, const unsigned char *args,
+                         size_t n, CUstream s);
+
+// In graph.c.
 cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+cuvmm_value cuvmm_capture_id(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
 CUresult cuvmm_begin_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, int mode);
-CUresult cuvmm_end_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+cuvmm_value cuvmm_end_capture(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);
+CUresult cuvmm_graph_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUgraph graph);
+cuvmm_value cuvmm_graph_instantiate(cuvmm_lib api, cuvmm_ctx ctx, CUgraph graph);
+CUresult cuvmm_graph_exec_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUgraphExec exec);
+CUresult cuvmm_graph_update(cuvmm_lib api, cuvmm_ctx ctx, CUgraphExec exec, CUgraph graph);
+CUresult cuvmm_graph_launch(cuvmm_lib api, cuvmm_ctx ctx, CUgraphExec exec, CUstream s);
 
 // In streammemops.c.
 CUresult cuvmm_wait_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr p, unsigned long long v, int width);

@@ -13,6 +13,25 @@ cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx) {
 	return (cuvmm_value){r, (uintptr_t)s};
 }
 
+// cuvmm_stream_create_priority does not refuse a priority beyond the range: the driver
+// takes the nearest.
+cuvmm_value cuvmm_stream_create_priority(cuvmm_lib api, cuvmm_ctx ctx, int priority) {
+	CUstream s = NULL;
+	CUstreamCaptureMode mode;
+	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);
+	if (r == CUDA_SUCCESS)
+		r = cuvmm_pop_relaxed(api, api->stream_create_priority(&s, CU_STREAM_NON_BLOCKING, priority), mode);
+	return (cuvmm_value){r, (uintptr_t)s};
+}
+
+cuvmm_priorities cuvmm_stream_priorities(cuvmm_lib api, cuvmm_ctx ctx) {
+	cuvmm_priorities p = {0};
+	p.r = cuvmm_push(api, ctx);
+	if (p.r == CUDA_SUCCESS)
+		p.r = cuvmm_pop(api, api->stream_priorities(&p.least, &p.greatest));
+	return p;
+}
+
 CUresult cuvmm_stream_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUstream s) {
 	CUstreamCaptureMode mode;
 	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);

@@ -6,10 +6,13 @@ package cuda
 import "C"
 
 import (
+	"math"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
+
+var _ driver.StreamPriorities = (*Device)(nil)
 
 // CopyStream is the library's copy stream.
 //
@@ -20,17 +23,30 @@ func (v *Device) CopyStream() driver.Stream {
 
 // NewStream makes a non-blocking stream.
 func (v *Device) NewStream() (driver.Stream, error) {
-	const call = "cuStreamCreate"
+	s, err := v.newHandle("cuStreamCreate", &v.d.streams, func() (C.cuvmm_value, error) {
+		return C.cuvmm_stream_create(v.d.api, v.ctx), nil
+	})
+	return driver.Stream(s), err
+}
+
+// Priorities is the range of the streams' priorities.
+func (v *Device) Priorities() (least, greatest int, err error) {
+	const call = "cuCtxGetStreamPriorityRange"
 	if err := v.begin(call); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer v.end()
-	c := C.cuvmm_stream_create(v.d.api, v.ctx)
-	if err := v.check(call, c.r); err != nil {
-		return 0, err
-	}
-	v.d.streams.add(uint64(c.v), &tableEntry{maker: v})
-	return driver.Stream(c.v), nil
+	c := C.cuvmm_stream_priorities(v.d.api, v.ctx)
+	return int(c.least), int(c.greatest), v.check(call, c.r)
+}
+
+// NewStreamPriority makes a non-blocking stream with a priority.
+func (v *Device) NewStreamPriority(priority int) (driver.Stream, error) {
+	s, err := v.newHandle("cuStreamCreateWithPriority", &v.d.streams, func() (C.cuvmm_value, error) {
+		nearest := max(math.MinInt32, min(priority, math.MaxInt32))
+		return C.cuvmm_stream_create_priority(v.d.api, v.ctx, C.int(nearest)), nil
+	})
+	return driver.Stream(s), err
 }
 
 // FreeStream destroys a stream; its queued work still runs.
@@ -61,26 +77,47 @@ func (v *Device) StreamDone(s driver.Stream) (bool, error) {
 	return done, err
 }
 
+// newHandle makes something that can be freed, and lists it.
+func (v *Device) newHandle(call string, table *handleTable, create func() (C.cuvmm_value, error)) (uint64, error) {
+	if err := v.begin(call); err != nil {
+		return 0, err
+	}
+	defer v.end()
+	c, err := create()
+	if err == nil {
+		err = v.check(call, c.r)
+	}
+	if err != nil {
+		return 0, err
+	}
+	table.add(uint64(c.v), &tableEntry{maker: v})
+	return uint64(c.v), nil
+}
+
 // onStream makes a call with a stream, which may be another library's.
 func (v *Device) onStream(call string, s driver.Stream, f func() C.CUresult) error {
 	return v.onHandle(call, &v.d.streams, uint64(s), f)
 }
 
-// onHandle makes a call with a stream or an event that cannot be freed meanwhile.
+// onHandle makes a call with a handle that cannot be freed meanwhile.
 func (v *Device) onHandle(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
 	defer v.end()
 	entry, err := table.acquire(call, handle, v)
-	// Another library's stream can be used, its event cannot.
-	if err == nil && entry == nil && table == &v.d.events {
-		err = refuse(call, driver.ErrInvalid, "no event %#x", handle)
+	// Only streams can be another library's.
+	if err == nil && entry == nil && table != &v.d.streams {
+		err = refuse(call, driver.ErrInvalid, "no handle %#x", handle)
 	}
 	if err != nil {
 		return err
 	}
 	defer entry.release(v)
+	if table.oneAtATime {
+		entry.call.Lock()
+		defer entry.call.Unlock()
+	}
 	// Where the handle is another device's, a reset may be that device's.
 	if entry != nil && entry.maker.n != v.n {
 		return v.checkBoth(call, f())
@@ -88,19 +125,24 @@ func (v *Device) onHandle(call string, table *handleTable, handle uint64, f func
 	return v.check(call, f())
 }
 
-// freeHandle frees a stream or an event. One that a reset has ended is only taken off
-// the table.
+// freeHandle frees a handle of this package.
 func (v *Device) freeHandle(call string, table *handleTable, handle uint64, destroy func(maker *Device) C.CUresult) error {
 	if err := v.beginEvenLost(call); err != nil {
 		return err
 	}
 	defer v.end()
-	return table.remove(call, handle, v, func(maker *Device) error {
-		if maker.reset.Load() {
-			return nil
-		}
-		return maker.checkFree(call, destroy(maker))
+	return table.remove(call, handle, v, func(e *tableEntry) error {
+		return e.destroy(call, func() C.CUresult { return destroy(e.maker) })
 	})
+}
+
+// destroy makes the call that frees a handle. One that a reset has ended is only taken
+// off the table.
+func (e *tableEntry) destroy(call string, f func() C.CUresult) error {
+	if e.maker.reset.Load() {
+		return nil
+	}
+	return e.maker.checkFree(call, f())
 }
 
 // stream is a handle as C wants it. It points into the driver's memory, never

@@ -54,13 +54,20 @@
 	REQUIRED(fill16, "cuMemsetD16Async", (CUdeviceptr dst, unsigned short pattern, size_t n, CUstream stream)) \
 	REQUIRED(fill32, "cuMemsetD32Async", (CUdeviceptr dst, unsigned int pattern, size_t n, CUstream stream)) \
 	REQUIRED(stream_create, "cuStreamCreate", (CUstream *stream, unsigned int flags)) \
+	REQUIRED(stream_create_priority, "cuStreamCreateWithPriority", (CUstream *stream, unsigned int flags, int priority)) \
+	REQUIRED(stream_priorities, "cuCtxGetStreamPriorityRange", (int *least, int *greatest)) \
 	REQUIRED(stream_destroy, "cuStreamDestroy_v2", (CUstream stream)) \
 	REQUIRED(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
 	REQUIRED(stream_query, "cuStreamQuery", (CUstream stream)) \
 	REQUIRED(stream_is_capturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus *status)) \
 	REQUIRED(stream_begin_capture, "cuStreamBeginCapture_v2", (CUstream stream, CUstreamCaptureMode mode)) \
 	REQUIRED(stream_end_capture, "cuStreamEndCapture", (CUstream stream, CUgraph *graph)) \
+	OPTIONAL(stream_capture_info, "cuStreamGetCaptureInfo", (CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)) \
 	REQUIRED(graph_destroy, "cuGraphDestroy", (CUgraph graph)) \
+	OPTIONAL(graph_instantiate, "cuGraphInstantiateWithFlags", (CUgraphExec *exec, CUgraph graph, unsigned long long flags)) \
+	OPTIONAL(graph_update, "cuGraphExecUpdate", (CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *result)) \
+	REQUIRED(graph_launch, "cuGraphLaunch", (CUgraphExec exec, CUstream stream)) \
+	REQUIRED(graph_exec_destroy, "cuGraphExecDestroy", (CUgraphExec exec)) \
 	REQUIRED(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (CUstreamCaptureMode *mode)) \
 	REQUIRED(stream_wait_event, "cuStreamWaitEvent", (CUstream stream, CUevent event, unsigned int flags)) \
 	REQUIRED(event_create, "cuEventCreate", (CUevent *event, unsigned int flags)) \
@@ -69,6 +76,16 @@
 	REQUIRED(event_sync, "cuEventSynchronize", (CUevent event)) \
 	REQUIRED(event_query, "cuEventQuery", (CUevent event)) \
 	REQUIRED(event_elapsed, "cuEventElapsedTime", (float *ms, CUevent from, CUevent to)) \
+	REQUIRED(module_load, "cuModuleLoadDataEx", (CUmodule *module, const void *image, unsigned int count, CUjit_option *options, void **values)) \
+	REQUIRED(module_unload, "cuModuleUnload", (CUmodule module)) \
+	REQUIRED(module_function, "cuModuleGetFunction", (CUfunction *f, CUmodule module, const char *name)) \
+	REQUIRED(function_get, "cuFuncGetAttribute", (int *value, CUfunction_attribute attribute, CUfunction f)) \
+	REQUIRED(function_set, "cuFuncSetAttribute", (CUfunction f, CUfunction_attribute attribute, int value)) \
+	OPTIONAL(function_param, "cuFuncGetParamInfo", (CUfunction f, size_t i, size_t *offset, size_t *size)) \
+	REQUIRED(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor", (int *blocks, CUfunction f, int threads, size_t shared)) \
+	REQUIRED(occupancy_block, "cuOccupancyMaxPotentialBlockSize", (int *blocks, int *threads, CUfunction f, CUoccupancyB2DSize shared_of, size_t shared, int limit)) \
+	REQUIRED(launch, "cuLaunchKernel", (CUfunction f, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared, CUstream stream, void **params, void **extra)) \
+	OPTIONAL(launch_ex, "cuLaunchKernelEx", (const CUlaunchConfig *config, CUfunction f, void **params, void **extra)) \
 	REQUIRED(plain_alloc, "cuMemAlloc_v2", (CUdeviceptr *p, size_t n)) \
 	REQUIRED(plain_free, "cuMemFree_v2", (CUdeviceptr p)) \
 	OPTIONAL(ipc_get_mem, "cuIpcGetMemHandle", (CUipcMemHandle *handle, CUdeviceptr p)) \

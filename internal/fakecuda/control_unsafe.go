@@ -151,7 +151,8 @@ func (c *control) Live() Live {
 	C.call_live(&c.f, &n)
 	return Live{
 		Handles: int(n.handles), Reservations: int(n.reservations), Mappings: int(n.mappings),
-		Contexts: int(n.contexts), Peers: int(n.peers), Streams: int(n.streams), Events: int(n.events), Graphs: int(n.graphs),
+		Contexts: int(n.contexts), Peers: int(n.peers), Streams: int(n.streams), Events: int(n.events),
+		Graphs: int(n.graphs), GraphExecs: int(n.execs), Modules: int(n.modules),
 		Plain: int(n.plain), Pinned: int(n.pinned), Pushed: int(n.pushed),
 	}
 }

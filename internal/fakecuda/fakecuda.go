@@ -31,7 +31,8 @@ type Live struct {
 	Handles, Reservations, Mappings int
 	Contexts                        int // references to primary contexts
 	Peers                           int // contexts whose plain memory another context may access
-	Streams, Events, Graphs         int
+	Streams, Events                 int
+	Graphs, GraphExecs, Modules     int
 	Plain, Pinned                   int // pieces of memory
 	Pushed                          int // contexts on the stacks of all threads
 }

@@ -88,10 +88,15 @@ static const struct {
 	ERROR(ERROR_STUB_LIBRARY, "a stub library"),
 	ERROR(ERROR_NO_DEVICE, "no device"),
 	ERROR(ERROR_INVALID_DEVICE, "invalid device"),
+	ERROR(ERROR_INVALID_IMAGE, "invalid image"),
 	ERROR(ERROR_INVALID_CONTEXT, "invalid context"),
+	ERROR(ERROR_NO_BINARY_FOR_GPU, "no code for this architecture"),
 	ERROR(ERROR_PEER_ACCESS_UNSUPPORTED, "peer access is not supported"),
+	ERROR(ERROR_INVALID_PTX, "invalid PTX"),
+	ERROR(ERROR_UNSUPPORTED_PTX_VERSION, "PTX of a newer version"),
 	ERROR(ERROR_OPERATING_SYSTEM, "operating system call failed"),
 	ERROR(ERROR_INVALID_HANDLE, "invalid handle"),
+	ERROR(ERROR_NOT_FOUND, "not found"),
 	ERROR(ERROR_NOT_READY, "not ready"),
 	ERROR(ERROR_ILLEGAL_ADDRESS, "illegal memory access"),
 	ERROR(ERROR_PEER_ACCESS_ALREADY_ENABLED, "peer access is already enabled"),
@@ -105,6 +110,7 @@ static const struct {
 	ERROR(ERROR_STREAM_CAPTURE_INVALIDATED, "the capture was invalidated"),
 	ERROR(ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy stream depends on a capture"),
 	ERROR(ERROR_STREAM_CAPTURE_WRONG_THREAD, "the capture is of another thread"),
+	ERROR(ERROR_GRAPH_EXEC_UPDATE_FAILURE, "the graphs are not alike"),
 	ERROR(ERROR_CAPTURED_EVENT, "the event was captured"),
 	ERROR(ERROR_UNKNOWN, "unknown error"),
 };
@@ -270,6 +276,8 @@ CUresult cu_primary_reset(CUdevice dev) {
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	if (fake.device[dev].alive) {
 		streams_gone(&fake.device[dev]);
+		graphs_gone(&fake.device[dev]);
+		modules_gone(&fake.device[dev]);
 		plain_gone(dev);
 		destroy(dev, true);
 	}

@@ -5,13 +5,14 @@
 
 #pragma GCC visibility push(default)
 
-// fake_count counts what exists. Streams, events and plain or pinned memory that
-// outlive their context are still counted, because they were never freed.
+// fake_count counts what exists. Streams, events, graphs, modules and plain or pinned
+// memory that outlive their context are still counted, because they were never freed.
 struct fake_count {
 	long long handles, reservations, mappings;
 	long long contexts; // references to primary contexts
 	long long peers;    // contexts whose plain memory another context may access
-	long long streams, events, graphs;
+	long long streams, events;
+	long long graphs, execs, modules;
 	long long plain, pinned; // pieces of memory
 	long long pushed;        // contexts on the stacks of all threads
 };

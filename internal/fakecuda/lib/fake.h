@@ -159,6 +159,14 @@ struct span {
 	unsigned char host_access;
 };
 
+// node is a captured launch. Other captured work does not come into the graph.
+struct node {
+	struct node *next;
+	CUfunction f;
+	size_t n;
+	unsigned char args[];
+};
+
 struct stream {
 	struct stream *next;
 	struct device *device;
@@ -166,6 +174,8 @@ struct stream {
 	bool gone;       // its context was reset
 	bool per_thread; // the default stream of thread
 	CUstreamCaptureStatus capture;
+	unsigned long long capture_id;
+	struct node *captured;
 	CUstreamCaptureMode mode;
 	pthread_t thread; // that began the capture, or whose default stream it is
 };
@@ -177,7 +187,7 @@ struct state {
 	struct device device[MAX_DEVICES];
 	struct chunk *chunks;
 	unsigned long long serial; // of the last chunk
-	unsigned long long ids;    // of contexts, so far
+	unsigned long long ids;    // of contexts and captures, so far
 	struct dmabuf *dmabufs;
 	struct handle *handles; // by number
 	size_t handle_room;
@@ -187,6 +197,8 @@ struct state {
 	struct stream *streams;
 	struct event *events;
 	struct CUgraph_st *graphs;
+	struct CUgraphExec_st *execs;
+	struct CUmod_st *modules;
 };
 
 extern struct state fake;
@@ -255,6 +267,15 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 // Streams. queue says whether work put on a stream runs; captured work does not.
 CUresult queue(struct device *dev, CUstream s, bool *run);
 
+// stream_of finds a stream of the current context. *out is NULL for the legacy default
+// stream, which has no record.
+CUresult stream_of(struct device *dev, CUstream s, struct stream **out);
+
+// add_node appends a launch to a list. run_node runs one.
+CUresult add_node(struct node **list, CUfunction f, const void *args, size_t n);
+CUresult run_node(struct device *dev, const struct node *node);
+void free_nodes(struct node **list);
+
 // unsafe_in_capture is for a call that might wait. Where captures forbid it, it ends
 // them and returns an error.
 CUresult unsafe_in_capture(void);
@@ -267,10 +288,12 @@ bool restore_mode(void);
 unsigned char *host_pages(size_t n);
 CUdeviceptr no_access(size_t n);
 
-// peers_gone, streams_gone and plain_gone are for a device whose context is
-// destroyed; the latter two for a reset.
+// peers_gone and the others are for a device whose context is destroyed; all but the
+// first for a reset.
 void peers_gone(int dev, bool reset);
 void streams_gone(struct device *dev);
+void graphs_gone(struct device *dev);
+void modules_gone(struct device *dev);
 void plain_gone(int dev);
 
 // count_peers counts bits of device.peers, over all devices.
@@ -282,6 +305,10 @@ void sweep_dmabufs(bool all);
 void reset_memory(void);
 void reset_plain(void);
 void reset_streams(void);
+void reset_graphs(void);
+void reset_modules(void);
 void count_streams(struct fake_count *out);
+void count_graphs(struct fake_count *out);
+void count_modules(struct fake_count *out);
 
 #endif

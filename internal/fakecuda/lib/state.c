@@ -138,6 +138,8 @@ static int find(const char *symbol) {
 }
 
 static void forget(void) {
+	reset_graphs();
+	reset_modules();
 	reset_streams();
 	reset_plain();
 	reset_memory();
@@ -248,6 +250,8 @@ void fake_live(struct fake_count *out) {
 	for (int i = 0; i < MAX_DEVICES; i++)
 		c.contexts += fake.device[i].retained;
 	count_streams(&c);
+	count_graphs(&c);
+	count_modules(&c);
 	count_peers(&c);
 	c.pushed = pushed();
 	pthread_mutex_unlock(&lock);

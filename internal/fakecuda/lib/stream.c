@@ -1,4 +1,4 @@
-// Streams, whose work is always done, events, captures, and words in memory.
+// Streams, whose work is always done, events, what captures forbid, and words in memory.
 #include "fake.h"
 
 #include <stdlib.h>
@@ -12,10 +12,6 @@ struct event {
 	bool gone; // its context was reset
 	bool recorded, captured;
 	struct timespec at;
-};
-
-struct CUgraph_st {
-	struct CUgraph_st *next;
 };
 
 static _Thread_local CUstreamCaptureMode mode; // global unless exchanged
@@ -42,9 +38,7 @@ static CUresult own_default(struct device *dev, struct stream **out) {
 	return CUDA_SUCCESS;
 }
 
-// stream_of finds a stream of the current context. NULL and LEGACY are the legacy
-// default stream, which has no record here: *out is NULL.
-static CUresult stream_of(struct device *dev, CUstream s, struct stream **out) {
+CUresult stream_of(struct device *dev, CUstream s, struct stream **out) {
 	if (s == PER_THREAD)
 		return own_default(dev, out);
 	if (s == LEGACY)
@@ -143,8 +137,7 @@ CUresult cu_ctx_sync(void) {
 	return r;
 }
 
-CUresult cu_stream_create(CUstream *stream, unsigned int flags) {
-	ENTER(stream_create, "flags=%u", flags);
+static CUresult new_stream(CUstream *stream, unsigned int flags) {
 	struct device *dev;
 	TRY(context(&dev));
 	TRY(unsafe_in_capture());
@@ -158,6 +151,25 @@ CUresult cu_stream_create(CUstream *stream, unsigned int flags) {
 	*s = (struct stream){.next = fake.streams, .device = dev, .epoch = dev->epoch};
 	fake.streams = s;
 	*stream = (CUstream)s;
+	return CUDA_SUCCESS;
+}
+
+CUresult cu_stream_create(CUstream *stream, unsigned int flags) {
+	ENTER(stream_create, "flags=%u", flags);
+	return new_stream(stream, flags);
+}
+
+CUresult cu_stream_create_priority(CUstream *stream, unsigned int flags, int priority) {
+	ENTER(stream_create_priority, "flags=%u priority=%d", flags, priority);
+	return new_stream(stream, flags);
+}
+
+CUresult cu_stream_priorities(int *least, int *greatest) {
+	ENTER(stream_priorities, "%s", "");
+	struct device *dev;
+	TRY(context(&dev));
+	*least = 0;
+	*greatest = -5;
 	return CUDA_SUCCESS;
 }
 
@@ -176,6 +188,7 @@ CUresult cu_stream_destroy(CUstream stream) {
 	while (*at != s)
 		at = &(*at)->next;
 	*at = s->next;
+	free_nodes(&s->captured);
 	free(s);
 	return lost;
 }
@@ -212,60 +225,6 @@ CUresult cu_stream_is_capturing(CUstream stream, CUstreamCaptureStatus *status) 
 	for (struct stream *t = fake.streams; s == NULL && t != NULL; t = t->next)
 		if (t->per_thread && t->device == dev && t->epoch == dev->epoch && t->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE)
 			return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; // and the capture goes on
-	return CUDA_SUCCESS;
-}
-
-CUresult cu_stream_begin_capture(CUstream stream, CUstreamCaptureMode wanted) {
-	ENTER(stream_begin_capture, "stream=%p mode=%d", (void *)stream, wanted);
-	struct device *dev;
-	struct stream *s;
-	TRY(context(&dev));
-	TRY(stream_of(dev, stream, &s));
-	if (s == NULL)
-		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	if ((int)wanted < 0 || wanted > CU_STREAM_CAPTURE_MODE_RELAXED || s->capture != CU_STREAM_CAPTURE_STATUS_NONE)
-		return CUDA_ERROR_INVALID_VALUE;
-	s->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-	s->mode = wanted;
-	s->thread = pthread_self();
-	return CUDA_SUCCESS;
-}
-
-CUresult cu_stream_end_capture(CUstream stream, CUgraph *graph) {
-	ENTER(stream_end_capture, "stream=%p", (void *)stream);
-	struct device *dev;
-	struct stream *s;
-	TRY(context(&dev));
-	TRY(stream_of(dev, stream, &s));
-	*graph = NULL;
-	if (s == NULL || s->capture == CU_STREAM_CAPTURE_STATUS_NONE)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (s->mode != CU_STREAM_CAPTURE_MODE_RELAXED && !pthread_equal(s->thread, pthread_self()))
-		return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-	bool whole = s->capture == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-	s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
-	if (!whole)
-		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-	struct CUgraph_st *g = malloc(sizeof *g);
-	if (g == NULL)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	g->next = fake.graphs;
-	fake.graphs = g;
-	*graph = g;
-	return CUDA_SUCCESS;
-}
-
-CUresult cu_graph_destroy(CUgraph graph) {
-	ENTER(graph_destroy, "graph=%p", (void *)graph);
-	struct CUgraph_st **at = &fake.graphs;
-	while (*at != NULL && *at != graph)
-		at = &(*at)->next;
-	if (*at == NULL) {
-		violate("graph %p does not exist", (void *)graph);
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	*at = graph->next;
-	free(graph);
 	return CUDA_SUCCESS;
 }
 
@@ -463,8 +422,6 @@ void count_streams(struct fake_count *out) {
 		out->streams += !s->gone && !s->per_thread;
 	for (struct event *e = fake.events; e != NULL; e = e->next)
 		out->events += !e->gone;
-	for (struct CUgraph_st *g = fake.graphs; g != NULL; g = g->next)
-		out->graphs++;
 }
 
 // streams_gone marks what a reset took and keeps it, to recognise a later use.
@@ -473,6 +430,7 @@ void streams_gone(struct device *dev) {
 		if (s->device == dev && s->epoch == dev->epoch) {
 			s->gone = true;
 			s->capture = CU_STREAM_CAPTURE_STATUS_NONE;
+			free_nodes(&s->captured);
 		}
 	for (struct event *e = fake.events; e != NULL; e = e->next)
 		e->gone = e->gone || (e->device == dev && e->epoch == dev->epoch);
@@ -481,6 +439,7 @@ void streams_gone(struct device *dev) {
 void reset_streams(void) {
 	for (struct stream *s = fake.streams; s != NULL;) {
 		struct stream *next = s->next;
+		free_nodes(&s->captured);
 		free(s);
 		s = next;
 	}
@@ -489,12 +448,6 @@ void reset_streams(void) {
 		free(e);
 		e = next;
 	}
-	for (struct CUgraph_st *g = fake.graphs; g != NULL;) {
-		struct CUgraph_st *next = g->next;
-		free(g);
-		g = next;
-	}
 	fake.streams = NULL;
 	fake.events = NULL;
-	fake.graphs = NULL;
 }

@@ -23,6 +23,8 @@ static const CUmemAllocationProp shared = {
 	.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
 };
 
+static const char code[] = "// params fill_bytes 8 8 4\n.entry fill_bytes(\n.entry empty(\n";
+
 static CUcontext push(int dev) {
 	CUcontext ctx;
 	OK(cu_primary_retain(&ctx, dev));
@@ -219,6 +221,105 @@ static void exported(void) {
 	fake_reset();
 }
 
+// Kernels run when they are queued, or when the graph that they were captured into is.
+static void kernels(void) {
+	CUmodule m;
+	CUfunction f, empty;
+	CUstream s;
+	CUgraph g, other;
+	CUgraphExec x;
+	CUgraphNode node;
+	CUgraphExecUpdateResult why;
+	CUstreamCaptureStatus status;
+	cuuint64_t id;
+	size_t offset, size;
+	unsigned char got[4];
+	struct {
+		CUdeviceptr p;
+		unsigned long long n;
+		unsigned int value;
+	} args = {.n = 3, .value = 7};
+	size_t n = 20;
+	void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER, &args, (void *)CU_LAUNCH_PARAM_BUFFER_SIZE, &n, NULL};
+	CUcontext zero = push(0);
+	args.p = mapped();
+	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
+	CHECK(cu_module_load(&m, "rubbish", 0, NULL, NULL) == CUDA_ERROR_INVALID_IMAGE);
+	CHECK(cu_module_load(&m, "// fails 222 too new\n", 0, NULL, NULL) == CUDA_ERROR_UNSUPPORTED_PTX_VERSION);
+	OK(cu_module_load(&m, code, 0, NULL, NULL));
+	CHECK(cu_module_function(&f, m, "fill") == CUDA_ERROR_NOT_FOUND);
+	OK(cu_module_function(&f, m, "fill_bytes"));
+	OK(cu_module_function(&empty, m, "empty"));
+	OK(cu_function_param(f, 2, &offset, &size));
+	CHECK(offset == 16 && size == 4);
+	CHECK(cu_function_param(f, 3, &offset, &size) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_launch(f, 1, 1, 1, 32, 1, 1, 0, s, NULL, extra));
+	OK(cu_copy_out(got, args.p, sizeof got, s));
+	CHECK(memcmp(got, "\7\7\7\0", sizeof got) == 0);
+	CHECK(cu_launch(f, 1, 1, 1, 1025, 1, 1, 0, s, NULL, extra) == CUDA_ERROR_INVALID_VALUE);
+	CHECK(cu_launch(f, 1, 1, 1, 1, 1, 1, 48 * 1024 + 1, s, NULL, extra) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_function_set(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 49153));
+	OK(cu_launch(f, 1, 1, 1, 1, 1, 1, 48 * 1024 + 1, s, NULL, extra));
+
+	args.value = 8;
+	OK(cu_stream_begin_capture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cu_launch(f, 1, 1, 1, 32, 1, 1, 0, s, NULL, extra));
+	OK(cu_stream_capture_info(s, &status, &id));
+	CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && id != 0);
+	OK(cu_stream_end_capture(s, &g));
+	args.value = 9;
+	OK(cu_graph_instantiate(&x, g, 0));
+	OK(cu_copy_out(got, args.p, sizeof got, s));
+	CHECK(got[0] == 7);
+	OK(cu_graph_launch(x, s));
+	OK(cu_copy_out(got, args.p, sizeof got, s));
+	CHECK(got[0] == 8);
+
+	OK(cu_stream_begin_capture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cu_launch(empty, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL));
+	OK(cu_graph_launch(x, s));
+	OK(cu_stream_end_capture(s, &other));
+	CHECK(cu_graph_update(x, other, &node, &why) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+	CHECK(why == CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED);
+	OK(cu_graph_update(x, g, &node, &why));
+	OK(cu_graph_destroy(other));
+	OK(cu_graph_exec_destroy(x));
+
+	args.p = 1;
+	OK(cu_launch(f, 1, 1, 1, 32, 1, 1, 0, s, NULL, extra));
+	CHECK(cu_ctx_sync() == CUDA_ERROR_ILLEGAL_ADDRESS);
+	OK(cu_graph_destroy(g));
+	CHECK(cu_module_unload(m) == CUDA_ERROR_ILLEGAL_ADDRESS);
+	OK(cu_ctx_pop(&zero));
+	struct fake_count now;
+	fake_live(&now);
+	CHECK(now.modules == 0 && now.graphs == 0 && now.execs == 0);
+	fake_reset();
+
+	push(0);
+	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
+	OK(cu_module_load(&m, code, 0, NULL, NULL));
+	OK(cu_module_function(&empty, m, "empty"));
+	OK(cu_module_unload(m));
+	CHECK(cu_launch(empty, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL) == CUDA_ERROR_INVALID_HANDLE);
+	OK(cu_ctx_pop(NULL));
+	said("does not exist");
+	push(0);
+	OK(cu_module_load(&m, code, 0, NULL, NULL));
+	OK(cu_module_function(&f, m, "fill_bytes"));
+	n = 16;
+	CHECK(cu_launch(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, extra) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("16 bytes of arguments for 20 of parameters");
+	push(0);
+	OK(cu_module_load(&m, code, 0, NULL, NULL));
+	OK(cu_ctx_pop(NULL));
+	push(1);
+	CHECK(cu_module_unload(m) == CUDA_ERROR_INVALID_HANDLE);
+	OK(cu_ctx_pop(NULL));
+	said("is of another context");
+}
+
 // gone says whether nothing is mapped at p any more.
 static bool gone(const void *p) { return msync((void *)((uintptr_t)p & ~(uintptr_t)4095), 1, MS_ASYNC) != 0; }
 
@@ -236,6 +337,9 @@ static void leak(void) {
 	CUstream s;
 	CUevent e;
 	CUgraph g;
+	CUgraphExec x;
+	CUmodule m;
+	CUfunction f;
 	void *host;
 	int fd, before = lowest_fd();
 	push(0);
@@ -248,12 +352,18 @@ static void leak(void) {
 	OK(cu_stream_create(&s, CU_STREAM_NON_BLOCKING));
 	OK(cu_event_create(&e, CU_EVENT_DISABLE_TIMING));
 	OK(cu_stream_begin_capture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cu_module_load(&m, code, 0, NULL, NULL));
+	OK(cu_module_function(&f, m, "empty"));
+	OK(cu_launch(f, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL));
 	OK(cu_stream_end_capture(s, &g));
+	OK(cu_graph_instantiate(&x, g, 0));
+	OK(cu_stream_begin_capture(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cu_graph_launch(x, s));
 	OK(fake_fail("cuMemMap", 9, 1));
 	CUcontext peer;
 	OK(cu_primary_retain(&peer, 1));
 	OK(cu_ctx_enable_peer(peer, 0));
-	struct fake_count all = {1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1}, now;
+	struct fake_count all = {1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1}, now;
 	fake_live(&now);
 	CHECK(memcmp(&all, &now, sizeof now) == 0);
 	const void *places[2 * 3];
@@ -282,6 +392,7 @@ int main(void) {
 	lost();
 	peers();
 	exported();
+	kernels();
 	leak();
 	int n;
 	fake_configure(3, 1 << 20);
