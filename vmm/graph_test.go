@@ -1,0 +1,273 @@
+package vmm_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// capturedAdd is a graph that fills the first page of g with ones and adds 2 to each word.
+func capturedAdd(t *testing.T, s *vmm.Stream, f *vmm.Function, g *vmm.Range) *vmm.Graph {
+	t.Helper()
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, s.Fill(g.Ptr(), 1, 4, page/4))
+	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 2), g.MemoryArg()))
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = graph.Close() })
+	return graph
+}
+
+func executable(t *testing.T, g *vmm.Graph) *vmm.GraphExec {
+	t.Helper()
+	x, err := g.Instantiate()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+func TestGraph(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, other, s := zeroed(t, d), zeroed(t, d), stream(t, d)
+	m, f := adder(t, d)
+	graph := capturedAdd(t, s, f, g)
+	require.NoError(t, s.Sync())
+	require.Zero(t, wordAt(t, g), "captured work does not run")
+	x := executable(t, graph)
+	for range 2 {
+		require.NoError(t, x.Launch(s))
+	}
+	require.NoError(t, s.Sync())
+	require.Equal(t, uint32(3), wordAt(t, g))
+
+	// An update moves the work to other memory.
+	second := capturedAdd(t, s, f, other)
+	require.NoError(t, x.Update(second))
+	require.NoError(t, graph.Close())
+	require.NoError(t, second.Close(), "what was made of it stays")
+	require.NoError(t, g.Close(), "which the graph does not use any more")
+	require.NoError(t, x.Launch(s))
+	require.NoError(t, s.Sync())
+	require.Equal(t, uint32(3), wordAt(t, other))
+
+	// Only the same work in the same order will do.
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, s.Fill(other.Ptr(), 1, 4, page/4))
+	third, err := s.EndCapture()
+	require.NoError(t, err)
+	require.ErrorIs(t, x.Update(third), vmm.ErrInvalid)
+	require.NoError(t, x.Launch(s), "it stays as it was")
+	require.NoError(t, s.Sync())
+
+	_, err = graph.Instantiate()
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	require.ErrorIs(t, x.Update(graph), vmm.ErrClosed)
+	require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+	require.NoError(t, m.Close())
+	require.ErrorIs(t, x.Launch(s), vmm.ErrClosed, "the module")
+	for _, c := range []interface{ Close() error }{third, x, x, other, s, (*vmm.Graph)(nil), (*vmm.GraphExec)(nil)} {
+		require.NoError(t, c.Close())
+	}
+	require.ErrorIs(t, x.Launch(s), vmm.ErrClosed)
+	w.end()
+}
+
+// TestGraphMemoryGone: a graph whose memory was clipped, sleeps, was closed, or belongs to
+// other streams is refused before anything is queued, and works again if the memory is
+// back. Without the check the device would be lost.
+func TestGraphMemoryGone(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		take, back func(g *vmm.Range, s *vmm.Stream) error
+		want       error
+	}{
+		{
+			"clipped",
+			func(g *vmm.Range, _ *vmm.Stream) error {
+				if err := g.SetLen(0); err != nil {
+					return err
+				}
+				return g.Clip()
+			},
+			func(g *vmm.Range, _ *vmm.Stream) error { return g.Append(make([]byte, page)) }, vmm.ErrBounds,
+		},
+		{
+			"asleep",
+			func(g *vmm.Range, _ *vmm.Stream) error { return vmm.Sleep(vmm.SleepKeep, g) },
+			func(g *vmm.Range, _ *vmm.Stream) error { return vmm.Wake(g) }, vmm.ErrAsleep,
+		},
+		{"closed", func(g *vmm.Range, _ *vmm.Stream) error { return g.Close() }, nil, vmm.ErrClosed},
+		{
+			"another stream's",
+			func(g *vmm.Range, s *vmm.Stream) error { return g.UsedBy(s) }, nil, vmm.ErrInvalid,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			d := w.devs[0]
+			g, s, other := zeroed(t, d), stream(t, d), stream(t, d)
+			m, f := adder(t, d)
+			graph := capturedAdd(t, s, f, g)
+			x := executable(t, graph)
+			require.NoError(t, x.Launch(s))
+			require.NoError(t, c.take(g, other))
+			require.ErrorIs(t, x.Launch(s), c.want)
+			require.NoError(t, d.Sync(), "nothing was queued")
+			if c.back != nil {
+				require.NoError(t, c.back(g, other))
+				require.NoError(t, x.Launch(s))
+				require.NoError(t, s.Sync())
+				require.Equal(t, uint32(3), wordAt(t, g))
+			}
+			for _, c := range []interface{ Close() error }{x, graph, g, s, other, m} {
+				require.NoError(t, c.Close())
+			}
+			w.end()
+		})
+	}
+}
+
+// TestGraphOfStreams: a stream that waits for an event of the capture belongs to it, and
+// what it uses is remembered, too.
+func TestGraphOfStreams(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, s, joined := zeroed(t, d), stream(t, d), stream(t, d)
+	m, f := adder(t, d)
+	require.NoError(t, s.BeginCapture())
+	fork, err := s.Record()
+	require.NoError(t, err)
+	require.NoError(t, joined.Wait(fork))
+	require.NoError(t, f.Launch(joined, addLaunch(g.Ptr(), 5), g.MemoryArg()))
+	join, err := joined.Record()
+	require.NoError(t, err)
+	require.NoError(t, s.Wait(join))
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	x := executable(t, graph)
+	require.NoError(t, x.Launch(s))
+	require.NoError(t, s.Sync())
+	require.Equal(t, uint32(5), wordAt(t, g))
+	require.NoError(t, g.Close())
+	require.ErrorIs(t, x.Launch(s), vmm.ErrClosed)
+	for _, c := range []interface{ Close() error }{x, graph, fork, join, joined, s, m} {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}
+
+// TestGraphInGraph: a graph that is launched on a captured stream becomes part of the
+// capture, with all that it uses.
+func TestGraphInGraph(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, s := zeroed(t, d), stream(t, d)
+	m, f := adder(t, d)
+	inner := capturedAdd(t, s, f, g)
+	innerExec := executable(t, inner)
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, innerExec.Launch(s))
+	outer, err := s.EndCapture()
+	require.NoError(t, err)
+	x := executable(t, outer)
+	require.NoError(t, x.Launch(s))
+	require.NoError(t, s.Sync())
+	require.Equal(t, uint32(3), wordAt(t, g))
+	require.NoError(t, g.Close())
+	require.ErrorIs(t, x.Launch(s), vmm.ErrClosed)
+	for _, c := range []interface{ Close() error }{x, outer, innerExec, inner, s, m} {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}
+
+func TestCaptureRefuses(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s := stream(t, d)
+	_, err := s.EndCapture()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.NoError(t, s.BeginCapture())
+	require.ErrorIs(t, s.BeginCapture(), vmm.ErrInvalid)
+	require.ErrorIs(t, s.CopyIn(0x1000, make([]byte, 8)), vmm.ErrCapturing)
+	require.ErrorIs(t, s.Close(), vmm.ErrCapturing)
+	empty, err := s.EndCapture()
+	require.NoError(t, err)
+	x := executable(t, empty)
+	require.NoError(t, x.Launch(s))
+	_, err = (*vmm.Stream)(nil).EndCapture()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.ErrorIs(t, (*vmm.Stream)(nil).BeginCapture(), vmm.ErrInvalid)
+	require.ErrorIs(t, (*vmm.GraphExec)(nil).Launch(s), vmm.ErrInvalid)
+	_, err = (*vmm.Graph)(nil).Instantiate()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	for _, c := range []interface{ Close() error }{x, empty, s} {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}
+
+// TestGraphFaults fails each driver call from the capture to the end of the graph.
+func TestGraphFaults(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, s := zeroed(t, d), stream(t, d)
+	m, f := adder(t, d)
+	ends := func(x interface{ Close() error }) {
+		t.Helper()
+		require.NoError(t, x.Close())
+	}
+	var ran uint32
+	for n := 1; ; n++ {
+		w.arm(n)
+		var graph *vmm.Graph
+		var x *vmm.GraphExec
+		err := s.BeginCapture()
+		began := err == nil
+		if err == nil {
+			err = f.Launch(s, addLaunch(g.Ptr(), 1), g.MemoryArg())
+		}
+		if err == nil {
+			graph, err = s.EndCapture()
+			began = err != nil
+		}
+		if err == nil {
+			x, err = graph.Instantiate()
+		}
+		if err == nil {
+			err = x.Update(graph)
+		}
+		if err == nil {
+			err = x.Launch(s)
+		}
+		if err == nil {
+			ran++
+			err = x.Close()
+		}
+		if err == nil {
+			err = graph.Close()
+		}
+		calls := w.disarm()
+		if began { // and failed then: it can still be ended
+			graph, endErr := s.EndCapture()
+			require.NoError(t, endErr, "call %d, %s", n, calls[n-1])
+			ends(graph)
+		}
+		ends(x)
+		ends(graph)
+		require.NoError(t, s.Sync())
+		if len(calls) < n {
+			require.NoError(t, err)
+			break
+		}
+		require.ErrorIs(t, err, errInjected, "call %d, %s", n, calls[n-1])
+	}
+	require.Equal(t, ran, wordAt(t, g))
+	ends(g)
+	ends(s)
+	ends(m)
+	w.end()
+}
