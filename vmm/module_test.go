@@ -257,8 +257,8 @@ func TestLaunchHoldsMemory(t *testing.T) {
 		return nil
 	}
 	require.NoError(t, f.Launch(s, addLaunch(g.Ptr()+vmm.Ptr(g.Cap()-page), 1), arg))
-	w.before = nil
 	require.NoError(t, <-clip)
+	w.before = nil
 	require.NoError(t, d.Sync())
 	for _, x := range []interface{ Close() error }{g, s, f.Module()} {
 		require.NoError(t, x.Close())
