@@ -31,8 +31,7 @@ func TestCacheReadOnly(t *testing.T) {
 		readOnly(t, path)
 		return
 	}
-	// The test's own files are not for others to read.
-	dir, err := os.MkdirTemp("", "nvrtc")
+	dir, err := os.MkdirTemp("", "nvrtc") //nolint:usetesting // that of the test is closed to others
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	require.NoError(t, os.Chmod(dir, 0o755))

@@ -221,8 +221,10 @@ nvrtcResult rtc_compile(nvrtcProgram p, int count, const char *const *options) {
 	__attribute__((cleanup(leave))) struct call call = enter(SYM_compile);
 	if (!lives(p))
 		return INVALID_PROGRAM;
-	if (p->tried)
+	if (p->tried) {
 		violate("compiled twice");
+		return INVALID_PROGRAM;
+	}
 	p->tried = true; // also where it is made to fail
 	if (call.refused)
 		return call.code;
