@@ -131,10 +131,11 @@ func ownerOf(info fs.FileInfo) int {
 func (d *folder) load(k key) *Result {
 	name := hex.EncodeToString(k[:])
 	there, err := d.root.Lstat(name)
-	if err != nil || !there.Mode().IsRegular() {
+	if err != nil {
 		return nil
 	}
-	// It may have been replaced since: opening a pipe must not wait for its writer.
+	// Opening a pipe must not wait for its writer. What a link leads to is not what is
+	// there, and is not used.
 	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil
@@ -168,7 +169,7 @@ func (d *folder) store(k key, r *Result) error {
 		return err
 	}
 	err := d.root.Rename(temporary, name)
-	if errors.Is(err, syscall.EISDIR) || errors.Is(err, fs.ErrExist) {
+	if errors.Is(err, fs.ErrExist) {
 		_ = d.root.Remove(name) // an empty folder; what is in one is not ours to delete
 		err = d.root.Rename(temporary, name)
 	}

@@ -48,59 +48,57 @@ type Compiler struct {
 // an older one.
 func Open(path string) (*Compiler, error) {
 	if path != "" {
-		c, missing, err := open(path)
-		if missing {
-			err = &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported, Err: err}
-		}
-		return c, err
+		return open(path)
 	}
-	var sought, broken []string
 	candidates := slices.Clone(names)
 	for _, name := range names {
 		candidates = append(candidates, filepath.Join(toolkit, name))
 	}
+	return openFirst(candidates)
+}
+
+// openFirst opens the first library that works.
+func openFirst(candidates []string) (*Compiler, error) {
+	var sought, broken []string
 	for _, candidate := range candidates {
-		c, missing, err := open(candidate)
+		c, err := open(candidate)
 		switch {
 		case err == nil:
 			return c, nil
-		case missing:
-			sought = append(sought, candidate)
-		default:
+		case dl.There(candidate):
 			broken = append(broken, err.Error())
+		default:
+			sought = append(sought, candidate)
 		}
 	}
-	text := "looked for " + strings.Join(sought, ", ")
-	if len(broken) > 0 {
-		text += "; " + strings.Join(broken, "; ")
+	text := strings.Join(broken, "; ")
+	if len(sought) > 0 {
+		text = strings.Join(append(broken, "looked for "+strings.Join(sought, ", ")), "; ")
 	}
 	return nil, &driver.CallError{Call: "open libnvrtc", Kind: driver.ErrNotSupported, Err: errors.New(text)}
 }
 
-// open loads the library at path, and says of an error whether it is that there is none.
-func open(path string) (c *Compiler, missing bool, err error) {
+// open loads the library at path.
+func open(path string) (*Compiler, error) {
 	lib, err := dl.Open(path)
 	if err != nil {
-		if !dl.There(path) {
-			return nil, true, err
-		}
-		return nil, false, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported, Err: err}
+		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported, Err: err}
 	}
-	c = &Compiler{}
+	c := &Compiler{}
 	for i := range C.cuvmm_nvrtc_symbol_count() {
 		name := C.GoString(C.cuvmm_nvrtc_symbol_name(i))
 		p, err := lib.Sym(name)
 		if err != nil {
 			_ = lib.Close() // none of its functions has been called yet
-			return nil, false, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported,
+			return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported,
 				Err: fmt.Errorf("the compiler is too old: it has no %s", name)}
 		}
 		C.cuvmm_nvrtc_bind(&c.api, i, p)
 	}
 	if err := c.start(); err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	return c, false, nil
+	return c, nil
 }
 
 // start asks for the version and the architectures.

@@ -67,9 +67,9 @@ type Result struct {
 	Names map[string]string
 	// Cached says that the result comes from the cache.
 	Cached bool
-	// CacheErr says why the result neither comes from the cache nor is in it now; nil
-	// also with NoCache. A source that includes files which Options.Headers does not
-	// have is never kept: what is in them is not known.
+	// CacheErr says what kept the cache from being used; nil also with NoCache. The
+	// result is good all the same. A source that includes files which Options.Headers
+	// does not have is never kept: what is in them is not known.
 	CacheErr error
 }
 

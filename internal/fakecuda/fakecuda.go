@@ -5,9 +5,9 @@
 // are for that.
 //
 // The library is C, in lib. A test opens it as the binding opens NVIDIA's, and
-// controls it through [Library]. That takes C too, which stands outside the
-// folder cgo as that of internal/fakenvrtc does: the packages there may not be used from here, and what
-// forks and injects faults must not be used by other modules.
+// controls it through [Library]. That takes C too, and C outside the
+// folder cgo is here and in internal/fakenvrtc alone: the packages there may not be used
+// from here, and what forks and injects faults must not be used by other modules.
 //
 //	path := fakecuda.Build(t)
 //	fake := fakecuda.Open(t, path)

@@ -218,12 +218,16 @@ static int parse(nvrtcProgram p, int count, const char *const *options, bool *cu
 }
 
 nvrtcResult rtc_compile(nvrtcProgram p, int count, const char *const *options) {
-	ENTER(compile);
+	__attribute__((cleanup(leave))) struct call call = enter(SYM_compile);
 	if (!lives(p))
 		return INVALID_PROGRAM;
-	if (p->tried)
+	if (p->tried) {
 		violate("compiled twice");
-	p->tried = true;
+		return INVALID_PROGRAM;
+	}
+	p->tried = true; // also where it is made to fail
+	if (call.refused)
+		return call.code;
 	bool cubin = false;
 	int arch = parse(p, count, options, &cubin);
 	if (arch == 0)

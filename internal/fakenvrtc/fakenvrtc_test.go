@@ -1,0 +1,88 @@
+package fakenvrtc
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// exports is what the library at path exports, with NVRTC's symbols and the test's
+// apart.
+func exports(t *testing.T, path string) (compiler, control []string) {
+	t.Helper()
+	file, err := elf.Open(path)
+	require.NoError(t, err)
+	defer file.Close()
+	symbols, err := file.DynamicSymbols()
+	require.NoError(t, err)
+	for _, s := range symbols {
+		switch {
+		case s.Section == elf.SHN_UNDEF:
+		case strings.HasPrefix(s.Name, "fake_"):
+			control = append(control, s.Name)
+		default:
+			compiler = append(compiler, s.Name)
+		}
+	}
+	return compiler, control
+}
+
+func TestExports(t *testing.T) {
+	text, err := os.ReadFile("../../cgo/nvrtc/symbols.h")
+	require.NoError(t, err)
+	var called []string
+	for _, m := range regexp.MustCompile(`(?m)^\tSYMBOL\([^"]*"(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+		called = append(called, m[1])
+	}
+	require.NotEmpty(t, called)
+	compiler, control := exports(t, Build(t))
+	require.ElementsMatch(t, called, compiler)
+	require.ElementsMatch(t, []string{"fake_reset", "fake_fail", "fake_calls", "fake_violations", "fake_live"}, control)
+}
+
+func TestMissing(t *testing.T) {
+	compiler, _ := exports(t, Build(t, Missing("cubin"), Missing("archs")))
+	require.NotContains(t, compiler, "nvrtcGetCUBIN")
+	require.NotContains(t, compiler, "nvrtcGetSupportedArchs")
+	require.Contains(t, compiler, "nvrtcGetCUBINSize")
+}
+
+func TestOpen(t *testing.T) {
+	path := Build(t, Version(13, 0)...)
+	one, same, other := Open(t, path), Open(t, path), Open(t, Build(t))
+	one.Fail("nvrtcVersion", 1, 2)
+	for _, l := range []*Library{one, same, other} {
+		require.Zero(t, l.Calls("nvrtcVersion"))
+		require.Zero(t, l.Calls(""))
+		require.Equal(t, -1, l.Calls("nvrtcVersions"))
+		l.Reset()
+		l.Clean()
+	}
+	require.Error(t, one.fail("nvrtcVersions", 1, 2))
+}
+
+// The fake's own errors show in C, with every check that the compiler has.
+func TestSelf(t *testing.T) {
+	cc := compiler(t)
+	dir := root(t)
+	lib := filepath.Join(dir, "internal", "fakenvrtc", "lib")
+	files, err := filepath.Glob(filepath.Join(lib, "*.c"))
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "selftest")
+	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-fsanitize=address,undefined", "-pthread",
+		"-I", lib, "-I", filepath.Join(dir, "cgo", "nvrtc"), "-o", program, "selftest/selftest.c"}, files...)
+	if text, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {
+		if strings.Contains(string(text), "cannot find") { // the linker, of the sanitizers' libraries
+			t.Skipf("needs the address sanitizer: %s", text)
+		}
+		require.NoError(t, err, string(text))
+	}
+	text, err := exec.CommandContext(t.Context(), program).CombinedOutput()
+	require.NoError(t, err, string(text))
+}
