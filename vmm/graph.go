@@ -87,23 +87,6 @@ func (all *captures) end(id uint64) (c captured) {
 // remember notes what work uses that is about to be queued on the stream, if the stream is
 // being captured by BeginCapture.
 func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
-	if s.dev.state.parent.captures.active.Load() == 0 {
-		return nil
-	}
-	var c captured
-	if m != nil {
-		c.modules = []*Module{m}
-	}
-	for _, x := range spans {
-		if r := s.dev.state.parent.find(x.Addr); r != nil && x.Size > 0 || m != nil && r != nil {
-			c.memory = append(c.memory, capturedSpan{r, x, s.dev})
-		}
-	}
-	return s.rememberAll(o, c)
-}
-
-// rememberAll is remember for what a graph uses that is launched.
-func (s *Stream) rememberAll(o *openDevice, uses captured) error {
 	all := &s.dev.state.parent.captures
 	if all.active.Load() == 0 {
 		return nil
@@ -116,21 +99,26 @@ func (s *Stream) rememberAll(o *openDevice, uses captured) error {
 	if err != nil || id == 0 {
 		return err
 	}
+	// The reservations first: finding them takes a lock that comes before.
+	uses := make([]capturedSpan, 0, len(spans))
+	for _, x := range spans {
+		if r := s.dev.state.parent.find(x.Addr); r != nil {
+			uses = append(uses, capturedSpan{r, x, s.dev})
+		}
+	}
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	c := all.byID[id]
 	if c == nil { // another library's
 		return nil
 	}
-	for _, u := range uses.memory {
+	for _, u := range uses {
 		if !slices.Contains(c.memory, u) {
 			c.memory = append(c.memory, u)
 		}
 	}
-	for _, m := range uses.modules {
-		if !slices.Contains(c.modules, m) {
-			c.modules = append(c.modules, m)
-		}
+	if m != nil && !slices.Contains(c.modules, m) {
+		c.modules = append(c.modules, m)
 	}
 	return nil
 }
@@ -258,7 +246,8 @@ type GraphExec struct {
 // again, at the same address as always, the graph can be launched again. A reservation or a
 // module that was closed is ErrClosed for good.
 //
-// Work that other libraries queued while the stream was captured is not known here.
+// While the stream is being captured it returns ErrCapturing. Work that other libraries
+// queued while the stream was captured is not known here.
 func (x *GraphExec) Launch(s *Stream) error {
 	if x == nil || x.dev == nil {
 		return s.fail("launch graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
@@ -272,14 +261,17 @@ func (x *GraphExec) Launch(s *Stream) error {
 		case o.state.parent != x.dev.state.parent:
 			return fmt.Errorf("%w: the graph is of another driver", ErrInvalid)
 		}
+		// A graph cannot become part of another one so: the driver would refuse it.
+		if o.state.parent.captures.active.Load() > 0 {
+			if err := o.notCapturing(s.queue); err != nil {
+				return err
+			}
+		}
 		unlock, err := x.lockUses(s)
 		if err != nil {
 			return err
 		}
 		defer unlock()
-		if err := s.rememberAll(o, x.uses); err != nil {
-			return err
-		}
 		return x.raw.LaunchGraph(x.handle, s.queue)
 	}))
 }
