@@ -8,8 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Threads is the size of a launch, for a function of a Host.
+// Threads is the size of a launch, for a function of a Host. Nothing in it is 0.
 type Threads struct{ Grid, Block vmm.Dim }
+
+// whole is d with its zeros as they count.
+func whole(d vmm.Dim) vmm.Dim { return vmm.Dim{X: max(d.X, 1), Y: max(d.Y, 1), Z: max(d.Z, 1)} }
 
 // Count is the number of threads.
 func (t Threads) Count() uint64 { return t.Grid.Size() * t.Block.Size() }
@@ -59,7 +62,7 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
 		switch {
 		case in == threadsType && i == 0:
 			decode = append(decode, func(l *vmm.Launch) reflect.Value {
-				return reflect.ValueOf(Threads{l.Grid, l.Block})
+				return reflect.ValueOf(Threads{whole(l.Grid), whole(l.Block)})
 			})
 		case in == ptrType:
 			off := add(8, 8)
