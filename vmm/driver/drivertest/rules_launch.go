@@ -46,7 +46,7 @@ func moduleUnload(c *check) {
 
 func moduleBadImage(c *check) {
 	i := as[driver.Launcher](c, c.dev(0))
-	for _, image := range [][]byte{nil, {}, []byte("no code"), []byte(".version 7.0\n.target sm_52\nthis is no PTX\n")} {
+	for _, image := range [][]byte{nil, {}, []byte("no code"), []byte(badPTX)} {
 		m, _, err := i.LoadModule(driver.Code{Image: image})
 		if err == nil {
 			c.must(i.UnloadModule(m), "unload")
