@@ -13,11 +13,12 @@ const (
 )
 
 // kernelsPTX is what the rules launch on a GPU. Any driver since CUDA 11.0 compiles it
-// for any GPU since sm_52.
-const kernelsPTX = `
-.version 7.0
+// for any GPU since sm_52. The comments in it are for a fake driver that cannot parse PTX.
+const kernelsPTX = `.version 7.0
 .target sm_52
 .address_size 64
+// params add_u32 8 4 4
+// params store_at 8 4
 
 .visible .entry add_u32(
 	.param .u64 add_u32_words,
@@ -66,6 +67,17 @@ ADD_END:
 	st.u32 [%rd1], %r4;
 STORE_END:
 	ret;
+}
+`
+
+// badPTX is text that a compiler refuses.
+const badPTX = `.version 7.0
+.target sm_52
+.address_size 64
+// fails 218 no such instruction
+.visible .entry bad()
+{
+	no_such_instruction;
 }
 `
 

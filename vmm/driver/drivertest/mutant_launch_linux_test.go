@@ -16,6 +16,7 @@ func launchMutants(device func(rule string, wrap func(full) driver.Device) mutan
 		"there is every kernel":            device("launch-missing", func(f full) driver.Device { return &findsAll{f} }),
 		"parameters have one size":         device("launch-args", func(f full) driver.Device { return &evenParams{f} }),
 		"there are no limits":              device("launch-limits", func(f full) driver.Device { return &launchesAll{f} }),
+		"any grid is of clusters":          device("launch-clusters", func(f full) driver.Device { return &launchesAll{f} }),
 		"nothing runs at once":             device("launch-occupancy", func(f full) driver.Device { return &occupiesNothing{f} }),
 		"a kernel waits for nothing":       device("launch-runs", func(f full) driver.Device { return &launchesNow{f} }),
 		"a kernel runs before the stream":  device("launch-order", func(f full) driver.Device { return &launchesNow{f} }),

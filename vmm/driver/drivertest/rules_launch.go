@@ -15,7 +15,8 @@ func launchRules() []Rule {
 		{Name: "module-bad-image", Says: "code that cannot be parsed is ErrInvalid; where no code for this device is, it is ErrNotSupported", Source: seam, needs: kernels, run: moduleBadImage},
 		{Name: "launch-missing", Says: "a kernel that the code has not is ErrInvalid", Source: manual, needs: kernels, run: launchMissing},
 		{Name: "launch-args", Says: "Params lists where each parameter lies, and how large it is", Source: manual, needs: kernels, run: launchArgs},
-		{Name: "launch-limits", Says: "a grid, block, cluster or shared memory beyond the limits is ErrInvalid, and nothing runs", Source: manual, needs: kernels, run: launchLimits},
+		{Name: "launch-limits", Says: "a grid, block or shared memory beyond the limits is ErrInvalid, and nothing runs", Source: manual, needs: kernels, run: launchLimits},
+		{Name: "launch-clusters", Says: "clusters that do not divide the grid, or are of more blocks than any device has, are ErrInvalid; without clusters they are ErrNotSupported", Source: manual, needs: gated, run: launchClusters},
 		{Name: "launch-occupancy", Says: "some blocks of a legal size run at once, and a block that is suggested is legal", Source: manual, needs: kernels, run: launchOccupancy},
 		{Name: "launch-runs", Says: "a kernel runs later, once for each thread, with the arguments and the memory that it got", Source: guide, needs: gated, run: launchRuns},
 		{Name: "launch-order", Says: "a kernel runs after the earlier work of its stream and before the later", Source: guide, needs: gated, run: launchOrder},
@@ -46,7 +47,7 @@ func moduleUnload(c *check) {
 
 func moduleBadImage(c *check) {
 	i := as[driver.Launcher](c, c.dev(0))
-	for _, image := range [][]byte{nil, {}, []byte("no code"), []byte(".version 7.0\n.target sm_52\nthis is no PTX\n")} {
+	for _, image := range [][]byte{nil, {}, []byte("no code"), []byte(badPTX)} {
 		m, _, err := i.LoadModule(driver.Code{Image: image})
 		if err == nil {
 			c.must(i.UnloadModule(m), "unload")
@@ -108,15 +109,6 @@ func launchLimits(c *check) {
 		bad.change(l)
 		c.want(i.Launch(f, l, s), "launch "+bad.what, driver.ErrInvalid)
 	}
-	// Not every device has clusters.
-	for _, cluster := range []driver.Dim{{X: 2}, {X: 16}} {
-		l := addLaunch(p, 1, 1)
-		l.Grid, l.Cluster = driver.Dim{X: 16}, cluster
-		if cluster.X == 2 {
-			l.Grid.X = 3
-		}
-		c.want(i.Launch(f, l, s), "launch clusters that are too large or do not divide the grid", driver.ErrInvalid, driver.ErrNotSupported)
-	}
 	c.want(i.SetMaxDynamicShared(f, 1<<30), "allow 1 GiB of shared memory", driver.ErrInvalid)
 	c.sync(d, s)
 	c.words(d, p, 1, 0)
@@ -135,6 +127,21 @@ func launchLimits(c *check) {
 	c.must(i.Launch(f, l, s), "launch a block of %d threads", info.MaxThreads)
 	c.must(i.Launch(f, &driver.Launch{Args: l.Args, Memory: l.Memory}, s), "launch one thread")
 	c.sync(d, s)
+}
+
+func launchClusters(c *check) {
+	d := c.dev(0)
+	i := as[driver.Launcher](c, d)
+	f := c.kernel(d, addWords)
+	p, _ := c.chunks(1)
+	s := c.stream(d)
+	for _, bad := range []struct{ grid, cluster uint32 }{{3, 2}, {64, 64}} {
+		l := addLaunch(p, 1, 1)
+		l.Grid, l.Cluster = driver.Dim{X: bad.grid}, driver.Dim{X: bad.cluster}
+		c.want(i.Launch(f, l, s), "launch clusters", driver.ErrInvalid, driver.ErrNotSupported)
+	}
+	c.sync(d, s)
+	c.words(d, p, 1, 0)
 }
 
 func launchOccupancy(c *check) {

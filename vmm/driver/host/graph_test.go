@@ -56,6 +56,37 @@ func TestGraphMemory(t *testing.T) {
 	require.False(t, d.lost.Load())
 }
 
+// A kernel that uses all memory from an address on uses what is there at each launch.
+func TestGraphMemoryEnds(t *testing.T) {
+	d := New(Config{Memory: 64 * mib})
+	v := open(t, d, 0)
+	f := kernel(t, v, func(*driver.Launch) error { return nil })
+	p := reserved(t, d, 4*mib)
+	h := create(t, d, 2*mib, home)
+	grow := func(at driver.Ptr) {
+		require.NoError(t, d.Map(p+at, 2*mib, h))
+		require.NoError(t, d.SetAccess(p+at, 2*mib, grant(0, driver.AccessReadWrite)))
+	}
+	grow(0)
+	grow(2 * mib)
+	_, x := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Launch(f, uses(p, 0, driver.AccessReadWrite), s))
+	})
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.NoError(t, v.Sync())
+	require.NoError(t, d.Unmap(p+2*mib, 2*mib))
+	require.NoError(t, v.LaunchGraph(x, 0), "less than was captured")
+	require.NoError(t, v.Sync())
+	grow(2 * mib)
+	gate(t, v, 0)
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.NoError(t, d.Unmap(p+2*mib, 2*mib))
+	require.True(t, d.lost.Load(), "the second chunk is used again")
+	require.NoError(t, d.Unmap(p, 2*mib))
+	require.NoError(t, d.Release(h))
+	require.NoError(t, d.Free(p, 4*mib))
+}
+
 // A graph's work is seen by an unmap as other work is.
 func TestUnmapUnderGraph(t *testing.T) {
 	d := New(Config{Memory: 64 * mib})

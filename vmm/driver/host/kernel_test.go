@@ -49,8 +49,8 @@ func TestKernelFaults(t *testing.T) {
 	}{
 		"error":   {func(*Driver, driver.Ptr) error { return errors.New("no luck") }, "no luck"},
 		"panic":   {func(*Driver, driver.Ptr) error { panic("oh") }, "panic: oh"},
-		"nil":     {func(*Driver, driver.Ptr) error { var p *int; *p = 1; return nil }, "nil pointer dereference"},
-		"index":   {func(*Driver, driver.Ptr) error { var s []int; return errors.New(string(rune(s[len(s)]))) }, "index out of range"},
+		"nil":     {func(*Driver, driver.Ptr) error { store(0, 1, 4); return nil }, "nil pointer dereference"},
+		"index":   {func(_ *Driver, p driver.Ptr) error { _ = bytesAt(uint64(p), 0)[int(p&1)]; return nil }, "index out of range"},
 		"store":   {func(_ *Driver, p driver.Ptr) error { bytesAt(uint64(p), 1)[0] = 1; return nil }, "invalid memory access at 0x"},
 		"copy":    {func(_ *Driver, p driver.Ptr) error { copy(make([]byte, 4096), bytesAt(uint64(p), 4096)); return nil }, "invalid memory access at 0x"},
 		"atomic":  {func(_ *Driver, p driver.Ptr) error { store(uint64(p), 1, 4); return nil }, "invalid memory access at 0x"},

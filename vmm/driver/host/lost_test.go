@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStormOfCopiesAndUnmaps unmaps memory under copies in every state. If one page
-// were touched too late, the process would end with SIGSEGV.
+// TestStormOfCopiesAndUnmaps unmaps memory under copies and kernels in every state. If a
+// copy touched one page too late, the process would end with SIGSEGV.
 func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	const size, copiers = 4 * mib, 3
 	lost := 0
@@ -28,12 +28,16 @@ func TestStormOfCopiesAndUnmaps(t *testing.T) {
 			v := open(t, d, i%2)
 			s, err := v.NewStream()
 			require.NoError(t, err)
+			f := kernel(t, v, func(*driver.Launch) error {
+				clear(bytesAt(uint64(p), size))
+				return nil
+			})
 			started.Add(1)
 			ended.Go(func() {
 				buf := make([]byte, size)
 				for n := 0; ; n++ {
 					var err error
-					switch (n + i) % 4 {
+					switch (n + i) % 5 {
 					case 0:
 						err = v.CopyIn(p, buf)
 					case 1:
@@ -42,6 +46,8 @@ func TestStormOfCopiesAndUnmaps(t *testing.T) {
 						err = v.Fill(p, uint32(n), 4, size/4, s)
 					case 3:
 						err = v.Copy(p+size/2, p, size/2, s)
+					case 4:
+						err = v.Launch(f, uses(p, 0, driver.AccessReadWrite), s)
 					}
 					if n == 0 {
 						started.Done()
