@@ -159,7 +159,8 @@ func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*t
 		}
 	}
 	if err := e.free(); err != nil {
-		m.add(handle, &tableEntry{maker: e.maker})
+		e.users.Add(-freed)
+		m.add(handle, e)
 		return err
 	}
 	return nil
