@@ -23,6 +23,39 @@ func TestAllocationsOnFake(t *testing.T) {
 	allocations(t, v.dev.Driver())
 }
 
+// A launch allocates nothing, of a kernel and of a graph.
+func TestLaunchAllocations(t *testing.T) {
+	launchAllocations(t, newRivals(t, device(t), libcuda).launches())
+}
+
+func TestLaunchAllocationsOnFake(t *testing.T) {
+	v, _ := rivalsOnFake(t)
+	launchAllocations(t, v.launches())
+}
+
+func launchAllocations(t *testing.T, w *launches) {
+	kernels, graphs := w.dev.(driver.Launcher), w.dev.(driver.Grapher)
+	var err error
+	count := func(f func() error) float64 {
+		return testing.AllocsPerRun(allocationRuns, func() { err = errors.Join(err, f()) })
+	}
+	require.Zero(t, count(func() error { return kernels.Launch(w.f, w.l, w.s) }), "launch")
+	cooperative := *w.l
+	cooperative.Cooperative = true
+	require.Zero(t, count(func() error { return kernels.Launch(w.f, &cooperative, w.s) }), "launch with an attribute")
+	require.NoError(t, graphs.BeginCapture(w.s, driver.CaptureRelaxed))
+	require.NoError(t, kernels.Launch(w.f, w.l, w.s))
+	g, captureErr := graphs.EndCapture(w.s)
+	require.NoError(t, captureErr)
+	exec, instantiateErr := graphs.Instantiate(g)
+	require.NoError(t, instantiateErr)
+	require.Zero(t, count(func() error { return graphs.LaunchGraph(exec, w.s) }), "launch a graph")
+	require.NoError(t, err)
+	require.NoError(t, w.dev.SyncStream(w.s))
+	require.NoError(t, graphs.FreeGraphExec(exec))
+	require.NoError(t, graphs.FreeGraph(g))
+}
+
 // allocations checks how often a growth allocates Go memory once the slices and maps
 // are large enough: never for a kept chunk, at most once for a new one. The first
 // growth of a fresh Range is only reported.

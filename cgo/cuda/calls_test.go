@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,7 +65,7 @@ func (x *things) calls() []call {
 		return v.DisablePeer(1)
 	}
 	const plain = "type=1 share=0 location=1:1 compression=0 rdma=0 usage=0"
-	return []call{
+	all := []call{
 		{"Devices", "cuDriverGetVersion", "", devices, false},
 		{"Devices", "cuDeviceGet", "ordinal=1", devices, false},
 		{"Devices", "cuDeviceGetName", "len=128 dev=1", devices, false},
@@ -188,7 +189,6 @@ func (x *things) calls() []call {
 		{"BeginCapture", "cuStreamBeginCapture_v2", f("stream=%#x mode=1", uint64(s)),
 			func() error { return v.BeginCapture(s, driver.CaptureThreadLocal) }, false},
 		{"EndCapture", "cuStreamEndCapture", f("stream=%#x", uint64(s)), capture, false},
-		{"EndCapture", "cuGraphDestroy", "*", capture, true},
 		{"WriteValue of 4", "cuStreamWriteValue32_v2", f("stream=%#x p=%#x value=0x9abcdef0 flags=0", uint64(s), uint64(word)),
 			func() error { return v.WriteValue(s, word, 0x123456789abcdef0, 4) }, false},
 		{"WriteValue of 8", "cuStreamWriteValue64_v2", f("stream=%#x p=%#x value=0x123456789abcdef0 flags=0", uint64(s), uint64(word)),
@@ -198,6 +198,7 @@ func (x *things) calls() []call {
 		{"WaitValue of 8", "cuStreamWaitValue64_v2", f("stream=%#x p=%#x value=0 flags=0", uint64(s), uint64(word)),
 			func() error { return v.WaitValue(s, word, 0, 8) }, false},
 	}
+	return append(all, x.kernelCalls()...)
 }
 
 // onCall runs f for call i on a new driver. It returns false if there is no call i.
@@ -250,11 +251,12 @@ func TestArguments(t *testing.T) {
 // meanings is the kind of error of each result, nil where it has none.
 var meanings = map[int]error{
 	1: driver.ErrInvalid, 2: driver.ErrOutOfMemory, 3: nil, 4: driver.ErrClosed, 46: driver.ErrUnavailable, 34: driver.ErrNoDriver, 100: driver.ErrNoDevice, 101: driver.ErrNoDevice,
-	201: driver.ErrInvalid, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 220: driver.ErrDeviceLost, 226: driver.ErrDeviceLost, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
-	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost,
-	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrContextReset, 711: driver.ErrLimit, 719: driver.ErrDeviceLost, 721: driver.ErrDeviceLost,
+	200: driver.ErrInvalid, 201: driver.ErrInvalid, 209: driver.ErrNotSupported, 214: driver.ErrDeviceLost, 217: driver.ErrNotSupported, 218: driver.ErrInvalid, 220: driver.ErrDeviceLost,
+	221: driver.ErrNotSupported, 222: driver.ErrNotSupported, 223: driver.ErrNotSupported, 224: driver.ErrNotSupported, 226: driver.ErrDeviceLost, 300: driver.ErrInvalid, 304: nil, 400: driver.ErrInvalid, 401: driver.ErrInvalid,
+	500: driver.ErrInvalid, 600: driver.ErrInvalid, 700: driver.ErrDeviceLost, 701: driver.ErrInvalid,
+	704: driver.ErrPeerEnabled, 705: driver.ErrInvalid, 709: driver.ErrContextReset, 711: driver.ErrLimit, 719: driver.ErrDeviceLost, 720: driver.ErrInvalid, 721: driver.ErrDeviceLost,
 	800: driver.ErrPermission, 801: driver.ErrNotSupported, 900: driver.ErrCapturing, 901: driver.ErrCapturing, 908: driver.ErrCapturing,
-	802: driver.ErrUnavailable, 803: nil, 810: driver.ErrDeviceLost, 911: driver.ErrDeviceLost, 999: nil,
+	802: driver.ErrUnavailable, 803: nil, 810: driver.ErrDeviceLost, 910: driver.ErrInvalid, 911: driver.ErrDeviceLost, 912: driver.ErrInvalid, 999: nil,
 }
 
 // meaning is the kind of a call's result, and whether it is an error at all.
@@ -264,7 +266,9 @@ func meaning(c call, code int) (kind error, is bool) {
 	switch {
 	case c.quiet, (c.symbol == "cuEventQuery" || c.symbol == "cuStreamQuery") && code == 600: // not yet
 		return nil, false
-	case lost && (c.name == "FreeStream" || c.name == "FreeEvent" || c.name == "DisablePeer" || c.name == "Close"): // it went with the context
+	case lost && slices.Contains([]string{"FreeStream", "FreeEvent", "FreeGraph", "FreeGraphExec", "UnloadModule", "DisablePeer", "Close"}, c.name): // it went with the context
+		return nil, false
+	case code == 1 && c.symbol == "cuFuncGetParamInfo": // there are no more
 		return nil, false
 	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // the same, or the context is not active
 		return nil, false

@@ -15,6 +15,9 @@ import (
 
 const granule = 2 << 20 // of the fake driver
 
+// fakeCode is code for the fake driver: see internal/fakecuda/lib/module.c.
+const fakeCode = "// params fill_bytes 8 8 4\n.entry fill_bytes(\n.entry empty(\n"
+
 // onFake is the binding on a fake driver of its own. The test must violate no rule of
 // it and free everything.
 func onFake(tb testing.TB, flags ...string) (*cuda.Driver, *fakecuda.Library) {

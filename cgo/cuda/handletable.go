@@ -18,17 +18,22 @@ type handleTable struct {
 	mu      sync.RWMutex
 	entries map[uint64]*tableEntry
 
+	// recent is some of entries, found without the lock, which would be a third of a
+	// launch's cost. They are stored and removed under it.
+	recent [8]atomic.Pointer[tableEntry]
+
 	// oneAtATime says that CUDA does not take a handle from two threads at once, as is
 	// so of graphs. It never changes.
 	oneAtATime bool
 }
 
-// tableEntry is one stream, event, graph or executable graph, or a module with all of
-// its functions.
+// tableEntry is one handle.
 type tableEntry struct {
+	handle     uint64
 	maker      *Device
-	copyStream bool       // the maker's own, which only its Close frees
-	call       sync.Mutex // held during a call, for tables with oneAtATime
+	module     *tableEntry // of a function: whose users its calls are
+	copyStream bool        // the maker's own, which only its Close frees
+	call       sync.Mutex  // held during a call, for tables with oneAtATime
 
 	// users counts the calls that use the handle. closedBit says that it is being
 	// freed and no call may begin; the last call to end then frees it. freed says
@@ -45,30 +50,58 @@ func (m *handleTable) add(handle uint64, e *tableEntry) {
 	if m.entries == nil {
 		m.entries = map[uint64]*tableEntry{}
 	}
+	e.handle = handle
 	m.entries[handle] = e
+	m.slot(handle).Store(e)
+}
+
+// slot is where the entry of a handle is found without the lock. Handles are often
+// multiples of a power of two.
+func (m *handleTable) slot(handle uint64) *atomic.Pointer[tableEntry] {
+	return &m.recent[handle*0x9e3779b97f4a7c15>>61]
+}
+
+// find returns nil for a handle that this package did not make.
+func (m *handleTable) find(handle uint64) *tableEntry {
+	slot := m.slot(handle)
+	if e := slot.Load(); e != nil && e.handle == handle {
+		return e
+	}
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	e := m.entries[handle]
+	if e != nil {
+		slot.Store(e)
+	}
+	return e
+}
+
+// removeIf removes what gone is true of.
+func (m *handleTable) removeIf(gone func(*tableEntry) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.entries, func(handle uint64, e *tableEntry) bool {
+		if !gone(e) {
+			return false
+		}
+		m.slot(handle).CompareAndSwap(e, nil)
+		return true
+	})
 }
 
 // removeAllOf removes what a Device made that is closing: its context may go.
 func (m *handleTable) removeAllOf(maker *Device) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	maps.DeleteFunc(m.entries, func(_ uint64, e *tableEntry) bool { return e.maker == maker })
-}
-
-// removeEntry removes all handles that have this entry.
-func (m *handleTable) removeEntry(gone *tableEntry) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	maps.DeleteFunc(m.entries, func(_ uint64, e *tableEntry) bool { return e == gone })
+	m.removeIf(func(e *tableEntry) bool { return e.maker == maker })
 }
 
 // acquire keeps a handle from being freed during a call of v, until release. It
 // returns nil for a handle that this package did not make, and an error where the
 // handle may not reach libcuda.
 func (m *handleTable) acquire(call string, handle uint64, v *Device) (*tableEntry, error) {
-	m.mu.RLock()
-	e := m.entries[handle]
-	m.mu.RUnlock()
+	e := m.find(handle)
+	if e != nil && e.module != nil {
+		e = e.module
+	}
 	if e == nil {
 		return nil, nil //nolint:nilnil // a handle of another library is no error
 	}
@@ -94,10 +127,8 @@ func (e *tableEntry) release(v *Device) {
 	if e == nil {
 		return
 	}
-	if e.users.CompareAndSwap(closedBit|1, freed) {
+	if e.users.Add(-1) == closedBit && e.users.CompareAndSwap(closedBit, freed) {
 		_ = e.free() // remove has returned, so there is no one to tell
-	} else {
-		e.users.Add(-1)
 	}
 	if e.maker != v {
 		e.maker.end()
@@ -128,7 +159,8 @@ func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*t
 		}
 	}
 	if err := e.free(); err != nil {
-		m.add(handle, &tableEntry{maker: e.maker})
+		e.users.Add(-freed)
+		m.add(handle, e)
 		return err
 	}
 	return nil
@@ -147,5 +179,6 @@ func (m *handleTable) unlist(call string, handle uint64, v *Device) (*tableEntry
 		return nil, nil //nolint:nilnil // there is nothing left to free
 	}
 	delete(m.entries, handle)
+	m.slot(handle).CompareAndSwap(e, nil)
 	return e, nil
 }

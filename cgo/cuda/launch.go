@@ -5,10 +5,16 @@ package cuda
 // #include "shims.h"
 import "C"
 
-import "github.com/cuvmm/cuvmm/vmm/driver"
+import (
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
 
 // Launch queues a kernel. It allocates nothing. The order of the checks is that of
 // onHandle.
+//
+// Safety: the library and the context are memory of C's, which stays until Close.
 func (v *Device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) error {
 	const call = "cuLaunchKernel"
 	if err := v.begin(call); err != nil {
@@ -25,13 +31,15 @@ func (v *Device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) er
 		return err
 	}
 	defer entry.release(v)
-	shape := C.cuvmm_shape{
-		C.uint(l.Grid.X), C.uint(l.Grid.Y), C.uint(l.Grid.Z),
-		C.uint(l.Block.X), C.uint(l.Block.Y), C.uint(l.Block.Z), C.uint(l.Shared),
+	k := C.cuvmm_kernel{
+		api: C.uintptr_t(uintptr(unsafe.Pointer(v.d.api))), ctx: C.uintptr_t(uintptr(unsafe.Pointer(v.ctx.ctx))), ctx_id: v.ctx.id,
+		f: C.uintptr_t(f), stream: C.uintptr_t(s),
+		grid_x: C.uint(l.Grid.X), grid_y: C.uint(l.Grid.Y), grid_z: C.uint(l.Grid.Z),
+		block_x: C.uint(l.Block.X), block_y: C.uint(l.Block.Y), block_z: C.uint(l.Block.Z), shared: C.uint(l.Shared),
 	}
 	var r C.CUresult
 	if l.Cluster == (driver.Dim{}) && !l.Cooperative && l.Priority == 0 {
-		r = C.cuvmm_launch(v.d.api, v.ctx, function(f), shape, bytes(l.Args), C.size_t(len(l.Args)), stream(s))
+		r = C.cuvmm_launch(k, bytes(l.Args), C.size_t(len(l.Args)))
 	} else {
 		attributes := C.cuvmm_attributes{
 			cluster_x: C.uint(l.Cluster.X), cluster_y: C.uint(l.Cluster.Y), cluster_z: C.uint(l.Cluster.Z),
@@ -40,7 +48,7 @@ func (v *Device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) er
 		if l.Cooperative {
 			attributes.cooperative = 1
 		}
-		r = C.cuvmm_launch_ex(v.d.api, v.ctx, function(f), shape, attributes, bytes(l.Args), C.size_t(len(l.Args)), stream(s))
+		r = C.cuvmm_launch_ex(k, attributes, bytes(l.Args), C.size_t(len(l.Args)))
 	}
 	if entry != nil && entry.maker.n != v.n {
 		return v.checkBoth(call, r)

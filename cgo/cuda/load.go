@@ -31,8 +31,6 @@ package cuda
 #cgo nocallback cuvmm_copy_2d_out
 #cgo nocallback cuvmm_copy_2d
 #cgo nocallback cuvmm_fill
-#cgo nocallback cuvmm_launch
-#cgo nocallback cuvmm_launch_ex
 #include <stdlib.h>
 #include "shims.h"
 */

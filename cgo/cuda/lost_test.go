@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"maps"
 	"os"
@@ -28,6 +29,10 @@ type things struct {
 	e      driver.Event
 	plain  driver.Ptr
 	pinned driver.Ptr
+	m      driver.Module
+	f      driver.Function // fill_bytes
+	g      driver.Graph    // of one launch
+	x      driver.GraphExec
 }
 
 func (x *things) prop() driver.Prop { return driver.Prop{Location: onDevice(0), Share: driver.ShareFD} }
@@ -63,7 +68,31 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 	require.NoError(t, err)
 	x.pinned, _, err = x.v.AllocHost(1)
 	require.NoError(t, err)
+	x.m, _, err = x.v.LoadModule(driver.Code{Image: []byte(fakeCode)})
+	require.NoError(t, err)
+	x.f, err = x.v.Function(x.m, "fill_bytes")
+	require.NoError(t, err)
+	x.g = x.captured(t, func() { require.NoError(t, x.v.Launch(x.f, fillBytes(x.p, 4, 3), x.s)) })
+	x.x, err = x.v.Instantiate(x.g)
+	require.NoError(t, err)
 	return x
+}
+
+// captured is the graph of what queue puts on the stream.
+func (x *things) captured(t *testing.T, queue func()) driver.Graph {
+	t.Helper()
+	require.NoError(t, x.v.BeginCapture(x.s, driver.CaptureRelaxed))
+	queue()
+	g, err := x.v.EndCapture(x.s)
+	require.NoError(t, err)
+	return g
+}
+
+// fillBytes is a launch of the fake driver's fill_bytes.
+func fillBytes(p driver.Ptr, n uint64, value byte) *driver.Launch {
+	args := binary.LittleEndian.AppendUint64(nil, uint64(p))
+	args = binary.LittleEndian.AppendUint64(args, n)
+	return &driver.Launch{Block: driver.Dim{X: 32}, Args: binary.LittleEndian.AppendUint32(args, uint32(value))}
 }
 
 // uses are the calls that need device 0.
@@ -113,6 +142,25 @@ func (x *things) uses() map[string]func() error {
 		"EndCapture":             func() error { return endCapture(v, s) },
 		"WriteValue":             func() error { return v.WriteValue(s, p, 1, 8) },
 		"WaitValue":              func() error { return v.WaitValue(s, p, 0, 4) },
+		"LoadModule":             func() error { _, _, err := v.LoadModule(driver.Code{Image: []byte(fakeCode)}); return err },
+		"Function":               func() error { _, err := v.Function(x.m, "empty"); return err },
+		"Params":                 func() error { _, err := v.Params(x.f); return err },
+		"FunctionInfo":           func() error { _, err := v.FunctionInfo(x.f); return err },
+		"SetMaxDynamicShared":    func() error { return v.SetMaxDynamicShared(x.f, 1) },
+		"Occupancy":              func() error { _, err := v.Occupancy(x.f, 1, 0); return err },
+		"SuggestBlock":           func() error { _, _, err := v.SuggestBlock(x.f, 0); return err },
+		"Launch":                 func() error { return v.Launch(x.f, fillBytes(p, 1, 1), s) },
+		"Launch cooperative": func() error {
+			l := fillBytes(p, 1, 1)
+			l.Cooperative = true
+			return v.Launch(x.f, l, s)
+		},
+		"CaptureID":         func() error { _, err := v.CaptureID(s); return err },
+		"Instantiate":       func() error { _, err := v.Instantiate(x.g); return err },
+		"UpdateGraphExec":   func() error { return v.UpdateGraphExec(x.x, x.g) },
+		"LaunchGraph":       func() error { return v.LaunchGraph(x.x, s) },
+		"Priorities":        func() error { _, _, err := v.Priorities(); return err },
+		"NewStreamPriority": func() error { _, err := v.NewStreamPriority(-1); return err },
 	}
 }
 
@@ -126,7 +174,15 @@ func (x *things) giveBack(t *testing.T) {
 	require.NoError(t, x.d.Free(x.spare, 2*granule))
 	require.NoError(t, x.v.FreeStream(x.s))
 	require.NoError(t, x.v.FreeEvent(x.e))
+	x.giveBackKernels(t)
 	require.NoError(t, x.v.Close())
+}
+
+func (x *things) giveBackKernels(t *testing.T) {
+	t.Helper()
+	require.NoError(t, x.v.FreeGraphExec(x.x))
+	require.NoError(t, x.v.FreeGraph(x.g))
+	require.NoError(t, x.v.UnloadModule(x.m))
 }
 
 func TestLost(t *testing.T) {
@@ -194,6 +250,10 @@ func TestForked(t *testing.T) {
 		"FreeEvent":  func() error { return x.v.FreeEvent(x.e) },
 		"FreePlain":  func() error { return x.v.FreePlain(x.plain) },
 		"FreeHost":   func() error { return x.v.FreeHost(x.pinned) },
+
+		"FreeGraph":     func() error { return x.v.FreeGraph(x.g) },
+		"FreeGraphExec": func() error { return x.v.FreeGraphExec(x.x) },
+		"UnloadModule":  func() error { return x.v.UnloadModule(x.m) },
 
 		"DisablePeer": func() error { return w.DisablePeer(0) },
 	})

@@ -125,14 +125,14 @@ func (v *Device) UnloadModule(m driver.Module) error {
 			return C.cuvmm_module_unload(e.maker.d.api, e.maker.ctx, C.CUmodule(pointer(uint64(m))))
 		})
 		if err == nil {
-			v.d.functions.removeEntry(e)
+			v.d.functions.removeIf(func(f *tableEntry) bool { return f.module == e })
 		}
 		return err
 	})
 }
 
-// Function finds a kernel by its name. It stands in the table of functions with the
-// entry of its module, which is what is freed.
+// Function finds a kernel by its name. A call with it counts as one with its module,
+// which is what is freed.
 //
 // Safety: C does not keep the name.
 func (v *Device) Function(m driver.Module, name string) (driver.Function, error) {
@@ -158,7 +158,7 @@ func (v *Device) Function(m driver.Module, name string) (driver.Function, error)
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.functions.add(uint64(c.v), module)
+	v.d.functions.add(uint64(c.v), &tableEntry{maker: module.maker, module: module})
 	return driver.Function(c.v), nil
 }
 

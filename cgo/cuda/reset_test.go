@@ -78,13 +78,13 @@ func TestReset(t *testing.T) {
 // A call that frees something finds the reset first: it succeeds, and no handle reaches
 // libcuda.
 func TestResetGiveBack(t *testing.T) {
-	for _, name := range []string{"FreeStream", "FreeEvent", "FreeHost", "Close"} {
+	for _, name := range []string{"FreeStream", "FreeEvent", "FreeHost", "FreeGraph", "FreeGraphExec", "UnloadModule", "Close"} {
 		d, fake, reset := onReset(t)
 		x := makeThings(t, d)
 		reset(0)
 		after, err := d.Open(0)
 		require.NoError(t, err)
-		destroys := []string{"cuStreamDestroy_v2", "cuEventDestroy_v2", "cuMemFreeHost"}
+		destroys := []string{"cuStreamDestroy_v2", "cuEventDestroy_v2", "cuMemFreeHost", "cuGraphDestroy", "cuGraphExecDestroy", "cuModuleUnload"}
 		count := func() (n int) {
 			for _, symbol := range destroys {
 				n += fake.Calls(symbol)
@@ -93,10 +93,13 @@ func TestResetGiveBack(t *testing.T) {
 		}
 		before := count()
 		require.NoError(t, map[string]func() error{
-			"FreeStream": func() error { return x.v.FreeStream(x.s) },
-			"FreeEvent":  func() error { return x.v.FreeEvent(x.e) },
-			"FreeHost":   func() error { return x.v.FreeHost(x.pinned) },
-			"Close":      x.v.Close,
+			"FreeStream":    func() error { return x.v.FreeStream(x.s) },
+			"FreeEvent":     func() error { return x.v.FreeEvent(x.e) },
+			"FreeHost":      func() error { return x.v.FreeHost(x.pinned) },
+			"FreeGraph":     func() error { return x.v.FreeGraph(x.g) },
+			"FreeGraphExec": func() error { return x.v.FreeGraphExec(x.x) },
+			"UnloadModule":  func() error { return x.v.UnloadModule(x.m) },
+			"Close":         x.v.Close,
 		}[name](), name)
 		if name == "Close" {
 			x.v = openOn(t, d, 0)
@@ -104,6 +107,10 @@ func TestResetGiveBack(t *testing.T) {
 			require.NoError(t, err)
 			x.e, err = x.v.NewEvent(0)
 			require.NoError(t, err)
+			isOnly(t, x.v.UnloadModule(x.m), driver.ErrInvalid)
+			isOnly(t, x.v.FreeGraph(x.g), driver.ErrInvalid)
+			isOnly(t, x.v.FreeGraphExec(x.x), driver.ErrInvalid)
+			isOnly(t, x.v.Launch(x.f, fillBytes(x.p, 1, 1), x.s), driver.ErrInvalid)
 		} else {
 			isOnly(t, x.v.Sync(), driver.ErrContextReset)
 		}
@@ -116,6 +123,12 @@ func TestResetGiveBack(t *testing.T) {
 			require.NoError(t, after.FreeStream(x.s))
 		case "FreeEvent":
 			isOnly(t, x.v.FreeEvent(x.e), driver.ErrInvalid)
+		case "FreeGraph":
+			isOnly(t, x.v.FreeGraph(x.g), driver.ErrInvalid)
+		case "FreeGraphExec":
+			isOnly(t, x.v.FreeGraphExec(x.x), driver.ErrInvalid)
+		case "UnloadModule":
+			isOnly(t, x.v.UnloadModule(x.m), driver.ErrInvalid)
 		}
 		require.NoError(t, after.Close())
 		require.NoError(t, d.SetAccess(x.p, granule, x.grant(driver.AccessNone)))
@@ -129,7 +142,7 @@ func TestResetGiveBack(t *testing.T) {
 		if name != "FreeEvent" {
 			require.NoError(t, x.v.FreeEvent(x.e))
 		}
-		require.NoError(t, x.v.Close())
+		require.NoError(t, x.v.Close()) // the reset took the module and the graphs
 	}
 }
 
@@ -145,6 +158,15 @@ func TestResetHandles(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, old.Record(e, s))
 		require.NoError(t, other.Wait(other.CopyStream(), e), "while it was there")
+		m, _, err := old.LoadModule(driver.Code{Image: []byte(fakeCode)})
+		require.NoError(t, err)
+		f, err := old.Function(m, "empty")
+		require.NoError(t, err)
+		require.NoError(t, old.BeginCapture(s, driver.CaptureRelaxed))
+		g, err := old.EndCapture(s)
+		require.NoError(t, err)
+		exec, err := old.Instantiate(g)
+		require.NoError(t, err)
 		reset(0)
 		v := openOn(t, d, 0)
 		if known {
@@ -176,10 +198,21 @@ func TestResetHandles(t *testing.T) {
 			"another's Own":   func() error { return other.SyncStream(old.CopyStream()) },
 			"FreeStream Own":  func() error { return v.FreeStream(old.CopyStream()) },
 			"EnablePeer self": func() error { return v.EnablePeer(0) },
+			"Function":        func() error { _, err := v.Function(m, "empty"); return err },
+			"FunctionInfo":    func() error { _, err := v.FunctionInfo(f); return err },
+			"Launch":          func() error { return v.Launch(f, &driver.Launch{}, v.CopyStream()) },
+			"Launch on it":    func() error { return v.Launch(f, &driver.Launch{}, s) },
+			"CaptureID":       func() error { _, err := v.CaptureID(s); return err },
+			"Instantiate":     func() error { _, err := v.Instantiate(g); return err },
+			"Update":          func() error { return v.UpdateGraphExec(exec, g) },
+			"LaunchGraph":     func() error { return v.LaunchGraph(exec, v.CopyStream()) },
 		} {
 			isOnly(t, call(), driver.ErrInvalid, name)
 		}
 		require.NoError(t, v.FreeEvent(e), "by the one opened anew")
+		require.NoError(t, v.UnloadModule(m))
+		require.NoError(t, old.FreeGraph(g))
+		require.NoError(t, v.FreeGraphExec(exec))
 		isOnly(t, old.FreeEvent(e), driver.ErrInvalid)
 		require.NoError(t, old.FreeStream(s))
 		require.NoError(t, v.FreeEvent(good))

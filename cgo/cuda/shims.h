@@ -106,11 +106,13 @@ typedef struct {
 	int threads, blocks;
 } cuvmm_block;
 
-// cuvmm_shape is the grid of a launch, its block and their dynamic shared memory. A 0
-// in grid or block counts as 1.
+// cuvmm_kernel is what a launch queues, and where. Handles and pointers are numbers, for
+// which cgo has no checks to make. A 0 in grid or block counts as 1.
 typedef struct {
+	uintptr_t api, ctx, f, stream;
+	unsigned long long ctx_id;
 	unsigned int grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
-} cuvmm_shape;
+} cuvmm_kernel;
 
 // cuvmm_attributes is what cuLaunchKernel does not take. All zero: none. Else a 0 in
 // the cluster counts as 1.
@@ -224,9 +226,8 @@ cuvmm_value cuvmm_occupancy(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, int thre
 cuvmm_block cuvmm_occupancy_block(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, size_t shared);
 
 // In launch.c.
-CUresult cuvmm_launch(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, cuvmm_shape shape, const unsigned char *args, size_t n, CUstream s);
-CUresult cuvmm_launch_ex(cuvmm_lib api, cuvmm_ctx ctx, CUfunction f, cuvmm_shape shape, cuvmm_attributes a, const unsigned char *args,
-                         size_t n, CUstream s);
+CUresult cuvmm_launch(cuvmm_kernel k, const unsigned char *args, size_t n);
+CUresult cuvmm_launch_ex(cuvmm_kernel k, cuvmm_attributes a, const unsigned char *args, size_t n);
 
 // In graph.c.
 cuvmm_value cuvmm_stream_capturing(cuvmm_lib api, cuvmm_ctx ctx, CUstream s);

@@ -226,3 +226,21 @@ cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int s
 	TRY(l, ctx_pop, &l->ctx);
 	return (cloop_took){.ns = ns};
 }
+
+cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size, int n) {
+	void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)args, (void *)CU_LAUNCH_PARAM_BUFFER_SIZE, &size, NULL};
+	long long from = now();
+	for (int i = 0; i < n; i++) {
+		TRY(l, ctx_push, l->ctx);
+		TRY(l, launch, f, grid, 1, 1, block, 1, 1, 0, l->stream, NULL, extra);
+		TRY(l, ctx_pop, &l->ctx);
+	}
+	return (cloop_took){.ns = now() - from};
+}
+
+cloop_took cloop_sync(struct cloop *l) {
+	TRY(l, ctx_push, l->ctx);
+	TRY(l, stream_sync, l->stream);
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){0};
+}

@@ -178,6 +178,22 @@ func (l *Loop) Realloc(sizes []uint64, pool bool) (time.Duration, error) {
 	return timed(C.cloop_realloc(l.c, numbers(sizes), C.int(len(sizes)), kind))
 }
 
+// Launch launches a kernel n times, one launch after the other, each with its own push
+// and pop of the context. All of it is timed. args is the packed parameters.
+//
+// Safety: the handle is libcuda's, and the driver has copied args when a launch returns.
+func (l *Loop) Launch(f uint64, grid, block uint32, args []byte, n int) (time.Duration, error) {
+	handle := *(*unsafe.Pointer)(unsafe.Pointer(&f))
+	return timed(C.cloop_launch(l.c, C.CUfunction(handle), C.uint(grid), C.uint(block),
+		(*C.uchar)(unsafe.Pointer(unsafe.SliceData(args))), C.size_t(len(args)), C.int(n)))
+}
+
+// Sync waits for the launches.
+func (l *Loop) Sync() error {
+	_, err := result(C.cloop_sync(l.c))
+	return err
+}
+
 // numbers is a slice as C wants it.
 // Safety: both are 64 bits without a sign.
 func numbers(s []uint64) *C.ulonglong { return (*C.ulonglong)(unsafe.Pointer(unsafe.SliceData(s))) }
