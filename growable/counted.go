@@ -226,8 +226,17 @@ func (c *counted) memoryArg() (m vmm.MemoryArg) {
 	if !ok {
 		return m
 	}
-	m = src.MemoryArg()
-	m.Count, m.Stride = m.Size/c.stride, c.stride
-	m.Size = m.Count * c.stride
+	return items(src.MemoryArg(), c.stride)
+}
+
+// items is bytes as whole items.
+func items(m vmm.MemoryArg, stride uint64) vmm.MemoryArg {
+	m.Stride = stride
+	if stride&(stride-1) == 0 { // a launch is short enough for a division to be seen
+		m.Count = m.Size >> bits.TrailingZeros64(stride)
+	} else {
+		m.Count = m.Size / stride
+	}
+	m.Size = m.Count * stride
 	return m
 }

@@ -221,4 +221,9 @@ func (v *Vector[T]) Close() error { return v.Range().Close() }
 func (v *Vector[T]) CloseContext(ctx context.Context) error { return v.Range().CloseContext(ctx) }
 
 // MemoryArg is the memory as an argument of a kernel, for package kernel: the elements up to Len.
-func (v *Vector[T]) MemoryArg() vmm.MemoryArg { return v.base().memoryArg() }
+func (v *Vector[T]) MemoryArg() vmm.MemoryArg {
+	if v == nil {
+		return vmm.MemoryArg{}
+	}
+	return items(v.r.MemoryArg(), v.reader.c.stride)
+}

@@ -80,7 +80,17 @@ func (s *Stream) lockForKernel(locked []lockedSpan, memory []MemoryArg) ([]locke
 	return locked, nil
 }
 
+// lockMemory locks one of them. A check that was passed holds until something takes memory
+// of the reservation away, which changes the epoch of its copies after it has marked what
+// goes, and then waits for copies that began before; or until UsedBy names streams.
 func (s *Stream) lockMemory(m *MemoryArg) (lockedSpan, error) {
+	if m.checkedOn == s {
+		l := lockedSpan{m.in, m.in.copies.begin()}
+		if l.epoch == m.checkedEpoch && m.in.namings.Load() == m.checkedNamings {
+			return l, nil
+		}
+		l.unlock()
+	}
 	x, r := m.Span, m.in
 	if r == nil {
 		x.Size = max(x.Size, 1)
@@ -92,12 +102,22 @@ func (s *Stream) lockMemory(m *MemoryArg) (lockedSpan, error) {
 	case x.Addr+Ptr(x.Size) < x.Addr:
 		return lockedSpan{}, fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
+	var namings uint64
+	if r != nil {
+		namings = r.namings.Load()
+	}
 	l, err := s.dev.lockReservation(s, r, x)
-	if err == nil && r != nil && x.Access > r.Access(s.dev) {
+	if err != nil || r == nil {
+		return l, err
+	}
+	if x.Access > r.Access(s.dev) {
 		l.unlock()
 		return lockedSpan{}, fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
 	}
-	return l, err
+	if m.in != nil {
+		m.checkedOn, m.checkedEpoch, m.checkedNamings = s, l.epoch, namings
+	}
+	return l, nil
 }
 
 // unlockAll undoes lockForKernel.

@@ -41,6 +41,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 		r.namedStreams = map[*Stream]struct{}{}
 	}
 	r.setWaitsForLocked()
+	r.namings.Add(1)
 	for _, s := range streams {
 		if s.addWaitedForBy(r) { // else it has closed, and its work was waited for
 			r.namedStreams[s] = struct{}{}

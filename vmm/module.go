@@ -202,6 +202,16 @@ type MemoryArg struct {
 	Stride uint64 // bytes from one of them to the next
 
 	in *Reservation // nil: it is found by its address
+
+	// When a stream could last use it; see lockMemory.
+	checkedOn      *Stream
+	checkedEpoch   uint64
+	checkedNamings uint64
+}
+
+// Same says whether both are the same memory for the same use.
+func (m *MemoryArg) Same(o *MemoryArg) bool {
+	return m.Span == o.Span && m.Count == o.Count && m.Stride == o.Stride && m.in == o.in
 }
 
 // MemoryArg is the range as an argument of a kernel: its bytes up to Len.

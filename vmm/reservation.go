@@ -46,6 +46,7 @@ type Reservation struct {
 	phase         atomic.Uint32 // changes with mu held
 	closesRunning atomic.Int32
 	copyBanCount  atomic.Int32                   // length of copyBans
+	namings       atomic.Uint64                  // calls of UsedBy
 	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
 	generation    atomic.Uint64
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits

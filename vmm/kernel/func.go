@@ -36,7 +36,17 @@ type Bound struct {
 	nothing bool
 	args    []arg
 	offs    [][2]uint32
-	memory  []vmm.MemoryArg
+	held    []int           // of args: those with memory
+	memory  []vmm.MemoryArg // of these, as at the last launch
+}
+
+// hold makes a place for the memory of an argument.
+func (b *Bound) hold(i int) {
+	b.held = append(b.held, i)
+	b.memory = append(b.memory, vmm.MemoryArg{})
+	if b.args[i].also != nil {
+		b.memory = append(b.memory, vmm.MemoryArg{})
+	}
 }
 
 // Bind checks the arguments and packs them for launches.
@@ -45,7 +55,6 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 		return nil, fmt.Errorf("launch: %w: no function", vmm.ErrInvalid)
 	}
 	b := &Bound{f: f, nothing: c.nothing, args: make([]arg, len(args))}
-	held := 0
 	for i, v := range args {
 		a, err := newArg(v)
 		if err != nil {
@@ -53,7 +62,7 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 		}
 		b.args[i] = a
 		if a.holds {
-			held += 2 // a cursor holds two
+			b.hold(i)
 		}
 	}
 	offs, size, err := place(b.args, f.params)
@@ -61,11 +70,10 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 		return nil, fmt.Errorf("launch %s: %w", f.Name(), err)
 	}
 	b.offs = offs
-	b.memory = make([]vmm.MemoryArg, 0, held)
 	b.launch = vmm.Launch{
 		Grid: c.Grid, Block: c.Block, Shared: c.Shared,
 		Cluster: c.Cluster, Cooperative: c.Cooperative, Priority: c.Priority,
-		Args: make([]byte, size), Memory: make([]vmm.Span, 0, held),
+		Args: make([]byte, size), Memory: make([]vmm.Span, 0, len(b.memory)),
 	}
 	for i := range b.args {
 		b.put(i)
@@ -98,31 +106,43 @@ func (b *Bound) Set(i int, v any) error {
 	}
 	b.args[i] = a
 	b.put(i)
+	b.held, b.memory = b.held[:0], b.memory[:0]
+	for i := range b.args {
+		if b.args[i].holds {
+			b.hold(i)
+		}
+	}
 	return nil
 }
 
 // Launch queues the kernel. It allocates nothing.
 func (b *Bound) Launch(s *vmm.Stream) error {
-	b.memory = b.memory[:0]
-	for i := range b.args {
+	n := 0
+	for _, i := range b.held {
 		a := &b.args[i]
-		switch {
-		case !a.holds:
-		case a.memory == nil:
-			b.memory = append(b.memory, a.fixed)
-		default:
-			m := a.memory.MemoryArg()
-			if a.read {
-				m.Access = min(m.Access, vmm.AccessRead)
-			}
-			b.memory = append(b.memory, m)
+		if a.memory == nil {
+			b.memory[n] = a.fixed
+			n++
+			continue
+		}
+		m := a.memory.MemoryArg()
+		if a.read {
+			m.Access = min(m.Access, vmm.AccessRead)
+		}
+		// What is as it was at the last launch need not be checked from scratch.
+		if old := &b.memory[n]; !old.Same(&m) {
+			*old = m
 			binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][0]:], uint64(m.Addr))
 			if a.pieces == 2 {
 				binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][1]:], m.Count)
 			}
-			if a.also != nil {
-				b.memory = append(b.memory, a.also.MemoryArg())
+		}
+		n++
+		if a.also != nil {
+			if m := a.also.MemoryArg(); !b.memory[n].Same(&m) {
+				b.memory[n] = m
 			}
+			n++
 		}
 	}
 	if b.nothing {
