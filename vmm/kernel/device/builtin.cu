@@ -271,7 +271,7 @@ template <class T, unsigned PER> struct tile {
 	{
 		src += first;
 		packed = n - first >= SIZE && (u64)src % 16 == 0;
-		valid = PER == 32 ? ~0u : (1u << PER) - 1;
+		valid = ~0u >> (32 - PER);
 		if (packed) {
 			pack<T> v[PER / N];
 #pragma unroll
