@@ -68,7 +68,7 @@ func (l *lockedSpans) unlock() {
 // lockForKernel locks memory that a kernel uses, and appends it to locked. Of 0 bytes the
 // first one is checked. A copy need not ask for the access: the driver refuses it, but
 // lets a kernel run until it faults. After an error nothing is locked.
-func (s *Stream) lockForKernel(locked []lockedSpan, memory []MemoryArg) ([]lockedSpan, error) {
+func (s *Stream) lockForKernel(locked []lockedSpan, memory []LaunchMemory) ([]lockedSpan, error) {
 	for i := range memory {
 		l, err := s.lockMemory(&memory[i])
 		if err != nil {
@@ -83,7 +83,7 @@ func (s *Stream) lockForKernel(locked []lockedSpan, memory []MemoryArg) ([]locke
 // lockMemory locks one of them. A check that was passed holds until something takes memory
 // of the reservation away, which changes the epoch of its copies after it has marked what
 // goes, and then waits for copies that began before; or until UsedBy names streams.
-func (s *Stream) lockMemory(m *MemoryArg) (lockedSpan, error) {
+func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	if m.checkedOn == s {
 		l := lockedSpan{m.in, m.in.copies.begin()}
 		if l.epoch == m.checkedEpoch && m.in.namings.Load() == m.checkedNamings {
@@ -141,10 +141,10 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	var locked []lockedSpan
 	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(o *openDevice) (err error) {
-		var memory []MemoryArg
+		var memory []LaunchMemory
 		for _, x := range spans {
 			if x.Size > 0 {
-				memory = append(memory, MemoryArg{Span: x})
+				memory = append(memory, LaunchMemory{MemoryArg: MemoryArg{Span: x}})
 			}
 		}
 		if locked, err = s.lockForKernel(nil, memory); err != nil {

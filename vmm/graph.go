@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -156,7 +155,6 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 	}
 	s.captureID.CompareAndSwap(id, 0)
 	graph.uses = s.dev.state.parent.captures.end(id)
-	slices.SortFunc(graph.uses.modules, func(a, b *Module) int { return cmp.Compare(a.id, b.id) }) // to be locked in order
 	if err != nil {
 		return nil, err
 	}
@@ -276,24 +274,15 @@ func (x *GraphExec) Launch(s *Stream) error {
 	}))
 }
 
-// lockUses locks everything that the graph uses, for a launch on s. After an error nothing
-// is locked. It needs x.mu.
+// lockUses locks the memory that the graph uses, for a launch on s, whose lock is held.
+// After an error nothing is locked. It needs x.mu.
 func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
-	modules := 0
 	unlock = func() {
-		for _, m := range x.uses.modules[:modules] {
-			m.mu.RUnlock()
-		}
 		unlockAll(x.locked)
 		x.locked = x.locked[:0]
 	}
-	for _, m := range x.uses.modules {
-		m.mu.RLock()
-		modules++
-		if m.closed {
-			unlock()
-			return nil, errModuleClosed
-		}
+	if slices.ContainsFunc(x.uses.modules, func(m *Module) bool { return m.closed.Load() }) {
+		return nil, errModuleClosed
 	}
 	for _, u := range x.uses.memory {
 		l, err := u.by.lockReservation(s, u.r, Span{Addr: u.span.Addr, Size: max(u.span.Size, 1), Access: u.span.Access})

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -16,11 +17,10 @@ type Module struct {
 	on     *openDevice
 	raw    driver.Launcher
 	handle driver.Module
-	id     uint64 // the order in which several are locked
 
 	closeMu lock.Mutex   // Close alone takes it
-	mu      lock.RWMutex // shared by calls that need the code to stay loaded
-	closed  bool
+	mu      lock.RWMutex // shared by calls that need the code to stay loaded, launches apart
+	closed  atomic.Bool  // launches look at it with their stream's lock held; see close
 }
 
 // Function is a kernel of a Module, valid until that is closed. Safe for concurrent use.
@@ -36,9 +36,9 @@ type Function struct {
 // code that cannot be parsed ErrInvalid. On the host device Code.Host is what counts:
 // without it, it returns ErrNotSupported. The caller must Close the Module.
 func (d *Device) LoadModule(c Code) (m *Module, log string, err error) {
-	m = &Module{dev: d, id: moduleCount.Add(1)}
-	m.closeMu.At(lock.ModuleClose, m.id)
-	m.mu.At(lock.Module, m.id)
+	m = &Module{dev: d}
+	m.closeMu.At(lock.ModuleClose, 0)
+	m.mu.At(lock.Module, 0)
 	if err = d.track(m, "module"); err != nil { // first, so that the device does not close meanwhile
 		return nil, "", d.fail("load module", 0, 0, err)
 	}
@@ -61,8 +61,6 @@ func (m *Module) load(c Code) (log string, err error) {
 	return log, err
 }
 
-var moduleCount atomic.Uint64
-
 // Device is the device that the code is loaded on.
 func (m *Module) Device() *Device {
 	if m == nil {
@@ -78,7 +76,7 @@ func (m *Module) with(f func() error) error {
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.closed {
+	if m.closed.Load() {
 		return errModuleClosed
 	}
 	return f()
@@ -117,7 +115,9 @@ func (m *Module) close() error {
 	if !m.setClosed(true) {
 		return nil
 	}
-	// No launch begins from here on, and those that were queued have ended after the wait.
+	// A launch holds its stream's lock. Once each stream was locked, all launches that did
+	// not see that the module is closed have been queued, and the wait is for them, too.
+	m.dev.state.lockEachStream()
 	err := waitDevices(m.dev.state, []*deviceState{m.dev.state})
 	if err == nil {
 		err = m.raw.UnloadModule(m.handle)
@@ -130,15 +130,22 @@ func (m *Module) close() error {
 	return err
 }
 
+// lockEachStream locks and unlocks the streams, so that what their users have begun ends.
+func (s *deviceState) lockEachStream() {
+	s.streamsMu.RLock()
+	all := slices.Clone(s.streams)
+	s.streamsMu.RUnlock()
+	for _, x := range all {
+		x.mu.Lock()
+		x.mu.Unlock() //nolint:staticcheck // there is nothing to do in between
+	}
+}
+
 // setClosed lets no launch in any more, or lets them in again; false if it was so.
 func (m *Module) setClosed(to bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.closed == to {
-		return false
-	}
-	m.closed = to
-	return true
+	return m.closed.Swap(to) != to
 }
 
 // Name is the kernel's name.
@@ -202,6 +209,12 @@ type MemoryArg struct {
 	Stride uint64 // bytes from one of them to the next
 
 	in *Reservation // nil: it is found by its address
+}
+
+// LaunchMemory is memory that launches use. Where the same one is used for another launch
+// of the same memory, less has to be checked.
+type LaunchMemory struct {
+	MemoryArg
 
 	// When a stream could last use it; see lockMemory.
 	checkedOn      *Stream
@@ -209,9 +222,13 @@ type MemoryArg struct {
 	checkedNamings uint64
 }
 
-// Same says whether both are the same memory for the same use.
-func (m *MemoryArg) Same(o *MemoryArg) bool {
-	return m.Span == o.Span && m.Count == o.Count && m.Stride == o.Stride && m.in == o.in
+// Set makes it m, and says whether that is a change.
+func (l *LaunchMemory) Set(m MemoryArg) bool {
+	if l.MemoryArg == m {
+		return false
+	}
+	*l = LaunchMemory{MemoryArg: m}
+	return true
 }
 
 // MemoryArg is the range as an argument of a kernel: its bytes up to Len.
@@ -250,7 +267,7 @@ func (r *Reservation) MemoryArg(off, n uint64) MemoryArg {
 // What is beyond a limit of the device or the kernel returns ErrInvalid, a launch attribute
 // that the driver does not know ErrNotSupported. On a stream that is being captured the
 // kernel becomes part of the graph, which remembers the memory and the module.
-func (f *Function) Launch(s *Stream, l *Launch, memory ...MemoryArg) error {
+func (f *Function) Launch(s *Stream, l *Launch, memory []LaunchMemory) error {
 	if f == nil || f.m == nil {
 		return s.fail("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
@@ -258,9 +275,7 @@ func (f *Function) Launch(s *Stream, l *Launch, memory ...MemoryArg) error {
 		if o != f.m.on {
 			return fmt.Errorf("%w: the kernel is loaded on %v, the stream is of %v", ErrInvalid, f.m.dev, s.dev)
 		}
-		f.m.mu.RLock()
-		defer f.m.mu.RUnlock()
-		if f.m.closed {
+		if f.m.closed.Load() {
 			return errModuleClosed
 		}
 		var buf [8]lockedSpan

@@ -71,6 +71,14 @@ func addLaunch(p vmm.Ptr, v uint32) *vmm.Launch {
 	return &vmm.Launch{Grid: vmm.Dim{X: page / 4 / 256}, Block: vmm.Dim{X: 256}, Args: args}
 }
 
+// uses is memory for a launch.
+func uses(args ...vmm.MemoryArg) (all []vmm.LaunchMemory) {
+	for _, m := range args {
+		all = append(all, vmm.LaunchMemory{MemoryArg: m})
+	}
+	return all
+}
+
 // adder is the kernel add on a device.
 func adder(t *testing.T, d *vmm.Device) (*vmm.Module, *vmm.Function) {
 	t.Helper()
@@ -125,14 +133,14 @@ func TestLaunch(t *testing.T) {
 	require.ErrorIs(t, f.SetMaxDynamicShared(1<<30), vmm.ErrInvalid)
 
 	l := addLaunch(g.Ptr(), 7)
-	require.NoError(t, f.Launch(s, l, g.MemoryArg()))
-	require.NoError(t, f.Launch(s, l, g.MemoryArg()))
+	require.NoError(t, f.Launch(s, l, uses(g.MemoryArg())))
+	require.NoError(t, f.Launch(s, l, uses(g.MemoryArg())))
 	require.NoError(t, s.Sync())
 	require.Equal(t, uint32(14), wordAt(t, g))
 
 	require.NoError(t, m.Close())
 	require.NoError(t, m.Close())
-	require.ErrorIs(t, f.Launch(s, l, g.MemoryArg()), vmm.ErrClosed)
+	require.ErrorIs(t, f.Launch(s, l, uses(g.MemoryArg())), vmm.ErrClosed)
 	_, err = f.Info()
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	_, err = m.Function("add")
@@ -189,7 +197,7 @@ func TestLaunchRefuses(t *testing.T) {
 		{"too many threads", f, s, big, g.MemoryArg(), vmm.ErrInvalid},
 		{"too much shared memory", f, s, wide, g.MemoryArg(), vmm.ErrInvalid},
 	} {
-		err := c.f.Launch(c.on, c.l, g.MemoryArg(), c.memory)
+		err := c.f.Launch(c.on, c.l, uses(g.MemoryArg(), c.memory))
 		require.ErrorIs(t, err, c.want, c.name)
 		if c.want != nil {
 			var op *vmm.OpError
@@ -219,7 +227,7 @@ func TestLaunchUnnamedStream(t *testing.T) {
 		_, f := adder(t, d)
 		open := gate(t, d, s.Raw())
 		t.Cleanup(open)
-		err := f.Launch(s, addLaunch(g.Ptr()+3*page, 1), g.MemoryArg())
+		err := f.Launch(s, addLaunch(g.Ptr()+3*page, 1), uses(g.MemoryArg()))
 		if checked {
 			require.ErrorIs(t, err, vmm.ErrInvalid)
 			open()
@@ -256,7 +264,7 @@ func TestLaunchHoldsMemory(t *testing.T) {
 		require.Empty(t, clip, "and waits")
 		return nil
 	}
-	require.NoError(t, f.Launch(s, addLaunch(g.Ptr()+vmm.Ptr(g.Cap()-page), 1), arg))
+	require.NoError(t, f.Launch(s, addLaunch(g.Ptr()+vmm.Ptr(g.Cap()-page), 1), uses(arg)))
 	require.NoError(t, <-clip)
 	w.before = nil
 	require.NoError(t, d.Sync())
@@ -276,7 +284,7 @@ func TestKernelFaults(t *testing.T) {
 		m, _ := adder(t, d)
 		f, err := m.Function(name)
 		require.NoError(t, err)
-		require.NoError(t, f.Launch(s, &vmm.Launch{}))
+		require.NoError(t, f.Launch(s, &vmm.Launch{}, nil))
 		err = s.Sync()
 		require.ErrorIs(t, err, vmm.ErrDeviceLost)
 		require.ErrorContains(t, err, want)
@@ -300,7 +308,7 @@ func TestModuleFaults(t *testing.T) {
 			f, err = m.Function("add")
 		}
 		if err == nil {
-			err = f.Launch(s, addLaunch(g.Ptr(), 1), g.MemoryArg())
+			err = f.Launch(s, addLaunch(g.Ptr(), 1), uses(g.MemoryArg()))
 		}
 		if err == nil {
 			err = m.Close()
@@ -335,7 +343,7 @@ func TestModuleOfAnother(t *testing.T) {
 	require.ErrorIs(t, m.Close(), vmm.ErrCapturing)
 	require.NoError(t, endCapture(capturer, s.Raw()))
 	g := zeroed(t, w.devs[0])
-	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 1), g.MemoryArg()), "it was not closed")
+	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 1), uses(g.MemoryArg())), "it was not closed")
 	for _, x := range []interface{ Close() error }{m, s, g} {
 		require.NoError(t, x.Close())
 	}

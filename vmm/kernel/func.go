@@ -36,16 +36,16 @@ type Bound struct {
 	nothing bool
 	args    []arg
 	offs    [][2]uint32
-	held    []int           // of args: those with memory
-	memory  []vmm.MemoryArg // of these, as at the last launch
+	held    []int              // of args: those with memory
+	memory  []vmm.LaunchMemory // of these, as at the last launch
 }
 
 // hold makes a place for the memory of an argument.
 func (b *Bound) hold(i int) {
 	b.held = append(b.held, i)
-	b.memory = append(b.memory, vmm.MemoryArg{})
+	b.memory = append(b.memory, vmm.LaunchMemory{})
 	if b.args[i].also != nil {
-		b.memory = append(b.memory, vmm.MemoryArg{})
+		b.memory = append(b.memory, vmm.LaunchMemory{})
 	}
 }
 
@@ -120,18 +120,14 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 	n := 0
 	for _, i := range b.held {
 		a := &b.args[i]
-		if a.memory == nil {
-			b.memory[n] = a.fixed
-			n++
-			continue
+		m := a.fixed
+		if a.memory != nil {
+			m = a.memory.MemoryArg()
 		}
-		m := a.memory.MemoryArg()
-		if a.read {
-			m.Access = min(m.Access, vmm.AccessRead)
+		if a.read && m.Access > vmm.AccessRead {
+			m.Access = vmm.AccessRead
 		}
-		// What is as it was at the last launch need not be checked from scratch.
-		if old := &b.memory[n]; !old.Same(&m) {
-			*old = m
+		if b.memory[n].Set(m) && a.memory != nil {
 			binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][0]:], uint64(m.Addr))
 			if a.pieces == 2 {
 				binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][1]:], m.Count)
@@ -139,14 +135,12 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 		}
 		n++
 		if a.also != nil {
-			if m := a.also.MemoryArg(); !b.memory[n].Same(&m) {
-				b.memory[n] = m
-			}
+			b.memory[n].Set(a.also.MemoryArg())
 			n++
 		}
 	}
 	if b.nothing {
 		return nil
 	}
-	return b.f.Function.Launch(s, &b.launch, b.memory...)
+	return b.f.Function.Launch(s, &b.launch, b.memory)
 }
