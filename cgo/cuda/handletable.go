@@ -63,15 +63,18 @@ func (m *handleTable) slot(handle uint64) *atomic.Pointer[tableEntry] {
 
 // find returns nil for a handle that this package did not make.
 func (m *handleTable) find(handle uint64) *tableEntry {
-	slot := m.slot(handle)
-	if e := slot.Load(); e != nil && e.handle == handle {
+	if e := m.slot(handle).Load(); e != nil && e.handle == handle {
 		return e
 	}
+	return m.findLocked(handle)
+}
+
+func (m *handleTable) findLocked(handle uint64) *tableEntry {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	e := m.entries[handle]
 	if e != nil {
-		slot.Store(e)
+		m.slot(handle).Store(e)
 	}
 	return e
 }

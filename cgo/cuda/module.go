@@ -253,8 +253,9 @@ func (v *Device) acquireOwn(call string, table *handleTable, handle uint64) (*ta
 	case e == nil:
 		return nil, refuse(call, driver.ErrInvalid, "no handle %#x", handle)
 	case e.maker.n != v.n:
-		defer e.release(v)
-		return nil, refuse(call, driver.ErrInvalid, "%#x is of cuda:%d", handle, e.maker.n)
+		n := e.maker.n
+		e.release(v)
+		return nil, refuse(call, driver.ErrInvalid, "%#x is of cuda:%d", handle, n)
 	}
 	return e, nil
 }

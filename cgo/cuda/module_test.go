@@ -75,10 +75,10 @@ func TestLoadModuleLog(t *testing.T) {
 	require.NotEmpty(t, log)
 }
 
-// Text is ended with a zero, in a copy. The fake driver reads to the zero.
+// Text is ended with a zero, in a copy.
 func TestLoadModuleText(t *testing.T) {
 	_, v, _ := opened(t)
-	code := []byte(fakeCode + "rest of the buffer")
+	code := []byte(fakeCode + "// fails 218 read beyond its end")
 	before := string(code)
 	m, _, err := v.LoadModule(driver.Code{Image: code[:len(fakeCode)]})
 	require.NoError(t, err)
