@@ -18,8 +18,8 @@ type handleTable struct {
 	mu      sync.RWMutex
 	entries map[uint64]*tableEntry
 
-	// recent is some of entries, found without the lock, which would be a third of a
-	// launch's cost. They are stored and removed under it.
+	// recent is some of entries, found without the lock, which is too slow for launches.
+	// They are stored and removed under it.
 	recent [8]atomic.Pointer[tableEntry]
 
 	// oneAtATime says that CUDA does not take a handle from two threads at once, as is

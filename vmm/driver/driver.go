@@ -93,8 +93,8 @@ type Driver interface {
 // Device is what needs a context. Each call pushes the context, works and pops
 // inside one C function, so goroutines may change threads between calls. A Device
 // is safe for concurrent use. Once a device of the process is lost every call
-// returns ErrDeviceLost on entry, except FreeStream, FreeEvent, DisablePeer and
-// Close.
+// returns ErrDeviceLost on entry, except FreeStream, FreeEvent, UnloadModule,
+// FreeGraph, FreeGraphExec, DisablePeer and Close.
 //
 // Copies and fills check both ends when they are queued: an address that is
 // not mapped, or that this device may not read or write, is ErrInvalid and
