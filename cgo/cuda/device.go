@@ -50,7 +50,7 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 		return nil, d.fail(call, Result(c.r))
 	}
 	v := &Device{d: d, n: dev, ctx: c.ctx, copyStream: c.copy_stream}
-	d.streams.add(uint64(v.CopyStream()), &tableEntry{maker: v, copyStream: true})
+	d.streams.add(&tableEntry{handle: uint64(v.CopyStream()), maker: v, copyStream: true})
 	return v, nil
 }
 

@@ -29,7 +29,7 @@ type handleTable struct {
 
 // tableEntry is one handle.
 type tableEntry struct {
-	handle     uint64
+	handle     uint64 // it never changes
 	maker      *Device
 	module     *tableEntry // of a function: whose users its calls are
 	copyStream bool        // the maker's own, which only its Close frees
@@ -44,15 +44,14 @@ type tableEntry struct {
 
 const freed = closedBit | releasedBit
 
-func (m *handleTable) add(handle uint64, e *tableEntry) {
+func (m *handleTable) add(e *tableEntry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.entries == nil {
 		m.entries = map[uint64]*tableEntry{}
 	}
-	e.handle = handle
-	m.entries[handle] = e
-	m.slot(handle).Store(e)
+	m.entries[e.handle] = e
+	m.slot(e.handle).Store(e)
 }
 
 // slot is where the entry of a handle is found without the lock. Handles are often
@@ -163,7 +162,7 @@ func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*t
 	}
 	if err := e.free(); err != nil {
 		e.users.Add(-freed)
-		m.add(handle, e)
+		m.add(e)
 		return err
 	}
 	return nil

@@ -158,7 +158,7 @@ func (v *Device) Function(m driver.Module, name string) (driver.Function, error)
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.functions.add(uint64(c.v), &tableEntry{maker: module.maker, module: module})
+	v.d.functions.add(&tableEntry{handle: uint64(c.v), maker: module.maker, module: module})
 	return driver.Function(c.v), nil
 }
 
