@@ -50,23 +50,29 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 		return nil, d.fail(call, Result(c.r))
 	}
 	v := &Device{d: d, n: dev, ctx: c.ctx, copyStream: c.copy_stream}
-	d.streams.add(uint64(v.CopyStream()), &tableEntry{maker: v, copyStream: true})
+	d.streams.add(&tableEntry{handle: uint64(v.CopyStream()), maker: v, copyStream: true})
 	return v, nil
 }
 
-// begin begins a call. The caller calls end unless there is an error.
+// begin begins a call. The caller calls end unless there is an error. It is short, so
+// that the compiler puts it into every call.
 func (v *Device) begin(call string) error {
-	if err := v.beginEvenLost(call); err != nil {
-		return err
+	if v.users.Add(1)&closedBit == 0 && !v.d.lost.Load() && !v.reset.Load() {
+		return nil
 	}
-	err := v.d.checkDevice(call, v.n)
-	if err == nil && v.reset.Load() {
-		err = refuse(call, driver.ErrContextReset, "cuda:%d: close this Device and open it anew", v.n)
+	return v.notBegun(call)
+}
+
+// notBegun ends a call that may not begin, and says why.
+func (v *Device) notBegun(call string) error {
+	defer v.end()
+	switch {
+	case v.users.Load()&closedBit != 0:
+		return refuse(call, driver.ErrClosed, "cuda:%d", v.n)
+	case v.d.lost.Load():
+		return v.d.checkDevice(call, v.n)
 	}
-	if err != nil {
-		v.end()
-	}
-	return err
+	return refuse(call, driver.ErrContextReset, "cuda:%d: close this Device and open it anew", v.n)
 }
 
 // beginEvenLost is begin for calls that work on a lost device and after a reset.

@@ -7,9 +7,10 @@
 //
 // Every subject has a Go file, and a C file of the same name where it calls
 // libcuda: load, info, device, memory, access, export, peers, copy, copy2d, stream,
-// event, capture, streammemops, allocator, hostallocator. Without a C file are driver.go
-// (what all devices share), handletable.go (the streams and events that exist),
-// result.go and kind.go (from CUDA's results to the errors of package driver).
+// event, graph, module, launch, streammemops, allocator, hostallocator. Without a C file
+// are driver.go (what all devices share), handletable.go (the streams, events, modules
+// and graphs that exist), result.go and kind.go (from CUDA's results to the errors of
+// package driver).
 //
 // libcuda is opened with dlopen at the first call of [Default], so a program can
 // be built and started where there is none. Without cgo, or on another system than

@@ -47,7 +47,7 @@ func (v *Device) EndCapture(s driver.Stream) (driver.Graph, error) {
 	err := v.onStream(call, s, func() C.CUresult {
 		c = C.cuvmm_end_capture(v.d.api, v.ctx, stream(s))
 		if c.r == 0 {
-			v.d.graphs.add(uint64(c.v), &tableEntry{maker: v})
+			v.d.graphs.add(&tableEntry{handle: uint64(c.v), maker: v})
 		}
 		return c.r
 	})
@@ -74,7 +74,7 @@ func (v *Device) Instantiate(g driver.Graph) (driver.GraphExec, error) {
 	err := v.onHandle(call, &v.d.graphs, uint64(g), func() C.CUresult {
 		c = C.cuvmm_graph_instantiate(v.d.api, v.ctx, graph(g))
 		if c.r == 0 {
-			v.d.execs.add(uint64(c.v), &tableEntry{maker: v})
+			v.d.execs.add(&tableEntry{handle: uint64(c.v), maker: v})
 		}
 		return c.r
 	})

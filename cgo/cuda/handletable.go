@@ -18,8 +18,8 @@ type handleTable struct {
 	mu      sync.RWMutex
 	entries map[uint64]*tableEntry
 
-	// recent is some of entries, found without the lock, which would be a third of a
-	// launch's cost. They are stored and removed under it.
+	// recent is some of entries, found without the lock, which is too slow for launches.
+	// They are stored and removed under it.
 	recent [8]atomic.Pointer[tableEntry]
 
 	// oneAtATime says that CUDA does not take a handle from two threads at once, as is
@@ -29,7 +29,7 @@ type handleTable struct {
 
 // tableEntry is one handle.
 type tableEntry struct {
-	handle     uint64
+	handle     uint64 // it never changes
 	maker      *Device
 	module     *tableEntry // of a function: whose users its calls are
 	copyStream bool        // the maker's own, which only its Close frees
@@ -44,15 +44,14 @@ type tableEntry struct {
 
 const freed = closedBit | releasedBit
 
-func (m *handleTable) add(handle uint64, e *tableEntry) {
+func (m *handleTable) add(e *tableEntry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.entries == nil {
 		m.entries = map[uint64]*tableEntry{}
 	}
-	e.handle = handle
-	m.entries[handle] = e
-	m.slot(handle).Store(e)
+	m.entries[e.handle] = e
+	m.slot(e.handle).Store(e)
 }
 
 // slot is where the entry of a handle is found without the lock. Handles are often
@@ -63,15 +62,18 @@ func (m *handleTable) slot(handle uint64) *atomic.Pointer[tableEntry] {
 
 // find returns nil for a handle that this package did not make.
 func (m *handleTable) find(handle uint64) *tableEntry {
-	slot := m.slot(handle)
-	if e := slot.Load(); e != nil && e.handle == handle {
+	if e := m.slot(handle).Load(); e != nil && e.handle == handle {
 		return e
 	}
+	return m.findLocked(handle)
+}
+
+func (m *handleTable) findLocked(handle uint64) *tableEntry {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	e := m.entries[handle]
 	if e != nil {
-		slot.Store(e)
+		m.slot(handle).Store(e)
 	}
 	return e
 }
@@ -160,7 +162,7 @@ func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*t
 	}
 	if err := e.free(); err != nil {
 		e.users.Add(-freed)
-		m.add(handle, e)
+		m.add(e)
 		return err
 	}
 	return nil

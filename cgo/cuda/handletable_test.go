@@ -92,6 +92,31 @@ func TestFreeInUse(t *testing.T) {
 	}
 }
 
+// The number of a freed stream may be another library's next. Then it is no stream of
+// ours, whatever was found without the lock before.
+func TestFreedNumber(t *testing.T) {
+	d, v, fake := opened(t)
+	passedOn := func(s driver.Stream) {
+		t.Helper()
+		fake.Fail("cuStreamSynchronize", 1, 2)
+		isOnly(t, v.SyncStream(s), driver.ErrOutOfMemory, "it did not reach libcuda")
+	}
+	s, err := v.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, v.SyncStream(s))
+	require.NoError(t, v.FreeStream(s))
+	passedOn(s)
+	other := openOn(t, d, 0)
+	s, err = other.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, v.SyncStream(s))
+	require.NoError(t, other.FreeStream(s))
+	own := other.CopyStream()
+	require.NoError(t, v.SyncStream(own))
+	require.NoError(t, other.Close())
+	passedOn(own)
+}
+
 // After a failed free the handle still works.
 func TestFreeFails(t *testing.T) {
 	_, v, fake := opened(t)

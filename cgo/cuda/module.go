@@ -158,7 +158,7 @@ func (v *Device) Function(m driver.Module, name string) (driver.Function, error)
 	if err := v.check(call, c.r); err != nil {
 		return 0, err
 	}
-	v.d.functions.add(uint64(c.v), &tableEntry{maker: module.maker, module: module})
+	v.d.functions.add(&tableEntry{handle: uint64(c.v), maker: module.maker, module: module})
 	return driver.Function(c.v), nil
 }
 
@@ -253,8 +253,9 @@ func (v *Device) acquireOwn(call string, table *handleTable, handle uint64) (*ta
 	case e == nil:
 		return nil, refuse(call, driver.ErrInvalid, "no handle %#x", handle)
 	case e.maker.n != v.n:
-		defer e.release(v)
-		return nil, refuse(call, driver.ErrInvalid, "%#x is of cuda:%d", handle, e.maker.n)
+		n := e.maker.n
+		e.release(v)
+		return nil, refuse(call, driver.ErrInvalid, "%#x is of cuda:%d", handle, n)
 	}
 	return e, nil
 }

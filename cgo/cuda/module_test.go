@@ -4,6 +4,7 @@ package cuda_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"runtime"
 	"strings"
@@ -75,10 +76,10 @@ func TestLoadModuleLog(t *testing.T) {
 	require.NotEmpty(t, log)
 }
 
-// Text is ended with a zero, in a copy. The fake driver reads to the zero.
+// Text is ended with a zero, in a copy.
 func TestLoadModuleText(t *testing.T) {
 	_, v, _ := opened(t)
-	code := []byte(fakeCode + "rest of the buffer")
+	code := []byte(fakeCode + "// fails 218 read beyond its end")
 	before := string(code)
 	m, _, err := v.LoadModule(driver.Code{Image: code[:len(fakeCode)]})
 	require.NoError(t, err)
@@ -330,6 +331,33 @@ func TestKernelsOld(t *testing.T) {
 	require.NoError(t, v.FreeStream(s))
 	require.NoError(t, d.Supports(0, driver.FeatureKernels))
 	require.NoError(t, v.Close())
+}
+
+// Modules come and go while others are used.
+func TestKernelsConcurrent(t *testing.T) {
+	_, v, _ := opened(t)
+	m := load(t, v, fakeCode)
+	empty := kernel(t, v, m, "empty")
+	done := make(chan error, 4)
+	for i := range 4 {
+		go func() {
+			var err error
+			for range 100 {
+				if i%2 == 0 {
+					err = errors.Join(err, v.Launch(empty, &driver.Launch{}, v.CopyStream()))
+					continue
+				}
+				m, _, loadErr := v.LoadModule(driver.Code{Image: []byte(fakeCode)})
+				f, findErr := v.Function(m, "empty")
+				err = errors.Join(err, loadErr, findErr, v.Launch(f, &driver.Launch{}, v.CopyStream()), v.UnloadModule(m))
+			}
+			done <- err
+		}()
+	}
+	for range 4 {
+		require.NoError(t, soon(t, "the launches", done))
+	}
+	require.NoError(t, v.Launch(empty, &driver.Launch{}, v.CopyStream()))
 }
 
 func TestPriorities(t *testing.T) {

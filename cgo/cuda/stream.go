@@ -90,7 +90,7 @@ func (v *Device) newHandle(call string, table *handleTable, create func() (C.cuv
 	if err != nil {
 		return 0, err
 	}
-	table.add(uint64(c.v), &tableEntry{maker: v})
+	table.add(&tableEntry{handle: uint64(c.v), maker: v})
 	return uint64(c.v), nil
 }
 

@@ -1,6 +1,8 @@
 // Every symbol of libcuda that this package calls: whether it is required, our
 // name for it, the exported symbol with its version, and its parameters. The
-// version is spelled out because a symbol's plain name is its oldest revision.
+// version is spelled out because a symbol's plain name is its oldest revision. Of
+// cuStreamGetCaptureInfo and cuGraphExecUpdate the oldest is meant: every driver has it,
+// and later ones return nothing else that is needed here.
 //
 // Optional symbols are newer than the oldest driver that works (11.2). A call
 // that needs a missing one returns CUDA_ERROR_NOT_SUPPORTED.

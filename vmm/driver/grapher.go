@@ -23,7 +23,8 @@ type Grapher interface {
 	// CaptureRelaxed, EndCapture returns ErrInvalid too, and the capture goes on.
 	EndCapture(Stream) (Graph, error)
 	// CaptureID is a number that all streams of one capture share, and no other capture
-	// of the process has; 0 if the stream is not being captured.
+	// of the process has; 0 if the stream is not being captured. While a destroyed
+	// capture has not been ended it returns ErrCapturing.
 	CaptureID(Stream) (uint64, error)
 
 	// FreeGraph frees a graph. What was instantiated from it stays.

@@ -84,6 +84,9 @@ func TestTool(t *testing.T) {
 	for _, m := range prototype.FindAllStringSubmatch(read(t, "../symbols.h"), -1) {
 		nvidia += "CUresult " + m[1] + m[2] + ";\n"
 	}
+	const plain = "CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id);\n"
+	const revised = "#ifdef __CUDA_API_VERSION_INTERNAL\n" + plain + "#else\n" +
+		"#define cuStreamGetCaptureInfo cuStreamGetCaptureInfo_v3\nCUresult cuStreamGetCaptureInfo(int);\n#endif\n"
 	old := strings.Replace(nvidia, "CUDA_VERSION 13000", "CUDA_VERSION 11040", 1)
 	for name, test := range map[string]struct {
 		header, from, to string
@@ -96,6 +99,7 @@ func TestTool(t *testing.T) {
 		"parameters": {nvidia, "cuMemUnmap(CUdeviceptr p, size_t size)", "cuMemUnmap(CUdeviceptr p, int size)", false, "check_cuMemUnmap"},
 		"misspelt":   {nvidia, "CU_MEMHOSTALLOC_PORTABLE = 1,", "", false, "not in this header: CU_MEMHOSTALLOC_PORTABLE"},
 		"old":        {old, "CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED = 124,", "", true, "not in this header: CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED"},
+		"revised":    {nvidia, plain, revised, true, "agree with CUDA 13000, 0 are not in it"},
 		"older":      {old, "CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev);", "", true, "not in this header: cuDeviceGetUuid_v2"},
 	} {
 		t.Run(name, func(t *testing.T) {
