@@ -216,21 +216,21 @@ func appendSeq[T any](c *counted, width int, add func(...T) error, seq iter.Seq[
 	return items, err
 }
 
-// memoryArg is the whole items as an argument of a kernel; zero where the source is no
-// memory of package vmm.
-func (c *counted) memoryArg() (m vmm.MemoryArg) {
-	if c == nil {
-		return m
+// memoryArg sets m to the whole items as an argument of a kernel; to nothing where the
+// source is no memory of package vmm.
+func (c *counted) memoryArg(m *vmm.MemoryArg) {
+	if c != nil {
+		if src, ok := c.src.(interface{ MemoryArg(m *vmm.MemoryArg) }); ok {
+			src.MemoryArg(m)
+			items(m, c.stride)
+			return
+		}
 	}
-	src, ok := c.src.(interface{ MemoryArg() vmm.MemoryArg })
-	if !ok {
-		return m
-	}
-	return items(src.MemoryArg(), c.stride)
+	*m = vmm.MemoryArg{}
 }
 
-// items is bytes as whole items.
-func items(m vmm.MemoryArg, stride uint64) vmm.MemoryArg {
+// items makes bytes whole items.
+func items(m *vmm.MemoryArg, stride uint64) {
 	m.Stride = stride
 	if stride&(stride-1) == 0 { // a launch is short enough for a division to be seen
 		m.Count = m.Size >> bits.TrailingZeros64(stride)
@@ -238,5 +238,4 @@ func items(m vmm.MemoryArg, stride uint64) vmm.MemoryArg {
 		m.Count = m.Size / stride
 	}
 	m.Size = m.Count * stride
-	return m
 }

@@ -187,10 +187,9 @@ func host[T any](c *counted) ([]T, error) {
 	return elements[T](b)
 }
 
-// MemoryArg is the memory as an argument of a kernel that only reads it, for package
-// kernel: the elements up to Len.
-func (r *Reader[T]) MemoryArg() vmm.MemoryArg {
-	m := r.base().memoryArg()
+// MemoryArg sets m to the elements up to Len as an argument of a kernel
+// that only reads them, for package kernel.
+func (r *Reader[T]) MemoryArg(m *vmm.MemoryArg) {
+	r.base().memoryArg(m)
 	m.Access = vmm.AccessRead
-	return m
 }

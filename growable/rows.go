@@ -190,5 +190,6 @@ func (r *Rows[T]) Close() error { return r.Range().Close() }
 // continues.
 func (r *Rows[T]) CloseContext(ctx context.Context) error { return r.Range().CloseContext(ctx) }
 
-// MemoryArg is the memory as an argument of a kernel, for package kernel: the rows up to Len, with what is between them.
-func (r *Rows[T]) MemoryArg() vmm.MemoryArg { return r.base().memoryArg() }
+// MemoryArg sets m to the rows up to Len, with what is between them, as an argument of a
+// kernel, for package kernel.
+func (r *Rows[T]) MemoryArg(m *vmm.MemoryArg) { r.base().memoryArg(m) }

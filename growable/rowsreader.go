@@ -237,10 +237,9 @@ func (r *RowsReader[T]) Host() ([]T, error) {
 	return h[:len(h)-len(h)%max(r.Width(), 1)], err
 }
 
-// MemoryArg is the memory as an argument of a kernel that only reads it, for package
-// kernel: the rows up to Len, with what is between them.
-func (r *RowsReader[T]) MemoryArg() vmm.MemoryArg {
-	m := r.base().memoryArg()
+// MemoryArg sets m to the rows up to Len, with what is between them, as an argument of a kernel
+// that only reads them, for package kernel.
+func (r *RowsReader[T]) MemoryArg(m *vmm.MemoryArg) {
+	r.base().memoryArg(m)
 	m.Access = vmm.AccessRead
-	return m
 }

@@ -220,10 +220,12 @@ func (v *Vector[T]) Close() error { return v.Range().Close() }
 // continues.
 func (v *Vector[T]) CloseContext(ctx context.Context) error { return v.Range().CloseContext(ctx) }
 
-// MemoryArg is the memory as an argument of a kernel, for package kernel: the elements up to Len.
-func (v *Vector[T]) MemoryArg() vmm.MemoryArg {
+// MemoryArg sets m to the elements up to Len as an argument of a kernel, for package kernel.
+func (v *Vector[T]) MemoryArg(m *vmm.MemoryArg) {
 	if v == nil {
-		return vmm.MemoryArg{}
+		*m = vmm.MemoryArg{}
+		return
 	}
-	return items(v.r.MemoryArg(), v.reader.c.stride)
+	v.r.MemoryArg(m)
+	items(m, v.reader.c.stride)
 }

@@ -437,11 +437,12 @@ func (v *View) Stats() ViewStats {
 	return s
 }
 
-// MemoryArg is the view as an argument of a kernel, for package kernel: the bytes up to
-// Len. A kernel may read them; if it writes, the view must have been attached so.
-func (v *View) MemoryArg() vmm.MemoryArg {
+// MemoryArg sets m to the bytes up to Len as an argument of a kernel, for package kernel. A
+// kernel may read them; if it writes, the view must have been attached so.
+func (v *View) MemoryArg(m *vmm.MemoryArg) {
 	if v == nil || v.dev == nil {
-		return vmm.MemoryArg{}
+		*m = vmm.MemoryArg{}
+		return
 	}
-	return v.res.MemoryArg(0, v.Len())
+	v.res.MemoryArg(m, 0, v.Len())
 }

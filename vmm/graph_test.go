@@ -13,7 +13,7 @@ func capturedAdd(t *testing.T, s *vmm.Stream, f *vmm.Function, g *vmm.Range) *vm
 	t.Helper()
 	require.NoError(t, s.BeginCapture())
 	require.NoError(t, s.Fill(g.Ptr(), 1, 4, page/4))
-	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 2), uses(g.MemoryArg())))
+	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 2), uses(argOf(g))))
 	graph, err := s.EndCapture()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = graph.Close() })
@@ -141,7 +141,7 @@ func TestGraphOfStreams(t *testing.T) {
 	fork, err := s.Record()
 	require.NoError(t, err)
 	require.NoError(t, joined.Wait(fork))
-	require.NoError(t, f.Launch(joined, addLaunch(g.Ptr(), 5), uses(g.MemoryArg())))
+	require.NoError(t, f.Launch(joined, addLaunch(g.Ptr(), 5), uses(argOf(g))))
 	join, err := joined.Record()
 	require.NoError(t, err)
 	require.NoError(t, s.Wait(join))
@@ -208,7 +208,7 @@ func TestGraphFaults(t *testing.T) {
 		err := s.BeginCapture()
 		began := err == nil
 		if err == nil {
-			err = f.Launch(s, addLaunch(g.Ptr(), 1), uses(g.MemoryArg()))
+			err = f.Launch(s, addLaunch(g.Ptr(), 1), uses(argOf(g)))
 		}
 		if err == nil {
 			graph, err = s.EndCapture()

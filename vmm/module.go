@@ -202,7 +202,8 @@ func (f *Function) with(op string, call func(driver.Launcher) error) error {
 }
 
 // MemoryArg is memory as an argument of a kernel: where it is, what the kernel does with
-// it, and how many items lie there.
+// it, and how many items lie there. Methods of this name set one, which is faster than
+// returning it.
 type MemoryArg struct {
 	Span
 	Count  uint64 // bytes, elements or rows, as Len counts them
@@ -223,33 +224,36 @@ type LaunchMemory struct {
 }
 
 // Set makes it m, and says whether that is a change.
-func (l *LaunchMemory) Set(m MemoryArg) bool {
-	if l.MemoryArg == m {
+func (l *LaunchMemory) Set(m *MemoryArg) bool {
+	// By fields: a comparison of the whole would wait for them to be in memory.
+	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in {
 		return false
 	}
-	*l = LaunchMemory{MemoryArg: m}
+	*l = LaunchMemory{MemoryArg: *m}
 	return true
 }
 
-// MemoryArg is the range as an argument of a kernel: its bytes up to Len.
-func (g *Range) MemoryArg() MemoryArg {
+// MemoryArg sets m to the range as an argument of a kernel: its bytes up to Len.
+func (g *Range) MemoryArg(m *MemoryArg) {
 	if g == nil || g.r == nil {
-		return MemoryArg{}
+		*m = MemoryArg{}
+		return
 	}
-	return g.r.MemoryArg(0, g.Len())
+	g.r.MemoryArg(m, 0, g.Len())
 }
 
-// MemoryArg is n bytes from off on as an argument of a kernel, which writes them unless
-// the reservation is read-only.
-func (r *Reservation) MemoryArg(off, n uint64) MemoryArg {
+// MemoryArg sets m to n bytes from off on as an argument of a kernel, which writes them
+// unless the reservation is read-only.
+func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 	if r == nil || r.dev == nil {
-		return MemoryArg{}
+		*m = MemoryArg{}
+		return
 	}
-	access := AccessReadWrite
+	m.Access = AccessReadWrite
 	if r.readOnly {
-		access = AccessRead
+		m.Access = AccessRead
 	}
-	return MemoryArg{Span: Span{Addr: r.ptr + Ptr(off), Size: n, Access: access}, Count: n, Stride: 1, in: r}
+	m.Addr, m.Size, m.Count, m.Stride, m.in = r.ptr+Ptr(off), n, n, 1, r
 }
 
 // Launch queues the kernel on the stream, which must be of the module's device. l.Args can

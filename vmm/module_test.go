@@ -71,6 +71,12 @@ func addLaunch(p vmm.Ptr, v uint32) *vmm.Launch {
 	return &vmm.Launch{Grid: vmm.Dim{X: page / 4 / 256}, Block: vmm.Dim{X: 256}, Args: args}
 }
 
+// argOf is the range as an argument of a kernel.
+func argOf(g *vmm.Range) (m vmm.MemoryArg) {
+	g.MemoryArg(&m)
+	return m
+}
+
 // uses is memory for a launch.
 func uses(args ...vmm.MemoryArg) (all []vmm.LaunchMemory) {
 	for _, m := range args {
@@ -133,14 +139,14 @@ func TestLaunch(t *testing.T) {
 	require.ErrorIs(t, f.SetMaxDynamicShared(1<<30), vmm.ErrInvalid)
 
 	l := addLaunch(g.Ptr(), 7)
-	require.NoError(t, f.Launch(s, l, uses(g.MemoryArg())))
-	require.NoError(t, f.Launch(s, l, uses(g.MemoryArg())))
+	require.NoError(t, f.Launch(s, l, uses(argOf(g))))
+	require.NoError(t, f.Launch(s, l, uses(argOf(g))))
 	require.NoError(t, s.Sync())
 	require.Equal(t, uint32(14), wordAt(t, g))
 
 	require.NoError(t, m.Close())
 	require.NoError(t, m.Close())
-	require.ErrorIs(t, f.Launch(s, l, uses(g.MemoryArg())), vmm.ErrClosed)
+	require.ErrorIs(t, f.Launch(s, l, uses(argOf(g))), vmm.ErrClosed)
 	_, err = f.Info()
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	_, err = m.Function("add")
@@ -160,14 +166,14 @@ func TestLaunchRefuses(t *testing.T) {
 	require.NoError(t, vmm.Sleep(vmm.SleepDrop, asleep))
 	require.NoError(t, granted.Grant(vmm.AccessRead, peer))
 	gone := zeroed(t, d)
-	closed := gone.MemoryArg()
+	closed := argOf(gone)
 	require.NoError(t, gone.Close())
 	_, f := adder(t, d)
 	_, far := adder(t, peer)
 	_, err := f.Module().Function("none")
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 
-	beyond := g.MemoryArg()
+	beyond := argOf(g)
 	beyond.Size = g.Cap() + 1
 	big, wide := addLaunch(g.Ptr(), 1), addLaunch(g.Ptr(), 1)
 	big.Block.X = 4096
@@ -180,24 +186,24 @@ func TestLaunchRefuses(t *testing.T) {
 		memory vmm.MemoryArg
 		want   error
 	}{
-		{"fine", f, s, addLaunch(g.Ptr(), 1), g.MemoryArg(), nil},
-		{"a named stream", f, other, addLaunch(named.Ptr(), 1), named.MemoryArg(), nil},
+		{"fine", f, s, addLaunch(g.Ptr(), 1), argOf(g), nil},
+		{"a named stream", f, other, addLaunch(named.Ptr(), 1), argOf(named), nil},
 		{"a pointer", f, s, addLaunch(g.Ptr(), 1), vmm.MemoryArg{Span: vmm.Span{Addr: g.Ptr()}}, nil},
-		{"a stream that was not named", f, s, addLaunch(named.Ptr(), 1), named.MemoryArg(), vmm.ErrInvalid},
+		{"a stream that was not named", f, s, addLaunch(named.Ptr(), 1), argOf(named), vmm.ErrInvalid},
 		{"beyond what is mapped", f, s, addLaunch(g.Ptr(), 1), beyond, vmm.ErrBounds},
 		{"a pointer to nothing", f, s, addLaunch(g.Ptr(), 1), vmm.MemoryArg{Span: vmm.Span{Addr: g.Ptr() + 60*page}}, vmm.ErrBounds},
 		{"no memory", f, s, addLaunch(g.Ptr(), 1), vmm.MemoryArg{}, vmm.ErrInvalid},
-		{"asleep", f, s, addLaunch(asleep.Ptr(), 1), asleep.MemoryArg(), vmm.ErrAsleep},
+		{"asleep", f, s, addLaunch(asleep.Ptr(), 1), argOf(asleep), vmm.ErrAsleep},
 		{"closed", f, s, addLaunch(g.Ptr(), 1), closed, vmm.ErrClosed},
-		{"without access", far, theirs, addLaunch(g.Ptr(), 1), g.MemoryArg(), vmm.ErrBounds},
-		{"with less access", far, theirs, addLaunch(granted.Ptr(), 1), granted.MemoryArg(), vmm.ErrBounds},
-		{"another device's stream", f, theirs, addLaunch(g.Ptr(), 1), g.MemoryArg(), vmm.ErrInvalid},
-		{"no stream", f, nil, addLaunch(g.Ptr(), 1), g.MemoryArg(), vmm.ErrInvalid},
-		{"no function", nil, s, addLaunch(g.Ptr(), 1), g.MemoryArg(), vmm.ErrInvalid},
-		{"too many threads", f, s, big, g.MemoryArg(), vmm.ErrInvalid},
-		{"too much shared memory", f, s, wide, g.MemoryArg(), vmm.ErrInvalid},
+		{"without access", far, theirs, addLaunch(g.Ptr(), 1), argOf(g), vmm.ErrBounds},
+		{"with less access", far, theirs, addLaunch(granted.Ptr(), 1), argOf(granted), vmm.ErrBounds},
+		{"another device's stream", f, theirs, addLaunch(g.Ptr(), 1), argOf(g), vmm.ErrInvalid},
+		{"no stream", f, nil, addLaunch(g.Ptr(), 1), argOf(g), vmm.ErrInvalid},
+		{"no function", nil, s, addLaunch(g.Ptr(), 1), argOf(g), vmm.ErrInvalid},
+		{"too many threads", f, s, big, argOf(g), vmm.ErrInvalid},
+		{"too much shared memory", f, s, wide, argOf(g), vmm.ErrInvalid},
 	} {
-		err := c.f.Launch(c.on, c.l, uses(g.MemoryArg(), c.memory))
+		err := c.f.Launch(c.on, c.l, uses(argOf(g), c.memory))
 		require.ErrorIs(t, err, c.want, c.name)
 		if c.want != nil {
 			var op *vmm.OpError
@@ -227,7 +233,7 @@ func TestLaunchUnnamedStream(t *testing.T) {
 		_, f := adder(t, d)
 		open := gate(t, d, s.Raw())
 		t.Cleanup(open)
-		err := f.Launch(s, addLaunch(g.Ptr()+3*page, 1), uses(g.MemoryArg()))
+		err := f.Launch(s, addLaunch(g.Ptr()+3*page, 1), uses(argOf(g)))
 		if checked {
 			require.ErrorIs(t, err, vmm.ErrInvalid)
 			open()
@@ -253,7 +259,7 @@ func TestLaunchHoldsMemory(t *testing.T) {
 	require.NoError(t, g.Grow(4*page))
 	_, f := adder(t, d)
 	clip := make(chan error, 1)
-	arg := g.MemoryArg()
+	arg := argOf(g)
 	arg.Size = g.Cap()
 	w.before = func(c drivertest.Call) error {
 		if c.Name != "Launch" {
@@ -308,7 +314,7 @@ func TestModuleFaults(t *testing.T) {
 			f, err = m.Function("add")
 		}
 		if err == nil {
-			err = f.Launch(s, addLaunch(g.Ptr(), 1), uses(g.MemoryArg()))
+			err = f.Launch(s, addLaunch(g.Ptr(), 1), uses(argOf(g)))
 		}
 		if err == nil {
 			err = m.Close()
@@ -343,7 +349,7 @@ func TestModuleOfAnother(t *testing.T) {
 	require.ErrorIs(t, m.Close(), vmm.ErrCapturing)
 	require.NoError(t, endCapture(capturer, s.Raw()))
 	g := zeroed(t, w.devs[0])
-	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 1), uses(g.MemoryArg())), "it was not closed")
+	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 1), uses(argOf(g))), "it was not closed")
 	for _, x := range []interface{ Close() error }{m, s, g} {
 		require.NoError(t, x.Close())
 	}

@@ -12,8 +12,8 @@ import (
 // Memory is memory that a launch passes as a pointer and a count: a vmm.Range, a
 // growable.Vector or Rows or a reader of one, a shareable.View.
 type Memory interface {
-	// MemoryArg is where the memory is now, and how many items it has.
-	MemoryArg() vmm.MemoryArg
+	// MemoryArg sets m to where the memory is now, and how many items it has.
+	MemoryArg(m *vmm.MemoryArg)
 }
 
 // Read says that the kernel only reads the argument, a Memory or a vmm.Ptr. Without it a

@@ -93,14 +93,19 @@ func (b *Builtins) Close() error {
 // fixed is memory as it was when it was looked at.
 type fixed vmm.MemoryArg
 
-func (f fixed) MemoryArg() vmm.MemoryArg { return vmm.MemoryArg(f) }
+func (f fixed) MemoryArg(m *vmm.MemoryArg) { *m = vmm.MemoryArg(f) }
+
+// argOf is what m is now.
+func argOf(m Memory) (a vmm.MemoryArg) {
+	if m != nil {
+		m.MemoryArg(&a)
+	}
+	return a
+}
 
 // elements is memory as n elements of size bytes.
 func elements(m Memory, size uint64) (at fixed, n uint64, err error) {
-	if m == nil {
-		return at, 0, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
-	}
-	a := m.MemoryArg()
+	a := argOf(m)
 	switch {
 	case a.Addr == 0:
 		return at, 0, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
@@ -177,12 +182,9 @@ func (b *Builtins) VerifyPattern(s *vmm.Stream, m Memory, p Pattern) (bad, first
 // asBytes is any memory as bytes.
 type asBytes struct{ m Memory }
 
-func (b asBytes) MemoryArg() (a vmm.MemoryArg) {
-	if b.m != nil {
-		a = b.m.MemoryArg()
-		a.Count, a.Stride = a.Size, 1
-	}
-	return a
+func (b asBytes) MemoryArg(m *vmm.MemoryArg) {
+	*m = argOf(b.m)
+	m.Count, m.Stride = m.Size, 1
 }
 
 func opErr(op string, err error) error {

@@ -151,10 +151,7 @@ func (b *Builtins) Scatter(s *vmm.Stream, dst, src, idx Memory, row uint64) erro
 }
 
 func (b *Builtins) moveRows(s *vmm.Stream, op string, dst, src, idx Memory, row uint64) error {
-	if dst == nil || src == nil || idx == nil {
-		return fmt.Errorf("%w: no memory", vmm.ErrInvalid)
-	}
-	to, from, by := dst.MemoryArg(), src.MemoryArg(), idx.MemoryArg()
+	to, from, by := argOf(dst), argOf(src), argOf(idx)
 	if row == 0 {
 		row = to.Stride
 	}

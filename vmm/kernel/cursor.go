@@ -85,16 +85,15 @@ func (c *Cursor) Close() error {
 	return nil
 }
 
-// MemoryArg is the cursor's words.
-func (c *Cursor) MemoryArg() vmm.MemoryArg { return c.words.MemoryArg() }
+// MemoryArg sets m to the cursor's words.
+func (c *Cursor) MemoryArg(m *vmm.MemoryArg) { c.words.MemoryArg(m) }
 
 // room is the memory that a kernel may append to: the range's, mapped already.
 type room struct{ r *vmm.Range }
 
-func (m room) MemoryArg() vmm.MemoryArg {
-	a := m.r.MemoryArg()
-	a.Size = m.r.Cap()
-	return a
+func (x room) MemoryArg(m *vmm.MemoryArg) {
+	x.r.MemoryArg(m)
+	m.Size = x.r.Cap()
 }
 
 // Append has kernels append to the range. launch queues on the stream the kernels that do

@@ -38,12 +38,13 @@ type Bound struct {
 	offs    [][2]uint32
 	held    []int              // of args: those with memory
 	memory  []vmm.LaunchMemory // of these, as at the last launch
+	now     vmm.MemoryArg      // as it is now; here, since it would be allocated
 }
 
 // hold makes a place for the memory of an argument.
 func (b *Bound) hold(i int) {
 	b.held = append(b.held, i)
-	b.memory = append(b.memory, vmm.LaunchMemory{})
+	b.memory = append(b.memory, vmm.LaunchMemory{MemoryArg: b.args[i].fixed})
 	if b.args[i].also != nil {
 		b.memory = append(b.memory, vmm.LaunchMemory{})
 	}
@@ -120,14 +121,16 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 	n := 0
 	for _, i := range b.held {
 		a := &b.args[i]
-		m := a.fixed
-		if a.memory != nil {
-			m = a.memory.MemoryArg()
+		if a.memory == nil { // a pointer, which stays what it is
+			n++
+			continue
 		}
-		if a.read && m.Access > vmm.AccessRead {
-			m.Access = vmm.AccessRead
+		m := &b.now
+		a.memory.MemoryArg(m)
+		if a.read {
+			m.Access = min(m.Access, vmm.AccessRead)
 		}
-		if b.memory[n].Set(m) && a.memory != nil {
+		if b.memory[n].Set(m) {
 			binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][0]:], uint64(m.Addr))
 			if a.pieces == 2 {
 				binary.NativeEndian.PutUint64(b.launch.Args[b.offs[i][1]:], m.Count)
@@ -135,7 +138,8 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 		}
 		n++
 		if a.also != nil {
-			b.memory[n].Set(a.also.MemoryArg())
+			a.also.MemoryArg(m)
+			b.memory[n].Set(m)
 			n++
 		}
 	}
