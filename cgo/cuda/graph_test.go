@@ -16,7 +16,7 @@ import (
 func TestGraph(t *testing.T) {
 	_, v, _ := opened(t)
 	x := &things{v: v}
-	f := kernel(t, v, load(t, v, fakeCode), "fill_bytes")
+	f := findKernel(t, v, load(t, v, fakeCode), "fill_bytes")
 	p := plain(t, v, 4)
 	var err error
 	x.s, err = v.NewStream()

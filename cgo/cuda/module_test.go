@@ -26,7 +26,7 @@ func load(t *testing.T, v *cuda.Device, code string) driver.Module {
 	return m
 }
 
-func kernel(t *testing.T, v *cuda.Device, m driver.Module, name string) driver.Function {
+func findKernel(t *testing.T, v *cuda.Device, m driver.Module, name string) driver.Function {
 	t.Helper()
 	f, err := v.Function(m, name)
 	require.NoError(t, err)
@@ -146,13 +146,13 @@ func TestFunction(t *testing.T) {
 	}
 	_, err := v.Function(m, "fill")
 	require.ErrorContains(t, err, `no kernel "fill"`)
-	f := kernel(t, v, m, "fill_bytes")
-	require.Equal(t, f, kernel(t, v, m, "fill_bytes"))
+	f := findKernel(t, v, m, "fill_bytes")
+	require.Equal(t, f, findKernel(t, v, m, "fill_bytes"))
 
 	params, err := v.Params(f)
 	require.NoError(t, err)
 	require.Equal(t, []driver.Param{{Offset: 0, Size: 8}, {Offset: 8, Size: 8}, {Offset: 16, Size: 4}}, params)
-	params, err = v.Params(kernel(t, v, m, "empty"))
+	params, err = v.Params(findKernel(t, v, m, "empty"))
 	require.NoError(t, err)
 	require.Empty(t, params)
 	require.NoError(t, v.SetMaxDynamicShared(f, 64<<10))
@@ -199,7 +199,7 @@ func TestFunction(t *testing.T) {
 func TestLaunch(t *testing.T) {
 	_, v, _ := opened(t)
 	m := load(t, v, fakeCode)
-	f, empty := kernel(t, v, m, "fill_bytes"), kernel(t, v, m, "empty")
+	f, empty := findKernel(t, v, m, "fill_bytes"), findKernel(t, v, m, "empty")
 	p := plain(t, v, 8)
 	s := v.CopyStream()
 	require.NoError(t, v.Launch(f, fillBytes(p+2, 3, 9), s))
@@ -234,7 +234,7 @@ func TestUnloadModule(t *testing.T) {
 	for _, symbol := range []string{"cuLaunchKernel", "cuModuleGetFunction", "cuFuncGetAttribute"} {
 		m, _, err := v.LoadModule(driver.Code{Image: []byte(fakeCode)})
 		require.NoError(t, err)
-		f := kernel(t, v, m, "empty")
+		f := findKernel(t, v, m, "empty")
 		unloads := fake.Calls("cuModuleUnload")
 		held, resume := pause(t, fake, symbol)
 		used := make(chan error, 1)
@@ -267,7 +267,7 @@ func TestUnloadModuleFails(t *testing.T) {
 	_, v, fake := opened(t)
 	m, _, err := v.LoadModule(driver.Code{Image: []byte(fakeCode)})
 	require.NoError(t, err)
-	f := kernel(t, v, m, "empty")
+	f := findKernel(t, v, m, "empty")
 	fake.Fail("cuModuleUnload", 1, 2)
 	isOnly(t, v.UnloadModule(m), driver.ErrOutOfMemory)
 	require.NoError(t, v.Launch(f, &driver.Launch{}, v.CopyStream()))
@@ -285,7 +285,7 @@ func TestKernelsDuringCapture(t *testing.T) {
 	require.NoError(t, v.BeginCapture(s, driver.CaptureGlobal))
 	m, _, err := v.LoadModule(driver.Code{Image: []byte(fakeCode)})
 	require.NoError(t, err)
-	_, err = v.FunctionInfo(kernel(t, v, m, "empty"))
+	_, err = v.FunctionInfo(findKernel(t, v, m, "empty"))
 	require.NoError(t, err)
 	urgent, err := v.NewStreamPriority(-1)
 	require.NoError(t, err)
@@ -310,7 +310,7 @@ func TestKernelsOld(t *testing.T) {
 	v := openOn(t, d, 0)
 	m, _, err := v.LoadModule(driver.Code{Image: []byte(fakeCode)})
 	require.NoError(t, err)
-	f := kernel(t, v, m, "empty")
+	f := findKernel(t, v, m, "empty")
 	s, err := v.NewStream()
 	require.NoError(t, err)
 	require.NoError(t, v.Launch(f, &driver.Launch{}, s))
@@ -337,7 +337,7 @@ func TestKernelsOld(t *testing.T) {
 func TestKernelsConcurrent(t *testing.T) {
 	_, v, _ := opened(t)
 	m := load(t, v, fakeCode)
-	empty := kernel(t, v, m, "empty")
+	empty := findKernel(t, v, m, "empty")
 	done := make(chan error, 4)
 	for i := range 4 {
 		go func() {

@@ -229,9 +229,12 @@ cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int s
 
 cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size, int n) {
 	void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)args, (void *)CU_LAUNCH_PARAM_BUFFER_SIZE, &size, NULL};
+	unsigned long long id;
 	long long from = now();
 	for (int i = 0; i < n; i++) {
 		TRY(l, ctx_push, l->ctx);
+		if (l->api.ctx_id != NULL)
+			TRY(l, ctx_id, l->ctx, &id);
 		TRY(l, launch, f, grid, 1, 1, block, 1, 1, 0, l->stream, NULL, extra);
 		TRY(l, ctx_pop, &l->ctx);
 	}

@@ -37,7 +37,8 @@ cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long
                         const CUmemGenericAllocationHandle *shared, CUmemGenericAllocationHandle *made);
 cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool);
 
-// cloop_launch launches n times, on the loop's stream, and waits for none.
+// cloop_launch launches n times, on the loop's stream, and waits for none. Each time it
+// asks for the context's id, as the binding does to see a reset.
 cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size, int n);
 cloop_took cloop_sync(struct cloop *l);
 
