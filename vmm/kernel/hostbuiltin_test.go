@@ -79,6 +79,9 @@ func TestBuiltinPattern(t *testing.T) {
 			r.run("cuvmm_verify_pattern", 5, at, size, p.Seed, result.Ptr())
 			if size > 1 {
 				require.Equal(t, []uint64{size / 2, 2*count - 1}, contents(t, result), "the count goes on")
+				require.NoError(t, result.Set(0, 0))
+				r.run("cuvmm_verify_pattern", 5, at, size, p.Seed, result.Ptr())
+				require.Zero(t, contents(t, result)[0], "something earlier was wrong before")
 			}
 		}
 	}
