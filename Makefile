@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test soak race asan bench benchmarks-doc fuzz cover lint wasm abi-check gpu-bundle gpu-test
+.PHONY: help build test soak race asan bench benchmarks-doc fuzz cover lint wasm abi-check kernels gpu-bundle gpu-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -56,6 +56,9 @@ tools/bin/%: tools/go.mod tools/go.sum
 
 abi-check: ## our CUDA header against NVIDIA's: CUDA_H=path, OUT=file writes what it says
 	tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)"
+
+kernels: ## vmm/kernel/device/builtin.ptx of its CUDA source; needs nvcc
+	tools/kernels
 
 gpu-bundle: ## compile tests and vmmbench into .gpu/, for a GPU machine
 	tools/gpu-bundle
