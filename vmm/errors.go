@@ -212,7 +212,7 @@ type Param = driver.Param
 //	StaticShared     uint32 // bytes of a block
 //	Local            uint32 // bytes of a thread
 //	Constant         uint32 // bytes
-//	MaxDynamicShared uint32 // bytes; see Function.SetMaxDynamicShared
+//	MaxDynamicShared uint32 // bytes; see SetMaxDynamicShared
 //	PTXVersion       uint32 // 75 is 7.5
 //	BinaryVersion    uint32 // of the architecture: 90 is sm_90
 type FunctionInfo = driver.FunctionInfo

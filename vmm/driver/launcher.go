@@ -89,8 +89,9 @@ func (d Dim) Size() uint64 {
 
 // Launch says how a kernel runs and what it gets.
 type Launch struct {
-	Grid, Block Dim    // blocks in the grid, threads in a block
-	Shared      uint32 // bytes of dynamic shared memory of a block
+	Grid   Dim    // blocks in the grid
+	Block  Dim    // threads in a block
+	Shared uint32 // bytes of dynamic shared memory of a block
 
 	// Launch attributes. A driver without cuLaunchKernelEx (before CUDA 11.8) returns
 	// ErrNotSupported for any but zeros.

@@ -63,7 +63,7 @@ func newArg(v any) (a arg, err error) {
 		if x == nil || x.words == nil {
 			return a, fmt.Errorf("%w: a nil cursor", vmm.ErrInvalid)
 		}
-		a.memory, a.also, a.holds, a.pieces, a.align, a.bytes = x, room{x.dst}, true, 1, 8, make([]byte, 8)
+		a.memory, a.also, a.holds, a.pieces, a.align, a.bytes = x, capacity{x.dst}, true, 1, 8, make([]byte, 8)
 		return a, nil
 	case vmm.Ptr:
 		a.align, a.pieces, a.bytes = 8, 1, binary.NativeEndian.AppendUint64(nil, uint64(x))
@@ -128,9 +128,9 @@ func notPlain(t reflect.Type) string {
 	return fmt.Sprintf("%v is no plain data", t)
 }
 
-// place says where in Args the pieces of all arguments lie, and how long Args is. With
+// layOut says where in Args the pieces of all arguments lie, and how long Args is. With
 // params nil they lie as in a C struct.
-func place(args []arg, params []vmm.Param) (offs [][2]uint32, size uint32, err error) {
+func layOut(args []arg, params []vmm.Param) (offs [][2]uint32, size uint32, err error) {
 	offs = make([][2]uint32, len(args))
 	next := 0 // of params
 	for i, a := range args {

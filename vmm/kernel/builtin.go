@@ -117,14 +117,21 @@ func elements(m Memory, size uint64) (at fixed, n uint64, err error) {
 	return fixed(a), a.Size / size, nil
 }
 
-// grid is a launch that fills the device with blocks for n units, of which a block does
-// that many at a time.
-func (b *Builtins) grid(n, unit uint64) Config {
-	blocks := min((n+unit-1)/unit, uint64(b.blocks))
-	return Config{Grid: vmm.Dim{X: uint32(max(blocks, 1))}, Block: vmm.Dim{X: builtinThreads}} //nolint:gosec // at most maxBlocks
+// tiles is a launch with a block for each tile of n bytes: the fastest for kernels that
+// keep nothing from one tile to the next.
+func tiles(n uint64) Config {
+	return Over(max((n+tileBytes-1)/tileBytes, 1)*builtinThreads, builtinThreads)
 }
 
-// tileBytes is what a block reads at a time in kernels that go through memory once.
+// few is a launch with as many blocks as run at once, which do all tiles of n bytes: the
+// fastest for kernels whose blocks have a result each.
+func (b *Builtins) few(n uint64) Config {
+	c := tiles(n)
+	c.Grid.X = min(c.Grid.X, b.blocks)
+	return c
+}
+
+// tileBytes is what a block reads at a time.
 const tileBytes = builtinThreads * 16 * 4
 
 func (b *Builtins) launch(name string, s *vmm.Stream, c Config, args ...any) error {
@@ -150,7 +157,7 @@ func (b *Builtins) FillPattern(s *vmm.Stream, m Memory, p Pattern) error {
 	if err != nil || n == 0 {
 		return opErr("fill pattern", err)
 	}
-	return b.launch("cuvmm_fill_pattern", s, b.grid(n, tileBytes), Pointer(at), n, p.Seed)
+	return b.launch("cuvmm_fill_pattern", s, tiles(n), Pointer(at), n, p.Seed)
 }
 
 // VerifyPattern compares m with what FillPattern writes, and returns how many bytes differ
@@ -165,7 +172,7 @@ func (b *Builtins) VerifyPattern(s *vmm.Stream, m Memory, p Pattern) (bad, first
 		if err := s.CopyIn(result, rawBytes(&res)); err != nil {
 			return err
 		}
-		if err := b.launch("cuvmm_verify_pattern", s, b.grid(n, tileBytes), Read(Pointer(at)), n, p.Seed, result); err != nil {
+		if err := b.launch("cuvmm_verify_pattern", s, tiles(n), Read(Pointer(at)), n, p.Seed, result); err != nil {
 			return err
 		}
 		if err := s.CopyOut(rawBytes(&res), result); err != nil {

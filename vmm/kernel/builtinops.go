@@ -20,7 +20,7 @@ func Iota[T Number](b *Builtins, s *vmm.Stream, m Memory, start, step T) error {
 	case "i64":
 		name = "u64"
 	}
-	return b.launch("cuvmm_iota_"+name, s, b.grid(at.Size, tileBytes), Pointer(at), n, start, step)
+	return b.launch("cuvmm_iota_"+name, s, tiles(at.Size), Pointer(at), n, start, step)
 }
 
 // SumInt is the sum of m's elements, wrapping around in 64 bits.
@@ -59,7 +59,7 @@ func reduce[T, R Number](b *Builtins, s *vmm.Stream, op string, m Memory) (res R
 		return 0, opErr(op, err)
 	}
 	err = b.withScratch(s, func(result vmm.Ptr) error {
-		err := b.launch("cuvmm_"+op+"_"+typeName[T](), s, b.grid(at.Size, tileBytes),
+		err := b.launch("cuvmm_"+op+"_"+typeName[T](), s, b.few(at.Size),
 			Read(Pointer(at)), n, result+scratchPartials, result+scratchTicket, result)
 		if err != nil {
 			return err
@@ -87,8 +87,8 @@ const (
 
 // Elements that a block of the compacting kernels does at once.
 const (
-	compactTile32 = builtinThreads * 16
-	compactTile64 = builtinThreads * 8
+	compactTile32 = builtinThreads * 32
+	compactTile64 = builtinThreads * 16
 )
 
 // Compact appends the elements of src that compare so with value, in any order, and
@@ -186,7 +186,7 @@ func (b *Builtins) moveRows(s *vmm.Stream, op string, dst, src, idx Memory, row 
 	for threads < row/unit && threads < builtinThreads {
 		threads *= 2
 	}
-	grid := b.grid(by.Count*threads, builtinThreads)
+	grid := Over(by.Count*threads, builtinThreads)
 	name := fmt.Sprintf("cuvmm_%s_%d_u%d", op, unit, 8*by.Stride)
 	return b.withScratch(s, func(result vmm.Ptr) error {
 		var bad uint64
@@ -211,16 +211,16 @@ func (b *Builtins) moveRows(s *vmm.Stream, op string, dst, src, idx Memory, row 
 // comparison, and for where the copy engines are busy: vmm.Stream.Copy uses those. The two
 // must not overlap.
 func (b *Builtins) Copy(s *vmm.Stream, dst, src Memory) error {
-	to, room, err := elements(asBytes{dst}, 1)
+	to, size, err := elements(asBytes{dst}, 1)
 	if err != nil {
 		return opErr("copy", err)
 	}
 	from, n, err := elements(asBytes{src}, 1)
-	if err == nil && n > room {
-		err = fmt.Errorf("%w: %d bytes into %d", vmm.ErrBounds, n, room)
+	if err == nil && n > size {
+		err = fmt.Errorf("%w: %d bytes into %d", vmm.ErrBounds, n, size)
 	}
 	if err != nil || n == 0 {
 		return opErr("copy", err)
 	}
-	return b.launch("cuvmm_copy", s, b.grid(n, tileBytes), Pointer(to), Read(Pointer(from)), n)
+	return b.launch("cuvmm_copy", s, tiles(n), Pointer(to), Read(Pointer(from)), n)
 }

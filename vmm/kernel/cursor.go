@@ -12,7 +12,7 @@ import (
 
 // Cursor appends to a range from kernels. It is a few words of device memory, which a kernel
 // gets as a cuvmm::cursor * (see cuvmm_append.cuh) and a Go function of a Host as a
-// *DeviceCursor. The kernel reserves room by adding to a count. What does not fit in the
+// *DeviceCursor. The kernel reserves memory by adding to a count. What does not fit in the
 // range's memory is counted and not written, and the kernel notes which of its work items
 // that was. Append then grows the range, at its address, and has the kernel run again for
 // those items alone.
@@ -88,10 +88,10 @@ func (c *Cursor) Close() error {
 // MemoryArg sets m to the cursor's words.
 func (c *Cursor) MemoryArg(m *vmm.MemoryArg) { c.words.MemoryArg(m) }
 
-// room is the memory that a kernel may append to: the range's, mapped already.
-type room struct{ r *vmm.Range }
+// capacity is the memory that a kernel may append to: the range's up to Cap.
+type capacity struct{ r *vmm.Range }
 
-func (x room) MemoryArg(m *vmm.MemoryArg) {
+func (x capacity) MemoryArg(m *vmm.MemoryArg) {
 	x.r.MemoryArg(m)
 	m.Size = x.r.Cap()
 }
@@ -105,7 +105,7 @@ func (x room) MemoryArg(m *vmm.MemoryArg) {
 // Append returns how many elements were appended, and the range's length includes them. It
 // waits for the stream, and for no other. A range that cannot grow any more (vmm.ErrFull,
 // vmm.ErrOutOfMemory) returns that error, and what fitted has been appended: Resume goes on
-// with the rest once there is room.
+// with the rest once there is memory.
 func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) error) (n uint64, err error) {
 	return c.run(s, items, launch)
 }

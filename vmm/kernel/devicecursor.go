@@ -6,12 +6,12 @@ import "github.com/cuvmm/cuvmm/vmm"
 // functions of a Host; one of them runs at a time on a stream, so nothing is atomic here.
 type DeviceCursor struct {
 	Reserved   uint64  // elements asked for, those that did not fit included
-	Capacity   uint64  // elements that Data has room for
+	Capacity   uint64  // elements that Data has memory for
 	Written    uint64  // where the first reservation began that did not fit
 	Unfinished uint64  // items noted
 	Data       vmm.Ptr // the first element
 	Items      vmm.Ptr // numbers of the items noted, 8 bytes each
-	Limit      uint64  // how many there is room for
+	Limit      uint64  // how many there is memory for
 	Todo       vmm.Ptr // items of this launch; 0: all
 	TodoCount  uint64
 }

@@ -41,7 +41,7 @@ type Bound struct {
 	now     vmm.MemoryArg      // as it is now; here, since it would be allocated
 }
 
-// hold makes a place for the memory of an argument.
+// hold makes an entry for the memory of an argument.
 func (b *Bound) hold(i int) {
 	b.held = append(b.held, i)
 	b.memory = append(b.memory, vmm.LaunchMemory{MemoryArg: b.args[i].fixed})
@@ -66,7 +66,7 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 			b.hold(i)
 		}
 	}
-	offs, size, err := place(b.args, f.params)
+	offs, size, err := layOut(b.args, f.params)
 	if err != nil {
 		return nil, fmt.Errorf("launch %s: %w", f.Name(), err)
 	}

@@ -149,7 +149,7 @@ func reduced[T, S kernel.Number](t *testing.T, r raw, name string, nan bool) {
 func read[T any](t *testing.T, r raw, p vmm.Ptr) T {
 	t.Helper()
 	v := vector(t, r.dev, make([]T, 1)...)
-	r.run("cuvmm_copy", 1, v.Ptr(), p, v.MemoryArg().Stride)
+	r.run("cuvmm_copy", 1, v.Ptr(), p, argOf(v).Stride)
 	return contents(t, v)[0]
 }
 
@@ -230,7 +230,7 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 }
 
 func tileOf[T kernel.Number](v *growable.Vector[T]) uint64 {
-	if v.MemoryArg().Stride == 4 {
+	if argOf(v).Stride == 4 {
 		return kernel.CompactTile32
 	}
 	return kernel.CompactTile64

@@ -85,3 +85,9 @@ func contents[T any](t testing.TB, v *growable.Vector[T]) []T {
 	require.Len(t, got, n)
 	return got
 }
+
+// argOf is memory as an argument of a kernel.
+func argOf(m kernel.Memory) (a vmm.MemoryArg) {
+	m.MemoryArg(&a)
+	return a
+}

@@ -374,7 +374,7 @@ template <class T> struct masked {
 };
 
 // Elements of a tile for a thread. Package kernel knows them.
-constexpr unsigned COMPACT_32 = 16, COMPACT_64 = 8;
+constexpr unsigned COMPACT_32 = 32, COMPACT_64 = 16;
 
 // move_rows moves rows of row units each: from[i] to to[i], where the index stands for one
 // of the two. A row is moved by as many neighbouring threads as it has units, rounded up

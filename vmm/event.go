@@ -1,0 +1,168 @@
+package vmm
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// Event is a point in a stream. Safe for concurrent use. The caller must Close it.
+type Event struct {
+	dev    *Device
+	f      Fence
+	pooled bool // goes back to the device's free events
+
+	mu     lock.Mutex
+	users  int // calls under way; the event is not used again before they end
+	closed bool
+}
+
+// makeEvent lists an event as open, first, so that the device stays open, and fills it.
+func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
+	e := &Event{dev: d}
+	e.mu.At(lock.Event, 0)
+	if err := d.track(e, "event"); err != nil {
+		return nil, err
+	}
+	if err := fill(e); err != nil {
+		d.untrack(e)
+		return nil, err
+	}
+	return e, nil
+}
+
+// NewEvent makes an event that no stream has been recorded in yet: it counts as
+// reached. The flags are as in CUDA: EventTiming for Elapsed, EventBlocking for
+// a Sync that sleeps, EventInterprocess. What Stream.Record returns is EventBlocking
+// alone. The caller must Close it.
+func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
+	e, err := d.makeEvent(func(e *Event) (err error) {
+		if e.f.on, err = d.ensureOpen(); err == nil {
+			e.f.e, err = e.f.on.NewEvent(flags)
+		}
+		return err
+	})
+	return e, d.fail("make event", 0, 0, err)
+}
+
+// Record records the event anew, after the work that the stream has now; calls that wait
+// for where it was go on waiting for that. The stream has to be of the event's device.
+func (e *Event) Record(s *Stream) error {
+	return e.fail("record event", e.with(func() error {
+		return s.with(func(o *openDevice) error {
+			if err := e.sameDriver(o); err != nil {
+				return err
+			}
+			return o.Record(e.f.e, s.queue)
+		})
+	}))
+}
+
+// sameDriver refuses the event to another driver, which would take its number for
+// one of its own.
+func (e *Event) sameDriver(o *openDevice) error {
+	if e.f.on.state.parent != o.state.parent {
+		return fmt.Errorf("%w: the event is of another driver", ErrInvalid)
+	}
+	return nil
+}
+
+// with runs f, which may wait, with the event kept from being used again.
+func (e *Event) with(f func() error) error {
+	if e == nil || e.dev == nil {
+		return fmt.Errorf("%w: no event", ErrInvalid)
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return fmt.Errorf("%w: event", ErrClosed)
+	}
+	e.users++
+	e.mu.Unlock()
+	defer e.release()
+	return f()
+}
+
+func (e *Event) release() {
+	e.mu.Lock()
+	e.users--
+	last := e.closed && e.users == 0
+	e.mu.Unlock()
+	if last && e.free() != nil {
+		e.dev.refusedCalls.add(e.free)
+	}
+}
+
+// free gives up an event that is closed and not in use.
+func (e *Event) free() error {
+	if e.pooled {
+		e.f.Free()
+	} else if err := e.f.on.FreeEvent(e.f.e); err != nil {
+		return err
+	}
+	e.dev.untrack(e)
+	return nil
+}
+
+func (e *Event) fail(op string, err error) error {
+	if e == nil || e.dev == nil {
+		return (*Device)(nil).fail(op, 0, 0, err)
+	}
+	return e.dev.fail(op, 0, 0, err)
+}
+
+// Done says whether the work before the event has finished.
+func (e *Event) Done() (done bool, err error) {
+	err = e.with(func() (err error) {
+		done, err = e.f.on.Done(e.f.e)
+		return err
+	})
+	return done, e.fail("query event", err)
+}
+
+// Sync waits until the work before the event has finished.
+func (e *Event) Sync() error {
+	return e.fail("wait for event", e.with(func() error { return e.f.Sync() }))
+}
+
+// Elapsed is the device's own time from one event to this one. Both need
+// EventTiming and have to be reached, else it returns ErrInvalid.
+func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
+	err = e.with(func() error {
+		return from.with(func() (err error) {
+			if err := from.sameDriver(e.f.on); err != nil {
+				return err
+			}
+			took, err = e.f.on.Elapsed(from.f.e, e.f.e)
+			return err
+		})
+	})
+	return took, e.fail("read event", err)
+}
+
+// Close gives the event up; calls under way go on. Twice is fine, and so is a
+// nil Event. After an error it can be called again.
+func (e *Event) Close() error {
+	if e == nil || e.dev == nil {
+		return nil
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	now := e.users == 0 // else the last call under way frees it
+	e.mu.Unlock()
+	if !now {
+		return nil
+	}
+	err := e.free()
+	if err != nil {
+		e.mu.Lock()
+		e.closed = false
+		e.mu.Unlock()
+	}
+	return e.fail("close event", err)
+}
