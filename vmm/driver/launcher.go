@@ -97,7 +97,7 @@ type Launch struct {
 	// ErrNotSupported for any but zeros.
 	Cluster     Dim   // blocks in a cluster; zero: no clusters
 	Cooperative bool  // all blocks run at once, so that they can wait for each other
-	Priority    int32 // of the kernel; as a stream's, lower is more urgent; 0: the stream's
+	Priority    int32 // of the kernel; lower is more urgent; 0: the stream's
 
 	// Args is the parameters packed as C packs a struct of them.
 	Args []byte
