@@ -161,6 +161,9 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 		if todo = res.unfinished; todo == 0 {
 			return n, nil
 		}
+		if res.reserved <= res.written {
+			return n, c.fail(fmt.Errorf("%w: the kernel has noted %d items as unfinished, and everything did fit", vmm.ErrInvalid, todo))
+		}
 		// All items have said what they need, so one growth is enough.
 		if err := c.grow((res.reserved - res.written) * c.elem); err != nil {
 			return n, c.fail(err)
