@@ -119,7 +119,11 @@ func sorted[T kernel.Number](all []T) []T {
 func TestCompact(t *testing.T) {
 	dev := open(t)
 	b, s := builtins(t, dev), stream(t, dev)
-	for _, n := range []int{1, 1000, 100_000} {
+	sizes := []int{1, 1000, 100_000}
+	if onCUDA {
+		sizes = append(sizes, 10_000_000)
+	}
+	for _, n := range sizes {
 		src := vector(t, dev, random(n)...)
 		const limit = 1 << 31
 		want := slices.DeleteFunc(random(n), func(x uint32) bool { return x >= limit })
