@@ -241,6 +241,19 @@ cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsign
 	return (cloop_took){.ns = now() - from};
 }
 
+int cloop_launch_one(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size) {
+	void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)args, (void *)CU_LAUNCH_PARAM_BUFFER_SIZE, &size, NULL};
+	unsigned long long id;
+	CUresult r = l->api.ctx_push(l->ctx);
+	if (r == CUDA_SUCCESS && l->api.ctx_id != NULL)
+		r = l->api.ctx_id(l->ctx, &id);
+	if (r == CUDA_SUCCESS)
+		r = l->api.launch(f, grid, 1, 1, block, 1, 1, 0, l->stream, NULL, extra);
+	if (r == CUDA_SUCCESS)
+		r = l->api.ctx_pop(&l->ctx);
+	return (int)r;
+}
+
 cloop_took cloop_sync(struct cloop *l) {
 	TRY(l, ctx_push, l->ctx);
 	TRY(l, stream_sync, l->stream);

@@ -188,6 +188,19 @@ func (l *Loop) Launch(f uint64, grid, block uint32, args []byte, n int) (time.Du
 		(*C.uchar)(unsafe.Pointer(unsafe.SliceData(args))), C.size_t(len(args)), C.int(n)))
 }
 
+// LaunchOne launches once, and nothing is timed: with a crossing from Go for each launch,
+// it is the least that Go can do.
+//
+// Safety: as for Launch.
+func (l *Loop) LaunchOne(f uint64, grid, block uint32, args []byte) error {
+	handle := *(*unsafe.Pointer)(unsafe.Pointer(&f))
+	if r := C.cloop_launch_one(l.c, C.CUfunction(handle), C.uint(grid), C.uint(block),
+		(*C.uchar)(unsafe.SliceData(args)), C.size_t(len(args))); r != 0 {
+		return fmt.Errorf("launch: CUDA error %d", int(r))
+	}
+	return nil
+}
+
 // Sync waits for the launches.
 func (l *Loop) Sync() error {
 	_, err := result(C.cloop_sync(l.c))

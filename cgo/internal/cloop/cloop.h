@@ -39,6 +39,9 @@ cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int s
 
 // cloop_launch launches n times, on the loop's stream, and waits for none. Each time it
 // asks for the context's id, as the binding does to see a reset.
+// cloop_launch_one launches once and returns the CUresult: with a crossing for each it is
+// the least that Go can do.
+int cloop_launch_one(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size);
 cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size, int n);
 cloop_took cloop_sync(struct cloop *l);
 
