@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/cgo/nvrtc"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -46,8 +47,8 @@ func Load(dev *vmm.Device, c Code) (*Module, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
-	// A host device has no architecture: nothing is compiled for it.
-	if c.CUDA != "" && dev.Info().Arch != "" {
+	// The architecture of a host device is that of its processor: nothing is compiled for it.
+	if c.CUDA != "" && strings.HasPrefix(dev.Info().Arch, "sm_") {
 		compiled, err := compile(dev, c.CUDA, c.Compile)
 		if err != nil {
 			return nil, fmt.Errorf("load module: %w", err)
