@@ -161,11 +161,24 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 		if todo = res.unfinished; todo == 0 {
 			return n, nil
 		}
+		if res.reserved <= res.written {
+			return n, c.fail(fmt.Errorf("%w: the kernel has noted %d items as unfinished, and everything did fit", vmm.ErrInvalid, todo))
+		}
 		// All items have said what they need, so one growth is enough.
-		if err := c.dst.Grow((res.reserved - res.written) * c.elem); err != nil {
+		if err := c.grow((res.reserved - res.written) * c.elem); err != nil {
 			return n, c.fail(err)
 		}
 	}
+}
+
+// grow makes the range grow by n bytes, or to its maximum if that is less and not yet
+// reached.
+func (c *Cursor) grow(n uint64) error {
+	err := c.dst.Grow(n)
+	if errors.Is(err, vmm.ErrFull) && c.dst.Cap() < c.dst.Max() {
+		return c.dst.Grow(c.dst.Max() - c.dst.Len())
+	}
+	return err
 }
 
 func (c *Cursor) fail(err error) error { return fmt.Errorf("append from the device: %w", err) }

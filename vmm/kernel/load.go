@@ -47,7 +47,7 @@ func Load(dev *vmm.Device, c Code) (*Module, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
-	// The architecture of a host device is that of its processor: nothing is compiled for it.
+	// Only a GPU has an architecture that can be compiled for.
 	if c.CUDA != "" && strings.HasPrefix(dev.Info().Arch, "sm_") {
 		compiled, err := compile(dev, c.CUDA, c.Compile)
 		if err != nil {

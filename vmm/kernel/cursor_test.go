@@ -1,0 +1,238 @@
+package kernel_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
+)
+
+// The kernels of these tests: an item appends its number as many times as by says, all or
+// none.
+const repeatCUDA = `
+#include "cuvmm_append.cuh"
+extern "C" __global__ void repeat(cuvmm::cursor *c, unsigned long long n, unsigned long long by)
+{
+	unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+	if (i >= cuvmm::item_count(c, n))
+		return;
+	unsigned long long item = cuvmm::item(c, i);
+	unsigned long long first = cuvmm::reserve(c, by);
+	if (first == cuvmm::full) {
+		cuvmm::note_unfinished(c, item);
+		return;
+	}
+	for (unsigned long long k = 0; k < by; k++)
+		((unsigned *)c->data)[first + k] = item;
+}
+extern "C" __global__ void each(cuvmm::cursor *c, unsigned long long n, unsigned long long by)
+{
+	unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+	if (i >= cuvmm::item_count(c, n))
+		return;
+	unsigned long long item = cuvmm::item(c, i);
+	if (item % by == 0 && !cuvmm::append(c, (unsigned)item))
+		cuvmm::note_unfinished(c, item);
+}
+`
+
+func repeat(c *kernel.DeviceCursor, n, by uint64) {
+	for i := range c.ItemCount(n) {
+		item := c.Item(i)
+		if !kernel.AppendTo(c, slices.Repeat([]uint32{uint32(item)}, int(by))...) {
+			c.NoteUnfinished(item)
+		}
+	}
+}
+
+func each(c *kernel.DeviceCursor, n, by uint64) {
+	for i := range c.ItemCount(n) {
+		if item := c.Item(i); item%by == 0 && !kernel.AppendTo(c, uint32(item)) {
+			c.NoteUnfinished(item)
+		}
+	}
+}
+
+func repeaters(t *testing.T, dev *vmm.Device) *kernel.Module {
+	t.Helper()
+	m, err := kernel.Load(dev, kernel.Code{CUDA: repeatCUDA, Host: kernel.Host{"repeat": repeat, "each": each}})
+	return ends(t, m, err)
+}
+
+func cursor(t *testing.T, v *growable.Vector[uint32]) *kernel.Cursor {
+	t.Helper()
+	c, err := kernel.NewCursor(v.Range(), 4)
+	return ends(t, c, err)
+}
+
+// launches counts what Append launches, and launches f.
+func launches(s *vmm.Stream, f *kernel.Func, c *kernel.Cursor, n, by uint64, passes *[]uint64) func(uint64) error {
+	return func(items uint64) error {
+		*passes = append(*passes, items)
+		return f.Launch(s, kernel.Over(items, 256), c, n, by)
+	}
+}
+
+func TestCursor(t *testing.T) {
+	dev := open(t)
+	m, s := repeaters(t, dev), stream(t, dev)
+	const n, by = 10_000, 7
+	var want []uint32
+	for i := range uint32(n) {
+		want = append(want, slices.Repeat([]uint32{i}, by)...)
+	}
+	v := vector[uint32](t, dev, 42)
+	require.NoError(t, v.Clip())
+	ptr := v.Ptr()
+	c := cursor(t, v)
+	var passes []uint64
+	got, err := c.Append(s, n, launches(s, function(t, m, "repeat"), c, n, by, &passes))
+	require.NoError(t, err)
+	require.EqualValues(t, n*by, got)
+	require.Len(t, passes, 2, "one growth is enough")
+	require.EqualValues(t, n, passes[0])
+	require.Less(t, passes[1], passes[0], "only what did not fit runs again")
+	require.Equal(t, ptr, v.Ptr())
+	all := contents(t, v)
+	require.EqualValues(t, 42, all[0])
+	require.Equal(t, want, sorted(all[1:]))
+
+	// Elements one by one, by the warp form.
+	w := vector[uint32](t, dev)
+	c = cursor(t, w)
+	got, err = c.Append(s, 1<<20, launches(s, function(t, m, "each"), c, 1<<20, 3, &passes))
+	require.NoError(t, err)
+	require.EqualValues(t, (1<<20+2)/3, got)
+	for i, x := range sorted(contents(t, w)) {
+		require.EqualValues(t, 3*i, x)
+	}
+	require.Zero(t, c.Unfinished())
+	got, err = c.Resume(s, func(uint64) error { return errors.New("there is nothing to resume") })
+	require.NoError(t, err)
+	require.Zero(t, got)
+}
+
+// TestCursorFull: what fitted stays when the range cannot grow, and Resume goes on once it
+// can.
+func TestCursorFull(t *testing.T) {
+	var dev *vmm.Device
+	var err error
+	const page = 64 << 10
+	if onCUDA {
+		dev = open(t)
+	} else {
+		dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: page}), 0)
+		ends(t, dev, err)
+	}
+	m, s := repeaters(t, dev), stream(t, dev)
+	v, err := growable.New[uint32](dev, growable.Options{MaxLen: 1 << 19})
+	ends(t, v, err)
+	c := cursor(t, v)
+	const n, by = 100_000, 7 // 700,000 elements of at most 524,288
+	var passes []uint64
+	f := function(t, m, "repeat")
+	got, err := c.Append(s, n, launches(s, f, c, n, by, &passes))
+	require.ErrorIs(t, err, vmm.ErrFull)
+	require.Equal(t, int(got), v.Len())
+	require.Positive(t, c.Unfinished())
+	require.EqualValues(t, n, got/by+c.Unfinished(), "each item is done or noted")
+	first := contents(t, v)
+
+	require.NoError(t, v.Truncate(0))
+	rest := uint64(0)
+	for c.Unfinished() > 0 {
+		more, err := c.Resume(s, launches(s, f, c, n, by, &passes))
+		if err != nil {
+			require.ErrorIs(t, err, vmm.ErrFull)
+		}
+		rest += more
+		first = append(first, contents(t, v)...)
+		require.NoError(t, v.Truncate(0))
+	}
+	require.EqualValues(t, n*by, got+rest)
+	slices.Sort(first)
+	for i, x := range first {
+		require.EqualValues(t, i/by, x, "each item once")
+	}
+}
+
+// TestCursorNeedsItsCheck: without the check of the capacity a kernel writes beyond what is
+// mapped, and the device is lost.
+func TestCursorNeedsItsCheck(t *testing.T) {
+	if inChild(t) {
+		return
+	}
+	var dev *vmm.Device
+	var err error
+	if onCUDA {
+		dev, err = vmm.Open("cuda:0")
+	} else {
+		dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: 64 << 10}), 0)
+	}
+	require.NoError(t, err)
+	m, err := kernel.Load(dev, kernel.Code{
+		CUDA: "#define CUVMM_NO_CAPACITY_CHECK\n" + repeatCUDA,
+		Host: kernel.Host{"repeat": repeat},
+	})
+	require.NoError(t, err)
+	v, err := growable.New[uint32](dev, growable.Options{})
+	require.NoError(t, err)
+	require.NoError(t, v.Append(1))
+	c, err := kernel.NewCursor(v.Range(), 4)
+	require.NoError(t, err)
+	s, err := dev.NewStream()
+	require.NoError(t, err)
+	kernel.SetNoCapacityCheck(true)
+	t.Cleanup(func() { kernel.SetNoCapacityCheck(false) })
+	var passes []uint64
+	_, err = c.Append(s, 1_000_000, launches(s, function(t, m, "repeat"), c, 1_000_000, 7, &passes))
+	require.ErrorIs(t, err, vmm.ErrDeviceLost)
+	t.Log(err)
+}
+
+func TestCursorRefuses(t *testing.T) {
+	dev := open(t)
+	s := stream(t, dev)
+	v := vector[uint32](t, dev, 1)
+	_, err := kernel.NewCursor(nil, 4)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	_, err = kernel.NewCursor(v.Range(), 0)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	c := cursor(t, v)
+	_, err = c.Append(s, 1, nil)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	_, err = c.Append(s, 1<<40, func(uint64) error { return nil })
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	refused := errors.New("refused")
+	_, err = c.Append(s, 1, func(uint64) error { return refused })
+	require.ErrorIs(t, err, refused)
+	_, err = c.Append(s, 1, func(uint64) error { return v.Append(2) })
+	require.ErrorIs(t, err, vmm.ErrBusy, "somebody else appends")
+	got, err := c.Append(s, 1, func(uint64) error { return nil })
+	require.NoError(t, err, "a kernel that appends nothing")
+	require.Zero(t, got)
+	_, err = c.Append(nil, 1, func(uint64) error { return nil })
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	if !onCUDA {
+		noter := function(t, load(t, dev, kernel.Host{"note": func(c *kernel.DeviceCursor) { c.NoteUnfinished(0) }}), "note")
+		_, err = c.Append(s, 1, func(uint64) error { return noter.Launch(s, kernel.Over(1, 1), c) })
+		require.ErrorIs(t, err, vmm.ErrInvalid, "an item that is never done")
+	}
+	odd, err := kernel.NewCursor(v.Range(), 3)
+	ends(t, odd, err)
+	_, err = odd.Append(s, 1, func(uint64) error { return nil })
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.NoError(t, (*kernel.Cursor)(nil).Close())
+	gone, err := kernel.NewCursor(v.Range(), 4)
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+	require.NoError(t, gone.Close())
+	_, err = gone.Append(s, 1, func(uint64) error { return nil })
+	require.ErrorIs(t, err, vmm.ErrClosed)
+}
