@@ -1,11 +1,13 @@
 package vmm_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // capturedAdd is a graph that fills the first page of g with ones and adds 2 to each word.
@@ -72,6 +74,46 @@ func TestGraph(t *testing.T) {
 		require.NoError(t, c.Close())
 	}
 	require.ErrorIs(t, x.Launch(s), vmm.ErrClosed)
+	w.end()
+}
+
+// TestGraphOfOtherMemory: work on memory in no reservation, of cuMemAlloc or of the driver's
+// pool, is captured and replayed like any; the driver judges it.
+func TestGraphOfOtherMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s := stream(t, d)
+	plain := raw(t, d).(driver.Allocator)
+	p, err := plain.AllocPlain(page)
+	require.NoError(t, err)
+	block, err := plain.AllocAsync(page, s.Raw())
+	free := func() error { return plain.FreeAsync(block, s.Raw()) }
+	if errors.Is(err, vmm.ErrNotSupported) { // by the host driver, which has no pool
+		block, err = plain.AllocPlain(page)
+		free = func() error { return plain.FreePlain(block) }
+	}
+	require.NoError(t, err)
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, s.Fill(block, 7, 4, page/4))
+	require.NoError(t, s.Copy(p, block, page))
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	x := executable(t, graph)
+	for range 2 {
+		require.NoError(t, s.Fill(p, 0, 4, page/4))
+		require.NoError(t, x.Launch(s))
+		require.NoError(t, s.Sync())
+		var got [page]byte
+		require.NoError(t, d.CopyOut(got[:], p))
+		require.EqualValues(t, 7, got[page-4])
+	}
+	for _, c := range []interface{ Close() error }{x, graph} {
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, free())
+	require.NoError(t, s.Sync())
+	require.NoError(t, plain.FreePlain(p))
+	require.NoError(t, s.Close())
 	w.end()
 }
 

@@ -50,9 +50,16 @@ func (v *Device) LoadModule(code driver.Code) (m driver.Module, log string, err 
 	var failed *driver.CallError
 	if log != "" && errors.As(err, &failed) {
 		failed.Err = fmt.Errorf("%w: %s", failed.Err, log)
+		// Of PTX for a newer architecture the driver says that it is wrong (measured, 580.159).
+		if errors.Is(err, driver.ErrInvalid) && strings.Contains(log, tooNew) {
+			failed.Kind = driver.ErrNotSupported
+		}
 	}
 	return 0, log, err
 }
+
+// tooNew is in the driver's log of PTX whose .target is not of this device or an older one.
+const tooNew = "SM version specified by .target is higher"
 
 // text is what stands before the first zero.
 func text(log []byte) string {

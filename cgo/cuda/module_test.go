@@ -71,6 +71,8 @@ func TestLoadModuleLog(t *testing.T) {
 		require.ErrorAs(t, err, &r)
 	}
 	// A log that fills its buffer has no zero at its end.
+	_, _, err = v.LoadModule(driver.Code{Image: []byte("// fails 218 ptxas fatal   : SM version specified by .target is higher than default SM version assumed\n")})
+	require.ErrorIs(t, err, driver.ErrNotSupported, "for a newer architecture")
 	_, log, err = v.LoadModule(driver.Code{Image: []byte("// fails 218 " + strings.Repeat("e", 1<<20))})
 	isOnly(t, err, driver.ErrInvalid)
 	require.NotEmpty(t, log)

@@ -28,6 +28,7 @@ type Cursor struct {
 	unfinished uint64     // items noted by the last pass of an Append that failed
 	items      uint64     // of that Append: how long the two lists are
 	noted      uint64     // 0 or 1: which of the lists has them
+	last       uint64     // elements that the last Append appended
 	closed     bool
 }
 
@@ -103,7 +104,8 @@ func (x capacity) MemoryArg(m *vmm.MemoryArg) {
 // input, an element. It must append all that is of an item or nothing.
 //
 // Append returns how many elements were appended, and the range's length includes them. It
-// waits for the stream, and for no other. A range that cannot grow any more (vmm.ErrFull,
+// waits for the stream, and for no other. While the kernel runs, it lets the range grow for
+// the next Append, which it takes to append as much as the one before. A range that cannot grow any more (vmm.ErrFull,
 // vmm.ErrOutOfMemory) returns that error, and what fitted has been appended: Resume goes on
 // with the rest once there is memory.
 func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) error) (n uint64, err error) {
@@ -159,6 +161,7 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 			return n, c.fail(err)
 		}
 		if todo = res.unfinished; todo == 0 {
+			c.last = n
 			return n, nil
 		}
 		if res.reserved <= res.written {
@@ -213,6 +216,9 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	if err := launch(todo); err != nil {
 		return res, err
 	}
+	// While the kernel runs: memory for as much as the last Append appended, twice, for this
+	// one and the next. If there is none, that is soon enough to be said when it is needed.
+	_ = c.dst.Grow(2 * c.last * c.elem)
 	if err := s.CopyOut(w[:], c.words.Ptr()); err != nil {
 		return res, err
 	}

@@ -82,7 +82,7 @@ func launches(s *vmm.Stream, f *kernel.Func, c *kernel.Cursor, n, by uint64, pas
 func TestCursor(t *testing.T) {
 	dev := open(t)
 	m, s := repeaters(t, dev), stream(t, dev)
-	const n, by = 10_000, 7
+	const n, by = 200_000, 7 // more than a GPU's smallest chunk
 	var want []uint32
 	for i := range uint32(n) {
 		want = append(want, slices.Repeat([]uint32{i}, by)...)

@@ -54,7 +54,7 @@ func stream(t testing.TB, dev *vmm.Device) *vmm.Stream {
 // vector is a vector with those elements.
 func vector[T any](t testing.TB, dev *vmm.Device, elements ...T) *growable.Vector[T] {
 	t.Helper()
-	v, err := growable.New[T](dev, growable.Options{})
+	v, err := growable.New[T](dev, growable.Options{MaxLen: 1 << 26}) // many of them fit into the addresses
 	ends(t, v, err)
 	require.NoError(t, v.Append(elements...))
 	return v
