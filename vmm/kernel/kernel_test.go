@@ -142,6 +142,16 @@ func TestHostRefused(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 
+// TestHostCompilesNothing: beside Go functions the source for a GPU is not looked at.
+func TestHostCompilesNothing(t *testing.T) {
+	dev := open(t)
+	if onCUDA {
+		t.Skip("the host device alone has Go functions")
+	}
+	m, err := kernel.Load(dev, kernel.Code{CUDA: "no CUDA C++", Host: kernel.Host{"f": func() {}}})
+	function(t, ends(t, m, err), "f")
+}
+
 // TestBound: memory is looked at anew for each launch, and arguments can be changed.
 func TestBound(t *testing.T) {
 	dev := open(t)
