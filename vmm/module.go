@@ -149,10 +149,20 @@ func (m *Module) setClosed(to bool) bool {
 }
 
 // Name is the kernel's name.
-func (f *Function) Name() string { return f.name }
+func (f *Function) Name() string {
+	if f == nil {
+		return ""
+	}
+	return f.name
+}
 
 // Module is the module that the kernel is in.
-func (f *Function) Module() *Module { return f.m }
+func (f *Function) Module() *Module {
+	if f == nil {
+		return nil
+	}
+	return f.m
+}
 
 // Params lists the parameters in order. A driver that cannot know, of CUDA before 12.4,
 // returns ErrNotSupported.

@@ -78,7 +78,7 @@ func filter(w io.Writer, dev *vmm.Device, f *kernel.Func) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	c, err := kernel.NewCursor(out.Range(), rowBytes)
+	c, err := kernel.NewCursor(out)
 	if err != nil {
 		return err
 	}

@@ -16,8 +16,9 @@ type Memory interface {
 	MemoryArg(m *vmm.MemoryArg)
 }
 
-// Read says that the kernel only reads the argument, a Memory or a vmm.Ptr. Without it a
-// launch needs memory that the stream's device may write.
+// Read says that the kernel only reads the argument, a Memory or a vmm.Ptr. Without it the
+// stream's device must be allowed to write the memory, unless that is made to be read alone,
+// as a View or a Reader is.
 func Read(arg any) any { return modified{arg: arg, read: true} }
 
 // Pointer passes memory as a pointer without the count.
@@ -108,6 +109,9 @@ func notPlain(t reflect.Type) string {
 		reflect.Complex64, reflect.Complex128:
 		return ""
 	case reflect.Int, reflect.Uint, reflect.Uintptr:
+		if t.Kind() == reflect.Uintptr {
+			return "uintptr: an address is a vmm.Ptr"
+		}
 		return fmt.Sprintf("%v has no fixed size: convert it to int32 or int64", t)
 	case reflect.Array:
 		if t.Size() == 0 {
@@ -129,8 +133,8 @@ func notPlain(t reflect.Type) string {
 }
 
 // layOut says where in Args the pieces of all arguments lie, and how long Args is. With
-// params nil they lie as in a C struct.
-func layOut(args []arg, params []vmm.Param) (offs [][2]uint32, size uint32, err error) {
+// params nil they lie as in a C struct. strides are those of Func.
+func layOut(args []arg, params []vmm.Param, strides []uint64) (offs [][2]uint32, size uint32, err error) {
 	offs = make([][2]uint32, len(args))
 	next := 0 // of params
 	for i, a := range args {
@@ -152,11 +156,15 @@ func layOut(args []arg, params []vmm.Param) (offs [][2]uint32, size uint32, err 
 			next++
 		case a.pieces == 2 && left[0].Size == 8 && len(left) > 1 && left[1].Size == 8:
 			offs[i] = [2]uint32{left[0].Offset, left[1].Offset}
+			// What counts bytes is no slice of elements.
+			if has := argOf(a.memory).Stride; strides != nil && strides[next] != 0 && has != 0 && has != strides[next] {
+				return nil, 0, fmt.Errorf("argument %d: %w: %s has items of %d bytes, and the slice %d", i+1, vmm.ErrInvalid, a.text, has, strides[next])
+			}
 			next += 2
 		case a.pieces == 2 && left[0].Size == 8:
-			return nil, 0, fmt.Errorf("%w: argument %d, %s, is a pointer and a 64-bit count, and the kernel has no such parameter after the pointer: see Pointer", vmm.ErrInvalid, i+1, a.text)
+			return nil, 0, fmt.Errorf("argument %d: %w: %s is a pointer and a 64-bit count, and the kernel has no such parameter after the pointer: see Pointer", i+1, vmm.ErrInvalid, a.text)
 		default:
-			return nil, 0, fmt.Errorf("%w: argument %d, %s, has %d bytes for a parameter of %d", vmm.ErrInvalid, i+1, a.text, want, left[0].Size)
+			return nil, 0, fmt.Errorf("argument %d: %w: %s has %d bytes for a parameter of %d", i+1, vmm.ErrInvalid, a.text, want, left[0].Size)
 		}
 		last := params[next-1]
 		size = max(size, last.Offset+last.Size)
@@ -180,13 +188,13 @@ type Config struct {
 	Shared      uint32  // bytes of dynamic shared memory of a block; beyond 48 KiB see Func.SetMaxDynamicShared
 	Cluster     vmm.Dim // blocks in a cluster; zero: no clusters
 	Cooperative bool    // all blocks run at once, so that they can wait for each other
-	Priority    int32   // lower is more urgent; 0: the stream's
+	Priority    int32   // lower is more urgent; 0: the stream's, so 0 itself cannot be asked for
 
 	nothing bool
 }
 
 // Over is a launch of at least n threads, in blocks of the given size. A launch over
-// nothing checks its arguments and returns without one.
+// nothing queues nothing, and looks at neither the stream nor the memory.
 func Over[N int | int32 | int64 | uint32 | uint64](n N, block uint32) Config {
 	b := uint64(max(block, 1))
 	c := Config{Block: vmm.Dim{X: block}}

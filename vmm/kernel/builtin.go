@@ -135,14 +135,29 @@ func (b *Builtins) few(n uint64) Config {
 const tileBytes = builtinThreads * 16 * 4
 
 func (b *Builtins) launch(name string, s *vmm.Stream, c Config, args ...any) error {
+	if b == nil || b.mod == nil {
+		return fmt.Errorf("%w: no built-in kernels", vmm.ErrInvalid)
+	}
 	return b.funcs[name].Launch(s, c, args...)
 }
 
 // withScratch runs f, which queues work that uses a piece of scratch memory and waits for
-// it.
+// it. A captured stream is refused: the work would become part of its graph.
 func (b *Builtins) withScratch(s *vmm.Stream, f func(result vmm.Ptr) error) error {
+	if b == nil || b.mod == nil {
+		return fmt.Errorf("%w: no built-in kernels", vmm.ErrInvalid)
+	}
+	// Held, so that it can be waited for whatever happens.
+	_, capturing, release, err := s.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if capturing {
+		return fmt.Errorf("%w: the result is waited for", vmm.ErrCapturing)
+	}
 	at := <-b.free
-	err := f(b.scratch.Ptr() + vmm.Ptr(at))
+	err = f(b.scratch.Ptr() + vmm.Ptr(at))
 	// After an error the work may still run; while it may, no one else gets the piece.
 	if err == nil || s.Sync() == nil {
 		b.free <- at

@@ -128,7 +128,7 @@ func TestCompact(t *testing.T) {
 		const limit = 1 << 31
 		want := slices.DeleteFunc(random(n), func(x uint32) bool { return x >= limit })
 		out := vector[uint32](t, dev, 1, 2, 3)
-		c, err := kernel.NewCursor(out.Range(), 4)
+		c, err := kernel.NewCursor(out)
 		ends(t, c, err)
 		for range 2 { // first it has to grow
 			got, err := kernel.Compact(b, s, c, src, kernel.Less, uint32(limit))
@@ -231,4 +231,28 @@ func TestBuiltinsAtOnce(t *testing.T) {
 	for range goroutines {
 		require.NoError(t, <-done)
 	}
+}
+
+// TestBuiltinsRefused: a call that cannot wait for its result queues nothing, and takes no
+// scratch memory with it.
+func TestBuiltinsRefused(t *testing.T) {
+	dev := open(t)
+	b, v, s := builtins(t, dev), vector[float32](t, dev, 1, 2), stream(t, dev)
+	closed, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	require.NoError(t, s.BeginCapture())
+	for range 20 {
+		_, err := kernel.SumFloat[float32](b, nil, v)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+		_, err = kernel.SumFloat[float32](b, closed, v)
+		require.ErrorIs(t, err, vmm.ErrClosed)
+		_, err = kernel.SumFloat[float32](b, s, v)
+		require.ErrorIs(t, err, vmm.ErrCapturing)
+	}
+	graph, err := s.EndCapture()
+	ends(t, graph, err)
+	got, err := kernel.SumFloat[float32](b, s, v)
+	require.NoError(t, err)
+	require.EqualValues(t, 3, got)
 }

@@ -49,14 +49,21 @@ const (
 // listsAt is where the lists of items begin, behind the words.
 const listsAt = 256
 
-// NewCursor makes a cursor that appends elements of elem bytes to the range. It takes
-// memory for its words, and for the lists of items that Append needs: 16 bytes for each. The
-// caller must Close it.
-func NewCursor(dst *vmm.Range, elem uint64) (*Cursor, error) {
-	if dst == nil || elem == 0 {
-		return nil, fmt.Errorf("make cursor: %w: no range, or elements of no bytes", vmm.ErrInvalid)
+// Growable is memory that grows: a growable.Vector or Rows.
+type Growable interface {
+	Memory
+	Range() *vmm.Range
+}
+
+// NewCursor makes a cursor that appends elements, or rows, to dst. It takes memory for its
+// words, and for the lists of items that Append needs: 16 bytes for each. The caller must
+// Close it.
+func NewCursor(dst Growable) (*Cursor, error) {
+	elem := argOf(dst).Stride
+	if elem == 0 {
+		return nil, fmt.Errorf("make cursor: %w: nothing to append to", vmm.ErrInvalid)
 	}
-	words, err := dst.Device().NewRange(vmm.RangeOptions{Max: 1 << 34})
+	words, err := dst.Range().Device().NewRange(vmm.RangeOptions{Max: 1 << 34})
 	if err == nil {
 		if err = words.Grow(listsAt); err == nil {
 			err = words.SetLen(listsAt)
@@ -68,7 +75,7 @@ func NewCursor(dst *vmm.Range, elem uint64) (*Cursor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make cursor: %w", err)
 	}
-	return &Cursor{dst: dst, elem: elem, words: words}, nil
+	return &Cursor{dst: dst.Range(), elem: elem, words: words}, nil
 }
 
 // Close gives the cursor's memory back, after waiting for work that may use it. Twice is
@@ -107,12 +114,14 @@ func (x capacity) MemoryArg(m *vmm.MemoryArg) {
 // waits for the stream, and for no other. While the kernel runs, it lets the range grow for
 // the next Append, which it takes to append as much as the one before. A range that cannot grow any more (vmm.ErrFull,
 // vmm.ErrOutOfMemory) returns that error, and what fitted has been appended: Resume goes on
-// with the rest once there is memory.
+// with the rest once there is memory. While it runs, Clip, Sleep and Close of the range return
+// vmm.ErrBusy. launch must not call a method of the cursor.
 func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) error) (n uint64, err error) {
 	return c.run(s, items, launch)
 }
 
-// Resume goes on with the items that the last Append, or Resume, could not finish.
+// Resume goes on with the items that the last Append, or Resume, could not finish, and
+// returns how many elements it has appended itself.
 func (c *Cursor) Resume(s *vmm.Stream, launch func(items uint64) error) (n uint64, err error) {
 	return c.run(s, 0, launch)
 }
@@ -186,11 +195,28 @@ func (c *Cursor) grow(n uint64) error {
 
 func (c *Cursor) fail(err error) error { return fmt.Errorf("append from the device: %w", err) }
 
+// holdAll holds all the memory that the range has, and returns its size.
+func (c *Cursor) holdAll() (size uint64, release func(), err error) {
+	for {
+		size = c.dst.Cap()
+		release, err = c.dst.Hold(0, size)
+		if !errors.Is(err, vmm.ErrBounds) { // else it was clipped in between
+			return size, release, err
+		}
+	}
+}
+
 // passed is the state of a cursor after a pass.
 type passed struct{ reserved, written, unfinished uint64 }
 
 // pass launches todo items once: those of the list that has them, or all.
 func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint64) error) (res passed, err error) {
+	// Nothing that the kernel may write is clipped before Len includes it.
+	size, release, err := c.holdAll()
+	if err != nil {
+		return res, err
+	}
+	defer release()
 	res.written = c.dst.Len() / c.elem
 	var w [8 * cursorWords]byte
 	put := func(i int, v uint64) { binary.NativeEndian.PutUint64(w[8*i:], v) }
@@ -201,7 +227,7 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 		to = 1 - c.noted
 	}
 	put(wordReserved, res.written)
-	put(wordCapacity, c.dst.Cap()/c.elem)
+	put(wordCapacity, size/c.elem)
 	put(wordWritten, math.MaxUint64)
 	put(wordData, uint64(c.dst.Ptr()))
 	put(wordItems, list(to))
@@ -226,6 +252,10 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	if full < res.written || full > word(wordCapacity) || word(wordUnfinished) > c.items {
 		return res, fmt.Errorf("%w: the kernel has left the cursor with %d elements of %d, and %d of %d items unfinished",
 			vmm.ErrInvalid, full, word(wordCapacity), word(wordUnfinished), c.items)
+	}
+	if word(wordReserved) > full && word(wordUnfinished) == 0 {
+		return res, fmt.Errorf("%w: %d elements did not fit, and the kernel has noted no item as unfinished",
+			vmm.ErrInvalid, word(wordReserved)-full)
 	}
 	if c.dst.Len()/c.elem != res.written {
 		return res, fmt.Errorf("%w: the range's length was changed meanwhile", vmm.ErrBusy)

@@ -67,7 +67,7 @@ func repeaters(t *testing.T, dev *vmm.Device) *kernel.Module {
 
 func cursor(t *testing.T, v *growable.Vector[uint32]) *kernel.Cursor {
 	t.Helper()
-	c, err := kernel.NewCursor(v.Range(), 4)
+	c, err := kernel.NewCursor(v)
 	return ends(t, c, err)
 }
 
@@ -184,7 +184,7 @@ func TestCursorNeedsItsCheck(t *testing.T) {
 	v, err := growable.New[uint32](dev, growable.Options{})
 	require.NoError(t, err)
 	require.NoError(t, v.Append(1))
-	c, err := kernel.NewCursor(v.Range(), 4)
+	c, err := kernel.NewCursor(v)
 	require.NoError(t, err)
 	s, err := dev.NewStream()
 	require.NoError(t, err)
@@ -200,9 +200,9 @@ func TestCursorRefuses(t *testing.T) {
 	dev := open(t)
 	s := stream(t, dev)
 	v := vector[uint32](t, dev, 1)
-	_, err := kernel.NewCursor(nil, 4)
+	_, err := kernel.NewCursor(nil)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
-	_, err = kernel.NewCursor(v.Range(), 0)
+	_, err = kernel.NewCursor((*growable.Vector[uint32])(nil))
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	c := cursor(t, v)
 	_, err = c.Append(s, 1, nil)
@@ -223,16 +223,36 @@ func TestCursorRefuses(t *testing.T) {
 		noter := function(t, load(t, dev, kernel.Host{"note": func(c *kernel.DeviceCursor) { c.NoteUnfinished(0) }}), "note")
 		_, err = c.Append(s, 1, func(uint64) error { return noter.Launch(s, kernel.Over(1, 1), c) })
 		require.ErrorIs(t, err, vmm.ErrInvalid, "an item that is never done")
+		greedy := function(t, load(t, dev, kernel.Host{"forget": func(c *kernel.DeviceCursor) { kernel.AppendTo(c, make([]uint32, 1<<20)...) }}), "forget")
+		got, err := c.Append(s, 1, func(uint64) error { return greedy.Launch(s, kernel.Over(1, 1), c) })
+		require.ErrorIs(t, err, vmm.ErrInvalid, "what did not fit is lost")
+		require.ErrorContains(t, err, "1048576 elements did not fit")
+		require.Zero(t, got)
 	}
-	odd, err := kernel.NewCursor(v.Range(), 3)
-	ends(t, odd, err)
-	_, err = odd.Append(s, 1, func(uint64) error { return nil })
-	require.ErrorIs(t, err, vmm.ErrInvalid)
 	require.NoError(t, (*kernel.Cursor)(nil).Close())
-	gone, err := kernel.NewCursor(v.Range(), 4)
+	gone, err := kernel.NewCursor(v)
 	require.NoError(t, err)
 	require.NoError(t, gone.Close())
 	require.NoError(t, gone.Close())
 	_, err = gone.Append(s, 1, func(uint64) error { return nil })
 	require.ErrorIs(t, err, vmm.ErrClosed)
+}
+
+// TestCursorHolds: nothing that a kernel may write is clipped under it.
+func TestCursorHolds(t *testing.T) {
+	dev := open(t)
+	m, s := repeaters(t, dev), stream(t, dev)
+	v := vector[uint32](t, dev)
+	require.NoError(t, v.Grow(1_000_000))
+	c := cursor(t, v)
+	var passes []uint64
+	next := launches(s, function(t, m, "repeat"), c, 10, 3, &passes)
+	got, err := c.Append(s, 10, func(items uint64) error {
+		require.ErrorIs(t, v.Clip(), vmm.ErrBusy)
+		return next(items)
+	})
+	require.NoError(t, err)
+	require.EqualValues(t, 30, got)
+	require.Len(t, passes, 1)
+	require.NoError(t, v.Clip())
 }

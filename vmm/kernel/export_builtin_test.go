@@ -22,7 +22,7 @@ const (
 
 // HostParams is the parameters of a Go function as a kernel has them.
 func HostParams(f any) ([]vmm.Param, error) {
-	k, err := hostKernel(reflect.ValueOf(f))
+	k, _, err := hostKernel(reflect.ValueOf(f))
 	return k.Params, err
 }
 

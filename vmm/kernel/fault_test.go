@@ -31,9 +31,11 @@ func scenario(dev *vmm.Device) (appended, sum uint64, err error) {
 	}
 	defer func() {
 		for i := len(made) - 1; i >= 0; i-- {
-			// A refused Close can be called again.
-			if made[i].Close() != nil && made[i].Close() != nil && err == nil {
-				err = errors.New("a second Close failed")
+			if made[i].Close() == nil {
+				continue
+			}
+			if again := made[i].Close(); again != nil && err == nil { // a refused Close can be called again
+				err = again
 			}
 		}
 	}()
@@ -49,7 +51,7 @@ func scenario(dev *vmm.Device) (appended, sum uint64, err error) {
 	if !add(s, failed) {
 		return 0, 0, err
 	}
-	c, failed := kernel.NewCursor(v.Range(), 4)
+	c, failed := kernel.NewCursor(v)
 	if !add(c, failed) {
 		return 0, 0, err
 	}

@@ -95,7 +95,7 @@ func TestKernelRates(t *testing.T) {
 	out, err := growable.New[uint32](dev, growable.Options{MaxLen: int(n)})
 	ends(t, out, err)
 	require.NoError(t, out.Grow(int(n)))
-	c, err := kernel.NewCursor(out.Range(), 4)
+	c, err := kernel.NewCursor(out)
 	ends(t, c, err)
 
 	// The two halves of a compaction are all elements.
@@ -192,7 +192,7 @@ func TestDeviceAppendsThatGrow(t *testing.T) {
 			if grown {
 				require.NoError(t, v.Grow(int(batches*batch*6/10)))
 			}
-			c, err := kernel.NewCursor(v.Range(), 4)
+			c, err := kernel.NewCursor(v)
 			require.NoError(t, err)
 			ptr, begun := v.Ptr(), v.Cap()
 			took := timed(t, func() error {

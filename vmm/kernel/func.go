@@ -7,12 +7,41 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Func is a kernel of a Module, valid until that is closed. Its methods beside Launch and
-// Bind are those of vmm.Function: Info, Occupancy, SuggestBlock, SetMaxDynamicShared. Safe
-// for concurrent use.
+// Func is a kernel of a Module, valid until that is closed. Safe for concurrent use.
 type Func struct {
-	*vmm.Function
-	params []vmm.Param // nil: not known
+	f       *vmm.Function
+	params  []vmm.Param // nil: not known
+	strides []uint64    // on the host, of the slices that a Go function takes; by parameter
+}
+
+// function is f as package vmm has it.
+func (f *Func) function() *vmm.Function {
+	if f == nil {
+		return nil
+	}
+	return f.f
+}
+
+// Name is the kernel's name in the code.
+func (f *Func) Name() string { return f.function().Name() }
+
+// Info describes the kernel as it was compiled.
+func (f *Func) Info() (vmm.FunctionInfo, error) { return f.function().Info() }
+
+// SetMaxDynamicShared allows launches with up to n bytes of dynamic shared memory; see
+// vmm.Function.SetMaxDynamicShared.
+func (f *Func) SetMaxDynamicShared(n uint32) error { return f.function().SetMaxDynamicShared(n) }
+
+// Occupancy is how many blocks of that many threads, each with shared bytes of dynamic
+// shared memory, run at once on one multiprocessor.
+func (f *Func) Occupancy(threads, shared uint32) (blocks int, err error) {
+	return f.function().Occupancy(threads, shared)
+}
+
+// SuggestBlock is the number of threads in a block with which the kernel occupies the
+// device best, and how many such blocks fill the device.
+func (f *Func) SuggestBlock(shared uint32) (threads, blocks uint32, err error) {
+	return f.function().SuggestBlock(shared)
 }
 
 // Launch queues the kernel on the stream, with its arguments in order; see the package's
@@ -28,8 +57,8 @@ func (f *Func) Launch(s *vmm.Stream, c Config, args ...any) error {
 }
 
 // Bound is a kernel with its arguments: what is launched again and again. Memory among them
-// is looked at anew for each launch, so that a vector's length is what it is then. Launch
-// and Set are not safe for concurrent use.
+// is looked at anew for each launch, so that a vector's length is what it is then; how many
+// threads there are is what Bind or SetConfig was told. Not safe for concurrent use.
 type Bound struct {
 	f       *Func
 	launch  vmm.Launch
@@ -52,10 +81,10 @@ func (b *Bound) hold(i int) {
 
 // Bind checks the arguments and packs them for launches.
 func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
-	if f == nil || f.Function == nil {
+	if f.function() == nil {
 		return nil, fmt.Errorf("launch: %w: no function", vmm.ErrInvalid)
 	}
-	b := &Bound{f: f, nothing: c.nothing, args: make([]arg, len(args))}
+	b := &Bound{f: f, args: make([]arg, len(args))}
 	for i, v := range args {
 		a, err := newArg(v)
 		if err != nil {
@@ -66,21 +95,20 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 			b.hold(i)
 		}
 	}
-	offs, size, err := layOut(b.args, f.params)
+	offs, size, err := layOut(b.args, f.params, f.strides)
 	if err != nil {
 		return nil, fmt.Errorf("launch %s: %w", f.Name(), err)
 	}
 	b.offs = offs
-	b.launch = vmm.Launch{
-		Grid: c.Grid, Block: c.Block, Shared: c.Shared,
-		Cluster: c.Cluster, Cooperative: c.Cooperative, Priority: c.Priority,
-		Args: make([]byte, size), Memory: make([]vmm.Span, 0, len(b.memory)),
-	}
+	b.launch = vmm.Launch{Args: make([]byte, size), Memory: make([]vmm.Span, 0, len(b.memory))}
+	b.SetConfig(c)
 	for i := range b.args {
 		b.put(i)
 	}
 	return b, nil
 }
+
+var errUnbound = fmt.Errorf("launch: %w: nothing is bound", vmm.ErrInvalid)
 
 // put writes an argument's value where the kernel looks for it.
 func (b *Bound) put(i int) {
@@ -93,8 +121,18 @@ func (b *Bound) put(i int) {
 	copy(b.launch.Args[off[0]:], a.bytes)
 }
 
+// SetConfig changes how many threads the launches have, and how.
+func (b *Bound) SetConfig(c Config) {
+	b.nothing = c.nothing
+	b.launch.Grid, b.launch.Block, b.launch.Shared = c.Grid, c.Block, c.Shared
+	b.launch.Cluster, b.launch.Cooperative, b.launch.Priority = c.Cluster, c.Cooperative, c.Priority
+}
+
 // Set changes an argument, counted from 0, to another of the same size.
 func (b *Bound) Set(i int, v any) error {
+	if b.f == nil {
+		return errUnbound
+	}
 	if i < 0 || i >= len(b.args) {
 		return fmt.Errorf("launch %s: %w: argument %d of %d", b.f.Name(), vmm.ErrInvalid, i+1, len(b.args))
 	}
@@ -118,6 +156,9 @@ func (b *Bound) Set(i int, v any) error {
 
 // Launch queues the kernel. It allocates nothing.
 func (b *Bound) Launch(s *vmm.Stream) error {
+	if b.f == nil {
+		return errUnbound
+	}
 	n := 0
 	for _, i := range b.held {
 		a := &b.args[i]
@@ -146,5 +187,5 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 	if b.nothing {
 		return nil
 	}
-	return b.f.Function.Launch(s, &b.launch, b.memory)
+	return b.f.f.Launch(s, &b.launch, b.memory)
 }

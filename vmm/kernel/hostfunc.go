@@ -17,17 +17,16 @@ func whole(d vmm.Dim) vmm.Dim { return vmm.Dim{X: max(d.X, 1), Y: max(d.Y, 1), Z
 // Count is the number of threads.
 func (t Threads) Count() uint64 { return t.Grid.Size() * t.Block.Size() }
 
-// kernels is the functions as the host driver takes them.
-func (h Host) kernels() (map[string]vmm.HostKernel, error) {
-	all := make(map[string]vmm.HostKernel, len(h))
+// kernels is the functions as the host driver takes them, and of each parameter that points
+// to a slice the bytes of an element.
+func (h Host) kernels() (all map[string]vmm.HostKernel, strides map[string][]uint64, err error) {
+	all, strides = make(map[string]vmm.HostKernel, len(h)), make(map[string][]uint64, len(h))
 	for name, f := range h {
-		k, err := hostKernel(reflect.ValueOf(f))
-		if err != nil {
-			return nil, fmt.Errorf("the Go function for %q: %w", name, err)
+		if all[name], strides[name], err = hostKernel(reflect.ValueOf(f)); err != nil {
+			return nil, nil, fmt.Errorf("the Go function for %q: %w", name, err)
 		}
-		all[name] = k
 	}
-	return all, nil
+	return all, strides, nil
 }
 
 var (
@@ -37,16 +36,16 @@ var (
 )
 
 // hostKernel makes a kernel of a Go function.
-func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
+func hostKernel(f reflect.Value) (k vmm.HostKernel, strides []uint64, err error) {
 	if f.Kind() != reflect.Func || f.IsNil() {
-		return k, fmt.Errorf("%w: it is no function", vmm.ErrInvalid)
+		return k, nil, fmt.Errorf("%w: it is no function", vmm.ErrInvalid)
 	}
 	t := f.Type()
 	switch {
 	case t.IsVariadic():
-		return k, fmt.Errorf("%w: it is variadic", vmm.ErrInvalid)
+		return k, nil, fmt.Errorf("%w: it is variadic", vmm.ErrInvalid)
 	case t.NumOut() > 1 || t.NumOut() == 1 && t.Out(0) != errorType:
-		return k, fmt.Errorf("%w: it returns more than an error", vmm.ErrInvalid)
+		return k, nil, fmt.Errorf("%w: it returns more than an error", vmm.ErrInvalid)
 	}
 	// Each parameter's decoder knows where its bytes lie.
 	var decode []func(*vmm.Launch) reflect.Value
@@ -55,6 +54,7 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
 		off = (end + align - 1) &^ (align - 1)
 		end = off + size
 		k.Params = append(k.Params, vmm.Param{Offset: off, Size: size})
+		strides = append(strides, 0)
 		return off
 	}
 	for i := range t.NumIn() {
@@ -69,6 +69,7 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
 			decode = append(decode, func(l *vmm.Launch) reflect.Value { return reflect.ValueOf(ptrAt(l, off)) })
 		case in.Kind() == reflect.Slice && notPlain(in.Elem()) == "":
 			off := add(8, 8)
+			strides[len(strides)-1] = uint64(in.Elem().Size())
 			count := add(8, 8)
 			decode = append(decode, func(l *vmm.Launch) reflect.Value {
 				return sliceAt(in, ptrAt(l, off), int(ptrAt(l, count))) //nolint:gosec // a count of what is mapped
@@ -81,7 +82,7 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
 			off := add(size, uint32(in.Align())) //nolint:gosec // at most 8
 			decode = append(decode, func(l *vmm.Launch) reflect.Value { return valueOf(in, l.Args[off:off+size]) })
 		default:
-			return k, fmt.Errorf("%w: parameter %d: %s", vmm.ErrInvalid, i+1, notPlain(in))
+			return k, nil, fmt.Errorf("%w: parameter %d: %s", vmm.ErrInvalid, i+1, notPlain(in))
 		}
 	}
 	k.Run = func(l *vmm.Launch) error {
@@ -96,7 +97,7 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, err error) {
 		err, _ := out[0].Interface().(error)
 		return err
 	}
-	return k, nil
+	return k, strides, nil
 }
 
 // ptrAt is the 64-bit word at off.

@@ -93,12 +93,14 @@ func TestArgumentsRefused(t *testing.T) {
 		{"too few", f, []any{v}, vmm.ErrInvalid, "2 of 3 parameters"},
 		{"too many", f, []any{v, uint32(1), uint32(2)}, vmm.ErrInvalid, "3 arguments, of which 2 fill all 3"},
 		{"none", f, nil, vmm.ErrInvalid, "0 of 3 parameters"},
-		{"size", f, []any{v, uint64(1)}, vmm.ErrInvalid, "argument 2, uint64, has 8 bytes for a parameter of 4"},
+		{"size", f, []any{v, uint64(1)}, vmm.ErrInvalid, "argument 2: invalid argument: uint64 has 8 bytes for a parameter of 4"},
 		{"int", f, []any{v, 1}, vmm.ErrInvalid, "argument 2: invalid argument: int has no fixed size"},
 		{"string", f, []any{v, "1"}, vmm.ErrInvalid, "no plain data"},
 		{"slice", f, []any{[]float32{1}, uint32(1)}, vmm.ErrInvalid, "no plain data"},
 		{"struct with a pointer", f, []any{struct{ p *int }{}, uint32(1)}, vmm.ErrInvalid, "field p"},
 		{"empty struct", f, []any{v, struct{}{}}, vmm.ErrInvalid, "no bytes"},
+		{"a Range of bytes for a slice of floats", f, []any{v.Range(), uint32(1)}, vmm.ErrInvalid, "items of 1 bytes, and the slice 4"},
+		{"address", p, []any{uintptr(1), uint32(1)}, vmm.ErrInvalid, "vmm.Ptr"},
 		{"nil", f, []any{nil, uint32(1)}, vmm.ErrInvalid, "argument 1"},
 		{"nil vector", f, []any{none, uint32(1)}, vmm.ErrInvalid, "nil"},
 		{"a count that the kernel does not take", p, []any{v, uint32(1)}, vmm.ErrInvalid, "see Pointer"},
@@ -221,4 +223,45 @@ func TestPTXParams(t *testing.T) {
 		"_Z3$_0": {{Offset: 0, Size: 8}},
 	}, got)
 	require.Nil(t, kernel.PTXParams([]byte("\x7fELF")))
+}
+
+// TestZeroValues return errors.
+func TestZeroValues(t *testing.T) {
+	dev := open(t)
+	v, s := vector[float32](t, dev, 1), stream(t, dev)
+	require.ErrorIs(t, new(kernel.Bound).Launch(s), vmm.ErrInvalid)
+	require.ErrorIs(t, new(kernel.Bound).Set(0, int32(1)), vmm.ErrInvalid)
+	for _, f := range []*kernel.Func{nil, {}} {
+		require.Empty(t, f.Name())
+		_, err := f.Info()
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+		_, _, err = f.SuggestBlock(0)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+		_, err = f.Occupancy(1, 0)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+		require.ErrorIs(t, f.SetMaxDynamicShared(1), vmm.ErrInvalid)
+		_, err = f.Bind(kernel.Over(1, 1))
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+	}
+	for _, b := range []*kernel.Builtins{nil, {}} {
+		_, err := kernel.SumFloat[float32](b, s, v)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+		require.ErrorIs(t, b.FillPattern(s, v, kernel.Pattern{}), vmm.ErrInvalid)
+		require.NoError(t, b.Close())
+	}
+}
+
+// TestBoundConfig: a vector that grows needs more threads.
+func TestBoundConfig(t *testing.T) {
+	dev := open(t)
+	v, s := vector[float32](t, dev), stream(t, dev)
+	f := function(t, load(t, dev, kernel.Host{"f": func(th kernel.Threads, x []float32) { x[0] = float32(th.Count()) }}), "f")
+	b, err := f.Bind(kernel.Over(v.Len(), 256), v)
+	require.NoError(t, err)
+	require.NoError(t, b.Launch(s), "over nothing")
+	require.NoError(t, v.Append(make([]float32, 1000)...))
+	b.SetConfig(kernel.Over(v.Len(), 256))
+	require.NoError(t, b.Launch(s))
+	require.NoError(t, s.Sync())
+	require.EqualValues(t, 1024, contents(t, v)[0])
 }

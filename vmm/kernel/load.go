@@ -32,6 +32,8 @@ type Module struct {
 	log   string
 	names map[string]string      // mangled names of Compile.Expressions
 	ptx   map[string][]vmm.Param // parameters, where Image is PTX text
+
+	strides map[string][]uint64 // on the host; see Func
 }
 
 // Load loads code on the device. Code that the device or the driver cannot run returns
@@ -43,12 +45,16 @@ func Load(dev *vmm.Device, c Code) (*Module, error) {
 	if c.Image != nil && c.CUDA != "" {
 		return nil, fmt.Errorf("load module: %w: both Image and CUDA", vmm.ErrInvalid)
 	}
-	host, err := c.Host.kernels()
+	host, strides, err := c.Host.kernels()
 	if err != nil {
 		return nil, fmt.Errorf("load module: %w", err)
 	}
 	// Only a GPU has an architecture that can be compiled for.
-	if c.CUDA != "" && strings.HasPrefix(dev.Info().Arch, "sm_") {
+	isGPU := strings.HasPrefix(dev.Info().Arch, "sm_")
+	if !isGPU {
+		m.strides = strides
+	}
+	if c.CUDA != "" && isGPU {
 		compiled, err := compile(dev, c.CUDA, c.Compile)
 		if err != nil {
 			return nil, fmt.Errorf("load module: %w", err)
@@ -113,7 +119,7 @@ func (m *Module) Func(name string) (*Func, error) {
 	} else if params == nil {
 		params = []vmm.Param{}
 	}
-	return &Func{Function: f, params: params}, nil
+	return &Func{f: f, params: params, strides: m.strides[symbol]}, nil
 }
 
 // Host has Go functions that stand in for kernels, by the kernels' names. A function runs
