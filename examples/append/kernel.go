@@ -9,8 +9,6 @@ type row struct {
 }
 
 const (
-	rowBytes = 8
-
 	// A work item is a tile of rows, of which all that is kept is appended, or nothing. The
 	// kernel has the same numbers.
 	threads = 256 // of a block
