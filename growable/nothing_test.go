@@ -24,7 +24,12 @@ func silent(v any, but ...string) (methods []string) {
 		}
 		var args []reflect.Value
 		for k := range method.Type().NumIn() {
-			args = append(args, reflect.Zero(method.Type().In(k)))
+			in := method.Type().In(k)
+			arg := reflect.Zero(in)
+			if in == reflect.TypeFor[*vmm.MemoryArg]() { // what is written
+				arg = reflect.New(in.Elem())
+			}
+			args = append(args, arg)
 		}
 		call := method.Call
 		if method.Type().IsVariadic() {

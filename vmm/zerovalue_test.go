@@ -22,6 +22,10 @@ func TestZeroValues(t *testing.T) {
 		&vmm.Chunk{}, (*vmm.Chunk)(nil),
 		&vmm.Stream{}, (*vmm.Stream)(nil),
 		&vmm.Event{}, (*vmm.Event)(nil),
+		&vmm.Module{}, (*vmm.Module)(nil),
+		&vmm.Function{}, (*vmm.Function)(nil),
+		&vmm.Graph{}, (*vmm.Graph)(nil),
+		&vmm.GraphExec{}, (*vmm.GraphExec)(nil),
 		&vmm.Plan{}, (*vmm.Plan)(nil),
 		vmm.Fence{}, vmm.Segment{}, vmm.Layout{}, vmm.Tensor{}, vmm.Stats{}, vmm.RangeStats{}, &vmm.OpError{},
 	} {
@@ -54,13 +58,15 @@ func TestZeroValues(t *testing.T) {
 	}
 }
 
-// arguments are zero values, but for contexts.
+// arguments are zero values, but for contexts and what is written.
 func arguments(f reflect.Type) []reflect.Value {
 	var args []reflect.Value
 	for i := 1; i < f.NumIn(); i++ {
 		switch in := f.In(i); in {
 		case reflect.TypeFor[context.Context]():
 			args = append(args, reflect.ValueOf(context.Background()))
+		case reflect.TypeFor[*vmm.MemoryArg](): // what is written
+			args = append(args, reflect.New(in.Elem()))
 		default:
 			args = append(args, reflect.Zero(in))
 		}
