@@ -20,6 +20,9 @@ import (
 
 // hostile is values of a type that a careless caller might pass.
 func hostile(t reflect.Type) []reflect.Value {
+	if t == reflect.TypeFor[*vmm.MemoryArg]() { // it is written: nil panics as any nil pointer does
+		return []reflect.Value{reflect.New(t.Elem())}
+	}
 	all := []reflect.Value{reflect.Zero(t)}
 	add := func(values ...any) {
 		for _, v := range values {
