@@ -500,7 +500,7 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		if err := b.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = fresh.Check(ctx, mode, g.target, b.chunks, b.view)
+		result, err = b.check(ctx, fresh, mode, b.chunks)
 		return err
 	})
 	return result, err

@@ -239,8 +239,8 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	drv := host.New(host.Config{Devices: 2, Memory: 1 << 30})
 	a, b := openDriver(t, drv, 0), openDriver(t, drv, 1)
 	t.Cleanup(func() { require.NoError(t, closeDevices([]device{a, b})) })
-	pair := &peerPair{from: a, to: b, direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
-	newP2PPlan().group(pair, 1)
+	pair := &peerPair{from: a, to: b, engine: engineCE, direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
+	pair.group(newP2PPlan().mems.values, 1)
 	if !pair.gateable {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
