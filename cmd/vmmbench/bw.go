@@ -260,7 +260,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 	if p.control {
 		g.addControls()
 	}
-	g.fill = payload * uint64(len(g.tasks))
+	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), w.direction == d2d && checksOnDevice(dev)
 	if w.direction != d2d {
 		g.memory = payload // the contenders share the host's end
 	}

@@ -295,6 +295,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if write == onDevice {
 		g.fill = target
 	}
+	g.deviceChecks = checksOnDevice(dev)
 	if onHost(dev) {
 		g.memory = hostMemory(target, write)
 	}

@@ -74,10 +74,11 @@ Every vmm case is compared with the other two; the ratio is of times, so above 1
 vmm takes longer. Copies that go through the host cannot wait until all of them are
 queued, so queueing is in their time. It is then in that of the others too, unless
 --mem leaves none out. Latencies are the exception: there that of none is not compared.
-With --engine sm, a kernel on the device that copies reads or writes the other's memory.
-It cannot go through the host, so there is no case of none.
 Peer access is switched on and off around each sample, outside of its time. A copy that
 does not count comes first.
+
+With --engine sm, a kernel on the device that copies reads or writes the other's memory.
+It cannot go through the host, so that there are no cases of none.
 
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
@@ -304,7 +305,7 @@ func (p *peerPair) group(mems []string, seed uint64) group {
 			open: func(ctx context.Context) (contender, error) { return p.contender(ctx, kind) },
 		})
 	}
-	g.fill = payload * uint64(len(g.tasks))
+	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), checksOnDevice(from)
 	if onHost(from) {
 		g.memory = 2 * payload * uint64(len(g.tasks))
 	}

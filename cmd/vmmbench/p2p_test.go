@@ -103,12 +103,14 @@ func TestP2PDevices(t *testing.T) {
 	require.Contains(t, string(parse(t, out).Cases[0].Reason), "a pair takes two")
 }
 
-func TestP2PFindsAWrongByte(t *testing.T) {
-	args := []string{"p2p", "--device", "host", "--size", "4M", "--grants", "0", "--samples", "1", "--progress", "off", "--format", "json"}
+func TestP2PFindsAWrongByte(t *testing.T) { bothWays(t, p2pFindsAWrongByte) }
+
+func p2pFindsAWrongByte(t *testing.T) {
+	args := []string{"p2p", "--device", "host", "--engine", "ce,sm", "--size", "4M", "--grants", "0", "--samples", "1", "--progress", "off", "--format", "json"}
 	code, out, _ := bench(t, append(args, "--corrupt", "2097153")...)
 	require.Equal(t, report.ExitMismatch, code)
 	r := parse(t, out)
-	require.Len(t, r.Cases, 18)
+	require.Len(t, r.Cases, 2*3*(3+2))
 	for _, c := range r.Cases {
 		require.Equal(t, report.Failed, c.Status, c.ID)
 		require.Equal(t, uint64(2097153), c.Verify.FirstBad.Offset)

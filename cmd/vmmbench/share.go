@@ -107,7 +107,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		samples: math.MaxInt, maxLoops: 1, memory: 2 * n * uint64(len(p.ops.values)),
 	}
 	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
-	g.setup, g.fill = s.setup, n*uint64(len(p.ops.values))
+	g.setup, g.fill, g.deviceChecks = s.setup, n*uint64(len(p.ops.values)), checksOnDevice(dev)
 	for _, op := range p.ops.values {
 		// The payload is what is new to a reader.
 		bytes := n

@@ -17,7 +17,9 @@ func readersAreTests(t *testing.T) {
 	readerArgs = testReader
 }
 
-func TestShare(t *testing.T) {
+func TestShare(t *testing.T) { bothWays(t, sharesWithReaders) }
+
+func sharesWithReaders(t *testing.T) {
 	readersAreTests(t)
 	args := []string{"share", "--device", "host", "--size", "5M", "--chunk", "2M", "--readers", "2", "--format", "json", "--progress", "off"}
 	code, out, stderr := bench(t, append(args, "--samples", "70")...) // more than one range has room for
