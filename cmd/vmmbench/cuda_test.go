@@ -16,7 +16,7 @@ import (
 // What the host does not have, the fake CUDA driver has: a pool, and memory that
 // the CPU cannot address.
 func TestOnFakeCUDA(t *testing.T) {
-	setChecksOnDevice(t, false) // its kernels do nothing
+	setChecksOnDevice(t, false)                                 // its kernels do nothing
 	path := fakecuda.Build(t, fakecuda.Missing("wait_value32")) // its streams cannot be held back
 	fake := fakecuda.Open(t, path)
 	fake.Configure(1, 512<<20)

@@ -90,8 +90,8 @@ func TestDeviceChecksAsTheHost(t *testing.T) {
 				require.NoError(t, err)
 				got, err := b.check(t.Context(), p, mode, b.chunks)
 				require.NoError(t, err)
-				require.Equal(t, want.Bytes, got.OnDevice)
-				got.OnDevice = 0
+				require.Equal(t, want.Bytes, got.ByDevice)
+				got.ByDevice = 0
 				require.Equal(t, want, got, "%s %s %s", kind, what, mode)
 				require.Equal(t, what != "none" && mode == verify.Full, got.Errors > 0 && mode == verify.Full, what)
 			}
@@ -115,7 +115,7 @@ func TestReportSaysWhoChecked(t *testing.T) {
 			if c.Axes["direction"] == d2h { // the host has the data
 				want = 0
 			}
-			require.Equal(t, want, c.Verify.OnDevice, c.ID)
+			require.Equal(t, want, c.Verify.ByDevice, c.ID)
 			require.Equal(t, c.Bytes, c.Verify.Bytes, c.ID)
 		}
 	}
@@ -143,7 +143,7 @@ func TestDeviceWithoutKernels(t *testing.T) {
 			}
 			require.Equal(t, report.Passed, c.Status, c.Reason)
 			require.Equal(t, c.Bytes, c.Verify.Bytes)
-			require.Zero(t, c.Verify.OnDevice)
+			require.Zero(t, c.Verify.ByDevice)
 		}
 	}
 }

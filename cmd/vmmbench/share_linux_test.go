@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -36,6 +37,9 @@ func sharesWithReaders(t *testing.T) {
 			fallthrough
 		case opGrowth, opAppend:
 			require.Equal(t, uint64(2*5<<20), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
+			if os.Getenv(kernelsEnv) != "" {
+				require.Equal(t, c.Verify.Bytes, c.Verify.ByDevice, "%s: by the reader's device", c.ID)
+			}
 		}
 	}
 

@@ -39,12 +39,12 @@ const edge = 4 << 10
 // pass for the work of this one.
 const Poison = 0xa5
 
-// Result is the result of a check. Bytes is how many were read and compared, OnDevice how
+// Result is the result of a check. Bytes is how many were read and compared, ByDevice how
 // many of them by the device that has them, without copies to the host.
 type Result struct {
 	Mode     Mode   `json:"mode"`
 	Bytes    uint64 `json:"bytes"`
-	OnDevice uint64 `json:"bytes_on_device,omitempty"`
+	ByDevice uint64 `json:"bytes_by_device,omitempty"`
 	Errors   uint64 `json:"errors"` // bytes that are wrong
 	FirstBad *Bad   `json:"first_bad"`
 }
@@ -52,7 +52,7 @@ type Result struct {
 // Add adds the check of another buffer of the same case.
 func (r *Result) Add(o Result) {
 	r.Bytes += o.Bytes
-	r.OnDevice += o.OnDevice
+	r.ByDevice += o.ByDevice
 	r.Errors += o.Errors
 	if r.FirstBad == nil {
 		r.FirstBad = o.FirstBad
@@ -128,7 +128,7 @@ func (p Pattern) CheckBy(ctx context.Context, mode Mode, size uint64, chunks []u
 			return r, fmt.Errorf("compare %d bytes at offset %d: %w", n, s.from, err)
 		}
 		r.Bytes += n
-		r.OnDevice += n
+		r.ByDevice += n
 		r.Errors += bad
 		if bad == 0 || r.FirstBad != nil {
 			continue

@@ -32,11 +32,11 @@ func bothWays(t *testing.T, p Pattern, mode Mode, b []byte, starts []uint64) Res
 	t.Helper()
 	r, err := p.Check(t.Context(), mode, uint64(len(b)), starts, Bytes(b))
 	require.NoError(t, err)
-	require.Zero(t, r.OnDevice)
+	require.Zero(t, r.ByDevice)
 	by, err := p.CheckBy(t.Context(), mode, uint64(len(b)), starts, comparer(b), Bytes(b))
 	require.NoError(t, err)
-	require.Equal(t, r.Bytes, by.OnDevice)
-	by.OnDevice = 0
+	require.Equal(t, r.Bytes, by.ByDevice)
+	by.ByDevice = 0
 	require.Equal(t, r, by)
 	return r
 }
