@@ -183,18 +183,18 @@ func TestKernelsThatFail(t *testing.T) {
 	}
 }
 
-// lyingDriver has a kernel that does nothing.
+// lyingDriver has kernels that do something else.
 type lyingDriver struct {
 	driver.Driver
-	kernel string
+	lie func(map[string]driver.HostKernel)
 }
 
-func (l lyingDriver) Open(n int) (driver.Device, error) {
+func (l *lyingDriver) Open(n int) (driver.Device, error) {
 	d, err := l.Driver.Open(n)
 	if err != nil {
 		return nil, err
 	}
-	return lyingDevice{d, d.(driver.Launcher), d.(driver.Allocator), d.(driver.HostAllocator), l.kernel}, nil
+	return lyingDevice{d, d.(driver.Launcher), d.(driver.Allocator), d.(driver.HostAllocator), l.lie}, nil
 }
 
 type lyingDevice struct {
@@ -202,22 +202,50 @@ type lyingDevice struct {
 	driver.Launcher
 	driver.Allocator
 	driver.HostAllocator
-	kernel string
+	lie func(map[string]driver.HostKernel)
 }
 
 func (l lyingDevice) LoadModule(c driver.Code) (driver.Module, string, error) {
-	k := c.Host[l.kernel]
-	k.Run = func(*driver.Launch) error { return nil }
-	c.Host[l.kernel] = k
+	l.lie(c.Host)
 	return l.Launcher.LoadModule(c)
 }
 
-// A kernel that fills, copies or compares nothing is not used: each case that needs it ends
-// with an error.
+// idle has kernels do nothing.
+func idle(names ...string) func(map[string]driver.HostKernel) {
+	return func(all map[string]driver.HostKernel) {
+		for _, name := range names {
+			k := all[name]
+			k.Run = func(*driver.Launch) error { return nil }
+			all[name] = k
+		}
+	}
+}
+
+// otherSeed has two kernels agree on another pattern than the host's.
+func otherSeed(all map[string]driver.HostKernel) {
+	for _, name := range []string{"cuvmm_fill_pattern", "cuvmm_verify_pattern"} {
+		k := all[name]
+		was := k.Run
+		k.Run = func(l *driver.Launch) error {
+			l.Args[16] ^= 1 // behind the address and the size
+			return was(l)
+		}
+		all[name] = k
+	}
+}
+
+// Kernels that do nothing, or not what the host does, are not used: each case that needs
+// them ends with an error.
 func TestKernelsThatLie(t *testing.T) {
 	checkByKernels(t)
-	for _, name := range []string{"cuvmm_fill_pattern", "cuvmm_verify_pattern", "cuvmm_copy"} {
-		dev := openDriver(t, lyingDriver{host.New(host.Config{Devices: 1, Memory: 1 << 30}), name}, 0)
+	for name, lie := range map[string]func(map[string]driver.HostKernel){
+		"fills nothing":       idle("cuvmm_fill_pattern"),
+		"finds nothing":       idle("cuvmm_verify_pattern"),
+		"copies nothing":      idle("cuvmm_copy"),
+		"does nothing":        idle("cuvmm_fill_pattern", "cuvmm_verify_pattern", "cuvmm_copy"),
+		"has its own pattern": otherSeed,
+	} {
+		dev := openDriver(t, &lyingDriver{host.New(host.Config{Devices: 1, Memory: 1 << 30}), lie}, 0)
 		p := newBWPlan()
 		p.directions.values, p.sizes = []string{d2d}, size.List{1 << 20}
 		s := newRunner()
@@ -247,4 +275,28 @@ func TestInterruptWhileTheDeviceChecks(t *testing.T) {
 	require.Equal(t, int64(8), launches.Load())
 	require.Zero(t, r.Errors)
 	require.ErrorIs(t, b.fill(ctx, verify.Pattern{Seed: 1}), context.Canceled)
+}
+
+// The tour leaves out only what would take the host too long.
+func TestTourChecksAllOnTheDevice(t *testing.T) {
+	edges := func() (all, onlyEdges int) {
+		dev := hookedDevice(t, nil)
+		groups, err := (&tour{sizes: size.List{2 << 30}, growths: 1}).groups([]device{dev}, 1)
+		require.NoError(t, err)
+		for _, g := range groups {
+			if g.edges {
+				onlyEdges++
+			} else {
+				all++
+			}
+		}
+		return all, onlyEdges
+	}
+	all, onlyEdges := edges()
+	require.Zero(t, all)
+	require.NotZero(t, onlyEdges)
+	checkByKernels(t)
+	all, onlyEdges = edges()
+	require.Equal(t, 2, all, "copies within the device, and growth")
+	require.NotZero(t, onlyEdges, "copies to the host")
 }
