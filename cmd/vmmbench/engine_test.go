@@ -165,7 +165,8 @@ func TestEnginesAreNotComparedWithEachOther(t *testing.T) {
 	csv := filepath.Join(dir, "both.csv")
 	_, out, _ = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "64K", "--samples", "2", "--engine", "ce,sm",
 		"--progress", "off", "-o", csv)
-	require.Regexp(t, `(?i)engine`, out)
+	require.Regexp(t, ` engine  mem `, out)
+	require.Contains(t, out, "sm: a kernel copies")
 	text, err := os.ReadFile(csv)
 	require.NoError(t, err)
 	header, _, _ := strings.Cut(string(text), "\r\n")
