@@ -17,7 +17,7 @@ const fillBlock = 64 << 20
 
 // buffer is memory at one end of a copy.
 type buffer struct {
-	raw        driver.Device
+	dev        device
 	ptr        driver.Ptr // 0 if only the CPU has its address
 	host       []byte     // nil if only the device has its address
 	size       uint64
@@ -74,7 +74,7 @@ func location(dev device) driver.Location {
 
 // deviceBuffer makes device memory of a kind.
 func deviceBuffer(dev device, kind string, s shape) (*buffer, error) {
-	b := &buffer{raw: dev.raw, size: s.size, chunks: []uint64{0}}
+	b := &buffer{dev: dev, size: s.size, chunks: []uint64{0}}
 	// Only vmm memory has chunks; the rest is one allocation of the driver.
 	if kind == memVMM {
 		r, err := grownRange(dev, s)
@@ -141,7 +141,7 @@ func chunkStarts(r *vmm.Range) []uint64 {
 // hostBuffer makes host memory of a kind: pinned memory, or a Go slice that is
 // copied by the driver or by this project's staging.
 func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
-	b := &buffer{raw: dev.raw, size: size, chunks: []uint64{0}, free: noUndo}
+	b := &buffer{dev: dev, size: size, chunks: []uint64{0}, free: noUndo}
 	if kind != pinned {
 		b.host = make([]byte, size)
 		if kind == staging {
@@ -176,23 +176,23 @@ func (b *buffer) copyRange(dst *buffer, off, n uint64) copyFunc {
 	case dst.stagingDev != nil:
 		return func(driver.Stream) error { return dst.stagingDev.CopyOut(dst.host[off:off+n], from) }
 	case b.pageable():
-		return func(driver.Stream) error { return b.raw.CopyIn(to, b.host[off:off+n]) }
+		return func(driver.Stream) error { return b.dev.raw.CopyIn(to, b.host[off:off+n]) }
 	case dst.pageable():
-		return func(driver.Stream) error { return b.raw.CopyOut(dst.host[off:off+n], from) }
+		return func(driver.Stream) error { return b.dev.raw.CopyOut(dst.host[off:off+n], from) }
 	}
-	return func(s driver.Stream) error { return b.raw.Copy(to, from, n, s) }
+	return func(s driver.Stream) error { return b.dev.raw.Copy(to, from, n, s) }
 }
 
-// splitCopy splits the copy of the whole of b to dst into one for each of n
-// streams.
-func (b *buffer) splitCopy(dst *buffer, n int) []copyFunc {
+// splitCopy splits a copy of size bytes into one for each of n streams, which
+// copyRange makes.
+func splitCopy(size uint64, n int, copyRange func(off, n uint64) copyFunc) []copyFunc {
 	// Parts begin at whole pages. If there are too few, the last streams get nothing.
 	const page = 4096
-	part := roundUp(roundUp(b.size, uint64(n))/uint64(n), page)
+	part := roundUp(roundUp(size, uint64(n))/uint64(n), page)
 	list := make([]copyFunc, n)
 	for i := range list {
-		off := min(uint64(i)*part, b.size)
-		list[i] = b.copyRange(dst, off, min(part, b.size-off))
+		off := min(uint64(i)*part, size)
+		list[i] = copyRange(off, min(part, size-off))
 	}
 	return list
 }
@@ -202,13 +202,23 @@ func roundUp(n, multiple uint64) uint64 { return (n + multiple - 1) / multiple *
 
 // fill writes the pattern.
 func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
+	k, err := b.kernels()
+	if err != nil {
+		return err
+	}
+	if k != nil {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return k.fill(span{b.ptr, b.size, vmm.AccessReadWrite}, p)
+	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
 		if b.host != nil {
 			p.Fill(b.host[off:off+n], off)
 			return nil
 		}
 		p.Fill(scratch[:n], off)
-		return b.raw.CopyIn(b.ptr+driver.Ptr(off), scratch[:n])
+		return b.dev.raw.CopyIn(b.ptr+driver.Ptr(off), scratch[:n])
 	})
 }
 
@@ -221,20 +231,41 @@ func (b *buffer) poison(ctx context.Context) error {
 			return nil
 		})
 	}
-	own := b.raw.CopyStream()
+	own := b.dev.raw.CopyStream()
 	for off := uint64(0); off < b.size; off += fillBlock {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		n := min(fillBlock, b.size-off)
-		if err := b.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
+		if err := b.dev.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
 			return err
 		}
-		if err := b.raw.SyncStream(own); err != nil { // else an interrupt would have to wait for all fills
+		if err := b.dev.raw.SyncStream(own); err != nil { // else an interrupt would have to wait for all fills
 			return err
 		}
 	}
 	return nil
+}
+
+// check compares the contents with the pattern. chunks are those by which an error is
+// reported.
+func (b *buffer) check(ctx context.Context, p verify.Pattern, mode verify.Mode, chunks []uint64) (verify.Result, error) {
+	k, err := b.kernels()
+	if err != nil {
+		return verify.Result{Mode: mode}, err
+	}
+	if k != nil {
+		return p.CheckBy(ctx, mode, b.size, chunks, k.comparer(b.ptr), b.view)
+	}
+	return p.Check(ctx, mode, b.size, chunks, b.view)
+}
+
+// kernels are those that fill and compare the buffer, nil if the host does.
+func (b *buffer) kernels() (*kernels, error) {
+	if b.host != nil {
+		return nil, nil
+	}
+	return b.dev.ownKernels()
 }
 
 // view reads the buffer back for verify.Pattern.Check.
@@ -242,7 +273,7 @@ func (b *buffer) view(scratch []byte, off, n uint64) ([]byte, error) {
 	if b.host != nil {
 		return b.host[off : off+n], nil
 	}
-	return scratch[:n], b.raw.CopyOut(scratch[:n], b.ptr+driver.Ptr(off))
+	return scratch[:n], b.dev.raw.CopyOut(scratch[:n], b.ptr+driver.Ptr(off))
 }
 
 // flip inverts the byte at off, if the buffer has one there.
@@ -256,11 +287,11 @@ func (b *buffer) flip(off int64) error {
 	}
 	one := make([]byte, 1)
 	at := b.ptr + driver.Ptr(off)
-	if err := b.raw.CopyOut(one, at); err != nil {
+	if err := b.dev.raw.CopyOut(one, at); err != nil {
 		return err
 	}
 	one[0] ^= 0xff
-	return b.raw.CopyIn(at, one)
+	return b.dev.raw.CopyIn(at, one)
 }
 
 // freeAll frees buffers. Some of them may be nil.

@@ -35,16 +35,18 @@ const (
 
 // bwPlan is what bw measures: every combination of its fields.
 type bwPlan struct {
-	directions, hosts, mems choices
-	sizes, chunks, steps    size.List
-	exportable, calls       choices
-	streams                 counts
-	control                 bool // compare each kind of memory with itself
+	directions, engines  choices
+	hosts, mems          choices
+	sizes, chunks, steps size.List
+	exportable, calls    choices
+	streams              counts
+	control              bool // compare each kind of memory with itself
 }
 
 func newBWPlan() *bwPlan {
 	return &bwPlan{
 		directions: choices{of: []string{h2d, d2h, d2d, both}, values: []string{h2d, d2h, d2d}},
+		engines:    newEngines(),
 		hosts:      choices{of: []string{pageable, pinned, staging}, values: []string{pageable, pinned}},
 		mems:       choices{of: []string{memVMM, memPlain, memAsync}, values: []string{memVMM, memPlain}},
 		sizes:      size.List{16 << 20, 64 << 20, 256 << 20},
@@ -62,6 +64,7 @@ func (p *bwPlan) flags(f *pflag.FlagSet) {
 		value       pflag.Value
 	}{
 		{"direction", "directions; both is h2d and d2h at once", &p.directions},
+		{"engine", engineUsage, &p.engines},
 		{"host", "kinds of host memory", &p.hosts},
 		{"mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host", &p.mems},
 		{"size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2", &p.sizes},
@@ -81,6 +84,19 @@ const (
 	callAsync = "async" // copies are queued, and waited for together
 	callSync  = "sync"  // each copy is waited for
 )
+
+// Values of --engine.
+const (
+	engineCE = "ce" // what the driver copies with: a GPU's copy engines, the host's processors
+	engineSM = "sm" // the device's processors, by a kernel
+)
+
+const engineUsage = "ce copies with the copy engines, sm with the device's processors, by a kernel"
+
+// newEngines is the flag --engine.
+func newEngines() choices {
+	return choices{of: []string{engineCE, engineSM}, values: []string{engineCE}}
+}
 
 // Values of --exportable.
 const (
@@ -102,10 +118,14 @@ Bandwidth is payload in GB/s, 1e9 bytes a second. A copy within the device reads
 and writes every byte: its traffic is twice the payload and is printed beside it.
 Pageable memory is copied by the driver. Staging is the same memory, copied by
 this project through pinned blocks of its own. With --step, vmm memory grows to its
-size by appends of that many bytes, which decide the sizes of its chunks.`,
+size by appends of that many bytes, which decide the sizes of its chunks.
+
+With --engine sm, a kernel of the device copies, as in nvbandwidth's cases of that
+name: within the device, and from and to pinned memory.`,
 		Example: `  vmmbench bw
   vmmbench bw --direction h2d,both --host pinned --size 64K:256M:x4
   vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
+  vmmbench bw --direction d2d --engine ce,sm --size 1G
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	})
 	f := c.Flags()
@@ -121,13 +141,16 @@ size by appends of that many bytes, which decide the sizes of its chunks.`,
 
 // copyKind says how bytes are copied.
 type copyKind struct {
-	direction, host, call string
-	streams               int
+	engine, direction, host, call string
+	streams                       int
 }
 
 // name is a part of a group's name. It leaves out what is the default.
 func (w copyKind) name() string {
 	name := w.direction + "/" + w.host
+	if w.engine != engineCE {
+		name += "/" + w.engine
+	}
 	if w.call != callAsync {
 		name += "/" + w.call
 	}
@@ -149,6 +172,8 @@ func (w copyKind) unsupported(dev device) error {
 	switch {
 	case w.host == staging && addressable(dev):
 		return fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", dev, driver.ErrNotSupported)
+	case w.engine == engineSM && w.synchronous():
+		return fmt.Errorf("%s memory has no address that the device's processors can use: %w", w.host, driver.ErrNotSupported)
 	case w.direction == both && !w.gateable():
 		return fmt.Errorf("%s copies are done when they return and cannot run both ways at once: %w", w.host, driver.ErrNotSupported)
 	case w.streams > 1 && !w.gateable():
@@ -173,7 +198,9 @@ func (p *bwPlan) copyKinds() ([]copyKind, error) {
 		for _, host := range hosts {
 			for _, call := range p.calls.values {
 				for _, streams := range p.streams {
-					list = append(list, copyKind{direction, host, call, streams})
+					for _, engine := range p.engines.values {
+						list = append(list, copyKind{engine, direction, host, call, streams})
+					}
 				}
 			}
 		}
@@ -222,7 +249,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
 					Axes: append(report.Axes{
 						{Name: "device", Value: dev.String()}, {Name: "direction", Value: w.direction},
-						{Name: "host", Value: w.host}, {Name: "call", Value: w.call}, {Name: "streams", Value: w.streams},
+						{Name: "engine", Value: w.engine}, {Name: "host", Value: w.host}, {Name: "call", Value: w.call}, {Name: "streams", Value: w.streams},
 						{Name: "size", Value: n},
 					}, axes...),
 				},
@@ -233,7 +260,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 	if p.control {
 		g.addControls()
 	}
-	g.fill = payload * uint64(len(g.tasks))
+	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), w.direction == d2d && checksOnDevice(dev)
 	if w.direction != d2d {
 		g.memory = payload // the contenders share the host's end
 	}

@@ -96,7 +96,7 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 		}
 		for _, streams := range []int{1, 3, 64} {
 			clear(dst.host)
-			parts := src.splitCopy(dst, streams)
+			parts := splitCopy(n, streams, func(off, n uint64) copyFunc { return src.copyRange(dst, off, n) })
 			require.Len(t, parts, streams)
 			for _, q := range parts {
 				require.NoError(t, q.thenSync(dev.raw)(dev.raw.CopyStream()))

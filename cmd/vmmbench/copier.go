@@ -8,6 +8,9 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
 // copyGroup is what the contenders of one group of bw share. They copy from and
@@ -87,8 +90,19 @@ func (s *copyGroup) contender(ctx context.Context, kind string, layout shape) (_
 		c.transfers = append(c.transfers, transfer{src, s.down})
 	}
 
+	var k *kernel.Builtins
+	if s.engine == engineSM {
+		if k, err = s.dev.kernels.load(); err != nil {
+			return nil, err
+		}
+	}
 	for _, t := range c.transfers {
-		c.copies = append(c.copies, t.src.splitCopy(t.dst, s.streams)...)
+		c.copies = append(c.copies, splitCopy(t.src.size, s.streams, func(off, n uint64) copyFunc {
+			if k != nil {
+				return c.copyBySM(s.dev, k, t, off, n)
+			}
+			return t.src.copyRange(t.dst, off, n)
+		})...)
 	}
 	if s.call == callSync {
 		for i, f := range c.copies {
@@ -115,6 +129,21 @@ type copier struct {
 	cost      float64   // of timing a sample, nanoseconds
 	cached    bool      // the data fit into a cache
 	own       []*buffer // freed by close
+	undo      []func() error
+}
+
+// copyBySM copies n bytes at off by the processors of a device. They run on one stream.
+func (c *copier) copyBySM(by device, k *kernel.Builtins, t transfer, off, n uint64) copyFunc {
+	dst := span{t.dst.ptr + driver.Ptr(off), n, vmm.AccessReadWrite}
+	src := span{t.src.ptr + driver.Ptr(off), n, vmm.AccessRead}
+	var on *vmm.Stream
+	return func(s driver.Stream) error {
+		if on == nil {
+			on = by.WrapStream(uintptr(s))
+			c.undo = append(c.undo, on.Close)
+		}
+		return k.Copy(on, dst, src)
+	}
 }
 
 // deviceEnd makes the device's end of a transfer, and writes all of it: memory of the host
@@ -169,7 +198,7 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		} else {
 			chunks = t.src.chunks // host memory has none, and an error is searched by the device's
 		}
-		r, err := c.pattern.Check(ctx, mode, t.dst.size, chunks, t.dst.view)
+		r, err := t.dst.check(ctx, c.pattern, mode, chunks)
 		result.Add(r)
 		if err != nil {
 			return result, err
@@ -207,9 +236,11 @@ func (c *copier) describe(rc *report.Case, samples []measure.Sample) {
 }
 
 func (c *copier) close() error {
-	var err error
+	// Wrapped streams come before the streams, and all work has ended before the buffers go.
+	err := undoAll(c.undo)
+	c.undo = nil
 	if c.timer != nil {
-		err = c.timer.close() // waits for copies that still use the buffers
+		err = errors.Join(err, c.timer.close())
 	}
 	return errors.Join(err, freeAll(c.own...))
 }

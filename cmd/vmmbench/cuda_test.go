@@ -16,6 +16,7 @@ import (
 // What the host does not have, the fake CUDA driver has: a pool, and memory that
 // the CPU cannot address.
 func TestOnFakeCUDA(t *testing.T) {
+	setChecksOnDevice(t, false)                                 // its kernels do nothing
 	path := fakecuda.Build(t, fakecuda.Missing("wait_value32")) // its streams cannot be held back
 	fake := fakecuda.Open(t, path)
 	fake.Configure(1, 512<<20)
@@ -45,6 +46,7 @@ func TestOnFakeCUDA(t *testing.T) {
 // The fake driver tells plain memory with peer access from that without, and
 // mapped memory from both.
 func TestP2POnFakeCUDA(t *testing.T) {
+	setChecksOnDevice(t, false)
 	path := fakecuda.Build(t, fakecuda.Missing("wait_value32"))
 	fake := fakecuda.Open(t, path)
 	fake.Configure(2, 512<<20)
@@ -57,6 +59,20 @@ func TestP2POnFakeCUDA(t *testing.T) {
 		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
 	}
 	require.Zero(t, fake.Live().Peers, "peer access is never left on")
+}
+
+// The fake driver's kernels do nothing, and that is noticed.
+func TestKernelsOfFakeCUDA(t *testing.T) {
+	path := fakecuda.Build(t, fakecuda.Missing("function_param"))
+	fake := fakecuda.Open(t, path)
+	fake.Configure(1, 512<<20)
+	drv, err := cuda.Load(path)
+	require.NoError(t, err)
+	t.Cleanup(fake.Clean)
+	dev := openDriver(t, drv, 0)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	_, err = dev.ownKernels()
+	require.ErrorIs(t, err, errWrongKernels)
 }
 
 // The plan and the topology on CUDA: what the fake driver connects by NVLink, by PCIe and

@@ -12,8 +12,12 @@ import (
 // library does not make for others.
 type device struct {
 	*vmm.Device
-	raw driver.Device
+	raw     driver.Device
+	kernels *kernels
 }
+
+// Close closes the device and frees its kernels.
+func (d device) Close() error { return errors.Join(d.kernels.close(), d.Device.Close()) }
 
 // noDeviceError says that this machine does not have the device.
 type noDeviceError struct{ err error }
@@ -42,7 +46,7 @@ func openDevice(name string) (device, error) {
 
 func withRaw(dev *vmm.Device) (device, error) {
 	raw, err := dev.Raw()
-	return device{dev, raw}, err
+	return device{dev, raw, &kernels{dev: dev}}, err
 }
 
 // openDevices opens all or none.

@@ -50,6 +50,9 @@ func patternRate() float64 {
 func (g group) estimate(m *measureFlags, pattern float64) time.Duration {
 	var block time.Duration // one sample of each task
 	data := g.fill
+	if g.deviceChecks {
+		pattern = deviceRate
+	}
 	for _, t := range g.tasks {
 		block += max(t.sample, m.minTime)
 		if m.verify == verify.Full && !g.edges {

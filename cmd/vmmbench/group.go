@@ -38,13 +38,14 @@ type task struct {
 
 // group has the tasks that are measured against each other.
 type group struct {
-	name       string
-	tasks      []task
-	samples    int    // of each task, at most
-	minSamples int    // of each task, also if --max-time is over
-	maxLoops   int    // repetitions in a sample at most; 0: no limit
-	fill       uint64 // bytes that are filled before the samples
-	memory     uint64 // bytes of the host that the group needs at once, estimated
+	name         string
+	tasks        []task
+	samples      int    // of each task, at most
+	minSamples   int    // of each task, also if --max-time is over
+	maxLoops     int    // repetitions in a sample at most; 0: no limit
+	fill         uint64 // bytes that are filled before the samples
+	deviceChecks bool   // the device fills and checks, not the host
+	memory       uint64 // bytes of the host that the group needs at once, estimated
 	// keepsMemory says that a contender works on the same memory in all samples. It is
 	// opened again now and then, because it matters where that lies.
 	keepsMemory bool

@@ -295,6 +295,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if write == onDevice {
 		g.fill = target
 	}
+	g.deviceChecks = checksOnDevice(dev)
 	if onHost(dev) {
 		g.memory = hostMemory(target, write)
 	}
@@ -500,7 +501,7 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		if err := b.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = fresh.Check(ctx, mode, g.target, b.chunks, b.view)
+		result, err = b.check(ctx, fresh, mode, b.chunks)
 		return err
 	})
 	return result, err

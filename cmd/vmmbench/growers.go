@@ -60,7 +60,7 @@ func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Patter
 	if err != nil {
 		return nil, err
 	}
-	s := &growSource{&buffer{raw: dev.raw, ptr: r.Ptr(), size: size, free: r.Close}}
+	s := &growSource{&buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}}
 	if addressable(dev) {
 		if err = r.SetLen(size); err == nil {
 			s.host, err = r.Host()
@@ -115,7 +115,7 @@ func reallocatingFactory(dev device, kind string) (start func() (grower, error),
 		return nil, nil, notSupported(dev, memName(dev, memPlain))
 	}
 	own := dev.raw.CopyStream()
-	x := reallocating{raw: dev.raw, nextCap: growExact, alloc: plain.AllocPlain}
+	x := reallocating{dev: dev, nextCap: growExact, alloc: plain.AllocPlain}
 	x.free = func(p driver.Ptr) error {
 		// The copy out of this memory may still run.
 		if err := dev.raw.SyncStream(own); err != nil {
@@ -160,7 +160,7 @@ func addressable(dev device) bool {
 // growingRange is a range of this project, which grows in place.
 type growingRange struct {
 	*vmm.Range
-	raw driver.Device
+	dev device
 }
 
 func newGrowingRange(dev device, o vmm.RangeOptions) (grower, error) {
@@ -168,7 +168,7 @@ func newGrowingRange(dev device, o vmm.RangeOptions) (grower, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &growingRange{Range: r, raw: dev.raw}, nil
+	return &growingRange{Range: r, dev: dev}, nil
 }
 
 // keptFactory is growerFactory for ranges that take the chunks which the range
@@ -185,7 +185,7 @@ func keptFactory(dev device, o vmm.RangeOptions) (func() (grower, error), func()
 		own.SetReleaseThreshold(old)
 		return errors.Join(err, own.Close())
 	}
-	return func() (grower, error) { return newGrowingRange(device{own, dev.raw}, o) }, undo, nil
+	return func() (grower, error) { return newGrowingRange(device{own, dev.raw, dev.kernels}, o) }, undo, nil
 }
 
 func (g *growingRange) append(p piece) error {
@@ -196,7 +196,7 @@ func (g *growingRange) append(p piece) error {
 	if err := g.Grow(p.size); err != nil {
 		return err
 	}
-	if err := p.write(g.raw, g.Ptr()+driver.Ptr(have)); err != nil {
+	if err := p.write(g.dev.raw, g.Ptr()+driver.Ptr(have)); err != nil {
 		return err
 	}
 	return g.SetLen(have + p.size)
@@ -208,7 +208,7 @@ func (g *growingRange) address() any { return g.Ptr() }
 func (g *growingRange) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
 func (g *growingRange) close() error                { return g.Close() }
 func (g *growingRange) buffer() *buffer {
-	return &buffer{raw: g.raw, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}
+	return &buffer{dev: g.dev, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}
 }
 
 // wholeRange is a range that has all its memory, in one chunk, before the first
@@ -228,7 +228,7 @@ func newWholeRange(dev device, target uint64) (grower, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &wholeRange{growingRange: growingRange{Range: r, raw: dev.raw}}
+	g := &wholeRange{growingRange: growingRange{Range: r, dev: dev}}
 	err = errors.Join(r.Grow(target), r.SetLen(target))
 	if err == nil {
 		g.view, err = r.Host()
@@ -249,12 +249,12 @@ func (g *wholeRange) append(p piece) error {
 		copy(g.view[at:], p.host)
 		return nil
 	}
-	return p.write(g.raw, g.Ptr()+driver.Ptr(at))
+	return p.write(g.dev.raw, g.Ptr()+driver.Ptr(at))
 }
 
 // reallocating allocates new memory when it is full, and copies the old contents.
 type reallocating struct {
-	raw     driver.Device
+	dev     device
 	alloc   func(uint64) (driver.Ptr, error)
 	free    func(driver.Ptr) error // after what the copy stream has queued
 	nextCap func(have, need uint64) uint64
@@ -274,7 +274,7 @@ func (g *reallocating) append(p piece) error {
 			return err
 		}
 	}
-	if err := p.write(g.raw, g.ptr+driver.Ptr(g.len)); err != nil {
+	if err := p.write(g.dev.raw, g.ptr+driver.Ptr(g.len)); err != nil {
 		return err
 	}
 	g.len += p.size
@@ -294,7 +294,7 @@ func (g *reallocating) move(capacity uint64) error {
 		return nil
 	}
 	if g.len > 0 {
-		err = g.raw.Copy(next, old, g.len, g.raw.CopyStream())
+		err = g.dev.raw.Copy(next, old, g.len, g.dev.raw.CopyStream())
 		g.copied += g.len
 	}
 	return errors.Join(err, g.free(old))
@@ -303,7 +303,7 @@ func (g *reallocating) move(capacity uint64) error {
 func (g *reallocating) address() any                { return g.ptr }
 func (g *reallocating) cost() (copied, peak uint64) { return g.copied, g.peak }
 func (g *reallocating) buffer() *buffer {
-	return &buffer{raw: g.raw, ptr: g.ptr, size: g.len, chunks: []uint64{0}}
+	return &buffer{dev: g.dev, ptr: g.ptr, size: g.len, chunks: []uint64{0}}
 }
 
 func (g *reallocating) close() error {

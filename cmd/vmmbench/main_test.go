@@ -188,7 +188,9 @@ func TestBothWays(t *testing.T) {
 	}
 }
 
-func TestCorruptByteExitsWith3(t *testing.T) {
+func TestCorruptByteExitsWith3(t *testing.T) { bothWays(t, corruptByteExitsWith3) }
+
+func corruptByteExitsWith3(t *testing.T) {
 	for _, args := range [][]string{
 		{"bw", "--size", "4M", "--direction", "h2d,d2h,d2d", "--chunk", "2M"},
 		{"bw", "--size", "4M", "--direction", "both", "--host", "pinned", "--verify", "edges", "--chunk", "2M"},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -35,15 +36,15 @@ const maxLatencySize = 4096
 
 // p2pPlan is what p2p measures.
 type p2pPlan struct {
-	mems, directions choices
-	sizes            size.List
-	grants           []int
+	mems, directions, engines choices
+	sizes                     size.List
+	grants                    []int
 }
 
 func newP2PPlan() *p2pPlan {
 	mems, directions := []string{noPeer, legacyPeer, memVMM}, []string{toPeer, fromPeer, both}
 	return &p2pPlan{
-		mems: choices{of: mems, values: mems}, directions: choices{of: directions, values: directions},
+		mems: choices{of: mems, values: mems}, directions: choices{of: directions, values: directions}, engines: newEngines(),
 		sizes: size.List{4, 64 << 20}, grants: []int{1, 10, 100},
 	}
 }
@@ -51,6 +52,7 @@ func newP2PPlan() *p2pPlan {
 func (p *p2pPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.mems, "mem", "ways to reach the other's memory")
 	f.Var(&p.directions, "direction", "directions; both is each writing to the other's memory at once")
+	f.Var(&p.engines, "engine", engineUsage)
 	f.Var(&p.sizes, "size", "bytes of one copy: a list or a range")
 	f.IntSliceVar(&p.grants, "grants", p.grants, "how many chunks of 2 MiB access is granted to; 0 leaves that out")
 }
@@ -75,6 +77,9 @@ queued, so queueing is in their time. It is then in that of the others too, unle
 Peer access is switched on and off around each sample, outside of its time. A copy that
 does not count comes first.
 
+With --engine sm, a kernel on the device that copies reads or writes the other's memory.
+It cannot go through the host, so that there are no cases of none.
+
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
 Range.Revoke, with the wait that revoking needs, by the number of chunks of 2 MiB and
@@ -87,6 +92,7 @@ can: EnablePeers grants all or nothing.`,
 		Example: `  vmmbench p2p
   vmmbench p2p --plan
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
+  vmmbench p2p --engine ce,sm --size 1G --grants 0
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
 	})
 	f := c.Flags()
@@ -167,7 +173,11 @@ func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 	}
 	var list []group
 	for _, pair := range p.pairs(devs) {
-		list = append(list, p.group(pair, seed))
+		mems := p.memsFor(pair.engine)
+		if len(mems) == 0 {
+			return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
+		}
+		list = append(list, pair.group(mems, seed))
 	}
 	for i, n := range p.grants {
 		if slices.Contains(p.grants[:i], n) {
@@ -186,19 +196,28 @@ func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 	return list, nil
 }
 
-// pairs returns what is copied between the devices: every direction, size and
+// memsFor are the ways to reach the other's memory that an engine has.
+func (p *p2pPlan) memsFor(engine string) []string {
+	return slices.DeleteFunc(slices.Clone(p.mems.values), func(kind string) bool {
+		return engine == engineSM && kind == noPeer
+	})
+}
+
+// pairs returns what is copied between the devices: every direction, engine, size and
 // ordered pair.
 func (p *p2pPlan) pairs(devs []device) []*peerPair {
 	var list []*peerPair
 	timedOut := map[string]bool{}
 	for _, direction := range p.directions.values {
-		for _, n := range p.sizes {
-			if n <= maxLatencySize && direction == both {
-				continue // latency is of one copy
-			}
-			for _, pair := range orderedPairs(devs) {
-				pair.direction, pair.size, pair.gateTimedOut = direction, n, timedOut
-				list = append(list, pair)
+		for _, engine := range p.engines.values {
+			for _, n := range p.sizes {
+				if n <= maxLatencySize && direction == both {
+					continue // latency is of one copy
+				}
+				for _, pair := range orderedPairs(devs) {
+					pair.direction, pair.engine, pair.size, pair.gateTimedOut = direction, engine, n, timedOut
+					list = append(list, pair)
+				}
 			}
 		}
 	}
@@ -243,22 +262,26 @@ func singleDevice(dev device) group {
 }
 
 // group plans the copies of one pair, one for each kind of memory.
-func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
-	from, to, direction, n := pair.from, pair.to, pair.direction, pair.size
+func (p *peerPair) group(mems []string, seed uint64) group {
+	from, to, direction, n := p.from, p.to, p.direction, p.size
+	way := direction
+	if p.engine != engineCE {
+		way += "/" + p.engine
+	}
 	g := group{
-		name:    fmt.Sprintf("p2p/%s/%s/%s-%s", direction, size.Format(n), from, to),
+		name:    fmt.Sprintf("p2p/%s/%s/%s-%s", way, size.Format(n), from, to),
 		samples: math.MaxInt, keepsMemory: true,
 	}
 	// Each group has its own data: what another pair left cannot pass for them.
-	pair.pattern.Seed = measure.Seed(seed, g.name)
+	p.pattern.Seed = measure.Seed(seed, g.name)
 	// Copies that go through the host cannot wait behind a gate, and are compared with
 	// others only if those do not either. A latency without a gate is that of the host's
 	// calls, so there the others keep theirs and are not compared with these.
-	_, _, pair.gateable = gateSupport(from)
-	if slices.Contains(p.mems.values, noPeer) && n > maxLatencySize {
-		pair.gateable = false
+	_, _, p.gateable = gateSupport(from)
+	if slices.Contains(mems, noPeer) && n > maxLatencySize {
+		p.gateable = false
 	}
-	if pair.gateable {
+	if p.gateable {
 		g.maxLoops = gatedLoops
 	}
 	payload, caseUnit := n, unitGBs
@@ -268,7 +291,7 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 	if n <= maxLatencySize {
 		caseUnit = unitUs
 	}
-	for _, kind := range p.mems.values {
+	for _, kind := range mems {
 		g.tasks = append(g.tasks, task{
 			label: kind,
 			grows: kind == memVMM, sample: transferTime(n, rate(from, h2d, pinned)), check: payload,
@@ -276,13 +299,13 @@ func (p *p2pPlan) group(pair *peerPair, seed uint64) group {
 				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
 				Axes: report.Axes{
 					{Name: "from", Value: from.String()}, {Name: "to", Value: to.String()},
-					{Name: "direction", Value: direction}, {Name: "size", Value: n}, {Name: "mem", Value: kind},
+					{Name: "direction", Value: direction}, {Name: "engine", Value: p.engine}, {Name: "size", Value: n}, {Name: "mem", Value: kind},
 				},
 			},
-			open: func(ctx context.Context) (contender, error) { return pair.contender(ctx, kind) },
+			open: func(ctx context.Context) (contender, error) { return p.contender(ctx, kind) },
 		})
 	}
-	g.fill = payload * uint64(len(g.tasks))
+	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), checksOnDevice(from)
 	if onHost(from) {
 		g.memory = 2 * payload * uint64(len(g.tasks))
 	}

@@ -103,12 +103,14 @@ func TestP2PDevices(t *testing.T) {
 	require.Contains(t, string(parse(t, out).Cases[0].Reason), "a pair takes two")
 }
 
-func TestP2PFindsAWrongByte(t *testing.T) {
-	args := []string{"p2p", "--device", "host", "--size", "4M", "--grants", "0", "--samples", "1", "--progress", "off", "--format", "json"}
+func TestP2PFindsAWrongByte(t *testing.T) { bothWays(t, p2pFindsAWrongByte) }
+
+func p2pFindsAWrongByte(t *testing.T) {
+	args := []string{"p2p", "--device", "host", "--engine", "ce,sm", "--size", "4M", "--grants", "0", "--samples", "1", "--progress", "off", "--format", "json"}
 	code, out, _ := bench(t, append(args, "--corrupt", "2097153")...)
 	require.Equal(t, report.ExitMismatch, code)
 	r := parse(t, out)
-	require.Len(t, r.Cases, 18)
+	require.Len(t, r.Cases, 2*3*(3+2))
 	for _, c := range r.Cases {
 		require.Equal(t, report.Failed, c.Status, c.ID)
 		require.Equal(t, uint64(2097153), c.Verify.FirstBad.Offset)
@@ -239,8 +241,8 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	drv := host.New(host.Config{Devices: 2, Memory: 1 << 30})
 	a, b := openDriver(t, drv, 0), openDriver(t, drv, 1)
 	t.Cleanup(func() { require.NoError(t, closeDevices([]device{a, b})) })
-	pair := &peerPair{from: a, to: b, direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
-	newP2PPlan().group(pair, 1)
+	pair := &peerPair{from: a, to: b, engine: engineCE, direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
+	pair.group(newP2PPlan().mems.values, 1)
 	if !pair.gateable {
 		t.Skip("needs a device whose streams can wait for a value")
 	}

@@ -19,6 +19,7 @@ const peerGateTimeout = 250 * time.Millisecond
 // peerPair is a device that copies, and one whose memory it reaches.
 type peerPair struct {
 	from, to     device
+	engine       string
 	direction    string
 	size         uint64
 	pattern      verify.Pattern
@@ -32,13 +33,12 @@ type peerCopier struct {
 	pair    *peerPair
 	kind    string
 	disable func() error // of peer access that is on; nil: it is off
-	undo    []func() error
 }
 
 // contender makes a copier for memory of this kind.
 func (p *peerPair) contender(ctx context.Context, kind string) (_ contender, err error) {
 	c := &peerCopier{pair: p, kind: kind, copier: copier{
-		copyKind: copyKind{direction: p.direction, host: noHost, call: callAsync, streams: 1}, pattern: p.pattern,
+		copyKind: copyKind{engine: p.engine, direction: p.direction, host: noHost, call: callAsync, streams: 1}, pattern: p.pattern,
 	}}
 	defer func() {
 		if err != nil {
@@ -89,9 +89,16 @@ func (c *peerCopier) addCopy(ctx context.Context, src, dst, by device) error {
 	if t.dst, err = c.memory(ctx, dst, by); err != nil {
 		return err
 	}
-	f := func(s driver.Stream) error { return c.pair.from.raw.Copy(t.dst.ptr, t.src.ptr, c.pair.size, s) }
+	f := func(s driver.Stream) error { return by.raw.Copy(t.dst.ptr, t.src.ptr, c.pair.size, s) }
+	if c.engine == engineSM {
+		k, err := by.kernels.load()
+		if err != nil {
+			return err
+		}
+		f = c.copyBySM(by, k, t, 0, c.pair.size)
+	}
 	if by != c.pair.from {
-		if f, err = c.copyByOther(t); err != nil {
+		if f, err = c.onOther(f); err != nil {
 			return err
 		}
 	}
@@ -112,9 +119,9 @@ func (c *peerCopier) memory(ctx context.Context, owner, by device) (*buffer, err
 	return c.deviceEnd(ctx, owner, kind, layout)
 }
 
-// copyByOther has the other device copy, between two events of a stream of this
+// onOther has the other device make a copy, between two events of a stream of this
 // device, whose timer takes the time.
-func (c *peerCopier) copyByOther(t transfer) (copyFunc, error) {
+func (c *peerCopier) onOther(f copyFunc) (copyFunc, error) {
 	from, to := c.pair.from.raw, c.pair.to.raw
 	s, err := to.NewStream()
 	if err != nil {
@@ -137,7 +144,7 @@ func (c *peerCopier) copyByOther(t transfer) (copyFunc, error) {
 		if err := to.Wait(s, begun); err != nil {
 			return err
 		}
-		if err := to.Copy(t.dst.ptr, t.src.ptr, c.pair.size, s); err != nil {
+		if err := f(s); err != nil {
 			return err
 		}
 		// The timed stream goes on after the other one has copied.
@@ -227,8 +234,5 @@ func (c *peerCopier) verify(ctx context.Context, mode verify.Mode, corrupt int64
 }
 
 func (c *peerCopier) close() error {
-	// The other device's stream is waited for before the memory is freed.
-	err := errors.Join(c.disablePeerAccess(), undoAll(c.undo))
-	c.undo = nil
-	return errors.Join(err, c.copier.close())
+	return errors.Join(c.disablePeerAccess(), c.copier.close())
 }

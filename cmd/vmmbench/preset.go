@@ -34,14 +34,19 @@ var presets = []preset{
 	{name: "blog", what: "growth as in NVIDIA's blog on virtual memory: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []presetLine{
 		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
 	}},
-	{name: "nvbandwidth", what: "the copy engine cases of NVIDIA's nvbandwidth, under its names", lines: []presetLine{
+	{name: "nvbandwidth", what: "the cases of NVIDIA's nvbandwidth for copies between two ends, under its names: ce by copy engines, sm by kernels", lines: []presetLine{
 		{"host_to_device_memcpy_ce", "bw --direction h2d --host pinned --mem plain,vmm --size 512M"},
 		{"device_to_host_memcpy_ce", "bw --direction d2h --host pinned --mem plain,vmm --size 512M"},
 		{"host_to_device_bidirectional_memcpy_ce", "bw --direction both --host pinned --mem plain,vmm --size 512M"},
 		{"device_local_copy", "bw --direction d2d --mem plain,vmm --size 512M"},
+		{"host_to_device_memcpy_sm", "bw --engine sm --direction h2d --host pinned --mem plain,vmm --size 512M"},
+		{"device_to_host_memcpy_sm", "bw --engine sm --direction d2h --host pinned --mem plain,vmm --size 512M"},
 		{"device_to_device_memcpy_read_ce", "p2p --direction read --mem enable,vmm --size 512M --grants 0"},
 		{"device_to_device_memcpy_write_ce", "p2p --direction write --mem enable,vmm --size 512M --grants 0"},
 		{"device_to_device_bidirectional_memcpy_write_ce", "p2p --direction both --mem enable,vmm --size 512M --grants 0"},
+		{"device_to_device_memcpy_read_sm", "p2p --engine sm --direction read --mem enable,vmm --size 512M --grants 0"},
+		{"device_to_device_memcpy_write_sm", "p2p --engine sm --direction write --mem enable,vmm --size 512M --grants 0"},
+		{"device_to_device_bidirectional_memcpy_write_sm", "p2p --engine sm --direction both --mem enable,vmm --size 512M --grants 0"},
 	}},
 	{name: "full", what: "every command, over many sizes and kinds of memory", lines: []presetLine{
 		{"", "bw --direction h2d,d2h,d2d,both --host pageable,pinned,staging --mem vmm,plain,async --size 64K,1M,16M,256M --chunk 0,2M,64M"},

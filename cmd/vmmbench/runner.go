@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
 // runner runs one command and makes its report.
@@ -72,6 +73,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		}
 		if err := r.start(); err != nil {
 			return err
+		}
+		if m.verify != verify.Off {
+			loadKernels(devs)
 		}
 		if absent != nil {
 			r.add([]report.Case{*absent}, nil)

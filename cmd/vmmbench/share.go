@@ -107,7 +107,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		samples: math.MaxInt, maxLoops: 1, memory: 2 * n * uint64(len(p.ops.values)),
 	}
 	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
-	g.setup, g.fill = s.setup, n*uint64(len(p.ops.values))
+	g.setup, g.fill, g.deviceChecks = s.setup, n*uint64(len(p.ops.values)), checksOnDevice(dev)
 	for _, op := range p.ops.values {
 		// The payload is what is new to a reader.
 		bytes := n
@@ -243,7 +243,7 @@ func (c *sharer) publish(ctx context.Context) error {
 	if err := r.Grow(c.size); err != nil {
 		return err
 	}
-	b := &buffer{raw: c.dev.raw, ptr: r.Ptr(), size: c.size}
+	b := &buffer{dev: c.dev, ptr: r.Ptr(), size: c.size}
 	if err := errors.Join(b.fill(ctx, c.pattern), r.SetLen(c.size)); err != nil {
 		return err
 	}
@@ -372,7 +372,7 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if mode == verify.Off || c.op == opWake {
 		return verify.Result{Mode: verify.Off}, nil
 	}
-	b := &buffer{raw: c.dev.raw, ptr: c.r.Ptr(), size: c.size}
+	b := &buffer{dev: c.dev, ptr: c.r.Ptr(), size: c.size}
 	if err := b.flip(corrupt); err != nil {
 		return result, err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -17,7 +18,9 @@ func readersAreTests(t *testing.T) {
 	readerArgs = testReader
 }
 
-func TestShare(t *testing.T) {
+func TestShare(t *testing.T) { bothWays(t, sharesWithReaders) }
+
+func sharesWithReaders(t *testing.T) {
 	readersAreTests(t)
 	args := []string{"share", "--device", "host", "--size", "5M", "--chunk", "2M", "--readers", "2", "--format", "json", "--progress", "off"}
 	code, out, stderr := bench(t, append(args, "--samples", "70")...) // more than one range has room for
@@ -34,6 +37,9 @@ func TestShare(t *testing.T) {
 			fallthrough
 		case opGrowth, opAppend:
 			require.Equal(t, uint64(2*5<<20), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
+			if os.Getenv(kernelsEnv) != "" {
+				require.Equal(t, c.Verify.Bytes, c.Verify.ByDevice, "%s: by the reader's device", c.ID)
+			}
 		}
 	}
 

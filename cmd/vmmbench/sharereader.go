@@ -182,10 +182,21 @@ func (r *shareReader) check(ctx context.Context, q readerRequest) (reply readerR
 		}
 		defer func() { err = errors.Join(err, v.Close()) }()
 	}
-	result, err := verify.Pattern{Seed: q.Seed}.Check(ctx, q.Mode, q.Len, q.Chunks, func(scratch []byte, off, n uint64) ([]byte, error) {
+	p := verify.Pattern{Seed: q.Seed}
+	view := func(scratch []byte, off, n uint64) ([]byte, error) {
 		_, err := v.ReadAt(scratch[:n], int64(off))
 		return scratch[:n], err
-	})
+	}
+	k, err := r.dev.ownKernels()
+	if err != nil {
+		return reply, err
+	}
+	var result verify.Result
+	if k != nil {
+		result, err = p.CheckBy(ctx, q.Mode, q.Len, q.Chunks, k.comparer(v.Ptr()), view)
+	} else {
+		result, err = p.Check(ctx, q.Mode, q.Len, q.Chunks, view)
+	}
 	reply.Check = &result
 	return reply, err
 }

@@ -64,7 +64,7 @@ func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
 	// The tour shows ratios, and a ratio needs so many samples.
 	for i := range list {
 		list[i].minSamples = stat.MinSamples
-		list[i].edges = target > 1<<30
+		list[i].edges = target > 1<<30 && !list[i].deviceChecks
 	}
 	return list, err
 }
@@ -81,9 +81,10 @@ func (a *app) root() *cobra.Command {
 vmmbench measures a preset. The default one, quick, takes about half a minute: copies
 with memory that grows against ordinary memory, and growing in place against allocating
 and copying. After its samples each case is done once more, over other data, and every
-byte of the result is checked, or fewer by --verify; if memory grows beyond 1 GiB, only
-the edges of its chunks are. Each case of quick has at least six samples, even if that
-takes longer than --max-time: with fewer, a ratio has no interval.
+byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
+if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
+case of quick has at least six samples, even if that takes longer than --max-time: with
+fewer, a ratio has no interval.
 
 The presets:
 ` + presetHelp() + `

@@ -49,7 +49,9 @@ func exchange(a, b, n uint64) func(driver.Device, driver.Ptr, uint64) error {
 }
 
 // Whatever goes wrong with a copy is found, at its exact place.
-func TestWrongCopiesAreFound(t *testing.T) {
+func TestWrongCopiesAreFound(t *testing.T) { bothWays(t, wrongCopiesAreFound) }
+
+func wrongCopiesAreFound(t *testing.T) {
 	const mib = 1 << 20
 	for _, c := range []struct {
 		what  string

@@ -30,7 +30,7 @@ func (d *drawing) peers() {
 		}
 		var rest []string
 		for _, a := range c.Axes {
-			if a.Name == "from" || a.Name == "to" || a.Name == "mem" {
+			if a.Name == "from" || a.Name == "to" || a.Name == "mem" || a.Usual() {
 				continue
 			}
 			value := fmt.Sprint(a.Value)

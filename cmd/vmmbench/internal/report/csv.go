@@ -144,6 +144,7 @@ func csvStats() []csvColumn {
 		sharing("reader_fds", func(x *Sharing) string { return csvNumber(x.ReaderFDs) }),
 		checked("verify", func(v *verify.Result) string { return string(v.Mode) }),
 		checked("verify_bytes", func(v *verify.Result) string { return csvNumber(v.Bytes) }),
+		checked("verify_bytes_by_device", func(v *verify.Result) string { return csvNumber(v.ByDevice) }),
 		checked("verify_errors", func(v *verify.Result) string { return csvNumber(v.Errors) }),
 	}
 }

@@ -98,8 +98,11 @@ func (g grid) by(key int) []grid {
 
 // usual are the values of axes that no heading names: those without a flag.
 var usual = map[string]string{
-	"call": "async", "streams": "1", "step": "whole", "exportable": "no", "busy": "0", "write": "device", "how": "fd",
+	"call": "async", "engine": "ce", "streams": "1", "step": "whole", "exportable": "no", "busy": "0", "write": "device", "how": "fd",
 }
+
+// Usual says whether the axis has the value that it has without a flag.
+func (a Axis) Usual() bool { return usual[a.Name] == a.String() }
 
 // liftConstants removes the columns whose value is the same in all rows, and the notes
 // that all rows have. It returns them in words. Of one row, nothing is the same.

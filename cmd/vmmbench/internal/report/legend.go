@@ -16,6 +16,8 @@ var terms = []Word{
 	{"d2h", "from device to host"},
 	{"d2d", "within the device"},
 	{"both", "two copies at once, one each way"},
+	{"ce", "the driver copies: on a GPU, its copy engines"},
+	{"sm", "a kernel copies: on a GPU, its processors"},
 	{"none", "of host: no memory of the host has part in the copy; of mem: no access to the peer"},
 	{"pageable", "ordinary host memory, which the driver copies through its own"},
 	{"pinned", "page-locked host memory"},

@@ -32,7 +32,7 @@ func matrices(r *Report) []*matrix {
 		}
 		var rest, scale []string
 		for _, a := range c.Axes {
-			if a.Name == axisFrom || a.Name == axisTo {
+			if a.Name == axisFrom || a.Name == axisTo || a.Usual() {
 				continue
 			}
 			rest = append(rest, a.String())

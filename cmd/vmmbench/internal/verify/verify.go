@@ -39,10 +39,12 @@ const edge = 4 << 10
 // pass for the work of this one.
 const Poison = 0xa5
 
-// Result is the result of a check. Bytes is how many were read and compared.
+// Result is the result of a check. Bytes is how many were read and compared, ByDevice how
+// many of them by the device that has them, without copies to the host.
 type Result struct {
 	Mode     Mode   `json:"mode"`
 	Bytes    uint64 `json:"bytes"`
+	ByDevice uint64 `json:"bytes_by_device,omitempty"`
 	Errors   uint64 `json:"errors"` // bytes that are wrong
 	FirstBad *Bad   `json:"first_bad"`
 }
@@ -50,6 +52,7 @@ type Result struct {
 // Add adds the check of another buffer of the same case.
 func (r *Result) Add(o Result) {
 	r.Bytes += o.Bytes
+	r.ByDevice += o.ByDevice
 	r.Errors += o.Errors
 	if r.FirstBad == nil {
 		r.FirstBad = o.FirstBad
@@ -105,6 +108,55 @@ func (p Pattern) Check(ctx context.Context, mode Mode, size uint64, chunks []uin
 		return nil
 	})
 	return r, err
+}
+
+// Compare compares n bytes of the buffer at off, where they are, with the pattern from its
+// beginning. It returns how many differ and where in them the first is.
+type Compare func(off, n uint64, p Pattern) (bad, first uint64, err error)
+
+// CheckBy is Check with the comparison done by another. Only the first wrong word is viewed:
+// if it is right, the comparison was wrong, which is an error.
+func (p Pattern) CheckBy(ctx context.Context, mode Mode, size uint64, chunks []uint64, compare Compare, view View) (Result, error) {
+	r := Result{Mode: mode}
+	for _, s := range spans(mode, size, chunks) {
+		if err := ctx.Err(); err != nil {
+			return r, err
+		}
+		n := s.to - s.from
+		bad, first, err := compare(s.from, n, p.From(s.from))
+		if err != nil {
+			return r, fmt.Errorf("compare %d bytes at offset %d: %w", n, s.from, err)
+		}
+		r.Bytes += n
+		r.ByDevice += n
+		r.Errors += bad
+		if bad == 0 || r.FirstBad != nil {
+			continue
+		}
+		if r.FirstBad, err = p.badWord(s, first, size, chunks, view); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+// badWord describes the byte that is said to be the first wrong one in a span, first bytes
+// from its beginning.
+func (p Pattern) badWord(s span, first, size uint64, chunks []uint64, view View) (*Bad, error) {
+	if first >= s.to-s.from {
+		return nil, fmt.Errorf("the device finds a wrong byte at offset %d, beyond %d", s.from+first, s.to)
+	}
+	at := s.from + first
+	off := at &^ (word - 1)
+	n := min(word, s.to-off)
+	got, err := view(make([]byte, n), off, n)
+	if err != nil {
+		return nil, fmt.Errorf("read back %d bytes at offset %d: %w", n, off, err)
+	}
+	if bad, i := p.differ(got, off); bad == 0 || off+uint64(i) != at {
+		return nil, fmt.Errorf("the device finds the first wrong byte at offset %d, and the host does not", at)
+	}
+	return p.bad(off, int(at-off), got, size, chunks), nil
 }
 
 // bad describes the first wrong byte, got[first], of a block at off.

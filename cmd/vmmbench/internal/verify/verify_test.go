@@ -2,6 +2,7 @@ package verify
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"testing"
 
@@ -21,11 +22,67 @@ func filled() []byte {
 	return b
 }
 
+// check is the result of both ways to check.
 func check(t *testing.T, mode Mode, b []byte) Result {
 	t.Helper()
-	r, err := pattern.Check(t.Context(), mode, uint64(len(b)), starts, Bytes(b))
+	return bothWays(t, pattern, mode, b, starts)
+}
+
+func bothWays(t *testing.T, p Pattern, mode Mode, b []byte, starts []uint64) Result {
+	t.Helper()
+	r, err := p.Check(t.Context(), mode, uint64(len(b)), starts, Bytes(b))
 	require.NoError(t, err)
+	require.Zero(t, r.ByDevice)
+	by, err := p.CheckBy(t.Context(), mode, uint64(len(b)), starts, comparer(b), Bytes(b))
+	require.NoError(t, err)
+	require.Equal(t, r.Bytes, by.ByDevice)
+	by.ByDevice = 0
+	require.Equal(t, r, by)
 	return r
+}
+
+// comparer compares as a device does.
+func comparer(b []byte) Compare {
+	return func(off, n uint64, p Pattern) (bad, first uint64, err error) {
+		bad, at := p.differ(b[off:off+n], 0)
+		return bad, uint64(at), nil
+	}
+}
+
+// A device that finds a wrong byte which is not there, or elsewhere, is not believed.
+func TestWrongComparisonIsFound(t *testing.T) {
+	b := filled()
+	says := func(bad, first uint64) error {
+		_, err := pattern.CheckBy(t.Context(), Full, uint64(len(b)), starts, func(uint64, uint64, Pattern) (uint64, uint64, error) {
+			return bad, first, nil
+		}, Bytes(b))
+		return err
+	}
+	require.NoError(t, says(0, 0))
+	for _, first := range []uint64{0, 7, 3*chunk - 1} {
+		require.ErrorContains(t, says(1, first), "and the host does not")
+	}
+	for _, first := range []uint64{3 * chunk, 1 << 63} {
+		require.ErrorContains(t, says(1, first), "beyond")
+	}
+	b[chunk+2] ^= 1
+	require.NoError(t, says(1, chunk+2))
+	for _, first := range []uint64{chunk + 1, chunk + 3, chunk + 8} {
+		require.ErrorContains(t, says(1, first), "and the host does not")
+	}
+}
+
+func TestCheckByReturnsErrors(t *testing.T) {
+	broken := errors.New("broken")
+	wrong := func(_, _ uint64, _ Pattern) (uint64, uint64, error) { return 1, 0, nil }
+	_, err := pattern.CheckBy(t.Context(), Full, chunk, starts, func(_, _ uint64, _ Pattern) (uint64, uint64, error) { return 0, 0, broken }, nil)
+	require.ErrorIs(t, err, broken)
+	_, err = pattern.CheckBy(t.Context(), Full, chunk, starts, wrong, func([]byte, uint64, uint64) ([]byte, error) { return nil, broken })
+	require.ErrorIs(t, err, broken)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = pattern.CheckBy(ctx, Full, chunk, starts, wrong, nil)
+	require.ErrorIs(t, err, context.Canceled)
 }
 
 func TestIndexUndoesWord(t *testing.T) {
@@ -58,8 +115,7 @@ func FuzzOneByteIsFound(f *testing.F) {
 		b := make([]byte, size)
 		p.Fill(b, 0)
 		b[at] ^= change
-		r, err := p.Check(t.Context(), Full, uint64(size), []uint64{0}, Bytes(b))
-		require.NoError(t, err)
+		r := bothWays(t, p, Full, b, []uint64{0})
 		require.Equal(t, uint64(1), r.Errors)
 		require.Equal(t, uint64(at), r.FirstBad.Offset)
 		require.Equal(t, b[at]^change, r.FirstBad.Expected)
