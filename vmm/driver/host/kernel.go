@@ -18,8 +18,8 @@ const (
 	maxThreadsZ      = 64
 	maxGridX         = 1<<31 - 1
 	maxGridYZ        = 65535
-	maxCluster       = 8       // blocks
-	maxArgs          = 4 << 10 // bytes
+	maxCluster       = 8         // blocks
+	maxArgs          = 4 << 10   // bytes
 	anyShared        = 48 << 10  // without SetMaxDynamicShared
 	maxShared        = 227 << 10 // with SetMaxDynamicShared
 	processorThreads = 2048      // that a multiprocessor runs at once
