@@ -86,20 +86,20 @@ func (p *hostParams) add(in reflect.Type, i int) error {
 			return reflect.ValueOf(Threads{whole(l.Grid), whole(l.Block)})
 		}
 	case in == ptrType:
-		off := p.place(8, 8, 0)
+		off := p.addParam(8, 8, 0)
 		decode = func(l *vmm.Launch) reflect.Value { return reflect.ValueOf(ptrAt(l, off)) }
 	case in.Kind() == reflect.Slice && notPlain(in.Elem()) == "":
-		off := p.place(8, 8, uint64(in.Elem().Size()))
-		count := p.place(8, 8, 0)
+		off := p.addParam(8, 8, uint64(in.Elem().Size()))
+		count := p.addParam(8, 8, 0)
 		decode = func(l *vmm.Launch) reflect.Value {
 			return sliceAt(in, ptrAt(l, off), int(ptrAt(l, count))) //nolint:gosec // a count of what is mapped
 		}
 	case in.Kind() == reflect.Pointer && notPlain(in.Elem()) == "":
-		off := p.place(8, 8, 0)
+		off := p.addParam(8, 8, 0)
 		decode = func(l *vmm.Launch) reflect.Value { return pointerAt(in, ptrAt(l, off)) }
 	case notPlain(in) == "":
-		size := uint32(in.Size())                   //nolint:gosec // a parameter's
-		off := p.place(size, uint32(in.Align()), 0) //nolint:gosec // at most 8
+		size := uint32(in.Size())                      //nolint:gosec // a parameter's
+		off := p.addParam(size, uint32(in.Align()), 0) //nolint:gosec // at most 8
 		decode = func(l *vmm.Launch) reflect.Value { return valueOf(in, l.Args[off:off+size]) }
 	default:
 		return fmt.Errorf("%w: parameter %d: %s", vmm.ErrInvalid, i+1, notPlain(in))
@@ -108,8 +108,8 @@ func (p *hostParams) add(in reflect.Type, i int) error {
 	return nil
 }
 
-// place places the next parameter as C does and returns its offset.
-func (p *hostParams) place(size, align uint32, stride uint64) (off uint32) {
+// addParam adds a parameter of the kernel behind the last, as C does, and returns its offset.
+func (p *hostParams) addParam(size, align uint32, stride uint64) (off uint32) {
 	off = (p.end + align - 1) &^ (align - 1)
 	p.end = off + size
 	p.params = append(p.params, vmm.Param{Offset: off, Size: size})
