@@ -65,9 +65,8 @@ func (l *lockedSpans) unlock() {
 	}
 }
 
-// lockForKernel locks memory that a kernel uses, and appends it to locked. Of 0 bytes the
-// first one is checked. A copy need not ask for the access: the driver refuses it, but
-// lets a kernel run until it faults. After an error nothing is locked.
+// lockForKernel locks memory that a kernel uses, and appends it to locked. After an error
+// nothing is locked.
 func (s *Stream) lockForKernel(locked []lockedSpan, memory []LaunchMemory) ([]lockedSpan, error) {
 	for i := range memory {
 		l, err := s.lockMemory(&memory[i])
@@ -80,9 +79,12 @@ func (s *Stream) lockForKernel(locked []lockedSpan, memory []LaunchMemory) ([]lo
 	return locked, nil
 }
 
-// lockMemory locks one of them. A check that was passed holds until something takes memory
-// of the reservation away, which changes the epoch of its copies after it has marked what
-// goes, and then waits for copies that began before; or until UsedBy names streams.
+// lockMemory locks one of them. Of 0 bytes at an address the first byte is checked.
+//
+// A check that succeeded need not be made again as long as two numbers are what they were:
+// the epoch of the reservation's copies, which whatever takes memory or access away changes
+// after it has marked what goes and before it waits for copies; and namings, which UsedBy
+// changes.
 func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	if m.checkedOn == s {
 		l := lockedSpan{m.in, m.in.copies.begin()}
@@ -110,6 +112,7 @@ func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	if err != nil || r == nil {
 		return l, err
 	}
+	// Copies need no such check: the driver refuses them, but lets a kernel run until it faults.
 	if x.Access > r.Access(s.dev) {
 		l.unlock()
 		return lockedSpan{}, fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
@@ -130,13 +133,12 @@ func unlockAll(locked []lockedSpan) {
 // LockSpans keeps spans from being unmapped, and access to them from being taken away,
 // for the time of one call of the program's own that queues work on the stream; a kernel
 // that Function.Launch queues needs none. What takes the memory away waits for unlock, and
-// then for the work as always. All of
-// a span must be mapped and accessible to the stream's device, else ErrBounds; a span
-// in which UsedBy has named other streams is ErrInvalid; one whose access is being
-// changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory that no reservation
-// knows is left to the driver. If the stream is being captured, the graph remembers the
-// spans. unlock must be called once, soon: a Clip, an Unmap or a
-// Close of any part of the reservation may be waiting for it.
+// then for the work as always. All of a span must be mapped and accessible to the stream's
+// device, else ErrBounds; a span in which UsedBy has named other streams is ErrInvalid; one
+// whose access is being changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory
+// that no reservation knows is left to the driver. If the stream is being captured, the
+// graph remembers the spans. unlock must be called once, soon: a Clip, an Unmap or a Close
+// of any part of the reservation may be waiting for it.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	var locked []lockedSpan
 	// The stream is kept open until all are locked: the spans are checked for it.

@@ -34,8 +34,9 @@
 // access, or, after [Reservation.UsedBy], for the streams that were named. Clip
 // then leaves the wait to the device's goroutine. Not covered are
 // other contexts (unless their streams are named), graphs that other libraries launch
-// later ([GraphExec.Launch] checks its own), and other processes. While a stream that this package knows is being captured
-// into a graph, such a wait would destroy the capture: it returns
+// later ([GraphExec.Launch] checks its own), and other processes. While a stream that
+// this package knows is being captured into a graph, such a wait would destroy the
+// capture: it returns
 // [ErrCapturing] and nothing has changed. It cannot see a capture on a stream
 // that it does not know, unless that stream waits for the legacy stream.
 //

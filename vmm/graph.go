@@ -68,6 +68,10 @@ func (all *captures) begin(id uint64) {
 		all.byID = map[uint64]*captured{}
 	}
 	all.byID[id] = &captured{}
+	all.countLocked()
+}
+
+func (all *captures) countLocked() {
 	all.active.Store(int32(len(all.byID))) //nolint:gosec // one for each stream at most
 }
 
@@ -79,7 +83,7 @@ func (all *captures) end(id uint64) (c captured) {
 		c = *known
 	}
 	delete(all.byID, id)
-	all.active.Store(int32(len(all.byID))) //nolint:gosec // one for each stream at most
+	all.countLocked()
 	return c
 }
 
@@ -98,7 +102,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	if err != nil || id == 0 {
 		return err
 	}
-	// The reservations first: finding them takes a lock that comes before.
+	// The reservations first: finding them takes driverState.mu, which comes before captures.mu.
 	uses := make([]capturedSpan, 0, len(spans))
 	for _, x := range spans {
 		if r := s.dev.state.parent.find(x.Addr); r != nil {
@@ -108,7 +112,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	c := all.byID[id]
-	if c == nil { // another library's
+	if c == nil { // another library's capture
 		return nil
 	}
 	for _, u := range uses {
@@ -259,7 +263,7 @@ func (x *GraphExec) Launch(s *Stream) error {
 		case o.state.parent != x.dev.state.parent:
 			return fmt.Errorf("%w: the graph is of another driver", ErrInvalid)
 		}
-		// A graph cannot become part of another one so: the driver would refuse it.
+		// Captured, this graph would become part of another one, which does not know its memory.
 		if o.state.parent.captures.active.Load() > 0 {
 			if err := o.notCapturing(s.queue); err != nil {
 				return err

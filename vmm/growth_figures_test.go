@@ -2,13 +2,10 @@ package vmm_test
 
 import (
 	"bytes"
-	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -29,33 +26,6 @@ func scaled(gpu uint64) uint64 {
 		return gpu
 	}
 	return max(page, gpu>>30*page)
-}
-
-// lines is a table that is logged at the end.
-type lines struct {
-	text strings.Builder
-	w    *tabwriter.Writer
-}
-
-func table(head string) *lines {
-	l := &lines{}
-	l.w = tabwriter.NewWriter(&l.text, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(l.w, head)
-	return l
-}
-
-func (l *lines) add(format string, args ...any) { fmt.Fprintf(l.w, format+"\n", args...) }
-
-func (l *lines) log(t *testing.T) {
-	require.NoError(t, l.w.Flush())
-	t.Log("\n" + l.text.String())
-}
-
-func verdict(met bool) string {
-	if met {
-		return "met"
-	}
-	return "not met"
 }
 
 // traffic copies inside the device on its own stream until stop, and says how many bytes a
@@ -165,7 +135,7 @@ func TestAppendsWithGrowthAhead(t *testing.T) {
 	from, err := d.Alloc(n)
 	require.NoError(t, err)
 	s := stream(t, d)
-	out := table("appends of 16 MiB at\tchunks\tahead\tcrossings\tp50 us\tp99 us\tmax us\tworker at work\tp50 ratio\tp99 ratio\ttarget")
+	out := versus.NewTable("appends of 16 MiB at\tchunks\tahead\tcrossings\tp50 us\tp99 us\tmax us\tworker at work\tp50 ratio\tp99 ratio\ttarget")
 	for _, rate := range []float64{100e9, 300e9} {
 		for _, chunk := range []uint64{scaled(64 << 20), scaled(256 << 20), 0} {
 			var took [2][]float64
@@ -190,13 +160,13 @@ func TestAppendsWithGrowthAhead(t *testing.T) {
 			}
 			q := func(i int) []float64 { return stats.Quantiles(took[i], 0.5, 0.99, 1) }
 			for i, ahead := range []string{"none", "4 GiB"} {
-				out.add("%.0f GB/s\t%d MiB\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f %%\t%.3f\t%.3f\t%s", rate/1e9, chunk>>20, ahead, len(took[i]),
+				out.Add("%.0f GB/s\t%d MiB\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f %%\t%.3f\t%.3f\t%s", rate/1e9, chunk>>20, ahead, len(took[i]),
 					q(i)[0], q(i)[1], q(i)[2], 100*duty[i], q(i)[0]/q(0)[0], q(i)[1]/q(0)[1],
-					verdict(i == 0 || q(1)[0] <= q(0)[0]/10 && q(1)[1] <= q(0)[1]/10))
+					versus.Verdict(i == 0 || q(1)[0] <= q(0)[0]/10 && q(1)[1] <= q(0)[1]/10))
 			}
 		}
 	}
-	out.log(t)
+	out.Log(t)
 	require.NoError(t, s.Close())
 	require.NoError(t, from.Close())
 	w.end()
@@ -232,7 +202,7 @@ func TestGrowthAheadLeavesOthersAlone(t *testing.T) {
 			return time.Duration(1e21 / moved) // time for a fixed amount
 		}
 	}
-	out := table("copies beside appends at\tchunks\tpairs\tslower by growth ahead\t95 %\ttarget")
+	out := versus.NewTable("copies beside appends at\tchunks\tpairs\tslower by growth ahead\t95 %\ttarget")
 	for _, rate := range []float64{100e9, 300e9} {
 		for _, chunk := range []uint64{scaled(256 << 20), 0} {
 			pairs := 12
@@ -242,11 +212,11 @@ func TestGrowthAheadLeavesOthersAlone(t *testing.T) {
 			took := versus.Rounds(pairs, way(rate, vmm.RangeOptions{Chunk: chunk, GrowAhead: scaled(4 << 30)}, false),
 				way(rate, vmm.RangeOptions{Chunk: chunk}, true))
 			low, high := versus.Interval(took[0], took[1])
-			out.add("%.0f GB/s\t%d MiB\t%d\t%.4f\t[%.4f, %.4f]\t%s", rate/1e9, chunk>>20, len(took[0]),
-				versus.Median(took[0])/versus.Median(took[1]), low, high, verdict(high < 1.02))
+			out.Add("%.0f GB/s\t%d MiB\t%d\t%.4f\t[%.4f, %.4f]\t%s", rate/1e9, chunk>>20, len(took[0]),
+				versus.Median(took[0])/versus.Median(took[1]), low, high, versus.Verdict(high < 1.02))
 		}
 	}
-	out.log(t)
+	out.Log(t)
 	require.NoError(t, s.Close())
 	require.NoError(t, from.Close())
 }
@@ -278,7 +248,7 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 			clips = append(clips, float64(time.Since(start))/1e3)
 		}
 	}
-	out := table("copies beside 500 clips a second\tpairs\tslower\t95 %\ttarget\tcreates\treleases\treadopted MiB")
+	out := versus.NewTable("copies beside 500 clips a second\tpairs\tslower\t95 %\ttarget\tcreates\treleases\treadopted MiB")
 	for _, kept := range []uint64{0, 4 * n} {
 		d.SetReleaseThreshold(kept)
 		before := d.Stats()
@@ -297,13 +267,13 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 		})
 		low, high := versus.Interval(took[0], took[1])
 		st := d.Stats()
-		out.add("threshold %d MiB\t%d\t%.4f\t[%.4f, %.4f]\t%s\t%d\t%d\t%d", kept>>20, pairs, versus.Median(took[0])/versus.Median(took[1]),
-			low, high, verdict(high < 1.02), st.Creates-before.Creates, st.Releases-before.Releases, (st.Reclaimed-before.Reclaimed)>>20)
+		out.Add("threshold %d MiB\t%d\t%.4f\t[%.4f, %.4f]\t%s\t%d\t%d\t%d", kept>>20, pairs, versus.Median(took[0])/versus.Median(took[1]),
+			low, high, versus.Verdict(high < 1.02), st.Creates-before.Creates, st.Releases-before.Releases, (st.Reclaimed-before.Reclaimed)>>20)
 	}
-	out.log(t)
+	out.Log(t)
 
 	// With A idle, and with A busy for long.
-	out = table("Clip with A\tn\tp50 us\tp99 us\tmax us")
+	out = versus.NewTable("Clip with A\tn\tp50 us\tp99 us\tmax us")
 	for _, queued := range []int{0, 1, 1000} { // 1000 outlast the clips
 		clips = nil
 		for range queued {
@@ -312,9 +282,9 @@ func TestClipsLeaveOthersAlone(t *testing.T) {
 		cycles()
 		require.NoError(t, other.s.Sync())
 		q := stats.Quantiles(clips, 0.5, 0.99, 1)
-		out.add("%d copies of 1 GiB queued\t%d\t%.1f\t%.1f\t%.1f", queued, len(clips), q[0], q[1], q[2])
+		out.Add("%d copies of 1 GiB queued\t%d\t%.1f\t%.1f\t%.1f", queued, len(clips), q[0], q[1], q[2])
 	}
-	out.log(t)
+	out.Log(t)
 	require.NoError(t, g.Close())
 	require.NoError(t, b.Close())
 }
@@ -430,15 +400,15 @@ func TestSleepAgainstPinnedCopies(t *testing.T) {
 	}
 	require.Equal(t, ptr, g.Ptr())
 	require.Equal(t, capacity, g.Cap())
-	out := table("GiB\tway\tGB/s\tpinned GB/s\tof pinned\t95 %\ttarget")
+	out := versus.NewTable("GiB\tway\tGB/s\tpinned GB/s\tof pinned\t95 %\ttarget")
 	for i, way := range []string{"sleep", "wake"} {
 		ours, theirs := took[2*i], took[2*i+1]
 		low, high := versus.Interval(theirs, ours)
-		out.add("%d\t%s\t%.1f\t%.1f\t%.3f\t[%.3f, %.3f]\t%s", size>>30, way, float64(size)/versus.Median(ours), float64(size)/versus.Median(theirs),
-			versus.Median(theirs)/versus.Median(ours), low, high, verdict(low >= 0.8))
+		out.Add("%d\t%s\t%.1f\t%.1f\t%.3f\t[%.3f, %.3f]\t%s", size>>30, way, float64(size)/versus.Median(ours), float64(size)/versus.Median(theirs),
+			versus.Median(theirs)/versus.Median(ours), low, high, versus.Verdict(low >= 0.8))
 	}
-	out.add("%d\tfirst sleep\t%.1f", size>>30, float64(size)/float64(first))
-	out.log(t)
+	out.Add("%d\tfirst sleep\t%.1f", size>>30, float64(size)/float64(first))
+	out.Log(t)
 	require.NoError(t, dev.(driver.HostAllocator).FreeHost(pin))
 	require.NoError(t, s.Close())
 	require.NoError(t, spare.Close())

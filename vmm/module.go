@@ -141,7 +141,8 @@ func (s *deviceState) lockEachStream() {
 	}
 }
 
-// setClosed lets no launch in any more, or lets them in again; false if it was so.
+// setClosed says to launches and other calls that the module is closed, or is not; false if
+// it was so before.
 func (m *Module) setClosed(to bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -222,18 +223,19 @@ type MemoryArg struct {
 	in *Reservation // nil: it is found by its address
 }
 
-// LaunchMemory is memory that launches use. Where the same one is used for another launch
-// of the same memory, less has to be checked.
+// LaunchMemory is memory that launches use. It remembers what was checked, so a later launch
+// of the same memory with the same LaunchMemory costs less. Not safe for concurrent use.
 type LaunchMemory struct {
 	MemoryArg
 
-	// When a stream could last use it; see lockMemory.
+	// The last check that succeeded; see lockMemory.
 	checkedOn      *Stream
 	checkedEpoch   uint64
 	checkedNamings uint64
 }
 
-// Set makes it m, and says whether that is a change.
+// Set sets the memory to m, and says whether that is a change. What was checked is then
+// forgotten.
 func (l *LaunchMemory) Set(m *MemoryArg) bool {
 	// By fields: a comparison of the whole would wait for them to be in memory.
 	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in {

@@ -83,10 +83,7 @@ func TestStagingAgainstTheDriver(t *testing.T) {
 		// The inverse of a time is a rate.
 		low, high := versus.Interval(took[1], took[0])
 		lowPin, highPin := versus.Interval(took[2], took[0])
-		target := "met"
-		if low < overDriver || lowPin < ofPinned {
-			target = "not met"
-		}
+		target := versus.Verdict(low >= overDriver && lowPin >= ofPinned)
 		fmt.Fprintf(table, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.2f\t[%.2f, %.2f]\t%.2f\t[%.2f, %.2f]\t%s\n", name, runtime.GOMAXPROCS(0),
 			rate(0), rate(1), rate(2), rate(0)/rate(1), low, high, rate(0)/rate(2), lowPin, highPin, target)
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -259,25 +258,4 @@ func endCapture(d driver.Grapher, s driver.Stream) error {
 		err = d.FreeGraph(g)
 	}
 	return err
-}
-
-// childEnv names the test that a child process runs.
-const childEnv = "CUVMM_TEST_CHILD"
-
-// inChild says whether the test, which loses its device, was run in a process of its own: on
-// a GPU, which does not come back.
-func inChild(t *testing.T) bool {
-	t.Helper()
-	if !onCUDA || os.Getenv(childEnv) == t.Name() {
-		return false
-	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
-	cmd.Env = append(os.Environ(), childEnv+"="+t.Name())
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: "+t.Name())
-	t.Logf("in a process of its own: %s", out)
-	return true
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/exp/stats"
 
+	"github.com/cuvmm/cuvmm/internal/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -129,11 +130,7 @@ type remark func(result) string
 // faster says how many times as long the k-th rival takes, and the target.
 func faster(r result, k int, want float64) string {
 	ours, theirs := stats.Quantiles(r.took[0], 0.5)[0], stats.Quantiles(r.took[k], 0.5)[0]
-	outcome := "met"
-	if theirs < want*ours {
-		outcome = "not met"
-	}
-	return fmt.Sprintf("%.1f times as fast as %s; target %.1f: %s", theirs/ours, r.against[k-1], want, outcome)
+	return fmt.Sprintf("%.1f times as fast as %s; target %.1f: %s", theirs/ours, r.against[k-1], want, versus.Verdict(theirs >= want*ours))
 }
 
 // trials are in an order in which the memory that one releases does not delay the next.

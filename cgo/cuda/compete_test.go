@@ -69,10 +69,7 @@ func table(results ...result) string {
 			median, tail := a[0]/b[0], a[1]/b[1]
 			outcome := "-"
 			if r.against[i] == "C" {
-				outcome = "met"
-				if high > max(mostMedian, r.most) || len(ours) >= 100 && tail > mostTail {
-					outcome = "not met"
-				}
+				outcome = versus.Verdict(high <= max(mostMedian, r.most) && (len(ours) < 100 || tail <= mostTail))
 			}
 			fmt.Fprintf(w, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.3f\t[%.3f, %.3f]\t%.3f\t%s\n",
 				r.name, r.against[i], len(ours), a[0], a[1], b[0], b[1], median, low, high, tail, outcome)

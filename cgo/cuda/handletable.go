@@ -18,12 +18,12 @@ type handleTable struct {
 	mu      sync.RWMutex
 	entries map[uint64]*tableEntry
 
-	// recent is some of entries, found without the lock, which is too slow for launches.
-	// They are stored and removed under it.
+	// recent is some of entries. They are found without the lock, which is too slow for
+	// launches, and are stored and removed under it.
 	recent [8]atomic.Pointer[tableEntry]
 
-	// oneAtATime says that CUDA does not take a handle from two threads at once, as is
-	// so of graphs. It never changes.
+	// oneAtATime says that CUDA does not take a handle from two threads at once: graphs and
+	// executable graphs. It never changes.
 	oneAtATime bool
 }
 
@@ -31,7 +31,7 @@ type handleTable struct {
 type tableEntry struct {
 	handle     uint64 // it never changes
 	maker      *Device
-	module     *tableEntry // of a function: whose users its calls are
+	module     *tableEntry // of a function; a call with the function counts as a user of it
 	copyStream bool        // the maker's own, which only its Close frees
 	call       sync.Mutex  // held during a call, for tables with oneAtATime
 
@@ -65,10 +65,11 @@ func (m *handleTable) find(handle uint64) *tableEntry {
 	if e := m.slot(handle).Load(); e != nil && e.handle == handle {
 		return e
 	}
-	return m.findLocked(handle)
+	return m.lookUp(handle)
 }
 
-func (m *handleTable) findLocked(handle uint64) *tableEntry {
+// lookUp is find by the whole table. It notes the entry as a recent one.
+func (m *handleTable) lookUp(handle uint64) *tableEntry {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	e := m.entries[handle]

@@ -4,9 +4,6 @@ package cuda_test
 
 import (
 	"errors"
-	"os"
-	"os/exec"
-	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,34 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/internal/second"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 const (
-	libcuda    = "libcuda.so.1"
-	chunkSize  = 2 * mib
-	secondsEnv = "CUVMM_SECOND_CHILD" // names the test that a child process runs
+	libcuda   = "libcuda.so.1"
+	chunkSize = 2 * mib
 )
-
-// inChild is true in a child process that runs this test alone. Elsewhere it starts
-// that process, which may lose its device, and fails if the test fails there.
-func inChild(t *testing.T) bool {
-	t.Helper()
-	if os.Getenv(secondsEnv) == t.Name() {
-		return true
-	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+regexp.QuoteMeta(t.Name())+"$", "-test.v", "-test.timeout=2m")
-	cmd.Env = append(os.Environ(), secondsEnv+"="+t.Name())
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "in a child process:\n%s", out)
-	require.Contains(t, string(out), "--- PASS: "+t.Name(), "the child process did not run the test")
-	t.Logf("in a child process:\n%s", out)
-	return false
-}
 
 // within is what f returns. If f does not return within a minute the test ends, and its
 // cleanup opens the gate.
@@ -207,7 +186,7 @@ func TestSecondContextNamed(t *testing.T) {
 // context's work, and that context is lost.
 func TestSecondContextNotNamed(t *testing.T) {
 	drv := device(t)
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	g := newGuest(t, drv, second.Open, func(string, func() error) {})
@@ -229,7 +208,7 @@ func TestSecondContextNotNamed(t *testing.T) {
 // covers its work. So Clip waits for it although no UsedBy names its stream.
 func TestGreenContext(t *testing.T) {
 	drv := device(t)
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	g := newGuest(t, drv, second.OpenGreen, func(string, func() error) {})
@@ -265,7 +244,7 @@ func TestGreenContext(t *testing.T) {
 // A reset of the primary context by another library takes no mapped memory.
 func TestForeignReset(t *testing.T) {
 	drv := device(t)
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	p, err := drv.Reserve(chunkSize, 0)

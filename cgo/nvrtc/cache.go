@@ -27,8 +27,8 @@ const (
 // ourFile is the form of the names in the folder. Other files there are not ours.
 var ourFile = regexp.MustCompile(`^[0-9a-f]{64}(\.[A-Z2-7]+\.tmp)?$`)
 
-// folder is an open folder of a Cache. It is the folder that was checked, wherever it is
-// moved.
+// folder is an open folder of a Cache. It stays the folder that was checked, also if its
+// path is changed.
 type folder struct {
 	root     *os.Root
 	maxBytes uint64

@@ -44,8 +44,8 @@ type Compiler struct {
 // driver.ErrNotSupported and says what was looked for. What is older than CUDA 11.2 does
 // not work.
 //
-// A driver may refuse what a newer major version compiles. Then give Open the name of
-// an older one.
+// A driver may refuse what a newer major version compiles. Then open an older one by its
+// name.
 func Open(path string) (*Compiler, error) {
 	if path != "" {
 		return open(path)

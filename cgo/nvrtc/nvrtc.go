@@ -12,8 +12,8 @@ import (
 type Options struct {
 	// Name stands for the source's file in messages; empty: kernel.cu.
 	Name string
-	// Arch is the architecture: "sm_90" gives a cubin for exactly that one,
-	// "compute_90" gives PTX, which the driver compiles for that one and all newer
+	// Arch is the architecture: "sm_90" is a cubin for exactly that one,
+	// "compute_90" is PTX, which the driver compiles for that one and all newer
 	// ones. A letter may follow, as in "sm_90a". Compiler.ArchFor finds the one for a
 	// device.
 	Arch string

@@ -1,7 +1,8 @@
 // Package testgate decides whether a test is skipped or fails if this machine lacks
 // what the test needs. VMM_TEST_REQUIRE lists what must be there, as in
 // VMM_TEST_REQUIRE=cuda,p2p. So a machine that exists to run those tests skips none of
-// them silently, nor because of a misspelled name.
+// them silently, nor because of a misspelled name. InChild runs a test in a process of its
+// own.
 package testgate
 
 import (

@@ -1,5 +1,5 @@
 // Package versus compares several ways to do one thing, for our own tests: rounds in
-// which each way runs once, and intervals of the ratio of their medians.
+// which each way runs once, intervals of the ratio of their medians, and tables of these.
 package versus
 
 import (

@@ -36,11 +36,11 @@ type arg struct {
 	align  uint32
 	bytes  []byte        // the value, or the pointer and the count
 	pieces int           // parameters at most: 2 for a pointer with a count
-	memory Memory        // read again at each launch of a Bound
-	also   Memory        // held without being an argument of its own
+	memory Memory        // nil for a vmm.Ptr and for values
+	also   Memory        // of a cursor: memory that the kernel uses by it
 	fixed  vmm.MemoryArg // of a vmm.Ptr
-	holds  bool          // memory or fixed is to be held
-	read   bool
+	holds  bool          // it has memory, of memory or of fixed
+	read   bool          // the kernel only reads it
 }
 
 // newArg checks an argument and makes its bytes.

@@ -18,9 +18,9 @@ import (
 type Builtins struct {
 	mod     *Module
 	funcs   map[string]*Func
-	blocks  uint32     // that fill the device
-	scratch *vmm.Range // scratchSlots pieces of scratchSize
-	free    chan uint64
+	blocks  uint32      // that fill the device
+	scratch *vmm.Range  // scratchSlots pieces of scratchSize
+	free    chan uint64 // offsets of the pieces that no call uses
 }
 
 // builtinPTX is made by `make kernels`.
@@ -156,9 +156,9 @@ func (b *Builtins) withScratch(s *vmm.Stream, f func(result vmm.Ptr) error) erro
 	if capturing {
 		return fmt.Errorf("%w: the result is waited for", vmm.ErrCapturing)
 	}
-	at := <-b.free
+	at := <-b.free // waits if more calls are under way than there are pieces
 	err = f(b.scratch.Ptr() + vmm.Ptr(at))
-	// After an error the work may still run; while it may, no one else gets the piece.
+	// After an error the work may still run; while it may, no other call gets the piece.
 	if err == nil || s.Sync() == nil {
 		b.free <- at
 	}
@@ -172,7 +172,7 @@ func (b *Builtins) FillPattern(s *vmm.Stream, m Memory, p Pattern) error {
 	if err != nil || n == 0 {
 		return opErr("fill pattern", err)
 	}
-	return b.launch("cuvmm_fill_pattern", s, tiles(n), Pointer(at), n, p.Seed)
+	return opErr("fill pattern", b.launch("cuvmm_fill_pattern", s, tiles(n), Pointer(at), n, p.Seed))
 }
 
 // VerifyPattern compares m with what FillPattern writes, and returns how many bytes differ
@@ -198,7 +198,7 @@ func (b *Builtins) VerifyPattern(s *vmm.Stream, m Memory, p Pattern) (bad, first
 		}
 		return nil
 	})
-	return bad, first, err
+	return bad, first, opErr("verify pattern", err)
 }
 
 // asBytes is any memory as bytes.
@@ -209,6 +209,7 @@ func (b asBytes) MemoryArg(m *vmm.MemoryArg) {
 	m.Count, m.Stride = m.Size, 1
 }
 
+// opErr names the operation in an error.
 func opErr(op string, err error) error {
 	if err == nil {
 		return nil

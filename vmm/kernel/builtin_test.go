@@ -128,6 +128,7 @@ func TestCompact(t *testing.T) {
 		const limit = 1 << 31
 		want := slices.DeleteFunc(random(n), func(x uint32) bool { return x >= limit })
 		out := vector[uint32](t, dev, 1, 2, 3)
+		ptr := out.Ptr()
 		c, err := kernel.NewCursor(out)
 		ends(t, c, err)
 		for range 2 { // first it has to grow
@@ -138,7 +139,6 @@ func TestCompact(t *testing.T) {
 		all := contents(t, out)
 		require.Equal(t, []uint32{1, 2, 3}, all[:3])
 		require.Equal(t, sorted(append(slices.Clone(want), want...)), sorted(all[3:]))
-		ptr := out.Ptr()
 		require.Equal(t, ptr, out.Ptr())
 
 		mask := vector(t, dev, make([]byte, n)...)

@@ -20,7 +20,7 @@ func Iota[T Number](b *Builtins, s *vmm.Stream, m Memory, start, step T) error {
 	case "i64":
 		name = "u64"
 	}
-	return b.launch("cuvmm_iota_"+name, s, tiles(at.Size), Pointer(at), n, start, step)
+	return opErr("iota", b.launch("cuvmm_iota_"+name, s, tiles(at.Size), Pointer(at), n, start, step))
 }
 
 // SumInt is the sum of m's elements, wrapping around in 64 bits.
@@ -66,11 +66,11 @@ func reduce[T, R Number](b *Builtins, s *vmm.Stream, op string, m Memory) (res R
 		}
 		return s.CopyOut(rawBytes(&res), result)
 	})
-	return res, err
+	return res, opErr(op, err)
 }
 
-// Compare is which elements Compact keeps: those that compare so with its value. The sum of
-// several keeps what any of them does: LessEqual is Less|Equal.
+// Compare is which elements Compact keeps: those that compare so with its value. Several are
+// joined by |, and keep what any of them keeps: LessEqual is Less|Equal.
 type Compare uint32
 
 // Comparisons. Unordered keeps NaNs, and everything if the value is one.
@@ -90,6 +90,14 @@ const (
 	compactTile32 = builtinThreads * 32
 	compactTile64 = builtinThreads * 16
 )
+
+// compactTile is one of these, for elements of size bytes.
+func compactTile(size uint64) uint64 {
+	if size == 8 {
+		return compactTile64
+	}
+	return compactTile32
+}
 
 // Compact appends the elements of src that compare so with value, in any order, and
 // returns how many. The range behind the cursor grows as it must. src must not overlap it.
@@ -126,10 +134,7 @@ func (b *Builtins) compact(s *vmm.Stream, c *Cursor, src Memory, size uint64, la
 	if err != nil || n == 0 {
 		return 0, opErr("compact", err)
 	}
-	tile := uint64(compactTile32)
-	if size == 8 {
-		tile = compactTile64
-	}
+	tile := compactTile(size)
 	return c.Append(s, (n+tile-1)/tile, func(items uint64) error {
 		return launch(at, n, Over(items*builtinThreads, builtinThreads))
 	})
@@ -172,7 +177,7 @@ func (b *Builtins) moveRows(s *vmm.Stream, op string, dst, src, idx Memory, row 
 	case by.Count == 0:
 		return nil
 	}
-	// The widest unit that everything is a multiple of.
+	// The kernels move units of 1, 4, 8 or 16 bytes: the widest that everything is a multiple of.
 	unit := uint64(16)
 	for _, n := range []uint64{row, to.Stride, from.Stride, uint64(to.Addr), uint64(from.Addr)} {
 		for n%unit != 0 {
@@ -182,6 +187,7 @@ func (b *Builtins) moveRows(s *vmm.Stream, op string, dst, src, idx Memory, row 
 	if unit == 2 {
 		unit = 1
 	}
+	// As many threads for a row as the kernels take.
 	threads := uint64(1)
 	for threads < row/unit && threads < builtinThreads {
 		threads *= 2
@@ -222,5 +228,5 @@ func (b *Builtins) Copy(s *vmm.Stream, dst, src Memory) error {
 	if err != nil || n == 0 {
 		return opErr("copy", err)
 	}
-	return b.launch("cuvmm_copy", s, tiles(n), Pointer(to), Read(Pointer(from)), n)
+	return opErr("copy", b.launch("cuvmm_copy", s, tiles(n), Pointer(to), Read(Pointer(from)), n))
 }

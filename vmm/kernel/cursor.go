@@ -25,9 +25,9 @@ type Cursor struct {
 	words *vmm.Range
 
 	mu         sync.Mutex // held by Append to its end
-	unfinished uint64     // items noted by the last pass of an Append that failed
-	items      uint64     // of that Append: how long the two lists are
-	noted      uint64     // 0 or 1: which of the lists has them
+	unfinished uint64     // items that the last pass noted
+	items      uint64     // of the last Append: how long the two lists are
+	noted      uint64     // 0 or 1: which of the lists has the unfinished items
 	last       uint64     // elements that the last Append appended
 	closed     bool
 }
@@ -111,11 +111,12 @@ func (x capacity) MemoryArg(m *vmm.MemoryArg) {
 // input, an element. It must append all that is of an item or nothing.
 //
 // Append returns how many elements were appended, and the range's length includes them. It
-// waits for the stream, and for no other. While the kernel runs, it lets the range grow for
-// the next Append, which it takes to append as much as the one before. A range that cannot grow any more (vmm.ErrFull,
-// vmm.ErrOutOfMemory) returns that error, and what fitted has been appended: Resume goes on
-// with the rest once there is memory. While it runs, Clip, Sleep and Close of the range return
-// vmm.ErrBusy. launch must not call a method of the cursor.
+// waits for the stream, and for no other. While the kernel runs, the range already grows for
+// the next Append, as if that would append as much as the last one. If the range cannot grow
+// any more, Append returns that error (vmm.ErrFull, vmm.ErrOutOfMemory), and what fitted has
+// been appended: Resume goes on with the rest once there is memory. During an Append, Clip,
+// Sleep and Close of the range return vmm.ErrBusy. launch must not call a method of the
+// cursor.
 func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) error) (n uint64, err error) {
 	return c.run(s, items, launch)
 }
@@ -146,6 +147,7 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 			return 0, nil
 		}
 	} else {
+		// Room for two lists with a number for each item.
 		if items > (c.words.Max()-listsAt)/16 {
 			return 0, c.fail(fmt.Errorf("%w: %d items, more than %d", vmm.ErrInvalid, items, (c.words.Max()-listsAt)/16))
 		}
@@ -159,6 +161,7 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 		}
 		c.items, c.unfinished = items, 0
 	}
+	// A range may have a length of any number of bytes.
 	first := c.dst.Len() / c.elem
 	if first*c.elem != c.dst.Len() {
 		return 0, c.fail(fmt.Errorf("%w: %d bytes are no whole number of elements of %d", vmm.ErrInvalid, c.dst.Len(), c.elem))
@@ -218,17 +221,18 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	}
 	defer release()
 	res.written = c.dst.Len() / c.elem
+	// The words go to the device, the kernel runs, and the words come back.
 	var w [8 * cursorWords]byte
 	put := func(i int, v uint64) { binary.NativeEndian.PutUint64(w[8*i:], v) }
 	word := func(i int) uint64 { return binary.NativeEndian.Uint64(w[8*i:]) }
 	list := func(i uint64) uint64 { return uint64(c.words.Ptr()) + listsAt + 8*c.items*i }
-	var to uint64
-	if listed { // one list is read and the other one written
+	var to uint64 // the list in which this pass notes items
+	if listed {   // the other one is read
 		to = 1 - c.noted
 	}
 	put(wordReserved, res.written)
 	put(wordCapacity, size/c.elem)
-	put(wordWritten, math.MaxUint64)
+	put(wordWritten, math.MaxUint64) // until a reservation does not fit
 	put(wordData, uint64(c.dst.Ptr()))
 	put(wordItems, list(to))
 	put(wordLimit, c.items)
@@ -242,12 +246,13 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	if err := launch(todo); err != nil {
 		return res, err
 	}
-	// While the kernel runs: memory for as much as the last Append appended, twice, for this
-	// one and the next. If there is none, that is soon enough to be said when it is needed.
+	// While the kernel runs: memory for this Append and the next, as if each appended as much
+	// as the last one. An error is not lost: the growth that needs the memory returns it.
 	_ = c.dst.Grow(2 * c.last * c.elem)
 	if err := s.CopyOut(w[:], c.words.Ptr()); err != nil {
 		return res, err
 	}
+	// A kernel that does not use the cursor as it should must not set a wrong length.
 	full := min(word(wordWritten), word(wordReserved))
 	if full < res.written || full > word(wordCapacity) || word(wordUnfinished) > c.items {
 		return res, fmt.Errorf("%w: the kernel has left the cursor with %d elements of %d, and %d of %d items unfinished",

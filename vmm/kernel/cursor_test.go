@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
@@ -121,15 +121,7 @@ func TestCursor(t *testing.T) {
 // TestCursorFull: what fitted stays when the range cannot grow, and Resume goes on once it
 // can.
 func TestCursorFull(t *testing.T) {
-	var dev *vmm.Device
-	var err error
-	const page = 64 << 10
-	if onCUDA {
-		dev = open(t)
-	} else {
-		dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: page}), 0)
-		ends(t, dev, err)
-	}
+	dev := open(t)
 	m, s := repeaters(t, dev), stream(t, dev)
 	v, err := growable.New[uint32](dev, growable.Options{MaxLen: 1 << 19})
 	ends(t, v, err)
@@ -165,17 +157,10 @@ func TestCursorFull(t *testing.T) {
 // TestCursorNeedsItsCheck: without the check of the capacity a kernel writes beyond what is
 // mapped, and the device is lost.
 func TestCursorNeedsItsCheck(t *testing.T) {
-	if inChild(t) {
+	if onCUDA && !testgate.InChild(t) { // a GPU does not come back
 		return
 	}
-	var dev *vmm.Device
-	var err error
-	if onCUDA {
-		dev, err = vmm.Open("cuda:0")
-	} else {
-		dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: 64 << 10}), 0)
-	}
-	require.NoError(t, err)
+	dev := openToLose(t)
 	m, err := kernel.Load(dev, kernel.Code{
 		CUDA: "#define CUVMM_NO_CAPACITY_CHECK\n" + repeatCUDA,
 		Host: kernel.Host{"repeat": repeat},
@@ -213,7 +198,7 @@ func TestCursorRefuses(t *testing.T) {
 	_, err = c.Append(s, 1, func(uint64) error { return refused })
 	require.ErrorIs(t, err, refused)
 	_, err = c.Append(s, 1, func(uint64) error { return v.Append(2) })
-	require.ErrorIs(t, err, vmm.ErrBusy, "somebody else appends")
+	require.ErrorIs(t, err, vmm.ErrBusy, "another call appends")
 	got, err := c.Append(s, 1, func(uint64) error { return nil })
 	require.NoError(t, err, "a kernel that appends nothing")
 	require.Zero(t, got)

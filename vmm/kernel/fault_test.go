@@ -10,7 +10,6 @@ import (
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
-	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
@@ -81,7 +80,7 @@ func TestFaults(t *testing.T) {
 		var calls atomic.Int64
 		var armed atomic.Bool
 		failed := ""
-		drv := drivertest.Inject(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: 64 << 10}), func(c drivertest.Call) error {
+		drv := drivertest.Inject(hostDriver(), func(c drivertest.Call) error {
 			if armed.Load() && calls.Add(1) == int64(n) {
 				failed = c.Name
 				return errInjected

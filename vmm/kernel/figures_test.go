@@ -2,9 +2,7 @@ package kernel_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
-	"text/tabwriter"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -32,33 +30,6 @@ func pairs() int {
 		return 12
 	}
 	return 1
-}
-
-// lines is a table that is logged at the end.
-type lines struct {
-	text strings.Builder
-	w    *tabwriter.Writer
-}
-
-func table(head string) *lines {
-	l := &lines{}
-	l.w = tabwriter.NewWriter(&l.text, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(l.w, head)
-	return l
-}
-
-func (l *lines) add(format string, args ...any) { fmt.Fprintf(l.w, format+"\n", args...) }
-
-func (l *lines) log(t *testing.T) {
-	require.NoError(t, l.w.Flush())
-	t.Log("\n" + l.text.String())
-}
-
-func verdict(met bool) string {
-	if met {
-		return "met"
-	}
-	return "not met"
 }
 
 // timed is how long f takes.
@@ -160,18 +131,18 @@ func TestKernelRates(t *testing.T) {
 		}
 	}
 	took := versus.Rounds(pairs(), run...)
-	l := table(fmt.Sprintf("%d MiB of input\tGB/s read and written\tof a copy's\t95 %%\ttarget", 4*n>>20))
+	l := versus.NewTable(fmt.Sprintf("%d MiB of input\tGB/s read and written\tof a copy's\t95 %%\ttarget", 4*n>>20))
 	for i, w := range ways {
 		low, high := versus.Interval(took[0], took[i])
 		share := w.bytes / ways[0].bytes
 		target := "-"
 		if w.target > 0 {
-			target = fmt.Sprintf(">= %.2f: %s", w.target, verdict(share*low >= w.target))
+			target = fmt.Sprintf(">= %.2f: %s", w.target, versus.Verdict(share*low >= w.target))
 		}
-		l.add("%s\t%.0f\t%.3f\t[%.3f, %.3f]\t%s", w.name, w.bytes/versus.Median(took[i]),
+		l.Add("%s\t%.0f\t%.3f\t[%.3f, %.3f]\t%s", w.name, w.bytes/versus.Median(took[i]),
 			share*versus.Median(took[0])/versus.Median(took[i]), share*low, share*high, target)
 	}
-	l.log(t)
+	l.Log(t)
 }
 
 // TestDeviceAppendsThatGrow: kernels append 8 GiB to a vector that begins with 2 MiB, and
@@ -222,7 +193,7 @@ func TestDeviceAppendsThatGrow(t *testing.T) {
 		}
 	}
 	took := versus.Rounds(pairs(), way(true, 0), way(false, scaled(4<<30)), way(false, 0))
-	l := table("8 GiB appended by kernels\tms\tof grown before\t95 %\ttarget")
+	l := versus.NewTable("8 GiB appended by kernels\tms\tof grown before\t95 %\ttarget")
 	for i, w := range []struct {
 		name   string
 		target float64
@@ -230,9 +201,9 @@ func TestDeviceAppendsThatGrow(t *testing.T) {
 		low, high := versus.Interval(took[i], took[0])
 		target := "-"
 		if w.target > 0 {
-			target = fmt.Sprintf("<= %.2f: %s", w.target, verdict(high <= w.target))
+			target = fmt.Sprintf("<= %.2f: %s", w.target, versus.Verdict(high <= w.target))
 		}
-		l.add("%s\t%.2f\t%.3f\t[%.3f, %.3f]\t%s", w.name, versus.Median(took[i])/1e6, versus.Median(took[i])/versus.Median(took[0]), low, high, target)
+		l.Add("%s\t%.2f\t%.3f\t[%.3f, %.3f]\t%s", w.name, versus.Median(took[i])/1e6, versus.Median(took[i])/versus.Median(took[0]), low, high, target)
 	}
-	l.log(t)
+	l.Log(t)
 }

@@ -57,25 +57,32 @@ func (f *Func) Launch(s *vmm.Stream, c Config, args ...any) error {
 }
 
 // Bound is a kernel with its arguments: what is launched again and again. Memory among them
-// is looked at anew for each launch, so that a vector's length is what it is then; how many
-// threads there are is what Bind or SetConfig was told. Not safe for concurrent use.
+// is looked at anew for each launch, so the kernel gets the length that a vector has then.
+// The number of threads stays as Bind or SetConfig set it. Not safe for concurrent use.
 type Bound struct {
 	f       *Func
 	launch  vmm.Launch
-	nothing bool
-	args    []arg
-	offs    [][2]uint32
-	held    []int              // of args: those with memory
-	memory  []vmm.LaunchMemory // of these, as at the last launch
-	now     vmm.MemoryArg      // as it is now; here, since it would be allocated
+	nothing bool               // Over nothing
+	args    []arg              // by position
+	offs    [][2]uint32        // of each, where its pieces lie in launch.Args
+	held    []int              // positions of the args that have memory
+	memory  []vmm.LaunchMemory // of these, one or two each, as at the last launch
+	now     vmm.MemoryArg      // for Launch alone: a local one would be allocated
 }
 
-// hold makes an entry for the memory of an argument.
-func (b *Bound) hold(i int) {
-	b.held = append(b.held, i)
-	b.memory = append(b.memory, vmm.LaunchMemory{MemoryArg: b.args[i].fixed})
-	if b.args[i].also != nil {
-		b.memory = append(b.memory, vmm.LaunchMemory{})
+// listMemory makes the entries for the memory of all arguments.
+func (b *Bound) listMemory() {
+	b.held, b.memory = b.held[:0], b.memory[:0]
+	for i := range b.args {
+		a := &b.args[i]
+		if !a.holds {
+			continue
+		}
+		b.held = append(b.held, i)
+		b.memory = append(b.memory, vmm.LaunchMemory{MemoryArg: a.fixed})
+		if a.also != nil {
+			b.memory = append(b.memory, vmm.LaunchMemory{})
+		}
 	}
 }
 
@@ -91,15 +98,13 @@ func (f *Func) Bind(c Config, args ...any) (*Bound, error) {
 			return nil, fmt.Errorf("launch %s: argument %d: %w", f.Name(), i+1, err)
 		}
 		b.args[i] = a
-		if a.holds {
-			b.hold(i)
-		}
 	}
 	offs, size, err := layOut(b.args, f.params, f.strides)
 	if err != nil {
 		return nil, fmt.Errorf("launch %s: %w", f.Name(), err)
 	}
 	b.offs = offs
+	b.listMemory()
 	b.launch = vmm.Launch{Args: make([]byte, size), Memory: make([]vmm.Span, 0, len(b.memory))}
 	b.SetConfig(c)
 	for i := range b.args {
@@ -145,12 +150,7 @@ func (b *Bound) Set(i int, v any) error {
 	}
 	b.args[i] = a
 	b.put(i)
-	b.held, b.memory = b.held[:0], b.memory[:0]
-	for i := range b.args {
-		if b.args[i].holds {
-			b.hold(i)
-		}
-	}
+	b.listMemory()
 	return nil
 }
 
@@ -159,10 +159,11 @@ func (b *Bound) Launch(s *vmm.Stream) error {
 	if b.f == nil {
 		return errUnbound
 	}
-	n := 0
+	// Only what has changed since the last launch is written again.
+	n := 0 // in memory
 	for _, i := range b.held {
 		a := &b.args[i]
-		if a.memory == nil { // a pointer, which stays what it is
+		if a.memory == nil { // a vmm.Ptr, which stays what it is
 			n++
 			continue
 		}

@@ -42,10 +42,10 @@ func hostBuiltins() map[string]any {
 	addHostOrdered[float32](m)
 	addHostOrdered[float64](m)
 	for _, unit := range []uint64{1, 4, 8, 16} {
-		m[fmt.Sprintf("cuvmm_gather_%d_u32", unit)] = hostGather[uint32](unit)
-		m[fmt.Sprintf("cuvmm_gather_%d_u64", unit)] = hostGather[uint64](unit)
-		m[fmt.Sprintf("cuvmm_scatter_%d_u32", unit)] = hostScatter[uint32](unit)
-		m[fmt.Sprintf("cuvmm_scatter_%d_u64", unit)] = hostScatter[uint64](unit)
+		m[fmt.Sprintf("cuvmm_gather_%d_u32", unit)] = hostMoveRows[uint32](unit, false)
+		m[fmt.Sprintf("cuvmm_gather_%d_u64", unit)] = hostMoveRows[uint64](unit, false)
+		m[fmt.Sprintf("cuvmm_scatter_%d_u32", unit)] = hostMoveRows[uint32](unit, true)
+		m[fmt.Sprintf("cuvmm_scatter_%d_u64", unit)] = hostMoveRows[uint64](unit, true)
 	}
 	return m
 }
@@ -145,11 +145,7 @@ func hostCompactMask[T uint32 | uint64](c *DeviceCursor, src, mask vmm.Ptr, n ui
 // hostCompactTiles appends the elements that are kept. As on the device a work item is a
 // tile, of which all that is kept fits or nothing is written.
 func hostCompactTiles[T Number](c *DeviceCursor, all []T, keep func(uint64) bool) {
-	tile := uint64(compactTile32)
-	if sizeOf[T]() == 8 {
-		tile = compactTile64
-	}
-	n := uint64(len(all))
+	tile, n := compactTile(sizeOf[T]()), uint64(len(all))
 	kept := make([]T, 0, tile)
 	for i := range c.ItemCount((n + tile - 1) / tile) {
 		item := c.Item(i)
@@ -165,31 +161,21 @@ func hostCompactTiles[T Number](c *DeviceCursor, all []T, keep func(uint64) bool
 	}
 }
 
-// hostGather moves rows of row units each: idx[i] of src to i of dst. Pitches are in units
-// too. An index that is not below rows is left out and counted in *bad.
-func hostGather[I uint32 | uint64](unit uint64) func(dst, src, idx vmm.Ptr, n, row, dstPitch, srcPitch, rows uint64, bad vmm.Ptr) {
+// hostMoveRows gathers rows of row units each, or scatters them: idx[i] of src to i of dst,
+// or i of src to idx[i] of dst. Pitches are in units too. An index that is not below rows is
+// left out and counted in *bad.
+func hostMoveRows[I uint32 | uint64](unit uint64, scatter bool) func(dst, src, idx vmm.Ptr, n, row, dstPitch, srcPitch, rows uint64, bad vmm.Ptr) {
 	return func(dst, src, idx vmm.Ptr, n, row, dstPitch, srcPitch, rows uint64, bad vmm.Ptr) {
 		for i, j := range Slice[I](idx, n) {
 			if uint64(j) >= rows {
 				Slice[uint64](bad, 1)[0]++
 				continue
 			}
-			to, from := uint64(i)*dstPitch*unit, uint64(j)*srcPitch*unit
-			copy(Slice[byte](dst+vmm.Ptr(to), row*unit), Slice[byte](src+vmm.Ptr(from), row*unit))
-		}
-	}
-}
-
-// hostScatter is hostGather the other way: row i of src to idx[i] of dst.
-func hostScatter[I uint32 | uint64](unit uint64) func(dst, src, idx vmm.Ptr, n, row, dstPitch, srcPitch, rows uint64, bad vmm.Ptr) {
-	return func(dst, src, idx vmm.Ptr, n, row, dstPitch, srcPitch, rows uint64, bad vmm.Ptr) {
-		for i, j := range Slice[I](idx, n) {
-			if uint64(j) >= rows {
-				Slice[uint64](bad, 1)[0]++
-				continue
+			to, from := uint64(i), uint64(j)
+			if scatter {
+				to, from = from, to
 			}
-			to, from := uint64(j)*dstPitch*unit, uint64(i)*srcPitch*unit
-			copy(Slice[byte](dst+vmm.Ptr(to), row*unit), Slice[byte](src+vmm.Ptr(from), row*unit))
+			copy(Slice[byte](dst+vmm.Ptr(to*dstPitch*unit), row*unit), Slice[byte](src+vmm.Ptr(from*srcPitch*unit), row*unit))
 		}
 	}
 }

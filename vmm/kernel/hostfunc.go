@@ -47,47 +47,16 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, strides []uint64, err error)
 	case t.NumOut() > 1 || t.NumOut() == 1 && t.Out(0) != errorType:
 		return k, nil, fmt.Errorf("%w: it returns more than an error", vmm.ErrInvalid)
 	}
-	// Each parameter's decoder knows where its bytes lie.
-	var decode []func(*vmm.Launch) reflect.Value
-	var end uint32
-	add := func(size, align uint32) (off uint32) {
-		off = (end + align - 1) &^ (align - 1)
-		end = off + size
-		k.Params = append(k.Params, vmm.Param{Offset: off, Size: size})
-		strides = append(strides, 0)
-		return off
-	}
+	var p hostParams
 	for i := range t.NumIn() {
-		in := t.In(i)
-		switch {
-		case in == threadsType && i == 0:
-			decode = append(decode, func(l *vmm.Launch) reflect.Value {
-				return reflect.ValueOf(Threads{whole(l.Grid), whole(l.Block)})
-			})
-		case in == ptrType:
-			off := add(8, 8)
-			decode = append(decode, func(l *vmm.Launch) reflect.Value { return reflect.ValueOf(ptrAt(l, off)) })
-		case in.Kind() == reflect.Slice && notPlain(in.Elem()) == "":
-			off := add(8, 8)
-			strides[len(strides)-1] = uint64(in.Elem().Size())
-			count := add(8, 8)
-			decode = append(decode, func(l *vmm.Launch) reflect.Value {
-				return sliceAt(in, ptrAt(l, off), int(ptrAt(l, count))) //nolint:gosec // a count of what is mapped
-			})
-		case in.Kind() == reflect.Pointer && notPlain(in.Elem()) == "":
-			off := add(8, 8)
-			decode = append(decode, func(l *vmm.Launch) reflect.Value { return pointerAt(in, ptrAt(l, off)) })
-		case notPlain(in) == "":
-			size := uint32(in.Size())            //nolint:gosec // a parameter's
-			off := add(size, uint32(in.Align())) //nolint:gosec // at most 8
-			decode = append(decode, func(l *vmm.Launch) reflect.Value { return valueOf(in, l.Args[off:off+size]) })
-		default:
-			return k, nil, fmt.Errorf("%w: parameter %d: %s", vmm.ErrInvalid, i+1, notPlain(in))
+		if err := p.add(t.In(i), i); err != nil {
+			return k, nil, err
 		}
 	}
+	k.Params = p.params
 	k.Run = func(l *vmm.Launch) error {
-		in := make([]reflect.Value, len(decode))
-		for i, d := range decode {
+		in := make([]reflect.Value, len(p.decode))
+		for i, d := range p.decode {
 			in[i] = d(l)
 		}
 		out := f.Call(in)
@@ -97,7 +66,55 @@ func hostKernel(f reflect.Value) (k vmm.HostKernel, strides []uint64, err error)
 		err, _ := out[0].Interface().(error)
 		return err
 	}
-	return k, strides, nil
+	return k, p.strides, nil
+}
+
+// hostParams is the parameters of a Go function as a kernel has them.
+type hostParams struct {
+	params  []vmm.Param
+	strides []uint64                          // by params; 0 for what points to no slice
+	decode  []func(*vmm.Launch) reflect.Value // by the function's parameters
+	end     uint32                            // of the last one
+}
+
+// add adds the function's i-th parameter, which may be none, one or two of a kernel.
+func (p *hostParams) add(in reflect.Type, i int) error {
+	var decode func(*vmm.Launch) reflect.Value
+	switch {
+	case in == threadsType && i == 0:
+		decode = func(l *vmm.Launch) reflect.Value {
+			return reflect.ValueOf(Threads{whole(l.Grid), whole(l.Block)})
+		}
+	case in == ptrType:
+		off := p.addParam(8, 8, 0)
+		decode = func(l *vmm.Launch) reflect.Value { return reflect.ValueOf(ptrAt(l, off)) }
+	case in.Kind() == reflect.Slice && notPlain(in.Elem()) == "":
+		off := p.addParam(8, 8, uint64(in.Elem().Size()))
+		count := p.addParam(8, 8, 0)
+		decode = func(l *vmm.Launch) reflect.Value {
+			return sliceAt(in, ptrAt(l, off), int(ptrAt(l, count))) //nolint:gosec // a count of what is mapped
+		}
+	case in.Kind() == reflect.Pointer && notPlain(in.Elem()) == "":
+		off := p.addParam(8, 8, 0)
+		decode = func(l *vmm.Launch) reflect.Value { return pointerAt(in, ptrAt(l, off)) }
+	case notPlain(in) == "":
+		size := uint32(in.Size())                      //nolint:gosec // a parameter's
+		off := p.addParam(size, uint32(in.Align()), 0) //nolint:gosec // at most 8
+		decode = func(l *vmm.Launch) reflect.Value { return valueOf(in, l.Args[off:off+size]) }
+	default:
+		return fmt.Errorf("%w: parameter %d: %s", vmm.ErrInvalid, i+1, notPlain(in))
+	}
+	p.decode = append(p.decode, decode)
+	return nil
+}
+
+// addParam adds a parameter of the kernel behind the last, as C does, and returns its offset.
+func (p *hostParams) addParam(size, align uint32, stride uint64) (off uint32) {
+	off = (p.end + align - 1) &^ (align - 1)
+	p.end = off + size
+	p.params = append(p.params, vmm.Param{Offset: off, Size: size})
+	p.strides = append(p.strides, stride)
+	return off
 }
 
 // ptrAt is the 64-bit word at off.

@@ -31,9 +31,9 @@ type Module struct {
 	m     *vmm.Module
 	log   string
 	names map[string]string      // mangled names of Compile.Expressions
-	ptx   map[string][]vmm.Param // parameters, where Image is PTX text
+	ptx   map[string][]vmm.Param // parameters of each kernel, if the image is PTX text
 
-	strides map[string][]uint64 // on the host; see Func
+	strides map[string][]uint64 // of each kernel, on the host; see Func
 }
 
 // Load loads code on the device. Code that the device or the driver cannot run returns
@@ -111,13 +111,11 @@ func (m *Module) Func(name string) (*Func, error) {
 		return nil, err
 	}
 	params, err := f.Params()
-	if err != nil {
-		var known bool
-		if params, known = m.ptx[symbol]; !known {
-			params = nil
-		}
-	} else if params == nil {
-		params = []vmm.Param{}
+	switch {
+	case err != nil: // an older driver
+		params = m.ptx[symbol] // nil, not known, if the code is no PTX
+	case params == nil:
+		params = []vmm.Param{} // known: there are none
 	}
 	return &Func{f: f, params: params, strides: m.strides[symbol]}, nil
 }

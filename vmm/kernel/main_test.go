@@ -2,7 +2,6 @@ package kernel_test
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,19 +20,27 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // instead of on host drivers of their own.
 var onCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 
+// hostDriver is a driver of one device, whose chunks are small.
+func hostDriver() *host.Driver {
+	return host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: 64 << 10})
+}
+
 // open is a device whose Close the test's end checks.
 func open(t testing.TB) *vmm.Device {
 	t.Helper()
-	var dev *vmm.Device
-	var err error
-	if onCUDA {
-		dev, err = vmm.Open("cuda:0")
-		testgate.Require(t, "cuda", err)
-	} else {
-		dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: 64 << 10}), 0)
+	return ends(t, openToLose(t), nil)
+}
+
+// openToLose is a device that the test loses, so that nothing closes it.
+func openToLose(t testing.TB) *vmm.Device {
+	t.Helper()
+	if !onCUDA {
+		dev, err := vmm.OpenDriver(hostDriver(), 0)
+		require.NoError(t, err)
+		return dev
 	}
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	dev, err := vmm.Open("cuda:0")
+	testgate.Require(t, "cuda", err)
 	return dev
 }
 
@@ -91,25 +98,4 @@ func contents[T any](t testing.TB, v *growable.Vector[T]) []T {
 func argOf(m kernel.Memory) (a vmm.MemoryArg) {
 	m.MemoryArg(&a)
 	return a
-}
-
-// childEnv names the test that a child process runs.
-const childEnv = "CUVMM_TEST_CHILD"
-
-// inChild says whether the test, which loses its device, was run in a process of its own: on
-// a GPU, which does not come back.
-func inChild(t *testing.T) bool {
-	t.Helper()
-	if !onCUDA || os.Getenv(childEnv) == t.Name() {
-		return false
-	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=2m")
-	cmd.Env = append(os.Environ(), childEnv+"="+t.Name())
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: "+t.Name())
-	t.Logf("in a process of its own: %s", out)
-	return true
 }

@@ -62,9 +62,8 @@ func pairs() []pair {
 // Balanced returns nil if everything that was taken through the wrapper was given
 // back: reservations freed, handles released, mapped bytes unmapped, devices closed,
 // streams, events, graphs and pinned and plain memory freed, modules unloaded, access to
-// peers disabled. Else
-// the error names each pair that is not even. What a Close of a device frees by itself
-// counts as not given back. File descriptors are not counted.
+// peers disabled. Else the error names each pair that is not even. What a Close of a
+// device frees by itself counts as not given back. File descriptors are not counted.
 func (d *Injected) Balanced() error {
 	counts := d.Counts()
 	sum := func(names []string, bytes bool) (n uint64) {

@@ -12,11 +12,11 @@ func launchRules() []Rule {
 	gated := []driver.Feature{driver.FeatureKernels, driver.FeatureStreamMemOps}
 	return []Rule{
 		{Name: "module-unload", Says: "a module that was unloaded is unknown, and so are its functions: ErrInvalid", Source: seam, needs: kernels, run: moduleUnload},
-		{Name: "module-bad-image", Says: "code that cannot be parsed is ErrInvalid; where no code for this device is, it is ErrNotSupported", Source: seam, needs: kernels, run: moduleBadImage},
-		{Name: "launch-missing", Says: "a kernel that the code has not is ErrInvalid", Source: manual, needs: kernels, run: launchMissing},
+		{Name: "module-bad-image", Says: "code that cannot be parsed is ErrInvalid, or ErrNotSupported on a device that takes no such code", Source: seam, needs: kernels, run: moduleBadImage},
+		{Name: "launch-missing", Says: "a name that no kernel of the code has is ErrInvalid", Source: manual, needs: kernels, run: launchMissing},
 		{Name: "launch-args", Says: "Params lists where each parameter lies, and how large it is", Source: manual, needs: kernels, run: launchArgs},
 		{Name: "launch-limits", Says: "a grid, block or shared memory beyond the limits is ErrInvalid, and nothing runs", Source: manual, needs: kernels, run: launchLimits},
-		{Name: "launch-clusters", Says: "clusters that do not divide the grid, or are of more blocks than any device has, are ErrInvalid; without clusters they are ErrNotSupported", Source: manual, needs: gated, run: launchClusters},
+		{Name: "launch-clusters", Says: "clusters that do not divide the grid, or are of more blocks than any device has, are ErrInvalid, or ErrNotSupported on a device without clusters", Source: manual, needs: gated, run: launchClusters},
 		{Name: "launch-occupancy", Says: "some blocks of a legal size run at once, and a block that is suggested is legal", Source: manual, needs: kernels, run: launchOccupancy},
 		{Name: "launch-runs", Says: "a kernel runs later, once for each thread, with the arguments and the memory that it got", Source: guide, needs: gated, run: launchRuns},
 		{Name: "launch-order", Says: "a kernel runs after the earlier work of its stream and before the later", Source: guide, needs: gated, run: launchOrder},

@@ -167,8 +167,8 @@ func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error
 	return driver.AccessNone, refuse(verb, driver.ErrInvalid, "nothing is mapped at %v", p)
 }
 
-// accessibleUpTo is where the memory ends that begins with a checked span and that the
-// device may use without a hole.
+// accessibleUpTo is the end of the memory from s.from on that the device may use without a
+// hole. The span has been checked. The caller holds memMu.
 func (d *Driver) accessibleUpTo(dev int, s span) uint64 {
 	r := d.region(s.from)
 	if r.block != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -17,7 +18,7 @@ import (
 // TestManySmallChunks: more chunks than the process may have descriptors, and than the
 // kernel may have mappings.
 func TestManySmallChunks(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	n := maxMapCount() + 1000
@@ -148,7 +149,7 @@ func TestSmallAndSharedChunks(t *testing.T) {
 // TestArenaBelowTheFileSizeLimit: an arena is no larger than the process may have a
 // file.
 func TestArenaBelowTheFileSizeLimit(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: mib, Max: mib}))
@@ -461,7 +462,7 @@ func TestAccessOnItsWay(t *testing.T) {
 // TestGivingUpAtTheProcessLimit is the same at the limit of the process, which leaves
 // some mappings for that.
 func TestGivingUpAtTheProcessLimit(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	limit := maxMapCount()

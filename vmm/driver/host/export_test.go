@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/silentfs"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -263,7 +264,7 @@ func TestDescriptorKeepsMemory(t *testing.T) {
 // rights to the file away from all of them. Root has no need of such rights, so the
 // test becomes another user.
 func TestExportAfterFchmod(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	if os.Geteuid() == 0 {
@@ -318,7 +319,7 @@ func TestExportAfterFchmod(t *testing.T) {
 // TestWithoutLeaseMemoryCountsAsUsed: if the kernel no longer tells whether memory is
 // open elsewhere, it counts as used.
 func TestWithoutLeaseMemoryCountsAsUsed(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	if os.Geteuid() != 0 {

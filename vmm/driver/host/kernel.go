@@ -18,9 +18,9 @@ const (
 	maxThreadsZ      = 64
 	maxGridX         = 1<<31 - 1
 	maxGridYZ        = 65535
-	maxCluster       = 8       // blocks
-	maxArgs          = 4 << 10 // bytes
-	anyShared        = 48 << 10
+	maxCluster       = 8         // blocks
+	maxArgs          = 4 << 10   // bytes
+	anyShared        = 48 << 10  // without SetMaxDynamicShared
 	maxShared        = 227 << 10 // with SetMaxDynamicShared
 	processorThreads = 2048      // that a multiprocessor runs at once
 	processorBlocks  = 32
@@ -250,8 +250,8 @@ func (c *context) runKernel(name string, run func(*driver.Launch) error, l *driv
 	// It gets a copy, because a graph may launch it again.
 	mine := *l
 	mine.Args, mine.Memory = slices.Clone(l.Args), slices.Clone(l.Memory)
-	// In a goroutine of its own, so that runtime.Goexit ends that and not the stream, and
-	// a fault that panics needs no undoing.
+	// In a goroutine of its own: runtime.Goexit then ends that one and not the stream's,
+	// and SetPanicOnFault ends with it.
 	done := make(chan error, 1)
 	go func() {
 		err := errGoexit
@@ -319,7 +319,7 @@ func (c *context) module(verb string, m driver.Module) (*module, error) {
 	return x, nil
 }
 
-// onFunction calls f with a function of the device, under workMu.
+// onFunction makes a call with a function of the device, under workMu.
 func (v *device) onFunction(verb string, f driver.Function, call func(*function) error) error {
 	return v.onContext(verb, func(c *context) error {
 		x := c.functions[f]

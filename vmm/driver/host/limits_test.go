@@ -3,29 +3,13 @@
 package host
 
 import (
-	"os"
-	"os/exec"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
-
-// inChild runs a test again in a child process, because it would harm the others. It is
-// true in the child.
-func inChild(t *testing.T) bool {
-	t.Helper()
-	const name = "CUVMM_HOST_CHILD"
-	if os.Getenv(name) == t.Name() {
-		return true
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.count=1")
-	cmd.Env = append(os.Environ(), name+"="+t.Name())
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return false
-}
 
 func TestMappingsAreCounted(t *testing.T) {
 	const size, chunks = 2 * mib, 8
@@ -101,7 +85,7 @@ func inside(t *testing.T, p driver.Ptr, size uint64) int {
 }
 
 func TestOutOfDescriptors(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	d := New(Config{Memory: 1 << 30})
@@ -135,7 +119,7 @@ func TestOutOfDescriptors(t *testing.T) {
 }
 
 func TestOutOfAddresses(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	d := New(Config{Memory: 64 * mib})
@@ -192,7 +176,7 @@ func TestAlignment(t *testing.T) {
 // TestFileSizeLimit: memory is a file here, and the process's limit for files is told
 // from a wrong argument.
 func TestFileSizeLimit(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: mib, Max: mib}))

@@ -10,9 +10,9 @@ import (
 // memory that is about to be unmapped or narrowed. As in a process with a card, one
 // lost device is a lost process. It returns when none of that work runs any more, so
 // that nothing touches the pages afterwards: on the card that would be an illegal
-// address, here it would end the process. The wait is short, because a copy checks
-// after every piece whether it was stopped. A kernel runs to its end. The caller holds memMu for writing, so no
-// new work can pass its check meanwhile.
+// address, here it would end the process. The wait for a copy is short, because it checks
+// after every piece whether it was stopped. A kernel runs to its end. The caller holds
+// memMu for writing, so no new work can pass its check meanwhile.
 func (d *Driver) loseIfUsed(hit func(*deviceState, span) bool) {
 	d.workMu.Lock()
 	defer d.workMu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -154,7 +155,7 @@ func TestOrphansAreLookedAtInTurn(t *testing.T) {
 
 // TestOrphansHoldDescriptors: where no descriptor is left, Create looks at all orphans.
 func TestOrphansHoldDescriptors(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	d := New(Config{Granularity: 4096})

@@ -5,6 +5,7 @@ package host
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -37,7 +38,7 @@ func sieve(t *testing.T, d *Driver, pages int) (n int, undo func()) {
 // Driver and the rest with another, then the same beside an application that
 // maps things of its own. With a count for each, Go would die of a failed mmap.
 func TestDriversShareTheMappings(t *testing.T) {
-	if !inChild(t) {
+	if !testgate.InChild(t) {
 		return
 	}
 	limit := maxMapCount()

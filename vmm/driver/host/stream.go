@@ -22,7 +22,7 @@ type work struct {
 	kind    kind
 	context *context // of the device that does it
 	memory  []span
-	two     [2]span             // where memory lies if it is no more
+	two     [2]span             // what memory begins as, so that a copy allocates none
 	run     func(*context) bool // returns false if it was cut short
 }
 
@@ -58,7 +58,7 @@ type op struct {
 type span struct {
 	from, to uint64
 	need     driver.Access
-	open     bool // it goes on from to as far as there is memory
+	open     bool // beyond to it goes on as far as there is memory
 }
 
 // use adds n bytes at p to the memory of the work.
@@ -67,7 +67,7 @@ func (w *work) use(p driver.Ptr, n uint64, need driver.Access) {
 		return
 	}
 	if w.memory == nil {
-		w.memory = w.two[:0] // no allocation for copies
+		w.memory = w.two[:0]
 	}
 	w.memory = append(w.memory, span{from: uint64(p), to: uint64(p) + n, need: need})
 }
