@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -49,17 +50,23 @@ func (s *Stream) BeginCapture() error {
 		}
 		id, err := g.CaptureID(s.queue)
 		if err != nil {
-			if graph, undo := g.EndCapture(s.queue); undo == nil {
+			graph, undo := g.EndCapture(s.queue)
+			if undo == nil {
 				undo = g.FreeGraph(graph)
-				err = also(err, "and ending the capture", undo)
+			} else {
+				s.captureID.Store(noID) // it goes on: EndCapture can end it
 			}
-			return err
+			return also(err, "and ending the capture", undo)
 		}
 		s.dev.state.parent.captures.begin(id)
 		s.captureID.Store(id)
 		return nil
 	}))
 }
+
+// noID stands for a capture that BeginCapture could neither name nor end, and has failed for:
+// its graph remembers nothing.
+const noID = math.MaxUint64
 
 func (all *captures) begin(id uint64) {
 	all.mu.Lock()

@@ -293,3 +293,24 @@ func TestGraphFaults(t *testing.T) {
 	ends(m)
 	w.end()
 }
+
+// TestBeginCaptureUndone: a capture that has begun and cannot be named is ended; if that
+// fails, too, EndCapture still ends it.
+func TestBeginCaptureUndone(t *testing.T) {
+	w := newWorld(t, 1)
+	s := stream(t, w.devs[0])
+	w.refuse("CaptureID", 1, errInjected)
+	require.ErrorIs(t, s.BeginCapture(), errInjected)
+	require.NoError(t, s.Sync(), "nothing is captured")
+	w.refuse("CaptureID", 1, errInjected)
+	w.refuse("EndCapture", 1, errInjected)
+	err := s.BeginCapture()
+	require.ErrorIs(t, err, errInjected)
+	require.ErrorContains(t, err, "and ending the capture")
+	require.ErrorIs(t, s.Sync(), vmm.ErrCapturing)
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, graph.Close())
+	require.NoError(t, s.Close())
+	w.end()
+}

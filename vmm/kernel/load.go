@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -112,8 +113,10 @@ func (m *Module) Func(name string) (*Func, error) {
 	}
 	params, err := f.Params()
 	switch {
-	case err != nil: // an older driver
+	case errors.Is(err, vmm.ErrNotSupported): // an older driver
 		params = m.ptx[symbol] // nil, not known, if the code is no PTX
+	case err != nil:
+		return nil, err
 	case params == nil:
 		params = []vmm.Param{} // known: there are none
 	}
