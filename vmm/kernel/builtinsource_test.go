@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -50,20 +49,32 @@ func TestSizesOfTheSource(t *testing.T) {
 // the header has their offsets.
 func TestCursorOfTheSource(t *testing.T) {
 	text := source(t, "cuvmm_append.cuh")
-	var listed, declared []string
-	for i, m := range regexp.MustCompile(`(?m)^//\t +(\d+)  (\w+) `).FindAllStringSubmatch(text, -1) {
-		require.Equal(t, strconv.Itoa(8*i), m[1])
-		listed = append(listed, m[2])
+	want := map[string]int{
+		"reserved": reserved, "written": written, "unfinished": unfinished,
+		"capacity": capacity, "data": data, "items": items, "limit": limit, "todo": todo, "todo_count": todoCount,
 	}
+	listed := map[string]int{}
+	for _, m := range regexp.MustCompile(`(?m)^//\t +(\d+)  (\w+) `).FindAllStringSubmatch(text, -1) {
+		at, err := strconv.Atoi(m[1])
+		require.NoError(t, err)
+		listed[m[2]] = at / 8
+	}
+	require.Equal(t, want, listed)
+
+	// Each field declared has 8 bytes, but for those that are there to be skipped.
 	body := regexp.MustCompile(`(?s)struct cursor \{(.*?)\n\};`).FindStringSubmatch(text)
 	require.NotNil(t, body)
-	for _, m := range regexp.MustCompile(`(?m)(\w+);$`).FindAllStringSubmatch(body[1], -1) {
-		declared = append(declared, m[1])
+	declared, at := map[string]int{}, 0
+	for _, m := range regexp.MustCompile(`(?m)(\w+)(?:\[(\d+)\])?;$`).FindAllStringSubmatch(body[1], -1) {
+		if m[2] != "" {
+			n, err := strconv.Atoi(m[2])
+			require.NoError(t, err)
+			at += n
+			continue
+		}
+		declared[m[1]] = at
+		at++
 	}
-	want := []string{
-		reserved: "reserved", capacity: "capacity", written: "written", unfinished: "unfinished", data: "data",
-		items: "items", limit: "limit", todo: "todo", todoCount: "todo_count",
-	}
-	require.True(t, slices.Equal(want, listed), listed)
-	require.True(t, slices.Equal(want, declared), declared)
+	require.Equal(t, want, declared)
+	require.Equal(t, kernel.CursorBytes, 8*at)
 }

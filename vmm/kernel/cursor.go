@@ -34,16 +34,19 @@ type Cursor struct {
 
 // The words of a cursor, as cuvmm_append.cuh has them.
 const (
-	wordReserved = iota
-	wordCapacity
-	wordWritten
-	wordUnfinished
-	wordData
-	wordItems
-	wordLimit
-	wordTodo
-	wordTodoCount
-	cursorWords
+	wordReserved   = 0
+	wordWritten    = 1
+	wordUnfinished = 2
+
+	// In another cache line.
+	wordCapacity  = 16
+	wordData      = 17
+	wordItems     = 18
+	wordLimit     = 19
+	wordTodo      = 20
+	wordTodoCount = 21
+
+	cursorWords = 22
 )
 
 // listsAt is where the lists of items begin, behind the words.

@@ -5,10 +5,11 @@ import "github.com/cuvmm/cuvmm/vmm"
 // DeviceCursor is a Cursor as kernels see it: cuvmm::cursor of cuvmm_append.cuh. It is for
 // functions of a Host; one of them runs at a time on a stream, so nothing is atomic here.
 type DeviceCursor struct {
-	Reserved   uint64  // elements asked for, those that did not fit included
+	Reserved   uint64 // elements asked for, those that did not fit included
+	Written    uint64 // where the first reservation began that did not fit
+	Unfinished uint64 // items noted
+	_          [13]uint64
 	Capacity   uint64  // elements that Data has memory for
-	Written    uint64  // where the first reservation began that did not fit
-	Unfinished uint64  // items noted
 	Data       vmm.Ptr // the first element
 	Items      vmm.Ptr // numbers of the items noted, 8 bytes each
 	Limit      uint64  // how many there is memory for

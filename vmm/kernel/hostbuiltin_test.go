@@ -167,15 +167,15 @@ func TestBuiltinReductions(t *testing.T) {
 
 // Words of a cursor.
 const (
-	reserved = iota
-	capacity
-	written
-	unfinished
-	data
-	items
-	limit
-	todo
-	todoCount
+	reserved   = 0
+	written    = 1
+	unfinished = 2
+	capacity   = 16
+	data       = 17
+	items      = 18
+	limit      = 19
+	todo       = 20
+	todoCount  = 21
 )
 
 // appended has launch append want, in any order, into memory that has too little room at
@@ -188,7 +188,7 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 	for _, first := range []uint64{n, n / 2, 0} {
 		out := vector(t, r.dev, slices.Repeat([]T{poison}, len(want)+100)...)
 		lists := [2]*growable.Vector[uint64]{vector(t, r.dev, make([]uint64, tiles)...), vector(t, r.dev, make([]uint64, tiles)...)}
-		words := [9]uint64{capacity: first, data: uint64(out.Ptr()), limit: tiles}
+		words := [22]uint64{capacity: first, data: uint64(out.Ptr()), limit: tiles}
 		length, todoItems := uint64(0), tiles
 		for pass := 0; ; pass++ {
 			words[items] = uint64(lists[pass%2].Ptr())
@@ -212,7 +212,7 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 				break
 			}
 			todoItems = got[unfinished]
-			words = [9]uint64{
+			words = [22]uint64{
 				reserved: length, capacity: n, data: words[data], limit: tiles,
 				todo: uint64(lists[pass%2].Ptr()), todoCount: todoItems,
 			}

@@ -14,18 +14,20 @@
 namespace cuvmm {
 
 // cursor says where the next elements go. It lies in device memory, and the host reads
-// and writes it between launches. Its layout is a contract with package vmm/kernel:
+// and writes it between launches. What all blocks add to has cache lines of its own: an
+// addition takes its line out of the multiprocessor's cache, and what lies beside it would
+// have to be fetched again for each. Its layout is a contract with package vmm/kernel:
 //
 //	offset  field
 //	     0  reserved    elements that were asked for, whether they fit or not
-//	     8  capacity    elements that data has room for
-//	    16  written     see below; only set where reserved > capacity
-//	    24  unfinished  work items that were noted as not done
-//	    32  data        the elements
-//	    40  items       numbers of the work items that were noted
-//	    48  limit       numbers that items has room for
-//	    56  todo        work items of this launch; null: all of them
-//	    64  todo_count  how many todo holds
+//	     8  written     see below; only set where reserved > capacity
+//	    16  unfinished  work items that were noted as not done
+//	   128  capacity    elements that data has room for
+//	   136  data        the elements
+//	   144  items       numbers of the work items that were noted
+//	   152  limit       numbers that items has room for
+//	   160  todo        work items of this launch; null: all of them
+//	   168  todo_count  how many todo holds
 //
 // Reservations follow each other without a gap, so the place numbered capacity lies in
 // at most one of them: the first that does not fit. Those before it fit and are written,
@@ -34,16 +36,17 @@ namespace cuvmm {
 // where everything fit.
 struct cursor {
 	unsigned long long reserved;
-	unsigned long long capacity;
 	unsigned long long written;
 	unsigned long long unfinished;
+	unsigned long long unused[13];
+	unsigned long long capacity;
 	void *data;
 	unsigned long long *items;
 	unsigned long long limit;
 	const unsigned long long *todo;
 	unsigned long long todo_count;
 };
-static_assert(sizeof(cursor) == 72, "package vmm/kernel knows this layout");
+static_assert(sizeof(cursor) == 176, "package vmm/kernel knows this layout");
 
 // full is what reserve returns where the elements do not fit.
 static const unsigned long long full = ~0ull;
