@@ -123,6 +123,17 @@ func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	return l, nil
 }
 
+// lockAccessible is lockReservation for work that the driver lets run until it faults: it
+// checks the device's access, too.
+func (d *Device) lockAccessible(on *Stream, r *Reservation, x Span) (lockedSpan, error) {
+	l, err := d.lockReservation(on, r, x)
+	if err == nil && r != nil && x.Access > r.Access(d) {
+		l.unlock()
+		return lockedSpan{}, fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, r.Access(d), r.ptr, x.Access)
+	}
+	return l, err
+}
+
 // unlockAll undoes lockForKernel.
 func unlockAll(locked []lockedSpan) {
 	for _, l := range locked {

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -20,27 +21,35 @@ type captures struct {
 
 // captured is what the work of a capture, or of the graph made of it, uses.
 type captured struct {
+	on      *deviceState // all of the work is of this device
 	memory  []capturedSpan
 	modules []*Module
 }
 
-// capturedSpan is memory in a reservation that a device uses in captured work.
+// loaded is nil while the modules are open.
+func (c *captured) loaded() error {
+	if slices.ContainsFunc(c.modules, func(m *Module) bool { return m.closed.Load() }) {
+		return errModuleClosed
+	}
+	return nil
+}
+
+// capturedSpan is memory in a reservation that captured work uses.
 type capturedSpan struct {
 	r    *Reservation
 	span Span
-	by   *Device
 }
 
 // BeginCapture begins to capture the stream into a graph: work that is queued on it from
 // now on does not run, but becomes part of the graph that EndCapture returns. A stream that
 // waits for an event of the capture is captured with it, and has to be waited for by this
-// one before the end. The mode is CUDA's relaxed one, the only one that does not bind a
+// one before the end; only streams of the same device can do work in it. The mode is CUDA's relaxed one, the only one that does not bind a
 // capture to a thread: goroutines change threads.
 //
 // Copies between pageable host memory and the device return ErrCapturing meanwhile, and so
 // does whatever would have to wait for the stream. Growth goes on.
 func (s *Stream) BeginCapture() error {
-	return s.fail("begin capture", 0, 0, s.with(func(o *openDevice) error {
+	return s.fail("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
 		g, ok := o.Device.(graphDevice)
 		if !ok {
 			return fmt.Errorf("%w: graphs", ErrNotSupported)
@@ -58,7 +67,7 @@ func (s *Stream) BeginCapture() error {
 			}
 			return also(err, "and ending the capture", undo)
 		}
-		s.dev.state.parent.captures.begin(id)
+		s.dev.state.parent.captures.begin(id, s.dev.state)
 		s.captureID.Store(id)
 		return nil
 	}))
@@ -68,13 +77,13 @@ func (s *Stream) BeginCapture() error {
 // its graph remembers nothing.
 const noID = math.MaxUint64
 
-func (all *captures) begin(id uint64) {
+func (all *captures) begin(id uint64, on *deviceState) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if all.byID == nil {
 		all.byID = map[uint64]*captured{}
 	}
-	all.byID[id] = &captured{}
+	all.byID[id] = &captured{on: on}
 	all.countLocked()
 }
 
@@ -113,7 +122,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	uses := make([]capturedSpan, 0, len(spans))
 	for _, x := range spans {
 		if r := s.dev.state.parent.find(x.Addr); r != nil {
-			uses = append(uses, capturedSpan{r, x, s.dev})
+			uses = append(uses, capturedSpan{r, x})
 		}
 	}
 	all.mu.Lock()
@@ -121,6 +130,10 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	c := all.byID[id]
 	if c == nil { // another library's capture
 		return nil
+	}
+	// A wait for a device covers the graphs that run on its streams, and no others.
+	if c.on != s.dev.state {
+		return fmt.Errorf("%w: the capture is of device %d, and takes no work of another one", ErrInvalid, c.on.n)
 	}
 	for _, u := range uses {
 		if !slices.Contains(c.memory, u) {
@@ -139,7 +152,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 // the Graph.
 func (s *Stream) EndCapture() (*Graph, error) {
 	var graph *Graph
-	err := s.with(func(o *openDevice) (err error) {
+	err := s.withAlone(func(o *openDevice) (err error) {
 		graph, err = s.endCapture(o)
 		return err
 	})
@@ -160,7 +173,7 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 	if graph.handle, err = raw.EndCapture(s.queue); err != nil {
 		s.dev.untrack(graph)
 		// A capture that goes on can be ended again.
-		if capturing, again := raw.Capturing(s.queue); again == nil && capturing {
+		if capturing, again := raw.Capturing(s.queue); capturing || again != nil && !lost(again) {
 			return nil, err
 		}
 	}
@@ -200,8 +213,8 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 	defer g.mu.Unlock()
 	x := &GraphExec{dev: g.dev, raw: g.raw, uses: g.uses}
 	x.mu.At(lock.GraphExec, 0)
-	if g.closed {
-		return nil, g.dev.fail("instantiate graph", 0, 0, errGraphClosed)
+	if err := g.uses.loaded(); g.closed || err != nil {
+		return nil, g.dev.fail("instantiate graph", 0, 0, cmp.Or(err, errGraphClosed))
 	}
 	err := g.dev.track(x, "executable graph")
 	if err == nil {
@@ -267,8 +280,8 @@ func (x *GraphExec) Launch(s *Stream) error {
 		switch {
 		case x.closed:
 			return errGraphClosed
-		case o.state.parent != x.dev.state.parent:
-			return fmt.Errorf("%w: the graph is of another driver", ErrInvalid)
+		case o.state != x.dev.state:
+			return fmt.Errorf("%w: the graph is of %v, the stream of %v", ErrInvalid, x.dev, s.dev)
 		}
 		// Captured, this graph would become part of another one, which does not know its memory.
 		if o.state.parent.captures.active.Load() > 0 {
@@ -292,11 +305,12 @@ func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
 		unlockAll(x.locked)
 		x.locked = x.locked[:0]
 	}
-	if slices.ContainsFunc(x.uses.modules, func(m *Module) bool { return m.closed.Load() }) {
-		return nil, errModuleClosed
+	if err := x.uses.loaded(); err != nil {
+		return nil, err
 	}
 	for _, u := range x.uses.memory {
-		l, err := u.by.lockReservation(s, u.r, Span{Addr: u.span.Addr, Size: max(u.span.Size, 1), Access: u.span.Access})
+		span := Span{Addr: u.span.Addr, Size: max(u.span.Size, 1), Access: u.span.Access}
+		l, err := s.dev.lockAccessible(s, u.r, span)
 		if err != nil {
 			unlock()
 			return nil, fmt.Errorf("memory that the graph uses: %w", err)
@@ -324,7 +338,11 @@ func (x *GraphExec) Update(g *Graph) error {
 	case x.dev.state.parent != g.dev.state.parent:
 		return x.dev.fail(op, 0, 0, fmt.Errorf("%w: the graph is of another driver", ErrInvalid))
 	}
-	if err := x.raw.UpdateGraphExec(x.handle, g.handle); err != nil {
+	err := g.uses.loaded()
+	if err == nil {
+		err = x.raw.UpdateGraphExec(x.handle, g.handle)
+	}
+	if err != nil {
 		return x.dev.fail(op, 0, 0, err)
 	}
 	x.uses = g.uses

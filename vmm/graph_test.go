@@ -314,3 +314,116 @@ func TestBeginCaptureUndone(t *testing.T) {
 	require.NoError(t, s.Close())
 	w.end()
 }
+
+// TestGraphAccess: a graph is refused if the device has lost access that the work needs.
+func TestGraphAccess(t *testing.T) {
+	w := newWorld(t, 2)
+	d, peer := w.devs[0], w.devs[1]
+	g, s := zeroed(t, d), stream(t, peer)
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, peer))
+	m, f := adder(t, peer)
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, f.Launch(s, addLaunch(g.Ptr(), 2), uses(argOf(g))))
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	x := executable(t, graph)
+	require.NoError(t, x.Launch(s))
+	require.NoError(t, s.Sync())
+	for _, take := range []func() error{
+		func() error { return g.Grant(vmm.AccessRead, peer) },
+		func() error { return g.Revoke(peer) },
+	} {
+		require.NoError(t, take())
+		require.ErrorIs(t, x.Launch(s), vmm.ErrBounds)
+	}
+	require.NoError(t, g.Grant(vmm.AccessReadWrite, peer))
+	require.NoError(t, x.Launch(s))
+	require.NoError(t, peer.Sync())
+	require.Equal(t, uint32(4), wordAt(t, g))
+
+	// Work of another device cannot be part of it, nor can it run there: what waits for a
+	// device would not cover it.
+	other := stream(t, d)
+	require.ErrorIs(t, x.Launch(other), vmm.ErrInvalid)
+	require.NoError(t, s.BeginCapture())
+	fork, err := s.Record()
+	require.NoError(t, err)
+	require.NoError(t, other.Wait(fork))
+	require.ErrorIs(t, other.Fill(g.Ptr(), 1, 4, 1), vmm.ErrInvalid)
+	again, err := s.EndCapture()
+	require.NoError(t, err)
+
+	// A graph whose code is gone is not made executable.
+	require.NoError(t, m.Close())
+	_, err = graph.Instantiate()
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	require.ErrorIs(t, x.Update(graph), vmm.ErrClosed)
+	for _, c := range []interface{ Close() error }{fork, again, x, graph, g, s, other} {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}
+
+// TestCaptureBesideLaunches: what is queued while a capture begins or ends either runs or is
+// in the graph, with its memory.
+func TestCaptureBesideLaunches(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s := stream(t, d)
+	m, f := adder(t, d)
+	for range 200 {
+		g := zeroed(t, d)
+		launched := begun(func() error { return f.Launch(s, addLaunch(g.Ptr(), 1), uses(argOf(g))) })
+		require.NoError(t, s.BeginCapture())
+		require.NoError(t, <-launched)
+		ended := begun(func() error { _, err := s.EndCapture(); return err })
+		graph, err := s.EndCapture()
+		if other := <-ended; err != nil {
+			require.ErrorIs(t, err, vmm.ErrInvalid)
+			require.NoError(t, other, "one of the two has ended it")
+			require.NoError(t, s.Sync())
+			require.NoError(t, g.Close())
+			continue
+		}
+		x := executable(t, graph)
+		require.NoError(t, s.Sync())
+		inGraph := wordAt(t, g) == 0
+		require.NoError(t, g.Close())
+		err = x.Launch(s)
+		if inGraph {
+			require.ErrorIs(t, err, vmm.ErrClosed)
+		} else {
+			require.NoError(t, err)
+		}
+		require.NoError(t, x.Close())
+		require.NoError(t, graph.Close())
+	}
+	require.NoError(t, m.Close())
+}
+
+// TestModuleCloseThatFails: launches go on as if it had not been called.
+func TestModuleCloseThatFails(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, s, captured := zeroed(t, d), stream(t, d), stream(t, d)
+	m, f := adder(t, d)
+	require.NoError(t, captured.BeginCapture())
+	launched := begun(func() error {
+		for range 1000 {
+			if err := f.Launch(s, addLaunch(g.Ptr(), 1), uses(argOf(g))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for range 100 {
+		require.ErrorIs(t, m.Close(), vmm.ErrCapturing)
+	}
+	require.NoError(t, <-launched)
+	graph, err := captured.EndCapture()
+	require.NoError(t, err)
+	for _, c := range []interface{ Close() error }{graph, m, g, s, captured} {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}

@@ -112,15 +112,22 @@ func (m *Module) Close() error {
 func (m *Module) close() error {
 	m.closeMu.Lock()
 	defer m.closeMu.Unlock()
-	if !m.setClosed(true) {
+	if m.closed.Load() {
 		return nil
 	}
+	// Asked first: launches go on if it cannot be closed.
+	if err := m.dev.state.notCapturing(); err != nil {
+		return err
+	}
+	m.setClosed(true)
 	// A launch holds its stream's lock. Once each stream was locked, all launches that did
 	// not see that the module is closed have been queued, and the wait is for them, too.
 	m.dev.state.lockEachStream()
 	err := waitDevices(m.dev.state, []*deviceState{m.dev.state})
-	if err == nil {
-		err = m.raw.UnloadModule(m.handle)
+	if err == nil || lost(err) {
+		if failed := m.raw.UnloadModule(m.handle); !lost(failed) {
+			err = also(err, "and unloading it", failed)
+		}
 	}
 	if err != nil && !lost(err) {
 		m.setClosed(false)
@@ -221,6 +228,15 @@ type MemoryArg struct {
 	Stride uint64 // bytes from one of them to the next
 
 	in *Reservation // nil: it is found by its address
+}
+
+// Err says why the memory of a Range or a Reservation cannot be used: it is closed, or
+// asleep.
+func (m *MemoryArg) Err() error {
+	if m.in == nil {
+		return nil
+	}
+	return m.in.live()
 }
 
 // LaunchMemory is memory that launches use. It remembers what was checked, so a later launch

@@ -59,10 +59,16 @@ func addCode() vmm.Code {
 				return nil
 			}},
 			"panic":  {Params: addParams, Run: func(*vmm.Launch) error { panic("the kernel's own") }},
+			"riddle": {Params: addParams, Run: func(*vmm.Launch) error { panic(riddle{}) }},
 			"refuse": {Params: addParams, Run: func(*vmm.Launch) error { return errors.New("the kernel's own") }},
 		},
 	}
 }
+
+// riddle panics when it is asked what it is.
+type riddle struct{}
+
+func (riddle) Addr() uintptr { panic("no") }
 
 // addLaunch is a launch of add over a page.
 func addLaunch(p vmm.Ptr, v uint32) *vmm.Launch {
@@ -287,8 +293,11 @@ func TestLaunchHoldsMemory(t *testing.T) {
 
 // TestKernelFaults: a kernel that fails costs the device, and the error says why.
 func TestKernelFaults(t *testing.T) {
-	names := []string{"panic", "refuse", "add"}
-	want := map[string]string{"panic": "the kernel's own", "refuse": "the kernel's own", "add": "invalid memory access"}
+	names := []string{"panic", "refuse", "riddle", "add"}
+	want := map[string]string{
+		"panic": "the kernel's own", "refuse": "the kernel's own", "riddle": "another one when asked why",
+		"add": "invalid memory access",
+	}
 	if onCUDA {
 		names, want = []string{"add"}, map[string]string{"add": "ILLEGAL_ADDRESS"}
 	}

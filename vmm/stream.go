@@ -138,6 +138,24 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 	return f(o)
 }
 
+// withAlone is with, while no other call queues work on the stream: whether that is captured
+// may change.
+func (s *Stream) withAlone(f func(o *openDevice) error) error {
+	if s == nil || s.dev == nil {
+		return fmt.Errorf("%w: no stream", ErrInvalid)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return errStreamClosed
+	}
+	o, err := s.dev.state.ensureOpen()
+	if err != nil {
+		return err
+	}
+	return f(o)
+}
+
 var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
 // Hold keeps the stream from being closed until release, for the time of a call of the
@@ -219,7 +237,11 @@ func (s *Stream) Record() (*Event, error) {
 
 // Wait makes later work of the stream wait for the event.
 func (s *Stream) Wait(e *Event) error {
-	return s.fail("wait for event", 0, 0, s.with(func(o *openDevice) error {
+	with := s.with
+	if s != nil && s.dev != nil && s.dev.state.parent.captures.active.Load() > 0 {
+		with = s.withAlone // the stream may become part of a capture
+	}
+	return s.fail("wait for event", 0, 0, with(func(o *openDevice) error {
 		return e.with(func() error {
 			if err := e.sameDriver(o); err != nil {
 				return err

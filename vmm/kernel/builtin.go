@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -18,9 +19,10 @@ import (
 type Builtins struct {
 	mod     *Module
 	funcs   map[string]*Func
-	blocks  uint32      // that fill the device
-	scratch *vmm.Range  // scratchSlots pieces of scratchSize
-	free    chan uint64 // offsets of the pieces that no call uses
+	blocks  uint32       // that fill the device
+	scratch *vmm.Range   // scratchSlots pieces of scratchSize
+	free    chan uint64  // offsets of the pieces that are not in use
+	lost    atomic.Int32 // pieces that may be in use for ever
 }
 
 // builtinPTX is made by `make kernels`.
@@ -48,7 +50,7 @@ func LoadBuiltins(dev *vmm.Device) (*Builtins, error) {
 	}
 	b := &Builtins{mod: mod, funcs: map[string]*Func{}, free: make(chan uint64, scratchSlots)}
 	if err := b.prepare(dev); err != nil {
-		_ = b.Close() // the first error counts
+		_, _ = b.Close(), b.Close() // once more, if it was refused; the first error counts
 		return nil, fmt.Errorf("load built-in kernels: %w", err)
 	}
 	return b, nil
@@ -84,10 +86,11 @@ func (b *Builtins) Close() error {
 	if b == nil {
 		return nil
 	}
-	if err := b.scratch.Close(); err != nil {
+	// The code first: from then on no launch uses the scratch memory.
+	if err := b.mod.Close(); err != nil {
 		return err
 	}
-	return b.mod.Close()
+	return b.scratch.Close()
 }
 
 // fixed is memory as it was when it was looked at.
@@ -106,6 +109,9 @@ func argOf(m Memory) (a vmm.MemoryArg) {
 // elements is memory as n elements of size bytes.
 func elements(m Memory, size uint64) (at fixed, n uint64, err error) {
 	a := argOf(m)
+	if err := a.Err(); err != nil {
+		return at, 0, err
+	}
 	switch {
 	case a.Addr == 0:
 		return at, 0, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
@@ -156,11 +162,16 @@ func (b *Builtins) withScratch(s *vmm.Stream, f func(result vmm.Ptr) error) erro
 	if capturing {
 		return fmt.Errorf("%w: the result is waited for", vmm.ErrCapturing)
 	}
-	at := <-b.free // waits if more calls are under way than there are pieces
+	at, ok := <-b.free // waits if more calls are under way than there are pieces
+	if !ok {
+		return fmt.Errorf("%w: after errors all scratch memory may still be in use", vmm.ErrBusy)
+	}
 	err = f(b.scratch.Ptr() + vmm.Ptr(at))
 	// After an error the work may still run; while it may, no other call gets the piece.
 	if err == nil || s.Sync() == nil {
 		b.free <- at
+	} else if b.lost.Add(1) == scratchSlots {
+		close(b.free) // nothing comes back any more
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -66,15 +67,8 @@ func NewCursor(dst Growable) (*Cursor, error) {
 	if elem == 0 {
 		return nil, fmt.Errorf("make cursor: %w: nothing to append to", vmm.ErrInvalid)
 	}
+	// The first Append has it grow.
 	words, err := dst.Range().Device().NewRange(vmm.RangeOptions{Max: 1 << 34})
-	if err == nil {
-		if err = words.Grow(listsAt); err == nil {
-			err = words.SetLen(listsAt)
-		}
-		if err != nil {
-			err = errors.Join(err, words.Close())
-		}
-	}
 	if err != nil {
 		return nil, fmt.Errorf("make cursor: %w", err)
 	}
@@ -97,7 +91,13 @@ func (c *Cursor) Close() error {
 }
 
 // MemoryArg sets m to the cursor's words.
-func (c *Cursor) MemoryArg(m *vmm.MemoryArg) { c.words.MemoryArg(m) }
+func (c *Cursor) MemoryArg(m *vmm.MemoryArg) {
+	if c == nil {
+		*m = vmm.MemoryArg{}
+		return
+	}
+	c.words.MemoryArg(m)
+}
 
 // capacity is the memory that a kernel may append to: the range's up to Cap.
 type capacity struct{ r *vmm.Range }
@@ -132,6 +132,9 @@ func (c *Cursor) Resume(s *vmm.Stream, launch func(items uint64) error) (n uint6
 
 // Unfinished is how many items the last Append could not finish.
 func (c *Cursor) Unfinished() uint64 {
+	if c == nil {
+		return 0
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.unfinished
@@ -139,6 +142,9 @@ func (c *Cursor) Unfinished() uint64 {
 
 // run is Append, or Resume where items is 0.
 func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n uint64, err error) {
+	if c == nil || c.words == nil {
+		return 0, c.fail(fmt.Errorf("%w: no cursor", vmm.ErrInvalid))
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if launch == nil {
@@ -183,7 +189,11 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 			return n, c.fail(fmt.Errorf("%w: the kernel has noted %d items as unfinished, and everything did fit", vmm.ErrInvalid, todo))
 		}
 		// All items have said what they need, so one growth is enough.
-		if err := c.grow((res.reserved - res.written) * c.elem); err != nil {
+		over, need := bits.Mul64(res.reserved-res.written, c.elem)
+		if over != 0 {
+			return n, c.fail(fmt.Errorf("%w: the kernel has reserved %d elements", vmm.ErrFull, res.reserved))
+		}
+		if err := c.grow(need); err != nil {
 			return n, c.fail(err)
 		}
 	}
@@ -217,13 +227,19 @@ type passed struct{ reserved, written, unfinished uint64 }
 
 // pass launches todo items once: those of the list that has them, or all.
 func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint64) error) (res passed, err error) {
+	res.written = c.dst.Len() / c.elem
 	// Nothing that the kernel may write is clipped before Len includes it.
 	size, release, err := c.holdAll()
 	if err != nil {
 		return res, err
 	}
 	defer release()
-	res.written = c.dst.Len() / c.elem
+	// After an error a kernel may still run, and write.
+	defer func() {
+		if err != nil {
+			_ = s.Sync() // the first error counts
+		}
+	}()
 	// The words go to the device, the kernel runs, and the words come back.
 	var w [8 * cursorWords]byte
 	put := func(i int, v uint64) { binary.NativeEndian.PutUint64(w[8*i:], v) }
@@ -249,6 +265,10 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	if err := launch(todo); err != nil {
 		return res, err
 	}
+	// A launch of somebody else's, later, finds no capacity: nothing would hold the memory.
+	if err := s.Fill(c.words.Ptr()+8*wordCapacity, 0, 4, 2); err != nil {
+		return res, err
+	}
 	// While the kernel runs: memory for this Append and the next, as if each appended as much
 	// as the last one. An error is not lost: the growth that needs the memory returns it.
 	_ = c.dst.Grow(2 * c.last * c.elem)
@@ -257,9 +277,9 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	}
 	// A kernel that does not use the cursor as it should must not set a wrong length.
 	full := min(word(wordWritten), word(wordReserved))
-	if full < res.written || full > word(wordCapacity) || word(wordUnfinished) > c.items {
+	if full < res.written || full > size/c.elem || word(wordUnfinished) > c.items {
 		return res, fmt.Errorf("%w: the kernel has left the cursor with %d elements of %d, and %d of %d items unfinished",
-			vmm.ErrInvalid, full, word(wordCapacity), word(wordUnfinished), c.items)
+			vmm.ErrInvalid, full, size/c.elem, word(wordUnfinished), c.items)
 	}
 	if word(wordReserved) > full && word(wordUnfinished) == 0 {
 		return res, fmt.Errorf("%w: %d elements did not fit, and the kernel has noted no item as unfinished",

@@ -145,6 +145,9 @@ func (b *Bound) Set(i int, v any) error {
 	if err == nil && (len(a.bytes) != len(b.args[i].bytes) || a.pieces != b.args[i].pieces) {
 		err = fmt.Errorf("%w: %s in place of %s", vmm.ErrInvalid, a.text, b.args[i].text)
 	}
+	if old := b.args[i]; err == nil && a.memory != nil && old.memory != nil && argOf(a.memory).Stride != argOf(old.memory).Stride {
+		err = fmt.Errorf("%w: %s has items of another size than %s", vmm.ErrInvalid, a.text, old.text)
+	}
 	if err != nil {
 		return fmt.Errorf("launch %s: argument %d: %w", b.f.Name(), i+1, err)
 	}

@@ -85,6 +85,8 @@ func (p *hostParams) add(in reflect.Type, i int) error {
 		decode = func(l *vmm.Launch) reflect.Value {
 			return reflect.ValueOf(Threads{whole(l.Grid), whole(l.Block)})
 		}
+	case in == threadsType:
+		return fmt.Errorf("%w: parameter %d: Threads can only be the first", vmm.ErrInvalid, i+1)
 	case in == ptrType:
 		off := p.addParam(8, 8, 0)
 		decode = func(l *vmm.Launch) reflect.Value { return reflect.ValueOf(ptrAt(l, off)) }

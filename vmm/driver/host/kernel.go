@@ -3,7 +3,6 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -252,36 +251,44 @@ func (c *context) runKernel(name string, run func(*driver.Launch) error, l *driv
 	mine.Args, mine.Memory = slices.Clone(l.Args), slices.Clone(l.Memory)
 	// In a goroutine of its own: runtime.Goexit then ends that one and not the stream's,
 	// and SetPanicOnFault ends with it.
-	done := make(chan error, 1)
+	done := make(chan string, 1)
 	go func() {
-		err := errGoexit
+		// What the kernel fails with is its own code: it is made text here, with no lock held.
+		why := "it ended its goroutine"
 		defer func() {
 			if p := recover(); p != nil {
-				err = panicError(p)
+				why = panicText(p)
 			}
-			done <- err
+			done <- why
 		}()
 		debug.SetPanicOnFault(true)
-		err = run(&mine)
+		if err := run(&mine); err != nil {
+			why = fmt.Sprint(err)
+		} else {
+			why = ""
+		}
 	}()
-	err := <-done
-	if err == nil {
+	why := <-done
+	if why == "" {
 		return true
 	}
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
-	c.d.lose(fmt.Sprintf("kernel %q on host:%d: %v", name, c.state.ordinal, err))
+	c.d.lose(fmt.Sprintf("kernel %q on host:%d: %s", name, c.state.ordinal, why))
 	return false
 }
 
-var errGoexit = errors.New("it ended its goroutine")
-
-// panicError says what a kernel panicked with.
-func panicError(p any) error {
+// panicText says what a kernel panicked with.
+func panicText(p any) (text string) {
+	defer func() {
+		if recover() != nil {
+			text = "panic, and another one when asked why"
+		}
+	}()
 	if fault, ok := p.(interface{ Addr() uintptr }); ok {
-		return fmt.Errorf("invalid memory access at %#x", fault.Addr())
+		return fmt.Sprintf("invalid memory access at %#x", fault.Addr())
 	}
-	return fmt.Errorf("panic: %v", p)
+	return fmt.Sprintf("panic: %v", p)
 }
 
 // onContext calls f with the device's context, under workMu.
