@@ -23,6 +23,7 @@ func TestCrossings(t *testing.T) {
 	scenes := crossingScenes()
 	maps.Copy(scenes, growthScenes())
 	maps.Copy(scenes, peerScenes())
+	maps.Copy(scenes, kernelScenes())
 	for what := range scenes {
 		require.Contains(t, rows, what, "not in the table")
 	}
