@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
@@ -84,7 +85,7 @@ func (s *Stream) lockForKernel(locked []lockedSpan, memory []LaunchMemory) ([]lo
 // A check that succeeded need not be made again as long as two numbers are what they were:
 // the epoch of the reservation's copies, which whatever takes memory or access away changes
 // after it has marked what goes and before it waits for copies; and namings, which UsedBy
-// changes.
+// changes, and an undo that fails.
 func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	if m.checkedOn == s {
 		l := lockedSpan{m.in, m.in.copies.begin()}
@@ -108,30 +109,37 @@ func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	if r != nil {
 		namings = r.namings.Load()
 	}
-	l, err := s.dev.lockReservation(s, r, x)
+	l, err := s.dev.lockAccessible(s, r, x)
+	if err == nil && m.in != nil {
+		m.checkedOn, m.checkedEpoch, m.checkedNamings = s, l.epoch, namings
+	}
+	return l, err
+}
+
+// lockAccessible is lockReservation for kernels: it checks the device's access, too. Copies
+// need no such check: the driver refuses them, but lets a kernel run until it faults.
+func (d *Device) lockAccessible(on *Stream, r *Reservation, x Span) (lockedSpan, error) {
+	l, err := d.lockReservation(on, r, x)
 	if err != nil || r == nil {
 		return l, err
 	}
-	// Copies need no such check: the driver refuses them, but lets a kernel run until it faults.
-	if x.Access > r.Access(s.dev) {
-		l.unlock()
-		return lockedSpan{}, fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, s.dev, r.Access(s.dev), r.ptr, x.Access)
+	if r.inDoubtFor(d.state) {
+		err = fmt.Errorf("%w: an undo has failed, and what %v may access is in doubt until the next Grant or Revoke", ErrBusy, d)
+	} else if have := r.Access(d); x.Access > have {
+		err = fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, r.ptr, x.Access)
 	}
-	if m.in != nil {
-		m.checkedOn, m.checkedEpoch, m.checkedNamings = s, l.epoch, namings
+	if err != nil {
+		l.unlock()
+		return lockedSpan{}, err
 	}
 	return l, nil
 }
 
-// lockAccessible is lockReservation for work that the driver lets run until it faults: it
-// checks the device's access, too.
-func (d *Device) lockAccessible(on *Stream, r *Reservation, x Span) (lockedSpan, error) {
-	l, err := d.lockReservation(on, r, x)
-	if err == nil && r != nil && x.Access > r.Access(d) {
-		l.unlock()
-		return lockedSpan{}, fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, r.Access(d), r.ptr, x.Access)
-	}
-	return l, err
+// inDoubtFor says whether the driver may give the device other access than the grants say.
+func (r *Reservation) inDoubtFor(d *deviceState) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Contains(r.accessInDoubt, d)
 }
 
 // unlockAll undoes lockForKernel.

@@ -341,6 +341,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 			}
 		}
 		r.setWaitsForLocked()
+		r.namings.Add(1)
 		r.mu.Unlock()
 	}
 	return cause

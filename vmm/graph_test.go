@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 // capturedAdd is a graph that fills the first page of g with ones and adds 2 to each word.
@@ -425,5 +426,40 @@ func TestModuleCloseThatFails(t *testing.T) {
 	for _, c := range []interface{ Close() error }{graph, m, g, s, captured} {
 		require.NoError(t, c.Close())
 	}
+	w.end()
+}
+
+// TestLaunchInDoubt: after a revocation that failed, and whose undo failed, too, nobody knows
+// what the driver lets the device do: no kernel is queued before the next Grant or Revoke.
+func TestLaunchInDoubt(t *testing.T) {
+	w := newWorld(t, 2)
+	d, peer := w.devs[0], w.devs[1]
+	r := holed(t, w) // memory in two runs, each of which has its own call
+	require.NoError(t, r.Grant(vmm.AccessReadWrite, peer))
+	s := stream(t, peer)
+	m, f := adder(t, peer)
+	arg := vmm.LaunchMemory{}
+	r.MemoryArg(&arg.MemoryArg, 0, page)
+	memory := []vmm.LaunchMemory{arg}
+	require.NoError(t, f.Launch(s, addLaunch(r.Ptr(), 1), memory))
+	require.NoError(t, s.Sync())
+	seen := 0
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "SetAccess" {
+			if seen++; seen > 1 {
+				return errInjected
+			}
+		}
+		return nil
+	}
+	require.ErrorIs(t, r.Revoke(peer), errInjected)
+	w.before = nil
+	require.ErrorIs(t, f.Launch(s, addLaunch(r.Ptr(), 1), memory), vmm.ErrBusy)
+	require.NoError(t, r.Grant(vmm.AccessReadWrite, peer))
+	require.NoError(t, f.Launch(s, addLaunch(r.Ptr(), 1), memory))
+	for _, c := range []interface{ Close() error }{s, m, r} {
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, d.Sync())
 	w.end()
 }

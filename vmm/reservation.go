@@ -46,7 +46,7 @@ type Reservation struct {
 	phase         atomic.Uint32 // changes with mu held
 	closesRunning atomic.Int32
 	copyBanCount  atomic.Int32                   // length of copyBans
-	namings       atomic.Uint64                  // calls of UsedBy
+	namings       atomic.Uint64                  // calls of UsedBy, and undos that failed: launches check anew
 	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
 	generation    atomic.Uint64
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
