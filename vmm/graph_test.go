@@ -429,8 +429,9 @@ func TestModuleCloseThatFails(t *testing.T) {
 	w.end()
 }
 
-// TestLaunchInDoubt: after a revocation that failed, and whose undo failed, too, nobody knows
-// what the driver lets the device do: no kernel is queued before the next Grant or Revoke.
+// TestLaunchInDoubt: after a revocation that failed, and whose undo failed, too, it is not
+// known what the driver lets the device do: no kernel is queued before the next Grant or
+// Revoke.
 func TestLaunchInDoubt(t *testing.T) {
 	w := newWorld(t, 2)
 	d, peer := w.devs[0], w.devs[1]
