@@ -43,8 +43,9 @@ type capturedSpan struct {
 // BeginCapture begins to capture the stream into a graph: work that is queued on it from
 // now on does not run, but becomes part of the graph that EndCapture returns. A stream that
 // waits for an event of the capture is captured with it, and has to be waited for by this
-// one before the end; only streams of the same device can do work in it. The mode is CUDA's relaxed one, the only one that does not bind a
-// capture to a thread: goroutines change threads.
+// one before the end. Only streams of the same device can do work in it. The mode is CUDA's
+// relaxed one, the only one that does not bind a capture to a thread: goroutines change
+// threads.
 //
 // Copies between pageable host memory and the device return ErrCapturing meanwhile, and so
 // does whatever would have to wait for the stream. Growth goes on.

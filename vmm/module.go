@@ -148,12 +148,11 @@ func (s *deviceState) lockEachStream() {
 	}
 }
 
-// setClosed says to launches and other calls that the module is closed, or is not; false if
-// it was so before.
-func (m *Module) setClosed(to bool) bool {
+// setClosed says to launches and other calls that the module is closed, or is not.
+func (m *Module) setClosed(to bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.closed.Swap(to) != to
+	m.closed.Store(to)
 }
 
 // Name is the kernel's name.

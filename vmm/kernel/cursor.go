@@ -30,7 +30,6 @@ type Cursor struct {
 	items      uint64     // of the last Append: how long the two lists are
 	noted      uint64     // 0 or 1: which of the lists has the unfinished items
 	last       uint64     // elements that the last Append appended
-	closed     bool
 }
 
 // The words of a cursor, as cuvmm_append.cuh has them.
@@ -83,11 +82,7 @@ func (c *Cursor) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.words.Close(); err != nil {
-		return err
-	}
-	c.closed = true
-	return nil
+	return c.words.Close()
 }
 
 // MemoryArg sets m to the cursor's words.

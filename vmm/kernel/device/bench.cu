@@ -4,7 +4,8 @@
 //	nvcc -O3 -std=c++17 -arch=sm_90 bench.cu -o bench && ./bench
 //
 // Rates are bytes read plus bytes written, in GB/s. The ratio is the median over the rounds
-// of the rate divided by that of the copy in the same round. With
+// of the rate divided by that of the copy in the same round. Between the least and the
+// greatest ratio of six rounds or more lies the true median with at least 95 %. With
 // -DCUVMM_NO_CAPACITY_CHECK the checks of overflow have to fail.
 
 #include "builtin.cu"
@@ -571,12 +572,14 @@ static void run(std::vector<measured> &list, int rounds, const std::vector<cuvmm
 
 static void print(const std::vector<measured> &list)
 {
-	std::printf("\n%-44s %9s %9s\n", "", "GB/s", "ratio");
+	std::printf("\n%-44s %9s %9s %9s %9s\n", "", "GB/s", "ratio", "least", "greatest");
 	for (const measured &m : list) {
 		std::vector<double> ratio;
 		for (size_t i = 0; i < m.rate.size(); i++)
 			ratio.push_back(m.rate[i] / list[0].rate[i]);
-		std::printf("%-44s %9.1f %9.3f\n", m.name.c_str(), median(m.rate), median(ratio));
+		auto ends = std::minmax_element(ratio.begin(), ratio.end());
+		std::printf("%-44s %9.1f %9.3f %9.3f %9.3f\n", m.name.c_str(), median(m.rate), median(ratio), *ends.first,
+			*ends.second);
 	}
 }
 
