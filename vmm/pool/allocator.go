@@ -1,0 +1,87 @@
+package pool
+
+import "github.com/cuvmm/cuvmm/vmm"
+
+// Allocator is stream-ordered memory of one device: a [Pool], or one of the driver's own
+// pools (see [NewDriver]). Safe for concurrent use.
+type Allocator interface {
+	// Device is whose memory it is.
+	Device() *vmm.Device
+
+	// Alloc returns n bytes for work that is queued on the stream from now on. Their
+	// contents are undefined. The stream may be of another device that was granted access.
+	// Alloc of 0 bytes returns a block without memory.
+	Alloc(s *vmm.Stream, n uint64) (Block, error)
+	// Free gives a block up once the work that the stream has now has ended. It need not
+	// be the stream of Alloc: then the caller orders one after the other.
+	Free(s *vmm.Stream, b Block) error
+	// FreeNow gives up a block that no work uses any more.
+	FreeNow(b Block) error
+
+	// TrimTo releases memory that no block uses until at most keep bytes are reserved, and
+	// returns how many bytes went. Memory freed in a stream whose work is not known to have
+	// ended counts as used.
+	TrimTo(keep uint64) (freed uint64, err error)
+	// SetReleaseThreshold is how many bytes stay reserved when a stream, an event or the
+	// device is synchronised. The default is 0.
+	SetReleaseThreshold(bytes uint64) error
+	// ReleaseThreshold is what SetReleaseThreshold has set.
+	ReleaseThreshold() (uint64, error)
+	// SetReuse switches the policies for memory that was freed in other streams.
+	SetReuse(Reuse) error
+	// Reuse is the policies that are on.
+	Reuse() (Reuse, error)
+
+	// Grant gives devices access to all memory of the pool, present and future.
+	Grant(a vmm.Access, devs ...*vmm.Device) error
+	// Revoke takes access away. The owner's cannot be revoked.
+	Revoke(devs ...*vmm.Device) error
+	// Access is what a device may do with the memory.
+	Access(d *vmm.Device) (vmm.Access, error)
+
+	// Stats is the pool in numbers.
+	Stats() (Stats, error)
+	// ResetHigh sets Stats.ReservedHigh and UsedHigh to what is reserved and used now.
+	ResetHigh() error
+	// Close gives the pool up. While blocks are allocated it returns ErrBusy. Twice is fine.
+	Close() error
+}
+
+// Reuse is a set of policies by which Alloc may take memory that was freed in another
+// stream. Memory freed in the same stream, and memory whose work is known to have ended, is
+// always reused. The names are CUDA's.
+type Reuse uint8
+
+const (
+	// ReuseFollowEvents allows memory that was freed in a stream before an event for which
+	// this stream waits already.
+	ReuseFollowEvents Reuse = 1 << iota
+	// ReuseOpportunistic allows memory whose work turns out to have ended.
+	ReuseOpportunistic
+	// ReuseInternalDependencies has this stream wait for the other one, if no other memory
+	// can be had.
+	ReuseInternalDependencies
+
+	// ReuseAll is all of them, the default.
+	ReuseAll = ReuseFollowEvents | ReuseOpportunistic | ReuseInternalDependencies
+)
+
+// Stats is a pool in numbers. Sizes are in bytes.
+type Stats struct {
+	Reserved     uint64 // of memory that the pool holds
+	ReservedHigh uint64 // the most since ResetHigh
+	Used         uint64 // of blocks that are allocated, as rounded up
+	UsedHigh     uint64 // the most since ResetHigh
+
+	// The driver's own pools do not tell the rest, and leave it 0.
+
+	Blocks      int    // that are allocated
+	Allocs      uint64 // ever, without those of 0 bytes
+	Frees       uint64 // ever
+	Pending     uint64 // bytes freed in streams whose work is not known to have ended
+	LargestFree uint64 // the longest run of free bytes that is mapped
+	Created     uint64 // bytes of memory created, ever
+	Remapped    uint64 // bytes moved from free addresses to where they were needed, ever
+	Released    uint64 // bytes given back, ever
+	Waits       uint64 // waits inserted by ReuseInternalDependencies
+}
