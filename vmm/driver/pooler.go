@@ -24,7 +24,7 @@ type Pooler interface {
 	TrimPool(p Pool, keep uint64) error
 	// PoolAttribute reads an attribute.
 	PoolAttribute(p Pool, a PoolAttribute) (uint64, error)
-	// SetPoolAttribute sets one. PoolReservedHigh and PoolUsedHigh can only be set to 0,
+	// SetPoolAttribute sets one. PoolReservedPeak and PoolUsedPeak can only be set to 0,
 	// which makes them the current value; PoolReserved and PoolUsed cannot be set.
 	SetPoolAttribute(p Pool, a PoolAttribute, value uint64) error
 	// SetPoolAccess sets which devices may use all memory of the pool, present and future.
@@ -59,9 +59,9 @@ const (
 	PoolReuseInternalDependencies
 	PoolReleaseThreshold // bytes
 	PoolReserved         // bytes
-	PoolReservedHigh     // bytes, the most since it was reset
+	PoolReservedPeak     // bytes, the most since it was reset
 	PoolUsed             // bytes
-	PoolUsedHigh         // bytes
+	PoolUsedPeak         // bytes
 )
 
 // PeerCopier is a Device that copies between two devices, neither of which needs access to

@@ -41,8 +41,8 @@ type Allocator interface {
 
 	// Stats is the pool in numbers.
 	Stats() (Stats, error)
-	// ResetHigh sets Stats.ReservedHigh and UsedHigh to what is reserved and used now.
-	ResetHigh() error
+	// ResetPeaks sets Stats.ReservedPeak and UsedPeak to what is reserved and used now.
+	ResetPeaks() error
 	// Close gives the pool up. While blocks are allocated it returns ErrBusy. Twice is fine.
 	Close() error
 }
@@ -69,9 +69,9 @@ const (
 // Stats is a pool in numbers. Sizes are in bytes.
 type Stats struct {
 	Reserved     uint64 // of memory that the pool holds
-	ReservedHigh uint64 // the most since ResetHigh
+	ReservedPeak uint64 // the most since ResetPeaks
 	Used         uint64 // of blocks that are allocated, as rounded up
-	UsedHigh     uint64 // the most since ResetHigh
+	UsedPeak     uint64 // the most since ResetPeaks
 
 	// The driver's own pools do not tell the rest, and leave it 0.
 
