@@ -218,9 +218,9 @@ func (p *Pool) joinFreeLocked(st *stream) {
 }
 
 // freeLocked gives an extent back: as free memory of st, of work up to stamp; idle if st is
-// nil.
+// nil, or closed.
 func (p *Pool) freeLocked(e *extent, st *stream, stamp uint64) {
-	if st == nil {
+	if st == nil || !st.open() {
 		e.stamp = 0
 		p.addFreeLocked(e, &p.idle)
 		return
