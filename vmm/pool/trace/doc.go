@@ -1,6 +1,6 @@
 // Package trace has the sequences of allocations by which pools are compared: made from a
-// seed, or recorded elsewhere and read from text. Nothing here allocates; the sizes are
-// numbers.
+// seed, or recorded from a program and read from text. Replay runs one on a pool. No memory
+// is touched.
 //
 // The text has a line for each operation. The n-th allocation, from 0, is block n.
 //
