@@ -133,10 +133,13 @@ func (r *region) hole(off uint64) (int, bool) {
 
 // regionOf is where blocks of size bytes lie.
 func (p *Pool) regionOf(size uint64) *region {
-	if size > p.longFrom {
+	switch {
+	case size <= max(p.chunk/32, smallMost):
+		return &p.regions[0]
+	case size <= p.chunk:
 		return &p.regions[1]
 	}
-	return &p.regions[0]
+	return &p.regions[2]
 }
 
 // findLocked looks for size bytes that st may have without a driver call: what was freed in st, then what

@@ -16,20 +16,19 @@ import (
 // caller must Close it.
 type Pool struct {
 	// Immutable.
-	dev      *vmm.Device
-	res      *vmm.Reservation
-	base     vmm.Ptr
-	classes  *classes
-	unit     uint64 // blocks that are not in slabs are multiples of it
-	chunk    uint64 // bytes of a chunk
-	most     int    // chunks that it may reserve
-	longFrom uint64 // longer blocks lie in the second region
-	prop     vmm.Prop
-	onOOM    func(*vmm.Stream, uint64) bool
-	extras   *extras // nil: none
-	hooks    hooks
-	stops    []func() // of what is registered with the device
-	none     owner    // of blocks of 0 bytes
+	dev     *vmm.Device
+	res     *vmm.Reservation
+	base    vmm.Ptr
+	classes *classes
+	unit    uint64 // blocks that are not in slabs are multiples of it
+	chunk   uint64 // bytes of a chunk
+	most    int    // chunks that it may reserve
+	prop    vmm.Prop
+	onOOM   func(*vmm.Stream, uint64) bool
+	extras  *extras // nil: none
+	hooks   hooks
+	stops   []func() // of what is registered with the device
+	none    owner    // of blocks of 0 bytes
 
 	closed    atomic.Bool
 	closeMu   sync.Mutex // Close alone takes it
@@ -42,7 +41,7 @@ type Pool struct {
 	slots     []slot       // the addresses by chunks
 
 	mu          sync.Mutex // not held when memory is created, mapped, unmapped or released
-	regions     [2]region
+	regions     [regionCount]region
 	idle        home
 	all         []*stream
 	streamCount int
@@ -110,14 +109,13 @@ func newPool(dev *vmm.Device, o Options) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		dev:      dev,
-		classes:  newClasses(o.Align),
-		unit:     max(pageSize, o.Align),
-		chunk:    o.ChunkSize,
-		most:     int(o.Max / o.ChunkSize),
-		longFrom: max(o.ChunkSize/32, smallMost),
-		prop:     vmm.Prop{Share: o.Share},
-		onOOM:    o.OnOOM,
+		dev:     dev,
+		classes: newClasses(o.Align),
+		unit:    max(pageSize, o.Align),
+		chunk:   o.ChunkSize,
+		most:    int(o.Max / o.ChunkSize),
+		prop:    vmm.Prop{Share: o.Share},
+		onOOM:   o.OnOOM,
 	}
 	p.none.pool = p
 	p.notBusy.L = &p.mu
@@ -146,7 +144,7 @@ func (o *Options) resolve(gran, memory uint64) error {
 	}
 	gran = max(gran, pageSize)
 	if o.ChunkSize == 0 {
-		o.ChunkSize = max(gran, min(32<<20, uint64(1)<<bits.Len64(memory/2048)))
+		o.ChunkSize = max(gran, min(16<<20, uint64(1)<<bits.Len64(memory/2048)))
 	}
 	if o.ChunkSize%gran != 0 || o.ChunkSize > memory {
 		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
@@ -169,18 +167,20 @@ func (o *Options) resolve(gran, memory uint64) error {
 func (p *Pool) layOut() {
 	size := p.res.Size() / p.chunk * p.chunk
 	p.slots = make([]slot, size/p.chunk)
-	first := max(size/p.chunk/4, 1) * p.chunk
+	quarter := size / p.chunk / 4 * p.chunk
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, r := range [][2]uint64{{0, first}, {first, size}} {
+	off := uint64(0)
+	for i, end := range [regionCount]uint64{quarter, 2 * quarter, size} {
 		p.regions[i].index = i
-		if r[0] == r[1] {
+		if end == off {
 			continue
 		}
 		e := p.newExtentLocked()
-		e.region, e.off, e.size = &p.regions[i], r[0], r[1]-r[0]
+		e.region, e.off, e.size = &p.regions[i], off, end-off
 		p.regions[i].first = e
 		p.addHoleLocked(e)
+		off = end
 	}
 }
 
