@@ -58,6 +58,7 @@ type Reservation struct {
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
 	accessInDoubt  []*deviceState         // may still have access: taking it away failed
+	copiers        []*deviceState         // have queued CopyPeer
 	copyBans       []*copyBan             // devices whose access is being changed
 	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
