@@ -12,7 +12,7 @@ type bins struct {
 const (
 	binBits  = 3                   // a power of two is divided into 8 bins
 	binCount = (34 - binBits) << 3 // up to 2^33 pages
-	scanMost = 24                 // extents of a bin that are looked at
+	scanMost = 24                  // extents of a bin that are looked at
 )
 
 // binOf is the bin of extents of so many pages.

@@ -74,7 +74,7 @@ func (p *Pool) joinLocked(e *extent) {
 // neighbours there. While several streams use the pool, memory that a stream freed at
 // different points stays apart, so that another stream need not wait for the later one.
 func (p *Pool) addFreeLocked(e *extent, h *home) {
-	apart := h.st != nil && p.streamCount > 1
+	apart := h.st != nil && p.several.Load()
 	joins := func(x *extent) bool {
 		return x != nil && x.kind == kindFree && x.home == h && !(apart && x.stamp != e.stamp)
 	}
