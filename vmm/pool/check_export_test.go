@@ -277,7 +277,7 @@ func (c *checker) sums() {
 	}
 	c.check(int64(chunks) == c.p.chunks.Load() && chunks <= c.p.most, "%d chunks of %d, %d are counted", chunks, c.p.most, c.p.chunks.Load())
 	c.check(c.p.chunks.Load() <= c.p.chunksPeak, "the peak is %d", c.p.chunksPeak)
-	c.check(c.p.busy == 0 && c.p.streamCount == len(c.p.all), "%d calls, %d streams", c.p.busy, c.p.streamCount)
+	c.check(c.p.busy == 0 && c.p.several.Load() == (len(c.p.all) > 1), "%d calls, %d streams", c.p.busy, len(c.p.all))
 	known := map[any]bool{}
 	c.p.streams.Range(func(_, st any) bool { known[st] = true; return true })
 	for _, st := range c.p.all {

@@ -64,7 +64,7 @@ const (
 func newStress(t *testing.T, devs []int, seed uint64) *stress {
 	t.Helper()
 	x := &stress{t: t}
-	o := pool.Options{Max: 8 * mib}
+	o := pool.Options{Max: 8 * mib, ReleaseThreshold: 4 * mib}
 	if onCUDA {
 		d, err := vmm.Open("cuda:0")
 		testgate.Require(t, "cuda", err)
