@@ -154,6 +154,9 @@ func (p *Pool) giveForeign(t *stream, class int, st *stream) (some bool) {
 	for _, f := range out {
 		home := f.sl.lockHome()
 		some = some || home == st
+		if f.stamp >= done {
+			f.sl.stamp = home.s.Point() // home waits for it, others do not
+		}
 		p.giveLocked(home, f.sl, f.i)
 	}
 	return some
