@@ -149,7 +149,7 @@ func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (f
 	}
 	for _, dev := range devs {
 		if o := dev.openDevice.Load(); o != nil {
-			f, err := o.recordFence(o.CopyStream())
+			f, err := o.recordFence(o.CopyStream(), point{})
 			add(dev, f, err)
 			enough = enough && o.stage.maybeBusy.Load() == 0
 		}
@@ -298,7 +298,7 @@ func (s *Stream) Fence() (f Fence, err error) {
 }
 
 // WaitFence makes later work of the stream wait for the fence, of any device of the
-// same driver.
+// same driver. Stream.After counts it.
 func (s *Stream) WaitFence(f Fence) error {
 	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
 		switch {
@@ -307,7 +307,11 @@ func (s *Stream) WaitFence(f Fence) error {
 		case f.on.state.parent != o.state.parent:
 			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
 		}
-		return o.Wait(s.queue, f.e)
+		err := o.Wait(s.queue, f.e)
+		if err == nil {
+			s.waited(o, f.at)
+		}
+		return err
 	}))
 }
 

@@ -124,7 +124,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	g.lenMu.At(lock.Len, g.r.id)
 	g.capMu.At(lock.Cap, g.r.id)
 	g.r.mu.Lock()
-	g.r.partOf = g
+	g.r.owner = g
 	g.r.mu.Unlock()
 	g.requestGrowAhead()
 	return g, nil
@@ -557,7 +557,8 @@ func (d *Device) LookupRange(p Ptr) (g *Range, off uint64, ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if g, ok = r.partOf.(*Range); !ok {
+	g, ok = r.owner.(*Range)
+	if !ok || !r.inRange { // a program's reservation may name a range of its own as its owner
 		return nil, 0, false
 	}
 	return g, off, true

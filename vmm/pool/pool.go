@@ -1,0 +1,450 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Pool is stream-ordered memory of one device. What it reserves are addresses; memory is
+// mapped where blocks need it, and moves to other addresses when they do not. So it grows
+// without a copy, and a block fits as long as there is memory. Safe for concurrent use. The
+// caller must Close it.
+type Pool struct {
+	// Immutable.
+	dev      *vmm.Device
+	res      *vmm.Reservation
+	base     vmm.Ptr
+	classes  *classes
+	unit     uint64 // blocks that are not in slabs are multiples of it
+	chunk    uint64 // bytes of a chunk
+	most     int    // chunks that it may reserve
+	longFrom uint64 // longer blocks lie in the second region
+	prop     vmm.Prop
+	onOOM    func(*vmm.Stream, uint64) bool
+	extras   *extras // nil: none
+	hooks    hooks
+	stops    []func() // of what is registered with the device
+	none     owner    // of blocks of 0 bytes
+
+	closed    atomic.Bool
+	closeMu   sync.Mutex // Close alone takes it
+	streams   sync.Map   // *vmm.Stream to *stream
+	last      atomic.Pointer[stream]
+	reuse     atomic.Uint32
+	threshold atomic.Uint64
+	used      gauge
+	chunks    atomic.Int64 // that it holds
+	slots     []slot       // the addresses by chunks
+
+	mu          sync.Mutex // not held when memory is created, mapped, unmapped or released
+	regions     [2]region
+	idle        home
+	all         []*stream
+	streamCount int
+	streamIDs   uint64
+	unused      *extent
+	scratch     []*extent
+	spare       []*vmm.Chunk // not mapped
+	bad         int          // extents of kindBad
+	busy        int          // calls that release mu in the middle
+	notBusy     sync.Cond    // on mu: busy is 0
+	chunksPeak  int64
+	longSeq     uint64 // of the last block in no slab
+	long        counts // of blocks in no slab
+	past        counts // of streams that are forgotten
+	stats       Stats  // the sums in it
+}
+
+// slot is the addresses of one chunk.
+type slot struct {
+	chunk  *vmm.Chunk                              // nil: none is mapped; guarded by Pool.mu
+	cover  *extent                                 // the block that began in an earlier slot and goes on here; likewise
+	owners atomic.Pointer[[]atomic.Pointer[owner]] // by page: of a slab, or of the block that begins there
+}
+
+// hooks are set by tests only, before the first use.
+type hooks struct {
+	noOrder   bool // what was freed in any stream is reused at once
+	noPacking bool // the next slab to allocate from is the one in which a block was freed last
+}
+
+// gauge is a number and the most that it has been.
+type gauge struct {
+	now, peak atomic.Int64
+}
+
+func (g *gauge) add(by int64) {
+	if now := g.now.Add(by); by > 0 {
+		for peak := g.peak.Load(); now > peak && !g.peak.CompareAndSwap(peak, now); peak = g.peak.Load() {
+		}
+	}
+}
+
+var _ Allocator = (*Pool)(nil)
+
+// New makes a pool of dev's memory. It reserves addresses and takes no memory yet. The
+// caller must Close it, before dev.
+func New(dev *vmm.Device, o Options) (*Pool, error) {
+	p, err := newPool(dev, o)
+	if err != nil {
+		return nil, wrap(dev, "make pool", 0, 0, err)
+	}
+	return p, nil
+}
+
+func newPool(dev *vmm.Device, o Options) (*Pool, error) {
+	if dev.Driver() == nil {
+		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	info := dev.Info()
+	gran, err := dev.Driver().Granularity(vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: info.Ordinal}, Share: o.Share})
+	if err != nil {
+		return nil, err
+	}
+	if err := o.resolve(gran, info.Memory); err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		dev:      dev,
+		classes:  newClasses(o.Align),
+		unit:     max(pageSize, o.Align),
+		chunk:    o.ChunkSize,
+		most:     int(o.Max / o.ChunkSize),
+		longFrom: max(o.ChunkSize/32, smallMost),
+		prop:     vmm.Prop{Share: o.Share},
+		onOOM:    o.OnOOM,
+	}
+	p.none.pool = p
+	p.notBusy.L = &p.mu
+	p.extras = newExtras(o)
+	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
+	p.threshold.Store(o.ReleaseThreshold)
+	if p.res, err = dev.Reserve(o.Addresses, vmm.ReserveOptions{Align: o.Align, Owner: p}); err != nil {
+		return nil, err
+	}
+	p.base = p.res.Ptr()
+	p.layOut()
+	p.stops = []func(){dev.OnPressure(p.onPressure), dev.OnSync(p.onSync)}
+	return p, nil
+}
+
+// resolve checks the options and fills in the defaults.
+func (o *Options) resolve(gran, memory uint64) error {
+	if o.Align == 0 {
+		o.Align = 256
+	}
+	if bits.OnesCount64(o.Align) != 1 || o.Align < 16 || o.Align > gran {
+		return fmt.Errorf("%w: an alignment of %d", vmm.ErrInvalid, o.Align)
+	}
+	if o.NoReuse&^ReuseAll != 0 {
+		return fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, o.NoReuse)
+	}
+	gran = max(gran, pageSize)
+	if o.ChunkSize == 0 {
+		o.ChunkSize = max(gran, min(32<<20, uint64(1)<<bits.Len64(memory/2048)))
+	}
+	if o.ChunkSize%gran != 0 || o.ChunkSize > memory {
+		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
+	}
+	whole := memory / o.ChunkSize * o.ChunkSize
+	if o.Max == 0 || o.Max > whole {
+		o.Max = whole
+	}
+	if o.Max = o.Max / o.ChunkSize * o.ChunkSize; o.Max == 0 {
+		return fmt.Errorf("%w: Max is less than a chunk of %d bytes", vmm.ErrInvalid, o.ChunkSize)
+	}
+	if o.Addresses == 0 {
+		o.Addresses = 4 * o.Max
+	}
+	o.Addresses = max(o.Addresses, o.ChunkSize) / o.ChunkSize * o.ChunkSize
+	return nil
+}
+
+// layOut divides the addresses into regions, each of which is one hole.
+func (p *Pool) layOut() {
+	size := p.res.Size() / p.chunk * p.chunk
+	p.slots = make([]slot, size/p.chunk)
+	first := max(size/p.chunk/4, 1) * p.chunk
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, r := range [][2]uint64{{0, first}, {first, size}} {
+		p.regions[i].index = i
+		if r[0] == r[1] {
+			continue
+		}
+		e := p.newExtentLocked()
+		e.region, e.off, e.size = &p.regions[i], r[0], r[1]-r[0]
+		p.regions[i].first = e
+		p.addHoleLocked(e)
+	}
+}
+
+// Alloc returns n bytes for work that is queued on s from now on. It looks for memory in
+// this order:
+//
+//  1. what was freed in s
+//  2. what is idle: its work is known to have ended
+//  3. what was freed in streams that s waits for (ReuseFollowEvents)
+//  4. what turns out to be idle when the driver is asked (ReuseOpportunistic)
+//  5. idle chunks at other addresses, which are moved
+//  6. new chunks, up to Options.Max
+//  7. what was freed in another stream, for which s then waits (ReuseInternalDependencies)
+//  8. what Options.OnOOM frees
+//
+// Up to 3 it makes no call of the driver. A closed stream is ErrClosed, one that is being
+// captured ErrCapturing, and one of a device without access ErrInvalid. The text of
+// ErrOutOfMemory says how much is free, and in how long a run.
+func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
+	st, err := p.stream(s)
+	if err == nil {
+		if n-1 < p.classes.most && p.extras == nil {
+			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
+				return b, nil
+			}
+		}
+		var b Block
+		if b, err = p.alloc(st, n); err == nil {
+			p.extras.allocated(st, b)
+			return b, nil
+		}
+		p.extras.failed(st, n)
+	}
+	return Block{}, p.fail("allocate", 0, n, err)
+}
+
+// allocSmall allocates from the slab at hand; false if there is none.
+func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
+	st.mu.Lock()
+	c := &st.classes[class]
+	var sl *slab
+	var i int
+	if k := len(c.foreign); k > 0 {
+		sl, i = c.foreign[k-1].sl, c.foreign[k-1].i
+		c.foreign = c.foreign[:k-1]
+	} else if sl = c.current; sl != nil && !sl.full() {
+		i = sl.take()
+	} else {
+		st.mu.Unlock()
+		return Block{}, false
+	}
+	b := st.blockIn(sl, i, n)
+	st.mu.Unlock()
+	return b, true
+}
+
+// blockIn makes block i of a slab a block that is allocated. It needs st.mu.
+func (st *stream) blockIn(sl *slab, i int, n uint64) Block {
+	st.seq++
+	sl.seqs[i].Store(st.seq)
+	st.count(1, sl.size)
+	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: n, in: &sl.owner, seq: st.seq} //nolint:gosec // not negative
+}
+
+// Free gives b up once the work that s has now has ended. Until then it is reused in s only,
+// or where Alloc says so. A block that was freed before is ErrDoubleFree, of another pool
+// ErrForeignBlock. If Free fails the block is allocated as before, so after ErrClosed and
+// ErrCapturing it can be freed in another stream, or by FreeNow.
+func (p *Pool) Free(s *vmm.Stream, b Block) error {
+	st, err := p.stream(s)
+	if err == nil {
+		err = p.free(st, b)
+	}
+	if err != nil {
+		return p.fail("free", b.ptr, b.size, err)
+	}
+	if p.extras != nil {
+		p.extras.freed(st, b)
+	}
+	return nil
+}
+
+func (p *Pool) free(st *stream, b Block) error {
+	switch {
+	case b.in == nil || b.in.pool != p:
+		return ErrForeignBlock
+	case b.in.slab != nil:
+		return p.freeInSlab(st, b.in.slab, b)
+	case b.in.ext == nil:
+		return nil // of 0 bytes
+	}
+	stamp := st.s.Point()
+	if !b.in.ext.seq.CompareAndSwap(b.seq, 0) {
+		return ErrDoubleFree
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freeBlockLocked(b.in.ext, st, stamp)
+	return nil
+}
+
+// freeBlockLocked gives back a block that is in no slab; st is nil if it is idle.
+func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
+	size := e.size
+	p.setOwnersLocked(e, nil)
+	p.long.blocks--
+	p.long.frees++
+	p.used.add(-int64(size)) //nolint:gosec // far below 2^63
+	p.freeLocked(e, st, stamp)
+	// So that other streams learn when this has ended, not only when all later work has.
+	if st != nil && p.streamCount > 1 && p.allows(ReuseOpportunistic) {
+		if st.freedLong += size; st.freedLong >= p.chunk {
+			p.fenceLocked(st)
+		}
+	}
+}
+
+// freeInSlab gives a block of a slab back.
+func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
+	i := sl.index(b.ptr)
+	st.mu.Lock()
+	if st.gone {
+		st.mu.Unlock()
+		return st.goneErr()
+	}
+	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
+		st.mu.Unlock()
+		return ErrDoubleFree
+	}
+	st.count(-1, sl.size)
+	c := &st.classes[sl.class]
+	if sl.home.Load() != st {
+		c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
+		st.mu.Unlock()
+		return nil
+	}
+	sl.stamp = st.s.Point()
+	release := c.give(p, sl, i)
+	if release != nil {
+		st.slabs--
+	}
+	st.mu.Unlock()
+	if release != nil {
+		p.releaseSlab(release, st)
+	}
+	return nil
+}
+
+// FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
+// of cudaMallocAsync. It does not wait. Unlike Free it works whatever has become of the
+// stream.
+func (p *Pool) FreeNow(b Block) error {
+	var err error
+	switch {
+	case p == nil || b.in == nil || b.in.pool != p:
+		err = ErrForeignBlock
+	case b.in.slab != nil:
+		err = p.freeInSlabNow(b.in.slab, b)
+	case b.in.ext == nil:
+		return nil // of 0 bytes
+	case !b.in.ext.seq.CompareAndSwap(b.seq, 0):
+		err = ErrDoubleFree
+	default:
+		p.mu.Lock()
+		p.freeBlockLocked(b.in.ext, nil, 0)
+		p.mu.Unlock()
+	}
+	if err != nil {
+		return p.fail("free", b.ptr, b.size, err)
+	}
+	p.extras.freed(nil, b)
+	return nil
+}
+
+func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
+	i := sl.index(b.ptr)
+	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
+		return ErrDoubleFree
+	}
+	home := sl.lockHome()
+	home.count(-1, sl.size)
+	p.giveLocked(home, sl, i)
+	return nil
+}
+
+// lockHome locks the mu of the slab's home.
+func (sl *slab) lockHome() *stream {
+	for {
+		home := sl.home.Load()
+		home.mu.Lock()
+		if sl.home.Load() == home {
+			return home
+		}
+		home.mu.Unlock()
+	}
+}
+
+// giveLocked gives an idle block back to its slab and unlocks home.mu.
+func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
+	release := home.classes[sl.class].give(p, sl, i)
+	if release != nil {
+		home.slabs--
+	}
+	home.mu.Unlock()
+	if release != nil {
+		p.releaseSlab(release, home)
+	}
+}
+
+// releaseSlab gives the pages of a slab without blocks back. It was of st, whose list it is
+// not on any more.
+func (p *Pool) releaseSlab(sl *slab, st *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setOwnersLocked(sl.ext, nil)
+	p.freeLocked(sl.ext, st, sl.stamp)
+}
+
+// setOwnersLocked enters in the slots what lies at an extent: the block that begins there,
+// or on each page the slab; nil takes it out again.
+func (p *Pool) setOwnersLocked(e *extent, o *owner) {
+	for i := e.off / p.chunk; i*p.chunk < e.end(); i++ {
+		s := &p.slots[i]
+		pages := s.owners.Load()
+		if pages == nil {
+			all := make([]atomic.Pointer[owner], p.chunk/pageSize)
+			pages = &all
+			s.owners.Store(pages)
+		}
+		from, to := max(e.off, i*p.chunk), min(e.end(), (i+1)*p.chunk)
+		switch {
+		case e.kind == kindSlab:
+			for at := from; at < to; at += pageSize {
+				(*pages)[(at-i*p.chunk)/pageSize].Store(o)
+			}
+		case from > e.off:
+			s.cover = nil
+			if o != nil {
+				s.cover = e
+			}
+		default:
+			(*pages)[(from-i*p.chunk)/pageSize].Store(o)
+		}
+	}
+}
+
+func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //nolint:gosec // a Reuse was stored
+
+// fail wraps err for op.
+func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	var dev *vmm.Device
+	if p != nil {
+		dev = p.dev
+	}
+	return wrap(dev, op, ptr, size, err)
+}
+
+func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
+	var done *vmm.OpError
+	if errors.As(err, &done) {
+		return err
+	}
+	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}
+}
