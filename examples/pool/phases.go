@@ -56,7 +56,7 @@ func (d *demo) phases() error {
 func (d *demo) round(p *pool.Pool) error {
 	var blocks []pool.Block
 	for i := range uint64(10) {
-		b, err := p.Alloc(d.stream, (i+1)<<20)
+		b, err := p.Alloc(d.stream, (i+1)<<16)
 		if err != nil {
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-const chunk = 32 << 20
+const chunk = 2 << 20
 
 // reuse shows when a stream may have memory that another stream has freed. The pool has one
 // chunk, and a block is all of it, so that nothing else can be had.

@@ -116,7 +116,7 @@ func TestForeignMemory(t *testing.T) {
 }
 
 func TestNoMemory(t *testing.T) {
-	a := open(t, pool.Options{Max: 8 << 20})
+	a := open(t, pool.Options{Max: 8 << 20, ChunkSize: 1 << 20})
 	defer func() {
 		err, _ := recover().(error)
 		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
@@ -134,7 +134,7 @@ func TestCloseBusy(t *testing.T) {
 func TestOpenFails(t *testing.T) {
 	_, err := Open("nothing", pool.Options{})
 	require.Error(t, err)
-	_, err = Open(device, pool.Options{Align: 3})
+	_, err = Open(device, pool.Options{Align: 65})
 	require.Error(t, err)
 }
 
