@@ -75,7 +75,7 @@ func run(w io.Writer) (err error) {
 	fmt.Fprintln(w, "memory of", d.dev)
 	for _, listing := range []func() error{
 		d.inOrder, d.acrossStreams, d.atOnce, d.plain, d.onPeer,
-		d.phases, d.reuse, d.share,
+		d.captured, d.phases, d.reuse, d.share,
 	} {
 		if err := listing(); err != nil {
 			return err

@@ -88,14 +88,12 @@ func (a *Allocator) Reallocate(n int, b []byte) []byte {
 	}
 	if block, ok := a.find(b); ok {
 		if _, err := a.pool.Resize(a.stream, block, uint64(n)); err == nil {
-			longer := bytesAt(block.Ptr(), n)
-			clear(longer[min(len(b), n):])
-			return longer
-		} else if !errors.Is(err, pool.ErrNoRoom) {
-			panic(err)
+			resized := bytesAt(block.Ptr(), n)
+			clear(resized[min(len(b), n):])
+			return resized
 		}
 	}
-	other := a.allocate(n)
+	other := a.allocate(n) // there may be memory where b does not lie
 	clear(other[copy(other, b):])
 	a.Free(b)
 	return other
@@ -107,7 +105,7 @@ func (a *Allocator) Free(b []byte) {
 	if !ok {
 		return
 	}
-	// The CPU is done with the memory, so there is nothing to wait for.
+	// The CPU is done with the memory, and no stream uses it.
 	if err := a.pool.FreeNow(block); err != nil {
 		panic(err)
 	}
