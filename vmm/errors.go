@@ -238,22 +238,24 @@ type Launch = driver.Launch
 
 // Feature is something a device may be able to do; see Device.Supports.
 //
-//	FeatureVMM           reserve, create, map, set access
-//	FeatureShareFD       export and import as file descriptors
-//	FeatureShareFabric   export and import as fabric handles
-//	FeatureDMABuf        export of address spans as dma-buf
-//	FeatureRDMA          Prop.RDMA
-//	FeatureHostNUMA      Prop.Location on a host NUMA node
-//	FeaturePools         stream-ordered pools
-//	FeatureLegacyIPC     cuIpc handles of plain memory
-//	FeatureStreamMemOps  StreamMemOps
-//	FeatureKernels       load and launch
-//	FeatureReadOnlyMap   AccessRead is enforced
-//	FeatureShareReadOnly ShareReadOnly: an importer cannot write, whatever it does
-//	FeaturePageChunks    the granularity is a page of the host
-//	FeatureHostView      HostViewer: the CPU addresses the memory directly
-//	FeatureZeroFilled    memory of Create reads as zeros, by promise
-//	FeatureCopy2D        Copier2D: copies of rows with padding between them
+//	FeatureVMM              reserve, create, map, set access
+//	FeatureShareFD          export and import as file descriptors
+//	FeatureShareFabric      export and import as fabric handles
+//	FeatureDMABuf           export of address spans as dma-buf
+//	FeatureRDMA             Prop.RDMA
+//	FeatureHostNUMA         Prop.Location on a host NUMA node
+//	FeaturePools            stream-ordered pools
+//	FeatureLegacyIPC        cuIpc handles of plain memory
+//	FeatureStreamMemOps     StreamMemOps
+//	FeatureKernels          load and launch
+//	FeatureReadOnlyMap      AccessRead is enforced
+//	FeatureShareReadOnly    ShareReadOnly: an importer cannot write, whatever it does
+//	FeaturePageChunks       the granularity is a page of the host
+//	FeatureHostView         HostViewer: the CPU addresses the memory directly
+//	FeatureZeroFilled       memory of Create reads as zeros, by promise
+//	FeatureCopy2D           Copier2D: copies of rows with padding between them
+//	FeaturePoolShareFD      pools whose memory can be shared by file descriptors
+//	FeaturePoolShareFabric  pools whose memory can be shared by fabric handles
 type Feature = driver.Feature
 
 // EventFlags say what an event is for; see Device.NewEvent.
@@ -293,6 +295,9 @@ const (
 	FeatureHostView      = driver.FeatureHostView
 	FeatureZeroFilled    = driver.FeatureZeroFilled
 	FeatureCopy2D        = driver.FeatureCopy2D
+
+	FeaturePoolShareFD     = driver.FeaturePoolShareFD
+	FeaturePoolShareFabric = driver.FeaturePoolShareFabric
 
 	EventTiming       = driver.EventTiming
 	EventBlocking     = driver.EventBlocking

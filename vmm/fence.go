@@ -52,7 +52,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 
 // setWaitsForLocked computes waitsFor anew: the devices that waitForWork waits for, so that
 // it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
-// change of the grants and of accessInDoubt, and after UsedBy.
+// change of the grants, of accessInDoubt and of copiers, and after UsedBy.
 func (r *Reservation) setWaitsForLocked() {
 	invariants.Held(&r.mu)
 	if r.namedStreams != nil {
@@ -67,6 +67,11 @@ func (r *Reservation) setWaitsForLocked() {
 func (r *Reservation) mayAccessLocked(devs []*deviceState) []*deviceState {
 	invariants.Held(&r.mu)
 	devs = append(devs, r.accessInDoubt...)
+	for _, d := range r.copiers {
+		if !slices.Contains(devs, d) {
+			devs = append(devs, d)
+		}
+	}
 	for _, g := range r.grants {
 		if !slices.Contains(devs, g.dev.state) {
 			devs = append(devs, g.dev.state)

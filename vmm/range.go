@@ -1,13 +1,11 @@
 package vmm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -573,26 +571,4 @@ func (g *Range) countAwakeLocked() {
 	c := &g.r.dev.counters
 	c.move(g.len.Load(), &c.asleep, &c.used)
 	g.asleep = false
-}
-
-// lockEach takes one lock of each range, in the order of their ids.
-func lockEach(ranges []*Range, of func(*Reservation) *lock.Mutex) (unlock func()) {
-	sorted := slices.Clone(ranges)
-	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
-	for _, g := range sorted {
-		of(g.r).Lock()
-	}
-	return func() {
-		for _, g := range sorted {
-			of(g.r).Unlock()
-		}
-	}
-}
-
-// lockGrants holds the grants of several ranges as they are.
-func lockGrants(ranges []*Range) (unlock func()) {
-	if len(ranges) > 0 && ranges[0].r.dev.state.parent.hooks.noGrantLock {
-		return func() {}
-	}
-	return lockEach(ranges, func(r *Reservation) *lock.Mutex { return &r.grantMu })
 }

@@ -305,13 +305,20 @@ func (s *Stream) Usable() error {
 	if s != nil && s.dev != nil && !s.closing.Load() && !s.mayBeCaptured() {
 		return nil
 	}
-	return s.fail("use stream", 0, 0, s.with(func(o *openDevice) error {
-		capturing, err := o.Capturing(s.queue)
-		if err == nil && capturing {
-			err = fmt.Errorf("%w: what is queued on the stream now becomes part of a graph", ErrCapturing)
-		}
-		return err
-	}))
+	return s.fail("use stream", 0, 0, s.with(s.runsWork))
+}
+
+// runsWork is nil if what is queued on the stream now runs, as far as the driver has to be
+// asked: for ErrCapturing.
+func (s *Stream) runsWork(o *openDevice) error {
+	if !s.mayBeCaptured() {
+		return nil
+	}
+	capturing, err := o.Capturing(s.queue)
+	if err == nil && capturing {
+		err = fmt.Errorf("%w: what is queued on the stream becomes part of a graph", ErrCapturing)
+	}
+	return err
 }
 
 // Raw is the driver's handle, a CUstream on CUDA.

@@ -46,15 +46,21 @@ func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error
 		return driver.AccessNone, err
 	}
 	v := C.cuvmm_get_access(d.api, C.CUdeviceptr(p), where)
-	switch {
-	case v.r != 0:
+	if v.r != 0 {
 		return driver.AccessNone, d.fail(call, Result(v.r))
-	case v.v == C.CU_MEM_ACCESS_FLAGS_PROT_READ:
-		return driver.AccessRead, nil
-	case v.v == C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
-		return driver.AccessReadWrite, nil
 	}
-	return driver.AccessNone, nil
+	return accessOf(v.v), nil
+}
+
+// accessOf is an access of CUDA's.
+func accessOf(flags C.ulonglong) driver.Access {
+	switch flags {
+	case C.CU_MEM_ACCESS_FLAGS_PROT_READ:
+		return driver.AccessRead
+	case C.CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
+		return driver.AccessReadWrite
+	}
+	return driver.AccessNone
 }
 
 // location is l as CUDA wants it. With evenLost it may be a lost device.

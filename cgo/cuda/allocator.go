@@ -33,29 +33,19 @@ func (v *Device) FreePlain(p driver.Ptr) error {
 	return v.check(call, C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)))
 }
 
-// AllocAsync allocates from the device's default pool.
+// AllocAsync allocates from the current pool of the stream's device.
 func (v *Device) AllocAsync(n uint64, s driver.Stream) (driver.Ptr, error) {
 	var c C.cuvmm_value
-	err := v.onStream("cuMemAllocAsync", s, func() C.CUresult {
-		c = C.cuvmm_pool_alloc(v.d.api, v.ctx, C.size_t(n), stream(s))
+	err := v.onQueue("cuMemAllocAsync", s, func(q C.cuvmm_queue) C.CUresult {
+		c = C.cuvmm_pool_alloc(v.d.api, q, C.size_t(n))
 		return c.r
 	})
 	return driver.Ptr(c.v), err
 }
 
-// FreeAsync returns memory to the pool, in stream order.
+// FreeAsync frees memory in the order of a stream: back to its pool, if it is of one.
 func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
-	return v.onStream("cuMemFreeAsync", s, func() C.CUresult {
-		return C.cuvmm_pool_free(v.d.api, v.ctx, C.CUdeviceptr(p), stream(s))
+	return v.onQueue("cuMemFreeAsync", s, func(q C.cuvmm_queue) C.CUresult {
+		return C.cuvmm_pool_free(v.d.api, q, C.CUdeviceptr(p))
 	})
-}
-
-// SetPoolThreshold sets how much memory the default pool keeps.
-func (v *Device) SetPoolThreshold(n uint64) error {
-	const call = "cuMemPoolSetAttribute"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
-	return v.check(call, C.cuvmm_pool_threshold(v.d.api, C.int(v.n), C.ulonglong(n)))
 }

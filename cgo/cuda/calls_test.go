@@ -182,8 +182,6 @@ func (x *things) calls() []call {
 		{"FreePlain", "cuMemFree_v2", f("p=%#x", uint64(x.plain)), func() error { return v.FreePlain(x.plain) }, false},
 		{"AllocAsync", "cuMemAllocAsync", f("n=7 stream=%#x", uint64(s)), func() error { _, err := v.AllocAsync(7, s); return err }, false},
 		{"FreeAsync", "cuMemFreeAsync", f("p=%#x stream=%#x", uint64(x.plain), uint64(s)), func() error { return v.FreeAsync(x.plain, s) }, false},
-		{"SetPoolThreshold", "cuDeviceGetDefaultMemPool", "dev=0", func() error { return v.SetPoolThreshold(1 << 40) }, false},
-		{"SetPoolThreshold", "cuMemPoolSetAttribute", "* attribute=4 value=1099511627776", func() error { return v.SetPoolThreshold(1 << 40) }, false},
 		{"AllocHost", "cuMemHostAlloc", "n=7 flags=1", func() error { _, _, err := v.AllocHost(7); return err }, false},
 		{"FreeHost", "cuMemFreeHost", f("p=%#x", uint64(x.pinned)), func() error { return v.FreeHost(x.pinned) }, false},
 		{"BeginCapture", "cuStreamBeginCapture_v2", f("stream=%#x mode=1", uint64(s)),
@@ -198,7 +196,7 @@ func (x *things) calls() []call {
 		{"WaitValue of 8", "cuStreamWaitValue64_v2", f("stream=%#x p=%#x value=0 flags=0", uint64(s), uint64(word)),
 			func() error { return v.WaitValue(s, word, 0, 8) }, false},
 	}
-	return append(all, x.kernelCalls()...)
+	return slices.Concat(all, x.kernelCalls(), x.poolCalls())
 }
 
 // onCall runs f for call i on a new driver. It returns false if there is no call i.
@@ -210,6 +208,10 @@ func onCall(t *testing.T, path string, fake *fakecuda.Library, i int, f func(*te
 	more := true
 	t.Run(fmt.Sprint(i), func(t *testing.T) {
 		x := makeThings(t, d)
+		other, err := cuda.Load(path)
+		require.NoError(t, err)
+		x.foreign, err = openOn(t, other, 0).NewStream()
+		require.NoError(t, err)
 		all := x.calls()
 		if more = i < len(all); more {
 			c := all[i]
@@ -266,13 +268,15 @@ func meaning(c call, code int) (kind error, is bool) {
 	switch {
 	case c.quiet, (c.symbol == "cuEventQuery" || c.symbol == "cuStreamQuery") && code == 600: // not yet
 		return nil, false
-	case lost && slices.Contains([]string{"FreeStream", "FreeEvent", "FreeGraph", "FreeGraphExec", "UnloadModule", "DisablePeer", "Close"}, c.name): // it went with the context
+	case lost && slices.Contains([]string{"FreeStream", "FreeEvent", "FreeGraph", "FreeGraphExec", "UnloadModule", "DisablePeer", "DestroyPool", "Close"}, c.name): // it went with the context
 		return nil, false
 	case code == 1 && c.symbol == "cuFuncGetParamInfo": // there are no more
 		return nil, false
 	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // the same, or the context is not active
 		return nil, false
 	case code == 709 && c.name == "EnablePeer": // the peer's context was reset, and not this one
+		return driver.ErrInvalid, true
+	case code == 709 && c.name == "Copy on a stream of another library": // the stream's own context was reset
 		return driver.ErrInvalid, true
 	case code == 201 && (c.symbol == "cuCtxPushCurrent_v2" || c.symbol == "cuCtxGetId"): // although the context is retained
 		return driver.ErrContextReset, true
@@ -339,6 +343,7 @@ func TestNoContext(t *testing.T) {
 		switch {
 		case c.symbol == push, strings.HasPrefix(c.symbol, "cuDevicePrimaryCtx"):
 		case c.name == "EnablePeer" && c.symbol == "cuThreadExchangeStreamCaptureMode": // to retain the peer
+		case c.symbol == "cuDriverGetVersion": // to know what may be asked for
 		case c.name == "ExportRange" && c.symbol == "cuPointerGetAttribute": // to know whose context
 		default:
 			require.Equal(t, before, fake.Calls(c.symbol), "%s came to %s", c.name, c.symbol)

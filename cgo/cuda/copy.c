@@ -36,20 +36,20 @@ CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdevi
 	return cuvmm_pop_relaxed(api, r, mode);
 }
 
-CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s) {
-	CUresult r = cuvmm_push(api, ctx);
+CUresult cuvmm_copy(cuvmm_lib api, cuvmm_queue q, CUdeviceptr dst, CUdeviceptr src, size_t n) {
+	CUresult r = cuvmm_push_queue(api, q);
 	if (r != CUDA_SUCCESS)
 		return r;
 	r = cuvmm_check_address(api, dst);
 	if (r == CUDA_SUCCESS)
 		r = cuvmm_check_address(api, src);
 	if (r == CUDA_SUCCESS)
-		r = api->copy(dst, src, n, s);
+		r = api->copy(dst, src, n, q.stream);
 	return cuvmm_pop(api, r);
 }
 
-CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s) {
-	CUresult r = cuvmm_push(api, ctx);
+CUresult cuvmm_fill(cuvmm_lib api, cuvmm_queue q, CUdeviceptr dst, unsigned int pattern, int width, size_t n) {
+	CUresult r = cuvmm_push_queue(api, q);
 	if (r != CUDA_SUCCESS)
 		return r;
 	r = cuvmm_check_address(api, dst);
@@ -57,13 +57,13 @@ CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int 
 		return cuvmm_pop(api, r);
 	switch (width) {
 	case 1:
-		r = api->fill8(dst, (unsigned char)pattern, n, s);
+		r = api->fill8(dst, (unsigned char)pattern, n, q.stream);
 		break;
 	case 2:
-		r = api->fill16(dst, (unsigned short)pattern, n, s);
+		r = api->fill16(dst, (unsigned short)pattern, n, q.stream);
 		break;
 	case 4:
-		r = api->fill32(dst, pattern, n, s);
+		r = api->fill32(dst, pattern, n, q.stream);
 		break;
 	default:
 		r = CUDA_ERROR_INVALID_VALUE;

@@ -58,7 +58,7 @@ func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 	if n == 0 {
 		return nil
 	}
-	return v.check(call, C.cuvmm_copy(v.d.api, v.ctx, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n), stream(s)))
+	return v.checkQueued(entry, s, call, C.cuvmm_copy(v.d.api, v.queueOf(entry, s), C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n)))
 }
 
 // Fill queues a fill.
@@ -84,7 +84,7 @@ func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 	if n == 0 && (width == 1 || width == 2 || width == 4) {
 		return nil
 	}
-	return v.check(call, C.cuvmm_fill(v.d.api, v.ctx, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n), stream(s)))
+	return v.checkQueued(entry, s, call, C.cuvmm_fill(v.d.api, v.queueOf(entry, s), C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n)))
 }
 
 // bytes is the address of a slice's first byte. Its type keeps cgo from looking for

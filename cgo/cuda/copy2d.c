@@ -41,19 +41,19 @@ CUresult cuvmm_copy_2d_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, cuv
 }
 
 // Either side may be pinned memory of the host, so the driver has to find out.
-CUresult cuvmm_copy_2d(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_rows dst, cuvmm_rows src, size_t width, size_t rows, CUstream s) {
+CUresult cuvmm_copy_2d(cuvmm_lib api, cuvmm_queue q, cuvmm_rows dst, cuvmm_rows src, size_t width, size_t rows) {
 	CUDA_MEMCPY2D copy = {
 		.srcMemoryType = CU_MEMORYTYPE_UNIFIED, .srcDevice = src.p, .srcPitch = src.pitch,
 		.dstMemoryType = CU_MEMORYTYPE_UNIFIED, .dstDevice = dst.p, .dstPitch = dst.pitch,
 		.WidthInBytes = width, .Height = rows,
 	};
-	CUresult r = cuvmm_push(api, ctx);
+	CUresult r = cuvmm_push_queue(api, q);
 	if (r != CUDA_SUCCESS)
 		return r;
 	r = cuvmm_check_address(api, dst.p);
 	if (r == CUDA_SUCCESS)
 		r = cuvmm_check_address(api, src.p);
 	if (r == CUDA_SUCCESS)
-		r = api->copy_2d(&copy, s);
+		r = api->copy_2d(&copy, q.stream);
 	return cuvmm_pop(api, r);
 }

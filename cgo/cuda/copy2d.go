@@ -82,8 +82,8 @@ func (v *Device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver
 	if width == 0 || rows == 0 {
 		return nil
 	}
-	return v.check(call, C.cuvmm_copy_2d(v.d.api, v.ctx, pitched(dst), pitched(src),
-		C.size_t(width), C.size_t(rows), stream(s)))
+	return v.checkQueued(entry, s, call, C.cuvmm_copy_2d(v.d.api, v.queueOf(entry, s), pitched(dst), pitched(src),
+		C.size_t(width), C.size_t(rows)))
 }
 
 // rowsOf is how many rows of that width n bytes are, which lie at p.

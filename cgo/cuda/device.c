@@ -40,6 +40,22 @@ CUresult cuvmm_pop(cuvmm_lib api, CUresult r) {
 	return r != CUDA_SUCCESS ? r : popped;
 }
 
+// cuvmm_push_queue makes the context current in which work is queued on a stream.
+// cuvmm_pop undoes it.
+CUresult cuvmm_push_queue(cuvmm_lib api, cuvmm_queue q) {
+	CUcontext own = q.ctx.ctx, old;
+	CUresult r = cuvmm_push(api, q.ctx);
+	if (r != CUDA_SUCCESS || !q.foreign || api->stream_ctx == NULL)
+		return r;
+	r = api->stream_ctx(q.stream, &own);
+	if (r != CUDA_SUCCESS)
+		return cuvmm_pop(api, r);
+	if (own == q.ctx.ctx)
+		return r;
+	r = api->ctx_pop(&old);
+	return r != CUDA_SUCCESS ? r : api->ctx_push(own);
+}
+
 // cuvmm_push_relaxed is cuvmm_push with the thread's capture mode relaxed: calls
 // that would destroy the capture of another stream then leave it alone.
 // cuvmm_pop_relaxed undoes both.

@@ -22,13 +22,17 @@ type Device struct {
 	ctx        C.cuvmm_ctx
 	copyStream C.CUstream
 
-	copyStreamGone bool // copyStream is destroyed; only release uses it
+	copyStreamGone bool          // copyStream is destroyed; only release uses it
+	leftPools      []*tableEntry // to be destroyed; only release uses it
 
 	// reset says that the context was reset since Open, by this process or by a
 	// library in it. Then no handle of the context may reach libcuda.
 	reset atomic.Bool
 
-	peers peers
+	peers    peers
+	retained retained
+
+	defaultPool atomic.Uint64 // 0: not asked for yet
 
 	// users counts calls under way. closedBit says that no more may begin, and
 	// releasedBit that the last of them has released the context.
@@ -99,19 +103,24 @@ func (v *Device) release() error {
 		return nil
 	}
 	// The tables first: no other Device may use a handle whose context goes. Access
-	// to peers is taken away while the context is still there.
+	// to peers is taken away, and pools are destroyed, while the context is still there.
 	for _, table := range []*handleTable{&v.d.streams, &v.d.events, &v.d.functions, &v.d.modules, &v.d.execs, &v.d.graphs} {
 		table.removeAllOf(v)
 	}
-	peersErr := v.disablePeers()
+	if err := v.destroyPools(); err != nil {
+		v.users.Add(-releasedBit)
+		return err
+	}
+	peersErr, retainedErr := v.disablePeers(), v.retained.release(v)
+	leftErr := cmp.Or(peersErr, retainedErr)
 	err := v.releaseContext()
 	if errors.Is(err, driver.ErrDeviceLost) {
-		return peersErr // there is no context any more
+		return leftErr // there is no context any more
 	}
 	if err != nil {
 		v.users.Add(-releasedBit)
 	}
-	return cmp.Or(err, peersErr)
+	return cmp.Or(err, leftErr)
 }
 
 // releaseContext destroys the copy stream and releases the context. Where the

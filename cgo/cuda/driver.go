@@ -32,6 +32,7 @@ type Driver struct {
 	streams, events    handleTable
 	modules, functions handleTable
 	graphs, execs      handleTable
+	pools              handleTable
 
 	granularities sync.Map // granularityKey to uint64
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// handleTable lists the streams, events, modules, functions, graphs or executable
-// graphs that this package made and has not freed: libcuda crashes on a handle that is
+// handleTable lists the streams, events, modules, functions, graphs, executable graphs or
+// pools that this package made and has not freed: libcuda crashes on a handle that is
 // gone. Its zero value is empty. Its lock guards the table alone and is not held during
 // calls of libcuda.
 type handleTable struct {
@@ -79,8 +79,8 @@ func (m *handleTable) lookUp(handle uint64) *tableEntry {
 	return e
 }
 
-// removeIf removes what gone is true of.
-func (m *handleTable) removeIf(gone func(*tableEntry) bool) {
+// removeIf removes what gone is true of, and returns it.
+func (m *handleTable) removeIf(gone func(*tableEntry) bool) (removed []*tableEntry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	maps.DeleteFunc(m.entries, func(handle uint64, e *tableEntry) bool {
@@ -88,13 +88,15 @@ func (m *handleTable) removeIf(gone func(*tableEntry) bool) {
 			return false
 		}
 		m.slot(handle).CompareAndSwap(e, nil)
+		removed = append(removed, e)
 		return true
 	})
+	return removed
 }
 
 // removeAllOf removes what a Device made that is closing: its context may go.
-func (m *handleTable) removeAllOf(maker *Device) {
-	m.removeIf(func(e *tableEntry) bool { return e.maker == maker })
+func (m *handleTable) removeAllOf(maker *Device) []*tableEntry {
+	return m.removeIf(func(e *tableEntry) bool { return e.maker == maker })
 }
 
 // acquire keeps a handle from being freed during a call of v, until release. It

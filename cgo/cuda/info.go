@@ -114,7 +114,9 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 		}
 		return d.tryWith(driver.Prop{Location: at}, d.tryExportRange)
 	case driver.FeaturePools:
-		return d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, absent)
+		return d.hasPools(dev, absent)
+	case driver.FeaturePoolShareFD, driver.FeaturePoolShareFabric:
+		return d.tryPoolShare(dev, poolShares[f], absent)
 	case driver.FeatureLegacyIPC:
 		return d.tryLegacyIPC(dev, absent)
 	case driver.FeatureStreamMemOps:
@@ -226,6 +228,11 @@ func (d *Driver) tryWith(p driver.Prop, do func(h driver.Handle, n uint64) error
 			err = undo
 		}
 	}
+	return d.refused(err)
+}
+
+// refused is the error of a probe's call: a refusal counts as "not supported".
+func (d *Driver) refused(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -20,6 +20,7 @@ extern volatile int cuvmm_in_child;
 // In device.c, for the other files.
 CUresult cuvmm_primary_retain(cuvmm_lib api, CUcontext *ctx, int dev);
 CUresult cuvmm_push_relaxed(cuvmm_lib api, cuvmm_ctx ctx, CUstreamCaptureMode *mode);
+CUresult cuvmm_push_queue(cuvmm_lib api, cuvmm_queue q);
 CUresult cuvmm_pop_relaxed(cuvmm_lib api, CUresult r, CUstreamCaptureMode mode);
 
 // In copy.c. It returns INVALID_VALUE for an address that CUDA does not know.

@@ -170,7 +170,6 @@ func TestLoadOld(t *testing.T) {
 	_, err = v.AllocAsync(1, v.CopyStream())
 	isOnly(t, err, driver.ErrNotSupported)
 	isOnly(t, v.FreeAsync(1, v.CopyStream()), driver.ErrNotSupported)
-	isOnly(t, v.SetPoolThreshold(1), driver.ErrNotSupported)
 	isOnly(t, v.WaitValue(v.CopyStream(), 8, 1, 4), driver.ErrNotSupported)
 	isOnly(t, v.WriteValue(v.CopyStream(), 8, 1, 8), driver.ErrNotSupported)
 	isOnly(t, d.Supports(0, driver.FeatureStreamMemOps), driver.ErrNotSupported)

@@ -33,6 +33,9 @@ type things struct {
 	f      driver.Function // fill_bytes
 	g      driver.Graph    // of one launch
 	x      driver.GraphExec
+	pool   driver.Pool
+
+	foreign driver.Stream // of another library, on the same device
 }
 
 func (x *things) prop() driver.Prop { return driver.Prop{Location: onDevice(0), Share: driver.ShareFD} }
@@ -74,6 +77,8 @@ func makeThings(t *testing.T, d *cuda.Driver) *things {
 	require.NoError(t, err)
 	x.g = x.captured(t, func() { require.NoError(t, x.v.Launch(x.f, fillBytes(x.p, 4, 3), x.s)) })
 	x.x, err = x.v.Instantiate(x.g)
+	require.NoError(t, err)
+	x.pool, err = x.v.CreatePool(driver.PoolProps{})
 	require.NoError(t, err)
 	return x
 }
@@ -136,7 +141,6 @@ func (x *things) uses() map[string]func() error {
 		"AllocPlain":             func() error { _, err := v.AllocPlain(1); return err },
 		"AllocAsync":             func() error { _, err := v.AllocAsync(1, s); return err },
 		"FreeAsync":              func() error { return v.FreeAsync(x.plain, s) },
-		"SetPoolThreshold":       func() error { return v.SetPoolThreshold(1) },
 		"AllocHost":              func() error { _, _, err := v.AllocHost(1); return err },
 		"BeginCapture":           func() error { return v.BeginCapture(s, driver.CaptureRelaxed) },
 		"EndCapture":             func() error { return endCapture(v, s) },
@@ -155,6 +159,19 @@ func (x *things) uses() map[string]func() error {
 			l.Cooperative = true
 			return v.Launch(x.f, l, s)
 		},
+		"DefaultPool":       func() error { _, err := v.DefaultPool(); return err },
+		"CurrentPool":       func() error { _, err := v.CurrentPool(); return err },
+		"SetCurrentPool":    func() error { return v.SetCurrentPool(x.pool) },
+		"CreatePool":        func() error { _, err := v.CreatePool(driver.PoolProps{}); return err },
+		"AllocFromPool":     func() error { _, err := v.AllocFromPool(x.pool, 1, s); return err },
+		"TrimPool":          func() error { return v.TrimPool(x.pool, 0) },
+		"PoolAttribute":     func() error { _, err := v.PoolAttribute(x.pool, driver.PoolUsed); return err },
+		"SetPoolAttribute":  func() error { return v.SetPoolAttribute(x.pool, driver.PoolReleaseThreshold, 1) },
+		"SetPoolAccess":     func() error { return v.SetPoolAccess(x.pool, x.grant(driver.AccessReadWrite)) },
+		"PoolAccess":        func() error { _, err := v.PoolAccess(x.pool, onDevice(0)); return err },
+		"PoolOf":            func() error { _, _, err := v.PoolOf(x.plain); return err },
+		"PoolShares":        func() error { _, err := v.PoolShares(); return err },
+		"CopyPeer":          func() error { return v.CopyPeer(x.p, 0, x.p+8, 0, 4, s) },
 		"CaptureID":         func() error { _, err := v.CaptureID(s); return err },
 		"Instantiate":       func() error { _, err := v.Instantiate(x.g); return err },
 		"UpdateGraphExec":   func() error { return v.UpdateGraphExec(x.x, x.g) },
@@ -175,6 +192,7 @@ func (x *things) giveBack(t *testing.T) {
 	require.NoError(t, x.v.FreeStream(x.s))
 	require.NoError(t, x.v.FreeEvent(x.e))
 	x.giveBackKernels(t)
+	require.NoError(t, x.v.DestroyPool(x.pool))
 	require.NoError(t, x.v.Close())
 }
 

@@ -45,7 +45,7 @@ func TestReset(t *testing.T) {
 	for _, anew := range []bool{false, true} {
 		d, fake, reset := onReset(t)
 		for _, first := range slices.Sorted(maps.Keys(ofDevice(&things{d: d, v: &cuda.Device{}}))) {
-			if first == "SetPoolThreshold" {
+			if first == "PoolShares" {
 				continue // of the device, not of the context
 			}
 			x := makeThings(t, d)
@@ -78,13 +78,13 @@ func TestReset(t *testing.T) {
 // A call that frees something finds the reset first: it succeeds, and no handle reaches
 // libcuda.
 func TestResetGiveBack(t *testing.T) {
-	for _, name := range []string{"FreeStream", "FreeEvent", "FreeHost", "FreeGraph", "FreeGraphExec", "UnloadModule", "Close"} {
+	for _, name := range []string{"FreeStream", "FreeEvent", "FreeHost", "FreeGraph", "FreeGraphExec", "UnloadModule", "DestroyPool", "Close"} {
 		d, fake, reset := onReset(t)
 		x := makeThings(t, d)
 		reset(0)
 		after, err := d.Open(0)
 		require.NoError(t, err)
-		destroys := []string{"cuStreamDestroy_v2", "cuEventDestroy_v2", "cuMemFreeHost", "cuGraphDestroy", "cuGraphExecDestroy", "cuModuleUnload"}
+		destroys := []string{"cuStreamDestroy_v2", "cuEventDestroy_v2", "cuMemFreeHost", "cuGraphDestroy", "cuGraphExecDestroy", "cuModuleUnload", "cuMemPoolDestroy"}
 		count := func() (n int) {
 			for _, symbol := range destroys {
 				n += fake.Calls(symbol)
@@ -99,6 +99,7 @@ func TestResetGiveBack(t *testing.T) {
 			"FreeGraph":     func() error { return x.v.FreeGraph(x.g) },
 			"FreeGraphExec": func() error { return x.v.FreeGraphExec(x.x) },
 			"UnloadModule":  func() error { return x.v.UnloadModule(x.m) },
+			"DestroyPool":   func() error { return x.v.DestroyPool(x.pool) },
 			"Close":         x.v.Close,
 		}[name](), name)
 		if name == "Close" {
@@ -167,6 +168,8 @@ func TestResetHandles(t *testing.T) {
 		require.NoError(t, err)
 		exec, err := old.Instantiate(g)
 		require.NoError(t, err)
+		p, err := old.CreatePool(driver.PoolProps{})
+		require.NoError(t, err)
 		reset(0)
 		v := openOn(t, d, 0)
 		if known {
@@ -195,6 +198,8 @@ func TestResetHandles(t *testing.T) {
 			"WriteValue":      func() error { return v.WriteValue(s, 1<<30, 1, 8) },
 			"AllocAsync":      func() error { _, err := v.AllocAsync(1, s); return err },
 			"FreeAsync":       func() error { return v.FreeAsync(1<<30, s) },
+			"AllocFromPool":   func() error { _, err := v.AllocFromPool(p, 1, v.CopyStream()); return err },
+			"TrimPool":        func() error { return other.TrimPool(p, 0) },
 			"another's Own":   func() error { return other.SyncStream(old.CopyStream()) },
 			"FreeStream Own":  func() error { return v.FreeStream(old.CopyStream()) },
 			"EnablePeer self": func() error { return v.EnablePeer(0) },
@@ -215,6 +220,7 @@ func TestResetHandles(t *testing.T) {
 		require.NoError(t, v.FreeGraphExec(exec))
 		isOnly(t, old.FreeEvent(e), driver.ErrInvalid)
 		require.NoError(t, old.FreeStream(s))
+		require.NoError(t, old.DestroyPool(p))
 		require.NoError(t, v.FreeEvent(good))
 		require.NoError(t, other.Sync())
 		for _, x := range []*cuda.Device{old, v, other} {

@@ -54,6 +54,23 @@ typedef struct {
 	CUstream copy_stream;
 } cuvmm_context;
 
+// cuvmm_queue is a stream and the context in which work is queued on it. A foreign stream
+// is another library's: its own context is current then, which the shim asks for. A copy
+// of memory of a pool needs that.
+typedef struct {
+	cuvmm_ctx ctx;
+	CUstream stream;
+	int foreign;
+} cuvmm_queue;
+
+// cuvmm_pool_and_device is a result, and the pool and the device that memory is of. The
+// pool is NULL for memory of none.
+typedef struct {
+	CUresult r;
+	CUmemoryPool pool;
+	int device;
+} cuvmm_pool_and_device;
+
 // cuvmm_fabric is a result and a fabric handle.
 typedef struct {
 	CUresult r;
@@ -189,13 +206,17 @@ cuvmm_peer cuvmm_disable_peer(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_ctx peer, int 
 // In copy.c.
 CUresult cuvmm_copy_in(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, const unsigned char *src, size_t n, CUstream s);
 CUresult cuvmm_copy_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, CUdeviceptr src, size_t n, CUstream s);
-CUresult cuvmm_copy(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream s);
-CUresult cuvmm_fill(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr dst, unsigned int pattern, int width, size_t n, CUstream s);
+CUresult cuvmm_copy(cuvmm_lib api, cuvmm_queue q, CUdeviceptr dst, CUdeviceptr src, size_t n);
+CUresult cuvmm_fill(cuvmm_lib api, cuvmm_queue q, CUdeviceptr dst, unsigned int pattern, int width, size_t n);
+
+// In copypeer.c.
+cuvmm_context cuvmm_retain(cuvmm_lib api, int dev);
+CUresult cuvmm_copy_peer(cuvmm_lib api, cuvmm_queue q, CUdeviceptr dst, cuvmm_ctx to, int to_dev, CUdeviceptr src, cuvmm_ctx from, int from_dev, size_t n);
 
 // In copy2d.c.
 CUresult cuvmm_copy_2d_in(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_rows dst, const unsigned char *src, size_t width, size_t rows, CUstream s);
 CUresult cuvmm_copy_2d_out(cuvmm_lib api, cuvmm_ctx ctx, unsigned char *dst, cuvmm_rows src, size_t width, size_t rows, CUstream s);
-CUresult cuvmm_copy_2d(cuvmm_lib api, cuvmm_ctx ctx, cuvmm_rows dst, cuvmm_rows src, size_t width, size_t rows, CUstream s);
+CUresult cuvmm_copy_2d(cuvmm_lib api, cuvmm_queue q, cuvmm_rows dst, cuvmm_rows src, size_t width, size_t rows);
 
 // In stream.c.
 cuvmm_value cuvmm_stream_create(cuvmm_lib api, cuvmm_ctx ctx);
@@ -247,9 +268,23 @@ CUresult cuvmm_write_value(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUdeviceptr
 // In allocator.c.
 cuvmm_value cuvmm_plain_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);
 CUresult cuvmm_plain_free(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
-cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n, CUstream s);
-CUresult cuvmm_pool_free(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p, CUstream s);
-CUresult cuvmm_pool_threshold(cuvmm_lib api, int dev, unsigned long long n);
+cuvmm_value cuvmm_pool_alloc(cuvmm_lib api, cuvmm_queue q, size_t n);
+CUresult cuvmm_pool_free(cuvmm_lib api, cuvmm_queue q, CUdeviceptr p);
+
+// In pooler.c.
+cuvmm_value cuvmm_pool_default(cuvmm_lib api, cuvmm_ctx ctx, int dev);
+cuvmm_value cuvmm_pool_current(cuvmm_lib api, cuvmm_ctx ctx, int dev);
+CUresult cuvmm_pool_set_current(cuvmm_lib api, cuvmm_ctx ctx, int dev, CUmemoryPool pool);
+cuvmm_value cuvmm_pool_create(cuvmm_lib api, cuvmm_ctx ctx, CUmemPoolProps props);
+CUresult cuvmm_pool_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool);
+CUresult cuvmm_try_pool(cuvmm_lib api, CUmemPoolProps props);
+cuvmm_value cuvmm_pool_alloc_from(cuvmm_lib api, cuvmm_queue q, CUmemoryPool pool, size_t n);
+CUresult cuvmm_pool_trim(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, size_t keep);
+cuvmm_value cuvmm_pool_get(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, int attribute);
+CUresult cuvmm_pool_set(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, int attribute, unsigned long long value);
+CUresult cuvmm_pool_set_access(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, const CUmemAccessDesc *who, size_t n);
+cuvmm_value cuvmm_pool_get_access(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, CUmemLocation who);
+cuvmm_pool_and_device cuvmm_pool_of(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
 
 // In hostallocator.c.
 cuvmm_value cuvmm_host_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);

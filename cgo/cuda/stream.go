@@ -118,11 +118,56 @@ func (v *Device) onHandle(call string, table *handleTable, handle uint64, f func
 		entry.call.Lock()
 		defer entry.call.Unlock()
 	}
-	// Where the handle is another device's, a reset may be that device's.
+	return v.checkWith(entry, call, f())
+}
+
+// checkWith is check for a call with a handle. Where that is another device's, a reset
+// may be that device's.
+func (v *Device) checkWith(entry *tableEntry, call string, r C.CUresult) error {
 	if entry != nil && entry.maker.n != v.n {
-		return v.checkBoth(call, f())
+		return v.checkBoth(call, r)
 	}
-	return v.check(call, f())
+	return v.check(call, r)
+}
+
+// queueOf is a stream and the context in which work is queued on it: its maker's, or for
+// another library's stream what the driver says. The default streams, which have no
+// entry either, are v's.
+func (v *Device) queueOf(entry *tableEntry, s driver.Stream) C.cuvmm_queue {
+	q := C.cuvmm_queue{ctx: v.ctx, stream: stream(s)}
+	switch {
+	case entry != nil:
+		q.ctx = entry.maker.ctx
+	case s > lastDefault:
+		q.foreign = 1
+	}
+	return q
+}
+
+// lastDefault is CU_STREAM_PER_THREAD, the last of CUDA's special handles.
+const lastDefault driver.Stream = 2
+
+// onQueue is onStream for a call that may be made with a stream of any device.
+func (v *Device) onQueue(call string, s driver.Stream, f func(C.cuvmm_queue) C.CUresult) error {
+	if err := v.begin(call); err != nil {
+		return err
+	}
+	defer v.end()
+	entry, err := v.d.streams.acquire(call, uint64(s), v)
+	if err != nil {
+		return err
+	}
+	defer entry.release(v)
+	return v.checkQueued(entry, s, call, f(v.queueOf(entry, s)))
+}
+
+// checkQueued is checkWith for work on a stream. Where that is another library's, a reset
+// may be of the stream's own context.
+func (v *Device) checkQueued(entry *tableEntry, s driver.Stream, call string, r C.CUresult) error {
+	if entry == nil && s > lastDefault {
+		return v.checkBoth(call, r)
+	}
+	return v.checkWith(entry, call, r)
 }
 
 // freeHandle frees a handle of this package.

@@ -51,6 +51,7 @@
 	REQUIRED(copy_in, "cuMemcpyHtoDAsync_v2", (CUdeviceptr dst, const void *src, size_t n, CUstream stream)) \
 	REQUIRED(copy_out, "cuMemcpyDtoHAsync_v2", (void *dst, CUdeviceptr src, size_t n, CUstream stream)) \
 	REQUIRED(copy, "cuMemcpyAsync", (CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream)) \
+	OPTIONAL(copy_peer, "cuMemcpyPeerAsync", (CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t n, CUstream stream)) \
 	REQUIRED(copy_2d, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *copy, CUstream stream)) \
 	REQUIRED(fill8, "cuMemsetD8Async", (CUdeviceptr dst, unsigned char pattern, size_t n, CUstream stream)) \
 	REQUIRED(fill16, "cuMemsetD16Async", (CUdeviceptr dst, unsigned short pattern, size_t n, CUstream stream)) \
@@ -59,6 +60,7 @@
 	REQUIRED(stream_create_priority, "cuStreamCreateWithPriority", (CUstream *stream, unsigned int flags, int priority)) \
 	REQUIRED(stream_priorities, "cuCtxGetStreamPriorityRange", (int *least, int *greatest)) \
 	REQUIRED(stream_destroy, "cuStreamDestroy_v2", (CUstream stream)) \
+	OPTIONAL(stream_ctx, "cuStreamGetCtx", (CUstream stream, CUcontext *ctx)) \
 	REQUIRED(stream_sync, "cuStreamSynchronize", (CUstream stream)) \
 	REQUIRED(stream_query, "cuStreamQuery", (CUstream stream)) \
 	REQUIRED(stream_is_capturing, "cuStreamIsCapturing", (CUstream stream, CUstreamCaptureStatus *status)) \
@@ -94,7 +96,16 @@
 	OPTIONAL(pool_alloc, "cuMemAllocAsync", (CUdeviceptr *p, size_t n, CUstream stream)) \
 	OPTIONAL(pool_free, "cuMemFreeAsync", (CUdeviceptr p, CUstream stream)) \
 	OPTIONAL(pool_default, "cuDeviceGetDefaultMemPool", (CUmemoryPool *pool, CUdevice dev)) \
+	OPTIONAL(pool_current, "cuDeviceGetMemPool", (CUmemoryPool *pool, CUdevice dev)) \
+	OPTIONAL(pool_set_current, "cuDeviceSetMemPool", (CUdevice dev, CUmemoryPool pool)) \
+	OPTIONAL(pool_create, "cuMemPoolCreate", (CUmemoryPool *pool, const CUmemPoolProps *props)) \
+	OPTIONAL(pool_destroy, "cuMemPoolDestroy", (CUmemoryPool pool)) \
+	OPTIONAL(pool_alloc_from, "cuMemAllocFromPoolAsync", (CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream stream)) \
+	OPTIONAL(pool_trim, "cuMemPoolTrimTo", (CUmemoryPool pool, size_t keep)) \
+	OPTIONAL(pool_get, "cuMemPoolGetAttribute", (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) \
 	OPTIONAL(pool_set, "cuMemPoolSetAttribute", (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) \
+	OPTIONAL(pool_get_access, "cuMemPoolGetAccess", (CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)) \
+	OPTIONAL(pool_set_access, "cuMemPoolSetAccess", (CUmemoryPool pool, const CUmemAccessDesc *desc, size_t count)) \
 	REQUIRED(host_alloc, "cuMemHostAlloc", (void **p, size_t n, unsigned int flags)) \
 	REQUIRED(host_free, "cuMemFreeHost", (void *p)) \
 	OPTIONAL(wait_value32, "cuStreamWaitValue32_v2", (CUstream stream, CUdeviceptr p, cuuint32_t value, unsigned int flags)) \

@@ -129,7 +129,7 @@ func reallocatingFactory(dev device, kind string) (start func() (grower, error),
 	case growDouble:
 		x.nextCap = growDoubling
 	case growAsync:
-		if undo, err = keepPool(plain); err != nil {
+		if undo, err = keepPool(dev); err != nil {
 			return nil, nil, err
 		}
 		// These two are ordered by the stream, so nothing is waited for.
@@ -142,13 +142,23 @@ func reallocatingFactory(dev device, kind string) (start func() (grower, error),
 	return func() (grower, error) { g := x; return &g, nil }, undo, nil
 }
 
-// keepPool makes the device's pool keep what is freed. By default the pool gives
+// keepPool makes the device's current pool keep what is freed. By default the pool gives
 // it back at each synchronise, and every allocation would be a new one.
-func keepPool(pool driver.Allocator) (undo func() error, err error) {
-	if err := pool.SetPoolThreshold(math.MaxUint64); err != nil {
+func keepPool(dev device) (undo func() error, err error) {
+	pooler, ok := dev.raw.(driver.Pooler)
+	if !ok {
+		return nil, fmt.Errorf("%w: pools", driver.ErrNotSupported)
+	}
+	pool, err := pooler.CurrentPool()
+	if err != nil {
 		return nil, err
 	}
-	return func() error { return pool.SetPoolThreshold(0) }, nil
+	old, err := pooler.PoolAttribute(pool, driver.PoolReleaseThreshold)
+	if err != nil {
+		return nil, err
+	}
+	set := func(bytes uint64) error { return pooler.SetPoolAttribute(pool, driver.PoolReleaseThreshold, bytes) }
+	return func() error { return set(old) }, set(math.MaxUint64)
 }
 
 // addressable says whether the CPU has the addresses of the device's memory.

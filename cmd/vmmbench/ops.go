@@ -272,7 +272,7 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 		}
 		o.pass = &s.async
 		var err error
-		o.undo, err = keepPool(s.allocator)
+		o.undo, err = keepPool(dev)
 		return o, err
 	default:
 		o.pass = &s.chunk

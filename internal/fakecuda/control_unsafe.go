@@ -153,7 +153,7 @@ func (c *control) Live() Live {
 		Handles: int(n.handles), Reservations: int(n.reservations), Mappings: int(n.mappings),
 		Contexts: int(n.contexts), Peers: int(n.peers), Streams: int(n.streams), Events: int(n.events),
 		Graphs: int(n.graphs), GraphExecs: int(n.execs), Modules: int(n.modules),
-		Plain: int(n.plain), Pinned: int(n.pinned), Pushed: int(n.pushed),
+		Plain: int(n.plain), Pinned: int(n.pinned), Pools: int(n.pools), Pushed: int(n.pushed),
 	}
 }
 

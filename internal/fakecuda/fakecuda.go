@@ -17,6 +17,7 @@ package fakecuda
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -34,6 +35,7 @@ type Live struct {
 	Streams, Events                 int
 	Graphs, GraphExecs, Modules     int
 	Plain, Pinned                   int // pieces of memory
+	Pools                           int // but the devices' default ones
 	Pushed                          int // contexts on the stacks of all threads
 }
 
@@ -60,6 +62,10 @@ const (
 	NoDevices = "-DFAKE_DEVICES=0" // cuInit finds nothing
 	Fabric    = "-DFAKE_FABRIC=1"  // memory can be shared by fabric handles
 )
+
+// Version is the flag of Build for an older driver, as cuDriverGetVersion numbers it.
+// What that one did not have must not be asked of it.
+func Version(n int) string { return fmt.Sprintf("-DFAKE_VERSION=%d", n) }
 
 // Missing is the flag of Build that leaves a symbol out. The symbol is named by its
 // field in cgo/cuda/symbols.h, like "mem_map".

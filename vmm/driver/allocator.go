@@ -7,10 +7,10 @@ type Allocator interface {
 	AllocPlain(n uint64) (Ptr, error)
 	// FreePlain may wait for the whole device, as cuMemFree does.
 	FreePlain(Ptr) error
-	// AllocAsync allocates from the device's default pool, in stream order.
+	// AllocAsync allocates from the current pool of the stream's device, in stream order;
+	// see Pooler.
 	AllocAsync(n uint64, s Stream) (Ptr, error)
-	// FreeAsync undoes AllocAsync, in stream order.
+	// FreeAsync frees memory of a pool, or of AllocPlain, in the order of a stream: no
+	// later work of the stream may use it.
 	FreeAsync(Ptr, Stream) error
-	// SetPoolThreshold sets how many bytes the default pool keeps at a synchronize.
-	SetPoolThreshold(n uint64) error
 }

@@ -121,22 +121,24 @@ type Feature uint8
 
 // Features.
 const (
-	FeatureVMM           Feature = iota // reserve, create, map, set access
-	FeatureShareFD                      // export and import as file descriptors
-	FeatureShareFabric                  // export and import as fabric handles
-	FeatureDMABuf                       // export of address spans as dma-buf
-	FeatureRDMA                         // Prop.RDMA
-	FeatureHostNUMA                     // Prop.Location on a host NUMA node
-	FeaturePools                        // stream-ordered pools
-	FeatureLegacyIPC                    // cuIpc handles of plain memory
-	FeatureStreamMemOps                 // StreamMemOps
-	FeatureKernels                      // load and launch
-	FeatureReadOnlyMap                  // AccessRead is enforced
-	FeatureShareReadOnly                // ShareReadOnly: an importer cannot write, whatever it does
-	FeaturePageChunks                   // the granularity is a page of the host
-	FeatureHostView                     // HostViewer: the CPU addresses the memory directly
-	FeatureZeroFilled                   // memory of Create reads as zeros, by promise
-	FeatureCopy2D                       // Copier2D
+	FeatureVMM             Feature = iota // reserve, create, map, set access
+	FeatureShareFD                        // export and import as file descriptors
+	FeatureShareFabric                    // export and import as fabric handles
+	FeatureDMABuf                         // export of address spans as dma-buf
+	FeatureRDMA                           // Prop.RDMA
+	FeatureHostNUMA                       // Prop.Location on a host NUMA node
+	FeaturePools                          // stream-ordered pools
+	FeatureLegacyIPC                      // cuIpc handles of plain memory
+	FeatureStreamMemOps                   // StreamMemOps
+	FeatureKernels                        // load and launch
+	FeatureReadOnlyMap                    // AccessRead is enforced
+	FeatureShareReadOnly                  // ShareReadOnly: an importer cannot write, whatever it does
+	FeaturePageChunks                     // the granularity is a page of the host
+	FeatureHostView                       // HostViewer: the CPU addresses the memory directly
+	FeatureZeroFilled                     // memory of Create reads as zeros, by promise
+	FeatureCopy2D                         // Copier2D
+	FeaturePoolShareFD                    // pools whose memory can be shared by file descriptors
+	FeaturePoolShareFabric                // pools whose memory can be shared by fabric handles
 	features
 )
 
@@ -144,7 +146,7 @@ var featureNames = [features]string{
 	"vmm", "share-fd", "share-fabric", "dma-buf", "rdma", "host-numa",
 	"pools", "legacy-ipc", "stream-mem-ops", "kernels", "read-only-map",
 	"share-read-only", "page-chunks", "host-view", "zero-filled",
-	"copy-2d",
+	"copy-2d", "pool-share-fd", "pool-share-fabric",
 }
 
 func (f Feature) String() string {

@@ -235,8 +235,8 @@ func (p *Pool) checkAccess() {
 	}
 }
 
-// Stats is the pool in numbers. UsedPeak is exact while one stream is used; each other stream
-// may add up to 1 MiB to it.
+// Stats is the pool in numbers. UsedPeak is exact as long as the pool is used by one stream;
+// of several, each may add up to 1 MiB to it.
 func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)

@@ -49,9 +49,9 @@ func (e *extent) end() uint64 { return e.off + e.size }
 // home is free memory that one stream may use: what was freed in it. The pool's idle home is
 // memory whose work is known to have ended: any stream may use it.
 type home struct {
-	st             *stream // nil: idle
-	bins           [2]bins // of each region
-	oldest, newest *extent // all of them in the order of their stamps
+	st             *stream           // nil: idle
+	bins           [regionCount]bins // of each region
+	oldest, newest *extent           // all of them in the order of their stamps
 	bytes          uint64
 }
 
@@ -93,8 +93,12 @@ func (h *home) remove(e *extent) {
 	e.older, e.newer, e.home = nil, nil, nil
 }
 
-// region is a part of the addresses: one for slabs and short blocks, one for long blocks, so
-// that short ones do not keep the chunks of long ones.
+// regionCount is how many regions there are: for slabs and short blocks, for blocks up to the
+// size of a chunk, and for longer ones.
+const regionCount = 3
+
+// region is a part of the addresses for blocks of similar sizes, so that short ones do not
+// keep the chunks of long ones.
 type region struct {
 	index int
 	first *extent

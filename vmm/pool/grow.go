@@ -253,7 +253,16 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
 		}
-		e, err := p.growLocked(st, size, r)
+		// Memory that there is comes before new memory, also where blocks of other sizes lie.
+		e, err := p.growLocked(st, size, r, false)
+		for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
+			if e = p.findLocked(st, size, &p.regions[(r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
+				return e, nil
+			}
+		}
+		if errors.Is(err, errMustCreate) {
+			e, err = p.growLocked(st, size, r, true)
+		}
 		if err == nil || !errors.Is(err, vmm.ErrOutOfMemory) {
 			return e, err
 		}
@@ -316,17 +325,20 @@ type site struct {
 	chunks int
 }
 
-// growLocked maps memory for size bytes: chunks that are idle elsewhere, then new ones. It
-// completes or changes nothing. It releases p.mu meanwhile.
-func (p *Pool) growLocked(st *stream, size uint64, r *region) (*extent, error) {
+var errMustCreate = errors.New("idle chunks are not enough")
+
+// growLocked maps memory for size bytes: chunks that are idle elsewhere, then, if create is
+// set, new ones, else it returns errMustCreate. It completes or changes nothing. It releases
+// p.mu meanwhile.
+func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*extent, error) {
 	s, ok := p.siteLocked(st, size, r)
-	if !ok {
-		s, ok = p.siteLocked(st, size, &p.regions[1-r.index])
+	for i := 1; i < regionCount && !ok; i++ {
+		s, ok = p.siteLocked(st, size, &p.regions[(r.index+i)%regionCount])
 	}
 	if !ok {
 		return nil, fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, p.res.Size())
 	}
-	if err := p.mapLocked(s); err != nil {
+	if err := p.mapLocked(s, create); err != nil {
 		return nil, err
 	}
 	e := s.hole
@@ -390,14 +402,17 @@ func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
 
 // mapLocked maps memory at a site. If that fails everything is as it was. It releases p.mu
 // meanwhile.
-func (p *Pool) mapLocked(s site) error {
+func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	have := p.takeSpareLocked(s.chunks)
 	moved := p.takeIdleLocked(s.chunks - len(have))
 	create := s.chunks - len(have)
 	for _, e := range moved {
 		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
 	}
-	err := p.chargeLocked(create)
+	err := errMustCreate
+	if create == 0 || mayCreate {
+		err = p.chargeLocked(create)
+	}
 	if err == nil {
 		p.mu.Unlock()
 		var created int
@@ -435,7 +450,7 @@ func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
 		s.home.add(s.before)
 	}
-	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) {
+	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || cause == errMustCreate {
 		p.addHoleLocked(s.hole)
 		return
 	}
@@ -580,7 +595,7 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	if e := p.findLocked(st, size, r, true); e != nil {
 		return e
 	}
-	e, err := p.growLocked(st, size, r)
+	e, err := p.growLocked(st, size, r, true)
 	if err != nil {
 		return nil
 	}

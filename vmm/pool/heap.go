@@ -74,7 +74,7 @@ func (p *Pool) joinLocked(e *extent) {
 // neighbours there. While several streams use the pool, memory that a stream freed at
 // different points stays apart, so that another stream need not wait for the later one.
 func (p *Pool) addFreeLocked(e *extent, h *home) {
-	apart := h.st != nil && p.streamCount > 1
+	apart := h.st != nil && p.several.Load()
 	joins := func(x *extent) bool {
 		return x != nil && x.kind == kindFree && x.home == h && !(apart && x.stamp != e.stamp)
 	}
@@ -133,10 +133,13 @@ func (r *region) hole(off uint64) (int, bool) {
 
 // regionOf is where blocks of size bytes lie.
 func (p *Pool) regionOf(size uint64) *region {
-	if size > p.longFrom {
+	switch {
+	case size <= max(p.chunk/32, smallMost):
+		return &p.regions[0]
+	case size <= p.chunk:
 		return &p.regions[1]
 	}
-	return &p.regions[0]
+	return &p.regions[2]
 }
 
 // findLocked looks for size bytes that st may have without a driver call: what was freed in st, then what

@@ -16,20 +16,20 @@ import (
 // caller must Close it.
 type Pool struct {
 	// Immutable.
-	dev      *vmm.Device
-	res      *vmm.Reservation
-	base     vmm.Ptr
-	classes  *classes
-	unit     uint64 // blocks that are not in slabs are multiples of it
-	chunk    uint64 // bytes of a chunk
-	most     int    // chunks that it may reserve
-	longFrom uint64 // longer blocks lie in the second region
-	prop     vmm.Prop
-	onOOM    func(*vmm.Stream, uint64) bool
-	extras   *extras // nil: none
-	hooks    hooks
-	stops    []func() // of what is registered with the device
-	none     owner    // of blocks of 0 bytes
+	dev        *vmm.Device
+	res        *vmm.Reservation
+	base       vmm.Ptr
+	classes    *classes
+	unit       uint64 // blocks that are not in slabs are multiples of it
+	chunk      uint64 // bytes of a chunk, 1 << chunkShift
+	chunkShift int
+	most       int // chunks that it may reserve
+	prop       vmm.Prop
+	onOOM      func(*vmm.Stream, uint64) bool
+	extras     *extras // nil: none
+	hooks      hooks
+	stops      []func() // of what is registered with the device
+	none       owner    // of blocks of 0 bytes
 
 	closed    atomic.Bool
 	closeMu   sync.Mutex // Close alone takes it
@@ -37,27 +37,30 @@ type Pool struct {
 	last      atomic.Pointer[stream]
 	reuse     atomic.Uint32
 	threshold atomic.Uint64
-	used      gauge
+	several   atomic.Bool  // there is more than one stream
 	chunks    atomic.Int64 // that it holds
 	slots     []slot       // the addresses by chunks
 
-	mu          sync.Mutex // not held when memory is created, mapped, unmapped or released
-	regions     [2]region
-	idle        home
-	all         []*stream
-	streamCount int
-	streamIDs   uint64
-	unused      *extent
-	scratch     []*extent
-	spare       []*vmm.Chunk // not mapped
-	bad         int          // extents of kindBad
-	busy        int          // calls that release mu in the middle
-	notBusy     sync.Cond    // on mu: busy is 0
-	chunksPeak  int64
-	longSeq     uint64 // of the last block in no slab
-	long        counts // of blocks in no slab
-	past        counts // of streams that are forgotten
-	stats       Stats  // the sums in it
+	_    [64]byte // what changes often is apart from what calls only read
+	used gauge
+	_    [64]byte
+
+	mu         sync.Mutex // not held when memory is created, mapped, unmapped or released
+	regions    [regionCount]region
+	idle       home
+	all        []*stream
+	streamIDs  uint64
+	unused     *extent
+	scratch    []*extent
+	spare      []*vmm.Chunk // not mapped
+	bad        int          // extents of kindBad
+	busy       int          // calls that release mu in the middle
+	notBusy    sync.Cond    // on mu: busy is 0
+	chunksPeak int64
+	longSeq    uint64 // of the last block in no slab
+	long       counts // of blocks in no slab
+	past       counts // of streams that are forgotten
+	stats      Stats  // the sums in it
 }
 
 // slot is the addresses of one chunk.
@@ -110,14 +113,14 @@ func newPool(dev *vmm.Device, o Options) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		dev:      dev,
-		classes:  newClasses(o.Align),
-		unit:     max(pageSize, o.Align),
-		chunk:    o.ChunkSize,
-		most:     int(o.Max / o.ChunkSize),
-		longFrom: max(o.ChunkSize/32, smallMost),
-		prop:     vmm.Prop{Share: o.Share},
-		onOOM:    o.OnOOM,
+		dev:        dev,
+		classes:    newClasses(o.Align),
+		unit:       max(pageSize, o.Align),
+		chunk:      o.ChunkSize,
+		chunkShift: bits.TrailingZeros64(o.ChunkSize),
+		most:       int(o.Max / o.ChunkSize),
+		prop:       vmm.Prop{Share: o.Share},
+		onOOM:      o.OnOOM,
 	}
 	p.none.pool = p
 	p.notBusy.L = &p.mu
@@ -146,9 +149,9 @@ func (o *Options) resolve(gran, memory uint64) error {
 	}
 	gran = max(gran, pageSize)
 	if o.ChunkSize == 0 {
-		o.ChunkSize = max(gran, min(32<<20, uint64(1)<<bits.Len64(memory/2048)))
+		o.ChunkSize = max(gran, min(16<<20, uint64(1)<<bits.Len64(memory/2048)))
 	}
-	if o.ChunkSize%gran != 0 || o.ChunkSize > memory {
+	if o.ChunkSize%gran != 0 || o.ChunkSize > memory || bits.OnesCount64(o.ChunkSize) != 1 {
 		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
 	}
 	whole := memory / o.ChunkSize * o.ChunkSize
@@ -169,18 +172,20 @@ func (o *Options) resolve(gran, memory uint64) error {
 func (p *Pool) layOut() {
 	size := p.res.Size() / p.chunk * p.chunk
 	p.slots = make([]slot, size/p.chunk)
-	first := max(size/p.chunk/4, 1) * p.chunk
+	quarter := size / p.chunk / 4 * p.chunk
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, r := range [][2]uint64{{0, first}, {first, size}} {
+	off := uint64(0)
+	for i, end := range [regionCount]uint64{quarter, 2 * quarter, size} {
 		p.regions[i].index = i
-		if r[0] == r[1] {
+		if end == off {
 			continue
 		}
 		e := p.newExtentLocked()
-		e.region, e.off, e.size = &p.regions[i], r[0], r[1]-r[0]
+		e.region, e.off, e.size = &p.regions[i], off, end-off
 		p.regions[i].first = e
 		p.addHoleLocked(e)
+		off = end
 	}
 }
 
@@ -291,7 +296,7 @@ func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	p.used.add(-int64(size)) //nolint:gosec // far below 2^63
 	p.freeLocked(e, st, stamp)
 	// So that other streams learn when this has ended, not only when all later work has.
-	if st != nil && p.streamCount > 1 && p.allows(ReuseOpportunistic) {
+	if st != nil && p.several.Load() && p.allows(ReuseOpportunistic) {
 		if st.freedLong += size; st.freedLong >= p.chunk {
 			p.fenceLocked(st)
 		}
@@ -399,32 +404,38 @@ func (p *Pool) releaseSlab(sl *slab, st *stream) {
 	p.freeLocked(sl.ext, st, sl.stamp)
 }
 
-// setOwnersLocked enters in the slots what lies at an extent: the block that begins there,
-// or on each page the slab; nil takes it out again.
+// setOwnersLocked enters in the slots what lies at an extent: on each page of a slab the slab,
+// else the block on its first page, and in each later slot that it reaches. nil takes it out
+// again.
 func (p *Pool) setOwnersLocked(e *extent, o *owner) {
-	for i := e.off / p.chunk; i*p.chunk < e.end(); i++ {
-		s := &p.slots[i]
-		pages := s.owners.Load()
-		if pages == nil {
-			all := make([]atomic.Pointer[owner], p.chunk/pageSize)
-			pages = &all
-			s.owners.Store(pages)
+	i, page := e.off>>p.chunkShift, e.off&(p.chunk-1)/pageSize
+	if e.kind == kindSlab {
+		for range e.size / pageSize {
+			p.slots[i].pages(p)[page].Store(o)
+			if page++; page == p.chunk/pageSize {
+				i, page = i+1, 0
+			}
 		}
-		from, to := max(e.off, i*p.chunk), min(e.end(), (i+1)*p.chunk)
-		switch {
-		case e.kind == kindSlab:
-			for at := from; at < to; at += pageSize {
-				(*pages)[(at-i*p.chunk)/pageSize].Store(o)
-			}
-		case from > e.off:
-			s.cover = nil
-			if o != nil {
-				s.cover = e
-			}
-		default:
-			(*pages)[(from-i*p.chunk)/pageSize].Store(o)
+		return
+	}
+	p.slots[i].pages(p)[page].Store(o)
+	for i++; i<<p.chunkShift < e.end(); i++ {
+		p.slots[i].cover = nil
+		if o != nil {
+			p.slots[i].cover = e
 		}
 	}
+}
+
+// pages is what lies on each page of the slot. It needs p.mu.
+func (s *slot) pages(p *Pool) []atomic.Pointer[owner] {
+	all := s.owners.Load()
+	if all == nil {
+		made := make([]atomic.Pointer[owner], p.chunk/pageSize)
+		all = &made
+		s.owners.Store(all)
+	}
+	return *all
 }
 
 func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //nolint:gosec // a Reuse was stored

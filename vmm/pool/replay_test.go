@@ -258,7 +258,7 @@ func scattered(t *testing.T, a pool.Allocator, s []*vmm.Stream, most, rest uint6
 		blocks = slices.Delete(blocks, i, i+1)
 	}
 	for range 3000 {
-		n := uint64(64<<20 * math.Exp2(4*r.Float64()))
+		n := uint64(64 << 20 * math.Exp2(4*r.Float64()))
 		for live+n > most {
 			drop()
 		}

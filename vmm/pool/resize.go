@@ -114,7 +114,7 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 	if s.chunks > 0 {
 		s.hole = p.takeHoleLocked(next, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
 		p.busy++
-		err := p.mapLocked(s)
+		err := p.mapLocked(s, true)
 		p.doneLocked()
 		if err != nil {
 			for _, t := range all {

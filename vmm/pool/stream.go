@@ -48,8 +48,9 @@ type counts struct {
 const slack = 1 << 20
 
 // count counts blocks of a stream, whose mu is held. Pool.used changes only if used rises
-// beyond what is charged, or falls far below it: so streams do not wait for each other, and
-// the most that was ever used is still seen.
+// beyond what is charged, or falls far below it. If there are several streams, each is charged
+// a little in advance: so they do not wait for each other, and the most that was ever used is
+// still known, give or take slack for each.
 func (st *stream) count(blocks int64, size uint64) {
 	c := &st.counts
 	if blocks > 0 {
@@ -61,7 +62,10 @@ func (st *stream) count(blocks int64, size uint64) {
 	}
 	c.blocks += blocks
 	if by := c.used - c.charged; by > 0 || by < -slack {
-		c.charged = c.used
+		if st.p.several.Load() {
+			by += slack / 2
+		}
+		c.charged += by
 		st.p.used.add(by)
 	}
 }
@@ -119,7 +123,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 	st.free.st = st
 	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
 	p.all = append(p.all, st)
-	p.streamCount = len(p.all)
+	p.several.Store(len(p.all) > 1)
 	p.streams.Store(s, st)
 	if old := p.last.Load(); old == nil || !old.open() {
 		p.last.Store(st)
@@ -168,7 +172,7 @@ func (p *Pool) forgetLocked(st *stream) {
 			break
 		}
 	}
-	p.streamCount = len(p.all)
+	p.several.Store(len(p.all) > 1)
 	p.streams.Delete(st.s)
 	p.last.CompareAndSwap(st, nil)
 	p.dropFencesLocked(st)

@@ -224,7 +224,9 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (s->kind == MAPPED && (s->access[ordinal] & need) != need)
 			return CUDA_ERROR_INVALID_VALUE;
-		if (s->kind == PLAIN && fill && s->device != ordinal && !(dev->peers & (1u << s->device)))
+		if (s->pool != NULL && (s->pool->access[ordinal] & need) != need)
+			return CUDA_ERROR_INVALID_VALUE;
+		if (s->kind == PLAIN && s->pool == NULL && fill && s->device != ordinal && !(dev->peers & (1u << s->device)))
 			return CUDA_ERROR_INVALID_VALUE;
 		size_t capacity = s->size - (p - s->p);
 		if (n <= capacity)
@@ -254,6 +256,9 @@ CUresult cu_pointer_attribute(void *value, CUpointer_attribute attribute, CUdevi
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 		*(int *)value = s->device;
+		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+		*(CUmemoryPool *)value = (CUmemoryPool)s->pool;
 		return CUDA_SUCCESS;
 	}
 	violate("attribute %d is not known here", attribute);

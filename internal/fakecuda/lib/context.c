@@ -72,7 +72,7 @@ CUresult cu_ctx_pop(CUcontext *ctx) {
 
 CUresult cu_driver_version(int *version) {
 	ENTER(driver_version, "%s", "");
-	*version = 13000;
+	*version = FAKE_VERSION;
 	return CUDA_SUCCESS;
 }
 
@@ -177,6 +177,14 @@ CUresult cu_device_memory(size_t *bytes, CUdevice dev) {
 	return CUDA_SUCCESS;
 }
 
+// since is for what drivers have since a version.
+static CUresult since(int version) {
+	if (FAKE_VERSION >= version)
+		return CUDA_SUCCESS;
+	violate("a driver of version %d does not know it", FAKE_VERSION);
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice dev) {
 	ENTER(device_attribute, "attribute=%d dev=%d", attribute, dev);
 	TRY(known_device(dev));
@@ -198,12 +206,17 @@ CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice 
 		return CUDA_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
-	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
 	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 		*value = 1;
 		return CUDA_SUCCESS;
+	case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+		*value = 1;
+		return since(11020);
+	case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES: // of fabric handles it says too much, as measured
+		*value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC;
+		return since(11030);
 	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
 		*value = FAKE_NUMA_ID;
 		return FAKE_NUMA_ID < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know the attribute
@@ -279,6 +292,7 @@ CUresult cu_primary_reset(CUdevice dev) {
 		graphs_gone(&fake.device[dev]);
 		modules_gone(&fake.device[dev]);
 		plain_gone(dev);
+		pools_gone(dev);
 		destroy(dev, true);
 	}
 	return CUDA_SUCCESS;

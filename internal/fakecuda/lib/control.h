@@ -5,7 +5,7 @@
 
 #pragma GCC visibility push(default)
 
-// fake_count counts what exists. Streams, events, graphs, modules and plain or pinned
+// fake_count counts what exists. Streams, events, graphs, modules, pools and plain or pinned
 // memory that outlive their context are still counted, because they were never freed.
 struct fake_count {
 	long long handles, reservations, mappings;
@@ -14,6 +14,7 @@ struct fake_count {
 	long long streams, events;
 	long long graphs, execs, modules;
 	long long plain, pinned; // pieces of memory
+	long long pools;         // but the devices' default ones
 	long long pushed;        // contexts on the stacks of all threads
 };
 

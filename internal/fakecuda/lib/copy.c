@@ -1,5 +1,5 @@
 // Copies and fills, done before the call returns, and memory that is neither
-// reserved nor mapped: plain, of the pool, pinned.
+// reserved nor mapped: plain and pinned. What plain memory is, memory of pools is too.
 #include "fake.h"
 
 #include <string.h>
@@ -59,6 +59,16 @@ static CUresult side(struct device *dev, CUdeviceptr p, size_t n, int need) {
 	return reach(dev, p, n, need, false);
 }
 
+static void copy_bytes(CUdeviceptr dst, CUdeviceptr src, size_t n) {
+	for (size_t done = 0, step; done < n; done += step) {
+		size_t to_room, from_room;
+		unsigned char *to = bytes_at(dst + done, &to_room);
+		unsigned char *from = bytes_at(src + done, &from_room);
+		step = least(least(to_room, from_room), n - done);
+		memmove(to, from, step);
+	}
+}
+
 CUresult cu_copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream) {
 	ENTER(copy, "dst=%#llx src=%#llx n=%zu stream=%p", dst, src, n, (void *)stream);
 	struct device *dev;
@@ -67,13 +77,39 @@ CUresult cu_copy(CUdeviceptr dst, CUdeviceptr src, size_t n, CUstream stream) {
 	TRY(queue(dev, stream, &run));
 	TRY(side(dev, dst, n, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
 	TRY(side(dev, src, n, CU_MEM_ACCESS_FLAGS_PROT_READ));
-	for (size_t done = 0, step; run && done < n; done += step) {
-		size_t to_room, from_room;
-		unsigned char *to = bytes_at(dst + done, &to_room);
-		unsigned char *from = bytes_at(src + done, &from_room);
-		step = least(least(to_room, from_room), n - done);
-		memmove(to, from, step);
+	if (run)
+		copy_bytes(dst, src, n);
+	return CUDA_SUCCESS;
+}
+
+// peer_side is one end of a copy between devices: memory of that context's device, which
+// the other need not reach.
+static CUresult peer_side(CUcontext ctx, CUdeviceptr p, size_t n) {
+	int dev = 0;
+	while (dev < fake.devices && (ctx != (CUcontext)&fake.device[dev] || !fake.device[dev].alive))
+		dev++;
+	if (dev == fake.devices) {
+		violate("%p is no context that is alive", (void *)ctx);
+		return CUDA_ERROR_INVALID_CONTEXT;
 	}
+	struct span *s = span_at(p);
+	if (n > 0 && (s == NULL || s->device != dev)) {
+		violate("%#llx is not on device %d", p, dev);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return reach(&fake.device[dev], p, n, CU_MEM_ACCESS_FLAGS_PROT_READ, false);
+}
+
+CUresult cu_copy_peer(CUdeviceptr dst, CUcontext to, CUdeviceptr src, CUcontext from, size_t n, CUstream stream) {
+	ENTER(copy_peer, "dst=%#llx to=%p src=%#llx from=%p n=%zu stream=%p", dst, (void *)to, src, (void *)from, n, (void *)stream);
+	struct device *dev;
+	bool run;
+	TRY(context(&dev));
+	TRY(queue(dev, stream, &run));
+	TRY(peer_side(to, dst, n));
+	TRY(peer_side(from, src, n));
+	if (run)
+		copy_bytes(dst, src, n);
 	return CUDA_SUCCESS;
 }
 
@@ -163,15 +199,14 @@ CUresult cu_fill32(CUdeviceptr dst, unsigned int pattern, size_t n, CUstream str
 // bytes, so that no two pieces touch.
 static size_t taken(size_t n) { return n + GRANULE; }
 
-static CUresult plain(struct device *dev, size_t n, CUdeviceptr *p) {
-	int device = (int)(dev - fake.device);
+CUresult plain(int device, size_t n, struct pool *pool, CUdeviceptr *p) {
 	if (n == 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (n >= ADDRESSES)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	sweep();
-	TRY(charge(device, n));
-	struct span s = {.kind = PLAIN, .p = no_access(taken(n)), .size = n, .bytes = host_pages(n), .device = device};
+	TRY(pool ? pool_take(pool, n) : charge(device, n));
+	struct span s = {.kind = PLAIN, .p = no_access(taken(n)), .size = n, .bytes = host_pages(n), .device = device, .pool = pool};
 	if (s.p != 0 && s.bytes != NULL && span_add(s) != NULL) {
 		*p = s.p;
 		return CUDA_SUCCESS;
@@ -180,18 +215,24 @@ static CUresult plain(struct device *dev, size_t n, CUdeviceptr *p) {
 		munmap((void *)s.p, taken(n));
 	if (s.bytes != NULL)
 		munmap(s.bytes, n);
-	uncharge(device, n);
+	if (pool)
+		pool_give(pool, n);
+	else
+		uncharge(device, n);
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult give_back(CUdeviceptr p, enum kind kind) {
+CUresult give_back(CUdeviceptr p, enum kind kind) {
 	struct span *s = span_at(p);
 	if (s == NULL || s->kind != kind || s->p != p)
 		return CUDA_ERROR_INVALID_VALUE;
 	munmap(s->bytes, s->size);
 	if (kind == PLAIN) {
 		munmap((void *)p, taken(s->size));
-		uncharge(s->device, s->size);
+		if (s->pool)
+			pool_give(s->pool, s->size);
+		else
+			uncharge(s->device, s->size);
 	}
 	span_remove((size_t)(s - fake.spans), 1);
 	return CUDA_SUCCESS;
@@ -225,7 +266,7 @@ CUresult cu_plain_alloc(CUdeviceptr *p, size_t n) {
 	struct device *dev;
 	TRY(context(&dev));
 	TRY(unsafe_in_capture());
-	return plain(dev, n, p);
+	return plain((int)(dev - fake.device), n, NULL, p);
 }
 
 CUresult cu_ipc_get_mem(CUipcMemHandle *handle, CUdeviceptr p) {
@@ -242,54 +283,6 @@ CUresult cu_ipc_get_mem(CUipcMemHandle *handle, CUdeviceptr p) {
 CUresult cu_plain_free(CUdeviceptr p) {
 	ENTER(plain_free, "p=%#llx", p);
 	return free_in(p, PLAIN);
-}
-
-// in_stream is for memory of the pool during a capture. It would be a node of the
-// graph, which is not modelled.
-static CUresult in_stream(struct device **dev, CUstream stream) {
-	bool run;
-	TRY(context(dev));
-	TRY(queue(*dev, stream, &run));
-	if (!run)
-		violate("memory of the pool is not modelled in a capture");
-	return run ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
-}
-
-CUresult cu_pool_alloc(CUdeviceptr *p, size_t n, CUstream stream) {
-	ENTER(pool_alloc, "n=%zu stream=%p", n, (void *)stream);
-	struct device *dev;
-	TRY(in_stream(&dev, stream));
-	return plain(dev, n, p);
-}
-
-CUresult cu_pool_free(CUdeviceptr p, CUstream stream) {
-	ENTER(pool_free, "p=%#llx stream=%p", p, (void *)stream);
-	struct device *dev;
-	TRY(in_stream(&dev, stream));
-	return give_back(p, PLAIN);
-}
-
-CUresult cu_pool_default(CUmemoryPool *pool, CUdevice dev) {
-	ENTER(pool_default, "dev=%d", dev);
-	TRY(known_device(dev));
-	*pool = (CUmemoryPool)&fake.device[dev].threshold;
-	return CUDA_SUCCESS;
-}
-
-CUresult cu_pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
-	ENTER(pool_set, "pool=%p attribute=%d value=%llu", (void *)pool, attribute,
-	      (unsigned long long)*(cuuint64_t *)value);
-	if (attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
-		violate("attribute %d is not known here", attribute);
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	for (int i = 0; i < fake.devices; i++)
-		if (pool == (CUmemoryPool)&fake.device[i].threshold) {
-			fake.device[i].threshold = *(cuuint64_t *)value;
-			return CUDA_SUCCESS;
-		}
-	violate("%p is no pool", (void *)pool);
-	return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cu_host_alloc(void **p, size_t n, unsigned int flags) {

@@ -34,6 +34,10 @@
 #define FAKE_NUMA_ID FAKE_NODE // the devices' own node; less than -1: the driver does not know of such
 #endif
 
+#ifndef FAKE_VERSION
+#define FAKE_VERSION 13000 // of the driver: what is newer must not be asked of it
+#endif
+
 #define GRANULE (2ull << 20)
 #define ADDRESSES (1ull << 47) // no reservation is as large as this
 #define MAX_DEVICES 16
@@ -102,7 +106,8 @@ struct device {
 	unsigned long long id; // of the context
 	unsigned int epoch;    // how many primary contexts have ended
 	int pushed;
-	unsigned long long threshold;
+	struct pool *default_pool; // NULL: no one has asked for it yet
+	struct pool *current_pool; // NULL: the default one
 	unsigned char link[MAX_DEVICES]; // to each other device: FAKE_NVLINK and so on
 	unsigned int peers;              // the devices whose plain memory its context reaches, a bit each
 	int outlived;                    // peers that were enabled when the context was destroyed
@@ -141,6 +146,18 @@ struct reservation {
 	size_t size;
 };
 
+// pool is a pool of stream-ordered memory. Its memory is free when the call that frees it
+// returns, and stays reserved until a wait or a trim.
+struct pool {
+	struct pool *next;
+	int device;
+	bool destroyed; // it goes with its last memory
+	unsigned long long max, threshold;
+	unsigned long long reserved, used, reserved_high, used_high;
+	int reuse[3];
+	unsigned char access[MAX_DEVICES];
+};
+
 enum kind { MAPPED, PLAIN, PINNED };
 
 // span is memory at an address. The CPU faults on an address of device memory, as it
@@ -151,10 +168,12 @@ struct span {
 	size_t size;
 	unsigned char *bytes;
 	int device; // where the memory is; for PINNED, where it was allocated
+	struct pool *pool; // of PLAIN memory; NULL: none
 
 	// MAPPED only.
 	struct chunk *chunk;
 	struct reservation *within;
+	// MAPPED only too, but for memory of a pool access is the pool's.
 	unsigned char access[MAX_DEVICES];
 	unsigned char host_access;
 };
@@ -195,6 +214,7 @@ struct state {
 	struct span *spans; // by address
 	size_t span_count, span_room;
 	struct stream *streams;
+	struct pool *pools;
 	struct event *events;
 	struct CUgraph_st *graphs;
 	struct CUgraphExec_st *execs;
@@ -264,6 +284,16 @@ void chunk_unref(struct chunk *c);
 // and filled where access to that device is enabled; mapped memory is granted.
 CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill);
 
+// Plain memory of a device, or of a pool of it.
+CUresult plain(int device, size_t n, struct pool *pool, CUdeviceptr *p);
+CUresult give_back(CUdeviceptr p, enum kind kind);
+
+// pool_take and pool_give count memory of a pool. After a wait for a device release_pools
+// releases what its pools hold beyond their thresholds.
+CUresult pool_take(struct pool *p, size_t n);
+void pool_give(struct pool *p, size_t n);
+void release_pools(struct device *dev);
+
 // Streams. queue says whether work put on a stream runs; captured work does not.
 CUresult queue(struct device *dev, CUstream s, bool *run);
 
@@ -295,6 +325,7 @@ void streams_gone(struct device *dev);
 void graphs_gone(struct device *dev);
 void modules_gone(struct device *dev);
 void plain_gone(int dev);
+void pools_gone(int dev);
 
 // count_peers counts bits of device.peers, over all devices.
 void count_peers(struct fake_count *out);
@@ -305,10 +336,12 @@ void sweep_dmabufs(bool all);
 void reset_memory(void);
 void reset_plain(void);
 void reset_streams(void);
+void reset_pools(void);
 void reset_graphs(void);
 void reset_modules(void);
 void count_streams(struct fake_count *out);
 void count_graphs(struct fake_count *out);
+void count_pools(struct fake_count *out);
 void count_modules(struct fake_count *out);
 
 #endif

@@ -142,6 +142,7 @@ static void forget(void) {
 	reset_modules();
 	reset_streams();
 	reset_plain();
+	reset_pools();
 	reset_memory();
 	for (struct plan *p = plans; p != NULL;) {
 		struct plan *next = p->next;
@@ -252,6 +253,7 @@ void fake_live(struct fake_count *out) {
 	count_streams(&c);
 	count_graphs(&c);
 	count_modules(&c);
+	count_pools(&c);
 	count_peers(&c);
 	c.pushed = pushed();
 	pthread_mutex_unlock(&lock);

@@ -134,6 +134,7 @@ CUresult cu_ctx_sync(void) {
 			if (r == CUDA_SUCCESS)
 				r = destroyed;
 		}
+	release_pools(dev);
 	return r;
 }
 
@@ -201,7 +202,25 @@ CUresult cu_stream_sync(CUstream stream) {
 	TRY(stream_of(dev, stream, &s));
 	if (s != NULL)
 		TRY(destroy_capture(s));
-	return unsafe_in_capture();
+	TRY(unsafe_in_capture());
+	release_pools(dev);
+	return CUDA_SUCCESS;
+}
+
+// cu_stream_ctx takes a stream of any context.
+CUresult cu_stream_ctx(CUstream stream, CUcontext *ctx) {
+	ENTER(stream_ctx, "stream=%p", (void *)stream);
+	struct device *dev;
+	struct stream *s = fake.streams;
+	TRY(context(&dev));
+	while (s != NULL && s != (struct stream *)stream)
+		s = s->next;
+	if (s == NULL) {
+		violate("stream %p does not exist", (void *)stream);
+		return CUDA_ERROR_INVALID_HANDLE;
+	}
+	*ctx = (CUcontext)s->device;
+	return CUDA_SUCCESS;
 }
 
 CUresult cu_stream_query(CUstream stream) {
@@ -324,7 +343,9 @@ static CUresult settled(CUevent event) {
 
 CUresult cu_event_sync(CUevent event) {
 	ENTER(event_sync, "event=%p", (void *)event);
-	return settled(event);
+	TRY(settled(event));
+	release_pools(((struct event *)event)->device);
+	return CUDA_SUCCESS;
 }
 
 CUresult cu_event_query(CUevent event) {

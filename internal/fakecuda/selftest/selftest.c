@@ -23,6 +23,11 @@ static const CUmemAllocationProp shared = {
 	.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
 };
 
+static const CUmemPoolProps pool_props = {
+	.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0},
+};
+
 static const char code[] = "// params fill_bytes 8 8 4\n.entry fill_bytes(\n.entry empty(\n";
 
 static CUcontext push(int dev) {
@@ -320,6 +325,69 @@ static void kernels(void) {
 	said("is of another context");
 }
 
+// attribute is one that is no int.
+static unsigned long long attribute(CUmemoryPool pool, CUmemPool_attribute a) {
+	cuuint64_t v;
+	OK(cu_pool_get(pool, a, &v));
+	return v;
+}
+
+// Memory of a pool stays reserved until a wait or a trim, and a pool until its last memory
+// is free.
+static void pools(void) {
+	CUmemoryPool pool, other;
+	CUdeviceptr p, q;
+	CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+	CUmemPoolProps props = pool_props;
+	struct fake_count now;
+	push(0);
+	props.reserved[53] = 1;
+	CHECK(cu_pool_create(&pool, &props) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("a reserved field is not zero");
+	push(0);
+	OK(cu_pool_create(&pool, &pool_props));
+	OK(cu_pool_destroy(pool));
+	CHECK(cu_pool_trim(pool, 0) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("is no pool");
+	push(0);
+	OK(cu_pool_default(&pool, 0));
+	CHECK(cu_pool_set(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &(cuuint64_t){1}) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_ctx_pop(NULL));
+	said("cannot be set to 1");
+
+	push(0);
+	props = pool_props;
+	props.maxSize = 1024;
+	OK(cu_pool_create(&pool, &props));
+	CHECK(cu_pool_set_access(pool, &none, 1) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_pool_alloc_from(&p, 700, pool, NULL));
+	CHECK(cu_pool_alloc_from(&q, 1, pool, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 1024);
+	OK(cu_pointer_attribute(&other, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p));
+	CHECK(other == pool);
+	OK(cu_pool_free(p, NULL));
+	CHECK(attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 1024);
+	OK(cu_ctx_sync());
+	CHECK(attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 0);
+	CHECK(attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 1024);
+
+	OK(cu_pool_set_current(0, pool));
+	OK(cu_pool_alloc(&p, 1, NULL));
+	CHECK(cu_pool_set_current(1, pool) == CUDA_ERROR_INVALID_VALUE);
+	OK(cu_pool_destroy(pool));
+	OK(cu_pool_current(&other, 0));
+	CHECK(other != pool);
+	fake_live(&now);
+	CHECK(now.pools == 1); // its memory is in use
+	OK(cu_plain_free(p));
+	fake_live(&now);
+	CHECK(now.pools == 0);
+	OK(cu_ctx_pop(NULL));
+	fake_reset();
+}
+
 // gone says whether nothing is mapped at p any more.
 static bool gone(const void *p) { return msync((void *)((uintptr_t)p & ~(uintptr_t)4095), 1, MS_ASYNC) != 0; }
 
@@ -363,7 +431,9 @@ static void leak(void) {
 	CUcontext peer;
 	OK(cu_primary_retain(&peer, 1));
 	OK(cu_ctx_enable_peer(peer, 0));
-	struct fake_count all = {1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1}, now;
+	CUmemoryPool pool;
+	OK(cu_pool_create(&pool, &pool_props));
+	struct fake_count all = {1, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, now;
 	fake_live(&now);
 	CHECK(memcmp(&all, &now, sizeof now) == 0);
 	const void *places[2 * 3];
@@ -393,6 +463,7 @@ int main(void) {
 	peers();
 	exported();
 	kernels();
+	pools();
 	leak();
 	int n;
 	fake_configure(3, 1 << 20);

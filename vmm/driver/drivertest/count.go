@@ -55,13 +55,14 @@ func pairs() []pair {
 		{take: []string{"Instantiate"}, free: []string{"FreeGraphExec"}},
 		{take: []string{"EnablePeer"}, free: []string{"DisablePeer"}},
 		{take: []string{"AllocHost"}, free: []string{"FreeHost"}},
-		{take: []string{"AllocPlain", "AllocAsync"}, free: []string{"FreePlain", "FreeAsync"}},
+		{take: []string{"CreatePool"}, free: []string{"DestroyPool"}},
+		{take: []string{"AllocPlain", "AllocAsync", "AllocFromPool"}, free: []string{"FreePlain", "FreeAsync"}},
 	}
 }
 
 // Balanced returns nil if everything that was taken through the wrapper was given
 // back: reservations freed, handles released, mapped bytes unmapped, devices closed,
-// streams, events, graphs and pinned and plain memory freed, modules unloaded, access to
+// streams, events, graphs and pinned and plain memory freed, pools destroyed, modules unloaded, access to
 // peers disabled. Else the error names each pair that is not even. What a Close of a
 // device frees by itself counts as not given back. File descriptors are not counted.
 func (d *Injected) Balanced() error {

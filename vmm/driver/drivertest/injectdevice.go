@@ -27,6 +27,8 @@ var (
 	_ driver.LegacyPeers      = (*device)(nil)
 	_ driver.Copier2D         = (*device)(nil)
 	_ driver.StreamPriorities = (*device)(nil)
+	_ driver.Pooler           = (*device)(nil)
+	_ driver.PeerCopier       = (*device)(nil)
 	_ driver.Wrapper          = (*device)(nil)
 )
 
@@ -160,10 +162,6 @@ func (v *device) AllocAsync(n uint64, s driver.Stream) (p driver.Ptr, err error)
 
 func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 	return ask(v, "FreeAsync", 0, func(i driver.Allocator) error { return i.FreeAsync(p, s) })
-}
-
-func (v *device) SetPoolThreshold(n uint64) error {
-	return ask(v, "SetPoolThreshold", n, func(i driver.Allocator) error { return i.SetPoolThreshold(n) })
 }
 
 func (v *device) AllocHost(n uint64) (p driver.Ptr, b []byte, err error) {

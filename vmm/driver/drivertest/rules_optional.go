@@ -136,9 +136,6 @@ func plainAsync(c *check) {
 	s := c.stream(d)
 	p, err := i.AllocAsync(4096, s)
 	c.optional(err, "AllocAsync")
-	if err := i.SetPoolThreshold(1 << 20); err != nil {
-		c.want(err, "set how much the pool keeps", driver.ErrNotSupported)
-	}
 	c.must(d.Fill(p, 5, 1, 4096, s), "fill it in its stream")
 	q, _ := c.chunks(1)
 	c.must(d.Copy(q, p, 4096, s), "copy it in its stream")

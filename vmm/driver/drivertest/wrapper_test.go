@@ -37,6 +37,8 @@ var (
 		"Launcher":      reflect.TypeFor[driver.Launcher](),
 
 		"StreamPriorities": reflect.TypeFor[driver.StreamPriorities](),
+		"Pooler":           reflect.TypeFor[driver.Pooler](),
+		"PeerCopier":       reflect.TypeFor[driver.PeerCopier](),
 		"Wrapper":          reflect.TypeFor[driver.Wrapper](),
 	}
 )
@@ -99,6 +101,8 @@ type unreachedDevice struct {
 	driver.Copier2D
 	driver.Launcher
 	driver.StreamPriorities
+	driver.Pooler
+	driver.PeerCopier
 }
 
 func (*unreachedDevice) CopyStream() driver.Stream { return 0 }

@@ -190,9 +190,6 @@ func (v *device) AllocAsync(uint64, driver.Stream) (driver.Ptr, error) {
 // FreeAsync is not supported: there is no pool.
 func (v *device) FreeAsync(driver.Ptr, driver.Stream) error { return v.noPool("FreeAsync") }
 
-// SetPoolThreshold is not supported: there is no pool.
-func (v *device) SetPoolThreshold(uint64) error { return v.noPool("SetPoolThreshold") }
-
 func (v *device) noPool(verb string) error {
 	if err := v.checkOpen(verb); err != nil {
 		return err
