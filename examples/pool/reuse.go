@@ -38,8 +38,11 @@ func (d *demo) reuse() error {
 			}
 			// Without the policy the memory is not the other stream's, even if the work has
 			// ended meanwhile: no one has said so.
-			if _, err := p.Alloc(d.other, chunk); !errors.Is(err, vmm.ErrOutOfMemory) {
-				return fmt.Errorf("reuse with all policies off: %v", err)
+			switch _, err := p.Alloc(d.other, chunk); {
+			case err == nil:
+				return errors.New("memory was reused with all policies off")
+			case !errors.Is(err, vmm.ErrOutOfMemory):
+				return err
 			}
 
 			if err := errors.Join(p.SetReuse(policy.on), policy.between()); err != nil {

@@ -47,33 +47,41 @@ func (d *demo) share() error {
 }
 
 // exportTo runs a process that reads the block, and waits for its end.
-func (d *demo) exportTo(p *pool.Pool, b pool.Block) (err error) {
-	for _, seg := range p.Reservation().Segments() {
-		if b.Ptr() < seg.Addr || b.Ptr() >= seg.Addr+vmm.Ptr(seg.Size) {
-			continue
-		}
-		c, err := seg.Chunk()
-		if err != nil {
-			return err
-		}
-		fd, err := c.Export()
-		if err = errors.Join(err, c.Close()); err != nil {
-			return err
-		}
-		f := os.NewFile(uintptr(fd), "shared memory")
-		defer f.Close()
-		cmd, err := self(
-			"-import", d.dev.Info().Open,
-			"-chunk", fmt.Sprint(seg.Size), "-off", fmt.Sprint(uint64(b.Ptr()-seg.Addr)), "-size", fmt.Sprint(b.Size()),
-		)
-		if err != nil {
-			return err
-		}
-		cmd.ExtraFiles = []*os.File{f}
-		cmd.Stdout, cmd.Stderr = d.w, os.Stderr
-		return cmd.Run()
+func (d *demo) exportTo(p *pool.Pool, b pool.Block) error {
+	seg, err := segmentOf(p, b)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("no chunk at %v", b.Ptr())
+	c, err := seg.Chunk()
+	if err != nil {
+		return err
+	}
+	fd, err := c.Export()
+	if err = errors.Join(err, c.Close()); err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), "shared memory")
+	defer f.Close()
+	cmd, err := self(
+		"-import", d.dev.Info().Open,
+		"-chunk", fmt.Sprint(seg.Size), "-off", fmt.Sprint(uint64(b.Ptr()-seg.Addr)), "-size", fmt.Sprint(b.Size()),
+	)
+	if err != nil {
+		return err
+	}
+	cmd.ExtraFiles = []*os.File{f}
+	cmd.Stdout, cmd.Stderr = d.w, os.Stderr
+	return cmd.Run()
+}
+
+// segmentOf is the chunk that a block begins in. One as short as here lies in one chunk.
+func segmentOf(p *pool.Pool, b pool.Block) (vmm.Segment, error) {
+	for _, seg := range p.Reservation().Segments() {
+		if b.Ptr() >= seg.Addr && b.Ptr()+vmm.Ptr(b.Size()) <= seg.Addr+vmm.Ptr(seg.Size) {
+			return seg, nil
+		}
+	}
+	return vmm.Segment{}, fmt.Errorf("no chunk with a block at %v", b.Ptr())
 }
 
 // imported is a block of another process's pool.
