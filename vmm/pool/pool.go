@@ -149,7 +149,7 @@ func (o *Options) resolve(gran, memory uint64) error {
 	}
 	gran = max(gran, pageSize)
 	if o.ChunkSize == 0 {
-		o.ChunkSize = max(gran, min(16<<20, uint64(1)<<bits.Len64(memory/2048)))
+		o.ChunkSize = max(gran, min(8<<20, uint64(1)<<bits.Len64(memory/2048)))
 	}
 	if o.ChunkSize%gran != 0 || o.ChunkSize > memory || bits.OnesCount64(o.ChunkSize) != 1 {
 		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
