@@ -139,7 +139,7 @@ func (p *Pool) regionOf(size uint64) *region {
 	switch {
 	case size <= max(p.chunk/32, smallMost):
 		return &p.regions[0]
-	case size <= p.chunk:
+	case size <= 2*p.chunk:
 		return &p.regions[1]
 	}
 	return &p.regions[2]

@@ -149,7 +149,7 @@ func (o *Options) resolve(gran, memory uint64) error {
 	}
 	gran = max(gran, pageSize)
 	if o.ChunkSize == 0 {
-		o.ChunkSize = max(gran, min(16<<20, uint64(1)<<bits.Len64(memory/2048)))
+		o.ChunkSize = max(gran, min(8<<20, uint64(1)<<bits.Len64(memory/2048)))
 	}
 	if o.ChunkSize%gran != 0 || o.ChunkSize > memory || bits.OnesCount64(o.ChunkSize) != 1 {
 		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
@@ -222,34 +222,6 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	return Block{}, p.fail("allocate", 0, n, err)
 }
 
-// allocSmall allocates from the slab at hand; false if there is none.
-func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
-	st.mu.Lock()
-	c := &st.classes[class]
-	var sl *slab
-	var i int
-	if k := len(c.foreign); k > 0 {
-		sl, i = c.foreign[k-1].sl, c.foreign[k-1].i
-		c.foreign = c.foreign[:k-1]
-	} else if sl = c.current; sl != nil && !sl.full() {
-		i = sl.take()
-	} else {
-		st.mu.Unlock()
-		return Block{}, false
-	}
-	b := st.blockIn(sl, i, n)
-	st.mu.Unlock()
-	return b, true
-}
-
-// blockIn makes block i of a slab a block that is allocated. It needs st.mu.
-func (st *stream) blockIn(sl *slab, i int, n uint64) Block {
-	st.seq++
-	sl.seqs[i].Store(st.seq)
-	st.count(1, sl.size)
-	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: n, in: &sl.owner, seq: st.seq} //nolint:gosec // not negative
-}
-
 // Free gives b up once the work that s has now has ended. Until then it is reused in s only,
 // or where Alloc says so. A block that was freed before is ErrDoubleFree, of another pool
 // ErrForeignBlock. If Free fails the block is allocated as before, so after ErrClosed and
@@ -303,37 +275,6 @@ func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	}
 }
 
-// freeInSlab gives a block of a slab back.
-func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
-	i := sl.index(b.ptr)
-	st.mu.Lock()
-	if st.gone {
-		st.mu.Unlock()
-		return st.goneErr()
-	}
-	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
-		st.mu.Unlock()
-		return ErrDoubleFree
-	}
-	st.count(-1, sl.size)
-	c := &st.classes[sl.class]
-	if sl.home.Load() != st {
-		c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
-		st.mu.Unlock()
-		return nil
-	}
-	sl.stamp = st.s.Point()
-	release := c.give(p, sl, i)
-	if release != nil {
-		st.slabs--
-	}
-	st.mu.Unlock()
-	if release != nil {
-		p.releaseSlab(release, st)
-	}
-	return nil
-}
-
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
 // of cudaMallocAsync. It does not wait. Unlike Free it works whatever has become of the
 // stream.
@@ -358,100 +299,6 @@ func (p *Pool) FreeNow(b Block) error {
 	}
 	p.extras.freed(nil, b)
 	return nil
-}
-
-func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
-	i := sl.index(b.ptr)
-	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
-		return ErrDoubleFree
-	}
-	home := sl.lockHome()
-	home.count(-1, sl.size)
-	if home.seq>>streamBits == b.seq>>streamBits {
-		p.giveLocked(home, sl, i)
-		return nil
-	}
-	home.mu.Unlock()
-	// Another stream had it from its foreign blocks, or the slab was adopted.
-	for _, st := range p.list() {
-		st.mu.Lock()
-		if st.seq>>streamBits == b.seq>>streamBits && !st.gone {
-			c := &st.classes[sl.class]
-			c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
-			st.mu.Unlock()
-			return nil
-		}
-		st.mu.Unlock()
-	}
-	p.giveLocked(sl.lockHome(), sl, i)
-	return nil
-}
-
-// lockHome locks the mu of the slab's home.
-func (sl *slab) lockHome() *stream {
-	for {
-		home := sl.home.Load()
-		home.mu.Lock()
-		if sl.home.Load() == home {
-			return home
-		}
-		home.mu.Unlock()
-	}
-}
-
-// giveLocked gives an idle block back to its slab and unlocks home.mu.
-func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
-	release := home.classes[sl.class].give(p, sl, i)
-	if release != nil {
-		home.slabs--
-	}
-	home.mu.Unlock()
-	if release != nil {
-		p.releaseSlab(release, home)
-	}
-}
-
-// releaseSlab gives the pages of a slab without blocks back. It was of st, whose list it is
-// not on any more.
-func (p *Pool) releaseSlab(sl *slab, st *stream) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.setOwnersLocked(sl.ext, nil)
-	p.freeLocked(sl.ext, st, sl.stamp)
-}
-
-// setOwnersLocked enters in the slots what lies at an extent: on each page of a slab the slab,
-// else the block on its first page, and in each later slot that it reaches. nil takes it out
-// again.
-func (p *Pool) setOwnersLocked(e *extent, o *owner) {
-	i, page := e.off>>p.chunkShift, e.off&(p.chunk-1)/pageSize
-	if e.kind == kindSlab {
-		for range e.size / pageSize {
-			p.slots[i].pages(p)[page].Store(o)
-			if page++; page == p.chunk/pageSize {
-				i, page = i+1, 0
-			}
-		}
-		return
-	}
-	p.slots[i].pages(p)[page].Store(o)
-	for i++; i<<p.chunkShift < e.end(); i++ {
-		p.slots[i].cover = nil
-		if o != nil {
-			p.slots[i].cover = e
-		}
-	}
-}
-
-// pages is what lies on each page of the slot. It needs p.mu.
-func (s *slot) pages(p *Pool) []atomic.Pointer[owner] {
-	all := s.owners.Load()
-	if all == nil {
-		made := make([]atomic.Pointer[owner], p.chunk/pageSize)
-		all = &made
-		s.owners.Store(all)
-	}
-	return *all
 }
 
 func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //nolint:gosec // a Reuse was stored

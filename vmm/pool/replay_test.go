@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -53,12 +54,14 @@ type contender struct {
 
 // contenders are ours, first, and the driver's. Both keep what they have: what a pool
 // gives back at every wait says little about how it places blocks.
+var extraContenders []contender
+
 func contenders() []contender {
-	return []contender{
+	return append([]contender{
 		{"ours", func(d *vmm.Device) (pool.Allocator, error) {
 			return pool.New(d, pool.Options{ReleaseThreshold: math.MaxUint64})
 		}},
-	}
+	}, extraContenders...)
 }
 
 // opened opens a contender and streams for it. What cannot be had here is nil.
@@ -111,7 +114,7 @@ func replayAll(t *testing.T, dev *vmm.Device, c contender, n int, make func(i in
 		if a == nil {
 			return all, false
 		}
-		r, err := tr.Replay(a, streams, trace.ReplayOptions{Overlaps: i == 0})
+		r, err := tr.Replay(t.Context(), a, streams, trace.ReplayOptions{Overlaps: i == 0})
 		require.NoError(t, err, "%s %d on %s", tr.Name, i, c.name)
 		end()
 		if i == 0 || r.Ratio() > all.worst.Ratio() {
@@ -223,9 +226,26 @@ func TestReplayFindsOverlaps(t *testing.T) {
 	dev, err := vmm.OpenDriver(nulldriver.NewSized(8<<30), 0)
 	require.NoError(t, err)
 	tr := trace.Generators[0].Make(1, 1<<30)
-	a, streams, _ := contenders()[0].opened(t, dev, tr.Streams)
-	_, err = tr.Replay(&twice{Allocator: a}, streams, trace.ReplayOptions{Overlaps: true})
+	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
+	_, err = tr.Replay(t.Context(), &twice{Allocator: a}, streams, trace.ReplayOptions{Overlaps: true})
 	require.ErrorContains(t, err, "overlaps block")
+	end()
+	require.NoError(t, dev.Close())
+}
+
+// A replay that is given up frees what it has.
+func TestReplayGivenUp(t *testing.T) {
+	dev, err := vmm.OpenDriver(nulldriver.NewSized(8<<30), 0)
+	require.NoError(t, err)
+	tr := trace.Generators[0].Make(1, 1<<30)
+	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = tr.Replay(ctx, a, streams, trace.ReplayOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, stats(t, a).Blocks)
+	end()
+	require.NoError(t, dev.Close())
 }
 
 // Where memory runs out, the replay goes on and counts.
@@ -234,12 +254,12 @@ func TestReplayCountsFailures(t *testing.T) {
 	require.NoError(t, err)
 	tr := trace.Generators[1].Make(1, 3<<29)
 	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
-	r, err := tr.Replay(a, streams, trace.ReplayOptions{Overlaps: true})
+	r, err := tr.Replay(t.Context(), a, streams, trace.ReplayOptions{Overlaps: true})
 	require.NoError(t, err)
 	require.Positive(t, r.Failures)
 	require.LessOrEqual(t, r.Reserved, uint64(1<<30))
 	require.LessOrEqual(t, r.Live, r.Reserved)
-	_, err = tr.Replay(a, streams[1:], trace.ReplayOptions{})
+	_, err = tr.Replay(t.Context(), a, streams[1:], trace.ReplayOptions{})
 	require.ErrorIs(t, err, vmm.ErrInvalid, "too few streams")
 	end()
 	require.NoError(t, dev.Close())

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -28,8 +29,9 @@ type ReplayOptions struct {
 
 // Replay runs the trace on an allocator that has no blocks, from one goroutine. It has
 // t.Streams streams or more, which the blocks are allocated and freed in. A block for which
-// there is no memory is left out and counted. After any other error blocks stay allocated.
-func (t *Trace) Replay(a pool.Allocator, streams []*vmm.Stream, o ReplayOptions) (Result, error) {
+// there is no memory is left out and counted. After any other error, and once ctx is done,
+// the replay ends and what is live is freed.
+func (t *Trace) Replay(ctx context.Context, a pool.Allocator, streams []*vmm.Stream, o ReplayOptions) (Result, error) {
 	if len(streams) < t.Streams {
 		return Result{}, fmt.Errorf("%d streams for a trace that uses %d: %w", len(streams), t.Streams, vmm.ErrInvalid)
 	}
@@ -42,8 +44,12 @@ func (t *Trace) Replay(a pool.Allocator, streams []*vmm.Stream, o ReplayOptions)
 	}
 	began := time.Now()
 	for i, op := range t.Ops {
-		if err := r.op(op); err != nil {
-			return r.Result, fmt.Errorf("operation %d: %w", i, err)
+		err := r.op(op)
+		if err == nil && i%1024 == 0 {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return r.Result, errors.Join(fmt.Errorf("operation %d: %w", i, err), r.freeAll())
 		}
 	}
 	r.Took = time.Since(began)
@@ -85,9 +91,20 @@ func (r *replay) op(op Op) error {
 		}
 		r.leave(op.Block)
 		r.live -= b.Size()
+		r.blocks[op.Block] = pool.Block{}
 		return r.a.Free(r.streams[op.Stream], b)
 	}
 	return r.a.Device().Sync()
+}
+
+// freeAll frees what is live.
+func (r *replay) freeAll() (err error) {
+	for _, b := range r.blocks {
+		if b.Size() > 0 {
+			err = errors.Join(err, r.a.Free(r.streams[0], b))
+		}
+	}
+	return err
 }
 
 // cellSize is the length of a cell of addresses. A block is in each cell that it has a byte

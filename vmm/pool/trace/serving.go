@@ -18,7 +18,7 @@ type request struct {
 	stream int
 	tokens uint64 // so far
 	last   uint64 // tokens when it ends
-	room   uint64 // tokens that its blocks hold
+	space  uint64 // tokens that its blocks hold
 	paged  bool
 	blocks []uint32
 }
@@ -94,17 +94,17 @@ func (b *builder) prefill(r *request) {
 	b.freeAll(act, r.stream)
 }
 
-// grow makes room for the tokens there are.
+// grow makes space for the tokens there are.
 func (b *builder) grow(r *request) {
 	if r.paged {
-		for ; r.room < r.tokens; r.room += pageTokens {
+		for ; r.space < r.tokens; r.space += pageTokens {
 			r.blocks = append(r.blocks, b.alloc(pageTokens*tokenBytes, r.stream))
 		}
-	} else if r.room < r.tokens {
+	} else if r.space < r.tokens {
 		// A layer's longer block is there before its shorter one goes.
-		r.room = r.tokens + r.tokens/4 + pageTokens
+		r.space = r.tokens + r.tokens/4 + pageTokens
 		for i := range serveLayers {
-			longer := b.alloc(r.room*tokenBytes/serveLayers, r.stream)
+			longer := b.alloc(r.space*tokenBytes/serveLayers, r.stream)
 			if i < len(r.blocks) {
 				b.free(r.blocks[i], r.stream)
 				r.blocks[i] = longer
