@@ -148,6 +148,7 @@ func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *exte
 	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
+	p.settleLocked()
 	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}

@@ -11,6 +11,8 @@ import (
 // alloc is Alloc for what allocSmall does not find.
 func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	switch {
+	case n == 0 && p.closed.Load():
+		return Block{}, errClosed
 	case n == 0:
 		return Block{in: &p.none}, nil
 	case n <= p.classes.most:
