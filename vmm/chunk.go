@@ -34,6 +34,21 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 	return c, d.fail("create chunk", 0, size, err)
 }
 
+// CreateOrReuse is Create that takes cached memory of that size and property, if there is
+// some: see SetReleaseThreshold. Such memory keeps what was written there before. The caller
+// must Close the Chunk, which may put the memory back into the cache.
+func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
+	if err := d.live(); err != nil {
+		return nil, d.fail("create or reuse chunk", 0, size, err)
+	}
+	if m := d.takeCached(d.resolve(p), size, size); m != nil {
+		d.counters.count(1, &d.counters.Hits)
+		c, err := d.chunk(m)
+		return c, d.fail("create or reuse chunk", 0, size, err)
+	}
+	return d.Create(size, p)
+}
+
 // resolve replaces LocationOwner by this device.
 func (d *Device) resolve(p Prop) Prop {
 	if p.Location.Kind == LocationOwner {

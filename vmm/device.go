@@ -168,7 +168,10 @@ func (d *Device) Sync() error {
 		err = d.state.notCapturing()
 	}
 	if err == nil {
-		err = o.Sync()
+		err = d.state.sync(o)
+	}
+	if err == nil {
+		d.state.parent.runSyncHooks()
 	}
 	return d.fail("synchronise", 0, 0, err)
 }

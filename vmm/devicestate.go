@@ -83,6 +83,7 @@ type driverState struct {
 	hooks    testHooks
 	legacy   legacyPairs
 	captures captures
+	onSync   syncHooks
 
 	devicesOpen   int          // Devices; guarded by process.mu
 	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again
@@ -163,6 +164,7 @@ func (s *deviceState) releaseState(d *Device) {
 	defer s.mu.Unlock()
 	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
 	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
+	s.parent.onSync.removeAll(d)
 	if len(s.devices) == 0 {
 		s.limit = 0
 	}
@@ -438,16 +440,17 @@ func (r *refusedCalls) retry() (failed error) {
 type Fence struct {
 	on *openDevice // whose event it is, retained; nil if there is nothing to wait for
 	e  driver.Event
+	at point // none for the library's own streams
 }
 
-// recordFence records an event at the end of a stream; the zero one if o is closing,
-// since then nothing is left to wait for. The caller must free it.
-func (o *openDevice) recordFence(queue driver.Stream) (Fence, error) {
+// recordFence records an event at the end of a stream, where at says; the zero one if o is
+// closing, since then nothing is left to wait for. The caller must free it.
+func (o *openDevice) recordFence(queue driver.Stream, at point) (Fence, error) {
 	if !o.retain() {
 		return Fence{}, nil
 	}
 	// A pooled event first: making one is a driver call.
-	f := Fence{on: o}
+	f := Fence{on: o, at: at}
 	o.mu.Lock()
 	if last := len(o.events) - 1; last >= 0 {
 		f.e, o.events = o.events[last], o.events[:last]
@@ -483,13 +486,29 @@ func (f Fence) Sync() error {
 	if f.on == nil {
 		return nil
 	}
-	return f.on.SyncEvent(f.e)
+	err := f.sync()
+	if err == nil {
+		f.on.state.parent.runSyncHooks()
+	}
+	return err
+}
+
+// sync is Sync without the functions of OnSync.
+func (f Fence) sync() error {
+	if f.on == nil {
+		return nil
+	}
+	err := f.on.SyncEvent(f.e)
+	if err == nil {
+		f.at.finish()
+	}
+	return err
 }
 
 // waitAndFree waits for the work, asleep, and frees the event.
 func (f Fence) waitAndFree() error {
 	defer f.Free()
-	return f.Sync()
+	return f.sync()
 }
 
 // Done says whether the work has ended, by itself or with its device, without waiting.
@@ -498,8 +517,11 @@ func (f Fence) Done() (bool, error) {
 		return true, nil
 	}
 	done, err := f.on.Done(f.e)
-	if err != nil && lost(err) {
+	switch {
+	case err != nil && lost(err):
 		return true, nil
+	case err == nil && done:
+		f.at.finish()
 	}
 	return done, err
 }
@@ -526,7 +548,7 @@ type legacyPair struct {
 
 // syncOwn waits for the library's own streams on the device.
 func (o *openDevice) syncOwn() error {
-	f, err := o.recordFence(o.CopyStream())
+	f, err := o.recordFence(o.CopyStream(), point{})
 	if err == nil {
 		err = f.waitAndFree()
 	}

@@ -13,9 +13,12 @@ type Event struct {
 	f      Fence
 	pooled bool // goes back to the device's free events
 
-	mu     lock.Mutex
-	users  int // calls under way; the event is not used again before they end
-	closed bool
+	mu        lock.Mutex
+	users     int // calls under way; the event is not used again before they end
+	closed    bool
+	at        point // where it stands; none while it is being recorded
+	recording int   // calls of Record under way
+	contested bool  // some of them overlap: nobody knows which was the last
 }
 
 // makeEvent lists an event as open, first, so that the device stays open, and fills it.
@@ -54,9 +57,54 @@ func (e *Event) Record(s *Stream) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Record(e.f.e, s.queue)
+			at := s.pointOn(o)
+			e.beginRecord()
+			err := o.Record(e.f.e, s.queue)
+			if err != nil {
+				at = point{}
+			}
+			e.endRecord(at)
+			return err
 		})
 	}))
+}
+
+// beginRecord forgets where the event stands: the driver is about to move it.
+func (e *Event) beginRecord() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.at = point{}
+	e.recording++
+	e.contested = e.contested || e.recording > 1
+}
+
+// endRecord notes where the event stands now. Of several calls that overlapped nobody knows
+// which one the driver took last, so then its place stays unknown.
+func (e *Event) endRecord(at point) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.contested {
+		e.at = at
+	}
+	if e.recording--; e.recording == 0 {
+		e.contested = false
+	}
+}
+
+// point is where the event stands; none while it is being recorded.
+func (e *Event) point() point {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.at
+}
+
+// unmoved is at if the event has stood there ever since point returned it, and so for the
+// whole of a driver's call in between; else none.
+func (e *Event) unmoved(at point) point {
+	if e.point() != at {
+		return point{}
+	}
+	return at
 }
 
 // sameDriver refuses the event to another driver, which would take its number for
@@ -115,7 +163,10 @@ func (e *Event) fail(op string, err error) error {
 // Done says whether the work before the event has finished.
 func (e *Event) Done() (done bool, err error) {
 	err = e.with(func() (err error) {
-		done, err = e.f.on.Done(e.f.e)
+		at := e.point()
+		if done, err = e.f.on.Done(e.f.e); done && err == nil {
+			e.unmoved(at).finish()
+		}
 		return err
 	})
 	return done, e.fail("query event", err)
@@ -123,7 +174,18 @@ func (e *Event) Done() (done bool, err error) {
 
 // Sync waits until the work before the event has finished.
 func (e *Event) Sync() error {
-	return e.fail("wait for event", e.with(func() error { return e.f.Sync() }))
+	err := e.with(func() error {
+		at := e.point()
+		err := e.f.on.SyncEvent(e.f.e)
+		if err == nil {
+			e.unmoved(at).finish()
+		}
+		return err
+	})
+	if err == nil {
+		e.f.on.state.parent.runSyncHooks()
+	}
+	return e.fail("wait for event", err)
 }
 
 // Elapsed is the device's own time from one event to this one. Both need

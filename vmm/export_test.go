@@ -72,7 +72,7 @@ func IdleLane(d *Device) driver.Stream {
 func Closing(s *Stream) bool {
 	if s.mu.TryRLock() {
 		defer s.mu.RUnlock()
-		return s.closing
+		return s.closing.Load()
 	}
 	return true
 }

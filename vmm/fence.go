@@ -52,7 +52,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 
 // setWaitsForLocked computes waitsFor anew: the devices that waitForWork waits for, so that
 // it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
-// change of the grants and of accessInDoubt, and after UsedBy.
+// change of the grants, of accessInDoubt and of copiers, and after UsedBy.
 func (r *Reservation) setWaitsForLocked() {
 	invariants.Held(&r.mu)
 	if r.namedStreams != nil {
@@ -67,6 +67,11 @@ func (r *Reservation) setWaitsForLocked() {
 func (r *Reservation) mayAccessLocked(devs []*deviceState) []*deviceState {
 	invariants.Held(&r.mu)
 	devs = append(devs, r.accessInDoubt...)
+	for _, d := range r.copiers {
+		if !slices.Contains(devs, d) {
+			devs = append(devs, d)
+		}
+	}
 	for _, g := range r.grants {
 		if !slices.Contains(devs, g.dev.state) {
 			devs = append(devs, g.dev.state)
@@ -149,7 +154,7 @@ func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (f
 	}
 	for _, dev := range devs {
 		if o := dev.openDevice.Load(); o != nil {
-			f, err := o.recordFence(o.CopyStream())
+			f, err := o.recordFence(o.CopyStream(), point{})
 			add(dev, f, err)
 			enough = enough && o.stage.maybeBusy.Load() == 0
 		}
@@ -298,7 +303,7 @@ func (s *Stream) Fence() (f Fence, err error) {
 }
 
 // WaitFence makes later work of the stream wait for the fence, of any device of the
-// same driver.
+// same driver. Stream.After counts it.
 func (s *Stream) WaitFence(f Fence) error {
 	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
 		switch {
@@ -307,7 +312,11 @@ func (s *Stream) WaitFence(f Fence) error {
 		case f.on.state.parent != o.state.parent:
 			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
 		}
-		return o.Wait(s.queue, f.e)
+		err := o.Wait(s.queue, f.e)
+		if err == nil {
+			s.waited(o, f.at)
+		}
+		return err
 	}))
 }
 

@@ -1,11 +1,13 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -77,8 +79,8 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 
 // checkDevices checks devs before anything is changed or asked of the driver twice.
 func (r *Reservation) checkDevices(a Access, devs []*Device) error {
-	if a == AccessReadWrite && r.readOnly {
-		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
+	if err := r.checkAccess(a); err != nil {
+		return err
 	}
 	if len(devs) == 0 {
 		return fmt.Errorf("%w: no device", ErrInvalid)
@@ -90,6 +92,14 @@ func (r *Reservation) checkDevices(a Access, devs []*Device) error {
 		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {
 			return pairFail(d, r.dev, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
 		}
+	}
+	return nil
+}
+
+// checkAccess says why no device can have access a.
+func (r *Reservation) checkAccess(a Access) error {
+	if a == AccessReadWrite && r.readOnly {
+		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
 	}
 	return nil
 }
@@ -127,6 +137,28 @@ func (r *Reservation) grantOf(d *Device) grant {
 		}
 	}
 	return grant{dev: d}
+}
+
+// lockEach takes one lock of each reservation, in the order of their ids.
+func lockEach(all []*Reservation, of func(*Reservation) *lock.Mutex) (unlock func()) {
+	sorted := slices.Clone(all)
+	slices.SortFunc(sorted, func(a, b *Reservation) int { return cmp.Compare(a.id, b.id) })
+	for _, r := range sorted {
+		of(r).Lock()
+	}
+	return func() {
+		for _, r := range sorted {
+			of(r).Unlock()
+		}
+	}
+}
+
+// lockGrants holds the grants of several reservations as they are.
+func lockGrants(all []*Reservation) (unlock func()) {
+	if len(all) > 0 && all[0].dev.state.parent.hooks.noGrantLock {
+		return func() {}
+	}
+	return lockEach(all, func(r *Reservation) *lock.Mutex { return &r.grantMu })
 }
 
 // granted is what the device may do now. It needs what grantOf needs.

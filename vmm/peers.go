@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,28 +12,40 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// Plan is what giving devices access to ranges would do: see PlanPeers. It is a
+// Memory is what EnablePeers gives devices access to: a Range, a Reservation, or something
+// that is built on one, as a pool is. Reservation returns the same each time.
+type Memory interface{ Reservation() *Reservation }
+
+// Reservation is the reservation itself, which makes it a Memory.
+func (r *Reservation) Reservation() *Reservation { return r }
+
+// Reservation is the reservation inside the range, which makes it a Memory. Its Map, Unmap and
+// Close return ErrBusy.
+func (g *Range) Reservation() *Reservation { return g.res() }
+
+// Plan is what giving devices access to memory would do: see PlanPeers. It is a
 // picture of its moment and holds nothing open. Reading it is safe from several
 // goroutines.
 type Plan struct {
 	Access Access
-	Ranges []RangePlan
+	Memory []MemoryPlan
 
-	devs   []*Device
-	ranges []*Range
+	devs []*Device
 }
 
-// RangePlan is the part of a Plan that is about one range. All devices of it are
+// MemoryPlan is the part of a Plan that is about one Memory. All devices of it are
 // told to the driver together: once for each stretch of chunks without a hole,
 // which on a Range is once, and the driver's work grows with chunks and devices.
-type RangePlan struct {
-	Range   *Range
+type MemoryPlan struct {
+	Of      Memory
 	Chunks  int
 	Bytes   uint64 // of the chunks
 	Calls   int    // of SetAccess; 0 where nothing changes
 	Waits   bool   // access is taken away, so Apply waits as Unmap does
 	Devices []DevicePlan
-	Err     error // why nothing can be done with the range
+	Err     error // why nothing can be done with the memory
+
+	r *Reservation
 }
 
 // DevicePlan is what changes for one device.
@@ -42,25 +55,26 @@ type DevicePlan struct {
 	Err      error  // why it cannot be: a *PairError
 }
 
-// PlanPeers plans to set the access of every device to every range that it does
-// not own: Read or ReadWrite to give it, now and for all that the ranges grow
-// by, AccessNone to take it away. Nothing is changed. What cannot be done stands in
+// PlanPeers plans to set the access of every device to all memory that it does
+// not own: Read or ReadWrite to give it, now and for all that is mapped there later,
+// AccessNone to take it away. Nothing is changed. What cannot be done stands in
 // the plan, with the reason: a pair without a path, a device without the calls
-// that map memory, a device or a range that is closed, a range that sleeps, an
-// owner that would be revoked. An error is a plan that makes no sense: a range or a
-// device that is nil or named twice, no such access.
-func PlanPeers(a Access, devs []*Device, ranges ...*Range) (*Plan, error) {
-	if err := checkPlanArguments(a, devs, ranges); err != nil {
+// that map memory, a device or memory that is closed, a range that sleeps, an
+// owner that would be revoked, ReadWrite of a read-only reservation. An error is a plan that
+// makes no sense: memory or a device that is nil or named twice, no such access.
+func PlanPeers(a Access, devs []*Device, of ...Memory) (*Plan, error) {
+	all, err := checkPlanArguments(a, devs, of)
+	if err != nil {
 		return nil, err
 	}
-	return plan(a, devs, ranges), nil
+	return plan(a, slices.Clone(devs), all), nil
 }
 
-// EnablePeers is PlanPeers and Apply: it gives every device access a to every
-// range that it does not own, all or nothing. Until it returns, copies of this
+// EnablePeers is PlanPeers and Apply: it gives every device access a to all
+// memory that it does not own, all or nothing. Until it returns, copies of this
 // package that need access which is new may be refused with ErrBusy.
-func EnablePeers(a Access, devs []*Device, ranges ...*Range) error {
-	p, err := PlanPeers(a, devs, ranges...)
+func EnablePeers(a Access, devs []*Device, of ...Memory) error {
+	p, err := PlanPeers(a, devs, of...)
 	if err != nil {
 		return err
 	}
@@ -71,39 +85,43 @@ const planning, enablingPeers = "plan peers", "enable peers"
 
 var errNoPlan = &OpError{Op: enablingPeers, Err: fmt.Errorf("%w: no plan", ErrInvalid)}
 
-// checkPlanArguments rejects nil and duplicate arguments.
-func checkPlanArguments(a Access, devs []*Device, ranges []*Range) error {
+// checkPlanArguments rejects nil and duplicate arguments. It returns the memory with its
+// reservations.
+func checkPlanArguments(a Access, devs []*Device, of []Memory) (all []MemoryPlan, err error) {
 	var owner *Device
-	if len(ranges) > 0 {
-		owner = ranges[0].Device()
-	}
-	for i, g := range ranges {
-		switch {
-		case g == nil || g.r == nil:
-			return owner.fail(planning, 0, 0, g.live())
-		case slices.Contains(ranges[:i], g):
-			return g.fail(planning, 0, 0, fmt.Errorf("%w: %v is named twice", ErrInvalid, g))
+	for _, m := range of {
+		var r *Reservation
+		if m != nil {
+			r = m.Reservation()
 		}
+		if r == nil || r.dev == nil {
+			return nil, owner.fail(planning, 0, 0, fmt.Errorf("%w: no memory", ErrInvalid))
+		}
+		if slices.ContainsFunc(all, func(p MemoryPlan) bool { return p.r == r }) {
+			return nil, r.fail(planning, 0, 0, fmt.Errorf("%w: %s is named twice", ErrInvalid, r.describe(r.kind)))
+		}
+		owner = cmp.Or(owner, r.dev)
+		all = append(all, MemoryPlan{Of: m, r: r})
 	}
 	if a > AccessReadWrite {
-		return owner.fail(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
+		return nil, owner.fail(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
 	}
 	// Two Devices on one ordinal are one device twice.
 	for i, d := range devs {
 		if d == nil || d.state == nil {
-			return owner.fail(planning, 0, 0, d.live())
+			return nil, owner.fail(planning, 0, 0, d.live())
 		}
 		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {
-			return owner.fail(planning, 0, 0, pairFail(d, owner, fmt.Errorf("%w: %v is named twice", ErrInvalid, d)))
+			return nil, owner.fail(planning, 0, 0, pairFail(d, owner, fmt.Errorf("%w: %v is named twice", ErrInvalid, d)))
 		}
 	}
-	return nil
+	return all, nil
 }
 
 // plan looks at everything once, and asks the driver once for each device and pair.
-func plan(a Access, devs []*Device, ranges []*Range) *Plan {
-	p := &Plan{Access: a, devs: slices.Clone(devs), ranges: slices.Clone(ranges)}
-	// Each result of the driver is remembered: there are more ranges than pairs.
+func plan(a Access, devs []*Device, all []MemoryPlan) *Plan {
+	p := &Plan{Access: a, devs: devs}
+	// Each result of the driver is remembered: there is more memory than pairs.
 	type pair struct{ from, to *deviceState }
 	known := map[pair]error{}
 	once := func(k pair, ask func() error) error {
@@ -120,8 +138,8 @@ func plan(a Access, devs []*Device, ranges []*Range) *Plan {
 		}
 		return once(pair{from.state, to.state}, func() error { return checkPath(from, to) })
 	}
-	for _, g := range ranges {
-		p.Ranges = append(p.Ranges, planRange(g, a, devs, reach))
+	for _, m := range all {
+		p.Memory = append(p.Memory, planMemory(m.Of, m.r, a, devs, reach))
 	}
 	return p
 }
@@ -136,35 +154,34 @@ func canMap(d *Device) error {
 	return err
 }
 
-func planRange(g *Range, a Access, devs []*Device, reach func(from, to *Device) error) RangePlan {
-	r := g.r
-	rp := RangePlan{Range: g, Err: g.live()}
+func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(from, to *Device) error) MemoryPlan {
+	mp := MemoryPlan{Of: m, r: r, Err: cmp.Or(r.live(), r.checkAccess(a))}
 	for _, d := range devs {
 		if d.state == r.dev.state && a != AccessNone {
 			continue
 		}
-		rp.Devices = append(rp.Devices, DevicePlan{Device: d, To: a, Err: r.checkGrant(a, d, reach)})
+		mp.Devices = append(mp.Devices, DevicePlan{Device: d, To: a, Err: r.checkGrant(a, d, reach)})
 	}
 	r.mappingMu.Lock() // so that what is counted is what is granted
 	defer r.mappingMu.Unlock()
 	unsure := r.anyInDoubt()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rp.Chunks, rp.Bytes = len(r.table), r.committedLocked()
-	for i := range rp.Devices {
-		d := &rp.Devices[i]
+	mp.Chunks, mp.Bytes = len(r.table), r.committedLocked()
+	for i := range mp.Devices {
+		d := &mp.Devices[i]
 		d.From = r.granted(d.Device)
 		if d.Err == nil && (d.From != a || unsure) {
-			rp.Calls = r.runCount()
-			rp.Waits = rp.Waits || d.From > a
+			mp.Calls = r.runCount()
+			mp.Waits = mp.Waits || d.From > a
 		}
 	}
-	return rp
+	return mp
 }
 
 // peers is the devices that nothing speaks against.
-func (rp *RangePlan) peers() (devs []*Device) {
-	for _, d := range rp.Devices {
+func (mp *MemoryPlan) peers() (devs []*Device) {
+	for _, d := range mp.Devices {
 		if d.Err == nil {
 			devs = append(devs, d.Device)
 		}
@@ -177,17 +194,17 @@ func (p *Plan) Err() error {
 	if p == nil {
 		return errNoPlan
 	}
-	// The error is of the first range that has one, and names all others.
-	var first *Range
+	// The error is of the first memory that has one, and names all others.
+	var first *Reservation
 	var all error
-	for i := range p.Ranges {
-		rp := &p.Ranges[i]
-		found := rp.Err
-		for _, d := range rp.Devices {
+	for i := range p.Memory {
+		mp := &p.Memory[i]
+		found := mp.Err
+		for _, d := range mp.Devices {
 			found = also(found, "and", d.Err)
 		}
 		if found != nil && first == nil {
-			first = rp.Range
+			first = mp.r
 		}
 		all = also(all, "and", found)
 	}
@@ -202,33 +219,37 @@ func (p *Plan) Err() error {
 // anything cannot be done any more nothing is, and the error is what Err of a
 // new plan would be. If a step fails, what a device could do before comes back,
 // without a wait for work, since no caller has been told of the grant. Until Apply
-// returns, Grant, Revoke, Close, Sleep and Wake of these ranges wait. Applying a plan
+// returns, Grant, Revoke, Close, Sleep and Wake of this memory wait. Applying a plan
 // twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
 		return errNoPlan
 	}
-	return plan(p.Access, p.devs, p.ranges).apply()
+	return plan(p.Access, p.devs, p.Memory).apply()
 }
 
 func (p *Plan) apply() error {
 	if err := p.Err(); err != nil {
 		return err
 	}
-	// The grants of all ranges are locked to the end, so that the undo is exact.
-	unlock := lockGrants(p.ranges)
+	// The grants of all memory are locked to the end, so that the undo is exact.
+	all := make([]*Reservation, len(p.Memory))
+	for i := range p.Memory {
+		all[i] = p.Memory[i].r
+	}
+	unlock := lockGrants(all)
 	defer unlock()
 	var done []*accessChange
-	for i := range p.Ranges {
-		peers := p.Ranges[i].peers()
+	for i := range p.Memory {
+		peers := p.Memory[i].peers()
 		if len(peers) == 0 {
 			continue
 		}
-		g := p.Ranges[i].Range
-		c, err := g.r.changeAccessLocked(p.Access, peers)
+		r := p.Memory[i].r
+		c, err := r.changeAccessLocked(p.Access, peers)
 		if err != nil {
 			err = undoAll(err, "and setting access back", done, (*accessChange).undo)
-			return g.fail(enablingPeers, 0, g.Max(), err)
+			return r.fail(enablingPeers, 0, r.size, err)
 		}
 		done = append(done, c)
 	}
@@ -238,7 +259,7 @@ func (p *Plan) apply() error {
 	return nil
 }
 
-// String is the plan for people: each range, each device, and what cannot be done.
+// String is the plan for people: all memory, each device, and what cannot be done.
 func (p *Plan) String() string {
 	if p == nil {
 		return "no plan"
@@ -250,12 +271,12 @@ func (p *Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "access %v for %s\n", p.Access, strings.Join(names, ", "))
 	refused, all := 0, 0
-	for i := range p.Ranges {
-		rp := &p.Ranges[i]
-		fmt.Fprintf(&b, "range %d of %v, %s in %s: %s\n", i, rp.Range.Device(), sizeText(rp.Bytes), plural(rp.Chunks, "chunk"), rp.cost())
-		for _, d := range rp.Devices {
+	for i := range p.Memory {
+		mp := &p.Memory[i]
+		fmt.Fprintf(&b, "%s %d of %v, %s in %s: %s\n", mp.r.kind, i, mp.r.dev, sizeText(mp.Bytes), plural(mp.Chunks, "chunk"), mp.cost())
+		for _, d := range mp.Devices {
 			all++
-			if d.Err != nil || rp.Err != nil {
+			if d.Err != nil || mp.Err != nil {
 				refused++
 			}
 			fmt.Fprintf(&b, "  %v: %s\n", d.Device, d.text())
@@ -264,21 +285,21 @@ func (p *Plan) String() string {
 	switch {
 	case refused > 0:
 		fmt.Fprintf(&b, "nothing will be done, since %d of %d cannot be\n", refused, all)
-	case p.Err() != nil: // of a range without a device to be told of
+	case p.Err() != nil: // of memory without a device to be told of
 		b.WriteString("nothing will be done\n")
 	}
 	return b.String()
 }
 
-// cost is what a range takes.
-func (rp *RangePlan) cost() string {
+// cost is what the memory takes.
+func (mp *MemoryPlan) cost() string {
 	switch {
-	case rp.Err != nil:
-		return rp.Err.Error()
-	case rp.Waits:
-		return plural(rp.Calls, "call") + ", after a wait"
+	case mp.Err != nil:
+		return mp.Err.Error()
+	case mp.Waits:
+		return plural(mp.Calls, "call") + ", after a wait"
 	}
-	return plural(rp.Calls, "call")
+	return plural(mp.Calls, "call")
 }
 
 func (d *DevicePlan) text() string {

@@ -37,7 +37,7 @@ func (s *subject) more(t *testing.T) {
 func (s *subject) set(a vmm.Access, devs ...*vmm.Device) error {
 	switch {
 	case s.holes == nil:
-		return vmm.EnablePeers(a, devs, s.ranges...)
+		return vmm.EnablePeers(a, devs, memory(s.ranges...)...)
 	case a == vmm.AccessNone:
 		return s.holes.Revoke(devs...)
 	}

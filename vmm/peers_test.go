@@ -52,10 +52,10 @@ func TestPlanWithoutAPath(t *testing.T) {
 	require.NoError(t, err)
 	golden(t, "plan_no_path.txt", p.String())
 
-	require.Equal(t, 3, p.Ranges[0].Chunks)
-	require.EqualValues(t, 3*4096, p.Ranges[0].Bytes)
-	require.Equal(t, 1, p.Ranges[0].Calls)
-	require.Same(t, g, p.Ranges[0].Range)
+	require.Equal(t, 3, p.Memory[0].Chunks)
+	require.EqualValues(t, 3*4096, p.Memory[0].Bytes)
+	require.Equal(t, 1, p.Memory[0].Calls)
+	require.Same(t, g, p.Memory[0].Of)
 	before := []picture{w.picture(g), w.picture(h)}
 	for _, do := range []func() error{p.Err, p.Apply, func() error { return vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g, h, empty) }} {
 		w.arm()
@@ -130,7 +130,7 @@ func TestPeersLater(t *testing.T) {
 
 	p, err := vmm.PlanPeers(r, w.devs[2:], g, h)
 	require.NoError(t, err)
-	require.True(t, p.Ranges[0].Waits, "less than before")
+	require.True(t, p.Memory[0].Waits, "less than before")
 	require.Contains(t, p.String(), "host:3: read-write -> read")
 	require.Contains(t, p.String(), "after a wait")
 	require.NoError(t, p.Apply())
@@ -146,7 +146,7 @@ func TestPeersLater(t *testing.T) {
 
 	p, err = vmm.PlanPeers(vmm.AccessNone, w.devs[2:], g)
 	require.NoError(t, err)
-	require.Zero(t, p.Ranges[0].Calls)
+	require.Zero(t, p.Memory[0].Calls)
 	require.Contains(t, p.String(), "none, as it is")
 	closeAll(t, g, h)
 	w.end()
@@ -233,8 +233,8 @@ func TestPlanBadInput(t *testing.T) {
 		{"no such access", vmm.ErrInvalid, "", 9, d, []*vmm.Range{g}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := vmm.PlanPeers(c.a, c.devs, c.ranges...)
-			for _, err := range []error{errors.Join(err, p.Apply()), vmm.EnablePeers(c.a, c.devs, c.ranges...)} {
+			p, err := vmm.PlanPeers(c.a, c.devs, memory(c.ranges...)...)
+			for _, err := range []error{errors.Join(err, p.Apply()), vmm.EnablePeers(c.a, c.devs, memory(c.ranges...)...)} {
 				require.ErrorIs(t, err, c.want)
 				var op *vmm.OpError
 				require.ErrorAs(t, err, &op)
@@ -299,7 +299,7 @@ func TestPlanChecksAPathOnce(t *testing.T) {
 	w := hostWorld(t, 3)
 	ranges := []*vmm.Range{rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1), rangeOn(t, w, 0, 1)}
 	w.arm()
-	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs, ranges...))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs, memory(ranges...)...))
 	require.Equal(t, []string{"Supports", "CanAccessPeer", "Supports", "CanAccessPeer", "SetAccess", "SetAccess", "SetAccess"}, w.disarm())
 	closeAll(t, ranges...)
 	w.end()
@@ -472,7 +472,7 @@ func TestEnablePeersTogether(t *testing.T) {
 	}
 	all.Wait()
 	w.before = nil
-	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], ranges...))
+	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], memory(ranges...)...))
 	for _, g := range ranges {
 		w.allows(g, map[int]vmm.Access{0: vmm.AccessReadWrite, 1: vmm.AccessRead, 2: vmm.AccessRead})
 		for i, a := range []vmm.Access{vmm.AccessReadWrite, vmm.AccessRead, vmm.AccessRead} {

@@ -1,13 +1,11 @@
 package vmm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -124,7 +122,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	g.lenMu.At(lock.Len, g.r.id)
 	g.capMu.At(lock.Cap, g.r.id)
 	g.r.mu.Lock()
-	g.r.partOf = g
+	g.r.owner = g
 	g.r.mu.Unlock()
 	g.requestGrowAhead()
 	return g, nil
@@ -557,7 +555,8 @@ func (d *Device) LookupRange(p Ptr) (g *Range, off uint64, ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if g, ok = r.partOf.(*Range); !ok {
+	g, ok = r.owner.(*Range)
+	if !ok || !r.inRange { // a program's reservation may name a range of its own as its owner
 		return nil, 0, false
 	}
 	return g, off, true
@@ -572,26 +571,4 @@ func (g *Range) countAwakeLocked() {
 	c := &g.r.dev.counters
 	c.move(g.len.Load(), &c.asleep, &c.used)
 	g.asleep = false
-}
-
-// lockEach takes one lock of each range, in the order of their ids.
-func lockEach(ranges []*Range, of func(*Reservation) *lock.Mutex) (unlock func()) {
-	sorted := slices.Clone(ranges)
-	slices.SortFunc(sorted, func(a, b *Range) int { return cmp.Compare(a.r.id, b.r.id) })
-	for _, g := range sorted {
-		of(g.r).Lock()
-	}
-	return func() {
-		for _, g := range sorted {
-			of(g.r).Unlock()
-		}
-	}
-}
-
-// lockGrants holds the grants of several ranges as they are.
-func lockGrants(ranges []*Range) (unlock func()) {
-	if len(ranges) > 0 && ranges[0].r.dev.state.parent.hooks.noGrantLock {
-		return func() {}
-	}
-	return lockEach(ranges, func(r *Reservation) *lock.Mutex { return &r.grantMu })
 }

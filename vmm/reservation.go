@@ -24,6 +24,7 @@ type Reservation struct {
 	size     uint64
 	gran     uint64
 	readOnly bool
+	kind     string  // under which it is listed as open
 	inRange  bool    // a Range alone maps and unmaps
 	zeroed   zeroing // what memory is filled with zeros when it is mapped
 	id       uint64  // defines the order in which several are locked
@@ -52,11 +53,12 @@ type Reservation struct {
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
-	partOf         any        // a *Range, once that is made; nil for a user's reservation
+	owner          any        // a *Range, once that is made, or ReserveOptions.Owner
 	table          slots.Table[*memory, *retirement]
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
 	accessInDoubt  []*deviceState         // may still have access: taking it away failed
+	copiers        []*deviceState         // have queued CopyPeer
 	copyBans       []*copyBan             // devices whose access is being changed
 	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
@@ -84,6 +86,11 @@ const (
 type ReserveOptions struct {
 	Align    uint64 // a power of two; 0: the granularity
 	ReadOnly bool   // no device gets more than AccessRead, the owner included
+
+	// Owner is what the reservation is part of, if the program wants to find it by an
+	// address: see Device.Lookup and Reservation.Owner. If it has a String method, Reserve
+	// calls it, and Report and ErrBusy name the reservation by that.
+	Owner any
 }
 
 // Reserve takes a range of addresses of at least size bytes, rounded up to the
@@ -112,7 +119,14 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	case o.Align != 0 && bits.OnesCount64(o.Align) != 1:
 		return nil, fmt.Errorf("%w: an alignment of %d, which is no power of two", ErrInvalid, o.Align)
 	}
-	r := &Reservation{dev: d, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, id: reservationCount.Add(1)}
+	kind := "reservation"
+	if owner, ok := o.Owner.(fmt.Stringer); ok {
+		kind = owner.String()
+	}
+	if inRange {
+		kind = "range"
+	}
+	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, owner: o.Owner, id: reservationCount.Add(1)}
 	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
 	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.ReservationClose, r.id)
@@ -134,11 +148,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 		giveAddresses(rounded)
 		return nil, err
 	}
-	kind := "reservation"
-	if inRange {
-		kind = "range"
-	}
-	if err := d.track(r, kind); err != nil {
+	if err := d.track(r, r.kind); err != nil {
 		err = also(err, "and freeing the addresses", d.drv.Free(r.ptr, rounded))
 		giveAddresses(rounded)
 		return nil, err
@@ -179,6 +189,17 @@ func (r *Reservation) Device() *Device {
 		return nil
 	}
 	return r.dev
+}
+
+// Owner is what the reservation is part of: ReserveOptions.Owner, and the *Range of the
+// reservation inside one.
+func (r *Reservation) Owner() any {
+	if r == nil || r.dev == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.owner
 }
 
 // fail wraps err for op at offset off.

@@ -65,8 +65,12 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 			return nil, fmt.Errorf("%w: a range is named twice", ErrInvalid)
 		}
 	}
-	unlockClose := lockEach(ranges, func(r *Reservation) *lock.Mutex { return &r.closeMu })
-	unlockGrants := lockGrants(ranges)
+	all := make([]*Reservation, len(ranges))
+	for i, g := range ranges {
+		all[i] = g.r
+	}
+	unlockClose := lockEach(all, func(r *Reservation) *lock.Mutex { return &r.closeMu })
+	unlockGrants := lockGrants(all)
 	return func() {
 		unlockGrants()
 		unlockClose()

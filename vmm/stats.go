@@ -281,7 +281,7 @@ type Report struct {
 
 // OpenObject is one thing that is open.
 type OpenObject struct {
-	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access"
+	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", or by ReserveOptions.Owner
 	Made   string    `json:"made"` // file:line
 	Addr   Ptr       `json:"addr,omitempty"`
 	Size   uint64    `json:"size,omitempty"`

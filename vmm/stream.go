@@ -19,13 +19,14 @@ type Stream struct {
 	handle  driver.Stream // as NewStream made it, or its owner
 	wrapped bool
 
+	order     order         // what is known of what comes before its work
 	captureID atomic.Uint64 // of the capture that BeginCapture began; 0: none
 
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // Holds that have not been released
 
 	mu      lock.RWMutex // shared by calls that need queue and handle to stay valid
-	closing bool         // no new work
+	closing atomic.Bool  // no new work; changes with mu held
 	freed   bool         // its work has ended: it was waited for
 	lost    error        // or lost with the device, and this is the error
 
@@ -36,6 +37,7 @@ type Stream struct {
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
 	s := &Stream{dev: d, waitedForBy: map[*Reservation]struct{}{}}
+	s.order.id = streamCount.Add(1)
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -110,7 +112,9 @@ func (d *Device) WrapStream(handle uintptr) *Stream {
 		s.queue = 0
 	}
 	if err := d.track(s, "wrapped stream"); err != nil {
-		s.closing, s.freed = true, true
+		s.freed = true
+		s.closing.Store(true)
+		s.order.end()
 		return s
 	}
 	d.state.addStream(s)
@@ -127,7 +131,7 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.closing {
+	if s.closing.Load() {
 		return errStreamClosed
 	}
 	// The stream is open, and so is its device.
@@ -146,7 +150,7 @@ func (s *Stream) withAlone(f func(o *openDevice) error) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing {
+	if s.closing.Load() {
 		return errStreamClosed
 	}
 	o, err := s.dev.state.ensureOpen()
@@ -227,7 +231,8 @@ func (s *Stream) Record() (*Event, error) {
 	err := s.with(func(o *openDevice) (err error) {
 		e, err = s.dev.makeEvent(func(e *Event) (err error) {
 			e.pooled = true
-			e.f, err = o.recordFence(s.queue)
+			e.f, err = s.recordFenceOn(o)
+			e.at, e.f.at = e.f.at, point{} // since Event.Record moves it
 			return err
 		})
 		return err
@@ -235,7 +240,7 @@ func (s *Stream) Record() (*Event, error) {
 	return e, s.fail("record event", 0, 0, err)
 }
 
-// Wait makes later work of the stream wait for the event.
+// Wait makes later work of the stream wait for the event. Stream.After counts it.
 func (s *Stream) Wait(e *Event) error {
 	with := s.with
 	if s != nil && s.dev != nil && s.dev.state.parent.captures.active.Load() > 0 {
@@ -246,7 +251,12 @@ func (s *Stream) Wait(e *Event) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			return o.Wait(s.queue, e.f.e)
+			at := e.point()
+			if err := o.Wait(s.queue, e.f.e); err != nil {
+				return err
+			}
+			s.waited(o, e.unmoved(at))
+			return nil
 		})
 	}))
 }
@@ -256,7 +266,10 @@ func (s *Stream) Wait(e *Event) error {
 // alone.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		done, err = o.StreamDone(s.queue)
+		at := s.nextPoint()
+		if done, err = o.StreamDone(s.queue); done && err == nil {
+			at.finish()
+		}
 		return err
 	})
 	return done, s.fail("query stream", 0, 0, err)
@@ -269,7 +282,43 @@ func (s *Stream) Sync() error {
 	if err == nil {
 		err = s.sync()
 	}
+	if err == nil {
+		s.dev.state.parent.runSyncHooks()
+	}
 	return s.fail("synchronise stream", 0, 0, err)
+}
+
+// Device is the device that made or wrapped the stream.
+func (s *Stream) Device() *Device {
+	if s == nil || s.dev == nil {
+		return nil
+	}
+	return s.dev
+}
+
+// Usable is nil if work that is queued on the stream now would run. Otherwise it returns
+// ErrClosed, ErrInvalid for no stream, ErrCapturing while the stream is being captured, or the
+// error of a lost device. It asks the driver only if the stream may be in a capture that this
+// package knows of: while one that BeginCapture began is under way, and for a stream of
+// WrapStream, or one that waited for an event of a capture.
+func (s *Stream) Usable() error {
+	if s != nil && s.dev != nil && !s.closing.Load() && !s.mayBeCaptured() {
+		return nil
+	}
+	return s.fail("use stream", 0, 0, s.with(s.runsWork))
+}
+
+// runsWork is nil if what is queued on the stream now runs, as far as the driver has to be
+// asked: for ErrCapturing.
+func (s *Stream) runsWork(o *openDevice) error {
+	if !s.mayBeCaptured() {
+		return nil
+	}
+	capturing, err := o.Capturing(s.queue)
+	if err == nil && capturing {
+		err = fmt.Errorf("%w: what is queued on the stream becomes part of a graph", ErrCapturing)
+	}
+	return err
 }
 
 // Raw is the driver's handle, a CUstream on CUDA.
@@ -332,11 +381,7 @@ func (s *Stream) close() error {
 func (s *Stream) setClosing(to bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing == to {
-		return false
-	}
-	s.closing = to
-	return true
+	return s.closing.Swap(to) != to
 }
 
 // free gives the stream back, one of another library's excepted.
@@ -355,6 +400,7 @@ func (s *Stream) free(lostErr error) error {
 		}
 	}
 	s.freed, s.lost = true, lostErr
+	s.order.end()
 	return nil
 }
 
@@ -370,7 +416,7 @@ func (s *Stream) recordFence() (Fence, error) {
 	if err != nil {
 		return Fence{}, err
 	}
-	return o.recordFence(s.queue)
+	return s.recordFenceOn(o)
 }
 
 // recordEnd is recordFence, and the error if the stream's work was lost.
@@ -405,6 +451,7 @@ func (s *Stream) syncFence(m Fence, err error) error {
 	if s.freed {
 		return s.lost
 	}
+	at := s.nextPoint()
 	o, again := s.dev.state.ensureOpen()
 	if again == nil {
 		again = o.SyncStream(s.queue)
@@ -412,6 +459,7 @@ func (s *Stream) syncFence(m Fence, err error) error {
 	if again != nil {
 		return also(err, "and waiting for the stream itself", again)
 	}
+	at.finish()
 	return nil
 }
 
@@ -453,7 +501,7 @@ func (s *Stream) usable(parent *driverState) error {
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.closing {
+	if s.closing.Load() {
 		return errStreamClosed
 	}
 	if s.dev.state.parent != parent {

@@ -46,6 +46,32 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	return r.fail("unmap", off, size, err)
 }
 
+// UnmapNow is Unmap whose caller promises that no work uses the chunks any more, on any
+// device or stream, whatever UsedBy has named. It waits only for copies that the library
+// makes by itself, as for ReadAt or CopyIn of a Device, so it does not return ErrCapturing.
+func (r *Reservation) UnmapNow(off, size uint64) error {
+	if err := r.notInRange(); err != nil {
+		return r.fail("unmap now", off, size, err)
+	}
+	t, err := r.retire(off, size)
+	if err == nil {
+		r.copies.wait()
+		err = r.waitAndUnmap(t, r.waitForOwnCopies)
+	}
+	return r.fail("unmap now", off, size, err)
+}
+
+// waitForOwnCopies waits for the library's own streams on the devices that may use the memory.
+func (r *Reservation) waitForOwnCopies() error {
+	if r.dev.state.parent.hooks.noWait {
+		return nil
+	}
+	r.mu.Lock()
+	devs := r.mayAccessLocked(nil)
+	r.mu.Unlock()
+	return waitStreams(r.dev.state, devs, nil)
+}
+
 // UnmapAfter is Unmap that does not wait: the chunks retire until the streams have
 // done what they were told so far, and are unmapped then (see Stats.Retiring). By
 // naming the streams the caller promises that no other work uses the chunks, the

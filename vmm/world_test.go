@@ -259,3 +259,11 @@ func endCapture(d driver.Grapher, s driver.Stream) error {
 	}
 	return err
 }
+
+// memory returns ranges as EnablePeers takes them.
+func memory(ranges ...*vmm.Range) (all []vmm.Memory) {
+	for _, g := range ranges {
+		all = append(all, g)
+	}
+	return all
+}

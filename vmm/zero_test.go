@@ -516,8 +516,8 @@ func TestZeroValuesOfSeveral(t *testing.T) {
 	for _, all := range [][]*vmm.Range{{{}}, {g, {}}, {nil}} {
 		require.ErrorIs(t, vmm.Sleep(vmm.SleepDrop, all...), vmm.ErrInvalid)
 		require.ErrorIs(t, vmm.Wake(all...), vmm.ErrInvalid)
-		require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, w.devs, all...), vmm.ErrInvalid)
-		_, err := vmm.PlanPeers(vmm.AccessRead, w.devs, all...)
+		require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, w.devs, memory(all...)...), vmm.ErrInvalid)
+		_, err := vmm.PlanPeers(vmm.AccessRead, w.devs, memory(all...)...)
 		require.ErrorIs(t, err, vmm.ErrInvalid)
 	}
 	require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, []*vmm.Device{{}}, g), vmm.ErrInvalid)

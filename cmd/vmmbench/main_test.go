@@ -279,7 +279,7 @@ func TestNoCUDAExitsWith77(t *testing.T) {
 		require.NoError(t, dev.Close())
 		t.Skip("needs a machine without a CUDA device")
 	}
-	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"p2p"}, {"share"}, {"info"}} {
+	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"pool"}, {"p2p"}, {"share"}, {"info"}} {
 		args = append(args, "--device", "cuda:0", "--format", "json")
 		code, out, stderr := bench(t, args...)
 		require.Equal(t, report.ExitWaived, code, args)
@@ -303,6 +303,7 @@ func TestUsageExitsWith2(t *testing.T) {
 		{"help", "nosuch"}, {"help", "bw", "nosuch"}, {"completion", "nosuch"}, {"completion", "bash", "nosuch"},
 		{"bw", "--exportable", "maybe"}, {"grow", "--busy", "-1"}, {"grow", "--busy", "1,many"}, {"grow", "--busy", "65"},
 		{"ops", "--size", "0"}, {"ops", "--op", "move"}, {"ops", "--verify", "full"}, {"ops", "--min-time", "1ms"}, {"ops", "--busy", ""},
+		{"pool", "--trace", "none"}, {"pool", "--reuse", "some"}, {"pool", "--seeds", "0"}, {"pool", "--verify", "full"},
 		{"bw", "--streams", "0"}, {"bw", "--call", "later"},
 	} {
 		if !slices.Contains(args, "--device") && args[0] != "help" && args[0] != "completion" {

@@ -76,7 +76,9 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 	}
 	// A plan is about ranges, so each device owns an empty one for a moment. A device
 	// that can have none cannot be shared.
-	ranges, owners := []*vmm.Range{}, map[*vmm.Device]int{}
+	var ranges []*vmm.Range
+	var of []vmm.Memory
+	owners := map[*vmm.Device]int{}
 	failed := map[*vmm.Device]error{}
 	defer func() {
 		for _, g := range ranges {
@@ -90,9 +92,9 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 			continue
 		}
 		owners[dev] = len(ranges)
-		ranges = append(ranges, g)
+		ranges, of = append(ranges, g), append(of, g)
 	}
-	all, err := vmm.PlanPeers(vmm.AccessReadWrite, devs, ranges...)
+	all, err := vmm.PlanPeers(vmm.AccessReadWrite, devs, of...)
 	if errors.Is(err, vmm.ErrInvalid) { // a device is named twice
 		return nil, usageError{err}
 	} else if err != nil {
@@ -106,7 +108,7 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 			pair := report.PeerPair{Link: linkOf(from, to)}
 			why := failed[to]
 			if at, ok := owners[to]; ok {
-				why = fillPair(&pair, all.Ranges[at], from)
+				why = fillPair(&pair, all.Memory[at], from)
 			}
 			if why != nil {
 				pair.Why = whyNot(from, to, why)
@@ -121,11 +123,11 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 
 // fillPair fills in what the plan for a range of a device says of another one. It returns
 // why nothing would be done.
-func fillPair(pair *report.PeerPair, rp vmm.RangePlan, from *vmm.Device) error {
-	if rp.Err != nil {
-		return rp.Err
+func fillPair(pair *report.PeerPair, mp vmm.MemoryPlan, from *vmm.Device) error {
+	if mp.Err != nil {
+		return mp.Err
 	}
-	for _, d := range rp.Devices {
+	for _, d := range mp.Devices {
 		if d.Device != from {
 			continue
 		}

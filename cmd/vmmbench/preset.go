@@ -57,6 +57,7 @@ var presets = []preset{
 		{"", "grow --size 256M --step 16M --busy 1 --mem vmm,ahead,kept,plain"},
 		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
 		{"", "ops"},
+		{"", "pool"},
 		{"", "share"},
 		{"", "p2p"},
 	}},
@@ -82,6 +83,7 @@ var commandPlans = map[string]func() commandPlan{
 	"bw":    func() commandPlan { return newBWPlan() },
 	"grow":  func() commandPlan { return newGrowPlan() },
 	"ops":   func() commandPlan { return newOpsPlan() },
+	"pool":  func() commandPlan { return newPoolPlan() },
 	"p2p":   func() commandPlan { return newP2PPlan() },
 	"share": func() commandPlan { return newSharePlan() },
 }

@@ -1,6 +1,6 @@
-// Package nulldriver is a driver that does nothing and succeeds, for benchmarks
-// of what the layers above it cost. Its memory holds no bytes: a copy out leaves
-// the slice as it was.
+// Package nulldriver is a driver that does nothing and succeeds, for benchmarks of what the
+// layers above it cost: only its memory has an end. It holds no bytes: a copy out leaves the
+// slice as it was.
 package nulldriver
 
 import (
@@ -18,13 +18,18 @@ const (
 
 // Driver has two devices, which can reach each other.
 type Driver struct {
-	ptr  atomic.Uint64 // the next reservation's
-	last atomic.Uint64 // handle, stream or event
+	ptr    atomic.Uint64 // the next reservation's
+	last   atomic.Uint64 // handle, stream or event
+	memory uint64        // of both devices together
+	used   atomic.Uint64
 }
 
-// New makes a driver.
-func New() *Driver {
-	d := &Driver{}
+// New makes a driver with 32 TiB of memory.
+func New() *Driver { return NewSized(memory) }
+
+// NewSized makes a driver whose devices have so much memory together, whole granules.
+func NewSized(memory uint64) *Driver {
+	d := &Driver{memory: memory}
 	d.ptr.Store(firstPtr)
 	return d
 }
@@ -40,8 +45,8 @@ func (d *Driver) Name() string { return "null" }
 // Devices lists both devices.
 func (d *Driver) Devices() ([]driver.Info, error) {
 	return []driver.Info{
-		{Ordinal: 0, Open: "null:0", Name: "null", Memory: memory},
-		{Ordinal: 1, Open: "null:1", Name: "null", Memory: memory},
+		{Ordinal: 0, Open: "null:0", Name: "null", Memory: d.memory},
+		{Ordinal: 1, Open: "null:1", Name: "null", Memory: d.memory},
 	}, nil
 }
 
@@ -80,9 +85,13 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 // Free does nothing.
 func (d *Driver) Free(driver.Ptr, uint64) error { return nil }
 
-// Create returns a new number.
-func (d *Driver) Create(uint64, driver.Prop) (driver.Handle, error) {
-	return driver.Handle(d.last.Add(1)), nil
+// Create returns a new number, which has the size in its upper half.
+func (d *Driver) Create(size uint64, _ driver.Prop) (driver.Handle, error) {
+	if d.used.Add(size) > d.memory {
+		d.used.Add(-size)
+		return 0, driver.ErrOutOfMemory
+	}
+	return driver.Handle(size/granularity<<32 | d.last.Add(1)&(1<<32-1)), nil
 }
 
 // Location is device 0, whichever Create was passed.
@@ -90,8 +99,11 @@ func (d *Driver) Location(driver.Handle) (driver.Location, error) {
 	return driver.Location{Kind: driver.LocationDevice}, nil
 }
 
-// Release does nothing.
-func (d *Driver) Release(driver.Handle) error { return nil }
+// Release makes room for other memory.
+func (d *Driver) Release(h driver.Handle) error {
+	d.used.Add(-(uint64(h) >> 32 * granularity))
+	return nil
+}
 
 // Map does nothing.
 func (d *Driver) Map(driver.Ptr, uint64, driver.Handle) error { return nil }
@@ -124,8 +136,10 @@ func (d *Driver) Open(int) (driver.Device, error) { return &Device{d}, nil }
 // Device is an opened device.
 type Device struct{ d *Driver }
 
-// MemInfo says that nothing is in use.
-func (v *Device) MemInfo() (free, total uint64, err error) { return memory, memory, nil }
+// MemInfo is what Create has left.
+func (v *Device) MemInfo() (free, total uint64, err error) {
+	return v.d.memory - v.d.used.Load(), v.d.memory, nil
+}
 
 // CopyIn does nothing.
 func (v *Device) CopyIn(driver.Ptr, []byte) error { return nil }

@@ -321,9 +321,9 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 	for !r.stop.Load() {
 		r.ops.Add(1)
 		g, h, d := some(), some(), r.devs[random.IntN(len(r.devs))]
-		both := []*vmm.Range{g}
+		both, memory := []*vmm.Range{g}, []vmm.Memory{g}
 		if h != g {
-			both = append(both, h)
+			both, memory = append(both, h), append(memory, h)
 		}
 		switch random.IntN(12) {
 		case 10, 11:
@@ -344,7 +344,7 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 		case 6, 7:
 			r.refused("wake others'", vmm.Wake(both...), others...)
 		case 8:
-			r.refused("enable peers", vmm.EnablePeers(vmm.Access(random.IntN(3)), r.devs, both...), others...)
+			r.refused("enable peers", vmm.EnablePeers(vmm.Access(random.IntN(3)), r.devs, memory...), others...)
 		case 9:
 			release, err := g.Hold(0, min(g.Len(), uint64(random.IntN(r.Granule))))
 			if !r.refused("hold another's", err, others...) {

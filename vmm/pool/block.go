@@ -7,14 +7,22 @@ import "github.com/cuvmm/cuvmm/vmm"
 type Block struct {
 	ptr  vmm.Ptr
 	size uint64
-	in   *extent
-	seq  uint64
+	in   *owner
+	seq  uint64 // no two blocks of a pool ever have the same
 }
 
 // Ptr is the first address; 0 for a block of 0 bytes.
 func (b Block) Ptr() vmm.Ptr { return b.ptr }
 
-// Size is how many bytes were asked for.
+// Size is how many bytes were asked for, or what Find has found.
 func (b Block) Size() uint64 { return b.size }
 
-type extent struct{}
+// MemoryArg sets m to the block as an argument of a kernel.
+func (b Block) MemoryArg(m *vmm.MemoryArg) {
+	if b.in == nil || b.in.pool == nil || b.size == 0 {
+		*m = vmm.MemoryArg{}
+		return
+	}
+	p := b.in.pool
+	p.res.MemoryArg(m, uint64(b.ptr-p.base), b.size)
+}

@@ -227,6 +227,31 @@ cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int s
 	return (cloop_took){.ns = ns};
 }
 
+cloop_took cloop_pool_pairs(struct cloop *l, const unsigned long long *sizes, const unsigned int *slots, int n, unsigned long long *live) {
+	TRY(l, ctx_push, l->ctx);
+	long long from = now();
+	for (int i = 0; i < n; i++) {
+		CUdeviceptr p = live[slots[i]];
+		if (p != 0)
+			TRY(l, pool_free, p, l->stream);
+		TRY(l, pool_alloc, &p, sizes[i], l->stream);
+		live[slots[i]] = p;
+	}
+	long long ns = now() - from;
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){.ns = ns};
+}
+
+cloop_took cloop_pool_free(struct cloop *l, const unsigned long long *live, int n) {
+	TRY(l, ctx_push, l->ctx);
+	for (int i = 0; i < n; i++)
+		if (live[i] != 0)
+			TRY(l, pool_free, live[i], l->stream);
+	TRY(l, stream_sync, l->stream);
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){0};
+}
+
 cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size, int n) {
 	void *extra[] = {(void *)CU_LAUNCH_PARAM_BUFFER_POINTER, (void *)args, (void *)CU_LAUNCH_PARAM_BUFFER_SIZE, &size, NULL};
 	unsigned long long id;

@@ -178,6 +178,29 @@ func (l *Loop) Realloc(sizes []uint64, pool bool) (time.Duration, error) {
 	return timed(C.cloop_realloc(l.c, numbers(sizes), C.int(len(sizes)), kind))
 }
 
+// PoolPairs frees the block in a slot of live, if it is not 0, and puts a new one there, for
+// each of slots, with the size beside it. The blocks are of the device's default pool. All
+// of it is timed. PoolFree frees what is left.
+//
+// Safety: the slices hold no pointers, the slots are checked here, and C keeps none of them.
+func (l *Loop) PoolPairs(sizes []uint64, slots []uint32, live []uint64) (time.Duration, error) {
+	if len(sizes) != len(slots) {
+		return 0, fmt.Errorf("%d sizes for %d slots", len(sizes), len(slots))
+	}
+	for _, i := range slots {
+		if int(i) >= len(live) {
+			return 0, fmt.Errorf("slot %d of %d", i, len(live))
+		}
+	}
+	return timed(C.cloop_pool_pairs(l.c, numbers(sizes), (*C.uint)(unsafe.SliceData(slots)), C.int(len(slots)), numbers(live)))
+}
+
+// PoolFree frees the blocks that PoolPairs has left, and waits.
+func (l *Loop) PoolFree(live []uint64) error {
+	_, err := result(C.cloop_pool_free(l.c, numbers(live), C.int(len(live))))
+	return err
+}
+
 // Launch launches a kernel n times, one launch after the other, each with its own push
 // and pop of the context. All of it is timed. args is the packed parameters.
 //

@@ -36,6 +36,10 @@ cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *
 cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, int n, const int *fds,
                         const CUmemGenericAllocationHandle *shared, CUmemGenericAllocationHandle *made);
 cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool);
+// cloop_pool_pairs frees what is in a slot of live, if it is not 0, and allocates for it, n
+// times, from the default pool. Afterwards cloop_pool_free frees what is in n slots, untimed.
+cloop_took cloop_pool_pairs(struct cloop *l, const unsigned long long *sizes, const unsigned int *slots, int n, unsigned long long *live);
+cloop_took cloop_pool_free(struct cloop *l, const unsigned long long *live, int n);
 
 // cloop_launch launches n times, on the loop's stream, and waits for none. Each time it
 // asks for the context's id, as the binding does to see a reset.

@@ -197,6 +197,22 @@ func sharings(r *Report, command string) grid {
 	return g
 }
 
+// pools is the table of what pools held.
+func pools(r *Report, command string) grid {
+	l := layoutOf(r, command)
+	g := grid{title: strings.ToUpper(command) + ", what it held", keys: l.axes, columns: []string{"live peak", "reserved peak", "of live", "no memory"}}
+	for _, c := range casesOf(r, command) {
+		if c.Stats == nil || c.Stats.Pooled == nil {
+			continue
+		}
+		x := c.Stats.Pooled
+		g.rows = append(g.rows, gridRow{keys: l.values(c), cells: []string{
+			size.Approx(x.Live), size.Approx(x.Reserved), fmt.Sprintf("%.3f", float64(x.Reserved)/float64(max(x.Live, 1))), fmt.Sprint(x.Failures),
+		}})
+	}
+	return g
+}
+
 // ratioColumns are the columns of a comparison.
 var ratioColumns = []string{"ratio", "95 %", "margin", "verdict", "n needed"}
 

@@ -68,6 +68,9 @@ func (s *Stats) figures() []float64 {
 	if x := s.Sharing; x != nil {
 		list = append(list, x.P99, float64(x.ReaderFDs))
 	}
+	if x := s.Pooled; x != nil {
+		list = append(list, float64(x.Failures))
+	}
 	return list
 }
 

@@ -108,6 +108,14 @@ func csvStats() []csvColumn {
 			return of(s.Sharing)
 		})
 	}
+	pooled := func(name string, of func(*Pooled) string) csvColumn {
+		return stats(name, func(s *Stats) string {
+			if s.Pooled == nil {
+				return ""
+			}
+			return of(s.Pooled)
+		})
+	}
 	checked := func(name string, of func(*verify.Result) string) csvColumn {
 		return csvColumn{name, func(c Case) string {
 			if c.Verify == nil {
@@ -142,6 +150,9 @@ func csvStats() []csvColumn {
 		stats("timer_ns", func(s *Stats) string { return csvOptional(s.Timer) }),
 		sharing("p99_ns", func(x *Sharing) string { return csvNumber(x.P99) }),
 		sharing("reader_fds", func(x *Sharing) string { return csvNumber(x.ReaderFDs) }),
+		pooled("live_peak_bytes", func(x *Pooled) string { return csvNumber(x.Live) }),
+		pooled("reserved_peak_bytes", func(x *Pooled) string { return csvNumber(x.Reserved) }),
+		pooled("failed_allocs", func(x *Pooled) string { return csvNumber(x.Failures) }),
 		checked("verify", func(v *verify.Result) string { return string(v.Mode) }),
 		checked("verify_bytes", func(v *verify.Result) string { return csvNumber(v.Bytes) }),
 		checked("verify_bytes_by_device", func(v *verify.Result) string { return csvNumber(v.ByDevice) }),

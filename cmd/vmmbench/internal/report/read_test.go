@@ -111,6 +111,7 @@ func TestReadRefuses(t *testing.T) {
 		{withCase(`"stats":{"n":1,"loops":1,"step_samples_ns":[[-9]]}`), "case x: -9 is"},
 		{withCase(`"stats":{"n":1,"loops":1,"steps":-2}`), "case x: -2 is"},
 		{withCase(`"stats":{"n":1,"loops":1,"p99_ns":-4}`), "case x: -4 is"},
+		{withCase(`"stats":{"n":1,"loops":1,"failed_allocs":-5}`), "case x: -5 is"},
 		{head + `{"case":` + "\n" + `{"end":{}}` + "\n", "line 2"},
 		{head + `{"case":7}`, "line 2"},
 		{head + `{"case":{"id":"x"}}`, `status ""`},

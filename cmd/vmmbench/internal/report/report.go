@@ -153,7 +153,7 @@ type Axis struct {
 }
 
 // byteAxes are the axes whose numbers are bytes; those of others are counts.
-var byteAxes = []string{"size", "step", "chunk"}
+var byteAxes = []string{"size", "step", "chunk", "threshold"}
 
 // String returns the value as it is printed: bytes in binary units, a dash for none.
 func (a Axis) String() string {
@@ -282,6 +282,7 @@ type Stats struct {
 	*Both
 	*Growth
 	*Sharing
+	*Pooled
 }
 
 // Both is added to Stats by a copy in both directions at once. Value is the sum
@@ -308,6 +309,14 @@ type Growth struct {
 type Sharing struct {
 	P99       float64 `json:"p99_ns"`
 	ReaderFDs int     `json:"reader_fds"` // descriptors that one reader keeps open, with all mapped
+}
+
+// Pooled is added to Stats by the replay of a trace on a pool. Both peaks are the most of all
+// samples. Reserved is what the pool held.
+type Pooled struct {
+	Live     uint64 `json:"live_peak_bytes"` // of blocks, as asked for
+	Reserved uint64 `json:"reserved_peak_bytes"`
+	Failures int    `json:"failed_allocs"` // for want of memory, in all samples
 }
 
 // Comparison says how the time of case B relates to that of case A, which is of the

@@ -73,6 +73,7 @@ func (p *document) figures(r *Report) {
 			p.add(growths(r, command))
 		}
 		p.add(sharings(r, command))
+		p.add(pools(r, command))
 	}
 	best := bestByScale(pairs)
 	for _, m := range pairs {

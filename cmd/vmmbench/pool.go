@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/cuvmm/cuvmm/vmm/pool/trace"
+)
+
+// Pairs of alloc and free, as --trace takes them beside the traces of package trace.
+const (
+	pairSmall = "4K"
+	pairLarge = "1M"
+	pairMixed = "mixed"
+)
+
+// memPool is the report's name of our pool.
+const memPool = "pool"
+
+// reusePolicies are the words of --reuse.
+var reusePolicies = map[string]pool.Reuse{
+	"all": pool.ReuseAll, "none": 0,
+	"events": pool.ReuseFollowEvents, "opportunistic": pool.ReuseOpportunistic, "dependencies": pool.ReuseInternalDependencies,
+}
+
+// poolPlan is what pool measures.
+type poolPlan struct {
+	traces     choices
+	seeds      int
+	peak       size.One // 0: 60 % of the device's memory
+	thresholds size.List
+	reuse      choices
+}
+
+func newPoolPlan() *poolPlan {
+	traces := []string{pairSmall, pairLarge, pairMixed}
+	for _, g := range trace.Generators {
+		traces = append(traces, g.Name)
+	}
+	return &poolPlan{
+		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
+		reuse: choices{of: []string{"all", "none", "events", "opportunistic", "dependencies"}, values: []string{"all"}},
+	}
+}
+
+func (p *poolPlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.traces, "trace", "what is allocated and freed")
+	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
+	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
+	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range (default all)")
+	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams")
+}
+
+func (a *app) pool() *cobra.Command {
+	var m measureFlags
+	p := newPoolPlan()
+	c := command(&cobra.Command{
+		Use:   "pool",
+		Short: "Measure pools: alloc and free, and the memory they hold",
+		Long: `Allocate and free on a pool of this library and on one of the driver's own:
+  4K, 1M       a free and an allocation of one size, warm
+  mixed        the same with 2,000 blocks of 256 B to 64 KiB, of which a random one goes
+  training     steps of training, with batches of other lengths
+  serving      requests whose keys and values grow
+  adversarial  patterns that leave holes where the next blocks do not fit
+Of the last three a sample is a whole trace on a new pool; the peaks of what is allocated
+and of what the pool holds stand beside it. --seeds has several of each. No work is queued
+and nothing is written, so nothing is verified.`,
+		Example: `  vmmbench pool
+  vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
+  vmmbench pool --trace training --threshold 0,8G --reuse none`,
+	})
+	f := c.Flags()
+	m.add(f, 100, 10*time.Second)
+	p.flags(f)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		m.minTime = time.Millisecond // of many pairs
+		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
+	}
+	return c
+}
+
+// groups plans a group for each trace and threshold.
+func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
+	if p.seeds < 1 {
+		return nil, usageError{fmt.Errorf("--seeds %d: want at least 1", p.seeds)}
+	}
+	dev := devs[0]
+	peak := uint64(p.peak)
+	if peak == 0 {
+		_, total, err := dev.raw.MemInfo()
+		if err != nil {
+			return nil, err
+		}
+		peak = total / 10 * 6 &^ (1<<20 - 1)
+	}
+	thresholds := p.thresholds
+	if len(thresholds) == 0 {
+		thresholds = size.List{math.MaxUint64}
+	}
+	var list []group
+	for _, threshold := range thresholds {
+		o := poolOptions{dev: dev, threshold: threshold, policies: p.reuse.String()}
+		for _, word := range p.reuse.values {
+			o.reuse |= reusePolicies[word]
+		}
+		for _, name := range p.traces.values {
+			list = append(list, p.groupsOf(o, name, peak)...)
+		}
+	}
+	return list, nil
+}
+
+// groupsOf has a group for each seed, or one for pairs.
+func (p *poolPlan) groupsOf(o poolOptions, name string, peak uint64) []group {
+	for _, g := range trace.Generators {
+		if g.Name != name {
+			continue
+		}
+		var list []group
+		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
+			made := &generated{generator: g, seed: seed, peak: peak}
+			one := o.group(fmt.Sprintf("pool/%s-%d/%s", name, seed, size.Format(peak)), unitMs, peak, report.Axes{
+				{Name: "trace", Value: name}, {Name: "seed", Value: seed}, {Name: "size", Value: peak},
+			}, func(kind string) (contender, error) { return o.replayer(kind, made) })
+			one.maxLoops = 1
+			list = append(list, one)
+		}
+		return list
+	}
+	axes := report.Axes{{Name: "trace", Value: name}, {Name: "seed", Value: "-"}, {Name: "size", Value: "-"}}
+	return []group{o.group("pool/"+name, unitUs, 0, axes, func(kind string) (contender, error) { return o.pairs(kind, name) })}
+}
+
+// generated is a trace that is made when it is needed first.
+type generated struct {
+	generator  trace.Generator
+	seed, peak uint64
+	trace      *trace.Trace
+}
+
+func (g *generated) get() *trace.Trace {
+	if g.trace == nil {
+		g.trace = g.generator.Make(g.seed, g.peak)
+	}
+	return g.trace
+}
+
+// poolOptions are how pools are made.
+type poolOptions struct {
+	dev       device
+	threshold uint64
+	reuse     pool.Reuse
+	policies  string // their words
+}
+
+// group has our pool and the driver's.
+func (o poolOptions) group(name, unit string, bytes uint64, axes report.Axes, open func(kind string) (contender, error)) group {
+	threshold := any(o.threshold)
+	if o.threshold == math.MaxUint64 {
+		threshold = "all"
+	} else {
+		name += "/threshold-" + size.Format(o.threshold)
+	}
+	if o.reuse != pool.ReuseAll {
+		name += "/reuse-" + o.policies
+	}
+	g := group{name: name, samples: math.MaxInt}
+	for _, kind := range []string{memPool, memName(o.dev, memAsync)} {
+		g.tasks = append(g.tasks, task{
+			label: kind, grows: kind == memPool, sample: callTime,
+			c: report.Case{
+				ID: name + "/" + kind, Unit: unit, Bytes: bytes,
+				Axes: append(append(report.Axes{{Name: "device", Value: o.dev.String()}}, axes...),
+					report.Axis{Name: "threshold", Value: threshold}, report.Axis{Name: "reuse", Value: o.policies},
+					report.Axis{Name: "mem", Value: kind}),
+			},
+			open: func(context.Context) (contender, error) { return open(kind) },
+		})
+	}
+	return g
+}
+
+// pool makes one of our pools, or one of the driver's.
+func (o poolOptions) pool(kind string) (pool.Allocator, error) {
+	if kind == memPool {
+		return pool.New(o.dev.Device, pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ o.reuse})
+	}
+	a, err := pool.NewDriver(o.dev.Device, pool.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(a.SetReleaseThreshold(o.threshold), a.SetReuse(o.reuse)); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// streams makes n of them.
+func (o poolOptions) streams(n int) (list []*vmm.Stream, err error) {
+	for range n {
+		s, err := o.dev.NewStream()
+		if err != nil {
+			return nil, errors.Join(err, closeStreams(list))
+		}
+		list = append(list, s)
+	}
+	return list, nil
+}
+
+func closeStreams(list []*vmm.Stream) (err error) {
+	for _, s := range list {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// noData is what both contenders have in common: there is nothing to check.
+type noData struct{}
+
+func (noData) verify(context.Context, verify.Mode, int64) (verify.Result, error) {
+	return verify.Result{Mode: verify.Off}, nil
+}
+
+// replayer is a contender whose sample is a trace.
+type replayer struct {
+	noData
+	o       poolOptions
+	kind    string
+	made    *generated
+	streams []*vmm.Stream
+	most    report.Pooled
+}
+
+func (o poolOptions) replayer(kind string, made *generated) (contender, error) {
+	// So that what cannot be had here is found out at once.
+	a, err := o.pool(kind)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.Close(); err != nil {
+		return nil, err
+	}
+	streams, err := o.streams(made.get().Streams)
+	return &replayer{o: o, kind: kind, made: made, streams: streams}, err
+}
+
+func (r *replayer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
+	a, err := r.o.pool(r.kind)
+	if err != nil {
+		return s, err
+	}
+	result, err := r.made.get().Replay(ctx, a, r.streams, trace.ReplayOptions{})
+	if err = errors.Join(err, r.o.dev.Sync(), a.Close()); err != nil {
+		return s, err
+	}
+	r.most.Live = max(r.most.Live, result.Live)
+	r.most.Reserved = max(r.most.Reserved, result.Reserved)
+	r.most.Failures += result.Failures
+	return measure.Sample{NS: float64(result.Took)}, nil
+}
+
+func (r *replayer) describe(c *report.Case, _ []measure.Sample) {
+	c.Flags = append(c.Flags, wallClock)
+	c.Stats.Pooled = &r.most
+}
+
+func (r *replayer) close() error { return closeStreams(r.streams) }

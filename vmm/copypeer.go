@@ -1,0 +1,74 @@
+package vmm
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// CopyPeer queues a copy of n bytes from memory of one device to memory of another, neither of
+// which needs access to the other's, nor the stream's device to either. The devices are of the
+// same driver. Where they do have access, Copy does as well. Memory that is not mapped is
+// ErrBounds; for UsedBy it is as for Copy. From then on, whatever unmaps this memory waits for
+// work of the stream's device, too. It cannot be captured: during a capture it
+// returns ErrCapturing. ErrNotSupported where the driver has no such copy.
+func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) error {
+	return s.fail("copy between devices", dst, n, s.with(func(o *openDevice) error {
+		for _, d := range []*Device{to, from} {
+			if err := d.live(); err != nil {
+				return err
+			}
+			if d.state.parent != o.state.parent {
+				return fmt.Errorf("%w: %v is of another driver than the stream", ErrInvalid, d)
+			}
+		}
+		c, ok := o.Device.(driver.PeerCopier)
+		if !ok {
+			return fmt.Errorf("%w: copies between devices without access", ErrNotSupported)
+		}
+		// A graph would be launched without the checks that are made here.
+		if err := s.runsWork(o); err != nil {
+			return err
+		}
+		// Each side is used by the device that it is of, and so checked for that device.
+		write, err := to.lockForPeer(s, Span{Addr: dst, Size: n, Access: AccessReadWrite})
+		if err != nil {
+			return err
+		}
+		defer write.unlock()
+		read, err := from.lockForPeer(s, Span{Addr: src, Size: n, Access: AccessRead})
+		if err != nil {
+			return err
+		}
+		defer read.unlock()
+		return c.CopyPeer(dst, to.state.n, src, from.state.n, n, s.queue)
+	}))
+}
+
+// lockForPeer locks the reservation of memory of d that a copy on the stream uses, though the
+// stream's device may have no access to it.
+func (d *Device) lockForPeer(on *Stream, x Span) (lockedSpan, error) {
+	if x.Size == 0 {
+		return lockedSpan{}, nil
+	}
+	if x.Addr+Ptr(x.Size) < x.Addr {
+		return lockedSpan{}, fmt.Errorf("%w: the addresses overflow", ErrBounds)
+	}
+	r := d.state.parent.find(x.Addr)
+	l, err := d.lockReservation(on, r, x)
+	if err == nil && r != nil {
+		r.noteCopier(on.dev.state)
+	}
+	return l, err
+}
+
+// noteCopier has waitForWork wait for a device that copies the memory without access to it.
+func (r *Reservation) noteCopier(d *deviceState) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Contains(r.copiers, d) {
+		r.copiers = append(r.copiers, d)
+		r.setWaitsForLocked()
+	}
+}

@@ -1,0 +1,107 @@
+package vmm
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// OnSync has f called when a Sync of a Stream, an Event, a Fence or a Device has succeeded,
+// on any device of the same driver, by the goroutine that called it, before it returns. So f
+// finds in Stream.Finished what the Sync has shown. Waits that other calls of this package
+// make do not call f. f is called by several goroutines at once, and with no lock of this
+// package held. It must not panic. It may call this package: a Sync that f makes in its own
+// goroutine calls no function of OnSync. stop removes f, and returns when no call of f is
+// running, so f must not call it. On a nil or closed device f is never called.
+func (d *Device) OnSync(f func()) (stop func()) {
+	if d.live() != nil || f == nil {
+		return func() {}
+	}
+	h := &syncHook{dev: d, f: f}
+	all := &d.state.parent.onSync
+	all.add(h)
+	return func() {
+		all.remove(func(e *syncHook) bool { return e == h })
+		h.running.Wait()
+	}
+}
+
+// syncHook is one function of OnSync.
+type syncHook struct {
+	dev     *Device
+	f       func()
+	running sync.WaitGroup
+}
+
+// syncHooks is the functions of OnSync of a driver's Devices.
+type syncHooks struct {
+	count   atomic.Int32 // of all: without any, a Sync takes no lock
+	running atomic.Int32 // calls
+
+	mu  sync.Mutex // nothing else is locked while it is held
+	all []*syncHook
+}
+
+func (a *syncHooks) add(h *syncHook) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = append(a.all, h)
+	a.count.Store(int32(len(a.all))) //nolint:gosec // one for each call of OnSync
+}
+
+func (a *syncHooks) remove(which func(*syncHook) bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = slices.DeleteFunc(a.all, which)
+	a.count.Store(int32(len(a.all))) //nolint:gosec // one for each call of OnSync
+}
+
+// removeAll removes those of a Device that closes.
+func (a *syncHooks) removeAll(d *Device) { a.remove(func(h *syncHook) bool { return h.dev == d }) }
+
+// runSyncHooks calls the functions of OnSync. The caller holds no lock.
+func (s *driverState) runSyncHooks() {
+	a := &s.onSync
+	if a.count.Load() == 0 || a.running.Load() > 0 && inSyncHook() {
+		return
+	}
+	a.mu.Lock()
+	all := slices.Clone(a.all)
+	for _, h := range all {
+		h.running.Add(1)
+	}
+	a.mu.Unlock()
+	a.running.Add(1)
+	defer a.running.Add(-1)
+	for _, h := range all {
+		callSyncHook(h)
+	}
+}
+
+// callSyncHook is a frame that inSyncHook finds.
+//
+//go:noinline
+func callSyncHook(h *syncHook) {
+	defer h.running.Done()
+	h.f()
+}
+
+// inSyncHook says whether a function of OnSync has called this one. It looks at the stack,
+// which takes microseconds, so it is asked only while one runs.
+func inSyncHook() bool {
+	var pcs [32]uintptr
+	for skip := 0; ; {
+		n := runtime.Callers(skip, pcs[:])
+		for _, pc := range pcs[:n] {
+			if f := runtime.FuncForPC(pc - 1); f != nil && strings.HasSuffix(f.Name(), "/vmm.callSyncHook") {
+				return true
+			}
+		}
+		if n < len(pcs) {
+			return false
+		}
+		skip += n
+	}
+}

@@ -1,0 +1,175 @@
+package pool
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Device is whose memory it is.
+func (p *Pool) Device() *vmm.Device {
+	if p == nil {
+		return nil
+	}
+	return p.dev
+}
+
+// Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and
+// for looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps
+// what is mapped.
+func (p *Pool) Reservation() *vmm.Reservation {
+	if p == nil {
+		return nil
+	}
+	return p.res
+}
+
+// String names the pool, as Device.Close does if it is still open.
+func (p *Pool) String() string {
+	if p == nil || p.dev == nil {
+		return "no pool"
+	}
+	return fmt.Sprintf("pool of %v at %v", p.dev, p.base)
+}
+
+var errNoPool = fmt.Errorf("%w: no pool", vmm.ErrInvalid)
+
+// live is nil while the pool is open.
+func (p *Pool) live() error {
+	switch {
+	case p == nil || p.res == nil:
+		return errNoPool
+	case p.closed.Load():
+		return errClosed
+	}
+	return nil
+}
+
+// SetReuse switches the policies. What is allocated already stays as it is.
+func (p *Pool) SetReuse(r Reuse) error {
+	err := p.live()
+	switch {
+	case err != nil:
+	case r&^ReuseAll != 0:
+		err = fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, uint8(r))
+	default:
+		p.reuse.Store(uint32(r))
+	}
+	return p.fail("set reuse", 0, 0, err)
+}
+
+// Reuse is the policies that are on.
+func (p *Pool) Reuse() (Reuse, error) {
+	if err := p.live(); err != nil {
+		return 0, p.fail("read reuse", 0, 0, err)
+	}
+	return Reuse(p.reuse.Load()), nil //nolint:gosec // a Reuse was stored
+}
+
+// Grant is Reservation.Grant: it gives devices access to all memory of the pool, present and
+// future. From then on Alloc works in their streams.
+func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error {
+	err := p.live()
+	if err == nil {
+		if err = p.res.Grant(a, devs...); err == nil {
+			p.checkAccess()
+		}
+	}
+	return p.fail("grant", 0, 0, err)
+}
+
+// Revoke is Reservation.Revoke: it waits as Unmap does. The owner's access cannot be revoked.
+// Streams of the devices return ErrInvalid from then on.
+func (p *Pool) Revoke(devs ...*vmm.Device) error {
+	err := p.live()
+	if err == nil {
+		err = p.res.Revoke(devs...)
+		p.checkAccess()
+	}
+	return p.fail("revoke", 0, 0, err)
+}
+
+// Access is what a device may do with the memory.
+func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
+	if err := p.live(); err != nil {
+		return vmm.AccessNone, p.fail("read access", 0, 0, err)
+	}
+	return p.res.Access(d), nil
+}
+
+// checkAccess looks up anew which streams are of devices with access.
+func (p *Pool) checkAccess() {
+	for _, st := range p.list() {
+		st.denied.Store(p.res.Access(st.s.Device()) == vmm.AccessNone)
+	}
+}
+
+// Stats is the pool in numbers. UsedPeak is exact as long as the pool is used by one stream;
+// of several, each may add up to 1 MiB to it.
+func (p *Pool) Stats() (Stats, error) {
+	if p == nil || p.res == nil {
+		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
+	}
+	var sum counts
+	add := func(c *counts) {
+		sum.blocks += c.blocks
+		sum.used += c.used
+		sum.charged += c.charged
+		sum.allocs += c.allocs
+		sum.frees += c.frees
+	}
+	for _, st := range p.list() {
+		st.mu.Lock()
+		if !st.gone || p.closed.Load() { // else it is among the past ones
+			add(&st.counts)
+		}
+		st.mu.Unlock()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settleLocked()
+	add(&p.past)
+	add(&p.long)
+	used := p.used.now.Load() + sum.used - sum.charged
+	s := p.stats
+	s.Reserved = uint64(p.chunks.Load()) * p.chunk  //nolint:gosec // not negative
+	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk //nolint:gosec // not negative
+	s.Used = uint64(max(used, 0))
+	s.UsedPeak = max(uint64(p.used.peak.Load()), s.Used) //nolint:gosec // not negative
+	s.Blocks = int(max(sum.blocks, 0))
+	s.Allocs, s.Frees = sum.allocs, sum.frees
+	s.Pending = p.pendingLocked()
+	s.LargestFree = p.largestLocked()
+	return s, nil
+}
+
+// ResetPeaks sets the peaks to what there is now.
+func (p *Pool) ResetPeaks() error {
+	if err := p.live(); err != nil {
+		return p.fail("reset peaks", 0, 0, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.chunksPeak = p.chunks.Load()
+	p.used.peak.Store(p.used.now.Load())
+	return nil
+}
+
+// pendingLocked is how many bytes were freed in streams that are not known to have come there.
+func (p *Pool) pendingLocked() (bytes uint64) {
+	for _, st := range p.all {
+		bytes += st.free.bytes
+	}
+	return bytes
+}
+
+// largestLocked is the longest free run.
+func (p *Pool) largestLocked() (size uint64) {
+	for i := range p.regions {
+		size = max(size, p.idle.bins[i].largest())
+		for _, st := range p.all {
+			size = max(size, st.free.bins[i].largest())
+		}
+	}
+	return size
+}

@@ -1,0 +1,243 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// site is addresses where memory is about to be mapped.
+type site struct {
+	before *extent // free memory in front of it that the block begins with; nil: none
+	home   *home   // of before
+	hole   *extent // taken out of the holes, of whole chunks
+	chunks int
+}
+
+var errMustCreate = errors.New("idle chunks are not enough")
+
+// growLocked maps memory for size bytes: chunks that are idle elsewhere, then, if create is
+// set, new ones, else it returns errMustCreate. It completes or changes nothing. It releases
+// p.mu meanwhile.
+func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*extent, error) {
+	s, ok := p.siteLocked(st, size, r)
+	for i := 1; i < regionCount && !ok; i++ {
+		s, ok = p.siteLocked(st, size, &p.regions[(r.index+i)%regionCount])
+	}
+	if !ok {
+		return nil, fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, p.res.Size())
+	}
+	if err := p.mapLocked(s, create); err != nil {
+		return nil, err
+	}
+	e := s.hole
+	if s.before != nil {
+		e = s.before
+		e.by = s.home.st
+		p.joinLocked(e)
+	}
+	e.kind = kindBusy
+	if e.size == size {
+		return e, nil
+	}
+	f := p.cutFrontLocked(e, size)
+	p.freeLocked(e, nil, 0)
+	return f, nil
+}
+
+// siteLocked finds and takes the addresses where the fewest chunks have to be mapped: a hole,
+// with the free memory in front of it.
+func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
+	for _, h := range r.holes {
+		before := uint64(0)
+		if x := h.prev; x != nil && x.kind == kindFree && (x.home == &st.free || x.home == &p.idle) {
+			before = x.size
+		}
+		if before >= size {
+			continue // the search has not seen it; another one will
+		}
+		k := int((size - before + p.chunk - 1) / p.chunk)                   //nolint:gosec // not above the slots
+		if uint64(k)*p.chunk <= h.size && (s.hole == nil || k < s.chunks) { //nolint:gosec // not negative
+			s = site{hole: h, chunks: k}
+			if before > 0 {
+				s.before = h.prev
+			}
+		}
+	}
+	if s.hole == nil {
+		return s, false
+	}
+	if s.before != nil {
+		s.home = s.before.home
+		s.home.remove(s.before)
+		s.before.kind = kindBusy
+	}
+	s.hole = p.takeHoleLocked(s.hole, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
+	return s, true
+}
+
+// takeHoleLocked takes the first size bytes of a hole, which are then busy.
+func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
+	p.forgetHoleLocked(h)
+	if h.size > size {
+		f := p.cutFrontLocked(h, size)
+		f.kind = kindBusy
+		p.addHoleLocked(h)
+		return f
+	}
+	h.kind = kindBusy
+	return h
+}
+
+// mapLocked maps memory at a site. If that fails everything is as it was. It releases p.mu
+// meanwhile.
+func (p *Pool) mapLocked(s site, mayCreate bool) error {
+	have := p.takeSpareLocked(s.chunks)
+	moved := p.takeIdleLocked(s.chunks - len(have))
+	create := s.chunks - len(have)
+	for _, e := range moved {
+		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
+	}
+	err := errMustCreate
+	if create == 0 || mayCreate {
+		err = p.chargeLocked(create)
+	}
+	if err == nil {
+		p.mu.Unlock()
+		var created int
+		have, created, err = p.obtain(have, moved, s.chunks)
+		if err == nil {
+			err = p.res.Map(s.hole.off, have...)
+		}
+		p.mu.Lock()
+		p.chunks.Add(int64(created - create))        // less what was not created after all
+		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
+	}
+	for _, e := range moved {
+		if p.slots[e.off/p.chunk].chunk == nil {
+			p.stats.Remapped += e.size
+			p.addHoleLocked(e)
+		} else {
+			e.stamp = 0
+			p.addFreeLocked(e, &p.idle) // it is still mapped
+		}
+	}
+	if err == nil {
+		for i, c := range have {
+			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
+		}
+		return nil
+	}
+	p.spare = append(p.spare, have...)
+	p.undoSiteLocked(s, err)
+	return err
+}
+
+// undoSiteLocked gives a site back. Where the driver refuses to map, the next try would fail
+// as this one did: such addresses are not used before TrimTo.
+func (p *Pool) undoSiteLocked(s site, cause error) {
+	if s.before != nil {
+		s.home.add(s.before)
+	}
+	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || cause == errMustCreate {
+		p.addHoleLocked(s.hole)
+		return
+	}
+	s.hole.kind = kindBad
+	p.bad++
+}
+
+// chargeLocked counts chunks that are about to be created.
+func (p *Pool) chargeLocked(create int) error {
+	now := p.chunks.Load() + int64(create)
+	if now > int64(p.most) {
+		return fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
+	}
+	p.chunks.Store(now)
+	p.chunksPeak = max(p.chunksPeak, now)
+	return nil
+}
+
+// takeSpareLocked takes up to n chunks that are not mapped.
+func (p *Pool) takeSpareLocked(n int) []*vmm.Chunk {
+	n = min(n, len(p.spare))
+	out := p.spare[len(p.spare)-n:]
+	p.spare = p.spare[:len(p.spare)-n]
+	return append([]*vmm.Chunk(nil), out...)
+}
+
+// takeIdleLocked takes up to n whole chunks of idle memory, as runs that are then busy. It
+// takes the ends of the shortest runs that have any, so that long ones stay.
+func (p *Pool) takeIdleLocked(n int) (out []*extent) {
+	for i := range p.regions {
+		b := &p.idle.bins[i]
+		for bin := b.from(binOf(p.chunk / pageSize)); bin >= 0 && n > 0; {
+			e := b.heads[bin]
+			for e != nil && p.wholeChunks(e) == 0 {
+				e = e.binNext
+			}
+			if e == nil {
+				bin = b.from(bin + 1)
+				continue
+			}
+			m := min(n, p.wholeChunks(e))
+			out = append(out, p.takeChunksLocked(e, m))
+			n -= m
+			bin = b.from(bin) // which may be empty by now
+		}
+	}
+	return out
+}
+
+// wholeChunks is how many chunks lie within an extent.
+func (p *Pool) wholeChunks(e *extent) int {
+	first, last := (e.off+p.chunk-1)/p.chunk, e.end()/p.chunk
+	return int(max(first, last) - first) //nolint:gosec // not above the slots
+}
+
+// takeChunksLocked takes the last n whole chunks of an idle extent.
+func (p *Pool) takeChunksLocked(e *extent, n int) *extent {
+	p.idle.remove(e)
+	end := e.end() / p.chunk * p.chunk
+	off := end - uint64(n)*p.chunk //nolint:gosec // not negative
+	if off > e.off {
+		p.idle.add(p.cutFrontLocked(e, off-e.off))
+	}
+	if e.end() > end {
+		run := p.cutFrontLocked(e, end-e.off)
+		p.idle.add(e)
+		e = run
+	}
+	e.kind = kindBusy
+	return e
+}
+
+// obtain adds chunks to have until there are n: those of the runs, which it unmaps, then new
+// ones, which it counts.
+func (p *Pool) obtain(have []*vmm.Chunk, runs []*extent, n int) (all []*vmm.Chunk, created int, err error) {
+	have, err = p.unmap(have, runs)
+	for err == nil && len(have) < n {
+		var c *vmm.Chunk
+		if c, err = p.dev.CreateOrReuse(p.chunk, p.prop); err == nil {
+			have = append(have, c)
+			created++
+		}
+	}
+	return have, created, err
+}
+
+// unmap unmaps idle runs, which are busy, and appends their chunks. After an error the runs
+// that are still mapped keep theirs.
+func (p *Pool) unmap(chunks []*vmm.Chunk, runs []*extent) ([]*vmm.Chunk, error) {
+	for _, e := range runs {
+		if err := p.res.UnmapNow(e.off, e.size); err != nil {
+			return chunks, err
+		}
+		for i := e.off / p.chunk; i < e.end()/p.chunk; i++ {
+			chunks = append(chunks, p.slots[i].chunk)
+			p.slots[i].chunk = nil
+		}
+	}
+	return chunks, nil
+}

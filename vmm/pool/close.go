@@ -1,0 +1,100 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Close gives back all memory and the addresses. While a block is allocated it returns
+// ErrBusy and changes nothing. It waits for work as Reservation.Close does; while a stream is
+// being captured it returns ErrCapturing and the pool stays open. Twice is fine, and so is a
+// nil Pool.
+func (p *Pool) Close() error {
+	if p == nil || p.res == nil {
+		return nil
+	}
+	return p.fail("close", 0, 0, p.close())
+}
+
+func (p *Pool) close() error {
+	p.closeMu.Lock()
+	defer p.closeMu.Unlock()
+	if p.stops == nil {
+		return p.extras.close()
+	}
+	if err := p.shut(); err != nil {
+		return err
+	}
+	if err := p.res.Close(); err != nil {
+		if errors.Is(err, vmm.ErrCapturing) || errors.Is(err, vmm.ErrBusy) {
+			p.reopen()
+		}
+		return err
+	}
+	for _, stop := range p.stops {
+		stop()
+	}
+	p.stops = nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var failed error
+	for i := range p.slots {
+		if c := p.slots[i].chunk; c != nil {
+			p.spare = append(p.spare, c)
+			p.slots[i].chunk = nil
+		}
+	}
+	for _, c := range p.spare {
+		if err := c.Close(); err != nil && failed == nil {
+			failed = err
+		}
+	}
+	p.spare = nil
+	for _, st := range p.all {
+		p.dropFencesLocked(st)
+	}
+	p.chunks.Store(0)
+	if failed != nil {
+		return failed
+	}
+	return p.extras.close()
+}
+
+// shut lets no call in any more, or returns ErrBusy.
+func (p *Pool) shut() error {
+	p.mu.Lock()
+	p.closed.Store(true) // no stream is added, and no memory moves, from here on
+	for p.busy > 0 {
+		p.notBusy.Wait()
+	}
+	all := slices.Clone(p.all)
+	p.mu.Unlock()
+	var blocks int64
+	for _, st := range all {
+		st.mu.Lock()
+		st.gone = true
+		blocks += st.blocks
+		st.mu.Unlock()
+	}
+	p.mu.Lock()
+	blocks += p.long.blocks + p.past.blocks
+	p.mu.Unlock()
+	if blocks == 0 {
+		return nil
+	}
+	p.reopen()
+	return fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, blocks)
+}
+
+// reopen undoes shut.
+func (p *Pool) reopen() {
+	p.closed.Store(false)
+	for _, st := range p.list() {
+		st.mu.Lock()
+		st.gone = false
+		st.mu.Unlock()
+	}
+}

@@ -1,0 +1,237 @@
+package pool
+
+import (
+	"math"
+	"slices"
+)
+
+// newExtentLocked returns an extent that is in no list. Extents are used again, so that a
+// pool at work allocates none.
+func (p *Pool) newExtentLocked() *extent {
+	e := p.unused
+	if e == nil {
+		e = &extent{}
+		e.owner = owner{pool: p, ext: e}
+		return e
+	}
+	p.unused = e.next
+	e.next = nil
+	return e
+}
+
+// dropLocked gives up an extent that is linked to no neighbour any more.
+func (p *Pool) dropLocked(e *extent) {
+	e.prev, e.next, e.region, e.by = nil, p.unused, nil, nil
+	p.unused = e
+}
+
+// cutFrontLocked cuts the first size bytes off an extent and returns them as another one, of
+// the same kind and in no list. The rest stays in the lists in which it is.
+func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
+	f := p.newExtentLocked()
+	f.kind, f.region, f.off, f.size, f.stamp, f.by = e.kind, e.region, e.off, size, e.stamp, e.by
+	f.prev, f.next = e.prev, e
+	if e.prev != nil {
+		e.prev.next = f
+	} else {
+		e.region.first = f
+	}
+	e.prev = f
+	if e.home != nil {
+		b := &e.home.bins[e.region.index]
+		b.remove(e)
+		e.off, e.size = e.off+size, e.size-size
+		b.insert(e, binOf(e.size/pageSize))
+		e.home.bytes -= size
+		return f
+	}
+	e.off, e.size = e.off+size, e.size-size
+	return f
+}
+
+// takeLocked takes the first size bytes of a free extent out of its home.
+func (p *Pool) takeLocked(e *extent, size uint64) *extent {
+	by := e.home.st
+	if e.size > size {
+		e = p.cutFrontLocked(e, size)
+	} else {
+		e.home.remove(e)
+	}
+	e.by = by
+	return e
+}
+
+// joinLocked makes one extent of e and the one behind it, neither of which is in a list.
+func (p *Pool) joinLocked(e *extent) {
+	x := e.next
+	e.size += x.size
+	e.stamp = max(e.stamp, x.stamp)
+	e.next = x.next
+	if x.next != nil {
+		x.next.prev = e
+	}
+	p.dropLocked(x)
+}
+
+// addFreeLocked adds an extent without a list to the free memory of h, joined with its
+// neighbours there. While several streams use the pool, memory that a stream freed at
+// different points stays apart, so that another stream need not wait for the later one.
+func (p *Pool) addFreeLocked(e *extent, h *home) {
+	apart := h.st != nil && p.several.Load()
+	joins := func(x *extent) bool {
+		return x != nil && x.kind == kindFree && x.home == h && !(apart && x.stamp != e.stamp)
+	}
+	if joins(e.next) {
+		h.remove(e.next)
+		p.joinLocked(e)
+	}
+	if joins(e.prev) {
+		e = e.prev
+		h.remove(e)
+		p.joinLocked(e)
+	}
+	h.add(e)
+}
+
+// addHoleLocked makes an extent without a list a hole, joined with its neighbours.
+func (p *Pool) addHoleLocked(e *extent) {
+	e.kind, e.home, e.stamp = kindHole, nil, 0
+	r := e.region
+	if x := e.next; x != nil && x.kind == kindHole {
+		p.forgetHoleLocked(x)
+		p.joinLocked(e)
+	}
+	if x := e.prev; x != nil && x.kind == kindHole {
+		x.size += e.size
+		x.next = e.next
+		if e.next != nil {
+			e.next.prev = x
+		}
+		p.dropLocked(e)
+		return
+	}
+	i, _ := r.hole(e.off)
+	r.holes = slices.Insert(r.holes, i, e)
+}
+
+// forgetHoleLocked takes a hole out of its region's list.
+func (p *Pool) forgetHoleLocked(e *extent) {
+	if i, ok := e.region.hole(e.off); ok {
+		e.region.holes = slices.Delete(e.region.holes, i, i+1)
+	}
+}
+
+// hole finds the hole at off, or where it belongs.
+func (r *region) hole(off uint64) (int, bool) {
+	return slices.BinarySearchFunc(r.holes, off, func(e *extent, off uint64) int {
+		switch {
+		case e.off < off:
+			return -1
+		case e.off > off:
+			return 1
+		}
+		return 0
+	})
+}
+
+// regionOf is where blocks of size bytes lie.
+func (p *Pool) regionOf(size uint64) *region {
+	switch {
+	case size <= max(p.chunk/32, smallMost):
+		return &p.regions[0]
+	case size <= 2*p.chunk:
+		return &p.regions[1]
+	}
+	return &p.regions[2]
+}
+
+// findLocked looks for size bytes that st may have without a driver call: what was freed in st, then what
+// is idle, then, if follow is set, what was freed in streams for which st waits.
+func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *extent {
+	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
+		return p.takeLocked(e, size)
+	}
+	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
+		return p.takeLocked(e, size)
+	}
+	if !follow && !p.hooks.noOrder {
+		return nil
+	}
+	for _, t := range p.all {
+		before := p.orderedLocked(st, t)
+		if t == st || before == 0 || t.free.newest == nil {
+			continue
+		}
+		if e := t.free.bins[r.index].find(size, before); e != nil {
+			return p.takeLocked(e, size)
+		}
+	}
+	return nil
+}
+
+// orderedLocked returns the stamp before which everything that was freed in t precedes the
+// work of st from now on.
+func (p *Pool) orderedLocked(st, t *stream) uint64 {
+	if p.hooks.noOrder {
+		return math.MaxUint64
+	}
+	return st.s.After(t.s)
+}
+
+// settleLocked makes idle what was freed in streams whose work is known to have ended since.
+func (p *Pool) settleLocked() {
+	for _, t := range p.all {
+		if t.free.oldest == nil {
+			continue
+		}
+		done := t.s.Finished()
+		for e := t.free.oldest; e != nil && e.stamp < done; e = t.free.oldest {
+			t.free.remove(e)
+			e.stamp = 0
+			p.addFreeLocked(e, &p.idle)
+		}
+	}
+}
+
+// joinFreeLocked joins neighbours that st may have, whatever their stamps and homes: they
+// become free memory of st.
+func (p *Pool) joinFreeLocked(st *stream) {
+	p.scratch = p.scratch[:0]
+	for e := st.free.oldest; e != nil; e = e.newer {
+		p.scratch = append(p.scratch, e)
+	}
+	mine := func(x *extent) bool {
+		return x != nil && x.kind == kindFree && (x.home == &st.free || x.home == &p.idle)
+	}
+	for _, e := range p.scratch {
+		// One that was joined with another is in no home any more.
+		if e.home != &st.free || !mine(e.next) && !mine(e.prev) {
+			continue
+		}
+		st.free.remove(e)
+		for mine(e.next) {
+			e.next.home.remove(e.next)
+			p.joinLocked(e)
+		}
+		for mine(e.prev) {
+			e = e.prev
+			e.home.remove(e)
+			p.joinLocked(e)
+		}
+		st.free.add(e)
+	}
+	clear(p.scratch)
+}
+
+// freeLocked gives an extent back: as free memory of st, of work up to stamp; idle if st is
+// nil, or closed.
+func (p *Pool) freeLocked(e *extent, st *stream, stamp uint64) {
+	e.by = nil
+	if st == nil || !st.open() {
+		e.stamp = 0
+		p.addFreeLocked(e, &p.idle)
+		return
+	}
+	e.stamp = stamp
+	p.addFreeLocked(e, &st.free)
+}

@@ -1,0 +1,324 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Pool is stream-ordered memory of one device. What it reserves are addresses; memory is
+// mapped where blocks need it, and moves to other addresses when they do not. So it grows
+// without a copy, and a block fits as long as there is memory. Safe for concurrent use. The
+// caller must Close it.
+type Pool struct {
+	// Immutable.
+	dev        *vmm.Device
+	res        *vmm.Reservation
+	base       vmm.Ptr
+	classes    *classes
+	unit       uint64 // blocks that are not in slabs are multiples of it
+	chunk      uint64 // bytes of a chunk, 1 << chunkShift
+	chunkShift int
+	most       int // chunks that it may reserve
+	prop       vmm.Prop
+	onOOM      func(*vmm.Stream, uint64) bool
+	extras     *extras // nil: none
+	hooks      hooks
+	stops      []func() // of what is registered with the device
+	none       owner    // of blocks of 0 bytes
+
+	closed    atomic.Bool
+	closeMu   sync.Mutex // Close alone takes it
+	streams   sync.Map   // *vmm.Stream to *stream
+	last      atomic.Pointer[stream]
+	reuse     atomic.Uint32
+	threshold atomic.Uint64
+	several   atomic.Bool  // there is more than one stream
+	chunks    atomic.Int64 // that it holds
+	slots     []slot       // the addresses by chunks
+
+	_    [64]byte // what changes often is apart from what calls only read
+	used gauge
+	_    [64]byte
+
+	mu         sync.Mutex // not held when memory is created, mapped, unmapped or released
+	regions    [regionCount]region
+	idle       home
+	all        []*stream
+	streamIDs  uint64
+	unused     *extent
+	scratch    []*extent
+	spare      []*vmm.Chunk // not mapped
+	bad        int          // extents of kindBad
+	busy       int          // calls that release mu in the middle
+	notBusy    sync.Cond    // on mu: busy is 0
+	chunksPeak int64
+	longSeq    uint64 // of the last block in no slab
+	long       counts // of blocks in no slab
+	past       counts // of streams that are forgotten
+	stats      Stats  // the sums in it
+}
+
+// slot is the addresses of one chunk.
+type slot struct {
+	chunk  *vmm.Chunk                              // nil: none is mapped; guarded by Pool.mu
+	cover  *extent                                 // the block that began in an earlier slot and goes on here; likewise
+	owners atomic.Pointer[[]atomic.Pointer[owner]] // by page: of a slab, or of the block that begins there
+}
+
+// hooks are set by tests only, before the first use.
+type hooks struct {
+	noOrder   bool // what was freed in any stream is reused at once
+	noPacking bool // the next slab to allocate from is the one in which a block was freed last
+}
+
+// gauge is a number and the most that it has been.
+type gauge struct {
+	now, peak atomic.Int64
+}
+
+func (g *gauge) add(by int64) {
+	if now := g.now.Add(by); by > 0 {
+		for peak := g.peak.Load(); now > peak && !g.peak.CompareAndSwap(peak, now); peak = g.peak.Load() {
+		}
+	}
+}
+
+var _ Allocator = (*Pool)(nil)
+
+// New makes a pool of dev's memory. It reserves addresses and takes no memory yet. The
+// caller must Close it, before dev.
+func New(dev *vmm.Device, o Options) (*Pool, error) {
+	p, err := newPool(dev, o)
+	if err != nil {
+		return nil, wrap(dev, "make pool", 0, 0, err)
+	}
+	return p, nil
+}
+
+func newPool(dev *vmm.Device, o Options) (*Pool, error) {
+	if dev.Driver() == nil {
+		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	info := dev.Info()
+	gran, err := dev.Driver().Granularity(vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: info.Ordinal}, Share: o.Share})
+	if err != nil {
+		return nil, err
+	}
+	if err := o.resolve(gran, info.Memory); err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		dev:        dev,
+		classes:    newClasses(o.Align),
+		unit:       max(pageSize, o.Align),
+		chunk:      o.ChunkSize,
+		chunkShift: bits.TrailingZeros64(o.ChunkSize),
+		most:       int(o.Max / o.ChunkSize),
+		prop:       vmm.Prop{Share: o.Share},
+		onOOM:      o.OnOOM,
+	}
+	p.none.pool = p
+	p.notBusy.L = &p.mu
+	p.extras = newExtras(o)
+	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
+	p.threshold.Store(o.ReleaseThreshold)
+	if p.res, err = dev.Reserve(o.Addresses, vmm.ReserveOptions{Align: o.Align, Owner: p}); err != nil {
+		return nil, err
+	}
+	p.base = p.res.Ptr()
+	p.layOut()
+	p.stops = []func(){dev.OnPressure(p.onPressure), dev.OnSync(p.onSync)}
+	return p, nil
+}
+
+// resolve checks the options and fills in the defaults.
+func (o *Options) resolve(gran, memory uint64) error {
+	if o.Align == 0 {
+		o.Align = 256
+	}
+	if bits.OnesCount64(o.Align) != 1 || o.Align < 16 || o.Align > gran {
+		return fmt.Errorf("%w: an alignment of %d", vmm.ErrInvalid, o.Align)
+	}
+	if o.NoReuse&^ReuseAll != 0 {
+		return fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, o.NoReuse)
+	}
+	gran = max(gran, pageSize)
+	if o.ChunkSize == 0 {
+		o.ChunkSize = max(gran, min(8<<20, uint64(1)<<bits.Len64(memory/2048)))
+	}
+	if o.ChunkSize%gran != 0 || o.ChunkSize > memory || bits.OnesCount64(o.ChunkSize) != 1 {
+		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
+	}
+	whole := memory / o.ChunkSize * o.ChunkSize
+	if o.Max == 0 || o.Max > whole {
+		o.Max = whole
+	}
+	if o.Max = o.Max / o.ChunkSize * o.ChunkSize; o.Max == 0 {
+		return fmt.Errorf("%w: Max is less than a chunk of %d bytes", vmm.ErrInvalid, o.ChunkSize)
+	}
+	if o.Addresses == 0 {
+		o.Addresses = 4 * o.Max
+	}
+	o.Addresses = max(o.Addresses, o.ChunkSize) / o.ChunkSize * o.ChunkSize
+	return nil
+}
+
+// layOut divides the addresses into regions, each of which is one hole.
+func (p *Pool) layOut() {
+	size := p.res.Size() / p.chunk * p.chunk
+	p.slots = make([]slot, size/p.chunk)
+	quarter := size / p.chunk / 4 * p.chunk
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	off := uint64(0)
+	for i, end := range [regionCount]uint64{quarter, 2 * quarter, size} {
+		p.regions[i].index = i
+		if end == off {
+			continue
+		}
+		e := p.newExtentLocked()
+		e.region, e.off, e.size = &p.regions[i], off, end-off
+		p.regions[i].first = e
+		p.addHoleLocked(e)
+		off = end
+	}
+}
+
+// Alloc returns n bytes for work that is queued on s from now on. It looks for memory in
+// this order:
+//
+//  1. what was freed in s
+//  2. what is idle: its work is known to have ended
+//  3. what was freed in streams that s waits for (ReuseFollowEvents)
+//  4. what turns out to be idle when the driver is asked (ReuseOpportunistic)
+//  5. idle chunks at other addresses, which are moved
+//  6. new chunks, up to Options.Max
+//  7. what was freed in another stream, for which s then waits (ReuseInternalDependencies)
+//  8. what Options.OnOOM frees
+//
+// Up to 3 it makes no call of the driver. A closed stream is ErrClosed, one that is being
+// captured ErrCapturing, and one of a device without access ErrInvalid. The text of
+// ErrOutOfMemory says how much is free, and in how long a run.
+func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
+	st, err := p.stream(s)
+	if err == nil {
+		if n-1 < p.classes.most && p.extras == nil {
+			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
+				return b, nil
+			}
+		}
+		var b Block
+		if b, err = p.alloc(st, n); err == nil {
+			p.extras.allocated(st, b)
+			return b, nil
+		}
+		p.extras.failed(st, n)
+	}
+	return Block{}, p.fail("allocate", 0, n, err)
+}
+
+// Free gives b up once the work that s has now has ended. Until then it is reused in s only,
+// or where Alloc says so. A block that was freed before is ErrDoubleFree, of another pool
+// ErrForeignBlock. If Free fails the block is allocated as before, so after ErrClosed and
+// ErrCapturing it can be freed in another stream, or by FreeNow.
+func (p *Pool) Free(s *vmm.Stream, b Block) error {
+	st, err := p.stream(s)
+	if err == nil {
+		err = p.free(st, b)
+	}
+	if err != nil {
+		return p.fail("free", b.ptr, b.size, err)
+	}
+	if p.extras != nil {
+		p.extras.freed(st, b)
+	}
+	return nil
+}
+
+func (p *Pool) free(st *stream, b Block) error {
+	switch {
+	case b.in == nil || b.in.pool != p:
+		return ErrForeignBlock
+	case b.in.slab != nil:
+		return p.freeInSlab(st, b.in.slab, b)
+	case b.in.ext == nil:
+		return nil // of 0 bytes
+	}
+	stamp := st.s.Point()
+	if !b.in.ext.seq.CompareAndSwap(b.seq, 0) {
+		return ErrDoubleFree
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freeBlockLocked(b.in.ext, st, stamp)
+	return nil
+}
+
+// freeBlockLocked gives back a block that is in no slab; st is nil if it is idle.
+func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
+	size := e.size
+	p.setOwnersLocked(e, nil)
+	p.long.blocks--
+	p.long.frees++
+	p.used.add(-int64(size)) //nolint:gosec // far below 2^63
+	p.freeLocked(e, st, stamp)
+	// So that other streams learn when this has ended, not only when all later work has.
+	if st != nil && p.several.Load() && p.allows(ReuseOpportunistic) {
+		if st.freedLong += size; st.freedLong >= p.chunk {
+			p.fenceLocked(st)
+		}
+	}
+}
+
+// FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
+// of cudaMallocAsync. It does not wait. Unlike Free it works whatever has become of the
+// stream.
+func (p *Pool) FreeNow(b Block) error {
+	var err error
+	switch {
+	case p == nil || b.in == nil || b.in.pool != p:
+		err = ErrForeignBlock
+	case b.in.slab != nil:
+		err = p.freeInSlabNow(b.in.slab, b)
+	case b.in.ext == nil:
+		return nil // of 0 bytes
+	case !b.in.ext.seq.CompareAndSwap(b.seq, 0):
+		err = ErrDoubleFree
+	default:
+		p.mu.Lock()
+		p.freeBlockLocked(b.in.ext, b.in.ext.by, b.in.ext.stamp)
+		p.mu.Unlock()
+	}
+	if err != nil {
+		return p.fail("free", b.ptr, b.size, err)
+	}
+	p.extras.freed(nil, b)
+	return nil
+}
+
+func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //nolint:gosec // a Reuse was stored
+
+// fail wraps err for op.
+func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	var dev *vmm.Device
+	if p != nil {
+		dev = p.dev
+	}
+	return wrap(dev, op, ptr, size, err)
+}
+
+func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
+	var done *vmm.OpError
+	if errors.As(err, &done) {
+		return err
+	}
+	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}
+}

@@ -1,0 +1,154 @@
+package pool
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Resize makes b, where it lies, n bytes long. To become longer it takes free memory behind
+// it that s may have without a wait, and where there are only addresses it has memory mapped.
+// If that is not enough it returns ErrNoRoom and nothing has changed. To become shorter it
+// frees the rest in s. The block stays the same one: Size of the Block that is returned is
+// the new one.
+func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
+	st, err := p.stream(s)
+	if err == nil {
+		err = p.resize(st, b, n)
+	}
+	if err != nil {
+		return b, p.fail("resize", b.ptr, n, err)
+	}
+	b.size = n
+	return b, nil
+}
+
+func (p *Pool) resize(st *stream, b Block, n uint64) error {
+	switch {
+	case b.in == nil || b.in.pool != p:
+		return ErrForeignBlock
+	case n == 0:
+		return fmt.Errorf("%w: a size of 0", vmm.ErrInvalid)
+	case b.in.slab != nil:
+		sl := b.in.slab
+		switch {
+		case sl.seqs[sl.index(b.ptr)].Load() != b.seq:
+			return ErrDoubleFree
+		case n > sl.size:
+			return ErrNoRoom
+		}
+		return nil
+	case b.in.ext == nil:
+		return ErrNoRoom // of 0 bytes
+	case n > uint64(len(p.slots))*p.chunk:
+		return ErrNoRoom
+	}
+	size := (n + p.unit - 1) / p.unit * p.unit
+	stamp := st.s.Point()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Without its number no other call finds the block meanwhile.
+	e := b.in.ext
+	if !e.seq.CompareAndSwap(b.seq, 0) {
+		return ErrDoubleFree
+	}
+	defer e.seq.Store(b.seq)
+	was := e.size
+	switch {
+	case size < was:
+		p.setOwnersLocked(e, nil)
+		p.shortenLocked(e, size, st, stamp)
+		p.setOwnersLocked(e, &e.owner)
+	case size > was:
+		if err := p.lengthenLocked(e, size, st); err != nil {
+			return err
+		}
+	}
+	p.used.add(int64(size) - int64(was)) //nolint:gosec // far below 2^63
+	return nil
+}
+
+// shortenLocked frees what is behind the first size bytes of a block.
+func (p *Pool) shortenLocked(e *extent, size uint64, st *stream, stamp uint64) {
+	rest := p.newExtentLocked()
+	rest.region, rest.off, rest.size = e.region, e.off+size, e.size-size
+	rest.prev, rest.next = e, e.next
+	if e.next != nil {
+		e.next.prev = rest
+	}
+	e.next, e.size = rest, size
+	p.freeLocked(rest, st, stamp)
+}
+
+// lengthenLocked makes a block size bytes long. It releases p.mu if memory is mapped.
+func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
+	p.settleLocked()
+	missing := size - e.size
+	var free uint64 // behind the block
+	next := e.next
+	for ; next != nil && free < missing && p.mayTakeLocked(next, st); next = next.next {
+		free += next.size
+	}
+	var s site
+	if free < missing {
+		if next == nil || next.kind != kindHole {
+			return ErrNoRoom
+		}
+		s.chunks = int((missing - free + p.chunk - 1) / p.chunk) //nolint:gosec // not above the slots
+		if uint64(s.chunks)*p.chunk > next.size {                //nolint:gosec // not negative
+			return ErrNoRoom
+		}
+	}
+	// The free memory first, so that no other call takes it while the rest is mapped.
+	run := e.next
+	type taken struct {
+		e *extent
+		h *home
+	}
+	var all []taken
+	for x := run; x != next; x = x.next {
+		all = append(all, taken{x, x.home})
+		x.home.remove(x)
+		x.kind = kindBusy
+	}
+	if s.chunks > 0 {
+		s.hole = p.takeHoleLocked(next, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
+		p.busy++
+		err := p.mapLocked(s, true)
+		p.doneLocked()
+		if err != nil {
+			for _, t := range all {
+				t.h.add(t.e)
+			}
+			return err
+		}
+		all = append(all, taken{e: s.hole})
+	}
+	p.setOwnersLocked(e, nil)
+	var by *stream
+	for _, t := range all {
+		if t.h != nil && t.h.st != nil {
+			by = st // its work comes after that of t.h.st
+		}
+		p.joinLocked(e)
+	}
+	if e.size > size {
+		p.shortenLocked(e, size, by, st.s.Point()) // what is left may come from any of them
+	}
+	if by != nil {
+		e.by, e.stamp = by, st.s.Point()
+	}
+	p.setOwnersLocked(e, &e.owner)
+	return nil
+}
+
+// mayTakeLocked says whether st may have a free extent without a wait.
+func (p *Pool) mayTakeLocked(x *extent, st *stream) bool {
+	switch {
+	case x.kind != kindFree:
+		return false
+	case x.home == &st.free || x.home == &p.idle:
+		return true
+	}
+	return p.allows(ReuseFollowEvents) && x.stamp < p.orderedLocked(st, x.home.st)
+}

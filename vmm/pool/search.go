@@ -1,0 +1,206 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// alloc is Alloc for what allocSmall does not find.
+func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
+	switch {
+	case n == 0:
+		return Block{in: &p.none}, nil
+	case n <= p.classes.most:
+		return p.allocInSlab(st, p.classes.of(n), n)
+	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
+		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
+	}
+	size := (n + p.unit - 1) / p.unit * p.unit
+	r := p.regionOf(size)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, err := p.takeExtentLocked(st, size, r)
+	if err != nil {
+		return Block{}, err
+	}
+	p.longSeq++
+	e.kind = kindBlock
+	e.usedBy(st)
+	e.seq.Store(p.longSeq)
+	p.setOwnersLocked(e, &e.owner)
+	p.long.blocks++
+	p.long.allocs++
+	p.used.add(int64(size)) //nolint:gosec // far below 2^63
+	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
+}
+
+// takeExtentLocked takes size bytes for st.
+func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region) (*extent, error) {
+	if p.closed.Load() {
+		return nil, errClosed
+	}
+	if e := p.findLocked(st, size, r, p.allows(ReuseFollowEvents)); e != nil {
+		return e, nil
+	}
+	p.busy++
+	defer p.doneLocked()
+	return p.findSlowlyLocked(st, size, r)
+}
+
+// doneLocked ends a call that counts as busy.
+func (p *Pool) doneLocked() {
+	if p.busy--; p.busy == 0 {
+		p.notBusy.Broadcast()
+	}
+}
+
+// findSlowlyLocked finds size bytes for st, in the order that Alloc documents. It releases
+// p.mu meanwhile.
+func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, error) {
+	for {
+		if e := p.searchLocked(st, size, r); e != nil {
+			return e, nil
+		}
+		// Memory that there is comes before new memory, also where blocks of other sizes lie.
+		e, err := p.growLocked(st, size, r, false)
+		for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
+			if e = p.findLocked(st, size, &p.regions[(r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
+				return e, nil
+			}
+		}
+		if errors.Is(err, errMustCreate) {
+			e, err = p.growLocked(st, size, r, true)
+		}
+		if err == nil || !errors.Is(err, vmm.ErrOutOfMemory) {
+			return e, err
+		}
+		if p.allows(ReuseInternalDependencies) {
+			if e := p.waitLocked(st, size, r); e != nil {
+				return e, nil
+			}
+		}
+		if p.onOOM == nil {
+			return nil, p.exhaustedLocked(err)
+		}
+		p.doneLocked() // it may close the pool
+		p.mu.Unlock()
+		retry := p.onOOM(st.s, size)
+		p.mu.Lock()
+		p.busy++
+		if p.closed.Load() {
+			return nil, errClosed
+		}
+		if !retry {
+			return nil, p.exhaustedLocked(err)
+		}
+	}
+}
+
+// exhaustedLocked adds to an ErrOutOfMemory what is free.
+func (p *Pool) exhaustedLocked(err error) error {
+	free, pending := p.idle.bytes, p.pendingLocked()
+	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams that are not known to have come there, the longest run is %d)",
+		err, uint64(p.chunks.Load())*p.chunk, free, pending, p.largestLocked()) //nolint:gosec // not negative
+}
+
+// searchLocked looks for size bytes among the memory that is mapped where it is needed.
+func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
+	follow := p.allows(ReuseFollowEvents)
+	p.settleLocked()
+	if e := p.findLocked(st, size, r, follow); e != nil {
+		return e
+	}
+	if p.allows(ReuseOpportunistic) {
+		p.askLocked()
+		p.settleLocked()
+		if e := p.findLocked(st, size, r, follow); e != nil {
+			return e
+		}
+	}
+	p.mu.Unlock()
+	p.gather()
+	p.mu.Lock()
+	p.settleLocked()
+	p.joinFreeLocked(st)
+	return p.findLocked(st, size, r, follow)
+}
+
+// waitLocked makes st wait for other streams, one after the other, until size bytes that were
+// freed in them are free for st. If that is not enough it waits, too, until their work has
+// ended, since only then chunks can move. It releases p.mu meanwhile.
+func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
+	for _, t := range p.all {
+		// At first a stream whose memory is enough by itself.
+		if t != st && t.free.bins[r.index].find(size, math.MaxUint64) != nil && p.followLocked(st, t) {
+			if e := p.findLocked(st, size, r, true); e != nil {
+				return e
+			}
+		}
+	}
+	for _, t := range p.all {
+		if t != st && t.free.newest != nil && p.followLocked(st, t) {
+			p.rehomeLocked(t, st)
+		}
+	}
+	p.joinFreeLocked(st)
+	if e := p.findLocked(st, size, r, true); e != nil {
+		return e
+	}
+	var fences []vmm.Fence
+	for _, t := range p.all {
+		if t.free.newest == nil {
+			continue
+		}
+		if f, err := t.s.Fence(); err == nil {
+			fences = append(fences, f)
+		}
+	}
+	if len(fences) == 0 {
+		return nil
+	}
+	p.mu.Unlock()
+	for _, f := range fences {
+		_ = f.Sync() // one that fails leaves its memory as it is
+		f.Free()
+	}
+	p.mu.Lock()
+	p.settleLocked()
+	if e := p.findLocked(st, size, r, true); e != nil {
+		return e
+	}
+	e, err := p.growLocked(st, size, r, true)
+	if err != nil {
+		return nil
+	}
+	return e
+}
+
+// followLocked makes st wait for what was freed in t.
+func (p *Pool) followLocked(st, t *stream) bool {
+	if st.s.After(t.s) > t.free.newest.stamp {
+		return true
+	}
+	f, err := t.s.Fence()
+	if err != nil {
+		return false
+	}
+	defer f.Free()
+	if st.s.WaitFence(f) != nil {
+		return false
+	}
+	p.stats.Waits++
+	return true
+}
+
+// rehomeLocked makes what was freed in t, for which st waits, free memory of st.
+func (p *Pool) rehomeLocked(t, st *stream) {
+	before, stamp := st.s.After(t.s), st.s.Point()
+	for e := t.free.oldest; e != nil && e.stamp < before; e = t.free.oldest {
+		t.free.remove(e)
+		e.stamp = stamp
+		st.free.add(e)
+	}
+}

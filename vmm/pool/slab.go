@@ -1,0 +1,153 @@
+package pool
+
+import (
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// slab is a run of pages that is divided into blocks of one size, of which one stream, its
+// home, allocates.
+type slab struct {
+	// Immutable.
+	owner owner
+	ext   *extent
+	ptr   vmm.Ptr
+	size  uint64 // of a block
+	magic uint64 // see index
+	class int
+	seqs  []atomic.Uint64 // of each block; 0: free
+
+	home atomic.Pointer[stream] // changes once that stream is closed
+
+	// Guarded by home's mu.
+	free       []uint16 // the free ones of the first begun
+	begun      int      // blocks that were ever allocated
+	stamp      uint64   // home's Point when a block was freed in it last
+	list       *slabList
+	prev, next *slab
+}
+
+func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
+	size := p.classes.sizes[class]
+	n := e.size / size
+	sl := &slab{
+		ext: e, class: class, size: size, magic: (1<<40 + size - 1) / size,
+		ptr:  p.base + vmm.Ptr(e.off),
+		seqs: make([]atomic.Uint64, n),
+		free: make([]uint16, 0, n),
+	}
+	sl.owner = owner{pool: p, slab: sl}
+	sl.home.Store(st)
+	e.usedBy(st)
+	sl.stamp = e.stamp
+	return sl
+}
+
+// index is the number of the block at an address, without a division: a slab has less than
+// 2^20 bytes.
+func (sl *slab) index(p vmm.Ptr) int { return int(uint64(p-sl.ptr) * sl.magic >> 40) } //nolint:gosec // below len(seqs)
+
+// inUse is how many blocks are allocated, or wait in other streams.
+func (sl *slab) inUse() int { return sl.begun - len(sl.free) }
+
+// full says whether no block is free.
+func (sl *slab) full() bool { return len(sl.free) == 0 && sl.begun == len(sl.seqs) }
+
+// take takes a free block.
+func (sl *slab) take() (i int) {
+	if n := len(sl.free); n > 0 {
+		i, sl.free = int(sl.free[n-1]), sl.free[:n-1]
+		return i
+	}
+	sl.begun++
+	return sl.begun - 1
+}
+
+// slabList is slabs with free blocks.
+type slabList struct{ first *slab }
+
+func (l *slabList) add(sl *slab) {
+	sl.list, sl.prev, sl.next = l, nil, l.first
+	if l.first != nil {
+		l.first.prev = sl
+	}
+	l.first = sl
+}
+
+func (l *slabList) remove(sl *slab) {
+	if sl.next != nil {
+		sl.next.prev = sl.prev
+	}
+	if sl.prev != nil {
+		sl.prev.next = sl.next
+	} else {
+		l.first = sl.next
+	}
+	sl.list, sl.prev, sl.next = nil, nil, nil
+}
+
+// ofClass is a stream's blocks of one size.
+type ofClass struct {
+	current *slab       // blocks come from it until it is full
+	partly  [4]slabList // the others with free blocks, the fullest first, by quarters
+	empty   *slab       // one without blocks, kept
+	foreign []foreign   // blocks of other streams' slabs that were freed in this one
+}
+
+// foreign is a block that was freed in another stream than that of its slab. The stream in
+// which it was freed may have it again at once, the slab once that stream has come there.
+type foreign struct {
+	sl    *slab
+	i     int
+	stamp uint64
+}
+
+// quarter is the list of c for a slab that has free blocks. The next slab to allocate from is
+// the fullest, so that those with few blocks empty out.
+func (c *ofClass) quarter(p *Pool, sl *slab) *slabList {
+	if p.hooks.noPacking {
+		return &c.partly[0]
+	}
+	return &c.partly[(len(sl.seqs)-sl.inUse())*4/(len(sl.seqs)+1)]
+}
+
+// next makes another slab with free blocks the current one; nil if there is none.
+func (c *ofClass) next() *slab {
+	c.current = nil
+	for i := range c.partly {
+		if sl := c.partly[i].first; sl != nil {
+			c.partly[i].remove(sl)
+			c.current = sl
+			return sl
+		}
+	}
+	c.current, c.empty = c.empty, nil
+	return c.current
+}
+
+// give gives block i back to its slab, whose home's mu is held. It returns the slab if that
+// has no block any more and is to be released.
+func (c *ofClass) give(p *Pool, sl *slab, i int) (release *slab) {
+	sl.free = append(sl.free, uint16(i)) //nolint:gosec // below len(seqs)
+	if sl == c.current {
+		return nil
+	}
+	if sl.inUse() == 0 {
+		if sl.list != nil {
+			sl.list.remove(sl)
+		}
+		if c.empty == nil {
+			c.empty = sl
+			return nil
+		}
+		return sl
+	}
+	if l := c.quarter(p, sl); l != sl.list {
+		if sl.list != nil {
+			sl.list.remove(sl)
+		}
+		l.add(sl)
+	}
+	return nil
+}

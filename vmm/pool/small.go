@@ -1,0 +1,319 @@
+package pool
+
+import (
+	"math"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// allocSmall allocates from the slab at hand; false if there is none.
+func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
+	st.mu.Lock()
+	c := &st.classes[class]
+	var sl *slab
+	var i int
+	if k := len(c.foreign); k > 0 {
+		sl, i = c.foreign[k-1].sl, c.foreign[k-1].i
+		c.foreign = c.foreign[:k-1]
+	} else if sl = c.current; sl != nil && !sl.full() {
+		i = sl.take()
+	} else {
+		st.mu.Unlock()
+		return Block{}, false
+	}
+	b := st.blockIn(sl, i, n)
+	st.mu.Unlock()
+	return b, true
+}
+
+// blockIn makes block i of a slab a block that is allocated. It needs st.mu.
+func (st *stream) blockIn(sl *slab, i int, n uint64) Block {
+	st.seq++
+	sl.seqs[i].Store(st.seq)
+	st.count(1, sl.size)
+	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: n, in: &sl.owner, seq: st.seq} //nolint:gosec // not negative
+}
+
+// allocInSlab allocates a block of a class, from a new slab if there must be one.
+func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
+	if b, err := st.allocAtHand(class, n); err != nil || b.in != nil {
+		return b, err
+	}
+	// Blocks of st's slabs that were freed in other streams, and slabs of closed streams.
+	if p.collect(st, class) || p.adopt(st, class) {
+		if b, err := st.allocAtHand(class, n); err != nil || b.in != nil {
+			return b, err
+		}
+	}
+	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) / p.unit * p.unit
+	r := p.regionOf(size)
+	p.mu.Lock()
+	e, err := p.takeExtentLocked(st, size, r)
+	if err != nil {
+		p.mu.Unlock()
+		return Block{}, err
+	}
+	e.kind = kindSlab
+	sl := newSlab(p, e, class, st)
+	p.setOwnersLocked(e, &sl.owner)
+	p.mu.Unlock()
+
+	st.mu.Lock()
+	if st.gone {
+		st.mu.Unlock()
+		p.releaseSlab(sl, nil)
+		return Block{}, st.goneErr()
+	}
+	defer st.mu.Unlock()
+	st.slabs++
+	c := &st.classes[class]
+	i := sl.take()
+	if c.current == nil || c.current.full() {
+		c.current = sl
+	} else if !sl.full() {
+		c.quarter(p, sl).add(sl) // another goroutine has made one meanwhile
+	}
+	return st.blockIn(sl, i, n), nil
+}
+
+// allocAtHand allocates from what st has; no block if it has none.
+func (st *stream) allocAtHand(class int, n uint64) (Block, error) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.gone {
+		return Block{}, st.goneErr()
+	}
+	c := &st.classes[class]
+	if k := len(c.foreign); k > 0 {
+		f := c.foreign[k-1]
+		c.foreign = c.foreign[:k-1]
+		return st.blockIn(f.sl, f.i, n), nil
+	}
+	if sl := c.current; sl == nil || sl.full() {
+		if c.next() == nil {
+			return Block{}, nil
+		}
+	}
+	return st.blockIn(c.current, c.current.take(), n), nil
+}
+
+// freeInSlab gives a block of a slab back.
+func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
+	i := sl.index(b.ptr)
+	st.mu.Lock()
+	if st.gone {
+		st.mu.Unlock()
+		return st.goneErr()
+	}
+	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
+		st.mu.Unlock()
+		return ErrDoubleFree
+	}
+	st.count(-1, sl.size)
+	c := &st.classes[sl.class]
+	if sl.home.Load() != st {
+		c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
+		st.mu.Unlock()
+		return nil
+	}
+	sl.stamp = st.s.Point()
+	release := c.give(p, sl, i)
+	if release != nil {
+		st.slabs--
+	}
+	st.mu.Unlock()
+	if release != nil {
+		p.releaseSlab(release, st)
+	}
+	return nil
+}
+
+func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
+	i := sl.index(b.ptr)
+	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
+		return ErrDoubleFree
+	}
+	home := sl.lockHome()
+	home.count(-1, sl.size)
+	if home.seq>>streamBits == b.seq>>streamBits {
+		p.giveLocked(home, sl, i)
+		return nil
+	}
+	home.mu.Unlock()
+	// Another stream had it from its foreign blocks, or the slab was adopted.
+	for _, st := range p.list() {
+		st.mu.Lock()
+		if st.seq>>streamBits == b.seq>>streamBits && !st.gone {
+			c := &st.classes[sl.class]
+			c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
+			st.mu.Unlock()
+			return nil
+		}
+		st.mu.Unlock()
+	}
+	p.giveLocked(sl.lockHome(), sl, i)
+	return nil
+}
+
+// lockHome locks the mu of the slab's home.
+func (sl *slab) lockHome() *stream {
+	for {
+		home := sl.home.Load()
+		home.mu.Lock()
+		if sl.home.Load() == home {
+			return home
+		}
+		home.mu.Unlock()
+	}
+}
+
+// giveLocked gives an idle block back to its slab and unlocks home.mu.
+func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
+	release := home.classes[sl.class].give(p, sl, i)
+	if release != nil {
+		home.slabs--
+	}
+	home.mu.Unlock()
+	if release != nil {
+		p.releaseSlab(release, home)
+	}
+}
+
+// releaseSlab gives the pages of a slab without blocks back. It was of st, whose list it is
+// not on any more.
+func (p *Pool) releaseSlab(sl *slab, st *stream) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setOwnersLocked(sl.ext, nil)
+	p.freeLocked(sl.ext, st, sl.stamp)
+}
+
+// collect gives blocks that were freed in other streams back to their slabs, if their work
+// has ended, or precedes that of st, whose slab it is. It says whether there were any.
+func (p *Pool) collect(st *stream, class int) (some bool) {
+	for _, t := range p.list() {
+		if t == st {
+			continue
+		}
+		t.mu.Lock()
+		waiting := len(t.classes[class].foreign) > 0
+		t.mu.Unlock()
+		if !waiting {
+			continue
+		}
+		if p.giveForeign(t, class, st) {
+			some = true
+			continue
+		}
+		if p.allows(ReuseOpportunistic) {
+			p.mu.Lock()
+			p.askStreamLocked(t, t.s.Point())
+			p.mu.Unlock()
+			some = p.giveForeign(t, class, st) || some
+		}
+	}
+	return some
+}
+
+// giveForeign gives the blocks of a class that were freed in t back to their slabs, as far
+// as their work has ended, or precedes that of st. It says whether st has one now.
+func (p *Pool) giveForeign(t *stream, class int, st *stream) (some bool) {
+	done := t.s.Finished()
+	var before uint64
+	if st != nil && p.allows(ReuseFollowEvents) {
+		before = st.s.After(t.s)
+	}
+	if p.hooks.noOrder {
+		done = math.MaxUint64
+	}
+	t.mu.Lock()
+	c := &t.classes[class]
+	var out []foreign
+	kept := c.foreign[:0]
+	for _, f := range c.foreign {
+		if f.stamp < done || f.stamp < before && f.sl.home.Load() == st {
+			out = append(out, f)
+		} else {
+			kept = append(kept, f)
+		}
+	}
+	c.foreign = kept
+	t.mu.Unlock()
+	for _, f := range out {
+		home := f.sl.lockHome()
+		some = some || home == st
+		if f.stamp >= done {
+			f.sl.stamp = home.s.Point() // home waits for it, others do not
+		}
+		p.giveLocked(home, f.sl, f.i)
+	}
+	return some
+}
+
+// adopt makes a slab of a closed stream one of st; false if there is none.
+func (p *Pool) adopt(st *stream, class int) bool {
+	for _, t := range p.list() {
+		if t == st || t.open() {
+			continue
+		}
+		if p.adoptFrom(t, st, class) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Pool) adoptFrom(t, st *stream, class int) bool {
+	// Of two streams' locks an open one's comes first. A closed stream takes no other's.
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	from, to := &t.classes[class], &st.classes[class]
+	sl := from.current
+	if sl == nil || sl.full() {
+		sl = from.next()
+	}
+	if st.gone || sl == nil {
+		return false
+	}
+	from.current = nil
+	sl.home.Store(st)
+	sl.stamp = 0 // the work of a closed stream has ended
+	t.slabs--
+	st.slabs++
+	to.quarter(p, sl).add(sl)
+	return true
+}
+
+// releaseEmpty gives back the slabs of st that have no blocks.
+func (p *Pool) releaseEmpty(st *stream) {
+	var out []*slab
+	st.mu.Lock()
+	for i := range st.classes {
+		c := &st.classes[i]
+		if sl := c.current; sl != nil && sl.inUse() == 0 {
+			out, c.current = append(out, sl), nil
+		}
+		if c.empty != nil {
+			out, c.empty = append(out, c.empty), nil
+		}
+	}
+	st.slabs -= len(out)
+	st.mu.Unlock()
+	for _, sl := range out {
+		p.releaseSlab(sl, st)
+	}
+}
+
+// gather gives back to the heap what the streams keep and no block uses.
+func (p *Pool) gather() {
+	for _, t := range p.list() {
+		for class := range t.classes {
+			p.giveForeign(t, class, nil)
+		}
+	}
+	for _, t := range p.list() {
+		p.releaseEmpty(t)
+	}
+}

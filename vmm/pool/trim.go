@@ -1,0 +1,130 @@
+package pool
+
+// TrimTo gives back chunks in which nothing is allocated, wherever they lie, until the pool
+// holds at most keep bytes. It returns how many bytes it gave back: to the device's cache
+// (vmm.Device.SetReleaseThreshold) or to the driver. Memory that was freed in a stream whose
+// work is not known to have ended stays; with ReuseOpportunistic the driver is asked, but
+// TrimTo does not wait.
+func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
+	if err = p.live(); err == nil {
+		p.repair()
+		freed, err = p.trim(keep, p.allows(ReuseOpportunistic))
+	}
+	return freed, p.fail("trim", 0, keep, err)
+}
+
+// trim is TrimTo; ask says whether to ask the driver how far streams have come.
+func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
+	p.mu.Lock()
+	if p.closed.Load() {
+		p.mu.Unlock()
+		return 0, errClosed
+	}
+	p.busy++
+	defer func() {
+		p.doneLocked()
+		p.mu.Unlock()
+	}()
+	if ask {
+		p.askLocked()
+	}
+	p.mu.Unlock()
+	p.gather()
+
+	p.mu.Lock()
+	p.settleLocked()
+	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
+	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
+		return 0, nil
+	}
+	out := p.takeSpareLocked(n)
+	runs := p.takeIdleLocked(n - len(out))
+	p.mu.Unlock()
+
+	out, err = p.unmap(out, runs)
+	for _, c := range out {
+		if again := c.Close(); again != nil && err == nil {
+			err = again // the driver has refused it: the device counts it as quarantined
+		}
+	}
+
+	p.mu.Lock()
+	for _, e := range runs {
+		if p.slots[e.off/p.chunk].chunk == nil {
+			p.addHoleLocked(e)
+		} else {
+			e.stamp = 0
+			p.addFreeLocked(e, &p.idle)
+		}
+	}
+	p.chunks.Add(-int64(len(out)))
+	freed = uint64(len(out)) * p.chunk
+	p.stats.Released += freed
+	return freed, err
+}
+
+// repair lets addresses be used again where the driver refused to map memory.
+func (p *Pool) repair() {
+	p.mu.Lock()
+	bad := p.bad > 0
+	p.mu.Unlock()
+	if !bad {
+		return
+	}
+	if _, err := p.dev.Trim(0); err != nil { // which tries once more what was refused
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.regions {
+		for e := p.regions[i].first; e != nil; {
+			next := e.next
+			if e.kind == kindBad {
+				for next != nil && next.kind == kindHole {
+					next = next.next
+				}
+				p.addHoleLocked(e)
+			}
+			e = next
+		}
+	}
+	p.bad = 0
+}
+
+// onPressure gives back what no block uses when the device's memory runs out.
+func (p *Pool) onPressure(error) bool {
+	if p.live() != nil {
+		return false
+	}
+	freed, _ := p.trim(0, p.allows(ReuseOpportunistic))
+	return freed > 0
+}
+
+// onSync gives back what is beyond the release threshold.
+func (p *Pool) onSync() {
+	keep := p.threshold.Load()
+	if uint64(p.chunks.Load())*p.chunk <= keep || p.live() != nil { //nolint:gosec // not negative
+		return
+	}
+	_, _ = p.trim(keep, false) // what the driver refuses the device counts as quarantined
+}
+
+// SetReleaseThreshold is how many bytes the pool keeps when a stream, an event or a device is
+// synchronised by this module: then it gives back what is beyond, as far as no block uses it
+// and its work has ended. A cuCtxSynchronize of the program's own is not seen. The default
+// is 0.
+func (p *Pool) SetReleaseThreshold(bytes uint64) error {
+	err := p.live()
+	if err == nil {
+		p.threshold.Store(bytes)
+	}
+	return p.fail("set release threshold", 0, bytes, err)
+}
+
+// ReleaseThreshold is what SetReleaseThreshold has set.
+func (p *Pool) ReleaseThreshold() (uint64, error) {
+	if err := p.live(); err != nil {
+		return 0, p.fail("read release threshold", 0, 0, err)
+	}
+	return p.threshold.Load(), nil
+}
