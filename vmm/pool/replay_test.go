@@ -349,7 +349,7 @@ func TestSmallBlocksGiveBack(t *testing.T) {
 		return contender{name, func(d *vmm.Device) (pool.Allocator, error) {
 			p, err := pool.New(d, pool.Options{ReleaseThreshold: math.MaxUint64, ChunkSize: chunk})
 			if err == nil && !packed {
-				p.NoPacking()
+				pool.SetNoPacking(p)
 			}
 			return p, err
 		}}
