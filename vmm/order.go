@@ -182,14 +182,14 @@ func (s *Stream) waited(o *openDevice, p point) {
 	for {
 		was := s.order.after.Load()
 		next := s.withAfter(was.list(), p)
-		if next == nil || s.order.after.CompareAndSwap(was, &next) {
+		if next == nil || s.order.after.CompareAndSwap(was, next) {
 			return
 		}
 	}
 }
 
 // withAfter is a list with what p comes after; nil if that tells nothing new.
-func (s *Stream) withAfter(was afters, p point) afters {
+func (s *Stream) withAfter(was afters, p point) *afters {
 	own := after{p.of, p.n}
 	news := func(a after) bool { return a.of != s && !a.of.order.ended() && was.number(a.of) < a.n }
 	if !news(own) && !slices.ContainsFunc(p.after.list(), news) {
@@ -200,7 +200,8 @@ func (s *Stream) withAfter(was afters, p point) afters {
 		return cmp.Or(cmp.Compare(a.of.order.id, b.of.order.id), cmp.Compare(b.n, a.n))
 	})
 	all = slices.CompactFunc(all, func(a, b after) bool { return a.of == b.of }) // the first, which is the highest
-	return slices.DeleteFunc(all, func(a after) bool { return a.of == s || a.of.order.ended() })
+	all = slices.DeleteFunc(all, func(a after) bool { return a.of == s || a.of.order.ended() })
+	return &all
 }
 
 // mayBeCaptured says whether the driver has to be asked if the stream is being captured.

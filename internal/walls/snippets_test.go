@@ -20,7 +20,9 @@ import (
 
 // snippetPages are the documents whose Go is compiled as a reader would compile it: in
 // a module of its own.
-var snippetPages = []string{"README.md", "docs/getting-started.md", "docs/embedding.md", "docs/kernels.md", "docs/others.md"}
+var snippetPages = []string{
+	"README.md", "docs/getting-started.md", "docs/embedding.md", "docs/kernels.md", "docs/others.md", "docs/pool.md",
+}
 
 // snippet is one block of Go in a document. It is a file, which may name itself in its
 // first line ("// grow/main.go"), or declarations without a package clause.
@@ -147,6 +149,7 @@ func (s *snippet) source() string {
 	for _, p := range []string{
 		"context", "errors", "fmt", "io", "reflect", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver", module + "/vmm/kernel",
+		module + "/vmm/pool",
 	} {
 		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
 			imports += fmt.Sprintf("import %q\n", p)

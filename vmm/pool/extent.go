@@ -35,6 +35,10 @@ type extent struct {
 	off, size  uint64
 	prev, next *extent // by address
 
+	// Of a block: the stream whose work, up to stamp, may still use the memory of blocks that
+	// were there before; nil: none.
+	by *stream
+
 	// Of a free one.
 	home             *home
 	stamp            uint64 // the home stream's Point when the memory was freed
@@ -45,6 +49,14 @@ type extent struct {
 
 // end is the offset behind the extent.
 func (e *extent) end() uint64 { return e.off + e.size }
+
+// usedBy notes that the extent, which was taken for st, may hold memory that work before st's
+// still uses: if so, st comes after it.
+func (e *extent) usedBy(st *stream) {
+	if e.by != nil {
+		e.by, e.stamp = st, st.s.Point()
+	}
+}
 
 // home is free memory that one stream may use: what was freed in it. The pool's idle home is
 // memory whose work is known to have ended: any stream may use it.

@@ -28,6 +28,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	}
 	p.longSeq++
 	e.kind = kindBlock
+	e.usedBy(st)
 	e.seq.Store(p.longSeq)
 	p.setOwnersLocked(e, &e.owner)
 	p.long.blocks++
@@ -153,6 +154,9 @@ func (p *Pool) giveForeign(t *stream, class int, st *stream) (some bool) {
 	for _, f := range out {
 		home := f.sl.lockHome()
 		some = some || home == st
+		if f.stamp >= done {
+			f.sl.stamp = home.s.Point() // home waits for it, others do not
+		}
 		p.giveLocked(home, f.sl, f.i)
 	}
 	return some
@@ -344,6 +348,7 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 	e := s.hole
 	if s.before != nil {
 		e = s.before
+		e.by = s.home.st
 		p.joinLocked(e)
 	}
 	e.kind = kindBusy
@@ -351,8 +356,7 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 		return e, nil
 	}
 	f := p.cutFrontLocked(e, size)
-	e.stamp = 0
-	p.addFreeLocked(e, &p.idle)
+	p.freeLocked(e, nil, 0)
 	return f, nil
 }
 

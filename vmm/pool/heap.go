@@ -21,7 +21,7 @@ func (p *Pool) newExtentLocked() *extent {
 
 // dropLocked gives up an extent that is linked to no neighbour any more.
 func (p *Pool) dropLocked(e *extent) {
-	e.prev, e.next, e.region = nil, p.unused, nil
+	e.prev, e.next, e.region, e.by = nil, p.unused, nil, nil
 	p.unused = e
 }
 
@@ -29,7 +29,7 @@ func (p *Pool) dropLocked(e *extent) {
 // the same kind and in no list. The rest stays in the lists in which it is.
 func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 	f := p.newExtentLocked()
-	f.kind, f.region, f.off, f.size, f.stamp = e.kind, e.region, e.off, size, e.stamp
+	f.kind, f.region, f.off, f.size, f.stamp, f.by = e.kind, e.region, e.off, size, e.stamp, e.by
 	f.prev, f.next = e.prev, e
 	if e.prev != nil {
 		e.prev.next = f
@@ -51,10 +51,13 @@ func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 
 // takeLocked takes the first size bytes of a free extent out of its home.
 func (p *Pool) takeLocked(e *extent, size uint64) *extent {
+	by := e.home.st
 	if e.size > size {
-		return p.cutFrontLocked(e, size)
+		e = p.cutFrontLocked(e, size)
+	} else {
+		e.home.remove(e)
 	}
-	e.home.remove(e)
+	e.by = by
 	return e
 }
 
@@ -223,6 +226,7 @@ func (p *Pool) joinFreeLocked(st *stream) {
 // freeLocked gives an extent back: as free memory of st, of work up to stamp; idle if st is
 // nil, or closed.
 func (p *Pool) freeLocked(e *extent, st *stream, stamp uint64) {
+	e.by = nil
 	if st == nil || !st.open() {
 		e.stamp = 0
 		p.addFreeLocked(e, &p.idle)

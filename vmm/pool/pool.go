@@ -350,7 +350,7 @@ func (p *Pool) FreeNow(b Block) error {
 		err = ErrDoubleFree
 	default:
 		p.mu.Lock()
-		p.freeBlockLocked(b.in.ext, nil, 0)
+		p.freeBlockLocked(b.in.ext, b.in.ext.by, b.in.ext.stamp)
 		p.mu.Unlock()
 	}
 	if err != nil {
@@ -367,7 +367,23 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	}
 	home := sl.lockHome()
 	home.count(-1, sl.size)
-	p.giveLocked(home, sl, i)
+	if home.seq>>streamBits == b.seq>>streamBits {
+		p.giveLocked(home, sl, i)
+		return nil
+	}
+	home.mu.Unlock()
+	// Another stream had it from its foreign blocks, or the slab was adopted.
+	for _, st := range p.list() {
+		st.mu.Lock()
+		if st.seq>>streamBits == b.seq>>streamBits && !st.gone {
+			c := &st.classes[sl.class]
+			c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
+			st.mu.Unlock()
+			return nil
+		}
+		st.mu.Unlock()
+	}
+	p.giveLocked(sl.lockHome(), sl, i)
 	return nil
 }
 

@@ -54,12 +54,14 @@ type contender struct {
 
 // contenders are ours, first, and the driver's. Both keep what they have: what a pool
 // gives back at every wait says little about how it places blocks.
+var extraContenders []contender
+
 func contenders() []contender {
-	return []contender{
+	return append([]contender{
 		{"ours", func(d *vmm.Device) (pool.Allocator, error) {
 			return pool.New(d, pool.Options{ReleaseThreshold: math.MaxUint64})
 		}},
-	}
+	}, extraContenders...)
 }
 
 // opened opens a contender and streams for it. What cannot be had here is nil.

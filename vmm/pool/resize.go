@@ -125,21 +125,19 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 		all = append(all, taken{e: s.hole})
 	}
 	p.setOwnersLocked(e, nil)
-	stamp := uint64(0)
-	for range all {
-		stamp = max(stamp, e.next.stamp)
+	var by *stream
+	for _, t := range all {
+		if t.h != nil && t.h.st != nil {
+			by = st // its work comes after that of t.h.st
+		}
 		p.joinLocked(e)
 	}
 	if e.size > size {
-		// What is left may come from any of them. What was freed in a stream for which st waits
-		// has ended when st's work has.
-		if stamp > 0 {
-			p.shortenLocked(e, size, st, st.s.Point())
-		} else {
-			p.shortenLocked(e, size, nil, 0)
-		}
+		p.shortenLocked(e, size, by, st.s.Point()) // what is left may come from any of them
 	}
-	e.stamp = 0
+	if by != nil {
+		e.by, e.stamp = by, st.s.Point()
+	}
 	p.setOwnersLocked(e, &e.owner)
 	return nil
 }

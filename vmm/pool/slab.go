@@ -39,6 +39,8 @@ func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
 	}
 	sl.owner = owner{pool: p, slab: sl}
 	sl.home.Store(st)
+	e.usedBy(st)
+	sl.stamp = e.stamp
 	return sl
 }
 

@@ -91,6 +91,9 @@ func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	return st, nil
 }
 
+// streamBits is how many bits of a block's number its stream counts with.
+const streamBits = 40
+
 // goneErr is why a stream is gone.
 func (st *stream) goneErr() error {
 	if st.p.closed.Load() {
@@ -119,7 +122,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 		return nil, errClosed
 	}
 	p.streamIDs++
-	st := &stream{s: s, p: p, seq: p.streamIDs << 40, classes: make([]ofClass, len(p.classes.sizes))}
+	st := &stream{s: s, p: p, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
 	st.free.st = st
 	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
 	p.all = append(p.all, st)

@@ -1,0 +1,21 @@
+package pool
+
+// SetNoOrder makes the pool reuse at once, in any stream, what was freed in any stream: the
+// negative control of the tests of stream order.
+func SetNoOrder(p *Pool) { p.hooks.noOrder = true }
+
+// SetNoPacking has the next slab to allocate from be the one in which a block was freed last.
+func SetNoPacking(p *Pool) { p.hooks.noPacking = true }
+
+// ChunkSize is the size of the pool's chunks.
+func ChunkSize(p *Pool) uint64 { return p.chunk }
+
+// Streams is how many streams the pool knows, and how many fences it keeps for them.
+func Streams(p *Pool) (streams, fences int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, st := range p.all {
+		fences += len(st.fences)
+	}
+	return len(p.all), fences
+}
