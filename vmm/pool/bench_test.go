@@ -173,7 +173,7 @@ func inParallel(tb testing.TB, all []*mix, n int) time.Duration {
 func TestPairsInParallel(t *testing.T) {
 	const goroutines = 8
 	n, rounds := 200_000, 30
-	if !onCard {
+	if !onCUDA {
 		n, rounds = 1_000, 2
 	}
 	dev, _ := card(t)
@@ -222,7 +222,7 @@ func TestPairsMakeNoCalls(t *testing.T) {
 		"null": nulldriver.NewSized(simulatedCard),
 		"host": host.New(host.Config{Devices: 1, Memory: 8 << 30}),
 	}
-	if onCard {
+	if onCUDA {
 		dev, _ := card(t)
 		drivers["cuda"] = dev.Driver()
 	}

@@ -23,17 +23,15 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
-// onCard says whether these tests run on the machine's GPU, as VMM_TEST_DRIVER says. Else
-// they run on a card of the size of an H200 that is nothing but numbers.
-var onCard = os.Getenv("VMM_TEST_DRIVER") == "cuda"
-
+// simulatedCard is the memory of a card that is nothing but numbers, of the size of an H200's.
 const simulatedCard = 139 << 30
 
-// card is the device that traces are replayed on, and its memory.
+// card is the device that traces are replayed on, and its memory: the machine's GPU, or else
+// the simulated one.
 func card(t testing.TB) (dev *vmm.Device, total uint64) {
 	t.Helper()
 	var err error
-	if onCard {
+	if onCUDA {
 		dev, err = vmm.Open("cuda:0")
 		testgate.Require(t, "cuda", err)
 	} else {
@@ -87,7 +85,7 @@ func (c contender) opened(t testing.TB, dev *vmm.Device, streams int) (pool.Allo
 
 // seeds is how many traces of a kind are replayed.
 func seeds() int {
-	if onCard || os.Getenv("VMM_SOAK") != "" {
+	if onCUDA || os.Getenv("VMM_SOAK") != "" {
 		return 20
 	}
 	return 1
@@ -165,13 +163,11 @@ func TestReplay(t *testing.T) {
 	out.Log(t)
 }
 
-// TestReplayRecorded: the same with what programs did.
+// TestReplayRecorded: the same with what programs did, which testdata/record.py has recorded.
 func TestReplayRecorded(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.trace.gz")
 	require.NoError(t, err)
-	if len(files) == 0 {
-		t.Skip("needs testdata/*.trace.gz, which testdata/record.py makes on a machine with PyTorch")
-	}
+	require.NotEmpty(t, files)
 	dev, _ := card(t)
 	out := versus.NewTable(replayHead)
 	for _, file := range files {
@@ -243,7 +239,7 @@ func TestReplayGivenUp(t *testing.T) {
 	cancel()
 	_, err = tr.Replay(ctx, a, streams, trace.ReplayOptions{})
 	require.ErrorIs(t, err, context.Canceled)
-	require.Zero(t, stats(t, a).Blocks)
+	require.Zero(t, statsOfAny(t, a).Blocks)
 	end()
 	require.NoError(t, dev.Close())
 }
@@ -382,7 +378,7 @@ func TestSmallBlocksGiveBack(t *testing.T) {
 		for range 40_000 {
 			put()
 		}
-		full, liveFull := stats(t, a), live
+		full, liveFull := statsOfAny(t, a), live
 		// A tenth stays. What is freed and allocated meanwhile is where packing counts.
 		for len(blocks) > 4_000 {
 			for range 4 {
@@ -397,10 +393,10 @@ func TestSmallBlocksGiveBack(t *testing.T) {
 			drop()
 		}
 		require.NoError(t, dev.Sync())
-		thin, liveThin := stats(t, a), live
+		thin, liveThin := statsOfAny(t, a), live
 		freed, err := a.TrimTo(0)
 		require.NoError(t, err)
-		last := stats(t, a)
+		last := statsOfAny(t, a)
 		require.GreaterOrEqual(t, last.Reserved, live)
 		out.Add("%s\t%.1f\t%.1f\t%.3f\t%.1f\t%.1f\t%.2f\t%.1f\t%.1f\t%.2f", c.name,
 			mib(liveFull), mib(full.Reserved), float64(full.Reserved)/float64(liveFull),
@@ -414,7 +410,7 @@ func TestSmallBlocksGiveBack(t *testing.T) {
 	out.Log(t)
 }
 
-func stats(t *testing.T, a pool.Allocator) pool.Stats {
+func statsOfAny(t *testing.T, a pool.Allocator) pool.Stats {
 	t.Helper()
 	st, err := a.Stats()
 	require.NoError(t, err)
