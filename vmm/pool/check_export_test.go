@@ -244,10 +244,13 @@ func (c *checker) places(st *stream, class int) {
 	if o.current != nil {
 		place(o.current, nil)
 	}
-	if o.empty != nil {
-		place(o.empty, nil)
-		c.check(o.empty.inUse() == 0, "an empty slab has blocks")
+	empties := 0
+	for sl := o.empty.first; sl != nil && c.err == nil; sl = sl.next {
+		place(sl, &o.empty)
+		c.check(sl.inUse() == 0, "an empty slab has blocks")
+		empties++
 	}
+	c.check(empties == o.empties, "%d empty slabs are counted as %d", empties, o.empties)
 	for i := range o.partly {
 		for sl := o.partly[i].first; sl != nil && c.err == nil; sl = sl.next {
 			place(sl, &o.partly[i])
