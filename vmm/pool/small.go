@@ -12,12 +12,17 @@ func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
 	c := &st.classes[class]
 	var sl *slab
 	var i int
-	if k := len(c.foreign); k > 0 {
+	k := len(c.foreign)
+	switch sl = c.current; {
+	case st.gone:
+		st.mu.Unlock()
+		return Block{}, false
+	case k > 0:
 		sl, i = c.foreign[k-1].sl, c.foreign[k-1].i
 		c.foreign = c.foreign[:k-1]
-	} else if sl = c.current; sl != nil && !sl.full() {
+	case sl != nil && !sl.full():
 		i = sl.take()
-	} else {
+	default:
 		st.mu.Unlock()
 		return Block{}, false
 	}
