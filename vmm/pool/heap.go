@@ -78,16 +78,13 @@ func (p *Pool) joinLocked(e *extent) {
 // different points stays apart, so that another stream need not wait for the later one.
 func (p *Pool) addFreeLocked(e *extent, h *home) {
 	apart := h.st != nil && p.several.Load()
-	joins := func(x *extent) bool {
-		return x != nil && x.kind == kindFree && x.home == h && !(apart && x.stamp != e.stamp)
-	}
-	if joins(e.next) {
-		h.remove(e.next)
+	if x := e.next; x != nil && x.home == h && (!apart || x.stamp == e.stamp) {
+		h.remove(x)
 		p.joinLocked(e)
 	}
-	if joins(e.prev) {
-		e = e.prev
-		h.remove(e)
+	if x := e.prev; x != nil && x.home == h && (!apart || x.stamp == e.stamp) {
+		h.remove(x)
+		e = x
 		p.joinLocked(e)
 	}
 	h.add(e)

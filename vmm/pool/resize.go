@@ -65,7 +65,10 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 			return err
 		}
 	}
-	p.used.add(int64(size) - int64(was)) //nolint:gosec // far below 2^63
+	by := int64(size) - int64(was) //nolint:gosec // far below 2^63
+	p.long.used += by
+	p.long.charged += by
+	p.used.add(by)
 	return nil
 }
 
