@@ -311,9 +311,28 @@ func (p *Pool) releaseEmpty(st *stream) {
 	}
 }
 
-// gather gives back to the heap what the streams keep and no block uses.
-func (p *Pool) gather() {
+// newestForeign is the highest stamp of the blocks of other streams' slabs that were freed in
+// the stream; false if there are none.
+func (st *stream) newestForeign() (stamp uint64, some bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for i := range st.classes {
+		if all := st.classes[i].foreign; len(all) > 0 {
+			stamp, some = max(stamp, all[len(all)-1].stamp), true
+		}
+	}
+	return stamp, some
+}
+
+// gather gives back to the heap what the streams keep and no block uses; ask says whether to
+// ask the driver how far the streams have come.
+func (p *Pool) gather(ask bool) {
 	for _, t := range p.list() {
+		if newest, some := t.newestForeign(); some && ask {
+			p.mu.Lock()
+			p.askStreamLocked(t, newest)
+			p.mu.Unlock()
+		}
 		for class := range t.classes {
 			p.giveForeign(t, class, nil)
 		}
