@@ -75,14 +75,19 @@ func (p *Pool) joinLocked(e *extent) {
 
 // addFreeLocked adds an extent without a list to the free memory of h, joined with its
 // neighbours there. While several streams use the pool, memory that a stream freed at
-// different points stays apart, so that another stream need not wait for the later one.
+// different points stays apart, so that another stream need not wait for the later one. So
+// does memory whose work is known to have ended, so that it can be given back.
 func (p *Pool) addFreeLocked(e *extent, h *home) {
 	apart := h.st != nil && p.several.Load()
-	if x := e.next; x != nil && x.home == h && (!apart || x.stamp == e.stamp) {
+	var done uint64
+	if h.st != nil {
+		done = h.st.s.Finished()
+	}
+	if x := e.next; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
 		p.joinLocked(e)
 	}
-	if x := e.prev; x != nil && x.home == h && (!apart || x.stamp == e.stamp) {
+	if x := e.prev; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
 		e = x
 		p.joinLocked(e)

@@ -490,3 +490,24 @@ func TestSameCallsSameAddresses(t *testing.T) {
 	}
 	require.Equal(t, run(false), run(true))
 }
+
+// TestOpportunisticWithSlabs: that blocks were short, or freed in another stream than their
+// slab's, does not matter either, at the first try.
+func TestOpportunisticWithSlabs(t *testing.T) {
+	for _, elsewhere := range []bool{false, true} {
+		w := newWorld(t, 1, 16*mib)
+		p, g := w.pool(pool.Options{Max: chunk, NoReuse: pool.ReuseAll &^ pool.ReuseOpportunistic}), w.gates(0)
+		s, other, to := w.stream(0), w.stream(0), w.stream(0)
+		on := s
+		if elsewhere {
+			on = other
+		}
+		b := alloc(t, p, s, 100)
+		require.NoError(t, on.Fill(b.Ptr(), 1, 1, 100))
+		require.NoError(t, p.Free(on, b))
+		g.passed(on)
+		require.NoError(t, p.Free(to, alloc(t, p, to, 1024)), "freed elsewhere: %v", elsewhere)
+		closeAll(t, s, other, to, p)
+		w.end()
+	}
+}

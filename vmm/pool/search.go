@@ -121,8 +121,11 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 		}
 	}
 	p.mu.Unlock()
-	p.gather()
+	p.gather(p.allows(ReuseOpportunistic))
 	p.mu.Lock()
+	if p.allows(ReuseOpportunistic) {
+		p.askLocked()
+	}
 	p.settleLocked()
 	p.joinFreeLocked(st)
 	return p.findLocked(st, size, r, follow)

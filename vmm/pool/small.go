@@ -313,16 +313,42 @@ func (p *Pool) releaseEmpty(st *stream) {
 	}
 }
 
-// gather gives back to the heap what the streams keep and no block uses.
-func (p *Pool) gather() {
+// newestForeign is the highest stamp of the blocks of other streams' slabs that were freed in
+// the stream; false if there are none.
+func (st *stream) newestForeign() (stamp uint64, some bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for i := range st.classes {
+		if all := st.classes[i].foreign; len(all) > 0 {
+			stamp, some = max(stamp, all[len(all)-1].stamp), true
+		}
+	}
+	return stamp, some
+}
+
+// gather gives back to the heap what the streams keep and no block uses; ask says whether to
+// ask the driver how far the streams have come.
+func (p *Pool) gather(ask bool) {
 	if p.foreigns.Load() > 0 {
 		for _, t := range p.list() {
-			for class := range t.classes {
-				p.giveForeign(t, class, nil)
-			}
+			p.gatherForeign(t, ask)
 		}
 	}
 	for _, t := range p.list() {
 		p.releaseEmpty(t)
+	}
+}
+
+// gatherForeign gives the blocks that were freed in t back to their slabs, if their work has
+// ended.
+func (p *Pool) gatherForeign(t *stream, ask bool) {
+	newest, some := t.newestForeign()
+	if some && ask {
+		p.mu.Lock()
+		p.askStreamLocked(t, newest)
+		p.mu.Unlock()
+	}
+	for class := range t.classes {
+		p.giveForeign(t, class, nil)
 	}
 }

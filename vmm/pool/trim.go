@@ -25,13 +25,13 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 		p.doneLocked()
 		p.mu.Unlock()
 	}()
+	p.mu.Unlock()
+	p.gather(ask)
+
+	p.mu.Lock()
 	if ask {
 		p.askLocked()
 	}
-	p.mu.Unlock()
-	p.gather()
-
-	p.mu.Lock()
 	p.settleLocked()
 	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
 	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
