@@ -35,8 +35,12 @@ func (v *Device) FreePlain(p driver.Ptr) error {
 
 // AllocAsync allocates from the current pool of the stream's device.
 func (v *Device) AllocAsync(n uint64, s driver.Stream) (driver.Ptr, error) {
+	const call = "cuMemAllocAsync"
+	if n == 0 {
+		return 0, v.refuseEmpty(call)
+	}
 	var c C.cuvmm_value
-	err := v.onQueue("cuMemAllocAsync", s, func(q C.cuvmm_queue) C.CUresult {
+	err := v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
 		c = C.cuvmm_pool_alloc(v.d.api, q, C.size_t(n))
 		return c.r
 	})
@@ -48,4 +52,14 @@ func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 	return v.onQueue("cuMemFreeAsync", s, func(q C.cuvmm_queue) C.CUresult {
 		return C.cuvmm_pool_free(v.d.api, q, C.CUdeviceptr(p))
 	})
+}
+
+// refuseEmpty is the error of an allocation of 0 bytes, of which CUDA's documents say
+// nothing.
+func (v *Device) refuseEmpty(call string) error {
+	if err := v.begin(call); err != nil {
+		return err
+	}
+	defer v.end()
+	return refuse(call, driver.ErrInvalid, "0 bytes")
 }

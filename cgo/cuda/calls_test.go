@@ -288,6 +288,8 @@ func meaning(c call, code int) (kind error, is bool) {
 		return driver.ErrInvalid, true
 	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange"):
 		return driver.ErrLimit, true // no descriptor is left
+	case code == 101 && c.symbol == "cuMemPoolSetAccess": // the device is there and has no path
+		return driver.ErrInvalid, true
 	case c.symbol == "cuStreamEndCapture" && (code == 901 || code == 908): // the capture was destroyed, or is another thread's
 		return driver.ErrInvalid, true
 	}

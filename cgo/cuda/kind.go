@@ -123,6 +123,9 @@ func (r Result) kind(call string) error {
 	case notPermitted:
 		return driver.ErrPermission
 	case noDevice, invalidDevice:
+		if call == "cuMemPoolSetAccess" {
+			return driver.ErrInvalid // a device without a path to the pool's
+		}
 		return driver.ErrNoDevice
 	case deinitialized:
 		return driver.ErrClosed

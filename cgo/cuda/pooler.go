@@ -93,6 +93,9 @@ func (v *Device) destroyPools() error {
 // AllocFromPool is cuMemAllocFromPoolAsync.
 func (v *Device) AllocFromPool(p driver.Pool, n uint64, s driver.Stream) (driver.Ptr, error) {
 	const call = "cuMemAllocFromPoolAsync"
+	if n == 0 {
+		return 0, v.refuseEmpty(call)
+	}
 	var c C.cuvmm_value
 	err := v.onPool(call, p, func(int) (C.CUresult, error) {
 		return 0, v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {

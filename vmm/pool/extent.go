@@ -105,8 +105,8 @@ func (h *home) remove(e *extent) {
 	e.older, e.newer, e.home = nil, nil, nil
 }
 
-// regionCount is how many regions there are: for slabs and short blocks, for blocks up to the
-// size of a chunk, and for longer ones.
+// regionCount is how many regions there are: for slabs and short blocks, for blocks of up to
+// two chunks, and for longer ones.
 const regionCount = 3
 
 // region is a part of the addresses for blocks of similar sizes, so that short ones do not

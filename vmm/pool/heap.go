@@ -78,16 +78,13 @@ func (p *Pool) joinLocked(e *extent) {
 // different points stays apart, so that another stream need not wait for the later one.
 func (p *Pool) addFreeLocked(e *extent, h *home) {
 	apart := h.st != nil && p.several.Load()
-	joins := func(x *extent) bool {
-		return x != nil && x.kind == kindFree && x.home == h && !(apart && x.stamp != e.stamp)
-	}
-	if joins(e.next) {
-		h.remove(e.next)
+	if x := e.next; x != nil && x.home == h && (!apart || x.stamp == e.stamp) {
+		h.remove(x)
 		p.joinLocked(e)
 	}
-	if joins(e.prev) {
-		e = e.prev
-		h.remove(e)
+	if x := e.prev; x != nil && x.home == h && (!apart || x.stamp == e.stamp) {
+		h.remove(x)
+		e = x
 		p.joinLocked(e)
 	}
 	h.add(e)
@@ -139,7 +136,7 @@ func (p *Pool) regionOf(size uint64) *region {
 	switch {
 	case size <= max(p.chunk/32, smallMost):
 		return &p.regions[0]
-	case size <= p.chunk:
+	case size <= 2*p.chunk:
 		return &p.regions[1]
 	}
 	return &p.regions[2]
@@ -151,6 +148,7 @@ func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *exte
 	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
+	p.settleLocked()
 	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}

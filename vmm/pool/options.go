@@ -18,7 +18,7 @@ type Options struct {
 	Align uint64
 	// ChunkSize is the size of the pieces of memory that the pool creates and maps, a power
 	// of two that is a multiple of the granularity. 0: 1/1024 of the device's memory, from one granule to
-	// 16 MiB.
+	// 8 MiB.
 	ChunkSize uint64
 	// Addresses is how many bytes of addresses to reserve. 0: four times the device's
 	// memory, or Max if that is less. Memory moves to where a block needs it, so with ample

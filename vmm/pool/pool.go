@@ -149,7 +149,7 @@ func (o *Options) resolve(gran, memory uint64) error {
 	}
 	gran = max(gran, pageSize)
 	if o.ChunkSize == 0 {
-		o.ChunkSize = max(gran, min(16<<20, uint64(1)<<bits.Len64(memory/2048)))
+		o.ChunkSize = max(gran, min(8<<20, uint64(1)<<bits.Len64(memory/2048)))
 	}
 	if o.ChunkSize%gran != 0 || o.ChunkSize > memory || bits.OnesCount64(o.ChunkSize) != 1 {
 		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
@@ -263,9 +263,7 @@ func (p *Pool) free(st *stream, b Block) error {
 func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	size := e.size
 	p.setOwnersLocked(e, nil)
-	p.long.blocks--
-	p.long.frees++
-	p.used.add(-int64(size)) //nolint:gosec // far below 2^63
+	p.long.count(p, -1, size)
 	p.freeLocked(e, st, stamp)
 	// So that other streams learn when this has ended, not only when all later work has.
 	if st != nil && p.several.Load() && p.allows(ReuseOpportunistic) {

@@ -11,6 +11,8 @@ import (
 // alloc is Alloc for what allocSmall does not find.
 func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	switch {
+	case n == 0 && p.closed.Load():
+		return Block{}, errClosed
 	case n == 0:
 		return Block{in: &p.none}, nil
 	case n <= p.classes.most:
@@ -31,9 +33,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	e.usedBy(st)
 	e.seq.Store(p.longSeq)
 	p.setOwnersLocked(e, &e.owner)
-	p.long.blocks++
-	p.long.allocs++
-	p.used.add(int64(size)) //nolint:gosec // far below 2^63
+	p.long.count(p, 1, size)
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
 }
 

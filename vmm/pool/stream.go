@@ -51,8 +51,9 @@ const slack = 1 << 20
 // beyond what is charged, or falls far below it. If there are several streams, each is charged
 // a little in advance: so they do not wait for each other, and the most that was ever used is
 // still known, give or take slack for each.
-func (st *stream) count(blocks int64, size uint64) {
-	c := &st.counts
+func (st *stream) count(blocks int64, size uint64) { st.counts.count(st.p, blocks, size) }
+
+func (c *counts) count(p *Pool, blocks int64, size uint64) {
 	if blocks > 0 {
 		c.allocs++
 		c.used += int64(size) //nolint:gosec // far below 2^63
@@ -62,11 +63,11 @@ func (st *stream) count(blocks int64, size uint64) {
 	}
 	c.blocks += blocks
 	if by := c.used - c.charged; by > 0 || by < -slack {
-		if st.p.several.Load() {
+		if p.several.Load() {
 			by += slack / 2
 		}
 		c.charged += by
-		st.p.used.add(by)
+		p.used.add(by)
 	}
 }
 

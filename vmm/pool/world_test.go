@@ -3,8 +3,10 @@ package pool_test
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,6 +22,12 @@ const (
 	kib   = 1 << 10
 	mib   = 1 << 20
 	chunk = 64 * kib // the granularity of the devices of these tests, and the size of their pools' chunks
+)
+
+// How long tests wait for what another goroutine does, and how often they look.
+const (
+	waitMost = time.Minute
+	waitStep = 100 * time.Microsecond
 )
 
 var errInjected = errors.New("injected")
@@ -155,8 +163,9 @@ type gates struct {
 	words driver.Ptr
 	other driver.Stream // which opens them
 
-	mu   sync.Mutex
-	next int
+	mu    sync.Mutex
+	next  int
+	freed bool
 }
 
 const gateCount = 4096 // words; that many gates may be closed at once
@@ -177,6 +186,7 @@ func (w *world) gates(n int) *gates {
 }
 
 func (g *gates) free() {
+	g.freed = true
 	require.NoError(g.t, g.dev.FreeStream(g.other))
 	require.NoError(g.t, g.dev.(driver.HostAllocator).FreeHost(g.words))
 }
@@ -197,11 +207,17 @@ func (g *gates) hold(s *vmm.Stream) (open func()) {
 	g.next++
 	g.write(word, 0)
 	require.NoError(g.t, g.dev.(driver.StreamMemOps).WaitValue(s.Raw(), word, 1, 4))
-	return sync.OnceFunc(func() {
+	open = sync.OnceFunc(func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.write(word, 1)
 	})
+	g.t.Cleanup(func() { // of a test that has failed
+		if !g.freed {
+			open()
+		}
+	})
+	return open
 }
 
 // passed waits for what the stream has been told, unseen by package vmm.
@@ -248,3 +264,15 @@ func (l *ledger) foreign(t testing.TB) (n int) {
 	l.want = l.want[:0]
 	return n
 }
+
+// openAtWait opens a gate once the pool waits for what is behind it.
+func openAtWait(open func()) func(drivertest.Call) error {
+	return func(c drivertest.Call) error {
+		if c.Name == "SyncEvent" && calledBy("(*Pool).waitLocked") {
+			open()
+		}
+		return nil
+	}
+}
+
+func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }

@@ -20,13 +20,17 @@ static void keep(struct pool *p, unsigned long long n) {
 	p->reserved = to;
 }
 
+// Default pools have numbers that no other pool ever has.
+static struct pool defaults[MAX_DEVICES];
+
 static void forget_pool(struct pool *p) {
 	struct pool **at = &fake.pools;
 	keep(p, 0);
 	while (*at != p)
 		at = &(*at)->next;
 	*at = p->next;
-	free(p);
+	if (p < defaults || p >= defaults + MAX_DEVICES)
+		free(p);
 }
 
 CUresult pool_take(struct pool *p, size_t n) {
@@ -55,8 +59,7 @@ void release_pools(struct device *dev) {
 			keep(p, p->threshold);
 }
 
-static struct pool *new_pool(int dev, unsigned long long max) {
-	struct pool *p = malloc(sizeof *p);
+static struct pool *new_pool(struct pool *p, int dev, unsigned long long max) {
 	if (p == NULL)
 		return NULL;
 	*p = (struct pool){.next = fake.pools, .device = dev, .max = max, .reuse = {1, 1, 1}};
@@ -70,9 +73,9 @@ static CUresult default_pool(CUdevice dev, struct pool **out) {
 	TRY(known_device(dev));
 	struct device *d = &fake.device[dev];
 	if (d->default_pool == NULL)
-		d->default_pool = new_pool(dev, 0);
+		d->default_pool = new_pool(&defaults[dev], dev, 0);
 	*out = d->default_pool;
-	return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	return CUDA_SUCCESS;
 }
 
 static CUresult current_pool(CUdevice dev, struct pool **out) {
@@ -144,7 +147,7 @@ CUresult cu_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props) {
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	TRY(proper(props));
 	TRY(unsafe_in_capture());
-	struct pool *p = new_pool(props->location.id, props->maxSize);
+	struct pool *p = new_pool(malloc(sizeof *p), props->location.id, props->maxSize);
 	*pool = (CUmemoryPool)p;
 	return p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -21,6 +21,8 @@ type held struct {
 	modules  []owned[driver.Module]
 	graphs   []owned[driver.Graph]
 	execs    []owned[driver.GraphExec]
+	pools    []owned[driver.Pool]
+	plain    []owned[driver.Ptr]
 }
 
 // owned is a stream, an event, memory, a module or a graph of one device.
@@ -195,6 +197,11 @@ func (c *check) giveBack() {
 			atEnd("unload a module", func() error { return as[driver.Launcher](c, m.dev).UnloadModule(m.it) })
 		}
 	}
+	for _, p := range c.held.pools {
+		if !c.rule.lost {
+			atEnd("destroy a pool", func() error { return as[driver.Pooler](c, p.dev).DestroyPool(p.it) })
+		}
+	}
 	for _, s := range c.held.streams {
 		atEnd(fmt.Sprintf("free stream %d", s.it), func() error { return s.dev.FreeStream(s.it) })
 	}
@@ -204,6 +211,11 @@ func (c *check) giveBack() {
 	for _, p := range c.held.pinned {
 		if !c.rule.lost {
 			atEnd(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.HostAllocator](c, p.dev).FreeHost(p.it) })
+		}
+	}
+	for _, p := range c.held.plain {
+		if !c.rule.lost {
+			atEnd(fmt.Sprintf("free plain memory at %v", p.it), func() error { return as[driver.Allocator](c, p.dev).FreePlain(p.it) })
 		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {

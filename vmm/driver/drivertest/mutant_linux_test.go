@@ -135,6 +135,7 @@ func mutants() map[string]mutant {
 	maps.Copy(all, copy2DMutants(device))
 	maps.Copy(all, launchMutants(device))
 	maps.Copy(all, graphMutants(device))
+	maps.Copy(all, poolMutants(device, hangs))
 	return all
 }
 
@@ -149,6 +150,8 @@ type full interface {
 	driver.Copier2D
 	driver.Launcher
 	driver.StreamPriorities
+	driver.Pooler
+	driver.PeerCopier
 }
 
 type otherDevice struct {
@@ -458,6 +461,14 @@ func (d *waitsIn) Record(e driver.Event, s driver.Stream) error {
 
 func (d *waitsIn) Wait(s driver.Stream, e driver.Event) error {
 	return errors.Join(d.wait("Wait", func() error { return d.SyncEvent(e) }), d.full.Wait(s, e))
+}
+
+func (d *waitsIn) FreeAsync(p driver.Ptr, s driver.Stream) error {
+	return errors.Join(d.wait("FreeAsync", func() error { return d.SyncStream(s) }), d.full.FreeAsync(p, s))
+}
+
+func (d *waitsIn) DestroyPool(p driver.Pool) error {
+	return errors.Join(d.wait("DestroyPool", d.Sync), d.full.DestroyPool(p))
 }
 
 func (d *waitsIn) FreeStream(s driver.Stream) error {

@@ -15,7 +15,7 @@ func driverRules() []Rule {
 		{Name: "devices", Says: "Devices lists ordinals from 0 with the names that open them", Source: seam, run: devicesListed},
 		{Name: "no-such-device", Says: "every call that names a device that does not exist is ErrNoDevice", Source: seam, run: noSuchDevice},
 		{Name: "supports", Says: "Supports returns nil or ErrNotSupported for every feature, also for an unknown one", Source: seam, run: supports},
-		{Name: "supports-what-works", Says: "Supports agrees with what calls do about read-only shares, the granularity, HostBytes, copies of rows and kernels", Source: seam, run: supportsWhatWorks},
+		{Name: "supports-what-works", Says: "Supports agrees with what calls do about read-only shares, the granularity, HostBytes, copies of rows, pools and kernels", Source: seam, run: supportsWhatWorks},
 		{Name: "granularity", Says: "granularity is a power of two of at least a page, the recommended one a multiple of it, and for LocationOwner both are ErrInvalid", Source: seam, run: granularity},
 		{Name: "no-context", Says: "addresses, memory, mappings and access work with no device opened", Source: measured, run: noContext},
 		{Name: "concurrent", Says: "reserve, create, map, unmap, release and free are safe on many goroutines at once", Source: contract(9), run: concurrentMemory},
@@ -76,6 +76,8 @@ func supportsWhatWorks(c *check) {
 	c.agrees(driver.FeatureHostView, err == nil, "HostBytes returns %v", err)
 	_, err = as[driver.Copier2D](c, c.dev(0)).Pitch(1)
 	c.agrees(driver.FeatureCopy2D, err == nil, "Pitch returns %v", err)
+	_, err = as[driver.Pooler](c, c.dev(0)).DefaultPool()
+	c.agrees(driver.FeaturePools, err == nil, "DefaultPool returns %v", err)
 	l := as[driver.Launcher](c, c.dev(0))
 	m, _, err := l.LoadModule(kernels())
 	if err == nil {

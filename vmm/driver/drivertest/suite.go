@@ -52,8 +52,8 @@ func Rules() []Rule {
 	}
 	return slices.Concat(
 		suite("Memory", driverRules(), addressRules(), createRules(), mapRules(), accessRules(),
-			peerRules(), legacyPeerRules(), shareRules(), rangeRules(), fabricRules(), copyRules(), copy2DRules(), optionalRules()),
-		suite("Async", streamRules(), eventRules(), captureRules(), graphRules(), launchRules(), orderRules(), copy2DOrderRules(), resetRules(), lostRules()),
+			peerRules(), legacyPeerRules(), shareRules(), rangeRules(), fabricRules(), copyRules(), copy2DRules(), optionalRules(), poolRules()),
+		suite("Async", streamRules(), eventRules(), captureRules(), graphRules(), launchRules(), orderRules(), copy2DOrderRules(), poolOrderRules(), resetRules(), lostRules()),
 	)
 }
 

@@ -189,7 +189,7 @@ func (d *Driver) accessibleUpTo(dev int, s span) uint64 {
 }
 
 // checkAccess checks that a device may use n bytes at p. Every device may use plain
-// and pinned memory. The caller holds memMu.
+// and pinned memory of no pool. The caller holds memMu.
 func (d *Driver) checkAccess(verb string, dev int, p driver.Ptr, n uint64, need driver.Access) error {
 	r := d.region(uint64(p))
 	if r == nil || n > r.end()-uint64(p) {
@@ -198,6 +198,9 @@ func (d *Driver) checkAccess(verb string, dev int, p driver.Ptr, n uint64, need 
 	if r.block != nil {
 		if n > r.block.n-(uint64(p)-r.base) {
 			return refuse(verb, driver.ErrInvalid, "%d bytes at %v pass the end of the block", n, p)
+		}
+		if of := r.block.pool; of != nil && of.access[dev] < need {
+			return refuse(verb, driver.ErrInvalid, "host:%d has access %v to the pool of %v and needs %v", dev, of.access[dev], p, need)
 		}
 		return nil
 	}

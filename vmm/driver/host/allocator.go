@@ -17,6 +17,7 @@ type block struct {
 	context *context
 	n       uint64 // bytes asked for
 	pinned  bool   // for the host, so not counted on the device
+	pool    *pool  // that it is of; nil: none
 }
 
 // AllocPlain maps memory of the device.
@@ -103,7 +104,7 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 	return base, nil
 }
 
-// FreePlain waits for the device, then unmaps the block.
+// FreePlain waits for the device, then unmaps the block. Memory of a pool is free at once.
 func (v *device) FreePlain(p driver.Ptr) error { return v.free("FreePlain", p, false) }
 
 // FreeHost waits for the device, then unmaps the block. A reset has done so already.
@@ -137,6 +138,12 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 			return err
 		}
 	}
+	if r.block.pool != nil {
+		d.workMu.Unlock()
+		defer d.unlockAndClose()
+		d.freePooled(r)
+		return nil
+	}
 	// Not listed any more, so no new work can use it and the wait needs no memMu.
 	d.remove(r)
 	d.memMu.Unlock()
@@ -164,7 +171,7 @@ func (d *Driver) unmapBlock(r *region) error {
 	return nil
 }
 
-// freeBlocks unmaps the blocks of a context. Where another device still has work on
+// freeBlocks unmaps the blocks of a context, and ends its pools. Where another device still has work on
 // them, all devices are lost, as after an unmap.
 func (d *Driver) freeBlocks(c *context) error {
 	var first error
@@ -179,20 +186,6 @@ func (d *Driver) freeBlocks(c *context) error {
 			first = err
 		}
 	}
+	d.freePools(c)
 	return first
-}
-
-// AllocAsync is not supported: there is no pool.
-func (v *device) AllocAsync(uint64, driver.Stream) (driver.Ptr, error) {
-	return 0, v.noPool("AllocAsync")
-}
-
-// FreeAsync is not supported: there is no pool.
-func (v *device) FreeAsync(driver.Ptr, driver.Stream) error { return v.noPool("FreeAsync") }
-
-func (v *device) noPool(verb string) error {
-	if err := v.checkOpen(verb); err != nil {
-		return err
-	}
-	return refuse(verb, driver.ErrNotSupported, "stream-ordered allocation")
 }

@@ -27,6 +27,8 @@ type context struct {
 	functions map[driver.Function]*function
 	graphs    map[driver.Graph][]node
 	execs     map[driver.GraphExec]*graphExec
+
+	byDefault, current *pool // nil: not made, and the default one; guarded by Driver.memMu
 }
 
 func newContext(d *Driver, u *deviceState) *context {
@@ -112,6 +114,14 @@ func (c *context) wait(verb string, ops []*op) error {
 
 // sync waits for all work of a device's context, if it has one.
 func (d *Driver) sync(verb string, u *deviceState) error {
+	if err := d.waitForAll(verb, u); err != nil {
+		return err
+	}
+	d.afterWait(u)
+	return nil
+}
+
+func (d *Driver) waitForAll(verb string, u *deviceState) error {
 	d.workMu.Lock()
 	defer d.workMu.Unlock()
 	c := u.context

@@ -96,8 +96,15 @@ func (o *op) check(verb string) error {
 	d, dev := o.context.d, o.context.state.ordinal
 	o.spans = o.memory
 	for i, s := range o.memory {
+		dev := dev
+		if s.owner != nil {
+			dev = s.owner.ordinal
+		}
 		if err := d.checkAccess(verb, dev, driver.Ptr(s.from), s.to-s.from, s.need); err != nil {
 			return err
+		}
+		if s.owner != nil && !d.liesOn(s.owner, s.from, s.to-s.from) {
+			return refuse(verb, driver.ErrInvalid, "the memory at %#x is not of host:%d", s.from, dev)
 		}
 		if s.open {
 			if &o.spans[0] == &o.memory[0] {

@@ -79,6 +79,11 @@ func (v *device) Close() error {
 	d := c.d
 	d.memMu.Lock()
 	defer d.unlockAndClose()
+	for _, p := range d.poolsOf(c.state) {
+		if p.maker == v {
+			d.destroyPool(p)
+		}
+	}
 	d.workMu.Lock()
 	c.removeStream(v.copyStream)
 	c.refs--
@@ -109,6 +114,11 @@ func (v *device) MemInfo() (free, total uint64, err error) {
 	d.memMu.Lock()
 	defer d.unlockAndClose()
 	d.collectOrphans()
+	for _, p := range d.poolsOf(u) {
+		if p.destroyed {
+			d.releaseCached(p, func(uint64) bool { return true })
+		}
+	}
 	return u.memory - u.used, u.memory, nil
 }
 

@@ -37,6 +37,8 @@ type Driver struct {
 	orphanPause  time.Duration     // before the next look at them; 0: none is due
 	freed        freed             // to be closed after memMu is unlocked
 	lastHandle   driver.Handle
+	pools        map[driver.Pool]*pool // those of contexts that were reset, too, until they are destroyed
+	cachedBlocks atomic.Int64          // of all pools
 
 	arenas arenas // has a lock of its own
 
@@ -70,6 +72,7 @@ func New(c Config) *Driver {
 		handles:      make(map[driver.Handle]*handle),
 		created:      make(map[inode]*memory),
 		events:       make(map[driver.Event]*event),
+		pools:        make(map[driver.Pool]*pool),
 		lastID:       lastDefault,
 	}
 	if c.Memory == 0 {
@@ -124,7 +127,7 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 	switch f {
 	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureHostView, driver.FeatureZeroFilled, driver.FeatureCopy2D:
 		return d.probe(0, false)
-	case driver.FeatureKernels:
+	case driver.FeatureKernels, driver.FeaturePools:
 		return nil
 	case driver.FeatureShareFD:
 		return d.probe(0, true)

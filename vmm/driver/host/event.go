@@ -150,7 +150,7 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 // SyncEvent waits for the event's last record.
 func (v *device) SyncEvent(e driver.Event) error {
 	const verb = "SyncEvent"
-	return v.onEvent(verb, e, func(ev *event) error {
+	err := v.onEvent(verb, e, func(ev *event) error {
 		if ev.last == nil {
 			return nil
 		}
@@ -160,6 +160,11 @@ func (v *device) SyncEvent(e driver.Event) error {
 		}
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	v.context.d.afterWait(v.context.state)
+	return nil
 }
 
 // Done says whether the event's last record has been reached.

@@ -33,6 +33,7 @@ const (
 	waiting kind = iota // for what is queued elsewhere; never captured
 	copying
 	copyingRows
+	copyingPeer
 	filling
 	writingValue
 	waitingValue
@@ -40,7 +41,7 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"wait", "Copy", "Copy2D", "Fill", "WriteValue", "WaitValue", "Launch"}[k]
+	return [...]string{"wait", "Copy", "Copy2D", "CopyPeer", "Fill", "WriteValue", "WaitValue", "Launch"}[k]
 }
 
 // op is one piece of queued work. Driver.workMu guards the fields that change.
@@ -58,7 +59,8 @@ type op struct {
 type span struct {
 	from, to uint64
 	need     driver.Access
-	open     bool // beyond to it goes on as far as there is memory
+	open     bool         // beyond to it goes on as far as there is memory
+	owner    *deviceState // whose memory it is, and whose access counts; nil: the op's device's counts
 }
 
 // use adds n bytes at p to the memory of the work.
@@ -235,6 +237,14 @@ func (v *device) SyncStream(s driver.Stream) error {
 	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
+	if err := v.syncStream(verb, s); err != nil {
+		return err
+	}
+	v.context.d.afterWait(v.context.state)
+	return nil
+}
+
+func (v *device) syncStream(verb string, s driver.Stream) error {
 	c := v.context
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()

@@ -1,0 +1,45 @@
+//go:build linux
+
+package host
+
+import "github.com/cuvmm/cuvmm/vmm/driver"
+
+var _ driver.PeerCopier = (*device)(nil)
+
+// CopyPeer queues a copy for which each side's own device needs access to its side, and no
+// other.
+func (v *device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n uint64, s driver.Stream) error {
+	const verb = "CopyPeer"
+	if err := v.checkOpen(verb); err != nil {
+		return err
+	}
+	for _, dev := range []int{to, from} {
+		if _, err := v.context.d.state(verb, dev); err != nil {
+			return err
+		}
+	}
+	o := &op{work: work{kind: copyingPeer, run: func(c *context) bool {
+		return n == 0 || c.move(bytesAt(uint64(dst), n), bytesAt(uint64(src), n))
+	}}}
+	o.use(dst, n, driver.AccessReadWrite)
+	o.use(src, n, driver.AccessRead)
+	for i := range o.memory {
+		o.memory[i].owner = [...]*deviceState{v.context.d.states[to], v.context.d.states[from]}[i]
+	}
+	return v.queue(verb, s, o)
+}
+
+// liesOn says whether all of [p, p+n) is memory of a device. The caller holds memMu and
+// has checked that the span has memory.
+func (d *Driver) liesOn(u *deviceState, p, n uint64) bool {
+	r := d.region(p)
+	if r.block != nil {
+		return r.block.context.state == u
+	}
+	for _, m := range r.covering(p, n) {
+		if m.memory.state != u {
+			return false
+		}
+	}
+	return true
+}
