@@ -113,10 +113,11 @@ func TestCreateOrReuseCreates(t *testing.T) {
 	_, err = d.CreateOrReuse(page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	asked := 0
-	defer d.OnPressure(func(error) bool {
+	stop := d.OnPressure(func(error) bool {
 		asked++
 		return asked == 1 && hog.Close() == nil
-	})()
+	})
+	defer stop()
 	c, err := d.CreateOrReuse(page, vmm.Prop{})
 	require.NoError(t, err)
 	require.Equal(t, 1, asked)

@@ -367,7 +367,9 @@ func failTwice(t *testing.T, op operation, i, k int) {
 			}
 		}
 		if op.kind == granted {
-			require.NoError(t, sc.obj.(interface{ Revoke(devs ...*vmm.Device) error }).Revoke(w.devs[1:]...), note)
+			require.NoError(t, sc.obj.(interface {
+				Revoke(devs ...*vmm.Device) error
+			}).Revoke(w.devs[1:]...), note)
 		}
 		if op.kind != ending && sc.obj != nil {
 			w.sameButQuarantined(before, sc.obj, op.kind, quarantined, note)

@@ -123,7 +123,7 @@ func (r Result) kind(call string) error {
 	case notPermitted:
 		return driver.ErrPermission
 	case noDevice, invalidDevice:
-		if call == "cuMemPoolSetAccess" {
+		if r == invalidDevice && call == "cuMemPoolSetAccess" {
 			return driver.ErrInvalid // a device without a path to the pool's
 		}
 		return driver.ErrNoDevice

@@ -75,7 +75,7 @@ func (c *check) apart(d driver.Device, pool driver.Pool, p driver.Ptr, s driver.
 func poolFollow(c *check) {
 	d := c.dev(0)
 	s, other := c.stream(d), c.stream(d)
-	e := c.event(d, 0)
+	e, after := c.event(d, 0), c.event(d, 0)
 	pool := c.pool(d, driver.PoolProps{})
 	to := c.room(2)
 	p := c.block(d, pool, blockSize, s)
@@ -89,6 +89,8 @@ func poolFollow(c *check) {
 	c.fillBlock(d, q, 2, other)
 	c.moveBlock(d, to+blockSize, q, other)
 	c.freeIn(d, q, other)
+	c.record(d, after, other)
+	c.done(d, after, false)
 	g.open()
 	c.sync(d, other)
 	c.reads(d, to, blockSize, 1)
