@@ -44,7 +44,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	case n > uint64(len(p.slots))*p.chunk:
 		return ErrNoRoom
 	}
-	size := (n + p.unit - 1) / p.unit * p.unit
+	size := (n + p.unit - 1) &^ (p.unit - 1)
 	stamp := st.s.Point()
 	p.mu.Lock()
 	defer p.mu.Unlock()

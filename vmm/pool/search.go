@@ -20,7 +20,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
 		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
 	}
-	size := (n + p.unit - 1) / p.unit * p.unit
+	size := (n + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
 	defer p.mu.Unlock()

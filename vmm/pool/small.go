@@ -48,7 +48,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 			return b, err
 		}
 	}
-	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) / p.unit * p.unit
+	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
 	e, err := p.takeExtentLocked(st, size, r)
