@@ -2,8 +2,8 @@ package pool
 
 import "github.com/cuvmm/cuvmm/vmm"
 
-// Allocator is stream-ordered memory of one device: a [Pool], or one of the driver's own
-// pools (see [NewDriver]). Safe for concurrent use.
+// Allocator is stream-ordered memory of one device: a [Pool], or a [DriverPool], which is one
+// of the driver's own. Safe for concurrent use.
 type Allocator interface {
 	// Device is whose memory it is.
 	Device() *vmm.Device

@@ -19,10 +19,14 @@ func (b Block) Size() uint64 { return b.size }
 
 // MemoryArg sets m to the block as an argument of a kernel.
 func (b Block) MemoryArg(m *vmm.MemoryArg) {
-	if b.in == nil || b.in.pool == nil || b.size == 0 {
+	if b.in == nil || b.size == 0 {
 		*m = vmm.MemoryArg{}
 		return
 	}
 	p := b.in.pool
+	if p == nil { // of a DriverPool, so in no reservation
+		*m = vmm.MemoryArg{Span: vmm.Span{Addr: b.ptr, Size: b.size, Access: vmm.AccessReadWrite}, Count: b.size, Stride: 1}
+		return
+	}
 	p.res.MemoryArg(m, uint64(b.ptr-p.base), b.size)
 }

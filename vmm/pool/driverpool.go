@@ -1,0 +1,534 @@
+package pool
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// DriverPool is a pool of the driver's own, as cuMemAllocAsync takes from. Only what it
+// allocated itself can be freed through it: a block of another DriverPool is foreign, also
+// if that is of the same pool of the driver. Safe for concurrent use. The caller must Close
+// it, before the device.
+type DriverPool struct {
+	// Immutable.
+	dev   *vmm.Device
+	calls driver.Pooler
+	plain driver.Allocator
+	pool  driver.Pool
+	made  bool // by NewDriver, so Close destroys it
+	onOOM func(*vmm.Stream, uint64) bool
+	in    owner // what its blocks are in
+
+	mu     sync.RWMutex // shared by all calls but Close
+	closed bool
+
+	last   atomic.Uint64 // number of a block
+	liveMu sync.Mutex
+	live   map[uint64]struct{} // by Block.seq
+}
+
+var _ Allocator = (*DriverPool)(nil)
+
+// NewDriver makes a pool of the driver's for dev's memory. Where the driver has no pools it
+// is ErrNotSupported.
+//
+// Of the options the driver knows Max, of which it may take more than it says,
+// ReleaseThreshold, NoReuse, and Share as far as Device.Supports(FeaturePoolShareFD) and
+// FeaturePoolShareFabric say so. OnOOM is called as for [New]. Blocks are aligned to 256,
+// whatever less Align says. All others, and a greater Align, are ErrNotSupported. The caller
+// must Close it.
+func NewDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
+	p, err := newDriver(dev, o)
+	if err != nil {
+		return nil, wrap(dev, "make driver's pool", 0, 0, err)
+	}
+	return p, nil
+}
+
+func newDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
+	switch {
+	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
+		return nil, fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
+	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0, o.Trace != nil, o.SampleStacks != 0:
+		return nil, fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize, Addresses, Trace or SampleStacks", vmm.ErrNotSupported)
+	}
+	p, err := driverPool(dev)
+	if err != nil {
+		return nil, err
+	}
+	p.made, p.onOOM = true, o.OnOOM
+	if p.pool, err = p.calls.CreatePool(driver.PoolProps{Max: o.Max, Share: o.Share}); err != nil {
+		return nil, err
+	}
+	err = p.set(driver.PoolReleaseThreshold, o.ReleaseThreshold)
+	if err == nil {
+		err = p.setReuse(ReuseAll &^ o.NoReuse)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.calls.DestroyPool(p.pool))
+	}
+	return p, nil
+}
+
+// DriverDefault is the driver's default pool of a device, which all libraries in the process
+// share, and so do Stats, the threshold and the policies. Close leaves it as it is. The
+// caller must Close it.
+func DriverDefault(dev *vmm.Device) (*DriverPool, error) {
+	return ofDriver(dev, "find default pool", driver.Pooler.DefaultPool)
+}
+
+// DriverCurrent is the pool from which cuMemAllocAsync takes now: the default one until
+// SetCurrent. The rest is as for DriverDefault.
+func DriverCurrent(dev *vmm.Device) (*DriverPool, error) {
+	return ofDriver(dev, "find current pool", driver.Pooler.CurrentPool)
+}
+
+func ofDriver(dev *vmm.Device, op string, find func(driver.Pooler) (driver.Pool, error)) (*DriverPool, error) {
+	p, err := driverPool(dev)
+	if err == nil {
+		p.pool, err = find(p.calls)
+	}
+	if err != nil {
+		return nil, wrap(dev, op, 0, 0, err)
+	}
+	return p, nil
+}
+
+// driverPool is a DriverPool without a pool yet.
+func driverPool(dev *vmm.Device) (*DriverPool, error) {
+	raw, err := dev.Raw()
+	if err != nil {
+		return nil, err
+	}
+	calls, pools := raw.(driver.Pooler)
+	plain, frees := raw.(driver.Allocator)
+	if !pools || !frees {
+		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
+	}
+	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]struct{}{}}, nil
+}
+
+// enter keeps the pool open until leave, unless it returns an error.
+func (p *DriverPool) enter() error {
+	if p == nil || p.dev == nil {
+		return errNoPool
+	}
+	p.mu.RLock()
+	if p.closed {
+		p.mu.RUnlock()
+		return errClosed
+	}
+	return nil
+}
+
+func (p *DriverPool) leave() { p.mu.RUnlock() }
+
+// with makes a call while the pool is open.
+func (p *DriverPool) with(op string, f func() error) error {
+	err := p.enter()
+	if err == nil {
+		err = f()
+		p.leave()
+	}
+	return p.fail(op, 0, 0, err)
+}
+
+func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	return wrap(p.Device(), op, at, size, err)
+}
+
+// Device is whose memory it is.
+func (p *DriverPool) Device() *vmm.Device {
+	if p == nil {
+		return nil
+	}
+	return p.dev
+}
+
+// Raw is the driver's handle, a CUmemoryPool on CUDA.
+func (p *DriverPool) Raw() driver.Pool {
+	if p == nil {
+		return 0
+	}
+	return p.pool
+}
+
+// SetCurrent makes the pool the one from which cuMemAllocAsync takes, in all libraries of the
+// process. When Close destroys it, the default one is current again.
+func (p *DriverPool) SetCurrent() error {
+	return p.with("set current pool", func() error { return p.calls.SetCurrentPool(p.pool) })
+}
+
+// Alloc is cuMemAllocFromPoolAsync. The stream may be of another device that was granted
+// access, else it is ErrInvalid; a closed stream is ErrClosed, one that is being captured
+// ErrCapturing.
+func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
+	for {
+		if b, err = p.alloc(s, n); err == nil {
+			return b, nil
+		}
+		// The callback may free and close, so no lock is held.
+		if !errors.Is(err, vmm.ErrOutOfMemory) || p.onOOM == nil || !p.onOOM(s, n) {
+			return Block{}, p.fail("allocate", 0, n, err)
+		}
+	}
+}
+
+func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (Block, error) {
+	if err := p.enter(); err != nil {
+		return Block{}, err
+	}
+	defer p.leave()
+	var at vmm.Ptr
+	err := p.onStream(s, func(handle driver.Stream) (err error) {
+		if err = p.reaches(s.Device()); err != nil || n == 0 {
+			return err
+		}
+		at, err = p.calls.AllocFromPool(p.pool, n, handle)
+		return err
+	})
+	if err != nil || n == 0 {
+		return Block{in: &p.in}, err
+	}
+	b := Block{ptr: at, size: n, in: &p.in, seq: p.last.Add(1)}
+	p.setLive(b)
+	return b, nil
+}
+
+// onStream makes a call with the driver's handle of a stream, which cannot be closed
+// meanwhile.
+func (p *DriverPool) onStream(s *vmm.Stream, f func(driver.Stream) error) error {
+	if s.Device().Driver() != p.dev.Driver() {
+		if err := s.Usable(); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: the stream is of another driver", vmm.ErrInvalid)
+	}
+	return onStream(s, f)
+}
+
+func onStream(s *vmm.Stream, f func(driver.Stream) error) error {
+	handle, capturing, release, err := s.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if capturing {
+		return fmt.Errorf("%w: memory of the driver's pools would become part of the graph", vmm.ErrCapturing)
+	}
+	return f(handle)
+}
+
+// reaches is ErrInvalid if a device has no access to the pool.
+func (p *DriverPool) reaches(dev *vmm.Device) error {
+	if ordinal(dev) == ordinal(p.dev) {
+		return nil
+	}
+	a, err := p.calls.PoolAccess(p.pool, location(dev))
+	if err == nil && a == vmm.AccessNone {
+		err = fmt.Errorf("%w: %v has no access to the pool of %v", vmm.ErrInvalid, dev, p.dev)
+	}
+	return err
+}
+
+// Free is cuMemFreeAsync. The errors are those of [Pool.Free].
+func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
+	return p.free(b, func() error {
+		return p.onStream(s, func(handle driver.Stream) error { return p.plain.FreeAsync(b.ptr, handle) })
+	})
+}
+
+// FreeNow is cuMemFree: the driver takes it that no work uses the block, and does not wait.
+func (p *DriverPool) FreeNow(b Block) error {
+	return p.free(b, func() error { return p.plain.FreePlain(b.ptr) })
+}
+
+// free makes the call that frees a block. If it fails the block is allocated as before.
+func (p *DriverPool) free(b Block, call func() error) error {
+	err := p.enter()
+	if err == nil {
+		err = p.freeOpen(b, call)
+		p.leave()
+	}
+	return p.fail("free", b.ptr, b.size, err)
+}
+
+func (p *DriverPool) freeOpen(b Block, call func() error) error {
+	switch {
+	case b.in != &p.in:
+		return ErrForeignBlock
+	case b.seq == 0:
+		return nil // of 0 bytes
+	case !p.setFreed(b):
+		return ErrDoubleFree
+	}
+	err := call()
+	if err != nil {
+		p.setLive(b)
+	}
+	return err
+}
+
+func (p *DriverPool) setLive(b Block) {
+	p.liveMu.Lock()
+	defer p.liveMu.Unlock()
+	p.live[b.seq] = struct{}{}
+}
+
+// setFreed returns false for a block that was freed before, or is being freed.
+func (p *DriverPool) setFreed(b Block) bool {
+	p.liveMu.Lock()
+	defer p.liveMu.Unlock()
+	_, was := p.live[b.seq]
+	delete(p.live, b.seq)
+	return was
+}
+
+// TrimTo is cuMemPoolTrimTo. What other libraries allocate and free meanwhile may change
+// what it returns.
+func (p *DriverPool) TrimTo(keep uint64) (freed uint64, err error) {
+	err = p.with("trim", func() error {
+		before, err := p.get(driver.PoolReserved)
+		if err == nil {
+			err = p.calls.TrimPool(p.pool, keep)
+		}
+		if err != nil {
+			return err
+		}
+		after, err := p.get(driver.PoolReserved)
+		freed = before - min(before, after)
+		return err
+	})
+	return freed, err
+}
+
+func (p *DriverPool) get(a driver.PoolAttribute) (uint64, error) {
+	return p.calls.PoolAttribute(p.pool, a)
+}
+
+func (p *DriverPool) set(a driver.PoolAttribute, value uint64) error {
+	return p.calls.SetPoolAttribute(p.pool, a, value)
+}
+
+// SetReleaseThreshold is how many bytes stay reserved when anything in the process
+// synchronises a stream, an event or the device.
+func (p *DriverPool) SetReleaseThreshold(bytes uint64) error {
+	return p.with("set release threshold", func() error { return p.set(driver.PoolReleaseThreshold, bytes) })
+}
+
+// ReleaseThreshold is what was set last, by whichever library.
+func (p *DriverPool) ReleaseThreshold() (bytes uint64, err error) {
+	err = p.with("read release threshold", func() (err error) {
+		bytes, err = p.get(driver.PoolReleaseThreshold)
+		return err
+	})
+	return bytes, err
+}
+
+// policies are in the order of the bits of Reuse.
+var policies = [...]driver.PoolAttribute{driver.PoolReuseFollowEvents, driver.PoolReuseOpportunistic, driver.PoolReuseInternalDependencies}
+
+// SetReuse switches the policies. If it fails some may be switched already.
+func (p *DriverPool) SetReuse(r Reuse) error {
+	return p.with("set reuse", func() error {
+		if r&^ReuseAll != 0 {
+			return fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, uint8(r))
+		}
+		return p.setReuse(r)
+	})
+}
+
+func (p *DriverPool) setReuse(r Reuse) error {
+	for i, a := range policies {
+		if err := p.set(a, uint64(r>>i&1)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Reuse is the policies that are on.
+func (p *DriverPool) Reuse() (r Reuse, err error) {
+	err = p.with("read reuse", func() error {
+		for i, a := range policies {
+			on, err := p.get(a)
+			if err != nil {
+				return err
+			}
+			if on != 0 {
+				r |= 1 << i
+			}
+		}
+		return nil
+	})
+	return r, err
+}
+
+// Grant is cuMemPoolSetAccess. All devices are checked before anything changes. For less
+// access than a device has, it waits as Revoke does.
+func (p *DriverPool) Grant(a vmm.Access, devs ...*vmm.Device) error {
+	if a == vmm.AccessNone {
+		return p.Revoke(devs...)
+	}
+	return p.with("grant", func() error { return p.setAccess(a, devs) })
+}
+
+// Revoke waits for all work of the devices, and then takes their access away. While a stream
+// of them is being captured it is ErrCapturing and changes nothing.
+func (p *DriverPool) Revoke(devs ...*vmm.Device) error {
+	return p.with("revoke", func() error { return p.setAccess(vmm.AccessNone, devs) })
+}
+
+func (p *DriverPool) setAccess(a vmm.Access, devs []*vmm.Device) error {
+	if len(devs) == 0 {
+		return fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	var grants []driver.Grant
+	for _, d := range devs {
+		if err := p.checkGrant(a, d); err != nil {
+			return &vmm.PairError{From: d.String(), To: p.dev.String(), Err: err}
+		}
+		g := driver.Grant{To: location(d), Access: a}
+		if slices.Contains(grants, g) {
+			return fmt.Errorf("%w: %v is named twice", vmm.ErrInvalid, d)
+		}
+		grants = append(grants, g)
+	}
+	// Work that uses what is taken away would be lost, and its device with it.
+	for _, d := range devs {
+		had, err := p.calls.PoolAccess(p.pool, location(d))
+		if err == nil && had > a {
+			err = d.Sync()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return p.calls.SetPoolAccess(p.pool, grants)
+}
+
+// checkGrant says why a device cannot have that access.
+func (p *DriverPool) checkGrant(a vmm.Access, d *vmm.Device) error {
+	switch drv := d.Driver(); {
+	case drv == nil || drv != p.dev.Driver():
+		return fmt.Errorf("%w: %v is no device of the same driver", vmm.ErrInvalid, d)
+	case a == vmm.AccessNone && ordinal(d) == ordinal(p.dev):
+		return fmt.Errorf("%w: it owns the memory and cannot be revoked", vmm.ErrInvalid)
+	case a != vmm.AccessNone:
+		if can, err := drv.CanAccessPeer(ordinal(d), ordinal(p.dev)); err != nil || !can {
+			return cmp.Or(err, fmt.Errorf("%w: no path between them", vmm.ErrNotSupported))
+		}
+	}
+	return nil
+}
+
+// Access is what a device may do with the memory.
+func (p *DriverPool) Access(d *vmm.Device) (a vmm.Access, err error) {
+	err = p.with("read access", func() (err error) {
+		if d.Driver() == nil || d.Driver() != p.dev.Driver() {
+			return nil
+		}
+		a, err = p.calls.PoolAccess(p.pool, location(d))
+		return err
+	})
+	return a, err
+}
+
+// Stats is the pool in numbers, with what other libraries have of it. The driver tells what
+// is reserved and used, and both peaks.
+func (p *DriverPool) Stats() (s Stats, err error) {
+	err = p.with("read statistics", func() error {
+		for a, n := range map[driver.PoolAttribute]*uint64{
+			driver.PoolReserved: &s.Reserved, driver.PoolReservedPeak: &s.ReservedPeak, driver.PoolUsed: &s.Used, driver.PoolUsedPeak: &s.UsedPeak,
+		} {
+			if *n, err = p.get(a); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return s, err
+}
+
+// ResetPeaks sets both peaks to what there is now, for every library.
+func (p *DriverPool) ResetPeaks() error {
+	return p.with("reset peaks", func() error {
+		if err := p.set(driver.PoolReservedPeak, 0); err != nil {
+			return err
+		}
+		return p.set(driver.PoolUsedPeak, 0)
+	})
+}
+
+// Close destroys a pool of NewDriver; one that the driver has anyway stays. While a block is
+// allocated it returns ErrBusy and changes nothing. It does not wait: work on memory that was
+// freed in stream order goes on. Twice is fine, and so is a nil DriverPool.
+func (p *DriverPool) Close() error {
+	if p == nil || p.dev == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	if n := len(p.live); n > 0 { // no call is under way, so it does not change
+		return p.fail("close", 0, 0, fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, n))
+	}
+	if p.made {
+		if err := p.calls.DestroyPool(p.pool); err != nil {
+			return p.fail("close", 0, 0, err)
+		}
+	}
+	p.closed = true
+	return nil
+}
+
+// FreePlain frees memory of cuMemAlloc, as other libraries allocate it, once the work that
+// the stream has now has ended, and does not wait. Memory of a DriverPool is not meant: its
+// Free knows that it went. An address that is no such memory is ErrInvalid, a stream that is
+// being captured ErrCapturing.
+func FreePlain(s *vmm.Stream, at vmm.Ptr) error {
+	err := onStream(s, func(handle driver.Stream) error {
+		raw, err := s.Device().Raw()
+		if err != nil {
+			return err
+		}
+		plain, ok := raw.(driver.Allocator)
+		if !ok {
+			return fmt.Errorf("%w: plain memory", vmm.ErrNotSupported)
+		}
+		return plain.FreeAsync(at, handle)
+	})
+	if err != nil {
+		return wrap(s.Device(), "free plain memory", at, 0, err)
+	}
+	return nil
+}
+
+// poolOf asks the driver which of its pools an address is of, 0 for none, and the ordinal of
+// the device on which its memory lies. What the driver does not know is ErrInvalid.
+func poolOf(dev *vmm.Device, at vmm.Ptr) (of driver.Pool, ordinal int, err error) {
+	p, err := driverPool(dev)
+	if err == nil {
+		of, ordinal, err = p.calls.PoolOf(at)
+	}
+	return of, ordinal, err
+}
+
+func ordinal(d *vmm.Device) int { return d.Info().Ordinal }
+
+func location(d *vmm.Device) vmm.Location {
+	return vmm.Location{Kind: vmm.LocationDevice, ID: ordinal(d)}
+}

@@ -1,0 +1,4 @@
+package pool
+
+// PoolOf is poolOf.
+var PoolOf = poolOf
