@@ -85,5 +85,8 @@ func (sl *slab) block(at vmm.Ptr) (Block, bool) {
 		return Block{}, false
 	}
 	seq := sl.seqs[i].Load()
-	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: sl.size, in: &sl.owner, seq: seq}, seq != 0 //nolint:gosec // not negative
+	if seq == 0 {
+		return Block{}, false
+	}
+	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: sl.size, in: &sl.owner, seq: seq}, true //nolint:gosec // not negative
 }
