@@ -197,6 +197,7 @@ func (c *checker) home(h *home) {
 // neither allocated nor free.
 func (c *checker) streams() {
 	waiting := map[*slab]int{}
+	all := int64(0)
 	slabs := map[*stream]int{}
 	for _, st := range c.p.all {
 		st.mu.Lock()
@@ -205,12 +206,14 @@ func (c *checker) streams() {
 		for class := range st.classes {
 			for _, f := range st.classes[class].foreign {
 				waiting[f.sl]++
+				all++
 				c.check(f.sl.class == class && f.sl.seqs[f.i].Load() == 0, "a block that waits is allocated")
 				c.check(f.stamp <= st.s.Point() || !st.open(), "a block that waits for later work")
 			}
 			c.places(st, class)
 		}
 	}
+	c.check(all == c.p.foreigns.Load(), "%d blocks wait, %d are counted", all, c.p.foreigns.Load())
 	for sl, has := range c.slabs {
 		st := sl.home.Load()
 		slabs[st]++

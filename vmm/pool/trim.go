@@ -4,7 +4,8 @@ package pool
 // holds at most keep bytes. It returns how many bytes it gave back: to the device's cache
 // (vmm.Device.SetReleaseThreshold) or to the driver. Memory that was freed in a stream whose
 // work is not known to have ended stays; with ReuseOpportunistic the driver is asked, but
-// TrimTo does not wait.
+// TrimTo does not wait. If a Hold of the Reservation keeps some of them it returns ErrBusy and
+// what it gave back.
 func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	if err = p.live(); err == nil {
 		p.repair()

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -40,6 +40,9 @@ type world struct {
 	devs []*vmm.Device
 	held []*gates
 
+	mayLose bool // the device, which is no error then
+	lost    atomic.Bool
+
 	mu     sync.Mutex
 	before func(drivertest.Call) error // each call asks it; nil: none does
 }
@@ -68,6 +71,15 @@ func worldOf(t testing.TB, n int, drv driver.Driver) *world {
 		w.devs = append(w.devs, d)
 	}
 	return w
+}
+
+// forgiven says whether an error is that the device is lost, as it may be.
+func (w *world) forgiven(err error) bool {
+	if !w.mayLose || !errors.Is(err, vmm.ErrDeviceLost) {
+		return false
+	}
+	w.lost.Store(true)
+	return true
 }
 
 // watch has f asked before each driver call; nil has none.
@@ -99,7 +111,7 @@ func (w *world) end() {
 	w.t.Helper()
 	w.watch(nil)
 	for _, g := range w.held {
-		g.free()
+		g.giveBack()
 	}
 	for _, d := range w.devs {
 		require.NoError(w.t, d.Close())
@@ -158,12 +170,12 @@ func closeAll(t testing.TB, all ...interface{ Close() error }) {
 // gates hold streams of one device back: work that is queued behind a gate runs once that
 // is opened. They are words of page-locked memory that streams wait for.
 type gates struct {
-	t     testing.TB
+	*world
 	dev   driver.Device
 	words driver.Ptr
 	other driver.Stream // which opens them
 
-	mu    sync.Mutex
+	wordMu sync.Mutex
 	next  int
 	freed bool
 }
@@ -176,7 +188,7 @@ func (w *world) gates(n int) *gates {
 	w.t.Helper()
 	dev, err := w.devs[n].Raw()
 	require.NoError(w.t, err)
-	g := &gates{t: w.t, dev: dev}
+	g := &gates{world: w, dev: dev}
 	g.words, _, err = dev.(driver.HostAllocator).AllocHost(4 * gateCount)
 	require.NoError(w.t, err)
 	g.other, err = dev.NewStream()
@@ -185,7 +197,7 @@ func (w *world) gates(n int) *gates {
 	return g
 }
 
-func (g *gates) free() {
+func (g *gates) giveBack() {
 	g.freed = true
 	require.NoError(g.t, g.dev.FreeStream(g.other))
 	require.NoError(g.t, g.dev.(driver.HostAllocator).FreeHost(g.words))
@@ -193,23 +205,29 @@ func (g *gates) free() {
 
 // write stores a value in a word, now.
 func (g *gates) write(word driver.Ptr, v uint64) {
-	// It is called by goroutines that are not the test's, too.
-	assert.NoError(g.t, g.dev.(driver.StreamMemOps).WriteValue(g.other, word, v, 4))
-	assert.NoError(g.t, g.dev.SyncStream(g.other))
+	err := g.dev.(driver.StreamMemOps).WriteValue(g.other, word, v, 4)
+	if err == nil {
+		err = g.dev.SyncStream(g.other)
+	}
+	if err != nil && !g.forgiven(err) { // it is called by goroutines that are not the test's, too
+		g.t.Error(err)
+	}
 }
 
 // hold makes later work of s wait until open is called.
 func (g *gates) hold(s *vmm.Stream) (open func()) {
 	g.t.Helper()
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.wordMu.Lock()
+	defer g.wordMu.Unlock()
 	word := g.words + driver.Ptr(4*(g.next%gateCount))
 	g.next++
 	g.write(word, 0)
-	require.NoError(g.t, g.dev.(driver.StreamMemOps).WaitValue(s.Raw(), word, 1, 4))
+	if err := g.dev.(driver.StreamMemOps).WaitValue(s.Raw(), word, 1, 4); !g.forgiven(err) {
+		require.NoError(g.t, err)
+	}
 	open = sync.OnceFunc(func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
+		g.wordMu.Lock()
+		defer g.wordMu.Unlock()
 		g.write(word, 1)
 	})
 	g.t.Cleanup(func() { // of a test that has failed
