@@ -176,8 +176,8 @@ type gates struct {
 	other driver.Stream // which opens them
 
 	wordMu sync.Mutex
-	next  int
-	freed bool
+	next   int
+	freed  bool
 }
 
 const gateCount = 4096 // words; that many gates may be closed at once
