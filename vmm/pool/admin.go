@@ -127,7 +127,7 @@ func (p *Pool) Stats() (Stats, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settleLocked()
+	p.updateIdleLocked()
 	add(&p.past)
 	add(&p.long)
 	used := p.used.now.Load() + sum.used - sum.charged

@@ -9,9 +9,9 @@ import (
 
 // site is addresses where memory is about to be mapped.
 type site struct {
-	before *extent // free memory in front of it that the block begins with; nil: none
-	home   *home   // of before
-	hole   *extent // taken out of the holes, of whole chunks
+	before *extent   // free memory in front of it that the block begins with; nil: none
+	list   *freeList // of before
+	hole   *extent   // taken out of the holes, of whole chunks
 	chunks int
 }
 
@@ -34,7 +34,7 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 	e := s.hole
 	if s.before != nil {
 		e = s.before
-		e.by = s.home.st
+		e.by = s.list.st
 		p.joinLocked(e)
 	}
 	e.kind = kindBusy
@@ -51,7 +51,7 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
 	for _, h := range r.holes {
 		before := uint64(0)
-		if x := h.prev; x != nil && x.kind == kindFree && (x.home == &st.free || x.home == &p.idle) {
+		if x := h.prev; x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle) {
 			before = x.size
 		}
 		if before >= size {
@@ -69,8 +69,8 @@ func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) 
 		return s, false
 	}
 	if s.before != nil {
-		s.home = s.before.home
-		s.home.remove(s.before)
+		s.list = s.before.list
+		s.list.remove(s.before)
 		s.before.kind = kindBusy
 	}
 	s.hole = p.takeHoleLocked(s.hole, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
@@ -145,7 +145,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 // as this one did: such addresses are not used before TrimTo.
 func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
-		s.home.add(s.before)
+		s.list.add(s.before)
 	}
 	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
 		p.addHoleLocked(s.hole)

@@ -69,8 +69,8 @@ func (p *Pool) close() error {
 func (p *Pool) shut() error {
 	p.mu.Lock()
 	p.closed.Store(true) // no stream is added, and no memory moves, from here on
-	for p.busy > 0 {
-		p.notBusy.Wait()
+	for p.underWay > 0 {
+		p.noneUnderWay.Wait()
 	}
 	all := slices.Clone(p.all)
 	p.mu.Unlock()

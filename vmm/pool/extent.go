@@ -40,7 +40,7 @@ type extent struct {
 	by *stream
 
 	// Of a free one.
-	home             *home
+	list             *freeList
 	stamp            uint64 // the home stream's Point when the memory was freed
 	bin              int
 	binPrev, binNext *extent
@@ -60,15 +60,15 @@ func (e *extent) usedBy(st *stream) {
 
 // home is free memory that one stream may use: what was freed in it. The pool's idle home is
 // memory whose work is known to have ended: any stream may use it.
-type home struct {
+type freeList struct {
 	st             *stream           // nil: idle
 	bins           [regionCount]bins // of each region
 	oldest, newest *extent           // all of them in the order of their stamps
 	bytes          uint64
 }
 
-func (h *home) add(e *extent) {
-	e.kind, e.home = kindFree, h
+func (h *freeList) add(e *extent) {
+	e.kind, e.list = kindFree, h
 	h.bins[e.region.index].insert(e, binOf(e.size/pageSize))
 	h.bytes += e.size
 	// Nearly always the newest; one that was cut from an older extent goes where that was.
@@ -89,7 +89,7 @@ func (h *home) add(e *extent) {
 	}
 }
 
-func (h *home) remove(e *extent) {
+func (h *freeList) remove(e *extent) {
 	h.bins[e.region.index].remove(e)
 	h.bytes -= e.size
 	if e.older != nil {
@@ -102,7 +102,7 @@ func (h *home) remove(e *extent) {
 	} else {
 		h.newest = e.older
 	}
-	e.older, e.newer, e.home = nil, nil, nil
+	e.older, e.newer, e.list = nil, nil, nil
 }
 
 // regionCount is how many regions there are: for slabs and short blocks, for blocks of up to

@@ -37,12 +37,12 @@ func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 		e.region.first = f
 	}
 	e.prev = f
-	if e.home != nil {
-		b := &e.home.bins[e.region.index]
+	if e.list != nil {
+		b := &e.list.bins[e.region.index]
 		b.remove(e)
 		e.off, e.size = e.off+size, e.size-size
 		b.insert(e, binOf(e.size/pageSize))
-		e.home.bytes -= size
+		e.list.bytes -= size
 		return f
 	}
 	e.off, e.size = e.off+size, e.size-size
@@ -51,11 +51,11 @@ func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 
 // takeLocked takes the first size bytes of a free extent out of its home.
 func (p *Pool) takeLocked(e *extent, size uint64) *extent {
-	by := e.home.st
+	by := e.list.st
 	if e.size > size {
 		e = p.cutFrontLocked(e, size)
 	} else {
-		e.home.remove(e)
+		e.list.remove(e)
 	}
 	e.by = by
 	return e
@@ -77,17 +77,17 @@ func (p *Pool) joinLocked(e *extent) {
 // neighbours there. While several streams use the pool, memory that a stream freed at
 // different points stays apart, so that another stream need not wait for the later one. So
 // does memory whose work is known to have ended, so that it can be given back.
-func (p *Pool) addFreeLocked(e *extent, h *home) {
+func (p *Pool) addFreeLocked(e *extent, h *freeList) {
 	apart := h.st != nil && p.several.Load()
 	var done uint64
 	if h.st != nil {
 		done = h.st.s.Finished()
 	}
-	if x := e.next; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
+	if x := e.next; x != nil && x.list == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
 		p.joinLocked(e)
 	}
-	if x := e.prev; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
+	if x := e.prev; x != nil && x.list == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
 		e = x
 		p.joinLocked(e)
@@ -97,7 +97,7 @@ func (p *Pool) addFreeLocked(e *extent, h *home) {
 
 // addHoleLocked makes an extent without a list a hole, joined with its neighbours.
 func (p *Pool) addHoleLocked(e *extent) {
-	e.kind, e.home, e.stamp = kindHole, nil, 0
+	e.kind, e.list, e.stamp = kindHole, nil, 0
 	r := e.region
 	if x := e.next; x != nil && x.kind == kindHole {
 		p.forgetHoleLocked(x)
@@ -153,7 +153,7 @@ func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *exte
 	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
-	p.settleLocked()
+	p.updateIdleLocked()
 	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
@@ -181,8 +181,8 @@ func (p *Pool) orderedLocked(st, t *stream) uint64 {
 	return st.s.After(t.s)
 }
 
-// settleLocked makes idle what was freed in streams whose work is known to have ended since.
-func (p *Pool) settleLocked() {
+// updateIdleLocked makes idle what was freed in streams whose work is known to have ended since.
+func (p *Pool) updateIdleLocked() {
 	for _, t := range p.all {
 		if t.free.oldest == nil {
 			continue
@@ -204,21 +204,21 @@ func (p *Pool) joinFreeLocked(st *stream) {
 		p.scratch = append(p.scratch, e)
 	}
 	mine := func(x *extent) bool {
-		return x != nil && x.kind == kindFree && (x.home == &st.free || x.home == &p.idle)
+		return x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle)
 	}
 	for _, e := range p.scratch {
 		// One that was joined with another is in no home any more.
-		if e.home != &st.free || !mine(e.next) && !mine(e.prev) {
+		if e.list != &st.free || !mine(e.next) && !mine(e.prev) {
 			continue
 		}
 		st.free.remove(e)
 		for mine(e.next) {
-			e.next.home.remove(e.next)
+			e.next.list.remove(e.next)
 			p.joinLocked(e)
 		}
 		for mine(e.prev) {
 			e = e.prev
-			e.home.remove(e)
+			e.list.remove(e)
 			p.joinLocked(e)
 		}
 		st.free.add(e)

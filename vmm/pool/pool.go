@@ -34,7 +34,7 @@ type Pool struct {
 	closed    atomic.Bool
 	closeMu   sync.Mutex // Close alone takes it
 	streams   sync.Map   // *vmm.Stream to *stream
-	last      atomic.Pointer[stream]
+	first     atomic.Pointer[stream]
 	reuse     atomic.Uint32
 	threshold atomic.Uint64
 	listed    atomic.Pointer[[]*stream] // all
@@ -42,27 +42,27 @@ type Pool struct {
 	chunks    atomic.Int64              // that it holds
 	slots     []slot                    // the addresses by chunks
 
-	_        [64]byte // what changes often is apart from what calls only read
-	used     gauge
-	foreigns atomic.Int64 // blocks that were freed in other streams than their slabs'
-	_        [64]byte
+	_       [64]byte // what changes often is apart from what calls only read
+	used    gauge
+	remotes atomic.Int64 // blocks that were freed in other streams than their slabs'
+	_       [64]byte
 
-	mu         sync.Mutex // not held when memory is created, mapped, unmapped or released
-	regions    [regionCount]region
-	idle       home
-	all        []*stream
-	streamIDs  uint64
-	unused     *extent
-	scratch    []*extent
-	spare      []*vmm.Chunk // not mapped
-	bad        int          // extents of kindBad
-	busy       int          // calls that release mu in the middle
-	notBusy    sync.Cond    // on mu: busy is 0
-	chunksPeak int64
-	longSeq    uint64 // of the last block in no slab
-	long       counts // of blocks in no slab
-	past       counts // of streams that are forgotten
-	stats      Stats  // the sums in it
+	mu           sync.Mutex // not held when memory is created, mapped, unmapped or released
+	regions      [regionCount]region
+	idle         freeList
+	all          []*stream
+	streamIDs    uint64
+	unused       *extent
+	scratch      []*extent
+	spare        []*vmm.Chunk // not mapped
+	bad          int          // extents of kindBad
+	underWay     int          // calls that release mu in the middle
+	noneUnderWay sync.Cond    // on mu: busy is 0
+	chunksPeak   int64
+	longSeq      uint64 // of the last block in no slab
+	long         counts // of blocks in no slab
+	past         counts // of streams that are forgotten
+	stats        Stats  // the sums in it
 }
 
 // slot is the addresses of one chunk.
@@ -125,7 +125,7 @@ func newPool(dev *vmm.Device, o Options) (*Pool, error) {
 		onOOM:      o.OnOOM,
 	}
 	p.none.pool = p
-	p.notBusy.L = &p.mu
+	p.noneUnderWay.L = &p.mu
 	p.extras = newExtras(o)
 	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
 	p.threshold.Store(o.ReleaseThreshold)

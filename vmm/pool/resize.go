@@ -86,7 +86,7 @@ func (p *Pool) shortenLocked(e *extent, size uint64, st *stream, stamp uint64) {
 
 // lengthenLocked makes a block size bytes long. It releases p.mu if memory is mapped.
 func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
-	p.settleLocked()
+	p.updateIdleLocked()
 	missing := size - e.size
 	var free uint64 // behind the block
 	next := e.next
@@ -107,17 +107,17 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 	run := e.next
 	type taken struct {
 		e *extent
-		h *home
+		h *freeList
 	}
 	var all []taken
 	for x := run; x != next; x = x.next {
-		all = append(all, taken{x, x.home})
-		x.home.remove(x)
+		all = append(all, taken{x, x.list})
+		x.list.remove(x)
 		x.kind = kindBusy
 	}
 	if s.chunks > 0 {
 		s.hole = p.takeHoleLocked(next, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
-		p.busy++
+		p.underWay++
 		err := p.mapLocked(s, true)
 		p.doneLocked()
 		if err != nil {
@@ -151,8 +151,8 @@ func (p *Pool) mayTakeLocked(x *extent, st *stream) bool {
 	switch {
 	case x.kind != kindFree:
 		return false
-	case x.home == &st.free || x.home == &p.idle:
+	case x.list == &st.free || x.list == &p.idle:
 		return true
 	}
-	return p.allows(ReuseFollowEvents) && x.stamp < p.orderedLocked(st, x.home.st)
+	return p.allows(ReuseFollowEvents) && x.stamp < p.orderedLocked(st, x.list.st)
 }

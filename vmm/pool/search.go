@@ -45,15 +45,15 @@ func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region) (*extent, er
 	if e := p.findLocked(st, size, r, p.allows(ReuseFollowEvents)); e != nil {
 		return e, nil
 	}
-	p.busy++
+	p.underWay++
 	defer p.doneLocked()
 	return p.findSlowlyLocked(st, size, r)
 }
 
 // doneLocked ends a call that counts as busy.
 func (p *Pool) doneLocked() {
-	if p.busy--; p.busy == 0 {
-		p.notBusy.Broadcast()
+	if p.underWay--; p.underWay == 0 {
+		p.noneUnderWay.Broadcast()
 	}
 }
 
@@ -89,7 +89,7 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 		p.mu.Unlock()
 		retry := p.onOOM(st.s, size)
 		p.mu.Lock()
-		p.busy++
+		p.underWay++
 		if p.closed.Load() {
 			return nil, errClosed
 		}
@@ -109,24 +109,24 @@ func (p *Pool) exhaustedLocked(err error) error {
 // searchLocked looks for size bytes among the memory that is mapped where it is needed.
 func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 	follow := p.allows(ReuseFollowEvents)
-	p.settleLocked()
+	p.updateIdleLocked()
 	if e := p.findLocked(st, size, r, follow); e != nil {
 		return e
 	}
 	if p.allows(ReuseOpportunistic) {
-		p.askLocked()
-		p.settleLocked()
+		p.queryStreamsLocked()
+		p.updateIdleLocked()
 		if e := p.findLocked(st, size, r, follow); e != nil {
 			return e
 		}
 	}
 	p.mu.Unlock()
-	p.gather(p.allows(ReuseOpportunistic))
+	p.releaseUnusedSlabs(p.allows(ReuseOpportunistic))
 	p.mu.Lock()
 	if p.allows(ReuseOpportunistic) {
-		p.askLocked()
+		p.queryStreamsLocked()
 	}
-	p.settleLocked()
+	p.updateIdleLocked()
 	p.joinFreeLocked(st)
 	return p.findLocked(st, size, r, follow)
 }
@@ -145,7 +145,7 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	}
 	for _, t := range p.all {
 		if t != st && t.free.newest != nil && p.followLocked(st, t) {
-			p.rehomeLocked(t, st)
+			p.takeOverLocked(t, st)
 		}
 	}
 	p.joinFreeLocked(st)
@@ -170,7 +170,7 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 		f.Free()
 	}
 	p.mu.Lock()
-	p.settleLocked()
+	p.updateIdleLocked()
 	if e := p.findLocked(st, size, r, true); e != nil {
 		return e
 	}
@@ -198,8 +198,8 @@ func (p *Pool) followLocked(st, t *stream) bool {
 	return true
 }
 
-// rehomeLocked makes what was freed in t, for which st waits, free memory of st.
-func (p *Pool) rehomeLocked(t, st *stream) {
+// takeOverLocked makes what was freed in t, for which st waits, free memory of st.
+func (p *Pool) takeOverLocked(t, st *stream) {
 	before, stamp := st.s.After(t.s), st.s.Point()
 	for e := t.free.oldest; e != nil && e.stamp < before; e = t.free.oldest {
 		t.free.remove(e)

@@ -92,11 +92,11 @@ func (l *slabList) remove(sl *slab) {
 
 // ofClass is a stream's blocks of one size.
 type ofClass struct {
-	current *slab       // blocks come from it until it is full
-	partly  [4]slabList // the others with free blocks, the fullest first, by quarters
-	empty   slabList    // without blocks
-	empties int         // their number
-	foreign []foreign   // blocks of other streams' slabs that were freed in this one
+	current *slab         // blocks come from it until it is full
+	partly  [4]slabList   // the others with free blocks, the fullest first, by quarters
+	empty   slabList      // without blocks
+	empties int           // their number
+	remote  []remoteBlock // blocks of other streams' slabs that were freed in this one
 }
 
 // keepEmpty is how many bytes of slabs without blocks a stream keeps for each size: their
@@ -105,23 +105,23 @@ const keepEmpty = 1 << 20
 
 // foreign is a block that was freed in another stream than that of its slab. The stream in
 // which it was freed may have it again at once, the slab once that stream has come there.
-type foreign struct {
+type remoteBlock struct {
 	sl    *slab
 	i     int
 	stamp uint64
 }
 
-func (c *ofClass) addForeign(p *Pool, f foreign) {
-	c.foreign = append(c.foreign, f)
-	p.foreigns.Add(1)
+func (c *ofClass) addRemote(p *Pool, f remoteBlock) {
+	c.remote = append(c.remote, f)
+	p.remotes.Add(1)
 }
 
-// takeForeign takes the one that was freed last.
-func (c *ofClass) takeForeign(p *Pool) (sl *slab, i int) {
-	last := len(c.foreign) - 1
-	f := c.foreign[last]
-	c.foreign = c.foreign[:last]
-	p.foreigns.Add(-1)
+// takeRemote takes the one that was freed last.
+func (c *ofClass) takeRemote(p *Pool) (sl *slab, i int) {
+	last := len(c.remote) - 1
+	f := c.remote[last]
+	c.remote = c.remote[:last]
+	p.remotes.Add(-1)
 	return f.sl, f.i
 }
 

@@ -28,7 +28,7 @@ type stream struct {
 	counts
 
 	// Guarded by Pool.mu.
-	free      home
+	free      freeList
 	fences    []fence
 	freedLong uint64 // bytes of long blocks since the last fence
 }
@@ -82,7 +82,7 @@ func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	if err := s.Usable(); err != nil {
 		return nil, err
 	}
-	st := p.last.Load()
+	st := p.first.Load()
 	if st == nil || st.s != s {
 		var err error
 		if st, err = p.lookUp(s); err != nil {
@@ -131,8 +131,8 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
 	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
 	p.streams.Store(s, st)
-	if old := p.last.Load(); old == nil || !old.open() {
-		p.last.Store(st)
+	if old := p.first.Load(); old == nil || !old.open() {
+		p.first.Store(st)
 	}
 	return st, nil
 }
@@ -150,13 +150,13 @@ func (p *Pool) forgetClosed() {
 	}
 	for _, st := range closed {
 		for class := range st.classes {
-			p.giveForeign(st, class, nil)
+			p.returnRemote(st, class, nil)
 		}
 		p.releaseEmpty(st)
 		st.mu.Lock()
 		p.mu.Lock()
-		p.settleLocked()
-		if st.slabs == 0 && st.free.newest == nil && !st.hasForeign() {
+		p.updateIdleLocked()
+		if st.slabs == 0 && st.free.newest == nil && !st.hasRemote() {
 			p.forgetLocked(st)
 		}
 		p.mu.Unlock()
@@ -177,13 +177,13 @@ func (p *Pool) forgetLocked(st *stream) {
 	p.past.allocs += st.allocs
 	p.past.frees += st.frees
 	p.streams.Delete(st.s)
-	p.last.CompareAndSwap(st, nil)
+	p.first.CompareAndSwap(st, nil)
 	p.dropFencesLocked(st)
 }
 
-func (st *stream) hasForeign() bool {
+func (st *stream) hasRemote() bool {
 	for i := range st.classes {
-		if len(st.classes[i].foreign) > 0 {
+		if len(st.classes[i].remote) > 0 {
 			return true
 		}
 	}
@@ -205,18 +205,18 @@ func (p *Pool) setStreamsLocked(all []*stream) {
 	p.several.Store(len(all) > 1)
 }
 
-// askLocked asks the driver how far the streams have come in which memory was freed.
-func (p *Pool) askLocked() {
+// queryStreamsLocked asks the driver how far the streams have come in which memory was freed.
+func (p *Pool) queryStreamsLocked() {
 	for _, t := range p.all {
 		if t.free.oldest != nil && t.free.oldest.stamp >= t.s.Finished() {
-			p.askStreamLocked(t, t.free.newest.stamp)
+			p.queryStreamLocked(t, t.free.newest.stamp)
 		}
 	}
 }
 
-// askStreamLocked asks the driver whether a stream has come to where memory was last freed.
+// queryStreamLocked asks the driver whether a stream has come to where memory was last freed.
 // How far it has come, t.s.Finished returns from then on.
-func (p *Pool) askStreamLocked(t *stream, newest uint64) {
+func (p *Pool) queryStreamLocked(t *stream, newest uint64) {
 	var last uint64
 	for len(t.fences) > 0 {
 		f := &t.fences[0]

@@ -21,19 +21,19 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 		p.mu.Unlock()
 		return 0, errClosed
 	}
-	p.busy++
+	p.underWay++
 	defer func() {
 		p.doneLocked()
 		p.mu.Unlock()
 	}()
 	p.mu.Unlock()
-	p.gather(ask)
+	p.releaseUnusedSlabs(ask)
 
 	p.mu.Lock()
 	if ask {
-		p.askLocked()
+		p.queryStreamsLocked()
 	}
-	p.settleLocked()
+	p.updateIdleLocked()
 	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
 	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
 		return 0, nil
