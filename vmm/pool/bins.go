@@ -10,9 +10,9 @@ type bins struct {
 }
 
 const (
-	binBits  = 3                   // a power of two is divided into 8 bins
-	binCount = (34 - binBits) << 3 // up to 2^33 pages
-	scanMost = 24                  // extents of a bin that are looked at
+	binBits  = 3                         // a power of two is divided into 8 bins
+	binCount = (34 - binBits) << binBits // up to 2^33 pages
+	scanMost = 24                        // how many extents of a bin a search looks at
 )
 
 // binOf is the bin of extents of so many pages.
@@ -62,7 +62,8 @@ func (b *bins) from(i int) int {
 	}
 }
 
-// largest is the longest extent of the highest bin, as far as it is looked at.
+// largest is the longest of the first scanMost extents in the highest bin. The longest of all
+// is less than an eighth longer.
 func (b *bins) largest() (size uint64) {
 	for w := len(b.used) - 1; w >= 0; w-- {
 		if b.used[w] == 0 {
@@ -78,9 +79,10 @@ func (b *bins) largest() (size uint64) {
 	return 0
 }
 
-// find returns an extent of at least size bytes that ok accepts, from the lowest bin that
-// has one: the lowest address of those it looks at, so that high addresses empty out.
-func (b *bins) find(size uint64, before uint64) (best *extent) {
+// find returns an extent of at least size bytes and a stamp below before, from the lowest bin
+// that has one: the lowest address of those it looks at, so that high addresses empty out. It
+// looks at scanMost extents of a bin, so it may find none although there is one.
+func (b *bins) find(size, before uint64) (best *extent) {
 	for i := b.from(binOf(size / pageSize)); i >= 0 && best == nil; i = b.from(i + 1) {
 		n := 0
 		for e := b.heads[i]; e != nil && n < scanMost; e = e.binNext {

@@ -71,7 +71,7 @@ func (c *checker) regions() {
 
 // extent checks what its kind says about it.
 func (c *checker) extent(e *extent) {
-	c.check((e.kind == kindFree) == (e.list != nil), "%s has home %p", e.text(), e.list)
+	c.check((e.kind == kindFree) == (e.list != nil), "%s is in list %p", e.text(), e.list)
 	c.check((e.kind == kindBlock) == (e.seq.Load() != 0), "%s has number %d", e.text(), e.seq.Load())
 	mapped := true
 	switch e.kind {
@@ -156,10 +156,10 @@ func (c *checker) lists() {
 	all := map[*freeList]bool{&c.p.idle: true}
 	for _, st := range c.p.all {
 		all[&st.free] = true
-		c.check(st.free.st == st, "the home of a stream is another's")
+		c.check(st.free.st == st, "the free list of a stream is another's")
 	}
 	for h := range c.runs {
-		c.check(all[h], "free memory in a home that is forgotten")
+		c.check(all[h], "free memory in the list of a stream that is forgotten")
 	}
 	for h := range all {
 		c.list(h)
@@ -171,14 +171,14 @@ func (c *checker) list(h *freeList) {
 	n := 0
 	var older *extent
 	for e := h.oldest; e != nil && c.err == nil; older, e = e, e.newer {
-		c.check(e.kind == kindFree && e.list == h, "%s is in the list of another home", e.text())
+		c.check(e.kind == kindFree && e.list == h, "%s is in the order of another list", e.text())
 		c.check(e.older == older && (older == nil || older.stamp <= e.stamp), "%s is out of order", e.text())
 		c.check(h.st != nil || e.stamp == 0, "%s is idle at %d", e.text(), e.stamp)
 		bytes += e.size
 		n++
 	}
 	c.check(h.newest == older, "the newest is another")
-	c.check(h.bytes == bytes && n == c.runs[h], "a home of %d bytes in %d extents has %d in %d", h.bytes, c.runs[h], bytes, n)
+	c.check(h.bytes == bytes && n == c.runs[h], "a list of %d bytes in %d extents has %d in %d", h.bytes, c.runs[h], bytes, n)
 	for r := range h.bins {
 		b := &h.bins[r]
 		for i := range b.heads {

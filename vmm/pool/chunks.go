@@ -9,8 +9,8 @@ import (
 
 // site is addresses where memory is about to be mapped.
 type site struct {
-	before *extent   // free memory in front of it that the block begins with; nil: none
-	list   *freeList // of before
+	before *extent   // free memory in front of the hole, with which the block begins; nil: none
+	list   *freeList // from which before was taken
 	hole   *extent   // taken out of the holes, of whole chunks
 	chunks int
 }
@@ -46,8 +46,8 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 	return f, nil
 }
 
-// siteLocked finds and takes the addresses where the fewest chunks have to be mapped: a hole,
-// with the free memory in front of it.
+// siteLocked finds and takes the addresses of r where the fewest chunks have to be mapped: a
+// hole, with the free memory in front of it that st may use.
 func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
 	for _, h := range r.holes {
 		before := uint64(0)
@@ -55,7 +55,7 @@ func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) 
 			before = x.size
 		}
 		if before >= size {
-			continue // the search has not seen it; another one will
+			continue // long enough without new memory: the search looks at a bounded number
 		}
 		k := int((size - before + p.chunk - 1) / p.chunk)                   //nolint:gosec // not above the slots
 		if uint64(k)*p.chunk <= h.size && (s.hole == nil || k < s.chunks) { //nolint:gosec // not negative
@@ -90,8 +90,9 @@ func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
 	return h
 }
 
-// mapLocked maps memory at a site. If that fails everything is as it was. It releases p.mu
-// meanwhile.
+// mapLocked maps memory at a site: spare chunks, then idle ones, which move, then, if mayCreate
+// is set, new ones. If that fails no memory is mapped there, and the site is given back. It
+// releases p.mu meanwhile.
 func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	have := p.takeSpareLocked(s.chunks)
 	moved := p.takeIdleLocked(s.chunks - len(have))
@@ -107,7 +108,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		p.mu.Unlock()
 		have, err = p.unmap(have, moved)
 		if more := s.chunks - len(have) - create; more > 0 && errors.Is(err, vmm.ErrBusy) {
-			// A Hold keeps some of them.
+			// A Hold keeps some of them mapped: new ones take their place.
 			create, err = p.chargeMore(create, more, mayCreate)
 		}
 		var created int
@@ -121,15 +122,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		p.chunks.Add(int64(created - create))        // less what was not created after all
 		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
 	}
-	for _, e := range moved {
-		if p.slots[e.off/p.chunk].chunk == nil {
-			p.stats.Remapped += e.size
-			p.addHoleLocked(e)
-		} else {
-			e.stamp = 0
-			p.addFreeLocked(e, &p.idle) // it is still mapped
-		}
-	}
+	p.stats.Remapped += p.putRunsLocked(moved)
 	if err == nil {
 		for i, c := range have {
 			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
@@ -141,8 +134,8 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	return err
 }
 
-// undoSiteLocked gives a site back. Where the driver refuses to map, the next try would fail
-// as this one did: such addresses are not used before TrimTo.
+// undoSiteLocked gives a site back. If the driver has refused to map there, it would refuse
+// again: the addresses become bad, and are not used before TrimTo.
 func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
 		s.list.add(s.before)
@@ -155,7 +148,8 @@ func (p *Pool) undoSiteLocked(s site, cause error) {
 	p.bad++
 }
 
-// chargeLocked counts chunks that are about to be created.
+// chargeLocked counts chunks that are about to be created, so that calls under way do not
+// exceed the maximum together.
 func (p *Pool) chargeLocked(create int) error {
 	now := p.chunks.Load() + int64(create)
 	if now > int64(p.most) {
@@ -262,4 +256,19 @@ func (p *Pool) unmap(chunks []*vmm.Chunk, runs []*extent) (all []*vmm.Chunk, fai
 		}
 	}
 	return chunks, failed
+}
+
+// putRunsLocked puts back runs that unmap was called for: as holes, or, where memory is still
+// mapped, as idle memory. It returns how many bytes are holes.
+func (p *Pool) putRunsLocked(runs []*extent) (unmapped uint64) {
+	for _, e := range runs {
+		if p.slots[e.off/p.chunk].chunk == nil {
+			unmapped += e.size
+			p.addHoleLocked(e)
+			continue
+		}
+		e.stamp = 0
+		p.addFreeLocked(e, &p.idle)
+	}
+	return unmapped
 }

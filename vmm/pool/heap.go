@@ -19,7 +19,7 @@ func (p *Pool) newExtentLocked() *extent {
 	return e
 }
 
-// dropLocked gives up an extent that is linked to no neighbour any more.
+// dropLocked keeps an extent, which no neighbour links to any more, for newExtentLocked.
 func (p *Pool) dropLocked(e *extent) {
 	e.prev, e.next, e.region, e.by = nil, p.unused, nil, nil
 	p.unused = e
@@ -49,7 +49,7 @@ func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 	return f
 }
 
-// takeLocked takes the first size bytes of a free extent out of its home.
+// takeLocked takes the first size bytes of a free extent out of its list.
 func (p *Pool) takeLocked(e *extent, size uint64) *extent {
 	by := e.list.st
 	if e.size > size {
@@ -73,10 +73,10 @@ func (p *Pool) joinLocked(e *extent) {
 	p.dropLocked(x)
 }
 
-// addFreeLocked adds an extent without a list to the free memory of h, joined with its
-// neighbours there. While several streams use the pool, memory that a stream freed at
-// different points stays apart, so that another stream need not wait for the later one. So
-// does memory whose work is known to have ended, so that it can be given back.
+// addFreeLocked adds an extent without a list to h, joined with its neighbours there. While
+// several streams use the pool, memory that a stream freed at different points is not joined:
+// another stream would have to wait for the later point. Nor is memory joined whose work is
+// known to have ended, since that can become idle by itself.
 func (p *Pool) addFreeLocked(e *extent, h *freeList) {
 	apart := h.st != nil && p.several.Load()
 	var done uint64
@@ -147,8 +147,8 @@ func (p *Pool) regionOf(size uint64) *region {
 	return &p.regions[2]
 }
 
-// findLocked looks for size bytes that st may have without a driver call: what was freed in st, then what
-// is idle, then, if follow is set, what was freed in streams for which st waits.
+// findLocked looks for size bytes that st may have without a driver call: what was freed in
+// st, then what is idle, then, if follow is set, what was freed in streams for which st waits.
 func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *extent {
 	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
@@ -196,8 +196,9 @@ func (p *Pool) updateIdleLocked() {
 	}
 }
 
-// joinFreeLocked joins neighbours that st may have, whatever their stamps and homes: they
-// become free memory of st.
+// joinFreeLocked joins neighbours that st may have, whatever their stamps and lists: they
+// become free memory of st. Only a search that found nothing does so: idle memory that is
+// joined is not idle any more.
 func (p *Pool) joinFreeLocked(st *stream) {
 	p.scratch = p.scratch[:0]
 	for e := st.free.oldest; e != nil; e = e.newer {
@@ -207,7 +208,7 @@ func (p *Pool) joinFreeLocked(st *stream) {
 		return x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle)
 	}
 	for _, e := range p.scratch {
-		// One that was joined with another is in no home any more.
+		// One that was joined with another is in no list any more.
 		if e.list != &st.free || !mine(e.next) && !mine(e.prev) {
 			continue
 		}
@@ -226,8 +227,8 @@ func (p *Pool) joinFreeLocked(st *stream) {
 	clear(p.scratch)
 }
 
-// freeLocked gives an extent back: as free memory of st, of work up to stamp; idle if st is
-// nil, or closed.
+// freeLocked frees an extent: into the list of st, whose work up to stamp may use it; as idle
+// memory if st is nil, or closed.
 func (p *Pool) freeLocked(e *extent, st *stream, stamp uint64) {
 	e.by = nil
 	if st == nil || !st.open() {

@@ -6,12 +6,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Resize makes b, where it lies, n bytes long. To become longer it takes free memory behind
-// it that s may have without a wait, and where there are only addresses it has memory mapped.
-// If that is not enough it returns ErrNoRoom, or ErrOutOfMemory if there is no memory to map,
-// and nothing has changed. To become shorter it frees the rest in s, whose work the caller
-// orders after that of the block's stream, as for Free. The block stays the same one: Size of the Block that is returned is
-// the new one.
+// Resize makes b, where it lies, n bytes long. If s is not the stream of Alloc the caller orders
+// it after that, as for Free.
+//
+// A longer block takes free memory behind it that s may have without a wait, and where there
+// are only addresses it has memory mapped. If that is not enough Resize returns ErrNoRoom; if
+// there is no memory to map, ErrOutOfMemory. A shorter block frees the rest in s. In a slab a
+// block has the slab's size, and no memory changes hands. The other errors are those of Free,
+// and ErrInvalid for 0 bytes. After an error nothing has changed.
+//
+// The block that is returned is the same one with another Size: of the two values one is freed.
+// No Free or Resize of the block may run meanwhile.
 func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	if err == nil {

@@ -50,7 +50,7 @@ func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region) (*extent, er
 	return p.findSlowlyLocked(st, size, r)
 }
 
-// doneLocked ends a call that counts as busy.
+// doneLocked ends a call that p.underWay counts.
 func (p *Pool) doneLocked() {
 	if p.underWay--; p.underWay == 0 {
 		p.noneUnderWay.Broadcast()
@@ -64,7 +64,7 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
 		}
-		// Memory that there is comes before new memory, also where blocks of other sizes lie.
+		// New memory comes last: before it chunks that can move, and free memory in other regions.
 		e, err := p.growLocked(st, size, r, false)
 		for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
 			if e = p.findLocked(st, size, &p.regions[(r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
@@ -85,7 +85,7 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 		if p.onOOM == nil {
 			return nil, p.exhaustedLocked(err)
 		}
-		p.doneLocked() // it may close the pool
+		p.doneLocked() // the function may close the pool, which waits for calls under way
 		p.mu.Unlock()
 		retry := p.onOOM(st.s, size)
 		p.mu.Lock()
@@ -102,11 +102,13 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 // exhaustedLocked adds to an ErrOutOfMemory what is free.
 func (p *Pool) exhaustedLocked(err error) error {
 	free, pending := p.idle.bytes, p.pendingLocked()
-	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams that are not known to have come there, the longest run is %d)",
+	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams whose work is not known to have ended, the longest run is %d)",
 		err, uint64(p.chunks.Load())*p.chunk, free, pending, p.largestLocked()) //nolint:gosec // not negative
 }
 
-// searchLocked looks for size bytes among the memory that is mapped where it is needed.
+// searchLocked looks for size bytes in r alone: first as findLocked does, then after the driver
+// was asked what has ended, then once slabs without blocks are released and neighbours joined.
+// It releases p.mu meanwhile.
 func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 	follow := p.allows(ReuseFollowEvents)
 	p.updateIdleLocked()
@@ -132,11 +134,12 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 }
 
 // waitLocked makes st wait for other streams, one after the other, until size bytes that were
-// freed in them are free for st. If that is not enough it waits, too, until their work has
-// ended, since only then chunks can move. It releases p.mu meanwhile.
+// freed in them are free for st. If that is not enough the caller waits until the streams' work
+// has ended, since only then chunks can move. It returns nil if even so there are not size
+// bytes. It releases p.mu meanwhile.
 func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	for _, t := range p.all {
-		// At first a stream whose memory is enough by itself.
+		// First a stream that has a run of this length: then one wait is enough.
 		if t != st && t.free.bins[r.index].find(size, math.MaxUint64) != nil && p.followLocked(st, t) {
 			if e := p.findLocked(st, size, r, true); e != nil {
 				return e
@@ -152,6 +155,8 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	if e := p.findLocked(st, size, r, true); e != nil {
 		return e
 	}
+	// No run is long enough. The chunks of all streams are needed, and they cannot move before
+	// their work has ended.
 	var fences []vmm.Fence
 	for _, t := range p.all {
 		if t.free.newest == nil {
@@ -181,7 +186,8 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	return e
 }
 
-// followLocked makes st wait for what was freed in t.
+// followLocked makes st wait for the work that may use what was freed in t; false if it cannot,
+// as while one of them is being captured.
 func (p *Pool) followLocked(st, t *stream) bool {
 	if st.s.After(t.s) > t.free.newest.stamp {
 		return true

@@ -99,7 +99,8 @@ func (st *stream) allocAtHand(class int, n uint64) (Block, error) {
 	return st.blockIn(c.current, c.current.take(), n), nil
 }
 
-// freeInSlab gives a block of a slab back.
+// freeInSlab frees a block of a slab in st: into the slab, or, if that is another stream's, into
+// the remote blocks of st.
 func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	i := sl.index(b.ptr)
 	st.mu.Lock()
@@ -130,6 +131,8 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	return nil
 }
 
+// freeInSlabNow is FreeNow of a block in a slab. Work before the block may still use the memory.
+// So the block goes back to the stream that allocated it, in whose order that work is.
 func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	i := sl.index(b.ptr)
 	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
@@ -142,7 +145,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 		return nil
 	}
 	home.mu.Unlock()
-	// Another stream had it from its foreign blocks, or the slab was adopted.
+	// Another stream had it from its remote blocks, or the slab was adopted.
 	for _, st := range p.list() {
 		st.mu.Lock()
 		if st.seq>>streamBits == b.seq>>streamBits && !st.gone {
@@ -156,7 +159,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	return nil
 }
 
-// lockHome locks the mu of the slab's home.
+// lockHome locks the mu of the slab's home, and returns the home.
 func (sl *slab) lockHome() *stream {
 	for {
 		home := sl.home.Load()
@@ -168,7 +171,7 @@ func (sl *slab) lockHome() *stream {
 	}
 }
 
-// giveLocked gives an idle block back to its slab and unlocks home.mu.
+// giveLocked gives a block, which home may use, back to its slab. It unlocks home.mu.
 func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
 	release := home.classes[sl.class].give(p, sl, i)
 	if release != nil {
@@ -180,8 +183,8 @@ func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
 	}
 }
 
-// releaseSlab gives the pages of a slab without blocks back. It was of st, whose list it is
-// not on any more.
+// releaseSlab gives the pages of a slab without blocks back to the heap. Its home was st, in
+// whose lists it is not any more; if st is nil the pages are idle.
 func (p *Pool) releaseSlab(sl *slab, st *stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,8 +192,8 @@ func (p *Pool) releaseSlab(sl *slab, st *stream) {
 	p.freeLocked(sl.ext, st, sl.stamp)
 }
 
-// returnRemoteTo gives blocks that were freed in other streams back to their slabs, if their work
-// has ended, or precedes that of st, whose slab it is. It says whether there were any.
+// returnRemoteTo gives the remote blocks of all other streams back to their slabs, if their work
+// has ended, or st, whose slab it is, waits for it. It says whether st has got any.
 func (p *Pool) returnRemoteTo(st *stream, class int) (some bool) {
 	if p.remotes.Load() == 0 {
 		return false
@@ -219,8 +222,9 @@ func (p *Pool) returnRemoteTo(st *stream, class int) (some bool) {
 	return some
 }
 
-// returnRemote gives the blocks of a class that were freed in t back to their slabs, as far
-// as their work has ended, or precedes that of st. It says whether st has one now.
+// returnRemote gives the remote blocks of t, of one class, back to their slabs, if their work
+// has ended, or st, whose slab it is, waits for it. It says whether st has got any. st is nil
+// for those whose work has ended alone.
 func (p *Pool) returnRemote(t *stream, class int, st *stream) (some bool) {
 	done := t.s.Finished()
 	var before uint64
@@ -313,8 +317,7 @@ func (p *Pool) releaseEmpty(st *stream) {
 	}
 }
 
-// newestRemote is the highest stamp of the blocks of other streams' slabs that were freed in
-// the stream; false if there are none.
+// newestRemote is the highest stamp of the stream's remote blocks; false if there are none.
 func (st *stream) newestRemote() (stamp uint64, some bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -326,8 +329,8 @@ func (st *stream) newestRemote() (stamp uint64, some bool) {
 	return stamp, some
 }
 
-// releaseUnusedSlabs gives back to the heap what the streams keep and no block uses; ask says whether to
-// ask the driver how far the streams have come.
+// releaseUnusedSlabs gives remote blocks back to their slabs, and slabs without blocks back to
+// the heap; ask says whether to ask the driver how far the streams have come.
 func (p *Pool) releaseUnusedSlabs(ask bool) {
 	if p.remotes.Load() > 0 {
 		for _, t := range p.list() {
@@ -339,8 +342,8 @@ func (p *Pool) releaseUnusedSlabs(ask bool) {
 	}
 }
 
-// returnAllRemote gives the blocks that were freed in t back to their slabs, if their work has
-// ended.
+// returnAllRemote gives the remote blocks of t, of all classes, back to their slabs, if their
+// work has ended.
 func (p *Pool) returnAllRemote(t *stream, ask bool) {
 	newest, some := t.newestRemote()
 	if some && ask {

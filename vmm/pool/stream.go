@@ -23,20 +23,20 @@ type stream struct {
 	mu      sync.Mutex // comes before Pool.mu
 	seq     uint64     // of the last block; the upper bits are the stream's own
 	classes []ofClass
-	slabs   int  // whose home it is
-	gone    bool // the stream is forgotten, or the pool closed
+	slabs   int  // how many slabs it is the home of
+	gone    bool // the stream is forgotten, or the pool is closed or about to be
 	counts
 
 	// Guarded by Pool.mu.
 	free      freeList
 	fences    []fence
-	freedLong uint64 // bytes of long blocks since the last fence
+	freedLong uint64 // bytes of long blocks that were freed since the last fence
 }
 
-// fence is a point of a stream that the pool asks for.
+// fence is an event of the pool's own in a stream.
 type fence struct {
 	f     vmm.Fence
-	after uint64 // everything freed up to this stamp has ended when f is done
+	after uint64 // when f is done, the work has ended of all that was freed with a lower stamp
 }
 
 // counts are a stream's share of Stats. A block may be freed in another stream than the one
@@ -77,7 +77,7 @@ func (c *counts) count(p *Pool, blocks int64, size uint64) {
 // stream returns what the pool knows of s, which must be usable.
 func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	if p == nil || p.res == nil {
-		return nil, fmt.Errorf("%w: no pool", vmm.ErrInvalid)
+		return nil, errNoPool
 	}
 	if err := s.Usable(); err != nil {
 		return nil, err
@@ -95,7 +95,8 @@ func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	return st, nil
 }
 
-// streamBits is how many bits of a block's number its stream counts with.
+// streamBits is how many of the lower bits of Block.seq count the blocks that a stream has
+// allocated; those above are the stream's number.
 const streamBits = 40
 
 // goneErr is why a stream is gone.
@@ -164,7 +165,7 @@ func (p *Pool) forgetClosed() {
 	}
 }
 
-// forgetLocked takes a closed stream, whose mu is held too, off the lists. Its counts stay.
+// forgetLocked takes a closed stream off the lists. Its counts stay. It needs st.mu, too.
 func (p *Pool) forgetLocked(st *stream) {
 	if st.gone {
 		return
@@ -181,6 +182,7 @@ func (p *Pool) forgetLocked(st *stream) {
 	p.dropFencesLocked(st)
 }
 
+// hasRemote says whether the stream has remote blocks. It needs st.mu.
 func (st *stream) hasRemote() bool {
 	for i := range st.classes {
 		if len(st.classes[i].remote) > 0 {
@@ -205,7 +207,8 @@ func (p *Pool) setStreamsLocked(all []*stream) {
 	p.several.Store(len(all) > 1)
 }
 
-// queryStreamsLocked asks the driver how far the streams have come in which memory was freed.
+// queryStreamsLocked asks the driver how far the streams have come in which long blocks or slabs
+// were freed.
 func (p *Pool) queryStreamsLocked() {
 	for _, t := range p.all {
 		if t.free.oldest != nil && t.free.oldest.stamp >= t.s.Finished() {
@@ -214,8 +217,8 @@ func (p *Pool) queryStreamsLocked() {
 	}
 }
 
-// queryStreamLocked asks the driver whether a stream has come to where memory was last freed.
-// How far it has come, t.s.Finished returns from then on.
+// queryStreamLocked asks the driver how far a stream has come; t.s.Finished returns it from then
+// on. If that is not beyond stamp newest it records a fence, unless there is one behind it.
 func (p *Pool) queryStreamLocked(t *stream, newest uint64) {
 	var last uint64
 	for len(t.fences) > 0 {
@@ -240,8 +243,8 @@ func (p *Pool) queryStreamLocked(t *stream, newest uint64) {
 	}
 }
 
-// fenceLocked records a fence, which covers what has been freed in the stream so far. If it
-// cannot be recorded the memory waits for another occasion.
+// fenceLocked records a fence behind all that has been freed in the stream so far. If it cannot
+// be recorded the memory stays pending until the pool learns otherwise that its work has ended.
 func (p *Pool) fenceLocked(t *stream) {
 	after := t.s.Point() + 1
 	if f, err := t.s.Fence(); err == nil {
@@ -250,6 +253,7 @@ func (p *Pool) fenceLocked(t *stream) {
 	}
 }
 
+// dropFencesLocked gives the events of a stream that is closed, or whose pool is, back.
 func (p *Pool) dropFencesLocked(t *stream) {
 	for i := range t.fences {
 		t.fences[i].f.Free()
