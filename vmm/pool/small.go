@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"math"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -51,9 +52,12 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
-	e, err := p.takeExtentLocked(st, size, r)
+	e, err := p.takeExtentLocked(st, size, r, 0)
 	if err != nil {
 		p.mu.Unlock()
+		if errors.Is(err, vmm.ErrOutOfMemory) {
+			return p.allocPages(st, n) // there may be room for one block
+		}
 		return Block{}, err
 	}
 	e.kind = kindSlab
