@@ -13,8 +13,9 @@ import (
 // stream is what a pool knows of one stream.
 type stream struct {
 	// Immutable.
-	s *vmm.Stream
-	p *Pool
+	s      *vmm.Stream
+	p      *Pool
+	number uint64 // no other stream of the pool has it
 
 	denied atomic.Bool // its device has no access
 
@@ -126,7 +127,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 		return nil, errClosed
 	}
 	p.streamIDs++
-	st := &stream{s: s, p: p, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
+	st := &stream{s: s, p: p, number: p.streamIDs, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
 	st.free.st = st
 	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
 	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
