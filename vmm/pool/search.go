@@ -83,6 +83,9 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 		if err == nil || asked == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
 			return e, err
 		}
+		if e := p.findAnywhereLocked(st, size, p.allows(ReuseFollowEvents)); e != nil {
+			return e, nil
+		}
 		if p.allows(ReuseInternalDependencies) {
 			if e := p.waitLocked(st, size, r); e != nil {
 				return e, nil
@@ -143,7 +146,7 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	for _, t := range p.all {
 		// At first a stream whose memory is enough by itself.
-		if t != st && t.free.bins[r.index].find(size, math.MaxUint64) != nil && p.followLocked(st, t) {
+		if t != st && t.free.bins[r.index].find(size, math.MaxUint64, scanMost) != nil && p.followLocked(st, t) {
 			if e := p.findLocked(st, size, r, true); e != nil {
 				return e
 			}
@@ -155,7 +158,7 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 		}
 	}
 	p.joinFreeLocked(st)
-	if e := p.findLocked(st, size, r, true); e != nil {
+	if e := p.findAnywhereLocked(st, size, true); e != nil {
 		return e
 	}
 	var fences []vmm.Fence
