@@ -147,7 +147,7 @@ func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
 		s.home.add(s.before)
 	}
-	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || cause == errMustCreate {
+	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
 		p.addHoleLocked(s.hole)
 		return
 	}
