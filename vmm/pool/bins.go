@@ -62,17 +62,14 @@ func (b *bins) from(i int) int {
 	}
 }
 
-// largest is the longest of the first scanMost extents in the highest bin. The longest of all
-// is less than an eighth longer.
+// largest is the size of the longest extent.
 func (b *bins) largest() (size uint64) {
 	for w := len(b.used) - 1; w >= 0; w-- {
 		if b.used[w] == 0 {
 			continue
 		}
-		n := 0
-		for e := b.heads[w<<6+bits.Len64(b.used[w])-1]; e != nil && n < scanMost; e = e.binNext {
+		for e := b.heads[w<<6+bits.Len64(b.used[w])-1]; e != nil; e = e.binNext {
 			size = max(size, e.size)
-			n++
 		}
 		return size
 	}
@@ -80,12 +77,12 @@ func (b *bins) largest() (size uint64) {
 }
 
 // find returns an extent of at least size bytes and a stamp below before, from the lowest bin
-// that has one: the lowest address of those it looks at, so that high addresses empty out. It
-// looks at scanMost extents of a bin, so it may find none although there is one.
-func (b *bins) find(size, before uint64) (best *extent) {
+// in which it sees one. It looks at the first most extents of each bin, and takes the lowest
+// address of those that fit, so that high addresses empty out.
+func (b *bins) find(size, before uint64, most int) (best *extent) {
 	for i := b.from(binOf(size / pageSize)); i >= 0 && best == nil; i = b.from(i + 1) {
 		n := 0
-		for e := b.heads[i]; e != nil && n < scanMost; e = e.binNext {
+		for e := b.heads[i]; e != nil && n < most; e = e.binNext {
 			n++
 			if e.size >= size && e.stamp < before && (best == nil || e.off < best.off) {
 				best = e

@@ -138,7 +138,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 // again: the addresses become bad, and are not used before TrimTo.
 func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
-		s.list.add(s.before)
+		p.freeLocked(s.before, s.list.st, s.before.stamp) // the stream may have been closed meanwhile
 	}
 	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
 		p.addHoleLocked(s.hole)
