@@ -114,28 +114,28 @@ func (p *Pool) Stats() (Stats, error) {
 	add := func(c *counts) {
 		sum.blocks += c.blocks
 		sum.used += c.used
-		sum.charged += c.charged
 		sum.allocs += c.allocs
 		sum.frees += c.frees
 	}
-	for _, st := range p.list() {
+	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
+	p.mu.Lock()
+	add(&p.past)
+	add(&p.long)
+	all := p.all
+	p.mu.Unlock()
+	for _, st := range all {
 		st.mu.Lock()
-		if !st.gone || p.closed.Load() { // else it is among the past ones
-			add(&st.counts)
-		}
+		add(&st.counts)
 		st.mu.Unlock()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.settleLocked()
-	add(&p.past)
-	add(&p.long)
-	used := p.used.now.Load() + sum.used - sum.charged
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk  //nolint:gosec // not negative
 	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk //nolint:gosec // not negative
-	s.Used = uint64(max(used, 0))
-	s.UsedPeak = max(uint64(p.used.peak.Load()), s.Used) //nolint:gosec // not negative
+	s.Used = uint64(max(sum.used, 0))
+	s.UsedPeak = max(min(uint64(p.used.peak.Load()), s.ReservedPeak), s.Used) //nolint:gosec // not negative
 	s.Blocks = int(max(sum.blocks, 0))
 	s.Allocs, s.Frees = sum.allocs, sum.frees
 	s.Pending = p.pendingLocked()

@@ -174,7 +174,8 @@ func (p *Pool) forgetLocked(st *stream) {
 	p.setStreamsLocked(slices.DeleteFunc(slices.Clone(p.all), func(x *stream) bool { return x == st }))
 	p.past.blocks += st.blocks
 	p.past.used += st.used
-	p.past.charged += st.charged
+	p.past.charged += st.used
+	p.used.add(st.used - st.charged) // what was charged in advance
 	p.past.allocs += st.allocs
 	p.past.frees += st.frees
 	p.streams.Delete(st.s)
