@@ -268,12 +268,6 @@ func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	p.setOwnersLocked(e, nil)
 	p.long.count(p, -1, size)
 	p.freeLocked(e, st, stamp)
-	// So that other streams learn when this has ended, not only when all later work has.
-	if st != nil && p.several.Load() && p.allows(ReuseOpportunistic) {
-		if st.freedLong += size; st.freedLong >= p.chunk {
-			p.fenceLocked(st)
-		}
-	}
 }
 
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory

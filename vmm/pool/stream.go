@@ -29,9 +29,8 @@ type stream struct {
 	counts
 
 	// Guarded by Pool.mu.
-	free      home
-	fences    []fence
-	freedLong uint64 // bytes of long blocks since the last fence
+	free   home
+	fences []fence
 }
 
 // fence is a point of a stream that the pool asks for.
@@ -254,8 +253,6 @@ const mostFences = 8
 // cannot be recorded, or there are many that the stream has not come to, the memory waits for
 // another occasion.
 func (p *Pool) fenceLocked(t *stream) {
-	t.freedLong = 0
-	p.dropReachedLocked(t)
 	if len(t.fences) == mostFences {
 		return
 	}
