@@ -71,9 +71,7 @@ func (p *Pool) Reuse() (Reuse, error) {
 func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	err := p.live()
 	if err == nil {
-		if err = p.res.Grant(a, devs...); err == nil {
-			p.checkAccess()
-		}
+		err = p.res.Grant(a, devs...)
 	}
 	return p.fail("grant", 0, 0, err)
 }
@@ -84,7 +82,6 @@ func (p *Pool) Revoke(devs ...*vmm.Device) error {
 	err := p.live()
 	if err == nil {
 		err = p.res.Revoke(devs...)
-		p.checkAccess()
 	}
 	return p.fail("revoke", 0, 0, err)
 }
@@ -95,13 +92,6 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 		return vmm.AccessNone, p.fail("read access", 0, 0, err)
 	}
 	return p.res.Access(d), nil
-}
-
-// checkAccess looks up anew which streams are of devices with access.
-func (p *Pool) checkAccess() {
-	for _, st := range p.list() {
-		st.denied.Store(p.res.Access(st.s.Device()) == vmm.AccessNone)
-	}
 }
 
 // Stats is the pool in numbers. UsedPeak is exact as long as the pool is used by one stream;

@@ -111,3 +111,32 @@ func TestGrantsThatCannotBe(t *testing.T) {
 	w.end()
 	x.end()
 }
+
+// TestEnablePeers takes pools: access that is given and taken by way of the reservation
+// counts, also for streams that the pool knows.
+func TestEnablePeers(t *testing.T) {
+	w := newWorld(t, 2, 16*mib)
+	p, s, theirs := w.pool(pool.Options{}), w.stream(0), w.stream(1)
+	r, err := w.devs[0].Alloc(chunk)
+	require.NoError(t, err)
+	_, err = p.Alloc(theirs, 100)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	early := alloc(t, p, s, 100)
+	plan, err := vmm.PlanPeers(vmm.AccessReadWrite, w.devs, p, r)
+	require.NoError(t, err)
+	require.NoError(t, plan.Err())
+	require.NoError(t, vmm.EnablePeers(vmm.AccessReadWrite, w.devs, p, r))
+	require.NoError(t, theirs.Fill(early.Ptr(), 1, 1, 100))
+	b := alloc(t, p, theirs, 5*chunk)
+	require.NoError(t, theirs.Fill(b.Ptr(), 1, 1, b.Size()), "memory that was mapped later")
+	require.NoError(t, p.Free(theirs, b))
+	require.NoError(t, theirs.Sync())
+	require.NoError(t, p.Reservation().Revoke(w.devs[1]))
+	for _, n := range []uint64{100, 5 * chunk} {
+		_, err = p.Alloc(theirs, n)
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+	}
+	require.NoError(t, p.Free(s, early))
+	closeAll(t, r, s, theirs, p)
+	w.end()
+}
