@@ -99,7 +99,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	for _, e := range moved {
 		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
 	}
-	err := errMustCreate
+	err, refused := errMustCreate, false
 	if create == 0 || mayCreate {
 		err = p.chargeLocked(create)
 	}
@@ -116,6 +116,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		}
 		if err == nil {
 			err = p.res.Map(s.hole.off, have...)
+			refused = err != nil && !errors.Is(err, vmm.ErrOutOfMemory) && !errors.Is(err, vmm.ErrClosed)
 		}
 		p.mu.Lock()
 		p.chunks.Add(int64(created - create))        // less what was not created after all
@@ -139,17 +140,17 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		return nil
 	}
 	p.spare = append(p.spare, have...)
-	p.undoSiteLocked(s, err)
+	p.undoSiteLocked(s, refused)
 	return err
 }
 
-// undoSiteLocked gives a site back. Where the driver refuses to map, the next try would fail
-// as this one did: such addresses are not used before TrimTo.
-func (p *Pool) undoSiteLocked(s site, cause error) {
+// undoSiteLocked gives a site back. Where the driver has refused to map, the next try would
+// fail as this one did: such addresses are not used before TrimTo.
+func (p *Pool) undoSiteLocked(s site, refused bool) {
 	if s.before != nil {
 		p.freeLocked(s.before, s.home.st, s.before.stamp) // the stream may have been closed meanwhile
 	}
-	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
+	if !refused {
 		p.addHoleLocked(s.hole)
 		return
 	}
