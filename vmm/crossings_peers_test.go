@@ -68,6 +68,43 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 		"Plan.Apply x device closed since": stale(func(w *world, _ *vmm.Range) error {
 			return w.devs[1].Close()
 		}),
+		"CopyPeer x captured": func(t *testing.T, w *world) error {
+			to, from := twoTanks(t, w)
+			s := stream(t, w.devs[0])
+			require.NoError(t, s.BeginCapture())
+			result := s.CopyPeer(to.r.Ptr(), w.devs[0], from.r.Ptr(), w.devs[1], page)
+			g, err := s.EndCapture()
+			require.NoError(t, err)
+			require.NoError(t, g.Close())
+			require.NoError(t, s.Close())
+			closeTanks(t, to, from)
+			return result
+		},
+		"CopyPeer x asleep": func(t *testing.T, w *world) error {
+			to, from := twoTanks(t, w)
+			g, s := ranged(t, w, page), stream(t, w.devs[0])
+			require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+			result := s.CopyPeer(g.Ptr(), w.devs[0], from.r.Ptr(), w.devs[1], page)
+			require.NoError(t, vmm.Wake(g))
+			closeAll(t, g)
+			require.NoError(t, s.Close())
+			closeTanks(t, to, from)
+			return result
+		},
+		"Unmap x CopyPeer queued": func(t *testing.T, w *world) error {
+			to, from := twoTanks(t, w)
+			s := stream(t, w.devs[0])
+			open := gated(t, s)
+			require.NoError(t, s.CopyPeer(to.r.Ptr(), w.devs[0], from.r.Ptr(), w.devs[1], page))
+			unmapped := begun(func() error { return from.r.Unmap(0, page) })
+			require.Empty(t, unmapped, "the work of another device's stream")
+			open()
+			result := <-unmapped
+			require.NoError(t, s.Sync())
+			require.NoError(t, s.Close())
+			closeTanks(t, to, from)
+			return result
+		},
 		"EnablePeers x captured": during(func(w *world, g *vmm.Range) error {
 			return vmm.EnablePeers(vmm.AccessReadWrite, w.devs, g)
 		}),

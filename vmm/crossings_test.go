@@ -285,6 +285,44 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, r.Close())
 			return result
 		},
+		"UnmapNow x quarantined": func(t *testing.T, w *world) error {
+			r := holed(t, w)
+			c := chunk(t, w, page)
+			w.arm(2, 3) // SetAccess, and the Unmap that undoes the mapping
+			require.ErrorIs(t, r.Map(3*page, c), errInjected)
+			w.disarm()
+			result := r.UnmapNow(3*page, page)
+			require.NoError(t, c.Close())
+			require.NoError(t, r.Close())
+			return result
+		},
+		"UnmapNow x captured": func(t *testing.T, w *world) error {
+			r, s := holed(t, w), stream(t, w.devs[0])
+			end := captured(t, w, s)
+			result := r.UnmapNow(0, 3*page)
+			end()
+			require.NoError(t, s.Close())
+			require.NoError(t, r.Close())
+			return result
+		},
+		"UnmapNow x queued work elsewhere": func(t *testing.T, w *world) error {
+			r, s := holed(t, w), stream(t, w.devs[0])
+			open := work(t, w.devs[0], s.Raw(), r.Ptr()+8*page)
+			result := r.UnmapNow(0, 3*page)
+			open()
+			require.NoError(t, s.Close())
+			require.NoError(t, r.Close())
+			return result
+		},
+		"UnmapNow x held": func(t *testing.T, w *world) error {
+			r := holed(t, w)
+			release, err := r.Hold(page, 1)
+			require.NoError(t, err)
+			result := r.UnmapNow(0, 3*page)
+			release()
+			require.NoError(t, r.Close())
+			return result
+		},
 		"Grant x quarantined": func(t *testing.T, w *world) error {
 			r := holed(t, w)
 			w.arm(3, 4) // the second stretch, and setting the first one back

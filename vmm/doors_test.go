@@ -38,6 +38,9 @@ func takings() map[string]taking {
 		"unmap": {0, func(_ *world, _ *vmm.Range, r *vmm.Reservation, _ *vmm.Stream) error {
 			return r.Unmap(8*page, 3*page)
 		}},
+		"unmap now": {0, func(_ *world, _ *vmm.Range, r *vmm.Reservation, _ *vmm.Stream) error {
+			return r.UnmapNow(8*page, 3*page)
+		}},
 		"unmap after": {0, func(_ *world, _ *vmm.Range, r *vmm.Reservation, s *vmm.Stream) error {
 			return r.UnmapAfter(8*page, 3*page, s)
 		}},

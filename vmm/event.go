@@ -18,7 +18,7 @@ type Event struct {
 	closed    bool
 	at        point // where it stands; none while it is being recorded
 	recording int   // calls of Record under way
-	contested bool  // some of them overlap: nobody knows which was the last
+	contested bool  // some of them overlap, so that the last one is not known
 }
 
 // makeEvent lists an event as open, first, so that the device stays open, and fills it.
@@ -78,7 +78,7 @@ func (e *Event) beginRecord() {
 	e.contested = e.contested || e.recording > 1
 }
 
-// endRecord notes where the event stands now. Of several calls that overlapped nobody knows
+// endRecord notes where the event stands now. Of several calls that overlapped it is not known
 // which one the driver took last, so then its place stays unknown.
 func (e *Event) endRecord(at point) {
 	e.mu.Lock()

@@ -183,6 +183,7 @@ func operations() []operation {
 			}}
 		}},
 		{"Reservation.Unmap", exact, onHoles(func(_ *world, r *vmm.Reservation) error { return r.Unmap(8*page, 3*page) })},
+		{"Reservation.UnmapNow", exact, onHoles(func(_ *world, r *vmm.Reservation) error { return r.UnmapNow(8*page, 3*page) })},
 		{"Reservation.Grant", exact, onHoles(func(w *world, r *vmm.Reservation) error {
 			return r.Grant(vmm.AccessReadWrite, w.devs[1:]...)
 		})},
@@ -202,6 +203,13 @@ func operations() []operation {
 			return scene{do: func() error { return vmm.EnablePeers(vmm.AccessRead, w.devs, g, h) }, obj: g, close: func() error {
 				require.NoError(t, h.Close())
 				return g.Close()
+			}}
+		}},
+		{"EnablePeers of a reservation", granted, func(t testing.TB, w *world) scene {
+			r, g := holed(t, w), ranged(t, w, page)
+			return scene{do: func() error { return vmm.EnablePeers(vmm.AccessRead, w.devs, r, g) }, obj: r, close: func() error {
+				require.NoError(t, g.Close())
+				return r.Close()
 			}}
 		}},
 		{"Device.NewRange", exact, func(t testing.TB, w *world) scene {
@@ -359,7 +367,9 @@ func failTwice(t *testing.T, op operation, i, k int) {
 			}
 		}
 		if op.kind == granted {
-			require.NoError(t, sc.obj.(*vmm.Range).Revoke(w.devs[1:]...), note)
+			require.NoError(t, sc.obj.(interface {
+				Revoke(devs ...*vmm.Device) error
+			}).Revoke(w.devs[1:]...), note)
 		}
 		if op.kind != ending && sc.obj != nil {
 			w.sameButQuarantined(before, sc.obj, op.kind, quarantined, note)

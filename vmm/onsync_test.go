@@ -82,7 +82,7 @@ func TestOnSyncThatSyncs(t *testing.T) {
 	s := stream(t, d)
 	var calls [2]atomic.Int32
 	inside, goOn := make(chan struct{}), make(chan struct{})
-	defer d.OnSync(func() {
+	stopFirst := d.OnSync(func() {
 		if calls[0].Add(1) == 1 {
 			close(inside)
 			<-goOn
@@ -95,8 +95,10 @@ func TestOnSyncThatSyncs(t *testing.T) {
 		_, err := d.Trim(0)
 		require.NoError(t, err)
 		d.OnSync(func() {})()
-	})()
-	defer d.OnSync(func() { calls[1].Add(1) })()
+	})
+	defer stopFirst()
+	stopSecond := d.OnSync(func() { calls[1].Add(1) })
+	defer stopSecond()
 	first := begun(s.Sync)
 	<-inside
 	require.NoError(t, s.Sync(), "of this goroutine")

@@ -195,13 +195,33 @@ func (s *Stream) withAfter(was afters, p point) *afters {
 	if !news(own) && !slices.ContainsFunc(p.after.list(), news) {
 		return nil
 	}
-	all := slices.Concat(was, p.after.list(), afters{own})
-	slices.SortFunc(all, func(a, b after) int {
-		return cmp.Or(cmp.Compare(a.of.order.id, b.of.order.id), cmp.Compare(b.n, a.n))
-	})
-	all = slices.CompactFunc(all, func(a, b after) bool { return a.of == b.of }) // the first, which is the highest
-	all = slices.DeleteFunc(all, func(a after) bool { return a.of == s || a.of.order.ended() })
+	all := s.merge(s.merge(was, p.after.list()), afters{own})
 	return &all
+}
+
+// merge is the events of both lists, of each stream the last one, without s itself and streams
+// that are closed.
+func (s *Stream) merge(a, b afters) afters {
+	if len(b) == 0 {
+		return a
+	}
+	all := make(afters, 0, len(a)+len(b))
+	for len(a)+len(b) > 0 {
+		var next after
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].of.order.id < b[0].of.order.id:
+			next, a = a[0], a[1:]
+		case len(a) == 0 || b[0].of.order.id < a[0].of.order.id:
+			next, b = b[0], b[1:]
+		default:
+			next = after{a[0].of, max(a[0].n, b[0].n)}
+			a, b = a[1:], b[1:]
+		}
+		if next.of != s && !next.of.order.ended() {
+			all = append(all, next)
+		}
+	}
+	return all
 }
 
 // mayBeCaptured says whether the driver has to be asked if the stream is being captured.

@@ -236,7 +236,7 @@ func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresul
 		return err
 	}
 	defer entry.release(v)
-	owner := v.n
+	var owner int
 	if entry != nil {
 		owner = entry.maker.n
 	} else if owner, err = v.ownerOf(call, p); err != nil {

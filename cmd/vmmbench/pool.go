@@ -198,14 +198,7 @@ func (o poolOptions) pool(kind string) (pool.Allocator, error) {
 	if kind == memPool {
 		return pool.New(o.dev.Device, pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ o.reuse})
 	}
-	a, err := pool.NewDriver(o.dev.Device, pool.Options{})
-	if err != nil {
-		return nil, err
-	}
-	if err := errors.Join(a.SetReleaseThreshold(o.threshold), a.SetReuse(o.reuse)); err != nil {
-		return nil, errors.Join(err, a.Close())
-	}
-	return a, nil
+	return nil, notSupported(o.dev, kind)
 }
 
 // streams makes n of them.

@@ -11,6 +11,10 @@ import (
 // childEnv names the test that a child process runs.
 const childEnv = "CUVMM_TEST_CHILD"
 
+// Child says whether this is a process that InChild runs. What a test leaves there does no
+// harm.
+func Child() bool { return os.Getenv(childEnv) != "" }
+
 // InChild is for a test that harms its process: one that loses its device, for one. It is
 // true in a child process, which runs this test alone. Elsewhere it runs that process, fails
 // if the test does not pass there, and is false.

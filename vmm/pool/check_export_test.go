@@ -145,7 +145,8 @@ func (c *checker) table() {
 				c.check(want == nil, "slot %d has no pages", i)
 				break
 			}
-			c.check((*pages)[k].Load() == want, "page %d of slot %d has another owner", k, i)
+			got := (*pages)[k].Load() // what is left of a block that was freed is found out by Find
+			c.check(got == want || want == nil && got.slab == nil, "page %d of slot %d has another owner", k, i)
 		}
 	}
 }
@@ -196,6 +197,7 @@ func (c *checker) home(h *home) {
 // neither allocated nor free.
 func (c *checker) streams() {
 	waiting := map[*slab]int{}
+	all := int64(0)
 	slabs := map[*stream]int{}
 	for _, st := range c.p.all {
 		st.mu.Lock()
@@ -204,12 +206,14 @@ func (c *checker) streams() {
 		for class := range st.classes {
 			for _, f := range st.classes[class].foreign {
 				waiting[f.sl]++
+				all++
 				c.check(f.sl.class == class && f.sl.seqs[f.i].Load() == 0, "a block that waits is allocated")
 				c.check(f.stamp <= st.s.Point() || !st.open(), "a block that waits for later work")
 			}
-			c.places(st, class)
+			c.slabsOf(st, class)
 		}
 	}
+	c.check(all == c.p.foreigns.Load(), "%d blocks wait, %d are counted", all, c.p.foreigns.Load())
 	for sl, has := range c.slabs {
 		st := sl.home.Load()
 		slabs[st]++
@@ -231,25 +235,28 @@ func (c *checker) streams() {
 	c.check(len(slabs) == 0, "slabs of streams that are forgotten")
 }
 
-// places enters the slabs that a stream has of a class.
-func (c *checker) places(st *stream, class int) {
+// slabsOf enters the slabs that a stream has of a class.
+func (c *checker) slabsOf(st *stream, class int) {
 	o := &st.classes[class]
-	place := func(sl *slab, l *slabList) {
+	enter := func(sl *slab, l *slabList) {
 		seen, known := c.slabs[sl]
 		c.check(known && !seen, "a slab in two places, or gone")
 		c.check(sl.home.Load() == st && sl.class == class && sl.list == l, "a slab in the list of another")
 		c.slabs[sl] = true
 	}
 	if o.current != nil {
-		place(o.current, nil)
+		enter(o.current, nil)
 	}
-	if o.empty != nil {
-		place(o.empty, nil)
-		c.check(o.empty.inUse() == 0, "an empty slab has blocks")
+	empties := 0
+	for sl := o.empty.first; sl != nil && c.err == nil; sl = sl.next {
+		enter(sl, &o.empty)
+		c.check(sl.inUse() == 0, "an empty slab has blocks")
+		empties++
 	}
+	c.check(empties == o.empties, "%d empty slabs are counted as %d", empties, o.empties)
 	for i := range o.partly {
 		for sl := o.partly[i].first; sl != nil && c.err == nil; sl = sl.next {
-			place(sl, &o.partly[i])
+			enter(sl, &o.partly[i])
 			c.check(o.quarter(c.p, sl) == &o.partly[i] && !sl.full(), "a slab in the wrong quarter")
 		}
 	}

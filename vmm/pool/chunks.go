@@ -105,8 +105,15 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	}
 	if err == nil {
 		p.mu.Unlock()
+		have, err = p.unmap(have, moved)
+		if more := s.chunks - len(have) - create; more > 0 && errors.Is(err, vmm.ErrBusy) {
+			// A Hold keeps some of them.
+			create, err = p.chargeMore(create, more, mayCreate)
+		}
 		var created int
-		have, created, err = p.obtain(have, moved, s.chunks)
+		if err == nil {
+			have, created, err = p.create(have, s.chunks)
+		}
 		if err == nil {
 			err = p.res.Map(s.hole.off, have...)
 		}
@@ -140,7 +147,7 @@ func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
 		s.home.add(s.before)
 	}
-	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || cause == errMustCreate {
+	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
 		p.addHoleLocked(s.hole)
 		return
 	}
@@ -213,10 +220,22 @@ func (p *Pool) takeChunksLocked(e *extent, n int) *extent {
 	return e
 }
 
-// obtain adds chunks to have until there are n: those of the runs, which it unmaps, then new
-// ones, which it counts.
-func (p *Pool) obtain(have []*vmm.Chunk, runs []*extent, n int) (all []*vmm.Chunk, created int, err error) {
-	have, err = p.unmap(have, runs)
+// chargeMore counts more chunks that are about to be created, and returns how many they are
+// now.
+func (p *Pool) chargeMore(create, more int, mayCreate bool) (int, error) {
+	if !mayCreate {
+		return create, errMustCreate
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.chargeLocked(more); err != nil {
+		return create, err
+	}
+	return create + more, nil
+}
+
+// create adds new chunks to have until there are n, and counts them.
+func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, err error) {
 	for err == nil && len(have) < n {
 		var c *vmm.Chunk
 		if c, err = p.dev.CreateOrReuse(p.chunk, p.prop); err == nil {
@@ -227,17 +246,20 @@ func (p *Pool) obtain(have []*vmm.Chunk, runs []*extent, n int) (all []*vmm.Chun
 	return have, created, err
 }
 
-// unmap unmaps idle runs, which are busy, and appends their chunks. After an error the runs
-// that are still mapped keep theirs.
-func (p *Pool) unmap(chunks []*vmm.Chunk, runs []*extent) ([]*vmm.Chunk, error) {
+// unmap unmaps idle runs, which are busy, and appends their chunks. Runs that are still mapped
+// keep theirs: then it returns an error, ErrBusy if nothing but a Hold keeps them.
+func (p *Pool) unmap(chunks []*vmm.Chunk, runs []*extent) (all []*vmm.Chunk, failed error) {
 	for _, e := range runs {
 		if err := p.res.UnmapNow(e.off, e.size); err != nil {
-			return chunks, err
+			if failed == nil || errors.Is(failed, vmm.ErrBusy) {
+				failed = err
+			}
+			continue
 		}
 		for i := e.off / p.chunk; i < e.end()/p.chunk; i++ {
 			chunks = append(chunks, p.slots[i].chunk)
 			p.slots[i].chunk = nil
 		}
 	}
-	return chunks, nil
+	return chunks, failed
 }

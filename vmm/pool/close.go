@@ -28,11 +28,14 @@ func (p *Pool) close() error {
 	if err := p.shut(); err != nil {
 		return err
 	}
-	if err := p.res.Close(); err != nil {
-		if errors.Is(err, vmm.ErrCapturing) || errors.Is(err, vmm.ErrBusy) {
-			p.reopen()
-		}
-		return err
+	failed := p.res.Close()
+	if errors.Is(failed, vmm.ErrCapturing) || errors.Is(failed, vmm.ErrBusy) {
+		p.reopen()
+		return failed
+	}
+	// Those of a lost device are closed nevertheless.
+	if failed != nil && !(errors.Is(failed, vmm.ErrDeviceLost) && p.res.Close() == nil) {
+		return failed
 	}
 	for _, stop := range p.stops {
 		stop()
@@ -40,7 +43,6 @@ func (p *Pool) close() error {
 	p.stops = nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var failed error
 	for i := range p.slots {
 		if c := p.slots[i].chunk; c != nil {
 			p.spare = append(p.spare, c)

@@ -8,7 +8,7 @@ import (
 
 // setOwnersLocked enters in the slots what lies at an extent: on each page of a slab the slab,
 // else the block on its first page, and in each later slot that it reaches. nil takes it out
-// again.
+// again, but for the block on its first page: Find sees that it is none any more.
 func (p *Pool) setOwnersLocked(e *extent, o *owner) {
 	i, page := e.off>>p.chunkShift, e.off&(p.chunk-1)/pageSize
 	if e.kind == kindSlab {
@@ -20,7 +20,9 @@ func (p *Pool) setOwnersLocked(e *extent, o *owner) {
 		}
 		return
 	}
-	p.slots[i].pages(p)[page].Store(o)
+	if at := &p.slots[i].pages(p)[page]; o != nil && at.Load() != o {
+		at.Store(o)
+	}
 	for i++; i<<p.chunkShift < e.end(); i++ {
 		p.slots[i].cover = nil
 		if o != nil {
@@ -60,15 +62,20 @@ func (p *Pool) Find(at vmm.Ptr) (Block, bool) {
 	defer p.mu.Unlock()
 	e := s.cover
 	for ; pages != nil && page >= 0; page-- { // the block may begin on an earlier page
-		if o := (*pages)[page].Load(); o != nil {
+		if o := (*pages)[page].Load(); o != nil && o.ext.has(off) {
 			e = o.ext
 			break
 		}
 	}
-	if e == nil || e.kind != kindBlock || off >= e.end() || e.seq.Load() == 0 {
+	if e == nil || !e.has(off) {
 		return Block{}, false
 	}
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: e.size, in: &e.owner, seq: e.seq.Load()}, true
+}
+
+// has says whether an extent is a block that is allocated and has a byte at off.
+func (e *extent) has(off uint64) bool {
+	return e != nil && e.kind == kindBlock && e.seq.Load() != 0 && e.off <= off && off < e.end()
 }
 
 // block is the block that an address of a slab lies in.
@@ -78,5 +85,8 @@ func (sl *slab) block(at vmm.Ptr) (Block, bool) {
 		return Block{}, false
 	}
 	seq := sl.seqs[i].Load()
-	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: sl.size, in: &sl.owner, seq: seq}, seq != 0 //nolint:gosec // not negative
+	if seq == 0 {
+		return Block{}, false
+	}
+	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: sl.size, in: &sl.owner, seq: seq}, true //nolint:gosec // not negative
 }

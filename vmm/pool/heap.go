@@ -75,19 +75,21 @@ func (p *Pool) joinLocked(e *extent) {
 
 // addFreeLocked adds an extent without a list to the free memory of h, joined with its
 // neighbours there. While several streams use the pool, memory that a stream freed at
-// different points stays apart, so that another stream need not wait for the later one.
+// different points stays apart, so that another stream need not wait for the later one. So
+// does memory whose work is known to have ended, so that it can be given back.
 func (p *Pool) addFreeLocked(e *extent, h *home) {
 	apart := h.st != nil && p.several.Load()
-	joins := func(x *extent) bool {
-		return x != nil && x.kind == kindFree && x.home == h && !(apart && x.stamp != e.stamp)
+	var done uint64
+	if h.st != nil {
+		done = h.st.s.Finished()
 	}
-	if joins(e.next) {
-		h.remove(e.next)
+	if x := e.next; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
+		h.remove(x)
 		p.joinLocked(e)
 	}
-	if joins(e.prev) {
-		e = e.prev
-		h.remove(e)
+	if x := e.prev; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
+		h.remove(x)
+		e = x
 		p.joinLocked(e)
 	}
 	h.add(e)
@@ -151,6 +153,7 @@ func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *exte
 	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
+	p.settleLocked()
 	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}

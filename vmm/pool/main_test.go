@@ -6,10 +6,15 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
 // TestMain checks that no goroutine and no descriptor is left.
 func TestMain(m *testing.M) {
+	if testgate.Child() {
+		os.Exit(m.Run())
+	}
 	before := descriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if now := descriptors(); code == 0 && len(now) > len(before) {

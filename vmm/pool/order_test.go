@@ -166,7 +166,10 @@ func (x *stress) round() (foreign int) {
 	}
 	x.open()
 	for _, r := range x.lanes {
-		require.NoError(x.t, r.s.Sync())
+		r.must(r.s.Sync())
+	}
+	if x.w.lost.Load() {
+		return 1
 	}
 	for _, r := range x.lanes {
 		foreign += r.l.foreign(x.t)
@@ -189,7 +192,7 @@ func (x *stress) end() {
 }
 
 func (r *runner) must(err error) {
-	if err != nil {
+	if err != nil && !r.w.forgiven(err) && !r.w.lost.Load() {
 		r.t.Error(err)
 	}
 }
@@ -347,16 +350,20 @@ func TestStreamOrder(t *testing.T) {
 	}
 }
 
-// TestStreamOrderIsSeen: a pool that ignores the order fails the test above.
+// TestStreamOrderIsSeen: a pool that ignores the order fails the test above. It may even
+// take memory away from queued work, by which the host's device is lost, and the pool with it.
 func TestStreamOrderIsSeen(t *testing.T) {
+	if !testgate.InChild(t) {
+		return
+	}
 	x := newStress(t, []int{0, 0, 0, 1}, 1)
 	pool.SetNoOrder(x.p)
+	x.w.mayLose = true
 	foreign := 0
 	for i := 0; foreign == 0 && i < 200; i++ {
 		foreign = x.round()
 	}
 	require.Positive(t, foreign)
-	x.end()
 }
 
 // TestPoliciesChangeWhileStreamsRun: order holds whatever is switched when.

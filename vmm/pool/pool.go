@@ -37,13 +37,15 @@ type Pool struct {
 	last      atomic.Pointer[stream]
 	reuse     atomic.Uint32
 	threshold atomic.Uint64
-	several   atomic.Bool  // there is more than one stream
-	chunks    atomic.Int64 // that it holds
-	slots     []slot       // the addresses by chunks
+	listed    atomic.Pointer[[]*stream] // all
+	several   atomic.Bool               // there is more than one stream
+	chunks    atomic.Int64              // that it holds
+	slots     []slot                    // the addresses by chunks
 
-	_    [64]byte // what changes often is apart from what calls only read
-	used gauge
-	_    [64]byte
+	_        [64]byte // what changes often is apart from what calls only read
+	used     gauge
+	foreigns atomic.Int64 // blocks that were freed in other streams than their slabs'
+	_        [64]byte
 
 	mu         sync.Mutex // not held when memory is created, mapped, unmapped or released
 	regions    [regionCount]region
@@ -263,9 +265,7 @@ func (p *Pool) free(st *stream, b Block) error {
 func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	size := e.size
 	p.setOwnersLocked(e, nil)
-	p.long.blocks--
-	p.long.frees++
-	p.used.add(-int64(size)) //nolint:gosec // far below 2^63
+	p.long.count(p, -1, size)
 	p.freeLocked(e, st, stamp)
 	// So that other streams learn when this has ended, not only when all later work has.
 	if st != nil && p.several.Load() && p.allows(ReuseOpportunistic) {

@@ -8,8 +8,9 @@ import (
 
 // Resize makes b, where it lies, n bytes long. To become longer it takes free memory behind
 // it that s may have without a wait, and where there are only addresses it has memory mapped.
-// If that is not enough it returns ErrNoRoom and nothing has changed. To become shorter it
-// frees the rest in s. The block stays the same one: Size of the Block that is returned is
+// If that is not enough it returns ErrNoRoom, or ErrOutOfMemory if there is no memory to map,
+// and nothing has changed. To become shorter it frees the rest in s, whose work the caller
+// orders after that of the block's stream, as for Free. The block stays the same one: Size of the Block that is returned is
 // the new one.
 func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	st, err := p.stream(s)
@@ -43,7 +44,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	case n > uint64(len(p.slots))*p.chunk:
 		return ErrNoRoom
 	}
-	size := (n + p.unit - 1) / p.unit * p.unit
+	size := (n + p.unit - 1) &^ (p.unit - 1)
 	stamp := st.s.Point()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +65,10 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 			return err
 		}
 	}
-	p.used.add(int64(size) - int64(was)) //nolint:gosec // far below 2^63
+	by := int64(size) - int64(was) //nolint:gosec // far below 2^63
+	p.long.used += by
+	p.long.charged += by
+	p.used.add(by)
 	return nil
 }
 

@@ -11,6 +11,8 @@ import (
 // alloc is Alloc for what allocSmall does not find.
 func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	switch {
+	case n == 0 && p.closed.Load():
+		return Block{}, errClosed
 	case n == 0:
 		return Block{in: &p.none}, nil
 	case n <= p.classes.most:
@@ -18,7 +20,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
 		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
 	}
-	size := (n + p.unit - 1) / p.unit * p.unit
+	size := (n + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -31,9 +33,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	e.usedBy(st)
 	e.seq.Store(p.longSeq)
 	p.setOwnersLocked(e, &e.owner)
-	p.long.blocks++
-	p.long.allocs++
-	p.used.add(int64(size)) //nolint:gosec // far below 2^63
+	p.long.count(p, 1, size)
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
 }
 
@@ -121,8 +121,11 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 		}
 	}
 	p.mu.Unlock()
-	p.gather()
+	p.gather(p.allows(ReuseOpportunistic))
 	p.mu.Lock()
+	if p.allows(ReuseOpportunistic) {
+		p.askLocked()
+	}
 	p.settleLocked()
 	p.joinFreeLocked(st)
 	return p.findLocked(st, size, r, follow)

@@ -51,6 +51,9 @@ func (sl *slab) index(p vmm.Ptr) int { return int(uint64(p-sl.ptr) * sl.magic >>
 // inUse is how many blocks are allocated, or wait in other streams.
 func (sl *slab) inUse() int { return sl.begun - len(sl.free) }
 
+// bytes is how long the slab is.
+func (sl *slab) bytes() uint64 { return sl.size * uint64(len(sl.seqs)) }
+
 // full says whether no block is free.
 func (sl *slab) full() bool { return len(sl.free) == 0 && sl.begun == len(sl.seqs) }
 
@@ -91,9 +94,14 @@ func (l *slabList) remove(sl *slab) {
 type ofClass struct {
 	current *slab       // blocks come from it until it is full
 	partly  [4]slabList // the others with free blocks, the fullest first, by quarters
-	empty   *slab       // one without blocks, kept
+	empty   slabList    // without blocks
+	empties int         // their number
 	foreign []foreign   // blocks of other streams' slabs that were freed in this one
 }
+
+// keepEmpty is how many bytes of slabs without blocks a stream keeps for each size: their
+// number goes up and down as blocks come and go.
+const keepEmpty = 1 << 20
 
 // foreign is a block that was freed in another stream than that of its slab. The stream in
 // which it was freed may have it again at once, the slab once that stream has come there.
@@ -101,6 +109,20 @@ type foreign struct {
 	sl    *slab
 	i     int
 	stamp uint64
+}
+
+func (c *ofClass) addForeign(p *Pool, f foreign) {
+	c.foreign = append(c.foreign, f)
+	p.foreigns.Add(1)
+}
+
+// takeForeign takes the one that was freed last.
+func (c *ofClass) takeForeign(p *Pool) (sl *slab, i int) {
+	last := len(c.foreign) - 1
+	f := c.foreign[last]
+	c.foreign = c.foreign[:last]
+	p.foreigns.Add(-1)
+	return f.sl, f.i
 }
 
 // quarter is the list of c for a slab that has free blocks. The next slab to allocate from is
@@ -122,7 +144,11 @@ func (c *ofClass) next() *slab {
 			return sl
 		}
 	}
-	c.current, c.empty = c.empty, nil
+	if sl := c.empty.first; sl != nil {
+		c.empty.remove(sl)
+		c.empties--
+		c.current = sl
+	}
 	return c.current
 }
 
@@ -137,11 +163,12 @@ func (c *ofClass) give(p *Pool, sl *slab, i int) (release *slab) {
 		if sl.list != nil {
 			sl.list.remove(sl)
 		}
-		if c.empty == nil {
-			c.empty = sl
-			return nil
+		if uint64(c.empties)*sl.bytes() >= keepEmpty { //nolint:gosec // not negative
+			return sl
 		}
-		return sl
+		c.empty.add(sl)
+		c.empties++
+		return nil
 	}
 	if l := c.quarter(p, sl); l != sl.list {
 		if sl.list != nil {

@@ -12,12 +12,15 @@ func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
 	c := &st.classes[class]
 	var sl *slab
 	var i int
-	if k := len(c.foreign); k > 0 {
-		sl, i = c.foreign[k-1].sl, c.foreign[k-1].i
-		c.foreign = c.foreign[:k-1]
-	} else if sl = c.current; sl != nil && !sl.full() {
+	switch sl = c.current; {
+	case st.gone:
+		st.mu.Unlock()
+		return Block{}, false
+	case len(c.foreign) > 0:
+		sl, i = c.takeForeign(st.p)
+	case sl != nil && !sl.full():
 		i = sl.take()
-	} else {
+	default:
 		st.mu.Unlock()
 		return Block{}, false
 	}
@@ -45,7 +48,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 			return b, err
 		}
 	}
-	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) / p.unit * p.unit
+	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
 	e, err := p.takeExtentLocked(st, size, r)
@@ -84,10 +87,9 @@ func (st *stream) allocAtHand(class int, n uint64) (Block, error) {
 		return Block{}, st.goneErr()
 	}
 	c := &st.classes[class]
-	if k := len(c.foreign); k > 0 {
-		f := c.foreign[k-1]
-		c.foreign = c.foreign[:k-1]
-		return st.blockIn(f.sl, f.i, n), nil
+	if len(c.foreign) > 0 {
+		sl, i := c.takeForeign(st.p)
+		return st.blockIn(sl, i, n), nil
 	}
 	if sl := c.current; sl == nil || sl.full() {
 		if c.next() == nil {
@@ -112,7 +114,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	st.count(-1, sl.size)
 	c := &st.classes[sl.class]
 	if sl.home.Load() != st {
-		c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
+		c.addForeign(p, foreign{sl, i, st.s.Point()})
 		st.mu.Unlock()
 		return nil
 	}
@@ -144,8 +146,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	for _, st := range p.list() {
 		st.mu.Lock()
 		if st.seq>>streamBits == b.seq>>streamBits && !st.gone {
-			c := &st.classes[sl.class]
-			c.foreign = append(c.foreign, foreign{sl, i, st.s.Point()})
+			st.classes[sl.class].addForeign(p, foreign{sl, i, st.s.Point()})
 			st.mu.Unlock()
 			return nil
 		}
@@ -191,6 +192,9 @@ func (p *Pool) releaseSlab(sl *slab, st *stream) {
 // collect gives blocks that were freed in other streams back to their slabs, if their work
 // has ended, or precedes that of st, whose slab it is. It says whether there were any.
 func (p *Pool) collect(st *stream, class int) (some bool) {
+	if p.foreigns.Load() == 0 {
+		return false
+	}
 	for _, t := range p.list() {
 		if t == st {
 			continue
@@ -239,6 +243,7 @@ func (p *Pool) giveForeign(t *stream, class int, st *stream) (some bool) {
 	}
 	c.foreign = kept
 	t.mu.Unlock()
+	p.foreigns.Add(int64(-len(out)))
 	for _, f := range out {
 		home := f.sl.lockHome()
 		some = some || home == st
@@ -295,9 +300,11 @@ func (p *Pool) releaseEmpty(st *stream) {
 		if sl := c.current; sl != nil && sl.inUse() == 0 {
 			out, c.current = append(out, sl), nil
 		}
-		if c.empty != nil {
-			out, c.empty = append(out, c.empty), nil
+		for sl := c.empty.first; sl != nil; sl = c.empty.first {
+			c.empty.remove(sl)
+			out = append(out, sl)
 		}
+		c.empties = 0
 	}
 	st.slabs -= len(out)
 	st.mu.Unlock()
@@ -306,14 +313,42 @@ func (p *Pool) releaseEmpty(st *stream) {
 	}
 }
 
-// gather gives back to the heap what the streams keep and no block uses.
-func (p *Pool) gather() {
-	for _, t := range p.list() {
-		for class := range t.classes {
-			p.giveForeign(t, class, nil)
+// newestForeign is the highest stamp of the blocks of other streams' slabs that were freed in
+// the stream; false if there are none.
+func (st *stream) newestForeign() (stamp uint64, some bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for i := range st.classes {
+		if all := st.classes[i].foreign; len(all) > 0 {
+			stamp, some = max(stamp, all[len(all)-1].stamp), true
+		}
+	}
+	return stamp, some
+}
+
+// gather gives back to the heap what the streams keep and no block uses; ask says whether to
+// ask the driver how far the streams have come.
+func (p *Pool) gather(ask bool) {
+	if p.foreigns.Load() > 0 {
+		for _, t := range p.list() {
+			p.gatherForeign(t, ask)
 		}
 	}
 	for _, t := range p.list() {
 		p.releaseEmpty(t)
+	}
+}
+
+// gatherForeign gives the blocks that were freed in t back to their slabs, if their work has
+// ended.
+func (p *Pool) gatherForeign(t *stream, ask bool) {
+	newest, some := t.newestForeign()
+	if some && ask {
+		p.mu.Lock()
+		p.askStreamLocked(t, newest)
+		p.mu.Unlock()
+	}
+	for class := range t.classes {
+		p.giveForeign(t, class, nil)
 	}
 }

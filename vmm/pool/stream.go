@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -16,6 +17,8 @@ type stream struct {
 	p *Pool
 
 	denied atomic.Bool // its device has no access
+
+	_ [64]byte // other streams' calls read what is above, and this one's write what is below
 
 	mu      sync.Mutex // comes before Pool.mu
 	seq     uint64     // of the last block; the upper bits are the stream's own
@@ -51,8 +54,9 @@ const slack = 1 << 20
 // beyond what is charged, or falls far below it. If there are several streams, each is charged
 // a little in advance: so they do not wait for each other, and the most that was ever used is
 // still known, give or take slack for each.
-func (st *stream) count(blocks int64, size uint64) {
-	c := &st.counts
+func (st *stream) count(blocks int64, size uint64) { st.counts.count(st.p, blocks, size) }
+
+func (c *counts) count(p *Pool, blocks int64, size uint64) {
 	if blocks > 0 {
 		c.allocs++
 		c.used += int64(size) //nolint:gosec // far below 2^63
@@ -62,11 +66,11 @@ func (st *stream) count(blocks int64, size uint64) {
 	}
 	c.blocks += blocks
 	if by := c.used - c.charged; by > 0 || by < -slack {
-		if st.p.several.Load() {
+		if p.several.Load() {
 			by += slack / 2
 		}
 		c.charged += by
-		st.p.used.add(by)
+		p.used.add(by)
 	}
 }
 
@@ -125,8 +129,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 	st := &stream{s: s, p: p, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
 	st.free.st = st
 	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
-	p.all = append(p.all, st)
-	p.several.Store(len(p.all) > 1)
+	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
 	p.streams.Store(s, st)
 	if old := p.last.Load(); old == nil || !old.open() {
 		p.last.Store(st)
@@ -163,19 +166,16 @@ func (p *Pool) forgetClosed() {
 
 // forgetLocked takes a closed stream, whose mu is held too, off the lists. Its counts stay.
 func (p *Pool) forgetLocked(st *stream) {
-	for i, x := range p.all {
-		if x == st {
-			p.all = append(append([]*stream(nil), p.all[:i]...), p.all[i+1:]...)
-			p.past.blocks += st.blocks
-			p.past.used += st.used
-			p.past.charged += st.charged
-			p.past.allocs += st.allocs
-			p.past.frees += st.frees
-			st.gone = true
-			break
-		}
+	if st.gone {
+		return
 	}
-	p.several.Store(len(p.all) > 1)
+	st.gone = true
+	p.setStreamsLocked(slices.DeleteFunc(slices.Clone(p.all), func(x *stream) bool { return x == st }))
+	p.past.blocks += st.blocks
+	p.past.used += st.used
+	p.past.charged += st.charged
+	p.past.allocs += st.allocs
+	p.past.frees += st.frees
 	p.streams.Delete(st.s)
 	p.last.CompareAndSwap(st, nil)
 	p.dropFencesLocked(st)
@@ -190,11 +190,19 @@ func (st *stream) hasForeign() bool {
 	return false
 }
 
-// list is the streams as they are now.
+// list is the streams as they are now. It takes no lock.
 func (p *Pool) list() []*stream {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.all[:len(p.all):len(p.all)]
+	if all := p.listed.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+// setStreamsLocked sets which streams there are.
+func (p *Pool) setStreamsLocked(all []*stream) {
+	p.all = all
+	p.listed.Store(&all)
+	p.several.Store(len(all) > 1)
 }
 
 // askLocked asks the driver how far the streams have come in which memory was freed.

@@ -4,7 +4,8 @@ package pool
 // holds at most keep bytes. It returns how many bytes it gave back: to the device's cache
 // (vmm.Device.SetReleaseThreshold) or to the driver. Memory that was freed in a stream whose
 // work is not known to have ended stays; with ReuseOpportunistic the driver is asked, but
-// TrimTo does not wait.
+// TrimTo does not wait. If a Hold of the Reservation keeps some of them it returns ErrBusy and
+// what it gave back.
 func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	if err = p.live(); err == nil {
 		p.repair()
@@ -25,13 +26,13 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 		p.doneLocked()
 		p.mu.Unlock()
 	}()
+	p.mu.Unlock()
+	p.gather(ask)
+
+	p.mu.Lock()
 	if ask {
 		p.askLocked()
 	}
-	p.mu.Unlock()
-	p.gather()
-
-	p.mu.Lock()
 	p.settleLocked()
 	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
 	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative

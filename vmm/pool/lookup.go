@@ -1,0 +1,32 @@
+package pool
+
+import (
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Found is what Lookup finds out about an address.
+type Found struct {
+	Device int         // ordinal of the device whose memory it is
+	Pool   *Pool       // it lies in; nil: in none
+	Block  Block       // of Pool it lies in; the zero Block: none is allocated there
+	Driver driver.Pool // the driver's pool that it was allocated from; 0: none
+}
+
+// Lookup finds the pool of an address, of any device of dev's driver. A Pool is found without
+// a call of the driver, which knows nothing of it. Otherwise the driver is asked, also for
+// plain memory; an address that it does not know, or a driver without pools, is an error:
+// ErrInvalid or ErrNotSupported. Lookup must not run beside a Free of the block.
+func Lookup(dev *vmm.Device, at vmm.Ptr) (Found, error) {
+	if r, _, ok := dev.Lookup(at); ok {
+		if p, ok := r.Owner().(*Pool); ok {
+			b, _ := p.Find(at)
+			return Found{Device: p.dev.Info().Ordinal, Pool: p, Block: b}, nil
+		}
+	}
+	of, device, err := poolOf(dev, at)
+	if err != nil {
+		return Found{}, wrap(dev, "look up address", at, 0, err)
+	}
+	return Found{Device: device, Driver: of}, nil
+}

@@ -1,0 +1,85 @@
+package pool_test
+
+import (
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+// TestModel runs the machine by numbers of rapid, which makes failures short.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		m := newMachine(t, rt, func(n int) int { return rapid.IntRange(0, n-1).Draw(rt, "pick") })
+		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+			m.step()
+		}
+		m.end()
+	})
+}
+
+// TestLongModel runs it by random numbers, for longer: VMM_SOAK for minutes.
+func TestLongModel(t *testing.T) {
+	seeds, steps := 6, 400
+	if os.Getenv("VMM_SOAK") != "" {
+		seeds, steps = 300, 3000
+	}
+	first := uint64(time.Now().UnixNano())
+	for i := range seeds {
+		seed := first + uint64(i)
+		t.Logf("seed %d", seed)
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		m := newMachine(t, t, rnd.IntN)
+		for range steps {
+			m.step()
+		}
+		m.end()
+	}
+}
+
+// TestRandomFaults: of the driver's calls some fail, and nothing is lost.
+func TestRandomFaults(t *testing.T) {
+	seeds, steps := 12, 250
+	if os.Getenv("VMM_SOAK") != "" {
+		seeds, steps = 1000, 1000
+	}
+	first := uint64(time.Now().UnixNano())
+	for i := range seeds {
+		seed := first + uint64(i)
+		t.Logf("seed %d", seed)
+		rnd, chance := rand.New(rand.NewPCG(seed, 0)), rand.New(rand.NewPCG(seed, 1))
+		m := newMachine(t, t, rnd.IntN)
+		m.injected = func() bool { return true }
+		m.fault = func(c drivertest.Call) error {
+			if mayFail[c.Name] && chance.IntN(12) == 0 {
+				return errInjected
+			}
+			return nil
+		}
+		for range steps {
+			m.step()
+		}
+		m.end()
+	}
+}
+
+// mayFail are the driver's calls that can fail without a mistake of the caller.
+var mayFail = map[string]bool{
+	"Create": true, "Map": true, "SetAccess": true, "Unmap": true, "Record": true, "NewEvent": true,
+	"Done": true, "StreamDone": true, "Wait": true, "Capturing": true, "MemInfo": true,
+}
+
+// TestNoMistake: the machine itself makes none: it reads what it has written.
+func TestNoMistake(t *testing.T) {
+	m := newMachine(t, t, newRand(1).IntN)
+	for range 300 {
+		m.step()
+	}
+	require.NotZero(t, m.stamp)
+	m.end()
+}
