@@ -195,10 +195,11 @@ func (o poolOptions) group(name, unit string, bytes uint64, axes report.Axes, op
 
 // pool makes one of our pools, or one of the driver's.
 func (o poolOptions) pool(kind string) (pool.Allocator, error) {
+	how := pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ o.reuse}
 	if kind == memPool {
-		return pool.New(o.dev.Device, pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ o.reuse})
+		return pool.New(o.dev.Device, how)
 	}
-	return nil, notSupported(o.dev, kind)
+	return pool.NewDriver(o.dev.Device, how)
 }
 
 // streams makes n of them.

@@ -94,7 +94,6 @@ func TestOutputsConformToTheSchema(t *testing.T) {
 		"grow":    append([]string{"grow", "--size", "64K", "--step", "32K"}, fast...),
 		"off":     append([]string{"grow", "--size", "64K", "--step", "32K", "--verify", "off"}, fast...),
 		"ops":     append([]string{"ops", "--size", "2M", "--total", "4M", "--busy", "0"}, fast...),
-		"pool":    append([]string{"pool", "--trace", "mixed,training", "--peak", "1G"}, fast...),
 		"p2p":     append([]string{"p2p", "--size", "4,64K", "--grants", "1"}, small...),
 		"info":    {"info", "--device", "host"},
 		"absent":  {"bw", "--device", "host:99"},

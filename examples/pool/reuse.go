@@ -49,7 +49,7 @@ func (d *demo) reuse() error {
 				return err
 			}
 			next, err := p.Alloc(d.other, chunk)
-			if policy.retry {
+			if policy.retry && err != nil {
 				next, err = retry(func() (pool.Block, error) { return p.Alloc(d.other, chunk) })
 			}
 			if err != nil {

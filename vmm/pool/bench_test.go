@@ -52,7 +52,7 @@ func newMix(name string, a pool.Allocator, s *vmm.Stream) *mix {
 			m.sizes[i], m.slots[i] = 256+r.Uint64N(64<<10-255), r.Uint32N(uint32(slots))
 		}
 	}
-	m.live = make([]pool.Block, slots)
+	m.live = make([]pool.Block, slots, slots+7) // in cache lines of its own
 	return m
 }
 

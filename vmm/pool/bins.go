@@ -62,28 +62,27 @@ func (b *bins) from(i int) int {
 	}
 }
 
-// largest is the longest extent of the highest bin, as far as it is looked at.
+// largest is the size of the longest extent.
 func (b *bins) largest() (size uint64) {
 	for w := len(b.used) - 1; w >= 0; w-- {
 		if b.used[w] == 0 {
 			continue
 		}
-		n := 0
-		for e := b.heads[w<<6+bits.Len64(b.used[w])-1]; e != nil && n < scanMost; e = e.binNext {
+		for e := b.heads[w<<6+bits.Len64(b.used[w])-1]; e != nil; e = e.binNext {
 			size = max(size, e.size)
-			n++
 		}
 		return size
 	}
 	return 0
 }
 
-// find returns an extent of at least size bytes that ok accepts, from the lowest bin that
-// has one: the lowest address of those it looks at, so that high addresses empty out.
-func (b *bins) find(size uint64, before uint64) (best *extent) {
+// find returns an extent of at least size bytes that was freed before, from the lowest bin
+// that has one: the lowest address of the first most ones of that bin, so that high addresses
+// empty out.
+func (b *bins) find(size, before uint64, most int) (best *extent) {
 	for i := b.from(binOf(size / pageSize)); i >= 0 && best == nil; i = b.from(i + 1) {
 		n := 0
-		for e := b.heads[i]; e != nil && n < scanMost; e = e.binNext {
+		for e := b.heads[i]; e != nil && n < most; e = e.binNext {
 			n++
 			if e.size >= size && e.stamp < before && (best == nil || e.off < best.off) {
 				best = e

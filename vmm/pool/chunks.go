@@ -145,7 +145,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 // as this one did: such addresses are not used before TrimTo.
 func (p *Pool) undoSiteLocked(s site, cause error) {
 	if s.before != nil {
-		s.home.add(s.before)
+		p.freeLocked(s.before, s.home.st, s.before.stamp) // the stream may have been closed meanwhile
 	}
 	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
 		p.addHoleLocked(s.hole)

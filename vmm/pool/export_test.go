@@ -1,5 +1,7 @@
 package pool
 
+import "github.com/cuvmm/cuvmm/vmm"
+
 // SetNoOrder makes the pool reuse at once, in any stream, what was freed in any stream: the
 // negative control of the tests of stream order.
 func SetNoOrder(p *Pool) { p.hooks.noOrder = true }
@@ -18,4 +20,11 @@ func Streams(p *Pool) (streams, fences int) {
 		fences += len(st.fences)
 	}
 	return len(p.all), fences
+}
+
+// Adopt has the second stream take a slab over from the first.
+func Adopt(p *Pool, from, to *vmm.Stream, n uint64) {
+	t, _ := p.streams.Load(from)
+	st, _ := p.streams.Load(to)
+	p.adoptFrom(t.(*stream), st.(*stream), p.classes.of(n))
 }

@@ -75,19 +75,21 @@ func (x *extras) failed(st *stream, n uint64) {
 	x.line("allocate failure,0x0,%d,%d\n", n, uint64(st.s.Raw()))
 }
 
-// freed notes that b was freed in the stream; nil for FreeNow.
-func (x *extras) freed(st *stream, b Block) {
-	if x == nil {
-		return
-	}
+// free runs f, which frees b in the stream, and notes it; st is nil for FreeNow. No other line
+// comes between: one that the memory was allocated again comes later.
+func (x *extras) free(st *stream, b Block, f func() error) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if err := f(); err != nil {
+		return err
+	}
 	var raw uint64
 	if st != nil {
 		raw = uint64(st.s.Raw())
 	}
 	x.line("free,%#x,%d,%d\n", uint64(b.ptr), b.size, raw)
 	delete(x.samples, b.seq)
+	return nil
 }
 
 // close returns the error of the trace.

@@ -150,11 +150,26 @@ func (p *Pool) regionOf(size uint64) *region {
 // findLocked looks for size bytes that st may have without a driver call: what was freed in st, then what
 // is idle, then, if follow is set, what was freed in streams for which st waits.
 func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *extent {
-	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
+	return p.findAmongLocked(st, size, r, follow, scanMost)
+}
+
+// findAnywhereLocked is findLocked that looks at all extents of all regions.
+func (p *Pool) findAnywhereLocked(st *stream, size uint64, follow bool) *extent {
+	for i := range p.regions {
+		if e := p.findAmongLocked(st, size, &p.regions[i], follow, math.MaxInt); e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// findAmongLocked is findLocked that looks at so many extents of a bin.
+func (p *Pool) findAmongLocked(st *stream, size uint64, r *region, follow bool, most int) *extent {
+	if e := st.free.bins[r.index].find(size, math.MaxUint64, most); e != nil {
 		return p.takeLocked(e, size)
 	}
 	p.settleLocked()
-	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
+	if e := p.idle.bins[r.index].find(size, math.MaxUint64, most); e != nil {
 		return p.takeLocked(e, size)
 	}
 	if !follow && !p.hooks.noOrder {
@@ -165,7 +180,7 @@ func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *exte
 		if t == st || before == 0 || t.free.newest == nil {
 			continue
 		}
-		if e := t.free.bins[r.index].find(size, before); e != nil {
+		if e := t.free.bins[r.index].find(size, before, most); e != nil {
 			return p.takeLocked(e, size)
 		}
 	}

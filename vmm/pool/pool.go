@@ -231,13 +231,14 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
 	if err == nil {
-		err = p.free(st, b)
+		if p.extras != nil {
+			err = p.extras.free(st, b, func() error { return p.free(st, b) })
+		} else {
+			err = p.free(st, b)
+		}
 	}
 	if err != nil {
 		return p.fail("free", b.ptr, b.size, err)
-	}
-	if p.extras != nil {
-		p.extras.freed(st, b)
 	}
 	return nil
 }
@@ -267,37 +268,37 @@ func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	p.setOwnersLocked(e, nil)
 	p.long.count(p, -1, size)
 	p.freeLocked(e, st, stamp)
-	// So that other streams learn when this has ended, not only when all later work has.
-	if st != nil && p.several.Load() && p.allows(ReuseOpportunistic) {
-		if st.freedLong += size; st.freedLong >= p.chunk {
-			p.fenceLocked(st)
-		}
-	}
 }
 
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
 // of cudaMallocAsync. It does not wait. Unlike Free it works whatever has become of the
 // stream.
 func (p *Pool) FreeNow(b Block) error {
-	var err error
+	err := ErrForeignBlock
 	switch {
-	case p == nil || b.in == nil || b.in.pool != p:
-		err = ErrForeignBlock
+	case p == nil:
+	case p.extras != nil:
+		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
+	default:
+		err = p.freeNow(b)
+	}
+	return p.fail("free", b.ptr, b.size, err)
+}
+
+func (p *Pool) freeNow(b Block) error {
+	switch {
+	case b.in == nil || b.in.pool != p:
+		return ErrForeignBlock
 	case b.in.slab != nil:
-		err = p.freeInSlabNow(b.in.slab, b)
+		return p.freeInSlabNow(b.in.slab, b)
 	case b.in.ext == nil:
 		return nil // of 0 bytes
 	case !b.in.ext.seq.CompareAndSwap(b.seq, 0):
-		err = ErrDoubleFree
-	default:
-		p.mu.Lock()
-		p.freeBlockLocked(b.in.ext, b.in.ext.by, b.in.ext.stamp)
-		p.mu.Unlock()
+		return ErrDoubleFree
 	}
-	if err != nil {
-		return p.fail("free", b.ptr, b.size, err)
-	}
-	p.extras.freed(nil, b)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.freeBlockLocked(b.in.ext, b.in.ext.by, b.in.ext.stamp)
 	return nil
 }
 

@@ -122,7 +122,7 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 		p.doneLocked()
 		if err != nil {
 			for _, t := range all {
-				t.h.add(t.e)
+				p.freeLocked(t.e, t.h.st, t.e.stamp) // the stream may have been closed meanwhile
 			}
 			return err
 		}

@@ -511,3 +511,39 @@ func TestOpportunisticWithSlabs(t *testing.T) {
 		w.end()
 	}
 }
+
+// TestWaitingForMemoryElsewhere: what a stream has to wait for may lie among blocks of
+// another size, in chunks that cannot move.
+func TestWaitingForMemoryElsewhere(t *testing.T) {
+	w := newWorld(t, 1, 64*mib)
+	p, g := w.pool(pool.Options{Max: 4 * chunk, NoReuse: pool.ReuseAll &^ pool.ReuseInternalDependencies}), w.gates(0)
+	s, to := w.stream(0), w.stream(0)
+	var live, pieces []pool.Block
+	for range 3 {
+		live = append(live, alloc(t, p, s, 66*kib)) // 80 KiB, of 256
+	}
+	long, err := p.Resize(s, live[2], 96*kib) // up to the end
+	require.NoError(t, err)
+	live[2] = long
+	open := g.hold(s)
+	for i, b := range live {
+		less, err := p.Resize(s, b, 30*kib)
+		require.NoError(t, err)
+		live[i] = less
+	}
+	for range 2 {
+		b := alloc(t, p, to, 30*kib)
+		require.NoError(t, to.Fill(b.Ptr(), 1, 4, b.Size()/4))
+		pieces = append(pieces, b)
+	}
+	done, err := to.Done()
+	require.NoError(t, err)
+	require.False(t, done)
+	require.NoError(t, pool.Check(p))
+	open()
+	for _, b := range append(live, pieces...) {
+		require.NoError(t, p.FreeNow(b))
+	}
+	closeAll(t, s, to, p)
+	w.end()
+}

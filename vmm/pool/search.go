@@ -20,11 +20,16 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
 		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
 	}
+	return p.allocPages(st, n)
+}
+
+// allocPages allocates a block that is in no slab.
+func (p *Pool) allocPages(st *stream, n uint64) (Block, error) {
 	size := (n + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, err := p.takeExtentLocked(st, size, r)
+	e, err := p.takeExtentLocked(st, size, r, n)
 	if err != nil {
 		return Block{}, err
 	}
@@ -37,8 +42,9 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
 }
 
-// takeExtentLocked takes size bytes for st.
-func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region) (*extent, error) {
+// takeExtentLocked takes size bytes for st, which has asked for a block of asked bytes. If
+// asked is 0 it neither waits nor calls OnOOM: there is another way.
+func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region, asked uint64) (*extent, error) {
 	if p.closed.Load() {
 		return nil, errClosed
 	}
@@ -47,7 +53,7 @@ func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region) (*extent, er
 	}
 	p.busy++
 	defer p.doneLocked()
-	return p.findSlowlyLocked(st, size, r)
+	return p.findSlowlyLocked(st, size, r, asked)
 }
 
 // doneLocked ends a call that counts as busy.
@@ -59,7 +65,7 @@ func (p *Pool) doneLocked() {
 
 // findSlowlyLocked finds size bytes for st, in the order that Alloc documents. It releases
 // p.mu meanwhile.
-func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, error) {
+func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64) (*extent, error) {
 	for {
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
@@ -74,8 +80,11 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 		if errors.Is(err, errMustCreate) {
 			e, err = p.growLocked(st, size, r, true)
 		}
-		if err == nil || !errors.Is(err, vmm.ErrOutOfMemory) {
+		if err == nil || asked == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
 			return e, err
+		}
+		if e := p.findAnywhereLocked(st, size, p.allows(ReuseFollowEvents)); e != nil {
+			return e, nil
 		}
 		if p.allows(ReuseInternalDependencies) {
 			if e := p.waitLocked(st, size, r); e != nil {
@@ -87,7 +96,7 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region) (*extent, er
 		}
 		p.doneLocked() // it may close the pool
 		p.mu.Unlock()
-		retry := p.onOOM(st.s, size)
+		retry := p.onOOM(st.s, asked)
 		p.mu.Lock()
 		p.busy++
 		if p.closed.Load() {
@@ -137,7 +146,7 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	for _, t := range p.all {
 		// At first a stream whose memory is enough by itself.
-		if t != st && t.free.bins[r.index].find(size, math.MaxUint64) != nil && p.followLocked(st, t) {
+		if t != st && t.free.bins[r.index].find(size, math.MaxUint64, scanMost) != nil && p.followLocked(st, t) {
 			if e := p.findLocked(st, size, r, true); e != nil {
 				return e
 			}
@@ -149,7 +158,7 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 		}
 	}
 	p.joinFreeLocked(st)
-	if e := p.findLocked(st, size, r, true); e != nil {
+	if e := p.findAnywhereLocked(st, size, true); e != nil {
 		return e
 	}
 	var fences []vmm.Fence

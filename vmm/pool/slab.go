@@ -26,6 +26,8 @@ type slab struct {
 	stamp      uint64   // home's Point when a block was freed in it last
 	list       *slabList
 	prev, next *slab
+
+	_ [32]byte // so that no two slabs, of different streams, share a line of the cache
 }
 
 func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
@@ -34,8 +36,8 @@ func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
 	sl := &slab{
 		ext: e, class: class, size: size, magic: (1<<40 + size - 1) / size,
 		ptr:  p.base + vmm.Ptr(e.off),
-		seqs: make([]atomic.Uint64, n),
-		free: make([]uint16, 0, n),
+		seqs: make([]atomic.Uint64, n, (n+7)&^7), // whole lines of the cache, as above
+		free: make([]uint16, 0, (n+31)&^31),
 	}
 	sl.owner = owner{pool: p, slab: sl}
 	sl.home.Store(st)

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"math"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -51,9 +52,12 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
-	e, err := p.takeExtentLocked(st, size, r)
+	e, err := p.takeExtentLocked(st, size, r, 0)
 	if err != nil {
 		p.mu.Unlock()
+		if errors.Is(err, vmm.ErrOutOfMemory) {
+			return p.allocPages(st, n) // there may be room for one block
+		}
 		return Block{}, err
 	}
 	e.kind = kindSlab
@@ -137,7 +141,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	}
 	home := sl.lockHome()
 	home.count(-1, sl.size)
-	if home.seq>>streamBits == b.seq>>streamBits {
+	if home.number == b.seq>>streamBits {
 		p.giveLocked(home, sl, i)
 		return nil
 	}
@@ -145,7 +149,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	// Another stream had it from its foreign blocks, or the slab was adopted.
 	for _, st := range p.list() {
 		st.mu.Lock()
-		if st.seq>>streamBits == b.seq>>streamBits && !st.gone {
+		if st.number == b.seq>>streamBits && !st.gone {
 			st.classes[sl.class].addForeign(p, foreign{sl, i, st.s.Point()})
 			st.mu.Unlock()
 			return nil
@@ -269,11 +273,15 @@ func (p *Pool) adopt(st *stream, class int) bool {
 }
 
 func (p *Pool) adoptFrom(t, st *stream, class int) bool {
-	// Of two streams' locks an open one's comes first. A closed stream takes no other's.
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	// Of two streams' locks the older one's comes first: st may be closed by now, too.
+	first, second := st, t
+	if t.number < st.number {
+		first, second = t, st
+	}
+	first.mu.Lock()
+	defer first.mu.Unlock()
+	second.mu.Lock()
+	defer second.mu.Unlock()
 	from, to := &t.classes[class], &st.classes[class]
 	sl := from.current
 	if sl == nil || sl.full() {

@@ -13,8 +13,9 @@ import (
 // stream is what a pool knows of one stream.
 type stream struct {
 	// Immutable.
-	s *vmm.Stream
-	p *Pool
+	s      *vmm.Stream
+	p      *Pool
+	number uint64 // no other stream of the pool has it
 
 	denied atomic.Bool // its device has no access
 
@@ -28,9 +29,8 @@ type stream struct {
 	counts
 
 	// Guarded by Pool.mu.
-	free      home
-	fences    []fence
-	freedLong uint64 // bytes of long blocks since the last fence
+	free   home
+	fences []fence
 }
 
 // fence is a point of a stream that the pool asks for.
@@ -126,7 +126,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 		return nil, errClosed
 	}
 	p.streamIDs++
-	st := &stream{s: s, p: p, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
+	st := &stream{s: s, p: p, number: p.streamIDs, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
 	st.free.st = st
 	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
 	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
@@ -218,14 +218,7 @@ func (p *Pool) askLocked() {
 // How far it has come, t.s.Finished returns from then on.
 func (p *Pool) askStreamLocked(t *stream, newest uint64) {
 	var last uint64
-	for len(t.fences) > 0 {
-		f := &t.fences[0]
-		if done, err := f.f.Done(); err == nil && !done {
-			break
-		}
-		f.f.Free()
-		t.fences = t.fences[1:]
-	}
+	p.dropReachedLocked(t)
 	if n := len(t.fences); n > 0 {
 		last = t.fences[n-1].after
 	}
@@ -240,13 +233,31 @@ func (p *Pool) askStreamLocked(t *stream, newest uint64) {
 	}
 }
 
+// dropReachedLocked gives up fences that the stream has come to.
+func (p *Pool) dropReachedLocked(t *stream) {
+	for len(t.fences) > 0 {
+		f := &t.fences[0]
+		if done, err := f.f.Done(); err == nil && !done {
+			return
+		}
+		f.f.Free()
+		t.fences = t.fences[1:]
+	}
+}
+
+// mostFences is how many fences of a stream the pool keeps.
+const mostFences = 8
+
 // fenceLocked records a fence, which covers what has been freed in the stream so far. If it
-// cannot be recorded the memory waits for another occasion.
+// cannot be recorded, or there are many that the stream has not come to, the memory waits for
+// another occasion.
 func (p *Pool) fenceLocked(t *stream) {
+	if len(t.fences) == mostFences {
+		return
+	}
 	after := t.s.Point() + 1
 	if f, err := t.s.Fence(); err == nil {
 		t.fences = append(t.fences, fence{f, after})
-		t.freedLong = 0
 	}
 }
 

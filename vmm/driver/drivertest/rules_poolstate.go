@@ -117,7 +117,8 @@ func poolTrim(c *check) {
 	s := c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
 	c.setAttribute(d, pool, driver.PoolReleaseThreshold, math.MaxUint64)
-	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, 4*c.gran, s)
+	// CUDA reserves 32 MiB at a time.
+	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, 64<<20, s)
 	c.fillBlock(d, p, 7, s)
 	c.freeIn(d, q, s)
 	c.sync(d, s)
