@@ -14,10 +14,9 @@ func (p *Pool) Device() *vmm.Device {
 	return p.dev
 }
 
-// Reservation is the addresses of the pool, for registering them, and for looking at what is
-// mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is mapped. Access that
-// vmm.EnablePeers or Reservation.Grant changes is not seen by Alloc in streams that the pool
-// has met before: use Grant and Revoke of the pool.
+// Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and for
+// looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is
+// mapped.
 func (p *Pool) Reservation() *vmm.Reservation {
 	if p == nil {
 		return nil
@@ -73,9 +72,7 @@ func (p *Pool) Reuse() (Reuse, error) {
 func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	err := p.live()
 	if err == nil {
-		if err = p.res.Grant(a, devs...); err == nil {
-			p.checkAccess()
-		}
+		err = p.res.Grant(a, devs...)
 	}
 	return p.fail("grant", 0, 0, err)
 }
@@ -86,7 +83,6 @@ func (p *Pool) Revoke(devs ...*vmm.Device) error {
 	err := p.live()
 	if err == nil {
 		err = p.res.Revoke(devs...)
-		p.checkAccess()
 	}
 	return p.fail("revoke", 0, 0, err)
 }
@@ -99,13 +95,6 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 	return p.res.Access(d), nil
 }
 
-// checkAccess looks up anew which streams are of devices with access.
-func (p *Pool) checkAccess() {
-	for _, st := range p.list() {
-		st.denied.Store(p.res.Access(st.s.Device()) == vmm.AccessNone)
-	}
-}
-
 // Stats is the pool in numbers. UsedPeak may be too high: by up to 1 MiB for each stream, and by
 // as much for long blocks together.
 func (p *Pool) Stats() (Stats, error) {
@@ -116,28 +105,28 @@ func (p *Pool) Stats() (Stats, error) {
 	add := func(c *counts) {
 		sum.blocks += c.blocks
 		sum.used += c.used
-		sum.charged += c.charged
 		sum.allocs += c.allocs
 		sum.frees += c.frees
 	}
-	for _, st := range p.list() {
+	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
+	p.mu.Lock()
+	add(&p.past)
+	add(&p.long)
+	all := p.all
+	p.mu.Unlock()
+	for _, st := range all {
 		st.mu.Lock()
-		if !st.gone || p.closed.Load() { // else it is among the past ones
-			add(&st.counts)
-		}
+		add(&st.counts)
 		st.mu.Unlock()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.updateIdleLocked()
-	add(&p.past)
-	add(&p.long)
-	used := p.used.now.Load() + sum.used - sum.charged
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk  //nolint:gosec // not negative
 	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk //nolint:gosec // not negative
-	s.Used = uint64(max(used, 0))
-	s.UsedPeak = max(uint64(p.used.peak.Load()), s.Used) //nolint:gosec // not negative
+	s.Used = uint64(max(sum.used, 0))
+	s.UsedPeak = max(min(uint64(p.used.peak.Load()), s.ReservedPeak), s.Used) //nolint:gosec // not negative
 	s.Blocks = int(max(sum.blocks, 0))
 	s.Allocs, s.Frees = sum.allocs, sum.frees
 	s.Pending = p.pendingLocked()
@@ -160,7 +149,7 @@ func (p *Pool) ResetPeaks() error {
 // pendingLocked is how many bytes were freed in streams whose work is not known to have ended.
 func (p *Pool) pendingLocked() (bytes uint64) {
 	for _, st := range p.all {
-		bytes += st.free.bytes
+		bytes += st.free.total()
 	}
 	return bytes
 }

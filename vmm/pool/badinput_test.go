@@ -241,6 +241,30 @@ func TestForeignBlocks(t *testing.T) {
 	x.end()
 }
 
+// TestBlocksOfTheDriversPool are foreign, and ours are to the driver's pool.
+func TestBlocksOfTheDriversPool(t *testing.T) {
+	w := newWorld(t, 1, 16*mib)
+	p, s := w.pool(pool.Options{}), w.stream(0)
+	drivers, err := pool.NewDriver(w.devs[0], pool.Options{})
+	require.NoError(t, err)
+	theirs, err := drivers.Alloc(s, 100)
+	require.NoError(t, err)
+	unchanged(t, p, func() {
+		require.ErrorIs(t, p.Free(s, theirs), pool.ErrForeignBlock)
+		require.ErrorIs(t, p.FreeNow(theirs), pool.ErrForeignBlock)
+		_, err := p.Resize(s, theirs, 1)
+		require.ErrorIs(t, err, pool.ErrForeignBlock)
+	})
+	for _, b := range blocks(t, p, s) {
+		require.ErrorIs(t, drivers.Free(s, b), pool.ErrForeignBlock)
+		require.ErrorIs(t, drivers.FreeNow(b), pool.ErrForeignBlock)
+		require.NoError(t, p.Free(s, b))
+	}
+	require.NoError(t, drivers.Free(s, theirs))
+	closeAll(t, s, p, drivers)
+	w.end()
+}
+
 // TestStreamsThatCannotBe: closed, none, of another driver, of a device without access.
 func TestStreamsThatCannotBe(t *testing.T) {
 	w, x := newWorld(t, 2, 16*mib), newWorld(t, 1, 16*mib)

@@ -178,7 +178,7 @@ func (c *checker) list(h *freeList) {
 		n++
 	}
 	c.check(h.newest == older, "the newest is another")
-	c.check(h.bytes == bytes && n == c.runs[h], "a list of %d bytes in %d extents has %d in %d", h.bytes, c.runs[h], bytes, n)
+	c.check(h.total() == bytes && n == c.runs[h], "a list of %d bytes in %d extents has %d in %d", h.bytes, c.runs[h], bytes, n)
 	for r := range h.bins {
 		b := &h.bins[r]
 		for i := range b.heads {

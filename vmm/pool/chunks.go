@@ -100,7 +100,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	for _, e := range moved {
 		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
 	}
-	err := errMustCreate
+	err, refused := errMustCreate, false
 	if create == 0 || mayCreate {
 		err = p.chargeLocked(create)
 	}
@@ -117,6 +117,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		}
 		if err == nil {
 			err = p.res.Map(s.hole.off, have...)
+			refused = err != nil && !errors.Is(err, vmm.ErrOutOfMemory) && !errors.Is(err, vmm.ErrClosed)
 		}
 		p.mu.Lock()
 		p.chunks.Add(int64(created - create))        // less what was not created after all
@@ -127,20 +128,21 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		for i, c := range have {
 			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
 		}
+		s.hole.region.mapped += s.hole.size
 		return nil
 	}
 	p.spare = append(p.spare, have...)
-	p.undoSiteLocked(s, err)
+	p.undoSiteLocked(s, refused)
 	return err
 }
 
 // undoSiteLocked gives a site back. If the driver has refused to map there, it would refuse
 // again: the addresses become bad, and are not used before TrimTo.
-func (p *Pool) undoSiteLocked(s site, cause error) {
+func (p *Pool) undoSiteLocked(s site, refused bool) {
 	if s.before != nil {
 		p.freeLocked(s.before, s.list.st, s.before.stamp) // the stream may have been closed meanwhile
 	}
-	if errors.Is(cause, vmm.ErrOutOfMemory) || errors.Is(cause, vmm.ErrClosed) || errors.Is(cause, errMustCreate) {
+	if !refused {
 		p.addHoleLocked(s.hole)
 		return
 	}
@@ -264,6 +266,7 @@ func (p *Pool) putRunsLocked(runs []*extent) (unmapped uint64) {
 	for _, e := range runs {
 		if p.slots[e.off/p.chunk].chunk == nil {
 			unmapped += e.size
+			e.region.mapped -= e.size
 			p.addHoleLocked(e)
 			continue
 		}

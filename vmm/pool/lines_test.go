@@ -13,7 +13,7 @@ func TestSlabsShareNoLine(t *testing.T) {
 	const line = 64
 	require.Zero(t, reflect.TypeFor[slab]().Size()%line)
 	of := reflect.TypeFor[stream]()
-	read, _ := of.FieldByName("denied")
+	read, _ := of.FieldByName("peer")
 	written, _ := of.FieldByName("mu")
 	require.GreaterOrEqual(t, written.Offset-read.Offset, uintptr(line))
 }

@@ -31,10 +31,9 @@ type Options struct {
 	// taken from what the device caches, nor cached.
 	Share vmm.Share
 
-	// OnOOM is called when Alloc finds no memory. n is how many bytes it looks for, rounded
-	// up; for a block of a slab it is the size of the slab. OnOOM may free blocks, and returns
-	// whether to try once more. It is called with no lock held, by several goroutines at once.
-	// It must not panic.
+	// OnOOM is called when Alloc finds no memory. n is how many bytes Alloc was asked
+	// for. OnOOM may free blocks, and returns whether to try once more. It is called with no
+	// lock held, by several goroutines at once. It must not panic.
 	OnOOM func(s *vmm.Stream, n uint64) (retry bool)
 	// Trace gets a line for each Alloc, Free and FreeNow, in RMM's form:
 	// Action,Pointer,Size,Stream. Resize writes none. Write is called under a lock, and must

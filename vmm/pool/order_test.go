@@ -32,6 +32,7 @@ type stress struct {
 	lanes []*runner
 	late  func(r *runner) (open func())
 	stamp atomic.Uint32
+	big   *vmm.Range // copied to make streams of a GPU late
 
 	mu    sync.Mutex
 	opens []func() // of this round
@@ -124,7 +125,7 @@ func (x *stress) lateness() func(r *runner) (open func()) {
 	const much = 512 * mib
 	big, err := x.w.devs[0].Alloc(much)
 	require.NoError(x.t, err)
-	x.t.Cleanup(func() { _ = big.Close() })
+	x.big = big
 	return func(r *runner) func() {
 		for range 1 + r.rnd.IntN(8) {
 			require.NoError(x.t, r.s.Copy(big.Ptr(), big.Ptr()+much/2, much/2))
@@ -186,9 +187,10 @@ func (x *stress) end() {
 	}
 	require.Zero(x.t, statsOf(x.t, x.p).Blocks)
 	closeAll(x.t, x.p)
-	if !onCUDA {
-		x.w.end()
+	if x.big != nil {
+		closeAll(x.t, x.big)
 	}
+	x.w.end()
 }
 
 func (r *runner) must(err error) {

@@ -70,8 +70,18 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
 		}
-		// New memory comes last: before it chunks that can move, and free memory in other regions.
-		e, err := p.growLocked(st, size, r, false)
+		// New memory comes last. Before it come idle chunks elsewhere, slabs without blocks that
+		// the streams keep, and free memory where blocks of other sizes lie.
+		e, err := p.growLocked(st, size, r, p.tightLocked(r))
+		if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
+			p.mu.Unlock()
+			p.releaseUnusedSlabs(p.allows(ReuseOpportunistic))
+			p.mu.Lock()
+			if e = p.searchLocked(st, size, r); e != nil {
+				return e, nil
+			}
+			e, err = p.growLocked(st, size, r, false)
+		}
 		for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
 			if e = p.findLocked(st, size, &p.regions[(r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
 				return e, nil
@@ -110,14 +120,23 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 
 // exhaustedLocked adds to an ErrOutOfMemory what is free.
 func (p *Pool) exhaustedLocked(err error) error {
-	free, pending := p.idle.bytes, p.pendingLocked()
+	free, pending := p.idle.total(), p.pendingLocked()
 	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams whose work is not known to have ended, the longest run is %d)",
 		err, uint64(p.chunks.Load())*p.chunk, free, pending, p.largestLocked()) //nolint:gosec // not negative
 }
 
-// searchLocked looks for size bytes in r alone: first as findLocked does, then after the driver
-// was asked what has ended, then once slabs without blocks are released and neighbours joined.
-// It releases p.mu meanwhile.
+// tightLocked says whether so little is free where short blocks lie, less than 1/16 of what is
+// mapped there, that to search for it costs more than new memory.
+func (p *Pool) tightLocked(r *region) bool {
+	free := p.idle.bytes[r.index]
+	for _, st := range p.all {
+		free += st.free.bytes[r.index]
+	}
+	return r.index == 0 && free < r.mapped/16
+}
+
+// searchLocked looks for size bytes in r alone: as findLocked does, then after the driver was
+// asked what has ended, then once neighbours are joined.
 func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 	follow := p.allows(ReuseFollowEvents)
 	p.updateIdleLocked()
@@ -131,13 +150,6 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 			return e
 		}
 	}
-	p.mu.Unlock()
-	p.releaseUnusedSlabs(p.allows(ReuseOpportunistic))
-	p.mu.Lock()
-	if p.allows(ReuseOpportunistic) {
-		p.queryStreamsLocked()
-	}
-	p.updateIdleLocked()
 	p.joinFreeLocked(st)
 	return p.findLocked(st, size, r, follow)
 }

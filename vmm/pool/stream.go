@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -16,8 +15,7 @@ type stream struct {
 	s      *vmm.Stream
 	p      *Pool
 	number uint64 // no other stream of the pool has it
-
-	denied atomic.Bool // its device has no access
+	peer   bool   // its device is another one than the pool's
 
 	_ [64]byte // other streams' calls read what is above, and this one's write what is below
 
@@ -89,7 +87,7 @@ func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 			return nil, err
 		}
 	}
-	if st.denied.Load() {
+	if st.peer && p.res.Access(s.Device()) == vmm.AccessNone {
 		return nil, fmt.Errorf("%w: %v has no access to the pool of %v", vmm.ErrInvalid, s.Device(), p.dev)
 	}
 	return st, nil
@@ -129,7 +127,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 	p.streamIDs++
 	st := &stream{s: s, p: p, number: p.streamIDs, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
 	st.free.st = st
-	st.denied.Store(p.res.Access(s.Device()) == vmm.AccessNone)
+	st.peer = s.Device() != p.dev
 	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
 	p.streams.Store(s, st)
 	if old := p.first.Load(); old == nil || !old.open() {
@@ -174,7 +172,8 @@ func (p *Pool) forgetLocked(st *stream) {
 	p.setStreamsLocked(slices.DeleteFunc(slices.Clone(p.all), func(x *stream) bool { return x == st }))
 	p.past.blocks += st.blocks
 	p.past.used += st.used
-	p.past.charged += st.charged
+	p.past.charged += st.used
+	p.used.add(st.used - st.charged) // what was charged in advance
 	p.past.allocs += st.allocs
 	p.past.frees += st.frees
 	p.streams.Delete(st.s)
