@@ -15,9 +15,9 @@
 //
 // # States of memory in a Pool
 //
-//	state    memory is there  who has it next
-//	hole     no               a block for which chunks are mapped there
-//	bad      no               no block before TrimTo: the driver has refused to map there
+//	state    memory is there  used next by
+//	hole     no               a block, for which chunks are mapped there
+//	bad      no               nothing before TrimTo: the driver has refused to map there
 //	idle     yes              any stream; whole chunks move to a hole, or are given back
 //	pending  yes              the stream in which it was freed, and streams that wait for it
 //	block    yes              its caller, until Free or FreeNow
