@@ -20,7 +20,7 @@ func (d *demo) captured() error {
 		if err := d.stream.BeginCapture(); err != nil {
 			return err
 		}
-		err = d.stream.Fill(b.Ptr(), 7, 4, size)
+		err = d.stream.Fill(b.Ptr(), 7, 4, size/4)
 		_, refused := p.Alloc(d.stream, size)
 		g, end := d.stream.EndCapture()
 		if err = errors.Join(err, end); err != nil {

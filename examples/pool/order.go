@@ -123,7 +123,7 @@ func (d *demo) onPeer() error {
 		if err != nil {
 			return err
 		}
-		if err := s.Fill(b.Ptr(), 7, 4, size); err != nil {
+		if err := s.Fill(b.Ptr(), 7, 4, size/4); err != nil {
 			return err
 		}
 		// The owner reads what the peer wrote, once it has.
