@@ -89,7 +89,7 @@ func TestGraphOfOtherMemory(t *testing.T) {
 	require.NoError(t, err)
 	block, err := plain.AllocAsync(page, s.Raw())
 	free := func() error { return plain.FreeAsync(block, s.Raw()) }
-	if errors.Is(err, vmm.ErrNotSupported) { // by the host driver, which has no pool
+	if errors.Is(err, vmm.ErrNotSupported) { // by a driver without pools
 		block, err = plain.AllocPlain(page)
 		free = func() error { return plain.FreePlain(block) }
 	}

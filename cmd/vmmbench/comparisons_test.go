@@ -22,7 +22,7 @@ func TestComparisonOfAFailedCase(t *testing.T) {
 	_, out, _ = bench(t, args...)
 	require.Contains(t, out, "not measured")
 
-	_, out, _ = bench(t, "grow", "--device", "host", "--size", "64K", "--mem", "vmm,async", "--samples", "1", "--format", "json", "--progress", "off")
+	_, out, _ = bench(t, "bw", "--device", "host", "--direction", "h2d", "--host", "staging", "--size", "64K", "--samples", "1", "--format", "json", "--progress", "off")
 	list := parse(t, out).Comparisons
 	require.NotEmpty(t, list)
 	for _, c := range list {

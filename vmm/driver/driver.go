@@ -94,7 +94,7 @@ type Driver interface {
 // inside one C function, so goroutines may change threads between calls. A Device
 // is safe for concurrent use. Once a device of the process is lost every call
 // returns ErrDeviceLost on entry, except FreeStream, FreeEvent, FreeGraph, FreeGraphExec,
-// UnloadModule, DisablePeer and Close.
+// UnloadModule, DestroyPool, DisablePeer and Close.
 //
 // Copies and fills check both ends when they are queued: an address that is
 // not mapped, or that this device may not read or write, is ErrInvalid and

@@ -2,7 +2,8 @@ package driver
 
 // Pooler is a Device that has pools of its own: stream-ordered memory, as cuMemPoolCreate
 // makes it. Memory of a pool is freed by Allocator.FreeAsync, in stream order, or by
-// FreePlain, once all work that uses it has ended. Pools need CUDA 11.2, handle types 11.3.
+// FreePlain, once all work that uses it has ended. Pools need CUDA 11.2, to share them 11.3,
+// a maximum 12.2. What is no pool, or one that was destroyed, is ErrInvalid.
 type Pooler interface {
 	// DefaultPool is the device's own pool, which cannot be destroyed.
 	DefaultPool() (Pool, error)
@@ -11,14 +12,14 @@ type Pooler interface {
 	// SetCurrentPool makes a pool of this device the current one. A pool of another device
 	// is ErrInvalid.
 	SetCurrentPool(Pool) error
-	// CreatePool makes a pool on this device.
+	// CreatePool makes a pool on this device. Close of the Device destroys it.
 	CreatePool(PoolProps) (Pool, error)
 	// DestroyPool gives a pool up. Memory that is allocated from it stays, and goes when it
 	// is freed. If it was the current pool, the default one is current again.
 	DestroyPool(Pool) error
 
 	// AllocFromPool allocates n bytes in the order of a stream, which may be of another
-	// device with access to the pool.
+	// device with access to the pool. 0 bytes are ErrInvalid.
 	AllocFromPool(p Pool, n uint64, s Stream) (Ptr, error)
 	// TrimPool releases memory that no one uses until at most keep bytes are reserved.
 	TrimPool(p Pool, keep uint64) error
@@ -45,7 +46,7 @@ type Pool uint64
 
 // PoolProps is what a pool is made with.
 type PoolProps struct {
-	Max   uint64 // bytes that it may reserve; 0: what the device has
+	Max   uint64 // bytes that it may reserve; 0: what the device has. CUDA's may reserve more
 	Share Share  // how it can be exported; 0: not at all
 }
 

@@ -148,7 +148,7 @@ func (p *Pool) ResetPeaks() error {
 // pendingLocked is how many bytes were freed in streams that are not known to have come there.
 func (p *Pool) pendingLocked() (bytes uint64) {
 	for _, st := range p.all {
-		bytes += st.free.bytes
+		bytes += st.free.total()
 	}
 	return bytes
 }

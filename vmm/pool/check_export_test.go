@@ -178,7 +178,7 @@ func (c *checker) home(h *home) {
 		n++
 	}
 	c.check(h.newest == older, "the newest is another")
-	c.check(h.bytes == bytes && n == c.homes[h], "a home of %d bytes in %d extents has %d in %d", h.bytes, c.homes[h], bytes, n)
+	c.check(h.total() == bytes && n == c.homes[h], "a home of %d bytes in %d extents has %d in %d", h.bytes, c.homes[h], bytes, n)
 	for r := range h.bins {
 		b := &h.bins[r]
 		for i := range b.heads {

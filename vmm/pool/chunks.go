@@ -125,6 +125,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	for _, e := range moved {
 		if p.slots[e.off/p.chunk].chunk == nil {
 			p.stats.Remapped += e.size
+			e.region.mapped -= e.size
 			p.addHoleLocked(e)
 		} else {
 			e.stamp = 0
@@ -135,6 +136,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		for i, c := range have {
 			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
 		}
+		s.hole.region.mapped += s.hole.size
 		return nil
 	}
 	p.spare = append(p.spare, have...)

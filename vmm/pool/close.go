@@ -72,18 +72,15 @@ func (p *Pool) shut() error {
 	for p.busy > 0 {
 		p.notBusy.Wait()
 	}
-	all := slices.Clone(p.all)
+	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
+	all, blocks := slices.Clone(p.all), p.long.blocks+p.past.blocks
 	p.mu.Unlock()
-	var blocks int64
 	for _, st := range all {
 		st.mu.Lock()
 		st.gone = true
 		blocks += st.blocks
 		st.mu.Unlock()
 	}
-	p.mu.Lock()
-	blocks += p.long.blocks + p.past.blocks
-	p.mu.Unlock()
 	if blocks == 0 {
 		return nil
 	}

@@ -244,10 +244,9 @@ func TestDriverCurrent(t *testing.T) {
 		require.NoError(t, err)
 		at, err := raw.(driver.Allocator).AllocAsync(mib, s.Raw())
 		require.NoError(t, err)
-		of, on, err := pool.PoolOf(d, at)
+		found, err := pool.Lookup(d, at)
 		require.NoError(t, err)
-		require.Equal(t, p.Raw(), of)
-		require.Zero(t, on)
+		require.Equal(t, pool.Found{Driver: p.Raw()}, found)
 		require.NoError(t, raw.(driver.Allocator).FreeAsync(at, s.Raw()))
 		closeAll(t, p)
 		return p.Raw()
@@ -265,14 +264,7 @@ func TestDriverCurrent(t *testing.T) {
 	closeAll(t, p)
 	require.Equal(t, own.Raw(), current())
 
-	_, _, err = pool.PoolOf(d, 1)
-	require.ErrorIs(t, err, vmm.ErrInvalid)
-	g, err := d.Alloc(chunk)
-	require.NoError(t, err)
-	of, _, err := pool.PoolOf(d, g.Ptr())
-	require.NoError(t, err)
-	require.Zero(t, of)
-	closeAll(t, g, own, s)
+	closeAll(t, own, s)
 	w.end()
 }
 

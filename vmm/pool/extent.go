@@ -64,13 +64,21 @@ type home struct {
 	st             *stream           // nil: idle
 	bins           [regionCount]bins // of each region
 	oldest, newest *extent           // all of them in the order of their stamps
-	bytes          uint64
+	bytes          [regionCount]uint64
+}
+
+// total is how many bytes there are in all regions.
+func (h *home) total() (bytes uint64) {
+	for _, n := range h.bytes {
+		bytes += n
+	}
+	return bytes
 }
 
 func (h *home) add(e *extent) {
 	e.kind, e.home = kindFree, h
 	h.bins[e.region.index].insert(e, binOf(e.size/pageSize))
-	h.bytes += e.size
+	h.bytes[e.region.index] += e.size
 	// Nearly always the newest; one that was cut from an older extent goes where that was.
 	at := h.newest
 	for at != nil && at.stamp > e.stamp {
@@ -91,7 +99,7 @@ func (h *home) add(e *extent) {
 
 func (h *home) remove(e *extent) {
 	h.bins[e.region.index].remove(e)
-	h.bytes -= e.size
+	h.bytes[e.region.index] -= e.size
 	if e.older != nil {
 		e.older.newer = e.newer
 	} else {
@@ -112,7 +120,8 @@ const regionCount = 3
 // region is a part of the addresses for blocks of similar sizes, so that short ones do not
 // keep the chunks of long ones.
 type region struct {
-	index int
-	first *extent
-	holes []*extent // by address
+	index  int
+	first  *extent
+	holes  []*extent // by address
+	mapped uint64    // bytes
 }

@@ -42,7 +42,7 @@ func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 		b.remove(e)
 		e.off, e.size = e.off+size, e.size-size
 		b.insert(e, binOf(e.size/pageSize))
-		e.home.bytes -= size
+		e.home.bytes[e.region.index] -= size
 		return f
 	}
 	e.off, e.size = e.off+size, e.size-size

@@ -70,8 +70,18 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
 		}
-		// Memory that there is comes before new memory, also where blocks of other sizes lie.
-		e, err := p.growLocked(st, size, r, false)
+		// Memory that there is comes before new memory: idle chunks elsewhere, what the streams
+		// keep, and at last what lies where blocks of other sizes are.
+		e, err := p.growLocked(st, size, r, p.tightLocked(r))
+		if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
+			p.mu.Unlock()
+			p.gather(p.allows(ReuseOpportunistic))
+			p.mu.Lock()
+			if e = p.searchLocked(st, size, r); e != nil {
+				return e, nil
+			}
+			e, err = p.growLocked(st, size, r, false)
+		}
 		for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
 			if e = p.findLocked(st, size, &p.regions[(r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
 				return e, nil
@@ -110,9 +120,20 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 
 // exhaustedLocked adds to an ErrOutOfMemory what is free.
 func (p *Pool) exhaustedLocked(err error) error {
-	free, pending := p.idle.bytes, p.pendingLocked()
+	free, pending := p.idle.total(), p.pendingLocked()
 	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams that are not known to have come there, the longest run is %d)",
 		err, uint64(p.chunks.Load())*p.chunk, free, pending, p.largestLocked()) //nolint:gosec // not negative
+}
+
+// tightLocked says whether so little is free in a region that searching for it costs more than
+// it is worth: less than 1/16 of what is mapped there. Among long blocks every byte is worth
+// it.
+func (p *Pool) tightLocked(r *region) bool {
+	free := p.idle.bytes[r.index]
+	for _, st := range p.all {
+		free += st.free.bytes[r.index]
+	}
+	return r.index == 0 && free < r.mapped/16
 }
 
 // searchLocked looks for size bytes among the memory that is mapped where it is needed.
@@ -129,13 +150,6 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 			return e
 		}
 	}
-	p.mu.Unlock()
-	p.gather(p.allows(ReuseOpportunistic))
-	p.mu.Lock()
-	if p.allows(ReuseOpportunistic) {
-		p.askLocked()
-	}
-	p.settleLocked()
 	p.joinFreeLocked(st)
 	return p.findLocked(st, size, r, follow)
 }

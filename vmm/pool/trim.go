@@ -52,6 +52,7 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	p.mu.Lock()
 	for _, e := range runs {
 		if p.slots[e.off/p.chunk].chunk == nil {
+			e.region.mapped -= e.size
 			p.addHoleLocked(e)
 		} else {
 			e.stamp = 0

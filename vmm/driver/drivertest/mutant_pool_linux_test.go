@@ -213,5 +213,5 @@ func (d *anyPeer) CopyPeer(dst driver.Ptr, _ int, src driver.Ptr, _ int, n uint6
 type copiesAside struct{ full }
 
 func (d *copiesAside) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n uint64, _ driver.Stream) error {
-	return d.full.CopyPeer(dst, to, src, from, n, d.CopyStream())
+	return errors.Join(d.full.CopyPeer(dst, to, src, from, n, d.CopyStream()), d.SyncStream(d.CopyStream()))
 }

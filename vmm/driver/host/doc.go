@@ -25,6 +25,7 @@
 //	                         allocating plain memory unless it is relaxed
 //	graph                    that list; a launch queues all of it on one stream
 //	plain and pinned memory  anonymous mappings, open to every device
+//	pool                     anonymous mappings, which are cached when they are freed
 //	peer access to it        recorded; nothing needs it
 //
 // A Driver stands for a process. If memory is unmapped under queued work of one
@@ -47,6 +48,9 @@
 //     fault there is that of an illegal address. But what another device may use, a
 //     kernel reads and writes too, and a goroutine that a kernel starts ends the program
 //     with its fault.
+//   - A pool never splits or joins blocks, takes a cached one that is up to twice as large as
+//     asked for, and follows no dependency between streams. Its memory can be no part of a
+//     capture. Pools end with the context.
 //   - What a thread-local capture forbids its thread is forbidden to all threads,
 //     because goroutines change threads.
 //   - A fault through a slice of HostBytes ends the program.

@@ -1,4 +1,0 @@
-package pool
-
-// PoolOf is poolOf.
-var PoolOf = poolOf
