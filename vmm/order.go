@@ -10,10 +10,10 @@ import (
 // What is known, without asking the driver, of which work comes before which.
 //
 // Each event that this package records on a stream has a number there. The number is taken
-// before the driver is asked to record: so the event covers all work that was queued before
-// somebody read a smaller number. An event also keeps what its stream was after at the time.
-// A stream that waits for the event takes both over, and whoever learns that the event is
-// reached knows that all of it has ended.
+// before the driver is asked to record. So the event covers all work that was queued before a
+// smaller number was read. An event also keeps what its stream came after at the time. A stream
+// that waits for the event takes both over. Once the event is known to be reached, all of that
+// work has ended.
 
 // order is what is known of a stream's work and of what comes before it.
 type order struct {
@@ -129,7 +129,7 @@ func (s *Stream) After(other *Stream) uint64 {
 }
 
 // Finished is the number of an event of the stream, such that the work before it is known to
-// have ended: all work that was queued before somebody read a smaller Point. It is
+// have ended: all work that was queued before Point returned a smaller number. It is
 // math.MaxUint64 once the stream is closed.
 //
 // It rises when Stream.Sync or Event.Sync or Fence.Sync succeeds, or Done of one of them

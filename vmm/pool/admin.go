@@ -14,9 +14,9 @@ func (p *Pool) Device() *vmm.Device {
 	return p.dev
 }
 
-// Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and
-// for looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps
-// what is mapped.
+// Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and for
+// looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is
+// mapped.
 func (p *Pool) Reservation() *vmm.Reservation {
 	if p == nil {
 		return nil
@@ -24,7 +24,7 @@ func (p *Pool) Reservation() *vmm.Reservation {
 	return p.res
 }
 
-// String names the pool, as Device.Close does if it is still open.
+// String names the pool, as the error of Device.Close does if the pool is still open.
 func (p *Pool) String() string {
 	if p == nil || p.dev == nil {
 		return "no pool"
@@ -45,7 +45,8 @@ func (p *Pool) live() error {
 	return nil
 }
 
-// SetReuse switches the policies. What is allocated already stays as it is.
+// SetReuse sets which policies are on, for calls of Alloc and TrimTo from now on. A value that
+// is not a set of policies is ErrInvalid.
 func (p *Pool) SetReuse(r Reuse) error {
 	err := p.live()
 	switch {
@@ -94,8 +95,8 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 	return p.res.Access(d), nil
 }
 
-// Stats is the pool in numbers. UsedPeak is exact as long as the pool is used by one stream;
-// of several, each may add up to 1 MiB to it.
+// Stats is the pool in numbers. UsedPeak may be too high: by up to 1 MiB for each stream, and by
+// as much for long blocks together.
 func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
@@ -120,7 +121,7 @@ func (p *Pool) Stats() (Stats, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.settleLocked()
+	p.updateIdleLocked()
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk  //nolint:gosec // not negative
 	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk //nolint:gosec // not negative
@@ -133,7 +134,7 @@ func (p *Pool) Stats() (Stats, error) {
 	return s, nil
 }
 
-// ResetPeaks sets the peaks to what there is now.
+// ResetPeaks sets the peaks to what there is now; UsedPeak with the same inexactness as Stats.
 func (p *Pool) ResetPeaks() error {
 	if err := p.live(); err != nil {
 		return p.fail("reset peaks", 0, 0, err)
@@ -145,7 +146,7 @@ func (p *Pool) ResetPeaks() error {
 	return nil
 }
 
-// pendingLocked is how many bytes were freed in streams that are not known to have come there.
+// pendingLocked is how many bytes were freed in streams whose work is not known to have ended.
 func (p *Pool) pendingLocked() (bytes uint64) {
 	for _, st := range p.all {
 		bytes += st.free.total()
@@ -153,7 +154,7 @@ func (p *Pool) pendingLocked() (bytes uint64) {
 	return bytes
 }
 
-// largestLocked is the longest free run.
+// largestLocked is the longest free run; see bins.largest.
 func (p *Pool) largestLocked() (size uint64) {
 	for i := range p.regions {
 		size = max(size, p.idle.bins[i].largest())

@@ -10,31 +10,35 @@ type Allocator interface {
 
 	// Alloc returns n bytes for work that is queued on the stream from now on. Their
 	// contents are undefined. The stream may be of another device that was granted access.
-	// Alloc of 0 bytes returns a block without memory.
+	// Alloc of 0 bytes returns a block without memory. Errors are ErrOutOfMemory, ErrInvalid,
+	// ErrClosed and ErrCapturing.
 	Alloc(s *vmm.Stream, n uint64) (Block, error)
-	// Free gives a block up once the work that the stream has now has ended. It need not
-	// be the stream of Alloc: then the caller orders one after the other.
+	// Free gives a block up once the work that the stream has now has ended. It does not
+	// wait. If it is not the stream of Alloc the caller orders it after that. If Free fails
+	// the block is allocated as before: ErrDoubleFree, ErrForeignBlock, ErrClosed and
+	// ErrCapturing.
 	Free(s *vmm.Stream, b Block) error
-	// FreeNow gives up a block that no work uses any more.
+	// FreeNow gives up a block that no work uses any more. It does not wait.
 	FreeNow(b Block) error
 
 	// TrimTo releases memory that no block uses until at most keep bytes are reserved, and
 	// returns how many bytes went. Memory freed in a stream whose work is not known to have
 	// ended counts as used.
 	TrimTo(keep uint64) (freed uint64, err error)
-	// SetReleaseThreshold is how many bytes stay reserved when a stream, an event or the
+	// SetReleaseThreshold sets how many bytes stay reserved when a stream, an event or the
 	// device is synchronised. The default is 0.
 	SetReleaseThreshold(bytes uint64) error
 	// ReleaseThreshold is what SetReleaseThreshold has set.
 	ReleaseThreshold() (uint64, error)
-	// SetReuse switches the policies for memory that was freed in other streams.
+	// SetReuse sets which policies are on for memory that was freed in other streams.
 	SetReuse(Reuse) error
 	// Reuse is the policies that are on.
 	Reuse() (Reuse, error)
 
 	// Grant gives devices access to all memory of the pool, present and future.
 	Grant(a vmm.Access, devs ...*vmm.Device) error
-	// Revoke takes access away. The owner's cannot be revoked.
+	// Revoke takes access away, after a wait for work that may use it. The owner's cannot be
+	// revoked.
 	Revoke(devs ...*vmm.Device) error
 	// Access is what a device may do with the memory.
 	Access(d *vmm.Device) (vmm.Access, error)
@@ -66,22 +70,22 @@ const (
 	ReuseAll = ReuseFollowEvents | ReuseOpportunistic | ReuseInternalDependencies
 )
 
-// Stats is a pool in numbers. Sizes are in bytes.
+// Stats is a pool in numbers. Sizes are in bytes. "Ever" is since New.
 type Stats struct {
-	Reserved     uint64 // of memory that the pool holds
+	Reserved     uint64 // of memory that the pool holds, allocated or not
 	ReservedPeak uint64 // the most since ResetPeaks
 	Used         uint64 // of blocks that are allocated, as rounded up
-	UsedPeak     uint64 // the most since ResetPeaks
+	UsedPeak     uint64 // the most since ResetPeaks; see Pool.Stats
 
-	// The driver's own pools do not tell the rest, and leave it 0.
+	// A DriverPool leaves the rest 0: the driver does not tell it.
 
-	Blocks      int    // that are allocated
+	Blocks      int    // how many are allocated, without those of 0 bytes
 	Allocs      uint64 // ever, without those of 0 bytes
 	Frees       uint64 // ever
-	Pending     uint64 // bytes freed in streams whose work is not known to have ended
-	LargestFree uint64 // the longest run of free bytes that is mapped
-	Created     uint64 // bytes of memory created, ever
-	Remapped    uint64 // bytes moved from free addresses to where they were needed, ever
-	Released    uint64 // bytes given back, ever
-	Waits       uint64 // waits inserted by ReuseInternalDependencies
+	Pending     uint64 // freed in streams whose work is not known to have ended, without free blocks of slabs
+	LargestFree uint64 // the longest run of free memory, idle or pending; up to an eighth too low
+	Created     uint64 // new memory, ever; also what came from the device's cache
+	Remapped    uint64 // moved from idle chunks to where blocks needed it, ever
+	Released    uint64 // given back, ever
+	Waits       uint64 // how many waits ReuseInternalDependencies has put into streams, ever
 }

@@ -10,9 +10,9 @@ type bins struct {
 }
 
 const (
-	binBits  = 3                   // a power of two is divided into 8 bins
-	binCount = (34 - binBits) << 3 // up to 2^33 pages
-	scanMost = 24                  // extents of a bin that are looked at
+	binBits  = 3                         // a power of two is divided into 8 bins
+	binCount = (34 - binBits) << binBits // up to 2^33 pages
+	scanMost = 24                        // how many extents of a bin a search looks at
 )
 
 // binOf is the bin of extents of so many pages.
@@ -76,9 +76,9 @@ func (b *bins) largest() (size uint64) {
 	return 0
 }
 
-// find returns an extent of at least size bytes that was freed before, from the lowest bin
-// that has one: the lowest address of the first most ones of that bin, so that high addresses
-// empty out.
+// find returns an extent of at least size bytes and a stamp below before, from the lowest bin
+// in which it sees one. It looks at the first most extents of each bin, and takes the lowest
+// address of those that fit, so that high addresses empty out.
 func (b *bins) find(size, before uint64, most int) (best *extent) {
 	for i := b.from(binOf(size / pageSize)); i >= 0 && best == nil; i = b.from(i + 1) {
 		n := 0

@@ -11,7 +11,7 @@ import (
 func Check(p *Pool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := &checker{p: p, owners: map[uint64]*owner{}, covers: map[uint64]*extent{}, homes: map[*home]int{}, slabs: map[*slab]bool{}}
+	c := &checker{p: p, owners: map[uint64]*owner{}, covers: map[uint64]*extent{}, runs: map[*freeList]int{}, slabs: map[*slab]bool{}}
 	for _, f := range []func(){c.regions, c.table, c.lists, c.streams, c.sums} {
 		if f(); c.err != nil {
 			return c.err
@@ -26,7 +26,7 @@ type checker struct {
 	err    error              // the first one
 	owners map[uint64]*owner  // what the slots should have, by page
 	covers map[uint64]*extent // by slot
-	homes  map[*home]int      // free extents
+	runs   map[*freeList]int  // free extents
 	slabs  map[*slab]bool     // whether a stream has it
 	blocks int64
 	used   uint64
@@ -71,7 +71,7 @@ func (c *checker) regions() {
 
 // extent checks what its kind says about it.
 func (c *checker) extent(e *extent) {
-	c.check((e.kind == kindFree) == (e.home != nil), "%s has home %p", e.text(), e.home)
+	c.check((e.kind == kindFree) == (e.list != nil), "%s is in list %p", e.text(), e.list)
 	c.check((e.kind == kindBlock) == (e.seq.Load() != 0), "%s has number %d", e.text(), e.seq.Load())
 	mapped := true
 	switch e.kind {
@@ -82,7 +82,7 @@ func (c *checker) extent(e *extent) {
 			c.bad++
 		}
 	case kindFree:
-		c.homes[e.home]++
+		c.runs[e.list]++
 		c.check(e.bin == binOf(e.size/pageSize), "%s is in bin %d", e.text(), e.bin)
 	case kindBlock:
 		c.blocks++
@@ -151,41 +151,41 @@ func (c *checker) table() {
 	}
 }
 
-// lists: the free extents are in their homes' lists, once each, and no others are.
+// lists: the free extents are in their runs' lists, once each, and no others are.
 func (c *checker) lists() {
-	all := map[*home]bool{&c.p.idle: true}
+	all := map[*freeList]bool{&c.p.idle: true}
 	for _, st := range c.p.all {
 		all[&st.free] = true
-		c.check(st.free.st == st, "the home of a stream is another's")
+		c.check(st.free.st == st, "the free list of a stream is another's")
 	}
-	for h := range c.homes {
-		c.check(all[h], "free memory in a home that is forgotten")
+	for h := range c.runs {
+		c.check(all[h], "free memory in the list of a stream that is forgotten")
 	}
 	for h := range all {
-		c.home(h)
+		c.list(h)
 	}
 }
 
-func (c *checker) home(h *home) {
+func (c *checker) list(h *freeList) {
 	var bytes uint64
 	n := 0
 	var older *extent
 	for e := h.oldest; e != nil && c.err == nil; older, e = e, e.newer {
-		c.check(e.kind == kindFree && e.home == h, "%s is in the list of another home", e.text())
+		c.check(e.kind == kindFree && e.list == h, "%s is in the order of another list", e.text())
 		c.check(e.older == older && (older == nil || older.stamp <= e.stamp), "%s is out of order", e.text())
 		c.check(h.st != nil || e.stamp == 0, "%s is idle at %d", e.text(), e.stamp)
 		bytes += e.size
 		n++
 	}
 	c.check(h.newest == older, "the newest is another")
-	c.check(h.total() == bytes && n == c.homes[h], "a home of %d bytes in %d extents has %d in %d", h.bytes, c.homes[h], bytes, n)
+	c.check(h.total() == bytes && n == c.runs[h], "a list of %d bytes in %d extents has %d in %d", h.bytes, c.runs[h], bytes, n)
 	for r := range h.bins {
 		b := &h.bins[r]
 		for i := range b.heads {
 			c.check((b.heads[i] != nil) == (b.used[i>>6]>>(i&63)&1 == 1), "bin %d is marked wrongly", i)
 			var prev *extent
 			for e := b.heads[i]; e != nil && c.err == nil; prev, e = e, e.binNext {
-				c.check(e.bin == i && e.binPrev == prev && e.home == h && e.region.index == r, "%s is in bin %d of region %d", e.text(), i, r)
+				c.check(e.bin == i && e.binPrev == prev && e.list == h && e.region.index == r, "%s is in bin %d of region %d", e.text(), i, r)
 				n--
 			}
 		}
@@ -204,7 +204,7 @@ func (c *checker) streams() {
 		defer st.mu.Unlock() //nolint:revive // all of them are held to the end
 		c.check(!st.gone || c.p.closed.Load(), "a stream that is gone is in the list")
 		for class := range st.classes {
-			for _, f := range st.classes[class].foreign {
+			for _, f := range st.classes[class].remote {
 				waiting[f.sl]++
 				all++
 				c.check(f.sl.class == class && f.sl.seqs[f.i].Load() == 0, "a block that waits is allocated")
@@ -213,7 +213,7 @@ func (c *checker) streams() {
 			c.slabsOf(st, class)
 		}
 	}
-	c.check(all == c.p.foreigns.Load(), "%d blocks wait, %d are counted", all, c.p.foreigns.Load())
+	c.check(all == c.p.remotes.Load(), "%d blocks wait, %d are counted", all, c.p.remotes.Load())
 	for sl, has := range c.slabs {
 		st := sl.home.Load()
 		slabs[st]++
@@ -284,7 +284,7 @@ func (c *checker) sums() {
 	}
 	c.check(int64(chunks) == c.p.chunks.Load() && chunks <= c.p.most, "%d chunks of %d, %d are counted", chunks, c.p.most, c.p.chunks.Load())
 	c.check(c.p.chunks.Load() <= c.p.chunksPeak, "the peak is %d", c.p.chunksPeak)
-	c.check(c.p.busy == 0 && c.p.several.Load() == (len(c.p.all) > 1), "%d calls, %d streams", c.p.busy, len(c.p.all))
+	c.check(c.p.underWay == 0 && c.p.several.Load() == (len(c.p.all) > 1), "%d calls, %d streams", c.p.underWay, len(c.p.all))
 	known := map[any]bool{}
 	c.p.streams.Range(func(_, st any) bool { known[st] = true; return true })
 	for _, st := range c.p.all {

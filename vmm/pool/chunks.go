@@ -9,9 +9,9 @@ import (
 
 // site is addresses where memory is about to be mapped.
 type site struct {
-	before *extent // free memory in front of it that the block begins with; nil: none
-	home   *home   // of before
-	hole   *extent // taken out of the holes, of whole chunks
+	before *extent   // free memory in front of the hole, with which the block begins; nil: none
+	list   *freeList // from which before was taken
+	hole   *extent   // taken out of the holes, of whole chunks
 	chunks int
 }
 
@@ -34,7 +34,7 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 	e := s.hole
 	if s.before != nil {
 		e = s.before
-		e.by = s.home.st
+		e.by = s.list.st
 		p.joinLocked(e)
 	}
 	e.kind = kindBusy
@@ -46,16 +46,16 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 	return f, nil
 }
 
-// siteLocked finds and takes the addresses where the fewest chunks have to be mapped: a hole,
-// with the free memory in front of it.
+// siteLocked finds and takes the addresses of r where the fewest chunks have to be mapped: a
+// hole, with the free memory in front of it that st may use.
 func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
 	for _, h := range r.holes {
 		before := uint64(0)
-		if x := h.prev; x != nil && x.kind == kindFree && (x.home == &st.free || x.home == &p.idle) {
+		if x := h.prev; x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle) {
 			before = x.size
 		}
 		if before >= size {
-			continue // the search has not seen it; another one will
+			continue // long enough without new memory: the search looks at a bounded number
 		}
 		k := int((size - before + p.chunk - 1) / p.chunk)                   //nolint:gosec // not above the slots
 		if uint64(k)*p.chunk <= h.size && (s.hole == nil || k < s.chunks) { //nolint:gosec // not negative
@@ -69,8 +69,8 @@ func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) 
 		return s, false
 	}
 	if s.before != nil {
-		s.home = s.before.home
-		s.home.remove(s.before)
+		s.list = s.before.list
+		s.list.remove(s.before)
 		s.before.kind = kindBusy
 	}
 	s.hole = p.takeHoleLocked(s.hole, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
@@ -90,8 +90,9 @@ func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
 	return h
 }
 
-// mapLocked maps memory at a site. If that fails everything is as it was. It releases p.mu
-// meanwhile.
+// mapLocked maps memory at a site: spare chunks, then idle ones, which move, then, if mayCreate
+// is set, new ones. If that fails no memory is mapped there, and the site is given back. It
+// releases p.mu meanwhile.
 func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	have := p.takeSpareLocked(s.chunks)
 	moved := p.takeIdleLocked(s.chunks - len(have))
@@ -107,7 +108,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		p.mu.Unlock()
 		have, err = p.unmap(have, moved)
 		if more := s.chunks - len(have) - create; more > 0 && errors.Is(err, vmm.ErrBusy) {
-			// A Hold keeps some of them.
+			// A Hold keeps some of them mapped: new ones take their place.
 			create, err = p.chargeMore(create, more, mayCreate)
 		}
 		var created int
@@ -122,16 +123,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 		p.chunks.Add(int64(created - create))        // less what was not created after all
 		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
 	}
-	for _, e := range moved {
-		if p.slots[e.off/p.chunk].chunk == nil {
-			p.stats.Remapped += e.size
-			e.region.mapped -= e.size
-			p.addHoleLocked(e)
-		} else {
-			e.stamp = 0
-			p.addFreeLocked(e, &p.idle) // it is still mapped
-		}
-	}
+	p.stats.Remapped += p.putRunsLocked(moved)
 	if err == nil {
 		for i, c := range have {
 			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
@@ -144,11 +136,11 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	return err
 }
 
-// undoSiteLocked gives a site back. Where the driver has refused to map, the next try would
-// fail as this one did: such addresses are not used before TrimTo.
+// undoSiteLocked gives a site back. If the driver has refused to map there, it would refuse
+// again: the addresses become bad, and are not used before TrimTo.
 func (p *Pool) undoSiteLocked(s site, refused bool) {
 	if s.before != nil {
-		p.freeLocked(s.before, s.home.st, s.before.stamp) // the stream may have been closed meanwhile
+		p.freeLocked(s.before, s.list.st, s.before.stamp) // the stream may have been closed meanwhile
 	}
 	if !refused {
 		p.addHoleLocked(s.hole)
@@ -158,7 +150,8 @@ func (p *Pool) undoSiteLocked(s site, refused bool) {
 	p.bad++
 }
 
-// chargeLocked counts chunks that are about to be created.
+// chargeLocked counts chunks that are about to be created, so that calls under way do not
+// exceed the maximum together.
 func (p *Pool) chargeLocked(create int) error {
 	now := p.chunks.Load() + int64(create)
 	if now > int64(p.most) {
@@ -265,4 +258,20 @@ func (p *Pool) unmap(chunks []*vmm.Chunk, runs []*extent) (all []*vmm.Chunk, fai
 		}
 	}
 	return chunks, failed
+}
+
+// putRunsLocked puts back runs that unmap was called for: as holes, or, where memory is still
+// mapped, as idle memory. It returns how many bytes are holes.
+func (p *Pool) putRunsLocked(runs []*extent) (unmapped uint64) {
+	for _, e := range runs {
+		if p.slots[e.off/p.chunk].chunk == nil {
+			unmapped += e.size
+			e.region.mapped -= e.size
+			p.addHoleLocked(e)
+			continue
+		}
+		e.stamp = 0
+		p.addFreeLocked(e, &p.idle)
+	}
+	return unmapped
 }

@@ -5,7 +5,7 @@ import "math/bits"
 const (
 	smallMost = 64 << 10 // the longest block that lies in a slab
 	slabLeast = 64 << 10
-	slabItems = 8 // a slab has at least so many blocks
+	slabItems = 8 // how many blocks a slab has at least
 )
 
 // classes are the sizes of blocks in slabs: eight to each power of two, as far as the

@@ -33,7 +33,8 @@ func (p *Pool) close() error {
 		p.reopen()
 		return failed
 	}
-	// Those of a lost device are closed nevertheless.
+	// The addresses of a lost device are closed nevertheless. After another error the pool lets
+	// no call in but Close, which goes on here.
 	if failed != nil && !(errors.Is(failed, vmm.ErrDeviceLost) && p.res.Close() == nil) {
 		return failed
 	}
@@ -65,12 +66,13 @@ func (p *Pool) close() error {
 	return p.extras.close()
 }
 
-// shut lets no call in any more, or returns ErrBusy.
+// shut lets no call in any more. If a block is allocated it lets calls in again, and returns
+// ErrBusy.
 func (p *Pool) shut() error {
 	p.mu.Lock()
 	p.closed.Store(true) // no stream is added, and no memory moves, from here on
-	for p.busy > 0 {
-		p.notBusy.Wait()
+	for p.underWay > 0 {
+		p.noneUnderWay.Wait()
 	}
 	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
 	all, blocks := slices.Clone(p.all), p.long.blocks+p.past.blocks

@@ -1,2 +1,64 @@
-// Package pool is a stream-ordered allocator on memory that grows in place.
+// Package pool allocates blocks of GPU memory in the order of streams: what cudaMallocAsync and
+// CUDA's memory pools are, on memory that grows in place. Many blocks of short life share one
+// address range, and memory that no block uses moves to where the next block needs it.
+//
+// # Which type to take
+//
+//	Pool        memory of this library: blocks can be resized and found, and are arguments of
+//	            kernels whose memory is held; needs what vmm.Range needs
+//	DriverPool  a pool of the driver's own, for a program whose other libraries take memory from
+//	            it, too: DriverDefault, DriverCurrent, or NewDriver
+//	Allocator   either of them: what a function that allocates takes
+//	vmm.Range   (package vmm) one thing that grows, at an address of its own
+//
+// A [Block] is a value: an address and a size. It is allocated until Free or FreeNow.
+//
+// # States of memory in a Pool
+//
+//	state    memory is there  used next by
+//	hole     no               a block, for which chunks are mapped there
+//	bad      no               nothing before TrimTo: the driver has refused to map there
+//	idle     yes              any stream; whole chunks move to a hole, or are given back
+//	pending  yes              the stream in which it was freed, and streams that wait for it
+//	block    yes              its caller, until Free or FreeNow
+//	slab     yes              blocks of up to 64 KiB, all of one size and of one stream, the home
+//	busy     maybe            the one call that maps, unmaps or takes it
+//
+// A block that is freed in a stream is pending: work of that stream may still use it. Once a
+// call of package vmm has shown that this work has ended, the memory is idle. Free blocks of a
+// slab stay with the slab: the home has them again at once, in its order. A block of a slab that
+// is freed in another stream is a remote block: that stream has it again at once, and the slab
+// once the stream's work has ended, or the home waits for it.
+//
+// Chunks move and are given back whole. So a chunk of which a part is not idle stays.
+//
+// # Stamps
+//
+// A stamp is vmm.Stream.Point when memory was freed in that stream. All work that may use the
+// memory has ended when Finished of the stream is above the stamp. Another stream comes after
+// that work when its After of the stream is above the stamp.
+//
+// # Concurrency
+//
+// All methods of Pool and DriverPool may be called by several goroutines at once. Streams that
+// allocate short blocks do not wait for each other. One block is freed or resized by one call at
+// a time: of two Frees one returns ErrDoubleFree.
 package pool
+
+// Lock order:
+//
+//	Pool.closeMu           Close alone
+//	  extras.mu            with Options.Trace or SampleStacks, for the whole of a free
+//	    stream.mu          a stream's slabs, and its remote blocks; of two the older stream's first
+//	      Pool.mu          extents, free lists, holes, chunks, the list of streams
+//	        locks of package vmm
+//
+//	DriverPool.mu          shared by all calls but Close; held across driver calls
+//	  DriverPool.liveMu
+//
+// Pool.mu is held while events are recorded, waited for by a stream and asked, but not while
+// memory is created, mapped, unmapped or released, nor while a caller waits. Pool.underWay counts
+// the calls that release it in the middle: what they work on is kindBusy meanwhile, and Close
+// waits for them. These are held across a wait for the device: Pool.closeMu, and DriverPool.mu,
+// shared, by Grant and Revoke. None is held while Options.OnOOM runs. extras.mu is held across
+// Write of Options.Trace.

@@ -14,8 +14,8 @@ import (
 )
 
 // DriverPool is a pool of the driver's own, as cuMemAllocAsync takes from. Only what it
-// allocated itself can be freed through it: a block of another DriverPool is foreign, also
-// if that is of the same pool of the driver. Safe for concurrent use. The caller must Close
+// allocated itself can be freed through it: a block of another DriverPool is ErrForeignBlock,
+// even if both are of the same pool of the driver. Safe for concurrent use. The caller must Close
 // it, before the device.
 type DriverPool struct {
 	// Immutable.
@@ -30,21 +30,20 @@ type DriverPool struct {
 	mu     sync.RWMutex // shared by all calls but Close
 	closed bool
 
-	last   atomic.Uint64 // number of a block
+	last   atomic.Uint64 // Block.seq of the last block
 	liveMu sync.Mutex
-	live   map[uint64]struct{} // by Block.seq
+	live   map[uint64]struct{} // the blocks that are allocated, by Block.seq
 }
 
 var _ Allocator = (*DriverPool)(nil)
 
-// NewDriver makes a pool of the driver's for dev's memory. Where the driver has no pools it
-// is ErrNotSupported.
+// NewDriver makes a pool of the driver's for dev's memory. If the driver has no pools it
+// returns ErrNotSupported. The caller must Close the pool, before dev.
 //
-// Of the options the driver knows Max, of which it may take more than it says,
-// ReleaseThreshold, NoReuse, and Share as far as Device.Supports(FeaturePoolShareFD) and
-// FeaturePoolShareFabric say so. OnOOM is called as for [New]. Blocks are aligned to 256,
-// whatever less Align says. All others, and a greater Align, are ErrNotSupported. The caller
-// must Close it.
+// These options count: Max, which the driver may round up; ReleaseThreshold; NoReuse; OnOOM,
+// as for [New]; Share, as far as Device.Supports says for FeaturePoolShareFD and
+// FeaturePoolShareFabric. Blocks are aligned to 256 bytes: an Align of more, and all other
+// options, are ErrNotSupported.
 func NewDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
 	p, err := newDriver(dev, o)
 	if err != nil {
@@ -73,7 +72,10 @@ func newDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
 		err = p.setReuse(ReuseAll &^ o.NoReuse)
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.calls.DestroyPool(p.pool))
+		if again := p.calls.DestroyPool(p.pool); again != nil {
+			err = fmt.Errorf("%w, and destroying the pool: %w", err, again)
+		}
+		return nil, err
 	}
 	return p, nil
 }
@@ -129,6 +131,7 @@ func (p *DriverPool) enter() error {
 	return nil
 }
 
+// leave ends what enter began.
 func (p *DriverPool) leave() { p.mu.RUnlock() }
 
 // with makes a call while the pool is open.
@@ -142,9 +145,6 @@ func (p *DriverPool) with(op string, f func() error) error {
 }
 
 func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
-	if err == nil {
-		return nil
-	}
 	return wrap(p.Device(), op, at, size, err)
 }
 
@@ -249,7 +249,7 @@ func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
 	})
 }
 
-// FreeNow is cuMemFree: the driver takes it that no work uses the block, and does not wait.
+// FreeNow is cuMemFree: the driver assumes that no work uses the block, and does not wait.
 func (p *DriverPool) FreeNow(b Block) error {
 	return p.free(b, func() error { return p.plain.FreePlain(b.ptr) })
 }
@@ -495,10 +495,10 @@ func (p *DriverPool) Close() error {
 	return nil
 }
 
-// FreePlain frees memory of cuMemAlloc, as other libraries allocate it, once the work that
-// the stream has now has ended, and does not wait. Memory of a DriverPool is not meant: its
-// Free knows that it went. An address that is no such memory is ErrInvalid, a stream that is
-// being captured ErrCapturing.
+// FreePlain frees memory that another library has allocated by cuMemAlloc or cuMemAllocAsync,
+// once the work that the stream has now has ended. It does not wait. Blocks of a DriverPool are
+// freed by its Free, which counts them. An address that is no such memory is ErrInvalid, a
+// stream that is being captured ErrCapturing. Safe for concurrent use.
 func FreePlain(s *vmm.Stream, at vmm.Ptr) error {
 	err := onStream(s, func(handle driver.Stream) error {
 		raw, err := s.Device().Raw()
@@ -511,10 +511,7 @@ func FreePlain(s *vmm.Stream, at vmm.Ptr) error {
 		}
 		return plain.FreeAsync(at, handle)
 	})
-	if err != nil {
-		return wrap(s.Device(), "free plain memory", at, 0, err)
-	}
-	return nil
+	return wrap(s.Device(), "free plain memory", at, 0, err)
 }
 
 // poolOf asks the driver which of its pools an address is of, 0 for none, and the ordinal of

@@ -2,10 +2,10 @@ package pool
 
 import "sync/atomic"
 
-// pageSize is the unit of blocks that are not in a slab, and of what slabs are made of.
+// pageSize is the unit of long blocks, which are in no slab, and of slabs.
 const pageSize = 16 << 10
 
-// kind is what an extent is.
+// kind is what an extent is; the package documentation has the table.
 type kind uint8
 
 const (
@@ -13,12 +13,12 @@ const (
 	kindFree              // memory that no block uses
 	kindBlock             // one block
 	kindSlab              // a slab
-	kindBusy              // memory is being mapped or unmapped there
-	kindBad               // the driver refused to map memory there; see Pool.repairLocked
+	kindBusy              // one call has taken it, to map or unmap memory there or to use it
+	kindBad               // the driver refused to map memory there; see Pool.repair
 )
 
-// owner is what a Block is in: an extent, a slab, or what another Allocator has. It never
-// changes, so that a Block that was freed long ago can still be checked.
+// owner is what a Block is in: an extent, a slab, or, without any of these, a DriverPool. It
+// never changes, so that a Block that was freed long ago can still be checked.
 type owner struct {
 	pool *Pool
 	ext  *extent
@@ -35,32 +35,32 @@ type extent struct {
 	off, size  uint64
 	prev, next *extent // by address
 
-	// Of a block: the stream whose work, up to stamp, may still use the memory of blocks that
-	// were there before; nil: none.
+	// Of a block or a slab: the stream whose work, up to stamp, may still use the memory of
+	// blocks that were there before; nil: no such work.
 	by *stream
 
 	// Of a free one.
-	home             *home
-	stamp            uint64 // the home stream's Point when the memory was freed
+	list             *freeList
+	stamp            uint64 // Point of the list's stream when the memory was freed; 0 if idle
 	bin              int
 	binPrev, binNext *extent
-	older, newer     *extent // in home's order
+	older, newer     *extent // in the list's order
 }
 
 // end is the offset behind the extent.
 func (e *extent) end() uint64 { return e.off + e.size }
 
-// usedBy notes that the extent, which was taken for st, may hold memory that work before st's
-// still uses: if so, st comes after it.
+// usedBy notes that work which st comes after may still use the memory of the extent, which was
+// taken for st. Without such work it does nothing.
 func (e *extent) usedBy(st *stream) {
 	if e.by != nil {
 		e.by, e.stamp = st, st.s.Point()
 	}
 }
 
-// home is free memory that one stream may use: what was freed in it. The pool's idle home is
-// memory whose work is known to have ended: any stream may use it.
-type home struct {
+// freeList is free memory that one stream may use: what was freed in it. Pool.idle is memory
+// whose work is known to have ended: any stream may use it.
+type freeList struct {
 	st             *stream           // nil: idle
 	bins           [regionCount]bins // of each region
 	oldest, newest *extent           // all of them in the order of their stamps
@@ -68,15 +68,15 @@ type home struct {
 }
 
 // total is how many bytes there are in all regions.
-func (h *home) total() (bytes uint64) {
+func (h *freeList) total() (bytes uint64) {
 	for _, n := range h.bytes {
 		bytes += n
 	}
 	return bytes
 }
 
-func (h *home) add(e *extent) {
-	e.kind, e.home = kindFree, h
+func (h *freeList) add(e *extent) {
+	e.kind, e.list = kindFree, h
 	h.bins[e.region.index].insert(e, binOf(e.size/pageSize))
 	h.bytes[e.region.index] += e.size
 	// Nearly always the newest; one that was cut from an older extent goes where that was.
@@ -97,7 +97,7 @@ func (h *home) add(e *extent) {
 	}
 }
 
-func (h *home) remove(e *extent) {
+func (h *freeList) remove(e *extent) {
 	h.bins[e.region.index].remove(e)
 	h.bytes[e.region.index] -= e.size
 	if e.older != nil {
@@ -110,7 +110,7 @@ func (h *home) remove(e *extent) {
 	} else {
 		h.newest = e.older
 	}
-	e.older, e.newer, e.home = nil, nil, nil
+	e.older, e.newer, e.list = nil, nil, nil
 }
 
 // regionCount is how many regions there are: for slabs and short blocks, for blocks of up to

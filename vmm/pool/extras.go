@@ -25,7 +25,7 @@ type extras struct {
 // Sample is a block that is allocated, and where.
 type Sample struct {
 	Ptr   vmm.Ptr
-	Size  uint64    // bytes, as asked for
+	Size  uint64    // bytes, as Alloc was asked for
 	Stack []uintptr // for runtime.CallersFrames
 }
 
@@ -107,7 +107,8 @@ func (x *extras) close() error {
 	return nil
 }
 
-// Samples lists the sampled blocks that are allocated, by address; see Options.SampleStacks.
+// Samples lists the sampled blocks that are still allocated, by address; see
+// Options.SampleStacks. The list is the caller's.
 func (p *Pool) Samples() []Sample {
 	if p == nil || p.extras == nil {
 		return nil

@@ -19,7 +19,7 @@ func (p *Pool) newExtentLocked() *extent {
 	return e
 }
 
-// dropLocked gives up an extent that is linked to no neighbour any more.
+// dropLocked keeps an extent, which no neighbour links to any more, for newExtentLocked.
 func (p *Pool) dropLocked(e *extent) {
 	e.prev, e.next, e.region, e.by = nil, p.unused, nil, nil
 	p.unused = e
@@ -37,25 +37,25 @@ func (p *Pool) cutFrontLocked(e *extent, size uint64) *extent {
 		e.region.first = f
 	}
 	e.prev = f
-	if e.home != nil {
-		b := &e.home.bins[e.region.index]
+	if e.list != nil {
+		b := &e.list.bins[e.region.index]
 		b.remove(e)
 		e.off, e.size = e.off+size, e.size-size
 		b.insert(e, binOf(e.size/pageSize))
-		e.home.bytes[e.region.index] -= size
+		e.list.bytes[e.region.index] -= size
 		return f
 	}
 	e.off, e.size = e.off+size, e.size-size
 	return f
 }
 
-// takeLocked takes the first size bytes of a free extent out of its home.
+// takeLocked takes the first size bytes of a free extent out of its list.
 func (p *Pool) takeLocked(e *extent, size uint64) *extent {
-	by := e.home.st
+	by := e.list.st
 	if e.size > size {
 		e = p.cutFrontLocked(e, size)
 	} else {
-		e.home.remove(e)
+		e.list.remove(e)
 	}
 	e.by = by
 	return e
@@ -73,21 +73,21 @@ func (p *Pool) joinLocked(e *extent) {
 	p.dropLocked(x)
 }
 
-// addFreeLocked adds an extent without a list to the free memory of h, joined with its
-// neighbours there. While several streams use the pool, memory that a stream freed at
-// different points stays apart, so that another stream need not wait for the later one. So
-// does memory whose work is known to have ended, so that it can be given back.
-func (p *Pool) addFreeLocked(e *extent, h *home) {
+// addFreeLocked adds an extent without a list to h, joined with its neighbours there. While
+// several streams use the pool, memory that a stream freed at different points is not joined:
+// another stream would have to wait for the later point. Nor is memory joined whose work is
+// known to have ended, since that can become idle by itself.
+func (p *Pool) addFreeLocked(e *extent, h *freeList) {
 	apart := h.st != nil && p.several.Load()
 	var done uint64
 	if h.st != nil {
 		done = h.st.s.Finished()
 	}
-	if x := e.next; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
+	if x := e.next; x != nil && x.list == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
 		p.joinLocked(e)
 	}
-	if x := e.prev; x != nil && x.home == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
+	if x := e.prev; x != nil && x.list == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
 		e = x
 		p.joinLocked(e)
@@ -97,7 +97,7 @@ func (p *Pool) addFreeLocked(e *extent, h *home) {
 
 // addHoleLocked makes an extent without a list a hole, joined with its neighbours.
 func (p *Pool) addHoleLocked(e *extent) {
-	e.kind, e.home, e.stamp = kindHole, nil, 0
+	e.kind, e.list, e.stamp = kindHole, nil, 0
 	r := e.region
 	if x := e.next; x != nil && x.kind == kindHole {
 		p.forgetHoleLocked(x)
@@ -147,8 +147,8 @@ func (p *Pool) regionOf(size uint64) *region {
 	return &p.regions[2]
 }
 
-// findLocked looks for size bytes that st may have without a driver call: what was freed in st, then what
-// is idle, then, if follow is set, what was freed in streams for which st waits.
+// findLocked looks for size bytes that st may have without a driver call: what was freed in
+// st, then what is idle, then, if follow is set, what was freed in streams for which st waits.
 func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *extent {
 	return p.findAmongLocked(st, size, r, follow, scanMost)
 }
@@ -168,7 +168,7 @@ func (p *Pool) findAmongLocked(st *stream, size uint64, r *region, follow bool, 
 	if e := st.free.bins[r.index].find(size, math.MaxUint64, most); e != nil {
 		return p.takeLocked(e, size)
 	}
-	p.settleLocked()
+	p.updateIdleLocked()
 	if e := p.idle.bins[r.index].find(size, math.MaxUint64, most); e != nil {
 		return p.takeLocked(e, size)
 	}
@@ -196,8 +196,8 @@ func (p *Pool) orderedLocked(st, t *stream) uint64 {
 	return st.s.After(t.s)
 }
 
-// settleLocked makes idle what was freed in streams whose work is known to have ended since.
-func (p *Pool) settleLocked() {
+// updateIdleLocked makes idle what was freed in streams whose work is known to have ended since.
+func (p *Pool) updateIdleLocked() {
 	for _, t := range p.all {
 		if t.free.oldest == nil {
 			continue
@@ -211,29 +211,30 @@ func (p *Pool) settleLocked() {
 	}
 }
 
-// joinFreeLocked joins neighbours that st may have, whatever their stamps and homes: they
-// become free memory of st.
+// joinFreeLocked joins neighbours that st may have, whatever their stamps and lists: they
+// become free memory of st. Only a search that found nothing does so: idle memory that is
+// joined is not idle any more.
 func (p *Pool) joinFreeLocked(st *stream) {
 	p.scratch = p.scratch[:0]
 	for e := st.free.oldest; e != nil; e = e.newer {
 		p.scratch = append(p.scratch, e)
 	}
 	mine := func(x *extent) bool {
-		return x != nil && x.kind == kindFree && (x.home == &st.free || x.home == &p.idle)
+		return x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle)
 	}
 	for _, e := range p.scratch {
-		// One that was joined with another is in no home any more.
-		if e.home != &st.free || !mine(e.next) && !mine(e.prev) {
+		// One that was joined with another is in no list any more.
+		if e.list != &st.free || !mine(e.next) && !mine(e.prev) {
 			continue
 		}
 		st.free.remove(e)
 		for mine(e.next) {
-			e.next.home.remove(e.next)
+			e.next.list.remove(e.next)
 			p.joinLocked(e)
 		}
 		for mine(e.prev) {
 			e = e.prev
-			e.home.remove(e)
+			e.list.remove(e)
 			p.joinLocked(e)
 		}
 		st.free.add(e)
@@ -241,8 +242,8 @@ func (p *Pool) joinFreeLocked(st *stream) {
 	clear(p.scratch)
 }
 
-// freeLocked gives an extent back: as free memory of st, of work up to stamp; idle if st is
-// nil, or closed.
+// freeLocked frees an extent: into the list of st, whose work up to stamp may use it; as idle
+// memory if st is nil, or closed.
 func (p *Pool) freeLocked(e *extent, st *stream, stamp uint64) {
 	e.by = nil
 	if st == nil || !st.open() {

@@ -8,9 +8,9 @@ import (
 // Found is what Lookup finds out about an address.
 type Found struct {
 	Device int         // ordinal of the device whose memory it is
-	Pool   *Pool       // it lies in; nil: in none
-	Block  Block       // of Pool it lies in; the zero Block: none is allocated there
-	Driver driver.Pool // the driver's pool that it was allocated from; 0: none
+	Pool   *Pool       // whose addresses it is among; nil: no Pool's
+	Block  Block       // of Pool, in which it lies; the zero Block: none is allocated there
+	Driver driver.Pool // from which the driver has allocated it; 0: from no pool
 }
 
 // Lookup finds the pool of an address, of any device of dev's driver. A Pool is found without

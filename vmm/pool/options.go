@@ -8,21 +8,22 @@ import (
 
 // Options is how to make a pool; its zero value is the default.
 type Options struct {
-	// Max is the most bytes that the pool may reserve, rounded down to whole chunks. 0: no
-	// bound but the device's memory. Beyond it Alloc returns ErrOutOfMemory.
+	// Max is the most bytes of memory that the pool may hold, rounded down to whole chunks, of
+	// which it must have one. 0: the device's memory. Beyond it Alloc returns ErrOutOfMemory.
 	Max uint64
-	// ReleaseThreshold is how many bytes stay reserved at a synchronisation; see
+	// ReleaseThreshold is how many bytes of memory the pool keeps at a synchronisation; see
 	// Pool.SetReleaseThreshold.
 	ReleaseThreshold uint64
-	// Align is the alignment of blocks, a power of two from 16 to the granularity. 0: 256.
+	// Align is the alignment of blocks in bytes, a power of two from 16 to the granularity.
+	// Above 32 KiB there are no slabs, and each block takes Align bytes at least. 0: 256.
 	Align uint64
-	// ChunkSize is the size of the pieces of memory that the pool creates and maps, a power
-	// of two that is a multiple of the granularity. 0: 1/1024 of the device's memory, from one granule to
-	// 8 MiB.
+	// ChunkSize is the size in bytes of the pieces of memory that the pool creates and maps, a
+	// power of two that is a multiple of the granularity. 0: about 1/1024 of the device's
+	// memory, from one granule to 8 MiB.
 	ChunkSize uint64
-	// Addresses is how many bytes of addresses to reserve. 0: four times the device's
-	// memory, or Max if that is less. Memory moves to where a block needs it, so with ample
-	// addresses a block fits wherever there is memory.
+	// Addresses is how many bytes of addresses to reserve. 0: four times Max, or four times
+	// the device's memory if that is less. Memory moves to where a block needs it: with ample
+	// addresses a block fits wherever there are enough idle chunks.
 	Addresses uint64
 	// NoReuse is the policies that are switched off at first; see SetReuse.
 	NoReuse Reuse
@@ -30,14 +31,15 @@ type Options struct {
 	// taken from what the device caches, nor cached.
 	Share vmm.Share
 
-	// OnOOM is called when Alloc finds no memory for n bytes. It may free blocks, and
-	// returns whether to try once more. It is called with no lock held, by several goroutines
-	// at once. It must not panic.
+	// OnOOM is called when Alloc finds no memory. n is how many bytes Alloc was asked
+	// for. OnOOM may free blocks, and returns whether to try once more. It is called with no
+	// lock held, by several goroutines at once. It must not panic.
 	OnOOM func(s *vmm.Stream, n uint64) (retry bool)
-	// Trace is written a line for each call: Action,Pointer,Size,Stream, in RMM's form. The
-	// pool calls Write under a lock; what Write returns is reported by Close.
+	// Trace gets a line for each Alloc, Free and FreeNow, in RMM's form:
+	// Action,Pointer,Size,Stream. Resize writes none. Write is called under a lock, and must
+	// not call the pool. Its first error ends the trace, and Close returns it.
 	Trace io.Writer
-	// SampleStacks records where every so many bytes were allocated; see Pool.Samples. 0:
-	// none.
+	// SampleStacks is after how many allocated bytes Alloc records its caller's stack; see
+	// Pool.Samples. 0: never.
 	SampleStacks uint64
 }

@@ -10,66 +10,66 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Pool is stream-ordered memory of one device. What it reserves are addresses; memory is
-// mapped where blocks need it, and moves to other addresses when they do not. So it grows
-// without a copy, and a block fits as long as there is memory. Safe for concurrent use. The
-// caller must Close it.
+// Pool is stream-ordered memory of one device. It reserves addresses, and maps memory where
+// blocks need it. A chunk of memory that no block uses is unmapped, and mapped where the next
+// block needs it. So the pool grows without a copy. Safe for concurrent use. The caller must
+// Close it.
 type Pool struct {
 	// Immutable.
 	dev        *vmm.Device
 	res        *vmm.Reservation
 	base       vmm.Ptr
 	classes    *classes
-	unit       uint64 // blocks that are not in slabs are multiples of it
+	unit       uint64 // bytes; long blocks, which are in no slab, are multiples of it
 	chunk      uint64 // bytes of a chunk, 1 << chunkShift
 	chunkShift int
-	most       int // chunks that it may reserve
+	most       int // chunks that it may hold
 	prop       vmm.Prop
 	onOOM      func(*vmm.Stream, uint64) bool
 	extras     *extras // nil: none
 	hooks      hooks
-	stops      []func() // of what is registered with the device
-	none       owner    // of blocks of 0 bytes
+	stops      []func() // they take back OnPressure and OnSync
+	none       owner    // what blocks of 0 bytes are in
 
 	closed    atomic.Bool
 	closeMu   sync.Mutex // Close alone takes it
 	streams   sync.Map   // *vmm.Stream to *stream
-	last      atomic.Pointer[stream]
+	first     atomic.Pointer[stream]
 	reuse     atomic.Uint32
 	threshold atomic.Uint64
-	listed    atomic.Pointer[[]*stream] // all
+	listed    atomic.Pointer[[]*stream] // all, for reading without mu
 	several   atomic.Bool               // there is more than one stream
-	chunks    atomic.Int64              // that it holds
+	chunks    atomic.Int64              // chunks that it holds, mapped or not
 	slots     []slot                    // the addresses by chunks
 
-	_        [64]byte // what changes often is apart from what calls only read
-	used     gauge
-	foreigns atomic.Int64 // blocks that were freed in other streams than their slabs'
-	_        [64]byte
+	_       [64]byte // what changes often is apart from what calls only read
+	used    gauge
+	remotes atomic.Int64 // how many remoteBlocks the streams have
+	_       [64]byte
 
-	mu         sync.Mutex // not held when memory is created, mapped, unmapped or released
-	regions    [regionCount]region
-	idle       home
-	all        []*stream
-	streamIDs  uint64
-	unused     *extent
-	scratch    []*extent
-	spare      []*vmm.Chunk // not mapped
-	bad        int          // extents of kindBad
-	busy       int          // calls that release mu in the middle
-	notBusy    sync.Cond    // on mu: busy is 0
-	chunksPeak int64
-	longSeq    uint64 // of the last block in no slab
-	long       counts // of blocks in no slab
-	past       counts // of streams that are forgotten
-	stats      Stats  // the sums in it
+	mu           sync.Mutex // not held when memory is created, mapped, unmapped or released
+	regions      [regionCount]region
+	idle         freeList
+	all          []*stream
+	streamIDs    uint64
+	unused       *extent
+	scratch      []*extent
+	spare        []*vmm.Chunk // chunks that are not mapped: a call that failed has left them
+	bad          int          // extents of kindBad
+	underWay     int          // calls that release mu in the middle; Close waits for them
+	noneUnderWay sync.Cond    // on mu: underWay is 0
+	chunksPeak   int64
+	longSeq      uint64 // Block.seq of the last long block
+	long         counts // of long blocks
+	past         counts // of streams that are forgotten
+	stats        Stats  // Created, Remapped, Released and Waits alone
 }
 
 // slot is the addresses of one chunk.
 type slot struct {
 	chunk  *vmm.Chunk                              // nil: none is mapped; guarded by Pool.mu
-	cover  *extent                                 // the block that began in an earlier slot and goes on here; likewise
-	owners atomic.Pointer[[]atomic.Pointer[owner]] // by page: of a slab, or of the block that begins there
+	cover  *extent                                 // the long block that began in an earlier slot and goes on here; guarded by Pool.mu
+	owners atomic.Pointer[[]atomic.Pointer[owner]] // by page: the slab there, or the long block that begins there
 }
 
 // hooks are set by tests only, before the first use.
@@ -92,8 +92,9 @@ func (g *gauge) add(by int64) {
 
 var _ Allocator = (*Pool)(nil)
 
-// New makes a pool of dev's memory. It reserves addresses and takes no memory yet. The
-// caller must Close it, before dev.
+// New makes a pool of dev's memory. It reserves addresses and takes no memory yet. Options
+// that make no sense are ErrInvalid, also a Max of less than one chunk. The caller must Close
+// it, before dev.
 func New(dev *vmm.Device, o Options) (*Pool, error) {
 	p, err := newPool(dev, o)
 	if err != nil {
@@ -125,7 +126,7 @@ func newPool(dev *vmm.Device, o Options) (*Pool, error) {
 		onOOM:      o.OnOOM,
 	}
 	p.none.pool = p
-	p.notBusy.L = &p.mu
+	p.noneUnderWay.L = &p.mu
 	p.extras = newExtras(o)
 	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
 	p.threshold.Store(o.ReleaseThreshold)
@@ -203,9 +204,15 @@ func (p *Pool) layOut() {
 //  7. what was freed in another stream, for which s then waits (ReuseInternalDependencies)
 //  8. what Options.OnOOM frees
 //
-// Up to 3 it makes no call of the driver. A closed stream is ErrClosed, one that is being
-// captured ErrCapturing, and one of a device without access ErrInvalid. The text of
-// ErrOutOfMemory says how much is free, and in how long a run.
+// Up to 3 it makes no call of the driver. At 5 and 7 it looks at memory of blocks of all
+// sizes, before only where blocks of about n bytes lie. At 7 it waits itself if chunks have to
+// move. A block of up to 64 KiB comes from its stream's slab of that size. If that is full it
+// comes from blocks of the slab that were freed in other streams (3, 4); only a new slab takes
+// memory as above.
+//
+// A closed stream is ErrClosed, one that is being captured ErrCapturing, and one of a device
+// without access ErrInvalid. The text of ErrOutOfMemory says how many bytes are free, and how
+// long the longest run is.
 func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	if err == nil {
@@ -224,10 +231,11 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	return Block{}, p.fail("allocate", 0, n, err)
 }
 
-// Free gives b up once the work that s has now has ended. Until then it is reused in s only,
-// or where Alloc says so. A block that was freed before is ErrDoubleFree, of another pool
-// ErrForeignBlock. If Free fails the block is allocated as before, so after ErrClosed and
-// ErrCapturing it can be freed in another stream, or by FreeNow.
+// Free gives b up once the work that s has now has ended. Until then its memory is reused in s
+// only, or as Alloc says. A block that was freed before is ErrDoubleFree, one of another pool
+// ErrForeignBlock. If Free fails the block is allocated as before: after ErrClosed and
+// ErrCapturing it can be freed in another stream, or by FreeNow. Several goroutines may free
+// different blocks at once; of two that free the same one, one returns ErrDoubleFree.
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
 	if err == nil {
@@ -262,7 +270,8 @@ func (p *Pool) free(st *stream, b Block) error {
 	return nil
 }
 
-// freeBlockLocked gives back a block that is in no slab; st is nil if it is idle.
+// freeBlockLocked frees a long block: in st, after its work up to stamp; as idle memory if st
+// is nil.
 func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 	size := e.size
 	p.setOwnersLocked(e, nil)
@@ -271,8 +280,8 @@ func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
 }
 
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
-// of cudaMallocAsync. It does not wait. Unlike Free it works whatever has become of the
-// stream.
+// of cudaMallocAsync. It does not wait. It works although the stream is closed or captured.
+// The errors are ErrDoubleFree and ErrForeignBlock.
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
 	switch {
@@ -306,19 +315,13 @@ func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //no
 
 // fail wraps err for op.
 func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
-	if err == nil {
-		return nil
-	}
-	var dev *vmm.Device
-	if p != nil {
-		dev = p.dev
-	}
-	return wrap(dev, op, ptr, size, err)
+	return wrap(p.Device(), op, ptr, size, err)
 }
 
+// wrap is nil for nil, and an error that is wrapped already as it is.
 func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
 	var done *vmm.OpError
-	if errors.As(err, &done) {
+	if err == nil || errors.As(err, &done) {
 		return err
 	}
 	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}

@@ -6,12 +6,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Resize makes b, where it lies, n bytes long. To become longer it takes free memory behind
-// it that s may have without a wait, and where there are only addresses it has memory mapped.
-// If that is not enough it returns ErrNoRoom, or ErrOutOfMemory if there is no memory to map,
-// and nothing has changed. To become shorter it frees the rest in s, whose work the caller
-// orders after that of the block's stream, as for Free. The block stays the same one: Size of the Block that is returned is
-// the new one.
+// Resize makes b, where it lies, n bytes long. If s is not the stream of Alloc the caller orders
+// it after that, as for Free.
+//
+// A longer block takes free memory behind it that s may have without a wait, and where there
+// are only addresses it has memory mapped. If that is not enough Resize returns ErrNoRoom; if
+// there is no memory to map, ErrOutOfMemory. A shorter block frees the rest in s. In a slab a
+// block has the slab's size, and no memory changes hands. The other errors are those of Free,
+// and ErrInvalid for 0 bytes. After an error nothing has changed.
+//
+// The block that is returned is the same one with another Size: of the two values one is freed.
+// No Free or Resize of the block may run meanwhile.
 func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	if err == nil {
@@ -86,7 +91,7 @@ func (p *Pool) shortenLocked(e *extent, size uint64, st *stream, stamp uint64) {
 
 // lengthenLocked makes a block size bytes long. It releases p.mu if memory is mapped.
 func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
-	p.settleLocked()
+	p.updateIdleLocked()
 	missing := size - e.size
 	var free uint64 // behind the block
 	next := e.next
@@ -107,17 +112,17 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 	run := e.next
 	type taken struct {
 		e *extent
-		h *home
+		h *freeList
 	}
 	var all []taken
 	for x := run; x != next; x = x.next {
-		all = append(all, taken{x, x.home})
-		x.home.remove(x)
+		all = append(all, taken{x, x.list})
+		x.list.remove(x)
 		x.kind = kindBusy
 	}
 	if s.chunks > 0 {
 		s.hole = p.takeHoleLocked(next, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
-		p.busy++
+		p.underWay++
 		err := p.mapLocked(s, true)
 		p.doneLocked()
 		if err != nil {
@@ -151,8 +156,8 @@ func (p *Pool) mayTakeLocked(x *extent, st *stream) bool {
 	switch {
 	case x.kind != kindFree:
 		return false
-	case x.home == &st.free || x.home == &p.idle:
+	case x.list == &st.free || x.list == &p.idle:
 		return true
 	}
-	return p.allows(ReuseFollowEvents) && x.stamp < p.orderedLocked(st, x.home.st)
+	return p.allows(ReuseFollowEvents) && x.stamp < p.orderedLocked(st, x.list.st)
 }

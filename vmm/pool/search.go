@@ -51,15 +51,15 @@ func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region, asked uint64
 	if e := p.findLocked(st, size, r, p.allows(ReuseFollowEvents)); e != nil {
 		return e, nil
 	}
-	p.busy++
+	p.underWay++
 	defer p.doneLocked()
 	return p.findSlowlyLocked(st, size, r, asked)
 }
 
-// doneLocked ends a call that counts as busy.
+// doneLocked ends a call that p.underWay counts.
 func (p *Pool) doneLocked() {
-	if p.busy--; p.busy == 0 {
-		p.notBusy.Broadcast()
+	if p.underWay--; p.underWay == 0 {
+		p.noneUnderWay.Broadcast()
 	}
 }
 
@@ -70,12 +70,12 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
 		}
-		// Memory that there is comes before new memory: idle chunks elsewhere, what the streams
-		// keep, and at last what lies where blocks of other sizes are.
+		// New memory comes last. Before it come idle chunks elsewhere, slabs without blocks that
+		// the streams keep, and free memory where blocks of other sizes lie.
 		e, err := p.growLocked(st, size, r, p.tightLocked(r))
 		if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
 			p.mu.Unlock()
-			p.gather(p.allows(ReuseOpportunistic))
+			p.releaseUnusedSlabs(p.allows(ReuseOpportunistic))
 			p.mu.Lock()
 			if e = p.searchLocked(st, size, r); e != nil {
 				return e, nil
@@ -104,11 +104,11 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 		if p.onOOM == nil {
 			return nil, p.exhaustedLocked(err)
 		}
-		p.doneLocked() // it may close the pool
+		p.doneLocked() // the function may close the pool, which waits for calls under way
 		p.mu.Unlock()
 		retry := p.onOOM(st.s, asked)
 		p.mu.Lock()
-		p.busy++
+		p.underWay++
 		if p.closed.Load() {
 			return nil, errClosed
 		}
@@ -121,13 +121,12 @@ func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64
 // exhaustedLocked adds to an ErrOutOfMemory what is free.
 func (p *Pool) exhaustedLocked(err error) error {
 	free, pending := p.idle.total(), p.pendingLocked()
-	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams that are not known to have come there, the longest run is %d)",
+	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams whose work is not known to have ended, the longest run is %d)",
 		err, uint64(p.chunks.Load())*p.chunk, free, pending, p.largestLocked()) //nolint:gosec // not negative
 }
 
-// tightLocked says whether so little is free in a region that searching for it costs more than
-// it is worth: less than 1/16 of what is mapped there. Among long blocks every byte is worth
-// it.
+// tightLocked says whether so little is free where short blocks lie, less than 1/16 of what is
+// mapped there, that to search for it costs more than new memory.
 func (p *Pool) tightLocked(r *region) bool {
 	free := p.idle.bytes[r.index]
 	for _, st := range p.all {
@@ -136,16 +135,17 @@ func (p *Pool) tightLocked(r *region) bool {
 	return r.index == 0 && free < r.mapped/16
 }
 
-// searchLocked looks for size bytes among the memory that is mapped where it is needed.
+// searchLocked looks for size bytes in r alone: as findLocked does, then after the driver was
+// asked what has ended, then once neighbours are joined.
 func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 	follow := p.allows(ReuseFollowEvents)
-	p.settleLocked()
+	p.updateIdleLocked()
 	if e := p.findLocked(st, size, r, follow); e != nil {
 		return e
 	}
 	if p.allows(ReuseOpportunistic) {
-		p.askLocked()
-		p.settleLocked()
+		p.queryStreamsLocked()
+		p.updateIdleLocked()
 		if e := p.findLocked(st, size, r, follow); e != nil {
 			return e
 		}
@@ -155,11 +155,12 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 }
 
 // waitLocked makes st wait for other streams, one after the other, until size bytes that were
-// freed in them are free for st. If that is not enough it waits, too, until their work has
-// ended, since only then chunks can move. It releases p.mu meanwhile.
+// freed in them are free for st. If that is not enough the caller waits until the streams' work
+// has ended, since only then chunks can move. It returns nil if even so there are not size
+// bytes. It releases p.mu meanwhile.
 func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	for _, t := range p.all {
-		// At first a stream whose memory is enough by itself.
+		// First a stream that has a run of this length: then one wait is enough.
 		if t != st && t.free.bins[r.index].find(size, math.MaxUint64, scanMost) != nil && p.followLocked(st, t) {
 			if e := p.findLocked(st, size, r, true); e != nil {
 				return e
@@ -168,13 +169,15 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	}
 	for _, t := range p.all {
 		if t != st && t.free.newest != nil && p.followLocked(st, t) {
-			p.rehomeLocked(t, st)
+			p.takeOverLocked(t, st)
 		}
 	}
 	p.joinFreeLocked(st)
 	if e := p.findAnywhereLocked(st, size, true); e != nil {
 		return e
 	}
+	// No run is long enough. The chunks of all streams are needed, and they cannot move before
+	// their work has ended.
 	var fences []vmm.Fence
 	for _, t := range p.all {
 		if t.free.newest == nil {
@@ -193,7 +196,7 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 		f.Free()
 	}
 	p.mu.Lock()
-	p.settleLocked()
+	p.updateIdleLocked()
 	if e := p.findLocked(st, size, r, true); e != nil {
 		return e
 	}
@@ -204,7 +207,8 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 	return e
 }
 
-// followLocked makes st wait for what was freed in t.
+// followLocked makes st wait for the work that may use what was freed in t; false if it cannot,
+// as while one of them is being captured.
 func (p *Pool) followLocked(st, t *stream) bool {
 	if st.s.After(t.s) > t.free.newest.stamp {
 		return true
@@ -221,8 +225,8 @@ func (p *Pool) followLocked(st, t *stream) bool {
 	return true
 }
 
-// rehomeLocked makes what was freed in t, for which st waits, free memory of st.
-func (p *Pool) rehomeLocked(t, st *stream) {
+// takeOverLocked makes what was freed in t, for which st waits, free memory of st.
+func (p *Pool) takeOverLocked(t, st *stream) {
 	before, stamp := st.s.After(t.s), st.s.Point()
 	for e := t.free.oldest; e != nil && e.stamp < before; e = t.free.oldest {
 		t.free.remove(e)

@@ -6,8 +6,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// slab is a run of pages that is divided into blocks of one size, of which one stream, its
-// home, allocates.
+// slab is a run of pages that is divided into blocks of one size. One stream, its home,
+// allocates from it.
 type slab struct {
 	// Immutable.
 	owner owner
@@ -21,8 +21,8 @@ type slab struct {
 	home atomic.Pointer[stream] // changes once that stream is closed
 
 	// Guarded by home's mu.
-	free       []uint16 // the free ones of the first begun
-	begun      int      // blocks that were ever allocated
+	free       []uint16 // of the first begun blocks those that are free
+	begun      int      // how many blocks were ever allocated: the first ones
 	stamp      uint64   // home's Point when a block was freed in it last
 	list       *slabList
 	prev, next *slab
@@ -50,7 +50,7 @@ func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
 // 2^20 bytes.
 func (sl *slab) index(p vmm.Ptr) int { return int(uint64(p-sl.ptr) * sl.magic >> 40) } //nolint:gosec // below len(seqs)
 
-// inUse is how many blocks are allocated, or wait in other streams.
+// inUse is how many blocks are allocated, or are remoteBlocks of other streams.
 func (sl *slab) inUse() int { return sl.begun - len(sl.free) }
 
 // bytes is how long the slab is.
@@ -59,7 +59,7 @@ func (sl *slab) bytes() uint64 { return sl.size * uint64(len(sl.seqs)) }
 // full says whether no block is free.
 func (sl *slab) full() bool { return len(sl.free) == 0 && sl.begun == len(sl.seqs) }
 
-// take takes a free block.
+// take takes a free block, of which there is one, and returns its number.
 func (sl *slab) take() (i int) {
 	if n := len(sl.free); n > 0 {
 		i, sl.free = int(sl.free[n-1]), sl.free[:n-1]
@@ -94,41 +94,42 @@ func (l *slabList) remove(sl *slab) {
 
 // ofClass is a stream's blocks of one size.
 type ofClass struct {
-	current *slab       // blocks come from it until it is full
-	partly  [4]slabList // the others with free blocks, the fullest first, by quarters
-	empty   slabList    // without blocks
-	empties int         // their number
-	foreign []foreign   // blocks of other streams' slabs that were freed in this one
+	current *slab         // blocks come from it until it is full
+	partly  [4]slabList   // the others with free blocks, the fullest first, by quarters
+	empty   slabList      // without blocks
+	empties int           // their number
+	remote  []remoteBlock // of other streams' slabs, freed in this one; the newest last
 }
 
 // keepEmpty is how many bytes of slabs without blocks a stream keeps for each size: their
 // number goes up and down as blocks come and go.
 const keepEmpty = 1 << 20
 
-// foreign is a block that was freed in another stream than that of its slab. The stream in
-// which it was freed may have it again at once, the slab once that stream has come there.
-type foreign struct {
+// remoteBlock is a block that was freed in another stream than its slab's home. That stream may
+// have it again at once. The slab gets it back once the stream's work up to stamp has ended, or
+// the home waits for that work.
+type remoteBlock struct {
 	sl    *slab
 	i     int
 	stamp uint64
 }
 
-func (c *ofClass) addForeign(p *Pool, f foreign) {
-	c.foreign = append(c.foreign, f)
-	p.foreigns.Add(1)
+func (c *ofClass) addRemote(p *Pool, f remoteBlock) {
+	c.remote = append(c.remote, f)
+	p.remotes.Add(1)
 }
 
-// takeForeign takes the one that was freed last.
-func (c *ofClass) takeForeign(p *Pool) (sl *slab, i int) {
-	last := len(c.foreign) - 1
-	f := c.foreign[last]
-	c.foreign = c.foreign[:last]
-	p.foreigns.Add(-1)
+// takeRemote takes the one that was freed last.
+func (c *ofClass) takeRemote(p *Pool) (sl *slab, i int) {
+	last := len(c.remote) - 1
+	f := c.remote[last]
+	c.remote = c.remote[:last]
+	p.remotes.Add(-1)
 	return f.sl, f.i
 }
 
-// quarter is the list of c for a slab that has free blocks. The next slab to allocate from is
-// the fullest, so that those with few blocks empty out.
+// quarter is which list of c.partly a slab with free blocks belongs to. The next slab to
+// allocate from is the fullest, so that those with few blocks empty out.
 func (c *ofClass) quarter(p *Pool, sl *slab) *slabList {
 	if p.hooks.noPacking {
 		return &c.partly[0]
@@ -154,8 +155,9 @@ func (c *ofClass) next() *slab {
 	return c.current
 }
 
-// give gives block i back to its slab, whose home's mu is held. It returns the slab if that
-// has no block any more and is to be released.
+// give gives block i back to its slab. It needs the mu of the slab's home. If the slab has no
+// block any more and enough such are kept, it returns the slab: it is in no list then, and the
+// caller releases it.
 func (c *ofClass) give(p *Pool, sl *slab, i int) (release *slab) {
 	sl.free = append(sl.free, uint16(i)) //nolint:gosec // below len(seqs)
 	if sl == c.current {

@@ -17,8 +17,8 @@ func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
 	case st.gone:
 		st.mu.Unlock()
 		return Block{}, false
-	case len(c.foreign) > 0:
-		sl, i = c.takeForeign(st.p)
+	case len(c.remote) > 0:
+		sl, i = c.takeRemote(st.p)
 	case sl != nil && !sl.full():
 		i = sl.take()
 	default:
@@ -44,7 +44,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 		return b, err
 	}
 	// Blocks of st's slabs that were freed in other streams, and slabs of closed streams.
-	if p.collect(st, class) || p.adopt(st, class) {
+	if p.returnRemoteTo(st, class) || p.adopt(st, class) {
 		if b, err := st.allocAtHand(class, n); err != nil || b.in != nil {
 			return b, err
 		}
@@ -91,8 +91,8 @@ func (st *stream) allocAtHand(class int, n uint64) (Block, error) {
 		return Block{}, st.goneErr()
 	}
 	c := &st.classes[class]
-	if len(c.foreign) > 0 {
-		sl, i := c.takeForeign(st.p)
+	if len(c.remote) > 0 {
+		sl, i := c.takeRemote(st.p)
 		return st.blockIn(sl, i, n), nil
 	}
 	if sl := c.current; sl == nil || sl.full() {
@@ -103,7 +103,8 @@ func (st *stream) allocAtHand(class int, n uint64) (Block, error) {
 	return st.blockIn(c.current, c.current.take(), n), nil
 }
 
-// freeInSlab gives a block of a slab back.
+// freeInSlab frees a block of a slab in st: into the slab, or, if that is another stream's, into
+// the remote blocks of st.
 func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	i := sl.index(b.ptr)
 	st.mu.Lock()
@@ -118,7 +119,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	st.count(-1, sl.size)
 	c := &st.classes[sl.class]
 	if sl.home.Load() != st {
-		c.addForeign(p, foreign{sl, i, st.s.Point()})
+		c.addRemote(p, remoteBlock{sl, i, st.s.Point()})
 		st.mu.Unlock()
 		return nil
 	}
@@ -134,6 +135,8 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	return nil
 }
 
+// freeInSlabNow is FreeNow of a block in a slab. Work before the block may still use the memory.
+// So the block goes back to the stream that allocated it, in whose order that work is.
 func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	i := sl.index(b.ptr)
 	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
@@ -146,11 +149,11 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 		return nil
 	}
 	home.mu.Unlock()
-	// Another stream had it from its foreign blocks, or the slab was adopted.
+	// Another stream had it from its remote blocks, or the slab was adopted.
 	for _, st := range p.list() {
 		st.mu.Lock()
 		if st.number == b.seq>>streamBits && !st.gone {
-			st.classes[sl.class].addForeign(p, foreign{sl, i, st.s.Point()})
+			st.classes[sl.class].addRemote(p, remoteBlock{sl, i, st.s.Point()})
 			st.mu.Unlock()
 			return nil
 		}
@@ -160,7 +163,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	return nil
 }
 
-// lockHome locks the mu of the slab's home.
+// lockHome locks the mu of the slab's home, and returns the home.
 func (sl *slab) lockHome() *stream {
 	for {
 		home := sl.home.Load()
@@ -172,7 +175,7 @@ func (sl *slab) lockHome() *stream {
 	}
 }
 
-// giveLocked gives an idle block back to its slab and unlocks home.mu.
+// giveLocked gives a block, which home may use, back to its slab. It unlocks home.mu.
 func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
 	release := home.classes[sl.class].give(p, sl, i)
 	if release != nil {
@@ -184,8 +187,8 @@ func (p *Pool) giveLocked(home *stream, sl *slab, i int) {
 	}
 }
 
-// releaseSlab gives the pages of a slab without blocks back. It was of st, whose list it is
-// not on any more.
+// releaseSlab gives the pages of a slab without blocks back to the heap. Its home was st, in
+// whose lists it is not any more; if st is nil the pages are idle.
 func (p *Pool) releaseSlab(sl *slab, st *stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,10 +196,10 @@ func (p *Pool) releaseSlab(sl *slab, st *stream) {
 	p.freeLocked(sl.ext, st, sl.stamp)
 }
 
-// collect gives blocks that were freed in other streams back to their slabs, if their work
-// has ended, or precedes that of st, whose slab it is. It says whether there were any.
-func (p *Pool) collect(st *stream, class int) (some bool) {
-	if p.foreigns.Load() == 0 {
+// returnRemoteTo gives the remote blocks of all other streams back to their slabs, if their work
+// has ended, or st, whose slab it is, waits for it. It says whether st has got any.
+func (p *Pool) returnRemoteTo(st *stream, class int) (some bool) {
+	if p.remotes.Load() == 0 {
 		return false
 	}
 	for _, t := range p.list() {
@@ -204,28 +207,29 @@ func (p *Pool) collect(st *stream, class int) (some bool) {
 			continue
 		}
 		t.mu.Lock()
-		waiting := len(t.classes[class].foreign) > 0
+		waiting := len(t.classes[class].remote) > 0
 		t.mu.Unlock()
 		if !waiting {
 			continue
 		}
-		if p.giveForeign(t, class, st) {
+		if p.returnRemote(t, class, st) {
 			some = true
 			continue
 		}
 		if p.allows(ReuseOpportunistic) {
 			p.mu.Lock()
-			p.askStreamLocked(t, t.s.Point())
+			p.queryStreamLocked(t, t.s.Point())
 			p.mu.Unlock()
-			some = p.giveForeign(t, class, st) || some
+			some = p.returnRemote(t, class, st) || some
 		}
 	}
 	return some
 }
 
-// giveForeign gives the blocks of a class that were freed in t back to their slabs, as far
-// as their work has ended, or precedes that of st. It says whether st has one now.
-func (p *Pool) giveForeign(t *stream, class int, st *stream) (some bool) {
+// returnRemote gives the remote blocks of t, of one class, back to their slabs, if their work
+// has ended, or st, whose slab it is, waits for it. It says whether st has got any. st is nil
+// for those whose work has ended alone.
+func (p *Pool) returnRemote(t *stream, class int, st *stream) (some bool) {
 	done := t.s.Finished()
 	var before uint64
 	if st != nil && p.allows(ReuseFollowEvents) {
@@ -236,18 +240,18 @@ func (p *Pool) giveForeign(t *stream, class int, st *stream) (some bool) {
 	}
 	t.mu.Lock()
 	c := &t.classes[class]
-	var out []foreign
-	kept := c.foreign[:0]
-	for _, f := range c.foreign {
+	var out []remoteBlock
+	kept := c.remote[:0]
+	for _, f := range c.remote {
 		if f.stamp < done || f.stamp < before && f.sl.home.Load() == st {
 			out = append(out, f)
 		} else {
 			kept = append(kept, f)
 		}
 	}
-	c.foreign = kept
+	c.remote = kept
 	t.mu.Unlock()
-	p.foreigns.Add(int64(-len(out)))
+	p.remotes.Add(int64(-len(out)))
 	for _, f := range out {
 		home := f.sl.lockHome()
 		some = some || home == st
@@ -321,25 +325,24 @@ func (p *Pool) releaseEmpty(st *stream) {
 	}
 }
 
-// newestForeign is the highest stamp of the blocks of other streams' slabs that were freed in
-// the stream; false if there are none.
-func (st *stream) newestForeign() (stamp uint64, some bool) {
+// newestRemote is the highest stamp of the stream's remote blocks; false if there are none.
+func (st *stream) newestRemote() (stamp uint64, some bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for i := range st.classes {
-		if all := st.classes[i].foreign; len(all) > 0 {
+		if all := st.classes[i].remote; len(all) > 0 {
 			stamp, some = max(stamp, all[len(all)-1].stamp), true
 		}
 	}
 	return stamp, some
 }
 
-// gather gives back to the heap what the streams keep and no block uses; ask says whether to
-// ask the driver how far the streams have come.
-func (p *Pool) gather(ask bool) {
-	if p.foreigns.Load() > 0 {
+// releaseUnusedSlabs gives remote blocks back to their slabs, and slabs without blocks back to
+// the heap; ask says whether to ask the driver how far the streams have come.
+func (p *Pool) releaseUnusedSlabs(ask bool) {
+	if p.remotes.Load() > 0 {
 		for _, t := range p.list() {
-			p.gatherForeign(t, ask)
+			p.returnAllRemote(t, ask)
 		}
 	}
 	for _, t := range p.list() {
@@ -347,16 +350,16 @@ func (p *Pool) gather(ask bool) {
 	}
 }
 
-// gatherForeign gives the blocks that were freed in t back to their slabs, if their work has
-// ended.
-func (p *Pool) gatherForeign(t *stream, ask bool) {
-	newest, some := t.newestForeign()
+// returnAllRemote gives the remote blocks of t, of all classes, back to their slabs, if their
+// work has ended.
+func (p *Pool) returnAllRemote(t *stream, ask bool) {
+	newest, some := t.newestRemote()
 	if some && ask {
 		p.mu.Lock()
-		p.askStreamLocked(t, newest)
+		p.queryStreamLocked(t, newest)
 		p.mu.Unlock()
 	}
 	for class := range t.classes {
-		p.giveForeign(t, class, nil)
+		p.returnRemote(t, class, nil)
 	}
 }

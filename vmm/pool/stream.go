@@ -22,19 +22,19 @@ type stream struct {
 	mu      sync.Mutex // comes before Pool.mu
 	seq     uint64     // of the last block; the upper bits are the stream's own
 	classes []ofClass
-	slabs   int  // whose home it is
-	gone    bool // the stream is forgotten, or the pool closed
+	slabs   int  // how many slabs it is the home of
+	gone    bool // the stream is forgotten, or the pool is closed or about to be
 	counts
 
 	// Guarded by Pool.mu.
-	free   home
+	free   freeList
 	fences []fence
 }
 
-// fence is a point of a stream that the pool asks for.
+// fence is an event of the pool's own in a stream.
 type fence struct {
 	f     vmm.Fence
-	after uint64 // everything freed up to this stamp has ended when f is done
+	after uint64 // when f is done, the work has ended of all that was freed with a lower stamp
 }
 
 // counts are a stream's share of Stats. A block may be freed in another stream than the one
@@ -75,12 +75,12 @@ func (c *counts) count(p *Pool, blocks int64, size uint64) {
 // stream returns what the pool knows of s, which must be usable.
 func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	if p == nil || p.res == nil {
-		return nil, fmt.Errorf("%w: no pool", vmm.ErrInvalid)
+		return nil, errNoPool
 	}
 	if err := s.Usable(); err != nil {
 		return nil, err
 	}
-	st := p.last.Load()
+	st := p.first.Load()
 	if st == nil || st.s != s {
 		var err error
 		if st, err = p.lookUp(s); err != nil {
@@ -93,7 +93,8 @@ func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	return st, nil
 }
 
-// streamBits is how many bits of a block's number its stream counts with.
+// streamBits is how many of the lower bits of Block.seq count the blocks that a stream has
+// allocated; those above are the stream's number.
 const streamBits = 40
 
 // goneErr is why a stream is gone.
@@ -129,8 +130,8 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 	st.peer = s.Device() != p.dev
 	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
 	p.streams.Store(s, st)
-	if old := p.last.Load(); old == nil || !old.open() {
-		p.last.Store(st)
+	if old := p.first.Load(); old == nil || !old.open() {
+		p.first.Store(st)
 	}
 	return st, nil
 }
@@ -148,13 +149,13 @@ func (p *Pool) forgetClosed() {
 	}
 	for _, st := range closed {
 		for class := range st.classes {
-			p.giveForeign(st, class, nil)
+			p.returnRemote(st, class, nil)
 		}
 		p.releaseEmpty(st)
 		st.mu.Lock()
 		p.mu.Lock()
-		p.settleLocked()
-		if st.slabs == 0 && st.free.newest == nil && !st.hasForeign() {
+		p.updateIdleLocked()
+		if st.slabs == 0 && st.free.newest == nil && !st.hasRemote() {
 			p.forgetLocked(st)
 		}
 		p.mu.Unlock()
@@ -162,7 +163,7 @@ func (p *Pool) forgetClosed() {
 	}
 }
 
-// forgetLocked takes a closed stream, whose mu is held too, off the lists. Its counts stay.
+// forgetLocked takes a closed stream off the lists. Its counts stay. It needs st.mu, too.
 func (p *Pool) forgetLocked(st *stream) {
 	if st.gone {
 		return
@@ -176,13 +177,14 @@ func (p *Pool) forgetLocked(st *stream) {
 	p.past.allocs += st.allocs
 	p.past.frees += st.frees
 	p.streams.Delete(st.s)
-	p.last.CompareAndSwap(st, nil)
+	p.first.CompareAndSwap(st, nil)
 	p.dropFencesLocked(st)
 }
 
-func (st *stream) hasForeign() bool {
+// hasRemote says whether the stream has remote blocks. It needs st.mu.
+func (st *stream) hasRemote() bool {
 	for i := range st.classes {
-		if len(st.classes[i].foreign) > 0 {
+		if len(st.classes[i].remote) > 0 {
 			return true
 		}
 	}
@@ -204,18 +206,19 @@ func (p *Pool) setStreamsLocked(all []*stream) {
 	p.several.Store(len(all) > 1)
 }
 
-// askLocked asks the driver how far the streams have come in which memory was freed.
-func (p *Pool) askLocked() {
+// queryStreamsLocked asks the driver how far the streams have come in which long blocks or slabs
+// were freed.
+func (p *Pool) queryStreamsLocked() {
 	for _, t := range p.all {
 		if t.free.oldest != nil && t.free.oldest.stamp >= t.s.Finished() {
-			p.askStreamLocked(t, t.free.newest.stamp)
+			p.queryStreamLocked(t, t.free.newest.stamp)
 		}
 	}
 }
 
-// askStreamLocked asks the driver whether a stream has come to where memory was last freed.
-// How far it has come, t.s.Finished returns from then on.
-func (p *Pool) askStreamLocked(t *stream, newest uint64) {
+// queryStreamLocked asks the driver how far a stream has come; t.s.Finished returns it from then
+// on. If that is not beyond stamp newest it records a fence, unless there is one behind it.
+func (p *Pool) queryStreamLocked(t *stream, newest uint64) {
 	var last uint64
 	p.dropReachedLocked(t)
 	if n := len(t.fences); n > 0 {
@@ -232,7 +235,7 @@ func (p *Pool) askStreamLocked(t *stream, newest uint64) {
 	}
 }
 
-// dropReachedLocked gives up fences that the stream has come to.
+// dropReachedLocked gives the events back of fences that the stream has reached.
 func (p *Pool) dropReachedLocked(t *stream) {
 	for len(t.fences) > 0 {
 		f := &t.fences[0]
@@ -244,12 +247,12 @@ func (p *Pool) dropReachedLocked(t *stream) {
 	}
 }
 
-// mostFences is how many fences of a stream the pool keeps.
+// mostFences is how many fences of a stream the pool keeps at most.
 const mostFences = 8
 
-// fenceLocked records a fence, which covers what has been freed in the stream so far. If it
-// cannot be recorded, or there are many that the stream has not come to, the memory waits for
-// another occasion.
+// fenceLocked records a fence behind all that has been freed in the stream so far. If it cannot
+// be recorded, or mostFences are recorded that the stream has not reached, the memory stays
+// pending until the pool learns otherwise that its work has ended.
 func (p *Pool) fenceLocked(t *stream) {
 	if len(t.fences) == mostFences {
 		return
@@ -260,6 +263,7 @@ func (p *Pool) fenceLocked(t *stream) {
 	}
 }
 
+// dropFencesLocked gives the events of a stream that is closed, or whose pool is, back.
 func (p *Pool) dropFencesLocked(t *stream) {
 	for i := range t.fences {
 		t.fences[i].f.Free()

@@ -4,8 +4,8 @@ package pool
 // holds at most keep bytes. It returns how many bytes it gave back: to the device's cache
 // (vmm.Device.SetReleaseThreshold) or to the driver. Memory that was freed in a stream whose
 // work is not known to have ended stays; with ReuseOpportunistic the driver is asked, but
-// TrimTo does not wait. If a Hold of the Reservation keeps some of them it returns ErrBusy and
-// what it gave back.
+// TrimTo does not wait. An error of some chunks does not keep others: freed counts those that
+// went, also then. If a Hold of the Reservation keeps some the error is ErrBusy.
 func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	if err = p.live(); err == nil {
 		p.repair()
@@ -21,19 +21,19 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 		p.mu.Unlock()
 		return 0, errClosed
 	}
-	p.busy++
+	p.underWay++
 	defer func() {
 		p.doneLocked()
 		p.mu.Unlock()
 	}()
 	p.mu.Unlock()
-	p.gather(ask)
+	p.releaseUnusedSlabs(ask)
 
 	p.mu.Lock()
 	if ask {
-		p.askLocked()
+		p.queryStreamsLocked()
 	}
-	p.settleLocked()
+	p.updateIdleLocked()
 	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
 	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
 		return 0, nil
@@ -50,15 +50,7 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	}
 
 	p.mu.Lock()
-	for _, e := range runs {
-		if p.slots[e.off/p.chunk].chunk == nil {
-			e.region.mapped -= e.size
-			p.addHoleLocked(e)
-		} else {
-			e.stamp = 0
-			p.addFreeLocked(e, &p.idle)
-		}
-	}
+	p.putRunsLocked(runs)
 	p.chunks.Add(-int64(len(out)))
 	freed = uint64(len(out)) * p.chunk
 	p.stats.Released += freed
@@ -73,7 +65,8 @@ func (p *Pool) repair() {
 	if !bad {
 		return
 	}
-	if _, err := p.dev.Trim(0); err != nil { // which tries once more what was refused
+	// Trim has the driver try once more what it refused.
+	if _, err := p.dev.Trim(0); err != nil {
 		return
 	}
 	p.mu.Lock()
@@ -111,10 +104,10 @@ func (p *Pool) onSync() {
 	_, _ = p.trim(keep, false) // what the driver refuses the device counts as quarantined
 }
 
-// SetReleaseThreshold is how many bytes the pool keeps when a stream, an event or a device is
-// synchronised by this module: then it gives back what is beyond, as far as no block uses it
-// and its work has ended. A cuCtxSynchronize of the program's own is not seen. The default
-// is 0.
+// SetReleaseThreshold is how many bytes the pool keeps when a call of this module has
+// synchronised a stream, an event, a fence or a device. Then it gives back what is beyond, as
+// far as no block uses it and its work has ended. A cuCtxSynchronize of the program's own is
+// not seen. The default is 0.
 func (p *Pool) SetReleaseThreshold(bytes uint64) error {
 	err := p.live()
 	if err == nil {
