@@ -9,9 +9,6 @@ func SetNoOrder(p *Pool) { p.hooks.noOrder = true }
 // SetNoPacking has the next slab to allocate from be the one in which a block was freed last.
 func SetNoPacking(p *Pool) { p.hooks.noPacking = true }
 
-// ChunkSize is the size of the pool's chunks.
-func ChunkSize(p *Pool) uint64 { return p.chunk }
-
 // Streams is how many streams the pool knows, and how many fences it keeps for them.
 func Streams(p *Pool) (streams, fences int) {
 	p.mu.Lock()

@@ -71,7 +71,8 @@ func TestRandomFaults(t *testing.T) {
 // mayFail are the driver's calls that can fail without a mistake of the caller.
 var mayFail = map[string]bool{
 	"Create": true, "Map": true, "SetAccess": true, "Unmap": true, "Record": true, "NewEvent": true,
-	"Done": true, "StreamDone": true, "Wait": true, "Capturing": true, "MemInfo": true,
+	"Done": true, "StreamDone": true, "Wait": true, "Capturing": true, "MemInfo": true, "Release": true,
+	"Reserve": true, "Free": true, "SyncEvent": true, "FreeEvent": true, "Fill": true, "Copy": true,
 }
 
 // TestNoMistake: the machine itself makes none: it reads what it has written.
