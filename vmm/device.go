@@ -243,13 +243,12 @@ func (d *Device) runPressureHooks(err error) (released bool) {
 	seen := s.released.Load()
 	s.mu.Lock()
 	all := slices.Clone(s.pressureHooks)
-	for _, h := range all {
-		h.running.Add(1)
-	}
 	s.mu.Unlock()
 	for _, h := range all {
-		released = h.f(err) || released
-		h.running.Done()
+		if s.beginPressureHook(h) { // else one that was called before has removed it
+			released = h.f(err) || released
+			h.running.Done()
+		}
 	}
 	return released || s.released.Load() != seen
 }

@@ -288,6 +288,17 @@ func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 	}
 }
 
+// beginPressureHook counts a call of h, unless it has been removed.
+func (s *deviceState) beginPressureHook(h *pressureHook) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.pressureHooks, h) {
+		return false
+	}
+	h.running.Add(1)
+	return true
+}
+
 // pressureHook is one function of OnPressure.
 type pressureHook struct {
 	dev     *Device

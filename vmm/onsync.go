@@ -58,6 +58,17 @@ func (a *syncHooks) remove(which func(*syncHook) bool) {
 	a.count.Store(int32(len(a.all))) //nolint:gosec // one for each call of OnSync
 }
 
+// begin counts a call of h, unless a function that was called before has removed it.
+func (a *syncHooks) begin(h *syncHook) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.Contains(a.all, h) {
+		return false
+	}
+	h.running.Add(1)
+	return true
+}
+
 // removeAll removes those of a Device that closes.
 func (a *syncHooks) removeAll(d *Device) { a.remove(func(h *syncHook) bool { return h.dev == d }) }
 
@@ -69,14 +80,13 @@ func (s *driverState) runSyncHooks() {
 	}
 	a.mu.Lock()
 	all := slices.Clone(a.all)
-	for _, h := range all {
-		h.running.Add(1)
-	}
 	a.mu.Unlock()
 	a.running.Add(1)
 	defer a.running.Add(-1)
 	for _, h := range all {
-		callSyncHook(h)
+		if a.begin(h) {
+			callSyncHook(h)
+		}
 	}
 }
 

@@ -139,8 +139,15 @@ func (p *Pool) ResetPeaks() error {
 	if err := p.live(); err != nil {
 		return p.fail("reset peaks", 0, 0, err)
 	}
+	// What is charged in advance is not used.
+	for _, st := range p.list() {
+		st.mu.Lock()
+		st.counts.settle(p)
+		st.mu.Unlock()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.long.settle(p)
 	p.chunksPeak = p.chunks.Load()
 	p.used.peak.Store(p.used.now.Load())
 	return nil

@@ -21,9 +21,12 @@ var errMustCreate = errors.New("idle chunks are not enough")
 // set, new ones, else it returns errMustCreate. It completes or changes nothing. It releases
 // p.mu meanwhile.
 func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*extent, error) {
-	s, ok := p.siteLocked(st, size, r)
-	for i := 1; i < regionCount && !ok; i++ {
-		s, ok = p.siteLocked(st, size, &p.regions[(r.index+i)%regionCount])
+	s, ok := p.anySiteLocked(st, size, r)
+	if !ok && p.bad > 0 {
+		p.mu.Unlock()
+		p.repair()
+		p.mu.Lock()
+		s, ok = p.anySiteLocked(st, size, r)
 	}
 	if !ok {
 		return nil, fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, p.res.Size())
@@ -44,6 +47,14 @@ func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*ext
 	f := p.cutFrontLocked(e, size)
 	p.freeLocked(e, nil, 0)
 	return f, nil
+}
+
+// anySiteLocked is siteLocked of the first region that has such addresses, r before the others.
+func (p *Pool) anySiteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
+	for i := 0; i < regionCount && !ok; i++ {
+		s, ok = p.siteLocked(st, size, &p.regions[(r.index+i)%regionCount])
+	}
+	return s, ok
 }
 
 // siteLocked finds and takes the addresses of r where the fewest chunks have to be mapped: a
@@ -120,7 +131,8 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 			refused = err != nil && !errors.Is(err, vmm.ErrOutOfMemory) && !errors.Is(err, vmm.ErrClosed)
 		}
 		p.mu.Lock()
-		p.chunks.Add(int64(created - create))        // less what was not created after all
+		p.chunks.Add(int64(created - create)) // less what was not created after all
+		p.chunksPeak = max(p.chunksPeak, p.chunks.Load())
 		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
 	}
 	p.stats.Remapped += p.putRunsLocked(moved)
@@ -137,7 +149,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 }
 
 // undoSiteLocked gives a site back. If the driver has refused to map there, it would refuse
-// again: the addresses become bad, and are not used before TrimTo.
+// again: the addresses become bad, and are not used before TrimTo, or before there are no others.
 func (p *Pool) undoSiteLocked(s site, refused bool) {
 	if s.before != nil {
 		p.freeLocked(s.before, s.list.st, s.before.stamp) // the stream may have been closed meanwhile
@@ -158,7 +170,6 @@ func (p *Pool) chargeLocked(create int) error {
 		return fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
 	}
 	p.chunks.Store(now)
-	p.chunksPeak = max(p.chunksPeak, now)
 	return nil
 }
 

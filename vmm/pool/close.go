@@ -3,7 +3,6 @@ package pool
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -24,6 +23,10 @@ func (p *Pool) close() error {
 	defer p.closeMu.Unlock()
 	if p.stops == nil {
 		return p.extras.close()
+	}
+	// First without shutting: a Close that is refused disturbs no other call.
+	if err := p.checkUnused(); err != nil {
+		return err
 	}
 	if err := p.shut(); err != nil {
 		return err
@@ -66,6 +69,23 @@ func (p *Pool) close() error {
 	return p.extras.close()
 }
 
+// checkUnused returns ErrBusy if a block is allocated. Beside other calls it may be wrong.
+func (p *Pool) checkUnused() error {
+	p.mu.Lock()
+	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
+	all, blocks := p.list(), p.long.blocks+p.past.blocks
+	p.mu.Unlock()
+	for _, st := range all {
+		st.mu.Lock()
+		blocks += st.blocks
+		st.mu.Unlock()
+	}
+	if blocks == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, blocks)
+}
+
 // shut lets no call in any more. If a block is allocated it lets calls in again, and returns
 // ErrBusy.
 func (p *Pool) shut() error {
@@ -74,20 +94,17 @@ func (p *Pool) shut() error {
 	for p.underWay > 0 {
 		p.noneUnderWay.Wait()
 	}
-	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
-	all, blocks := slices.Clone(p.all), p.long.blocks+p.past.blocks
 	p.mu.Unlock()
-	for _, st := range all {
+	for _, st := range p.list() {
 		st.mu.Lock()
 		st.gone = true
-		blocks += st.blocks
 		st.mu.Unlock()
 	}
-	if blocks == 0 {
-		return nil
+	err := p.checkUnused()
+	if err != nil {
+		p.reopen()
 	}
-	p.reopen()
-	return fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, blocks)
+	return err
 }
 
 // reopen undoes shut.

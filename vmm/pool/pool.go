@@ -38,6 +38,7 @@ type Pool struct {
 	reuse     atomic.Uint32
 	threshold atomic.Uint64
 	listed    atomic.Pointer[[]*stream] // all, for reading without mu
+	waiting   atomic.Int32              // calls of Alloc that wait for streams
 	several   atomic.Bool               // there is more than one stream
 	chunks    atomic.Int64              // chunks that it holds, mapped or not
 	slots     []slot                    // the addresses by chunks

@@ -191,10 +191,12 @@ func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
 		return nil
 	}
 	p.mu.Unlock()
+	p.waiting.Add(1)
 	for _, f := range fences {
 		_ = f.Sync() // one that fails leaves its memory as it is
 		f.Free()
 	}
+	p.waiting.Add(-1)
 	p.mu.Lock()
 	p.updateIdleLocked()
 	if e := p.findLocked(st, size, r, true); e != nil {

@@ -68,7 +68,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	st.mu.Lock()
 	if st.gone {
 		st.mu.Unlock()
-		p.releaseSlab(sl, nil)
+		p.releaseSlab(sl, st) // its memory may have been freed in st just now
 		return Block{}, st.goneErr()
 	}
 	defer st.mu.Unlock()
@@ -152,7 +152,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	// Another stream had it from its remote blocks, or the slab was adopted.
 	for _, st := range p.list() {
 		st.mu.Lock()
-		if st.number == b.seq>>streamBits && !st.gone {
+		if st.number == b.seq>>streamBits && st.open() {
 			st.classes[sl.class].addRemote(p, remoteBlock{sl, i, st.s.Point()})
 			st.mu.Unlock()
 			return nil
@@ -206,9 +206,7 @@ func (p *Pool) returnRemoteTo(st *stream, class int) (some bool) {
 		if t == st {
 			continue
 		}
-		t.mu.Lock()
-		waiting := len(t.classes[class].remote) > 0
-		t.mu.Unlock()
+		newest, waiting := t.newestRemoteOf(class)
 		if !waiting {
 			continue
 		}
@@ -218,7 +216,7 @@ func (p *Pool) returnRemoteTo(st *stream, class int) (some bool) {
 		}
 		if p.allows(ReuseOpportunistic) {
 			p.mu.Lock()
-			p.queryStreamLocked(t, t.s.Point())
+			p.queryStreamLocked(t, newest)
 			p.mu.Unlock()
 			some = p.returnRemote(t, class, st) || some
 		}
@@ -323,6 +321,17 @@ func (p *Pool) releaseEmpty(st *stream) {
 	for _, sl := range out {
 		p.releaseSlab(sl, st)
 	}
+}
+
+// newestRemoteOf is the highest stamp of the remote blocks of a class; false if there are none.
+func (st *stream) newestRemoteOf(class int) (stamp uint64, some bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	all := st.classes[class].remote
+	if len(all) == 0 {
+		return 0, false
+	}
+	return all[len(all)-1].stamp, true
 }
 
 // newestRemote is the highest stamp of the stream's remote blocks; false if there are none.

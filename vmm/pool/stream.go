@@ -72,6 +72,12 @@ func (c *counts) count(p *Pool, blocks int64, size uint64) {
 	}
 }
 
+// settle makes what is charged what is used.
+func (c *counts) settle(p *Pool) {
+	p.used.add(c.used - c.charged)
+	c.charged = c.used
+}
+
 // stream returns what the pool knows of s, which must be usable.
 func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	if p == nil || p.res == nil {

@@ -98,6 +98,9 @@ func (p *Pool) onPressure(error) bool {
 // onSync gives back what is beyond the release threshold.
 func (p *Pool) onSync() {
 	keep := p.threshold.Load()
+	if p.waiting.Load() > 0 { // for memory that an Alloc needs
+		return
+	}
 	if uint64(p.chunks.Load())*p.chunk <= keep || p.live() != nil { //nolint:gosec // not negative
 		return
 	}
