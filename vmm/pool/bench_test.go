@@ -172,7 +172,7 @@ func inParallel(tb testing.TB, all []*mix, n int) time.Duration {
 // target is reported, and fails nothing.
 func TestPairsInParallel(t *testing.T) {
 	const goroutines = 8
-	n, rounds := 200_000, 30
+	n, rounds := 20_000, 30
 	if !onCUDA {
 		n, rounds = 1_000, 2
 	}

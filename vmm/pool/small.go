@@ -306,6 +306,9 @@ func (p *Pool) releaseEmpty(st *stream) {
 	var out []*slab
 	st.mu.Lock()
 	for i := range st.classes {
+		if st.slabs == len(out) {
+			break // there are no others
+		}
 		c := &st.classes[i]
 		if sl := c.current; sl != nil && sl.inUse() == 0 {
 			out, c.current = append(out, sl), nil
