@@ -146,26 +146,28 @@ const replayHead = "trace\tpool\tn\tlive GiB\treserved GiB\tworst ratio\tat\tmed
 // TestReplay: what pools hold for traces whose peak is 60 % of the card.
 func TestReplay(t *testing.T) {
 	dev, total := card(t)
-	out := versus.NewTable(replayHead)
 	for _, g := range trace.Generators {
-		var ours *replayed
-		for _, c := range contenders() {
-			all, ok := replayAll(t, dev, c, seeds(), func(i int) *trace.Trace { return g.Make(uint64(i), total/10*6) })
-			if !ok {
-				out.Add("%s\t%s\tnot supported here", g.Name, c.name)
-				continue
-			}
-			all.add(out, g.Name, c.name, ours)
-			if ours == nil {
-				ours = &all
-				// Not require: the table says more.
-				if all.failures > 0 || all.worst.Ratio() > atMost[g.Name] {
-					t.Errorf("%s: %d failures, reserved %.3f times what is live, at most %.2f", g.Name, all.failures, all.worst.Ratio(), atMost[g.Name])
+		t.Run(g.Name, func(t *testing.T) {
+			out := versus.NewTable(replayHead)
+			defer out.Log(t)
+			var ours *replayed
+			for _, c := range contenders() {
+				all, ok := replayAll(t, dev, c, seeds(), func(i int) *trace.Trace { return g.Make(uint64(i), total/10*6) })
+				if !ok {
+					out.Add("%s\t%s\tnot supported here", g.Name, c.name)
+					continue
+				}
+				all.add(out, g.Name, c.name, ours)
+				if ours == nil {
+					ours = &all
+					// Not require: the table says more.
+					if all.failures > 0 || all.worst.Ratio() > atMost[g.Name] {
+						t.Errorf("%d failures, reserved %.3f times what is live, at most %.2f", all.failures, all.worst.Ratio(), atMost[g.Name])
+					}
 				}
 			}
-		}
+		})
 	}
-	out.Log(t)
 }
 
 // TestReplayRecorded: the same with what programs did, which testdata/record.py has recorded.
