@@ -101,6 +101,7 @@ func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
 	}
+	p.releaseKept(p.list()...) // so that Pending and LargestFree include it
 	var sum counts
 	add := func(c *counts) {
 		sum.blocks += c.blocks

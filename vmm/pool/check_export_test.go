@@ -9,6 +9,7 @@ import (
 // Check walks over all that the pool knows, and says what does not fit together. No other call
 // may run meanwhile.
 func Check(p *Pool) error {
+	p.releaseKept(p.list()...)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := &checker{p: p, owners: map[uint64]*owner{}, covers: map[uint64]*extent{}, runs: map[*freeList]int{}, slabs: map[*slab]bool{}}

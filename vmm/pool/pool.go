@@ -261,23 +261,7 @@ func (p *Pool) free(st *stream, b Block) error {
 	case b.in.ext == nil:
 		return nil // of 0 bytes
 	}
-	stamp := st.s.Point()
-	if !b.in.ext.seq.CompareAndSwap(b.seq, 0) {
-		return ErrDoubleFree
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.freeBlockLocked(b.in.ext, st, stamp)
-	return nil
-}
-
-// freeBlockLocked frees a long block: in st, after its work up to stamp; as idle memory if st
-// is nil.
-func (p *Pool) freeBlockLocked(e *extent, st *stream, stamp uint64) {
-	size := e.size
-	p.setOwnersLocked(e, nil)
-	p.long.count(p, -1, size)
-	p.freeLocked(e, st, stamp)
+	return p.keep(st, b.in.ext, b.seq)
 }
 
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
@@ -308,7 +292,10 @@ func (p *Pool) freeNow(b Block) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.freeBlockLocked(b.in.ext, b.in.ext.by, b.in.ext.stamp)
+	e := b.in.ext
+	p.setOwnersLocked(e, nil)
+	p.long.count(p, -1, e.size)
+	p.freeLocked(e, e.by, e.stamp) // idle, unless earlier work may still use it
 	return nil
 }
 

@@ -49,6 +49,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	case n > uint64(len(p.slots))*p.chunk:
 		return ErrNoRoom
 	}
+	p.releaseKept(p.list()...) // it may lie behind the block
 	size := (n + p.unit - 1) &^ (p.unit - 1)
 	stamp := st.s.Point()
 	p.mu.Lock()

@@ -26,6 +26,9 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 // allocPages allocates a block that is in no slab.
 func (p *Pool) allocPages(st *stream, n uint64) (Block, error) {
 	size := (n + p.unit - 1) &^ (p.unit - 1)
+	if b, err := p.allocKept(st, size, n); err != nil || b.in != nil {
+		return b, err
+	}
 	r := p.regionOf(size)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,6 +70,9 @@ func (p *Pool) doneLocked() {
 // p.mu meanwhile.
 func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64) (*extent, error) {
 	for {
+		p.mu.Unlock()
+		p.releaseKept(p.list()...)
+		p.mu.Lock()
 		if e := p.searchLocked(st, size, r); e != nil {
 			return e, nil
 		}

@@ -49,6 +49,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 			return b, err
 		}
 	}
+	p.releaseKept(st)
 	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) &^ (p.unit - 1)
 	r := p.regionOf(size)
 	p.mu.Lock()
@@ -357,6 +358,7 @@ func (p *Pool) releaseUnusedSlabs(ask bool) {
 			p.returnAllRemote(t, ask)
 		}
 	}
+	p.releaseKept(p.list()...)
 	for _, t := range p.list() {
 		p.releaseEmpty(t)
 	}

@@ -22,7 +22,8 @@ type stream struct {
 	mu      sync.Mutex // comes before Pool.mu
 	seq     uint64     // of the last block; the upper bits are the stream's own
 	classes []ofClass
-	slabs   int  // how many slabs it is the home of
+	slabs   int // how many slabs it is the home of
+	kept    kept
 	gone    bool // the stream is forgotten, or the pool is closed or about to be
 	counts
 
@@ -157,11 +158,12 @@ func (p *Pool) forgetClosed() {
 		for class := range st.classes {
 			p.returnRemote(st, class, nil)
 		}
+		p.releaseKept(st)
 		p.releaseEmpty(st)
 		st.mu.Lock()
 		p.mu.Lock()
 		p.updateIdleLocked()
-		if st.slabs == 0 && st.free.newest == nil && !st.hasRemote() {
+		if st.slabs == 0 && st.kept.ext == nil && st.free.newest == nil && !st.hasRemote() {
 			p.forgetLocked(st)
 		}
 		p.mu.Unlock()

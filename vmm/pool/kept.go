@@ -1,0 +1,76 @@
+package pool
+
+import "github.com/cuvmm/cuvmm/vmm"
+
+// kept is the long block that was freed last in a stream. If the stream's next long block has
+// the same size it is that memory, and neither call takes Pool.mu. Every other search makes it
+// free memory of the stream first.
+type kept struct {
+	ext   *extent // nil: none
+	stamp uint64  // the stream's Point when it was freed
+}
+
+// keep frees a long block in st: it is kept, and what was kept before is free memory.
+func (p *Pool) keep(st *stream, e *extent, seq uint64) error {
+	st.mu.Lock()
+	if st.gone {
+		st.mu.Unlock()
+		return st.goneErr()
+	}
+	if !e.seq.CompareAndSwap(seq, 0) {
+		st.mu.Unlock()
+		return ErrDoubleFree
+	}
+	old := st.kept
+	st.kept = kept{e, st.s.Point()}
+	st.count(-1, e.size)
+	st.mu.Unlock()
+	p.freeKept(st, old)
+	return nil
+}
+
+// allocKept allocates what is kept, if that has the size. If not, nothing is kept any more.
+func (p *Pool) allocKept(st *stream, size, n uint64) (Block, error) {
+	st.mu.Lock()
+	if st.gone {
+		st.mu.Unlock()
+		return Block{}, st.goneErr()
+	}
+	k := st.kept
+	st.kept = kept{}
+	if k.ext == nil || k.ext.size != size {
+		st.mu.Unlock()
+		p.freeKept(st, k)
+		return Block{}, nil
+	}
+	e := k.ext
+	e.by, e.stamp = st, k.stamp // work before the block's own may still use the memory
+	st.seq++
+	e.seq.Store(st.seq)
+	st.count(1, size)
+	b := Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: st.seq}
+	st.mu.Unlock()
+	return b, nil
+}
+
+// freeKept makes what st has kept its free memory.
+func (p *Pool) freeKept(st *stream, k kept) {
+	if k.ext == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.setOwnersLocked(k.ext, nil)
+	p.freeLocked(k.ext, st, k.stamp)
+}
+
+// releaseKept makes what streams keep their free memory.
+func (p *Pool) releaseKept(streams ...*stream) {
+	for _, st := range streams {
+		st.mu.Lock()
+		k := st.kept
+		st.kept = kept{}
+		st.mu.Unlock()
+		p.freeKept(st, k)
+	}
+}
