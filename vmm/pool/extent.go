@@ -45,6 +45,8 @@ type extent struct {
 	bin              int
 	binPrev, binNext *extent
 	older, newer     *extent // in the list's order
+
+	_ [48]byte // so that blocks of different streams share no line of the cache
 }
 
 // end is the offset behind the extent.

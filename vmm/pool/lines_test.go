@@ -12,6 +12,7 @@ import (
 func TestSlabsShareNoLine(t *testing.T) {
 	const line = 64
 	require.Zero(t, reflect.TypeFor[slab]().Size()%line)
+	require.Zero(t, reflect.TypeFor[extent]().Size()%line)
 	of := reflect.TypeFor[stream]()
 	read, _ := of.FieldByName("peer")
 	written, _ := of.FieldByName("mu")
