@@ -145,9 +145,13 @@ func TestOnSyncFindsItselfDeepDown(t *testing.T) {
 func TestOnSyncStops(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
-		goOn := make(chan struct{})
-		stop := d.OnSync(func() { <-goOn })
+		running, goOn := make(chan struct{}), make(chan struct{})
+		stop := d.OnSync(func() {
+			close(running)
+			<-goOn
+		})
 		synced := begun(d.Sync)
+		<-running
 		stopped := begun(func() error { stop(); return nil })
 		pass(time.Second)
 		require.Empty(t, stopped)
