@@ -28,7 +28,9 @@
 // call of package vmm has shown that this work has ended, the memory is idle. Free blocks of a
 // slab stay with the slab: the home has them again at once, in its order. A block of a slab that
 // is freed in another stream is a remote block: that stream has it again at once, and the slab
-// once the stream's work has ended, or the home waits for it.
+// once the stream's work has ended, or the home waits for it. The long block that a stream freed
+// last is kept for its next one of that size; whatever else looks for memory makes it pending
+// first.
 //
 // Chunks move and are given back whole. So a chunk of which a part is not idle stays.
 //
