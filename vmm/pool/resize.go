@@ -110,13 +110,12 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 		}
 	}
 	// The free memory first, so that no other call takes it while the rest is mapped.
-	run := e.next
 	type taken struct {
 		e *extent
 		h *freeList
 	}
 	var all []taken
-	for x := run; x != next; x = x.next {
+	for x := e.next; x != next; x = x.next {
 		all = append(all, taken{x, x.list})
 		x.list.remove(x)
 		x.kind = kindBusy
