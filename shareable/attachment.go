@@ -16,11 +16,11 @@ import (
 // this state and the publication's, so nothing is queued for a reader.
 type attachment struct {
 	// Immutable.
-	pub          *Publication
+	obj          *object
 	ses          *session
 	wantsPublish bool // the reader asked for PUBLISH frames, as no View of this package does
 
-	// All that follows is guarded by pub.mu.
+	// All that follows is guarded by obj.mu.
 	started  bool // OBJECT was sent
 	detached bool
 
@@ -52,34 +52,34 @@ type attachment struct {
 // register adds the attachment to its publication. It returns the description
 // for the reader and a descriptor of the control page, which the caller must
 // close.
-func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.state == wire.StateClosed || a.detached {
-		return o, -1, fmt.Errorf("%w: publication", vmm.ErrClosed)
+func (a *attachment) register(name string, access uint32) (desc wire.Object, fd int, err error) {
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state == wire.StateClosed || a.detached {
+		return desc, -1, fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
-	if fd, err = dup(p.page.fd); err != nil {
-		return o, -1, err
+	if fd, err = dup(o.page.fd); err != nil {
+		return desc, -1, err
 	}
-	o = p.objectLocked(access)
-	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = o.Generation, o.Generation, p.endLocked(), o.Length
-	p.attachments[a] = struct{}{}
-	return o, fd, nil
+	desc = o.describeLocked(name, access)
+	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = desc.Generation, desc.Generation, o.endLocked(), desc.Length
+	o.attachments[a] = struct{}{}
+	return desc, fd, nil
 }
 
 // start lets nextFrame send chunks: the reader has OBJECT now.
 func (a *attachment) start() {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
 	a.started = true
 	a.ses.wakeWriter()
 }
 
 // retireLocked has the reader unmap from capacity on, which is the offset of
-// chunk i. Requires pub.mu.
+// chunk i. Requires obj.mu.
 func (a *attachment) retireLocked(capacity uint64, i int) {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
 	// The reader's time for this generation starts now, even if no frame can go yet. If an
@@ -87,7 +87,7 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 	startClock(&a.retireSince)
 	a.unblockLocked()
 	if capacity < a.charged {
-		a.pub.srv.refund(a.ses.cred.UID, a.charged-capacity)
+		a.obj.srv.refund(a.ses.cred.UID, a.charged-capacity)
 		a.charged = capacity
 	}
 }
@@ -107,7 +107,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	acquired, fds, err := a.exportChunks(next)
 	defer func() {
 		for i, d := range acquired {
-			a.pub.releaseFD(next[i], d)
+			a.obj.releaseFD(next[i], d)
 		}
 	}()
 	if err != nil {
@@ -122,7 +122,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	defer a.ses.sending.Unlock()
 	f, ok, err := a.nextFrame(chunks)
 	if errors.Is(err, errStillHeld) {
-		if a.pub.srv.forgetFreed(a.ses.cred.UID) {
+		if a.obj.srv.forgetFreed(a.ses.cred.UID) {
 			return true, nil
 		}
 		if a.block() {
@@ -145,7 +145,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	}
 	if f.kind == wire.TypeChunks {
 		a.ses.unreadFrames++
-		a.pub.srv.counts.frames.Add(1)
+		a.obj.srv.counts.frames.Add(1)
 	}
 	if f.last {
 		a.detach()
@@ -155,9 +155,9 @@ func (a *attachment) sendNext() (sent bool, err error) {
 
 // nextChunks returns the chunks to send next; none while they have to wait.
 func (a *attachment) nextChunks() []publishedChunk {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if !a.retryAt.IsZero() {
 		if time.Now().Before(a.retryAt) {
 			return nil
@@ -179,30 +179,30 @@ func (a *attachment) nextChunks() []publishedChunk {
 }
 
 // hasAllLocked reports whether the reader has acknowledged all chunks that were sent.
-// Requires pub.mu.
+// Requires obj.mu.
 func (a *attachment) hasAllLocked() bool {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	return len(a.unacked) == 0 && a.ackedID == a.sentID
 }
 
 // sendableLocked returns the chunks that the reader lacks and may have now. Requires
-// pub.mu.
+// obj.mu.
 func (a *attachment) sendableLocked() []publishedChunk {
-	invariants.Held(&a.pub.mu)
-	p := a.pub
-	if !a.started || a.detached || a.sentGeneration != p.generation || a.nextChunk >= len(p.chunks) || len(a.unacked) >= a.windowLocked() {
+	invariants.Held(&a.obj.mu)
+	o := a.obj
+	if !a.started || a.detached || a.sentGeneration != o.generation || a.nextChunk >= len(o.chunks) || len(a.unacked) >= a.windowLocked() {
 		return nil
 	}
-	return p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]
+	return o.chunks[a.nextChunk:min(len(o.chunks), a.nextChunk+a.batch)]
 }
 
 // windowLocked is how many frames of chunks may be unacknowledged: descriptors in
 // flight keep memory. A chunk that is not exported yet waits until the reader has
 // imported the last frame, because the driver takes longer for an export and an
-// import at a time than for one after the other. Requires pub.mu.
+// import at a time than for one after the other. Requires obj.mu.
 func (a *attachment) windowLocked() int {
-	invariants.Held(&a.pub.mu)
-	if a.pub.srv.fds.has(a.pub.chunks[a.nextChunk].seg) {
+	invariants.Held(&a.obj.mu)
+	if a.obj.srv.fds.hasChunk(a.obj.chunks[a.nextChunk]) {
 		return 2
 	}
 	return 1
@@ -216,7 +216,7 @@ const blockRetry = 50 * time.Millisecond
 // now. The caller must release those it has acquired. After an error no try will help.
 func (a *attachment) exportChunks(chunks []publishedChunk) (acquired []*cachedFD, fds []int, err error) {
 	for _, c := range chunks {
-		d, err := a.pub.srv.fds.acquire(c.seg)
+		d, err := a.obj.srv.fds.acquireChunk(c)
 		if err != nil {
 			return acquired, fds, a.exportFailed(c, err)
 		}
@@ -230,11 +230,11 @@ func (a *attachment) exportChunks(chunks []publishedChunk) (acquired []*cachedFD
 // depends on how far that is, so the range is asked instead: what it does not have any
 // more is waited for, since the publication will notice too.
 func (a *attachment) exportFailed(c publishedChunk, cause error) error {
-	p := a.pub
-	gone := !slices.Contains(p.r.Segments(), c.seg)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.hasLocked(c) {
+	o := a.obj
+	gone := o.gaveUp != nil && o.gaveUp(c.seg)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.hasLocked(c) {
 		return nil
 	}
 	if gone {
@@ -248,23 +248,23 @@ func (a *attachment) exportFailed(c publishedChunk, cause error) error {
 
 // block has the next chunks wait, unless they have done so for AckTimeout.
 func (a *attachment) block() (waits bool) {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
 	return a.blockLocked()
 }
 
-// blockLocked is block. Requires pub.mu.
+// blockLocked is block. Requires obj.mu.
 func (a *attachment) blockLocked() (waits bool) {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	now := time.Now()
 	a.retryAt = now.Add(blockRetry)
 	startClock(&a.blockedAt)
-	return now.Sub(a.blockedAt) < a.pub.srv.opts.AckTimeout
+	return now.Sub(a.blockedAt) < a.obj.srv.opts.AckTimeout
 }
 
-// unblockLocked undoes blockLocked. Requires pub.mu.
+// unblockLocked undoes blockLocked. Requires obj.mu.
 func (a *attachment) unblockLocked() {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	a.retryAt, a.blockedAt = time.Time{}, time.Time{}
 }
 
@@ -281,17 +281,17 @@ func (a *attachment) unblockLocked() {
 //  6. DELETED, if the publication has failed and all of the above is sent, or never
 //     can be.
 func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, err error) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	closed := p.state == wire.StateClosed
-	deleted := outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	closed := o.state == wire.StateClosed
+	deleted := outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: o.id}.Append(nil), last: true}
 	switch {
 	case !a.started || a.detached:
 		return f, false, nil
-	case closed && p.sealed == a.sentSealed:
+	case closed && o.sealed == a.sentSealed:
 		return deleted, true, nil
-	case a.sentGeneration != p.generation:
+	case a.sentGeneration != o.generation:
 		// A closed publication waits for no reader.
 		if a.ackedGeneration != a.sentGeneration && !closed {
 			return f, false, nil
@@ -299,63 +299,63 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 		return a.retireFrameLocked(), true, nil
 	case len(chunks) > 0:
 		return a.chunksFrameLocked(chunks)
-	case a.wantsPublish && a.sentLen != p.published:
-		a.sentLen = p.published
-		f := wire.Publish{Object: p.id, Length: p.published, Generation: p.generation, Timeline: p.published}
+	case a.wantsPublish && a.sentLen != o.published:
+		a.sentLen = o.published
+		f := wire.Publish{Object: o.id, Length: o.published, Generation: o.generation, Timeline: o.published}
 		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true, nil
-	case p.sealed && !a.sentSealed:
+	case o.sealed && !a.sentSealed:
 		a.sentSealed = true
-		f := wire.Sealed{Object: p.id, Length: p.published}
-		if p.digest != nil {
-			f.HasDigest, f.Digest = true, *p.digest
+		f := wire.Sealed{Object: o.id, Length: o.published}
+		if o.digest != nil {
+			f.HasDigest, f.Digest = true, *o.digest
 		}
 		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true, nil
-	case p.failed != nil && p.state == wire.StateLive && (a.nextChunk == len(p.chunks) || !a.blockedAt.IsZero()):
+	case o.failed != nil && o.state == wire.StateLive && (a.nextChunk == len(o.chunks) || !a.blockedAt.IsZero()):
 		return deleted, true, nil
 	}
 	return f, false, nil
 }
 
 // retireFrameLocked makes a RETIRE of the newest generation and records it as sent.
-// Requires pub.mu.
+// Requires obj.mu.
 func (a *attachment) retireFrameLocked() outFrame {
-	invariants.Held(&a.pub.mu)
-	p := a.pub
-	a.sentGeneration = p.generation
-	f := wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}
-	a.retireFrom = p.endLocked()
+	invariants.Held(&a.obj.mu)
+	o := a.obj
+	a.sentGeneration = o.generation
+	f := wire.Retire{Object: o.id, Generation: a.sentGeneration, Capacity: a.retireFrom}
+	a.retireFrom = o.endLocked()
 	a.retiredID = a.sentID
 	return outFrame{kind: wire.TypeRetire, payload: f.Append(nil)}
 }
 
 // chunksFrameLocked makes a frame of the chunks and records them as sent, unless others
-// have become the next. Requires pub.mu.
+// have become the next. Requires obj.mu.
 func (a *attachment) chunksFrameLocked(chunks []publishedChunk) (f outFrame, ok bool, err error) {
-	invariants.Held(&a.pub.mu)
-	p := a.pub
+	invariants.Held(&a.obj.mu)
+	o := a.obj
 	if !slices.EqualFunc(chunks, a.sendableLocked(), sameChunk) {
 		return f, false, nil
 	}
 	last := chunks[len(chunks)-1]
 	// The user is charged before the descriptors are sent: they cannot be taken back.
 	if end := last.Offset + last.Size; end > a.charged {
-		if err := p.srv.charge(a.ses.cred.UID, end-a.charged); err != nil {
+		if err := o.srv.charge(a.ses.cred.UID, end-a.charged); err != nil {
 			return f, false, err
 		}
 		a.charged = end
 	}
-	if p.srv.limitsBytes() {
-		p.noteSentLocked(a.nextChunk, len(chunks), a.ses.cred.UID)
+	if o.srv.limitsBytes() {
+		o.noteSentLocked(a.nextChunk, len(chunks), a.ses.cred.UID)
 	}
 	a.unblockLocked()
 	a.nextChunk += len(chunks)
-	msg := wire.Chunks{Object: p.id, Generation: a.sentGeneration}
+	msg := wire.Chunks{Object: o.id, Generation: a.sentGeneration}
 	for _, c := range chunks {
 		msg.Records = append(msg.Records, c.Chunk)
 	}
 	a.sentID = max(a.sentID, last.ID)
 	a.unacked = append(a.unacked, last.ID)
-	a.retireFrom = max(a.retireFrom, p.endLocked())
+	a.retireFrom = max(a.retireFrom, o.endLocked())
 	startClock(&a.chunksSince)
 	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil)}, true, nil
 }
@@ -370,9 +370,9 @@ func startClock(since *time.Time) {
 // acknowledge records what the reader has mapped and applied, and reports whether
 // that is new.
 func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	// A reader cannot have more than was sent to it.
 	if ack.Chunk > a.sentID || ack.Generation > a.sentGeneration {
 		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sentID, a.sentGeneration)}
@@ -380,7 +380,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	acked := ack.Chunk
 	if ack.Generation == a.sentGeneration && ack.Generation > a.ackedGeneration {
 		a.ackedGeneration, a.retireSince, news = ack.Generation, time.Time{}, true
-		if a.sentGeneration != p.generation {
+		if a.sentGeneration != o.generation {
 			a.retireSince = time.Now()
 		}
 		acked = max(acked, a.retiredID) // it stands for all frames before the RETIRE
@@ -402,7 +402,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 		a.chunksSince = time.Now()
 	}
 	if news {
-		p.signalLocked()
+		o.signalLocked()
 	}
 	return news, nil
 }
@@ -410,8 +410,8 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 // times returns when the reader must have acknowledged, and when chunks are to be tried
 // again; each is zero if there is no such time.
 func (a *attachment) times() (deadline, retry time.Time) {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
 	if a.detached {
 		return deadline, retry
 	}
@@ -420,36 +420,36 @@ func (a *attachment) times() (deadline, retry time.Time) {
 		first = a.retireSince
 	}
 	if !first.IsZero() {
-		deadline = first.Add(a.pub.srv.opts.AckTimeout)
+		deadline = first.Add(a.obj.srv.opts.AckTimeout)
 	}
 	return deadline, a.retryAt
 }
 
 // resync goes back to the chunk that the reader asks for, in smaller frames.
 func (a *attachment) resync(q wire.Resync) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
-	if i := p.indexLocked(q.Next); i < a.nextChunk {
+	if i := o.indexLocked(q.Next); i < a.nextChunk {
 		a.nextChunk, a.unacked = i, nil // the clock runs on: a RESYNC wins the reader no time
 	}
 }
 
 // detach ends the attachment. Twice is fine.
 func (a *attachment) detach() {
-	p := a.pub
-	p.mu.Lock()
+	o := a.obj
+	o.mu.Lock()
 	again := a.detached
 	a.detached = true
-	delete(p.attachments, a)
+	delete(o.attachments, a)
 	charged := a.charged
 	a.charged = 0
-	p.signalLocked()
-	p.mu.Unlock()
-	p.wakes.remove(a)
+	o.signalLocked()
+	o.mu.Unlock()
+	o.wakes.remove(a)
 	a.ses.removeAttachment(a)
 	if !again {
-		p.srv.refund(a.ses.cred.UID, charged)
+		o.srv.refund(a.ses.cred.UID, charged)
 	}
 }

@@ -18,8 +18,8 @@ import (
 // leaves none half written.
 type ownerPage struct {
 	mem     []byte
-	fd      int           // for readers: opened for reading only
-	changed chan struct{} // wakes Publication.wakeReaders
+	fd      int  // for readers: opened for reading only
+	foreign bool // another process writes the words, and this one only reads them
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
@@ -30,7 +30,7 @@ func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &ownerPage{mem: mem, fd: fd, changed: make(chan struct{}, 1)}
+	p := &ownerPage{mem: mem, fd: fd}
 	p.initWords(instance, id)
 	return p, nil
 }
@@ -70,14 +70,6 @@ func newSharedPage(name string) (mem []byte, fd int, err error) {
 		return nil, -1, systemError("control page: open", err)
 	}
 	return mem, fd, nil
-}
-
-// notify has the readers woken that wait for the page to change. It never waits.
-func (p *ownerPage) notify() {
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
 }
 
 func (p *ownerPage) close() {

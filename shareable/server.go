@@ -33,11 +33,11 @@ type Server struct {
 	counts     struct{ accepted, refused, timedOut, violations, frames, resyncs atomic.Uint64 }
 
 	// Guarded by mu.
-	mu         sync.Mutex // after Publication.mu
+	mu         sync.Mutex // after object.mu
 	closed     bool
 	nextID     uint64
-	names      map[string]*Publication
-	objects    []*Publication // the same, by id
+	names      map[string]*object
+	objects    []*object // by id
 	sessions   map[*session]struct{}
 	bytesByUID map[uint32]uint64 // bytes of published memory sent to the readers of a user
 	takenByUID map[uint32]uint64 // bytes of taken that count for a user
@@ -77,7 +77,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	}
 	s := &Server{
 		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}),
-		names: map[string]*Publication{}, sessions: map[*session]struct{}{},
+		names: map[string]*object{}, sessions: map[*session]struct{}{},
 		bytesByUID: map[uint32]uint64{}, takenByUID: map[uint32]uint64{}, taken: map[vmm.Segment]*takenMemory{},
 	}
 	if s.hello, err = localHello(dev); err != nil {
@@ -150,38 +150,38 @@ func (s *Server) heartbeatLoop() {
 	}
 }
 
-// find is the publication of that name; nil if there is none.
-func (s *Server) find(name string) *Publication {
+// find is the object of that name; nil if there is none.
+func (s *Server) find(name string) *object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.names[name]
 }
 
-// publications returns up to most publications with ids above after, by id.
-func (s *Server) publications(after uint64, most int) []*Publication {
+// listed returns up to most objects with ids above after, by id.
+func (s *Server) listed(after uint64, most int) []*object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, found := slices.BinarySearchFunc(s.objects, after, (*Publication).byID)
+	i, found := slices.BinarySearchFunc(s.objects, after, (*object).byID)
 	if found {
 		i++
 	}
 	return slices.Clone(s.objects[i:min(len(s.objects), i+most)])
 }
 
-// addLocked lists a publication. Requires mu.
-func (s *Server) addLocked(p *Publication) {
+// addLocked lists an object. Requires mu.
+func (s *Server) addLocked(o *object) {
 	invariants.Held(&s.mu)
-	s.names[p.name] = p
-	i, _ := slices.BinarySearchFunc(s.objects, p.id, (*Publication).byID)
-	s.objects = slices.Insert(s.objects, i, p)
+	s.names[o.name] = o
+	i, _ := slices.BinarySearchFunc(s.objects, o.id, (*object).byID)
+	s.objects = slices.Insert(s.objects, i, o)
 }
 
 // remove undoes addLocked.
-func (s *Server) remove(p *Publication) {
+func (s *Server) remove(o *object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.names, p.name)
-	if i, ok := slices.BinarySearchFunc(s.objects, p.id, (*Publication).byID); ok {
+	delete(s.names, o.name)
+	if i, ok := slices.BinarySearchFunc(s.objects, o.id, (*object).byID); ok {
 		s.objects = slices.Delete(s.objects, i, i+1)
 	}
 }
@@ -224,8 +224,8 @@ func (s *Server) Close() error {
 	if s.socket != nil {
 		err = s.socket.Close()
 	}
-	for _, p := range s.publications(0, math.MaxInt) {
-		err = errors.Join(err, p.Close())
+	for _, o := range s.listed(0, math.MaxInt) {
+		err = errors.Join(err, o.close())
 	}
 	s.mu.Lock()
 	for ses := range s.sessions {

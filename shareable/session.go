@@ -42,7 +42,7 @@ type session struct {
 	unreadFrames int // frames of chunks sent since the kernel held nothing for the reader
 
 	// sending is held while an attachment's frame is chosen and sent. DETACH takes it,
-	// so that no such frame follows its reply. It is before Publication.mu.
+	// so that no such frame follows its reply. It is before object.mu.
 	sending sync.Mutex
 
 	// Guarded by mu.
@@ -302,14 +302,14 @@ func (ses *session) list(f wire.Frame) error {
 	const maxBytes = 16 << 10 // a reader with a small buffer takes that, too
 	var reply wire.Listed
 	size := 0
-	for _, p := range ses.srv.publications(q.After, maxBytes/32) {
-		if size += 32 + len(p.name); size > maxBytes {
+	for _, o := range ses.srv.listed(q.After, maxBytes/32) {
+		if size += 32 + len(o.name); size > maxBytes {
 			reply.More = true
 			break
 		}
-		p.mu.Lock()
-		reply.Entries = append(reply.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.published, Name: p.name})
-		p.mu.Unlock()
+		o.mu.Lock()
+		reply.Entries = append(reply.Entries, wire.Entry{ID: o.id, State: o.state, Length: o.lenLocked(), Name: o.name})
+		o.mu.Unlock()
 	}
 	return ses.write(wire.TypeListed, f.Request, reply.Append(nil))
 }
@@ -319,14 +319,14 @@ func (ses *session) stat(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	p := ses.srv.find(q.Name)
-	if p == nil {
+	o := ses.srv.find(q.Name)
+	if o == nil {
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
-	p.mu.Lock()
-	o := p.objectLocked(wire.AccessRead)
-	p.mu.Unlock()
-	return ses.write(wire.TypeObject, f.Request, o.Append(nil))
+	o.mu.Lock()
+	desc := o.describeLocked(q.Name, wire.AccessRead)
+	o.mu.Unlock()
+	return ses.write(wire.TypeObject, f.Request, desc.Append(nil))
 }
 
 func (ses *session) attach(f wire.Frame) error {
@@ -334,27 +334,27 @@ func (ses *session) attach(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	p := ses.srv.find(q.Name)
+	o := ses.srv.find(q.Name)
 	switch {
-	case p == nil:
+	case o == nil:
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
-	case q.Access == wire.AccessReadWrite && !p.opts.Write:
+	case q.Access == wire.AccessReadWrite && !o.write:
 		return ses.refuse(f.Request, wire.CodePermission, "the object is published for reading only")
 	}
-	return ses.startAttachment(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
+	return ses.startAttachment(o, f.Request, q)
 }
 
 // startAttachment attaches the reader to a publication: it sends OBJECT, after
 // which writeLoop sends the chunks. With OBJECT go the control page and the wake
 // socket, unless it is no reply: what Send sends is final.
-func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
-	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
+func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) error {
+	a := &attachment{obj: o, ses: ses, wantsPublish: q.Flags&wire.AttachPublish != 0, batch: wire.MaxFDs}
 	// The place in the map is taken first: a second ATTACH of the object, or the
 	// end of the session, then finds the attachment.
 	ses.mu.Lock()
-	stopped, taken := ses.stopped, ses.attachments[p.id] != nil
+	stopped, taken := ses.stopped, ses.attachments[o.id] != nil
 	if !stopped && !taken {
-		ses.attachments[p.id] = a
+		ses.attachments[o.id] = a
 	}
 	ses.mu.Unlock()
 	switch {
@@ -366,15 +366,15 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	// The reader is woken by every change that OBJECT does not show.
 	wake, err := ses.openWaker(request != 0)
 	if err == nil && wake != nil {
-		p.wakes.add(a, wake)
+		o.wakes.add(a, wake)
 	}
-	var o wire.Object
+	var desc wire.Object
 	fd := -1
 	if err == nil {
-		o, fd, err = a.register(access)
+		desc, fd, err = a.register(q.Name, q.Access)
 	}
 	if err != nil {
-		p.wakes.remove(a)
+		o.wakes.remove(a)
 		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
@@ -383,7 +383,7 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 		fds = []int{fd, wake.reader}
 	}
 	// Chunks must not come before OBJECT, so start follows the write.
-	err = ses.write(wire.TypeObject, request, o.Append(nil), fds...)
+	err = ses.write(wire.TypeObject, request, desc.Append(nil), fds...)
 	_ = closeFD(fd)
 	if err != nil {
 		return err
@@ -415,7 +415,7 @@ func (ses *session) find(object uint64) *attachment {
 func (ses *session) removeAttachment(a *attachment) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	delete(ses.attachments, a.pub.id)
+	delete(ses.attachments, a.obj.id)
 	_ = ses.setReadDeadlineLocked() // an error is the end of the connection, which readLoop sees
 }
 

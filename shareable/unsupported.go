@@ -32,13 +32,12 @@ func tooManyRefs(error) bool { return false }
 // ownerPage cannot be made here.
 type ownerPage struct {
 	fd      int
-	changed chan struct{}
+	foreign bool
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
 
 func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
-func (p *ownerPage) notify()                            {}
 func (p *ownerPage) close()                             {}
 
 // readerPage cannot be made here.
