@@ -41,8 +41,9 @@ type attachment struct {
 	retiredID       uint64 // sentID when the last RETIRE was sent
 
 	// Lengths.
-	sentLen    uint64 // of the last PUBLISH
-	sentSealed bool   // SEALED was sent
+	sentPage   *ownerPage // the page that the reader has
+	sentLen    uint64     // of the last PUBLISH
+	sentSealed bool       // SEALED was sent
 
 	// Since when the reader has had chunks to map without progress, or since when it
 	// lacks a generation; zero while it does not. See times.
@@ -52,17 +53,24 @@ type attachment struct {
 // register adds the attachment to its publication. It returns the description
 // for the reader and a descriptor of the control page, which the caller must
 // close.
-func (a *attachment) register(name string, access uint32) (desc wire.Object, fd int, err error) {
+func (a *attachment) register(q wire.Attach) (desc wire.Object, fd int, err error) {
 	o := a.obj
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.state == wire.StateClosed || a.detached {
 		return desc, -1, fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
-	if fd, err = dup(o.page.fd); err != nil {
+	if o.stored != nil && !o.sealed && q.Flags&wire.AttachUnsealed == 0 {
+		return desc, -1, fmt.Errorf("%w: object %d", ErrNotSealed, o.id)
+	}
+	if o.stored != nil && o.sealed && q.Access == wire.AccessReadWrite {
+		return desc, -1, fmt.Errorf("%w: object %d is sealed", vmm.ErrPermission, o.id)
+	}
+	if fd, err = o.pageFDLocked(); err != nil {
 		return desc, -1, err
 	}
-	desc = o.describeLocked(name, access)
+	a.sentPage = o.page
+	desc = o.describeLocked(q.Name, q.Access)
 	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = desc.Generation, desc.Generation, o.endLocked(), desc.Length
 	o.attachments[a] = struct{}{}
 	return desc, fd, nil
@@ -96,6 +104,7 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 type outFrame struct {
 	kind    wire.Type
 	payload []byte
+	page    int // the descriptor of a PAGE, which is closed when it is sent
 	last    bool
 }
 
@@ -137,7 +146,12 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	if !ok {
 		return len(chunks) > 0, nil // they are the next no more: look again
 	}
-	if f.kind != wire.TypeChunks {
+	switch f.kind {
+	case wire.TypeChunks:
+	case wire.TypePage:
+		fds = []int{f.page}
+		defer closeFD(f.page) //nolint:errcheck // the reader has its own
+	default:
 		fds = nil
 	}
 	if err := a.ses.write(f.kind, 0, f.payload, fds...); err != nil {
@@ -275,10 +289,11 @@ func (a *attachment) unblockLocked() {
 //     sealed: nothing else matters then;
 //  2. RETIRE, if the generation has moved and the last RETIRE is acknowledged: the
 //     owner waits for it, and all that follows must come after it;
-//  3. CHUNKS, while the window has room;
-//  4. PUBLISH, if the reader asked for it and the length has moved;
-//  5. SEALED, after the chunks;
-//  6. DELETED, if the publication has failed and all of the above is sent, or never
+//  3. PAGE, if another process writes to the object than before;
+//  4. CHUNKS, while the window has room;
+//  5. PUBLISH, if the reader asked for it and the length has moved;
+//  6. SEALED, after the chunks;
+//  7. DELETED, if the publication has failed and all of the above is sent, or never
 //     can be.
 func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, err error) {
 	o := a.obj
@@ -297,11 +312,18 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 			return f, false, nil
 		}
 		return a.retireFrameLocked(), true, nil
+	case o.page != nil && o.page != a.sentPage && !closed:
+		fd, err := o.pageFDLocked()
+		if err != nil {
+			return f, false, err
+		}
+		a.sentPage = o.page
+		return outFrame{kind: wire.TypePage, payload: wire.Page{Object: o.id}.Append(nil), page: fd}, true, nil
 	case len(chunks) > 0:
 		return a.chunksFrameLocked(chunks)
-	case a.wantsPublish && a.sentLen != o.published:
-		a.sentLen = o.published
-		f := wire.Publish{Object: o.id, Length: o.published, Generation: o.generation, Timeline: o.published}
+	case a.wantsPublish && a.sentLen != o.lenLocked():
+		a.sentLen = o.lenLocked()
+		f := wire.Publish{Object: o.id, Length: a.sentLen, Generation: o.generation, Timeline: a.sentLen}
 		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true, nil
 	case o.sealed && !a.sentSealed:
 		a.sentSealed = true
@@ -449,7 +471,11 @@ func (a *attachment) detach() {
 	o.mu.Unlock()
 	o.wakes.remove(a)
 	a.ses.removeAttachment(a)
-	if !again {
-		o.srv.refund(a.ses.cred.UID, charged)
+	if again {
+		return
+	}
+	o.srv.refund(a.ses.cred.UID, charged)
+	if h := o.srv.opts.hooks.handler; h != nil && o.stored != nil {
+		h.Readers(o.stored)
 	}
 }

@@ -19,9 +19,10 @@ type object struct {
 	// Immutable.
 	srv    *Server
 	id     uint64
-	name   string // of a Publication; a store's object can have several, or none
-	max    uint64 // bytes of addresses that readers reserve
-	write  bool   // readers may ask for memory that they can write
+	name   string       // of a storeObject guarded by Server.mu, and one of several
+	max    uint64       // bytes of addresses that readers reserve
+	write  bool         // readers may ask for memory that they can write
+	stored *storeObject // the same object, if it is one of a store
 	layout vmm.Layout
 	meta   []byte
 	ctx    context.Context // ends with the object
@@ -108,7 +109,7 @@ func (o *object) describeLocked(name string, access uint32) wire.Object {
 	l, n := o.layout, o.lenLocked()
 	queued := n
 	if o.page != nil && o.state != wire.StateClosed { // teardown unmaps the page
-		queued = max(queued, o.page.queued.Load())
+		queued = max(queued, min(o.page.queued.Load(), o.max))
 	}
 	desc := wire.Object{
 		ID: o.id, Max: o.max, Generation: o.generation, Length: n, Queued: queued,
@@ -168,6 +169,25 @@ func (o *object) lenLocked() uint64 {
 		return o.published
 	}
 	return max(o.published, min(o.page.published.Load(), o.endLocked()))
+}
+
+// pageFDLocked returns a descriptor of the page for a reader. The caller must close it.
+// Requires mu.
+func (o *object) pageFDLocked() (int, error) {
+	invariants.Held(&o.mu)
+	if o.page != nil {
+		return dup(o.page.fd)
+	}
+	// Nothing changes any more: the page is made for this reader alone.
+	p, err := newOwnerPage(o.srv.hello.Instance, o.id)
+	if err != nil {
+		return -1, err
+	}
+	defer p.close()
+	p.published.Store(o.published)
+	p.queued.Store(o.published)
+	p.generation.Store(o.generation)
+	return dup(p.fd)
 }
 
 // endLocked is the offset at which the chunks end. Requires mu.

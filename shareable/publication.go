@@ -130,6 +130,7 @@ func (s *Server) register(p *Publication) error {
 	case len(s.names) >= s.opts.MaxObjects:
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
+	s.names[p.name] = &p.object
 	s.addLocked(&p.object)
 	p.tasks.Go(p.follow)
 	p.tasks.Go(p.exportAhead)

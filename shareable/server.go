@@ -157,6 +157,13 @@ func (s *Server) find(name string) *object {
 	return s.names[name]
 }
 
+// nameOf is the name under which LIST returns an object.
+func (s *Server) nameOf(o *object) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return o.name
+}
+
 // listed returns up to most objects with ids above after, by id.
 func (s *Server) listed(after uint64, most int) []*object {
 	s.mu.Lock()
@@ -171,7 +178,6 @@ func (s *Server) listed(after uint64, most int) []*object {
 // addLocked lists an object. Requires mu.
 func (s *Server) addLocked(o *object) {
 	invariants.Held(&s.mu)
-	s.names[o.name] = o
 	i, _ := slices.BinarySearchFunc(s.objects, o.id, (*object).byID)
 	s.objects = slices.Insert(s.objects, i, o)
 }
@@ -180,7 +186,9 @@ func (s *Server) addLocked(o *object) {
 func (s *Server) remove(o *object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.names, o.name)
+	if s.names[o.name] == o {
+		delete(s.names, o.name)
+	}
 	if i, ok := slices.BinarySearchFunc(s.objects, o.id, (*object).byID); ok {
 		s.objects = slices.Delete(s.objects, i, i+1)
 	}

@@ -74,6 +74,9 @@ func (ses *session) run() error {
 	ses.mu.Unlock()
 	// The first of the two loops that ends stops the other, and its error counts.
 	if err == nil {
+		if h := ses.srv.opts.hooks.handler; h != nil {
+			defer h.End(storeConn{ses})
+		}
 		var writer sync.WaitGroup
 		writer.Go(func() { ses.stop(ses.writeLoop()) })
 		ses.stop(ses.readLoop())
@@ -240,7 +243,8 @@ func (ses *session) readLoop() error {
 // needs ses.mu: both goroutines set it, and the last one must be right.
 func (ses *session) setReadDeadlineLocked() error {
 	var deadline time.Time
-	if len(ses.attachments) == 0 {
+	// A store's clients may hold leases, and need not ask for anything.
+	if len(ses.attachments) == 0 && ses.srv.opts.hooks.handler == nil {
 		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 	}
 	return ses.conn.SetReadDeadline(deadline)
@@ -284,10 +288,14 @@ func (ses *session) handle(f wire.Frame) error {
 		return ses.detach(f)
 	case wire.TypeAck:
 		return nil
-	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
-		return ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
 	}
-	if f.Flags&wire.FlagOptional != 0 {
+	h := ses.srv.opts.hooks.handler
+	switch {
+	case f.Type.OfStore() && h != nil:
+		return h.Request(storeConn{ses}, f)
+	case f.Type.OfStore():
+		return ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
+	case f.Flags&wire.FlagOptional != 0:
 		return nil
 	}
 	return &wire.ProtocolError{What: fmt.Sprintf("a frame of type %d", f.Type)}
@@ -303,12 +311,13 @@ func (ses *session) list(f wire.Frame) error {
 	var reply wire.Listed
 	size := 0
 	for _, o := range ses.srv.listed(q.After, maxBytes/32) {
-		if size += 32 + len(o.name); size > maxBytes {
+		name := ses.srv.nameOf(o)
+		if size += 32 + len(name); size > maxBytes {
 			reply.More = true
 			break
 		}
 		o.mu.Lock()
-		reply.Entries = append(reply.Entries, wire.Entry{ID: o.id, State: o.state, Length: o.lenLocked(), Name: o.name})
+		reply.Entries = append(reply.Entries, wire.Entry{ID: o.id, State: o.state, Length: o.lenLocked(), Name: name})
 		o.mu.Unlock()
 	}
 	return ses.write(wire.TypeListed, f.Request, reply.Append(nil))
@@ -319,7 +328,7 @@ func (ses *session) stat(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	o := ses.srv.find(q.Name)
+	o := ses.srv.findObject(q.Name)
 	if o == nil {
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
@@ -334,7 +343,7 @@ func (ses *session) attach(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	o := ses.srv.find(q.Name)
+	o := ses.srv.findObject(q.Name)
 	switch {
 	case o == nil:
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
@@ -371,7 +380,7 @@ func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) er
 	var desc wire.Object
 	fd := -1
 	if err == nil {
-		desc, fd, err = a.register(q.Name, q.Access)
+		desc, fd, err = a.register(q)
 	}
 	if err != nil {
 		o.wakes.remove(a)
@@ -381,6 +390,9 @@ func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) er
 	var fds []int
 	if wake != nil {
 		fds = []int{fd, wake.reader}
+	}
+	if h := ses.srv.opts.hooks.handler; h != nil && o.stored != nil {
+		h.Readers(o.stored)
 	}
 	// Chunks must not come before OBJECT, so start follows the write.
 	err = ses.write(wire.TypeObject, request, desc.Append(nil), fds...)
