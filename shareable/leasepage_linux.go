@@ -72,9 +72,11 @@ func (p *leasePage) seal() (*ownerPage, error) {
 	page, err := openForeignPage(fd, p.instance, p.id)
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("%w: %w", errTampered, err)
 	}
-	return page, nil
+	if errors.Is(err, ErrProtocol) { // else there is no room for it here
+		err = fmt.Errorf("%w: %w", errTampered, err)
+	}
+	return page, err
 }
 
 // openForeignPage maps a page for reading whose words another process writes. It takes fd,
