@@ -96,21 +96,29 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 // While another server has the path, Listen returns vmm.ErrBusy; if there is something
 // that is not a socket, vmm.ErrInvalid. The caller must Close it.
 func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
-	path, err := socketPath(path)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
 	s, err := NewServer(dev, o)
 	if err != nil {
 		return nil, err
 	}
+	if err := s.listenAt(path); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// listenAt makes the socket of a server that has none, before anything else uses the server.
+func (s *Server) listenAt(path string) error {
+	path, err := socketPath(path)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
 	l, err := listen(path, s.opts.hooks)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen: %w", err), s.Close())
+		return fmt.Errorf("listen: %w", err)
 	}
 	s.path, s.socket = path, l
 	s.tasks.Go(s.acceptLoop)
-	return s, nil
+	return nil
 }
 
 // Path is the path of the server's socket; empty without one.

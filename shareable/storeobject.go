@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -29,6 +30,10 @@ var _ serve.Object = (*storeObject)(nil)
 // handles beside those of readers.
 func NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {
 	o.hooks.handler = h
+	// Each writer and each reader has a connection of its own.
+	o.MaxConns = cmp.Or(o.MaxConns, fileLimit()/4)
+	o.MaxConnsPerUID = cmp.Or(o.MaxConnsPerUID, o.MaxConns)
+	o.Rate = cmp.Or(o.Rate, 100_000)
 	s, err := NewServer(dev, o)
 	if err != nil {
 		return nil, nil, err
@@ -38,6 +43,9 @@ func NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Serve
 
 // storeServer is a Server as a store uses it.
 type storeServer struct{ *Server }
+
+// Listen makes the server's socket.
+func (s storeServer) Listen(path string) error { return s.Server.listenAt(path) }
 
 // NewObject makes an object without memory.
 func (s storeServer) NewObject(spec serve.Spec) serve.Object {
@@ -252,12 +260,12 @@ func (o *storeObject) Seal(length uint64, digest *[32]byte) error {
 	return nil
 }
 
-// Describe sends OBJECT without descriptors.
-func (o *storeObject) Describe(c serve.Conn, request uint32, name string) error {
+// Describe sends OBJECT with these descriptors.
+func (o *storeObject) Describe(c serve.Conn, request uint32, name string, access uint32, fds ...int) error {
 	o.mu.Lock()
-	desc := o.describeLocked(name, wire.AccessRead)
+	desc := o.describeLocked(name, access)
 	o.mu.Unlock()
-	return c.Reply(wire.TypeObject, request, desc.Append(nil))
+	return c.Reply(wire.TypeObject, request, desc.Append(nil), fds...)
 }
 
 // Retire has all readers unmap all memory.

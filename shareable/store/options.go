@@ -1,9 +1,13 @@
 package store
 
 import (
+	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -38,6 +42,37 @@ type Options struct {
 
 // hooks are for tests only.
 type hooks struct{}
+
+// resolve checks the options and fills in the defaults.
+func (o Options) resolve() (Options, error) {
+	if o.MaxObjects < 0 || o.Timeout < 0 {
+		return o, fmt.Errorf("%w: a limit below 0", vmm.ErrInvalid)
+	}
+	if o.MaxObjects == 0 {
+		o.MaxObjects = 4096
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = math.MaxUint64
+	}
+	if o.MaxBytesPerUID == 0 {
+		o.MaxBytesPerUID = math.MaxUint64
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Second
+	}
+	return o, nil
+}
+
+// server are the options of the connections.
+func (o Options) server() shareable.Options {
+	return shareable.Options{
+		UIDs: o.UIDs, Token: o.Token, MaxConns: o.MaxConns, MaxConnsPerUID: o.MaxConnsPerUID, Rate: o.Rate,
+		RequestTimeout: o.Timeout, AckTimeout: o.Timeout, Logger: o.Logger,
+	}
+}
+
+// closeFD closes a descriptor of memory.
+func closeFD(fd int) { _ = wire.NewFD(fd).Close() }
 
 // CreateOptions configures Client.Create; its zero value is the default.
 type CreateOptions struct {

@@ -45,6 +45,8 @@ type Server interface {
 	// Listed adds an object to those that LIST returns, until Object.Close, or changes its
 	// name there.
 	Listed(o Object, name string)
+	// Listen makes the server's socket, as shareable.Listen does.
+	Listen(path string) error
 	// Instance is that of the server.
 	Instance() [16]byte
 }
@@ -85,8 +87,8 @@ type Object interface {
 	// Seal ends the lease and makes the length final. It must not be below Len, nor above
 	// Cap. Memory that holds no byte below it is retired.
 	Seal(length uint64, digest *[32]byte) error
-	// Describe sends OBJECT without descriptors.
-	Describe(c Conn, request uint32, name string) error
+	// Describe sends OBJECT with these descriptors, under a name and with an access.
+	Describe(c Conn, request uint32, name string, access uint32, fds ...int) error
 	// Retire has all readers unmap all memory. It returns when they have, or are
 	// disconnected, or ctx has ended; those that are left are disconnected then.
 	Retire(ctx context.Context)
