@@ -34,10 +34,10 @@ type Client struct {
 	// Immutable.
 	dev  *vmm.Device
 	opts ClientOptions
-	path string                                        // of the socket, if dial is nil
+	path string                                       // of the socket, if dial is nil
 	dial func(context.Context) (*net.UnixConn, error) // connects to a server in this process
-	stop context.CancelFunc                            // ends what Close ends
-	ctx  context.Context                               // ends with Close
+	stop context.CancelFunc                           // ends what Close ends
+	ctx  context.Context                              // ends with Close
 
 	// connecting has an element while a call connects.
 	connecting chan struct{}

@@ -24,7 +24,7 @@ type Info struct {
 	Sealed   bool              `json:"sealed"`
 	Growable bool              `json:"growable"`
 	Durable  bool              `json:"durable"`
-	Leased   bool              `json:"leased"` // it has a Writer
+	Leased   bool              `json:"leased"`  // it has a Writer
 	Readers  int               `json:"readers"` // connections that have it mapped
 }
 
