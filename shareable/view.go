@@ -67,6 +67,7 @@ type View struct {
 	sealed       bool
 	sealedLen    uint64 // the final length
 	digest       *[32]byte
+	finished     bool   // SEALED has come: digest is known
 	detached     bool   // nothing more is taken from the owner
 	finalLen     uint64 // Len since it detached
 	err          error  // why it detached

@@ -47,11 +47,10 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer,
 	if err != nil {
 		return nil, err
 	}
-	n := v.Published()
-	if n > v.Max() {
-		err = fmt.Errorf("%w: %d bytes, over ClientOptions.MaxBytes of %d", vmm.ErrLimit, n, c.opts.MaxBytes)
+	if v.Sealed() {
+		err = v.WaitSealed(sub)
 	} else {
-		err = v.Wait(sub, n)
+		err = v.Wait(sub, v.Published())
 	}
 	if err != nil {
 		return nil, errors.Join(err, v.Close())
