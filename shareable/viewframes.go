@@ -293,7 +293,7 @@ func (v *View) handleSealed(s wire.Sealed) error {
 	case s.Length < v.lenLocked() && !v.opts.Unsealed: // else its writer may have shown anything
 		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.lenLocked())
 	}
-	v.sealed, v.sealedLen = true, s.Length
+	v.sealed, v.sealedLen, v.finished = true, s.Length, true
 	if s.HasDigest {
 		v.digest = &s.Digest
 	}
