@@ -28,6 +28,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -55,6 +56,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	if err := run(ctx, os.Stdout, o); err != nil {
 		log.Fatal(err)
 	}
@@ -137,9 +139,16 @@ func printDevices(w io.Writer) error {
 		return err
 	}
 	for _, l := range links.Pairs {
-		if l.From != l.To {
-			fmt.Fprintf(w, "from device %d to memory of device %d: access %v, %s\n", l.From, l.To, l.Access, l.Kind)
+		from, to := links.Devices[l.From].Open, links.Devices[l.To].Open
+		if l.From != l.To && listed(devs, from) && listed(devs, to) {
+			fmt.Fprintf(w, "%s reaches memory of %s: %v, %s\n", from, to, l.Access, l.Kind)
 		}
 	}
 	return nil
+}
+
+// listed says whether a device is among those that were printed. Host devices beyond the
+// first are there on demand only.
+func listed(devs []vmm.Info, name string) bool {
+	return slices.ContainsFunc(devs, func(d vmm.Info) bool { return d.Open == name })
 }

@@ -172,4 +172,3 @@ func single(b []byte) (uint32, error) {
 	}
 	return first, nil
 }
-
