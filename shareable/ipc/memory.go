@@ -146,16 +146,21 @@ func (m *Memory) owner() (ordinal int, found bool) {
 	return ordinal, err == nil
 }
 
-// reopen unmaps the memory, enables peer access, and maps it again.
+// reopen maps the memory again once peer access is enabled. If the driver does not unmap it
+// the mapping stays, with what access the driver has enabled for it.
 func (m *Memory) reopen(h Handle, owner int) error {
-	err := m.calls.CloseMem(m.ptr)
-	if err == nil {
-		m.peer, err = enablePeer(m.dev, owner)
+	kept := m.calls.CloseMem(m.ptr)
+	var err error
+	if m.peer, err = enablePeer(m.dev, owner); err != nil {
+		if kept != nil {
+			err = also(err, m.calls.CloseMem(m.ptr))
+		}
+		return err
 	}
-	if err == nil {
+	if kept == nil {
 		m.ptr, err = m.calls.OpenMem(driver.IPCHandle(h.Raw))
 	}
-	return err
+	return h.explain(KindMemory, err)
 }
 
 // Device is the one that Alloc or Open was called with.

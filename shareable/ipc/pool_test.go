@@ -1,0 +1,4 @@
+package ipc_test
+
+func (p *part) pool()     {}
+func (p *part) importer() {}
