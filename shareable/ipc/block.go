@@ -112,7 +112,8 @@ func (b *Block) free(call func(*Pool) error) error {
 			return err
 		}
 		b.freed = true
-		return also(err, p.dropLocked(b.m))
+		p.dropLocked(b.m)
+		return err
 	}())
 }
 
@@ -136,7 +137,8 @@ func (p *Pool) freeInOrderLocked(m *mapping, s *vmm.Stream, handle driver.Stream
 		return err
 	}
 	if err := p.frees.FreeAsync(m.ptr, handle); err != nil {
-		return also(err, ended.Close())
+		p.closeEventLocked(ended)
+		return err
 	}
 	// The memory is given up: from here on nothing is an error of Free.
 	if ended.Record(s) != nil {
@@ -147,23 +149,28 @@ func (p *Pool) freeInOrderLocked(m *mapping, s *vmm.Stream, handle driver.Stream
 }
 
 // dropLocked notes that a Block of the mapping was freed. It needs p.mu.
-func (p *Pool) dropLocked(m *mapping) error {
+func (p *Pool) dropLocked(m *mapping) {
 	if m.blocks--; m.blocks > 0 {
-		return nil
+		return
 	}
 	delete(p.mapped, m.key)
 	tokens.removeImport(m.key)
 	m.release()
-	var err error
 	for _, e := range m.before {
-		err = also(err, e.Close())
+		p.closeEventLocked(e)
 	}
 	// What has left by now need not be waited for.
 	for k, e := range p.leaving {
-		if done, failed := e.Done(); done || failed != nil {
+		if done, err := e.Done(); done || err != nil {
 			delete(p.leaving, k)
-			err = also(err, e.Close())
+			p.closeEventLocked(e)
 		}
 	}
-	return err
+}
+
+// closeEventLocked closes an event, or leaves that to Close. It needs p.mu.
+func (p *Pool) closeEventLocked(e *vmm.Event) {
+	if e.Close() != nil {
+		p.unclosed = append(p.unclosed, e)
+	}
 }

@@ -1,10 +1,6 @@
 package ipc
 
-import (
-	"fmt"
-
-	"github.com/cuvmm/cuvmm/vmm"
-)
+import "github.com/cuvmm/cuvmm/vmm"
 
 // EventHandle is a handle of an event that was made with vmm.EventInterprocess; any other is
 // vmm.ErrInvalid. The event must stay open as long as another process uses it.
@@ -36,10 +32,9 @@ func openEvent(dev *vmm.Device, h Handle) (*vmm.Event, error) {
 	if err != nil {
 		return nil, h.explain(KindEvent, err)
 	}
-	// A number of a process that has ended can be taken again, but not while it runs: the
-	// event is of the process of the handle if that runs still.
+	// The driver may open an event of a process that has ended meanwhile.
 	if gone := h.check(KindEvent); gone != nil {
-		return nil, also(fmt.Errorf("%w", gone), e.Close())
+		return nil, also(gone, e.Close())
 	}
 	return e, nil
 }

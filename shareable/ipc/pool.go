@@ -24,10 +24,11 @@ type Pool struct {
 	in    *pool.DriverPool // the same pool, for what an imported one does like any
 	keep  func()           // lets the device close
 
-	mu      sync.Mutex // held across driver calls: no import meets a free of the same memory
-	closed  bool
-	mapped  map[tokenKey]*mapping
-	leaving map[tokenKey]*vmm.Event // recorded after a free in the order of a stream
+	mu       sync.Mutex // held across driver calls: no import meets a free of the same memory
+	closed   bool
+	mapped   map[tokenKey]*mapping
+	leaving  map[tokenKey]*vmm.Event // recorded after a free in the order of a stream
+	unclosed []*vmm.Event            // not needed any more, and the driver did not take them back
 }
 
 // ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has.
@@ -121,9 +122,7 @@ func (p *Pool) mapLocked(k tokenKey) (*mapping, error) {
 			return nil, err
 		}
 		delete(p.leaving, k)
-		if err := e.Close(); err != nil {
-			return nil, err
-		}
+		p.closeEventLocked(e)
 	}
 	release, err := tokens.addImport(k, p)
 	if err != nil {
@@ -240,10 +239,14 @@ func (p *Pool) closeLocked() error {
 		return fmt.Errorf("%w: %d blocks are imported", vmm.ErrBusy, n)
 	}
 	for k, e := range p.leaving {
-		if err := e.Close(); err != nil {
+		delete(p.leaving, k)
+		p.closeEventLocked(e)
+	}
+	for len(p.unclosed) > 0 {
+		if err := p.unclosed[0].Close(); err != nil {
 			return err
 		}
-		delete(p.leaving, k)
+		p.unclosed = p.unclosed[1:]
 	}
 	// The wrapper first: it waits for calls that use the driver's pool.
 	if err := p.in.Close(); err != nil {
