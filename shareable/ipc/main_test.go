@@ -55,10 +55,18 @@ func spawn(t *testing.T, role, driver string, files ...*os.File) *child {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	c := &child{t: t, cmd: exec.Command(self, driver), lines: make(chan string, 16)}
-	c.cmd.Env = append(os.Environ(), roleVar+"="+role)
+	cmd := exec.Command(self, driver)
+	cmd.Env = append(os.Environ(), roleVar+"="+role)
+	return run(t, cmd, files...)
+}
+
+// run starts any program as a child.
+func run(t *testing.T, cmd *exec.Cmd, files ...*os.File) *child {
+	t.Helper()
+	c := &child{t: t, cmd: cmd, lines: make(chan string, 16)}
 	c.cmd.ExtraFiles = files
 	c.cmd.Stderr = &c.words
+	var err error
 	c.in, err = c.cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := c.cmd.StdoutPipe()
@@ -73,7 +81,7 @@ func spawn(t *testing.T, role, driver string, files ...*os.File) *child {
 	t.Cleanup(func() {
 		c.kill()
 		if t.Failed() && c.words.Len() > 0 {
-			t.Logf("%s said:\n%s", role, c.words.String())
+			t.Logf("%v said:\n%s", cmd.Args, c.words.String())
 		}
 	})
 	return c
@@ -110,6 +118,16 @@ func (c *child) says() string {
 		c.t.Fatalf("the process says nothing for %v", patience)
 	}
 	return ""
+}
+
+// ends waits for the process to end well.
+func (c *child) ends() {
+	c.t.Helper()
+	c.end.Do(func() {
+		for range c.lines { // until it says nothing more, as Wait needs
+		}
+		require.NoError(c.t, c.cmd.Wait(), "%s", &c.words)
+	})
 }
 
 // part is the other end: what the process of a child knows.

@@ -1,11 +1,13 @@
 package ipc_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -164,6 +166,23 @@ func TestExporterIsKilled(t *testing.T) {
 		require.NoError(t, e.Close())
 		require.NoError(t, m.Close())
 	})
+}
+
+// A process that has ended, though no other has waited for it yet, is gone.
+func TestExporterIsAZombie(t *testing.T) {
+	dev := vmmtest.Device(t)
+	c, h, _ := remote(t, "host")
+	require.NoError(t, c.cmd.Process.Kill())
+	for range c.lines { // until it has closed its files
+	}
+	require.Eventually(t, func() bool {
+		m, err := ipc.Open(dev, h)
+		if err == nil {
+			require.NoError(t, m.Close())
+		}
+		return errors.Is(err, ipc.ErrExporterGone)
+	}, patience, time.Millisecond)
+	c.kill()
 }
 
 // typed says that an error is nil or one of package vmm.

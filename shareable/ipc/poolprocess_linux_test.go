@@ -76,13 +76,13 @@ func (p *part) importer() {
 	must(in.Close())
 }
 
-// remotePool is a pool of another process, imported here, and the token of its block.
-func remotePool(t *testing.T, dev *vmm.Device, driver string) (*child, *ipc.Pool, ipc.Token) {
+// receivePool starts a process that sends a pool by a socket, and imports that.
+func receivePool(t *testing.T, dev *vmm.Device, start func(there *os.File) *child) (*child, *ipc.Pool) {
 	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	there := os.NewFile(uintptr(ends[1]), "there")
-	c := spawn(t, "pool", driver, there)
+	c := start(there)
 	require.NoError(t, there.Close())
 	data, control := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(ends[0], data, control, unix.MSG_CMSG_CLOEXEC)
@@ -97,6 +97,13 @@ func remotePool(t *testing.T, dev *vmm.Device, driver string) (*child, *ipc.Pool
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fds[0]))
 	t.Cleanup(func() { require.NoError(t, in.Close()) })
+	return c, in
+}
+
+// remotePool is a pool of another process, imported here, and the token of its block.
+func remotePool(t *testing.T, dev *vmm.Device, driver string) (*child, *ipc.Pool, ipc.Token) {
+	t.Helper()
+	c, in := receivePool(t, dev, func(there *os.File) *child { return spawn(t, "pool", driver, there) })
 	var token ipc.Token
 	unquoted(c.says(), &token)
 	return c, in, token
