@@ -17,6 +17,9 @@ type AttachOptions struct {
 	// Write asks for memory that can be written. If the owner does not allow it,
 	// Attach returns vmm.ErrPermission.
 	Write bool
+	// Unsealed asks for an object of a store also if it is not sealed: it may grow, and its
+	// bytes may change. Else Attach returns ErrNotSealed.
+	Unsealed bool
 	// Token is the shared secret that the owner may ask for, up to 32 bytes.
 	Token []byte
 	// UIDs are the users that the owner may run as; nil is the user of this
@@ -178,6 +181,9 @@ func (h *handshake) attach(name string) error {
 	ask := wire.Attach{Access: wire.AccessRead, Name: name}
 	if h.opts.Write {
 		ask.Access = wire.AccessReadWrite
+	}
+	if h.opts.Unsealed {
+		ask.Flags = wire.AttachUnsealed
 	}
 	if err := h.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
 		return err

@@ -16,11 +16,11 @@ import (
 // this state and the publication's, so nothing is queued for a reader.
 type attachment struct {
 	// Immutable.
-	pub          *Publication
+	obj          *object
 	ses          *session
 	wantsPublish bool // the reader asked for PUBLISH frames, as no View of this package does
 
-	// All that follows is guarded by pub.mu.
+	// All that follows is guarded by obj.mu.
 	started  bool // OBJECT was sent
 	detached bool
 
@@ -41,8 +41,9 @@ type attachment struct {
 	retiredID       uint64 // sentID when the last RETIRE was sent
 
 	// Lengths.
-	sentLen    uint64 // of the last PUBLISH
-	sentSealed bool   // SEALED was sent
+	sentPage   *ownerPage // the page that the reader has
+	sentLen    uint64     // of the last PUBLISH
+	sentSealed bool       // SEALED was sent
 
 	// Since when the reader has had chunks to map without progress, or since when it
 	// lacks a generation; zero while it does not. See times.
@@ -52,34 +53,41 @@ type attachment struct {
 // register adds the attachment to its publication. It returns the description
 // for the reader and a descriptor of the control page, which the caller must
 // close.
-func (a *attachment) register(access uint32) (o wire.Object, fd int, err error) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.state == wire.StateClosed || a.detached {
-		return o, -1, fmt.Errorf("%w: publication", vmm.ErrClosed)
+func (a *attachment) register(q wire.Attach) (desc wire.Object, fd int, err error) {
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state == wire.StateClosed || a.detached {
+		return desc, -1, fmt.Errorf("%w: publication", vmm.ErrClosed)
 	}
-	if fd, err = dup(p.page.fd); err != nil {
-		return o, -1, err
+	if o.stored != nil && !o.sealed && q.Flags&wire.AttachUnsealed == 0 {
+		return desc, -1, fmt.Errorf("%w: object %d", ErrNotSealed, o.id)
 	}
-	o = p.objectLocked(access)
-	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = o.Generation, o.Generation, p.endLocked(), o.Length
-	p.attachments[a] = struct{}{}
-	return o, fd, nil
+	if o.stored != nil && o.sealed && q.Access == wire.AccessReadWrite {
+		return desc, -1, fmt.Errorf("%w: object %d is sealed", vmm.ErrPermission, o.id)
+	}
+	if fd, err = o.pageFDLocked(); err != nil {
+		return desc, -1, err
+	}
+	a.sentPage = o.page
+	desc = o.describeLocked(q.Name, q.Access)
+	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = desc.Generation, desc.Generation, o.endLocked(), desc.Length
+	o.attachments[a] = struct{}{}
+	return desc, fd, nil
 }
 
 // start lets nextFrame send chunks: the reader has OBJECT now.
 func (a *attachment) start() {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
 	a.started = true
 	a.ses.wakeWriter()
 }
 
 // retireLocked has the reader unmap from capacity on, which is the offset of
-// chunk i. Requires pub.mu.
+// chunk i. Requires obj.mu.
 func (a *attachment) retireLocked(capacity uint64, i int) {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	a.nextChunk = min(a.nextChunk, i)
 	a.retireFrom = min(a.retireFrom, capacity)
 	// The reader's time for this generation starts now, even if no frame can go yet. If an
@@ -87,7 +95,7 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 	startClock(&a.retireSince)
 	a.unblockLocked()
 	if capacity < a.charged {
-		a.pub.srv.refund(a.ses.cred.UID, a.charged-capacity)
+		a.obj.srv.refund(a.ses.cred.UID, a.charged-capacity)
 		a.charged = capacity
 	}
 }
@@ -96,6 +104,7 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 type outFrame struct {
 	kind    wire.Type
 	payload []byte
+	page    int // the descriptor of a PAGE, which is closed when it is sent
 	last    bool
 }
 
@@ -107,7 +116,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	acquired, fds, err := a.exportChunks(next)
 	defer func() {
 		for i, d := range acquired {
-			a.pub.releaseFD(next[i], d)
+			a.obj.releaseFD(next[i], d)
 		}
 	}()
 	if err != nil {
@@ -122,7 +131,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	defer a.ses.sending.Unlock()
 	f, ok, err := a.nextFrame(chunks)
 	if errors.Is(err, errStillHeld) {
-		if a.pub.srv.forgetFreed(a.ses.cred.UID) {
+		if a.obj.srv.forgetFreed(a.ses.cred.UID) {
 			return true, nil
 		}
 		if a.block() {
@@ -137,7 +146,12 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	if !ok {
 		return len(chunks) > 0, nil // they are the next no more: look again
 	}
-	if f.kind != wire.TypeChunks {
+	switch f.kind {
+	case wire.TypeChunks:
+	case wire.TypePage:
+		fds = []int{f.page}
+		defer closeFD(f.page) //nolint:errcheck // the reader has its own
+	default:
 		fds = nil
 	}
 	if err := a.ses.write(f.kind, 0, f.payload, fds...); err != nil {
@@ -145,7 +159,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 	}
 	if f.kind == wire.TypeChunks {
 		a.ses.unreadFrames++
-		a.pub.srv.counts.frames.Add(1)
+		a.obj.srv.counts.frames.Add(1)
 	}
 	if f.last {
 		a.detach()
@@ -155,9 +169,9 @@ func (a *attachment) sendNext() (sent bool, err error) {
 
 // nextChunks returns the chunks to send next; none while they have to wait.
 func (a *attachment) nextChunks() []publishedChunk {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if !a.retryAt.IsZero() {
 		if time.Now().Before(a.retryAt) {
 			return nil
@@ -179,30 +193,30 @@ func (a *attachment) nextChunks() []publishedChunk {
 }
 
 // hasAllLocked reports whether the reader has acknowledged all chunks that were sent.
-// Requires pub.mu.
+// Requires obj.mu.
 func (a *attachment) hasAllLocked() bool {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	return len(a.unacked) == 0 && a.ackedID == a.sentID
 }
 
 // sendableLocked returns the chunks that the reader lacks and may have now. Requires
-// pub.mu.
+// obj.mu.
 func (a *attachment) sendableLocked() []publishedChunk {
-	invariants.Held(&a.pub.mu)
-	p := a.pub
-	if !a.started || a.detached || a.sentGeneration != p.generation || a.nextChunk >= len(p.chunks) || len(a.unacked) >= a.windowLocked() {
+	invariants.Held(&a.obj.mu)
+	o := a.obj
+	if !a.started || a.detached || a.sentGeneration != o.generation || a.nextChunk >= len(o.chunks) || len(a.unacked) >= a.windowLocked() {
 		return nil
 	}
-	return p.chunks[a.nextChunk:min(len(p.chunks), a.nextChunk+a.batch)]
+	return o.chunks[a.nextChunk:min(len(o.chunks), a.nextChunk+a.batch)]
 }
 
 // windowLocked is how many frames of chunks may be unacknowledged: descriptors in
 // flight keep memory. A chunk that is not exported yet waits until the reader has
 // imported the last frame, because the driver takes longer for an export and an
-// import at a time than for one after the other. Requires pub.mu.
+// import at a time than for one after the other. Requires obj.mu.
 func (a *attachment) windowLocked() int {
-	invariants.Held(&a.pub.mu)
-	if a.pub.srv.fds.has(a.pub.chunks[a.nextChunk].seg) {
+	invariants.Held(&a.obj.mu)
+	if a.obj.srv.fds.hasChunk(a.obj.chunks[a.nextChunk]) {
 		return 2
 	}
 	return 1
@@ -216,7 +230,7 @@ const blockRetry = 50 * time.Millisecond
 // now. The caller must release those it has acquired. After an error no try will help.
 func (a *attachment) exportChunks(chunks []publishedChunk) (acquired []*cachedFD, fds []int, err error) {
 	for _, c := range chunks {
-		d, err := a.pub.srv.fds.acquire(c.seg)
+		d, err := a.obj.srv.fds.acquireChunk(c)
 		if err != nil {
 			return acquired, fds, a.exportFailed(c, err)
 		}
@@ -230,11 +244,11 @@ func (a *attachment) exportChunks(chunks []publishedChunk) (acquired []*cachedFD
 // depends on how far that is, so the range is asked instead: what it does not have any
 // more is waited for, since the publication will notice too.
 func (a *attachment) exportFailed(c publishedChunk, cause error) error {
-	p := a.pub
-	gone := !slices.Contains(p.r.Segments(), c.seg)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.hasLocked(c) {
+	o := a.obj
+	gone := o.gaveUp != nil && o.gaveUp(c.seg)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.hasLocked(c) {
 		return nil
 	}
 	if gone {
@@ -248,23 +262,23 @@ func (a *attachment) exportFailed(c publishedChunk, cause error) error {
 
 // block has the next chunks wait, unless they have done so for AckTimeout.
 func (a *attachment) block() (waits bool) {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
 	return a.blockLocked()
 }
 
-// blockLocked is block. Requires pub.mu.
+// blockLocked is block. Requires obj.mu.
 func (a *attachment) blockLocked() (waits bool) {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	now := time.Now()
 	a.retryAt = now.Add(blockRetry)
 	startClock(&a.blockedAt)
-	return now.Sub(a.blockedAt) < a.pub.srv.opts.AckTimeout
+	return now.Sub(a.blockedAt) < a.obj.srv.opts.AckTimeout
 }
 
-// unblockLocked undoes blockLocked. Requires pub.mu.
+// unblockLocked undoes blockLocked. Requires obj.mu.
 func (a *attachment) unblockLocked() {
-	invariants.Held(&a.pub.mu)
+	invariants.Held(&a.obj.mu)
 	a.retryAt, a.blockedAt = time.Time{}, time.Time{}
 }
 
@@ -275,87 +289,95 @@ func (a *attachment) unblockLocked() {
 //     sealed: nothing else matters then;
 //  2. RETIRE, if the generation has moved and the last RETIRE is acknowledged: the
 //     owner waits for it, and all that follows must come after it;
-//  3. CHUNKS, while the window has room;
-//  4. PUBLISH, if the reader asked for it and the length has moved;
-//  5. SEALED, after the chunks;
-//  6. DELETED, if the publication has failed and all of the above is sent, or never
+//  3. PAGE, if another process writes to the object than before;
+//  4. CHUNKS, while the window has room;
+//  5. PUBLISH, if the reader asked for it and the length has moved;
+//  6. SEALED, after the chunks;
+//  7. DELETED, if the publication has failed and all of the above is sent, or never
 //     can be.
 func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, err error) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	closed := p.state == wire.StateClosed
-	deleted := outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: p.id}.Append(nil), last: true}
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	closed := o.state == wire.StateClosed
+	deleted := outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: o.id}.Append(nil), last: true}
 	switch {
 	case !a.started || a.detached:
 		return f, false, nil
-	case closed && p.sealed == a.sentSealed:
+	case closed && o.sealed == a.sentSealed:
 		return deleted, true, nil
-	case a.sentGeneration != p.generation:
+	case a.sentGeneration != o.generation:
 		// A closed publication waits for no reader.
 		if a.ackedGeneration != a.sentGeneration && !closed {
 			return f, false, nil
 		}
 		return a.retireFrameLocked(), true, nil
+	case o.page != nil && o.page != a.sentPage && !closed:
+		fd, err := o.pageFDLocked()
+		if err != nil {
+			return f, false, err
+		}
+		a.sentPage = o.page
+		return outFrame{kind: wire.TypePage, payload: wire.Page{Object: o.id}.Append(nil), page: fd}, true, nil
 	case len(chunks) > 0:
 		return a.chunksFrameLocked(chunks)
-	case a.wantsPublish && a.sentLen != p.published:
-		a.sentLen = p.published
-		f := wire.Publish{Object: p.id, Length: p.published, Generation: p.generation, Timeline: p.published}
+	case a.wantsPublish && a.sentLen != o.lenLocked():
+		a.sentLen = o.lenLocked()
+		f := wire.Publish{Object: o.id, Length: a.sentLen, Generation: o.generation, Timeline: a.sentLen}
 		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true, nil
-	case p.sealed && !a.sentSealed:
+	case o.sealed && !a.sentSealed:
 		a.sentSealed = true
-		f := wire.Sealed{Object: p.id, Length: p.published}
-		if p.digest != nil {
-			f.HasDigest, f.Digest = true, *p.digest
+		f := wire.Sealed{Object: o.id, Length: o.published}
+		if o.digest != nil {
+			f.HasDigest, f.Digest = true, *o.digest
 		}
 		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true, nil
-	case p.failed != nil && p.state == wire.StateLive && (a.nextChunk == len(p.chunks) || !a.blockedAt.IsZero()):
+	case o.failed != nil && o.state == wire.StateLive && (a.nextChunk == len(o.chunks) || !a.blockedAt.IsZero()):
 		return deleted, true, nil
 	}
 	return f, false, nil
 }
 
 // retireFrameLocked makes a RETIRE of the newest generation and records it as sent.
-// Requires pub.mu.
+// Requires obj.mu.
 func (a *attachment) retireFrameLocked() outFrame {
-	invariants.Held(&a.pub.mu)
-	p := a.pub
-	a.sentGeneration = p.generation
-	f := wire.Retire{Object: p.id, Generation: a.sentGeneration, Capacity: a.retireFrom}
-	a.retireFrom = p.endLocked()
+	invariants.Held(&a.obj.mu)
+	o := a.obj
+	a.sentGeneration = o.generation
+	f := wire.Retire{Object: o.id, Generation: a.sentGeneration, Capacity: a.retireFrom}
+	a.retireFrom = o.endLocked()
 	a.retiredID = a.sentID
 	return outFrame{kind: wire.TypeRetire, payload: f.Append(nil)}
 }
 
 // chunksFrameLocked makes a frame of the chunks and records them as sent, unless others
-// have become the next. Requires pub.mu.
+// have become the next. Requires obj.mu.
 func (a *attachment) chunksFrameLocked(chunks []publishedChunk) (f outFrame, ok bool, err error) {
-	invariants.Held(&a.pub.mu)
-	p := a.pub
+	invariants.Held(&a.obj.mu)
+	o := a.obj
 	if !slices.EqualFunc(chunks, a.sendableLocked(), sameChunk) {
 		return f, false, nil
 	}
 	last := chunks[len(chunks)-1]
 	// The user is charged before the descriptors are sent: they cannot be taken back.
 	if end := last.Offset + last.Size; end > a.charged {
-		if err := p.srv.charge(a.ses.cred.UID, end-a.charged); err != nil {
+		if err := o.srv.charge(a.ses.cred.UID, end-a.charged); err != nil {
 			return f, false, err
 		}
 		a.charged = end
 	}
-	if p.srv.limitsBytes() {
-		p.noteSentLocked(a.nextChunk, len(chunks), a.ses.cred.UID)
+	if o.srv.limitsBytes() {
+		o.noteSentLocked(a.nextChunk, len(chunks), a.ses.cred.UID)
 	}
 	a.unblockLocked()
 	a.nextChunk += len(chunks)
-	msg := wire.Chunks{Object: p.id, Generation: a.sentGeneration}
+	msg := wire.Chunks{Object: o.id, Generation: a.sentGeneration}
 	for _, c := range chunks {
 		msg.Records = append(msg.Records, c.Chunk)
 	}
 	a.sentID = max(a.sentID, last.ID)
 	a.unacked = append(a.unacked, last.ID)
-	a.retireFrom = max(a.retireFrom, p.endLocked())
+	a.retireFrom = max(a.retireFrom, o.endLocked())
 	startClock(&a.chunksSince)
 	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil)}, true, nil
 }
@@ -370,9 +392,9 @@ func startClock(since *time.Time) {
 // acknowledge records what the reader has mapped and applied, and reports whether
 // that is new.
 func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	// A reader cannot have more than was sent to it.
 	if ack.Chunk > a.sentID || ack.Generation > a.sentGeneration {
 		return false, &wire.ProtocolError{What: fmt.Sprintf("chunk %d and generation %d are acknowledged, but %d and %d were sent", ack.Chunk, ack.Generation, a.sentID, a.sentGeneration)}
@@ -380,7 +402,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	acked := ack.Chunk
 	if ack.Generation == a.sentGeneration && ack.Generation > a.ackedGeneration {
 		a.ackedGeneration, a.retireSince, news = ack.Generation, time.Time{}, true
-		if a.sentGeneration != p.generation {
+		if a.sentGeneration != o.generation {
 			a.retireSince = time.Now()
 		}
 		acked = max(acked, a.retiredID) // it stands for all frames before the RETIRE
@@ -402,7 +424,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 		a.chunksSince = time.Now()
 	}
 	if news {
-		p.signalLocked()
+		o.signalLocked()
 	}
 	return news, nil
 }
@@ -410,8 +432,8 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 // times returns when the reader must have acknowledged, and when chunks are to be tried
 // again; each is zero if there is no such time.
 func (a *attachment) times() (deadline, retry time.Time) {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
 	if a.detached {
 		return deadline, retry
 	}
@@ -420,36 +442,40 @@ func (a *attachment) times() (deadline, retry time.Time) {
 		first = a.retireSince
 	}
 	if !first.IsZero() {
-		deadline = first.Add(a.pub.srv.opts.AckTimeout)
+		deadline = first.Add(a.obj.srv.opts.AckTimeout)
 	}
 	return deadline, a.retryAt
 }
 
 // resync goes back to the chunk that the reader asks for, in smaller frames.
 func (a *attachment) resync(q wire.Resync) {
-	p := a.pub
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	o := a.obj
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
-	if i := p.indexLocked(q.Next); i < a.nextChunk {
+	if i := o.indexLocked(q.Next); i < a.nextChunk {
 		a.nextChunk, a.unacked = i, nil // the clock runs on: a RESYNC wins the reader no time
 	}
 }
 
 // detach ends the attachment. Twice is fine.
 func (a *attachment) detach() {
-	p := a.pub
-	p.mu.Lock()
+	o := a.obj
+	o.mu.Lock()
 	again := a.detached
 	a.detached = true
-	delete(p.attachments, a)
+	delete(o.attachments, a)
 	charged := a.charged
 	a.charged = 0
-	p.signalLocked()
-	p.mu.Unlock()
-	p.wakes.remove(a)
+	o.signalLocked()
+	o.mu.Unlock()
+	o.wakes.remove(a)
 	a.ses.removeAttachment(a)
-	if !again {
-		p.srv.refund(a.ses.cred.UID, charged)
+	if again {
+		return
+	}
+	o.srv.refund(a.ses.cred.UID, charged)
+	if h := o.srv.opts.hooks.handler; h != nil && o.stored != nil {
+		h.Readers(o.stored)
 	}
 }

@@ -1,11 +1,8 @@
 package shareable
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
 
-	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -13,8 +10,9 @@ import (
 // publishedChunk is a chunk of the range with the id that readers know it by.
 type publishedChunk struct {
 	wire.Chunk
-	seg    vmm.Segment
-	sentTo []uint32 // the users who were sent it, if Options.MaxBytesPerUID is set
+	seg    vmm.Segment // of a range
+	own    *cachedFD   // the descriptor of a store's chunk; nil for a range's, which are exported
+	sentTo []uint32    // the users who were sent it, if Options.MaxBytesPerUID is set
 }
 
 // updateChunks makes the list of published chunks that of the range: chunks that
@@ -40,7 +38,7 @@ func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
 			break
 		}
 		p.lastID++
-		p.chunks = append(p.chunks, publishedChunk{wire.Chunk{ID: p.lastID, Offset: end, Size: seg.Size}, seg, p.srv.republish(seg)})
+		p.chunks = append(p.chunks, publishedChunk{Chunk: wire.Chunk{ID: p.lastID, Offset: end, Size: seg.Size}, seg: seg, sentTo: p.srv.republish(seg)})
 		end, grown = end+seg.Size, true
 	}
 	if n > end && len(p.chunks) >= wire.MaxChunks && p.failed == nil {
@@ -55,72 +53,8 @@ func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
 	}
 }
 
-// dropChunksLocked retires the chunks from index i on: readers are told to unmap
-// them. Requires mu. The generation moves before any length that counts bytes of
-// the chunks that replace them.
-func (p *Publication) dropChunksLocked(i int) {
-	invariants.Held(&p.mu)
-	for _, c := range p.chunks[i:] {
-		p.srv.fds.drop(c.seg)
-	}
-	p.srv.takeBack(p.chunks[i:])
-	p.chunks = p.chunks[:i]
-	p.generation++
-	p.page.generation.Store(p.generation)
-	for a := range p.attachments {
-		a.retireLocked(p.endLocked(), i)
-	}
-	p.page.notify()
-	p.wakeWritersLocked()
-}
-
 // sameChunk reports whether both are the same chunk of one publication.
 func sameChunk(a, b publishedChunk) bool { return a.ID == b.ID }
-
-// noteSentLocked records that n chunks from index i on are sent to a user. Requires mu.
-func (p *Publication) noteSentLocked(i, n int, uid uint32) {
-	invariants.Held(&p.mu)
-	for k := i; k < i+n; k++ {
-		if c := &p.chunks[k]; !slices.Contains(c.sentTo, uid) {
-			c.sentTo = append(c.sentTo, uid)
-		}
-	}
-}
-
-// endLocked is the offset at which the chunks end. Requires mu.
-func (p *Publication) endLocked() uint64 {
-	invariants.Held(&p.mu)
-	if len(p.chunks) == 0 {
-		return 0
-	}
-	last := p.chunks[len(p.chunks)-1]
-	return last.Offset + last.Size
-}
-
-// chunksBelowLocked is how many chunks hold a byte below n. Requires mu.
-func (p *Publication) chunksBelowLocked(n uint64) int {
-	invariants.Held(&p.mu)
-	i := len(p.chunks)
-	for i > 0 && p.chunks[i-1].Offset >= n {
-		i--
-	}
-	return i
-}
-
-// indexLocked is the index of the first chunk whose id is not below id. Requires
-// mu.
-func (p *Publication) indexLocked(id uint64) int {
-	invariants.Held(&p.mu)
-	i, _ := slices.BinarySearchFunc(p.chunks, id, func(c publishedChunk, id uint64) int { return cmp.Compare(c.ID, id) })
-	return i
-}
-
-// hasLocked reports whether the chunk is still published. Requires mu.
-func (p *Publication) hasLocked(c publishedChunk) bool {
-	invariants.Held(&p.mu)
-	i := p.indexLocked(c.ID)
-	return i < len(p.chunks) && p.chunks[i].ID == c.ID
-}
 
 // chunkAfter is the first chunk with an id above id.
 func (p *Publication) chunkAfter(id uint64) (publishedChunk, bool) {
@@ -150,21 +84,9 @@ func (p *Publication) exportAhead() {
 				break
 			}
 			seen = c.ID
-			if d, err := p.srv.fds.acquire(c.seg); err == nil {
+			if d, err := p.srv.fds.acquireChunk(c); err == nil {
 				p.releaseFD(c, d)
 			}
 		}
-	}
-}
-
-// releaseFD releases the descriptor of a chunk. If the chunk was retired
-// meanwhile, the descriptor is dropped from the cache: it may have been acquired
-// after the retirement dropped it.
-func (p *Publication) releaseFD(c publishedChunk, d *cachedFD) {
-	p.srv.fds.release(d)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.hasLocked(c) {
-		p.srv.fds.drop(c.seg)
 	}
 }

@@ -18,38 +18,31 @@ import (
 // leaves none half written.
 type ownerPage struct {
 	mem     []byte
-	fd      int           // for readers: opened for reading only
-	changed chan struct{} // wakes Publication.wakeReaders
+	fd      int  // for readers: opened for reading only
+	foreign bool // another process writes the words, and this one only reads them
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
 
 // newOwnerPage makes a page that only this mapping can write.
 func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
-	mem, fd, err := newSharedPage("cuvmm-control")
+	mem, fd, err := newSharedPage()
 	if err != nil {
 		return nil, err
 	}
-	p := &ownerPage{mem: mem, fd: fd, changed: make(chan struct{}, 1)}
+	p := &ownerPage{mem: mem, fd: fd}
 	p.initWords(instance, id)
 	return p, nil
 }
 
 // newSharedPage maps a page of zeros that only this mapping can write, and returns a
 // descriptor of it for readers.
-func newSharedPage(name string) (mem []byte, fd int, err error) {
-	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	own, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
-		own, err = unix.MemfdCreate(name, flags)
-	}
+func newSharedPage() (mem []byte, fd int, err error) {
+	own, err := newPageFile()
 	if err != nil {
-		return nil, -1, systemError("control page: memfd_create", err)
+		return nil, -1, err
 	}
 	defer unix.Close(own) //nolint:errcheck // the mapping holds the memory
-	if err := unix.Ftruncate(own, pageBytes); err != nil {
-		return nil, -1, systemError("control page: ftruncate", err)
-	}
 	mem, err = unix.Mmap(own, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, -1, systemError("control page: mmap", err)
@@ -72,17 +65,26 @@ func newSharedPage(name string) (mem []byte, fd int, err error) {
 	return mem, fd, nil
 }
 
-// notify has the readers woken that wait for the page to change. It never waits.
-func (p *ownerPage) notify() {
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
-
 func (p *ownerPage) close() {
 	_ = unix.Close(p.fd)
 	_ = unix.Munmap(p.mem)
+}
+
+// newPageFile makes a file in memory of a page of zeros, without seals.
+func newPageFile() (fd int, err error) {
+	const name, flags = "cuvmm-control", unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err = unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // a kernel before 6.3
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return -1, systemError("control page: memfd_create", err)
+	}
+	if err := unix.Ftruncate(fd, pageBytes); err != nil {
+		_ = unix.Close(fd)
+		return -1, systemError("control page: ftruncate", err)
+	}
+	return fd, nil
 }
 
 // systemError makes a driver.CallError of a failed system call of the owner's side.

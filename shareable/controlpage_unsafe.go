@@ -25,9 +25,15 @@ func (p *ownerPage) initWords(instance [16]byte, id uint64) {
 	binary.LittleEndian.PutUint32(p.mem[atVersion:], pageVersion)
 	copy(p.mem[atInstance:], instance[:])
 	binary.LittleEndian.PutUint64(p.mem[atObject:], id)
+	p.setWords()
+	p.state.Store(uint64(wire.StateLive))
+	p.heartbeat.Store(uint64(time.Now().UnixNano()))
+}
+
+// setWords sets the pointers to the words.
+// Safety: as for word.
+func (p *ownerPage) setWords() {
 	p.queued, p.published = word(p.mem, atQueued), word(p.mem, atDone)
 	p.generation, p.state = word(p.mem, atGeneration), word(p.mem, atState)
 	p.heartbeat = word(p.mem, atHeartbeat)
-	p.state.Store(uint64(wire.StateLive))
-	p.heartbeat.Store(uint64(time.Now().UnixNano()))
 }

@@ -17,6 +17,8 @@ var (
 	ErrOwnerGone = errors.New("the owner is gone")                                     // mapped memory stays, and nothing more comes
 	ErrSealed    = errors.New("sealed: its length is final")                           // more bytes were asked for than there will be
 	ErrRetired   = errors.New("the owner took back memory that is in use here")        // so the view has detached from the owner
+	ErrNotSealed = errors.New("not sealed")                                            // a store's object, and it was not asked for as it is
+	ErrAborted   = errors.New("its writer has given it up")                            // a store's object
 	ErrNotFound  = errors.New("no object of this name")                                // not published, or no longer
 	ErrVersion   = errors.New("the other side speaks another version of the protocol") // usually another version of the library
 	ErrProtocol  = errors.New("the other side broke the protocol")                     // the connection is closed
@@ -73,6 +75,16 @@ func peerError(e wire.Error) error {
 		kind = vmm.ErrNotSupported
 	case wire.CodeClosed:
 		kind = ErrOwnerGone
+	case wire.CodeNotSealed:
+		kind = ErrNotSealed
+	case wire.CodeAborted:
+		kind = ErrAborted
+	case wire.CodeSealed:
+		kind = ErrSealed
+	case wire.CodeInvalid:
+		kind = vmm.ErrInvalid
+	case wire.CodeBounds:
+		kind = vmm.ErrBounds
 	case wire.CodeInternal:
 		kind = errRefused
 	}
@@ -90,6 +102,22 @@ func codeOf(err error) uint32 {
 		return wire.CodeNotFound
 	case errors.Is(err, vmm.ErrPermission):
 		return wire.CodePermission
+	case errors.Is(err, ErrNotFound):
+		return wire.CodeNotFound
+	case errors.Is(err, vmm.ErrBusy):
+		return wire.CodeBusy
+	case errors.Is(err, vmm.ErrNotSupported):
+		return wire.CodeNotSupported
+	case errors.Is(err, ErrNotSealed):
+		return wire.CodeNotSealed
+	case errors.Is(err, ErrAborted):
+		return wire.CodeAborted
+	case errors.Is(err, ErrSealed):
+		return wire.CodeSealed
+	case errors.Is(err, vmm.ErrBounds):
+		return wire.CodeBounds
+	case errors.Is(err, vmm.ErrInvalid):
+		return wire.CodeInvalid
 	}
 	return wire.CodeInternal
 }

@@ -3,6 +3,7 @@ package shareable
 import (
 	"container/list"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -168,4 +169,31 @@ func (c *fdCache) len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.entries)
+}
+
+// acquireChunk is acquire for a chunk of an object.
+func (c *fdCache) acquireChunk(x publishedChunk) (*cachedFD, error) {
+	if x.own == nil {
+		return c.acquire(x.seg)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if x.own.fd < 0 {
+		return nil, fmt.Errorf("%w: chunk %d", vmm.ErrClosed, x.ID)
+	}
+	x.own.users++
+	return x.own, nil
+}
+
+// hasChunk is has for a chunk of an object.
+func (c *fdCache) hasChunk(x publishedChunk) bool { return x.own != nil || c.has(x.seg) }
+
+// dropChunk is drop for a chunk that its object gives up. It is called once for a chunk
+// with a descriptor of its own, which is closed when no frame uses it.
+func (c *fdCache) dropChunk(x publishedChunk) {
+	if x.own == nil {
+		c.drop(x.seg)
+		return
+	}
+	c.release(x.own)
 }

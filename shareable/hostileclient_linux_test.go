@@ -423,7 +423,7 @@ func TestHostileClients(t *testing.T) {
 	dev := vmmtest.Device(t)
 	honest(t, s.Path(), dev, want, AttachOptions{})
 	p.mu.Lock()
-	chunks, x := len(p.chunks), p.objectLocked(wire.AccessRead)
+	chunks, x := len(p.chunks), p.describeLocked("x", wire.AccessRead)
 	p.mu.Unlock()
 	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
 	before := countResources(t, g.Device())

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -52,9 +53,10 @@ type Options struct {
 	hooks hooks
 }
 
-// hooks are for tests only.
+// hooks are for NewStore and for tests.
 type hooks struct {
-	takeFDs bool // the kernel does not refuse descriptors from readers, as before Linux 6.16
+	handler serve.Handler // of NewStore
+	takeFDs bool          // the kernel does not refuse descriptors from readers, as before Linux 6.16
 }
 
 // tokenSize is the size of HELLO's token field.

@@ -1,7 +1,6 @@
 package shareable
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -24,22 +22,16 @@ import (
 // and Sleep below them, and the range's Close, return vmm.ErrBusy. Capacity above
 // them can be clipped; its memory is free once the readers have unmapped it too.
 type Publication struct {
+	object // the range's chunks and lengths, as readers get them
+
 	// Immutable.
-	srv    *Server
-	id     uint64
-	name   string
-	r      *vmm.Range
-	opts   PublishOptions
-	page   *ownerPage      // its words are atomic; closed by teardown
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
+	r *vmm.Range
 
 	// Safe for concurrent use.
 	tasks        sync.WaitGroup
 	closeOnce    sync.Once
 	exportWanted chan struct{} // wakes exportAhead: there are new chunks
 	recheck      chan struct{} // wakes follow: the range and the page differ
-	wakes        wakeList
 
 	// Guarded by exclusive, a lock that a context can stop waiting for: holding
 	// it is having put the one element into the channel; see runExclusive.
@@ -48,21 +40,10 @@ type Publication struct {
 	release   func()        // ends the hold on the range
 	held      uint64        // bytes held
 
-	// Guarded by mu.
-	mu             sync.Mutex // after exclusive; never held across a driver call
-	state          uint32     // one of wire's states
-	chunks         []publishedChunk
-	lastID         uint64 // the highest chunk id so far
-	generation     uint64
-	published      uint64 // the published length
-	sealed         bool   // stays true after Close
-	digest         *[32]byte
-	attachments    map[*attachment]struct{}
-	progress       chan struct{} // closed, and made anew, when a reader acknowledges or goes
+	// Guarded by mu, which comes after exclusive.
 	pending        []pendingLength
-	pendingRunning bool  // publishPending runs
-	lengthSetters  int   // calls of Seal and Retire that run: PublishAfter is refused
-	failed         error // why the range is no longer followed
+	pendingRunning bool // publishPending runs
+	lengthSetters  int  // calls of Seal and Retire that run: PublishAfter is refused
 }
 
 // Publish makes a range available to readers under a name: up to 256 letters,
@@ -122,20 +103,18 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	s.nextID++
-	id := s.nextID
-	s.mu.Unlock()
-	pg, err := newOwnerPage(s.hello.Instance, id)
-	if err != nil {
+	p := &Publication{
+		r: r, release: release,
+		exclusive: make(chan struct{}, 1), exportWanted: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
+	}
+	p.init(s)
+	if p.page, err = newOwnerPage(s.hello.Instance, p.id); err != nil {
 		release()
 		return nil, err
 	}
-	p := &Publication{
-		srv: s, id: id, name: name, r: r, opts: o, page: pg, release: release, state: wire.StateLive,
-		exclusive: make(chan struct{}, 1), exportWanted: make(chan struct{}, 1), recheck: make(chan struct{}, 1), attachments: map[*attachment]struct{}{}, progress: make(chan struct{}),
-	}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.name, p.max, p.write, p.layout, p.meta = name, r.Stats().Reserved, o.Write, o.Layout, o.Meta
+	p.close = p.Close
+	p.gaveUp = func(seg vmm.Segment) bool { return !slices.Contains(r.Segments(), seg) }
 	return p, nil
 }
 
@@ -151,7 +130,8 @@ func (s *Server) register(p *Publication) error {
 	case len(s.names) >= s.opts.MaxObjects:
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
-	s.addLocked(p)
+	s.names[p.name] = &p.object
+	s.addLocked(&p.object)
 	p.tasks.Go(p.follow)
 	p.tasks.Go(p.exportAhead)
 	p.tasks.Go(p.wakeReaders)
@@ -333,20 +313,9 @@ func (p *Publication) publishLen(n uint64) error {
 		p.page.queued.Store(n)
 	}
 	p.page.published.Store(n)
-	p.page.notify()
+	p.notify()
 	return nil
 }
-
-// wakeWritersLocked has the sessions of all readers look for frames to send.
-// Requires mu.
-func (p *Publication) wakeWritersLocked() {
-	invariants.Held(&p.mu)
-	for a := range p.attachments {
-		a.ses.wakeWriter()
-	}
-}
-
-func (p *Publication) byID(id uint64) int { return cmp.Compare(p.id, id) }
 
 // Name is the name that readers attach to.
 func (p *Publication) Name() string {
@@ -401,7 +370,7 @@ func (p *Publication) Close() error {
 		p.mu.Unlock()
 		p.cancel()
 		p.tasks.Wait()
-		p.srv.remove(p)
+		p.srv.remove(&p.object)
 		p.teardown()
 		p.wakes.round() // for the state, which changed last
 	})
@@ -420,59 +389,10 @@ func (p *Publication) teardown() {
 	p.page.state.Store(uint64(wire.StateClosed))
 	p.wakeWritersLocked()
 	for _, c := range p.chunks {
-		p.srv.fds.drop(c.seg)
+		p.srv.fds.dropChunk(c)
 	}
 	p.srv.takeBack(p.chunks)
 	p.chunks = nil
 	p.page.close()
 	p.release()
-}
-
-// signalLocked wakes waitUntil: a reader acknowledged or went, or the pending
-// lengths are published. Requires mu.
-func (p *Publication) signalLocked() {
-	invariants.Held(&p.mu)
-	close(p.progress)
-	p.progress = make(chan struct{})
-}
-
-// waitUntil waits until reached, which is called with mu held, returns true.
-func (p *Publication) waitUntil(ctx context.Context, reached func() bool) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
-	}
-	for {
-		p.mu.Lock()
-		if reached() {
-			p.mu.Unlock()
-			return nil
-		}
-		moved := p.progress
-		p.mu.Unlock()
-		select {
-		case <-moved:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-p.ctx.Done():
-			return fmt.Errorf("%w: publication", vmm.ErrClosed)
-		}
-	}
-}
-
-// objectLocked describes the publication as it is now. Requires mu.
-func (p *Publication) objectLocked(access uint32) wire.Object {
-	invariants.Held(&p.mu)
-	l, queued := p.opts.Layout, p.published
-	if p.state != wire.StateClosed { // teardown unmaps the page
-		queued = max(queued, p.page.queued.Load())
-	}
-	o := wire.Object{
-		ID: p.id, Max: p.r.Stats().Reserved, Generation: p.generation, Length: p.published, Queued: queued,
-		Capacity: p.endLocked(), State: p.state, Access: access, Instance: p.srv.hello.Instance, Name: p.name, Meta: p.opts.Meta,
-		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
-	}
-	for _, n := range l.Shape {
-		o.Shape = append(o.Shape, uint64(n))
-	}
-	return o
 }

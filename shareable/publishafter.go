@@ -67,7 +67,7 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 		return fmt.Errorf("%w: %d were queued before", vmm.ErrInvalid, before)
 	}
 	p.page.queued.Store(n)
-	p.page.notify()
+	p.notify()
 	p.pending = append(p.pending, pendingLength{n, event, release})
 	if !p.pendingRunning {
 		p.pendingRunning = true

@@ -188,7 +188,7 @@ func TestPublishBadInput(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
-	s, _, g := stage(t, Options{}, PublishOptions{})
+	s, x, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 77)))
 	want := []Listing{{Name: "x", Len: 77}}
 	for i := range 900 { // more than a frame holds
@@ -198,8 +198,7 @@ func TestList(t *testing.T) {
 		require.NoError(t, p.Flush(t.Context()))
 		want = append(want, Listing{Name: name, Len: 77})
 	}
-	p := s.find("x")
-	require.NoError(t, p.Seal(t.Context(), SealOptions{}))
+	require.NoError(t, x.Seal(t.Context(), SealOptions{}))
 	want[0].Sealed = true
 	got, err := List(t.Context(), s.Path(), g.Device(), AttachOptions{})
 	require.NoError(t, err)

@@ -55,7 +55,7 @@ func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
 	p.published = n
 	p.page.published.Store(n)
 	p.page.queued.Store(n)
-	p.page.notify()
+	p.notify()
 	generation := p.generation
 	p.mu.Unlock()
 

@@ -92,10 +92,10 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 		return err
 	}
 	access := wire.AccessRead
-	if p.opts.Write {
+	if p.write {
 		access = wire.AccessReadWrite
 	}
-	if err := ses.startAttachment(p, 0, access, false); err != nil {
+	if err := ses.startAttachment(&p.object, 0, wire.Attach{Access: access, Name: p.name}); err != nil {
 		return err
 	}
 	// A publication that was closed meanwhile has refused the attachment.
@@ -168,7 +168,7 @@ func (ses *session) readAck(ctx context.Context, a *attachment) error {
 // complete reports whether the reader has acknowledged everything once, whatever it has
 // asked for again.
 func (a *attachment) complete() bool {
-	a.pub.mu.Lock()
-	defer a.pub.mu.Unlock()
-	return a.sentSealed && (len(a.pub.chunks) == 0 || a.ackedID >= a.pub.chunks[len(a.pub.chunks)-1].ID)
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
+	return a.sentSealed && (len(a.obj.chunks) == 0 || a.ackedID >= a.obj.chunks[len(a.obj.chunks)-1].ID)
 }

@@ -33,11 +33,11 @@ type Server struct {
 	counts     struct{ accepted, refused, timedOut, violations, frames, resyncs atomic.Uint64 }
 
 	// Guarded by mu.
-	mu         sync.Mutex // after Publication.mu
+	mu         sync.Mutex // after object.mu
 	closed     bool
 	nextID     uint64
-	names      map[string]*Publication
-	objects    []*Publication // the same, by id
+	names      map[string]*object
+	objects    []*object // by id
 	sessions   map[*session]struct{}
 	bytesByUID map[uint32]uint64 // bytes of published memory sent to the readers of a user
 	takenByUID map[uint32]uint64 // bytes of taken that count for a user
@@ -77,7 +77,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	}
 	s := &Server{
 		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}),
-		names: map[string]*Publication{}, sessions: map[*session]struct{}{},
+		names: map[string]*object{}, sessions: map[*session]struct{}{},
 		bytesByUID: map[uint32]uint64{}, takenByUID: map[uint32]uint64{}, taken: map[vmm.Segment]*takenMemory{},
 	}
 	if s.hello, err = localHello(dev); err != nil {
@@ -96,21 +96,29 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 // While another server has the path, Listen returns vmm.ErrBusy; if there is something
 // that is not a socket, vmm.ErrInvalid. The caller must Close it.
 func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
-	path, err := socketPath(path)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
 	s, err := NewServer(dev, o)
 	if err != nil {
 		return nil, err
 	}
+	if err := s.listenAt(path); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// listenAt makes the socket of a server that has none, before anything else uses the server.
+func (s *Server) listenAt(path string) error {
+	path, err := socketPath(path)
+	if err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
 	l, err := listen(path, s.opts.hooks)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen: %w", err), s.Close())
+		return fmt.Errorf("listen: %w", err)
 	}
 	s.path, s.socket = path, l
 	s.tasks.Go(s.acceptLoop)
-	return s, nil
+	return nil
 }
 
 // Path is the path of the server's socket; empty without one.
@@ -150,38 +158,46 @@ func (s *Server) heartbeatLoop() {
 	}
 }
 
-// find is the publication of that name; nil if there is none.
-func (s *Server) find(name string) *Publication {
+// find is the object of that name; nil if there is none.
+func (s *Server) find(name string) *object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.names[name]
 }
 
-// publications returns up to most publications with ids above after, by id.
-func (s *Server) publications(after uint64, most int) []*Publication {
+// nameOf is the name under which LIST returns an object.
+func (s *Server) nameOf(o *object) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, found := slices.BinarySearchFunc(s.objects, after, (*Publication).byID)
+	return o.name
+}
+
+// listed returns up to most objects with ids above after, by id.
+func (s *Server) listed(after uint64, most int) []*object {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, found := slices.BinarySearchFunc(s.objects, after, (*object).byID)
 	if found {
 		i++
 	}
 	return slices.Clone(s.objects[i:min(len(s.objects), i+most)])
 }
 
-// addLocked lists a publication. Requires mu.
-func (s *Server) addLocked(p *Publication) {
+// addLocked lists an object. Requires mu.
+func (s *Server) addLocked(o *object) {
 	invariants.Held(&s.mu)
-	s.names[p.name] = p
-	i, _ := slices.BinarySearchFunc(s.objects, p.id, (*Publication).byID)
-	s.objects = slices.Insert(s.objects, i, p)
+	i, _ := slices.BinarySearchFunc(s.objects, o.id, (*object).byID)
+	s.objects = slices.Insert(s.objects, i, o)
 }
 
 // remove undoes addLocked.
-func (s *Server) remove(p *Publication) {
+func (s *Server) remove(o *object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.names, p.name)
-	if i, ok := slices.BinarySearchFunc(s.objects, p.id, (*Publication).byID); ok {
+	if s.names[o.name] == o {
+		delete(s.names, o.name)
+	}
+	if i, ok := slices.BinarySearchFunc(s.objects, o.id, (*object).byID); ok {
 		s.objects = slices.Delete(s.objects, i, i+1)
 	}
 }
@@ -224,8 +240,8 @@ func (s *Server) Close() error {
 	if s.socket != nil {
 		err = s.socket.Close()
 	}
-	for _, p := range s.publications(0, math.MaxInt) {
-		err = errors.Join(err, p.Close())
+	for _, o := range s.listed(0, math.MaxInt) {
+		err = errors.Join(err, o.close())
 	}
 	s.mu.Lock()
 	for ses := range s.sessions {

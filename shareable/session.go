@@ -42,7 +42,7 @@ type session struct {
 	unreadFrames int // frames of chunks sent since the kernel held nothing for the reader
 
 	// sending is held while an attachment's frame is chosen and sent. DETACH takes it,
-	// so that no such frame follows its reply. It is before Publication.mu.
+	// so that no such frame follows its reply. It is before object.mu.
 	sending sync.Mutex
 
 	// Guarded by mu.
@@ -74,6 +74,9 @@ func (ses *session) run() error {
 	ses.mu.Unlock()
 	// The first of the two loops that ends stops the other, and its error counts.
 	if err == nil {
+		if h := ses.srv.opts.hooks.handler; h != nil {
+			defer h.End(storeConn{ses})
+		}
 		var writer sync.WaitGroup
 		writer.Go(func() { ses.stop(ses.writeLoop()) })
 		ses.stop(ses.readLoop())
@@ -240,7 +243,8 @@ func (ses *session) readLoop() error {
 // needs ses.mu: both goroutines set it, and the last one must be right.
 func (ses *session) setReadDeadlineLocked() error {
 	var deadline time.Time
-	if len(ses.attachments) == 0 {
+	// A store's clients may hold leases, and need not ask for anything.
+	if len(ses.attachments) == 0 && ses.srv.opts.hooks.handler == nil {
 		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 	}
 	return ses.conn.SetReadDeadline(deadline)
@@ -284,10 +288,14 @@ func (ses *session) handle(f wire.Frame) error {
 		return ses.detach(f)
 	case wire.TypeAck:
 		return nil
-	case wire.TypeRelease, wire.TypeCreate, wire.TypeSeal, wire.TypeDelete, wire.TypeWait:
-		return ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
 	}
-	if f.Flags&wire.FlagOptional != 0 {
+	h := ses.srv.opts.hooks.handler
+	switch {
+	case f.Type.OfStore() && h != nil:
+		return h.Request(storeConn{ses}, f)
+	case f.Type.OfStore():
+		return ses.refuse(f.Request, wire.CodeNotSupported, "this server keeps no store")
+	case f.Flags&wire.FlagOptional != 0:
 		return nil
 	}
 	return &wire.ProtocolError{What: fmt.Sprintf("a frame of type %d", f.Type)}
@@ -302,14 +310,15 @@ func (ses *session) list(f wire.Frame) error {
 	const maxBytes = 16 << 10 // a reader with a small buffer takes that, too
 	var reply wire.Listed
 	size := 0
-	for _, p := range ses.srv.publications(q.After, maxBytes/32) {
-		if size += 32 + len(p.name); size > maxBytes {
+	for _, o := range ses.srv.listed(q.After, maxBytes/32) {
+		name := ses.srv.nameOf(o)
+		if size += 32 + len(name); size > maxBytes {
 			reply.More = true
 			break
 		}
-		p.mu.Lock()
-		reply.Entries = append(reply.Entries, wire.Entry{ID: p.id, State: p.state, Length: p.published, Name: p.name})
-		p.mu.Unlock()
+		o.mu.Lock()
+		reply.Entries = append(reply.Entries, wire.Entry{ID: o.id, State: o.state, Length: o.lenLocked(), Name: name})
+		o.mu.Unlock()
 	}
 	return ses.write(wire.TypeListed, f.Request, reply.Append(nil))
 }
@@ -319,14 +328,14 @@ func (ses *session) stat(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	p := ses.srv.find(q.Name)
-	if p == nil {
+	o := ses.srv.findObject(q.Name)
+	if o == nil {
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
 	}
-	p.mu.Lock()
-	o := p.objectLocked(wire.AccessRead)
-	p.mu.Unlock()
-	return ses.write(wire.TypeObject, f.Request, o.Append(nil))
+	o.mu.Lock()
+	desc := o.describeLocked(q.Name, wire.AccessRead)
+	o.mu.Unlock()
+	return ses.write(wire.TypeObject, f.Request, desc.Append(nil))
 }
 
 func (ses *session) attach(f wire.Frame) error {
@@ -334,27 +343,27 @@ func (ses *session) attach(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	p := ses.srv.find(q.Name)
+	o := ses.srv.findObject(q.Name)
 	switch {
-	case p == nil:
+	case o == nil:
 		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
-	case q.Access == wire.AccessReadWrite && !p.opts.Write:
+	case q.Access == wire.AccessReadWrite && !o.write:
 		return ses.refuse(f.Request, wire.CodePermission, "the object is published for reading only")
 	}
-	return ses.startAttachment(p, f.Request, q.Access, q.Flags&wire.AttachPublish != 0)
+	return ses.startAttachment(o, f.Request, q)
 }
 
 // startAttachment attaches the reader to a publication: it sends OBJECT, after
 // which writeLoop sends the chunks. With OBJECT go the control page and the wake
 // socket, unless it is no reply: what Send sends is final.
-func (ses *session) startAttachment(p *Publication, request, access uint32, wantsPublish bool) error {
-	a := &attachment{pub: p, ses: ses, wantsPublish: wantsPublish, batch: wire.MaxFDs}
+func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) error {
+	a := &attachment{obj: o, ses: ses, wantsPublish: q.Flags&wire.AttachPublish != 0, batch: wire.MaxFDs}
 	// The place in the map is taken first: a second ATTACH of the object, or the
 	// end of the session, then finds the attachment.
 	ses.mu.Lock()
-	stopped, taken := ses.stopped, ses.attachments[p.id] != nil
+	stopped, taken := ses.stopped, ses.attachments[o.id] != nil
 	if !stopped && !taken {
-		ses.attachments[p.id] = a
+		ses.attachments[o.id] = a
 	}
 	ses.mu.Unlock()
 	switch {
@@ -366,15 +375,15 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	// The reader is woken by every change that OBJECT does not show.
 	wake, err := ses.openWaker(request != 0)
 	if err == nil && wake != nil {
-		p.wakes.add(a, wake)
+		o.wakes.add(a, wake)
 	}
-	var o wire.Object
+	var desc wire.Object
 	fd := -1
 	if err == nil {
-		o, fd, err = a.register(access)
+		desc, fd, err = a.register(q)
 	}
 	if err != nil {
-		p.wakes.remove(a)
+		o.wakes.remove(a)
 		ses.removeAttachment(a)
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
@@ -382,8 +391,11 @@ func (ses *session) startAttachment(p *Publication, request, access uint32, want
 	if wake != nil {
 		fds = []int{fd, wake.reader}
 	}
+	if h := ses.srv.opts.hooks.handler; h != nil && o.stored != nil {
+		h.Readers(o.stored)
+	}
 	// Chunks must not come before OBJECT, so start follows the write.
-	err = ses.write(wire.TypeObject, request, o.Append(nil), fds...)
+	err = ses.write(wire.TypeObject, request, desc.Append(nil), fds...)
 	_ = closeFD(fd)
 	if err != nil {
 		return err
@@ -415,7 +427,7 @@ func (ses *session) find(object uint64) *attachment {
 func (ses *session) removeAttachment(a *attachment) {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	delete(ses.attachments, a.pub.id)
+	delete(ses.attachments, a.obj.id)
 	_ = ses.setReadDeadlineLocked() // an error is the end of the connection, which readLoop sees
 }
 

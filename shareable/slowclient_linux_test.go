@@ -288,8 +288,8 @@ func TestSendAfterClose(t *testing.T) {
 	near, _ := pair(t)
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
-	a := &attachment{pub: p, ses: newSession(s, c, wire.Cred{}), batch: wire.MaxFDs}
-	_, fd, err := a.register(wire.AccessRead)
+	a := &attachment{obj: &p.object, ses: newSession(s, c, wire.Cred{}), batch: wire.MaxFDs}
+	_, fd, err := a.register(wire.Attach{Access: wire.AccessRead, Name: p.name})
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
 	a.start()

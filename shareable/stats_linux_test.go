@@ -71,25 +71,25 @@ func TestListCost(t *testing.T) {
 // TestListAfterRemoval: publications are listed by id, whichever of them have gone.
 func TestListAfterRemoval(t *testing.T) {
 	s := manyObjects(t, 20)
-	all := s.publications(0, 100)
+	all := s.listed(0, 100)
 	for i, p := range all {
 		require.Equal(t, uint64(i+1), p.id)
 		if i%3 == 0 {
-			require.NoError(t, p.Close())
+			require.NoError(t, p.close())
 		}
 	}
-	left := s.publications(0, 100)
+	left := s.listed(0, 100)
 	require.Len(t, left, 13)
 	for i, p := range left {
-		require.Equal(t, left[i+1:], s.publications(p.id, 100))
+		require.Equal(t, left[i+1:], s.listed(p.id, 100))
 	}
-	require.Equal(t, left[:2], s.publications(1, 2))
-	require.Empty(t, s.publications(^uint64(0), 100))
+	require.Equal(t, left[:2], s.listed(1, 2))
+	require.Empty(t, s.listed(^uint64(0), 100))
 }
 
 func BenchmarkListLast(b *testing.B) {
 	s := manyObjects(b, 4096)
 	for b.Loop() {
-		require.Len(b, s.publications(4095, 512), 1)
+		require.Len(b, s.listed(4095, 512), 1)
 	}
 }

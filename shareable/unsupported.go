@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -32,13 +33,12 @@ func tooManyRefs(error) bool { return false }
 // ownerPage cannot be made here.
 type ownerPage struct {
 	fd      int
-	changed chan struct{}
+	foreign bool
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
 
 func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
-func (p *ownerPage) notify()                            {}
 func (p *ownerPage) close()                             {}
 
 // readerPage cannot be made here.
@@ -84,3 +84,13 @@ func openWakeReceiver(*wire.FD) (*wakeReceiver, error) { return nil, errLinux }
 func (w *wakeReceiver) wait() bool { return false }
 
 func (w *wakeReceiver) close() {}
+
+// leasePage cannot be made here.
+type leasePage struct{ fd int }
+
+func newLeasePage([16]byte, uint64, uint64, uint64) (*leasePage, error) { return nil, errLinux }
+func (p *leasePage) seal() (*ownerPage, error)                          { return nil, errLinux }
+func (p *leasePage) close()                                             {}
+
+// OpenWriterPage is for package store, and needs Linux.
+func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }

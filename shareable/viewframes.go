@@ -55,6 +55,12 @@ func (v *View) handle(f wire.Frame) error {
 			return wireError(err)
 		}
 		return v.handleChunks(f, c)
+	case wire.TypePage:
+		p, err := wire.DecodePage(f.Payload)
+		if err != nil {
+			return wireError(err)
+		}
+		return v.handlePage(f, p)
 	case wire.TypeRetire:
 		r, err := wire.DecodeRetire(f.Payload)
 		if err != nil {
@@ -240,6 +246,28 @@ func (v *View) requestAgain(f wire.Frame, why error) error {
 func (v *View) leavesGap(f wire.Frame) bool {
 	c, err := wire.DecodeChunks(f.Payload)
 	return err == nil && c.Records[0].Offset > v.track.End()
+}
+
+// handlePage replaces the control page: another process writes to the object.
+func (v *View) handlePage(f wire.Frame, p wire.Page) error {
+	if p.Object != v.obj.ID || len(f.FDs) != 1 || !v.live {
+		return fmt.Errorf("%w: a page of object %d with %d descriptors", ErrProtocol, p.Object, len(f.FDs))
+	}
+	page, err := openReaderPage(f.FDs[0].Int(), v.obj.Instance, v.obj.ID)
+	if err != nil {
+		return err
+	}
+	_ = f.FDs[0].Close() // it is memory, whose close does not wait
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return page.close()
+	}
+	v.lenLocked() // the last word of the old page counts
+	old := v.page
+	v.page = page
+	v.notifyLenLocked()
+	return old.close()
 }
 
 // handleSealed records the final length.

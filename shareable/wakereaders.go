@@ -12,18 +12,18 @@ import (
 // A round is followed by a pause of restRatio times as long: it leaves the processors to
 // the readers, and the owner's appends. Pauses below shortestRest are saved up, because
 // the runtime cannot sleep that briefly.
-func (p *Publication) wakeReaders() {
+func (o *object) wakeReaders() {
 	var restUntil time.Time
 	rest := time.NewTimer(0)
 	defer rest.Stop()
 	for {
 		select {
-		case <-p.page.changed:
-		case <-p.ctx.Done():
+		case <-o.changed:
+		case <-o.ctx.Done():
 			return
 		}
 		begun := time.Now()
-		p.wakes.round()
+		o.wakes.round()
 		now := time.Now()
 		if restUntil.Before(now) {
 			restUntil = now
@@ -34,7 +34,7 @@ func (p *Publication) wakeReaders() {
 			rest.Reset(left)
 			select {
 			case <-rest.C:
-			case <-p.ctx.Done():
+			case <-o.ctx.Done():
 				return
 			}
 		}

@@ -19,9 +19,18 @@
 //	RESYNC                               CHUNKS
 //	DETACH                               DONE
 //	ACK                                  none
-//	RELEASE, CREATE, SEAL, DELETE, WAIT  reserved
+//	CREATE, LEASE                        OBJECT with the control page
+//	GROW                                 CHUNKS
+//	WAIT                                 OBJECT
+//	QUERY, COUNT                         FOUND, COUNTERS
+//	MAPPED, SEAL, RELEASE, DELETE        DONE
+//	LINK, UNLINK, WATCH                  DONE
+//	WROTE                                none
 //
-// CHUNKS, PUBLISH, RETIRE, SEALED, DELETED and CLOSING are events of the owner.
+// From CREATE on they are for a store, and ATTACH is followed by PAGE too if an object gets
+// another writer.
+//
+// CHUNKS, PUBLISH, RETIRE, SEALED, PAGE, DELETED, CLOSING and EVENT are events of the owner.
 // ERROR is a reply or an event.
 //
 // docs/protocol.md describes every field.

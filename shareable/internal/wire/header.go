@@ -56,7 +56,7 @@ func protocolf(format string, args ...any) *ProtocolError {
 // Type is the type of a frame.
 type Type uint16
 
-// Requests are below 64. Those from RELEASE to WAIT are reserved.
+// Requests are below 64. Those from RELEASE on are for a store.
 const (
 	TypeHello   Type = 1
 	TypeList    Type = 2
@@ -70,20 +70,36 @@ const (
 	TypeSeal    Type = 10
 	TypeDelete  Type = 11
 	TypeWait    Type = 12
+	TypeLease   Type = 13
+	TypeMapped  Type = 14
+	TypeGrow    Type = 15
+	TypeWrote   Type = 16
+	TypeLink    Type = 17
+	TypeUnlink  Type = 18
+	TypeQuery   Type = 19
+	TypeCount   Type = 20
+	TypeWatch   Type = 21
 )
+
+// OfStore reports whether it is a request to a store.
+func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeWatch }
 
 // Replies and events are from 64 on.
 const (
-	TypeChunks  Type = 64
-	TypePublish Type = 65
-	TypeRetire  Type = 66
-	TypeSealed  Type = 67
-	TypeDeleted Type = 68
-	TypeClosing Type = 69
-	TypeError   Type = 70
-	TypeListed  Type = 71
-	TypeObject  Type = 72
-	TypeDone    Type = 73
+	TypeChunks   Type = 64
+	TypePublish  Type = 65
+	TypeRetire   Type = 66
+	TypeSealed   Type = 67
+	TypeDeleted  Type = 68
+	TypeClosing  Type = 69
+	TypeError    Type = 70
+	TypeListed   Type = 71
+	TypeObject   Type = 72
+	TypeDone     Type = 73
+	TypePage     Type = 74
+	TypeFound    Type = 75
+	TypeCounters Type = 76
+	TypeEvent    Type = 77
 )
 
 // String is the name of the type in capitals.
@@ -94,54 +110,44 @@ func (t Type) String() string {
 	return fmt.Sprintf("type %d", uint16(t))
 }
 
-func (t Type) name() string {
-	switch t {
-	case TypeHello:
-		return "HELLO"
-	case TypeList:
-		return "LIST"
-	case TypeStat:
-		return "STAT"
-	case TypeAttach:
-		return "ATTACH"
-	case TypeResync:
-		return "RESYNC"
-	case TypeDetach:
-		return "DETACH"
-	case TypeAck:
-		return "ACK"
-	case TypeRelease:
-		return "RELEASE"
-	case TypeCreate:
-		return "CREATE"
-	case TypeSeal:
-		return "SEAL"
-	case TypeDelete:
-		return "DELETE"
-	case TypeWait:
-		return "WAIT"
-	case TypeChunks:
-		return "CHUNKS"
-	case TypePublish:
-		return "PUBLISH"
-	case TypeRetire:
-		return "RETIRE"
-	case TypeSealed:
-		return "SEALED"
-	case TypeDeleted:
-		return "DELETED"
-	case TypeClosing:
-		return "CLOSING"
-	case TypeError:
-		return "ERROR"
-	case TypeListed:
-		return "LISTED"
-	case TypeObject:
-		return "OBJECT"
-	case TypeDone:
-		return "DONE"
-	}
-	return ""
+func (t Type) name() string { return typeNames[t] }
+
+var typeNames = map[Type]string{
+	TypeHello:    "HELLO",
+	TypeList:     "LIST",
+	TypeStat:     "STAT",
+	TypeAttach:   "ATTACH",
+	TypeResync:   "RESYNC",
+	TypeDetach:   "DETACH",
+	TypeAck:      "ACK",
+	TypeRelease:  "RELEASE",
+	TypeCreate:   "CREATE",
+	TypeSeal:     "SEAL",
+	TypeDelete:   "DELETE",
+	TypeWait:     "WAIT",
+	TypeLease:    "LEASE",
+	TypeMapped:   "MAPPED",
+	TypeGrow:     "GROW",
+	TypeWrote:    "WROTE",
+	TypeLink:     "LINK",
+	TypeUnlink:   "UNLINK",
+	TypeQuery:    "QUERY",
+	TypeCount:    "COUNT",
+	TypeWatch:    "WATCH",
+	TypeChunks:   "CHUNKS",
+	TypePublish:  "PUBLISH",
+	TypeRetire:   "RETIRE",
+	TypeSealed:   "SEALED",
+	TypeDeleted:  "DELETED",
+	TypeClosing:  "CLOSING",
+	TypeError:    "ERROR",
+	TypeListed:   "LISTED",
+	TypeObject:   "OBJECT",
+	TypeDone:     "DONE",
+	TypePage:     "PAGE",
+	TypeFound:    "FOUND",
+	TypeCounters: "COUNTERS",
+	TypeEvent:    "EVENT",
 }
 
 // Header is the first part of a frame.
@@ -211,7 +217,7 @@ func (h Header) check(packet int) error {
 		return protocolf("%v with %d bytes of payload instead of %d", h.Type, packet-HeaderSize, h.Len)
 	case h.Type.name() == "" && h.Flags&FlagOptional == 0:
 		return protocolf("frame of the unknown %v", h.Type)
-	case h.Type == TypeDone && h.Len != 0:
+	case (h.Type == TypeDone || h.Type == TypeCount) && h.Len != 0:
 		return protocolf("%v with %d bytes of payload", h.Type, h.Len)
 	case h.Type == TypeChunks && h.FDs == 0:
 		return protocolf("%v without fds", h.Type)
@@ -229,6 +235,8 @@ func (t Type) maxFDs() uint16 {
 		return MaxFDs
 	case t == TypeObject:
 		return 2
+	case t == TypePage:
+		return 1
 	}
 	return 0
 }

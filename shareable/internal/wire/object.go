@@ -49,19 +49,24 @@ func (o Object) Append(b []byte) []byte {
 		b = append64(b, v)
 	}
 	b = append32(append32(b, o.State), o.Access)
-	b = append32(append32(b, o.Elem.Kind), o.Elem.Bits)
-	b = append64(b, o.Elem.Size)
-	b = append(b, o.Elem.Hash[:]...)
-	var dims [MaxDims]uint64
-	b = append32(append32(b, uint32(copy(dims[:], o.Shape))), 0)
-	for _, dim := range dims {
-		b = append64(b, dim)
-	}
-	b = append64(b, o.Pitch)
+	b = appendLayout(b, o.Elem, o.Shape, o.Pitch)
 	b = append(b, o.Instance[:]...)
 	b = appendString(b, o.Name)
 	b = append32(b, uint32(len(o.Meta)))
 	return append(b, o.Meta...)
+}
+
+// appendLayout appends an element, a row's first MaxDims dimensions, and the pitch.
+func appendLayout(b []byte, e Elem, shape []uint64, pitch uint64) []byte {
+	b = append32(append32(b, e.Kind), e.Bits)
+	b = append64(b, e.Size)
+	b = append(b, e.Hash[:]...)
+	var dims [MaxDims]uint64
+	b = append32(append32(b, uint32(copy(dims[:], shape))), 0)
+	for _, dim := range dims {
+		b = append64(b, dim)
+	}
+	return append64(b, pitch)
 }
 
 // DecodeObject is the reverse of Object.Append. It also checks that the size of a
@@ -77,19 +82,8 @@ func DecodeObject(payload []byte) (Object, error) {
 		Capacity:   d.u64("capacity"),
 		State:      d.state(),
 		Access:     d.access(),
-		Elem: Elem{
-			Kind: d.within("element kind", KindOpaque, KindBool),
-			Bits: d.u32("element bits"),
-			Size: d.u64("element size"),
-			Hash: d.hash("layout hash"),
-		},
 	}
-	// The dimensions lie before the pitch in the payload, and are checked with it.
-	o.Shape = d.shape()
-	o.Pitch = d.u64("pitch")
-	if row, ok := rowSize(o.Elem.Size, o.Shape); !ok || o.Pitch > math.MaxInt64 || o.Pitch != 0 && row > o.Pitch {
-		d.failf("rows of %v elements of %d bytes, %d bytes apart", o.Shape, o.Elem.Size, o.Pitch)
-	}
+	o.Elem, o.Shape, o.Pitch = d.layout()
 	o.Instance = d.id("instance")
 	o.Name = d.name()
 	o.Meta = d.blob("metadata", MaxMeta)
@@ -97,6 +91,22 @@ func DecodeObject(payload []byte) (Object, error) {
 		d.failf("object 0")
 	}
 	return finish(&d, o)
+}
+
+// layout is the reverse of appendLayout.
+func (d *decoder) layout() (e Elem, shape []uint64, pitch uint64) {
+	e = Elem{
+		Kind: d.within("element kind", KindOpaque, KindBool),
+		Bits: d.u32("element bits"),
+		Size: d.u64("element size"),
+		Hash: d.hash("layout hash"),
+	}
+	// The dimensions lie before the pitch in the payload, and are checked with it.
+	shape, pitch = d.shape(), d.u64("pitch")
+	if row, ok := rowSize(e.Size, shape); !ok || pitch > math.MaxInt64 || pitch != 0 && row > pitch {
+		d.failf("rows of %v elements of %d bytes, %d bytes apart", shape, e.Size, pitch)
+	}
+	return e, shape, pitch
 }
 
 func (d *decoder) state() uint32  { return d.within("state", StateLive, StateClosed) }

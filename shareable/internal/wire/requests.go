@@ -12,8 +12,11 @@ const (
 	AccessReadWrite uint32 = 2
 )
 
-// AttachPublish is the flag of an ATTACH that asks for PUBLISH frames.
-const AttachPublish uint32 = 1
+// Flags of an ATTACH.
+const (
+	AttachPublish  uint32 = 1 << iota // asks for PUBLISH frames
+	AttachUnsealed                    // asks for a store's object even if it is not sealed
+)
 
 // States of an object.
 const (
@@ -33,6 +36,11 @@ const (
 	CodeNotSupported uint32 = 7
 	CodeInternal     uint32 = 8
 	CodeClosed       uint32 = 9
+	CodeNotSealed    uint32 = 10
+	CodeAborted      uint32 = 11
+	CodeSealed       uint32 = 12
+	CodeInvalid      uint32 = 13
+	CodeBounds       uint32 = 14
 )
 
 // Hello is the first frame of each side.
@@ -167,7 +175,7 @@ func DecodeStat(payload []byte) (Stat, error) {
 // Attach asks for an object, and for the events that follow.
 type Attach struct {
 	Access uint32
-	Flags  uint32 // AttachPublish
+	Flags  uint32
 	Name   string
 }
 
@@ -181,7 +189,7 @@ func DecodeAttach(payload []byte) (Attach, error) {
 	d := decoder{of: TypeAttach, b: payload}
 	return finish(&d, Attach{
 		Access: d.access(),
-		Flags:  d.within("flags", 0, AttachPublish),
+		Flags:  d.within("flags", 0, AttachPublish|AttachUnsealed),
 		Name:   d.name(),
 	})
 }
@@ -256,7 +264,7 @@ func (e Error) Append(b []byte) []byte {
 // DecodeError is the reverse of Error.Append.
 func DecodeError(payload []byte) (Error, error) {
 	d := decoder{of: TypeError, b: payload}
-	e := Error{Code: d.within("code", CodeProtocol, CodeClosed)}
+	e := Error{Code: d.within("code", CodeProtocol, CodeBounds)}
 	d.zero()
 	e.Text = d.string("text", MaxText)
 	return finish(&d, e)

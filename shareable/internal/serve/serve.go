@@ -1,0 +1,130 @@
+// Package serve is the seam between package shareable, which has the connections and what
+// readers attach to, and package store, which says what the objects are.
+package serve
+
+import (
+	"context"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Handler handles what the clients of a store request. Each connection has a goroutine of
+// its own that calls both, one after the other.
+type Handler interface {
+	// Request handles a frame that the server does not handle itself: any but LIST, STAT,
+	// ATTACH, RESYNC, DETACH and ACK. An error ends the connection; a request that fails is
+	// refused by Conn.Refuse instead. f is valid until Request returns.
+	Request(c Conn, f wire.Frame) error
+	// End is called once after the last Request, also if there was none.
+	End(c Conn)
+	// Find returns the object of a name, nil if there is none.
+	Find(name string) Object
+	// Readers is called after a reader was attached to an object, or has gone. It may be
+	// called by several goroutines at a time, with no lock held.
+	Readers(o Object)
+}
+
+// Conn is a connection of a client. Its methods are safe for concurrent use.
+type Conn interface {
+	// Cred is the process at the other end, as the kernel recorded it.
+	Cred() wire.Cred
+	// Reply sends a frame; request 0 is an event. It can wait as long as the server's time
+	// limits allow, for a client that does not read. It does not take the fds.
+	Reply(t wire.Type, request uint32, payload []byte, fds ...int) error
+	// Refuse sends ERROR for an error of package vmm or shareable.
+	Refuse(request uint32, err error) error
+	// Close ends the connection, for the reason err.
+	Close(err error)
+}
+
+// Server is a shareable.Server for a store.
+type Server interface {
+	// NewObject makes an object without memory. Handler.Find decides who finds it.
+	NewObject(Spec) Object
+	// Listed adds an object to those that LIST returns, until Object.Close, or changes its
+	// name there.
+	Listed(o Object, name string)
+	// Listen makes the server's socket, as shareable.Listen does.
+	Listen(path string) error
+	// Instance is that of the server.
+	Instance() [16]byte
+}
+
+// Spec is what an object is made with.
+type Spec struct {
+	Max    uint64 // bytes of addresses that readers reserve
+	Layout vmm.Layout
+	Meta   []byte
+}
+
+// Object is what readers attach to. Its methods are safe for concurrent use.
+type Object interface {
+	ID() uint64
+	// State is one of wire's states. Len is the bytes that readers see, Cap those of memory.
+	// Readers is the connections that have it attached.
+	State() (state uint32, length, capacity uint64, readers int)
+
+	// AddChunk adds memory at the end and takes its descriptor, also if it fails. Readers
+	// get it.
+	AddChunk(size uint64, fd int) error
+	// ReplyChunks sends the chunks after an id to the writer, as the reply to a request.
+	ReplyChunks(c Conn, request uint32, after uint64) error
+
+	// LeasePage makes the control page of a new writer and returns a descriptor with which
+	// that maps it. The caller closes fd. Readers keep the page that they have.
+	LeasePage() (fd int, err error)
+	// StartLease has the page that LeasePage made sealed, so that only the writer can write
+	// to it, and readers get it. If that is impossible, because the writer has tampered with
+	// it, it returns wire.ProtocolError.
+	StartLease() error
+	// EndLease makes what the writer has on its page the length. A page that was not started
+	// counts for nothing.
+	EndLease()
+	// Wrote has the readers woken.
+	Wrote()
+
+	// Seal ends the lease and makes the length final. It must not be below Len, nor above
+	// Cap. Memory that holds no byte below it is retired.
+	Seal(length uint64, digest *[32]byte) error
+	// Describe sends OBJECT with these descriptors, under a name and with an access.
+	Describe(c Conn, request uint32, name string, access uint32, fds ...int) error
+	// Retire has all readers unmap all memory. It returns when they have, or are
+	// disconnected, or ctx has ended; those that are left are disconnected then.
+	Retire(ctx context.Context)
+	// Close ends the object. Readers keep what they have mapped. Twice is fine.
+	Close() error
+}
+
+// WriterPage is the control page of an object in the process that writes to it. Its
+// methods, apart from Close, are safe for concurrent use.
+type WriterPage interface {
+	// Queued stores how many bytes are being written, and Publish how many are: readers see
+	// those at once. Neither goes back.
+	Queued(n uint64)
+	Publish(n uint64)
+	// Beat shows that the writer runs.
+	Beat()
+	// Close unmaps the page. Nothing may use it any more.
+	Close() error
+}
+
+// Client is a client's end of a connection to a store. Its methods are safe for concurrent
+// use.
+type Client interface {
+	// Call sends a request, and calls done with its reply in the goroutine that reads the
+	// connection; done must not make calls. It returns done's error, and the owner's if the
+	// reply is ERROR. done may close descriptors that it knows to be memory; the rest are
+	// closed later. Once Call has returned, done is not called any more; ctx does not end
+	// one that runs.
+	Call(ctx context.Context, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) error
+	// Send sends a frame that has no reply.
+	Send(t wire.Type, payload []byte) error
+	// Hello is the owner's.
+	Hello() wire.Hello
+	// Ended is closed when the connection has ended; Err says why then.
+	Ended() <-chan struct{}
+	Err() error
+	// Close ends the connection. It never waits.
+	Close()
+}

@@ -1,0 +1,73 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+var errNothingToEvict = fmt.Errorf("%w: nothing to evict", vmm.ErrLimit)
+
+// evictLocked deletes sealed objects that nobody has, the least recently used first, until
+// enough returns true. Requires mu; the caller calls closeEvicted without it.
+func (s *Server) evictLocked(enough func() bool) error {
+	invariants.Held(&s.mu)
+	for !enough() {
+		if !s.evictOneLocked() {
+			return errNothingToEvict
+		}
+	}
+	return nil
+}
+
+// evictFor deletes objects of size bytes together, or all that it can, and reports whether
+// there was one.
+func (s *Server) evictFor(size uint64) bool {
+	defer s.closeEvicted()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.bytes
+	some := false
+	for before-s.bytes < size && s.evictOneLocked() {
+		some = true
+	}
+	return some
+}
+
+// evictOneLocked deletes one object. Requires mu.
+func (s *Server) evictOneLocked() bool {
+	invariants.Held(&s.mu)
+	if !s.opts.Evict {
+		return false
+	}
+	var oldest *entry
+	for _, e := range s.order {
+		if e.sealed && !e.deleted && (oldest == nil || e.used < oldest.used) {
+			if _, _, _, readers := e.obj.State(); readers == 0 {
+				oldest = e
+			}
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	s.emitLocked(wire.EventEvicted, oldest, oldest.nameLocked(), 0)
+	s.forgetLocked(oldest)
+	s.counts.evicted.Add(1)
+	s.evicted = append(s.evicted, oldest)
+	return true
+}
+
+// closeEvicted frees the memory of what was evicted, without a lock: that can take long. A
+// reader that has attached since keeps what it gets.
+func (s *Server) closeEvicted() {
+	s.mu.Lock()
+	all := s.evicted
+	s.evicted = nil
+	s.mu.Unlock()
+	for _, e := range all {
+		_ = e.obj.Close()
+	}
+}

@@ -1,0 +1,268 @@
+package store
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// The right to write to an object is a lease. A connection has it, and it ends with the
+// connection, so no writer is left when its process dies.
+//
+//	CREATE, LEASE -> OBJECT with the page   the connection has the lease
+//	MAPPED        -> DONE                   only the writer can write to the page; readers get it
+//	GROW          -> CHUNKS                 memory, old and new
+//	WROTE                                   readers are woken
+//	SEAL, RELEASE -> DONE                   the lease is over
+
+// lease gives the right to write to an object that is there.
+func (s *Server) lease(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeLease(f.Payload)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e := s.findLocked(q.Name)
+	switch {
+	case e == nil:
+		err = shareable.ErrNotFound
+	case e.sealed:
+		err = shareable.ErrSealed
+	case e.uid != c.Cred().UID:
+		err = fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, e.uid)
+	case e.lease == nil:
+		s.leaseLocked(e, c)
+	case !q.Wait:
+		err = fmt.Errorf("%w: another client writes to it", vmm.ErrBusy)
+	case s.clientLocked(c).waits >= maxWaits:
+		err = fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
+	default:
+		s.clientLocked(c).waits++
+		e.waiting = append(e.waiting, wait{c, f.Request, q.Name})
+		s.mu.Unlock()
+		return nil
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return s.sendLeased(c, f.Request, e)
+}
+
+// leaseLocked gives a lease to a connection. Requires mu.
+func (s *Server) leaseLocked(e *entry, c serve.Conn) {
+	invariants.Held(&s.mu)
+	e.lease = c
+	s.clientLocked(c).leases[e.id] = e
+	s.counts.leases.Add(1)
+}
+
+// sendLeased sends the reply to LEASE. If that fails the lease ends.
+func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
+	err := s.sendLease(c, request, e)
+	if err != nil {
+		s.endLease(e, c, false)
+	}
+	return err
+}
+
+// sendLease sends OBJECT with a page for the writer.
+func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
+	fd, err := e.obj.LeasePage()
+	if err != nil {
+		return err
+	}
+	defer closeFD(fd)
+	if err := e.obj.Describe(c, request, s.nameOf(e), wire.AccessReadWrite, fd); err != nil {
+		return &sentError{err}
+	}
+	return nil
+}
+
+func (s *Server) nameOf(e *entry) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return e.nameLocked()
+}
+
+// leased is the object whose lease the connection has.
+func (s *Server) leased(c serve.Conn, id uint64) (*entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byID[id]
+	if e == nil || e.lease != c {
+		return nil, fmt.Errorf("%w: no lease of object %d", vmm.ErrPermission, id)
+	}
+	return e, nil
+}
+
+// mapped has only the writer write to its page.
+func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeMapped(f.Payload)
+	if err != nil {
+		return err
+	}
+	e, err := s.leased(c, q.Object)
+	if err != nil {
+		return err
+	}
+	if err := e.obj.StartLease(); err != nil {
+		return err
+	}
+	return done(c, f.Request)
+}
+
+// grow sends memory to the writer.
+func (s *Server) grow(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeGrow(f.Payload)
+	if err != nil {
+		return err
+	}
+	e, err := s.leased(c, q.Object)
+	if err != nil {
+		return err
+	}
+	if q.Capacity > e.max {
+		return fmt.Errorf("%w: %d bytes, over %d", vmm.ErrBounds, q.Capacity, e.max)
+	}
+	if err := s.addMemory(e, q.Capacity); err != nil {
+		return err
+	}
+	if err := e.obj.ReplyChunks(c, f.Request, q.After); err != nil {
+		return &sentError{err}
+	}
+	return nil
+}
+
+// wrote has readers woken.
+func (s *Server) wrote(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeWrote(f.Payload)
+	if err != nil {
+		return err
+	}
+	// It has no reply. The lease may have ended since it was sent.
+	if e, err := s.leased(c, q.Object); err == nil {
+		e.obj.Wrote()
+	}
+	return nil
+}
+
+// seal makes the length final.
+func (s *Server) seal(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeSeal(f.Payload)
+	if err != nil {
+		return err
+	}
+	e, err := s.leased(c, q.Object)
+	if err != nil {
+		return err
+	}
+	var digest *[32]byte
+	if q.HasDigest {
+		digest = &q.Digest
+	}
+	if err := e.obj.Seal(q.Length, digest); err != nil {
+		return err
+	}
+	_, length, capacity, _ := e.obj.State()
+	s.mu.Lock()
+	e.sealed, e.lease = true, nil
+	delete(s.clientLocked(c).leases, e.id)
+	s.refundLocked(e, e.bytes-min(e.bytes, capacity))
+	s.refuseLeasesLocked(e, shareable.ErrSealed)
+	names := append([]string{shareable.IDName(e.id)}, e.names...)
+	s.mu.Unlock()
+	s.counts.sealed.Add(1)
+	s.emit(wire.EventSealed, e, length)
+	s.replyWaits(e, names...)
+	return done(c, f.Request)
+}
+
+// release ends a lease.
+func (s *Server) release(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeRelease(f.Payload)
+	if err != nil {
+		return err
+	}
+	e, err := s.leased(c, q.Object)
+	if err != nil {
+		return err
+	}
+	s.endLease(e, c, q.Abort || !e.durable())
+	return done(c, f.Request)
+}
+
+// endLease ends the lease that a connection has, if it has it still. With abort the object
+// goes, else the next that waits for the lease gets it.
+func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
+	s.mu.Lock()
+	if e.lease != c {
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Unlock()
+	// What the writer has published counts from here on, and nothing that it writes later.
+	e.obj.EndLease()
+	s.mu.Lock()
+	if e.lease != c { // another call was faster
+		s.mu.Unlock()
+		return
+	}
+	e.lease = nil
+	if x := s.clients[c]; x != nil {
+		delete(x.leases, e.id)
+	}
+	if !abort {
+		s.passLeaseLocked(e)
+		s.mu.Unlock()
+		return
+	}
+	name := e.nameLocked()
+	s.emitLocked(wire.EventAborted, e, name, 0)
+	s.unnameLocked(e)
+	e.deleted = true
+	s.refuseLeasesLocked(e, shareable.ErrAborted)
+	s.mu.Unlock()
+	s.counts.aborted.Add(1)
+	s.refuseWaits(e, name)
+	s.drop(e)
+}
+
+// passLeaseLocked gives a lease that has ended to the first who waits for it. Requires mu.
+func (s *Server) passLeaseLocked(e *entry) {
+	invariants.Held(&s.mu)
+	for len(e.waiting) > 0 {
+		w := e.waiting[0]
+		e.waiting = e.waiting[1:]
+		if x := s.clients[w.c]; x != nil { // else the connection has ended
+			x.waits--
+			s.leaseLocked(e, w.c)
+			go s.passLease(e, w) // the connection may be slow
+			return
+		}
+	}
+	s.emitLocked(wire.EventReleased, e, e.nameLocked(), 0)
+}
+
+// refuseLeasesLocked ends the requests that wait for a lease. Requires mu.
+func (s *Server) refuseLeasesLocked(e *entry, why error) {
+	invariants.Held(&s.mu)
+	for _, w := range e.waiting {
+		if x := s.clients[w.c]; x != nil {
+			x.waits--
+		}
+		go w.c.Refuse(w.request, why) //nolint:errcheck // that ends the connection, which says why
+	}
+	e.waiting = nil
+}
+
+// passLease sends a lease to a client that has waited for it.
+func (s *Server) passLease(e *entry, w wait) {
+	if err := s.sendLeased(w.c, w.request, e); err != nil {
+		_ = w.c.Refuse(w.request, err)
+	}
+}

@@ -1,0 +1,16 @@
+package store
+
+import (
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// inTime is how long a test waits for what must come, and step how often it looks.
+const (
+	inTime = 20 * time.Second
+	step   = time.Millisecond
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

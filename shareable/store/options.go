@@ -1,0 +1,117 @@
+package store
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Options configures a Server; its zero value is the default.
+type Options struct {
+	// UIDs are the users who may connect; nil is the server's own user.
+	UIDs []uint32
+	// Token is a shared secret of up to 32 bytes that clients must send; nil asks for none.
+	Token []byte
+	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user. A client
+	// has one, each Writer and each Buffer another. 0 is a quarter of RLIMIT_NOFILE.
+	MaxConns, MaxConnsPerUID int
+	// MaxObjects limits the objects; 0 is 4096.
+	MaxObjects int
+	// MaxBytes limits the memory of all objects, and MaxBytesPerUID that of the objects that
+	// clients of one user have made. Memory counts until its last reader has gone. 0 is no
+	// limit.
+	MaxBytes, MaxBytesPerUID uint64
+	// Evict has the store delete sealed objects that nobody has, the least recently used
+	// first, when memory or a limit runs out.
+	Evict bool
+	// Rate limits the requests of a connection per second; 0 is 100,000.
+	Rate int
+	// Timeout limits each wait for a client; 0 is 10 s. A client that takes longer is
+	// disconnected.
+	Timeout time.Duration
+	// Logger gets a line for each connection that is refused or cut off; nil logs nothing.
+	Logger *slog.Logger
+
+	hooks hooks
+}
+
+// hooks are for tests only.
+type hooks struct{}
+
+// resolve checks the options and fills in the defaults.
+func (o Options) resolve() (Options, error) {
+	if o.MaxObjects < 0 || o.Timeout < 0 {
+		return o, fmt.Errorf("%w: a limit below 0", vmm.ErrInvalid)
+	}
+	if o.MaxObjects == 0 {
+		o.MaxObjects = 4096
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = math.MaxUint64
+	}
+	if o.MaxBytesPerUID == 0 {
+		o.MaxBytesPerUID = math.MaxUint64
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Second
+	}
+	return o, nil
+}
+
+// server are the options of the connections.
+func (o Options) server() shareable.Options {
+	return shareable.Options{
+		UIDs: o.UIDs, Token: o.Token, MaxConns: o.MaxConns, MaxConnsPerUID: o.MaxConnsPerUID, Rate: o.Rate,
+		RequestTimeout: o.Timeout, AckTimeout: o.Timeout, Logger: o.Logger,
+	}
+}
+
+// closeFD closes a descriptor of memory.
+func closeFD(fd int) { _ = wire.NewFD(fd).Close() }
+
+// CreateOptions configures Client.Create; its zero value is the default.
+type CreateOptions struct {
+	// Size is the object's size in bytes. With Growable it is the most that it can grow to; 0
+	// is then the device's memory.
+	Size uint64
+	// Growable has memory added as the Writer appends. Without it all memory is there at
+	// once.
+	Growable bool
+	// Durable has the object, and what was published of it, outlive its Writer: another one
+	// goes on with Client.Append. Without it an object goes with its writer unless it is
+	// sealed.
+	Durable bool
+	// Host has the memory on the host, on the NUMA node of that number, instead of on the
+	// client's device; nil: on the device.
+	Host *int
+	// Layout describes the bytes to readers; the zero Layout describes nothing.
+	Layout vmm.Layout
+	// Meta is sent to readers, up to 32 KiB.
+	Meta []byte
+	// Labels are what List can select by: up to 16, keys of 64 bytes and values of 256.
+	Labels map[string]string
+}
+
+// GetOptions configures Client.Get; its zero value is the default.
+type GetOptions struct {
+	// Wait waits until the object is there and sealed, as long as the context allows.
+	Wait bool
+	// Unsafe returns an object that is not sealed, too: it may grow, and its bytes may change.
+	Unsafe bool
+	// Write asks for memory that can be written, of an object that is not sealed. It needs
+	// Unsafe.
+	Write bool
+}
+
+// DeleteOptions configures Client.Delete; its zero value is the default.
+type DeleteOptions struct {
+	// Force has readers unmap the object, instead of keeping its memory until the last one
+	// closes it. A reader that takes longer than Timeout is disconnected; 0 is 5 s.
+	Force   bool
+	Timeout time.Duration
+}

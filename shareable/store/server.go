@@ -1,0 +1,410 @@
+package store
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Server keeps objects and their memory. Its memory is that of one device, or of the host
+// beside it; it maps none of it and makes no context. Safe for concurrent use. The caller
+// must Close it, before the device.
+type Server struct {
+	// Immutable.
+	dev     *vmm.Device
+	opts    Options
+	gran    uint64
+	conns   *shareable.Server
+	objects serve.Server
+	stop    chan struct{} // closed by Close
+
+	// Safe for concurrent use.
+	counts struct {
+		created, sealed, aborted, deleted, evicted, leases, gets atomic.Uint64
+	}
+
+	// Guarded by mu, which is held for no call of the driver and for no write to a client.
+	mu       sync.Mutex
+	closed   bool
+	byID     map[uint64]*entry
+	byName   map[string]*entry
+	order    []*entry // by id
+	clients  map[serve.Conn]*clientState
+	waits    map[string][]wait // for an object to be sealed, by name
+	bytes    uint64            // of all objects
+	bytesOf  map[uint32]uint64 // by user
+	clock    uint64            // rises with each use of an object
+	watchers map[serve.Conn]*watcher
+	evicted  []*entry // to be closed without the lock
+}
+
+// clientState is what a connection has.
+type clientState struct {
+	leases map[uint64]*entry
+	waits  int
+}
+
+// wait is a request whose reply comes later.
+type wait struct {
+	c       serve.Conn
+	request uint32
+	name    string
+}
+
+// NewServer makes a server without a socket, for connections that are passed to ServeConn
+// and for Connect. The caller must Close it, before the device.
+func NewServer(dev *vmm.Device, o Options) (*Server, error) {
+	s, err := newServer(dev, o)
+	if err != nil {
+		return nil, fmt.Errorf("make store: %w", err)
+	}
+	return s, nil
+}
+
+func newServer(dev *vmm.Device, o Options) (*Server, error) {
+	o, err := o.resolve()
+	if err != nil {
+		return nil, err
+	}
+	if dev == nil {
+		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	s := &Server{
+		dev: dev, opts: o, stop: make(chan struct{}),
+		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
+		waits: map[string][]wait{}, bytesOf: map[uint32]uint64{}, watchers: map[serve.Conn]*watcher{},
+	}
+	if s.gran, err = granularity(dev); err != nil {
+		return nil, err
+	}
+	s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s})
+	return s, err
+}
+
+// Listen makes a server with a socket at path, as shareable.Listen does; "" is the name
+// "store".
+func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
+	s, err := NewServer(dev, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.objects.Listen(cmp.Or(path, defaultName)); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// defaultName is the name of the socket.
+const defaultName = "store"
+
+var errNoServer = fmt.Errorf("%w: no store", vmm.ErrInvalid)
+
+// ServeConn serves one connection until it ends, as shareable.Server.ServeConn does.
+func (s *Server) ServeConn(c *net.UnixConn) error {
+	if s == nil || s.dev == nil {
+		if c == nil {
+			return errNoServer
+		}
+		return errors.Join(errNoServer, c.Close())
+	}
+	return s.conns.ServeConn(c)
+}
+
+// Path is the path of the socket; empty without one.
+func (s *Server) Path() string {
+	if s == nil || s.dev == nil {
+		return ""
+	}
+	return s.conns.Path()
+}
+
+// Instance is a random number of this server: another one after each start, unless it has
+// taken over from another.
+func (s *Server) Instance() [16]byte {
+	if s == nil || s.dev == nil {
+		return [16]byte{}
+	}
+	return s.conns.Instance()
+}
+
+// Close ends all connections and gives the memory up. Clients keep what they have mapped.
+// Twice is fine, and so is a nil Server.
+func (s *Server) Close() error {
+	if s == nil || s.dev == nil {
+		return nil
+	}
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if first {
+		close(s.stop)
+	}
+	// Connections end first: that ends the leases, and objects without names go with them.
+	err := s.conns.Close()
+	s.mu.Lock()
+	left := slices.Clone(s.order)
+	s.mu.Unlock()
+	for _, e := range left {
+		s.drop(e)
+	}
+	return err
+}
+
+// Stats is a store in numbers.
+type Stats struct {
+	Objects int    `json:"objects"` // now, also those that are deleted and that readers have
+	Bytes   uint64 `json:"bytes"`   // of memory now
+	Clients int    `json:"clients"` // connections now
+	Leases  int    `json:"leases"`  // objects that a client may write to now
+	Waits   int    `json:"waits"`   // requests that wait now
+
+	Created uint64 `json:"created"` // objects
+	Sealed  uint64 `json:"sealed"`
+	Aborted uint64 `json:"aborted"`
+	Deleted uint64 `json:"deleted"`
+	Evicted uint64 `json:"evicted"`
+	Granted uint64 `json:"granted"` // leases
+
+	Conns shareable.Stats `json:"conns"`
+}
+
+// Stats returns the counts as of now.
+func (s *Server) Stats() Stats {
+	if s == nil || s.dev == nil {
+		return Stats{}
+	}
+	conns := s.conns.Stats()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := Stats{
+		Objects: len(s.order), Bytes: s.bytes, Clients: conns.Conns, Conns: conns,
+		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
+		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(),
+	}
+	for _, e := range s.order {
+		if e.lease != nil {
+			x.Leases++
+		}
+		x.Waits += len(e.waiting)
+	}
+	for _, w := range s.waits {
+		x.Waits += len(w)
+	}
+	return x
+}
+
+// counters are the numbers of Stats in the order in which COUNTERS has them.
+func (x *Stats) counters() []*uint64 {
+	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted}
+}
+
+// gauges are those that are no uint64, after the counters.
+func (x *Stats) gauges() []*int {
+	return []*int{&x.Objects, &x.Clients, &x.Leases, &x.Waits}
+}
+
+func (x *Stats) encode() wire.Counters {
+	var c wire.Counters
+	for _, v := range x.counters() {
+		c.Values = append(c.Values, *v)
+	}
+	for _, v := range x.gauges() {
+		c.Values = append(c.Values, uint64(*v))
+	}
+	return c
+}
+
+// decode is the reverse of encode. A server of another version may have fewer, or more.
+func (x *Stats) decode(c wire.Counters) {
+	for _, v := range x.counters() {
+		if len(c.Values) == 0 {
+			return
+		}
+		*v, c.Values = c.Values[0], c.Values[1:]
+	}
+	for _, v := range x.gauges() {
+		if len(c.Values) == 0 {
+			return
+		}
+		*v, c.Values = int(min(c.Values[0], math.MaxInt)), c.Values[1:]
+	}
+}
+
+// handler is a Server as its connections see it.
+type handler struct{ s *Server }
+
+var _ serve.Handler = handler{}
+
+// Find returns the object of a name.
+func (h handler) Find(name string) serve.Object {
+	s := h.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.findLocked(name)
+	if e == nil {
+		return nil
+	}
+	s.clock++
+	e.used = s.clock
+	return e.obj
+}
+
+// findLocked is the object of a name; nil if there is none. Requires mu.
+func (s *Server) findLocked(name string) *entry {
+	invariants.Held(&s.mu)
+	if id, ok := shareable.ParseIDName(name); ok {
+		if e := s.byID[id]; e != nil && !e.deleted {
+			return e
+		}
+		return nil
+	}
+	return s.byName[name]
+}
+
+// Readers is called when readers have come or gone.
+func (h handler) Readers(o serve.Object) {
+	s := h.s
+	_, _, _, n := o.State()
+	s.mu.Lock()
+	e := s.byID[o.ID()]
+	unused := false
+	if e != nil {
+		s.clock++
+		e.used = s.clock
+		unused = n == 0 && e.deleted
+	}
+	s.mu.Unlock()
+	if unused {
+		s.drop(e)
+	}
+}
+
+// Request handles a request of a client.
+func (h handler) Request(c serve.Conn, f wire.Frame) error {
+	s := h.s
+	var err error
+	switch f.Type {
+	case wire.TypeCreate:
+		err = s.create(c, f)
+	case wire.TypeLease:
+		err = s.lease(c, f)
+	case wire.TypeMapped:
+		err = s.mapped(c, f)
+	case wire.TypeGrow:
+		err = s.grow(c, f)
+	case wire.TypeWrote:
+		return s.wrote(c, f)
+	case wire.TypeSeal:
+		err = s.seal(c, f)
+	case wire.TypeRelease:
+		err = s.release(c, f)
+	case wire.TypeDelete:
+		err = s.delete(c, f)
+	case wire.TypeWait:
+		err = s.wait(c, f)
+	case wire.TypeLink:
+		err = s.link(c, f)
+	case wire.TypeUnlink:
+		err = s.unlink(c, f)
+	case wire.TypeQuery:
+		err = s.query(c, f)
+	case wire.TypeCount:
+		x := s.Stats()
+		return c.Reply(wire.TypeCounters, f.Request, x.encode().Append(nil))
+	case wire.TypeWatch:
+		err = s.watch(c, f)
+	default:
+		return &wire.ProtocolError{What: fmt.Sprintf("%v to a store", f.Type)}
+	}
+	var sent *sentError
+	var broke *wire.ProtocolError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &sent):
+		return sent.err
+	case errors.As(err, &broke):
+		return err
+	}
+	return c.Refuse(f.Request, err)
+}
+
+// sentError is that a reply could not be sent, which ends the connection.
+type sentError struct{ err error }
+
+func (e *sentError) Error() string { return e.err.Error() }
+
+// reply sends a reply.
+func reply(c serve.Conn, t wire.Type, request uint32, payload []byte, fds ...int) error {
+	if err := c.Reply(t, request, payload, fds...); err != nil {
+		return &sentError{err}
+	}
+	return nil
+}
+
+func done(c serve.Conn, request uint32) error { return reply(c, wire.TypeDone, request, nil) }
+
+// End ends what the connection had: its leases, and the requests that wait.
+func (h handler) End(c serve.Conn) {
+	s := h.s
+	s.mu.Lock()
+	state := s.clients[c]
+	delete(s.clients, c)
+	if w := s.watchers[c]; w != nil {
+		delete(s.watchers, c)
+		w.end()
+	}
+	if state == nil {
+		s.mu.Unlock()
+		return
+	}
+	for name, all := range s.waits {
+		if all = slices.DeleteFunc(all, func(w wait) bool { return w.c == c }); len(all) == 0 {
+			delete(s.waits, name)
+		} else {
+			s.waits[name] = all
+		}
+	}
+	for _, e := range s.order {
+		e.waiting = slices.DeleteFunc(e.waiting, func(w wait) bool { return w.c == c })
+	}
+	s.mu.Unlock()
+	for _, e := range state.leases {
+		s.endLease(e, c, !e.durable())
+	}
+}
+
+// clientLocked is what the connection has that makes a request. Requires mu.
+func (s *Server) clientLocked(c serve.Conn) *clientState {
+	invariants.Held(&s.mu)
+	x := s.clients[c]
+	if x == nil {
+		x = &clientState{leases: map[uint64]*entry{}}
+		s.clients[c] = x
+	}
+	return x
+}
+
+// timeout is a client's time limit within the server's.
+func (s *Server) timeout(ms uint32) time.Duration {
+	if ms == 0 {
+		return s.opts.Timeout
+	}
+	return min(time.Duration(ms)*time.Millisecond, maxForce)
+}
+
+// maxForce is the longest that a forced Delete waits for readers.
+const maxForce = time.Minute

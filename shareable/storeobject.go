@@ -1,0 +1,342 @@
+package shareable
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// storeObject is an object of a store. The store adds its memory, by descriptors, and a
+// client writes to it: the holder of its lease.
+type storeObject struct {
+	object
+
+	// Guarded by mu.
+	next    *leasePage // made for a new writer, which has not mapped it yet
+	ending  bool       // Close was called
+	started bool       // wakeReaders runs
+}
+
+var _ serve.Object = (*storeObject)(nil)
+
+// NewStore is for package store: it makes a server, as NewServer does, whose requests h
+// handles beside those of readers.
+func NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {
+	o.hooks.handler = h
+	// Each writer and each reader has a connection of its own.
+	o.MaxConns = cmp.Or(o.MaxConns, fileLimit()/4)
+	o.MaxConnsPerUID = cmp.Or(o.MaxConnsPerUID, o.MaxConns)
+	o.Rate = cmp.Or(o.Rate, 100_000)
+	s, err := NewServer(dev, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, storeServer{s}, nil
+}
+
+// storeServer is a Server as a store uses it.
+type storeServer struct{ *Server }
+
+// Listen makes the server's socket.
+func (s storeServer) Listen(path string) error { return s.Server.listenAt(path) }
+
+// NewObject makes an object without memory.
+func (s storeServer) NewObject(spec serve.Spec) serve.Object {
+	o := &storeObject{}
+	o.init(s.Server)
+	o.max, o.write, o.layout, o.meta = spec.Max, true, spec.Layout, slices.Clone(spec.Meta)
+	o.layout.Shape = slices.Clone(o.layout.Shape)
+	o.stored = o
+	o.close = o.Close
+	return o
+}
+
+// Listed adds an object to those that LIST returns, or changes its name there.
+func (s storeServer) Listed(x serve.Object, name string) {
+	o, ok := x.(*storeObject)
+	if !ok {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o.name == "" {
+		s.addLocked(&o.object)
+	}
+	o.name = name
+}
+
+// findObject is the object that a reader asks for.
+func (s *Server) findObject(name string) *object {
+	h := s.opts.hooks.handler
+	if h == nil {
+		return s.find(name)
+	}
+	if o, ok := h.Find(name).(*storeObject); ok {
+		return &o.object
+	}
+	return nil
+}
+
+// IDName is the name that every object of a store has, beside others.
+func IDName(id uint64) string { return "@" + strconv.FormatUint(id, 10) }
+
+// ParseIDName is the reverse of IDName.
+func ParseIDName(name string) (id uint64, ok bool) {
+	digits, ok := strings.CutPrefix(name, "@")
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(digits, 10, 64)
+	return id, err == nil && IDName(id) == name
+}
+
+// ID is the object's number in the server.
+func (o *storeObject) ID() uint64 { return o.id }
+
+// State returns the object in numbers.
+func (o *storeObject) State() (state uint32, length, capacity uint64, readers int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.state, o.lenLocked(), o.endLocked(), len(o.attachments)
+}
+
+// AddChunk adds memory at the end.
+func (o *storeObject) AddChunk(size uint64, fd int) error {
+	own := &cachedFD{fd: fd, users: 1}
+	err := o.addChunk(size, own)
+	if err != nil {
+		o.srv.fds.release(own)
+	}
+	return err
+}
+
+func (o *storeObject) addChunk(size uint64, own *cachedFD) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	end := o.endLocked()
+	switch {
+	case o.state != wire.StateLive:
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
+	case size > o.max-end:
+		return fmt.Errorf("%w: %d bytes after %d, over %d", vmm.ErrBounds, size, end, o.max)
+	case len(o.chunks) >= wire.MaxChunks:
+		return fmt.Errorf("%w: %d chunks", vmm.ErrLimit, len(o.chunks))
+	}
+	o.lastID++
+	o.chunks = append(o.chunks, publishedChunk{Chunk: wire.Chunk{ID: o.lastID, Offset: end, Size: size}, own: own})
+	o.wakeWritersLocked()
+	return nil
+}
+
+// ReplyChunks sends the chunks after an id to the writer.
+func (o *storeObject) ReplyChunks(c serve.Conn, request uint32, after uint64) error {
+	o.mu.Lock()
+	i := o.indexLocked(after + 1)
+	chunks := slices.Clone(o.chunks[i:min(len(o.chunks), i+wire.MaxFDs)])
+	msg := wire.Chunks{Object: o.id, Generation: o.generation}
+	o.mu.Unlock()
+	if len(chunks) == 0 {
+		return c.Refuse(request, fmt.Errorf("%w: no chunk after %d", vmm.ErrBounds, after))
+	}
+	// The descriptors are in use while they are sent: the object may end meanwhile.
+	var fds []int
+	for _, x := range chunks {
+		d, err := o.srv.fds.acquireChunk(x)
+		if err != nil {
+			return c.Refuse(request, err)
+		}
+		defer o.srv.fds.release(d)
+		fds = append(fds, d.fd)
+		msg.Records = append(msg.Records, x.Chunk)
+	}
+	return c.Reply(wire.TypeChunks, request, msg.Append(nil), fds...)
+}
+
+// LeasePage makes the control page of a new writer.
+func (o *storeObject) LeasePage() (fd int, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state != wire.StateLive {
+		return -1, fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
+	}
+	p, err := newLeasePage(o.srv.hello.Instance, o.id, o.lenLocked(), o.generation)
+	if err != nil {
+		return -1, err
+	}
+	if fd, err = dup(p.fd); err != nil {
+		p.close()
+		return -1, err
+	}
+	o.next.close()
+	o.next = p
+	return fd, nil
+}
+
+// StartLease has only the writer write to its page, and readers get it.
+func (o *storeObject) StartLease() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.next == nil || o.state != wire.StateLive {
+		return &wire.ProtocolError{What: "MAPPED without a page"}
+	}
+	page, err := o.next.seal()
+	o.next.close()
+	o.next = nil
+	if err != nil {
+		return err
+	}
+	o.setPageLocked(page)
+	if !o.started {
+		o.started = true
+		go o.wakeReaders()
+	}
+	return nil
+}
+
+// setPageLocked replaces the page that readers get; nil for one that does not change any
+// more. Requires mu.
+func (o *storeObject) setPageLocked(page *ownerPage) {
+	o.published = o.lenLocked()
+	if o.page != nil {
+		o.page.close()
+	}
+	o.page = page
+	o.wakeWritersLocked()
+	o.notify()
+}
+
+// EndLease makes what the writer has on its page the length.
+func (o *storeObject) EndLease() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.next.close()
+	o.next = nil
+	if o.page == nil || !o.page.foreign || o.state != wire.StateLive {
+		return
+	}
+	// The writer may run on, and write to its page. So readers get one that does not change.
+	n := o.lenLocked()
+	page, err := newOwnerPage(o.srv.hello.Instance, o.id)
+	if err != nil { // readers keep the writer's
+		o.published = n
+		return
+	}
+	page.published.Store(n)
+	page.queued.Store(n)
+	page.generation.Store(o.generation)
+	o.setPageLocked(page)
+}
+
+// Wrote has the readers woken.
+func (o *storeObject) Wrote() { o.notify() }
+
+// Seal makes the length final.
+func (o *storeObject) Seal(length uint64, digest *[32]byte) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.state == wire.StateSealed:
+		return ErrSealed
+	case o.state != wire.StateLive:
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
+	case length < o.lenLocked() || length > o.endLocked():
+		return fmt.Errorf("%w: a length of %d, with %d bytes visible of %d", vmm.ErrBounds, length, o.lenLocked(), o.endLocked())
+	}
+	o.published = length
+	if i := o.chunksBelowLocked(length); i < len(o.chunks) {
+		o.dropChunksLocked(i)
+	}
+	o.state, o.sealed, o.digest = wire.StateSealed, true, digest
+	o.next.close()
+	o.next = nil
+	o.setPageLocked(nil)
+	return nil
+}
+
+// Describe sends OBJECT with these descriptors.
+func (o *storeObject) Describe(c serve.Conn, request uint32, name string, access uint32, fds ...int) error {
+	o.mu.Lock()
+	desc := o.describeLocked(name, access)
+	o.mu.Unlock()
+	return c.Reply(wire.TypeObject, request, desc.Append(nil), fds...)
+}
+
+// Retire has all readers unmap all memory.
+func (o *storeObject) Retire(ctx context.Context) {
+	o.mu.Lock()
+	o.published = 0
+	o.dropChunksLocked(0)
+	generation := o.generation
+	o.mu.Unlock()
+	unmapped := func() bool {
+		for a := range o.attachments {
+			if a.ackedGeneration < generation {
+				return false
+			}
+		}
+		return true
+	}
+	if o.waitUntil(ctx, unmapped) == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for a := range o.attachments {
+		if a.ackedGeneration < generation {
+			go a.ses.stop(fmt.Errorf("%w to unmap object %d", errTooSlow, o.id))
+		}
+	}
+}
+
+// Close ends the object.
+func (o *storeObject) Close() error {
+	o.mu.Lock()
+	again := o.ending
+	o.ending = true
+	if !again {
+		o.state = wire.StateClosed
+		for _, c := range o.chunks {
+			o.srv.fds.dropChunk(c)
+		}
+		o.chunks = nil
+		o.next.close()
+		o.next = nil
+		o.setPageLocked(nil)
+	}
+	o.mu.Unlock()
+	if again {
+		return nil
+	}
+	o.srv.remove(&o.object)
+	o.wakes.round() // for the state, which changed last
+	o.cancel()
+	return nil
+}
+
+// storeConn is a session as a store sees it.
+type storeConn struct{ *session }
+
+var _ serve.Conn = storeConn{}
+
+// Cred is the process at the other end.
+func (c storeConn) Cred() wire.Cred { return c.cred }
+
+// Reply sends a frame.
+func (c storeConn) Reply(t wire.Type, request uint32, payload []byte, fds ...int) error {
+	return c.write(t, request, payload, fds...)
+}
+
+// Refuse sends ERROR.
+func (c storeConn) Refuse(request uint32, err error) error {
+	return c.refuse(request, codeOf(err), err.Error())
+}
+
+// Close ends the connection.
+func (c storeConn) Close(err error) { go c.stop(err) }
