@@ -81,7 +81,8 @@ func (r *role) main() (err error) {
 // listen makes the socket. One that a main has left that was killed goes.
 func listen(path string) (*net.UnixListener, error) {
 	if c, err := net.Dial("unix", path); err == nil {
-		return nil, errors.Join(fmt.Errorf("another main is there: %s", path), c.Close())
+		_, err = fmt.Fprintln(c, "main") // it does not want the turn
+		return nil, errors.Join(fmt.Errorf("another main is there: %s", path), err, c.Close())
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -122,7 +123,7 @@ func (m *owner) giveTurn(c net.Conn) error {
 	}
 	name, queued := strings.CutSuffix(lines.Text(), " "+hasQueued)
 	if !queued {
-		return nil // it speaks of something else, as a second main does
+		return nil // a second main
 	}
 	// Its work on the device may still run: what this stream does now comes after it.
 	if err := m.stream.Wait(m.finished); err != nil {
