@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -44,19 +45,14 @@ func (r *role) main() (err error) {
 	}
 	// No other process uses the memory by then: turns end before.
 	defer func() { err = errors.Join(err, m.memory.Close()) }()
-	for e, file := range map[**vmm.Event]string{&m.ready: readyFile, &m.finished: finishedFile} {
-		if *e, err = r.dev.NewEvent(vmm.EventInterprocess); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, (*e).Close(), os.Remove(r.file(file))) }()
-		h, err := ipc.EventHandle(*e)
-		if err == nil {
-			err = ipc.WriteFile(r.file(file), h)
-		}
-		if err != nil {
-			return err
-		}
+	if m.ready, err = r.newEvent(readyFile); err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, m.ready.Close(), os.Remove(r.file(readyFile))) }()
+	if m.finished, err = r.newEvent(finishedFile); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.finished.Close(), os.Remove(r.file(finishedFile))) }()
 	h, err := m.memory.Handle()
 	if err == nil {
 		err = ipc.WriteFile(r.file(memoryFile), h)
@@ -78,6 +74,22 @@ func (r *role) main() (err error) {
 	return m.giveTurns(l)
 }
 
+// newEvent makes an event, and leaves its handle in a file.
+func (r *role) newEvent(file string) (*vmm.Event, error) {
+	e, err := r.dev.NewEvent(vmm.EventInterprocess)
+	if err != nil {
+		return nil, err
+	}
+	h, err := ipc.EventHandle(e)
+	if err == nil {
+		err = ipc.WriteFile(r.file(file), h)
+	}
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
 // listen makes the socket. One that a main has left that was killed goes.
 func listen(path string) (*net.UnixListener, error) {
 	if c, err := net.Dial("unix", path); err == nil {
@@ -92,7 +104,8 @@ func listen(path string) (*net.UnixListener, error) {
 
 // giveTurns gives one process after another its turn.
 func (m *owner) giveTurns(l *net.UnixListener) error {
-	defer closeWhenDone(m.ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })()
+	stop := context.AfterFunc(m.ctx, func() { _ = l.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	for {
 		c, err := l.AcceptUnix()
 		if m.ctx.Err() != nil {

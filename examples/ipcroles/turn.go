@@ -81,7 +81,8 @@ func (r *role) takeTurn(name string, work func(*ipc.Memory) error) (err error) {
 	}
 	// Closed last: to main this is the sign that the memory is closed.
 	defer func() { err = errors.Join(err, c.Close()) }()
-	defer closeWhenDone(r.ctx, func() { _ = c.Close() })()
+	stop := context.AfterFunc(r.ctx, func() { _ = c.Close() })
+	defer stop()
 	lines := bufio.NewScanner(c)
 	if err := expect(lines, yourTurn); err != nil {
 		return err
@@ -146,12 +147,6 @@ func expect(lines *bufio.Scanner, line string) error {
 		return fmt.Errorf("main says %q, not %q", lines.Text(), line)
 	}
 	return nil
-}
-
-// closeWhenDone calls end when ctx is done, until stop is called.
-func closeWhenDone(ctx context.Context, end func()) (stop func()) {
-	cancel := context.AfterFunc(ctx, end)
-	return func() { cancel() }
 }
 
 // ignoreTimeout is nil for the end of a wait that was cut short.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // TestZeroValues: no method of a nil pointer, or of a zero value that no function of the
@@ -68,7 +69,7 @@ func TestNothing(t *testing.T) {
 		"OpenEvent":     second(ipc.OpenEvent(nil, ipc.Handle{Raw: raw(1)})),
 		"ImportPool":    second(ipc.ImportPool(nil, 0)),
 		"ExportPool":    second(ipc.ExportPool(nil)),
-		"ExportPointer": second(ipc.ExportPointer(nil, zeroBlock)),
+		"ExportPointer": second(ipc.ExportPointer(nil, pool.Block{})),
 		"zero Device":   second(ipc.Alloc(&vmm.Device{}, 1)),
 	} {
 		require.ErrorIs(t, err, vmm.ErrInvalid, name)

@@ -17,7 +17,6 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
-	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // Tests here start this binary once more, as the process at the other end. The environment
@@ -28,8 +27,6 @@ const (
 	patience = 30 * time.Second // for anything that has to happen
 	mib      = 1 << 20
 )
-
-var zeroBlock pool.Block
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVar); role != "" {
@@ -192,6 +189,7 @@ func (p *part) memory() {
 	must(err)
 	must(s.Fill(m.Ptr(), 7, 1, mib))
 	must(e.Record(s))
+	must(s.Sync())
 	h, err := m.Handle()
 	must(err)
 	fmt.Println(quoted(h))
