@@ -83,15 +83,24 @@ func (b *Block) Free(s *vmm.Stream) error {
 // other Blocks of the same token. The errors are those of Free.
 func (b *Block) FreeNow() error {
 	return b.free(func(p *Pool) error {
-		if b.m.blocks > 1 {
-			return nil
-		}
-		for _, e := range b.m.before {
-			if err := e.Sync(); err != nil {
+		m := b.m
+		for m.blocks == 1 && len(m.before) > 0 {
+			e := m.before[0]
+			if err := p.syncUnlocked(e); err != nil {
 				return err
 			}
+			switch {
+			case b.freed:
+				return ErrFreed // meanwhile
+			case len(m.before) > 0 && m.before[0] == e:
+				m.before = m.before[1:]
+				p.closeEventLocked(e)
+			}
 		}
-		return p.frees.FreePlain(b.m.ptr)
+		if m.blocks > 1 {
+			return nil
+		}
+		return p.frees.FreePlain(m.ptr)
 	})
 }
 

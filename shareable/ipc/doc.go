@@ -29,7 +29,11 @@ package ipc
 
 // Lock order:
 //
+//	Memory.mu
 //	Pool.mu
 //	  registry.mu
+//	    the locks of pool.DriverPool
 //
-// Pool.mu is held across driver calls, so that no import meets a free of the same memory.
+// Both of the first are held across driver calls: no import meets a free of the same memory. No
+// lock is held across a wait for work, since functions of vmm.Device.OnSync may call this
+// package.

@@ -287,12 +287,17 @@ func (m *Memory) Close() error {
 	if m == nil || m.dev == nil {
 		return nil
 	}
+	// Work on memory that is unmapped would lose the device. The wait holds no lock: functions of
+	// vmm.Device.OnSync may use the memory.
+	err := m.wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
 		return nil
 	}
-	err := m.close()
+	if err == nil {
+		err = m.closeLocked()
+	}
 	if err == nil || lost(err) {
 		m.freed, m.closed = true, true
 		m.keep()
@@ -300,21 +305,29 @@ func (m *Memory) Close() error {
 	return fail(m.dev, "close plain memory", m.ptr, m.size, err)
 }
 
-func (m *Memory) close() error {
-	if !m.freed {
-		// Work on memory that is unmapped would lose the device.
-		err := m.dev.Sync()
-		switch {
-		case err != nil:
-		case m.plain != nil:
-			err = m.plain.FreePlain(m.ptr)
-		default:
-			err = m.calls.CloseMem(m.ptr)
-		}
-		if err != nil {
-			return err
-		}
-		m.freed = true
+// wait waits for the work of the device, unless the memory is freed.
+func (m *Memory) wait() error {
+	m.mu.RLock()
+	freed := m.freed
+	m.mu.RUnlock()
+	if freed {
+		return nil
 	}
+	return m.dev.Sync()
+}
+
+// closeLocked goes on where an earlier Close failed. It needs m.mu.
+func (m *Memory) closeLocked() (err error) {
+	switch {
+	case m.freed:
+	case m.plain != nil:
+		err = m.plain.FreePlain(m.ptr)
+	default:
+		err = m.calls.CloseMem(m.ptr)
+	}
+	if err != nil {
+		return err
+	}
+	m.freed = true
 	return m.peer.end()
 }

@@ -24,7 +24,7 @@ type Pool struct {
 	in    *pool.DriverPool // the same pool, for what an imported one does like any
 	keep  func()           // lets the device close
 
-	mu       sync.Mutex // held across driver calls: no import meets a free of the same memory
+	mu       sync.Mutex // held across driver calls but waits: no import meets a free of the same memory
 	closed   bool
 	mapped   map[tokenKey]*mapping
 	leaving  map[tokenKey]*vmm.Event // recorded after a free in the order of a stream
@@ -93,7 +93,7 @@ func (p *Pool) Import(t Token) (*Block, error) {
 	return b, nil
 }
 
-// importLocked is Import; it needs p.mu.
+// importLocked is Import; it needs p.mu, which it may release and take again.
 func (p *Pool) importLocked(t Token) (*Block, error) {
 	switch {
 	case t.Raw == [64]byte{}:
@@ -102,6 +102,9 @@ func (p *Pool) importLocked(t Token) (*Block, error) {
 		return nil, fmt.Errorf("%w: a block of unknown size: set Token.Size", vmm.ErrInvalid)
 	}
 	k := keyOf(p.dev, t.Raw)
+	if err := p.waitLeftLocked(k); err != nil {
+		return nil, err
+	}
 	m := p.mapped[k]
 	if m == nil {
 		var err error
@@ -114,16 +117,39 @@ func (p *Pool) importLocked(t Token) (*Block, error) {
 	return &Block{p: p, m: m, size: t.Size}, nil
 }
 
+// waitLeftLocked waits until a free in a stream has unmapped what a token named: till then
+// the driver might return an address that is about to go. It needs p.mu.
+func (p *Pool) waitLeftLocked(k tokenKey) error {
+	for p.leaving[k] != nil {
+		e := p.leaving[k]
+		if err := p.syncUnlocked(e); err != nil {
+			return err
+		}
+		if p.leaving[k] == e {
+			delete(p.leaving, k)
+			p.closeEventLocked(e)
+		}
+	}
+	if p.closed {
+		return errPoolClosed
+	}
+	return nil
+}
+
+// syncUnlocked waits for an event. It releases p.mu for that, since functions of
+// vmm.Device.OnSync may use the pool, and takes it again. Another call may have closed the
+// event meanwhile, once it was reached.
+func (p *Pool) syncUnlocked(e *vmm.Event) error {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	if err := e.Sync(); !errors.Is(err, vmm.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
 // mapLocked imports what is not imported yet. It needs p.mu.
 func (p *Pool) mapLocked(k tokenKey) (*mapping, error) {
-	// The driver might return an address that a free in a stream is about to unmap.
-	if e := p.leaving[k]; e != nil {
-		if err := e.Sync(); err != nil {
-			return nil, err
-		}
-		delete(p.leaving, k)
-		p.closeEventLocked(e)
-	}
 	release, err := tokens.addImport(k, p)
 	if err != nil {
 		return nil, err
@@ -140,7 +166,10 @@ func (p *Pool) mapLocked(k tokenKey) (*mapping, error) {
 	return m, nil
 }
 
-var errNoPool = fmt.Errorf("%w: no pool", vmm.ErrInvalid)
+var (
+	errNoPool     = fmt.Errorf("%w: no pool", vmm.ErrInvalid)
+	errPoolClosed = fmt.Errorf("%w: imported pool", vmm.ErrClosed)
+)
 
 // with makes a call with p.mu held while the pool is open.
 func (p *Pool) with(call func() error) error {
@@ -150,7 +179,7 @@ func (p *Pool) with(call func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return fmt.Errorf("%w: imported pool", vmm.ErrClosed)
+		return errPoolClosed
 	}
 	return call()
 }
