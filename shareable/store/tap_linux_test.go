@@ -154,14 +154,20 @@ func everything(ctx context.Context, c *Client) (err error) {
 		}()
 	}
 	waited := make(chan error, 1)
+	waiting, stop := context.WithCancel(ctx)
 	go func() {
-		b, e := c.Get(ctx, "x", GetOptions{Wait: true})
+		b, e := c.Get(waiting, "x", GetOptions{Wait: true})
 		if e == nil {
 			e = b.Close()
 		}
 		waited <- e
 	}()
-	defer func() { note(<-waited) }()
+	sealed := false
+	defer func() {
+		if stop(); !sealed {
+			<-waited
+		}
+	}()
 	w, e := c.Create(ctx, "x", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
 	if !note(e) {
 		return err
@@ -175,7 +181,9 @@ func everything(ctx context.Context, c *Client) (err error) {
 	}
 	defer func() { note(w.Close()) }()
 	note(w.Append(data[1<<20:]))
-	note(w.Seal(ctx, shareable.SealOptions{Digest: true}))
+	if sealed = note(w.Seal(ctx, shareable.SealOptions{Digest: true})); sealed {
+		note(<-waited)
+	}
 	b, e := c.Get(ctx, w.ID().String(), GetOptions{})
 	if note(e) {
 		note(b.Close())
