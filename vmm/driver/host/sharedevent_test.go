@@ -191,7 +191,7 @@ func TestSharedEventMembers(t *testing.T) {
 	last, err := w.OpenEvent(h)
 	require.NoError(t, err)
 
-	// Without a look nobody knows.
+	// It shows only to a process that looks.
 	store(s.word(5), deadProcess(t), 8)
 	store(s.word(0), 2<<8|5, 8)
 	require.False(t, s.last().ended())
