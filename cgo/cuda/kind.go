@@ -108,7 +108,7 @@ func (r Result) kind(call string) error {
 		}
 		return driver.ErrNotSupported
 	case unknown:
-		if call == "cuMemImportFromShareableHandle" {
+		if call == "cuMemImportFromShareableHandle" || call == "cuMemPoolImportFromShareableHandle" {
 			return driver.ErrInvalid // the descriptor is of something else
 		}
 	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled,
@@ -135,7 +135,8 @@ func (r Result) kind(call string) error {
 		return driver.ErrNoDriver
 	case operatingSystem:
 		switch call {
-		case "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemGetHandleForAddressRange":
+		case "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemGetHandleForAddressRange",
+			"cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle":
 			return driver.ErrLimit // no descriptor is left
 		}
 	case forked:
