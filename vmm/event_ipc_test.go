@@ -1,8 +1,6 @@
 package vmm_test
 
 import (
-	"math"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,83 +10,39 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// twoProcesses is a driver that opens its own handles, as if they came from another process:
-// what it opens is the same event.
-type twoProcesses struct {
-	driver.Driver
-	mu     sync.Mutex
-	fails  error
-	opened map[driver.Event]int
-}
-
-type twoProcessesDevice struct {
-	driver.Device
-	driver.HostAllocator
-	driver.StreamMemOps
-	of *twoProcesses
-}
-
-func (p *twoProcesses) Open(n int) (driver.Device, error) {
-	d, err := p.Driver.Open(n)
-	if err != nil {
-		return nil, err
+// twoProcesses returns the worlds of two drivers, each of which is to the other as one of
+// another process, and an event that both have.
+func twoProcesses(t *testing.T) (here, there *world, mine, theirs *vmm.Event) {
+	t.Helper()
+	if onCUDA {
+		t.Skip("a process of CUDA's cannot open its own handles; vmm/driver/drivertest has rules for two")
 	}
-	return &twoProcessesDevice{Device: d, HostAllocator: d.(driver.HostAllocator), StreamMemOps: d.(driver.StreamMemOps), of: p}, nil
-}
-
-func (d *twoProcessesDevice) MemHandle(driver.Ptr) (h driver.IPCHandle, err error) {
-	return h, driver.ErrNotSupported
-}
-func (d *twoProcessesDevice) OpenMem(driver.IPCHandle) (driver.Ptr, error) {
-	return 0, driver.ErrNotSupported
-}
-func (d *twoProcessesDevice) CloseMem(driver.Ptr) error { return driver.ErrNotSupported }
-
-func (d *twoProcessesDevice) EventHandle(e driver.Event) (h driver.IPCHandle, err error) {
-	h[0] = byte(e)
-	return h, d.of.fails
-}
-
-func (d *twoProcessesDevice) OpenEvent(h driver.IPCHandle) (driver.Event, error) {
-	if d.of.fails != nil {
-		return 0, d.of.fails
-	}
-	d.of.mu.Lock()
-	defer d.of.mu.Unlock()
-	d.of.opened[driver.Event(h[0])]++
-	return driver.Event(h[0]), nil
-}
-
-func (d *twoProcessesDevice) FreeEvent(e driver.Event) error {
-	d.of.mu.Lock()
-	defer d.of.mu.Unlock()
-	if d.of.opened[e] > 0 {
-		d.of.opened[e]--
-		return nil
-	}
-	return d.Device.FreeEvent(e)
-}
-
-// TestEventsOfSeveralProcesses: the other process moves an event that this one has recorded, so
-// a wait for it tells nothing of the stream on which it was recorded here.
-func TestEventsOfSeveralProcesses(t *testing.T) {
-	p := &twoProcesses{Driver: host.New(host.Config{Devices: 1, Memory: 64 * page, Granularity: page}), opened: map[driver.Event]int{}}
-	d, err := vmm.OpenDriver(p, 0)
-	require.NoError(t, err)
-	mine, err := d.NewEvent(vmm.EventInterprocess)
+	here, there = newWorld(t, 1), newWorld(t, 1)
+	mine, err := here.devs[0].NewEvent(vmm.EventInterprocess)
 	require.NoError(t, err)
 	h, err := mine.IPCHandle()
 	require.NoError(t, err)
-	theirs, err := d.OpenEvent(h)
+	theirs, err = there.devs[0].OpenEvent(h)
 	require.NoError(t, err)
-	a, b := stream(t, d), stream(t, d)
+	return here, there, mine, theirs
+}
 
-	for _, c := range []struct{ first, last *vmm.Event }{{mine, theirs}, {theirs, mine}} {
+// TestEventsOfSeveralProcesses: work waits for what the other process has recorded, and an event
+// that the other process has moved tells nothing of the stream on which it was recorded here.
+func TestEventsOfSeveralProcesses(t *testing.T) {
+	here, there, mine, theirs := twoProcesses(t)
+	for _, c := range []struct {
+		w, v        *world
+		first, last *vmm.Event
+	}{{here, there, mine, theirs}, {there, here, theirs, mine}} {
+		d := c.w.devs[0]
+		a, b, other := stream(t, d), stream(t, d), stream(t, c.v.devs[0])
 		open := gate(t, d, a.Raw())
 		t.Cleanup(open)
 		require.NoError(t, c.first.Record(a))
-		require.NoError(t, c.last.Record(b))
-		require.NoError(t, c.first.Sync(), "it stands on the other stream")
+		require.NoError(t, c.last.Record(other))
+		require.NoError(t, other.Sync())
+		require.NoError(t, c.first.Sync(), "it stands on the other's stream")
 		require.Less(t, a.Finished(), a.Point())
 		done, err := c.first.Done()
 		require.NoError(t, err)
@@ -98,40 +52,65 @@ func TestEventsOfSeveralProcesses(t *testing.T) {
 		require.Zero(t, b.After(a))
 		open()
 		require.NoError(t, a.Sync())
+
+		open = gate(t, d, a.Raw())
+		t.Cleanup(open)
+		require.NoError(t, c.first.Record(a))
+		require.NoError(t, other.Wait(c.last))
+		done, err = other.Done()
+		require.NoError(t, err)
+		require.False(t, done, "it waits for the first process's work")
+		done, err = c.last.Done()
+		require.NoError(t, err)
+		require.False(t, done)
+		open()
+		require.NoError(t, c.last.Sync())
+		require.NoError(t, other.Sync())
+		for _, s := range []*vmm.Stream{a, b, other} {
+			require.NoError(t, s.Close())
+		}
 	}
-
-	// A stream waits for what the other process has recorded.
-	open := gate(t, d, a.Raw())
-	t.Cleanup(open)
-	require.NoError(t, theirs.Record(a))
-	require.NoError(t, b.Wait(mine))
-	after, err := b.Record()
-	require.NoError(t, err)
-	done, err := after.Done()
-	require.NoError(t, err)
-	require.False(t, done)
-	open()
-	require.NoError(t, after.Sync())
-	require.NoError(t, after.Close())
-
-	p.fails = errInjected
-	_, err = mine.IPCHandle()
-	require.ErrorIs(t, err, errInjected)
-	_, err = d.OpenEvent(h)
-	require.ErrorIs(t, err, errInjected)
-	p.fails = nil
-	require.ErrorContains(t, d.Close(), "event made at")
+	require.ErrorContains(t, there.devs[0].Close(), "event made at")
 	require.NoError(t, theirs.Close())
 	require.NoError(t, theirs.Close())
-	require.ErrorIs(t, theirs.Record(a), vmm.ErrClosed)
+	require.ErrorIs(t, theirs.Sync(), vmm.ErrClosed)
 	require.NoError(t, mine.Sync(), "it is another one's to close")
 	require.NoError(t, mine.Close())
-	_, err = mine.IPCHandle()
+	_, err := mine.IPCHandle()
 	require.ErrorIs(t, err, vmm.ErrClosed)
-	require.NoError(t, a.Close())
-	require.NoError(t, b.Close())
-	require.EqualValues(t, uint64(math.MaxUint64), a.Finished())
-	require.NoError(t, d.Close())
+	here.end()
+	there.end()
+}
+
+// TestEventHandlesRefused: nothing stays open.
+func TestEventHandlesRefused(t *testing.T) {
+	here, there, mine, theirs := twoProcesses(t)
+	d := there.devs[0]
+	h, err := mine.IPCHandle()
+	require.NoError(t, err)
+	here.refuse("EventHandle", 1, errInjected)
+	_, err = mine.IPCHandle()
+	require.ErrorIs(t, err, errInjected)
+	there.refuse("OpenEvent", 1, errInjected)
+	_, err = d.OpenEvent(h)
+	require.ErrorIs(t, err, errInjected)
+	_, err = d.OpenEvent(vmm.IPCHandle{})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	plain, err := here.devs[0].NewEvent(vmm.EventBlocking)
+	require.NoError(t, err)
+	_, err = plain.IPCHandle()
+	require.ErrorIs(t, err, vmm.ErrInvalid, "it is for this process alone")
+	require.NoError(t, plain.Close())
+
+	there.refuse("FreeEvent", 1, errInjected)
+	require.ErrorIs(t, theirs.Close(), errInjected)
+	require.NoError(t, theirs.Sync(), "it is as it was")
+	require.NoError(t, theirs.Close())
+	require.NoError(t, mine.Close())
+	_, err = d.OpenEvent(h)
+	require.ErrorIs(t, err, vmm.ErrInvalid, "its maker has closed it")
+	here.end()
+	there.end()
 	_, err = d.OpenEvent(h)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }

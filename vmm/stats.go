@@ -281,7 +281,7 @@ type Report struct {
 
 // OpenObject is one thing that is open.
 type OpenObject struct {
-	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", or by ReserveOptions.Owner
+	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", by KeepOpen, or by ReserveOptions.Owner
 	Made   string    `json:"made"` // file:line
 	Addr   Ptr       `json:"addr,omitempty"`
 	Size   uint64    `json:"size,omitempty"`
@@ -350,7 +350,8 @@ func (o openedAt) caller() string {
 	for {
 		f, more := frames.Next()
 		ours := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/vmm.") ||
-			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.")
+			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.") ||
+			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/shareable/ipc.")
 		if !ours || strings.HasSuffix(f.File, "_test.go") || !more {
 			return fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
