@@ -226,7 +226,8 @@ func (w *Writer) runExclusive(ctx context.Context, f func(context.Context) error
 	defer func() { <-w.exclusive }()
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(w.ctx, cancel)()
+	stop := context.AfterFunc(w.ctx, cancel)
+	defer stop()
 	err := f(sub)
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil { // Close's
 		return errWriterClosed
