@@ -271,7 +271,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 			return err
 		}
 	}
-	// The context does not end the request: then nobody would know whether it is sealed.
+	// The context does not end the request: then it would be unknown whether it is sealed.
 	if err := w.call(context.WithoutCancel(ctx), wire.TypeSeal, q.Append(nil), wire.TypeDone, ignore); err != nil {
 		return err
 	}

@@ -61,18 +61,18 @@ func TestManyWriters(t *testing.T) {
 	c := clientOf(t, s)
 	w := writer(t, c, "m", CreateOptions{Size: 1 << 22, Growable: true, Durable: true})
 	require.NoError(t, w.Close())
-	const writers, turns = 6, 8
-	part := func(i, turn int) []byte { return []byte(fmt.Sprintf("<%d:%d>", i, turn)) }
+	const writers, parts = 6, 8
+	part := func(i, k int) []byte { return []byte(fmt.Sprintf("<%d:%d>", i, k)) }
 	var tasks sync.WaitGroup
 	for i := range writers {
 		tasks.Go(func() {
-			for turn := range turns {
+			for k := range parts {
 				w, err := c.Append(within(t), "m", AppendOptions{Wait: true})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				if err := errors.Join(w.Append(part(i, turn)), w.Close()); err != nil {
+				if err := errors.Join(w.Append(part(i, k)), w.Close()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -81,11 +81,11 @@ func TestManyWriters(t *testing.T) {
 	tasks.Wait()
 	all := contents(t, got(t, c, "m", GetOptions{Unsafe: true}))
 	for i := range writers {
-		for turn := range turns {
-			require.Equal(t, 1, bytes.Count(all, part(i, turn)))
+		for k := range parts {
+			require.Equal(t, 1, bytes.Count(all, part(i, k)))
 		}
 	}
-	require.Len(t, all, writers*turns*len("<0:0>"))
+	require.Len(t, all, writers*parts*len("<0:0>"))
 }
 
 // TestNotDurable: an object whose Writer is closed before Seal has gone.
