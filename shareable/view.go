@@ -236,18 +236,6 @@ func (v *View) ID() uint64 {
 	return v.obj.ID
 }
 
-// Location is where the first chunk is: on a device or on the host. It is zero while
-// nothing is mapped.
-func (v *View) Location() vmm.Location {
-	if v == nil || v.dev == nil {
-		return vmm.Location{}
-	}
-	for _, s := range v.res.Segments() {
-		return s.Location
-	}
-	return vmm.Location{}
-}
-
 // Instance is a random number of the owner: another one after each start.
 func (v *View) Instance() [16]byte {
 	if v == nil || v.dev == nil {

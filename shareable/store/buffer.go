@@ -53,7 +53,12 @@ func (b *Buffer) Device() *vmm.Device { return b.View().Device() }
 
 // Location is where the memory is: on a device or on the host. It is the zero Location if
 // the object has no memory yet.
-func (b *Buffer) Location() vmm.Location { return b.View().Location() }
+func (b *Buffer) Location() vmm.Location {
+	for _, s := range b.View().Segments() {
+		return s.Location
+	}
+	return vmm.Location{}
+}
 
 // Sealed reports whether neither length nor bytes change any more.
 func (b *Buffer) Sealed() bool { return b.View().Sealed() }

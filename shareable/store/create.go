@@ -250,7 +250,7 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 	return nil
 }
 
-// giveBack undoes open. An object that was made is nobody's.
+// giveBack undoes open: an object that was made goes again.
 func (w *Writer) giveBack() {
 	if w.r != nil {
 		_ = w.r.Close()

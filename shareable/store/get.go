@@ -14,8 +14,8 @@ import (
 // Get maps an object, and returns once all of it can be read: up to the length that it has,
 // if it is not sealed. If there is no such object it returns shareable.ErrNotFound, and if
 // it is not sealed shareable.ErrNotSealed; see GetOptions. If it waits and the Writer gives
-// the object up, it returns shareable.ErrAborted. Of a sealed object nobody gets memory that
-// can be written: vmm.ErrPermission. The caller must Close the Buffer.
+// the object up, it returns shareable.ErrAborted. Memory of a sealed object cannot be had
+// for writing: vmm.ErrPermission. The caller must Close the Buffer.
 func (c *Client) Get(ctx context.Context, name string, o GetOptions) (*Buffer, error) {
 	b, err := c.get(ctx, name, o)
 	if err != nil {

@@ -49,7 +49,7 @@ func (p *tap) dial(ctx context.Context) (*net.UnixConn, error) {
 		if err != nil {
 			return nil, err
 		}
-		ends[i] = c.(*net.UnixConn) //nolint:forcetypeassert // it is a socket of that family
+		ends[i] = c.(*net.UnixConn)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +165,7 @@ func everything(ctx context.Context, c *Client) (err error) {
 	sealed := false
 	defer func() {
 		if stop(); !sealed {
-			<-waited
+			_ = <-waited // it has seen what the others have
 		}
 	}()
 	w, e := c.Create(ctx, "x", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})

@@ -226,7 +226,8 @@ func (w *Writer) runExclusive(ctx context.Context, f func(context.Context) error
 	defer func() { <-w.exclusive }()
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(w.ctx, cancel)()
+	stop := context.AfterFunc(w.ctx, cancel)
+	defer stop()
 	err := f(sub)
 	if errors.Is(err, context.Canceled) && ctx.Err() == nil { // Close's
 		return errWriterClosed
@@ -270,7 +271,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 			return err
 		}
 	}
-	// The context does not end the request: then nobody would know whether it is sealed.
+	// The context does not end the request: then it would be unknown whether it is sealed.
 	if err := w.call(context.WithoutCancel(ctx), wire.TypeSeal, q.Append(nil), wire.TypeDone, ignore); err != nil {
 		return err
 	}

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -58,18 +61,18 @@ func TestManyWriters(t *testing.T) {
 	c := clientOf(t, s)
 	w := writer(t, c, "m", CreateOptions{Size: 1 << 22, Growable: true, Durable: true})
 	require.NoError(t, w.Close())
-	const writers, turns = 6, 8
-	part := func(i, turn int) []byte { return []byte(fmt.Sprintf("<%d:%d>", i, turn)) }
+	const writers, parts = 6, 8
+	part := func(i, k int) []byte { return []byte(fmt.Sprintf("<%d:%d>", i, k)) }
 	var tasks sync.WaitGroup
 	for i := range writers {
 		tasks.Go(func() {
-			for turn := range turns {
+			for k := range parts {
 				w, err := c.Append(within(t), "m", AppendOptions{Wait: true})
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				if err := errors.Join(w.Append(part(i, turn)), w.Close()); err != nil {
+				if err := errors.Join(w.Append(part(i, k)), w.Close()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -78,11 +81,11 @@ func TestManyWriters(t *testing.T) {
 	tasks.Wait()
 	all := contents(t, got(t, c, "m", GetOptions{Unsafe: true}))
 	for i := range writers {
-		for turn := range turns {
-			require.Equal(t, 1, bytes.Count(all, part(i, turn)))
+		for k := range parts {
+			require.Equal(t, 1, bytes.Count(all, part(i, k)))
 		}
 	}
-	require.Len(t, all, writers*turns*len("<0:0>"))
+	require.Len(t, all, writers*parts*len("<0:0>"))
 }
 
 // TestNotDurable: an object whose Writer is closed before Seal has gone.
@@ -301,4 +304,40 @@ func TestRestart(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
 	require.NoError(t, w.Close())
+}
+
+// TestLostDevice: a Writer whose device is lost says so, and what it has published stays for
+// the next.
+func TestLostDevice(t *testing.T) {
+	s := listening(t, Options{})
+	var lost atomic.Bool
+	dev := vmmtest.Device(t, func(c drivertest.Call) error {
+		if lost.Load() && slices.Contains([]string{"SyncEvent", "EventDone", "SyncStream", "StreamDone", "CopyIn"}, c.Name) {
+			return vmm.ErrDeviceLost
+		}
+		return nil
+	})
+	mine, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
+	require.NoError(t, err)
+	w := writer(t, mine, "l", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	stream, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, w.Append([]byte("kept")))
+	require.NoError(t, w.Flush(t.Context()))
+	lost.Store(true)
+	require.NoError(t, w.Range().AppendOn(stream, []byte("lost")))
+	require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+	require.ErrorIs(t, w.Err(), vmm.ErrDeviceLost)
+	require.NoError(t, w.Close())
+	lost.Store(false)
+	require.NoError(t, stream.Close())
+	require.NoError(t, mine.Close())
+
+	c := clientOf(t, s)
+	next, err := c.Append(t.Context(), "l", AppendOptions{})
+	require.NoError(t, err)
+	require.EqualValues(t, 4, next.Len())
+	require.NoError(t, next.Append([]byte(" too")))
+	require.NoError(t, next.Close())
+	require.Equal(t, "kept too", string(contents(t, got(t, c, "l", GetOptions{Unsafe: true}))))
 }
