@@ -192,6 +192,13 @@ func (a *attachment) nextChunks() []publishedChunk {
 	return slices.Clone(chunks)
 }
 
+// hasAll is hasAllLocked for an attachment that no one else knows yet.
+func (a *attachment) hasAll() bool {
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
+	return a.hasAllLocked()
+}
+
 // hasAllLocked reports whether the reader has acknowledged all chunks that were sent.
 // Requires obj.mu.
 func (a *attachment) hasAllLocked() bool {
@@ -315,8 +322,12 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 	case o.page != nil && o.page != a.sentPage && !closed:
 		fd, err := o.pageFDLocked()
 		if err != nil {
+			if a.blockLocked() { // the limit on open files is reached: later
+				err = nil
+			}
 			return f, false, err
 		}
+		a.unblockLocked()
 		a.sentPage = o.page
 		return outFrame{kind: wire.TypePage, payload: wire.Page{Object: o.id}.Append(nil), page: fd}, true, nil
 	case len(chunks) > 0:
@@ -453,6 +464,9 @@ func (a *attachment) resync(q wire.Resync) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
+	if o.stored != nil { // the reader may have had no room for it
+		a.sentPage = nil
+	}
 	if i := o.indexLocked(q.Next); i < a.nextChunk {
 		a.nextChunk, a.unacked = i, nil // the clock runs on: a RESYNC wins the reader no time
 	}

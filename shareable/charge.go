@@ -61,7 +61,7 @@ func (s *Server) takeBack(chunks []publishedChunk) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range chunks {
-		if len(c.sentTo) == 0 {
+		if len(c.sentTo) == 0 || c.own != nil { // a store counts its memory itself
 			continue
 		}
 		m := s.taken[c.seg]

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -62,6 +63,11 @@ func (s storeServer) NewObject(spec serve.Spec) serve.Object {
 func (s storeServer) Listed(x serve.Object, name string) {
 	o, ok := x.(*storeObject)
 	if !ok {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ending { // Close takes it out of the list, or has
 		return
 	}
 	s.mu.Lock()
@@ -120,8 +126,12 @@ func (o *storeObject) AddChunk(size uint64, fd int) error {
 func (o *storeObject) addChunk(size uint64, own *cachedFD) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	end := o.endLocked()
+	end, gran := o.endLocked(), o.srv.hello.Granularity
 	switch {
+	case size == 0 || size%gran != 0: // readers would blame the store for breaking the protocol
+		return fmt.Errorf("%w: a chunk of %d bytes, and the granularity is %d", vmm.ErrInvalid, size, gran)
+	case o.state == wire.StateSealed:
+		return ErrSealed
 	case o.state != wire.StateLive:
 		return fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
 	case size > o.max-end:
@@ -138,7 +148,10 @@ func (o *storeObject) addChunk(size uint64, own *cachedFD) error {
 // ReplyChunks sends the chunks after an id to the writer.
 func (o *storeObject) ReplyChunks(c serve.Conn, request uint32, after uint64) error {
 	o.mu.Lock()
-	i := o.indexLocked(after + 1)
+	i := o.indexLocked(after)
+	if i < len(o.chunks) && o.chunks[i].ID == after {
+		i++
+	}
 	chunks := slices.Clone(o.chunks[i:min(len(o.chunks), i+wire.MaxFDs)])
 	msg := wire.Chunks{Object: o.id, Generation: o.generation}
 	o.mu.Unlock()
@@ -193,10 +206,7 @@ func (o *storeObject) StartLease() error {
 		return err
 	}
 	o.setPageLocked(page)
-	if !o.started {
-		o.started = true
-		go o.wakeReaders()
-	}
+	o.startWakesLocked()
 	return nil
 }
 
@@ -223,15 +233,33 @@ func (o *storeObject) EndLease() {
 	}
 	// The writer may run on, and write to its page. So readers get one that does not change.
 	n := o.lenLocked()
-	page, err := newOwnerPage(o.srv.hello.Instance, o.id)
-	if err != nil { // readers keep the writer's
-		o.published = n
+	page, err := o.newPage(n)
+	if err != nil { // readers keep the writer's, and it counts no more
+		o.setPageLocked(nil)
 		return
 	}
-	page.published.Store(n)
-	page.queued.Store(n)
-	page.generation.Store(o.generation)
 	o.setPageLocked(page)
+}
+
+// newPage makes a page that this process writes, which shows n bytes.
+func (o *storeObject) newPage(n uint64) (*ownerPage, error) {
+	p, err := newOwnerPage(o.srv.hello.Instance, o.id)
+	if err != nil {
+		return nil, err
+	}
+	p.published.Store(n)
+	p.queued.Store(n)
+	p.generation.Store(o.generation)
+	return p, nil
+}
+
+// startWakesLocked starts wakeReaders, once. Requires mu.
+func (o *storeObject) startWakesLocked() {
+	invariants.Held(&o.mu)
+	if !o.started && o.page != nil {
+		o.started = true
+		go o.wakeReaders()
+	}
 }
 
 // Wrote has the readers woken.
@@ -271,7 +299,9 @@ func (o *storeObject) Describe(c serve.Conn, request uint32, name string, access
 // Retire has all readers unmap all memory.
 func (o *storeObject) Retire(ctx context.Context) {
 	o.mu.Lock()
-	o.published = 0
+	if !o.sealed { // a final length stays what it is, also where there is no memory below it
+		o.published = 0
+	}
 	o.dropChunksLocked(0)
 	generation := o.generation
 	o.mu.Unlock()

@@ -209,14 +209,15 @@ const maxShortPause = 100 * time.Millisecond
 
 // requestAgain sends RESYNC after a frame whose fds did not all fit: it asks for the
 // same chunks in frames of half as many. If not even one fits, it asks again after a
-// pause that grows, until Timeout has passed without any chunk. f has no FDs.
+// pause that grows, until Timeout has passed without any chunk. After a RESYNC the owner
+// sends a page again as well. f has no FDs.
 func (v *View) requestAgain(f wire.Frame, why error) error {
 	v.conn.release() // those that came take up room
 	had := uint32(f.Header.FDs)
 	switch {
-	case f.Type != wire.TypeChunks:
+	case f.Type != wire.TypeChunks && f.Type != wire.TypePage:
 		return nil // its fds are not needed
-	case v.resyncing && (had > v.batch || v.leavesGap(f)):
+	case f.Type == wire.TypeChunks && v.resyncing && (had > v.batch || v.leavesGap(f)):
 		return v.skipStale()
 	}
 	if v.shortSince.IsZero() {
@@ -233,7 +234,10 @@ func (v *View) requestAgain(f wire.Frame, why error) error {
 		}
 		v.pause = min(2*v.pause, maxShortPause)
 	}
-	v.batch, v.resyncing, v.staleFrames = max(min(v.batch, had)/2, 1), true, 0
+	if f.Type == wire.TypeChunks {
+		v.batch = max(min(v.batch, had)/2, 1)
+	}
+	v.resyncing, v.staleFrames = true, 0
 	v.counts.resyncs.Add(1)
 	r := wire.Resync{Object: v.obj.ID, Batch: v.batch}
 	if last := v.track.LastID(); last > 0 {
@@ -253,11 +257,15 @@ func (v *View) handlePage(f wire.Frame, p wire.Page) error {
 	if p.Object != v.obj.ID || len(f.FDs) != 1 || !v.live {
 		return fmt.Errorf("%w: a page of object %d with %d descriptors", ErrProtocol, p.Object, len(f.FDs))
 	}
-	page, err := openReaderPage(f.FDs[0].Int(), v.obj.Instance, v.obj.ID)
+	// The writer can have changed all words of it, for which this owner is not to blame. So
+	// none is compared.
+	b, err := mapSharedPage(f.FDs[0].Int())
 	if err != nil {
-		return err
+		return fmt.Errorf("control page: %w", err)
 	}
 	_ = f.FDs[0].Close() // it is memory, whose close does not wait
+	page := &readerPage{b: b}
+	v.staleFrames, v.shortSince, v.pause = 0, time.Time{}, 0
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
@@ -282,10 +290,10 @@ func (v *View) handleSealed(s wire.Sealed) error {
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.sealedLen:
 		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.sealedLen)
-	case s.Length < v.lenLocked():
+	case s.Length < v.lenLocked() && !v.opts.Unsealed: // else its writer may have shown anything
 		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.lenLocked())
 	}
-	v.sealed, v.sealedLen = true, s.Length
+	v.sealed, v.sealedLen, v.finished = true, s.Length, true
 	if s.HasDigest {
 		v.digest = &s.Digest
 	}
@@ -308,9 +316,11 @@ func (v *View) handleDeleted(d wire.Deleted) error {
 }
 
 // handleRetire hides, unmaps and acknowledges what the owner takes back, in this
-// order: new work must not start on memory that is about to go.
+// order: new work must not start on memory that is about to go. After SEALED that can be
+// all memory only: the object is deleted by force.
 func (v *View) handleRetire(r wire.Retire) error {
-	if v.sealed { // only this goroutine sets it
+	// Only this goroutine sets sealed. A store takes all of an object that is deleted by force.
+	if v.sealed && (r.Capacity > 0 || !v.live) {
 		return fmt.Errorf("%w: sealed memory is taken back", ErrProtocol)
 	}
 	before := v.track.End()

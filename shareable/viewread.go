@@ -41,6 +41,9 @@ func (v *View) Valid(s Snapshot) bool {
 	if v.closed || s.Ptr != v.res.Ptr() || s.Generation != v.generation || s.Len > v.mapped {
 		return false
 	}
+	if v.sealed { // the page has no meaning any more
+		return s.Len <= v.sealedLen
+	}
 	// The page shows a new generation before RETIRE arrives on the socket.
 	return v.detached || v.page == nil || v.page.generation() == s.Generation
 }

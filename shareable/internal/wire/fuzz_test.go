@@ -16,7 +16,7 @@ func FuzzFrame(f *testing.F) {
 		f.Add(k.frame(k.full.Append(nil)))
 	}
 	f.Add(kind{of: TypeDone}.frame(nil))
-	f.Add(kind{of: TypeWait}.frame(nil))
+	f.Add(kind{of: TypeCount}.frame(nil))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, packet []byte) {
 		var payload []byte

@@ -31,7 +31,8 @@ func TestHeaderRefused(t *testing.T) {
 		list   = kind{of: TypeList}.frame(List{}.Append(nil))
 		chunks = kind{of: TypeChunks, fds: 1}.frame(Chunks{Records: []Chunk{{1, 0, 1}}}.Append(nil))
 		object = kind{of: TypeObject, fds: 1}.frame(make([]byte, 200))
-		wait   = kind{of: TypeWait}.frame(nil)
+		count  = kind{of: TypeCount}.frame(nil)
+		page   = kind{of: TypePage, fds: 1}.frame(Page{}.Append(nil))
 	)
 	for _, test := range []struct {
 		name   string
@@ -39,7 +40,7 @@ func TestHeaderRefused(t *testing.T) {
 		want   string // "" if it is right
 	}{
 		{"a LIST", list, ""},
-		{"a WAIT", wait, ""},
+		{"a COUNT", count, ""},
 		{"a CHUNKS", chunks, ""},
 		{"nothing", nil, "frame of 0 bytes, shorter than a header"},
 		{"a byte less than a header", list[:31], "frame of 31 bytes, shorter than a header"},
@@ -50,14 +51,24 @@ func TestHeaderRefused(t *testing.T) {
 		{"version 0", with[uint8](list, 4, 0), "peer speaks version 0.0, not 1.0"},
 		{"version 1.9", with[uint8](list, 5, 9), ""},
 		{"type 0", with[uint16](list, 6, 0), "frame of the unknown type 0"},
-		{"type 13", with[uint16](list, 6, 13), "frame of the unknown type 13"},
-		{"an optional type 13", with[uint32](with[uint16](list, 6, 13), 8, FlagOptional), ""},
+		{"type 21", with[uint16](list, 6, 21), ""},
+		{"type 22", with[uint16](list, 6, 22), "frame of the unknown type 22"},
+		{"an optional type 22", with[uint32](with[uint16](list, 6, 22), 8, FlagOptional), ""},
+		{"type 63", with[uint16](list, 6, 63), "frame of the unknown type 63"},
+		{"type 77", with[uint16](list, 6, 77), ""},
+		{"type 78", with[uint16](list, 6, 78), "frame of the unknown type 78"},
 		{"flag 1", with[uint32](list, 8, 2), "LIST with unknown flags 0x2"},
 		{"an fd too many", with[uint16](list, 12, 1), "LIST with 1 fds, over 0"},
 		{"a reserved field", with[uint16](list, 14, 0x100), "LIST with 0x100 in a reserved field"},
 		{"a payload of 4 GiB", with[uint32](list, 16, 1<<32-1), "LIST with 8 bytes of payload instead of 4294967295"},
 		{"the two pages", object, ""},
 		{"three pages", with[uint16](object, 12, 3), "OBJECT with 3 fds, over 2"},
+		{"a PAGE", page, ""},
+		{"two pages of one", with[uint16](page, 12, 2), "PAGE with 2 fds, over 1"},
+		{"a PAGE without its fd", with[uint16](page, 12, 0), "PAGE without fds"},
+		{"an EVENT with an fd", kind{of: TypeEvent, fds: 1}.frame(Event{Kind: EventLost}.Append(nil)), "EVENT with 1 fds, over 0"},
+		{"a GROW with an fd", kind{of: TypeGrow, fds: 1}.frame(Grow{}.Append(nil)), "GROW with 1 fds, over 0"},
+		{"a COUNT with more", kind{of: TypeCount}.frame(make([]byte, 8)), "COUNT with 8 bytes of payload"},
 		{"chunks without fds", with[uint16](chunks, 12, 0), "CHUNKS without fds"},
 		{"more fds than records", with[uint16](chunks, 12, 2), "CHUNKS with 2 fds and 48 bytes of payload"},
 		{"65 fds", with[uint16](chunks, 12, 65), "CHUNKS with 65 fds, over 64"},
@@ -122,13 +133,13 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeStat, Stat{Name: "é"}.Append(nil), "name with byte 0xc3 at 0"},
 		{TypeAttach, Attach{Access: 0, Name: "n"}.Append(nil), "access 0 is not from 1 to 2"},
 		{TypeAttach, Attach{Access: 3, Name: "n"}.Append(nil), "access 3 is not from 1 to 2"},
-		{TypeAttach, Attach{Access: 1, Flags: 2, Name: "n"}.Append(nil), "flags 2 is not from 0 to 1"},
+		{TypeAttach, Attach{Access: 1, Flags: 4, Name: "n"}.Append(nil), "flags 4 is not from 0 to 3"},
 		{TypeAttach, Attach{Access: 1, Name: "[n]"}.Append(nil), "name with byte 0x5b at 0"},
 		{TypeResync, Resync{Batch: 0}.Append(nil), "batch 0 is not from 1 to 64"},
 		{TypeResync, Resync{Batch: 65}.Append(nil), "batch 65 is not from 1 to 64"},
 		{TypeResync, with[uint32](bytes[TypeResync], 20, 1), "reserved field 1 is not from 0 to 0"},
-		{TypeError, Error{Code: 0}.Append(nil), "code 0 is not from 1 to 9"},
-		{TypeError, Error{Code: 10}.Append(nil), "code 10 is not from 1 to 9"},
+		{TypeError, Error{Code: 0}.Append(nil), "code 0 is not from 1 to 14"},
+		{TypeError, Error{Code: 15}.Append(nil), "code 15 is not from 1 to 14"},
 		{TypeError, with[uint32](bytes[TypeError], 8, 1025), "length of text 1025 is not from 0 to 1024"},
 		{TypeClosing, with[uint32](bytes[TypeClosing], 0, 1025), "length of reason 1025 is not from 0 to 1024"},
 		{TypeChunks, with[uint32](chunks, 16, 0), "count 0 is not from 1 to 64"},
@@ -184,7 +195,7 @@ func TestCheckName(t *testing.T) {
 func TestTypeNames(t *testing.T) {
 	seen := map[string]bool{}
 	for of := range Type(100) {
-		known := of >= TypeHello && of <= TypeWait || of >= TypeChunks && of <= TypeDone
+		known := of >= TypeHello && of <= TypeWatch || of >= TypeChunks && of <= TypeEvent
 		require.Equal(t, known, of.name() != "", "%d", of)
 		require.False(t, seen[of.String()])
 		seen[of.String()] = true
@@ -198,10 +209,18 @@ func TestDecodersAllocateLittle(t *testing.T) {
 	meta := Object{ID: 1, State: StateLive, Access: AccessRead, Name: "n", Meta: []byte("m")}.Append(nil)
 	meta = with[uint32](meta, len(meta)-5, MaxMeta)
 	chunks := with[uint32](make([]byte, chunksFixed), 16, MaxFDs)
+	found := with[uint32](Found{}.Append(nil), 4, 1<<32-1)
+	names := with[uint32](Found{Entries: []Info{{ID: 1, State: StateLive}}}.Append(nil), 8+4*8+4*4, MaxNames)
+	labels := with[uint32](Query{}.Append(nil), 12, MaxLabels)
+	counters := with[uint32](Counters{}.Append(nil), 0, MaxCounters)
 	for _, decode := range []func() error{
 		func() error { _, err := DecodeListed(listed); return err },
 		func() error { _, err := DecodeObject(meta); return err },
 		func() error { _, err := DecodeChunks(chunks); return err },
+		func() error { _, err := DecodeFound(found); return err },
+		func() error { _, err := DecodeFound(names); return err },
+		func() error { _, err := DecodeQuery(labels); return err },
+		func() error { _, err := DecodeCounters(counters); return err },
 	} {
 		require.Error(t, decode())
 		var before, after runtime.MemStats

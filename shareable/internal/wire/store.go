@@ -270,13 +270,15 @@ type Info struct {
 	Labels   []Label
 }
 
+// Limits of an Info.
 const (
+	MaxNames = 16 // of an object
+	MaxInfos = 6  // entries that fit into a FOUND with any names and labels
+
 	infoLeast = 4*4 + 4*8 + 4 + 4
-	// MaxNames is how many names an object can have.
-	MaxNames = 16
 )
 
-// Found is the reply to QUERY. The ids rise.
+// Found is the reply to QUERY. The ids rise. MaxInfos entries always fit.
 type Found struct {
 	More    bool // there may be objects with higher ids
 	Entries []Info
@@ -342,7 +344,11 @@ func (d *decoder) info() Info {
 	i.Flags = d.within("flags", 0, StoreGrowable|StoreDurable|StoreHost|StoreLeased)
 	i.Device, i.Readers = d.u32("device"), d.u32("readers")
 	for range d.within("number of names", 0, MaxNames) {
-		i.Names = append(i.Names, d.name())
+		name := d.name()
+		if d.err != nil {
+			return i
+		}
+		i.Names = append(i.Names, name)
 	}
 	i.Labels = d.labels()
 	return i
@@ -373,7 +379,11 @@ func DecodeCounters(payload []byte) (Counters, error) {
 	d.zero()
 	var c Counters
 	for range n {
-		c.Values = append(c.Values, d.u64("counter"))
+		v := d.u64("counter")
+		if d.err != nil {
+			break
+		}
+		c.Values = append(c.Values, v)
 	}
 	return finish(&d, c)
 }
@@ -475,4 +485,20 @@ func (d *decoder) optionalName() string {
 		}
 	}
 	return s
+}
+
+// Handover has descriptors of a server that hands all it has to another process, after
+// TAKEOVER. The first of all is a file in memory, with the server's state.
+type Handover struct {
+	First uint32 // the index of the first descriptor in this frame
+	All   uint32 // how many there are
+}
+
+// Append appends the payload to b.
+func (h Handover) Append(b []byte) []byte { return append32(append32(b, h.First), h.All) }
+
+// DecodeHandover is the reverse of Handover.Append.
+func DecodeHandover(payload []byte) (Handover, error) {
+	d := decoder{of: TypeHandover, b: payload}
+	return finish(&d, Handover{First: d.u32("index"), All: d.u32("count")})
 }
