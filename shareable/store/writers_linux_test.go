@@ -341,3 +341,43 @@ func TestLostDevice(t *testing.T) {
 	require.NoError(t, next.Close())
 	require.Equal(t, "kept too", string(contents(t, got(t, c, "l", GetOptions{Unsafe: true}))))
 }
+
+// TestClientOptions: the token, and the limit of a client on what it maps.
+func TestClientOptions(t *testing.T) {
+	s := listening(t, Options{Token: []byte("secret")})
+	dev := vmmtest.Device(t)
+	_, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
+	require.ErrorIs(t, err, vmm.ErrPermission)
+	with := func(o ClientOptions) *Client {
+		o.Token = []byte("secret")
+		c, err := Connect(t.Context(), s.Path(), dev, o)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		return c
+	}
+	large, small := with(ClientOptions{}), with(ClientOptions{MaxBytes: 1 << 20, Align: 1 << 24})
+	sealed(t, large, "s", bytesOf(1<<20+1))
+	w := writer(t, large, "g", CreateOptions{Growable: true, Durable: true}) // as large as the device
+	require.NoError(t, w.Append(bytesOf(3<<20)))
+	require.NoError(t, w.Flush(t.Context()))
+	for _, o := range []GetOptions{{}, {Wait: true}} {
+		_, err = small.Get(t.Context(), "s", o)
+		require.ErrorIs(t, err, vmm.ErrLimit)
+	}
+	_, err = small.GetAll(t.Context(), []string{"s", "s"}, GetOptions{})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.NoError(t, w.Close())
+	_, err = small.Append(t.Context(), "g", AppendOptions{})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.Eventually(t, func() bool { return s.Stats().Leases == 0 }, inTime, step)
+
+	v := writer(t, small, "v", CreateOptions{Growable: true})
+	require.EqualValues(t, 1<<20, v.Max())
+	require.Zero(t, v.Ptr()%(1<<24))
+	require.ErrorIs(t, v.Append(bytesOf(1<<20+1)), vmm.ErrFull)
+	require.NoError(t, v.Append(bytesOf(1<<20)))
+	require.NoError(t, v.Seal(t.Context(), shareable.SealOptions{KeepWriting: true}))
+	b := got(t, small, "v", GetOptions{})
+	require.Zero(t, b.Ptr()%(1<<24))
+	require.Equal(t, bytesOf(1<<20), contents(t, b))
+}
