@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,6 +194,12 @@ func (c *client) refusal(f wire.Frame) error {
 
 // Call sends a request and handles its reply.
 func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	x := &call{reply: reply, done: done, err: make(chan error, 1)}
 	c.mu.Lock()
 	if c.isEnded {
@@ -206,7 +213,7 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	c.calls[request] = x
 	c.mu.Unlock()
 	if err := c.write(t, request, payload); err != nil {
-		c.end(c.h.connError(err))
+		c.writeFailed(err)
 	}
 	select {
 	case err := <-x.err:
@@ -230,10 +237,20 @@ func (c *client) Send(t wire.Type, payload []byte) error {
 		return err
 	}
 	if err := c.write(t, 0, payload); err != nil {
-		c.end(c.h.connError(err))
-		return c.Err()
+		err = c.writeFailed(err)
+		return cmp.Or(c.Err(), err)
 	}
 	return nil
+}
+
+// writeFailed ends the connection, unless the owner has closed it: then what it sent before
+// says why, and follow reads that.
+func (c *client) writeFailed(err error) error {
+	err = c.h.connError(err)
+	if !errors.Is(err, ErrOwnerGone) {
+		c.end(err)
+	}
+	return err
 }
 
 func (c *client) write(t wire.Type, request uint32, payload []byte) error {

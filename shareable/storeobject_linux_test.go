@@ -573,8 +573,29 @@ func TestStoreObjectCloseWithReaders(t *testing.T) {
 	require.NoError(t, live.Close())
 	require.NoError(t, w.Close())
 	staysOpen(t, before)
-	s.objects.Listed(x.Object, "again") // it stays out of the list
-	require.Empty(t, s.srv.listed(0, 10))
+}
+
+func TestStoreObjectListed(t *testing.T) {
+	s := newSmallStore(t, Options{})
+	list := func() []Listing {
+		all, err := List(t.Context(), s.srv.Path(), s.dev, AttachOptions{})
+		require.NoError(t, err)
+		return all
+	}
+	x, other := s.object(4), s.objects.NewObject(serve.Spec{Max: smallChunk})
+	s.objects.Listed(x.Object, "y") // another name
+	require.Len(t, list(), 1)
+	require.Equal(t, "y", list()[0].Name)
+	s.objects.Listed(other, "other")
+	require.Len(t, list(), 2)
+	require.NoError(t, x.Close())
+	require.Len(t, list(), 1)
+	require.NoError(t, other.Close())
+	s.objects.Listed(other, "again")
+	late := s.objects.NewObject(serve.Spec{Max: smallChunk})
+	require.NoError(t, late.Close())
+	s.objects.Listed(late, "late")
+	require.Empty(t, list())
 }
 
 func TestStoreObjectCallsReaders(t *testing.T) {

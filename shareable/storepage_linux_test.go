@@ -112,6 +112,37 @@ func TestViewPageNeverGoesBack(t *testing.T) {
 	require.Equal(t, s.gran, v.Len())
 }
 
+// The owner sends the page again after a RESYNC, and says so to nobody who has a range.
+func TestResyncBringsThePage(t *testing.T) {
+	s := newSmallStore(t, Options{})
+	x := s.object(4)
+	c := greeted(t, s.srv.Path())
+	next := func(of wire.Type) wire.Frame {
+		f, err := c.Read()
+		require.NoError(t, err)
+		require.Equal(t, of, f.Type)
+		return f
+	}
+	require.NoError(t, c.Write(wire.TypeAttach, 1, 0, wire.Attach{Access: wire.AccessRead, Flags: wire.AttachUnsealed, Name: "x"}.Append(nil)))
+	next(wire.TypeObject)
+	w := x.lease()
+	w.Publish(10)
+	for range 3 {
+		f := next(wire.TypePage)
+		p, err := wire.DecodePage(f.Payload)
+		require.NoError(t, err)
+		require.Equal(t, x.ID(), p.Object)
+		page, err := openReaderPage(f.FDs[0].Int(), s.objects.Instance(), x.ID())
+		require.NoError(t, err)
+		require.Equal(t, uint64(10), page.published())
+		require.NoError(t, page.close())
+		require.NoError(t, c.Write(wire.TypeResync, 2, 0, wire.Resync{Object: x.ID(), Batch: 1}.Append(nil)))
+	}
+	next(wire.TypePage)
+	require.NoError(t, x.Seal(0, nil))
+	next(wire.TypeSealed)
+}
+
 // At the limit on open files the owner sends a page later.
 func TestPageWaitsForADescriptor(t *testing.T) {
 	s := newSmallStore(t, Options{})

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -88,6 +89,9 @@ func TestOpenMem(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, v.FreePlain(p))
 	require.EqualValues(t, mib-4096, free(t, v))
+	var st unix.Stat_t
+	require.NoError(t, unix.Fstat(v.context.plain.fd, &st))
+	require.EqualValues(t, 4096, st.Blocks*512, "only the other block has a page")
 	require.NoError(t, w.CloseMem(q))
 	invalid(t, w, h)
 	require.NoError(t, v.FreePlain(other))
@@ -280,3 +284,47 @@ func makeAndWait(t *testing.T) {
 }
 
 func name(h driver.IPCHandle) []byte { return h[:] }
+
+// TestMakersKilledAtAnyPoint: what a maker that is killed has handed out opens or is
+// ErrInvalid, and nothing stays.
+func TestMakersKilledAtAnyPoint(t *testing.T) {
+	if os.Getenv("CUVMM_HOST_MAKER") != "" {
+		v := open(t, New(Config{}), 0)
+		for {
+			p := plain(t, v, 1, 1)
+			fmt.Println(hex.EncodeToString(name(memHandle(t, v, p))))
+			require.NoError(t, v.FreePlain(p))
+		}
+	}
+	before := holds(t)
+	d := New(Config{Memory: mib})
+	v := open(t, d, 0)
+	for round := range 10 {
+		maker := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
+		maker.Env = append(os.Environ(), "CUVMM_HOST_MAKER=1")
+		out, err := maker.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, maker.Start())
+		lines := bufio.NewScanner(out)
+		for n := 0; lines.Scan(); n++ {
+			b, err := hex.DecodeString(lines.Text())
+			if err != nil || len(b) != 64 {
+				break // cut short
+			}
+			p, err := v.OpenMem(driver.IPCHandle(b))
+			if err != nil {
+				require.ErrorIs(t, err, driver.ErrInvalid)
+			} else {
+				require.NoError(t, v.CloseMem(p))
+			}
+			if n == 10*round {
+				require.NoError(t, maker.Process.Kill())
+			}
+		}
+		require.Error(t, maker.Wait())
+	}
+	require.EqualValues(t, mib, free(t, v))
+	require.NoError(t, v.Close())
+	require.Equal(t, before, holds(t))
+	require.Zero(t, d.mappings)
+}

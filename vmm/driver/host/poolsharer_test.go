@@ -125,7 +125,7 @@ func TestImportedPoolLimits(t *testing.T) {
 	require.ErrorIs(t, err, driver.ErrInvalid)
 	require.NoError(t, w.SetPoolAttribute(q, driver.PoolReleaseThreshold, 1<<40))
 	require.NoError(t, w.FreePlain(there))
-	require.Zero(t, poolAttribute(t, w, q, driver.PoolReserved), "nobody could allocate it")
+	require.Zero(t, poolAttribute(t, w, q, driver.PoolReserved), "nothing can be allocated from it")
 	require.NoError(t, w.TrimPool(q, 0))
 
 	private, err := v.CreatePool(driver.PoolProps{})
