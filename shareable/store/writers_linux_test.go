@@ -346,8 +346,10 @@ func TestLostDevice(t *testing.T) {
 func TestClientOptions(t *testing.T) {
 	s := listening(t, Options{Token: []byte("secret")})
 	dev := vmmtest.Device(t)
-	_, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
-	require.ErrorIs(t, err, vmm.ErrPermission)
+	for range 20 { // whether the refusal comes before the first request or after it
+		_, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
+		require.ErrorIs(t, err, vmm.ErrPermission)
+	}
 	with := func(o ClientOptions) *Client {
 		o.Token = []byte("secret")
 		c, err := Connect(t.Context(), s.Path(), dev, o)
@@ -355,16 +357,16 @@ func TestClientOptions(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, c.Close()) })
 		return c
 	}
-	large, small := with(ClientOptions{}), with(ClientOptions{MaxBytes: 1 << 20, Align: 1 << 24})
-	sealed(t, large, "s", bytesOf(1<<20+1))
+	large, small := with(ClientOptions{}), with(ClientOptions{MaxBytes: 5 << 20, Align: 1 << 24})
+	sealed(t, large, "s", bytesOf(6<<20))
 	w := writer(t, large, "g", CreateOptions{Growable: true, Durable: true}) // as large as the device
-	require.NoError(t, w.Append(bytesOf(3<<20)))
+	require.NoError(t, w.Append(bytesOf(7<<20)))
 	require.NoError(t, w.Flush(t.Context()))
 	for _, o := range []GetOptions{{}, {Wait: true}} {
-		_, err = small.Get(t.Context(), "s", o)
+		_, err := small.Get(t.Context(), "s", o)
 		require.ErrorIs(t, err, vmm.ErrLimit)
 	}
-	_, err = small.GetAll(t.Context(), []string{"s", "s"}, GetOptions{})
+	_, err := small.GetAll(t.Context(), []string{"s", "s"}, GetOptions{})
 	require.ErrorIs(t, err, vmm.ErrLimit)
 	require.NoError(t, w.Close())
 	_, err = small.Append(t.Context(), "g", AppendOptions{})
@@ -372,12 +374,14 @@ func TestClientOptions(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Stats().Leases == 0 }, inTime, step)
 
 	v := writer(t, small, "v", CreateOptions{Growable: true})
-	require.EqualValues(t, 1<<20, v.Max())
+	require.EqualValues(t, 4<<20, v.Max())
 	require.Zero(t, v.Ptr()%(1<<24))
-	require.ErrorIs(t, v.Append(bytesOf(1<<20+1)), vmm.ErrFull)
-	require.NoError(t, v.Append(bytesOf(1<<20)))
+	require.ErrorIs(t, v.Append(bytesOf(4<<20+1)), vmm.ErrFull)
+	require.NoError(t, v.Append(bytesOf(4<<20)))
 	require.NoError(t, v.Seal(t.Context(), shareable.SealOptions{KeepWriting: true}))
 	b := got(t, small, "v", GetOptions{})
 	require.Zero(t, b.Ptr()%(1<<24))
-	require.Equal(t, bytesOf(1<<20), contents(t, b))
+	require.Equal(t, bytesOf(4<<20), contents(t, b))
+	tiny := writer(t, with(ClientOptions{MaxBytes: 1}), "tiny", CreateOptions{Growable: true})
+	require.EqualValues(t, 2<<20, tiny.Max()) // the least there is
 }
