@@ -16,6 +16,7 @@ const (
 	invalidDevice       Result = 101
 	invalidImage        Result = 200
 	invalidContext      Result = 201
+	mapFailed           Result = 205
 	noBinary            Result = 209 // code for other architectures
 	eccUncorrectable    Result = 214
 	peerUnsupported     Result = 217
@@ -114,6 +115,10 @@ func (r Result) kind(call string) error {
 	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled,
 		invalidImage, invalidPTX, invalidSource, outOfResources, tooLarge, invalidCluster, updateFailure:
 		return driver.ErrInvalid
+	case mapFailed:
+		if call == "cuIpcOpenEventHandle" {
+			return driver.ErrInvalid // the handle is of no event
+		}
 	case peerUnsupported, noBinary, noCompiler, unsupportedPTX, compilerDisabled, unsupportedAffinity:
 		return driver.ErrNotSupported
 	case peerEnabled:

@@ -2,6 +2,7 @@
 // capture mode, as those that make and destroy pools.
 #include "internal.h"
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -13,6 +14,9 @@ cuvmm_value cuvmm_pool_export(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool) {
 	CUresult r = cuvmm_push_relaxed(api, ctx, &mode);
 	if (r == CUDA_SUCCESS)
 		r = cuvmm_pop_relaxed(api, api->pool_export(&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), mode);
+	// Unlike that of memory, this descriptor does not close on exec.
+	if (r == CUDA_SUCCESS)
+		fcntl(fd, F_SETFD, FD_CLOEXEC);
 	return (cuvmm_value){r, (unsigned long long)fd};
 }
 

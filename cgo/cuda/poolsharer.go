@@ -6,6 +6,8 @@ package cuda
 import "C"
 
 import (
+	"errors"
+	"syscall"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -18,6 +20,9 @@ var _ driver.PoolSharer = (*Device)(nil)
 func (v *Device) ExportPool(p driver.Pool) (int, error) {
 	const call = "cuMemPoolExportToShareableHandle"
 	fd := -1
+	// No process is started before the descriptor closes on exec.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	err := v.onMade(call, &v.d.pools, uint64(p), func() C.CUresult {
 		c := C.cuvmm_pool_export(v.d.api, v.ctx, pool(p))
 		if c.r == 0 {
@@ -37,6 +42,11 @@ func (v *Device) ImportPool(fd int) (driver.Pool, error) {
 		}
 		return C.cuvmm_pool_import(v.d.api, v.ctx, C.int(fd)), nil
 	})
+	var c *driver.CallError
+	if errors.As(err, &c) && c.Kind == driver.ErrNotSupported && v.d.api.pool_import != nil {
+		// So says a libcuda that has the call about a descriptor of memory.
+		err = &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: c.Err}
+	}
 	return driver.Pool(handle), err
 }
 
@@ -49,13 +59,31 @@ func notImported(call string, p driver.Pool, owner int) error {
 	return nil
 }
 
-// ExportPointer is cuMemPoolExportPointer.
+// ExportPointer is cuMemPoolExportPointer. If the pool was not exported before, it does that
+// first, and closes the descriptor.
 func (v *Device) ExportPointer(p driver.Ptr) (driver.PoolToken, error) {
-	const call = "cuMemPoolExportPointer"
-	name, err := v.newName(call, func() C.cuvmm_name {
+	token, err := v.exportPointer(p)
+	var r Result
+	if !errors.As(err, &r) || r != invalidValue {
+		return token, err
+	}
+	// libcuda wants the pool itself exported before.
+	of, _, found := v.PoolOf(p)
+	if found != nil || of == 0 {
+		return token, err
+	}
+	fd, failed := v.ExportPool(of)
+	if failed != nil {
+		return token, err
+	}
+	_ = syscall.Close(fd)
+	return v.exportPointer(p)
+}
+
+func (v *Device) exportPointer(p driver.Ptr) (driver.PoolToken, error) {
+	return v.newName("cuMemPoolExportPointer", func() C.cuvmm_name {
 		return C.cuvmm_pool_export_pointer(v.d.api, v.ctx, C.CUdeviceptr(p))
 	})
-	return name, err
 }
 
 // ImportPointer is cuMemPoolImportPointer.

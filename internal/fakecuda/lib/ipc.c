@@ -140,7 +140,7 @@ CUresult cu_pool_export(void *shareable, CUmemoryPool pool, CUmemAllocationHandl
 		return CUDA_ERROR_INVALID_VALUE;
 	if (p->fd < 0)
 		p->fd = new_terminal(&p->terminal);
-	int fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
+	int fd = fcntl(p->fd, F_DUPFD, 0); // as the driver's, open across exec
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	*(int *)shareable = fd;
@@ -167,7 +167,7 @@ CUresult cu_pool_export_pointer(CUmemPoolPtrExportData *token, CUdeviceptr p) {
 	struct device *dev;
 	TRY(context(&dev));
 	struct span *s = span_at(p);
-	if (s == NULL || s->p != p || s->pool == NULL || !(s->pool->share & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+	if (s == NULL || s->p != p || s->pool == NULL || s->pool->fd < 0) // the pool must have been exported
 		return CUDA_ERROR_INVALID_VALUE;
 	write_name(token, POINTER, OWN, p);
 	return CUDA_SUCCESS;
