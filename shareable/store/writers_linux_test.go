@@ -3,8 +3,10 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -384,4 +386,23 @@ func TestClientOptions(t *testing.T) {
 	require.Equal(t, bytesOf(4<<20), contents(t, b))
 	tiny := writer(t, with(ClientOptions{MaxBytes: 1}), "tiny", CreateOptions{Growable: true})
 	require.EqualValues(t, 2<<20, tiny.Max()) // the least there is
+}
+
+// TestEmpty: an object can be sealed without a byte.
+func TestEmpty(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	for name, o := range map[string]CreateOptions{"fixed": {Size: 1}, "growable": {Growable: true}} {
+		w := writer(t, c, name, o)
+		require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{Digest: true}))
+		b := got(t, c, name, GetOptions{})
+		require.Zero(t, b.Len())
+		require.True(t, b.Sealed())
+		require.Zero(t, b.Location())
+		d, ok := b.Digest()
+		require.True(t, ok)
+		require.Equal(t, sha256.Sum256(nil), d)
+		_, err := b.ReadAt(make([]byte, 1), 0)
+		require.ErrorIs(t, err, io.EOF)
+	}
 }
