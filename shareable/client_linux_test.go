@@ -343,17 +343,13 @@ func TestDialRefuses(t *testing.T) {
 	_, err = DialConn(ctx, far, dev, AttachOptions{}, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	s := newSmallStore(t, Options{})
-	s.request = func(c serve.Conn, f wire.Frame) error {
+	s.on(func(c serve.Conn, f wire.Frame) error {
 		return c.Reply(wire.TypeCounters, f.Request, wire.Counters{Values: []uint64{1}}.Append(nil))
-	}
+	})
 	c, err := Dial(t.Context(), s.srv.Path(), dev, AttachOptions{}, nil)
 	require.NoError(t, err)
 	require.NoError(t, c.Call(t.Context(), wire.TypeCount, nil, wire.TypeCounters, nothing))
-	require.Len(t, s.conns, 1)
+	require.Equal(t, 1, s.clients())
 	c.Close()
-	soon(t, "End", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.conns) == 0
-	})
+	soon(t, "End", func() bool { return s.clients() == 0 })
 }

@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -199,7 +200,7 @@ func TestStoreObjectLimitsBytes(t *testing.T) {
 	x := s.object(4)
 	x.grow(2)
 	require.NoError(t, x.Seal(10, nil))
-	s.attach(AttachOptions{})
+	wait(t, s.attach(AttachOptions{}), 10)
 	v := s.attach(AttachOptions{})
-	require.ErrorIs(t, ended(t, v), vmm.ErrLimit)
+	soon(t, "refused", func() bool { return errors.Is(v.Err(), vmm.ErrLimit) })
 }
