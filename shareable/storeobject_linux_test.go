@@ -240,7 +240,7 @@ func pipes(t *testing.T, n int) (ends, fds []int) {
 	return ends, fds
 }
 
-// areClosed checks that nobody has the other ends any more, and closes the pipes.
+// areClosed checks that the other ends are closed, and closes the pipes.
 func areClosed(t *testing.T, ends []int) {
 	t.Helper()
 	for i, end := range ends {

@@ -113,7 +113,7 @@ func TestViewPageNeverGoesBack(t *testing.T) {
 	s.grow(1)
 	s.chunks(0, 1)
 	s.ack()
-	storeWord(s.page, atDone, 100) // nobody has looked yet
+	storeWord(s.page, atDone, 100) // the view has not looked yet
 	of := pageOf(v)
 	s.sendPage(s.obj.ID, s.anotherPage(20))
 	pageAfter(t, v, of)
@@ -124,7 +124,7 @@ func TestViewPageNeverGoesBack(t *testing.T) {
 	require.Equal(t, s.gran, v.Len())
 }
 
-// The owner sends the page again after a RESYNC, and says so to nobody who has a range.
+// The owner sends the page again after a RESYNC.
 func TestResyncBringsThePage(t *testing.T) {
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
