@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -24,6 +25,12 @@ func (s *Server) acceptLoop() {
 		case s.isStopped():
 			s.closeListener()
 			return
+		case errors.Is(err, os.ErrDeadlineExceeded) && s.isParking() != nil:
+			p := s.isParking()
+			s.hasStopped(p)
+			if <-p.decided; p.moved {
+				return
+			}
 		default: // it passes: one connection failed, or there are no descriptors just now
 			s.opts.Logger.Warn("accept", "path", s.path, "error", err)
 			s.pause()
@@ -112,6 +119,11 @@ func (s *Server) openSession(raw *net.UnixConn) (*session, error) {
 func (s *Server) runSession(ses *session) error {
 	defer s.tasks.Done() // of admit
 	err := ses.run()
+	if errors.Is(err, errMoved) {
+		// The connection stays, as it is another process's: nothing is shut down.
+		s.removeSession(ses)
+		return errors.Join(err, ses.conn.Close())
+	}
 	var bad *wire.ProtocolError
 	switch {
 	case errors.As(err, &bad):
@@ -208,6 +220,13 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	}
 	if len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID {
 		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
+	}
+	if p := s.parking; p != nil {
+		if p.running == 0 {
+			return nil, fmt.Errorf("%w: another process takes over", vmm.ErrBusy)
+		}
+		p.running++
+		ses.park(p)
 	}
 	s.sessions[ses] = struct{}{}
 	s.tasks.Add(1)

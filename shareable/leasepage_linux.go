@@ -22,6 +22,11 @@ type leasePage struct {
 	id       uint64
 }
 
+// leasePageOf is a page that was made by another process.
+func leasePageOf(fd int, instance [16]byte, id uint64) *leasePage {
+	return &leasePage{fd: fd, instance: instance, id: id}
+}
+
 // leaseSeals are there before the writer has the page: it can make the file neither
 // shorter nor longer.
 const leaseSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
@@ -32,7 +37,7 @@ func newLeasePage(instance [16]byte, id, length, generation uint64) (*leasePage,
 	if err != nil {
 		return nil, err
 	}
-	p := &leasePage{fd: fd, instance: instance, id: id}
+	p := leasePageOf(fd, instance, id)
 	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		p.close()

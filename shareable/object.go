@@ -179,14 +179,11 @@ func (o *object) pageFDLocked() (int, error) {
 		return dup(o.page.fd)
 	}
 	// Nothing changes any more: the page is made for this reader alone.
-	p, err := newOwnerPage(o.srv.hello.Instance, o.id)
+	p, err := o.stored.newPage(o.published)
 	if err != nil {
 		return -1, err
 	}
 	defer p.close()
-	p.published.Store(o.published)
-	p.queued.Store(o.published)
-	p.generation.Store(o.generation)
 	return dup(p.fd)
 }
 

@@ -2,12 +2,10 @@ package shareable
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"math"
 
+	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -63,7 +61,7 @@ func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err err
 	}
 	var digest *[32]byte
 	if o.Digest {
-		sum, err := p.computeDigest(ctx)
+		sum, err := prefix.Digest(ctx, p.r, p.held)
 		if err != nil {
 			return err
 		}
@@ -84,25 +82,4 @@ func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err err
 	p.notify()
 	p.wakeWritersLocked()
 	return nil
-}
-
-// computeDigest reads the published bytes and returns their SHA-256.
-func (p *Publication) computeDigest(ctx context.Context) (sum [32]byte, err error) {
-	h := sha256.New()
-	rest := io.NewSectionReader(p.r, 0, int64(min(p.held, math.MaxInt64)))
-	buf := make([]byte, 8<<20)
-	for {
-		if err := ctx.Err(); err != nil {
-			return sum, err
-		}
-		n, err := rest.Read(buf)
-		h.Write(buf[:n])
-		if err == io.EOF {
-			h.Sum(sum[:0])
-			return sum, nil
-		}
-		if err != nil {
-			return sum, err
-		}
-	}
 }

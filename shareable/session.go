@@ -48,6 +48,9 @@ type session struct {
 	// Guarded by mu.
 	mu          sync.Mutex // no other lock is taken while it is held
 	helloDone   bool
+	resumed     bool                   // another process has exchanged HELLO
+	over        bool                   // run has ended
+	parking     *parking               // what the session is to stop for; nil: nothing
 	stopped     bool                   // nothing is attached any more
 	attachments map[uint64]*attachment // by the object's id
 }
@@ -61,6 +64,7 @@ func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 
 // run serves the connection until it ends.
 func (ses *session) run() error {
+	defer ses.finish()
 	defer func() { ses.waker.close() }()
 	// The small buffer is set before anything is sent: it bounds what a reader
 	// that stops reading costs the kernel.
@@ -68,25 +72,41 @@ func (ses *session) run() error {
 		return err
 	}
 	ses.conn.OnUnknown(func() error { return ses.countRequest(0) })
-	err := ses.exchangeHello()
+	var err error
+	if !ses.resumed {
+		err = ses.exchangeHello()
+	}
 	ses.mu.Lock()
 	ses.helloDone = err == nil
 	ses.mu.Unlock()
-	// The first of the two loops that ends stops the other, and its error counts.
 	if err == nil {
-		if h := ses.srv.opts.hooks.handler; h != nil {
-			defer h.End(storeConn{ses})
-		}
-		var writer sync.WaitGroup
-		writer.Go(func() { ses.stop(ses.writeLoop()) })
-		ses.stop(ses.readLoop())
-		writer.Wait()
-		err = ses.err
+		err = ses.serveAll()
 	}
 	if disconnected(err) {
 		return nil
 	}
 	return err
+}
+
+// serveAll serves the connection after HELLO until it ends.
+func (ses *session) serveAll() error {
+	for {
+		// The first of the two loops that ends stops the other, and its error counts.
+		ses.serve()
+		if ses.isStopped() {
+			break
+		}
+		if ses.waitParked(ses.isParking()) {
+			for _, a := range ses.all() { // its descriptors are closed here
+				a.obj.wakes.remove(a)
+			}
+			return errMoved
+		}
+	}
+	if h := ses.srv.opts.hooks.handler; h != nil {
+		h.End(storeConn{ses})
+	}
+	return ses.err
 }
 
 // sendBuffer is the size of the send buffer that is asked for. The kernel doubles
@@ -223,6 +243,9 @@ func (ses *session) readLoop() error {
 		}
 		f, err := ses.conn.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
+			if ses.isParking() != nil {
+				return errParked
+			}
 			err = fmt.Errorf("%w to send a request", errTooSlow)
 		}
 		if err != nil {
@@ -244,7 +267,10 @@ func (ses *session) readLoop() error {
 func (ses *session) setReadDeadlineLocked() error {
 	var deadline time.Time
 	// A store's clients may hold leases, and need not ask for anything.
-	if len(ses.attachments) == 0 && ses.srv.opts.hooks.handler == nil {
+	switch {
+	case ses.parking != nil:
+		deadline = time.Unix(1, 0)
+	case len(ses.attachments) == 0 && ses.srv.opts.hooks.handler == nil:
 		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 	}
 	return ses.conn.SetReadDeadline(deadline)
@@ -514,6 +540,9 @@ func (ses *session) writeLoop() error {
 		case <-ses.closing:
 			closing = true
 		default:
+		}
+		if ses.isParking() != nil {
+			return errParked
 		}
 		sent := false
 		wait := time.Hour

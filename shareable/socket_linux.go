@@ -162,6 +162,14 @@ func (s *socket) Close() error {
 	return errors.Join(err, s.SetDeadline(time.Unix(1, 0)))
 }
 
+// abandon closes the descriptors of a socket that another process has, too.
+func (s *socket) abandon() error {
+	if s.lock >= 0 {
+		_ = unix.Close(s.lock)
+	}
+	return s.UnixListener.Close()
+}
+
 // takeWaiting returns the connections that no AcceptUnix has returned, after Close. It
 // returns false if that is not all of them.
 func (s *socket) takeWaiting() (conns []*net.UnixConn, all bool) {

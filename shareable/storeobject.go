@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -210,10 +211,7 @@ func (o *storeObject) StartLease() error {
 		return err
 	}
 	o.setPageLocked(page)
-	if !o.started {
-		o.started = true
-		go o.wakeReaders()
-	}
+	o.startWakesLocked()
 	return nil
 }
 
@@ -240,15 +238,33 @@ func (o *storeObject) EndLease() {
 	}
 	// The writer may run on, and write to its page. So readers get one that does not change.
 	n := o.lenLocked()
-	page, err := newOwnerPage(o.srv.hello.Instance, o.id)
+	page, err := o.newPage(n)
 	if err != nil { // readers keep the writer's, and it counts no more
 		o.setPageLocked(nil)
 		return
 	}
-	page.published.Store(n)
-	page.queued.Store(n)
-	page.generation.Store(o.generation)
 	o.setPageLocked(page)
+}
+
+// newPage makes a page that this process writes, which shows n bytes.
+func (o *storeObject) newPage(n uint64) (*ownerPage, error) {
+	p, err := newOwnerPage(o.srv.hello.Instance, o.id)
+	if err != nil {
+		return nil, err
+	}
+	p.published.Store(n)
+	p.queued.Store(n)
+	p.generation.Store(o.generation)
+	return p, nil
+}
+
+// startWakesLocked starts wakeReaders, once. Requires mu.
+func (o *storeObject) startWakesLocked() {
+	invariants.Held(&o.mu)
+	if !o.started && o.page != nil {
+		o.started = true
+		go o.wakeReaders()
+	}
 }
 
 // Wrote has the readers woken.

@@ -16,6 +16,8 @@ var errLinux = fmt.Errorf("%w: sharing needs Linux", vmm.ErrNotSupported)
 
 type socket struct{ *net.UnixListener }
 
+func (s *socket) abandon() error { return errLinux }
+
 func listen(string, hooks) (*socket, error) { return nil, errLinux }
 
 func (s *socket) closeListener() {}
@@ -93,6 +95,16 @@ type leasePage struct{ fd int }
 func newLeasePage([16]byte, uint64, uint64, uint64) (*leasePage, error) { return nil, errLinux }
 func (p *leasePage) seal() (*ownerPage, error)                          { return nil, errLinux }
 func (p *leasePage) close()                                             {}
+
+// Handover needs Linux.
+func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn, []int, error) {
+	return nil, nil, nil, errLinux
+}
+
+// TakeOver is for package store, and needs Linux.
+func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (*Server, serve.Server, []serve.Object, []serve.Conn, func(), error) {
+	return nil, nil, nil, nil, nil, errLinux
+}
 
 // OpenWriterPage is for package store, and needs Linux.
 func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }

@@ -67,6 +67,7 @@ type View struct {
 	sealed       bool
 	sealedLen    uint64 // the final length
 	digest       *[32]byte
+	finished     bool   // SEALED has come: digest is known
 	detached     bool   // nothing more is taken from the owner
 	finalLen     uint64 // Len since it detached
 	err          error  // why it detached
@@ -146,6 +147,32 @@ func (v *View) Cap() uint64 {
 	return v.mapped
 }
 
+// Published is how many bytes the owner has published. Len reaches it once they are mapped
+// here.
+func (v *View) Published() uint64 {
+	if v == nil || v.dev == nil {
+		return 0
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.publishedLocked()
+}
+
+// publishedLocked is Published. Requires mu, for reading at least.
+func (v *View) publishedLocked() uint64 {
+	invariants.Held(&v.mu)
+	n := v.lenLocked()
+	switch {
+	case v.closed || v.detached:
+		return n
+	case v.sealed:
+		return v.sealedLen
+	case v.page == nil:
+		return n
+	}
+	return max(n, min(v.page.published(), v.max))
+}
+
 // Queued is how many bytes the owner says it has begun to write. Len will reach
 // it unless the owner ends first.
 func (v *View) Queued() uint64 {
@@ -154,7 +181,7 @@ func (v *View) Queued() uint64 {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	n := v.lenLocked()
+	n := v.publishedLocked()
 	if v.closed || v.detached || v.sealed || v.page == nil {
 		return n
 	}
@@ -199,6 +226,14 @@ func (v *View) Name() string {
 		return ""
 	}
 	return v.obj.Name
+}
+
+// ID is the number of the object in its owner.
+func (v *View) ID() uint64 {
+	if v == nil || v.dev == nil {
+		return 0
+	}
+	return v.obj.ID
 }
 
 // Instance is a random number of the owner: another one after each start.

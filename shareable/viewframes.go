@@ -292,7 +292,7 @@ func (v *View) handleSealed(s wire.Sealed) error {
 	case s.Length < v.lenLocked() && !v.opts.Unsealed: // else its writer may have shown anything
 		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.lenLocked())
 	}
-	v.sealed, v.sealedLen = true, s.Length
+	v.sealed, v.sealedLen, v.finished = true, s.Length, true
 	if s.HasDigest {
 		v.digest = &s.Digest
 	}
@@ -318,7 +318,8 @@ func (v *View) handleDeleted(d wire.Deleted) error {
 // order: new work must not start on memory that is about to go. After SEALED that can be
 // all memory only: the object is deleted by force.
 func (v *View) handleRetire(r wire.Retire) error {
-	if v.sealed && r.Capacity > 0 { // only this goroutine sets it
+	// Only this goroutine sets sealed. A store takes all of an object that is deleted by force.
+	if v.sealed && (r.Capacity > 0 || !v.live) {
 		return fmt.Errorf("%w: sealed memory is taken back", ErrProtocol)
 	}
 	before := v.track.End()

@@ -100,10 +100,38 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 	if v == nil || v.dev == nil || ctx == nil {
 		return fmt.Errorf("%w: no view, or no context", vmm.ErrInvalid)
 	}
+	return v.waitUntil(ctx, func() (bool, error) { return v.reachedLocked(n) })
+}
+
+// WaitSealed waits until the object is sealed, all of it is mapped, and Digest knows what
+// the owner has sent. If that cannot happen any more, it returns why: vmm.ErrClosed after
+// Close, else Err. If ctx ends first, it returns its error.
+func (v *View) WaitSealed(ctx context.Context) error {
+	if v == nil || v.dev == nil || ctx == nil {
+		return fmt.Errorf("%w: no view, or no context", vmm.ErrInvalid)
+	}
+	return v.waitUntil(ctx, v.wholeLocked)
+}
+
+// wholeLocked reports whether WaitSealed is over; the error is why it never will be.
+// Requires mu, for reading at least.
+func (v *View) wholeLocked() (bool, error) {
+	invariants.Held(&v.mu)
+	switch {
+	case v.closed:
+		return false, errViewClosed
+	case v.detached:
+		return v.err == nil, v.err
+	}
+	return v.finished && v.mapped >= v.sealedLen, nil
+}
+
+// waitUntil waits until reached, which is called with mu held, reports true or an error.
+func (v *View) waitUntil(ctx context.Context, reached func() (bool, error)) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for {
-		if ok, err := v.reachedLocked(n); ok || err != nil {
+		if ok, err := reached(); ok || err != nil {
 			return err
 		}
 		if err := ctx.Err(); err != nil {

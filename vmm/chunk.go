@@ -270,7 +270,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 			return fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
 		case s.State == slots.Mapped:
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
-		case s.Mem.cacheable:
+		case s.Mem.cacheable.Load():
 			return fmt.Errorf("%w: the chunk at %v was made without Share or RDMA", ErrInvalid, r.ptr+Ptr(s.Off))
 		}
 		at = s.End()

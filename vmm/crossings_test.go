@@ -24,6 +24,8 @@ func TestCrossings(t *testing.T) {
 	maps.Copy(scenes, growthScenes())
 	maps.Copy(scenes, peerScenes())
 	maps.Copy(scenes, kernelScenes())
+	maps.Copy(scenes, supplyScenes())
+	maps.Copy(scenes, mirrorScenes())
 	for what := range scenes {
 		require.Contains(t, rows, what, "not in the table")
 	}
@@ -63,7 +65,7 @@ func crossings(t *testing.T) map[string]string {
 func outcomeOf(err error) string {
 	for name, kind := range map[string]error{
 		"ErrBusy": vmm.ErrBusy, "ErrCapturing": vmm.ErrCapturing, "ErrClosed": vmm.ErrClosed,
-		"ErrAsleep": vmm.ErrAsleep, "ErrOutOfMemory": vmm.ErrOutOfMemory, "ErrBounds": vmm.ErrBounds, "ErrDeviceLost": vmm.ErrDeviceLost, "the error that caused it": errInjected, "given up": context.Canceled,
+		"ErrAsleep": vmm.ErrAsleep, "ErrOutOfMemory": vmm.ErrOutOfMemory, "ErrBounds": vmm.ErrBounds, "ErrNotSupported": vmm.ErrNotSupported, "ErrPermission": vmm.ErrPermission, "ErrDeviceLost": vmm.ErrDeviceLost, "the error that caused it": errInjected, "given up": context.Canceled,
 	} {
 		if errors.Is(err, kind) {
 			return name

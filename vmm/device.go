@@ -215,6 +215,17 @@ func (d *Device) track(thing any, kind string) error {
 	return nil
 }
 
+// KeepOpen is for packages beside this one that have something open in the device: until
+// release, Close returns ErrBusy and names its kind, and Report lists it. Calling release
+// twice is fine.
+func (d *Device) KeepOpen(kind string) (release func(), err error) {
+	thing := &kind
+	if err := d.track(thing, kind); err != nil {
+		return nil, d.fail("open "+kind, 0, 0, err)
+	}
+	return func() { d.untrack(thing) }, nil
+}
+
 // rename changes the kind under which Close and Report name a thing that is tracked.
 func (d *Device) rename(thing any, kind string) {
 	d.mu.Lock()

@@ -132,3 +132,25 @@ func TestOpenSaysWhatThereIs(t *testing.T) {
 		}
 	}
 }
+
+func TestKeepOpen(t *testing.T) {
+	dev, err := vmm.Open("host")
+	require.NoError(t, err)
+	release, err := dev.KeepOpen("loan")
+	require.NoError(t, err)
+	other, err := dev.KeepOpen("loan")
+	require.NoError(t, err)
+	err = dev.Close()
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	require.ErrorContains(t, err, "loan made at ")
+	require.ErrorContains(t, err, "device_open_test.go:")
+	require.Equal(t, "loan", dev.Report().Open[0].Kind)
+	release()
+	release()
+	require.Len(t, dev.Report().Open, 1)
+	require.ErrorIs(t, dev.Close(), vmm.ErrBusy)
+	other()
+	require.NoError(t, dev.Close())
+	_, err = dev.KeepOpen("loan")
+	require.ErrorIs(t, err, vmm.ErrClosed)
+}

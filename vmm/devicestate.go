@@ -328,6 +328,8 @@ type openDevice struct {
 	state *deviceState
 	stage staging
 
+	mirrors atomic.Uint64 // bytes of pinned memory that mirrors have
+
 	uses atomic.Int64 // a count, and the two bits below
 
 	mu     lock.Mutex
@@ -563,5 +565,5 @@ func (o *openDevice) syncOwn() error {
 	return err
 }
 
-// pinned is how many bytes of host memory copies of the device have pinned.
-func (o *openDevice) pinned() uint64 { return o.stage.pinned() }
+// pinned is how many bytes of host memory copies and mirrors of the device have pinned.
+func (o *openDevice) pinned() uint64 { return o.stage.pinned() + o.mirrors.Load() }

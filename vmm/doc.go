@@ -73,6 +73,7 @@ package vmm
 
 // Lock order:
 //
+//	Mirror.mu                copies between a Mirror and the memory that it mirrors
 //	deviceState.closeMu      Device.Close alone
 //	  Reservation.closeMu    Close, Clip, Sleep and Wake
 //	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
@@ -101,7 +102,7 @@ package vmm
 // goroutine that takes a lock out of order panics. Of several ranges each kind is taken
 // in the order in which the ranges were made. These are held across a wait for the device:
 //
-//	closeMu of all kinds, grantMu, legacy.mu
+//	closeMu of all kinds, grantMu, legacy.mu, Mirror.mu
 //	lenMu               by Append and AppendOn, for their own bytes
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for work that may still write and
 //	                    for the fill: Grow, SetLen downwards, Append that grows

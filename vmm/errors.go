@@ -265,6 +265,10 @@ type Feature = driver.Feature
 //	EventInterprocess  other processes may open it; excludes EventTiming
 type EventFlags = driver.EventFlags
 
+// IPCHandle names an event of one process in another; see Event.IPCHandle. It is 64 bytes of
+// plain data.
+type IPCHandle = driver.IPCHandle
+
 // Package driver's constants under this package's name.
 const (
 	LocationOwner    = driver.LocationOwner

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -12,6 +13,7 @@ type Event struct {
 	dev    *Device
 	f      Fence
 	pooled bool // goes back to the device's free events
+	shared bool // other processes may record it, so its place is never known
 
 	mu        lock.Mutex
 	users     int // calls under way; the event is not used again before they end
@@ -37,16 +39,61 @@ func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 
 // NewEvent makes an event that no stream has been recorded in yet: it counts as
 // reached. The flags are as in CUDA: EventTiming for Elapsed, EventBlocking for
-// a Sync that sleeps, EventInterprocess. What Stream.Record returns is EventBlocking
-// alone. The caller must Close it.
+// a Sync that sleeps, EventInterprocess for IPCHandle. What Stream.Record returns is
+// EventBlocking alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	e, err := d.makeEvent(func(e *Event) (err error) {
+		e.shared = flags&EventInterprocess != 0
 		if e.f.on, err = d.ensureOpen(); err == nil {
 			e.f.e, err = e.f.on.NewEvent(flags)
 		}
 		return err
 	})
 	return e, d.fail("make event", 0, 0, err)
+}
+
+// IPCHandle returns the handle by which OpenEvent opens the event in another process; any
+// channel may carry it. An event that was not made with EventInterprocess is ErrInvalid. Where
+// the driver has no such handles it is ErrNotSupported. The handle keeps nothing alive.
+func (e *Event) IPCHandle() (h IPCHandle, err error) {
+	err = e.with(func() error {
+		ipc, err := e.f.on.legacyIPC()
+		if err == nil {
+			h, err = ipc.EventHandle(e.f.e)
+		}
+		return err
+	})
+	return h, e.fail("export event", err)
+}
+
+// OpenEvent opens the event that a handle of Event.IPCHandle names, of a process on the same
+// machine. Both processes can record it, wait for it and ask about it: it stands where the last
+// Record of either has put it. Stream.After, Stream.Finished and their kin know nothing of such
+// an event, here or where it was made. A handle of this process's own, and what is no handle,
+// is ErrInvalid; where the driver has no such handles it is ErrNotSupported. Once the process
+// that made the event closes it, what calls on this one return is undefined; on CUDA a handle
+// opens also when that process has ended. The caller must Close it.
+func (d *Device) OpenEvent(h IPCHandle) (*Event, error) {
+	e, err := d.makeEvent(func(e *Event) (err error) {
+		e.shared = true
+		if e.f.on, err = d.ensureOpen(); err != nil {
+			return err
+		}
+		ipc, err := e.f.on.legacyIPC()
+		if err == nil {
+			e.f.e, err = ipc.OpenEvent(h)
+		}
+		return err
+	})
+	return e, d.fail("open event", 0, 0, err)
+}
+
+// legacyIPC is the driver's device as one that has handles for other processes.
+func (o *openDevice) legacyIPC() (driver.LegacyIPC, error) {
+	if ipc, ok := o.Device.(driver.LegacyIPC); ok {
+		return ipc, nil
+	}
+	return nil, fmt.Errorf("%w: handles for other processes", ErrNotSupported)
 }
 
 // Record records the event anew, after the work that the stream has now; calls that wait
@@ -79,11 +126,12 @@ func (e *Event) beginRecord() {
 }
 
 // endRecord notes where the event stands now. Of several calls that overlapped it is not known
-// which one the driver took last, so then its place stays unknown.
+// which one the driver took last, so then its place stays unknown; so does that of an event
+// that another process may record.
 func (e *Event) endRecord(at point) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.contested {
+	if !e.contested && !e.shared {
 		e.at = at
 	}
 	if e.recording--; e.recording == 0 {

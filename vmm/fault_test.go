@@ -132,6 +132,16 @@ func operations() []operation {
 			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 256 * page, Chunk: page, Zero: true})
 			return scene{do: func() error { return g.Grow(3 * page) }, obj: g, close: g.Close}
 		}},
+		{"Range.Grow of supplied memory", exact, func(t testing.TB, w *world) scene {
+			g, _ := supplied(t, w)
+			require.NoError(t, g.Append(pattern(page, 7)))
+			return scene{do: func() error { return g.Grow(3 * page) }, obj: g, close: g.Close}
+		}},
+		{"Range.Append to supplied memory", roomy, func(t testing.TB, w *world) scene {
+			g, _ := supplied(t, w)
+			require.NoError(t, g.Append(pattern(page, 7)))
+			return scene{do: func() error { return g.Append(pattern(3*page, 9)) }, obj: g, close: g.Close}
+		}},
 		{"Range.Append", roomy, onRange(func(g *vmm.Range) error { return g.Append(pattern(2*page, 9)) })},
 		{"Range.AppendRows", roomy, onRange(func(g *vmm.Range) error { return g.AppendRows(pattern(2*page, 9), 64, 100) })},
 		{"Range.ReadRowsAt", exact, onRange(func(g *vmm.Range) error {

@@ -17,6 +17,7 @@ import (
 //  2. cached memory of the device: mapped, not created
 //  3. new memory
 //
+// With RangeOptions.Supplier that takes the place of the last two: see supply.go.
 // ensure is the caller's way in, growAhead the one of the device's goroutine.
 
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,
@@ -27,7 +28,7 @@ func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
 	}
-	return g.fail("grow", 0, n, g.r.dev.retryUnderPressure(func() error {
+	return g.fail("grow", 0, n, g.retryWithMemory(func() error {
 		need, err := g.endWithin(g.len.Load(), n)
 		if err == nil && need > g.cap.Load() {
 			err = g.ensure(need)
@@ -120,6 +121,9 @@ func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 		return err
 	}
 	least := (need - have + g.unit - 1) / g.unit * g.unit // both Max and Cap are multiples of the unit
+	if g.supply != nil {
+		return &lackingMemory{off: have, least: least, need: need}
+	}
 	want := least
 	if purpose == forCaller { // growth ahead takes what is affordable and no more
 		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
@@ -241,7 +245,10 @@ func (g *Range) growAhead() error {
 	if g.r.zeroed != zeroNone && reclaimable(g.r, have, goal) > have {
 		return nil
 	}
-	d := g.r.dev
+	if g.supply != nil {
+		g.startSupplyAhead(have, goal)
+		return nil
+	}
 	within := g.affordable(have, goal)
 	var err error
 	if within > have {
@@ -250,6 +257,13 @@ func (g *Range) growAhead() error {
 	if err == nil && within < goal {
 		err = fmt.Errorf("%w: %s of %s can be had without taking it from others", ErrOutOfMemory, sizeText(within-have), sizeText(goal-have))
 	}
+	return g.endGrowAhead(have, goal, err)
+}
+
+// endGrowAhead counts a growth ahead that ended with err. It returns the error if it is the
+// first in a row.
+func (g *Range) endGrowAhead(have, goal uint64, err error) error {
+	d := g.r.dev
 	if err == nil {
 		g.aheadPause.Store(nil)
 		d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)

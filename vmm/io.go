@@ -30,7 +30,7 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		return g.fail("append", 0, uint64(len(p)), g.live())
 	}
 	var at uint64
-	err := g.r.dev.retryUnderPressure(func() (err error) {
+	err := g.retryWithMemory(func() (err error) {
 		at, err = g.appendOn(s, p)
 		return err
 	})

@@ -22,9 +22,9 @@ type memory struct {
 	handle    driver.Handle
 	size      uint64
 	prop      Prop
-	cacheable bool // a range may have it next, since nothing outside this process can have it
-	created   bool // counts against the limit
-	recycled  bool // it was in the cache, so it may hold bytes of another range
+	cacheable atomic.Bool // a range may have it next, since nothing outside this process can have it
+	created   bool        // counts against the limit
+	recycled  bool        // it was in the cache, so it may hold bytes of another range
 	refs      atomic.Int64
 }
 
@@ -60,7 +60,8 @@ func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, err er
 		}
 		m = d.adopt(h, size, p)
 		// A network card may go on reading memory that it was shown.
-		m.created, m.cacheable = true, p.Share == 0 && !p.RDMA
+		m.created = true
+		m.cacheable.Store(p.Share == 0 && !p.RDMA)
 		d.counters.count(1, &d.counters.Creates)
 		return nil
 	})
@@ -177,7 +178,7 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 // cacheMemory puts memory without references into the cache; false if it is to be
 // released.
 func (d *Device) cacheMemory(m *memory) bool {
-	if !m.cacheable || m.prop.Location != d.location { // no range of d asks for other memory
+	if !m.cacheable.Load() || m.prop.Location != d.location { // no range of d asks for other memory
 		return false
 	}
 	c := &d.cache
@@ -209,7 +210,7 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 		return nil
 	}
 	m := d.uncached(x)
-	m.cacheable = true
+	m.cacheable.Store(true)
 	return m
 }
 

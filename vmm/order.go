@@ -101,8 +101,9 @@ func (a afters) number(s *Stream) uint64 {
 // Point, After and Finished say which work is known to come before which. They cost no driver
 // call and take no lock. What counts is what goes through this package: Record, Wait, Fence
 // and WaitFence of a Stream, Record of an Event, and the calls that wait for those or ask
-// about them. Events that other libraries record do not count, nor do waits that the program
-// makes on Raw handles. Two Streams that wrap one handle are two.
+// about them. Events that other libraries record do not count, nor those made with
+// EventInterprocess, which other processes may record, nor do waits that the program makes on
+// Raw handles. Two Streams that wrap one handle are two.
 //
 // Events that are recorded while the stream is captured do not count, nor do waits made then. A
 // capture that BeginCapture has not begun is noticed on streams of WrapStream, and on those

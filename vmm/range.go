@@ -33,6 +33,8 @@ type Range struct {
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
 
+	supply *supply // nil without RangeOptions.Supplier
+
 	// Of growth ahead: what RangeOptions.GrowAhead has the device's goroutine do.
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
@@ -78,6 +80,10 @@ type RangeOptions struct {
 	RDMA, Compress bool
 	// Align is the alignment of the first address, a power of two. 0 is the granularity.
 	Align uint64
+	// Supplier gives the range its memory; nil has the device create it. The Supplier
+	// decides what its chunks are and what they hold: with one, Chunk, MaxChunk, Zero,
+	// Share, RDMA and Compress are ErrInvalid. See Supplier.
+	Supplier Supplier
 }
 
 // defaultMaxChunk keeps the number of driver calls of a large growth small.
@@ -91,6 +97,9 @@ func (d *Device) NewRange(o RangeOptions) (*Range, error) {
 
 func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	if err := d.live(); err != nil {
+		return nil, err
+	}
+	if err := o.checkSupplier(); err != nil {
 		return nil, err
 	}
 	prop := Prop{Location: d.location, Share: o.Share, RDMA: o.RDMA, Compress: o.Compress}
@@ -113,6 +122,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	}
 	// The addresses last: all that can be wrong with the options is known by now.
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
+	g.supply = newSupply(o.Supplier)
 	g.hostCopy.Take, g.hostCopy.Return = takeAddresses, giveAddresses
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
 	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, true); err != nil {
@@ -134,10 +144,10 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 		o.Max = d.info.Memory
 	}
 	// Sizes are filled in before they are checked against each other.
-	if o.MaxChunk == 0 {
+	if o.MaxChunk == 0 && o.Supplier == nil {
 		o.MaxChunk = max(defaultMaxChunk, gran)
 	}
-	if bits.OnesCount64(o.MaxChunk) != 1 || o.MaxChunk < gran {
+	if o.Supplier == nil && (bits.OnesCount64(o.MaxChunk) != 1 || o.MaxChunk < gran) {
 		return o, fmt.Errorf("%w: a largest chunk of %d bytes, which is no power of two from the granularity %d on", ErrInvalid, o.MaxChunk, gran)
 	}
 	if o.Chunk%gran != 0 {
@@ -266,7 +276,11 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 		return g.fail(op, 0, size, g.live())
 	}
 	at, err := g.append(p, size, width, pitch)
-	for err != nil && g.r.dev.runPressureHooks(err) {
+	for err != nil {
+		again, why := g.obtain(err)
+		if err = why; !again {
+			break
+		}
 		at, err = g.append(p, size, width, pitch)
 	}
 	if g.opts.GrowAhead > 0 {
@@ -477,6 +491,9 @@ func (g *Range) CloseContext(ctx context.Context) error {
 
 func (g *Range) close() error {
 	err := g.r.close(&g.lenMu)
+	if g.r.phase.Load() >= phaseClosing {
+		g.supply.stop()
+	}
 	g.r.closeMu.Lock()
 	defer g.r.closeMu.Unlock()
 	if !g.countClosed() {

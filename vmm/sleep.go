@@ -24,7 +24,8 @@ const (
 // Sleep gives the memory of ranges back to the device and keeps their addresses.
 // Their contents wait in host memory, or are dropped. It waits first as Unmap
 // does; all of them fall asleep or none. A sleeping range returns ErrAsleep from
-// all but Wake and Close; its Cap is 0. A range that is held is ErrBusy.
+// all but Wake and Close; its Cap is 0. A range that is held is ErrBusy, and one with a
+// Supplier ErrNotSupported.
 //
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
@@ -110,6 +111,9 @@ func sleep(mode SleepMode, ranges []*Range) error {
 	defer unlock()
 	var all []*sleeper
 	for _, g := range ranges {
+		if g.supply != nil {
+			return fmt.Errorf("%w: the range's Supplier has its memory, which Sleep cannot give back", ErrNotSupported)
+		}
 		all = append(all, &sleeper{Range: g, mode: mode})
 	}
 	// Each step for all ranges before the next one begins, so that undo can still take
@@ -255,7 +259,7 @@ func (s *sleeper) finishSleep() {
 	for _, m := range s.mem {
 		s.sleptChunks = append(s.sleptChunks, m.size)
 		// Not into the cache: the program sleeps so that others get the memory.
-		m.cacheable = false
+		m.cacheable.Store(false)
 	}
 	s.releaseMemory()
 	s.lenMu.Lock()

@@ -139,7 +139,7 @@ type Stats struct {
 	Retiring    uint64 `json:"retiring"`    // given up; the work that may use it has not ended
 	Quarantined uint64 `json:"quarantined"` // could not be undone or given back; Trim, growth out of memory and Close try again
 	Asleep      uint64 `json:"asleep"`      // below Len of a Range that sleeps
-	Pinned      uint64 `json:"pinned"`      // host memory for staging, of all Devices on this one
+	Pinned      uint64 `json:"pinned"`      // host memory for staging and of Mirrors, of all Devices on this one
 
 	PeakReserved  uint64 `json:"peak_reserved"`
 	PeakCommitted uint64 `json:"peak_committed"`
@@ -281,7 +281,7 @@ type Report struct {
 
 // OpenObject is one thing that is open.
 type OpenObject struct {
-	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", or by ReserveOptions.Owner
+	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", by KeepOpen, or by ReserveOptions.Owner
 	Made   string    `json:"made"` // file:line
 	Addr   Ptr       `json:"addr,omitempty"`
 	Size   uint64    `json:"size,omitempty"`
@@ -350,7 +350,8 @@ func (o openedAt) caller() string {
 	for {
 		f, more := frames.Next()
 		ours := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/vmm.") ||
-			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.")
+			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.") ||
+			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/shareable/ipc.")
 		if !ours || strings.HasSuffix(f.File, "_test.go") || !more {
 			return fmt.Sprintf("%s:%d", f.File, f.Line)
 		}

@@ -27,6 +27,7 @@ func TestZeroValues(t *testing.T) {
 		&vmm.Graph{}, (*vmm.Graph)(nil),
 		&vmm.GraphExec{}, (*vmm.GraphExec)(nil),
 		&vmm.Plan{}, (*vmm.Plan)(nil),
+		&vmm.Mirror{}, (*vmm.Mirror)(nil),
 		vmm.Fence{}, vmm.Segment{}, vmm.Layout{}, vmm.Tensor{}, vmm.Stats{}, vmm.RangeStats{}, &vmm.OpError{},
 	} {
 		v := reflect.ValueOf(zero)
@@ -47,7 +48,7 @@ func TestZeroValues(t *testing.T) {
 				}
 				err, _ := out[len(out)-1].Interface().(error)
 				switch m.Name {
-				case "Close", "CloseContext", "Unwrap":
+				case "Close", "CloseContext", "Discard", "Unwrap":
 					require.NoError(t, err)
 				default:
 					meant := zero == vmm.Fence{} || v.Type() == reflect.TypeFor[vmm.Layout]() || v.Type() == reflect.TypeFor[*vmm.Plan]()

@@ -149,6 +149,7 @@ typedef enum {
 typedef enum {
 	CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
 	CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+	CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
 	CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE = 17,
 } CUpointer_attribute;
 
@@ -211,6 +212,7 @@ enum {
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
+	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
 	CU_MEMHOSTALLOC_PORTABLE = 1,
@@ -225,6 +227,14 @@ typedef size_t (*CUoccupancyB2DSize)(int threads);
 typedef struct CUipcMemHandle_st {
 	char reserved[64];
 } CUipcMemHandle;
+
+typedef struct CUipcEventHandle_st {
+	char reserved[64];
+} CUipcEventHandle;
+
+typedef struct CUmemPoolPtrExportData_st {
+	unsigned char reserved[64];
+} CUmemPoolPtrExportData;
 
 typedef struct CUmemFabricHandle_st {
 	unsigned char data[64];

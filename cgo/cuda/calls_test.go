@@ -196,7 +196,7 @@ func (x *things) calls() []call {
 		{"WaitValue of 8", "cuStreamWaitValue64_v2", f("stream=%#x p=%#x value=0 flags=0", uint64(s), uint64(word)),
 			func() error { return v.WaitValue(s, word, 0, 8) }, false},
 	}
-	return slices.Concat(all, x.kernelCalls(), x.poolCalls())
+	return slices.Concat(all, x.kernelCalls(), x.poolCalls(), x.between.calls(x.plain))
 }
 
 // onCall runs f for call i on a new driver. It returns false if there is no call i.
@@ -212,6 +212,7 @@ func onCall(t *testing.T, path string, fake *fakecuda.Library, i int, f func(*te
 		require.NoError(t, err)
 		x.foreign, err = openOn(t, other, 0).NewStream()
 		require.NoError(t, err)
+		x.between = makeBetween(t, x.v, fake)
 		all := x.calls()
 		if more = i < len(all); more {
 			c := all[i]
@@ -242,7 +243,7 @@ func TestArguments(t *testing.T) {
 
 	text, err := os.ReadFile("symbols.h")
 	require.NoError(t, err)
-	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString", "cuIpcGetMemHandle"} // see load_test.go and probe_test.go
+	elsewhere := []string{"cuInit", "cuDeviceGetCount", "cuDeviceGetUuid", "cuGetErrorName", "cuGetErrorString"} // see load_test.go
 	for _, m := range regexp.MustCompile(`(?:REQUIRED|OPTIONAL)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1) {
 		if !called[m[1]] {
 			require.Contains(t, elsewhere, m[1], "no call here shows its arguments")
@@ -284,9 +285,10 @@ func meaning(c call, code int) (kind error, is bool) {
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true
-	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999:
+	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999, c.name == "ImportPool" && code == 999:
 		return driver.ErrInvalid, true
-	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange"):
+	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange" ||
+		c.symbol == "cuMemPoolExportToShareableHandle" || c.name == "ImportPool"):
 		return driver.ErrLimit, true // no descriptor is left
 	case code == 101 && c.symbol == "cuMemPoolSetAccess": // the device is there and has no path
 		return driver.ErrInvalid, true

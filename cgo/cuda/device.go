@@ -29,6 +29,7 @@ type Device struct {
 	// library in it. Then no handle of the context may reach libcuda.
 	reset atomic.Bool
 
+	opened   openedMemory
 	peers    peers
 	retained retained
 
@@ -102,14 +103,17 @@ func (v *Device) release() error {
 	if !v.users.CompareAndSwap(closedBit, closedBit|releasedBit) {
 		return nil
 	}
-	// The tables first: no other Device may use a handle whose context goes. Access
-	// to peers is taken away, and pools are destroyed, while the context is still there.
+	// The tables first: no other Device may use a handle whose context goes. Opened memory
+	// is closed, pools are destroyed, and access to peers is taken away, while the context
+	// is still there.
 	for _, table := range []*handleTable{&v.d.streams, &v.d.events, &v.d.functions, &v.d.modules, &v.d.execs, &v.d.graphs} {
 		table.removeAllOf(v)
 	}
-	if err := v.destroyPools(); err != nil {
-		v.users.Add(-releasedBit)
-		return err
+	for _, end := range []func() error{v.closeOpened, v.destroyPools} {
+		if err := end(); err != nil {
+			v.users.Add(-releasedBit)
+			return err
+		}
 	}
 	peersErr, retainedErr := v.disablePeers(), v.retained.release(v)
 	leftErr := cmp.Or(peersErr, retainedErr)

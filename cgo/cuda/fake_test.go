@@ -43,9 +43,10 @@ func opened(tb testing.TB) (*cuda.Driver, *cuda.Device, *fakecuda.Library) {
 func onDevice(n int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: n} }
 
 // Work of the fake driver is done when the call that queues it returns, and the driver
-// loses no device by itself. So the rules that hold work back are for the host driver
-// and the card; without the symbol of the value waits they are skipped and say why. Of
-// the three devices two have no path to each other.
+// loses no device by itself, and it knows no real other process. So the rules that hold
+// work back, or share with one, are for the host driver and the card; without the symbols
+// of the value waits and of sharing they are skipped and say why. Of the three devices two
+// have no path to each other.
 func TestConformanceOnFake(t *testing.T) {
 	t.Run("Memory", func(t *testing.T) {
 		drivertest.Memory(t, func(tb testing.TB) driver.Driver {
@@ -62,7 +63,7 @@ func TestConformanceOnFake(t *testing.T) {
 	})
 	t.Run("Async", func(t *testing.T) {
 		drivertest.Async(t, func(tb testing.TB) driver.Driver {
-			path := fakecuda.Build(tb, fakecuda.Missing("wait_value32"))
+			path := fakecuda.Build(tb, fakecuda.Missing("wait_value32"), fakecuda.Missing("ipc_open_mem"), fakecuda.Missing("pool_export"))
 			fake := fakecuda.Open(tb, path)
 			d, err := cuda.Load(path)
 			require.NoError(tb, err)

@@ -32,6 +32,7 @@ type tableEntry struct {
 	handle     uint64 // it never changes
 	maker      *Device
 	module     *tableEntry // of a function; a call with the function counts as a user of it
+	foreign    bool        // another process made it: an event of OpenEvent, a pool of ImportPool
 	copyStream bool        // the maker's own, which only its Close frees
 	call       sync.Mutex  // held during a call, for tables with oneAtATime
 

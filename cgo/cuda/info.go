@@ -194,7 +194,7 @@ func onlineNodes(path string) (nodes []int) {
 // one. There is no attribute for IPC. On Linux a device with unified addressing has
 // it.
 func (d *Driver) tryLegacyIPC(dev int, absent error) error {
-	if d.api.ipc_get_mem == nil {
+	if d.api.ipc_get_mem == nil || d.api.ipc_open_mem == nil {
 		return absent
 	}
 	if err := d.needsAttribute(dev, C.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, absent); err != nil {

@@ -16,6 +16,7 @@ const (
 	invalidDevice       Result = 101
 	invalidImage        Result = 200
 	invalidContext      Result = 201
+	mapFailed           Result = 205
 	noBinary            Result = 209 // code for other architectures
 	eccUncorrectable    Result = 214
 	peerUnsupported     Result = 217
@@ -108,12 +109,16 @@ func (r Result) kind(call string) error {
 		}
 		return driver.ErrNotSupported
 	case unknown:
-		if call == "cuMemImportFromShareableHandle" {
+		if call == "cuMemImportFromShareableHandle" || call == "cuMemPoolImportFromShareableHandle" {
 			return driver.ErrInvalid // the descriptor is of something else
 		}
 	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled,
 		invalidImage, invalidPTX, invalidSource, outOfResources, tooLarge, invalidCluster, updateFailure:
 		return driver.ErrInvalid
+	case mapFailed:
+		if call == "cuIpcOpenEventHandle" {
+			return driver.ErrInvalid // the handle is of no event
+		}
 	case peerUnsupported, noBinary, noCompiler, unsupportedPTX, compilerDisabled, unsupportedAffinity:
 		return driver.ErrNotSupported
 	case peerEnabled:
@@ -135,7 +140,8 @@ func (r Result) kind(call string) error {
 		return driver.ErrNoDriver
 	case operatingSystem:
 		switch call {
-		case "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemGetHandleForAddressRange":
+		case "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemGetHandleForAddressRange",
+			"cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle":
 			return driver.ErrLimit // no descriptor is left
 		}
 	case forked:

@@ -36,6 +36,7 @@ type things struct {
 	pool   driver.Pool
 
 	foreign driver.Stream // of another library, on the same device
+	between *between      // not of makeThings
 }
 
 func (x *things) prop() driver.Prop { return driver.Prop{Location: onDevice(0), Share: driver.ShareFD} }
@@ -210,11 +211,15 @@ func TestLost(t *testing.T) {
 	require.NoError(t, x.v.FreeHost(x.pinned))
 	other, err := d.Open(1)
 	require.NoError(t, err)
+	shared := makeBetween(t, x.v, fake)
+	require.NoError(t, x.v.FreePlain(shared.block))
 	fake.Lose()
 	isOnly(t, x.v.Sync(), driver.ErrDeviceLost) // this call finds the loss
 	before := fake.Calls("")
-	for name, call := range x.uses() {
-		isOnly(t, call(), driver.ErrDeviceLost, name)
+	for _, calls := range []map[string]func() error{x.uses(), shared.uses()} {
+		for name, call := range calls {
+			isOnly(t, call(), driver.ErrDeviceLost, name)
+		}
 	}
 	isOnly(t, other.Sync(), driver.ErrDeviceLost, "one lost device is a lost process")
 	_, err = d.Open(1)
@@ -225,6 +230,7 @@ func TestLost(t *testing.T) {
 	require.Equal(t, before+1, fake.Calls(""), "libcuda was asked of a lost device")
 
 	require.NoError(t, other.Close())
+	shared.giveBack(t)
 	x.giveBack(t)
 }
 
@@ -257,7 +263,9 @@ func TestForked(t *testing.T) {
 	require.NoError(t, err)
 	w := peer.(*cuda.Device)
 	require.NoError(t, w.EnablePeer(0))
+	shared := makeBetween(t, x.v, fake)
 	calls := x.uses()
+	maps.Copy(calls, shared.uses())
 	maps.Copy(calls, map[string]func() error{
 		"Devices":    func() error { _, err := d.Devices(); return err },
 		"Reserve":    func() error { _, err := d.Reserve(granule, 0); return err },
@@ -303,6 +311,9 @@ func TestForked(t *testing.T) {
 	require.NoError(t, x.v.FreeHost(x.pinned))
 	require.NoError(t, w.DisablePeer(0))
 	require.NoError(t, w.Close())
+	require.NoError(t, x.v.FreePlain(shared.block))
+	require.NoError(t, x.v.CloseMem(shared.opened))
+	shared.giveBack(t)
 	x.giveBack(t)
 }
 

@@ -46,6 +46,9 @@ func (v *Device) CurrentPool() (driver.Pool, error) {
 func (v *Device) SetCurrentPool(p driver.Pool) error {
 	const call = "cuDeviceSetMemPool"
 	return v.onPool(call, p, func(owner int) (C.CUresult, error) {
+		if err := notImported(call, p, owner); err != nil {
+			return 0, err
+		}
 		if owner != v.n {
 			return 0, refuse(call, driver.ErrInvalid, "pool %#x is of cuda:%d, not of cuda:%d", uint64(p), owner, v.n)
 		}
@@ -97,7 +100,10 @@ func (v *Device) AllocFromPool(p driver.Pool, n uint64, s driver.Stream) (driver
 		return 0, v.refuseEmpty(call)
 	}
 	var c C.cuvmm_value
-	err := v.onPool(call, p, func(int) (C.CUresult, error) {
+	err := v.onPool(call, p, func(owner int) (C.CUresult, error) {
+		if err := notImported(call, p, owner); err != nil {
+			return 0, err
+		}
 		return 0, v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
 			c = C.cuvmm_pool_alloc_from(v.d.api, q, pool(p), C.size_t(n))
 			return c.r
@@ -224,7 +230,7 @@ var poolShares = map[driver.Feature]driver.Share{
 }
 
 // onPool makes a call with a pool, which cannot be destroyed meanwhile. owner is the
-// ordinal of its device. A pool that is neither of CreatePool nor any device's default or
+// ordinal of its device, or imported. A pool that is neither of CreatePool nor any device's default or
 // current one does not reach libcuda.
 func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresult, error)) error {
 	if err := v.begin(call); err != nil {
@@ -237,9 +243,15 @@ func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresul
 	}
 	defer entry.release(v)
 	var owner int
-	if entry != nil {
+	switch {
+	case entry != nil && entry.foreign:
+		owner = imported
+	case entry != nil:
 		owner = entry.maker.n
-	} else if owner, err = v.ownerOf(call, p); err != nil {
+	default:
+		owner, err = v.ownerOf(call, p)
+	}
+	if err != nil {
 		return err
 	}
 	r, err := f(owner)
@@ -248,6 +260,10 @@ func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresul
 	}
 	return v.checkWith(entry, call, r)
 }
+
+// imported stands for the device of a pool that another process made: only the driver
+// knows it.
+const imported = -1
 
 // ownerOf is the device of a pool that this package did not make.
 func (v *Device) ownerOf(call string, p driver.Pool) (int, error) {
@@ -333,6 +349,9 @@ func (d *Driver) tryPoolShare(dev int, way driver.Share, absent error) error {
 	}
 	if err := d.needsVersion(poolShareVersion, absent); err != nil {
 		return err
+	}
+	if d.api.pool_export == nil || d.api.pool_import_pointer == nil {
+		return absent
 	}
 	c := C.cuvmm_attribute(d.api, C.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, C.int(dev))
 	if c.r != 0 && Result(c.r) != invalidValue {

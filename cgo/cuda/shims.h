@@ -71,6 +71,12 @@ typedef struct {
 	int device;
 } cuvmm_pool_and_device;
 
+// cuvmm_name is a result and the 64 bytes by which other processes know memory or an event.
+typedef struct {
+	CUresult r;
+	unsigned char bytes[64];
+} cuvmm_name;
+
 // cuvmm_fabric is a result and a fabric handle.
 typedef struct {
 	CUresult r;
@@ -285,6 +291,19 @@ CUresult cuvmm_pool_set(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, int att
 CUresult cuvmm_pool_set_access(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, const CUmemAccessDesc *who, size_t n);
 cuvmm_value cuvmm_pool_get_access(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, CUmemLocation who);
 cuvmm_pool_and_device cuvmm_pool_of(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
+
+// In legacyipc.c.
+cuvmm_name cuvmm_ipc_get_mem(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
+cuvmm_value cuvmm_ipc_open_mem(cuvmm_lib api, cuvmm_ctx ctx, CUipcMemHandle handle);
+CUresult cuvmm_ipc_close_mem(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
+cuvmm_name cuvmm_ipc_get_event(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
+cuvmm_value cuvmm_ipc_open_event(cuvmm_lib api, cuvmm_ctx ctx, CUipcEventHandle handle);
+
+// In poolsharer.c.
+cuvmm_value cuvmm_pool_export(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool);
+cuvmm_value cuvmm_pool_import(cuvmm_lib api, cuvmm_ctx ctx, int fd);
+cuvmm_name cuvmm_pool_export_pointer(cuvmm_lib api, cuvmm_ctx ctx, CUdeviceptr p);
+cuvmm_value cuvmm_pool_import_pointer(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, CUmemPoolPtrExportData token);
 
 // In hostallocator.c.
 cuvmm_value cuvmm_host_alloc(cuvmm_lib api, cuvmm_ctx ctx, size_t n);

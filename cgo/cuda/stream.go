@@ -79,6 +79,11 @@ func (v *Device) StreamDone(s driver.Stream) (bool, error) {
 
 // newHandle makes something that can be freed, and lists it.
 func (v *Device) newHandle(call string, table *handleTable, create func() (C.cuvmm_value, error)) (uint64, error) {
+	return v.newEntry(call, table, &tableEntry{}, create)
+}
+
+// newEntry is newHandle for an entry that says more of the handle.
+func (v *Device) newEntry(call string, table *handleTable, e *tableEntry, create func() (C.cuvmm_value, error)) (uint64, error) {
 	if err := v.begin(call); err != nil {
 		return 0, err
 	}
@@ -90,8 +95,9 @@ func (v *Device) newHandle(call string, table *handleTable, create func() (C.cuv
 	if err != nil {
 		return 0, err
 	}
-	table.add(&tableEntry{handle: uint64(c.v), maker: v})
-	return uint64(c.v), nil
+	e.handle, e.maker = uint64(c.v), v
+	table.add(e)
+	return e.handle, nil
 }
 
 // onStream makes a call with a stream, which may be another library's.

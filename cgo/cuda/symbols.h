@@ -93,6 +93,10 @@
 	REQUIRED(plain_alloc, "cuMemAlloc_v2", (CUdeviceptr *p, size_t n)) \
 	REQUIRED(plain_free, "cuMemFree_v2", (CUdeviceptr p)) \
 	OPTIONAL(ipc_get_mem, "cuIpcGetMemHandle", (CUipcMemHandle *handle, CUdeviceptr p)) \
+	OPTIONAL(ipc_open_mem, "cuIpcOpenMemHandle_v2", (CUdeviceptr *p, CUipcMemHandle handle, unsigned int flags)) \
+	OPTIONAL(ipc_close_mem, "cuIpcCloseMemHandle", (CUdeviceptr p)) \
+	OPTIONAL(ipc_get_event, "cuIpcGetEventHandle", (CUipcEventHandle *handle, CUevent event)) \
+	OPTIONAL(ipc_open_event, "cuIpcOpenEventHandle", (CUevent *event, CUipcEventHandle handle)) \
 	OPTIONAL(pool_alloc, "cuMemAllocAsync", (CUdeviceptr *p, size_t n, CUstream stream)) \
 	OPTIONAL(pool_free, "cuMemFreeAsync", (CUdeviceptr p, CUstream stream)) \
 	OPTIONAL(pool_default, "cuDeviceGetDefaultMemPool", (CUmemoryPool *pool, CUdevice dev)) \
@@ -106,6 +110,10 @@
 	OPTIONAL(pool_set, "cuMemPoolSetAttribute", (CUmemoryPool pool, CUmemPool_attribute attribute, void *value)) \
 	OPTIONAL(pool_get_access, "cuMemPoolGetAccess", (CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)) \
 	OPTIONAL(pool_set_access, "cuMemPoolSetAccess", (CUmemoryPool pool, const CUmemAccessDesc *desc, size_t count)) \
+	OPTIONAL(pool_export, "cuMemPoolExportToShareableHandle", (void *shareable, CUmemoryPool pool, CUmemAllocationHandleType type, unsigned long long flags)) \
+	OPTIONAL(pool_import, "cuMemPoolImportFromShareableHandle", (CUmemoryPool *pool, void *shareable, CUmemAllocationHandleType type, unsigned long long flags)) \
+	OPTIONAL(pool_export_pointer, "cuMemPoolExportPointer", (CUmemPoolPtrExportData *token, CUdeviceptr p)) \
+	OPTIONAL(pool_import_pointer, "cuMemPoolImportPointer", (CUdeviceptr *p, CUmemoryPool pool, CUmemPoolPtrExportData *token)) \
 	REQUIRED(host_alloc, "cuMemHostAlloc", (void **p, size_t n, unsigned int flags)) \
 	REQUIRED(host_free, "cuMemFreeHost", (void *p)) \
 	OPTIONAL(wait_value32, "cuStreamWaitValue32_v2", (CUstream stream, CUdeviceptr p, cuuint32_t value, unsigned int flags)) \

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 

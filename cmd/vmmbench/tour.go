@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 

@@ -48,3 +48,8 @@ func (*control) Paused() int { return 0 }
 
 // Link does nothing.
 func (*control) Link(_, _ int, _ Link) {}
+
+func (*control) foreign(int, uint64, *Foreign) int { return -1 }
+
+// End does nothing.
+func (*control) End() {}

@@ -26,6 +26,8 @@ struct functions {
 	void (*link)(int from, int to, int kind);
 	int (*pause)(const char *symbol);
 	int (*paused)(void);
+	int (*foreign)(int device, unsigned long long n, unsigned char *memory, unsigned char *event, unsigned char *token);
+	void (*end)(void);
 };
 
 // load opens the library and finds its functions. It returns NULL, or why not.
@@ -53,6 +55,8 @@ static const char *load(struct functions *f, const char *path) {
 	FIND(link);
 	FIND(pause);
 	FIND(paused);
+	FIND(foreign);
+	FIND(end);
 	return NULL;
 }
 
@@ -70,6 +74,10 @@ static void call_lose(const struct functions *f) { f->lose(); }
 static void call_link(const struct functions *f, int from, int to, int kind) { f->link(from, to, kind); }
 static int call_pause(const struct functions *f, const char *symbol) { return f->pause(symbol); }
 static int call_paused(const struct functions *f) { return f->paused(); }
+static int call_foreign(const struct functions *f, int device, unsigned long long n, unsigned char *memory, unsigned char *event, unsigned char *token) {
+	return f->foreign(device, n, memory, event, token);
+}
+static void call_end(const struct functions *f) { f->end(); }
 */
 import "C"
 
@@ -179,6 +187,17 @@ func (c *control) Paused() int { return int(C.call_paused(&c.f)) }
 func (c *control) Link(from, to int, kind Link) {
 	C.call_link(&c.f, C.int(from), C.int(to), C.int(kind))
 }
+
+// foreign makes another process, and returns a descriptor of its pool.
+//
+// Safety: each slice has 64 bytes, and C keeps none of them.
+func (c *control) foreign(dev int, n uint64, f *Foreign) int {
+	at := func(b *[64]byte) *C.uchar { return (*C.uchar)(unsafe.Pointer(b)) }
+	return int(C.call_foreign(&c.f, C.int(dev), C.ulonglong(n), at(&f.Memory), at(&f.Event), at(&f.Token)))
+}
+
+// End ends all other processes. Their events can be opened still.
+func (c *control) End() { C.call_end(&c.f) }
 
 // goText copies a text of the library's and frees it.
 //

@@ -124,6 +124,28 @@ func (l *Library) Fail(symbol string, k, code int) {
 	}
 }
 
+// Foreign is another process, with a piece of memory, an event, and a pool with a piece of
+// the same size.
+type Foreign struct {
+	Memory, Event [64]byte // their handles
+	Pool          *os.File
+	Token         [64]byte // of the pool's piece
+}
+
+// Foreign makes another process with pieces of n bytes on a device. The end of the test
+// closes the pool's descriptor.
+func (l *Library) Foreign(dev int, n uint64) *Foreign {
+	l.tb.Helper()
+	f := &Foreign{}
+	fd := l.control.foreign(dev, n, f)
+	if fd < 0 {
+		l.tb.Fatal("no memory or terminal for another process")
+	}
+	f.Pool = os.NewFile(uintptr(fd), "pool")
+	l.tb.Cleanup(func() { _ = f.Pool.Close() })
+	return f
+}
+
 // Clean fails the test if a rule was violated or something was not freed.
 func (l *Library) Clean() {
 	l.tb.Helper()

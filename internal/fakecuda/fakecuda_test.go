@@ -52,7 +52,7 @@ func TestExports(t *testing.T) {
 	called := names(t, "../../cgo/cuda/symbols.h")
 	require.ElementsMatch(t, append(called, names(t, "lib/fake.h")...), driver)
 	require.ElementsMatch(t, []string{"fake_reset", "fake_configure", "fake_fail", "fake_calls",
-		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link", "fake_pause", "fake_paused"}, control)
+		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link", "fake_pause", "fake_paused", "fake_foreign", "fake_end"}, control)
 }
 
 func TestMissing(t *testing.T) {

@@ -328,6 +328,8 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	s.emitAs(wire.EventDeleted, e, name, 0)
 	if writer != nil {
 		s.endLease(e, writer, true)
+		gone := wire.Deleted{Object: e.id}.Append(nil)
+		s.replies.Go(func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
 	}
 	if !sealed {
 		s.refuseWaits(e, name)

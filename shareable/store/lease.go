@@ -241,7 +241,7 @@ func (s *Server) passLeaseLocked(e *entry) {
 		if x := s.clients[w.c]; x != nil { // else the connection has ended
 			x.waits--
 			s.leaseLocked(e, w.c)
-			go s.passLease(e, w) // the connection may be slow
+			s.replies.Go(func() { s.passLease(e, w) }) // the connection may be slow
 			return
 		}
 	}
@@ -255,7 +255,7 @@ func (s *Server) refuseLeasesLocked(e *entry, why error) {
 		if x := s.clients[w.c]; x != nil {
 			x.waits--
 		}
-		go w.c.Refuse(w.request, why) //nolint:errcheck // that ends the connection, which says why
+		s.replies.Go(func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection
 	}
 	e.waiting = nil
 }

@@ -86,6 +86,9 @@ type CreateOptions struct {
 	// goes on with Client.Append. Without it an object goes with its writer unless it is
 	// sealed.
 	Durable bool
+	// GrowAhead has the Writer keep so many bytes of memory mapped beyond its Len, as in
+	// vmm.RangeOptions. 0 is none.
+	GrowAhead uint64
 	// Host has the memory on the host, on the NUMA node of that number, instead of on the
 	// client's device; nil: on the device.
 	Host *int

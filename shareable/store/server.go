@@ -31,13 +31,15 @@ type Server struct {
 	stop    chan struct{} // closed by Close
 
 	// Safe for concurrent use.
-	counts struct {
-		created, sealed, aborted, deleted, evicted, leases, gets atomic.Uint64
-	}
+	counts  counts
+	replies sync.WaitGroup // those that are sent by goroutines of their own
+	gone    chan struct{}  // closed when another process has taken over
 
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
 	mu       sync.Mutex
 	closed   bool
+	moved    bool      // another process has taken over
+	handing  *handover // nil: none runs
 	byID     map[uint64]*entry
 	byName   map[string]*entry
 	order    []*entry // by id
@@ -78,19 +80,36 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if dev == nil {
-		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
-	}
-	s := &Server{
-		dev: dev, opts: o, stop: make(chan struct{}),
-		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
-		waits: map[string][]wait{}, bytesOf: map[uint32]uint64{}, watchers: map[serve.Conn]*watcher{},
-	}
-	if s.gran, err = granularity(dev); err != nil {
+	s, err := bareServer(dev, o)
+	if err != nil {
 		return nil, err
 	}
 	s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s})
 	return s, err
+}
+
+// bareServer makes a server without connections. The options are resolved.
+func bareServer(dev *vmm.Device, o Options) (*Server, error) {
+	if dev == nil {
+		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	s := &Server{
+		dev: dev, opts: o, stop: make(chan struct{}), gone: make(chan struct{}),
+		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
+		waits: map[string][]wait{}, bytesOf: map[uint32]uint64{}, watchers: map[serve.Conn]*watcher{},
+	}
+	var err error
+	s.gran, err = granularity(dev)
+	return s, err
+}
+
+// counts is what has happened since the store was made, also before a handover.
+type counts struct {
+	created, sealed, aborted, deleted, evicted, leases, takeovers atomic.Uint64
+}
+
+func (c *counts) all() []*atomic.Uint64 {
+	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
 }
 
 // Listen makes a server with a socket at path, as shareable.Listen does; "" is the name
@@ -163,6 +182,20 @@ func (s *Server) Close() error {
 	return err
 }
 
+// Wait waits until another process has taken over, or Close. It returns true for the first:
+// the memory and the connections are that process's then, and Close closes nothing of them.
+func (s *Server) Wait() (takenOver bool) {
+	if s == nil || s.dev == nil {
+		return false
+	}
+	select {
+	case <-s.gone:
+		return true
+	case <-s.stop:
+		return false
+	}
+}
+
 // Stats is a store in numbers.
 type Stats struct {
 	Objects int    `json:"objects"` // now, also those that are deleted and that readers have
@@ -177,6 +210,7 @@ type Stats struct {
 	Deleted uint64 `json:"deleted"`
 	Evicted uint64 `json:"evicted"`
 	Granted uint64 `json:"granted"` // leases
+	Taken   uint64 `json:"taken"`   // how often another process has taken over
 
 	Conns shareable.Stats `json:"conns"`
 }
@@ -192,7 +226,7 @@ func (s *Server) Stats() Stats {
 	x := Stats{
 		Objects: len(s.order), Bytes: s.bytes, Clients: conns.Conns, Conns: conns,
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
-		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(),
+		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.counts.takeovers.Load(),
 	}
 	for _, e := range s.order {
 		if e.lease != nil {
@@ -208,7 +242,7 @@ func (s *Server) Stats() Stats {
 
 // counters are the numbers of Stats in the order in which COUNTERS has them.
 func (x *Stats) counters() []*uint64 {
-	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted}
+	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted, &x.Taken}
 }
 
 // gauges are those that are no uint64, after the counters.
@@ -326,6 +360,10 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		return c.Reply(wire.TypeCounters, f.Request, x.encode().Append(nil))
 	case wire.TypeWatch:
 		err = s.watch(c, f)
+	case wire.TypeTakeOver:
+		err = s.takeOver(c, f)
+	case wire.TypeTaken:
+		err = s.taken(c, f)
 	default:
 		return &wire.ProtocolError{What: fmt.Sprintf("%v to a store", f.Type)}
 	}
@@ -360,6 +398,12 @@ func done(c serve.Conn, request uint32) error { return reply(c, wire.TypeDone, r
 // End ends what the connection had: its leases, and the requests that wait.
 func (h handler) End(c serve.Conn) {
 	s := h.s
+	s.mu.Lock()
+	handing := s.handing
+	s.mu.Unlock()
+	if handing != nil && handing.c == c {
+		s.decide(handing, false)
+	}
 	s.mu.Lock()
 	state := s.clients[c]
 	delete(s.clients, c)

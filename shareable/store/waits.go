@@ -47,14 +47,14 @@ func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) e
 // replyWaits ends the waits for a sealed object under these names.
 func (s *Server) replyWaits(e *entry, names ...string) {
 	for _, w := range s.takeWaits(names...) {
-		go s.describe(w.c, w.request, e, w.name) //nolint:errcheck // that ends the connection, which says why
+		s.replies.Go(func() { _ = s.describe(w.c, w.request, e, w.name) }) // an error ends the connection
 	}
 }
 
 // refuseWaits ends the waits for an object that goes before it is sealed.
 func (s *Server) refuseWaits(e *entry, name string) {
 	for _, w := range s.takeWaits(name, shareable.IDName(e.id)) {
-		go w.c.Refuse(w.request, shareable.ErrAborted) //nolint:errcheck // that ends the connection, which says why
+		s.replies.Go(func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
 	}
 }
 
@@ -79,13 +79,20 @@ type watcher struct {
 	prefix string
 	wake   chan struct{}
 
-	mu    sync.Mutex
-	queue []wire.Event
-	lost  uint64
-	ended bool
+	// Guarded by mu.
+	mu      sync.Mutex
+	queue   []wire.Event
+	lost    uint64
+	ended   bool
+	paused  bool
+	running sync.WaitGroup
 }
 
 const maxEvents = 1024
+
+func newWatcher(prefix string, queue []wire.Event, lost uint64) *watcher {
+	return &watcher{prefix: prefix, wake: make(chan struct{}, 1), queue: queue, lost: lost}
+}
 
 // watch starts events.
 func (s *Server) watch(c serve.Conn, f wire.Frame) error {
@@ -93,10 +100,10 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	w := &watcher{prefix: q.Prefix, wake: make(chan struct{}, 1)}
 	s.mu.Lock()
 	_, again := s.watchers[c]
 	s.clientLocked(c)
+	w := newWatcher(q.Prefix, nil, 0)
 	if !again {
 		s.watchers[c] = w
 	}
@@ -106,8 +113,33 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	}
 	// The reply comes before the first event.
 	err = done(c, f.Request)
-	go w.run(c)
+	w.start(c)
 	return err
+}
+
+// start starts the goroutine that sends.
+func (w *watcher) start(c serve.Conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.paused = false
+	w.wakeLocked()
+	w.running.Go(func() { w.run(c) })
+}
+
+// pause ends the goroutine that sends. The events stay.
+func (w *watcher) pause() {
+	w.mu.Lock()
+	w.paused = true
+	w.wakeLocked()
+	w.mu.Unlock()
+	w.running.Wait()
+}
+
+// state describes a watcher that is paused.
+func (w *watcher) state(conn int) watcherState {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return watcherState{Conn: conn, Prefix: w.prefix, Queue: w.queue, Lost: w.lost}
 }
 
 func (w *watcher) end() {
@@ -135,30 +167,37 @@ func (w *watcher) add(e wire.Event) {
 	w.wakeLocked()
 }
 
-// take returns the next events; false once there are no more.
-func (w *watcher) take() (events []wire.Event, more bool) {
+// next takes the next event. more is false once the goroutine is to end.
+func (w *watcher) next() (e wire.Event, ok, more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	events = w.queue
-	w.queue = nil
-	if w.lost > 0 {
-		events = append(events, wire.Event{Kind: wire.EventLost, Length: w.lost})
-		w.lost = 0
+	switch {
+	case w.paused || w.ended:
+		return e, false, false
+	case len(w.queue) > 0:
+		e, w.queue = w.queue[0], w.queue[1:]
+	case w.lost > 0:
+		e, w.lost = wire.Event{Kind: wire.EventLost, Length: w.lost}, 0
+	default:
+		return e, false, true
 	}
-	return events, !w.ended
+	return e, true, true
 }
 
-// run sends events until the connection ends.
+// run sends events until the connection ends, or pause.
 func (w *watcher) run(c serve.Conn) {
 	for range w.wake {
-		events, more := w.take()
-		for _, e := range events {
+		for {
+			e, ok, more := w.next()
+			if !more {
+				return
+			}
+			if !ok {
+				break
+			}
 			if c.Reply(wire.TypeEvent, 0, e.Append(nil)) != nil {
 				return
 			}
-		}
-		if !more {
-			return
 		}
 	}
 }

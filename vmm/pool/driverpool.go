@@ -32,7 +32,7 @@ type DriverPool struct {
 
 	last   atomic.Uint64 // Block.seq of the last block
 	liveMu sync.Mutex
-	live   map[uint64]struct{} // the blocks that are allocated, by Block.seq
+	live   map[uint64]int // how often each block that is allocated is held, by Block.seq
 }
 
 var _ Allocator = (*DriverPool)(nil)
@@ -115,7 +115,7 @@ func driverPool(dev *vmm.Device) (*DriverPool, error) {
 	if !pools || !frees {
 		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
 	}
-	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]struct{}{}}, nil
+	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]int{}}, nil
 }
 
 // enter keeps the pool open until leave, unless it returns an error.
@@ -270,8 +270,9 @@ func (p *DriverPool) freeOpen(b Block, call func() error) error {
 		return ErrForeignBlock
 	case b.seq == 0:
 		return nil // of 0 bytes
-	case !p.setFreed(b):
-		return ErrDoubleFree
+	}
+	if err := p.setFreed(b); err != nil {
+		return err
 	}
 	err := call()
 	if err != nil {
@@ -283,16 +284,22 @@ func (p *DriverPool) freeOpen(b Block, call func() error) error {
 func (p *DriverPool) setLive(b Block) {
 	p.liveMu.Lock()
 	defer p.liveMu.Unlock()
-	p.live[b.seq] = struct{}{}
+	p.live[b.seq] = 0
 }
 
-// setFreed returns false for a block that was freed before, or is being freed.
-func (p *DriverPool) setFreed(b Block) bool {
+// setFreed returns ErrDoubleFree for a block that was freed before, or is being freed, and
+// ErrBusy for one that is held.
+func (p *DriverPool) setFreed(b Block) error {
 	p.liveMu.Lock()
 	defer p.liveMu.Unlock()
-	_, was := p.live[b.seq]
+	switch holds, was := p.live[b.seq]; {
+	case !was:
+		return ErrDoubleFree
+	case holds > 0:
+		return fmt.Errorf("%w: the block is imported in this process", vmm.ErrBusy)
+	}
 	delete(p.live, b.seq)
-	return was
+	return nil
 }
 
 // TrimTo is cuMemPoolTrimTo. What other libraries allocate and free meanwhile may change

@@ -194,7 +194,7 @@ func TestDriverPoolOptions(t *testing.T) {
 	w := newWorld(t, 1, 64*mib)
 	s := w.stream(0)
 	for _, o := range []pool.Options{
-		{Align: 512}, {ChunkSize: mib}, {Addresses: mib}, {Trace: t.Output()}, {SampleStacks: 1}, {Share: vmm.ShareFD},
+		{Align: 512}, {ChunkSize: mib}, {Addresses: mib}, {Trace: t.Output()}, {SampleStacks: 1}, {Share: vmm.ShareFabric},
 	} {
 		_, err := pool.NewDriver(w.devs[0], o)
 		require.ErrorIs(t, err, vmm.ErrNotSupported, "%+v", o)
@@ -471,4 +471,58 @@ func TestFreePlain(t *testing.T) {
 	require.Zero(t, st.Used)
 	closeAll(t, p, to, s)
 	w.end()
+}
+
+func TestDriverPoolHold(t *testing.T) {
+	w := newWorld(t, 1, 64*mib)
+	p, s := w.driverPool(pool.Options{}), w.stream(0)
+	b, freed := take(t, p, s, mib), take(t, p, s, mib)
+	require.NoError(t, p.Free(s, freed))
+	release, err := p.HoldBlock(b)
+	require.NoError(t, err)
+	again, err := p.HoldBlock(b)
+	require.NoError(t, err)
+	require.ErrorIs(t, p.Free(s, b), vmm.ErrBusy)
+	release()
+	release()
+	require.ErrorIs(t, p.FreeNow(b), vmm.ErrBusy, "held once still")
+	again()
+
+	other := w.driverPool(pool.Options{})
+	foreign := take(t, other, s, mib)
+	nothing, err := p.Alloc(s, 0)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		b    pool.Block
+		want error
+	}{{freed, pool.ErrDoubleFree}, {foreign, pool.ErrForeignBlock}, {pool.Block{}, pool.ErrForeignBlock}, {nothing, vmm.ErrInvalid}} {
+		_, err := p.HoldBlock(c.b)
+		require.ErrorIs(t, err, c.want)
+	}
+	require.NoError(t, other.Free(s, foreign))
+	require.NoError(t, other.Close())
+	require.NoError(t, p.Free(s, b), "as often as it was refused")
+
+	// A wrapped pool is the driver's own: its Close destroys nothing.
+	same, err := pool.WrapDriver(w.devs[0], p.Raw())
+	require.NoError(t, err)
+	require.NoError(t, same.Close())
+	handle, release, err := p.Hold()
+	require.NoError(t, err)
+	require.Equal(t, p.Raw(), handle)
+	closed := make(chan error)
+	go func() { closed <- p.Close() }()
+	select {
+	case err := <-closed:
+		t.Fatalf("closed though it is held: %v", err)
+	default:
+	}
+	release()
+	require.NoError(t, <-closed)
+	_, _, err = p.Hold()
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	_, err = p.HoldBlock(b)
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	_, err = pool.WrapDriver(nil, 1)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
 }

@@ -257,6 +257,9 @@ CUresult cu_pointer_attribute(void *value, CUpointer_attribute attribute, CUdevi
 	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
 		*(int *)value = s->device;
 		return CUDA_SUCCESS;
+	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+		*(CUdeviceptr *)value = s->p;
+		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)value = (CUmemoryPool)s->pool;
 		return CUDA_SUCCESS;

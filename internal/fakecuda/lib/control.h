@@ -58,6 +58,14 @@ int fake_paused(void);
 enum { FAKE_NVLINK, FAKE_PCIE, FAKE_NO_PATH };
 void fake_link(int from, int to, int kind);
 
+// fake_foreign is another process. It returns a descriptor of its pool, or -1. The 64
+// bytes each are the handles of its memory and of its event, and the token of memory of
+// its pool: n bytes on a device.
+int fake_foreign(int device, unsigned long long n, unsigned char *memory, unsigned char *event, unsigned char *token);
+
+// fake_end ends all other processes. Their events can be opened still.
+void fake_end(void);
+
 #pragma GCC visibility pop
 
 #endif

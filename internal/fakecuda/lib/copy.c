@@ -222,10 +222,34 @@ CUresult plain(int device, size_t n, struct pool *pool, CUdeviceptr *p) {
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+CUresult foreign_plain(struct foreign *f, unsigned char *bytes, struct pool *pool, CUdeviceptr *p) {
+	struct span s = {.kind = PLAIN, .p = no_access(taken(f->size)), .size = f->size, .bytes = bytes, .device = f->device, .pool = pool, .foreign = f};
+	if (s.p == 0 || span_add(s) == NULL) {
+		if (s.p != 0)
+			munmap((void *)s.p, taken(s.size));
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*p = s.p;
+	return CUDA_SUCCESS;
+}
+
+void close_plain(struct span *s) {
+	munmap((void *)s->p, taken(s->size));
+	if (s->pool)
+		pool_give(s->pool, s->size);
+	else
+		s->foreign->opens = 0;
+	span_remove((size_t)(s - fake.spans), 1);
+}
+
 CUresult give_back(CUdeviceptr p, enum kind kind) {
 	struct span *s = span_at(p);
 	if (s == NULL || s->kind != kind || s->p != p)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (s->foreign != NULL) {
+		close_plain(s);
+		return CUDA_SUCCESS;
+	}
 	munmap(s->bytes, s->size);
 	if (kind == PLAIN) {
 		munmap((void *)p, taken(s->size));
@@ -257,6 +281,9 @@ static CUresult free_in(CUdeviceptr p, enum kind kind) {
 	if (lost != CUDA_SUCCESS && lost != CUDA_ERROR_ILLEGAL_ADDRESS)
 		return lost;
 	TRY(unsafe_in_capture());
+	struct span *s = span_at(p);
+	if (s != NULL && s->foreign != NULL && s->pool == NULL)
+		return CUDA_ERROR_INVALID_VALUE; // it was opened, and can only be closed
 	TRY(give_back(p, kind));
 	return lost;
 }
@@ -267,17 +294,6 @@ CUresult cu_plain_alloc(CUdeviceptr *p, size_t n) {
 	TRY(context(&dev));
 	TRY(unsafe_in_capture());
 	return plain((int)(dev - fake.device), n, NULL, p);
-}
-
-CUresult cu_ipc_get_mem(CUipcMemHandle *handle, CUdeviceptr p) {
-	ENTER(ipc_get_mem, "p=%#llx", p);
-	struct device *dev;
-	TRY(context(&dev));
-	struct span *s = span_at(p);
-	if (s == NULL || s->kind != PLAIN)
-		return CUDA_ERROR_INVALID_VALUE;
-	memset(handle, 0x1c, sizeof *handle);
-	return CUDA_SUCCESS;
 }
 
 CUresult cu_plain_free(CUdeviceptr p) {

@@ -58,6 +58,7 @@
 	OLD(old_event_destroy, "cuEventDestroy") \
 	OLD(old_plain_alloc, "cuMemAlloc") \
 	OLD(old_plain_free, "cuMemFree") \
+	OLD(old_ipc_open_mem, "cuIpcOpenMemHandle") \
 	OLD(old_wait_value32, "cuStreamWaitValue32") \
 	OLD(old_wait_value64, "cuStreamWaitValue64") \
 	OLD(old_write_value32, "cuStreamWriteValue32") \
@@ -152,10 +153,26 @@ struct pool {
 	struct pool *next;
 	int device;
 	bool destroyed; // it goes with its last memory
+	int share;        // the handle types to export it by
+	int fd, terminal; // once exported: our descriptor, and the terminal that it is of
+	struct foreign *from; // of an imported one; NULL: it was made here
 	unsigned long long max, threshold;
 	unsigned long long reserved, used, reserved_high, used_high;
 	int reuse[3];
 	unsigned char access[MAX_DEVICES];
+};
+
+// foreign is another process, with a piece of memory, an event, and a pool with a piece
+// of the same size.
+struct foreign {
+	struct foreign *next;
+	unsigned long long serial;
+	int device;
+	size_t size;
+	unsigned char *bytes, *pool_bytes;
+	int terminal; // that the pool's descriptor is of
+	bool ended;
+	int opens; // of the memory
 };
 
 enum kind { MAPPED, PLAIN, PINNED };
@@ -169,6 +186,7 @@ struct span {
 	unsigned char *bytes;
 	int device; // where the memory is; for PINNED, where it was allocated
 	struct pool *pool; // of PLAIN memory; NULL: none
+	struct foreign *foreign; // the process whose PLAIN memory it is; NULL: this one
 
 	// MAPPED only.
 	struct chunk *chunk;
@@ -215,6 +233,7 @@ struct state {
 	size_t span_count, span_room;
 	struct stream *streams;
 	struct pool *pools;
+	struct foreign *foreign;
 	struct event *events;
 	struct CUgraph_st *graphs;
 	struct CUgraphExec_st *execs;
@@ -288,6 +307,23 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 CUresult plain(int device, size_t n, struct pool *pool, CUdeviceptr *p);
 CUresult give_back(CUdeviceptr p, enum kind kind);
 
+// Memory of another process, at addresses of its own.
+CUresult foreign_plain(struct foreign *f, unsigned char *bytes, struct pool *pool, CUdeviceptr *p);
+void close_plain(struct span *s);
+
+// An exported descriptor is of a pseudo-terminal. terminal_of is -1 for any other.
+int new_terminal(int *terminal);
+int terminal_of(int fd);
+
+// Events that other processes open.
+CUresult new_event(struct device *dev, unsigned int flags, bool opened, CUevent *event);
+CUresult event_leaves(CUevent event); // INVALID_HANDLE unless its handle may leave the process
+
+CUresult pool_of(CUmemoryPool pool, struct pool **out);
+
+// new_import makes a pool of another process's.
+CUresult new_import(struct foreign *f, CUmemoryPool *pool);
+
 // pool_take and pool_give count memory of a pool. After a wait for a device release_pools
 // releases what its pools hold beyond their thresholds.
 CUresult pool_take(struct pool *p, size_t n);
@@ -337,6 +373,10 @@ void reset_memory(void);
 void reset_plain(void);
 void reset_streams(void);
 void reset_pools(void);
+void reset_foreign(void);
+
+// new_foreign is fake_foreign.
+int new_foreign(int device, size_t n, void *memory, void *event, void *token);
 void reset_graphs(void);
 void reset_modules(void);
 void count_streams(struct fake_count *out);

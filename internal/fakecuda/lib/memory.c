@@ -60,12 +60,18 @@ void chunk_unref(struct chunk *c) {
 // terminal_of is the number of the pseudo-terminal that a descriptor leads, -1
 // if it is of something else. An exported descriptor is of a character device,
 // as NVIDIA's is, and this is the kind that any process can make and tell apart.
-static int terminal_of(int fd) {
+int terminal_of(int fd) {
 	struct stat st;
 	int n;
 	if (fstat(fd, &st) != 0 || !S_ISCHR(st.st_mode) || st.st_rdev != makedev(5, 2))
 		return -1;
 	return ioctl(fd, TIOCGPTN, &n) == 0 ? n : -1;
+}
+
+int new_terminal(int *terminal) {
+	int fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+	*terminal = terminal_of(fd);
+	return fd;
 }
 
 // open_here says whether this process has a descriptor of an exported chunk.
@@ -281,10 +287,8 @@ CUresult cu_mem_export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 		return CUDA_SUCCESS;
 	}
 	sweep(); // or a closed terminal of the same number may still be listed
-	if (c->fd < 0) {
-		c->fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-		c->terminal = terminal_of(c->fd);
-	}
+	if (c->fd < 0)
+		c->fd = new_terminal(&c->terminal);
 	int fd = fcntl(c->fd, F_DUPFD_CLOEXEC, 0);
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define UNIT 512 // memory of a pool is counted in these
 
@@ -16,7 +17,8 @@ static void keep(struct pool *p, unsigned long long n) {
 	unsigned long long to = most(p->used, n);
 	if (p->reserved <= to)
 		return;
-	uncharge(p->device, p->reserved - to);
+	if (p->from == NULL)
+		uncharge(p->device, p->reserved - to);
 	p->reserved = to;
 }
 
@@ -29,6 +31,8 @@ static void forget_pool(struct pool *p) {
 	while (*at != p)
 		at = &(*at)->next;
 	*at = p->next;
+	if (p->fd >= 0)
+		close(p->fd);
 	if (p < defaults || p >= defaults + MAX_DEVICES)
 		free(p);
 }
@@ -38,7 +42,8 @@ CUresult pool_take(struct pool *p, size_t n) {
 	if (used > p->reserved) {
 		if (p->max != 0 && used > p->max)
 			return CUDA_ERROR_OUT_OF_MEMORY;
-		TRY(charge(p->device, used - p->reserved));
+		if (p->from == NULL)
+			TRY(charge(p->device, used - p->reserved));
 		p->reserved = used;
 	}
 	p->used = used;
@@ -49,6 +54,8 @@ CUresult pool_take(struct pool *p, size_t n) {
 
 void pool_give(struct pool *p, size_t n) {
 	p->used -= rounded(n);
+	if (p->from != NULL)
+		keep(p, 0);
 	if (p->destroyed && p->used == 0)
 		forget_pool(p);
 }
@@ -62,10 +69,19 @@ void release_pools(struct device *dev) {
 static struct pool *new_pool(struct pool *p, int dev, unsigned long long max) {
 	if (p == NULL)
 		return NULL;
-	*p = (struct pool){.next = fake.pools, .device = dev, .max = max, .reuse = {1, 1, 1}};
+	*p = (struct pool){.next = fake.pools, .device = dev, .max = max, .reuse = {1, 1, 1}, .fd = -1, .terminal = -1};
 	p->access[dev] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 	fake.pools = p;
 	return p;
+}
+
+CUresult new_import(struct foreign *f, CUmemoryPool *pool) {
+	struct pool *p = new_pool(malloc(sizeof *p), f->device, 0);
+	if (p == NULL)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	p->from = f;
+	*pool = (CUmemoryPool)p;
+	return CUDA_SUCCESS;
 }
 
 // default_pool finds a device's default pool, and makes it.
@@ -85,7 +101,7 @@ static CUresult current_pool(CUdevice dev, struct pool **out) {
 	return CUDA_SUCCESS;
 }
 
-static CUresult pool_of(CUmemoryPool pool, struct pool **out) {
+CUresult pool_of(CUmemoryPool pool, struct pool **out) {
 	*out = fake.pools;
 	while (*out != NULL && (*out != (struct pool *)pool || (*out)->destroyed))
 		*out = (*out)->next;
@@ -111,7 +127,9 @@ CUresult cu_pool_set_current(CUdevice dev, CUmemoryPool pool) {
 	struct pool *p;
 	TRY(known_device(dev));
 	TRY(pool_of(pool, &p));
-	if (p->device != dev)
+	if (p->from != NULL)
+		violate("the pool was imported");
+	if (p->device != dev || p->from != NULL)
 		return CUDA_ERROR_INVALID_VALUE;
 	fake.device[dev].current_pool = p;
 	return CUDA_SUCCESS;
@@ -148,6 +166,8 @@ CUresult cu_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props) {
 	TRY(proper(props));
 	TRY(unsafe_in_capture());
 	struct pool *p = new_pool(malloc(sizeof *p), props->location.id, props->maxSize);
+	if (p != NULL)
+		p->share = (int)props->handleTypes;
 	*pool = (CUmemoryPool)p;
 	return p ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -196,6 +216,10 @@ CUresult cu_pool_alloc_from(CUdeviceptr *p, size_t n, CUmemoryPool from, CUstrea
 	struct pool *pool;
 	TRY(in_stream(&dev, stream));
 	TRY(pool_of(from, &pool));
+	if (pool->from != NULL) {
+		violate("the pool was imported");
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	return plain(pool->device, n, pool, p);
 }
 

@@ -143,6 +143,7 @@ static void forget(void) {
 	reset_streams();
 	reset_plain();
 	reset_pools();
+	reset_foreign();
 	reset_memory();
 	for (struct plan *p = plans; p != NULL;) {
 		struct plan *next = p->next;
@@ -277,6 +278,20 @@ int fake_paused(void) {
 	int n = waiting;
 	pthread_mutex_unlock(&gate);
 	return n;
+}
+
+int fake_foreign(int device, unsigned long long n, unsigned char *memory, unsigned char *event, unsigned char *token) {
+	pthread_mutex_lock(&lock);
+	int fd = new_foreign(device, n, memory, event, token);
+	pthread_mutex_unlock(&lock);
+	return fd;
+}
+
+void fake_end(void) {
+	pthread_mutex_lock(&lock);
+	for (struct foreign *f = fake.foreign; f != NULL; f = f->next)
+		f->ended = true;
+	pthread_mutex_unlock(&lock);
 }
 
 void fake_lose(void) {

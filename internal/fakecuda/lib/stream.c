@@ -10,6 +10,7 @@ struct event {
 	struct device *device;
 	unsigned int epoch, flags;
 	bool gone; // its context was reset
+	bool opened; // another process made it
 	bool recorded, captured;
 	struct timespec at;
 };
@@ -268,13 +269,25 @@ CUresult cu_event_create(CUevent *event, unsigned int flags) {
 	}
 	if ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING))
 		return CUDA_ERROR_INVALID_VALUE;
+	return new_event(dev, flags, false, event);
+}
+
+CUresult new_event(struct device *dev, unsigned int flags, bool opened, CUevent *event) {
 	struct event *e = malloc(sizeof *e);
 	if (e == NULL)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*e = (struct event){.next = fake.events, .device = dev, .epoch = dev->epoch, .flags = flags};
+	*e = (struct event){.next = fake.events, .device = dev, .epoch = dev->epoch, .flags = flags, .opened = opened};
 	fake.events = e;
 	*event = (CUevent)e;
 	return CUDA_SUCCESS;
+}
+
+CUresult event_leaves(CUevent event) {
+	struct event *e;
+	TRY(event_of(event, &e));
+	if (e->opened)
+		violate("event %p was opened", (void *)event);
+	return (e->flags & CU_EVENT_INTERPROCESS) && !e->opened ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cu_event_destroy(CUevent event) {

@@ -4,6 +4,7 @@ package serve
 
 import (
 	"context"
+	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -47,6 +48,17 @@ type Server interface {
 	Listed(o Object, name string)
 	// Listen makes the server's socket, as shareable.Listen does.
 	Listen(path string) error
+	// Park stops accepting, and all connections but one, between two frames. If that takes
+	// longer than timeout they go on, and it returns os.ErrDeadlineExceeded. Decide ends it:
+	// with moved, another process has everything, and nothing here is shut down; else the
+	// connections go on.
+	Park(timeout time.Duration, but Conn) error
+	Decide(moved bool)
+	// Handover describes a parked server for shareable.TakeOver in another process. The
+	// caller closes fds. conns are in the order in which TakeOver returns them.
+	Handover(objects []Object, but Conn) (state []byte, conns []Conn, fds []int, err error)
+	// Abandon has Close shut nothing down: another process has what this one has.
+	Abandon()
 	// Instance is that of the server.
 	Instance() [16]byte
 }

@@ -249,6 +249,26 @@ func (c *Conn) Write(t Type, request, flags uint32, payload []byte, fds ...int) 
 	return nil
 }
 
+// Sequence returns the sequence numbers of the last frames. No Read may run.
+func (c *Conn) Sequence() (sent, received uint64) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return c.sent, c.received
+}
+
+// SetSequence has the next frames follow on those that another process has sent and
+// received. It must be called before the first Read and Write.
+func (c *Conn) SetSequence(sent, received uint64) { c.sent, c.received = sent, received }
+
+// Control calls f with the socket's descriptor.
+func (c *Conn) Control(f func(fd int)) error {
+	raw, err := c.c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { f(int(fd)) })
+}
+
 // SetReadDeadline ends a Read at t with os.ErrDeadlineExceeded.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
 

@@ -486,3 +486,19 @@ func (d *decoder) optionalName() string {
 	}
 	return s
 }
+
+// Handover has descriptors of a server that hands all it has to another process, after
+// TAKEOVER. The first of all is a file in memory, with the server's state.
+type Handover struct {
+	First uint32 // the index of the first descriptor in this frame
+	All   uint32 // how many there are
+}
+
+// Append appends the payload to b.
+func (h Handover) Append(b []byte) []byte { return append32(append32(b, h.First), h.All) }
+
+// DecodeHandover is the reverse of Handover.Append.
+func DecodeHandover(payload []byte) (Handover, error) {
+	d := decoder{of: TypeHandover, b: payload}
+	return finish(&d, Handover{First: d.u32("index"), All: d.u32("count")})
+}

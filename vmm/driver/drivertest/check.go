@@ -34,8 +34,8 @@ type check struct {
 	gran uint64
 	held held
 
-	holes    bool // were unmapped too, so more bytes were unmapped than mapped
-	patience time.Duration
+	unbalanced bool // what was taken and what was freed do not balance, as the case says
+	patience   time.Duration
 }
 
 // waitsFor is the patience of a case of t. It ends long before the deadline of the

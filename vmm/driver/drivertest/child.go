@@ -2,7 +2,6 @@ package drivertest
 
 import (
 	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -20,10 +19,7 @@ func runChild(c *check, t *testing.T) {
 	if err != nil {
 		t.Fatalf("find the test binary: %v", err)
 	}
-	cmd := exec.CommandContext(t.Context(), self, "-test.run="+exactly(t.Name()), "-test.v", "-test.timeout=2m")
-	// A process under the race detector sleeps a second at its end unless told.
-	cmd.Env = append(os.Environ(), childEnv+"="+t.Name(), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
-	out, err := cmd.CombinedOutput()
+	out, err := childCommand(t, self).CombinedOutput()
 	switch {
 	case err != nil:
 		t.Fatalf("in a child process: %v\n%s", err, out)

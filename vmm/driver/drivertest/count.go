@@ -49,14 +49,15 @@ func pairs() []pair {
 		{take: []string{"Map"}, free: []string{"Unmap"}, bytes: true},
 		{take: []string{"Open"}, free: []string{"Close"}},
 		{take: []string{"NewStream", "NewStreamPriority"}, free: []string{"FreeStream"}},
-		{take: []string{"NewEvent"}, free: []string{"FreeEvent"}},
+		{take: []string{"NewEvent", "OpenEvent"}, free: []string{"FreeEvent"}},
 		{take: []string{"LoadModule"}, free: []string{"UnloadModule"}},
 		{take: []string{"EndCapture"}, free: []string{"FreeGraph"}},
 		{take: []string{"Instantiate"}, free: []string{"FreeGraphExec"}},
 		{take: []string{"EnablePeer"}, free: []string{"DisablePeer"}},
 		{take: []string{"AllocHost"}, free: []string{"FreeHost"}},
-		{take: []string{"CreatePool"}, free: []string{"DestroyPool"}},
-		{take: []string{"AllocPlain", "AllocAsync", "AllocFromPool"}, free: []string{"FreePlain", "FreeAsync"}},
+		{take: []string{"CreatePool", "ImportPool"}, free: []string{"DestroyPool"}},
+		{take: []string{"AllocPlain", "AllocAsync", "AllocFromPool", "ImportPointer"}, free: []string{"FreePlain", "FreeAsync"}},
+		{take: []string{"OpenMem"}, free: []string{"CloseMem"}},
 	}
 }
 

@@ -230,7 +230,7 @@ func (c *check) giveBack() {
 	for n, d := range c.held.devices {
 		atEnd(fmt.Sprintf("close device %d", n), d.Close)
 	}
-	if !c.rule.lost && !c.holes {
+	if !c.rule.lost && !c.unbalanced {
 		atEnd("count", c.d.Balanced)
 	}
 }

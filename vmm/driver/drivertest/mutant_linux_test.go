@@ -136,6 +136,7 @@ func mutants() map[string]mutant {
 	maps.Copy(all, launchMutants(device))
 	maps.Copy(all, graphMutants(device))
 	maps.Copy(all, poolMutants(device, hangs))
+	maps.Copy(all, ipcMutants(device))
 	return all
 }
 
@@ -152,6 +153,8 @@ type full interface {
 	driver.StreamPriorities
 	driver.Pooler
 	driver.PeerCopier
+	driver.LegacyIPC
+	driver.PoolSharer
 }
 
 type otherDevice struct {

@@ -164,7 +164,7 @@ func (d *ownStreams) AllocFromPool(p driver.Pool, n uint64, s driver.Stream) (dr
 
 type sharesInWords struct{ full }
 
-func (d *sharesInWords) PoolShares() (driver.Share, error) { return driver.ShareFD, nil }
+func (d *sharesInWords) PoolShares() (driver.Share, error) { return driver.ShareFabric, nil }
 
 type opensAgain struct{ full }
 

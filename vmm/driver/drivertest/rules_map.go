@@ -196,7 +196,7 @@ func unmapHole(c *check) {
 		if err != nil {
 			c.want(err, "unmap "+what, driver.ErrInvalid)
 		} else {
-			c.holes = true
+			c.unbalanced = true
 		}
 		// Either all mappings are as before, or the whole mappings in the span are gone.
 		for i := range 4 {

@@ -32,6 +32,7 @@ type Rule struct {
 	lost    bool             // loses a device, so it runs in a child process
 	child   bool             // runs in one without losing a device
 	run     func(*check)
+	peer    func(*check, *process) // what the process does that run starts by startPeer
 }
 
 // Result is what became of a rule on one driver.
@@ -53,7 +54,8 @@ func Rules() []Rule {
 	return slices.Concat(
 		suite("Memory", driverRules(), addressRules(), createRules(), mapRules(), accessRules(),
 			peerRules(), legacyPeerRules(), shareRules(), rangeRules(), fabricRules(), copyRules(), copy2DRules(), optionalRules(), poolRules()),
-		suite("Async", streamRules(), eventRules(), captureRules(), graphRules(), launchRules(), orderRules(), copy2DOrderRules(), poolOrderRules(), resetRules(), lostRules()),
+		suite("Async", streamRules(), eventRules(), captureRules(), graphRules(), launchRules(), orderRules(), copy2DOrderRules(), poolOrderRules(), resetRules(), lostRules(),
+			legacyIPCRules(), poolSharerRules()),
 	)
 }
 
@@ -66,7 +68,7 @@ func Memory(t *testing.T, open func(testing.TB) driver.Driver) []Result {
 }
 
 // Async holds a driver to the rules of streams, events, captures, graphs, kernels, the
-// order of work and lost devices. The rest is as for Memory.
+// order of work, lost devices, and of what other processes open. The rest is as for Memory.
 func Async(t *testing.T, open func(testing.TB) driver.Driver) []Result {
 	return runSuite(t, "Async", open)
 }
@@ -89,6 +91,10 @@ func runSuite(t *testing.T, suite string, open func(testing.TB) driver.Driver) [
 				return
 			}
 			t.Cleanup(c.giveBack)
+			if r.peer != nil && isChild(t) {
+				r.peer(c, c.starter())
+				return
+			}
 			r.run(c)
 		})
 	}

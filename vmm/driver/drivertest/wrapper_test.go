@@ -39,6 +39,8 @@ var (
 		"StreamPriorities": reflect.TypeFor[driver.StreamPriorities](),
 		"Pooler":           reflect.TypeFor[driver.Pooler](),
 		"PeerCopier":       reflect.TypeFor[driver.PeerCopier](),
+		"LegacyIPC":        reflect.TypeFor[driver.LegacyIPC](),
+		"PoolSharer":       reflect.TypeFor[driver.PoolSharer](),
 		"Wrapper":          reflect.TypeFor[driver.Wrapper](),
 	}
 )
@@ -103,6 +105,8 @@ type unreachedDevice struct {
 	driver.StreamPriorities
 	driver.Pooler
 	driver.PeerCopier
+	driver.LegacyIPC
+	driver.PoolSharer
 }
 
 func (*unreachedDevice) CopyStream() driver.Stream { return 0 }

@@ -10,14 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// block is plain or pinned memory: an anonymous mapping that every device may use.
-// It belongs to a context and ends with it. On a lost device there is no other way
-// to free it.
+// block is plain or pinned memory, or that of a pool. Every device may use it, but for
+// that of a pool. It belongs to a context and ends with it. On a lost device there is no
+// other way to free it.
 type block struct {
 	context *context
 	n       uint64 // bytes asked for
 	pinned  bool   // for the host, so not counted on the device
 	pool    *pool  // that it is of; nil: none
+
+	name    [64]byte     // by which other processes open it, or this one has; zero: none
+	foreign *deviceState // another process made it, on this device, and counts it; nil: this one did
+	opens   int          // of OpenMem
+}
+
+// on is the device on which the memory lies.
+func (b *block) on() *deviceState {
+	if b.foreign != nil {
+		return b.foreign
+	}
+	return b.context.state
 }
 
 // AllocPlain maps memory of the device.
@@ -60,15 +72,24 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 		}
 	}
 	// Counted before it is mapped, so that there is never more than the device has.
-	base, err := d.mapBlock(verb, size)
+	var file *sparse
+	var err error
+	if !pinned {
+		file, err = v.context.plainFile(size)
+	}
+	var r *region
+	if err == nil {
+		r, err = d.mapBlock(verb, size, file)
+	}
 	if err != nil {
 		if !pinned {
 			u.used -= size
 		}
 		return 0, err
 	}
-	d.insert(&region{base: base, size: size, block: &block{context: v.context, n: n, pinned: pinned}})
-	return driver.Ptr(base), nil
+	r.block = &block{context: v.context, n: n, pinned: pinned}
+	d.insert(r)
+	return driver.Ptr(r.base), nil
 }
 
 // checkAlloc checks that the context is there and no capture forbids to allocate. A
@@ -86,8 +107,27 @@ func (v *device) checkAlloc(verb string, pinned bool) error {
 	return v.context.destroyCaptures(verb, false)
 }
 
-// mapBlock maps size bytes anywhere.
-func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
+// mapBlock maps size bytes of new memory anywhere: of a file, or of none.
+func (d *Driver) mapBlock(verb string, size uint64, file *sparse) (*region, error) {
+	r := &region{size: size, file: file}
+	fd, flags := -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS
+	if file != nil {
+		r.off = file.take(size)
+		fd, flags = file.fd, unix.MAP_SHARED
+	}
+	base, err := d.mapAnywhere(verb, size, flags, fd, r.off)
+	if err != nil {
+		if file != nil {
+			file.give(r.off, size)
+		}
+		return nil, err
+	}
+	r.base = base
+	return r, nil
+}
+
+// mapAnywhere maps size bytes, and counts the mapping.
+func (d *Driver) mapAnywhere(verb string, size uint64, flags, fd int, off uint64) (uint64, error) {
 	if !process.takeAddresses(size) {
 		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
 	}
@@ -95,7 +135,7 @@ func (d *Driver) mapBlock(verb string, size uint64) (uint64, error) {
 		process.returnAddresses(size)
 		return 0, err
 	}
-	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
+	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, flags, fd, off)
 	if err != nil {
 		d.returnMappings(1)
 		process.returnAddresses(size)
@@ -126,7 +166,7 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	d := v.context.d
 	d.memMu.Lock()
 	r := d.region(uint64(p))
-	if r == nil || r.block == nil || r.base != uint64(p) || r.block.context != v.context || r.block.pinned != pinned {
+	if r == nil || r.block == nil || r.base != uint64(p) || r.block.context != v.context || r.block.pinned != pinned || r.block.opens > 0 {
 		d.memMu.Unlock()
 		return refuse(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
 	}
@@ -163,12 +203,21 @@ func (d *Driver) unmapBlock(r *region) error {
 		d.insert(r)
 		return d.fail("munmap", driver.ErrOutOfMemory, err)
 	}
+	d.countUnmapped(r)
+	return nil
+}
+
+// countUnmapped counts that a block was unmapped, whose memory goes back to the system
+// once memMu is unlocked.
+func (d *Driver) countUnmapped(r *region) {
 	d.returnMappings(1)
 	process.returnAddresses(r.size)
-	if !r.block.pinned {
+	if !r.block.pinned && r.block.foreign == nil {
 		r.block.context.state.used -= r.size
 	}
-	return nil
+	if r.file != nil {
+		d.freed.blocks = append(d.freed.blocks, r)
+	}
 }
 
 // freeBlocks unmaps the blocks of a context, and ends its pools. Where another device still has work on
@@ -187,5 +236,10 @@ func (d *Driver) freeBlocks(c *context) error {
 		}
 	}
 	d.freePools(c)
+	if c.plain != nil {
+		c.plain.end()
+		c.plain = nil
+	}
+	clear(c.opened)
 	return first
 }

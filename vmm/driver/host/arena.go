@@ -156,11 +156,7 @@ func (a *arena) insert(p part) {
 // newArena makes an arena for a chunk of size bytes and more, as large as the process
 // may have a file.
 func (d *Driver) newArena(size uint64) (*arena, error) {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
-		limit.Cur = arenaSize
-	}
-	size = max(size, min(arenaSize, limit.Cur/d.granularity*d.granularity))
+	size = max(size, largestFile(arenaSize)/d.granularity*d.granularity)
 	fd, _, err := d.memfd(size, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, false)
 	if err != nil {
 		return nil, err

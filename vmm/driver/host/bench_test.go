@@ -218,3 +218,17 @@ func BenchmarkGrowInParallel(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkAllocPlain is the price of plain memory that is not touched.
+func BenchmarkAllocPlain(b *testing.B) {
+	v := open(b, New(Config{}), 0)
+	for b.Loop() {
+		p, err := v.AllocPlain(64 << 10)
+		if err == nil {
+			err = v.FreePlain(p)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}

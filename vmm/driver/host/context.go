@@ -28,6 +28,9 @@ type context struct {
 	graphs    map[driver.Graph][]node
 	execs     map[driver.GraphExec]*graphExec
 
+	plain  *sparse                      // of its plain memory; nil before the first; guarded by Driver.memMu
+	opened map[driver.IPCHandle]*region // by OpenMem; guarded by Driver.memMu
+
 	byDefault, current *pool // nil: not made, and the default one; guarded by Driver.memMu
 }
 
@@ -37,6 +40,7 @@ func newContext(d *Driver, u *deviceState) *context {
 		streams: make(map[driver.Stream]*stream),
 		busy:    make(map[*stream]struct{}),
 		peers:   make(map[int]bool),
+		opened:  make(map[driver.IPCHandle]*region),
 		threads: make(map[int]*stream),
 
 		modules:   make(map[driver.Module]*module),

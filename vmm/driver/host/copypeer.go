@@ -34,7 +34,7 @@ func (v *device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n ui
 func (d *Driver) liesOn(u *deviceState, p, n uint64) bool {
 	r := d.region(p)
 	if r.block != nil {
-		return r.block.context.state == u
+		return r.block.on() == u
 	}
 	for _, m := range r.covering(p, n) {
 		if m.memory.state != u {

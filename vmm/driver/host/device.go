@@ -98,7 +98,7 @@ func (v *device) Close() error {
 	}
 	for e, ev := range d.events {
 		if ev.context == c {
-			delete(d.events, e)
+			d.removeEvent(e)
 		}
 	}
 	d.workMu.Unlock()
@@ -115,7 +115,7 @@ func (v *device) MemInfo() (free, total uint64, err error) {
 	defer d.unlockAndClose()
 	d.collectOrphans()
 	for _, p := range d.poolsOf(u) {
-		if p.destroyed {
+		if p.keepsNothing() {
 			d.releaseCached(p, func(uint64) bool { return true })
 		}
 	}

@@ -24,8 +24,13 @@
 //	capture                  a list of work; a wait destroys it, and so does
 //	                         allocating plain memory unless it is relaxed
 //	graph                    that list; a launch queues all of it on one stream
-//	plain and pinned memory  anonymous mappings, open to every device
-//	pool                     anonymous mappings, which are cached when they are freed
+//	plain memory             parts of a sparse memory file of the context, open to every device
+//	pinned memory            anonymous mappings, open to every device
+//	pool                     anonymous mappings, or where it can be shared parts of a sparse
+//	                         memory file, which are cached when they are freed
+//	handle of memory         where another process of the user finds the file, by /proc, and
+//	                         the part; a page behind the part says that it is in use
+//	event for others         a page of memory, in which records are numbered
 //	peer access to it        recorded; nothing needs it
 //
 // A Driver stands for a process. If memory is unmapped under queued work of one
@@ -51,6 +56,14 @@
 //   - A pool never splits or joins blocks, takes a cached one that is up to twice as large as
 //     asked for, and follows no dependency between streams. Its memory can be no part of a
 //     capture. Pools end with the context.
+//   - A wait for what another process has recorded looks at that page up to every 200 us. If
+//     the process has died, what it recorded counts as reached. The handle of an event whose
+//     maker has died opens an event that was never recorded and is this process's alone; on
+//     the card it may still be shared with others that have it open.
+//   - CloseMem under queued work loses the devices. A handle is for processes with the same
+//     user and the same process ids.
+//   - A pool that can be shared gives memory back to the system, also while another process
+//     has it imported, which then reads zeros. Importing memory that was freed is ErrInvalid.
 //   - What a thread-local capture forbids its thread is forbidden to all threads,
 //     because goroutines change threads.
 //   - A fault through a slice of HostBytes ends the program.
@@ -65,8 +78,11 @@
 //
 // It limits the descriptors too (RLIMIT_NOFILE). A chunk of 2 MiB and more takes one,
 // and so does each chunk that can be shared. Smaller chunks that cannot be shared take
-// one for each 64 MiB. At the limit Create and Export
-// return driver.ErrLimit: larger chunks help.
+// one for each 64 MiB. A context with plain memory takes one, and so does each pool that can
+// be shared, imported ones too, and each event with EventInterprocess. At the limit Create and
+// Export return driver.ErrLimit: larger chunks help.
+//
+// Files count against RLIMIT_FSIZE: no chunk and no block of plain memory can be larger.
 //
 // All Drivers together reserve at most 96 TiB, which leaves addresses for Go's heap.
 //

@@ -129,6 +129,8 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 		return d.probe(0, false)
 	case driver.FeatureKernels, driver.FeaturePools:
 		return nil
+	case driver.FeatureLegacyIPC, driver.FeaturePoolShareFD:
+		return d.probeSparse()
 	case driver.FeatureShareFD:
 		return d.probe(0, true)
 	case driver.FeatureShareReadOnly:

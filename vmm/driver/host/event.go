@@ -16,6 +16,9 @@ type event struct {
 	last    *record
 	capture *capture // it was last recorded in one
 	after   []int    // the captured work before that record
+
+	shared *sharedEvent // with other processes, and then last is not used; nil: with none
+	opened bool         // by OpenEvent
 }
 
 // record is a point in a stream.
@@ -41,9 +44,16 @@ func (v *device) NewEvent(flags driver.EventFlags) (driver.Event, error) {
 	if v.context.stopped() {
 		return 0, v.context.stoppedError(verb)
 	}
+	ev := &event{context: v.context, flags: flags}
+	if flags&driver.EventInterprocess != 0 {
+		var err error
+		if ev.shared, err = d.newSharedEvent(verb); err != nil {
+			return 0, err
+		}
+	}
 	d.lastID++
 	e := driver.Event(d.lastID)
-	d.events[e] = &event{context: v.context, flags: flags}
+	d.events[e] = ev
 	return e, nil
 }
 
@@ -59,8 +69,16 @@ func (v *device) FreeEvent(e driver.Event) error {
 	if d.events[e] == nil { // an event whose context was reset can be freed
 		return refuse(verb, driver.ErrInvalid, "no event %d", e)
 	}
-	delete(d.events, e)
+	d.removeEvent(e)
 	return nil
+}
+
+// removeEvent lists an event no longer. The caller holds workMu.
+func (d *Driver) removeEvent(e driver.Event) {
+	if s := d.events[e].shared; s != nil {
+		s.release()
+	}
+	delete(d.events, e)
 }
 
 // event finds an event of any device. The caller holds workMu.
@@ -104,6 +122,11 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			return true
 		}
 		ev.last, ev.capture, ev.after = r, nil, nil
+		if s := ev.shared; s != nil {
+			n := s.begin()
+			s.uses++
+			r.atEnd = func() { s.markEnded(n); s.release() }
+		}
 		if len(x.lastOps()) == 0 {
 			r.run(v.context)
 			r.end()
@@ -132,17 +155,30 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 		if ev.capture != nil {
 			return x.captureWait(verb, ev)
 		}
-		if x.capture != nil && ev.last != nil {
+		recorded := ev.last != nil
+		var elsewhere sharedRecord
+		if ev.shared != nil {
+			elsewhere = ev.shared.last()
+			recorded = elsewhere.n > 0
+		}
+		if x.capture != nil && recorded {
 			return refuse(verb, driver.ErrInvalid, "event %d was not recorded in the capture of stream %d", e, s)
 		}
 		if err := x.checkWork(verb); err != nil {
 			return err
 		}
-		if ev.last == nil || ev.last.ended {
-			return nil
+		switch {
+		case !recorded:
+		case ev.shared != nil && !elsewhere.endedOrDead():
+			x.orderDefaults()
+			ev.shared.uses++
+			o := &op{work: work{run: func(c *context) bool { return elsewhere.wait(c.stopCh) }}}
+			o.atEnd = ev.shared.release
+			x.push(o)
+		case ev.shared == nil && !ev.last.ended:
+			x.orderDefaults()
+			x.push(waitFor(ev.last.pending()))
 		}
-		x.orderDefaults()
-		x.push(waitFor(ev.last.pending()))
 		return nil
 	})
 }
@@ -151,10 +187,13 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 func (v *device) SyncEvent(e driver.Event) error {
 	const verb = "SyncEvent"
 	err := v.onEvent(verb, e, func(ev *event) error {
-		if ev.last == nil {
-			return nil
+		var err error
+		switch {
+		case ev.shared != nil:
+			err = ev.context.waitShared(verb, ev.shared)
+		case ev.last != nil:
+			err = ev.context.wait(verb, []*op{&ev.last.op})
 		}
-		err := ev.context.wait(verb, []*op{&ev.last.op})
 		if errors.Is(err, driver.ErrContextReset) && ev.context != v.context {
 			return refuse(verb, driver.ErrInvalid, "the context of event %d was reset meanwhile", e)
 		}
@@ -167,10 +206,31 @@ func (v *device) SyncEvent(e driver.Event) error {
 	return nil
 }
 
+// waitShared waits for the last record of any process, and releases workMu meanwhile.
+func (c *context) waitShared(verb string, s *sharedEvent) error {
+	last := s.last()
+	if last.endedOrDead() {
+		return nil
+	}
+	s.uses++
+	c.d.workMu.Unlock()
+	whole := last.wait(c.stopCh)
+	c.d.workMu.Lock()
+	s.release()
+	if !whole || c.d.lost.Load() {
+		return c.stoppedError(verb)
+	}
+	return nil
+}
+
 // Done says whether the event's last record has been reached.
 func (v *device) Done(e driver.Event) (bool, error) {
 	var yes bool
 	err := v.onEvent("Done", e, func(ev *event) error {
+		if ev.shared != nil {
+			yes = ev.shared.last().endedOrDead()
+			return nil
+		}
 		yes = ev.last == nil || ev.last.ended
 		return nil
 	})

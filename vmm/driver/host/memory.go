@@ -180,8 +180,9 @@ func (d *Driver) freeMemory(m *memory) {
 
 // freed is memory whose pages are yet to go back to the system.
 type freed struct {
-	fds   []int
-	parts []part
+	fds    []int
+	parts  []part
+	blocks []*region // of sparse files
 }
 
 // addPart adds a part to the last one, if it is its neighbour, or by itself.
@@ -210,6 +211,9 @@ func (d *Driver) close(f freed) {
 	}
 	for _, p := range f.parts {
 		d.arenas.give(p)
+	}
+	for _, r := range f.blocks {
+		r.file.give(r.off, r.size)
 	}
 }
 

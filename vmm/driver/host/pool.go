@@ -15,9 +15,13 @@ import (
 type pool struct {
 	handle    driver.Pool
 	context   *context
-	maker     *device // whose Close destroys it; nil for the default pool
-	destroyed bool    // it goes with its last memory
-	max       uint64  // bytes reserved at most; 0: no limit
+	maker     *device                      // whose Close destroys it; nil for the default pool
+	on        *deviceState                 // where its memory lies
+	file      *sparse                      // of its memory, if that can be shared
+	id        [16]byte                     // in the tokens of its memory
+	imports   map[driver.PoolToken]*region // nil: it is none that was imported
+	destroyed bool                         // it goes with its last memory
+	max       uint64                       // bytes reserved at most; 0: no limit
 	threshold uint64
 	reuse     [3]uint64       // by attribute, from PoolReuseFollowEvents on
 	access    []driver.Access // by device ordinal
@@ -39,7 +43,7 @@ func (c *context) newPool(maker *device) *pool {
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
 	c.d.lastID++
-	p := &pool{handle: driver.Pool(c.d.lastID), context: c, maker: maker, reuse: [3]uint64{1, 1, 1}}
+	p := &pool{handle: driver.Pool(c.d.lastID), context: c, maker: maker, on: c.state, reuse: [3]uint64{1, 1, 1}}
 	p.access = make([]driver.Access, len(c.d.states))
 	p.access[c.state.ordinal] = driver.AccessReadWrite
 	c.d.pools[p.handle] = p
@@ -193,22 +197,27 @@ func (p *pool) newRegion(verb string, size uint64) (*region, error) {
 	if err := d.charge(verb, u, size); err != nil {
 		return nil, err
 	}
-	base, err := d.mapBlock(verb, size)
+	if p.file != nil && !p.file.has(size) {
+		u.used -= size
+		return nil, refuse(verb, driver.ErrLimit, "%d bytes of a pool whose file has no offsets left for them (RLIMIT_FSIZE)", size)
+	}
+	r, err := d.mapBlock(verb, size, p.file)
 	if err != nil {
 		u.used -= size
 		return nil, err
 	}
 	p.reserved += size
 	p.reservedPeak = max(p.reservedPeak, p.reserved)
-	return &region{base: base, size: size}, nil
+	return r, nil
 }
 
 // add takes a region that was freed. freed is nil if no work uses it.
 func (p *pool) add(r *region, x *stream, freed *op) {
 	p.blocks -= r.size
+	p.unname(r)
 	p.cached = append(p.cached, &cachedBlock{region: r, stream: x, freed: freed})
 	p.context.d.cachedBlocks.Add(1)
-	if p.destroyed {
+	if p.keepsNothing() {
 		p.context.d.releaseCached(p, func(uint64) bool { return true })
 	}
 }
@@ -224,9 +233,20 @@ func (d *Driver) releaseCached(p *pool, wanted func(size uint64) bool) {
 		return d.unmapCached(p, f)
 	})
 	if p.destroyed && len(p.cached) == 0 && p.blocks == 0 {
-		delete(d.pools, p.handle)
+		d.removePool(p)
 	}
 }
+
+// removePool lists a pool that has no memory no longer.
+func (d *Driver) removePool(p *pool) {
+	delete(d.pools, p.handle)
+	if p.file != nil {
+		p.file.end()
+	}
+}
+
+// keepsNothing says whether no one can allocate what is freed.
+func (p *pool) keepsNothing() bool { return p.destroyed || p.imports != nil }
 
 func (d *Driver) ended(f *cachedBlock) bool {
 	d.workMu.Lock()
@@ -240,9 +260,7 @@ func (d *Driver) unmapCached(p *pool, f *cachedBlock) bool {
 	if munmap(f.base, f.size) != nil {
 		return false
 	}
-	d.returnMappings(1)
-	process.returnAddresses(f.size)
-	p.context.state.used -= f.size
+	d.countUnmapped(f.region)
 	p.reserved -= f.size
 	d.cachedBlocks.Add(-1)
 	return true
@@ -269,7 +287,7 @@ func (d *Driver) afterWait(u *deviceState) {
 	d.memMu.Lock()
 	defer d.unlockAndClose()
 	for _, p := range d.poolsOf(u) {
-		d.releaseCached(p, func(uint64) bool { return p.destroyed || p.reserved > p.threshold })
+		d.releaseCached(p, func(uint64) bool { return p.keepsNothing() || p.reserved > p.threshold })
 		for _, f := range p.cached {
 			if d.ended(f) {
 				f.freed = nil
@@ -297,8 +315,9 @@ func (d *Driver) freePools(c *context) {
 		}
 		p.cached = slices.DeleteFunc(p.cached, func(f *cachedBlock) bool { return d.unmapCached(p, f) })
 		p.blocks, p.reserved = 0, 0
+		clear(p.imports)
 		if !c.reset.Load() || p.maker == nil {
-			delete(d.pools, p.handle)
+			d.removePool(p)
 		}
 	}
 }

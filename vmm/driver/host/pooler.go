@@ -3,6 +3,8 @@
 package host
 
 import (
+	"errors"
+
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -27,23 +29,33 @@ func (v *device) SetCurrentPool(h driver.Pool) error {
 		if p.context != v.context {
 			return refuse(verb, driver.ErrInvalid, "pool %d is of host:%d", h, p.context.state.ordinal)
 		}
+		if p.imports != nil {
+			return refuse(verb, driver.ErrInvalid, "pool %d was imported, so nothing can be allocated from it", h)
+		}
 		v.context.current = p
 		return nil
 	})
 }
 
-// CreatePool makes a pool, which the context ends with. No pool can be shared.
+// CreatePool makes a pool, which the context ends with. One that can be shared takes a
+// descriptor.
 func (v *device) CreatePool(props driver.PoolProps) (h driver.Pool, err error) {
 	const verb = "CreatePool"
 	err = v.withMemory(verb, func() error {
 		switch known := driver.ShareFD | driver.ShareFabric | driver.ShareReadOnly; {
 		case props.Share&^known != 0:
 			return refuse(verb, driver.ErrInvalid, "share %#x", uint8(props.Share))
-		case props.Share != 0:
-			return refuse(verb, driver.ErrNotSupported, "pools whose memory can be shared")
+		case props.Share&^driver.ShareFD != 0:
+			return refuse(verb, driver.ErrNotSupported, "pools with share %#x", uint8(props.Share))
 		}
 		p := v.context.newPool(v)
 		p.max = props.Max
+		if props.Share != 0 {
+			if err := v.context.d.makeShareable(p); err != nil {
+				v.context.d.removePool(p)
+				return err
+			}
+		}
 		h = p.handle
 		return nil
 	})
@@ -70,7 +82,13 @@ func (v *device) DestroyPool(h driver.Pool) error {
 // AllocFromPool takes memory that was freed, or maps new.
 func (v *device) AllocFromPool(h driver.Pool, n uint64, s driver.Stream) (driver.Ptr, error) {
 	const verb = "AllocFromPool"
-	return v.allocFrom(verb, n, s, func(*stream) (*pool, error) { return v.context.d.pool(verb, h) })
+	return v.allocFrom(verb, n, s, func(*stream) (*pool, error) {
+		p, err := v.context.d.pool(verb, h)
+		if err == nil && p.imports != nil {
+			err = refuse(verb, driver.ErrInvalid, "pool %d was imported, so nothing can be allocated from it", h)
+		}
+		return p, err
+	})
 }
 
 // AllocAsync allocates from the current pool of the stream's device.
@@ -85,7 +103,7 @@ func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 	return v.withMemory(verb, func() error {
 		d := v.context.d
 		r := d.region(uint64(p))
-		if r == nil || r.block == nil || r.base != uint64(p) || r.block.pinned {
+		if r == nil || r.block == nil || r.base != uint64(p) || r.block.pinned || r.block.opens > 0 {
 			return refuse(verb, driver.ErrInvalid, "nothing was allocated so at %v", p)
 		}
 		d.workMu.Lock()
@@ -180,7 +198,7 @@ func (v *device) SetPoolAttribute(h driver.Pool, a driver.PoolAttribute, n uint6
 func (v *device) SetPoolAccess(h driver.Pool, to []driver.Grant) error {
 	const verb = "SetPoolAccess"
 	return v.onPool(verb, h, func(p *pool) error {
-		d, owner := v.context.d, p.context.state.ordinal
+		d, owner := v.context.d, p.on.ordinal
 		if len(to) == 0 {
 			return refuse(verb, driver.ErrInvalid, "no grant")
 		}
@@ -227,7 +245,7 @@ func (v *device) PoolOf(p driver.Ptr) (of driver.Pool, dev int, err error) {
 		r := v.context.d.region(uint64(p))
 		switch {
 		case r != nil && r.block != nil && uint64(p)-r.base < r.block.n:
-			dev = r.block.context.state.ordinal
+			dev = r.block.on().ordinal
 			if r.block.pool != nil {
 				of = r.block.pool.handle
 			}
@@ -243,8 +261,19 @@ func (v *device) PoolOf(p driver.Ptr) (of driver.Pool, dev int, err error) {
 	return of, dev, err
 }
 
-// PoolShares is none.
-func (v *device) PoolShares() (driver.Share, error) { return 0, v.checkOpen("PoolShares") }
+// PoolShares is by descriptors, where the system has what those need.
+func (v *device) PoolShares() (driver.Share, error) {
+	if err := v.checkOpen("PoolShares"); err != nil {
+		return 0, err
+	}
+	if err := v.context.d.probeSparse(); err != nil {
+		if errors.Is(err, driver.ErrNotSupported) {
+			err = nil
+		}
+		return 0, err
+	}
+	return driver.ShareFD, nil
+}
 
 // onPool calls f with a pool of any device, under memMu.
 func (v *device) onPool(verb string, h driver.Pool, f func(*pool) error) error {

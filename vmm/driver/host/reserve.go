@@ -17,6 +17,9 @@ type region struct {
 	base, size uint64
 	maps       []*mapping // what is mapped in a reservation, by base
 	block      *block     // nil for a reservation
+
+	file *sparse // that a block of this process lies in; nil: none
+	off  uint64
 }
 
 func (r *region) end() uint64 { return r.base + r.size }

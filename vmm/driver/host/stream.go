@@ -53,6 +53,7 @@ type op struct {
 	dropped bool          // it did not run to its end
 	err     error         // of a synchronous copy, for its caller
 	done    chan struct{} // closed when it ends; made by the first wait
+	atEnd   func()        // called under workMu when it ends, whether it has run or not
 }
 
 // span is memory that an op uses, and the access it needs.
@@ -153,6 +154,9 @@ func (o *op) end() {
 	o.ended = true
 	if o.done != nil {
 		close(o.done)
+	}
+	if o.atEnd != nil {
+		o.atEnd()
 	}
 }
 

@@ -47,6 +47,13 @@ func store(p, v uint64, width int) {
 	atomic.StoreUint64((*uint64)(pointer(p)), v)
 }
 
+// swap stores v in the word of 8 bytes at p if it is old, in one piece.
+//
+// Safety: as load.
+func swap(p, old, v uint64) bool {
+	return atomic.CompareAndSwapUint64((*uint64)(pointer(p)), old, v)
+}
+
 // mmap maps n bytes at p, or anywhere for p == 0, from an offset of fd. The raw call is
 // used because unix.Mmap keeps a table of its own.
 //

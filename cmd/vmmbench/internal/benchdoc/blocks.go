@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 )
 
 // maxPicture is how large a picture may be, in bytes.

@@ -8,8 +8,8 @@ import (
 
 	"gonum.org/v1/plot"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"gonum.org/v1/plot/vg"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
 )
 
 // Kind is what a picture shows.

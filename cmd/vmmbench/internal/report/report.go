@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )

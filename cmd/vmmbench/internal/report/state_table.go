@@ -8,7 +8,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	termtext "github.com/jedib0t/go-pretty/v6/text"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 )
 
 // maxText is the width of the column of values of a device. Their table is wider than

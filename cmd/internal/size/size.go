@@ -1,4 +1,4 @@
-// Package size reads and prints numbers of bytes as vmmbench's flags take them.
+// Package size reads and prints numbers of bytes as the programs' flags take them.
 package size
 
 import (

@@ -1,0 +1,103 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "shims.h"
+import "C"
+
+import (
+	"errors"
+	"syscall"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+var _ driver.PoolSharer = (*Device)(nil)
+
+// ExportPool is cuMemPoolExportToShareableHandle. A pool that this package did not create
+// does not reach libcuda.
+func (v *Device) ExportPool(p driver.Pool) (int, error) {
+	const call = "cuMemPoolExportToShareableHandle"
+	fd := -1
+	// No process is started before the descriptor closes on exec.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	err := v.onMade(call, &v.d.pools, uint64(p), func() C.CUresult {
+		c := C.cuvmm_pool_export(v.d.api, v.ctx, pool(p))
+		if c.r == 0 {
+			fd = int(c.v)
+		}
+		return c.r
+	})
+	return fd, err
+}
+
+// ImportPool is cuMemPoolImportFromShareableHandle. Close destroys a pool that is left.
+func (v *Device) ImportPool(fd int) (driver.Pool, error) {
+	const call = "cuMemPoolImportFromShareableHandle"
+	handle, err := v.newEntry(call, &v.d.pools, &tableEntry{foreign: true}, func() (C.cuvmm_value, error) {
+		if err := checkExported(fd); err != nil {
+			return C.cuvmm_value{}, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: err}
+		}
+		return C.cuvmm_pool_import(v.d.api, v.ctx, C.int(fd)), nil
+	})
+	var c *driver.CallError
+	if errors.As(err, &c) && c.Kind == driver.ErrNotSupported && v.d.api.pool_import != nil {
+		// So says a libcuda that has the call about a descriptor of memory.
+		err = &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: c.Err}
+	}
+	return driver.Pool(handle), err
+}
+
+// notImported refuses a pool that was imported, from which nothing can be allocated. owner
+// is onPool's.
+func notImported(call string, p driver.Pool, owner int) error {
+	if owner == imported {
+		return refuse(call, driver.ErrInvalid, "pool %#x was imported, so nothing can be allocated from it", uint64(p))
+	}
+	return nil
+}
+
+// ExportPointer is cuMemPoolExportPointer. If the pool was not exported before, it does that
+// first, and closes the descriptor.
+func (v *Device) ExportPointer(p driver.Ptr) (driver.PoolToken, error) {
+	token, err := v.exportPointer(p)
+	var r Result
+	if !errors.As(err, &r) || r != invalidValue {
+		return token, err
+	}
+	// libcuda wants the pool itself exported before.
+	of, _, found := v.PoolOf(p)
+	if found != nil || of == 0 {
+		return token, err
+	}
+	fd, failed := v.ExportPool(of)
+	if failed != nil {
+		return token, err
+	}
+	_ = syscall.Close(fd)
+	return v.exportPointer(p)
+}
+
+func (v *Device) exportPointer(p driver.Ptr) (driver.PoolToken, error) {
+	return v.newName("cuMemPoolExportPointer", func() C.cuvmm_name {
+		return C.cuvmm_pool_export_pointer(v.d.api, v.ctx, C.CUdeviceptr(p))
+	})
+}
+
+// ImportPointer is cuMemPoolImportPointer.
+//
+// Safety: the token is an array of 64 bytes.
+func (v *Device) ImportPointer(from driver.Pool, t driver.PoolToken) (driver.Ptr, error) {
+	const call = "cuMemPoolImportPointer"
+	var c C.cuvmm_value
+	err := v.onPool(call, from, func(owner int) (C.CUresult, error) {
+		if owner != imported {
+			return 0, refuse(call, driver.ErrInvalid, "pool %#x was not imported", uint64(from))
+		}
+		c = C.cuvmm_pool_import_pointer(v.d.api, v.ctx, pool(from), *(*C.CUmemPoolPtrExportData)(unsafe.Pointer(&t)))
+		return c.r, nil
+	})
+	return driver.Ptr(c.v), err
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// options are the flags that all subcommands have.
+type options struct {
+	socket    string
+	device    string
+	tokenFile string
+
+	// Of the server.
+	maxBytes, maxBytesPerUser size.One
+	maxObjects, maxConns      int
+	users                     []uint
+	evict, takeOver, verbose  bool
+	timeout                   time.Duration
+}
+
+// run runs the program and returns its exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := command(stdout, stderr)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	_, _ = fmt.Fprintf(stderr, "vmmstored: %v\n", err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		return 2
+	}
+	return 1
+}
+
+// noArguments refuses arguments as bad usage.
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("argument %q: there are none; see vmmstored --help", args[0])
+	}
+	return nil
+}
+
+func command(stdout, stderr io.Writer) *cobra.Command {
+	o := &options{}
+	root := &cobra.Command{
+		Use:   "vmmstored",
+		Short: "Keep named buffers of device memory for other processes",
+		Long: `vmmstored owns the memory of one device for the programs that use package store.
+It makes no context, so the memory outlives a fault, or the end, of any client.
+One vmmstored serves one device; start one for each, with a socket of its own.`,
+		Args:          noArguments,
+		SilenceErrors: true, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.serve(cmd.Context(), stderr) },
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	all := root.PersistentFlags()
+	all.StringVar(&o.socket, "socket", "", "path or name of the socket (default: \"store\" in the user's own directory)")
+	all.StringVar(&o.device, "device", "auto", "device whose memory it is: cuda:0, host:0; auto is the first CUDA device, else the host")
+	all.StringVar(&o.tokenFile, "token-file", "", "file with a shared secret of up to 32 bytes that clients must send")
+	f := root.Flags()
+	f.Var(&o.maxBytes, "max-bytes", "memory of all objects together (0: no limit)")
+	f.Var(&o.maxBytesPerUser, "max-bytes-per-user", "memory of the objects of one user (0: no limit)")
+	f.IntVar(&o.maxObjects, "max-objects", 0, "objects (default 4096)")
+	f.IntVar(&o.maxConns, "max-connections", 0, "connections (default: a quarter of the limit on open files)")
+	f.UintSliceVar(&o.users, "user", nil, "ids of the users who may connect (default: this user alone)")
+	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that nobody has when memory or a limit runs out, the least recently used first")
+	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")
+	f.BoolVar(&o.takeOver, "take-over", false, "take the place of the vmmstored that runs on the socket")
+	f.BoolVarP(&o.verbose, "verbose", "v", false, "log each connection that is refused or cut off")
+	root.AddCommand(o.list(stdout), o.delete(), o.stats(stdout))
+	return root
+}
+
+// openDevice opens the device of --device.
+func (o *options) openDevice() (*vmm.Device, error) {
+	return vmm.Open(o.device)
+}
+
+// token reads the file of --token-file.
+func (o *options) token() ([]byte, error) {
+	if o.tokenFile == "" {
+		return nil, nil
+	}
+	b, err := os.ReadFile(o.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	return []byte(strings.TrimSpace(string(b))), nil
+}
+
+// serverOptions are those of the flags.
+func (o *options) serverOptions(stderr io.Writer) (store.Options, error) {
+	token, err := o.token()
+	so := store.Options{
+		Token: token, MaxConns: o.maxConns, MaxConnsPerUID: o.maxConns, MaxObjects: o.maxObjects,
+		MaxBytes: uint64(o.maxBytes), MaxBytesPerUID: uint64(o.maxBytesPerUser), Evict: o.evict, Timeout: o.timeout,
+	}
+	for _, u := range o.users {
+		if u > 1<<32-2 {
+			return so, usagef("user %d: no user's id", u)
+		}
+		so.UIDs = append(so.UIDs, uint32(u))
+	}
+	if o.verbose {
+		so.Logger = slog.New(slog.NewTextHandler(stderr, nil))
+	}
+	return so, err
+}
+
+// serve keeps objects until ctx ends, or until another process takes over.
+func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
+	so, err := o.serverOptions(stderr)
+	if err != nil {
+		return err
+	}
+	dev, err := o.openDevice()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	begin := store.Listen
+	if o.takeOver {
+		begin = func(dev *vmm.Device, path string, so store.Options) (*store.Server, error) {
+			return store.TakeOver(ctx, dev, path, so)
+		}
+	}
+	s, err := begin(dev, o.socket, so)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	_, _ = fmt.Fprintf(stderr, "vmmstored: %v at %s\n", dev, s.Path())
+	taken := make(chan bool, 1)
+	go func() { taken <- s.Wait() }()
+	select {
+	case <-taken:
+		_, _ = fmt.Fprintln(stderr, "vmmstored: another process has taken over")
+	case <-ctx.Done():
+	}
+	return nil
+}

@@ -1,0 +1,436 @@
+package shareable
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A store's server hands all it has to another process: descriptors, and a state that says
+// what each of them is. Its clients keep their connections: what they send meanwhile waits
+// in the kernel, and the frames go on with the next sequence number.
+//
+// The state is JSON, because the two processes are of different versions of the program: a
+// field that one of them does not know keeps its zero value.
+
+// serverState is a Server in a handover. Descriptors are indices.
+type serverState struct {
+	Instance [16]byte
+	NextID   uint64
+	Path     string
+	Listener *int // nil: without a socket
+	Lock     *int // nil: an abstract name
+	Objects  []objectState
+	Sessions []sessionState
+}
+
+// objectState is a storeObject.
+type objectState struct {
+	ID, Max    uint64
+	Name       string // in LIST
+	Listed     bool
+	Layout     vmm.Layout
+	Meta       []byte
+	State      uint32
+	Generation uint64
+	Published  uint64
+	Sealed     bool
+	Digest     *[32]byte
+	LastID     uint64
+	Chunks     []wire.Chunk
+	FDs        []int // of the chunks
+	Page       *int  // of a page that another process writes
+	Next       *int  // of a page that a writer has not mapped yet
+}
+
+// sessionState is a session and its attachments.
+type sessionState struct {
+	FD             int
+	Cred           wire.Cred
+	Sent, Received uint64 // sequence numbers of the last frames
+	Wake           *[2]int
+	Attachments    []attachmentState
+}
+
+// attachmentState is an attachment.
+type attachmentState struct {
+	Object                          uint64
+	WantsPublish, Started, HasPage  bool
+	NextChunk, Batch                int
+	SentID, AckedID                 uint64
+	Unacked                         []uint64
+	Charged                         uint64
+	SentGeneration, AckedGeneration uint64
+	RetireFrom, RetiredID           uint64
+	SentLen                         uint64
+	SentSealed                      bool
+}
+
+// fdList collects duplicates of descriptors for a handover.
+type fdList struct {
+	fds []int
+	err error // of the first that failed
+}
+
+func (l *fdList) add(fd int) int {
+	own, err := dup(fd)
+	if err != nil {
+		if l.err == nil {
+			l.err = err
+		}
+		return -1
+	}
+	l.fds = append(l.fds, own)
+	return len(l.fds) - 1
+}
+
+func (l *fdList) addPointer(fd int) *int {
+	i := l.add(fd)
+	return &i
+}
+
+func (l *fdList) close() {
+	for _, fd := range l.fds {
+		_ = closeFD(fd)
+	}
+	l.fds = nil
+}
+
+// Handover describes the server, which is parked, but for one connection. It returns the
+// sessions in the order in which TakeOver returns them, and descriptors that the caller
+// closes.
+func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []byte, conns []serve.Conn, fds []int, err error) {
+	l := &fdList{}
+	defer func() {
+		if err != nil {
+			l.close()
+		}
+	}()
+	x := serverState{Instance: s.hello.Instance, Path: s.path}
+	s.mu.Lock()
+	x.NextID = s.nextID
+	listed := map[uint64]bool{}
+	for _, o := range s.Server.objects {
+		listed[o.id] = true
+	}
+	sessions := make([]*session, 0, len(s.sessions))
+	for ses := range s.sessions {
+		if c, ok := but.(storeConn); (!ok || c.session != ses) && ses.isParking() != nil {
+			sessions = append(sessions, ses)
+		}
+	}
+	s.mu.Unlock()
+	if s.socket != nil {
+		err := s.socket.control(func(fd int) error {
+			x.Listener = l.addPointer(fd)
+			return nil
+		})
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		if s.socket.lock >= 0 {
+			x.Lock = l.addPointer(s.socket.lock)
+		}
+	}
+	for _, o := range objects {
+		if o, ok := o.(*storeObject); ok {
+			st := o.handover(l)
+			st.Name, st.Listed = s.nameOf(&o.object), listed[o.id]
+			x.Objects = append(x.Objects, st)
+		}
+	}
+	for _, ses := range sessions {
+		st, err := ses.handover(l)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		x.Sessions = append(x.Sessions, st)
+		conns = append(conns, storeConn{ses})
+	}
+	if l.err != nil {
+		return nil, nil, nil, l.err
+	}
+	state, err = json.Marshal(x)
+	return state, conns, l.fds, err
+}
+
+func (o *storeObject) handover(l *fdList) objectState {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	x := objectState{
+		ID: o.id, Max: o.max, Layout: o.layout, Meta: o.meta, State: o.state, Generation: o.generation,
+		Published: o.lenLocked(), Sealed: o.sealed, Digest: o.digest, LastID: o.lastID,
+	}
+	for _, c := range o.chunks {
+		x.Chunks = append(x.Chunks, c.Chunk)
+		x.FDs = append(x.FDs, l.add(c.own.fd))
+	}
+	if o.page != nil && o.page.foreign {
+		x.Page = l.addPointer(o.page.fd)
+	}
+	if o.next != nil {
+		x.Next = l.addPointer(o.next.fd)
+	}
+	return x
+}
+
+func (ses *session) handover(l *fdList) (sessionState, error) {
+	x := sessionState{Cred: ses.cred}
+	x.Sent, x.Received = ses.conn.Sequence()
+	err := ses.conn.Control(func(fd int) { x.FD = l.add(fd) })
+	if w := ses.waker; w != nil {
+		w.apart.Wait()
+		x.Wake = &[2]int{l.add(w.fd), l.add(w.reader)}
+	}
+	for _, a := range ses.all() {
+		a.obj.mu.Lock()
+		x.Attachments = append(x.Attachments, attachmentState{
+			Object: a.obj.id, WantsPublish: a.wantsPublish, Started: a.started, HasPage: a.sentPage == a.obj.page,
+			NextChunk: a.nextChunk, Batch: a.batch, SentID: a.sentID, AckedID: a.ackedID, Unacked: slices.Clone(a.unacked), Charged: a.charged,
+			SentGeneration: a.sentGeneration, AckedGeneration: a.ackedGeneration, RetireFrom: a.retireFrom, RetiredID: a.retiredID,
+			SentLen: a.sentLen, SentSealed: a.sentSealed,
+		})
+		a.obj.mu.Unlock()
+	}
+	return x, err
+}
+
+// TakeOver makes a server of what Handover returned in another process, and takes all
+// descriptors. Nothing is read from a connection before start is called.
+func TakeOver(dev *vmm.Device, o Options, h serve.Handler, state []byte, fds []int) (s *Server, seam serve.Server, objects []serve.Object, conns []serve.Conn, start func(), err error) {
+	t := &takeover{fds: fds}
+	defer func() { t.closeLeft() }()
+	s, seam, err = NewStore(dev, o, h)
+	if err != nil {
+		return nil, nil, nil, nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	var x serverState
+	if err := json.Unmarshal(state, &x); err != nil {
+		return nil, nil, nil, nil, nil, fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
+	s.hello.Instance, s.nextID = x.Instance, x.NextID
+	byID := map[uint64]*storeObject{}
+	for _, st := range x.Objects {
+		o, err := t.object(s, st)
+		if err != nil {
+			return nil, nil, nil, nil, nil, err
+		}
+		byID[o.id] = o
+		objects = append(objects, o)
+		if st.Listed {
+			seam.Listed(o, st.Name)
+		}
+	}
+	var sessions []*session
+	for _, st := range x.Sessions {
+		ses, err := t.session(s, st, byID)
+		if err != nil {
+			return nil, nil, nil, nil, nil, err
+		}
+		sessions = append(sessions, ses)
+		conns = append(conns, storeConn{ses})
+	}
+	if x.Listener != nil {
+		if s.socket, err = t.socket(x); err != nil {
+			return nil, nil, nil, nil, nil, err
+		}
+		s.path = x.Path
+	}
+	start = func() {
+		if s.socket != nil {
+			s.tasks.Go(s.acceptLoop)
+		}
+		for _, o := range byID {
+			o.mu.Lock()
+			o.startWakesLocked()
+			o.notify() // a writer may have asked for it at the wrong moment
+			o.mu.Unlock()
+		}
+		for _, ses := range sessions {
+			go s.runSession(ses) //nolint:errcheck // it is logged
+		}
+	}
+	return s, seam, objects, conns, start, nil
+}
+
+// takeover hands out the descriptors of a handover.
+type takeover struct {
+	fds []int // -1: handed out
+}
+
+// take takes a descriptor by its index.
+func (t *takeover) take(i int) (int, error) {
+	if i < 0 || i >= len(t.fds) || t.fds[i] < 0 {
+		return -1, fmt.Errorf("%w: descriptor %d of %d", ErrProtocol, i, len(t.fds))
+	}
+	fd := t.fds[i]
+	t.fds[i] = -1
+	return fd, nil
+}
+
+func (t *takeover) closeLeft() {
+	for _, fd := range t.fds {
+		if fd >= 0 {
+			_ = closeFD(fd)
+		}
+	}
+}
+
+// object makes an object of its state.
+func (t *takeover) object(s *Server, st objectState) (*storeObject, error) {
+	o := &storeObject{}
+	o.init(s)
+	o.id, o.max, o.write, o.layout, o.meta = st.ID, st.Max, true, st.Layout, st.Meta
+	o.stored, o.close = o, o.Close
+	o.state, o.generation, o.published, o.sealed, o.digest, o.lastID = st.State, st.Generation, st.Published, st.Sealed, st.Digest, st.LastID
+	if len(st.FDs) != len(st.Chunks) {
+		return nil, fmt.Errorf("%w: %d descriptors of %d chunks", ErrProtocol, len(st.FDs), len(st.Chunks))
+	}
+	for i, c := range st.Chunks {
+		fd, err := t.take(st.FDs[i])
+		if err != nil {
+			return nil, err
+		}
+		o.chunks = append(o.chunks, publishedChunk{Chunk: c, own: &cachedFD{fd: fd, users: 1}})
+	}
+	var err error
+	switch {
+	case st.Page != nil:
+		var fd int
+		if fd, err = t.take(*st.Page); err == nil {
+			o.page, err = openForeignPage(fd, s.hello.Instance, o.id)
+		}
+	case o.state == wire.StateLive:
+		o.page, err = o.newPage(o.published)
+	}
+	if err == nil && st.Next != nil {
+		var fd int
+		if fd, err = t.take(*st.Next); err == nil {
+			o.next = leasePageOf(fd, s.hello.Instance, o.id)
+		}
+	}
+	return o, err
+}
+
+// session makes a session of its state.
+func (t *takeover) session(s *Server, st sessionState, objects map[uint64]*storeObject) (*session, error) {
+	fd, err := t.take(st.FD)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := connOf(fd)
+	if err != nil {
+		return nil, err
+	}
+	c, err := wire.NewOwnerConn(raw)
+	if err != nil {
+		return nil, errors.Join(err, raw.Close())
+	}
+	c.SetSequence(st.Sent, st.Received)
+	ses := newSession(s, c, st.Cred)
+	ses.helloDone, ses.resumed = true, true
+	if st.Wake != nil {
+		var ends [2]int
+		for i := range ends {
+			if ends[i], err = t.take(st.Wake[i]); err != nil {
+				return nil, err
+			}
+		}
+		ses.waker = &wakeSender{fd: ends[0], reader: ends[1]}
+	}
+	for _, x := range st.Attachments {
+		o := objects[x.Object]
+		if o == nil {
+			return nil, fmt.Errorf("%w: no object %d", ErrProtocol, x.Object)
+		}
+		t.attachment(ses, o, x)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions[ses] = struct{}{}
+	s.tasks.Add(1)
+	return ses, nil
+}
+
+func (t *takeover) attachment(ses *session, o *storeObject, x attachmentState) {
+	a := &attachment{
+		obj: &o.object, ses: ses, wantsPublish: x.WantsPublish, started: x.Started,
+		nextChunk: min(x.NextChunk, len(o.chunks)), batch: x.Batch, sentID: x.SentID, ackedID: x.AckedID, unacked: x.Unacked, charged: x.Charged,
+		sentGeneration: x.SentGeneration, ackedGeneration: x.AckedGeneration, retireFrom: x.RetireFrom, retiredID: x.RetiredID,
+		sentLen: x.SentLen, sentSealed: x.SentSealed,
+	}
+	// A page of the other process's own is made anew, and its readers get the new one.
+	if x.HasPage && (o.page == nil || o.page.foreign) {
+		a.sentPage = o.page
+	}
+	if !a.hasAll() {
+		a.chunksSince = time.Now()
+	}
+	if a.ackedGeneration != a.sentGeneration {
+		a.retireSince = time.Now()
+	}
+	o.attachments[a] = struct{}{}
+	ses.attachments[o.id] = a
+	if ses.waker != nil {
+		o.wakes.add(a, ses.waker)
+	}
+	srv := ses.srv
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	srv.bytesByUID[ses.cred.UID] += a.charged
+}
+
+// socket makes the listening socket.
+func (t *takeover) socket(x serverState) (*socket, error) {
+	s := &socket{path: x.Path, lock: -1}
+	fd, err := t.take(*x.Listener)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "listener")
+	l, err := net.FileListener(f)
+	_ = f.Close() // l has another descriptor of it
+	if err != nil {
+		return nil, err
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a listener of type %T", ErrProtocol, l), l.Close())
+	}
+	ul.SetUnlinkOnClose(false)
+	s.UnixListener = ul
+	if x.Lock != nil {
+		if s.lock, err = t.take(*x.Lock); err == nil {
+			s.file, err = os.Lstat(x.Path)
+		}
+	}
+	return s, err
+}
+
+// connOf makes a connection of a descriptor and takes it.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "connection")
+	c, err := net.FileConn(f)
+	_ = f.Close() // c has another descriptor of it
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a connection of type %T", ErrProtocol, c), c.Close())
+	}
+	return u, nil
+}

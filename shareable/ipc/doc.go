@@ -1,0 +1,39 @@
+// Package ipc shares memory in CUDA's own older ways: legacy handles of plain memory and of
+// events, and pools of the driver's that other processes import. Programs in other languages
+// that use these calls of CUDA's can be at the other end. On host memory the same programs
+// run, with processes of this library.
+//
+//	cuIpcGetMemHandle, cuIpcOpenMemHandle        Memory.Handle, Open
+//	cuIpcGetEventHandle, cuIpcOpenEventHandle    EventHandle, OpenEvent
+//	cuMemPoolExportToShareableHandle             ExportPool
+//	cuMemPoolImportFromShareableHandle           ImportPool
+//	cuMemPoolExportPointer                       ExportPointer
+//	cuMemPoolImportPointer                       Pool.Import
+//
+// Nothing here tells the other process when memory may be read: an event does, whose handle
+// is passed on like that of the memory. Package shareable has views that follow growth, names
+// and lengths, and needs none of this.
+//
+// # Who frees first
+//
+// The process that imports closes its Memory, or frees its Block, before the process that
+// made the memory frees that. What the driver does otherwise is undefined. Only within one
+// process is that seen: there freeing a block that is imported still returns ErrBusy.
+//
+// # Trust
+//
+// A handle, a token and a descriptor of a pool carry no rights: any process of the machine
+// that gets hold of one can read and write the memory, as far as the driver lets it. A file
+// of WriteFile can be read by this user only.
+package ipc
+
+// Lock order:
+//
+//	Memory.mu
+//	Pool.mu
+//	  registry.mu
+//	    the locks of pool.DriverPool
+//
+// Both of the first are held across driver calls: no import meets a free of the same memory. No
+// lock is held across a wait for work, since functions of vmm.Device.OnSync may call this
+// package.

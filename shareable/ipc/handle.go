@@ -1,0 +1,187 @@
+package ipc
+
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Kind is what a Handle is of.
+type Kind uint8
+
+// The kinds. Raw bytes tell no kind: they are KindUnknown, which opens as either.
+const (
+	KindUnknown Kind = iota
+	KindMemory
+	KindEvent
+)
+
+func (k Kind) String() string {
+	switch k {
+	case KindUnknown:
+		return "unknown"
+	case KindMemory:
+		return "memory"
+	case KindEvent:
+		return "event"
+	}
+	return fmt.Sprintf("Kind(%d)", uint8(k))
+}
+
+// Handle names plain memory, or an event, of another process. It is plain data. Raw is what
+// the driver made and all that it needs. The rest is known only of handles that this package
+// made. It serves to find out, before the driver is asked, whether the process that made the
+// handle still runs.
+type Handle struct {
+	Raw  [64]byte // a CUipcMemHandle or a CUipcEventHandle on CUDA
+	Kind Kind
+	Size uint64 // of the memory in bytes; for a handle that does not tell it, set it before Open
+
+	UUID         [16]byte // of the device
+	PID          int      // of the process that made it; 0: not known, and so are the rest
+	Start        uint64   // when that process began, in the system's clock ticks since it started
+	Boot         string   // which start of the system that was
+	PIDNamespace uint64   // in which PID counts
+}
+
+// MarshalText is the text form: one line of base64 of Raw, as programs in Python write it,
+// then a line for each other field, and a last line "end".
+func (h Handle) MarshalText() ([]byte, error) {
+	if h.Kind > KindEvent || h.PID < 0 {
+		return nil, fmt.Errorf("%w: kind %v, process %d", ErrHandle, h.Kind, h.PID)
+	}
+	f, _ := h.fields()
+	return appendText(h.Raw, f), nil
+}
+
+// UnmarshalText reads the text form. It takes as well a line of base64 alone, and the 64
+// bytes themselves. Anything else is ErrHandle, and leaves the handle as it was. Lines that
+// it does not know are ignored.
+func (h *Handle) UnmarshalText(text []byte) error {
+	if h == nil {
+		return fmt.Errorf("%w: nil", ErrHandle)
+	}
+	var read Handle
+	fields, done := read.fields()
+	// The values of an empty handle are not those of the text.
+	raw, err := parseText(text, fields)
+	if err == nil {
+		err = done()
+	}
+	if err != nil {
+		return err
+	}
+	read.Raw = raw
+	*h = read
+	return nil
+}
+
+// fields are the lines of a handle, each with its value. done sets the handle to values that
+// were changed.
+func (h *Handle) fields() (all []field, done func() error) {
+	var kind, uuid string
+	if h.Kind != KindUnknown {
+		kind = h.Kind.String()
+	}
+	if h.UUID != ([16]byte{}) {
+		uuid = hex.EncodeToString(h.UUID[:])
+	}
+	pid := uint64(h.PID)
+	all = []field{
+		{name: "kind", text: &kind},
+		{name: "size", value: &h.Size, base: 10},
+		{name: "device", text: &uuid},
+		{name: "pid", value: &pid, base: 10},
+		{name: "start", value: &h.Start, base: 10},
+		{name: "boot", text: &h.Boot},
+		{name: "pid-namespace", value: &h.PIDNamespace, base: 10},
+	}
+	return all, func() error {
+		kinds := map[string]Kind{"": KindUnknown, "memory": KindMemory, "event": KindEvent}
+		k, known := kinds[kind]
+		b, err := hex.DecodeString(uuid)
+		if !known || err != nil || len(b) != 0 && len(b) != len(h.UUID) || int64(pid) != int64(int32(pid)) || int32(pid) < 0 {
+			return fmt.Errorf("%w: kind %q, device %q, process %d", ErrHandle, kind, uuid, pid)
+		}
+		h.Kind, h.PID = k, int(pid)
+		copy(h.UUID[:], b)
+		return nil
+	}
+}
+
+// ReadFile reads a handle that WriteFile, or a program in Python, has written.
+func ReadFile(path string) (Handle, error) {
+	var h Handle
+	text, err := readFile(path)
+	if err == nil {
+		err = h.UnmarshalText(text)
+	}
+	if err != nil {
+		return Handle{}, fmt.Errorf("read handle %s: %w", path, err)
+	}
+	return h, nil
+}
+
+// WriteFile writes the text form of a handle. A file that is there is replaced at once, and
+// only this user can read the new one.
+func WriteFile(path string, h Handle) error {
+	text, err := h.MarshalText()
+	if err == nil {
+		err = writeFile(path, text)
+	}
+	if err != nil {
+		return fmt.Errorf("write handle %s: %w", path, err)
+	}
+	return nil
+}
+
+// newHandle is a handle of this process's own.
+func newHandle(dev *vmm.Device, k Kind, raw driver.IPCHandle) Handle {
+	self := thisProcess()
+	return Handle{
+		Raw: raw, Kind: k, UUID: dev.Info().UUID,
+		PID: self.pid, Start: self.start, Boot: self.boot, PIDNamespace: self.namespace,
+	}
+}
+
+// check finds out what can be known of a handle without the driver.
+func (h Handle) check(want Kind) error {
+	switch self := thisProcess(); {
+	case h.Raw == [64]byte{}:
+		return fmt.Errorf("%w: 64 zero bytes", ErrHandle)
+	case h.Kind != KindUnknown && h.Kind != want:
+		return fmt.Errorf("%w of %v, but of %v", ErrHandle, want, h.Kind)
+	case h.PID < 0:
+		return fmt.Errorf("%w: process %d", ErrHandle, h.PID)
+	case h.PID == 0 || h.Boot == "" || self.boot == "":
+		return nil
+	case h.Boot != self.boot:
+		return fmt.Errorf("%w: the system has started anew", ErrExporterGone)
+	case h.PIDNamespace != self.namespace:
+		return nil // its number means nothing here
+	case h.PID == self.pid && h.Start == self.start:
+		return ErrOwnHandle
+	}
+	return h.checkExporter()
+}
+
+// checkExporter is ErrExporterGone if the process of the handle has ended.
+func (h Handle) checkExporter() error {
+	if start, runs := startOf(h.PID); !runs || start != 0 && start != h.Start {
+		return fmt.Errorf("%w: process %d", ErrExporterGone, h.PID)
+	}
+	return nil
+}
+
+// explain adds to an error of the driver that the process of the handle has ended meanwhile.
+func (h Handle) explain(want Kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	if gone := h.check(want); gone != nil {
+		return fmt.Errorf("%w: %w", gone, err)
+	}
+	return err
+}

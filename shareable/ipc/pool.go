@@ -1,0 +1,290 @@
+package ipc
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
+
+// Pool is a pool of the driver's that another process has made and this one has imported. One
+// cannot allocate from it, but import blocks of it. Safe for concurrent use. The caller must
+// Close it. Until then Close of the Device returns ErrBusy, and so may that of the devices in
+// whose streams blocks were freed.
+type Pool struct {
+	// Immutable.
+	dev   *vmm.Device
+	calls driver.PoolSharer
+	pools driver.Pooler
+	frees driver.Allocator
+	raw   driver.Pool
+	in    *pool.DriverPool // the same pool, for what an imported one does like any
+	keep  func()           // lets the device close
+
+	mu       sync.Mutex // held across driver calls but waits: no import meets a free of the same memory
+	closed   bool
+	mapped   map[tokenKey]*mapping
+	leaving  map[tokenKey]*vmm.Event // recorded after a free in the order of a stream
+	unclosed []*vmm.Event            // not needed any more, and the driver did not take them back
+}
+
+// ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has.
+// ImportPool does not take fd; close it when it returns. A descriptor of something else is
+// vmm.ErrInvalid.
+//
+// At first only dev has access, whatever the process that made the pool has granted: see
+// Grant. Import a pool once in a process: a block can be imported through one Pool only. The
+// caller must Close it.
+func ImportPool(dev *vmm.Device, fd int) (*Pool, error) {
+	p, err := importPool(dev, fd)
+	if err != nil {
+		return nil, fail(dev, "import pool", 0, 0, err)
+	}
+	return p, nil
+}
+
+func importPool(dev *vmm.Device, fd int) (*Pool, error) {
+	calls, err := sharer(dev)
+	if err != nil {
+		return nil, err
+	}
+	pools, hasPools := calls.(driver.Pooler)
+	frees, hasFrees := calls.(driver.Allocator)
+	if !hasPools || !hasFrees {
+		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
+	}
+	p := &Pool{dev: dev, calls: calls, pools: pools, frees: frees, mapped: map[tokenKey]*mapping{}, leaving: map[tokenKey]*vmm.Event{}}
+	if p.keep, err = dev.KeepOpen("imported pool"); err != nil {
+		return nil, err
+	}
+	if p.raw, err = calls.ImportPool(fd); err != nil {
+		p.keep()
+		return nil, err
+	}
+	if p.in, err = pool.WrapDriver(dev, p.raw); err != nil {
+		err = also(err, pools.DestroyPool(p.raw))
+		p.keep()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Import maps the block of a token. Token.Size is taken as it is: of a token that does not
+// tell the size the caller must set it, rightly. A token that is not of this pool is
+// ErrHandle, as far as the driver can tell.
+//
+// Importing a token that is imported returns another Block of the same memory, which is
+// unmapped when the last of them is freed. If the last one was freed in the order of a
+// stream, Import of that token waits until the stream has come so far. A token that is
+// imported through another Pool of this process is vmm.ErrBusy. The caller must free the
+// Block, before the process that made it frees its own.
+func (p *Pool) Import(t Token) (*Block, error) {
+	var b *Block
+	err := p.with(func() (err error) {
+		b, err = p.importLocked(t)
+		return err
+	})
+	if err != nil {
+		return nil, fail(p.Device(), "import block", 0, t.Size, err)
+	}
+	return b, nil
+}
+
+// importLocked is Import; it needs p.mu, which it may release and take again.
+func (p *Pool) importLocked(t Token) (*Block, error) {
+	switch {
+	case t.Raw == [64]byte{}:
+		return nil, fmt.Errorf("%w: 64 zero bytes", ErrHandle)
+	case t.Size == 0:
+		return nil, fmt.Errorf("%w: a block of unknown size: set Token.Size", vmm.ErrInvalid)
+	}
+	k := keyOf(p.dev, t.Raw)
+	if err := p.waitLeftLocked(k); err != nil {
+		return nil, err
+	}
+	m := p.mapped[k]
+	if m == nil {
+		var err error
+		if m, err = p.mapLocked(k); err != nil {
+			return nil, err
+		}
+		p.mapped[k] = m
+	}
+	m.blocks++
+	return &Block{p: p, m: m, size: t.Size}, nil
+}
+
+// waitLeftLocked waits until a free in a stream has unmapped what a token named: till then
+// the driver might return an address that is about to go. It needs p.mu.
+func (p *Pool) waitLeftLocked(k tokenKey) error {
+	for p.leaving[k] != nil {
+		e := p.leaving[k]
+		if err := p.syncUnlocked(e); err != nil {
+			return err
+		}
+		if p.leaving[k] == e {
+			delete(p.leaving, k)
+			p.closeEventLocked(e)
+		}
+	}
+	if p.closed {
+		return errPoolClosed
+	}
+	return nil
+}
+
+// syncUnlocked waits for an event. It releases p.mu for that, since functions of
+// vmm.Device.OnSync may use the pool, and takes it again. Another call may have closed the
+// event meanwhile, once it was reached.
+func (p *Pool) syncUnlocked(e *vmm.Event) error {
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	if err := e.Sync(); !errors.Is(err, vmm.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// mapLocked imports what is not imported yet. It needs p.mu.
+func (p *Pool) mapLocked(k tokenKey) (*mapping, error) {
+	release, err := tokens.addImport(k, p)
+	if err != nil {
+		return nil, err
+	}
+	m := &mapping{key: k, release: release}
+	if m.ptr, err = p.calls.ImportPointer(p.raw, k.raw); err != nil {
+		tokens.removeImport(k)
+		release()
+		if errors.Is(err, vmm.ErrInvalid) {
+			err = fmt.Errorf("%w: %w", ErrHandle, err)
+		}
+		return nil, err
+	}
+	return m, nil
+}
+
+var (
+	errNoPool     = fmt.Errorf("%w: no pool", vmm.ErrInvalid)
+	errPoolClosed = fmt.Errorf("%w: imported pool", vmm.ErrClosed)
+)
+
+// with makes a call with p.mu held while the pool is open.
+func (p *Pool) with(call func() error) error {
+	if p == nil || p.dev == nil {
+		return errNoPool
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return errPoolClosed
+	}
+	return call()
+}
+
+// Device is the one that ImportPool was called with.
+func (p *Pool) Device() *vmm.Device {
+	if p == nil {
+		return nil
+	}
+	return p.dev
+}
+
+// Alloc is ErrImported: only the process that made the pool allocates from it.
+func (p *Pool) Alloc(*vmm.Stream, uint64) (pool.Block, error) {
+	return pool.Block{}, fail(p.Device(), "allocate", 0, 0, p.with(func() error { return ErrImported }))
+}
+
+// SetCurrent is ErrImported: allocations from the current pool would fail.
+func (p *Pool) SetCurrent() error {
+	return fail(p.Device(), "set current pool", 0, 0, p.with(func() error { return ErrImported }))
+}
+
+// Raw is the driver's handle, a CUmemoryPool on CUDA.
+func (p *Pool) Raw() driver.Pool {
+	if p == nil {
+		return 0
+	}
+	return p.raw
+}
+
+// inner is the pool as any of the driver's; nil if there is none, whose methods return errors.
+func (p *Pool) inner() *pool.DriverPool {
+	if p == nil {
+		return nil
+	}
+	return p.in
+}
+
+// Grant gives devices access to all that is and will be imported here, as pool.DriverPool's
+// Grant does. No access is inherited from the process that made the pool, and none that is
+// granted here counts there.
+func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error { return p.inner().Grant(a, devs...) }
+
+// Revoke waits for all work of the devices, and then takes their access away.
+func (p *Pool) Revoke(devs ...*vmm.Device) error { return p.inner().Revoke(devs...) }
+
+// Access is what a device may do with the memory here.
+func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) { return p.inner().Access(d) }
+
+// TrimTo is passed on to the driver. It returns how many bytes this process really gave up;
+// what the process that made the pool keeps is not among them.
+func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) { return p.inner().TrimTo(keep) }
+
+// SetReleaseThreshold is passed on to the driver. It changes nothing in the process that made
+// the pool.
+func (p *Pool) SetReleaseThreshold(bytes uint64) error { return p.inner().SetReleaseThreshold(bytes) }
+
+// ReleaseThreshold is what the driver says of the pool here.
+func (p *Pool) ReleaseThreshold() (bytes uint64, err error) { return p.inner().ReleaseThreshold() }
+
+// Stats counts imports only: what is reserved and used is what this process has imported, and
+// nothing of what the process that made the pool has allocated.
+func (p *Pool) Stats() (pool.Stats, error) { return p.inner().Stats() }
+
+// ResetPeaks sets both peaks to what is imported now.
+func (p *Pool) ResetPeaks() error { return p.inner().ResetPeaks() }
+
+// Close gives the pool up. While a Block is imported it returns ErrBusy and changes nothing.
+// It does not wait: work on blocks that were freed in stream order goes on. Twice is fine,
+// and so is a nil Pool. After an error it can be called again.
+func (p *Pool) Close() error {
+	if p == nil || p.dev == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil
+	}
+	return fail(p.dev, "close imported pool", 0, 0, p.closeLocked())
+}
+
+// closeLocked is Close; it needs p.mu.
+func (p *Pool) closeLocked() error {
+	if n := len(p.mapped); n > 0 {
+		return fmt.Errorf("%w: %d blocks are imported", vmm.ErrBusy, n)
+	}
+	for k, e := range p.leaving {
+		delete(p.leaving, k)
+		p.closeEventLocked(e)
+	}
+	for len(p.unclosed) > 0 {
+		if err := p.unclosed[0].Close(); err != nil {
+			return err
+		}
+		p.unclosed = p.unclosed[1:]
+	}
+	// The wrapper first: it waits for calls that use the driver's pool.
+	if err := p.in.Close(); err != nil {
+		return err
+	}
+	if err := p.pools.DestroyPool(p.raw); err != nil && !lost(err) {
+		return err
+	}
+	p.closed = true
+	p.keep()
+	return nil
+}

@@ -1,0 +1,297 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Client makes objects in a store and gets them. Requests share one connection. If the
+// server has ended, the next request connects to the one that has taken its place; Instance
+// tells the two apart. Each Writer and each Buffer has a connection of its own, and needs
+// neither that of the Client nor an open Client.
+//
+// Wherever a call takes a name, an ID as text will do. The errors are those of package
+// shareable: ErrNotFound, ErrNotSealed, ErrAborted, ErrSealed, ErrProtocol, and ErrOwnerGone
+// if no server listens or if it ends during the call. Beside them there are those of package
+// vmm: ErrBusy, ErrLimit, ErrInvalid, ErrPermission, ErrClosed, ErrBounds. A call returns its
+// context's error if that ends first, and os.ErrDeadlineExceeded if the server does not reply
+// within ClientOptions.Timeout.
+//
+// Safe for concurrent use. The caller must Close it.
+type Client struct {
+	// Immutable.
+	dev  *vmm.Device
+	opts ClientOptions
+	path string                                       // of the socket, if dial is nil
+	dial func(context.Context) (*net.UnixConn, error) // connects to a server in this process
+	stop context.CancelFunc                           // ends what Close ends
+	ctx  context.Context                              // ends with Close
+
+	// connecting has an element while a call connects.
+	connecting chan struct{}
+
+	// Guarded by mu.
+	mu       sync.Mutex
+	control  serve.Client // the connection of requests; nil before the first and after Close
+	instance [16]byte
+}
+
+// ClientOptions configures Connect; its zero value is the default.
+type ClientOptions struct {
+	// Token is the shared secret that the server may ask for, up to 32 bytes.
+	Token []byte
+	// UIDs are the users that the server may run as; nil is the user of this process, and
+	// root.
+	UIDs []uint32
+	// Timeout limits each wait for the server, apart from those that a call asks for; 0 is
+	// 5 s.
+	Timeout time.Duration
+	// MaxBytes limits the size of each Writer and each Buffer; 0 is the size of the device's
+	// memory.
+	MaxBytes uint64
+	// Align is the alignment of the first address of each Writer and each Buffer, a power of
+	// two. 0 is the granularity.
+	Align uint64
+}
+
+// defaultTimeout is that of shareable.AttachOptions.
+const defaultTimeout = 5 * time.Second
+
+// resolve checks what the client itself uses, and fills in the defaults. Package shareable
+// checks the rest.
+func (o ClientOptions) resolve(dev *vmm.Device) (ClientOptions, error) {
+	switch {
+	case dev == nil:
+		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	case o.Timeout < 0:
+		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+	}
+	o.Token, o.UIDs = slices.Clone(o.Token), slices.Clone(o.UIDs)
+	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
+	o.MaxBytes = cmp.Or(o.MaxBytes, dev.Info().Memory)
+	return o, nil
+}
+
+// attach is the options of a connection.
+func (o ClientOptions) attach() shareable.AttachOptions {
+	return shareable.AttachOptions{Token: o.Token, UIDs: o.UIDs, Timeout: o.Timeout, MaxBytes: o.MaxBytes, Align: o.Align}
+}
+
+// Connect makes a Client of the store at path, which is as for Listen. dev is the device that
+// objects are mapped for. If no server listens there, it returns shareable.ErrOwnerGone. The
+// caller must Close the Client, before the device.
+func Connect(ctx context.Context, path string, dev *vmm.Device, o ClientOptions) (*Client, error) {
+	c, err := newClient(ctx, cmp.Or(path, defaultName), nil, dev, o)
+	if err != nil {
+		return nil, fmt.Errorf("connect to store: %w", err)
+	}
+	return c, nil
+}
+
+// newClient makes a Client of the server at path, or, with dial, of one in this process.
+func newClient(ctx context.Context, path string, dial func(context.Context) (*net.UnixConn, error), dev *vmm.Device, o ClientOptions) (*Client, error) {
+	o, err := o.resolve(dev)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{dev: dev, opts: o, path: path, dial: dial, connecting: make(chan struct{}, 1)}
+	c.ctx, c.stop = context.WithCancel(context.Background())
+	if _, _, err := c.connection(ctx); err != nil {
+		c.stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+var (
+	errNoClient     = fmt.Errorf("%w: no client", vmm.ErrInvalid)
+	errNoContext    = fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	errClientClosed = fmt.Errorf("%w: client", vmm.ErrClosed)
+)
+
+// check is nil if the client can be used with ctx.
+func (c *Client) check(ctx context.Context) error {
+	switch {
+	case c == nil || c.dev == nil:
+		return errNoClient
+	case ctx == nil:
+		return errNoContext
+	case c.ctx.Err() != nil:
+		return errClientClosed
+	}
+	return ctx.Err()
+}
+
+// Close ends the requests that run, and the Client. Writers and Buffers stay. Twice is fine,
+// and so is a nil Client.
+func (c *Client) Close() error {
+	if c == nil || c.dev == nil {
+		return nil
+	}
+	c.stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.control != nil {
+		c.control.Close()
+		c.control = nil
+	}
+	return nil
+}
+
+// Device is the device that objects are mapped for.
+func (c *Client) Device() *vmm.Device {
+	if c == nil {
+		return nil
+	}
+	return c.dev
+}
+
+// Instance is a random number of the server that the last request went to: another one
+// after each start.
+func (c *Client) Instance() [16]byte {
+	if c == nil || c.dev == nil {
+		return [16]byte{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.instance
+}
+
+// both returns a context that ends with ctx and with Close.
+func (c *Client) both(ctx context.Context) (context.Context, context.CancelFunc) {
+	sub, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.ctx, cancel)
+	return sub, func() { stop(); cancel() }
+}
+
+// why is the error of a call whose context, which is of both, may have ended.
+func (c *Client) why(ctx context.Context, err error) error {
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil && c.ctx.Err() != nil {
+		return errClientClosed
+	}
+	return err
+}
+
+// connection is the connection of requests. fresh reports whether this call has made it.
+func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool, err error) {
+	if err := c.check(ctx); err != nil {
+		return nil, false, err
+	}
+	// A call that connects holds up those that need the connection, each as long as its
+	// context allows.
+	select {
+	case c.connecting <- struct{}{}:
+	case <-ctx.Done():
+		return nil, false, ctx.Err()
+	case <-c.ctx.Done():
+		return nil, false, errClientClosed
+	}
+	defer func() { <-c.connecting }()
+	c.mu.Lock()
+	conn = c.control
+	c.mu.Unlock()
+	if conn != nil && conn.Err() == nil {
+		return conn, false, nil
+	}
+	sub, cancel := c.both(ctx)
+	defer cancel()
+	if conn, err = c.connect(sub, unasked); err != nil {
+		return nil, false, c.why(ctx, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		conn.Close()
+		return nil, false, errClientClosed
+	}
+	c.control, c.instance = conn, conn.Hello().Instance
+	return conn, true, nil
+}
+
+// unasked handles a frame that nothing asked for.
+func unasked(f wire.Frame) error {
+	return fmt.Errorf("%w: %v that no request asked for", shareable.ErrProtocol, f.Type)
+}
+
+// connect makes a new connection, whose events go to event.
+func (c *Client) connect(ctx context.Context, event func(wire.Frame) error) (serve.Client, error) {
+	if c.dial == nil {
+		return shareable.Dial(ctx, c.path, c.dev, c.opts.attach(), event)
+	}
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return shareable.DialConn(ctx, conn, c.dev, c.opts.attach(), event)
+}
+
+// request sends a request about an object, and handles its reply. instance is that of the
+// server which has replied.
+func (c *Client) request(ctx context.Context, about target, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) (instance [16]byte, err error) {
+	conn, _, err := c.connection(ctx)
+	if err != nil {
+		return instance, err
+	}
+	return c.requestOn(ctx, conn, about, t, payload, reply, done)
+}
+
+// read is request for what changes nothing: if the connection turns out to have ended, the
+// request is sent to the server that has taken its place.
+func (c *Client) read(ctx context.Context, about target, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) (instance [16]byte, err error) {
+	conn, fresh, err := c.connection(ctx)
+	if err != nil {
+		return instance, err
+	}
+	instance, err = c.requestOn(ctx, conn, about, t, payload, reply, done)
+	if err != nil && !fresh && conn.Err() != nil && c.check(ctx) == nil {
+		return c.request(ctx, about, t, payload, reply, done)
+	}
+	return instance, err
+}
+
+func (c *Client) requestOn(ctx context.Context, conn serve.Client, about target, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) (instance [16]byte, err error) {
+	instance = conn.Hello().Instance
+	if err := about.check(instance); err != nil {
+		return instance, err
+	}
+	sub, cancel := c.both(ctx)
+	defer cancel()
+	return instance, c.why(ctx, call(sub, c.opts.Timeout, conn, t, payload, reply, done))
+}
+
+// call is Call within a time limit.
+func call(ctx context.Context, limit time.Duration, conn serve.Client, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) error {
+	sub, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := conn.Call(sub, t, payload, reply, done)
+	if err != nil && errors.Is(err, sub.Err()) && ctx.Err() == nil {
+		return fmt.Errorf("%w: no reply to %v within %v", os.ErrDeadlineExceeded, t, limit)
+	}
+	return err
+}
+
+// ignore is for a reply that says no more than that it is one.
+func ignore(wire.Frame) error { return nil }
+
+// protocolError is the error for a payload that breaks the protocol.
+func protocolError(err error) error { return fmt.Errorf("%w: %w", shareable.ErrProtocol, err) }
+
+// checkName is nil if an object can have the name.
+func checkName(name string) error {
+	if err := wire.CheckName(name); err != nil {
+		return fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	}
+	return nil
+}

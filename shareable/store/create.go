@@ -1,0 +1,266 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// AppendOptions configures Client.Append; its zero value is the default.
+type AppendOptions struct {
+	// Wait waits until no other Writer has the object, as long as the context allows. Without
+	// it Append returns vmm.ErrBusy then.
+	Wait bool
+	// GrowAhead is as in CreateOptions.
+	GrowAhead uint64
+}
+
+// Create makes an object, and the Writer that may write to it. An empty name makes an object
+// that only its ID finds. Create returns vmm.ErrBusy if the name is taken, and vmm.ErrLimit
+// if the object would exceed a limit of the server's or MaxBytes. If it returns an error
+// there is no object, except that one that is Durable may be left if the server ends
+// meanwhile. The caller must Close the Writer.
+func (c *Client) Create(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
+	w, err := c.create(ctx, name, o)
+	if err != nil {
+		return nil, fmt.Errorf("create %q: %w", name, err)
+	}
+	return w, nil
+}
+
+func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
+	if err := c.check(ctx); err != nil {
+		return nil, err
+	}
+	// All arguments are checked first, so that an error has nothing to undo.
+	if name != "" {
+		if err := checkName(name); err != nil {
+			return nil, err
+		}
+	}
+	q, err := o.request()
+	switch {
+	case err != nil:
+		return nil, err
+	case strings.HasPrefix(name, "@"):
+		return nil, fmt.Errorf("%w: %q is the form of an ID", vmm.ErrInvalid, name)
+	case o.Size > c.opts.MaxBytes:
+		return nil, fmt.Errorf("%w: %d bytes, over ClientOptions.MaxBytes of %d", vmm.ErrLimit, o.Size, c.opts.MaxBytes)
+	}
+	q.Name = name
+	if q.Flags&wire.StoreHost == 0 {
+		q.Device = uint32(c.dev.Info().Ordinal)
+	}
+	w := c.newWriter(name, o.GrowAhead)
+	w.durable, w.created = o.Durable, true
+	return w, w.open(ctx, target{}, func(gran uint64) (wire.Type, []byte) {
+		if q.Size == 0 {
+			q.Size = c.opts.MaxBytes / gran * gran
+		}
+		return wire.TypeCreate, q.Append(nil)
+	}, false)
+}
+
+// request checks the options, and is what CREATE has of them.
+func (o CreateOptions) request() (wire.Create, error) {
+	bad := func(format string, args ...any) (wire.Create, error) {
+		return wire.Create{}, fmt.Errorf("%w: "+format, append([]any{vmm.ErrInvalid}, args...)...)
+	}
+	q := wire.Create{Size: o.Size, Meta: o.Meta, Elem: elemOf(o.Layout), Pitch: o.Layout.Pitch}
+	switch {
+	case o.Size == 0 && !o.Growable:
+		return bad("an object of 0 bytes that does not grow")
+	case len(o.Meta) > wire.MaxMeta:
+		return bad("%d bytes of metadata, over %d", len(o.Meta), wire.MaxMeta)
+	case len(o.Labels) > wire.MaxLabels:
+		return bad("%d labels, over %d", len(o.Labels), wire.MaxLabels)
+	case o.Host != nil && (*o.Host < 0 || *o.Host > math.MaxInt32):
+		return bad("NUMA node %d", *o.Host)
+	}
+	if !o.Layout.Equal(vmm.Layout{}) {
+		if err := o.Layout.Validate(); err != nil {
+			return q, err
+		}
+	}
+	for _, n := range o.Layout.Shape {
+		q.Shape = append(q.Shape, uint64(n))
+	}
+	var err error
+	if q.Labels, err = sortedLabels(o.Labels); err != nil {
+		return q, err
+	}
+	if o.Growable {
+		q.Flags |= wire.StoreGrowable
+	}
+	if o.Durable {
+		q.Flags |= wire.StoreDurable
+	}
+	if o.Host != nil {
+		q.Flags |= wire.StoreHost
+		q.Device = uint32(*o.Host)
+	}
+	return q, nil
+}
+
+// sortedLabels checks labels, and sorts them by their keys.
+func sortedLabels(labels map[string]string) ([]wire.Label, error) {
+	var all []wire.Label
+	for k, v := range labels {
+		if k == "" || len(k) > wire.MaxLabelKey || len(v) > wire.MaxLabelValue {
+			return nil, fmt.Errorf("%w: a label of %d bytes with a value of %d: from 1 to %d, and %d at most",
+				vmm.ErrInvalid, len(k), len(v), wire.MaxLabelKey, wire.MaxLabelValue)
+		}
+		all = append(all, wire.Label{Key: k, Value: v})
+	}
+	slices.SortFunc(all, func(a, b wire.Label) int { return cmp.Compare(a.Key, b.Key) })
+	return all, nil
+}
+
+func elemOf(l vmm.Layout) wire.Elem {
+	return wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}
+}
+
+// Append makes a Writer of an object that is there and not sealed: one that is Durable, whose
+// last Writer was closed or has died. All that was published is there at the Writer's Len,
+// and more can be appended. Append returns vmm.ErrBusy while another Writer has the object,
+// unless it is to wait, shareable.ErrSealed if the object is sealed, and vmm.ErrPermission if
+// another user has made it. The caller must Close the Writer.
+func (c *Client) Append(ctx context.Context, name string, o AppendOptions) (*Writer, error) {
+	w, err := c.append(ctx, name, o)
+	if err != nil {
+		return nil, fmt.Errorf("append to %q: %w", name, err)
+	}
+	return w, nil
+}
+
+func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Writer, error) {
+	if err := c.check(ctx); err != nil {
+		return nil, err
+	}
+	t, err := resolveTarget(name)
+	if err != nil {
+		return nil, err
+	}
+	w := c.newWriter(name, o.GrowAhead)
+	w.durable = true
+	return w, w.open(ctx, t, func(uint64) (wire.Type, []byte) {
+		return wire.TypeLease, wire.Lease{Wait: o.Wait, Name: t.name}.Append(nil)
+	}, o.Wait)
+}
+
+// open gets the lease of an object over a connection of its own, and maps all memory that it
+// has. After an error nothing is left of it.
+//
+//	CREATE, LEASE -> OBJECT   the lease, with a control page
+//	MAPPED        -> DONE     the page is mapped: readers get it
+//	GROW          -> CHUNKS   the memory, as the range asks for it
+func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (wire.Type, []byte), waits bool) (err error) {
+	sub, cancel := w.c.both(ctx)
+	defer cancel()
+	defer func() { err = w.c.why(ctx, err) }()
+	if w.conn, err = w.c.connect(sub, w.event); err != nil {
+		w.cancel()
+		return err
+	}
+	defer func() {
+		if err != nil {
+			w.giveBack()
+		}
+	}()
+	if err := about.check(w.conn.Hello().Instance); err != nil {
+		return err
+	}
+	t, payload := ask(w.conn.Hello().Granularity)
+	if waits {
+		err = w.conn.Call(sub, t, payload, wire.TypeObject, w.takeObject)
+	} else {
+		err = w.call(sub, t, payload, wire.TypeObject, w.takeObject)
+	}
+	if err != nil {
+		return err
+	}
+	if err := w.call(sub, wire.TypeMapped, wire.Mapped{Object: w.id.Number}.Append(nil), wire.TypeDone, ignore); err != nil {
+		return err
+	}
+	return w.mapMemory(sub)
+}
+
+// takeObject handles OBJECT, which comes with the control page.
+func (w *Writer) takeObject(f wire.Frame) error {
+	hello := w.conn.Hello()
+	o, err := wire.DecodeObject(f.Payload)
+	switch {
+	case err != nil:
+		return protocolError(err)
+	case o.Instance != hello.Instance || len(f.FDs) != 1 || o.State != wire.StateLive:
+		return fmt.Errorf("%w: an object of instance %x in state %d with %d descriptors", shareable.ErrProtocol, o.Instance, o.State, len(f.FDs))
+	case o.Length > o.Capacity || o.Capacity > o.Max:
+		return fmt.Errorf("%w: %d of %d bytes, over %d", shareable.ErrProtocol, o.Length, o.Capacity, o.Max)
+	case o.Max > w.c.opts.MaxBytes && !w.created: // else Create has seen to it, but for rounding
+		return fmt.Errorf("%w: an object of at most %d bytes, over ClientOptions.MaxBytes of %d", vmm.ErrLimit, o.Max, w.c.opts.MaxBytes)
+	}
+	w.memory.tracker, err = wire.NewTracker(o, wire.Limits{Granularity: max(hello.Granularity, 1)})
+	if err != nil {
+		return protocolError(err)
+	}
+	w.page, err = shareable.OpenWriterPage(f.FDs[0].Int(), o.Instance, o.ID)
+	if err != nil {
+		return err
+	}
+	w.obj, w.id = o, ID{Instance: o.Instance, Number: o.ID}
+	_ = f.FDs[0].Close() // it is memory, whose close does not wait
+	return nil
+}
+
+// mapMemory makes the range, with all memory and the length that the object has, and starts
+// the goroutines.
+func (w *Writer) mapMemory(ctx context.Context) error {
+	r, err := w.c.dev.NewRange(vmm.RangeOptions{
+		Max: w.obj.Max, Align: w.c.opts.Align, GrowAhead: w.ahead, Supplier: w.memory,
+	})
+	if err != nil {
+		return err
+	}
+	w.r = r
+	// Nothing else ends a growth.
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	err = r.Grow(w.obj.Capacity)
+	if !stop() {
+		return ctx.Err()
+	}
+	if err == nil {
+		err = r.SetLen(w.obj.Length)
+	}
+	if err != nil {
+		return err
+	}
+	// The hold keeps the range from being closed, and what readers have from being cut off.
+	if w.release, err = r.Hold(0, w.obj.Length); err != nil {
+		return err
+	}
+	w.held = w.obj.Length
+	w.start()
+	return nil
+}
+
+// giveBack undoes open: an object that was made goes again.
+func (w *Writer) giveBack() {
+	if w.r != nil {
+		_ = w.r.Close()
+	}
+	if w.page != nil {
+		if w.created {
+			_ = w.sendRelease(true) // else it would stay, if it is durable
+		}
+		_ = w.page.Close()
+	}
+	w.cancel()
+	w.conn.Close()
+}

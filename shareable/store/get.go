@@ -1,0 +1,150 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Get maps an object, and returns once all of it can be read: up to the length that it has,
+// if it is not sealed. If there is no such object it returns shareable.ErrNotFound, and if
+// it is not sealed shareable.ErrNotSealed; see GetOptions. If it waits and the Writer gives
+// the object up, it returns shareable.ErrAborted. Memory of a sealed object cannot be had
+// for writing: vmm.ErrPermission. The caller must Close the Buffer.
+func (c *Client) Get(ctx context.Context, name string, o GetOptions) (*Buffer, error) {
+	b, err := c.get(ctx, name, o)
+	if err != nil {
+		return nil, fmt.Errorf("get %q: %w", name, err)
+	}
+	return b, nil
+}
+
+func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {
+	if err := c.check(ctx); err != nil {
+		return nil, err
+	}
+	t, err := resolveTarget(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case o.Write && !o.Unsafe:
+		return nil, fmt.Errorf("%w: Write without Unsafe", vmm.ErrInvalid)
+	}
+	sub, cancel := c.both(ctx)
+	defer cancel()
+	defer func() { err = c.why(ctx, err) }()
+	v, err := c.attach(sub, t, o)
+	if o.Wait && (errors.Is(err, shareable.ErrNotFound) || errors.Is(err, shareable.ErrNotSealed)) {
+		if t, err = c.waitSealed(sub, t); err == nil {
+			v, err = c.attach(sub, t, o)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if v.Sealed() {
+		err = v.WaitSealed(sub)
+	} else {
+		err = v.Wait(sub, v.Published())
+	}
+	if err != nil {
+		return nil, errors.Join(err, v.Close())
+	}
+	return &Buffer{v: v, name: name, writable: o.Write}, nil
+}
+
+// attach makes a View of an object as it is.
+func (c *Client) attach(ctx context.Context, t target, o GetOptions) (v *shareable.View, err error) {
+	with := c.opts.attach()
+	with.Unsealed, with.Write = o.Unsafe, o.Write
+	if c.dial == nil {
+		v, err = shareable.Attach(ctx, c.path, t.name, c.dev, with)
+	} else {
+		conn, dialErr := c.dial(ctx)
+		if dialErr != nil {
+			return nil, dialErr
+		}
+		v, err = shareable.AttachConn(ctx, conn, t.name, c.dev, with)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := t.check(v.Instance()); err != nil {
+		return nil, errors.Join(err, v.Close())
+	}
+	return v, nil
+}
+
+// waitSealed waits until an object is there and sealed, and returns its ID: its name can be
+// another object's soon. The wait has a connection of its own, with which it ends at the
+// server.
+func (c *Client) waitSealed(ctx context.Context, t target) (target, error) {
+	conn, err := c.connect(ctx, unasked)
+	if err != nil {
+		return t, err
+	}
+	defer conn.Close()
+	if err := t.check(conn.Hello().Instance); err != nil {
+		return t, err
+	}
+	var obj wire.Object
+	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
+	return target{name: shareable.IDName(obj.ID), instance: conn.Hello().Instance}, err
+}
+
+// takeDescription handles OBJECT without descriptors.
+func takeDescription(obj *wire.Object) func(wire.Frame) error {
+	return func(f wire.Frame) (err error) {
+		if *obj, err = wire.DecodeObject(f.Payload); err != nil {
+			return protocolError(err)
+		}
+		return nil
+	}
+}
+
+// getsAtOnce is how many objects GetAll attaches to at a time.
+const getsAtOnce = 8
+
+// GetAll is Get for several objects at a time. It returns all of them, in the order of the
+// names, or an error and none. The caller must Close each Buffer.
+func (c *Client) GetAll(ctx context.Context, names []string, o GetOptions) ([]*Buffer, error) {
+	if err := c.check(ctx); err != nil {
+		return nil, fmt.Errorf("get %d objects: %w", len(names), err)
+	}
+	sub, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		all   = make([]*Buffer, len(names))
+		next  = make(chan int)
+		tasks sync.WaitGroup
+		once  sync.Once
+		first error // the one that ended the others
+	)
+	for range min(getsAtOnce, len(names)) {
+		tasks.Go(func() {
+			for i := range next {
+				b, err := c.Get(sub, names[i], o)
+				if all[i] = b; err != nil {
+					once.Do(func() { first = err; cancel() })
+				}
+			}
+		})
+	}
+	for i := range names {
+		next <- i
+	}
+	close(next)
+	tasks.Wait()
+	if first == nil {
+		return all, nil
+	}
+	for _, b := range all {
+		first = errors.Join(first, b.Close())
+	}
+	return nil, first
+}

@@ -1,0 +1,403 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A store hands all it has to a successor, which is another version of the same program:
+//
+//	successor -> TAKEOVER   the connections stop, between two frames
+//	store     -> HANDOVER   descriptors; the first is a file with the state
+//	store     -> DONE
+//	successor -> TAKEN      it has everything
+//	store     -> DONE       and begins to serve; the store has nothing any more
+//
+// Until TAKEN the store can go on: if the successor ends, or takes longer than
+// handoverTime, it does. The memory itself stays where it is: descriptors keep it.
+
+// handoverTime is the longest that connections stop for a handover.
+const handoverTime = 10 * time.Second
+
+// handover is one that runs.
+type handover struct {
+	c     serve.Conn // of the successor
+	timer *time.Timer
+}
+
+// storeState is what TAKEOVER sends, beside descriptors.
+type storeState struct {
+	Server   json.RawMessage // of package shareable
+	Entries  []entryState
+	Waits    []waitState
+	Watchers []watcherState
+	Clock    uint64
+	Counts   []uint64
+}
+
+// entryState is an entry. Connections are indices.
+type entryState struct {
+	ID, Max, Bytes, Used uint64
+	UID, Flags, Device   uint32
+	Prop                 vmm.Prop
+	Labels               []wire.Label
+	Names                []string
+	Lease                *int
+	Waiting              []waitState
+	Sealed, Deleted      bool
+}
+
+type waitState struct {
+	Conn    int
+	Request uint32
+	Name    string
+}
+
+type watcherState struct {
+	Conn   int
+	Prefix string
+	Queue  []wire.Event
+	Lost   uint64
+}
+
+// takeOver handles TAKEOVER.
+func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
+	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
+		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
+	}
+	if err := s.objects.Park(handoverTime, c); err != nil {
+		return err
+	}
+	h := &handover{c: c}
+	s.mu.Lock()
+	s.handing = h
+	s.mu.Unlock()
+	if err := s.sendState(c); err != nil {
+		s.decide(h, false)
+		return err
+	}
+	h.timer = time.AfterFunc(handoverTime, func() { s.decide(h, false) })
+	return done(c, f.Request)
+}
+
+// taken handles TAKEN.
+func (s *Server) taken(c serve.Conn, f wire.Frame) error {
+	s.mu.Lock()
+	h := s.handing
+	s.mu.Unlock()
+	if h == nil || h.c != c || !s.decide(h, true) {
+		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+	}
+	return done(c, f.Request)
+}
+
+// decide ends a handover, once: it returns false for a later call.
+func (s *Server) decide(h *handover, moved bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h == nil || s.handing != h {
+		return false
+	}
+	s.handing = nil
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+	s.objects.Decide(moved)
+	if !moved {
+		for c, w := range s.watchers {
+			w.start(c)
+		}
+		return true
+	}
+	if !s.moved {
+		s.moved = true
+		close(s.gone)
+	}
+	return true
+}
+
+// sendState sends what there is to the successor.
+func (s *Server) sendState(c serve.Conn) error {
+	// Replies that were on their way come before the state.
+	s.mu.Lock()
+	for _, w := range s.watchers {
+		w.pause()
+	}
+	s.mu.Unlock()
+	s.replies.Wait()
+	state, fds, err := s.state(c)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, fd := range fds {
+			closeFD(fd)
+		}
+	}()
+	file, err := memoryFile(state)
+	if err != nil {
+		return err
+	}
+	fds = append([]int{file}, fds...)
+	for i := 0; i < len(fds); i += wire.MaxFDs {
+		part := fds[i:min(len(fds), i+wire.MaxFDs)]
+		h := wire.Handover{First: uint32(i), All: uint32(len(fds))}
+		if err := reply(c, wire.TypeHandover, 0, h.Append(nil), part...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// memoryFile makes a file in memory.
+func memoryFile(b []byte) (fd int, err error) {
+	fd, err = unix.MemfdCreate("cuvmm-handover", unix.MFD_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("memfd_create: %w", err)
+	}
+	for len(b) > 0 {
+		n, err := unix.Write(fd, b)
+		if err != nil {
+			closeFD(fd)
+			return -1, fmt.Errorf("write: %w", err)
+		}
+		b = b[n:]
+	}
+	return fd, nil
+}
+
+// state describes a store that is parked.
+func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var objects []serve.Object
+	for _, e := range s.order {
+		objects = append(objects, e.obj)
+	}
+	server, conns, fds, err := s.objects.Handover(objects, but)
+	if err != nil {
+		return nil, nil, err
+	}
+	index := map[serve.Conn]int{}
+	for i, c := range conns {
+		index[c] = i
+	}
+	waits := func(all []wait) (out []waitState) {
+		for _, w := range all {
+			if i, ok := index[w.c]; ok {
+				out = append(out, waitState{i, w.request, w.name})
+			}
+		}
+		return out
+	}
+	x := storeState{Server: server, Clock: s.clock}
+	for _, e := range s.order {
+		st := entryState{
+			ID: e.id, Max: e.max, Bytes: e.bytes, Used: e.used, UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+			Labels: e.labels, Names: e.names, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
+		}
+		if i, ok := index[e.lease]; ok {
+			st.Lease = &i
+		}
+		x.Entries = append(x.Entries, st)
+	}
+	for _, all := range s.waits {
+		x.Waits = append(x.Waits, waits(all)...)
+	}
+	for c, w := range s.watchers {
+		if i, ok := index[c]; ok {
+			x.Watchers = append(x.Watchers, w.state(i))
+		}
+	}
+	for _, n := range s.counts.all() {
+		x.Counts = append(x.Counts, n.Load())
+	}
+	b, err := json.Marshal(x)
+	return b, fds, err
+}
+
+// TakeOver makes a server that goes on with all that the store at path has: objects,
+// names, leases and connections. The clients notice nothing. It returns once the other
+// store has given everything up; that one's Wait returns then. dev must be the same device.
+// If TakeOver returns an error the other store goes on.
+func TakeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
+	s, err := takeOver(ctx, dev, path, o)
+	if err != nil {
+		return nil, fmt.Errorf("take over: %w", err)
+	}
+	return s, nil
+}
+
+func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
+	o, err := o.resolve()
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		path = defaultName
+	}
+	var got []int
+	defer func() {
+		for _, fd := range got {
+			if fd >= 0 {
+				closeFD(fd)
+			}
+		}
+	}()
+	event := func(f wire.Frame) error {
+		h, err := wire.DecodeHandover(f.Payload)
+		if f.Type != wire.TypeHandover || err != nil || int(h.First) != len(got) {
+			return fmt.Errorf("%w: %v %v in a handover", shareable.ErrProtocol, f.Type, err)
+		}
+		for _, fd := range f.FDs {
+			got = append(got, fd.Take())
+		}
+		return nil
+	}
+	c, err := shareable.Dial(ctx, path, dev, shareable.AttachOptions{Token: o.Token, Timeout: o.Timeout}, event)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	// A number alone may become another process's.
+	other, err := unix.PidfdOpen(int(c.Hello().PID), 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd_open: %w", err)
+	}
+	defer closeFD(other)
+	nothing := func(wire.Frame) error { return nil }
+	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, nothing); err != nil {
+		return nil, err
+	}
+	if len(got) == 0 {
+		return nil, fmt.Errorf("%w: a handover without a state", shareable.ErrProtocol)
+	}
+	f := os.NewFile(uintptr(got[0]), "state")
+	fds := got[1:]
+	got = nil
+	state, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<40))
+	_ = f.Close()
+	if err != nil {
+		for _, fd := range fds {
+			closeFD(fd)
+		}
+		return nil, err
+	}
+	s, start, err := resume(dev, o, state, fds)
+	if err != nil {
+		return nil, err
+	}
+	// After DONE the other store does not go on. If its process has ended without a reply,
+	// nobody else has what this one has.
+	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
+	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
+		s.mu.Lock()
+		s.moved = true
+		s.mu.Unlock()
+		s.objects.Abandon()
+		return nil, errors.Join(err, s.Close())
+	}
+	start()
+	return s, nil
+}
+
+// hasEnded reports whether a process has ended, or does so soon.
+func hasEnded(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(handoverTime/time.Millisecond))
+	return err == nil && n > 0
+}
+
+// resume makes a server of a state, and takes the descriptors. start has it serve.
+func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(), error) {
+	var x storeState
+	if err := json.Unmarshal(state, &x); err != nil {
+		for _, fd := range fds {
+			closeFD(fd)
+		}
+		return nil, nil, fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+	}
+	s, err := bareServer(dev, o)
+	if err != nil {
+		for _, fd := range fds {
+			closeFD(fd)
+		}
+		return nil, nil, err
+	}
+	conns, seam, objects, clients, start, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.conns, s.objects = conns, seam
+	s.clock = x.Clock
+	if len(objects) != len(x.Entries) {
+		seam.Abandon()
+		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(objects), len(x.Entries)), conns.Close())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, st := range x.Entries {
+		s.resumeEntryLocked(objects[i], st, clients)
+	}
+	for _, w := range x.Waits {
+		c := clients[w.Conn]
+		s.clientLocked(c).waits++
+		s.waits[w.Name] = append(s.waits[w.Name], wait{c, w.Request, w.Name})
+	}
+	for _, w := range x.Watchers {
+		c := clients[w.Conn]
+		s.clientLocked(c)
+		s.watchers[c] = newWatcher(w.Prefix, w.Queue, w.Lost)
+	}
+	for i, n := range s.counts.all() {
+		if i < len(x.Counts) {
+			n.Store(x.Counts[i])
+		}
+	}
+	s.counts.takeovers.Add(1)
+	return s, func() {
+		start()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for c, w := range s.watchers {
+			w.start(c)
+		}
+	}, nil
+}
+
+// resumeEntryLocked makes an entry of its state. Requires mu.
+func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) {
+	e := &entry{
+		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
+		names: st.Names, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes, used: st.Used,
+	}
+	for _, w := range st.Waiting {
+		c := clients[w.Conn]
+		s.clientLocked(c).waits++
+		e.waiting = append(e.waiting, wait{c, w.Request, w.Name})
+	}
+	if st.Lease != nil {
+		e.lease = clients[*st.Lease]
+		s.clientLocked(e.lease).leases[e.id] = e
+	}
+	s.byID[e.id] = e
+	i, _ := slices.BinarySearchFunc(s.order, e.id, (*entry).byID)
+	s.order = slices.Insert(s.order, i, e)
+	for _, name := range e.names {
+		s.byName[name] = e
+	}
+	s.bytes += e.bytes
+	s.bytesOf[e.uid] += e.bytes
+}

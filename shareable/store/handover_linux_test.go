@@ -1,0 +1,64 @@
+package store
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// TestTakeOver: a writer, a reader that is attached, requests that wait and events go on in
+// another server, on the same connections.
+func TestTakeOver(t *testing.T) {
+	s := listening(t, Options{})
+	w, r := connected(t, s), connected(t, s)
+	dev := vmmtest.Device(t)
+	data := bytesOf(100_000)
+	m, err := w.leaseWith(wire.TypeCreate, wire.Create{Name: "g", Size: 16 << 20, Flags: wire.StoreGrowable | wire.StoreDurable}.Append(nil))
+	require.NoError(t, err)
+	require.NoError(t, w.grow(&m, 100_000))
+	w.fill(m, data)
+	m.chunks = nil
+	m.page.Publish(60_000)
+	v, err := shareable.Attach(t.Context(), s.Path(), "g", dev, shareable.AttachOptions{Unsealed: true})
+	require.NoError(t, err)
+	require.NoError(t, v.Wait(t.Context(), 60_000))
+	waited := make(chan error, 1)
+	go func() {
+		waited <- r.Call(t.Context(), wire.TypeWait, wire.Wait{Name: "g"}.Append(nil), wire.TypeObject, func(wire.Frame) error { return nil })
+	}()
+	require.Eventually(t, func() bool { return s.Stats().Waits == 1 }, inTime, step)
+
+	for range 10 {
+		next, err := TakeOver(t.Context(), vmmtest.Device(t), s.Path(), Options{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, next.Close()) })
+		require.True(t, s.Wait())
+		require.NoError(t, s.Close())
+		require.Equal(t, 1, next.Stats().Objects)
+		require.Equal(t, 1, next.Stats().Leases)
+		s = next
+	}
+	require.Equal(t, uint64(10), s.Stats().Taken)
+	require.NoError(t, v.Err())
+
+	m.page.Publish(100_000)
+	require.NoError(t, w.Send(wire.TypeWrote, wire.Wrote{Object: m.ID}.Append(nil)))
+	require.NoError(t, v.Wait(t.Context(), 100_000))
+	require.NoError(t, w.grow(&m, 3<<20))
+	require.Len(t, m.chunks, 1)
+	require.NoError(t, m.chunks[0].Close())
+	require.NoError(t, w.ask(wire.TypeSeal, wire.Seal{Object: m.ID, Length: 150_000}.Append(nil)))
+	require.NoError(t, <-waited)
+	require.NoError(t, v.Wait(t.Context(), 150_000))
+	got := make([]byte, len(data))
+	_, err = v.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.Equal(t, data, got)
+	require.NoError(t, v.Close())
+	require.NoError(t, w.ask(wire.TypeDelete, wire.Delete{Name: "g"}.Append(nil)))
+	require.Eventually(t, func() bool { return s.Stats().Objects == 0 && s.Stats().Bytes == 0 }, inTime, step)
+}

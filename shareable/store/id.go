@@ -1,0 +1,71 @@
+package store
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// ID is an object for good: no other object gets it, neither of this server nor of one
+// that is started later.
+type ID struct {
+	Instance [16]byte // of the server: Client.Instance
+	Number   uint64   // of the object in it
+}
+
+// String is the ID as a text that every call takes in place of a name.
+func (id ID) String() string {
+	return shareable.IDName(id.Number) + ":" + hex.EncodeToString(id.Instance[:])
+}
+
+// ParseID is the reverse of ID.String. If s has another form, it returns vmm.ErrInvalid.
+func ParseID(s string) (ID, error) {
+	number, instance, _ := strings.Cut(s, ":")
+	n, ok := shareable.ParseIDName(number)
+	b, err := hex.DecodeString(instance)
+	id := ID{Number: n}
+	if !ok || err != nil || copy(id.Instance[:], b) != len(b) || id.String() != s {
+		return ID{}, fmt.Errorf("%w: %q is no ID", vmm.ErrInvalid, s)
+	}
+	return id, nil
+}
+
+// MarshalText is ID.String.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText is ParseID.
+func (id *ID) UnmarshalText(b []byte) (err error) {
+	*id, err = ParseID(string(b))
+	return err
+}
+
+// target is what a request is about, as the server knows it.
+type target struct {
+	name     string   // a name, or @ and a number
+	instance [16]byte // the server that it has to be; zero: any
+}
+
+// resolveTarget makes a target of a name, an ID as text, or @ and a number.
+func resolveTarget(nameOrID string) (target, error) {
+	if strings.HasPrefix(nameOrID, "@") {
+		if id, err := ParseID(nameOrID); err == nil {
+			return target{name: shareable.IDName(id.Number), instance: id.Instance}, nil
+		}
+		if _, ok := shareable.ParseIDName(nameOrID); !ok {
+			return target{}, fmt.Errorf("%w: %q is no ID", vmm.ErrInvalid, nameOrID)
+		}
+		return target{name: nameOrID}, nil
+	}
+	return target{name: nameOrID}, checkName(nameOrID)
+}
+
+// check is ErrNotFound if the server is not that of the target.
+func (t target) check(instance [16]byte) error {
+	if t.instance != [16]byte{} && t.instance != instance {
+		return fmt.Errorf("%w: %s is of another server, or of one before its restart", shareable.ErrNotFound, t.name)
+	}
+	return nil
+}

@@ -1,0 +1,253 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Info describes an object as it was when the server replied.
+type Info struct {
+	ID       ID                `json:"id"`
+	Names    []string          `json:"names,omitempty"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	Len      uint64            `json:"len"` // bytes published
+	Cap      uint64            `json:"cap"` // bytes of memory
+	Max      uint64            `json:"max"` // bytes that it can have
+	Host     bool              `json:"host"`
+	Node     int               `json:"node"` // of the host's memory, else the device's ordinal at the server
+	Sealed   bool              `json:"sealed"`
+	Growable bool              `json:"growable"`
+	Durable  bool              `json:"durable"`
+	Leased   bool              `json:"leased"`  // it has a Writer
+	Readers  int               `json:"readers"` // connections that have it mapped
+}
+
+// ListOptions selects what List returns; its zero value is everything.
+type ListOptions struct {
+	// Prefix is what a name of the object begins with.
+	Prefix string
+	// Labels are those that the object has; an empty value is any.
+	Labels map[string]string
+}
+
+// List returns the objects that the options select, in the order in which they were made.
+func (c *Client) List(ctx context.Context, o ListOptions) ([]Info, error) {
+	all, err := c.list(ctx, o)
+	if err != nil {
+		return nil, fmt.Errorf("list objects: %w", err)
+	}
+	return all, nil
+}
+
+func (c *Client) list(ctx context.Context, o ListOptions) (all []Info, err error) {
+	if err := c.check(ctx); err != nil {
+		return nil, err
+	}
+	q := wire.Query{Prefix: o.Prefix}
+	if q.Labels, err = sortedLabels(o.Labels); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(q.Labels) > wire.MaxLabels:
+		return nil, fmt.Errorf("%w: %d labels, over %d", vmm.ErrInvalid, len(q.Labels), wire.MaxLabels)
+	case o.Prefix != "":
+		if err := checkName(o.Prefix); err != nil {
+			return nil, err
+		}
+	}
+	// A reply holds as many objects as a frame does, so each request asks for those after
+	// the last.
+	var about target
+	for more := true; more; {
+		found, instance, err := c.query(ctx, about, q)
+		if err != nil {
+			return nil, err
+		}
+		about.instance = instance // the rest of the list is of the same server
+		for _, e := range found.Entries {
+			if e.ID <= q.After { // else a server could keep this loop running
+				return nil, fmt.Errorf("%w: object %d is listed after %d", shareable.ErrProtocol, e.ID, q.After)
+			}
+			q.After = e.ID
+			all = append(all, infoOf(instance, e))
+		}
+		more = found.More
+	}
+	return all, nil
+}
+
+// query sends one QUERY. instance is that of the server that has replied.
+func (c *Client) query(ctx context.Context, about target, q wire.Query) (found wire.Found, instance [16]byte, err error) {
+	instance, err = c.read(ctx, about, wire.TypeQuery, q.Append(nil), wire.TypeFound, func(f wire.Frame) (err error) {
+		if found, err = wire.DecodeFound(f.Payload); err != nil {
+			return protocolError(err)
+		}
+		return nil
+	})
+	return found, instance, err
+}
+
+func infoOf(instance [16]byte, e wire.Info) Info {
+	i := Info{
+		ID: ID{Instance: instance, Number: e.ID}, Names: e.Names, Len: e.Length, Cap: e.Capacity, Max: e.Max,
+		Host: e.Flags&wire.StoreHost != 0, Node: int(e.Device), Sealed: e.State == wire.StateSealed,
+		Growable: e.Flags&wire.StoreGrowable != 0, Durable: e.Flags&wire.StoreDurable != 0, Leased: e.Flags&wire.StoreLeased != 0,
+		Readers: int(e.Readers),
+	}
+	for _, l := range e.Labels {
+		if i.Labels == nil {
+			i.Labels = map[string]string{}
+		}
+		i.Labels[l.Key] = l.Value
+	}
+	return i
+}
+
+// Stat describes one object. If there is none, it returns shareable.ErrNotFound.
+func (c *Client) Stat(ctx context.Context, name string) (Info, error) {
+	i, err := c.stat(ctx, name)
+	if err != nil {
+		return Info{}, fmt.Errorf("stat %q: %w", name, err)
+	}
+	return i, nil
+}
+
+func (c *Client) stat(ctx context.Context, name string) (Info, error) {
+	if err := c.check(ctx); err != nil {
+		return Info{}, err
+	}
+	t, err := resolveTarget(name)
+	if err != nil {
+		return Info{}, err
+	}
+	var obj wire.Object
+	instance, err := c.read(ctx, t, wire.TypeStat, wire.Stat{Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
+	if err != nil {
+		return Info{}, err
+	}
+	t.instance = instance
+	q := wire.Query{After: obj.ID - 1}
+	if id := shareable.IDName(obj.ID); t.name != id {
+		q.Prefix = t.name // that keeps the reply short
+	}
+	found, _, err := c.query(ctx, t, q)
+	if err == nil && (len(found.Entries) == 0 || found.Entries[0].ID != obj.ID) {
+		err = shareable.ErrNotFound // it has gone meanwhile
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	return infoOf(instance, found.Entries[0]), nil
+}
+
+// Link gives an object another name, up to 16. It returns vmm.ErrBusy if the name is taken,
+// and vmm.ErrPermission if another user has made the object.
+func (c *Client) Link(ctx context.Context, name, as string) error {
+	err := checkName(as)
+	if err == nil {
+		err = c.change(ctx, name, wire.TypeLink, func(name string) []byte { return wire.Link{Name: name, As: as}.Append(nil) })
+	}
+	if err != nil {
+		return fmt.Errorf("link %q as %q: %w", name, as, err)
+	}
+	return nil
+}
+
+// Unlink takes a name from its object, which stays: its ID finds it.
+func (c *Client) Unlink(ctx context.Context, name string) error {
+	err := checkName(name)
+	if err == nil {
+		err = c.change(ctx, name, wire.TypeUnlink, func(name string) []byte { return wire.Unlink{Name: name}.Append(nil) })
+	}
+	if err != nil {
+		return fmt.Errorf("unlink %q: %w", name, err)
+	}
+	return nil
+}
+
+// change sends a request that changes something about an object.
+func (c *Client) change(ctx context.Context, name string, t wire.Type, payload func(name string) []byte) error {
+	if err := c.check(ctx); err != nil {
+		return err
+	}
+	about, err := resolveTarget(name)
+	if err != nil {
+		return err
+	}
+	_, err = c.request(ctx, about, t, payload(about.name), wire.TypeDone, ignore)
+	return err
+}
+
+// defaultForce is how long a forced Delete waits for readers.
+const defaultForce = 5 * time.Second
+
+// Delete removes an object and all its names at once. Its memory goes with the last Buffer
+// of it, or is unmapped there; see DeleteOptions. If it has a Writer, that can publish
+// nothing more. Delete returns vmm.ErrPermission if another user has made the object.
+func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) error {
+	if err := c.delete(ctx, name, o); err != nil {
+		return fmt.Errorf("delete %q: %w", name, err)
+	}
+	return nil
+}
+
+func (c *Client) delete(ctx context.Context, name string, o DeleteOptions) error {
+	if o.Timeout < 0 || o.Timeout > math.MaxInt32*time.Millisecond {
+		return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+	}
+	q := wire.Delete{Force: o.Force}
+	if !o.Force {
+		return c.change(ctx, name, wire.TypeDelete, func(name string) []byte { q.Name = name; return q.Append(nil) })
+	}
+	if err := c.check(ctx); err != nil {
+		return err
+	}
+	t, err := resolveTarget(name)
+	if err != nil {
+		return err
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultForce
+	}
+	q.Name, q.Timeout = t.name, uint32(max(o.Timeout.Milliseconds(), 1))
+	// The reply takes its time, and others would wait for it on the same connection.
+	sub, cancel := c.both(ctx)
+	defer cancel()
+	conn, err := c.connect(sub, unasked)
+	if err != nil {
+		return c.why(ctx, err)
+	}
+	defer conn.Close()
+	if err := t.check(conn.Hello().Instance); err != nil {
+		return err
+	}
+	limit := o.Timeout + c.opts.Timeout
+	return c.why(ctx, call(sub, limit, conn, wire.TypeDelete, q.Append(nil), wire.TypeDone, ignore))
+}
+
+// Stats returns the server's counts as of now, without Conns.
+func (c *Client) Stats(ctx context.Context) (x Stats, err error) {
+	_, err = c.read(ctx, target{}, wire.TypeCount, nil, wire.TypeCounters, func(f wire.Frame) error {
+		counters, err := wire.DecodeCounters(f.Payload)
+		if err != nil {
+			return protocolError(err)
+		}
+		x.decode(counters)
+		return nil
+	})
+	if err != nil {
+		return Stats{}, fmt.Errorf("stats of store: %w", err)
+	}
+	return x, nil
+}
+
+// layoutIn is the layout of an object.
+func layoutIn(o wire.Object) vmm.Layout {
+	return layoutOf(wire.Create{Elem: o.Elem, Shape: o.Shape, Pitch: o.Pitch})
+}

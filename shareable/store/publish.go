@@ -1,0 +1,141 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// start starts the goroutines of a Writer.
+func (w *Writer) start() {
+	w.tasks.Go(w.follow)
+	w.tasks.Go(w.beat)
+	w.tasks.Go(w.sendWrote)
+}
+
+// retryDelay is the pause before something is tried again that failed for the moment, when
+// nothing says that it can work now.
+const retryDelay = 2 * time.Millisecond
+
+// follow publishes every change of the range until the Writer ends.
+func (w *Writer) follow() {
+	for {
+		changed := w.r.Changed() // before Flush, so that no change is missed
+		err := w.Flush(w.ctx)
+		var timer <-chan time.Time
+		switch {
+		case err == nil:
+		case w.Err() != nil:
+			return
+		case errors.Is(err, vmm.ErrClosed), errors.Is(err, vmm.ErrDeviceLost):
+			w.fail(err)
+			return
+		default: // a capture, say
+			timer = time.After(retryDelay)
+		}
+		select {
+		case <-changed:
+		case <-timer:
+		case <-w.conn.Ended():
+			w.fail(w.conn.Err())
+			return
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// publishExclusive publishes the range's length, inside runExclusive:
+//
+//  1. hold it: else it could go back, and come again with bytes that are not written yet;
+//  2. wait until the bytes below it are written;
+//  3. store it on the control page.
+func (w *Writer) publishExclusive(ctx context.Context) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	if err := w.holdLenExclusive(); err != nil {
+		return err
+	}
+	w.page.Queued(w.held)
+	if _, err := w.r.WaitWritten(ctx); err != nil {
+		return err
+	}
+	w.page.Publish(w.held)
+	select {
+	case w.wrote <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// holdLenExclusive holds the bytes below Len, inside runExclusive.
+func (w *Writer) holdLenExclusive() error {
+	for {
+		n := w.r.Len()
+		if n <= w.held {
+			return nil
+		}
+		release, err := w.r.Hold(0, n)
+		switch back := w.r.Len() < n; {
+		case err == nil && back: // before the hold, which does not count then
+			release()
+		case err == nil:
+			w.release()
+			w.release, w.held = release, n
+			return nil
+		case !back:
+			return err
+		}
+	}
+}
+
+// beat shows once a second that the process runs.
+func (w *Writer) beat() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		w.page.Beat()
+		select {
+		case <-tick.C:
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+// Limits of WROTE, which costs the server a request: so many at once, and then one burst
+// in each pause. Lengths that come meanwhile share the next one.
+const (
+	wroteBurst = 16
+	wrotePause = time.Millisecond
+)
+
+// sendWrote has the server wake the readers after each change of the control page.
+func (w *Writer) sendWrote() {
+	var begun time.Time
+	for left := 0; ; left-- {
+		select {
+		case <-w.wrote:
+		case <-w.ctx.Done():
+			return
+		}
+		if since := time.Since(begun); since >= wrotePause {
+			begun, left = time.Now(), wroteBurst
+		} else if left <= 0 {
+			select {
+			case <-time.After(wrotePause - since):
+			case <-w.ctx.Done():
+				return
+			}
+			begun, left = time.Now(), wroteBurst
+		}
+		if err := w.conn.Send(wire.TypeWrote, wire.Wrote{Object: w.id.Number}.Append(nil)); err != nil {
+			w.fail(err)
+			return
+		}
+	}
+}

@@ -1,0 +1,281 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// tap stands between clients and a server and counts their frames. At one of them it
+// acts.
+type tap struct {
+	s *Server
+
+	mu     sync.Mutex
+	left   int    // frames until act
+	act    func() // called once, without mu
+	stall  bool   // from then on no frame gets through
+	ended  bool
+	conns  []*net.UnixConn
+	passed sync.WaitGroup
+}
+
+// dial connects a client through the tap.
+func (p *tap) dial(ctx context.Context) (*net.UnixConn, error) {
+	server, err := p.s.pair(ctx)
+	if err != nil {
+		return nil, err
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	var ends [2]*net.UnixConn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "tap")
+		c, err := net.FileConn(f)
+		_ = f.Close()
+		if err != nil {
+			return nil, err
+		}
+		ends[i] = c.(*net.UnixConn)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns = append(p.conns, server, ends[1])
+	if p.ended {
+		return ends[0], errors.Join(server.Close(), ends[1].Close())
+	}
+	p.passed.Go(func() { p.pass(server, ends[1]) })
+	p.passed.Go(func() { p.pass(ends[1], server) })
+	return ends[0], nil
+}
+
+// pass forwards frames with their descriptors until one side ends.
+func (p *tap) pass(from, to *net.UnixConn) {
+	buf, oob := make([]byte, 1<<17), make([]byte, 4096)
+	for {
+		n, oobn, _, _, err := from.ReadMsgUnix(buf, oob)
+		if err != nil || n == 0 {
+			_, _ = to.CloseWrite(), from.CloseRead()
+			return
+		}
+		if !p.count() {
+			closeRights(oob[:oobn])
+			continue
+		}
+		_, _, err = to.WriteMsgUnix(buf[:n], oob[:oobn], nil)
+		closeRights(oob[:oobn])
+		if err != nil {
+			_, _ = to.CloseWrite(), from.CloseRead()
+			return
+		}
+	}
+}
+
+func closeRights(oob []byte) {
+	all, _ := unix.ParseSocketControlMessage(oob)
+	for _, m := range all {
+		fds, _ := unix.ParseUnixRights(&m)
+		for _, fd := range fds {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// count counts a frame and reports whether it goes on.
+func (p *tap) count() bool {
+	p.mu.Lock()
+	p.left--
+	act := p.act
+	if p.left == 0 {
+		p.mu.Unlock()
+		act()
+		p.mu.Lock()
+	}
+	defer p.mu.Unlock()
+	return p.left > 0 || !p.stall && !p.ended
+}
+
+// cut ends all connections, and each that comes.
+func (p *tap) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	for _, c := range p.conns {
+		_, _ = c.CloseWrite(), c.CloseRead()
+	}
+}
+
+// close ends the tap.
+func (p *tap) close() {
+	p.cut()
+	p.passed.Wait()
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+func processFDs(t *testing.T) int {
+	t.Helper()
+	l, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(l)
+}
+
+// everything makes each request of a client, and closes all that it has made. It returns the
+// first error.
+func everything(ctx context.Context, c *Client) (err error) {
+	note := func(e error) bool {
+		if err == nil {
+			err = e
+		}
+		return e == nil
+	}
+	data := bytesOf(5 << 20)
+	events, e := c.Watch(ctx, "")
+	if note(e) {
+		defer func() {
+			for _, e := range events {
+				note(e)
+				break
+			}
+		}()
+	}
+	waited := make(chan error, 1)
+	waiting, stop := context.WithCancel(ctx)
+	go func() {
+		b, e := c.Get(waiting, "x", GetOptions{Wait: true})
+		if e == nil {
+			e = b.Close()
+		}
+		waited <- e
+	}()
+	sealed := false
+	defer func() {
+		if stop(); !sealed {
+			_ = <-waited // it has seen what the others have
+		}
+	}()
+	w, e := c.Create(ctx, "x", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
+	if !note(e) {
+		return err
+	}
+	note(w.Append(data[:1<<20]))
+	note(w.Flush(ctx))
+	note(w.Close())
+	w, e = c.Append(ctx, "x", AppendOptions{Wait: true})
+	if !note(e) {
+		return err
+	}
+	defer func() { note(w.Close()) }()
+	note(w.Append(data[1<<20:]))
+	if sealed = note(w.Seal(ctx, shareable.SealOptions{Digest: true})); sealed {
+		note(<-waited)
+	}
+	b, e := c.Get(ctx, w.ID().String(), GetOptions{})
+	if note(e) {
+		note(b.Close())
+	}
+	_, e = c.List(ctx, ListOptions{})
+	note(e)
+	_, e = c.Stat(ctx, "x")
+	note(e)
+	note(c.Link(ctx, "x", "y"))
+	note(c.Unlink(ctx, "x"))
+	note(c.Delete(ctx, "y", DeleteOptions{Force: true}))
+	v, e := c.Create(ctx, "v", CreateOptions{Size: 100})
+	if note(e) {
+		note(v.Abort(ctx))
+	}
+	return err
+}
+
+// everyStep does everything once for each frame, with what act makes at that frame, and
+// checks that each error is one of want and that nothing is left.
+func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.CancelFunc) func()) {
+	t.Helper()
+	dev := vmmtest.Device(t)
+	s, err := NewServer(dev, Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	direct, err := s.Connect(t.Context(), dev, ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, direct.Close()) })
+	before := processFDs(t)
+	for step := 1; ; step++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		p := &tap{s: s, left: step, stall: stall}
+		p.act = act(p, cancel)
+		o := ClientOptions{}
+		if stall {
+			o.Timeout = 100 * time.Millisecond // of what no context ends
+		}
+		c, err := newClient(ctx, "", p.dial, dev, o)
+		if err == nil {
+			err = everything(ctx, c)
+			require.NoError(t, c.Close())
+		}
+		p.mu.Lock()
+		reached := p.left <= 0
+		p.mu.Unlock()
+		cancel()
+		p.close()
+		if err != nil {
+			known := false
+			for _, w := range want {
+				known = known || errors.Is(err, w)
+			}
+			require.True(t, known, "at frame %d: %v", step, err)
+		}
+		nothingLeft(t, s, direct)
+		if !reached {
+			require.NoError(t, err)
+			t.Logf("%d frames", step-1)
+			break
+		}
+	}
+	require.Eventually(t, func() bool { return processFDs(t) <= before }, inTime, step)
+}
+
+// nothingLeft deletes what a client has left on purpose, and waits until the server has
+// nothing any more.
+func nothingLeft(t *testing.T, s *Server, c *Client) {
+	t.Helper()
+	require.Eventually(t, func() bool { return s.Stats().Clients == 1 }, inTime, step)
+	all, err := c.List(t.Context(), ListOptions{})
+	require.NoError(t, err)
+	for _, i := range all {
+		require.False(t, i.Leased)
+		require.NoError(t, c.Delete(t.Context(), i.ID.String(), DeleteOptions{}))
+	}
+	x := s.Stats()
+	require.Zero(t, x.Objects)
+	require.Zero(t, x.Bytes)
+	require.Zero(t, x.Leases)
+	require.Zero(t, x.Waits)
+}
+
+// TestServerEndsAtEveryStep: whenever the connections end, each call returns that the owner
+// has gone, and nothing is left.
+func TestServerEndsAtEveryStep(t *testing.T) {
+	everyStep(t, false, []error{shareable.ErrOwnerGone}, func(p *tap, _ context.CancelFunc) func() { return p.cut })
+}
+
+// TestContextEndsAtEveryStep: whenever the server stops replying and the context ends, each
+// call returns that, or that its time is over, and nothing is left.
+func TestContextEndsAtEveryStep(t *testing.T) {
+	want := []error{context.Canceled, os.ErrDeadlineExceeded, vmm.ErrClosed}
+	everyStep(t, true, want, func(_ *tap, cancel context.CancelFunc) func() { return cancel })
+}

@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+)
+
+// EventKind is what has happened to an object.
+type EventKind uint32
+
+// Kinds of an Event.
+const (
+	EventCreated  = EventKind(wire.EventCreated)
+	EventSealed   = EventKind(wire.EventSealed)
+	EventDeleted  = EventKind(wire.EventDeleted)
+	EventAborted  = EventKind(wire.EventAborted)
+	EventEvicted  = EventKind(wire.EventEvicted)
+	EventReleased = EventKind(wire.EventReleased) // its Writer has gone, and it stays: the next can append
+	EventLost     = EventKind(wire.EventLost)     // events before this one were dropped, because this process read too slowly
+)
+
+func (k EventKind) String() string {
+	names := [...]string{
+		EventCreated: "created", EventSealed: "sealed", EventDeleted: "deleted", EventAborted: "aborted",
+		EventEvicted: "evicted", EventReleased: "released", EventLost: "lost",
+	}
+	if int(k) < len(names) && names[k] != "" {
+		return names[k]
+	}
+	return fmt.Sprintf("event(%d)", uint32(k))
+}
+
+// Event is what has happened to an object.
+type Event struct {
+	Kind EventKind
+	ID   ID     // zero of EventLost
+	Name string // one of the object's names; may be empty
+	Len  uint64 // bytes published; of EventLost how many events were dropped
+}
+
+// Watch returns the events of all objects that have a name with the prefix, or of all if it
+// is empty, from its return on. They end with ctx, with the loop, or with the server: the
+// last pair has the error. The events can be read once. The server keeps 1024 of them for a
+// loop that is slow.
+func (c *Client) Watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
+	events, err := c.watch(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("watch %q: %w", prefix, err)
+	}
+	return events, nil
+}
+
+func (c *Client) watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
+	if err := c.check(ctx); err != nil {
+		return nil, err
+	}
+	if prefix != "" {
+		if err := checkName(prefix); err != nil {
+			return nil, err
+		}
+	}
+	w := &watch{ctx: ctx, c: c, events: make(chan wire.Event), over: make(chan struct{})}
+	sub, cancel := c.both(ctx)
+	defer cancel()
+	conn, err := c.connect(sub, w.take)
+	if err != nil {
+		return nil, c.why(ctx, err)
+	}
+	w.conn = conn
+	// Until the loop begins nothing else ends the connection.
+	stop1, stop2 := context.AfterFunc(ctx, w.end), context.AfterFunc(c.ctx, w.end)
+	w.stop = func() { stop1(); stop2() }
+	q := wire.Watch{Prefix: prefix}
+	if err := call(sub, c.opts.Timeout, conn, wire.TypeWatch, q.Append(nil), wire.TypeDone, ignore); err != nil {
+		w.end()
+		return nil, c.why(ctx, err)
+	}
+	return w.all, nil
+}
+
+// watch is a connection that gets events.
+type watch struct {
+	// Immutable once the events begin.
+	ctx    context.Context
+	c      *Client
+	conn   serve.Client
+	stop   func() // has the contexts no longer end it
+	events chan wire.Event
+	over   chan struct{} // closed by end
+
+	once sync.Once
+}
+
+// take passes an event on. It waits for the loop: events of a slow one are kept by the
+// server.
+func (w *watch) take(f wire.Frame) error {
+	if f.Type != wire.TypeEvent {
+		return unasked(f)
+	}
+	e, err := wire.DecodeEvent(f.Payload)
+	if err != nil {
+		return protocolError(err)
+	}
+	select {
+	case w.events <- e:
+	case <-w.over:
+	}
+	return nil
+}
+
+// end ends the connection. Twice is fine.
+func (w *watch) end() {
+	w.once.Do(func() { close(w.over); w.conn.Close() })
+}
+
+// all is what Watch returns.
+func (w *watch) all(yield func(Event, error) bool) {
+	defer w.stop()
+	defer w.end()
+	instance := w.conn.Hello().Instance
+	for {
+		select {
+		case e := <-w.events:
+			id := ID{Instance: instance, Number: e.ID}
+			if e.ID == 0 {
+				id = ID{}
+			}
+			if !yield(Event{Kind: EventKind(e.Kind), ID: id, Name: e.Name, Len: e.Length}, nil) {
+				return
+			}
+		case <-w.conn.Ended():
+			yield(Event{}, w.err())
+			return
+		}
+	}
+}
+
+// err is why the events have ended.
+func (w *watch) err() error {
+	switch {
+	case w.ctx.Err() != nil:
+		return w.ctx.Err()
+	case w.c.ctx.Err() != nil:
+		return errClientClosed
+	}
+	return w.conn.Err()
+}

@@ -1,0 +1,372 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/prefix"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Writer writes to an object: no other process may, until Seal, Abort or Close, or until
+// the process ends. Its memory is the store's, mapped here as a vmm.Range. What the range
+// shows up to its Len is published as soon as it is written: the bytes of Append at once,
+// those of AppendOn, and of a kernel that SetLen counts, when their work has finished.
+//
+// Published bytes stay: of an object that is Durable also when this process is killed or
+// loses its device. They are held, so SetLen and Clip below them, and the range's Close,
+// return vmm.ErrBusy.
+//
+// If the server ends, or another client deletes the object, Err says so. The memory stays
+// mapped, but nothing more is published.
+//
+// Safe for concurrent use. The caller must Close it.
+type Writer struct {
+	// Immutable once it is open.
+	c       *Client
+	conn    serve.Client
+	name    string
+	ahead   uint64 // bytes
+	durable bool
+	created bool // by this Writer
+	id      ID
+	obj     wire.Object
+	memory  *writerMemory
+	r       *vmm.Range
+	page    serve.WriterPage
+	ctx     context.Context // ends what the goroutines wait for
+	cancel  context.CancelFunc
+
+	// Safe for concurrent use.
+	tasks sync.WaitGroup
+	wrote chan struct{} // wakes sendWrote: the page has changed
+
+	// Guarded by exclusive, a lock that a context can stop waiting for.
+	exclusive chan struct{}
+	release   func() // ends the hold on the range
+	held      uint64 // bytes held
+
+	// Guarded by mu.
+	mu     sync.Mutex
+	err    error // why nothing more is published
+	sealed bool
+	closed bool
+
+	// Guarded by closing.
+	closing  sync.Mutex
+	aborting bool // the object goes
+	ended    bool // nothing is left to be closed
+}
+
+// newWriter makes a Writer that is not open.
+func (c *Client) newWriter(name string, ahead uint64) *Writer {
+	w := &Writer{c: c, name: name, ahead: ahead, wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
+	w.memory = &writerMemory{w: w}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	return w
+}
+
+var (
+	errNoWriter     = fmt.Errorf("%w: no writer", vmm.ErrInvalid)
+	errWriterClosed = fmt.Errorf("%w: writer", vmm.ErrClosed)
+	errSealed       = fmt.Errorf("%w: by this writer", shareable.ErrSealed)
+)
+
+// call sends a request on the Writer's connection, within the time limit.
+func (w *Writer) call(ctx context.Context, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) error {
+	return call(ctx, w.c.opts.Timeout, w.conn, t, payload, reply, done)
+}
+
+// event handles a frame that nothing asked for.
+func (w *Writer) event(f wire.Frame) error {
+	if f.Type != wire.TypeDeleted {
+		return unasked(f)
+	}
+	w.fail(fmt.Errorf("%w: it was deleted", shareable.ErrNotFound))
+	return nil
+}
+
+// fail records why nothing more is published, unless something else has been.
+func (w *Writer) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.err = err
+	}
+}
+
+// ID is the object's.
+func (w *Writer) ID() ID {
+	if w == nil {
+		return ID{}
+	}
+	return w.id
+}
+
+// Name is the name that Create or Append was called with.
+func (w *Writer) Name() string {
+	if w == nil {
+		return ""
+	}
+	return w.name
+}
+
+// Range is the memory. It is the Writer's: it can be grown, written and read, but not
+// closed.
+func (w *Writer) Range() *vmm.Range {
+	if w == nil {
+		return nil
+	}
+	return w.r
+}
+
+// Ptr is the first address. It stays the same until Close.
+func (w *Writer) Ptr() vmm.Ptr { return w.Range().Ptr() }
+
+// Len is how many bytes were written or are being written; Cap is how many the memory has.
+func (w *Writer) Len() uint64 { return w.Range().Len() }
+
+// Cap is how many bytes of memory are mapped.
+func (w *Writer) Cap() uint64 { return w.Range().Cap() }
+
+// Max is how many bytes the object can have: CreateOptions.Size, rounded up to whole pages
+// of the device.
+func (w *Writer) Max() uint64 { return w.Range().Max() }
+
+// Layout is that of CreateOptions, also in a Writer that Append has made.
+func (w *Writer) Layout() vmm.Layout {
+	if w == nil {
+		return vmm.Layout{}
+	}
+	return layoutIn(w.obj)
+}
+
+// Meta returns a copy of CreateOptions.Meta.
+func (w *Writer) Meta() []byte {
+	if w == nil {
+		return nil
+	}
+	return slices.Clone(w.obj.Meta)
+}
+
+// Err returns nil while what is written is published. Else it returns why it is not any
+// more: shareable.ErrSealed, vmm.ErrClosed, shareable.ErrOwnerGone if the server has ended,
+// shareable.ErrNotFound if another client has deleted the object, or an error of the range:
+// vmm.ErrDeviceLost.
+func (w *Writer) Err() error {
+	if w == nil || w.c == nil {
+		return errNoWriter
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed:
+		return errWriterClosed
+	case w.sealed:
+		return errSealed
+	}
+	return w.err
+}
+
+// Append adds bytes at the end, and returns when they are copied. Memory is added as they
+// need it, up to Max (vmm.ErrFull).
+func (w *Writer) Append(p []byte) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	return w.r.Append(p)
+}
+
+// Grow has at least n bytes of memory mapped.
+func (w *Writer) Grow(n uint64) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	return w.r.Grow(n)
+}
+
+// SetLen makes n the length, within Cap. It must not be below what is published
+// (vmm.ErrBusy). What a kernel has written is published by it, once the work on streams that
+// the range knows of has finished; see vmm.Range.UsedBy.
+func (w *Writer) SetLen(n uint64) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	return w.r.SetLen(n)
+}
+
+// Flush returns when the length that the range had at the call is published. A Writer
+// publishes by itself; call Flush before you tell anyone that the bytes are there.
+func (w *Writer) Flush(ctx context.Context) error {
+	return w.runExclusive(ctx, w.publishExclusive)
+}
+
+// runExclusive runs f while no other call changes what is published. Both the wait for
+// that and the context that f gets end with ctx, and with Close.
+func (w *Writer) runExclusive(ctx context.Context, f func(context.Context) error) error {
+	switch {
+	case w == nil || w.c == nil:
+		return errNoWriter
+	case ctx == nil:
+		return errNoContext
+	}
+	select {
+	case w.exclusive <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.ctx.Done():
+		return errWriterClosed
+	}
+	defer func() { <-w.exclusive }()
+	sub, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(w.ctx, cancel)
+	defer stop()
+	err := f(sub)
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil { // Close's
+		return errWriterClosed
+	}
+	return err
+}
+
+// Seal publishes Len as the final length: neither it nor the bytes change any more, and
+// clients get the object without GetOptions.Unsafe. The range stays mapped for reading until
+// Close. ctx ends the wait for work that writes to the range, and the computation of the
+// digest. If Seal returns an error, nothing is sealed; but after os.ErrDeadlineExceeded the
+// server may have done it.
+func (w *Writer) Seal(ctx context.Context, o shareable.SealOptions) error {
+	err := w.runExclusive(ctx, func(ctx context.Context) error { return w.sealExclusive(ctx, o) })
+	if err != nil {
+		return fmt.Errorf("seal %q: %w", w.Name(), err)
+	}
+	return nil
+}
+
+// sealExclusive is Seal, inside runExclusive.
+func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (err error) {
+	if err := w.publishExclusive(ctx); err != nil {
+		return err
+	}
+	// Write access goes before the digest is computed, so that the digest is that of the
+	// bytes that stay.
+	if !o.KeepWriting {
+		if err := w.r.Grant(vmm.AccessRead, w.r.Device()); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil { // nothing was sealed
+				err = errors.Join(err, w.r.Grant(vmm.AccessReadWrite, w.r.Device()))
+			}
+		}()
+	}
+	q := wire.Seal{Object: w.id.Number, Length: w.held, HasDigest: o.Digest}
+	if o.Digest {
+		if q.Digest, err = prefix.Digest(ctx, w.r, w.held); err != nil {
+			return err
+		}
+	}
+	// The context does not end the request: then it would be unknown whether it is sealed.
+	if err := w.call(context.WithoutCancel(ctx), wire.TypeSeal, q.Append(nil), wire.TypeDone, ignore); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sealed = true
+	return nil
+}
+
+// Abort removes the object, and closes the Writer. Clients that wait for the object get
+// shareable.ErrAborted; those that have it keep what they have mapped. If it is sealed,
+// Abort returns shareable.ErrSealed and does nothing; Client.Delete removes it. ctx ends the
+// wait for work that uses the memory: Abort or Close can be called again then.
+func (w *Writer) Abort(ctx context.Context) error {
+	if w == nil || w.c == nil {
+		return errNoWriter
+	}
+	if ctx == nil {
+		return errNoContext
+	}
+	if err := w.end(ctx, true); err != nil {
+		return fmt.Errorf("abort %q: %w", w.name, err)
+	}
+	return nil
+}
+
+// Close waits for work that uses the memory, unmaps it, and lets the next Writer have the
+// object. An object that is Durable or sealed stays, with all that was written; any other
+// goes. If Close returns an error, call it again. Twice is fine, and so is a nil Writer.
+func (w *Writer) Close() error {
+	if w == nil || w.c == nil {
+		return nil
+	}
+	if err := w.end(context.Background(), false); err != nil {
+		return fmt.Errorf("close writer of %q: %w", w.name, err)
+	}
+	return nil
+}
+
+// end is Close and Abort.
+func (w *Writer) end(ctx context.Context, abort bool) error {
+	w.closing.Lock()
+	defer w.closing.Unlock()
+	w.mu.Lock()
+	sealed := w.sealed
+	w.mu.Unlock()
+	switch {
+	case abort && sealed:
+		return errSealed
+	case abort && w.ended:
+		return errWriterClosed
+	case w.ended:
+		return nil
+	}
+	w.aborting = w.aborting || abort
+	// What was written counts, so it is published while that is possible. A failure that
+	// passes, of a capture say, ends the Close here, where nothing has changed.
+	if w.durable && !w.aborting && w.Err() == nil {
+		if err := w.Flush(ctx); err != nil && w.Err() == nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	first := !w.closed
+	w.closed = true
+	w.mu.Unlock()
+	if first {
+		w.cancel()
+		w.tasks.Wait()
+		w.exclusive <- struct{}{} // for good: nothing uses the page any more
+		w.release()
+	}
+	// The next Writer gets the object once nothing here can write to it.
+	if err := w.r.CloseContext(ctx); err != nil && !errors.Is(err, vmm.ErrDeviceLost) {
+		return err
+	}
+	err := w.sendRelease(w.aborting)
+	w.conn.Close()
+	w.ended = true
+	return errors.Join(err, w.page.Close())
+}
+
+// sendRelease ends the lease. An error counts only if the object should go: the lease ends
+// with the connection.
+func (w *Writer) sendRelease(abort bool) error {
+	w.mu.Lock()
+	over := w.sealed || errors.Is(w.err, shareable.ErrNotFound)
+	w.mu.Unlock()
+	if over {
+		return nil
+	}
+	q := wire.Release{Object: w.id.Number, Abort: abort}
+	err := w.call(context.Background(), wire.TypeRelease, q.Append(nil), wire.TypeDone, ignore)
+	if !abort {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,343 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// TestLeases: one Writer at a time. The next is refused, or waits, as it asks.
+func TestLeases(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "d", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	require.NoError(t, w.Append([]byte("first,")))
+	_, err := c.Append(t.Context(), "d", AppendOptions{})
+	require.ErrorIs(t, err, vmm.ErrBusy)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp := make(chan error, 1)
+	go func() { _, err := c.Append(ctx, "d", AppendOptions{Wait: true}); gaveUp <- err }()
+	require.Eventually(t, func() bool { return s.Stats().Waits == 1 }, inTime, step)
+	cancel()
+	require.ErrorIs(t, <-gaveUp, context.Canceled)
+	require.Eventually(t, func() bool { return s.Stats().Waits == 0 }, inTime, step)
+
+	next := make(chan *Writer, 1)
+	go func() {
+		w, err := c.Append(within(t), "d", AppendOptions{Wait: true})
+		if err != nil {
+			t.Error(err)
+		}
+		next <- w
+	}()
+	require.Eventually(t, func() bool { return s.Stats().Waits == 1 }, inTime, step)
+	require.NoError(t, w.Close())
+	w2 := <-next
+	require.EqualValues(t, 6, w2.Len())
+	require.NoError(t, w2.Append([]byte("second")))
+	require.NoError(t, w2.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, w2.Close())
+	require.Equal(t, "first,second", string(contents(t, got(t, c, "d", GetOptions{}))))
+}
+
+// TestManyWriters: many Writers append to one object, each for a while, and nothing of any
+// is lost.
+func TestManyWriters(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "m", CreateOptions{Size: 1 << 22, Growable: true, Durable: true})
+	require.NoError(t, w.Close())
+	const writers, parts = 6, 8
+	part := func(i, k int) []byte { return []byte(fmt.Sprintf("<%d:%d>", i, k)) }
+	var tasks sync.WaitGroup
+	for i := range writers {
+		tasks.Go(func() {
+			for k := range parts {
+				w, err := c.Append(within(t), "m", AppendOptions{Wait: true})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := errors.Join(w.Append(part(i, k)), w.Close()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	tasks.Wait()
+	all := contents(t, got(t, c, "m", GetOptions{Unsafe: true}))
+	for i := range writers {
+		for k := range parts {
+			require.Equal(t, 1, bytes.Count(all, part(i, k)))
+		}
+	}
+	require.Len(t, all, writers*parts*len("<0:0>"))
+}
+
+// TestNotDurable: an object whose Writer is closed before Seal has gone.
+func TestNotDurable(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "n", CreateOptions{Size: 1000})
+	require.NoError(t, w.Append([]byte("x")))
+	require.NoError(t, w.Close())
+	require.NoError(t, w.Close())
+	_, err := c.Append(t.Context(), "n", AppendOptions{})
+	require.ErrorIs(t, err, shareable.ErrNotFound)
+	require.Eventually(t, func() bool { return s.Stats().Bytes == 0 }, inTime, step)
+}
+
+// TestCloseOrder: the Client may be closed before what it has made.
+func TestCloseOrder(t *testing.T) {
+	s := listening(t, Options{})
+	c, err := Connect(t.Context(), s.Path(), vmmtest.Device(t), ClientOptions{})
+	require.NoError(t, err)
+	w := writer(t, c, "o", CreateOptions{Size: 1000})
+	b := got(t, c, "o", GetOptions{Unsafe: true})
+	require.NoError(t, c.Close())
+	require.NoError(t, c.Close())
+	for _, err := range []error{
+		c.Link(t.Context(), "o", "p"), c.Delete(t.Context(), "o", DeleteOptions{}),
+		func() error { _, err := c.Get(t.Context(), "o", GetOptions{}); return err }(),
+		func() error { _, err := c.Create(t.Context(), "o", CreateOptions{Size: 1}); return err }(),
+		func() error { _, err := c.List(t.Context(), ListOptions{}); return err }(),
+		func() error { _, err := c.GetAll(t.Context(), []string{"o"}, GetOptions{}); return err }(),
+	} {
+		require.ErrorIs(t, err, vmm.ErrClosed)
+	}
+	require.NoError(t, w.Append([]byte("still")))
+	require.NoError(t, b.Wait(within(t), 5))
+	require.Equal(t, "still", string(contents(t, b)))
+}
+
+// TestCloseEndsCalls: Close of the Client ends the calls that wait.
+func TestCloseEndsCalls(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, clientOf(t, s), "c", CreateOptions{Size: 1000, Durable: true})
+	ends := make(chan error, 3)
+	events, err := c.Watch(t.Context(), "")
+	require.NoError(t, err)
+	go func() { _, err := c.Get(t.Context(), "c", GetOptions{Wait: true}); ends <- err }()
+	go func() { _, err := c.Append(t.Context(), "c", AppendOptions{Wait: true}); ends <- err }()
+	go func() {
+		for _, err := range events {
+			ends <- err
+		}
+	}()
+	require.Eventually(t, func() bool { return s.Stats().Waits == 2 }, inTime, step)
+	require.NoError(t, c.Close())
+	for range cap(ends) {
+		require.ErrorIs(t, <-ends, vmm.ErrClosed)
+	}
+	require.NoError(t, w.Err())
+	require.Eventually(t, func() bool { return s.Stats().Waits == 0 }, inTime, step)
+}
+
+// TestDeletedUnderWriter: a Writer whose object is deleted learns it and can be closed.
+func TestDeletedUnderWriter(t *testing.T) {
+	for _, force := range []bool{false, true} {
+		t.Run(fmt.Sprint(force), func(t *testing.T) {
+			s := listening(t, Options{})
+			c := clientOf(t, s)
+			w := writer(t, c, "d", CreateOptions{Size: 1 << 24, Growable: true, Durable: true})
+			require.NoError(t, w.Append([]byte("x")))
+			require.NoError(t, w.Flush(t.Context()))
+			require.NoError(t, c.Delete(t.Context(), "d", DeleteOptions{Force: force}))
+			require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+			require.ErrorIs(t, w.Err(), shareable.ErrNotFound)
+			require.ErrorIs(t, w.Flush(t.Context()), shareable.ErrNotFound)
+			require.ErrorIs(t, w.Seal(t.Context(), shareable.SealOptions{}), shareable.ErrNotFound)
+			require.NoError(t, w.Abort(t.Context()))
+			require.Eventually(t, func() bool { return s.Stats().Objects == 0 && s.Stats().Bytes == 0 }, inTime, step)
+		})
+	}
+}
+
+// TestForcedDelete: readers of an object that is deleted by force unmap it, and know.
+func TestForcedDelete(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	sealed(t, c, "f", bytesOf(100_000))
+	b := got(t, c, "f", GetOptions{})
+	require.NoError(t, c.Delete(t.Context(), "f", DeleteOptions{Force: true}))
+	require.Eventually(t, func() bool { return b.Err() != nil }, inTime, step)
+	require.NotErrorIs(t, b.Err(), shareable.ErrProtocol)
+	require.Zero(t, b.Len())
+	require.Zero(t, b.View().Stats().Mapped)
+	require.Eventually(t, func() bool { return s.Stats().Bytes == 0 }, inTime, step)
+}
+
+// TestGetWaits: Get returns once an object is sealed, all of several.
+func TestGetWaits(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	var names []string
+	for i := range 20 {
+		names = append(names, fmt.Sprintf("all/%d", i))
+	}
+	sealed(t, c, names[0], []byte(names[0]))
+	_, err := c.GetAll(t.Context(), names, GetOptions{})
+	require.ErrorIs(t, err, shareable.ErrNotFound)
+	require.Eventually(t, func() bool { return s.Stats().Clients == 1 }, inTime, step) // none is left
+	all := make(chan []*Buffer, 1)
+	go func() {
+		b, err := c.GetAll(within(t), names, GetOptions{Wait: true})
+		if err != nil {
+			t.Error(err)
+		}
+		all <- b
+	}()
+	require.Eventually(t, func() bool { return s.Stats().Waits > 0 }, inTime, step)
+	for _, name := range names[1:] {
+		sealed(t, c, name, []byte(name))
+	}
+	for i, b := range <-all {
+		require.Equal(t, names[i], string(contents(t, b)))
+		require.NoError(t, b.Close())
+	}
+	none, err := c.GetAll(t.Context(), nil, GetOptions{})
+	require.NoError(t, err)
+	require.Empty(t, none)
+}
+
+// TestWatching: the events of an object's life, until the context ends.
+func TestWatching(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events, err := c.Watch(ctx, "e/")
+	require.NoError(t, err)
+	sealed(t, c, "other", nil)
+	w := writer(t, c, "e/1", CreateOptions{Size: 100, Durable: true})
+	require.NoError(t, w.Append([]byte("abc")))
+	require.NoError(t, w.Close())
+	w2, err := c.Append(t.Context(), "e/1", AppendOptions{})
+	require.NoError(t, err)
+	require.NoError(t, w2.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, w2.Close())
+	require.NoError(t, c.Delete(t.Context(), "e/1", DeleteOptions{}))
+	v := writer(t, c, "e/2", CreateOptions{Size: 100})
+	require.NoError(t, v.Close())
+	want := []Event{
+		{EventCreated, w.ID(), "e/1", 0}, {EventReleased, w.ID(), "e/1", 0}, {EventSealed, w.ID(), "e/1", 3}, {EventDeleted, w.ID(), "e/1", 0},
+		{EventCreated, v.ID(), "e/2", 0}, {EventAborted, v.ID(), "e/2", 0},
+	}
+	var seen []Event
+	for e, err := range events {
+		if err != nil {
+			require.ErrorIs(t, err, context.Canceled)
+			break
+		}
+		e.Len = map[EventKind]uint64{EventSealed: e.Len}[e.Kind] // only the last length is certain
+		if seen = append(seen, e); len(seen) == len(want) {
+			cancel()
+		}
+	}
+	require.Equal(t, want, seen)
+	for _, e := range seen {
+		require.NotContains(t, e.Kind.String(), "event")
+	}
+	require.Equal(t, "event(99)", EventKind(99).String())
+	require.Eventually(t, func() bool { return s.Stats().Clients == 1 }, inTime, step)
+}
+
+// TestRestart: the server ends and another takes its place. Views of the first say that they
+// are orphaned, and requests go to the second.
+func TestRestart(t *testing.T) {
+	dev := vmmtest.Device(t)
+	path := filepath.Join(t.TempDir(), "s.sock")
+	s, err := Listen(dev, path, Options{})
+	require.NoError(t, err)
+	c, err := Connect(t.Context(), path, dev, ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	whole := sealed(t, c, "whole", []byte("all of it"))
+	w := writer(t, c, "part", CreateOptions{Size: 1 << 20, Durable: true})
+	require.NoError(t, w.Append([]byte("a part")))
+	require.NoError(t, w.Flush(t.Context()))
+	a, b := got(t, c, "whole", GetOptions{}), got(t, c, "part", GetOptions{Unsafe: true})
+	first := c.Instance()
+
+	require.NoError(t, s.Close())
+	_, err = c.List(t.Context(), ListOptions{})
+	require.ErrorIs(t, err, shareable.ErrOwnerGone)
+	require.Eventually(t, func() bool { return b.Err() != nil && w.Err() != nil }, inTime, step)
+	require.ErrorIs(t, b.Err(), shareable.ErrOwnerGone)
+	require.ErrorIs(t, w.Err(), shareable.ErrOwnerGone)
+	require.ErrorIs(t, w.Flush(t.Context()), shareable.ErrOwnerGone)
+	require.NoError(t, a.Err())
+	require.Equal(t, "all of it", string(contents(t, a)))
+	require.Equal(t, "a part", string(contents(t, b)))
+
+	s, err = Listen(dev, path, Options{})
+	require.NoError(t, err)
+	all, err := c.List(t.Context(), ListOptions{})
+	require.NoError(t, err)
+	require.Empty(t, all)
+	require.NotEqual(t, first, c.Instance())
+	require.Equal(t, s.Instance(), c.Instance())
+	sealed(t, c, "whole", []byte("another"))
+	_, err = c.Get(t.Context(), whole.String(), GetOptions{})
+	require.ErrorIs(t, err, shareable.ErrNotFound)
+
+	// An idle connection whose end the client has not seen yet is no reason to fail.
+	require.NoError(t, s.Close())
+	s, err = Listen(dev, path, Options{})
+	require.NoError(t, err)
+	_, err = c.Stats(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	require.NoError(t, w.Close())
+}
+
+// TestLostDevice: a Writer whose device is lost says so, and what it has published stays for
+// the next.
+func TestLostDevice(t *testing.T) {
+	s := listening(t, Options{})
+	var lost atomic.Bool
+	dev := vmmtest.Device(t, func(c drivertest.Call) error {
+		if lost.Load() && slices.Contains([]string{"SyncEvent", "EventDone", "SyncStream", "StreamDone", "CopyIn"}, c.Name) {
+			return vmm.ErrDeviceLost
+		}
+		return nil
+	})
+	mine, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
+	require.NoError(t, err)
+	w := writer(t, mine, "l", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	stream, err := dev.NewStream()
+	require.NoError(t, err)
+	require.NoError(t, w.Append([]byte("kept")))
+	require.NoError(t, w.Flush(t.Context()))
+	lost.Store(true)
+	require.NoError(t, w.Range().AppendOn(stream, []byte("lost")))
+	require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+	require.ErrorIs(t, w.Err(), vmm.ErrDeviceLost)
+	require.NoError(t, w.Close())
+	lost.Store(false)
+	require.NoError(t, stream.Close())
+	require.NoError(t, mine.Close())
+
+	c := clientOf(t, s)
+	next, err := c.Append(t.Context(), "l", AppendOptions{})
+	require.NoError(t, err)
+	require.EqualValues(t, 4, next.Len())
+	require.NoError(t, next.Append([]byte(" too")))
+	require.NoError(t, next.Close())
+	require.Equal(t, "kept too", string(contents(t, got(t, c, "l", GetOptions{Unsafe: true}))))
+}

@@ -1,0 +1,288 @@
+package drivertest
+
+import (
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func legacyIPCRules() []Rule {
+	rules := []Rule{
+		{Name: "ipc-memory", Says: "another process opens plain memory by its handle, reads and writes it; opening it twice returns one address, and each close undoes one open", Source: manual, run: ipcMemory, peer: ipcMemoryPeer},
+		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: ipcOwn},
+		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: ipcRefused},
+		{Name: "ipc-freed", Says: "the handle of memory that was freed is ErrInvalid", Source: seam, run: ipcFreed, peer: ipcFreedPeer},
+		{Name: "ipc-dead", Says: "when its maker has ended, the handle of memory is ErrInvalid, and that of an event opens", Source: measured, run: ipcDead, peer: ipcDeadPeer},
+		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: ipcEvent, peer: ipcEventPeer},
+		{Name: "ipc-close", Says: "Close closes what is open; after it, calls with handles are ErrClosed", Source: seam, run: ipcClose, peer: ipcClosePeer},
+	}
+	for i := range rules {
+		rules[i].needs = append(rules[i].needs, driver.FeatureLegacyIPC)
+	}
+	return rules
+}
+
+// filledBlock is a plainBlock whose bytes are all b.
+func (c *check) filledBlock(d driver.Device, b byte) driver.Ptr {
+	c.Helper()
+	p := c.plainBlock(d)
+	c.write(d, p, blockSize, b)
+	return p
+}
+
+// freeBlock frees memory of a pool, or a plainBlock before the end of the case.
+func (c *check) freeBlock(d driver.Device, p driver.Ptr) {
+	c.Helper()
+	c.must(as[driver.Allocator](c, d).FreePlain(p), "free %v", p)
+	c.held.plain = slices.DeleteFunc(c.held.plain, func(x owned[driver.Ptr]) bool { return x.it == p })
+}
+
+func (c *check) memHandle(d driver.Device, p driver.Ptr) driver.IPCHandle {
+	c.Helper()
+	h, err := as[driver.LegacyIPC](c, d).MemHandle(p)
+	c.must(err, "ask for the handle of %v", p)
+	return h
+}
+
+func (c *check) openMem(d driver.Device, h driver.IPCHandle) driver.Ptr {
+	c.Helper()
+	p, err := as[driver.LegacyIPC](c, d).OpenMem(h)
+	c.must(err, "open memory")
+	return p
+}
+
+func (c *check) closeMem(d driver.Device, p driver.Ptr) {
+	c.Helper()
+	c.must(as[driver.LegacyIPC](c, d).CloseMem(p), "close %v", p)
+}
+
+// sharedEvent is an event for other processes, and its handle.
+func (c *check) sharedEvent(d driver.Device) (driver.Event, driver.IPCHandle) {
+	c.Helper()
+	e := c.event(d, driver.EventInterprocess)
+	h, err := as[driver.LegacyIPC](c, d).EventHandle(e)
+	c.must(err, "ask for the handle of an event")
+	return e, h
+}
+
+func (c *check) openEvent(d driver.Device, h driver.IPCHandle) driver.Event {
+	c.Helper()
+	e, err := as[driver.LegacyIPC](c, d).OpenEvent(h)
+	c.must(err, "open an event")
+	c.held.events = append(c.held.events, owned[driver.Event]{d, e})
+	return e
+}
+
+func ipcMemory(c *check) {
+	d := c.dev(0)
+	p := c.filledBlock(d, 1)
+	h := c.memHandle(d, p)
+	if again := c.memHandle(d, p); again != h {
+		c.Error("memory has two handles")
+	}
+	other := c.startPeer()
+	other.send(h)
+	other.receive()
+	c.reads(d, p, blockSize, 8)
+	c.write(d, p, blockSize, 9)
+	other.send(h)
+	other.finish()
+}
+
+func ipcMemoryPeer(c *check, maker *process) {
+	d := c.dev(0)
+	i := as[driver.LegacyIPC](c, d)
+	h := maker.receive()
+	p := c.openMem(d, h)
+	c.reads(d, p, blockSize, 1)
+	if again := c.openMem(d, h); again != p {
+		c.Fatalf("opened again at %v, first at %v", again, p)
+	}
+	c.closeMem(d, p)
+	c.write(d, p, blockSize, 8)
+	maker.send(h)
+	maker.receive()
+	c.reads(d, p, blockSize, 9)
+	c.want(as[driver.Allocator](c, d).FreePlain(p), "free memory of another process", driver.ErrInvalid)
+	c.want(i.CloseMem(p+1), "close inside", driver.ErrInvalid)
+	c.closeMem(d, p)
+	c.want(i.CloseMem(p), "close again", driver.ErrInvalid)
+	c.want(d.CopyIn(p, []byte{1}), "write what was closed", driver.ErrInvalid)
+}
+
+func ipcOwn(c *check) {
+	d := c.dev(0)
+	i := as[driver.LegacyIPC](c, d)
+	p := c.filledBlock(d, 1)
+	_, err := i.OpenMem(c.memHandle(d, p))
+	c.want(err, "open one's own memory", driver.ErrInvalid)
+	_, h := c.sharedEvent(d)
+	_, err = i.OpenEvent(h)
+	c.want(err, "open one's own event", driver.ErrInvalid)
+	c.must(d.Sync(), "sync afterwards")
+}
+
+func ipcRefused(c *check) {
+	d := c.dev(0)
+	i := as[driver.LegacyIPC](c, d)
+	_, err := i.OpenMem(driver.IPCHandle{})
+	c.want(err, "open memory by zeros", driver.ErrInvalid)
+	_, err = i.OpenEvent(driver.IPCHandle{})
+	c.want(err, "open an event by zeros", driver.ErrInvalid)
+
+	p := c.filledBlock(d, 1)
+	mapped, _ := c.chunks(1)
+	for what, bad := range map[string]driver.Ptr{"address 0": 0, "address 1": 1, "an address inside": p + 256, "mapped memory": mapped} {
+		_, err := i.MemHandle(bad)
+		c.want(err, "ask for the handle of "+what, driver.ErrInvalid)
+	}
+	if c.d.Supports(0, driver.FeaturePools) == nil {
+		pooled, err := as[driver.Allocator](c, d).AllocAsync(blockSize, d.CopyStream())
+		c.must(err, "allocate from the current pool")
+		_, err = i.MemHandle(pooled)
+		c.want(err, "ask for the handle of memory of a pool", driver.ErrInvalid)
+		c.freeBlock(d, pooled)
+	}
+	c.want(i.CloseMem(p), "close what was allocated", driver.ErrInvalid)
+	c.want(i.CloseMem(0), "close address 0", driver.ErrInvalid)
+
+	for what, f := range map[string]driver.EventFlags{"a plain event": 0, "an event with a time": driver.EventTiming} {
+		_, err := i.EventHandle(c.event(d, f))
+		c.want(err, "ask for the handle of "+what, driver.ErrInvalid)
+	}
+	_, err = i.EventHandle(0)
+	c.want(err, "ask for the handle of event 0", driver.ErrInvalid)
+	c.must(d.Sync(), "sync afterwards")
+}
+
+func ipcFreed(c *check) {
+	d := c.dev(0)
+	p := c.filledBlock(d, 1)
+	h := c.memHandle(d, p)
+	c.freeBlock(d, p)
+	other := c.startPeer()
+	other.send(h)
+	other.finish()
+}
+
+func ipcFreedPeer(c *check, maker *process) {
+	d := c.dev(0)
+	_, err := as[driver.LegacyIPC](c, d).OpenMem(maker.receive())
+	c.want(err, "open memory that was freed", driver.ErrInvalid)
+	c.must(d.Sync(), "sync afterwards")
+}
+
+func ipcDead(c *check) {
+	d := c.dev(0)
+	maker := c.startPeer()
+	memory, event := maker.receive(), maker.receive()
+	maker.kill()
+	_, err := as[driver.LegacyIPC](c, d).OpenMem(memory)
+	c.want(err, "open memory whose maker has ended", driver.ErrInvalid)
+	e := c.openEvent(d, event)
+	s := c.stream(d)
+	c.must(d.Record(e, s), "record it")
+	c.must(d.Wait(d.CopyStream(), e), "wait for it")
+	c.must(c.returns("wait for an event whose maker has ended", func() error { return d.SyncEvent(e) }), "sync it")
+}
+
+func ipcDeadPeer(c *check, other *process) {
+	d := c.dev(0)
+	p := c.filledBlock(d, 1)
+	other.send(c.memHandle(d, p))
+	e, h := c.sharedEvent(d)
+	c.must(d.Record(e, d.CopyStream()), "record an event")
+	c.must(d.SyncEvent(e), "sync it")
+	other.send(h)
+	other.receive() // never: this process is killed
+}
+
+// ipcEvent holds a fill back, and records an event behind it. The other process's copy
+// waits for that, and the event that it records for the copy.
+func ipcEvent(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	p := c.filledBlock(d, 1)
+	e, h := c.sharedEvent(d)
+	g := c.hold(d, s)
+	c.fillBlock(d, p, 2, s)
+	c.must(c.prompt("record", func() error { return d.Record(e, s) }), "record")
+	other := c.startPeer()
+	other.send(c.memHandle(d, p))
+	other.send(h)
+	back := c.openEvent(d, other.receive()) // once its copy is queued
+	done, err := d.Done(back)
+	c.must(err, "ask for the other's event")
+	if done {
+		c.Error("the other's work has not waited")
+	}
+	after := c.stream(d)
+	c.must(d.Wait(after, back), "wait for the other's event")
+	q := c.filledBlock(d, 0)
+	c.moveBlock(d, q, p, after)
+	g.open()
+	c.must(c.returns("sync", func() error { return d.SyncStream(after) }), "sync")
+	c.reads(d, q, blockSize, 3)
+	other.send(h)
+	other.finish()
+}
+
+func ipcEventPeer(c *check, maker *process) {
+	d := c.dev(0)
+	s := c.stream(d)
+	memory, event := maker.receive(), maker.receive()
+	p := c.openMem(d, memory)
+	e := c.openEvent(d, event)
+	done, err := d.Done(e)
+	c.must(err, "ask for the maker's event")
+	if done {
+		c.Error("the event is done before the work that it was recorded behind")
+	}
+	_, err = as[driver.LegacyIPC](c, d).EventHandle(e)
+	c.want(err, "ask for the handle of an event that was opened", driver.ErrInvalid)
+	q := c.filledBlock(d, 0)
+	c.must(d.Wait(s, e), "wait for the maker's event")
+	c.moveBlock(d, q, p, s)
+	c.fillBlock(d, p, 3, s)
+	back, h := c.sharedEvent(d)
+	c.must(d.Record(back, s), "record")
+	maker.send(h)
+	c.must(c.returns("sync the maker's event", func() error { return d.SyncEvent(e) }), "sync")
+	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")
+	c.reads(d, q, blockSize, 2)
+	maker.receive()
+	c.closeMem(d, p)
+}
+
+func ipcClose(c *check) {
+	maker := c.startPeer()
+	memory, event := maker.receive(), maker.receive()
+	d, err := c.d.Open(0)
+	c.must(err, "open")
+	i := as[driver.LegacyIPC](c, d)
+	p, err := i.OpenMem(memory)
+	c.must(err, "open memory")
+	c.unbalanced = true // it is left open
+	c.must(d.Close(), "close")
+	c.want(c.dev(0).CopyIn(p, []byte{1}), "write what was left open", driver.ErrInvalid)
+	_, err = i.OpenMem(memory)
+	c.want(err, "open memory", driver.ErrClosed)
+	c.want(i.CloseMem(p), "close memory", driver.ErrClosed)
+	_, err = i.OpenEvent(event)
+	c.want(err, "open an event", driver.ErrClosed)
+	_, err = i.MemHandle(p)
+	c.want(err, "ask for the handle of memory", driver.ErrClosed)
+	_, err = i.EventHandle(1)
+	c.want(err, "ask for the handle of an event", driver.ErrClosed)
+	maker.send(memory)
+	maker.finish()
+}
+
+func ipcClosePeer(c *check, other *process) {
+	d := c.dev(0)
+	p := c.filledBlock(d, 1)
+	_, event := c.sharedEvent(d)
+	other.send(c.memHandle(d, p))
+	other.send(event)
+	other.receive()
+}

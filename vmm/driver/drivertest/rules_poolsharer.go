@@ -1,0 +1,220 @@
+package drivertest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+func poolSharerRules() []Rule {
+	rules := []Rule{
+		{Name: "pool-export", Says: "a pool's descriptor does not pass to programs that this one starts; the default pool and one that is not shared have none", Source: guide, run: poolExport},
+		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes", Source: guide, run: poolImport, peer: poolImportPeer},
+		{Name: "pool-import-limits", Says: "from an imported pool nothing can be allocated, it cannot be the current one, nor be exported", Source: guide, run: poolImport, peer: poolImportLimitsPeer},
+		{Name: "pool-import-foreign", Says: "a descriptor of anything else is no pool: ErrInvalid, and the device stays healthy", Source: seam, run: poolImportForeign},
+		{Name: "pool-import-destroy", Says: "imported memory outlives its pool and is freed as before", Source: guide, run: poolImport, peer: poolImportDestroyPeer},
+		{Name: "pool-import-access", Says: "at first only its own device has access to an imported pool", Source: guide, devices: 2, run: poolImport, peer: poolImportAccessPeer},
+	}
+	for i := range rules {
+		rules[i].needs = append(rules[i].needs, driver.FeaturePools, driver.FeaturePoolShareFD)
+	}
+	return rules
+}
+
+// exportPool is a pool's descriptor, as a file that is closed at the end of the case.
+func (c *check) exportPool(d driver.Device, p driver.Pool) *os.File {
+	c.Helper()
+	fd, err := as[driver.PoolSharer](c, d).ExportPool(p)
+	c.must(err, "export a pool")
+	f := os.NewFile(uintptr(fd), "exported")
+	if f == nil {
+		c.Fatalf("exported descriptor is %d", fd)
+	}
+	return c.later(f)
+}
+
+func (c *check) importPool(d driver.Device, f *os.File) driver.Pool {
+	c.Helper()
+	p, err := as[driver.PoolSharer](c, d).ImportPool(int(f.Fd()))
+	c.must(err, "import a pool")
+	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, p})
+	return p
+}
+
+func (c *check) exportPointer(d driver.Device, p driver.Ptr) driver.PoolToken {
+	c.Helper()
+	t, err := as[driver.PoolSharer](c, d).ExportPointer(p)
+	c.must(err, "export %v", p)
+	return t
+}
+
+func (c *check) importPointer(d driver.Device, p driver.Pool, t driver.PoolToken) driver.Ptr {
+	c.Helper()
+	q, err := as[driver.PoolSharer](c, d).ImportPointer(p, t)
+	c.must(err, "import memory of a pool")
+	return q
+}
+
+func poolExport(c *check) {
+	d := c.dev(0)
+	i := as[driver.PoolSharer](c, d)
+	c.cloexec(c.exportPool(d, c.pool(d, driver.PoolProps{Share: driver.ShareFD})))
+	own, err := as[driver.Pooler](c, d).DefaultPool()
+	c.must(err, "ask for the default pool")
+	private := c.pool(d, driver.PoolProps{})
+	for what, bad := range map[string]driver.Pool{"the default pool": own, "a private pool": private, "pool 0": 0} {
+		_, err := i.ExportPool(bad)
+		c.want(err, "export "+what, driver.ErrInvalid)
+	}
+	s := c.stream(d)
+	p := c.block(d, private, blockSize, s)
+	plain := c.plainBlock(d)
+	for what, bad := range map[string]driver.Ptr{"memory of a private pool": p, "plain memory": plain, "address 0": 0} {
+		_, err := i.ExportPointer(bad)
+		c.want(err, "export "+what, driver.ErrInvalid)
+	}
+	c.freeIn(d, p, s)
+	c.sync(d, s)
+}
+
+// poolImport shares a block of ones, in which the other process writes eights.
+func poolImport(c *check) {
+	d := c.dev(0)
+	s := c.stream(d)
+	pool, apart := c.pool(d, driver.PoolProps{Share: driver.ShareFD}), c.pool(d, driver.PoolProps{Share: driver.ShareFD})
+	p, q := c.block(d, pool, blockSize, s), c.block(d, apart, blockSize, s)
+	c.sync(d, s)
+	c.write(d, p, blockSize, 1)
+	f := c.exportPool(d, pool)
+	other := c.startPeer(f)
+	c.close(f)
+	other.send(c.exportPointer(d, p))
+	other.send(c.exportPointer(d, q))
+	other.receive()
+	c.reads(d, p, blockSize, 8)
+	other.finish() // it frees first
+	c.freeIn(d, p, s)
+	c.freeIn(d, q, s)
+	c.sync(d, s)
+}
+
+// received is the pool and the block that poolImport shares, imported on device 0.
+func (c *check) received(maker *process) (pool driver.Pool, p driver.Ptr, mine, apart driver.PoolToken) {
+	c.Helper()
+	d := c.dev(0)
+	f := c.file(0)
+	pool = c.importPool(d, f)
+	c.close(f)
+	mine, apart = maker.receive(), maker.receive()
+	p = c.importPointer(d, pool, mine)
+	c.reads(d, p, blockSize, 1)
+	c.write(d, p, blockSize, 8)
+	return pool, p, mine, apart
+}
+
+func poolImportPeer(c *check, maker *process) {
+	d := c.dev(0)
+	s := c.stream(d)
+	pool, p, mine, apart := c.received(maker)
+	c.isOf(d, p, pool, 0)
+	if used := c.attribute(d, pool, driver.PoolUsed); used < blockSize {
+		c.Errorf("%d bytes of an imported pool are used, and %d were imported", used, blockSize)
+	}
+	if again := c.importPointer(d, pool, mine); again != p {
+		c.Errorf("imported again at %v, first at %v", again, p)
+	}
+	// Of another pool, where the driver can tell.
+	if q, err := as[driver.PoolSharer](c, d).ImportPointer(pool, apart); err != nil {
+		c.want(err, "import memory of another pool", driver.ErrInvalid)
+	} else {
+		c.Logf("memory of another pool was imported at %v", q)
+	}
+	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, driver.PoolToken{})
+	c.want(err, "import by zeros", driver.ErrInvalid)
+	c.must(as[driver.Pooler](c, d).TrimPool(pool, 0), "trim")
+	c.reads(d, p, blockSize, 8)
+	c.freeIn(d, p, s)
+	c.sync(d, s)
+	c.unbalanced = true // one free for two imports
+	maker.send(mine)
+}
+
+func poolImportLimitsPeer(c *check, maker *process) {
+	d := c.dev(0)
+	i, sharer := as[driver.Pooler](c, d), as[driver.PoolSharer](c, d)
+	pool, p, mine, _ := c.received(maker)
+	_, err := i.AllocFromPool(pool, blockSize, d.CopyStream())
+	c.want(err, "allocate from an imported pool", driver.ErrInvalid)
+	c.want(i.SetCurrentPool(pool), "make it the current one", driver.ErrInvalid)
+	_, err = sharer.ExportPool(pool)
+	c.want(err, "export it again", driver.ErrInvalid)
+	own, err := i.DefaultPool()
+	c.must(err, "ask for the default pool")
+	_, err = sharer.ImportPointer(own, mine)
+	c.want(err, "import memory into the default pool", driver.ErrInvalid)
+	c.freeBlock(d, p)
+	maker.send(mine)
+}
+
+func poolImportDestroyPeer(c *check, maker *process) {
+	d := c.dev(0)
+	s := c.stream(d)
+	pool, p, mine, _ := c.received(maker)
+	c.destroy(d, pool)
+	c.reads(d, p, blockSize, 8)
+	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, mine)
+	c.want(err, "import memory of a pool that was destroyed", driver.ErrInvalid)
+	c.freeIn(d, p, s)
+	c.sync(d, s)
+	maker.send(mine)
+}
+
+func poolImportAccessPeer(c *check, maker *process) {
+	d, other := c.dev(0), c.dev(1)
+	i := as[driver.Pooler](c, d)
+	pool, p, mine, _ := c.received(maker)
+	for dev, want := range []driver.Access{driver.AccessReadWrite, driver.AccessNone} {
+		if got, err := i.PoolAccess(pool, at(dev)); err != nil || got != want {
+			c.Errorf("device %d has access %v (%v) to an imported pool, want %v", dev, got, err, want)
+		}
+	}
+	c.must(i.SetPoolAccess(pool, []driver.Grant{grant(1, driver.AccessReadWrite)}), "grant")
+	c.reads(other, p, blockSize, 8)
+	c.freeBlock(d, p)
+	maker.send(mine)
+}
+
+func poolImportForeign(c *check) {
+	d := c.dev(0)
+	i := as[driver.PoolSharer](c, d)
+	foreign := map[string]*os.File{}
+	for _, path := range []string{"/dev/null", "/dev/nvidiactl"} {
+		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
+			foreign[path] = c.later(f)
+		}
+	}
+	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
+	c.must(err, "make a file")
+	foreign["an empty file"] = c.later(empty)
+	r, w, err := os.Pipe()
+	c.must(err, "make a pipe")
+	foreign["the reading end of a pipe"] = c.later(r)
+	foreign["the writing end of a pipe"] = c.later(w)
+	if c.d.Supports(0, driver.FeatureShareFD) == nil {
+		foreign["exported memory"] = c.export(c.createAs(c.gran, shared()))
+	}
+	for what, f := range foreign {
+		_, err := i.ImportPool(int(f.Fd()))
+		c.want(err, "import "+what, driver.ErrInvalid)
+		if _, err := f.Stat(); err != nil {
+			c.Errorf("%s after the refused import: %v", what, err)
+		}
+	}
+	for _, fd := range []int{-1, 1 << 30} {
+		_, err := i.ImportPool(fd)
+		c.want(err, fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
+	}
+	c.must(d.Sync(), "sync afterwards")
+}

@@ -1,0 +1,280 @@
+//go:build linux
+
+package host
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"golang.org/x/sys/unix"
+)
+
+// sharedEvent is what an event with EventInterprocess shares with other processes: a page
+// of words, each of which is changed in one piece.
+//
+//	word 0           the last record: its number, and in the lowest byte who made it
+//	words 1 to 127   the processes that have the event open, each by its id
+//	words 128 to 503 which records have ended: record n has when word n modulo 376 is n or more
+//	words 504 to 511 the event's handle
+//
+// Records are numbered from 1. A process that dies leaves its word in the second part. The
+// others see that it has ended, and then so have its records.
+type sharedEvent struct {
+	page   uint64   // its address
+	fd     int      // of the page's file; -1 where another process made it
+	name   [64]byte // the handle; zero before the first EventHandle
+	member uint64   // this process's word in the second part
+	uses   int      // the event, and what is queued; guarded by Driver.workMu
+}
+
+const (
+	eventMembers = 127
+	eventEnds    = 504 - (eventMembers + 1)
+	eventName    = 504 * 8 // offset of the handle
+)
+
+func (s *sharedEvent) word(i uint64) uint64 { return s.page + 8*i }
+
+func (s *sharedEvent) end(n uint64) uint64 { return s.word(eventMembers + 1 + n%eventEnds) }
+
+// mapEvent maps the page of an event and joins its processes.
+func (d *Driver) mapEvent(verb string, fd int) (*sharedEvent, error) {
+	if !process.takeMappings(1, forMore) {
+		return nil, refuse(verb, driver.ErrLimit, "the process has no mappings left (vm.max_map_count is %d)", maxMapCount())
+	}
+	page, err := mmap(0, markSize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, fd, 0)
+	if err != nil {
+		process.returnMappings(1)
+		return nil, d.fail("mmap", driver.ErrOutOfMemory, err)
+	}
+	s := &sharedEvent{page: page, fd: -1, uses: 1}
+	if !s.join() {
+		s.unmap()
+		return nil, refuse(verb, driver.ErrLimit, "%d processes have the event open", eventMembers)
+	}
+	return s, nil
+}
+
+// newSharedEvent makes the page of an event.
+func (d *Driver) newSharedEvent(verb string) (*sharedEvent, error) {
+	if selfID() == 0 {
+		return nil, refuse(verb, driver.ErrNotSupported, "/proc is not mounted, by which processes learn of the end of another")
+	}
+	fd, _, err := d.memfd(markSize(), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, false)
+	if err != nil {
+		return nil, err
+	}
+	s, err := d.mapEvent(verb, fd)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	s.fd = fd
+	return s, nil
+}
+
+// join takes a free word of the second part, or that of a process that has ended.
+func (s *sharedEvent) join() bool {
+	self := selfID()
+	for i := uint64(1); i <= eventMembers; i++ {
+		if swap(s.word(i), 0, self) {
+			s.member = i
+			return true
+		}
+	}
+	for i := uint64(1); i <= eventMembers; i++ {
+		old := load(s.word(i), 8)
+		if running(old) {
+			continue
+		}
+		// Its last record has ended with it, which the word does not show any more.
+		if last := load(s.word(0), 8); last&0xff == i {
+			s.markEnded(last >> 8)
+		}
+		if swap(s.word(i), old, self) {
+			s.member = i
+			return true
+		}
+	}
+	return false
+}
+
+// release ends one use. After the last one the page goes. The caller holds workMu.
+func (s *sharedEvent) release() {
+	if s.uses--; s.uses > 0 {
+		return
+	}
+	swap(s.word(s.member), selfID(), 0)
+	s.unmap()
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd)
+	}
+}
+
+func (s *sharedEvent) unmap() {
+	_ = munmap(s.page, markSize())
+	process.returnMappings(1)
+}
+
+// begin makes a record, which ends with markEnded.
+func (s *sharedEvent) begin() (n uint64) {
+	for {
+		last := load(s.word(0), 8)
+		n := last>>8 + 1
+		if swap(s.word(0), last, n<<8|s.member) {
+			return n
+		}
+	}
+}
+
+func (s *sharedEvent) markEnded(n uint64) {
+	for {
+		old := load(s.end(n), 8)
+		if old >= n || swap(s.end(n), old, n) {
+			return
+		}
+	}
+}
+
+// sharedRecord is a record of any process.
+type sharedRecord struct {
+	event  *sharedEvent
+	n      uint64 // 0: there was none
+	member uint64 // who made it, and its id
+	id     uint64
+}
+
+// last is the last record.
+func (s *sharedEvent) last() sharedRecord {
+	for {
+		last := load(s.word(0), 8)
+		r := sharedRecord{s, last >> 8, last & 0xff, 0}
+		if r.n == 0 {
+			return r
+		}
+		r.id = load(s.word(r.member), 8)
+		if load(s.word(0), 8) == last {
+			return r
+		}
+	}
+}
+
+// ended says whether the record has ended. A process that has given its event up has ended
+// its records before.
+func (r sharedRecord) ended() bool {
+	return r.n == 0 || r.id == 0 || load(r.event.end(r.n), 8) >= r.n || load(r.event.word(r.member), 8) != r.id
+}
+
+// endedOrDead is ended, which it finds out also where the process has died.
+func (r sharedRecord) endedOrDead() bool {
+	if r.ended() {
+		return true
+	}
+	if running(r.id) {
+		return false
+	}
+	r.event.markEnded(r.n)
+	return true
+}
+
+// lookForDeath is how often a wait looks whether the other process has died.
+const lookForDeath = 20 * time.Millisecond
+
+// wait waits for the record, and returns false if the context is stopped before.
+func (r sharedRecord) wait(stop <-chan struct{}) bool {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	next := time.Now()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		select {
+		case <-stop:
+			return false
+		case <-timer.C:
+		}
+		if r.ended() {
+			return true
+		}
+		if now := time.Now(); now.After(next) {
+			if r.endedOrDead() {
+				return true
+			}
+			next = now.Add(lookForDeath)
+		}
+		timer.Reset(pause)
+	}
+}
+
+// EventHandle marks the event's page with its handle.
+func (v *device) EventHandle(e driver.Event) (h driver.IPCHandle, err error) {
+	const verb = "EventHandle"
+	if err := v.checkOpen(verb); err != nil {
+		return h, err
+	}
+	d := v.context.d
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
+	ev, err := d.event(verb, e)
+	if err != nil {
+		return h, err
+	}
+	if ev.shared == nil || ev.opened {
+		return h, refuse(verb, driver.ErrInvalid, "event %d was made without EventInterprocess, or by another process", e)
+	}
+	if ev.shared.name == [64]byte{} {
+		self := ipcHandle{kind: ofEvent, dev: uint16(ev.context.state.ordinal), fd: uint32(ev.shared.fd), process: selfID()}
+		name := self.name()
+		if _, err := unix.Pwrite(ev.shared.fd, name[:], eventName); err != nil {
+			return h, d.fail("pwrite", driver.ErrOutOfMemory, err)
+		}
+		ev.shared.name = name
+	}
+	return ev.shared.name, nil
+}
+
+// OpenEvent maps the event's page. If its maker has ended, so have all its records, and
+// what is returned is an event of this process alone.
+func (v *device) OpenEvent(name driver.IPCHandle) (driver.Event, error) {
+	const verb = "OpenEvent"
+	if err := v.checkOpen(verb); err != nil {
+		return 0, err
+	}
+	h, err := parseHandle(verb, ofEvent, name)
+	if err != nil {
+		return 0, err
+	}
+	d := v.context.d
+	d.workMu.Lock()
+	defer d.workMu.Unlock()
+	if v.context.stopped() {
+		return 0, v.context.stoppedError(verb)
+	}
+	for _, ev := range d.events {
+		if ev.shared != nil && ev.shared.fd == int(h.fd) && ev.shared.name == name {
+			return 0, refuse(verb, driver.ErrInvalid, "the handle is of this process, which has the event already")
+		}
+	}
+	s, err := d.openEvent(verb, h, name)
+	if err != nil && !running(h.process) {
+		s, err = d.newSharedEvent(verb)
+	}
+	if err != nil {
+		return 0, err
+	}
+	d.lastID++
+	e := driver.Event(d.lastID)
+	d.events[e] = &event{context: v.context, flags: driver.EventInterprocess, shared: s, opened: true}
+	return e, nil
+}
+
+// openEvent maps the page that another process has made.
+func (d *Driver) openEvent(verb string, h ipcHandle, name [64]byte) (*sharedEvent, error) {
+	fd, err := d.openFile(verb, h)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if !marked(fd, eventName, name) {
+		return nil, refuse(verb, driver.ErrInvalid, "the event was freed, or is none")
+	}
+	return d.mapEvent(verb, fd)
+}

@@ -1,0 +1,58 @@
+package pool
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// WrapDriver is a DriverPool of a pool that the driver has already, for packages beside this
+// one. Close leaves the driver's pool as it is. The caller must Close it, before dev.
+func WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
+	return ofDriver(dev, "wrap pool", func(driver.Pooler) (driver.Pool, error) { return of, nil })
+}
+
+// Hold keeps the pool from being closed until release, for the time of a call of the
+// program's own: handle is the driver's, a CUmemoryPool on CUDA. A Close waits for release,
+// which must be called once and soon.
+func (p *DriverPool) Hold() (handle driver.Pool, release func(), err error) {
+	if err := p.enter(); err != nil {
+		return 0, nil, p.fail("hold pool", 0, 0, err)
+	}
+	return p.pool, sync.OnceFunc(p.leave), nil
+}
+
+// HoldBlock keeps a block from being freed until release: Free, FreeNow and Close return
+// ErrBusy. Calling release twice is fine. Errors are ErrDoubleFree, ErrForeignBlock,
+// ErrClosed, and ErrInvalid for a block of 0 bytes.
+func (p *DriverPool) HoldBlock(b Block) (release func(), err error) {
+	if err = p.enter(); err == nil {
+		err = p.addHold(b)
+		p.leave()
+	}
+	if err != nil {
+		return nil, p.fail("hold block", b.ptr, b.size, err)
+	}
+	return sync.OnceFunc(func() {
+		p.liveMu.Lock()
+		defer p.liveMu.Unlock()
+		p.live[b.seq]--
+	}), nil
+}
+
+func (p *DriverPool) addHold(b Block) error {
+	p.liveMu.Lock()
+	defer p.liveMu.Unlock()
+	switch _, allocated := p.live[b.seq]; {
+	case b.in != &p.in:
+		return ErrForeignBlock
+	case b.seq == 0:
+		return fmt.Errorf("%w: a block of 0 bytes", vmm.ErrInvalid)
+	case !allocated:
+		return ErrDoubleFree
+	}
+	p.live[b.seq]++
+	return nil
+}

@@ -1,0 +1,233 @@
+package vmm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Supplier gives a Range its memory, in place of Device.Create: memory that another process
+// owns and that is imported here, for one.
+//
+// A range that takes its memory from a Supplier neither takes cached memory nor leaves any
+// there: what it gives up is closed. Imported chunks do not count against Device.SetLimit.
+// Sleep returns ErrNotSupported.
+type Supplier interface {
+	// Chunks returns chunks of the range's Device, of need bytes together or more. They are
+	// mapped from off on, side by side in their order. off is where the range's memory ends,
+	// need what the growth lacks at least; both are multiples of the granularity, as the size
+	// of each chunk has to be. All chunks have to fit below RangeOptions.Max, rounded up to
+	// the granularity. Chunks of an earlier call that lay at off or beyond are the range's no
+	// longer: a Clip has given them up, or they were not mapped.
+	//
+	// The range closes all chunks that Chunks returns, whether it maps them or not. If it
+	// cannot map them, or if Chunks fails, the growth fails and changes nothing; chunks that
+	// break a rule above, one that is closed, nil or listed twice included, are ErrInvalid.
+	// After ErrOutOfMemory, OnPressure is asked to release memory, and then Chunks once more.
+	//
+	// One call at a time is made for a range, by the goroutine that needs the memory, or by
+	// one of the range's own for RangeOptions.GrowAhead. The package holds no lock meanwhile,
+	// so a call may take long: only what needs more memory waits for it. It must not grow or
+	// close the range, which would wait for itself. ctx is done when the range closes. Close
+	// waits until the call has returned.
+	Chunks(ctx context.Context, off, need uint64) ([]*Chunk, error)
+}
+
+// checkSupplier refuses options for chunks of the range's own beside a Supplier.
+func (o RangeOptions) checkSupplier() error {
+	own := o.Chunk != 0 || o.MaxChunk != 0 || o.Zero || o.Share != 0 || o.RDMA || o.Compress
+	if own && o.Supplier != nil {
+		return fmt.Errorf("%w: options for chunks of the range's own, and a Supplier", ErrInvalid)
+	}
+	return nil
+}
+
+// supply is what a range needs to call its Supplier.
+type supply struct {
+	from   Supplier
+	slot   chan struct{} // taken by the one call that is under way
+	closed context.Context
+	close  context.CancelFunc
+}
+
+func newSupply(from Supplier) *supply {
+	if from == nil {
+		return nil
+	}
+	s := &supply{from: from, slot: make(chan struct{}, 1)}
+	s.closed, s.close = context.WithCancel(context.Background())
+	return s
+}
+
+// stop ends the supply of a range that is closing: no call is under way when it returns, and
+// none comes later.
+func (s *supply) stop() {
+	if s == nil {
+		return
+	}
+	s.close()
+	s.slot <- struct{}{}
+	<-s.slot
+}
+
+// lackingMemory is the error of a growth that needs its Supplier, which is called without the
+// locks of the growth. The caller of the growth gets the memory by obtain and tries again.
+type lackingMemory struct{ off, least, need uint64 }
+
+func (*lackingMemory) Error() string { return "memory of the Supplier is lacking" }
+
+// errMoved is that the range's memory ends elsewhere by now, so that what the Supplier returned
+// belongs there no longer.
+var errMoved = errors.New("the range's memory ends elsewhere")
+
+// obtain has the memory provided for lack of which an operation has failed with err: by the
+// Supplier, or by functions of OnPressure. It says whether to try again; if not, it returns
+// the operation's error. The caller holds no lock.
+func (g *Range) obtain(err error) (again bool, _ error) {
+	var lack *lackingMemory
+	if errors.As(err, &lack) {
+		if err = g.supplyFor(lack); err == nil || errors.Is(err, errMoved) {
+			return true, nil
+		}
+	}
+	return g.r.dev.runPressureHooks(err), err
+}
+
+// retryWithMemory runs op, again each time that obtain has provided memory for it.
+func (g *Range) retryWithMemory(op func() error) error {
+	err := op()
+	for err != nil {
+		again, why := g.obtain(err)
+		if err = why; !again {
+			break
+		}
+		err = op()
+	}
+	return err
+}
+
+// supplyFor has the Supplier provide what a caller's growth lacks.
+func (g *Range) supplyFor(lack *lackingMemory) error {
+	s := g.supply
+	select {
+	case s.slot <- struct{}{}:
+	case <-s.closed.Done():
+		return errReservationClosed
+	}
+	defer func() { <-s.slot }()
+	return g.supplyTo(lack.need, forCaller)
+}
+
+// startSupplyAhead has a goroutine of the range's own bring Cap to goal: the device's must not
+// wait for a Supplier. If a call of it is under way, the caller of that asks again at its end.
+func (g *Range) startSupplyAhead(have, goal uint64) {
+	s := g.supply
+	select {
+	case s.slot <- struct{}{}:
+	default:
+		return
+	}
+	g.aheadWanted.Store(growNow) // so that no append queues the range meanwhile
+	go func() {
+		// The slot last: a Close that has it knows that the goroutine is done with the range.
+		defer func() { <-s.slot }()
+		err := g.supplyTo(goal, forGrowAhead)
+		g.aheadWanted.Store(growNotWanted)
+		if g.r.live() != nil {
+			return
+		}
+		if !errors.Is(err, errMoved) {
+			g.r.dev.logFailure(g.endGrowAhead(have, goal, err))
+		}
+		g.requestGrowAhead()
+	}()
+}
+
+// supplyTo brings Cap to at least need. The caller has the slot and holds no lock.
+func (g *Range) supplyTo(need uint64, purpose purpose) error {
+	// Another call may have mapped the memory while this one waited for the slot.
+	lack, err := g.whatLacks(need, purpose)
+	if lack == nil {
+		return err
+	}
+	chunks, err := g.supply.from.Chunks(g.supply.closed, lack.off, lack.least)
+	if dead := g.r.live(); dead != nil {
+		err = dead // rather than that ctx was done
+	}
+	if err == nil {
+		err = g.mapSupplied(lack, chunks, purpose)
+	}
+	for _, c := range chunks {
+		_ = c.Close() // mapped, or refused by the driver and counted as quarantined
+	}
+	return err
+}
+
+// whatLacks takes back what retires of the range, and returns what a growth lacks beyond that;
+// nil if nothing does, or if the range cannot grow.
+func (g *Range) whatLacks(need uint64, purpose purpose) (lack *lackingMemory, err error) {
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	if err = g.r.live(); err == nil && need > g.cap.Load() {
+		err = g.growLocked(need, purpose)
+	}
+	errors.As(err, &lack)
+	return lack, err
+}
+
+// mapSupplied maps what the Supplier returned, all or nothing.
+func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk, purpose purpose) error {
+	held, size, err := g.checkSupplied(lack, chunks)
+	defer func() {
+		releaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
+	}()
+	if err != nil {
+		return err
+	}
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	end := lack.off + size
+	moved := func() bool { return g.cap.Load() != lack.off || reclaimable(g.r, lack.off, end) > lack.off }
+	if moved() { // a Clip, or a Close, has been here
+		return errMoved
+	}
+	if err = g.r.mapChunks(lack.off, held, purpose); err == nil {
+		g.cap.Store(end)
+	} else if moved() { // the driver has refused to unmap what a Clip gave up: that is taken back first
+		return errMoved
+	}
+	return err
+}
+
+// checkSupplied checks what the Supplier returned, and retains it for the caller to release.
+func (g *Range) checkSupplied(lack *lackingMemory, chunks []*Chunk) (held []*memory, size uint64, err error) {
+	refuse := func(format string, args ...any) ([]*memory, uint64, error) {
+		return held, 0, fmt.Errorf("%w: the Supplier returned %s", ErrInvalid, fmt.Sprintf(format, args...))
+	}
+	left := g.r.size - lack.off
+	for i, c := range chunks {
+		m, err := c.retain()
+		if err != nil {
+			return refuse("chunk %d of %d, which is nil or closed", i, len(chunks))
+		}
+		twice := slices.Contains(held, m)
+		held = append(held, m)
+		switch {
+		case twice:
+			return refuse("chunk %d of %d twice", i, len(chunks))
+		case c.dev != g.r.dev:
+			return refuse("a chunk of another device, %v", c.dev)
+		case m.size == 0 || m.size%g.r.gran != 0:
+			return refuse("a chunk of %d bytes, no multiple of the granularity %d", m.size, g.r.gran)
+		case m.size > left-size:
+			return refuse("more than the %d bytes that are left of the range", left)
+		}
+		m.cacheable.Store(false) // no other range gets it
+		size += m.size
+	}
+	if size < lack.least {
+		return refuse("%d bytes of the %d that are needed", size, lack.least)
+	}
+	return held, size, nil
+}
