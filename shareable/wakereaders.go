@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// wakeReaders wakes the readers after each change of the control page, until Close.
+// wakeReaders wakes the readers after each change of the control page, until Close, or
+// until nothing on it changes any more.
 // Those who change the page do not wait for it, and changes that come during a round
 // share the next one.
 //
@@ -23,7 +24,11 @@ func (o *object) wakeReaders() {
 			return
 		}
 		begun := time.Now()
+		last := o.isFinal()
 		o.wakes.round()
+		if last {
+			return
+		}
 		now := time.Now()
 		if restUntil.Before(now) {
 			restUntil = now
@@ -39,6 +44,13 @@ func (o *object) wakeReaders() {
 			}
 		}
 	}
+}
+
+// isFinal reports whether the object is one of a store and sealed: its length is on no page.
+func (o *object) isFinal() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.stored != nil && o.sealed
 }
 
 const (
