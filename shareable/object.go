@@ -161,6 +161,13 @@ func (o *object) noteSentLocked(i, n int, uid uint32) {
 	}
 }
 
+// isSealed reports whether the length is final.
+func (o *object) isSealed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.sealed
+}
+
 // lenLocked is the published length. Requires mu. A writer in another process stores it on
 // its page, and can store anything.
 func (o *object) lenLocked() uint64 {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// wakeReaders wakes the readers after each change of the control page, until Close, or
-// until nothing on it changes any more.
+// wakeReaders wakes the readers after each change of the control page, until Close, and
+// those of a store's object until it is sealed: no later change needs a wake.
 // Those who change the page do not wait for it, and changes that come during a round
 // share the next one.
 //
@@ -24,9 +24,9 @@ func (o *object) wakeReaders() {
 			return
 		}
 		begun := time.Now()
-		last := o.isFinal()
+		final := o.stored != nil && o.isSealed()
 		o.wakes.round()
-		if last {
+		if final {
 			return
 		}
 		now := time.Now()
@@ -44,13 +44,6 @@ func (o *object) wakeReaders() {
 			}
 		}
 	}
-}
-
-// isFinal reports whether the object is one of a store and sealed: its length is on no page.
-func (o *object) isFinal() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.stored != nil && o.sealed
 }
 
 const (

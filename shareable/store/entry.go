@@ -33,8 +33,9 @@ type entry struct {
 
 	// Guarded by Server.mu.
 	names   []string
-	lease   serve.Conn // who may write; nil: nobody
+	lease   serve.Conn // the client that may write; nil: none
 	waiting []wait     // for the lease
+	started bool       // a writer has mapped its page once
 	sealed  bool
 	deleted bool // it has no name any more, and goes with its last reader
 	dropped bool
@@ -127,7 +128,7 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	return e, nil
 }
 
-// listEntry lists an object that nobody finds yet.
+// listEntry lists an object that no client finds yet.
 func (s *Server) listEntry(e *entry) error {
 	defer s.closeEvicted()
 	s.mu.Lock()

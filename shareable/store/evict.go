@@ -10,7 +10,7 @@ import (
 
 var errNothingToEvict = fmt.Errorf("%w: nothing to evict", vmm.ErrLimit)
 
-// evictLocked deletes sealed objects that nobody has, the least recently used first, until
+// evictLocked deletes sealed objects that no reader has, the least recently used first, until
 // enough returns true. Requires mu; the caller calls closeEvicted without it.
 func (s *Server) evictLocked(enough func() bool) error {
 	invariants.Held(&s.mu)

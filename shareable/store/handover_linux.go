@@ -59,6 +59,7 @@ type entryState struct {
 	Names              []string
 	Lease              *int
 	Waiting            []waitState
+	Started            bool
 	Sealed, Deleted    bool
 }
 
@@ -215,7 +216,7 @@ func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
 	for _, e := range s.order {
 		st := entryState{
 			ID: e.id, Max: e.max, Bytes: e.bytes, Used: used[e], UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
-			Labels: e.labels, Names: e.names, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
+			Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
 		}
 		if i, ok := index[e.lease]; ok {
 			st.Lease = &i
@@ -265,11 +266,19 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 			}
 		}
 	}()
+	all := 0
 	event := func(f wire.Frame) error {
-		h, err := wire.DecodeHandover(f.Payload)
-		if f.Type != wire.TypeHandover || err != nil || int(h.First) != len(got) {
-			return fmt.Errorf("%w: %v %v in a handover", shareable.ErrProtocol, f.Type, err)
+		if f.Type != wire.TypeHandover {
+			return fmt.Errorf("%w: %v in a handover", shareable.ErrProtocol, f.Type)
 		}
+		h, err := wire.DecodeHandover(f.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+		}
+		if int(h.First) != len(got) || all > 0 && int(h.All) != all {
+			return fmt.Errorf("%w: descriptor %d of %d after %d of %d", shareable.ErrProtocol, h.First, h.All, len(got), all)
+		}
+		all = int(h.All)
 		for _, fd := range f.FDs {
 			got = append(got, fd.Take())
 		}
@@ -290,8 +299,8 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, nothing); err != nil {
 		return nil, err
 	}
-	if len(got) == 0 {
-		return nil, fmt.Errorf("%w: a handover without a state", shareable.ErrProtocol)
+	if len(got) == 0 || len(got) != all {
+		return nil, fmt.Errorf("%w: %d descriptors of %d in a handover", shareable.ErrProtocol, len(got), all)
 	}
 	f := os.NewFile(uintptr(got[0]), "state")
 	fds := got[1:]
@@ -309,7 +318,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		return nil, err
 	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
-	// nobody else has what this one has.
+	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
 		s.mu.Lock()
@@ -396,7 +405,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) *entry {
 	e := &entry{
 		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
-		names: st.Names, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
+		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
 	}
 	for _, w := range st.Waiting {
 		c := clients[w.Conn]

@@ -119,6 +119,9 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	if err := e.obj.StartLease(); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	e.started = true
+	s.mu.Unlock()
 	return done(c, f.Request)
 }
 
@@ -220,6 +223,8 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
+	// An object whose CREATE no client has heard of would have no use and no owner.
+	abort = abort || !e.started
 	e.lease = nil
 	if x := s.clients[c]; x != nil {
 		delete(x.leases, e.id)
