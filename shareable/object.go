@@ -186,12 +186,7 @@ func (o *object) pageFDLocked() (int, error) {
 		return dup(o.page.fd)
 	}
 	// Nothing changes any more: the page is made for this reader alone.
-	p, err := o.stored.newPage(o.published)
-	if err != nil {
-		return -1, err
-	}
-	defer p.close()
-	return dup(p.fd)
+	return newFinalPage(o.srv.hello.Instance, o.id, o.published, o.generation)
 }
 
 // endLocked is the offset at which the chunks end. Requires mu.
