@@ -213,7 +213,7 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	c.calls[request] = x
 	c.mu.Unlock()
 	if err := c.write(t, request, payload); err != nil {
-		c.writeFailed(err)
+		_ = c.writeFailed(err) // it is what the call returns, unless the owner has said why
 	}
 	select {
 	case err := <-x.err:

@@ -156,15 +156,23 @@ func closeAfter(err error, p *readerPage) error {
 // openReaderPage maps the control page behind fd for reading, and checks that it is
 // the page of this object. It does not take fd.
 func openReaderPage(fd int, instance [16]byte, object uint64) (*readerPage, error) {
-	b, err := mapSharedPage(fd)
+	p, err := mapReaderPage(fd)
 	if err != nil {
-		return nil, fmt.Errorf("control page: %w", err)
+		return nil, err
 	}
-	p := &readerPage{b: b}
 	if err := p.check(instance, object); err != nil {
 		return nil, fmt.Errorf("%w: control page: %w", ErrProtocol, closeAfter(err, p))
 	}
 	return p, nil
+}
+
+// mapReaderPage is openReaderPage without the check of the words.
+func mapReaderPage(fd int) (*readerPage, error) {
+	b, err := mapSharedPage(fd)
+	if err != nil {
+		return nil, fmt.Errorf("control page: %w", err)
+	}
+	return &readerPage{b: b}, nil
 }
 
 // mapSharedPage maps a page that the owner shares for reading. It does not take fd.

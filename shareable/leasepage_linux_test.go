@@ -3,6 +3,7 @@ package shareable
 import (
 	"encoding/binary"
 	"math"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -137,23 +138,19 @@ func TestWriterWrecksItsPage(t *testing.T) {
 	v := s.attach(AttachOptions{Unsealed: true})
 	soon(t, "memory", func() bool { return v.Cap() == 2*smallChunk })
 	// The reader hears of the page after it is wrecked.
-	var ses *session
-	s.srv.mu.Lock()
-	for one := range s.srv.sessions {
-		ses = one
-	}
-	s.srv.mu.Unlock()
-	of := pageOf(v)
+	ses, of := sessionOf(t, s.srv), pageOf(v)
 	fd, err := x.LeasePage()
 	require.NoError(t, err)
 	page := mapPage(t, fd)
 	require.NoError(t, unix.Close(fd))
 	ses.sending.Lock()
+	unlock := sync.OnceFunc(ses.sending.Unlock)
+	defer unlock()
 	require.NoError(t, x.StartLease())
 	for i := range page[:64] {
 		page[i] = 0xff
 	}
-	ses.sending.Unlock()
+	unlock()
 	pageAfter(t, v, of)
 	of = pageOf(v)
 	x.EndLease()
@@ -212,5 +209,5 @@ func TestOpenWriterPageRefuses(t *testing.T) {
 	require.NoError(t, unix.Close(fd))
 	_, err = OpenWriterPage(-1, instance, 7)
 	require.ErrorIs(t, err, ErrProtocol)
-	require.Equal(t, before, openFDs(t))
+	staysOpen(t, before)
 }

@@ -159,14 +159,19 @@ func (o *storeObject) ReplyChunks(c serve.Conn, request uint32, after uint64) er
 		return c.Refuse(request, fmt.Errorf("%w: no chunk after %d", vmm.ErrBounds, after))
 	}
 	// The descriptors are in use while they are sent: the object may end meanwhile.
+	var used []*cachedFD
 	var fds []int
+	defer func() {
+		for _, d := range used {
+			o.srv.fds.release(d)
+		}
+	}()
 	for _, x := range chunks {
 		d, err := o.srv.fds.acquireChunk(x)
 		if err != nil {
 			return c.Refuse(request, err)
 		}
-		defer o.srv.fds.release(d)
-		fds = append(fds, d.fd)
+		used, fds = append(used, d), append(fds, d.fd)
 		msg.Records = append(msg.Records, x.Chunk)
 	}
 	return c.Reply(wire.TypeChunks, request, msg.Append(nil), fds...)

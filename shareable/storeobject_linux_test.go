@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"log/slog"
 	"math"
 	"sync"
 	"testing"
@@ -17,169 +16,6 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
-
-// smallStore is a store with nothing but objects by name. A test is the writer itself.
-type smallStore struct {
-	t       *testing.T
-	dev     *vmm.Device
-	srv     *Server
-	objects serve.Server
-	request func(serve.Conn, wire.Frame) error // of a test; nil refuses
-
-	mu     sync.Mutex
-	byName map[string]serve.Object
-	conns  map[serve.Conn]bool
-	seen   int // calls of Readers
-}
-
-func newSmallStore(t *testing.T, o Options) *smallStore {
-	t.Helper()
-	s := &smallStore{t: t, dev: pageDevice(t), byName: map[string]serve.Object{}, conns: map[serve.Conn]bool{}}
-	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-	var err error
-	s.srv, s.objects, err = NewStore(s.dev, o, s)
-	require.NoError(t, err)
-	require.NoError(t, s.objects.Listen(socketAt(t)))
-	t.Cleanup(func() {
-		for _, o := range s.byName {
-			require.NoError(t, o.Close())
-		}
-		require.NoError(t, s.srv.Close())
-	})
-	return s
-}
-
-func (s *smallStore) Request(c serve.Conn, f wire.Frame) error {
-	s.mu.Lock()
-	s.conns[c] = true
-	s.mu.Unlock()
-	if s.request == nil {
-		return c.Refuse(f.Request, vmm.ErrNotSupported)
-	}
-	return s.request(c, f)
-}
-
-func (s *smallStore) End(c serve.Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.conns, c)
-}
-
-func (s *smallStore) Find(name string) serve.Object {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.byName[name]
-}
-
-func (s *smallStore) Readers(serve.Object) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.seen++
-}
-
-// object makes "x" with room for so many chunks of a page.
-func (s *smallStore) object(chunks uint64) *storedX {
-	s.t.Helper()
-	o := s.objects.NewObject(serve.Spec{Max: chunks * smallChunk, Meta: []byte("rows")})
-	s.objects.Listed(o, "x")
-	s.mu.Lock()
-	s.byName["x"] = o
-	s.mu.Unlock()
-	return &storedX{Object: o, s: s}
-}
-
-// memory is a descriptor of new memory, as a store keeps it.
-func (s *smallStore) memory(size uint64) int {
-	s.t.Helper()
-	c, err := s.dev.Create(size, vmm.Prop{Share: vmm.ShareFD})
-	require.NoError(s.t, err)
-	fd, err := c.Export()
-	require.NoError(s.t, err)
-	require.NoError(s.t, c.Close())
-	return fd
-}
-
-func (s *smallStore) attach(o AttachOptions) *View {
-	s.t.Helper()
-	v, err := Attach(s.t.Context(), s.srv.Path(), "x", pageDevice(s.t), o)
-	require.NoError(s.t, err)
-	s.t.Cleanup(func() { require.NoError(s.t, v.Close()) })
-	return v
-}
-
-// storedX is an object of a smallStore, with its memory mapped for a writer.
-type storedX struct {
-	serve.Object
-	s   *smallStore
-	mem []byte
-}
-
-// grow adds n chunks of a page.
-func (x *storedX) grow(n int) {
-	t := x.s.t
-	t.Helper()
-	for range n {
-		fd := x.s.memory(smallChunk)
-		b, err := unix.Mmap(fd, 0, smallChunk, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		require.NoError(t, err)
-		at := len(x.mem)
-		copy(b, pattern(at, smallChunk))
-		require.NoError(t, unix.Munmap(b))
-		x.mem = append(x.mem, pattern(at, smallChunk)...)
-		require.NoError(t, x.AddChunk(smallChunk, fd))
-	}
-}
-
-// page is a writer's page that is not sealed yet.
-func (x *storedX) page() serve.WriterPage {
-	t := x.s.t
-	t.Helper()
-	fd, err := x.LeasePage()
-	require.NoError(t, err)
-	w, err := OpenWriterPage(fd, x.s.objects.Instance(), x.ID())
-	require.NoError(t, err)
-	require.NoError(t, unix.Close(fd))
-	t.Cleanup(func() { require.NoError(t, w.Close()) })
-	return w
-}
-
-// lease is the page of a writer whose lease has started.
-func (x *storedX) lease() serve.WriterPage {
-	x.s.t.Helper()
-	w := x.page()
-	require.NoError(x.s.t, x.StartLease())
-	return w
-}
-
-// own is the object behind the seam.
-func (x *storedX) own() *storeObject {
-	o, ok := x.Object.(*storeObject)
-	require.True(x.s.t, ok)
-	return o
-}
-
-func (x *storedX) length() uint64 {
-	_, n, _, _ := x.State()
-	return n
-}
-
-func (x *storedX) readers() int {
-	_, _, _, n := x.State()
-	return n
-}
-
-// pageOf is the control page that the view looks at.
-func pageOf(v *View) *readerPage {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return v.page
-}
-
-// pageAfter waits until the view looks at another page than before.
-func pageAfter(t *testing.T, v *View, before *readerPage) {
-	t.Helper()
-	soon(t, "another page", func() bool { return pageOf(v) != before })
-}
 
 func TestStoreObjectGrows(t *testing.T) {
 	s := newSmallStore(t, Options{})
@@ -290,7 +126,8 @@ func TestStoreObjectEndsLeaseWithoutDescriptors(t *testing.T) {
 	v := s.attach(AttachOptions{Unsealed: true})
 	first := x.lease()
 	first.Publish(100)
-	restore := leaveFDs(t, 0)
+	restore := sync.OnceFunc(leaveFDs(t, 0))
+	defer restore()
 	x.EndLease()
 	restore()
 	first.Publish(200)
@@ -336,8 +173,8 @@ func TestStoreObjectSealed(t *testing.T) {
 		soon(t, "sealed", v.Sealed)
 		wait(t, v, smallChunk+10)
 		require.ErrorIs(t, v.Wait(t.Context(), smallChunk+11), ErrSealed)
-		got, ok := v.Digest()
-		require.True(t, ok)
+		soon(t, "the digest", func() bool { _, ok := v.Digest(); return ok }) // which comes after the chunks
+		got, _ := v.Digest()
 		require.Equal(t, sum, got)
 		require.Equal(t, x.mem[:smallChunk+10], read(t, v, smallChunk+10))
 		require.Equal(t, uint64(2*smallChunk), v.Cap())
@@ -356,11 +193,13 @@ func TestStoreObjectReplyChunks(t *testing.T) {
 	s := newSmallStore(t, Options{})
 	x := s.object(80)
 	x.grow(70)
-	s.request = func(c serve.Conn, f wire.Frame) error {
+	s.on(func(c serve.Conn, f wire.Frame) error {
 		q, err := wire.DecodeGrow(f.Payload)
-		require.NoError(t, err)
+		if err != nil {
+			return err
+		}
 		return x.ReplyChunks(c, f.Request, q.After)
-	}
+	})
 	c := greeted(t, s.srv.Path())
 	ask := func(after uint64) wire.Frame {
 		require.NoError(t, c.Write(wire.TypeGrow, 5, 0, wire.Grow{After: after}.Append(nil)))
@@ -401,7 +240,7 @@ func pipes(t *testing.T, n int) (ends, fds []int) {
 	return ends, fds
 }
 
-// areClosed checks that nobody has the other ends any more, and closes the pipes.
+// areClosed checks that the other ends are closed, and closes the pipes.
 func areClosed(t *testing.T, ends []int) {
 	t.Helper()
 	for i, end := range ends {
@@ -535,7 +374,20 @@ func TestStoreObjectRetireDisconnects(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); x.Retire(ctx) }()
-	soon(t, "the good one has unmapped it", func() bool { return good.Cap() == 0 })
+	soon(t, "the good one has acknowledged", func() bool {
+		x.own().mu.Lock()
+		defer x.own().mu.Unlock()
+		if x.own().endLocked() > 0 {
+			return false // nothing is retired yet
+		}
+		for a := range x.own().attachments {
+			if a.ackedGeneration == x.own().generation {
+				return true
+			}
+		}
+		return false
+	})
+	require.Zero(t, good.Cap())
 	require.False(t, isClosed(done))
 	cancel()
 	<-done

@@ -50,6 +50,8 @@ func openReaderPage(int, [16]byte, uint64) (*readerPage, error) {
 	return nil, fmt.Errorf("%w: control pages need Linux", vmm.ErrNotSupported)
 }
 
+func mapReaderPage(int) (*readerPage, error) { return nil, errLinux }
+
 func closeAfter(err error, _ *readerPage) error { return err }
 
 func (p *readerPage) queued() uint64 { return 0 }

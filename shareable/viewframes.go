@@ -259,12 +259,11 @@ func (v *View) handlePage(f wire.Frame, p wire.Page) error {
 	}
 	// The writer can have changed all words of it, for which this owner is not to blame. So
 	// none is compared.
-	b, err := mapSharedPage(f.FDs[0].Int())
+	page, err := mapReaderPage(f.FDs[0].Int())
 	if err != nil {
-		return fmt.Errorf("control page: %w", err)
+		return err
 	}
 	_ = f.FDs[0].Close() // it is memory, whose close does not wait
-	page := &readerPage{b: b}
 	v.staleFrames, v.shortSince, v.pause = 0, time.Time{}, 0
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -31,8 +31,9 @@ KERNEL_FDS = 253  # the kernel's limit for one message
 OPTIONAL = 1  # flag of a frame that may be skipped if its type is unknown
 
 HELLO, ATTACH, RESYNC, ACK = 1, 4, 5, 7
-CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT = 64, 65, 66, 67, 68, 69, 70, 72
-KNOWN = set(range(1, 13)) | set(range(64, 74))
+CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT, PAGE = 64, 65, 66, 67, 68, 69, 70, 72, 74
+KNOWN = set(range(1, 22)) | set(range(64, 78))
+UNSEALED = 2  # flag of ATTACH: an object of a store also if it is not sealed
 HOST, CUDA = 1, 2  # backends
 
 PAGE_BYTES, AT_DONE, AT_GENERATION = 4096, 128, 192
@@ -274,14 +275,16 @@ class Reader:
     element; shape of a row; pitch, the bytes from row to row; metadata;
     generation, which rises when the owner takes bytes back; sealed and deleted.
 
+    unsealed asks for an object of a store also if it is not sealed.
+
     on_retire, if set, is called before memory is unmapped, with the length that
     is left. Arrays that were made before must not be used after it.
     """
 
-    def __init__(self, path, name, token=b"", timeout=5.0, max_bytes=None):
+    def __init__(self, path, name, token=b"", timeout=5.0, max_bytes=None, unsealed=False):
         if len(token) > 32:
             raise ValueError(f"a token of {len(token)} bytes, over 32")
-        self.name, self.max_bytes = name, max_bytes
+        self.name, self.max_bytes, self.unsealed = name, max_bytes, unsealed
         self.on_retire = None
         self.sealed = self.deleted = self.digest = None
         self.gone = None  # the error that ended the connection
@@ -372,7 +375,7 @@ class Reader:
         frame.truncated = bool(flags & socket.MSG_CTRUNC)
         expect(frame.truncated or nfds == len(frame.fds), f"{len(frame.fds)} descriptors instead of {nfds}")
         expect(kind in KNOWN or bits & OPTIONAL, f"a frame of type {kind}")
-        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else 2 if kind == OBJECT else 0
+        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else {OBJECT: 2, PAGE: 1}.get(kind, 0)
         expect(nfds <= most, f"{nfds} descriptors")
         frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
 
@@ -424,7 +427,7 @@ class Reader:
             "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, bool(token), 0, token
         ))  # fmt: skip
         name = self.name.encode()
-        self._send(ATTACH, struct.pack("<III", 1, 0, len(name)) + name, ATTACH_REQUEST)
+        self._send(ATTACH, struct.pack("<III", 1, UNSEALED if self.unsealed else 0, len(name)) + name, ATTACH_REQUEST)
         with self._reply(OBJECT, ATTACH_REQUEST) as frame:
             self._object(Payload(frame.payload), instance, name)
             if frame.truncated:
@@ -559,6 +562,8 @@ class Reader:
             return self._map(p, frame)
         if frame.type == RETIRE:
             return self._retire(p)
+        if frame.type == PAGE:
+            return self._replace_page(p, frame)
         if frame.type == SEALED:
             object_id, length, has, zero, digest = p.unpack("QQII32s")
             p.end()
@@ -608,15 +613,27 @@ class Reader:
         self.short_since, self.short_pause = None, SHORT_PAUSE
         self._ack()
 
+    def _replace_page(self, p, frame):
+        """Another process writes to the object, or none any more."""
+        expect(p.unpack("Q") == self.id and len(frame.fds) == 1, "the page of something else")
+        p.end()
+        check_memory_file(frame.fds[0], PAGE_BYTES, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
+        page = map_pages(None, PAGE_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, frame.fds[0])
+        self.length()  # the old page's last length counts
+        libc.munmap(self.page, PAGE_BYTES)
+        self.page = page
+        self.short_since, self.short_pause = None, SHORT_PAUSE
+
     def _resync(self, frame):
         """Descriptors were lost at the limit on open files: requests the same
-        chunks in smaller frames, and single ones again after a pause."""
-        if frame.type != CHUNKS:
+        chunks in smaller frames, and single ones, or a page, again after a pause."""
+        if frame.type not in (CHUNKS, PAGE):
             return
-        p = Payload(frame.payload)
-        _, _, count, _, _, offset = p.unpack("QQIIQQ")
-        if self.resyncing and offset > self.end:
-            return  # sent before the owner read the RESYNC; it comes again
+        p, count = Payload(frame.payload), 1
+        if frame.type == CHUNKS:
+            _, _, count, _, _, offset = p.unpack("QQIIQQ")
+            if self.resyncing and offset > self.end:
+                return  # sent before the owner read the RESYNC; it comes again
         frame.__exit__()  # those that came take up room
         self.short_since = self.short_since or time.monotonic()
         if count == 1:
@@ -624,14 +641,16 @@ class Reader:
                 raise OSError("the limit on open files is reached")
             time.sleep(self.short_pause)
             self.short_pause = min(2 * self.short_pause, MAX_SHORT_PAUSE)
-        self.batch, self.resyncing = max(min(self.batch, count) // 2, 1), True
+        if frame.type == CHUNKS:
+            self.batch = max(min(self.batch, count) // 2, 1)
+        self.resyncing = True
         self._send(RESYNC, struct.pack("<QQII", self.id, self.last_id + 1 if self.last_id else 0, self.batch, 0))
 
     def _retire(self, p):
         object_id, generation, capacity = p.unpack("QQQ")
         p.end()
         expect(object_id == self.id and generation > self.generation, "something else is retired")
-        expect(self.sealed is None, "sealed memory is taken back")
+        expect(self.sealed is None or capacity == 0, "sealed memory is taken back")
         keep = len(self.chunks)
         while keep and self.chunks[keep - 1][1] >= capacity:
             keep -= 1

@@ -108,9 +108,9 @@ func newClient(ctx context.Context, path string, dial func(context.Context) (*ne
 	}
 	c := &Client{dev: dev, opts: o, path: path, dial: dial, connecting: make(chan struct{}, 1)}
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	if _, _, err := c.connection(ctx); err != nil {
-		c.stop()
-		return nil, err
+	// A server that refuses the client says so only in reply to something.
+	if _, err := c.read(ctx, target{}, wire.TypeCount, nil, wire.TypeCounters, ignore); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
 }

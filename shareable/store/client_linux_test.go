@@ -251,7 +251,7 @@ func TestIDs(t *testing.T) {
 func TestGrowing(t *testing.T) {
 	s := listening(t, Options{})
 	c := clientOf(t, s)
-	w := writer(t, c, "g", CreateOptions{Size: 64 << 20, Growable: true, GrowAhead: 1 << 20})
+	w := writer(t, c, "g", CreateOptions{Size: 64 << 20, Growable: true})
 	require.Zero(t, w.Len())
 	b := got(t, c, "g", GetOptions{Unsafe: true})
 	var want []byte
@@ -262,13 +262,33 @@ func TestGrowing(t *testing.T) {
 	}
 	require.NoError(t, b.Wait(within(t), uint64(len(want))))
 	require.Equal(t, want, contents(t, b))
+	require.NoError(t, w.Grow(20<<20))
 	require.NoError(t, w.Range().Clip())
+	require.Less(t, w.Cap(), uint64(20<<20))
 	require.NoError(t, w.Append(bytesOf(9<<20))) // what was clipped comes again
 	want = append(want, bytesOf(9<<20)...)
 	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
 	require.NoError(t, b.Wait(within(t), uint64(len(want))))
 	require.Equal(t, want, contents(t, b))
 	require.Equal(t, want, contents(t, got(t, c, "g", GetOptions{})))
+}
+
+// TestGrowAhead: memory is mapped before it is needed.
+func TestGrowAhead(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "g", CreateOptions{Size: 64 << 20, Growable: true, Durable: true, GrowAhead: 4 << 20})
+	ahead := func(w *Writer) func() bool { return func() bool { return w.Cap() >= w.Len()+4<<20 } }
+	for range 5 {
+		require.NoError(t, w.Append(bytesOf(3<<20)))
+		require.Eventually(t, ahead(w), inTime, step)
+	}
+	require.NoError(t, w.Close())
+	w, err := c.Append(t.Context(), "g", AppendOptions{GrowAhead: 4 << 20})
+	require.NoError(t, err)
+	require.NoError(t, w.Append(bytesOf(3<<20)))
+	require.Eventually(t, ahead(w), inTime, step)
+	require.NoError(t, w.Close())
 }
 
 // TestVector: a Vector on a Writer's range publishes, and a Reader on a Buffer follows it.

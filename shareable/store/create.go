@@ -62,7 +62,7 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Wri
 	w.durable, w.created = o.Durable, true
 	return w, w.open(ctx, target{}, func(gran uint64) (wire.Type, []byte) {
 		if q.Size == 0 {
-			q.Size = c.opts.MaxBytes / gran * gran
+			q.Size = max(c.opts.MaxBytes/gran, 1) * gran
 		}
 		return wire.TypeCreate, q.Append(nil)
 	}, false)

@@ -153,21 +153,17 @@ func everything(ctx context.Context, c *Client) (err error) {
 			}
 		}()
 	}
-	waited := make(chan error, 1)
+	waited := make(chan struct{})
+	var gotErr error // once waited is closed
 	waiting, stop := context.WithCancel(ctx)
 	go func() {
-		b, e := c.Get(waiting, "x", GetOptions{Wait: true})
-		if e == nil {
-			e = b.Close()
-		}
-		waited <- e
-	}()
-	sealed := false
-	defer func() {
-		if stop(); !sealed {
-			_ = <-waited // it has seen what the others have
+		defer close(waited)
+		var b *Buffer
+		if b, gotErr = c.Get(waiting, "x", GetOptions{Wait: true}); gotErr == nil {
+			gotErr = b.Close()
 		}
 	}()
+	defer func() { stop(); <-waited }()
 	w, e := c.Create(ctx, "x", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
 	if !note(e) {
 		return err
@@ -181,8 +177,9 @@ func everything(ctx context.Context, c *Client) (err error) {
 	}
 	defer func() { note(w.Close()) }()
 	note(w.Append(data[1<<20:]))
-	if sealed = note(w.Seal(ctx, shareable.SealOptions{Digest: true})); sealed {
-		note(<-waited)
+	if note(w.Seal(ctx, shareable.SealOptions{Digest: true})) {
+		<-waited
+		note(gotErr)
 	}
 	b, e := c.Get(ctx, w.ID().String(), GetOptions{})
 	if note(e) {

@@ -3,8 +3,10 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -340,4 +342,67 @@ func TestLostDevice(t *testing.T) {
 	require.NoError(t, next.Append([]byte(" too")))
 	require.NoError(t, next.Close())
 	require.Equal(t, "kept too", string(contents(t, got(t, c, "l", GetOptions{Unsafe: true}))))
+}
+
+// TestClientOptions: the token, and the limit of a client on what it maps.
+func TestClientOptions(t *testing.T) {
+	s := listening(t, Options{Token: []byte("secret")})
+	dev := vmmtest.Device(t)
+	for range 20 { // whether the refusal comes before the first request or after it
+		_, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
+		require.ErrorIs(t, err, vmm.ErrPermission)
+	}
+	with := func(o ClientOptions) *Client {
+		o.Token = []byte("secret")
+		c, err := Connect(t.Context(), s.Path(), dev, o)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		return c
+	}
+	large, small := with(ClientOptions{}), with(ClientOptions{MaxBytes: 5 << 20, Align: 1 << 24})
+	sealed(t, large, "s", bytesOf(6<<20))
+	w := writer(t, large, "g", CreateOptions{Growable: true, Durable: true}) // as large as the device
+	require.NoError(t, w.Append(bytesOf(7<<20)))
+	require.NoError(t, w.Flush(t.Context()))
+	for _, o := range []GetOptions{{}, {Wait: true}} {
+		_, err := small.Get(t.Context(), "s", o)
+		require.ErrorIs(t, err, vmm.ErrLimit)
+	}
+	_, err := small.GetAll(t.Context(), []string{"s", "s"}, GetOptions{})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.NoError(t, w.Close())
+	_, err = small.Append(t.Context(), "g", AppendOptions{})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.Eventually(t, func() bool { return s.Stats().Leases == 0 }, inTime, step)
+
+	v := writer(t, small, "v", CreateOptions{Growable: true})
+	require.EqualValues(t, 4<<20, v.Max())
+	require.Zero(t, v.Ptr()%(1<<24))
+	require.ErrorIs(t, v.Append(bytesOf(4<<20+1)), vmm.ErrFull)
+	require.NoError(t, v.Append(bytesOf(4<<20)))
+	require.NoError(t, v.Seal(t.Context(), shareable.SealOptions{KeepWriting: true}))
+	b := got(t, small, "v", GetOptions{})
+	require.Zero(t, b.Ptr()%(1<<24))
+	require.Equal(t, bytesOf(4<<20), contents(t, b))
+	tiny := writer(t, with(ClientOptions{MaxBytes: 1}), "tiny", CreateOptions{Growable: true})
+	require.EqualValues(t, 2<<20, tiny.Max()) // the least there is
+}
+
+// TestEmpty: an object can be sealed without a byte.
+func TestEmpty(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	for name, o := range map[string]CreateOptions{"fixed": {Size: 1}, "growable": {Growable: true}} {
+		w := writer(t, c, name, o)
+		require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{Digest: true}))
+		b := got(t, c, name, GetOptions{})
+		require.Zero(t, b.Len())
+		require.True(t, b.Sealed())
+		require.Zero(t, b.Location())
+		d, ok := b.Digest()
+		require.True(t, ok)
+		require.Equal(t, sha256.Sum256(nil), d)
+		_, err := b.ReadAt(make([]byte, 1), 0)
+		require.ErrorIs(t, err, io.EOF)
+	}
 }

@@ -117,6 +117,12 @@ func TestOpenMemRefuses(t *testing.T) {
 			}
 		}
 	}
+	later := plain(t, v, 1, 1)
+	h = memHandle(t, v, later)
+	free := gate(t, v, v.CopyStream())
+	require.NoError(t, v.FreeAsync(later, v.CopyStream()))
+	invalid(t, w, h)
+	free()
 	host, _, err := v.AllocHost(8)
 	require.NoError(t, err)
 	async, err := v.AllocAsync(8, v.CopyStream())
