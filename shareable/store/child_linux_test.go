@@ -165,6 +165,7 @@ func play(role string) {
 	p := &part{args: os.Args[1:], in: bufio.NewScanner(os.Stdin)}
 	roles := map[string]func(*part){
 		"daemon": playDaemon, "writer": playWriter, "readers": playReaders, "memory": playMemory,
+		"holder": playHolder, "clients": playClients,
 	}
 	act, ok := roles[role]
 	if !ok {
@@ -363,6 +364,7 @@ func (a *accounts) note(pid int) uint64 {
 		return a.free - freeMemory(a.t)
 	}
 	a.was = memoryOf(a.t, pid)
+	require.Equal(a.t, a.was, stillThere(a.t, a.was), "what is there is seen")
 	return bytesIn(a.was)
 }
 
