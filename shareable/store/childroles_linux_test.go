@@ -37,7 +37,14 @@ func playDaemon(p *part) {
 	}
 	var s *Server
 	var err error
-	if p.args[1] == "takeover" {
+	if p.args[1] == "halting" { // it stops when it has everything, until it is told to go on
+		o.hooks.beforeTaken = func() {
+			p.say("has")
+			p.next()
+		}
+	}
+	if p.args[1] != "listen" {
+		p.say("go")
 		s, err = TakeOver(context.Background(), dev, p.args[0], o)
 	} else {
 		s, err = Listen(dev, p.args[0], o)

@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -157,4 +158,10 @@ func TestTwoWriters(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, checkWave(last.Range(), last.Len()))
 	require.NoError(t, last.Close())
+}
+
+// killedAt kills a process after a while: the i-th of 20 such whiles.
+func killedAt(c *child, i int) {
+	<-time.After(time.Duration(i) * 700 * time.Microsecond)
+	c.kill()
 }
