@@ -210,11 +210,11 @@ func TestScale(t *testing.T) {
 	var limit unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	// On the host memory costs two descriptors: the driver keeps one, to see when it is free.
-	objects, clients, rounds := int(min(limit.Cur, 20_000))*8/10/2, 2000, 10
+	objects, clients, rounds := int(min(limit.Cur, 20_000))*8/10/2, 2000, 20
 	if !soak() {
-		objects, clients, rounds = objects/10, clients/10, 1
+		objects, clients, rounds = objects/10, clients/10, 2
 	}
-	const atOnce, calls = 4, 400
+	const atOnce, calls = 4, 200
 	dev := smallPages(t)
 	empty, full := startDaemon(t), startDaemon(t)
 	few := empty.clients(dev, atOnce, atOnce)
