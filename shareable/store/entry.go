@@ -250,11 +250,11 @@ func (s *Server) createMemory(p vmm.Prop, size uint64) (chunk *vmm.Chunk, fd int
 	return nil, -1, errors.Join(err, chunk.Close())
 }
 
-// checkFD returns an error for a descriptor that objects must not have: a tenth of the
-// process's limit is left to connections. The system gives the lowest free number, so one
-// beyond nine tenths means that all below are in use.
+// checkFD returns an error for a descriptor that objects must not have: the last sixteenth of
+// the process's limit is left to connections. The system gives the lowest free number, so one
+// from there means that all below are in use.
 func (s *Server) checkFD(fd int) error {
-	if limit := s.objects.FileLimit(); fd >= limit-limit/10 {
+	if limit := s.objects.FileLimit(); fd >= limit-limit/16 {
 		return fmt.Errorf("%w: %d of %d descriptors are open (RLIMIT_NOFILE)", vmm.ErrLimit, fd, limit)
 	}
 	return nil
