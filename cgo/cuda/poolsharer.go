@@ -43,7 +43,7 @@ func (v *Device) ImportPool(fd int) (driver.Pool, error) {
 		return C.cuvmm_pool_import(v.d.api, v.ctx, C.int(fd)), nil
 	})
 	var c *driver.CallError
-	if errors.As(err, &c) && c.Kind == driver.ErrNotSupported && v.d.api.pool_import != nil {
+	if errors.As(err, &c) && errors.Is(c.Kind, driver.ErrNotSupported) && v.d.api.pool_import != nil {
 		// So says a libcuda that has the call about a descriptor of memory.
 		err = &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: c.Err}
 	}

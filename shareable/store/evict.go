@@ -10,7 +10,7 @@ import (
 
 var errNothingToEvict = fmt.Errorf("%w: nothing to evict", vmm.ErrLimit)
 
-// evictLocked deletes sealed objects that nobody has, the least recently used first, until
+// evictLocked deletes sealed objects that no reader has, the least recently used first, until
 // enough returns true. Requires mu; the caller calls closeEvicted without it.
 func (s *Server) evictLocked(enough func() bool) error {
 	invariants.Held(&s.mu)
@@ -42,22 +42,38 @@ func (s *Server) evictOneLocked() bool {
 	if !s.opts.Evict {
 		return false
 	}
-	var oldest *entry
-	for _, e := range s.order {
-		if e.sealed && !e.deleted && (oldest == nil || e.used < oldest.used) {
-			if _, _, _, readers := e.obj.State(); readers == 0 {
-				oldest = e
-			}
+	for x := s.unused.Front(); x != nil; x = x.Next() {
+		oldest, ok := x.Value.(*entry)
+		if !ok {
+			continue
 		}
+		if _, _, _, readers := oldest.obj.State(); readers > 0 { // one that has just come
+			continue
+		}
+		s.emitLocked(wire.EventEvicted, oldest, oldest.nameLocked(), 0)
+		s.forgetLocked(oldest)
+		s.counts.evicted.Add(1)
+		s.evicted = append(s.evicted, oldest)
+		return true
 	}
-	if oldest == nil {
-		return false
+	return false
+}
+
+// usedLocked records that an object is used now, and returns how many readers it has.
+// Whatever decides on its place in unused calls it. Requires mu.
+func (s *Server) usedLocked(e *entry) (readers int) {
+	invariants.Held(&s.mu)
+	_, _, _, readers = e.obj.State()
+	switch evictable := e.sealed && !e.deleted && readers == 0; {
+	case evictable && e.unused == nil:
+		e.unused = s.unused.PushBack(e)
+	case evictable:
+		s.unused.MoveToBack(e.unused)
+	case e.unused != nil:
+		s.unused.Remove(e.unused)
+		e.unused = nil
 	}
-	s.emitLocked(wire.EventEvicted, oldest, oldest.nameLocked(), 0)
-	s.forgetLocked(oldest)
-	s.counts.evicted.Add(1)
-	s.evicted = append(s.evicted, oldest)
-	return true
+	return readers
 }
 
 // closeEvicted frees the memory of what was evicted, without a lock: that can take long. A
@@ -69,5 +85,6 @@ func (s *Server) closeEvicted() {
 	s.mu.Unlock()
 	for _, e := range all {
 		_ = e.obj.Close()
+		s.freeMemory(e, 0)
 	}
 }
