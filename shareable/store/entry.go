@@ -465,7 +465,8 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		err = shareable.ErrNotFound
 	} else if err = s.mayChange(c, e); err == nil {
 		delete(s.byName, q.Name)
-		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == q.Name })
+		// The old slice may be on its way to a client: infoLocked has returned it.
+		e.names = slices.DeleteFunc(slices.Clone(e.names), func(n string) bool { return n == q.Name })
 		s.objects.Listed(e.obj, e.nameLocked())
 	}
 	s.mu.Unlock()
