@@ -120,6 +120,9 @@ func (ses *session) isParking() *parking {
 func (ses *session) waitParked(p *parking) (moved bool) {
 	ses.srv.hasStopped(p)
 	<-p.decided
+	for _, a := range ses.all() { // while it stood still the reader could do nothing
+		a.restartClocks()
+	}
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	ses.parking = nil
