@@ -29,8 +29,9 @@ import (
 // Until TAKEN the store can go on: if the successor ends, or takes longer than
 // handoverTime, it does. The memory itself stays where it is: descriptors keep it.
 
-// handoverTime is the longest that connections stop for a handover.
-const handoverTime = 10 * time.Second
+// handoverTime is the longest that connections stop for a handover, if the successor takes
+// what it is sent. A client waits longer for a reply, unless it has changed its time limit.
+const handoverTime = 4 * time.Second
 
 // handover is one that runs.
 type handover struct {
@@ -78,6 +79,7 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
 	}
+	end := time.Now().Add(handoverTime)
 	if err := s.objects.Park(handoverTime, c); err != nil {
 		return err
 	}
@@ -89,7 +91,9 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 		s.decide(h, false)
 		return err
 	}
-	h.timer = time.AfterFunc(handoverTime, func() { s.decide(h, false) })
+	s.mu.Lock()
+	h.timer = time.AfterFunc(time.Until(end), func() { s.decide(h, false) })
+	s.mu.Unlock()
 	return done(c, f.Request)
 }
 

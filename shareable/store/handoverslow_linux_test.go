@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -82,4 +83,25 @@ func TestSlowSuccessor(t *testing.T) {
 			ended(t, all)
 		})
 	}
+}
+
+// TestHungSuccessor: a successor that does not go on costs clients a wait that is shorter than
+// their time limit.
+func TestHungSuccessor(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Durable: true})
+	o, dev := Options{}, vmmtest.Device(t)
+	stands, goesOn := make(chan struct{}), make(chan struct{})
+	o.hooks.beforeTaken = func() { close(stands); <-goesOn }
+	over := make(chan error, 1)
+	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), o); over <- err }()
+	<-stands
+	_, err := c.List(t.Context(), ListOptions{})
+	close(goesOn)
+	require.NoError(t, err)
+	require.ErrorIs(t, <-over, vmm.ErrBusy)
+	require.NoError(t, w.Append([]byte("x")))
+	require.NoError(t, w.Flush(t.Context()))
+	require.Zero(t, s.Stats().Taken)
 }
