@@ -343,20 +343,19 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		}
 		return nil, nil, err
 	}
-	conns, seam, objects, clients, start, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
+	r, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
 	if err != nil {
 		return nil, nil, err
 	}
-	s.conns, s.objects = conns, seam
-	s.clock = x.Clock
-	if len(objects) != len(x.Entries) {
-		seam.Abandon()
-		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(objects), len(x.Entries)), conns.Close())
+	clients := r.Conns
+	s.conns, s.objects, s.clock = r.Server, r.Seam, x.Clock
+	if len(r.Objects) != len(x.Entries) {
+		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(r.Objects), len(x.Entries)), r.Abandon())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, st := range x.Entries {
-		s.resumeEntryLocked(objects[i], st, clients)
+		s.resumeEntryLocked(r.Objects[i], st, clients)
 	}
 	for _, w := range x.Waits {
 		c := clients[w.Conn]
@@ -375,7 +374,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 	}
 	s.counts.takeovers.Add(1)
 	return s, func() {
-		start()
+		r.Start()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for c, w := range s.watchers {
