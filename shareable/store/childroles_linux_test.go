@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -28,7 +29,7 @@ func playDaemon(p *part) {
 		}
 		return nil
 	})
-	o := Options{}
+	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	if len(p.args) > 2 {
 		var err error
 		o.Timeout, err = time.ParseDuration(p.args[2])

@@ -31,8 +31,9 @@ import (
 // Until TAKEN the store can go on: if the successor ends, or takes longer than
 // handoverTime, it does. The memory itself stays where it is: descriptors keep it.
 
-// handoverTime is the longest that connections stop for a handover.
-const handoverTime = 10 * time.Second
+// handoverTime is the longest that connections stop for a handover, if the successor takes
+// what it is sent. A client waits longer for a reply, unless it has changed its time limit.
+const handoverTime = 4 * time.Second
 
 // handover is one that runs.
 type handover struct {
@@ -81,6 +82,7 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
 	}
+	end := time.Now().Add(handoverTime)
 	if err := s.objects.Park(handoverTime, c); err != nil {
 		return err
 	}
@@ -92,7 +94,9 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 		s.decide(h, false)
 		return err
 	}
-	h.timer = time.AfterFunc(handoverTime, func() { s.decide(h, false) })
+	s.mu.Lock()
+	h.timer = time.AfterFunc(time.Until(end), func() { s.decide(h, false) })
+	s.mu.Unlock()
 	return done(c, f.Request)
 }
 
@@ -356,20 +360,20 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		}
 		return nil, nil, err
 	}
-	conns, seam, objects, clients, start, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
+	r, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
 	if err != nil {
 		return nil, nil, err
 	}
-	s.conns, s.objects = conns, seam
-	if len(objects) != len(x.Entries) {
-		seam.Abandon()
-		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(objects), len(x.Entries)), conns.Close())
+	clients := r.Conns
+	s.conns, s.objects = r.Server, r.Seam
+	if len(r.Objects) != len(x.Entries) {
+		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(r.Objects), len(x.Entries)), r.Abandon())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	used := map[*entry]int{}
 	for i, st := range x.Entries {
-		if e := s.resumeEntryLocked(objects[i], st, clients); st.Used > 0 {
+		if e := s.resumeEntryLocked(r.Objects[i], st, clients); st.Used > 0 {
 			used[e] = st.Used
 		}
 	}
@@ -395,7 +399,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 	}
 	s.counts.takeovers.Add(1)
 	return s, func() {
-		start()
+		r.Start()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for c, w := range s.watchers {
