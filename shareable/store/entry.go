@@ -220,14 +220,15 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 		}
 	}
 	s.mu.Lock()
-	if err != nil {
-		s.refundLocked(e, size)
-	} else {
+	gone := e.dropped // then the memory counts no more
+	switch {
+	case err == nil:
 		e.memory = append(e.memory, chunk)
+	case !gone:
+		s.refundLocked(e, size)
 	}
-	gone := e.dropped
 	s.mu.Unlock()
-	if gone { // meanwhile: drop has not seen the chunk
+	if gone { // drop has not seen the chunk
 		s.freeMemory(e, 0)
 	}
 	return err
@@ -282,6 +283,9 @@ func (s *Server) charge(e *entry, n uint64) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e.dropped {
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
+	}
 	fits := func() bool {
 		return n <= s.opts.MaxBytes-min(s.bytes, s.opts.MaxBytes) && n <= s.opts.MaxBytesPerUID-min(s.bytesOf[e.uid], s.opts.MaxBytesPerUID)
 	}
