@@ -137,7 +137,8 @@ func (s *Server) listEntry(e *entry) error {
 	case s.closed:
 		return fmt.Errorf("%w: store", vmm.ErrClosed)
 	case len(s.order) >= s.opts.MaxObjects:
-		if err := s.evictLocked(func() bool { return len(s.order) < s.opts.MaxObjects }); err != nil {
+		excess := len(s.order) - s.opts.MaxObjects
+		if err := s.evictLocked(anyEntry, func(n int, _ uint64) bool { return n > excess }); err != nil {
 			return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.order))
 		}
 	}
@@ -189,17 +190,24 @@ const (
 
 // addMemory creates memory until the object has n bytes.
 func (s *Server) addMemory(e *entry, n uint64) error {
+	if limit := min(s.opts.MaxBytes, s.opts.MaxBytesPerUID); n > limit { // else its first chunks evict in vain
+		return fmt.Errorf("%w: an object of %d bytes, over %d", vmm.ErrLimit, n, limit)
+	}
 	for {
 		_, _, have, _ := e.obj.State()
 		if have >= n {
 			return nil
 		}
-		size := min(n-have, maxChunk)
-		if e.growable() {
-			size = min(max(size, min(have, maxGrowChunk)), e.max-have)
+		need := (min(n-have, maxChunk) + s.gran - 1) / s.gran * s.gran
+		size := need
+		if e.growable() { // have and max are multiples of the granularity
+			size = min(max(need, min(have, maxGrowChunk)), e.max-have)
 		}
-		size = (size + s.gran - 1) / s.gran * s.gran
-		if err := s.addChunk(e, size); err != nil {
+		err := s.addChunk(e, size)
+		if size > need && (errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrOutOfMemory)) {
+			err = s.addChunk(e, need)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -286,18 +294,30 @@ func (s *Server) charge(e *entry, n uint64) error {
 	if e.dropped {
 		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
 	}
-	fits := func() bool {
-		return n <= s.opts.MaxBytes-min(s.bytes, s.opts.MaxBytes) && n <= s.opts.MaxBytesPerUID-min(s.bytesOf[e.uid], s.opts.MaxBytesPerUID)
+	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
+	// room for all.
+	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })
+	if err == nil {
+		err = s.makeRoomLocked(n, s.bytes, s.opts.MaxBytes, anyEntry)
 	}
-	if !fits() {
-		if err := s.evictLocked(fits); err != nil {
-			return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
-		}
+	if err != nil {
+		return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
 	}
 	s.bytes += n
 	s.bytesOf[e.uid] += n
 	e.bytes += n
 	return nil
+}
+
+// makeRoomLocked evicts what may go until n bytes fit beside those in use. Requires mu.
+func (s *Server) makeRoomLocked(n, used, limit uint64, may func(*entry) bool) error {
+	switch {
+	case n > limit:
+		return errNothingToEvict
+	case n <= limit-min(used, limit):
+		return nil
+	}
+	return s.evictLocked(may, func(_ int, bytes uint64) bool { return bytes >= used-(limit-n) })
 }
 
 func (s *Server) refundLocked(e *entry, n uint64) {

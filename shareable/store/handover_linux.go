@@ -329,6 +329,9 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err != nil {
 		return nil, err
 	}
+	if f := o.hooks.beforeTaken; f != nil {
+		f()
+	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
 	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)

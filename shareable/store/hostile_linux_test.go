@@ -122,8 +122,8 @@ func (h *hostile) flood(of wire.Type, payload []byte) {
 }
 
 const (
-	goesOn   = iota // the connection does
-	violates        // it ends, and is counted as a violation
+	survives = iota // the connection does
+	isCut           // it ends, and is counted as a violation
 	tooSlow         // it ends, and is counted as timed out
 	ends            // it ends
 )
@@ -150,37 +150,37 @@ func whole(id uint64) map[wire.Type][]byte {
 
 func attacks(id uint64) []attack {
 	all := []attack{
-		{"MAPPED of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeMapped, whole(id)[wire.TypeMapped]) }, goesOn},
-		{"GROW of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeGrow, whole(id)[wire.TypeGrow]) }, goesOn},
-		{"SEAL of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeSeal, whole(id)[wire.TypeSeal]) }, goesOn},
-		{"RELEASE of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeRelease, whole(id)[wire.TypeRelease]) }, goesOn},
-		{"WROTE of another's", func(h *hostile) { require.NoError(h.t, h.send(wire.TypeWrote, whole(id)[wire.TypeWrote])) }, goesOn},
-		{"LEASE of another's", func(h *hostile) { h.refused(wire.CodeBusy, wire.TypeLease, whole(id)[wire.TypeLease]) }, goesOn},
-		{"LEASE of what is sealed", func(h *hostile) { h.refused(wire.CodeSealed, wire.TypeLease, wire.Lease{Name: "x"}.Append(nil)) }, goesOn},
+		{"MAPPED of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeMapped, whole(id)[wire.TypeMapped]) }, survives},
+		{"GROW of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeGrow, whole(id)[wire.TypeGrow]) }, survives},
+		{"SEAL of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeSeal, whole(id)[wire.TypeSeal]) }, survives},
+		{"RELEASE of another's", func(h *hostile) { h.refused(wire.CodePermission, wire.TypeRelease, whole(id)[wire.TypeRelease]) }, survives},
+		{"WROTE of another's", func(h *hostile) { require.NoError(h.t, h.send(wire.TypeWrote, whole(id)[wire.TypeWrote])) }, survives},
+		{"LEASE of another's", func(h *hostile) { h.refused(wire.CodeBusy, wire.TypeLease, whole(id)[wire.TypeLease]) }, survives},
+		{"LEASE of what is sealed", func(h *hostile) { h.refused(wire.CodeSealed, wire.TypeLease, wire.Lease{Name: "x"}.Append(nil)) }, survives},
 		{"MAPPED twice", func(h *hostile) {
 			id, _, _ := h.create(wire.Create{Size: 1})
 			h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
 			_ = h.send(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
-		}, violates},
+		}, isCut},
 		{"GROW and SEAL before MAPPED", func(h *hostile) {
 			id, _, _ := h.create(wire.Create{Size: 1, Flags: wire.StoreGrowable})
 			require.Equal(h.t, wire.TypeChunks, h.ask(wire.TypeGrow, wire.Grow{Object: id, Capacity: 1}.Append(nil)).Type)
 			h.does(wire.TypeSeal, wire.Seal{Object: id, Length: 1}.Append(nil))
 			h.refused(wire.CodePermission, wire.TypeRelease, wire.Release{Object: id}.Append(nil))
 			h.does(wire.TypeDelete, wire.Delete{Name: shareable.IDName(id)}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"GROW beyond the end", func(h *hostile) {
 			id, _, _ := h.create(wire.Create{Size: 1, Flags: wire.StoreGrowable})
 			h.refused(wire.CodeBounds, wire.TypeGrow, wire.Grow{Object: id, Capacity: math.MaxUint64}.Append(nil))
 			h.refused(wire.CodeBounds, wire.TypeGrow, wire.Grow{Object: id, After: 7}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"SEAL beyond the memory, and below what is published", func(h *hostile) {
 			id, page, _ := h.create(wire.Create{Size: 1})
 			h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
 			h.refused(wire.CodeBounds, wire.TypeSeal, wire.Seal{Object: id, Length: h.s.gran + 1}.Append(nil))
 			binary.LittleEndian.PutUint64(page[128:], 100) // published
 			h.refused(wire.CodeBounds, wire.TypeSeal, wire.Seal{Object: id, Length: 99}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"nonsense on the page", func(h *hostile) {
 			id, page, _ := h.create(wire.Create{Name: "mad", Size: 1})
 			h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
@@ -190,18 +190,18 @@ func attacks(id uint64) []attack {
 			require.NoError(h.t, err)
 			require.Equal(h.t, h.s.gran, o.Length)
 			h.does(wire.TypeRelease, wire.Release{Object: id}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"a page of another object", func(h *hostile) {
 			id, page, _ := h.create(wire.Create{Size: 1})
 			copy(page, make([]byte, 64))
 			_ = h.send(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
-		}, violates},
+		}, isCut},
 		{"a page that cannot be sealed", func(h *hostile) {
 			id, _, fd := h.create(wire.Create{Size: 1, Flags: wire.StoreDurable, Name: "tampered"})
 			_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
 			require.NoError(h.t, err)
 			_ = h.send(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
-		}, violates},
+		}, isCut},
 		{"sizes that no object has", func(h *hostile) {
 			for _, size := range []uint64{0, math.MaxUint64, 1 << 63} {
 				h.refused(wire.CodeInvalid, wire.TypeCreate, wire.Create{Size: size}.Append(nil))
@@ -209,13 +209,13 @@ func attacks(id uint64) []attack {
 			h.refused(wire.CodeInvalid, wire.TypeCreate, wire.Create{Size: 1, Name: "@1"}.Append(nil))
 			h.refused(wire.CodeBusy, wire.TypeCreate, wire.Create{Size: 1, Name: "x"}.Append(nil))
 			h.refused(wire.CodeLimit, wire.TypeCreate, wire.Create{Size: hostileBytes + 1}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"more objects than there may be", func(h *hostile) {
 			for range hostileObjects - 2 {
 				require.Equal(h.t, wire.TypeObject, h.ask(wire.TypeCreate, wire.Create{Size: 1, Flags: wire.StoreGrowable}.Append(nil)).Type)
 			}
 			h.refused(wire.CodeLimit, wire.TypeCreate, wire.Create{Size: 1}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"more names than an object has", func(h *hostile) {
 			h.create(wire.Create{Name: "n0", Size: 1})
 			for i := 1; i < wire.MaxNames; i++ {
@@ -224,7 +224,7 @@ func attacks(id uint64) []attack {
 			h.refused(wire.CodeLimit, wire.TypeLink, wire.Link{Name: "n0", As: "last"}.Append(nil))
 			h.refused(wire.CodeBusy, wire.TypeLink, wire.Link{Name: "n0", As: "n1"}.Append(nil))
 			h.refused(wire.CodeInvalid, wire.TypeLink, wire.Link{Name: "n1", As: "@5"}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"more requests that wait than there may be", func(h *hostile) {
 			for i := range maxWaits {
 				of, b := wire.TypeWait, wire.Wait{Name: fmt.Sprint("none", i%9)}.Append(nil)
@@ -236,11 +236,11 @@ func attacks(id uint64) []attack {
 			h.refused(wire.CodeLimit, wire.TypeWait, wire.Wait{Name: "none"}.Append(nil))
 			h.refused(wire.CodeLimit, wire.TypeLease, wire.Lease{Name: "open", Wait: true}.Append(nil))
 			require.Equal(h.t, maxWaits, h.s.Stats().Waits)
-		}, goesOn},
+		}, survives},
 		{"WATCH twice", func(h *hostile) {
 			h.does(wire.TypeWatch, wire.Watch{}.Append(nil))
 			h.refused(wire.CodeBusy, wire.TypeWatch, wire.Watch{}.Append(nil))
-		}, goesOn},
+		}, survives},
 		{"WATCH without reading", func(h *hostile) {
 			h.does(wire.TypeWatch, wire.Watch{}.Append(nil))
 			other := newHostile(h.t, h.s)
@@ -252,7 +252,7 @@ func attacks(id uint64) []attack {
 			other.close()
 		}, tooSlow},
 		{"requests without reading", func(h *hostile) { h.flood(wire.TypeQuery, wire.Query{}.Append(nil)) }, tooSlow},
-		{"TAKEN without TAKEOVER", func(h *hostile) { h.refused(wire.CodeBusy, wire.TypeTaken, nil) }, goesOn},
+		{"TAKEN without TAKEOVER", func(h *hostile) { h.refused(wire.CodeBusy, wire.TypeTaken, nil) }, survives},
 		{"TAKEOVER and the end", func(h *hostile) { require.NoError(h.t, h.send(wire.TypeTakeOver, nil)) }, ends},
 		{"TAKEOVER, one frame and the end", func(h *hostile) {
 			require.NoError(h.t, h.send(wire.TypeTakeOver, nil))
@@ -272,15 +272,15 @@ func attacks(id uint64) []attack {
 	}
 	for of, b := range whole(id) {
 		all = append(all,
-			attack{fmt.Sprint("half a ", of), func(h *hostile) { _ = h.send(of, b[:len(b)/2]) }, violates},
-			attack{fmt.Sprint("a ", of, " and a byte"), func(h *hostile) { _ = h.send(of, append(bytes.Clone(b), 0)) }, violates})
+			attack{fmt.Sprint("half a ", of), func(h *hostile) { _ = h.send(of, b[:len(b)/2]) }, isCut},
+			attack{fmt.Sprint("a ", of, " and a byte"), func(h *hostile) { _ = h.send(of, append(bytes.Clone(b), 0)) }, isCut})
 		if of != wire.TypeWrote {
 			continue
 		}
 		all = append(all, attack{fmt.Sprint("a flood of ", of), func(h *hostile) { h.flood(of, b) }, ends})
 	}
 	for _, of := range []wire.Type{wire.TypeObject, wire.TypeDone, wire.TypeFound, wire.TypeCounters, wire.TypeEvent, wire.TypeHandover, wire.TypePage} {
-		all = append(all, attack{fmt.Sprint("a ", of), func(h *hostile) { _ = h.send(of, make([]byte, 64)) }, violates})
+		all = append(all, attack{fmt.Sprint("a ", of), func(h *hostile) { _ = h.send(of, make([]byte, 64)) }, isCut})
 	}
 	return all
 }
@@ -334,9 +334,9 @@ func TestHostileClients(t *testing.T) {
 			h := newHostile(t, s)
 			a.do(h)
 			switch a.want {
-			case goesOn:
+			case survives:
 				require.Equal(t, wire.TypeCounters, h.ask(wire.TypeCount, nil).Type)
-			case violates:
+			case isCut:
 				h.lost()
 			case tooSlow:
 				require.Eventually(t, func() bool { return s.Stats().Conns.TimedOut == was.TimedOut+1 }, inTime, step)
@@ -346,9 +346,9 @@ func TestHostileClients(t *testing.T) {
 			now := was
 			require.Eventually(t, func() bool {
 				now = s.Stats().Conns
-				return slices.Equal(before, same(s.Stats())) && (a.want != violates || now.Violations == was.Violations+1)
+				return slices.Equal(before, same(s.Stats())) && (a.want != isCut || now.Violations == was.Violations+1)
 			}, inTime, step, "%v", before)
-			if a.want != violates {
+			if a.want != isCut {
 				require.Equal(t, was.Violations, now.Violations)
 			}
 			if a.want != tooSlow {

@@ -41,7 +41,10 @@ type Options struct {
 }
 
 // hooks are for tests only.
-type hooks struct{}
+type hooks struct {
+	beforeTaken func() // called by TakeOver when it has everything, and the other store can go on
+	earlyState  func() // called between the state of a handover and its stop: a negative control
+}
 
 // resolve checks the options and fills in the defaults.
 func (o Options) resolve() (Options, error) {

@@ -15,17 +15,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// names are those of all objects.
-func names(t *testing.T, c *Client) (all []string) {
-	t.Helper()
-	infos, err := c.List(t.Context(), ListOptions{})
-	require.NoError(t, err)
-	for _, i := range infos {
-		all = append(all, i.Names...)
-	}
-	return all
-}
-
 // TestQuotaCountsUntilTheLastReader: memory of an object that is deleted counts while a
 // reader has it.
 func TestQuotaCountsUntilTheLastReader(t *testing.T) {
