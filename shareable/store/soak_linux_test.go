@@ -371,7 +371,7 @@ func TestSoak(t *testing.T) {
 	if soak() {
 		users, requests, processes = 64, 1000, 8
 	}
-	d := startDaemon(t)
+	d := startDaemon(t, smallDevice)
 	dev := smallPages(t)
 	before := d.usage()
 	var tasks sync.WaitGroup
