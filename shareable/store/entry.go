@@ -228,14 +228,15 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 		}
 	}
 	s.mu.Lock()
-	if err != nil {
-		s.refundLocked(e, size)
-	} else {
+	gone := e.dropped // then the memory counts no more
+	switch {
+	case err == nil:
 		e.memory = append(e.memory, chunk)
+	case !gone:
+		s.refundLocked(e, size)
 	}
-	gone := e.dropped
 	s.mu.Unlock()
-	if gone { // meanwhile: drop has not seen the chunk
+	if gone { // drop has not seen the chunk
 		s.freeMemory(e, 0)
 	}
 	return err
@@ -290,6 +291,9 @@ func (s *Server) charge(e *entry, n uint64) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e.dropped {
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
+	}
 	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
 	// room for all.
 	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })

@@ -31,9 +31,9 @@ import (
 // Until TAKEN the store can go on: if the successor ends, or takes longer than
 // handoverTime, it does. The memory itself stays where it is: descriptors keep it.
 
-// handoverTime is the longest that connections stop for a handover, if the successor takes
-// what it is sent. A client waits longer for a reply, unless it has changed its time limit.
-const handoverTime = 4 * time.Second
+// handoverTime is the longest that connections stop for a handover. It is less than what
+// clients wait for a reply, so a successor that does nothing costs none of them a request.
+const handoverTime = defaultTimeout - time.Second
 
 // handover is one that runs.
 type handover struct {
@@ -89,14 +89,17 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	h := &handover{c: c}
 	s.mu.Lock()
 	s.handing = h
+	// It also ends the sending of the state, to a successor that does not read.
+	h.timer = time.AfterFunc(time.Until(end), func() {
+		if s.decide(h, false) {
+			c.Close(fmt.Errorf("%w: the successor took longer than %v", os.ErrDeadlineExceeded, handoverTime))
+		}
+	})
 	s.mu.Unlock()
-	if err := s.sendState(c); err != nil {
+	if err := s.sendState(h); err != nil {
 		s.decide(h, false)
 		return err
 	}
-	s.mu.Lock()
-	h.timer = time.AfterFunc(time.Until(end), func() { s.decide(h, false) })
-	s.mu.Unlock()
 	return done(c, f.Request)
 }
 
@@ -137,9 +140,14 @@ func (s *Server) decide(h *handover, moved bool) bool {
 }
 
 // sendState sends what there is to the successor.
-func (s *Server) sendState(c serve.Conn) error {
-	// Replies that were on their way come before the state.
+func (s *Server) sendState(h *handover) error {
+	c := h.c
 	s.mu.Lock()
+	if s.handing != h { // its time is over: the watchers must not be paused
+		s.mu.Unlock()
+		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+	}
+	// Replies that were on their way come before the state.
 	for _, w := range s.watchers {
 		w.pause()
 	}
