@@ -285,7 +285,7 @@ func meaning(c call, code int) (kind error, is bool) {
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true
-	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999, c.name == "ImportPool" && code == 999:
+	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999, c.name == "ImportPool" && (code == 801 || code == 999):
 		return driver.ErrInvalid, true
 	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange" ||
 		c.symbol == "cuMemPoolExportToShareableHandle" || c.name == "ImportPool"):
