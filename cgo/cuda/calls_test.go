@@ -273,6 +273,8 @@ func meaning(c call, code int) (kind error, is bool) {
 		return nil, false
 	case code == 1 && c.symbol == "cuFuncGetParamInfo": // there are no more
 		return nil, false
+	case code == 1 && c.symbol == "cuMemPoolExportPointer": // called again, once the pool was exported
+		return nil, false
 	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // the same, or the context is not active
 		return nil, false
 	case code == 709 && c.name == "EnablePeer": // the peer's context was reset, and not this one
