@@ -360,8 +360,7 @@ func (t *takeover) session(s *Server, st sessionState, objects map[uint64]*store
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sessions[ses] = struct{}{}
-	s.tasks.Add(1)
+	s.addSessionLocked(ses)
 	return ses, nil
 }
 

@@ -161,6 +161,13 @@ func (o *object) noteSentLocked(i, n int, uid uint32) {
 	}
 }
 
+// isSealed reports whether the length is final.
+func (o *object) isSealed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.sealed
+}
+
 // lenLocked is the published length. Requires mu. A writer in another process stores it on
 // its page, and can store anything.
 func (o *object) lenLocked() uint64 {
@@ -179,12 +186,7 @@ func (o *object) pageFDLocked() (int, error) {
 		return dup(o.page.fd)
 	}
 	// Nothing changes any more: the page is made for this reader alone.
-	p, err := o.stored.newPage(o.published)
-	if err != nil {
-		return -1, err
-	}
-	defer p.close()
-	return dup(p.fd)
+	return newFinalPage(o.srv.hello.Instance, o.id, o.published, o.generation)
 }
 
 // endLocked is the offset at which the chunks end. Requires mu.

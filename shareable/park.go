@@ -92,7 +92,9 @@ func (s *Server) hasStopped(p *parking) {
 	}
 }
 
-// park has both loops return errParked. It returns false for a session that has ended.
+// park has both loops return errParked. It returns false for a session that has ended. One
+// that still waits for HELLO gets that first, within Options.HandshakeTimeout: another
+// process could not go on with half a handshake.
 func (ses *session) park(p *parking) bool {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
@@ -100,7 +102,9 @@ func (ses *session) park(p *parking) bool {
 		return false
 	}
 	ses.parking = p
-	_ = ses.setReadDeadlineLocked()
+	if ses.helloDone {
+		_ = ses.setReadDeadlineLocked()
+	}
 	ses.wakeWriter()
 	return true
 }
@@ -179,7 +183,7 @@ func (s storeServer) Abandon() {
 		}
 		_ = ses.conn.Close()
 		ses.waker.close()
-		delete(s.sessions, ses)
+		s.removeSessionLocked(ses)
 		s.tasks.Done()
 	}
 }

@@ -48,6 +48,9 @@ type storeServer struct{ *Server }
 // Listen makes the server's socket.
 func (s storeServer) Listen(path string) error { return s.Server.listenAt(path) }
 
+// FileLimit is how many descriptors this process may have.
+func (storeServer) FileLimit() int { return fileLimit() }
+
 // NewObject makes an object without memory.
 func (s storeServer) NewObject(spec serve.Spec) serve.Object {
 	o := &storeObject{}

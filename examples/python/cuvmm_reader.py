@@ -31,8 +31,9 @@ KERNEL_FDS = 253  # the kernel's limit for one message
 OPTIONAL = 1  # flag of a frame that may be skipped if its type is unknown
 
 HELLO, ATTACH, RESYNC, ACK = 1, 4, 5, 7
-CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT, PAGE = 64, 65, 66, 67, 68, 69, 70, 72, 74
-KNOWN = set(range(1, 22)) | set(range(64, 78))
+CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT = 64, 65, 66, 67, 68, 69, 70, 72
+PAGE, HANDOVER = 74, 78
+KNOWN = set(range(1, 24)) | set(range(64, 79))
 UNSEALED = 2  # flag of ATTACH: an object of a store also if it is not sealed
 HOST, CUDA = 1, 2  # backends
 
@@ -375,7 +376,7 @@ class Reader:
         frame.truncated = bool(flags & socket.MSG_CTRUNC)
         expect(frame.truncated or nfds == len(frame.fds), f"{len(frame.fds)} descriptors instead of {nfds}")
         expect(kind in KNOWN or bits & OPTIONAL, f"a frame of type {kind}")
-        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else {OBJECT: 2, PAGE: 1}.get(kind, 0)
+        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else {OBJECT: 2, PAGE: 1, HANDOVER: MAX_FDS}.get(kind, 0)
         expect(nfds <= most, f"{nfds} descriptors")
         frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
 

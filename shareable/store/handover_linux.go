@@ -1,11 +1,13 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -44,20 +46,21 @@ type storeState struct {
 	Entries  []entryState
 	Waits    []waitState
 	Watchers []watcherState
-	Clock    uint64
 	Counts   []uint64
 }
 
 // entryState is an entry. Connections are indices.
 type entryState struct {
-	ID, Max, Bytes, Used uint64
-	UID, Flags, Device   uint32
-	Prop                 vmm.Prop
-	Labels               []wire.Label
-	Names                []string
-	Lease                *int
-	Waiting              []waitState
-	Sealed, Deleted      bool
+	ID, Max, Bytes     uint64
+	Used               int // the place among those that can be evicted, from 1 on
+	UID, Flags, Device uint32
+	Prop               vmm.Prop
+	Labels             []wire.Label
+	Names              []string
+	Lease              *int
+	Waiting            []waitState
+	Started            bool
+	Sealed, Deleted    bool
 }
 
 type waitState struct {
@@ -203,11 +206,17 @@ func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
 		}
 		return out
 	}
-	x := storeState{Server: server, Clock: s.clock}
+	used := map[*entry]int{}
+	for x := s.unused.Front(); x != nil; x = x.Next() {
+		if e, ok := x.Value.(*entry); ok {
+			used[e] = len(used) + 1
+		}
+	}
+	x := storeState{Server: server}
 	for _, e := range s.order {
 		st := entryState{
-			ID: e.id, Max: e.max, Bytes: e.bytes, Used: e.used, UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
-			Labels: e.labels, Names: e.names, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
+			ID: e.id, Max: e.max, Bytes: e.bytes, Used: used[e], UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+			Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
 		}
 		if i, ok := index[e.lease]; ok {
 			st.Lease = &i
@@ -257,11 +266,19 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 			}
 		}
 	}()
+	all := 0
 	event := func(f wire.Frame) error {
-		h, err := wire.DecodeHandover(f.Payload)
-		if f.Type != wire.TypeHandover || err != nil || int(h.First) != len(got) {
-			return fmt.Errorf("%w: %v %v in a handover", shareable.ErrProtocol, f.Type, err)
+		if f.Type != wire.TypeHandover {
+			return fmt.Errorf("%w: %v in a handover", shareable.ErrProtocol, f.Type)
 		}
+		h, err := wire.DecodeHandover(f.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+		}
+		if int(h.First) != len(got) || all > 0 && int(h.All) != all {
+			return fmt.Errorf("%w: descriptor %d of %d after %d of %d", shareable.ErrProtocol, h.First, h.All, len(got), all)
+		}
+		all = int(h.All)
 		for _, fd := range f.FDs {
 			got = append(got, fd.Take())
 		}
@@ -282,8 +299,8 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, nothing); err != nil {
 		return nil, err
 	}
-	if len(got) == 0 {
-		return nil, fmt.Errorf("%w: a handover without a state", shareable.ErrProtocol)
+	if len(got) == 0 || len(got) != all {
+		return nil, fmt.Errorf("%w: %d descriptors of %d in a handover", shareable.ErrProtocol, len(got), all)
 	}
 	f := os.NewFile(uintptr(got[0]), "state")
 	fds := got[1:]
@@ -300,8 +317,11 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err != nil {
 		return nil, err
 	}
+	if f := o.hooks.beforeTaken; f != nil {
+		f()
+	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
-	// nobody else has what this one has.
+	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
 		s.mu.Lock()
@@ -341,19 +361,26 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		return nil, nil, err
 	}
 	s.conns, s.objects = conns, seam
-	s.clock = x.Clock
 	if len(objects) != len(x.Entries) {
 		seam.Abandon()
 		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(objects), len(x.Entries)), conns.Close())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	used := map[*entry]int{}
 	for i, st := range x.Entries {
-		s.resumeEntryLocked(objects[i], st, clients)
+		if e := s.resumeEntryLocked(objects[i], st, clients); st.Used > 0 {
+			used[e] = st.Used
+		}
+	}
+	for _, e := range slices.SortedFunc(maps.Keys(used), func(a, b *entry) int { return cmp.Compare(used[a], used[b]) }) {
+		s.usedLocked(e)
 	}
 	for _, w := range x.Waits {
 		c := clients[w.Conn]
-		s.clientLocked(c).waits++
+		x := s.clientLocked(c)
+		x.waits++
+		x.names[w.Name] = struct{}{}
 		s.waits[w.Name] = append(s.waits[w.Name], wait{c, w.Request, w.Name})
 	}
 	for _, w := range x.Watchers {
@@ -378,14 +405,16 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 }
 
 // resumeEntryLocked makes an entry of its state. Requires mu.
-func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) {
+func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) *entry {
 	e := &entry{
 		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
-		names: st.Names, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes, used: st.Used,
+		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
 	}
 	for _, w := range st.Waiting {
 		c := clients[w.Conn]
-		s.clientLocked(c).waits++
+		x := s.clientLocked(c)
+		x.waits++
+		x.queues[e.id] = e
 		e.waiting = append(e.waiting, wait{c, w.Request, w.Name})
 	}
 	if st.Lease != nil {
@@ -400,4 +429,5 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 	}
 	s.bytes += e.bytes
 	s.bytesOf[e.uid] += e.bytes
+	return e
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -41,7 +42,9 @@ func (s *Server) lease(c serve.Conn, f wire.Frame) error {
 	case s.clientLocked(c).waits >= maxWaits:
 		err = fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	default:
-		s.clientLocked(c).waits++
+		x := s.clientLocked(c)
+		x.waits++
+		x.queues[e.id] = e
 		e.waiting = append(e.waiting, wait{c, f.Request, q.Name})
 		s.mu.Unlock()
 		return nil
@@ -77,6 +80,9 @@ func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
 		return err
 	}
 	defer closeFD(fd)
+	if err := s.checkFD(fd); err != nil {
+		return err
+	}
 	if err := e.obj.Describe(c, request, s.nameOf(e), wire.AccessReadWrite, fd); err != nil {
 		return &sentError{err}
 	}
@@ -113,6 +119,9 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	if err := e.obj.StartLease(); err != nil {
 		return err
 	}
+	s.mu.Lock()
+	e.started = true
+	s.mu.Unlock()
 	return done(c, f.Request)
 }
 
@@ -173,9 +182,11 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	e.sealed, e.lease = true, nil
 	delete(s.clientLocked(c).leases, e.id)
 	s.refundLocked(e, e.bytes-min(e.bytes, capacity))
+	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
 	names := append([]string{shareable.IDName(e.id)}, e.names...)
 	s.mu.Unlock()
+	s.freeMemory(e, capacity)
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
 	s.replyWaits(e, names...)
@@ -212,6 +223,8 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
+	// An object whose CREATE no client has heard of would have no use and no owner.
+	abort = abort || !e.started
 	e.lease = nil
 	if x := s.clients[c]; x != nil {
 		delete(x.leases, e.id)
@@ -240,6 +253,9 @@ func (s *Server) passLeaseLocked(e *entry) {
 		e.waiting = e.waiting[1:]
 		if x := s.clients[w.c]; x != nil { // else the connection has ended
 			x.waits--
+			if !slices.ContainsFunc(e.waiting, func(other wait) bool { return other.c == w.c }) {
+				delete(x.queues, e.id)
+			}
 			s.leaseLocked(e, w.c)
 			s.replies.Go(func() { s.passLease(e, w) }) // the connection may be slow
 			return
@@ -254,6 +270,7 @@ func (s *Server) refuseLeasesLocked(e *entry, why error) {
 	for _, w := range e.waiting {
 		if x := s.clients[w.c]; x != nil {
 			x.waits--
+			delete(x.queues, e.id)
 		}
 		s.replies.Go(func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection
 	}

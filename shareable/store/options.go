@@ -26,7 +26,7 @@ type Options struct {
 	// clients of one user have made. Memory counts until its last reader has gone. 0 is no
 	// limit.
 	MaxBytes, MaxBytesPerUID uint64
-	// Evict has the store delete sealed objects that nobody has, the least recently used
+	// Evict has the store delete sealed objects that no reader has, the least recently used
 	// first, when memory or a limit runs out.
 	Evict bool
 	// Rate limits the requests of a connection per second; 0 is 100,000.
@@ -41,7 +41,10 @@ type Options struct {
 }
 
 // hooks are for tests only.
-type hooks struct{}
+type hooks struct {
+	beforeTaken func() // called by TakeOver when it has everything, and the other store can go on
+	earlyState  func() // called between the state of a handover and its stop: a negative control
+}
 
 // resolve checks the options and fills in the defaults.
 func (o Options) resolve() (Options, error) {

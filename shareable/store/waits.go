@@ -33,6 +33,7 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	}
 	x.waits++
+	x.names[q.Name] = struct{}{}
 	s.waits[q.Name] = append(s.waits[q.Name], wait{c, f.Request, q.Name})
 	return nil
 }
@@ -68,6 +69,7 @@ func (s *Server) takeWaits(names ...string) (all []wait) {
 	for _, w := range all {
 		if x := s.clients[w.c]; x != nil {
 			x.waits--
+			delete(x.names, w.name)
 		}
 	}
 	return all

@@ -61,6 +61,8 @@ type Server interface {
 	Abandon()
 	// Instance is that of the server.
 	Instance() [16]byte
+	// FileLimit is how many descriptors this process may have.
+	FileLimit() int
 }
 
 // Spec is what an object is made with.

@@ -54,7 +54,7 @@ type Conn struct {
 	raw syscall.RawConn // of NewOwnerConn; else nil
 
 	// Of the goroutine that calls Read.
-	in, control []byte
+	in, control []byte       // with raw, in is as long as the last packet needs
 	open        []*FD        // of the last packet, whether it was a good frame or not
 	received    uint64       // the sequence number of the last frame
 	reset       bool         // ECONNRESET was seen once
@@ -94,7 +94,7 @@ func NewOwnerConn(c *net.UnixConn) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	oc.control = nil
+	oc.in, oc.control = nil, nil // readMsg makes what a packet needs
 	oc.raw, err = c.SyscallConn()
 	return oc, err
 }
@@ -157,16 +157,27 @@ func (c *Conn) readPacket() (Frame, error) {
 // readMsg reads one packet. For NewOwnerConn it refuses one with fds.
 func (c *Conn) readMsg() (n, oobn, flags int, err error) {
 	if c.raw != nil {
-		fds, err := waitForPacket(c.raw)
+		size, fds, err := waitForPacket(c.raw)
 		if fds {
 			err = protocolf("fds from a reader")
 		}
 		if err != nil {
 			return 0, 0, 0, err
 		}
+		c.fit(size)
 	}
 	n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
 	return n, oobn, flags, err
+}
+
+// Almost all requests are small, and there are many connections.
+const smallPacket = 512
+
+// fit makes the buffer as large as a packet needs, up to MaxFrame.
+func (c *Conn) fit(size int) {
+	if n := min(max(size, smallPacket), MaxFrame); len(c.in) < n || n == smallPacket && len(c.in) > n {
+		c.in = make([]byte, n)
+	}
 }
 
 // Release closes the fds of the last frame that are still open.

@@ -120,7 +120,7 @@ var readerKinds = []kind{
 		any: drawing(func(t *rapid.T) Closing { return Closing{Reason: anyText(t)} }),
 	}, {
 		of: TypeError, decode: decoding(DecodeError), full: Error{Code: CodeNotFound, Text: "no object of this name"},
-		any: drawing(func(t *rapid.T) Error { return Error{Code: from(t, CodeProtocol, CodeBounds), Text: anyText(t)} }),
+		any: drawing(func(t *rapid.T) Error { return Error{Code: from(t, CodeProtocol, CodeOutOfMemory), Text: anyText(t)} }),
 	}, {
 		of: TypeListed, decode: decoding(DecodeListed),
 		full: Listed{More: true, Entries: []Entry{{7, StateLive, 1 << 33, "model/weights@3"}, {9, StateSealed, 5, "b"}}},
@@ -219,7 +219,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 
 // The bytes of version 1 stay what they are.
 func TestRecordedBytes(t *testing.T) {
-	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}})
+	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}, {of: TypeTakeOver}, {of: TypeTaken}})
 	for _, k := range all {
 		t.Run(k.of.String(), func(t *testing.T) {
 			var body []byte
