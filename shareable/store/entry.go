@@ -353,6 +353,11 @@ func (s *Server) forgetLocked(e *entry) {
 	s.refundLocked(e, e.bytes)
 }
 
+// allNamesLocked returns what requests can call an object: its id, too. Requires Server.mu.
+func (e *entry) allNamesLocked() []string {
+	return append([]string{shareable.IDName(e.id)}, e.names...)
+}
+
 // unnameLocked takes all names of an object. Requires mu.
 func (s *Server) unnameLocked(e *entry) {
 	invariants.Held(&s.mu)
@@ -379,7 +384,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	name := e.nameLocked()
+	name, names := e.nameLocked(), e.allNamesLocked()
 	s.unnameLocked(e)
 	e.deleted = true
 	s.usedLocked(e)
@@ -393,7 +398,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.replies.Go(func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
 	}
 	if !sealed {
-		s.refuseWaits(e, name)
+		s.refuseWaits(names)
 	}
 	if q.Force {
 		ctx, cancel := context.WithTimeout(context.Background(), s.timeout(q.Timeout))

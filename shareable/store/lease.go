@@ -184,7 +184,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	s.refundLocked(e, e.bytes-min(e.bytes, capacity))
 	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
-	names := append([]string{shareable.IDName(e.id)}, e.names...)
+	names := e.allNamesLocked()
 	s.mu.Unlock()
 	s.freeMemory(e, capacity)
 	s.counts.sealed.Add(1)
@@ -234,14 +234,14 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
-	name := e.nameLocked()
-	s.emitLocked(wire.EventAborted, e, name, 0)
+	names := e.allNamesLocked()
+	s.emitLocked(wire.EventAborted, e, e.nameLocked(), 0)
 	s.unnameLocked(e)
 	e.deleted = true
 	s.refuseLeasesLocked(e, shareable.ErrAborted)
 	s.mu.Unlock()
 	s.counts.aborted.Add(1)
-	s.refuseWaits(e, name)
+	s.refuseWaits(names)
 	s.drop(e)
 }
 

@@ -52,9 +52,9 @@ func (s *Server) replyWaits(e *entry, names ...string) {
 	}
 }
 
-// refuseWaits ends the waits for an object that goes before it is sealed.
-func (s *Server) refuseWaits(e *entry, name string) {
-	for _, w := range s.takeWaits(name, shareable.IDName(e.id)) {
+// refuseWaits ends the waits under these names for an object that goes before it is sealed.
+func (s *Server) refuseWaits(names []string) {
+	for _, w := range s.takeWaits(names...) {
 		s.replies.Go(func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
 	}
 }
