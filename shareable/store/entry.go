@@ -228,10 +228,11 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 		}
 	}
 	s.mu.Lock()
-	if err != nil {
-		s.refundLocked(e, size)
-	} else {
+	switch {
+	case err == nil:
 		e.memory = append(e.memory, chunk)
+	case !e.dropped: // else drop has given back all that was charged
+		s.refundLocked(e, size)
 	}
 	gone := e.dropped
 	s.mu.Unlock()
@@ -290,6 +291,9 @@ func (s *Server) charge(e *entry, n uint64) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e.dropped { // its charge would stay for ever
+		return fmt.Errorf("%w: object %d", shareable.ErrNotFound, e.id)
+	}
 	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
 	// room for all.
 	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })

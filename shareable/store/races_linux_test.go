@@ -1,11 +1,14 @@
 package store
 
 import (
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // TestWaitsUnderEveryName: an object that goes ends the waits under all its names.
@@ -28,4 +31,28 @@ func TestWaitsUnderEveryName(t *testing.T) {
 			require.ErrorIs(t, <-waited, shareable.ErrAborted)
 		})
 	}
+}
+
+// TestDeletedWhileItGrows: memory that was being created when its object went is given back
+// once.
+func TestDeletedWhileItGrows(t *testing.T) {
+	var once sync.Once
+	meanwhile := func() {}
+	dev := vmmtest.Device(t, func(c drivertest.Call) error {
+		if c.Name == "Create" {
+			once.Do(func() { meanwhile() })
+		}
+		return nil
+	})
+	s, err := NewServer(dev, Options{MaxBytes: 1 << 30})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	c, err := s.Connect(t.Context(), vmmtest.Device(t), ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	w := writer(t, c, "g", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	meanwhile = func() { require.NoError(t, c.Delete(t.Context(), "g", DeleteOptions{})) }
+	require.Error(t, w.Append([]byte("bytes")))
+	require.Zero(t, s.Stats().Bytes)
+	sealed(t, c, "next", []byte("there is room"))
 }
