@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -55,4 +56,34 @@ func TestDeletedWhileItGrows(t *testing.T) {
 	require.Error(t, w.Append([]byte("bytes")))
 	require.Zero(t, s.Stats().Bytes)
 	sealed(t, c, "next", []byte("there is room"))
+}
+
+// TestLateLease: a lease that has ended before the client was told of it does nothing to the
+// next client's.
+func TestLateLease(t *testing.T) {
+	s := listening(t, Options{})
+	create := wire.Create{Name: "d", Size: 1 << 20, Flags: wire.StoreDurable}
+	first := connected(t, s)
+	m, err := first.leaseWith(wire.TypeCreate, create.Append(nil))
+	require.NoError(t, err)
+	s.mu.Lock()
+	e := s.byName["d"]
+	gone := e.lease
+	s.mu.Unlock()
+	require.NoError(t, first.ask(wire.TypeRelease, wire.Release{Object: m.ID}.Append(nil)))
+
+	next := connected(t, s)
+	err = next.Call(t.Context(), wire.TypeLease, wire.Lease{Name: "d"}.Append(nil), wire.TypeObject, func(f wire.Frame) error {
+		m.page, err = shareable.OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
+		return err
+	})
+	require.NoError(t, err)
+	s.passLease(e, wait{c: gone, name: "d"})
+	require.NoError(t, next.ask(wire.TypeMapped, wire.Mapped{Object: m.ID}.Append(nil)))
+	m.page.Publish(1000)
+	require.NoError(t, next.ask(wire.TypeRelease, wire.Release{Object: m.ID}.Append(nil)))
+	require.NoError(t, m.page.Close())
+	info, err := clientOf(t, s).Stat(t.Context(), "d")
+	require.NoError(t, err)
+	require.EqualValues(t, 1000, info.Len)
 }
