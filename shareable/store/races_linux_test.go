@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -86,4 +87,20 @@ func TestLateLease(t *testing.T) {
 	info, err := clientOf(t, s).Stat(t.Context(), "d")
 	require.NoError(t, err)
 	require.EqualValues(t, 1000, info.Len)
+}
+
+// TestNoWritesAfterTheSeal: also through a Buffer that could write before.
+func TestNoWritesAfterTheSeal(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "u", CreateOptions{Size: 1000})
+	require.NoError(t, w.Append([]byte("sealed bytes")))
+	require.NoError(t, w.Flush(t.Context()))
+	b := got(t, c, "u", GetOptions{Unsafe: true, Write: true})
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{Digest: true}))
+	require.NoError(t, b.View().WaitSealed(within(t)))
+	_, err := b.WriteAt([]byte("other"), 0)
+	require.ErrorIs(t, err, vmm.ErrPermission)
+	require.False(t, b.Writable())
+	require.Equal(t, "sealed bytes", string(contents(t, b)))
 }
