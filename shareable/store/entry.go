@@ -237,7 +237,7 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 	gone := e.dropped
 	s.mu.Unlock()
 	if gone { // meanwhile: drop has not seen the chunk
-		s.freeMemory(e, 0)
+		s.freeMemory(e, math.MaxUint64)
 	}
 	return err
 }
@@ -269,14 +269,14 @@ func (s *Server) checkFD(fd int) error {
 	return nil
 }
 
-// freeMemory closes the chunks that begin at an offset or beyond, whose descriptors are
-// closed.
-func (s *Server) freeMemory(e *entry, from uint64) {
+// freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
+// from the end: after a takeover the first chunks are not in e.memory.
+func (s *Server) freeMemory(e *entry, n uint64) {
 	s.mu.Lock()
-	i, end := 0, uint64(0)
-	for i < len(e.memory) && end < from {
-		end += e.memory[i].Size()
-		i++
+	i := len(e.memory)
+	for i > 0 && e.memory[i-1].Size() <= n {
+		i--
+		n -= e.memory[i].Size()
 	}
 	chunks := e.memory[i:]
 	e.memory = e.memory[:i:i]
@@ -340,7 +340,7 @@ func (s *Server) drop(e *entry) {
 	s.mu.Unlock()
 	if !again {
 		_ = e.obj.Close()
-		s.freeMemory(e, 0)
+		s.freeMemory(e, math.MaxUint64)
 	}
 }
 
