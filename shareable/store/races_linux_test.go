@@ -125,3 +125,13 @@ func TestSealAfterATakeover(t *testing.T) {
 	require.NoError(t, w.ask(wire.TypeSeal, wire.Seal{Object: m.ID, Length: 1000}.Append(nil)))
 	require.Zero(t, dev.Stats().Committed)
 }
+
+// TestNoWaitForAnID that has gone: no other object gets it.
+func TestNoWaitForAnID(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	id := sealed(t, c, "x", []byte("x"))
+	require.NoError(t, c.Delete(t.Context(), "x", DeleteOptions{}))
+	_, err := c.Get(within(t), id.String(), GetOptions{Wait: true})
+	require.ErrorIs(t, err, shareable.ErrNotFound)
+}

@@ -28,6 +28,9 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 		return s.describe(c, f.Request, e, q.Name)
 	}
 	defer s.mu.Unlock()
+	if _, isID := shareable.ParseIDName(q.Name); isID && e == nil { // no other object gets it
+		return shareable.ErrNotFound
+	}
 	x := s.clientLocked(c)
 	if x.waits >= maxWaits {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
