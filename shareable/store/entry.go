@@ -269,14 +269,14 @@ func (s *Server) checkFD(fd int) error {
 	return nil
 }
 
-// freeMemory closes the chunks that begin at an offset or beyond, whose descriptors are
-// closed.
-func (s *Server) freeMemory(e *entry, from uint64) {
+// freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
+// from the end: after a takeover the first chunks are not in e.memory.
+func (s *Server) freeMemory(e *entry, n uint64) {
 	s.mu.Lock()
-	i, end := 0, uint64(0)
-	for i < len(e.memory) && end < from {
-		end += e.memory[i].Size()
-		i++
+	i := len(e.memory)
+	for i > 0 && e.memory[i-1].Size() <= n {
+		i--
+		n -= e.memory[i].Size()
 	}
 	chunks := e.memory[i:]
 	e.memory = e.memory[:i:i]
@@ -340,7 +340,7 @@ func (s *Server) drop(e *entry) {
 	s.mu.Unlock()
 	if !again {
 		_ = e.obj.Close()
-		s.freeMemory(e, 0)
+		s.freeMemory(e, math.MaxUint64)
 	}
 }
 
@@ -355,6 +355,11 @@ func (s *Server) forgetLocked(e *entry) {
 		s.order = slices.Delete(s.order, i, i+1)
 	}
 	s.refundLocked(e, e.bytes)
+}
+
+// allNamesLocked returns what requests can call an object: its id, too. Requires Server.mu.
+func (e *entry) allNamesLocked() []string {
+	return append([]string{shareable.IDName(e.id)}, e.names...)
 }
 
 // unnameLocked takes all names of an object. Requires mu.
@@ -383,7 +388,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	name := e.nameLocked()
+	name, names := e.nameLocked(), e.allNamesLocked()
 	s.unnameLocked(e)
 	e.deleted = true
 	s.usedLocked(e)
@@ -397,7 +402,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.replies.Go(func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
 	}
 	if !sealed {
-		s.refuseWaits(e, name)
+		s.refuseWaits(names)
 	}
 	if q.Force {
 		ctx, cancel := context.WithTimeout(context.Background(), s.timeout(q.Timeout))

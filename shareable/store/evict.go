@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -90,6 +91,6 @@ func (s *Server) closeEvicted() {
 	s.mu.Unlock()
 	for _, e := range all {
 		_ = e.obj.Close()
-		s.freeMemory(e, 0)
+		s.freeMemory(e, math.MaxUint64)
 	}
 }
