@@ -1,15 +1,17 @@
 package shareable
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Span is a part of a Reservation that other processes map. It neither grows nor moves: it is
-// sealed from the start, although its bytes may change. Until Close nothing unmaps it. Safe for
-// concurrent use. The caller must Close it before the reservation.
+// Span is a part of a Reservation that other processes map. It neither grows nor moves, and
+// until Close nothing unmaps it. Its bytes may change. Safe for concurrent use. The caller must
+// Close it before the reservation.
 type Span struct {
 	object // the chunks that the span lies in
 
@@ -17,8 +19,9 @@ type Span struct {
 }
 
 // PublishSpan makes n bytes of a reservation, from off on, available to readers under a name,
-// as Publish does a range. A View of it shows these bytes and no others. But memory is shared
-// in whole chunks: a reader has what else lies in the first and the last one mapped as well.
+// as Publish does a range. A View of it has these bytes and no others, and its Len changes no
+// more once all of them are mapped. But memory is shared in whole chunks: a reader has what else
+// lies in the first and the last one mapped as well.
 //
 // All of the span must be mapped, and be of memory that was made with vmm.ShareFD, else it is
 // vmm.ErrInvalid, as n is at 0. A name that is in use is vmm.ErrBusy. The caller must Close the
@@ -54,7 +57,7 @@ func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o
 	p := &Span{release: release}
 	p.init(s)
 	p.name, p.write, p.layout, p.meta = name, o.Write, o.Layout, o.Meta
-	p.state, p.sealed, p.published = wire.StateSealed, true, n
+	p.published = n
 	p.close = p.Close
 	if err = p.addChunks(res, off, n); err == nil {
 		err = s.register(&p.object, func() {})
@@ -139,10 +142,14 @@ func (p *Span) Readers() int {
 // Close ends the span: no reader can attach any more. Those that are attached get DELETED, and
 // keep what they have mapped until they close their View. Twice is fine, and so is a nil Span.
 func (p *Span) Close() error {
-	if p != nil && p.srv != nil && p.end(true) {
+	if p == nil || p.srv == nil {
+		return nil
+	}
+	ended, err := p.end(true)
+	if ended {
 		p.teardown()
 	}
-	return nil
+	return err
 }
 
 // CloseUnused is Close, but returns vmm.ErrBusy while a reader is attached.
@@ -150,27 +157,40 @@ func (p *Span) CloseUnused() error {
 	if p == nil || p.srv == nil {
 		return nil
 	}
-	if p.end(false) {
+	ended, err := p.end(false)
+	if ended {
 		p.teardown()
+	}
+	return err
+}
+
+// WaitUnused waits until no reader is attached, or the span is closed.
+func (p *Span) WaitUnused(ctx context.Context) error {
+	if p == nil || p.srv == nil {
 		return nil
 	}
-	if n := p.Readers(); n > 0 {
-		return fmt.Errorf("close %q: %w: %d readers are attached", p.name, vmm.ErrBusy, n)
+	err := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
+	if errors.Is(err, vmm.ErrClosed) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // end lets no reader attach any more, and reports whether it was this call that did so. Without
-// force it does nothing while a reader is attached.
-func (p *Span) end(force bool) bool {
+// force it is vmm.ErrBusy while a reader is attached.
+func (p *Span) end(force bool) (ended bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state == wire.StateClosed || !force && len(p.attachments) > 0 {
-		return false
+	n := len(p.attachments)
+	switch {
+	case p.state == wire.StateClosed:
+		return false, nil
+	case n > 0 && !force:
+		return false, fmt.Errorf("close %q: %w: %d readers are attached", p.name, vmm.ErrBusy, n)
 	}
 	p.state = wire.StateClosed
 	p.wakeWritersLocked()
-	return true
+	return true, nil
 }
 
 // teardown undoes publishSpan. It is called once.

@@ -19,11 +19,11 @@ type holds struct {
 }
 
 // HoldBlock keeps a block from being freed or resized until release: Free, FreeNow, Resize and
-// Close return ErrBusy. The block begins at off of res, where it stays, since the pool never
-// moves memory that a block uses. Calling release twice is fine. Errors are ErrDoubleFree,
-// ErrForeignBlock, ErrClosed, and ErrInvalid for a block of 0 bytes, or a value of before Resize
-// made the block shorter.
-func (p *Pool) HoldBlock(b Block) (res *vmm.Reservation, off uint64, release func(), err error) {
+// Close return ErrBusy. So its memory stays where it is, since the pool never moves memory that a
+// block uses. Calling release twice is fine. Errors are ErrDoubleFree, ErrForeignBlock,
+// ErrClosed, and ErrInvalid for a block of 0 bytes, or a value of before Resize made the block
+// shorter.
+func (p *Pool) HoldBlock(b Block) (release func(), err error) {
 	if err = p.live(); err == nil {
 		release, err = p.addHold(b)
 	}
@@ -34,9 +34,9 @@ func (p *Pool) HoldBlock(b Block) (res *vmm.Reservation, off uint64, release fun
 		}
 	}
 	if err != nil {
-		return nil, 0, nil, p.fail("hold block", b.ptr, b.size, err)
+		return nil, p.fail("hold block", b.ptr, b.size, err)
 	}
-	return p.res, uint64(b.ptr - p.base), release, nil
+	return release, nil
 }
 
 // sizeOf is how many bytes a block has, which is held.

@@ -16,10 +16,9 @@ func TestHoldBlock(t *testing.T) {
 		w := newWorld(t, 1, 64*mib)
 		p, s := w.pool(pool.Options{}), w.stream(0)
 		b, beside := alloc(t, p, s, n), alloc(t, p, s, n)
-		res, off, release, err := p.HoldBlock(b)
+		release, err := p.HoldBlock(b)
 		require.NoError(t, err)
-		require.Equal(t, b.Ptr(), res.Ptr()+vmm.Ptr(off))
-		_, _, again, err := p.HoldBlock(b)
+		again, err := p.HoldBlock(b)
 		require.NoError(t, err)
 
 		held := func() {
@@ -39,7 +38,7 @@ func TestHoldBlock(t *testing.T) {
 		held()
 		again()
 		require.NoError(t, p.Free(s, b))
-		_, _, _, err = p.HoldBlock(b)
+		_, err = p.HoldBlock(b)
 		require.ErrorIs(t, err, pool.ErrDoubleFree)
 		require.NoError(t, p.Free(s, beside))
 		require.ErrorIs(t, p.Free(s, b), pool.ErrDoubleFree)
@@ -64,15 +63,15 @@ func TestHoldNoBlock(t *testing.T) {
 		{none, vmm.ErrInvalid},
 		{long, vmm.ErrInvalid}, // what was behind it may be another block's
 	} {
-		_, _, _, err := p.HoldBlock(test.b)
+		_, err := p.HoldBlock(test.b)
 		require.ErrorIs(t, err, test.want)
 	}
 	require.NoError(t, p.Free(s, short), "none is held")
 	require.NoError(t, other.Free(s, foreign))
 	closeAll(t, s, p, other)
-	_, _, _, err = p.HoldBlock(short)
+	_, err = p.HoldBlock(short)
 	require.ErrorIs(t, err, vmm.ErrClosed)
-	_, _, _, err = (*pool.Pool)(nil).HoldBlock(short)
+	_, err = (*pool.Pool)(nil).HoldBlock(short)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	w.end()
 }
@@ -87,7 +86,7 @@ func TestHoldBesideFree(t *testing.T) {
 		var tasks sync.WaitGroup
 		for range 2 {
 			tasks.Go(func() {
-				_, _, release, err := p.HoldBlock(b)
+				release, err := p.HoldBlock(b)
 				if err != nil {
 					return
 				}
