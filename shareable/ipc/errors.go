@@ -25,7 +25,9 @@ var (
 	// ErrImported is an allocation from an imported pool, making it the current one, or what else
 	// the driver refuses to do with one, such as to trim it.
 	ErrImported = fmt.Errorf("%w: the pool is imported", vmm.ErrInvalid)
-	// ErrFreed is a Block that was freed before, or its zero value.
+	// ErrNotExported is a block that is not exported, or not any more.
+	ErrNotExported = fmt.Errorf("%w: the block is not exported", vmm.ErrInvalid)
+	// ErrFreed is a Block or an ImportedBlock that was freed before, or a zero value.
 	ErrFreed = fmt.Errorf("%w: the block has been freed", vmm.ErrInvalid)
 )
 
