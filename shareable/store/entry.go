@@ -237,7 +237,7 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 	}
 	s.mu.Unlock()
 	if gone { // drop has not seen the chunk
-		s.freeMemory(e, 0)
+		s.freeMemory(e, math.MaxUint64)
 	}
 	return err
 }

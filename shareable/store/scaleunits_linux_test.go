@@ -27,9 +27,9 @@ func TestDeletedBeforeItsWriterKnows(t *testing.T) {
 	require.NotErrorIs(t, err, shareable.ErrProtocol)
 }
 
-// TestDeletedWhileItGrows: memory that was being made for an object counts no more once the
+// TestCountsOnceWhileItGrows: memory that was being made for an object counts no more once the
 // object is deleted, and not less than nothing.
-func TestDeletedWhileItGrows(t *testing.T) {
+func TestCountsOnceWhileItGrows(t *testing.T) {
 	var other plainClient
 	armed := false
 	dev := vmmtest.Device(t, func(c drivertest.Call) error {
