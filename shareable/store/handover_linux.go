@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,7 @@ const handoverTime = defaultTimeout - time.Second
 type handover struct {
 	c     serve.Conn // of the successor
 	timer *time.Timer
+	sent  atomic.Bool // the successor has been sent everything
 }
 
 // storeState is what TAKEOVER sends, beside descriptors.
@@ -89,9 +91,10 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	h := &handover{c: c}
 	s.mu.Lock()
 	s.handing = h
-	// It also ends the sending of the state, to a successor that does not read.
 	h.timer = time.AfterFunc(time.Until(end), func() {
-		if s.decide(h, false) {
+		// That also ends the sending of the state, to a successor that does not read. One
+		// that has it all hears that the store goes on when it sends TAKEN.
+		if s.decide(h, false) && !h.sent.Load() {
 			c.Close(fmt.Errorf("%w: the successor took longer than %v", os.ErrDeadlineExceeded, handoverTime))
 		}
 	})
@@ -100,6 +103,7 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 		s.decide(h, false)
 		return err
 	}
+	h.sent.Store(true)
 	return done(c, f.Request)
 }
 

@@ -76,7 +76,10 @@ func evicts(t *testing.T, s *Server, c *Client) {
 	require.Equal(t, bytesOf(size), contents(t, a))
 	require.Equal(t, []string{"a", "d"}, names(t, c))
 	require.NoError(t, a.Close())
-	require.Eventually(t, func() bool { return s.Stats().Clients <= 2 }, inTime, step)
+	require.Eventually(t, func() bool {
+		i, err := c.Stat(t.Context(), "a")
+		return err == nil && i.Readers == 0
+	}, inTime, step)
 	sealed(t, c, "e", bytesOf(size))
 	require.Equal(t, []string{"d", "e"}, names(t, c))
 	require.Equal(t, uint64(3), s.Stats().Evicted)
