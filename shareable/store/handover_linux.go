@@ -79,9 +79,19 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
 	}
-	end := time.Now().Add(handoverTime)
-	if err := s.objects.Park(handoverTime, c); err != nil {
-		return err
+	// Readers that stand still cannot say that they have unmapped an object.
+	var end time.Time
+	for stands := false; !stands; {
+		for over := s.forcedDelete(); over != nil; over = s.forcedDelete() {
+			<-over
+		}
+		end = time.Now().Add(handoverTime)
+		if err := s.objects.Park(handoverTime, c); err != nil {
+			return err
+		}
+		if stands = s.forcedDelete() == nil; !stands { // one has come meanwhile
+			s.objects.Decide(false)
+		}
 	}
 	h := &handover{c: c}
 	s.mu.Lock()
