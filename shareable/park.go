@@ -70,10 +70,10 @@ func (s *Server) decide(moved bool) {
 	p := s.parking
 	s.parking = nil
 	s.moved = s.moved || moved
-	s.mu.Unlock()
-	if !moved && s.socket != nil {
+	if !moved && s.socket != nil && !s.closed { // Close sets it for good, after closed
 		_ = s.socket.SetDeadline(time.Time{})
 	}
+	s.mu.Unlock()
 	p.moved = moved
 	close(p.decided)
 }

@@ -118,11 +118,12 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 	return done(c, f.Request)
 }
 
-// decide ends a handover, once: it returns false for a later call.
+// decide ends a handover, once: it returns false for a later call, and if a store is to move
+// that is being closed.
 func (s *Server) decide(h *handover, moved bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h == nil || s.handing != h {
+	if h == nil || s.handing != h || moved && s.closed {
 		return false
 	}
 	s.handing = nil

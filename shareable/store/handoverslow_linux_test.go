@@ -161,3 +161,36 @@ func TestTakeOverDuringForcedDelete(t *testing.T) {
 	require.Zero(t, successor.Stats().Objects)
 	require.NoError(t, r.Call(within(t), wire.TypeCount, nil, wire.TypeCounters, ignore))
 }
+
+// TestCloseDuringHandover: a store that is closed meanwhile is closed, and the successor has
+// nothing, whether it goes on or gives up.
+func TestCloseDuringHandover(t *testing.T) {
+	for _, giveUp := range []bool{true, false} {
+		s := listening(t, Options{})
+		c := clientOf(t, s)
+		w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Durable: true})
+		closed := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		o := Options{}
+		o.hooks.beforeTaken = func() {
+			go func() { closed <- s.Close() }()
+			require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.closed }, inTime, step)
+			<-time.After(50 * time.Millisecond) // for the socket, which is closed next
+			if giveUp {
+				cancel()
+			}
+		}
+		_, err := TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+		cancel()
+		require.Error(t, err)
+		select {
+		case err := <-closed:
+			require.NoError(t, err)
+		case <-time.After(inTime):
+			require.Fail(t, "Close hangs")
+		}
+		require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+		require.ErrorIs(t, w.Err(), shareable.ErrOwnerGone)
+		require.False(t, s.Wait())
+	}
+}
