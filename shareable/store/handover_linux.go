@@ -162,6 +162,13 @@ func (s *Server) sendState(c serve.Conn) error {
 			closeFD(fd)
 		}
 	}()
+	if f := s.opts.hooks.earlyState; f != nil {
+		s.objects.Decide(false)
+		f()
+		if err := s.objects.Park(handoverTime, c); err != nil {
+			return err
+		}
+	}
 	file, err := memoryFile(state)
 	if err != nil {
 		return err

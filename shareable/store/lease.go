@@ -206,7 +206,9 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 	}
 	s.mu.Unlock()
 	// What the writer has published counts from here on, and nothing that it writes later.
-	e.obj.EndLease()
+	if !s.opts.hooks.keepPage {
+		e.obj.EndLease()
+	}
 	s.mu.Lock()
 	if e.lease != c { // another call was faster
 		s.mu.Unlock()
