@@ -84,9 +84,19 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
 	}
-	end := time.Now().Add(handoverTime)
-	if err := s.objects.Park(handoverTime, c); err != nil {
-		return err
+	// Readers that stand still cannot say that they have unmapped an object.
+	var end time.Time
+	for stands := false; !stands; {
+		for over := s.forcedDelete(); over != nil; over = s.forcedDelete() {
+			<-over
+		}
+		end = time.Now().Add(handoverTime)
+		if err := s.objects.Park(handoverTime, c); err != nil {
+			return err
+		}
+		if stands = s.forcedDelete() == nil; !stands { // one has come meanwhile
+			s.objects.Decide(false)
+		}
 	}
 	h := &handover{c: c}
 	s.mu.Lock()
@@ -118,11 +128,12 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 	return done(c, f.Request)
 }
 
-// decide ends a handover, once: it returns false for a later call.
+// decide ends a handover, once: it returns false for a later call, and if a store is to move
+// that is being closed.
 func (s *Server) decide(h *handover, moved bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h == nil || s.handing != h {
+	if h == nil || s.handing != h || moved && s.closed {
 		return false
 	}
 	s.handing = nil
@@ -166,6 +177,13 @@ func (s *Server) sendState(h *handover) error {
 			closeFD(fd)
 		}
 	}()
+	if f := s.opts.hooks.earlyState; f != nil {
+		s.objects.Decide(false)
+		f()
+		if err := s.objects.Park(handoverTime, c); err != nil {
+			return err
+		}
+	}
 	file, err := memoryFile(state)
 	if err != nil {
 		return err
