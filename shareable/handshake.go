@@ -194,7 +194,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 		return err
 	}
 	h.view = &View{
-		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size,
+		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
 		stop: make(chan struct{}), live: page != nil, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,

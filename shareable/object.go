@@ -21,6 +21,7 @@ type object struct {
 	id     uint64
 	name   string       // of a storeObject guarded by Server.mu, and one of several
 	max    uint64       // bytes of addresses that readers reserve
+	base   uint64       // bytes of the first chunk in front of the object
 	write  bool         // readers may ask for memory that they can write
 	stored *storeObject // the same object, if it is one of a store
 	layout vmm.Layout
@@ -113,7 +114,7 @@ func (o *object) describeLocked(name string, access uint32) wire.Object {
 	}
 	desc := wire.Object{
 		ID: o.id, Max: o.max, Generation: o.generation, Length: n, Queued: queued,
-		Capacity: o.endLocked(), State: o.state, Access: access, Instance: o.srv.hello.Instance, Name: name, Meta: o.meta,
+		Capacity: o.endLocked(), Base: o.base, State: o.state, Access: access, Instance: o.srv.hello.Instance, Name: name, Meta: o.meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
 	for _, n := range l.Shape {

@@ -154,7 +154,9 @@ func (s *Server) heartbeatLoop() {
 		case now := <-t.C:
 			s.mu.Lock()
 			for _, p := range s.names {
-				p.page.heartbeat.Store(uint64(now.UnixNano()))
+				if p.page != nil {
+					p.page.heartbeat.Store(uint64(now.UnixNano()))
+				}
 			}
 			s.mu.Unlock()
 		}

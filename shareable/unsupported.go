@@ -104,8 +104,8 @@ func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn,
 }
 
 // TakeOver is for package store, and needs Linux.
-func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (*Server, serve.Server, []serve.Object, []serve.Conn, func(), error) {
-	return nil, nil, nil, nil, nil, errLinux
+func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (Resumed, error) {
+	return Resumed{}, errLinux
 }
 
 // OpenWriterPage is for package store, and needs Linux.

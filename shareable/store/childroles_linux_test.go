@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -14,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -29,7 +29,7 @@ func playDaemon(p *part) {
 		}
 		return nil
 	})
-	o := Options{}
+	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	if len(p.args) > 2 {
 		var err error
 		o.Timeout, err = time.ParseDuration(p.args[2])
@@ -284,9 +284,16 @@ type follower struct {
 	seen atomic.Uint64
 }
 
+// follow returns when the object is sealed and all of it was looked at.
 func (f *follower) follow(ctx context.Context) error {
 	var buf []byte
 	for {
+		sealed := f.b.Sealed()
+		if sealed {
+			if err := f.b.View().WaitSealed(ctx); err != nil {
+				return err
+			}
+		}
 		from, n := f.seen.Load(), f.b.Len()
 		if n < from {
 			return fmt.Errorf("the length goes back from %d to %d", from, n)
@@ -303,13 +310,10 @@ func (f *follower) follow(ctx context.Context) error {
 			from += part
 			f.seen.Store(from)
 		}
-		if f.b.Sealed() {
+		if sealed {
 			return nil
 		}
-		if err := f.b.Wait(ctx, from+1); err != nil {
-			if errors.Is(err, shareable.ErrSealed) || f.b.Sealed() {
-				return nil
-			}
+		if err := f.b.Wait(ctx, from+1); err != nil && !f.b.Sealed() {
 			return err
 		}
 	}

@@ -228,15 +228,15 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 		}
 	}
 	s.mu.Lock()
+	gone := e.dropped // then the memory counts no more
 	switch {
 	case err == nil:
 		e.memory = append(e.memory, chunk)
-	case !e.dropped: // else drop has given back all that was charged
+	case !gone:
 		s.refundLocked(e, size)
 	}
-	gone := e.dropped
 	s.mu.Unlock()
-	if gone { // meanwhile: drop has not seen the chunk
+	if gone { // drop has not seen the chunk
 		s.freeMemory(e, math.MaxUint64)
 	}
 	return err
@@ -291,8 +291,8 @@ func (s *Server) charge(e *entry, n uint64) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e.dropped { // its charge would stay for ever
-		return fmt.Errorf("%w: object %d", shareable.ErrNotFound, e.id)
+	if e.dropped {
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
 	}
 	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
 	// room for all.
@@ -474,7 +474,8 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		err = shareable.ErrNotFound
 	} else if err = s.mayChange(c, e); err == nil {
 		delete(s.byName, q.Name)
-		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == q.Name })
+		// The old slice may be on its way to a client: infoLocked has returned it.
+		e.names = slices.DeleteFunc(slices.Clone(e.names), func(n string) bool { return n == q.Name })
 		s.objects.Listed(e.obj, e.nameLocked())
 	}
 	s.mu.Unlock()

@@ -32,7 +32,7 @@ func soak() bool { return os.Getenv("VMM_SOAK") != "" }
 // smallPages is a device whose objects have a page of the system each.
 func smallPages(t *testing.T) *vmm.Device {
 	t.Helper()
-	dev, err := vmm.Open("host?page=4K")
+	dev, err := vmm.Open(smallDevice)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	return dev
@@ -83,14 +83,17 @@ type daemon struct {
 	path string
 }
 
-// startDaemon starts a daemon, which ends with the test.
-func startDaemon(t *testing.T) *daemon {
+// smallDevice is smallPages by name.
+const smallDevice = "host?page=4K"
+
+// startDaemon starts a daemon for a device. It ends with the test.
+func startDaemon(t *testing.T, device string) *daemon {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	d := &daemon{t: t, path: filepath.Join(t.TempDir(), "d.sock")}
 	d.cmd = exec.CommandContext(context.Background(), self, "-test.run=^TestDaemonProcess$", "-test.timeout=60m")
-	d.cmd.Env = append(os.Environ(), daemonVar+"="+d.path)
+	d.cmd.Env = append(os.Environ(), daemonVar+"="+d.path, daemonVar+"_DEVICE="+device)
 	d.cmd.Stderr = os.Stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	d.in, err = d.cmd.StdinPipe()
@@ -129,7 +132,9 @@ func TestDaemonProcess(t *testing.T) {
 	if path == "" {
 		t.Skip("is run by other tests")
 	}
-	dev := smallPages(t)
+	dev, err := vmm.Open(os.Getenv(daemonVar + "_DEVICE"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
 	s, err := Listen(dev, path, Options{MaxObjects: 1 << 20})
 	require.NoError(t, err)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -223,7 +228,7 @@ func TestScale(t *testing.T) {
 	}
 	const atOnce, calls = 4, 200
 	dev := smallPages(t)
-	empty, full := startDaemon(t), startDaemon(t)
+	empty, full := startDaemon(t, smallDevice), startDaemon(t, smallDevice)
 	few := empty.clients(dev, atOnce, atOnce)
 
 	before := full.usage()

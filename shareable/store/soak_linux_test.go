@@ -371,7 +371,7 @@ func TestSoak(t *testing.T) {
 	if soak() {
 		users, requests, processes = 64, 1000, 8
 	}
-	d := startDaemon(t)
+	d := startDaemon(t, smallDevice)
 	dev := smallPages(t)
 	before := d.usage()
 	var tasks sync.WaitGroup
@@ -405,7 +405,7 @@ func TestSoak(t *testing.T) {
 	require.Eventually(t, func() bool {
 		x, err = c.Stats(t.Context())
 		return err == nil && x.Objects == 0 && x.Bytes == 0 && x.Leases == 0 && x.Waits == 0 && x.Clients == 1
-	}, inTime, step)
+	}, inTime, step, "%+v", &x)
 	t.Logf("%d objects were left; %+v", len(all), x)
 	require.NoError(t, c.Close())
 	var after usage

@@ -159,7 +159,10 @@ func TestUpgrades(t *testing.T) {
 	require.Zero(t, statsOf(t, d).Conns.Violations)
 	x.survived(t)
 	ended(t, all)
-	require.Eventually(t, func() bool { s := statsOf(t, d); return s.Objects == 0 && s.Bytes == 0 && s.Leases == 0 && s.Waits == 0 }, inTime, step)
+	require.Eventually(t, func() bool {
+		s := statsOf(t, d)
+		return s.Objects == 0 && s.Bytes == 0 && s.Leases == 0 && s.Waits == 0
+	}, inTime, step)
 	backTo(t, d, before)
 	d.ask("close")
 }

@@ -114,7 +114,7 @@ func TestPayloadRefused(t *testing.T) {
 		chunks   = bytes[TypeChunks]
 		sealed   = bytes[TypeSealed]
 		tokenAt  = 8 + 16 + 16 + 4 + 4 + 8
-		elemAt   = 6*8 + 4 + 4
+		elemAt   = 7*8 + 4 + 4
 		shapeAt  = elemAt + 4 + 4 + 8 + 32
 		pitchAt  = shapeAt + 8 + 4*8
 		secondAt = 8 + 24 + 4 + 15
@@ -163,8 +163,8 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeListed, with[uint32](listed, 16, 0), "state 0 is not from 1 to 3"},
 		{TypeListed, with[uint32](listed, 20, 5), "reserved field 5 is not from 0 to 0"},
 		{TypeListed, with[uint64](listed, secondAt, 7), "id 7 after 7"},
-		{TypeObject, with[uint32](object, 48, 4), "state 4 is not from 1 to 3"},
-		{TypeObject, with[uint32](object, 52, 0), "access 0 is not from 1 to 2"},
+		{TypeObject, with[uint32](object, 56, 4), "state 4 is not from 1 to 3"},
+		{TypeObject, with[uint32](object, 60, 0), "access 0 is not from 1 to 2"},
 		{TypeObject, with[uint32](object, elemAt, 6), "element kind 6 is not from 0 to 5"},
 		{TypeObject, with[uint32](object, shapeAt, 5), "number of dimensions 5 is not from 0 to 4"},
 		{TypeObject, with[uint32](object, shapeAt, 4), "dimension 3 of 4 is 0"},
