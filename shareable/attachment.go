@@ -458,6 +458,17 @@ func (a *attachment) times() (deadline, retry time.Time) {
 	return deadline, a.retryAt
 }
 
+// restartClocks gives the reader its whole time again for what it owes.
+func (a *attachment) restartClocks() {
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
+	for _, since := range []*time.Time{&a.chunksSince, &a.retireSince, &a.blockedAt} {
+		if !since.IsZero() {
+			*since = time.Now()
+		}
+	}
+}
+
 // resync goes back to the chunk that the reader asks for, in smaller frames.
 func (a *attachment) resync(q wire.Resync) {
 	o := a.obj

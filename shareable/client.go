@@ -125,7 +125,7 @@ func (c *client) end(why error) {
 func (c *client) follow() {
 	for {
 		f, err := c.h.c.conn.Read()
-		if errors.Is(err, wire.ErrTruncated) { // the reply is lost, and not the connection
+		if errors.Is(err, wire.ErrTruncated) && f.Request != 0 { // the reply is lost, and not the connection
 			c.fail(f.Request, wireError(err))
 			continue
 		}

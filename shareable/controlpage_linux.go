@@ -75,7 +75,7 @@ func newFinalPage(instance [16]byte, id, length, generation uint64) (fd int, err
 	if err != nil {
 		return -1, err
 	}
-	b := make([]byte, pageBytes)
+	b := make([]byte, atHeartbeat+8) // the rest is zeros
 	p := ownerPage{mem: b}
 	p.initWords(instance, id)
 	p.published.Store(length)

@@ -203,53 +203,59 @@ func (ses *session) handover(l *fdList) (sessionState, error) {
 	return x, err
 }
 
-// TakeOver makes a server of what Handover returned in another process, and takes all
-// descriptors. Nothing is read from a connection before start is called.
-func TakeOver(dev *vmm.Device, o Options, h serve.Handler, state []byte, fds []int) (s *Server, seam serve.Server, objects []serve.Object, conns []serve.Conn, start func(), err error) {
+// TakeOver is for package store. It makes a server of what Handover returned in another process, and takes all
+// descriptors. Nothing is read from a connection before Start is called.
+func TakeOver(dev *vmm.Device, o Options, h serve.Handler, state []byte, fds []int) (r Resumed, err error) {
 	t := &takeover{fds: fds}
-	defer func() { t.closeLeft() }()
-	s, seam, err = NewStore(dev, o, h)
+	defer t.closeLeft()
+	s, seam, err := NewStore(dev, o, h)
 	if err != nil {
-		return nil, nil, nil, nil, nil, err
+		return Resumed{}, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}()
+	r = Resumed{Server: s, Seam: seam}
+	if err := t.resume(&r, state); err != nil {
+		return Resumed{}, errors.Join(err, r.Abandon())
+	}
+	return r, nil
+}
+
+// resume makes everything in the new server.
+func (t *takeover) resume(r *Resumed, state []byte) error {
 	var x serverState
 	if err := json.Unmarshal(state, &x); err != nil {
-		return nil, nil, nil, nil, nil, fmt.Errorf("%w: %w", ErrProtocol, err)
+		return fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
+	s := r.Server
 	s.hello.Instance, s.nextID = x.Instance, x.NextID
 	byID := map[uint64]*storeObject{}
 	for _, st := range x.Objects {
-		o, err := t.object(s, st)
-		if err != nil {
-			return nil, nil, nil, nil, nil, err
-		}
+		o := t.newObject(s, st)
 		byID[o.id] = o
-		objects = append(objects, o)
+		r.Objects = append(r.Objects, o)
+		if err := t.object(o, st); err != nil {
+			return err
+		}
 		if st.Listed {
-			seam.Listed(o, st.Name)
+			r.Seam.Listed(o, st.Name)
 		}
 	}
 	var sessions []*session
 	for _, st := range x.Sessions {
 		ses, err := t.session(s, st, byID)
 		if err != nil {
-			return nil, nil, nil, nil, nil, err
+			return err
 		}
 		sessions = append(sessions, ses)
-		conns = append(conns, storeConn{ses})
+		r.Conns = append(r.Conns, storeConn{ses})
 	}
 	if x.Listener != nil {
+		var err error
 		if s.socket, err = t.socket(x); err != nil {
-			return nil, nil, nil, nil, nil, err
+			return err
 		}
 		s.path = x.Path
 	}
-	start = func() {
+	r.Start = func() {
 		if s.socket != nil {
 			s.tasks.Go(s.acceptLoop)
 		}
@@ -263,7 +269,7 @@ func TakeOver(dev *vmm.Device, o Options, h serve.Handler, state []byte, fds []i
 			go s.runSession(ses) //nolint:errcheck // it is logged
 		}
 	}
-	return s, seam, objects, conns, start, nil
+	return nil
 }
 
 // takeover hands out the descriptors of a handover.
@@ -289,40 +295,58 @@ func (t *takeover) closeLeft() {
 	}
 }
 
-// object makes an object of its state.
-func (t *takeover) object(s *Server, st objectState) (*storeObject, error) {
+// newObject makes an object without memory of its state.
+func (t *takeover) newObject(s *Server, st objectState) *storeObject {
 	o := &storeObject{}
 	o.init(s)
 	o.id, o.max, o.write, o.layout, o.meta = st.ID, st.Max, true, st.Layout, st.Meta
 	o.stored, o.close = o, o.Close
 	o.state, o.generation, o.published, o.sealed, o.digest, o.lastID = st.State, st.Generation, st.Published, st.Sealed, st.Digest, st.LastID
+	return o
+}
+
+// object adds the memory and the pages.
+func (t *takeover) object(o *storeObject, st objectState) error {
 	if len(st.FDs) != len(st.Chunks) {
-		return nil, fmt.Errorf("%w: %d descriptors of %d chunks", ErrProtocol, len(st.FDs), len(st.Chunks))
+		return fmt.Errorf("%w: %d descriptors of %d chunks", ErrProtocol, len(st.FDs), len(st.Chunks))
 	}
 	for i, c := range st.Chunks {
 		fd, err := t.take(st.FDs[i])
 		if err != nil {
-			return nil, err
+			return err
 		}
 		o.chunks = append(o.chunks, publishedChunk{Chunk: c, own: &cachedFD{fd: fd, users: 1}})
 	}
-	var err error
-	switch {
-	case st.Page != nil:
-		var fd int
-		if fd, err = t.take(*st.Page); err == nil {
-			o.page, err = openForeignPage(fd, s.hello.Instance, o.id)
-		}
-	case o.state == wire.StateLive:
-		o.page, err = o.newPage(o.published)
+	if err := t.page(o, st); err != nil {
+		return err
 	}
-	if err == nil && st.Next != nil {
-		var fd int
-		if fd, err = t.take(*st.Next); err == nil {
-			o.next = leasePageOf(fd, s.hello.Instance, o.id)
-		}
+	if st.Next == nil {
+		return nil
 	}
-	return o, err
+	fd, err := t.take(*st.Next)
+	if err != nil {
+		return err
+	}
+	o.next = leasePageOf(fd, o.srv.hello.Instance, o.id)
+	return nil
+}
+
+// page sets the page that readers get.
+func (t *takeover) page(o *storeObject, st objectState) (err error) {
+	if st.Page == nil {
+		if o.state == wire.StateLive {
+			o.page, err = o.newPage(o.published)
+		}
+		return err
+	}
+	fd, err := t.take(*st.Page)
+	if err != nil {
+		return err
+	}
+	if o.page, err = openForeignPage(fd, o.srv.hello.Instance, o.id); err != nil {
+		_ = closeFD(fd)
+	}
+	return err
 }
 
 // session makes a session of its state.
@@ -342,14 +366,19 @@ func (t *takeover) session(s *Server, st sessionState, objects map[uint64]*store
 	c.SetSequence(st.Sent, st.Received)
 	ses := newSession(s, c, st.Cred)
 	ses.helloDone, ses.resumed = true, true
+	s.mu.Lock() // from here on Abandon closes it
+	s.addSessionLocked(ses)
+	s.mu.Unlock()
 	if st.Wake != nil {
-		var ends [2]int
-		for i := range ends {
-			if ends[i], err = t.take(st.Wake[i]); err != nil {
-				return nil, err
-			}
+		one, err := t.take(st.Wake[0])
+		if err != nil {
+			return nil, err
 		}
-		ses.waker = &wakeSender{fd: ends[0], reader: ends[1]}
+		other, err := t.take(st.Wake[1])
+		if err != nil {
+			return nil, errors.Join(err, closeFD(one))
+		}
+		ses.waker = &wakeSender{fd: one, reader: other}
 	}
 	for _, x := range st.Attachments {
 		o := objects[x.Object]
@@ -358,9 +387,6 @@ func (t *takeover) session(s *Server, st sessionState, objects map[uint64]*store
 		}
 		t.attachment(ses, o, x)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.addSessionLocked(ses)
 	return ses, nil
 }
 

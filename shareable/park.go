@@ -92,7 +92,9 @@ func (s *Server) hasStopped(p *parking) {
 	}
 }
 
-// park has both loops return errParked. It returns false for a session that has ended.
+// park has both loops return errParked. It returns false for a session that has ended. One
+// that still waits for HELLO gets that first, within Options.HandshakeTimeout: another
+// process could not go on with half a handshake.
 func (ses *session) park(p *parking) bool {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
@@ -100,7 +102,9 @@ func (ses *session) park(p *parking) bool {
 		return false
 	}
 	ses.parking = p
-	_ = ses.setReadDeadlineLocked()
+	if ses.helloDone {
+		_ = ses.setReadDeadlineLocked()
+	}
 	ses.wakeWriter()
 	return true
 }
@@ -116,6 +120,9 @@ func (ses *session) isParking() *parking {
 func (ses *session) waitParked(p *parking) (moved bool) {
 	ses.srv.hasStopped(p)
 	<-p.decided
+	for _, a := range ses.all() { // while it stood still the reader could do nothing
+		a.restartClocks()
+	}
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	ses.parking = nil
@@ -182,4 +189,23 @@ func (s storeServer) Abandon() {
 		s.removeSessionLocked(ses)
 		s.tasks.Done()
 	}
+}
+
+// Resumed is what TakeOver makes of the state of another server.
+type Resumed struct {
+	Server  *Server
+	Seam    serve.Server
+	Objects []serve.Object // in the order in which Handover got them
+	Conns   []serve.Conn   // in the order in which Handover returned them
+	Start   func()         // has the server serve
+}
+
+// Abandon closes all of it, before Start. For the clients nothing is shut down.
+func (r Resumed) Abandon() error {
+	r.Seam.Abandon()
+	var err error
+	for _, o := range r.Objects { // Close of the server does not know those without a name
+		err = errors.Join(err, o.Close())
+	}
+	return errors.Join(err, r.Server.Close())
 }

@@ -366,9 +366,13 @@ var _ serve.Conn = storeConn{}
 // Cred is the process at the other end.
 func (c storeConn) Cred() wire.Cred { return c.cred }
 
-// Reply sends a frame.
+// Reply sends a frame. An error ends the connection: what it should have said is lost.
 func (c storeConn) Reply(t wire.Type, request uint32, payload []byte, fds ...int) error {
-	return c.write(t, request, payload, fds...)
+	err := c.write(t, request, payload, fds...)
+	if err != nil {
+		c.Close(err)
+	}
+	return err
 }
 
 // Refuse sends ERROR.

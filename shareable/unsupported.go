@@ -43,6 +43,8 @@ type ownerPage struct {
 func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
 func (p *ownerPage) close()                             {}
 
+func newFinalPage([16]byte, uint64, uint64, uint64) (int, error) { return -1, errLinux }
+
 // readerPage cannot be made here.
 type readerPage struct{}
 
@@ -102,8 +104,8 @@ func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn,
 }
 
 // TakeOver is for package store, and needs Linux.
-func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (*Server, serve.Server, []serve.Object, []serve.Conn, func(), error) {
-	return nil, nil, nil, nil, nil, errLinux
+func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (Resumed, error) {
+	return Resumed{}, errLinux
 }
 
 // OpenWriterPage is for package store, and needs Linux.

@@ -22,7 +22,8 @@ var (
 	// ErrNotShared is a pool that cannot be exported: a default pool, an imported one, or one that
 	// was made without pool.Options.Share.
 	ErrNotShared = fmt.Errorf("%w: the pool was not made to be shared", vmm.ErrInvalid)
-	// ErrImported is an allocation from an imported pool, or making it the current one.
+	// ErrImported is an allocation from an imported pool, making it the current one, or what else
+	// the driver refuses to do with one, such as to trim it.
 	ErrImported = fmt.Errorf("%w: the pool is imported", vmm.ErrInvalid)
 	// ErrNotExported is a block that is not exported, or not any more.
 	ErrNotExported = fmt.Errorf("%w: the block is not exported", vmm.ErrInvalid)

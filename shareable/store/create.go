@@ -199,6 +199,8 @@ func (w *Writer) takeObject(f wire.Frame) error {
 	switch {
 	case err != nil:
 		return protocolError(err)
+	case o.State == wire.StateClosed: // another client was as fast
+		return fmt.Errorf("%w: it was deleted", shareable.ErrNotFound)
 	case o.Instance != hello.Instance || len(f.FDs) != 1 || o.State != wire.StateLive:
 		return fmt.Errorf("%w: an object of instance %x in state %d with %d descriptors", shareable.ErrProtocol, o.Instance, o.State, len(f.FDs))
 	case o.Length > o.Capacity || o.Capacity > o.Max:

@@ -137,7 +137,8 @@ func (s *Server) listEntry(e *entry) error {
 	case s.closed:
 		return fmt.Errorf("%w: store", vmm.ErrClosed)
 	case len(s.order) >= s.opts.MaxObjects:
-		if err := s.evictLocked(func() bool { return len(s.order) < s.opts.MaxObjects }); err != nil {
+		excess := len(s.order) - s.opts.MaxObjects
+		if err := s.evictLocked(anyEntry, func(n int, _ uint64) bool { return n > excess }); err != nil {
 			return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.order))
 		}
 	}
@@ -189,17 +190,24 @@ const (
 
 // addMemory creates memory until the object has n bytes.
 func (s *Server) addMemory(e *entry, n uint64) error {
+	if limit := min(s.opts.MaxBytes, s.opts.MaxBytesPerUID); n > limit { // else its first chunks evict in vain
+		return fmt.Errorf("%w: an object of %d bytes, over %d", vmm.ErrLimit, n, limit)
+	}
 	for {
 		_, _, have, _ := e.obj.State()
 		if have >= n {
 			return nil
 		}
-		size := min(n-have, maxChunk)
-		if e.growable() {
-			size = min(max(size, min(have, maxGrowChunk)), e.max-have)
+		need := (min(n-have, maxChunk) + s.gran - 1) / s.gran * s.gran
+		size := need
+		if e.growable() { // have and max are multiples of the granularity
+			size = min(max(need, min(have, maxGrowChunk)), e.max-have)
 		}
-		size = (size + s.gran - 1) / s.gran * s.gran
-		if err := s.addChunk(e, size); err != nil {
+		err := s.addChunk(e, size)
+		if size > need && (errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrOutOfMemory)) {
+			err = s.addChunk(e, need)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -220,15 +228,16 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 		}
 	}
 	s.mu.Lock()
-	if err != nil {
-		s.refundLocked(e, size)
-	} else {
+	gone := e.dropped // then the memory counts no more
+	switch {
+	case err == nil:
 		e.memory = append(e.memory, chunk)
+	case !gone:
+		s.refundLocked(e, size)
 	}
-	gone := e.dropped
 	s.mu.Unlock()
-	if gone { // meanwhile: drop has not seen the chunk
-		s.freeMemory(e, 0)
+	if gone { // drop has not seen the chunk
+		s.freeMemory(e, math.MaxUint64)
 	}
 	return err
 }
@@ -250,24 +259,24 @@ func (s *Server) createMemory(p vmm.Prop, size uint64) (chunk *vmm.Chunk, fd int
 	return nil, -1, errors.Join(err, chunk.Close())
 }
 
-// checkFD returns an error for a descriptor that objects must not have: a tenth of the
-// process's limit is left to connections. The system gives the lowest free number, so one
-// beyond nine tenths means that all below are in use.
+// checkFD returns an error for a descriptor that objects must not have: the last sixteenth of
+// the process's limit is left to connections. The system gives the lowest free number, so one
+// from there means that all below are in use.
 func (s *Server) checkFD(fd int) error {
-	if limit := s.objects.FileLimit(); fd >= limit-limit/10 {
+	if limit := s.objects.FileLimit(); fd >= limit-limit/16 {
 		return fmt.Errorf("%w: %d of %d descriptors are open (RLIMIT_NOFILE)", vmm.ErrLimit, fd, limit)
 	}
 	return nil
 }
 
-// freeMemory closes the chunks that begin at an offset or beyond, whose descriptors are
-// closed.
-func (s *Server) freeMemory(e *entry, from uint64) {
+// freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
+// from the end: after a takeover the first chunks are not in e.memory.
+func (s *Server) freeMemory(e *entry, n uint64) {
 	s.mu.Lock()
-	i, end := 0, uint64(0)
-	for i < len(e.memory) && end < from {
-		end += e.memory[i].Size()
-		i++
+	i := len(e.memory)
+	for i > 0 && e.memory[i-1].Size() <= n {
+		i--
+		n -= e.memory[i].Size()
 	}
 	chunks := e.memory[i:]
 	e.memory = e.memory[:i:i]
@@ -282,18 +291,33 @@ func (s *Server) charge(e *entry, n uint64) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fits := func() bool {
-		return n <= s.opts.MaxBytes-min(s.bytes, s.opts.MaxBytes) && n <= s.opts.MaxBytesPerUID-min(s.bytesOf[e.uid], s.opts.MaxBytesPerUID)
+	if e.dropped {
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
 	}
-	if !fits() {
-		if err := s.evictLocked(fits); err != nil {
-			return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
-		}
+	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
+	// room for all.
+	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })
+	if err == nil {
+		err = s.makeRoomLocked(n, s.bytes, s.opts.MaxBytes, anyEntry)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
 	}
 	s.bytes += n
 	s.bytesOf[e.uid] += n
 	e.bytes += n
 	return nil
+}
+
+// makeRoomLocked evicts what may go until n bytes fit beside those in use. Requires mu.
+func (s *Server) makeRoomLocked(n, used, limit uint64, may func(*entry) bool) error {
+	switch {
+	case n > limit:
+		return errNothingToEvict
+	case n <= limit-min(used, limit):
+		return nil
+	}
+	return s.evictLocked(may, func(_ int, bytes uint64) bool { return bytes >= used-(limit-n) })
 }
 
 func (s *Server) refundLocked(e *entry, n uint64) {
@@ -316,7 +340,7 @@ func (s *Server) drop(e *entry) {
 	s.mu.Unlock()
 	if !again {
 		_ = e.obj.Close()
-		s.freeMemory(e, 0)
+		s.freeMemory(e, math.MaxUint64)
 	}
 }
 
@@ -331,6 +355,11 @@ func (s *Server) forgetLocked(e *entry) {
 		s.order = slices.Delete(s.order, i, i+1)
 	}
 	s.refundLocked(e, e.bytes)
+}
+
+// allNamesLocked returns what requests can call an object: its id, too. Requires Server.mu.
+func (e *entry) allNamesLocked() []string {
+	return append([]string{shareable.IDName(e.id)}, e.names...)
 }
 
 // unnameLocked takes all names of an object. Requires mu.
@@ -359,7 +388,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	name := e.nameLocked()
+	name, names := e.nameLocked(), e.allNamesLocked()
 	s.unnameLocked(e)
 	e.deleted = true
 	s.usedLocked(e)
@@ -373,7 +402,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.replies.Go(func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
 	}
 	if !sealed {
-		s.refuseWaits(e, name)
+		s.refuseWaits(names)
 	}
 	if q.Force {
 		ctx, cancel := context.WithTimeout(context.Background(), s.timeout(q.Timeout))
@@ -445,7 +474,8 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		err = shareable.ErrNotFound
 	} else if err = s.mayChange(c, e); err == nil {
 		delete(s.byName, q.Name)
-		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == q.Name })
+		// The old slice may be on its way to a client: infoLocked has returned it.
+		e.names = slices.DeleteFunc(slices.Clone(e.names), func(n string) bool { return n == q.Name })
 		s.objects.Listed(e.obj, e.nameLocked())
 	}
 	s.mu.Unlock()

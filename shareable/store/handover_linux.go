@@ -31,8 +31,9 @@ import (
 // Until TAKEN the store can go on: if the successor ends, or takes longer than
 // handoverTime, it does. The memory itself stays where it is: descriptors keep it.
 
-// handoverTime is the longest that connections stop for a handover.
-const handoverTime = 10 * time.Second
+// handoverTime is the longest that connections stop for a handover. It is less than what
+// clients wait for a reply, so a successor that does nothing costs none of them a request.
+const handoverTime = defaultTimeout - time.Second
 
 // handover is one that runs.
 type handover struct {
@@ -81,18 +82,24 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
 	}
+	end := time.Now().Add(handoverTime)
 	if err := s.objects.Park(handoverTime, c); err != nil {
 		return err
 	}
 	h := &handover{c: c}
 	s.mu.Lock()
 	s.handing = h
+	// It also ends the sending of the state, to a successor that does not read.
+	h.timer = time.AfterFunc(time.Until(end), func() {
+		if s.decide(h, false) {
+			c.Close(fmt.Errorf("%w: the successor took longer than %v", os.ErrDeadlineExceeded, handoverTime))
+		}
+	})
 	s.mu.Unlock()
-	if err := s.sendState(c); err != nil {
+	if err := s.sendState(h); err != nil {
 		s.decide(h, false)
 		return err
 	}
-	h.timer = time.AfterFunc(handoverTime, func() { s.decide(h, false) })
 	return done(c, f.Request)
 }
 
@@ -133,9 +140,14 @@ func (s *Server) decide(h *handover, moved bool) bool {
 }
 
 // sendState sends what there is to the successor.
-func (s *Server) sendState(c serve.Conn) error {
-	// Replies that were on their way come before the state.
+func (s *Server) sendState(h *handover) error {
+	c := h.c
 	s.mu.Lock()
+	if s.handing != h { // its time is over: the watchers must not be paused
+		s.mu.Unlock()
+		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+	}
+	// Replies that were on their way come before the state.
 	for _, w := range s.watchers {
 		w.pause()
 	}
@@ -317,6 +329,9 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err != nil {
 		return nil, err
 	}
+	if f := o.hooks.beforeTaken; f != nil {
+		f()
+	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
 	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
@@ -353,20 +368,20 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		}
 		return nil, nil, err
 	}
-	conns, seam, objects, clients, start, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
+	r, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
 	if err != nil {
 		return nil, nil, err
 	}
-	s.conns, s.objects = conns, seam
-	if len(objects) != len(x.Entries) {
-		seam.Abandon()
-		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(objects), len(x.Entries)), conns.Close())
+	clients := r.Conns
+	s.conns, s.objects = r.Server, r.Seam
+	if len(r.Objects) != len(x.Entries) {
+		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(r.Objects), len(x.Entries)), r.Abandon())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	used := map[*entry]int{}
 	for i, st := range x.Entries {
-		if e := s.resumeEntryLocked(objects[i], st, clients); st.Used > 0 {
+		if e := s.resumeEntryLocked(r.Objects[i], st, clients); st.Used > 0 {
 			used[e] = st.Used
 		}
 	}
@@ -392,7 +407,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 	}
 	s.counts.takeovers.Add(1)
 	return s, func() {
-		start()
+		r.Start()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for c, w := range s.watchers {

@@ -75,7 +75,7 @@ func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
 
 // sendLease sends OBJECT with a page for the writer.
 func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
-	fd, err := e.obj.LeasePage()
+	fd, err := s.leasePage(c, e)
 	if err != nil {
 		return err
 	}
@@ -89,6 +89,17 @@ func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
 	return nil
 }
 
+// leasePage makes the page of a lease, if the connection has it still: another's stays as it
+// is.
+func (s *Server) leasePage(c serve.Conn, e *entry) (fd int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.lease != c {
+		return -1, fmt.Errorf("%w: the lease of object %d has ended", shareable.ErrNotFound, e.id)
+	}
+	return e.obj.LeasePage()
+}
+
 func (s *Server) nameOf(e *entry) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,11 +110,20 @@ func (s *Server) nameOf(e *entry) string {
 func (s *Server) leased(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.byID[id]
-	if e == nil || e.lease != c {
+	return s.leasedLocked(c, id)
+}
+
+// leasedLocked is leased. Requires mu.
+func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
+	invariants.Held(&s.mu)
+	switch e := s.byID[id]; {
+	case e == nil: // it may have been deleted
+		return nil, fmt.Errorf("%w: object %d", shareable.ErrNotFound, id)
+	case e.lease != c:
 		return nil, fmt.Errorf("%w: no lease of object %d", vmm.ErrPermission, id)
+	default:
+		return e, nil
 	}
-	return e, nil
 }
 
 // mapped has only the writer write to its page.
@@ -112,17 +132,25 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	e, err := s.leased(c, q.Object)
+	if err := s.startLease(c, q.Object); err != nil {
+		return err
+	}
+	return done(c, f.Request)
+}
+
+// startLease has readers get the page of a lease, if the connection has it still.
+func (s *Server) startLease(c serve.Conn, id uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.leasedLocked(c, id)
 	if err != nil {
 		return err
 	}
 	if err := e.obj.StartLease(); err != nil {
 		return err
 	}
-	s.mu.Lock()
 	e.started = true
-	s.mu.Unlock()
-	return done(c, f.Request)
+	return nil
 }
 
 // grow sends memory to the writer.
@@ -181,12 +209,13 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	s.mu.Lock()
 	e.sealed, e.lease = true, nil
 	delete(s.clientLocked(c).leases, e.id)
-	s.refundLocked(e, e.bytes-min(e.bytes, capacity))
+	unused := e.bytes - min(e.bytes, capacity)
+	s.refundLocked(e, unused)
 	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
-	names := append([]string{shareable.IDName(e.id)}, e.names...)
+	names := e.allNamesLocked()
 	s.mu.Unlock()
-	s.freeMemory(e, capacity)
+	s.freeMemory(e, unused)
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
 	s.replyWaits(e, names...)
@@ -215,14 +244,9 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
-	s.mu.Unlock()
 	// What the writer has published counts from here on, and nothing that it writes later.
+	// With the lock, so that this is not the next writer's page.
 	e.obj.EndLease()
-	s.mu.Lock()
-	if e.lease != c { // another call was faster
-		s.mu.Unlock()
-		return
-	}
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	abort = abort || !e.started
 	e.lease = nil
@@ -234,14 +258,14 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
-	name := e.nameLocked()
-	s.emitLocked(wire.EventAborted, e, name, 0)
+	names := e.allNamesLocked()
+	s.emitLocked(wire.EventAborted, e, e.nameLocked(), 0)
 	s.unnameLocked(e)
 	e.deleted = true
 	s.refuseLeasesLocked(e, shareable.ErrAborted)
 	s.mu.Unlock()
 	s.counts.aborted.Add(1)
-	s.refuseWaits(e, name)
+	s.refuseWaits(names)
 	s.drop(e)
 }
 

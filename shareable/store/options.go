@@ -41,7 +41,10 @@ type Options struct {
 }
 
 // hooks are for tests only.
-type hooks struct{}
+type hooks struct {
+	beforeTaken func() // called by TakeOver when it has everything, and the other store can go on
+	earlyState  func() // called between the state of a handover and its stop: a negative control
+}
 
 // resolve checks the options and fills in the defaults.
 func (o Options) resolve() (Options, error) {
@@ -102,7 +105,8 @@ type CreateOptions struct {
 
 // GetOptions configures Client.Get; its zero value is the default.
 type GetOptions struct {
-	// Wait waits until the object is there and sealed, as long as the context allows.
+	// Wait waits until the object is there and sealed, as long as the context allows. An ID
+	// that no object has is shareable.ErrNotFound: no other object gets it.
 	Wait bool
 	// Unsafe returns an object that is not sealed, too: it may grow, and its bytes may change.
 	Unsafe bool

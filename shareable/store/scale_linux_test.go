@@ -32,7 +32,7 @@ func soak() bool { return os.Getenv("VMM_SOAK") != "" }
 // smallPages is a device whose objects have a page of the system each.
 func smallPages(t *testing.T) *vmm.Device {
 	t.Helper()
-	dev, err := vmm.Open("host?page=4K")
+	dev, err := vmm.Open(smallDevice)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	return dev
@@ -41,6 +41,7 @@ func smallPages(t *testing.T) *vmm.Device {
 // usage is what a process uses.
 type usage struct {
 	rss             uint64 // bytes, after a collection
+	device          uint64 // bytes of the device that are in use
 	fds, goroutines int
 }
 
@@ -49,7 +50,12 @@ func (u usage) String() string {
 }
 
 // ownUsage is what this process uses.
-func ownUsage() (u usage, err error) {
+func ownUsage(dev *vmm.Device) (u usage, err error) {
+	free, all, err := dev.MemInfo()
+	if err != nil {
+		return u, err
+	}
+	u.device = all - free
 	debug.FreeOSMemory()
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
@@ -77,14 +83,17 @@ type daemon struct {
 	path string
 }
 
-// startDaemon starts a daemon, which ends with the test.
-func startDaemon(t *testing.T) *daemon {
+// smallDevice is smallPages by name.
+const smallDevice = "host?page=4K"
+
+// startDaemon starts a daemon for a device. It ends with the test.
+func startDaemon(t *testing.T, device string) *daemon {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	d := &daemon{t: t, path: filepath.Join(t.TempDir(), "d.sock")}
 	d.cmd = exec.CommandContext(context.Background(), self, "-test.run=^TestDaemonProcess$", "-test.timeout=60m")
-	d.cmd.Env = append(os.Environ(), daemonVar+"="+d.path)
+	d.cmd.Env = append(os.Environ(), daemonVar+"="+d.path, daemonVar+"_DEVICE="+device)
 	d.cmd.Stderr = os.Stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	d.in, err = d.cmd.StdinPipe()
@@ -109,7 +118,7 @@ func (d *daemon) usage() (u usage) {
 	_, err := fmt.Fprintln(d.in, "usage")
 	require.NoError(d.t, err)
 	for d.out.Scan() {
-		if _, err := fmt.Sscanf(d.out.Text(), "usage %d %d %d", &u.rss, &u.fds, &u.goroutines); err == nil {
+		if _, err := fmt.Sscanf(d.out.Text(), "usage %d %d %d %d", &u.rss, &u.device, &u.fds, &u.goroutines); err == nil {
 			return u
 		}
 	}
@@ -123,12 +132,15 @@ func TestDaemonProcess(t *testing.T) {
 	if path == "" {
 		t.Skip("is run by other tests")
 	}
-	s, err := Listen(smallPages(t), path, Options{MaxObjects: 1 << 20})
+	dev, err := vmm.Open(os.Getenv(daemonVar + "_DEVICE"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	s, err := Listen(dev, path, Options{MaxObjects: 1 << 20})
 	require.NoError(t, err)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		u, err := ownUsage()
+		u, err := ownUsage(dev)
 		require.NoError(t, err)
-		fmt.Fprintln(os.Stdout, "usage", u.rss, u.fds, u.goroutines)
+		fmt.Fprintln(os.Stdout, "usage", u.rss, u.device, u.fds, u.goroutines)
 	}
 	require.NoError(t, s.Close())
 }
@@ -210,13 +222,13 @@ func TestScale(t *testing.T) {
 	var limit unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	// On the host memory costs two descriptors: the driver keeps one, to see when it is free.
-	objects, clients, rounds := int(min(limit.Cur, 20_000))*8/10/2, 2000, 10
+	objects, clients, rounds := int(min(limit.Cur, 20_000))*8/10/2, 2000, 20
 	if !soak() {
-		objects, clients, rounds = objects/10, clients/10, 1
+		objects, clients, rounds = objects/10, clients/10, 2
 	}
-	const atOnce, calls = 4, 400
+	const atOnce, calls = 4, 200
 	dev := smallPages(t)
-	empty, full := startDaemon(t), startDaemon(t)
+	empty, full := startDaemon(t, smallDevice), startDaemon(t, smallDevice)
 	few := empty.clients(dev, atOnce, atOnce)
 
 	before := full.usage()
@@ -282,7 +294,7 @@ func TestScale(t *testing.T) {
 	var after usage
 	require.Eventually(t, func() bool {
 		after = full.usage()
-		return after.fds <= before.fds && after.goroutines <= before.goroutines
+		return after.fds <= before.fds && after.goroutines <= before.goroutines && after.device == before.device
 	}, inTime, 10*step)
 	t.Logf("afterwards: %v", after)
 }

@@ -351,9 +351,9 @@ func TestVineyardCalls(t *testing.T) {
 	}
 }
 
-// freeMemory is what the device has free, also of memory that other processes had. The
+// memoryLeft is what the device has free, also of memory that other processes had. The
 // driver asks the kernel.
-func freeMemory(t *testing.T, s *Server) uint64 {
+func memoryLeft(t *testing.T, s *Server) uint64 {
 	t.Helper()
 	free, _, err := s.dev.MemInfo()
 	require.NoError(t, err)
@@ -403,7 +403,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 	"readers of GPU buffers are not counted": func(t *testing.T) {
 		s := listening(t, Options{})
 		c := clientOf(t, s)
-		before := freeMemory(t, s)
+		before := memoryLeft(t, s)
 		id := sealed(t, c, "m", bytesOf(vineyardBytes)).String()
 		readers := func() int {
 			info, err := c.Stat(t.Context(), id)
@@ -418,14 +418,14 @@ var vineyardFaults = map[string]func(t *testing.T){
 		require.Equal(t, 1, s.Stats().Objects) // without a name, for its readers
 		require.NoError(t, b.Close())
 		require.NotZero(t, s.Stats().Bytes)
-		require.Less(t, freeMemory(t, s), before)
+		require.Less(t, memoryLeft(t, s), before)
 		p.kill() // the last reader
-		require.Eventually(t, func() bool { return s.Stats().Objects == 0 && freeMemory(t, s) == before }, inTime, step)
+		require.Eventually(t, func() bool { return s.Stats().Objects == 0 && memoryLeft(t, s) == before }, inTime, step)
 	},
 	"clients never unmap a buffer": func(t *testing.T) {
 		s := listening(t, Options{})
 		c := clientOf(t, s)
-		before, had := freeMemory(t, s), c.Device().Stats().Committed
+		before, had := memoryLeft(t, s), c.Device().Stats().Committed
 		w := filled(t, c, "m")
 		b := got(t, c, "m", GetOptions{Unsafe: true})
 		require.True(t, mappedFile(t, w.Ptr()))
@@ -436,24 +436,24 @@ var vineyardFaults = map[string]func(t *testing.T){
 		require.NoError(t, w.Close()) // the object goes: it is neither sealed nor durable
 		require.False(t, mappedFile(t, p))
 		require.Equal(t, had, c.Device().Stats().Committed)
-		require.Eventually(t, func() bool { return freeMemory(t, s) == before }, inTime, step)
+		require.Eventually(t, func() bool { return memoryLeft(t, s) == before }, inTime, step)
 	},
 	"deleting a GPU buffer frees nothing": func(t *testing.T) {
 		s := listening(t, Options{})
 		c := clientOf(t, s)
-		before := freeMemory(t, s)
+		before := memoryLeft(t, s)
 		for range 3 {
 			sealed(t, c, "m", bytesOf(vineyardBytes))
-			require.LessOrEqual(t, freeMemory(t, s), before-vineyardBytes)
+			require.LessOrEqual(t, memoryLeft(t, s), before-vineyardBytes)
 			require.NoError(t, c.Delete(t.Context(), "m", DeleteOptions{}))
 			require.Zero(t, s.Stats().Bytes)
-			require.Equal(t, before, freeMemory(t, s)) // at once: it has no reader
+			require.Equal(t, before, memoryLeft(t, s)) // at once: it has no reader
 		}
 	},
 	"unsealed buffers of a dead client stay": func(t *testing.T) {
 		s := listening(t, Options{})
 		c := clientOf(t, s)
-		before := freeMemory(t, s)
+		before := memoryLeft(t, s)
 		p := inOtherProcess(t, s)
 		for i := range 3 {
 			p.does("create", fmt.Sprint("m", i))
@@ -470,7 +470,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 		require.Eventually(t, func() bool { return b.Err() != nil }, inTime, step)
 		require.Equal(t, bytesOf(vineyardBytes/2), contents(t, b))
 		require.NoError(t, b.Close())
-		require.Eventually(t, func() bool { return freeMemory(t, s) == before }, inTime, step)
+		require.Eventually(t, func() bool { return memoryLeft(t, s) == before }, inTime, step)
 		_, err := c.Stat(t.Context(), "m2")
 		require.True(t, errors.Is(err, shareable.ErrNotFound))
 	},

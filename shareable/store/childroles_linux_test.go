@@ -1,0 +1,320 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+// playDaemon is a server at its first argument: a new one, or one that takes over.
+func playDaemon(p *part) {
+	var contexts atomic.Int64
+	dev := p.device(func(c drivertest.Call) error {
+		if c.Name == "Open" || c.Name == "ExportRange" {
+			contexts.Add(1)
+		}
+		return nil
+	})
+	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	if len(p.args) > 2 {
+		var err error
+		o.Timeout, err = time.ParseDuration(p.args[2])
+		p.must(err)
+	}
+	var s *Server
+	var err error
+	if p.args[1] == "halting" { // it stops when it has everything, until it is told to go on
+		o.hooks.beforeTaken = func() {
+			p.say("has")
+			p.next()
+		}
+	}
+	if p.args[1] != "listen" {
+		p.say("go")
+		s, err = TakeOver(context.Background(), dev, p.args[0], o)
+	} else {
+		s, err = Listen(dev, p.args[0], o)
+	}
+	p.must(err)
+	noContext := func() int64 {
+		if d, ok := dev.Driver().(interface{ ContextActive(int) (bool, error) }); ok {
+			active, err := d.ContextActive(0)
+			p.must(err)
+			p.check(!active, "the daemon has a context")
+		}
+		return contexts.Load()
+	}
+	p.say("ready")
+	go func() {
+		if s.Wait() {
+			p.must(s.Close())
+			n := noContext()
+			p.must(dev.Close())
+			p.say("taken", n)
+			os.Exit(0)
+		}
+	}()
+	for {
+		switch word, _ := p.next(); word {
+		case "stats":
+			b, err := json.Marshal(s.Stats())
+			p.must(err)
+			p.say("stats", string(b))
+		case "use":
+			b, err := json.Marshal(reportUsage())
+			p.must(err)
+			p.say("use", string(b))
+		case "contexts":
+			p.say("contexts", noContext())
+		case "close":
+			p.must(s.Close())
+			p.must(dev.Close())
+			p.say("close")
+			os.Exit(0)
+		default:
+			p.must(fmt.Errorf("no command %q", word))
+		}
+	}
+}
+
+// use is what a process uses.
+type use struct {
+	FDs, Goroutines int
+	Heap            uint64
+}
+
+func reportUsage() use {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	l, _ := os.ReadDir("/proc/self/fd")
+	return use{len(l), runtime.NumGoroutine(), m.HeapAlloc}
+}
+
+// layoutOfK and metaOfK describe the object that writers follow each other on.
+func layoutOfK() vmm.Layout {
+	return vmm.Layout{Kind: vmm.ElemUint, Bits: 8, Size: 1, Pitch: 1, Hash: [32]byte{77}}
+}
+
+const metaOfK = "the meta of k"
+
+const (
+	sizeOfK  = 512 << 20
+	muchOfK  = sizeOfK - 64<<20 // from here on the writers append little
+	nameOfK  = "k"
+	atMostAt = 4096 // bytes of one Append
+)
+
+// playWriter takes the object over that its second argument names, looks at every byte, and
+// appends until it is killed, or loses its device.
+func playWriter(p *part) {
+	ctx := context.Background()
+	dev := p.device(nil)
+	c, err := Connect(ctx, p.args[0], dev, ClientOptions{})
+	p.must(err)
+	w, err := c.Append(ctx, p.args[1], AppendOptions{Wait: true})
+	p.must(err)
+	found := w.Len()
+	p.must(checkWave(w.Range(), found))
+	p.check(w.Layout().Equal(layoutOfK()) && string(w.Meta()) == metaOfK, "layout %v, meta %q", w.Layout(), w.Meta())
+	appends := p.appender(w, p.args[2])
+	p.must(appends(1 + rand.IntN(atMostAt)))
+	p.say("first", found)
+	var lost atomic.Bool
+	var loop sync.WaitGroup
+	loop.Go(func() {
+		for i := 0; ; i++ {
+			n := 1 + rand.IntN(atMostAt)
+			if w.Len() > muchOfK {
+				n = 1
+			}
+			err := appends(n)
+			has := w.Len()
+			if err == nil && i%8 == 0 {
+				if err = w.Flush(ctx); err == nil {
+					p.say("has", has)
+				}
+			}
+			if err != nil && (lost.Load() || errors.Is(err, vmm.ErrDeviceLost)) {
+				return
+			}
+			p.must(err)
+		}
+	})
+	for {
+		switch word, _ := p.next(); word {
+		case "lose":
+			lost.Store(true)
+			p.must(loseDevice(dev))
+			loop.Wait()
+			err := w.Append([]byte{0})
+			p.check(errors.Is(err, vmm.ErrDeviceLost), "after the device was lost: %v", err)
+			p.must(w.Close())
+			p.must(c.Close())
+			p.say("lost")
+			os.Exit(0)
+		case "close":
+			p.must(w.Close())
+			p.say("close")
+		}
+	}
+}
+
+// appender is a function that appends what comes next.
+func (p *part) appender(w *Writer, mode string) func(n int) error {
+	if mode != "on" {
+		return func(n int) error { return w.Append(waveAt(w.Len(), n)) }
+	}
+	s, err := w.Range().Device().NewStream()
+	p.must(err)
+	return func(n int) error { return w.Range().AppendOn(s, waveAt(w.Len(), n)) }
+}
+
+// loseDevice unmaps memory that queued work is to write to. That is a fault, and the end of
+// all devices of the process.
+func loseDevice(dev *vmm.Device) error {
+	raw, err := dev.Raw()
+	if err != nil {
+		return err
+	}
+	drv, prop := dev.Driver(), vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: dev.Info().Ordinal}}
+	size, err := drv.Granularity(prop)
+	if err != nil {
+		return err
+	}
+	at, err := drv.Reserve(size, 0)
+	if err != nil {
+		return err
+	}
+	h, err := drv.Create(size, prop)
+	if err != nil {
+		return err
+	}
+	word, b, err := raw.(driver.HostAllocator).AllocHost(4096)
+	if err != nil {
+		return err
+	}
+	clear(b)
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	err = errors.Join(
+		drv.Map(at, size, h),
+		drv.SetAccess(at, size, []driver.Grant{{To: prop.Location, Access: driver.AccessReadWrite}}),
+		raw.(driver.StreamMemOps).WaitValue(s.Raw(), word, 1, 4),
+		raw.Fill(at, 0xee, 1, size, s.Raw()),
+		drv.Unmap(at, size),
+	)
+	if err != nil {
+		return err
+	}
+	b[0] = 1
+	if err := dev.Sync(); !errors.Is(err, vmm.ErrDeviceLost) {
+		return fmt.Errorf("the device is not lost: %w", err)
+	}
+	return nil
+}
+
+// playReaders is as many readers of the second argument's object as the third says. They
+// look at each byte as soon as it is there, while it is replaced by one writer after the
+// other.
+func playReaders(p *part) {
+	ctx := context.Background()
+	dev := p.device(nil)
+	c, err := Connect(ctx, p.args[0], dev, ClientOptions{})
+	p.must(err)
+	n, err := strconv.Atoi(p.args[2])
+	p.must(err)
+	var all []*follower
+	for range n {
+		b, err := c.Get(ctx, p.args[1], GetOptions{Unsafe: true})
+		p.must(err)
+		f := &follower{b: b}
+		all = append(all, f)
+		go func() { p.must(f.follow(ctx)) }()
+	}
+	p.say("ready")
+	for {
+		switch word, n := p.next(); word {
+		case "seen": // the longest that any of them has seen
+			var most uint64
+			for _, f := range all {
+				most = max(most, f.seen.Load())
+			}
+			p.say("seen", most)
+		case "upto": // all of them have seen as much
+			for _, f := range all {
+				for end := time.Now().Add(inTime); f.seen.Load() < n; {
+					p.check(time.Now().Before(end), "%d of %d bytes seen, %v", f.seen.Load(), n, f.b.Err())
+					<-time.After(step)
+				}
+			}
+			p.say("upto")
+		case "sealed":
+			for _, f := range all {
+				sub, cancel := context.WithTimeout(ctx, inTime)
+				p.must(f.b.View().WaitSealed(sub))
+				cancel()
+				p.check(f.b.Len() == n, "%d bytes instead of %d", f.b.Len(), n)
+				p.must(checkWave(f.b, n))
+			}
+			p.say("sealed")
+		}
+	}
+}
+
+// follower is a reader that looks at each byte once it is there.
+type follower struct {
+	b    *Buffer
+	seen atomic.Uint64
+}
+
+// follow returns when the object is sealed and all of it was looked at.
+func (f *follower) follow(ctx context.Context) error {
+	var buf []byte
+	for {
+		sealed := f.b.Sealed()
+		if sealed {
+			if err := f.b.View().WaitSealed(ctx); err != nil {
+				return err
+			}
+		}
+		from, n := f.seen.Load(), f.b.Len()
+		if n < from {
+			return fmt.Errorf("the length goes back from %d to %d", from, n)
+		}
+		for n > from {
+			part := min(n-from, 1<<20)
+			buf = append(buf[:0], make([]byte, part)...)
+			if _, err := f.b.ReadAt(buf, int64(from)); err != nil {
+				return fmt.Errorf("read %d bytes from %d on: %w", part, from, err)
+			}
+			if want := waveAt(from, int(part)); !bytes.Equal(buf, want) {
+				return fmt.Errorf("bytes from %d to %d are not what was written", from, from+part)
+			}
+			from += part
+			f.seen.Store(from)
+		}
+		if sealed {
+			return nil
+		}
+		if err := f.b.Wait(ctx, from+1); err != nil && !f.b.Sealed() {
+			return err
+		}
+	}
+}

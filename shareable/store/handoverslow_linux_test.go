@@ -1,0 +1,107 @@
+package store
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// TestHandoverCostsNoTime: a reader that owes an acknowledgement is not cut off for the time
+// in which its connection stood still.
+func TestHandoverCostsNoTime(t *testing.T) {
+	const limit = 2 * time.Second
+	s := listening(t, Options{Timeout: limit})
+	w := writer(t, clientOf(t, s), "k", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	require.NoError(t, w.Append([]byte("x")))
+	sent := make(chan wire.Chunks, 1)
+	event := func(f wire.Frame) error {
+		if f.Type != wire.TypeChunks {
+			return nil
+		}
+		c, err := wire.DecodeChunks(f.Payload)
+		sent <- c
+		return err
+	}
+	r, err := shareable.Dial(t.Context(), s.Path(), vmmtest.Device(t), shareable.AttachOptions{}, event)
+	require.NoError(t, err)
+	t.Cleanup(r.Close)
+	attach := wire.Attach{Name: "k", Access: wire.AccessRead, Flags: wire.AttachUnsealed}.Append(nil)
+	require.NoError(t, r.Call(t.Context(), wire.TypeAttach, attach, wire.TypeObject, ignore))
+	got := <-sent
+
+	ctx, cancel := context.WithCancel(t.Context())
+	o := Options{}
+	o.hooks.beforeTaken = func() {
+		<-time.After(limit + limit/4)
+		cancel()
+	}
+	_, err = TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, w.Flush(within(t)))
+	require.NoError(t, r.Call(within(t), wire.TypeCount, nil, wire.TypeCounters, ignore), "the connections go on")
+	ack := wire.Ack{Object: got.Object, Generation: got.Generation, Chunk: got.Records[0].ID}.Append(nil)
+	require.NoError(t, r.Send(wire.TypeAck, ack))
+	require.NoError(t, r.Call(within(t), wire.TypeCount, nil, wire.TypeCounters, ignore))
+	require.Zero(t, s.Stats().Conns.TimedOut)
+}
+
+// TestSlowSuccessor: the time for which connections stop is no client's fault, so none is
+// cut off for it, whether the successor is there in the end or not.
+func TestSlowSuccessor(t *testing.T) {
+	for _, ends := range []string{"killed", "has"} {
+		t.Run(ends, func(t *testing.T) {
+			const limit = 500 * time.Millisecond
+			path := socketAt(t)
+			d := spawn(t, "daemon", path, "listen", limit.String())
+			d.expect("ready")
+			all := stormOn(t, path)
+			for range 3 {
+				goesOn(all, 10)
+				next := spawn(t, "daemon", path, "halting", limit.String())
+				next.expect("go")
+				next.expect("has")
+				<-time.After(2 * limit)
+				if ends == "killed" {
+					next.kill()
+					continue
+				}
+				next.tell("on")
+				next.expect("ready")
+				d.expect("taken")
+				d.wait()
+				d = next
+			}
+			goesOn(all, 10)
+			require.Zero(t, statsOf(t, d).Conns.TimedOut)
+			ended(t, all)
+		})
+	}
+}
+
+// TestHungSuccessor: a successor that does not go on costs clients a wait that is shorter than
+// their time limit.
+func TestHungSuccessor(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Durable: true})
+	o, dev := Options{}, vmmtest.Device(t)
+	stands, goesOn := make(chan struct{}), make(chan struct{})
+	o.hooks.beforeTaken = func() { close(stands); <-goesOn }
+	over := make(chan error, 1)
+	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), o); over <- err }()
+	<-stands
+	_, err := c.List(t.Context(), ListOptions{})
+	close(goesOn)
+	require.NoError(t, err)
+	require.ErrorIs(t, <-over, vmm.ErrBusy)
+	require.NoError(t, w.Append([]byte("x")))
+	require.NoError(t, w.Flush(t.Context()))
+	require.Zero(t, s.Stats().Taken)
+}
