@@ -168,10 +168,11 @@ func (s *Server) sendState(h *handover) error {
 	}
 	s.mu.Unlock()
 	s.replies.Wait()
-	state, fds, err := s.state(c)
+	state, fds, release, err := s.state(c)
 	if err != nil {
 		return err
 	}
+<<<<<<< HEAD
 	defer func() {
 		for _, fd := range fds {
 			closeFD(fd)
@@ -184,10 +185,14 @@ func (s *Server) sendState(h *handover) error {
 			return err
 		}
 	}
+=======
+	defer release()
+>>>>>>> attack17
 	file, err := memoryFile(state)
 	if err != nil {
 		return err
 	}
+	defer closeFD(file)
 	fds = append([]int{file}, fds...)
 	for i := 0; i < len(fds); i += wire.MaxFDs {
 		part := fds[i:min(len(fds), i+wire.MaxFDs)]
@@ -217,16 +222,16 @@ func memoryFile(b []byte) (fd int, err error) {
 }
 
 // state describes a store that is parked.
-func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
+func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var objects []serve.Object
 	for _, e := range s.order {
 		objects = append(objects, e.obj)
 	}
-	server, conns, fds, err := s.objects.Handover(objects, but)
+	server, conns, fds, release, err := s.objects.Handover(objects, but)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	index := map[serve.Conn]int{}
 	for i, c := range conns {
@@ -268,8 +273,10 @@ func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
 	for _, n := range s.counts.all() {
 		x.Counts = append(x.Counts, n.Load())
 	}
-	b, err := json.Marshal(x)
-	return b, fds, err
+	if state, err = json.Marshal(x); err != nil {
+		release()
+	}
+	return state, fds, release, err
 }
 
 // TakeOver makes a server that goes on with all that the store at path has: objects,
