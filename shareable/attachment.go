@@ -192,13 +192,6 @@ func (a *attachment) nextChunks() []publishedChunk {
 	return slices.Clone(chunks)
 }
 
-// hasAll is hasAllLocked for an attachment that no one else knows yet.
-func (a *attachment) hasAll() bool {
-	a.obj.mu.Lock()
-	defer a.obj.mu.Unlock()
-	return a.hasAllLocked()
-}
-
 // hasAllLocked reports whether the reader has acknowledged all chunks that were sent.
 // Requires obj.mu.
 func (a *attachment) hasAllLocked() bool {

@@ -480,3 +480,10 @@ func connOf(fd int) (*net.UnixConn, error) {
 	}
 	return u, nil
 }
+
+// hasAll is hasAllLocked for an attachment that no one else knows yet.
+func (a *attachment) hasAll() bool {
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
+	return a.hasAllLocked()
+}

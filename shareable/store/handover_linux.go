@@ -172,12 +172,7 @@ func (s *Server) sendState(h *handover) error {
 	if err != nil {
 		return err
 	}
-<<<<<<< HEAD
-	defer func() {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
-	}()
+	defer release()
 	if f := s.opts.hooks.earlyState; f != nil {
 		s.objects.Decide(false)
 		f()
@@ -185,9 +180,6 @@ func (s *Server) sendState(h *handover) error {
 			return err
 		}
 	}
-=======
-	defer release()
->>>>>>> attack17
 	file, err := memoryFile(state)
 	if err != nil {
 		return err
@@ -471,4 +463,34 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 	s.bytes += e.bytes
 	s.bytesOf[e.uid] += e.bytes
 	return e
+}
+
+func (c *counts) all() []*atomic.Uint64 {
+	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
+}
+
+// pause ends the goroutine that sends. The events stay.
+func (w *watcher) pause() {
+	w.mu.Lock()
+	w.paused = true
+	w.wakeLocked()
+	w.mu.Unlock()
+	w.running.Wait()
+}
+
+// state describes a watcher that is paused.
+func (w *watcher) state(conn int) watcherState {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return watcherState{Conn: conn, Prefix: w.prefix, Queue: w.queue, Lost: w.lost}
+}
+
+// forcedDelete is closed when a forced delete that runs now is over; nil: none runs.
+func (s *Server) forcedDelete() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, over := range s.forced {
+		return over
+	}
+	return nil
 }

@@ -15,13 +15,6 @@ var errLinux = fmt.Errorf("%w: stores need Linux", vmm.ErrNotSupported)
 
 type handover struct{ c serve.Conn }
 
-type watcherState struct {
-	Conn   int
-	Prefix string
-	Queue  []wire.Event
-	Lost   uint64
-}
-
 func (s *Server) takeOver(serve.Conn, wire.Frame) error { return errLinux }
 func (s *Server) taken(serve.Conn, wire.Frame) error    { return errLinux }
 func (s *Server) decide(*handover, bool) bool           { return false }

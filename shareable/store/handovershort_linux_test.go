@@ -68,19 +68,19 @@ func TestSuccessorWithoutDescriptors(t *testing.T) {
 	next := spawn(t, "short", s.Path())
 	next.expect("ready")
 	fails := 0
-	for room := 1; ; room++ {
-		how := next.ask("try", room)
+	for free := 1; ; free++ {
+		how := next.ask("try", free)
 		require.NoError(t, w.Append(waveAt(w.Len(), 100)))
 		require.NoError(t, w.Flush(within(t)))
 		require.NoError(t, b.Wait(within(t), w.Len()))
 		require.NoError(t, checkWave(b, b.Len()))
 		again, err := Connect(t.Context(), s.Path(), c.Device(), ClientOptions{})
-		require.NoError(t, err, "room for %d: %s", room, how)
+		require.NoError(t, err, "%d descriptors free: %s", free, how)
 		require.NoError(t, again.Close())
 		if how == "done" {
 			break
 		}
-		t.Logf("room for %d: %s", room, how)
+		t.Logf("%d descriptors free: %s", free, how)
 		fails++
 	}
 	require.True(t, s.Wait())
@@ -115,7 +115,7 @@ func TestResumeWithoutEach(t *testing.T) {
 	s.mu.Unlock()
 	require.NotNil(t, none)
 	require.NoError(t, s.objects.Park(handoverTime, none))
-	state, fds, err := s.state(none)
+	state, fds, release, err := s.state(none)
 	require.NoError(t, err)
 	o, err := Options{}.resolve()
 	require.NoError(t, err)
@@ -138,9 +138,7 @@ func TestResumeWithoutEach(t *testing.T) {
 		}
 		require.Equal(t, before, processFDs(t), "%d of %d descriptors", n, len(fds))
 	}
-	for _, fd := range fds {
-		closeFD(fd)
-	}
+	release()
 	s.objects.Decide(false)
 	require.NoError(t, w.Append(waveAt(w.Len(), 1000)))
 	require.NoError(t, b.Wait(within(t), 2000))

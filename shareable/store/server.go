@@ -39,7 +39,7 @@ type Server struct {
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
 	mu       sync.Mutex
 	closed   bool
-	moved    bool      // another process has taken over
+	moved    bool      //nolint:unused // on Linux: another process has taken over
 	handing  *handover // nil: none runs
 	byID     map[uint64]*entry
 	byName   map[string]*entry
@@ -111,10 +111,6 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 // counts is what has happened since the store was made, also before a handover.
 type counts struct {
 	created, sealed, aborted, deleted, evicted, leases, takeovers atomic.Uint64
-}
-
-func (c *counts) all() []*atomic.Uint64 {
-	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
 }
 
 // Listen makes a server with a socket at path, as shareable.Listen does; "" is the name
