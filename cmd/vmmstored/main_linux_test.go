@@ -167,7 +167,9 @@ func TestCommands(t *testing.T) {
 	w, err := c.Create(t.Context(), "b", store.CreateOptions{Size: 1000, Durable: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.Close()) })
-	with := func(args ...string) []string { return append([]string{"--socket=" + path, "--token-file=" + token}, args...) }
+	with := func(args ...string) []string {
+		return append([]string{"--socket=" + path, "--token-file=" + token}, args...)
+	}
 
 	_, stderr, code := call(t, "--socket="+path, "list")
 	require.Equal(t, 1, code)
