@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -212,12 +213,7 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	}
 	// Counting and adding are one step under mu, so that two connections at a
 	// time cannot both take the last place.
-	same := 0
-	for other := range s.sessions {
-		if other.cred.UID == cred.UID {
-			same++
-		}
-	}
+	same := s.connsByUID[cred.UID]
 	if len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID {
 		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
 	}
@@ -228,8 +224,7 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 		p.running++
 		ses.park(p)
 	}
-	s.sessions[ses] = struct{}{}
-	s.tasks.Add(1)
+	s.addSessionLocked(ses)
 	return ses, nil
 }
 
@@ -250,5 +245,24 @@ func (s *Server) sendRefusal(c *wire.Conn, err error) {
 func (s *Server) removeSession(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.removeSessionLocked(ses)
+}
+
+// addSessionLocked counts a session. Requires mu.
+func (s *Server) addSessionLocked(ses *session) {
+	invariants.Held(&s.mu)
+	s.sessions[ses] = struct{}{}
+	s.connsByUID[ses.cred.UID]++
+	s.tasks.Add(1)
+}
+
+// removeSessionLocked undoes addSessionLocked, except for tasks. Requires mu.
+func (s *Server) removeSessionLocked(ses *session) {
+	invariants.Held(&s.mu)
 	delete(s.sessions, ses)
+	if uid := ses.cred.UID; s.connsByUID[uid] > 1 {
+		s.connsByUID[uid]--
+	} else {
+		delete(s.connsByUID, uid)
+	}
 }

@@ -175,7 +175,7 @@ func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Devic
 
 // attach requests the object and makes a View of the reply.
 func (h *handshake) attach(name string) error {
-	if err := h.exchangeHello(); err != nil {
+	if err := h.sendHello(); err != nil {
 		return err
 	}
 	ask := wire.Attach{Access: wire.AccessRead, Name: name}
@@ -186,6 +186,10 @@ func (h *handshake) attach(name string) error {
 		ask.Flags = wire.AttachUnsealed
 	}
 	if err := h.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
+		return err
+	}
+	// ATTACH has not waited for the owner's HELLO: that would be another turn.
+	if err := h.readHello(); err != nil {
 		return err
 	}
 	obj, f, err := h.readObject(attachRequest, 2)

@@ -35,6 +35,9 @@ func newOwnerPage(instance [16]byte, id uint64) (*ownerPage, error) {
 	return p, nil
 }
 
+// pageSeals protect a page that only the mappings that exist can write.
+const pageSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+
 // newSharedPage maps a page of zeros that only this mapping can write, and returns a
 // descriptor of it for readers.
 func newSharedPage() (mem []byte, fd int, err error) {
@@ -54,8 +57,7 @@ func newSharedPage() (mem []byte, fd int, err error) {
 	}()
 	// F_SEAL_FUTURE_WRITE comes after the mapping: it spares writable mappings that
 	// exist. F_SEAL_SHRINK protects readers from SIGBUS.
-	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(uintptr(own), unix.F_ADD_SEALS, seals); err != nil {
+	if _, err := unix.FcntlInt(uintptr(own), unix.F_ADD_SEALS, pageSeals); err != nil {
 		return nil, -1, systemError("control page: fcntl(F_ADD_SEALS)", err)
 	}
 	// Readers get a descriptor of their own, opened for reading.
@@ -63,6 +65,31 @@ func newSharedPage() (mem []byte, fd int, err error) {
 		return nil, -1, systemError("control page: open", err)
 	}
 	return mem, fd, nil
+}
+
+// newFinalPage makes a page that never changes, and returns a descriptor of it for a reader.
+// It is written before it is sealed and mapped nowhere, so nothing can write to it: a new
+// opening for reading is not needed, nor a mapping, whose end costs every thread.
+func newFinalPage(instance [16]byte, id, length, generation uint64) (fd int, err error) {
+	fd, err = newPageFile()
+	if err != nil {
+		return -1, err
+	}
+	b := make([]byte, atHeartbeat+8) // the rest is zeros
+	p := ownerPage{mem: b}
+	p.initWords(instance, id)
+	p.published.Store(length)
+	p.queued.Store(length)
+	p.generation.Store(generation)
+	_, err = unix.Pwrite(fd, b, 0)
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, pageSeals)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, systemError("control page: pwrite, fcntl(F_ADD_SEALS)", err)
+	}
+	return fd, nil
 }
 
 func (p *ownerPage) close() {

@@ -83,6 +83,8 @@ func peerError(e wire.Error) error {
 		kind = ErrSealed
 	case wire.CodeInvalid:
 		kind = vmm.ErrInvalid
+	case wire.CodeOutOfMemory:
+		kind = vmm.ErrOutOfMemory
 	case wire.CodeBounds:
 		kind = vmm.ErrBounds
 	case wire.CodeInternal:
@@ -96,8 +98,10 @@ var errRefused = errors.New("refused")
 // codeOf is the code of an ERROR frame for one of our errors.
 func codeOf(err error) uint32 {
 	switch {
-	case errors.Is(err, vmm.ErrLimit), errors.Is(err, vmm.ErrOutOfMemory):
+	case errors.Is(err, vmm.ErrLimit):
 		return wire.CodeLimit
+	case errors.Is(err, vmm.ErrOutOfMemory):
+		return wire.CodeOutOfMemory
 	case errors.Is(err, vmm.ErrClosed):
 		return wire.CodeNotFound
 	case errors.Is(err, vmm.ErrPermission):

@@ -370,8 +370,7 @@ func (t *takeover) session(s *Server, st sessionState, objects map[uint64]*store
 	ses := newSession(s, c, st.Cred)
 	ses.helloDone, ses.resumed = true, true
 	s.mu.Lock() // from here on Abandon closes it
-	s.sessions[ses] = struct{}{}
-	s.tasks.Add(1)
+	s.addSessionLocked(ses)
 	s.mu.Unlock()
 	if st.Wake != nil {
 		one, err := t.take(st.Wake[0])

@@ -37,9 +37,10 @@ type handshake struct {
 	dev  *vmm.Device
 	c    *readerConn
 
-	gran uint64     // set by exchangeHello
-	peer wire.Hello // set by exchangeHello
-	view *View      // set by newView, as work of c
+	gran    uint64     // set by sendHello
+	backend uint32     // set by sendHello
+	peer    wire.Hello // set by readHello
+	view    *View      // set by newView, as work of c
 }
 
 // newHandshake takes over conn, also if it returns an error.
@@ -74,9 +75,17 @@ func (h *handshake) checkPeer() error {
 	return nil
 }
 
-// exchangeHello checks the peer, sends HELLO, reads the owner's, and checks that both
-// have memory of one kind.
+// exchangeHello sends HELLO and reads the owner's.
 func (h *handshake) exchangeHello() error {
+	if err := h.sendHello(); err != nil {
+		return err
+	}
+	return h.readHello()
+}
+
+// sendHello checks the peer and sends HELLO. Both sides send before they read, so that
+// neither waits for the other. What follows may be sent before readHello, too.
+func (h *handshake) sendHello() error {
 	if err := h.checkPeer(); err != nil {
 		return err
 	}
@@ -84,12 +93,13 @@ func (h *handshake) exchangeHello() error {
 	if err != nil {
 		return err
 	}
-	h.gran = hello.Granularity
-	// Both sides send before they read, so that neither waits for the other.
+	h.gran, h.backend = hello.Granularity, hello.Backend
 	hello.HasToken = copy(hello.Token[:], h.opts.Token) > 0
-	if err := h.write(wire.TypeHello, 0, hello.Append(nil)); err != nil {
-		return err
-	}
+	return h.write(wire.TypeHello, 0, hello.Append(nil))
+}
+
+// readHello reads the owner's HELLO, and checks that both have memory of one kind.
+func (h *handshake) readHello() error {
 	f, err := h.readFrame(wire.TypeHello, 0)
 	if err != nil {
 		return err
@@ -97,7 +107,7 @@ func (h *handshake) exchangeHello() error {
 	if h.peer, err = wire.DecodeHello(f.Payload); err != nil {
 		return wireError(err)
 	}
-	if h.peer.Backend != hello.Backend {
+	if h.peer.Backend != h.backend {
 		return fmt.Errorf("%w: the owner's memory is of another kind of device", vmm.ErrNotSupported)
 	}
 	return nil
@@ -184,7 +194,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 		return err
 	}
 	h.view = &View{
-		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size,
+		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
 		stop: make(chan struct{}), live: page != nil, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,

@@ -21,6 +21,7 @@ type object struct {
 	id     uint64
 	name   string       // of a storeObject guarded by Server.mu, and one of several
 	max    uint64       // bytes of addresses that readers reserve
+	base   uint64       // bytes of the first chunk in front of the object
 	write  bool         // readers may ask for memory that they can write
 	stored *storeObject // the same object, if it is one of a store
 	layout vmm.Layout
@@ -120,7 +121,7 @@ func (o *object) describeLocked(name string, access uint32) wire.Object {
 	}
 	desc := wire.Object{
 		ID: o.id, Max: o.max, Generation: o.generation, Length: n, Queued: queued,
-		Capacity: o.endLocked(), State: o.state, Access: access, Instance: o.srv.hello.Instance, Name: name, Meta: o.meta,
+		Capacity: o.endLocked(), Base: o.base, State: o.state, Access: access, Instance: o.srv.hello.Instance, Name: name, Meta: o.meta,
 		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
 	}
 	for _, n := range l.Shape {
@@ -168,6 +169,13 @@ func (o *object) noteSentLocked(i, n int, uid uint32) {
 	}
 }
 
+// isSealed reports whether the length is final.
+func (o *object) isSealed() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.sealed
+}
+
 // lenLocked is the published length. Requires mu. A writer in another process stores it on
 // its page, and can store anything.
 func (o *object) lenLocked() uint64 {
@@ -186,12 +194,7 @@ func (o *object) pageFDLocked() (int, error) {
 		return dup(o.page.fd)
 	}
 	// Nothing changes any more: the page is made for this reader alone.
-	p, err := o.stored.newPage(o.published)
-	if err != nil {
-		return -1, err
-	}
-	defer p.close()
-	return dup(p.fd)
+	return newFinalPage(o.srv.hello.Instance, o.id, o.published, o.generation)
 }
 
 // endLocked is the offset at which the chunks end. Requires mu.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -122,4 +123,21 @@ type PublishOptions struct {
 	Layout vmm.Layout
 	// Meta is sent to readers with the object's description, up to 32 KiB.
 	Meta []byte
+}
+
+// resolve checks what is published under a name, and copies what the caller may change.
+func (o PublishOptions) resolve(name string) (PublishOptions, error) {
+	if len(o.Meta) > wire.MaxMeta {
+		return o, fmt.Errorf("%w: %d bytes of metadata, over %d", vmm.ErrInvalid, len(o.Meta), wire.MaxMeta)
+	}
+	if err := wire.CheckName(name); err != nil {
+		return o, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	}
+	if !o.Layout.Equal(vmm.Layout{}) {
+		if err := o.Layout.Validate(); err != nil {
+			return o, err
+		}
+	}
+	o.Layout.Shape, o.Meta = slices.Clone(o.Layout.Shape), slices.Clone(o.Meta)
+	return o, nil
 }

@@ -202,7 +202,7 @@ func (s storeServer) Abandon() {
 		}
 		_ = ses.conn.Close()
 		ses.waker.close()
-		delete(s.sessions, ses)
+		s.removeSessionLocked(ses)
 		s.tasks.Done()
 	}
 }

@@ -66,7 +66,7 @@ func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publicat
 	if err != nil {
 		return nil, err
 	}
-	if err := s.register(p); err != nil {
+	if err := s.register(&p.object, p.start); err != nil {
 		p.teardown()
 		return nil, err
 	}
@@ -82,22 +82,15 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 		return nil, fmt.Errorf("%w: no range", vmm.ErrInvalid)
 	case r.Device().Driver() != s.dev.Driver():
 		return nil, fmt.Errorf("%w: %v is of another driver than the server's %v", vmm.ErrInvalid, r.Device(), s.dev)
-	case len(o.Meta) > wire.MaxMeta:
-		return nil, fmt.Errorf("%w: %d bytes of metadata, over %d", vmm.ErrInvalid, len(o.Meta), wire.MaxMeta)
 	case r.Options().Share&vmm.ShareFD == 0:
 		return nil, fmt.Errorf("%w: the range was made without RangeOptions.Share, and cannot be shared", vmm.ErrInvalid)
 	case o.Write && r.Options().Share&vmm.ShareReadOnly != 0:
 		return nil, fmt.Errorf("%w: the range was made with vmm.ShareReadOnly, and cannot be written", vmm.ErrInvalid)
 	}
-	if err := wire.CheckName(name); err != nil {
-		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
+	o, err := o.resolve(name)
+	if err != nil {
+		return nil, err
 	}
-	if !o.Layout.Equal(vmm.Layout{}) {
-		if err := o.Layout.Validate(); err != nil {
-			return nil, err
-		}
-	}
-	o.Layout.Shape, o.Meta = slices.Clone(o.Layout.Shape), slices.Clone(o.Meta)
 	// A hold of 0 bytes keeps the range from being closed.
 	release, err := r.Hold(0, 0)
 	if err != nil {
@@ -118,24 +111,29 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	return p, nil
 }
 
-// register lets readers find the publication and starts its goroutines.
-func (s *Server) register(p *Publication) error {
+// register lets readers find an object, and calls start before anything can close it.
+func (s *Server) register(o *object, start func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closed:
 		return fmt.Errorf("%w: server", vmm.ErrClosed)
-	case s.names[p.name] != nil:
+	case s.names[o.name] != nil:
 		return fmt.Errorf("%w: the name is taken", vmm.ErrBusy)
 	case len(s.names) >= s.opts.MaxObjects:
 		return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.names))
 	}
-	s.names[p.name] = &p.object
-	s.addLocked(&p.object)
+	s.names[o.name] = o
+	s.addLocked(o)
+	start()
+	return nil
+}
+
+// start starts the publication's goroutines.
+func (p *Publication) start() {
 	p.tasks.Go(p.follow)
 	p.tasks.Go(p.exportAhead)
 	p.tasks.Go(p.wakeReaders)
-	return nil
 }
 
 // retryDelay is the pause before something is tried again that failed for the

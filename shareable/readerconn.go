@@ -100,6 +100,7 @@ func (c *readerConn) finish(err error) {
 		// The caller has a descriptor of the socket, too. Its close must find no packets.
 		c.conn.Drain()
 	}
+	c.conn.Recycle()
 	_ = c.conn.Close()
 }
 

@@ -41,6 +41,7 @@ type Server struct {
 	names      map[string]*object
 	objects    []*object // by id
 	sessions   map[*session]struct{}
+	connsByUID map[uint32]int    // sessions of a user
 	bytesByUID map[uint32]uint64 // bytes of published memory sent to the readers of a user
 	takenByUID map[uint32]uint64 // bytes of taken that count for a user
 	taken      map[vmm.Segment]*takenMemory
@@ -79,7 +80,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	}
 	s := &Server{
 		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}),
-		names: map[string]*object{}, sessions: map[*session]struct{}{},
+		names: map[string]*object{}, sessions: map[*session]struct{}{}, connsByUID: map[uint32]int{},
 		bytesByUID: map[uint32]uint64{}, takenByUID: map[uint32]uint64{}, taken: map[vmm.Segment]*takenMemory{},
 	}
 	if s.hello, err = localHello(dev); err != nil {
@@ -153,7 +154,9 @@ func (s *Server) heartbeatLoop() {
 		case now := <-t.C:
 			s.mu.Lock()
 			for _, p := range s.names {
-				p.page.heartbeat.Store(uint64(now.UnixNano()))
+				if p.page != nil {
+					p.page.heartbeat.Store(uint64(now.UnixNano()))
+				}
 			}
 			s.mu.Unlock()
 		}

@@ -48,6 +48,9 @@ type storeServer struct{ *Server }
 // Listen makes the server's socket.
 func (s storeServer) Listen(path string) error { return s.Server.listenAt(path) }
 
+// FileLimit is how many descriptors this process may have.
+func (storeServer) FileLimit() int { return fileLimit() }
+
 // NewObject makes an object without memory.
 func (s storeServer) NewObject(spec serve.Spec) serve.Object {
 	o := &storeObject{}
@@ -363,9 +366,13 @@ var _ serve.Conn = storeConn{}
 // Cred is the process at the other end.
 func (c storeConn) Cred() wire.Cred { return c.cred }
 
-// Reply sends a frame.
+// Reply sends a frame. An error ends the connection: what it should have said is lost.
 func (c storeConn) Reply(t wire.Type, request uint32, payload []byte, fds ...int) error {
-	return c.write(t, request, payload, fds...)
+	err := c.write(t, request, payload, fds...)
+	if err != nil {
+		c.Close(err)
+	}
+	return err
 }
 
 // Refuse sends ERROR.

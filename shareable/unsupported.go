@@ -43,6 +43,8 @@ type ownerPage struct {
 func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
 func (p *ownerPage) close()                             {}
 
+func newFinalPage([16]byte, uint64, uint64, uint64) (int, error) { return -1, errLinux }
+
 // readerPage cannot be made here.
 type readerPage struct{}
 

@@ -61,7 +61,7 @@ type View struct {
 	// Guarded by mu.
 	mu           sync.RWMutex // never held across a wait
 	page         *readerPage  // nil after Receive and after Close
-	mapped       uint64       // bytes mapped, from the first address on
+	mapped       uint64       // bytes of the object mapped, from its first one on
 	chunks       int          // chunks mapped
 	generation   uint64       // the generation applied
 	sealed       bool
@@ -88,8 +88,14 @@ func (v *View) Ptr() vmm.Ptr {
 	if v == nil || v.dev == nil {
 		return 0
 	}
-	return v.res.Ptr()
+	return v.first()
 }
+
+// first is the address of the object's first byte.
+func (v *View) first() vmm.Ptr { return v.res.Ptr() + vmm.Ptr(v.obj.Base) }
+
+// beyond is how many bytes of the object there are if the chunks end at an offset.
+func (v *View) beyond(end uint64) uint64 { return end - min(end, v.obj.Base) }
 
 // Len is how many bytes can be read: what the owner has published, as far as it is
 // mapped here. It makes no system call. It only grows, unless the owner takes
@@ -190,7 +196,8 @@ func (v *View) Queued() uint64 {
 
 // Heartbeat is the time, by the owner's clock, at which the owner last showed that
 // it runs. A running owner updates it once a second; nothing else tells a stopped
-// owner from an idle one. It is zero without a control page.
+// owner from an idle one. It is zero without a control
+// page, and for a Span.
 func (v *View) Heartbeat() time.Time {
 	if v == nil || v.dev == nil {
 		return time.Time{}
@@ -335,7 +342,8 @@ func (v *View) detach(why error) {
 	v.notifyLocked()
 }
 
-// Segments returns the mapped chunks by address, as Range.Segments does.
+// Segments returns the mapped chunks by address, as Range.Segments does. The first may begin
+// before Ptr, and the last end after the object: see PublishSpan.
 func (v *View) Segments() []vmm.Segment {
 	if v == nil || v.dev == nil {
 		return nil
@@ -479,5 +487,5 @@ func (v *View) MemoryArg(m *vmm.MemoryArg) {
 		*m = vmm.MemoryArg{}
 		return
 	}
-	v.res.MemoryArg(m, 0, v.Len())
+	v.res.MemoryArg(m, v.obj.Base, v.Len())
 }

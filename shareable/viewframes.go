@@ -161,7 +161,7 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	v.staleFrames, v.shortSince, v.pause = 0, time.Time{}, 0
 	v.counts.frames.Add(1)
 	v.mu.Lock()
-	v.mapped, v.chunks = v.track.End(), v.track.Len()
+	v.mapped, v.chunks = v.beyond(v.track.End()), v.track.Len()
 	v.notifyLenLocked()
 	v.mu.Unlock()
 	return v.ack()
@@ -284,7 +284,7 @@ func (v *View) handleSealed(s wire.Sealed) error {
 	// The final length may not contradict an earlier one, nor hide bytes that were
 	// shown.
 	switch {
-	case s.Object != v.obj.ID || s.Length > v.obj.Max:
+	case s.Object != v.obj.ID || s.Length > v.obj.Max-v.obj.Base:
 		return fmt.Errorf("%w: object %d of at most %d bytes is sealed as %d with %d bytes",
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.sealedLen:
@@ -327,7 +327,7 @@ func (v *View) handleRetire(r wire.Retire) error {
 	if err != nil {
 		return wireError(err)
 	}
-	if err := v.hideFrom(r.Generation, from, before); err != nil {
+	if err := v.hideFrom(r.Generation, v.beyond(from), v.beyond(before)); err != nil {
 		return err
 	}
 	if from < before {

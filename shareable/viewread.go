@@ -26,7 +26,7 @@ func (v *View) Snapshot() Snapshot {
 	if v.closed {
 		return Snapshot{}
 	}
-	return Snapshot{Ptr: v.res.Ptr(), Len: v.lenLocked(), Generation: v.generation}
+	return Snapshot{Ptr: v.first(), Len: v.lenLocked(), Generation: v.generation}
 }
 
 // Valid reports whether the owner has taken none of the object's bytes back since
@@ -38,7 +38,7 @@ func (v *View) Valid(s Snapshot) bool {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.closed || s.Ptr != v.res.Ptr() || s.Generation != v.generation || s.Len > v.mapped {
+	if v.closed || s.Ptr != v.first() || s.Generation != v.generation || s.Len > v.mapped {
 		return false
 	}
 	if v.sealed { // the page has no meaning any more
@@ -64,7 +64,7 @@ func (v *View) Host() ([]byte, error) {
 		return nil, err
 	}
 	n := v.lenLocked()
-	b, err := prefix.HostBytes(v.dev.Driver(), v.res.Ptr(), n)
+	b, err := prefix.HostBytes(v.dev.Driver(), v.first(), n)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 	}
 	n, eof := prefix.Part(len(p), off, have)
 	if n > 0 {
-		if err := v.dev.CopyOut(p[:n], v.res.Ptr()+vmm.Ptr(off)); err != nil {
+		if err := v.dev.CopyOut(p[:n], v.first()+vmm.Ptr(off)); err != nil {
 			return 0, err
 		}
 	}
@@ -109,7 +109,7 @@ func (v *View) Tensor() (vmm.Tensor, error) {
 	if l.Pitch == 0 {
 		return vmm.Tensor{}, fmt.Errorf("describe %q as a tensor: %w: it was published without a layout", v.obj.Name, vmm.ErrInvalid)
 	}
-	return l.Tensor(v.dev, v.res.Ptr(), s.Len-s.Len%l.Pitch)
+	return l.Tensor(v.dev, v.first(), s.Len-s.Len%l.Pitch)
 }
 
 // Layout is the layout of the bytes as the owner described it: opaque bytes if it

@@ -20,7 +20,8 @@ const (
 // watchLocked starts watch unless it runs. Requires mu.
 func (v *View) watchLocked() {
 	invariants.Held(&v.mu)
-	if v.watching || v.detached || v.closed || v.wake == nil {
+	// Of a sealed object nothing changes that the wake socket tells.
+	if v.watching || v.detached || v.closed || v.wake == nil || v.sealed {
 		return
 	}
 	v.watching = true

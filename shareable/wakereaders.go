@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// wakeReaders wakes the readers after each change of the control page, until Close.
+// wakeReaders wakes the readers after each change of the control page, until Close, and
+// those of a store's object until it is sealed: no later change needs a wake.
 // Those who change the page do not wait for it, and changes that come during a round
 // share the next one.
 //
@@ -23,7 +24,11 @@ func (o *object) wakeReaders() {
 			return
 		}
 		begun := time.Now()
+		final := o.stored != nil && o.isSealed()
 		o.wakes.round()
+		if final {
+			return
+		}
 		now := time.Now()
 		if restUntil.Before(now) {
 			restUntil = now

@@ -325,11 +325,15 @@ func (m *Mirror) flushLocked() error {
 }
 
 // Refresh reads the memory again, as NewMirror does with Init. What was written to Bytes and
-// not written back is lost, and so is what was marked. After an error Bytes may be of both.
+// not written back is lost, and so is what was marked. After an error Bytes may be of both, and
+// what was marked is marked still.
 func (m *Mirror) Refresh() error {
 	return m.with("refresh mirror", func() error {
+		if err := m.read(); err != nil {
+			return err
+		}
 		m.dirty = nil
-		return m.read()
+		return nil
 	})
 }
 

@@ -371,6 +371,24 @@ func TestMirrorDuringACapture(t *testing.T) {
 	w.end()
 }
 
+// TestMirrorRefreshThatFails forgets nothing of what is to be written back.
+func TestMirrorRefreshThatFails(t *testing.T) {
+	onMirrors(t, func(t *testing.T, w *world, pinned uint64) {
+		d := w.devs[0]
+		g := ranged(t, w, page)
+		s := stream(t, d)
+		m := mirror(t, d, g.Ptr(), page, vmm.MirrorOptions{Init: true, Write: true, MaxPinned: pinned})
+		copy(m.Bytes(), "marked")
+		require.NoError(t, m.MarkDirty(0, 6))
+		end := captured(t, w, s)
+		require.ErrorIs(t, m.Refresh(), vmm.ErrCapturing)
+		require.NoError(t, m.Flush())
+		require.Equal(t, "marked", string(out(t, d, g.Ptr(), 6)))
+		end()
+		require.NoError(t, errors.Join(m.Close(), g.Close(), s.Close()))
+	})
+}
+
 // TestMirrorCannotBeWrittenBack: Close returns the error and can be called again, or Discard.
 func TestMirrorCannotBeWrittenBack(t *testing.T) {
 	onMirrors(t, func(t *testing.T, w *world, pinned uint64) {

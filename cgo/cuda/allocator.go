@@ -30,7 +30,9 @@ func (v *Device) FreePlain(p driver.Ptr) error {
 	if p == 0 {
 		return refuse(call, driver.ErrInvalid, "no address")
 	}
-	return v.check(call, C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)))
+	return v.d.imports.during(p, func() error {
+		return v.check(call, C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)))
+	})
 }
 
 // AllocAsync allocates from the current pool of the stream's device.
@@ -49,8 +51,10 @@ func (v *Device) AllocAsync(n uint64, s driver.Stream) (driver.Ptr, error) {
 
 // FreeAsync frees memory in the order of a stream: back to its pool, if it is of one.
 func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
-	return v.onQueue("cuMemFreeAsync", s, func(q C.cuvmm_queue) C.CUresult {
-		return C.cuvmm_pool_free(v.d.api, q, C.CUdeviceptr(p))
+	return v.d.imports.during(p, func() error {
+		return v.onQueue("cuMemFreeAsync", s, func(q C.cuvmm_queue) C.CUresult {
+			return C.cuvmm_pool_free(v.d.api, q, C.CUdeviceptr(p))
+		})
 	})
 }
 

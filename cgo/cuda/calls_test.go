@@ -274,6 +274,8 @@ func meaning(c call, code int) (kind error, is bool) {
 		return nil, false
 	case code == 1 && c.symbol == "cuFuncGetParamInfo": // there are no more
 		return nil, false
+	case code == 1 && c.symbol == "cuMemPoolExportPointer": // called again, once the pool was exported
+		return nil, false
 	case code == 709 && (c.name == "FreeHost" || c.symbol == "cuCtxSynchronize" && c.name == "SyncIfActive"): // the same, or the context is not active
 		return nil, false
 	case code == 709 && c.name == "EnablePeer": // the peer's context was reset, and not this one
@@ -286,7 +288,7 @@ func meaning(c call, code int) (kind error, is bool) {
 		return nil, false
 	case c.symbol == "cuMemAddressReserve" && code == 2:
 		return driver.ErrAddressSpace, true
-	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999, c.name == "ImportPool" && code == 999:
+	case c.symbol == "cuMemMap" && code == 801, c.symbol == "cuMemImportFromShareableHandle" && code == 999, c.name == "ImportPool" && (code == 801 || code == 999):
 		return driver.ErrInvalid, true
 	case code == 304 && (c.symbol == "cuMemExportToShareableHandle" || c.symbol == "cuMemImportFromShareableHandle" || c.name == "ExportRange" ||
 		c.symbol == "cuMemPoolExportToShareableHandle" || c.name == "ImportPool"):

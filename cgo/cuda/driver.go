@@ -33,6 +33,7 @@ type Driver struct {
 	modules, functions handleTable
 	graphs, execs      handleTable
 	pools              handleTable
+	imports            imports
 
 	granularities sync.Map // granularityKey to uint64
 }

@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"testing"
@@ -209,9 +210,11 @@ func TestImportedPool(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, x.imported, of)
 	require.Equal(t, 0, dev)
-	used, err := v.PoolAttribute(x.imported, driver.PoolUsed)
-	require.NoError(t, err)
-	require.EqualValues(t, 4096, used)
+	_, err = v.PoolAttribute(x.imported, driver.PoolUsed)
+	isOnly(t, err, driver.ErrInvalid)
+	isOnly(t, v.SetPoolAttribute(x.imported, driver.PoolReleaseThreshold, 1), driver.ErrInvalid)
+	isOnly(t, v.TrimPool(x.imported, 0), driver.ErrInvalid)
+	isOnly(t, v.DestroyPool(x.imported), driver.ErrInvalid, "memory of it is imported")
 	w := openOn(t, d, 1)
 	isOnly(t, w.CopyIn(p, []byte{1}), driver.ErrInvalid, "only its own device has access at first")
 	require.NoError(t, w.SetPoolAccess(x.imported, []driver.Grant{{To: onDevice(1), Access: driver.AccessReadWrite}}))
@@ -254,6 +257,82 @@ func TestImportedPool(t *testing.T) {
 	x.giveBack(t)
 	require.NoError(t, w.Close())
 	require.NoError(t, v.CloseMem(x.opened))
+}
+
+// TestCloseFreesImports: libcuda destroys no pool whose memory is imported, so Close frees that
+// first, and tries again where the driver refuses.
+func TestCloseFreesImports(t *testing.T) {
+	for _, symbol := range []string{"", "cuMemFree_v2", "cuMemPoolDestroy"} {
+		d, fake := onFake(t)
+		v, w := openOn(t, d, 0), openOn(t, d, 1)
+		x := makeBetween(t, v, fake)
+		require.NoError(t, v.FreePlain(x.block))
+		require.NoError(t, v.FreeEvent(x.ready))
+		p, err := w.ImportPointer(x.imported, x.others.Token)
+		require.NoError(t, err)
+		other, err := v.ImportPool(int(x.closed.Pool.Fd()))
+		require.NoError(t, err)
+		q, err := v.ImportPointer(other, x.closed.Token)
+		require.NoError(t, err)
+		if symbol == "" {
+			require.NoError(t, w.FreePlain(p))
+			require.NoError(t, v.FreeAsync(q, v.CopyStream()))
+		} else {
+			fake.Fail(symbol, 1, 2)
+			isOnly(t, v.Close(), driver.ErrOutOfMemory, symbol)
+		}
+		before := fake.Calls("cuMemFree_v2")
+		require.NoError(t, v.Close())
+		if symbol == "" {
+			require.Equal(t, before, fake.Calls("cuMemFree_v2"), "each is freed once")
+		}
+		require.NoError(t, w.Close())
+	}
+}
+
+// A free that fails leaves the memory to Close.
+func TestImportStaysWhenFreeFails(t *testing.T) {
+	d, fake := onFake(t)
+	v := openOn(t, d, 0)
+	x := makeBetween(t, v, fake)
+	p, err := v.ImportPointer(x.imported, x.others.Token)
+	require.NoError(t, err)
+	fake.Fail("cuMemFree_v2", 1, 2)
+	isOnly(t, v.FreePlain(p), driver.ErrOutOfMemory)
+	fake.Fail("cuMemFreeAsync", 1, 2)
+	isOnly(t, v.FreeAsync(p, v.CopyStream()), driver.ErrOutOfMemory)
+	require.NoError(t, v.FreePlain(x.block))
+	require.NoError(t, v.FreeEvent(x.ready))
+	require.NoError(t, v.Close())
+}
+
+// TestImportsConcurrently: a free that meets an import of the same token leaves Close nothing
+// that it cannot end.
+func TestImportsConcurrently(t *testing.T) {
+	d, fake := onFake(t)
+	v := openOn(t, d, 0)
+	x := makeBetween(t, v, fake)
+	require.NoError(t, v.FreePlain(x.block))
+	require.NoError(t, v.FreeEvent(x.ready))
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 200 {
+				p, err := v.ImportPointer(x.imported, x.others.Token)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := v.FreePlain(p); err != nil && !errors.Is(err, driver.ErrInvalid) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	_, err := v.ImportPointer(x.imported, x.others.Token)
+	require.NoError(t, err)
+	require.NoError(t, v.Close())
 }
 
 // TestImportPoolRefuses: a file of another kind does not come as far as libcuda.

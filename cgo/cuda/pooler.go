@@ -69,7 +69,8 @@ func (v *Device) CreatePool(p driver.PoolProps) (driver.Pool, error) {
 	return driver.Pool(handle), err
 }
 
-// DestroyPool is cuMemPoolDestroy. Only pools of CreatePool can be destroyed.
+// DestroyPool is cuMemPoolDestroy. Only pools of CreatePool and ImportPool can be destroyed.
+// For one of ImportPool whose memory is imported libcuda refuses.
 func (v *Device) DestroyPool(p driver.Pool) error {
 	return v.freeHandle("cuMemPoolDestroy", &v.d.pools, uint64(p), func(maker *Device) C.CUresult {
 		return C.cuvmm_pool_destroy(maker.d.api, maker.ctx, pool(p))
@@ -82,9 +83,12 @@ func (v *Device) destroyPools() error {
 	v.leftPools = append(v.leftPools, v.d.pools.removeAllOf(v)...)
 	for len(v.leftPools) > 0 {
 		e := v.leftPools[0]
-		err := e.destroy("cuMemPoolDestroy", func() C.CUresult {
-			return C.cuvmm_pool_destroy(v.d.api, v.ctx, pool(driver.Pool(e.handle)))
-		})
+		err := v.freeImports(e)
+		if err == nil {
+			err = e.destroy("cuMemPoolDestroy", func() C.CUresult {
+				return C.cuvmm_pool_destroy(v.d.api, v.ctx, pool(driver.Pool(e.handle)))
+			})
+		}
 		if err != nil {
 			return err
 		}

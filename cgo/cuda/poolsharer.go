@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"errors"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -33,7 +34,71 @@ func (v *Device) ExportPool(p driver.Pool) (int, error) {
 	return fd, err
 }
 
-// ImportPool is cuMemPoolImportFromShareableHandle. Close destroys a pool that is left.
+// imports is the memory that was imported and not freed since, and its pools. libcuda does not
+// destroy a pool before its memory is freed, so Close does that. Its zero value is empty. The
+// lock is not held during calls of libcuda, since some of them wait for work.
+type imports struct {
+	mu sync.Mutex
+	of map[driver.Ptr]*tableEntry
+}
+
+// add notes that p was imported. A token that is imported twice is there once: one free ends both.
+func (m *imports) add(p driver.Ptr, of *tableEntry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.of == nil {
+		m.of = map[driver.Ptr]*tableEntry{}
+	}
+	m.of[p] = of
+}
+
+// during makes a call that frees p. What was imported is noted no longer before the call: as
+// soon as that is made, another import may return the same address.
+func (m *imports) during(p driver.Ptr, free func() error) error {
+	m.mu.Lock()
+	of := m.of[p]
+	delete(m.of, p)
+	m.mu.Unlock()
+	err := free()
+	if err != nil && of != nil {
+		m.add(p, of)
+	}
+	return err
+}
+
+// left is an address that was imported from a pool, 0 if there is none.
+func (m *imports) left(of *tableEntry) driver.Ptr {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for p, e := range m.of {
+		if e == of {
+			return p
+		}
+	}
+	return 0
+}
+
+// freeImports frees what is left of an imported pool's memory.
+func (v *Device) freeImports(of *tableEntry) error {
+	for p := v.d.imports.left(of); p != 0; p = v.d.imports.left(of) {
+		err := v.d.imports.during(p, func() error {
+			return of.destroy("cuMemFree", func() C.CUresult {
+				r := C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p))
+				if Result(r) == invalidValue {
+					return 0 // it was freed as another library's
+				}
+				return r
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ImportPool is cuMemPoolImportFromShareableHandle. Close frees what is left of its memory,
+// and destroys it.
 func (v *Device) ImportPool(fd int) (driver.Pool, error) {
 	const call = "cuMemPoolImportFromShareableHandle"
 	handle, err := v.newEntry(call, &v.d.pools, &tableEntry{foreign: true}, func() (C.cuvmm_value, error) {
@@ -43,7 +108,8 @@ func (v *Device) ImportPool(fd int) (driver.Pool, error) {
 		return C.cuvmm_pool_import(v.d.api, v.ctx, C.int(fd)), nil
 	})
 	var c *driver.CallError
-	if errors.As(err, &c) && c.Kind == driver.ErrNotSupported && v.d.api.pool_import != nil {
+	var r Result
+	if errors.As(err, &c) && errors.As(err, &r) && r == notSupported && v.d.api.pool_import != nil {
 		// So says a libcuda that has the call about a descriptor of memory.
 		err = &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: c.Err}
 	}
@@ -97,6 +163,9 @@ func (v *Device) ImportPointer(from driver.Pool, t driver.PoolToken) (driver.Ptr
 			return 0, refuse(call, driver.ErrInvalid, "pool %#x was not imported", uint64(from))
 		}
 		c = C.cuvmm_pool_import_pointer(v.d.api, v.ctx, pool(from), *(*C.CUmemPoolPtrExportData)(unsafe.Pointer(&t)))
+		if c.r == 0 {
+			v.d.imports.add(driver.Ptr(c.v), v.d.pools.find(uint64(from)))
+		}
 		return c.r, nil
 	})
 	return driver.Ptr(c.v), err

@@ -80,7 +80,7 @@ One vmmstored serves one device; start one for each, with a socket of its own.`,
 	f.IntVar(&o.maxObjects, "max-objects", 0, "objects (default 4096)")
 	f.IntVar(&o.maxConns, "max-connections", 0, "connections (default: a quarter of the limit on open files)")
 	f.UintSliceVar(&o.users, "user", nil, "ids of the users who may connect (default: this user alone)")
-	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that nobody has when memory or a limit runs out, the least recently used first")
+	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that no reader has when memory or a limit runs out, the least recently used first")
 	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")
 	f.BoolVar(&o.takeOver, "take-over", false, "take the place of the vmmstored that runs on the socket")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log each connection that is refused or cut off")

@@ -31,8 +31,9 @@ KERNEL_FDS = 253  # the kernel's limit for one message
 OPTIONAL = 1  # flag of a frame that may be skipped if its type is unknown
 
 HELLO, ATTACH, RESYNC, ACK = 1, 4, 5, 7
-CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT, PAGE = 64, 65, 66, 67, 68, 69, 70, 72, 74
-KNOWN = set(range(1, 22)) | set(range(64, 78))
+CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT = 64, 65, 66, 67, 68, 69, 70, 72
+PAGE, HANDOVER = 74, 78
+KNOWN = set(range(1, 24)) | set(range(64, 79))
 UNSEALED = 2  # flag of ATTACH: an object of a store also if it is not sealed
 HOST, CUDA = 1, 2  # backends
 
@@ -375,7 +376,7 @@ class Reader:
         frame.truncated = bool(flags & socket.MSG_CTRUNC)
         expect(frame.truncated or nfds == len(frame.fds), f"{len(frame.fds)} descriptors instead of {nfds}")
         expect(kind in KNOWN or bits & OPTIONAL, f"a frame of type {kind}")
-        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else {OBJECT: 2, PAGE: 1}.get(kind, 0)
+        most = MAX_FDS if kind == CHUNKS or kind not in KNOWN else {OBJECT: 2, PAGE: 1, HANDOVER: MAX_FDS}.get(kind, 0)
         expect(nfds <= most, f"{nfds} descriptors")
         frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
 
@@ -443,10 +444,10 @@ class Reader:
         self.granularity = granularity
         expect(self.max % granularity == 0, f"a maximum of {self.max} bytes, no multiple of {granularity}")
         self.memory.reserve(self.max)
-        self.address = self.memory.address
+        self.address = self.memory.address + self.base
 
     def _object(self, p, instance, name):
-        self.id, self.max, self.generation, length, _, capacity = p.unpack("6Q")
+        self.id, self.max, self.generation, length, _, capacity, self.base = p.unpack("7Q")
         state, access, kind, self.bits, self.size, self.hash = p.unpack("4IQ32s")
         ndim, zero, *dims = p.unpack("2I4Q")
         self.pitch = p.unpack("Q")
@@ -454,7 +455,7 @@ class Reader:
         self.metadata = p.string(32 << 10)
         p.end()
         expect(same, "an object that was not asked for")
-        expect(self.id > 0 and self.max > 0 and length <= self.max and capacity <= self.max, "more bytes than the maximum")
+        expect(self.id > 0 and self.base < self.max and length <= self.max - self.base and capacity <= self.max, "more bytes than the maximum")
         expect(kind < len(KINDS) and state in (1, 2, 3) and access in (1, 2), "an unknown kind of object")
         expect(zero == 0 and ndim <= 4 and all(dims[:ndim]) and not any(dims[ndim:]), f"{ndim} dimensions {dims}")
         self.kind, self.shape = KINDS[kind], tuple(dims[:ndim])
@@ -491,12 +492,13 @@ class Reader:
     def length(self):
         """How many bytes can be read now. It makes no system call."""
         if self.gone is None and self.page:
+            mapped = max(self.end - self.base, 0)
             if self.sealed is not None:
-                self.last_length = min(self.sealed, self.end)
+                self.last_length = min(self.sealed, mapped)
             else:
                 done = self._word(AT_DONE)
                 if self._word(AT_GENERATION) == self.generation:
-                    self.last_length = max(self.last_length, min(done, self.end))
+                    self.last_length = max(self.last_length, min(done, mapped))
         return self.last_length
 
     def rows(self):
@@ -567,7 +569,7 @@ class Reader:
         if frame.type == SEALED:
             object_id, length, has, zero, digest = p.unpack("QQII32s")
             p.end()
-            expect(object_id == self.id and length <= self.max and zero == 0, "sealed is something else")
+            expect(object_id == self.id and length <= self.max - self.base and zero == 0, "sealed is something else")
             self.sealed, self.digest = length, digest if has else None
             return None
         if frame.type == DELETED:

@@ -142,7 +142,7 @@ func exportedNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	for _, pkg := range []string{
-		"cgo/nvrtc", "growable", "shareable", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
+		"cgo/nvrtc", "growable", "shareable", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
 		"vmm/pool", "vmm/vmmtest",
 	} {
 		files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
@@ -205,7 +205,7 @@ func declaredName(pkg string, d *ast.FuncDecl) string {
 
 var (
 	shownAsCode = regexp.MustCompile("`([A-Za-z]+)\\.([A-Z][A-Za-z]*)(?:\\(\\))?`")
-	ourPackage  = regexp.MustCompile(`^(growable|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|vmmtest|[A-Z]\w*)$`)
+	ourPackage  = regexp.MustCompile(`^(growable|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
 )
 
 // unknownNames are the names of this module in a document that names does not have.

@@ -22,6 +22,7 @@ import (
 // a module of its own.
 var snippetPages = []string{
 	"README.md", "docs/getting-started.md", "docs/embedding.md", "docs/kernels.md", "docs/others.md", "docs/pool.md",
+	"docs/store.md", "docs/vineyard.md",
 }
 
 // snippet is one block of Go in a document. It is a file, which may name itself in its
@@ -149,7 +150,7 @@ func (s *snippet) source() string {
 	for _, p := range []string{
 		"context", "errors", "fmt", "io", "reflect", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver", module + "/vmm/kernel",
-		module + "/vmm/pool",
+		module + "/vmm/pool", module + "/shareable/store",
 	} {
 		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
 			imports += fmt.Sprintf("import %q\n", p)

@@ -24,6 +24,7 @@ type mapping struct {
 	// Immutable.
 	key     tokenKey
 	ptr     vmm.Ptr
+	size    uint64 // as the token said that was imported first
 	release func() // lets this process free the block, if it is its own
 
 	blocks int          // how many Blocks are not freed
@@ -163,6 +164,7 @@ func (p *Pool) dropLocked(m *mapping) {
 		return
 	}
 	delete(p.mapped, m.key)
+	p.used -= m.size
 	tokens.removeImport(m.key)
 	m.release()
 	for _, e := range m.before {

@@ -22,9 +22,12 @@ var (
 	// ErrNotShared is a pool that cannot be exported: a default pool, an imported one, or one that
 	// was made without pool.Options.Share.
 	ErrNotShared = fmt.Errorf("%w: the pool was not made to be shared", vmm.ErrInvalid)
-	// ErrImported is an allocation from an imported pool, or making it the current one.
+	// ErrImported is an allocation from an imported pool, making it the current one, or what else
+	// the driver refuses to do with one, such as to trim it.
 	ErrImported = fmt.Errorf("%w: the pool is imported", vmm.ErrInvalid)
-	// ErrFreed is a Block that was freed before, or its zero value.
+	// ErrNotExported is a block that is not exported, or not any more.
+	ErrNotExported = fmt.Errorf("%w: the block is not exported", vmm.ErrInvalid)
+	// ErrFreed is a Block or an ImportedBlock that was freed before, or a zero value.
 	ErrFreed = fmt.Errorf("%w: the block has been freed", vmm.ErrInvalid)
 )
 

@@ -144,7 +144,7 @@ func play(role string) {
 		p.dev, err = vmm.Open("cuda:0")
 	}
 	must(err)
-	map[string]func(*part){"memory": (*part).memory, "opener": (*part).opener, "pool": (*part).pool, "importer": (*part).importer}[role](p)
+	map[string]func(*part){"memory": (*part).memory, "opener": (*part).opener, "pool": (*part).pool, "importer": (*part).importer, "blocks": (*part).blocks}[role](p)
 	must(p.dev.Close())
 }
 

@@ -23,9 +23,7 @@ type Memory struct {
 	keep  func() // lets the device close
 
 	mu     sync.RWMutex // shared by all calls but Close
-	freed  bool         // the driver has the memory back, or has unmapped it
 	closed bool
-	peer   peerAccess
 }
 
 var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no memory", vmm.ErrInvalid)}
@@ -87,9 +85,9 @@ func newMemory(dev *vmm.Device, n uint64) (*Memory, error) {
 // handle. Of 64 bytes that another program made the driver decides. It says vmm.ErrInvalid,
 // too, if that program has ended, or has freed the memory.
 //
-// If the memory lies on another device, legacy peer access to that is enabled, and counted
-// as vmm.EnableLegacyPeers does. That makes a context on the device. No path to it is
-// vmm.ErrNotSupported.
+// The memory may lie on another device. The driver then makes it accessible to dev, which
+// needs no vmm.EnableLegacyPeers, and the undo of one takes nothing away from it. No path to
+// the device is vmm.ErrNotSupported.
 //
 // Opening a handle twice returns a second Memory at the same address. The mapping ends with
 // the last Close of them. The other process must not free the memory before; what work that
@@ -103,7 +101,7 @@ func Open(dev *vmm.Device, h Handle) (*Memory, error) {
 	return m, nil
 }
 
-func open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
+func open(dev *vmm.Device, h Handle) (*Memory, error) {
 	if err := h.check(KindMemory); err != nil {
 		return nil, err
 	}
@@ -111,56 +109,11 @@ func open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = also(err, m.peer.end())
-			m.keep()
-		}
-	}()
-	// Peer access comes before the mapping: where the driver enables it for a mapping it may
-	// disable it with that, though others rely on it by then.
-	if owner, found := deviceOf(dev, h.UUID); found {
-		if m.peer, err = enablePeer(dev, owner); err != nil {
-			return nil, err
-		}
-	}
 	if m.ptr, err = m.calls.OpenMem(driver.IPCHandle(h.Raw)); err != nil {
+		m.keep()
 		return nil, h.explain(KindMemory, err)
 	}
-	// A handle without a UUID shows only now where its memory is.
-	if owner, found := m.owner(); found && m.peer.disable == nil && owner != dev.Info().Ordinal {
-		if err = m.reopen(h, owner); err != nil {
-			return nil, err
-		}
-	}
 	return m, nil
-}
-
-// owner is the ordinal of the device on which the memory lies, if the driver tells it.
-func (m *Memory) owner() (ordinal int, found bool) {
-	pools, ok := m.calls.(driver.Pooler)
-	if !ok {
-		return 0, false
-	}
-	_, ordinal, err := pools.PoolOf(m.ptr)
-	return ordinal, err == nil
-}
-
-// reopen maps the memory again once peer access is enabled. If the driver does not unmap it
-// the mapping stays, with what access the driver has enabled for it.
-func (m *Memory) reopen(h Handle, owner int) error {
-	kept := m.calls.CloseMem(m.ptr)
-	var err error
-	if m.peer, err = enablePeer(m.dev, owner); err != nil {
-		if kept != nil {
-			err = also(err, m.calls.CloseMem(m.ptr))
-		}
-		return err
-	}
-	if kept == nil {
-		m.ptr, err = m.calls.OpenMem(driver.IPCHandle(h.Raw))
-	}
-	return h.explain(KindMemory, err)
 }
 
 // Device is the one that Alloc or Open was called with.
@@ -196,7 +149,7 @@ func (m *Memory) MemoryArg(a *vmm.MemoryArg) {
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if !m.freed {
+	if !m.closed {
 		*a = vmm.MemoryArg{Span: vmm.Span{Addr: m.ptr, Size: m.size, Access: vmm.AccessReadWrite}, Count: m.size, Stride: 1}
 	}
 }
@@ -272,7 +225,7 @@ func (m *Memory) with(op string, call func() error) error {
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.freed {
+	if m.closed {
 		return fail(m.dev, op, m.ptr, m.size, fmt.Errorf("%w: plain memory", vmm.ErrClosed))
 	}
 	return fail(m.dev, op, m.ptr, m.size, call())
@@ -299,35 +252,27 @@ func (m *Memory) Close() error {
 		err = m.closeLocked()
 	}
 	if err == nil || lost(err) {
-		m.freed, m.closed = true, true
+		m.closed = true
 		m.keep()
 	}
 	return fail(m.dev, "close plain memory", m.ptr, m.size, err)
 }
 
-// wait waits for the work of the device, unless the memory is freed.
+// wait waits for the work of the device, unless the memory is closed.
 func (m *Memory) wait() error {
 	m.mu.RLock()
-	freed := m.freed
+	closed := m.closed
 	m.mu.RUnlock()
-	if freed {
+	if closed {
 		return nil
 	}
 	return m.dev.Sync()
 }
 
-// closeLocked goes on where an earlier Close failed. It needs m.mu.
-func (m *Memory) closeLocked() (err error) {
-	switch {
-	case m.freed:
-	case m.plain != nil:
-		err = m.plain.FreePlain(m.ptr)
-	default:
-		err = m.calls.CloseMem(m.ptr)
+// closeLocked is Close, of memory that is open; it needs m.mu.
+func (m *Memory) closeLocked() error {
+	if m.plain != nil {
+		return m.plain.FreePlain(m.ptr)
 	}
-	if err != nil {
-		return err
-	}
-	m.freed = true
-	return m.peer.end()
+	return m.calls.CloseMem(m.ptr)
 }

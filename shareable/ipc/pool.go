@@ -29,6 +29,8 @@ type Pool struct {
 	mapped   map[tokenKey]*mapping
 	leaving  map[tokenKey]*vmm.Event // recorded after a free in the order of a stream
 	unclosed []*vmm.Event            // not needed any more, and the driver did not take them back
+	used     uint64                  // bytes of mapped
+	peak     uint64                  // the most of used
 }
 
 // ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has.
@@ -108,10 +110,12 @@ func (p *Pool) importLocked(t Token) (*Block, error) {
 	m := p.mapped[k]
 	if m == nil {
 		var err error
-		if m, err = p.mapLocked(k); err != nil {
+		if m, err = p.mapLocked(k, t.Size); err != nil {
 			return nil, err
 		}
 		p.mapped[k] = m
+		p.used += m.size
+		p.peak = max(p.peak, p.used)
 	}
 	m.blocks++
 	return &Block{p: p, m: m, size: t.Size}, nil
@@ -149,12 +153,12 @@ func (p *Pool) syncUnlocked(e *vmm.Event) error {
 }
 
 // mapLocked imports what is not imported yet. It needs p.mu.
-func (p *Pool) mapLocked(k tokenKey) (*mapping, error) {
+func (p *Pool) mapLocked(k tokenKey, size uint64) (*mapping, error) {
 	release, err := tokens.addImport(k, p)
 	if err != nil {
 		return nil, err
 	}
-	m := &mapping{key: k, release: release}
+	m := &mapping{key: k, size: size, release: release}
 	if m.ptr, err = p.calls.ImportPointer(p.raw, k.raw); err != nil {
 		tokens.removeImport(k)
 		release()
@@ -229,23 +233,71 @@ func (p *Pool) Revoke(devs ...*vmm.Device) error { return p.inner().Revoke(devs.
 // Access is what a device may do with the memory here.
 func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) { return p.inner().Access(d) }
 
-// TrimTo is passed on to the driver. It returns how many bytes this process really gave up;
-// what the process that made the pool keeps is not among them.
-func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) { return p.inner().TrimTo(keep) }
+// TrimTo is passed on to the driver. It returns how many bytes this process really gave up,
+// 0 if the driver does not tell; what the process that made the pool keeps is not among them.
+// If the driver refuses, as CUDA's does, it is ErrImported.
+func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
+	err = p.passOn("trim imported pool", func() error {
+		before, unknown := p.pools.PoolAttribute(p.raw, driver.PoolReserved)
+		if err := p.pools.TrimPool(p.raw, keep); err != nil {
+			return err
+		}
+		if after, err := p.pools.PoolAttribute(p.raw, driver.PoolReserved); unknown == nil && err == nil {
+			freed = before - min(before, after)
+		}
+		return nil
+	})
+	return freed, err
+}
 
 // SetReleaseThreshold is passed on to the driver. It changes nothing in the process that made
-// the pool.
-func (p *Pool) SetReleaseThreshold(bytes uint64) error { return p.inner().SetReleaseThreshold(bytes) }
+// the pool. If the driver refuses, as CUDA's does, it is ErrImported.
+func (p *Pool) SetReleaseThreshold(bytes uint64) error {
+	return p.passOn("set release threshold of imported pool", func() error {
+		return p.pools.SetPoolAttribute(p.raw, driver.PoolReleaseThreshold, bytes)
+	})
+}
 
-// ReleaseThreshold is what the driver says of the pool here.
-func (p *Pool) ReleaseThreshold() (bytes uint64, err error) { return p.inner().ReleaseThreshold() }
+// ReleaseThreshold is what the driver says of the pool here. If it says nothing, as CUDA's
+// does, that is ErrImported.
+func (p *Pool) ReleaseThreshold() (bytes uint64, err error) {
+	err = p.passOn("read release threshold of imported pool", func() (err error) {
+		bytes, err = p.pools.PoolAttribute(p.raw, driver.PoolReleaseThreshold)
+		return err
+	})
+	return bytes, err
+}
 
-// Stats counts imports only: what is reserved and used is what this process has imported, and
-// nothing of what the process that made the pool has allocated.
-func (p *Pool) Stats() (pool.Stats, error) { return p.inner().Stats() }
+// passOn makes a call of the driver that it may refuse for an imported pool.
+func (p *Pool) passOn(op string, call func() error) error {
+	return fail(p.Device(), op, 0, 0, p.with(func() error {
+		err := call()
+		if errors.Is(err, vmm.ErrInvalid) {
+			err = fmt.Errorf("%w: %w", ErrImported, err)
+		}
+		return err
+	}))
+}
+
+// Stats counts what this process has imported through the Pool, by Token.Size, until it is
+// freed. A token that is imported several times counts once. Reserved is the same as Used.
+// Nothing of what the process that made the pool has allocated is in it, and the driver is not
+// asked.
+func (p *Pool) Stats() (st pool.Stats, err error) {
+	err = p.with(func() error {
+		st = pool.Stats{Reserved: p.used, ReservedPeak: p.peak, Used: p.used, UsedPeak: p.peak}
+		return nil
+	})
+	return st, fail(p.Device(), "read statistics of imported pool", 0, 0, err)
+}
 
 // ResetPeaks sets both peaks to what is imported now.
-func (p *Pool) ResetPeaks() error { return p.inner().ResetPeaks() }
+func (p *Pool) ResetPeaks() error {
+	return fail(p.Device(), "reset peaks of imported pool", 0, 0, p.with(func() error {
+		p.peak = p.used
+		return nil
+	}))
+}
 
 // Close gives the pool up. While a Block is imported it returns ErrBusy and changes nothing.
 // It does not wait: work on blocks that were freed in stream order goes on. Twice is fine,

@@ -63,8 +63,8 @@ func (b *Buffer) Location() vmm.Location {
 // Sealed reports whether neither length nor bytes change any more.
 func (b *Buffer) Sealed() bool { return b.View().Sealed() }
 
-// Writable reports whether the memory is mapped for writing.
-func (b *Buffer) Writable() bool { return b != nil && b.writable }
+// Writable reports whether the memory is mapped for writing and the object is not sealed.
+func (b *Buffer) Writable() bool { return b != nil && b.writable && !b.Sealed() }
 
 // Layout is CreateOptions.Layout.
 func (b *Buffer) Layout() vmm.Layout { return b.View().Layout() }
@@ -95,7 +95,7 @@ func (b *Buffer) Err() error { return b.View().Err() }
 func (b *Buffer) ReadAt(p []byte, off int64) (int, error) { return b.View().ReadAt(p, off) }
 
 // WriteAt copies p to the memory from off on. If the Buffer is not Writable it returns
-// vmm.ErrPermission, and beyond Len vmm.ErrBounds; it writes nothing then.
+// vmm.ErrPermission, also if the object was sealed since Get, and beyond Len vmm.ErrBounds; it writes nothing then.
 func (b *Buffer) WriteAt(p []byte, off int64) (int, error) {
 	if b == nil || b.v == nil {
 		return 0, b.Err()
@@ -105,6 +105,8 @@ func (b *Buffer) WriteAt(p []byte, off int64) (int, error) {
 		return 0, b.Err()
 	case !b.writable:
 		return 0, fmt.Errorf("%w: %q is mapped for reading", vmm.ErrPermission, b.name)
+	case b.Sealed():
+		return 0, fmt.Errorf("%w: %q is sealed", vmm.ErrPermission, b.name)
 	case off < 0 || uint64(off) > n || uint64(len(p)) > n-uint64(off):
 		return 0, fmt.Errorf("%w: %d bytes from %d on, of %d", vmm.ErrBounds, len(p), off, n)
 	case len(p) == 0:

@@ -78,7 +78,7 @@ func playDaemon(p *part) {
 			p.must(err)
 			p.say("stats", string(b))
 		case "use":
-			b, err := json.Marshal(usage())
+			b, err := json.Marshal(reportUsage())
 			p.must(err)
 			p.say("use", string(b))
 		case "contexts":
@@ -100,7 +100,7 @@ type use struct {
 	Heap            uint64
 }
 
-func usage() use {
+func reportUsage() use {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -26,9 +26,19 @@ func (s *Server) Connect(ctx context.Context, dev *vmm.Device, o ClientOptions) 
 
 // pair makes a connection to the server.
 func (s *Server) pair(context.Context) (*net.UnixConn, error) {
+	near, far, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	go s.ServeConn(far) //nolint:errcheck // the client has the error, or has gone
+	return near, nil
+}
+
+// socketPair is two ends of a connection.
+func socketPair() (near, far *net.UnixConn, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: socketpair: %w", vmm.ErrLimit, err)
+		return nil, nil, fmt.Errorf("%w: socketpair: %w", vmm.ErrLimit, err)
 	}
 	var ends [2]*net.UnixConn
 	for i, fd := range fds {
@@ -47,8 +57,7 @@ func (s *Server) pair(context.Context) (*net.UnixConn, error) {
 				_ = c.Close()
 			}
 		}
-		return nil, err
+		return nil, nil, err
 	}
-	go s.ServeConn(ends[1]) //nolint:errcheck // the client has the error, or has gone
-	return ends[0], nil
+	return ends[0], ends[1], nil
 }

@@ -64,6 +64,7 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Wri
 		if q.Size == 0 {
 			q.Size = max(c.opts.MaxBytes/gran, 1) * gran
 		}
+		w.size = (q.Size + gran - 1) / gran * gran
 		return wire.TypeCreate, q.Append(nil)
 	}, false)
 }
@@ -177,7 +178,15 @@ func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (
 	if err := about.check(w.conn.Hello().Instance); err != nil {
 		return err
 	}
-	t, payload := ask(w.conn.Hello().Granularity)
+	gran := w.conn.Hello().Granularity
+	if own, err := granularity(w.c.dev); err != nil {
+		return err
+	} else if gran == 0 {
+		return fmt.Errorf("%w: a granularity of 0", shareable.ErrProtocol)
+	} else if gran%own != 0 {
+		return fmt.Errorf("%w: the store's chunks are multiples of %d bytes, and this device's of %d", vmm.ErrNotSupported, gran, own)
+	}
+	t, payload := ask(gran)
 	if waits {
 		err = w.conn.Call(sub, t, payload, wire.TypeObject, w.takeObject)
 	} else {
@@ -199,14 +208,18 @@ func (w *Writer) takeObject(f wire.Frame) error {
 	switch {
 	case err != nil:
 		return protocolError(err)
+	case o.State == wire.StateClosed: // another client was as fast
+		return fmt.Errorf("%w: it was deleted", shareable.ErrNotFound)
 	case o.Instance != hello.Instance || len(f.FDs) != 1 || o.State != wire.StateLive:
 		return fmt.Errorf("%w: an object of instance %x in state %d with %d descriptors", shareable.ErrProtocol, o.Instance, o.State, len(f.FDs))
 	case o.Length > o.Capacity || o.Capacity > o.Max:
 		return fmt.Errorf("%w: %d of %d bytes, over %d", shareable.ErrProtocol, o.Length, o.Capacity, o.Max)
+	case w.created && (o.Max != w.size || o.Length != 0):
+		return fmt.Errorf("%w: %d bytes of at most %d in a new object of %d", shareable.ErrProtocol, o.Length, o.Max, w.size)
 	case o.Max > w.c.opts.MaxBytes && !w.created: // else Create has seen to it, but for rounding
 		return fmt.Errorf("%w: an object of at most %d bytes, over ClientOptions.MaxBytes of %d", vmm.ErrLimit, o.Max, w.c.opts.MaxBytes)
 	}
-	w.memory.tracker, err = wire.NewTracker(o, wire.Limits{Granularity: max(hello.Granularity, 1)})
+	w.memory.tracker, err = wire.NewTracker(o, wire.Limits{Granularity: hello.Granularity})
 	if err != nil {
 		return protocolError(err)
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -33,13 +34,15 @@ type entry struct {
 
 	// Guarded by Server.mu.
 	names   []string
-	lease   serve.Conn // who may write; nil: nobody
+	lease   serve.Conn // the client that may write; nil: none
 	waiting []wait     // for the lease
+	started bool       // a writer has mapped its page once
 	sealed  bool
 	deleted bool // it has no name any more, and goes with its last reader
 	dropped bool
-	bytes   uint64 // of memory
-	used    uint64 // Server.clock at the last use
+	bytes   uint64        // of memory
+	memory  []*vmm.Chunk  // all of it, unless another process has created it; see createMemory
+	unused  *list.Element // of Server.unused; nil: not in it
 }
 
 func (e *entry) durable() bool  { return e.flags&wire.StoreDurable != 0 }
@@ -126,7 +129,7 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	return e, nil
 }
 
-// listEntry lists an object that nobody finds yet.
+// listEntry lists an object that no client finds yet.
 func (s *Server) listEntry(e *entry) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
@@ -135,7 +138,8 @@ func (s *Server) listEntry(e *entry) error {
 	case s.closed:
 		return fmt.Errorf("%w: store", vmm.ErrClosed)
 	case len(s.order) >= s.opts.MaxObjects:
-		if err := s.evictLocked(func() bool { return len(s.order) < s.opts.MaxObjects }); err != nil {
+		excess := len(s.order) - s.opts.MaxObjects
+		if err := s.evictLocked(anyEntry, func(n int, _ uint64) bool { return n > excess }); err != nil {
 			return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.order))
 		}
 	}
@@ -175,8 +179,6 @@ func (s *Server) enterEntry(c serve.Conn, e *entry, name string) error {
 	e.lease = c
 	s.clientLocked(c).leases[e.id] = e
 	s.counts.leases.Add(1)
-	s.clock++
-	e.used = s.clock
 	s.objects.Listed(e.obj, e.nameLocked())
 	return nil
 }
@@ -189,17 +191,24 @@ const (
 
 // addMemory creates memory until the object has n bytes.
 func (s *Server) addMemory(e *entry, n uint64) error {
+	if limit := min(s.opts.MaxBytes, s.opts.MaxBytesPerUID); n > limit { // else its first chunks evict in vain
+		return fmt.Errorf("%w: an object of %d bytes, over %d", vmm.ErrLimit, n, limit)
+	}
 	for {
 		_, _, have, _ := e.obj.State()
 		if have >= n {
 			return nil
 		}
-		size := min(n-have, maxChunk)
-		if e.growable() {
-			size = min(max(size, min(have, maxGrowChunk)), e.max-have)
+		need := (min(n-have, maxChunk) + s.gran - 1) / s.gran * s.gran
+		size := need
+		if e.growable() { // have and max are multiples of the granularity
+			size = min(max(need, min(have, maxGrowChunk)), e.max-have)
 		}
-		size = (size + s.gran - 1) / s.gran * s.gran
-		if err := s.addChunk(e, size); err != nil {
+		err := s.addChunk(e, size)
+		if size > need && (errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrOutOfMemory)) {
+			err = s.addChunk(e, need)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -210,34 +219,72 @@ func (s *Server) addChunk(e *entry, size uint64) error {
 	if err := s.charge(e, size); err != nil {
 		return err
 	}
-	fd, err := s.createMemory(e.prop, size)
-	for errors.Is(err, vmm.ErrOutOfMemory) && s.evictFor(size) {
-		fd, err = s.createMemory(e.prop, size)
+	chunk, fd, err := s.createMemory(e.prop, size)
+	for (errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrLimit)) && s.evictFor(size) {
+		chunk, fd, err = s.createMemory(e.prop, size)
 	}
 	if err == nil {
-		err = e.obj.AddChunk(size, fd)
+		if err = e.obj.AddChunk(size, fd); err != nil {
+			_ = chunk.Close()
+		}
 	}
-	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+	s.mu.Lock()
+	gone := e.dropped // then the memory counts no more
+	switch {
+	case err == nil:
+		e.memory = append(e.memory, chunk)
+	case !gone:
 		s.refundLocked(e, size)
+	}
+	s.mu.Unlock()
+	if gone { // drop has not seen the chunk
+		s.freeMemory(e, math.MaxUint64)
 	}
 	return err
 }
 
-// createMemory creates memory and keeps a descriptor of it alone: an imported handle cannot
-// be exported again, so after a change of servers there is nothing else.
-func (s *Server) createMemory(p vmm.Prop, size uint64) (fd int, err error) {
-	chunk, err := s.dev.Create(size, p)
-	if err != nil {
-		return -1, err
+// createMemory creates memory and exports it. What is sent is the descriptor: an imported
+// handle cannot be exported again, so after a change of servers there is nothing else. The
+// chunk is kept for its Close, after that of the descriptor: only so the host's driver
+// knows at once that the memory is free.
+func (s *Server) createMemory(p vmm.Prop, size uint64) (chunk *vmm.Chunk, fd int, err error) {
+	if chunk, err = s.dev.Create(size, p); err != nil {
+		return nil, -1, err
 	}
-	fd, err = chunk.Export()
-	if closed := chunk.Close(); err == nil && closed != nil {
+	if fd, err = chunk.Export(); err == nil {
+		if err = s.checkFD(fd); err == nil {
+			return chunk, fd, nil
+		}
 		closeFD(fd)
-		fd, err = -1, closed
 	}
-	return fd, err
+	return nil, -1, errors.Join(err, chunk.Close())
+}
+
+// checkFD returns an error for a descriptor that objects must not have: the last sixteenth of
+// the process's limit is left to connections. The system gives the lowest free number, so one
+// from there means that all below are in use.
+func (s *Server) checkFD(fd int) error {
+	if limit := s.objects.FileLimit(); fd >= limit-limit/16 {
+		return fmt.Errorf("%w: %d of %d descriptors are open (RLIMIT_NOFILE)", vmm.ErrLimit, fd, limit)
+	}
+	return nil
+}
+
+// freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
+// from the end: after a takeover the first chunks are not in e.memory.
+func (s *Server) freeMemory(e *entry, n uint64) {
+	s.mu.Lock()
+	i := len(e.memory)
+	for i > 0 && e.memory[i-1].Size() <= n {
+		i--
+		n -= e.memory[i].Size()
+	}
+	chunks := e.memory[i:]
+	e.memory = e.memory[:i:i]
+	s.mu.Unlock()
+	for _, c := range chunks {
+		_ = c.Close()
+	}
 }
 
 // charge counts memory for its user.
@@ -245,18 +292,33 @@ func (s *Server) charge(e *entry, n uint64) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fits := func() bool {
-		return n <= s.opts.MaxBytes-min(s.bytes, s.opts.MaxBytes) && n <= s.opts.MaxBytesPerUID-min(s.bytesOf[e.uid], s.opts.MaxBytesPerUID)
+	if e.dropped {
+		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
 	}
-	if !fits() {
-		if err := s.evictLocked(fits); err != nil {
-			return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
-		}
+	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
+	// room for all.
+	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })
+	if err == nil {
+		err = s.makeRoomLocked(n, s.bytes, s.opts.MaxBytes, anyEntry)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
 	}
 	s.bytes += n
 	s.bytesOf[e.uid] += n
 	e.bytes += n
 	return nil
+}
+
+// makeRoomLocked evicts what may go until n bytes fit beside those in use. Requires mu.
+func (s *Server) makeRoomLocked(n, used, limit uint64, may func(*entry) bool) error {
+	switch {
+	case n > limit:
+		return errNothingToEvict
+	case n <= limit-min(used, limit):
+		return nil
+	}
+	return s.evictLocked(may, func(_ int, bytes uint64) bool { return bytes >= used-(limit-n) })
 }
 
 func (s *Server) refundLocked(e *entry, n uint64) {
@@ -279,6 +341,7 @@ func (s *Server) drop(e *entry) {
 	s.mu.Unlock()
 	if !again {
 		_ = e.obj.Close()
+		s.freeMemory(e, math.MaxUint64)
 	}
 }
 
@@ -286,12 +349,18 @@ func (s *Server) drop(e *entry) {
 func (s *Server) forgetLocked(e *entry) {
 	invariants.Held(&s.mu)
 	e.dropped, e.deleted = true, true
+	s.usedLocked(e)
 	s.unnameLocked(e)
 	delete(s.byID, e.id)
 	if i, ok := slices.BinarySearchFunc(s.order, e.id, (*entry).byID); ok {
 		s.order = slices.Delete(s.order, i, i+1)
 	}
 	s.refundLocked(e, e.bytes)
+}
+
+// allNamesLocked returns what requests can call an object: its id, too. Requires Server.mu.
+func (e *entry) allNamesLocked() []string {
+	return append([]string{shareable.IDName(e.id)}, e.names...)
 }
 
 // unnameLocked takes all names of an object. Requires mu.
@@ -320,9 +389,10 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	name := e.nameLocked()
+	name, names := e.nameLocked(), e.allNamesLocked()
 	s.unnameLocked(e)
 	e.deleted = true
+	s.usedLocked(e)
 	writer, sealed := e.lease, e.sealed
 	s.mu.Unlock()
 	s.counts.deleted.Add(1)
@@ -333,7 +403,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.replies.Go(func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
 	}
 	if !sealed {
-		s.refuseWaits(e, name)
+		s.refuseWaits(names)
 	}
 	if q.Force {
 		s.forceDelete(c, f.Request, e, s.timeout(q.Timeout))
@@ -432,7 +502,8 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		err = shareable.ErrNotFound
 	} else if err = s.mayChange(c, e); err == nil {
 		delete(s.byName, q.Name)
-		e.names = slices.DeleteFunc(e.names, func(n string) bool { return n == q.Name })
+		// The old slice may be on its way to a client: infoLocked has returned it.
+		e.names = slices.DeleteFunc(slices.Clone(e.names), func(n string) bool { return n == q.Name })
 		s.objects.Listed(e.obj, e.nameLocked())
 	}
 	s.mu.Unlock()
@@ -451,24 +522,39 @@ func (s *Server) query(c serve.Conn, f wire.Frame) error {
 	const maxBytes = 16 << 10 // a client with a small buffer takes that, too
 	var found wire.Found
 	size := 0
-	s.mu.Lock()
-	i, ok := slices.BinarySearchFunc(s.order, q.After, (*entry).byID)
-	if ok {
+	for after, more := q.After, true; more && !found.More; {
+		s.mu.Lock()
+		some := s.someAfterLocked(after)
+		for _, e := range some {
+			after = e.id
+			if e.deleted || !e.matchesLocked(q) {
+				continue
+			}
+			info := e.infoLocked()
+			if size += info.Size(); size > maxBytes && len(found.Entries) > 0 {
+				found.More = true
+				break
+			}
+			found.Entries = append(found.Entries, info)
+		}
+		s.mu.Unlock()
+		more = len(some) == queryStep
+	}
+	return reply(c, wire.TypeFound, f.Request, found.Append(nil))
+}
+
+// queryStep is how many objects QUERY looks at before others get a turn.
+const queryStep = 256
+
+// someAfterLocked returns up to queryStep objects with ids above after, by id. They are
+// valid as long as mu is held. Requires mu.
+func (s *Server) someAfterLocked(after uint64) []*entry {
+	invariants.Held(&s.mu)
+	i, found := slices.BinarySearchFunc(s.order, after, (*entry).byID)
+	if found {
 		i++
 	}
-	for _, e := range s.order[i:] {
-		if e.deleted || !e.matchesLocked(q) {
-			continue
-		}
-		info := e.infoLocked()
-		if size += info.Size(); size > maxBytes && len(found.Entries) > 0 {
-			found.More = true
-			break
-		}
-		found.Entries = append(found.Entries, info)
-	}
-	s.mu.Unlock()
-	return reply(c, wire.TypeFound, f.Request, found.Append(nil))
+	return s.order[i:min(len(s.order), i+queryStep)]
 }
 
 // matchesLocked reports whether a QUERY asks for the object. Requires Server.mu.

@@ -1,13 +1,16 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,14 +32,15 @@ import (
 // Until TAKEN the store can go on: if the successor ends, or takes longer than
 // handoverTime, it does. The memory itself stays where it is: descriptors keep it.
 
-// handoverTime is the longest that connections stop for a handover, if the successor takes
-// what it is sent. A client waits longer for a reply, unless it has changed its time limit.
-const handoverTime = 4 * time.Second
+// handoverTime is the longest that connections stop for a handover. It is less than what
+// clients wait for a reply, so a successor that does nothing costs none of them a request.
+const handoverTime = defaultTimeout - time.Second
 
 // handover is one that runs.
 type handover struct {
 	c     serve.Conn // of the successor
 	timer *time.Timer
+	sent  atomic.Bool // the successor has been sent everything
 }
 
 // storeState is what TAKEOVER sends, beside descriptors.
@@ -45,20 +49,21 @@ type storeState struct {
 	Entries  []entryState
 	Waits    []waitState
 	Watchers []watcherState
-	Clock    uint64
 	Counts   []uint64
 }
 
 // entryState is an entry. Connections are indices.
 type entryState struct {
-	ID, Max, Bytes, Used uint64
-	UID, Flags, Device   uint32
-	Prop                 vmm.Prop
-	Labels               []wire.Label
-	Names                []string
-	Lease                *int
-	Waiting              []waitState
-	Sealed, Deleted      bool
+	ID, Max, Bytes     uint64
+	Used               int // the place among those that can be evicted, from 1 on
+	UID, Flags, Device uint32
+	Prop               vmm.Prop
+	Labels             []wire.Label
+	Names              []string
+	Lease              *int
+	Waiting            []waitState
+	Started            bool
+	Sealed, Deleted    bool
 }
 
 type waitState struct {
@@ -96,14 +101,19 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	h := &handover{c: c}
 	s.mu.Lock()
 	s.handing = h
+	h.timer = time.AfterFunc(time.Until(end), func() {
+		// That also ends the sending of the state, to a successor that does not read. One
+		// that has it all hears that the store goes on when it sends TAKEN.
+		if s.decide(h, false) && !h.sent.Load() {
+			c.Close(fmt.Errorf("%w: the successor took longer than %v", os.ErrDeadlineExceeded, handoverTime))
+		}
+	})
 	s.mu.Unlock()
-	if err := s.sendState(c); err != nil {
+	if err := s.sendState(h); err != nil {
 		s.decide(h, false)
 		return err
 	}
-	s.mu.Lock()
-	h.timer = time.AfterFunc(time.Until(end), func() { s.decide(h, false) })
-	s.mu.Unlock()
+	h.sent.Store(true)
 	return done(c, f.Request)
 }
 
@@ -145,9 +155,14 @@ func (s *Server) decide(h *handover, moved bool) bool {
 }
 
 // sendState sends what there is to the successor.
-func (s *Server) sendState(c serve.Conn) error {
-	// Replies that were on their way come before the state.
+func (s *Server) sendState(h *handover) error {
+	c := h.c
 	s.mu.Lock()
+	if s.handing != h { // its time is over: the watchers must not be paused
+		s.mu.Unlock()
+		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+	}
+	// Replies that were on their way come before the state.
 	for _, w := range s.watchers {
 		w.pause()
 	}
@@ -225,11 +240,17 @@ func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
 		}
 		return out
 	}
-	x := storeState{Server: server, Clock: s.clock}
+	used := map[*entry]int{}
+	for x := s.unused.Front(); x != nil; x = x.Next() {
+		if e, ok := x.Value.(*entry); ok {
+			used[e] = len(used) + 1
+		}
+	}
+	x := storeState{Server: server}
 	for _, e := range s.order {
 		st := entryState{
-			ID: e.id, Max: e.max, Bytes: e.bytes, Used: e.used, UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
-			Labels: e.labels, Names: e.names, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
+			ID: e.id, Max: e.max, Bytes: e.bytes, Used: used[e], UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+			Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
 		}
 		if i, ok := index[e.lease]; ok {
 			st.Lease = &i
@@ -279,11 +300,19 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 			}
 		}
 	}()
+	all := 0
 	event := func(f wire.Frame) error {
-		h, err := wire.DecodeHandover(f.Payload)
-		if f.Type != wire.TypeHandover || err != nil || int(h.First) != len(got) {
-			return fmt.Errorf("%w: %v %v in a handover", shareable.ErrProtocol, f.Type, err)
+		if f.Type != wire.TypeHandover {
+			return fmt.Errorf("%w: %v in a handover", shareable.ErrProtocol, f.Type)
 		}
+		h, err := wire.DecodeHandover(f.Payload)
+		if err != nil {
+			return fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+		}
+		if int(h.First) != len(got) || all > 0 && int(h.All) != all {
+			return fmt.Errorf("%w: descriptor %d of %d after %d of %d", shareable.ErrProtocol, h.First, h.All, len(got), all)
+		}
+		all = int(h.All)
 		for _, fd := range f.FDs {
 			got = append(got, fd.Take())
 		}
@@ -304,8 +333,8 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, nothing); err != nil {
 		return nil, err
 	}
-	if len(got) == 0 {
-		return nil, fmt.Errorf("%w: a handover without a state", shareable.ErrProtocol)
+	if len(got) == 0 || len(got) != all {
+		return nil, fmt.Errorf("%w: %d descriptors of %d in a handover", shareable.ErrProtocol, len(got), all)
 	}
 	f := os.NewFile(uintptr(got[0]), "state")
 	fds := got[1:]
@@ -326,7 +355,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		f()
 	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
-	// nobody else has what this one has.
+	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
 		s.mu.Lock()
@@ -366,18 +395,26 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		return nil, nil, err
 	}
 	clients := r.Conns
-	s.conns, s.objects, s.clock = r.Server, r.Seam, x.Clock
+	s.conns, s.objects = r.Server, r.Seam
 	if len(r.Objects) != len(x.Entries) {
 		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(r.Objects), len(x.Entries)), r.Abandon())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	used := map[*entry]int{}
 	for i, st := range x.Entries {
-		s.resumeEntryLocked(r.Objects[i], st, clients)
+		if e := s.resumeEntryLocked(r.Objects[i], st, clients); st.Used > 0 {
+			used[e] = st.Used
+		}
+	}
+	for _, e := range slices.SortedFunc(maps.Keys(used), func(a, b *entry) int { return cmp.Compare(used[a], used[b]) }) {
+		s.usedLocked(e)
 	}
 	for _, w := range x.Waits {
 		c := clients[w.Conn]
-		s.clientLocked(c).waits++
+		x := s.clientLocked(c)
+		x.waits++
+		x.names[w.Name] = struct{}{}
 		s.waits[w.Name] = append(s.waits[w.Name], wait{c, w.Request, w.Name})
 	}
 	for _, w := range x.Watchers {
@@ -402,14 +439,16 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 }
 
 // resumeEntryLocked makes an entry of its state. Requires mu.
-func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) {
+func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) *entry {
 	e := &entry{
 		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
-		names: st.Names, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes, used: st.Used,
+		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
 	}
 	for _, w := range st.Waiting {
 		c := clients[w.Conn]
-		s.clientLocked(c).waits++
+		x := s.clientLocked(c)
+		x.waits++
+		x.queues[e.id] = e
 		e.waiting = append(e.waiting, wait{c, w.Request, w.Name})
 	}
 	if st.Lease != nil {
@@ -424,4 +463,5 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 	}
 	s.bytes += e.bytes
 	s.bytesOf[e.uid] += e.bytes
+	return e
 }

@@ -29,9 +29,9 @@ func playShort(p *part) {
 		word, n := p.next()
 		p.check(word == "try", "%q", word)
 		few := was
-		few.Cur = uint64(usage().FDs) + n
+		few.Cur = uint64(reportUsage().FDs) + n
 		p.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
-		before := usage()
+		before := reportUsage()
 		ctx, cancel := context.WithTimeout(context.Background(), inTime)
 		s, err := TakeOver(ctx, dev, p.args[0], Options{MaxConns: 100})
 		p.check(ctx.Err() == nil, "it hangs: %v", err)
@@ -46,7 +46,7 @@ func playShort(p *part) {
 		}
 		var now use
 		for end := time.Now().Add(inTime); ; <-time.After(step) {
-			if now = usage(); now.FDs <= before.FDs && now.Goroutines <= before.Goroutines {
+			if now = reportUsage(); now.FDs <= before.FDs && now.Goroutines <= before.Goroutines {
 				break
 			}
 			p.check(time.Now().Before(end), "after %v: %+v before, %+v now", err, before, now)

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -41,7 +42,9 @@ func (s *Server) lease(c serve.Conn, f wire.Frame) error {
 	case s.clientLocked(c).waits >= maxWaits:
 		err = fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	default:
-		s.clientLocked(c).waits++
+		x := s.clientLocked(c)
+		x.waits++
+		x.queues[e.id] = e
 		e.waiting = append(e.waiting, wait{c, f.Request, q.Name})
 		s.mu.Unlock()
 		return nil
@@ -72,15 +75,29 @@ func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
 
 // sendLease sends OBJECT with a page for the writer.
 func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
-	fd, err := e.obj.LeasePage()
+	fd, err := s.leasePage(c, e)
 	if err != nil {
 		return err
 	}
 	defer closeFD(fd)
+	if err := s.checkFD(fd); err != nil {
+		return err
+	}
 	if err := e.obj.Describe(c, request, s.nameOf(e), wire.AccessReadWrite, fd); err != nil {
 		return &sentError{err}
 	}
 	return nil
+}
+
+// leasePage makes the page of a lease, if the connection has it still: another's stays as it
+// is.
+func (s *Server) leasePage(c serve.Conn, e *entry) (fd int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.lease != c {
+		return -1, fmt.Errorf("%w: the lease of object %d has ended", shareable.ErrNotFound, e.id)
+	}
+	return e.obj.LeasePage()
 }
 
 func (s *Server) nameOf(e *entry) string {
@@ -93,11 +110,20 @@ func (s *Server) nameOf(e *entry) string {
 func (s *Server) leased(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.byID[id]
-	if e == nil || e.lease != c {
+	return s.leasedLocked(c, id)
+}
+
+// leasedLocked is leased. Requires mu.
+func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
+	invariants.Held(&s.mu)
+	switch e := s.byID[id]; {
+	case e == nil: // it may have been deleted
+		return nil, fmt.Errorf("%w: object %d", shareable.ErrNotFound, id)
+	case e.lease != c:
 		return nil, fmt.Errorf("%w: no lease of object %d", vmm.ErrPermission, id)
+	default:
+		return e, nil
 	}
-	return e, nil
 }
 
 // mapped has only the writer write to its page.
@@ -106,14 +132,25 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	e, err := s.leased(c, q.Object)
+	if err := s.startLease(c, q.Object); err != nil {
+		return err
+	}
+	return done(c, f.Request)
+}
+
+// startLease has readers get the page of a lease, if the connection has it still.
+func (s *Server) startLease(c serve.Conn, id uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.leasedLocked(c, id)
 	if err != nil {
 		return err
 	}
 	if err := e.obj.StartLease(); err != nil {
 		return err
 	}
-	return done(c, f.Request)
+	e.started = true
+	return nil
 }
 
 // grow sends memory to the writer.
@@ -172,10 +209,13 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	s.mu.Lock()
 	e.sealed, e.lease = true, nil
 	delete(s.clientLocked(c).leases, e.id)
-	s.refundLocked(e, e.bytes-min(e.bytes, capacity))
+	unused := e.bytes - min(e.bytes, capacity)
+	s.refundLocked(e, unused)
+	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
-	names := append([]string{shareable.IDName(e.id)}, e.names...)
+	names := e.allNamesLocked()
 	s.mu.Unlock()
+	s.freeMemory(e, unused)
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
 	s.replyWaits(e, names...)
@@ -204,16 +244,13 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
-	s.mu.Unlock()
 	// What the writer has published counts from here on, and nothing that it writes later.
+	// With the lock, so that this is not the next writer's page.
 	if !s.opts.hooks.keepPage {
 		e.obj.EndLease()
 	}
-	s.mu.Lock()
-	if e.lease != c { // another call was faster
-		s.mu.Unlock()
-		return
-	}
+	// An object whose CREATE no client has heard of would have no use and no owner.
+	abort = abort || !e.started
 	e.lease = nil
 	if x := s.clients[c]; x != nil {
 		delete(x.leases, e.id)
@@ -223,14 +260,14 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 		s.mu.Unlock()
 		return
 	}
-	name := e.nameLocked()
-	s.emitLocked(wire.EventAborted, e, name, 0)
+	names := e.allNamesLocked()
+	s.emitLocked(wire.EventAborted, e, e.nameLocked(), 0)
 	s.unnameLocked(e)
 	e.deleted = true
 	s.refuseLeasesLocked(e, shareable.ErrAborted)
 	s.mu.Unlock()
 	s.counts.aborted.Add(1)
-	s.refuseWaits(e, name)
+	s.refuseWaits(names)
 	s.drop(e)
 }
 
@@ -242,6 +279,9 @@ func (s *Server) passLeaseLocked(e *entry) {
 		e.waiting = e.waiting[1:]
 		if x := s.clients[w.c]; x != nil { // else the connection has ended
 			x.waits--
+			if !slices.ContainsFunc(e.waiting, func(other wait) bool { return other.c == w.c }) {
+				delete(x.queues, e.id)
+			}
 			s.leaseLocked(e, w.c)
 			s.replies.Go(func() { s.passLease(e, w) }) // the connection may be slow
 			return
@@ -256,6 +296,7 @@ func (s *Server) refuseLeasesLocked(e *entry, why error) {
 	for _, w := range e.waiting {
 		if x := s.clients[w.c]; x != nil {
 			x.waits--
+			delete(x.queues, e.id)
 		}
 		s.replies.Go(func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection
 	}

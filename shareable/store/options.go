@@ -26,7 +26,7 @@ type Options struct {
 	// clients of one user have made. Memory counts until its last reader has gone. 0 is no
 	// limit.
 	MaxBytes, MaxBytesPerUID uint64
-	// Evict has the store delete sealed objects that nobody has, the least recently used
+	// Evict has the store delete sealed objects that no reader has, the least recently used
 	// first, when memory or a limit runs out.
 	Evict bool
 	// Rate limits the requests of a connection per second; 0 is 100,000.
@@ -108,7 +108,8 @@ type CreateOptions struct {
 
 // GetOptions configures Client.Get; its zero value is the default.
 type GetOptions struct {
-	// Wait waits until the object is there and sealed, as long as the context allows.
+	// Wait waits until the object is there and sealed, as long as the context allows. An ID
+	// that no object has is shareable.ErrNotFound: no other object gets it.
 	Wait bool
 	// Unsafe returns an object that is not sealed, too: it may grow, and its bytes may change.
 	Unsafe bool

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"container/list"
 	"errors"
 	"fmt"
 	"math"
@@ -47,7 +48,7 @@ type Server struct {
 	waits    map[string][]wait // for an object to be sealed, by name
 	bytes    uint64            // of all objects
 	bytesOf  map[uint32]uint64 // by user
-	clock    uint64            // rises with each use of an object
+	unused   list.List         // of *entry: sealed objects without readers, the last used at the back
 	watchers map[serve.Conn]*watcher
 	evicted  []*entry                 // to be closed without the lock
 	forced   map[*entry]chan struct{} // forced deletes that run
@@ -56,7 +57,9 @@ type Server struct {
 // clientState is what a connection has.
 type clientState struct {
 	leases map[uint64]*entry
-	waits  int
+	waits  int // requests that wait, for objects of these names or for these leases
+	names  map[string]struct{}
+	queues map[uint64]*entry
 }
 
 // wait is a request whose reply comes later.
@@ -230,14 +233,9 @@ func (s *Server) Stats() Stats {
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
 		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.counts.takeovers.Load(),
 	}
-	for _, e := range s.order {
-		if e.lease != nil {
-			x.Leases++
-		}
-		x.Waits += len(e.waiting)
-	}
-	for _, w := range s.waits {
-		x.Waits += len(w)
+	for _, c := range s.clients {
+		x.Leases += len(c.leases)
+		x.Waits += c.waits
 	}
 	return x
 }
@@ -293,8 +291,7 @@ func (h handler) Find(name string) serve.Object {
 	if e == nil {
 		return nil
 	}
-	s.clock++
-	e.used = s.clock
+	s.usedLocked(e)
 	return e.obj
 }
 
@@ -313,15 +310,9 @@ func (s *Server) findLocked(name string) *entry {
 // Readers is called when readers have come or gone.
 func (h handler) Readers(o serve.Object) {
 	s := h.s
-	_, _, _, n := o.State()
 	s.mu.Lock()
 	e := s.byID[o.ID()]
-	unused := false
-	if e != nil {
-		s.clock++
-		e.used = s.clock
-		unused = n == 0 && e.deleted
-	}
+	unused := e != nil && s.usedLocked(e) == 0 && e.deleted
 	s.mu.Unlock()
 	if unused {
 		s.drop(e)
@@ -417,15 +408,16 @@ func (h handler) End(c serve.Conn) {
 		s.mu.Unlock()
 		return
 	}
-	for name, all := range s.waits {
-		if all = slices.DeleteFunc(all, func(w wait) bool { return w.c == c }); len(all) == 0 {
+	own := func(w wait) bool { return w.c == c }
+	for name := range state.names {
+		if all := slices.DeleteFunc(s.waits[name], own); len(all) == 0 {
 			delete(s.waits, name)
 		} else {
 			s.waits[name] = all
 		}
 	}
-	for _, e := range s.order {
-		e.waiting = slices.DeleteFunc(e.waiting, func(w wait) bool { return w.c == c })
+	for _, e := range state.queues {
+		e.waiting = slices.DeleteFunc(e.waiting, own)
 	}
 	s.mu.Unlock()
 	for _, e := range state.leases {
@@ -438,7 +430,7 @@ func (s *Server) clientLocked(c serve.Conn) *clientState {
 	invariants.Held(&s.mu)
 	x := s.clients[c]
 	if x == nil {
-		x = &clientState{leases: map[uint64]*entry{}}
+		x = &clientState{leases: map[uint64]*entry{}, names: map[string]struct{}{}, queues: map[uint64]*entry{}}
 		s.clients[c] = x
 	}
 	return x

@@ -28,11 +28,15 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 		return s.describe(c, f.Request, e, q.Name)
 	}
 	defer s.mu.Unlock()
+	if _, isID := shareable.ParseIDName(q.Name); isID && e == nil { // no other object gets it
+		return shareable.ErrNotFound
+	}
 	x := s.clientLocked(c)
 	if x.waits >= maxWaits {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	}
 	x.waits++
+	x.names[q.Name] = struct{}{}
 	s.waits[q.Name] = append(s.waits[q.Name], wait{c, f.Request, q.Name})
 	return nil
 }
@@ -51,9 +55,9 @@ func (s *Server) replyWaits(e *entry, names ...string) {
 	}
 }
 
-// refuseWaits ends the waits for an object that goes before it is sealed.
-func (s *Server) refuseWaits(e *entry, name string) {
-	for _, w := range s.takeWaits(name, shareable.IDName(e.id)) {
+// refuseWaits ends the waits under these names for an object that goes before it is sealed.
+func (s *Server) refuseWaits(names []string) {
+	for _, w := range s.takeWaits(names...) {
 		s.replies.Go(func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
 	}
 }
@@ -68,6 +72,7 @@ func (s *Server) takeWaits(names ...string) (all []wait) {
 	for _, w := range all {
 		if x := s.clients[w.c]; x != nil {
 			x.waits--
+			delete(x.names, w.name)
 		}
 	}
 	return all

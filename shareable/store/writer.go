@@ -34,7 +34,8 @@ type Writer struct {
 	name    string
 	ahead   uint64 // bytes
 	durable bool
-	created bool // by this Writer
+	created bool   // by this Writer
+	size    uint64 // bytes of a created object
 	id      ID
 	obj     wire.Object
 	memory  *writerMemory

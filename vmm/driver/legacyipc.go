@@ -11,10 +11,11 @@ type LegacyIPC interface {
 	// MemHandle returns the handle of memory of Allocator.AllocPlain. p is its first address.
 	// Memory of a pool, or mapped by Map, is ErrInvalid.
 	MemHandle(p Ptr) (IPCHandle, error)
-	// OpenMem maps the memory of a handle for this device. If it lies on another device,
-	// peer access to that is enabled. If the process that made it has ended or has freed
-	// the memory, or the handle is no handle, that is ErrInvalid; no path to its device is
-	// ErrNotSupported. Opening one handle twice returns the same address, and counts.
+	// OpenMem maps the memory of a handle for this device, which may be another one than
+	// that on which the memory lies. It needs no EnablePeer for that and enables none, and
+	// a DisablePeer takes no access to it away. If the process that made it has ended or has
+	// freed the memory, or the handle is no handle, that is ErrInvalid; no path to its device
+	// is ErrNotSupported. Opening one handle twice returns the same address, and counts.
 	OpenMem(IPCHandle) (Ptr, error)
 	// CloseMem undoes one OpenMem; the last unmaps the memory. The memory stays until its
 	// maker frees it. If the maker does that first, what happens to work on it is undefined.

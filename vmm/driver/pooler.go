@@ -15,7 +15,8 @@ type Pooler interface {
 	// CreatePool makes a pool on this device. Close of the Device destroys it.
 	CreatePool(PoolProps) (Pool, error)
 	// DestroyPool gives a pool up. Memory that is allocated from it stays, and goes when it
-	// is freed. If it was the current pool, the default one is current again.
+	// is freed. If it was the current pool, the default one is current again. Of a pool that
+	// was imported see PoolSharer.
 	DestroyPool(Pool) error
 
 	// AllocFromPool allocates n bytes in the order of a stream, which may be of another

@@ -8,16 +8,19 @@ type PoolToken [64]byte
 // cuMemPoolExportToShareableHandle makes it: pools of CreatePool with ShareFD. The default
 // pool and an imported one are ErrInvalid.
 //
-// An imported pool can be trimmed, granted, read and destroyed. Its attributes count what
-// was imported. AllocFromPool of it and SetCurrentPool are ErrInvalid. At first only its own
-// device has access; grants of the process that made it do not carry over.
+// An imported pool can be granted and, once all memory that was imported from it is freed,
+// destroyed: before, DestroyPool is ErrInvalid and changes nothing. On a lost device it can be
+// destroyed at any time. AllocFromPool of it and SetCurrentPool are ErrInvalid. TrimPool,
+// PoolAttribute and SetPoolAttribute may be ErrInvalid, as they are on CUDA; where they work,
+// the attributes count what was imported. At first only its own device has access; grants of
+// the process that made it do not carry over.
 type PoolSharer interface {
 	// ExportPool returns a new, close-on-exec descriptor of the pool. The caller must close
 	// it.
 	ExportPool(Pool) (fd int, err error)
 	// ImportPool makes a pool of a descriptor. The caller still owns fd, and destroys the
-	// pool by DestroyPool; Close of the Device destroys one that is left. A descriptor of
-	// something else is ErrInvalid.
+	// pool by DestroyPool. Close of the Device frees what is left of its memory, and destroys
+	// it. A descriptor of something else is ErrInvalid.
 	ImportPool(fd int) (Pool, error)
 	// ExportPointer returns the token of an allocation of a pool that can be exported. p is
 	// its first address.

@@ -24,6 +24,14 @@ func (p *Pool) Reservation() *vmm.Reservation {
 	return p.res
 }
 
+// Share is Options.Share.
+func (p *Pool) Share() vmm.Share {
+	if p == nil {
+		return 0
+	}
+	return p.prop.Share
+}
+
 // String names the pool, as the error of Device.Close does if the pool is still open.
 func (p *Pool) String() string {
 	if p == nil || p.dev == nil {

@@ -29,7 +29,7 @@ type owner struct {
 // Pool.mu guards it.
 type extent struct {
 	owner      owner
-	seq        atomic.Uint64 // of the Block; 0 if there is none
+	seq        atomic.Uint64 // of the Block, and heldBit; 0 if there is none
 	kind       kind
 	region     *region
 	off, size  uint64

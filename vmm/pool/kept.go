@@ -19,7 +19,7 @@ func (p *Pool) keep(st *stream, e *extent, seq uint64) error {
 	}
 	if !e.seq.CompareAndSwap(seq, 0) {
 		st.mu.Unlock()
-		return ErrDoubleFree
+		return notAllocated(&e.seq, seq)
 	}
 	old := st.kept
 	st.kept = kept{e, st.s.Point()}

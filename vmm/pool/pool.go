@@ -45,6 +45,7 @@ type Pool struct {
 
 	_       [64]byte // what changes often is apart from what calls only read
 	used    gauge
+	holds   holds
 	remotes atomic.Int64 // how many remoteBlocks the streams have
 	_       [64]byte
 
@@ -234,8 +235,8 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 
 // Free gives b up once the work that s has now has ended. Until then its memory is reused in s
 // only, or as Alloc says. A block that was freed before is ErrDoubleFree, one of another pool
-// ErrForeignBlock. If Free fails the block is allocated as before: after ErrClosed and
-// ErrCapturing it can be freed in another stream, or by FreeNow. Several goroutines may free
+// ErrForeignBlock, one that HoldBlock holds ErrBusy. If Free fails the block is allocated as
+// before: after ErrClosed and ErrCapturing it can be freed in another stream, or by FreeNow. Several goroutines may free
 // different blocks at once; of two that free the same one, one returns ErrDoubleFree.
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
@@ -266,7 +267,7 @@ func (p *Pool) free(st *stream, b Block) error {
 
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
 // of cudaMallocAsync. It does not wait. It works although the stream is closed or captured.
-// The errors are ErrDoubleFree and ErrForeignBlock.
+// The errors are ErrDoubleFree, ErrForeignBlock, and ErrBusy for a block that HoldBlock holds.
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
 	switch {
@@ -288,7 +289,7 @@ func (p *Pool) freeNow(b Block) error {
 	case b.in.ext == nil:
 		return nil // of 0 bytes
 	case !b.in.ext.seq.CompareAndSwap(b.seq, 0):
-		return ErrDoubleFree
+		return notAllocated(&b.in.ext.seq, b.seq)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -39,7 +39,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 		sl := b.in.slab
 		switch {
 		case sl.seqs[sl.index(b.ptr)].Load() != b.seq:
-			return ErrDoubleFree
+			return notAllocated(&sl.seqs[sl.index(b.ptr)], b.seq)
 		case n > sl.size:
 			return ErrNoRoom
 		}
@@ -57,7 +57,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	// Without its number no other call finds the block meanwhile.
 	e := b.in.ext
 	if !e.seq.CompareAndSwap(b.seq, 0) {
-		return ErrDoubleFree
+		return notAllocated(&e.seq, b.seq)
 	}
 	defer e.seq.Store(b.seq)
 	was := e.size

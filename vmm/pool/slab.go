@@ -16,7 +16,7 @@ type slab struct {
 	size  uint64 // of a block
 	magic uint64 // see index
 	class int
-	seqs  []atomic.Uint64 // of each block; 0: free
+	seqs  []atomic.Uint64 // of each block, and heldBit; 0: free
 
 	home atomic.Pointer[stream] // changes once that stream is closed
 

@@ -115,7 +115,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	}
 	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
 		st.mu.Unlock()
-		return ErrDoubleFree
+		return notAllocated(&sl.seqs[i], b.seq)
 	}
 	st.count(-1, sl.size)
 	c := &st.classes[sl.class]
@@ -141,7 +141,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	i := sl.index(b.ptr)
 	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
-		return ErrDoubleFree
+		return notAllocated(&sl.seqs[i], b.seq)
 	}
 	home := sl.lockHome()
 	home.count(-1, sl.size)

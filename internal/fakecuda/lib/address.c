@@ -226,8 +226,8 @@ CUresult reach(struct device *dev, CUdeviceptr p, size_t n, int need, bool fill)
 			return CUDA_ERROR_INVALID_VALUE;
 		if (s->pool != NULL && (s->pool->access[ordinal] & need) != need)
 			return CUDA_ERROR_INVALID_VALUE;
-		if (s->kind == PLAIN && s->pool == NULL && fill && s->device != ordinal && !(dev->peers & (1u << s->device)))
-			return CUDA_ERROR_INVALID_VALUE;
+		if (s->kind == PLAIN && s->pool == NULL && s->foreign == NULL && fill && s->device != ordinal && !(dev->peers & (1u << s->device)))
+			return CUDA_ERROR_INVALID_VALUE; // what was opened needs no peer access, as measured
 		size_t capacity = s->size - (p - s->p);
 		if (n <= capacity)
 			return CUDA_SUCCESS;

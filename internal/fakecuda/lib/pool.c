@@ -179,8 +179,8 @@ CUresult cu_pool_destroy(CUmemoryPool pool) {
 	if (lost != CUDA_SUCCESS && lost != CUDA_ERROR_ILLEGAL_ADDRESS)
 		return lost;
 	struct device *d = &fake.device[p->device];
-	if (p == d->default_pool)
-		return CUDA_ERROR_INVALID_VALUE;
+	if (p == d->default_pool || (p->from != NULL && p->used > 0 && lost == CUDA_SUCCESS))
+		return CUDA_ERROR_INVALID_VALUE; // of an imported pool all memory must have been freed, as measured
 	TRY(unsafe_in_capture());
 	if (d->current_pool == p)
 		d->current_pool = NULL;
@@ -230,10 +230,17 @@ CUresult cu_pool_free(CUdeviceptr p, CUstream stream) {
 	return give_back(p, PLAIN);
 }
 
+// own_pool finds a pool that was not imported: of one that was, no attribute can be read or
+// set, and no trim made, as measured.
+static CUresult own_pool(CUmemoryPool pool, struct pool **out) {
+	TRY(pool_of(pool, out));
+	return (*out)->from != NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 CUresult cu_pool_trim(CUmemoryPool pool, size_t n) {
 	ENTER(pool_trim, "pool=%p keep=%zu", (void *)pool, n);
 	struct pool *p;
-	TRY(pool_of(pool, &p));
+	TRY(own_pool(pool, &p));
 	TRY(unsafe_in_capture());
 	keep(p, n);
 	return CUDA_SUCCESS;
@@ -265,7 +272,7 @@ static bool is_int(CUmemPool_attribute attribute) {
 CUresult cu_pool_get(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
 	ENTER(pool_get, "pool=%p attribute=%d", (void *)pool, attribute);
 	struct pool *p;
-	TRY(pool_of(pool, &p));
+	TRY(own_pool(pool, &p));
 	if (is_int(attribute)) {
 		*(int *)value = p->reuse[attribute - 1];
 		return CUDA_SUCCESS;
@@ -281,7 +288,7 @@ CUresult cu_pool_set(CUmemoryPool pool, CUmemPool_attribute attribute, void *val
 	unsigned long long v = is_int(attribute) ? (unsigned long long)*(int *)value : *(cuuint64_t *)value;
 	ENTER(pool_set, "pool=%p attribute=%d value=%llu", (void *)pool, attribute, v);
 	struct pool *p;
-	TRY(pool_of(pool, &p));
+	TRY(own_pool(pool, &p));
 	if (is_int(attribute)) {
 		if (v > 1)
 			violate("%llu is neither 0 nor 1", v);

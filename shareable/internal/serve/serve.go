@@ -31,7 +31,8 @@ type Conn interface {
 	// Cred is the process at the other end, as the kernel recorded it.
 	Cred() wire.Cred
 	// Reply sends a frame; request 0 is an event. It can wait as long as the server's time
-	// limits allow, for a client that does not read. It does not take the fds.
+	// limits allow, for a client that does not read. It does not take the fds. An error ends
+	// the connection.
 	Reply(t wire.Type, request uint32, payload []byte, fds ...int) error
 	// Refuse sends ERROR for an error of package vmm or shareable.
 	Refuse(request uint32, err error) error
@@ -61,6 +62,8 @@ type Server interface {
 	Abandon()
 	// Instance is that of the server.
 	Instance() [16]byte
+	// FileLimit is how many descriptors this process may have.
+	FileLimit() int
 }
 
 // Spec is what an object is made with.

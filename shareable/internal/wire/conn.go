@@ -54,7 +54,8 @@ type Conn struct {
 	raw syscall.RawConn // of NewOwnerConn; else nil
 
 	// Of the goroutine that calls Read.
-	in, control []byte
+	in, control []byte       // with raw, in is as long as the last packet needs
+	pooled      *[]byte      // what in is of, to go back to buffers
 	open        []*FD        // of the last packet, whether it was a good frame or not
 	received    uint64       // the sequence number of the last frame
 	reset       bool         // ECONNRESET was seen once
@@ -73,6 +74,32 @@ type Conn struct {
 // NewConn makes a Conn of c and owns it, unless it returns an error: ErrNotPacket
 // if c is not a SOCK_SEQPACKET socket. The caller must Close the Conn.
 func NewConn(c *net.UnixConn) (*Conn, error) {
+	nc, err := newConn(c)
+	if err != nil {
+		return nil, err
+	}
+	nc.pooled, _ = buffers.Get().(*[]byte)
+	nc.in, nc.control = *nc.pooled, make([]byte, controlSize)
+	return nc, nil
+}
+
+// buffers are for connections that take large frames. Many of them live for one object
+// alone, and would keep the garbage collector running.
+var buffers = sync.Pool{New: func() any {
+	b := make([]byte, MaxFrame)
+	return &b
+}}
+
+// Recycle gives the buffer back in which frames were. It is for the goroutine that calls
+// Read, after its last call; the Payload of the last frame is not valid any more.
+func (c *Conn) Recycle() {
+	if c.pooled != nil {
+		buffers.Put(c.pooled)
+		c.pooled, c.in = nil, nil
+	}
+}
+
+func newConn(c *net.UnixConn) (*Conn, error) {
 	if c == nil {
 		return nil, ErrNotPacket
 	}
@@ -83,18 +110,17 @@ func NewConn(c *net.UnixConn) (*Conn, error) {
 	if !packets {
 		return nil, ErrNotPacket
 	}
-	return &Conn{c: c, in: make([]byte, MaxFrame), control: make([]byte, controlSize)}, nil
+	return &Conn{c: c}, nil
 }
 
 // NewOwnerConn is NewConn for the owner's side, which takes no fds. A packet with fds
 // breaks the protocol and stays unread: when a process drops the last reference to a
 // file, the system call in which it does so can take as long as the file's maker likes.
 func NewOwnerConn(c *net.UnixConn) (*Conn, error) {
-	oc, err := NewConn(c)
+	oc, err := newConn(c) // readMsg makes the buffer that a packet needs
 	if err != nil {
 		return nil, err
 	}
-	oc.control = nil
 	oc.raw, err = c.SyscallConn()
 	return oc, err
 }
@@ -157,16 +183,27 @@ func (c *Conn) readPacket() (Frame, error) {
 // readMsg reads one packet. For NewOwnerConn it refuses one with fds.
 func (c *Conn) readMsg() (n, oobn, flags int, err error) {
 	if c.raw != nil {
-		fds, err := waitForPacket(c.raw)
+		size, fds, err := waitForPacket(c.raw)
 		if fds {
 			err = protocolf("fds from a reader")
 		}
 		if err != nil {
 			return 0, 0, 0, err
 		}
+		c.fit(size)
 	}
 	n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
 	return n, oobn, flags, err
+}
+
+// Almost all requests are small, and there are many connections.
+const smallPacket = 512
+
+// fit makes the buffer as large as a packet needs, up to MaxFrame.
+func (c *Conn) fit(size int) {
+	if n := min(max(size, smallPacket), MaxFrame); len(c.in) < n || n == smallPacket && len(c.in) > n {
+		c.in = make([]byte, n)
+	}
 }
 
 // Release closes the fds of the last frame that are still open.

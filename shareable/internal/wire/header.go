@@ -225,7 +225,7 @@ func (h Header) check(packet int) error {
 		return protocolf("frame of the unknown %v", h.Type)
 	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount || h.Type == TypeTakeOver || h.Type == TypeTaken):
 		return protocolf("%v with %d bytes of payload", h.Type, h.Len)
-	case (h.Type == TypeChunks || h.Type == TypePage) && h.FDs == 0:
+	case h.FDs == 0 && (h.Type == TypeChunks || h.Type == TypePage || h.Type == TypeHandover):
 		return protocolf("%v without fds", h.Type)
 	case h.FDs > h.Type.maxFDs():
 		return protocolf("%v with %d fds, over %d", h.Type, h.FDs, h.Type.maxFDs())

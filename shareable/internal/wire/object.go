@@ -33,6 +33,7 @@ type Object struct {
 	Length     uint64 // bytes done
 	Queued     uint64 // bytes
 	Capacity   uint64 // bytes
+	Base       uint64 // bytes of the first chunk in front of the object
 	State      uint32
 	Access     uint32
 	Elem       Elem
@@ -45,7 +46,7 @@ type Object struct {
 
 // Append appends the payload to b, with the first MaxDims dimensions of Shape.
 func (o Object) Append(b []byte) []byte {
-	for _, v := range []uint64{o.ID, o.Max, o.Generation, o.Length, o.Queued, o.Capacity} {
+	for _, v := range []uint64{o.ID, o.Max, o.Generation, o.Length, o.Queued, o.Capacity, o.Base} {
 		b = append64(b, v)
 	}
 	b = append32(append32(b, o.State), o.Access)
@@ -80,6 +81,7 @@ func DecodeObject(payload []byte) (Object, error) {
 		Length:     d.u64("length"),
 		Queued:     d.u64("queued"),
 		Capacity:   d.u64("capacity"),
+		Base:       d.u64("base"),
 		State:      d.state(),
 		Access:     d.access(),
 	}

@@ -120,7 +120,7 @@ var readerKinds = []kind{
 		any: drawing(func(t *rapid.T) Closing { return Closing{Reason: anyText(t)} }),
 	}, {
 		of: TypeError, decode: decoding(DecodeError), full: Error{Code: CodeNotFound, Text: "no object of this name"},
-		any: drawing(func(t *rapid.T) Error { return Error{Code: from(t, CodeProtocol, CodeBounds), Text: anyText(t)} }),
+		any: drawing(func(t *rapid.T) Error { return Error{Code: from(t, CodeProtocol, CodeOutOfMemory), Text: anyText(t)} }),
 	}, {
 		of: TypeListed, decode: decoding(DecodeListed),
 		full: Listed{More: true, Entries: []Entry{{7, StateLive, 1 << 33, "model/weights@3"}, {9, StateSealed, 5, "b"}}},
@@ -141,7 +141,7 @@ var readerKinds = []kind{
 	}, {
 		of: TypeObject, fds: 2, decode: decoding(DecodeObject),
 		full: Object{
-			ID: 7, Max: 1 << 40, Generation: 3, Length: 1 << 33, Queued: 1<<33 + 96, Capacity: 1 << 34,
+			ID: 7, Max: 1 << 40, Generation: 3, Length: 1 << 33, Queued: 1<<33 + 96, Capacity: 1 << 34, Base: 512,
 			State: StateSealed, Access: AccessReadWrite,
 			Elem:  Elem{Kind: KindFloat, Bits: 16, Size: 2, Hash: filled[[32]byte](0x80)},
 			Shape: []uint64{2, 3, 5}, Pitch: 64, Instance: filled[[16]byte](0x10),
@@ -149,7 +149,7 @@ var readerKinds = []kind{
 		},
 		any: drawing(func(t *rapid.T) Object {
 			o := Object{
-				ID: rapid.Uint64Min(1).Draw(t, "id"), Max: anyU64(t), Generation: anyU64(t), Length: anyU64(t), Queued: anyU64(t), Capacity: anyU64(t),
+				ID: rapid.Uint64Min(1).Draw(t, "id"), Max: anyU64(t), Generation: anyU64(t), Length: anyU64(t), Queued: anyU64(t), Capacity: anyU64(t), Base: anyU64(t),
 				State: from(t, StateLive, StateClosed), Access: from(t, AccessRead, AccessReadWrite),
 				Instance: anyID(t), Name: anyName(t), Meta: some(rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "meta")),
 			}
@@ -219,7 +219,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 
 // The bytes of version 1 stay what they are.
 func TestRecordedBytes(t *testing.T) {
-	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}})
+	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}, {of: TypeTakeOver}, {of: TypeTaken}})
 	for _, k := range all {
 		t.Run(k.of.String(), func(t *testing.T) {
 			var body []byte

@@ -52,11 +52,11 @@ func TestHeaderRefused(t *testing.T) {
 		{"version 1.9", with[uint8](list, 5, 9), ""},
 		{"type 0", with[uint16](list, 6, 0), "frame of the unknown type 0"},
 		{"type 21", with[uint16](list, 6, 21), ""},
-		{"type 22", with[uint16](list, 6, 22), "frame of the unknown type 22"},
-		{"an optional type 22", with[uint32](with[uint16](list, 6, 22), 8, FlagOptional), ""},
+		{"type 24", with[uint16](list, 6, 24), "frame of the unknown type 24"},
+		{"an optional type 24", with[uint32](with[uint16](list, 6, 24), 8, FlagOptional), ""},
 		{"type 63", with[uint16](list, 6, 63), "frame of the unknown type 63"},
 		{"type 77", with[uint16](list, 6, 77), ""},
-		{"type 78", with[uint16](list, 6, 78), "frame of the unknown type 78"},
+		{"type 79", with[uint16](list, 6, 79), "frame of the unknown type 79"},
 		{"flag 1", with[uint32](list, 8, 2), "LIST with unknown flags 0x2"},
 		{"an fd too many", with[uint16](list, 12, 1), "LIST with 1 fds, over 0"},
 		{"a reserved field", with[uint16](list, 14, 0x100), "LIST with 0x100 in a reserved field"},
@@ -68,6 +68,12 @@ func TestHeaderRefused(t *testing.T) {
 		{"a PAGE without its fd", with[uint16](page, 12, 0), "PAGE without fds"},
 		{"an EVENT with an fd", kind{of: TypeEvent, fds: 1}.frame(Event{Kind: EventLost}.Append(nil)), "EVENT with 1 fds, over 0"},
 		{"a GROW with an fd", kind{of: TypeGrow, fds: 1}.frame(Grow{}.Append(nil)), "GROW with 1 fds, over 0"},
+		{"a TAKEOVER with more", with[uint16](list, 6, 22), "TAKEOVER with 8 bytes of payload"},
+		{"a TAKEN with more", with[uint16](list, 6, 23), "TAKEN with 8 bytes of payload"},
+		{"a TAKEN", kind{of: TypeTaken}.frame(nil), ""},
+		{"a HANDOVER without its fds", kind{of: TypeHandover}.frame(Handover{All: 1}.Append(nil)), "HANDOVER without fds"},
+		{"a HANDOVER of 64", kind{of: TypeHandover, fds: 64}.frame(Handover{All: 64}.Append(nil)), ""},
+		{"a HANDOVER of 65", kind{of: TypeHandover, fds: 65}.frame(Handover{All: 65}.Append(nil)), "HANDOVER with 65 fds, over 64"},
 		{"a COUNT with more", kind{of: TypeCount}.frame(make([]byte, 8)), "COUNT with 8 bytes of payload"},
 		{"chunks without fds", with[uint16](chunks, 12, 0), "CHUNKS without fds"},
 		{"more fds than records", with[uint16](chunks, 12, 2), "CHUNKS with 2 fds and 48 bytes of payload"},
@@ -108,7 +114,7 @@ func TestPayloadRefused(t *testing.T) {
 		chunks   = bytes[TypeChunks]
 		sealed   = bytes[TypeSealed]
 		tokenAt  = 8 + 16 + 16 + 4 + 4 + 8
-		elemAt   = 6*8 + 4 + 4
+		elemAt   = 7*8 + 4 + 4
 		shapeAt  = elemAt + 4 + 4 + 8 + 32
 		pitchAt  = shapeAt + 8 + 4*8
 		secondAt = 8 + 24 + 4 + 15
@@ -138,8 +144,8 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeResync, Resync{Batch: 0}.Append(nil), "batch 0 is not from 1 to 64"},
 		{TypeResync, Resync{Batch: 65}.Append(nil), "batch 65 is not from 1 to 64"},
 		{TypeResync, with[uint32](bytes[TypeResync], 20, 1), "reserved field 1 is not from 0 to 0"},
-		{TypeError, Error{Code: 0}.Append(nil), "code 0 is not from 1 to 14"},
-		{TypeError, Error{Code: 15}.Append(nil), "code 15 is not from 1 to 14"},
+		{TypeError, Error{Code: 0}.Append(nil), "code 0 is not from 1 to 15"},
+		{TypeError, Error{Code: 16}.Append(nil), "code 16 is not from 1 to 15"},
 		{TypeError, with[uint32](bytes[TypeError], 8, 1025), "length of text 1025 is not from 0 to 1024"},
 		{TypeClosing, with[uint32](bytes[TypeClosing], 0, 1025), "length of reason 1025 is not from 0 to 1024"},
 		{TypeChunks, with[uint32](chunks, 16, 0), "count 0 is not from 1 to 64"},
@@ -157,8 +163,8 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeListed, with[uint32](listed, 16, 0), "state 0 is not from 1 to 3"},
 		{TypeListed, with[uint32](listed, 20, 5), "reserved field 5 is not from 0 to 0"},
 		{TypeListed, with[uint64](listed, secondAt, 7), "id 7 after 7"},
-		{TypeObject, with[uint32](object, 48, 4), "state 4 is not from 1 to 3"},
-		{TypeObject, with[uint32](object, 52, 0), "access 0 is not from 1 to 2"},
+		{TypeObject, with[uint32](object, 56, 4), "state 4 is not from 1 to 3"},
+		{TypeObject, with[uint32](object, 60, 0), "access 0 is not from 1 to 2"},
 		{TypeObject, with[uint32](object, elemAt, 6), "element kind 6 is not from 0 to 5"},
 		{TypeObject, with[uint32](object, shapeAt, 5), "number of dimensions 5 is not from 0 to 4"},
 		{TypeObject, with[uint32](object, shapeAt, 4), "dimension 3 of 4 is 0"},
@@ -195,7 +201,7 @@ func TestCheckName(t *testing.T) {
 func TestTypeNames(t *testing.T) {
 	seen := map[string]bool{}
 	for of := range Type(100) {
-		known := of >= TypeHello && of <= TypeWatch || of >= TypeChunks && of <= TypeEvent
+		known := of >= TypeHello && of <= TypeTaken || of >= TypeChunks && of <= TypeHandover
 		require.Equal(t, known, of.name() != "", "%d", of)
 		require.False(t, seen[of.String()])
 		seen[of.String()] = true

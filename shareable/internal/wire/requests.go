@@ -41,6 +41,7 @@ const (
 	CodeSealed       uint32 = 12
 	CodeInvalid      uint32 = 13
 	CodeBounds       uint32 = 14
+	CodeOutOfMemory  uint32 = 15
 )
 
 // Hello is the first frame of each side.
@@ -264,7 +265,7 @@ func (e Error) Append(b []byte) []byte {
 // DecodeError is the reverse of Error.Append.
 func DecodeError(payload []byte) (Error, error) {
 	d := decoder{of: TypeError, b: payload}
-	e := Error{Code: d.within("code", CodeProtocol, CodeBounds)}
+	e := Error{Code: d.within("code", CodeProtocol, CodeOutOfMemory)}
 	d.zero()
 	e.Text = d.string("text", MaxText)
 	return finish(&d, e)

@@ -500,5 +500,9 @@ func (h Handover) Append(b []byte) []byte { return append32(append32(b, h.First)
 // DecodeHandover is the reverse of Handover.Append.
 func DecodeHandover(payload []byte) (Handover, error) {
 	d := decoder{of: TypeHandover, b: payload}
-	return finish(&d, Handover{First: d.u32("index"), All: d.u32("count")})
+	h := Handover{First: d.u32("index"), All: d.u32("count")}
+	if h.First >= h.All {
+		d.failf("descriptor %d of %d", h.First, h.All)
+	}
+	return finish(&d, h)
 }

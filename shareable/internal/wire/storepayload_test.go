@@ -114,6 +114,13 @@ var storeKinds = []kind{
 	}, {
 		of: TypePage, fds: 1, decode: decoding(DecodePage), full: Page{Object: 7},
 		any: drawing(func(t *rapid.T) Page { return Page{Object: anyU64(t)} }),
+	}, {
+		of: TypeHandover, fds: 6, decode: decoding(DecodeHandover), full: Handover{First: 64, All: 70},
+		any: drawing(func(t *rapid.T) Handover {
+			h := Handover{All: rapid.Uint32Min(1).Draw(t, "count")}
+			h.First = from(t, 0, h.All-1)
+			return h
+		}),
 	},
 }
 
@@ -201,6 +208,6 @@ func TestSmallestInfo(t *testing.T) {
 
 func TestOfStore(t *testing.T) {
 	for of := range Type(100) {
-		require.Equal(t, of >= 8 && of <= 21, of.OfStore(), "%v", of)
+		require.Equal(t, of >= 8 && of <= 23, of.OfStore(), "%v", of)
 	}
 }

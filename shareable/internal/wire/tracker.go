@@ -50,7 +50,10 @@ func NewTracker(o Object, l Limits) (*Tracker, error) {
 	if o.Max == 0 || o.Max%l.Granularity != 0 {
 		return nil, protocolf("max of %d bytes, not a multiple of %d", o.Max, l.Granularity)
 	}
-	if o.Length > o.Max || o.Capacity > o.Max {
+	if o.Base >= o.Max {
+		return nil, protocolf("a base of %d with a max of %d", o.Base, o.Max)
+	}
+	if o.Length > o.Max-o.Base || o.Capacity > o.Max {
 		return nil, protocolf("length %d and capacity %d with a max of %d", o.Length, o.Capacity, o.Max)
 	}
 	if l.Quota == 0 {

@@ -63,6 +63,9 @@ func TestNewTracker(t *testing.T) {
 		{"a max that is no multiple", func(o *Object, _ *Limits) { o.Max = 1601 }, "max of 1601 bytes, not a multiple of 16"},
 		{"a length over the max", func(o *Object, _ *Limits) { o.Length = 1601 }, "length 1601 and capacity 1600 with a max of 1600"},
 		{"a capacity over the max", func(o *Object, _ *Limits) { o.Capacity = 1616 }, "length 1600 and capacity 1616 with a max of 1600"},
+		{"a base", func(o *Object, _ *Limits) { o.Base, o.Length = 100, 1500 }, ""},
+		{"a length over the max from the base on", func(o *Object, _ *Limits) { o.Base, o.Length = 100, 1501 }, "length 1501 and capacity 1600 with a max of 1600"},
+		{"a base beyond the max", func(o *Object, _ *Limits) { o.Base, o.Length = 1600, 0 }, "a base of 1600 with a max of 1600"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o, l := good, Limits{Granularity: 16}

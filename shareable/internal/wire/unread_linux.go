@@ -22,28 +22,29 @@ func RefuseFDs(c syscall.RawConn) error {
 	return err
 }
 
-// waitForPacket waits until a packet or the end can be read, and reports whether it
-// has fds. It takes nothing.
-func waitForPacket(c syscall.RawConn) (fds bool, err error) {
+// waitForPacket waits until a packet or the end can be read, and returns how many bytes the
+// packet has and whether it has fds. It takes nothing.
+func waitForPacket(c syscall.RawConn) (size int, fds bool, err error) {
 	var failed error
 	err = c.Read(func(fd uintptr) bool {
-		_, fds, failed = peek(int(fd), nil)
+		size, _, fds, failed = peek(int(fd), nil)
 		return !errors.Is(failed, unix.EAGAIN)
 	})
 	if err == nil {
 		err = failed
 	}
-	return fds, err
+	return size, fds, err
 }
 
 // peek looks at the next packet. control has no room for fds, so the kernel says that
-// there are some and installs none. message is that there was a control message.
-func peek(fd int, control []byte) (message, fds bool, err error) {
+// there are some and installs none. With MSG_TRUNC it returns the size of the whole packet.
+// message is that there was a control message.
+func peek(fd int, control []byte) (size int, message, fds bool, err error) {
 	var first [1]byte
 	for {
-		_, oobn, flags, _, err := unix.Recvmsg(fd, first[:], control, unix.MSG_PEEK|unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		n, oobn, flags, _, err := unix.Recvmsg(fd, first[:], control, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if !errors.Is(err, unix.EINTR) {
-			return oobn > 0, flags&unix.MSG_CTRUNC != 0, err
+			return max(n, 0), oobn > 0, flags&unix.MSG_CTRUNC != 0, err
 		}
 	}
 }
@@ -57,7 +58,7 @@ func discard(c *net.UnixConn) (empty bool) {
 			return false, err
 		}
 		for {
-			message, fds, err := peek(fd, control)
+			_, message, fds, err := peek(fd, control)
 			switch {
 			case errors.Is(err, unix.ECONNRESET): // reported once, before what is unread
 			case err != nil, fds:

@@ -1,6 +1,7 @@
 package drivertest_test
 
 import (
+	"errors"
 	"syscall"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -41,7 +42,15 @@ func ipcMutants(device func(rule string, wrap func(full) driver.Device) mutant) 
 		"an imported pool is exported":           device("pool-import-limits", func(f full) driver.Device { return &exportsAny{f} }),
 		"the default pool imports":               device("pool-import-limits", func(f full) driver.Device { return &importsAnyToken{f} }),
 		"any descriptor is a pool":               device("pool-import-foreign", func(f full) driver.Device { return &importsAnyPool{f} }),
+		"a trim takes what is imported":          device("pool-import", func(f full) driver.Device { return &trimsImports{endsWithPool{full: f}} }),
+		"an imported pool forgets attributes":    device("pool-import", func(f full) driver.Device { return &forgetsAttributes{f} }),
+		"what is freed counts as imported":       device("pool-import", func(f full) driver.Device { return &countsAlways{f} }),
+		"reading an imported pool is denied":     device("pool-import", func(f full) driver.Device { return &deniesAttributes{f} }),
 		"imported memory ends with its pool":     device("pool-import-destroy", func(f full) driver.Device { return &endsWithPool{full: f} }),
+		"a refused destroy ends imported memory": device("pool-import-destroy", func(f full) driver.Device { return &refusesAndEnds{endsWithPool{full: f}} }),
+		"an imported pool is never destroyed":    device("pool-import-destroy", func(f full) driver.Device { return &keepsPools{f} }),
+		"opened memory enables its pair":         device("ipc-peers", func(f full) driver.Device { return &opensEnabling{f} }),
+		"opened memory needs its pair":           device("ipc-peers", func(f full) driver.Device { return &closesDisabling{full: f} }),
 		"a pool that was destroyed imports":      device("pool-import-destroy", func(f full) driver.Device { return &importsAnyToken{f} }),
 		"an imported pool is open to all":        device("pool-import-access", func(f full) driver.Device { return &openToAll{f} }),
 		"access to an imported pool is not kept": device("pool-import-access", func(f full) driver.Device { return &noPoolAccess{f} }),
@@ -268,10 +277,75 @@ func (d *endsWithPool) ImportPointer(from driver.Pool, t driver.PoolToken) (driv
 }
 
 func (d *endsWithPool) DestroyPool(p driver.Pool) error {
+	d.end()
+	return d.full.DestroyPool(p)
+}
+
+// end frees the memory that was imported.
+func (d *endsWithPool) end() {
 	for _, at := range d.imported {
 		_ = d.full.FreePlain(at)
 	}
-	return d.full.DestroyPool(p)
+}
+
+// trimsImports frees the memory that was imported in a trim.
+type trimsImports struct{ endsWithPool }
+
+func (d *trimsImports) TrimPool(p driver.Pool, keep uint64) error {
+	d.end()
+	return d.full.TrimPool(p, keep)
+}
+
+// refusesAndEnds destroys no pool whose memory is imported, but frees that.
+type refusesAndEnds struct{ endsWithPool }
+
+func (d *refusesAndEnds) DestroyPool(p driver.Pool) error {
+	err := d.full.DestroyPool(p)
+	if err != nil {
+		d.end()
+	}
+	return err
+}
+
+type countsAlways struct{ full }
+
+func (d *countsAlways) PoolAttribute(p driver.Pool, a driver.PoolAttribute) (uint64, error) {
+	n, err := d.full.PoolAttribute(p, a)
+	if a == driver.PoolUsed {
+		n += 64 << 10
+	}
+	return n, err
+}
+
+type deniesAttributes struct{ full }
+
+func (d *deniesAttributes) PoolAttribute(driver.Pool, driver.PoolAttribute) (uint64, error) {
+	return 0, &driver.CallError{Call: "PoolAttribute", Kind: driver.ErrPermission}
+}
+
+type opensEnabling struct{ full }
+
+func (d *opensEnabling) OpenMem(h driver.IPCHandle) (driver.Ptr, error) {
+	p, err := d.full.OpenMem(h)
+	if err == nil {
+		err = d.EnablePeer(0)
+	}
+	return p, err
+}
+
+// closesDisabling closes what was opened when a pair is disabled.
+type closesDisabling struct {
+	full
+	opened driver.Ptr
+}
+
+func (d *closesDisabling) OpenMem(h driver.IPCHandle) (p driver.Ptr, err error) {
+	d.opened, err = d.full.OpenMem(h)
+	return d.opened, err
+}
+
+func (d *closesDisabling) DisablePeer(to int) error {
+	return errors.Join(d.full.DisablePeer(to), d.full.CloseMem(d.opened))
 }
 
 type openToAll struct{ full }

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -14,6 +15,7 @@ func legacyIPCRules() []Rule {
 		{Name: "ipc-freed", Says: "the handle of memory that was freed is ErrInvalid", Source: seam, run: ipcFreed, peer: ipcFreedPeer},
 		{Name: "ipc-dead", Says: "when its maker has ended, the handle of memory is ErrInvalid, and that of an event opens", Source: measured, run: ipcDead, peer: ipcDeadPeer},
 		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: ipcEvent, peer: ipcEventPeer},
+		{Name: "ipc-peers", Says: "memory on another device is opened without peer access, enables none, and stays when that is enabled and disabled", Source: measured, devices: 2, run: ipcPeers, peer: ipcPeersPeer},
 		{Name: "ipc-close", Says: "Close closes what is open; after it, calls with handles are ErrClosed", Source: seam, run: ipcClose, peer: ipcClosePeer},
 	}
 	for i := range rules {
@@ -108,6 +110,34 @@ func ipcMemoryPeer(c *check, maker *process) {
 	c.closeMem(d, p)
 	c.want(i.CloseMem(p), "close again", driver.ErrInvalid)
 	c.want(d.CopyIn(p, []byte{1}), "write what was closed", driver.ErrInvalid)
+}
+
+func ipcPeers(c *check) {
+	d := c.dev(0)
+	p := c.filledBlock(d, 1)
+	h := c.memHandle(d, p)
+	other := c.startPeer()
+	other.send(h)
+	other.finish()
+	c.reads(d, p, blockSize, 8)
+}
+
+func ipcPeersPeer(c *check, maker *process) {
+	d := c.dev(1)
+	s := c.stream(d)
+	p := c.openMem(d, maker.receive())
+	c.reads(d, p, blockSize, 1)
+	// A driver without peer access has none that could be in the way.
+	i := as[driver.LegacyPeers](c, d)
+	for _, f := range []func(int) error{i.EnablePeer, i.DisablePeer} {
+		if err := f(0); !errors.Is(err, driver.ErrNotSupported) {
+			c.must(err, "change peer access to the memory's device")
+		}
+		c.fillBlock(d, p, 8, s)
+		c.sync(d, s)
+		c.reads(d, p, blockSize, 8)
+	}
+	c.closeMem(d, p)
 }
 
 func ipcOwn(c *check) {

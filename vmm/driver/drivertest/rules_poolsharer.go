@@ -11,10 +11,10 @@ import (
 func poolSharerRules() []Rule {
 	rules := []Rule{
 		{Name: "pool-export", Says: "a pool's descriptor does not pass to programs that this one starts; the default pool and one that is not shared have none", Source: guide, run: poolExport},
-		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes", Source: guide, run: poolImport, peer: poolImportPeer},
+		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes; where the driver counts in the imported pool, it counts that", Source: guide, run: poolImport, peer: poolImportPeer},
 		{Name: "pool-import-limits", Says: "from an imported pool nothing can be allocated, it cannot be the current one, nor be exported", Source: guide, run: poolImport, peer: poolImportLimitsPeer},
 		{Name: "pool-import-foreign", Says: "a descriptor of anything else is no pool: ErrInvalid, and the device stays healthy", Source: seam, run: poolImportForeign},
-		{Name: "pool-import-destroy", Says: "imported memory outlives its pool and is freed as before", Source: guide, run: poolImport, peer: poolImportDestroyPeer},
+		{Name: "pool-import-destroy", Says: "while memory of it is imported a pool is not destroyed, and nothing happens to either; after the free it is", Source: measured, run: poolImport, peer: poolImportDestroyPeer},
 		{Name: "pool-import-access", Says: "at first only its own device has access to an imported pool", Source: guide, devices: 2, run: poolImport, peer: poolImportAccessPeer},
 	}
 	for i := range rules {
@@ -119,9 +119,7 @@ func poolImportPeer(c *check, maker *process) {
 	s := c.stream(d)
 	pool, p, mine, apart := c.received(maker)
 	c.isOf(d, p, pool, 0)
-	if used := c.attribute(d, pool, driver.PoolUsed); used < blockSize {
-		c.Errorf("%d bytes of an imported pool are used, and %d were imported", used, blockSize)
-	}
+	c.importedCounts(d, pool, blockSize)
 	if again := c.importPointer(d, pool, mine); again != p {
 		c.Errorf("imported again at %v, first at %v", again, p)
 	}
@@ -133,12 +131,37 @@ func poolImportPeer(c *check, maker *process) {
 	}
 	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, driver.PoolToken{})
 	c.want(err, "import by zeros", driver.ErrInvalid)
-	c.must(as[driver.Pooler](c, d).TrimPool(pool, 0), "trim")
+	if err := as[driver.Pooler](c, d).TrimPool(pool, 0); err != nil {
+		c.want(err, "trim", driver.ErrInvalid)
+	}
 	c.reads(d, p, blockSize, 8)
 	c.freeIn(d, p, s)
 	c.sync(d, s)
+	c.importedCounts(d, pool, 0)
 	c.unbalanced = true // one free for two imports
 	maker.send(mine)
+}
+
+// importedCounts checks the attributes of an imported pool of which n bytes are imported.
+// The driver may refuse any of them.
+func (c *check) importedCounts(d driver.Device, pool driver.Pool, n uint64) {
+	c.Helper()
+	i := as[driver.Pooler](c, d)
+	for a := driver.PoolReuseFollowEvents; a <= driver.PoolUsedPeak; a++ {
+		got, err := i.PoolAttribute(pool, a)
+		switch counts := a >= driver.PoolReserved; {
+		case err != nil:
+			c.want(err, fmt.Sprintf("read attribute %d of an imported pool", a), driver.ErrInvalid)
+		case counts && got < n, a == driver.PoolUsed && n == 0 && got > 0:
+			c.Errorf("attribute %d of an imported pool is %d, and %d bytes are imported", a, got, n)
+		}
+	}
+	const kept = 1 << 30
+	if err := i.SetPoolAttribute(pool, driver.PoolReleaseThreshold, kept); err != nil {
+		c.want(err, "set the threshold of an imported pool", driver.ErrInvalid)
+	} else if got := c.attribute(d, pool, driver.PoolReleaseThreshold); got != kept {
+		c.Errorf("the threshold of an imported pool is %d, and was set to %d", got, kept)
+	}
 }
 
 func poolImportLimitsPeer(c *check, maker *process) {
@@ -162,12 +185,17 @@ func poolImportDestroyPeer(c *check, maker *process) {
 	d := c.dev(0)
 	s := c.stream(d)
 	pool, p, mine, _ := c.received(maker)
-	c.destroy(d, pool)
+	c.want(as[driver.Pooler](c, d).DestroyPool(pool), "destroy a pool whose memory is imported", driver.ErrInvalid)
 	c.reads(d, p, blockSize, 8)
-	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, mine)
-	c.want(err, "import memory of a pool that was destroyed", driver.ErrInvalid)
 	c.freeIn(d, p, s)
 	c.sync(d, s)
+	p = c.importPointer(d, pool, mine)
+	c.reads(d, p, blockSize, 8)
+	c.freeBlock(d, p)
+	c.destroy(d, pool)
+	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, mine)
+	c.want(err, "import memory of a pool that was destroyed", driver.ErrInvalid)
+	c.want(as[driver.Pooler](c, d).DestroyPool(pool), "destroy it again", driver.ErrInvalid)
 	maker.send(mine)
 }
 

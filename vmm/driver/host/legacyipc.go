@@ -138,7 +138,6 @@ func (v *device) OpenMem(name driver.IPCHandle) (p driver.Ptr, err error) {
 		r.block = &block{context: v.context, n: h.n, name: name, foreign: on, opens: 1}
 		v.context.opened[name] = r
 		v.context.d.insert(r)
-		v.enableReached(on)
 		p = driver.Ptr(r.base)
 		return nil
 	})
@@ -175,16 +174,6 @@ func (v *device) openBlock(verb string, h ipcHandle, name [64]byte) (*region, er
 		return nil, refuse(verb, driver.ErrInvalid, "no handle of the host driver for that")
 	}
 	return d.mapForeign(verb, fd, h.off, size, name)
-}
-
-// enableReached records the access to another device's plain memory, as EnablePeer does.
-func (v *device) enableReached(on *deviceState) {
-	d := v.context.d
-	d.workMu.Lock()
-	defer d.workMu.Unlock()
-	if on != v.context.state {
-		v.context.peers[on.ordinal] = true
-	}
 }
 
 // CloseMem unmaps the memory with the last close. If work still uses it, the devices are

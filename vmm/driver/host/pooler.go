@@ -62,7 +62,8 @@ func (v *device) CreatePool(props driver.PoolProps) (h driver.Pool, err error) {
 	return h, err
 }
 
-// DestroyPool works on a lost device too, and after a reset.
+// DestroyPool works on a lost device too, and after a reset. Memory that is imported keeps its
+// pool, as on CUDA, unless the device is lost and could not free it.
 func (v *device) DestroyPool(h driver.Pool) error {
 	const verb = "DestroyPool"
 	if v.closed.Load() {
@@ -74,6 +75,9 @@ func (v *device) DestroyPool(h driver.Pool) error {
 	p := d.pools[h]
 	if p == nil || p.destroyed || p.maker == nil {
 		return refuse(verb, driver.ErrInvalid, "no pool %d to destroy", h)
+	}
+	if n := len(p.imports); n > 0 && !d.lost.Load() {
+		return refuse(verb, driver.ErrInvalid, "%d blocks of pool %d are imported", n, h)
 	}
 	d.destroyPool(p)
 	return nil

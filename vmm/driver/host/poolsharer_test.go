@@ -80,6 +80,8 @@ func TestImportPool(t *testing.T) {
 	again, err := w.ImportPointer(q, token)
 	require.NoError(t, err)
 	require.Equal(t, there, again)
+	require.ErrorIs(t, w.DestroyPool(q), driver.ErrInvalid, "memory of it is imported")
+	require.Equal(t, byte(8), first(t, w, there))
 	require.NoError(t, w.FreePlain(there))
 	require.ErrorIs(t, w.FreePlain(there), driver.ErrInvalid, "the first free ends both")
 	require.Zero(t, poolAttribute(t, w, q, driver.PoolReserved))
@@ -157,6 +159,46 @@ func TestImportedPoolLimits(t *testing.T) {
 		_, err := w.ImportPointer(q, bad)
 		require.ErrorIs(t, err, driver.ErrInvalid)
 	}
+}
+
+// TestDestroyImportedPool: a queued free is enough, a lost device too, and Close needs
+// neither.
+func TestDestroyImportedPool(t *testing.T) {
+	before := holds(t)
+	v, d := open(t, New(Config{}), 0), New(Config{})
+	p, fd := sharedPool(t, v)
+	_, token := allocated(t, v, p, 1, 1)
+	imported := func(w *device) (driver.Pool, driver.Ptr) {
+		q, err := w.ImportPool(int(fd.Fd()))
+		require.NoError(t, err)
+		there, err := w.ImportPointer(q, token)
+		require.NoError(t, err)
+		require.ErrorIs(t, w.DestroyPool(q), driver.ErrInvalid)
+		return q, there
+	}
+	w := open(t, d, 0)
+	q, there := imported(w)
+	let := gate(t, w, w.CopyStream())
+	require.NoError(t, w.FreeAsync(there, w.CopyStream()))
+	require.NoError(t, w.DestroyPool(q))
+	require.ErrorIs(t, w.DestroyPool(q), driver.ErrInvalid)
+	let()
+	imported(w)
+	require.NoError(t, w.Close())
+	require.Zero(t, d.mappings)
+
+	lost := New(Config{})
+	w = open(t, lost, 0)
+	q, there = imported(w)
+	lost.workMu.Lock()
+	lost.lose("a test")
+	lost.workMu.Unlock()
+	require.ErrorIs(t, w.FreePlain(there), driver.ErrDeviceLost)
+	require.NoError(t, w.DestroyPool(q))
+	require.NoError(t, w.Close())
+	require.NoError(t, fd.Close())
+	require.NoError(t, v.Close())
+	require.Equal(t, before, holds(t))
 }
 
 // TestImportPoolRefusesOtherFiles: memory that is exported is a memory file too.

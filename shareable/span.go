@@ -1,0 +1,209 @@
+package shareable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Span is a part of a Reservation that other processes map. It neither grows nor moves, and
+// until Close nothing unmaps it. Its bytes may change. Safe for concurrent use. The caller must
+// Close it before the reservation.
+type Span struct {
+	object // the chunks that the span lies in
+
+	release func() // ends the hold on the reservation
+}
+
+// PublishSpan makes n bytes of a reservation, from off on, available to readers under a name,
+// as Publish does a range. A View of it has these bytes and no others, and its Len changes no
+// more once all of them are mapped. But memory is shared in whole chunks: a reader has what else
+// lies in the first and the last one mapped as well.
+//
+// All of the span must be mapped, and be of memory that was made with vmm.ShareFD, else it is
+// vmm.ErrInvalid, as n is at 0. A name that is in use is vmm.ErrBusy. The caller must Close the
+// Span.
+func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
+	if s == nil || s.dev == nil {
+		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+	}
+	p, err := s.publishSpan(name, res, off, n, o)
+	if err != nil {
+		return nil, fmt.Errorf("publish %q: %w", name, err)
+	}
+	return p, nil
+}
+
+func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
+	switch {
+	case res == nil || res.Device() == nil:
+		return nil, fmt.Errorf("%w: no reservation", vmm.ErrInvalid)
+	case res.Device().Driver() != s.dev.Driver():
+		return nil, fmt.Errorf("%w: %v is of another driver than the server's %v", vmm.ErrInvalid, res.Device(), s.dev)
+	case n == 0:
+		return nil, fmt.Errorf("%w: a span of 0 bytes", vmm.ErrInvalid)
+	}
+	o, err := o.resolve(name)
+	if err != nil {
+		return nil, err
+	}
+	release, err := res.Hold(off, n)
+	if err != nil {
+		return nil, err
+	}
+	p := &Span{release: release}
+	p.init(s)
+	p.name, p.write, p.layout, p.meta = name, o.Write, o.Layout, o.Meta
+	p.published = n
+	p.close = p.Close
+	if err = p.addChunks(res, off, n); err == nil {
+		err = s.register(&p.object, func() {})
+	}
+	if err != nil {
+		p.teardown()
+		return nil, err
+	}
+	return p, nil
+}
+
+// addChunks adds the chunks that the span lies in, before any reader finds it. Each is exported
+// once: so what cannot be shared is an error here, and a reader need not wait for the driver.
+func (p *Span) addChunks(res *vmm.Reservation, off, n uint64) error {
+	first, end := res.Ptr()+vmm.Ptr(off), res.Ptr()+vmm.Ptr(off+n)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := first
+	for _, seg := range res.Segments() {
+		next := seg.Addr + vmm.Ptr(seg.Size)
+		if next <= first || seg.Addr >= end {
+			continue
+		}
+		if seg.Addr > at {
+			break
+		}
+		if len(p.chunks) == 0 {
+			p.base = uint64(at - seg.Addr)
+		}
+		if len(p.chunks) == wire.MaxChunks {
+			return fmt.Errorf("%w: more than %d chunks", vmm.ErrLimit, wire.MaxChunks)
+		}
+		p.lastID++
+		p.chunks = append(p.chunks, publishedChunk{
+			Chunk: wire.Chunk{ID: p.lastID, Offset: p.endLocked(), Size: seg.Size}, seg: seg, sentTo: p.srv.republish(seg),
+		})
+		at = next
+	}
+	if at < end {
+		return fmt.Errorf("%w: nothing is mapped at %v", vmm.ErrInvalid, at)
+	}
+	p.max = p.endLocked()
+	for _, c := range p.chunks {
+		d, err := p.srv.fds.acquireChunk(c)
+		if err != nil {
+			return err
+		}
+		p.srv.fds.release(d)
+	}
+	return nil
+}
+
+// Name is the name that readers attach to.
+func (p *Span) Name() string {
+	if p == nil || p.srv == nil {
+		return ""
+	}
+	return p.name
+}
+
+// Len is how many bytes the span has.
+func (p *Span) Len() uint64 {
+	if p == nil || p.srv == nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.published
+}
+
+// Readers is the number of readers that are attached. One counts until its View is closed, or
+// its process ends.
+func (p *Span) Readers() int {
+	if p == nil || p.srv == nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.attachments)
+}
+
+// Close ends the span: no reader can attach any more. Those that are attached get DELETED, and
+// keep what they have mapped until they close their View. Twice is fine, and so is a nil Span.
+func (p *Span) Close() error {
+	if p == nil || p.srv == nil {
+		return nil
+	}
+	ended, err := p.end(true)
+	if ended {
+		p.teardown()
+	}
+	return err
+}
+
+// CloseUnused is Close, but returns vmm.ErrBusy while a reader is attached.
+func (p *Span) CloseUnused() error {
+	if p == nil || p.srv == nil {
+		return nil
+	}
+	ended, err := p.end(false)
+	if ended {
+		p.teardown()
+	}
+	return err
+}
+
+// WaitUnused waits until no reader is attached, or the span is closed.
+func (p *Span) WaitUnused(ctx context.Context) error {
+	if p == nil || p.srv == nil {
+		return nil
+	}
+	err := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
+	if errors.Is(err, vmm.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// end lets no reader attach any more, and reports whether it was this call that did so. Without
+// force it is vmm.ErrBusy while a reader is attached.
+func (p *Span) end(force bool) (ended bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.attachments)
+	switch {
+	case p.state == wire.StateClosed:
+		return false, nil
+	case n > 0 && !force:
+		return false, fmt.Errorf("close %q: %w: %d readers are attached", p.name, vmm.ErrBusy, n)
+	}
+	p.state = wire.StateClosed
+	p.wakeWritersLocked()
+	return true, nil
+}
+
+// teardown undoes publishSpan. It is called once.
+func (p *Span) teardown() {
+	p.srv.remove(&p.object)
+	p.cancel()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = wire.StateClosed
+	for _, c := range p.chunks {
+		p.srv.fds.dropChunk(c)
+	}
+	p.srv.takeBack(p.chunks)
+	p.chunks = nil
+	p.release()
+}

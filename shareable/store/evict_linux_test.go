@@ -1,0 +1,117 @@
+package store
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// evicting makes a store for n objects of one chunk each, and n of them, sealed.
+func evicting(t *testing.T, n uint64, o Options) (*Server, *Client) {
+	t.Helper()
+	gran, err := granularity(vmmtest.Device(t))
+	require.NoError(t, err)
+	o.Evict = true
+	if o.MaxObjects == 0 && o.MaxBytesPerUID == 0 {
+		o.MaxBytes = n * gran
+	}
+	if o.MaxBytesPerUID > 0 {
+		o.MaxBytesPerUID *= gran
+	}
+	s := listening(t, o)
+	c := clientOf(t, s)
+	for i := range n {
+		sealed(t, c, fmt.Sprint("o", i), []byte{byte(i)})
+	}
+	return s, c
+}
+
+// names are the names of all objects.
+func names(t *testing.T, c *Client) (all []string) {
+	t.Helper()
+	infos, err := c.List(t.Context(), ListOptions{})
+	require.NoError(t, err)
+	for _, i := range infos {
+		all = append(all, i.Names...)
+	}
+	return all
+}
+
+// TestEvictsTheOldest: room is made by what was used least recently, and neither by what a
+// client has mapped nor by what is not sealed.
+func TestEvictsTheOldest(t *testing.T) {
+	for name, o := range map[string]Options{"bytes": {}, "objects": {MaxObjects: 3}} {
+		t.Run(name, func(t *testing.T) {
+			s, c := evicting(t, 3, o)
+			b := got(t, c, "o1", GetOptions{})
+			require.NoError(t, got(t, c, "o0", GetOptions{}).Close()) // used after o2
+			require.Eventually(t, func() bool { i, err := c.Stat(t.Context(), "o0"); return err == nil && i.Readers == 0 }, inTime, step)
+			sealed(t, c, "n0", []byte{9})
+			require.Equal(t, []string{"o0", "o1", "n0"}, names(t, c))
+			w := writer(t, c, "n1", CreateOptions{Size: 1})
+			require.Equal(t, []string{"o1", "n0", "n1"}, names(t, c))
+			sealed(t, c, "n2", []byte{9})
+			require.Equal(t, []string{"o1", "n1", "n2"}, names(t, c))
+			require.NoError(t, c.Delete(t.Context(), "n2", DeleteOptions{}))
+			_ = writer(t, c, "n3", CreateOptions{Size: 1})
+			_, err := c.Create(t.Context(), "n4", CreateOptions{Size: 1})
+			require.ErrorIs(t, err, vmm.ErrLimit)
+			require.Equal(t, []string{"o1", "n1", "n3"}, names(t, c))
+			require.EqualValues(t, 3, s.Stats().Evicted)
+			require.NoError(t, w.Err())
+			require.Equal(t, []byte{1}, contents(t, b))
+		})
+	}
+}
+
+// TestEvictsNothingInVain: an object that has no room whatever is evicted costs none.
+func TestEvictsNothingInVain(t *testing.T) {
+	s, c := evicting(t, 4, Options{})
+	b := got(t, c, "o3", GetOptions{})
+	for _, size := range []uint64{4 * s.gran, 5 * s.gran, 1 << 40} {
+		_, err := c.Create(t.Context(), "n", CreateOptions{Size: size})
+		require.ErrorIs(t, err, vmm.ErrLimit, size)
+		require.Equal(t, []string{"o0", "o1", "o2", "o3"}, names(t, c))
+	}
+	require.NoError(t, b.Close())
+	writer(t, c, "n", CreateOptions{Size: 4 * s.gran})
+	require.Equal(t, []string{"n"}, names(t, c))
+}
+
+// TestEvictsOwn: where one user's limit is reached, objects of that user make room.
+func TestEvictsOwn(t *testing.T) {
+	s, c := evicting(t, 3, Options{MaxBytesPerUID: 3})
+	s.mu.Lock()
+	e := s.byName["o0"]
+	s.bytesOf[e.uid] -= e.bytes
+	e.uid++
+	s.bytesOf[e.uid] += e.bytes
+	s.mu.Unlock()
+	sealed(t, c, "n0", []byte{9})
+	require.Equal(t, []string{"o0", "o1", "o2", "n0"}, names(t, c))
+	sealed(t, c, "n1", []byte{9})
+	require.Equal(t, []string{"o0", "o2", "n0", "n1"}, names(t, c))
+	_, err := c.Get(t.Context(), "o1", GetOptions{})
+	require.ErrorIs(t, err, shareable.ErrNotFound)
+}
+
+// TestGrowsToTheLimit: a growing object gets the last chunk below a limit, too, though its
+// memory would double otherwise.
+func TestGrowsToTheLimit(t *testing.T) {
+	gran, err := granularity(vmmtest.Device(t))
+	require.NoError(t, err)
+	s := listening(t, Options{MaxBytes: 3 * gran})
+	c := clientOf(t, s)
+	w := writer(t, c, "g", CreateOptions{Size: 64 * gran, Growable: true})
+	for i := range uint64(3) {
+		require.NoError(t, w.Grow((i+1)*gran))
+	}
+	require.Equal(t, 3*gran, w.Cap())
+	require.ErrorIs(t, w.Grow(4*gran), vmm.ErrLimit)
+	require.Equal(t, 3*gran, s.Stats().Bytes)
+}

@@ -1,0 +1,29 @@
+package shareable
+
+import "github.com/cuvmm/cuvmm/vmm"
+
+// Grant gives devices access to what is mapped here and what will be, as Reservation.Grant does:
+// at first only Device has it, whatever the owner has granted. Without AttachOptions.Write there
+// is none but vmm.AccessRead.
+func (v *View) Grant(a vmm.Access, devs ...*vmm.Device) error {
+	if v == nil || v.dev == nil {
+		return errNoView
+	}
+	return v.res.Grant(a, devs...)
+}
+
+// Revoke takes away what Grant gave, as Reservation.Revoke does.
+func (v *View) Revoke(devs ...*vmm.Device) error {
+	if v == nil || v.dev == nil {
+		return errNoView
+	}
+	return v.res.Revoke(devs...)
+}
+
+// Access is what a device may do with the memory here.
+func (v *View) Access(d *vmm.Device) vmm.Access {
+	if v == nil || v.dev == nil {
+		return vmm.AccessNone
+	}
+	return v.res.Access(d)
+}

@@ -1,0 +1,93 @@
+package pool
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// heldBit is set in the number of a block, where the pool keeps it, while HoldBlock holds the
+// block. So a call that frees finds another number than the block's, and costs no more for it.
+const heldBit = 1 << 63
+
+// holds is how often blocks are held, by where the pool keeps their numbers.
+type holds struct {
+	mu sync.Mutex // no other lock is taken while it is held
+	of map[*atomic.Uint64]int
+}
+
+// HoldBlock keeps a block from being freed or resized until release: Free, FreeNow, Resize and
+// Close return ErrBusy. So its memory stays where it is, since the pool never moves memory that a
+// block uses. Calling release twice is fine. Errors are ErrDoubleFree, ErrForeignBlock,
+// ErrClosed, and ErrInvalid for a block of 0 bytes, or a value of before Resize made the block
+// shorter.
+func (p *Pool) HoldBlock(b Block) (release func(), err error) {
+	if err = p.live(); err == nil {
+		release, err = p.addHold(b)
+	}
+	if err == nil {
+		if has := p.sizeOf(b); b.size > has {
+			release()
+			err = fmt.Errorf("%w: the block has %d bytes by now", vmm.ErrInvalid, has)
+		}
+	}
+	if err != nil {
+		return nil, p.fail("hold block", b.ptr, b.size, err)
+	}
+	return release, nil
+}
+
+// sizeOf is how many bytes a block has, which is held.
+func (p *Pool) sizeOf(b Block) uint64 {
+	if b.in.slab != nil {
+		return b.in.slab.size
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return b.in.ext.size
+}
+
+func (p *Pool) addHold(b Block) (release func(), err error) {
+	var number *atomic.Uint64
+	switch {
+	case b.in == nil || b.in.pool != p:
+		return nil, ErrForeignBlock
+	case b.in.slab != nil:
+		number = &b.in.slab.seqs[b.in.slab.index(b.ptr)]
+	case b.in.ext == nil:
+		return nil, fmt.Errorf("%w: a block of 0 bytes", vmm.ErrInvalid)
+	default:
+		number = &b.in.ext.seq
+	}
+	if b.seq&heldBit != 0 {
+		return nil, fmt.Errorf("%w: the pool has had too many streams to hold blocks", vmm.ErrLimit)
+	}
+	h := &p.holds
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !number.CompareAndSwap(b.seq, b.seq|heldBit) && number.Load() != b.seq|heldBit {
+		return nil, ErrDoubleFree
+	}
+	if h.of == nil {
+		h.of = map[*atomic.Uint64]int{}
+	}
+	h.of[number]++
+	return sync.OnceFunc(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.of[number]--; h.of[number] == 0 {
+			delete(h.of, number)
+			number.Store(b.seq)
+		}
+	}), nil
+}
+
+// notAllocated is why a block's number, where the pool keeps it, is another one.
+func notAllocated(number *atomic.Uint64, seq uint64) error {
+	if number.Load() == seq|heldBit {
+		return fmt.Errorf("%w: the block is held", vmm.ErrBusy)
+	}
+	return ErrDoubleFree
+}
