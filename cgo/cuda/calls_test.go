@@ -117,6 +117,7 @@ func (x *things) calls() []call {
 		{"ExportRange", "cuMemGetHandleForAddressRange", f("p=%#x size=8192 type=1 flags=0", uint64(p)), export, false},
 		{"ExportRange", "cuDevicePrimaryCtxRelease_v2", "dev=0", export, false},
 		{"SyncIfActive", "cuDevicePrimaryCtxGetState", "dev=0", func() error { return d.SyncIfActive(0) }, false},
+		{"ContextActive", "cuDevicePrimaryCtxGetState", "dev=0", func() error { _, err := d.ContextActive(0); return err }, false},
 		{"SyncIfActive", "cuCtxSynchronize", "", func() error { return d.SyncIfActive(0) }, false},
 		{"Open", "cuDevicePrimaryCtxRetain", "dev=1", func() error { _, err := d.Open(1); return err }, false},
 		{"Open", "cuStreamCreate", "flags=1", func() error { _, err := d.Open(1); return err }, false},

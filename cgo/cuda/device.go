@@ -262,3 +262,14 @@ func (d *Driver) SyncIfActive(dev int) error {
 	}
 	return d.fail(call, Result(C.cuvmm_sync_if_active(d.api, C.int(dev))))
 }
+
+// ContextActive reports whether this process has dev's primary context, whichever library
+// has made it. It makes none.
+func (d *Driver) ContextActive(dev int) (bool, error) {
+	const call = "cuDevicePrimaryCtxGetState"
+	if err := d.checkDevice(call, dev); err != nil {
+		return false, err
+	}
+	v := C.cuvmm_active(d.api, C.int(dev))
+	return v.v != 0, d.fail(call, Result(v.r))
+}

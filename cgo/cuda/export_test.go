@@ -180,3 +180,25 @@ func TestImportAsksNoDaemon(t *testing.T) {
 	}
 	require.Zero(t, fake.Calls("cuMemImportFromShareableHandle"))
 }
+
+func TestContextActive(t *testing.T) {
+	d, fake := onFake(t)
+	active, err := d.ContextActive(0)
+	require.NoError(t, err)
+	require.False(t, active)
+	require.Zero(t, fake.Calls("cuDevicePrimaryCtxRetain"), "a context was made to ask")
+	v, err := d.Open(0)
+	require.NoError(t, err)
+	active, err = d.ContextActive(0)
+	require.NoError(t, err)
+	require.True(t, active)
+	require.NoError(t, v.Close())
+	active, err = d.ContextActive(0)
+	require.NoError(t, err)
+	require.False(t, active)
+	_, err = d.ContextActive(99)
+	isOnly(t, err, driver.ErrNoDevice)
+	fake.Fail("cuDevicePrimaryCtxGetState", 1, 2)
+	_, err = d.ContextActive(0)
+	isOnly(t, err, driver.ErrOutOfMemory)
+}

@@ -158,6 +158,7 @@ type part struct {
 	args []string
 	in   *bufio.Scanner
 	out  sync.Mutex
+	drv  driver.Driver // that of the last device, without its hook
 }
 
 // play does what a process is for, and does not return.
@@ -214,6 +215,7 @@ func (p *part) device(hook func(drivertest.Call) error) *vmm.Device {
 		drv = d.Driver()
 		p.must(d.Close())
 	}
+	p.drv = drv
 	if hook != nil {
 		drv = drivertest.Inject(drv, hook)
 	}

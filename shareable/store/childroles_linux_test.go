@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -51,7 +52,9 @@ func playDaemon(p *part) {
 	}
 	p.must(err)
 	noContext := func() int64 {
-		if d, ok := dev.Driver().(interface{ ContextActive(int) (bool, error) }); ok {
+		d, ok := p.drv.(interface{ ContextActive(int) (bool, error) })
+		p.check(ok == withCUDA, "a driver of type %T", p.drv)
+		if ok {
 			active, err := d.ContextActive(0)
 			p.must(err)
 			p.check(!active, "the daemon has a context")
@@ -103,6 +106,30 @@ func reportUsage() use {
 	runtime.ReadMemStats(&m)
 	l, _ := os.ReadDir("/proc/self/fd")
 	return use{len(l), runtime.NumGoroutine(), m.HeapAlloc}
+}
+
+// waveAt is what stands at each offset of the object.
+func waveAt(off uint64, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		at := off + uint64(i)
+		b[i] = byte(at ^ at>>8 ^ at>>16*7)
+	}
+	return b
+}
+
+// checkWave reads the first n bytes of r and looks at each.
+func checkWave(r io.ReaderAt, n uint64) error {
+	b := make([]byte, n)
+	if n > 0 {
+		if _, err := r.ReadAt(b, 0); err != nil {
+			return err
+		}
+	}
+	if want := waveAt(0, int(n)); !bytes.Equal(b, want) {
+		return fmt.Errorf("%d bytes are not what was written", n)
+	}
+	return nil
 }
 
 // layoutOfK and metaOfK describe the object that writers follow each other on.
