@@ -58,8 +58,12 @@ func playShort(p *part) {
 // TestSuccessorWithoutDescriptors: a successor that runs out of descriptors at any moment
 // returns an error and has nothing, and the store goes on.
 func TestSuccessorWithoutDescriptors(t *testing.T) {
-	s := listening(t, Options{})
-	c := clientOf(t, s)
+	s, err := Listen(testDevice(t), socketAt(t), Options{}) // of the successor's driver
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	c, err := Connect(t.Context(), s.Path(), testDevice(t), ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
 	for i := range 100 { // more than one frame of descriptors
 		sealed(t, c, fmt.Sprint(i), waveAt(0, 1000))
