@@ -209,6 +209,9 @@ func (ses *session) handover(l *fdList) (sessionState, error) {
 		x.Wake = &[2]int{l.add(w.fd), l.add(w.reader)}
 	}
 	for _, a := range ses.all() {
+		if a.obj.hasEnded() { // the reader could not be told
+			continue
+		}
 		a.obj.mu.Lock()
 		x.Attachments = append(x.Attachments, attachmentState{
 			Object: a.obj.id, WantsPublish: a.wantsPublish, Started: a.started, HasPage: a.sentPage == a.obj.page,

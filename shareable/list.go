@@ -25,7 +25,33 @@ func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([
 	return all, nil
 }
 
+// InstanceAt returns Server.Instance of the server at path. The errors are those of Attach.
+func InstanceAt(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (instance [16]byte, err error) {
+	h, err := connected(ctx, path, dev, o)
+	if err == nil {
+		_, err = h.run(ctx, h.exchangeHello, nil)
+	}
+	if err != nil {
+		return [16]byte{}, fmt.Errorf("instance at %q: %w", path, err)
+	}
+	return h.peer.Instance, nil
+}
+
 func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([]Listing, error) {
+	h, err := connected(ctx, path, dev, o)
+	if err != nil {
+		return nil, err
+	}
+	// The list is read only once the goroutine has reported: it may go on after an error.
+	var all []Listing
+	if _, err := h.run(ctx, func() (err error) { all, err = h.list(); return err }, nil); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// connected connects to the server at path.
+func connected(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (*handshake, error) {
 	if ctx == nil {
 		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
@@ -40,16 +66,7 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 	if err != nil {
 		return nil, err
 	}
-	h, err := newHandshake(conn, dev, o)
-	if err != nil {
-		return nil, err
-	}
-	// The list is read only once the goroutine has reported: it may go on after an error.
-	var all []Listing
-	if _, err := h.run(ctx, func() (err error) { all, err = h.list(); return err }, nil); err != nil {
-		return nil, err
-	}
-	return all, nil
+	return newHandshake(conn, dev, o)
 }
 
 // list sends LIST until the owner says that there are no more objects.

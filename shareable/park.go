@@ -3,7 +3,9 @@ package shareable
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,10 +70,10 @@ func (s *Server) decide(moved bool) {
 	p := s.parking
 	s.parking = nil
 	s.moved = s.moved || moved
-	s.mu.Unlock()
-	if !moved && s.socket != nil {
+	if !moved && s.socket != nil && !s.closed { // Close sets it for good, after closed
 		_ = s.socket.SetDeadline(time.Time{})
 	}
+	s.mu.Unlock()
 	p.moved = moved
 	close(p.decided)
 }
@@ -161,13 +163,27 @@ func (ses *session) isStopped() bool {
 	return ses.stopped
 }
 
-// Park stops all connections but one, between two frames.
+// Park stops all connections but one, between two frames. Readers of objects that have gone
+// are told here: the other process does not know those.
 func (s storeServer) Park(timeout time.Duration, but serve.Conn) error {
 	c, ok := but.(storeConn)
 	if !ok {
 		return fmt.Errorf("%w: no connection", vmm.ErrInvalid)
 	}
-	return s.park(timeout, c.session)
+	if err := s.park(timeout, c.session); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	sessions := slices.Collect(maps.Keys(s.sessions))
+	s.mu.Unlock()
+	for _, ses := range sessions {
+		for _, a := range ses.all() {
+			for more := ses != c.session && a.obj.hasEnded(); more; {
+				more, _ = a.sendNext() // after an error the connection has ended, or does at the next frame
+			}
+		}
+	}
+	return nil
 }
 
 // Decide ends Park: with moved, another process has everything, and nothing here is shut

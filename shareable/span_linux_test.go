@@ -281,3 +281,17 @@ func TestPythonReadsSpan(t *testing.T) {
 	f.says(fmt.Sprintf("deleted at %d", 3*spanPage/32))
 	f.exits(0)
 }
+
+func TestInstanceAt(t *testing.T) {
+	w := newSpans(t, Options{Token: []byte("secret")})
+	got, err := InstanceAt(t.Context(), w.s.Path(), w.dev, AttachOptions{Token: []byte("secret")})
+	require.NoError(t, err)
+	require.Equal(t, w.s.Instance(), got)
+	_, err = InstanceAt(t.Context(), w.s.Path(), nil, AttachOptions{})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	_, err = InstanceAt(nil, w.s.Path(), w.dev, AttachOptions{}) //nolint:staticcheck // what a caller can get wrong
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.NoError(t, w.s.Close())
+	_, err = InstanceAt(t.Context(), w.s.Path(), w.dev, AttachOptions{})
+	require.ErrorIs(t, err, ErrOwnerGone)
+}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -182,12 +181,11 @@ func (i *Importer) attach(ctx context.Context, t BlockToken) (*shareable.View, e
 
 // whyNotFound tells a block that is not exported any more from an exporter that was started anew.
 func (i *Importer) whyNotFound(ctx context.Context, t BlockToken, cause error) error {
-	c, err := shareable.Dial(ctx, i.path, i.dev, i.opts, func(wire.Frame) error { return nil })
+	instance, err := shareable.InstanceAt(ctx, i.path, i.dev, i.opts)
 	if err != nil {
 		return exporterGone(err)
 	}
-	defer c.Close()
-	if c.Hello().Instance != t.instance() {
+	if instance != t.instance() {
 		return fmt.Errorf("%w: another one is at %s", ErrExporterGone, i.path)
 	}
 	return fmt.Errorf("%w: %w", ErrNotExported, cause)
@@ -256,7 +254,7 @@ func (m *blockMapping) unmap() error {
 // Close gives the Importer up. While a block is imported it returns ErrBusy and changes nothing.
 // It waits for the work after which blocks were freed; while a stream is being captured it
 // returns vmm.ErrCapturing. After an error it can be called again. Twice is fine, and so is a nil
-// Importer.
+// Importer. Functions of vmm.Device.OnSync must not call it.
 func (i *Importer) Close() error {
 	if i == nil || i.dev == nil {
 		return nil

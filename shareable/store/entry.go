@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -405,17 +406,44 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.refuseWaits(names)
 	}
 	if q.Force {
-		ctx, cancel := context.WithTimeout(context.Background(), s.timeout(q.Timeout))
-		defer cancel()
-		e.obj.Retire(ctx)
-		s.drop(e)
-		return done(c, f.Request)
+		s.forceDelete(c, f.Request, e, s.timeout(q.Timeout))
+		return nil
 	}
 	// Without readers it goes now, else with the last.
 	if _, _, _, readers := e.obj.State(); readers == 0 {
 		s.drop(e)
 	}
 	return done(c, f.Request)
+}
+
+// forceDelete has readers unmap a deleted object, drops it, and replies. It takes as long as
+// readers do, so it does not hold up other requests of the connection, or a handover.
+func (s *Server) forceDelete(c serve.Conn, request uint32, e *entry, limit time.Duration) {
+	over := make(chan struct{})
+	s.mu.Lock()
+	s.forced[e] = over
+	s.mu.Unlock()
+	s.replies.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		e.obj.Retire(ctx)
+		s.drop(e)
+		_ = done(c, request) // an error ends the connection
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.forced, e)
+		close(over)
+	})
+}
+
+// forcedDelete is closed when a forced delete that runs now is over; nil: none runs.
+func (s *Server) forcedDelete() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, over := range s.forced {
+		return over
+	}
+	return nil
 }
 
 // mayChange is nil if the user at a connection may delete an object, or change its names:

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,7 @@ const handoverTime = defaultTimeout - time.Second
 type handover struct {
 	c     serve.Conn // of the successor
 	timer *time.Timer
+	sent  atomic.Bool // the successor has been sent everything
 }
 
 // storeState is what TAKEOVER sends, beside descriptors.
@@ -82,16 +84,27 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
 	}
-	end := time.Now().Add(handoverTime)
-	if err := s.objects.Park(handoverTime, c); err != nil {
-		return err
+	// Readers that stand still cannot say that they have unmapped an object.
+	var end time.Time
+	for stands := false; !stands; {
+		for over := s.forcedDelete(); over != nil; over = s.forcedDelete() {
+			<-over
+		}
+		end = time.Now().Add(handoverTime)
+		if err := s.objects.Park(handoverTime, c); err != nil {
+			return err
+		}
+		if stands = s.forcedDelete() == nil; !stands { // one has come meanwhile
+			s.objects.Decide(false)
+		}
 	}
 	h := &handover{c: c}
 	s.mu.Lock()
 	s.handing = h
-	// It also ends the sending of the state, to a successor that does not read.
 	h.timer = time.AfterFunc(time.Until(end), func() {
-		if s.decide(h, false) {
+		// That also ends the sending of the state, to a successor that does not read. One
+		// that has it all hears that the store goes on when it sends TAKEN.
+		if s.decide(h, false) && !h.sent.Load() {
 			c.Close(fmt.Errorf("%w: the successor took longer than %v", os.ErrDeadlineExceeded, handoverTime))
 		}
 	})
@@ -100,6 +113,7 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 		s.decide(h, false)
 		return err
 	}
+	h.sent.Store(true)
 	return done(c, f.Request)
 }
 
@@ -114,11 +128,12 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 	return done(c, f.Request)
 }
 
-// decide ends a handover, once: it returns false for a later call.
+// decide ends a handover, once: it returns false for a later call, and if a store is to move
+// that is being closed.
 func (s *Server) decide(h *handover, moved bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h == nil || s.handing != h {
+	if h == nil || s.handing != h || moved && s.closed {
 		return false
 	}
 	s.handing = nil
@@ -158,6 +173,13 @@ func (s *Server) sendState(h *handover) error {
 		return err
 	}
 	defer release()
+	if f := s.opts.hooks.earlyState; f != nil {
+		s.objects.Decide(false)
+		f()
+		if err := s.objects.Park(handoverTime, c); err != nil {
+			return err
+		}
+	}
 	file, err := memoryFile(state)
 	if err != nil {
 		return err

@@ -11,7 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // playShort takes over with room for as many descriptors as it is told, and says how that
@@ -84,4 +88,61 @@ func TestSuccessorWithoutDescriptors(t *testing.T) {
 	t.Logf("%d times without enough descriptors", fails)
 	require.NoError(t, w.Close())
 	require.NoError(t, b.Close())
+}
+
+// TestResumeWithoutEach: whichever descriptor is missing, nothing is left of the server that
+// was to go on, and the connections are as they were.
+func TestResumeWithoutEach(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	require.NoError(t, w.Append(waveAt(0, 1000)))
+	b := got(t, c, "k", GetOptions{Unsafe: true})
+	sealed(t, c, "s", waveAt(0, 1000))
+	half := connected(t, s) // it has a page that it has not mapped
+	lease := wire.Create{Name: "h", Size: 1 << 20, Flags: wire.StoreDurable}.Append(nil)
+	require.NoError(t, half.Call(t.Context(), wire.TypeCreate, lease, wire.TypeObject, ignore))
+	gone := got(t, c, "s", GetOptions{}) // of an object without a name
+	require.NoError(t, c.Delete(t.Context(), "s", DeleteOptions{}))
+	require.NoError(t, connected(t, s).ask(wire.TypeWatch, wire.Watch{Prefix: "x"}.Append(nil)))
+	none := serve.Conn(nil)
+	s.mu.Lock()
+	for conn, x := range s.clients {
+		if len(x.leases) == 0 {
+			none = conn
+		}
+	}
+	s.mu.Unlock()
+	require.NotNil(t, none)
+	require.NoError(t, s.objects.Park(handoverTime, none))
+	state, fds, release, err := s.state(none)
+	require.NoError(t, err)
+	o, err := Options{}.resolve()
+	require.NoError(t, err)
+	dev := vmmtest.Device(t)
+	before := processFDs(t)
+	for n := range len(fds) + 1 {
+		var some []int
+		for _, fd := range fds[:n] {
+			own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+			require.NoError(t, err)
+			some = append(some, own)
+		}
+		next, _, err := resume(dev, o, state, some)
+		if n < len(fds) {
+			require.ErrorIs(t, err, shareable.ErrProtocol)
+		} else {
+			require.NoError(t, err)
+			next.objects.Abandon()
+			require.NoError(t, next.Close())
+		}
+		require.Equal(t, before, processFDs(t), "%d of %d descriptors", n, len(fds))
+	}
+	release()
+	s.objects.Decide(false)
+	require.NoError(t, w.Append(waveAt(w.Len(), 1000)))
+	require.NoError(t, b.Wait(within(t), 2000))
+	require.NoError(t, checkWave(b, 2000))
+	require.NoError(t, gone.Close())
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
 }

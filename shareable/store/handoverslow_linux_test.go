@@ -105,3 +105,92 @@ func TestHungSuccessor(t *testing.T) {
 	require.NoError(t, w.Flush(t.Context()))
 	require.Zero(t, s.Stats().Taken)
 }
+
+// TestTakeOverDuringForcedDelete: a takeover waits for readers that are to unmap an object,
+// and for none that it keeps from saying so.
+func TestTakeOverDuringForcedDelete(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	sealed(t, c, "k", waveAt(0, 1000))
+	var got wire.Chunks
+	has, told := make(chan struct{}), make(chan wire.Retire, 1)
+	event := func(f wire.Frame) (err error) {
+		switch f.Type {
+		case wire.TypeChunks:
+			got, err = wire.DecodeChunks(f.Payload)
+			close(has)
+		case wire.TypeRetire:
+			r, err := wire.DecodeRetire(f.Payload)
+			told <- r
+			return err
+		}
+		return err
+	}
+	r, err := shareable.Dial(t.Context(), s.Path(), vmmtest.Device(t), shareable.AttachOptions{}, event)
+	require.NoError(t, err)
+	t.Cleanup(r.Close)
+	attach := wire.Attach{Name: "k", Access: wire.AccessRead}.Append(nil)
+	require.NoError(t, r.Call(t.Context(), wire.TypeAttach, attach, wire.TypeObject, ignore))
+	<-has
+	ack := func(generation uint64) {
+		a := wire.Ack{Object: got.Object, Chunk: got.Records[0].ID, Generation: generation}
+		require.NoError(t, r.Send(wire.TypeAck, a.Append(nil)))
+	}
+	ack(got.Generation)
+	deleted := make(chan error, 1)
+	go func() { deleted <- c.Delete(t.Context(), "k", DeleteOptions{Force: true, Timeout: inTime}) }()
+	retire := <-told
+
+	dev := vmmtest.Device(t)
+	next := make(chan *Server, 1)
+	clients := s.Stats().Clients
+	go func() {
+		s, err := TakeOver(within(t), dev, s.Path(), Options{})
+		if err != nil {
+			t.Error(err)
+		}
+		next <- s
+	}()
+	require.Eventually(t, func() bool { return s.Stats().Clients > clients }, inTime, step)
+	<-time.After(50 * time.Millisecond) // for the connections to stop, if they do
+	ack(retire.Generation)
+	require.NoError(t, <-deleted)
+	successor := <-next
+	require.NotNil(t, successor)
+	t.Cleanup(func() { require.NoError(t, successor.Close()) })
+	require.Zero(t, successor.Stats().Objects)
+	require.NoError(t, r.Call(within(t), wire.TypeCount, nil, wire.TypeCounters, ignore))
+}
+
+// TestCloseDuringHandover: a store that is closed meanwhile is closed, and the successor has
+// nothing, whether it goes on or gives up.
+func TestCloseDuringHandover(t *testing.T) {
+	for _, giveUp := range []bool{true, false} {
+		s := listening(t, Options{})
+		c := clientOf(t, s)
+		w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Durable: true})
+		closed := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		o := Options{}
+		o.hooks.beforeTaken = func() {
+			go func() { closed <- s.Close() }()
+			require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.closed }, inTime, step)
+			<-time.After(50 * time.Millisecond) // for the socket, which is closed next
+			if giveUp {
+				cancel()
+			}
+		}
+		_, err := TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+		cancel()
+		require.Error(t, err)
+		select {
+		case err := <-closed:
+			require.NoError(t, err)
+		case <-time.After(inTime):
+			require.Fail(t, "Close hangs")
+		}
+		require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+		require.ErrorIs(t, w.Err(), shareable.ErrOwnerGone)
+		require.False(t, s.Wait())
+	}
+}

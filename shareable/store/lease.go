@@ -246,7 +246,9 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 	}
 	// What the writer has published counts from here on, and nothing that it writes later.
 	// With the lock, so that this is not the next writer's page.
-	e.obj.EndLease()
+	if !s.opts.hooks.keepPage {
+		e.obj.EndLease()
+	}
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	abort = abort || !e.started
 	e.lease = nil

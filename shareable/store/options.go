@@ -43,7 +43,10 @@ type Options struct {
 // hooks are for tests only.
 type hooks struct {
 	beforeTaken func() // called by TakeOver when it has everything, and the other store can go on
-	earlyState  func() // called between the state of a handover and its stop: a negative control
+
+	// Negative controls.
+	earlyState func() // called while connections go on after the state of a handover was taken
+	keepPage   bool   // readers keep the page of a writer whose lease has ended
 }
 
 // resolve checks the options and fills in the defaults.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,10 +32,9 @@ func TestDeletedBeforeItsWriterKnows(t *testing.T) {
 // object is deleted, and not less than nothing.
 func TestCountsOnceWhileItGrows(t *testing.T) {
 	var other plainClient
-	armed := false
+	var armed atomic.Bool
 	dev := vmmtest.Device(t, func(c drivertest.Call) error {
-		if armed && c.Name == "Create" {
-			armed = false
+		if c.Name == "Create" && armed.CompareAndSwap(true, false) {
 			require.NoError(t, other.ask(wire.TypeDelete, wire.Delete{Name: "x"}.Append(nil)))
 		}
 		return nil
@@ -46,7 +46,7 @@ func TestCountsOnceWhileItGrows(t *testing.T) {
 	w := connected(t, s)
 	m, err := w.leaseWith(wire.TypeCreate, wire.Create{Flags: wire.StoreGrowable, Size: 64 << 20, Name: "x"}.Append(nil))
 	require.NoError(t, err)
-	armed = true
+	armed.Store(true) // after all that the hook uses
 	require.Error(t, w.grow(&m, 1))
 	x := s.Stats()
 	require.Zero(t, x.Bytes)

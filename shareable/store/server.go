@@ -50,7 +50,8 @@ type Server struct {
 	bytesOf  map[uint32]uint64 // by user
 	unused   list.List         // of *entry: sealed objects without readers, the last used at the back
 	watchers map[serve.Conn]*watcher
-	evicted  []*entry // to be closed without the lock
+	evicted  []*entry                 // to be closed without the lock
+	forced   map[*entry]chan struct{} // forced deletes that run
 }
 
 // clientState is what a connection has.
@@ -100,6 +101,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 		dev: dev, opts: o, stop: make(chan struct{}), gone: make(chan struct{}),
 		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
 		waits: map[string][]wait{}, bytesOf: map[uint32]uint64{}, watchers: map[serve.Conn]*watcher{},
+		forced: map[*entry]chan struct{}{},
 	}
 	var err error
 	s.gran, err = granularity(dev)

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// asProgram has this binary be the program.
+const asProgram = "VMMSTORED_TEST_PROGRAM"
+
+const inTime = 20 * time.Second
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// output is what a process writes, which tests read meanwhile.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// program is a process of the program.
+type program struct {
+	cmd  *exec.Cmd
+	err  output
+	ends chan int // its exit code
+}
+
+// started starts the program and waits until it serves.
+func started(t *testing.T, args ...string) *program {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p := &program{cmd: exec.Command(self, append([]string{"--device=host:0"}, args...)...), ends: make(chan int, 1)}
+	p.cmd.Env = append(os.Environ(), asProgram+"=1")
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.cmd.Stderr = &p.err
+	require.NoError(t, p.cmd.Start())
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		_ = p.cmd.Wait()
+		p.ends <- p.cmd.ProcessState.ExitCode()
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-over
+	})
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), " at ") || len(p.ends) > 0 }, inTime, time.Millisecond)
+	return p
+}
+
+// ended is the exit code of a process that ends.
+func (p *program) ended(t *testing.T) int {
+	t.Helper()
+	select {
+	case code := <-p.ends:
+		return code
+	case <-time.After(inTime):
+		require.Fail(t, "it does not end", p.err.String())
+	}
+	return -1
+}
+
+// clientAt connects to a store.
+func clientAt(t *testing.T, path string) *store.Client {
+	t.Helper()
+	c, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// sealed makes an object of 1000 bytes.
+func sealed(t *testing.T, c *store.Client, name string, labels map[string]string) {
+	t.Helper()
+	w, err := c.Create(t.Context(), name, store.CreateOptions{Size: 1000, Labels: labels})
+	require.NoError(t, err)
+	require.NoError(t, w.Append(make([]byte, 1000)))
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, w.Close())
+}
+
+// call runs the program in this process.
+func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), append([]string{"--device=host:0"}, args...), &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+func TestExitCodes(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--help"}, 0, ""},
+		{[]string{"list", "--help"}, 0, ""},
+		{[]string{"--nonsense"}, 2, "nonsense"},
+		{[]string{"nonsense"}, 2, "nonsense"},
+		{[]string{"stats", "more"}, 2, "more"},
+		{[]string{"list", "a", "b"}, 2, "2 prefixes"},
+		{[]string{"delete"}, 2, "no name"},
+		{[]string{"--max-bytes=much"}, 2, "max-bytes"},
+		{[]string{"--max-objects=many"}, 2, "max-objects"},
+		{[]string{"--user=4294967295"}, 2, "no user's id"},
+		{[]string{"--max-objects=-1"}, 1, "below 0"},
+		{[]string{"--timeout=-1s"}, 1, "below 0"},
+		{[]string{"--device=host:99"}, 1, "host:99"},
+		{[]string{"--token-file=" + none}, 1, "no such file"},
+		{[]string{"--socket=" + none, "list"}, 1, "no server listens"},
+		{[]string{"--socket=" + none, "stats"}, 1, "no server listens"},
+		{[]string{"--socket=" + none, "delete", "x"}, 1, "no server listens"},
+		{[]string{"--socket=" + none, "--take-over"}, 1, "no server listens"},
+		{[]string{"--socket=" + filepath.Join(none, "s")}, 1, "no such file"},
+	} {
+		_, stderr, code := call(t, c.args...)
+		require.Equal(t, c.code, code, "%v: %s", c.args, stderr)
+		require.Contains(t, stderr, c.says, "%v", c.args)
+	}
+}
+
+func TestCommands(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
+	started(t, "--socket="+path, "--token-file="+token)
+	c, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{Token: []byte("secret")})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	sealed(t, c, "a/1", map[string]string{"run": "7"})
+	sealed(t, c, "a/2", nil)
+	w, err := c.Create(t.Context(), "b", store.CreateOptions{Size: 1000, Durable: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	with := func(args ...string) []string { return append([]string{"--socket=" + path, "--token-file=" + token}, args...) }
+
+	_, stderr, code := call(t, "--socket="+path, "list")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, vmm.ErrPermission.Error(), "the token is missing")
+	out, stderr, code := call(t, with("list")...)
+	require.Equal(t, 0, code, stderr)
+	require.Equal(t, "ID  NAME  STATE    LENGTH  MEMORY  READERS\n"+
+		"1   a/1   sealed   1000    2MiB    0\n2   a/2   sealed   1000    2MiB    0\n3   b     written  0       2MiB    0\n", out)
+	out, _, _ = call(t, with("list", "a/2")...)
+	require.Contains(t, out, "a/2")
+	require.NotContains(t, out, "a/1")
+	out, _, _ = call(t, with("list", "--label=run=7")...)
+	require.Contains(t, out, "a/1")
+	require.NotContains(t, out, "a/2")
+	out, _, code = call(t, with("stats")...)
+	require.Equal(t, 0, code)
+	require.Equal(t, []string{"objects", "3"}, strings.Fields(strings.Split(out, "\n")[0]))
+	require.Contains(t, out, "sealed")
+
+	_, stderr, code = call(t, with("delete", "a/1", "none", "a/2")...)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, shareable.ErrNotFound.Error())
+	b, err := c.Get(t.Context(), "a/2", store.GetOptions{})
+	require.NoError(t, err)
+	_, stderr, code = call(t, with("delete", "--force", "--wait=10s", "a/2")...)
+	require.Equal(t, 0, code, stderr)
+	require.Eventually(t, func() bool { return b.Err() != nil }, inTime, time.Millisecond)
+	require.NoError(t, b.Close())
+	out, _, _ = call(t, with("list")...)
+	require.Equal(t, 2, strings.Count(out, "\n"), out)
+}
+
+// TestSignal: after SIGTERM the program ends, with clients attached, and takes its socket
+// away.
+func TestSignal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	p := started(t, "--socket="+path)
+	c := clientAt(t, path)
+	sealed(t, c, "s", nil)
+	b, err := c.Get(t.Context(), "s", store.GetOptions{})
+	require.NoError(t, err)
+	w, err := c.Create(t.Context(), "w", store.CreateOptions{Size: 1000})
+	require.NoError(t, err)
+	_, stderr, code := call(t, "--socket="+path)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, vmm.ErrBusy.Error(), "a second one on the same socket")
+
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 0, p.ended(t), p.err.String())
+	require.NoFileExists(t, path)
+	require.Eventually(t, func() bool { return w.Err() != nil }, inTime, time.Millisecond)
+	require.ErrorIs(t, w.Err(), shareable.ErrOwnerGone)
+	require.NoError(t, w.Close())
+	got := make([]byte, 1000)
+	_, err = b.ReadAt(got, 0)
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	started(t, "--socket="+path)
+	_, err = c.List(t.Context(), store.ListOptions{})
+	require.NoError(t, err)
+}
+
+// TestTakeOver: one program takes the place of another, which ends with 0.
+func TestTakeOver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	p := started(t, "--socket="+path)
+	c := clientAt(t, path)
+	w, err := c.Create(t.Context(), "w", store.CreateOptions{Size: 1 << 20, Durable: true})
+	require.NoError(t, err)
+	for i := range 3 {
+		next := started(t, "--socket="+path, "--take-over", "--verbose")
+		require.Equal(t, 0, p.ended(t), p.err.String())
+		require.Contains(t, p.err.String(), "another process has taken over")
+		require.NoError(t, w.Append([]byte(strconv.Itoa(i))))
+		require.NoError(t, w.Flush(t.Context()))
+		p = next
+	}
+	require.NoError(t, w.Close())
+	out, _, code := call(t, "--socket="+path, "stats")
+	require.Equal(t, 0, code)
+	last := strings.Fields(strings.TrimSpace(out)[strings.LastIndex(strings.TrimSpace(out), "\n"):])
+	require.Equal(t, []string{"taken", "over", "3"}, last)
+	require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 0, p.ended(t), p.err.String())
+	_, err = c.List(context.Background(), store.ListOptions{})
+	require.ErrorIs(t, err, shareable.ErrOwnerGone)
+}
