@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -82,23 +81,16 @@ func TestHandoverNeedsFewDescriptors(t *testing.T) {
 	but := s.byName["w"].lease
 	require.NoError(t, s.objects.Park(inTime, but))
 	defer s.objects.Decide(false)
-	before := openFiles(t)
+	before := processFDs(t)
 	_, fds, release, err := s.state(but)
 	require.NoError(t, err)
 	defer release()
 	require.Greater(t, len(fds), n)
-	require.Less(t, openFiles(t)-before, n/10)
+	require.Less(t, processFDs(t)-before, n/10)
 	// An object that goes meanwhile takes none of them away.
 	s.drop(s.order[0])
 	for _, fd := range fds {
 		_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 		require.NoError(t, err)
 	}
-}
-
-func openFiles(t *testing.T) int {
-	t.Helper()
-	l, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
-	return len(l)
 }
