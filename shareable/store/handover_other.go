@@ -21,3 +21,8 @@ func (s *Server) decide(*handover, bool) bool           { return false }
 
 // TakeOver needs Linux.
 func TakeOver(context.Context, *vmm.Device, string, Options) (*Server, error) { return nil, errLinux }
+
+// These are of a takeover alone.
+var _ = func(s *Server) (bool, func(), func()) {
+	return s.moved, s.opts.hooks.beforeTaken, s.opts.hooks.earlyState
+}

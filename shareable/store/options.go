@@ -42,10 +42,10 @@ type Options struct {
 
 // hooks are for tests only.
 type hooks struct {
-	beforeTaken func() //nolint:unused // on Linux: called by TakeOver when it has everything, and the other store can go on
+	beforeTaken func() // called by TakeOver when it has everything, and the other store can go on
 
 	// Negative controls.
-	earlyState func() //nolint:unused // on Linux: called while connections go on after the state of a handover was taken
+	earlyState func() // called while connections go on after the state of a handover was taken
 	keepPage   bool   // readers keep the page of a writer whose lease has ended
 }
 
