@@ -57,7 +57,7 @@ func TestHandoverCostsNoTime(t *testing.T) {
 func TestSlowSuccessor(t *testing.T) {
 	for _, ends := range []string{"killed", "has"} {
 		t.Run(ends, func(t *testing.T) {
-			const limit = 2 * time.Second
+			const limit = time.Second
 			path := socketAt(t)
 			d := spawn(t, "daemon", path, "listen", limit.String())
 			d.expect("ready")
