@@ -178,12 +178,13 @@ func (h *handshake) attach(name string) error {
 	if err := h.sendHello(); err != nil {
 		return err
 	}
-	ask := wire.Attach{Access: wire.AccessRead, Name: name}
+	h.live = true
+	ask := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachBare, Name: name}
 	if h.opts.Write {
 		ask.Access = wire.AccessReadWrite
 	}
 	if h.opts.Unsealed {
-		ask.Flags = wire.AttachUnsealed
+		ask.Flags |= wire.AttachUnsealed
 	}
 	if err := h.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
 		return err
@@ -201,6 +202,9 @@ func (h *handshake) attach(name string) error {
 		return fmt.Errorf("%w: the reply describes %q", ErrProtocol, obj.Name)
 	case obj.State == wire.StateClosed:
 		return fmt.Errorf("%w: it is closed", ErrNotFound)
+	}
+	if len(f.FDs) == 0 { // nothing on a page would change any more
+		return h.c.work(func() error { return h.newView(obj, nil) })
 	}
 	// The goroutine closes the wake socket at its end: the owner made it.
 	if h.c.wake, err = openWakeReceiver(f.FDs[1]); err != nil {

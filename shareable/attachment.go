@@ -53,7 +53,7 @@ type attachment struct {
 // register adds the attachment to its publication. It returns the description
 // for the reader and a descriptor of the control page, which the caller must
 // close.
-func (a *attachment) register(q wire.Attach) (desc wire.Object, fd int, err error) {
+func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd int, err error) {
 	o := a.obj
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -66,8 +66,11 @@ func (a *attachment) register(q wire.Attach) (desc wire.Object, fd int, err erro
 	if o.stored != nil && o.sealed && q.Access == wire.AccessReadWrite {
 		return desc, -1, fmt.Errorf("%w: object %d is sealed", vmm.ErrPermission, o.id)
 	}
-	if fd, err = o.pageFDLocked(); err != nil {
-		return desc, -1, err
+	fd = -1
+	if !bare {
+		if fd, err = o.pageFDLocked(); err != nil {
+			return desc, -1, err
+		}
 	}
 	a.sentPage = o.page
 	desc = o.describeLocked(q.Name, q.Access)
@@ -76,12 +79,11 @@ func (a *attachment) register(q wire.Attach) (desc wire.Object, fd int, err erro
 	return desc, fd, nil
 }
 
-// start lets nextFrame send chunks: the reader has OBJECT now.
+// start lets nextFrame send chunks: the reader has OBJECT now. The caller wakes the writer.
 func (a *attachment) start() {
 	a.obj.mu.Lock()
 	defer a.obj.mu.Unlock()
 	a.started = true
-	a.ses.wakeWriter()
 }
 
 // retireLocked has the reader unmap from capacity on, which is the offset of
@@ -158,7 +160,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 		return false, err
 	}
 	if f.kind == wire.TypeChunks {
-		a.ses.unreadFrames++
+		a.ses.unreadFrames.Add(1)
 		a.obj.srv.counts.frames.Add(1)
 	}
 	if f.last {
@@ -190,13 +192,6 @@ func (a *attachment) nextChunks() []publishedChunk {
 		a.chunksSince = time.Time{}
 	}
 	return slices.Clone(chunks)
-}
-
-// hasAll is hasAllLocked for an attachment that no one else knows yet.
-func (a *attachment) hasAll() bool {
-	a.obj.mu.Lock()
-	defer a.obj.mu.Unlock()
-	return a.hasAllLocked()
 }
 
 // hasAllLocked reports whether the reader has acknowledged all chunks that were sent.

@@ -74,10 +74,12 @@ type attachmentState struct {
 	SentSealed                      bool
 }
 
-// fdList collects duplicates of descriptors for a handover.
+// fdList collects descriptors for a handover: those of chunks, which are held, and
+// duplicates of others.
 type fdList struct {
-	fds []int
-	err error // of the first that failed
+	fds  []int
+	give []func() // what close calls
+	err  error    // of the first that failed
 }
 
 func (l *fdList) add(fd int) int {
@@ -89,6 +91,22 @@ func (l *fdList) add(fd int) int {
 		return -1
 	}
 	l.fds = append(l.fds, own)
+	l.give = append(l.give, func() { _ = closeFD(own) })
+	return len(l.fds) - 1
+}
+
+// addChunk adds the descriptor of a chunk itself: a store near its limit on open files has
+// no room for as many again.
+func (l *fdList) addChunk(c *fdCache, x publishedChunk) int {
+	d, err := c.acquireChunk(x)
+	if err != nil {
+		if l.err == nil {
+			l.err = err
+		}
+		return -1
+	}
+	l.fds = append(l.fds, d.fd)
+	l.give = append(l.give, func() { c.release(d) })
 	return len(l.fds) - 1
 }
 
@@ -98,16 +116,16 @@ func (l *fdList) addPointer(fd int) *int {
 }
 
 func (l *fdList) close() {
-	for _, fd := range l.fds {
-		_ = closeFD(fd)
+	for _, f := range l.give {
+		f()
 	}
-	l.fds = nil
+	l.fds, l.give = nil, nil
 }
 
 // Handover describes the server, which is parked, but for one connection. It returns the
-// sessions in the order in which TakeOver returns them, and descriptors that the caller
-// closes.
-func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []byte, conns []serve.Conn, fds []int, err error) {
+// sessions in the order in which TakeOver returns them, and descriptors that are valid until the
+// caller calls release.
+func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []byte, conns []serve.Conn, fds []int, release func(), err error) {
 	l := &fdList{}
 	defer func() {
 		if err != nil {
@@ -134,7 +152,7 @@ func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []b
 			return nil
 		})
 		if err != nil {
-			return nil, nil, nil, err
+			return nil, nil, nil, nil, err
 		}
 		if s.socket.lock >= 0 {
 			x.Lock = l.addPointer(s.socket.lock)
@@ -150,16 +168,16 @@ func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []b
 	for _, ses := range sessions {
 		st, err := ses.handover(l)
 		if err != nil {
-			return nil, nil, nil, err
+			return nil, nil, nil, nil, err
 		}
 		x.Sessions = append(x.Sessions, st)
 		conns = append(conns, storeConn{ses})
 	}
 	if l.err != nil {
-		return nil, nil, nil, l.err
+		return nil, nil, nil, nil, l.err
 	}
 	state, err = json.Marshal(x)
-	return state, conns, l.fds, err
+	return state, conns, l.fds, l.close, err
 }
 
 func (o *storeObject) handover(l *fdList) objectState {
@@ -171,7 +189,7 @@ func (o *storeObject) handover(l *fdList) objectState {
 	}
 	for _, c := range o.chunks {
 		x.Chunks = append(x.Chunks, c.Chunk)
-		x.FDs = append(x.FDs, l.add(c.own.fd))
+		x.FDs = append(x.FDs, l.addChunk(o.srv.fds, c))
 	}
 	if o.page != nil && o.page.foreign {
 		x.Page = l.addPointer(o.page.fd)
@@ -461,4 +479,11 @@ func connOf(fd int) (*net.UnixConn, error) {
 		return nil, errors.Join(fmt.Errorf("%w: a connection of type %T", ErrProtocol, c), c.Close())
 	}
 	return u, nil
+}
+
+// hasAll is hasAllLocked for an attachment that no one else knows yet.
+func (a *attachment) hasAll() bool {
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
+	return a.hasAllLocked()
 }

@@ -37,6 +37,7 @@ type handshake struct {
 	dev  *vmm.Device
 	c    *readerConn
 
+	live    bool       // set by attach: frames follow that were not asked for
 	gran    uint64     // set by sendHello
 	backend uint32     // set by sendHello
 	peer    wire.Hello // set by readHello
@@ -154,7 +155,7 @@ func (h *handshake) readFrame(t wire.Type, request uint32) (wire.Frame, error) {
 	return wire.Frame{}, fmt.Errorf("%w: %v (request %d) instead of %v (%d)", ErrProtocol, f.Type, f.Request, t, request)
 }
 
-// readObject reads OBJECT, with so many descriptors.
+// readObject reads OBJECT, with so many descriptors, or none if it is sealed.
 func (h *handshake) readObject(request uint32, fds int) (wire.Object, wire.Frame, error) {
 	f, err := h.readFrame(wire.TypeObject, request)
 	if err != nil {
@@ -166,7 +167,7 @@ func (h *handshake) readObject(request uint32, fds int) (wire.Object, wire.Frame
 		return wire.Object{}, f, wireError(err)
 	case obj.Instance != h.peer.Instance:
 		return wire.Object{}, f, fmt.Errorf("%w: an object of instance %x from %x", ErrProtocol, obj.Instance, h.peer.Instance)
-	case len(f.FDs) != fds:
+	case len(f.FDs) != fds && !(obj.State == wire.StateSealed && len(f.FDs) == 0):
 		return wire.Object{}, f, fmt.Errorf("%w: an object with %d descriptors instead of %d", ErrProtocol, len(f.FDs), fds)
 	case h.opts.Write && obj.Access != wire.AccessReadWrite:
 		return wire.Object{}, f, fmt.Errorf("%w: the owner allows reading only", vmm.ErrPermission)
@@ -196,7 +197,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 	h.view = &View{
 		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
-		stop: make(chan struct{}), live: page != nil, page: page, wake: h.c.wake, generation: obj.Generation,
+		stop: make(chan struct{}), live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}
 	return nil

@@ -320,7 +320,7 @@ func attacks(x wire.Object) []attack {
 			e.refused(wire.CodePermission)
 		}, goesOn},
 		{"ATTACH with access 3", false, names(wire.TypeAttach, put(bytes.Clone(read), 0, 3), "x"), violates},
-		{"ATTACH with flags", false, names(wire.TypeAttach, put(bytes.Clone(read), 4, 4), "x"), violates},
+		{"ATTACH with flags", false, names(wire.TypeAttach, put(bytes.Clone(read), 4, 8), "x"), violates},
 		{"ATTACH, 20 times and DETACH", false, func(e *hostileClient) {
 			for range 20 {
 				o := e.attach("x")

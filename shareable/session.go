@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -38,8 +39,7 @@ type session struct {
 	requestsAt   time.Time
 	waker        *wakeSender // which wakes the reader; nil before the first ATTACH
 
-	// Of writeLoop.
-	unreadFrames int // frames of chunks sent since the kernel held nothing for the reader
+	unreadFrames atomic.Int64 // frames of chunks sent since the kernel held nothing for the reader
 
 	// sending is held while an attachment's frame is chosen and sent. DETACH takes it,
 	// so that no such frame follows its reply. It is before object.mu.
@@ -399,14 +399,15 @@ func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) er
 		return ses.refuse(request, wire.CodeBusy, "this connection has the object already")
 	}
 	// The reader is woken by every change that OBJECT does not show.
-	wake, err := ses.openWaker(request != 0)
-	if err == nil && wake != nil {
+	bare := o.stored != nil && q.Flags&wire.AttachBare != 0 && o.isSealed()
+	wake, err := ses.openWaker(request != 0 && !bare)
+	if err == nil && wake != nil && !bare {
 		o.wakes.add(a, wake)
 	}
 	var desc wire.Object
 	fd := -1
 	if err == nil {
-		desc, fd, err = a.register(q)
+		desc, fd, err = a.register(q, bare)
 	}
 	if err != nil {
 		o.wakes.remove(a)
@@ -414,7 +415,7 @@ func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) er
 		return ses.refuse(request, codeOf(err), err.Error())
 	}
 	var fds []int
-	if wake != nil {
+	if wake != nil && !bare { // the session may have it from another object
 		fds = []int{fd, wake.reader}
 	}
 	if h := ses.srv.opts.hooks.handler; h != nil && o.stored != nil {
@@ -422,12 +423,20 @@ func (ses *session) startAttachment(o *object, request uint32, q wire.Attach) er
 	}
 	// Chunks must not come before OBJECT, so start follows the write.
 	err = ses.write(wire.TypeObject, request, desc.Append(nil), fds...)
-	_ = closeFD(fd)
+	if fd >= 0 {
+		_ = closeFD(fd)
+	}
 	if err != nil {
 		return err
 	}
 	a.start()
-	return nil
+	defer ses.wakeWriter()
+	// What a sealed object of a store has is at hand. Sent here it need not wait for another
+	// thread, and the reader for nothing but its own driver.
+	for sent := o.stored != nil && o.isSealed(); sent && err == nil; {
+		sent, err = a.sendNext()
+	}
+	return err
 }
 
 // openWaker returns what wakes the reader, if it needs that. The first time it makes it.
@@ -522,9 +531,9 @@ const maxUnread = 2
 // acknowledgement is no evidence: a reader knows the ids without reading.
 func (ses *session) mayHaveUnread() bool {
 	if n, err := ses.conn.Queued(); err == nil && n == 0 {
-		ses.unreadFrames = 0
+		ses.unreadFrames.Store(0)
 	}
-	return ses.unreadFrames >= maxUnread
+	return ses.unreadFrames.Load() >= maxUnread
 }
 
 // writeLoop sends frames that no request asked for, until the connection ends. Each round it sends at most

@@ -289,7 +289,7 @@ func TestSendAfterClose(t *testing.T) {
 	c, err := wire.NewConn(near)
 	require.NoError(t, err)
 	a := &attachment{obj: &p.object, ses: newSession(s, c, wire.Cred{}), batch: wire.MaxFDs}
-	_, fd, err := a.register(wire.Attach{Access: wire.AccessRead, Name: p.name})
+	_, fd, err := a.register(wire.Attach{Access: wire.AccessRead, Name: p.name}, false)
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
 	a.start()

@@ -99,8 +99,8 @@ func (p *leasePage) seal() (*ownerPage, error)                          { return
 func (p *leasePage) close()                                             {}
 
 // Handover needs Linux.
-func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn, []int, error) {
-	return nil, nil, nil, errLinux
+func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn, []int, func(), error) {
+	return nil, nil, nil, nil, errLinux
 }
 
 // TakeOver is for package store, and needs Linux.

@@ -436,16 +436,6 @@ func (s *Server) forceDelete(c serve.Conn, request uint32, e *entry, limit time.
 	})
 }
 
-// forcedDelete is closed when a forced delete that runs now is over; nil: none runs.
-func (s *Server) forcedDelete() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, over := range s.forced {
-		return over
-	}
-	return nil
-}
-
 // mayChange is nil if the user at a connection may delete an object, or change its names:
 // who made it, the server's user and root.
 func (s *Server) mayChange(c serve.Conn, e *entry) error {

@@ -168,15 +168,11 @@ func (s *Server) sendState(h *handover) error {
 	}
 	s.mu.Unlock()
 	s.replies.Wait()
-	state, fds, err := s.state(c)
+	state, fds, release, err := s.state(c)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
-	}()
+	defer release()
 	if f := s.opts.hooks.earlyState; f != nil {
 		s.objects.Decide(false)
 		f()
@@ -188,6 +184,7 @@ func (s *Server) sendState(h *handover) error {
 	if err != nil {
 		return err
 	}
+	defer closeFD(file)
 	fds = append([]int{file}, fds...)
 	for i := 0; i < len(fds); i += wire.MaxFDs {
 		part := fds[i:min(len(fds), i+wire.MaxFDs)]
@@ -217,16 +214,16 @@ func memoryFile(b []byte) (fd int, err error) {
 }
 
 // state describes a store that is parked.
-func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
+func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var objects []serve.Object
 	for _, e := range s.order {
 		objects = append(objects, e.obj)
 	}
-	server, conns, fds, err := s.objects.Handover(objects, but)
+	server, conns, fds, release, err := s.objects.Handover(objects, but)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	index := map[serve.Conn]int{}
 	for i, c := range conns {
@@ -268,8 +265,10 @@ func (s *Server) state(but serve.Conn) ([]byte, []int, error) {
 	for _, n := range s.counts.all() {
 		x.Counts = append(x.Counts, n.Load())
 	}
-	b, err := json.Marshal(x)
-	return b, fds, err
+	if state, err = json.Marshal(x); err != nil {
+		release()
+	}
+	return state, fds, release, err
 }
 
 // TakeOver makes a server that goes on with all that the store at path has: objects,
@@ -464,4 +463,34 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 	s.bytes += e.bytes
 	s.bytesOf[e.uid] += e.bytes
 	return e
+}
+
+func (c *counts) all() []*atomic.Uint64 {
+	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
+}
+
+// pause ends the goroutine that sends. The events stay.
+func (w *watcher) pause() {
+	w.mu.Lock()
+	w.paused = true
+	w.wakeLocked()
+	w.mu.Unlock()
+	w.running.Wait()
+}
+
+// state describes a watcher that is paused.
+func (w *watcher) state(conn int) watcherState {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return watcherState{Conn: conn, Prefix: w.prefix, Queue: w.queue, Lost: w.lost}
+}
+
+// forcedDelete is closed when a forced delete that runs now is over; nil: none runs.
+func (s *Server) forcedDelete() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, over := range s.forced {
+		return over
+	}
+	return nil
 }

@@ -1,9 +1,11 @@
 package store
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -61,4 +63,34 @@ func TestTakeOver(t *testing.T) {
 	require.NoError(t, v.Close())
 	require.NoError(t, w.ask(wire.TypeDelete, wire.Delete{Name: "g"}.Append(nil)))
 	require.Eventually(t, func() bool { return s.Stats().Objects == 0 && s.Stats().Bytes == 0 }, inTime, step)
+}
+
+// TestHandoverNeedsFewDescriptors: a store that is near its limit on open files can be taken
+// over, so the descriptors of its memory are sent as they are.
+func TestHandoverNeedsFewDescriptors(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	const n = 100
+	for i := range n {
+		sealed(t, c, fmt.Sprintf("x/%d", i), []byte("x"))
+	}
+	require.NoError(t, c.Close())
+	require.Eventually(t, func() bool { return s.Stats().Clients == 0 }, inTime, step)
+	_, err := connected(t, s).leaseWith(wire.TypeCreate, wire.Create{Name: "w", Size: 1}.Append(nil))
+	require.NoError(t, err)
+	but := s.byName["w"].lease
+	require.NoError(t, s.objects.Park(inTime, but))
+	defer s.objects.Decide(false)
+	before := processFDs(t)
+	_, fds, release, err := s.state(but)
+	require.NoError(t, err)
+	defer release()
+	require.Greater(t, len(fds), n)
+	require.Less(t, processFDs(t)-before, n/10)
+	// An object that goes meanwhile takes none of them away.
+	s.drop(s.order[0])
+	for _, fd := range fds {
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		require.NoError(t, err)
+	}
 }

@@ -15,16 +15,14 @@ var errLinux = fmt.Errorf("%w: stores need Linux", vmm.ErrNotSupported)
 
 type handover struct{ c serve.Conn }
 
-type watcherState struct {
-	Conn   int
-	Prefix string
-	Queue  []wire.Event
-	Lost   uint64
-}
-
 func (s *Server) takeOver(serve.Conn, wire.Frame) error { return errLinux }
 func (s *Server) taken(serve.Conn, wire.Frame) error    { return errLinux }
 func (s *Server) decide(*handover, bool) bool           { return false }
 
 // TakeOver needs Linux.
 func TakeOver(context.Context, *vmm.Device, string, Options) (*Server, error) { return nil, errLinux }
+
+// These are of a takeover alone.
+var _ = func(s *Server) (bool, func(), func()) {
+	return s.moved, s.opts.hooks.beforeTaken, s.opts.hooks.earlyState
+}

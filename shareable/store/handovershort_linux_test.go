@@ -59,8 +59,12 @@ func playShort(p *part) {
 // TestSuccessorWithoutDescriptors: a successor that runs out of descriptors at any moment
 // returns an error and has nothing, and the store goes on.
 func TestSuccessorWithoutDescriptors(t *testing.T) {
-	s := listening(t, Options{})
-	c := clientOf(t, s)
+	s, err := Listen(testDevice(t), socketAt(t), Options{}) // of the successor's driver
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	c, err := Connect(t.Context(), s.Path(), testDevice(t), ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
 	for i := range 100 { // more than one frame of descriptors
 		sealed(t, c, fmt.Sprint(i), waveAt(0, 1000))
@@ -69,19 +73,19 @@ func TestSuccessorWithoutDescriptors(t *testing.T) {
 	next := spawn(t, "short", s.Path())
 	next.expect("ready")
 	fails := 0
-	for room := 1; ; room++ {
-		how := next.ask("try", room)
+	for free := 1; ; free++ {
+		how := next.ask("try", free)
 		require.NoError(t, w.Append(waveAt(w.Len(), 100)))
 		require.NoError(t, w.Flush(within(t)))
 		require.NoError(t, b.Wait(within(t), w.Len()))
 		require.NoError(t, checkWave(b, b.Len()))
 		again, err := Connect(t.Context(), s.Path(), c.Device(), ClientOptions{})
-		require.NoError(t, err, "room for %d: %s", room, how)
+		require.NoError(t, err, "%d descriptors free: %s", free, how)
 		require.NoError(t, again.Close())
 		if how == "done" {
 			break
 		}
-		t.Logf("room for %d: %s", room, how)
+		t.Logf("%d descriptors free: %s", free, how)
 		fails++
 	}
 	require.True(t, s.Wait())
@@ -119,7 +123,7 @@ func TestResumeWithoutEach(t *testing.T) {
 	var once sync.Once
 	goOn := func() { once.Do(func() { s.objects.Decide(false) }) }
 	t.Cleanup(goOn) // before Close, which waits for it
-	state, fds, err := s.state(none)
+	state, fds, release, err := s.state(none)
 	require.NoError(t, err)
 	o, err := Options{}.resolve()
 	require.NoError(t, err)
@@ -142,9 +146,7 @@ func TestResumeWithoutEach(t *testing.T) {
 		}
 		require.Eventually(t, func() bool { return processFDs(t) <= before }, inTime, step, "%d of %d descriptors", n, len(fds))
 	}
-	for _, fd := range fds {
-		closeFD(fd)
-	}
+	release()
 	goOn()
 	require.NoError(t, w.Append(waveAt(w.Len(), 1000)))
 	require.NoError(t, b.Wait(within(t), 2000))

@@ -113,10 +113,6 @@ type counts struct {
 	created, sealed, aborted, deleted, evicted, leases, takeovers atomic.Uint64
 }
 
-func (c *counts) all() []*atomic.Uint64 {
-	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
-}
-
 // Listen makes a server with a socket at path, as shareable.Listen does; "" is the name
 // "store".
 func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {

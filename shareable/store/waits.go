@@ -131,22 +131,6 @@ func (w *watcher) start(c serve.Conn) {
 	w.running.Go(func() { w.run(c) })
 }
 
-// pause ends the goroutine that sends. The events stay.
-func (w *watcher) pause() {
-	w.mu.Lock()
-	w.paused = true
-	w.wakeLocked()
-	w.mu.Unlock()
-	w.running.Wait()
-}
-
-// state describes a watcher that is paused.
-func (w *watcher) state(conn int) watcherState {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return watcherState{Conn: conn, Prefix: w.prefix, Queue: w.queue, Lost: w.lost}
-}
-
 func (w *watcher) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

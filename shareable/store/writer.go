@@ -331,11 +331,7 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 	// What was written counts, so it is published while that is possible. A failure that
 	// passes, of a capture say, ends the Close here, where nothing has changed.
 	if w.durable && !w.aborting && w.Err() == nil {
-		err := w.Flush(ctx)
-		if errors.Is(err, vmm.ErrDeviceLost) { // which does not pass
-			w.fail(err)
-		}
-		if err != nil && w.Err() == nil {
+		if err := w.Flush(ctx); err != nil && w.Err() == nil && !errors.Is(err, vmm.ErrDeviceLost) {
 			return err
 		}
 	}

@@ -76,7 +76,7 @@ var readerKinds = []kind{
 		of: TypeAttach, decode: decoding(DecodeAttach),
 		full: Attach{Access: AccessReadWrite, Flags: AttachPublish, Name: "model/weights@3"},
 		any: drawing(func(t *rapid.T) Attach {
-			return Attach{Access: from(t, AccessRead, AccessReadWrite), Flags: from(t, 0, AttachPublish|AttachUnsealed), Name: anyName(t)}
+			return Attach{Access: from(t, AccessRead, AccessReadWrite), Flags: from(t, 0, AttachPublish|AttachUnsealed|AttachBare), Name: anyName(t)}
 		}),
 	}, {
 		of: TypeResync, decode: decoding(DecodeResync), full: Resync{Object: 7, Next: 12, Batch: 16},

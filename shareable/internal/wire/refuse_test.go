@@ -139,7 +139,7 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeStat, Stat{Name: "é"}.Append(nil), "name with byte 0xc3 at 0"},
 		{TypeAttach, Attach{Access: 0, Name: "n"}.Append(nil), "access 0 is not from 1 to 2"},
 		{TypeAttach, Attach{Access: 3, Name: "n"}.Append(nil), "access 3 is not from 1 to 2"},
-		{TypeAttach, Attach{Access: 1, Flags: 4, Name: "n"}.Append(nil), "flags 4 is not from 0 to 3"},
+		{TypeAttach, Attach{Access: 1, Flags: 8, Name: "n"}.Append(nil), "flags 8 is not from 0 to 7"},
 		{TypeAttach, Attach{Access: 1, Name: "[n]"}.Append(nil), "name with byte 0x5b at 0"},
 		{TypeResync, Resync{Batch: 0}.Append(nil), "batch 0 is not from 1 to 64"},
 		{TypeResync, Resync{Batch: 65}.Append(nil), "batch 65 is not from 1 to 64"},

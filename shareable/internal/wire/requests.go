@@ -16,6 +16,7 @@ const (
 const (
 	AttachPublish  uint32 = 1 << iota // asks for PUBLISH frames
 	AttachUnsealed                    // asks for a store's object even if it is not sealed
+	AttachBare                        // takes a store's sealed object without control page and wake socket
 )
 
 // States of an object.
@@ -190,7 +191,7 @@ func DecodeAttach(payload []byte) (Attach, error) {
 	d := decoder{of: TypeAttach, b: payload}
 	return finish(&d, Attach{
 		Access: d.access(),
-		Flags:  d.within("flags", 0, AttachPublish|AttachUnsealed),
+		Flags:  d.within("flags", 0, AttachPublish|AttachUnsealed|AttachBare),
 		Name:   d.name(),
 	})
 }
