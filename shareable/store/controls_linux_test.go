@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -57,12 +58,13 @@ func TestHandoverStopsConnections(t *testing.T) {
 	for _, control := range []bool{false, true} {
 		t.Run(fmt.Sprintf("control=%v", control), func(t *testing.T) {
 			o := Options{}
-			var w *Writer
+			ready := make(chan *Writer, 1)
 			if control {
-				o.hooks.earlyState = func() { require.NoError(t, w.Grow(4<<20)) }
+				o.hooks.earlyState = func() { assert.NoError(t, (<-ready).Grow(4<<20)) }
 			}
 			s := listening(t, o)
-			w = writer(t, clientOf(t, s), "k", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
+			w := writer(t, clientOf(t, s), "k", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
+			ready <- w
 			next, err := TakeOver(t.Context(), vmmtest.Device(t), s.Path(), Options{})
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, next.Close()) })

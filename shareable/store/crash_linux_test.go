@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"os"
 	"testing"
 	"time"
 
@@ -164,4 +165,51 @@ func TestTwoWriters(t *testing.T) {
 func killedAt(c *child, i int) {
 	<-time.After(time.Duration(i) * 700 * time.Microsecond)
 	c.kill()
+}
+
+// TestKilledWithWorkQueued: work that a killed writer had queued, beyond what is published,
+// does not write over what the next one appends, which has waited for the lease.
+func TestKilledWithWorkQueued(t *testing.T) {
+	path := socketAt(t)
+	d, c := daemonAt(t, path)
+	w, err := c.Create(t.Context(), nameOfK, CreateOptions{Size: 2 * fillBytes, Growable: true, Durable: true})
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	for range 3 {
+		dead := spawn(t, "holder", path, "fill", nameOfK)
+		dead.expect("ready")
+		next := make(chan *Writer, 1)
+		go func() {
+			w, err := c.Append(within(t), nameOfK, AppendOptions{Wait: true})
+			if err == nil {
+				err = w.Append(waveAt(w.Len(), 1<<20))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			next <- w
+		}()
+		require.Eventually(t, func() bool { return statsOf(t, d).Waits == 1 }, inTime, step)
+		dead.kill()
+		w := <-next
+		require.NotNil(t, w)
+		require.NoError(t, checkWave(w.Range(), w.Len()))
+		require.NoError(t, w.Close())
+	}
+}
+
+// TestWaitExit: a process that runs is not waited for, and one that has ended is not missed.
+func TestWaitExit(t *testing.T) {
+	p := spawn(t, "memory")
+	p.expect("free")
+	require.False(t, isExiting(os.Getpid()))
+	waitExit(os.Getpid())
+	waitExit(0)
+	waitExit(-1)
+	for range p.lines { // until it ends; it was not waited for, so its number stays
+	}
+	require.Eventually(t, func() bool { return isExiting(p.pid()) }, inTime, step)
+	waitExit(p.pid())
+	p.wait()
+	require.False(t, isExiting(p.pid()))
 }

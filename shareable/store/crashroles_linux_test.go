@@ -10,6 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
+const fillBytes = 48 << 20
+
 // playHolder creates an object and does not seal it, or has one mapped, and does nothing
 // more.
 func playHolder(p *part) {
@@ -26,6 +28,16 @@ func playHolder(p *part) {
 	case "append":
 		_, err := c.Append(ctx, p.args[2], AppendOptions{})
 		p.must(err)
+	case "fill": // the memory after what is published, with work that lasts
+		w, err := c.Append(ctx, p.args[2], AppendOptions{})
+		p.must(err)
+		p.must(w.Grow(w.Len() + fillBytes))
+		st, err := dev.NewStream()
+		p.must(err)
+		p.must(w.Range().UsedBy(st))
+		for range 500 {
+			p.must(st.Fill(w.Ptr()+vmm.Ptr(w.Len()), 0xee, 1, fillBytes))
+		}
 	case "read":
 		b, err := c.Get(ctx, p.args[2], GetOptions{})
 		p.must(err)

@@ -416,6 +416,9 @@ func (h handler) End(c serve.Conn) {
 		e.waiting = slices.DeleteFunc(e.waiting, own)
 	}
 	s.mu.Unlock()
+	if len(state.leases) > 0 {
+		waitExit(int(c.Cred().PID))
+	}
 	for _, e := range state.leases {
 		s.endLease(e, c, !e.durable())
 	}

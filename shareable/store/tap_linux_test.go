@@ -238,6 +238,10 @@ func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.Ca
 		}
 		nothingLeft(t, s, direct)
 		if !reached {
+			if stall && errors.Is(err, os.ErrDeadlineExceeded) { // the machine is busy: once more
+				step--
+				continue
+			}
 			require.NoError(t, err)
 			t.Logf("%d frames", step-1)
 			break

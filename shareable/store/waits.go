@@ -90,6 +90,7 @@ type watcher struct {
 	lost    uint64
 	ended   bool
 	paused  bool
+	runs    bool // the goroutine that sends
 	running sync.WaitGroup
 }
 
@@ -122,11 +123,14 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	return err
 }
 
-// start starts the goroutine that sends.
+// start starts the goroutine that sends, unless it runs.
 func (w *watcher) start(c serve.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.paused = false
+	if w.runs {
+		return
+	}
+	w.paused, w.runs = false, true
 	w.wakeLocked()
 	w.running.Go(func() { w.run(c) })
 }
