@@ -240,11 +240,9 @@ func (o *storeObject) EndLease() {
 		return
 	}
 	// The writer may run on, and write to its page. So readers get one that does not change.
-	n := o.lenLocked()
-	page, err := o.newPage(n)
+	page, err := o.newPage(o.lenLocked())
 	if err != nil { // readers keep the writer's, and it counts no more
-		o.setPageLocked(nil)
-		return
+		page = nil
 	}
 	o.setPageLocked(page)
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -217,7 +218,7 @@ func (s *Server) emitLocked(kind uint32, e *entry, name string, length uint64) {
 		name = ""
 	}
 	for _, w := range s.watchers {
-		if w.prefix == "" || slices.ContainsFunc(names, func(n string) bool { return len(n) >= len(w.prefix) && n[:len(w.prefix)] == w.prefix }) {
+		if w.prefix == "" || slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, w.prefix) }) {
 			w.add(wire.Event{Kind: kind, ID: e.id, Length: length, Name: name})
 		}
 	}

@@ -56,7 +56,8 @@ type Server interface {
 	Park(timeout time.Duration, but Conn) error
 	Decide(moved bool)
 	// Handover describes a parked server for shareable.TakeOver in another process. The
-	// caller does not close fds, but calls release once they are sent. conns are in the order in which TakeOver returns them.
+	// caller does not close fds, but calls release once they are sent. conns are in the order
+	// in which TakeOver returns them.
 	Handover(objects []Object, but Conn) (state []byte, conns []Conn, fds []int, release func(), err error)
 	// Abandon has Close shut nothing down: another process has what this one has.
 	Abandon()
