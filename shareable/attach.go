@@ -173,11 +173,23 @@ func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Devic
 	return h.run(ctx, func() error { return h.attach(name) }, func() { h.view.follow() })
 }
 
-// attach requests the object and makes a View of the reply.
+// attach exchanges HELLO, requests the object and makes a View of the reply.
 func (h *handshake) attach(name string) error {
 	if err := h.sendHello(); err != nil {
 		return err
 	}
+	if err := h.askObject(name); err != nil {
+		return err
+	}
+	// ATTACH has not waited for the owner's HELLO: that would be another turn.
+	if err := h.readHello(); err != nil {
+		return err
+	}
+	return h.takeObject(name)
+}
+
+// askObject sends ATTACH.
+func (h *handshake) askObject(name string) error {
 	h.live = true
 	ask := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachBare, Name: name}
 	if h.opts.Write {
@@ -186,13 +198,11 @@ func (h *handshake) attach(name string) error {
 	if h.opts.Unsealed {
 		ask.Flags |= wire.AttachUnsealed
 	}
-	if err := h.write(wire.TypeAttach, attachRequest, ask.Append(nil)); err != nil {
-		return err
-	}
-	// ATTACH has not waited for the owner's HELLO: that would be another turn.
-	if err := h.readHello(); err != nil {
-		return err
-	}
+	return h.write(wire.TypeAttach, attachRequest, ask.Append(nil))
+}
+
+// takeObject makes a View of the reply to ATTACH.
+func (h *handshake) takeObject(name string) error {
 	obj, f, err := h.readObject(attachRequest, 2)
 	if err != nil {
 		return err

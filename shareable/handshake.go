@@ -56,7 +56,11 @@ func newHandshake(conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*handsh
 // run runs f in the goroutine that reads the connection, and then next, as
 // readerConn.start does. If it returns an error, there is no View.
 func (h *handshake) run(ctx context.Context, f func() error, next func()) (*View, error) {
-	err := h.c.start(ctx, f, next)
+	return h.result(h.c.start(ctx, f, next))
+}
+
+// result is the View, unless there is an error: then there is none.
+func (h *handshake) result(err error) (*View, error) {
 	if err != nil {
 		_ = h.view.Close() // nothing uses it
 		return nil, err

@@ -72,6 +72,11 @@ func (c *readerConn) start(ctx context.Context, f func() error, next func()) err
 		}
 		c.finish(err)
 	}()
+	return c.await(ctx, result)
+}
+
+// await returns the result of what the goroutine runs, as start does.
+func (c *readerConn) await(ctx context.Context, result <-chan error) error {
 	var err error
 	select {
 	case err := <-result:

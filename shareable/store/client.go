@@ -43,9 +43,13 @@ type Client struct {
 	connecting chan struct{}
 
 	// Guarded by mu.
-	mu       sync.Mutex
-	control  serve.Client // the connection of requests; nil before the first and after Close
-	instance [16]byte
+	mu        sync.Mutex
+	control   serve.Client // the connection of requests; nil before the first and after Close
+	instance  [16]byte
+	spare     *shareable.Spare // for the next Get; nil if there is none
+	isSparing bool             // sparing makes it
+
+	sparing sync.WaitGroup // what makes spare; added to under mu, before Close
 }
 
 // ClientOptions configures Connect; its zero value is the default.
@@ -142,11 +146,16 @@ func (c *Client) Close() error {
 	}
 	c.stop()
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.control != nil {
 		c.control.Close()
 		c.control = nil
 	}
+	if c.spare != nil {
+		c.spare.Close()
+		c.spare = nil
+	}
+	c.mu.Unlock()
+	c.sparing.Wait() // it uses the device
 	return nil
 }
 

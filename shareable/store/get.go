@@ -60,16 +60,11 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer,
 
 // attach makes a View of an object as it is.
 func (c *Client) attach(ctx context.Context, t target, o GetOptions) (v *shareable.View, err error) {
-	with := c.opts.attach()
-	with.Unsealed, with.Write = o.Unsafe, o.Write
-	if c.dial == nil {
-		v, err = shareable.Attach(ctx, c.path, t.name, c.dev, with)
-	} else {
-		conn, dialErr := c.dial(ctx)
-		if dialErr != nil {
-			return nil, dialErr
-		}
-		v, err = shareable.AttachConn(ctx, conn, t.name, c.dev, with)
+	if spare := c.takeSpare(); spare != nil {
+		v, err = spare.Attach(ctx, t.name, o.Unsafe, o.Write)
+	}
+	if v == nil && (err == nil || errors.Is(err, shareable.ErrOwnerGone)) { // another server may be there by now
+		v, err = c.attachAnew(ctx, t, o)
 	}
 	if err != nil {
 		return nil, err
@@ -77,7 +72,66 @@ func (c *Client) attach(ctx context.Context, t target, o GetOptions) (v *shareab
 	if err := t.check(v.Instance()); err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
+	c.makeSpare()
 	return v, nil
+}
+
+// attachAnew is attach over a new connection, to whatever instance is there.
+func (c *Client) attachAnew(ctx context.Context, t target, o GetOptions) (*shareable.View, error) {
+	with := c.opts.attach()
+	with.Unsealed, with.Write = o.Unsafe, o.Write
+	if c.dial == nil {
+		return shareable.Attach(ctx, c.path, t.name, c.dev, with)
+	}
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return shareable.AttachConn(ctx, conn, t.name, c.dev, with)
+}
+
+// takeSpare returns the connection that was made for the next Get; nil if there is none.
+func (c *Client) takeSpare() *shareable.Spare {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.spare
+	c.spare = nil
+	return s
+}
+
+// makeSpare has a connection made for the next Get, which does not have to connect then. If
+// that fails, the next Get finds out why.
+func (c *Client) makeSpare() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil || c.spare != nil || c.isSparing {
+		return
+	}
+	c.isSparing = true
+	c.sparing.Go(func() {
+		s, err := c.dialSpare()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.isSparing = false
+		switch {
+		case err != nil:
+		case c.ctx.Err() != nil:
+			s.Close()
+		default:
+			c.spare = s
+		}
+	})
+}
+
+func (c *Client) dialSpare() (*shareable.Spare, error) {
+	if c.dial == nil {
+		return shareable.DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
+	}
+	conn, err := c.dial(c.ctx)
+	if err != nil {
+		return nil, err
+	}
+	return shareable.DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
 }
 
 // waitSealed waits until an object is there and sealed, and returns its ID: its name can be
