@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -90,7 +91,7 @@ func peerError(e wire.Error) error {
 	case wire.CodeInternal:
 		kind = errRefused
 	}
-	return fmt.Errorf("%w: the owner says %q", kind, e.Text)
+	return fmt.Errorf("%w: the owner says %q", kind, strings.TrimPrefix(e.Text, kind.Error()+": "))
 }
 
 var errRefused = errors.New("refused")

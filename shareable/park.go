@@ -127,7 +127,9 @@ func (ses *session) waitParked(p *parking) (moved bool) {
 	}
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
-	ses.parking = nil
+	if ses.parking == p { // else it is to stop again
+		ses.parking = nil
+	}
 	_ = ses.setReadDeadlineLocked()
 	return p.moved
 }

@@ -71,6 +71,9 @@ func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, 
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
 		err = &noServerError{path: path, cause: err}
 	}
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		err = fmt.Errorf("%w: connect to %s: %w", vmm.ErrLimit, path, err)
+	}
 	if err != nil {
 		return nil, err
 	}

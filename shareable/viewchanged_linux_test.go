@@ -3,6 +3,7 @@ package shareable
 import (
 	"encoding/json"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -166,4 +167,21 @@ func TestNoServerListens(t *testing.T) {
 		require.ErrorContains(t, err, "no server listens at "+path)
 		require.NotContains(t, err.Error(), ErrOwnerGone.Error())
 	}
+}
+
+// TestConnectWithoutDescriptors: a process that may open no more files has reached a limit.
+func TestConnectWithoutDescriptors(t *testing.T) {
+	dev := vmmtest.Device(t)
+	s, err := Listen(dev, t.TempDir()+"/s.sock", Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}))
+	_, err = Attach(t.Context(), s.Path(), "x", dev, AttachOptions{})
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	_, err = Attach(t.Context(), s.Path(), "x", dev, AttachOptions{})
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NotContains(t, strings.TrimPrefix(err.Error(), "attach to \"x\": "+ErrNotFound.Error()), ErrNotFound.Error(), "the kind of error is said once")
 }
