@@ -1,0 +1,134 @@
+package nccl
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ID is a group's identity, an ncclUniqueId: what all its members have from one of them.
+type ID [128]byte
+
+// Kind is a kind of element, an ncclDataType_t.
+type Kind uint8
+
+// Kinds of element, with NCCL's numbers.
+const (
+	Int8 Kind = iota
+	Uint8
+	Int32
+	Uint32
+	Int64
+	Uint64
+	Float16
+	Float32
+	Float64
+	BFloat16
+	Float8E4M3 // from NCCL 2.24 on
+	Float8E5M2 // from NCCL 2.24 on
+	kinds
+)
+
+var kindNames = [kinds]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8e4m3", "float8e5m2"}
+
+func (k Kind) String() string {
+	if k < kinds {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// Size is an element's bytes; 0 for no kind.
+func (k Kind) Size() uint64 {
+	switch k {
+	case Int8, Uint8, Float8E4M3, Float8E5M2:
+		return 1
+	case Float16, BFloat16:
+		return 2
+	case Int32, Uint32, Float32:
+		return 4
+	case Int64, Uint64, Float64:
+		return 8
+	}
+	return 0
+}
+
+// Reduction is what becomes of elements at the same place, an ncclRedOp_t.
+type Reduction uint8
+
+// Reductions, with NCCL's numbers.
+const (
+	Sum Reduction = iota
+	Product
+	Max
+	Min
+	Mean // the sum divided by the number of members; for integers it is rounded towards zero
+	reductions
+)
+
+func (r Reduction) String() string {
+	if r < reductions {
+		return [reductions]string{"sum", "product", "max", "min", "mean"}[r]
+	}
+	return fmt.Sprintf("reduction(%d)", uint8(r))
+}
+
+// Operation is one of NCCL's.
+type Operation uint8
+
+// Operations.
+const (
+	AllReduce Operation = iota
+	Reduce
+	Broadcast
+	AllGather
+	ReduceScatter
+	Send
+	Recv
+	operations
+)
+
+func (o Operation) String() string {
+	if o < operations {
+		return [operations]string{"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "Send", "Recv"}[o]
+	}
+	return fmt.Sprintf("operation(%d)", uint8(o))
+}
+
+// Call is an operation with its arguments, which are NCCL's.
+type Call struct {
+	Operation Operation
+	Kind      Kind
+	Reduction Reduction
+	Peer      int    // the root, or the other side of Send and Recv
+	Src, Dst  uint64 // addresses; Send has no Dst and Recv no Src
+	Count     uint64 // elements: sendcount of AllGather, recvcount of ReduceScatter
+}
+
+// Status is NCCL's own error code, an ncclResult_t. It is found inside the *driver.CallError
+// of a call that failed, with errors.As.
+type Status int
+
+// Statuses that decide what kind of error a call returns.
+const (
+	success        Status = 0
+	cudaError      Status = 1
+	systemError    Status = 2
+	internalError  Status = 3
+	invalidArg     Status = 4
+	invalidUsage   Status = 5
+	remoteError    Status = 6
+	statusProgress Status = 7
+)
+
+// Error is NCCL's number. The error of a call has NCCL's text too.
+func (s Status) Error() string { return fmt.Sprintf("NCCL error %d", int(s)) }
+
+var (
+	// ErrInProgress is for what NCCL has begun and not done: ask Comm.Progress.
+	ErrInProgress = errors.New("in progress")
+	// ErrPeerGone is for a member that has ended, or that cannot be reached any more.
+	ErrPeerGone = errors.New("a member of the group is gone")
+	// ErrFailed is for a failure of NCCL's or of the system's. The communicator is of no
+	// more use.
+	ErrFailed = errors.New("the communication failed")
+)
