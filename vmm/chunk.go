@@ -203,7 +203,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 	dst = slices.Grow(dst, len(r.table))
 	for i := range r.table {
 		if s := &r.table[i]; s.State == slots.Accessible {
-			dst = append(dst, Segment{r.ptr + Ptr(s.Off), s.Size, s.Mem.prop.Location, s.Mem, r.dev})
+			dst = append(dst, r.segment(s.Off, s.Mem))
 		}
 	}
 	return dst
