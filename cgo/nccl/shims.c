@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const struct {
 	const char *name;
@@ -104,6 +105,23 @@ static ncclResult_t call(struct cuvmm_nccl_comm *c, cudaStream_t stream, const s
 	}
 }
 
+static long long now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+// settle asks for a while whether what was begun is done: NCCL does it in a thread of its own,
+// which mostly takes less time than Go would for asking later.
+static ncclResult_t settle(struct cuvmm_nccl_comm *c, ncclResult_t r) {
+	const long long spin = 200 * 1000; // ns
+	if (r != ncclInProgress)
+		return r;
+	for (long long from = now(); r == ncclInProgress && now() - from < spin;)
+		r = cuvmm_nccl_async_error(c);
+	return r;
+}
+
 static int bad(ncclResult_t r) { return r != ncclSuccess && r != ncclInProgress; }
 
 ncclResult_t cuvmm_nccl_run(struct cuvmm_nccl_comm *c, unsigned long long stream, const struct cuvmm_nccl_call *calls, int n, int *failed) {
@@ -119,32 +137,36 @@ ncclResult_t cuvmm_nccl_run(struct cuvmm_nccl_comm *c, unsigned long long stream
 		if (bad(first))
 			*failed = i;
 	}
-	if (n == 1)
-		return first;
-	r = c->api->group_end(); // also after a failure, which it forgets
+	r = n == 1 ? first : c->api->group_end(); // also after a failure, which it forgets
 	if (bad(first))
 		return first;
+	r = settle(c, r);
 	if (bad(r))
 		*failed = n;
 	return r;
+}
+
+// begun is the result of a call that can return before it is done.
+static ncclResult_t begun(struct cuvmm_nccl_comm *c, ncclResult_t r) {
+	return r == ncclSuccess ? cuvmm_nccl_async_error(c) : r;
 }
 
 ncclResult_t cuvmm_nccl_register(struct cuvmm_nccl_comm *c, unsigned long long at, unsigned long long size, unsigned long long *handle) {
 	void *made = NULL;
 	ncclResult_t r = c->api->register_memory(c->comm, (void *)(uintptr_t)at, size, &made);
 	*handle = (uintptr_t)made;
-	return r;
+	return begun(c, r);
 }
 
 ncclResult_t cuvmm_nccl_deregister(struct cuvmm_nccl_comm *c, unsigned long long handle) {
-	return c->api->deregister_memory(c->comm, (void *)(uintptr_t)handle);
+	return begun(c, c->api->deregister_memory(c->comm, (void *)(uintptr_t)handle));
 }
 
 ncclResult_t cuvmm_nccl_register_window(struct cuvmm_nccl_comm *c, unsigned long long at, unsigned long long size) {
 	c->window = NULL;
-	return c->api->register_window(c->comm, (void *)(uintptr_t)at, size, &c->window, NCCL_WIN_COLL_SYMMETRIC);
+	return begun(c, c->api->register_window(c->comm, (void *)(uintptr_t)at, size, &c->window, NCCL_WIN_COLL_SYMMETRIC));
 }
 
 ncclResult_t cuvmm_nccl_deregister_window(struct cuvmm_nccl_comm *c, unsigned long long window) {
-	return c->api->deregister_window(c->comm, (ncclWindow_t)(uintptr_t)window);
+	return begun(c, c->api->deregister_window(c->comm, (ncclWindow_t)(uintptr_t)window));
 }
