@@ -1,0 +1,302 @@
+//go:build cgo && linux
+
+package nccl
+
+/*
+#cgo noescape cuvmm_nccl_run
+#cgo nocallback cuvmm_nccl_run
+#cgo noescape cuvmm_nccl_progress
+#cgo nocallback cuvmm_nccl_progress
+#include "shims.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Call is cuvmm_nccl_call in C: these do not compile if the two differ.
+//
+// Safety: only sizes and offsets are used.
+var (
+	_ = [1]struct{}{}[unsafe.Sizeof(Call{})-unsafe.Sizeof(C.struct_cuvmm_nccl_call{})]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Kind)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.kind)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Reduction)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.reduction)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Peer)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.peer)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Src)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.src)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Dst)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.dst)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Count)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.count)]
+)
+
+// Comm is one member's communicator. After Abort, or a Destroy that has ended it, all its
+// methods return driver.ErrClosed; so do those of a nil Comm.
+//
+// All methods may be called at any time. The lock lets one call be in NCCL at a time, so
+// Abort, which frees the communicator, does not free it under another call: it waits for the
+// one that is in NCCL. That one returns soon, because what waits for other members runs in a
+// thread of NCCL's. Calls that come after Abort are refused.
+type Comm struct {
+	lib  *Library
+	with func(func() error) error
+
+	ending atomic.Bool // Abort has been called
+	mu     sync.Mutex
+	c      *C.struct_cuvmm_nccl_comm // nil once it has ended
+	window *uint64                   // gets the handle when RegisterWindow is done
+
+	// What run runs. They are kept here because a new function for each Run would be
+	// allocated.
+	run    func() error
+	count  int
+	stream driver.Stream
+}
+
+// Join begins to join a group of size members, of which this one is rank. It returns at
+// once; Comm.Progress is ErrInProgress until all members have joined. Each member has the
+// device of the CUDA context that is current.
+//
+// with runs a function with that context current on the calling thread, as Do of a
+// driver.Device does; nil: the function is called as it is. All later calls to NCCL but
+// Progress go through it too, because NCCL changes the thread's device. If it does not run
+// the function, its error is the call's, but Abort goes on without it.
+//
+// The caller must end the Comm, with Destroy or Abort.
+func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*Comm, error) {
+	const call = "ncclCommInitRankConfig"
+	if rank != int(int32(rank)) || size != int(int32(size)) { //nolint:gosec // that is what is checked
+		return nil, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: fmt.Errorf("rank %d of %d", rank, size)}
+	}
+	if with == nil {
+		with = func(f func() error) error { return f() }
+	}
+	c := &Comm{lib: l, with: with, c: C.cuvmm_nccl_new()}
+	if c.c == nil {
+		return nil, &driver.CallError{Call: call, Kind: driver.ErrOutOfMemory}
+	}
+	c.run = func() error {
+		C.cuvmm_nccl_run(&l.api, c.c, C.size_t(c.count), C.uintptr_t(c.stream))
+		return failure(&c.c.out)
+	}
+	err := with(func() error {
+		// Safety: C copies the ID.
+		C.cuvmm_nccl_join(&l.api, c.c, unsafe.Pointer(&id), C.int(rank), C.int(size))
+		return failure(&c.c.out)
+	})
+	if err != nil && !errors.Is(err, ErrInProgress) {
+		if c.c.comm != nil {
+			C.cuvmm_nccl_abort(&l.api, c.c)
+		}
+		c.free()
+		return nil, err
+	}
+	return c, nil
+}
+
+// free frees what is left once the communicator has ended.
+func (c *Comm) free() {
+	C.cuvmm_nccl_free(c.c)
+	c.c, c.window = nil, nil
+}
+
+// begin begins a call. The caller calls c.mu.Unlock unless there is an error.
+func (c *Comm) begin(call string) error {
+	if c == nil {
+		return closed(call)
+	}
+	c.mu.Lock()
+	if c.c == nil || c.ending.Load() {
+		c.mu.Unlock()
+		return closed(call)
+	}
+	return nil
+}
+
+// do makes a call with the context current.
+func (c *Comm) do(call string, f func()) error {
+	if err := c.begin(call); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	return c.with(func() error {
+		f()
+		return failure(&c.c.out)
+	})
+}
+
+// Progress is nil if all that was begun is done, ErrInProgress if it is not, and else the
+// error that something has failed with. It does not wait. After a failure the Comm is of no
+// more use: end it with Abort.
+func (c *Comm) Progress() error {
+	if err := c.begin("ncclCommGetAsyncError"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	C.cuvmm_nccl_progress(&c.lib.api, c.c)
+	err := failure(&c.c.out)
+	if err == nil {
+		c.windowDone()
+	}
+	return err
+}
+
+// windowDone hands the handle of a window to whoever has asked for it.
+//
+// Safety: only the number of NCCL's pointer is used.
+func (c *Comm) windowDone() {
+	if c.window != nil {
+		*c.window = uint64(uintptr(unsafe.Pointer(c.c.window)))
+		c.window = nil
+	}
+}
+
+// Run queues calls on a stream, several as one group. It returns nil or ErrInProgress; then
+// Progress says when they are queued. Up to 16 calls allocate nothing. After an error the
+// Comm is of no more use, as after one of Progress.
+//
+// Safety: calls has no pointers, and is copied to C's memory.
+func (c *Comm) Run(stream driver.Stream, calls []Call) error {
+	for i := range calls {
+		if o := calls[i].Operation; o >= operations {
+			return &driver.CallError{Call: o.String(), Kind: driver.ErrInvalid, Err: fmt.Errorf("call %d is no operation", i)}
+		}
+	}
+	if err := c.begin("ncclGroupStart"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if len(calls) == 0 {
+		return nil
+	}
+	if C.cuvmm_nccl_reserve(c.c, C.size_t(len(calls))) != 0 {
+		return &driver.CallError{Call: "ncclGroupStart", Kind: driver.ErrOutOfMemory}
+	}
+	copy(unsafe.Slice((*Call)(unsafe.Pointer(c.c.calls)), len(calls)), calls)
+	c.count, c.stream = len(calls), stream
+	return c.with(c.run)
+}
+
+// Register makes n bytes at p known to NCCL. Where NCCL makes nothing of it, handle is 0. A
+// library before 2.19 is driver.ErrNotSupported.
+//
+// Safety: only numbers of NCCL's pointers are used.
+func (c *Comm) Register(p, n uint64) (handle uint64, err error) {
+	const call = "ncclCommRegister"
+	if err := c.need(call, "2.19", func(l *Library) bool { return l.api.reg != nil && l.api.dereg != nil }); err != nil {
+		return 0, err
+	}
+	err = c.do(call, func() {
+		C.cuvmm_nccl_register(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
+		handle = uint64(uintptr(c.c.handle))
+	})
+	return handle, err
+}
+
+// Deregister undoes Register.
+func (c *Comm) Deregister(handle uint64) error {
+	const call = "ncclCommDeregister"
+	if err := c.need(call, "2.19", func(l *Library) bool { return l.api.dereg != nil }); err != nil {
+		return err
+	}
+	return c.do(call, func() { C.cuvmm_nccl_deregister(&c.lib.api, c.c, C.uint64_t(handle)) })
+}
+
+// RegisterWindow makes a symmetric window of n bytes at p. All members have to call it, with
+// as many bytes. If it returns ErrInProgress, it is done when Progress is nil. Then, and not
+// before, handle is set; to 0 where NCCL makes no window. A library before 2.27 is
+// driver.ErrNotSupported.
+func (c *Comm) RegisterWindow(p, n uint64, handle *uint64) error {
+	const call = "ncclCommWindowRegister"
+	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }); err != nil {
+		return err
+	}
+	return c.do(call, func() {
+		C.cuvmm_nccl_register_window(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
+		switch Status(c.c.out.r) {
+		case success:
+			c.window = handle
+			c.windowDone()
+		case statusProgress:
+			c.window = handle
+		}
+	})
+}
+
+// DeregisterWindow undoes RegisterWindow.
+func (c *Comm) DeregisterWindow(handle uint64) error {
+	const call = "ncclCommWindowDeregister"
+	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.dewindow != nil }); err != nil {
+		return err
+	}
+	return c.do(call, func() { C.cuvmm_nccl_deregister_window(&c.lib.api, c.c, C.uint64_t(handle)) })
+}
+
+// need is an error if the library has no such function.
+func (c *Comm) need(call, since string, has func(*Library) bool) error {
+	if c == nil || c.lib == nil {
+		return closed(call)
+	}
+	if !has(c.lib) {
+		return notSupported(call, "NCCL %s does not have it; it came with %s", c.lib, since)
+	}
+	return nil
+}
+
+// Finalize waits for all that is queued, in all members: each of them has to call it. It is
+// done when Progress is nil. Then comes Destroy.
+func (c *Comm) Finalize() error {
+	return c.do("ncclCommFinalize", func() { C.cuvmm_nccl_finalize(&c.lib.api, c.c) })
+}
+
+// Destroy ends the Comm. While something is in progress it returns ErrInProgress and does
+// nothing. One that has failed is aborted, and the error is its failure.
+func (c *Comm) Destroy() error {
+	if err := c.begin("ncclCommDestroy"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	err := c.with(func() error {
+		C.cuvmm_nccl_destroy(&c.lib.api, c.c)
+		return failure(&c.c.out)
+	})
+	if c.c.comm == nil {
+		c.free()
+	}
+	return err
+}
+
+// Abort ends the Comm, and stops what it has queued on streams. Other members do not hear of
+// it. It may be called while another call runs, for which it waits.
+func (c *Comm) Abort() error {
+	const call = "ncclCommAbort"
+	if c == nil {
+		return closed(call)
+	}
+	c.ending.Store(true)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.c == nil {
+		return closed(call)
+	}
+	ran := false
+	abort := func() error {
+		ran = true
+		C.cuvmm_nccl_abort(&c.lib.api, c.c)
+		return failure(&c.c.out)
+	}
+	err := c.with(abort)
+	if !ran {
+		err = abort()
+	}
+	if Status(c.c.out.r) != success {
+		c.c, c.window = nil, nil // NCCL may still write to C's part, which stays
+		return err
+	}
+	c.free()
+	return err
+}
