@@ -436,46 +436,49 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 			return err
 		}
 	}
-	// The stream is waited for here, and what may end the wait elsewhere: waking this goroutine
-	// would take longer than many a call.
-	over := make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() { g.watch(ctx, over) })
+	// The stream is waited for here, and timers end that: waking a goroutine afterwards would
+	// take longer than many a call.
+	w := &wait{g: g}
+	stop := context.AfterFunc(ctx, func() { w.fail(ctx.Err()) })
+	late := time.AfterFunc(g.opts.Timeout, func() { w.fail(g.errLate()) })
+	w.timer = time.AfterFunc(checkPause, w.check)
 	err := st.Sync() // which ends when the stream is free, at the latest after an abort
-	close(over)
-	watching.Wait()
+	stop()
+	late.Stop()
+	w.timer.Stop()
+	if w.over.Swap(true) {
+		<-g.aborted
+	}
 	if failed := g.Err(); errors.Is(failed, ErrAborted) {
 		return failed
 	}
 	return err
 }
 
-// watch fails the group when ctx ends, when Options.Timeout is over, or when the engine knows
-// that another member is gone. It returns when over is closed.
-func (g *Group) watch(ctx context.Context, over <-chan struct{}) {
-	late := time.NewTimer(g.opts.Timeout)
-	defer late.Stop()
-	check := time.NewTicker(checkPause)
-	defer check.Stop()
-	for {
-		var err error
-		select {
-		case <-over:
-			return
-		case <-g.stop:
-			return
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-late.C:
-			err = g.errLate()
-		case <-check.C:
-			err = g.check()
-		}
-		if err != nil {
-			_ = g.fail(err)
-			return
-		}
+// wait is a wait for a stream.
+type wait struct {
+	g     *Group
+	timer *time.Timer // of check
+	over  atomic.Bool // whoever sets it decides how the wait has ended
+}
+
+// fail aborts the group, if the wait is not over.
+func (w *wait) fail(err error) {
+	if !w.over.Swap(true) {
+		_ = w.g.fail(err)
 	}
+}
+
+// check asks the engine, and does so again in a while.
+func (w *wait) check() {
+	if w.over.Load() {
+		return
+	}
+	if err := w.g.check(); err != nil {
+		w.fail(err)
+		return
+	}
+	w.timer.Reset(checkPause)
 }
 
 // check asks the engine whether another member is gone, unless a call asks it now.

@@ -99,6 +99,31 @@ func playSurvivor(m *process) error {
 	if err != nil {
 		return err
 	}
+	for name, end := range map[string]func(*Group) error{"Close": (*Group).Close, "Abort": (*Group).Abort} {
+		before, err := openFiles()
+		if err != nil {
+			return err
+		}
+		const alone = 5
+		for range alone {
+			id, err := NewID("")
+			if err != nil {
+				return err
+			}
+			g, err := Join(m.ctx, m.dev, Options{ID: id, Size: 1})
+			if err != nil {
+				return err
+			}
+			if err := end(g); err != nil {
+				return err
+			}
+		}
+		now, err := openFiles()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%d groups of one that end with %s: descriptors more: %v\n", alone, name, more(before, now))
+	}
 	for _, moment := range []string{"before", "within", "after"} {
 		var most time.Duration
 		kinds := map[string]int{}
