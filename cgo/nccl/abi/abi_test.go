@@ -51,7 +51,7 @@ func TestTool(t *testing.T) {
 	const tool = "../../../tools/abi-check-nccl"
 	read(t, tool)
 	ours := read(t, "../symbols.h")
-	nvidia := "#define NCCL_VERSION_CODE 22809\n#include <cuda_runtime.h>\n" + ours[:strings.Index(ours, "#define CUVMM_NCCL_SYMBOLS")]
+	nvidia := "#define NCCL_VERSION_CODE 22809\n#include <cuda_runtime.h>\n" + ours[:strings.Index(ours, "#define CUVMM_NCCL_SYMBOLS(")]
 	prototype := regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL)\(([^,]*), \w+, "(\w+)", (\(.*\))\)(?: \\)?$`)
 	for _, m := range prototype.FindAllStringSubmatch(ours, -1) {
 		nvidia += m[1] + " " + m[2] + m[3] + ";\n"
