@@ -59,8 +59,9 @@ lint: tools/bin/golangci-lint ## golangci-lint, with the walls between packages
 tools/bin/%: tools/go.mod tools/go.sum
 	go build -C tools -o bin/ tool
 
-abi-check: ## our CUDA header against NVIDIA's: CUDA_H=path, OUT=file writes what it says
-	tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)"
+abi-check: ## our headers against NVIDIA's: CUDA_H=path, OUT=file writes what it says; NCCL_H=path
+	$(if $(CUDA_H)$(if $(NCCL_H),,x),tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)")
+	$(if $(NCCL_H),tools/abi-check-nccl "$(NCCL_H)")
 
 kernels: ## vmm/kernel/device/builtin.ptx of its CUDA source; needs nvcc
 	tools/kernels

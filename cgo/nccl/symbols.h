@@ -33,6 +33,30 @@ enum {
 
 enum { NCCL_WIN_COLL_SYMMETRIC = 1 };
 
+// Kinds of element and reductions, which the Go side counts in this order.
+enum {
+	ncclInt8 = 0,
+	ncclUint8 = 1,
+	ncclInt32 = 2,
+	ncclUint32 = 3,
+	ncclInt64 = 4,
+	ncclUint64 = 5,
+	ncclFloat16 = 6,
+	ncclFloat32 = 7,
+	ncclFloat64 = 8,
+	ncclBfloat16 = 9,
+	ncclFloat8e4m3 = 10,
+	ncclFloat8e5m2 = 11,
+};
+
+enum {
+	ncclSum = 0,
+	ncclProd = 1,
+	ncclMax = 2,
+	ncclMin = 3,
+	ncclAvg = 4,
+};
+
 // Version 2.28's. A library takes size bytes of it, and of these what version has.
 typedef struct {
 	size_t size;

@@ -6,7 +6,7 @@
 //
 // The library is C, in lib. A test opens it as the binding opens NVIDIA's, and
 // controls it through [Library]. That takes C too, and C outside the
-// folder cgo is here and in internal/fakenvrtc alone: the packages there may not be used
+// folder cgo is here, in internal/fakenvrtc and in internal/fakenccl alone: the packages there may not be used
 // from here, and what forks and injects faults must not be used by other modules.
 //
 //	path := fakecuda.Build(t)
