@@ -1,0 +1,29 @@
+// NCCL's calls as a C program makes them, on memory of cuMemAlloc.
+#ifndef NCCLOOP_H
+#define NCCLOOP_H
+
+#include <stddef.h>
+
+struct nccloop;
+
+// nccloop_took is what a function returns: how long the timed calls took, and for a failure
+// the call and its result. Result -1 is the loader's.
+typedef struct {
+	long long ns;
+	const char *call; // NULL: no failure
+	int r;
+} nccloop_took;
+
+enum nccloop_op { NCCLOOP_ALL_REDUCE, NCCLOOP_ALL_GATHER, NCCLOOP_SEND_RECV, NCCLOOP_GATHER_UNEQUAL };
+
+nccloop_took nccloop_id(const char *nccl, char id[128]);
+// nccloop_open makes a blocking communicator and two buffers of that many bytes.
+nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, size_t bytes);
+nccloop_took nccloop_close(struct nccloop *l);
+// nccloop_run makes n calls and waits for them. bytes has how many each rank sends; only the
+// unequal gather looks at more than its own.
+nccloop_took nccloop_run(struct nccloop *l, enum nccloop_op op, const size_t *bytes, int n);
+// nccloop_queue makes n calls, of which the time counts, and waits for them.
+nccloop_took nccloop_queue(struct nccloop *l, enum nccloop_op op, const size_t *bytes, int n);
+
+#endif

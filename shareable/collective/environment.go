@@ -1,0 +1,173 @@
+package collective
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Environment is what the environment says about the group that a process was started in.
+type Environment struct {
+	Rank, Size int
+	// LocalRank is the process's number on its host, which is the device to take.
+	LocalRank int
+	// Address is host:port where rank 0 gives the group's identity to the others. It is empty
+	// if NCCL_COMM_ID is set, with which NCCL finds the others by itself.
+	Address string
+	// Launcher is what started the process: torchrun, mpirun, srun.
+	Launcher string
+}
+
+// launcher is how a program that starts groups says so in the environment.
+type launcher struct {
+	name              string
+	rank, size, local string
+	address           func(getenv func(string) string) (host string, port int, err error)
+}
+
+var launchers = []launcher{
+	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", fromMaster},
+	{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", fromMPI},
+	{"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", fromMPI},
+	{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", fromSlurm},
+}
+
+// addressVar names host:port of rank 0, over whatever a launcher says.
+const addressVar = "CUVMM_GROUP_ADDRESS"
+
+// FromEnvironment reads what torchrun, mpirun (Open MPI, MPICH and those of its kind) or srun
+// has set, in this order, and the variables of none of them: RANK, WORLD_SIZE and LOCAL_RANK.
+// Rank 0 is reached at CUVMM_GROUP_ADDRESS, host:port, or else
+//   - under torchrun at MASTER_ADDR, and the port after MASTER_PORT, which torchrun uses itself;
+//   - under mpirun at MASTER_ADDR too, or if all processes are on one host on that;
+//   - under srun at the first host of the step, and a port made of the job's and the step's
+//     numbers, from 20,000 on.
+//
+// If the environment says nothing of a group, it returns vmm.ErrInvalid.
+func FromEnvironment() (Environment, error) { return fromEnvironment(os.Getenv) }
+
+func fromEnvironment(getenv func(string) string) (e Environment, err error) {
+	for _, l := range launchers {
+		if getenv(l.rank) == "" || getenv(l.size) == "" {
+			continue
+		}
+		if e, err = l.read(getenv); err != nil {
+			return e, fmt.Errorf("%w: the environment of %s: %w", vmm.ErrInvalid, l.name, err)
+		}
+		return e, nil
+	}
+	return e, fmt.Errorf("%w: the environment names no group: RANK and WORLD_SIZE are not set, nor are mpirun's variables or srun's", vmm.ErrInvalid)
+}
+
+func (l launcher) read(getenv func(string) string) (e Environment, err error) {
+	e.Launcher = l.name
+	for _, x := range []struct {
+		name string
+		to   *int
+	}{{l.rank, &e.Rank}, {l.size, &e.Size}, {l.local, &e.LocalRank}} {
+		text := getenv(x.name)
+		if text == "" && x.name == l.local {
+			continue
+		}
+		if *x.to, err = number(x.name, text); err != nil {
+			return e, err
+		}
+	}
+	if e.Rank >= e.Size {
+		return e, fmt.Errorf("%s=%d, %s=%d", l.rank, e.Rank, l.size, e.Size)
+	}
+	if getenv("NCCL_COMM_ID") != "" || e.Size == 1 {
+		return e, nil
+	}
+	if e.Address = getenv(addressVar); e.Address != "" {
+		_, _, err := net.SplitHostPort(e.Address)
+		return e, err
+	}
+	host, port, err := l.address(getenv)
+	if err != nil {
+		return e, fmt.Errorf("%w; %s=host:port says where rank 0 is", err, addressVar)
+	}
+	if port < 1 || port > 65535 {
+		return e, fmt.Errorf("port %d", port)
+	}
+	e.Address = net.JoinHostPort(host, strconv.Itoa(port))
+	return e, nil
+}
+
+// number is a variable that is a number, from 0 on.
+func number(name, text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > maxSize {
+		return 0, fmt.Errorf("%s=%q is not a number from 0 to %d", name, text, maxSize)
+	}
+	return n, nil
+}
+
+// maxSize is more members than any group has.
+const maxSize = 1 << 20
+
+// fromMaster is where torchrun says that rank 0 is.
+func fromMaster(getenv func(string) string) (host string, port int, err error) {
+	if host = getenv("MASTER_ADDR"); host == "" {
+		return "", 0, errors.New("MASTER_ADDR is not set")
+	}
+	port, err = number("MASTER_PORT", getenv("MASTER_PORT"))
+	return host, port + 1, err
+}
+
+// fromMPI is rank 0's host under an mpirun, which does not say it but if there is only one.
+func fromMPI(getenv func(string) string) (host string, port int, err error) {
+	if getenv("MASTER_ADDR") != "" {
+		return fromMaster(getenv)
+	}
+	for _, v := range [][2]string{{"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, {"PMI_SIZE", "MPI_LOCALNRANKS"}} {
+		if all := getenv(v[0]); all != "" && all == getenv(v[1]) {
+			return "127.0.0.1", firstPort + portOf(getenv("OMPI_MCA_ess_base_jobid"), getenv("PMI_ID"), strconv.Itoa(os.Getppid())), nil
+		}
+	}
+	return "", 0, errors.New("MASTER_ADDR is not set, and there are several hosts")
+}
+
+// fromSlurm is rank 0's host under srun.
+func fromSlurm(getenv func(string) string) (host string, port int, err error) {
+	list := getenv("SLURM_STEP_NODELIST")
+	if list == "" {
+		list = getenv("SLURM_JOB_NODELIST")
+	}
+	if host = firstHost(list); host == "" {
+		return "", 0, fmt.Errorf("no host in SLURM_STEP_NODELIST=%q", list)
+	}
+	return host, firstPort + portOf(getenv("SLURM_JOB_ID"), getenv("SLURM_STEP_ID")), nil
+}
+
+const (
+	firstPort = 20_000
+	ports     = 10_000
+)
+
+// portOf is a number below ports for a job.
+func portOf(names ...string) int { return int(sumOf([]byte(strings.Join(names, "."))) % ports) }
+
+// firstHost is the first host of a list as Slurm writes it: a,b or n[01-04,07],m2.
+func firstHost(list string) string {
+	prefix, rest, bracket := strings.Cut(list, "[")
+	if i := strings.IndexByte(prefix, ','); i >= 0 || !bracket {
+		host, _, _ := strings.Cut(list, ",")
+		return host
+	}
+	numbers, after, ok := strings.Cut(rest, "]")
+	if !ok {
+		return ""
+	}
+	end := strings.IndexAny(numbers, ",-")
+	if end < 0 {
+		end = len(numbers)
+	}
+	suffix, _, _ := strings.Cut(after, ",")
+	return prefix + numbers[:end] + suffix
+}

@@ -1,0 +1,455 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Group is this process's membership in a group, with memory of one device. Safe for
+// concurrent use; calls are made one after the other, and all members have to make them in
+// the same order. The caller must Close or Abort it, before its device.
+type Group struct {
+	// Immutable.
+	dev        *vmm.Device
+	rank, size int
+	opts       Options
+	stop       chan struct{} // closed by fail
+
+	// calling has an element while a call of the group is made. It comes before the locks of
+	// memory, and those before engineMu.
+	calling chan struct{}
+
+	// Of the call that is made.
+	own   *vmm.Stream // for what the members tell each other
+	notes *vmm.Range  // what they tell
+	calls []nccl.Call
+	spans []vmm.Span
+
+	// engineMu is held for each use of e, also by what registers memory that grows. Its
+	// holder waits for the other members at most.
+	engineMu sync.Mutex
+	e        engine.Engine
+
+	// Guarded by mu.
+	mu     sync.Mutex // no other lock is taken while it is held
+	failed error      // why the group is of no more use
+	closed bool
+	regs   map[*Registration]struct{}
+
+	aborted  chan struct{} // closed when the engine is aborted
+	counters counters
+}
+
+type counters struct{ calls, registered, deregistered atomic.Uint64 }
+
+// Stats counts what a Group has done.
+type Stats struct {
+	Calls        uint64 `json:"calls"`        // of NCCL, those of the group's own included
+	Registered   uint64 `json:"registered"`   // chunks registered so far
+	Deregistered uint64 `json:"deregistered"` // chunks of which that was undone
+}
+
+// NewGroup is for package collectivetest: a group on another engine than NCCL. It takes e
+// over, also if it returns an error.
+func NewGroup(dev *vmm.Device, rank, size int, e engine.Engine, o Options) (*Group, error) {
+	o.Rank, o.Size = rank, size
+	o, err := o.resolve(dev)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("join a group: %w", err), e.Abort(), e.Free())
+	}
+	return newGroup(dev, e, o)
+}
+
+// newGroup takes e over. The options are resolved.
+func newGroup(dev *vmm.Device, e engine.Engine, o Options) (*Group, error) {
+	g := &Group{
+		dev: dev, rank: o.Rank, size: o.Size, opts: o, e: e, stop: make(chan struct{}), aborted: make(chan struct{}),
+		calling: make(chan struct{}, 1), regs: map[*Registration]struct{}{},
+	}
+	if err := g.makeNotes(); err != nil {
+		return nil, errors.Join(fmt.Errorf("join a group: %w", err), g.Abort())
+	}
+	return g, nil
+}
+
+// Rank is this member's number, from 0 on.
+func (g *Group) Rank() int {
+	if g == nil {
+		return 0
+	}
+	return g.rank
+}
+
+// Size is how many members the group has.
+func (g *Group) Size() int {
+	if g == nil {
+		return 0
+	}
+	return g.size
+}
+
+// Device is the device whose memory the group moves.
+func (g *Group) Device() *vmm.Device {
+	if g == nil {
+		return nil
+	}
+	return g.dev
+}
+
+// Engine is what carries the data, and its version.
+func (g *Group) Engine() string {
+	if g == nil || g.dev == nil {
+		return ""
+	}
+	return g.e.Name()
+}
+
+// Stats counts what the group has done.
+func (g *Group) Stats() Stats {
+	if g == nil {
+		return Stats{}
+	}
+	c := &g.counters
+	return Stats{Calls: c.calls.Load(), Registered: c.registered.Load(), Deregistered: c.deregistered.Load()}
+}
+
+// Err is nil while the group can be used. Else it says why not: ErrPeerGone, ErrFailed, a
+// wait that took too long, ErrAborted, vmm.ErrClosed.
+func (g *Group) Err() error {
+	if g == nil || g.dev == nil {
+		return errNoGroup
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.failed != nil:
+		return g.failed
+	case g.closed:
+		return errClosed
+	}
+	return nil
+}
+
+// op adds the operation's name to an error.
+func (g *Group) op(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if g == nil || g.dev == nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return fmt.Errorf("%s, rank %d of %d: %w", name, g.rank, g.size, err)
+}
+
+// begin waits until no other call is made. end is for after it.
+func (g *Group) begin(ctx context.Context) error {
+	if ctx == nil {
+		return errNoContext
+	}
+	if err := g.Err(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case g.calling <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-g.stop:
+		return g.Err()
+	}
+	if err := g.Err(); err != nil {
+		g.end()
+		return err
+	}
+	return nil
+}
+
+func (g *Group) end() { <-g.calling }
+
+// Do queues operations on a stream of the group's device, as one: none waits for another to
+// end. They run once all members that take part have queued theirs, and it returns before
+// that. The memory they use is not unmapped before, and no access to it is taken away; what
+// wants to do so later waits for them, as for any work. On a stream that is being captured
+// they become part of the graph.
+//
+// What cannot be is refused before anything is queued: vmm.ErrInvalid, vmm.ErrBounds,
+// vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for Function.Launch. All
+// other errors end the group: ErrPeerGone, ErrFailed, os.ErrDeadlineExceeded after
+// Options.Timeout, and the error of a context that has ended before the operations were
+// queued, which is seldom but for the first, when the members connect.
+func (g *Group) Do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
+	if g == nil || g.dev == nil {
+		return g.op("do", errNoGroup)
+	}
+	if err := g.begin(ctx); err != nil {
+		return g.op("do", err)
+	}
+	defer g.end()
+	return g.op("do", g.do(ctx, st, ops...))
+}
+
+// do is Do. The caller has begun a call.
+func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
+	if err := checkStream(st, g.dev); err != nil {
+		return err
+	}
+	g.calls, g.spans = g.calls[:0], g.spans[:0]
+	for i := range ops {
+		c, spans, err := ops[i].prepare(g.rank, g.size, g.spans)
+		if err != nil {
+			return fmt.Errorf("%v: %w", ops[i].op, err)
+		}
+		if g.spans = spans; c.Count > 0 {
+			g.calls = append(g.calls, c)
+		}
+	}
+	if len(g.calls) == 0 {
+		return st.Usable()
+	}
+	unlock, err := st.LockSpans(g.spans...)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	queue, _, release, err := st.Hold()
+	if err != nil {
+		return err
+	}
+	defer release()
+	g.counters.calls.Add(uint64(len(g.calls)))
+	return g.finish(ctx, func() error { return g.e.Run(queue, g.spans, g.calls) })
+}
+
+// checkStream is nil for a stream of the device.
+func checkStream(st *vmm.Stream, dev *vmm.Device) error {
+	switch {
+	case st.Device() == nil:
+		return fmt.Errorf("%w: no stream", vmm.ErrInvalid)
+	case !sameDevice(st.Device(), dev):
+		return fmt.Errorf("%w: a stream of %v, the group is on %v", vmm.ErrInvalid, st.Device(), dev)
+	}
+	return nil
+}
+
+// sameDevice reports whether memory of a is memory of b.
+func sameDevice(a, b *vmm.Device) bool {
+	return a == b || a.Driver() == b.Driver() && a.Info().Ordinal == b.Info().Ordinal
+}
+
+// finish makes a call of the engine and waits until it is done. An error that is not the
+// caller's mistake ends the group.
+func (g *Group) finish(ctx context.Context, call func() error) error {
+	g.engineMu.Lock()
+	defer g.engineMu.Unlock()
+	select {
+	case <-g.stop: // the engine is of no more use
+		return g.Err()
+	default:
+	}
+	err := call()
+	if errors.Is(err, nccl.ErrInProgress) {
+		err = g.progress(ctx)
+	}
+	if err == nil || errors.Is(err, vmm.ErrInvalid) || errors.Is(err, vmm.ErrNotSupported) {
+		return err
+	}
+	return g.fail(err)
+}
+
+// progress asks the engine until what it has begun is done. Requires engineMu.
+func (g *Group) progress(ctx context.Context) error {
+	p := g.pause()
+	for {
+		if err := g.e.Progress(); !errors.Is(err, nccl.ErrInProgress) {
+			return err
+		}
+		if err := p.next(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// pause is the time between two questions: none at first, since most replies are there
+// within microseconds.
+type pause struct {
+	g     *Group
+	begun time.Time
+	asked int
+}
+
+func (g *Group) pause() pause { return pause{g: g, begun: time.Now()} }
+
+const (
+	spin     = 100 * time.Microsecond
+	maxPause = time.Millisecond
+)
+
+// next waits a little. It returns why waiting is over.
+func (p *pause) next(ctx context.Context) error {
+	waited := time.Since(p.begun)
+	p.asked++
+	if waited < spin {
+		runtime.Gosched()
+		return ctx.Err()
+	}
+	if waited >= p.g.opts.Timeout {
+		return p.g.errLate()
+	}
+	t := time.NewTimer(min(waited/8, maxPause, p.g.opts.Timeout-waited))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-p.g.stop:
+		return p.g.Err()
+	}
+}
+
+// fail ends the group because of err, unless it has ended before, and returns why it has.
+func (g *Group) fail(err error) error {
+	g.mu.Lock()
+	first := g.failed == nil && !g.closed
+	if first {
+		if g.failed = err; !errors.Is(err, ErrAborted) {
+			g.failed = fmt.Errorf("%w: %w", ErrAborted, err)
+		}
+		close(g.stop)
+	}
+	g.mu.Unlock()
+	if !first {
+		<-g.aborted
+		return err
+	}
+	defer close(g.aborted)
+	if failed := g.e.Abort(); failed != nil {
+		return fmt.Errorf("%w; and aborting the group: %w", err, failed)
+	}
+	return err
+}
+
+// Abort ends this member's part of the group at once, and what the group has queued on
+// streams; the bytes that it would have written are undefined. Other calls return ErrAborted. It
+// can take half a second. The other members notice it as the end of this process: soon, or when
+// their time is over. Twice is fine, and so is a nil Group.
+func (g *Group) Abort() error {
+	if g == nil || g.dev == nil {
+		return nil
+	}
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return nil
+	}
+	g.mu.Unlock()
+	_ = g.fail(ErrAborted)
+	return g.op("abort", g.free())
+}
+
+// free gives back what the group has, once it has ended. Twice is fine.
+func (g *Group) free() error {
+	g.calling <- struct{}{} // calls return soon: they wait for no other member any more
+	defer g.end()
+	g.mu.Lock()
+	was := g.closed
+	g.closed = true
+	regs := g.regs
+	g.regs = nil
+	g.mu.Unlock()
+	if was {
+		return nil
+	}
+	var err error
+	for r := range regs {
+		err = errors.Join(err, r.end())
+	}
+	err = errors.Join(err, g.own.Close(), g.notes.Close())
+	g.engineMu.Lock()
+	defer g.engineMu.Unlock()
+	return errors.Join(err, g.e.Free())
+}
+
+// Close ends the group once the other members call Close, too, and what it has queued has
+// run. If they do not, it aborts the group after Options.Timeout. Twice is fine, and so is a nil
+// Group.
+func (g *Group) Close() error {
+	if g == nil || g.dev == nil {
+		return nil
+	}
+	err := g.begin(context.Background())
+	switch {
+	case errors.Is(err, vmm.ErrClosed) && !errors.Is(err, ErrAborted):
+		return nil
+	case err != nil: // it was aborted, or is
+		return g.op("close", g.free())
+	}
+	// Registrations end first: the engine needs to be whole for that.
+	g.mu.Lock()
+	regs := make([]*Registration, 0, len(g.regs))
+	for r := range g.regs {
+		regs = append(regs, r)
+	}
+	g.mu.Unlock()
+	for _, r := range regs {
+		err = errors.Join(err, r.end())
+	}
+	if failed := g.finish(context.Background(), g.e.Close); failed != nil {
+		err = errors.Join(err, failed)
+	}
+	g.end()
+	return g.op("close", errors.Join(err, g.free()))
+}
+
+// Sync waits until the stream has done what it was told so far. It returns ErrPeerGone,
+// ErrFailed or os.ErrDeadlineExceeded if that will not be, because another member is gone or
+// makes other calls, and the error of a context that ends first. In each of these cases the
+// group is aborted, since NCCL can take nothing back, and the stream is free.
+func (g *Group) Sync(ctx context.Context, st *vmm.Stream) error {
+	if g == nil || g.dev == nil {
+		return g.op("sync", errNoGroup)
+	}
+	if ctx == nil {
+		return g.op("sync", errNoContext)
+	}
+	return g.op("sync", g.sync(ctx, st))
+}
+
+// asksPerCheck is how often a stream is asked before the engine is, which takes a lock.
+const asksPerCheck = 4
+
+func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
+	if err := g.Err(); err != nil {
+		return err
+	}
+	p := g.pause()
+	for {
+		done, err := st.Done()
+		if done || err != nil {
+			return err
+		}
+		if time.Since(p.begun) > spin && p.asked%asksPerCheck == 0 && g.engineMu.TryLock() { // else another call asks
+			if err = g.Err(); err == nil {
+				err = g.e.Progress()
+			}
+			g.engineMu.Unlock()
+			if err != nil && !errors.Is(err, nccl.ErrInProgress) {
+				return g.fail(err)
+			}
+		}
+		if err := p.next(ctx); err != nil {
+			return g.fail(err)
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package collective
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// The members meet over TCP: each sends hello to rank 0, which checks what all say, and replies
+// with the identity, or why there is none.
+type hello struct {
+	Magic      [8]byte
+	Rank, Size uint32
+}
+
+// reply is rank 0's. A Code other than 0 says why there is no group.
+type reply struct {
+	Magic [8]byte
+	Code  uint32
+	Rank  uint32 // that the code is about
+	ID    ID
+}
+
+// Codes of a reply.
+const (
+	meetGood uint32 = iota
+	meetOtherSize
+	meetTwice
+)
+
+var meetMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 'g', 'r', '1'}
+
+const (
+	meetTimeout = 10 * time.Second // for what a member sends once it is connected
+	meetRetry   = 50 * time.Millisecond
+)
+
+// arrival is a member that has said hello.
+type arrival struct {
+	conn net.Conn
+	says hello
+}
+
+// giveID gives the other members the identity. Connections of strangers are closed.
+func giveID(ctx context.Context, address string, size int, id ID) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", port))
+	if err != nil {
+		return err
+	}
+	sub, cancel := context.WithCancel(ctx)
+	arrivals := make(chan arrival)
+	var tasks sync.WaitGroup
+	tasks.Go(func() { receive(sub, l, arrivals, &tasks) })
+	members := make([]net.Conn, size)
+	defer func() {
+		cancel()
+		_ = l.Close()
+		for _, c := range members {
+			if c != nil {
+				_ = c.Close()
+			}
+		}
+		tasks.Wait()
+	}()
+	for missing := size - 1; missing > 0; missing-- {
+		select {
+		case a := <-arrivals:
+			if err := admit(members, a); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d members are missing: %w", missing, size, ctx.Err())
+		}
+	}
+	for rank, m := range members {
+		if m == nil {
+			continue
+		}
+		if err := send(m, reply{Magic: meetMagic, ID: id}); err != nil {
+			return fmt.Errorf("%w: rank %d: %w", ErrPeerGone, rank, err)
+		}
+	}
+	return nil
+}
+
+// receive passes on who says hello, until l is closed. It ends with ctx.
+func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks *sync.WaitGroup) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select { // there are no descriptors just now
+			case <-time.After(meetRetry):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		tasks.Go(func() {
+			stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+			defer stop()
+			a := arrival{conn: c}
+			if err := exchange(c, func() error { return binary.Read(c, binary.LittleEndian, &a.says) }); err == nil && a.says.Magic == meetMagic {
+				select {
+				case arrivals <- a:
+					return
+				case <-ctx.Done():
+				}
+			}
+			_ = c.Close()
+		})
+	}
+}
+
+// admit makes the arrival a member. If it cannot be one there is no group, and all are told.
+func admit(members []net.Conn, a arrival) error {
+	code := meetGood
+	switch h := a.says; {
+	case h.Size != uint32(len(members)):
+		code = meetOtherSize
+	case h.Rank == 0 || h.Rank >= h.Size || members[h.Rank] != nil:
+		code = meetTwice
+	}
+	if code == meetGood {
+		members[a.says.Rank] = a.conn
+		return nil
+	}
+	for _, m := range append(slices.Clone(members), a.conn) {
+		if m != nil {
+			_ = send(m, reply{Magic: meetMagic, Code: code, Rank: a.says.Rank})
+		}
+	}
+	_ = a.conn.Close()
+	return meetError(code, int(a.says.Rank))
+}
+
+func send(c net.Conn, r reply) error {
+	return exchange(c, func() error { return binary.Write(c, binary.LittleEndian, r) })
+}
+
+// exchange limits the time of what f does with c.
+func exchange(c net.Conn, f func() error) error {
+	if err := c.SetDeadline(time.Now().Add(meetTimeout)); err != nil {
+		return err
+	}
+	return f()
+}
+
+// takeID gets the identity from rank 0, which may start later than this member.
+func takeID(ctx context.Context, address string, rank, size int) (ID, error) {
+	for {
+		r, err := ask(ctx, address, hello{Magic: meetMagic, Rank: uint32(rank), Size: uint32(size)})
+		switch {
+		case err == nil && r.Magic == meetMagic && r.Code != meetGood:
+			return ID{}, meetError(r.Code, int(r.Rank))
+		case err == nil && r.Magic == meetMagic:
+			return r.ID, nil
+		case ctx.Err() != nil:
+			return ID{}, fmt.Errorf("rank 0 at %s: %w", address, errors.Join(ctx.Err(), err))
+		}
+		select {
+		case <-time.After(meetRetry):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// ask connects to rank 0 and waits for its reply, which comes when all members have connected.
+func ask(ctx context.Context, address string, h hello) (r reply, err error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return r, err
+	}
+	defer c.Close() //nolint:errcheck // everything was read
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := binary.Write(c, binary.LittleEndian, h); err != nil {
+		return r, err
+	}
+	err = binary.Read(c, binary.LittleEndian, &r)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = fmt.Errorf("no reply: %w", err)
+	}
+	return r, err
+}
+
+// meetError is why there is no group.
+func meetError(code uint32, rank int) error {
+	switch code {
+	case meetOtherSize:
+		return fmt.Errorf("%w: rank %d says another number of members", ErrMismatch, rank)
+	case meetTwice:
+		return fmt.Errorf("%w: rank %d is there twice", ErrMismatch, rank)
+	}
+	return fmt.Errorf("%w: code %d of rank 0", ErrFailed, code)
+}

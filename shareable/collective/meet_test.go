@@ -1,0 +1,163 @@
+package collective
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+func env(of map[string]string) func(string) string {
+	return func(name string) string { return of[name] }
+}
+
+func TestFromEnvironment(t *testing.T) {
+	torchrun := map[string]string{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
+	slurm := map[string]string{"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "5", "SLURM_STEP_NODELIST": "gpu[03-04,07],x", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+	with := func(base map[string]string, also ...string) map[string]string {
+		all := map[string]string{}
+		for k, v := range base {
+			all[k] = v
+		}
+		for i := 0; i < len(also); i += 2 {
+			all[also[i]] = also[i+1]
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		env  map[string]string
+		want Environment
+		err  string
+	}{
+		"torchrun":             {env: torchrun, want: Environment{Rank: 3, Size: 8, LocalRank: 1, Address: "n1:29501", Launcher: "torchrun"}},
+		"an address of ours":   {env: with(torchrun, addressVar, "[::1]:7"), want: Environment{Rank: 3, Size: 8, LocalRank: 1, Address: "[::1]:7", Launcher: "torchrun"}},
+		"NCCL's own":           {env: with(torchrun, "NCCL_COMM_ID", "n1:7"), want: Environment{Rank: 3, Size: 8, LocalRank: 1, Launcher: "torchrun"}},
+		"no local rank":        {env: with(torchrun, "LOCAL_RANK", ""), want: Environment{Rank: 3, Size: 8, Address: "n1:29501", Launcher: "torchrun"}},
+		"alone":                {env: map[string]string{"RANK": "0", "WORLD_SIZE": "1"}, want: Environment{Size: 1, Launcher: "torchrun"}},
+		"srun":                 {env: slurm, want: Environment{Rank: 5, Size: 16, LocalRank: 5, Address: "gpu03:" + strconv.Itoa(firstPort+portOf("17", "0")), Launcher: "srun"}},
+		"mpirun with a master": {env: map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "9"}, want: Environment{Rank: 1, Size: 4, Address: "h:10", Launcher: "mpirun"}},
+		"mpirun on many hosts": {env: map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, err: "several hosts"},
+		"nothing":              {env: nil, err: "names no group"},
+		"no number":            {env: with(torchrun, "RANK", "x"), err: `RANK="x"`},
+		"negative":             {env: with(torchrun, "WORLD_SIZE", "-1"), err: "WORLD_SIZE"},
+		"too large a rank":     {env: with(torchrun, "RANK", "8"), err: "RANK=8"},
+		"no port":              {env: with(torchrun, "MASTER_PORT", ""), err: "MASTER_PORT"},
+		"port 65536":           {env: with(torchrun, "MASTER_PORT", "65535"), err: "port 65536"},
+		"no host":              {env: with(slurm, "SLURM_STEP_NODELIST", "gpu["), err: "no host"},
+		"not an address":       {env: with(torchrun, addressVar, "here"), err: "missing port"},
+	} {
+		got, err := fromEnvironment(env(c.env))
+		if c.err != "" {
+			require.ErrorIs(t, err, vmm.ErrInvalid, name)
+			require.ErrorContains(t, err, c.err, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.Equal(t, c.want, got, name)
+	}
+	one, err := fromEnvironment(env(map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}))
+	require.NoError(t, err)
+	require.Contains(t, one.Address, "127.0.0.1:")
+}
+
+func TestFirstHost(t *testing.T) {
+	for list, want := range map[string]string{
+		"a": "a", "a,b": "a", "n[01-04,07],m2": "n01", "n[3,5]": "n3", "n[7]": "n7", "a,n[1-2]": "a", "r[1-2]n1": "r1n1", "n[1": "", "": "",
+	} {
+		require.Equal(t, want, firstHost(list), list)
+	}
+}
+
+// freeAddress is an address at which nothing listens now.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	return l.Addr().String()
+}
+
+// met is what meeting came to, by rank.
+type met struct {
+	id  ID
+	err error
+}
+
+// meet has members meet: those of the ranks, of which each says a size.
+func meetAll(t *testing.T, limit time.Duration, size int, members ...[2]int) []met {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	address := freeAddress(t)
+	all := make([]chan met, len(members))
+	for i, m := range members {
+		all[i] = make(chan met, 1)
+		go func() {
+			if m[0] == 0 {
+				all[i] <- met{ID{1}, giveID(ctx, address, size, ID{1})}
+				return
+			}
+			id, err := takeID(ctx, address, m[0], m[1])
+			all[i] <- met{id, err}
+		}()
+	}
+	var got []met
+	for _, c := range all {
+		got = append(got, <-c)
+	}
+	return got
+}
+
+func TestMeet(t *testing.T) {
+	for _, m := range meetAll(t, time.Minute, 4, [2]int{3, 4}, [2]int{1, 4}, [2]int{0, 4}, [2]int{2, 4}) {
+		require.NoError(t, m.err)
+		require.Equal(t, ID{1}, m.id)
+	}
+	for name, got := range map[string][]met{
+		"twice":          meetAll(t, 5*time.Second, 3, [2]int{0, 3}, [2]int{1, 3}, [2]int{1, 3}),
+		"another size":   meetAll(t, 5*time.Second, 3, [2]int{0, 3}, [2]int{1, 4}),
+		"rank too large": meetAll(t, 5*time.Second, 3, [2]int{0, 3}, [2]int{3, 3}),
+	} {
+		for _, m := range got {
+			require.ErrorIs(t, m.err, ErrMismatch, name)
+		}
+	}
+	for _, m := range meetAll(t, 300*time.Millisecond, 3, [2]int{0, 3}, [2]int{1, 3}) {
+		require.ErrorIs(t, m.err, context.DeadlineExceeded)
+	}
+	for _, m := range meetAll(t, 300*time.Millisecond, 3, [2]int{1, 3}) {
+		require.ErrorIs(t, m.err, context.DeadlineExceeded)
+	}
+}
+
+// TestMeetStrangers: what connects and is no member keeps no one out.
+func TestMeetStrangers(t *testing.T) {
+	address := freeAddress(t)
+	done := make(chan error, 1)
+	go func() { done <- giveID(t.Context(), address, 2, ID{7}) }()
+	for _, says := range []string{"", "GET / HTTP/1.1\r\n\r\n", "cuvmmgr2\x01\x00\x00\x00\x02\x00\x00\x00"} {
+		require.Eventually(t, func() bool {
+			var d net.Dialer
+			c, err := d.DialContext(t.Context(), "tcp", address)
+			if err != nil {
+				return false
+			}
+			_, err = c.Write([]byte(says))
+			return c.Close() == nil && err == nil
+		}, 10*time.Second, 10*time.Millisecond)
+	}
+	var d net.Dialer // says nothing, and stays
+	silent, err := d.DialContext(t.Context(), "tcp", address)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, silent.Close()) }()
+	id, err := takeID(t.Context(), address, 1, 2)
+	require.NoError(t, err)
+	require.Equal(t, ID{7}, id)
+	require.NoError(t, <-done)
+}
