@@ -8,13 +8,15 @@
 // of all; the others wait for it. As with NCCL, what one member queues runs one after the
 // other, on whatever streams.
 //
-//	what happens                                 Progress of the others       their kernels
-//	a member is aborted                          nccl.ErrPeerGone, its rank   wait until Abort
-//	a member has closed and others wait for it   nccl.ErrPeerGone, its rank   wait until Abort
-//	members disagree                             nccl.ErrFailed, both calls   end
-//	members wait for each other                  nccl.ErrFailed, both calls   end
+//	what happens                                 Progress of the others
+//	a member is aborted                          nccl.ErrPeerGone, and its rank
+//	a member has closed and others wait for it   nccl.ErrPeerGone, and its rank
+//	members disagree                             nccl.ErrFailed, and both calls
+//	members wait for each other                  nccl.ErrFailed, and both calls
 //
-// With Options.Silent the first two say nothing, as NCCL over NVLink does.
+// Kernels that cannot be done wait until their member is aborted: if they ended, the stream
+// would look as if the calls had been made. With Options.Silent the first two say nothing, as
+// NCCL over NVLink does.
 //
 // Lock order: World.mu alone. No call of a driver is made while it is held.
 package hostengine

@@ -28,7 +28,7 @@ func recv(from int, count uint64) nccl.Call {
 }
 
 // TestMembersThatDisagree: all learn of it, also those that have called nothing, with both
-// calls in the text, and their streams run on.
+// calls in the text, and their streams are free once they abort.
 func TestMembersThatDisagree(t *testing.T) {
 	with := func(c nccl.Call, change func(*nccl.Call)) nccl.Call {
 		change(&c)
@@ -53,9 +53,7 @@ func TestMembersThatDisagree(t *testing.T) {
 			ranks := group(t, 3, Options{})
 			require.NoError(t, ranks[0].queue(c.a))
 			require.NoError(t, ranks[1].queue(c.b))
-			for _, r := range ranks[:2] {
-				require.NoError(t, r.st.Sync(), "the streams run on")
-			}
+			require.ErrorIs(t, ranks[0].sync(), nccl.ErrFailed)
 			for _, r := range ranks {
 				err := r.Progress()
 				require.ErrorIs(t, err, nccl.ErrFailed)
@@ -65,6 +63,11 @@ func TestMembersThatDisagree(t *testing.T) {
 					require.ErrorContains(t, err, text)
 				}
 				require.ErrorIs(t, r.queue(sum(1)), nccl.ErrFailed)
+				done, err := r.st.Done()
+				require.NoError(t, err)
+				require.Equal(t, r.rank == 2, done, "calls that are not made do not look as if they were")
+				require.NoError(t, r.Abort())
+				require.NoError(t, r.st.Sync())
 			}
 		})
 	}
@@ -76,10 +79,10 @@ func TestMembersThatWaitInACircle(t *testing.T) {
 	for _, r := range ranks[:3] {
 		require.NoError(t, r.queue(send((r.rank+1)%3, 1)))
 	}
-	for _, r := range ranks {
-		require.NoError(t, r.st.Sync())
-		require.ErrorIs(t, r.Progress(), nccl.ErrFailed)
+	for _, r := range ranks[:3] {
+		require.ErrorIs(t, r.sync(), nccl.ErrFailed)
 	}
+	require.ErrorIs(t, ranks[3].Progress(), nccl.ErrFailed)
 }
 
 // TestAbort: the others learn who has ended, their kernels wait until they abort too, and the
@@ -293,8 +296,7 @@ func TestFaultsOfTheDriver(t *testing.T) {
 	require.NoError(t, err)
 	r := newRank(t, w, 0, vmmtest.Device(t, drivertest.FailNth("HostBytes", 1, vmm.ErrInvalid)))
 	require.NoError(t, r.queue(sum(1)))
-	require.NoError(t, r.st.Sync())
-	require.ErrorIs(t, r.Progress(), nccl.ErrFailed)
+	require.ErrorIs(t, r.sync(), nccl.ErrFailed)
 }
 
 // TestFaultInATransfer: memory that one member takes away while calls use it costs the device
@@ -304,7 +306,6 @@ func TestFaultInATransfer(t *testing.T) {
 		return
 	}
 	ranks := group(t, 2, Options{})
-	w := ranks[0].w
 	tr := newTransfer(1)
 	tr.sides[0] = &side{call: nccl.Call{Operation: nccl.ReduceScatter, Kind: nccl.Uint8, Count: 8}} // it panics
 	tr.missing, tr.running = 0, true
@@ -313,6 +314,5 @@ func TestFaultInATransfer(t *testing.T) {
 		ranks[0].runTransfer(tr)
 	}()
 	<-tr.done
-	<-w.failed
 	require.ErrorContains(t, ranks[1].Progress(), "fault in ReduceScatter")
 }

@@ -206,15 +206,14 @@ func (m *Member) runKernel(l *driver.Launch) error {
 	return nil
 }
 
-// wait waits until done is closed. It is false if the member ended first, or the group.
+// wait waits until done is closed. It is false if the member was aborted first.
 func (m *Member) wait(done <-chan struct{}) bool {
 	select {
 	case <-done:
 		return true
 	case <-m.aborted:
-	case <-m.w.failed:
+		return false
 	}
-	return false
 }
 
 // transfer joins the transfers of a run, and returns when they are done or the member must
@@ -240,29 +239,23 @@ func (m *Member) transfer(r *run) {
 	if err != nil {
 		w.failLocked("rank %d: %w", m.rank, err)
 	}
-	if m.ended || w.err != nil {
-		w.mu.Unlock()
-		return
-	}
 	var all, ready []*transfer
 	for _, s := range sides {
-		s.windows = m.windowsLocked(s.call)
-		t := w.joinLocked(m, s)
-		if w.err != nil {
+		if m.ended || w.err != nil {
 			break
 		}
-		if all = append(all, t); t.missing == 0 {
+		s.windows = m.windowsLocked(s.call)
+		t := w.joinLocked(m, s)
+		if all = append(all, t); t.missing == 0 && w.err == nil {
 			t.running = true
 			t.forget()
 			ready = append(ready, t)
 		}
 	}
-	if w.err == nil {
-		m.waits = all
+	if m.waits = all; w.err == nil {
 		w.checkCycleLocked(m)
-	} else {
-		ready = nil
 	}
+	failed := w.err != nil
 	w.mu.Unlock()
 	for _, t := range ready {
 		m.runTransfer(t)
@@ -271,6 +264,9 @@ func (m *Member) transfer(r *run) {
 		if !m.wait(t.done) {
 			break
 		}
+	}
+	if failed { // a stream that went on would look as if the calls had been made
+		<-m.aborted
 	}
 	m.leave(all)
 }

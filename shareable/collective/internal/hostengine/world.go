@@ -26,8 +26,7 @@ type Options struct {
 
 // World is what the members of one group share. Safe for concurrent use.
 type World struct {
-	opts   Options
-	failed chan struct{} // closed when err is set
+	opts Options
 
 	mu          sync.Mutex
 	members     []*Member // nil: not yet here
@@ -53,7 +52,7 @@ func NewWorld(size int, o Options) (*World, error) {
 		o.Report = func(string, ...any) {}
 	}
 	return &World{
-		opts: o, failed: make(chan struct{}), members: make([]*Member, size), gone: -1,
+		opts: o, members: make([]*Member, size), gone: -1,
 		collectives: map[uint64]*transfer{}, messages: map[message]*transfer{},
 	}, nil
 }
@@ -95,11 +94,9 @@ func (w *World) Join(rank int, dev *vmm.Device) (*Member, error) {
 
 // failLocked ends the group for all members. Requires mu.
 func (w *World) failLocked(format string, args ...any) {
-	if w.err != nil {
-		return
+	if w.err == nil {
+		w.err = fmt.Errorf("%w: "+format, slices.Concat([]any{nccl.ErrFailed}, args)...)
 	}
-	w.err = fmt.Errorf("%w: "+format, slices.Concat([]any{nccl.ErrFailed}, args)...)
-	close(w.failed)
 }
 
 // joinLocked has member m join the transfer of a call, and returns it. Requires mu.
