@@ -91,7 +91,7 @@ func complaints(path string, src []byte) []string {
 	var out []string
 	inCgo := strings.HasPrefix(path, "cgo/")
 	dir := filepath.ToSlash(filepath.Dir(path))
-	if imports(file, "C") && !inCgo && dir != "internal/fakecuda" && dir != "internal/fakenvrtc" {
+	if imports(file, "C") && !inCgo && dir != "internal/fakecuda" && dir != "internal/fakenvrtc" && dir != "internal/fakenccl" && dir != "internal/nccloop" {
 		out = append(out, `import "C" belongs under cgo/`)
 	}
 	if imports(file, "unsafe") {

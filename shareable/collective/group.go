@@ -285,7 +285,6 @@ func (g *Group) progress(ctx context.Context) error {
 type pause struct {
 	g     *Group
 	begun time.Time
-	asked int
 }
 
 func (g *Group) pause() pause { return pause{g: g, begun: time.Now()} }
@@ -298,7 +297,6 @@ const (
 // next waits a little. It returns why waiting is over.
 func (p *pause) next(ctx context.Context) error {
 	waited := time.Since(p.begun)
-	p.asked++
 	if waited < spin {
 		runtime.Gosched()
 		return ctx.Err()
@@ -426,30 +424,53 @@ func (g *Group) Sync(ctx context.Context, st *vmm.Stream) error {
 	return g.op("sync", g.sync(ctx, st))
 }
 
-// asksPerCheck is how often a stream is asked before the engine is, which takes a lock.
-const asksPerCheck = 4
+// checkPause is how often the engine is asked while a stream works.
+const checkPause = 20 * time.Millisecond
 
 func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
-	p := g.pause()
-	for {
-		done, err := st.Done()
-		if done || err != nil {
+	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
+		if done, err := st.Done(); done || err != nil {
 			return err
 		}
-		if time.Since(p.begun) > spin && p.asked%asksPerCheck == 0 && g.engineMu.TryLock() { // else another call asks
-			if err = g.Err(); err == nil {
-				err = g.e.Progress()
-			}
-			g.engineMu.Unlock()
-			if err != nil && !errors.Is(err, nccl.ErrInProgress) {
+	}
+	synced := make(chan error, 1)
+	go func() { synced <- st.Sync() }() // which ends when the stream is free, at the latest after an abort
+	late := time.NewTimer(g.opts.Timeout)
+	defer late.Stop()
+	check := time.NewTicker(checkPause)
+	defer check.Stop()
+	for {
+		select {
+		case err := <-synced:
+			return err
+		case <-ctx.Done():
+			return g.fail(ctx.Err())
+		case <-late.C:
+			return g.fail(g.errLate())
+		case <-g.stop:
+			return g.fail(g.Err())
+		case <-check.C:
+			if err := g.check(); err != nil {
 				return g.fail(err)
 			}
 		}
-		if err := p.next(ctx); err != nil {
-			return g.fail(err)
-		}
 	}
+}
+
+// check asks the engine whether another member is gone, unless a call asks it now.
+func (g *Group) check() error {
+	if !g.engineMu.TryLock() {
+		return nil
+	}
+	defer g.engineMu.Unlock()
+	if err := g.Err(); err != nil {
+		return err
+	}
+	if err := g.e.Progress(); !errors.Is(err, nccl.ErrInProgress) {
+		return err
+	}
+	return nil
 }

@@ -56,6 +56,13 @@ type Options struct {
 	// Library is the path of libnccl. If it is empty, it is looked for by its name and where
 	// Python's packages have it.
 	Library string
+
+	hooks hooks
+}
+
+// hooks are for tests.
+type hooks struct {
+	anyWindow bool // windows are not refused, whatever memory they are of
 }
 
 const defaultTimeout = 10 * time.Minute

@@ -1,0 +1,70 @@
+//go:build !cgo || !linux
+
+package nccl
+
+import (
+	"errors"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Library is an open libnccl. This build can open none.
+type Library struct{}
+
+// Comm is a member's end of a group. This build has none.
+type Comm struct{}
+
+// unsupported is a variable, so that no one who compiles this reasons that callers always
+// fail.
+var unsupported = func(call string) error {
+	return &driver.CallError{
+		Call: call,
+		Kind: driver.ErrNotSupported,
+		Err:  errors.New("this program was built without cgo, or not for Linux"),
+	}
+}
+
+// Open returns an error that Is driver.ErrNotSupported.
+func Open(string) (*Library, error) { return nil, unsupported("open libnccl") }
+
+// Version returns 0.
+func (*Library) Version() int { return 0 }
+
+// String returns an empty text.
+func (*Library) String() string { return "" }
+
+// NewID returns an error that Is driver.ErrNotSupported.
+func (*Library) NewID() (ID, error) { return ID{}, unsupported("ncclGetUniqueId") }
+
+// Join returns an error that Is driver.ErrNotSupported.
+func (*Library) Join(ID, int, int) (*Comm, error) { return nil, unsupported("ncclCommInitRankConfig") }
+
+// Progress returns an error that Is driver.ErrNotSupported.
+func (*Comm) Progress() error { return unsupported("ncclCommGetAsyncError") }
+
+// Run returns an error that Is driver.ErrNotSupported.
+func (*Comm) Run(driver.Stream, []Call) error { return unsupported("ncclGroupStart") }
+
+// Register returns an error that Is driver.ErrNotSupported.
+func (*Comm) Register(uint64, uint64) (uint64, error) { return 0, unsupported("ncclCommRegister") }
+
+// Deregister returns an error that Is driver.ErrNotSupported.
+func (*Comm) Deregister(uint64) error { return unsupported("ncclCommDeregister") }
+
+// RegisterWindow returns an error that Is driver.ErrNotSupported.
+func (*Comm) RegisterWindow(uint64, uint64) error { return unsupported("ncclCommWindowRegister") }
+
+// Window returns 0.
+func (*Comm) Window() uint64 { return 0 }
+
+// DeregisterWindow returns an error that Is driver.ErrNotSupported.
+func (*Comm) DeregisterWindow(uint64) error { return unsupported("ncclCommWindowDeregister") }
+
+// Finalize returns an error that Is driver.ErrNotSupported.
+func (*Comm) Finalize() error { return unsupported("ncclCommFinalize") }
+
+// Destroy returns nil.
+func (*Comm) Destroy() error { return nil }
+
+// Abort returns nil.
+func (*Comm) Abort() error { return nil }

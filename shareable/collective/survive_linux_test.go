@@ -1,0 +1,310 @@
+//go:build cgo && linux
+
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// deadline is the time limit of the members that survive.
+const deadline = time.Second
+
+// TestKilledMembers kills a member before, within and after a call, over NVLink and over
+// sockets. The other one has its error in time, and then goes on with another group.
+func TestKilledMembers(t *testing.T) {
+	needsTwo(t)
+	for name, env := range map[string][]string{"nvlink": nil, "sockets": sockets} {
+		t.Run(name, func(t *testing.T) {
+			m, err := startMember("survivor", 0, 2, "127.0.0.1:1", env...)
+			require.NoError(t, err)
+			defer m.kill()
+			for m.out.Scan() {
+				t.Log(m.out.Text())
+				require.False(t, strings.HasPrefix(m.out.Text(), "failed:"), m.out.Text())
+			}
+			require.NoError(t, m.cmd.Wait())
+		})
+	}
+}
+
+// times is how often a member is killed at each moment.
+func times() int {
+	if os.Getenv("VMM_SOAK") != "" {
+		return 20
+	}
+	return 3
+}
+
+// big is the vector of the calls in which a member is killed.
+const big = 256 << 20
+
+// playVictim makes calls until it is killed: one, or on and on.
+func playVictim(m *process) error {
+	g, err := Join(m.ctx, m.dev, Options{Timeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	st, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	v, err := grown(m.dev, big)
+	if err != nil {
+		return err
+	}
+	fmt.Println("joined")
+	for {
+		if err := g.Do(m.ctx, st, AllReduce(v, v, Uint32, Sum)); err != nil {
+			return err
+		}
+		if err := g.Sync(m.ctx, st); err != nil {
+			return err
+		}
+	}
+}
+
+// playSurvivor has victims.
+func playSurvivor(m *process) error {
+	v, err := grown(m.dev, big)
+	if err != nil {
+		return err
+	}
+	st, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	s := survivor{process: m, v: v, st: st}
+	for range 2 { // what the library and the driver keep for good is there then
+		if _, err := s.round("after"); err != nil {
+			return fmt.Errorf("warm up: %w", err)
+		}
+	}
+	files, err := openFiles()
+	if err != nil {
+		return err
+	}
+	free, _, err := m.dev.MemInfo()
+	if err != nil {
+		return err
+	}
+	for _, moment := range []string{"before", "within", "after"} {
+		var most time.Duration
+		kinds := map[string]int{}
+		for i := range times() {
+			took, err := s.round(moment)
+			if err != nil {
+				return fmt.Errorf("%s, round %d: %w", moment, i, err)
+			}
+			most = max(most, took)
+			kinds[s.kind]++
+		}
+		nowFiles, err := openFiles()
+		if err != nil {
+			return err
+		}
+		nowFree, _, err := m.dev.MemInfo()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("killed %s a call: %d times, the longest until the error %v (limit %v), errors %v; descriptors %d, now %d; memory %+d MiB\n",
+			moment, times(), most, deadline+time.Second, kinds, files, nowFiles, (int64(free)-int64(nowFree))>>20)
+		if most > deadline+time.Second {
+			return fmt.Errorf("%v until the error", most)
+		}
+		if nowFiles > files || nowFree+(32<<20) < free {
+			return errors.New("something is left")
+		}
+	}
+	return errors.Join(v.Close(), st.Close())
+}
+
+type survivor struct {
+	*process
+	v    *vmm.Range
+	st   *vmm.Stream
+	kind string // of the last error
+}
+
+// round joins a group, has the other member killed, and returns how long the error took.
+func (s *survivor) round(moment string) (took time.Duration, err error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(s.ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	address := l.Addr().String()
+	if err := errors.Join(l.Close(), os.Setenv(addressVar, address)); err != nil {
+		return 0, err
+	}
+	victim, err := startMember("victim", 1, 2, address)
+	if err != nil {
+		return 0, err
+	}
+	defer victim.kill()
+	g, err := Join(s.ctx, s.dev, Options{Timeout: 30 * time.Second})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, g.Abort()) }()
+	if err := victim.expect("joined"); err != nil {
+		return 0, err
+	}
+	call := func(limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(s.ctx, limit)
+		defer cancel()
+		if err := g.Do(ctx, s.st, AllReduce(s.v, s.v, Uint32, Sum)); err != nil {
+			return err
+		}
+		return g.Sync(ctx, s.st)
+	}
+	if moment != "before" { // the members are connected
+		for range 3 {
+			if err := call(30 * time.Second); err != nil {
+				return 0, fmt.Errorf("while both live: %w", err)
+			}
+		}
+	}
+	begun := time.Now()
+	if moment == "within" {
+		time.AfterFunc(time.Duration(rand.IntN(int(3*time.Millisecond))), victim.kill)
+		begun = time.Now().Add(3 * time.Millisecond)
+	} else {
+		victim.kill()
+	}
+	for err == nil {
+		err = call(deadline)
+	}
+	took = time.Since(begun)
+	s.kind = "another"
+	for name, kind := range map[string]error{"gone": ErrPeerGone, "late": context.DeadlineExceeded, "failed": ErrFailed} {
+		if errors.Is(err, kind) {
+			s.kind = name
+		}
+	}
+	if s.kind == "another" {
+		return took, err
+	}
+	if again := g.Do(s.ctx, s.st, AllReduce(s.v, s.v, Uint32, Sum)); !errors.Is(again, ErrAborted) {
+		return took, fmt.Errorf("the group afterwards: %w", again)
+	}
+	return took, s.goOn()
+}
+
+// goOn uses the device, and the stream that waited.
+func (s *survivor) goOn() error {
+	r, err := s.dev.NewRange(vmm.RangeOptions{})
+	if err != nil {
+		return err
+	}
+	data := []byte("the device goes on")
+	b := make([]byte, len(data))
+	err = errors.Join(r.Append(data), s.st.Fill(s.v.Ptr(), 7, 4, 1024), s.st.Sync())
+	if err == nil {
+		_, err = r.ReadAt(b, 0)
+	}
+	if err == nil && string(b) != string(data) {
+		err = fmt.Errorf("%q was read", b)
+	}
+	return errors.Join(err, r.Close())
+}
+
+// TestWindows: a window over several chunks is refused. Without that NCCL accepts it, and the
+// next call loses the device.
+func TestWindows(t *testing.T) {
+	needsTwo(t)
+	text := strings.Join(playAll(t, "window", time.Minute), "\n")
+	require.Contains(t, text, "one chunk: good")
+	require.Contains(t, text, "two chunks: refused")
+	text = ""
+	address := freeAddress(t)
+	var all []*member
+	for rank := range 2 {
+		m, err := startMember("window", rank, 2, address, "MEMBER_ANY_WINDOW=1")
+		require.NoError(t, err)
+		all = append(all, m)
+	}
+	late := time.AfterFunc(time.Minute, func() { all[0].kill(); all[1].kill() })
+	defer late.Stop()
+	for _, m := range all {
+		for m.out.Scan() {
+			text += m.out.Text() + "\n"
+		}
+		_ = m.cmd.Wait()
+	}
+	t.Log(text)
+	require.NotContains(t, text, "two chunks: good", "without the refusal the device is lost")
+	require.Contains(t, text, "two chunks: accepted")
+}
+
+// playWindow uses a window over one chunk, and then over two.
+func playWindow(m *process) (err error) {
+	anyWindow := os.Getenv("MEMBER_ANY_WINDOW") != ""
+	g, err := Join(m.ctx, m.dev, Options{Timeout: 10 * time.Second, hooks: hooks{anyWindow: anyWindow}})
+	if err != nil {
+		return err
+	}
+	st, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	use := func(r *vmm.Range) error {
+		if err := g.Do(m.ctx, st, AllReduce(r, r, Uint32, Sum)); err != nil {
+			return err
+		}
+		return g.Sync(m.ctx, st)
+	}
+	const chunk = 8 << 20
+	one, err := m.dev.NewRange(vmm.RangeOptions{Max: chunk, Chunk: chunk})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(one.Grow(chunk), one.SetLen(chunk)); err != nil {
+		return err
+	}
+	w, err := g.Register(m.ctx, one, RegisterOptions{Window: true})
+	if err != nil {
+		return fmt.Errorf("one chunk: %w", err)
+	}
+	if err := use(one); err != nil {
+		return fmt.Errorf("one chunk: %w", err)
+	}
+	fmt.Println("one chunk: good")
+	if err := w.Close(); err != nil {
+		return err
+	}
+	two, err := m.dev.NewRange(vmm.RangeOptions{Max: 2 * chunk, Chunk: chunk})
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		if err := errors.Join(two.Grow(chunk), two.SetLen(two.Len()+chunk)); err != nil {
+			return err
+		}
+	}
+	_, err = g.Register(m.ctx, two, RegisterOptions{Window: true})
+	switch {
+	case errors.Is(err, vmm.ErrInvalid):
+		fmt.Println("two chunks: refused:", err)
+		return errors.Join(g.Close(), one.Close(), two.Close(), st.Close())
+	case err != nil:
+		return err
+	}
+	fmt.Println("two chunks: accepted")
+	if err := use(two); err != nil {
+		return err
+	}
+	fmt.Println("two chunks: good")
+	return nil
+}
