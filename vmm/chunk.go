@@ -203,7 +203,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 	dst = slices.Grow(dst, len(r.table))
 	for i := range r.table {
 		if s := &r.table[i]; s.State == slots.Accessible {
-			dst = append(dst, Segment{r.ptr + Ptr(s.Off), s.Size, s.Mem.prop.Location, s.Mem, r.dev})
+			dst = append(dst, r.segment(s.Off, s.Mem))
 		}
 	}
 	return dst
@@ -219,13 +219,15 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 // The descriptor keeps the memory alive, not what is mapped: Generation says
 // whether a registration still shows what lies at the addresses. Growth leaves
 // it right and does not extend it. If a library wants a registration for each
-// chunk, every one of Segments has to be exported. The caller must close fd.
-func (r *Reservation) ExportDMABuf(off, size uint64) (fd int, err error) {
-	fd, err = r.exportDMABuf(off, size)
+// chunk, every one of Segments has to be exported; Watch says when chunks come and go.
+// A flag that the driver or the device does not know is ErrNotSupported: an export without it
+// may work. The caller must close fd.
+func (r *Reservation) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd int, err error) {
+	fd, err = r.exportDMABuf(off, size, flags)
 	return fd, r.fail("export dma-buf", off, size, err)
 }
 
-func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
+func (r *Reservation) exportDMABuf(off, size uint64, flags []DMABufFlags) (int, error) {
 	if r == nil || r.dev == nil {
 		return -1, fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
@@ -234,16 +236,47 @@ func (r *Reservation) exportDMABuf(off, size uint64) (int, error) {
 	if err := r.exportable(off, size); err != nil {
 		return -1, err
 	}
-	x, ok := r.dev.drv.(driver.RangeExporter)
+	return r.dev.exportRange(r.ptr+Ptr(off), size, flags)
+}
+
+// exportRange returns a dma-buf of what is mapped at p, or -1 and an error.
+func (d *Device) exportRange(p Ptr, size uint64, flags []DMABufFlags) (int, error) {
+	x, ok := d.drv.(driver.RangeExporter)
 	if !ok {
 		return -1, fmt.Errorf("%w: dma-buf", ErrNotSupported)
 	}
-	fd, err := x.ExportRange(r.ptr+Ptr(off), size)
+	var all DMABufFlags
+	for _, f := range flags {
+		all |= f
+	}
+	fd, err := x.ExportRange(p, size, all)
 	if err != nil {
 		return -1, err
 	}
 	return fd, nil
 }
+
+// ExportDMABuf is Reservation.ExportDMABuf of the whole segment, for Watch.Mapped, which must
+// not call that. In other places it is the caller who sees to it that the segment stays
+// mapped, by Hold for one: the dma-buf shows what is mapped at the address. The caller must
+// close fd.
+func (s Segment) ExportDMABuf(flags ...DMABufFlags) (fd int, err error) {
+	const op = "export dma-buf"
+	switch {
+	case s.mem == nil:
+		return -1, &OpError{Op: op, Err: fmt.Errorf("%w: no segment", ErrInvalid)}
+	case !s.mem.retain():
+		return -1, s.dev.fail(op, s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
+	}
+	defer s.mem.release() //nolint:errcheck // what the driver refuses is counted as quarantined
+	if s.mem.cacheable.Load() {
+		return -1, s.dev.fail(op, s.Addr, s.Size, errCacheable)
+	}
+	fd, err = s.dev.exportRange(s.Addr, s.Size, flags)
+	return fd, s.dev.fail(op, s.Addr, s.Size, err)
+}
+
+var errCacheable = fmt.Errorf("%w: the chunk was made without Share or RDMA", ErrInvalid)
 
 // exportable is nil if [off, off+size) is mapped and none of it is cacheable.
 func (r *Reservation) exportable(off, size uint64) error {
@@ -271,7 +304,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 		case s.State == slots.Mapped:
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
 		case s.Mem.cacheable.Load():
-			return fmt.Errorf("%w: the chunk at %v was made without Share or RDMA", ErrInvalid, r.ptr+Ptr(s.Off))
+			return fmt.Errorf("%v: %w", r.ptr+Ptr(s.Off), errCacheable)
 		}
 		at = s.End()
 	}
@@ -283,8 +316,8 @@ func (r *Reservation) exportable(off, size uint64) error {
 
 // ExportDMABuf is Reservation.ExportDMABuf, for a Range that was made with Share
 // or RDMA. Up to Cap, it need not lie below Len.
-func (g *Range) ExportDMABuf(off, size uint64) (fd int, err error) {
-	return g.res().ExportDMABuf(off, size)
+func (g *Range) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd int, err error) {
+	return g.res().ExportDMABuf(off, size, flags...)
 }
 
 // ExportFabric returns the chunk's name in the fabric, by which other machines can

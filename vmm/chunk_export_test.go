@@ -17,12 +17,13 @@ import (
 type exporter struct {
 	*host.Driver
 	t     *testing.T
-	spans [][2]uint64 // what the caller wanted
+	spans [][2]uint64        // what the caller wanted
+	flags driver.DMABufFlags // the last caller's
 	names map[[64]byte]int
 }
 
-func (x *exporter) ExportRange(p driver.Ptr, size uint64) (int, error) {
-	x.spans = append(x.spans, [2]uint64{uint64(p), size})
+func (x *exporter) ExportRange(p driver.Ptr, size uint64, flags driver.DMABufFlags) (int, error) {
+	x.spans, x.flags = append(x.spans, [2]uint64{uint64(p), size}), flags
 	null, err := os.Open(os.DevNull)
 	require.NoError(x.t, err)
 	x.t.Cleanup(func() { require.NoError(x.t, null.Close()) })

@@ -63,7 +63,13 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 	}
 	b := []byte{1}
 	return map[string]func(t *testing.T, w *world) error{
-		"Append x asleep":  whileAsleep(func(_ *world, g *vmm.Range) error { return g.Append(b) }),
+		"Append x asleep": whileAsleep(func(_ *world, g *vmm.Range) error { return g.Append(b) }),
+		"Watch x asleep":  whileAsleep(func(_ *world, g *vmm.Range) error { return watch(g) }),
+		"Watch x closed": func(t *testing.T, w *world) error {
+			g := ranged(t, w, page)
+			require.NoError(t, g.Close())
+			return watch(g)
+		},
 		"Grow x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return g.Grow(1) }),
 		"SetLen x asleep":  whileAsleep(func(_ *world, g *vmm.Range) error { return g.SetLen(0) }),
 		"Clip x asleep":    whileAsleep(func(_ *world, g *vmm.Range) error { return g.Clip() }),

@@ -153,6 +153,8 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 		"Clip x held":         whileHeld((*vmm.Range).Clip),
 		"Grow x held":         whileHeld(func(g *vmm.Range) error { return g.Grow(9 * page) }),
 		"Close x held":        whileHeld((*vmm.Range).Close),
+		"Watch x captured":    duringCapture(func(_ *world, g *vmm.Range) error { return watch(g) }),
+		"Watch x Clip waits":  whileClipping(func(_ *world, g *vmm.Range) error { return watch(g) }),
 		"Grow x captured":     duringCapture(func(_ *world, g *vmm.Range) error { return g.Grow(9 * page) }),
 		"Append x captured":   duringCapture(func(_ *world, g *vmm.Range) error { return g.Append([]byte{1}) }),
 		"WriteAt x captured":  duringCapture(func(_ *world, g *vmm.Range) error { _, err := g.WriteAt(pattern(2, 7)[:1], 0); return err }),

@@ -75,6 +75,8 @@ type testHooks struct {
 	noWorker    bool // no device goroutine is started
 	noNameCheck bool // work on streams that UsedBy has not named is let through
 	staging     stagingHooks
+
+	noUnmapping, lateUnmapping bool // Watch.Unmapping is not called, or after the unmap
 }
 
 // driverState is one driver and what this process has open on it.

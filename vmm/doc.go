@@ -109,7 +109,8 @@ package vmm
 //	Stream.mu           for reading, if no event could be recorded
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
-// None is held across a callback. Reservation.mu and what comes after it are not held even
+// None is held across a callback, apart from those of Watch: they run with mappingMu, and with
+// what its holder has, from closeMu to sweepMu. Reservation.mu and what comes after it are not held even
 // across a driver call, apart from staging.mu, which asks events.
 //
 // The library's own copies take no lock: they are counted (inFlight). Whatever takes

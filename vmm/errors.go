@@ -258,6 +258,11 @@ type Launch = driver.Launch
 //	FeaturePoolShareFabric  pools whose memory can be shared by fabric handles
 type Feature = driver.Feature
 
+// DMABufFlags say how a dma-buf is made; see Reservation.ExportDMABuf.
+//
+//	DMABufPCIe  other devices reach the memory over PCIe, also where they have a faster link
+type DMABufFlags = driver.DMABufFlags
+
 // EventFlags say what an event is for; see Device.NewEvent.
 //
 //	EventTiming        Elapsed works on it
@@ -278,6 +283,8 @@ const (
 	AccessNone      = driver.AccessNone
 	AccessRead      = driver.AccessRead
 	AccessReadWrite = driver.AccessReadWrite
+
+	DMABufPCIe = driver.DMABufPCIe
 
 	ShareFD       = driver.ShareFD
 	ShareFabric   = driver.ShareFabric

@@ -1,6 +1,9 @@
 package vmm
 
-import "github.com/cuvmm/cuvmm/vmm/driver"
+import (
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/slots"
+)
 
 // SetNoWait turns off every wait of the device's driver: the negative control of the
 // tests of waits.
@@ -108,3 +111,23 @@ func Retirements(g *Range) int {
 // SetNoNameCheck lets work through on streams that UsedBy has not named: the negative
 // control of the test that it is refused.
 func SetNoNameCheck(d *Device, off bool) { d.state.parent.hooks.noNameCheck = off }
+
+// SetNoUnmapping keeps Watch.Unmapping of the device's driver from being called before an
+// unmap, and SetLateUnmapping calls it after: the negative controls of the tests of Watch.
+func SetNoUnmapping(d *Device, off bool)  { d.state.parent.hooks.noUnmapping = off }
+func SetLateUnmapping(d *Device, on bool) { d.state.parent.hooks.lateUnmapping = on }
+
+// AtRest calls f with what is mapped with access in a reservation or range, retiring memory
+// included. Nothing is mapped or unmapped meanwhile.
+func AtRest(m Memory, f func(mapped map[Ptr]uint64)) {
+	r := m.Reservation()
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	all := map[Ptr]uint64{}
+	for _, m := range r.mappings() {
+		if m.State != slots.Mapped.String() {
+			all[r.ptr+Ptr(m.Off)] = m.Size
+		}
+	}
+	f(all)
+}

@@ -50,6 +50,7 @@ func only(name string, calls []string, at []int) bool {
 // extended checks that a range is as it was, apart from memory above Cap.
 func (w *world) extended(before picture, g *vmm.Range, note string) {
 	w.t.Helper()
+	w.registered(note)
 	now := w.picture(g)
 	require.GreaterOrEqual(w.t, len(now.Segments), len(before.Segments), note)
 	require.GreaterOrEqual(w.t, now.Cap, before.Cap, note)
@@ -205,6 +206,7 @@ func (s *sleepers) asleep(t *testing.T, k vmm.SleepMode, note string) (which []b
 		}
 		which = append(which, st.Asleep)
 	}
+	s.registered(note)
 	st := s.devs[0].Stats()
 	require.Equal(t, committed, st.Committed-st.Quarantined, note)
 	require.Equal(t, held, st.Asleep, note)

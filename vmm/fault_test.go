@@ -30,6 +30,7 @@ type watched interface {
 
 func (w *world) picture(o watched) picture {
 	w.t.Helper()
+	w.registered("")
 	p := picture{Gen: o.Generation()}
 	for _, s := range o.Segments() {
 		p.Segments = append(p.Segments, [2]uint64{uint64(s.Addr), s.Size})
@@ -82,6 +83,7 @@ const (
 func ranged(t testing.TB, w *world, n int) *vmm.Range {
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 256 * page, Chunk: page})
 	require.NoError(t, err)
+	w.register(g)
 	require.NoError(t, g.Append(pattern(n, 7)))
 	return g
 }
@@ -90,6 +92,7 @@ func ranged(t testing.TB, w *world, n int) *vmm.Range {
 func holed(t testing.TB, w *world) *vmm.Reservation {
 	r, err := w.devs[0].Reserve(64*page, vmm.ReserveOptions{})
 	require.NoError(t, err)
+	w.register(r)
 	for _, off := range []uint64{0, 8 * page} {
 		a, b := chunk(t, w, page), chunk(t, w, 2*page)
 		require.NoError(t, r.Map(off, a, b))
@@ -130,6 +133,7 @@ func operations() []operation {
 			w.devs[0].SetReleaseThreshold(64 * page)
 			keepChunks(t, w, 1, 1)
 			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 256 * page, Chunk: page, Zero: true})
+			w.register(g)
 			return scene{do: func() error { return g.Grow(3 * page) }, obj: g, close: g.Close}
 		}},
 		{"Range.Grow of supplied memory", exact, func(t testing.TB, w *world) scene {

@@ -64,6 +64,7 @@ func (m *model) unlessAsleep(name string, f func()) {
 		"peer":   func() error { return m.w.devs[0].CopyOut(b, m.ptr) },
 		"grant":  func() error { return g.Grant(vmm.AccessRead, m.w.devs[len(m.w.devs)-1]) },
 		"revoke": func() error { return g.Revoke(m.w.devs[len(m.w.devs)-1]) },
+		"watch":  func() error { return second(g.Watch(vmm.Watch{Mapped: func(vmm.Segment) {}})) },
 	}
 	call := calls[name]
 	if !m.asleep || call == nil {
@@ -185,7 +186,9 @@ func (m *model) sleep() {
 			m.want = nil
 		}
 		require.EqualValues(m, len(m.want), m.w.devs[0].Stats().Asleep)
+		require.Empty(m, m.registry.have)
 	}
+	m.w.registered("")
 }
 
 func (m *model) wake() {

@@ -64,6 +64,8 @@ type model struct {
 
 	slow
 
+	registry *registry // of g
+
 	r      *vmm.Reservation
 	chunks []*piece
 	placed []placement
@@ -98,6 +100,7 @@ func newModel(t *testing.T, rt *rapid.T) *model {
 	r, err := m.w.devs[0].Reserve(modelPages*page, vmm.ReserveOptions{})
 	require.NoError(rt, err)
 	m.r = r
+	m.w.register(r)
 	m.begin()
 	return m
 }
@@ -112,6 +115,7 @@ func (m *model) open() {
 	}
 	g, err := m.w.devs[0].NewRange(o)
 	require.NoError(m, err)
+	m.registry = m.w.register(g)
 	m.g, m.want, m.ptr, m.holds, m.granted = g, nil, g.Ptr(), map[uint64][]func(){}, vmm.AccessNone
 	m.ahead, m.asleep = o.GrowAhead > 0, false
 }
@@ -138,6 +142,7 @@ func (m *model) check() {
 	// Growth ahead may map more, and show it a little later.
 	require.LessOrEqual(m, least, sum)
 	require.True(m, m.ahead || least == sum)
+	m.w.registered("")
 	m.budget()
 }
 
@@ -147,6 +152,7 @@ func (m *model) actions() map[string]func() {
 		"read": m.read, "write": m.write, "all": m.all, "hold": m.hold, "release": m.release,
 		"grant": m.grant, "revoke": m.revoke, "peer": m.touch, "close": m.close,
 		"chunk": m.chunk, "map": m.mapAnywhere, "unmap": m.unmap, "scribble": m.scribble,
+		"watch": m.watch,
 	}
 	for name, f := range all {
 		all[name] = func() { m.unlessAsleep(name, f) }
@@ -362,6 +368,7 @@ func (m *model) close() {
 	require.NoError(m, m.g.Close())
 	require.NoError(m, m.g.Close())
 	require.ErrorIs(m, m.g.Append([]byte{1}), vmm.ErrClosed)
+	m.unregister()
 	m.open()
 }
 
@@ -444,8 +451,26 @@ func (m *model) scribble() {
 	m.compare()
 }
 
+// unregister ends the watch of the range, which leaves nothing registered.
+func (m *model) unregister() {
+	m.w.registered("")
+	m.registry.stop()
+	m.registry.stop()
+	require.Empty(m, m.registry.have)
+	require.Empty(m, m.registry.wrong)
+	m.w.registries = slices.DeleteFunc(m.w.registries, func(r *registry) bool { return r == m.registry })
+}
+
+// watch replaces the watch of the range by another one.
+func (m *model) watch() {
+	m.unregister()
+	m.registry = m.w.register(m.g)
+	m.w.registered("")
+}
+
 // compare reads every placement: aliases and kept chunks show the same bytes.
 func (m *model) compare() {
+	m.w.registered("")
 	require.Len(m, m.r.Segments(), len(m.placed))
 	for _, q := range m.placed {
 		b := make([]byte, q.p.c.Size())

@@ -42,6 +42,7 @@ type Reservation struct {
 	// mappingMu and mu held, so one of the two is enough to read them. The states of slots
 	// change with mu alone.
 	mappingMu lock.Mutex
+	watches   []*Watch // guarded by mappingMu
 
 	// Atomic: read without a lock.
 	phase         atomic.Uint32 // changes with mu held
@@ -284,6 +285,7 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 		}
 		// The table last: whoever finds a chunk there may use it. If the wait for the fill
 		// failed, the chunks stay in the table above Cap; the next growth fills them again.
+		r.watchMappedLocked(off, ms)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
@@ -526,8 +528,8 @@ func (r *Reservation) checkHoldsLocked(off, end uint64) error {
 
 // Generation is another number, a higher one, each time mapped bytes were lost or
 // replaced, and no two reservations of the process ever have the same. Growth leaves
-// it alone, so a registration (NCCL, RDMA) made at the same generation is still
-// right for the bytes it covers.
+// it alone, so a registration (NCCL, RDMA) made at the same generation is still right
+// for the bytes it covers. It does not say when to take one back: see Watch.
 func (r *Reservation) Generation() uint64 {
 	if r == nil || r.dev == nil {
 		return 0

@@ -27,6 +27,9 @@ const (
 // all but Wake and Close; its Cap is 0. A range that is held is ErrBusy, and one with a
 // Supplier ErrNotSupported.
 //
+// Memory that is registered with another library (RDMA, NCCL) does not come back before that
+// registration is taken back, and the library goes on using its pages; Watch is for that.
+//
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
 func Sleep(mode SleepMode, ranges ...*Range) error {
@@ -220,7 +223,7 @@ func (s *sleeper) unmapAll() error {
 		return nil
 	}
 	// It is one stretch: what retires begins where the capacity ends.
-	if err := r.dev.drv.Unmap(r.ptr, r.table[n-1].End()); err != nil {
+	if err := r.unmapSlotsLocked(0, n); err != nil {
 		return err
 	}
 	r.mu.Lock()
@@ -371,6 +374,7 @@ func (s *sleeper) mapMemory() error {
 		}
 		mayStillFill, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
 		if mayStillFill {
+			r.watchMappedLocked(0, s.mem)
 			r.mu.Lock()
 			r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, err) // for unmapQuarantined
 			r.mu.Unlock()
@@ -433,6 +437,7 @@ func (s *sleeper) rollback(err error) error {
 		}
 	}
 	if err != nil {
+		r.watchMappedLocked(0, s.mem)
 		r.mu.Lock()
 		r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, err)
 		r.mu.Unlock()
@@ -456,6 +461,7 @@ func (s *sleeper) finishWake() {
 func (s *sleeper) showAwakeLocked() {
 	invariants.Held(&s.r.mappingMu)
 	r := s.r
+	r.watchMappedLocked(0, s.mem)
 	r.mu.Lock()
 	s.countAwakeLocked()
 	r.insertSlotsLocked(0, 0, s.mem, slots.Accessible, nil)

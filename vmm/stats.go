@@ -131,6 +131,11 @@ type Counts struct {
 // Stats is what a device has, in bytes. All numbers are of one moment; reading
 // them makes no driver call. It is an slog.LogValuer, and String is its JSON, as
 // package expvar wants it. The JSON names stay.
+//
+// They count what this package has. Pages that were unmapped and stay because they are
+// registered with another library (RDMA, NCCL), until that registration is taken back (see
+// Watch), or because a dma-buf of them is open, are not among them; MemInfo of the Device
+// shows that they are not free.
 type Stats struct {
 	Reserved    uint64 `json:"reserved"`    // addresses
 	Committed   uint64 `json:"committed"`   // physical memory, created or imported, cached and retiring included

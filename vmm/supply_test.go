@@ -141,7 +141,9 @@ func (l *lender) stopped() (reached chan struct{}, let func()) {
 func supplied(t testing.TB, w *world) (*vmm.Range, *lender) {
 	t.Helper()
 	l := newLender(t, w.devs[0])
-	return newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Supplier: l}), l
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Supplier: l})
+	w.register(g)
+	return g, l
 }
 
 // TestSupplier: all growth of a range comes from its Supplier, side by side, and none of it

@@ -107,6 +107,9 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 // before it is unmapped takes it back without a driver call and without a wait:
 // work that those streams have queued then overwrites what is appended meanwhile, just
 // as after a SetLen alone.
+//
+// Memory that is registered with another library (RDMA, NCCL) keeps its pages until that
+// registration is taken back, which Watch is for.
 func (g *Range) Clip() error {
 	if g == nil || g.r == nil || g.r.live() != nil { // before the lock, so that it does not wait for a Close
 		return g.fail("clip", 0, 0, g.live())
@@ -306,7 +309,7 @@ func (r *Reservation) unmapRetired(t *retirement) error {
 	if size == 0 {
 		return nil
 	}
-	err := r.dev.drv.Unmap(r.ptr+Ptr(r.table[i].Off), size)
+	err := r.unmapSlotsLocked(i, j)
 	r.mu.Lock()
 	if err != nil {
 		for k := i; k < j; k++ {
@@ -514,8 +517,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 			i--
 		}
 		r.mu.Unlock()
-		off := r.table[i].Off
-		err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
+		err := r.unmapSlotsLocked(i, j)
 		r.mu.Lock()
 		if err == nil {
 			removed = r.removeSlotsLocked(i, j, removed)

@@ -119,6 +119,9 @@ type world struct {
 	devs []*vmm.Device
 	fault
 	before func(drivertest.Call) error // called first; set while no call is under way
+
+	inner      driver.Driver // without faults
+	registries []*registry
 }
 
 // newWorld has n devices whose granularity is page.
@@ -168,7 +171,7 @@ func worldOn(t testing.TB, n int, c host.Config) *world {
 
 func worldOf(t testing.TB, n int, drv driver.Driver, before func(drivertest.Call)) *world {
 	t.Helper()
-	w := &world{t: t}
+	w := &world{t: t, inner: drv}
 	w.drv = drivertest.Inject(drv, func(c drivertest.Call) error {
 		if before != nil {
 			before(c)
@@ -192,6 +195,10 @@ func worldOf(t testing.TB, n int, drv driver.Driver, before func(drivertest.Call
 func (w *world) end() {
 	w.t.Helper()
 	w.disarm()
+	w.registered("at the end")
+	for _, r := range w.registries {
+		require.Empty(w.t, r.have, "left registered")
+	}
 	for _, d := range w.devs {
 		require.NoError(w.t, d.Close())
 		st := d.Stats()
@@ -202,6 +209,14 @@ func (w *world) end() {
 		require.Zero(w.t, st.Quarantined)
 	}
 	require.NoError(w.t, w.drv.Balanced())
+}
+
+// registered checks that what registries have is what is mapped.
+func (w *world) registered(note string) {
+	w.t.Helper()
+	for _, r := range w.registries {
+		require.Empty(w.t, r.check(), note)
+	}
 }
 
 // raw returns the driver's device.

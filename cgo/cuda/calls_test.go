@@ -47,7 +47,7 @@ func (x *things) calls() []call {
 		return endCapture(v, s)
 	}
 	export := func() error {
-		fd, err := d.ExportRange(p, 8192)
+		fd, err := d.ExportRange(p, 8192, 0)
 		if err != nil {
 			return err
 		}

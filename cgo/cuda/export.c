@@ -39,7 +39,7 @@ cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p) {
 
 // cuvmm_export_range retains the device's primary context for the call: this is
 // the one call of mapping and sharing that needs a current context.
-cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size) {
+cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size, unsigned long long flags) {
 	int fd = -1;
 	CUcontext ctx;
 	CUVMM_RETURN_IF_FORKED(CUVMM_FORKED_VALUE);
@@ -50,7 +50,7 @@ cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t siz
 		return (cuvmm_value){.r = r};
 	r = api->ctx_push(ctx);
 	if (r == CUDA_SUCCESS)
-		r = cuvmm_pop(api, api->mem_range_handle(&fd, p, size, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+		r = cuvmm_pop(api, api->mem_range_handle(&fd, p, size, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, flags));
 	CUresult released = cuvmm_primary_release(api, dev);
 	if (r == CUDA_SUCCESS)
 		r = released;

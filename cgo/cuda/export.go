@@ -82,12 +82,16 @@ func (d *Driver) trackImported(h driver.Handle) (driver.Handle, error) {
 
 // ExportRange is cuMemGetHandleForAddressRange for a dma-buf. That call needs a
 // current context, so the device's primary context is retained for it.
-func (d *Driver) ExportRange(p driver.Ptr, size uint64) (int, error) {
+func (d *Driver) ExportRange(p driver.Ptr, size uint64, flags driver.DMABufFlags) (int, error) {
 	const call = "cuMemGetHandleForAddressRange"
 	if d.api.mem_range_handle == nil {
 		return -1, refuse(call, driver.ErrNotSupported, "the driver has no such call; it came with CUDA 11.7")
 	}
 	if err := checkSpan(call, p, size); err != nil {
+		return -1, err
+	}
+	c, err := d.dmaBufFlags(call, flags)
+	if err != nil {
 		return -1, err
 	}
 	// The span names no device, and the call needs the context of one.
@@ -99,11 +103,27 @@ func (d *Driver) ExportRange(p driver.Ptr, size uint64) (int, error) {
 	if err := d.checkDevice(call, dev); err != nil {
 		return -1, err
 	}
-	v := C.cuvmm_export_range(d.api, C.int(dev), C.CUdeviceptr(p), C.size_t(size))
+	v := C.cuvmm_export_range(d.api, C.int(dev), C.CUdeviceptr(p), C.size_t(size), c)
 	if v.r != 0 {
 		return -1, d.fail(call, Result(v.r))
 	}
 	return int(v.v), nil
+}
+
+// dmaBufFlagsVersion is the first CUDA whose dma-buf take flags.
+const dmaBufFlagsVersion = 12080
+
+// dmaBufFlags is the flags as CUDA wants them. Drivers from before CUDA 12.8 return
+// INVALID_VALUE for any, so they are not asked.
+func (d *Driver) dmaBufFlags(call string, flags driver.DMABufFlags) (c C.ulonglong, err error) {
+	switch flags {
+	case 0:
+		return 0, nil
+	case driver.DMABufPCIe:
+		absent := refuse(call, driver.ErrNotSupported, "a dma-buf with flags before CUDA 12.8")
+		return C.CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, d.needsVersion(dmaBufFlagsVersion, absent)
+	}
+	return 0, refuse(call, driver.ErrNotSupported, "dma-buf flags %#x", flags)
 }
 
 // ExportFabric is cuMemExportToShareableHandle for a fabric handle.

@@ -35,7 +35,7 @@ func mapOne(t *testing.T, d driver.Driver) driver.Ptr {
 func TestExportRangeHasAContext(t *testing.T) {
 	d, fake := onFake(t)
 	p := mapOne(t, d)
-	fd, err := d.ExportRange(p, granule)
+	fd, err := d.ExportRange(p, granule, 0)
 	require.NoError(t, err)
 	require.NoError(t, os.NewFile(uintptr(fd), "dma-buf").Close())
 	require.Equal(t, "cuDevicePrimaryCtxRetain dev=1", fake.Last("cuDevicePrimaryCtxRetain"))
@@ -56,13 +56,13 @@ func TestExportRangeUndoes(t *testing.T) {
 		"cuPointerGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuMemGetHandleForAddressRange",
 	} {
 		fake.Fail(symbol, 1, 2)
-		fd, err := d.ExportRange(p, granule)
+		fd, err := d.ExportRange(p, granule, 0)
 		isOnly(t, err, driver.ErrOutOfMemory, symbol)
 		require.Equal(t, -1, fd)
 		require.Zero(t, fake.Live().Contexts, symbol)
 	}
 	fake.Fail("cuMemGetHandleForAddressRange", 1, 304)
-	_, err := d.ExportRange(p, granule)
+	_, err := d.ExportRange(p, granule, 0)
 	isOnly(t, err, driver.ErrLimit, "no descriptor is left")
 	require.Equal(t, before, descriptors())
 }
@@ -83,8 +83,29 @@ func TestSupportsDMABuf(t *testing.T) {
 
 	old, _ := onFake(t, fakecuda.Missing("mem_range_handle"))
 	isOnly(t, old.Supports(0, driver.FeatureDMABuf), driver.ErrNotSupported)
-	_, err = old.ExportRange(mapOne(t, old), granule)
+	_, err = old.ExportRange(mapOne(t, old), granule, 0)
 	isOnly(t, err, driver.ErrNotSupported)
+}
+
+// TestDMABufFlags: the driver is asked only for what its version knows.
+func TestDMABufFlags(t *testing.T) {
+	d, fake := onFake(t, fakecuda.Version(12080))
+	p := mapOne(t, d)
+	fd, err := d.ExportRange(p, granule, driver.DMABufPCIe)
+	require.NoError(t, err)
+	require.NoError(t, os.NewFile(uintptr(fd), "dma-buf").Close())
+	require.Regexp(t, " flags=1$", fake.Last("cuMemGetHandleForAddressRange"))
+	_, err = d.ExportRange(p, granule, 2*driver.DMABufPCIe)
+	isOnly(t, err, driver.ErrNotSupported)
+	fake.Fail("cuDriverGetVersion", 1, 2)
+	_, err = d.ExportRange(p, granule, driver.DMABufPCIe)
+	isOnly(t, err, driver.ErrOutOfMemory)
+	require.Equal(t, 1, fake.Calls("cuMemGetHandleForAddressRange"))
+
+	old, fake := onFake(t, fakecuda.Version(12070))
+	_, err = old.ExportRange(mapOne(t, old), granule, driver.DMABufPCIe)
+	isOnly(t, err, driver.ErrNotSupported)
+	require.Zero(t, fake.Calls("cuMemGetHandleForAddressRange"))
 }
 
 // TestNoFabric: the errors of a machine that is in no NVLink fabric.

@@ -251,7 +251,7 @@ func (d *Driver) tryExportRange(h driver.Handle, n uint64) error {
 	}
 	fd := -1
 	if err = d.Map(p, n, h); err == nil {
-		fd, err = d.ExportRange(p, n)
+		fd, err = d.ExportRange(p, n, 0)
 		if undo := d.Unmap(p, n); err == nil {
 			err = undo
 		}

@@ -118,7 +118,7 @@ func (x *things) uses() map[string]func() error {
 		"Export":                 func() error { _, err := d.Export(x.h); return err },
 		"Location":               func() error { _, err := d.Location(x.h); return err },
 		"Import":                 func() error { _, err := d.Import(x.fd, granule, x.prop()); return err },
-		"ExportRange":            func() error { _, err := d.ExportRange(p, granule); return err },
+		"ExportRange":            func() error { _, err := d.ExportRange(p, granule, 0); return err },
 		"ImportFabric":           func() error { _, err := d.ImportFabric([64]byte{}, granule, x.prop()); return err },
 		"SyncIfActive":           func() error { return d.SyncIfActive(0) },
 		"Open":                   func() error { _, err := d.Open(0); return err },

@@ -199,7 +199,7 @@ cuvmm_value cuvmm_export(cuvmm_lib api, CUmemGenericAllocationHandle h);
 int cuvmm_file_mode(int fd);
 cuvmm_value cuvmm_import(cuvmm_lib api, int fd);
 cuvmm_value cuvmm_ordinal(cuvmm_lib api, CUdeviceptr p);
-cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size);
+cuvmm_value cuvmm_export_range(cuvmm_lib api, int dev, CUdeviceptr p, size_t size, unsigned long long flags);
 cuvmm_fabric cuvmm_export_fabric(cuvmm_lib api, CUmemGenericAllocationHandle h);
 cuvmm_value cuvmm_import_fabric(cuvmm_lib api, CUmemFabricHandle name);
 

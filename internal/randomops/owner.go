@@ -21,6 +21,7 @@ type owner struct {
 	s      *vmm.Stream
 	uses   bool // UsedBy(s) was called for the range
 	g      *vmm.Range
+	follow *registry                 // of g
 	shown  atomic.Pointer[vmm.Range] // g, for guests
 	p      vmm.Ptr
 	want   []byte
@@ -82,6 +83,11 @@ func (o *owner) open() {
 		return err
 	})
 	o.p, o.want, o.broken = o.g.Ptr(), nil, 0
+	follow, err := o.watch(o.g)
+	if err != nil {
+		o.wrong("watch: %v", err)
+	}
+	o.follow = follow
 	o.shown.Store(o.g)
 	if o.uses {
 		o.insist("use a stream", func() error { return o.g.UsedBy(o.s) })
@@ -91,6 +97,7 @@ func (o *owner) open() {
 // close closes the range and the stream.
 func (o *owner) close() {
 	o.insist("close", o.g.Close)
+	o.follow.end()
 	o.until("close a stream", o.s.Close)
 }
 
@@ -107,6 +114,7 @@ func (o *owner) work() {
 		if o.broken > 20 || o.g.Stats().Quarantined > 0 && o.random.IntN(10) == 0 || o.random.IntN(1000) == 0 {
 			o.check()
 			o.insist("close", o.g.Close)
+			o.follow.end()
 			o.open()
 		}
 	}

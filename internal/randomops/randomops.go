@@ -325,7 +325,7 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 		if h != g {
 			both, memory = append(both, h), append(memory, h)
 		}
-		switch random.IntN(12) {
+		switch random.IntN(13) {
 		case 10, 11:
 			_, err := g.ReadAt(make([]byte, 1), 0)
 			r.refused("read another's", err, append(others, io.EOF)...)
@@ -350,6 +350,12 @@ func (r *run) meddle(all []*owner, random *rand.Rand) {
 			if !r.refused("hold another's", err, others...) {
 				runtime.Gosched()
 				release()
+			}
+		case 12:
+			y, err := r.watch(g)
+			if !r.refused("watch another's", err, others...) {
+				runtime.Gosched()
+				y.end()
 			}
 		}
 	}

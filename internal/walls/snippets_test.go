@@ -148,7 +148,7 @@ func (s *snippet) source() string {
 	}
 	var imports string
 	for _, p := range []string{
-		"context", "errors", "fmt", "io", "reflect", "time",
+		"context", "errors", "fmt", "io", "os", "reflect", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver", module + "/vmm/kernel",
 		module + "/vmm/pool", module + "/shareable/store",
 	} {

@@ -8,6 +8,7 @@ type RangeExporter interface {
 	// close-on-exec and keeps that memory alive, whatever is mapped there later.
 	// The caller must close it. ExportRange needs a context of the device; if none
 	// is active, it makes one for the call. A span that is empty, is no whole
-	// pages, or is not mapped throughout is ErrInvalid.
-	ExportRange(p Ptr, size uint64) (fd int, err error)
+	// pages, or is not mapped throughout is ErrInvalid, and a flag that the driver
+	// does not know ErrNotSupported.
+	ExportRange(p Ptr, size uint64, flags DMABufFlags) (fd int, err error)
 }

@@ -165,6 +165,14 @@ func Features() []Feature {
 	return all
 }
 
+// DMABufFlags say how a dma-buf is made. A device's Driver may not know some of them.
+type DMABufFlags uint8
+
+// The flags of a dma-buf.
+const (
+	DMABufPCIe DMABufFlags = 1 << iota // other devices reach the memory over PCIe, also where they have a faster link
+)
+
 // EventFlags say what an event is for.
 type EventFlags uint8
 

@@ -254,14 +254,14 @@ func (d *Injected) Peering(from, to int) (driver.Peering, error) {
 }
 
 // ExportRange implements driver.RangeExporter.
-func (d *Injected) ExportRange(p driver.Ptr, size uint64) (int, error) {
+func (d *Injected) ExportRange(p driver.Ptr, size uint64, flags driver.DMABufFlags) (int, error) {
 	fd := -1
 	err := d.call("ExportRange", -1, size, func() (err error) {
 		r, ok := d.inner.(driver.RangeExporter)
 		if !ok {
 			return absent("ExportRange")
 		}
-		fd, err = r.ExportRange(p, size)
+		fd, err = r.ExportRange(p, size, flags)
 		return err
 	})
 	return fd, err

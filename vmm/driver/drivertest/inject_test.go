@@ -175,7 +175,7 @@ func TestInjectWithoutOptionalInterfaces(t *testing.T) {
 	absent["WriteValue"] = as[driver.StreamMemOps](t, dev).WriteValue(1, 64, 1, 4)
 	absent["WaitValue"] = as[driver.StreamMemOps](t, dev).WaitValue(1, 64, 1, 4)
 	_, absent["Peering"] = d.Peering(0, 1)
-	fd, err := d.ExportRange(64, 1)
+	fd, err := d.ExportRange(64, 1, 0)
 	absent["ExportRange"] = err
 	require.Equal(t, -1, fd)
 	_, absent["ExportFabric"] = d.ExportFabric(7)

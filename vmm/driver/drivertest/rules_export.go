@@ -15,6 +15,7 @@ func rangeRules() []Rule {
 	return []Rule{
 		{Name: "range-export", Says: "a span of pages, of one chunk or several, is a descriptor of that size that is close-on-exec, where the device supports dma-buf", Source: measured, run: rangeExport},
 		{Name: "range-refused", Says: "a span that is empty, no whole pages, or not all mapped is ErrInvalid", Source: measured, run: rangeRefused},
+		{Name: "range-flags", Says: "a flag that the driver knows changes neither size nor close-on-exec; one that it does not know is ErrNotSupported", Source: manual, run: rangeFlags},
 		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; when it is closed, all of the memory comes back", Source: measured, run: rangeKeeps},
 	}
 }
@@ -32,7 +33,7 @@ func fabricRules() []Rule {
 // exportRange returns a dma-buf as a file that is closed at the end of the case.
 func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
 	c.Helper()
-	fd, err := c.d.ExportRange(p, n)
+	fd, err := c.d.ExportRange(p, n, 0)
 	if errors.Is(err, driver.ErrNotSupported) && c.d.Supports(0, driver.FeatureDMABuf) == nil {
 		c.Errorf("export %d bytes: %v, and Supports says that it is there", n, err)
 	}
@@ -76,13 +77,33 @@ func rangeRefused(c *check) {
 		{p, 0}, {p + 1, pageSize}, {p, pageSize + 1}, {p, 2 * c.gran}, {p, 3 * c.gran}, {c.chunk(p, 1), c.gran},
 		{c.chunk(p, 2), 2 * c.gran}, {p, 1 << 62}, {p, math.MaxUint64 - pageSize + 1}, {0, pageSize},
 	} {
-		fd, err := c.d.ExportRange(bad.p, bad.n)
+		fd, err := c.d.ExportRange(bad.p, bad.n, 0)
 		c.want(err, fmt.Sprintf("export %d bytes at %v", bad.n, bad.p), driver.ErrInvalid)
 		if fd != -1 {
 			c.Errorf("a refused export gave descriptor %d", fd)
 		}
 	}
 	c.close(c.exportRange(p, c.gran))
+}
+
+func rangeFlags(c *check) {
+	c.dev(0)
+	p, _ := c.chunks(1)
+	c.close(c.exportRange(p, c.gran)) // else there is no dma-buf at all
+	for flags := driver.DMABufFlags(1); flags != 0; flags <<= 1 {
+		fd, err := c.d.ExportRange(p, c.gran, flags)
+		if err != nil || flags != driver.DMABufPCIe {
+			c.want(err, fmt.Sprintf("export with flags %#x", flags), driver.ErrNotSupported)
+			continue
+		}
+		f := c.later(os.NewFile(uintptr(fd), "dma-buf"))
+		c.cloexec(f)
+		info, err := f.Stat()
+		c.must(err, "stat")
+		if info.Size() != int64(c.gran) {
+			c.Errorf("%d bytes with flags %#x are a descriptor of %d", c.gran, flags, info.Size())
+		}
+	}
 }
 
 func rangeKeeps(c *check) {

@@ -13,7 +13,7 @@ var (
 
 // ExportRange is not supported: a memory file is no dma-buf, and the network
 // cards that take one can register host memory by its address.
-func (*Driver) ExportRange(driver.Ptr, uint64) (int, error) {
+func (*Driver) ExportRange(driver.Ptr, uint64, driver.DMABufFlags) (int, error) {
 	return -1, none("ExportRange", "host memory is made of memory files, which are no dma-buf")
 }
 
