@@ -81,7 +81,10 @@ func runModel(t *testing.T, size, steps int, random *rand.Rand) {
 	}
 	join := func() {
 		for i, g := range collectivetest.GroupsOn(t, devs...) {
-			peers[i].g = g
+			if peers[i].g = g; random.IntN(2) == 0 { // Close or Abort of the group undoes it
+				_, err := g.Register(t.Context(), peers[i].x, collective.RegisterOptions{})
+				require.NoError(t, err)
+			}
 		}
 	}
 	join()

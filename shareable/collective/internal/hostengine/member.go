@@ -372,13 +372,17 @@ func (m *Member) Abort() error {
 	return nil
 }
 
-// Free unloads the kernel. It reports registrations that are left.
+// Free unloads the kernel. It reports registrations that are left, unless Abort has undone
+// them.
 func (m *Member) Free() error {
 	m.begin("Free")
 	defer m.end()
 	w := m.w
 	w.mu.Lock()
 	for _, r := range m.known {
+		if m.ended {
+			break
+		}
 		w.opts.Report("rank %d: at Free %d bytes at %v are registered", m.rank, r.n, r.p)
 	}
 	if !m.ended && w.err == nil && !w.allLocked(func(x *Member) bool { return x.closing }) {
