@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -52,5 +53,6 @@ func (g *Group) makeNotes() (err error) {
 	if err = g.notes.Grow(n); err != nil {
 		return err
 	}
-	return g.notes.SetLen(n)
+	// Closing it waits for the group's own work only: another group on the device may hang.
+	return errors.Join(g.notes.UsedBy(g.own), g.notes.SetLen(n))
 }
