@@ -52,5 +52,8 @@ func (g *Group) makeNotes() (err error) {
 	if err = g.notes.Grow(n); err != nil {
 		return err
 	}
-	return g.notes.SetLen(n)
+	if err = g.notes.SetLen(n); err != nil {
+		return err
+	}
+	return g.notes.UsedBy(g.own) // so that its Close waits for no other work of the device
 }
