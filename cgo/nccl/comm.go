@@ -2,181 +2,301 @@
 
 package nccl
 
-// #include "shims.h"
+/*
+#cgo noescape cuvmm_nccl_run
+#cgo nocallback cuvmm_nccl_run
+#cgo noescape cuvmm_nccl_progress
+#cgo nocallback cuvmm_nccl_progress
+#include "shims.h"
+*/
 import "C"
 
 import (
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Comm is a communicator that does not block: a member's end of a group. Each of its calls
-// takes microseconds, but Abort, which takes up to half a second, and has to be made with the
-// context of its device current, as driver.Device.Do makes it. Safe for concurrent use: calls
-// wait for each other, Abort too.
-type Comm struct {
-	l *Library
+// Call is cuvmm_nccl_call in C: these do not compile if the two differ.
+//
+// Safety: only sizes and offsets are used.
+var (
+	_ = [1]struct{}{}[unsafe.Sizeof(Call{})-unsafe.Sizeof(C.struct_cuvmm_nccl_call{})]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Kind)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.kind)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Reduction)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.reduction)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Peer)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.peer)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Src)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.src)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Dst)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.dst)]
+	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Count)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.count)]
+)
 
-	// Guarded by mu.
-	mu    sync.Mutex
-	c     *C.struct_cuvmm_nccl_comm // nil after Destroy and Abort
-	calls []C.struct_cuvmm_nccl_call
+// Comm is one member's communicator. After Abort, or a Destroy that has ended it, all its
+// methods return driver.ErrClosed; so do those of a nil Comm.
+//
+// All methods may be called at any time. The lock lets one call be in NCCL at a time, so
+// Abort, which frees the communicator, does not free it under another call: it waits for the
+// one that is in NCCL. That one returns soon, because what waits for other members runs in a
+// thread of NCCL's. Calls that come after Abort are refused.
+type Comm struct {
+	lib  *Library
+	with func(func() error) error
+
+	ending atomic.Bool // Abort has been called
+	mu     sync.Mutex
+	c      *C.struct_cuvmm_nccl_comm // nil once it has ended
+	window *uint64                   // gets the handle when RegisterWindow is done
+
+	// What run runs. They are kept here because a new function for each Run would be
+	// allocated.
+	run    func() error
+	count  int
+	stream driver.Stream
 }
 
-// Join begins to make this process the member rank of a group of so many. Progress is
-// ErrInProgress until all members are there.
+// Join begins to join a group of size members, of which this one is rank. It returns at
+// once; Comm.Progress is ErrInProgress until all members have joined. Each member has the
+// device of the CUDA context that is current.
 //
-// Safety: C copies the identity.
-func (l *Library) Join(id ID, rank, size int) (*Comm, error) {
-	var c *C.struct_cuvmm_nccl_comm
-	s := Status(C.cuvmm_nccl_new(&l.api, (*C.char)(unsafe.Pointer(&id[0])), C.int(rank), C.int(size), &c))
-	if c == nil {
-		return nil, &driver.CallError{Call: "ncclCommInitRankConfig", Kind: driver.ErrOutOfMemory}
+// with runs a function with that context current on the calling thread, as Do of a
+// driver.Device does; nil: the function is called as it is. All later calls to NCCL but
+// Progress go through it too, because NCCL changes the thread's device. If it does not run
+// the function, its error is the call's, but Abort goes on without it.
+//
+// The caller must end the Comm, with Destroy or Abort.
+func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*Comm, error) {
+	const call = "ncclCommInitRankConfig"
+	if rank != int(int32(rank)) || size != int(int32(size)) { //nolint:gosec // that is what is checked
+		return nil, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: fmt.Errorf("rank %d of %d", rank, size)}
 	}
-	comm := &Comm{l: l, c: c}
-	if err := l.fail("ncclCommInitRankConfig", s, nil); err != nil && !errors.Is(err, ErrInProgress) {
-		C.cuvmm_nccl_free(c) // there is no communicator
+	if with == nil {
+		with = func(f func() error) error { return f() }
+	}
+	c := &Comm{lib: l, with: with, c: C.cuvmm_nccl_new()}
+	if c.c == nil {
+		return nil, &driver.CallError{Call: call, Kind: driver.ErrOutOfMemory}
+	}
+	c.run = func() error {
+		C.cuvmm_nccl_run(&l.api, c.c, C.size_t(c.count), C.uintptr_t(c.stream))
+		return failure(&c.c.out)
+	}
+	err := with(func() error {
+		// Safety: C copies the ID.
+		C.cuvmm_nccl_join(&l.api, c.c, unsafe.Pointer(&id), C.int(rank), C.int(size))
+		return failure(&c.c.out)
+	})
+	if err != nil && !errors.Is(err, ErrInProgress) {
+		if c.c.comm != nil {
+			C.cuvmm_nccl_abort(&l.api, c.c)
+		}
+		c.free()
 		return nil, err
 	}
-	return comm, nil
+	return c, nil
 }
 
-// with makes a call of NCCL.
-func (c *Comm) with(name string, call func(*C.struct_cuvmm_nccl_comm) C.ncclResult_t) error {
+// free frees what is left once the communicator has ended.
+func (c *Comm) free() {
+	C.cuvmm_nccl_free(c.c)
+	c.c, c.window = nil, nil
+}
+
+// begin begins a call. The caller calls c.mu.Unlock unless there is an error.
+func (c *Comm) begin(call string) error {
+	if c == nil {
+		return closed(call)
+	}
 	c.mu.Lock()
+	if c.c == nil || c.ending.Load() {
+		c.mu.Unlock()
+		return closed(call)
+	}
+	return nil
+}
+
+// do makes a call with the context current.
+func (c *Comm) do(call string, f func()) error {
+	if err := c.begin(call); err != nil {
+		return err
+	}
 	defer c.mu.Unlock()
-	if c.c == nil {
-		return &driver.CallError{Call: name, Kind: driver.ErrClosed}
-	}
-	return c.l.fail(name, Status(call(c.c)), c.c)
+	return c.with(func() error {
+		f()
+		return failure(&c.c.out)
+	})
 }
 
-// needs is with for a symbol that older libraries do not have.
-func (c *Comm) needs(name, since string, call func(*C.struct_cuvmm_nccl_comm) C.ncclResult_t) error {
-	if !c.l.has[name] {
-		return unsupported(name, c.l.String()+" has no "+name+", which came with "+since)
-	}
-	return c.with(name, call)
-}
-
-// Progress is nil if all that was begun is done and no failure is known, and ErrInProgress
-// while it is not.
+// Progress is nil if all that was begun is done, ErrInProgress if it is not, and else the
+// error that something has failed with. It does not wait. After a failure the Comm is of no
+// more use: end it with Abort.
 func (c *Comm) Progress() error {
-	return c.with("ncclCommGetAsyncError", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t { return C.cuvmm_nccl_async_error(p) })
+	if err := c.begin("ncclCommGetAsyncError"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	C.cuvmm_nccl_progress(&c.lib.api, c.c)
+	err := failure(&c.c.out)
+	if err == nil {
+		c.windowDone()
+	}
+	return err
 }
 
-// Run queues calls on a stream, as one group if there are several. With ErrInProgress they
-// are queued once Progress returns nil.
+// windowDone hands the handle of a window to whoever has asked for it.
 //
-// Safety: C reads the calls, which have no pointers of Go, during the call only.
+// Safety: only the number of NCCL's pointer is used.
+func (c *Comm) windowDone() {
+	if c.window != nil {
+		*c.window = uint64(uintptr(unsafe.Pointer(c.c.window)))
+		c.window = nil
+	}
+}
+
+// Run queues calls on a stream, several as one group. It returns nil or ErrInProgress; then
+// Progress says when they are queued. Up to 16 calls allocate nothing. After an error the
+// Comm is of no more use, as after one of Progress.
+//
+// Safety: calls has no pointers, and is copied to C's memory.
 func (c *Comm) Run(stream driver.Stream, calls []Call) error {
+	for i := range calls {
+		if o := calls[i].Operation; o >= operations {
+			return &driver.CallError{Call: o.String(), Kind: driver.ErrInvalid, Err: fmt.Errorf("call %d is no operation", i)}
+		}
+	}
+	if err := c.begin("ncclGroupStart"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
 	if len(calls) == 0 {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.c == nil {
-		return &driver.CallError{Call: "ncclGroupStart", Kind: driver.ErrClosed}
+	if C.cuvmm_nccl_reserve(c.c, C.size_t(len(calls))) != 0 {
+		return &driver.CallError{Call: "ncclGroupStart", Kind: driver.ErrOutOfMemory}
 	}
-	c.calls = c.calls[:0]
-	for _, x := range calls {
-		if x.Operation >= operations {
-			return &driver.CallError{Call: x.Operation.String(), Kind: driver.ErrInvalid}
-		}
-		c.calls = append(c.calls, C.struct_cuvmm_nccl_call{
-			operation: C.int(x.Operation), kind: C.int(x.Kind), reduction: C.int(x.Reduction), peer: C.int(x.Peer),
-			src: C.ulonglong(x.Src), dst: C.ulonglong(x.Dst), count: C.ulonglong(x.Count),
-		})
-	}
-	var failed C.int
-	s := Status(C.cuvmm_nccl_run(c.c, C.ulonglong(stream), &c.calls[0], C.int(len(calls)), &failed))
-	if s == success {
-		return nil
-	}
-	name := "ncclGroupEnd"
-	if i := int(failed); i >= 0 && i < len(calls) {
-		name = "nccl" + calls[i].Operation.String()
-	}
-	return c.l.fail(name, s, c.c)
+	copy(unsafe.Slice((*Call)(unsafe.Pointer(c.c.calls)), len(calls)), calls)
+	c.count, c.stream = len(calls), stream
+	return c.with(c.run)
 }
 
-// Register makes memory known to NCCL, which keeps its pages until Deregister. It needs NCCL
-// 2.19, and has to be one chunk.
-func (c *Comm) Register(at, size uint64) (handle uint64, err error) {
-	var h C.ulonglong
-	err = c.needs("ncclCommRegister", "2.19", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t {
-		return C.cuvmm_nccl_register(p, C.ulonglong(at), C.ulonglong(size), &h)
+// Register makes n bytes at p known to NCCL. Where NCCL makes nothing of it, handle is 0. A
+// library before 2.19 is driver.ErrNotSupported.
+//
+// Safety: only numbers of NCCL's pointers are used.
+func (c *Comm) Register(p, n uint64) (handle uint64, err error) {
+	const call = "ncclCommRegister"
+	if err := c.need(call, "2.19", func(l *Library) bool { return l.api.reg != nil && l.api.dereg != nil }); err != nil {
+		return 0, err
+	}
+	err = c.do(call, func() {
+		C.cuvmm_nccl_register(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
+		handle = uint64(uintptr(c.c.handle))
 	})
-	return uint64(h), err
+	return handle, err
 }
 
 // Deregister undoes Register.
 func (c *Comm) Deregister(handle uint64) error {
-	return c.needs("ncclCommDeregister", "2.19", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t {
-		return C.cuvmm_nccl_deregister(p, C.ulonglong(handle))
-	})
-}
-
-// RegisterWindow makes a symmetric window, which all members have to make at the same time.
-// Window is its handle once that is done. It needs NCCL 2.27.
-func (c *Comm) RegisterWindow(at, size uint64) error {
-	return c.needs("ncclCommWindowRegister", "2.27", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t {
-		return C.cuvmm_nccl_register_window(p, C.ulonglong(at), C.ulonglong(size))
-	})
-}
-
-// Window is the handle of the last window.
-func (c *Comm) Window() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.c == nil {
-		return 0
+	const call = "ncclCommDeregister"
+	if err := c.need(call, "2.19", func(l *Library) bool { return l.api.dereg != nil }); err != nil {
+		return err
 	}
-	return uint64(uintptr(unsafe.Pointer(c.c.window)))
+	return c.do(call, func() { C.cuvmm_nccl_deregister(&c.lib.api, c.c, C.uint64_t(handle)) })
+}
+
+// RegisterWindow makes a symmetric window of n bytes at p. All members have to call it, with
+// as many bytes. If it returns ErrInProgress, it is done when Progress is nil. Then, and not
+// before, handle is set; to 0 where NCCL makes no window. A library before 2.27 is
+// driver.ErrNotSupported.
+func (c *Comm) RegisterWindow(p, n uint64, handle *uint64) error {
+	const call = "ncclCommWindowRegister"
+	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }); err != nil {
+		return err
+	}
+	return c.do(call, func() {
+		C.cuvmm_nccl_register_window(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
+		switch Status(c.c.out.r) {
+		case success:
+			c.window = handle
+			c.windowDone()
+		case statusProgress:
+			c.window = handle
+		}
+	})
 }
 
 // DeregisterWindow undoes RegisterWindow.
-func (c *Comm) DeregisterWindow(window uint64) error {
-	return c.needs("ncclCommWindowDeregister", "2.27", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t {
-		return C.cuvmm_nccl_deregister_window(p, C.ulonglong(window))
-	})
+func (c *Comm) DeregisterWindow(handle uint64) error {
+	const call = "ncclCommWindowDeregister"
+	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.dewindow != nil }); err != nil {
+		return err
+	}
+	return c.do(call, func() { C.cuvmm_nccl_deregister_window(&c.lib.api, c.c, C.uint64_t(handle)) })
 }
 
-// Finalize ends the group: what was queued runs to its end. All members have to call it. It is
-// done when Progress returns nil; then comes Destroy.
+// need is an error if the library has no such function.
+func (c *Comm) need(call, since string, has func(*Library) bool) error {
+	if c == nil || c.lib == nil {
+		return closed(call)
+	}
+	if !has(c.lib) {
+		return notSupported(call, "NCCL %s does not have it; it came with %s", c.lib, since)
+	}
+	return nil
+}
+
+// Finalize waits for all that is queued, in all members: each of them has to call it. It is
+// done when Progress is nil. Then comes Destroy.
 func (c *Comm) Finalize() error {
-	return c.with("ncclCommFinalize", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t { return C.cuvmm_nccl_finalize(p) })
+	return c.do("ncclCommFinalize", func() { C.cuvmm_nccl_finalize(&c.lib.api, c.c) })
 }
 
-// Destroy gives back what the communicator has.
+// Destroy ends the Comm. While something is in progress it returns ErrInProgress and does
+// nothing. One that has failed is aborted, and the error is its failure.
 func (c *Comm) Destroy() error {
-	return c.end("ncclCommDestroy", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t { return C.cuvmm_nccl_destroy(p) })
+	if err := c.begin("ncclCommDestroy"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	err := c.with(func() error {
+		C.cuvmm_nccl_destroy(&c.lib.api, c.c)
+		return failure(&c.c.out)
+	})
+	if c.c.comm == nil {
+		c.free()
+	}
+	return err
 }
 
-// Abort ends this member's part at once, also what it has queued on streams, and gives back
-// what the communicator has.
+// Abort ends the Comm, and stops what it has queued on streams. Other members do not hear of
+// it. It may be called while another call runs, for which it waits.
 func (c *Comm) Abort() error {
-	return c.end("ncclCommAbort", func(p *C.struct_cuvmm_nccl_comm) C.ncclResult_t { return C.cuvmm_nccl_abort(p) })
-}
-
-// end is the last call. Once more is fine.
-func (c *Comm) end(name string, call func(*C.struct_cuvmm_nccl_comm) C.ncclResult_t) error {
+	const call = "ncclCommAbort"
+	if c == nil {
+		return closed(call)
+	}
+	c.ending.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.c == nil {
-		return nil
+		return closed(call)
 	}
-	s := Status(call(c.c))
-	err := c.l.fail(name, s, nil)
-	if errors.Is(err, ErrInProgress) {
-		err = nil
+	ran := false
+	abort := func() error {
+		ran = true
+		C.cuvmm_nccl_abort(&c.lib.api, c.c)
+		return failure(&c.c.out)
 	}
-	if s != statusProgress { // else NCCL may still write there
-		C.cuvmm_nccl_free(c.c)
+	err := c.with(abort)
+	if !ran {
+		err = abort()
 	}
-	c.c = nil
+	if Status(c.c.out.r) != success {
+		c.c, c.window = nil, nil // NCCL may still write to C's part, which stays
+		return err
+	}
+	c.free()
 	return err
 }

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"unsafe"
 
@@ -24,49 +23,59 @@ import (
 // names are the library's names.
 var names = []string{"libnccl.so.2", "libnccl.so"}
 
-// folders are where the library is if the loader does not find it: NVIDIA's own, and those of
-// Python's packages.
-func folders() []string {
-	all := []string{"/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"}
-	var roots []string
-	if env := os.Getenv("VIRTUAL_ENV"); env != "" {
-		roots = append(roots, env)
-	}
-	if home, err := os.UserHomeDir(); err == nil {
-		roots = append(roots, filepath.Join(home, ".local"))
-	}
-	for _, root := range append(roots, "/usr/local", "/usr") {
-		for _, packages := range []string{"site-packages", "dist-packages"} {
-			found, _ := filepath.Glob(filepath.Join(root, "lib", "python3*", packages, "nvidia", "nccl", "lib"))
-			all = append(all, found...)
-		}
-	}
-	return all
-}
+// oldest is the oldest version that works.
+const oldest = 21800
 
 // Library is an open libnccl. It need not be closed: the library stays loaded until the
-// process ends.
+// process ends. Its methods are safe for concurrent use.
 //
 // Safety: api has only pointers of C, and C keeps no pointer to it.
 type Library struct {
 	api     C.struct_cuvmm_nccl_api
 	version int
-	has     map[string]bool // the optional symbols
 }
 
-// Open loads the libnccl at path. If path is empty, it is looked for by its names where the
-// loader looks, then where NVIDIA installs it, and where Python's packages have it. If there is
-// none that works, the error Is driver.ErrNotSupported and says what was looked for. What is
-// older than NCCL 2.18 does not work.
+// Open loads the libnccl at path. If path is empty, it is looked for as libnccl.so.2 and
+// libnccl.so where the loader looks, then where pip puts it, below the site-packages of
+// $VIRTUAL_ENV, of the user and of the system, and then in /usr/local/cuda/lib64 and
+// /usr/lib/x86_64-linux-gnu. If there is none that works, the error Is
+// driver.ErrNotSupported and says what was looked for. What is older than 2.18 does not
+// work.
 func Open(path string) (*Library, error) {
 	if path != "" {
 		return open(path)
 	}
-	candidates := slices.Clone(names)
-	for _, dir := range folders() {
-		candidates = append(candidates, filepath.Join(dir, names[0]))
+	return openFirst(candidates(os.Getenv("VIRTUAL_ENV"), os.Getenv("HOME")))
+}
+
+// candidates are the paths that Open tries, in their order.
+func candidates(venv, home string) []string {
+	const inside = "nvidia/nccl/lib/libnccl.so.2"
+	var sites []string
+	if venv != "" {
+		sites = append(sites, filepath.Join(venv, "lib/python3*/site-packages"))
 	}
-	return openFirst(candidates)
+	if home != "" {
+		sites = append(sites, filepath.Join(home, ".local/lib/python3*/site-packages"))
+	}
+	for _, lib := range []string{"/usr/local/lib", "/usr/lib"} {
+		sites = append(sites, lib+"/python3*/site-packages", lib+"/python3*/dist-packages")
+	}
+	paths := append([]string(nil), names...)
+	for _, site := range sites {
+		pattern := filepath.Join(site, inside)
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			found = []string{pattern} // for the error, which says what was looked for
+		}
+		paths = append(paths, found...)
+	}
+	for _, dir := range []string{"/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu"} {
+		for _, name := range names {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	return paths
 }
 
 // openFirst opens the first library that works.
@@ -87,75 +96,114 @@ func openFirst(candidates []string) (*Library, error) {
 	if len(sought) > 0 {
 		text = strings.Join(append(broken, "looked for "+strings.Join(sought, ", ")), "; ")
 	}
-	return nil, unsupported("open libnccl", text)
+	return nil, notSupported("open libnccl", "%s", text)
 }
 
-func unsupported(call, text string) error {
-	return &driver.CallError{Call: call, Kind: driver.ErrNotSupported, Err: errors.New(text)}
+func notSupported(call, format string, args ...any) error {
+	return &driver.CallError{Call: call, Kind: driver.ErrNotSupported, Err: fmt.Errorf(format, args...)}
 }
 
 // open loads the library at path.
 func open(path string) (*Library, error) {
 	lib, err := dl.Open(path)
 	if err != nil {
-		return nil, unsupported("open "+path, err.Error())
+		return nil, notSupported("open "+path, "%w", err)
 	}
-	l := &Library{has: map[string]bool{}}
+	l := &Library{}
+	missing := ""
 	for i := range C.cuvmm_nccl_symbol_count() {
 		name := C.GoString(C.cuvmm_nccl_symbol_name(i))
 		p, err := lib.Sym(name)
 		switch {
 		case err == nil:
 			C.cuvmm_nccl_bind(&l.api, i, p)
-			l.has[name] = true
-		case C.cuvmm_nccl_symbol_required(i) != 0:
-			_ = lib.Close() // none of its functions has been called yet
-			return nil, unsupported("open "+path, "this NCCL is older than 2.18: it has no "+name)
+		case C.cuvmm_nccl_symbol_required(i) != 0 && missing == "":
+			missing = name
 		}
 	}
-	var version C.int
-	if s := Status(C.cuvmm_nccl_version(&l.api, &version)); s != success {
-		return nil, l.fail("ncclGetVersion", s, nil)
+	// The version is known of libraries that are too old as well.
+	if l.api.version != nil && l.api.error_string != nil && l.api.last_error != nil {
+		var out C.struct_cuvmm_nccl_outcome
+		var version C.int
+		C.cuvmm_nccl_version(&l.api, &version, &out)
+		if err := failure(&out); err != nil {
+			return nil, err
+		}
+		l.version = int(version)
 	}
-	l.version = int(version)
+	switch {
+	case l.version > 0 && l.version < oldest:
+		return nil, notSupported("open "+path, "NCCL %s is too old: 2.18 is needed", l)
+	case missing != "" && l.version > 0:
+		return nil, notSupported("open "+path, "NCCL %s has no %s", l, missing)
+	case missing != "":
+		_ = lib.Close() // none of its functions has been called
+		return nil, notSupported("open "+path, "NCCL is too old: it has no %s", missing)
+	}
 	return l, nil
 }
 
-// Version is NCCL's: 22809 is 2.28.9.
+// Version is the library's version as NCCL numbers it: 22809 is 2.28.9.
 func (l *Library) Version() int { return l.version }
 
-// String is the version as NCCL writes it.
+// String is the library's version like "2.28.9".
 func (l *Library) String() string {
-	return fmt.Sprintf("NCCL %d.%d.%d", l.version/10_000, l.version/100%100, l.version%100)
+	if l.version < 10000 { // until 2.8
+		return fmt.Sprintf("%d.%d.%d", l.version/1000, l.version/100%10, l.version%100)
+	}
+	return fmt.Sprintf("%d.%d.%d", l.version/10000, l.version/100%100, l.version%100)
 }
 
-// NewID makes the identity of a group. NCCL then listens in this process for the members, of
-// which it has to be one.
+// NewID makes the identity of a new group. One member makes it, and gives it to all others
+// before they join. It is good for one group.
 //
-// Safety: C writes to id during the call only.
-func (l *Library) NewID() (id ID, err error) {
-	s := Status(C.cuvmm_nccl_unique_id(&l.api, (*C.char)(unsafe.Pointer(&id[0]))))
-	return id, l.fail("ncclGetUniqueId", s, nil)
+// Safety: C writes to id and keeps no pointer to it.
+func (l *Library) NewID() (ID, error) {
+	var id ID
+	var out C.struct_cuvmm_nccl_outcome
+	C.cuvmm_nccl_unique_id(&l.api, unsafe.Pointer(&id), &out)
+	return id, failure(&out)
 }
 
-// fail is the error of a call; nil for success.
-func (l *Library) fail(call string, s Status, c *C.struct_cuvmm_nccl_comm) error {
-	var kind error
+// named is a Status with NCCL's texts about it.
+type named struct {
+	Status
+	text string
+}
+
+func (n named) Error() string { return n.text }
+
+// Unwrap lets errors.As find the Status.
+func (n named) Unwrap() error { return n.Status }
+
+// failure is what an outcome means to Go: nil, ErrInProgress, or the error of the call that
+// failed.
+func failure(out *C.struct_cuvmm_nccl_outcome) error {
+	s := Status(out.r)
 	switch s {
 	case success:
 		return nil
 	case statusProgress:
 		return ErrInProgress
+	}
+	text := s.Error()
+	if out.text != nil {
+		text = C.GoString(out.text)
+	}
+	if last := strings.TrimSpace(C.GoString(&out.last[0])); last != "" {
+		text += ": " + last
+	}
+	kind := ErrFailed
+	switch s {
 	case invalidArg, invalidUsage:
 		kind = driver.ErrInvalid
 	case remoteError:
 		kind = ErrPeerGone
-	default:
-		kind = ErrFailed
 	}
-	text := C.GoString(C.cuvmm_nccl_error_string(&l.api, C.ncclResult_t(s)))
-	if last := C.GoString(C.cuvmm_nccl_last_error(&l.api, c)); last != "" {
-		text += ": " + strings.TrimSpace(last)
-	}
-	return &driver.CallError{Call: call, Kind: kind, Err: fmt.Errorf("%w: %s", s, text)}
+	return &driver.CallError{Call: C.GoString(out.call), Kind: kind, Err: named{s, text}}
+}
+
+// closed is the error of a Comm that has ended.
+func closed(call string) error {
+	return &driver.CallError{Call: call, Kind: driver.ErrClosed, Err: errors.New("the communicator has ended")}
 }

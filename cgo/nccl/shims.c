@@ -1,150 +1,204 @@
-// The symbols of libnccl, and calls of a communicator.
+// The symbols of libnccl, and its calls.
 #include "shims.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const struct {
 	const char *name;
 	size_t offset; // in cuvmm_nccl_api
 	int required;
 } symbols[] = {
-#define NEED(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nccl_api, field), 1},
-#define MAY(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nccl_api, field), 0},
-	CUVMM_NCCL_SYMBOLS(NEED, MAY)
+#define REQUIRED(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nccl_api, field), 1},
+#define OPTIONAL(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nccl_api, field), 0},
+	CUVMM_NCCL_SYMBOLS(REQUIRED, OPTIONAL)
 };
 
 int cuvmm_nccl_symbol_count(void) { return sizeof symbols / sizeof symbols[0]; }
-
 const char *cuvmm_nccl_symbol_name(int i) { return symbols[i].name; }
-
 int cuvmm_nccl_symbol_required(int i) { return symbols[i].required; }
 
 void cuvmm_nccl_bind(struct cuvmm_nccl_api *api, int i, void *address) {
 	memcpy((char *)api + symbols[i].offset, &address, sizeof address);
 }
 
-ncclResult_t cuvmm_nccl_version(const struct cuvmm_nccl_api *api, int *version) { return api->version(version); }
-
-ncclResult_t cuvmm_nccl_unique_id(const struct cuvmm_nccl_api *api, char id[128]) {
-	ncclUniqueId made = {{0}};
-	ncclResult_t r = api->unique_id(&made);
-	memcpy(id, made.internal, sizeof made.internal);
-	return r;
-}
-
-const char *cuvmm_nccl_error_string(const struct cuvmm_nccl_api *api, ncclResult_t r) { return api->error_string(r); }
-
-const char *cuvmm_nccl_last_error(const struct cuvmm_nccl_api *api, const struct cuvmm_nccl_comm *c) {
-	return api->last_error(c == NULL ? NULL : c->comm);
-}
-
-ncclResult_t cuvmm_nccl_new(const struct cuvmm_nccl_api *api, const char id[128], int rank, int size, struct cuvmm_nccl_comm **out) {
-	// NCCL may write to the communicator's handle until it stands, so that is C's memory.
-	struct memory {
-		struct cuvmm_nccl_comm c;
-		struct cuvmm_nccl_api api;
-	} *m = calloc(1, sizeof *m);
-	*out = NULL;
-	if (m == NULL)
-		return ncclSuccess;
-	m->api = *api;
-	m->c.api = &m->api;
-	*out = &m->c;
-	ncclUniqueId with;
-	memcpy(with.internal, id, sizeof with.internal);
-	ncclConfig_t config = {
-		.size = sizeof config,
-		.magic = (unsigned int)NCCL_CONFIG_MAGIC,
-		.version = NCCL_CONFIG_VERSION,
-		.blocking = 0,
-		.cgaClusterSize = NCCL_UNDEF_INT,
-		.minCTAs = NCCL_UNDEF_INT,
-		.maxCTAs = NCCL_UNDEF_INT,
-		.netName = NULL,
-		.splitShare = NCCL_UNDEF_INT,
-	};
-	return api->init(&m->c.comm, size, with, rank, &config);
-}
-
-void cuvmm_nccl_free(struct cuvmm_nccl_comm *c) { free(c); }
-
-ncclResult_t cuvmm_nccl_async_error(struct cuvmm_nccl_comm *c) {
-	ncclResult_t state = ncclSuccess;
-	ncclResult_t r = c->api->async_error(c->comm, &state);
-	return r != ncclSuccess ? r : state;
-}
-
-ncclResult_t cuvmm_nccl_finalize(struct cuvmm_nccl_comm *c) { return c->api->finalize(c->comm); }
-
-ncclResult_t cuvmm_nccl_destroy(struct cuvmm_nccl_comm *c) { return c->api->destroy(c->comm); }
-
-ncclResult_t cuvmm_nccl_abort(struct cuvmm_nccl_comm *c) { return c->api->abort(c->comm); }
-
-static ncclResult_t call(struct cuvmm_nccl_comm *c, cudaStream_t stream, const struct cuvmm_nccl_call *x) {
-	const struct cuvmm_nccl_api *api = c->api;
-	const void *src = (const void *)(uintptr_t)x->src;
-	void *dst = (void *)(uintptr_t)x->dst;
-	switch (x->operation) { // as Operation in Go
-	case 0:
-		return api->all_reduce(src, dst, x->count, x->kind, x->reduction, c->comm, stream);
-	case 1:
-		return api->reduce(src, dst, x->count, x->kind, x->reduction, x->peer, c->comm, stream);
-	case 2:
-		return api->broadcast(src, dst, x->count, x->kind, x->peer, c->comm, stream);
-	case 3:
-		return api->all_gather(src, dst, x->count, x->kind, c->comm, stream);
-	case 4:
-		return api->reduce_scatter(src, dst, x->count, x->kind, x->reduction, c->comm, stream);
-	case 5:
-		return api->send(src, x->count, x->kind, x->peer, c->comm, stream);
-	default:
-		return api->recv(dst, x->count, x->kind, x->peer, c->comm, stream);
+struct cuvmm_nccl_comm *cuvmm_nccl_new(void) {
+	struct cuvmm_nccl_comm *c = calloc(1, sizeof *c);
+	if (c != NULL && cuvmm_nccl_reserve(c, 16) != 0) {
+		free(c);
+		c = NULL;
 	}
+	return c;
 }
 
-static int bad(ncclResult_t r) { return r != ncclSuccess && r != ncclInProgress; }
+void cuvmm_nccl_free(struct cuvmm_nccl_comm *c) {
+	free(c->calls);
+	free(c);
+}
 
-ncclResult_t cuvmm_nccl_run(struct cuvmm_nccl_comm *c, unsigned long long stream, const struct cuvmm_nccl_call *calls, int n, int *failed) {
-	cudaStream_t queue = (cudaStream_t)(uintptr_t)stream;
-	ncclResult_t first = ncclSuccess, r;
-	*failed = -1;
-	if (n != 1 && bad(r = c->api->group_start())) {
-		*failed = n;
+int cuvmm_nccl_reserve(struct cuvmm_nccl_comm *c, size_t n) {
+	if (n <= c->capacity)
+		return 0;
+	struct cuvmm_nccl_call *grown = reallocarray(c->calls, n, sizeof *grown);
+	if (grown == NULL)
+		return -1;
+	c->calls = grown;
+	c->capacity = n;
+	return 0;
+}
+
+// record notes the outcome of a call. NCCL's last error is one text for the whole process:
+// it is read at once, and its end is not trusted.
+static ncclResult_t record(const struct cuvmm_nccl_api *api, ncclComm_t comm, struct cuvmm_nccl_outcome *out, const char *call, ncclResult_t r) {
+	out->r = r;
+	if (r == ncclSuccess || r == ncclInProgress)
 		return r;
-	}
-	for (int i = 0; i < n && !bad(first); i++) {
-		first = call(c, queue, &calls[i]);
-		if (bad(first))
-			*failed = i;
-	}
-	if (n == 1)
-		return first;
-	r = c->api->group_end(); // also after a failure, which it forgets
-	if (bad(first))
-		return first;
-	if (bad(r))
-		*failed = n;
+	const char *last = api->last_error(comm);
+	out->call = call;
+	out->text = api->error_string(r);
+	size_t n = last == NULL ? 0 : strnlen(last, sizeof out->last - 1);
+	if (n > 0)
+		memcpy(out->last, last, n);
+	out->last[n] = 0;
 	return r;
 }
 
-ncclResult_t cuvmm_nccl_register(struct cuvmm_nccl_comm *c, unsigned long long at, unsigned long long size, unsigned long long *handle) {
-	void *made = NULL;
-	ncclResult_t r = c->api->register_memory(c->comm, (void *)(uintptr_t)at, size, &made);
-	*handle = (uintptr_t)made;
-	return r;
+#define RECORD(call, r) record(api, c->comm, &c->out, call, r)
+
+void cuvmm_nccl_version(const struct cuvmm_nccl_api *api, int *version, struct cuvmm_nccl_outcome *out) {
+	record(api, NULL, out, "ncclGetVersion", api->version(version));
 }
 
-ncclResult_t cuvmm_nccl_deregister(struct cuvmm_nccl_comm *c, unsigned long long handle) {
-	return c->api->deregister_memory(c->comm, (void *)(uintptr_t)handle);
+void cuvmm_nccl_unique_id(const struct cuvmm_nccl_api *api, void *id, struct cuvmm_nccl_outcome *out) {
+	record(api, NULL, out, "ncclGetUniqueId", api->unique_id(id));
 }
 
-ncclResult_t cuvmm_nccl_register_window(struct cuvmm_nccl_comm *c, unsigned long long at, unsigned long long size) {
+void cuvmm_nccl_join(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, const void *id, int rank, int size) {
+	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclUniqueId unique;
+	config.blocking = 0;
+	memcpy(&unique, id, sizeof unique);
+	ncclResult_t r = RECORD("ncclCommInitRankConfig", api->init(&c->comm, size, unique, rank, &config));
+	if (r != ncclSuccess && r != ncclInProgress && c->comm != NULL) {
+		api->abort(c->comm);
+		c->comm = NULL;
+	}
+}
+
+// state is what has become of what the communicator has begun.
+static ncclResult_t state(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	ncclResult_t now = ncclSuccess, r = api->async_error(c->comm, &now);
+	return RECORD("ncclCommGetAsyncError", r != ncclSuccess ? r : now);
+}
+
+// begun is for calls that return success before they are done.
+static void begun(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	if (c->out.r == ncclSuccess)
+		state(api, c);
+}
+
+void cuvmm_nccl_progress(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) { state(api, c); }
+
+static long long now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+// settle asks for a while whether what was begun is done: NCCL queues in a thread that it makes
+// for that, and mostly has done so before Go would ask.
+static void settle(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	const long long spin = 200 * 1000; // ns
+	if (c->out.r != ncclInProgress)
+		return;
+	for (long long from = now(); c->out.r == ncclInProgress && now() - from < spin;)
+		state(api, c);
+}
+
+static void *address(uint64_t p) { return (void *)(uintptr_t)p; }
+
+// queue makes one call. A peer that is no int is none of NCCL's either.
+static ncclResult_t queue(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, const struct cuvmm_nccl_call *a, cudaStream_t s) {
+	int peer = a->peer < 0 || a->peer > INT_MAX ? -1 : (int)a->peer;
+	const void *src = address(a->src);
+	void *dst = address(a->dst);
+	switch (a->operation) {
+	case 0:
+		return RECORD("ncclAllReduce", api->all_reduce(src, dst, a->count, a->kind, a->reduction, c->comm, s));
+	case 1:
+		return RECORD("ncclReduce", api->reduce(src, dst, a->count, a->kind, a->reduction, peer, c->comm, s));
+	case 2:
+		return RECORD("ncclBroadcast", api->broadcast(src, dst, a->count, a->kind, peer, c->comm, s));
+	case 3:
+		return RECORD("ncclAllGather", api->all_gather(src, dst, a->count, a->kind, c->comm, s));
+	case 4:
+		return RECORD("ncclReduceScatter", api->reduce_scatter(src, dst, a->count, a->kind, a->reduction, c->comm, s));
+	case 5:
+		return RECORD("ncclSend", api->send(src, a->count, a->kind, peer, c->comm, s));
+	}
+	return RECORD("ncclRecv", api->recv(dst, a->count, a->kind, peer, c->comm, s));
+}
+
+void cuvmm_nccl_run(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, size_t n, uintptr_t stream) {
+	cudaStream_t s = (cudaStream_t)stream;
+	if (n == 1) {
+		queue(api, c, c->calls, s);
+		settle(api, c);
+		return;
+	}
+	ncclResult_t r = RECORD("ncclGroupStart", api->group_start());
+	if (r != ncclSuccess)
+		return;
+	for (size_t i = 0; i < n && (r == ncclSuccess || r == ncclInProgress); i++)
+		r = queue(api, c, &c->calls[i], s);
+	// The group is the thread's, so it ends here in any case. The first failure counts.
+	ncclResult_t end = api->group_end();
+	if (r == ncclSuccess || r == ncclInProgress)
+		RECORD("ncclGroupEnd", end);
+	settle(api, c);
+}
+
+void cuvmm_nccl_register(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t p, uint64_t n) {
+	c->handle = NULL;
+	RECORD("ncclCommRegister", api->reg(c->comm, address(p), n, &c->handle));
+}
+
+void cuvmm_nccl_deregister(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t handle) {
+	RECORD("ncclCommDeregister", api->dereg(c->comm, address(handle)));
+}
+
+void cuvmm_nccl_register_window(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t p, uint64_t n) {
 	c->window = NULL;
-	return c->api->register_window(c->comm, (void *)(uintptr_t)at, size, &c->window, NCCL_WIN_COLL_SYMMETRIC);
+	RECORD("ncclCommWindowRegister", api->window(c->comm, address(p), n, &c->window, NCCL_WIN_COLL_SYMMETRIC));
+	begun(api, c);
 }
 
-ncclResult_t cuvmm_nccl_deregister_window(struct cuvmm_nccl_comm *c, unsigned long long window) {
-	return c->api->deregister_window(c->comm, (ncclWindow_t)(uintptr_t)window);
+void cuvmm_nccl_deregister_window(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t handle) {
+	RECORD("ncclCommWindowDeregister", api->dewindow(c->comm, address(handle)));
+	begun(api, c);
+}
+
+void cuvmm_nccl_finalize(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	RECORD("ncclCommFinalize", api->finalize(c->comm));
+}
+
+void cuvmm_nccl_destroy(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	// ncclCommDestroy of what is in progress or has failed returns with the thread inside a
+	// group, which the thread's later calls would become part of.
+	ncclResult_t r = state(api, c);
+	if (r == ncclInProgress)
+		return;
+	if (r != ncclSuccess) {
+		if (api->abort(c->comm) == ncclSuccess)
+			c->comm = NULL;
+		return;
+	}
+	if (RECORD("ncclCommDestroy", api->destroy(c->comm)) == ncclSuccess)
+		c->comm = NULL;
+}
+
+void cuvmm_nccl_abort(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	RECORD("ncclCommAbort", api->abort(c->comm));
+	c->comm = NULL;
 }

@@ -11,7 +11,7 @@ import (
 // Library is an open libnccl. This build can open none.
 type Library struct{}
 
-// Comm is a member's end of a group. This build has none.
+// Comm is one member's communicator. This build has none.
 type Comm struct{}
 
 // unsupported is a variable, so that no one who compiles this reasons that callers always
@@ -30,14 +30,16 @@ func Open(string) (*Library, error) { return nil, unsupported("open libnccl") }
 // Version returns 0.
 func (*Library) Version() int { return 0 }
 
-// String returns an empty text.
-func (*Library) String() string { return "" }
+// String returns "0.0.0".
+func (*Library) String() string { return "0.0.0" }
 
 // NewID returns an error that Is driver.ErrNotSupported.
 func (*Library) NewID() (ID, error) { return ID{}, unsupported("ncclGetUniqueId") }
 
 // Join returns an error that Is driver.ErrNotSupported.
-func (*Library) Join(ID, int, int) (*Comm, error) { return nil, unsupported("ncclCommInitRankConfig") }
+func (*Library) Join(ID, int, int, func(func() error) error) (*Comm, error) {
+	return nil, unsupported("ncclCommInitRankConfig")
+}
 
 // Progress returns an error that Is driver.ErrNotSupported.
 func (*Comm) Progress() error { return unsupported("ncclCommGetAsyncError") }
@@ -52,10 +54,9 @@ func (*Comm) Register(uint64, uint64) (uint64, error) { return 0, unsupported("n
 func (*Comm) Deregister(uint64) error { return unsupported("ncclCommDeregister") }
 
 // RegisterWindow returns an error that Is driver.ErrNotSupported.
-func (*Comm) RegisterWindow(uint64, uint64) error { return unsupported("ncclCommWindowRegister") }
-
-// Window returns 0.
-func (*Comm) Window() uint64 { return 0 }
+func (*Comm) RegisterWindow(uint64, uint64, *uint64) error {
+	return unsupported("ncclCommWindowRegister")
+}
 
 // DeregisterWindow returns an error that Is driver.ErrNotSupported.
 func (*Comm) DeregisterWindow(uint64) error { return unsupported("ncclCommWindowDeregister") }
@@ -63,8 +64,8 @@ func (*Comm) DeregisterWindow(uint64) error { return unsupported("ncclCommWindow
 // Finalize returns an error that Is driver.ErrNotSupported.
 func (*Comm) Finalize() error { return unsupported("ncclCommFinalize") }
 
-// Destroy returns nil.
-func (*Comm) Destroy() error { return nil }
+// Destroy returns an error that Is driver.ErrNotSupported.
+func (*Comm) Destroy() error { return unsupported("ncclCommDestroy") }
 
-// Abort returns nil.
-func (*Comm) Abort() error { return nil }
+// Abort returns an error that Is driver.ErrNotSupported.
+func (*Comm) Abort() error { return unsupported("ncclCommAbort") }

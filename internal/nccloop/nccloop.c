@@ -1,6 +1,7 @@
 #include "nccloop.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,6 +30,8 @@ enum { UINT8 = 1, FLOAT32 = 7, SUM = 0 };
 #define NCCL_CALLS(F) \
 	F(unique_id, "ncclGetUniqueId", (id_t_ *)) \
 	F(comm_init, "ncclCommInitRank", (comm_t *, int, id_t_, int)) \
+	F(comm_init_config, "ncclCommInitRankConfig", (comm_t *, int, id_t_, int, void *)) \
+	F(async_error, "ncclCommGetAsyncError", (comm_t, int *)) \
 	F(comm_destroy, "ncclCommDestroy", (comm_t)) \
 	F(all_reduce, "ncclAllReduce", (const void *, void *, size_t, int, int, comm_t, stream_t)) \
 	F(all_gather, "ncclAllGather", (const void *, void *, size_t, int, comm_t, stream_t)) \
@@ -42,16 +45,23 @@ struct nccloop {
 #define FIELD(name, symbol, params) int(*name) params;
 	CUDA_CALLS(FIELD)
 	NCCL_CALLS(FIELD)
-	int dev, rank, size;
+	int dev, rank, size, blocking;
 	void *ctx;
 	stream_t stream;
 	comm_t comm;
 	ptr_t a, b;
 };
 
+enum { IN_PROGRESS = 7 };
+
 #define TRY(l, field, ...) \
 	do { \
 		int r_ = (l)->field(__VA_ARGS__); \
+		while (r_ == IN_PROGRESS && (l)->comm != NULL) { \
+			int failed_ = (l)->async_error((l)->comm, &r_); \
+			if (failed_ != 0) \
+				r_ = failed_; \
+		} \
 		if (r_ != 0) \
 			return (nccloop_took){.call = #field, .r = r_}; \
 	} while (0)
@@ -108,17 +118,29 @@ static nccloop_took start(struct nccloop *l, const char id[128], size_t bytes) {
 	TRY(l, alloc, &l->b, bytes);
 	id_t_ with;
 	memcpy(with.bytes, id, sizeof with.bytes);
-	TRY(l, comm_init, &l->comm, l->size, with, l->rank);
+	if (l->blocking) {
+		TRY(l, comm_init, &l->comm, l->size, with, l->rank);
+		return (nccloop_took){0};
+	}
+	struct { // ncclConfig_t as of 2.18
+		size_t size;
+		unsigned int magic, version;
+		int blocking, cluster, min, max;
+		const char *net;
+		int share;
+	} config = {sizeof config, 0xcafebeef, 21801, 0, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN};
+	TRY(l, comm_init_config, &l->comm, l->size, with, l->rank, &config);
 	return (nccloop_took){0};
 }
 
-nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, size_t bytes) {
+nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, int blocking, size_t bytes) {
 	struct nccloop *l = calloc(1, sizeof *l);
 	if (l == NULL)
 		return (nccloop_took){.call = "calloc", .r = -1};
 	l->dev = dev;
 	l->rank = rank;
 	l->size = size;
+	l->blocking = blocking;
 	nccloop_took t = load(l, cuda, nccl);
 	if (t.call == NULL)
 		t = start(l, id, bytes);

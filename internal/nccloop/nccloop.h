@@ -17,8 +17,9 @@ typedef struct {
 enum nccloop_op { NCCLOOP_ALL_REDUCE, NCCLOOP_ALL_GATHER, NCCLOOP_SEND_RECV, NCCLOOP_GATHER_UNEQUAL };
 
 nccloop_took nccloop_id(const char *nccl, char id[128]);
-// nccloop_open makes a blocking communicator and two buffers of that many bytes.
-nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, size_t bytes);
+// nccloop_open makes a communicator and two buffers of that many bytes. If it does not block,
+// each call is followed by asking whether it is done.
+nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, int blocking, size_t bytes);
 nccloop_took nccloop_close(struct nccloop *l);
 // nccloop_run makes n calls and waits for them. bytes has how many each rank sends; only the
 // unequal gather looks at more than its own.

@@ -62,6 +62,7 @@ func TestSourceRules(t *testing.T) {
 		{"cgo/cuda/shim.go", c, ""},
 		{"internal/fakecuda/control_unsafe.go", c, ""},
 		{"internal/fakenvrtc/control_unsafe.go", c, ""},
+		{"internal/fakenccl/control_unsafe.go", c, ""},
 		{"internal/fakecuda/other/shim.go", c, `import "C" belongs under cgo/`},
 		{"vmm/range.go", argued, `import "unsafe" belongs in a file named *_unsafe.go, or under cgo/`},
 		{"vmm/unsafe.go", argued, `import "unsafe" belongs in a file named *_unsafe.go, or under cgo/`},

@@ -48,7 +48,7 @@ func playFigures(m *process) (err error) {
 	if testShort() {
 		f.n, f.rounds, f.size = 2, 5, 128<<20
 	}
-	if f.loop, err = f.openLoop(); err != nil {
+	if f.loop, err = f.openLoop(true); err != nil {
 		return err
 	}
 	if err := f.open(); err != nil {
@@ -80,7 +80,7 @@ type figures struct {
 }
 
 // openLoop has the C program's members meet over the group.
-func (f *figures) openLoop() (*nccloop.Loop, error) {
+func (f *figures) openLoop(blocking bool) (*nccloop.Loop, error) {
 	const lib = "libnccl.so.2"
 	var id [128]byte
 	if f.g.Rank() == 0 {
@@ -102,7 +102,7 @@ func (f *figures) openLoop() (*nccloop.Loop, error) {
 			binary.LittleEndian.PutUint64(id[at+8*i:], w)
 		}
 	}
-	return nccloop.Open("libcuda.so.1", lib, f.dev.Info().Ordinal, id, f.g.Rank(), f.g.Size(), 2*f.size)
+	return nccloop.Open("libcuda.so.1", lib, f.dev.Info().Ordinal, id, f.g.Rank(), f.g.Size(), blocking, 2*f.size)
 }
 
 func (f *figures) open() (err error) {
@@ -181,15 +181,27 @@ func (f *figures) compare(c contest) (failed error) {
 	return nil
 }
 
-// overhead measures the time to queue a small call.
+// overhead measures the time to queue a small call, beside the same calls from C, and those of
+// a communicator that blocks.
 func (f *figures) overhead() (failed error) {
+	nonblocking, err := f.openLoop(false)
+	if err != nil {
+		return err
+	}
 	small := []uint64{8, 8}
 	const n = 200
 	a, b := Part(f.dst, 0, 8), Part(f.src, 0, 8)
 	if err := f.dst.SetLen(8); err != nil {
 		return err
 	}
-	took := versus.Rounds(5*f.rounds, func() time.Duration {
+	fromC := func(l *nccloop.Loop) func() time.Duration {
+		return func() time.Duration {
+			d, err := l.Queue(nccloop.AllReduce, small, n)
+			failed = errors.Join(failed, err)
+			return d / n
+		}
+	}
+	took := versus.Rounds(3*f.rounds, func() time.Duration {
 		begun := time.Now()
 		for range n {
 			failed = errors.Join(failed, f.g.Do(f.ctx, f.st, AllReduce(a, b, Float32, Sum)))
@@ -197,16 +209,22 @@ func (f *figures) overhead() (failed error) {
 		d := time.Since(begun)
 		failed = errors.Join(failed, f.g.Sync(f.ctx, f.st))
 		return d / n
-	}, func() time.Duration {
-		d, err := f.loop.Queue(nccloop.AllReduce, small, n)
-		failed = errors.Join(failed, err)
-		return d / n
-	})
+	}, fromC(nonblocking), fromC(f.loop))
 	if failed == nil && f.g.Rank() == 0 {
-		ours, theirs := versus.Median(took[0]), versus.Median(took[1])
-		fmt.Printf("queueing a call: %.0f ns, from C %.0f: %+.0f ns, target 1000: %s\n", ours, theirs, ours-theirs, versus.Verdict(ours-theirs <= 1000))
+		ours, theirs, blocking := versus.Median(took[0]), versus.Median(took[1]), versus.Median(took[2])
+		fmt.Printf("queueing a call: %.0f ns, from C %.0f: %+.0f ns, target 1000: %s; from C with a communicator that blocks %.0f\n", ours, theirs, ours-theirs, versus.Verdict(ours-theirs <= 1000), blocking)
 	}
-	return failed
+	begun := time.Now()
+	const tells = 200
+	for range tells {
+		if _, err := f.g.tell(f.ctx, 1, 2); err != nil {
+			return err
+		}
+	}
+	if f.g.Rank() == 0 {
+		fmt.Printf("members tell each other lengths in %v\n", (time.Since(begun) / tells).Round(time.Microsecond))
+	}
+	return errors.Join(failed, nonblocking.Close())
 }
 
 // TestRounds: in sixteen rounds each member's vector grows, and all gather. No byte is wrong,

@@ -452,26 +452,44 @@ func (g *Group) waitStream(ctx context.Context, st *vmm.Stream) error {
 			return err
 		}
 	}
-	synced := make(chan error, 1)
-	go func() { synced <- st.Sync() }() // which ends when the stream is free, at the latest after an abort
+	// The stream is waited for here, and what may end the wait elsewhere: waking this goroutine
+	// would take longer than many a call.
+	over := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() { g.watch(ctx, over) })
+	err := st.Sync() // which ends when the stream is free, at the latest after an abort
+	close(over)
+	watching.Wait()
+	if failed := g.Err(); errors.Is(failed, ErrAborted) {
+		return failed
+	}
+	return err
+}
+
+// watch fails the group when ctx ends, when Options.Timeout is over, or when the engine knows
+// that another member is gone. It returns when over is closed.
+func (g *Group) watch(ctx context.Context, over <-chan struct{}) {
 	late := time.NewTimer(g.opts.Timeout)
 	defer late.Stop()
 	check := time.NewTicker(checkPause)
 	defer check.Stop()
 	for {
+		var err error
 		select {
-		case err := <-synced:
-			return err
-		case <-ctx.Done():
-			return g.fail(ctx.Err())
-		case <-late.C:
-			return g.fail(g.errLate())
+		case <-over:
+			return
 		case <-g.stop:
-			return g.fail(g.Err())
+			return
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-late.C:
+			err = g.errLate()
 		case <-check.C:
-			if err := g.check(); err != nil {
-				return g.fail(err)
-			}
+			err = g.check()
+		}
+		if err != nil {
+			_ = g.fail(err)
+			return
 		}
 	}
 }

@@ -12,16 +12,14 @@ import (
 
 // ncclEngine is a member's end over NCCL.
 type ncclEngine struct {
-	lib    *nccl.Library
-	comm   *nccl.Comm
-	on     driver.Device
-	window *uint64 // where the handle of a window that is being made goes
+	*nccl.Comm
+	lib *nccl.Library
 }
 
-var _ engine.Engine = (*ncclEngine)(nil)
+var _ engine.Engine = ncclEngine{}
 
 // startNCCL begins to join a group, which stands once Progress is nil.
-func startNCCL(lib *nccl.Library, dev *vmm.Device, o Options) (*ncclEngine, error) {
+func startNCCL(lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, error) {
 	if dev.Driver().Name() != "cuda" {
 		return nil, fmt.Errorf("%w: NCCL moves memory of CUDA's devices, not of %v", vmm.ErrNotSupported, dev)
 	}
@@ -29,67 +27,31 @@ func startNCCL(lib *nccl.Library, dev *vmm.Device, o Options) (*ncclEngine, erro
 	if err != nil {
 		return nil, err
 	}
-	e := &ncclEngine{lib: lib, on: raw}
-	err = raw.Do(func() (err error) {
-		e.comm, err = lib.Join(o.ID, o.Rank, o.Size)
-		return err
-	})
-	return e, err
+	c, err := lib.Join(o.ID, o.Rank, o.Size, raw.Do)
+	return ncclEngine{c, lib}, err
 }
 
-func (e *ncclEngine) Run(st driver.Stream, _ []driver.Span, calls []nccl.Call) error {
-	return e.on.Do(func() error { return e.comm.Run(st, calls) })
+// Run needs no memory: it is mapped, and NCCL takes addresses.
+func (e ncclEngine) Run(st driver.Stream, _ []driver.Span, calls []nccl.Call) error {
+	return e.Comm.Run(st, calls)
 }
 
-func (e *ncclEngine) Progress() error {
-	err := e.on.Do(e.comm.Progress)
-	if err == nil && e.window != nil {
-		*e.window, e.window = e.comm.Window(), nil
-	}
-	return err
+func (e ncclEngine) Register(p vmm.Ptr, n uint64) (handle uint64, err error) {
+	return e.Comm.Register(uint64(p), n)
 }
 
-func (e *ncclEngine) Register(p vmm.Ptr, n uint64) (handle uint64, err error) {
-	err = e.on.Do(func() (err error) {
-		handle, err = e.comm.Register(uint64(p), n)
-		return err
-	})
-	return handle, err
+func (e ncclEngine) RegisterWindow(p vmm.Ptr, n uint64, handle *uint64) error {
+	return e.Comm.RegisterWindow(uint64(p), n, handle)
 }
 
-func (e *ncclEngine) Deregister(handle uint64) error {
-	return e.on.Do(func() error { return e.comm.Deregister(handle) })
-}
+func (e ncclEngine) Close() error { return e.Finalize() }
 
-func (e *ncclEngine) RegisterWindow(p vmm.Ptr, n uint64, handle *uint64) error {
-	err := e.on.Do(func() error { return e.comm.RegisterWindow(uint64(p), n) })
-	switch {
-	case err == nil:
-		*handle = e.comm.Window()
-	case errors.Is(err, nccl.ErrInProgress):
-		e.window = handle
-	}
-	return err
-}
-
-func (e *ncclEngine) DeregisterWindow(handle uint64) error {
-	return e.on.Do(func() error { return e.comm.DeregisterWindow(handle) })
-}
-
-func (e *ncclEngine) Close() error { return e.on.Do(e.comm.Finalize) }
-
-func (e *ncclEngine) Abort() error {
-	if err := e.on.Do(e.comm.Abort); !errors.Is(err, vmm.ErrDeviceLost) {
-		return err
-	}
-	return nil // the communicator went with the device
-}
-
-func (e *ncclEngine) Free() error {
-	if err := e.on.Do(e.comm.Destroy); !errors.Is(err, vmm.ErrDeviceLost) {
+// Free ends the communicator, unless it was aborted.
+func (e ncclEngine) Free() error {
+	if err := e.Destroy(); !errors.Is(err, vmm.ErrClosed) {
 		return err
 	}
 	return nil
 }
 
-func (e *ncclEngine) Name() string { return e.lib.String() }
+func (e ncclEngine) Name() string { return "NCCL " + e.lib.String() }

@@ -176,8 +176,30 @@ func grown(dev *vmm.Device, n uint64) (*vmm.Range, error) {
 	return r, err
 }
 
-// openFiles is how many descriptors the process has open.
-func openFiles() (int, error) {
-	all, err := os.ReadDir("/proc/self/fd")
-	return len(all), err
+// openFiles is how many descriptors of each kind the process has open.
+func openFiles() (map[string]int, error) {
+	const dir = "/proc/self/fd/"
+	all, err := os.ReadDir(dir)
+	kinds := map[string]int{}
+	for _, f := range all {
+		to, err := os.Readlink(dir + f.Name())
+		if err != nil {
+			continue // that of the folder
+		}
+		kind, _, _ := strings.Cut(to, ":")
+		kinds[kind]++
+		kinds["all"]++
+	}
+	return kinds, err
+}
+
+// more is by how much kinds of descriptors have become more.
+func more(before, now map[string]int) map[string]int {
+	d := map[string]int{}
+	for k, n := range now {
+		if n != before[k] {
+			d[k] = n - before[k]
+		}
+	}
+	return d
 }

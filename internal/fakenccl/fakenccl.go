@@ -1,0 +1,117 @@
+// Package fakenccl builds a libnccl for members in one process, for tests of the binding and
+// of what is made of it: which calls are made, what each error leads to, and what is ended.
+// Memory is the process's own, and streams are only logged: an operation runs when all
+// members have queued it, and each member is in progress until then. So when nothing is in
+// progress any more, the data is there. NCCL's own streams run later.
+//
+// The library is C, in lib. A test opens it as the binding opens NVIDIA's, and controls
+// it through [Library].
+//
+//	path := fakenccl.Build(t)
+//	fake := fakenccl.Open(t, path)
+//	l, err := nccl.Open(path)
+//	fake.Fail("ncclAllReduce", 2, 3)
+package fakenccl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// fileName is the library's, one of those that NVIDIA uses.
+const fileName = "libnccl.so.2"
+
+// Live counts what exists in a Library.
+type Live struct{ Comms, Registrations, Windows int }
+
+// Library is a loaded fake NCCL.
+type Library struct {
+	*control
+	tb testing.TB
+}
+
+// Missing is the flag of Build that leaves a symbol out. The symbol is named by its
+// field in cgo/nccl/symbols.h, like "reg".
+func Missing(field string) string { return "-DFAKE_MISSING_" + field }
+
+// Version is the flags of Build that set the version, which is 22809 otherwise, and leave
+// out what that version does not have.
+func Version(code int) []string {
+	flags := []string{fmt.Sprintf("-DFAKE_VERSION=%d", code)}
+	if code < 21900 {
+		flags = append(flags, Missing("reg"), Missing("dereg"))
+	}
+	if code < 22700 {
+		flags = append(flags, Missing("window"), Missing("dewindow"))
+	}
+	return flags
+}
+
+// Build compiles the fake NCCL and returns the library's path. Each call makes a
+// new file, which is a library of its own when it is loaded. The process compiles once
+// for each set of flags. Without a C compiler the test is skipped.
+func Build(tb testing.TB, flags ...string) string {
+	tb.Helper()
+	if runtime.GOOS != "linux" {
+		tb.Skip("the fake NCCL is for Linux")
+	}
+	cc := compiler(tb)
+	dir := root(tb)
+	object := func() ([]byte, error) { return compile(cc, dir, flags) }
+	cached, _ := built.LoadOrStore(strings.Join(flags, "\x00"), sync.OnceValues(object))
+	library, err := cached.(func() ([]byte, error))() //nolint:forcetypeassert // nothing else is stored
+	if err != nil {
+		tb.Fatalf("compile the fake NCCL: %v", err)
+	}
+	path := filepath.Join(tb.TempDir(), fileName)
+	if err := os.WriteFile(path, library, 0o700); err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}
+
+// built holds a func() ([]byte, error) for each set of flags.
+var built sync.Map
+
+// Open loads the library at path until the test ends. The binding, opening the same
+// path, gets the same library. In a build that can load none the test is skipped.
+func Open(tb testing.TB, path string) *Library {
+	tb.Helper()
+	c, err := openControl(path)
+	if errors.Is(err, errors.ErrUnsupported) {
+		tb.Skipf("cannot open the fake NCCL: %v", err)
+	} else if err != nil {
+		tb.Fatalf("open the fake NCCL: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := c.close(); err != nil {
+			tb.Errorf("close the fake NCCL: %v", err)
+		}
+	})
+	return &Library{control: c, tb: tb}
+}
+
+// Fail makes the k-th call from now of symbol return code and do nothing else.
+func (l *Library) Fail(symbol string, k, code int) {
+	l.tb.Helper()
+	if err := l.control.fail(symbol, k, code); err != nil {
+		l.tb.Fatal(err)
+	}
+}
+
+// Clean fails the test if a rule was violated or something has not ended.
+func (l *Library) Clean() {
+	l.tb.Helper()
+	if v := l.Violations(); v != "" {
+		l.tb.Errorf("violations:\n%s", v)
+	}
+	if n := l.Live(); n != (Live{}) {
+		l.tb.Errorf("not ended: %+v", n)
+	}
+}
