@@ -319,7 +319,7 @@ func (p *pause) next(ctx context.Context) error {
 // fail ends the group because of err, unless it has ended before, and returns why it has.
 func (g *Group) fail(err error) error {
 	g.mu.Lock()
-	first := g.failed == nil && !g.closed
+	first, ended := g.failed == nil && !g.closed, g.failed != nil
 	if first {
 		if g.failed = err; !errors.Is(err, ErrAborted) {
 			g.failed = fmt.Errorf("%w: %w", ErrAborted, err)
@@ -327,8 +327,11 @@ func (g *Group) fail(err error) error {
 		close(g.stop)
 	}
 	g.mu.Unlock()
-	if !first {
+	switch {
+	case ended: // err is what came of that
 		<-g.aborted
+		return g.Err()
+	case !first: // it was closed
 		return err
 	}
 	defer close(g.aborted)
@@ -373,7 +376,7 @@ func (g *Group) free() error {
 	for r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	err = errors.Join(err, g.own.Close(), g.notes.Close())
+	err = errors.Join(err, g.notes.Close(), g.own.Close())
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
 	return errors.Join(err, g.e.Free())
@@ -431,6 +434,19 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
+	if err := g.waitStream(ctx, st); err != nil {
+		return err
+	}
+	select {
+	case <-g.stop: // what was queued has ended, and may have done nothing
+		return g.Err()
+	default:
+		return nil
+	}
+}
+
+// waitStream waits until the stream has done what it was told so far, or the group ends.
+func (g *Group) waitStream(ctx context.Context, st *vmm.Stream) error {
 	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
 		if done, err := st.Done(); done || err != nil {
 			return err

@@ -3,7 +3,6 @@ package collective
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -53,6 +52,8 @@ func (g *Group) makeNotes() (err error) {
 	if err = g.notes.Grow(n); err != nil {
 		return err
 	}
-	// Closing it waits for the group's own work only: another group on the device may hang.
-	return errors.Join(g.notes.UsedBy(g.own), g.notes.SetLen(n))
+	if err = g.notes.SetLen(n); err != nil {
+		return err
+	}
+	return g.notes.UsedBy(g.own) // so that its Close waits for no other work of the device
 }

@@ -170,7 +170,8 @@ func TestAbortDuringACall(t *testing.T) {
 	}
 }
 
-// TestSyncDuringClose: a stream that works on when the group is closed keeps no Sync waiting.
+// TestSyncDuringClose: Sync of a stream that works on when the group is closed ends with the
+// stream, and Close does not wait for it.
 func TestSyncDuringClose(t *testing.T) {
 	p := peers(t, collectivetest.Options{}, 1)[0]
 	started, release := make(chan struct{}), make(chan struct{})
@@ -189,8 +190,10 @@ func TestSyncDuringClose(t *testing.T) {
 	synced := make(chan error, 1)
 	go func() { synced <- p.g.Sync(ctx, p.st) }()
 	require.NoError(t, p.g.Close())
-	require.ErrorIs(t, <-synced, vmm.ErrClosed)
 	close(release)
+	if err := <-synced; err != nil { // unless it began before
+		require.ErrorIs(t, err, vmm.ErrClosed)
+	}
 	require.NoError(t, m.Close())
 }
 

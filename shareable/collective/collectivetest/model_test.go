@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 
@@ -273,7 +274,7 @@ func (m *model) next() step {
 
 // local changes the memory of each member by itself.
 func (m *model) local() step {
-	lengths, added := make([]uint64, m.size), make([][]byte, m.size)
+	lengths, added, written := make([]uint64, m.size), make([][]byte, m.size), make([][]byte, m.size)
 	clip := m.random.IntN(4) == 0
 	for i := range m.size {
 		lengths[i] = uint64(len(m.x[i]))
@@ -286,6 +287,10 @@ func (m *model) local() step {
 			added[i] = append(added[i], byte(m.random.Uint32()))
 		}
 		m.y[i] = append(m.y[i], added[i]...)
+		for range fixedSize / 8 {
+			written[i] = binary.LittleEndian.AppendUint64(written[i], m.random.Uint64())
+		}
+		m.f[i] = slices.Clone(written[i])
 	}
 	return step{name: "local", do: func(p *peer) error {
 		i := p.g.Rank()
@@ -296,6 +301,9 @@ func (m *model) local() step {
 			return err
 		}
 		if err := p.y.AppendOn(p.st, added[i]); err != nil {
+			return err
+		}
+		if err := p.st.CopyIn(p.f.Ptr(), written[i]); err != nil {
 			return err
 		}
 		if clip {
