@@ -21,8 +21,8 @@ import (
 // goroutine unmaps, those behind which other ranges of the device wait. So they have to be
 // quick, and must not
 //
-//   - call methods of the same Range or Reservation, or the function that stops the Watch: it
-//     would wait for itself
+//   - call methods of the same Range or Reservation, of the pool, Vector or View that it is in, or
+//     the function that stops the Watch: it would wait for itself
 //   - call functions of this package that map, unmap, grant, close or wait, on any device
 //   - wait for a lock that the program holds while it calls such a function
 //   - panic

@@ -289,6 +289,7 @@ func TestZeroedSetLenThatFailsChangesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 1)
 			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+			w.register(g)
 			require.NoError(t, g.Append(bytes.Repeat([]byte{secret}, 2*page)))
 			c.fail(w, g)
 			require.ErrorIs(t, g.SetLen(0), driver.ErrInvalid)
@@ -311,6 +312,7 @@ func TestAFillThatRunsIsNotUnmapped(t *testing.T) {
 		w := newWorld(t, 1)
 		usedPages(t, w, 4)
 		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+		w.register(g)
 		open := gate(t, w.devs[0], raw(t, w.devs[0]).CopyStream())
 		w.refuse("SyncStream", refused, driver.ErrInvalid)
 		grown := make(chan error, 1)
@@ -337,6 +339,7 @@ func TestClipAfterAFillThatRuns(t *testing.T) {
 	w := newWorld(t, 1)
 	usedPages(t, w, 4)
 	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	w.register(g)
 	require.NoError(t, g.Grow(page))
 	w.refuse("SyncStream", 4, driver.ErrInvalid) // of the growth, and of its next try
 	require.ErrorIs(t, g.Grow(3*page), driver.ErrInvalid)
@@ -467,6 +470,7 @@ func TestZeroedGrowthAheadDoesNotWait(t *testing.T) {
 func TestAFillThatRunsDuringAWake(t *testing.T) {
 	w := newWorld(t, 1)
 	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	w.register(g)
 	b := bytes.Repeat([]byte{secret}, page)
 	require.NoError(t, g.Append(b))
 	require.NoError(t, g.Grow(3*page))
@@ -474,6 +478,7 @@ func TestAFillThatRunsDuringAWake(t *testing.T) {
 	usedPages(t, w, 4) // which the wake takes, and has to fill
 	w.refuse("SyncStream", 2, driver.ErrInvalid)
 	require.ErrorIs(t, vmm.Wake(g), driver.ErrInvalid)
+	w.registered("the chunks that are being filled")
 	require.Zero(t, g.Cap())
 	require.NoError(t, vmm.Wake(g))
 	require.Zero(t, g.Stats().Quarantined)
