@@ -50,6 +50,7 @@ struct nccloop {
 	stream_t stream;
 	comm_t comm;
 	ptr_t a, b;
+	ptr_t from, to; // used instead of a and b; 0: they are
 };
 
 enum { IN_PROGRESS = 7 };
@@ -163,10 +164,15 @@ nccloop_took nccloop_close(struct nccloop *l) {
 	return (nccloop_took){0};
 }
 
+void nccloop_use(struct nccloop *l, unsigned long long a, unsigned long long b) {
+	l->from = a;
+	l->to = b;
+}
+
 static nccloop_took once(struct nccloop *l, enum nccloop_op op, const size_t *bytes) {
 	size_t n = bytes[l->rank];
-	const void *a = (const void *)l->a;
-	char *b = (char *)l->b;
+	const void *a = (const void *)(l->from != 0 ? l->from : l->a);
+	char *b = (char *)(l->from != 0 ? l->to : l->b);
 	switch (op) {
 	case NCCLOOP_ALL_REDUCE:
 		TRY(l, all_reduce, a, b, n / 4, FLOAT32, SUM, l->comm, l->stream);

@@ -92,5 +92,8 @@ func (l *Loop) Queue(op Op, bytes []uint64, n int) (time.Duration, error) {
 	return timed(C.nccloop_queue(l.c, uint32(op), sizes(bytes), C.int(n)))
 }
 
+// Use has the calls use other memory than the loop's own; of 0 its own again.
+func (l *Loop) Use(from, to uint64) { C.nccloop_use(l.c, C.ulonglong(from), C.ulonglong(to)) }
+
 // sizes is bytes for C, for one call. They have the same size, without pointers.
 func sizes(bytes []uint64) *C.size_t { return (*C.size_t)(unsafe.Pointer(&bytes[0])) }

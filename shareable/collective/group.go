@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -434,54 +435,59 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
-	if err := g.waitStream(ctx, st); err != nil {
-		return err
+	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
+		if done, err := st.Done(); done || err != nil {
+			return cmp.Or(err, g.stopped())
+		}
 	}
+	return g.watched(ctx, st.Sync)
+}
+
+// stopped is nil unless the group was aborted: then what was queued has ended, and may have
+// done nothing.
+func (g *Group) stopped() error {
 	select {
-	case <-g.stop: // what was queued has ended, and may have done nothing
+	case <-g.stop:
 		return g.Err()
 	default:
 		return nil
 	}
 }
 
-// waitStream waits until the stream has done what it was told so far, or the group ends.
-func (g *Group) waitStream(ctx context.Context, st *vmm.Stream) error {
-	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
-		if done, err := st.Done(); done || err != nil {
-			return err
-		}
-	}
-	// The stream is waited for here, and timers end that: waking a goroutine afterwards would
-	// take longer than many a call.
-	w := &wait{g: g}
+// watched makes a call that waits for a stream. It aborts the group, which frees the stream, when
+// ctx ends, when Options.Timeout is over, and when the engine knows that another member is gone.
+// Timers do that, and no goroutine is woken afterwards, which would take longer than many a call.
+func (g *Group) watched(ctx context.Context, call func() error) error {
+	w := &wait{g: g, failed: make(chan struct{})}
 	stop := context.AfterFunc(ctx, func() { w.fail(ctx.Err()) })
 	late := time.AfterFunc(g.opts.Timeout, func() { w.fail(g.errLate()) })
-	w.timer = time.AfterFunc(checkPause, w.check)
-	err := st.Sync() // which ends when the stream is free, at the latest after an abort
+	w.timer = time.AfterFunc(time.Hour, w.check)
+	w.timer.Reset(checkPause)
+	err := call()
 	stop()
 	late.Stop()
 	w.timer.Stop()
 	if w.over.Swap(true) {
-		<-g.aborted
+		<-w.failed
+		return w.err
 	}
-	if failed := g.Err(); errors.Is(failed, ErrAborted) {
-		return failed
-	}
-	return err
+	return cmp.Or(g.stopped(), err)
 }
 
 // wait is a wait for a stream.
 type wait struct {
-	g     *Group
-	timer *time.Timer // of check
-	over  atomic.Bool // whoever sets it decides how the wait has ended
+	g      *Group
+	timer  *time.Timer   // of check
+	over   atomic.Bool   // whoever sets it decides how the wait has ended
+	failed chan struct{} // closed when err is set
+	err    error
 }
 
 // fail aborts the group, if the wait is not over.
 func (w *wait) fail(err error) {
 	if !w.over.Swap(true) {
-		_ = w.g.fail(err)
+		w.err = w.g.fail(err)
+		close(w.failed)
 	}
 }
 

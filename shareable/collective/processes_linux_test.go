@@ -105,6 +105,10 @@ func (m *member) expect(prefix string) error {
 
 func (m *member) kill() {
 	_ = m.cmd.Process.Kill()
+	m.wait()
+}
+
+func (m *member) wait() {
 	for m.out.Scan() { // to the end, before Wait closes the pipe
 	}
 	_ = m.cmd.Wait()
@@ -186,7 +190,10 @@ func openFiles() (map[string]int, error) {
 		if err != nil {
 			continue // that of the folder
 		}
-		kind, _, _ := strings.Cut(to, ":")
+		kind, inode, _ := strings.Cut(to, ":")
+		if kind == "socket" {
+			kind = socketKind(strings.Trim(inode, "[]"))
+		}
 		kinds[kind]++
 		kinds["all"]++
 	}
@@ -202,4 +209,24 @@ func more(before, now map[string]int) map[string]int {
 		}
 	}
 	return d
+}
+
+// socketKind is what the kernel says of a socket.
+func socketKind(inode string) string {
+	for _, table := range []string{"tcp", "tcp6", "udp", "unix"} {
+		text, err := os.ReadFile("/proc/self/net/" + table)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			switch {
+			case table == "unix" && len(fields) > 6 && fields[6] == inode:
+				return "unix"
+			case table != "unix" && len(fields) > 9 && fields[9] == inode:
+				return table + " in state " + fields[3]
+			}
+		}
+	}
+	return "socket"
 }

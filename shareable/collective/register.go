@@ -15,8 +15,8 @@ import (
 type RegisterOptions struct {
 	// Window registers the memory as a symmetric window of NCCL, in which small calls take
 	// less time: all members have to call Register with it at the same time, with as many
-	// bytes, and to use the same offsets. The memory has to be one chunk that cannot grow: a
-	// Range of which Max is one chunk. Over several chunks NCCL accepts a window, and the next
+	// bytes, and to use the same offsets. The memory has to be one chunk that cannot grow, a
+	// Range of which Max is one chunk, made with RangeOptions.Share and ShareFD. Over several chunks NCCL accepts a window, and the next
 	// call in it loses the device of every member.
 	Window bool
 }
@@ -128,6 +128,9 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	all := of.Segments()
 	if (len(all) != 1 || all[0].Size != of.Max()) && !r.g.opts.hooks.anyWindow {
 		return fmt.Errorf("%w: a window has to be one chunk that cannot grow; this range has %d chunks, of %d bytes at most: a collective call over two would lose the device", vmm.ErrInvalid, len(all), of.Max())
+	}
+	if of.Options().Share&vmm.ShareFD == 0 {
+		return fmt.Errorf("%w: a window needs memory that can be exported, made with RangeOptions.Share and ShareFD", vmm.ErrInvalid)
 	}
 	hold, err := of.Hold(0, of.Len())
 	if err != nil {

@@ -72,6 +72,9 @@ func playVictim(m *process) error {
 		if err := g.Sync(m.ctx, st); err != nil {
 			return err
 		}
+		if os.Getenv("MEMBER_CLOSES") != "" {
+			return errors.Join(g.Close(), v.Close(), st.Close())
+		}
 	}
 }
 
@@ -124,6 +127,9 @@ func playSurvivor(m *process) error {
 		}
 		fmt.Printf("%d groups of one that end with %s: descriptors more: %v\n", alone, name, more(before, now))
 	}
+	if err := s.closing(); err != nil {
+		return err
+	}
 	for _, moment := range []string{"before", "within", "after"} {
 		var most time.Duration
 		kinds := map[string]int{}
@@ -162,30 +168,65 @@ type survivor struct {
 	kind string // of the last error
 }
 
-// round joins a group, has the other member killed, and returns how long the error took.
-func (s *survivor) round(moment string) (took time.Duration, err error) {
+// closing has groups that all members close, and says what is left of them.
+func (s *survivor) closing() error {
+	if err := os.Setenv("MEMBER_CLOSES", "1"); err != nil {
+		return err
+	}
+	before, err := openFiles()
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		victim, g, err := s.join()
+		if err != nil {
+			return err
+		}
+		err = errors.Join(g.Do(s.ctx, s.st, AllReduce(s.v, s.v, Uint32, Sum)), g.Sync(s.ctx, s.st), g.Close())
+		victim.wait()
+		if err != nil {
+			return err
+		}
+	}
+	now, err := openFiles()
+	fmt.Printf("3 groups of two that both close: descriptors more: %v\n", more(before, now))
+	return errors.Join(err, os.Unsetenv("MEMBER_CLOSES"))
+}
+
+// join makes a group with a new process.
+func (s *survivor) join() (*member, *Group, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(s.ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
-		return 0, err
+		return nil, nil, err
 	}
 	address := l.Addr().String()
 	if err := errors.Join(l.Close(), os.Setenv(addressVar, address)); err != nil {
-		return 0, err
+		return nil, nil, err
 	}
 	victim, err := startMember("victim", 1, 2, address)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := Join(s.ctx, s.dev, Options{Timeout: 30 * time.Second})
+	if err == nil {
+		err = victim.expect("joined")
+	}
+	if err != nil {
+		victim.kill()
+		return nil, nil, errors.Join(err, g.Abort())
+	}
+	return victim, g, nil
+}
+
+// round joins a group, has the other member killed, and returns how long the error took.
+func (s *survivor) round(moment string) (took time.Duration, err error) {
+	victim, g, err := s.join()
 	if err != nil {
 		return 0, err
 	}
 	defer victim.kill()
-	g, err := Join(s.ctx, s.dev, Options{Timeout: 30 * time.Second})
-	if err != nil {
-		return 0, err
-	}
 	defer func() { err = errors.Join(err, g.Abort()) }()
-	if err := victim.expect("joined"); err != nil {
-		return 0, err
-	}
 	call := func(limit time.Duration) error {
 		ctx, cancel := context.WithTimeout(s.ctx, limit)
 		defer cancel()
@@ -284,14 +325,16 @@ func playWindow(m *process) (err error) {
 	if err != nil {
 		return err
 	}
-	use := func(r *vmm.Range) error {
-		if err := g.Do(m.ctx, st, AllReduce(r, r, Uint32, Sum)); err != nil {
+	use := func(r *vmm.Range) error { // what lies at the end, of a length for which NCCL uses windows
+		const n = 64 << 10
+		last := Part(r, r.Len()-n, n)
+		if err := g.Do(m.ctx, st, AllReduce(last, last, Float32, Sum)); err != nil {
 			return err
 		}
 		return g.Sync(m.ctx, st)
 	}
 	const chunk = 8 << 20
-	one, err := m.dev.NewRange(vmm.RangeOptions{Max: chunk, Chunk: chunk})
+	one, err := m.dev.NewRange(vmm.RangeOptions{Max: chunk, Chunk: chunk, Share: vmm.ShareFD})
 	if err != nil {
 		return err
 	}
@@ -309,7 +352,7 @@ func playWindow(m *process) (err error) {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	two, err := m.dev.NewRange(vmm.RangeOptions{Max: 2 * chunk, Chunk: chunk})
+	two, err := m.dev.NewRange(vmm.RangeOptions{Max: 2 * chunk, Chunk: chunk, Share: vmm.ShareFD})
 	if err != nil {
 		return err
 	}
