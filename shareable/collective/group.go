@@ -440,7 +440,16 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 			return cmp.Or(err, g.stopped())
 		}
 	}
-	return g.watched(ctx, st.Sync)
+	raw, err := g.dev.Raw()
+	if err != nil {
+		return err
+	}
+	// Not Stream.Sync, which sleeps until an event: waking up takes longer than many a call.
+	if err := g.watched(ctx, func() error { return raw.SyncStream(st.Raw()) }); err != nil {
+		return err
+	}
+	_, err = st.Done() // which tells the stream so
+	return err
 }
 
 // stopped is nil unless the group was aborted: then what was queued has ended, and may have

@@ -23,8 +23,11 @@ func (g *Group) tell(ctx context.Context, words ...uint64) ([][]uint64, error) {
 	if err := g.do(ctx, g.own, AllGatherInto(all, mine)); err != nil {
 		return nil, err
 	}
+	if err := g.sync(ctx, g.own); err != nil {
+		return nil, err
+	}
 	b = b[:cap(b)]
-	if err := g.watched(ctx, func() error { return g.own.CopyOut(b, g.notes.Ptr()) }); err != nil {
+	if err := g.own.CopyOut(b, g.notes.Ptr()); err != nil {
 		return nil, err
 	}
 	told := make([][]uint64, g.size)
