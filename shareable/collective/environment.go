@@ -27,7 +27,7 @@ type Environment struct {
 type launcher struct {
 	name              string
 	rank, size, local string
-	address           func(getenv func(string) string) (host string, port int, err error)
+	address           func(getenv func(string) string) (host string, tcpPort int, err error)
 }
 
 var launchers = []launcher{
@@ -88,14 +88,14 @@ func (l launcher) read(getenv func(string) string) (e Environment, err error) {
 		_, _, err := net.SplitHostPort(e.Address)
 		return e, err
 	}
-	host, port, err := l.address(getenv)
+	host, tcpPort, err := l.address(getenv)
 	if err != nil {
 		return e, fmt.Errorf("%w; %s=host:port says where rank 0 is", err, addressVar)
 	}
-	if port < 1 || port > 65535 {
-		return e, fmt.Errorf("port %d", port)
+	if tcpPort < 1 || tcpPort > 65535 {
+		return e, fmt.Errorf("port %d", tcpPort)
 	}
-	e.Address = net.JoinHostPort(host, strconv.Itoa(port))
+	e.Address = net.JoinHostPort(host, strconv.Itoa(tcpPort))
 	return e, nil
 }
 
@@ -112,16 +112,16 @@ func number(name, text string) (int, error) {
 const maxSize = 1 << 20
 
 // fromMaster is where torchrun says that rank 0 is.
-func fromMaster(getenv func(string) string) (host string, port int, err error) {
+func fromMaster(getenv func(string) string) (host string, tcpPort int, err error) {
 	if host = getenv("MASTER_ADDR"); host == "" {
 		return "", 0, errors.New("MASTER_ADDR is not set")
 	}
-	port, err = number("MASTER_PORT", getenv("MASTER_PORT"))
-	return host, port + 1, err
+	tcpPort, err = number("MASTER_PORT", getenv("MASTER_PORT"))
+	return host, tcpPort + 1, err
 }
 
 // fromMPI is rank 0's host under an mpirun, which does not say it but if there is only one.
-func fromMPI(getenv func(string) string) (host string, port int, err error) {
+func fromMPI(getenv func(string) string) (host string, tcpPort int, err error) {
 	if getenv("MASTER_ADDR") != "" {
 		return fromMaster(getenv)
 	}
@@ -134,7 +134,7 @@ func fromMPI(getenv func(string) string) (host string, port int, err error) {
 }
 
 // fromSlurm is rank 0's host under srun.
-func fromSlurm(getenv func(string) string) (host string, port int, err error) {
+func fromSlurm(getenv func(string) string) (host string, tcpPort int, err error) {
 	list := getenv("SLURM_STEP_NODELIST")
 	if list == "" {
 		list = getenv("SLURM_JOB_NODELIST")

@@ -49,12 +49,12 @@ type arrival struct {
 
 // giveID gives the other members the identity. Connections of strangers are closed.
 func giveID(ctx context.Context, address string, size int, id ID) error {
-	_, port, err := net.SplitHostPort(address)
+	_, tcpPort, err := net.SplitHostPort(address)
 	if err != nil {
 		return err
 	}
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", port))
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", tcpPort))
 	if err != nil {
 		return err
 	}
