@@ -26,6 +26,18 @@ var names = []string{"libnccl.so.2", "libnccl.so"}
 // oldest is the oldest version that works.
 const oldest = 21800
 
+// Statuses that decide what kind of error a call returns.
+const (
+	success        Status = 0
+	cudaError      Status = 1
+	systemError    Status = 2
+	internalError  Status = 3
+	invalidArg     Status = 4
+	invalidUsage   Status = 5
+	remoteError    Status = 6
+	statusProgress Status = 7
+)
+
 // Library is an open libnccl. It need not be closed: the library stays loaded until the
 // process ends. Its methods are safe for concurrent use.
 //

@@ -108,18 +108,6 @@ type Call struct {
 // of a call that failed, with errors.As.
 type Status int
 
-// Statuses that decide what kind of error a call returns.
-const (
-	success        Status = 0
-	cudaError      Status = 1
-	systemError    Status = 2
-	internalError  Status = 3
-	invalidArg     Status = 4
-	invalidUsage   Status = 5
-	remoteError    Status = 6
-	statusProgress Status = 7
-)
-
 // Error is NCCL's number. The error of a call has NCCL's text too.
 func (s Status) Error() string { return fmt.Sprintf("NCCL error %d", int(s)) }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -193,8 +194,17 @@ func (s *survivor) closing() error {
 	return errors.Join(err, os.Unsetenv("MEMBER_CLOSES"))
 }
 
-// join makes a group with a new process.
-func (s *survivor) join() (*member, *Group, error) {
+// join makes a group with a new process. What was a free address can be taken by then.
+func (s *survivor) join() (victim *member, g *Group, err error) {
+	for range 5 {
+		if victim, g, err = s.joinOnce(); !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return victim, g, err
+}
+
+func (s *survivor) joinOnce() (*member, *Group, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(s.ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
