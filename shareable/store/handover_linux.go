@@ -38,10 +38,13 @@ const handoverTime = defaultTimeout - time.Second
 
 // handover is one that runs.
 type handover struct {
-	c     serve.Conn // of the successor
-	timer *time.Timer
-	sent  atomic.Bool // the successor has been sent everything
+	c       serve.Conn // of the successor
+	timer   *time.Timer
+	sent    atomic.Bool   // the successor has been sent everything
+	decided chan struct{} // closed by decide
 }
+
+var errGoesOn = fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
 
 // storeState is what TAKEOVER sends, beside descriptors.
 type storeState struct {
@@ -98,7 +101,7 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 			s.objects.Decide(false)
 		}
 	}
-	h := &handover{c: c}
+	h := &handover{c: c, decided: make(chan struct{})}
 	s.mu.Lock()
 	s.handing = h
 	h.timer = time.AfterFunc(time.Until(end), func() {
@@ -123,7 +126,7 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 	h := s.handing
 	s.mu.Unlock()
 	if h == nil || h.c != c || !s.decide(h, true) {
-		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+		return errGoesOn
 	}
 	return done(c, f.Request)
 }
@@ -133,13 +136,12 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 func (s *Server) decide(h *handover, moved bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h == nil || s.handing != h || moved && s.closed {
+	if s.handing != h || moved && s.closed {
 		return false
 	}
 	s.handing = nil
-	if h.timer != nil {
-		h.timer.Stop()
-	}
+	h.timer.Stop()
+	close(h.decided)
 	s.objects.Decide(moved)
 	if !moved {
 		for c, w := range s.watchers {
@@ -147,8 +149,9 @@ func (s *Server) decide(h *handover, moved bool) bool {
 		}
 		return true
 	}
-	if !s.moved {
-		s.moved = true
+	select {
+	case <-s.gone: // another has taken over before
+	default:
 		close(s.gone)
 	}
 	return true
@@ -160,13 +163,21 @@ func (s *Server) sendState(h *handover) error {
 	s.mu.Lock()
 	if s.handing != h { // its time is over: the watchers must not be paused
 		s.mu.Unlock()
-		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+		return errGoesOn
 	}
-	// Replies that were on their way come before the state.
+	var stopped []<-chan struct{}
 	for _, w := range s.watchers {
-		w.pause()
+		stopped = append(stopped, w.pause())
 	}
 	s.mu.Unlock()
+	// Events and replies that are on their way come before the state.
+	for _, over := range stopped {
+		select {
+		case <-over:
+		case <-h.decided:
+			return errGoesOn
+		}
+	}
 	s.replies.Wait()
 	state, fds, release, err := s.state(c)
 	if err != nil {
@@ -357,9 +368,6 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
-		s.mu.Lock()
-		s.moved = true
-		s.mu.Unlock()
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
 	}
@@ -469,13 +477,18 @@ func (c *counts) all() []*atomic.Uint64 {
 	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
 }
 
-// pause ends the goroutine that sends. The events stay.
-func (w *watcher) pause() {
+// pause has the goroutine that sends end, and returns what is closed then. The events stay.
+func (w *watcher) pause() (stopped <-chan struct{}) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.paused = true
 	w.wakeLocked()
-	w.mu.Unlock()
-	w.running.Wait()
+	if w.running == nil {
+		over := make(chan struct{})
+		close(over)
+		return over
+	}
+	return w.running
 }
 
 // state describes a watcher that is paused.

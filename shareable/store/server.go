@@ -39,7 +39,6 @@ type Server struct {
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
 	mu       sync.Mutex
 	closed   bool
-	moved    bool      // another process has taken over
 	handing  *handover // nil: none runs
 	byID     map[uint64]*entry
 	byName   map[string]*entry

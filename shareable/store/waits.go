@@ -91,8 +91,7 @@ type watcher struct {
 	lost    uint64
 	ended   bool
 	paused  bool
-	runs    bool // the goroutine that sends
-	running sync.WaitGroup
+	running chan struct{} // closed when the goroutine that sends ends; nil: none runs
 }
 
 const maxEvents = 1024
@@ -124,16 +123,16 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	return err
 }
 
-// start starts the goroutine that sends, unless it runs.
+// start starts the goroutine that sends, unless it runs, and ends pause.
 func (w *watcher) start(c serve.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.runs {
-		return
-	}
-	w.paused, w.runs = false, true
+	w.paused = false
 	w.wakeLocked()
-	w.running.Go(func() { w.run(c) })
+	if w.running == nil {
+		w.running = make(chan struct{})
+		go w.run(c)
+	}
 }
 
 func (w *watcher) end() {
@@ -161,12 +160,14 @@ func (w *watcher) add(e wire.Event) {
 	w.wakeLocked()
 }
 
-// next takes the next event. more is false once the goroutine is to end.
+// next takes the next event. more is false once the goroutine is to end, which counts as done.
 func (w *watcher) next() (e wire.Event, ok, more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.paused || w.ended:
+		close(w.running)
+		w.running = nil
 		return e, false, false
 	case len(w.queue) > 0:
 		e, w.queue = w.queue[0], w.queue[1:]
@@ -190,7 +191,7 @@ func (w *watcher) run(c serve.Conn) {
 				break
 			}
 			if c.Reply(wire.TypeEvent, 0, e.Append(nil)) != nil {
-				return
+				w.end()
 			}
 		}
 	}
