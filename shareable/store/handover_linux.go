@@ -299,17 +299,8 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err != nil {
 		return nil, err
 	}
-	if path == "" {
-		path = defaultName
-	}
 	var got []int
-	defer func() {
-		for _, fd := range got {
-			if fd >= 0 {
-				closeFD(fd)
-			}
-		}
-	}()
+	defer func() { closeFDs(got) }()
 	all := 0
 	event := func(f wire.Frame) error {
 		if f.Type != wire.TypeHandover {
@@ -317,7 +308,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		}
 		h, err := wire.DecodeHandover(f.Payload)
 		if err != nil {
-			return fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+			return protocolError(err)
 		}
 		if int(h.First) != len(got) || all > 0 && int(h.All) != all {
 			return fmt.Errorf("%w: descriptor %d of %d after %d of %d", shareable.ErrProtocol, h.First, h.All, len(got), all)
@@ -328,7 +319,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		}
 		return nil
 	}
-	c, err := shareable.Dial(ctx, path, dev, shareable.AttachOptions{Token: o.Token, Timeout: o.Timeout}, event)
+	c, err := shareable.Dial(ctx, cmp.Or(path, defaultName), dev, shareable.AttachOptions{Token: o.Token, Timeout: o.Timeout}, event)
 	if err != nil {
 		return nil, err
 	}
@@ -339,8 +330,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		return nil, fmt.Errorf("pidfd_open: %w", err)
 	}
 	defer closeFD(other)
-	nothing := func(wire.Frame) error { return nil }
-	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, nothing); err != nil {
+	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, ignore); err != nil {
 		return nil, err
 	}
 	if len(got) == 0 || len(got) != all {
@@ -352,9 +342,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	state, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<40))
 	_ = f.Close()
 	if err != nil {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
+		closeFDs(fds)
 		return nil, err
 	}
 	s, start, err := resume(dev, o, state, fds)
@@ -366,7 +354,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
 	// no other process has what this one has.
-	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
+	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, ignore)
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
@@ -385,16 +373,12 @@ func hasEnded(pidfd int) bool {
 func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(), error) {
 	var x storeState
 	if err := json.Unmarshal(state, &x); err != nil {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
-		return nil, nil, fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+		closeFDs(fds)
+		return nil, nil, protocolError(err)
 	}
 	s, err := bareServer(dev, o)
 	if err != nil {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
+		closeFDs(fds)
 		return nil, nil, err
 	}
 	r, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
@@ -418,11 +402,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		s.usedLocked(e)
 	}
 	for _, w := range x.Waits {
-		c := clients[w.Conn]
-		x := s.clientLocked(c)
-		x.waits++
-		x.names[w.Name] = struct{}{}
-		s.waits[w.Name] = append(s.waits[w.Name], wait{c, w.Request, w.Name})
+		s.addWaitLocked(wait{clients[w.Conn], w.Request, w.Name})
 	}
 	for _, w := range x.Watchers {
 		c := clients[w.Conn]
@@ -452,19 +432,13 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
 	}
 	for _, w := range st.Waiting {
-		c := clients[w.Conn]
-		x := s.clientLocked(c)
-		x.waits++
-		x.queues[e.id] = e
-		e.waiting = append(e.waiting, wait{c, w.Request, w.Name})
+		s.addLeaseWaitLocked(e, wait{clients[w.Conn], w.Request, w.Name})
 	}
 	if st.Lease != nil {
 		e.lease = clients[*st.Lease]
 		s.clientLocked(e.lease).leases[e.id] = e
 	}
-	s.byID[e.id] = e
-	i, _ := slices.BinarySearchFunc(s.order, e.id, (*entry).byID)
-	s.order = slices.Insert(s.order, i, e)
+	s.addLocked(e)
 	for _, name := range e.names {
 		s.byName[name] = e
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -55,10 +54,10 @@ type Server struct {
 
 // clientState is what a connection has.
 type clientState struct {
-	leases map[uint64]*entry
-	waits  int // requests that wait, for objects of these names or for these leases
-	names  map[string]struct{}
-	queues map[uint64]*entry
+	leases map[uint64]*entry   // by the object's id
+	waits  int                 // requests that wait
+	names  map[string]struct{} // of objects whose seal some of them wait for
+	queues map[uint64]*entry   // objects whose lease others wait for, by id
 }
 
 // wait is a request whose reply comes later.
@@ -433,14 +432,3 @@ func (s *Server) clientLocked(c serve.Conn) *clientState {
 	}
 	return x
 }
-
-// timeout is a client's time limit within the server's.
-func (s *Server) timeout(ms uint32) time.Duration {
-	if ms == 0 {
-		return s.opts.Timeout
-	}
-	return min(time.Duration(ms)*time.Millisecond, maxForce)
-}
-
-// maxForce is the longest that a forced Delete waits for readers.
-const maxForce = time.Minute

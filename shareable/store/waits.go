@@ -32,14 +32,19 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 	if _, isID := shareable.ParseIDName(q.Name); isID && e == nil { // no other object gets it
 		return shareable.ErrNotFound
 	}
-	x := s.clientLocked(c)
-	if x.waits >= maxWaits {
+	if s.clientLocked(c).waits >= maxWaits {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	}
-	x.waits++
-	x.names[q.Name] = struct{}{}
-	s.waits[q.Name] = append(s.waits[q.Name], wait{c, f.Request, q.Name})
+	s.addWaitLocked(wait{c, f.Request, q.Name})
 	return nil
+}
+
+// addWaitLocked has a request wait for an object of a name to be sealed. Requires mu.
+func (s *Server) addWaitLocked(w wait) {
+	x := s.clientLocked(w.c)
+	x.waits++
+	x.names[w.name] = struct{}{}
+	s.waits[w.name] = append(s.waits[w.name], w)
 }
 
 func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) error {
@@ -197,7 +202,7 @@ func (w *watcher) run(c serve.Conn) {
 	}
 }
 
-// emit tells those who watch.
+// emit tells the clients that watch.
 func (s *Server) emit(kind uint32, e *entry, length uint64) {
 	s.emitAs(kind, e, s.nameOf(e), length)
 }
