@@ -42,6 +42,7 @@ func TestTakeOver(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, next.Close()) })
 		require.True(t, s.Wait())
 		require.NoError(t, s.Close())
+		require.True(t, s.Wait(), "after Close, too")
 		require.Equal(t, 1, next.Stats().Objects)
 		require.Equal(t, 1, next.Stats().Leases)
 		s = next

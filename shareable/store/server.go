@@ -68,7 +68,8 @@ type wait struct {
 }
 
 // NewServer makes a server without a socket, for connections that are passed to ServeConn
-// and for Connect. The caller must Close it, before the device.
+// and for Connect. It returns vmm.ErrInvalid without a device, or for options that
+// cannot be. The caller must Close it, before the device.
 func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 	s, err := newServer(dev, o)
 	if err != nil {
@@ -189,8 +190,12 @@ func (s *Server) Wait() (takenOver bool) {
 	}
 	select {
 	case <-s.gone:
-		return true
 	case <-s.stop:
+	}
+	select {
+	case <-s.gone: // also if Close came after that
+		return true
+	default:
 		return false
 	}
 }
