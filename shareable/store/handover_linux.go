@@ -285,7 +285,12 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 // TakeOver makes a server that goes on with all that the store at path has: objects,
 // names, leases and connections. The clients notice nothing. It returns once the other
 // store has given everything up; that one's Wait returns then. dev must be the same device.
-// If TakeOver returns an error the other store goes on.
+//
+// If TakeOver returns an error the other store goes on, or there is none. It returns
+// shareable.ErrOwnerGone if there is none at path or if it disconnects, vmm.ErrPermission if it
+// runs as another user, vmm.ErrBusy if another process takes over or if this one was too slow,
+// vmm.ErrLimit if descriptors run out here, and its context's error if that ends first. The
+// caller must Close the Server, before the device.
 func TakeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
 	s, err := takeOver(ctx, dev, path, o)
 	if err != nil {

@@ -111,7 +111,7 @@ func (s *Server) nameOf(e *entry) string {
 	return e.nameLocked()
 }
 
-// leased is the object whose lease the connection has.
+// leased is the object whose lease the connection has, else an error.
 func (s *Server) leased(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
