@@ -232,16 +232,18 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 	// More than MaxBytes is never mapped, so no more is reserved: an owner can send
 	// any maximum, and the addresses of a process are limited.
 	size := min(obj.Max, h.opts.MaxBytes/h.gran*h.gran)
-	res, err := h.dev.Reserve(max(size, h.gran), vmm.ReserveOptions{Align: h.opts.Align, ReadOnly: !h.opts.Write})
+	v := &View{}
+	res, err := h.dev.Reserve(max(size, h.gran), vmm.ReserveOptions{Align: h.opts.Align, ReadOnly: !h.opts.Write, Owner: v})
 	if err != nil {
 		return err
 	}
-	h.view = &View{
+	*v = View{
 		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
 		stop: make(chan struct{}), live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}
+	h.view = v
 	return nil
 }
 

@@ -61,7 +61,8 @@ type MirrorOptions struct {
 	Init bool
 	// Write has Flush and Close write back: what MarkDirty has named, or all of it if
 	// MarkDirty was never called. It needs write access, else NewMirror returns
-	// ErrPermission. Without Write the device memory is never written to.
+	// ErrPermission. So do NewMirror, Flush and Close once ReserveOptions.Owner has a method
+	// Sealed() bool that returns true. Without Write the device memory is never written to.
 	Write bool
 	// MaxPinned has a mirror of at most so many bytes in pinned memory of its own, which
 	// Stats.Pinned counts. Making and closing such a mirror takes long, may wait for the whole
@@ -135,8 +136,13 @@ func (m *Mirror) hold(n uint64) (err error) {
 	return err
 }
 
-// lock is Device.lockSpan that also checks the device's access.
+// lock is Device.lockSpan that also checks the device's access, and that nothing sealed is written
+// to.
 func (m *Mirror) lock(s Span) (locked lockedSpans, o *openDevice, err error) {
+	// Asked before anything is locked, since the owner takes a lock of its own.
+	if owner, ok := m.res.Owner().(interface{ Sealed() bool }); ok && s.Access == AccessReadWrite && owner.Sealed() {
+		return lockedSpans{}, nil, fmt.Errorf("%w: what lies at %v is sealed", ErrPermission, s.Addr)
+	}
 	if locked, o, err = m.dev.lockSpan(nil, s); err != nil || m.res == nil {
 		return locked, o, err
 	}

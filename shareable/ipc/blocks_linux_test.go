@@ -3,6 +3,8 @@ package ipc_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -308,6 +310,14 @@ func TestExportedBlockStays(t *testing.T) {
 	}
 }
 
+// resized is a token of another size, with the sum that belongs to it.
+func resized(token ipc.BlockToken, n uint64) ipc.BlockToken {
+	binary.LittleEndian.PutUint64(token.Raw[40:], n)
+	sum := sha256.Sum256(token.Raw[:48])
+	copy(token.Raw[48:], sum[:])
+	return token
+}
+
 func TestBadTokens(t *testing.T) {
 	w := newBlockWorld(t, pool.Options{})
 	b, token := w.block(100, 1)
@@ -321,6 +331,14 @@ func TestBadTokens(t *testing.T) {
 	require.ErrorIs(t, err, ipc.ErrHandle)
 	_, err = w.in.Import(nil, token) //nolint:staticcheck // what a caller can get wrong
 	require.ErrorIs(t, err, vmm.ErrInvalid)
+
+	// A sum proves nothing: who changes the size can compute it, too.
+	for _, n := range []uint64{1, 99, 101, 64 * mib, 1 << 63, ^uint64(0)} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		_, err := w.in.Import(ctx, resized(token, n))
+		require.ErrorIs(t, err, ipc.ErrHandle, "%d bytes", n)
+		cancel()
+	}
 
 	// Of an exporter that was started anew, and of one that is gone.
 	other := newBlockWorld(t, pool.Options{})

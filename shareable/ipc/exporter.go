@@ -34,7 +34,8 @@ type exported struct {
 
 // NewExporter makes an Exporter of blocks of p. The pool must have been made with
 // Options.Share = vmm.ShareFD, else NewExporter returns ErrNotShared. With vmm.ShareReadOnly, too,
-// no importer can write. A pool of another driver than the server's device is vmm.ErrInvalid.
+// no importer can write. If the pool is of another driver than the server's device, Export
+// returns vmm.ErrInvalid.
 //
 // Each block that is imported takes a connection of s: see shareable.Options.MaxConns and
 // MaxConnsPerUID, and MaxObjects for those that are exported. The caller must Close the Exporter.
@@ -57,7 +58,8 @@ func NewExporter(s *shareable.Server, p *pool.Pool) (*Exporter, error) {
 var errNoExporter = fmt.Errorf("%w: no exporter", vmm.ErrInvalid)
 
 // Export returns a token of a block, with which Importers in other processes, or in this one,
-// import it until Unexport. A block that is exported already gets the same token. Work that
+// import it until Unexport. A block that is exported already gets the same token; if b is longer
+// than what was exported, as after pool.Pool.Resize, that is vmm.ErrBusy until Unexport. Work that
 // writes the block may still run: an importer waits for an event of it. Other blocks lie in the
 // same chunks, so an importer could read them, and write them if it writes: export to processes
 // that may.
@@ -88,6 +90,9 @@ func (e *Exporter) export(b pool.Block) (BlockToken, error) {
 	}
 	if x := e.blocks[b.Ptr()]; x != nil {
 		free() // x has a hold of its own
+		if n := x.token.Size(); n < b.Size() {
+			return BlockToken{}, fmt.Errorf("%w: only the first %d bytes are exported", vmm.ErrBusy, n)
+		}
 		return x.token, nil
 	}
 	x := &exported{free: free}

@@ -3,6 +3,8 @@ package ipc
 import (
 	"encoding/hex"
 	"fmt"
+	"math"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -47,10 +49,11 @@ type Handle struct {
 }
 
 // MarshalText is the text form: one line of base64 of Raw, as programs in Python write it,
-// then a line for each other field, and a last line "end".
+// then a line for each other field, and a last line "end". Fields that UnmarshalText would not
+// read back are ErrHandle.
 func (h Handle) MarshalText() ([]byte, error) {
-	if h.Kind > KindEvent || h.PID < 0 {
-		return nil, fmt.Errorf("%w: kind %v, process %d", ErrHandle, h.Kind, h.PID)
+	if h.Kind > KindEvent || h.PID < 0 || h.PID > math.MaxInt32 || strings.ContainsAny(h.Boot, "\r\n") {
+		return nil, fmt.Errorf("%w: kind %v, process %d, boot %q", ErrHandle, h.Kind, h.PID, h.Boot)
 	}
 	f, _ := h.fields()
 	return appendText(h.Raw, f), nil
@@ -169,7 +172,7 @@ func (h Handle) check(want Kind) error {
 
 // checkExporter is ErrExporterGone if the process of the handle has ended.
 func (h Handle) checkExporter() error {
-	if start, runs := startOf(h.PID); !runs || start != 0 && start != h.Start {
+	if start, runs := startOf(h.PID); !runs || start != 0 && h.Start != 0 && start != h.Start {
 		return fmt.Errorf("%w: process %d", ErrExporterGone, h.PID)
 	}
 	return nil

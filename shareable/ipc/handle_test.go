@@ -111,10 +111,10 @@ func TestHandleTextRefuses(t *testing.T) {
 			require.NotContains(t, string(text[:n]), "memory\n")
 		}
 	}
-	_, err := ipc.Handle{Kind: 9}.MarshalText()
-	require.ErrorIs(t, err, ipc.ErrHandle)
-	_, err = ipc.Handle{PID: -1}.MarshalText()
-	require.ErrorIs(t, err, ipc.ErrHandle)
+	for _, h := range []ipc.Handle{{Kind: 9}, {PID: -1}, {PID: 1 << 31}, {Boot: "a\nsize 5"}, {Boot: "a\r"}} {
+		_, err := h.MarshalText()
+		require.ErrorIs(t, err, ipc.ErrHandle, "%+v", h)
+	}
 	require.ErrorIs(t, (*ipc.Handle)(nil).UnmarshalText(text), ipc.ErrHandle)
 }
 

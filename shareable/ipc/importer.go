@@ -65,7 +65,8 @@ var (
 )
 
 // Import maps the block of a token and returns when it is mapped. A token that is imported gets
-// another ImportedBlock of the same memory, which is unmapped when the last of them is freed.
+// another ImportedBlock of the same memory, which is unmapped when the last of them is freed; so
+// it does if its exporter has gone meanwhile, which ImportedBlock.Err tells.
 //
 // Errors are ErrHandle for what no Exporter has made, ErrNotExported for a block that is not
 // exported any more, ErrExporterGone if no exporter is at the path, or another one than the
@@ -171,7 +172,10 @@ func (i *Importer) attach(ctx context.Context, t BlockToken) (*shareable.View, e
 		return nil, i.whyNotFound(ctx, t, err)
 	}
 	if err == nil {
-		if err = v.Wait(ctx, t.Size()); err == nil {
+		// All of a block is published from the beginning. Of a View that has ended too little may be.
+		if n := v.Published(); n != t.Size() && v.Err() == nil {
+			err = fmt.Errorf("%w: the block has %d bytes", ErrHandle, n)
+		} else if err = v.Wait(ctx, t.Size()); err == nil {
 			return v, nil
 		}
 		err = also(err, v.Close())

@@ -20,7 +20,8 @@ import (
 // Client makes objects in a store and gets them. Requests share one connection. If the
 // server has ended, the next request connects to the one that has taken its place; Instance
 // tells the two apart. Each Writer and each Buffer has a connection of its own, and needs
-// neither that of the Client nor an open Client.
+// neither that of the Client nor an open Client. For a moment after each Get a Client has one
+// more, for the next.
 //
 // Wherever a call takes a name, an ID as text will do. The errors are those of package
 // shareable: ErrNotFound, ErrNotSealed, ErrAborted, ErrSealed, ErrProtocol, and ErrOwnerGone

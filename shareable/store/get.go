@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -119,8 +120,23 @@ func (c *Client) makeSpare() {
 			s.Close()
 		default:
 			c.spare = s
+			time.AfterFunc(spareTime, func() { c.dropSpare(s) })
 		}
 	})
+}
+
+// spareTime is how long a connection stays ready for the next Get: each is a descriptor of the
+// server's. It is a variable for tests.
+var spareTime = 100 * time.Millisecond
+
+// dropSpare ends a connection that no Get has taken.
+func (c *Client) dropSpare(s *shareable.Spare) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.spare == s {
+		c.spare = nil
+		s.Close()
+	}
 }
 
 func (c *Client) dialSpare() (*shareable.Spare, error) {

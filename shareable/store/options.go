@@ -17,8 +17,8 @@ type Options struct {
 	// Token is a shared secret of up to 32 bytes that clients must send; nil asks for none.
 	Token []byte
 	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user. A client
-	// has one, and after its first Get a second; each Writer and each Buffer has another. 0
-	// is a quarter of RLIMIT_NOFILE.
+	// has one, and for a moment after each Get a second; each Writer and each Buffer has
+	// another. 0 is a quarter of RLIMIT_NOFILE.
 	MaxConns, MaxConnsPerUID int
 	// MaxObjects limits the objects; 0 is 4096.
 	MaxObjects int

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -22,6 +23,8 @@ func hasSpare(c *Client) bool {
 // TestGetAhead: the connection that a client has ready for the next Get serves any Get, and
 // one to a server that has ended costs nothing but another try.
 func TestGetAhead(t *testing.T) {
+	defer func(was time.Duration) { spareTime = was }(spareTime)
+	spareTime = time.Hour
 	dev := vmmtest.Device(t)
 	path := filepath.Join(t.TempDir(), "s.sock")
 	data := bytesOf(10_000)
@@ -79,6 +82,19 @@ func TestGetAhead(t *testing.T) {
 	s = start() // the client has a connection to the one before
 	get()
 	require.NoError(t, s.Close())
+}
+
+// TestGetAheadEnds: a server has a client's connection for the next Get for a moment only.
+func TestGetAheadEnds(t *testing.T) {
+	dev := vmmtest.Device(t)
+	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	c := clientOf(t, s)
+	sealed(t, c, "x", bytesOf(1))
+	require.NoError(t, got(t, c, "x", GetOptions{}).Close())
+	require.Eventually(t, func() bool { return s.Stats().Clients == 1 && !hasSpare(c) }, inTime, step)
+	require.NoError(t, got(t, c, "x", GetOptions{}).Close())
 }
 
 // TestGetAheadOfClose: a client that is closed while it makes the connection leaves none.
