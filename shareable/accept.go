@@ -18,6 +18,7 @@ import (
 func (s *Server) acceptLoop() {
 	for {
 		raw, err := s.socket.AcceptUnix()
+		p := s.isParking() // once: it may end at any time
 		switch {
 		case err == nil:
 			if ses, err := s.openSession(raw); err == nil {
@@ -26,8 +27,7 @@ func (s *Server) acceptLoop() {
 		case s.isStopped():
 			s.closeListener()
 			return
-		case errors.Is(err, os.ErrDeadlineExceeded) && s.isParking() != nil:
-			p := s.isParking()
+		case errors.Is(err, os.ErrDeadlineExceeded) && p != nil:
 			s.hasStopped(p)
 			if <-p.decided; p.moved {
 				return

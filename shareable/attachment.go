@@ -50,9 +50,9 @@ type attachment struct {
 	chunksSince, retireSince time.Time
 }
 
-// register adds the attachment to its publication. It returns the description
-// for the reader and a descriptor of the control page, which the caller must
-// close.
+// register adds the attachment to its object. It returns the description for the
+// reader and a descriptor of the control page, which the caller must close. With bare
+// there is none, and fd is -1.
 func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd int, err error) {
 	o := a.obj
 	o.mu.Lock()

@@ -43,43 +43,23 @@ var _ serve.Client = (*client)(nil)
 // frame that no request asked for, in the goroutine that reads; its error ends the
 // connection. The errors are those of Attach.
 func Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
-	if ctx == nil {
-		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
-	}
-	o, err := o.resolve(dev)
+	h, err := openHandshake(ctx, path, dev, o)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := connect(ctx, path, o)
-	if err != nil {
-		return nil, err
-	}
-	return dialConn(ctx, conn, dev, o, event)
+	return startClient(ctx, h, event)
 }
 
 // DialConn is Dial over an existing connection, which it takes over.
 func DialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
-	if conn == nil || ctx == nil {
-		return nil, fmt.Errorf("%w: no connection, or no context", vmm.ErrInvalid)
-	}
-	o, err := o.resolve(dev)
+	h, err := openHandshakeOn(ctx, conn, dev, o)
 	if err != nil {
-		closeLater(conn)
 		return nil, err
 	}
-	return dialConn(ctx, conn, dev, o, event)
+	return startClient(ctx, h, event)
 }
 
-// dialConn takes over conn. The options are resolved.
-func dialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
-	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
-		closeLater(conn)
-		return nil, err
-	}
-	h, err := newHandshake(conn, dev, o)
-	if err != nil {
-		return nil, err
-	}
+func startClient(ctx context.Context, h *handshake, event func(wire.Frame) error) (serve.Client, error) {
 	c := &client{h: h, event: event, calls: map[uint32]*call{}, ended: make(chan struct{})}
 	if err := h.c.start(ctx, h.exchangeHello, c.follow); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 // ErrNotSupported. Compare with errors.Is.
 var (
 	ErrOwnerGone = errors.New("the owner is gone")                                     // mapped memory stays, and nothing more comes
-	ErrSealed    = errors.New("sealed: its length is final")                           // more bytes were asked for than there will be
+	ErrSealed    = errors.New("sealed: its length is final")                           // more bytes are asked for than there will be, or a sealed object is to be written
 	ErrRetired   = errors.New("the owner took back memory that is in use here")        // so the view has detached from the owner
 	ErrNotSealed = errors.New("not sealed")                                            // a store's object, and it was not asked for as it is
 	ErrAborted   = errors.New("its writer has given it up")                            // a store's object

@@ -123,8 +123,8 @@ func (l *fdList) close() {
 }
 
 // Handover describes the server, which is parked, but for one connection. It returns the
-// sessions in the order in which TakeOver returns them, and descriptors that are valid until the
-// caller calls release.
+// sessions in the order in which TakeOver returns them, and descriptors that are valid
+// until the caller calls release.
 func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []byte, conns []serve.Conn, fds []int, release func(), err error) {
 	l := &fdList{}
 	defer func() {
@@ -224,8 +224,9 @@ func (ses *session) handover(l *fdList) (sessionState, error) {
 	return x, err
 }
 
-// TakeOver is for package store. It makes a server of what Handover returned in another process, and takes all
-// descriptors. Nothing is read from a connection before Start is called.
+// TakeOver is for package store. It makes a server of what Handover returned in another
+// process, and takes all descriptors. Nothing is read from a connection before Start is
+// called.
 func TakeOver(dev *vmm.Device, o Options, h serve.Handler, state []byte, fds []int) (r Resumed, err error) {
 	t := &takeover{fds: fds}
 	defer t.closeLeft()

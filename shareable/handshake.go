@@ -37,11 +37,49 @@ type handshake struct {
 	dev  *vmm.Device
 	c    *readerConn
 
-	live    bool       // set by attach: frames follow that were not asked for
+	live    bool       // set by askObject: frames follow that were not asked for
 	gran    uint64     // set by sendHello
 	backend uint32     // set by sendHello
 	peer    wire.Hello // set by readHello
 	view    *View      // set by newView, as work of c
+}
+
+// openHandshake connects to the server at path.
+func openHandshake(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (*handshake, error) {
+	if ctx == nil {
+		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	}
+	o, err := o.resolve(dev)
+	if err != nil {
+		return nil, err
+	}
+	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
+		return nil, err
+	}
+	conn, err := connect(ctx, path, o)
+	if err != nil {
+		return nil, err
+	}
+	return newHandshake(conn, dev, o)
+}
+
+// openHandshakeOn is openHandshake over an existing connection. It takes over conn, also if it
+// returns an error.
+func openHandshakeOn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*handshake, error) {
+	if conn == nil {
+		return nil, fmt.Errorf("%w: no connection", vmm.ErrInvalid)
+	}
+	var err error
+	if ctx == nil {
+		err = fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	} else if o, err = o.resolve(dev); err == nil {
+		err = leftBehind.admit(ctx, o.Timeout)
+	}
+	if err != nil {
+		closeLater(conn)
+		return nil, err
+	}
+	return newHandshake(conn, dev, o)
 }
 
 // newHandshake takes over conn, also if it returns an error.

@@ -82,7 +82,7 @@ func TestLeasePageIsSealed(t *testing.T) {
 	require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)
 	require.ErrorIs(t, err, unix.EPERM)
-	_, err = OpenWriterPage(fd, s.objects.Instance(), x.ID())
+	_, err = OpenWriterPage(fd, s.srv.Instance(), x.ID())
 	require.ErrorIs(t, err, ErrProtocol)
 	storeWord(page, atDone, 0) // its own mapping stays
 	require.False(t, writable(t, x.own().page.fd))

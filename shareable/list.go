@@ -27,7 +27,7 @@ func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([
 
 // InstanceAt returns Server.Instance of the server at path. The errors are those of Attach.
 func InstanceAt(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (instance [16]byte, err error) {
-	h, err := connected(ctx, path, dev, o)
+	h, err := openHandshake(ctx, path, dev, o)
 	if err == nil {
 		_, err = h.run(ctx, h.exchangeHello, nil)
 	}
@@ -38,7 +38,7 @@ func InstanceAt(ctx context.Context, path string, dev *vmm.Device, o AttachOptio
 }
 
 func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([]Listing, error) {
-	h, err := connected(ctx, path, dev, o)
+	h, err := openHandshake(ctx, path, dev, o)
 	if err != nil {
 		return nil, err
 	}
@@ -48,25 +48,6 @@ func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOpti
 		return nil, err
 	}
 	return all, nil
-}
-
-// connected connects to the server at path.
-func connected(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (*handshake, error) {
-	if ctx == nil {
-		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
-	}
-	o, err := o.resolve(dev)
-	if err != nil {
-		return nil, err
-	}
-	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
-		return nil, err
-	}
-	conn, err := connect(ctx, path, o)
-	if err != nil {
-		return nil, err
-	}
-	return newHandshake(conn, dev, o)
 }
 
 // list sends LIST until the owner says that there are no more objects.

@@ -145,7 +145,7 @@ func (x *storedX) page() serve.WriterPage {
 	t.Helper()
 	fd, err := x.LeasePage()
 	require.NoError(t, err)
-	w, err := OpenWriterPage(fd, x.s.objects.Instance(), x.ID())
+	w, err := OpenWriterPage(fd, x.s.srv.Instance(), x.ID())
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
 	t.Cleanup(func() { require.NoError(t, w.Close()) })

@@ -23,9 +23,10 @@ type Span struct {
 // more once all of them are mapped. But memory is shared in whole chunks: a reader has what else
 // lies in the first and the last one mapped as well.
 //
-// All of the span must be mapped, and be of memory that was made with vmm.ShareFD, else it is
-// vmm.ErrInvalid, as n is at 0. A name that is in use is vmm.ErrBusy. The caller must Close the
-// Span.
+// All of the span must be mapped, and be of memory that was made with vmm.ShareFD. If it is
+// not, or if n is 0, PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is
+// in use, vmm.ErrLimit for more objects than Options.MaxObjects or more than 65,536 chunks, and
+// vmm.ErrClosed after Close. The caller must Close the Span.
 func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
 	if s == nil || s.dev == nil {
 		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
@@ -177,7 +178,7 @@ func (p *Span) WaitUnused(ctx context.Context) error {
 }
 
 // end lets no reader attach any more, and reports whether it was this call that did so. Without
-// force it is vmm.ErrBusy while a reader is attached.
+// force it returns vmm.ErrBusy while a reader is attached.
 func (p *Span) end(force bool) (ended bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

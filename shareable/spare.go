@@ -21,46 +21,27 @@ type Spare struct {
 // DialSpare is for package store: it connects to the server at path and exchanges HELLO.
 // The errors are those of Attach. The caller must Attach or Close the Spare.
 func DialSpare(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (*Spare, error) {
-	if ctx == nil {
-		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
-	}
-	o, err := o.resolve(dev)
+	path, err := socketPath(path)
 	if err != nil {
 		return nil, err
 	}
-	if path, err = socketPath(path); err != nil {
-		return nil, err
-	}
-	conn, err := connect(ctx, path, o)
+	h, err := openHandshake(ctx, path, dev, o)
 	if err != nil {
 		return nil, err
 	}
-	return dialSpare(ctx, path, conn, dev, o)
+	return startSpare(ctx, h, path)
 }
 
 // DialSpareConn is DialSpare over an existing connection, which it takes over.
 func DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*Spare, error) {
-	if conn == nil || ctx == nil {
-		return nil, fmt.Errorf("%w: no connection, or no context", vmm.ErrInvalid)
-	}
-	o, err := o.resolve(dev)
+	h, err := openHandshakeOn(ctx, conn, dev, o)
 	if err != nil {
-		closeLater(conn)
 		return nil, err
 	}
-	return dialSpare(ctx, "", conn, dev, o)
+	return startSpare(ctx, h, "")
 }
 
-// dialSpare takes over conn. The options are resolved.
-func dialSpare(ctx context.Context, path string, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*Spare, error) {
-	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
-		closeLater(conn)
-		return nil, err
-	}
-	h, err := newHandshake(conn, dev, o)
-	if err != nil {
-		return nil, err
-	}
+func startSpare(ctx context.Context, h *handshake, path string) (*Spare, error) {
 	s := &Spare{h: h, path: path, name: make(chan string), result: make(chan error, 1)}
 	if err := h.c.start(ctx, h.exchangeHello, s.serve); err != nil {
 		return nil, err

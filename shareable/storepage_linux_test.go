@@ -144,7 +144,7 @@ func TestResyncBringsThePage(t *testing.T) {
 		p, err := wire.DecodePage(f.Payload)
 		require.NoError(t, err)
 		require.Equal(t, x.ID(), p.Object)
-		page, err := openReaderPage(f.FDs[0].Int(), s.objects.Instance(), x.ID())
+		page, err := openReaderPage(f.FDs[0].Int(), s.srv.Instance(), x.ID())
 		require.NoError(t, err)
 		require.Equal(t, uint64(10), page.published())
 		require.NoError(t, page.close())

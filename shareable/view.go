@@ -196,8 +196,7 @@ func (v *View) Queued() uint64 {
 
 // Heartbeat is the time, by the owner's clock, at which the owner last showed that
 // it runs. A running owner updates it once a second; nothing else tells a stopped
-// owner from an idle one. It is zero without a control
-// page, and for a Span.
+// owner from an idle one. It is zero without a control page, and for a Span.
 func (v *View) Heartbeat() time.Time {
 	if v == nil || v.dev == nil {
 		return time.Time{}

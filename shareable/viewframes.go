@@ -318,7 +318,7 @@ func (v *View) handleDeleted(d wire.Deleted) error {
 // order: new work must not start on memory that is about to go. After SEALED that can be
 // all memory only: the object is deleted by force.
 func (v *View) handleRetire(r wire.Retire) error {
-	// Only this goroutine sets sealed. A store takes all of an object that is deleted by force.
+	// Only this goroutine sets sealed.
 	if v.sealed && (r.Capacity > 0 || !v.live) {
 		return fmt.Errorf("%w: sealed memory is taken back", ErrProtocol)
 	}

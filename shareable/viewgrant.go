@@ -2,9 +2,9 @@ package shareable
 
 import "github.com/cuvmm/cuvmm/vmm"
 
-// Grant gives devices access to what is mapped here and what will be, as Reservation.Grant does:
-// at first only Device has it, whatever the owner has granted. Without AttachOptions.Write there
-// is none but vmm.AccessRead.
+// Grant gives devices access to what is mapped here and what will be, as vmm.Reservation.Grant
+// does. At first only Device has it, whatever the owner has granted. Without AttachOptions.Write
+// more than vmm.AccessRead is vmm.ErrInvalid. Other errors are those of vmm.Reservation.Grant.
 func (v *View) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	if v == nil || v.dev == nil {
 		return errNoView
@@ -12,7 +12,7 @@ func (v *View) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	return v.res.Grant(a, devs...)
 }
 
-// Revoke takes away what Grant gave, as Reservation.Revoke does.
+// Revoke takes away what Grant gave, as vmm.Reservation.Revoke does, with its errors.
 func (v *View) Revoke(devs ...*vmm.Device) error {
 	if v == nil || v.dev == nil {
 		return errNoView

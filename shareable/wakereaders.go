@@ -5,10 +5,9 @@ import (
 	"time"
 )
 
-// wakeReaders wakes the readers after each change of the control page, until Close, and
-// those of a store's object until it is sealed: no later change needs a wake.
-// Those who change the page do not wait for it, and changes that come during a round
-// share the next one.
+// wakeReaders wakes the readers after each change of the control page, until Close. For a
+// store's object it ends with the seal, after which no change needs a wake. What changes
+// the page does not wait for it, and changes that come during a round share the next one.
 //
 // A round is followed by a pause of restRatio times as long: it leaves the processors to
 // the readers, and the owner's appends. Pauses below shortestRest are saved up, because

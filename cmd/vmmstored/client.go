@@ -13,6 +13,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // withClient calls f with a client of the store at the socket.
@@ -21,7 +22,7 @@ func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (
 	if err != nil {
 		return err
 	}
-	dev, err := o.openDevice()
+	dev, err := vmm.Open(o.device)
 	if err != nil {
 		return err
 	}

@@ -17,13 +17,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// options are the flags that all subcommands have.
+// options are the flags.
 type options struct {
+	// Of all subcommands.
 	socket    string
 	device    string
 	tokenFile string
 
-	// Of the server.
+	// Of the server, which is the program without a subcommand.
 	maxBytes, maxBytesPerUser size.One
 	maxObjects, maxConns      int
 	users                     []uint
@@ -88,11 +89,6 @@ One vmmstored serves one device; start one for each, with a socket of its own.`,
 	return root
 }
 
-// openDevice opens the device of --device.
-func (o *options) openDevice() (*vmm.Device, error) {
-	return vmm.Open(o.device)
-}
-
 // token reads the file of --token-file.
 func (o *options) token() ([]byte, error) {
 	if o.tokenFile == "" {
@@ -130,7 +126,7 @@ func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	dev, err := o.openDevice()
+	dev, err := vmm.Open(o.device)
 	if err != nil {
 		return err
 	}

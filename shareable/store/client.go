@@ -26,9 +26,9 @@ import (
 // Wherever a call takes a name, an ID as text will do. The errors are those of package
 // shareable: ErrNotFound, ErrNotSealed, ErrAborted, ErrSealed, ErrProtocol, and ErrOwnerGone
 // if no server listens or if it ends during the call. Beside them there are those of package
-// vmm: ErrBusy, ErrLimit, ErrInvalid, ErrPermission, ErrClosed, ErrBounds. A call returns its
-// context's error if that ends first, and os.ErrDeadlineExceeded if the server does not reply
-// within ClientOptions.Timeout.
+// vmm: ErrBusy, ErrLimit, ErrOutOfMemory, ErrInvalid, ErrPermission, ErrNotSupported, ErrClosed,
+// ErrBounds. A call returns its context's error if that ends first, and os.ErrDeadlineExceeded
+// if the server does not reply within ClientOptions.Timeout.
 //
 // Safe for concurrent use. The caller must Close it.
 type Client struct {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"container/list"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -48,21 +47,12 @@ type entry struct {
 func (e *entry) durable() bool  { return e.flags&wire.StoreDurable != 0 }
 func (e *entry) growable() bool { return e.flags&wire.StoreGrowable != 0 }
 
-// name is what the object is called: a name of its own, or its id.
+// nameLocked is what the object is called: a name of its own, or its id. Requires Server.mu.
 func (e *entry) nameLocked() string {
 	if len(e.names) > 0 {
 		return e.names[0]
 	}
 	return shareable.IDName(e.id)
-}
-
-// granularity is the unit of memory that is shared.
-func granularity(dev *vmm.Device) (uint64, error) {
-	return dev.Driver().Granularity(deviceProp(dev))
-}
-
-func deviceProp(dev *vmm.Device) vmm.Prop {
-	return vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: dev.Info().Ordinal}, Share: vmm.ShareFD}
 }
 
 // maxObject is the largest object, so that no sum of sizes overflows.
@@ -78,7 +68,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	// Memory comes before the name: who finds the object finds all of it.
+	// Memory comes before the name: a client that finds the object finds all of it.
 	if !e.growable() {
 		if err := s.addMemory(e, e.max); err != nil {
 			s.drop(e)
@@ -143,11 +133,17 @@ func (s *Server) listEntry(e *entry) error {
 			return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.order))
 		}
 	}
+	s.addLocked(e)
+	e.deleted = true // until it has its memory
+	return nil
+}
+
+// addLocked adds an object to those that ids find. Requires mu.
+func (s *Server) addLocked(e *entry) {
+	invariants.Held(&s.mu)
 	s.byID[e.id] = e
 	i, _ := slices.BinarySearchFunc(s.order, e.id, (*entry).byID)
 	s.order = slices.Insert(s.order, i, e)
-	e.deleted = true // until it has its memory
-	return nil
 }
 
 func (e *entry) byID(id uint64) int { return cmp.Compare(e.id, id) }
@@ -169,165 +165,28 @@ func (s *Server) enterEntry(c serve.Conn, e *entry, name string) error {
 		return fmt.Errorf("%w: store", vmm.ErrClosed)
 	}
 	if name != "" {
-		if s.byName[name] != nil {
-			return fmt.Errorf("%w: the name %q is taken", vmm.ErrBusy, name)
+		if err := s.addNameLocked(e, name); err != nil {
+			return err
 		}
-		s.byName[name] = e
-		e.names = append(e.names, name)
 	}
 	e.deleted = false
-	e.lease = c
-	s.clientLocked(c).leases[e.id] = e
-	s.counts.leases.Add(1)
+	s.leaseLocked(e, c)
 	s.objects.Listed(e.obj, e.nameLocked())
 	return nil
 }
 
-// chunk sizes: a fixed object has one chunk if it can, a growable one doubles.
-const (
-	maxChunk     = 1 << 30
-	maxGrowChunk = 256 << 20
-)
-
-// addMemory creates memory until the object has n bytes.
-func (s *Server) addMemory(e *entry, n uint64) error {
-	if limit := min(s.opts.MaxBytes, s.opts.MaxBytesPerUID); n > limit { // else its first chunks evict in vain
-		return fmt.Errorf("%w: an object of %d bytes, over %d", vmm.ErrLimit, n, limit)
-	}
-	for {
-		_, _, have, _ := e.obj.State()
-		if have >= n {
-			return nil
-		}
-		need := (min(n-have, maxChunk) + s.gran - 1) / s.gran * s.gran
-		size := need
-		if e.growable() { // have and max are multiples of the granularity
-			size = min(max(need, min(have, maxGrowChunk)), e.max-have)
-		}
-		err := s.addChunk(e, size)
-		if size > need && (errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrOutOfMemory)) {
-			err = s.addChunk(e, need)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// addChunk creates one chunk. Memory counts before it is there.
-func (s *Server) addChunk(e *entry, size uint64) error {
-	if err := s.charge(e, size); err != nil {
-		return err
-	}
-	chunk, fd, err := s.createMemory(e.prop, size)
-	for (errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrLimit)) && s.evictFor(size) {
-		chunk, fd, err = s.createMemory(e.prop, size)
-	}
-	if err == nil {
-		if err = e.obj.AddChunk(size, fd); err != nil {
-			_ = chunk.Close()
-		}
-	}
-	s.mu.Lock()
-	gone := e.dropped // then the memory counts no more
-	switch {
-	case err == nil:
-		e.memory = append(e.memory, chunk)
-	case !gone:
-		s.refundLocked(e, size)
-	}
-	s.mu.Unlock()
-	if gone { // drop has not seen the chunk
-		s.freeMemory(e, math.MaxUint64)
-	}
-	return err
-}
-
-// createMemory creates memory and exports it. What is sent is the descriptor: an imported
-// handle cannot be exported again, so after a change of servers there is nothing else. The
-// chunk is kept for its Close, after that of the descriptor: only so the host's driver
-// knows at once that the memory is free.
-func (s *Server) createMemory(p vmm.Prop, size uint64) (chunk *vmm.Chunk, fd int, err error) {
-	if chunk, err = s.dev.Create(size, p); err != nil {
-		return nil, -1, err
-	}
-	if fd, err = chunk.Export(); err == nil {
-		if err = s.checkFD(fd); err == nil {
-			return chunk, fd, nil
-		}
-		closeFD(fd)
-	}
-	return nil, -1, errors.Join(err, chunk.Close())
-}
-
-// checkFD returns an error for a descriptor that objects must not have: the last sixteenth of
-// the process's limit is left to connections. The system gives the lowest free number, so one
-// from there means that all below are in use.
-func (s *Server) checkFD(fd int) error {
-	if limit := s.objects.FileLimit(); fd >= limit-limit/16 {
-		return fmt.Errorf("%w: %d of %d descriptors are open (RLIMIT_NOFILE)", vmm.ErrLimit, fd, limit)
-	}
-	return nil
-}
-
-// freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
-// from the end: after a takeover the first chunks are not in e.memory.
-func (s *Server) freeMemory(e *entry, n uint64) {
-	s.mu.Lock()
-	i := len(e.memory)
-	for i > 0 && e.memory[i-1].Size() <= n {
-		i--
-		n -= e.memory[i].Size()
-	}
-	chunks := e.memory[i:]
-	e.memory = e.memory[:i:i]
-	s.mu.Unlock()
-	for _, c := range chunks {
-		_ = c.Close()
-	}
-}
-
-// charge counts memory for its user.
-func (s *Server) charge(e *entry, n uint64) error {
-	defer s.closeEvicted()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e.dropped {
-		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
-	}
-	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
-	// room for all.
-	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })
-	if err == nil {
-		err = s.makeRoomLocked(n, s.bytes, s.opts.MaxBytes, anyEntry)
-	}
-	if err != nil {
-		return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
-	}
-	s.bytes += n
-	s.bytesOf[e.uid] += n
-	e.bytes += n
-	return nil
-}
-
-// makeRoomLocked evicts what may go until n bytes fit beside those in use. Requires mu.
-func (s *Server) makeRoomLocked(n, used, limit uint64, may func(*entry) bool) error {
-	switch {
-	case n > limit:
-		return errNothingToEvict
-	case n <= limit-min(used, limit):
-		return nil
-	}
-	return s.evictLocked(may, func(_ int, bytes uint64) bool { return bytes >= used-(limit-n) })
-}
-
-func (s *Server) refundLocked(e *entry, n uint64) {
+// addNameLocked gives an object another name. The caller has it listed anew. Requires mu.
+func (s *Server) addNameLocked(e *entry, name string) error {
 	invariants.Held(&s.mu)
-	s.bytes -= n
-	e.bytes -= n
-	if s.bytesOf[e.uid] -= n; s.bytesOf[e.uid] == 0 {
-		delete(s.bytesOf, e.uid)
+	switch {
+	case s.byName[name] != nil:
+		return fmt.Errorf("%w: the name %q is taken", vmm.ErrBusy, name)
+	case len(e.names) >= wire.MaxNames:
+		return fmt.Errorf("%w: %d names", vmm.ErrLimit, len(e.names))
 	}
+	s.byName[name] = e
+	e.names = append(e.names, name)
+	return nil
 }
 
 // drop ends an object: its memory goes with the last process that has mapped it. Twice is
@@ -406,7 +265,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.refuseWaits(names)
 	}
 	if q.Force {
-		s.forceDelete(c, f.Request, e, s.timeout(q.Timeout))
+		s.forceDelete(c, f.Request, e, s.forceLimit(q.Timeout))
 		return nil
 	}
 	// Without readers it goes now, else with the last.
@@ -414,6 +273,18 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		s.drop(e)
 	}
 	return done(c, f.Request)
+}
+
+// maxForce is the longest that a forced Delete waits for readers.
+const maxForce = time.Minute
+
+// forceLimit is how long a forced Delete waits for readers if the client asks for so many
+// milliseconds; 0 is the server's time limit.
+func (s *Server) forceLimit(ms uint32) time.Duration {
+	if ms == 0 {
+		return s.opts.Timeout
+	}
+	return min(time.Duration(ms)*time.Millisecond, maxForce)
 }
 
 // forceDelete has readers unmap a deleted object, drops it, and replies. It takes as long as
@@ -451,26 +322,7 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	e := s.findLocked(q.Name)
-	switch {
-	case e == nil:
-		err = shareable.ErrNotFound
-	case s.mayChange(c, e) != nil:
-		err = s.mayChange(c, e)
-	case strings.HasPrefix(q.As, "@"):
-		err = fmt.Errorf("%w: %q is the form of an id", vmm.ErrInvalid, q.As)
-	case s.byName[q.As] != nil:
-		err = fmt.Errorf("%w: the name %q is taken", vmm.ErrBusy, q.As)
-	case len(e.names) >= wire.MaxNames:
-		err = fmt.Errorf("%w: %d names", vmm.ErrLimit, len(e.names))
-	default:
-		s.byName[q.As] = e
-		e.names = append(e.names, q.As)
-		s.objects.Listed(e.obj, e.nameLocked())
-	}
-	sealed := e != nil && e.sealed
-	s.mu.Unlock()
+	e, sealed, err := s.addName(c, q)
 	if err != nil {
 		return err
 	}
@@ -478,6 +330,26 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 		s.replyWaits(e, q.As)
 	}
 	return done(c, f.Request)
+}
+
+// addName does what LINK requests, and reports whether the object is sealed.
+func (s *Server) addName(c serve.Conn, q wire.Link) (e *entry, sealed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e = s.findLocked(q.Name); e == nil {
+		return nil, false, shareable.ErrNotFound
+	}
+	if err := s.mayChange(c, e); err != nil {
+		return nil, false, err
+	}
+	if strings.HasPrefix(q.As, "@") {
+		return nil, false, fmt.Errorf("%w: %q is the form of an id", vmm.ErrInvalid, q.As)
+	}
+	if err := s.addNameLocked(e, q.As); err != nil {
+		return nil, false, err
+	}
+	s.objects.Listed(e.obj, e.nameLocked())
+	return e, e.sealed, nil
 }
 
 // unlink removes a name.
@@ -501,78 +373,4 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	return done(c, f.Request)
-}
-
-// query lists objects.
-func (s *Server) query(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeQuery(f.Payload)
-	if err != nil {
-		return err
-	}
-	const maxBytes = 16 << 10 // a client with a small buffer takes that, too
-	var found wire.Found
-	size := 0
-	for after, more := q.After, true; more && !found.More; {
-		s.mu.Lock()
-		some := s.someAfterLocked(after)
-		for _, e := range some {
-			after = e.id
-			if e.deleted || !e.matchesLocked(q) {
-				continue
-			}
-			info := e.infoLocked()
-			if size += info.Size(); size > maxBytes && len(found.Entries) > 0 {
-				found.More = true
-				break
-			}
-			found.Entries = append(found.Entries, info)
-		}
-		s.mu.Unlock()
-		more = len(some) == queryStep
-	}
-	return reply(c, wire.TypeFound, f.Request, found.Append(nil))
-}
-
-// queryStep is how many objects QUERY looks at before others get a turn.
-const queryStep = 256
-
-// someAfterLocked returns up to queryStep objects with ids above after, by id. They are
-// valid as long as mu is held. Requires mu.
-func (s *Server) someAfterLocked(after uint64) []*entry {
-	invariants.Held(&s.mu)
-	i, found := slices.BinarySearchFunc(s.order, after, (*entry).byID)
-	if found {
-		i++
-	}
-	return s.order[i:min(len(s.order), i+queryStep)]
-}
-
-// matchesLocked reports whether a QUERY asks for the object. Requires Server.mu.
-func (e *entry) matchesLocked(q wire.Query) bool {
-	named := q.Prefix == "" || slices.ContainsFunc(e.names, func(n string) bool { return strings.HasPrefix(n, q.Prefix) })
-	if !named {
-		return false
-	}
-	for _, want := range q.Labels {
-		has := slices.ContainsFunc(e.labels, func(l wire.Label) bool {
-			return l.Key == want.Key && (want.Value == "" || l.Value == want.Value)
-		})
-		if !has {
-			return false
-		}
-	}
-	return true
-}
-
-// infoLocked describes the object. Requires Server.mu.
-func (e *entry) infoLocked() wire.Info {
-	state, length, capacity, readers := e.obj.State()
-	info := wire.Info{
-		ID: e.id, State: state, Flags: e.flags, Device: e.device, Readers: uint32(readers),
-		Length: length, Capacity: capacity, Max: e.max, Names: e.names, Labels: e.labels,
-	}
-	if e.lease != nil {
-		info.Flags |= wire.StoreLeased
-	}
-	return info
 }

@@ -38,10 +38,13 @@ const handoverTime = defaultTimeout - time.Second
 
 // handover is one that runs.
 type handover struct {
-	c     serve.Conn // of the successor
-	timer *time.Timer
-	sent  atomic.Bool // the successor has been sent everything
+	c       serve.Conn // of the successor
+	timer   *time.Timer
+	sent    atomic.Bool   // the successor has been sent everything
+	decided chan struct{} // closed by decide
 }
+
+var errGoesOn = fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
 
 // storeState is what TAKEOVER sends, beside descriptors.
 type storeState struct {
@@ -98,7 +101,7 @@ func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
 			s.objects.Decide(false)
 		}
 	}
-	h := &handover{c: c}
+	h := &handover{c: c, decided: make(chan struct{})}
 	s.mu.Lock()
 	s.handing = h
 	h.timer = time.AfterFunc(time.Until(end), func() {
@@ -123,7 +126,7 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 	h := s.handing
 	s.mu.Unlock()
 	if h == nil || h.c != c || !s.decide(h, true) {
-		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+		return errGoesOn
 	}
 	return done(c, f.Request)
 }
@@ -133,13 +136,12 @@ func (s *Server) taken(c serve.Conn, f wire.Frame) error {
 func (s *Server) decide(h *handover, moved bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h == nil || s.handing != h || moved && s.closed {
+	if s.handing != h || moved && s.closed {
 		return false
 	}
 	s.handing = nil
-	if h.timer != nil {
-		h.timer.Stop()
-	}
+	h.timer.Stop()
+	close(h.decided)
 	s.objects.Decide(moved)
 	if !moved {
 		for c, w := range s.watchers {
@@ -147,8 +149,9 @@ func (s *Server) decide(h *handover, moved bool) bool {
 		}
 		return true
 	}
-	if !s.moved {
-		s.moved = true
+	select {
+	case <-s.gone: // another has taken over before
+	default:
 		close(s.gone)
 	}
 	return true
@@ -160,13 +163,21 @@ func (s *Server) sendState(h *handover) error {
 	s.mu.Lock()
 	if s.handing != h { // its time is over: the watchers must not be paused
 		s.mu.Unlock()
-		return fmt.Errorf("%w: the store goes on", vmm.ErrBusy)
+		return errGoesOn
 	}
-	// Replies that were on their way come before the state.
+	var stopped []<-chan struct{}
 	for _, w := range s.watchers {
-		w.pause()
+		stopped = append(stopped, w.pause())
 	}
 	s.mu.Unlock()
+	// Events and replies that are on their way come before the state.
+	for _, over := range stopped {
+		select {
+		case <-over:
+		case <-h.decided:
+			return errGoesOn
+		}
+	}
 	s.replies.Wait()
 	state, fds, release, err := s.state(c)
 	if err != nil {
@@ -274,7 +285,12 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 // TakeOver makes a server that goes on with all that the store at path has: objects,
 // names, leases and connections. The clients notice nothing. It returns once the other
 // store has given everything up; that one's Wait returns then. dev must be the same device.
-// If TakeOver returns an error the other store goes on.
+//
+// If TakeOver returns an error the other store goes on, or there is none. It returns
+// shareable.ErrOwnerGone if there is none at path or if it disconnects, vmm.ErrPermission if it
+// runs as another user, vmm.ErrBusy if another process takes over or if this one was too slow,
+// vmm.ErrLimit if descriptors run out here, and its context's error if that ends first. The
+// caller must Close the Server, before the device.
 func TakeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
 	s, err := takeOver(ctx, dev, path, o)
 	if err != nil {
@@ -288,17 +304,8 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err != nil {
 		return nil, err
 	}
-	if path == "" {
-		path = defaultName
-	}
 	var got []int
-	defer func() {
-		for _, fd := range got {
-			if fd >= 0 {
-				closeFD(fd)
-			}
-		}
-	}()
+	defer func() { closeFDs(got) }()
 	all := 0
 	event := func(f wire.Frame) error {
 		if f.Type != wire.TypeHandover {
@@ -306,7 +313,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		}
 		h, err := wire.DecodeHandover(f.Payload)
 		if err != nil {
-			return fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+			return protocolError(err)
 		}
 		if int(h.First) != len(got) || all > 0 && int(h.All) != all {
 			return fmt.Errorf("%w: descriptor %d of %d after %d of %d", shareable.ErrProtocol, h.First, h.All, len(got), all)
@@ -317,7 +324,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		}
 		return nil
 	}
-	c, err := shareable.Dial(ctx, path, dev, shareable.AttachOptions{Token: o.Token, Timeout: o.Timeout}, event)
+	c, err := shareable.Dial(ctx, cmp.Or(path, defaultName), dev, shareable.AttachOptions{Token: o.Token, Timeout: o.Timeout}, event)
 	if err != nil {
 		return nil, err
 	}
@@ -328,8 +335,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		return nil, fmt.Errorf("pidfd_open: %w", err)
 	}
 	defer closeFD(other)
-	nothing := func(wire.Frame) error { return nil }
-	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, nothing); err != nil {
+	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, ignore); err != nil {
 		return nil, err
 	}
 	if len(got) == 0 || len(got) != all {
@@ -341,9 +347,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	state, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<40))
 	_ = f.Close()
 	if err != nil {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
+		closeFDs(fds)
 		return nil, err
 	}
 	s, start, err := resume(dev, o, state, fds)
@@ -355,11 +359,8 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	}
 	// After DONE the other store does not go on. If its process has ended without a reply,
 	// no other process has what this one has.
-	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, nothing)
+	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, ignore)
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
-		s.mu.Lock()
-		s.moved = true
-		s.mu.Unlock()
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
 	}
@@ -377,16 +378,12 @@ func hasEnded(pidfd int) bool {
 func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(), error) {
 	var x storeState
 	if err := json.Unmarshal(state, &x); err != nil {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
-		return nil, nil, fmt.Errorf("%w: %w", shareable.ErrProtocol, err)
+		closeFDs(fds)
+		return nil, nil, protocolError(err)
 	}
 	s, err := bareServer(dev, o)
 	if err != nil {
-		for _, fd := range fds {
-			closeFD(fd)
-		}
+		closeFDs(fds)
 		return nil, nil, err
 	}
 	r, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
@@ -410,11 +407,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		s.usedLocked(e)
 	}
 	for _, w := range x.Waits {
-		c := clients[w.Conn]
-		x := s.clientLocked(c)
-		x.waits++
-		x.names[w.Name] = struct{}{}
-		s.waits[w.Name] = append(s.waits[w.Name], wait{c, w.Request, w.Name})
+		s.addWaitLocked(wait{clients[w.Conn], w.Request, w.Name})
 	}
 	for _, w := range x.Watchers {
 		c := clients[w.Conn]
@@ -444,19 +437,13 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
 	}
 	for _, w := range st.Waiting {
-		c := clients[w.Conn]
-		x := s.clientLocked(c)
-		x.waits++
-		x.queues[e.id] = e
-		e.waiting = append(e.waiting, wait{c, w.Request, w.Name})
+		s.addLeaseWaitLocked(e, wait{clients[w.Conn], w.Request, w.Name})
 	}
 	if st.Lease != nil {
 		e.lease = clients[*st.Lease]
 		s.clientLocked(e.lease).leases[e.id] = e
 	}
-	s.byID[e.id] = e
-	i, _ := slices.BinarySearchFunc(s.order, e.id, (*entry).byID)
-	s.order = slices.Insert(s.order, i, e)
+	s.addLocked(e)
 	for _, name := range e.names {
 		s.byName[name] = e
 	}
@@ -469,13 +456,18 @@ func (c *counts) all() []*atomic.Uint64 {
 	return []*atomic.Uint64{&c.created, &c.sealed, &c.aborted, &c.deleted, &c.evicted, &c.leases, &c.takeovers}
 }
 
-// pause ends the goroutine that sends. The events stay.
-func (w *watcher) pause() {
+// pause has the goroutine that sends end, and returns what is closed then. The events stay.
+func (w *watcher) pause() (stopped <-chan struct{}) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.paused = true
 	w.wakeLocked()
-	w.mu.Unlock()
-	w.running.Wait()
+	if w.running == nil {
+		over := make(chan struct{})
+		close(over)
+		return over
+	}
+	return w.running
 }
 
 // state describes a watcher that is paused.

@@ -1,7 +1,9 @@
 package store
 
 import (
+	"context"
 	"fmt"
+	"iter"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,6 +42,7 @@ func TestTakeOver(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, next.Close()) })
 		require.True(t, s.Wait())
 		require.NoError(t, s.Close())
+		require.True(t, s.Wait(), "after Close, too")
 		require.Equal(t, 1, next.Stats().Objects)
 		require.Equal(t, 1, next.Stats().Leases)
 		s = next
@@ -63,6 +66,31 @@ func TestTakeOver(t *testing.T) {
 	require.NoError(t, v.Close())
 	require.NoError(t, w.ask(wire.TypeDelete, wire.Delete{Name: "g"}.Append(nil)))
 	require.Eventually(t, func() bool { return s.Stats().Objects == 0 && s.Stats().Bytes == 0 }, inTime, step)
+}
+
+// TestWatchAfterFailedTakeOver: events go on after a takeover that has failed.
+func TestWatchAfterFailedTakeOver(t *testing.T) {
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	events, err := c.Watch(within(t), "")
+	require.NoError(t, err)
+	next, stop := iter.Pull2(events)
+	defer stop()
+	for i := range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		o := Options{}
+		o.hooks.beforeTaken = cancel
+		_, err = TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+		require.ErrorIs(t, err, context.Canceled)
+		name := fmt.Sprint(i)
+		sealed(t, c, name, []byte("x"))
+		for _, want := range []EventKind{EventCreated, EventSealed} {
+			e, err, _ := next()
+			require.NoError(t, err)
+			require.Equal(t, want, e.Kind)
+			require.Equal(t, name, e.Name)
+		}
+	}
 }
 
 // TestHandoverNeedsFewDescriptors: a store that is near its limit on open files can be taken

@@ -23,6 +23,4 @@ func (s *Server) decide(*handover, bool) bool           { return false }
 func TakeOver(context.Context, *vmm.Device, string, Options) (*Server, error) { return nil, errLinux }
 
 // These are of a takeover alone.
-var _ = func(s *Server) (bool, func(), func()) {
-	return s.moved, s.opts.hooks.beforeTaken, s.opts.hooks.earlyState
-}
+var _ = func(o Options) (func(), func()) { return o.hooks.beforeTaken, o.hooks.earlyState }

@@ -2,6 +2,10 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -50,6 +54,49 @@ func TestHandoverCostsNoTime(t *testing.T) {
 	require.NoError(t, r.Send(wire.TypeAck, ack))
 	require.NoError(t, r.Call(within(t), wire.TypeCount, nil, wire.TypeCounters, ignore))
 	require.Zero(t, s.Stats().Conns.TimedOut)
+}
+
+// TestTakeOverDespiteSlowWatcher: a client that does not read its events holds up no other
+// client's requests during a takeover.
+func TestTakeOverDespiteSlowWatcher(t *testing.T) {
+	s := listening(t, Options{Timeout: 2 * inTime})
+	c := clientOf(t, s)
+	over := make(chan struct{})
+	slow, err := shareable.Dial(t.Context(), s.Path(), vmmtest.Device(t), shareable.AttachOptions{}, func(wire.Frame) error {
+		<-over
+		return nil
+	})
+	require.NoError(t, err)
+	t.Cleanup(slow.Close)
+	t.Cleanup(func() { close(over) })
+	require.NoError(t, slow.Call(t.Context(), wire.TypeWatch, wire.Watch{}.Append(nil), wire.TypeDone, ignore))
+	s.mu.Lock()
+	all := slices.Collect(maps.Values(s.watchers))
+	s.mu.Unlock()
+	require.Len(t, all, 1)
+	w := all[0]
+	queued := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return len(w.queue)
+	}
+	paused := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.paused
+	}
+	for i := 0; queued() < 100; i++ { // the connection has no room for more
+		sealed(t, c, fmt.Sprint(i), nil)
+	}
+	dev, done := vmmtest.Device(t), make(chan error, 1)
+	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), Options{}); done <- err }()
+	require.Eventually(t, paused, inTime, step)
+	_, err = c.List(t.Context(), ListOptions{})
+	require.NoError(t, err)
+	err = <-done
+	refused := errors.Is(err, vmm.ErrBusy) || errors.Is(err, shareable.ErrOwnerGone) // as it is disconnected next
+	require.True(t, refused, "%v", err)
+	require.Eventually(t, func() bool { return s.Stats().Clients == 2 }, inTime, step)
 }
 
 // TestSlowSuccessor: the time for which connections stop is no client's fault, so none is

@@ -20,7 +20,7 @@ type Info struct {
 	Cap      uint64            `json:"cap"` // bytes of memory
 	Max      uint64            `json:"max"` // bytes that it can have
 	Host     bool              `json:"host"`
-	Node     int               `json:"node"` // of the host's memory, else the device's ordinal at the server
+	Node     int               `json:"node"` // of memory on the host; else the device's ordinal where the object was made
 	Sealed   bool              `json:"sealed"`
 	Growable bool              `json:"growable"`
 	Durable  bool              `json:"durable"`
@@ -146,8 +146,8 @@ func (c *Client) stat(ctx context.Context, name string) (Info, error) {
 	return infoOf(instance, found.Entries[0]), nil
 }
 
-// Link gives an object another name, up to 16. It returns vmm.ErrBusy if the name is taken,
-// and vmm.ErrPermission if another user has made the object.
+// Link gives an object another name, up to 16 (vmm.ErrLimit). It returns vmm.ErrBusy if the
+// name is taken, and vmm.ErrPermission if another user has made the object.
 func (c *Client) Link(ctx context.Context, name, as string) error {
 	err := checkName(as)
 	if err == nil {
@@ -159,7 +159,8 @@ func (c *Client) Link(ctx context.Context, name, as string) error {
 	return nil
 }
 
-// Unlink takes a name from its object, which stays: its ID finds it.
+// Unlink takes a name from its object, which stays: its ID finds it. It returns
+// vmm.ErrPermission if another user has made the object.
 func (c *Client) Unlink(ctx context.Context, name string) error {
 	err := checkName(name)
 	if err == nil {

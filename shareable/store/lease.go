@@ -42,10 +42,7 @@ func (s *Server) lease(c serve.Conn, f wire.Frame) error {
 	case s.clientLocked(c).waits >= maxWaits:
 		err = fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	default:
-		x := s.clientLocked(c)
-		x.waits++
-		x.queues[e.id] = e
-		e.waiting = append(e.waiting, wait{c, f.Request, q.Name})
+		s.addLeaseWaitLocked(e, wait{c, f.Request, q.Name})
 		s.mu.Unlock()
 		return nil
 	}
@@ -54,6 +51,14 @@ func (s *Server) lease(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	return s.sendLeased(c, f.Request, e)
+}
+
+// addLeaseWaitLocked has a request wait for the lease of an object. Requires mu.
+func (s *Server) addLeaseWaitLocked(e *entry, w wait) {
+	x := s.clientLocked(w.c)
+	x.waits++
+	x.queues[e.id] = e
+	e.waiting = append(e.waiting, w)
 }
 
 // leaseLocked gives a lease to a connection. Requires mu.
@@ -106,7 +111,7 @@ func (s *Server) nameOf(e *entry) string {
 	return e.nameLocked()
 }
 
-// leased is the object whose lease the connection has.
+// leased is the object whose lease the connection has, else an error.
 func (s *Server) leased(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,7 +276,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 	s.drop(e)
 }
 
-// passLeaseLocked gives a lease that has ended to the first who waits for it. Requires mu.
+// passLeaseLocked gives a lease that has ended to the first request that waits for it. Requires mu.
 func (s *Server) passLeaseLocked(e *entry) {
 	invariants.Held(&s.mu)
 	for len(e.waiting) > 0 {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -78,9 +77,6 @@ func (o Options) server() shareable.Options {
 	}
 }
 
-// closeFD closes a descriptor of memory.
-func closeFD(fd int) { _ = wire.NewFD(fd).Close() }
-
 // CreateOptions configures Client.Create; its zero value is the default.
 type CreateOptions struct {
 	// Size is the object's size in bytes. With Growable it is the most that it can grow to; 0
@@ -122,7 +118,8 @@ type GetOptions struct {
 // DeleteOptions configures Client.Delete; its zero value is the default.
 type DeleteOptions struct {
 	// Force has readers unmap the object, instead of keeping its memory until the last one
-	// closes it. A reader that takes longer than Timeout is disconnected; 0 is 5 s.
+	// closes it. A reader that takes longer than Timeout is disconnected; 0 is 5 s, and more
+	// than a minute counts as a minute.
 	Force   bool
 	Timeout time.Duration
 }

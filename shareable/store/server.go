@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -39,7 +38,6 @@ type Server struct {
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
 	mu       sync.Mutex
 	closed   bool
-	moved    bool      // another process has taken over
 	handing  *handover // nil: none runs
 	byID     map[uint64]*entry
 	byName   map[string]*entry
@@ -56,10 +54,10 @@ type Server struct {
 
 // clientState is what a connection has.
 type clientState struct {
-	leases map[uint64]*entry
-	waits  int // requests that wait, for objects of these names or for these leases
-	names  map[string]struct{}
-	queues map[uint64]*entry
+	leases map[uint64]*entry   // by the object's id
+	waits  int                 // requests that wait
+	names  map[string]struct{} // of objects whose seal some of them wait for
+	queues map[uint64]*entry   // objects whose lease others wait for, by id
 }
 
 // wait is a request whose reply comes later.
@@ -70,7 +68,8 @@ type wait struct {
 }
 
 // NewServer makes a server without a socket, for connections that are passed to ServeConn
-// and for Connect. The caller must Close it, before the device.
+// and for Connect. It returns vmm.ErrInvalid without a device, or for options that
+// cannot be. The caller must Close it, before the device.
 func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 	s, err := newServer(dev, o)
 	if err != nil {
@@ -191,8 +190,12 @@ func (s *Server) Wait() (takenOver bool) {
 	}
 	select {
 	case <-s.gone:
-		return true
 	case <-s.stop:
+	}
+	select {
+	case <-s.gone: // also if Close came after that
+		return true
+	default:
 		return false
 	}
 }
@@ -434,14 +437,3 @@ func (s *Server) clientLocked(c serve.Conn) *clientState {
 	}
 	return x
 }
-
-// timeout is a client's time limit within the server's.
-func (s *Server) timeout(ms uint32) time.Duration {
-	if ms == 0 {
-		return s.opts.Timeout
-	}
-	return min(time.Duration(ms)*time.Millisecond, maxForce)
-}
-
-// maxForce is the longest that a forced Delete waits for readers.
-const maxForce = time.Minute

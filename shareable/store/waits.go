@@ -32,14 +32,19 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 	if _, isID := shareable.ParseIDName(q.Name); isID && e == nil { // no other object gets it
 		return shareable.ErrNotFound
 	}
-	x := s.clientLocked(c)
-	if x.waits >= maxWaits {
+	if s.clientLocked(c).waits >= maxWaits {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	}
-	x.waits++
-	x.names[q.Name] = struct{}{}
-	s.waits[q.Name] = append(s.waits[q.Name], wait{c, f.Request, q.Name})
+	s.addWaitLocked(wait{c, f.Request, q.Name})
 	return nil
+}
+
+// addWaitLocked has a request wait for an object of a name to be sealed. Requires mu.
+func (s *Server) addWaitLocked(w wait) {
+	x := s.clientLocked(w.c)
+	x.waits++
+	x.names[w.name] = struct{}{}
+	s.waits[w.name] = append(s.waits[w.name], w)
 }
 
 func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) error {
@@ -91,8 +96,7 @@ type watcher struct {
 	lost    uint64
 	ended   bool
 	paused  bool
-	runs    bool // the goroutine that sends
-	running sync.WaitGroup
+	running chan struct{} // closed when the goroutine that sends ends; nil: none runs
 }
 
 const maxEvents = 1024
@@ -124,16 +128,16 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	return err
 }
 
-// start starts the goroutine that sends, unless it runs.
+// start starts the goroutine that sends, unless it runs, and ends pause.
 func (w *watcher) start(c serve.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.runs {
-		return
-	}
-	w.paused, w.runs = false, true
+	w.paused = false
 	w.wakeLocked()
-	w.running.Go(func() { w.run(c) })
+	if w.running == nil {
+		w.running = make(chan struct{})
+		go w.run(c)
+	}
 }
 
 func (w *watcher) end() {
@@ -161,12 +165,14 @@ func (w *watcher) add(e wire.Event) {
 	w.wakeLocked()
 }
 
-// next takes the next event. more is false once the goroutine is to end.
+// next takes the next event. more is false once the goroutine is to end, which counts as done.
 func (w *watcher) next() (e wire.Event, ok, more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.paused || w.ended:
+		close(w.running)
+		w.running = nil
 		return e, false, false
 	case len(w.queue) > 0:
 		e, w.queue = w.queue[0], w.queue[1:]
@@ -190,13 +196,13 @@ func (w *watcher) run(c serve.Conn) {
 				break
 			}
 			if c.Reply(wire.TypeEvent, 0, e.Append(nil)) != nil {
-				return
+				w.end()
 			}
 		}
 	}
 }
 
-// emit tells those who watch.
+// emit tells the clients that watch.
 func (s *Server) emit(kind uint32, e *entry, length uint64) {
 	s.emitAs(kind, e, s.nameOf(e), length)
 }

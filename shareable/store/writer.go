@@ -130,7 +130,7 @@ func (w *Writer) Range() *vmm.Range {
 // Ptr is the first address. It stays the same until Close.
 func (w *Writer) Ptr() vmm.Ptr { return w.Range().Ptr() }
 
-// Len is how many bytes were written or are being written; Cap is how many the memory has.
+// Len is how many bytes were written or are being written.
 func (w *Writer) Len() uint64 { return w.Range().Len() }
 
 // Cap is how many bytes of memory are mapped.
@@ -176,7 +176,8 @@ func (w *Writer) Err() error {
 }
 
 // Append adds bytes at the end, and returns when they are copied. Memory is added as they
-// need it, up to Max (vmm.ErrFull).
+// need it, up to Max (vmm.ErrFull). If the server refuses it, Append returns vmm.ErrLimit or
+// vmm.ErrOutOfMemory, and if nothing is published any more what Err returns.
 func (w *Writer) Append(p []byte) error {
 	if err := w.Err(); err != nil {
 		return err
@@ -184,7 +185,7 @@ func (w *Writer) Append(p []byte) error {
 	return w.r.Append(p)
 }
 
-// Grow has at least n bytes of memory mapped.
+// Grow has at least n bytes of memory mapped. The errors are those of Append.
 func (w *Writer) Grow(n uint64) error {
 	if err := w.Err(); err != nil {
 		return err
@@ -239,8 +240,8 @@ func (w *Writer) runExclusive(ctx context.Context, f func(context.Context) error
 // Seal publishes Len as the final length: neither it nor the bytes change any more, and
 // clients get the object without GetOptions.Unsafe. The range stays mapped for reading until
 // Close. ctx ends the wait for work that writes to the range, and the computation of the
-// digest. If Seal returns an error, nothing is sealed; but after os.ErrDeadlineExceeded the
-// server may have done it.
+// digest. A second Seal returns shareable.ErrSealed. If Seal returns another error, nothing
+// is sealed; but after os.ErrDeadlineExceeded the server may have done it.
 func (w *Writer) Seal(ctx context.Context, o shareable.SealOptions) error {
 	err := w.runExclusive(ctx, func(ctx context.Context) error { return w.sealExclusive(ctx, o) })
 	if err != nil {
@@ -284,8 +285,9 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 
 // Abort removes the object, and closes the Writer. Clients that wait for the object get
 // shareable.ErrAborted; those that have it keep what they have mapped. If it is sealed,
-// Abort returns shareable.ErrSealed and does nothing; Client.Delete removes it. ctx ends the
-// wait for work that uses the memory: Abort or Close can be called again then.
+// Abort returns shareable.ErrSealed and does nothing; Client.Delete removes it. After Close it
+// returns vmm.ErrClosed. ctx ends the wait for work that uses the memory: Abort or Close can be
+// called again then.
 func (w *Writer) Abort(ctx context.Context) error {
 	if w == nil || w.c == nil {
 		return errNoWriter

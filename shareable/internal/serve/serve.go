@@ -61,8 +61,6 @@ type Server interface {
 	Handover(objects []Object, but Conn) (state []byte, conns []Conn, fds []int, release func(), err error)
 	// Abandon has Close shut nothing down: another process has what this one has.
 	Abandon()
-	// Instance is that of the server.
-	Instance() [16]byte
 	// FileLimit is how many descriptors this process may have.
 	FileLimit() int
 }

@@ -7,7 +7,7 @@ const (
 	StoreGrowable uint32 = 1 << iota // the memory grows up to Size
 	StoreDurable                     // stays when its writer ends
 	StoreHost                        // host memory, on the NUMA node Device
-	StoreLeased                      // somebody may write to it now; in an Info only
+	StoreLeased                      // a client may write to it now; in an Info only
 )
 
 // Label is a name and a value that a store's clients choose.
@@ -355,7 +355,7 @@ func (d *decoder) info() Info {
 }
 
 // Counters is the reply to COUNT, which has no payload: the counters of a store, in the
-// order that package store documents.
+// order that docs/protocol.md has.
 type Counters struct {
 	Values []uint64 // MaxCounters at most
 }
