@@ -486,3 +486,9 @@ func (s *Server) forcedDelete() <-chan struct{} {
 	}
 	return nil
 }
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		closeFD(fd)
+	}
+}

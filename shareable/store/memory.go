@@ -168,9 +168,3 @@ func (s *Server) refundLocked(e *entry, n uint64) {
 
 // closeFD closes a descriptor of memory.
 func closeFD(fd int) { _ = wire.NewFD(fd).Close() }
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		closeFD(fd)
-	}
-}
