@@ -435,6 +435,9 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := g.Err(); err != nil {
 		return err
 	}
+	if err := checkStream(st, g.dev); err != nil {
+		return err
+	}
 	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
 		if done, err := st.Done(); done || err != nil {
 			return cmp.Or(err, g.stopped())
@@ -444,8 +447,13 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err != nil {
 		return err
 	}
+	queue, _, release, err := st.Hold() // a Close of the stream waits
+	if err != nil {
+		return err
+	}
+	defer release()
 	// Not Stream.Sync, which sleeps until an event: waking up takes longer than many a call.
-	if err := g.watched(ctx, func() error { return raw.SyncStream(st.Raw()) }); err != nil {
+	if err := g.watched(ctx, func() error { return raw.SyncStream(queue) }); err != nil {
 		return err
 	}
 	_, err = st.Done() // which tells the stream so

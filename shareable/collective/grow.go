@@ -20,10 +20,14 @@ type move struct {
 	dst     *vmm.Range // where this member appends
 	appends bool       // this member may get something
 	src     vmm.Span
-	layout  uint64 // of the elements; 0 if it is not known
+	source  *vmm.Range // that has src, if a range does
+	layout  uint64     // of the elements; 0 if it is not known
 	offsets []uint64
 	counts  []uint64 // bytes of src that go to each member, from its offset on
 	toAll   bool     // the root sends all of src to everyone
+
+	free     uint64   // bytes that dst has beyond its length
+	releases []func() // of what is held mapped until all is queued
 
 	err error // why this member cannot make the call
 }
@@ -49,7 +53,9 @@ func saysWords(size int) int { return saysCounts + max(size, 2) }
 // passed what cannot be, then none does: that one returns why, the others ErrPeerFailed.
 // Lengths and bytes of dst are as before then, and the group goes on. Members that make another
 // call, or have elements of another kind, get ErrMismatch, all of them. What ends the group is
-// said at Do and Sync. While the stream is being captured it returns vmm.ErrCapturing.
+// said at Do and Sync. While the stream is being captured it returns vmm.ErrCapturing. Until the
+// call returns, Clip, Sleep and Close of a Range that it uses, or of what has one, return
+// vmm.ErrBusy.
 func (g *Group) AllGather(ctx context.Context, st *vmm.Stream, dst, src Memory) (lengths []uint64, err error) {
 	return g.move(ctx, st, "gather all", func(m *move) {
 		m.to(dst)
@@ -144,6 +150,34 @@ func (m *move) to(dst Memory) {
 	}
 	m.dst, m.appends = r, true
 	m.elements(dst)
+	for {
+		n := r.Cap()
+		err := m.hold(r, 0, n)
+		if err == nil {
+			m.free = n - min(r.Len(), n)
+			return
+		}
+		if n == r.Cap() { // else it was clipped meanwhile
+			m.fail(fmt.Errorf("what is appended to: %w", err))
+			return
+		}
+	}
+}
+
+// hold keeps memory mapped until release. What would unmap it returns vmm.ErrBusy.
+func (m *move) hold(r *vmm.Range, off, n uint64) error {
+	release, err := r.Hold(off, n)
+	if err == nil {
+		m.releases = append(m.releases, release)
+	}
+	return err
+}
+
+func (m *move) release() {
+	for _, f := range m.releases {
+		f()
+	}
+	m.releases = nil
 }
 
 // from sets what is sent: all of it to no one yet.
@@ -155,6 +189,15 @@ func (m *move) from(src Memory) {
 	}
 	m.src = s
 	m.elements(src)
+	for p, ok := src.(part); ok; p, ok = src.(part) {
+		src = p.of
+	}
+	if r, err := rangeOf(src); err == nil {
+		m.source = r
+		if err := m.hold(r, uint64(s.Addr-r.Ptr()), s.Size); err != nil {
+			m.fail(fmt.Errorf("what is sent: %w", err))
+		}
+	}
 }
 
 // split sets what goes to each member.
@@ -212,26 +255,53 @@ func (g *Group) move(ctx context.Context, st *vmm.Stream, name string, prepare f
 	}
 	defer g.end()
 	m := &move{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
+	defer m.release()
 	if prepare(m); m.err == nil {
-		m.err = usable(st, g.dev, m.src)
+		m.err = m.usable(st, g.dev)
 	}
 	received, err = g.moveAll(ctx, st, m)
 	return received, g.op(name, err)
 }
 
-// usable is nil if work on the stream would run now, and could use the memory.
-func usable(st *vmm.Stream, dev *vmm.Device, use vmm.Span) error {
+// usable is nil if work on the stream would run now, and could use the memory that is there.
+func (m *move) usable(st *vmm.Stream, dev *vmm.Device) error {
 	if err := checkStream(st, dev); err != nil {
 		return err
 	}
-	if err := st.Usable(); err != nil || use.Size == 0 {
+	if err := st.Usable(); err != nil {
 		return err
 	}
-	unlock, err := st.LockSpans(use)
+	if m.source != nil && m.source.Access(dev) == vmm.AccessNone {
+		return fmt.Errorf("%w: %v cannot read memory of %v", vmm.ErrPermission, dev, m.source.Device())
+	}
+	spans := []vmm.Span{m.src}
+	if m.appends {
+		if m.dst.Access(dev) != vmm.AccessReadWrite {
+			return fmt.Errorf("%w: %v cannot write to memory of %v", vmm.ErrPermission, dev, m.dst.Device())
+		}
+		spans = append(spans, vmm.Span{Addr: m.dst.Ptr(), Size: m.dst.Cap(), Access: vmm.AccessReadWrite})
+	}
+	unlock, err := st.LockSpans(spans...)
 	if err == nil {
 		unlock()
 	}
 	return err
+}
+
+// grow makes n bytes more of memory to append to, which work on the stream can use.
+func (m *move) grow(st *vmm.Stream, dev *vmm.Device, n uint64) error {
+	for {
+		if err := m.dst.Grow(n); err != nil {
+			return err
+		}
+		err := m.hold(m.dst, m.dst.Len(), n)
+		if err == nil {
+			return m.usable(st, dev)
+		}
+		if !errors.Is(err, vmm.ErrBounds) { // else it was clipped meanwhile
+			return err
+		}
+	}
 }
 
 func (g *Group) moveAll(ctx context.Context, st *vmm.Stream, m *move) (received []uint64, err error) {
@@ -259,7 +329,7 @@ func (g *Group) moveAll(ctx context.Context, st *vmm.Stream, m *move) (received 
 		}
 	}
 	if grow {
-		if err := g.growAll(ctx, m, mine); err != nil {
+		if err := g.growAll(ctx, st, m, mine); err != nil {
 			return nil, err
 		}
 	}
@@ -289,9 +359,7 @@ func (g *Group) tellCounts(ctx context.Context, m *move) ([][]uint64, error) {
 	} else {
 		copy(words[saysCounts:], m.counts)
 	}
-	if m.dst != nil {
-		words[saysFree] = m.dst.Cap() - min(m.dst.Len(), m.dst.Cap())
-	}
+	words[saysFree] = m.free
 	return g.tell(ctx, words...)
 }
 
@@ -333,10 +401,10 @@ func allGood(own error, told [][]uint64, word int) error {
 
 // growAll has each member make room for what it gets, and tells the others whether that
 // worked.
-func (g *Group) growAll(ctx context.Context, m *move, bytes uint64) error {
+func (g *Group) growAll(ctx context.Context, st *vmm.Stream, m *move, bytes uint64) error {
 	var err error
 	if bytes > 0 {
-		err = m.dst.Grow(bytes)
+		err = m.grow(st, g.dev, bytes)
 	}
 	return g.tellResult(ctx, err)
 }

@@ -36,17 +36,14 @@ func (p part) MemoryArg(m *vmm.MemoryArg) {
 		return
 	}
 	p.of.MemoryArg(m)
+	if m.Err() != nil || m.Addr == 0 {
+		return // which spanOf finds
+	}
 	if p.off > m.Size || p.n > m.Size-p.off {
 		*m = vmm.MemoryArg{Span: vmm.Span{Addr: outside}}
 		return
 	}
 	m.Addr, m.Size, m.Count, m.Stride = m.Addr+vmm.Ptr(p.off), p.n, p.n, 1
-}
-
-// Layout is that of the whole.
-func (p part) Layout() vmm.Layout {
-	l, _ := layoutOf(p.of)
-	return l
 }
 
 // outside is the address of a part that its memory does not have.
@@ -119,8 +116,11 @@ func spanOf(m Memory, a vmm.Access) (s vmm.Span, err error) {
 	return vmm.Span{Addr: arg.Addr, Size: arg.Size, Access: a}, nil
 }
 
-// layoutOf is the layout of a memory that has one.
+// layoutOf is the layout of a memory that has one. A part has that of the whole.
 func layoutOf(m Memory) (vmm.Layout, bool) {
+	if p, ok := m.(part); ok {
+		return layoutOf(p.of)
+	}
 	if l, ok := m.(interface{ Layout() vmm.Layout }); ok {
 		return l.Layout(), true
 	}

@@ -23,10 +23,11 @@ func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
 	}
 	defer g.end()
 	m := &move{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
+	defer m.release()
 	m.to(v)
 	m.from(v)
 	if m.err == nil {
-		m.err = usable(st, g.dev, m.src)
+		m.err = m.usable(st, g.dev)
 	}
 	return g.op(name, g.rebalance(ctx, st, m, unitOf(v)))
 }
@@ -71,7 +72,7 @@ func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, m *move, unit uin
 	if isEven(have) {
 		return nil // all members see the same
 	}
-	next, err := g.makeRoom(ctx, m, mine)
+	next, err := g.makeRoom(ctx, st, m, mine)
 	if err != nil {
 		return errors.Join(err, next.Close())
 	}
@@ -136,13 +137,13 @@ func between(a, b uint64) uint64 { return b - min(a, b) }
 
 // makeRoom makes memory for what this member gets, and has v grow to as much. All members
 // return an error if one of them has no memory.
-func (g *Group) makeRoom(ctx context.Context, m *move, bytes uint64) (next *vmm.Range, err error) {
+func (g *Group) makeRoom(ctx context.Context, st *vmm.Stream, m *move, bytes uint64) (next *vmm.Range, err error) {
 	if bytes > 0 {
 		if next, err = g.dev.NewRange(vmm.RangeOptions{Max: bytes}); err == nil {
 			err = next.Grow(bytes)
 		}
 		if now := m.dst.Len(); err == nil && bytes > now {
-			err = m.dst.Grow(bytes - now)
+			err = m.grow(st, g.dev, bytes-now)
 		}
 	}
 	return next, g.tellResult(ctx, err)
@@ -165,5 +166,6 @@ func (g *Group) moveInto(ctx context.Context, st *vmm.Stream, m *move, next *vmm
 			return err
 		}
 	}
+	m.release()
 	return m.dst.SetLen(n)
 }

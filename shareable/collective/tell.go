@@ -8,8 +8,17 @@ import (
 )
 
 // tell tells all members some words, and returns what each has told, by rank. All have to
-// tell as many. It waits for the slowest member.
+// tell as many. It waits for the slowest member. An error ends the group: the others wait for
+// what this member tells, or have it and go on.
 func (g *Group) tell(ctx context.Context, words ...uint64) ([][]uint64, error) {
+	told, err := g.exchangeWords(ctx, words)
+	if err != nil && g.Err() == nil {
+		err = g.fail(err)
+	}
+	return told, err
+}
+
+func (g *Group) exchangeWords(ctx context.Context, words []uint64) ([][]uint64, error) {
 	n := uint64(len(words)) * 8
 	// What this member tells lies where it will be.
 	mine, all := Part(g.notes, uint64(g.rank)*n, n), Part(g.notes, 0, n*uint64(g.size))
