@@ -28,7 +28,8 @@ func NewID(path string) (ID, error) {
 // collectivetest has groups without. What the members do not agree on is ErrMismatch where
 // the identity comes from the environment. A rank that is named twice is ErrMismatch
 // there, too; else, as a member that does not come, it is os.ErrDeadlineExceeded or
-// ErrFailed. The caller must Close or Abort the Group.
+// ErrFailed. NCCL_COMM_BLOCKING=1 in the environment is vmm.ErrInvalid. The caller must Close
+// or Abort the Group.
 func Join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	g, err := join(ctx, dev, o)
 	if err != nil {
@@ -44,6 +45,9 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	o, err := o.resolve(dev)
 	if err != nil {
 		return nil, err
+	}
+	if os.Getenv(blockingVar) == "1" {
+		return nil, fmt.Errorf("%w: with %s=1 no time limit could end a call of NCCL", vmm.ErrInvalid, blockingVar)
 	}
 	limited, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
@@ -69,6 +73,9 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	}
 	return g, nil
 }
+
+// blockingVar has NCCL make all communicators blocking, whatever a program asks for.
+const blockingVar = "NCCL_COMM_BLOCKING"
 
 // lateOr is err, or the error for a wait that took too long if it was not ctx that ended.
 func lateOr(ctx context.Context, err error) error {
