@@ -85,7 +85,13 @@ func (l launcher) read(getenv func(string) string) (e Environment, err error) {
 		return e, nil
 	}
 	if e.Address = getenv(addressVar); e.Address != "" {
-		_, _, err := net.SplitHostPort(e.Address)
+		_, tcpPort, err := net.SplitHostPort(e.Address)
+		if err == nil && tcpPort != "0" {
+			_, err = net.LookupPort("tcp", tcpPort)
+		}
+		if err == nil && (tcpPort == "0" || tcpPort == "") {
+			err = fmt.Errorf("%s=%q names no port", addressVar, e.Address)
+		}
 		return e, err
 	}
 	host, tcpPort, err := l.address(getenv)

@@ -109,10 +109,14 @@ func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks
 			continue
 		}
 		tasks.Go(func() {
-			stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-			defer stop()
 			a := arrival{conn: c}
-			if err := exchange(c, func() error { return binary.Read(c, binary.LittleEndian, &a.says) }); err == nil && a.says.Magic == meetMagic {
+			err := exchange(c, func() error {
+				// Set after the time limit, which it takes the place of.
+				stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+				defer stop()
+				return binary.Read(c, binary.LittleEndian, &a.says)
+			})
+			if err == nil && a.says.Magic == meetMagic {
 				select {
 				case arrivals <- a:
 					return

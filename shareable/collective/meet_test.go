@@ -49,6 +49,9 @@ func TestFromEnvironment(t *testing.T) {
 		"no port":              {env: with(torchrun, "MASTER_PORT", ""), err: "MASTER_PORT"},
 		"port 65536":           {env: with(torchrun, "MASTER_PORT", "65535"), err: "port 65536"},
 		"no host":              {env: with(slurm, "SLURM_STEP_NODELIST", "gpu["), err: "no host"},
+		"port 0":               {env: with(torchrun, addressVar, "h:0"), err: "no port"},
+		"an empty port":        {env: with(torchrun, addressVar, "h:"), err: "no port"},
+		"a port of words":      {env: with(torchrun, addressVar, "h:none such"), err: "none such"},
 		"not an address":       {env: with(torchrun, addressVar, "here"), err: "missing port"},
 	} {
 		got, err := fromEnvironment(env(c.env))
