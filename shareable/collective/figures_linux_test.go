@@ -13,8 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nccloop"
 	"github.com/cuvmm/cuvmm/internal/versus"
 	"github.com/cuvmm/cuvmm/vmm"
-
-	"github.com/stretchr/testify/require"
 )
 
 // TestFigures measures calls on vectors that were grown by 64 MiB beside a C program's on
@@ -321,16 +319,4 @@ func (f *figures) parts() error {
 		fmt.Printf("3 groups of two of the C program: descriptors more: %v\n", more(before, now))
 	}
 	return err
-}
-
-// TestRounds: in sixteen rounds each member's vector grows, and all gather. No byte is wrong,
-// no address moves, no chunk is registered twice, and each registration is undone.
-func TestRounds(t *testing.T) {
-	needsTwo(t)
-	for name, env := range map[string][]string{"nvlink": nil, "sockets": sockets} {
-		t.Run(name, func(t *testing.T) {
-			lines := playAll(t, "rounds", 2*time.Minute, env...)
-			require.Len(t, lines, 2)
-		})
-	}
 }

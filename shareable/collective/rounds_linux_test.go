@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -21,6 +24,18 @@ func value(rank, i int) uint32 { return uint32(rank*40_503+i) * 2_654_435_761 }
 func addend(rank, round int) int { return (3+rank+round%5)<<18 + 17*round + rank }
 
 const rounds = 16
+
+// TestRounds: in sixteen rounds each member's vector grows, and all gather. No byte is wrong,
+// no address moves, no chunk is registered twice, and each registration is undone.
+func TestRounds(t *testing.T) {
+	needsTwo(t)
+	for name, env := range map[string][]string{"nvlink": nil, "sockets": sockets} {
+		t.Run(name, func(t *testing.T) {
+			lines := playAll(t, "rounds", 2*time.Minute, env...)
+			require.Len(t, lines, 2)
+		})
+	}
+}
 
 // playRounds appends and gathers, and then looks at all that was gathered.
 func playRounds(m *process) error {
