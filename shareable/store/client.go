@@ -44,13 +44,13 @@ type Client struct {
 	connecting chan struct{}
 
 	// Guarded by mu.
-	mu        sync.Mutex
-	control   serve.Client // the connection of requests; nil before the first and after Close
-	instance  [16]byte
-	spare     *shareable.Spare // for the next Get; nil if there is none
-	isSparing bool             // sparing makes it
+	mu       sync.Mutex
+	control  serve.Client // the connection of requests; nil before the first and after Close
+	instance [16]byte
+	spare    *shareable.Spare // for the next Get; nil if there is none
+	isMaking bool             // a task makes spare
 
-	sparing sync.WaitGroup // what makes spare; added to under mu, before Close
+	tasks sync.WaitGroup // what makes spare; added to under mu, before Close
 }
 
 // ClientOptions configures Connect; its zero value is the default.
@@ -156,7 +156,7 @@ func (c *Client) Close() error {
 		c.spare = nil
 	}
 	c.mu.Unlock()
-	c.sparing.Wait() // it uses the device
+	c.tasks.Wait() // it uses the device
 	return nil
 }
 

@@ -105,15 +105,15 @@ func (c *Client) takeSpare() *shareable.Spare {
 func (c *Client) makeSpare() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx.Err() != nil || c.spare != nil || c.isSparing {
+	if c.ctx.Err() != nil || c.spare != nil || c.isMaking {
 		return
 	}
-	c.isSparing = true
-	c.sparing.Go(func() {
+	c.isMaking = true
+	c.tasks.Go(func() {
 		s, err := c.dialSpare()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.isSparing = false
+		c.isMaking = false
 		switch {
 		case err != nil:
 		case c.ctx.Err() != nil:

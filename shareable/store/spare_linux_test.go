@@ -17,7 +17,7 @@ import (
 func hasSpare(c *Client) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.spare != nil && !c.isSparing
+	return c.spare != nil && !c.isMaking
 }
 
 // TestGetAhead: the connection that a client has ready for the next Get serves any Get, and
