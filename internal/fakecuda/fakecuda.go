@@ -5,9 +5,8 @@
 // are for that.
 //
 // The library is C, in lib. A test opens it as the binding opens NVIDIA's, and
-// controls it through [Library]. That takes C too, and C outside the
-// folder cgo is here, in internal/fakenvrtc and in internal/fakenccl alone: the packages there may not be used
-// from here, and what forks and injects faults must not be used by other modules.
+// controls it through [Library]. That takes C too. It is not under cgo: other modules
+// may import what is there, and must not use what injects faults.
 //
 //	path := fakecuda.Build(t)
 //	fake := fakecuda.Open(t, path)
@@ -16,15 +15,14 @@
 package fakecuda
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"sync"
 	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 )
+
+var source = fakelib.Source{Name: "fakecuda", Binding: "cuda", File: "libcuda.so.1"}
 
 // Live counts what exists in a Library. Its zero value is what a test sees that
 // freed everything.
@@ -50,10 +48,7 @@ const (
 )
 
 // Library is a loaded fake driver.
-type Library struct {
-	*control
-	tb testing.TB
-}
+type Library struct{ *fakelib.Library }
 
 // Flags of Build.
 const (
@@ -71,57 +66,19 @@ func Version(n int) string { return fmt.Sprintf("-DFAKE_VERSION=%d", n) }
 // field in cgo/cuda/symbols.h, like "mem_map".
 func Missing(field string) string { return "-DFAKE_MISSING_" + field }
 
-// Build compiles the fake driver and returns the library's path. Each call makes a
-// new file, which is a library of its own when it is loaded. The process compiles
-// once for each set of flags. Without a compiler the test is skipped.
+// Build compiles the fake driver and returns the library's path. Each call makes a new file, which
+// is a library of its own when it is loaded. The process compiles once for each set of flags.
+// Without a C compiler the test is skipped.
 func Build(tb testing.TB, flags ...string) string {
 	tb.Helper()
-	if runtime.GOOS != "linux" {
-		tb.Skip("the fake driver is for Linux")
-	}
-	cc := compiler(tb)
-	dir := root(tb)
-	object := func() ([]byte, error) { return compile(cc, dir, flags) }
-	cached, _ := built.LoadOrStore(strings.Join(flags, "\x00"), sync.OnceValues(object))
-	library, err := cached.(func() ([]byte, error))() //nolint:forcetypeassert // nothing else is stored
-	if err != nil {
-		tb.Fatalf("compile the fake driver: %v", err)
-	}
-	path := filepath.Join(tb.TempDir(), "libcuda.so.1")
-	if err := os.WriteFile(path, library, 0o700); err != nil {
-		tb.Fatal(err)
-	}
-	return path
+	return source.Build(tb, flags...)
 }
-
-// built holds a func() ([]byte, error) for each set of flags.
-var built sync.Map
 
 // Open loads the library at path until the test ends. The binding, opening the same
 // path, gets the same library. In a build that can load none the test is skipped.
 func Open(tb testing.TB, path string) *Library {
 	tb.Helper()
-	c, err := openControl(path)
-	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skipf("cannot open the fake driver: %v", err)
-	} else if err != nil {
-		tb.Fatalf("open the fake driver: %v", err)
-	}
-	tb.Cleanup(func() {
-		if err := c.close(); err != nil {
-			tb.Errorf("close the fake driver: %v", err)
-		}
-	})
-	return &Library{control: c, tb: tb}
-}
-
-// Fail makes the k-th call from now of symbol, or of any if it is empty, return
-// code and do nothing else.
-func (l *Library) Fail(symbol string, k, code int) {
-	l.tb.Helper()
-	if err := l.control.fail(symbol, k, code); err != nil {
-		l.tb.Fatal(err)
-	}
+	return &Library{fakelib.Open(tb, path)}
 }
 
 // Foreign is another process, with a piece of memory, an event, and a pool with a piece of
@@ -135,24 +92,22 @@ type Foreign struct {
 // Foreign makes another process with pieces of n bytes on a device. The end of the test
 // closes the pool's descriptor.
 func (l *Library) Foreign(dev int, n uint64) *Foreign {
-	l.tb.Helper()
+	l.TB().Helper()
 	f := &Foreign{}
-	fd := l.control.foreign(dev, n, f)
+	fd := l.foreign(dev, n, f)
 	if fd < 0 {
-		l.tb.Fatal("no memory or terminal for another process")
+		l.TB().Fatal("no memory or terminal for another process")
 	}
 	f.Pool = os.NewFile(uintptr(fd), "pool")
-	l.tb.Cleanup(func() { _ = f.Pool.Close() })
+	l.TB().Cleanup(func() { _ = f.Pool.Close() })
 	return f
 }
 
 // Clean fails the test if a rule was violated or something was not freed.
 func (l *Library) Clean() {
-	l.tb.Helper()
-	if v := l.Violations(); v != "" {
-		l.tb.Errorf("violations:\n%s", v)
-	}
+	l.TB().Helper()
+	l.NoViolations()
 	if live := l.Live(); live != (Live{}) {
-		l.tb.Errorf("not freed: %+v", live)
+		l.TB().Errorf("not freed: %+v", live)
 	}
 }

@@ -1,37 +1,14 @@
 package fakecuda
 
 import (
-	"debug/elf"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-// exports is what the library at path exports, with the driver's symbols and
-// the test's apart.
-func exports(t *testing.T, path string) (driver, control []string) {
-	t.Helper()
-	file, err := elf.Open(path)
-	require.NoError(t, err)
-	defer file.Close()
-	symbols, err := file.DynamicSymbols()
-	require.NoError(t, err)
-	for _, s := range symbols {
-		switch {
-		case s.Section == elf.SHN_UNDEF:
-		case strings.HasPrefix(s.Name, "fake_"):
-			control = append(control, s.Name)
-		default:
-			driver = append(driver, s.Name)
-		}
-	}
-	return driver, control
-}
+	"github.com/cuvmm/cuvmm/internal/fakelib"
+)
 
 // names finds the quoted symbols in a list of macros.
 func names(t *testing.T, path string) []string {
@@ -48,7 +25,7 @@ func names(t *testing.T, path string) []string {
 
 func TestExports(t *testing.T) {
 	path := Build(t)
-	driver, control := exports(t, path)
+	driver, control := fakelib.Exports(t, path)
 	called := names(t, "../../cgo/cuda/symbols.h")
 	require.ElementsMatch(t, append(called, names(t, "lib/fake.h")...), driver)
 	require.ElementsMatch(t, []string{"fake_reset", "fake_configure", "fake_fail", "fake_calls",
@@ -56,7 +33,7 @@ func TestExports(t *testing.T) {
 }
 
 func TestMissing(t *testing.T) {
-	driver, _ := exports(t, Build(t, Missing("mem_map"), Missing("mem_unmap")))
+	driver, _ := fakelib.Exports(t, Build(t, Missing("mem_map"), Missing("mem_unmap")))
 	require.NotContains(t, driver, "cuMemMap")
 	require.NotContains(t, driver, "cuMemUnmap")
 	require.Contains(t, driver, "cuMemCreate")
@@ -82,25 +59,8 @@ func TestOpen(t *testing.T) {
 		l.Reset()
 		l.Clean()
 	}
-	require.Error(t, one.fail("cuMemNap", 1, 2))
+	require.Error(t, one.TryFail("cuMemNap", 1, 2))
 }
 
 // The fake's own errors show in C, with every check that the compiler has.
-func TestSelf(t *testing.T) {
-	cc := compiler(t)
-	dir := root(t)
-	lib := filepath.Join(dir, "internal", "fakecuda", "lib")
-	files, err := filepath.Glob(filepath.Join(lib, "*.c"))
-	require.NoError(t, err)
-	program := filepath.Join(t.TempDir(), "selftest")
-	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-fsanitize=address,undefined", "-pthread",
-		"-I", lib, "-I", filepath.Join(dir, "cgo", "cuda"), "-o", program, "selftest/selftest.c"}, files...)
-	if text, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {
-		if strings.Contains(string(text), "cannot find") { // the linker, of the sanitizers' libraries
-			t.Skipf("needs the address sanitizer: %s", text)
-		}
-		require.NoError(t, err, string(text))
-	}
-	text, err := exec.CommandContext(t.Context(), program).CombinedOutput()
-	require.NoError(t, err, string(text))
-}
+func TestSelf(t *testing.T) { source.Selftest(t) }

@@ -14,27 +14,19 @@
 package fakenccl
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"sync"
 	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 )
 
-// fileName is the library's, one of those that NVIDIA uses.
-const fileName = "libnccl.so.2"
+var source = fakelib.Source{Name: "fakenccl", Binding: "nccl", File: "libnccl.so.2"}
 
 // Live counts what exists in a Library.
 type Live struct{ Comms, Registrations, Windows int }
 
 // Library is a loaded fake NCCL.
-type Library struct {
-	*control
-	tb testing.TB
-}
+type Library struct{ *fakelib.Library }
 
 // Missing is the flag of Build that leaves a symbol out. The symbol is named by its
 // field in cgo/nccl/symbols.h, like "reg".
@@ -53,65 +45,26 @@ func Version(code int) []string {
 	return flags
 }
 
-// Build compiles the fake NCCL and returns the library's path. Each call makes a
-// new file, which is a library of its own when it is loaded. The process compiles once
-// for each set of flags. Without a C compiler the test is skipped.
+// Build compiles the fake NCCL and returns the library's path. Each call makes a new file, which
+// is a library of its own when it is loaded. The process compiles once for each set of flags.
+// Without a C compiler the test is skipped.
 func Build(tb testing.TB, flags ...string) string {
 	tb.Helper()
-	if runtime.GOOS != "linux" {
-		tb.Skip("the fake NCCL is for Linux")
-	}
-	cc := compiler(tb)
-	dir := root(tb)
-	object := func() ([]byte, error) { return compile(cc, dir, flags) }
-	cached, _ := built.LoadOrStore(strings.Join(flags, "\x00"), sync.OnceValues(object))
-	library, err := cached.(func() ([]byte, error))() //nolint:forcetypeassert // nothing else is stored
-	if err != nil {
-		tb.Fatalf("compile the fake NCCL: %v", err)
-	}
-	path := filepath.Join(tb.TempDir(), fileName)
-	if err := os.WriteFile(path, library, 0o700); err != nil {
-		tb.Fatal(err)
-	}
-	return path
+	return source.Build(tb, flags...)
 }
-
-// built holds a func() ([]byte, error) for each set of flags.
-var built sync.Map
 
 // Open loads the library at path until the test ends. The binding, opening the same
 // path, gets the same library. In a build that can load none the test is skipped.
 func Open(tb testing.TB, path string) *Library {
 	tb.Helper()
-	c, err := openControl(path)
-	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skipf("cannot open the fake NCCL: %v", err)
-	} else if err != nil {
-		tb.Fatalf("open the fake NCCL: %v", err)
-	}
-	tb.Cleanup(func() {
-		if err := c.close(); err != nil {
-			tb.Errorf("close the fake NCCL: %v", err)
-		}
-	})
-	return &Library{control: c, tb: tb}
-}
-
-// Fail makes the k-th call from now of symbol return code and do nothing else.
-func (l *Library) Fail(symbol string, k, code int) {
-	l.tb.Helper()
-	if err := l.control.fail(symbol, k, code); err != nil {
-		l.tb.Fatal(err)
-	}
+	return &Library{fakelib.Open(tb, path)}
 }
 
 // Clean fails the test if a rule was violated or something has not ended.
 func (l *Library) Clean() {
-	l.tb.Helper()
-	if v := l.Violations(); v != "" {
-		l.tb.Errorf("violations:\n%s", v)
-	}
+	l.TB().Helper()
+	l.NoViolations()
 	if n := l.Live(); n != (Live{}) {
-		l.tb.Errorf("not ended: %+v", n)
+		l.TB().Errorf("not ended: %+v", n)
 	}
 }

@@ -2,31 +2,5 @@
 
 package fakenvrtc
 
-import (
-	"errors"
-	"fmt"
-)
-
-// control calls the control functions of a loaded library. This build can load
-// none.
-type control struct{}
-
-func openControl(string) (*control, error) {
-	return nil, fmt.Errorf("built without cgo, or not for Linux: %w", errors.ErrUnsupported)
-}
-
-func (*control) close() error { return nil }
-
-func (*control) fail(string, int, int) error { return nil }
-
-// Reset does nothing.
-func (*control) Reset() {}
-
-// Calls counts nothing.
-func (*control) Calls(string) int { return 0 }
-
-// Violations says nothing.
-func (*control) Violations() string { return "" }
-
-// Live counts nothing.
-func (*control) Live() int { return 0 }
+// Live counts nothing: without cgo Open skips the test.
+func (*Library) Live() int { return 0 }

@@ -1,37 +1,14 @@
 package fakenvrtc
 
 import (
-	"debug/elf"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-// exports is what the library at path exports, with NVRTC's symbols and the test's
-// apart.
-func exports(t *testing.T, path string) (compiler, control []string) {
-	t.Helper()
-	file, err := elf.Open(path)
-	require.NoError(t, err)
-	defer file.Close()
-	symbols, err := file.DynamicSymbols()
-	require.NoError(t, err)
-	for _, s := range symbols {
-		switch {
-		case s.Section == elf.SHN_UNDEF:
-		case strings.HasPrefix(s.Name, "fake_"):
-			control = append(control, s.Name)
-		default:
-			compiler = append(compiler, s.Name)
-		}
-	}
-	return compiler, control
-}
+	"github.com/cuvmm/cuvmm/internal/fakelib"
+)
 
 func TestExports(t *testing.T) {
 	text, err := os.ReadFile("../../cgo/nvrtc/symbols.h")
@@ -41,13 +18,13 @@ func TestExports(t *testing.T) {
 		called = append(called, m[1])
 	}
 	require.NotEmpty(t, called)
-	compiler, control := exports(t, Build(t))
+	compiler, control := fakelib.Exports(t, Build(t))
 	require.ElementsMatch(t, called, compiler)
 	require.ElementsMatch(t, []string{"fake_reset", "fake_fail", "fake_calls", "fake_violations", "fake_live"}, control)
 }
 
 func TestMissing(t *testing.T) {
-	compiler, _ := exports(t, Build(t, Missing("cubin"), Missing("archs")))
+	compiler, _ := fakelib.Exports(t, Build(t, Missing("cubin"), Missing("archs")))
 	require.NotContains(t, compiler, "nvrtcGetCUBIN")
 	require.NotContains(t, compiler, "nvrtcGetSupportedArchs")
 	require.Contains(t, compiler, "nvrtcGetCUBINSize")
@@ -64,25 +41,8 @@ func TestOpen(t *testing.T) {
 		l.Reset()
 		l.Clean()
 	}
-	require.Error(t, one.fail("nvrtcVersions", 1, 2))
+	require.Error(t, one.TryFail("nvrtcVersions", 1, 2))
 }
 
 // The fake's own errors show in C, with every check that the compiler has.
-func TestSelf(t *testing.T) {
-	cc := compiler(t)
-	dir := root(t)
-	lib := filepath.Join(dir, "internal", "fakenvrtc", "lib")
-	files, err := filepath.Glob(filepath.Join(lib, "*.c"))
-	require.NoError(t, err)
-	program := filepath.Join(t.TempDir(), "selftest")
-	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-fsanitize=address,undefined", "-pthread",
-		"-I", lib, "-I", filepath.Join(dir, "cgo", "nvrtc"), "-o", program, "selftest/selftest.c"}, files...)
-	if text, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {
-		if strings.Contains(string(text), "cannot find") { // the linker, of the sanitizers' libraries
-			t.Skipf("needs the address sanitizer: %s", text)
-		}
-		require.NoError(t, err, string(text))
-	}
-	text, err := exec.CommandContext(t.Context(), program).CombinedOutput()
-	require.NoError(t, err, string(text))
-}
+func TestSelf(t *testing.T) { source.Selftest(t) }
